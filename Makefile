@@ -1,0 +1,72 @@
+PYTHON ?= python3
+
+BIN := .venv/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+RUN := $(BIN)/python -m
+TORCH := $(shell sed -n 's/^torch==/&/p' constraints.txt)
+MODERN := -c 'import sys; sys.exit(sys.version_info < (3, 11))'
+JOBS ?= 2
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: help setup demo lint format test test-all bench docs clean
+
+help:  ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-9s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
+
+setup: .venv/.ready  ## make .venv with everything in it (PYTHON=... picks the interpreter)
+
+# torch goes in alone and pinned: resolved together with the rest, pip may settle on a build with all of CUDA.
+.venv/.ready: pyproject.toml constraints.txt
+	@$(PYTHON) $(MODERN) 2>/dev/null || { \
+	  echo "opmux needs Python 3.11 or newer; '$(PYTHON)' is $$($(PYTHON) -V 2>/dev/null || echo not there)."; \
+	  echo "Name another one: make PYTHON=/path/to/python3.11 $(MAKECMDGOALS)"; exit 1; }
+	@if $(BIN)/python $(MODERN) 2>/dev/null && $(PIP) --version >/dev/null 2>&1; then \
+	  echo "[1/4] .venv is there"; \
+	else \
+	  echo "[1/4] making .venv (seconds)"; \
+	  $(PYTHON) -m venv --clear .venv || $(PYTHON) -m virtualenv --clear .venv || { \
+	    echo "Neither venv nor virtualenv works with $(PYTHON). On Debian and Ubuntu: apt install python3-venv"; exit 1; }; \
+	fi
+	@echo "[2/4] installing $(TORCH) (one to five minutes the first time)"
+	@$(PIP) install -c constraints.txt $(TORCH)
+	@echo "[3/4] installing opmux and its test tools (about a minute)"
+	@$(PIP) install -c constraints.txt -e ".[test]"
+	@echo "[4/4] installing triton (under a minute)"
+	@$(PIP) install -c constraints.txt triton || \
+	  echo "triton could not be installed (reason above): going on without it, ops run on their PyTorch references"
+	@touch $@
+	@echo "ready"
+
+demo: .venv/.ready  ## set everything up and run the demo
+	@$(BIN)/opmux demo
+
+lint: .venv/.ready  ## ruff and basedpyright
+	$(RUN) ruff check .
+	$(RUN) ruff format --check .
+	$(RUN) basedpyright
+
+format: .venv/.ready  ## let ruff fix and format
+	$(RUN) ruff check --fix .
+	$(RUN) ruff format .
+
+test: lint  ## lint, then the tests that fit in 20 minutes on two cores
+	$(RUN) pytest -n $(JOBS) --dist loadgroup
+
+test-all: lint  ## lint, then every test, the slow ones too
+	$(RUN) pytest -n $(JOBS) --dist loadgroup --slow
+
+bench: .venv/.ready  ## what a call through the dispatcher costs
+	$(BIN)/python benchmarks/dispatch.py
+
+.venv/.docs: .venv/.ready
+	@echo "installing the documentation tools (under a minute)"
+	@$(PIP) install -c constraints.txt -e ".[docs]"
+	@touch $@
+
+docs: .venv/.docs  ## build the documentation in site/
+	$(RUN) mkdocs build --strict
+
+clean:  ## remove what was built; .venv stays
+	rm -rf build dist site .pytest_cache .ruff_cache .hypothesis src/*.egg-info
+	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,202 @@
+"""What choosing costs: ns per call against a plain Python call of the same body, in the same run.
+
+    python benchmarks/dispatch.py [--json FILE] [--quick]
+
+Both sides go through the same kind of lambda and are timed by `time.thread_time`, best of many repeats, so that a busy
+machine does not show. Ratios are what counts; absolute ns depend on the core.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import subprocess
+import sys
+import threading
+import time
+from datetime import date
+from pathlib import Path
+
+import torch
+
+import opmux
+from opmux.core import BackendImplKind, OpImpl, OpRegistry, op, reset_global_policy
+
+TARGETS = {"opmux.ops.x": 2.5, "held reference": 2.5, "no_grad, differentiable": 2.5, "manager.call": 6.0}
+
+
+def body(x, weight, eps=1e-6):
+    return x
+
+
+def body_bwd(dy, x, weight, eps):
+    return dy, weight
+
+
+def best_ns(fn, repeats: int, loops: int) -> float:
+    """The best time of one `fn()`, in thread CPU ns, with the loop's own cost taken off."""
+    clock, span = time.thread_time_ns, range(loops)
+
+    def once(f) -> float:
+        start = clock()
+        for _ in span:
+            f()
+        return (clock() - start) / loops
+
+    return min(once(fn) for _ in range(repeats))
+
+
+def declare_ops() -> None:
+    """Two ops of the benchmark's own, with a body that does nothing: one plain, one with a gradient."""
+    t = torch.Tensor
+    for name, grad in (("bench_plain", None), ("bench_grad", "bench_grad_bwd"), ("bench_dtype", None)):
+        fn = lambda x, weight, eps=1e-6: x
+        fn.__name__, fn.__doc__ = name, "Does nothing."
+        fn.__annotations__ = {"x": t, "weight": t, "eps": float, "return": t}
+        made = op(fn, grad=grad, fake=lambda x, weight, eps=1e-6: x.clone())
+        setattr(opmux.ops, name, made)
+    fn = lambda dy, x, weight: (dy, weight)
+    fn.__name__, fn.__annotations__ = "bench_grad_bwd", {"dy": t, "x": t, "weight": t, "return": tuple[t, t]}
+    op(fn, out="dx dweight", fake=lambda dy, x, weight: (dy.clone(), weight.clone()))
+    registry = opmux.core.get_default_manager().registry
+    registry.register_impl(
+        OpImpl("bench_dtype", "vendor.bench", BackendImplKind.VENDOR, "bench", body, 0, {torch.float32})
+    )
+
+
+def register(count: int, into: OpRegistry) -> None:
+    for i in range(len(into), count):
+        for kind, vendor in (
+            (BackendImplKind.DEFAULT, None),
+            (BackendImplKind.VENDOR, "v"),
+            (BackendImplKind.REFERENCE, None),
+        ):
+            into.register_impl(OpImpl(f"bench_op_{i}", f"{kind.value}.bench", kind, vendor, body))
+
+
+def cases() -> dict[str, tuple]:
+    """name -> (the call, the plain call it is compared with)."""
+    x, w = torch.ones(4), torch.ones(4)
+    manager = opmux.core.get_default_manager()
+    ops, held, call = opmux.ops, opmux.ops.bench_plain, manager.call
+    grad, keyed = opmux.ops.bench_grad, opmux.ops.bench_dtype
+    plain = lambda: body(x, w)
+    return {
+        "opmux.ops.x": (lambda: ops.bench_plain(x, w), plain),
+        "held reference": (lambda: held(x, w), plain),
+        "keyword and default": (lambda: held(x, weight=w, eps=1e-5), lambda: body(x, weight=w, eps=1e-5)),
+        "manager.call": (lambda: call("bench_plain", x, w), plain),
+        "dtype-keyed": (lambda: keyed(x, w), plain),
+        "grad mode on, not needed": (lambda: grad(x, w), plain),
+    }
+
+
+def measure(repeats: int, loops: int, ops: int, threads: int) -> list[dict]:
+    rows = []
+
+    def row(name, fn, plain) -> None:
+        fn(), plain()
+        ns, base = best_ns(fn, repeats, loops), best_ns(plain, repeats, loops)
+        rows.append({"case": name, "ops": ops, "threads": threads, "ns": ns, "plain_ns": base, "ratio": ns / base})
+
+    table = cases()
+    for name, (fn, plain) in table.items():
+        row(name, fn, plain)
+    fn, plain = table["grad mode on, not needed"]
+    with torch.no_grad():
+        row("no_grad, differentiable", fn, plain)
+    with opmux.policy("reference"):
+        row("scope live", *table["held reference"])
+        row("scope live, manager.call", *table["manager.call"])
+    with threading_scope():
+        row("scope live in another thread", *table["held reference"])
+    return rows
+
+
+class threading_scope:
+    """A scope that another thread holds open."""
+
+    def __enter__(self):
+        self.ready, self.done = threading.Event(), threading.Event()
+
+        def hold():
+            with opmux.policy("reference"):
+                self.ready.set()
+                self.done.wait()
+
+        self.thread = threading.Thread(target=hold)
+        self.thread.start()
+        self.ready.wait()
+
+    def __exit__(self, *error):
+        self.done.set()
+        self.thread.join()
+
+
+def with_neighbour(fn):
+    """Run `fn` while a second thread calls the same op in a loop."""
+    stop = threading.Event()
+    x, w, held = torch.ones(4), torch.ones(4), opmux.ops.bench_plain
+
+    def busy():
+        while not stop.is_set():
+            held(x, w)
+
+    thread = threading.Thread(target=busy)
+    thread.start()
+    try:
+        return fn()
+    finally:
+        stop.set()
+        thread.join()
+
+
+def show(rows: list[dict]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(title="ns per call, and ratio to a plain Python call of the same body")
+    for column in ("case", "registered ops", "threads", "ns", "over plain", "ratio", "target"):
+        table.add_column(column, justify="left" if column == "case" else "right")
+    for r in rows:
+        target = TARGETS.get(r["case"])
+        mark = "" if target is None else f"{target}x {'ok' if r['ratio'] <= target else 'OVER'}"
+        table.add_row(
+            r["case"], str(r["ops"]), str(r["threads"]), f"{r['ns']:.0f}", f"+{r['ns'] - r['plain_ns']:.0f}",
+            f"{r['ratio']:.2f}x", mark,
+        )  # fmt: skip
+    Console(width=None if sys.stdout.isatty() else 110).print(table)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--json", type=Path, help="keep the figures in this file")
+    parser.add_argument("--quick", action="store_true", help="fewer repeats, for a look")
+    options = parser.parse_args()
+    repeats, loops = (7, 5_000) if options.quick else (25, 20_000)
+    reset_global_policy()
+    declare_ops()
+    registry = opmux.core.get_default_manager().registry
+    rows = []
+    for count in (10, 140, 500):
+        register(count, registry)
+        rows += measure(repeats, loops, len(registry), 1)
+    rows += with_neighbour(lambda: measure(repeats, loops, len(registry), 2))
+    show(rows)
+    if options.json:
+        commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True).stdout.strip()
+        facts = {
+            "date": str(date.today()),
+            "commit": commit,
+            "machine": f"{platform.machine()}, {os.cpu_count()} cores",
+            "python": platform.python_version(),
+            "torch": torch.__version__,
+            "clock": "time.thread_time_ns, best of repeats",
+        }
+        options.json.write_text(json.dumps({"facts": facts, "rows": rows}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

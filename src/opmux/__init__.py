@@ -1,0 +1,33 @@
+"""opmux: say once what an operator is, hold many implementations of it, run the right one."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from . import core, ops
+    from .core.default import explain, policy, set_policy
+    from .core.ranks import digest, sync
+
+__version__ = "0.1.0"
+__all__ = ["__version__", "core", "digest", "explain", "ops", "policy", "set_policy", "sync"]
+
+# Where each name lives. Loaded when first asked for: importing opmux costs next to nothing and does nothing.
+_HOMES = {"explain": "core.default", "policy": "core.default", "set_policy": "core.default"}
+_HOMES |= {"digest": "core.ranks", "sync": "core.ranks"}
+_MODULES = ("core", "ops", "runtime", "specs", "tools")
+
+
+def __getattr__(name: str) -> Any:
+    import importlib
+
+    if name in _MODULES:
+        return importlib.import_module(f"{__name__}.{name}")
+    if name in _HOMES:
+        found = globals()[name] = getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
+        return found
+    raise AttributeError(f"module 'opmux' has no attribute '{name}'")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

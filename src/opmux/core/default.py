@@ -1,0 +1,240 @@
+"""The default manager, behind `opmux.ops`, and the doors that users call."""
+
+from __future__ import annotations
+
+import inspect
+import types
+from collections.abc import Callable
+from typing import Any
+
+from . import policy as policies
+from .errors import BackendNotFound, BadPolicy
+from .explain import Explanation
+from .jump import Plan
+from .lock import lock
+from .manager import OpManager, check_names, watch_all
+from .policy import BACKENDS, Layer, PolicyScope, SelectionPolicy, matches
+from .registry import BackendImplKind, OpImpl, OpRegistry, Origin, tagged
+from .spec import Spec, specs
+
+
+class DefaultManager(OpManager):
+    """The manager of `opmux.ops`: references from the specs, our kernels, and plugins, taken up on first use."""
+
+    def __init__(self) -> None:
+        super().__init__(OpRegistry(checked=True, fill=self._fill))
+        self._taken: set[str] = set()
+        self._kernels_asked: set[str] = set()
+        self._before_load: dict[str, tuple[OpImpl, ...]] | None = None
+
+    def _fill(self) -> None:
+        specs.load_all()
+        self._prepare()
+        self._take_up()
+
+    def _load(self) -> None:
+        from . import discovery
+
+        self._take_up()
+        self._before_load = self.registry._impls
+        discovery.load(self.registry)
+        self._before_load = None
+
+    def _take_up(self) -> None:
+        """Register the references of newly declared specs, and what @impl has tagged since."""
+        if len(self._taken) == len(specs.by_key) and not tagged:
+            return
+        with lock:
+            new = [key for key in tuple(specs.by_key) if key not in self._taken]
+            self._taken = set(specs.by_key)
+            for key in new:
+                if not any(i.impl_id == "reference.torch" for i in self.registry.impls(key)):
+                    self.registry.register_impl(_reference(specs.by_key[key]), origin=_own(specs.by_key[key]))
+            while tagged:
+                made, origin = tagged.pop(0)
+                self.registry.register_impl(made, origin=origin)
+
+    def _prepare(self) -> None:
+        super()._prepare()
+        if self._before_load is None:
+            self._take_up()
+
+    def _key(self, op: Any) -> str:
+        key = super()._key(op)
+        self._ask_kernels(specs.by_key.get(key))
+        return key
+
+    def _plan(self, key: str, policy: SelectionPolicy, typed: bool) -> Plan:
+        self._prepare()
+        self._ask_kernels(specs.by_key.get(key))
+        return super()._plan(key, policy, typed)
+
+    def _ask_kernels(self, spec: Spec | None) -> None:
+        """Import the family's own kernels, by name, when an op of the family is first used."""
+        for one in () if spec is None else (spec, *spec.parts.values()):
+            if one.family not in self._kernels_asked:
+                self._kernels_asked.add(one.family)
+                specs.load_implementers(one.family)
+                self._take_up()
+
+    def _lift(self, key: str, own: tuple[OpImpl, ...], policy: SelectionPolicy) -> tuple[OpImpl, ...]:
+        spec = specs.by_key.get(key)
+        if spec is None or spec.space == "opmux" or not spec.parts:
+            return ()
+        found = self._lifted.get((key, policy.strict))
+        if found is None:
+            found = self._lifted[key, policy.strict] = tuple(self._lift_all(spec, own, policy.strict))
+        return found
+
+    def _lift_all(self, spec: Spec, own: tuple[OpImpl, ...], strict: bool) -> list[OpImpl]:
+        taken = {i.impl_id for i in own}
+        shared = set.intersection(*({_token(i) for i in self.registry.impls(p.key)} for p in spec.parts.values()))
+        made = []
+        for token, kind, vendor in sorted(shared, key=str):
+            impl_id = "default.flagos" if vendor is None else f"{kind}.{vendor}"
+            if kind is BackendImplKind.REFERENCE or impl_id in taken:
+                continue
+            names = {n: self._only(part, token, strict) for n, part in spec.parts.items()}
+            made.append(OpImpl(spec.key, impl_id, kind, vendor, lift(spec, names)))
+        return made
+
+    def _only(self, part: Spec, token: str, strict: bool) -> Callable[..., Any]:
+        """A primitive bound to the impls of one token, for use inside a composition."""
+        only = SelectionPolicy(per_op_order={part.key: (token,)}, strict=strict)
+        form = specs.jumps[part.key].form
+        return form.layer(super()._plan(part.key, only, typed=True))
+
+    def _check(self, policy: SelectionPolicy, key: str) -> None:
+        super()._check(policy, key)
+        if key.startswith("tex::"):
+            for token in (policy.tex_first, policy.tex_fallback):
+                if token is not None:
+                    self._check_backend(token)
+
+    def _check_backend(self, token: str) -> None:
+        for family in specs.families:
+            specs.load(family)
+        self._take_up()
+        impls = [i for k in self.registry if k.startswith("tex::") for i in self.registry.impls(k)]
+        if not any(matches(token, i) for i in impls):
+            names = {v: k for k, v in BACKENDS.items()}
+            have = {names.get(i.kind.value) or str(i.vendor).casefold() for i in impls}
+            asked = names.get(token, token.removeprefix("vendor:"))
+            raise BackendNotFound(
+                f"Backend '{asked}' not found. Available backends: {sorted(have)}. "
+                f"No impl of a tex op is registered for it: install its package, or name another backend"
+            )
+
+    def after_fork(self) -> None:
+        if self._before_load is not None:  # the thread that was loading plugins is not in this child
+            self.registry._impls, self._before_load, self._started = self._before_load, None, False
+        super().after_fork()
+
+
+_default: DefaultManager | None = None
+
+
+def get_default_manager() -> OpManager:
+    """The manager behind `opmux.ops`."""
+    global _default
+    if _default is None:
+        with lock:
+            if _default is None:
+                _default = DefaultManager()
+    return _default
+
+
+def _reference(spec: Spec) -> OpImpl:
+    parts = {n: p.reference for n, p in spec.parts.items()} if spec.space != "opmux" else {}
+    fn = lift(spec, parts) if parts else spec.reference
+    return OpImpl(spec.key, "reference.torch", BackendImplKind.REFERENCE, None, fn)
+
+
+def _own(spec: Spec) -> Origin:
+    return Origin("opmux", file=inspect.unwrap(spec.reference).__code__.co_filename)
+
+
+def _token(impl: OpImpl) -> tuple[str, BackendImplKind, str | None]:
+    if impl.kind is BackendImplKind.VENDOR:
+        return f"vendor:{str(impl.vendor).casefold()}", impl.kind, impl.vendor
+    return impl.kind.value, impl.kind, None
+
+
+def lift(spec: Spec, names: dict[str, Callable[..., Any]]) -> Callable[..., Any]:
+    """A composition with its primitives bound to given implementations: the same code, other globals."""
+    fn: Any = inspect.unwrap(spec.reference)
+    made: Any = types.FunctionType(
+        fn.__code__, {**fn.__globals__, **names}, fn.__name__, fn.__defaults__, fn.__closure__
+    )
+    made.__kwdefaults__ = fn.__kwdefaults__
+    made.lifted_from = spec
+    return made
+
+
+# ---- the doors users call -------------------------------------------------------------------------------------------
+
+
+def _check_now(policy: SelectionPolicy) -> None:
+    manager = get_default_manager()
+    manager._prepare()
+    check_names(policy)
+
+
+def policy(
+    prefer: str | None = None,
+    /,
+    *,
+    strict: bool | None = None,
+    per_op: dict[str, Any] | None = None,
+    allow: Any = None,
+    deny: Any = None,
+) -> PolicyScope:
+    """A policy for a block or a function: `with opmux.policy("reference"):`, `@opmux.policy(strict=True)`.
+
+    `prefer` is flagos, vendor, reference, vendor:NAME or impl:ID; `per_op` maps ops to orders ("vendor:acme|*");
+    `allow` and `deny` are vendors. What is left out stays as it is. Re-entrant; local to the thread or task.
+    """
+    return PolicyScope(Layer.of(prefer, strict, per_op, allow, deny), watch_all, _check_now)
+
+
+def set_policy(
+    prefer: str | None = None,
+    /,
+    *,
+    strict: bool | None = None,
+    per_op: dict[str, Any] | None = None,
+    allow: Any = None,
+    deny: Any = None,
+) -> None:
+    """The same for the whole process, on top of what it has."""
+    made = policies.get_global_policy().over(Layer.of(prefer, strict, per_op, allow, deny))
+    _check_now(made)
+    policies.set_global_policy(made)
+
+
+def policy_context(policy: SelectionPolicy) -> PolicyScope:
+    """A complete policy for a block."""
+    if not isinstance(policy, SelectionPolicy):
+        raise BadPolicy(f"expected a SelectionPolicy, got {policy!r}")
+    return PolicyScope(policy, watch_all)
+
+
+def with_preference(prefer: str) -> PolicyScope:
+    return PolicyScope(Layer.of(prefer), watch_all)
+
+
+def with_strict_mode() -> PolicyScope:
+    return PolicyScope(Layer.of(strict=True), watch_all)
+
+
+def with_allowed_vendors(*vendors: str) -> PolicyScope:
+    return PolicyScope(Layer.of(allow=vendors), watch_all)
+
+
+def with_denied_vendors(*vendors: str) -> PolicyScope:
+    return PolicyScope(Layer.of(deny=vendors), watch_all)
+
+
+def explain(op: str | Callable[..., Any], /, *args: Any, **kwargs: Any) -> Explanation:
+    """Which impl of an op runs for these arguments, and why not the others."""
+    return get_default_manager().explain(op, *args, **kwargs)

@@ -1,0 +1,203 @@
+"""Plugins: found by entry point or by name, tried on a copy of the registry, taken over whole or not at all."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+import importlib.util
+import sys
+import traceback
+import types
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from . import knobs
+from .errors import PluginError, nearest
+from .log import logger
+from .registry import API_VERSION, OpRegistry, Origin
+from .spec import specs
+
+GROUPS = ("opmux.backends", "te_fl.plugin")
+
+
+@dataclass(frozen=True)
+class Plugin:
+    """A plugin that was found, and what became of it."""
+
+    name: str
+    source: str  # "entry point opmux.backends", "OPMUX_PLUGIN_MODULES"
+    target: str  # module, or module:attribute
+    distribution: str | None = None
+    version: str | None = None
+    status: str = "found"  # loaded, blocked, broken
+    reason: str = ""
+    impls: tuple[str, ...] = ()  # "op=impl_id"
+
+
+_seen: dict[tuple[str, str], Plugin] = {}
+
+
+def plugins() -> list[Plugin]:
+    """Every plugin that discovery has met, in the order of loading."""
+    return list(_seen.values())
+
+
+def load(registry: OpRegistry) -> None:
+    """Find and load all plugins; a broken one is reported once, with its traceback, and changes nothing."""
+    from .policy import get_global_policy
+
+    _seen.clear()
+    for found, fetch in sorted(_found(), key=lambda f: (f[0].name, f[0].source)):
+        done = _load_one(found, fetch, registry, strict=get_global_policy().strict)
+        _seen[found.name, found.target] = done
+        if done.status == "loaded":
+            logger.debug("plugin '%s' (%s): %s", done.name, done.source, ", ".join(done.impls) or "no impl")
+
+
+def _found() -> Iterator[tuple[Plugin, Callable[[], Any]]]:
+    met = set()
+    for group in GROUPS:
+        for entry in importlib.metadata.entry_points(group=group):
+            if (entry.name, entry.value) in met:
+                continue
+            met.add((entry.name, entry.value))
+            dist = entry.dist
+            found = Plugin(
+                entry.name,
+                f"entry point {group}",
+                entry.value,
+                dist.name if dist else None,
+                dist.version if dist else None,
+            )
+            yield found, entry.load
+    modules = {m.partition(":")[0] for _, m in met}
+    for name in dict.fromkeys(knobs.PLUGIN_MODULES.get() or ()):
+        if name not in modules:
+            found = Plugin(name, "OPMUX_PLUGIN_MODULES", name)
+            yield found, lambda name=name: importlib.import_module(name)
+
+
+def _load_one(found: Plugin, fetch: Callable[[], Any], registry: OpRegistry, strict: bool) -> Plugin:
+    refusal = _blocked(found)
+    if refusal is not None:
+        return _with(found, "blocked", refusal)
+    declared = set(specs.by_key)
+    staged = registry.stage()
+    before = {(k, i.impl_id) for k in staged for i in staged.impls(k)}
+    try:
+        with foreign_names():
+            plugin = fetch()
+            _check_api(found, plugin)
+            _register(found, plugin)(staged)
+        added = [(k, i) for k in staged for i in staged.impls(k) if (k, i.impl_id) not in before]
+        gone = before - {(k, i.impl_id) for k in staged for i in staged.impls(k)}
+        if gone:
+            raise PluginError(f"plugin '{found.name}' unregistered {sorted(gone)}: a plugin may only add")
+        _look_for_typos(found, [k for k, _ in added])
+    except Exception as error:
+        for key in set(specs.by_key) - declared:
+            if specs.by_key[key].reference.__module__.partition(".")[0] != "opmux":
+                specs.remove(specs.by_key[key])
+        words = f"plugin '{found.name}' ({found.source}) could not be loaded: {type(error).__name__}: {error}"
+        if strict:
+            raise PluginError(words) from error
+        logger.error("%s; nothing of it is registered\n%s", words, traceback.format_exc().rstrip())
+        return _with(found, "broken", f"{type(error).__name__}: {error}")
+    for key, impl in added:
+        staged._origins[key, impl.impl_id] = Origin(
+            found.name, found.distribution, found.version, staged.origin(key, impl.impl_id).file
+        )
+    registry.adopt(staged)
+    return _with(found, "loaded", impls=tuple(f"{specs.short_name(k)}={i.impl_id}" for k, i in added))
+
+
+def _with(found: Plugin, status: str, reason: str = "", impls: tuple[str, ...] = ()) -> Plugin:
+    return Plugin(found.name, found.source, found.target, found.distribution, found.version, status, reason, impls)
+
+
+def _blocked(found: Plugin) -> str | None:
+    """Why the lists keep a plugin out; asked before anything of it is imported."""
+    module = found.target.partition(":")[0]
+    names = {n.casefold() for n in (found.name, module, module.partition(".")[0], found.distribution) if n}
+    names |= {n.replace("-", "_") for n in names}
+    if names & {n.casefold() for n in knobs.BLOCK_PLUGINS.get() or ()}:
+        return "named in OPMUX_BLOCK_PLUGINS"
+    allowed = knobs.ALLOW_PLUGINS.get()
+    if allowed is not None and not names & {n.casefold() for n in allowed}:
+        return f"not in OPMUX_ALLOW_PLUGINS ({', '.join(allowed) or 'empty'})"
+    return None
+
+
+def _check_api(found: Plugin, plugin: Any) -> None:
+    wants = getattr(plugin, "OPMUX_API", None)
+    if wants is None and isinstance(plugin, types.FunctionType):
+        wants = plugin.__globals__.get("OPMUX_API")
+    if wants is not None and wants != API_VERSION:
+        raise PluginError(
+            f"plugin '{found.name}' is written for plugin interface {wants}, this opmux has {API_VERSION}: "
+            f"install a matching version of either"
+        )
+
+
+def _register(found: Plugin, plugin: Any) -> Callable[[OpRegistry], Any]:
+    """A plugin is a module, a class or an object with `register(registry)`, or a callable that takes the registry."""
+    for name in ("te_fl_register", "register"):
+        method = getattr(plugin, name, None)
+        if callable(method):
+            return method
+    if callable(plugin) and not isinstance(plugin, type):
+        return plugin
+    raise PluginError(
+        f"plugin '{found.name}' ({found.target}) is {type(plugin).__name__}: expected a module or an object with "
+        f"register(registry), or a callable that takes the registry"
+    )
+
+
+def _look_for_typos(found: Plugin, keys: list[str]) -> None:
+    """An op no spec knows is the plugin's own; one that nearly has a known name is worth a word."""
+    known = specs.short_names()
+    for key in dict.fromkeys(k for k in keys if k not in specs.by_key):
+        close = nearest(key, known)
+        hint = f"; did it mean '{close}'?" if close else ""
+        say = logger.warning if close else logger.debug
+        say("plugin '%s' adds an op of its own, '%s'%s", found.name, key, hint)
+
+
+@contextmanager
+def foreign_names() -> Iterator[None]:
+    """While a plugin is imported, `transformer_engine.plugin.core` is opmux.core, unless something else provides it."""
+    core = sys.modules["opmux.core"]
+    added: dict[str, types.ModuleType] = {}
+    full = "transformer_engine.plugin.core"
+    if full not in sys.modules and not _provided():
+        parts = full.split(".")
+        for n in range(1, len(parts)):
+            name = ".".join(parts[:n])
+            if name in sys.modules or (n == 1 and importlib.util.find_spec(name) is not None):
+                continue
+            package = types.ModuleType(name, "Stands in while a plugin is imported.")
+            package.__path__ = []
+            added[name] = package
+        added[full] = core
+        if "transformer_engine.plugin" in added:
+            added["transformer_engine.plugin"].core = core  # type: ignore[attr-defined]
+        if "transformer_engine" in added and "transformer_engine.plugin" in added:
+            added["transformer_engine"].plugin = added["transformer_engine.plugin"]  # type: ignore[attr-defined]
+    sys.modules.update(added)
+    try:
+        yield
+    finally:
+        for name, module in added.items():
+            if sys.modules.get(name) is module:
+                del sys.modules[name]
+
+
+def _provided() -> bool:
+    """Whether an installed transformer_engine has a plugin.core of its own; looked up without importing it."""
+    found = importlib.util.find_spec("transformer_engine") if "transformer_engine" not in sys.modules else None
+    loaded = sys.modules.get("transformer_engine")
+    paths = list(getattr(loaded, "__path__", None) or (found.submodule_search_locations or () if found else ()))
+    return any((Path(p) / "plugin" / f).exists() for p in paths for f in ("core", "core.py"))

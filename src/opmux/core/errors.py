@@ -1,0 +1,91 @@
+"""One class per mistake. Each message says what was asked, what is allowed, and what to do."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class OpmuxError(Exception):
+    """The base of everything opmux raises of its own accord."""
+
+
+class NotSupported(OpmuxError, NotImplementedError):
+    """An implementation declines these arguments, and promises that it has written nothing yet.
+
+    Raise it from an implementation, before its first write or launch, to hand the call to the next candidate.
+    """
+
+
+class NoImplementation(OpmuxError, NotImplementedError):
+    """Every candidate was passed over or declined; the message lists each with its reason."""
+
+
+class DispatchError(OpmuxError, RuntimeError):
+    """Several candidates ran and all failed; `errors` holds their exceptions, first cause first."""
+
+    def __init__(self, message: str, errors: tuple[BaseException, ...] = ()):
+        super().__init__(message)
+        self.errors = errors
+
+
+class UnknownName(OpmuxError, LookupError):
+    """A name of an op, a vendor, an impl or a plugin that nothing here answers to."""
+
+    def __init__(self, what: str, name: str, known: Iterable[str], hint: str = ""):
+        super().__init__(unknown(what, name, known, hint))
+        self.name = name
+
+
+class BackendNotFound(OpmuxError, RuntimeError):
+    """`TE_BACKEND`, `TE_PLUGIN`, `TE_FALLBACK_BACKEND` or `set_backend` named a backend that is not there."""
+
+
+class BadPolicy(OpmuxError, ValueError):
+    """A policy, an order or a token that cannot mean anything."""
+
+
+class BadKnob(OpmuxError, ValueError):
+    """An environment variable or a line of opmux.toml whose value cannot be read."""
+
+
+class BadImpl(OpmuxError, ValueError):
+    """An `OpImpl` that is incomplete, or cannot be called with the arguments of its op."""
+
+
+class BadSpec(OpmuxError, ValueError):
+    """A declaration of an op that contradicts itself."""
+
+
+class DuplicateImpl(OpmuxError, ValueError):
+    """The same impl_id registered twice for one op."""
+
+
+class PluginError(OpmuxError, RuntimeError):
+    """A plugin could not be loaded; nothing of it was registered."""
+
+
+class RanksDiffer(OpmuxError, RuntimeError):
+    """Two ranks of a job would run different implementations."""
+
+
+def nearest(name: str, known: Iterable[str]) -> str | None:
+    """The known name a typist most likely meant, or None where nothing is near."""
+    by_fold = {k.casefold(): k for k in known}
+    close = difflib.get_close_matches(name.casefold(), by_fold, n=1, cutoff=0.6)
+    return by_fold[close[0]] if close else None
+
+
+def unknown(what: str, name: str, known: Iterable[str], hint: str = "") -> str:
+    """The sentence for an unknown name: the nearest valid one where there is one, else the valid ones."""
+    known = sorted(set(known))
+    text = f"unknown {what} '{name}'"
+    close = nearest(name, known)
+    if close is not None:
+        text += f": did you mean '{close}'?"
+    elif known:
+        shown = ", ".join(known[:12]) + (f", ... ({len(known)} in all)" if len(known) > 12 else "")
+        text += f". Known: {shown}"
+    else:
+        text += ": none is registered"
+    return f"{text} {hint}".rstrip()

@@ -1,0 +1,323 @@
+"""The functions users hold: one per op, stable for the life of the process, each a jump to a rebindable target.
+
+A function's text is generated from the op's signature, so that keywords, defaults and `inspect` work and no call is
+packed into `*args`. What a call must look at (a live scope, the device, the dtype, whether a gradient is wanted)
+is in the text only while it is needed: rebinding swaps the function's `__code__` for another variant.
+
+The currency of dispatch is a *pair* `(target, recover)`: call the target, and hand what it raises to `recover`,
+which answers from the next candidate or raises. One read of one global gives both, so no lock is needed.
+"""
+
+from __future__ import annotations
+
+import inspect
+import types
+from collections.abc import Callable
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from .facts import first_tensor, tensors
+from .lock import lock
+
+Pair = tuple[Callable[..., Any], Callable[[Exception, tuple, dict], Any]]
+
+# The one context variable: the innermost live policy scope (policy.Scope), or None.
+scope: ContextVar[Any] = ContextVar("opmux_scope", default=None)
+
+# What a binding is keyed by -> how the text picks the pair. `is_cpu` and `dtype` cost 100 ns each and
+# `device.type` 800, so the latter is for processes with two kinds of accelerator.
+PICK = {
+    "": "{b}",
+    "dtype": "{b}[{x}.dtype]",
+    "device": "{b}[{x}.is_cpu]",
+    "device dtype": "{b}[{x}.is_cpu][{x}.dtype]",
+    "type": "{b}[{x}.device.type]",
+    "type dtype": "{b}[{x}.device.type][{x}.dtype]",
+}
+
+# The same keys, for filling a table in.
+LOOKS: dict[str, tuple[Callable[[Any], Any], ...]] = {
+    "": (),
+    "dtype": (lambda x: x.dtype,),
+    "device": (lambda x: x.is_cpu,),
+    "device dtype": (lambda x: x.is_cpu, lambda x: x.dtype),
+    "type": (lambda x: x.device.type,),
+    "type dtype": (lambda x: x.device.type, lambda x: x.dtype),
+}
+
+BODY = """\
+def {name}({params}):
+    try:
+{look}
+    except KeyError:
+        _t, _r = _miss({miss})
+    except AttributeError:
+        _bad({packed})
+        raise
+    try:
+        return _t({passed})
+    except Exception as _e:
+        return _r(_e, {packed})
+"""
+
+
+@dataclass
+class Plan:
+    """What a jump must look at, and what it finds there: a pair, or a table of pairs that `make` fills as needed."""
+
+    key: str
+    table: Any
+    make: Callable[[Any], Pair] | None = None
+
+    def miss(self, x: Any) -> Pair:
+        """The pair for a first tensor that the table does not know yet."""
+        if self.make is None:
+            return self.table
+        with lock:
+            at = self.table
+            *outer, last = (look(x) for look in LOOKS[self.key])
+            for part in outer:
+                at = at.setdefault(part, {})
+            pair = at.get(last)
+            if pair is None:
+                pair = at[last] = self.make(x)
+            return pair
+
+
+def reraise(error: Exception, args: tuple, kwargs: dict) -> Any:
+    """The `recover` of a target that has done its own recovering."""
+    raise error
+
+
+@dataclass
+class Form:
+    """How an op is called, as text: its parameters, how they are passed on, where its first tensor is."""
+
+    name: str
+    params: str
+    passed: str
+    packed: str  # "(args tuple), {kwargs}", for the slow paths
+    first: str | None  # an expression for the first tensor
+    wants_grad: str | None  # an expression that says whether a tensor argument requires grad
+    defaults: dict[str, Any] = field(default_factory=dict)
+    codes: dict[tuple[bool, bool, str], types.CodeType] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, name: str, signature: inspect.Signature, differentiable: bool) -> Form:
+        params, passed, positional, keyword, defaults, wants = [], [], [], [], {}, []
+        first = None
+        for p in signature.parameters.values():
+            if p.kind is p.KEYWORD_ONLY and "*" not in params:
+                params.append("*")
+            text = p.name
+            if p.default is not p.empty:
+                defaults[f"_d_{p.name}"] = p.default
+                text += f"=_d_{p.name}"
+            params.append(text)
+            passed.append(f"{p.name}={p.name}" if p.kind is p.KEYWORD_ONLY else p.name)
+            (keyword if p.kind is p.KEYWORD_ONLY else positional).append(p.name)
+            if is_tensor(p.annotation):
+                first = first or p.name
+                wants.append(f"{p.name}.requires_grad")
+            elif is_tensor(p.annotation, optional=True):
+                wants.append(f"({p.name} is not None and {p.name}.requires_grad)")
+        packed = f"({''.join(n + ', ' for n in positional)}), {{{', '.join(f'{n!r}: {n}' for n in keyword)}}}"
+        if first is None:
+            first = f"_first({packed})"
+        return cls(
+            name,
+            ", ".join(params),
+            ", ".join(passed),
+            packed,
+            first,
+            " or ".join(wants) if differentiable else None,
+            defaults,
+        )
+
+    @classmethod
+    def open(cls, name: str, differentiable: bool = False) -> Form:
+        """The form of a call whose arguments are handed on as given."""
+        wants = "_wants(_args, _kwargs)" if differentiable else None
+        ident = "".join(c if c.isalnum() else "_" for c in name)
+        return cls(
+            ident,
+            "*_args, **_kwargs",
+            "*_args, **_kwargs",
+            "_args, _kwargs",
+            "_first(_args, _kwargs)",
+            wants,
+        )
+
+    def code(self, grad: bool, scoped: bool, key: str) -> types.CodeType:
+        """The code object of one variant; compiled once."""
+        made = self.codes.get((grad, scoped, key))
+        if made is None:
+            made = self.codes[grad, scoped, key] = self._compile(self._text(grad, scoped, key))
+        return made
+
+    def _text(self, grad: bool, scoped: bool, key: str) -> str:
+        pick = PICK[key].format(b=slot(key), x="_x" if "(" in str(self.first) else self.first)
+        if key and "(" in str(self.first):
+            pick = f"({pick.replace('_x.', '(_x := ' + str(self.first) + ').', 1)})"
+        look = []
+        if grad and self.wants_grad:
+            # _g recovers by itself: it becomes the target, so that its errors pass through reraise
+            look.append(f"_t, _r = (_g, _reraise) if _grad() and ({self.wants_grad}) else ")
+        if scoped:
+            look.insert(0, "_s = _scope()\n")
+            pick = f"({pick} if _s is None else _s.pairs[_k])"
+        head = "".join(look)
+        if "_t, _r = " not in head:
+            head += "_t, _r = "
+        lines = (head + pick).split("\n")
+        return BODY.format(
+            name=self.name,
+            params=self.params,
+            passed=self.passed,
+            packed=self.packed,
+            miss=f"{self.first}) if _s is None else _s.miss(_k" if scoped else self.first,
+            look="\n".join("        " + line for line in lines),
+        )
+
+    def _compile(self, text: str) -> types.CodeType:
+        made: dict[str, Any] = dict(self.defaults)
+        exec(compile(text, f"<opmux {self.name}>", "exec"), made)
+        return made[self.name].__code__
+
+    def layer(self, plan: Plan) -> Callable[..., Any]:
+        """A free-standing function that follows a plan and recovers, for use as somebody's target."""
+        names = self.globals({slot(plan.key): plan.table, "_miss": plan.miss})
+        return self.function(names, grad=False, key=plan.key)
+
+    def pair(self, plan: Plan) -> Pair:
+        """A plan as a pair: the one it holds, or a layer over its table."""
+        return plan.table if plan.key == "" else (self.layer(plan), reraise)
+
+    def globals(self, more: dict[str, Any]) -> dict[str, Any]:
+        return {
+            "__builtins__": __builtins__,
+            "_grad": torch.is_grad_enabled,
+            "_scope": scope.get,
+            "_first": _look_at,
+            "_wants": _wants_grad,
+            "_reraise": reraise,
+            "_bad": lambda args, kwargs: None,
+            **more,
+        }
+
+    def function(self, globals: dict[str, Any], *, grad: bool, key: str = "") -> types.FunctionType:
+        fn = types.FunctionType(self.code(grad, False, key), globals, self.name)
+        parameters = self.defaults
+        if parameters:
+            keyword_only = self.params.split("*")[1] if ", *" in f", {self.params}" else ""
+            kw = {n: v for n, v in parameters.items() if f"={n}" in keyword_only}
+            fn.__defaults__ = tuple(v for n, v in parameters.items() if n not in kw)
+            fn.__kwdefaults__ = {n.removeprefix("_d_"): v for n, v in kw.items()} or None
+        return fn
+
+
+class Jump:
+    """The stable functions of one op at one door, and the switch that says where they jump.
+
+    `fn` is the public one; `raw` is the same below autograd (for autograd's own use and for compiled graphs).
+    """
+
+    def __init__(
+        self,
+        form: Form,
+        bind: Callable[[Jump], None],
+        under: Callable[[Jump, Any], Pair],
+        differentiable: Callable[..., Any] | None = None,
+        check: Callable[[tuple, dict], None] = lambda args, kwargs: None,
+    ):
+        self.form = form
+        self.bound = False
+        self.scoped = False
+
+        self._bind = bind
+        self._under = under
+
+        def first_call(*args: Any, **kwargs: Any) -> Any:
+            if scope.get() is None:
+                bind(self)
+            else:
+                self.watch_scopes(True)
+            return self.raw(*args, **kwargs)
+
+        self._unbound = Plan("", (first_call, reraise))
+        self.plan = self._unbound
+        self.globals = form.globals({"_k": self, "_g": differentiable, "_bad": check})
+        self.globals[slot("")] = self._unbound.table
+        self.fn = form.function(self.globals, grad=True)
+        self.raw = self.fn if form.wants_grad is None else form.function(self.globals, grad=False)
+
+    def point(self, plan: Plan) -> None:
+        """Jump to what `plan` says."""
+        self.bound = True
+        self._aim(plan)
+
+    def unbind(self) -> None:
+        """Choose anew at the next call."""
+        self.bound = False
+        self._aim(self._unbound)
+
+    def watch_scopes(self, scoped: bool) -> None:
+        self.scoped = scoped
+        self._swap()
+
+    def pair(self) -> Pair:
+        """What a call made here and now would run; held by autograd for the backward."""
+        live = scope.get()
+        if live is not None:
+            return live.pairs.get(self) or live.miss(self)
+        if not self.bound:
+            self._bind(self)
+        return self.form.pair(self.plan)
+
+    def under(self, policy: Any) -> Pair:
+        """What a call under this policy runs."""
+        return self._under(self, policy)
+
+    def _aim(self, plan: Plan) -> None:
+        # The table first, then the code that reads it: another thread runs the old code on the old table or the new.
+        self.plan = plan
+        self.globals["_miss"] = plan.miss
+        self.globals[slot(plan.key)] = plan.table
+        self._swap()
+
+    def _swap(self) -> None:
+        self.fn.__code__ = self.form.code(True, self.scoped, self.plan.key)
+        if self.raw is not self.fn:
+            self.raw.__code__ = self.form.code(False, self.scoped, self.plan.key)
+
+
+def slot(key: str) -> str:
+    """The global that holds the table of a variant: one name each, so that a swap cannot mix two."""
+    return "_b_" + key.replace(" ", "_")
+
+
+def is_tensor(annotation: Any, optional: bool = False) -> bool:
+    if annotation is torch.Tensor:
+        return not optional
+    args = getattr(annotation, "__args__", ())
+    return optional and torch.Tensor in args and type(None) in args and len(args) == 2
+
+
+class _NoTensor:
+    """Stands for the first tensor of a call that has none."""
+
+    dtype = None
+    is_cpu = True
+    device = types.SimpleNamespace(type="cpu")
+
+
+def _look_at(args: tuple, kwargs: dict) -> Any:
+    found = first_tensor(args, kwargs)
+    return _NoTensor if found is None else found
+
+
+def _wants_grad(args: tuple, kwargs: dict) -> bool:
+    return any(t.requires_grad for t in tensors(args)) or any(t.requires_grad for t in tensors(kwargs))

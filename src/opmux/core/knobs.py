@@ -1,0 +1,229 @@
+"""Every setting of opmux, one typed line each: its name, the names it also answers to, its type, what it means.
+
+A setting is looked for under its own name, then under its aliases, then in the TOML file (`OPMUX_CONFIG`, else
+`opmux.toml` in the current directory) under its name in lower case without `OPMUX_`. Nothing is read at import.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+from .errors import BadKnob, nearest
+
+T = TypeVar("T")
+
+KNOBS: dict[str, Knob[Any]] = {}
+
+ORDER_EXAMPLE = "rmsnorm_fwd=vendor:acme|flagos;rope_fwd=flagos|reference"
+
+
+@dataclass(frozen=True)
+class Kind(Generic[T]):
+    """How a setting is read from text or from TOML; `parse` raises ValueError on a value that means nothing."""
+
+    name: str
+    example: str
+    parse: Callable[[Any], T]
+
+
+@dataclass(frozen=True)
+class Setting(Generic[T]):
+    """One setting as this process sees it: the value, and where it came from."""
+
+    value: T | None
+    source: str  # "env TE_FL_PREFER", "file opmux.toml", "default"
+
+    @property
+    def is_set(self) -> bool:
+        return self.source != "default"
+
+    @property
+    def from_file(self) -> bool:
+        return self.source.startswith("file ")
+
+
+@dataclass(frozen=True)
+class Knob(Generic[T]):
+    name: str
+    kind: Kind[T]
+    aliases: tuple[str, ...]
+    default: T | None
+    doc: str
+    in_file: bool = True
+
+    @property
+    def key(self) -> str:
+        return self.name.removeprefix("OPMUX_").lower()
+
+    def look(self) -> Setting[T]:
+        """The value and its source; BadKnob quotes a value that cannot be read."""
+        for name in (self.name, *self.aliases):
+            text = os.environ.get(name)
+            if text is not None and text.strip():  # set but blank is how a shell unsets
+                return Setting(self._read(text, name), f"env {name}")
+        if self.in_file:
+            path, table = file()
+            if self.key in table:
+                return Setting(self._read(table[self.key], f"{path}: {self.key}"), f"file {path}")
+        return Setting(self.default, "default")
+
+    def get(self) -> T | None:
+        return self.look().value
+
+    def _read(self, value: Any, where: str) -> T:
+        try:
+            return self.kind.parse(value)
+        except ValueError as error:
+            raise BadKnob(
+                f"{where}={value!r} cannot be read as {self.kind.name}: {error}. "
+                f"A valid value: {where.split(': ')[-1]}={self.kind.example}"
+            ) from None
+
+
+def file() -> tuple[Path, dict[str, Any]]:
+    """The TOML file's path and contents; a file that was asked for must exist, the default one may be absent."""
+    asked = os.environ.get("OPMUX_CONFIG")
+    path = Path(asked) if asked else Path("opmux.toml")
+    if not path.is_file():
+        if asked:
+            raise BadKnob(f"OPMUX_CONFIG={asked!r} is not a file. Name a TOML file, or unset the variable")
+        return path, {}
+    stat = path.stat()
+    return path, _parse_toml(path.absolute(), stat.st_mtime_ns, stat.st_size)
+
+
+_toml: tuple[tuple[Path, int, int], dict[str, Any]] | None = None
+
+
+def _parse_toml(path: Path, mtime: int, size: int) -> dict[str, Any]:
+    global _toml
+    if _toml is not None and _toml[0] == (path, mtime, size):
+        return _toml[1]
+    import tomllib
+
+    try:
+        table = tomllib.loads(path.read_text())
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise BadKnob(f"{path} is not valid TOML: {error}") from None
+    _toml = ((path, mtime, size), table)
+    return table
+
+
+def strangers() -> list[str]:
+    """One sentence for each setting that no knob answers to: a misspelt variable, an unknown key of the file."""
+    names = {n for k in KNOBS.values() for n in (k.name, *k.aliases)}
+    found = [
+        _stranger(f"environment variable {name}", name, names)
+        for name in sorted(os.environ)
+        if name.startswith(("OPMUX_", "TE_FL_", "TEFL_")) and name not in names
+    ]
+    path, table = file()
+    keys = {k.key for k in KNOBS.values() if k.in_file}
+    found += [_stranger(f"{path}: {key}", key, keys) for key in table if key not in keys]
+    return found
+
+
+def _stranger(where: str, name: str, names: set[str]) -> str:
+    close = nearest(name, names)
+    return f"{where} is no setting of opmux" + (f": did you mean {close}?" if close else "")
+
+
+# ---- the types ------------------------------------------------------------------------------------------------------
+
+_TRUE, _FALSE = {"1", "true", "yes", "on"}, {"0", "false", "no", "off", ""}
+_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
+
+
+def _flag(value: Any) -> bool:
+    text = str(value).strip().casefold()
+    if text in _TRUE:
+        return True
+    if text in _FALSE:
+        return False
+    raise ValueError("expected 1 or 0")
+
+
+def _names(value: Any) -> tuple[str, ...]:
+    items = value.split(",") if isinstance(value, str) else value
+    if not isinstance(items, (list, tuple)) or not all(isinstance(i, str) for i in items):
+        raise ValueError("expected names with commas between them")
+    return tuple(name for name in (i.strip() for i in items) if name)
+
+
+def _word(value: Any) -> str | None:
+    if not isinstance(value, str):
+        raise ValueError("expected a name")
+    return value.strip() or None
+
+
+def _level(value: Any) -> str:
+    level = str(value).strip().upper()
+    level = {"WARN": "WARNING"}.get(level, level)
+    if level not in _LEVELS:
+        raise ValueError(f"expected one of {', '.join(_LEVELS)}")
+    return level
+
+
+def _orders(value: Any) -> dict[str, tuple[str, ...]]:
+    """`op=token|token;op=token`, or a TOML table of strings or lists."""
+    from .policy import parse_order
+
+    if isinstance(value, str):
+        parts = [p.strip() for p in value.split(";") if p.strip()]
+        pairs = [p.partition("=") for p in parts]
+        for (op, eq, order), part in zip(pairs, parts, strict=True):
+            if not eq or not op.strip() or not order.strip():
+                raise ValueError(f"'{part}' is not op=token|token")
+        items = [(op.strip(), order) for op, _, order in pairs]
+    elif isinstance(value, dict):
+        items = list(value.items())
+    else:
+        raise ValueError("expected op=token|token;op=token")
+    return {op: parse_order(order) for op, order in items}
+
+
+def _prefer(value: Any) -> str:
+    from .policy import parse_prefer
+
+    return parse_prefer(value)
+
+
+flag = Kind("a switch", "1", _flag)
+names = Kind("a list of names", "nvidia,amd", _names)
+word = Kind("a name", "torch", _word)
+path = Kind("a path", "/usr/local/cuda", _word)
+level = Kind("a log level", "INFO", _level)
+prefer = Kind("a preference", "vendor", _prefer)
+orders = Kind("orders of choice per op", ORDER_EXAMPLE, _orders)
+
+
+def knob(name: str, kind: Kind[T], *aliases: str, default: T | None = None, doc: str, in_file: bool = True) -> Knob[T]:
+    KNOBS[name] = made = Knob(name, kind, aliases, default, doc, in_file)
+    return made
+
+
+# ---- the settings ---------------------------------------------------------------------------------------------------
+# fmt: off
+PREFER = knob("OPMUX_PREFER", prefer, "TE_FL_PREFER", doc="which kind comes first: flagos, vendor, reference")
+PREFER_VENDOR = knob("OPMUX_PREFER_VENDOR", flag, "TE_FL_PREFER_VENDOR", doc="1 prefers vendor, 0 flagos; OPMUX_PREFER wins over it")
+STRICT = knob("OPMUX_STRICT", flag, "TE_FL_STRICT", default=False, doc="1 raises the preferred impl's error instead of falling back")
+ALLOW_VENDORS = knob("OPMUX_ALLOW_VENDORS", names, "TE_FL_ALLOW_VENDORS", doc="only impls of these vendors, and impls of no vendor")
+DENY_VENDORS = knob("OPMUX_DENY_VENDORS", names, "TE_FL_DENY_VENDORS", doc="no impl of these vendors; beats the allow list")
+PER_OP = knob("OPMUX_PER_OP", orders, "TE_FL_PER_OP", doc=f"the order for single ops: {ORDER_EXAMPLE}")
+PLUGIN_MODULES = knob("OPMUX_PLUGIN_MODULES", names, "TE_FL_PLUGIN_MODULES", default=(), doc="modules to load as plugins")
+ALLOW_PLUGINS = knob("OPMUX_ALLOW_PLUGINS", names, doc="load no plugin but these (entry point, module or distribution)")
+BLOCK_PLUGINS = knob("OPMUX_BLOCK_PLUGINS", names, default=(), doc="never load these plugins; nothing of them is imported")
+SKIP_CUDA = knob("OPMUX_SKIP_CUDA", flag, "TE_FL_SKIP_CUDA", default=False, doc="1 leaves out NVIDIA's own libraries; Triton on CUDA stays")
+BACKEND = knob("OPMUX_BACKEND", word, "TE_BACKEND", doc="the backend that comes first for tex ops: flaggems, torch, or a vendor")
+PLUGIN = knob("OPMUX_PLUGIN", word, "TE_PLUGIN", doc="as OPMUX_BACKEND, which wins over it")
+FALLBACK_BACKEND = knob("OPMUX_FALLBACK_BACKEND", word, "TE_FALLBACK_BACKEND", doc="the backend tried for tex ops after flaggems")
+LOG_LEVEL = knob("OPMUX_LOG_LEVEL", level, "TEFL_LOG_LEVEL", doc="show log lines of this level and above")
+DEBUG = knob("OPMUX_DEBUG", flag, "TE_FL_DEBUG", default=False, doc="1 is OPMUX_LOG_LEVEL=DEBUG")
+CONFIG = knob("OPMUX_CONFIG", path, doc="a TOML file of settings, instead of ./opmux.toml", in_file=False)
+CUDA_HOME = knob("CUDA_HOME", path, doc="where the CUDA toolkit is; shown, never changed", in_file=False)
+CUDA_PATH = knob("CUDA_PATH", path, doc="as CUDA_HOME", in_file=False)
+# fmt: on

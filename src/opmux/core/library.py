@@ -1,0 +1,176 @@
+"""An op as torch sees it: schema, kernel, fake kernel and gradient in `torch.ops.opmux`, and eager autograd.
+
+Compiled code sees the opaque op; eager code never goes through torch's dispatcher to reach ours (a Python kernel
+behind it costs 5 us, `custom_op` 20). Autograd in eager is one `autograd.Function` per op, which takes the backward's
+binding along from the forward: context variables do not reach autograd's worker threads.
+"""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from .jump import Form, Jump
+
+if TYPE_CHECKING:
+    from .spec import Spec
+
+_libraries: dict[str, torch.library.Library] = {}
+
+
+def make_jump(spec: Spec) -> Jump:
+    """The stable function of a spec, bound on first call by the default manager."""
+
+    def bind(jump: Jump) -> None:
+        from .default import get_default_manager
+
+        get_default_manager().bind_typed(spec, jump)
+
+    def under(jump: Jump, policy: Any) -> Any:
+        from .default import get_default_manager
+
+        return get_default_manager().typed_pair(spec, jump, policy)
+
+    def differentiable(*args: Any, **kwargs: Any) -> Any:
+        return with_gradient(spec, jump, args, kwargs)
+
+    form = Form.of(spec.name, spec.signature, differentiable=spec.grad is not None)
+    jump = Jump(form, bind, under, differentiable, spec.check_types)
+    return jump
+
+
+# ---- eager autograd -------------------------------------------------------------------------------------------------
+
+
+def with_gradient(spec: Spec, jump: Jump, args: tuple, kwargs: dict) -> Any:
+    """Run a differentiable op so that autograd records it; forward and backward are chosen here, together."""
+    from .spec import specs
+
+    if kwargs:
+        args = tuple(spec.signature.bind(*args, **kwargs).arguments.values())
+    backward = specs.jumps[spec.gradient.backward.key]
+    return _function(spec, jump).apply(backward.pair(), *args)
+
+
+@functools.cache
+def _function(spec: Spec, jump: Jump) -> Any:
+    """The autograd.Function of an op. What it saves is the op's declared arguments and results, nothing private."""
+    plan = spec.gradient
+    saves = sorted({s for s in plan.sources if s[0] != "grad"})
+
+    def forward(ctx: Any, backward_pair: Any, *args: Any) -> Any:
+        results = jump.raw(*args)
+        outs = results if isinstance(results, tuple) else (results,)
+        kept = [args[i] if kind == "in" else outs[i] for kind, i in saves]
+        ctx.save_for_backward(*(k if isinstance(k, Tensor) else None for k in kept))
+        ctx.plain = [None if isinstance(k, Tensor) else k for k in kept]
+        ctx.backward_pair = backward_pair
+        ctx.mark_non_differentiable(*(o for o, d in zip(outs, plan.differentiable, strict=True) if not d))
+        return results
+
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, *grads: Any) -> Any:
+        kept = [p if t is None else t for t, p in zip(ctx.saved_tensors, ctx.plain, strict=True)]
+        found = dict(zip(saves, kept, strict=True))
+        args = tuple(grads[i] if kind == "grad" else found[kind, i] for kind, i in plan.sources)
+        target, recover = ctx.backward_pair
+        try:
+            results = target(*args)
+        except Exception as error:
+            results = recover(error, args, {})
+        return (None, *_deal(plan, results, ctx.needs_input_grad[1:]))
+
+    name = "".join(word.capitalize() for word in spec.name.split("_"))
+    body = {"forward": staticmethod(forward), "backward": staticmethod(backward)}
+    return type(name, (torch.autograd.Function,), body)
+
+
+def _deal(plan: Any, results: Any, needed: tuple[bool, ...]) -> list[Any]:
+    """Gradients in the order of the forward's arguments; None where none is wanted."""
+    dealt: list[Any] = [None] * plan.inputs
+    for index, gradient in zip(plan.targets, results if isinstance(results, tuple) else (results,), strict=True):
+        if needed[index]:
+            dealt[index] = gradient
+    return dealt
+
+
+# ---- torch.library --------------------------------------------------------------------------------------------------
+
+
+def define(spec: Spec, jump: Jump) -> None:
+    """Give the op its schema, kernel, fake and gradient in torch.ops, and let Dynamo see that instead of us."""
+    lib = torch.library.Library(spec.space, "FRAGMENT")
+    schema = spec.schema or torch.library.infer_schema(spec.reference, mutates_args=spec.mutates)
+    lib.define(f"{spec.name}{schema}", tags=(torch.Tag.pt2_compliant_tag,))
+
+    def kernel(*args: Any, **kwargs: Any) -> Any:
+        return jump.raw(*args, **kwargs)
+
+    lib.impl(spec.name, kernel, "CompositeExplicitAutograd")
+    torch.library.register_fake(spec.key, spec.fake or spec.reference, lib=lib)
+    if spec.grad is not None:
+        _define_gradient(spec, lib)
+    _libraries[spec.key] = lib
+    _show_to_dynamo(spec, jump)
+
+
+def undefine(spec: Spec) -> None:
+    lib = _libraries.pop(spec.key, None)
+    if lib is not None:
+        lib._destroy()
+
+
+def _define_gradient(spec: Spec, lib: torch.library.Library) -> None:
+    def setup(ctx: Any, inputs: tuple, output: Any) -> None:
+        plan = spec.gradient
+        outs = output if isinstance(output, tuple) else (output,)
+        saves = sorted({s for s in plan.sources if s[0] != "grad"})
+        kept = [inputs[i] if kind == "in" else outs[i] for kind, i in saves]
+        ctx.save_for_backward(*(k for k in kept if isinstance(k, Tensor)))
+        ctx.kept = [(s, None if isinstance(k, Tensor) else (k,)) for s, k in zip(saves, kept, strict=True)]
+
+    def backward(ctx: Any, *grads: Any) -> Any:
+        plan = spec.gradient
+        saved = iter(ctx.saved_tensors)
+        found = {s: next(saved) if plain is None else plain[0] for s, plain in ctx.kept}
+        args = [grads[i] if kind == "grad" else found[kind, i] for kind, i in plan.sources]
+        results = packet(plan.backward)(*args)
+        return tuple(_deal(plan, results, ctx.needs_input_grad))
+
+    torch.library.register_autograd(spec.key, backward, setup_context=setup, lib=lib)
+
+
+def packet(spec: Spec) -> Any:
+    """The op in torch.ops."""
+    return getattr(getattr(torch.ops, spec.space), spec.name)
+
+
+@functools.cache
+def dynamo_looks_for_inline() -> bool:
+    """Whether this torch's Dynamo honours `_torchdynamo_inline`: a private hook, so its source is asked."""
+    source = Path(torch.__file__).parent / "_dynamo" / "variables" / "functions.py"
+    return source.is_file() and 'getattr_static(fn, "_torchdynamo_inline"' in source.read_text()
+
+
+def _show_to_dynamo(spec: Spec, jump: Jump) -> None:
+    """Dynamo traces the opaque op instead of the jump (a ContextVar on the path would fail fullgraph)."""
+    form = jump.form
+    names = {"_op": packet(spec).default, **form.defaults}
+    text = f"def {form.name}({form.params}):\n    return _op({form.passed})\n"
+    exec(compile(text, f"<opmux {form.name} under torch.compile>", "exec"), names)
+    fn: Any = jump.fn
+    fn._torchdynamo_inline = names[form.name]
+
+
+def fake_call(spec: Spec, args: tuple, kwargs: dict) -> Any:
+    """What the op returns for tensors like these, in shape, dtype and device, with no data touched."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+    from torch.utils._pytree import tree_map_only
+
+    with FakeTensorMode() as mode, torch.no_grad():
+        fake_args, fake_kwargs = tree_map_only(Tensor, mode.from_tensor, (args, kwargs))
+        return (spec.fake or spec.reference)(*fake_args, **fake_kwargs)

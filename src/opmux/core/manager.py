@@ -1,0 +1,462 @@
+"""`OpManager`: binds ops to impls under a policy, and answers for its choice."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+from . import facts, log
+from . import policy as policies
+from .dispatch import Candidate, Chain, Failure, Memory
+from .errors import UnknownName, unknown
+from .explain import Explanation, Verdict
+from .jump import Form, Jump, Pair, Plan, reraise
+from .lock import lock
+from .log import logger
+from .policy import Refused, SelectionPolicy, choose
+from .registry import Fit, OpImpl, OpRegistry
+from .spec import DOORS, Spec, specs
+
+_managers: list[weakref.ref[OpManager]] = []
+
+
+class OpManager:
+    """Chooses and calls implementations out of one registry, which holds what its owner registered and no more."""
+
+    def __init__(self, registry: OpRegistry | None = None):
+        self.registry = OpRegistry() if registry is None else registry
+        self.memory = Memory()
+        self._doors = Doors(self)
+        self._jumps: dict[str, Jump] = {}  # the functions `resolve` has handed out, by key
+        self._known: dict[Jump, None] = {}  # every jump this manager has bound
+        self._lifted: dict[tuple[str, bool], tuple[OpImpl, ...]] = {}
+        self._last: dict[str, str] = {}  # the impl each op was last said to use
+        self._why = "registration"
+        self._started = False
+        self._checked: set[int] = set()
+        _managers.append(weakref.ref(self, _managers.remove))
+        self.registry.listen(self._registered)
+
+    # -- calling
+
+    def call(self, op_name: str, /, *args: Any, **kwargs: Any) -> Any:
+        """Call an op: the arguments go to the impl as given, its result comes back untouched."""
+        target, recover = self._doors[op_name]
+        try:
+            return target(*args, **kwargs)
+        except Exception as error:
+            return recover(error, args, kwargs)
+
+    def resolve(self, op_name: str) -> Callable[..., Any]:
+        """The op as a function to hold: it follows every later change of policy and registry."""
+        return self._open_jump(self._key(op_name)).fn
+
+    def resolve_candidates(self, op_name: str) -> list[OpImpl]:
+        """The impls that may run under the policy that holds here, in order, as far as no tensor is looked at."""
+        key = self._key(op_name)
+        with lock:
+            ordered, _ = choose(policies.get_policy(), key, self._impls(key, policies.get_policy()))
+            device = _default_device()
+            return [i for i in ordered if self._static_refusal(key, i, device) is None]
+
+    def get_selected_impl_id(self, op_name: str) -> str:
+        """The impl_id that comes first."""
+        candidates = self.resolve_candidates(op_name)
+        if not candidates:
+            self.call(op_name)  # raises, with every impl and its reason
+        return candidates[0].impl_id
+
+    # -- answering
+
+    def explain(self, op_name: str | Callable[..., Any], /, *args: Any, **kwargs: Any) -> Explanation:
+        """Which impl would run for these arguments, every other one, and why not."""
+        key = self._key(op_name)
+        policy = policies.get_policy()
+        first = facts.first_tensor(args, kwargs)
+        device = _default_device() if first is None else first.device.type
+        with lock:
+            ordered, refused = choose(policy, key, self._impls(key, policy))
+        rows: list[Verdict] = []
+        chosen = barred = None
+        for impl in ordered:
+            refusal = self._static_refusal(key, impl, device)
+            here = refusal is None
+            if refusal is None and first is not None:
+                refusal = _dtype_refusal(impl, first.dtype)
+            if refusal is None and (args or kwargs) and impl.when is not None:
+                answer = impl.when(*args, **kwargs)
+                if answer is not True and answer is not None:
+                    refusal = Refused(impl, "when", answer or "its `when` says no")
+            if refusal is None and first is not None and not policy.strict:
+                known = self.memory.failed(key, impl.impl_id, (first.dtype, facts.shape_class(first)))
+                refusal = None if known is None else Refused(impl, "quarantine", known.reason)
+            if refusal is not None and here and policy.strict and chosen is None:
+                barred = barred or refusal  # strict: these tensors are refused, and no other impl steps in
+            origin = self.registry.origin(key, impl.impl_id)
+            if refusal is not None:
+                rows.append(Verdict(impl, origin, "refused", refusal.stage, refusal.reason))
+            elif chosen is None and barred is None:
+                chosen = impl
+                rows.append(Verdict(impl, origin, "chosen"))
+            else:
+                words = "strict: no fallback" if policy.strict else ""
+                rows.append(Verdict(impl, origin, "next" if not policy.strict else "refused", "policy", words))
+        for refusal in refused:
+            origin = self.registry.origin(key, refusal.impl.impl_id)
+            rows.append(Verdict(refusal.impl, origin, "refused", refusal.stage, refusal.reason))
+        return Explanation(self._name(key), key, str(policy), device, chosen, tuple(rows))
+
+    def failures(self) -> list[Failure]:
+        """The quarantine: what is passed over, and why."""
+        return [f for cases in tuple(self.memory.failures.values()) for f in tuple(cases.values())]
+
+    def clear_quarantine(self, op_name: str | None = None) -> int:
+        """Give failed impls another chance, of one op or of all; returns how many entries went."""
+        key = None if op_name is None else self._key(op_name)
+        with lock:
+            gone = [k for k in self.memory.failures if key is None or k[0] == key]
+            count = sum(len(self.memory.failures.pop(k)) for k in gone)
+            self.invalidate("quarantine cleared")
+        return count
+
+    def bindings(self) -> dict[str, tuple[str, ...]]:
+        """For every op, the impl ids in the order in which they would be tried."""
+        self._prepare()
+        return {
+            name: tuple(i.impl_id for i in self.resolve_candidates(name)) for name in self.registry.list_operators()
+        }
+
+    def digest(self) -> str:
+        """A short hash of all bindings: equal on two ranks that would run the same."""
+        text = "\n".join(f"{op}={'|'.join(ids)}" for op, ids in sorted(self.bindings().items()))
+        return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+
+    # -- binding
+
+    def bind_typed(self, spec: Spec, jump: Jump) -> None:
+        """Point a spec's stable function at what the process's policy says."""
+        with lock:
+            if not jump.bound:
+                jump.point(self._plan(spec.key, policies.get_global_policy(), typed=True))
+                self._adopt_jump(jump)
+
+    def typed_pair(self, spec: Spec, jump: Jump, policy: SelectionPolicy) -> Pair:
+        """What a spec's stable function runs under a scope's policy."""
+        with lock:
+            self._adopt_jump(jump)
+            return jump.form.pair(self._plan(spec.key, policy, typed=True))
+
+    def _open_jump(self, key: str) -> Jump:
+        with lock:
+            made = self._jumps.get(key)
+            if made is None:
+                spec = specs.by_key.get(key)
+                differentiable = _typed(spec) if spec is not None and spec.grad is not None else None
+                form = Form.open(self._name(key), differentiable is not None)
+                made = Jump(
+                    form,
+                    functools.partial(_bind_open, key, self),
+                    functools.partial(_open_pair, key, self),
+                    differentiable,
+                )
+                self._jumps[key] = made
+            return made
+
+    def door(self, name: str) -> Pair:
+        """The pair behind a name, for `call`; looked up by `Doors` when it is not there."""
+        with lock:
+            jump = self._open_jump(self._key(name))
+            if jump.form.wants_grad is None and not policies.live_scopes():
+                if not jump.bound:
+                    jump._bind(jump)
+                if jump.plan.key == "":
+                    return jump.plan.table
+            return jump.fn, reraise
+
+    def _plan(self, key: str, policy: SelectionPolicy, typed: bool) -> Plan:
+        """What a jump needs to look at for this op, and the pair or the table of pairs to look it up in."""
+        self._check(policy, key)
+        ordered, refused = choose(policy, key, self._impls(key, policy))
+        by_dtype = any(i.supported_dtypes is not None for i in ordered)
+        chips = facts.accelerators()
+        by_device = bool(chips) and any(i.min_arch or i.devices for i in ordered)
+
+        def leaf(x: Any) -> Pair:
+            at = _default_device() if x is None else "cpu" if x.is_cpu else x.device.type
+            dtype = x.dtype if by_dtype and x is not None else ...
+            return self._chain(key, policy, ordered, refused, at, dtype, typed).pair()
+
+        looks = ["device" if len(chips) == 1 else "type"] if by_device else []
+        looks += ["dtype"] if by_dtype else []
+        return Plan(" ".join(looks), {}, leaf) if looks else Plan("", leaf(None))
+
+    def _chain(
+        self,
+        key: str,
+        policy: SelectionPolicy,
+        ordered: list[OpImpl],
+        refused: list[Refused],
+        device: str,
+        dtype: Any,
+        typed: bool,
+    ) -> Chain:
+        spec = specs.by_key.get(key)
+        out = list(refused)
+        candidates = []
+        barred = None
+        for impl in ordered:
+            call: Callable[..., Any] | None = impl.call
+            refusal = self._static_refusal(key, impl, device)
+            if refusal is None and typed and spec is not None:
+                fit = Fit.of(spec, impl)
+                call = fit.call
+                refusal = Refused(impl, "signature", fit.refusal) if fit.refusal else None
+            if refusal is None and dtype is not ...:
+                refusal = _dtype_refusal(impl, dtype)
+                if refusal is not None and policy.strict and not candidates:
+                    barred = barred or refusal
+            if refusal is None:
+                assert call is not None
+                candidates.append(Candidate(impl, call))
+            else:
+                out.append(refusal)
+        return Chain(self, key, self._name(key), spec, policy, tuple(candidates), tuple(out), barred)
+
+    def _static_refusal(self, key: str, impl: OpImpl, device: str) -> Refused | None:
+        """Why an impl cannot run on this machine, whatever the tensors."""
+        if impl.devices is not None and device not in impl.devices:
+            return Refused(impl, "device", f"runs on {', '.join(sorted(impl.devices))}, these tensors are on {device}")
+        if impl.min_arch is not None:
+            reason = facts.arch_refusal(impl.min_arch, device)
+            if reason is not None:
+                return Refused(impl, "arch", reason)
+        available = getattr(impl.fn, "_is_available", None)
+        if callable(available) and not available():
+            return Refused(impl, "library", "its _is_available() says no")
+        known = self.memory.failures.get((key, impl.impl_id), {}).get(None)
+        return None if known is None else Refused(impl, "library", known.reason)
+
+    def _impls(self, key: str, policy: SelectionPolicy) -> tuple[OpImpl, ...]:
+        """What is registered for an op, and what follows for a composition from the impls of its parts."""
+        self._prepare()
+        own = self.registry.impls(key)
+        if not own:
+            raise UnknownName("op", self._name(key), self._op_names())
+        return (*own, *self._lift(key, own, policy))
+
+    def _lift(self, key: str, own: tuple[OpImpl, ...], policy: SelectionPolicy) -> tuple[OpImpl, ...]:
+        """A composition has, beside its own impls, one per kind or vendor that implements all of its parts."""
+        return ()
+
+    # -- keeping up
+
+    def invalidate(self, why: str) -> None:
+        """Choose anew for every op at its next call."""
+        with lock:
+            self._why = why
+            self._lifted.clear()
+            for jump in self._known:
+                jump.unbind()
+            self._doors.clear()
+            policies.forget_bindings()
+
+    def quarantine(self, key: str, failure: Failure) -> bool:
+        """Remember a failure; False where it was known."""
+        with lock:
+            cases = self.memory.failures.setdefault((key, failure.impl_id), {})
+            if failure.case in cases:
+                return False
+            cases[failure.case] = failure
+            self.invalidate(f"'{failure.impl_id}' failed: {failure.reason}")
+            return True
+
+    def announce(self, key: str, name: str, impl: OpImpl, why: str | None) -> None:
+        """One line when an op is first used, one when it changes hands, none after."""
+        last, self._last[key] = self._last.get(key), impl.impl_id
+        if last is None:
+            logger.info("Op '%s' using '%s' (kind=%s, vendor=%s)", name, impl.impl_id, impl.kind, impl.vendor)
+        elif last != impl.impl_id:
+            logger.info(
+                "Op '%s' switched from '%s' to '%s' (kind=%s, vendor=%s): %s",
+                name, last, impl.impl_id, impl.kind, impl.vendor, why or self._why,
+            )  # fmt: skip
+
+    def base_policy(self) -> SelectionPolicy:
+        return policies.get_global_policy()
+
+    def _registered(self, keys: set[str]) -> None:
+        self.invalidate("registration")
+
+    def _adopt_jump(self, jump: Jump) -> None:
+        self._known[jump] = None
+        jump.watch_scopes(policies.live_scopes() > 0)
+
+    def watch_scopes(self, live: bool) -> None:
+        self._doors.clear()
+        for jump in self._known:
+            jump.watch_scopes(live)
+
+    def after_fork(self) -> None:
+        """In a child: whatever another thread was in the middle of, start from what is registered."""
+        self.invalidate(self._why)
+
+    def _prepare(self) -> None:
+        """Before the first use: the log level, and a line that says what is here."""
+        if not self._started:
+            with lock:
+                if not self._started:
+                    self._started = True
+                    log.from_knobs()
+                    self._load()
+                    logger.info("Registered impl_ids: %s", self.registry.impl_ids())
+
+    def _load(self) -> None:
+        """Nothing to load: a manager over its owner's registry holds what the owner put there."""
+
+    # -- names
+
+    def _key(self, op: Any) -> str:
+        spec = getattr(op, "spec", op)
+        if isinstance(spec, Spec):
+            return spec.key
+        if not isinstance(op, str):
+            raise TypeError(f"an op is given by its name or as opmux.ops.<name>; got {op!r}")
+        self._prepare()
+        key = self.registry.key(op)
+        if not self.registry.impls(key):
+            raise UnknownName("op", op, self._op_names())
+        return key
+
+    def _name(self, key: str) -> str:
+        return specs.short_name(key)
+
+    def _op_names(self) -> list[str]:
+        return self.registry.list_operators()
+
+    def _check(self, policy: SelectionPolicy, key: str) -> None:
+        """Hold a policy's names against what is known: an error for code's, one warning for settings'."""
+        if id(policy) not in self._checked:
+            check_names(policy)
+            self._checked.add(id(policy))
+            weakref.finalize(policy, self._checked.discard, id(policy))
+
+
+# ---- tables ---------------------------------------------------------------------------------------------------------
+
+
+class Doors(dict):
+    """name -> pair, for `call`; a name is looked up once."""
+
+    def __init__(self, manager: OpManager):
+        super().__init__()
+        self._manager = weakref.ref(manager)
+
+    def __missing__(self, name: str) -> Pair:
+        manager = self._manager()
+        assert manager is not None
+        with lock:
+            pair = manager.door(name)
+            self[name] = pair
+            return pair
+
+
+def _bind_open(key: str, manager: OpManager, jump: Jump) -> None:
+    with lock:
+        if not jump.bound:
+            jump.point(manager._plan(key, policies.get_global_policy(), typed=False))
+            manager._adopt_jump(jump)
+
+
+def _open_pair(key: str, manager: OpManager, jump: Jump, policy: SelectionPolicy) -> Pair:
+    with lock:
+        manager._adopt_jump(jump)
+        return jump.form.pair(manager._plan(key, policy, typed=False))
+
+
+def _typed(spec: Spec) -> Callable[..., Any]:
+    """For a differentiable op called by name with a gradient wanted: the spec's own function."""
+    return specs.functions[spec.key]
+
+
+def _dtype_refusal(impl: OpImpl, dtype: Any) -> Refused | None:
+    if impl.supported_dtypes is None or dtype is None or dtype in impl.supported_dtypes:
+        return None
+    takes = ", ".join(sorted(facts.dtype_name(d) for d in impl.supported_dtypes))
+    return Refused(impl, "dtype", f"takes {takes}; the first tensor is {facts.dtype_name(dtype)}")
+
+
+def _default_device() -> str:
+    chips = facts.accelerators()
+    return chips[0] if chips else "cpu"
+
+
+# ---- policies and managers together ---------------------------------------------------------------------------------
+
+
+def _live_managers() -> list[OpManager]:
+    found = (ref() for ref in tuple(_managers))
+    return [m for m in found if m is not None]
+
+
+def watch_all(live: bool) -> None:
+    for manager in _live_managers():
+        manager.watch_scopes(live)
+
+
+def _policy_changed(why: str) -> None:
+    for manager in _live_managers():
+        manager.invalidate(why)
+
+
+def _after_fork() -> None:
+    for manager in _live_managers():
+        manager.after_fork()
+
+
+policies.on_change(_policy_changed)
+lock.after_fork.append(_after_fork)
+
+
+def check_names(policy: SelectionPolicy) -> None:
+    """Raise for an unknown op, vendor or impl in a policy made in code; warn once for one from the settings.
+
+    Names are known if any live manager or any spec knows them. Vendor lists travel between machines: they only warn.
+    """
+    if not (policy.per_op_order or policy.deny_vendors or policy.allow_vendors or ":" in policy.prefer):
+        return
+    impls = [i for m in _live_managers() for i in m.registry.all_impls()]
+    vendors = {str(i.vendor).casefold() for i in impls if i.vendor}
+    ids = {i.impl_id.casefold() for i in impls}
+    ops = {n.casefold() for m in _live_managers() for n in (*m.registry, *map(specs.short_name, m.registry))}
+    lax = policy.source != "code"
+    for op, order in policy.per_op_order:
+        if op not in ops and specs.lookup(op, DOORS["impl"]) is None:
+            _unknown("op", op, ops | {n.casefold() for n in specs.short_names()}, lax)
+        for token in order:
+            _check_token(token, vendors, ids, lax)
+    _check_token(policy.prefer, vendors, ids, lax)
+    for name in (*policy.deny_vendors, *(policy.allow_vendors or ())):
+        if name not in vendors:
+            _unknown("vendor", name, vendors, lax=True)
+
+
+def _check_token(token: str, vendors: set[str], ids: set[str], lax: bool) -> None:
+    head, _, name = token.removeprefix("!").partition(":")
+    if head == "vendor" and name and name not in vendors:
+        _unknown("vendor", name, vendors, lax)
+    if head == "impl" and name and name not in ids:
+        _unknown("impl", name, ids, lax)
+
+
+_warned: set[tuple[str, str]] = set()
+
+
+def _unknown(what: str, name: str, known: set[str], lax: bool) -> None:
+    if not lax:
+        raise UnknownName(what, name, known)
+    if (what, name) not in _warned:
+        _warned.add((what, name))
+        logger.warning("%s (it may exist on another machine)", unknown(what, name, known))

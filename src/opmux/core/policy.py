@@ -1,0 +1,454 @@
+"""Which impls may run, and in which order: tokens, `SelectionPolicy`, and the scopes that change it for a while."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import weakref
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from . import jump, knobs
+from .errors import BadPolicy, nearest
+from .lock import lock
+from .registry import BackendImplKind, OpImpl
+from .spec import specs
+
+if TYPE_CHECKING:
+    from .jump import Jump, Pair
+
+KINDS = tuple(k.value for k in BackendImplKind)
+ALIASES = {"default": "flagos", "triton": "flagos"}
+# prefer -> the kinds in order
+ORDERS = {
+    "flagos": ("flagos", "vendor", "reference"),
+    "vendor": ("vendor", "flagos", "reference"),
+    "reference": ("reference", "flagos", "vendor"),
+}
+# the names backends have at the tex door -> tokens
+BACKENDS = {"flaggems": "flagos", "torch": "reference"}
+GRAMMAR = "flagos, vendor, vendor:NAME, reference, impl:ID, !token (never), * (the rest)"
+
+
+# ---- tokens ---------------------------------------------------------------------------------------------------------
+
+
+def parse_token(text: str) -> str:
+    """A token in its one spelling: case-folded, aliases resolved."""
+    token = text.strip().casefold()
+    never = token.startswith("!")
+    body = token[1:].strip() if never else token
+    head, colon, name = body.partition(":")
+    if colon:
+        if head not in ("vendor", "impl") or not name.strip():
+            raise BadPolicy(f"'{text.strip()}' is no token. Tokens: {GRAMMAR}")
+        body = f"{head}:{name.strip()}"
+    else:
+        body = ALIASES.get(body, body)
+        if body not in KINDS and (body != "*" or never):
+            close = nearest(body, [*KINDS, *ALIASES])
+            hint = f" Did you mean '{close}'?" if close else ""
+            raise BadPolicy(f"'{text.strip()}' is no token.{hint} Tokens: {GRAMMAR}")
+    return "!" + body if never else body
+
+
+def parse_order(value: str | Iterable[str]) -> tuple[str, ...]:
+    """`"vendor:acme|flagos"`, or a list of tokens."""
+    parts = value.split("|") if isinstance(value, str) else value
+    if not isinstance(parts, (list, tuple)) or not all(isinstance(p, str) for p in parts):
+        raise BadPolicy(f"an order is tokens with | between them, or a list of tokens; got {value!r}")
+    parts = [p for p in parts if p.strip()]
+    if not parts:
+        raise BadPolicy(f"an order needs at least one token; got {value!r}. Tokens: {GRAMMAR}")
+    return tuple(dict.fromkeys(parse_token(p) for p in parts))
+
+
+def parse_prefer(value: Any) -> str:
+    """A kind, or `vendor:NAME` or `impl:ID` to come before the usual order."""
+    if not isinstance(value, str):
+        raise BadPolicy(f"prefer is one of {', '.join(KINDS)}, vendor:NAME or impl:ID; got {value!r}")
+    try:
+        token = parse_token(value)
+    except BadPolicy:
+        token = "*"
+    if token == "*" or token.startswith("!"):
+        close = nearest(value, [*KINDS, *ALIASES])
+        hint = f" Did you mean '{close}'?" if close else ""
+        raise BadPolicy(f"'{value}' is no preference: expected {', '.join(KINDS)}, vendor:NAME or impl:ID.{hint}")
+    return token
+
+
+def matches(token: str, impl: OpImpl) -> bool:
+    head, _, name = token.partition(":")
+    if name:
+        return impl.of_vendor(name) if head == "vendor" else impl.impl_id.casefold() == name
+    return impl.kind.value == token
+
+
+def backend_token(name: str) -> str:
+    """The token of a backend's name: `flaggems` is ours, `torch` the reference, any other a vendor."""
+    folded = name.strip().casefold()
+    return BACKENDS.get(folded, folded if folded in KINDS else f"vendor:{folded}")
+
+
+# ---- the policy -----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class SelectionPolicy:
+    """A complete policy. `per_op_order` takes a dict or pairs; a per-op order is exclusive unless it has `*`."""
+
+    prefer: str = "flagos"
+    strict: bool = False
+    per_op_order: Any = ()  # given as a mapping or pairs, kept as ((name, (token, ...)), ...)
+    deny_vendors: frozenset[str] = frozenset()
+    allow_vendors: frozenset[str] | None = None
+    skip_cuda: bool = False
+    tex_first: str | None = None  # the token tried first for tex ops (TE_BACKEND, set_backend)
+    tex_fallback: str | None = None  # the token tried for tex ops after flagos (TE_FALLBACK_BACKEND)
+    source: str = field(default="code", compare=False)  # unknown names are errors in code, warnings from elsewhere
+
+    def __post_init__(self) -> None:
+        put = object.__setattr__
+        put(self, "prefer", parse_prefer(self.prefer))
+        put(self, "strict", bool(self.strict))
+        pairs = self.per_op_order.items() if isinstance(self.per_op_order, Mapping) else self.per_op_order or ()
+        orders = {str(op).strip().casefold(): parse_order(order) for op, order in pairs}
+        put(self, "per_op_order", tuple(sorted(orders.items())))
+        put(self, "deny_vendors", fold_names(self.deny_vendors, "deny_vendors") or frozenset())
+        put(self, "allow_vendors", fold_names(self.allow_vendors, "allow_vendors"))
+
+    @classmethod
+    def from_dict(cls, **fields: Any) -> SelectionPolicy:
+        return cls(**fields)
+
+    def order_for(self, key: str) -> tuple[str, ...]:
+        """The tokens for an op, most wanted first."""
+        if self.per_op_order:
+            names = {key.casefold(), specs.short_name(key).casefold()}
+            for name, order in self.per_op_order:
+                if name in names:
+                    return order
+        order = ORDERS.get(self.prefer) or (self.prefer, *ORDERS["flagos"])
+        if key.startswith("tex::"):
+            if self.tex_fallback and "flagos" in order:
+                at = order.index("flagos") + 1
+                order = (*order[:at], self.tex_fallback, *order[at:])
+            if self.tex_first:
+                order = (self.tex_first, *order)
+        return tuple(dict.fromkeys(order))
+
+    def rest(self) -> tuple[str, ...]:
+        return ORDERS.get(self.prefer) or (self.prefer, *ORDERS["flagos"])
+
+    def filtered(self, impl: OpImpl) -> str | None:
+        """Why the vendor lists keep an impl out, or None. They touch only impls that have a vendor."""
+        if impl.vendor is None:
+            return None
+        name = impl.vendor.casefold()
+        if name in self.deny_vendors:
+            return f"vendor '{impl.vendor}' is denied"
+        if self.allow_vendors is not None and name not in self.allow_vendors:
+            allowed = ", ".join(sorted(self.allow_vendors)) or "none"
+            return f"vendor '{impl.vendor}' is not allowed (allowed: {allowed})"
+        if self.skip_cuda and impl.kind is BackendImplKind.VENDOR and name in ("nvidia", "cuda"):
+            return "NVIDIA's libraries are left out (OPMUX_SKIP_CUDA)"
+        return None
+
+    def over(self, layer: Layer) -> SelectionPolicy:
+        """This policy with a layer on top: what the layer says wins, op by op; denials add up."""
+        per_op = dict(self.per_op_order) if layer.prefer is None else {}
+        return replace(
+            self,
+            prefer=self.prefer if layer.prefer is None else layer.prefer,
+            strict=self.strict if layer.strict is None else layer.strict,
+            per_op_order={**per_op, **dict(layer.per_op)},
+            allow_vendors=self.allow_vendors if layer.allow is None else layer.allow,
+            deny_vendors=self.deny_vendors | layer.deny,
+            tex_first=self.tex_first if layer.prefer is None else None,
+            tex_fallback=self.tex_fallback if layer.prefer is None else None,
+            source="code",
+        )
+
+    def __str__(self) -> str:
+        said = [f"prefer={self.prefer}"]
+        said += ["strict"] if self.strict else []
+        said += [f"{op}={'|'.join(order)}" for op, order in self.per_op_order]
+        said += [f"allow={','.join(sorted(self.allow_vendors))}"] if self.allow_vendors is not None else []
+        said += [f"deny={','.join(sorted(self.deny_vendors))}"] if self.deny_vendors else []
+        said += [f"tex={self.tex_first}"] if self.tex_first else []
+        said += [f"tex fallback={self.tex_fallback}"] if self.tex_fallback else []
+        said += ["skip_cuda"] if self.skip_cuda else []
+        return " ".join(said)
+
+
+def fold_names(value: Any, what: str) -> frozenset[str] | None:
+    if value is None:
+        return None
+    if isinstance(value, str):
+        value = value.split(",")
+    try:
+        names = [v.strip().casefold() for v in value]
+    except (TypeError, AttributeError):
+        raise BadPolicy(f"{what} takes names of vendors; got {value!r}") from None
+    return frozenset(n for n in names if n)
+
+
+@dataclass(frozen=True)
+class Refused:
+    """An impl that will not run, the stage at which it was passed over, and why."""
+
+    impl: OpImpl
+    stage: str  # policy, device, arch, library, dtype, when, quarantine, error
+    reason: str
+
+
+def choose(policy: SelectionPolicy, key: str, impls: Iterable[OpImpl]) -> tuple[list[OpImpl], list[Refused]]:
+    """The candidates of an op in order, and the others with their reasons. Pure: no device, no tensor is looked at."""
+    refused: list[Refused] = []
+    pool: list[OpImpl] = []
+    for impl in sorted(impls, key=lambda i: (-i.priority, i.impl_id)):
+        reason = policy.filtered(impl)
+        refused.append(Refused(impl, "policy", reason)) if reason else pool.append(impl)
+    order = policy.order_for(key)
+    never = [t[1:] for t in order if t.startswith("!")]
+    wanted = [t for t in order if not t.startswith("!")] or ["*"]
+    for impl in list(pool):
+        hit = next((t for t in never if matches(t, impl)), None)
+        if hit is not None:
+            pool.remove(impl)
+            refused.append(Refused(impl, "policy", f"the order says !{hit}"))
+    chosen: list[OpImpl] = []
+    for token in wanted:
+        for part in policy.rest() if token == "*" else (token,):
+            chosen += [i for i in pool if matches(part, i) and i not in chosen]
+    said = "|".join(order)
+    refused += [Refused(i, "policy", f"not in the order {said}") for i in pool if i not in chosen]
+    return chosen, refused
+
+
+# ---- the policy of the process --------------------------------------------------------------------------------------
+
+_global: SelectionPolicy | None = None
+_listeners: list[Callable[[str], None]] = []  # told when the process's policy changes, with the reason
+
+
+def from_knobs() -> SelectionPolicy:
+    """The policy that environment and file ask for: per-op orders over backends over preference over the file's."""
+    prefer, legacy = knobs.PREFER.look(), knobs.PREFER_VENDOR.look()
+    orders = knobs.PER_OP.look()
+    strict = knobs.STRICT.get() or False
+    base = SelectionPolicy(
+        strict=strict,
+        allow_vendors=frozenset(knobs.ALLOW_VENDORS.get() or ()) or None,
+        deny_vendors=frozenset(knobs.DENY_VENDORS.get() or ()),
+        skip_cuda=knobs.SKIP_CUDA.get() or False,
+        source="settings",
+    )
+    base = replace(base, prefer=prefer.value or "flagos") if prefer.from_file else base
+    if orders.from_file:
+        base = replace(base, per_op_order=orders.value)
+    asked = None
+    if prefer.is_set and not prefer.from_file:
+        asked = prefer.value
+    elif legacy.is_set and not (prefer.from_file and legacy.from_file):
+        asked = "vendor" if legacy.value else "flagos"
+    if asked is not None:
+        base = replace(base, prefer=asked, per_op_order=())
+    backend = knobs.BACKEND.get() or knobs.PLUGIN.get()
+    if backend:
+        kept = tuple((op, o) for op, o in base.per_op_order if not _is_tex(op))
+        base = replace(base, tex_first=backend_token(backend), per_op_order=kept)
+    fallback = knobs.FALLBACK_BACKEND.get()
+    if fallback:
+        base = replace(base, tex_fallback=backend_token(fallback))
+    if orders.is_set and not orders.from_file:
+        base = replace(base, per_op_order={**dict(base.per_op_order), **(orders.value or {})})
+    return base
+
+
+def _is_tex(op: str) -> bool:
+    found = specs.lookup(op, ("tex", "opmux", "aten"))
+    return found is not None and found.space == "tex"
+
+
+def get_global_policy() -> SelectionPolicy:
+    global _global
+    if _global is None:
+        with lock:
+            if _global is None:
+                _global = from_knobs()
+    return _global
+
+
+def get_policy() -> SelectionPolicy:
+    """The policy that holds here: that of the innermost scope, else the process's."""
+    live = jump.scope.get()
+    return get_global_policy() if live is None else live.policy
+
+
+def set_global_policy(policy: SelectionPolicy) -> None:
+    """Replace the process's policy, for every thread; scopes that are live keep theirs."""
+    if not isinstance(policy, SelectionPolicy):
+        raise BadPolicy(f"expected a SelectionPolicy, got {policy!r}")
+    _set(policy, f"policy set to {policy}")
+
+
+def reset_global_policy() -> None:
+    """Back to what environment and file say, read anew."""
+    _set(None, "policy reset")
+
+
+def _set(policy: SelectionPolicy | None, why: str) -> None:
+    global _global
+    with lock:
+        _global = policy
+        for listener in _listeners:
+            listener(why)
+
+
+def on_change(listener: Callable[[str], None]) -> None:
+    _listeners.append(listener)
+
+
+# ---- scopes ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Layer:
+    """What a scope changes; None and empty leave things as they are."""
+
+    prefer: str | None = None
+    strict: bool | None = None
+    per_op: tuple[tuple[str, tuple[str, ...]], ...] = ()
+    allow: frozenset[str] | None = None
+    deny: frozenset[str] = frozenset()
+
+    @classmethod
+    def of(cls, prefer: Any = None, strict: Any = None, per_op: Any = None, allow: Any = None, deny: Any = None):
+        orders = {str(op).strip().casefold(): parse_order(order) for op, order in dict(per_op or {}).items()}
+        return cls(
+            None if prefer is None else parse_prefer(prefer),
+            None if strict is None else bool(strict),
+            tuple(sorted(orders.items())),
+            fold_names(allow, "allow"),
+            fold_names(deny, "deny") or frozenset(),
+        )
+
+
+class Table:
+    """What each jump runs under one policy; filled as ops are called."""
+
+    def __init__(self, policy: SelectionPolicy):
+        self.policy = policy
+        self.pairs: dict[Jump, Pair] = {}
+        _every_table.add(self)
+
+    def miss(self, jump: Jump) -> Pair:
+        with lock:
+            pair = self.pairs.get(jump)
+            if pair is None:
+                pair = self.pairs[jump] = jump.under(self.policy)
+            return pair
+
+
+class Scope:
+    """A live scope: a node of the chain that the context variable points to."""
+
+    __slots__ = ("miss", "owner", "pairs", "parent", "policy", "table")
+
+    def __init__(self, table: Table, parent: Scope | None, owner: Any):
+        self.policy, self.table, self.parent, self.owner = table.policy, table, parent, owner
+        self.pairs, self.miss = table.pairs, table.miss  # what jumps read, one step away
+
+
+_tables: dict[SelectionPolicy, Table] = {}
+_every_table: weakref.WeakSet[Table] = weakref.WeakSet()
+_live = 0  # scopes entered and not yet left, in all threads and tasks
+
+
+def live_scopes() -> int:
+    return _live
+
+
+def forget_bindings() -> None:
+    """Empty every scope's table: what is registered has changed."""
+    for table in tuple(_every_table):
+        table.pairs.clear()
+
+
+def _table(policy: SelectionPolicy) -> Table:
+    table = _tables.get(policy)
+    if table is None:
+        if len(_tables) >= 64:  # policies made in a loop: drop the oldest; a live scope keeps its own
+            _tables.pop(next(iter(_tables)))
+        table = _tables[policy] = Table(policy)
+    return table
+
+
+class PolicyScope:
+    """A policy for a block, a function or a coroutine: re-entrant, composed when entered, local to thread and task."""
+
+    def __init__(
+        self,
+        layer: Layer | SelectionPolicy,
+        watch: Callable[[bool], None],
+        check: Callable[[SelectionPolicy], None] | None = None,
+    ):
+        self._layer = layer
+        self._watch = watch
+        self._check = check
+
+    def __enter__(self) -> SelectionPolicy:
+        global _live
+        outer = jump.scope.get()
+        if isinstance(self._layer, SelectionPolicy):
+            policy = self._layer
+        else:
+            policy = (get_global_policy() if outer is None else outer.policy).over(self._layer)
+        if self._check is not None:
+            self._check(policy)
+        with lock:
+            node = Scope(_table(policy), outer, self)
+            _live += 1
+            if _live == 1:
+                self._watch(True)
+        jump.scope.set(node)
+        return policy
+
+    def __exit__(self, *error: Any) -> None:
+        global _live
+        jump.scope.set(_without(jump.scope.get(), self))
+        with lock:
+            _live -= 1
+            if _live == 0:
+                self._watch(False)
+
+    def __call__(self, fn: Callable[..., Any]) -> Callable[..., Any]:
+        if inspect.isgeneratorfunction(fn) or inspect.isasyncgenfunction(fn):
+            raise TypeError(f"{fn.__qualname__} is a generator: use `with` inside it, around what should obey")
+        if inspect.iscoroutinefunction(fn):
+
+            @functools.wraps(fn)
+            async def inside_async(*args: Any, **kwargs: Any) -> Any:
+                with self:
+                    return await fn(*args, **kwargs)
+
+            return inside_async
+
+        @functools.wraps(fn)
+        def inside(*args: Any, **kwargs: Any) -> Any:
+            with self:
+                return fn(*args, **kwargs)
+
+        return inside
+
+
+def _without(node: Scope | None, owner: PolicyScope) -> Scope | None:
+    """The chain without its innermost node of this owner (scopes may be left out of order by hand)."""
+    if node is None:
+        return None
+    if node.owner is owner:
+        return node.parent
+    return Scope(node.table, _without(node.parent, owner), node.owner)

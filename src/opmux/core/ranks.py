@@ -1,0 +1,70 @@
+"""Ranks that must agree: a digest of all bindings, and its comparison over torch.distributed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch.distributed as dist
+
+from .default import get_default_manager, set_policy
+from .errors import RanksDiffer
+from .log import logger
+
+MODES = ("error", "warn", "adopt")
+
+
+def digest() -> str:
+    """A short hash of which impls would run, for every op; equal on ranks that would run the same."""
+    return get_default_manager().digest()
+
+
+def sync(group: Any = None, mode: str = "error") -> bool:
+    """Compare this rank's bindings with the group's; True when all agree.
+
+    On a difference: "error" raises on every rank, "warn" logs it, "adopt" makes every rank follow rank 0's order of
+    impls, op by op (an impl a rank does not have is an error there).
+    """
+    if mode not in MODES:
+        raise ValueError(f"sync: mode must be one of {MODES}, got {mode!r}")
+    manager = get_default_manager()
+    world = dist.get_world_size(group)
+    seen: list[Any] = [None] * world
+    dist.all_gather_object(seen, manager.digest(), group=group)
+    if len(set(seen)) == 1:
+        return True
+    tables: list[Any] = [None] * world
+    dist.all_gather_object(tables, manager.bindings(), group=group)
+    words = _difference(tables)
+    if mode == "error":
+        raise RanksDiffer(f"ranks would run different impls: {words}")
+    logger.warning("ranks would run different impls: %s", words)
+    if mode == "adopt":
+        _adopt(tables, dist.get_rank(group), group)
+    return False
+
+
+def _difference(tables: list[dict[str, tuple[str, ...]]]) -> str:
+    """The first few ops on which some rank differs from rank 0."""
+    lines = []
+    for rank, table in enumerate(tables):
+        for op in sorted({*table, *tables[0]}):
+            if table.get(op) != tables[0].get(op):
+                lines.append(f"{op}: rank 0 {tables[0].get(op, ())}, rank {rank} {table.get(op, ())}")
+    more = f"; and {len(lines) - 8} more" if len(lines) > 8 else ""
+    return "; ".join(lines[:8]) + more
+
+
+def _adopt(tables: list[dict[str, tuple[str, ...]]], rank: int, group: Any) -> None:
+    mine, lead = tables[rank], tables[0]
+    orders = {op: [f"impl:{i}" for i in ids] for op, ids in lead.items() if ids and mine.get(op) != ids}
+    missing = {
+        op: sorted(set(ids) - set(mine.get(op, ()))) for op, ids in lead.items() if set(ids) - set(mine.get(op, ()))
+    }
+    # every rank must know whether all could follow, or some would wait for ever in the next collective
+    lacking: list[Any] = [None] * len(tables)
+    dist.all_gather_object(lacking, missing, group=group)
+    short = {r: m for r, m in enumerate(lacking) if m}
+    if short:
+        raise RanksDiffer(f"rank 0's impls cannot be adopted; missing by rank: {short}")
+    if orders:
+        set_policy(per_op=orders)

@@ -1,0 +1,395 @@
+"""Who implements what: `OpImpl`, and the registry that holds them by op."""
+
+from __future__ import annotations
+
+import inspect
+import weakref
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+from enum import Enum
+from typing import Any
+
+import torch
+
+from .errors import BadImpl, DuplicateImpl, UnknownName
+from .facts import split_arch
+from .lock import lock
+from .spec import DOORS, Spec, specs
+
+API_VERSION = 1  # of the plugin interface: OpImpl, register(registry), the names of opmux.core
+
+
+class BackendImplKind(str, Enum):  # noqa: UP042 - the value is what str() and comparison see
+    """What an impl is; its value is the token that policies use."""
+
+    DEFAULT = "flagos"  # our own Triton kernels
+    VENDOR = "vendor"  # a chip vendor's library, or a plugin
+    REFERENCE = "reference"  # plain PyTorch
+
+    def __str__(self) -> str:
+        return self.value
+
+
+When = Callable[..., "bool | str | None"]
+
+
+@dataclass(frozen=True)
+class OpImpl:
+    """One way to compute an op, and when it applies.
+
+    `when(*args)` answers True (or None), or the reason why not; it must not write. `supported_dtypes` looks at the
+    call's first tensor; `min_arch` ("sm_90", "gfx942") and `devices` ("cuda",) at its device.
+    """
+
+    op_name: str
+    impl_id: str
+    kind: BackendImplKind
+    vendor: str | None = None
+    fn: Callable[..., Any] = None  # type: ignore[assignment]
+    priority: int = 0
+    supported_dtypes: frozenset[torch.dtype] | None = None
+    min_arch: str | None = None
+    when: When | None = None
+    devices: frozenset[str] | None = None
+
+    def __post_init__(self) -> None:
+        where = f"OpImpl({self.op_name!r}, {self.impl_id!r})"
+        for field in ("op_name", "impl_id"):
+            value = getattr(self, field)
+            if not isinstance(value, str) or not value.strip():
+                raise BadImpl(f"{where}: {field} must be a name, got {value!r}")
+        put = object.__setattr__
+        try:
+            put(self, "kind", BackendImplKind(self.kind))
+        except ValueError:
+            kinds = ", ".join(f"{k.name} ('{k.value}')" for k in BackendImplKind)
+            raise BadImpl(f"{where}: kind must be one of {kinds}; got {self.kind!r}") from None
+        if self.kind is BackendImplKind.VENDOR and not self.vendor:
+            raise BadImpl(f"{where}: an impl of kind VENDOR must say whose it is: pass vendor=")
+        if not callable(self.fn):
+            raise BadImpl(f"{where}: fn must be callable, got {self.fn!r}")
+        if self.when is not None and not callable(self.when):
+            raise BadImpl(f"{where}: when must be a predicate over the op's arguments, got {self.when!r}")
+        if not isinstance(self.priority, int):
+            raise BadImpl(f"{where}: priority must be an integer, got {self.priority!r}")
+        if self.supported_dtypes is not None:
+            put(self, "supported_dtypes", frozenset(_dtype(d, where) for d in self.supported_dtypes))
+        if self.devices is not None:
+            put(self, "devices", frozenset(self.devices))
+        if self.min_arch is not None:
+            try:
+                split_arch(self.min_arch)
+            except ValueError as error:
+                raise BadImpl(f"{where}: {error}") from None
+
+    @property
+    def call(self) -> Callable[..., Any]:
+        """What to call: an autograd.Function is called by its `apply`."""
+        fn: Any = self.fn
+        is_function = isinstance(fn, type) and issubclass(fn, torch.autograd.Function)
+        return fn.apply if is_function else fn
+
+    def of_vendor(self, name: str) -> bool:
+        return self.vendor is not None and self.vendor.casefold() == name.casefold()
+
+    def __str__(self) -> str:
+        return f"'{self.impl_id}' (kind={self.kind}, vendor={self.vendor})"
+
+
+def _dtype(value: Any, where: str) -> torch.dtype:
+    found = getattr(torch, value, None) if isinstance(value, str) else value
+    if not isinstance(found, torch.dtype):
+        raise BadImpl(f"{where}: supported_dtypes takes torch dtypes such as torch.bfloat16, got {value!r}")
+    return found
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where an impl came from: what `opmux list` and `opmux doctor` show."""
+
+    plugin: str = "opmux"
+    distribution: str | None = None
+    version: str | None = None
+    file: str | None = None
+
+    def __str__(self) -> str:
+        dist = f"{self.distribution} {self.version}" if self.distribution else self.plugin
+        return f"{dist} ({self.file})" if self.file else dist
+
+
+class OpRegistry:
+    """Impls by op. Reads need no lock: each op's impls are one immutable tuple, replaced as a whole.
+
+    A registry of your own holds exactly what you put in. `checked` registries (the default one) refuse an impl that
+    cannot be called with its op's arguments.
+    """
+
+    def __init__(self, *, checked: bool = False, fill: Callable[[], None] | None = None):
+        self._impls: dict[str, tuple[OpImpl, ...]] = {}
+        self._origins: dict[tuple[str, str], Origin] = {}
+        self._checked = checked
+        self._fill = fill
+        self._listeners: list[weakref.WeakMethod] = []
+
+    # -- writing
+
+    def register_impl(self, impl: OpImpl, *, origin: Origin | None = None) -> None:
+        self.register_many((impl,), origin=origin)
+
+    def register_many(self, impls: Iterable[OpImpl], *, origin: Origin | None = None) -> None:
+        """All of them, or, where one of them is wrong, none."""
+        impls = tuple(impls)
+        rows = [(self.key(i.op_name), i) for i in impls if self._is_impl(i)]
+        with lock:
+            added = dict(self._impls)
+            for key, impl in rows:
+                if any(i.impl_id.casefold() == impl.impl_id.casefold() for i in added.get(key, ())):
+                    raise DuplicateImpl(
+                        f"op '{impl.op_name}' has an impl '{impl.impl_id}' already: "
+                        f"pick another impl_id, or unregister the first"
+                    )
+                if self._checked:
+                    check_fit(specs.by_key.get(key), impl)
+                added[key] = (*added.get(key, ()), impl)
+            self._impls = added
+            for key, impl in rows:
+                self._origins[key, impl.impl_id] = origin or Origin("code", file=_file_of(impl.fn))
+            self._changed({key for key, _ in rows})
+
+    def unregister(self, op_name: str, impl_id: str | None = None) -> int:
+        """Take out one impl of an op, or all of them; returns how many went."""
+        key = self.key(op_name)
+        with lock:
+            have = self._impls.get(key, ())
+            keep = tuple(i for i in have if impl_id and i.impl_id.casefold() != impl_id.casefold())
+            if len(keep) == len(have):
+                if have and impl_id:
+                    raise UnknownName(f"impl of op '{op_name}'", impl_id, [i.impl_id for i in have])
+                raise UnknownName("op", op_name, self.list_operators())
+            impls = {k: v for k, v in self._impls.items() if k != key}
+            self._impls = {**impls, key: keep} if keep else impls
+            for impl in have:
+                if impl not in keep:
+                    self._origins.pop((key, impl.impl_id), None)
+            self._changed({key})
+            return len(have) - len(keep)
+
+    # -- reading
+
+    def key(self, op_name: str) -> str:
+        """The key of a name: the qualified key of the spec it means, else the name as it stands."""
+        if op_name in self._impls:
+            return op_name
+        spec = specs.lookup(op_name, DOORS["impl"])
+        if spec is not None:
+            return spec.key
+        folded = op_name.casefold()
+        return next((k for k in self._impls if k.casefold() == folded), op_name)
+
+    def get_implementations(self, op_name: str) -> list[OpImpl]:
+        self._fill_up()
+        return list(self._impls.get(self.key(op_name), ()))
+
+    def impls(self, key: str) -> tuple[OpImpl, ...]:
+        return self._impls.get(key, ())
+
+    def list_operators(self) -> list[str]:
+        """The ops with an impl here, each by the shortest name that reaches it."""
+        self._fill_up()
+        return sorted(specs.short_name(k) for k in self._impls)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(tuple(self._impls))
+
+    def all_impls(self) -> list[OpImpl]:
+        return [i for impls in tuple(self._impls.values()) for i in impls]
+
+    def impl_ids(self) -> list[str]:
+        return sorted({i.impl_id for i in self.all_impls()})
+
+    def vendors(self) -> list[str]:
+        return sorted({i.vendor for i in self.all_impls() if i.vendor})
+
+    def origin(self, key: str, impl_id: str) -> Origin:
+        return self._origins.get((key, impl_id), Origin())
+
+    def __len__(self) -> int:
+        return len(self._impls)
+
+    # -- plumbing
+
+    def listen(self, method: Callable[[set[str]], None]) -> None:
+        """Call a bound method after each change, for as long as its object lives."""
+        self._listeners.append(weakref.WeakMethod(method))
+
+    def stage(self) -> OpRegistry:
+        """A copy to try changes on; `adopt` takes them over."""
+        copy = OpRegistry(checked=self._checked)
+        copy._impls, copy._origins = dict(self._impls), dict(self._origins)
+        return copy
+
+    def adopt(self, staged: OpRegistry) -> list[OpImpl]:
+        """Take over what was added to a staged copy; returns the new impls."""
+        with lock:
+            new = {k: [i for i in v if i not in self._impls.get(k, ())] for k, v in staged._impls.items()}
+            new = {k: v for k, v in new.items() if v}
+            self._impls = {**self._impls, **{k: (*self._impls.get(k, ()), *v) for k, v in new.items()}}
+            for key, impls in new.items():
+                for impl in impls:
+                    self._origins[key, impl.impl_id] = staged.origin(key, impl.impl_id)
+            self._changed(set(new))
+        return [i for impls in new.values() for i in impls]
+
+    def _changed(self, keys: set[str]) -> None:
+        for ref in tuple(self._listeners):
+            method = ref()
+            if method is None:
+                self._listeners.remove(ref)
+            else:
+                method(keys)
+
+    def _fill_up(self) -> None:
+        if self._fill is not None:
+            self._fill()
+
+    @staticmethod
+    def _is_impl(value: Any) -> bool:
+        if not isinstance(value, OpImpl):
+            raise BadImpl(f"expected an OpImpl, got {type(value).__name__}: {value!r}")
+        return True
+
+
+# ---- an impl's call against its op's --------------------------------------------------------------------------------
+
+
+def check_fit(spec: Spec | None, impl: OpImpl) -> None:
+    """Raise BadImpl where an impl cannot be called with its op's arguments."""
+    if spec is not None:
+        fit = Fit.of(spec, impl)
+        if fit.refusal:
+            raise BadImpl(f"impl '{impl.impl_id}' does not fit op '{impl.op_name}': {fit.refusal}")
+
+
+@dataclass(frozen=True)
+class Fit:
+    """How an impl takes the arguments of its op: `call` does it, or `refusal` says why it cannot."""
+
+    call: Callable[..., Any] | None = None
+    refusal: str | None = None
+
+    @classmethod
+    def of(cls, spec: Spec, impl: OpImpl) -> Fit:
+        own = impl.fn is spec.reference or getattr(impl.fn, "lifted_from", None) is spec
+        if own:
+            return cls(impl.call)
+        target: Any = getattr(impl.fn, "forward", None) if isinstance(impl.fn, type) else impl.fn
+        try:
+            signature = inspect.signature(target)
+        except (TypeError, ValueError):  # a builtin that does not say: take it at its word
+            return cls(_finish(impl.call, spec))
+        params = list(signature.parameters.values())
+        if target is not impl.fn:
+            params = params[1:]  # autograd's ctx
+        plan = _plan_call(spec, params)
+        if isinstance(plan, _Refusal):
+            return cls(refusal=plan)
+        if plan == ", ".join(spec.names):
+            return cls(_finish(impl.call, spec))
+        names: dict[str, Any] = {"_f": impl.call, "_fix": spec.result}
+        call = f"_fix(_f({plan}))" if spec.result else f"_f({plan})"
+        text = f"def {spec.name}({', '.join(spec.names)}):\n    return {call}\n"
+        exec(compile(text, f"<opmux adapter of {impl.impl_id}>", "exec"), names)
+        return cls(names[spec.name])
+
+
+def _plan_call(spec: Spec, params: list[inspect.Parameter]) -> str:
+    """The text of the arguments for an impl with these parameters, or a _Refusal: words why there is none.
+
+    Slots are filled in order, whatever their names; an impl that speaks the op's own names is called by name.
+    """
+    slots = [p for p in params if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    by_keyword = {p.name for p in params if p.kind is p.KEYWORD_ONLY}
+    takes_rest = any(p.kind is p.VAR_KEYWORD for p in params)
+    names = list(spec.names)
+    if any(p.kind is p.VAR_POSITIONAL for p in params):
+        return ", ".join(names)
+    known = [p.name for p in slots]
+    if set(known) <= set(names) and known != names[: len(known)]:
+        order, left = known, [n for n in names if n not in known]
+    else:
+        order, left = names[: len(slots)], names[len(slots) :]
+    unfilled = [p.name for p in slots[len(order) :] if p.default is p.empty]
+    if unfilled:
+        return _Refusal(f"it needs {unfilled}, which the op {spec.name}({', '.join(names)}) does not have")
+    lost = [n for n in left if n not in by_keyword and not takes_rest]
+    if lost:
+        return _Refusal(f"it cannot take {lost} of {spec.name}({', '.join(names)}); add them, or **kwargs")
+    return ", ".join([*order, *(f"{n}={n}" for n in left)])
+
+
+class _Refusal(str):
+    """Words why an impl cannot take a call, where a plan of the call was expected."""
+
+
+def _finish(call: Callable[..., Any], spec: Spec) -> Callable[..., Any]:
+    if spec.result is None:
+        return call
+    fix = spec.result
+    return lambda *args, **kwargs: fix(call(*args, **kwargs))
+
+
+# ---- our own kernels ------------------------------------------------------------------------------------------------
+
+# What @impl has tagged and no manager has taken up yet, by the key of the op.
+tagged: list[tuple[OpImpl, Origin]] = []
+
+
+def impl(
+    op: Callable[..., Any] | str,
+    *,
+    id: str | None = None,
+    kind: BackendImplKind = BackendImplKind.DEFAULT,
+    vendor: str | None = None,
+    priority: int = 0,
+    when: When | None = None,
+    dtypes: Iterable[torch.dtype] | None = None,
+    min_arch: str | None = None,
+    devices: Iterable[str] | None = None,
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Tag a function as an implementation of an op; the default manager takes it up on the op's first use."""
+    spec = specs.find(op) if isinstance(op, str) else getattr(op, "spec", None)
+    if not isinstance(spec, Spec):
+        raise BadImpl(f"@impl takes an op declared by @op, or its name; got {op!r}")
+    if id is None:
+        id = {
+            BackendImplKind.DEFAULT: "default.flagos",
+            BackendImplKind.REFERENCE: "reference.torch",
+        }.get(kind, f"vendor.{vendor}")
+
+    def tag(fn: Callable[..., Any]) -> Callable[..., Any]:
+        made = OpImpl(
+            spec.key,
+            id,
+            kind,
+            vendor,
+            fn,
+            priority,
+            frozenset(dtypes) if dtypes is not None else None,
+            min_arch,
+            when,
+            frozenset(devices) if devices is not None else None,
+        )
+        check_fit(spec, made)
+        tagged.append((made, Origin("opmux", file=_file_of(fn))))
+        return fn
+
+    return tag
+
+
+def _file_of(fn: Any) -> str | None:
+    code = getattr(inspect.unwrap(fn), "__code__", None)
+    return code.co_filename if code is not None else None
+
+
+def rename(impl: OpImpl, **changes: Any) -> OpImpl:
+    return replace(impl, **changes)

@@ -1,0 +1,341 @@
+"""What an op is: the declaration from which schema, fake kernel, CPU path, tests, benchmarks and docs are derived.
+
+The decorated function *is* the reference. Names do the linking: `out` names the results, and a backward op takes
+gradients as `d<result>`, saved values under the name they had in the forward (argument or result), and returns
+`d<argument>`s. Nothing about a device stands here: what a chip cannot do is its impl's `when`.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import inspect
+import pkgutil
+import types
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from . import library
+from .errors import BadSpec, UnknownName
+from .facts import tensors
+from .jump import Jump, is_tensor
+
+# A bare name is looked for in these spaces, in this order, by the door it comes through.
+DOORS = {
+    "impl": ("tex", "opmux", "aten"),  # OpImpl, per-op orders, plugins, manager.call
+    "export": ("opmux", "tex", "aten"),  # a vendor's __all__
+    "row": ("aten",),  # a vendor's get_specific_ops
+    "ops": ("opmux", "tex"),  # opmux.ops
+}
+
+
+@dataclass(frozen=True)
+class Tol:
+    """How far an impl may be from the reference: |a - b| <= atol + rtol * |b|."""
+
+    rtol: float
+    atol: float
+
+
+# One rounding of the result, and a little for the order of a sum.
+TOL: Mapping[torch.dtype, Tol] = {
+    torch.float64: Tol(1e-7, 1e-7),
+    torch.float32: Tol(1.3e-6, 1e-5),
+    torch.float16: Tol(2e-3, 1e-3),
+    torch.bfloat16: Tol(1.6e-2, 1e-3),
+}
+
+
+@dataclass(frozen=True)
+class Sample:
+    """Arguments an op must handle."""
+
+    args: tuple
+    kwargs: dict[str, Any] = field(default_factory=dict)
+    id: str = ""
+
+
+@dataclass(frozen=True)
+class BadSample:
+    """Arguments an op must refuse, the exception it must raise, and a pattern its message must match."""
+
+    args: tuple
+    error: type[Exception]
+    match: str
+    kwargs: dict[str, Any] = field(default_factory=dict)
+    id: str = ""
+
+
+Samples = Callable[[torch.dtype, torch.device], Iterable[Sample]]
+BadSamples = Callable[[torch.device], Iterable[BadSample]]
+
+
+@dataclass(frozen=True, eq=False)
+class Spec:
+    """One op. `reference` is the op; everything else says how to check, measure and describe it."""
+
+    name: str
+    space: str
+    reference: Callable[..., Any]
+    out: tuple[str, ...]
+    grad: str | None = None
+    mutates: tuple[str, ...] = ()
+    samples: Samples | None = None
+    errors: BadSamples | None = None
+    tol: Mapping[torch.dtype, Tol] = field(default_factory=lambda: TOL)
+    traffic: Callable[..., int] | None = None
+    flops: Callable[..., int] | None = None
+    schema: str | None = None
+    fake: Callable[..., Any] | None = None
+    result: Callable[[Any], Any] | None = None  # brings what a foreign impl may return to this op's shape
+
+    @property
+    def key(self) -> str:
+        return f"{self.space}::{self.name}"
+
+    @property
+    def family(self) -> str:
+        return self.reference.__module__.rpartition(".")[2]
+
+    @cached_property
+    def signature(self) -> inspect.Signature:
+        return inspect.signature(self.reference, eval_str=True)
+
+    @property
+    def doc(self) -> str:
+        return inspect.cleandoc(self.reference.__doc__ or "")
+
+    @cached_property
+    def names(self) -> tuple[str, ...]:
+        return tuple(self.signature.parameters)
+
+    @cached_property
+    def parts(self) -> dict[str, Spec]:
+        """The primitives a composition is made of: the ops its code names, by the global name it uses."""
+        names: set[str] = set()
+        codes = [_code(self.reference)]
+        while codes:
+            code = codes.pop()
+            names.update(code.co_names)
+            codes += [c for c in code.co_consts if isinstance(c, types.CodeType)]
+        where = inspect.unwrap(self.reference).__globals__
+        found = {n: getattr(where.get(n), "spec", None) for n in sorted(names)}
+        return {n: s for n, s in found.items() if isinstance(s, Spec) and s is not self}
+
+    @cached_property
+    def gradient(self) -> Gradient:
+        return Gradient.of(self, specs.find(self.grad or "", (self.space,)))
+
+    def check_types(self, args: tuple, kwargs: dict) -> None:
+        """Raise TypeError naming the first argument that should be a tensor and is not."""
+        given = self.signature.bind(*args, **kwargs).arguments
+        for p in self.signature.parameters.values():
+            value = given.get(p.name, p.default)
+            if not is_tensor(p.annotation) and not is_tensor(p.annotation, optional=True):
+                continue
+            if not isinstance(value, Tensor) and (value is not None or is_tensor(p.annotation)):
+                wanted = "a Tensor" if is_tensor(p.annotation) else "a Tensor or None"
+                raise TypeError(f"{self.name}: argument '{p.name}' must be {wanted}, got {_type_name(value)}")
+
+    def bytes_moved(self, *args: Any, **kwargs: Any) -> int:
+        """The fewest bytes the op must move: each input read once, each result written once."""
+        if self.traffic is not None:
+            return self.traffic(*args, **kwargs)
+        results = library.fake_call(self, args, kwargs)
+        return sum(t.nbytes for t in (*tensors(args), *tensors(kwargs), *tensors(results)))
+
+
+@dataclass(frozen=True)
+class Gradient:
+    """How autograd calls the backward op: where each of its arguments comes from, where each result goes."""
+
+    backward: Spec
+    sources: tuple[tuple[str, int], ...]  # ("grad" | "in" | "out", index)
+    targets: tuple[int, ...]  # for each result of the backward, the index of the forward argument
+    inputs: int
+    differentiable: tuple[bool, ...]  # for each result of the forward
+
+    @classmethod
+    def of(cls, forward: Spec, backward: Spec) -> Gradient:
+        grads = {f"d{o}": i for i, o in enumerate(forward.out)}
+        ins = {n: i for i, n in enumerate(forward.names)}
+        outs = {n: i for i, n in enumerate(forward.out)}
+        sources = []
+        for name in backward.names:
+            for kind, known in (("grad", grads), ("in", ins), ("out", outs)):
+                if name in known:
+                    sources.append((kind, known[name]))
+                    break
+            else:
+                raise BadSpec(
+                    f"{backward.key} takes '{name}', which is no argument of {forward.key} {tuple(ins)}, "
+                    f"no result {tuple(outs)} and no gradient {tuple(grads)}"
+                )
+        targets = []
+        for name in backward.out:
+            if not name.startswith("d") or name[1:] not in ins:
+                raise BadSpec(
+                    f"{backward.key} returns '{name}': expected d<argument of {forward.key}>, "
+                    f"one of {tuple(f'd{n}' for n in ins)}"
+                )
+            targets.append(ins[name[1:]])
+        wanted = {i for kind, i in sources if kind == "grad"}
+        return cls(
+            backward,
+            tuple(sources),
+            tuple(targets),
+            len(ins),
+            tuple(i in wanted for i in range(len(outs))),
+        )
+
+
+class Specs:
+    """Every declared op by its key, and the families that have not been looked into yet."""
+
+    def __init__(self, root: str = "opmux.specs", implementers: tuple[str, ...] = ("opmux.kernels",)):
+        self.by_key: dict[str, Spec] = {}
+        self.functions: dict[str, Callable[..., Any]] = {}
+        self.jumps: dict[str, Jump] = {}
+        self.root = root
+        self.implementers = implementers
+        self._loaded: set[str] = set()
+
+    def add(self, spec: Spec, jump: Jump) -> None:
+        if spec.key in self.by_key:
+            raise BadSpec(f"{spec.key} is declared twice: in {self.by_key[spec.key].family} and {spec.family}")
+        self.by_key[spec.key] = spec
+        self.jumps[spec.key] = jump
+        self.functions[spec.key] = jump.fn
+
+    def remove(self, spec: Spec) -> None:
+        """Undo a declaration: a plugin that failed leaves nothing behind."""
+        for table in (self.by_key, self.jumps, self.functions):
+            table.pop(spec.key, None)
+        library.undefine(spec)
+
+    @cached_property
+    def families(self) -> tuple[str, ...]:
+        found = importlib.util.find_spec(self.root)
+        paths = list(found.submodule_search_locations or ()) if found else []
+        names = (m.name for m in pkgutil.iter_modules(paths))
+        return tuple(sorted(n for n in names if not n.startswith("_") and n != "samples"))
+
+    def load(self, family: str) -> None:
+        if family not in self._loaded:
+            importlib.import_module(f"{self.root}.{family}")
+            self._loaded.add(family)
+
+    def load_all(self) -> None:
+        for family in self.families:
+            self.load(family)
+
+    def load_implementers(self, family: str) -> None:
+        """Import the modules that implement a family, by name: a missing one is no error, a broken one is."""
+        for root in self.implementers:
+            if importlib.util.find_spec(root) is not None and importlib.util.find_spec(f"{root}.{family}"):
+                importlib.import_module(f"{root}.{family}")
+
+    def lookup(self, name: str, spaces: tuple[str, ...]) -> Spec | None:
+        """The spec a name means: a qualified key as it stands, a bare name by the spaces of its door."""
+        keys = (name,) if "::" in name else tuple(f"{s}::{name}" for s in spaces)
+        for best, key in enumerate(keys):
+            if key in self.by_key and (best == 0 or len(self._loaded) == len(self.families)):
+                return self.by_key[key]
+        for family in self.families:
+            self.load(family)
+            if keys[0] in self.by_key:
+                return self.by_key[keys[0]]
+        for key in keys:
+            if key in self.by_key:
+                return self.by_key[key]
+        folded = {k.casefold(): k for k in self.by_key}
+        return next((self.by_key[folded[k.casefold()]] for k in keys if k.casefold() in folded), None)
+
+    def find(self, name: str, spaces: tuple[str, ...] = DOORS["impl"]) -> Spec:
+        found = self.lookup(name, spaces)
+        if found is None:
+            raise UnknownName("op", name, self.short_names())
+        return found
+
+    def short_name(self, key: str) -> str:
+        """The name by which an OpImpl or a policy reaches the op: bare where that is not another's."""
+        bare = key.rpartition("::")[2]
+        owner = next((f"{s}::{bare}" for s in DOORS["impl"] if f"{s}::{bare}" in self.by_key), key)
+        return bare if owner == key else key
+
+    def short_names(self) -> list[str]:
+        self.load_all()
+        return sorted(self.short_name(k) for k in self.by_key)
+
+    def __iter__(self) -> Iterator[Spec]:
+        self.load_all()
+        return iter(tuple(self.by_key.values()))
+
+
+specs = Specs()
+
+
+def op(
+    reference: Callable[..., Any] | None = None,
+    /,
+    *,
+    out: str = "y",
+    grad: str | None = None,
+    mutates: tuple[str, ...] = (),
+    samples: Samples | None = None,
+    errors: BadSamples | None = None,
+    tol: Mapping[torch.dtype, Tol] | None = None,
+    traffic: Callable[..., int] | None = None,
+    flops: Callable[..., int] | None = None,
+    schema: str | None = None,
+    fake: Callable[..., Any] | None = None,
+    result: Callable[[Any], Any] | None = None,
+    space: str = "opmux",
+    name: str | None = None,
+) -> Callable[..., Any]:
+    """Declare an op: the decorated function is its reference; what comes back is the op's stable function.
+
+    The function has `.spec` and `.reference`. Only ops of the space `opmux` get a torch schema and a fake kernel.
+    """
+
+    def declare(reference: Callable[..., Any]) -> Callable[..., Any]:
+        spec = Spec(
+            name or reference.__name__, space, reference, tuple(out.split()), grad, tuple(mutates),
+            samples, errors, {**TOL, **(tol or {})}, traffic, flops, schema, fake, result,
+        )  # fmt: skip
+        _check_declaration(spec)
+        jump = library.make_jump(spec)
+        fn: Any = jump.fn
+        fn.spec, fn.reference = spec, reference
+        fn.__doc__, fn.__module__ = reference.__doc__, reference.__module__
+        fn.__qualname__ = spec.name
+        fn.__annotations__ = inspect.get_annotations(inspect.unwrap(reference), eval_str=True)
+        specs.add(spec, jump)
+        if space == "opmux":
+            library.define(spec, jump)
+        return fn
+
+    return declare if reference is None else declare(reference)
+
+
+def _check_declaration(spec: Spec) -> None:
+    missing = [m for m in spec.mutates if m not in spec.names]
+    if missing:
+        raise BadSpec(f"{spec.key} mutates {missing}, which it does not take; it takes {spec.names}")
+    if len(set(spec.out)) != len(spec.out) or not all(o.isidentifier() for o in spec.out):
+        raise BadSpec(f"{spec.key}: out={' '.join(spec.out)!r} must be distinct names with spaces between them")
+    for p in spec.signature.parameters.values():
+        if p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD, p.POSITIONAL_ONLY):
+            raise BadSpec(f"{spec.key}: parameter {p} must be named and passable by keyword")
+
+
+def _code(fn: Callable[..., Any]) -> types.CodeType:
+    return inspect.unwrap(fn).__code__
+
+
+def _type_name(value: Any) -> str:
+    return "None" if value is None else type(value).__name__

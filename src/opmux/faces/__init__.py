@@ -1,0 +1,1 @@
+"""Foreign interfaces over the same ops: under which name people call them."""

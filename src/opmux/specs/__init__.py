@@ -1,0 +1,1 @@
+"""What each op computes: one file per family. The decorated torch function is the op's reference."""

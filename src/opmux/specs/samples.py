@@ -1,0 +1,207 @@
+"""Arguments for ops: the sizes and layouts that find mistakes, with the same numbers on every machine.
+
+A maker is called with a dtype and a device and yields samples; its `.at(shape, dtype, device)` makes a single one
+whose first tensor has that shape, for the command line and the benchmarks.
+"""
+
+import zlib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..core.errors import NotSupported
+from ..core.spec import BadSample, BadSamples, Sample
+
+Shape = tuple[int, ...]
+
+# A second dtype to go with the first: weights of another dtype, outputs of another dtype.
+OTHER = {
+    torch.float64: torch.float32,
+    torch.float32: torch.bfloat16,
+    torch.float16: torch.float32,
+    torch.bfloat16: torch.float32,
+}
+
+
+def _swapped(new: Callable[[Shape], Tensor], shape: Shape) -> Tensor:
+    """The first two dimensions exchanged: with three or more, rows are packed but not evenly spaced."""
+    return new(shape) if len(shape) < 2 else new((shape[1], shape[0], *shape[2:])).transpose(0, 1)
+
+
+# How a tensor of a given shape lies in memory: each takes a function that draws a packed one.
+LAYOUTS: dict[str, Callable[[Callable[[Shape], Tensor], Shape], Tensor]] = {
+    "packed": lambda new, shape: new(shape),
+    "t": lambda new, shape: new(shape[::-1]).permute(*range(len(shape))[::-1]),
+    "swapped": _swapped,
+    "step": lambda new, shape: new((*shape[:-1], 2 * shape[-1]))[..., ::2],
+    "sliced": lambda new, shape: new((*shape[:-1], shape[-1] + 3))[..., 1:-2],
+    "expanded": lambda new, shape: new(shape[-1:]).expand(shape),
+}
+
+
+@dataclass(frozen=True)
+class Case:
+    """One line of a table of samples: a shape, a layout, and whatever else the maker of an op looks at."""
+
+    shape: Shape
+    layout: str = "packed"
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def id(self) -> str:
+        words = ["x".join(map(str, self.shape)) or "0-dim"]
+        words += [self.layout] if self.layout != "packed" else []
+        words += [k if v is True else f"{k}={v}" for k, v in self.options.items()]
+        return " ".join(words)
+
+
+class Draw:
+    """The tensors of one case. Numbers come from a generator of its own, on the CPU: the same for any device."""
+
+    def __init__(self, case: Case, dtype: torch.dtype, device: torch.device):
+        self.case, self.dtype, self.device = case, dtype, device
+        self._generator = torch.Generator().manual_seed(zlib.crc32(case.id.encode()))
+
+    def option(self, name: str, default: Any = None) -> Any:
+        return self.case.options.get(name, default)
+
+    def full(self, scale: float = 1.0) -> Tensor:
+        """A tensor of the case's shape and layout."""
+        return self._laid(self.case.layout, self.case.shape, self.dtype, scale)
+
+    def grad(self) -> Tensor:
+        """A gradient of that shape; where the case is expanded, one number everywhere, as `sum()` gives it."""
+        if self.case.layout == "expanded":
+            return self._new((), self.dtype).expand(self.case.shape)
+        return self.full()
+
+    def cols(self) -> Tensor:
+        """One number for each column; the option `weight` = "other" gives them another dtype."""
+        dtype = OTHER[self.dtype] if self.option("weight") == "other" else self.dtype
+        return self._laid(self.case.layout, self.case.shape[-1:], dtype)
+
+    def _laid(self, layout: str, shape: Shape, dtype: torch.dtype, scale: float = 1.0) -> Tensor:
+        return LAYOUTS[layout](lambda packed: self._new(packed, dtype, scale), shape)
+
+    def _new(self, shape: Shape, dtype: torch.dtype, scale: float = 1.0) -> Tensor:
+        wide = torch.float64 if dtype is torch.float64 else torch.float32
+        return torch.randn(shape, generator=self._generator, dtype=wide).mul_(scale).to(self.device, dtype)
+
+
+@dataclass(frozen=True)
+class Maker:
+    """The samples of an op: `build` gives its arguments by name, in the order of its signature, for each case."""
+
+    build: Callable[[Draw], dict[str, Any]]
+    cases: tuple[Case, ...]
+
+    def __call__(self, dtype: torch.dtype, device: torch.device | str) -> Iterator[Sample]:
+        for case in self.cases:
+            yield Sample(tuple(self.named(case, dtype, device).values()), id=case.id)
+
+    def at(self, shape: Shape, dtype: torch.dtype, device: torch.device | str, **options: Any) -> Sample:
+        case = Case(tuple(shape), options=options)
+        return Sample(tuple(self.named(case, dtype, device).values()), id=case.id)
+
+    def named(self, case: Case, dtype: torch.dtype, device: torch.device | str) -> dict[str, Any]:
+        return self.build(Draw(case, dtype, torch.device(device)))
+
+
+# ---- what works on rows ---------------------------------------------------------------------------------------------
+
+ROWS = (
+    Case((5, 64)),
+    Case((1, 1)),
+    Case((37, 1000)),
+    Case((1000, 37)),
+    Case((37,)),
+    Case((2, 3, 4, 17)),
+    Case((0, 37)),
+    Case((2, 0, 37)),
+    Case((5, 0)),
+    Case((37, 64), "t"),
+    Case((2, 3, 64), "swapped"),
+    Case((5, 64), "step"),
+    Case((5, 37), "sliced"),
+    Case((5, 64), "expanded"),
+    Case((5, 64), options={"weight": "other"}),
+    Case((5, 64), options={"offset": 1.0}),
+    Case((3, 1000), options={"offset": 1.0, "eps": 1e-2, "weight": "other"}),
+)
+
+
+def rows(build: Callable[[Draw], dict[str, Any]], *more: Case) -> Maker:
+    """Samples of an op along the last dimension. Options of the cases: weight, offset, eps, and those of `more`."""
+    return Maker(build, (*ROWS, *more))
+
+
+# ---- what works on elements -----------------------------------------------------------------------------------------
+
+FLAT = (
+    Case((37,)),
+    Case(()),
+    Case((1,)),
+    Case((1000,)),
+    Case((37, 1000)),
+    Case((2, 3, 4, 17)),
+    Case((0,)),
+    Case((5, 0, 3)),
+    Case((37, 64), "t"),
+    Case((2, 3, 64), "swapped"),
+    Case((5, 64), "step"),
+    Case((5, 37), "sliced"),
+    Case((5, 64), "expanded"),
+    Case((5, 64), options={"scale": 20.0}),
+    Case((5, 64), options={"scale": 0.0}),
+)
+
+
+def flat(names: str) -> Maker:
+    """Samples of an elementwise op: `flat("dy a b")` for tensors of one shape. The option `scale` is for a and x."""
+
+    def build(draw: Draw) -> dict[str, Any]:
+        scale = draw.option("scale", 1.0)
+        return {
+            name: draw.grad() if name == "dy" else draw.full(scale if name in ("x", "a") else 1.0)
+            for name in names.split()
+        }
+
+    return Maker(build, FLAT)
+
+
+# ---- what must be refused -------------------------------------------------------------------------------------------
+
+
+def _away(value: Tensor) -> Tensor:
+    return torch.empty_like(value, device="meta" if value.device.type == "cpu" else "cpu")
+
+
+# A way to spoil an argument -> (the spoiled value, what must be raised, what its message must say of the argument).
+WRONG: dict[str, tuple[Callable[[Any], Any], type[Exception], str]] = {
+    "0-dim": (lambda t: t.new_zeros(()), ValueError, "must have at least one dimension"),
+    "short": (lambda t: t[..., :-1], ValueError, r"must have shape \(.*64.*got \(.*63"),
+    "few": (lambda t: t[:-1], ValueError, r"must have shape \(.*5.*got \(.*4"),
+    "away": (_away, ValueError, "must be on .*, the device of"),
+    "ints": (lambda t: t.int(), TypeError, "must be float16, bfloat16, float32 or float64; got int32"),
+    "dtype": (lambda t: t.to(OTHER[t.dtype]), ValueError, "must be float32.*got bfloat16"),
+    "list": (lambda t: [t], TypeError, "must be a Tensor.*got list"),
+    "text": (lambda v: "float32", TypeError, "must be a torch.dtype.*got 'float32'"),
+    "int8": (lambda v: torch.int8, TypeError, "must be float16, bfloat16, float32 or float64; got int8"),
+    "given": (lambda v: object(), NotSupported, "must be None.*no quantized output yet"),
+}
+
+
+def errors(good: Maker, options: Mapping[str, Any] | None = None, /, **wrong: str) -> BadSamples:
+    """Bad samples: a good one of shape (5, 64) with one argument spoiled; `weight="short ints"` spoils it twice."""
+
+    def bad(device: torch.device) -> Iterator[BadSample]:
+        for name, way in ((n, w) for n, ways in wrong.items() for w in ways.split()):
+            spoil, error, says = WRONG[way]
+            args = good.named(Case((5, 64), options=options or {}), torch.float32, device)
+            args[name] = spoil(args[name])
+            yield BadSample(tuple(args.values()), error, f"{name} {says}", id=f"{name} {way}")
+
+    return bad

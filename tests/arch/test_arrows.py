@@ -1,0 +1,234 @@
+"""Who may import whom, as a table, and a walk over every import statement that holds the tree to it."""
+
+import ast
+import sys
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+SRC = Path(__file__).parents[2] / "src"
+PKG = "opmux"
+ANY = ("*",)
+
+
+class Row(NamedTuple):
+    ours: tuple[str, ...]
+    """Patterns under opmux, each with what lies beneath; `=x` is x alone, `{own}` the family or vendor."""
+    others: tuple[str, ...]
+    """Top-level names of other packages; the standard library is always allowed."""
+
+
+# The row with the longest matching name decides. "" is the files beside the packages: they are doors to
+# everything, opened on first use, and test_import watches that they are.
+TABLE = {
+    "": Row(ANY, ANY),
+    "core": Row(("core",), ("torch",)),
+    "specs": Row(("core", "specs"), ("torch",)),
+    "runtime": Row(("core", "runtime"), ("torch", "yaml")),
+    "kernels": Row(("core", "specs", "runtime", "kernels.lib", "{own}"), ANY),
+    "kernels.lib": Row(("core", "specs", "runtime", "kernels.lib"), ANY),
+    "backends": Row(
+        ("core", "specs", "runtime", "kernels.lib", "=backends", "backends.[!_]*", "{own}"),
+        ANY,
+    ),
+    "faces": Row(("core", "specs", "runtime", "faces"), ANY),
+    "tools": Row(ANY, ANY),
+}
+
+
+class Import(NamedTuple):
+    line: int
+    target: str
+
+
+def modules(src: Path) -> dict[str, Path]:
+    """Dotted name -> file, of every Python file of the package."""
+    found = {}
+    for path in sorted((src / PKG).rglob("*.py")):
+        parts = path.relative_to(src).with_suffix("").parts
+        found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    return found
+
+
+def packages(names) -> set[str]:
+    """The names and all their parents: a folder without __init__.py can be imported too."""
+    return {name.rsplit(".", n)[0] for name in names for n in range(name.count(".") + 1)}
+
+
+def imports(name: str, path: Path, known: set[str]) -> list[Import]:
+    """Every module that the file imports, at any depth of its code, as absolute names."""
+    home = name.split(".") if path.stem == "__init__" else name.split(".")[:-1]
+    found = []
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"), str(path))):
+        if isinstance(node, ast.Import):
+            found += [Import(node.lineno, alias.name) for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            up = home[: len(home) - node.level + 1] if node.level else []
+            base = ".".join([*up, *(node.module or "").split(".")]).rstrip(".")
+            for alias in node.names:
+                full = f"{base}.{alias.name}"
+                found.append(Import(node.lineno, full if full in known else base))
+    return found
+
+
+def row_for(inner: str) -> tuple[str, Row] | None:
+    """`inner` is the module's name under opmux, "" for opmux itself."""
+    parts = inner.split(".")
+    for n in range(len(parts), 0, -1):
+        area = ".".join(parts[:n])
+        if area in TABLE:
+            return area, TABLE[area]
+    return None
+
+
+def covers(pattern: str, inner: str, own: str) -> bool:
+    pattern = pattern.replace("{own}", own)
+    if pattern.startswith("="):
+        return inner == pattern[1:]
+    return fnmatchcase(inner, pattern) or fnmatchcase(inner, f"{pattern}.*")
+
+
+def allowed(target: str, row: Row, own: str) -> bool:
+    top, _, inner = target.partition(".")
+    if top == PKG:
+        return any(covers(pattern, inner, own) for pattern in row.ours)
+    return top in sys.stdlib_module_names or row.others == ANY or top in row.others
+
+
+def spoken(row: Row, own: str) -> str:
+    ours = [f"{PKG}.{p.replace('{own}', own)}".replace(".=", ".") for p in row.ours]
+    return ", ".join(
+        ["the standard library", *(["any other package"] if row.others == ANY else row.others), *ours]
+    )
+
+
+def violations(src: Path) -> list[str]:
+    files = modules(src)
+    known = packages(files)
+    out = []
+    for name, path in files.items():
+        inner = name.partition(".")[2]
+        where = path.relative_to(src.parent)
+        beside = path.parent == src / PKG
+        ruled = row_for(inner) or (("", TABLE[""]) if beside else None)
+        if ruled is None:
+            out.append(f"{where}: no row of the table rules {name}; add one to {Path(__file__).name}")
+            continue
+        area, row = ruled
+        parts = inner.split(".")
+        # kernels/__init__.py is no family: its own is itself alone, not all families.
+        own = ".".join(parts[:2]) if len(parts) > 1 else f"={inner}"
+        out += [
+            f"{where}:{line} imports {target}; {area} may import: {spoken(row, own)}"
+            for line, target in imports(name, path, known)
+            if not allowed(target, row, own)
+        ]
+    return out
+
+
+def test_the_tree_follows_the_table():
+    assert f"{PKG}.core" in packages(modules(SRC)), f"nothing to check under {SRC}"
+    broken = violations(SRC)
+    assert not broken, "\n" + "\n".join(broken)
+
+
+# A made-up tree: every module that an import below may name.
+TREE = """
+__init__ ops core/__init__ core/spec specs/__init__ specs/norm runtime/__init__ runtime/device
+kernels/__init__ kernels/norm kernels/softmax kernels/lib/__init__ kernels/lib/launch
+kernels/attention/__init__ kernels/attention/fwd kernels/attention/bwd
+backends/__init__ backends/registry backends/_a/__init__ backends/_a/ops/__init__ backends/_a/ops/add
+backends/_b/__init__ faces/__init__ faces/aten faces/tex/__init__ faces/tex/backends/template
+tools/__init__ tools/cli
+""".split()
+
+BREAKS = [
+    ("core/spec", "import opmux.specs.norm", "opmux.specs.norm"),
+    ("core/spec", "from opmux import specs", "opmux.specs"),
+    ("core/spec", "from opmux import __version__", "opmux"),
+    ("core/spec", "from .. import runtime", "opmux.runtime"),
+    ("core/spec", "from ..kernels.norm import rms_norm", "opmux.kernels.norm"),
+    ("core/__init__", "from ..backends import registry", "opmux.backends.registry"),
+    ("core/spec", "def f():\n    import opmux.tools.cli", "opmux.tools.cli"),
+    ("core/spec", "try:\n    import yaml\nexcept ImportError:\n    yaml = None", "yaml"),
+    *(("core/spec", f"import {name}", name) for name in ("triton.language", "numpy", "rich.table", "typer")),
+    ("specs/norm", "import triton", "triton"),
+    ("specs/norm", "from ..runtime.device import vendor", "opmux.runtime.device"),
+    ("specs/norm", "import opmux.kernels.lib", "opmux.kernels.lib"),
+    ("runtime/device", "from opmux.specs import norm", "opmux.specs.norm"),
+    ("runtime/device", "import numpy as np", "numpy"),
+    ("kernels/norm", "from . import softmax", "opmux.kernels.softmax"),
+    ("kernels/norm", "from opmux.faces import aten", "opmux.faces.aten"),
+    ("kernels/__init__", "from . import norm", "opmux.kernels.norm"),
+    ("kernels/attention/fwd", "from ..norm import rms_norm", "opmux.kernels.norm"),
+    ("kernels/lib/launch", "from ..norm import rms_norm", "opmux.kernels.norm"),
+    ("kernels/lib/__init__", "from .. import attention", "opmux.kernels.attention"),
+    ("backends/_a/ops/add", "from ..._b import thing", "opmux.backends._b"),
+    ("backends/_a/ops/add", "from opmux.kernels.norm import rms_norm", "opmux.kernels.norm"),
+    ("backends/registry", "from . import _a", "opmux.backends._a"),
+    ("faces/aten", "import opmux.kernels.lib.launch", "opmux.kernels.lib.launch"),
+    ("faces/tex/__init__", "from ...backends import registry", "opmux.backends.registry"),
+    ("runtime", "import triton", "triton"),
+    ("stray/thing", "import os", "no row"),
+]
+
+FITS = [
+    ("__init__", "def f():\n    from .faces import aten"),
+    ("ops", "from .kernels import norm"),
+    ("core/spec", "from __future__ import annotations\nimport os.path, torch.library\nfrom . import spec"),
+    ("core/__init__", "from .spec import Spec\nfrom opmux.core import spec"),
+    ("specs/norm", "import torch\nfrom ..core.spec import op\nfrom . import norm"),
+    ("runtime/device", "import yaml, torch\nfrom ..core import spec"),
+    (
+        "kernels/norm",
+        "import triton\nfrom .lib import launch\nfrom ..specs import norm\nfrom ..runtime import device",
+    ),
+    ("kernels/attention/fwd", "from .bwd import bwd\nfrom . import bwd\nfrom ..lib.launch import launch"),
+    (
+        "kernels/lib/launch",
+        "import numpy, triton.language as tl\nfrom ...core import spec\nfrom . import launch",
+    ),
+    (
+        "backends/_a/__init__",
+        "from .. import VendorInfo\nfrom ..registry import VendorInfo\nfrom . import ops",
+    ),
+    ("backends/_a/ops/add", "import torch_npu\nfrom opmux.kernels.lib import launch\nfrom .. import ops"),
+    ("faces/aten", "from ..specs import norm\nfrom ..runtime.device import vendor\nimport opmux.faces.tex"),
+    ("faces/tex/backends/template", "from opmux.faces.tex import thing\nfrom ... import aten"),
+    ("tools/cli", "import typer, rich\nfrom opmux.kernels import norm\nfrom .. import backends"),
+]
+
+
+def grow(tmp_path: Path, module: str, source: str) -> Path:
+    src = tmp_path / "src"
+    for stem in [*TREE, module]:
+        path = src / PKG / f"{stem}.py"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("", encoding="utf-8")
+    path.write_text(f'"""Made up."""\n{source}\n', encoding="utf-8")
+    return src
+
+
+@pytest.mark.parametrize(("module", "source", "culprit"), BREAKS)
+def test_a_forbidden_import_is_found(tmp_path, module, source, culprit):
+    found = violations(grow(tmp_path, module, source))
+    assert len(found) == 1, found
+    if culprit != "no row":
+        assert f"imports {culprit};" in found[0]
+        assert "may import: the standard library" in found[0]
+    assert found[0].startswith(str(Path("src", PKG, f"{module}.py")) + ":")
+    assert culprit in found[0]
+
+
+@pytest.mark.parametrize(("module", "source"), FITS)
+def test_an_allowed_import_passes(tmp_path, module, source):
+    assert violations(grow(tmp_path, module, source)) == []
+
+
+def test_the_line_is_that_of_the_import(tmp_path):
+    found = violations(grow(tmp_path, "core/spec", "\n\ndef f():\n    import triton"))
+    assert found == [
+        "src/opmux/core/spec.py:5 imports triton; core may import: the standard library, torch, opmux.core"
+    ]

@@ -1,0 +1,118 @@
+"""The style rules that a machine can check."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+SRC = Path(__file__).parents[2] / "src"
+LINES = 800
+VAGUE = {"util", "utils", "common", "helper", "helpers", "misc"}
+# Names that vendor packages written for other libraries already use.
+GIVEN = {"heuristics_config_utils.py", "backend_utils.py"}
+BROAD = {"Exception", "BaseException"}
+
+
+def sources() -> list[Path]:
+    files = sorted(SRC.rglob("*.py"))
+    assert files, f"nothing to check under {SRC}"
+    return files
+
+
+def shown(path: Path) -> str:
+    return str(path.relative_to(SRC.parent))
+
+
+def vague(path: Path) -> bool:
+    """Whether a file or folder is named after nothing in particular."""
+    return path.name not in GIVEN and not VAGUE.isdisjoint(path.stem.lower().split("_"))
+
+
+def is_broad(node: ast.expr | None) -> bool:
+    match node:
+        case None:
+            return True
+        case ast.Tuple(elts=elts):
+            return any(is_broad(e) for e in elts)
+        case ast.Name(id=name) | ast.Attribute(attr=name):
+            return name in BROAD
+    return False
+
+
+def is_idle(body: list[ast.stmt]) -> bool:
+    return all(
+        isinstance(s, ast.Pass) or (isinstance(s, ast.Expr) and isinstance(s.value, ast.Constant))
+        for s in body
+    )
+
+
+def swallows(tree: ast.AST) -> list[int]:
+    """Lines where any error at all disappears: `except Exception: pass` and its spellings."""
+    lines = []
+    for node in ast.walk(tree):
+        match node:
+            case ast.ExceptHandler(type=kind, body=body) if is_broad(kind) and is_idle(body):
+                lines.append(node.lineno)
+            case ast.Call(func=ast.Name(id="suppress") | ast.Attribute(attr="suppress"), args=args):
+                if any(is_broad(a) for a in args):
+                    lines.append(node.lineno)
+    return lines
+
+
+def parse(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"), str(path))
+
+
+def test_files_are_short():
+    long = {shown(p): n for p in sources() if (n := len(p.read_text(encoding="utf-8").splitlines())) >= LINES}
+    assert not long, f"files stay under {LINES} lines"
+
+
+def test_names_say_something():
+    bad = [shown(p) for p in sorted(SRC.rglob("*")) if vague(p) and (p.is_dir() or p.suffix == ".py")]
+    assert not bad, "name it after what it does"
+
+
+def test_errors_are_not_swallowed():
+    bad = [f"{shown(p)}:{line}" for p in sources() for line in swallows(parse(p))]
+    assert not bad, "catch what is expected, and let the rest be seen"
+
+
+def test_modules_say_what_they_are_for():
+    bad = [shown(p) for p in sources() if p.is_relative_to(SRC / "opmux") and not ast.get_docstring(parse(p))]
+    assert not bad, "a module starts with a docstring"
+
+
+@pytest.mark.parametrize("name", ["utils.py", "utils", "common.py", "shape_helpers.py", "helper", "Misc.py"])
+def test_a_vague_name_is_found(name):
+    assert vague(Path("src", name))
+
+
+@pytest.mark.parametrize("name", ["heuristics_config_utils.py", "backend_utils.py", "commons.py", "norm.py"])
+def test_a_good_name_passes(name):
+    assert not vague(Path("src", name))
+
+
+@pytest.mark.parametrize(
+    "handler",
+    ["except:", "except Exception:", "except BaseException as e:", "except (ValueError, Exception):"],
+)
+@pytest.mark.parametrize("body", ["pass", "...", '"why not"'])
+def test_a_swallowed_error_is_found(handler, body):
+    assert swallows(ast.parse(f"try:\n    f()\n{handler}\n    {body}")) == [3]
+
+
+def test_suppress_is_another_spelling():
+    assert swallows(ast.parse("with contextlib.suppress(Exception):\n    f()")) == [1]
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "try:\n    f()\nexcept KeyError:\n    pass",
+        "try:\n    f()\nexcept Exception as e:\n    log(e)",
+        "with suppress(KeyError):\n    f()",
+    ],
+)
+def test_a_handled_error_passes(code):
+    assert swallows(ast.parse(code)) == []

@@ -1,0 +1,44 @@
+"""Options, markers and a clean slate for every test."""
+
+import os
+
+import pytest
+import torch
+
+PREFIXES = ("OPMUX_", "TE_FL_", "TEFL_")
+NAMES = {"TE_BACKEND", "TE_PLUGIN", "TE_FALLBACK_BACKEND"}
+
+
+def pytest_addoption(parser):
+    parser.addoption("--slow", action="store_true", help="run the tests marked slow too")
+
+
+def pytest_configure(config):
+    # Workers that each take every core are slower together than one alone.
+    if hasattr(config, "workerinput"):
+        torch.set_num_threads(1)
+
+
+def pytest_collection_modifyitems(config, items):
+    reasons = {}
+    if not config.getoption("--slow"):
+        reasons["slow"] = "needs --slow"
+    if any(item.get_closest_marker("gpu") for item in items) and not torch.cuda.is_available():
+        reasons["gpu"] = "needs a CUDA device"
+    for item in items:
+        for marker, reason in reasons.items():
+            if item.get_closest_marker(marker):
+                item.add_marker(pytest.mark.skip(reason=reason))
+
+
+@pytest.fixture(autouse=True)
+def clean_env(monkeypatch):
+    """What the developer has exported must not decide a test."""
+    for name in list(os.environ):
+        if name.startswith(PREFIXES) or name in NAMES:
+            monkeypatch.delenv(name)
+
+
+@pytest.fixture(autouse=True)
+def seeded():
+    torch.manual_seed(0)

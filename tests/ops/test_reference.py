@@ -1,0 +1,495 @@
+"""The references against truths of other origin: torch's own functions and autograd, in double precision."""
+
+import inspect
+import pickle
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from opmux.core.default import lift
+from opmux.core.library import fake_call
+from opmux.core.spec import Gradient, Tol, specs
+from opmux.specs import activation, norm
+
+CPU = torch.device("cpu")
+DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
+
+OPS = [s for s in specs.by_key.values() if s.family in ("norm", "activation")]
+PRIMITIVES = [s for s in OPS if s.space == "opmux"]
+FORWARDS = [s for s in PRIMITIVES if s.grad]
+BACKWARDS = [s for s in PRIMITIVES if not s.grad]
+TEX = [s for s in OPS if s.space == "tex"]
+
+
+def over(table, name="spec"):
+    return pytest.mark.parametrize(name, table, ids=lambda s: s.name)
+
+
+every_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=lambda d: str(d).removeprefix("torch."))
+
+
+# ---- the truths -----------------------------------------------------------------------------------------------------
+
+
+def row_mean(x):
+    return x.sum(-1) / max(x.shape[-1], 1)
+
+
+def true_rms_norm(x, weight, eps=1e-6, offset=0.0):
+    y = F.rms_norm(x, x.shape[-1:], weight + offset, eps) if x.numel() else x * weight
+    return y, (row_mean(x**2) + eps) ** -0.5
+
+
+def true_layer_norm(x, weight, bias=None, eps=1e-5, offset=0.0):
+    mean = row_mean(x)
+    y = F.layer_norm(x, x.shape[-1:], weight + offset, bias, eps) if x.numel() else x * weight
+    return y, mean, (row_mean((x - mean[..., None]) ** 2) + eps) ** -0.5
+
+
+ACTS = {
+    "gelu": lambda x: F.gelu(x, approximate="tanh"),
+    "gelu_erf": F.gelu,
+    "silu": F.silu,
+    "relu": F.relu,
+    "srelu": lambda x: F.relu(x) ** 2,
+    "qgelu": lambda x: x * torch.sigmoid(1.702 * x),
+    "sigmoid": torch.sigmoid,
+}
+
+# Of each forward: the function of its arguments in double precision, all results in a tuple.
+TRUTH = {
+    "rms_norm": true_rms_norm,
+    "layer_norm": true_layer_norm,
+    **{name: lambda x, f=f: (f(x),) for name, f in ACTS.items() if name != "sigmoid"},
+    **{f"{name}_mul": lambda a, b, f=f: (f(a) * b,) for name, f in ACTS.items()},
+}
+
+
+def truth(spec, args):
+    """The true results for these arguments, and the arguments as leaves of their graph."""
+    leaves = [a.detach().double().requires_grad_() if isinstance(a, Tensor) else a for a in args]
+    if spec.name != "add_rms_norm":
+        return TRUTH[spec.name](*leaves), leaves
+    x, residual, *rest = leaves
+    exact = x + residual
+    # y is a function of the sum as it was stored; the rounding has slope 1.
+    s = exact + ((args[0].double() + args[1].double()).to(args[0].dtype) - exact).detach()
+    y, rstd = true_rms_norm(s, *rest)
+    return (y, s, rstd), leaves
+
+
+def close(got, want, spec, what):
+    """Equal, but for one rounding of the result and what the wider arithmetic inside may lose."""
+    halves = {d: Tol(0.51 * torch.finfo(d).eps, 3e-5) for d in (torch.float16, torch.bfloat16)}
+    tol = {**spec.tol, **halves, torch.float64: Tol(1e-11, 1e-11)}[got.dtype]
+    torch.testing.assert_close(
+        got.double(), want.double(), rtol=tol.rtol, atol=tol.atol, msg=lambda m: f"{spec.name}({what}): {m}"
+    )
+
+
+def as_tuple(results):
+    return results if isinstance(results, tuple) else (results,)
+
+
+def backward_args(plan, args, outs, grads):
+    where = {"grad": grads, "in": args, "out": outs}
+    return [where[kind][i] for kind, i in plan.sources]
+
+
+@every_dtype
+@over(FORWARDS)
+def test_forward(spec, dtype):
+    for sample in spec.samples(dtype, CPU):
+        want, _ = truth(spec, sample.args)
+        got = as_tuple(spec.reference(*sample.args))
+        assert len(got) == len(spec.out)
+        for name, g, w in zip(spec.out, got, want, strict=True):
+            close(g, w.detach(), spec, f"{sample.id}).{name}(")
+
+
+@every_dtype
+@over(FORWARDS)
+def test_backward_is_the_gradient_of_the_forward(spec, dtype):
+    plan = spec.gradient
+    for sample in spec.samples(dtype, CPU):
+        outs = as_tuple(spec.reference(*sample.args))
+        grads = [torch.randn_like(o) for o in outs]
+        true_outs, leaves = truth(spec, sample.args)
+        wanted = [leaves[i] for i in plan.targets if isinstance(leaves[i], Tensor)]
+        ends = [(o, g.double()) for o, g, d in zip(true_outs, grads, plan.differentiable, strict=True) if d]
+        loss = sum((o * g).sum() for o, g in ends)
+        want = iter(torch.autograd.grad(loss, wanted, materialize_grads=True))
+        got = as_tuple(plan.backward.reference(*backward_args(plan, sample.args, outs, grads)))
+        for name, g, index in zip(plan.backward.out, got, plan.targets, strict=True):
+            if isinstance(leaves[index], Tensor):
+                close(g, next(want), plan.backward, f"{sample.id}).{name}(")
+
+
+@over(FORWARDS)
+def test_backward_is_the_slope_of_the_forward(spec):
+    """By finite differences of the reference itself, which share no formula with anything."""
+    plan, h = spec.gradient, 1e-6
+    args = spec.samples.at((4, 5), torch.float64, CPU).args
+    outs = as_tuple(spec.reference(*args))
+    grads = [torch.randn_like(o) for o in outs]
+    slopes = as_tuple(plan.backward.reference(*backward_args(plan, args, outs, grads)))
+
+    def loss(moved):
+        ends = as_tuple(spec.reference(*moved))
+        return sum((e * g).sum() for e, g, d in zip(ends, grads, plan.differentiable, strict=True) if d)
+
+    for name, slope, index in zip(plan.backward.out, slopes, plan.targets, strict=True):
+        way = torch.randn_like(args[index])
+        ahead, behind = (loss([*args[:index], args[index] + step * way, *args[index + 1 :]]) for step in (h, -h))
+        torch.testing.assert_close((slope * way).sum(), (ahead - behind) / (2 * h), rtol=1e-6, atol=1e-7, msg=name)
+
+
+@every_dtype
+@over(BACKWARDS)
+def test_backward_takes_any_layout_and_dtype(spec, dtype):
+    """The same as for packed doubles, for which the tests above show it right."""
+    for sample in spec.samples(dtype, CPU):
+        packed = [a.double().contiguous() if isinstance(a, Tensor) else a for a in sample.args]
+        want = as_tuple(spec.reference(*packed))
+        for name, g, w in zip(spec.out, as_tuple(spec.reference(*sample.args)), want, strict=True):
+            close(g, w, spec, f"{sample.id}).{name}(")
+
+
+@over(BACKWARDS)
+def test_a_gradient_may_have_a_dtype_of_its_own(spec):
+    args = dict(zip(spec.names, spec.samples.at((5, 64), torch.bfloat16, CPU).args))
+    mixed = {**args, **{n: args[n].double() for n in ("dy", "ds") if n in args}}
+    for g, w in zip(as_tuple(spec.reference(**mixed)), as_tuple(spec.reference(**args)), strict=True):
+        assert torch.equal(g, w) and g.dtype == w.dtype
+
+
+# ---- what holds for every result ------------------------------------------------------------------------------------
+
+
+def expected_dtype(name, given):
+    lead = next(given[n] for n in ("x", "a", "s", "input") if n in given)
+    if name in ("rstd", "mean"):
+        return torch.float64 if lead.dtype is torch.float64 else torch.float32
+    if name in ("mu", "rsigma"):
+        return torch.float32
+    if name == "out":
+        return given["otype"] or lead.dtype
+    source = {"dbias": "weight", "dbeta": "gamma"}.get(name, name.removeprefix("d"))
+    return given.get(source, lead).dtype
+
+
+def packed_strides(shape):
+    return torch.empty(shape).stride()
+
+
+def storage(t):
+    return t.untyped_storage().data_ptr()
+
+
+def reference(spec):
+    """The reference all the way down: what dispatch binds for the kind `reference`."""
+    return lift(spec, {name: part.reference for name, part in spec.parts.items()}) if spec.parts else spec.reference
+
+
+@every_dtype
+@over(OPS)
+def test_results_are_packed_fresh_and_typed_and_inputs_are_left_alone(spec, dtype):
+    for sample in spec.samples(dtype, CPU):
+        given = dict(zip(spec.names, sample.args, strict=True))
+        inputs = {n: a for n, a in given.items() if isinstance(a, Tensor) and n not in spec.mutates}
+        before = {n: (a.clone(), a._version) for n, a in inputs.items()}
+        results = reference(spec)(*sample.args)
+        results = results if isinstance(results, (tuple, list)) else (results,)
+        seen = {storage(a) for a in inputs.values() if a.numel()}
+        for name, r in zip(spec.out, results, strict=True):
+            if r is None:
+                continue
+            what = f"{spec.name}({sample.id}).{name}"
+            assert r.dtype is expected_dtype(name, given), what
+            assert r.stride() == packed_strides(r.shape), what
+            assert not r.requires_grad, what
+            if r.numel():
+                assert storage(r) not in seen, f"{what} shares memory"
+                seen.add(storage(r))
+        for n, (value, version) in before.items():
+            assert torch.equal(inputs[n], value) and inputs[n]._version == version, f"{spec.name} wrote to {n}"
+
+
+@every_dtype
+@over(PRIMITIVES)
+def test_fakes_tell_the_truth(spec, dtype):
+    for sample in spec.samples(dtype, CPU):
+        fakes, reals = as_tuple(fake_call(spec, sample.args, {})), as_tuple(spec.reference(*sample.args))
+        facts = [[(t.shape, t.stride(), t.dtype, t.device) for t in ts] for ts in (fakes, reals)]
+        assert facts[0] == facts[1], sample.id
+
+
+@over(PRIMITIVES)
+def test_sizes_are_not_burned_in(spec):
+    traced = make_fx(spec.reference, tracing_mode="symbolic")(*spec.samples.at((5, 64), torch.bfloat16, CPU).args)
+    args = spec.samples.at((6, 37), torch.bfloat16, CPU).args
+    for g, w in zip(as_tuple(traced(*args)), as_tuple(spec.reference(*args)), strict=True):
+        assert torch.equal(g, w)
+
+
+@over(PRIMITIVES)
+def test_the_schema_follows_from_the_signature(spec):
+    schema = torch.library.infer_schema(spec.reference, mutates_args=())
+    assert schema.count("Tensor") == len(spec.out) + sum("Tensor" in str(p.annotation) for p in params(spec))
+    assert all(f" {name}" in schema for name in spec.names)
+
+
+def params(spec):
+    return inspect.signature(spec.reference).parameters.values()
+
+
+@over(FORWARDS)
+def test_forward_and_backward_are_linked_by_name(spec):
+    backward = specs.find(spec.grad)
+    plan = Gradient.of(spec, backward)
+    assert backward.name == f"{spec.name}_bwd"
+    assert plan.differentiable == tuple(o not in ("rstd", "mean") for o in spec.out)
+    tensors = [n for n, p in spec.signature.parameters.items() if "Tensor" in str(p.annotation)]
+    assert [spec.names[i] for i in plan.targets] == tensors
+
+
+def test_every_backward_has_a_forward_and_every_forward_a_truth():
+    assert {s.grad for s in FORWARDS} == {s.name for s in BACKWARDS}
+    assert {s.name for s in FORWARDS} == {*TRUTH, "add_rms_norm"}
+    assert {s.name for s in TEX} == set(TEX_TRUTH)
+
+
+@over(OPS)
+def test_ops_are_members_of_their_module(spec):
+    module = {"norm": norm, "activation": activation}[spec.family]
+    fn = getattr(module, spec.name)
+    assert fn.spec is spec
+    assert spec.reference.__module__ == module.__name__ and spec.reference.__name__ == spec.name
+    assert spec.doc and len(spec.doc.splitlines()) <= 2
+    assert pickle.loads(pickle.dumps(fn)) is fn
+
+
+# ---- samples --------------------------------------------------------------------------------------------------------
+
+
+@over(OPS)
+def test_samples_are_the_same_every_time(spec):
+    state = torch.get_rng_state()
+    once, again = (list(spec.samples(torch.float32, CPU)) for _ in range(2))
+    assert torch.equal(torch.get_rng_state(), state)
+    assert len({s.id for s in once}) == len(once)
+    for a, b in zip(once, again, strict=True):
+        assert a.id == b.id
+        for one, other in zip(a.args, b.args, strict=True):
+            assert torch.equal(one.nan_to_num(), other.nan_to_num()) if isinstance(one, Tensor) else one == other
+
+
+@over(OPS)
+def test_samples_cover_what_finds_mistakes(spec):
+    firsts = [s.args[0] for s in spec.samples(torch.float32, CPU)]
+    assert any(not t.is_contiguous() for t in firsts)
+    assert any(t.numel() == 0 for t in firsts)
+    assert any(0 in t.stride() for t in firsts if t.numel())
+    assert {1, 2, 3, 4} <= {t.dim() for t in firsts}
+    assert {1, 37, 1000} <= {n for t in firsts for n in t.shape}
+
+
+@over(OPS)
+def test_one_sample_of_a_given_shape(spec):
+    sample = spec.samples.at((3, 4, 5), torch.bfloat16, CPU)
+    assert sample.args[0].shape == (3, 4, 5) and sample.args[0].dtype is torch.bfloat16
+    reference(spec)(*sample.args)
+
+
+# ---- mistakes -------------------------------------------------------------------------------------------------------
+
+
+@over(OPS)
+def test_mistakes_are_named(spec):
+    count = 0
+    for bad in spec.errors(CPU):
+        count += 1
+        with pytest.raises(bad.error, match=bad.match) as raised:
+            reference(spec)(*bad.args, **bad.kwargs)
+        assert str(raised.value).startswith(f"{spec.name}: "), bad.id
+        written = dict(zip(spec.names, bad.args, strict=True)).get("ln_out")
+        assert not isinstance(written, Tensor) or written.is_meta or written.isnan().all(), bad.id
+    assert count
+
+
+def test_a_message_says_what_is_allowed():
+    with pytest.raises(ValueError) as raised:
+        norm.rms_norm.reference(torch.zeros(5, 64), torch.zeros(32))
+    assert str(raised.value) == ("rms_norm: weight must have shape (64,), the last dimension of x (5, 64); got (32,)")
+
+
+# ---- extremes -------------------------------------------------------------------------------------------------------
+
+
+@every_dtype
+@over([s for s in FORWARDS if s.family == "activation"])
+def test_activations_far_out(spec, dtype):
+    far = [0.0, 1e-4, 5.0, 12.0, 100.0, 1e4, min(torch.finfo(dtype).max, 1e100)]
+    x = torch.tensor([*far, *(-f for f in far)], dtype=dtype)
+    ones = [torch.ones_like(x)] * (len(spec.names) - 1)
+    true_outs, (leaf, *_) = truth(spec, (x, *ones))
+    (want,) = torch.autograd.grad(true_outs[0].sum(), leaf)
+    got = spec.reference(x, *ones)
+    slope = as_tuple(spec.gradient.backward.reference(torch.ones_like(x), x, *ones))[0]
+    for g, w in ((got, true_outs[0].detach()), (slope, want)):
+        torch.testing.assert_close(g, w.to(dtype), rtol=max(1e-6, torch.finfo(dtype).eps), atol=1e-6)
+
+
+def test_the_slope_of_relu_at_zero_is_zero():
+    zero = torch.zeros(3)
+    for op in (activation.relu_bwd, activation.srelu_bwd):
+        assert torch.equal(op.reference(torch.ones(3), zero), zero)
+
+
+@every_dtype
+def test_a_constant_row_has_no_infinities(dtype):
+    x, w = torch.full((3, 64), 7.0, dtype=dtype), torch.ones(64, dtype=dtype)
+    for got in (norm.layer_norm.reference(x, w), norm.rms_norm.reference(0 * x, w)):
+        assert all(t.isfinite().all() for t in got)
+        assert (got[0].abs() < 1e-2).all()
+
+
+# ---- tex ------------------------------------------------------------------------------------------------------------
+
+
+def true_tex_fwd(forward):
+    def results(*args):
+        *tensors, eps, _ln_out, _quantizer, _otype, _sm_margin, zero_centered_gamma = args
+        y, *stats = forward(*tensors, eps, float(zero_centered_gamma))
+        return [y, *([None] * (2 - len(stats))), *(s.reshape(-1) for s in stats)]
+
+    return results
+
+
+def column(stat, x):
+    return stat.reshape(x.shape[:-1])[..., None]
+
+
+def sum_rows(x):
+    return x.reshape(x.shape[:-1].numel(), x.shape[-1]).sum(0)
+
+
+def true_rmsnorm_bwd(dz, x, rsigma, gamma, sm_margin, zero_centered_gamma, add=0.0):
+    rsigma = column(rsigma, x)
+    xhat, g = x * rsigma, dz * (gamma + zero_centered_gamma)
+    return [rsigma * (g - xhat * row_mean(g * xhat)[..., None]) + add, sum_rows(dz * xhat)]
+
+
+def true_layernorm_bwd(dz, x, mu, rsigma, gamma, sm_margin, zero_centered_gamma):
+    centred, rsigma = x - column(mu, x), column(rsigma, x)
+    xhat, g = centred * rsigma, dz * (gamma + zero_centered_gamma)
+    dx = rsigma * (g - (row_mean(g)[..., None] + xhat * row_mean(g * xhat)[..., None]))
+    return [dx, sum_rows(dz * xhat), sum_rows(dz)]
+
+
+TEX_TRUTH = {
+    "rmsnorm_fwd": true_tex_fwd(true_rms_norm),
+    "rmsnorm_bwd": true_rmsnorm_bwd,
+    "rmsnorm_bwd_add": lambda dz, x, add, *rest: true_rmsnorm_bwd(dz, x, *rest, add=add),
+    "layernorm_fwd": true_tex_fwd(true_layer_norm),
+    "layernorm_bwd": true_layernorm_bwd,
+}
+
+# NVIDIA's signatures, to the letter.
+FWD_TAIL = "eps ln_out quantizer otype sm_margin zero_centered_gamma"
+SIGNATURES = {
+    "rmsnorm_fwd": f"input weight {FWD_TAIL}",
+    "rmsnorm_bwd": "dz x rsigma gamma sm_margin zero_centered_gamma",
+    "rmsnorm_bwd_add": "dz x add rsigma gamma sm_margin zero_centered_gamma",
+    "layernorm_fwd": f"input weight bias {FWD_TAIL}",
+    "layernorm_bwd": "dz x mu rsigma gamma sm_margin zero_centered_gamma",
+}
+
+
+@over(TEX)
+def test_tex_signatures(spec):
+    assert " ".join(spec.names) == SIGNATURES[spec.name]
+    assert all(p.default is p.empty for p in params(spec))
+    assert set(spec.parts) == {
+        spec.name.replace("norm_fwd", "_norm").replace("norm_bwd", "_norm_bwd").removesuffix("_add")
+    }
+
+
+@every_dtype
+@over(TEX)
+def test_tex(spec, dtype):
+    for sample in spec.samples(dtype, CPU):
+        doubles = [a.double() if isinstance(a, Tensor) else a for a in sample.args]
+        want = TEX_TRUTH[spec.name](*doubles)
+        got = reference(spec)(*sample.args)
+        assert isinstance(got, list)
+        for name, g, w in zip(spec.out, got, want, strict=True):
+            if w is None:
+                assert g is None
+            else:
+                close(g, w, spec, f"{sample.id}).{name}(")
+        ln_out = dict(zip(spec.names, sample.args)).get("ln_out")
+        assert ln_out is None or got[0] is ln_out
+
+
+@over(TEX)
+def test_tex_ignores_autograd(spec):
+    """It may be handed parameters, and may be told to write into one."""
+    options = {"ln_out": True} if spec.mutates else {}
+    args = spec.samples.at((5, 64), torch.float32, CPU, **options).args
+    args = [a.requires_grad_() if isinstance(a, Tensor) else a for a in args]
+    results = reference(spec)(*args)
+    assert all(r is None or r.grad_fn is None for r in results)
+
+
+@over([s for s in TEX if s.mutates])
+def test_ln_out_may_be_the_input_and_may_be_a_view(spec):
+    args = dict(zip(spec.names, spec.samples.at((5, 64), torch.float32, CPU).args))
+    want = reference(spec)(**args)[0]
+    buffer = torch.full((64, 5), float("nan"))
+    assert reference(spec)(**{**args, "ln_out": buffer.t()})[0].data_ptr() == buffer.data_ptr()
+    torch.testing.assert_close(buffer.t(), want, rtol=0, atol=0)
+    own = args["input"].clone()
+    reference(spec)(**{**args, "input": own, "ln_out": own})
+    torch.testing.assert_close(own, want, rtol=0, atol=0)
+
+
+def test_a_sum_is_rounded_once():
+    """Rounding dx before the addition gives other numbers: these differ, and ours are the nearest ones."""
+    spec = norm.rmsnorm_bwd_add.spec
+    args = dict(zip(spec.names, spec.samples.at((37, 64), torch.bfloat16, CPU).args))
+    got = reference(spec)(**args)[0]
+    doubles = [a.double() if isinstance(a, Tensor) else a for a in args.values()]
+    assert (got != TEX_TRUTH[spec.name](*doubles)[0].to(torch.bfloat16)).double().mean() < 1e-3
+    add = args.pop("add")
+    assert (got != reference(norm.rmsnorm_bwd.spec)(**args)[0] + add).double().mean() > 0.01
+
+
+OUT, MU, RSIGMA = torch.ones(2, 3, 4), torch.ones(6), torch.ones(6) / 2
+
+
+@pytest.mark.parametrize(
+    "spec, value, want",
+    [
+        ("rmsnorm_fwd", (OUT, RSIGMA), [OUT, None, RSIGMA]),
+        ("rmsnorm_fwd", [OUT, RSIGMA.view(2, 3, 1)], [OUT, None, RSIGMA]),
+        ("rmsnorm_fwd", (OUT, None, RSIGMA.double()), [OUT, None, RSIGMA]),
+        ("rmsnorm_fwd", (OUT, MU, RSIGMA.view(2, 3)), [OUT, None, RSIGMA]),
+        ("rmsnorm_fwd", (OUT, torch.tensor(0.5)), [OUT, None, RSIGMA[:1]]),
+        ("layernorm_fwd", (OUT, MU.view(2, 3, 1), RSIGMA.bfloat16()), [OUT, MU, RSIGMA]),
+        ("layernorm_fwd", [OUT, MU, RSIGMA.view(6, 1)], [OUT, MU, RSIGMA]),
+        ("rmsnorm_bwd", (OUT, MU), [OUT, MU]),
+        ("rmsnorm_bwd_add", (OUT, MU), [OUT, MU]),
+        ("layernorm_bwd", (OUT, MU, MU), [OUT, MU, MU]),
+    ],
+)
+def test_what_others_return_is_brought_into_shape(spec, value, want):
+    result = specs.by_key[f"tex::{spec}"].result
+    got = result(value)
+    assert isinstance(got, list) and len(got) == len(want) and got[0] is OUT
+    for g, w in zip(got, want, strict=True):
+        assert g is w is None or (g.shape == w.shape and g.dtype == w.dtype and torch.equal(g, w))
+    assert result(got) is got
