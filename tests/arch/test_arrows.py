@@ -99,9 +99,7 @@ def allowed(target: str, row: Row, own: str) -> bool:
 
 def spoken(row: Row, own: str) -> str:
     ours = [f"{PKG}.{p.replace('{own}', own)}".replace(".=", ".") for p in row.ours]
-    return ", ".join(
-        ["the standard library", *(["any other package"] if row.others == ANY else row.others), *ours]
-    )
+    return ", ".join(["the standard library", *(["any other package"] if row.others == ANY else row.others), *ours])
 
 
 def violations(src: Path) -> list[str]:

@@ -107,11 +107,7 @@ def plain() -> dict:
 
 
 def heavy(modules: list[str]) -> list[str]:
-    return [
-        m
-        for m in modules
-        if f"{m}.".startswith(tuple(f"{h.rstrip('.')}." for h in HEAVY)) and m != "opmux.specs"
-    ]
+    return [m for m in modules if f"{m}.".startswith(tuple(f"{h.rstrip('.')}." for h in HEAVY)) and m != "opmux.specs"]
 
 
 def ours(reads: list[str]) -> list[str]:

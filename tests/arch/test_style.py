@@ -40,10 +40,7 @@ def is_broad(node: ast.expr | None) -> bool:
 
 
 def is_idle(body: list[ast.stmt]) -> bool:
-    return all(
-        isinstance(s, ast.Pass) or (isinstance(s, ast.Expr) and isinstance(s.value, ast.Constant))
-        for s in body
-    )
+    return all(isinstance(s, ast.Pass) or (isinstance(s, ast.Expr) and isinstance(s.value, ast.Constant)) for s in body)
 
 
 def swallows(tree: ast.AST) -> list[int]:

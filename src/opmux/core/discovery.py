@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import importlib
+import importlib.machinery
 import importlib.metadata
 import importlib.util
 import sys
 import traceback
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +18,7 @@ from typing import Any
 from . import knobs
 from .errors import PluginError, nearest
 from .log import logger
-from .registry import API_VERSION, OpRegistry, Origin
+from .registry import API_VERSION, OpImpl, OpRegistry, Origin, tagged
 from .spec import specs
 
 GROUPS = ("opmux.backends", "te_fl.plugin")
@@ -28,7 +29,7 @@ class Plugin:
     """A plugin that was found, and what became of it."""
 
     name: str
-    source: str  # "entry point opmux.backends", "OPMUX_PLUGIN_MODULES"
+    source: str  # "entry point opmux.backends", "env TE_FL_PLUGIN_MODULES"
     target: str  # module, or module:attribute
     distribution: str | None = None
     version: str | None = None
@@ -61,9 +62,9 @@ def _found() -> Iterator[tuple[Plugin, Callable[[], Any]]]:
     met = set()
     for group in GROUPS:
         for entry in importlib.metadata.entry_points(group=group):
-            if (entry.name, entry.value) in met:
+            if entry.value in met:  # one plugin, announced in both groups or under two names
                 continue
-            met.add((entry.name, entry.value))
+            met.add(entry.value)
             dist = entry.dist
             found = Plugin(
                 entry.name,
@@ -73,10 +74,11 @@ def _found() -> Iterator[tuple[Plugin, Callable[[], Any]]]:
                 dist.version if dist else None,
             )
             yield found, entry.load
-    modules = {m.partition(":")[0] for _, m in met}
-    for name in dict.fromkeys(knobs.PLUGIN_MODULES.get() or ()):
+    modules = {target.partition(":")[0] for target in met}
+    named = knobs.PLUGIN_MODULES.look()
+    for name in dict.fromkeys(named.value or ()):
         if name not in modules:
-            found = Plugin(name, "OPMUX_PLUGIN_MODULES", name)
+            found = Plugin(name, named.source, name)
             yield found, lambda name=name: importlib.import_module(name)
 
 
@@ -86,18 +88,22 @@ def _load_one(found: Plugin, fetch: Callable[[], Any], registry: OpRegistry, str
         return _with(found, "blocked", refusal)
     declared = set(specs.by_key)
     staged = registry.stage()
-    before = {(k, i.impl_id) for k in staged for i in staged.impls(k)}
+    before, waiting = _contents(staged), tuple(tagged)
     try:
         with foreign_names():
             plugin = fetch()
             _check_api(found, plugin)
             _register(found, plugin)(staged)
-        added = [(k, i) for k in staged for i in staged.impls(k) if (k, i.impl_id) not in before]
-        gone = before - {(k, i.impl_id) for k in staged for i in staged.impls(k)}
+        for made in _take_tagged(waiting):
+            staged.register_impl(made)
+        after = _contents(staged)
+        gone = sorted(where for where, impl in before.items() if after.get(where) is not impl)
         if gone:
-            raise PluginError(f"plugin '{found.name}' unregistered {sorted(gone)}: a plugin may only add")
+            raise PluginError(f"plugin '{found.name}' took out or replaced {gone}: a plugin may only add")
+        added = [(key, impl) for (key, impl_id), impl in after.items() if (key, impl_id) not in before]
         _look_for_typos(found, [k for k, _ in added])
-    except Exception as error:
+    except (Exception, SystemExit) as error:  # a vendor's import may call sys.exit where its chip is missing
+        _take_tagged(waiting)
         for key in set(specs.by_key) - declared:
             if specs.by_key[key].reference.__module__.partition(".")[0] != "opmux":
                 specs.remove(specs.by_key[key])
@@ -114,6 +120,22 @@ def _load_one(found: Plugin, fetch: Callable[[], Any], registry: OpRegistry, str
     return _with(found, "loaded", impls=tuple(f"{specs.short_name(k)}={i.impl_id}" for k, i in added))
 
 
+def _contents(registry: OpRegistry) -> dict[tuple[str, str], OpImpl]:
+    return {(key, impl.impl_id): impl for key in registry for impl in registry.impls(key)}
+
+
+def _take_tagged(waiting: tuple[Any, ...]) -> list[OpImpl]:
+    """What a plugin has tagged by @impl, taken off the list from which the default manager would take it up."""
+    new = [row for row in tagged if row not in waiting]
+    theirs = [row for row in new if _module_of(row[0].fn).partition(".")[0] != "opmux"]
+    tagged[:] = [row for row in tagged if row not in theirs]
+    return [made for made, _ in theirs]
+
+
+def _module_of(value: Any) -> str:
+    return getattr(value, "__module__", None) or ""
+
+
 def _with(found: Plugin, status: str, reason: str = "", impls: tuple[str, ...] = ()) -> Plugin:
     return Plugin(found.name, found.source, found.target, found.distribution, found.version, status, reason, impls)
 
@@ -121,20 +143,23 @@ def _with(found: Plugin, status: str, reason: str = "", impls: tuple[str, ...] =
 def _blocked(found: Plugin) -> str | None:
     """Why the lists keep a plugin out; asked before anything of it is imported."""
     module = found.target.partition(":")[0]
-    names = {n.casefold() for n in (found.name, module, module.partition(".")[0], found.distribution) if n}
-    names |= {n.replace("-", "_") for n in names}
-    if names & {n.casefold() for n in knobs.BLOCK_PLUGINS.get() or ()}:
+    names = _folded(n for n in (found.name, module, module.partition(".")[0], found.distribution) if n)
+    if names & _folded(knobs.BLOCK_PLUGINS.get() or ()):
         return "named in OPMUX_BLOCK_PLUGINS"
     allowed = knobs.ALLOW_PLUGINS.get()
-    if allowed is not None and not names & {n.casefold() for n in allowed}:
+    if allowed is not None and not names & _folded(allowed):
         return f"not in OPMUX_ALLOW_PLUGINS ({', '.join(allowed) or 'empty'})"
     return None
 
 
+def _folded(names: Iterable[str]) -> set[str]:
+    return {n.casefold().replace("-", "_") for n in names}
+
+
 def _check_api(found: Plugin, plugin: Any) -> None:
     wants = getattr(plugin, "OPMUX_API", None)
-    if wants is None and isinstance(plugin, types.FunctionType):
-        wants = plugin.__globals__.get("OPMUX_API")
+    if wants is None:  # a function, a class or an object: its module says
+        wants = getattr(sys.modules.get(_module_of(plugin)), "OPMUX_API", None)
     if wants is not None and wants != API_VERSION:
         raise PluginError(
             f"plugin '{found.name}' is written for plugin interface {wants}, this opmux has {API_VERSION}: "
@@ -180,8 +205,12 @@ def foreign_names() -> Iterator[None]:
                 continue
             package = types.ModuleType(name, "Stands in while a plugin is imported.")
             package.__path__ = []
+            package.__spec__ = importlib.machinery.ModuleSpec(name, None, is_package=True)  # find_spec asks for it
             added[name] = package
         added[full] = core
+        # Its submodules too: loaded again under the other name, they would bring a second OpImpl.
+        for name in [n for n in sys.modules if n.startswith("opmux.core.")]:
+            added[full + name.removeprefix("opmux.core")] = sys.modules[name]
         if "transformer_engine.plugin" in added:
             added["transformer_engine.plugin"].core = core  # type: ignore[attr-defined]
         if "transformer_engine" in added and "transformer_engine.plugin" in added:

@@ -93,10 +93,12 @@ class Chain:
         candidates: tuple[Candidate, ...],
         refused: tuple[Refused, ...],
         barred: Refused | None = None,
+        typed: bool = False,
     ):
         self.manager, self.key, self.name, self.spec, self.policy = manager, key, name, spec, policy
         self.candidates, self.refused = candidates, refused
         self.barred = barred  # strict, and the preferred impl does not take this dtype
+        self._typed = typed  # called with the op's own arguments, in full
         self._said: set[str] = set()
 
     # -- the jump
@@ -172,10 +174,12 @@ class Chain:
         case: Case = (None if first is None else first.dtype, shape_class(first))
         written = self._written(args, kwargs)
         trail: list[tuple[Refused, Exception | None]] = []
+        saved: snapshot.Snapshot | None = None  # of what this call may write, as it was before the call
         for index, candidate in enumerate(self.candidates):
             impl = candidate.impl
             error, failed = failed, None
-            saved = result = None
+            result = None
+            proving = False
             if error is None:
                 known = None if strict else memory.failed(self.key, impl.impl_id, case)
                 if known is not None:
@@ -189,14 +193,14 @@ class Chain:
                             raise NotSupported(self._strict_words(refusal))
                         trail.append((refusal, None))
                         continue
-                    if written and not strict and index + 1 < len(self.candidates):
-                        if not memory.proven(self.key, impl.impl_id, case):
-                            saved = snapshot.take(written)
+                    proving = bool(written) and not strict and not memory.proven(self.key, impl.impl_id, case)
+                    if proving and saved is None and index + 1 < len(self.candidates):
+                        saved = snapshot.take(written)
                     result = candidate.call(*args, **kwargs)
                 except Exception as raised:
                     error = raised
             if error is None:
-                if saved is not None:
+                if proving:
                     clean = (self.key, impl.impl_id, case)
                     memory.clean[clean] = memory.clean.get(clean, 0) + 1
                 self._succeeded(candidate, case, trail)
@@ -219,6 +223,8 @@ class Chain:
         first_error: Exception | None,
     ) -> bool:
         """Whether the next candidate may be tried after this error."""
+        if self._typed and self.spec is not None and isinstance(error, (AttributeError, TypeError)):
+            self.spec.check_types(args, kwargs)  # "'list' object has no attribute" helps nobody
         if self.policy.strict or reaches_caller(error):
             return False
         if _declines(error):

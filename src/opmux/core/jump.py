@@ -49,7 +49,7 @@ LOOKS: dict[str, tuple[Callable[[Any], Any], ...]] = {
 }
 
 BODY = """\
-def {name}({params}):
+def {name}({params}):{ask}
     try:
 {look}
     except KeyError:
@@ -71,6 +71,7 @@ class Plan:
     key: str
     table: Any
     make: Callable[[Any], Pair] | None = None
+    layer: Pair | None = None  # this plan as one pair, made when first asked for
 
     def miss(self, x: Any) -> Pair:
         """The pair for a first tensor that the table does not know yet."""
@@ -103,6 +104,7 @@ class Form:
     first: str | None  # an expression for the first tensor
     wants_grad: str | None  # an expression that says whether a tensor argument requires grad
     defaults: dict[str, Any] = field(default_factory=dict)
+    asks: bool = False  # whether the text asks if it is being compiled (where Dynamo has no hook to be told)
     codes: dict[tuple[bool, bool, str], types.CodeType] = field(default_factory=dict)
 
     @classmethod
@@ -176,6 +178,7 @@ class Form:
         return BODY.format(
             name=self.name,
             params=self.params,
+            ask=f"\n    if _compiling():\n        return _op({self.passed})" if self.asks else "",
             passed=self.passed,
             packed=self.packed,
             miss=f"{self.first}) if _s is None else _s.miss(_k" if scoped else self.first,
@@ -194,12 +197,17 @@ class Form:
 
     def pair(self, plan: Plan) -> Pair:
         """A plan as a pair: the one it holds, or a layer over its table."""
-        return plan.table if plan.key == "" else (self.layer(plan), reraise)
+        if plan.key == "":
+            return plan.table
+        if plan.layer is None:
+            plan.layer = (self.layer(plan), reraise)
+        return plan.layer
 
     def globals(self, more: dict[str, Any]) -> dict[str, Any]:
         return {
             "__builtins__": __builtins__,
             "_grad": torch.is_grad_enabled,
+            "_compiling": torch.compiler.is_compiling,
             "_scope": scope.get,
             "_first": _look_at,
             "_wants": _wants_grad,

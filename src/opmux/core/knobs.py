@@ -64,29 +64,29 @@ class Knob(Generic[T]):
         for name in (self.name, *self.aliases):
             text = os.environ.get(name)
             if text is not None and text.strip():  # set but blank is how a shell unsets
-                return Setting(self._read(text, name), f"env {name}")
+                return Setting(self._read(text, name, f"{name}={self.kind.example}"), f"env {name}")
         if self.in_file:
             path, table = file()
             if self.key in table:
-                return Setting(self._read(table[self.key], f"{path}: {self.key}"), f"file {path}")
+                example = f'{self.key} = "{self.kind.example}"'
+                return Setting(self._read(table[self.key], f"{path}: {self.key}", example), f"file {path}")
         return Setting(self.default, "default")
 
     def get(self) -> T | None:
         return self.look().value
 
-    def _read(self, value: Any, where: str) -> T:
+    def _read(self, value: Any, where: str, example: str) -> T:
         try:
             return self.kind.parse(value)
         except ValueError as error:
             raise BadKnob(
-                f"{where}={value!r} cannot be read as {self.kind.name}: {error}. "
-                f"A valid value: {where.split(': ')[-1]}={self.kind.example}"
+                f"{where}={value!r} cannot be read as {self.kind.name}: {error}. A valid value: {example}"
             ) from None
 
 
 def file() -> tuple[Path, dict[str, Any]]:
     """The TOML file's path and contents; a file that was asked for must exist, the default one may be absent."""
-    asked = os.environ.get("OPMUX_CONFIG")
+    asked = os.environ.get("OPMUX_CONFIG", "").strip()
     path = Path(asked) if asked else Path("opmux.toml")
     if not path.is_file():
         if asked:
@@ -106,7 +106,7 @@ def _parse_toml(path: Path, mtime: int, size: int) -> dict[str, Any]:
     import tomllib
 
     try:
-        table = tomllib.loads(path.read_text())
+        table = tomllib.loads(path.read_text(encoding="utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise BadKnob(f"{path} is not valid TOML: {error}") from None
     _toml = ((path, mtime, size), table)
@@ -178,6 +178,8 @@ def _orders(value: Any) -> dict[str, tuple[str, ...]]:
         for (op, eq, order), part in zip(pairs, parts, strict=True):
             if not eq or not op.strip() or not order.strip():
                 raise ValueError(f"'{part}' is not op=token|token")
+            if "=" in order or "," in order:  # it would pass for a part of a vendor's name
+                raise ValueError(f"'{part}' is not op=token|token; between two ops stands ';'")
         items = [(op.strip(), order) for op, _, order in pairs]
     elif isinstance(value, dict):
         items = list(value.items())

@@ -36,9 +36,12 @@ def make_jump(spec: Spec) -> Jump:
         return get_default_manager().typed_pair(spec, jump, policy)
 
     def differentiable(*args: Any, **kwargs: Any) -> Any:
-        return with_gradient(spec, jump, args, kwargs)
+        from .spec import specs
+
+        return with_gradient(spec, jump, specs.jumps[spec.gradient.backward.key], args, kwargs)
 
     form = Form.of(spec.name, spec.signature, differentiable=spec.grad is not None)
+    form.asks = spec.space == "opmux" and not dynamo_has_hooks()
     jump = Jump(form, bind, under, differentiable, spec.check_types)
     return jump
 
@@ -46,54 +49,80 @@ def make_jump(spec: Spec) -> Jump:
 # ---- eager autograd -------------------------------------------------------------------------------------------------
 
 
-def with_gradient(spec: Spec, jump: Jump, args: tuple, kwargs: dict) -> Any:
+def with_gradient(spec: Spec, jump: Jump, backward: Jump, args: tuple, kwargs: dict) -> Any:
     """Run a differentiable op so that autograd records it; forward and backward are chosen here, together."""
-    from .spec import specs
-
-    if kwargs:
-        args = tuple(spec.signature.bind(*args, **kwargs).arguments.values())
-    backward = specs.jumps[spec.gradient.backward.key]
-    return _function(spec, jump).apply(backward.pair(), *args)
+    target, recover = jump.pair()
+    error = None
+    if isinstance(getattr(target, "__self__", None), torch.autograd.function.FunctionMeta):
+        # an autograd.Function: it keeps what it likes and brings its own backward; if it fails, ours takes over
+        try:
+            return target(*args, **kwargs)
+        except Exception as raised:
+            error = raised
+    how = (target, recover, error, len(args), tuple(kwargs), backward.pair())
+    if kwargs or len(args) < len(spec.names):  # by name, with defaults left out; binding costs 10 us
+        bound = spec.signature.bind(*args, **kwargs)
+        bound.apply_defaults()
+        args = tuple(bound.arguments.values())
+    return _function(spec).apply(how, *args)
 
 
 @functools.cache
-def _function(spec: Spec, jump: Jump) -> Any:
+def _function(spec: Spec) -> Any:
     """The autograd.Function of an op. What it saves is the op's declared arguments and results, nothing private."""
     plan = spec.gradient
     saves = sorted({s for s in plan.sources if s[0] != "grad"})
 
-    def forward(ctx: Any, backward_pair: Any, *args: Any) -> Any:
-        results = jump.raw(*args)
+    def forward(ctx: Any, how: tuple, *args: Any) -> Any:
+        target, recover, error, count, keywords, ctx.backward_pair = how
+        given, named = args[:count], {n: args[spec.names.index(n)] for n in keywords}
+        try:
+            if error is not None:
+                raise error
+            results = target(*given, **named)
+        except Exception as raised:
+            results = recover(raised, given, named)
         outs = results if isinstance(results, tuple) else (results,)
         kept = [args[i] if kind == "in" else outs[i] for kind, i in saves]
         ctx.save_for_backward(*(k if isinstance(k, Tensor) else None for k in kept))
         ctx.plain = [None if isinstance(k, Tensor) else k for k in kept]
-        ctx.backward_pair = backward_pair
         ctx.mark_non_differentiable(*(o for o, d in zip(outs, plan.differentiable, strict=True) if not d))
         return results
 
-    @torch.autograd.function.once_differentiable
     def backward(ctx: Any, *grads: Any) -> Any:
         kept = [p if t is None else t for t, p in zip(ctx.saved_tensors, ctx.plain, strict=True)]
         found = dict(zip(saves, kept, strict=True))
         args = tuple(grads[i] if kind == "grad" else found[kind, i] for kind, i in plan.sources)
         target, recover = ctx.backward_pair
-        try:
-            results = target(*args)
-        except Exception as error:
-            results = recover(error, args, {})
-        return (None, *_deal(plan, results, ctx.needs_input_grad[1:]))
+        with torch.no_grad():
+            try:
+                results = target(*args)
+            except Exception as error:
+                results = recover(error, args, {})
+        dealt = _deal(plan, results, ctx.needs_input_grad[1:])
+        return (None, *(_once(spec, dealt) if torch.is_grad_enabled() else dealt))
 
     name = "".join(word.capitalize() for word in spec.name.split("_"))
     body = {"forward": staticmethod(forward), "backward": staticmethod(backward)}
     return type(name, (torch.autograd.Function,), body)
 
 
+def _once(spec: Spec, gradients: list[Any]) -> list[Any]:
+    """Gradients under create_graph=True: they raise when differentiated again, as they would otherwise be constants.
+
+    (`once_differentiable` looks at the incoming gradient alone, and lets `y.sum()` through.)
+    """
+    words = f"{spec.key} can be differentiated once: its backward has no gradient of its own".encode()
+    raises = torch._C._functions.DelayedError(words, sum(g is not None for g in gradients))  # pyright: ignore[reportAttributeAccessIssue]
+    marked = iter(raises(*(g.detach().requires_grad_() for g in gradients if g is not None)))
+    return [None if g is None else next(marked) for g in gradients]
+
+
 def _deal(plan: Any, results: Any, needed: tuple[bool, ...]) -> list[Any]:
     """Gradients in the order of the forward's arguments; None where none is wanted."""
-    dealt: list[Any] = [None] * plan.inputs
+    dealt: list[Any] = [None] * len(needed)
     for index, gradient in zip(plan.targets, results if isinstance(results, tuple) else (results,), strict=True):
-        if needed[index]:
+        if index < len(needed) and needed[index]:  # torch.ops leaves trailing defaults out
             dealt[index] = gradient
     return dealt
 
@@ -150,20 +179,33 @@ def packet(spec: Spec) -> Any:
 
 
 @functools.cache
-def dynamo_looks_for_inline() -> bool:
-    """Whether this torch's Dynamo honours `_torchdynamo_inline`: a private hook, so its source is asked."""
-    source = Path(torch.__file__).parent / "_dynamo" / "variables" / "functions.py"
-    return source.is_file() and 'getattr_static(fn, "_torchdynamo_inline"' in source.read_text()
+def dynamo_has_hooks() -> bool:
+    """Whether this torch's Dynamo can be told to trace another function: private hooks, so its source is asked."""
+    dynamo = Path(torch.__file__).parent / "_dynamo"
+    inner, outer = dynamo / "variables" / "functions.py", dynamo / "eval_frame.py"
+    return all(
+        source.is_file() and words in source.read_text()
+        for source, words in ((inner, '"_torchdynamo_inline"'), (outer, '"_torchdynamo_orig_callable"'))
+    )
 
 
 def _show_to_dynamo(spec: Spec, jump: Jump) -> None:
-    """Dynamo traces the opaque op instead of the jump (a ContextVar on the path would fail fullgraph)."""
-    form = jump.form
-    names = {"_op": packet(spec).default, **form.defaults}
+    """Let Dynamo trace the opaque op instead of the jump: a ContextVar or a lock on the path would fail fullgraph.
+
+    One hook is for the op called inside compiled code, the other for `torch.compile(opmux.ops.x)` itself. Where there
+    are none, the jump's text asks whether it is being compiled, which costs eager calls 180 ns.
+    """
+    form, fn = jump.form, jump.fn
+    opaque = packet(spec).default
+    jump.globals["_op"] = opaque
+    if form.asks:
+        return
+    names = {"_op": opaque, **form.defaults}
     text = f"def {form.name}({form.params}):\n    return _op({form.passed})\n"
     exec(compile(text, f"<opmux {form.name} under torch.compile>", "exec"), names)
-    fn: Any = jump.fn
-    fn._torchdynamo_inline = names[form.name]
+    hooks: Any = fn
+    hooks._torchdynamo_inline = hooks._torchdynamo_orig_callable = names[form.name]
+    hooks._torchdynamo_wrapper_id = id(fn)
 
 
 def fake_call(spec: Spec, args: tuple, kwargs: dict) -> Any:

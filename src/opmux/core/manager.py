@@ -8,7 +8,7 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
-from . import facts, log
+from . import facts, library, log
 from . import policy as policies
 from .dispatch import Candidate, Chain, Failure, Memory
 from .errors import UnknownName, unknown
@@ -150,20 +150,23 @@ class OpManager:
             return jump.form.pair(self._plan(spec.key, policy, typed=True))
 
     def _open_jump(self, key: str) -> Jump:
+        """The function that hands arguments to an op's impl as given; one per op and manager."""
         with lock:
             made = self._jumps.get(key)
             if made is None:
                 spec = specs.by_key.get(key)
-                differentiable = _typed(spec) if spec is not None and spec.grad is not None else None
-                form = Form.open(self._name(key), differentiable is not None)
-                made = Jump(
-                    form,
-                    functools.partial(_bind_open, key, self),
-                    functools.partial(_open_pair, key, self),
-                    differentiable,
-                )
-                self._jumps[key] = made
+                form = Form.open(self._name(key), differentiable=spec is not None and spec.grad is not None)
+                bind, under = functools.partial(_bind_open, key, self), functools.partial(_open_pair, key, self)
+                made = self._jumps[key] = Jump(form, bind, under, functools.partial(self._with_gradient, spec))
             return made
+
+    def _with_gradient(self, spec: Spec | None, *args: Any, **kwargs: Any) -> Any:
+        """A differentiable op called by name, with a gradient wanted; with no backward here, autograd sees the impl."""
+        assert spec is not None
+        jump, backward = self._open_jump(spec.key), spec.gradient.backward.key
+        if not self.registry.impls(backward):
+            return jump.raw(*args, **kwargs)
+        return library.with_gradient(spec, jump, self._open_jump(backward), args, kwargs)
 
     def door(self, name: str) -> Pair:
         """The pair behind a name, for `call`; looked up by `Doors` when it is not there."""
@@ -223,7 +226,7 @@ class OpManager:
                 candidates.append(Candidate(impl, call))
             else:
                 out.append(refusal)
-        return Chain(self, key, self._name(key), spec, policy, tuple(candidates), tuple(out), barred)
+        return Chain(self, key, self._name(key), spec, policy, tuple(candidates), tuple(out), barred, typed)
 
     def _static_refusal(self, key: str, impl: OpImpl, device: str) -> Refused | None:
         """Why an impl cannot run on this machine, whatever the tensors."""
@@ -374,11 +377,6 @@ def _open_pair(key: str, manager: OpManager, jump: Jump, policy: SelectionPolicy
     with lock:
         manager._adopt_jump(jump)
         return jump.form.pair(manager._plan(key, policy, typed=False))
-
-
-def _typed(spec: Spec) -> Callable[..., Any]:
-    """For a differentiable op called by name with a gradient wanted: the spec's own function."""
-    return specs.functions[spec.key]
 
 
 def _dtype_refusal(impl: OpImpl, dtype: Any) -> Refused | None:

@@ -39,11 +39,11 @@ def parse_token(text: str) -> str:
     token = text.strip().casefold()
     never = token.startswith("!")
     body = token[1:].strip() if never else token
-    head, colon, name = body.partition(":")
+    head, colon, name = (part.strip() for part in body.partition(":"))
     if colon:
-        if head not in ("vendor", "impl") or not name.strip():
+        if head not in ("vendor", "impl") or not name:
             raise BadPolicy(f"'{text.strip()}' is no token. Tokens: {GRAMMAR}")
-        body = f"{head}:{name.strip()}"
+        body = f"{head}:{name}"
     else:
         body = ALIASES.get(body, body)
         if body not in KINDS and (body != "*" or never):

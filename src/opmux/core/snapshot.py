@@ -34,7 +34,7 @@ class Snapshot:
             else:
                 tensor.untyped_storage().copy_(copy)
             if version is not None:
-                torch._C._autograd._unsafe_set_version_counter((tensor,), (version,))  # pyright: ignore
+                torch._C._autograd._unsafe_set_version_counter((tensor,), (version,))  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def take(tensors: tuple[Tensor, ...]) -> Snapshot | None:

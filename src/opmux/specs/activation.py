@@ -12,9 +12,8 @@ import torch
 from torch import Tensor
 
 from ..core.spec import op
+from ._numeric import check_dtype, dtype_name, rounded, wide
 from .samples import errors, flat
-
-FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
 class Act(NamedTuple):
@@ -78,26 +77,15 @@ def check(op: str, **tensors: Tensor) -> None:
     """Refuse what is not one shape on one device; the dtype too must be the first's, but for a gradient's."""
     (lead, x), *_ = tensors.items()
     for name, t in tensors.items():
-        got = str(t.dtype).removeprefix("torch.")
-        if t.dtype not in FLOATS:
-            raise TypeError(f"{op}: {name} must be float16, bfloat16, float32 or float64; got {got}")
+        check_dtype(op, name, t.dtype)
         if t.shape != x.shape:
             shapes = f"{tuple(x.shape)}, that of {lead}; got {tuple(t.shape)}"
             raise ValueError(f"{op}: {name} must have shape {shapes}")
         if t.device != x.device:
             raise ValueError(f"{op}: {name} must be on {x.device}, the device of {lead}; got {t.device}")
         if t.dtype != x.dtype and name != "dy":
-            want = str(x.dtype).removeprefix("torch.")
+            want, got = dtype_name(x.dtype), dtype_name(t.dtype)
             raise ValueError(f"{op}: {name} must be {want}, the dtype of {lead}; got {got}")
-
-
-def wide(x: Tensor) -> Tensor:
-    return x.to(torch.float64 if x.dtype is torch.float64 else torch.float32)
-
-
-def rounded(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """A result: rounded once, packed, and nobody else's memory."""
-    return x.to(dtype, copy=True, memory_format=torch.contiguous_format)
 
 
 def one(act: str) -> tuple[Callable[..., Any], Callable[..., Any]]:

@@ -14,9 +14,8 @@ from torch import Tensor
 
 from ..core.errors import NotSupported
 from ..core.spec import Tol, op
+from ._numeric import check_dtype, dtype_name, rounded, wide
 from .samples import OTHER, Case, Draw, errors, rows
-
-FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 # A weight's gradient is a sum over all rows: implementations add them in another order.
 SUMS = {torch.float32: Tol(1e-5, 1e-4)}
@@ -50,21 +49,6 @@ def check(
                 raise ValueError(f"{op}: {name} must have shape {wanted}, {what}; got {tuple(t.shape)}")
             if t.device != x.device:
                 raise ValueError(f"{op}: {name} must be on {x.device}, the device of {lead}; got {t.device}")
-
-
-def check_dtype(op: str, name: str, dtype: torch.dtype) -> None:
-    if dtype not in FLOATS:
-        got = str(dtype).removeprefix("torch.")
-        raise TypeError(f"{op}: {name} must be float16, bfloat16, float32 or float64; got {got}")
-
-
-def wide(x: Tensor) -> Tensor:
-    return x.to(torch.float64 if x.dtype is torch.float64 else torch.float32)
-
-
-def rounded(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """A result: rounded once, packed, and nobody else's memory."""
-    return x.to(dtype, copy=True, memory_format=torch.contiguous_format)
 
 
 def row_mean(x: Tensor) -> Tensor:
@@ -157,7 +141,7 @@ def add_rms_norm(
     """s = x + residual, in x's dtype; y = s * rstd * (weight + offset), rstd = rsqrt(mean(s^2) + eps)."""
     check("add_rms_norm", x, full={"residual": residual}, cols={"weight": weight})
     if residual.dtype != x.dtype:
-        want, got = (str(t.dtype).removeprefix("torch.") for t in (x, residual))
+        want, got = dtype_name(x.dtype), dtype_name(residual.dtype)
         raise ValueError(f"add_rms_norm: residual must be {want}, the dtype of x; got {got}")
     s = rounded(wide(x) + wide(residual), x.dtype)
     # From the rounded sum: it is what the backward will see.
@@ -290,7 +274,7 @@ def _out_dtype(
             raise TypeError(f"{op}: ln_out must be a Tensor or None; got {type(ln_out).__name__}")
         check(op, input, lead="input", full={"ln_out": ln_out})
         if ln_out.dtype != dtype:
-            want, got = (str(t).removeprefix("torch.") for t in (dtype, ln_out.dtype))
+            want, got = dtype_name(dtype), dtype_name(ln_out.dtype)
             raise ValueError(f"{op}: ln_out must be {want}, as otype says; got {got}")
     return dtype
 

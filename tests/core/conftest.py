@@ -1,0 +1,30 @@
+"""Core tests leave the process's policy as they found it: whatever the environment says."""
+
+import pytest
+
+from opmux.core import reset_global_policy
+
+
+@pytest.fixture(autouse=True)
+def clean_policy():
+    reset_global_policy()
+    yield
+    reset_global_policy()
+
+
+@pytest.fixture
+def plug():
+    """Register impls in the default registry for one test."""
+    from opmux.core import OpImpl, get_default_manager
+
+    registry = get_default_manager().registry
+    added = []
+
+    def register(op, impl_id, kind, fn, **fields):
+        registry.register_impl(OpImpl(op, impl_id, kind, fn=fn, **fields))
+        added.append((op, impl_id))
+
+    yield register
+    for op, impl_id in added:
+        registry.unregister(op, impl_id)
+    get_default_manager().clear_quarantine()

@@ -1,0 +1,212 @@
+"""Forward and backward as a pair: any backward accepts any forward, and no fallback loses a gradient."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import opmux
+from opmux.core import BackendImplKind, BadSpec, NotSupported, OpImpl, OpManager, OpRegistry, op, specs
+from opmux.core.spec import Gradient
+
+VENDOR = BackendImplKind.VENDOR
+
+
+def leaf(*shape):
+    return torch.randn(*shape, dtype=torch.float64, requires_grad=True)
+
+
+def truth(x, w):
+    y = torch.nn.functional.rms_norm(x, x.shape[-1:], w, 1e-6)
+    return torch.autograd.grad(y.sin().sum(), (x, w))
+
+
+def ours(x, w):
+    y, rstd = opmux.ops.rms_norm(x, w)
+    assert not rstd.requires_grad
+    return torch.autograd.grad(y.sin().sum(), (x, w))
+
+
+def close(got, expected):
+    for a, b in zip(got, expected, strict=True):
+        torch.testing.assert_close(a, b)
+
+
+def test_gradients_and_who_asks_for_them():
+    x, w = leaf(3, 8), leaf(8)
+    close(ours(x, w), truth(x, w))
+    y, _ = opmux.ops.rms_norm(x, w.detach())
+    assert y.grad_fn is not None and "RmsNorm" in type(y.grad_fn).__name__
+    y, _ = opmux.ops.rms_norm(x.detach(), w.detach())
+    assert y.grad_fn is None
+    with torch.no_grad():
+        assert opmux.ops.rms_norm(x, w)[0].grad_fn is None
+    y, _ = opmux.ops.rms_norm(weight=w, x=x, eps=1e-6)
+    close(torch.autograd.grad(y.sin().sum(), (x, w)), truth(x, w))
+
+
+def test_an_optional_bias_may_be_absent():
+    x, w = leaf(3, 8), leaf(8)
+    for bias in (None, leaf(8)):
+        y, *_ = opmux.ops.layer_norm(x, w, bias)
+        inputs = (x, w) if bias is None else (x, w, bias)
+        expected = torch.nn.functional.layer_norm(x, (8,), w, bias, 1e-5)
+        close(torch.autograd.grad(y.sin().sum(), inputs), torch.autograd.grad(expected.sin().sum(), inputs))
+
+
+def test_two_differentiable_results():
+    x, r, w = leaf(3, 8), leaf(3, 8), leaf(8)
+    y, s, _ = opmux.ops.add_rms_norm(x, r, w)
+    expected = torch.nn.functional.rms_norm(x + r, (8,), w, 1e-6)
+    got = torch.autograd.grad((y.sin() + s.cos()).sum(), (x, r, w))
+    close(got, torch.autograd.grad((expected.sin() + (x + r).cos()).sum(), (x, r, w)))
+
+
+def test_twice_differentiated_says_so():
+    x, w = leaf(3, 8), leaf(8)
+    y, _ = opmux.ops.rms_norm(x, w)
+    g, gw = torch.autograd.grad(y.sum(), (x, w), create_graph=True)
+    close((g, gw), torch.autograd.grad(opmux.ops.rms_norm(x, w)[0].sum(), (x, w)))
+    with pytest.raises(RuntimeError, match="rms_norm can be differentiated once"):
+        g.sum().backward()
+
+
+def test_a_forward_only_plugin_pairs_with_the_reference_backward(plug):
+    calls = []
+
+    def forward(x, weight, eps=1e-6, **rest):
+        calls.append(rest)
+        rstd = torch.rsqrt(x.pow(2).mean(-1) + eps)
+        return x * rstd[..., None] * weight, rstd
+
+    plug("rms_norm", "vendor.acme", VENDOR, forward, vendor="acme")
+    x, w = leaf(3, 8), leaf(8)
+    with opmux.policy("vendor"):
+        close(ours(x, w), truth(x, w))
+    assert calls == [{"offset": 0.0}]
+
+
+@pytest.mark.parametrize("error", [RuntimeError("no kernel"), NotSupported("no"), NotImplementedError()], ids=repr)
+def test_a_failing_forward_keeps_its_gradient(plug, error):
+    def forward(*args):
+        raise error
+
+    plug("rms_norm", "vendor.acme", VENDOR, forward, vendor="acme")
+    x, w = leaf(3, 8), leaf(8)
+    with opmux.policy("vendor"):
+        close(ours(x, w), truth(x, w))
+    with opmux.policy("vendor", strict=True), pytest.raises(type(error)) as caught:
+        ours(x, w)
+    assert caught.value is error
+
+
+@pytest.mark.parametrize("error", [RuntimeError("no kernel"), NotSupported("no")], ids=repr)
+def test_a_failing_backward_falls_back_and_strict_raises(plug, error):
+    def backward(*args):
+        raise error
+
+    plug("rms_norm_bwd", "vendor.acme", VENDOR, backward, vendor="acme")
+    x, w = leaf(3, 8), leaf(8)
+    with opmux.policy("vendor"):
+        close(ours(x, w), truth(x, w))
+    with opmux.policy("vendor", strict=True), pytest.raises(type(error)) as caught:
+        ours(x, w)
+    assert caught.value is error
+
+
+def test_out_of_memory_in_a_backward_is_not_retried(plug):
+    error = torch.OutOfMemoryError("no")
+
+    def backward(*args):
+        raise error
+
+    plug("rms_norm_bwd", "vendor.acme", VENDOR, backward, vendor="acme")
+    with opmux.policy("vendor"), pytest.raises(torch.OutOfMemoryError) as caught:
+        ours(leaf(3, 8), leaf(8))
+    assert caught.value is error
+
+
+class Private(torch.autograd.Function):
+    """Keeps something of its own for the backward."""
+
+    fail = False
+
+    @staticmethod
+    def forward(ctx, x, weight, eps, offset):
+        if Private.fail:
+            raise RuntimeError("no")
+        ctx.shape = x.shape, weight.shape
+        return x.clone(), x.new_ones(x.shape[:-1])
+
+    @staticmethod
+    def backward(ctx, dy, _):
+        return dy.new_full(ctx.shape[0], 5.0), dy.new_full(ctx.shape[1], 5.0), None, None
+
+
+def test_an_autograd_function_brings_its_own_backward(plug):
+    plug("rms_norm", "vendor.private", VENDOR, Private, vendor="private")
+    x, w = leaf(3, 8), leaf(8)
+    with opmux.policy("vendor"):
+        y, _ = opmux.ops.rms_norm(x, w)
+        gx, gw = torch.autograd.grad(y.sum(), (x, w))
+        assert gx.eq(5).all() and gw.eq(5).all()
+        Private.fail = True
+        try:
+            close(ours(x, w), truth(x, w))  # its failure does not lose the gradient
+        finally:
+            Private.fail = False
+
+
+def test_by_name_the_gradient_comes_too(plug):
+    from opmux.core import get_default_manager
+
+    x, w = leaf(3, 8), leaf(8)
+    for call in (get_default_manager().call, lambda name, *a, **k: get_default_manager().resolve(name)(*a, **k)):
+        for y, _ in (call("rms_norm", x, w), call("rms_norm", x, weight=w, eps=1e-6)):
+            close(torch.autograd.grad(y.sin().sum(), (x, w)), truth(x, w))
+
+
+def test_a_manager_of_ones_own_uses_its_own_backward_or_none():
+    registry = OpRegistry()
+    registry.register_impl(OpImpl("rms_norm", "vendor.a", VENDOR, "a", lambda x, w: (x * w, x[..., 0])))
+    manager = OpManager(registry)
+    x, w = leaf(3, 8), leaf(8)
+    y, _ = manager.call("rms_norm", x, w)
+    (gx,) = torch.autograd.grad(y.sum(), x)
+    torch.testing.assert_close(gx, w.detach().expand(3, 8))  # autograd saw through the impl
+    registry.register_impl(
+        OpImpl("rms_norm_bwd", "vendor.a", VENDOR, "a", lambda dy, x, w, r, o: (x * 0 + 3, w * 0 + 3))
+    )
+    y, _ = manager.call("rms_norm", x, w)
+    assert torch.autograd.grad(y.sum(), x)[0].eq(3).all()
+
+
+def test_declarations_that_do_not_link_are_refused():
+    def forward(x: torch.Tensor) -> torch.Tensor:
+        return x
+
+    def backward(dz: torch.Tensor) -> torch.Tensor:
+        return dz
+
+    made = []
+    try:
+        made.append(op(forward, name="bad_link", grad="bad_link_bwd", fake=lambda x: x.clone()))
+        made.append(op(backward, name="bad_link_bwd", out="dx", fake=lambda dz: dz.clone()))
+        with pytest.raises(BadSpec, match="bad_link_bwd takes 'dz', which is no argument"):
+            Gradient.of(made[0].spec, made[1].spec)
+    finally:
+        for fn in made:
+            specs.remove(fn.spec)
+    with pytest.raises(BadSpec, match=r"mutates \['y'\], which it does not take"):
+        op(forward, name="bad_mutation", mutates=("y",))
+    with pytest.raises(BadSpec, match="is declared twice"):
+        op(opmux.ops.rms_norm.reference, out="y rstd")
+
+
+def test_every_forward_links_to_its_backward():
+    linked = [s for s in specs if s.grad]
+    assert len(linked) >= 10
+    for spec in linked:
+        plan = spec.gradient
+        tensors = [n for n, p in spec.signature.parameters.items() if "Tensor" in str(p.annotation)]
+        assert sorted(plan.targets) == [spec.names.index(n) for n in tensors], spec.key

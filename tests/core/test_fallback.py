@@ -1,0 +1,416 @@
+"""Fallback, strict, quarantine, snapshots: what happens when an impl fails."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+import torch
+
+from opmux.core import (
+    BackendImplKind,
+    DispatchError,
+    NoImplementation,
+    NotSupported,
+    OpImpl,
+    OpManager,
+    OpRegistry,
+    SelectionPolicy,
+    policy_context,
+    set_global_policy,
+)
+from opmux.core import snapshot as snapshots
+
+DEFAULT, VENDOR, REFERENCE = BackendImplKind.DEFAULT, BackendImplKind.VENDOR, BackendImplKind.REFERENCE
+STRICT = SelectionPolicy(prefer="vendor", strict=True)
+LAX = SelectionPolicy(prefer="vendor")
+
+
+class Counted:
+    """A function that counts its calls, and raises what it is told to."""
+
+    def __init__(self, fn=None, error: Exception | None = None):
+        self.fn, self.error, self.calls = fn or (lambda *a, **k: "ok"), error, 0
+
+    def __call__(self, *args, **kwargs):
+        self.calls += 1
+        if self.error is not None:
+            raise self.error
+        return self.fn(*args, **kwargs)
+
+
+def manager_of(op: str, *impls: tuple, **extra) -> OpManager:
+    """impls: (kind, fn) or (kind, fn, fields)."""
+    registry = OpRegistry()
+    for n, (kind, fn, *more) in enumerate(impls):
+        fields = {"vendor": "acme"} if kind is VENDOR else {}
+        fields |= more[0] if more else {}
+        registry.register_impl(OpImpl(op, f"{kind.value}.{n}", kind, fn=fn, **fields))
+    return OpManager(registry)
+
+
+@pytest.fixture(autouse=True)
+def vendor_first():
+    set_global_policy(LAX)
+    yield
+
+
+def outcomes(manager, op, *args):
+    """The result by every call path: they must agree."""
+    return {manager.call(op, *args), manager.resolve(op)(*args)}
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        NotSupported("no"),
+        NotImplementedError("x not implemented"),
+        ImportError("lib"),
+        RuntimeError("kernel"),
+        OSError(),
+    ],
+    ids=lambda e: type(e).__name__,
+)
+def test_a_failing_forward_falls_back_and_strict_raises_its_own_error(error):
+    bad, good = Counted(error=error), Counted(lambda x: "good")
+    manager = manager_of("some_op", (VENDOR, bad), (REFERENCE, good))
+    assert outcomes(manager, "some_op", torch.ones(2)) == {"good"}
+    with policy_context(STRICT), pytest.raises(type(error)) as caught:
+        manager_of("some_op", (VENDOR, bad), (REFERENCE, good)).call("some_op", torch.ones(2))
+    assert caught.value is error
+
+
+@pytest.mark.parametrize(
+    "error",
+    [torch.OutOfMemoryError("CUDA out of memory"), MemoryError(), TypeError("t"), ValueError("v"),
+     RuntimeError("CUDA error: an illegal memory access was encountered"),
+     RuntimeError("CUDA error: device-side assert triggered")],
+    ids=lambda e: type(e).__name__,
+)  # fmt: skip
+def test_some_errors_are_never_retried(error):
+    bad, good = Counted(error=error), Counted()
+    manager = manager_of("some_op", (VENDOR, bad), (REFERENCE, good))
+    for call in (manager.call, lambda op, *a: manager.resolve(op)(*a)):
+        with pytest.raises(type(error)) as caught:
+            call("some_op", torch.ones(2))
+        assert caught.value is error and good.calls == 0
+    assert manager.failures() == []
+
+
+def test_a_failure_is_paid_once_and_logged_once(caplog):
+    bad, good = Counted(error=RuntimeError("no such kernel")), Counted()
+    manager = manager_of("rms_norm", (VENDOR, bad), (REFERENCE, good))
+    x, w = torch.ones(3, 4), torch.ones(4)
+    with caplog.at_level(logging.WARNING, "opmux"):
+        for _ in range(5):
+            manager.call("rms_norm", x, w)
+    assert bad.calls == 1 and good.calls == 5
+    assert [r.getMessage().count("no such kernel") for r in caplog.records] == [1]
+    [failure] = manager.failures()
+    assert failure.case == (torch.float32, (2, 3, 3)) and "no such kernel" in failure.reason
+
+
+def test_quarantine_is_by_dtype_and_shape_class():
+    bad, good = Counted(error=RuntimeError("no")), Counted()
+    manager = manager_of("rms_norm", (VENDOR, bad), (REFERENCE, good))
+    call = manager.resolve("rms_norm")
+    for shape, dtype, calls in [
+        ((3, 4), torch.float32, 1),
+        ((4, 3), torch.float32, 1),  # the same class: both next powers of two are 4
+        ((3, 5), torch.float32, 2),
+        ((3, 4), torch.float16, 3),
+        ((3, 4, 1), torch.float32, 4),
+        ((3, 4), torch.float32, 4),
+    ]:
+        call(torch.ones(shape, dtype=dtype), torch.ones(shape[-1], dtype=dtype))
+        assert bad.calls == calls
+    assert manager.clear_quarantine("rms_norm") == 4
+    call(torch.ones(3, 4), torch.ones(4))
+    assert bad.calls == 5
+
+
+def test_an_impl_that_cannot_be_imported_is_passed_over_for_everything():
+    bad, good = Counted(error=ImportError("no module named acme")), Counted()
+    manager = manager_of("rms_norm", (VENDOR, bad), (REFERENCE, good))
+    for n in (1, 100, 10000):
+        manager.call("rms_norm", torch.ones(n), torch.ones(n))
+    assert bad.calls == 1
+    assert manager.get_selected_impl_id("rms_norm") == "reference.1"
+
+
+def test_strict_tries_a_quarantined_impl_again():
+    bad, good = Counted(error=RuntimeError("no")), Counted()
+    manager = manager_of("rms_norm", (VENDOR, bad), (REFERENCE, good))
+    manager.call("rms_norm", torch.ones(4), torch.ones(4))
+    with policy_context(STRICT), pytest.raises(RuntimeError, match="^no$"):
+        manager.call("rms_norm", torch.ones(4), torch.ones(4))
+    assert bad.calls == 2
+
+
+def test_a_callers_bad_shape_is_raised_unchanged_and_not_quarantined():
+    """The impl raises RuntimeError, as torch does for bad shapes; the reference would fail as well."""
+    error = RuntimeError("acme: shapes do not match")
+    bad, good = Counted(error=error), Counted()
+    manager = manager_of("rms_norm", (VENDOR, bad), (DEFAULT, good))
+    with pytest.raises(RuntimeError) as caught:
+        manager.call("rms_norm", torch.ones(3, 4), torch.ones(7))
+    assert caught.value is error and good.calls == 0 and manager.failures() == []
+
+
+def test_where_the_reference_fails_too_the_first_error_is_raised():
+    first = RuntimeError("first")
+    manager = manager_of("own_op", (VENDOR, Counted(error=first)), (REFERENCE, Counted(error=RuntimeError("second"))))
+    for call in (manager.call, lambda op, *a: manager.resolve(op)(*a)):
+        with pytest.raises(RuntimeError) as caught:
+            call("own_op", torch.ones(2))
+        assert caught.value is first
+    assert manager.failures() == []
+
+
+def test_the_final_error_lists_every_candidate_first_cause_first():
+    manager = manager_of(
+        "own_op",
+        (VENDOR, Counted(error=RuntimeError("cause one"))),
+        (VENDOR, Counted(error=RuntimeError("cause two"))),
+        (DEFAULT, Counted(), {"when": lambda *a: "too small"}),
+    )
+    with pytest.raises(DispatchError) as caught:
+        manager.call("own_op", torch.ones(2))
+    text = str(caught.value)
+    assert text.index("cause one") < text.index("cause two") < text.index("too small")
+    assert [str(e) for e in caught.value.errors] == ["cause one", "cause two"]
+    assert caught.value.__cause__ is caught.value.errors[0]
+
+
+def test_nobody_left_says_not_implemented_with_every_reason():
+    manager = manager_of(
+        "own_op",
+        (VENDOR, Counted(error=NotSupported("odd width"))),
+        (DEFAULT, Counted(), {"supported_dtypes": {torch.bfloat16}}),
+        (REFERENCE, Counted(), {"min_arch": "sm_90"}),
+    )
+    with pytest.raises(NoImplementation, match="^own_op not implemented") as caught:
+        manager.call("own_op", torch.ones(2))
+    for words in ("odd width", "takes bfloat16; the first tensor is float32", "needs sm_90"):
+        assert words in str(caught.value)
+
+
+def test_a_single_candidate_fails_with_its_own_error():
+    error = RuntimeError("mine")
+    manager = manager_of("own_op", (VENDOR, Counted(error=error)))
+    with pytest.raises(RuntimeError) as caught:
+        manager.call("own_op", torch.ones(2))
+    assert caught.value is error
+
+
+# ---- refusals -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("answer, runs", [(True, True), (None, True), (False, False), ("odd", False)])
+def test_when_is_asked_on_every_call_path(answer, runs):
+    manager = manager_of(
+        "own_op", (VENDOR, lambda x: "vendor", {"when": lambda x: answer}), (REFERENCE, lambda x: "ref")
+    )
+    assert outcomes(manager, "own_op", torch.ones(2)) == {"vendor" if runs else "ref"}
+    assert manager.explain("own_op", torch.ones(2)).chosen.kind is (VENDOR if runs else REFERENCE)
+
+
+def test_supported_dtypes_looks_at_the_first_tensor():
+    fields = {"supported_dtypes": {"bfloat16", torch.float16}}
+    manager = manager_of("own_op", (VENDOR, lambda *a: "vendor", fields), (REFERENCE, lambda *a: "ref"))
+    half, full = torch.ones(2, dtype=torch.float16), torch.ones(2)
+    assert outcomes(manager, "own_op", half, full) == {"vendor"}
+    assert outcomes(manager, "own_op", full, half) == {"ref"}
+    assert manager.call("own_op") == "vendor"  # no tensor: nothing to refuse
+
+
+@pytest.mark.parametrize("have, wants, ok", [
+    ("sm_90", "sm_90", True), ("sm_90", "sm_80", True), ("sm_80", "sm_90", False), ("sm_100", "sm_90a", True),
+    ("gfx942", "sm_80", False), ("gfx942", "gfx90a", True), ("gfx90a", "gfx942", False), (None, "sm_70", False),
+])  # fmt: skip
+def test_min_arch_compares_within_its_prefix(monkeypatch, have, wants, ok):
+    from opmux.core import facts
+
+    monkeypatch.setattr(facts, "_source", (lambda device: have, lambda: ()))
+    manager = manager_of("own_op", (VENDOR, lambda *a: "vendor", {"min_arch": wants}), (REFERENCE, lambda *a: "ref"))
+    assert outcomes(manager, "own_op", torch.ones(2)) == {"vendor" if ok else "ref"}
+
+
+def test_strict_passes_over_what_is_not_for_this_machine_and_raises_what_refuses_these_tensors():
+    wrong_arch = (VENDOR, lambda *a: "arch", {"min_arch": "sm_90"})
+    manager = manager_of("own_op", wrong_arch, (VENDOR, lambda *a: "next"), (REFERENCE, lambda *a: "ref"))
+    with policy_context(STRICT):
+        assert manager.call("own_op", torch.ones(2)) == "next"
+        wrong_dtype = manager_of(
+            "own_op", (VENDOR, Counted(), {"supported_dtypes": {torch.int8}}), (REFERENCE, Counted())
+        )
+        with pytest.raises(NotSupported, match="^own_op not implemented.*takes int8; the first tensor is float32"):
+            wrong_dtype.call("own_op", torch.ones(2))
+        assert wrong_dtype.explain("own_op", torch.ones(2)).chosen is None
+        refusing = manager_of("own_op", (VENDOR, Counted(), {"when": lambda x: "odd"}), (REFERENCE, Counted()))
+        with pytest.raises(NotSupported, match="^own_op not implemented.*odd"):
+            refusing.call("own_op", torch.ones(2))
+
+
+def test_a_device_of_its_own(monkeypatch):
+    """On a machine with an accelerator, an impl for it is chosen by the device of the tensors, call by call."""
+    from opmux.core import facts
+
+    monkeypatch.setattr(facts, "_source", (lambda device: None, lambda: ("meta",)))  # meta stands for a chip
+    fields = {"devices": {"meta"}}
+    manager = manager_of("own_op", (VENDOR, lambda *a: "chip", fields), (REFERENCE, lambda *a: "ref"))
+    for _ in range(2):
+        assert outcomes(manager, "own_op", torch.ones(2)) == {"ref"}
+        assert outcomes(manager, "own_op", torch.ones(2, device="meta")) == {"chip"}
+    monkeypatch.setattr(facts, "_source", (lambda device: None, lambda: ("meta", "other")))
+    manager.invalidate("a second kind of chip")
+    assert outcomes(manager, "own_op", torch.ones(2)) == {"ref"}
+    assert outcomes(manager, "own_op", torch.ones(2, device="meta")) == {"chip"}
+
+
+# ---- mutating ops ---------------------------------------------------------------------------------------------------
+
+
+def half_way(error):
+    """Adds one in place to all it is given, then fails: the mistake that doubles an update."""
+
+    def fn(*args):
+        for t in _flat(args):
+            t.add_(1)
+        raise error
+
+    return fn
+
+
+def add_one(*args):
+    for t in _flat(args):
+        t.add_(1)
+    return "added"
+
+
+def _flat(value):
+    for v in value:
+        yield from _flat(v) if isinstance(v, (list, tuple)) else [v]
+
+
+def test_an_op_without_a_spec_is_never_applied_twice():
+    manager = manager_of("add_one", (VENDOR, half_way(RuntimeError("late"))), (REFERENCE, add_one))
+    x, ys = torch.zeros(3), [torch.zeros(2), [torch.zeros(1)]]
+    version = x._version
+    assert manager.call("add_one", x, ys) == "added"
+    assert x.eq(1).all() and ys[0].eq(1).all() and ys[1][0].eq(1).all()
+    assert x._version == version + 1
+
+
+def test_strict_leaves_a_half_done_mutation_to_the_caller_once():
+    manager = manager_of("add_one", (VENDOR, half_way(RuntimeError("late"))), (REFERENCE, add_one))
+    x = torch.zeros(3)
+    with policy_context(STRICT), pytest.raises(RuntimeError, match="^late$"):
+        manager.call("add_one", x)
+    assert x.eq(1).all()
+
+
+def test_when_all_fail_the_tensors_are_as_they_were():
+    manager = manager_of(
+        "add_one", (VENDOR, half_way(RuntimeError("a"))), (DEFAULT, half_way(RuntimeError("b"))),
+        (DEFAULT, Counted(error=NotSupported("no"))),
+    )  # fmt: skip
+    x = torch.zeros(3)
+    with pytest.raises(DispatchError):
+        manager.call("add_one", x)
+    assert x.eq(0).all()
+
+
+def test_a_proven_impl_that_fails_raises():
+    """After three clean calls for a dtype and shape class there is no snapshot any more, so no second try."""
+    state = {"fail": False}
+
+    def sometimes(x):
+        x.add_(1)
+        if state["fail"]:
+            raise RuntimeError("late")
+
+    manager = manager_of("add_one", (VENDOR, sometimes), (REFERENCE, add_one))
+    x = torch.zeros(3)
+    for _ in range(3):
+        manager.call("add_one", x)
+    state["fail"] = True
+    with pytest.raises(RuntimeError, match="^late$"):
+        manager.call("add_one", x)
+    assert x.eq(4).all()
+    other = torch.zeros(100)  # another shape class: not proven there
+    assert manager.call("add_one", other) == "added" and other.eq(1).all()
+
+
+def test_not_supported_is_a_promise_that_needs_no_snapshot():
+    state = {"decline": False}
+
+    def sometimes(x):
+        if state["decline"]:
+            raise NotSupported("not today")
+        x.add_(1)
+
+    manager = manager_of("add_one", (VENDOR, sometimes), (REFERENCE, add_one))
+    x = torch.zeros(3)
+    for _ in range(4):
+        manager.call("add_one", x)
+    state["decline"] = True
+    assert manager.call("add_one", x) == "added" and x.eq(5).all()
+
+
+def test_too_large_for_a_snapshot_means_no_fallback(monkeypatch):
+    monkeypatch.setattr(snapshots, "LIMIT", 8)
+    manager = manager_of("add_one", (VENDOR, half_way(RuntimeError("late"))), (REFERENCE, add_one))
+    with pytest.raises(RuntimeError, match="^late$"):
+        manager.call("add_one", torch.zeros(3))
+
+
+def test_no_snapshot_while_a_graph_is_captured(monkeypatch):
+    monkeypatch.setattr(snapshots, "_capturing", lambda: True)
+    manager = manager_of("add_one", (VENDOR, half_way(RuntimeError("late"))), (REFERENCE, add_one))
+    with pytest.raises(RuntimeError, match="^late$"):
+        manager.call("add_one", torch.zeros(3))
+
+
+@pytest.mark.parametrize("make", [
+    lambda: torch.zeros(4).expand(3, 4),
+    lambda: torch.zeros(4, 4).t(),
+    lambda: torch.zeros(8)[::2],
+    lambda: torch.zeros(3, requires_grad=True),
+    lambda: torch.zeros(0),
+    lambda: torch.zeros(3, dtype=torch.float8_e4m3fn),
+    lambda: torch.zeros(3, dtype=torch.complex64),
+], ids=["expanded", "transposed", "strided", "leaf", "empty", "fp8", "complex"])  # fmt: skip
+def test_snapshots_restore_any_layout(make):
+    x = make()
+    raw = lambda: x.detach().contiguous().view(-1).view(torch.uint8).clone()
+    before, version = raw(), x._version
+    saved = snapshots.Snapshot([x])
+    x.untyped_storage().fill_(7)
+    assert x.numel() == 0 or not torch.equal(raw(), before)
+    saved.restore()
+    assert torch.equal(raw(), before) and x._version == version
+
+
+def test_inference_tensors_can_be_restored():
+    with torch.inference_mode():
+        x = torch.zeros(3)
+    saved = snapshots.Snapshot([x])
+    with torch.inference_mode():
+        x.add_(1)
+    saved.restore()
+    assert x.eq(0).all()
+
+
+def test_a_spec_that_writes_nothing_here_needs_no_snapshot(monkeypatch):
+    """tex's norms write `ln_out` when it is given, and nothing when it is None."""
+    taken = []
+    monkeypatch.setattr(snapshots, "take", lambda tensors: taken.append(tensors))
+    bad = Counted(error=RuntimeError("late"))
+    manager = manager_of("rmsnorm_fwd", (VENDOR, bad), (REFERENCE, lambda *a: "ref"))
+    x, w, buffer = torch.ones(3, 4), torch.ones(4), torch.zeros(3, 4)
+    assert manager.call("rmsnorm_fwd", x, w, 1e-5, None, None, None, 0, False) == "ref"
+    assert taken == []
+    with pytest.raises(RuntimeError, match="^late$"):  # no snapshot was to be had, so no fallback
+        manager.call("rmsnorm_fwd", torch.ones(300, 4), w, 1e-5, buffer, None, None, 0, False)
+    assert [t is buffer for ts in taken for t in ts] == [True]

@@ -1,0 +1,282 @@
+"""Policies in scopes: blocks, decorators, threads, tasks, generators of mess; and what a live scope costs others."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+
+import pytest
+import torch
+
+import opmux
+from opmux.core import (
+    BackendImplKind,
+    BadPolicy,
+    OpImpl,
+    OpManager,
+    OpRegistry,
+    SelectionPolicy,
+    UnknownName,
+    get_policy,
+    policy_context,
+    reset_global_policy,
+    set_global_policy,
+    with_allowed_vendors,
+    with_denied_vendors,
+    with_preference,
+    with_strict_mode,
+)
+from opmux.core.policy import live_scopes
+
+
+@pytest.fixture
+def manager():
+    registry = OpRegistry()
+    for kind, vendor in (("flagos", None), ("vendor", "acme"), ("vendor", "bolt"), ("reference", None)):
+        name = vendor or kind
+        registry.register_impl(OpImpl("which", name, BackendImplKind(kind), vendor, lambda name=name: name))
+    return OpManager(registry)
+
+
+def which(manager):
+    """What runs here, by every call path."""
+    by_name, by_hold = manager.call("which"), manager.resolve("which")()
+    assert by_name == by_hold == manager.get_selected_impl_id("which") == manager.explain("which").chosen.impl_id
+    return by_name
+
+
+def test_scopes_nest_and_undo(manager):
+    assert which(manager) == "flagos"
+    with opmux.policy("reference"):
+        assert which(manager) == "reference"
+        with opmux.policy("vendor"):
+            assert which(manager) == "acme"
+            with opmux.policy(deny=["ACME"]):
+                assert which(manager) == "bolt"
+                with opmux.policy(deny=["bolt"]):  # denials add up
+                    assert which(manager) == "flagos"
+            assert which(manager) == "acme"
+        assert which(manager) == "reference"
+    assert which(manager) == "flagos"
+    assert live_scopes() == 0
+
+
+def test_a_scope_object_is_reentrant_and_reusable(manager):
+    scope = opmux.policy("reference")
+    with scope, scope, opmux.policy("vendor"), scope:
+        assert which(manager) == "reference"
+    assert which(manager) == "flagos"
+    with pytest.raises(ZeroDivisionError), scope:
+        raise ZeroDivisionError
+    assert which(manager) == "flagos" and get_policy().prefer == "flagos"
+
+
+def test_a_scope_is_composed_when_entered_not_when_made(manager):
+    strict = with_strict_mode()
+    set_global_policy(SelectionPolicy(prefer="vendor"))
+    with strict:
+        assert get_policy().strict and which(manager) == "acme"
+
+
+def test_as_decorator_on_functions_and_coroutines(manager):
+    @opmux.policy("reference")
+    def plain(n):
+        return which(manager) if n == 0 else plain(n - 1)
+
+    @opmux.policy("vendor")
+    async def task():
+        await asyncio.sleep(0.001)
+        return which(manager)
+
+    async def both():
+        return await asyncio.gather(task(), asyncio.sleep(0), task())
+
+    assert plain(3) == "reference"
+    assert asyncio.run(both()) == ["acme", None, "acme"]
+    assert which(manager) == "flagos"
+    with pytest.raises(TypeError, match="generator"):
+        opmux.policy("vendor")(lambda: (yield))
+
+
+def test_tasks_inherit_and_do_not_leak(manager):
+    async def inner(prefer, started, go):
+        with opmux.policy(prefer):
+            started.set()
+            await go.wait()
+            return which(manager)
+
+    async def main():
+        go = asyncio.Event()
+        tasks = []
+        for prefer in ("reference", "vendor"):
+            started = asyncio.Event()
+            tasks.append(asyncio.create_task(inner(prefer, started, go)))
+            await started.wait()
+        assert which(manager) == "flagos"
+        go.set()
+        return [await t for t in tasks]
+
+    assert asyncio.run(main()) == ["reference", "acme"]
+
+
+def test_another_thread_keeps_the_process_policy(manager):
+    seen = []
+    with opmux.policy("reference"):
+        thread = threading.Thread(target=lambda: seen.append(which(manager)))
+        thread.start()
+        thread.join()
+        assert which(manager) == "reference"
+    assert seen == ["flagos"]
+
+
+def test_with_functions(manager):
+    with with_preference("vendor"):
+        with with_allowed_vendors("bolt"):
+            assert which(manager) == "bolt"
+        with with_allowed_vendors():  # set, and empty: none
+            assert which(manager) == "flagos"
+        with with_denied_vendors("acme", "bolt"):
+            assert which(manager) == "flagos"
+    with policy_context(SelectionPolicy(prefer="reference")), with_preference("vendor"):
+        assert which(manager) == "acme"
+
+
+def test_a_full_policy_replaces_and_a_layer_adds(manager, monkeypatch):
+    monkeypatch.setenv("TE_FL_PER_OP", "which=vendor:bolt")
+    reset_global_policy()
+    assert which(manager) == "bolt"
+    with opmux.policy(strict=True):
+        assert which(manager) == "bolt"  # says nothing of the order
+    with opmux.policy("reference"):
+        assert which(manager) == "reference"  # a scope's preference beats the environment's order
+    with policy_context(SelectionPolicy()):
+        assert which(manager) == "flagos"
+
+
+def test_set_policy_is_for_every_thread_and_reaches_held_functions(manager):
+    held = manager.resolve("which")
+    assert held() == "flagos"
+    opmux.set_policy("vendor")
+    assert held() == "acme"
+    opmux.set_policy(deny="acme")
+    assert held() == "bolt" and get_policy().prefer == "vendor"
+    reset_global_policy()
+    assert held() == "flagos"
+
+
+@pytest.mark.parametrize("order, expected", [
+    ("vendor:bolt|flagos", "bolt"), (["reference"], "reference"), ("impl:ACME", "acme"), ("!flagos", "acme"),
+    ("!flagos|!vendor:acme|*", "bolt"), ("vendor|!vendor:acme", "bolt"), ("Triton", "flagos"),
+    (" vendor : bolt | * ", "bolt"),
+])  # fmt: skip
+def test_orders(manager, order, expected):
+    with opmux.policy(per_op={"Which": order}):
+        assert which(manager) == expected
+
+
+def test_a_per_op_order_is_exclusive_unless_it_has_a_star(manager):
+    with opmux.policy(per_op={"which": "vendor:bolt"}):
+        assert [i.impl_id for i in manager.resolve_candidates("which")] == ["bolt"]
+    with opmux.policy("reference", per_op={"which": "vendor:bolt|*"}):
+        assert [i.impl_id for i in manager.resolve_candidates("which")] == ["bolt", "reference", "flagos", "acme"]
+
+
+@pytest.mark.parametrize("wrong, error, hint", [
+    (dict(per_op={"which": "flagoss"}), BadPolicy, "Did you mean 'flagos'"),
+    (dict(per_op={"which": ""}), BadPolicy, "at least one token"),
+    (dict(per_op={"which": "vendor:"}), BadPolicy, "is no token"),
+    (dict(per_op={"which": "kind:x"}), BadPolicy, "is no token"),
+    (dict(per_op={"which": 3}), BadPolicy, "an order is tokens"),
+    (dict(allow=3), BadPolicy, "names of vendors"),
+])  # fmt: skip
+def test_bad_syntax_is_an_error_when_the_scope_is_made(wrong, error, hint):
+    with pytest.raises(error, match=hint):
+        opmux.policy(**wrong)
+
+
+def test_bad_preference_suggests():
+    with pytest.raises(BadPolicy, match="'vender' is no preference.*Did you mean 'vendor'"):
+        opmux.policy("vender")
+    with pytest.raises(BadPolicy, match="expected a SelectionPolicy"):
+        policy_context("vendor")
+    with pytest.raises(BadPolicy, match="expected a SelectionPolicy"):
+        set_global_policy("vendor")
+
+
+@pytest.mark.parametrize("wrong, near", [
+    (dict(per_op={"rms_nrm": "reference"}), "rms_norm"),
+    (dict(per_op={"which": "vendor:acmee"}), "acme"),
+    (dict(per_op={"which": "impl:bolt2"}), "bolt"),
+])  # fmt: skip
+def test_unknown_names_in_code_are_errors_with_the_nearest(manager, wrong, near):
+    before = get_policy()
+    with pytest.raises(UnknownName, match=f"did you mean '{near}'"), opmux.policy(**wrong):
+        pass
+    with pytest.raises(UnknownName, match=f"did you mean '{near}'"):
+        opmux.set_policy(**wrong)
+    assert get_policy() == before and live_scopes() == 0
+
+
+def test_unknown_vendors_in_lists_never_raise(manager, caplog):
+    with caplog.at_level(logging.WARNING, "opmux"):
+        for _ in range(2):
+            with opmux.policy(deny=["elsewhere"], allow=["acme", "bolt"]):
+                assert which(manager) == "flagos"
+    assert [r.getMessage() for r in caplog.records if "elsewhere" in r.getMessage()].__len__() == 1
+
+
+def test_scopes_left_out_of_order(manager):
+    a, b = opmux.policy("reference"), opmux.policy("vendor")
+    a.__enter__()
+    b.__enter__()
+    a.__exit__(None, None, None)
+    assert which(manager) == "acme"
+    b.__exit__(None, None, None)
+    assert which(manager) == "flagos" and live_scopes() == 0
+
+
+def test_registration_reaches_a_live_scope(manager):
+    with opmux.policy("vendor"):
+        assert which(manager) == "acme"
+        manager.registry.register_impl(
+            OpImpl("which", "fast", BackendImplKind.VENDOR, "bolt", lambda: "fast", priority=5)
+        )
+        assert which(manager) == "fast"
+        manager.registry.unregister("which", "fast")
+        assert which(manager) == "acme"
+
+
+def test_more_policies_than_are_kept(manager):
+    """Policies made in a loop are dropped; a live scope still follows registrations."""
+    with opmux.policy("vendor"):
+        for n in range(80):
+            with opmux.policy(deny=[f"x{n}"]):
+                assert which(manager) == "acme"
+        manager.registry.register_impl(OpImpl("which", "late", BackendImplKind.VENDOR, "z", lambda: "late", priority=9))
+        assert which(manager) == "late"
+
+
+def test_the_backward_is_chosen_with_the_forward(plug):
+    """Under a scope at forward time, the backward runs what the scope says, also on another thread and later."""
+    ran = []
+
+    def fake_bwd(dy, x, weight, rstd, offset):
+        ran.append(threading.current_thread().name)
+        return torch.full_like(x, 7.0), torch.full_like(weight, 7.0)
+
+    plug("rms_norm_bwd", "vendor.seven", BackendImplKind.VENDOR, fake_bwd, vendor="seven")
+    x = torch.randn(3, 4, requires_grad=True)
+    w = torch.ones(4, requires_grad=True)
+    with opmux.policy("vendor"):
+        y, _ = opmux.ops.rms_norm(x, w)
+    thread = threading.Thread(target=lambda: y.sum().backward(), name="elsewhere")
+    thread.start()
+    thread.join()
+    assert ran == ["elsewhere"] and x.grad.eq(7).all()
+    x.grad = None
+    opmux.set_policy("reference")
+    y, _ = opmux.ops.rms_norm(x, w)
+    opmux.set_policy("vendor")  # too late for this one
+    y.sum().backward()
+    assert ran == ["elsewhere"] and not x.grad.eq(7).any()

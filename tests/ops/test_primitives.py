@@ -1,0 +1,229 @@
+"""Every primitive through every door: dispatch, autograd, torch.ops, torch.compile; on the reference and on loopback.
+
+The loopback backend forwards each op to its reference and counts: it shows that what a policy chooses is what runs.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import opmux
+from opmux.core import BackendImplKind, OpImpl, get_default_manager, specs
+from opmux.core.library import fake_call, packet
+
+PRIMITIVES = [s for s in specs if s.space == "opmux"]
+FORWARDS = [s for s in PRIMITIVES if s.grad]
+CPU = torch.device("cpu")
+DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
+by_name = {"ids": lambda v: getattr(v, "name", str(v).removeprefix("torch."))}
+
+
+def samples(spec, dtype=torch.float32, most=None):
+    found = list(spec.samples(dtype, CPU))
+    assert found, f"{spec.key} has no sample"
+    return found[:most]
+
+
+def leaves(sample):
+    """The sample with its floating tensors as fresh leaves that want a gradient."""
+    fresh = lambda v: v.detach().clone().requires_grad_() if torch.is_tensor(v) and v.is_floating_point() else v
+    return tuple(map(fresh, sample.args)), {k: fresh(v) for k, v in sample.kwargs.items()}
+
+
+def tensors(results):
+    return [t for t in (results if isinstance(results, (tuple, list)) else [results]) if torch.is_tensor(t)]
+
+
+def same(got, expected):
+    for a, b in zip(tensors(got), tensors(expected), strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=0, equal_nan=True)
+
+
+class Loopback:
+    """A vendor whose every impl is the reference, counted."""
+
+    def __init__(self):
+        self.calls: dict[str, int] = {}
+        for spec in PRIMITIVES:
+            get_default_manager().registry.register_impl(
+                OpImpl(spec.key, "vendor.loopback", BackendImplKind.VENDOR, "loopback", self._count(spec))
+            )
+
+    def _count(self, spec):
+        def fn(*args):
+            self.calls[spec.name] = self.calls.get(spec.name, 0) + 1
+            return spec.reference(*args)
+
+        return fn
+
+    def remove(self):
+        for spec in PRIMITIVES:
+            get_default_manager().registry.unregister(spec.key, "vendor.loopback")
+
+
+@pytest.fixture(scope="module")
+def loopback():
+    made = Loopback()
+    yield made
+    made.remove()
+
+
+def test_there_are_families():
+    assert {s.family for s in PRIMITIVES} >= {"norm", "activation"}
+    assert {"rms_norm", "layer_norm", "add_rms_norm", "gelu", "silu", "relu", "srelu", "qgelu"} <= {
+        s.name for s in FORWARDS
+    }
+    assert {s.grad for s in FORWARDS} <= {s.name for s in PRIMITIVES}
+
+
+@pytest.mark.parametrize("dtype", DTYPES, **by_name)
+@pytest.mark.parametrize("spec", PRIMITIVES, **by_name)
+def test_dispatch_runs_what_the_policy_says(spec, dtype, loopback):
+    fn = getattr(opmux.ops, spec.name)
+    for sample in samples(spec, dtype):
+        before = loopback.calls.get(spec.name, 0)
+        expected = spec.reference(*sample.args, **sample.kwargs)
+        same(fn(*sample.args, **sample.kwargs), expected)
+        with opmux.policy("reference"):
+            same(fn(*sample.args, **sample.kwargs), expected)
+        assert loopback.calls[spec.name] == before + 1  # by default a vendor comes before the reference
+
+
+@pytest.mark.parametrize("spec", PRIMITIVES, **by_name)
+def test_arguments_are_not_written_and_results_are_fresh(spec):
+    for sample in samples(spec):
+        given = [t for t in (*sample.args, *sample.kwargs.values()) if torch.is_tensor(t)]
+        before = [t.clone() for t in given]
+        results = tensors(getattr(opmux.ops, spec.name)(*sample.args, **sample.kwargs))
+        assert all(torch.equal(a, b) for a, b in zip(given, before, strict=True)), sample.id
+        spots = [t.data_ptr() for t in (*given, *results) if t.numel()]
+        assert len(set(spots)) == len(spots) or len(given) != len({t.data_ptr() for t in given}), sample.id
+        assert all(t.is_contiguous() for t in results), sample.id
+
+
+@pytest.mark.parametrize("spec", PRIMITIVES, **by_name)
+def test_the_fake_kernel_agrees(spec):
+    for sample in samples(spec):
+        real = tensors(getattr(opmux.ops, spec.name)(*sample.args, **sample.kwargs))
+        fake = tensors(fake_call(spec, sample.args, sample.kwargs))
+        facts = lambda ts: [(t.shape, t.dtype, t.stride(), t.device) for t in ts]
+        assert facts(real) == facts(fake), sample.id
+        assert spec.bytes_moved(*sample.args, **sample.kwargs) >= sum(t.nbytes for t in real)
+
+
+@pytest.mark.parametrize("spec", PRIMITIVES, **by_name)
+def test_bad_arguments_are_refused_by_name(spec):
+    found = list(spec.errors(CPU))
+    assert found, f"{spec.key} has no bad sample"
+    for bad in found:
+        with pytest.raises(bad.error, match=bad.match):
+            getattr(opmux.ops, spec.name)(*bad.args, **bad.kwargs)
+    first = spec.names[0]
+    with pytest.raises(TypeError, match=f"{spec.name}: argument '{first}' must be a Tensor, got list"):
+        getattr(opmux.ops, spec.name)([1.0], *samples(spec)[0].args[1:])
+
+
+@pytest.mark.parametrize("spec", PRIMITIVES, **by_name)
+def test_opcheck(spec):
+    """Schema, autograd registration, fake and AOT agreement, by torch's own checker."""
+    for sample in samples(spec, most=3):
+        args, kwargs = leaves(sample) if spec.grad else (sample.args, sample.kwargs)
+        torch.library.opcheck(packet(spec).default, args, kwargs)
+
+
+@pytest.mark.parametrize("spec", FORWARDS, **by_name)
+def test_compiled_fullgraph_forward_and_backward(spec):
+    torch._dynamo.reset()  # the lambda's code is one for all ops: they would share its recompile limit
+    fn = getattr(opmux.ops, spec.name)
+    compiled = torch.compile(lambda *a, **k: fn(*a, **k), fullgraph=True, backend="aot_eager", dynamic=False)
+    sample = samples(spec, torch.float32)[0]
+    runs = []
+    for call in (fn, compiled):
+        args, kwargs = leaves(sample)
+        outs = tensors(call(*args, **kwargs))
+        torch.manual_seed(1)
+        loss = sum((o.double() * torch.randn_like(o.double())).sum() for o in outs if o.requires_grad)
+        loss.backward()
+        grads = [t.grad for t in (*args, *kwargs.values()) if torch.is_tensor(t)]
+        runs.append([*(o.detach() for o in outs), *grads])
+    assert all(t is not None for t in runs[0])
+    same(runs[1], runs[0])
+
+
+def test_compiled_with_defaults_left_out():
+    """torch.ops drops trailing defaults; the gradient must not miss them."""
+    x, w = torch.randn(3, 8, requires_grad=True), torch.randn(8, requires_grad=True)
+    y, *_ = torch.compile(opmux.ops.layer_norm, fullgraph=True, backend="aot_eager")(x, w)
+    expected = torch.nn.functional.layer_norm(x, (8,), w)
+    got, wanted = (torch.autograd.grad(o.sin().sum(), (x, w)) for o in (y, expected))
+    torch.testing.assert_close(got, wanted)
+
+
+def test_compiled_code_follows_a_policy_switch_without_recompiling(loopback):
+    traces = []
+
+    def backend(graph, inputs):
+        traces.append(graph)
+        return graph.forward
+
+    f = torch.compile(lambda x, w: opmux.ops.rms_norm(x, w)[0] * 2, fullgraph=True, backend=backend)
+    x, w = torch.randn(3, 8), torch.randn(8)
+    counts = []
+    for scope in ("vendor", "reference", "vendor"):
+        with opmux.policy(scope):
+            f(x, w)
+        counts.append(loopback.calls.get("rms_norm", 0))
+    assert counts[1] == counts[0] and counts[2] == counts[0] + 1 and len(traces) == 1
+
+
+def test_the_first_call_ever_may_be_compiled():
+    """In a fresh process, before any eager call; and directly from the family's module."""
+    import subprocess
+    import sys
+
+    script = (
+        "import torch, opmux\n"
+        "from opmux.specs.activation import silu_mul\n"
+        "f = torch.compile(lambda a, b: silu_mul(a, b) + opmux.ops.gelu(a), fullgraph=True, backend='aot_eager')\n"
+        "a, b = torch.randn(4, requires_grad=True), torch.randn(4)\n"
+        "y = f(a, b); y.sum().backward()\n"
+        "F = torch.nn.functional\n"
+        "torch.testing.assert_close(y, F.silu(a) * b + F.gelu(a, approximate='tanh'))\n"
+        "print(a.grad.isfinite().all())\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == "tensor(True)"
+
+
+@pytest.mark.parametrize("hooks", [True, False])
+def test_compiled_with_and_without_dynamos_hooks(monkeypatch, hooks):
+    """Where a torch has no hooks for us, the function asks whether it is being compiled."""
+    from opmux.core import library, op
+
+    assert library.dynamo_has_hooks()
+    monkeypatch.setattr(library, "dynamo_has_hooks", lambda: hooks)
+
+    def hook_test(x: torch.Tensor) -> torch.Tensor:
+        return x + 1
+
+    fn = op(hook_test)
+    try:
+        assert hasattr(fn, "_torchdynamo_inline") is hooks
+        for call in (fn, lambda x: fn(x) * 1):
+            torch._dynamo.reset()
+            y = torch.compile(call, fullgraph=True, backend="aot_eager")(torch.ones(3))
+            assert y.eq(2).all() and fn(torch.ones(3)).eq(2).all()
+    finally:
+        specs.remove(fn.spec)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("spec", FORWARDS, **by_name)
+def test_compiled_by_inductor(spec):
+    torch._dynamo.reset()
+    fn = getattr(opmux.ops, spec.name)
+    compiled = torch.compile(lambda *a, **k: fn(*a, **k), fullgraph=True)
+    sample = samples(spec)[0]
+    same(compiled(*sample.args, **sample.kwargs), fn(*sample.args, **sample.kwargs))
