@@ -9,7 +9,7 @@ JOBS ?= 2
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo lint format test test-all bench docs clean
+.PHONY: help setup demo lint format test test-all bench docs site clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-9s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -59,12 +59,11 @@ test-all: lint  ## lint, then every test, the slow ones too
 bench: .venv/.ready  ## what a call through the dispatcher costs
 	$(BIN)/python benchmarks/dispatch.py
 
-.venv/.docs: .venv/.ready
-	@echo "installing the documentation tools (under a minute)"
-	@$(PIP) install -c constraints.txt -e ".[docs]"
-	@touch $@
+docs: .venv/.ready  ## write the pages of docs/ that follow from the code
+	$(RUN) opmux.tools.docs
 
-docs: .venv/.docs  ## build the documentation in site/
+site: docs  ## build the documentation as web pages in site/
+	@$(PIP) install -c constraints.txt -e ".[docs]"
 	$(RUN) mkdocs build --strict
 
 clean:  ## remove what was built; .venv stays

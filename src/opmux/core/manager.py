@@ -83,31 +83,44 @@ class OpManager:
         chosen = barred = None
         for impl in ordered:
             refusal = self._static_refusal(key, impl, device)
-            here = refusal is None
-            if refusal is None and first is not None:
-                refusal = _dtype_refusal(impl, first.dtype)
-            if refusal is None and (args or kwargs) and impl.when is not None:
-                answer = impl.when(*args, **kwargs)
-                if answer is not True and answer is not None:
-                    refusal = Refused(impl, "when", answer or "its `when` says no")
-            if refusal is None and first is not None and not policy.strict:
-                known = self.memory.failed(key, impl.impl_id, (first.dtype, facts.shape_class(first)))
-                refusal = None if known is None else Refused(impl, "quarantine", known.reason)
-            if refusal is not None and here and policy.strict and chosen is None:
-                barred = barred or refusal  # strict: these tensors are refused, and no other impl steps in
+            if refusal is None:
+                refusal = self._refusal_of_these(key, impl, first, args, kwargs, policy.strict)
+                if refusal is not None and policy.strict and chosen is None:
+                    barred = barred or refusal  # strict: these tensors are refused, and no other impl steps in
             origin = self.registry.origin(key, impl.impl_id)
             if refusal is not None:
                 rows.append(Verdict(impl, origin, "refused", refusal.stage, refusal.reason))
             elif chosen is None and barred is None:
                 chosen = impl
                 rows.append(Verdict(impl, origin, "chosen"))
+            elif policy.strict:
+                rows.append(Verdict(impl, origin, "refused", "policy", "strict: no fallback"))
             else:
-                words = "strict: no fallback" if policy.strict else ""
-                rows.append(Verdict(impl, origin, "next" if not policy.strict else "refused", "policy", words))
+                rows.append(Verdict(impl, origin, "next"))
         for refusal in refused:
             origin = self.registry.origin(key, refusal.impl.impl_id)
             rows.append(Verdict(refusal.impl, origin, "refused", refusal.stage, refusal.reason))
         return Explanation(self._name(key), key, str(policy), device, chosen, tuple(rows))
+
+    def _refusal_of_these(
+        self, key: str, impl: OpImpl, first: Any, args: tuple, kwargs: dict, strict: bool
+    ) -> Refused | None:
+        """Why an impl would not take these arguments: dtype, `when`, or a failure that is remembered."""
+        if first is not None:
+            refusal = _dtype_refusal(impl, first.dtype)
+            if refusal is not None:
+                return refusal
+        if impl.when is not None and (args or kwargs):
+            try:
+                answer = impl.when(*args, **kwargs)
+            except Exception as error:
+                answer = f"its `when` raised {type(error).__name__}: {error}"
+            if answer is not True and answer is not None:
+                return Refused(impl, "when", answer or "its `when` says no")
+        if first is None or strict:
+            return None
+        known = self.memory.failed(key, impl.impl_id, (first.dtype, facts.shape_class(first)))
+        return None if known is None else Refused(impl, "quarantine", known.reason)
 
     def failures(self) -> list[Failure]:
         """The quarantine: what is passed over, and why."""

@@ -1,0 +1,134 @@
+"""The same specs on a real GPU, and what only a GPU can show: device threads, graphs, real out-of-memory."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+import torch
+
+import opmux
+from opmux.core import BackendImplKind, OpImpl, OpManager, OpRegistry, get_default_manager, specs
+from opmux.core.facts import arch_of
+
+pytestmark = pytest.mark.gpu
+
+VENDOR, REFERENCE = BackendImplKind.VENDOR, BackendImplKind.REFERENCE
+PRIMITIVES = [s for s in specs if s.space == "opmux"]
+CUDA = torch.device("cuda")
+by_name = {"ids": lambda v: getattr(v, "name", str(v).removeprefix("torch."))}
+
+
+def tensors(results):
+    return [t for t in (results if isinstance(results, (tuple, list)) else [results]) if torch.is_tensor(t)]
+
+
+def move(value, device):
+    return value.to(device) if torch.is_tensor(value) else value
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16], **by_name)
+@pytest.mark.parametrize("spec", PRIMITIVES, **by_name)
+def test_every_sample_agrees_with_the_cpu(spec, dtype):
+    tol = spec.tol[dtype]
+    for sample in spec.samples(dtype, CUDA):
+        got = tensors(getattr(opmux.ops, spec.name)(*sample.args))
+        expected = tensors(spec.reference(*(move(a, "cpu") for a in sample.args)))
+        for a, b in zip(got, expected, strict=True):
+            assert a.is_cuda and a.is_contiguous()
+            torch.testing.assert_close(a.cpu(), b, rtol=tol.rtol, atol=tol.atol, msg=lambda m, s=sample: f"{s.id}: {m}")
+
+
+@pytest.mark.parametrize("spec", [s for s in PRIMITIVES if s.grad], **by_name)
+def test_compiled_by_inductor_with_gradients(spec):
+    torch._dynamo.reset()
+    fn = getattr(opmux.ops, spec.name)
+    sample = next(iter(spec.samples(torch.float32, CUDA)))
+    runs = []
+    for call in (fn, torch.compile(fn, fullgraph=True)):
+        args = [a.detach().clone().requires_grad_() if torch.is_tensor(a) else a for a in sample.args]
+        outs = tensors(call(*args))
+        sum(o.sin().sum() for o in outs if o.requires_grad).backward()
+        runs.append([*(o.detach() for o in outs), *(a.grad for a in args if torch.is_tensor(a))])
+    for a, b in zip(*runs, strict=True):
+        torch.testing.assert_close(a, b)
+
+
+def test_the_device_of_the_tensors_decides_each_call():
+    registry = OpRegistry()
+    registry.register_impl(OpImpl("own", "chip", VENDOR, "nvidia", lambda x: "chip", devices={"cuda"}))
+    registry.register_impl(OpImpl("own", "new", VENDOR, "nvidia", lambda x: "new", priority=1, min_arch="sm_999"))
+    registry.register_impl(OpImpl("own", "ref", REFERENCE, None, lambda x: "ref"))
+    manager = OpManager(registry)
+    for _ in range(2):
+        assert manager.call("own", torch.ones(1)) == "ref"
+        assert manager.call("own", torch.ones(1, device=CUDA)) == "chip"
+    assert manager.explain("own", torch.ones(1, device=CUDA)).chosen.impl_id == "chip"
+    assert str(arch_of("cuda")).startswith(("sm_", "gfx"))
+
+
+def test_the_scope_of_the_forward_reaches_the_device_thread():
+    """A backward on CUDA runs on autograd's own thread, where no context variable of ours is seen."""
+    ran = []
+
+    def backward(dy, x, weight, rstd, offset):
+        ran.append(threading.current_thread() is threading.main_thread())
+        return torch.full_like(x, 7.0), torch.full_like(weight, 7.0)
+
+    registry = get_default_manager().registry
+    registry.register_impl(OpImpl("rms_norm_bwd", "vendor.seven", VENDOR, "seven", backward))
+    try:
+        x, w = (torch.randn(*s, device=CUDA, requires_grad=True) for s in ((3, 8), (8,)))
+        with opmux.policy("reference"):
+            opmux.ops.rms_norm(x, w)[0].sum().backward()
+        assert ran == [] and not x.grad.eq(7).any()
+        x.grad = None
+        with opmux.policy("vendor"):
+            y, _ = opmux.ops.rms_norm(x, w)
+        with opmux.policy("reference"):
+            y.sum().backward()
+        assert len(ran) == 1 and x.grad.eq(7).all()
+    finally:
+        registry.unregister("rms_norm_bwd", "vendor.seven")
+
+
+def test_ops_can_be_captured_in_a_graph():
+    x, w = torch.randn(64, 1024, device=CUDA), torch.randn(1024, device=CUDA)
+    opmux.ops.rms_norm(x, w)
+    graph, side = torch.cuda.CUDAGraph(), torch.cuda.Stream()
+    with torch.cuda.graph(graph, stream=side):
+        y, _ = opmux.ops.rms_norm(x, w)
+    x.copy_(torch.randn_like(x))
+    graph.replay()
+    torch.testing.assert_close(y, opmux.ops.rms_norm(x, w)[0])
+
+
+def test_no_fallback_of_a_mutating_op_while_capturing():
+    def fails(x):
+        x.add_(1)
+        raise RuntimeError("late")
+
+    registry = OpRegistry()
+    registry.register_impl(OpImpl("own", "bad", VENDOR, "v", fails))
+    registry.register_impl(OpImpl("own", "ref", REFERENCE, None, lambda x: x.add_(1)))
+    manager = OpManager(registry)
+    x = torch.zeros(4, device=CUDA)
+    with pytest.raises(RuntimeError, match="^late$"), torch.cuda.graph(torch.cuda.CUDAGraph()):
+        manager.call("own", x)
+    torch.cuda.synchronize()
+    manager.call("own", x)
+    assert x.eq(1).all()
+
+
+def test_out_of_memory_is_never_retried():
+    tried = []
+
+    def too_much(x):
+        return torch.empty(1 << 50, dtype=torch.uint8, device=CUDA)
+
+    registry = OpRegistry()
+    registry.register_impl(OpImpl("own", "big", VENDOR, "v", too_much))
+    registry.register_impl(OpImpl("own", "ref", REFERENCE, None, lambda x: tried.append(1)))
+    with pytest.raises(torch.OutOfMemoryError):
+        OpManager(registry).call("own", torch.zeros(1, device=CUDA))
+    assert tried == []
