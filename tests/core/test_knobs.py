@@ -35,8 +35,10 @@ ALIASES = {
 VALUES = {
     knobs.flag: [("1", True), ("0", False)],
     knobs.names: [("nvidia, amd,", ("nvidia", "amd")), ("acme", ("acme",))],
+    knobs.modules: [("acme_opmux, other", ("acme_opmux", "other")), ("acme", ("acme",))],
     knobs.word: [("torch", "torch"), (" acme ", "acme")],
     knobs.path: [("/opt/a", "/opt/a"), ("/opt/b", "/opt/b")],
+    knobs.toml: [("a.toml", "a.toml"), ("b.toml", "b.toml")],
     knobs.level: [("debug", "DEBUG"), ("WARN", "WARNING")],
     knobs.prefer: [("Vendor", "vendor"), ("vendor:Acme", "vendor:acme")],
     knobs.orders: [
@@ -68,6 +70,7 @@ MALFORMED = {
 MALFORMED_TOML = {
     knobs.flag: ['"maybe"', "2", "[true]"],
     knobs.names: ["3", "[1, 2]", "true"],
+    knobs.modules: ["3", "[1, 2]", "true"],
     knobs.word: ["3", "[]"],
     knobs.level: ['"LOUD"', "10"],
     knobs.prefer: ['"best"', "1", '["vendor"]'],
@@ -341,4 +344,4 @@ except opmux.core.BadKnob as error:
     assert (done.returncode, done.stderr) == (0, "")
     first, second = done.stdout.splitlines()
     assert first == "imported"
-    assert second.startswith(f"OPMUX_PREFER={bad['OPMUX_PREFER']!r} cannot be read")
+    assert second.startswith(f"OPMUX_STRICT={bad['OPMUX_STRICT']!r} cannot be read")

@@ -15,7 +15,7 @@ from .lock import lock
 from .manager import OpManager, check_names, watch_all
 from .policy import BACKENDS, Layer, PolicyScope, SelectionPolicy, matches
 from .registry import BackendImplKind, OpImpl, OpRegistry, Origin, tagged
-from .spec import Spec, specs
+from .spec import DOORS, Spec, specs
 
 
 class DefaultManager(OpManager):
@@ -25,20 +25,28 @@ class DefaultManager(OpManager):
         super().__init__(OpRegistry(checked=True, fill=self._fill))
         self._taken: set[str] = set()
         self._kernels_asked: set[str] = set()
-        self._before_load: dict[str, tuple[OpImpl, ...]] | None = None
+        self._before_load: dict[str, tuple[OpImpl, ...]] = {}
+        self._backends: set[str] = set()  # tokens of tex backends that have been seen to exist
 
     def _fill(self) -> None:
         specs.load_all()
         self._prepare()
-        self._take_up()
 
     def _load(self) -> None:
         from . import discovery
 
         self._take_up()
         self._before_load = self.registry._impls
-        discovery.load(self.registry)
-        self._before_load = None
+        try:
+            discovery.load(self.registry)
+        except BaseException:
+            self._forget_load()
+            raise
+
+    def _forget_load(self) -> None:
+        """Back to before plugins were loaded, so that the next first use loads them all again."""
+        self.registry._impls = self._before_load
+        self._taken.clear()
 
     def _take_up(self) -> None:
         """Register the references of newly declared specs, and what @impl has tagged since."""
@@ -50,19 +58,24 @@ class DefaultManager(OpManager):
             for key in new:
                 if not any(i.impl_id == "reference.torch" for i in self.registry.impls(key)):
                     self.registry.register_impl(_reference(specs.by_key[key]), origin=_own(specs.by_key[key]))
-            while tagged:
+            while tagged and not self._starting:  # while plugins load, tags are theirs to stage
                 made, origin = tagged.pop(0)
                 self.registry.register_impl(made, origin=origin)
 
     def _prepare(self) -> None:
         super()._prepare()
-        if self._before_load is None:
-            self._take_up()
+        self._take_up()
 
     def _key(self, op: Any) -> str:
+        if isinstance(op, str):
+            specs.lookup(op, DOORS["impl"])  # loads the op's family, so that its reference can be taken up
         key = super()._key(op)
         self._ask_kernels(specs.by_key.get(key))
         return key
+
+    def _registered(self, keys: set[str]) -> None:
+        self._backends.clear()
+        super()._registered(keys)
 
     def _plan(self, key: str, policy: SelectionPolicy, typed: bool) -> Plan:
         self._prepare()
@@ -112,10 +125,14 @@ class DefaultManager(OpManager):
                     self._check_backend(token)
 
     def _check_backend(self, token: str) -> None:
-        for family in specs.families:
-            specs.load(family)
+        if token in self._backends:
+            return
+        tex = [s for s in specs if s.space == "tex"]
+        for spec in tex:
+            self._ask_kernels(spec)
         self._take_up()
-        impls = [i for k in self.registry if k.startswith("tex::") for i in self.registry.impls(k)]
+        own = {s.key: self.registry.impls(s.key) for s in tex}
+        impls = [i for k, found in own.items() for i in (*found, *self._lift(k, found, SelectionPolicy()))]
         if not any(matches(token, i) for i in impls):
             names = {v: k for k, v in BACKENDS.items()}
             have = {names.get(i.kind.value) or str(i.vendor).casefold() for i in impls}
@@ -124,10 +141,12 @@ class DefaultManager(OpManager):
                 f"Backend '{asked}' not found. Available backends: {sorted(have)}. "
                 f"No impl of a tex op is registered for it: install its package, or name another backend"
             )
+        self._backends.add(token)
 
     def after_fork(self) -> None:
-        if self._before_load is not None:  # the thread that was loading plugins is not in this child
-            self.registry._impls, self._before_load, self._started = self._before_load, None, False
+        if self._starting:  # the thread that was loading plugins is not in this child
+            self._starting = False
+            self._forget_load()
         super().after_fork()
 
 

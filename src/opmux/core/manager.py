@@ -35,7 +35,7 @@ class OpManager:
         self._lifted: dict[tuple[str, bool], tuple[OpImpl, ...]] = {}
         self._last: dict[str, str] = {}  # the impl each op was last said to use
         self._why = "registration"
-        self._started = False
+        self._started = self._starting = False
         self._checked: set[int] = set()
         _managers.append(weakref.ref(self, _managers.remove))
         self.registry.listen(self._registered)
@@ -320,14 +320,20 @@ class OpManager:
         self.invalidate(self._why)
 
     def _prepare(self) -> None:
-        """Before the first use: the log level, and a line that says what is here."""
-        if not self._started:
-            with lock:
-                if not self._started:
-                    self._started = True
-                    log.from_knobs()
-                    self._load()
-                    logger.info("Registered impl_ids: %s", self.registry.impl_ids())
+        """Before the first use: the log level, plugins, and a line that says what is here. Done once it succeeds."""
+        if self._started:
+            return
+        with lock:
+            if self._started or self._starting:  # a plugin may call an op while it registers
+                return
+            self._starting = True
+            try:
+                log.from_knobs()
+                self._load()
+                self._started = True
+            finally:
+                self._starting = False
+            logger.info("Registered impl_ids: %s", self.registry.impl_ids())
 
     def _load(self) -> None:
         """Nothing to load: a manager over its owner's registry holds what the owner put there."""
@@ -442,13 +448,12 @@ def check_names(policy: SelectionPolicy) -> None:
     vendors = {str(i.vendor).casefold() for i in impls if i.vendor}
     ids = {i.impl_id.casefold() for i in impls}
     ops = {n.casefold() for m in _live_managers() for n in (*m.registry, *map(specs.short_name, m.registry))}
-    lax = policy.source != "code"
     for op, order in policy.per_op_order:
         if op not in ops and specs.lookup(op, DOORS["impl"]) is None:
-            _unknown("op", op, ops | {n.casefold() for n in specs.short_names()}, lax)
+            _unknown("op", op, ops | {n.casefold() for n in specs.short_names()}, op in policy.lax)
         for token in order:
-            _check_token(token, vendors, ids, lax)
-    _check_token(policy.prefer, vendors, ids, lax)
+            _check_token(token, vendors, ids, token in policy.lax)
+    _check_token(policy.prefer, vendors, ids, policy.prefer in policy.lax)
     for name in (*policy.deny_vendors, *(policy.allow_vendors or ())):
         if name not in vendors:
             _unknown("vendor", name, vendors, lax=True)

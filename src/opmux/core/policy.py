@@ -107,7 +107,8 @@ class SelectionPolicy:
     skip_cuda: bool = False
     tex_first: str | None = None  # the token tried first for tex ops (TE_BACKEND, set_backend)
     tex_fallback: str | None = None  # the token tried for tex ops after flagos (TE_FALLBACK_BACKEND)
-    source: str = field(default="code", compare=False)  # unknown names are errors in code, warnings from elsewhere
+    # names that settings brought: these may be unknown here, as settings travel between machines
+    lax: frozenset[str] = field(default=frozenset(), compare=False, repr=False)
 
     def __post_init__(self) -> None:
         put = object.__setattr__
@@ -168,8 +169,12 @@ class SelectionPolicy:
             deny_vendors=self.deny_vendors | layer.deny,
             tex_first=self.tex_first if layer.prefer is None else None,
             tex_fallback=self.tex_fallback if layer.prefer is None else None,
-            source="code",
         )
+
+    def relaxed(self) -> SelectionPolicy:
+        """The same policy, with every name in it allowed to be unknown on this machine."""
+        names = {self.prefer, *(op for op, _ in self.per_op_order), *(t for _, o in self.per_op_order for t in o)}
+        return replace(self, lax=frozenset(names))
 
     def __str__(self) -> str:
         said = [f"prefer={self.prefer}"]
@@ -235,37 +240,39 @@ _listeners: list[Callable[[str], None]] = []  # told when the process's policy c
 
 
 def from_knobs() -> SelectionPolicy:
-    """The policy that environment and file ask for: per-op orders over backends over preference over the file's."""
-    prefer, legacy = knobs.PREFER.look(), knobs.PREFER_VENDOR.look()
-    orders = knobs.PER_OP.look()
-    strict = knobs.STRICT.get() or False
-    base = SelectionPolicy(
-        strict=strict,
+    """The policy that the settings ask for: what the file says, and the environment's word on top of it."""
+    policy = SelectionPolicy(
+        strict=knobs.STRICT.get() or False,
         allow_vendors=frozenset(knobs.ALLOW_VENDORS.get() or ()) or None,
         deny_vendors=frozenset(knobs.DENY_VENDORS.get() or ()),
         skip_cuda=knobs.SKIP_CUDA.get() or False,
-        source="settings",
     )
-    base = replace(base, prefer=prefer.value or "flagos") if prefer.from_file else base
-    if orders.from_file:
-        base = replace(base, per_op_order=orders.value)
-    asked = None
-    if prefer.is_set and not prefer.from_file:
-        asked = prefer.value
-    elif legacy.is_set and not (prefer.from_file and legacy.from_file):
-        asked = "vendor" if legacy.value else "flagos"
-    if asked is not None:
-        base = replace(base, prefer=asked, per_op_order=())
-    backend = knobs.BACKEND.get() or knobs.PLUGIN.get()
+    for from_file in (True, False):
+        policy = _settled(policy, lambda knob, where=from_file: _said(knob, where))
+    return policy.relaxed()
+
+
+def _settled(base: SelectionPolicy, said: Callable[[knobs.Knob[Any]], Any]) -> SelectionPolicy:
+    """A source's settings over `base`: per-op orders over backends over the preference over all that was before."""
+    prefer, legacy = said(knobs.PREFER), said(knobs.PREFER_VENDOR)
+    if prefer is None and legacy is not None:
+        prefer = "vendor" if legacy else "flagos"
+    if prefer is not None:
+        base = replace(base, prefer=prefer, per_op_order=(), tex_first=None)
+    backend = said(knobs.BACKEND) or said(knobs.PLUGIN)
     if backend:
-        kept = tuple((op, o) for op, o in base.per_op_order if not _is_tex(op))
+        kept = tuple((op, order) for op, order in base.per_op_order if not _is_tex(op))
         base = replace(base, tex_first=backend_token(backend), per_op_order=kept)
-    fallback = knobs.FALLBACK_BACKEND.get()
+    fallback = said(knobs.FALLBACK_BACKEND)
     if fallback:
         base = replace(base, tex_fallback=backend_token(fallback))
-    if orders.is_set and not orders.from_file:
-        base = replace(base, per_op_order={**dict(base.per_op_order), **(orders.value or {})})
-    return base
+    orders = {op.strip().casefold(): order for op, order in (said(knobs.PER_OP) or {}).items()}
+    return replace(base, per_op_order={**dict(base.per_op_order), **orders})
+
+
+def _said(knob: knobs.Knob[Any], from_file: bool) -> Any:
+    setting = knob.look()
+    return setting.value if setting.is_set and setting.from_file == from_file else None
 
 
 def _is_tex(op: str) -> bool:

@@ -1,0 +1,16 @@
+"""SwiGLU's product, for rows that fill whole vectors."""
+
+import torch
+
+LANES = 8
+
+
+def whole_vectors(a, b):
+    """A `when` answers True, or the reason why not, which `opmux.explain` shows to the user."""
+    cols = a.shape[-1] if a.dim() else 1
+    return cols % LANES == 0 or f"acme's unit takes rows of {LANES} n elements, these have {cols}"
+
+
+def silu_mul(a, b):
+    wide = torch.promote_types(a.dtype, torch.float32)
+    return (torch.nn.functional.silu(a.to(wide)) * b.to(wide)).to(a.dtype)

@@ -1,0 +1,216 @@
+"""The examples run as they stand, and the vendor's package is found as its users would install it."""
+
+import ast
+import os
+import re
+import shutil
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+EXAMPLES = ROOT / "examples"
+PLUGIN = EXAMPLES / "vendor_plugin"
+SRC = ROOT / "src"
+LINE = r"\[opmux \w+\.py:\d+ {level}\] {words}"
+
+
+def run(*command, cwd, path=(), **env):
+    clean = {k: v for k, v in os.environ.items() if not k.startswith(("OPMUX", "TE_", "TEFL", "PYTHONPATH", "PIP_"))}
+    clean |= {"PYTHONDONTWRITEBYTECODE": "1"}  # nothing of a run stays in the tree
+    if path:
+        clean["PYTHONPATH"] = os.pathsep.join(map(str, path))
+    done = subprocess.run(
+        [str(c) for c in command], cwd=cwd, env=clean | env, capture_output=True, text=True, timeout=240
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done
+
+
+def python(code, cwd, **more):
+    return run(sys.executable, "-c", code, cwd=cwd, **{"path": (SRC,)} | more)
+
+
+def lines(text, words, level="INFO"):
+    """The log lines that consist of these words (a pattern), in our format."""
+    found = re.compile(LINE.format(level=level, words=f"({words})"))
+    return [m[1] for m in map(found.fullmatch, text.splitlines()) if m]
+
+
+def registered(text):
+    (said,) = lines(text, r"Registered impl_ids: .*")
+    return ast.literal_eval(said.partition(": ")[2])
+
+
+# ---- the two programs -----------------------------------------------------------------------------------------------
+
+
+def test_intree(tmp_path):
+    done = run(sys.executable, EXAMPLES / "example_intree.py", cwd=tmp_path, path=(SRC,))
+    assert registered(done.stderr) == ["reference.torch", "vendor.mybackend"]
+    assert lines(done.stderr, r"Op 'rmsnorm_fwd' using .*") == [
+        "Op 'rmsnorm_fwd' using 'vendor.mybackend' (kind=vendor, vendor=mybackend)"
+    ]
+    assert lines(done.stderr, r"Op 'rmsnorm_fwd' switched from 'vendor.mybackend' to 'reference.torch' .*")
+    (failed,) = lines(done.stderr, r"Op 'rmsnorm_fwd': 'vendor.mybackend.turbo' failed .*", "WARNING")
+    assert "the turbo unit is switched off" in failed and failed.endswith("using 'vendor.mybackend'")
+    assert "out (4, 64), rsigma (4, 1), from vendor.mybackend" in done.stdout
+    assert "from reference.torch, largest difference" in done.stdout
+    why = done.stdout.partition("why this one?")[2]
+    assert re.search(r"x vendor\.mybackend\.turbo +vendor +priority 300 +quarantine: RuntimeError: the turbo", why)
+    assert re.search(r"\* vendor\.mybackend +vendor +priority 200 +chosen", why)
+    assert len(done.stdout.splitlines()) + len(done.stderr.splitlines()) <= 24  # a short screen
+
+
+def test_outtree(tmp_path):
+    done = run(sys.executable, EXAMPLES / "example_outtree.py", cwd=tmp_path, path=(SRC,))
+    assert {"reference.torch", "vendor.acme"} <= set(registered(done.stderr))
+    assert "Op 'rmsnorm_fwd' using 'vendor.acme' (kind=vendor, vendor=acme)" in lines(done.stderr, "Op .*")
+    assert "manager.call: out (4, 64), rsigma (4,)" in done.stdout
+    assert "the same numbers: True" in done.stdout
+    package = PLUGIN / "src" / "acme_opmux"
+    said = f"rmsnorm_fwd: 'vendor.acme' (kind=vendor, vendor=acme)\n    from acme_opmux ({package / 'norm.py'})"
+    assert said in done.stdout
+    assert "silu_mul, 64 columns: 'vendor.acme'" in done.stdout
+    assert "silu_mul, 63 columns: 'vendor.acme'" not in done.stdout
+
+
+FLOW = """
+import torch
+from {core} import BackendImplKind, OpImpl, OpManager, OpRegistry
+
+def my_rmsnorm(input, weight, eps=1e-5, **kwargs):
+    rsigma = torch.rsqrt(input.pow(2).mean(-1, keepdim=True) + eps)
+    return input * rsigma * weight, rsigma
+
+registry = OpRegistry()
+registry.register_impl(
+    OpImpl(
+        op_name="rmsnorm_fwd",
+        impl_id="vendor.mybackend",
+        kind=BackendImplKind.VENDOR,
+        vendor="mybackend",
+        fn=my_rmsnorm,
+        priority=200,
+    )
+)
+manager = OpManager(registry)
+input, weight = torch.randn(3, 8), torch.randn(8)
+output, rsigma = manager.call("rmsnorm_fwd", input, weight)
+assert rsigma.shape == (3, 1)
+torch.testing.assert_close(output, torch.nn.functional.rms_norm(input, (8,), weight, 1e-5))
+"""
+
+
+def test_the_flow_of_a_registry_of_ones_own(tmp_path):
+    done = python(FLOW.format(core="opmux.core"), tmp_path, TEFL_LOG_LEVEL="INFO")
+    assert done.stdout == ""
+    for line, words in zip(
+        done.stderr.splitlines(),
+        [
+            "Registered impl_ids: ['vendor.mybackend']",
+            "Op 'rmsnorm_fwd' using 'vendor.mybackend' (kind=vendor, vendor=mybackend)",
+        ],
+        strict=True,
+    ):
+        assert lines(line, re.escape(words))
+
+
+def test_a_plain_import_is_silent_at_any_level(tmp_path):
+    env = dict(TEFL_LOG_LEVEL="DEBUG", TE_FL_DEBUG="1", TE_FL_PREFER="vendor", TE_FL_PLUGIN_MODULES="no_such_module")
+    done = python("import opmux, opmux.ops, opmux.core", tmp_path, **env)
+    assert (done.stdout, done.stderr) == ("", "")
+
+
+# ---- the vendor's package -------------------------------------------------------------------------------------------
+
+USE = """
+import opmux, torch
+x, weight = torch.randn(4, 64), torch.ones(64)
+out, _, rsigma = opmux.ops.rmsnorm_fwd(x, weight, 1e-5, None, None, torch.float32, 0, False)
+torch.testing.assert_close(out, torch.nn.functional.rms_norm(x, (64,), weight, 1e-5))
+assert rsigma.shape == (4,) and rsigma.dtype is torch.float32
+y = opmux.ops.silu_mul(x, x)
+from opmux.core import discovery
+for op in ("rmsnorm_fwd", "rms_norm", "silu_mul", "layernorm_fwd"):
+    for row in opmux.explain(op).verdicts:
+        if row.impl.vendor == "acme":
+            print("op", op, row.impl.impl_id, row.origin, sep=" | ")
+for p in discovery.plugins():
+    print("plugin", p.name, p.source, p.distribution, p.version, p.status, sep=" | ")
+"""
+
+
+@pytest.fixture
+def package(tmp_path):
+    """A copy, so that no build leaves a file in the tree."""
+    copy = tmp_path / "vendor_plugin"
+    shutil.copytree(PLUGIN, copy, ignore=shutil.ignore_patterns("__pycache__", "*.egg-info", "build"))
+    return copy
+
+
+def install(package, root):
+    """An environment of its own that sees this one's packages, with a package installed by pip."""
+    run(sys.executable, "-m", "venv", "--without-pip", root, cwd=package)
+    python = root / "bin" / "python"
+    site = Path(run(python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))", cwd=root).stdout.strip())
+    here = dict.fromkeys((sysconfig.get_path("purelib"), sysconfig.get_path("platlib"), str(SRC)))
+    (site / "borrowed.pth").write_text("".join(f"{path}\n" for path in here))
+    flags = ["--no-deps", "--no-build-isolation", "--no-index", "--disable-pip-version-check", "--quiet"]
+    run(sys.executable, "-m", "pip", "--python", python, "install", *flags, package, cwd=root)
+    return python, site
+
+
+def rows(done, kind):
+    split = (line.split(" | ") for line in done.stdout.splitlines())
+    return {row[1]: row[2:] for row in split if row[0] == kind}
+
+
+def test_installed_by_pip(package, tmp_path):
+    """One test: what takes time is the installation."""
+    python, site = install(package, tmp_path / "scratch")
+    done = run(python, "-c", USE, cwd=tmp_path, TE_FL_PREFER="vendor", TEFL_LOG_LEVEL="INFO")
+
+    found = {
+        "acme": ["entry point opmux.backends", "opmux-vendor-acme", "1.2.0", "loaded"],
+        "acme_legacy": ["entry point te_fl.plugin", "opmux-vendor-acme", "1.2.0", "loaded"],
+    }
+    assert rows(done, "plugin") == found
+    files = dict(rmsnorm_fwd="norm", rms_norm="norm", silu_mul="activation", layernorm_fwd="legacy")
+    assert rows(done, "op") == {
+        op: ["vendor.acme", f"opmux-vendor-acme 1.2.0 ({site / 'acme_opmux' / stem}.py)"] for op, stem in files.items()
+    }
+    assert {"reference.torch", "vendor.acme"} <= set(registered(done.stderr))
+    assert lines(done.stderr, "Op 'rmsnorm_fwd' .*") == [
+        "Op 'rmsnorm_fwd' using 'vendor.acme' (kind=vendor, vendor=acme)"
+    ]
+    assert len(lines(done.stderr, ".*")) == len(done.stderr.splitlines())
+
+    named = run(python, "-c", USE, cwd=tmp_path, TE_FL_PLUGIN_MODULES="acme_opmux")
+    assert rows(named, "plugin") == found  # loaded once
+    assert named.stderr == ""
+
+    own = run(python, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", "tests", cwd=package)
+    assert re.search(r"^\d+ passed", own.stdout.splitlines()[-1]), own.stdout
+
+
+def test_named_without_installation(package, tmp_path):
+    env = dict(TE_FL_PREFER="vendor", TEFL_LOG_LEVEL="INFO", TE_FL_PLUGIN_MODULES="acme_opmux,acme_opmux.legacy")
+    done = python(USE, tmp_path, path=(SRC, package / "src"), **env)
+    assert rows(done, "plugin") == {
+        name: ["env TE_FL_PLUGIN_MODULES", "None", "None", "loaded"] for name in ("acme_opmux", "acme_opmux.legacy")
+    }
+    norm = package / "src" / "acme_opmux" / "norm.py"
+    assert rows(done, "op")["rmsnorm_fwd"] == ["vendor.acme", f"acme_opmux ({norm})"]
+    assert "vendor.acme" in registered(done.stderr)
+    assert lines(done.stderr, "Op 'rmsnorm_fwd' using .*") == [
+        "Op 'rmsnorm_fwd' using 'vendor.acme' (kind=vendor, vendor=acme)"
+    ]
+
+
+def test_the_tree_holds_no_build():
+    left = [p for p in PLUGIN.rglob("*") if p.name in ("build", "dist") or p.name.endswith(".egg-info")]
+    assert left == []
