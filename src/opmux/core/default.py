@@ -13,7 +13,7 @@ from .explain import Explanation
 from .jump import Plan
 from .lock import lock
 from .manager import OpManager, check_names, watch_all
-from .policy import BACKENDS, Layer, PolicyScope, SelectionPolicy, matches
+from .policy import BACKENDS, Layer, PolicyScope, Refused, SelectionPolicy, matches
 from .registry import BackendImplKind, OpImpl, OpRegistry, Origin, tagged
 from .spec import DOORS, Spec, specs
 
@@ -67,19 +67,18 @@ class DefaultManager(OpManager):
         self._take_up()
 
     def _key(self, op: Any) -> str:
-        if isinstance(op, str):
-            specs.lookup(op, DOORS["impl"])  # loads the op's family, so that its reference can be taken up
-        key = super()._key(op)
-        self._ask_kernels(specs.by_key.get(key))
-        return key
+        # before the first look into the registry: the family, its reference and its kernels
+        spec = specs.lookup(op, DOORS["impl"]) if isinstance(op, str) else getattr(op, "spec", op)
+        self._ask_kernels(spec if isinstance(spec, Spec) else None)
+        return super()._key(op)
 
     def _registered(self, keys: set[str]) -> None:
         self._backends.clear()
         super()._registered(keys)
 
     def _plan(self, key: str, policy: SelectionPolicy, typed: bool) -> Plan:
-        self._prepare()
         self._ask_kernels(specs.by_key.get(key))
+        self._prepare()
         return super()._plan(key, policy, typed)
 
     def _ask_kernels(self, spec: Spec | None) -> None:
@@ -88,7 +87,6 @@ class DefaultManager(OpManager):
             if one.family not in self._kernels_asked:
                 self._kernels_asked.add(one.family)
                 specs.load_implementers(one.family)
-                self._take_up()
 
     def _lift(self, key: str, own: tuple[OpImpl, ...], policy: SelectionPolicy) -> tuple[OpImpl, ...]:
         spec = specs.by_key.get(key)
@@ -101,15 +99,36 @@ class DefaultManager(OpManager):
 
     def _lift_all(self, spec: Spec, own: tuple[OpImpl, ...], strict: bool) -> list[OpImpl]:
         taken = {i.impl_id for i in own}
-        shared = set.intersection(*({_token(i) for i in self.registry.impls(p.key)} for p in spec.parts.values()))
+        of_parts = [{_token(i) for i in self.registry.impls(p.key)} for p in spec.parts.values()]
         made = []
-        for token, kind, vendor in sorted(shared, key=str):
+        for token, kind, vendor in sorted(set.intersection(*of_parts), key=str):
             impl_id = "default.flagos" if vendor is None else f"{kind}.{vendor}"
             if kind is BackendImplKind.REFERENCE or impl_id in taken:
                 continue
-            names = {n: self._only(part, token, strict) for n, part in spec.parts.items()}
-            made.append(OpImpl(spec.key, impl_id, kind, vendor, lift(spec, names)))
+            fn: Any = lift(spec, {n: self._only(part, token, strict) for n, part in spec.parts.items()})
+            fn.parts = [(part.key, token) for part in spec.parts.values()]
+            made.append(OpImpl(spec.key, impl_id, kind, vendor, fn, devices=self._devices_of(fn.parts)))
         return made
+
+    def _devices_of(self, parts: list[tuple[str, str]]) -> frozenset[str] | None:
+        """Where all parts can run: for each, the devices of any of its impls."""
+        everywhere: frozenset[str] | None = None
+        for key, token in parts:
+            found = [i.devices for i in self.registry.impls(key) if matches(token, i)]
+            if None not in found:
+                these = frozenset().union(*(d for d in found if d is not None))
+                everywhere = these if everywhere is None else everywhere & these
+        return everywhere
+
+    def _static_refusal(self, key: str, impl: OpImpl, device: str) -> Refused | None:
+        """A composition cannot run where one of its parts cannot."""
+        refusal = super()._static_refusal(key, impl, device)
+        for part, token in () if refusal is not None else getattr(impl.fn, "parts", ()):
+            found = [super(DefaultManager, self)._static_refusal(part, i, device)
+                     for i in self.registry.impls(part) if matches(token, i)]  # fmt: skip
+            if all(found):
+                return Refused(impl, found[0].stage, f"{self._name(part)}: {found[0].reason}")  # type: ignore[union-attr]
+        return refusal
 
     def _only(self, part: Spec, token: str, strict: bool) -> Callable[..., Any]:
         """A primitive bound to the impls of one token, for use inside a composition."""
@@ -130,7 +149,7 @@ class DefaultManager(OpManager):
         tex = [s for s in specs if s.space == "tex"]
         for spec in tex:
             self._ask_kernels(spec)
-        self._take_up()
+        self._prepare()
         own = {s.key: self.registry.impls(s.key) for s in tex}
         impls = [i for k, found in own.items() for i in (*found, *self._lift(k, found, SelectionPolicy()))]
         if not any(matches(token, i) for i in impls):

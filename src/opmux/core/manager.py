@@ -56,9 +56,10 @@ class OpManager:
 
     def resolve_candidates(self, op_name: str) -> list[OpImpl]:
         """The impls that may run under the policy that holds here, in order, as far as no tensor is looked at."""
-        key = self._key(op_name)
+        key, policy = self._key(op_name), policies.get_policy()
         with lock:
-            ordered, _ = choose(policies.get_policy(), key, self._impls(key, policies.get_policy()))
+            self._check(policy, key)
+            ordered, _ = choose(policy, key, self._impls(key, policy))
             device = _default_device()
             return [i for i in ordered if self._static_refusal(key, i, device) is None]
 
@@ -78,6 +79,7 @@ class OpManager:
         first = facts.first_tensor(args, kwargs)
         device = _default_device() if first is None else first.device.type
         with lock:
+            self._check(policy, key)
             ordered, refused = choose(policy, key, self._impls(key, policy))
         rows: list[Verdict] = []
         chosen = barred = None

@@ -234,10 +234,18 @@ class Specs:
             self.load(family)
 
     def load_implementers(self, family: str) -> None:
-        """Import the modules that implement a family, by name: a missing one is no error, a broken one is."""
+        """Import the modules that implement a family, by name: a missing one is no error, a broken one is.
+
+        Without Triton there are no kernels of ours, and that is a supported machine.
+        """
         for root in self.implementers:
-            if importlib.util.find_spec(root) is not None and importlib.util.find_spec(f"{root}.{family}"):
+            if importlib.util.find_spec(root) is None or importlib.util.find_spec(f"{root}.{family}") is None:
+                continue
+            try:
                 importlib.import_module(f"{root}.{family}")
+            except ModuleNotFoundError as error:
+                if error.name != "triton":
+                    raise
 
     def lookup(self, name: str, spaces: tuple[str, ...]) -> Spec | None:
         """The spec a name means: a qualified key as it stands, a bare name by the spaces of its door."""

@@ -121,6 +121,13 @@ def rms_norm_bwd(dy: Tensor, x: Tensor, weight: Tensor, rstd: Tensor, offset: fl
 # ---- RMS norm of a sum ----------------------------------------------------------------------------------------------
 
 
+def check_add(x: Tensor, residual: Tensor, weight: Tensor) -> None:
+    check("add_rms_norm", x, full={"residual": residual}, cols={"weight": weight})
+    if residual.dtype != x.dtype:
+        want, got = dtype_name(x.dtype), dtype_name(residual.dtype)
+        raise ValueError(f"add_rms_norm: residual must be {want}, the dtype of x; got {got}")
+
+
 def _add_rms_args(d: Draw) -> dict[str, Any]:
     of = _rms_args(d)
     return {"x": of.pop("x"), "residual": d.full(), **of}
@@ -139,10 +146,7 @@ def add_rms_norm(
     x: Tensor, residual: Tensor, weight: Tensor, eps: float = 1e-6, offset: float = 0.0
 ) -> tuple[Tensor, Tensor, Tensor]:
     """s = x + residual, in x's dtype; y = s * rstd * (weight + offset), rstd = rsqrt(mean(s^2) + eps)."""
-    check("add_rms_norm", x, full={"residual": residual}, cols={"weight": weight})
-    if residual.dtype != x.dtype:
-        want, got = dtype_name(x.dtype), dtype_name(residual.dtype)
-        raise ValueError(f"add_rms_norm: residual must be {want}, the dtype of x; got {got}")
+    check_add(x, residual, weight)
     s = rounded(wide(x) + wide(residual), x.dtype)
     # From the rounded sum: it is what the backward will see.
     y, rstd = _rms(wide(s), weight, eps, offset)

@@ -1,0 +1,150 @@
+"""Compiling kernels for chips that are not here: a Triton driver that launches nothing.
+
+    with compiling_for("sm_90") as built:
+        norm.rms_norm(torch.empty(64, 4096, device="meta", dtype=torch.bfloat16), ...)   # the real wrapper
+    built[0].asm["ptx"]
+
+The wrapper runs on meta tensors, its kernels are compiled down to machine code, and what a launch on the chip would
+refuse (too much shared memory) is refused here. Needs TRITON_INTERPRET unset.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import tempfile
+import types
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.backends.driver import DriverBase
+
+# chip -> what Triton compiles for, and the shared memory a program may have
+CHIPS = {
+    "sm_80": (GPUTarget("cuda", 80, 32), 166_912),
+    "sm_90": (GPUTarget("cuda", 90, 32), 232_448),
+    "sm_100": (GPUTarget("cuda", 100, 32), 232_448),
+    "gfx942": (GPUTarget("hip", "gfx942", 64), 65_536),
+}
+
+
+@dataclass(frozen=True)
+class Built:
+    """A kernel as it was compiled for a chip."""
+
+    name: str
+    chip: str
+    grid: tuple[int, int, int]
+    shared: int
+    asm: Any
+
+    def spills(self) -> int:
+        """Bytes (NVIDIA: of stack) or registers (AMD) that did not fit the register file."""
+        if "amdgcn" in self.asm:
+            return sum(int(n) for n in re.findall(r"\.[sv]gpr_spill_count:\s+(\d+)", self.asm["amdgcn"]))
+        tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
+        with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+            file.write(self.asm["cubin"])
+            file.flush()
+            said = subprocess.run(
+                [tool, "--dump-resource-usage", file.name], capture_output=True, text=True, check=True
+            )
+        return sum(int(n) for n in re.findall(r"STACK:(\d+)", said.stdout))
+
+
+class CompileOnly(DriverBase):
+    """A driver for one chip that records what it is asked to launch."""
+
+    def __init__(self, chip: str, built: list[Built]):
+        self.chip, (self._target, shared) = chip, CHIPS[chip]
+        properties = {
+            "max_shared_mem": shared,
+            "multiprocessor_count": 132,
+            "max_num_regs": 65_536,
+            "warpSize": self._target.warp_size,
+        }
+        self.utils = types.SimpleNamespace(
+            get_device_properties=lambda device: properties,
+            load_binary=lambda name, kernel, shared, device: (object(), 0, 32, 0, 1024),
+            unload_module=lambda module: None,
+        )
+        driver = self
+
+        class Launcher:
+            def __init__(self, src: Any, metadata: Any):
+                self.metadata, self.src = metadata, src
+
+            def __call__(self, x: int, y: int, z: int, stream: int, function: Any, *rest: Any) -> None:
+                compiled = driver.compiled.get(self.metadata.hash)
+                asm = compiled.asm if compiled is not None else {}
+                built.append(Built(self.metadata.name, chip, (x, y, z), self.metadata.shared, asm))
+
+        self.launcher_cls = Launcher
+        self.compiled: dict[str, Any] = {}
+
+    @classmethod
+    def is_active(cls) -> bool:
+        return False
+
+    def map_python_to_cpp_type(self, ty: str) -> str:
+        return ty
+
+    def get_current_target(self) -> GPUTarget:
+        return self._target
+
+    def get_active_torch_device(self) -> torch.device:
+        return torch.device("cpu")
+
+    def get_current_device(self) -> Any:
+        return self.chip  # Triton keys its kernel cache by this: several chips in one process
+
+    def get_current_stream(self, device: Any) -> int:
+        return 0
+
+    def get_benchmarker(self) -> Any:
+        return lambda call, quantiles=None, **more: (call(), [1.0] * len(quantiles or [0]))[1]
+
+    def get_device_interface(self) -> Any:
+        return torch.cpu
+
+    def get_empty_cache_for_benchmark(self) -> Any:
+        return torch.empty(0)
+
+    def clear_cache(self, cache: Any) -> None:
+        return None
+
+
+@contextmanager
+def compiling_for(chip: str) -> Iterator[list[Built]]:
+    """Kernels launched inside are compiled for `chip`; the list holds what was compiled, in order of launch."""
+    if chip not in CHIPS:
+        raise ValueError(f"chip must be one of {', '.join(CHIPS)}; got {chip!r}")
+    if triton.knobs.runtime.interpret:
+        raise RuntimeError("kernels of this process are interpreted: unset TRITON_INTERPRET to compile them")
+    os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")  # the default changes in 3.10; 3.9 warns at every compile
+    built: list[Built] = []
+    driver = CompileOnly(chip, built)
+    config = triton.runtime.driver
+    before = config._active
+    stock = triton.compiler.CompiledKernel._init_handles
+
+    def remember(self: Any) -> None:
+        driver.compiled[self.metadata.hash] = self
+        stock(self)
+
+    config.set_active(driver)
+    triton.compiler.compiler.max_shared_mem.cache_clear()
+    triton.compiler.CompiledKernel._init_handles = remember
+    try:
+        yield built
+    finally:
+        triton.compiler.CompiledKernel._init_handles = stock
+        config._active = before
+        triton.compiler.compiler.max_shared_mem.cache_clear()

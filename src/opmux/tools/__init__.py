@@ -1,0 +1,1 @@
+"""The command line: what is here, what would run, what is wrong, and a demonstration."""

@@ -1,0 +1,69 @@
+"""Dtypes, shapes and devices as a user types them; a mistake is answered with what is allowed."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable
+
+import torch
+
+from ..core import facts
+from ..core.errors import OpmuxError, nearest
+
+DTYPES = "float64 float32 float16 bfloat16 float8_e4m3fn float8_e5m2 int64 int32 int16 int8 uint8 bool".split()
+# Arguments are real tensors, several of them, and a machine that overcommits memory kills who asks for too much.
+LARGEST = 2**28
+SHORT = {"fp64": "float64", "fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
+SHORT |= {"double": "float64", "float": "float32", "half": "float16", "int": "int32"}
+
+
+class BadArgument(OpmuxError, ValueError):
+    """An option of the command line whose value means nothing here."""
+
+
+def dtype(text: str, allowed: Iterable[str] = DTYPES) -> torch.dtype:
+    """`bfloat16`, `bf16`, `torch.bfloat16`."""
+    allowed = list(allowed)
+    name = text.strip().casefold().removeprefix("torch.")
+    name = SHORT.get(name, name)
+    if name not in allowed:
+        close = nearest(name, allowed)
+        hint = f": did you mean {close}?" if close else "."
+        raise BadArgument(f"--dtype {text!r} is not allowed here{hint} Allowed: {', '.join(allowed)}")
+    return getattr(torch, name)
+
+
+def shape(text: str) -> tuple[int, ...]:
+    """`4096x4096`, `8,128,64`, `37`."""
+    sizes = re.split(r"\s*[x*,]\s*", text.strip().casefold())
+    if not all(re.fullmatch(r"[0-9]+", s) for s in sizes):
+        raise BadArgument(f"--shape {text!r} cannot be read. Allowed: sizes with x between them, such as 4096x4096")
+    made = tuple(map(int, sizes))
+    if math.prod(made) > LARGEST:
+        raise BadArgument(f"--shape {text!r} is too large to make tensors of. Allowed: up to {LARGEST} elements")
+    return made
+
+
+def devices() -> list[str]:
+    """The device types of this machine, the one to use by default first."""
+    return [*facts.accelerators(), "cpu"]
+
+
+def device(text: str | None) -> torch.device:
+    """A device of this machine; without a name, its accelerator, else the CPU."""
+    have = devices()
+    if text is None:
+        return torch.device(have[0])
+    try:
+        found = torch.device(text.strip().casefold())
+    except RuntimeError:
+        found = None
+    if found is None or found.type not in have:
+        raise BadArgument(f"--device {text!r} is not on this machine. Allowed: {', '.join(have)}")
+    count = 1 if found.type == "cpu" else torch.accelerator.device_count()
+    if (found.index or 0) >= count:
+        raise BadArgument(
+            f"--device {text!r} is not on this machine. Allowed: {found.type}:0 to {found.type}:{count - 1}"
+        )
+    return found

@@ -1,0 +1,235 @@
+"""`opmux demo`: one small Llama trained twice, in plain torch and through `opmux.ops`, and a comparison of the two."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import statistics
+import time
+import warnings
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.progress import Progress, TaskID
+from rich.text import Text
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from .. import ops as opmux_ops
+from ..core import facts
+from ..core.default import get_default_manager
+from ..core.facts import dtype_name
+from ..core.registry import OpImpl
+from ..core.spec import Spec, specs
+from . import arguments, llama, screen
+
+# How far the two runs may be apart, in losses and in first gradients, each relative to the larger. In float32 on a CPU
+# they are 1e-7 apart, and a plain torch run whose weights are scaled by 1 + 3e-7 is 2e-6 from itself at step 200.
+TOLERANCE = {"float64": 1e-9, "float32": 1e-4, "bfloat16": 5e-2}
+# The steps whose losses are compared. Training is chaotic: by step 250 that scaled run is 2e-5 from itself, and the
+# distance goes on growing, whoever computes.
+HORIZON = 200
+
+
+class Counted:
+    """An op of `opmux.ops` that counts its calls, and those of its backward as autograd reaches its node."""
+
+    def __init__(self, op: Callable[..., Any]):
+        self.op, self.spec = op, op.spec  # type: ignore[attr-defined]
+        self.forward = self.backward = 0
+        self.shape: tuple[int, ...] = ()
+
+    def __call__(self, *args: Any) -> Any:
+        self.forward += 1
+        self.shape = tuple(args[0].shape)
+        results = self.op(*args)
+        node = (results[0] if isinstance(results, tuple) else results).grad_fn
+        if node is not None:
+            node.register_prehook(self._reached)
+        return results
+
+    def _reached(self, grads: Any) -> None:
+        self.backward += 1
+
+
+@dataclass
+class Run:
+    """One training run: the loss and the seconds of each step."""
+
+    name: str
+    losses: list[float] = field(default_factory=list)
+    seconds: list[float] = field(default_factory=list)
+    first_grads: list[Tensor] = field(default_factory=list)  # of every weight, after the first backward
+    peak: int | None = None  # bytes on the device; None where nothing tells
+
+    @property
+    def step_ms(self) -> float:
+        return 1e3 * statistics.median(self.seconds)
+
+
+@dataclass(frozen=True)
+class Gaps:
+    """How far two runs are apart, and how far they may be."""
+
+    losses: float
+    grads: float
+    limit: float
+
+    @classmethod
+    def between(cls, one: Run, other: Run, limit: float) -> Gaps:
+        return cls(
+            largest(relative(a, b) for a, b in zip(one.losses[:HORIZON], other.losses[:HORIZON], strict=True)),
+            largest(grad_gap(a, b) for a, b in zip(one.first_grads, other.first_grads, strict=True)),
+            limit,
+        )
+
+    @property
+    def agree(self) -> bool:
+        return max(self.losses, self.grads) <= self.limit
+
+
+def run(steps: int, device: str | None, dtype: str, seed: int) -> int:
+    at, kind = arguments.device(device), arguments.dtype(dtype, TOLERANCE)
+    size = llama.Size()
+    batches = llama.batches(size, steps, seed).to(at)
+    counted = [Counted(op) for op in (opmux_ops.rms_norm, opmux_ops.add_rms_norm, opmux_ops.silu_mul)]
+    plain, ours = Run("plain torch"), Run("opmux")
+    with screen.progress("loss") as bar, _quiet_and_deterministic(at):
+        tasks = [bar.add_task(f"{one.name:<11}", total=steps, start=False, loss="     -") for one in (plain, ours)]
+        for one, ops, task in ((plain, llama.PLAIN, tasks[0]), (ours, _ops(*counted), tasks[1])):
+            train(one, llama.build(size, ops, seed, at, kind), batches, bar, task)
+    gaps = Gaps.between(plain, ours, TOLERANCE[dtype_name(kind)])
+    console = screen.out()
+    _show_head(console, size, at, kind, steps, seed)
+    _show_calls(console, counted, at, kind, steps)
+    _show_runs(console, plain, ours)
+    _show_gaps(console, gaps, steps)
+    verdict = ("agree", "bold green") if gaps.agree else ("DISAGREE", "bold red")
+    words = f": {max(gaps.losses, gaps.grads):.1e} apart at most, {gaps.limit:.0e} allowed; "
+    words += f"a step takes {ours.step_ms / plain.step_ms:.2f}x plain torch's time"
+    head = f"opmux demo: {steps} steps on {at.type} in {dtype_name(kind)}, opmux and plain torch "
+    console.print(Text.assemble(head, verdict, words), soft_wrap=True)
+    return 0 if gaps.agree else 1
+
+
+@contextlib.contextmanager
+def _quiet_and_deterministic(device: torch.device) -> Iterator[None]:
+    """The same numbers every time: torch's fused attention backward on accelerators adds in any order."""
+    with warnings.catch_warnings(), contextlib.ExitStack() as stack:
+        warnings.filterwarnings("ignore", message="mkldnn_matmul failed")  # a CPU without bfloat16: slow, not wrong
+        if device.type != "cpu":
+            stack.enter_context(sdpa_kernel(SDPBackend.MATH))
+        yield
+
+
+def _ops(rms_norm: Counted, add_rms_norm: Counted, silu_mul: Counted) -> llama.Ops:
+    """The model's three ops through opmux; the statistics that only a backward needs are left aside."""
+    return llama.Ops(
+        lambda x, weight, eps: rms_norm(x, weight, eps, 0.0)[0],
+        lambda x, residual, weight, eps: add_rms_norm(x, residual, weight, eps, 0.0)[:2],
+        silu_mul,
+    )
+
+
+def train(one: Run, model: llama.Llama, batches: Tensor, bar: Progress, task: TaskID) -> None:
+    """AdamW over the batches, one a step; fills in `one`."""
+    device = batches.device
+    bar.start_task(task)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+    for batch in batches:
+        _wait(device)
+        start = time.perf_counter()
+        loss = llama.loss_of(model, batch)
+        loss.backward()
+        if not one.first_grads:
+            # Adam forgives a gradient that is wrong by a factor: the losses alone would not show it.
+            one.first_grads = [p.grad.clone() for p in model.parameters() if p.grad is not None]
+        optimizer.step()
+        optimizer.zero_grad()
+        _wait(device)
+        one.seconds.append(time.perf_counter() - start)
+        one.losses.append(loss.item())
+        bar.update(task, advance=1, loss=f"{one.losses[-1]:6.4f}")
+    if device.type == "cuda":
+        one.peak = torch.cuda.max_memory_allocated(device)
+
+
+def _wait(device: torch.device) -> None:
+    if device.type != "cpu":
+        torch.accelerator.synchronize(device)
+
+
+def relative(a: float, b: float) -> float:
+    return abs(a - b) / max(abs(a), abs(b), 1e-12)
+
+
+def grad_gap(a: Tensor, b: Tensor) -> float:
+    """|a - b| / |a|, over all elements together."""
+    a, b = a.double(), b.double()
+    return ((a - b).norm() / a.norm().clamp(min=1e-12)).item()
+
+
+def largest(gaps: Iterable[float]) -> float:
+    """The largest; infinite where one is not a number, for nan compares as nothing."""
+    gaps = list(gaps)
+    return max(gaps) if all(map(math.isfinite, gaps)) else math.inf
+
+
+# ---- the report -----------------------------------------------------------------------------------------------------
+
+
+def _show_head(
+    console: Console, size: llama.Size, device: torch.device, dtype: torch.dtype, steps: int, seed: int
+) -> None:
+    arch = facts.arch_of(device.type)
+    where = f"{device.type} ({arch})" if arch else device.type
+    console.print(f"[bold]A small Llama, {steps} steps, on {where}, {dtype_name(dtype)}, seed {seed}[/]")
+    console.print(
+        f"{size.layers} layers, width {size.dim}, {size.heads} heads over {size.kv_heads}, SwiGLU {size.hidden}; "
+        f"batches of {size.batch} x {size.context} bytes; AdamW",
+        style="dim",
+    )
+
+
+def _show_calls(console: Console, counted: list[Counted], device: torch.device, dtype: torch.dtype, steps: int) -> None:
+    columns = ("op", "implementation", "kind", "vendor", ("calls", {"justify": "right"}))
+    table = screen.table(*columns, ("a step", {"justify": "right"}))
+    for one in counted:
+        back = one.spec.gradient.backward
+        for spec, calls in ((one.spec, one.forward), (back, one.backward)):
+            impl = chosen(spec, one.shape, dtype, device)
+            words = ("nothing", "", "") if impl is None else (impl.impl_id, str(impl.kind), impl.vendor or "")
+            style = "" if impl is None else screen.KIND_STYLES[impl.kind.value]
+            table.add_row(spec.name, Text(words[0], style), *words[1:], str(calls), f"{calls / steps:g}")
+    console.print(table)
+    for failure in get_default_manager().failures():
+        console.print(Text(f"passed over: {failure}", "yellow"))
+
+
+def chosen(spec: Spec, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> OpImpl | None:
+    """What runs for tensors such as the model's, as dispatch explains it after the run: failures are known by then."""
+    sample = spec.samples.at(shape, dtype, device)  # type: ignore[union-attr]
+    return get_default_manager().explain(specs.functions[spec.key], *sample.args, **sample.kwargs).chosen
+
+
+def _show_runs(console: Console, plain: Run, ours: Run) -> None:
+    names = ("first loss", "last loss", "ms a step (median)", "peak memory")
+    table = screen.table("run", *((name, {"justify": "right"}) for name in names))
+    for one in (plain, ours):
+        peak = "n/a" if one.peak is None else f"{one.peak / 2**20:.1f} MiB"
+        table.add_row(one.name, f"{one.losses[0]:.6f}", f"{one.losses[-1]:.6f}", f"{one.step_ms:.1f}", peak)
+    console.print(table)
+
+
+def _show_gaps(console: Console, gaps: Gaps, steps: int) -> None:
+    over = f"over {steps} steps" if steps <= HORIZON else f"over the first {HORIZON} steps, where chaos is still small"
+    table = screen.table("largest relative difference", ("found", {"justify": "right"}), "allowed", "verdict")
+    for what, found in ((f"losses, {over}", gaps.losses), ("gradients of the first step, per weight", gaps.grads)):
+        verdict = Text("agree", "green") if found <= gaps.limit else Text("DISAGREE", "bold red")
+        table.add_row(what, f"{found:.1e}", f"{gaps.limit:.0e}", verdict)
+    console.print(table)

@@ -1,0 +1,234 @@
+"""`opmux doctor`: what this machine and this environment mean for opmux, and what is wrong with them."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.metadata
+import os
+import platform
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import torch
+from rich.console import Console, Group
+from rich.text import Text
+
+from .. import __version__
+from ..core import discovery, facts, knobs
+from ..core import policy as policies
+from ..core.default import get_default_manager
+from ..core.errors import BadKnob
+from . import screen
+
+
+@dataclass
+class Report:
+    """All that doctor finds, as plain data; `broken` has a sentence for each thing that must be mended."""
+
+    versions: dict[str, str] = field(default_factory=dict)
+    devices: list[dict[str, Any]] = field(default_factory=list)
+    settings: list[dict[str, Any]] = field(default_factory=list)
+    strangers: list[str] = field(default_factory=list)
+    policy: str | None = None
+    vendors: list[dict[str, Any]] = field(default_factory=list)
+    plugins: list[dict[str, Any]] = field(default_factory=list)
+    quarantine: list[dict[str, Any]] = field(default_factory=list)
+    broken: list[str] = field(default_factory=list)
+
+    def guard(self, what: str, look: Callable[[], Any], otherwise: Any) -> Any:
+        """What `look` finds; where it fails, `otherwise`, and a sentence under `broken`."""
+        try:
+            return look()
+        except Exception as error:  # a doctor that dies of the disease helps nobody
+            words = str(error) if isinstance(error, BadKnob) else f"{what}: {type(error).__name__}: {error}"
+            if words not in self.broken:
+                self.broken.append(words)
+            return otherwise
+
+
+def run(as_json: bool) -> int:
+    report = examine()
+    if as_json:
+        screen.print_json(asdict(report))
+    else:
+        show(report, screen.out())
+    return 1 if report.broken else 0
+
+
+def examine() -> Report:
+    report = Report(versions=versions())
+    report.devices = report.guard("devices", devices, [])
+    # The file once, by itself: each setting that is not in the environment would complain of it again.
+    file_is_good = report.guard("settings file", lambda: bool(knobs.file()), False)
+    report.settings = [setting(k, file_is_good) for k in knobs.KNOBS.values()]
+    report.broken += [s["error"] for s in report.settings if s["error"]]
+    report.strangers = report.guard("settings", knobs.strangers, [])
+    bad = [s["source"].removeprefix("env ") for s in report.settings if s["error"]]
+    with without(bad):  # so that the rest can be looked at
+        report.guard("log", screen.show_log, None)
+        report.policy = report.guard("policy", lambda: str(policies.get_policy()), None)
+        report.vendors = report.guard("implementations", vendors, [])
+        report.plugins = report.guard("plugins", lambda: [asdict(p) for p in discovery.plugins()], [])
+    report.broken += [f"plugin '{p['name']}': {p['reason']}" for p in report.plugins if p["status"] == "broken"]
+    report.quarantine = [failure(f) for f in get_default_manager().failures()]
+    return report
+
+
+@contextlib.contextmanager
+def without(names: list[str]) -> Iterator[None]:
+    """The environment without variables that cannot be read."""
+    kept = {n: os.environ.pop(n) for n in names if n in os.environ}
+    try:
+        yield
+    finally:
+        os.environ.update(kept)
+        if kept:
+            policies.reset_global_policy()
+
+
+# ---- looking --------------------------------------------------------------------------------------------------------
+
+
+def versions() -> dict[str, str]:
+    made_for = {"CUDA": torch.version.cuda, "ROCm": torch.version.hip}
+    chip = ", ".join(f"{name} {version}" for name, version in made_for.items() if version)
+    return {
+        "opmux": __version__,
+        "python": platform.python_version(),
+        "torch": f"{torch.__version__} ({chip or 'no CUDA, no ROCm'})",
+        "triton": _installed("triton"),
+        "platform": platform.platform(),
+    }
+
+
+def _installed(name: str) -> str:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return "not installed"
+
+
+def devices() -> list[dict[str, Any]]:
+    found = [{"device": "cpu", "arch": platform.machine(), "name": f"{os.cpu_count()} cores"}]
+    for kind in facts.accelerators():
+        module = torch.get_device_module(kind)
+        name_of = getattr(module, "get_device_name", None)
+        for index in range(torch.accelerator.device_count()):
+            name = kind if name_of is None else name_of(index)
+            found.append({"device": f"{kind}:{index}", "arch": facts.arch_of(kind), "name": name})
+    return found
+
+
+def setting(knob: knobs.Knob[Any], file_is_good: bool) -> dict[str, Any]:
+    """A knob as it is set; one that cannot be read has its text as value, and an error."""
+    made = {"name": knob.name, "aliases": list(knob.aliases), "doc": knob.doc, "error": None}
+    try:
+        seen = knob.look()
+        return {**made, "value": _plain(seen.value), "source": seen.source}
+    except BadKnob as error:
+        name = next((n for n in (knob.name, *knob.aliases) if os.environ.get(n, "").strip()), None)
+        if name is not None:
+            return {**made, "value": os.environ[name], "source": f"env {name}", "error": str(error)}
+        if not file_is_good:  # said once, of the file
+            return {**made, "value": _plain(knob.default), "source": "default (the file cannot be read)"}
+        path, table = knobs.file()
+        return {**made, "value": str(table.get(knob.key)), "source": f"file {path}", "error": str(error)}
+
+
+def _plain(value: Any) -> Any:
+    """A value as JSON knows it."""
+    if isinstance(value, dict):
+        return {k: _plain(v) for k, v in value.items()}
+    return list(value) if isinstance(value, tuple) else value
+
+
+def vendors() -> list[dict[str, Any]]:
+    """Who implements how much: each vendor, and the impls that belong to none by their kind."""
+    manager = get_default_manager()
+    for name in manager.registry.list_operators():  # loads families and plugins
+        manager.resolve_candidates(name)  # and kernels
+    counts: dict[tuple[str | None, str], int] = {}
+    for impl in manager.registry.all_impls():
+        counts[impl.vendor, str(impl.kind)] = counts.get((impl.vendor, str(impl.kind)), 0) + 1
+    rows = sorted(counts.items(), key=lambda r: (r[0][0] or "", r[0][1]))
+    return [{"vendor": vendor, "kind": kind, "impls": count} for (vendor, kind), count in rows]
+
+
+def failure(found: Any) -> dict[str, Any]:
+    return {"op": found.op, "impl_id": found.impl_id, "reason": found.reason, "text": str(found)}
+
+
+# ---- showing --------------------------------------------------------------------------------------------------------
+
+
+def show(report: Report, console: Console) -> None:
+    console.print(screen.pairs(report.versions.items(), title="versions"))
+    console.print(screen.pairs(_device_rows(report), title="\ndevices"))
+    console.print(screen.pairs(_vendor_rows(report), title="\nimplementations"))
+    console.print(_title("plugins", _plugin_table(report) if report.plugins else "  none"))
+    console.print(_title("settings", None))
+    console.print(_settings_table(report))
+    for stranger in report.strangers:
+        console.print(Text(f"  ! {stranger}", "yellow"))
+    console.print(screen.pairs(_state_rows(report)))
+    console.print()
+    for words in report.broken:
+        console.print(Text(f"broken: {words}", "bold red"))
+    notes = f", {len(report.strangers)} unknown settings" if report.strangers else ""
+    if not report.broken:
+        console.print(Text("nothing is broken" + notes, "bold green"))
+
+
+def _title(title: str, body: Any) -> Group:
+    return Group(Text(f"\n{title}", "bold"), *([] if body is None else [body]))
+
+
+def _device_rows(report: Report) -> list[tuple[str, str]]:
+    rows = [(d["device"], f"{d['name']} ({d['arch'] or 'states no arch'})") for d in report.devices]
+    return rows if len(rows) > 1 else [*rows, ("accelerators", "none: ops run on the CPU")]
+
+
+def _state_rows(report: Report) -> list[tuple[str, Any]]:
+    left_out = ", ".join(s["source"] for s in report.settings if s["error"])
+    policy = f"{report.policy} (without {left_out})" if left_out and report.policy else report.policy
+    quarantine = [("quarantine", Text(f["text"], "yellow")) for f in report.quarantine]
+    return [
+        ("policy", policy or Text("none: see below", "bold red")),
+        *(quarantine or [("quarantine", "empty")]),
+    ]
+
+
+def _vendor_rows(report: Report) -> list[tuple[str, str]]:
+    rows = [(v["vendor"] or "of no vendor", f"{v['impls']} of kind {v['kind']}") for v in report.vendors]
+    return rows or [("none", "see below")]
+
+
+def _plugin_table(report: Report) -> Any:
+    table = screen.table("plugin", "from", "distribution", "status", "impls, or why not")
+    styles = {"loaded": "green", "broken": "bold red", "blocked": "yellow"}
+    for p in report.plugins:
+        dist = f"{p['distribution']} {p['version']}" if p["distribution"] else ""
+        about = p["reason"] or ", ".join(p["impls"]) or "none"
+        cells = (p["name"], p["source"], dist, Text(p["status"], styles.get(p["status"], "")), Text(about))
+        table.add_row(*cells)
+    return table
+
+
+def _settings_table(report: Report) -> Any:
+    table = screen.table("setting", "value", "source", ("meaning", {"style": "dim"}))
+    for s in report.settings:
+        unset = s["source"].startswith("default")
+        style = "bold red" if s["error"] else "dim" if unset else "bold"
+        value = Text(_shown(s["value"]), style)
+        meaning = Text(s["error"], "red") if s["error"] else Text(s["doc"])
+        table.add_row(Text(s["name"], "" if unset else style), value, Text(s["source"], style), meaning)
+    return table
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, dict):
+        return "; ".join(f"{op}={'|'.join(order)}" for op, order in value.items())
+    if isinstance(value, list):
+        return ", ".join(value) or "-"
+    return {None: "-", True: "1", False: "0"}.get(value, str(value)) if not isinstance(value, str) else value

@@ -1,0 +1,89 @@
+"""Where output goes: tables and JSON to stdout; log lines and progress to stderr, out of each other's way."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import sys
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from rich import box
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+from rich.text import Text
+
+from ..core import log
+
+# A file or a pipe has no right edge: a row there is one line, however long.
+WIDE = 1000
+
+KIND_STYLES = {"flagos": "green", "vendor": "magenta", "reference": "blue"}
+STATUS_STYLES = {"chosen": "bold green", "next": "", "refused": "dim"}
+
+
+def out() -> Console:
+    return _console(sys.stdout, stderr=False)
+
+
+def err() -> Console:
+    return _console(sys.stderr, stderr=True)
+
+
+def _console(stream: Any, stderr: bool) -> Console:
+    terminal = stream.isatty()
+    return Console(stderr=stderr, width=None if terminal else WIDE, highlight=False, soft_wrap=False)
+
+
+def show_log() -> None:
+    """Log lines from INFO on, unless the settings name a level."""
+    log.show("INFO")
+    log.from_knobs()
+
+
+def print_json(data: Any) -> None:
+    sys.stdout.write(json.dumps(data, indent=2, ensure_ascii=False) + "\n")
+
+
+def table(*columns: str | tuple[str, dict[str, Any]], title: str | None = None) -> Table:
+    """A table in the one style; a column is a heading, or a heading and its options."""
+    made = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
+    for column in columns:
+        heading, options = (column, {}) if isinstance(column, str) else column
+        made.add_column(heading, **{"overflow": "fold", **options})
+    return made
+
+
+def pairs(rows: Iterable[tuple[str, Any]], title: str | None = None) -> Table:
+    """Facts, one a line: a name and a value."""
+    made = Table(title=title, title_justify="left", title_style="bold", box=None, show_header=False, pad_edge=False)
+    made.add_column(style="dim", no_wrap=True)
+    made.add_column(overflow="fold")
+    for name, value in rows:
+        made.add_row(f"  {name}", value if isinstance(value, Text) else Text(str(value)))
+    return made
+
+
+@contextlib.contextmanager
+def progress(*more: str) -> Iterator[Progress]:
+    """A progress bar on stderr; log lines that come meanwhile are printed above it. `more` are fields to show."""
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=30),
+        MofNCompleteColumn(),
+        *(TextColumn(f"{field} {{task.fields[{field}]}}") for field in more),
+        TimeElapsedColumn(),
+    )
+    before = sys.stderr
+    with Progress(*columns, console=err()) as bar:
+        # While the bar is live, rich's stand-in for stderr knows how to print above it; our log handler must use it.
+        ours = [h for h in log.logger.handlers if isinstance(h, logging.StreamHandler) and h.stream is before]
+        for handler in ours:
+            handler.setStream(sys.stderr)
+        try:
+            yield bar
+        finally:
+            for handler in ours:
+                handler.setStream(before)

@@ -1,0 +1,62 @@
+"""The command line as a user runs it: in a process of its own, or, to be quick, in this one."""
+
+import logging
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from opmux.core import get_default_manager, reset_global_policy
+from opmux.tools.cli import app
+
+SRC = Path(__file__).parents[2] / "src"
+
+
+@pytest.fixture
+def shell(tmp_path):
+    """Run `python -m opmux ...` in an empty folder; variables are given by keyword."""
+
+    def run(*words: str, script: str | None = None, **variables: str) -> subprocess.CompletedProcess:
+        path = os.pathsep.join([str(SRC), str(tmp_path)])
+        env = {**os.environ, "PYTHONPATH": path, "PYTHONIOENCODING": "utf-8", **variables}
+        start = ["-m", "opmux"] if script is None else ["-c", script]
+        command = [sys.executable, *start, *words]
+        return subprocess.run(command, env=env, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+
+    return run
+
+
+@pytest.fixture
+def cli(tmp_path, monkeypatch):
+    """The same in this process, with the policy read anew before and after."""
+    monkeypatch.chdir(tmp_path)
+    level = logging.getLogger("opmux").level
+
+    def run(*words: str):
+        reset_global_policy()
+        return CliRunner().invoke(app, list(words), prog_name="opmux")
+
+    yield run
+    monkeypatch.undo()
+    reset_global_policy()
+    logging.getLogger("opmux").setLevel(level)
+
+
+@pytest.fixture
+def register():
+    """Put impls into the default registry for one test."""
+    manager = get_default_manager()
+    manager.registry.list_operators()
+    added = []
+
+    def put(impl):
+        manager.registry.register_impl(impl)
+        added.append(impl)
+
+    yield put
+    for impl in added:
+        manager.registry.unregister(impl.op_name, impl.impl_id)
+    manager.clear_quarantine()

@@ -1,0 +1,174 @@
+"""`opmux demo`: the two runs agree, and the verdict can fail."""
+
+import math
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from opmux.core import BackendImplKind, OpImpl
+from opmux.tools import demo, llama
+
+SRC = Path(__file__).parents[2] / "src"
+CPU = ("--device", "cpu")
+
+
+def row(text: str, start: str) -> list[str]:
+    (line,) = [line for line in text.splitlines() if line.strip().startswith(f"{start} ")]
+    return line.split()
+
+
+def test_the_runs_agree(cli):
+    done = cli("demo", "--steps", "3", *CPU)
+    assert done.exit_code == 0, done.output
+    assert row(done.stdout, "rms_norm")[:3] == ["rms_norm", "reference.torch", "reference"]
+    calls = {"rms_norm": 3, "add_rms_norm": 12, "silu_mul": 6}
+    for name, number in calls.items():
+        assert row(done.stdout, name)[-2:] == [str(number), str(number // 3)]
+        assert row(done.stdout, f"{name}_bwd")[-2:] == [str(number), str(number // 3)]
+    plain, ours = row(done.stdout, "plain torch"), row(done.stdout, "opmux  ")
+    assert math.isclose(float(plain[2]), float(ours[1]), rel_tol=1e-4)
+    assert plain[-1] == ours[-1] == "n/a"
+    last = done.stdout.splitlines()[-1]
+    assert last.startswith("opmux demo: 3 steps on cpu in float32, opmux and plain torch agree: ")
+
+
+def test_float64_agrees_to_the_last_digits(cli):
+    done = cli("demo", "--steps", "2", "--dtype", "fp64", "--seed", "5", *CPU)
+    assert done.exit_code == 0, done.output
+    assert "1e-09 allowed" in done.stdout.splitlines()[-1]
+
+
+WRONG = """
+import sys
+from opmux.core import BackendImplKind, OpImpl, get_default_manager
+from opmux.specs import norm
+from opmux.tools.cli import main
+
+def a_little_off(dy, ds, s, weight, rstd, offset):
+    dx, dresidual, dweight = norm.add_rms_norm_bwd.reference(dy, ds, s, weight, rstd, offset)
+    return dx, dresidual, dweight * 1.01
+
+impl = OpImpl("add_rms_norm_bwd", "vendor.wrong", BackendImplKind.VENDOR, "wrong", a_little_off)
+get_default_manager().registry.register_impl(impl)
+sys.argv = ["opmux", "demo", "--steps", "2", "--device", "cpu"]
+main()
+"""
+
+
+def test_a_wrong_gradient_is_found(shell):
+    """By a factor on one gradient, which Adam forgives: the losses alone would agree."""
+    done = shell(script=WRONG)
+    assert done.returncode == 1, done.stderr
+    assert row(done.stdout, "add_rms_norm_bwd")[1] == "vendor.wrong"
+    assert "INFO] Op 'add_rms_norm_bwd' using 'vendor.wrong'" in done.stderr
+    assert "opmux and plain torch DISAGREE: 1.0e-02 apart" in done.stdout.splitlines()[-1]
+
+
+def test_a_wrong_forward_is_found(cli, register):
+    register(OpImpl("silu_mul", "vendor.wrong", BackendImplKind.VENDOR, "wrong", lambda a, b: a * b))
+    done = cli("demo", "--steps", "2", *CPU)
+    assert done.exit_code == 1
+    assert "DISAGREE" in row(done.stdout, "losses, over 2 steps")
+
+
+def test_nan_is_not_agreement(cli, register):
+    nan = lambda a, b: torch.full_like(a, math.nan)
+    register(OpImpl("silu_mul", "vendor.nan", BackendImplKind.VENDOR, "nan", nan))
+    assert cli("demo", "--steps", "1", *CPU).exit_code == 1
+
+
+def test_an_impl_that_fails_is_replaced_and_named(cli, register):
+    def fails(a, b):
+        raise RuntimeError("out of order")
+
+    register(OpImpl("silu_mul", "vendor.acme", BackendImplKind.VENDOR, "acme", fails))
+    done = cli("demo", "--steps", "2", *CPU)
+    assert done.exit_code == 0
+    assert row(done.stdout, "silu_mul")[1] == "reference.torch"
+    assert "passed over: silu_mul: 'vendor.acme'" in done.stdout
+    assert "RuntimeError: out of order" in done.stdout
+
+
+@pytest.mark.parametrize("words", [("--dtype", "int8"), ("--device", "tpu")])
+def test_a_bad_option_is_one_line(cli, words):
+    done = cli("demo", *words)
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert done.stderr.count("\n") == 1
+    assert "Allowed: " in done.stderr
+
+
+# ---- the pieces -----------------------------------------------------------------------------------------------------
+
+
+def test_largest():
+    assert demo.largest([0.0, 3.0, 1.0]) == 3.0
+    assert demo.largest([0.0, math.nan, 1.0]) == math.inf
+    assert demo.largest([math.inf]) == math.inf
+
+
+def test_gaps_look_at_both():
+    assert demo.Gaps(1e-6, 1e-6, 1e-4).agree
+    assert not demo.Gaps(1e-3, 0.0, 1e-4).agree
+    assert not demo.Gaps(0.0, 1e-3, 1e-4).agree
+
+
+def trained(steps: int) -> demo.Run:
+    from rich.progress import Progress
+
+    made, size = demo.Run("plain"), llama.Size()
+    with Progress(disable=True) as bar:
+        model = llama.build(size, llama.PLAIN, 0, torch.device("cpu"), torch.float32)
+        task = bar.add_task("", total=steps, loss="")
+        demo.train(made, model, llama.batches(size, steps, 0), bar, task)
+    return made
+
+
+def test_training_is_deterministic_and_learns():
+    once, again = trained(12), trained(12)
+    assert once.losses == again.losses
+    assert once.losses[-1] < 0.75 * once.losses[0]
+    assert abs(once.losses[0] - math.log(256)) < 0.5  # it starts by knowing nothing
+
+
+def test_attention_is_causal():
+    size = llama.Size()
+    model = llama.build(size, llama.PLAIN, 0, torch.device("cpu"), torch.float64)
+    tokens = llama.batches(size, 1, 0)[0, :1, :-1]
+    later = tokens.clone()
+    later[:, 40:] = 7
+    before, after = model(tokens), model(later)
+    torch.testing.assert_close(before[:, :40], after[:, :40])
+    assert not torch.allclose(before[:, 40:], after[:, 40:])
+
+
+# ---- on a terminal --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.skipif(not hasattr(os, "openpty"), reason="needs a pseudo-terminal")
+def test_log_lines_and_the_bar_do_not_mix(tmp_path):
+    ours, theirs = os.openpty()
+    env = {**os.environ, "PYTHONPATH": str(SRC), "COLUMNS": "160", "TERM": "xterm"}
+    command = [sys.executable, "-m", "opmux", "demo", "--steps", "2", *CPU]
+    with subprocess.Popen(command, env=env, cwd=tmp_path, stderr=theirs, stdout=subprocess.PIPE) as process:
+        os.close(theirs)
+        seen = b""
+        while True:
+            try:
+                seen += (more := os.read(ours, 4096))
+            except OSError:  # how Linux says that the other end is closed
+                break
+            if not more:
+                break
+        printed = process.stdout.read().decode()
+    os.close(ours)
+    assert process.returncode == 0
+    text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", seen.decode()).replace("\r", "\n")
+    assert "2/2 loss" in text
+    (said,) = [line.strip() for line in text.splitlines() if "Op 'silu_mul_bwd' using" in line]
+    assert re.fullmatch(r"\[opmux \w+\.py:\d+ INFO\] Op 'silu_mul_bwd' using '[\w.]+' \(kind=\w+, vendor=\w+\)", said)
+    assert "INFO" not in printed  # stdout has the report alone

@@ -1,0 +1,146 @@
+"""`opmux doctor`: all settings with their sources, and a sick environment that does not make it fall over."""
+
+import importlib.metadata
+import json
+
+import pytest
+import torch
+
+import opmux
+from opmux.core import knobs, specs
+
+
+def settings(done) -> dict:
+    return {s["name"]: s for s in json.loads(done.stdout)["settings"]}
+
+
+def test_a_healthy_machine(cli):
+    done = cli("doctor")
+    assert done.exit_code == 0
+    for knob in knobs.KNOBS.values():
+        (line,) = [line for line in done.stdout.splitlines() if line.strip().startswith(f"{knob.name} ")]
+        assert knob.doc in line
+    for words in (opmux.__version__, torch.__version__, "platform", "policy      prefer=flagos", "quarantine  empty"):
+        assert words in done.stdout
+    assert done.stdout.splitlines()[-1] == "nothing is broken"
+
+
+def test_as_json(shell):
+    done = shell("doctor", "--json", CUDA_HOME="/opt/cuda")
+    assert done.returncode == 0, done.stderr
+    data = json.loads(done.stdout)
+    assert set(data["versions"]) == {"opmux", "python", "torch", "triton", "platform"}
+    assert {d["device"] for d in data["devices"]} >= {"cpu"}
+    (reference,) = [v for v in data["vendors"] if v["kind"] == "reference" and v["vendor"] is None]
+    assert reference["impls"] >= len(list(specs))
+    assert (data["plugins"], data["broken"], data["quarantine"]) == ([], [], [])
+    assert settings(done)["CUDA_HOME"]["value"] == "/opt/cuda"
+
+
+@pytest.mark.parametrize(
+    ("variable", "text", "name", "value"),
+    [
+        ("TE_FL_PREFER", "Vendor", "OPMUX_PREFER", "vendor"),
+        ("OPMUX_STRICT", "on", "OPMUX_STRICT", True),
+        ("TE_FL_DENY_VENDORS", "amd, intel", "OPMUX_DENY_VENDORS", ["amd", "intel"]),
+        ("TE_FL_PER_OP", "rms_norm=reference|*", "OPMUX_PER_OP", {"rms_norm": ["reference", "*"]}),
+    ],
+)
+def test_a_variable_is_shown_with_its_source(cli, monkeypatch, variable, text, name, value):
+    monkeypatch.setenv(variable, text)
+    done = cli("doctor", "--json")
+    assert done.exit_code == 0
+    found = settings(done)[name]
+    assert (found["value"], found["source"], found["error"]) == (value, f"env {variable}", None)
+    assert settings(done)["OPMUX_CONFIG"]["source"] == "default"
+    assert f"env {variable}" in cli("doctor").stdout
+
+
+def test_the_file_is_a_source(cli, tmp_path):
+    (tmp_path / "opmux.toml").write_text('prefer = "reference"\nstrickt = true\n')
+    done = cli("doctor", "--json")
+    assert done.exit_code == 0
+    assert settings(done)["OPMUX_PREFER"]["source"] == "file opmux.toml"
+    data = json.loads(done.stdout)
+    assert data["policy"] == "prefer=reference"
+    assert data["strangers"] == ["opmux.toml: strickt is no setting of opmux: did you mean strict?"]
+
+
+def test_the_level_of_the_log_may_be_malformed(cli, monkeypatch):
+    monkeypatch.setenv("TEFL_LOG_LEVEL", "LOUD")
+    done = cli("doctor")
+    assert done.exit_code == 1
+    assert "broken: TEFL_LOG_LEVEL='LOUD' cannot be read as a log level" in done.stdout
+
+
+def test_a_malformed_variable_is_shown_and_the_rest_too(cli, monkeypatch):
+    monkeypatch.setenv("OPMUX_STRICT", "perhaps")
+    monkeypatch.setenv("TE_FL_PREFER", "reference")
+    done = cli("doctor", "--json")
+    assert done.exit_code == 1
+    data = json.loads(done.stdout)
+    bad = settings(done)["OPMUX_STRICT"]
+    assert (bad["value"], bad["source"]) == ("perhaps", "env OPMUX_STRICT")
+    assert bad["error"].startswith("OPMUX_STRICT='perhaps' cannot be read as a switch")
+    assert data["broken"] == [bad["error"]]
+    assert data["policy"] == "prefer=reference"
+    assert sum(v["impls"] for v in data["vendors"]) > 0
+    shown = cli("doctor").stdout
+    assert f"broken: {bad['error']}" in shown.splitlines()
+    assert "policy      prefer=reference (without env OPMUX_STRICT)" in shown
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [(None, "is not a file"), ("prefer = ", "is not valid TOML"), ('prefer = "best"\n', "cannot be read")],
+)
+def test_a_bad_file_is_said_once(cli, monkeypatch, tmp_path, text, says):
+    monkeypatch.setenv("OPMUX_CONFIG", "mine.toml")
+    if text is not None:
+        (tmp_path / "mine.toml").write_text(text)
+    done = cli("doctor", "--json")
+    assert done.exit_code == 1
+    (broken,) = json.loads(done.stdout)["broken"]
+    assert says in broken
+    assert cli("doctor").exit_code == 1
+
+
+def test_a_stranger_is_a_remark_and_no_fault(cli, monkeypatch):
+    monkeypatch.setenv("TE_FL_PREFFER", "vendor")
+    done = cli("doctor")
+    assert done.exit_code == 0
+    assert "! environment variable TE_FL_PREFFER is no setting of opmux: did you mean TE_FL_PREFER?" in done.stdout
+
+
+def test_triton_may_be_missing(cli, monkeypatch):
+    def version(name, known=importlib.metadata.version):
+        if name == "triton":
+            raise importlib.metadata.PackageNotFoundError(name)
+        return known(name)
+
+    monkeypatch.setattr(importlib.metadata, "version", version)
+    done = cli("doctor", "--json")
+    assert done.exit_code == 0
+    assert json.loads(done.stdout)["versions"]["triton"] == "not installed"
+
+
+GOOD = """
+from opmux.core import BackendImplKind, OpImpl
+
+def register(registry):
+    registry.register_impl(OpImpl("silu", "vendor.acme", BackendImplKind.VENDOR, "acme", lambda x: x))
+"""
+
+
+def test_plugins_good_and_broken(shell, tmp_path):
+    (tmp_path / "good_ops.py").write_text(GOOD)
+    (tmp_path / "broken_ops.py").write_text("import what_is_not_there\n")
+    done = shell("doctor", "--json", TE_FL_PLUGIN_MODULES="good_ops,broken_ops")
+    assert done.returncode == 1
+    data = json.loads(done.stdout)
+    found = {p["name"]: p for p in data["plugins"]}
+    assert (found["good_ops"]["status"], found["good_ops"]["impls"]) == ("loaded", ["silu=vendor.acme"])
+    assert found["broken_ops"]["status"] == "broken"
+    assert "what_is_not_there" in found["broken_ops"]["reason"]
+    assert data["broken"] == [f"plugin 'broken_ops': {found['broken_ops']['reason']}"]
+    assert {"vendor": "acme", "kind": "vendor", "impls": 1} in data["vendors"]
