@@ -157,6 +157,32 @@ def test_an_autograd_function_brings_its_own_backward(plug):
             Private.fail = False
 
 
+DTYPE, ALWAYS = {"supported_dtypes": {torch.float64}}, {"when": lambda *a: True}
+
+
+@pytest.mark.parametrize("fields", [DTYPE, ALWAYS, DTYPE | ALWAYS], ids=["dtype", "when", "both"])
+def test_an_autograd_function_keeps_its_backward_behind_guards(plug, fields):
+    plug("rms_norm", "vendor.private", VENDOR, Private, vendor="private", **fields)
+    x, w = leaf(3, 8), leaf(8)
+    with opmux.policy("vendor"):
+        y, _ = opmux.ops.rms_norm(x, w)
+        assert torch.autograd.grad(y.sum(), x)[0].eq(5).all()
+
+
+def test_create_graph_with_one_gradient():
+    for x in (torch.ones(3, requires_grad=True), torch.tensor(2.0, requires_grad=True)):
+        (g,) = torch.autograd.grad(opmux.ops.relu(x).sum(), x, create_graph=True)
+        assert g.eq(1).all() and g.shape == x.shape
+        with pytest.raises(RuntimeError, match="relu can be differentiated once"):
+            g.sum().backward()
+
+
+def test_a_wrong_number_of_results_names_the_op(plug):
+    plug("rms_norm", "vendor.short", VENDOR, lambda *a: (a[0],), vendor="short")
+    with opmux.policy("vendor"), pytest.raises(RuntimeError, match="opmux::rms_norm returned 1 results; the op has 2"):
+        opmux.ops.rms_norm(leaf(3, 8), leaf(8))
+
+
 def test_by_name_the_gradient_comes_too(plug):
     from opmux.core import get_default_manager
 

@@ -414,3 +414,158 @@ def test_a_spec_that_writes_nothing_here_needs_no_snapshot(monkeypatch):
     with pytest.raises(RuntimeError, match="^late$"):  # no snapshot was to be had, so no fallback
         manager.call("rmsnorm_fwd", torch.ones(300, 4), w, 1e-5, buffer, None, None, 0, False)
     assert [t is buffer for ts in taken for t in ts] == [True]
+
+
+# ---- found by review ------------------------------------------------------------------------------------------------
+
+
+def test_after_a_refusing_when_the_others_run_once_and_blame_falls_right():
+    calls = []
+
+    def flaky(x):
+        calls.append("b")
+        if len(calls) == 1:
+            raise RuntimeError("flaky")
+        return x
+
+    def never(x):
+        calls.append("a")
+
+    refuses = (VENDOR, never, {"when": lambda x: "no", "priority": 5})
+    manager = manager_of("relu", refuses, (VENDOR, flaky), (REFERENCE, lambda x: "ref"))
+    assert manager.call("relu", torch.ones(3)) == "ref"
+    assert calls == ["b"] and [f.impl_id for f in manager.failures()] == ["vendor.1"]
+
+
+def test_another_ops_refusal_is_no_promise_of_ours():
+    """An impl that has written and then meets an op nobody implements has not declined before its first write."""
+    state = {"inner": True}
+
+    def inner(x):
+        if not state["inner"]:
+            raise NotSupported("not now")
+
+    def outer(x):
+        x.add_(1)
+        manager.call("inner", x)
+
+    registry = OpRegistry()
+    registry.register_impl(OpImpl("inner", "v", VENDOR, "v", inner))
+    registry.register_impl(OpImpl("outer", "v", VENDOR, "v", outer))
+    registry.register_impl(OpImpl("outer", "ref", REFERENCE, None, lambda x: x.add_(1)))
+    manager = OpManager(registry)
+    x = torch.zeros(3)
+    for _ in range(3):
+        manager.call("outer", x)
+    state["inner"] = False
+    with pytest.raises(NoImplementation, match="^inner not implemented"):
+        manager.call("outer", x)
+    assert x.eq(4).all()
+
+
+def test_a_meta_tensor_does_not_decide_for_the_chip(monkeypatch):
+    from opmux.core import facts
+
+    monkeypatch.setattr(facts, "_source", (lambda device: None, lambda: ("cuda",)))
+    manager = manager_of("own_op", (VENDOR, lambda x: "chip", {"devices": {"cuda"}}), (REFERENCE, lambda x: "ref"))
+    assert manager.call("own_op", torch.ones(1, device="meta")) == "chip"  # as a tensor of the chip would find it
+    assert manager.call("own_op", torch.ones(1)) == "ref"
+
+
+def test_what_fails_on_stand_ins_is_not_held_against_an_impl():
+    def launch(x):
+        if x.is_meta:
+            raise RuntimeError("cannot launch on meta")
+        return "vendor"
+
+    manager = manager_of("own_op", (VENDOR, launch), (REFERENCE, lambda x: "ref"))
+    assert manager.call("own_op", torch.ones(3, device="meta")) == "ref"
+    assert manager.call("own_op", torch.ones(3)) == "vendor" and manager.failures() == []
+
+
+def test_what_was_learnt_of_an_impl_goes_with_it():
+    bad = Counted(error=RuntimeError("no"))
+    manager = manager_of("rms_norm", (VENDOR, bad), (REFERENCE, lambda *a: "ref"))
+    args = torch.ones(4), torch.ones(4)
+    assert manager.call("rms_norm", *args) == "ref"
+    manager.registry.unregister("rms_norm", "vendor.0")
+    manager.registry.register_impl(OpImpl("rms_norm", "vendor.0", VENDOR, "acme", lambda *a: "fixed"))
+    assert manager.call("rms_norm", *args) == "fixed"
+
+
+def test_out_of_memory_is_seen_even_after_another_error():
+    oom = torch.OutOfMemoryError("no memory")
+    for kind in (VENDOR, REFERENCE):
+        manager = manager_of("own_op", (VENDOR, Counted(error=RuntimeError("first"))), (kind, Counted(error=oom)))
+        with pytest.raises(torch.OutOfMemoryError) as caught:
+            manager.call("own_op", torch.ones(2))
+        assert caught.value is oom and "first" in caught.value.__notes__[0]
+
+
+@pytest.mark.parametrize(
+    "answer, runs", [(1, True), (0, False), (torch.tensor(True), True), (torch.tensor(False), False)]
+)
+def test_a_when_may_answer_with_any_truth(answer, runs):
+    manager = manager_of("own_op", (VENDOR, lambda x: "v", {"when": lambda x: answer}), (REFERENCE, lambda x: "ref"))
+    assert outcomes(manager, "own_op", torch.ones(2)) == {"v" if runs else "ref"}
+
+
+@pytest.mark.parametrize("says", [lambda: False, lambda: 1 / 0])
+def test_availability_hooks(says):
+    def fn(x):
+        return "vendor"
+
+    fn._is_available = says
+    manager = manager_of("own_op", (VENDOR, fn), (REFERENCE, lambda x: "ref"))
+    assert manager.call("own_op", torch.ones(2)) == "ref"
+    assert "_is_available()" in str(manager.explain("own_op"))
+
+
+@pytest.mark.parametrize("make", [
+    lambda: torch.eye(3).to_sparse(),
+    lambda: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]),
+], ids=["sparse", "nested"])  # fmt: skip
+def test_tensors_without_plain_memory_pass(make):
+    manager = manager_of("own_op", (VENDOR, lambda x: "v"), (REFERENCE, lambda x: "ref"))
+    assert outcomes(manager, "own_op", make()) == {"v"}
+
+
+def test_an_interrupted_call_leaves_tensors_as_they_were():
+    def interrupted(x):
+        x.add_(1)
+        raise KeyboardInterrupt
+
+    manager = manager_of("own_op", (VENDOR, interrupted), (REFERENCE, add_one))
+    x = torch.zeros(3)
+    with pytest.raises(KeyboardInterrupt):
+        manager.call("own_op", x)
+    assert x.eq(0).all()
+
+
+def test_errors_travel_between_processes():
+    import pickle
+
+    from opmux.core import UnknownName
+
+    error = UnknownName("op", "rms_nrom", ["rms_norm"])
+    again = pickle.loads(pickle.dumps(error))
+    assert str(again) == str(error) and again.name == "rms_nrom"
+
+
+def test_a_short_way_for_calls_that_write_nothing_is_none_for_those_that_write():
+    """tex's norms again: proven without `ln_out` is not proven with it."""
+
+    def no_buffers(*args):
+        if args[3] is not None:
+            args[3].fill_(1)
+            raise NotImplementedError("no buffers")
+        return "vendor"
+
+    manager = manager_of("rmsnorm_fwd", (VENDOR, no_buffers), (REFERENCE, lambda *a: "ref"))
+    rest = (None, None, 0, False)
+    for dtype in (torch.float32, torch.float16):
+        x, w, buffer = torch.ones(3, 4, dtype=dtype), torch.ones(4, dtype=dtype), torch.zeros(3, 4, dtype=dtype)
+        for _ in range(4):
+            assert manager.call("rmsnorm_fwd", x, w, 1e-5, None, *rest) == "vendor"
+        assert manager.call("rmsnorm_fwd", x, w, 1e-5, buffer, *rest) == "ref"
+        assert buffer.eq(0).all()

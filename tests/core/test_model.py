@@ -101,7 +101,9 @@ def run(impls, policy, quarantined):
         called.append(impl.id)
         if how == "works":
             return impl.id, called, quarantined | {i for i, b in failed if b != "declines"}
-        if policy["strict"] or how in ("value", "oom"):
+        if how == "oom" and not policy["strict"]:
+            return f"error of {impl.id}", called, quarantined
+        if policy["strict"] or how == "value":
             first = next((i for i, b in failed if b != "declines"), None)
             return f"error of {first or impl.id}", called, quarantined
         first = next((i for i, b in failed if b != "declines"), None)

@@ -131,11 +131,42 @@ def test_slots_are_filled_in_order_and_the_rest_by_keyword(fn, expected):
 @pytest.mark.parametrize("fn, words", [
     (lambda x, weight: 0, r"cannot take \['eps', 'offset'\]"),
     (lambda x, weight, eps, offset, more: 0, r"needs \['more'\]"),
+    (lambda x, weight, eps, offset, *, ctx: 0, r"needs \['ctx'\]"),
 ])  # fmt: skip
 def test_an_impl_that_cannot_take_the_call_is_refused_by_the_default_registry(fn, words):
     assert fit(fn).refusal is not None
     with pytest.raises(BadImpl, match=words):
         get_default_manager().registry.register_impl(OpImpl("rms_norm", "vendor.x", VENDOR, "x", fn))
+
+
+def test_every_call_path_fills_the_ops_defaults(plug):
+    plug("rms_norm", "vendor.exact", VENDOR, lambda x, weight, eps, offset: (eps, offset), vendor="exact",
+         when=lambda x, weight, eps, offset: eps == 1e-6)  # fmt: skip
+    x, w, manager = torch.ones(4), torch.ones(4), get_default_manager()
+    with opmux.policy("vendor"):
+        for call in (
+            opmux.ops.rms_norm,
+            manager.resolve("rms_norm"),
+            lambda *a, **k: manager.call("rms_norm", *a, **k),
+        ):
+            assert call(x, w) == call(weight=w, x=x) == (1e-6, 0.0)
+        assert opmux.explain("rms_norm", x, w).chosen.impl_id == "vendor.exact"
+        assert opmux.explain("rms_norm", weight=w, x=x).chosen.impl_id == "vendor.exact"
+
+
+def test_keyword_only_parameters_of_an_op():
+    from opmux.core import op
+
+    def kw(x: torch.Tensor, a: float = 1.0, *, ab: float = 2.0) -> torch.Tensor:
+        return x * a * ab
+
+    fn = op(kw, name="kw_test")
+    try:
+        assert fn(torch.ones(1)).item() == 2 and fn(torch.ones(1), 3.0, ab=5.0).item() == 15
+        for impl_fn in (lambda y, e, f: (y, e, f), lambda *a: a, lambda x, a, **k: (x, a, k["ab"])):
+            assert fit(impl_fn, "kw_test").call(1, 2, ab=3) == (1, 2, 3)
+    finally:
+        specs.remove(fn.spec)
 
 
 def test_a_builtin_without_a_signature_is_taken_at_its_word():
@@ -197,7 +228,7 @@ def test_a_composition_is_lifted_to_what_its_parts_have(plug):
 def test_a_lifted_impl_declines_with_its_part(plug):
     x, w = torch.randn(3, 8), torch.randn(8)
     reference = tex_norm(x, w)[0]
-    plug("rms_norm", "default.flagos", DEFAULT, lambda *a: 1 / 0, when=lambda x, *a: "not on a Sunday")
+    plug("rms_norm", "default.flagos.x", DEFAULT, lambda *a: 1 / 0, when=lambda x, *a: "not on a Sunday")
     torch.testing.assert_close(tex_norm(x, w)[0], reference)
     with opmux.policy(strict=True), pytest.raises(NotSupported, match="not on a Sunday"):
         tex_norm(x, w)

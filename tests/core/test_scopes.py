@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import threading
 
@@ -28,6 +29,15 @@ from opmux.core import (
     with_strict_mode,
 )
 from opmux.core.policy import live_scopes
+
+
+@pytest.fixture(autouse=True)
+def none_left_over():
+    """Every scope a test enters is gone after it (exceptions that other tests keep may hold older ones)."""
+    before = live_scopes()
+    yield
+    gc.collect()
+    assert live_scopes() <= before
 
 
 @pytest.fixture
@@ -59,7 +69,6 @@ def test_scopes_nest_and_undo(manager):
             assert which(manager) == "acme"
         assert which(manager) == "reference"
     assert which(manager) == "flagos"
-    assert live_scopes() == 0
 
 
 def test_a_scope_object_is_reentrant_and_reusable(manager):
@@ -189,6 +198,8 @@ def test_a_per_op_order_is_exclusive_unless_it_has_a_star(manager):
     (dict(per_op={"which": "kind:x"}), BadPolicy, "is no token"),
     (dict(per_op={"which": 3}), BadPolicy, "an order is tokens"),
     (dict(allow=3), BadPolicy, "names of vendors"),
+    (dict(per_op="which=flagos"), BadPolicy, "per_op maps ops to orders"),
+    (dict(strict="no"), BadPolicy, "strict is True or False"),
 ])  # fmt: skip
 def test_bad_syntax_is_an_error_when_the_scope_is_made(wrong, error, hint):
     with pytest.raises(error, match=hint):
@@ -215,7 +226,7 @@ def test_unknown_names_in_code_are_errors_with_the_nearest(manager, wrong, near)
         pass
     with pytest.raises(UnknownName, match=f"did you mean '{near}'"):
         opmux.set_policy(**wrong)
-    assert get_policy() == before and live_scopes() == 0
+    assert get_policy() == before
 
 
 def test_unknown_vendors_in_lists_never_raise(manager, caplog):
@@ -233,7 +244,34 @@ def test_scopes_left_out_of_order(manager):
     a.__exit__(None, None, None)
     assert which(manager) == "acme"
     b.__exit__(None, None, None)
-    assert which(manager) == "flagos" and live_scopes() == 0
+    assert which(manager) == "flagos"
+
+
+def test_leaving_a_scope_twice_is_an_error_and_changes_nothing(manager):
+    scope = opmux.policy("reference")
+    scope.__enter__()
+    scope.__exit__(None, None, None)
+    with pytest.raises(RuntimeError, match="not entered here"):
+        scope.__exit__(None, None, None)
+    with scope:
+        assert which(manager) == "reference"
+
+
+def test_a_task_keeps_the_scope_it_was_started_in(manager):
+    async def later(go):
+        await go.wait()
+        return which(manager)
+
+    async def main():
+        go = asyncio.Event()
+        with opmux.policy("reference"):
+            task = asyncio.create_task(later(go))
+            await asyncio.sleep(0)
+        assert which(manager) == "flagos"
+        go.set()
+        return await task
+
+    assert asyncio.run(main()) == "reference"
 
 
 def test_registration_reaches_a_live_scope(manager):

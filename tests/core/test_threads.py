@@ -145,7 +145,7 @@ def test_fork_while_another_thread_registers():
             n = 0
             while not stop.is_set():
                 n += 1
-                with lock:  # hold it long enough that a fork is likely to meet it
+                with lock.held:  # hold it long enough that a fork is likely to meet it
                     registry.register_impl(OpImpl("op", f"v{n}", BackendImplKind.VENDOR, "v", lambda x: x + 1))
                     manager.call("op", 1)
                     registry.unregister("op", f"v{n}")

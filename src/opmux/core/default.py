@@ -10,9 +10,9 @@ from typing import Any
 from . import policy as policies
 from .errors import BackendNotFound, BadPolicy
 from .explain import Explanation
-from .jump import Plan
+from .jump import Form, Pair, Plan, reraise
 from .lock import lock
-from .manager import OpManager, check_names, watch_all
+from .manager import OpManager, check_names
 from .policy import BACKENDS, Layer, PolicyScope, Refused, SelectionPolicy, matches
 from .registry import BackendImplKind, OpImpl, OpRegistry, Origin, tagged
 from .spec import DOORS, Spec, specs
@@ -24,6 +24,7 @@ class DefaultManager(OpManager):
     def __init__(self) -> None:
         super().__init__(OpRegistry(checked=True, fill=self._fill))
         self._taken: set[str] = set()
+        self._version = -1  # of the specs that were taken up
         self._kernels_asked: set[str] = set()
         self._before_load: dict[str, tuple[OpImpl, ...]] = {}
         self._backends: set[str] = set()  # tokens of tex backends that have been seen to exist
@@ -46,13 +47,17 @@ class DefaultManager(OpManager):
     def _forget_load(self) -> None:
         """Back to before plugins were loaded, so that the next first use loads them all again."""
         self.registry._impls = self._before_load
-        self._taken.clear()
+        self._taken, self._version = set(), -1
 
     def _take_up(self) -> None:
         """Register the references of newly declared specs, and what @impl has tagged since."""
-        if len(self._taken) == len(specs.by_key) and not tagged:
+        if self._version == specs.version and not tagged:
             return
-        with lock:
+        with lock.held:
+            self._version = specs.version
+            for key in self._taken - set(specs.by_key):  # a declaration that was undone
+                if any(i.impl_id == "reference.torch" for i in self.registry.impls(key)):
+                    self.registry.unregister(key, "reference.torch")
             new = [key for key in tuple(specs.by_key) if key not in self._taken]
             self._taken = set(specs.by_key)
             for key in new:
@@ -72,14 +77,24 @@ class DefaultManager(OpManager):
         self._ask_kernels(spec if isinstance(spec, Spec) else None)
         return super()._key(op)
 
+    def resolve(self, op_name: str) -> Callable[..., Any]:
+        """The op as a function to hold; of a primitive, the one that `opmux.ops` has."""
+        key = self._key(op_name)
+        return specs.functions[key] if key.startswith("opmux::") else super().resolve(op_name)
+
+    def door(self, name: str) -> Pair:
+        """A primitive by its name is the primitive: its defaults, its first tensor, its gradient."""
+        key = self._key(name)
+        return (specs.functions[key], reraise) if key.startswith("opmux::") else super().door(name)
+
     def _registered(self, keys: set[str]) -> None:
         self._backends.clear()
         super()._registered(keys)
 
-    def _plan(self, key: str, policy: SelectionPolicy, typed: bool) -> Plan:
+    def _plan(self, key: str, policy: SelectionPolicy, form: Form, typed: bool) -> Plan:
         self._ask_kernels(specs.by_key.get(key))
         self._prepare()
-        return super()._plan(key, policy, typed)
+        return super()._plan(key, policy, form, typed)
 
     def _ask_kernels(self, spec: Spec | None) -> None:
         """Import the family's own kernels, by name, when an op of the family is first used."""
@@ -134,7 +149,7 @@ class DefaultManager(OpManager):
         """A primitive bound to the impls of one token, for use inside a composition."""
         only = SelectionPolicy(per_op_order={part.key: (token,)}, strict=strict)
         form = specs.jumps[part.key].form
-        return form.layer(super()._plan(part.key, only, typed=True))
+        return form.layer(super()._plan(part.key, only, form, typed=True))
 
     def _check(self, policy: SelectionPolicy, key: str) -> None:
         super()._check(policy, key)
@@ -176,7 +191,7 @@ def get_default_manager() -> OpManager:
     """The manager behind `opmux.ops`."""
     global _default
     if _default is None:
-        with lock:
+        with lock.held:
             if _default is None:
                 _default = DefaultManager()
     return _default
@@ -220,7 +235,6 @@ def _check_now(policy: SelectionPolicy) -> None:
 
 def policy(
     prefer: str | None = None,
-    /,
     *,
     strict: bool | None = None,
     per_op: dict[str, Any] | None = None,
@@ -232,12 +246,11 @@ def policy(
     `prefer` is flagos, vendor, reference, vendor:NAME or impl:ID; `per_op` maps ops to orders ("vendor:acme|*");
     `allow` and `deny` are vendors. What is left out stays as it is. Re-entrant; local to the thread or task.
     """
-    return PolicyScope(Layer.of(prefer, strict, per_op, allow, deny), watch_all, _check_now)
+    return PolicyScope(Layer.of(prefer, strict, per_op, allow, deny), _check_now)
 
 
 def set_policy(
     prefer: str | None = None,
-    /,
     *,
     strict: bool | None = None,
     per_op: dict[str, Any] | None = None,
@@ -254,23 +267,23 @@ def policy_context(policy: SelectionPolicy) -> PolicyScope:
     """A complete policy for a block."""
     if not isinstance(policy, SelectionPolicy):
         raise BadPolicy(f"expected a SelectionPolicy, got {policy!r}")
-    return PolicyScope(policy, watch_all)
+    return PolicyScope(policy)
 
 
 def with_preference(prefer: str) -> PolicyScope:
-    return PolicyScope(Layer.of(prefer), watch_all)
+    return PolicyScope(Layer.of(prefer))
 
 
 def with_strict_mode() -> PolicyScope:
-    return PolicyScope(Layer.of(strict=True), watch_all)
+    return PolicyScope(Layer.of(strict=True))
 
 
 def with_allowed_vendors(*vendors: str) -> PolicyScope:
-    return PolicyScope(Layer.of(allow=vendors), watch_all)
+    return PolicyScope(Layer.of(allow=vendors))
 
 
 def with_denied_vendors(*vendors: str) -> PolicyScope:
-    return PolicyScope(Layer.of(deny=vendors), watch_all)
+    return PolicyScope(Layer.of(deny=vendors))
 
 
 def explain(op: str | Callable[..., Any], /, *args: Any, **kwargs: Any) -> Explanation:

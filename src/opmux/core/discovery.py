@@ -87,7 +87,7 @@ def _load_one(found: Plugin, fetch: Callable[[], Any], registry: OpRegistry, str
     if refusal is not None:
         return _with(found, "blocked", refusal)
     declared = set(specs.by_key)
-    staged = registry.stage()
+    staged, base = registry.stage(), _contents(registry)
     before, waiting = _contents(staged), tuple(tagged)
     try:
         with foreign_names():
@@ -104,6 +104,7 @@ def _load_one(found: Plugin, fetch: Callable[[], Any], registry: OpRegistry, str
         _look_for_typos(found, [k for k, _ in added])
     except (Exception, SystemExit) as error:  # a vendor's import may call sys.exit where its chip is missing
         _take_tagged(waiting)
+        _undo(registry, base)
         for key in set(specs.by_key) - declared:
             if specs.by_key[key].reference.__module__.partition(".")[0] != "opmux":
                 specs.remove(specs.by_key[key])
@@ -134,6 +135,14 @@ def _take_tagged(waiting: tuple[Any, ...]) -> list[OpImpl]:
 
 def _module_of(value: Any) -> str:
     return getattr(value, "__module__", None) or ""
+
+
+def _undo(registry: OpRegistry, before: dict[tuple[str, str], OpImpl]) -> None:
+    """Take out what a failed plugin put straight into the registry, past the copy it was given."""
+    for (key, impl_id), impl in _contents(registry).items():
+        mine = impl_id == "reference.torch" and impl.fn.__module__.partition(".")[0] == "opmux"
+        if (key, impl_id) not in before and not mine:
+            registry.unregister(key, impl_id)
 
 
 def _with(found: Plugin, status: str, reason: str = "", impls: tuple[str, ...] = ()) -> Plugin:

@@ -17,8 +17,8 @@ from torch import Tensor
 
 from . import library, snapshot
 from .errors import DispatchError, NoImplementation, NotSupported
-from .facts import dtype_name, first_tensor, shape_class, tensors
-from .jump import Pair, reraise
+from .facts import dtype_name, first_tensor, is_real, shape_class, tensors
+from .jump import Form, Pair, reraise
 from .log import logger
 from .policy import Refused, SelectionPolicy
 from .registry import BackendImplKind, OpImpl
@@ -45,6 +45,10 @@ Case = tuple[Any, tuple[int, ...]]  # dtype and shape class of the first tensor
 class Candidate:
     impl: OpImpl
     call: Callable[..., Any]  # the impl, taking the arguments as this door passes them
+
+    @property
+    def own_gradient(self) -> bool:
+        return self.impl.call is not self.impl.fn
 
 
 @dataclass
@@ -76,6 +80,10 @@ class Memory:
         found = self.failures.get((key, impl_id))
         return None if found is None else found.get(None) or found.get(case)
 
+    def forget(self, gone: Callable[[str, str], bool]) -> None:
+        self.failures = {k: v for k, v in self.failures.items() if not gone(k[0], k[1])}
+        self.clean = {k: v for k, v in self.clean.items() if not gone(k[0], k[1])}
+
     def proven(self, key: str, impl_id: str, case: Case) -> bool:
         return self.clean.get((key, impl_id, case), 0) >= PROVEN_AFTER
 
@@ -92,74 +100,96 @@ class Chain:
         policy: SelectionPolicy,
         candidates: tuple[Candidate, ...],
         refused: tuple[Refused, ...],
-        barred: Refused | None = None,
-        typed: bool = False,
+        barred: Refused | None,
+        form: Form,
+        typed: bool,
     ):
         self.manager, self.key, self.name, self.spec, self.policy = manager, key, name, spec, policy
         self.candidates, self.refused = candidates, refused
         self.barred = barred  # strict, and the preferred impl does not take this dtype
+        self.form = form
+        # dtypes and shapes for which the first candidate runs without more ado: it has not failed, and writes nothing
+        # or has proven itself
+        self._easy: set[Any] = set()
         self._typed = typed  # called with the op's own arguments, in full
         self._said: set[str] = set()
 
     # -- the jump
 
     def pair(self) -> Pair:
-        """The target and its recovery. Called when an op is about to run for the first time: the log line is here."""
+        """The target and its recovery. Asked for when an op is about to run: the log line is from here."""
         if self.barred is not None or not self.candidates:
             return self._refuse, reraise
         first = self.candidates[0]
         alone = self.policy.strict or len(self.candidates) == 1
         remembers = not self.policy.strict and (self.key, first.impl.impl_id) in self.manager.memory.failures
-        if remembers:
-            return self._walk, reraise
         writes = self._may_write() and not alone
-        if writes and (self.spec is None or first.impl.when is not None):
-            return self._walk, reraise
+        if remembers or (writes and (self.spec is None or first.impl.when is not None)):
+            return self._walk, self._own_recovery
         if writes:
-            return self._unless_written(first), self.recover
+            return self._guard(first, WRITES), self._own_recovery
         if first.impl.when is not None:
-            return self._when(first), self.recover
+            return self._guard(first, WHEN), self._own_recovery
         self._announce(first.impl)
         return first.call, self.recover
 
-    def _when(self, first: Candidate) -> Callable[..., Any]:
-        when, call, walk = first.impl.when, first.call, self.run
-        said = False
+    def _own_recovery(self, error: Exception, args: tuple, kwargs: dict) -> Any:
+        """For targets that have walked already: what they raise is the last word."""
+        raise error
 
-        def guarded(*args: Any, **kwargs: Any) -> Any:
-            nonlocal said
-            answer = when(*args, **kwargs)  # type: ignore[misc]
-            if answer is not True and answer is not None:
-                return walk(args, kwargs)
-            if not said:
-                said = True
-                self._announce(first.impl)
-            return call(*args, **kwargs)
+    def _guard(self, first: Candidate, text: str) -> Callable[..., Any]:
+        """A function of the door's own signature that asks first, and walks where the answer is no."""
+        names: dict[str, Any] = {
+            "_when": first.impl.when,
+            "_call": first.call,
+            "_walk": self.run,
+            "_recover": self.recover,
+            "_said": [],
+            "_say": lambda: self._announce(first.impl),
+        }
+        writes = self.spec.mutates if self.spec is not None else ()
+        if self._typed:
+            absent = " and ".join(f"{n} is None" for n in writes)
+        else:
+            spots = [(n, self.spec.names.index(n)) for n in writes] if self.spec is not None else []
+            absent = " and ".join(f"(_args[{i}] if len(_args) > {i} else _kwargs.get({n!r})) is None" for n, i in spots)
+        form = self.form
+        bare = form.params if not self._typed else ", ".join(p.split("=")[0] for p in form.params.split(", "))
+        body = text.format(name=form.name, params=bare, passed=form.passed, packed=form.packed, absent=absent)
+        exec(compile(body, f"<opmux guard of {self.name}>", "exec"), names)
+        return names[form.name]
 
-        return guarded
-
-    def _unless_written(self, first: Candidate) -> Callable[..., Any]:
-        """Straight to the impl when the arguments the op would write are absent (an optional output buffer)."""
-        assert self.spec is not None
-        call, run, names = first.call, self.run, self.spec.mutates
-        spots = [(self.spec.names.index(n), n) for n in names]
-        self._announce(first.impl)
-
-        def guarded(*args: Any, **kwargs: Any) -> Any:
-            for index, name in spots:
-                if (args[index] if index < len(args) else kwargs.get(name)) is not None:
-                    return run(args, kwargs)
-            return call(*args, **kwargs)
-
-        return guarded
+    def with_own_gradient(self, args: tuple, kwargs: dict) -> tuple[Callable[..., Any], int] | None:
+        """The impl that would run and its place, where that is an autograd.Function with a backward of its own."""
+        if not any(c.own_gradient for c in self.candidates):
+            return None
+        first = self._first_tensor(args, kwargs)
+        case: Case = (None if first is None else first.dtype, shape_class(first))
+        for index, candidate in enumerate(self.candidates):
+            impl = candidate.impl
+            if not self.policy.strict and self.manager.memory.failed(self.key, impl.impl_id, case) is not None:
+                continue
+            if impl.when is not None and refusal_of(impl.when(*args, **kwargs)) is not None:
+                continue
+            return (candidate.call, index) if candidate.own_gradient else None
+        return None
 
     def _refuse(self, *args: Any, **kwargs: Any) -> Any:
         if self.barred is not None:
             raise NotSupported(self._strict_words(self.barred))
-        raise NoImplementation(self._no_candidate_words(()))
+        raise self._nobody(())
 
     def _walk(self, *args: Any, **kwargs: Any) -> Any:
+        """The walk, with a short way for calls that went straight to the first candidate before."""
+        if self._easy and _mark(self._first_tensor(args, kwargs)) in self._easy:
+            try:
+                return self.candidates[0].call(*args, **kwargs)
+            except Exception as error:
+                return self.run(args, kwargs, failed=error)
         return self.run(args, kwargs)
+
+    def _first_tensor(self, args: tuple, kwargs: dict) -> Tensor | None:
+        return first_tensor(args, kwargs) if self.spec is None else self.spec.first_tensor(args, kwargs)
 
     # -- the walk
 
@@ -170,7 +200,9 @@ class Chain:
     def run(self, args: tuple, kwargs: dict, failed: Exception | None = None) -> Any:
         """Try the candidates in order. `failed` is what the first one raised already, on the direct path."""
         strict, memory = self.policy.strict, self.manager.memory
-        first = first_tensor(args, kwargs)
+        first = self._first_tensor(args, kwargs)
+        if not is_real(first) and self._typed and self.spec is not None and self.spec.space == "opmux":
+            return library.packet(self.spec)(*args, **kwargs)  # a tracer: it wants the op, not an impl's insides
         case: Case = (None if first is None else first.dtype, shape_class(first))
         written = self._written(args, kwargs)
         trail: list[tuple[Refused, Exception | None]] = []
@@ -186,9 +218,9 @@ class Chain:
                     trail.append((Refused(impl, "quarantine", known.reason), None))
                     continue
                 try:
-                    answer = True if impl.when is None else impl.when(*args, **kwargs)
-                    if answer is not True and answer is not None:
-                        refusal = Refused(impl, "when", answer or "its `when` says no")
+                    reason = None if impl.when is None else refusal_of(impl.when(*args, **kwargs))
+                    if reason is not None:
+                        refusal = Refused(impl, "when", reason)
                         if strict:
                             raise NotSupported(self._strict_words(refusal))
                         trail.append((refusal, None))
@@ -199,24 +231,30 @@ class Chain:
                     result = candidate.call(*args, **kwargs)
                 except Exception as raised:
                     error = raised
+                except BaseException:
+                    if saved is not None:
+                        saved.restore()
+                    raise
             if error is None:
                 if proving:
                     clean = (self.key, impl.impl_id, case)
                     memory.clean[clean] = memory.clean.get(clean, 0) + 1
-                self._succeeded(candidate, case, trail)
+                elif index == 0 and impl.when is None and (written or not self._may_write()) and len(self._easy) < 4096:
+                    self._easy.add(_mark(first))
+                self._succeeded(candidate, case, trail, remember=is_real(first))
                 return result
-            first_error = next((e for _, e in trail if e is not None and not _declines(e)), None)
+            first_error = next((e for _, e in trail if e is not None and not self._declines(e)), None)
             if saved is not None:
                 saved.restore()
-            if not self._may_go_on(error, impl, args, kwargs, bool(written) and saved is None, first_error):
-                raise _with_trail(first_error or error, trail, self)
+            if not self._may_go_on(error, candidate, args, kwargs, bool(written) and saved is None, first_error):
+                raise _with_trail(error if is_fatal(error) else first_error or error, trail, self)
             trail.append((Refused(impl, "error", _words(error)), error))
         raise self._verdict(trail)
 
     def _may_go_on(
         self,
         error: Exception,
-        impl: OpImpl,
+        candidate: Candidate,
         args: tuple,
         kwargs: dict,
         unsafe: bool,
@@ -227,11 +265,11 @@ class Chain:
             self.spec.check_types(args, kwargs)  # "'list' object has no attribute" helps nobody
         if self.policy.strict or reaches_caller(error):
             return False
-        if _declines(error):
+        if self._declines(error, candidate):
             return True
         if unsafe:  # it may have written, and nothing was kept to go back to
             return False
-        if impl.kind is BackendImplKind.REFERENCE and first_error is not None:
+        if candidate.impl.kind is BackendImplKind.REFERENCE and first_error is not None:
             return False  # the reference fails on the same inputs: the first error is the caller's to see
         if isinstance(error, (NotImplementedError, ImportError)):
             return True
@@ -248,9 +286,11 @@ class Chain:
             return True
         return False
 
-    def _succeeded(self, candidate: Candidate, case: Case, trail: list[tuple[Refused, Exception | None]]) -> None:
+    def _succeeded(
+        self, candidate: Candidate, case: Case, trail: list[tuple[Refused, Exception | None]], remember: bool
+    ) -> None:
         for refusal, error in trail:
-            if error is None or _declines(error):
+            if error is None or self._declines(error) or not remember:
                 self._say_passed(refusal)
                 continue
             everywhere = isinstance(error, ImportError)
@@ -299,9 +339,9 @@ class Chain:
     # -- last words
 
     def _verdict(self, trail: list[tuple[Refused, Exception | None]]) -> Exception:
-        errors = tuple(e for _, e in trail if e is not None and not _declines(e))
+        errors = tuple(e for _, e in trail if e is not None and not self._declines(e))
         if not errors:
-            return NoImplementation(self._no_candidate_words(tuple(r for r, _ in trail)))
+            return self._nobody(tuple(r for r, _ in trail))
         if len(errors) == 1:
             return _with_trail(errors[0], trail, self)
         lines = "\n".join(f"  {r.impl.impl_id}: {r.reason}" for r, _ in trail)
@@ -315,25 +355,81 @@ class Chain:
             f"(strict: the preferred impl is not replaced by another)"
         )
 
-    def _no_candidate_words(self, declined: tuple[Refused, ...]) -> str:
+    def _nobody(self, declined: tuple[Refused, ...]) -> NoImplementation:
         passed = [*declined, *self.refused]
         lines = "".join(f"\n  {r.impl.impl_id}: {r.stage}: {r.reason}" for r in passed)
         what = "every candidate declined" if declined else "no impl may run"
-        return f"{self.name} not implemented here: {what} under policy {self.policy}{lines}"
+        error = NoImplementation(f"{self.name} not implemented here: {what} under policy {self.policy}{lines}")
+        error.op_key = self.key
+        return error
+
+    def _declines(self, error: Exception, candidate: Candidate | None = None) -> bool:
+        """Whether an impl has declined before its first write, by contract.
+
+        That no impl of *another* op could run is an ordinary error, except to a composition, which is its parts.
+        """
+        if isinstance(error, NoImplementation):
+            lifted = any(hasattr(c.impl.fn, "parts") for c in ((candidate,) if candidate else self.candidates))
+            return error.op_key == self.key or lifted
+        return isinstance(error, NotSupported)
 
 
-def reaches_caller(error: Exception) -> bool:
-    """Errors that no other impl would mend: the caller's own mistake, no memory, a broken device."""
-    if isinstance(error, (TypeError, ValueError, MemoryError, torch.OutOfMemoryError)):
-        return True
-    if isinstance(error, getattr(torch, "AcceleratorError", ())):
+WHEN = """\
+def {name}({params}):
+    try:
+        _answer = _when({passed})
+        if _answer is True or _answer is None:
+            if not _said:
+                _said.append(1)
+                _say()
+            return _call({passed})
+    except Exception as _e:
+        return _recover(_e, {packed})
+    return _walk({packed})
+"""
+
+# straight to the impl when the arguments that the op would write are absent (an optional output buffer)
+WRITES = """\
+def {name}({params}):
+    try:
+        if {absent}:
+            if not _said:
+                _said.append(1)
+                _say()
+            return _call({passed})
+    except Exception as _e:
+        return _recover(_e, {packed})
+    return _walk({packed})
+"""
+
+
+def _mark(first: Tensor | None) -> Any:
+    """A call by the dtype and the exact shape of its first tensor."""
+    try:
+        return None if first is None else (first.dtype, first.shape)
+    except RuntimeError:  # nested tensors have no shape
+        return (first.dtype, -1)  # type: ignore[union-attr]
+
+
+def refusal_of(answer: Any) -> str | None:
+    """What a `when` answered, as a reason why not, or None for yes."""
+    if answer is None or answer is True:
+        return None
+    if isinstance(answer, str):
+        return answer or "its `when` says no"
+    return None if bool(answer) else "its `when` says no"
+
+
+def is_fatal(error: Exception) -> bool:
+    """No memory, or a device that is gone: to be seen by the caller whatever came before."""
+    if isinstance(error, (MemoryError, torch.OutOfMemoryError, getattr(torch, "AcceleratorError", ()))):
         return True
     return isinstance(error, RuntimeError) and any(words in str(error) for words in _STICKY)
 
 
-def _declines(error: Exception) -> bool:
-    """Whether an impl has declined before its first write, by contract."""
-    return isinstance(error, (NotSupported, NoImplementation))
+def reaches_caller(error: Exception) -> bool:
+    """Errors that no other impl would mend: the caller's own mistake, no memory, a broken device."""
+    return isinstance(error, (TypeError, ValueError)) or is_fatal(error)
 
 
 def _words(error: BaseException) -> str:
@@ -344,6 +440,7 @@ def _words(error: BaseException) -> str:
 def _with_trail(error: Exception, trail: list[tuple[Refused, Exception | None]], chain: Chain) -> Exception:
     """The error itself, with a note of who else was asked."""
     others = [f"{r.impl.impl_id} ({r.stage}: {r.reason})" for r, e in trail if e is not error]
-    if others:
-        error.add_note(f"opmux: op '{chain.name}' had asked before: " + "; ".join(others))
+    note = f"opmux: op '{chain.name}' had asked before: " + "; ".join(others)
+    if others and note not in getattr(error, "__notes__", ()):
+        error.add_note(note)
     return error

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
+from typing import Any
 
 
 class OpmuxError(Exception):
@@ -20,6 +21,8 @@ class NotSupported(OpmuxError, NotImplementedError):
 class NoImplementation(OpmuxError, NotImplementedError):
     """Every candidate was passed over or declined; the message lists each with its reason."""
 
+    op_key: str | None = None  # of which op, where dispatch raised it
+
 
 class DispatchError(OpmuxError, RuntimeError):
     """Several candidates ran and all failed; `errors` holds their exceptions, first cause first."""
@@ -35,6 +38,15 @@ class UnknownName(OpmuxError, LookupError):
     def __init__(self, what: str, name: str, known: Iterable[str], hint: str = ""):
         super().__init__(unknown(what, name, known, hint))
         self.name = name
+
+    def __reduce__(self) -> tuple[Any, ...]:  # the message alone travels between processes
+        return _unknown_again, (self.args[0], self.name)
+
+
+def _unknown_again(message: str, name: str) -> UnknownName:
+    again = UnknownName.__new__(UnknownName)
+    again.args, again.name = (message,), name
+    return again
 
 
 class BackendNotFound(OpmuxError, RuntimeError):

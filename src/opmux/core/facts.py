@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import re
 from collections.abc import Callable, Iterator
@@ -64,7 +65,24 @@ def shape_class(tensor: Tensor | None) -> tuple[int, ...]:
     """
     if tensor is None:
         return ()
-    return (tensor.dim(), *((1 + (n - 1).bit_length()) if n else 0 for n in tensor.shape))
+    try:
+        return _classes(tensor.shape)
+    except (RuntimeError, AttributeError, TypeError):  # nested and other tensors that have no plain sizes
+        return (-1,)
+
+
+@functools.lru_cache(maxsize=8192)
+def _classes(shape: torch.Size) -> tuple[int, ...]:
+    return (len(shape), *((1 + (n - 1).bit_length()) if n else 0 for n in shape))
+
+
+def is_real(tensor: Tensor | None) -> bool:
+    """Whether a tensor holds numbers: not on meta, not a stand-in of a tracer."""
+    if tensor is None or type(tensor) in (Tensor, torch.nn.Parameter):
+        return tensor is None or not tensor.is_meta
+    from torch._subclasses.fake_tensor import is_fake
+
+    return not tensor.is_meta and not is_fake(tensor)
 
 
 def arch_refusal(min_arch: str, device_type: str) -> str | None:

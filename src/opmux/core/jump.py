@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 
+from .errors import OpmuxError
 from .facts import first_tensor, tensors
 from .lock import lock
 
@@ -72,19 +73,28 @@ class Plan:
     table: Any
     make: Callable[[Any], Pair] | None = None
     layer: Pair | None = None  # this plan as one pair, made when first asked for
+    first: Callable[[tuple, dict], Any] = first_tensor
+
+    def follow(self, args: tuple, kwargs: dict) -> Pair:
+        """The pair that a call with these arguments ends at."""
+        found = self.first(args, kwargs)
+        return self.miss(_NoTensor if found is None else found)
 
     def miss(self, x: Any) -> Pair:
         """The pair for a first tensor that the table does not know yet."""
         if self.make is None:
             return self.table
-        with lock:
+        with lock.held:
             at = self.table
             *outer, last = (look(x) for look in LOOKS[self.key])
             for part in outer:
                 at = at.setdefault(part, {})
             pair = at.get(last)
             if pair is None:
-                pair = at[last] = self.make(x)
+                try:
+                    pair = at[last] = self.make(x)
+                except OpmuxError as error:
+                    raise error from None  # the KeyError that led here says nothing
             return pair
 
 
@@ -104,12 +114,13 @@ class Form:
     first: str | None  # an expression for the first tensor
     wants_grad: str | None  # an expression that says whether a tensor argument requires grad
     defaults: dict[str, Any] = field(default_factory=dict)
+    keyword_defaults: dict[str, Any] = field(default_factory=dict)
     asks: bool = False  # whether the text asks if it is being compiled (where Dynamo has no hook to be told)
     codes: dict[tuple[bool, bool, str], types.CodeType] = field(default_factory=dict)
 
     @classmethod
     def of(cls, name: str, signature: inspect.Signature, differentiable: bool) -> Form:
-        params, passed, positional, keyword, defaults, wants = [], [], [], [], {}, []
+        params, passed, positional, keyword, defaults, by_keyword, wants = [], [], [], [], {}, {}, []
         first = None
         for p in signature.parameters.values():
             if p.kind is p.KEYWORD_ONLY and "*" not in params:
@@ -117,6 +128,8 @@ class Form:
             text = p.name
             if p.default is not p.empty:
                 defaults[f"_d_{p.name}"] = p.default
+                if p.kind is p.KEYWORD_ONLY:
+                    by_keyword[p.name] = p.default
                 text += f"=_d_{p.name}"
             params.append(text)
             passed.append(f"{p.name}={p.name}" if p.kind is p.KEYWORD_ONLY else p.name)
@@ -137,6 +150,7 @@ class Form:
             first,
             " or ".join(wants) if differentiable else None,
             defaults,
+            by_keyword,
         )
 
     @classmethod
@@ -193,7 +207,9 @@ class Form:
     def layer(self, plan: Plan) -> Callable[..., Any]:
         """A free-standing function that follows a plan and recovers, for use as somebody's target."""
         names = self.globals({slot(plan.key): plan.table, "_miss": plan.miss})
-        return self.function(names, grad=False, key=plan.key)
+        made: Any = self.function(names, grad=False, key=plan.key)
+        made.follow = plan.follow  # what it would pick, for who must know before calling
+        return made
 
     def pair(self, plan: Plan) -> Pair:
         """A plan as a pair: the one it holds, or a layer over its table."""
@@ -218,12 +234,9 @@ class Form:
 
     def function(self, globals: dict[str, Any], *, grad: bool, key: str = "") -> types.FunctionType:
         fn = types.FunctionType(self.code(grad, False, key), globals, self.name)
-        parameters = self.defaults
-        if parameters:
-            keyword_only = self.params.split("*")[1] if ", *" in f", {self.params}" else ""
-            kw = {n: v for n, v in parameters.items() if f"={n}" in keyword_only}
-            fn.__defaults__ = tuple(v for n, v in parameters.items() if n not in kw)
-            fn.__kwdefaults__ = {n.removeprefix("_d_"): v for n, v in kw.items()} or None
+        by_position = [v for n, v in self.defaults.items() if n.removeprefix("_d_") not in self.keyword_defaults]
+        fn.__defaults__ = tuple(by_position) or None
+        fn.__kwdefaults__ = dict(self.keyword_defaults) or None
         return fn
 
 
@@ -244,6 +257,7 @@ class Jump:
         self.form = form
         self.bound = False
         self.scoped = False
+        self.keep = False  # whether tables may hold on to it when no scope is live
 
         self._bind = bind
         self._under = under

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from .errors import DispatchError
 from .jump import Form, Jump
 
 if TYPE_CHECKING:
@@ -51,17 +52,25 @@ def make_jump(spec: Spec) -> Jump:
 
 def with_gradient(spec: Spec, jump: Jump, backward: Jump, args: tuple, kwargs: dict) -> Any:
     """Run a differentiable op so that autograd records it; forward and backward are chosen here, together."""
-    target, recover = jump.pair()
+    pair = jump.pair()
+    target, recover = getattr(pair[0], "follow", lambda *given: pair)(args, kwargs)
     error = None
-    if isinstance(getattr(target, "__self__", None), torch.autograd.function.FunctionMeta):
+    chain: Any = getattr(recover, "__self__", None)
+    own = None if chain is None else chain.with_own_gradient(args, kwargs)
+    if chain is not None and own is not None:
         # an autograd.Function: it keeps what it likes and brings its own backward; if it fails, ours takes over
+        call, place = own
         try:
-            return target(*args, **kwargs)
+            return call(*args, **kwargs)
         except Exception as raised:
-            error = raised
+            if place == 0:
+                error, recover = raised, chain.recover
     how = (target, recover, error, len(args), tuple(kwargs), backward.pair())
     if kwargs or len(args) < len(spec.names):  # by name, with defaults left out; binding costs 10 us
-        bound = spec.signature.bind(*args, **kwargs)
+        try:
+            bound = spec.signature.bind(*args, **kwargs)
+        except TypeError:  # called by an interface of the impl's own: autograd sees the impl
+            return jump.raw(*args, **kwargs)
         bound.apply_defaults()
         args = tuple(bound.arguments.values())
     return _function(spec).apply(how, *args)
@@ -82,12 +91,12 @@ def _function(spec: Spec) -> Any:
             results = target(*given, **named)
         except Exception as raised:
             results = recover(raised, given, named)
-        outs = results if isinstance(results, tuple) else (results,)
+        outs = _results(spec, results)
         kept = [args[i] if kind == "in" else outs[i] for kind, i in saves]
         ctx.save_for_backward(*(k if isinstance(k, Tensor) else None for k in kept))
         ctx.plain = [None if isinstance(k, Tensor) else k for k in kept]
         ctx.mark_non_differentiable(*(o for o, d in zip(outs, plan.differentiable, strict=True) if not d))
-        return results
+        return outs if isinstance(results, (tuple, list)) else results
 
     def backward(ctx: Any, *grads: Any) -> Any:
         kept = [p if t is None else t for t, p in zip(ctx.saved_tensors, ctx.plain, strict=True)]
@@ -107,6 +116,16 @@ def _function(spec: Spec) -> Any:
     return type(name, (torch.autograd.Function,), body)
 
 
+def _results(spec: Spec, results: Any) -> tuple:
+    """What an impl returned, as a tuple of the op's results; an error that names the op where there are others."""
+    outs = tuple(results) if isinstance(results, (tuple, list)) else (results,)
+    if len(outs) != len(spec.out):
+        raise DispatchError(
+            f"an impl of {spec.key} returned {len(outs)} results; the op has {len(spec.out)}: {spec.out}"
+        )
+    return outs
+
+
 def _once(spec: Spec, gradients: list[Any]) -> list[Any]:
     """Gradients under create_graph=True: they raise when differentiated again, as they would otherwise be constants.
 
@@ -114,14 +133,15 @@ def _once(spec: Spec, gradients: list[Any]) -> list[Any]:
     """
     words = f"{spec.key} can be differentiated once: its backward has no gradient of its own".encode()
     raises = torch._C._functions.DelayedError(words, sum(g is not None for g in gradients))  # pyright: ignore[reportAttributeAccessIssue]
-    marked = iter(raises(*(g.detach().requires_grad_() for g in gradients if g is not None)))
+    made = raises(*(g.detach().requires_grad_() for g in gradients if g is not None))
+    marked = iter(made if isinstance(made, tuple) else (made,))
     return [None if g is None else next(marked) for g in gradients]
 
 
 def _deal(plan: Any, results: Any, needed: tuple[bool, ...]) -> list[Any]:
     """Gradients in the order of the forward's arguments; None where none is wanted."""
     dealt: list[Any] = [None] * len(needed)
-    for index, gradient in zip(plan.targets, results if isinstance(results, tuple) else (results,), strict=True):
+    for index, gradient in zip(plan.targets, _results(plan.backward, results), strict=True):
         if index < len(needed) and needed[index]:  # torch.ops leaves trailing defaults out
             dealt[index] = gradient
     return dealt

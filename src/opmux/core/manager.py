@@ -10,8 +10,8 @@ from typing import Any
 
 from . import facts, library, log
 from . import policy as policies
-from .dispatch import Candidate, Chain, Failure, Memory
-from .errors import UnknownName, unknown
+from .dispatch import Candidate, Chain, Failure, Memory, refusal_of
+from .errors import NoImplementation, UnknownName, unknown
 from .explain import Explanation, Verdict
 from .jump import Form, Jump, Pair, Plan, reraise
 from .lock import lock
@@ -36,7 +36,8 @@ class OpManager:
         self._last: dict[str, str] = {}  # the impl each op was last said to use
         self._why = "registration"
         self._started = self._starting = False
-        self._checked: set[int] = set()
+        self._checked: weakref.WeakSet[SelectionPolicy] = weakref.WeakSet()
+        lock.arm()
         _managers.append(weakref.ref(self, _managers.remove))
         self.registry.listen(self._registered)
 
@@ -57,7 +58,7 @@ class OpManager:
     def resolve_candidates(self, op_name: str) -> list[OpImpl]:
         """The impls that may run under the policy that holds here, in order, as far as no tensor is looked at."""
         key, policy = self._key(op_name), policies.get_policy()
-        with lock:
+        with lock.held:
             self._check(policy, key)
             ordered, _ = choose(policy, key, self._impls(key, policy))
             device = _default_device()
@@ -67,7 +68,7 @@ class OpManager:
         """The impl_id that comes first."""
         candidates = self.resolve_candidates(op_name)
         if not candidates:
-            self.call(op_name)  # raises, with every impl and its reason
+            raise NoImplementation(f"{op_name} not implemented here\n{self.explain(op_name)}")
         return candidates[0].impl_id
 
     # -- answering
@@ -75,10 +76,12 @@ class OpManager:
     def explain(self, op_name: str | Callable[..., Any], /, *args: Any, **kwargs: Any) -> Explanation:
         """Which impl would run for these arguments, every other one, and why not."""
         key = self._key(op_name)
-        policy = policies.get_policy()
-        first = facts.first_tensor(args, kwargs)
+        policy, spec = policies.get_policy(), specs.by_key.get(key)
+        first = facts.first_tensor(args, kwargs) if spec is None else spec.first_tensor(args, kwargs)
+        if spec is not None and spec.space == "opmux" and (args or kwargs):
+            args, kwargs = spec.bound(args, kwargs)
         device = _default_device() if first is None else first.device.type
-        with lock:
+        with lock.held:
             self._check(policy, key)
             ordered, refused = choose(policy, key, self._impls(key, policy))
         rows: list[Verdict] = []
@@ -114,11 +117,11 @@ class OpManager:
                 return refusal
         if impl.when is not None and (args or kwargs):
             try:
-                answer = impl.when(*args, **kwargs)
+                reason = refusal_of(impl.when(*args, **kwargs))
             except Exception as error:
-                answer = f"its `when` raised {type(error).__name__}: {error}"
-            if answer is not True and answer is not None:
-                return Refused(impl, "when", answer or "its `when` says no")
+                reason = f"its `when` raised {type(error).__name__}: {error}"
+            if reason is not None:
+                return Refused(impl, "when", reason)
         if first is None or strict:
             return None
         known = self.memory.failed(key, impl.impl_id, (first.dtype, facts.shape_class(first)))
@@ -131,7 +134,7 @@ class OpManager:
     def clear_quarantine(self, op_name: str | None = None) -> int:
         """Give failed impls another chance, of one op or of all; returns how many entries went."""
         key = None if op_name is None else self._key(op_name)
-        with lock:
+        with lock.held:
             gone = [k for k in self.memory.failures if key is None or k[0] == key]
             count = sum(len(self.memory.failures.pop(k)) for k in gone)
             self.invalidate("quarantine cleared")
@@ -153,20 +156,21 @@ class OpManager:
 
     def bind_typed(self, spec: Spec, jump: Jump) -> None:
         """Point a spec's stable function at what the process's policy says."""
-        with lock:
+        jump.keep = True
+        with lock.held:
             if not jump.bound:
-                jump.point(self._plan(spec.key, policies.get_global_policy(), typed=True))
+                jump.point(self._plan(spec.key, policies.get_global_policy(), jump.form, typed=True))
                 self._adopt_jump(jump)
 
     def typed_pair(self, spec: Spec, jump: Jump, policy: SelectionPolicy) -> Pair:
         """What a spec's stable function runs under a scope's policy."""
-        with lock:
+        with lock.held:
             self._adopt_jump(jump)
-            return jump.form.pair(self._plan(spec.key, policy, typed=True))
+            return jump.form.pair(self._plan(spec.key, policy, jump.form, typed=True))
 
     def _open_jump(self, key: str) -> Jump:
         """The function that hands arguments to an op's impl as given; one per op and manager."""
-        with lock:
+        with lock.held:
             made = self._jumps.get(key)
             if made is None:
                 spec = specs.by_key.get(key)
@@ -185,7 +189,7 @@ class OpManager:
 
     def door(self, name: str) -> Pair:
         """The pair behind a name, for `call`; looked up by `Doors` when it is not there."""
-        with lock:
+        with lock.held:
             jump = self._open_jump(self._key(name))
             if jump.form.wants_grad is None and not policies.live_scopes():
                 if not jump.bound:
@@ -194,7 +198,7 @@ class OpManager:
                     return jump.plan.table
             return jump.fn, reraise
 
-    def _plan(self, key: str, policy: SelectionPolicy, typed: bool) -> Plan:
+    def _plan(self, key: str, policy: SelectionPolicy, form: Form, typed: bool) -> Plan:
         """What a jump needs to look at for this op, and the pair or the table of pairs to look it up in."""
         self._check(policy, key)
         ordered, refused = choose(policy, key, self._impls(key, policy))
@@ -204,12 +208,17 @@ class OpManager:
 
         def leaf(x: Any) -> Pair:
             at = _default_device() if x is None else "cpu" if x.is_cpu else x.device.type
+            if by_device and at != "cpu" and len(chips) == 1:
+                at = chips[0]  # the table knows CPU and not CPU: what a meta tensor finds there is the chip's
             dtype = x.dtype if by_dtype and x is not None else ...
-            return self._chain(key, policy, ordered, refused, at, dtype, typed).pair()
+            return self._chain(key, policy, ordered, refused, at, dtype, form, typed).pair()
 
         looks = ["device" if len(chips) == 1 else "type"] if by_device else []
         looks += ["dtype"] if by_dtype else []
-        return Plan(" ".join(looks), {}, leaf) if looks else Plan("", leaf(None))
+        if not looks:
+            return Plan("", leaf(None))
+        spec = specs.by_key.get(key)
+        return Plan(" ".join(looks), {}, leaf, first=facts.first_tensor if spec is None else spec.first_tensor)
 
     def _chain(
         self,
@@ -219,6 +228,7 @@ class OpManager:
         refused: list[Refused],
         device: str,
         dtype: Any,
+        form: Form,
         typed: bool,
     ) -> Chain:
         spec = specs.by_key.get(key)
@@ -241,7 +251,7 @@ class OpManager:
                 candidates.append(Candidate(impl, call))
             else:
                 out.append(refusal)
-        return Chain(self, key, self._name(key), spec, policy, tuple(candidates), tuple(out), barred, typed)
+        return Chain(self, key, self._name(key), spec, policy, tuple(candidates), tuple(out), barred, form, typed)
 
     def _static_refusal(self, key: str, impl: OpImpl, device: str) -> Refused | None:
         """Why an impl cannot run on this machine, whatever the tensors."""
@@ -252,8 +262,13 @@ class OpManager:
             if reason is not None:
                 return Refused(impl, "arch", reason)
         available = getattr(impl.fn, "_is_available", None)
-        if callable(available) and not available():
-            return Refused(impl, "library", "its _is_available() says no")
+        if callable(available):
+            try:
+                reason = None if available() else "its _is_available() says no"
+            except Exception as error:
+                reason = f"its _is_available() raised {type(error).__name__}: {error}"
+            if reason is not None:
+                return Refused(impl, "library", reason)
         known = self.memory.failures.get((key, impl.impl_id), {}).get(None)
         return None if known is None else Refused(impl, "library", known.reason)
 
@@ -273,7 +288,7 @@ class OpManager:
 
     def invalidate(self, why: str) -> None:
         """Choose anew for every op at its next call."""
-        with lock:
+        with lock.held:
             self._why = why
             self._lifted.clear()
             for jump in self._known:
@@ -283,7 +298,7 @@ class OpManager:
 
     def quarantine(self, key: str, failure: Failure) -> bool:
         """Remember a failure; False where it was known."""
-        with lock:
+        with lock.held:
             cases = self.memory.failures.setdefault((key, failure.impl_id), {})
             if failure.case in cases:
                 return False
@@ -306,6 +321,10 @@ class OpManager:
         return policies.get_global_policy()
 
     def _registered(self, keys: set[str]) -> None:
+        """What was learnt of an impl goes with it: another one under its id starts afresh."""
+        self.memory.forget(
+            lambda key, impl_id: key in keys and all(i.impl_id != impl_id for i in self.registry.impls(key))
+        )
         self.invalidate("registration")
 
     def _adopt_jump(self, jump: Jump) -> None:
@@ -325,7 +344,7 @@ class OpManager:
         """Before the first use: the log level, plugins, and a line that says what is here. Done once it succeeds."""
         if self._started:
             return
-        with lock:
+        with lock.held:
             if self._started or self._starting:  # a plugin may call an op while it registers
                 return
             self._starting = True
@@ -362,10 +381,9 @@ class OpManager:
 
     def _check(self, policy: SelectionPolicy, key: str) -> None:
         """Hold a policy's names against what is known: an error for code's, one warning for settings'."""
-        if id(policy) not in self._checked:
+        if policy not in self._checked:
             check_names(policy)
-            self._checked.add(id(policy))
-            weakref.finalize(policy, self._checked.discard, id(policy))
+            self._checked.add(policy)
 
 
 # ---- tables ---------------------------------------------------------------------------------------------------------
@@ -381,23 +399,23 @@ class Doors(dict):
     def __missing__(self, name: str) -> Pair:
         manager = self._manager()
         assert manager is not None
-        with lock:
+        with lock.held:
             pair = manager.door(name)
             self[name] = pair
             return pair
 
 
 def _bind_open(key: str, manager: OpManager, jump: Jump) -> None:
-    with lock:
+    with lock.held:
         if not jump.bound:
-            jump.point(manager._plan(key, policies.get_global_policy(), typed=False))
+            jump.point(manager._plan(key, policies.get_global_policy(), jump.form, typed=False))
             manager._adopt_jump(jump)
 
 
 def _open_pair(key: str, manager: OpManager, jump: Jump, policy: SelectionPolicy) -> Pair:
-    with lock:
+    with lock.held:
         manager._adopt_jump(jump)
-        return jump.form.pair(manager._plan(key, policy, typed=False))
+        return jump.form.pair(manager._plan(key, policy, jump.form, typed=False))
 
 
 def _dtype_refusal(impl: OpImpl, dtype: Any) -> Refused | None:
@@ -420,7 +438,7 @@ def _live_managers() -> list[OpManager]:
     return [m for m in found if m is not None]
 
 
-def watch_all(live: bool) -> None:
+def _watch_all(live: bool) -> None:
     for manager in _live_managers():
         manager.watch_scopes(live)
 
@@ -436,6 +454,7 @@ def _after_fork() -> None:
 
 
 policies.on_change(_policy_changed)
+policies._watchers.append(_watch_all)
 lock.after_fork.append(_after_fork)
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from . import jump, knobs
-from .errors import BadPolicy, nearest
+from .errors import BadPolicy, OpmuxError, nearest
 from .lock import lock
 from .registry import BackendImplKind, OpImpl
 from .spec import specs
@@ -283,7 +283,7 @@ def _is_tex(op: str) -> bool:
 def get_global_policy() -> SelectionPolicy:
     global _global
     if _global is None:
-        with lock:
+        with lock.held:
             if _global is None:
                 _global = from_knobs()
     return _global
@@ -309,7 +309,7 @@ def reset_global_policy() -> None:
 
 def _set(policy: SelectionPolicy | None, why: str) -> None:
     global _global
-    with lock:
+    with lock.held:
         _global = policy
         for listener in _listeners:
             listener(why)
@@ -334,7 +334,11 @@ class Layer:
 
     @classmethod
     def of(cls, prefer: Any = None, strict: Any = None, per_op: Any = None, allow: Any = None, deny: Any = None):
-        orders = {str(op).strip().casefold(): parse_order(order) for op, order in dict(per_op or {}).items()}
+        if per_op is not None and not isinstance(per_op, Mapping):
+            raise BadPolicy(f'per_op maps ops to orders, such as {{"rms_norm": "reference|*"}}; got {per_op!r}')
+        orders = {str(op).strip().casefold(): parse_order(order) for op, order in (per_op or {}).items()}
+        if strict is not None and not isinstance(strict, (bool, int)):
+            raise BadPolicy(f"strict is True or False; got {strict!r}")
         return cls(
             None if prefer is None else parse_prefer(prefer),
             None if strict is None else bool(strict),
@@ -353,17 +357,23 @@ class Table:
         _every_table.add(self)
 
     def miss(self, jump: Jump) -> Pair:
-        with lock:
+        with lock.held:
             pair = self.pairs.get(jump)
             if pair is None:
-                pair = self.pairs[jump] = jump.under(self.policy)
+                try:
+                    pair = self.pairs[jump] = jump.under(self.policy)
+                except OpmuxError as error:
+                    raise error from None  # the KeyError that led here says nothing
             return pair
 
 
 class Scope:
-    """A live scope: a node of the chain that the context variable points to."""
+    """A live scope: a node of the chain that the context variable points to.
 
-    __slots__ = ("miss", "owner", "pairs", "parent", "policy", "table")
+    It is live for as long as any context points to it, also that of a task which outlives the block it was started in.
+    """
+
+    __slots__ = ("__weakref__", "miss", "owner", "pairs", "parent", "policy", "table")
 
     def __init__(self, table: Table, parent: Scope | None, owner: Any):
         self.policy, self.table, self.parent, self.owner = table.policy, table, parent, owner
@@ -372,11 +382,22 @@ class Scope:
 
 _tables: dict[SelectionPolicy, Table] = {}
 _every_table: weakref.WeakSet[Table] = weakref.WeakSet()
-_live = 0  # scopes entered and not yet left, in all threads and tasks
+_live: weakref.WeakSet[Scope] = weakref.WeakSet()
+_watchers: list[Callable[[bool], None]] = []  # told when the first scope comes to life, and when the last is gone
 
 
 def live_scopes() -> int:
-    return _live
+    return len(_live)
+
+
+def _last_gone() -> None:
+    with lock.held:
+        if not _live:
+            for watch in _watchers:
+                watch(False)
+            for table in tuple(_every_table):  # a manager of somebody's own must not be kept alive by a table
+                for jump in [j for j in table.pairs if not j.keep]:
+                    del table.pairs[jump]
 
 
 def forget_bindings() -> None:
@@ -397,18 +418,11 @@ def _table(policy: SelectionPolicy) -> Table:
 class PolicyScope:
     """A policy for a block, a function or a coroutine: re-entrant, composed when entered, local to thread and task."""
 
-    def __init__(
-        self,
-        layer: Layer | SelectionPolicy,
-        watch: Callable[[bool], None],
-        check: Callable[[SelectionPolicy], None] | None = None,
-    ):
+    def __init__(self, layer: Layer | SelectionPolicy, check: Callable[[SelectionPolicy], None] | None = None):
         self._layer = layer
-        self._watch = watch
         self._check = check
 
     def __enter__(self) -> SelectionPolicy:
-        global _live
         outer = jump.scope.get()
         if isinstance(self._layer, SelectionPolicy):
             policy = self._layer
@@ -416,21 +430,18 @@ class PolicyScope:
             policy = (get_global_policy() if outer is None else outer.policy).over(self._layer)
         if self._check is not None:
             self._check(policy)
-        with lock:
+        with lock.held:
             node = Scope(_table(policy), outer, self)
-            _live += 1
-            if _live == 1:
-                self._watch(True)
+            if not _live:
+                for watch in _watchers:
+                    watch(True)
+            _live.add(node)
+            weakref.finalize(node, _last_gone).atexit = False
         jump.scope.set(node)
         return policy
 
     def __exit__(self, *error: Any) -> None:
-        global _live
         jump.scope.set(_without(jump.scope.get(), self))
-        with lock:
-            _live -= 1
-            if _live == 0:
-                self._watch(False)
 
     def __call__(self, fn: Callable[..., Any]) -> Callable[..., Any]:
         if inspect.isgeneratorfunction(fn) or inspect.isasyncgenfunction(fn):
@@ -455,7 +466,10 @@ class PolicyScope:
 def _without(node: Scope | None, owner: PolicyScope) -> Scope | None:
     """The chain without its innermost node of this owner (scopes may be left out of order by hand)."""
     if node is None:
-        return None
+        raise RuntimeError("this policy scope is not entered here: it was left already, or entered in another context")
     if node.owner is owner:
         return node.parent
-    return Scope(node.table, _without(node.parent, owner), node.owner)
+    inner = Scope(node.table, _without(node.parent, owner), node.owner)
+    _live.add(inner)
+    weakref.finalize(inner, _last_gone).atexit = False
+    return inner

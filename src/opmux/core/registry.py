@@ -140,7 +140,7 @@ class OpRegistry:
         """All of them, or, where one of them is wrong, none."""
         impls = tuple(impls)
         rows = [(self.key(i.op_name), i) for i in impls if self._is_impl(i)]
-        with lock:
+        with lock.held:
             added = dict(self._impls)
             for key, impl in rows:
                 if any(i.impl_id.casefold() == impl.impl_id.casefold() for i in added.get(key, ())):
@@ -159,7 +159,7 @@ class OpRegistry:
     def unregister(self, op_name: str, impl_id: str | None = None) -> int:
         """Take out one impl of an op, or all of them; returns how many went."""
         key = self.key(op_name)
-        with lock:
+        with lock.held:
             have = self._impls.get(key, ())
             keep = tuple(i for i in have if impl_id and i.impl_id.casefold() != impl_id.casefold())
             if len(keep) == len(have):
@@ -230,7 +230,7 @@ class OpRegistry:
 
     def adopt(self, staged: OpRegistry) -> list[OpImpl]:
         """Take over what was added to a staged copy; returns the new impls."""
-        with lock:
+        with lock.held:
             new = {k: [i for i in v if i not in self._impls.get(k, ())] for k, v in staged._impls.items()}
             new = {k: v for k, v in new.items() if v}
             self._impls = {**self._impls, **{k: (*self._impls.get(k, ()), *v) for k, v in new.items()}}
@@ -293,12 +293,18 @@ class Fit:
         plan = _plan_call(spec, params)
         if isinstance(plan, _Refusal):
             return cls(refusal=plan)
-        if plan == ", ".join(spec.names):
-            return cls(_finish(impl.call, spec))
+        plain = all(p.kind is not p.KEYWORD_ONLY for p in spec.signature.parameters.values())
+        if plan == ", ".join(spec.names) and plain and spec.result is None:
+            return cls(impl.call)
         names: dict[str, Any] = {"_f": impl.call, "_fix": spec.result}
         call = f"_fix(_f({plan}))" if spec.result else f"_f({plan})"
-        text = f"def {spec.name}({', '.join(spec.names)}):\n    return {call}\n"
-        exec(compile(text, f"<opmux adapter of {impl.impl_id}>", "exec"), names)
+        own = spec.signature.parameters.values()
+        keyword = [p.name for p in own if p.kind is p.KEYWORD_ONLY]
+        takes = ", ".join([*(n for n in spec.names if n not in keyword), *(["*", *keyword] if keyword else [])])
+        exec(
+            compile(f"def {spec.name}({takes}):\n    return {call}\n", f"<opmux adapter of {impl.impl_id}>", "exec"),
+            names,
+        )
         return cls(names[spec.name])
 
 
@@ -308,17 +314,18 @@ def _plan_call(spec: Spec, params: list[inspect.Parameter]) -> str:
     Slots are filled in order, whatever their names; an impl that speaks the op's own names is called by name.
     """
     slots = [p for p in params if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
-    by_keyword = {p.name for p in params if p.kind is p.KEYWORD_ONLY}
+    by_keyword = {p.name: p for p in params if p.kind is p.KEYWORD_ONLY}
     takes_rest = any(p.kind is p.VAR_KEYWORD for p in params)
     names = list(spec.names)
-    if any(p.kind is p.VAR_POSITIONAL for p in params):
-        return ", ".join(names)
     known = [p.name for p in slots]
-    if set(known) <= set(names) and known != names[: len(known)]:
+    if any(p.kind is p.VAR_POSITIONAL for p in params):
+        order, left = [n for n in names if n not in by_keyword], [n for n in names if n in by_keyword]
+    elif set(known) <= set(names) and known != names[: len(known)]:
         order, left = known, [n for n in names if n not in known]
     else:
         order, left = names[: len(slots)], names[len(slots) :]
     unfilled = [p.name for p in slots[len(order) :] if p.default is p.empty]
+    unfilled += [n for n, p in by_keyword.items() if p.default is p.empty and n not in left]
     if unfilled:
         return _Refusal(f"it needs {unfilled}, which the op {spec.name}({', '.join(names)}) does not have")
     lost = [n for n in left if n not in by_keyword and not takes_rest]

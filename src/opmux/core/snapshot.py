@@ -39,11 +39,11 @@ class Snapshot:
 
 def take(tensors: tuple[Tensor, ...]) -> Snapshot | None:
     """A snapshot, or None where there must be none: too large, no memory for it, or a graph being captured."""
-    if sum(t.nbytes for t in tensors if _has_data(t)) > LIMIT or _capturing():
-        return None
     try:
+        if sum(t.nbytes for t in tensors if _has_data(t)) > LIMIT or _capturing():
+            return None
         return Snapshot(tensors)
-    except torch.OutOfMemoryError:
+    except (RuntimeError, AttributeError):  # out of memory, or a tensor without plain memory: sparse, nested, batched
         return None
 
 

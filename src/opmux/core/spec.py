@@ -21,7 +21,7 @@ from torch import Tensor
 
 from . import library
 from .errors import BadSpec, UnknownName
-from .facts import tensors
+from .facts import first_tensor, tensors
 from .jump import Jump, is_tensor
 
 # A bare name is looked for in these spaces, in this order, by the door it comes through.
@@ -114,6 +114,29 @@ class Spec:
         return tuple(self.signature.parameters)
 
     @cached_property
+    def lead(self) -> str | None:
+        """The argument whose dtype, device and shape decide: the first that must be a tensor."""
+        return next((p.name for p in self.signature.parameters.values() if is_tensor(p.annotation)), None)
+
+    def first_tensor(self, args: tuple, kwargs: dict) -> Tensor | None:
+        """The deciding tensor of a call, however its arguments were passed."""
+        if self.lead is not None:
+            at = self.names.index(self.lead)
+            value = args[at] if at < len(args) else kwargs.get(self.lead)
+            if isinstance(value, Tensor):
+                return value
+        return first_tensor(args, kwargs)
+
+    def bound(self, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
+        """Arguments in full, by position, where they are the op's own; else as given."""
+        try:
+            found = self.signature.bind(*args, **kwargs)
+        except TypeError:
+            return args, kwargs
+        found.apply_defaults()
+        return found.args, found.kwargs
+
+    @cached_property
     def parts(self) -> dict[str, Spec]:
         """The primitives a composition is made of: the ops its code names, by the global name it uses."""
         names: set[str] = set()
@@ -139,7 +162,8 @@ class Spec:
                 continue
             if not isinstance(value, Tensor) and (value is not None or is_tensor(p.annotation)):
                 wanted = "a Tensor" if is_tensor(p.annotation) else "a Tensor or None"
-                raise TypeError(f"{self.name}: argument '{p.name}' must be {wanted}, got {_type_name(value)}")
+                words = f"{self.name}: argument '{p.name}' must be {wanted}, got {_type_name(value)}"
+                raise TypeError(words) from None
 
     def bytes_moved(self, *args: Any, **kwargs: Any) -> int:
         """The fewest bytes the op must move: each input read once, each result written once."""
@@ -200,6 +224,7 @@ class Specs:
         self.by_key: dict[str, Spec] = {}
         self.functions: dict[str, Callable[..., Any]] = {}
         self.jumps: dict[str, Jump] = {}
+        self.version = 0  # counts declarations and removals
         self.root = root
         self.implementers = implementers
         self._loaded: set[str] = set()
@@ -207,12 +232,14 @@ class Specs:
     def add(self, spec: Spec, jump: Jump) -> None:
         if spec.key in self.by_key:
             raise BadSpec(f"{spec.key} is declared twice: in {self.by_key[spec.key].family} and {spec.family}")
+        self.version += 1
         self.by_key[spec.key] = spec
         self.jumps[spec.key] = jump
         self.functions[spec.key] = jump.fn
 
     def remove(self, spec: Spec) -> None:
         """Undo a declaration: a plugin that failed leaves nothing behind."""
+        self.version += 1
         for table in (self.by_key, self.jumps, self.functions):
             table.pop(spec.key, None)
         library.undefine(spec)

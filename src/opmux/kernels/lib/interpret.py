@@ -189,7 +189,7 @@ def _patch_once_per_launch(interpreter: Any) -> None:
     interpreter._patch_lang, interpreter.GridExecutor.__call__ = patch, launch
 
 
-# ---- the self-test -------------------------------------------------------------------------------------------------------
+# ---- the self-test ----
 
 
 @triton.jit
