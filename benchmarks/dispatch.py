@@ -16,13 +16,14 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import contextmanager
 from datetime import date
 from pathlib import Path
 
 import torch
 
 import opmux
-from opmux.core import BackendImplKind, OpImpl, OpRegistry, op, reset_global_policy
+from opmux.core import BackendImplKind, OpImpl, OpRegistry, facts, op, reset_global_policy
 
 TARGETS = {"opmux.ops.x": 2.5, "held reference": 2.5, "no_grad, differentiable": 2.5, "manager.call": 6.0}
 
@@ -51,7 +52,8 @@ def best_ns(fn, repeats: int, loops: int) -> float:
 def declare_ops() -> None:
     """Two ops of the benchmark's own, with a body that does nothing: one plain, one with a gradient."""
     t = torch.Tensor
-    for name, grad in (("bench_plain", None), ("bench_grad", "bench_grad_bwd"), ("bench_dtype", None)):
+    names = {"bench_plain": None, "bench_grad": "bench_grad_bwd", "bench_dtype": None, "bench_device": None}
+    for name, grad in names.items():
         fn = lambda x, weight, eps=1e-6: x
         fn.__name__, fn.__doc__ = name, "Does nothing."
         fn.__annotations__ = {"x": t, "weight": t, "eps": float, "return": t}
@@ -63,6 +65,9 @@ def declare_ops() -> None:
     registry = opmux.core.get_default_manager().registry
     registry.register_impl(
         OpImpl("bench_dtype", "vendor.bench", BackendImplKind.VENDOR, "bench", body, 0, {torch.float32})
+    )
+    registry.register_impl(
+        OpImpl("bench_device", "vendor.bench", BackendImplKind.VENDOR, "bench", body, devices={"cpu"})
     )
 
 
@@ -112,7 +117,23 @@ def measure(repeats: int, loops: int, ops: int, threads: int) -> list[dict]:
         row("scope live, manager.call", *table["manager.call"])
     with threading_scope():
         row("scope live in another thread", *table["held reference"])
+    with second_device():
+        x, w, device = torch.ones(4), torch.ones(4), opmux.ops.bench_device
+        row("second device class", lambda: device(x, w), table["held reference"][1])
     return rows
+
+
+@contextmanager
+def second_device():
+    """Let dispatch believe in an accelerator, so that impls for one device make the op ask for the device."""
+    before = facts._source
+    facts.set_target_source(lambda device: None, lambda: ("meta",))
+    opmux.core.get_default_manager().invalidate("benchmark")
+    try:
+        yield
+    finally:
+        facts._source = before
+        opmux.core.get_default_manager().invalidate("benchmark")
 
 
 class threading_scope:
@@ -187,7 +208,7 @@ def main() -> None:
     show(rows)
     if options.json:
         commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True).stdout.strip()
-        facts = {
+        where = {
             "date": str(date.today()),
             "commit": commit,
             "machine": f"{platform.machine()}, {os.cpu_count()} cores",
@@ -195,7 +216,7 @@ def main() -> None:
             "torch": torch.__version__,
             "clock": "time.thread_time_ns, best of repeats",
         }
-        options.json.write_text(json.dumps({"facts": facts, "rows": rows}, indent=1) + "\n")
+        options.json.write_text(json.dumps({"facts": where, "rows": rows}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -274,6 +274,18 @@ def test_a_task_keeps_the_scope_it_was_started_in(manager):
     assert asyncio.run(main()) == "reference"
 
 
+def test_nobody_pays_for_scopes_that_are_gone(manager):
+    held = manager.resolve("which")
+    held()
+    if live_scopes():
+        pytest.skip("an exception kept by another test holds a scope")
+    plain = held.__code__
+    with opmux.policy("reference"):
+        held()
+        assert held.__code__ is not plain and live_scopes() == 1
+    assert held.__code__ is plain and live_scopes() == 0
+
+
 def test_registration_reaches_a_live_scope(manager):
     with opmux.policy("vendor"):
         assert which(manager) == "acme"

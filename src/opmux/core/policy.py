@@ -382,7 +382,7 @@ class Scope:
 
 _tables: dict[SelectionPolicy, Table] = {}
 _every_table: weakref.WeakSet[Table] = weakref.WeakSet()
-_live: weakref.WeakSet[Scope] = weakref.WeakSet()
+_live: set[int] = set()  # the ids of the scopes that some context points to
 _watchers: list[Callable[[bool], None]] = []  # told when the first scope comes to life, and when the last is gone
 
 
@@ -390,8 +390,19 @@ def live_scopes() -> int:
     return len(_live)
 
 
-def _last_gone() -> None:
+def _born(node: Scope) -> Scope:
     with lock.held:
+        if not _live:
+            for watch in _watchers:
+                watch(True)
+        _live.add(id(node))
+        weakref.finalize(node, _gone, id(node)).atexit = False
+    return node
+
+
+def _gone(node: int) -> None:
+    with lock.held:
+        _live.discard(node)
         if not _live:
             for watch in _watchers:
                 watch(False)
@@ -431,13 +442,8 @@ class PolicyScope:
         if self._check is not None:
             self._check(policy)
         with lock.held:
-            node = Scope(_table(policy), outer, self)
-            if not _live:
-                for watch in _watchers:
-                    watch(True)
-            _live.add(node)
-            weakref.finalize(node, _last_gone).atexit = False
-        jump.scope.set(node)
+            table = _table(policy)
+        jump.scope.set(_born(Scope(table, outer, self)))
         return policy
 
     def __exit__(self, *error: Any) -> None:
@@ -469,7 +475,4 @@ def _without(node: Scope | None, owner: PolicyScope) -> Scope | None:
         raise RuntimeError("this policy scope is not entered here: it was left already, or entered in another context")
     if node.owner is owner:
         return node.parent
-    inner = Scope(node.table, _without(node.parent, owner), node.owner)
-    _live.add(inner)
-    weakref.finalize(inner, _last_gone).atexit = False
-    return inner
+    return _born(Scope(node.table, _without(node.parent, owner), node.owner))
