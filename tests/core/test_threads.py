@@ -192,7 +192,7 @@ def test_a_forked_child_repeats_nothing():
         """
     )
     parent, child = out.split("child\n")
-    assert "Registered impl_ids: ['reference.torch']" in parent
+    assert "Registered impl_ids: [" in parent and "'reference.torch'" in parent
     assert child == ""
 
 

@@ -36,7 +36,7 @@ class DefaultManager(OpManager):
     def _load(self) -> None:
         from . import discovery
 
-        self._take_up()
+        self._take_up(tags=True)
         self._before_load = self.registry._impls
         try:
             discovery.load(self.registry)
@@ -49,8 +49,12 @@ class DefaultManager(OpManager):
         self.registry._impls = self._before_load
         self._taken, self._version = set(), -1
 
-    def _take_up(self) -> None:
-        """Register the references of newly declared specs, and what @impl has tagged since."""
+    def _take_up(self, tags: bool | None = None) -> None:
+        """Register the references of newly declared specs, and what @impl has tagged since.
+
+        While plugins load, tags are theirs to stage.
+        """
+        tags = not self._starting if tags is None else tags
         if self._version == specs.version and not tagged:
             return
         with lock.held:
@@ -63,7 +67,7 @@ class DefaultManager(OpManager):
             for key in new:
                 if not any(i.impl_id == "reference.torch" for i in self.registry.impls(key)):
                     self.registry.register_impl(_reference(specs.by_key[key]), origin=_own(specs.by_key[key]))
-            while tagged and not self._starting:  # while plugins load, tags are theirs to stage
+            while tagged and tags:
                 made, origin = tagged.pop(0)
                 self.registry.register_impl(made, origin=origin)
 
