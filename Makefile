@@ -52,9 +52,11 @@ format: .venv/.ready  ## let ruff fix and format
 
 test: lint  ## lint, then the tests that fit in 20 minutes on two cores
 	$(RUN) pytest -n $(JOBS) --dist loadgroup
+	$(RUN) pytest -n $(JOBS) --triton compile tests/kernels
 
 test-all: lint  ## lint, then every test, the slow ones too
 	$(RUN) pytest -n $(JOBS) --dist loadgroup --slow
+	$(RUN) pytest -n $(JOBS) --triton compile --slow tests/kernels
 
 bench: .venv/.ready  ## what a call through the dispatcher costs
 	$(BIN)/python benchmarks/dispatch.py

@@ -11,9 +11,19 @@ NAMES = {"TE_BACKEND", "TE_PLUGIN", "TE_FALLBACK_BACKEND"}
 
 def pytest_addoption(parser):
     parser.addoption("--slow", action="store_true", help="run the tests marked slow too")
+    parser.addoption(
+        "--triton",
+        choices=("interpret", "compile", "device"),
+        default="device" if torch.cuda.is_available() else "interpret",
+        help="how kernels run: in the interpreter, compiled for chips that are not here, or on the device",
+    )
 
 
 def pytest_configure(config):
+    # Before anything imports triton: it decides at import what its decorators make.
+    os.environ.pop("TRITON_INTERPRET", None)
+    if config.getoption("--triton") == "interpret":
+        os.environ["TRITON_INTERPRET"] = "1"
     # Workers that each take every core are slower together than one alone.
     if hasattr(config, "workerinput"):
         torch.set_num_threads(1)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -12,7 +12,7 @@ from torch import Tensor
 from ..core.registry import impl
 from ..specs import activation as spec
 from .lib.launch import Config, Launcher, per_chip
-from .lib.rows import DEVICES, empty, wide_of
+from .lib.rows import DEVICES, Room, plans, wide_of
 
 K1 = tl.constexpr(spec.K1)
 K3 = tl.constexpr(spec.K3)
@@ -125,7 +125,6 @@ MATHS = {
 # ---- the kernels ----------------------------------------------------------------------------------------------------
 
 
-@triton.jit(do_not_specialize=["n"])
 def _one(x_ptr, y_ptr, n, VALUE: tl.constexpr, WIDE: tl.constexpr, BLOCK: tl.constexpr):
     o = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     m = o < n
@@ -133,7 +132,6 @@ def _one(x_ptr, y_ptr, n, VALUE: tl.constexpr, WIDE: tl.constexpr, BLOCK: tl.con
     tl.store(y_ptr + o, VALUE(b_x).to(y_ptr.dtype.element_ty), mask=m)
 
 
-@triton.jit(do_not_specialize=["n"])
 def _one_bwd(dy_ptr, x_ptr, dx_ptr, n, SLOPE: tl.constexpr, WIDE: tl.constexpr, BLOCK: tl.constexpr):
     o = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     m = o < n
@@ -142,7 +140,6 @@ def _one_bwd(dy_ptr, x_ptr, dx_ptr, n, SLOPE: tl.constexpr, WIDE: tl.constexpr, 
     tl.store(dx_ptr + o, (b_dy * SLOPE(b_x)).to(dx_ptr.dtype.element_ty), mask=m)
 
 
-@triton.jit(do_not_specialize=["n"])
 def _gated(a_ptr, b_ptr, y_ptr, n, VALUE: tl.constexpr, WIDE: tl.constexpr, BLOCK: tl.constexpr):
     o = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     m = o < n
@@ -151,7 +148,6 @@ def _gated(a_ptr, b_ptr, y_ptr, n, VALUE: tl.constexpr, WIDE: tl.constexpr, BLOC
     tl.store(y_ptr + o, (VALUE(b_a) * b_b).to(y_ptr.dtype.element_ty), mask=m)
 
 
-@triton.jit(do_not_specialize=["n"])
 def _gated_bwd(
     dy_ptr, a_ptr, b_ptr, da_ptr, db_ptr, n,
     VALUE: tl.constexpr, SLOPE: tl.constexpr, WIDE: tl.constexpr, BLOCK: tl.constexpr,
@@ -165,30 +161,49 @@ def _gated_bwd(
     tl.store(db_ptr + o, (b_dy * VALUE(b_a)).to(db_ptr.dtype.element_ty), mask=m)
 
 
-one, one_bwd = Launcher(_one, tensors=2), Launcher(_one_bwd, tensors=3)
-gated, gated_bwd = Launcher(_gated, tensors=3), Launcher(_gated_bwd, tensors=5)
+one, one_bwd = Launcher(_one, tensors=2, sizes="n"), Launcher(_one_bwd, tensors=3, sizes="n")
+gated, gated_bwd = Launcher(_gated, tensors=3, sizes="n"), Launcher(_gated_bwd, tensors=5, sizes="n")
 
 
 @per_chip
-def config(act: str, uses: str, dtype: torch.dtype) -> Config:
+def config(act: str, uses: str, dtype: torch.dtype, even: bool) -> Config:
     """A block that gives each thread 16 elements: two wide loads of a 16-bit type."""
     functions = dict(zip(("VALUE", "SLOPE"), MATHS[act], strict=True))
     block = 2048 if dtype.itemsize <= 2 else 1024
     constants = {n: functions[n] for n in uses.split()} | {"WIDE": wide_of(dtype), "BLOCK": block}
-    return Config(constants, threads=128)
+    return Config(constants, threads=128, even=even)
 
 
-def _run(launcher: Launcher, act: str, uses: str, results: int, *args: Tensor) -> Any:
-    """Elementwise over packed tensors of one shape; results take the dtype of the last input."""
+class Elementwise(NamedTuple):
+    """What an op will do for tensors that look so."""
+
+    out: Room
+    config: Config
+    grid: tuple[int, int, int]
+    n: int
+    pack: bool
+
+
+@plans
+def plan(act: str, name: str, uses: str, inputs: str, *args: Tensor) -> Elementwise:
+    """Over tensors of one shape; results take the dtype of the last."""
+    names = inputs.split()
+    spec.check(name, **dict(sorted(zip(names, args, strict=True), key=lambda row: row[0] == "dy")))
     like = args[-1]
-    args = tuple(t.contiguous() for t in args)
-    outs = tuple(empty(like.shape, like) for _ in range(results))
     n = like.numel()
-    if n:
-        how = config(act, uses, like.dtype)
-        key = (act, like.dtype, args[0].dtype)
-        launcher((-(-n // how.constants["BLOCK"]), 1, 1), key, (*args, *outs, n), how)
-    return outs if results > 1 else outs[0]
+    how = config(act, uses, like.dtype, n % 16 == 0)
+    pack = not all(t.is_contiguous() for t in args)
+    return Elementwise(Room.of(like.shape, like.dtype), how, (-(-n // how.constants["BLOCK"]), 1, 1), n, pack)
+
+
+def _run(launcher: Launcher, act: str, name: str, uses: str, inputs: str, results: int, *args: Tensor) -> Any:
+    how = plan(act, name, uses, inputs, *args)
+    outs = [how.out.on(args[-1]) for _ in range(results)]
+    if how.n:
+        if how.pack:
+            args = tuple(t.contiguous() for t in args)
+        launcher(how.grid, (*args, *outs, how.n), how.config)
+    return tuple(outs) if results > 1 else outs[0]
 
 
 def declare(act: str) -> None:
@@ -196,20 +211,16 @@ def declare(act: str) -> None:
     gated_name = f"{act}_mul"
 
     def forward(x: Tensor) -> Tensor:
-        spec.check(act, x=x)
-        return _run(one, act, "VALUE", 1, x)
+        return _run(one, act, act, "VALUE", "x", 1, x)
 
     def backward(dy: Tensor, x: Tensor) -> Tensor:
-        spec.check(f"{act}_bwd", x=x, dy=dy)
-        return _run(one_bwd, act, "SLOPE", 1, dy, x)
+        return _run(one_bwd, act, f"{act}_bwd", "SLOPE", "dy x", 1, dy, x)
 
     def forward_gated(a: Tensor, b: Tensor) -> Tensor:
-        spec.check(gated_name, a=a, b=b)
-        return _run(gated, act, "VALUE", 1, a, b)
+        return _run(gated, act, gated_name, "VALUE", "a b", 1, a, b)
 
     def backward_gated(dy: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-        spec.check(f"{gated_name}_bwd", a=a, b=b, dy=dy)
-        return _run(gated_bwd, act, "VALUE SLOPE", 2, dy, a, b)
+        return _run(gated_bwd, act, f"{gated_name}_bwd", "VALUE SLOPE", "dy a b", 2, dy, a, b)
 
     made = {gated_name: forward_gated, f"{gated_name}_bwd": backward_gated}
     if spec.ACTS[act].alone:

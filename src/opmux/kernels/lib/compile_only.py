@@ -59,10 +59,29 @@ class Built:
         return sum(int(n) for n in re.findall(r"STACK:(\d+)", said.stdout))
 
 
+# What is being built: Triton keeps a compiled kernel's launcher for the life of the process, so launchers look here.
+_building: list[list[Built]] = []
+_compiled: dict[str, Any] = {}
+
+
+class _Launcher:
+    """Records a launch, and launches nothing."""
+
+    def __init__(self, src: Any, metadata: Any):
+        self.metadata = metadata
+
+    def __call__(self, x: int, y: int, z: int, stream: int, function: Any, *rest: Any) -> None:
+        chip = triton.runtime.driver.active.get_current_device()
+        asm = _compiled[self.metadata.hash].asm
+        _building[-1].append(Built(self.metadata.name, chip, (x, y, z), self.metadata.shared, asm))
+
+
 class CompileOnly(DriverBase):
     """A driver for one chip that records what it is asked to launch."""
 
-    def __init__(self, chip: str, built: list[Built]):
+    launcher_cls = _Launcher
+
+    def __init__(self, chip: str):
         self.chip, (self._target, shared) = chip, CHIPS[chip]
         properties = {
             "max_shared_mem": shared,
@@ -75,19 +94,6 @@ class CompileOnly(DriverBase):
             load_binary=lambda name, kernel, shared, device: (object(), 0, 32, 0, 1024),
             unload_module=lambda module: None,
         )
-        driver = self
-
-        class Launcher:
-            def __init__(self, src: Any, metadata: Any):
-                self.metadata, self.src = metadata, src
-
-            def __call__(self, x: int, y: int, z: int, stream: int, function: Any, *rest: Any) -> None:
-                compiled = driver.compiled.get(self.metadata.hash)
-                asm = compiled.asm if compiled is not None else {}
-                built.append(Built(self.metadata.name, chip, (x, y, z), self.metadata.shared, asm))
-
-        self.launcher_cls = Launcher
-        self.compiled: dict[str, Any] = {}
 
     @classmethod
     def is_active(cls) -> bool:
@@ -130,21 +136,22 @@ def compiling_for(chip: str) -> Iterator[list[Built]]:
         raise RuntimeError("kernels of this process are interpreted: unset TRITON_INTERPRET to compile them")
     os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")  # the default changes in 3.10; 3.9 warns at every compile
     built: list[Built] = []
-    driver = CompileOnly(chip, built)
+    _building.append(built)
     config = triton.runtime.driver
     before = config._active
     stock = triton.compiler.CompiledKernel._init_handles
 
     def remember(self: Any) -> None:
-        driver.compiled[self.metadata.hash] = self
+        _compiled[self.metadata.hash] = self
         stock(self)
 
-    config.set_active(driver)
+    config.set_active(CompileOnly(chip))
     triton.compiler.compiler.max_shared_mem.cache_clear()
     triton.compiler.CompiledKernel._init_handles = remember
     try:
         yield built
     finally:
+        _building.pop()
         triton.compiler.CompiledKernel._init_handles = stock
         config._active = before
         triton.compiler.compiler.max_shared_mem.cache_clear()

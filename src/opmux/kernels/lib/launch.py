@@ -19,6 +19,8 @@ import torch
 import triton
 from torch import Tensor
 
+from ...core.errors import NotSupported
+
 ALIGNED = 15  # a pointer is assumed to be a multiple of 16 bytes if none of these bits is set
 
 
@@ -29,6 +31,7 @@ class Config:
     constants: dict[str, Any]
     threads: int = 128
     stages: int = 2
+    even: bool = False  # whether all sizes are multiples of 16
     options: dict[str, Any] = field(init=False, repr=False)
     tail: tuple = field(init=False, repr=False)
 
@@ -48,7 +51,7 @@ def warp_size() -> int:
 def per_chip(make: Callable[..., Config]) -> Callable[..., Config]:
     """Remember configurations, apart for chips with other warps."""
     kept = functools.lru_cache(maxsize=4096)(lambda warp, *args: make(*args))
-    return lambda *args: kept(_warp_size_here(), *args)
+    return lambda *args: kept(warp_size_here(), *args)
 
 
 @functools.lru_cache(maxsize=1)
@@ -56,37 +59,47 @@ def _native_warp_size() -> int:
     return warp_size()
 
 
-def _warp_size_here() -> int:
+def warp_size_here() -> int:
     """As `warp_size`, quickly: asked at every launch."""
-    driver = triton.runtime.driver._active
-    return _native_warp_size() if driver is None or type(driver).__name__ != "CompileOnly" else warp_size()
+    return warp_size() if _compiling_only() else _native_warp_size()
+
+
+def _compiling_only() -> bool:
+    return type(triton.runtime.driver._active).__name__ == "CompileOnly"
 
 
 class Launcher:
-    """One kernel, whose parameters are tensors (None allowed), then scalars, then constants.
+    """One kernel, whose parameters are tensors (None allowed), then numbers, then constants.
 
-    Scalars must be declared `do_not_specialize` on the kernel, so that their values do not matter to what is compiled;
-    a size that should matter is a constant.
+    It is made twice. `even` knows that the `sizes` (lengths and strides) are multiples of 16, without which no load
+    under a mask is wide; `odd` assumes nothing. The other numbers matter to neither.
     """
 
-    def __init__(self, kernel: Any, tensors: int):
-        self.kernel = kernel
+    def __init__(self, kernel: Callable[..., Any], *, tensors: int, sizes: str, free: str = ""):
+        every = [*free.split(), *sizes.split()]
+        self.even = triton.jit(do_not_specialize=free.split())(kernel)
+        self.odd = triton.jit(do_not_specialize=every)(kernel)
         self.tensors = tensors
         self._bound: dict[Any, Callable[..., None]] = {}
 
-    def __call__(self, grid: tuple[int, int, int], key: Any, args: tuple, config: Config) -> None:
-        """Launch. `key` stands for the dtypes and the config: equal keys must mean equal ones."""
-        pointers = [0 if t is None else t.data_ptr() for t in args[: self.tensors]]
+    def __call__(self, grid: tuple[int, int, int], args: tuple, config: Config) -> None:
+        """Launch. A config stands for one set of constants: keep it and pass it again."""
+        tensors = args[: self.tensors]
+        pointers = [0 if t is None else t.data_ptr() for t in tensors]
         joined = 0
         for p in pointers:
             joined |= p
         first = args[0]
         if joined & ALIGNED or not first.is_cuda:
+            if first.is_meta and not _compiling_only():
+                raise NotSupported("a meta tensor has no memory to launch on")
             return self._public(grid, args, config)
         device = first.get_device()
-        launch = self._bound.get((key, device))
+        # all that the compiled kernel depended on: constants, dtypes, which tensors are absent, the device
+        key = (config, device, *[None if t is None else t.dtype for t in tensors])
+        launch = self._bound.get(key)
         if launch is None:
-            return self._bind(grid, (key, device), args, config)
+            return self._bind(grid, key, args, config)
         if device != torch._C._cuda_getDevice():
             return self._public(grid, args, config)
         launch(grid, torch._C._cuda_getCurrentRawStream(device), (*pointers, *args[self.tensors :], *config.tail))
@@ -95,8 +108,8 @@ class Launcher:
         first = args[0]
         if first.is_cuda and first.get_device() != torch.cuda.current_device():
             with torch.cuda.device(first.device):
-                return self.kernel[grid](*args, **config.options)
-        return self.kernel[grid](*args, **config.options)
+                return (self.even if config.even else self.odd)[grid](*args, **config.options)
+        return (self.even if config.even else self.odd)[grid](*args, **config.options)
 
     def _bind(self, grid: tuple[int, int, int], key: Any, args: tuple, config: Config) -> None:
         """The first launch for a key: compile by the public path, and keep a way to do it again quickly."""
@@ -123,18 +136,26 @@ def bind(compiled: Any) -> Callable[..., None] | None:
         notes, types = run.arg_annotations, run.kernel_signature
 
         def launch(grid: tuple[int, int, int], stream: int, call: tuple) -> None:
-            if hooks.launch_enter_hook is not None:  # a profiler is looking
+            if _watched(hooks):
                 return _by_call(compiled, grid, stream, call)
             entry(*grid, stream, function, cooperative, pdl, packed, None, None, None, None, None, notes, types, call)
 
         return launch
 
     def launch_generated(grid: tuple[int, int, int], stream: int, call: tuple) -> None:
-        if hooks.launch_enter_hook is not None:
+        if _watched(hooks):
             return _by_call(compiled, grid, stream, call)
         entry(*grid, stream, function, cooperative, pdl, None, None, packed, None, None, None, *call)
 
     return launch_generated
+
+
+def _watched(hooks: Any) -> bool:
+    """Whether a profiler wants to be told of launches: the public way does that."""
+    enter, leave = hooks.launch_enter_hook, hooks.launch_exit_hook
+    return (enter is not None and bool(getattr(enter, "calls", True))) or (
+        leave is not None and bool(getattr(leave, "calls", True))
+    )
 
 
 def _plain(run: Any) -> bool:

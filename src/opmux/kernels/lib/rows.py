@@ -1,15 +1,20 @@
-"""Tensors as rows along the last dimension: how far apart they lie, and room for results."""
+"""Tensors as kernels see them: packed rows, room for results, and plans kept by what tensors look like."""
 
 from __future__ import annotations
 
 import functools
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 import triton.language as tl
 from torch import Tensor
 
+from .launch import warp_size_here
+
 DEVICES = frozenset({"cuda", "xpu"})  # where torch has Triton; a machine with another chip says so itself
+
+P = TypeVar("P")
 
 
 class Rows(NamedTuple):
@@ -18,22 +23,71 @@ class Rows(NamedTuple):
 
     @classmethod
     def of(cls, x: Tensor) -> Rows:
-        """The rows of a tensor that `packed` has passed."""
+        """The rows of a tensor that is `even_rows`."""
         n = x.shape[-1]
         if x.is_contiguous():
             return cls(x.numel() // n if n else x.shape[:-1].numel(), n)
         return cls(x.shape[0], x.stride(0))
 
 
+def even_rows(x: Tensor) -> bool:
+    """Whether the rows lie evenly spaced, each in one piece."""
+    return x.is_contiguous() or (x.dim() == 2 and x.stride(1) == 1 and x.stride(0) >= x.shape[1])
+
+
 def packed(x: Tensor) -> Tensor:
-    """The tensor, or a copy of it, with its rows evenly spaced and each in one piece."""
-    if x.is_contiguous() or (x.dim() == 2 and x.stride(1) == 1 and x.stride(0) >= x.shape[1]):
-        return x
-    return x.contiguous()
+    """The tensor, or a copy of it, with even rows."""
+    return x if even_rows(x) else x.contiguous()
 
 
-def empty(shape: tuple[int, ...] | torch.Size, like: Tensor, dtype: torch.dtype | None = None) -> Tensor:
-    return torch.empty(shape, dtype=dtype or like.dtype, device=like.device)
+# Allocation as inductor does it: half the host time of torch.empty, and private, so only where it is there.
+_empty_cuda: Callable[..., Tensor] | None = getattr(
+    getattr(getattr(torch._C, "_dynamo", None), "guards", None), "_empty_strided_cuda", None
+)
+
+
+class Room(NamedTuple):
+    """A result to be: contiguous."""
+
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    dtype: torch.dtype
+
+    @classmethod
+    def of(cls, shape: Any, dtype: torch.dtype) -> Room:
+        stride = []
+        step = 1
+        for n in reversed(shape):
+            stride.append(step)
+            step *= max(n, 1)
+        return cls(tuple(shape), tuple(reversed(stride)), dtype)
+
+    def on(self, like: Tensor) -> Tensor:
+        """The tensor itself, on the device of another one; its contents are whatever was there."""
+        if _empty_cuda is not None and like.is_cuda and like.get_device() == torch._C._cuda_getDevice():
+            return _empty_cuda(self.shape, self.stride, self.dtype)
+        return torch.empty(self.shape, dtype=self.dtype, device=like.device)
+
+
+def plans(make: Callable[..., P]) -> Callable[..., P]:
+    """Keep what `make(*args)` worked out by what its tensors look like: dtype, shape and strides, never their contents.
+
+    Checking arguments and choosing a configuration costs 20 us and more; looking it up again costs one.
+    """
+    kept: dict[Any, P] = {}
+
+    def plan(*args: Any) -> P:
+        key = [(a.dtype, a.shape, a.stride(), a.device) if isinstance(a, Tensor) else a for a in args]
+        key = (warp_size_here(), *key)
+        found = kept.get(key)
+        if found is None:
+            found = make(*args)
+            if len(kept) >= 4096:
+                kept.clear()
+            kept[key] = found
+        return found
+
+    return plan
 
 
 @functools.cache
@@ -49,6 +103,6 @@ def cores(device: torch.device) -> int:
     return 8
 
 
-def programs(x: Tensor, wanted: int, per_core: int) -> int:
+def programs(device: torch.device, wanted: int, per_core: int) -> int:
     """How many programs should walk over the work: enough to fill the chip, no more than there is work."""
-    return max(1, min(wanted, cores(x.device) * per_core))
+    return max(1, min(wanted, cores(device) * per_core))

@@ -1,0 +1,98 @@
+"""Every kernel of ours, through its real wrapper on meta tensors, compiled for four chips down to machine code."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+from opmux.core import specs
+from opmux.core.registry import tagged
+from opmux.kernels import activation, norm  # noqa: F401 - their impls are tagged
+from opmux.kernels.lib.compile_only import CHIPS, compiling_for
+
+MODE = "compile"
+WRAPPERS = {i.op_name: i.fn for i, _ in tagged}
+META = torch.device("meta")
+# where the ways to compute a norm change: many rows a program, one, without shares, in pieces; and an odd length
+WIDTHS = (37, 1000, 4096, 8192, 16384, 32768, 131072)
+
+
+def meta_args(spec, shape, dtype):
+    """A sample of the op with its tensors on meta: made small, then only their shapes are used."""
+    small = spec.samples.at((2, 64), dtype, "cpu").args
+    grow = lambda t: torch.empty([shape[-1] if n == 64 else shape[0] for n in t.shape], dtype=t.dtype, device=META)
+    return tuple(grow(a) if torch.is_tensor(a) else a for a in small)
+
+
+def compile_op(key, shape, dtype, chip):
+    spec = specs.by_key[key]
+    with compiling_for(chip) as built:
+        WRAPPERS[key](*meta_args(spec, shape, dtype))
+    assert built, f"{key} launched nothing"
+    for kernel in built:
+        assert kernel.shared <= CHIPS[chip][1]
+    return built
+
+
+NORMS = sorted(k for k in WRAPPERS if specs.by_key[k].family == "norm")
+ACTIVATIONS = sorted(k for k in WRAPPERS if specs.by_key[k].family == "activation")
+
+
+@pytest.mark.parametrize("chip", CHIPS)
+@pytest.mark.parametrize("width", WIDTHS)
+def test_norms(chip, width):
+    for key in NORMS:
+        compile_op(key, (512, width), torch.bfloat16, chip)
+
+
+@pytest.mark.parametrize("number, key", list(enumerate(ACTIVATIONS)), ids=ACTIVATIONS)
+def test_activations(number, key):
+    """Each row on one chip, in turn; all of them on all chips with --slow."""
+    chip = list(CHIPS)[number % len(CHIPS)]
+    dtype = (torch.bfloat16, torch.float32, torch.float16, torch.float64)[number % 4]
+    compile_op(key, (128, 64), dtype, chip)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("chip", CHIPS)
+@pytest.mark.parametrize("key", [*NORMS, *ACTIVATIONS])
+def test_every_kernel_on_every_chip(key, chip):
+    for dtype in (torch.bfloat16, torch.float16, torch.float32, torch.float64):
+        compile_op(key, (128, 4096), dtype, chip)
+
+
+@pytest.mark.parametrize("key", ["opmux::rms_norm", "opmux::rms_norm_bwd", "opmux::silu_mul"])
+def test_loads_are_wide(key):
+    """Without knowing that lengths are multiples of 16, loads under a mask are two bytes wide: a fifth of the speed."""
+    kernel = compile_op(key, (512, 4096), torch.bfloat16, "sm_90")[0]
+    ptx = kernel.asm["ptx"]
+    assert "ld.global.v4.b32" in ptx and "ld.global.b16" not in ptx
+
+
+@pytest.mark.parametrize("width", [2048, 4096, 8192])
+def test_nothing_spills(width):
+    for key in NORMS:
+        for kernel in compile_op(key, (512, width), torch.bfloat16, "sm_90"):
+            assert kernel.spills() == 0, f"{key}: {kernel.name} at {width}"
+
+
+def test_what_a_chip_would_refuse_is_refused():
+    import triton
+    import triton.language as tl
+
+    from opmux.kernels.lib.launch import Config, Launcher
+
+    def greedy(x_ptr, y_ptr, n, BLOCK: tl.constexpr):
+        o = tl.arange(0, BLOCK)
+        x = tl.reshape(tl.load(x_ptr + o[:, None] * BLOCK + o[None, :]), [BLOCK, BLOCK])
+        tl.store(y_ptr + o[:, None] * BLOCK + o[None, :], tl.dot(x, x).to(y_ptr.dtype.element_ty))
+
+    x = torch.empty(256, 256, dtype=torch.float32, device=META)
+    with compiling_for("gfx942"), pytest.raises(triton.runtime.errors.OutOfResources):
+        Launcher(greedy, tensors=2, sizes="n")((1, 1, 1), (x, x, 16), Config({"BLOCK": 256}, threads=256))
+
+
+def test_an_unknown_chip_is_named():
+    with pytest.raises(ValueError, match="chip must be one of sm_80"), compiling_for("sm_1"):
+        pass

@@ -1,0 +1,111 @@
+"""Every kernel of ours, interpreted on the CPU, against its reference: all samples, four dtypes, poisoned results."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from opmux.core import BackendImplKind, get_default_manager, specs
+
+pytest.importorskip("triton")
+from opmux.kernels import norm
+from opmux.kernels.lib import interpret, rows
+
+MODE = "interpret"
+CPU = torch.device("cpu")
+DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
+
+
+def kernels():
+    manager = get_default_manager()
+    for spec in specs:
+        for impl in manager.registry.get_implementations(spec.key) or []:
+            if impl.kind is BackendImplKind.DEFAULT and spec.space == "opmux":
+                yield spec, impl
+
+
+def collect():
+    for family in specs.families:
+        specs.load_implementers(family)
+    get_default_manager()._prepare()
+    return sorted(kernels(), key=lambda row: row[0].name)
+
+
+KERNELS = collect()
+by_name = {"ids": lambda v: getattr(v, "name", str(v).removeprefix("torch."))}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def right_arithmetic():
+    interpret.install()
+    interpret.self_test()
+
+
+@pytest.fixture(autouse=True)
+def poisoned(monkeypatch):
+    """Room for results is full of NaN: what a kernel does not write cannot pass."""
+    stock = rows.Room.on
+
+    def on(self, like):
+        made = stock(self, like)
+        return made.fill_(float("nan")) if made.is_floating_point() else made
+
+    monkeypatch.setattr(rows.Room, "on", on)
+
+
+def agree(spec, got, expected, what=""):
+    as_list = lambda r: list(r) if isinstance(r, (tuple, list)) else [r]
+    for a, b in zip(as_list(got), as_list(expected), strict=True):
+        tol = spec.tol[b.dtype]
+        assert a.is_contiguous() and a.dtype == b.dtype
+        torch.testing.assert_close(
+            a, b, rtol=tol.rtol, atol=tol.atol, equal_nan=True, msg=lambda m: f"{spec.name} {what}: {m}"
+        )
+
+
+def test_there_are_kernels():
+    names = {spec.name for spec, _ in KERNELS}
+    assert {"rms_norm", "layer_norm_bwd", "add_rms_norm", "gelu", "silu_mul_bwd"} <= names
+    assert {s.name for s in specs if s.space == "opmux" and s.family in ("norm", "activation")} <= names
+
+
+@pytest.mark.parametrize("dtype", DTYPES, **by_name)
+@pytest.mark.parametrize("spec, impl", KERNELS, ids=[s.name for s, _ in KERNELS])
+def test_agrees_with_the_reference(spec, impl, dtype):
+    for sample in spec.samples(dtype, CPU):
+        before = [a.clone() if torch.is_tensor(a) else a for a in sample.args]
+        agree(spec, impl.fn(*sample.args), spec.reference(*sample.args), f"{dtype} {sample.id}")
+        assert all(torch.equal(a, b) for a, b in zip(sample.args, before, strict=True) if torch.is_tensor(a))
+
+
+@pytest.mark.parametrize("spec, impl", KERNELS, ids=[s.name for s, _ in KERNELS])
+def test_refuses_what_the_reference_refuses(spec, impl):
+    for bad in spec.errors(CPU):
+        with pytest.raises(bad.error, match=bad.match):
+            impl.fn(*bad.args)
+
+
+@pytest.mark.parametrize("n, dtype", [(9000, torch.float64), (9000, torch.float32), (17000, torch.bfloat16),
+                                       (17000, torch.float32), (33000, torch.bfloat16)])  # fmt: skip
+def test_rows_too_long_for_registers(n, dtype):
+    """Each of the ways a norm is computed: whole rows, without shares, in pieces; a mean far from zero."""
+    x, dy = torch.randn(3, n, dtype=dtype) * 2 + 3, torch.randn(3, n, dtype=dtype)
+    w, b = torch.randn(n, dtype=dtype), torch.randn(n, dtype=dtype)
+    given = {"rms_norm": (x, w, 1e-6, 0.0), "layer_norm": (x, w, b, 1e-6, 1.0), "add_rms_norm": (x, dy, w, 1e-6, 0.0)}
+    for name, args in given.items():
+        spec, back = specs.find(name), specs.find(f"{name}_bwd")
+        expected = spec.reference(*args)
+        agree(spec, getattr(norm, name)(*args), expected, n)
+        saved = {
+            "rms_norm": lambda e=expected: (dy, x, w, e[1], 0.0),
+            "layer_norm": lambda e=expected: (dy, x, w, e[1], e[2], 1.0),
+            "add_rms_norm": lambda e=expected: (dy, dy, e[1], w, e[2], 0.0),
+        }[name]()
+        agree(back, getattr(norm, f"{name}_bwd")(*saved), back.reference(*saved), n)
+
+
+def test_launching_on_meta_is_declined():
+    from opmux.core import NotSupported
+
+    with pytest.raises(NotSupported, match="meta tensor has no memory"):
+        norm.rms_norm(torch.empty(3, 64, device="meta"), torch.empty(64, device="meta"), 1e-6, 0.0)
