@@ -12,6 +12,17 @@ def clean_policy():
     reset_global_policy()
 
 
+@pytest.fixture(autouse=True)
+def clean_plugins():
+    """What a test loads into registries of its own must not be remembered as this process's plugins."""
+    from opmux.core import discovery
+
+    before = dict(discovery._seen)
+    yield
+    discovery._seen.clear()
+    discovery._seen.update(before)
+
+
 @pytest.fixture
 def plug():
     """Register impls in the default registry for one test."""
