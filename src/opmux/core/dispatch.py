@@ -127,9 +127,10 @@ class Chain:
         if remembers or (writes and (self.spec is None or first.impl.when is not None)):
             return self._walk, self._own_recovery
         if writes:
-            return self._guard(first, WRITES), self._own_recovery
+            return self._guard(first, self._nothing_written()), self._own_recovery
         if first.impl.when is not None:
-            return self._guard(first, WHEN), self._own_recovery
+            ask = f"(_answer := _when({self.form.passed})) is True or _answer is None"
+            return self._guard(first, ask), self._own_recovery
         self._announce(first.impl)
         return first.call, self.recover
 
@@ -137,7 +138,15 @@ class Chain:
         """For targets that have walked already: what they raise is the last word."""
         raise error
 
-    def _guard(self, first: Candidate, text: str) -> Callable[..., Any]:
+    def _nothing_written(self) -> str:
+        """The question whether the arguments that the op would write are absent (an optional output buffer)."""
+        assert self.spec is not None
+        if self._typed:
+            return " and ".join(f"{n} is None" for n in self.spec.mutates)
+        spots = [(n, self.spec.names.index(n)) for n in self.spec.mutates]
+        return " and ".join(f"(_args[{i}] if len(_args) > {i} else _kwargs.get({n!r})) is None" for n, i in spots)
+
+    def _guard(self, first: Candidate, ask: str) -> Callable[..., Any]:
         """A function of the door's own signature that asks first, and walks where the answer is no."""
         names: dict[str, Any] = {
             "_when": first.impl.when,
@@ -147,15 +156,9 @@ class Chain:
             "_said": [],
             "_say": lambda: self._announce(first.impl),
         }
-        writes = self.spec.mutates if self.spec is not None else ()
-        if self._typed:
-            absent = " and ".join(f"{n} is None" for n in writes)
-        else:
-            spots = [(n, self.spec.names.index(n)) for n in writes] if self.spec is not None else []
-            absent = " and ".join(f"(_args[{i}] if len(_args) > {i} else _kwargs.get({n!r})) is None" for n, i in spots)
         form = self.form
-        bare = form.params if not self._typed else ", ".join(p.split("=")[0] for p in form.params.split(", "))
-        body = text.format(name=form.name, params=bare, passed=form.passed, packed=form.packed, absent=absent)
+        params = form.params if not self._typed else ", ".join(p.split("=")[0] for p in form.params.split(", "))
+        body = GUARD.format(name=form.name, params=params, passed=form.passed, packed=form.packed, ask=ask)
         exec(compile(body, f"<opmux guard of {self.name}>", "exec"), names)
         return names[form.name]
 
@@ -374,25 +377,11 @@ class Chain:
         return isinstance(error, NotSupported)
 
 
-WHEN = """\
+# A function that asks before it jumps to the first candidate, and walks where the answer is no.
+GUARD = """\
 def {name}({params}):
     try:
-        _answer = _when({passed})
-        if _answer is True or _answer is None:
-            if not _said:
-                _said.append(1)
-                _say()
-            return _call({passed})
-    except Exception as _e:
-        return _recover(_e, {packed})
-    return _walk({packed})
-"""
-
-# straight to the impl when the arguments that the op would write are absent (an optional output buffer)
-WRITES = """\
-def {name}({params}):
-    try:
-        if {absent}:
+        if {ask}:
             if not _said:
                 _said.append(1)
                 _say()
