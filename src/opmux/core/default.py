@@ -30,7 +30,8 @@ class DefaultManager(OpManager):
         self._backends: set[str] = set()  # tokens of tex backends that have been seen to exist
 
     def _fill(self) -> None:
-        specs.load_all()
+        for spec in specs:
+            self._ask_kernels(spec)
         self._prepare()
 
     def _load(self) -> None:
