@@ -49,7 +49,6 @@ def cases(rows: int, n: int) -> dict[str, tuple]:
     """op -> (arguments, torch's way to do it, what compiles)."""
     x, r, dy = (torch.randn(rows, n, device="cuda", dtype=BF16) for _ in range(3))
     w, b = (torch.randn(n, device="cuda", dtype=BF16) for _ in range(2))
-    _, rstd = specs.find("rms_norm").reference(x[:1], w)
     rstd = torch.rsqrt(x.float().square().mean(-1) + 1e-6)
     mean = x.float().mean(-1)
     lrstd = torch.rsqrt(x.float().var(-1, correction=0) + 1e-5)
@@ -58,6 +57,8 @@ def cases(rows: int, n: int) -> dict[str, tuple]:
     add_rms = lambda x, r, w: ((x + r), F.rms_norm(x + r, (n,), w, 1e-6))
     glu = lambda a, b: F.silu(a) * b
     gelu = lambda a: F.gelu(a, approximate="tanh")
+    soft, log_soft = (lambda x: torch.softmax(x, -1)), (lambda x: torch.log_softmax(x, -1))
+    soft_back, log_back = backward_of(soft, x), backward_of(log_soft, x)
     rms_back, layer_back = backward_of(rms, x, w), backward_of(layer, x, w, b)
     glu_back, gelu_back = backward_of(glu, x, r), backward_of(gelu, x)
     return {
@@ -66,6 +67,10 @@ def cases(rows: int, n: int) -> dict[str, tuple]:
         "add_rms_norm": ((x, r, w, 1e-6, 0.0), lambda: add_rms(x, r, w), (add_rms, (x, r, w))),
         "rms_norm_bwd": ((dy, x, w, rstd, 0.0), lambda: rms_back(dy), None),
         "layer_norm_bwd": ((dy, x, w, mean, lrstd, 0.0), lambda: layer_back(dy), None),
+        "softmax": ((x, -1), lambda: soft(x), (soft, (x,))),
+        "softmax_bwd": ((dy, soft(x), -1), lambda: soft_back(dy), None),
+        "log_softmax": ((x, -1), lambda: log_soft(x), (log_soft, (x,))),
+        "log_softmax_bwd": ((dy, log_soft(x), -1), lambda: log_back(dy), None),
         "gelu": ((x,), lambda: gelu(x), (gelu, (x,))),
         "gelu_bwd": ((dy, x), lambda: gelu_back(dy), None),
         "silu_mul": ((x, r), lambda: glu(x, r), (glu, (x, r))),
@@ -107,6 +112,7 @@ def host_rows() -> list[dict]:
         "layer_norm": (lambda: ops.layer_norm(x, w, w), lambda: F.layer_norm(x, (256,), w, w)),
         "gelu": (lambda: ops.gelu(x), lambda: F.gelu(x, approximate="tanh")),
         "silu_mul": (lambda: ops.silu_mul(x, x), lambda: F.silu(x) * x),
+        "softmax": (lambda: ops.softmax(x), lambda: torch.softmax(x, -1)),
     }
     with torch.no_grad():
         return [{"op": k, "ours_us": host_us(a), "torch_us": host_us(b)} for k, (a, b) in pairs.items()]
@@ -120,10 +126,10 @@ def main() -> None:
     rows: list[dict] = []
     copy = copy_speed(512 << 20)
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}; copy {copy:.0f} GB/s")
-    print(f"{'op':15} {'columns':>8} {'GB/s':>6} {'of copy':>8} {'eager':>8} {'compile':>8}")
+    print(f"{'op':16} {'columns':>8} {'GB/s':>6} {'of copy':>8} {'eager':>8} {'compile':>8}")
     for n in WIDTHS:
         for name, (args, eager, compiled) in cases((options.mib << 20) // 2 // n, n).items():
-            if "norm" not in name and n != 8192:
+            if "norm" not in name and "softmax" not in name and n != 8192:
                 continue
             check(name, args)
             nbytes = specs.find(name).bytes_moved(*args)
@@ -140,7 +146,7 @@ def main() -> None:
             rows.append({"op": name, "columns": n, "gbs": ours, "of_copy": ours / copy, "eager": theirs / copy,
                          "compile": built / copy or None})  # fmt: skip
             shown = f"{built / copy:8.3f}" if built else "       -"
-            print(f"{name:15} {n:8} {ours:6.0f} {ours / copy:8.3f} {theirs / copy:8.3f} {shown}", flush=True)
+            print(f"{name:16} {n:8} {ours:6.0f} {ours / copy:8.3f} {theirs / copy:8.3f} {shown}", flush=True)
     host = host_rows()
     for r in host:
         print(

@@ -8,13 +8,13 @@ import torch
 pytest.importorskip("triton")
 from opmux.core import specs
 from opmux.core.registry import tagged
-from opmux.kernels import activation, norm  # noqa: F401 - their impls are tagged
+from opmux.kernels import activation, norm, softmax  # noqa: F401 - their impls are tagged
 from opmux.kernels.lib.compile_only import CHIPS, compiling_for
 
 MODE = "compile"
 WRAPPERS = {i.op_name: i.fn for i, _ in tagged}
 META = torch.device("meta")
-# where the ways to compute a norm change: many rows a program, one, without shares, in pieces; and an odd length
+# where the ways to compute a row change: many rows a program, one, without shares, in pieces; and an odd length
 WIDTHS = (37, 1000, 4096, 8192, 16384, 32768, 131072)
 
 
@@ -35,14 +35,14 @@ def compile_op(key, shape, dtype, chip):
     return built
 
 
-NORMS = sorted(k for k in WRAPPERS if specs.by_key[k].family == "norm")
+ROWWISE = sorted(k for k in WRAPPERS if specs.by_key[k].family in ("norm", "softmax"))
 ACTIVATIONS = sorted(k for k in WRAPPERS if specs.by_key[k].family == "activation")
 
 
 @pytest.mark.parametrize("chip", CHIPS)
 @pytest.mark.parametrize("width", WIDTHS)
-def test_norms(chip, width):
-    for key in NORMS:
+def test_rows(chip, width):
+    for key in ROWWISE:
         compile_op(key, (512, width), torch.bfloat16, chip)
 
 
@@ -56,7 +56,7 @@ def test_activations(number, key):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("chip", CHIPS)
-@pytest.mark.parametrize("key", [*NORMS, *ACTIVATIONS])
+@pytest.mark.parametrize("key", [*ROWWISE, *ACTIVATIONS])
 def test_every_kernel_on_every_chip(key, chip):
     for dtype in (torch.bfloat16, torch.float16, torch.float32, torch.float64):
         compile_op(key, (128, 4096), dtype, chip)
@@ -72,7 +72,7 @@ def test_loads_are_wide(key):
 
 @pytest.mark.parametrize("width", [2048, 4096, 8192])
 def test_nothing_spills(width):
-    for key in NORMS:
+    for key in ROWWISE:
         for kernel in compile_op(key, (512, width), torch.bfloat16, "sm_90"):
             assert kernel.spills() == 0, f"{key}: {kernel.name} at {width}"
 

@@ -8,7 +8,7 @@ import torch
 from opmux.core import BackendImplKind, get_default_manager, specs
 
 pytest.importorskip("triton")
-from opmux.kernels import norm
+from opmux.kernels import norm, softmax
 from opmux.kernels.lib import interpret, rows
 
 MODE = "interpret"
@@ -66,7 +66,8 @@ def agree(spec, got, expected, what=""):
 def test_there_are_kernels():
     names = {spec.name for spec, _ in KERNELS}
     assert {"rms_norm", "layer_norm_bwd", "add_rms_norm", "gelu", "silu_mul_bwd"} <= names
-    assert {s.name for s in specs if s.space == "opmux" and s.family in ("norm", "activation")} <= names
+    families = ("norm", "activation", "softmax")
+    assert {s.name for s in specs if s.space == "opmux" and s.family in families} <= names
 
 
 @pytest.mark.parametrize("dtype", DTYPES, **by_name)
@@ -102,6 +103,30 @@ def test_rows_too_long_for_registers(n, dtype):
             "add_rms_norm": lambda e=expected: (dy, dy, e[1], w, e[2], 0.0),
         }[name]()
         agree(back, getattr(norm, f"{name}_bwd")(*saved), back.reference(*saved), n)
+
+
+@pytest.mark.parametrize("n, dtype", [(9000, torch.float64), (17000, torch.float32), (33000, torch.bfloat16)])
+@pytest.mark.parametrize("name", ["softmax", "log_softmax"])
+def test_long_rows_of_softmax(name, n, dtype):
+    """In pieces: the largest may come late, and a piece may be all -inf."""
+    x = torch.randn(3, n, dtype=dtype)
+    x[0, -1] = 40.0
+    x[1, : n // 2] = -float("inf")
+    spec, back = specs.find(name), specs.find(f"{name}_bwd")
+    y = spec.reference(x)
+    agree(spec, getattr(softmax, name)(x, -1), y, n)
+    dy = torch.randn_like(x)
+    y = y.clamp(min=-1e4)  # a gradient of log-softmax at -inf is NaN in both, and says nothing
+    agree(back, getattr(softmax, f"{name}_bwd")(dy, y, -1), back.reference(dy, y), n)
+
+
+@pytest.mark.parametrize("n", [3, 33000])
+@pytest.mark.parametrize("name", ["softmax", "log_softmax"])
+def test_infinities_in_softmax(name, n):
+    inf = float("inf")
+    x = torch.zeros(4, n, dtype=torch.bfloat16)
+    x[0, :2], x[1], x[2, 1], x[3, 2] = -inf, -inf, inf, float("nan")
+    agree(specs.find(name), getattr(softmax, name)(x, -1), specs.find(name).reference(x), n)
 
 
 def test_launching_on_meta_is_declined():
