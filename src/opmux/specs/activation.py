@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ..core.spec import op
-from ._numeric import check_dtype, dtype_name, rounded, wide
+from ._numeric import check_alike, dtype_name, rounded, wide
 from .samples import errors, flat
 
 
@@ -75,14 +75,9 @@ ACTS = {
 
 def check(op: str, **tensors: Tensor) -> None:
     """Refuse what is not one shape on one device; the dtype too must be the first's, but for a gradient's."""
-    (lead, x), *_ = tensors.items()
-    for name, t in tensors.items():
-        check_dtype(op, name, t.dtype)
-        if t.shape != x.shape:
-            shapes = f"{tuple(x.shape)}, that of {lead}; got {tuple(t.shape)}"
-            raise ValueError(f"{op}: {name} must have shape {shapes}")
-        if t.device != x.device:
-            raise ValueError(f"{op}: {name} must be on {x.device}, the device of {lead}; got {t.device}")
+    (lead, x), *others = tensors.items()
+    check_alike(op, lead, x, **dict(others))
+    for name, t in others:
         if t.dtype != x.dtype and name != "dy":
             want, got = dtype_name(x.dtype), dtype_name(t.dtype)
             raise ValueError(f"{op}: {name} must be {want}, the dtype of {lead}; got {got}")

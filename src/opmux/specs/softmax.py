@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ..core.spec import op
-from ._numeric import check_dtype, rounded, wide
+from ._numeric import check_alike, rounded, wide
 from .samples import Case, Draw, errors, rows
 
 
@@ -18,14 +18,7 @@ def check(op: str, x: Tensor, dim: int, *, lead: str = "x", **like: Tensor) -> N
     rank = max(x.dim(), 1)
     if not -rank <= dim < rank:
         raise ValueError(f"{op}: dim must be from {-rank} to {rank - 1}, as {lead} is {tuple(x.shape)}; got {dim}")
-    check_dtype(op, lead, x.dtype)
-    for name, t in like.items():
-        check_dtype(op, name, t.dtype)
-        if t.shape != x.shape:
-            shapes = f"{tuple(x.shape)}, that of {lead}; got {tuple(t.shape)}"
-            raise ValueError(f"{op}: {name} must have shape {shapes}")
-        if t.device != x.device:
-            raise ValueError(f"{op}: {name} must be on {x.device}, the device of {lead}; got {t.device}")
+    check_alike(op, lead, x, **like)
 
 
 ALONG = (
