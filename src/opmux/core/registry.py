@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import weakref
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
@@ -396,7 +396,3 @@ def impl(
 def _file_of(fn: Any) -> str | None:
     code = getattr(inspect.unwrap(fn), "__code__", None)
     return code.co_filename if code is not None else None
-
-
-def rename(impl: OpImpl, **changes: Any) -> OpImpl:
-    return replace(impl, **changes)
