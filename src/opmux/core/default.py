@@ -110,7 +110,7 @@ class DefaultManager(OpManager):
 
     def _lift(self, key: str, own: tuple[OpImpl, ...], policy: SelectionPolicy) -> tuple[OpImpl, ...]:
         spec = specs.by_key.get(key)
-        if spec is None or spec.space == "opmux" or not spec.parts:
+        if spec is None or spec.primitive or not spec.parts:
             return ()
         found = self._lifted.get((key, policy.strict))
         if found is None:
@@ -203,7 +203,7 @@ def get_default_manager() -> OpManager:
 
 
 def _reference(spec: Spec) -> OpImpl:
-    parts = {n: p.reference for n, p in spec.parts.items()} if spec.space != "opmux" else {}
+    parts = {n: p.reference for n, p in spec.parts.items()} if not spec.primitive else {}
     fn = lift(spec, parts) if parts else spec.reference
     return OpImpl(spec.key, "reference.torch", BackendImplKind.REFERENCE, None, fn)
 

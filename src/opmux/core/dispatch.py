@@ -204,8 +204,8 @@ class Chain:
         """Try the candidates in order. `failed` is what the first one raised already, on the direct path."""
         strict, memory = self.policy.strict, self.manager.memory
         first = self._first_tensor(args, kwargs)
-        if not is_real(first) and self._typed and self.spec is not None and self.spec.space == "opmux":
-            return library.packet(self.spec)(*args, **kwargs)  # a tracer: it wants the op, not an impl's insides
+        if not is_real(first) and self._typed and self.spec is not None and self.spec.primitive:
+            return library.traced(self.spec)(*args, **kwargs)  # a tracer: it wants the op, not an impl's insides
         case: Case = (None if first is None else first.dtype, shape_class(first))
         written = self._written(args, kwargs)
         trail: list[tuple[Refused, Exception | None]] = []
@@ -280,7 +280,7 @@ class Chain:
 
     def _fake_fails(self, args: tuple, kwargs: dict) -> bool:
         """Whether the op's fake kernel refuses these inputs too: then the mistake is the caller's."""
-        if self.spec is None or self.spec.space != "opmux":
+        if self.spec is None or not self.spec.primitive:
             return False
         try:
             library.fake_call(self.spec, args, kwargs)

@@ -139,6 +139,8 @@ class Form:
                 wants.append(f"{p.name}.requires_grad")
             elif is_tensor(p.annotation, optional=True):
                 wants.append(f"({p.name} is not None and {p.name}.requires_grad)")
+            elif torch.Tensor in getattr(p.annotation, "__args__", ()):  # a tensor or a number
+                wants.append(f"_asked({p.name}, 'requires_grad', False)")
         packed = f"({''.join(n + ', ' for n in positional)}), {{{', '.join(f'{n!r}: {n}' for n in keyword)}}}"
         if first is None:
             first = f"_first({packed})"
@@ -227,6 +229,7 @@ class Form:
             "_scope": scope.get,
             "_first": _look_at,
             "_wants": _wants_grad,
+            "_asked": getattr,
             "_reraise": reraise,
             "_bad": lambda args, kwargs: None,
             **more,

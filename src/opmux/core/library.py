@@ -41,9 +41,10 @@ def make_jump(spec: Spec) -> Jump:
 
         return with_gradient(spec, jump, specs.jumps[spec.gradient.backward.key], args, kwargs)
 
-    form = Form.of(spec.name, spec.signature, differentiable=spec.grad is not None)
-    form.asks = spec.space == "opmux" and not dynamo_has_hooks()
-    jump = Jump(form, bind, under, differentiable, spec.check_types)
+    native = spec.space == "aten"
+    form = Form.of(spec.name, spec.signature, differentiable=native or spec.grad is not None)
+    form.asks = spec.space != "tex" and not dynamo_has_hooks()
+    jump = Jump(form, bind, under, spec.reference if native else differentiable, spec.check_types)
     return jump
 
 
@@ -164,7 +165,7 @@ def define(spec: Spec, jump: Jump) -> None:
     if spec.grad is not None:
         _define_gradient(spec, lib)
     _libraries[spec.key] = lib
-    _show_to_dynamo(spec, jump)
+    show_to_dynamo(spec, jump)
 
 
 def undefine(spec: Spec) -> None:
@@ -198,6 +199,11 @@ def packet(spec: Spec) -> Any:
     return getattr(getattr(torch.ops, spec.space), spec.name)
 
 
+def traced(spec: Spec) -> Any:
+    """What a tracer should see of an op: the op in torch.ops, or torch's own."""
+    return packet(spec) if spec.space == "opmux" else spec.reference
+
+
 @functools.cache
 def dynamo_has_hooks() -> bool:
     """Whether this torch's Dynamo can be told to trace another function: private hooks, so its source is asked."""
@@ -209,18 +215,18 @@ def dynamo_has_hooks() -> bool:
     )
 
 
-def _show_to_dynamo(spec: Spec, jump: Jump) -> None:
-    """Let Dynamo trace the opaque op instead of the jump: a ContextVar or a lock on the path would fail fullgraph.
+def show_to_dynamo(spec: Spec, jump: Jump) -> None:
+    """Let Dynamo trace the op instead of the jump: a ContextVar or a lock on the path would fail fullgraph.
 
     One hook is for the op called inside compiled code, the other for `torch.compile(opmux.ops.x)` itself. Where there
     are none, the jump's text asks whether it is being compiled, which costs eager calls 180 ns.
     """
     form, fn = jump.form, jump.fn
-    opaque = packet(spec).default
-    jump.globals["_op"] = opaque
+    instead = packet(spec).default if spec.space == "opmux" else spec.reference
+    jump.globals["_op"] = instead
     if form.asks:
         return
-    names = {"_op": opaque, **form.defaults}
+    names = {"_op": instead, **form.defaults}
     text = f"def {form.name}({form.params}):\n    return _op({form.passed})\n"
     exec(compile(text, f"<opmux {form.name} under torch.compile>", "exec"), names)
     hooks: Any = fn

@@ -78,7 +78,7 @@ class OpManager:
         key = self._key(op_name)
         policy, spec = policies.get_policy(), specs.by_key.get(key)
         first = facts.first_tensor(args, kwargs) if spec is None else spec.first_tensor(args, kwargs)
-        if spec is not None and spec.space == "opmux" and (args or kwargs):
+        if spec is not None and spec.primitive and (args or kwargs):
             args, kwargs = spec.bound(args, kwargs)
         device = _default_device() if first is None else first.device.type
         with lock.held:

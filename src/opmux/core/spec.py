@@ -29,7 +29,7 @@ DOORS = {
     "impl": ("tex", "opmux", "aten"),  # OpImpl, per-op orders, plugins, manager.call
     "export": ("opmux", "tex", "aten"),  # a vendor's __all__
     "row": ("aten",),  # a vendor's get_specific_ops
-    "ops": ("opmux", "tex"),  # opmux.ops
+    "ops": ("opmux", "tex", "aten"),  # opmux.ops
 }
 
 
@@ -96,6 +96,11 @@ class Spec:
     @property
     def key(self) -> str:
         return f"{self.space}::{self.name}"
+
+    @property
+    def primitive(self) -> bool:
+        """Whether the op is no composition: called by its own signature alone, and traceable as one op."""
+        return self.space in ("opmux", "aten")
 
     @property
     def family(self) -> str:
@@ -334,7 +339,9 @@ def op(
 ) -> Callable[..., Any]:
     """Declare an op: the decorated function is its reference; what comes back is the op's stable function.
 
-    The function has `.spec` and `.reference`. Only ops of the space `opmux` get a torch schema and a fake kernel.
+    The function has `.spec` and `.reference`. Only ops of the space `opmux` get a torch schema and a fake kernel. An op
+    of the space `aten` is one torch has, under ATen's name and signature: where a gradient is wanted it is torch's own
+    that runs, and so it is in compiled code, where the compiler fuses what would be opaque otherwise.
     """
 
     def declare(reference: Callable[..., Any]) -> Callable[..., Any]:
@@ -352,6 +359,8 @@ def op(
         specs.add(spec, jump)
         if space == "opmux":
             library.define(spec, jump)
+        elif space == "aten":
+            library.show_to_dynamo(spec, jump)
         return fn
 
     return declare if reference is None else declare(reference)

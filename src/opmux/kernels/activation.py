@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 import triton
@@ -11,8 +12,10 @@ from torch import Tensor
 
 from ..core.registry import impl
 from ..specs import activation as spec
-from .lib.launch import Config, Launcher, per_chip
-from .lib.rows import DEVICES, Room, plans, wide_of
+from .lib.config import Tiles, tunable
+from .lib.launch import Launcher
+from .lib.plans import plans
+from .lib.rows import DEVICES, Room, wide_of
 
 K1 = tl.constexpr(spec.K1)
 K3 = tl.constexpr(spec.K3)
@@ -165,45 +168,51 @@ one, one_bwd = Launcher(_one, tensors=2, sizes="n"), Launcher(_one_bwd, tensors=
 gated, gated_bwd = Launcher(_gated, tensors=3, sizes="n"), Launcher(_gated_bwd, tensors=5, sizes="n")
 
 
-@per_chip
-def config(act: str, uses: str, dtype: torch.dtype, even: bool) -> Config:
+@tunable("activation.flat")
+def flat_tiles(dtype: torch.dtype) -> Tiles:
     """A block that gives each thread 16 elements: two wide loads of a 16-bit type."""
-    functions = dict(zip(("VALUE", "SLOPE"), MATHS[act], strict=True))
-    block = 2048 if dtype.itemsize <= 2 else 1024
-    constants = {n: functions[n] for n in uses.split()} | {"WIDE": wide_of(dtype), "BLOCK": block}
-    return Config(constants, threads=128, even=even)
+    return Tiles(128, BLOCK=2048 if dtype.itemsize <= 2 else 1024)
 
 
 class Elementwise(NamedTuple):
     """What an op will do for tensors that look so."""
 
     out: Room
-    config: Config
-    grid: tuple[int, int, int]
-    n: int
+    launch: Callable[..., None] | None  # None: nothing to compute
     pack: bool
 
 
 @plans
-def plan(act: str, name: str, uses: str, inputs: str, *args: Tensor) -> Elementwise:
+def plan(launcher: Launcher, act: str, name: str, uses: str, inputs: str, *args: Tensor) -> Elementwise:
     """Over tensors of one shape; results take the dtype of the last."""
     names = inputs.split()
     spec.check(name, **dict(sorted(zip(names, args, strict=True), key=lambda row: row[0] == "dy")))
     like = args[-1]
     n = like.numel()
-    how = config(act, uses, like.dtype, n % 16 == 0)
-    pack = not all(t.is_contiguous() for t in args)
-    return Elementwise(Room.of(like.shape, like.dtype), how, (-(-n // how.constants["BLOCK"]), 1, 1), n, pack)
+    out = Room.of(like.shape, like.dtype)
+    if n == 0:
+        return Elementwise(out, None, False)
+    tiles = flat_tiles(dtype=like.dtype)
+    functions = dict(zip(("VALUE", "SLOPE"), MATHS[act], strict=True))
+    config = tiles.config(even=n % 16 == 0, WIDE=wide_of(like.dtype), **{u: functions[u] for u in uses.split()})
+    launch = launcher.ready((-(-n // tiles["BLOCK"]), 1, 1), (n,), config)
+    return Elementwise(out, launch, not all(t.is_contiguous() for t in args))
 
 
-def _run(launcher: Launcher, act: str, name: str, uses: str, inputs: str, results: int, *args: Tensor) -> Any:
-    how = plan(act, name, uses, inputs, *args)
-    outs = [how.out.on(args[-1]) for _ in range(results)]
-    if how.n:
-        if how.pack:
-            args = tuple(t.contiguous() for t in args)
-        launcher(how.grid, (*args, *outs, how.n), how.config)
-    return tuple(outs) if results > 1 else outs[0]
+def _run(launcher: Launcher, act: str, name: str, uses: str, inputs: str, *args: Tensor) -> Tensor:
+    out, launch, pack = plan(launcher, act, name, uses, inputs, *args)
+    y = out.on(args[-1])
+    if launch is not None:
+        launch(*(tuple(t.contiguous() for t in args) if pack else args), y)
+    return y
+
+
+def _run_two(launcher: Launcher, act: str, name: str, uses: str, inputs: str, *args: Tensor) -> tuple[Tensor, Tensor]:
+    out, launch, pack = plan(launcher, act, name, uses, inputs, *args)
+    y, z = out.on(args[-1]), out.on(args[-1])
+    if launch is not None:
+        launch(*(tuple(t.contiguous() for t in args) if pack else args), y, z)
+    return y, z
 
 
 def declare(act: str) -> None:
@@ -211,16 +220,16 @@ def declare(act: str) -> None:
     gated_name = f"{act}_mul"
 
     def forward(x: Tensor) -> Tensor:
-        return _run(one, act, act, "VALUE", "x", 1, x)
+        return _run(one, act, act, "VALUE", "x", x)
 
     def backward(dy: Tensor, x: Tensor) -> Tensor:
-        return _run(one_bwd, act, f"{act}_bwd", "SLOPE", "dy x", 1, dy, x)
+        return _run(one_bwd, act, f"{act}_bwd", "SLOPE", "dy x", dy, x)
 
     def forward_gated(a: Tensor, b: Tensor) -> Tensor:
-        return _run(gated, act, gated_name, "VALUE", "a b", 1, a, b)
+        return _run(gated, act, gated_name, "VALUE", "a b", a, b)
 
     def backward_gated(dy: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-        return _run(gated_bwd, act, f"{gated_name}_bwd", "VALUE SLOPE", "dy a b", 2, dy, a, b)
+        return _run_two(gated_bwd, act, f"{gated_name}_bwd", "VALUE SLOPE", "dy a b", dy, a, b)
 
     made = {gated_name: forward_gated, f"{gated_name}_bwd": backward_gated}
     if spec.ACTS[act].alone:

@@ -6,6 +6,7 @@ second kernel adds the programs' shares up in a fixed order, so gradients are th
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -15,8 +16,10 @@ from torch import Tensor
 
 from ..core.registry import impl
 from ..specs import norm as spec
-from .lib.launch import Config, Launcher, per_chip
-from .lib.rows import DEVICES, Room, Rows, even_rows, packed, plans, programs, wide_of
+from .lib.config import Tiles, tunable
+from .lib.launch import Launcher
+from .lib.plans import plans
+from .lib.rows import DEVICES, Room, Rows, even_rows, packed, programs, wide_of
 
 # ---- forward --------------------------------------------------------------------------------------------------------
 
@@ -321,45 +324,57 @@ def fits(columns: int, dtype: torch.dtype) -> int:
 # The numbers below were found on an H200 in bf16; the shares of a copy's speed are in benchmarks/results.
 
 
-@per_chip
-def forward_config(n: int, dtype: torch.dtype, even: bool, centred: bool) -> Config:
-    wide = wide_of(dtype)
-    if n > fits(FORWARD_FITS, dtype):
-        hold = fits(16384 if centred else 32768, dtype)
-        return Config(dict(CENTRED=centred, WIDE=wide, HOLD=hold, BLOCK_N=fits(16384, dtype)), threads=1024, even=even)
+@tunable("norm.rows")
+def forward_tiles(n: int, dtype: torch.dtype, centred: bool) -> Tiles:
+    """Whole rows in registers."""
     block = max(triton.next_power_of_2(n), 16)
     rows = 1 if block > 4096 else 2 if block >= 2048 else 4096 // block
     ahead = block == fits(16384 if centred else 32768, dtype)
     threads = 1024 if block >= fits(32768, dtype) or ahead else min(512, max(128, rows * block // 32))
-    constants = dict(CENTRED=centred, WIDE=wide, AHEAD=ahead, BLOCK_M=rows, BLOCK_N=block)
-    return Config(constants, threads, even=even)
+    return Tiles(threads, AHEAD=ahead, BLOCK_M=rows, BLOCK_N=block)
 
 
-@per_chip
-def backward_config(n: int, dtype: torch.dtype, even: bool, centred: bool) -> Config:
-    wide = wide_of(dtype)
+@tunable("norm.pieces")
+def forward_piece_tiles(n: int, dtype: torch.dtype, centred: bool) -> Tiles:
+    """A long row: the first part stays in registers, the rest comes in pieces."""
+    return Tiles(1024, HOLD=fits(16384 if centred else 32768, dtype), BLOCK_N=fits(16384, dtype))
+
+
+@tunable("norm_bwd.rows")
+def backward_tiles(n: int, dtype: torch.dtype, centred: bool) -> Tiles:
+    """Rows in registers, one after the other, with the shares of dw and db beside them where they fit."""
     block = max(triton.next_power_of_2(n), 16)
-    if n > fits(BACKWARD_FITS // 2 if centred else BACKWARD_FITS, dtype):
-        return Config(dict(CENTRED=centred, WIDE=wide, BLOCK_N=fits(16384, dtype)), threads=1024, even=even)
     shares, bias = n <= fits(SHARES_FIT, dtype), centred and n <= fits(BIAS_FITS, dtype)
-    rows = max(1, 1024 // block)
     if block <= 1024 or (centred and block == 2048):
         threads = 128
     else:
         threads = 256 if block <= 4096 else 512 if block <= 16384 else 1024
-    constants = dict(CENTRED=centred, WIDE=wide, SHARES=shares, BIAS=bias, AHEAD=block <= 8192)
-    constants |= dict(PAIRS=not triton.knobs.runtime.interpret, BLOCK_M=rows, BLOCK_N=block)
-    return Config(constants, threads, even=even)
+    pairs = not triton.knobs.runtime.interpret
+    rows = max(1, 1024 // block)
+    return Tiles(threads, SHARES=shares, BIAS=bias, AHEAD=block <= 8192, PAIRS=pairs, BLOCK_M=rows, BLOCK_N=block)
+
+
+@tunable("norm_bwd.pieces")
+def backward_piece_tiles(n: int, dtype: torch.dtype) -> Tiles:
+    return Tiles(1024, BLOCK_N=fits(16384, dtype))
+
+
+@tunable("norm_bwd.columns")
+def column_tiles(n: int, dtype: torch.dtype) -> Tiles:
+    return Tiles(128, BLOCK_M=8, BLOCK_N=512)
+
+
+@tunable("norm_bwd.total")
+def total_tiles(n: int, dtype: torch.dtype) -> Tiles:
+    return Tiles(128, BLOCK_M=64, BLOCK_N=32)
 
 
 class Forward(NamedTuple):
     """What a forward will do for tensors that look so: worked out once."""
 
-    outs: tuple[Room | None, ...]  # y, s, mean, rstd
-    numbers: tuple[int, ...]  # x_stride, r_stride, n_rows, n
-    grid: tuple[int, int, int]
-    config: Config | None  # None: nothing to compute
-    launch: Launcher
+    full: Room
+    column: Room
+    launch: Callable[..., None] | None  # None: nothing to compute
     pack: bool  # whether some tensor must be packed first
 
 
@@ -375,18 +390,18 @@ def _plan_forward(
     pack = not all(even_rows(t) for t in given)
     x, residual = packed(x), None if residual is None else packed(residual)
     n, dtype = x.shape[-1], x.dtype
-    at, of = Rows.of(x), None if residual is None else Rows.of(residual)
-    stat = torch.float64 if dtype is torch.float64 else torch.float32
-    full, column = Room.of(x.shape, dtype), Room.of(x.shape[:-1], stat)
-    outs = (full, None if residual is None else full, column if centred else None, column)
-    r_stride = 0 if of is None else of.stride
+    full, column = Room.of(x.shape, dtype), Room.of(x.shape[:-1], stat_of(dtype))
+    if not x.numel():
+        return Forward(full, column, None, pack)
+    at, r_stride = Rows.of(x), 0 if residual is None else Rows.of(residual).stride
     even = n % 16 == 0 and at.stride % 16 == 0 and r_stride % 16 == 0
-    config = forward_config(max(n, 1), dtype, even, centred)
-    rows = config.constants.get("BLOCK_M")
-    wanted = at.count if rows is None else -(-at.count // rows)
-    grid = (programs(x.device, wanted, 1) if config.constants.get("AHEAD") else wanted, 1, 1)
-    numbers = (at.stride, r_stride, at.count, n)
-    return Forward(outs, numbers, grid, config if at.count and n else None, fwd_pieces if rows is None else fwd, pack)
+    whole = n <= fits(FORWARD_FITS, dtype)
+    tiles = (forward_tiles if whole else forward_piece_tiles)(n=n, dtype=dtype, centred=centred)
+    wanted = -(-at.count // tiles["BLOCK_M"]) if whole else at.count
+    grid = (programs(x.device, wanted, 1) if whole and tiles["AHEAD"] else wanted, 1, 1)
+    config = tiles.config(even=even, CENTRED=centred, WIDE=wide_of(dtype))
+    launch = (fwd if whole else fwd_pieces).ready(grid, (at.stride, r_stride, at.count, n), config)
+    return Forward(full, column, launch, pack)
 
 
 def _forward(
@@ -399,17 +414,17 @@ def _forward(
     offset: float,
     centred: bool,
 ) -> tuple[Any, ...]:
-    plan = _plan_forward(op, x, residual, weight, bias, centred)
-    y, s, mean, rstd = [None if room is None else room.on(x) for room in plan.outs]
-    if plan.config is None:
-        assert rstd is not None
+    full, column, launch, pack = _plan_forward(op, x, residual, weight, bias, centred)
+    y, rstd = full.on(x), column.on(x)
+    s = None if residual is None else full.on(x)
+    mean = column.on(x) if centred else None
+    if launch is None:
         rstd.fill_(eps**-0.5)  # rows of nothing have a mean of 0
         return y, s, None if mean is None else mean.zero_(), rstd
-    if plan.pack:
+    if pack:
         x, weight = packed(x), packed(weight)
         residual, bias = None if residual is None else packed(residual), None if bias is None else packed(bias)
-    args = (x, residual, weight, bias, y, s, mean, rstd, *plan.numbers, float(eps), float(offset))
-    plan.launch(plan.grid, args, plan.config)
+    launch(x, residual, weight, bias, y, s, mean, rstd, float(eps), float(offset))
     return y, s, mean, rstd
 
 
@@ -418,13 +433,11 @@ class Backward(NamedTuple):
 
     outs: tuple[Room | None, ...]  # dx, dr, dweight, dbias
     shares: tuple[Room | None, ...]  # of the programs: dw, db
-    numbers: tuple[int, ...]  # dy_stride, ds_stride, x_stride, n_rows, n
-    programs: int  # that compute dx
-    parts: tuple[int, ...]  # that have shares of dw, of db
-    config: Config | None
-    together: tuple[bool, ...]  # whether dw, db come with dx, or from a kernel of their own
-    columns: Config
-    total: Config
+    rows: Callable[..., None] | None  # computes dx, with dw and db where they are `together`; None: nothing to compute
+    together: tuple[bool, bool]  # whether dw, db come with dx, or from a kernel of their own
+    columns: Callable[..., None] | None
+    total_w: Callable[..., None] | None
+    total_b: Callable[..., None] | None
     pack: bool
 
 
@@ -432,34 +445,47 @@ class Backward(NamedTuple):
 def _plan_backward(
     op: str, dy: Tensor, ds: Tensor | None, x: Tensor, weight: Tensor, mean: Tensor | None, rstd: Tensor, twice: bool
 ) -> Backward:
-    full = {"dy": dy} if ds is None else {"dy": dy, "ds": ds}
+    given_full = {"dy": dy} if ds is None else {"dy": dy, "ds": ds}
     stats = {"rstd": rstd} if mean is None else {"mean": mean, "rstd": rstd}
-    spec.check(op, x, lead="s" if twice else "x", full=full, cols={"weight": weight}, rows=stats)
+    spec.check(op, x, lead="s" if twice else "x", full=given_full, cols={"weight": weight}, rows=stats)
     pack = not all(even_rows(t) for t in (dy, ds, x, weight, mean, rstd) if t is not None)
-    n, dtype, centred = x.shape[-1], x.dtype, mean is not None
+    n, dtype, centred, wide = x.shape[-1], x.dtype, mean is not None, wide_of(x.dtype)
+    like_x, like_w = Room.of(x.shape, dtype), Room.of(weight.shape, weight.dtype)
+    outs = (like_x, like_x if twice else None, like_w, like_w if centred else None)
+    if not x.numel():
+        return Backward(outs, (None, None), None, (False, False), None, None, None, pack)
     at, to = Rows.of(packed(x)), Rows.of(packed(dy))
     ds_stride = 0 if ds is None else Rows.of(packed(ds)).stride
     even = all(size % 16 == 0 for size in (n, at.stride, to.stride, ds_stride))
-    config = backward_config(max(n, 1), dtype, even, centred)
-    rows = config.constants.get("BLOCK_M")
+    facts: dict[str, Any] = dict(n=n, dtype=dtype)
+    whole = n <= fits(BACKWARD_FITS // 2 if centred else BACKWARD_FITS, dtype)
+    tiles = backward_tiles(**facts, centred=centred) if whole else backward_piece_tiles(**facts)
     per_core = 4 if n <= 2048 else 2 if n <= 4096 else 1
-    walkers = at.count if rows is None else programs(x.device, -(-at.count // rows), per_core)
-    columns = max(1, min(-(-at.count // 8), max(8, 1024 * 512 // max(n, 1))))
-    together = (config.constants.get("SHARES", False), config.constants.get("BIAS", False))
-    parts = tuple(walkers if inside else columns for inside in together)
-    wide = config.constants["WIDE"]
-    like_x, like_w = Room.of(x.shape, dtype), Room.of(weight.shape, weight.dtype)
-    share = torch.float64 if dtype is torch.float64 else torch.float32
+    walkers = programs(x.device, -(-at.count // tiles["BLOCK_M"]), per_core) if whole else at.count
+    config = tiles.config(even=even, CENTRED=centred, WIDE=wide)
+    numbers = (to.stride, ds_stride, at.stride, at.count, n)
+    rows = (bwd if whole else bwd_pieces).ready((walkers, 1, 1), numbers, config)
+    together = (tiles["SHARES"], tiles["BIAS"]) if whole else (False, False)
+    by_column = max(1, min(-(-at.count // 8), max(8, 1024 * 512 // n)))
+    parts = tuple(walkers if inside else by_column for inside in together)
+    columns = column_tiles(**facts)
+    total = total_tiles(**facts)
+    add = lambda count: add_up.ready(
+        (-(-n // total["BLOCK_N"]), 1, 1), (count, n), total.config(even=n % 16 == 0, WIDE=wide)
+    )
+    share = stat_of(dtype)
     return Backward(
-        (like_x, like_x if twice else None, like_w, like_w if centred else None),
+        outs,
         (Room.of((parts[0], n), share), Room.of((parts[1], n), share) if centred else None),
-        (to.stride, ds_stride, at.stride, at.count, n),
-        walkers,
-        parts,
-        config if at.count and n else None,
+        rows,
         together,
-        columns_config(wide, even),
-        add_config(wide, n % 16 == 0),
+        bwd_columns.ready(
+            (-(-n // columns["BLOCK_N"]), by_column, 1),
+            (to.stride, at.stride, at.count, n),
+            columns.config(even=even, WIDE=wide),
+        ),
+        add(parts[0]),
+        add(parts[1]),
         pack,
     )
 
@@ -477,35 +503,24 @@ def _backward(
 ) -> tuple[Any, ...]:
     plan = _plan_backward(op, dy, ds, x, weight, mean, rstd, twice)
     dx, dr, dweight, dbias = [None if room is None else room.on(x) for room in plan.outs]
-    if plan.config is None:
+    if plan.rows is None or plan.columns is None or plan.total_w is None or plan.total_b is None:
         return dx, dr, dweight.zero_(), None if dbias is None else dbias.zero_()  # type: ignore[union-attr]
     if plan.pack:
         dy, x, weight, rstd = packed(dy), packed(x), packed(weight), rstd.contiguous()
         ds, mean = None if ds is None else packed(ds), None if mean is None else mean.contiguous()
     dw, db = [None if room is None else room.on(x) for room in plan.shares]
-    dy_stride, _, x_stride, n_rows, n = plan.numbers
-    args = (dy, ds, x, weight, mean, rstd, dx, dr, dw, db, *plan.numbers, float(offset))
-    (bwd if "BLOCK_M" in plan.config.constants else bwd_pieces)((plan.programs, 1, 1), args, plan.config)
-    alone = [None if inside else share for inside, share in zip(plan.together, (dw, db), strict=True)]
-    if alone[0] is not None or alone[1] is not None:
-        parts = plan.parts[0] if alone[0] is not None else plan.parts[1]
-        columns = (dy, x, mean, rstd, *alone, dy_stride, x_stride, n_rows, n)
-        bwd_columns((-(-n // plan.columns.constants["BLOCK_N"]), parts, 1), columns, plan.columns)
-    grid = (-(-n // plan.total.constants["BLOCK_N"]), 1, 1)
-    add_up(grid, (dw, dweight, plan.parts[0], n), plan.total)
+    plan.rows(dy, ds, x, weight, mean, rstd, dx, dr, dw, db, float(offset))
+    dw_alone, db_alone = [None if inside else share for inside, share in zip(plan.together, (dw, db), strict=True)]
+    if dw_alone is not None or db_alone is not None:
+        plan.columns(dy, x, mean, rstd, dw_alone, db_alone)
+    plan.total_w(dw, dweight)
     if dbias is not None:
-        add_up(grid, (db, dbias, plan.parts[1], n), plan.total)
+        plan.total_b(db, dbias)
     return dx, dr, dweight, dbias
 
 
-@per_chip
-def columns_config(wide: Any, even: bool) -> Config:
-    return Config(dict(WIDE=wide, BLOCK_M=8, BLOCK_N=512), threads=128, even=even)
-
-
-@per_chip
-def add_config(wide: Any, even: bool) -> Config:
-    return Config(dict(WIDE=wide, BLOCK_M=64, BLOCK_N=32), threads=128, even=even)
+def stat_of(dtype: torch.dtype) -> torch.dtype:
+    return torch.float64 if dtype is torch.float64 else torch.float32
 
 
 # ---- the ops --------------------------------------------------------------------------------------------------------

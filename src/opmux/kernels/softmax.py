@@ -5,6 +5,7 @@ A dimension that is not the last is brought there by a copy.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -14,8 +15,10 @@ from torch import Tensor
 
 from ..core.registry import impl
 from ..specs import softmax as spec
-from .lib.launch import Config, Launcher, per_chip
-from .lib.rows import DEVICES, Room, Rows, even_rows, packed, plans, wide_of
+from .lib.config import Tiles, tunable
+from .lib.launch import Launcher
+from .lib.plans import plans
+from .lib.rows import DEVICES, Room, Rows, even_rows, packed, wide_of
 
 
 def _fwd(
@@ -104,27 +107,29 @@ bwd = Launcher(_bwd, tensors=3, sizes="dy_stride y_stride n", free="n_rows")
 bwd_pieces = Launcher(_bwd_pieces, tensors=3, sizes="dy_stride y_stride n", free="n_rows")
 
 
-@per_chip
-def config(n: int, dtype: torch.dtype, even: bool, log: bool) -> Config:
-    size = dtype.itemsize
-    limit = 32768 if size <= 2 else 16384 if size == 4 else 8192
-    if n > limit:
-        return Config(dict(LOG=log, WIDE=wide_of(dtype), BLOCK_N=limit // 4), threads=512, even=even)
+LONGEST = {1: 32768, 2: 32768, 4: 16384, 8: 8192}  # columns of a dtype this wide that one program holds in registers
+
+
+@tunable("softmax.rows")
+def row_tiles(n: int, dtype: torch.dtype) -> Tiles:
+    """Whole rows in registers."""
     block = max(triton.next_power_of_2(n), 16)
     rows = 1 if block > 4096 else 2 if block >= 2048 else 4096 // block
-    threads = 1024 if block >= limit else min(512, max(128, rows * block // 32))
-    return Config(dict(LOG=log, WIDE=wide_of(dtype), BLOCK_M=rows, BLOCK_N=block), threads, even=even)
+    threads = 1024 if block >= LONGEST[dtype.itemsize] else min(512, max(128, rows * block // 32))
+    return Tiles(threads, BLOCK_M=rows, BLOCK_N=block)
+
+
+@tunable("softmax.pieces")
+def piece_tiles(n: int, dtype: torch.dtype) -> Tiles:
+    """A long row, a piece at a time."""
+    return Tiles(512, BLOCK_N=LONGEST[dtype.itemsize] // 4)
 
 
 class Along(NamedTuple):
     """What an op will do for tensors that look so."""
 
     out: Room
-    config: Config
-    launch: Launcher
-    numbers: tuple[int, ...]  # the strides, n_rows, n
-    grid: tuple[int, int, int]
-    dim: int
+    launch: Callable[..., None] | None  # None: nothing to compute
     last: bool  # whether the dimension is the last one, and rows are even
 
 
@@ -137,13 +142,16 @@ def _plan(op: str, log: bool, dim: int, *args: Tensor) -> Along:
     moved = [_moved(t, dim) for t in args]
     n = moved[0].shape[-1]
     at = [Rows.of(t) for t in moved]
+    room = Room.of(like.shape if last else moved[0].shape, like.dtype)
+    if not like.numel():
+        return Along(room, None, last)
+    whole = n <= LONGEST[like.dtype.itemsize]
+    tiles = (row_tiles if whole else piece_tiles)(n=n, dtype=like.dtype)
     even = n % 16 == 0 and all(r.stride % 16 == 0 for r in at)
-    how = config(max(n, 1), like.dtype, even, log)
-    rows = how.constants.get("BLOCK_M")
-    launch = (fwd if rows else fwd_pieces) if len(args) == 1 else (bwd if rows else bwd_pieces)
-    grid = (-(-at[0].count // rows) if rows else at[0].count, 1, 1)
-    shape = like.shape if last else moved[0].shape
-    return Along(Room.of(shape, like.dtype), how, launch, (*(r.stride for r in at), at[0].count, n), grid, dim, last)
+    config = tiles.config(even=even, LOG=log, WIDE=wide_of(like.dtype))
+    launcher = (fwd if whole else fwd_pieces) if len(args) == 1 else (bwd if whole else bwd_pieces)
+    grid = (-(-at[0].count // tiles["BLOCK_M"]) if whole else at[0].count, 1, 1)
+    return Along(room, launcher.ready(grid, (*(r.stride for r in at), at[0].count, n), config), last)
 
 
 def _moved(x: Tensor, dim: int) -> Tensor:
@@ -152,14 +160,15 @@ def _moved(x: Tensor, dim: int) -> Tensor:
 
 
 def _run(op: str, log: bool, dim: int, *args: Tensor) -> Tensor:
-    how = _plan(op, log, dim, *args)
-    out = how.out.on(args[-1])
-    if out.numel():
-        given = args if how.last else tuple(_moved(t, dim) for t in args)
-        how.launch(how.grid, (*given, out, *how.numbers), how.config)
-    if how.last:
-        return out
+    room, launch, last = _plan(op, log, dim, *args)
     like = args[-1]
+    out = room.on(like)
+    if last:
+        if launch is not None:
+            launch(*args, out)
+        return out
+    if launch is not None:
+        launch(*(_moved(t, dim) for t in args), out)
     return out.reshape(()) if like.dim() == 0 else out.movedim(-1, dim).contiguous()
 
 

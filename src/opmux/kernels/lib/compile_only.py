@@ -26,6 +26,8 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.backends.driver import DriverBase
 
+from .plans import forget
+
 # chip -> what Triton compiles for, and the shared memory a program may have
 CHIPS = {
     "sm_80": (GPUTarget("cuda", 80, 32), 166_912),
@@ -146,6 +148,7 @@ def compiling_for(chip: str) -> Iterator[list[Built]]:
         stock(self)
 
     config.set_active(CompileOnly(chip))
+    forget()
     triton.compiler.compiler.max_shared_mem.cache_clear()
     triton.compiler.CompiledKernel._init_handles = remember
     try:
@@ -154,4 +157,5 @@ def compiling_for(chip: str) -> Iterator[list[Built]]:
         _building.pop()
         triton.compiler.CompiledKernel._init_handles = stock
         config._active = before
+        forget()
         triton.compiler.compiler.max_shared_mem.cache_clear()

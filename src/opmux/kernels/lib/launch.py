@@ -1,8 +1,8 @@
-"""Launching a Triton kernel at a tenth of the usual host cost, and never wrongly.
+"""Launching a Triton kernel at a quarter of the usual host cost, and never wrongly.
 
 `kernel[grid](...)` spends about 20 us of Python finding, for every call, the compiled kernel that it found the time
-before. A `Launcher` remembers it by what the compilation depended on (dtypes, constants, alignment, device) and calls
-the kernel's own entry point with integers for pointers: about 5 us (H200 host, triton 3.6).
+before. `Launcher.ready` makes a launch for one look of the tensors (a plan knows their dtypes, shapes and device), so
+nothing is left to find: pointers as integers, the stream, and the kernel's own entry point, about 6 us (H200 host).
 
 That entry point is private. It is used only where this module knows its shape and everything the compiled kernel
 assumed still holds; in all other cases the call goes through `kernel[grid](...)`.
@@ -11,34 +11,33 @@ assumed still holds; in all other cases the call goes through `kernel[grid](...)
 from __future__ import annotations
 
 import functools
+import inspect
+import types
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 import triton
-from torch import Tensor
 
 from ...core.errors import NotSupported
 
-ALIGNED = 15  # a pointer is assumed to be a multiple of 16 bytes if none of these bits is set
+Grid = tuple[int, int, int]
 
 
 @dataclass(frozen=True, eq=False)
 class Config:
-    """What a kernel is compiled with: its constants, in the order of its signature, its threads and its stages."""
+    """What a kernel is compiled with: its constants, its threads and its stages."""
 
     constants: dict[str, Any]
     threads: int = 128
     stages: int = 2
     even: bool = False  # whether all sizes are multiples of 16
     options: dict[str, Any] = field(init=False, repr=False)
-    tail: tuple = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         warps = max(1, self.threads // warp_size())
         object.__setattr__(self, "options", {**self.constants, "num_warps": warps, "num_stages": self.stages})
-        object.__setattr__(self, "tail", tuple(self.constants.values()))
 
 
 def warp_size() -> int:
@@ -46,26 +45,6 @@ def warp_size() -> int:
     if triton.knobs.runtime.interpret:
         return 32
     return triton.runtime.driver.active.get_current_target().warp_size
-
-
-def per_chip(make: Callable[..., Config]) -> Callable[..., Config]:
-    """Remember configurations, apart for chips with other warps."""
-    kept = functools.lru_cache(maxsize=4096)(lambda warp, *args: make(*args))
-    return lambda *args: kept(warp_size_here(), *args)
-
-
-@functools.lru_cache(maxsize=1)
-def _native_warp_size() -> int:
-    return warp_size()
-
-
-def warp_size_here() -> int:
-    """As `warp_size`, quickly: asked at every launch."""
-    return warp_size() if _compiling_only() else _native_warp_size()
-
-
-def _compiling_only() -> bool:
-    return type(triton.runtime.driver._active).__name__ == "CompileOnly"
 
 
 class Launcher:
@@ -80,82 +59,116 @@ class Launcher:
         self.even = triton.jit(do_not_specialize=free.split())(kernel)
         self.odd = triton.jit(do_not_specialize=every)(kernel)
         self.tensors = tensors
-        self._bound: dict[Any, Callable[..., None]] = {}
+        names = list(inspect.signature(kernel).parameters)
+        self.numbers = names[tensors : tensors + len(every)]
+        self.constants = names[tensors + len(every) :]
+        if sorted(self.numbers) != sorted(every):
+            raise TypeError(f"{kernel.__name__}: after {tensors} tensors come {self.numbers}, not {every}")
 
-    def __call__(self, grid: tuple[int, int, int], args: tuple, config: Config) -> None:
-        """Launch. A config stands for one set of constants: keep it and pass it again."""
-        tensors = args[: self.tensors]
-        pointers = [0 if t is None else t.data_ptr() for t in tensors]
-        joined = 0
-        for p in pointers:
-            joined |= p
-        first = args[0]
-        if joined & ALIGNED or not first.is_cuda:
-            if first.is_meta and not _compiling_only():
-                raise NotSupported("a meta tensor has no memory to launch on")
-            return self._public(grid, args, config)
-        device = first.get_device()
-        # all that the compiled kernel depended on: constants, dtypes, which tensors are absent, the device
-        key = (config, device, *[None if t is None else t.dtype for t in tensors])
-        launch = self._bound.get(key)
-        if launch is None:
-            return self._bind(grid, key, args, config)
-        if device != torch._C._cuda_getDevice():
-            return self._public(grid, args, config)
-        launch(grid, torch._C._cuda_getCurrentRawStream(device), (*pointers, *args[self.tensors :], *config.tail))
+    def ready(self, grid: Grid, numbers: tuple, config: Config) -> Callable[..., None]:
+        """A launch for tensors of one look (dtypes, absences, device): `launch(*tensors, *numbers_still_missing)`.
 
-    def _public(self, grid: tuple[int, int, int], args: tuple, config: Config) -> Any:
+        Keep it with what depends on that look, and use it for nothing else.
+        """
+        missing = [c for c in self.constants if c not in config.constants]
+        if missing or len(config.constants) != len(self.constants):
+            raise TypeError(f"constants must be {self.constants}; got {list(config.constants)}")
+        return _Ready(self, grid, numbers, config).function
+
+    def __call__(self, grid: Grid, args: tuple, config: Config) -> Any:
+        """Launch by the public path."""
         first = args[0]
+        if first.is_meta and not _compiling_only():
+            raise NotSupported("a meta tensor has no memory to launch on")
+        kernel = self.even if config.even else self.odd
         if first.is_cuda and first.get_device() != torch.cuda.current_device():
             with torch.cuda.device(first.device):
-                return (self.even if config.even else self.odd)[grid](*args, **config.options)
-        return (self.even if config.even else self.odd)[grid](*args, **config.options)
-
-    def _bind(self, grid: tuple[int, int, int], key: Any, args: tuple, config: Config) -> None:
-        """The first launch for a key: compile by the public path, and keep a way to do it again quickly."""
-        same_device(args[: self.tensors])
-        compiled = self._public(grid, args, config)
-        self._bound[key] = bind(compiled) or functools.partial(_by_call, compiled)
+                return kernel[grid](*args, **config.options)
+        return kernel[grid](*args, **config.options)
 
 
-def _by_call(compiled: Any, grid: tuple[int, int, int], stream: int, call: tuple) -> None:
-    """A compiled kernel launched by its own public method, for launchers whose entry point we do not know."""
-    compiled[grid](*call, stream=stream)
+def _compiling_only() -> bool:
+    return type(triton.runtime.driver._active).__name__ == "CompileOnly"
 
 
-def bind(compiled: Any) -> Callable[..., None] | None:
-    """The quickest way to launch a compiled kernel again, or None where its entry point is not one we know."""
-    run = getattr(compiled, "run", None)
-    if type(run).__name__ != "CudaLauncher" or not _plain(run):
-        return None
-    function, packed = compiled.function, compiled.packed_metadata
-    cooperative, pdl, entry = run.launch_cooperative_grid, run.launch_pdl, run.launch
-    hooks = triton.knobs.runtime
+class _Ready:
+    """The state behind a ready launch: a function whose code is swapped once the kernel is compiled and bound."""
 
-    if hasattr(run, "arg_annotations"):  # triton 3.7 and later: one C launcher for all kernels
-        notes, types = run.arg_annotations, run.kernel_signature
+    def __init__(self, launcher: Launcher, grid: Grid, numbers: tuple, config: Config):
+        self.launcher, self.grid, self.numbers, self.config = launcher, grid, numbers, config
+        self.late = len(launcher.numbers) - len(numbers)
+        self.globals: dict[str, Any] = {"_slow": self.slow, "_numbers": numbers}
+        self.globals["_x"], self.globals["_y"], self.globals["_z"] = grid
+        self.function = types.FunctionType(_code("slow", launcher.tensors, "", self.late), self.globals)
 
-        def launch(grid: tuple[int, int, int], stream: int, call: tuple) -> None:
-            if _watched(hooks):
-                return _by_call(compiled, grid, stream, call)
-            entry(*grid, stream, function, cooperative, pdl, packed, None, None, None, None, None, notes, types, call)
+    def slow(self, tensors: tuple, late: tuple) -> None:
+        """The public path; where what it compiled can be launched quickly from now on, say so."""
+        first = tensors[0]
+        compiled = self.launcher(self.grid, (*tensors, *self.numbers, *late), self.config)
+        if not first.is_cuda or compiled is None or self.globals.get("_entry"):
+            return
+        if any(t is not None and (t.data_ptr() % 16 or t.device != first.device) for t in tensors):
+            return  # compiled for pointers that are no multiples of 16, or wrong in a way Triton has just said
+        way, names = _entry(compiled)
+        if way:
+            constants = tuple(self.config.constants[n] for n in self.launcher.constants)
+            self.globals |= names | {"_device": first.get_device(), "_constants": constants}
+            absent = "".join("0" if t is None else "1" for t in tensors)
+            self.function.__code__ = _code(way, self.launcher.tensors, absent, self.late)
 
-        return launch
 
-    def launch_generated(grid: tuple[int, int, int], stream: int, call: tuple) -> None:
-        if _watched(hooks):
-            return _by_call(compiled, grid, stream, call)
-        entry(*grid, stream, function, cooperative, pdl, None, None, packed, None, None, None, *call)
+# How a launch is made, as text: one function per number of tensors, absences and late numbers.
+_TEXTS = {
+    "slow": "def launch({params}):\n    _slow(({tensors}), ({late}))\n",
+    "quick": """\
+def launch({params}):
+    {pointers}
+    if ({joined}) & 15 or _here() != _device or _enter is not _hooks.launch_enter_hook or _enter.calls or _leave.calls:
+        return _slow(({tensors}), ({late}))
+    _entry(_x, _y, _z, _stream(_device), _function, _cooperative, _pdl, {call})
+""",
+}
+_CALLS = {
+    "generated": "None, None, _packed, None, None, None, {pointers} *_numbers, {late} *_constants",
+    # triton 3.7 and later: one C launcher for all kernels
+    "shared": "_packed, None, None, None, None, None, _notes, _types, ({pointers} *_numbers, {late} *_constants)",
+}
 
-    return launch_generated
 
-
-def _watched(hooks: Any) -> bool:
-    """Whether a profiler wants to be told of launches: the public way does that."""
-    enter, leave = hooks.launch_enter_hook, hooks.launch_exit_hook
-    return (enter is not None and bool(getattr(enter, "calls", True))) or (
-        leave is not None and bool(getattr(leave, "calls", True))
+@functools.cache
+def _code(way: str, tensors: int, present: str, late: int) -> types.CodeType:
+    t, n = [f"t{i}" for i in range(tensors)], [f"n{i}" for i in range(late)]
+    there = [i for i in range(tensors) if present[i : i + 1] == "1"]
+    listed = lambda names: "".join(f"{name}, " for name in names)
+    text = _TEXTS["slow" if way == "slow" else "quick"].format(
+        params=", ".join([*t, *n]),
+        tensors=listed(t),
+        late=listed(n),
+        pointers="; ".join(f"p{i} = t{i}.data_ptr()" for i in there),
+        joined=" | ".join(f"p{i}" for i in there),
+        call=_CALLS.get(way, "").format(
+            pointers=listed(f"p{i}" if i in there else "0" for i in range(tensors)), late=listed(n)
+        ),
     )
+    made: dict[str, Any] = {}
+    exec(compile(text, "<opmux launch>", "exec"), made)
+    return made["launch"].__code__
+
+
+def _entry(compiled: Any) -> tuple[str, dict[str, Any]]:
+    """How to launch a compiled kernel again, and the names that takes; "" where its entry point is not one we know."""
+    run, hooks = getattr(compiled, "run", None), triton.knobs.runtime
+    enter, leave = hooks.launch_enter_hook, hooks.launch_exit_hook
+    if type(run).__name__ != "CudaLauncher" or not _plain(run) or not all(hasattr(h, "calls") for h in (enter, leave)):
+        return "", {}
+    names = dict(
+        _entry=run.launch, _function=compiled.function, _packed=compiled.packed_metadata,
+        _cooperative=run.launch_cooperative_grid, _pdl=run.launch_pdl, _hooks=hooks, _enter=enter, _leave=leave,
+        _here=torch._C._cuda_getDevice, _stream=torch._C._cuda_getCurrentRawStream,
+    )  # fmt: skip
+    if hasattr(run, "arg_annotations"):
+        return "shared", names | {"_notes": run.arg_annotations, "_types": run.kernel_signature}
+    return "generated", names
 
 
 def _plain(run: Any) -> bool:
@@ -164,11 +177,3 @@ def _plain(run: Any) -> bool:
     if not all(hasattr(run, n) for n in names) or getattr(run, "gsan_enabled", False):
         return False
     return run.global_scratch_size == 0 and run.profile_scratch_size == 0
-
-
-def same_device(tensors: tuple) -> None:
-    """Integer pointers skip Triton's own check, and a CPU pointer in a kernel breaks the device for good."""
-    first = tensors[0].device
-    for t in tensors:
-        if isinstance(t, Tensor) and t.device != first:
-            raise ValueError(f"all tensors must be on one device: got {first} and {t.device}")

@@ -1,20 +1,16 @@
-"""Tensors as kernels see them: packed rows, room for results, and plans kept by what tensors look like."""
+"""Tensors as kernels see them: packed rows, room for results, programs to walk over them."""
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import torch
 import triton.language as tl
 from torch import Tensor
 
-from .launch import warp_size_here
-
 DEVICES = frozenset({"cuda", "xpu"})  # where torch has Triton; a machine with another chip says so itself
-
-P = TypeVar("P")
 
 
 class Rows(NamedTuple):
@@ -47,7 +43,7 @@ _empty_cuda: Callable[..., Tensor] | None = getattr(
 
 
 class Room(NamedTuple):
-    """A result to be: contiguous."""
+    """A result to be; `Room.of` makes it contiguous."""
 
     shape: tuple[int, ...]
     stride: tuple[int, ...]
@@ -66,28 +62,7 @@ class Room(NamedTuple):
         """The tensor itself, on the device of another one; its contents are whatever was there."""
         if _empty_cuda is not None and like.is_cuda and like.get_device() == torch._C._cuda_getDevice():
             return _empty_cuda(self.shape, self.stride, self.dtype)
-        return torch.empty(self.shape, dtype=self.dtype, device=like.device)
-
-
-def plans(make: Callable[..., P]) -> Callable[..., P]:
-    """Keep what `make(*args)` worked out by what its tensors look like: dtype, shape and strides, never their contents.
-
-    Checking arguments and choosing a configuration costs 20 us and more; looking it up again costs one.
-    """
-    kept: dict[Any, P] = {}
-
-    def plan(*args: Any) -> P:
-        key = [(a.dtype, a.shape, a.stride(), a.device) if isinstance(a, Tensor) else a for a in args]
-        key = (warp_size_here(), *key)
-        found = kept.get(key)
-        if found is None:
-            found = make(*args)
-            if len(kept) >= 4096:
-                kept.clear()
-            kept[key] = found
-        return found
-
-    return plan
+        return torch.empty_strided(self.shape, self.stride, dtype=self.dtype, device=like.device)
 
 
 @functools.cache

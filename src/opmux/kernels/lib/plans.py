@@ -1,0 +1,70 @@
+"""What is worked out once, by what tensors look like; and how to forget it."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from torch import Tensor
+
+P = TypeVar("P")
+
+_MOST = 4096  # plans of one op; beyond that all are dropped, as shapes seem never to come back
+_forgetting: list[Callable[[], None]] = []
+
+
+def forget() -> None:
+    """Drop all that depends on the chip kernels are made for, or on how they are tuned."""
+    for clear in _forgetting:
+        clear()
+
+
+_LOOK = "{0}.dtype, {0}.shape, {0}.stride(), {0}.device"
+
+
+def plans(make: Callable[..., P]) -> Callable[..., P]:
+    """Keep what `make(*args)` worked out by what its tensors look like: dtype, shape, strides and device, no contents.
+
+    Checking arguments and choosing a configuration costs 50 us and more; looking it up again costs half of one per
+    tensor. Arguments annotated `Tensor` or `Tensor | None` (also as `*args: Tensor`) are looked at; all others must be
+    hashable, and are told apart by value: 1, 1.0 and True are one.
+    """
+    signature = inspect.signature(make, eval_str=True)
+    params, passed, key = [], [], []
+    for p in signature.parameters.values():
+        name = p.name
+        if p.kind is p.VAR_POSITIONAL:
+            params.append(f"*{name}")
+            passed.append(f"*{name}")
+            key.append(f"*[({_LOOK.format('t')}) for t in {name}]" if p.annotation is Tensor else f"*{name}")
+            continue
+        params.append(name)
+        passed.append(name)
+        if p.annotation is Tensor:
+            key.append(_LOOK.format(name))
+        elif p.annotation == Tensor | None:
+            key.append(f"None if {name} is None else ({_LOOK.format(name)})")
+        else:
+            key.append(name)
+    text = (
+        f"def {make.__name__}({', '.join(params)}):\n"
+        f"    key = ({', '.join(key)},)\n"
+        "    try:\n        return _found[key]\n    except KeyError:\n"
+        f"        return _make(key, {', '.join(passed)})\n"
+    )
+    found: dict[Any, P] = {}
+    _forgetting.append(found.clear)
+
+    def first(key: Any, *args: Any) -> P:
+        made = make(*args)
+        if len(found) >= _MOST:
+            found.clear()
+        found[key] = made
+        return made
+
+    names: dict[str, Any] = {"_found": found, "_make": first}
+    exec(compile(text, f"<opmux plan of {make.__module__}>", "exec"), names)
+    plan = names[make.__name__]
+    plan.__doc__, plan.__module__, plan.__wrapped__ = make.__doc__, make.__module__, make
+    return plan
