@@ -134,3 +134,43 @@ def test_launching_on_meta_is_declined():
 
     with pytest.raises(NotSupported, match="meta tensor has no memory"):
         norm.rms_norm(torch.empty(3, 64, device="meta"), torch.empty(64, device="meta"), 1e-6, 0.0)
+
+
+@pytest.fixture
+def alone(monkeypatch):
+    """Every row goes to a team, and every team has one member: programs that wait for each other cannot be interpreted.
+
+    What several members do together is for tests/gpu.
+    """
+    from opmux.kernels.lib.config import Tiles
+    from opmux.kernels.lib.plans import forget
+
+    extra = {
+        softmax.team_tiles: dict(STAGES=3),
+        norm.forward_team_tiles: {},
+        norm.backward_team_tiles: dict(PAIRS=False),
+    }
+    for tiles, more in extra.items():
+        if tiles is softmax.team_tiles:
+            choose = lambda n, dtype, backward, m=more: Tiles(128, BLOCK_N=1024, PER_CORE=1, **({} if backward else m))
+        else:
+            choose = lambda n, dtype, centred, m=more: Tiles(128, BLOCK_N=1024, PER_CORE=1, **m)
+        monkeypatch.setattr(tiles, "default", choose)
+    for module, names in ((softmax, "TEAM_FROM TEAM_FROM_BWD"), (norm, "FORWARD_TEAM BACKWARD_TEAM")):
+        monkeypatch.setattr(module, "can_meet", lambda wide: True)
+        for name in names.split():
+            monkeypatch.setattr(module, name, 0)
+    forget()
+    yield
+    forget()
+
+
+@pytest.mark.parametrize("dtype", DTYPES[:3], **by_name)
+@pytest.mark.parametrize(
+    "spec, impl", [k for k in KERNELS if k[0].family in ("norm", "softmax")], ids=lambda v: getattr(v, "name", "")
+)
+def test_a_team_of_one_agrees_with_the_reference(spec, impl, dtype, alone):
+    for sample in spec.samples(dtype, CPU):
+        if sample.args[0].dim() and sample.args[0].shape[0] > 100:
+            continue
+        agree(spec, impl.fn(*sample.args), spec.reference(*sample.args), f"{dtype} {sample.id}")

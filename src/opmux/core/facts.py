@@ -73,7 +73,12 @@ def shape_class(tensor: Tensor | None) -> tuple[int, ...]:
 
 @functools.lru_cache(maxsize=8192)
 def _classes(shape: torch.Size) -> tuple[int, ...]:
-    return (len(shape), *((1 + (n - 1).bit_length()) if n else 0 for n in shape))
+    return (len(shape), *map(size_class, shape))
+
+
+def size_class(n: int) -> int:
+    """The power-of-two bucket of one length."""
+    return 1 + (n - 1).bit_length() if n else 0
 
 
 def is_real(tensor: Tensor | None) -> bool:

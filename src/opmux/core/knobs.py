@@ -227,7 +227,9 @@ PLUGIN = knob("OPMUX_PLUGIN", word, "TE_PLUGIN", doc="as OPMUX_BACKEND, which wi
 FALLBACK_BACKEND = knob("OPMUX_FALLBACK_BACKEND", word, "TE_FALLBACK_BACKEND", doc="the backend tried for tex ops after flaggems")
 LOG_LEVEL = knob("OPMUX_LOG_LEVEL", level, "TEFL_LOG_LEVEL", doc="show log lines of this level and above")
 DEBUG = knob("OPMUX_DEBUG", flag, "TE_FL_DEBUG", default=False, doc="1 is OPMUX_LOG_LEVEL=DEBUG")
+CACHE_DIR = knob("OPMUX_CACHE_DIR", path, doc="where `opmux tune` keeps what it found; unset: opmux in $XDG_CACHE_HOME or ~/.cache", in_file=False)
 CONFIG = knob("OPMUX_CONFIG", toml, doc="a TOML file of settings, instead of ./opmux.toml", in_file=False)
+COMMIT = knob("OPMUX_COMMIT", word, doc="the commit that measurements are kept under, where there is no git", in_file=False)
 CUDA_HOME = knob("CUDA_HOME", path, doc="where the CUDA toolkit is; shown, never changed", in_file=False)
 CUDA_PATH = knob("CUDA_PATH", path, doc="as CUDA_HOME", in_file=False)
 # fmt: on

@@ -20,6 +20,8 @@ from .lib.config import Tiles, tunable
 from .lib.launch import Launcher
 from .lib.plans import plans
 from .lib.rows import DEVICES, Room, Rows, even_rows, packed, programs, wide_of
+from .lib.team import Team, can_meet, gather, gather_pairs, post
+from .lib.totals import add_up
 
 # ---- forward --------------------------------------------------------------------------------------------------------
 
@@ -151,47 +153,87 @@ def _fwd_pieces(
         tl.store(y_ptr + at + o_n, b_y.to(y_ptr.dtype.element_ty), mask=m)
 
 
+def _fwd_team(
+    x_ptr, r_ptr, w_ptr, b_ptr, y_ptr, s_ptr, mean_ptr, rstd_ptr, board_ptr,
+    x_stride, r_stride, n_rows, n, eps, offset,
+    CENTRED: tl.constexpr, WIDE: tl.constexpr, TEAM: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    """Long rows, each held in registers by a team of programs; the next row is on its way meanwhile."""
+    member = tl.program_id(0) % TEAM
+    team = tl.program_id(0) // TEAM
+    n_teams = tl.num_programs(0) // TEAM
+    o_n = member * BLOCK_N + tl.arange(0, BLOCK_N)
+    m = o_n < n
+    x_next = tl.load(x_ptr + team.to(tl.int64) * x_stride + o_n, mask=m, other=0.0)
+    for at in range(team, n_rows, n_teams):
+        row = tl.zeros([], tl.int64) + at
+        b_x = x_next.to(WIDE)
+        ahead = row + n_teams
+        x_next = tl.load(x_ptr + ahead * x_stride + o_n, mask=(ahead < n_rows) & m, other=0.0)
+        if r_ptr is not None:
+            b_x += tl.load(r_ptr + row * r_stride + o_n, mask=m, other=0.0).to(WIDE)
+            b_s = b_x.to(s_ptr.dtype.element_ty)
+            tl.store(s_ptr + row * n + o_n, b_s, mask=m)
+            b_x = b_s.to(WIDE)
+        mean = tl.zeros([], WIDE)
+        board_at = board_ptr + row * TEAM * 2
+        if CENTRED:  # squares about each part's own mean, brought to the mean of all
+            mean = tl.sum(b_x, 0) / tl.minimum(tl.maximum(n - member * BLOCK_N, 1), BLOCK_N)
+            b_d = tl.where(m, b_x - mean, 0.0)
+            total = tl.sum(b_d * b_d, 0)
+            if TEAM > 1:
+                post(board_at + member * 2, total)
+                post(board_at + member * 2 + 1, mean)
+                b_parts, b_means = gather_pairs(board_at, TEAM)
+                b_owns = tl.minimum(tl.maximum(n - tl.arange(0, TEAM) * BLOCK_N, 0), BLOCK_N)
+                mean = tl.sum(b_means * b_owns, 0) / n
+                b_means -= mean
+                total = tl.sum(b_parts + b_means * b_means * b_owns, 0)
+        else:
+            total = tl.sum(b_x * b_x, 0)
+            if TEAM > 1:
+                post(board_at + member, total)
+                total = tl.sum(gather(board_at, TEAM), 0)
+        rstd = 1.0 / tl.sqrt(total / n + eps)
+        if member == 0:
+            tl.store(rstd_ptr + row, rstd)
+            if CENTRED:
+                tl.store(mean_ptr + row, mean)
+        b_y = (b_x - mean) * rstd * (tl.load(w_ptr + o_n, mask=m, other=0.0).to(WIDE) + offset)
+        if b_ptr is not None:
+            b_y += tl.load(b_ptr + o_n, mask=m, other=0.0).to(WIDE)
+        tl.store(y_ptr + row * n + o_n, b_y.to(y_ptr.dtype.element_ty), mask=m)
+
+
 # ---- backward -------------------------------------------------------------------------------------------------------
 
 
 def _bwd(
     dy_ptr, ds_ptr, x_ptr, w_ptr, mean_ptr, rstd_ptr, dx_ptr, dr_ptr, dw_ptr, db_ptr,
     dy_stride, ds_stride, x_stride, n_rows, n, offset,
-    CENTRED: tl.constexpr, WIDE: tl.constexpr, SHARES: tl.constexpr, BIAS: tl.constexpr, AHEAD: tl.constexpr,
+    CENTRED: tl.constexpr, WIDE: tl.constexpr, SHARES: tl.constexpr, BIAS: tl.constexpr, STAGES: tl.constexpr,
     PAIRS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """Rows pid, pid + P, ...: dx of each and, with SHARES and BIAS, this program's part of dw and db.
 
-    With AHEAD the next rows are on their way while these are computed. With PAIRS the two sums of a row are one
-    reduction: half the waiting, but the interpreter adds pairs one by one.
+    The next rows come to shared memory, STAGES ahead, while these are computed. With PAIRS the two sums of a row are
+    one reduction: half the waiting, but the interpreter adds pairs one by one.
     """
     pid = tl.program_id(0)
-    step = tl.num_programs(0) * BLOCK_M
     o_m = tl.arange(0, BLOCK_M)[:, None]
     o_n = tl.arange(0, BLOCK_N)[None, :]
     m_n = o_n < n
     b_dw = tl.zeros([BLOCK_M, BLOCK_N], WIDE)
     b_db = tl.zeros([BLOCK_M, BLOCK_N], WIDE)
-    i_m = (pid * BLOCK_M + o_m).to(tl.int64)
-    m = (i_m < n_rows) & m_n
-    if AHEAD:
-        x_next = tl.load(x_ptr + i_m * x_stride + o_n, mask=m, other=0.0)
-        dy_next = tl.load(dy_ptr + i_m * dy_stride + o_n, mask=m, other=0.0)
-    for at in range(pid * BLOCK_M, n_rows, step):
+    if STAGES > 1:  # in the loop it would be copied to shared memory for every row; without stages it costs registers
+        b_w = tl.load(w_ptr + o_n, mask=m_n, other=0.0)
+    for at in tl.range(pid * BLOCK_M, n_rows, tl.num_programs(0) * BLOCK_M, num_stages=STAGES):
         i_m = (at + o_m).to(tl.int64)
         m_m = i_m < n_rows
         m = m_m & m_n
-        if AHEAD:
-            b_x, b_dy = x_next.to(WIDE), dy_next.to(WIDE)
-            i_next = i_m + step
-            m_next = (i_next < n_rows) & m_n
-            x_next = tl.load(x_ptr + i_next * x_stride + o_n, mask=m_next, other=0.0)
-            dy_next = tl.load(dy_ptr + i_next * dy_stride + o_n, mask=m_next, other=0.0)
-        else:
-            b_x = tl.load(x_ptr + i_m * x_stride + o_n, mask=m, other=0.0).to(WIDE)
-            b_dy = tl.load(dy_ptr + i_m * dy_stride + o_n, mask=m, other=0.0).to(WIDE)
+        b_x = tl.load(x_ptr + i_m * x_stride + o_n, mask=m, other=0.0).to(WIDE)
+        b_dy = tl.load(dy_ptr + i_m * dy_stride + o_n, mask=m, other=0.0).to(WIDE)
         rstd = tl.load(rstd_ptr + i_m, mask=m_m, other=0.0).to(WIDE)
-        b_w = tl.load(w_ptr + o_n, mask=m_n, other=0.0).to(WIDE) + offset
         if CENTRED:
             b_x = tl.where(m, b_x - tl.load(mean_ptr + i_m, mask=m_m, other=0.0).to(WIDE), 0.0)
         b_x *= rstd
@@ -199,7 +241,9 @@ def _bwd(
             b_dw += b_dy * b_x
         if BIAS:
             b_db += b_dy
-        b_g = b_dy * b_w
+        if STAGES == 1:
+            b_w = tl.load(w_ptr + o_n, mask=m_n, other=0.0)
+        b_g = b_dy * (b_w.to(WIDE) + offset)
         if CENTRED:
             if PAIRS:
                 c_2, c_1 = tl.reduce((b_g * b_x, b_g), 1, _add_pairs)
@@ -219,6 +263,64 @@ def _bwd(
         tl.store(dw_ptr + at, tl.sum(b_dw, 0), mask=m)
     if BIAS:
         tl.store(db_ptr + at, tl.sum(b_db, 0), mask=m)
+
+
+def _bwd_team(
+    dy_ptr, ds_ptr, x_ptr, w_ptr, mean_ptr, rstd_ptr, dx_ptr, dr_ptr, dw_ptr, db_ptr, board_ptr,
+    dy_stride, ds_stride, x_stride, n_rows, n, offset,
+    CENTRED: tl.constexpr, WIDE: tl.constexpr, TEAM: tl.constexpr, PAIRS: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    """A long row shared by a team: a member keeps to its columns, so the shares of dw and db stay in registers."""
+    member = tl.program_id(0) % TEAM
+    team = tl.program_id(0) // TEAM
+    n_teams = tl.num_programs(0) // TEAM
+    o_n = member * BLOCK_N + tl.arange(0, BLOCK_N)
+    m = o_n < n
+    b_dw = tl.zeros([BLOCK_N], WIDE)
+    b_db = tl.zeros([BLOCK_N], WIDE)
+    b_w = tl.load(w_ptr + o_n, mask=m, other=0.0)
+    x_next = tl.load(x_ptr + team.to(tl.int64) * x_stride + o_n, mask=m, other=0.0)
+    dy_next = tl.load(dy_ptr + team.to(tl.int64) * dy_stride + o_n, mask=m, other=0.0)
+    for at in range(team, n_rows, n_teams):
+        row = tl.zeros([], tl.int64) + at
+        b_x, b_dy = x_next.to(WIDE), dy_next.to(WIDE)
+        ahead = row + n_teams
+        x_next = tl.load(x_ptr + ahead * x_stride + o_n, mask=(ahead < n_rows) & m, other=0.0)
+        dy_next = tl.load(dy_ptr + ahead * dy_stride + o_n, mask=(ahead < n_rows) & m, other=0.0)
+        rstd = tl.load(rstd_ptr + row).to(WIDE)
+        if CENTRED:
+            b_x = tl.where(m, b_x - tl.load(mean_ptr + row).to(WIDE), 0.0)
+            b_db += b_dy
+        b_x *= rstd
+        b_dw += b_dy * b_x
+        b_dy *= b_w.to(WIDE) + offset
+        c_1 = tl.zeros([], WIDE)
+        board_at = board_ptr + row * TEAM * 2
+        if CENTRED:
+            if PAIRS:
+                c_2, c_1 = tl.reduce((b_dy * b_x, b_dy), 0, _add_pairs)
+            else:
+                c_2, c_1 = tl.sum(b_dy * b_x, 0), tl.sum(b_dy, 0)
+            if TEAM > 1:
+                post(board_at + member * 2, c_2)
+                post(board_at + member * 2 + 1, c_1)
+                b_2, b_1 = gather_pairs(board_at, TEAM)
+                c_2, c_1 = tl.sum(b_2, 0), tl.sum(b_1, 0)
+        else:
+            c_2 = tl.sum(b_dy * b_x, 0)
+            if TEAM > 1:
+                post(board_at + member, c_2)
+                c_2 = tl.sum(gather(board_at, TEAM), 0)
+        b_dx = (b_dy - b_x * (c_2 / n) - c_1 / n) * rstd
+        if ds_ptr is not None:
+            b_dx += tl.load(ds_ptr + row * ds_stride + o_n, mask=m, other=0.0).to(WIDE)
+        tl.store(dx_ptr + row * n + o_n, b_dx.to(dx_ptr.dtype.element_ty), mask=m)
+        if dr_ptr is not None:
+            tl.store(dr_ptr + row * n + o_n, b_dx.to(dx_ptr.dtype.element_ty), mask=m)
+    at = team.to(tl.int64) * n + o_n
+    tl.store(dw_ptr + at, b_dw, mask=m)
+    if CENTRED:
+        tl.store(db_ptr + at, b_db, mask=m)
 
 
 def _bwd_pieces(
@@ -288,28 +390,18 @@ def _bwd_columns(
         tl.store(db_ptr + at, tl.sum(b_db, 0), mask=m)
 
 
-def _add_up(
-    share_ptr, total_ptr, n_parts, n, WIDE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr
-):  # fmt: skip
-    """The shares of all programs, in their order."""
-    o_n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)[None, :]
-    b_total = tl.zeros([BLOCK_M, BLOCK_N], WIDE)
-    for at in range(0, n_parts, BLOCK_M):
-        i_m = at + tl.arange(0, BLOCK_M)[:, None]
-        b_total += tl.load(share_ptr + i_m.to(tl.int64) * n + o_n, mask=(i_m < n_parts) & (o_n < n), other=0.0)
-    o = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
-    tl.store(total_ptr + o, tl.sum(b_total, 0).to(total_ptr.dtype.element_ty), mask=o < n)
-
-
 # ---- launching ------------------------------------------------------------------------------------------------------
 
 _forward_numbers = dict(tensors=8, sizes="x_stride r_stride n", free="n_rows eps offset")
 _backward_numbers = dict(tensors=10, sizes="dy_stride ds_stride x_stride n", free="n_rows offset")
 fwd, fwd_pieces = Launcher(_fwd, **_forward_numbers), Launcher(_fwd_pieces, **_forward_numbers)
 bwd, bwd_pieces = Launcher(_bwd, **_backward_numbers), Launcher(_bwd_pieces, **_backward_numbers)
+fwd_team = Launcher(_fwd_team, **_forward_numbers | {"tensors": 9})
+bwd_team = Launcher(_bwd_team, **_backward_numbers | {"tensors": 11})
 bwd_columns = Launcher(_bwd_columns, tensors=6, sizes="dy_stride x_stride n", free="n_rows")
-add_up = Launcher(_add_up, tensors=2, sizes="n", free="n_parts")
 
+FORWARD_TEAM = 16384  # columns of 16 bits beyond which programs share a row, where they can; with a residual, twice
+BACKWARD_TEAM = 16384  # the same; with a mean, half
 FORWARD_FITS = 32768  # columns of 16 bits that one program holds in registers
 BACKWARD_FITS = 32768  # the same for x and dy; with the bias' gradient to come, half
 SHARES_FIT = 16384  # the same, with the weight's gradient beside them
@@ -340,6 +432,21 @@ def forward_piece_tiles(n: int, dtype: torch.dtype, centred: bool) -> Tiles:
     return Tiles(1024, HOLD=fits(16384 if centred else 32768, dtype), BLOCK_N=fits(16384, dtype))
 
 
+@tunable("norm.team")
+def forward_team_tiles(n: int, dtype: torch.dtype, centred: bool) -> Tiles:
+    """A long row, shared by programs."""
+    return Tiles(256, BLOCK_N=fits(8192, dtype), PER_CORE=3)
+
+
+@tunable("norm_bwd.team")
+def backward_team_tiles(n: int, dtype: torch.dtype, centred: bool) -> Tiles:
+    """A long row, shared by programs that keep to their columns."""
+    pairs = not triton.knobs.runtime.interpret
+    if n > fits(65536, dtype):  # teams are large then: fewer of them wait for less
+        return Tiles(256, PAIRS=pairs, BLOCK_N=fits(4096, dtype), PER_CORE=2)
+    return Tiles(128, PAIRS=pairs, BLOCK_N=fits(2048, dtype), PER_CORE=4)
+
+
 @tunable("norm_bwd.rows")
 def backward_tiles(n: int, dtype: torch.dtype, centred: bool) -> Tiles:
     """Rows in registers, one after the other, with the shares of dw and db beside them where they fit."""
@@ -348,10 +455,11 @@ def backward_tiles(n: int, dtype: torch.dtype, centred: bool) -> Tiles:
     if block <= 1024 or (centred and block == 2048):
         threads = 128
     else:
-        threads = 256 if block <= 4096 else 512 if block <= 16384 else 1024
+        threads = 256 if block <= 8192 else 512 if block <= 16384 else 1024
+    stages = 3 if can_meet(wide_of(dtype)) and block <= fits(8192, dtype) else 1
     pairs = not triton.knobs.runtime.interpret
     rows = max(1, 1024 // block)
-    return Tiles(threads, SHARES=shares, BIAS=bias, AHEAD=block <= 8192, PAIRS=pairs, BLOCK_M=rows, BLOCK_N=block)
+    return Tiles(threads, SHARES=shares, BIAS=bias, STAGES=stages, PAIRS=pairs, BLOCK_M=rows, BLOCK_N=block)
 
 
 @tunable("norm_bwd.pieces")
@@ -376,6 +484,7 @@ class Forward(NamedTuple):
     column: Room
     launch: Callable[..., None] | None  # None: nothing to compute
     pack: bool  # whether some tensor must be packed first
+    team: Team | None = None
 
 
 @plans
@@ -395,6 +504,13 @@ def _plan_forward(
         return Forward(full, column, None, pack)
     at, r_stride = Rows.of(x), 0 if residual is None else Rows.of(residual).stride
     even = n % 16 == 0 and at.stride % 16 == 0 and r_stride % 16 == 0
+    many = FORWARD_TEAM if residual is None else 2 * FORWARD_TEAM
+    if n > fits(many, dtype) and can_meet(wide_of(dtype)):
+        tiles = forward_team_tiles(n=n, dtype=dtype, centred=centred)
+        team = Team.of(tiles, x.device, at.count, n, 2, even=even, CENTRED=centred, WIDE=wide_of(dtype))
+        if team is not None:
+            launch = fwd_team.ready((team.programs, 1, 1), (at.stride, r_stride, at.count, n), team.config)
+            return Forward(full, column, launch, pack, team)
     whole = n <= fits(FORWARD_FITS, dtype)
     tiles = (forward_tiles if whole else forward_piece_tiles)(n=n, dtype=dtype, centred=centred)
     wanted = -(-at.count // tiles["BLOCK_M"]) if whole else at.count
@@ -414,7 +530,7 @@ def _forward(
     offset: float,
     centred: bool,
 ) -> tuple[Any, ...]:
-    full, column, launch, pack = _plan_forward(op, x, residual, weight, bias, centred)
+    full, column, launch, pack, team = _plan_forward(op, x, residual, weight, bias, centred)
     y, rstd = full.on(x), column.on(x)
     s = None if residual is None else full.on(x)
     mean = column.on(x) if centred else None
@@ -424,7 +540,8 @@ def _forward(
     if pack:
         x, weight = packed(x), packed(weight)
         residual, bias = None if residual is None else packed(residual), None if bias is None else packed(bias)
-    launch(x, residual, weight, bias, y, s, mean, rstd, float(eps), float(offset))
+    board = () if team is None else (team.board(x),)
+    launch(x, residual, weight, bias, y, s, mean, rstd, *board, float(eps), float(offset))
     return y, s, mean, rstd
 
 
@@ -439,6 +556,7 @@ class Backward(NamedTuple):
     total_w: Callable[..., None] | None
     total_b: Callable[..., None] | None
     pack: bool
+    team: Team | None = None
 
 
 @plans
@@ -448,7 +566,8 @@ def _plan_backward(
     given_full = {"dy": dy} if ds is None else {"dy": dy, "ds": ds}
     stats = {"rstd": rstd} if mean is None else {"mean": mean, "rstd": rstd}
     spec.check(op, x, lead="s" if twice else "x", full=given_full, cols={"weight": weight}, rows=stats)
-    pack = not all(even_rows(t) for t in (dy, ds, x, weight, mean, rstd) if t is not None)
+    pack = not all(even_rows(t) for t in (dy, ds, x, weight) if t is not None)
+    pack = pack or not all(t.is_contiguous() for t in stats.values())  # read as one list, whatever their shape
     n, dtype, centred, wide = x.shape[-1], x.dtype, mean is not None, wide_of(x.dtype)
     like_x, like_w = Room.of(x.shape, dtype), Room.of(weight.shape, weight.dtype)
     outs = (like_x, like_x if twice else None, like_w, like_w if centred else None)
@@ -458,14 +577,22 @@ def _plan_backward(
     ds_stride = 0 if ds is None else Rows.of(packed(ds)).stride
     even = all(size % 16 == 0 for size in (n, at.stride, to.stride, ds_stride))
     facts: dict[str, Any] = dict(n=n, dtype=dtype)
+    team = None
+    if n > fits(BACKWARD_TEAM // 2 if centred else BACKWARD_TEAM, dtype) and can_meet(wide):
+        tiles = backward_team_tiles(**facts, centred=centred)
+        team = Team.of(tiles, x.device, at.count, n, 2, even=even, CENTRED=centred, WIDE=wide)
     whole = n <= fits(BACKWARD_FITS // 2 if centred else BACKWARD_FITS, dtype)
     tiles = backward_tiles(**facts, centred=centred) if whole else backward_piece_tiles(**facts)
     per_core = 4 if n <= 2048 else 2 if n <= 4096 else 1
     walkers = programs(x.device, -(-at.count // tiles["BLOCK_M"]), per_core) if whole else at.count
     config = tiles.config(even=even, CENTRED=centred, WIDE=wide)
     numbers = (to.stride, ds_stride, at.stride, at.count, n)
-    rows = (bwd if whole else bwd_pieces).ready((walkers, 1, 1), numbers, config)
-    together = (tiles["SHARES"], tiles["BIAS"]) if whole else (False, False)
+    if team is not None:
+        walkers, together = team.count, (True, centred)
+        rows = bwd_team.ready((team.programs, 1, 1), numbers, team.config)
+    else:
+        rows = (bwd if whole else bwd_pieces).ready((walkers, 1, 1), numbers, config)
+        together = (tiles["SHARES"], tiles["BIAS"]) if whole else (False, False)
     by_column = max(1, min(-(-at.count // 8), max(8, 1024 * 512 // n)))
     parts = tuple(walkers if inside else by_column for inside in together)
     columns = column_tiles(**facts)
@@ -487,6 +614,7 @@ def _plan_backward(
         add(parts[0]),
         add(parts[1]),
         pack,
+        team,
     )
 
 
@@ -509,7 +637,8 @@ def _backward(
         dy, x, weight, rstd = packed(dy), packed(x), packed(weight), rstd.contiguous()
         ds, mean = None if ds is None else packed(ds), None if mean is None else mean.contiguous()
     dw, db = [None if room is None else room.on(x) for room in plan.shares]
-    plan.rows(dy, ds, x, weight, mean, rstd, dx, dr, dw, db, float(offset))
+    board = () if plan.team is None else (plan.team.board(x),)
+    plan.rows(dy, ds, x, weight, mean, rstd, dx, dr, dw, db, *board, float(offset))
     dw_alone, db_alone = [None if inside else share for inside, share in zip(plan.together, (dw, db), strict=True)]
     if dw_alone is not None or db_alone is not None:
         plan.columns(dy, x, mean, rstd, dw_alone, db_alone)

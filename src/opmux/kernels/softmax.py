@@ -19,6 +19,7 @@ from .lib.config import Tiles, tunable
 from .lib.launch import Launcher
 from .lib.plans import plans
 from .lib.rows import DEVICES, Room, Rows, even_rows, packed, wide_of
+from .lib.team import Team, can_meet, gather, gather_pairs, post
 
 
 def _fwd(
@@ -101,12 +102,88 @@ def _bwd_pieces(
         tl.store(dx_ptr + row * n + at + o_n, b_dx.to(dx_ptr.dtype.element_ty), mask=m)
 
 
+@triton.jit
+def _finish(b_x, y_ptr, board_ptr, n, o_n, m, member, LOG: tl.constexpr, TEAM: tl.constexpr):
+    """What becomes of a row, or of a member's part of it, that is loaded."""
+    top = tl.max(b_x, 0)
+    b_e = tl.exp(b_x - tl.where(top == -float("inf"), 0.0, top))  # a part of -inf alone: zeros, not NaN
+    total = tl.sum(b_e, 0)
+    highest = top
+    if TEAM > 1:
+        post(board_ptr + member * 2, top)
+        post(board_ptr + member * 2 + 1, total)
+        b_tops, b_totals = gather_pairs(board_ptr, TEAM)
+        highest = tl.max(b_tops, 0)
+        total = tl.sum(tl.where(b_totals == 0, 0.0, b_totals * tl.exp(b_tops - highest)), 0)
+    if LOG:
+        b_y = b_x - highest - tl.log(total)
+    else:
+        b_y = b_e * (tl.where(top == -float("inf"), 1.0, tl.exp(top - highest)) / total)
+    tl.store(y_ptr + o_n, b_y.to(y_ptr.dtype.element_ty), mask=m)
+
+
+def _fwd_team(
+    x_ptr, y_ptr, board_ptr, x_stride, n_rows, n,
+    LOG: tl.constexpr, WIDE: tl.constexpr, TEAM: tl.constexpr, STAGES: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    """Long rows, each held in registers by a team of programs; the next row is on its way meanwhile.
+
+    For a team of one it comes to shared memory, STAGES ahead: for registers there is no room.
+    """
+    member = tl.program_id(0) % TEAM
+    team = tl.program_id(0) // TEAM
+    n_teams = tl.num_programs(0) // TEAM
+    o_n = member * BLOCK_N + tl.arange(0, BLOCK_N)
+    m = o_n < n
+    if TEAM == 1:
+        for at in tl.range(team, n_rows, n_teams, num_stages=STAGES):
+            row = tl.zeros([], tl.int64) + at
+            b_x = tl.load(x_ptr + row * x_stride + o_n, mask=m, other=-float("inf")).to(WIDE)
+            _finish(b_x, y_ptr + row * n, board_ptr, n, o_n, m, member, LOG, TEAM)
+    else:
+        x_next = tl.load(x_ptr + team.to(tl.int64) * x_stride + o_n, mask=m, other=-float("inf"))
+        for at in range(team, n_rows, n_teams):
+            row = tl.zeros([], tl.int64) + at
+            b_x = x_next.to(WIDE)
+            ahead = row + n_teams
+            x_next = tl.load(x_ptr + ahead * x_stride + o_n, mask=(ahead < n_rows) & m, other=-float("inf"))
+            _finish(b_x, y_ptr + row * n, board_ptr + row * TEAM * 2, n, o_n, m, member, LOG, TEAM)
+
+
+def _bwd_team(
+    dy_ptr, y_ptr, dx_ptr, board_ptr, dy_stride, y_stride, n_rows, n,
+    LOG: tl.constexpr, WIDE: tl.constexpr, TEAM: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    member = tl.program_id(0) % TEAM
+    team = tl.program_id(0) // TEAM
+    n_teams = tl.num_programs(0) // TEAM
+    o_n = member * BLOCK_N + tl.arange(0, BLOCK_N)
+    m = o_n < n
+    y_next = tl.load(y_ptr + team.to(tl.int64) * y_stride + o_n, mask=m, other=0.0)
+    dy_next = tl.load(dy_ptr + team.to(tl.int64) * dy_stride + o_n, mask=m, other=0.0)
+    for at in range(team, n_rows, n_teams):
+        row = tl.zeros([], tl.int64) + at
+        b_y, b_dy = y_next.to(WIDE), dy_next.to(WIDE)
+        ahead = row + n_teams
+        y_next = tl.load(y_ptr + ahead * y_stride + o_n, mask=(ahead < n_rows) & m, other=0.0)
+        dy_next = tl.load(dy_ptr + ahead * dy_stride + o_n, mask=(ahead < n_rows) & m, other=0.0)
+        total = tl.sum(b_dy, 0) if LOG else tl.sum(b_dy * b_y, 0)
+        if TEAM > 1:
+            post(board_ptr + row * TEAM + member, total)
+            total = tl.sum(gather(board_ptr + row * TEAM, TEAM), 0)
+        b_dx = b_dy - tl.exp(b_y) * total if LOG else b_y * (b_dy - total)
+        tl.store(dx_ptr + row * n + o_n, b_dx.to(dx_ptr.dtype.element_ty), mask=m)
+
+
+fwd_team = Launcher(_fwd_team, tensors=3, sizes="x_stride n", free="n_rows")
+bwd_team = Launcher(_bwd_team, tensors=4, sizes="dy_stride y_stride n", free="n_rows")
 fwd = Launcher(_fwd, tensors=2, sizes="x_stride n", free="n_rows")
 fwd_pieces = Launcher(_fwd_pieces, tensors=2, sizes="x_stride n", free="n_rows")
 bwd = Launcher(_bwd, tensors=3, sizes="dy_stride y_stride n", free="n_rows")
 bwd_pieces = Launcher(_bwd_pieces, tensors=3, sizes="dy_stride y_stride n", free="n_rows")
 
 
+TEAM_FROM, TEAM_FROM_BWD = 16384, 32768  # columns of 16 bits beyond which programs share a row, where they can
 LONGEST = {1: 32768, 2: 32768, 4: 16384, 8: 8192}  # columns of a dtype this wide that one program holds in registers
 
 
@@ -125,16 +202,28 @@ def piece_tiles(n: int, dtype: torch.dtype) -> Tiles:
     return Tiles(512, BLOCK_N=LONGEST[dtype.itemsize] // 4)
 
 
+@tunable("softmax.team")
+def team_tiles(n: int, dtype: torch.dtype, backward: bool) -> Tiles:
+    """A long row, shared by programs; where one still holds it, that one."""
+    size = max(dtype.itemsize, 2)
+    if backward:
+        return Tiles(512, BLOCK_N=16384 // size, PER_CORE=2)
+    if n * size <= 65536:
+        return Tiles(512, STAGES=3, BLOCK_N=triton.next_power_of_2(n), PER_CORE=2)
+    return Tiles(256, STAGES=1, BLOCK_N=16384 // size, PER_CORE=3)
+
+
 class Along(NamedTuple):
     """What an op will do for tensors that look so."""
 
     out: Room
     launch: Callable[..., None] | None  # None: nothing to compute
+    simple: bool  # whether the launch takes the tensors as they are, and nothing else
     last: bool  # whether the dimension is the last one, and rows are even
+    team: Team | None
 
 
-@plans
-def _plan(op: str, log: bool, dim: int, *args: Tensor) -> Along:
+def _along(op: str, log: bool, dim: int, *args: Tensor) -> Along:
     names = ("x",) if len(args) == 1 else ("dy", "y")
     like = args[-1]
     spec.check(op, like, dim, lead=names[-1], **dict(zip(names[:-1], args[:-1], strict=True)))
@@ -144,14 +233,25 @@ def _plan(op: str, log: bool, dim: int, *args: Tensor) -> Along:
     at = [Rows.of(t) for t in moved]
     room = Room.of(like.shape if last else moved[0].shape, like.dtype)
     if not like.numel():
-        return Along(room, None, last)
-    whole = n <= LONGEST[like.dtype.itemsize]
-    tiles = (row_tiles if whole else piece_tiles)(n=n, dtype=like.dtype)
-    even = n % 16 == 0 and all(r.stride % 16 == 0 for r in at)
-    config = tiles.config(even=even, LOG=log, WIDE=wide_of(like.dtype))
-    launcher = (fwd if whole else fwd_pieces) if len(args) == 1 else (bwd if whole else bwd_pieces)
+        return Along(room, None, False, last, None)
+    backward = len(args) > 1
+    facts: dict[str, Any] = dict(n=n, dtype=like.dtype)
+    numbers = (*(r.stride for r in at), at[0].count, n)
+    constants: dict[str, Any] = dict(even=all(k % 16 == 0 for k in (n, *(r.stride for r in at))), LOG=log)
+    constants["WIDE"] = wide_of(like.dtype)
+    longest = LONGEST[like.dtype.itemsize]
+    many = (TEAM_FROM_BWD if backward else TEAM_FROM) * 2 // max(like.dtype.itemsize, 2)
+    if n > many and can_meet(constants["WIDE"]):
+        tiles = team_tiles(**facts, backward=backward)
+        team = Team.of(tiles, like.device, at[0].count, n, 1 if backward else 2, **constants)
+        if team is not None:
+            launcher = bwd_team if backward else fwd_team
+            return Along(room, launcher.ready((team.programs, 1, 1), numbers, team.config), False, last, team)
+    whole = n <= longest
+    tiles = (row_tiles if whole else piece_tiles)(**facts)
+    launcher = (bwd if whole else bwd_pieces) if backward else (fwd if whole else fwd_pieces)
     grid = (-(-at[0].count // tiles["BLOCK_M"]) if whole else at[0].count, 1, 1)
-    return Along(room, launcher.ready(grid, (*(r.stride for r in at), at[0].count, n), config), last)
+    return Along(room, launcher.ready(grid, numbers, tiles.config(**constants)), last, last, None)
 
 
 def _moved(x: Tensor, dim: int) -> Tensor:
@@ -159,34 +259,50 @@ def _moved(x: Tensor, dim: int) -> Tensor:
     return packed(x.reshape(1) if x.dim() == 0 else x.movedim(dim, -1))
 
 
-def _run(op: str, log: bool, dim: int, *args: Tensor) -> Tensor:
-    room, launch, last = _plan(op, log, dim, *args)
+def _finish_elsewhere(how: Along, dim: int, out: Tensor, *args: Tensor) -> Tensor:
+    """The call that is not one launch over the tensors as they are."""
     like = args[-1]
-    out = room.on(like)
-    if last:
-        if launch is not None:
-            launch(*args, out)
+    if how.launch is not None:
+        given = args if how.last else tuple(_moved(t, dim) for t in args)
+        how.launch(*given, out, *(() if how.team is None else (how.team.board(like),)))
+    if how.last:
         return out
-    if launch is not None:
-        launch(*(_moved(t, dim) for t in args), out)
     return out.reshape(()) if like.dim() == 0 else out.movedim(-1, dim).contiguous()
 
 
-@impl(spec.softmax, devices=DEVICES)
-def softmax(x: Tensor, dim: int) -> Tensor:
-    return _run("softmax", False, dim, x)
+def declare(op: str, log: bool) -> None:
+    """The impls of one op: forward and backward."""
+
+    @plans
+    def plan(x: Tensor, dim: int) -> Along:
+        return _along(op, log, dim, x)
+
+    @plans
+    def plan_bwd(dy: Tensor, y: Tensor, dim: int) -> Along:
+        return _along(f"{op}_bwd", log, dim, dy, y)
+
+    def forward(x: Tensor, dim: int) -> Tensor:
+        how = plan(x, dim)
+        out, launch, simple, _, _ = how
+        y = out.on(x)
+        if simple:
+            launch(x, y)
+            return y
+        return _finish_elsewhere(how, dim, y, x)
+
+    def backward(dy: Tensor, y: Tensor, dim: int) -> Tensor:
+        how = plan_bwd(dy, y, dim)
+        out, launch, simple, _, _ = how
+        dx = out.on(y)
+        if simple:
+            launch(dy, y, dx)
+            return dx
+        return _finish_elsewhere(how, dim, dx, dy, y)
+
+    for name, fn in ((op, forward), (f"{op}_bwd", backward)):
+        fn.__name__ = fn.__qualname__ = name
+        globals()[name] = impl(getattr(spec, name), devices=DEVICES)(fn)
 
 
-@impl(spec.log_softmax, devices=DEVICES)
-def log_softmax(x: Tensor, dim: int) -> Tensor:
-    return _run("log_softmax", True, dim, x)
-
-
-@impl(spec.softmax_bwd, devices=DEVICES)
-def softmax_bwd(dy: Tensor, y: Tensor, dim: int) -> Any:
-    return _run("softmax_bwd", False, dim, dy, y)
-
-
-@impl(spec.log_softmax_bwd, devices=DEVICES)
-def log_softmax_bwd(dy: Tensor, y: Tensor, dim: int) -> Any:
-    return _run("log_softmax_bwd", True, dim, dy, y)
+declare("softmax", log=False)
+declare("log_softmax", log=True)

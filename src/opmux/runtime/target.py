@@ -17,11 +17,11 @@ def accelerators() -> tuple[str, ...]:
 
 
 @functools.cache
-def arch_of(device_type: str) -> str | None:
+def arch_of(device_type: str, index: int | None = None) -> str | None:
     """'sm_90' for an NVIDIA chip, 'gfx942' for an AMD one; None where the device type states none."""
     if device_type != "cuda" or not torch.cuda.is_available():
         return None
     if torch.version.hip:
-        return torch.cuda.get_device_properties(0).gcnArchName.partition(":")[0]
-    major, minor = torch.cuda.get_device_capability()
+        return torch.cuda.get_device_properties(index or 0).gcnArchName.partition(":")[0]
+    major, minor = torch.cuda.get_device_capability(index)
     return f"sm_{major}{minor}"

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib.util
 import sys
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -81,6 +83,38 @@ def explain(
 
 
 @app.command()
+def tune(
+    op: Annotated[str | None, typer.Argument(metavar="[OP]", help="rms_norm, softmax, ...")] = None,
+    shape: Annotated[
+        list[str] | None,
+        typer.Option(metavar="SIZES", help="Of the first tensor; may be repeated. [default: 4096x8192]"),
+    ] = None,
+    dtype: Annotated[
+        list[str] | None, typer.Option(metavar="DTYPE", help="May be repeated. [default: bfloat16]")
+    ] = None,
+    device: Device = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be tried, and run nothing.")] = False,
+    chip: Annotated[
+        str | None, typer.Option(metavar="ARCH", help="With --dry-run or --list: as on sm_80, sm_90, ...")
+    ] = None,
+    listing: Annotated[bool, typer.Option("--list", help="Every tunable, and who decides on it.")] = False,
+    clear: Annotated[bool, typer.Option("--clear", help="Forget all that was tuned, on any chip.")] = False,
+) -> None:
+    """Try the tiles that a kernel can work in, on this chip, and keep the fastest for every program to come."""
+    if importlib.util.find_spec("triton") is None:
+        typer.echo("opmux: there is nothing to tune without Triton: pip install triton", err=True)
+        raise typer.Exit(2)
+    from . import arguments, screen, tune
+
+    screen.show_log()
+    if (op is not None) + listing + clear != 1:
+        raise arguments.BadArgument("tune takes one of: an OP, --list, --clear")
+    if listing:
+        raise typer.Exit(tune.show_list(chip))
+    raise typer.Exit(tune.clear() if op is None else tune.run(op, shape or (), dtype or (), device, dry_run, chip))
+
+
+@app.command()
 def doctor(json: AsJson = False) -> None:
     """Versions, devices, vendors, plugins and every setting with its source. Exit code 1 if something is broken."""
     from . import doctor
@@ -100,6 +134,34 @@ def demo(
 
     screen.show_log()
     raise typer.Exit(demo.run(steps, device, dtype, seed))
+
+
+@app.command()
+def bench(
+    ops: Annotated[
+        list[str] | None, typer.Argument(metavar="OP", help="Names, family:NAME, or globs such as '*norm*'.")
+    ] = None,
+    shape: Annotated[list[str] | None, typer.Option(metavar="SIZES", help="Of the first tensor; may repeat.")] = None,
+    dtype: Annotated[list[str] | None, typer.Option(metavar="DTYPE", help="bfloat16, ...; may repeat.")] = None,
+    providers: Annotated[
+        str | None, typer.Option(metavar="NAMES", help="ours,native,compile,reference,liger,flaggems, ids of impls.")
+    ] = None,
+    preset: Annotated[str | None, typer.Option(metavar="NAME", help="memory-bound, quick or host.")] = None,
+    device: Device = None,
+    json: Annotated[str | None, typer.Option(metavar="FILE", help="Keep the run here; - is stdout.")] = None,
+    html: Annotated[Path | None, typer.Option(metavar="FILE", help="Draw it: one page that loads nothing.")] = None,
+    mib: Annotated[int, typer.Option(min=1, help="Size of one tensor, where no shape is given.")] = 256,
+    dynamic: Annotated[bool, typer.Option("--dynamic", help="Compile for any shape instead of each.")] = False,
+    listing: Annotated[bool, typer.Option("--list", help="Say what would be measured, and stop.")] = False,
+    source: Annotated[Path | None, typer.Option("--from", metavar="FILE", help="Show a run that was kept.")] = None,
+) -> None:
+    """Check, then time, every way to compute an op: ours, torch, torch.compile. Exit code 1 if ours is wrong."""
+    from .bench.command import Asked, run
+
+    asked = Asked(
+        ops or [], shape or [], dtype or [], providers, preset, device, json, html, mib, dynamic, listing, source
+    )
+    raise typer.Exit(run(asked))
 
 
 def main() -> None:

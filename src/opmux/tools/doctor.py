@@ -19,6 +19,8 @@ from ..core import discovery, facts, knobs
 from ..core import policy as policies
 from ..core.default import get_default_manager
 from ..core.errors import BadKnob
+from ..runtime import tuning
+from ..runtime import vendors as vendor_files
 from . import screen
 
 
@@ -34,6 +36,7 @@ class Report:
     vendors: list[dict[str, Any]] = field(default_factory=list)
     plugins: list[dict[str, Any]] = field(default_factory=list)
     quarantine: list[dict[str, Any]] = field(default_factory=list)
+    tuning: dict[str, Any] = field(default_factory=dict)
     broken: list[str] = field(default_factory=list)
 
     def guard(self, what: str, look: Callable[[], Any], otherwise: Any) -> Any:
@@ -70,6 +73,7 @@ def examine() -> Report:
         report.policy = report.guard("policy", lambda: str(policies.get_policy()), None)
         report.vendors = report.guard("implementations", vendors, [])
         report.plugins = report.guard("plugins", lambda: [asdict(p) for p in discovery.plugins()], [])
+        report.tuning = report.guard("tuning cache", tuned, {})
     report.broken += [f"plugin '{p['name']}': {p['reason']}" for p in report.plugins if p["status"] == "broken"]
     report.quarantine = [failure(f) for f in get_default_manager().failures()]
     return report
@@ -155,6 +159,13 @@ def vendors() -> list[dict[str, Any]]:
     return [{"vendor": vendor, "kind": kind, "impls": count} for (vendor, kind), count in rows]
 
 
+def tuned() -> dict[str, Any]:
+    """Where tuning results are kept, and how many there are for this chip."""
+    chip, folder = vendor_files.here(), tuning.directory()
+    entries = {} if chip is None else tuning.entries(chip)
+    return {"directory": None if folder is None else str(folder), "entries": len(entries)}
+
+
 def failure(found: Any) -> dict[str, Any]:
     return {"op": found.op, "impl_id": found.impl_id, "reason": found.reason, "text": str(found)}
 
@@ -196,6 +207,7 @@ def _state_rows(report: Report) -> list[tuple[str, Any]]:
     return [
         ("policy", policy or Text("none: see below", "bold red")),
         *(quarantine or [("quarantine", "empty")]),
+        ("tuning", f"{report.tuning.get('entries', 0)} entries for this chip in {report.tuning.get('directory')}"),
     ]
 
 

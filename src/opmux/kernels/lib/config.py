@@ -8,16 +8,28 @@
 
 The decorated function is the safe default. Its name is what vendors write in `heuristics_config_utils.py` and
 `tune_configs.yaml`, and what `opmux tune` remembers. It is asked when a plan is made, never on the way of a call.
+
+Others may give some of the sizes; the rest stay as they are. A size that follows a fact in the default (a block that
+holds a row of `n`) is never made smaller than it, and one below it (what is loaded without a mask) never larger: a
+kernel may count on either. Where it does not, `@tunable(name, free="BLOCK_N")` says so.
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
-from .launch import Config
+import triton
+
+from ...core.log import logger
+from ...runtime import tuning, vendors
+from ...runtime.vendors import BadTiles, Chip
+from .launch import Config, _compiling_only, warp_size
+
+MOST_THREADS = 1024
 
 
 @dataclass(frozen=True, init=False)
@@ -36,33 +48,240 @@ class Tiles:
     def __getitem__(self, name: str) -> Any:
         return self.sizes[name]
 
+    def __str__(self) -> str:
+        return " ".join(f"{name}={value}" for name, value in self.flat().items())
+
     def config(self, *, even: bool = False, **constants: Any) -> Config:
         """What the kernel is compiled with: these sizes, and the constants that say what it computes."""
         return Config({**constants, **self.sizes}, self.threads, self.stages, even)
+
+    def flat(self) -> dict[str, Any]:
+        """All of it in one table."""
+        return {"threads": self.threads, "stages": self.stages, **self.sizes}
+
+    def changes(self, default: Tiles) -> dict[str, Any]:
+        """What makes these tiles of a default, as the cache keeps it: the rest may follow other facts of a class."""
+        usual = default.flat()
+        return {name: value for name, value in self.flat().items() if value != usual[name]}
+
+    def changed(self, given: Mapping[str, Any], where: str) -> Tiles:
+        """These tiles with some values replaced, in our words or a vendor's (num_warps, num_stages).
+
+        BadTiles names `where` (a file and a tunable), the value, and what is allowed.
+        """
+        new = self.flat()
+        for name, value in given.items():
+            ours = {"num_warps": "threads", "num_stages": "stages"}.get(name, name)
+            if ours not in new:
+                allowed = ", ".join(("num_warps", "num_stages", *self.sizes))
+                raise BadTiles(f"{where}: {name} is no size of it. Allowed: {allowed}")
+            _check_value(name, value, new[ours], where)
+            new[ours] = value * warp_size() if name == "num_warps" else value
+        if new["threads"] > MOST_THREADS:
+            raise BadTiles(f"{where}: {new['threads']} threads (warps of {warp_size()}). Allowed: up to {MOST_THREADS}")
+        return Tiles(**new)
+
+
+def _check_value(name: str, value: Any, default: Any, where: str) -> None:
+    """Refuse what a kernel cannot be compiled with."""
+    if default is not None and type(value) is not type(default):
+        allowed = f"{type(default).__name__}, as in the default ({default!r})"
+    elif type(value) is not int:
+        return
+    elif (name in ("threads", "num_warps") or name.startswith("BLOCK")) and (value < 1 or value & (value - 1)):
+        allowed = "a power of two"
+    elif value < 1:
+        allowed = "1 or more"
+    else:
+        return
+    raise BadTiles(f"{where}: {name} = {value!r}. Allowed: {allowed}")
+
+
+class Choice(NamedTuple):
+    """The tiles for some facts, and who said so."""
+
+    tiles: Tiles
+    source: str  # default, heuristics, cache, trying
+
+
+class Asked(NamedTuple):
+    """A question that a plan asked, and the answer."""
+
+    tunable: Tunable
+    key: str
+    facts: dict[str, Any]
+    choice: Choice
+
+
+_trying: dict[str, Tiles] = {}  # by key: what the tuner wants used
+_listeners: list[list[Asked]] = []
+_pretended: list[Chip | None] = []
 
 
 class Tunable:
     """A choice of tiles by facts (sizes, dtypes, flags), under a name."""
 
-    def __init__(self, name: str, default: Callable[..., Tiles]):
-        self.name, self.default = name, default
+    def __init__(self, name: str, default: Callable[..., Tiles], free: str = ""):
+        self.name, self.default, self.free = name, default, frozenset(free.split())
         self.facts = tuple(inspect.signature(default).parameters)
         self.__doc__ = default.__doc__
 
-    def __call__(self, **facts: Any) -> Tiles:
-        return self.default(**facts)
+    def __call__(self, /, **facts: Any) -> Tiles:
+        return self.look(**facts).tiles
+
+    def look(self, /, **facts: Any) -> Choice:
+        """The tiles and their source: what is being tried, the tuning cache, heuristics, the default."""
+        default = self.default(**facts)
+        key = tuning.key(self.name, facts)
+        tried = _trying.get(key)
+        chip = this_chip() if tried is None else None
+        choice = None if tried is None else Choice(tried, "trying")
+        if chip is not None:
+            choice = self._cached(chip, key, default, facts) or self._by_heuristics(chip, default, facts)
+        choice = choice or Choice(default, "default")
+        for heard in _listeners:
+            heard.append(Asked(self, key, facts, choice))
+        return choice
+
+    def candidates(self, chip: Chip, /, **facts: Any) -> list[tuple[Tiles, str]]:
+        """What the vendor thinks worth trying for such facts: tiles, and why they are not for these facts, or ""."""
+        found = vendors.candidates(chip, self.name)
+        if found is None:
+            return []
+        default, where = self.default(**facts), f"{found.file}: {self.name}"
+        made = [default.changed(given, where) for given in found.given]
+        return [(tiles, self._unfit(tiles, default, facts)) for tiles in made]
+
+    def _cached(self, chip: Chip, key: str, default: Tiles, facts: dict[str, Any]) -> Choice | None:
+        """A cache outlives the code that wrote it: what no longer fits is passed over."""
+        found = tuning.find(chip, key)
+        if found is None:
+            return None
+        try:
+            tiles = default.changed(found.tiles, key)
+            unfit = self._unfit(tiles, default, facts)
+        except BadTiles as error:
+            tiles, unfit = default, str(error)
+        if unfit:
+            _say_once(f"tuned tiles are passed over: {key} in {tuning.path(chip)}: {unfit}")
+            return None
+        return Choice(tiles, "cache")
+
+    def _by_heuristics(self, chip: Chip, default: Tiles, facts: dict[str, Any]) -> Choice | None:
+        found = vendors.heuristics(chip, self.name)
+        if found is None:
+            return None
+        where = f"{found.file}: {self.name}"
+        warps = {"num_warps": max(1, default.threads // warp_size()), "num_stages": default.stages}
+        args: dict[str, Any] = {"arch": chip.arch, **warps, **default.sizes, **facts}
+        given = {}
+        for name, rule in found.given.items():
+            try:
+                value = rule(args) if callable(rule) else rule
+            except Exception as error:  # a vendor's code
+                words = f"{type(error).__name__}: {error}"
+                raise BadTiles(f"{where}: {name}: {words}. It was given {', '.join(args)}") from error
+            if value is not None:
+                given[name] = args[name] = value
+        if not given:
+            return None
+        tiles = default.changed(given, where)
+        unfit = self._unfit(tiles, default, facts)
+        if unfit:
+            raise BadTiles(f"{where}: {unfit}")
+        return Choice(tiles, "heuristics")
+
+    def _unfit(self, tiles: Tiles, default: Tiles, facts: dict[str, Any]) -> str:
+        """Why tiles might be wrong for these facts, where the default is not."""
+        lengths = {k: v for k, v in facts.items() if type(v) is int}
+        for name, value in tiles.sizes.items():
+            usual = default.sizes[name]
+            for fact, n in lengths.items() if type(value) is int and name not in self.free else ():
+                bound = "at most" if usual < n < value else ""
+                if value < n <= usual and self._follows(name, fact, facts):
+                    bound = "at least"
+                if bound:
+                    return f"{name} = {value} with {fact} = {n}. Allowed: {bound} {n}; the default is {usual}"
+        return ""
+
+    def _follows(self, size: str, fact: str, facts: dict[str, Any]) -> bool:
+        """Whether the default makes a size that is no smaller than a fact because of that fact.
+
+        It shrinks with the fact, or grows with it; one that does neither is large by itself.
+        """
+        n = facts[fact]
+        at = lambda length: self.default(**{**facts, fact: length}).sizes.get(size, 0)
+        return at(max(1, n // 2)) < n or all(at(k * n) >= k * n for k in (2, 8, 64))
 
 
 tunables: dict[str, Tunable] = {}
 
 
-def tunable(name: str) -> Callable[[Callable[..., Tiles]], Tunable]:
-    """Declare a choice of tiles; the decorated function is its default for any chip."""
+def tunable(name: str, *, free: str = "") -> Callable[[Callable[..., Tiles]], Tunable]:
+    """Declare a choice of tiles; the decorated function is its default for any chip.
+
+    `free` names sizes that may lie on either side of any fact.
+    """
 
     def declare(default: Callable[..., Tiles]) -> Tunable:
         if name in tunables:
             raise ValueError(f"tunable {name!r} is declared twice")
-        tunables[name] = made = Tunable(name, default)
+        tunables[name] = made = Tunable(name, default, free)
         return made
 
     return declare
+
+
+# ---- which chip, and what the tuner does ----------------------------------------------------------------------------
+
+
+def this_chip() -> Chip | None:
+    """The chip that kernels are made for; None where they are interpreted."""
+    if _pretended:
+        return _pretended[-1]
+    if triton.knobs.runtime.interpret:
+        return None
+    if _compiling_only():
+        return Chip.of_arch(triton.runtime.driver.active.get_current_device())
+    return vendors.here()
+
+
+@contextmanager
+def as_on(chip: Chip | None) -> Iterator[None]:
+    """Choose tiles as on another chip; None: as on one that nobody knows."""
+    _pretended.append(chip)
+    try:
+        yield
+    finally:
+        _pretended.pop()
+
+
+@contextmanager
+def trying(tiles: Mapping[str, Tiles]) -> Iterator[None]:
+    """Have these tiles used, by key. Plans keep what they were made with: forget them before and after."""
+    global _trying
+    before, _trying = _trying, {**_trying, **tiles}
+    try:
+        yield
+    finally:
+        _trying = before
+
+
+@contextmanager
+def asked() -> Iterator[list[Asked]]:
+    """What plans ask for meanwhile, in order."""
+    heard: list[Asked] = []
+    _listeners.append(heard)
+    try:
+        yield heard
+    finally:
+        _listeners[:] = [one for one in _listeners if one is not heard]  # by identity: lists compare by content
+
+
+_said: set[str] = set()
+
+
+def _say_once(words: str) -> None:
+    if words not in _said:
+        _said.add(words)
+        logger.warning(words)

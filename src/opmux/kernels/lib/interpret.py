@@ -37,6 +37,7 @@ def install() -> None:
     _give_casts(interpreter, small)
     _give_dot(interpreter, small)
     _give_reductions(interpreter, small)
+    _give_scans(interpreter)
     _patch_once_per_launch(interpreter)
     _installed = True
 
@@ -79,8 +80,14 @@ def _give_memory(interpreter: Any, small: dict[tl.dtype, np.dtype]) -> None:
     stock_load = builder.create_masked_load
     known = set(small.values())
 
+    def bools(mask: Any) -> Any:
+        """A scalar mask spread over a block comes as integers, which memory refuses."""
+        if mask.data.dtype == np.bool_:
+            return mask
+        return interpreter.TensorHandle(mask.data.astype(np.bool_), mask.dtype)
+
     def load(self: Any, ptrs: Any, mask: Any, other: Any, cache_policy: Any = None, *rest: Any, **more: Any) -> Any:
-        element = ptrs.get_element_ty()
+        element, mask = ptrs.get_element_ty(), bools(mask)
         dtype = small.get(element)
         if dtype is None:
             return stock_load(self, ptrs, mask, other, cache_policy, *rest, **more)
@@ -96,7 +103,7 @@ def _give_memory(interpreter: Any, small: dict[tl.dtype, np.dtype]) -> None:
         data = value.data
         if data.dtype in known:
             data = np.ascontiguousarray(data).view(_raw(data.dtype))
-        return memory.store(ptrs.data, data, mask.data)
+        return memory.store(ptrs.data, data, bools(mask).data)
 
     builder.create_masked_load, builder.create_masked_store = load, store
 
@@ -155,6 +162,25 @@ def _give_reductions(interpreter: Any, small: dict[tl.dtype, np.dtype]) -> None:
         return tuple(back(t) for t in result) if isinstance(result, tuple) else back(result)
 
     interpreter.ReduceOps.min_max = min_max
+
+
+def _give_scans(interpreter: Any) -> None:
+    """A scan combines whole blocks at growing distances, as a chip does, instead of two numbers at a time."""
+
+    def generic_scan(self: Any, given: Any) -> Any:
+        blocks = [t.handle.data for t in given]
+        tensors = lambda found: [self.to_tensor(b, t.dtype) for b, t in zip(found, given, strict=True)]
+        length, distance = blocks[0].shape[self.axis], 1
+        place = np.arange(length).reshape([-1 if d == self.axis else 1 for d in range(blocks[0].ndim)])
+        while distance < length:
+            early = [np.roll(b, distance, self.axis) for b in blocks]
+            found = self.combine_fn.fn(*tensors(early), *tensors(blocks))
+            news = [new.handle.data for new in (found if isinstance(found, tuple) else (found,))]
+            blocks = [np.where(place < distance, b, new) for b, new in zip(blocks, news, strict=True)]
+            distance *= 2
+        return tensors(blocks)
+
+    interpreter.ScanOps.generic_scan = generic_scan
 
 
 class _NothingToUndo:

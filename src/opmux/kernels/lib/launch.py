@@ -33,11 +33,17 @@ class Config:
     threads: int = 128
     stages: int = 2
     even: bool = False  # whether all sizes are multiples of 16
+    together: bool = False  # whether all programs must be on the chip at once
+    registers: int | None = None  # the most a thread may have, where that decides how many programs a core takes
     options: dict[str, Any] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        warps = max(1, self.threads // warp_size())
-        object.__setattr__(self, "options", {**self.constants, "num_warps": warps, "num_stages": self.stages})
+        options = {**self.constants, "num_warps": max(1, self.threads // warp_size()), "num_stages": self.stages}
+        if self.together and not triton.knobs.runtime.interpret:
+            options["launch_cooperative_grid"] = True
+        if self.registers:
+            options["maxnreg"] = self.registers
+        object.__setattr__(self, "options", options)
 
 
 def warp_size() -> int:

@@ -20,6 +20,12 @@ def forget() -> None:
         clear()
 
 
+def keep(found: dict[Any, P]) -> dict[Any, P]:
+    """The same table, emptied by `forget` from now on."""
+    _forgetting.append(found.clear)
+    return found
+
+
 _LOOK = "{0}.dtype, {0}.shape, {0}.stride(), {0}.device"
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import torch
@@ -23,12 +24,18 @@ class Rows(NamedTuple):
         n = x.shape[-1]
         if x.is_contiguous():
             return cls(x.numel() // n if n else x.shape[:-1].numel(), n)
-        return cls(x.shape[0], x.stride(0))
+        return cls(x.shape[:-1].numel(), min((s for k, s in zip(x.shape[:-1], x.stride()) if k > 1), default=n))
 
 
 def even_rows(x: Tensor) -> bool:
-    """Whether the rows lie evenly spaced, each in one piece."""
-    return x.is_contiguous() or (x.dim() == 2 and x.stride(1) == 1 and x.stride(0) >= x.shape[1])
+    """Whether the rows lie evenly spaced, each in one piece and none over another: a half of [.., 2n] is so."""
+    if x.is_contiguous():
+        return True
+    if x.dim() < 2 or x.stride(-1) != 1:
+        return False
+    steps = [(k, s) for k, s in zip(x.shape[:-1], x.stride()) if k > 1]
+    inner = steps[-1][1] if steps else x.shape[-1]
+    return inner >= x.shape[-1] and all(s == k * t for (_, s), (k, t) in pairwise(steps))
 
 
 def packed(x: Tensor) -> Tensor:
@@ -40,6 +47,7 @@ def packed(x: Tensor) -> Tensor:
 _empty_cuda: Callable[..., Tensor] | None = getattr(
     getattr(getattr(torch._C, "_dynamo", None), "guards", None), "_empty_strided_cuda", None
 )
+_here: Callable[[], int] = getattr(torch._C, "_cuda_getDevice", lambda: -1)
 
 
 class Room(NamedTuple):
@@ -60,8 +68,8 @@ class Room(NamedTuple):
 
     def on(self, like: Tensor) -> Tensor:
         """The tensor itself, on the device of another one; its contents are whatever was there."""
-        if _empty_cuda is not None and like.is_cuda and like.get_device() == torch._C._cuda_getDevice():
-            return _empty_cuda(self.shape, self.stride, self.dtype)
+        if like.is_cuda and _empty_cuda is not None and like.get_device() == _here():
+            return _empty_cuda(*self)
         return torch.empty_strided(self.shape, self.stride, dtype=self.dtype, device=like.device)
 
 
@@ -75,7 +83,7 @@ def cores(device: torch.device) -> int:
     """The multiprocessors of a device; some number where it is not said."""
     if device.type == "cuda":
         return torch.cuda.get_device_properties(device).multi_processor_count
-    return 8
+    return 132 if device.type == "meta" else 8  # on meta kernels are compiled only, as for a large chip
 
 
 def programs(device: torch.device, wanted: int, per_core: int) -> int:

@@ -1,0 +1,1 @@
+"""What a chip does differently: one folder `_<vendor>/` for each vendor, found by name when it is first needed."""

@@ -1,0 +1,68 @@
+"""Random bits in kernels: Philox4x32-10, numbered as `specs/random.py` says."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from ...specs import random as spec
+
+ROUNDS = tl.constexpr(spec.ROUNDS)
+M0, M1 = (tl.constexpr(m) for m in spec.MULTIPLIERS)
+W0, W1 = (tl.constexpr(w) for w in spec.WEYL)
+
+
+@triton.jit
+def halves(x):
+    """The low and the high word of 64 bits."""
+    x = x.to(tl.uint64)
+    return x.to(tl.uint32), (x >> 32).to(tl.uint32)
+
+
+@triton.jit
+def product(a, b):
+    """The high and the low word of a product: one multiplication to 64 bits, where mulhi and mul would be two."""
+    whole = a.to(tl.uint64) * b
+    return (whole >> 32).to(tl.uint32), whole.to(tl.uint32)
+
+
+@triton.jit
+def seeded(seed_ptr, key, counter):
+    """The seed: in memory, or (seed_ptr is None) these two numbers. To be asked for once, before anything is stored."""
+    if seed_ptr is not None:
+        key = tl.load(seed_ptr)
+        counter = tl.load(seed_ptr + 1)
+    return key, counter
+
+
+@triton.jit
+def words(key, counter, group, GROUPS: tl.constexpr):
+    """Four words each for GROUPS groups from `group` on, which is a multiple of GROUPS: no carry to the high word."""
+    k0, k1 = halves(key)
+    c0, c1 = halves(counter)
+    c2, c3 = halves(group)
+    c2 += tl.arange(0, GROUPS).to(tl.uint32)
+    for _ in tl.static_range(ROUNDS):
+        high0, low0 = product(c0, M0)
+        high1, low1 = product(c2, M1)
+        c0, c1, c2, c3 = high1 ^ c1 ^ k0, low1, high0 ^ c3 ^ k1, low0
+        k0 += W0
+        k1 += W1
+    return c0, c1, c2, c3
+
+
+@triton.jit
+def pair(low, high):
+    return low.to(tl.uint64) | (high.to(tl.uint64) << 32)
+
+
+@triton.jit
+def weave2(a, b):
+    """a[0], b[0], a[1], b[1], ..."""
+    return tl.reshape(tl.join(a, b), [2 * a.shape[0]])
+
+
+@triton.jit
+def weave4(a, b, c, d):
+    """a[0], b[0], c[0], d[0], a[1], ...: with a group a thread, four neighbours a thread, and nothing moves."""
+    return tl.reshape(tl.join(tl.join(a, c), tl.join(b, d)), [4 * a.shape[0]])

@@ -1,0 +1,378 @@
+"""Elementwise ops from scalar functions: broadcasting, any strides and ATen's own type promotion, from one table.
+
+A `Row` is an ATen op and the scalar function that states it. `run(row, args)` computes it, `run(row, args, out=y)`
+writes the result into a tensor that is there (in-place: `out` is the first argument). Both take the op's arguments in
+full, in the order of its signature.
+
+What the result looks like (shape, strides, dtype) is asked of the op itself, on meta tensors, once for each look of the
+arguments; what the op refuses is left to it. Numbers are not part of that look, only their type is: they reach the
+kernel at the call, as 64 bits. A 0-dim CPU tensor beside tensors of the device is such a number, read at the call.
+
+    an operand's dtype -> the one ATen computes in (P) -> the one we compute in (C) -> the result's (R) -> that of `out`
+
+C is P widened: float32 for 16-bit floats, int32 for narrow integers and bool, as in C++, so that results wrap alike.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import types
+import typing
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+import triton.language as tl
+from torch import Tensor
+
+from ...core.errors import NotSupported
+from .launch import Launcher
+from .plans import keep
+from .rows import Room
+from .text import from_text
+from .walk import Walk, spread, way
+
+# dtype -> what Triton calls it, and what it is computed in
+DTYPES = {
+    torch.bool: (tl.int1, tl.int32),
+    torch.uint8: (tl.uint8, tl.int32),
+    torch.int8: (tl.int8, tl.int32),
+    torch.int16: (tl.int16, tl.int32),
+    torch.int32: (tl.int32, tl.int32),
+    torch.int64: (tl.int64, tl.int64),
+    torch.float16: (tl.float16, tl.float32),
+    torch.bfloat16: (tl.bfloat16, tl.float32),
+    torch.float32: (tl.float32, tl.float32),
+    torch.float64: (tl.float64, tl.float64),
+}
+MOST = 4096  # plans of a row; beyond that all are dropped, as shapes seem never to come back
+MASKS = ("condition", "mask")  # arguments that choose, and take no part in promotion
+
+ROWS: dict[str, Row] = {}  # by ATen's name
+
+
+@dataclass(eq=False)
+class Row:
+    """An op, and the scalar function that states it."""
+
+    name: str
+    reference: Callable[..., Any]  # torch's own, by ATen's signature
+    function: Any  # takes the op's arguments, each a block, a number, a constant or None
+    dtypes: frozenset[torch.dtype]  # that it computes in; for others torch's own runs, or says what is wrong
+    typed: bool = False  # the function takes P as its last argument
+    # numbers of an argument that are worth a kernel of their own, and the function of that kernel
+    baked: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
+    baked_function: Any = None
+    unless: str = ""  # arguments whose values torch must judge, as an expression
+    names: tuple[str, ...] = ()
+    roles: tuple[str, ...] = ()
+    keywords: tuple[str, ...] = ()
+    call: Callable[..., Tensor] = field(init=False)  # the op, by its exact signature
+    write: Callable[..., Tensor] = field(init=False)  # the same into a tensor: write(out, *args)
+
+    def __post_init__(self) -> None:
+        params = inspect.signature(self.reference, eval_str=True).parameters.values()
+        self.names = tuple(p.name for p in params)
+        self.roles = tuple(_role(p.annotation) for p in params)
+        self.keywords = tuple(p.name for p in params if p.kind is p.KEYWORD_ONLY)
+        self.call, self.write = _doors(self)
+
+
+def run(row: Row, args: tuple, out: Tensor | None = None) -> Tensor:
+    """The op on these arguments, in full and in order; into `out`, cast to its dtype, where that is given.
+
+    NotSupported where the call is torch's: dtypes we do not compute, an `out` of another shape or dtype class, memory
+    that overlaps. Nothing has been written then.
+    """
+    if out is not None:
+        return row.write(out, *args)
+    split = len(args) - len(row.keywords)
+    return row.call(*args[:split], **dict(zip(row.keywords, args[split:], strict=True)))
+
+
+# ---- the way of a call ----------------------------------------------------------------------------------------------
+
+_LOOK = "{0}.dtype, {0}.shape, {0}.stride(), {0}.device"
+_KEYS = {
+    "tensor": _LOOK,
+    "either": f"({_LOOK}) if isinstance({{0}}, _Tensor) else {{0}}.__class__",
+    "baked": f"({_LOOK}) if isinstance({{0}}, _Tensor) "
+    "else ({0}, {0}.__class__) if {0} in _baked else {0}.__class__",
+    "number": "{0}.__class__",
+    "choice": "{0}",
+}
+_DOOR = """\
+def {name}({params}):
+    {unless}
+    try:
+        _call = _found[{key},]
+    except KeyError:
+        _call = _make(({key},), ({args}), {out})
+    except RuntimeError:
+        raise _NotSupported("a tensor without strides")
+    return _call({passed})
+"""
+
+
+def _role(annotation: Any) -> str:
+    parts = typing.get_args(annotation) or (annotation,)
+    if Tensor in parts:
+        return "tensor" if len(parts) == 1 else "either"
+    return "number" if float in parts else "choice"
+
+
+def _doors(row: Row) -> tuple[Callable[..., Tensor], Callable[..., Tensor]]:
+    """The functions of exact arity that look a plan up, and call it."""
+    found: dict[Any, Callable[..., Tensor]] = keep({})
+
+    def make(key: Any, args: tuple, out: Tensor | None) -> Callable[..., Tensor]:
+        if len(found) >= MOST:
+            found.clear()
+        found[key] = made = _plan(row, args, out)
+        return made
+
+    keys = [_KEYS["baked" if n in row.baked else r].format(n) for n, r in zip(row.names, row.roles, strict=True)]
+    judged = f"if {row.unless}:\n        raise _NotSupported('torch judges these numbers')" if row.unless else ""
+    params = [n for n in row.names if n not in row.keywords] + (["*", *row.keywords] if row.keywords else [])
+    names: dict[str, Any] = {
+        "_found": found, "_make": make, "_Tensor": Tensor, "_NotSupported": NotSupported,
+        "_baked": next(iter(row.baked.values()), ()),
+    }  # fmt: skip
+    fields = {"unless": judged, "args": "".join(f"{n}, " for n in row.names)}
+    plain = _DOOR.format(
+        name=row.name, params=", ".join(params), key=", ".join(keys), out="None", passed=", ".join(row.names), **fields
+    )
+    written = _DOOR.format(
+        name=f"{row.name}_to", params=", ".join(["_y", *row.names]), key=", ".join([_LOOK.format("_y"), *keys]),
+        out="_y", passed=", ".join([*row.names, "_y"]), **fields,
+    )  # fmt: skip
+    exec(compile(plain + written, f"<opmux call of aten::{row.name}>", "exec"), names)
+    return names[row.name], names[f"{row.name}_to"]
+
+
+# ---- a plan ---------------------------------------------------------------------------------------------------------
+
+
+class Arg(NamedTuple):
+    """An argument as a kernel gets it."""
+
+    name: str
+    kind: str  # "t" tensor, "i" integer or bool, "f" float, "c" constant, "-" absent
+    value: Any
+    read: str  # how a call gets it
+    role: str
+
+
+class Types(NamedTuple):
+    promoted: torch.dtype  # P
+    result: torch.dtype  # R
+
+
+def _plan(row: Row, args: tuple, out: Tensor | None) -> Callable[..., Tensor]:
+    """A function of the arguments (and the result's tensor, where there is one) for arguments that look like these."""
+    given = _given(row, args)
+    tensors = [a.value for a in given if a.kind == "t"]
+    like = tensors[0]
+    result = _on_meta(row, args)
+    types = Types(_promoted(given, result.dtype), result.dtype)
+    if types.promoted not in row.dtypes:
+        raise NotSupported(f"{row.name} is not computed in {types.promoted}")
+    if out is not None:
+        _check_out(out, result, like)
+    room = Room(tuple(result.shape), tuple(result.stride()), result.dtype)
+    launch = _launch(row, given, types, out if out is not None else result) if result.numel() else None
+    return _caller(given, room, launch, out)
+
+
+def _given(row: Row, args: tuple) -> list[Arg]:
+    tensors = [a for a in args if isinstance(a, Tensor)]
+    if not tensors:
+        raise NotSupported("no argument is a tensor")
+    home = next((t for t in tensors if not t.is_cpu), tensors[0]).device
+    found = []
+    ints = torch.int32 in row.dtypes
+    for i, (name, role, value) in enumerate(zip(row.names, row.roles, args, strict=True)):
+        kind, read = _kind(value, role, home), f"a{i}"
+        if ints and isinstance(value, Tensor) and name not in MASKS and value.dtype not in row.dtypes:
+            raise NotSupported(f"{row.name} of a tensor of {value.dtype}")
+        if name in row.baked and not isinstance(value, Tensor) and value in row.baked[name]:
+            kind = "c"
+        elif kind in "if" and isinstance(value, Tensor):
+            read = f"a{i}.item()"
+        found.append(Arg(name, kind, value, read, role))
+    return found
+
+
+def _kind(value: Any, role: str, home: torch.device) -> str:
+    if isinstance(value, Tensor):
+        if value.dtype not in DTYPES or value.layout is not torch.strided:
+            raise NotSupported(f"a tensor of {value.dtype}, {value.layout}")
+        if value.device == home:
+            return "t"
+        if value.is_cpu and value.dim() == 0:
+            return "f" if value.dtype.is_floating_point else "i"
+        raise NotSupported(f"tensors on {home} and {value.device}")
+    if role == "choice":
+        return "c"
+    for kinds, kind in (((bool, int), "i"), (float, "f"), (types.NoneType, "-")):
+        if isinstance(value, kinds):
+            return kind
+    raise NotSupported(f"a {type(value).__name__} as a number")
+
+
+def _on_meta(row: Row, args: tuple) -> Tensor:
+    """What torch makes of arguments that look like these: its result without the contents."""
+    as_meta = lambda t: torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device="meta")
+    metas = [as_meta(a) if isinstance(a, Tensor) else a for a in args]
+    split = len(metas) - len(row.keywords)
+    try:
+        with torch.no_grad():
+            return row.reference(*metas[:split], **dict(zip(row.keywords, metas[split:], strict=True)))
+    except (
+        Exception
+    ) as error:  # the caller's mistake: torch's kernel says it best, its meta function may say it otherwise
+        raise NotSupported(f"torch refuses: {error}") from error
+
+
+def _promoted(given: list[Arg], result: torch.dtype) -> torch.dtype:
+    """What ATen computes in: the result's dtype; where that is bool (a comparison), what the operands promote to."""
+    if result is not torch.bool:
+        return result
+    values = [a.value for a in given if a.role in ("tensor", "either") and a.kind in "tif" and a.name not in MASKS]
+    return torch.result_type(*values) if len(values) == 2 else values[0].dtype
+
+
+def _check_out(out: Tensor, result: Tensor, like: Tensor) -> None:
+    """Decline what torch would resize, refuse or warn of."""
+    if out.shape != result.shape or out.device != like.device or out.dtype not in DTYPES:
+        raise NotSupported(f"out is {out.dtype} {tuple(out.shape)} on {out.device}")
+    if not torch.can_cast(result.dtype, out.dtype):
+        raise NotSupported(f"a result of {result.dtype} does not become {out.dtype}")
+    if torch._debug_has_internal_overlap(out) == 1:
+        raise NotSupported("elements of out share memory")
+
+
+_CALLS = {
+    "new": "def call({args}):\n    y = _room.on({like})\n    _launch({tensors}y{late})\n    return y\n",
+    "new empty": "def call({args}):\n    return _room.on({like})\n",
+    "out": "def call({args}, y):\n    {apart}\n    _launch({tensors}y{late})\n    return y\n",
+    "out empty": "def call({args}, y):\n    return y\n",
+}
+
+
+def _caller(given: list[Arg], room: Room, launch: Callable[..., None] | None, out: Tensor | None) -> Any:
+    tensors = [a for a in given if a.kind == "t"]
+    way = ("new" if out is None else "out") + ("" if launch else " empty")
+    text = _CALLS[way].format(
+        args=", ".join(f"a{i}" for i in range(len(given))),
+        like=tensors[0].read,
+        tensors="".join(f"{a.read}, " for a in tensors),
+        late="".join(f", {a.read}" for a in given if a.kind in "if"),
+        apart="; ".join(f"{a.read} is y or _apart(y, {a.read})" for a in tensors),
+    )
+    return types.FunctionType(_compiled(text), {"_room": room, "_launch": launch, "_apart": _apart})
+
+
+@functools.cache
+def _compiled(text: str) -> types.CodeType:
+    made: dict[str, Any] = {}
+    exec(compile(text, "<opmux pointwise plan>", "exec"), made)
+    return made["call"].__code__
+
+
+def _apart(y: Tensor, x: Tensor) -> None:
+    """Decline to write y where that might change what is still to be read of x: torch knows whether it does."""
+    at = y.data_ptr()
+    ahead = x.data_ptr() - at
+    if not at or not -_span(x) < ahead < _span(y):  # on meta nothing lies anywhere
+        return
+    if ahead or x.dtype != y.dtype or x.shape != y.shape or x.stride() != y.stride():
+        raise NotSupported("out and an argument share memory")
+
+
+def _span(t: Tensor) -> int:
+    """Bytes from its first element to the end of its last."""
+    return (
+        (sum((n - 1) * s for n, s in zip(t.shape, t.stride(), strict=True)) + 1) * t.element_size() if t.numel() else 0
+    )
+
+
+# ---- a kernel -------------------------------------------------------------------------------------------------------
+
+
+def _launch(row: Row, given: list[Arg], types: Types, y: Tensor) -> Callable[..., None]:
+    tensors = [a.value for a in given if a.kind == "t"]
+    strides = [spread(t.shape, t.stride(), y.shape) for t in tensors]
+    walk = way(y.shape, [*strides, tuple(y.stride())], [*(t.dtype for t in tensors), y.dtype])
+    baked = any(a.kind == "c" and a.name in row.baked for a in given)
+    constants = {
+        "FN": row.baked_function if baked else row.function,
+        "P": DTYPES[types.promoted][0],
+        "C": DTYPES[types.promoted][1],
+        "R": DTYPES[types.result][0],
+        **{f"c{i}": a.value for i, a in enumerate(given) if a.kind == "c"},
+    }
+    launcher = _launcher(_text(row, given, types, walk), len(tensors) + 1, " ".join(walk.sizes), _free(walk, given))
+    config = walk.tiles.config(even=all(n % 16 == 0 for n in walk.sizes.values()), **constants)
+    return launcher.ready(walk.grid, (*walk.sizes.values(), *walk.free.values()), config)
+
+
+def _free(walk: Walk, given: list[Arg]) -> str:
+    return " ".join([*walk.free, *(f"v{i}" for i, a in enumerate(given) if a.kind in "if")])
+
+
+_KERNEL = """\
+def {name}({params}):
+    {head}
+    {body}
+    tl.store(y_ptr{y_at}, FN({passed}).to(R).to(y_ptr.dtype.element_ty){y_mask})
+"""
+
+
+def _text(row: Row, given: list[Arg], types: Types, walk: Walk) -> str:
+    """The kernel, as a person would write it."""
+    narrow = DTYPES[types.promoted][0] != DTYPES[types.promoted][1]
+    exact = " .to(P).to(C)".strip() if narrow else ""
+    # a number is rounded to P only where that shows: opmath keeps 0.1 of `x * 0.1` in float32
+    rounded = exact if not types.promoted.is_floating_point or types.result is torch.bool else ""
+    pointers, late, constants, body, passed = [], [], [], [], []
+    for i, a in enumerate(given):
+        if a.kind == "t":
+            at, mask = walk.places[len(pointers)]
+            cast = ".to(tl.int1)" if a.name in MASKS else ".to(C)" + (exact if a.value.dtype != types.promoted else "")
+            body.append(f"x{i} = tl.load(x{i}_ptr{_plus(at)}{_under(mask)}){cast}")
+            pointers.append(f"x{i}_ptr")
+        elif a.kind in "if":
+            late.append(f'v{i}: "{"i64" if a.kind == "i" else "fp64"}"')
+            body.append(f"x{i} = tl.full([], v{i}, C){rounded}")
+        elif a.kind == "c":
+            constants.append(f"c{i}: tl.constexpr")
+        passed.append({"c": f"c{i}", "-": "None"}.get(a.kind, f"x{i}"))
+    fixed = ["FN", "P", "C", "R"]
+    numbers = [*walk.sizes, *walk.free, *late]
+    constants = [f"{n}: tl.constexpr" for n in fixed] + constants + [f"{n}: tl.constexpr" for n in walk.tiles.sizes]
+    at, mask = walk.places[-1]
+    return _KERNEL.format(
+        name=f"{row.name}_{walk.name}",
+        params=", ".join([*pointers, "y_ptr", *numbers, *constants]),
+        head="\n    ".join(walk.head),
+        body="\n    ".join(body),
+        passed=", ".join([*passed, "P"] if row.typed else passed),
+        y_at=_plus(at),
+        y_mask=_under(mask),
+    )
+
+
+def _plus(at: str) -> str:
+    return f" + {at}" if at else ""
+
+
+def _under(mask: str) -> str:
+    return f", mask={mask}" if mask else ""
+
+
+@functools.cache
+def _launcher(text: str, tensors: int, sizes: str, free: str) -> Launcher:
+    return Launcher(from_text(text), tensors=tensors, sizes=sizes, free=free)

@@ -1,0 +1,45 @@
+"""Sums over rows, the same in every run: programs leave their shares, and a second kernel adds them in their order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+import triton.language as tl
+
+from .config import Tiles, tunable
+from .launch import Launcher
+from .rows import wide_of
+
+
+def _add_up(
+    share_ptr, total_ptr, n_parts, n, WIDE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr
+):  # fmt: skip
+    """The shares of all programs, in their order."""
+    o_n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)[None, :]
+    b_total = tl.zeros([BLOCK_M, BLOCK_N], WIDE)
+    for at in range(0, n_parts, BLOCK_M):
+        i_m = at + tl.arange(0, BLOCK_M)[:, None]
+        b_total += tl.load(share_ptr + i_m.to(tl.int64) * n + o_n, mask=(i_m < n_parts) & (o_n < n), other=0.0)
+    o = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+    tl.store(total_ptr + o, tl.sum(b_total, 0).to(total_ptr.dtype.element_ty), mask=o < n)
+
+
+add_up = Launcher(_add_up, tensors=2, sizes="n", free="n_parts")
+
+
+@tunable("totals.columns")
+def total_tiles(n: int, dtype: torch.dtype) -> Tiles:
+    return Tiles(128, BLOCK_M=64, BLOCK_N=32)
+
+
+def adding_up(n_parts: int, n: int, dtype: torch.dtype) -> Callable[..., None]:
+    """A launch that adds up shares [n_parts, n], computed for tensors of this dtype: `launch(shares, total)`."""
+    tiles = total_tiles(n=n, dtype=dtype)
+    config = tiles.config(even=n % 16 == 0, WIDE=wide_of(dtype))
+    return add_up.ready((-(-n // tiles["BLOCK_N"]), 1, 1), (n_parts, n), config)
+
+
+def share_of(dtype: torch.dtype) -> torch.dtype:
+    """What shares are kept in: the wide type that tensors of this dtype are computed in."""
+    return torch.float64 if dtype is torch.float64 else torch.float32

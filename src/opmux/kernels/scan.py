@@ -1,0 +1,762 @@
+"""Scans along any dimension: one pair of kernels, in which a kind of scan is a handful of device functions.
+
+A tensor is [outer, n, inner], scanned along n; a lane is one of its outer * inner scans, and a tile is some lanes by
+some places. Where inner is 1 the places of a tile lie side by side, else its lanes do: loads are wide in both, and
+nothing is transposed. Three ways to do the work:
+
+- whole: a tile holds all n places of its lanes;
+- walk: a program goes over its lanes a tile at a time, with a carry, and has the next tile on its way;
+- split: where there are fewer lanes than the chip needs programs, lanes are cut into spans. A first kernel finds the
+  total of each span, and the walk over a span begins with the totals before it, added in a fixed order.
+
+A scan from the end is the same kernel with REVERSE. State, carry and totals are float32 (float64 of float64, int64 of
+sums of integers); results are rounded once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from ..core.registry import impl
+from ..specs import scan as spec
+from .lib.config import Tiles, tunable
+from .lib.launch import Launcher
+from .lib.plans import plans
+from .lib.rows import DEVICES, Room, Rows, cores, even_rows
+
+# ---- kinds of scans -------------------------------------------------------------------------------------------------
+# The state of a scan is two numbers, a and b; where a kind has one, b is just passed on. Of each kind:
+#   lift(u, v, i) -> a, b: the state of one element, of its inputs and its place; u is wide already
+#   scan(a, b) over a tile, and combine(a, b of what comes first, a, b of what comes next)
+#   lower(a, b, v, w, i) -> the results, of the state and the inputs
+
+
+@triton.jit
+def lift_one(u, v, i):
+    return u, u
+
+
+@triton.jit
+def lift_place(u, v, i):
+    return u, tl.broadcast_to(i, u.shape)
+
+
+@triton.jit
+def lift_key(u, v, i):
+    return u, v.to(i.dtype)
+
+
+@triton.jit
+def lift_exp(u, v, i):
+    return u, tl.full(u.shape, 1.0, u.dtype)
+
+
+@triton.jit
+def lift_exp_grad(u, v, i):
+    return -u, v.to(u.dtype)
+
+
+@triton.jit
+def lift_factor(u, v, i):
+    return tl.where(u == 0, 1.0, u), (u == 0).to(tl.int32)
+
+
+@triton.jit
+def lift_term(u, v, i):
+    return tl.where(v == 0, u, 0.0), tl.where(v == 1, u, 0.0)
+
+
+@triton.jit
+def add(a1, b1, a2, b2):
+    return a1 + a2, b2
+
+
+@triton.jit
+def multiply(a1, b1, a2, b2):
+    return a1 * a2, b2
+
+
+@triton.jit
+def add_both(a1, b1, a2, b2):
+    return a1 + a2, b1 + b2
+
+
+@triton.jit
+def multiply_and_count(a1, b1, a2, b2):
+    return a1 * a2, b1 + b2
+
+
+@triton.jit
+def larger(a1, b1, a2, b2):
+    """A NaN is more than any number; of equals the later: so the order of the two does not matter."""
+    later = b2 > b1
+    second = (a2 > a1) | ((a2 == a1) & later) | ((a2 != a2) & ((a1 == a1) | later))
+    return tl.where(second, a2, a1), tl.where(second, b2, b1)
+
+
+@triton.jit
+def smaller(a1, b1, a2, b2):
+    later = b2 > b1
+    second = (a2 < a1) | ((a2 == a1) & later) | ((a2 != a2) & ((a1 == a1) | later))
+    return tl.where(second, a2, a1), tl.where(second, b2, b1)
+
+
+@triton.jit
+def add_exps(a1, b1, a2, b2):
+    """b1 * exp(a1) + b2 * exp(a2) as b * exp(a), with the larger a; a NaN stays in a."""
+    a = tl.maximum(a1, a2, propagate_nan=tl.PropagateNan.ALL)
+    rate = tl.exp(tl.minimum(-tl.abs(a1 - a2), 0.0))  # between two equal infinities: minimum(NaN, 0) is 0
+    return a, tl.where(a2 > a1, b1 * rate + b2, b1 + b2 * rate)
+
+
+@triton.jit
+def add_keyed(a1, b1, a2, b2):
+    """The sum of those under one key, the last one met; a key below 0 is that of nothing."""
+    same = (b1 == b2) | (b2 < 0)
+    return a2 + tl.where(same, a1, 0.0), tl.where(b2 < 0, b1, b2)
+
+
+@triton.jit
+def scan_sum(a, b, AXIS: tl.constexpr, REVERSE: tl.constexpr):
+    return tl.cumsum(a, AXIS, REVERSE), b
+
+
+@triton.jit
+def scan_product(a, b, AXIS: tl.constexpr, REVERSE: tl.constexpr):
+    return tl.cumprod(a, AXIS, REVERSE), b
+
+
+@triton.jit
+def scan_sums(a, b, AXIS: tl.constexpr, REVERSE: tl.constexpr):
+    return tl.cumsum(a, AXIS, REVERSE), tl.cumsum(b, AXIS, REVERSE)
+
+
+@triton.jit
+def scan_product_and_count(a, b, AXIS: tl.constexpr, REVERSE: tl.constexpr):
+    return tl.cumprod(a, AXIS, REVERSE), tl.cumsum(b, AXIS, REVERSE)
+
+
+@triton.jit
+def scan_larger(a, b, AXIS: tl.constexpr, REVERSE: tl.constexpr):
+    return tl.associative_scan((a, b), AXIS, larger, REVERSE)
+
+
+@triton.jit
+def scan_smaller(a, b, AXIS: tl.constexpr, REVERSE: tl.constexpr):
+    return tl.associative_scan((a, b), AXIS, smaller, REVERSE)
+
+
+@triton.jit
+def scan_exps(a, b, AXIS: tl.constexpr, REVERSE: tl.constexpr):
+    return tl.associative_scan((a, b), AXIS, add_exps, REVERSE)
+
+
+@triton.jit
+def scan_keyed(a, b, AXIS: tl.constexpr, REVERSE: tl.constexpr):
+    return tl.associative_scan((a, b), AXIS, add_keyed, REVERSE)
+
+
+@triton.jit
+def lower_state(a, b, v, w, i):
+    return a, b
+
+
+@triton.jit
+def lower_log(a, b, v, w, i):
+    return a + tl.log(b), b
+
+
+@triton.jit
+def lower_exp_grad(a, b, v, w, i):
+    return b * tl.exp(a + w.to(a.dtype)), b
+
+
+@triton.jit
+def lower_key(a, b, v, w, i):
+    """A run of equal indices begins at the place that they name: there its sum belongs."""
+    return tl.where(v == i, a, 0.0), b
+
+
+@triton.jit
+def lower_term(a, b, v, w, i):
+    return tl.where(b < 2, a * v.to(a.dtype), 0.0), tl.minimum(b, 2)
+
+
+@triton.jit
+def lower_quotient(a, b, v, w, i):
+    x = w.to(a.dtype)
+    return tl.where(x == 0, b, a / x), b
+
+
+# ---- the kernels ----------------------------------------------------------------------------------------------------
+# Inputs u, v, w; results y, z; totals of spans a, b.
+
+
+@triton.jit
+def _lanes(n_lanes, step, LAST: tl.constexpr, BLOCK_L: tl.constexpr):
+    """Of this program's lanes: their outer index, their offset in there, their number, and which are there at all."""
+    pid = tl.program_id(0)
+    if LAST:
+        i_o = pid.to(tl.int64) * BLOCK_L + tl.arange(0, BLOCK_L)[:, None]
+        o_l = tl.zeros([1, 1], tl.int64)
+        i_l = i_o
+        m_l = i_o < n_lanes
+    else:
+        blocks = (step - 1) // BLOCK_L + 1
+        i_o = (pid // blocks).to(tl.int64)
+        o_l = (pid % blocks).to(tl.int64) * BLOCK_L + tl.arange(0, BLOCK_L)[None, :]
+        i_l = i_o * step + o_l
+        m_l = o_l < step
+    return i_o, o_l, i_l, m_l
+
+
+@triton.jit
+def _places(LAST: tl.constexpr, COUNT: tl.constexpr):
+    return tl.arange(0, COUNT)[None, :] if LAST else tl.arange(0, COUNT)[:, None]
+
+
+@triton.jit
+def _offset(i, step, LAST: tl.constexpr):
+    """From place 0 to place i."""
+    return i if LAST else i.to(tl.int64) * step
+
+
+@triton.jit
+def _load(ptr, instead, o, m, FILL: tl.constexpr):
+    """An input that is there."""
+    if ptr is None:
+        b = instead
+    else:
+        b = tl.load(ptr + o, mask=m, other=FILL)
+    return b
+
+
+@triton.jit
+def _store(ptr, o, b, m):
+    if ptr is not None:
+        tl.store(ptr + o, b.to(ptr.dtype.element_ty), mask=m)
+
+
+@triton.jit
+def _end(b, AXIS: tl.constexpr, REVERSE: tl.constexpr):
+    """What a scan of a tile came to: one number a lane. A sum with zeros, as a tile cannot be indexed."""
+    o_n = _places(AXIS == 1, b.shape[AXIS])
+    return tl.sum(tl.where(o_n == (0 if REVERSE else b.shape[AXIS] - 1), b, 0), AXIS, keep_dims=True)
+
+
+def _whole(
+    u_ptr, v_ptr, w_ptr, y_ptr, z_ptr, u_stride, v_stride, w_stride, n, step, n_lanes,
+    LIFT: tl.constexpr, SCAN: tl.constexpr, LOWER: tl.constexpr, REVERSE: tl.constexpr, FILL: tl.constexpr,
+    CAST: tl.constexpr, WIDE: tl.constexpr, INDEX: tl.constexpr, LAST: tl.constexpr,
+    BLOCK_L: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    """All places of some lanes."""
+    AXIS: tl.constexpr = 1 if LAST else 0
+    i_o, o_l, _, m_l = _lanes(n_lanes, step, LAST, BLOCK_L)
+    o_n = _places(LAST, BLOCK_N)
+    o = o_l + _offset(o_n, step, LAST)
+    m = m_l & (o_n < n)
+    b_u = tl.load(u_ptr + i_o * u_stride + o, mask=m, other=FILL)
+    b_v = _load(v_ptr, b_u, i_o * v_stride + o, m, 0)
+    b_w = _load(w_ptr, b_u, i_o * w_stride + o, m, 0)
+    i_n = o_n.to(INDEX)
+    b_a, b_b = LIFT(b_u.to(CAST).to(WIDE), b_v, i_n)
+    b_a, b_b = SCAN(b_a, b_b, AXIS, REVERSE)
+    b_y, b_z = LOWER(b_a, b_b, b_v, b_w, i_n)
+    o += i_o * n if LAST else i_o * n * step
+    _store(y_ptr, o, b_y, m)
+    _store(z_ptr, o, b_z, m)
+
+
+def _walk(
+    u_ptr, v_ptr, w_ptr, y_ptr, z_ptr, a_ptr, b_ptr, u_stride, v_stride, w_stride, n, step, span, n_lanes,
+    LIFT: tl.constexpr, SCAN: tl.constexpr, COMBINE: tl.constexpr, LOWER: tl.constexpr, REVERSE: tl.constexpr,
+    PAIR: tl.constexpr, FILL: tl.constexpr, UNIT_A: tl.constexpr, UNIT_B: tl.constexpr, CAST: tl.constexpr,
+    WIDE: tl.constexpr, SECOND: tl.constexpr, INDEX: tl.constexpr, LAST: tl.constexpr, SPLITS: tl.constexpr,
+    BLOCK_L: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    """One span of some lanes, a tile at a time, beginning with the totals of the spans before it."""
+    AXIS: tl.constexpr = 1 if LAST else 0
+    i_o, o_l, i_l, m_l = _lanes(n_lanes, step, LAST, BLOCK_L)
+    o_n = _places(LAST, BLOCK_N)
+    if SPLITS > 1:
+        part = tl.program_id(1)
+        o_k = _places(LAST, SPLITS)
+        m_k = m_l & ((o_k > part) if REVERSE else (o_k < part)) & (o_k < tl.num_programs(1))
+        o_k = o_k.to(tl.int64) * n_lanes + i_l
+        t_a = tl.load(a_ptr + o_k, mask=m_k, other=UNIT_A)
+        t_b = _load(b_ptr, t_a, o_k, m_k, UNIT_B)
+        t_a, t_b = SCAN(t_a, t_b, AXIS, REVERSE)
+        c_a = _end(t_a, AXIS, REVERSE)
+        c_b = _end(t_b, AXIS, REVERSE) if PAIR else c_a
+        start = part.to(tl.int64) * span
+        length = tl.minimum(n - start, span).to(tl.int32)
+    else:
+        SHAPE: tl.constexpr = [BLOCK_L, 1] if LAST else [1, BLOCK_L]
+        c_a = tl.full(SHAPE, UNIT_A, WIDE)
+        c_b = tl.full(SHAPE, UNIT_B, SECOND) if PAIR else c_a
+        start = tl.zeros([], tl.int64)
+        length = n
+    o = o_l + _offset(o_n, step, LAST) + _offset(start, step, LAST)
+    u_ptr += i_o * u_stride + o
+    y_ptr += (i_o * n if LAST else i_o * n * step) + o
+    if v_ptr is not None:
+        v_ptr += i_o * v_stride + o
+    if w_ptr is not None:
+        w_ptr += i_o * w_stride + o
+    if z_ptr is not None:
+        z_ptr += (i_o * n if LAST else i_o * n * step) + o
+    chunks = tl.cdiv(length, BLOCK_N)
+    at = (chunks - 1) * (BLOCK_N if REVERSE else 0)
+    o_at = _offset(at, step, LAST)
+    m_next = m_l & (at + o_n < length)
+    u_next = tl.load(u_ptr + o_at, mask=m_next, other=FILL)
+    v_next = _load(v_ptr, u_next, o_at, m_next, 0)
+    w_next = _load(w_ptr, u_next, o_at, m_next, 0)
+    for k in range(chunks):
+        at = ((chunks - 1 - k) if REVERSE else k) * BLOCK_N
+        b_u, b_v, b_w = u_next, v_next, w_next
+        ahead = at - BLOCK_N if REVERSE else at + BLOCK_N
+        o_at = _offset(ahead, step, LAST)
+        m_next = m_l & ((ahead + o_n >= 0) if REVERSE else (ahead + o_n < length))
+        u_next = tl.load(u_ptr + o_at, mask=m_next, other=FILL)
+        v_next = _load(v_ptr, u_next, o_at, m_next, 0)
+        w_next = _load(w_ptr, u_next, o_at, m_next, 0)
+        i_n = (start + at + o_n).to(INDEX)
+        b_a, b_b = LIFT(b_u.to(CAST).to(WIDE), b_v, i_n)
+        b_a, b_b = SCAN(b_a, b_b, AXIS, REVERSE)
+        e_a = _end(b_a, AXIS, REVERSE)
+        e_b = _end(b_b, AXIS, REVERSE) if PAIR else c_b
+        b_a, b_b = COMBINE(c_a, c_b, b_a, b_b)
+        c_a, c_b = COMBINE(c_a, c_b, e_a, e_b)
+        b_y, b_z = LOWER(b_a, b_b, b_v, b_w, i_n)
+        m = m_l & (at + o_n < length)
+        o_at = _offset(at, step, LAST)
+        _store(y_ptr, o_at, b_y, m)
+        _store(z_ptr, o_at, b_z, m)
+
+
+def _totals(
+    u_ptr, v_ptr, a_ptr, b_ptr, u_stride, v_stride, n, step, span, n_lanes,
+    LIFT: tl.constexpr, SCAN: tl.constexpr, COMBINE: tl.constexpr, REVERSE: tl.constexpr, PAIR: tl.constexpr,
+    ORDERED: tl.constexpr, FILL: tl.constexpr, UNIT_A: tl.constexpr, UNIT_B: tl.constexpr, CAST: tl.constexpr,
+    WIDE: tl.constexpr, SECOND: tl.constexpr, INDEX: tl.constexpr, LAST: tl.constexpr,
+    BLOCK_L: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    """What a span of some lanes comes to. Tiles are combined place by place, and the places in the end; where the order
+    matters (ORDERED), each tile by itself first."""
+    AXIS: tl.constexpr = 1 if LAST else 0
+    i_o, o_l, i_l, m_l = _lanes(n_lanes, step, LAST, BLOCK_L)
+    o_n = _places(LAST, BLOCK_N)
+    part = tl.program_id(1)
+    start = part.to(tl.int64) * span
+    length = tl.minimum(n - start, span).to(tl.int32)
+    o = o_l + _offset(o_n, step, LAST) + _offset(start, step, LAST)
+    u_ptr += i_o * u_stride + o
+    if v_ptr is not None:
+        v_ptr += i_o * v_stride + o
+    PLACES: tl.constexpr = 1 if ORDERED else BLOCK_N
+    SHAPE: tl.constexpr = [BLOCK_L, PLACES] if LAST else [PLACES, BLOCK_L]
+    c_a = tl.full(SHAPE, UNIT_A, WIDE)
+    c_b = tl.full(SHAPE, UNIT_B, SECOND) if PAIR else c_a
+    chunks = tl.cdiv(length, BLOCK_N)
+    for k in range(chunks):
+        at = ((chunks - 1 - k) if REVERSE else k) * BLOCK_N
+        o_at = _offset(at, step, LAST)
+        m = m_l & (at + o_n < length)
+        b_u = tl.load(u_ptr + o_at, mask=m, other=FILL)
+        b_v = _load(v_ptr, b_u, o_at, m, 0)
+        b_a, b_b = LIFT(b_u.to(CAST).to(WIDE), b_v, (start + at + o_n).to(INDEX))
+        if ORDERED:
+            b_a, b_b = SCAN(b_a, b_b, AXIS, REVERSE)
+            b_a = _end(b_a, AXIS, REVERSE)
+            b_b = _end(b_b, AXIS, REVERSE)
+        if PAIR:
+            c_a, c_b = COMBINE(c_a, c_b, b_a, b_b)
+        else:
+            c_a, _ = COMBINE(c_a, c_a, b_a, b_a)
+    if not ORDERED:
+        c_a, c_b = SCAN(c_a, c_b, AXIS, REVERSE)
+        c_a = _end(c_a, AXIS, REVERSE)
+        if PAIR:
+            c_b = _end(c_b, AXIS, REVERSE)
+    o = part.to(tl.int64) * n_lanes + i_l
+    _store(a_ptr, o, c_a, m_l)
+    _store(b_ptr, o, c_b, m_l)
+
+
+whole = Launcher(_whole, tensors=5, sizes="u_stride v_stride w_stride n step", free="n_lanes")
+walk = Launcher(_walk, tensors=7, sizes="u_stride v_stride w_stride n step span", free="n_lanes")
+totals = Launcher(_totals, tensors=4, sizes="u_stride v_stride n step span", free="n_lanes")
+
+
+# ---- tiles ----------------------------------------------------------------------------------------------------------
+
+# Places of a lane that a tile may hold, by the bytes of a number of its state: along rows, and along columns.
+LONGEST = {4: 8192, 8: 4096}
+DEEPEST = 64
+
+
+@tunable("scan.whole", free="BLOCK_L")
+def whole_tiles(n: int, inner: int, dtype: torch.dtype, pair: bool) -> Tiles:
+    """All places of some lanes: 32 elements a thread, 16 where each is a pair."""
+    places = max(triton.next_power_of_2(n), 16)
+    lanes = max(1, 2048 // places)
+    if inner > 1:
+        lanes = max(16, min(lanes, triton.next_power_of_2(inner)))
+    threads = max(32, min(1024, lanes * places // (16 if pair else 32)))
+    return Tiles(threads, BLOCK_L=lanes, BLOCK_N=places)
+
+
+@tunable("scan.walk", free="BLOCK_L BLOCK_N SPLITS")
+def walk_tiles(n: int, outer: int, inner: int, dtype: torch.dtype, pair: bool, chip: int) -> Tiles:
+    """A tile at a time, the larger the fewer of them lie side by side; in spans where a chip of so many cores would not
+    be busy. Columns: 128 bytes of them, and down to 32 where there are few; one warp, as a scan across warps along
+    columns costs four loads of shared memory an element."""
+    lanes = 1
+    if inner > 1:
+        lanes = max(16, min(128 // dtype.itemsize, triton.next_power_of_2(inner)))
+        while lanes > max(16, 32 // dtype.itemsize) and outer * -(-inner // lanes) < 8 * chip:
+            lanes //= 2
+    tiles = outer * -(-inner // lanes)
+    spans = _spans(tiles, n // (4096 if inner == 1 else 128), n, 1024 if inner == 1 else 2048 // lanes, chip)
+    threads, enough, busy = (128, 512, 1024) if inner == 1 else (32 if spans == 1 else 128, 128, 256)
+    while threads < enough and tiles * spans * threads < busy * chip:
+        threads *= 2
+    each = 16 if pair or dtype.itemsize > 2 or threads > 128 else 32
+    return Tiles(threads, BLOCK_L=lanes, BLOCK_N=threads * each // lanes, SPLITS=spans)
+
+
+@tunable("scan.totals", free="BLOCK_L BLOCK_N")
+def totals_tiles(inner: int, dtype: torch.dtype, pair: bool) -> Tiles:
+    """Nothing but reading."""
+    lanes = 1 if inner == 1 else max(16, min(128 // dtype.itemsize, triton.next_power_of_2(inner)))
+    return Tiles(128, BLOCK_L=lanes, BLOCK_N=2048 // lanes)
+
+
+def _spans(tiles: int, worth: int, n: int, most: int, chip: int) -> int:
+    """In how many spans lanes are cut where so many tiles lie side by side, at most `worth`: all is read twice then.
+
+    Places within a span are counted in 32 bits.
+    """
+    if n < 1 << 30 and (tiles * 3 >= chip * 2 or worth < 2):
+        return 1
+    return min(triton.next_power_of_2(max(2, 8 * chip // tiles, n >> 29)), triton.next_power_of_2(worth), most)
+
+
+# ---- plans ----------------------------------------------------------------------------------------------------------
+
+
+class Kind(NamedTuple):
+    """A scan in words that the kernels understand."""
+
+    lift: Any
+    scan: Any
+    combine: Any
+    lower: Any
+    fill: float = 0.0  # stands for u beyond the end
+    unit: tuple[float, int] = (0.0, 0)  # the state of nothing
+    second: str = ""  # what b is: "" for nothing, "wide", "index", "count"
+    reverse: bool = False
+    ordered: bool = False  # whether the order matters to `combine`
+
+
+INF = float("inf")
+KINDS = {
+    "cumsum": Kind(lift_one, scan_sum, add, lower_state),
+    "cumprod": Kind(lift_one, scan_product, multiply, lower_state, fill=1.0, unit=(1.0, 0)),
+    "cummax": Kind(lift_place, scan_larger, larger, lower_state, fill=-INF, unit=(-INF, -1), second="index"),
+    "cummin": Kind(lift_place, scan_smaller, smaller, lower_state, fill=INF, unit=(INF, -1), second="index"),
+    "logcumsumexp": Kind(lift_exp, scan_exps, add_exps, lower_log, fill=-INF, unit=(-INF, 0), second="wide"),
+    "cumsum_bwd": Kind(lift_one, scan_sum, add, lower_state, reverse=True),
+    # u = x, v = dy: terms of the two sums, and which of the two each belongs to; then u, v = those, w = x
+    "cumprod_terms": Kind(
+        lift_factor, scan_product_and_count, multiply_and_count, lower_term, fill=1.0, unit=(1.0, 0), second="count"
+    ),
+    "cumprod_bwd": Kind(lift_term, scan_sums, add_both, lower_quotient, second="wide", reverse=True),
+    # u = dvalues, v = indices
+    "keyed_bwd": Kind(
+        lift_key, scan_keyed, add_keyed, lower_key, unit=(0.0, -1), second="index", reverse=True, ordered=True
+    ),
+    # u = y, v = dy, w = x
+    "logcumsumexp_bwd": Kind(
+        lift_exp_grad, scan_exps, add_exps, lower_exp_grad, fill=INF, unit=(-INF, 0), second="wide", reverse=True
+    ),
+}
+# What is scanned, as Triton and as torch say it.
+TYPES = {
+    torch.float16: tl.float16, torch.bfloat16: tl.bfloat16, torch.float32: tl.float32, torch.float64: tl.float64,
+    torch.int8: tl.int8, torch.int16: tl.int16, torch.int32: tl.int32, torch.int64: tl.int64, torch.uint8: tl.uint8,
+    torch.bool: tl.int1,
+}  # fmt: skip
+
+
+class Shape(NamedTuple):
+    outer: int
+    n: int
+    inner: int
+
+    @classmethod
+    def of(cls, x: Tensor, dim: int) -> Shape:
+        if x.dim() == 0:
+            return cls(1, 1, 1)
+        dim %= x.dim()
+        return cls(x.shape[:dim].numel(), x.shape[dim], x.shape[dim + 1 :].numel())
+
+
+def _fits(x: Tensor, shape: Shape, dim: int) -> bool:
+    """Whether the kernels can read a tensor as it lies: packed, or rows along the last dimension that are apart."""
+    return x.is_contiguous() or (shape.inner == 1 and dim % x.dim() == x.dim() - 1 and even_rows(x))
+
+
+def _stride(x: Tensor, shape: Shape) -> int:
+    return shape.n * shape.inner if x.is_contiguous() else Rows.of(x).stride
+
+
+class Pass(NamedTuple):
+    """The launches of one scan: over (u, v, w, y, z), and for the totals of its spans over (u, v, a, b)."""
+
+    scan: Callable[..., None]
+    totals: Callable[..., None] | None
+    held: tuple[Room | None, ...]  # a and b
+
+    def __call__(self, u: Tensor, v: Tensor | None, w: Tensor | None, y: Tensor, z: Tensor | None) -> None:
+        if self.totals is None:
+            self.scan(u, v, w, y, z, *self.held)
+            return
+        a, b = (None if room is None else room.on(u) for room in self.held)
+        self.totals(u, v, a, b)
+        self.scan(u, v, w, y, z, a, b)
+
+
+def _pass(
+    name: str,
+    shape: Shape,
+    strides: tuple[int, int, int],
+    dtype: torch.dtype,
+    device: torch.device,
+    *,
+    wide: torch.dtype,
+    cast: torch.dtype | None = None,
+) -> Pass:
+    """A scan of u, of this dtype, in `wide`; each element becomes a `cast` first."""
+    kind, pair = KINDS[name], bool(KINDS[name].second)
+    outer, n, inner = shape
+    index = torch.int32 if n < 1 << 31 else torch.int64
+    second = {"": wide, "wide": wide, "index": index, "count": torch.int32}[kind.second]
+    bound = lambda value, of: value if abs(value) < INF else _bound(of, value > 0)
+    what = dict(
+        LIFT=kind.lift, SCAN=kind.scan, REVERSE=kind.reverse, FILL=bound(kind.fill, dtype),
+        CAST=TYPES[cast or wide], WIDE=TYPES[wide], INDEX=TYPES[index], LAST=inner == 1,
+    )  # fmt: skip
+    carried = what | dict(
+        COMBINE=kind.combine, PAIR=pair, UNIT_A=bound(kind.unit[0], wide), UNIT_B=kind.unit[1], SECOND=TYPES[second]
+    )
+    step = 0 if inner == 1 else inner
+    lanes = outer * inner
+    even = all(s % 16 == 0 for s in (*strides, step, n if inner == 1 else 0))
+    if n <= (LONGEST[wide.itemsize] if inner == 1 else DEEPEST) // (2 if pair else 1):
+        tiles = whole_tiles(n=n, inner=inner, dtype=dtype, pair=pair)
+        grid = _grid(shape, tiles, 1)
+        return Pass(
+            whole.ready(grid, (*strides, n, step, lanes), tiles.config(even=even, LOWER=kind.lower, **what)), None, ()
+        )
+    tiles = walk_tiles(n=n, outer=outer, inner=inner, dtype=dtype, pair=pair, chip=cores(device))
+    span = -(-n // tiles["SPLITS"] // tiles["BLOCK_N"]) * tiles["BLOCK_N"]
+    count = -(-n // span)
+    launch = walk.ready(
+        _grid(shape, tiles, count),
+        (*strides, n, step, span, lanes),
+        tiles.config(even=even, LOWER=kind.lower, **carried),
+    )
+    if tiles["SPLITS"] == 1:
+        return Pass(launch, None, (None, None))
+    tiles = totals_tiles(inner=inner, dtype=dtype, pair=pair)
+    config = tiles.config(even=even, ORDERED=kind.ordered, **carried)
+    first = totals.ready(_grid(shape, tiles, count), (*strides[:2], n, step, span, lanes), config)
+    held = (Room.of((count, lanes), wide), Room.of((count, lanes), second) if pair else None)
+    return Pass(launch, first, held)
+
+
+def _grid(shape: Shape, tiles: Tiles, spans: int) -> tuple[int, int, int]:
+    block = tiles["BLOCK_L"]
+    return (-(-shape.outer // block) if shape.inner == 1 else shape.outer * -(-shape.inner // block), spans, 1)
+
+
+def _bound(dtype: torch.dtype, largest: bool) -> float:
+    """The largest or the smallest that a number of this dtype can be."""
+    if dtype.is_floating_point:
+        return INF if largest else -INF
+    if dtype is torch.bool:
+        return int(largest)
+    return torch.iinfo(dtype).max if largest else torch.iinfo(dtype).min
+
+
+# ---- ops ------------------------------------------------------------------------------------------------------------
+
+
+def _wide(dtype: torch.dtype) -> torch.dtype:
+    """What sums and products of this dtype are taken in."""
+    return torch.float64 if dtype is torch.float64 else torch.float32 if dtype.is_floating_point else torch.int64
+
+
+def _ordered(dtype: torch.dtype) -> torch.dtype:
+    """What numbers of this dtype are compared as."""
+    return _wide(dtype) if dtype.is_floating_point or dtype.itemsize == 8 else torch.int32
+
+
+class Scan(NamedTuple):
+    """What an op will do for tensors that look so."""
+
+    results: tuple[Room, ...]
+    run: Pass | None  # None: nothing to compute
+    pack: bool  # whether some input must be copied first
+    between: tuple[Room, Room] | None = None  # of a product's gradient: the terms, and to which sum each belongs
+    first: Pass | None = None  # ... and how they are found
+
+
+# What an op is asked for, by the names of its inputs in the order of the kernels': u, v, w.
+CHECKS: dict[str, Callable[..., None]] = {
+    "cumsum": lambda op, dim, dtype, x: spec.check(op, x, dim, dtype),
+    "cumprod": lambda op, dim, dtype, x: spec.check(op, x, dim, dtype),
+    "cummax": lambda op, dim, dtype, x: spec.check(op, x, dim),
+    "cummin": lambda op, dim, dtype, x: spec.check(op, x, dim),
+    "logcumsumexp": lambda op, dim, dtype, x: spec.check_floats(op, x, dim),
+    "cumsum_bwd": lambda op, dim, dtype, dy: spec.check_floats(op, dy, dim, "dy"),
+    "cumprod_bwd": lambda op, dim, dtype, x, dy: spec.check_floats(op, x, dim, dy=dy),
+    "cummax_bwd": lambda op, dim, dtype, dvalues, indices: spec.check_places(op, dvalues, indices, dim),
+    "cummin_bwd": lambda op, dim, dtype, dvalues, indices: spec.check_places(op, dvalues, indices, dim),
+    "logcumsumexp_bwd": lambda op, dim, dtype, y, dy, x: spec.check_floats(op, x, dim, dy=dy, y=y),
+}
+
+
+@plans
+def _plan(op: str, dim: int, dtype: torch.dtype | None, *args: Tensor) -> Scan:
+    CHECKS[op](op, dim, dtype, *args)
+    u, last = args[0], args[-1]
+    shape = Shape.of(u, dim)
+    pack = not all(_fits(t, shape, dim) for t in args)
+    stride = shape.n * shape.inner
+    strides = (*(stride if pack else _stride(t, shape) for t in args), 0, 0)[:3]
+    if op in ("cummax", "cummin"):
+        rooms = (Room.of(u.shape, u.dtype), Room.of(u.shape, torch.int64))
+        make = lambda: _pass(op, shape, strides, u.dtype, u.device, wide=_ordered(u.dtype))
+    elif op in ("cumsum", "cumprod"):
+        to = spec.result_dtype(u.dtype, dtype)
+        rooms = (Room.of(u.shape, to),)
+        make = lambda: _pass(op, shape, strides, u.dtype, u.device, wide=_wide(to), cast=dtype)
+    elif op == "cumprod_bwd":
+        return _plan_product(shape, strides, u, pack)
+    else:
+        wide = _wide(last.dtype if op == "logcumsumexp_bwd" else u.dtype)
+        to = last.dtype if op == "logcumsumexp_bwd" else u.dtype if dtype is None else wide
+        rooms = (Room.of(u.shape, to),)
+        name = "keyed_bwd" if op in ("cummax_bwd", "cummin_bwd") else op
+        make = lambda: _pass(name, shape, strides, u.dtype, u.device, wide=wide)
+    return Scan(rooms, make() if u.numel() else None, pack)
+
+
+def _plan_product(shape: Shape, strides: tuple[int, int, int], x: Tensor, pack: bool) -> Scan:
+    rooms = (Room.of(x.shape, x.dtype),)
+    if not x.numel():
+        return Scan(rooms, None, pack)
+    wide, packed = _wide(x.dtype), shape.n * shape.inner
+    between = (Room.of(x.shape, wide), Room.of(x.shape, torch.int8))
+    first = _pass("cumprod_terms", shape, strides, x.dtype, x.device, wide=wide)
+    then = _pass("cumprod_bwd", shape, (packed, packed, strides[0]), wide, x.device, wide=wide)
+    return Scan(rooms, then, pack, between, first)
+
+
+def _one(op: str, dim: int, dtype: torch.dtype | None, x: Tensor) -> Tensor:
+    (room,), run, pack, *_ = _plan(op, dim, dtype, x)
+    y = room.on(x)
+    if run is not None:
+        run(x.contiguous() if pack else x, None, None, y, None)
+    return y
+
+
+def _extreme(op: str, dim: int, x: Tensor) -> tuple[Tensor, Tensor]:
+    (room, places), run, pack, *_ = _plan(op, dim, None, x)
+    values, indices = room.on(x), places.on(x)
+    if run is not None:
+        run(x.contiguous() if pack else x, None, None, values, indices)
+    return values, indices
+
+
+def _keyed(op: str, dim: int, dvalues: Tensor, indices: Tensor) -> Tensor:
+    (room,), run, pack, *_ = _plan(op, dim, None, dvalues, indices)
+    dx = room.on(dvalues)
+    if run is not None:
+        u, v = (dvalues.contiguous(), indices.contiguous()) if pack else (dvalues, indices)
+        run(u, v, None, dx, None)
+    return dx
+
+
+@impl(spec.cumsum, devices=DEVICES)
+def cumsum(x: Tensor, dim: int, dtype: torch.dtype | None) -> Tensor:
+    return _one("cumsum", dim, dtype, x)
+
+
+@impl(spec.cumsum_bwd, devices=DEVICES)
+def cumsum_bwd(dy: Tensor, dim: int, dtype: torch.dtype | None) -> Tensor:
+    return _one("cumsum_bwd", dim, dtype, dy)
+
+
+@impl(spec.cumprod, devices=DEVICES)
+def cumprod(x: Tensor, dim: int, dtype: torch.dtype | None) -> Tensor:
+    return _one("cumprod", dim, dtype, x)
+
+
+@impl(spec.cumprod_bwd, devices=DEVICES)
+def cumprod_bwd(dy: Tensor, x: Tensor, dim: int) -> Tensor:
+    (room,), run, pack, between, first = _plan("cumprod_bwd", dim, None, x, dy)
+    dx = room.on(x)
+    if run is None or first is None or between is None:
+        return dx
+    if pack:
+        x, dy = x.contiguous(), dy.contiguous()
+    terms, which = between[0].on(x), between[1].on(x)
+    first(x, dy, None, terms, which)
+    run(terms, which, x, dx, None)
+    return dx
+
+
+@impl(spec.cummax, devices=DEVICES)
+def cummax(x: Tensor, dim: int) -> tuple[Tensor, Tensor]:
+    return _extreme("cummax", dim, x)
+
+
+@impl(spec.cummax_bwd, devices=DEVICES)
+def cummax_bwd(dvalues: Tensor, indices: Tensor, dim: int) -> Tensor:
+    return _keyed("cummax_bwd", dim, dvalues, indices)
+
+
+@impl(spec.cummin, devices=DEVICES)
+def cummin(x: Tensor, dim: int) -> tuple[Tensor, Tensor]:
+    return _extreme("cummin", dim, x)
+
+
+@impl(spec.cummin_bwd, devices=DEVICES)
+def cummin_bwd(dvalues: Tensor, indices: Tensor, dim: int) -> Tensor:
+    return _keyed("cummin_bwd", dim, dvalues, indices)
+
+
+@impl(spec.logcumsumexp, devices=DEVICES)
+def logcumsumexp(x: Tensor, dim: int) -> Tensor:
+    return _one("logcumsumexp", dim, None, x)
+
+
+@impl(spec.logcumsumexp_bwd, devices=DEVICES)
+def logcumsumexp_bwd(dy: Tensor, x: Tensor, y: Tensor, dim: int) -> Tensor:
+    (room,), run, pack, *_ = _plan("logcumsumexp_bwd", dim, None, y, dy, x)
+    dx = room.on(x)
+    if run is not None:
+        u, v, w = (y.contiguous(), dy.contiguous(), x.contiguous()) if pack else (y, dy, x)
+        run(u, v, w, dx, None)
+    return dx

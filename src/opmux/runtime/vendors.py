@@ -1,0 +1,235 @@
+"""Which chip this is, and what its vendor's folder says of tiles: `backends/_<vendor>/[<arch>/]`.
+
+A folder may hold `heuristics_config_utils.py` (rules) and `tune_configs.yaml` (what to try). An arch folder comes
+before its vendor's, tunable by tunable; `ARCH_MAP` of the vendor's package names it. All are found on first use.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import importlib.util
+import itertools
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from ..core.errors import OpmuxError
+from ..core.facts import split_arch
+from . import target
+
+ROOT = "opmux.backends"
+RULES, TRIALS = "heuristics_config_utils", "tune_configs.yaml"
+
+
+class BadTiles(OpmuxError, ValueError):
+    """Tiles that a kernel cannot take, or a vendor's file that cannot be read; the message names the file."""
+
+
+@dataclass(frozen=True)
+class Chip:
+    """A chip as tuning knows it; one that is not here (kernels are only compiled for it) has no name."""
+
+    vendor: str | None
+    arch: str | None
+    name: str = ""
+    driver: str = ""
+
+    @classmethod
+    def of_arch(cls, arch: str) -> Chip:
+        """A chip that is not here: "sm_90", "gfx942"."""
+        return cls({"sm": "nvidia", "gfx": "amd"}.get(split_arch(arch)[0]), arch)
+
+    def __str__(self) -> str:
+        return " ".join(filter(None, (self.name, f"({self.arch})" if self.name and self.arch else self.arch))) or "?"
+
+
+def here() -> Chip | None:
+    """The chip of the current device; None on a machine without accelerators."""
+    kinds = target.accelerators()
+    if not kinds:
+        return None
+    module = torch.get_device_module(kinds[0])
+    return _chip(kinds[0], module.current_device() if hasattr(module, "current_device") else 0)
+
+
+@functools.cache
+def _chip(kind: str, index: int) -> Chip:
+    name_of = getattr(torch.get_device_module(kind), "get_device_name", None)
+    name = kind if name_of is None else name_of(index)
+    return Chip(_vendor_of(kind), target.arch_of(kind, index), name, _driver(kind))
+
+
+def _vendor_of(kind: str) -> str | None:
+    """Whose device type this is, as torch tells it."""
+    if kind == "cuda":
+        return "amd" if torch.version.hip else "nvidia"
+    return None
+
+
+def _driver(kind: str) -> str:
+    """The driver's version: tuned times depend on it. "" where nothing tells."""
+    module = Path("/sys/module", {"nvidia": "nvidia", "amd": "amdgpu"}.get(_vendor_of(kind) or "", kind), "version")
+    if module.is_file():
+        return module.read_text().strip()
+    of_cuda: Callable[[], int] | None = getattr(torch._C, "_cuda_getDriverVersion", None)
+    return str(of_cuda()) if kind == "cuda" and of_cuda is not None else ""
+
+
+# ---- the folders ----------------------------------------------------------------------------------------------------
+
+
+class Found(NamedTuple):
+    """What a file says of one tunable: rules by the name of a size, or a list of trials."""
+
+    file: Path
+    given: Any
+
+
+def heuristics(chip: Chip, name: str) -> Found | None:
+    """The rules for a tunable: {size: value, or function of the facts}."""
+    return _first(chip, name, _rules)
+
+
+def candidates(chip: Chip, name: str) -> Found | None:
+    """The configs worth trying for a tunable: [{size: value}]."""
+    found = _first(chip, name, _trials)
+    return None if found is None else Found(found.file, expand(found.given, f"{found.file}: {name}"))
+
+
+def names_in_files(chip: Chip) -> dict[str, set[Path]]:
+    """Every tunable that a file of this chip's vendor names, and where."""
+    found: dict[str, set[Path]] = {}
+    for folder in folders(chip):
+        for read in (_rules, _trials):
+            file, table = read(folder)
+            for name in table:
+                found.setdefault(name, set()).add(file)
+    return found
+
+
+def folders(chip: Chip) -> tuple[str, ...]:
+    """The packages that speak for a chip, the nearest first."""
+    return _folders(ROOT, chip.vendor, chip.arch)
+
+
+@functools.cache
+def _folders(root: str, vendor: str | None, arch: str | None) -> tuple[str, ...]:
+    package = f"{root}._{vendor}"
+    if vendor is None or importlib.util.find_spec(root) is None or importlib.util.find_spec(package) is None:
+        return ()
+    by_arch: Mapping[Any, str] = getattr(importlib.import_module(package), "ARCH_MAP", {})
+    folder = next((by_arch[k] for k in _arch_keys(arch) if k in by_arch), None)
+    return (package,) if folder is None else (f"{package}.{folder}", package)
+
+
+def _arch_keys(arch: str | None) -> Iterable[Any]:
+    """What an ARCH_MAP may call an arch: sm_90, "9.0", "9", 9."""
+    if arch is None:
+        return
+    yield arch
+    prefix, number = split_arch(arch)
+    if prefix == "sm":
+        yield from (f"{number // 10}.{number % 10}", str(number // 10), number // 10)
+
+
+def _first(chip: Chip, name: str, read: Callable[[str], tuple[Path, dict[str, Any]]]) -> Found | None:
+    for folder in folders(chip):
+        file, table = read(folder)
+        if name in table:
+            return Found(file, table[name])
+    return None
+
+
+@functools.cache
+def _rules(folder: str) -> tuple[Path, dict[str, Any]]:
+    file = _place(folder) / f"{RULES}.py"
+    if not file.is_file():
+        return file, {}
+    try:
+        table = importlib.import_module(f"{folder}.{RULES}").HEURISTICS_CONFIGS
+    except Exception as error:  # a vendor's code
+        raise BadTiles(f"{file} cannot be used: {type(error).__name__}: {error}") from error
+    if not isinstance(table, dict) or not all(isinstance(rules, Mapping) for rules in table.values()):
+        raise BadTiles(f"{file}: HEURISTICS_CONFIGS is {{tunable: {{size: value or function(args)}}}}")
+    return file, table
+
+
+@functools.cache
+def _trials(folder: str) -> tuple[Path, dict[str, Any]]:
+    file = _place(folder) / TRIALS
+    if not file.is_file():
+        return file, {}
+    import yaml
+
+    try:
+        table = yaml.load(file.read_text(encoding="utf-8"), getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise BadTiles(f"{file} is not valid YAML: {error}") from None
+    if table is not None and not isinstance(table, dict):
+        raise BadTiles(f"{file}: expected tunables, each with a list of configs; got {type(table).__name__}")
+    return file, table or {}
+
+
+def _place(folder: str) -> Path:
+    found = importlib.util.find_spec(folder)
+    if found is None or not found.submodule_search_locations:
+        raise BadTiles(f"{folder} is not a folder: ARCH_MAP of its vendor must name one that is there")
+    return Path(next(iter(found.submodule_search_locations)))
+
+
+# ---- tune_configs.yaml ----------------------------------------------------------------------------------------------
+
+_FIELDS = ("META", "num_warps", "num_stages")
+
+
+def expand(items: Any, where: str) -> list[dict[str, Any]]:
+    """Every config that a list of items stands for, as {size: value}; `gen: true` is a product of lists."""
+    if not isinstance(items, list) or not all(isinstance(item, dict) for item in items):
+        raise BadTiles(f"{where}: expected a list of configs such as {{META: {{BLOCK_M: 1}}, num_warps: 4}}")
+    made = [_product(item, where) if item.get("gen") else [_plain(item, where)] for item in items]
+    return [config for configs in made for config in configs]
+
+
+def _plain(item: dict[str, Any], where: str) -> dict[str, Any]:
+    meta = item.get("META", {})
+    _only(item, ("gen", *_FIELDS), where)
+    if not isinstance(meta, dict):
+        raise BadTiles(f"{where}: META = {meta!r}. Allowed: sizes by name, such as {{BLOCK_M: 1}}")
+    return {**meta, **{k: item[k] for k in _FIELDS[1:] if k in item}}
+
+
+def _product(item: dict[str, Any], where: str) -> list[dict[str, Any]]:
+    """`param_map` says which list each field takes its values from: by name, or written out."""
+    fields = item.get("param_map")
+    if not isinstance(fields, dict):
+        raise BadTiles(f"{where}: gen needs a param_map such as {{META: {{BLOCK_M: rows}}, num_warps: warps}}")
+    _only(fields, _FIELDS, f"{where}: param_map")
+    values = lambda v: _as_list(item[v] if isinstance(v, str) and v in item else v, where)
+    meta = fields.get("META", {})
+    blocks = values(meta) if not isinstance(meta, dict) else [
+        dict(zip(meta, row)) for row in itertools.product(*(values(v) for v in meta.values()))
+    ]  # fmt: skip
+    if not all(isinstance(block, dict) for block in blocks):
+        raise BadTiles(f"{where}: META = {meta!r}. Allowed: sizes by name, or the name of a list of such")
+    rest = [name for name in _FIELDS[1:] if name in fields]
+    return [
+        {**block, **dict(zip(rest, row))}
+        for block in blocks
+        for row in itertools.product(*(values(fields[name]) for name in rest))
+    ]
+
+
+def _as_list(value: Any, where: str) -> list[Any]:
+    if isinstance(value, str):
+        raise BadTiles(f"{where}: param_map names a list {value!r}, and there is none beside it")
+    return value if isinstance(value, list) else [value]
+
+
+def _only(given: dict[str, Any], allowed: tuple[str, ...], where: str) -> None:
+    strange = [str(k) for k in given if k not in allowed]
+    if strange:
+        raise BadTiles(f"{where}: {', '.join(strange)} means nothing here. Allowed: {', '.join(allowed)}")

@@ -1,0 +1,246 @@
+"""What is measured: ops, shapes and dtypes, as asked for or as a preset has them."""
+
+from __future__ import annotations
+
+import math
+import zlib
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...core.errors import UnknownName
+from ...core.facts import dtype_name
+from ...core.spec import DOORS, Sample, Spec, specs
+from ...specs.samples import Case as Drawn
+from ...specs.samples import Draw, Maker
+from ..arguments import BadArgument
+
+Shape = tuple[int, ...]
+
+# What samples are asked for beside a shape: ops that work along a dimension do so along rows.
+ALONG = {"dim": -1}
+# How the arguments of a sample are changed: a variant's name -> what becomes of them.
+VARIANTS: dict[str, Callable[[tuple], tuple]] = {
+    "": lambda args: args,
+    "scalar": lambda args: (args[0], 2.0, *args[2:]),
+}
+
+
+class QuickDraw(Draw):
+    """Numbers drawn on the device: a CPU takes two seconds for the 128 M of a tensor that is copied in 0.1 ms."""
+
+    def _new(self, shape: Shape, dtype: torch.dtype, scale: float = 1.0) -> Tensor:
+        if self.device.type == "cpu" or math.prod(shape) < 2**16:
+            return super()._new(shape, dtype, scale)
+        if not hasattr(self, "_there"):
+            self._there = torch.Generator(self.device).manual_seed(zlib.crc32(self.case.id.encode()))
+        wide = torch.float64 if dtype is torch.float64 else torch.float32
+        return torch.randn(shape, generator=self._there, dtype=wide, device=self.device).mul_(scale).to(dtype)
+
+
+@dataclass(frozen=True)
+class Case:
+    """One op on one shape in one dtype."""
+
+    spec: Spec
+    shape: Shape
+    dtype: torch.dtype
+    variant: str = ""
+    host: bool = False  # the host's time is what counts
+
+    @property
+    def name(self) -> str:
+        """The op as `opmux.ops` has it, and the variant."""
+        spec = self.spec
+        bare = spec.name if specs.lookup(spec.name, DOORS["ops"]) is spec else spec.key
+        return f"{bare} ({self.variant})" if self.variant else bare
+
+    def __str__(self) -> str:
+        return f"{self.name} {sizes(self.shape)} {dtype_name(self.dtype)}"
+
+    def sample(self, device: torch.device, rows: int | None = None) -> Sample:
+        """The op's arguments in full; with `rows`, of so many rows only. BadArgument where the op has none such."""
+        shape = self.shape if rows is None else (rows, *self.shape[1:])
+        made_by: Any = self.spec.samples
+        try:
+            if isinstance(made_by, Maker):
+                named = made_by.build(QuickDraw(Drawn(shape, options=ALONG), self.dtype, device))
+                bound = self.spec.signature.bind(**named)
+                args, kwargs = bound.args, bound.kwargs
+            else:
+                drawn = made_by.at(shape, self.dtype, device, **ALONG)
+                args, kwargs = drawn.args, drawn.kwargs
+            return Sample(*self.spec.bound(VARIANTS[self.variant](args), kwargs), id=str(self))
+        except (TypeError, ValueError, KeyError, RuntimeError, MemoryError) as error:
+            words = (str(error).strip() or type(error).__name__).splitlines()[0]
+            raise BadArgument(f"{self}: no such arguments: {words}") from None
+
+
+def sizes(shape: Iterable[int]) -> str:
+    return "x".join(map(str, shape)) or "0-dim"
+
+
+# ---- presets --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Line:
+    """Ops that are measured on the same row lengths."""
+
+    ops: str
+    widths: tuple[int, ...]
+    variant: str = ""
+
+
+@dataclass(frozen=True)
+class Preset:
+    """A set of cases under a name."""
+
+    name: str
+    doc: str
+    lines: tuple[Line, ...]
+    dtypes: tuple[str, ...]
+    rows: int | None = None  # None: as many as make a tensor of --mib
+    providers: str | None = None
+    host: bool = False
+
+    def shape(self, width: int, dtype: torch.dtype, mib: int) -> Shape:
+        rows = (mib << 20) // dtype.itemsize // width if self.rows is None else self.rows
+        return max(rows, 1), width
+
+
+# Lengths of the hidden sizes and vocabularies that models have: one row in registers, in a core, in many.
+WIDTHS = (2048, 4096, 8192, 16384, 32768, 131072)
+ALONG_ROWS = (
+    "rms_norm layer_norm add_rms_norm softmax log_softmax sum amax var_mean cumsum argmax "
+    "rms_norm_bwd layer_norm_bwd add_rms_norm_bwd softmax_bwd log_softmax_bwd"
+)
+ELEMENTWISE = "silu_mul gelu_mul add gelu philox_dropout silu_mul_bwd gelu_bwd"
+
+_ALL = (
+    Preset(
+        "memory-bound",
+        "ops that memory limits, on tensors of --mib in bfloat16, rows of 2048 to 131072",
+        (Line(ALONG_ROWS, WIDTHS), Line(ELEMENTWISE, (8192,))),
+        ("bfloat16",),
+    ),
+    Preset(
+        "quick",
+        "a few small cases, seconds on a CPU",
+        (Line("rms_norm softmax silu_mul gelu sum rms_norm_bwd softmax_bwd silu_mul_bwd", (1024,)),),
+        ("float32",),
+        rows=256,
+        providers="ours,native",
+    ),
+    Preset(
+        "host",
+        "what a call costs the host: tensors so small that nothing else counts, under no_grad",
+        (
+            Line("add", (256,)),
+            Line("mul", (256,), "scalar"),
+            Line("softmax rms_norm sum gelu layer_norm silu_mul", (256,)),
+        ),
+        ("bfloat16",),
+        rows=16,
+        providers="ours,native",
+        host=True,
+    ),
+)
+PRESETS = {p.name: p for p in _ALL}
+# Ops that are named without a preset and without shapes.
+NAMED = Preset("", "", (), ("bfloat16",))
+NAMED_ON_CPU = Preset("", "", (), ("float32",), rows=256)
+NAMED_WIDTHS = {"cpu": (1024,)}
+
+
+# ---- choosing -------------------------------------------------------------------------------------------------------
+
+
+def select(words: Iterable[str]) -> list[Spec]:
+    """Ops by name, `family:NAME` or glob; globs and families leave compositions out unless their space is named."""
+    found: dict[str, Spec] = {}
+    for word in words:
+        found |= {s.key: s for s in _selected(word.strip())}
+    return list(found.values())
+
+
+def _selected(word: str) -> list[Spec]:
+    if word.startswith("family:"):
+        name = word.removeprefix("family:").casefold()
+        if name not in specs.families:
+            raise UnknownName("family", name, specs.families)
+        return [s for s in specs if s.family == name and s.primitive]
+    if set(word) & set("*?["):
+        pattern = word.casefold()
+        hit = [s for s in specs if fnmatchcase(s.key if "::" in word else s.name, pattern)]
+        hit = [s for s in hit if s.primitive or "::" in word]
+        if not hit:
+            raise UnknownName("op", word, specs.short_names())
+        return hit
+    return [specs.find(word, DOORS["ops"])]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The cases, and a sentence for each thing that was asked for and is not there."""
+
+    cases: list[Case]
+    notes: list[str]
+    preset: Preset
+
+    @property
+    def ops(self) -> list[Spec]:
+        return list({c.spec.key: c.spec for c in self.cases}.values())
+
+
+def plan(
+    words: list[str],
+    preset: str | None,
+    shapes: list[Shape],
+    dtypes: list[torch.dtype],
+    mib: int,
+    device: str,
+) -> Plan:
+    """What to measure, from the words of the command line."""
+    notes: list[str] = []
+    base, lines = _lines(words, preset, device, notes)
+    kinds = dtypes or [getattr(torch, d) for d in base.dtypes]
+    made: dict[tuple, Case] = {}
+    for spec, line in lines:
+        for dtype in kinds:
+            for shape in shapes or [base.shape(w, dtype, mib) for w in line.widths]:
+                case = Case(spec, shape, dtype, line.variant, base.host)
+                made.setdefault((spec.key, shape, dtype, line.variant), case)
+    return Plan(list(made.values()), notes, base)
+
+
+def _lines(words: list[str], preset: str | None, device: str, notes: list[str]) -> tuple[Preset, list[tuple]]:
+    """Every op to measure with its line, of the preset that holds."""
+    asked = select(words)
+    if preset is None and asked:
+        base = NAMED_ON_CPU if device == "cpu" else NAMED
+        widths = NAMED_WIDTHS.get(device, WIDTHS)
+        pairs = [(s, Line(s.name, widths)) for s in asked]
+    else:
+        name = preset or ("quick" if device == "cpu" else "memory-bound")
+        if name not in PRESETS:
+            raise UnknownName("preset", name, PRESETS)
+        base = PRESETS[name]
+        pairs, missing = [], []
+        for line in base.lines:
+            for op in line.ops.split():
+                spec = specs.lookup(op, DOORS["ops"])
+                missing += [op] if spec is None else []
+                pairs += [(spec, line)] if spec is not None and (not asked or spec in asked) else []
+        if missing:
+            notes.append(f"not here yet: {', '.join(missing)}")
+        if asked and not pairs:
+            raise BadArgument(f"--preset {name} has none of {', '.join(words)}: leave it out, or name other ops")
+    bare = [s.name for s, _ in pairs if s.samples is None]
+    if bare:
+        notes.append(f"no samples to measure with: {', '.join(dict.fromkeys(bare))}")
+    return base, [(s, line) for s, line in pairs if s.samples is not None]

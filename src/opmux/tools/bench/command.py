@@ -1,0 +1,158 @@
+"""`opmux bench` from its words to its files: plan, measure with the table growing, summary, JSON, page."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from rich.console import Console
+from rich.text import Text
+
+from ...core import log
+from ...core.default import get_default_manager
+from ...core.errors import UnknownName
+from ...core.facts import dtype_name
+from .. import arguments, screen
+from . import page, report
+from .cases import PRESETS, Case, plan, sizes
+from .engine import Bench, Row
+from .measure import Limits
+from .providers import Choice, Provider
+from .record import Record, facts, limits_data
+
+# A limit is measured on what no cache holds.
+COPY_MIB = {"cpu": 64}
+COPY_MIB_OF_CHIPS = 512
+
+
+@dataclass(frozen=True)
+class Asked:
+    """The command line."""
+
+    ops: list[str] = field(default_factory=list)
+    shapes: list[str] = field(default_factory=list)
+    dtypes: list[str] = field(default_factory=list)
+    providers: str | None = None
+    preset: str | None = None
+    device: str | None = None
+    json: str | None = None
+    html: Path | None = None
+    mib: int = 256
+    dynamic: bool = False
+    listing: bool = False
+    source: Path | None = None  # show and draw this run instead of measuring
+
+
+def run(asked: Asked) -> int:
+    log.show("WARNING")  # a line for each op that is used would tear the table
+    log.from_knobs()
+    if asked.source is not None:
+        record = Record.load(asked.source)
+        console = _console(asked)
+        _show_again(record, console)
+    else:
+        at = arguments.device(asked.device)
+        shapes = [arguments.shape(s) for s in _split(asked.shapes)]
+        dtypes = [arguments.dtype(d) for d in _split(asked.dtypes)]
+        wanted = (asked.ops, asked.preset, shapes, dtypes, asked.mib, at.type)
+        try:
+            todo = plan(*wanted)
+        except UnknownName:
+            get_default_manager().registry.list_operators()  # loads the plugins: one of them may have the op
+            todo = plan(*wanted)
+        if not todo.cases:
+            raise arguments.BadArgument(f"there is nothing to measure: {'; '.join(todo.notes)}")
+        choice = Choice.of(asked.providers or todo.preset.providers, at.type, todo.ops, asked.dynamic)
+        notes = todo.notes + choice.notes()
+        if asked.listing:
+            _list(todo.cases, choice, notes)
+            return 0
+        record = Record(facts(at, todo.preset.name or None, asked.mib, asked.dynamic), {}, notes=notes)
+        _measure(record, Bench(at, Limits(at), choice), todo.cases, asked)
+    _keep(record, asked)
+    return 1 if record.ours_is_broken() else 0
+
+
+def _split(words: list[str]) -> Iterator[str]:
+    """An option may be given twice, or once with its values in one word: 4096x4096 8x128."""
+    return (part for word in words for part in word.split())
+
+
+def _console(asked: Asked) -> Console:
+    return screen.err() if asked.json == "-" else screen.out()
+
+
+def _keep(record: Record, asked: Asked) -> None:
+    said = screen.err()
+    if asked.json == "-":
+        sys.stdout.write(record.text() + "\n")
+    elif asked.json is not None:
+        record.save(Path(asked.json))
+        said.print(Text(f"written: {asked.json}", "dim"))
+    if asked.html is not None:
+        asked.html.parent.mkdir(parents=True, exist_ok=True)
+        asked.html.write_text(page.page(record), encoding="utf-8")
+        said.print(Text(f"written: {asked.html}", "dim"))
+
+
+# ---- measuring ------------------------------------------------------------------------------------------------------
+
+
+def _measure(record: Record, bench: Bench, cases: list[Case], asked: Asked) -> None:
+    """Fill in the record, with a line on the screen for each case as it is done."""
+    console = _console(asked)
+    console.file = console.file  # the stream of now: the bar puts one of its own in the place of sys.stdout
+    columns = {p.name: None for c in {c.spec.key: c for c in cases}.values() for p in bench.choice.of_op(c.spec)}
+    with screen.progress("now") as bar:
+        task = bar.add_task("measuring", total=len(cases), now="limits")
+        bench.limits.measure_copy(COPY_MIB.get(bench.device.type, COPY_MIB_OF_CHIPS))
+        record.limits = limits_data(bench.limits)
+        to = bar.console if console.is_terminal and bar.console.is_terminal else console
+        to.print(report.head(record), soft_wrap=True)
+        lines = report.Lines(to, (c.name for c in cases), (sizes(c.shape) for c in cases), list(columns))
+        lines.head()
+
+        def started(case: Case, provider: Provider) -> None:
+            bar.update(task, now=f"{case} by {provider.name}")
+
+        for made in bench.rows(cases, started):
+            record.rows += made
+            record.limits = limits_data(bench.limits)
+            lines.add(made)
+            if asked.json not in (None, "-"):
+                record.save(Path(asked.json))  # a run that is stopped has been worth its time
+            bar.update(task, advance=1)
+        bar.update(task, now="done")
+    console.print(report.summary(record))
+
+
+def _show_again(record: Record, console: Console) -> None:
+    console.print(report.head(record), soft_wrap=True)
+    found: list[list[Row]] = record.cases()
+    ops, shapes = (r.op for r in record.rows), (sizes(r.shape) for r in record.rows)
+    lines = report.Lines(console, ops, shapes, record.providers())
+    lines.head()
+    for rows in found:
+        lines.add(rows)
+    console.print(report.summary(record))
+
+
+def _list(cases: list[Case], choice: Choice, notes: list[str]) -> None:
+    """What would be measured, and by whom."""
+    table = screen.table("op", "family", "shapes", "dtypes", "providers")
+    by_op: dict[str, list[Case]] = {}
+    for case in cases:
+        by_op.setdefault(case.name, []).append(case)
+    for name, found in by_op.items():
+        shapes = ", ".join(dict.fromkeys(sizes(c.shape) for c in found))
+        dtypes = ", ".join(dict.fromkeys(dtype_name(c.dtype) for c in found))
+        who = ", ".join(p.name for p in choice.of_op(found[0].spec))
+        table.add_row(Text(name), found[0].spec.family, shapes, dtypes, Text(who))
+    console = screen.out()
+    console.print(table)
+    for note in notes:
+        console.print(Text(f"note: {note}", "dim"))
+    console.print(f"{len(cases)} cases; presets:")
+    console.print(screen.pairs((name, one.doc) for name, one in PRESETS.items()))

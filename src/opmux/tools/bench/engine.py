@@ -1,0 +1,198 @@
+"""Runs a benchmark: each provider of each case through the gate, then past the clocks, into rows of plain data."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ...core.default import get_default_manager, policy
+from ...core.errors import NoImplementation, NotSupported, OpmuxError
+from ...core.explain import Explanation
+from ...core.facts import dtype_name
+from ...core.registry import BackendImplKind
+from ...core.spec import Sample, specs
+from . import measure
+from .cases import Case
+from .measure import Limits, Truth, Wrong
+from .providers import COMPILE, OURS, Choice, Provider
+
+# Up to so many elements a call's own cost shows on a device, and it is measured too.
+SMALL = 2**16
+# Rows for the gate where the reference of all of them would not fit.
+FEW = 64
+
+
+@dataclass
+class Row:
+    """One provider on one case: `ok` with its figures, or `wrong`, `failed`, `declined` or `skipped` with the reason.
+
+    What is skipped has no arguments or no reference to be held against.
+    """
+
+    op: str
+    key: str
+    family: str
+    variant: str
+    shape: list[int]
+    dtype: str
+    metric: str  # which time counts: "device" or "host"
+    provider: str
+    impl: str | None = None  # the impl of opmux that ran
+    status: str = "ok"
+    reason: str | None = None
+    error: float | None = None  # the largest difference from the reference
+    ms: float | None = None
+    host_us: float | None = None
+    bytes: int | None = None
+    flops: int | None = None
+    gbs: float | None = None
+    tflops: float | None = None
+    limit: str | None = None  # "copy" or "matmul"
+    share: float | None = None  # of that limit
+    peak_bytes: int | None = None
+    ratio: float | None = None  # the time of the best other provider over this one's
+
+    @property
+    def time_us(self) -> float | None:
+        return self.host_us if self.metric == "host" else None if self.ms is None else 1e3 * self.ms
+
+
+@dataclass(frozen=True)
+class Bench:
+    """What is constant in a run: where, against which limits, and who."""
+
+    device: torch.device
+    limits: Limits
+    choice: Choice
+
+    def rows(self, cases: list[Case], started: Callable[[Case, Provider], None]) -> Iterator[list[Row]]:
+        """The rows of each case, as it is done."""
+        last = None
+        providers: list[Provider] = []
+        for case in cases:
+            if case.spec is not last:
+                last, providers = case.spec, self.choice.of_op(case.spec)
+                if any(p.name == COMPILE for p in providers):
+                    _forget_compiled()
+            with warnings.catch_warnings(), torch.no_grad():
+                warnings.filterwarnings("ignore", module=r"torch\.")  # the compiler's advice would tear the table
+                made = self._case(case, providers, started)
+            yield made
+
+    def _case(self, case: Case, providers: list[Provider], started: Callable[[Case, Provider], None]) -> list[Row]:
+        made = [self._empty(case, p) for p in providers]
+        try:
+            sample = case.sample(self.device)
+            truth = self._truth(case, sample)
+            work = _work(case, sample)
+        except Exception as error:  # a reference may refuse a dtype in any way
+            for row in made:
+                row.status, row.reason = "skipped", _words(error)
+            return made
+        for row, provider in zip(made, providers, strict=True):
+            started(case, provider)
+            row.bytes, row.flops = work
+            self._row(row, case, provider, sample, truth)
+        rank(made)
+        return made
+
+    def _empty(self, case: Case, provider: Provider) -> Row:
+        spec = case.spec
+        metric = "host" if case.host else "device"
+        shown = (case.name, spec.key, spec.family, case.variant, list(case.shape), dtype_name(case.dtype), metric)
+        return Row(*shown, provider.name, impl=provider.impl or None)
+
+    def _truth(self, case: Case, sample: Sample) -> Truth:
+        """The reference's word on the case itself, or on few rows of it where all would not fit."""
+        if measure.fits(case.spec, sample, self.device) or len(case.shape) < 2:
+            try:
+                return Truth.of(case.spec, sample)
+            except torch.OutOfMemoryError:
+                torch.cuda.empty_cache()
+        return Truth.of(case.spec, case.sample(self.device, rows=min(FEW, *case.shape[:1])))
+
+    def _row(self, row: Row, case: Case, provider: Provider, sample: Sample, truth: Truth) -> None:
+        """Fill in a row. Whatever a provider does wrong is its own row's business."""
+        try:
+            with provider.around():
+                kind = {"exact": provider.impl is not None, "random": provider.random}
+                row.error = truth.check(provider.build, provider.gives, **kind)
+                call = provider.build(case.spec, sample)
+                self._times(row, case, call)
+                del call
+            if provider.name == OURS:
+                row.impl, row.reason = who_runs(case, sample)
+            self._rates(row, case.dtype)
+        except Wrong as error:
+            row.status, row.reason = "wrong", str(error)
+            row.error = error.error if error.error is not None and math.isfinite(error.error) else None
+        except (NotSupported, NoImplementation) as error:
+            row.status, row.reason = "declined", _words(error)
+        except Exception as error:
+            row.status, row.reason = "failed", _words(error)
+            if isinstance(error, torch.OutOfMemoryError):
+                torch.cuda.empty_cache()
+
+    def _times(self, row: Row, case: Case, call: Callable[[], Any]) -> None:
+        row.peak_bytes = measure.peak_bytes(call, self.device)
+        if not case.host:
+            row.ms = measure.call_ms(call, self.device)
+        if case.host or (self.device.type != "cpu" and math.prod(case.shape) <= SMALL):
+            row.host_us = measure.host_us(call, self.device)
+
+    def _rates(self, row: Row, dtype: torch.dtype) -> None:
+        if row.ms is None or row.bytes is None:
+            return
+        least, row.limit = self.limits.least_ms(row.bytes, row.flops, dtype)
+        row.gbs, row.share = row.bytes / row.ms / 1e6, least / row.ms
+        row.tflops = None if row.flops is None else row.flops / row.ms / 1e9
+
+
+def _work(case: Case, sample: Sample) -> tuple[int, int | None]:
+    """The bytes and the flops of a call."""
+    spec, args, kwargs = case.spec, sample.args, sample.kwargs
+    return spec.bytes_moved(*args, **kwargs), None if spec.flops is None else int(spec.flops(*args, **kwargs))
+
+
+def _forget_compiled() -> None:
+    """Dynamo allows a function so many recompilations: each op starts anew."""
+    import torch._dynamo
+
+    torch._dynamo.reset()
+
+
+def rank(rows: list[Row]) -> None:
+    """Give each row of a case its ratio to the best of the others."""
+    for row in rows:
+        others = [r.time_us for r in rows if r is not row and r.time_us is not None]
+        row.ratio = min(others) / row.time_us if others and row.time_us else None
+
+
+def who_runs(case: Case, sample: Sample) -> tuple[str | None, str | None]:
+    """The impl that `ours` is for these arguments, and why it is not the one that dispatch prefers."""
+    found = get_default_manager().explain(case.spec.key, *sample.args, **sample.kwargs)
+    if found.chosen is None or found.chosen.kind is BackendImplKind.REFERENCE:
+        refused = next((v for v in found.verdicts if v.status == "refused"), None)
+        why = None if refused is None else f"{refused.impl.impl_id}: {refused.reason}"
+        return None if found.chosen is None else found.chosen.impl_id, why
+    try:  # it may still decline when it is called: dispatch then goes on to the next, and remembers nothing
+        with policy(strict=True):
+            specs.functions[case.spec.key](*sample.args, **sample.kwargs)
+    except NotSupported as error:
+        return _next_of(found), _words(error)
+    return found.chosen.impl_id, None
+
+
+def _next_of(found: Explanation) -> str | None:
+    return next((v.impl.impl_id for v in found.verdicts if v.status == "next"), None)
+
+
+def _words(error: BaseException) -> str:
+    lines = str(error).strip().splitlines()
+    text = lines[0] if lines else "no reason given"
+    return text if isinstance(error, OpmuxError) else f"{type(error).__name__}: {text}"

@@ -1,0 +1,246 @@
+"""The gate that every result passes before it is timed; the clocks of device, host and memory; the machine's limits."""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+import os
+import statistics
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_map_only
+
+from ...core.facts import dtype_name, tensors
+from ...core.spec import Sample, Spec, Tol
+
+Call = Callable[[], Any]
+
+WARMUP_MS, REPEAT_MS = 10, 50
+# Floats that float32 holds: differences are taken in it, and in float64 for all other numbers.
+NARROW = {torch.float16, torch.bfloat16, torch.float32, torch.float8_e4m3fn, torch.float8_e5m2}
+# Who is no impl of opmux need not round once only: where terms cancel, torch's own backwards of norms are further off
+# than a spec allows. Theirs is so many times as wide, and relative to the mean of a result too: is it the same op?
+LOOSE = 4
+
+
+# ---- the gate -------------------------------------------------------------------------------------------------------
+
+
+class Wrong(Exception):
+    """A result that is not the op's; `error` is the largest difference, None where there is no number for it."""
+
+    def __init__(self, words: str, error: float | None = None):
+        super().__init__(words)
+        self.error = error
+
+
+@dataclass(frozen=True)
+class Truth:
+    """What the reference says for a sample: the results by name, and what the op must have written."""
+
+    spec: Spec
+    sample: Sample
+    results: dict[str, Any]
+
+    @classmethod
+    def of(cls, spec: Spec, sample: Sample) -> Truth:
+        args, kwargs = _fresh(spec, sample)
+        with torch.no_grad():
+            made = as_tuple(spec.reference(*args, **kwargs))
+        return cls(spec, sample, dict(zip(spec.out, made)) | _written(spec, args, kwargs))
+
+    def check(
+        self, build: Callable[[Spec, Sample], Call], gives: Sequence[str], *, exact: bool, random: bool = False
+    ) -> float | None:
+        """The largest difference of a provider's results; Wrong where one is too far from the reference's.
+
+        `exact` is for impls of opmux: the spec's own tolerance, the reference's dtypes, and a second call, for a launch
+        that is kept takes another way than the first.
+        """
+        worst = 0.0
+        args, kwargs = _fresh(self.spec, self.sample)
+        call = build(self.spec, Sample(args, kwargs))
+        for _ in range(1 + (exact and not self.spec.mutates)):
+            made = as_tuple(call())
+            if len(made) != len(gives):
+                raise Wrong(f"{len(made)} results instead of {len(gives)} ({' '.join(gives)})")
+            got = dict(zip(gives, made)) | (_written(self.spec, args, kwargs) if exact else {})
+            for name, value in got.items():
+                want = self.results[name]
+                if random:
+                    check_shape(name, value, want)
+                else:
+                    worst = max(worst, compare(name, value, want, self.spec, exact=exact))
+        return None if random else worst
+
+
+def as_tuple(results: Any) -> tuple:
+    return tuple(results) if isinstance(results, (tuple, list)) else (results,)
+
+
+def _fresh(spec: Spec, sample: Sample) -> tuple[tuple, dict]:
+    """The arguments, copied where the op writes to them."""
+    if not spec.mutates:
+        return sample.args, sample.kwargs
+    return tree_map_only(Tensor, torch.clone, (sample.args, sample.kwargs))
+
+
+def _written(spec: Spec, args: tuple, kwargs: dict) -> dict[str, Any]:
+    given = dict(zip(spec.names, args)) | kwargs
+    return {f"{name} (written)": given[name] for name in spec.mutates if isinstance(given.get(name), Tensor)}
+
+
+def compare(name: str, got: Any, want: Any, spec: Spec, *, exact: bool) -> float:
+    """The largest difference of one result; Wrong where it is more than the spec allows."""
+    if not isinstance(want, Tensor) or not isinstance(got, Tensor):
+        if type(got) is not type(want) or (not isinstance(want, Tensor) and got != want):
+            raise Wrong(f"{name} is {type(got).__name__}, expected {type(want).__name__}")
+        return 0.0
+    check_shape(name, got, want)
+    if exact and got.dtype != want.dtype:
+        raise Wrong(f"{name} is {dtype_name(got.dtype)}, expected {dtype_name(want.dtype)}")
+    if want.numel() == 0:
+        return 0.0
+    if want.is_complex() and got.is_complex():
+        got, want = torch.view_as_real(got), torch.view_as_real(want)
+    common = torch.float32 if {got.dtype, want.dtype} <= NARROW else torch.float64
+    a, b = got.to(common), want.to(common)
+    same = (got == want) | (a.isnan() & b.isnan())
+    difference = (a - b).abs_().nan_to_num_(nan=math.inf, posinf=math.inf).masked_fill_(same, 0.0)
+    worst = difference.max().item()
+    allowed, size = _tolerance(spec, got.dtype, want.dtype), b.abs()
+    if not exact:
+        allowed = Tol(LOOSE * allowed.rtol, LOOSE * (allowed.atol + allowed.rtol * size[size.isfinite()].mean().item()))
+    far = ~same
+    if got.is_floating_point() or want.is_floating_point():  # whole numbers are the same or they are not
+        far &= ~((difference <= allowed.atol + allowed.rtol * size) & difference.isfinite())
+    if bool(far.any()):
+        share = far.sum().item() / far.numel()
+        raise Wrong(f"{name} is off by up to {worst:.3g} ({share:.2%} of its elements are too far)", worst)
+    return worst
+
+
+def check_shape(name: str, got: Tensor, want: Tensor) -> None:
+    if got.shape != want.shape:
+        raise Wrong(f"{name} has shape {tuple(got.shape)}, expected {tuple(want.shape)}")
+
+
+def _tolerance(spec: Spec, *dtypes: torch.dtype) -> Tol:
+    """The wider of what the spec allows for these dtypes; whole numbers are exact."""
+    found = [spec.tol.get(d, Tol(0.0, 0.0)) for d in dtypes if d.is_floating_point]
+    return max(found, key=lambda t: t.rtol, default=Tol(0.0, 0.0))
+
+
+def fits(spec: Spec, sample: Sample, device: torch.device) -> bool:
+    """Whether the reference and its temporaries, in float32 or wider, find room beside the arguments."""
+    given = tensors((sample.args, sample.kwargs))
+    largest = max((t.numel() * max(t.itemsize, 4) for t in given), default=0)
+    return 12 * largest < free_bytes(device)  # backwards of norms hold eight such temporaries
+
+
+def free_bytes(device: torch.device) -> int:
+    if device.type == "cuda":
+        unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return torch.cuda.mem_get_info(device)[0] + unused
+    if "SC_AVPHYS_PAGES" not in os.sysconf_names:
+        return sys.maxsize  # not Linux: nobody tells
+    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+# ---- the clocks -----------------------------------------------------------------------------------------------------
+
+
+def wait(device: torch.device) -> None:
+    if device.type != "cpu":
+        torch.accelerator.synchronize(device)
+
+
+def call_ms(fn: Call, device: torch.device) -> float:
+    """The median time of a call on its device."""
+    if device.type != "cpu" and importlib.util.find_spec("triton") is not None:
+        from triton.testing import do_bench
+
+        timed: Any = do_bench(fn, warmup=WARMUP_MS, rep=REPEAT_MS, return_mode="median")
+        return float(timed)
+    return _loop_ms(fn, device)
+
+
+def _loop_ms(fn: Call, device: torch.device) -> float:
+    fn()
+    wait(device)
+    taken: list[float] = []
+    until = time.perf_counter() + REPEAT_MS / 1e3
+    while len(taken) < 3 or time.perf_counter() < until:
+        start = time.perf_counter()
+        fn()
+        wait(device)
+        taken.append(time.perf_counter() - start)
+    return statistics.median(taken) * 1e3
+
+
+def host_us(fn: Call, device: torch.device, loops: int = 100, repeats: int = 9) -> float:
+    """The host's time for one call, launches included, with the device left to itself."""
+    for _ in range(loops):
+        fn()
+    taken = []
+    for _ in range(repeats):
+        wait(device)  # else the queue fills up, and the host waits for the device
+        start = time.perf_counter()
+        for _ in range(loops):
+            fn()
+        taken.append((time.perf_counter() - start) / loops * 1e6)
+    wait(device)
+    return statistics.median(taken)
+
+
+def peak_bytes(fn: Call, device: torch.device) -> int | None:
+    """The most memory a call holds beyond its arguments; None where nothing tells."""
+    if device.type != "cuda":
+        return None
+    wait(device)
+    torch.cuda.reset_peak_memory_stats(device)
+    before = torch.cuda.memory_allocated(device)
+    made = fn()
+    wait(device)
+    del made
+    return torch.cuda.max_memory_allocated(device) - before
+
+
+# ---- the limits -----------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Limits:
+    """What this machine can do, measured in the same run: a copy, and a matrix product for ops that compute."""
+
+    device: torch.device
+    copy_gbs: float = 0.0
+    matmul_tflops: dict[str, float] = field(default_factory=dict)
+
+    def measure_copy(self, mib: int) -> None:
+        a = torch.ones((mib << 20) // 2, dtype=torch.bfloat16, device=self.device)
+        b = torch.empty_like(a)
+        best = min(call_ms(lambda: b.copy_(a), self.device) for _ in range(3))  # clocks have to rise first
+        self.copy_gbs = 2 * a.nbytes / best / 1e6
+
+    def matmul(self, dtype: torch.dtype) -> float:
+        """TFLOP/s of torch's matrix product in a dtype, measured on first use."""
+        name = dtype_name(dtype)
+        if name not in self.matmul_tflops:
+            n = 512 if self.device.type == "cpu" else 8192
+            a, b = (torch.randn(n, n, device=self.device).to(dtype) for _ in range(2))
+            self.matmul_tflops[name] = 2 * n**3 / call_ms(lambda: a @ b, self.device) / 1e9
+        return self.matmul_tflops[name]
+
+    def least_ms(self, nbytes: int, flops: int | None, dtype: torch.dtype) -> tuple[float, str]:
+        """The least time for so much work, and which limit says so."""
+        found = [(nbytes / self.copy_gbs / 1e6, "copy")]
+        if flops and dtype.is_floating_point:
+            found.append((flops / self.matmul(dtype) / 1e9, "matmul"))
+        return max(found)

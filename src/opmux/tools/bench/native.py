@@ -1,0 +1,188 @@
+"""How torch itself computes an op: the call a good engineer would write, and autograd's own backward by itself."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ...core.spec import Sample, Spec, specs
+
+Given = Mapping[str, Any]
+
+
+class Native(NamedTuple):
+    """A call with the op's own arguments, the results it gives, and how its backward's arguments lead back to its own.
+
+    `gives` names results of the op in the order the call returns them; empty means all. `again` makes arguments of
+    this op that its backward op does not take, from those that it does. What is `random` agrees in its shape alone.
+    A `short` call is torch's own by that name, and gets no argument that is its default.
+    """
+
+    call: Callable[..., Any]
+    gives: str = ""
+    again: Mapping[str, Callable[[Given], Any]] = {}
+    random: bool = False
+    short: bool = False
+
+    def results(self, spec: Spec) -> tuple[str, ...]:
+        return tuple(self.gives.split()) or spec.out
+
+
+def _shifted(weight: Tensor, offset: float) -> Tensor:
+    return weight + offset if offset else weight
+
+
+def _rms_norm(x: Tensor, weight: Tensor, eps: float, offset: float) -> Tensor:
+    return F.rms_norm(x, weight.shape, _shifted(weight, offset), eps)
+
+
+def _add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float, offset: float) -> tuple[Tensor, Tensor]:
+    s = x + residual
+    return F.rms_norm(s, weight.shape, _shifted(weight, offset), eps), s
+
+
+def _layer_norm(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float, offset: float) -> Tensor:
+    return F.layer_norm(x, weight.shape, _shifted(weight, offset), bias, eps)
+
+
+def _group_norm(x: Tensor, num_groups: int, weight: Any, bias: Any, eps: float) -> Tensor:
+    return F.group_norm(x, num_groups, weight, bias, eps)
+
+
+ACTS: dict[str, Callable[[Tensor], Tensor]] = {
+    "gelu": functools.partial(F.gelu, approximate="tanh"),
+    "gelu_erf": F.gelu,
+    "silu": F.silu,
+    "relu": F.relu,
+    "srelu": lambda x: F.relu(x).square(),
+    "qgelu": lambda x: x * torch.sigmoid(1.702 * x),
+    "sigmoid": torch.sigmoid,
+}
+
+
+def _activations() -> Iterator[tuple[str, Native]]:
+    """Each activation alone, with a bias, as a gate, and as a gate in one tensor with what it gates."""
+    for name, act in ACTS.items():
+        yield name, Native(act)
+        yield f"{name}_bias", Native(lambda x, bias, act=act: act(x + bias))
+        yield f"{name}_mul", Native(lambda a, b, act=act: act(a) * b)
+        yield f"{name}_glu", Native(lambda x, act=act: _gated(act, *x.chunk(2, -1)))
+
+
+def _gated(act: Callable[[Tensor], Tensor], a: Tensor, b: Tensor) -> Tensor:
+    return act(a) * b
+
+
+def _reductions() -> Iterator[tuple[str, Native]]:
+    """torch's names, or nearly: our arguments in torch's order."""
+    for name, fn in (("sum", torch.sum), ("mean", torch.mean)):
+        yield name, Native(lambda x, dim, keepdim, dtype, fn=fn: fn(x, dim, keepdim, dtype=dtype))
+    for name in ("amax", "amin", "argmax", "argmin", "any", "all", "logsumexp"):
+        yield name, Native(getattr(torch, name))
+    for name in ("max", "min"):
+        yield f"{name}_dim", Native(getattr(torch, name))
+    for name in ("var", "std", "var_mean", "std_mean"):
+        fn = getattr(torch, name)
+        way = lambda x, dim, keepdim, correction, fn=fn: fn(x, dim, keepdim=keepdim, correction=correction)
+        yield name, Native(way)
+    yield "vector_norm", Native(lambda x, ord, *rest: torch.linalg.vector_norm(x, ord, *rest[:2], dtype=rest[2]))
+    yield "cumsum", Native(lambda x, dim, dtype: torch.cumsum(x, dim, dtype=dtype), again={"x": lambda g: g["dy"]})
+    yield "cumprod", Native(lambda x, dim, dtype: torch.cumprod(x, dim, dtype=dtype))
+    for name in ("cummax", "cummin", "logcumsumexp"):
+        yield name, Native(getattr(torch, name))
+
+
+def _random() -> Iterator[tuple[str, Native]]:
+    yield "philox_dropout", Native(lambda x, seed, p: F.dropout(x, p), again={"x": lambda g: g["dy"]}, random=True)
+    fills = {"uniform": Tensor.uniform_, "normal": Tensor.normal_, "exponential": Tensor.exponential_}
+    for name, fill in {**fills, "bernoulli": Tensor.bernoulli_, "randint": Tensor.random_}.items():
+        way = lambda like, seed, *numbers, fill=fill: fill(torch.empty_like(like), *numbers)
+        yield f"philox_{name}", Native(way, random=True)
+
+
+# Ops of ours that torch has under another name or in pieces. An op of the space `aten` is torch's own already.
+NATIVE: dict[str, Native] = {
+    "rms_norm": Native(_rms_norm, "y"),
+    "add_rms_norm": Native(
+        _add_rms_norm, "y s", {"x": lambda g: g["s"], "residual": lambda g: torch.zeros_like(g["s"])}
+    ),
+    "layer_norm": Native(_layer_norm, "y", {"bias": lambda g: torch.zeros_like(g["weight"])}),
+    "group_norm": Native(_group_norm, "y", {"bias": lambda g: torch.zeros_like(g["weight"])}),
+    "softmax": Native(torch.softmax),
+    "log_softmax": Native(torch.log_softmax),
+    # What autograd calls: their input cannot be had back from y but for its rounding.
+    "softmax_bwd": Native(lambda dy, y, dim: torch.ops.aten._softmax_backward_data(dy, y, dim, y.dtype)),
+    "log_softmax_bwd": Native(lambda dy, y, dim: torch.ops.aten._log_softmax_backward_data(dy, y, dim, y.dtype)),
+    **dict(_activations()),
+    **dict(_reductions()),
+    **dict(_random()),
+}
+
+
+class Backward(NamedTuple):
+    """A backward op that torch computes by differentiating the native forward."""
+
+    forward: Spec
+    native: Native
+
+
+def native(spec: Spec) -> Native | Backward | None:
+    """Torch's way to compute an op; None where torch has none but the reference."""
+    if spec.space == "aten":
+        return Native(getattr(torch, spec.name, spec.reference), short=True)
+    if spec.space != "opmux":
+        return None
+    if spec.name in NATIVE:
+        return NATIVE[spec.name]
+    forward = forward_of(spec)
+    found = None if forward is None else NATIVE.get(forward.name)
+    if forward is None or found is None:
+        return None
+    known = {*spec.names, *found.again}
+    params = forward.signature.parameters.values()
+    bound = all(p.name in known or p.default is not p.empty for p in params)
+    return Backward(forward, found) if bound and all(n.removeprefix("d") in known for n in spec.out) else None
+
+
+def forward_of(spec: Spec) -> Spec | None:
+    """The op whose gradient this one computes."""
+    return next((s for s in specs if s.space == spec.space and s.grad == spec.name), None)
+
+
+def shortened(spec: Spec, sample: Sample) -> Sample:
+    """The arguments as a user writes them: without defaults at the end, and among keywords."""
+    params = list(spec.signature.parameters.values())
+    plain = lambda p, value: not isinstance(value, Tensor) and type(value) is type(p.default) and value == p.default
+    args = list(sample.args)
+    while args and plain(params[len(args) - 1], args[-1]):
+        args.pop()
+    by_name = spec.signature.parameters
+    return Sample(tuple(args), {k: v for k, v in sample.kwargs.items() if not plain(by_name[k], v)})
+
+
+def call_of(fn: Callable[..., Any], sample: Sample) -> Callable[[], Any]:
+    """A call ready to be timed: the same arguments each time, and no Python of ours around it."""
+    return functools.partial(fn, *sample.args, **sample.kwargs)
+
+
+def backward_of(fn: Callable[..., Any], how: Backward, spec: Spec, sample: Sample) -> Callable[[], Any]:
+    """Autograd's backward of `fn` by itself, for the arguments of a backward op: the forward is done once, here."""
+    forward = how.forward
+    given = dict(zip(spec.names, sample.args)) | sample.kwargs
+    known = {name: make(given) for name, make in how.native.again.items()}
+    known |= {n: given[n] for n in forward.names if n in given}
+    filled = {p.name: known.get(p.name, p.default) for p in forward.signature.parameters.values()}
+    wanted = [name.removeprefix("d") for name in spec.out]
+    # Copies: some libraries write their gradients over what they saved.
+    leaves = [filled[name].detach().clone().requires_grad_() for name in wanted]
+    with torch.enable_grad():
+        results = fn(*{**filled, **dict(zip(wanted, leaves))}.values())
+    results = tuple(results) if isinstance(results, (tuple, list)) else (results,)
+    pairs = [(r, given[f"d{name}"]) for name, r in zip(how.native.results(forward), results) if f"d{name}" in given]
+    outs, grads = zip(*pairs)
+    return lambda: torch.autograd.grad(outs, leaves, grads, retain_graph=True)

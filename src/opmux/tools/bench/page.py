@@ -1,0 +1,310 @@
+"""A run as one self-contained page: charts, a table that sorts, the facts. It loads nothing from anywhere."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from .cases import sizes
+from .engine import Row
+from .providers import OURS
+from .record import LEVEL, Record
+
+# One colour a provider, in the order they come; ours is always the first.
+COLOURS = ("#2f6fde", "#8a94a6", "#d98a2b", "#3f9d6b", "#a35bb8", "#c2555f", "#4aa3b5", "#8b7d4e")
+GROUP, BAR, HEIGHT, LEFT, TOP = 30, 15, 170, 38, 14
+WIDE = 700  # a chart wider than this gets a line to itself
+
+
+@dataclass(frozen=True)
+class Chart:
+    """Groups of bars: one group a case, one bar a provider. `top` is the end of the axis."""
+
+    title: str
+    about: str
+    groups: tuple[tuple[str, tuple[Row, ...]], ...]
+    host: bool
+
+    @property
+    def providers(self) -> set[str]:
+        return {r.provider for _, rows in self.groups for r in rows}
+
+    @property
+    def width(self) -> int:
+        return LEFT + len(self.groups) * (len(self.providers) * BAR + GROUP)
+
+    @property
+    def top(self) -> float:
+        values = [v for _, rows in self.groups for r in rows if (v := self.value(r)) is not None]
+        return max([*values, 0.0 if self.host else 1.0]) * 1.04 or 1.0
+
+    def value(self, row: Row) -> float | None:
+        return row.host_us if self.host else row.share
+
+
+def charts(record: Record) -> list[Chart]:
+    """One chart for each op that has several shapes, one for all the others, and one for the host's time."""
+    by_op: dict[tuple[str, str], list[list[Row]]] = {}
+    alone: dict[str, list[list[Row]]] = {}
+    host: dict[str, list[list[Row]]] = {}
+    for rows in record.cases():
+        first = rows[0]
+        if first.metric == "host":
+            host.setdefault(first.dtype, []).append(rows)
+        else:
+            by_op.setdefault((first.op, first.dtype), []).append(rows)
+    for key in [k for k, cases in by_op.items() if len(cases) == 1]:
+        alone.setdefault(key[1], []).extend(by_op.pop(key))
+    made = [Chart(op, dtype, _groups(cases, _width), False) for (op, dtype), cases in by_op.items()]
+    made += [Chart("one shape each", d, _groups(c, lambda r: r.op), False) for d, c in alone.items()]
+    return made + [Chart("host time of a call, µs", d, _groups(c, lambda r: r.op), True) for d, c in host.items()]
+
+
+def _groups(cases: list[list[Row]], label: Callable[[Row], str]) -> tuple[tuple[str, tuple[Row, ...]], ...]:
+    return tuple((label(rows[0]), tuple(rows)) for rows in cases)
+
+
+def _width(row: Row) -> str:
+    n = row.shape[-1] if row.shape else 1
+    return f"{n // 1024}K" if n >= 1024 and n % 1024 == 0 else str(n)
+
+
+# ---- drawing --------------------------------------------------------------------------------------------------------
+
+
+def _figure(chart: Chart, colours: dict[str, str]) -> str:
+    title = f"<b>{_text(chart.title)}</b> <small>{_text(chart.about)}</small>"
+    kind = " class=wide" if chart.width > WIDE else ""
+    return f"<figure{kind}><figcaption>{title}</figcaption>{_svg(chart, colours)}</figure>"
+
+
+def _svg(chart: Chart, colours: dict[str, str]) -> str:
+    """The bars, drawn here: the page shows them without a script too."""
+    width = chart.width
+    y = lambda value: TOP + HEIGHT * (1 - value / chart.top)
+    size = f"min-width:{width * 0.85:.0f}px;max-width:{max(width * 1.3, 320):.0f}px"
+    parts = [f'<svg viewBox="0 0 {width} {TOP + HEIGHT + 26}" style="{size}" role="img">']
+    for value in _ticks(chart):
+        line = "limit" if not chart.host and value == 1 else "grid"
+        words = f"{value:g}" if chart.host else f"{value:.0%}"
+        parts.append(f'<line class="{line}" x1="{LEFT}" x2="{width}" y1="{y(value):.1f}" y2="{y(value):.1f}"/>')
+        parts.append(f'<text class="tick" x="{LEFT - 5}" y="{y(value) + 4:.1f}" text-anchor="end">{words}</text>')
+    slots = [p for p in colours if p in chart.providers]
+    for i, (label, rows) in enumerate(chart.groups):
+        left = LEFT + GROUP / 2 + i * (len(slots) * BAR + GROUP)
+        parts += [_bar(chart, r, left + slots.index(r.provider) * BAR, y, colours[r.provider]) for r in rows]
+        place = f'x="{left + len(slots) * BAR / 2:.1f}" y="{TOP + HEIGHT + 17}" text-anchor="middle"'
+        parts.append(f'<text class="label" {place}>{_text(label)}</text>')
+    return "".join([*parts, "</svg>"])
+
+
+def _bar(chart: Chart, row: Row, x: float, y: Callable[[float], float], colour: str) -> str:
+    tip = _text(told(row))
+    value = chart.value(row)
+    if value is None:
+        place = f'x="{x + BAR / 2:.1f}" y="{y(0) - 4:.1f}" text-anchor="middle"'
+        return f'<text class="cross" tabindex="0" {place} data-tip="{tip}">✕</text>'
+    shape = f'x="{x:.1f}" y="{y(value):.1f}" width="{BAR - 2}" height="{y(0) - y(value):.1f}" rx="2"'
+    return f'<rect class="bar" tabindex="0" {shape} fill="{colour}" data-tip="{tip}" aria-label="{tip}"/>'
+
+
+def _ticks(chart: Chart) -> list[float]:
+    if not chart.host:
+        return [v / 4 for v in range(int(chart.top * 4) + 1)]
+    step = next(s for s in (0.5, 1, 2, 5, 10, 20, 50, 100, 1e3, 1e4, 1e5, 1e6) if chart.top / s <= 6)
+    return [step * i for i in range(int(chart.top / step) + 1)]
+
+
+def told(row: Row) -> str:
+    """All of a row in a sentence: what a bar says when it is pointed at."""
+    who = row.provider if row.impl in (None, row.provider) else f"{row.provider} ({row.impl})"
+    words = [f"{row.op} {sizes(row.shape)} {row.dtype}, {who}"]
+    if row.status != "ok":
+        return f"{words[0]}: {row.status}, {row.reason}"
+    if row.share is not None:
+        words.append(f"{row.share:.1%} of {row.limit}")
+    words += [f"{row.ms * 1e3:.1f} µs"] if row.ms is not None else []
+    words += [f"{row.gbs:.0f} GB/s"] if row.gbs is not None else []
+    words += [f"{row.tflops:.1f} TFLOP/s"] if row.tflops is not None else []
+    words += [f"host {row.host_us:.2f} µs"] if row.host_us is not None else []
+    words += [f"holds {row.peak_bytes / 2**20:.1f} MiB"] if row.peak_bytes is not None else []
+    words += [f"{row.ratio:.2f}x as fast as the best other"] if row.ratio is not None else []
+    return "; ".join(words)
+
+
+# ---- the table ------------------------------------------------------------------------------------------------------
+
+COLUMNS = (
+    "op",
+    "shape",
+    "dtype",
+    "provider",
+    "share",
+    "µs",
+    "GB/s",
+    "TFLOP/s",
+    "host µs",
+    "MiB held",
+    "ratio",
+    "error",
+)
+
+
+def _row(row: Row) -> str:
+    numbers = (
+        (row.share, "{:.1%}"),
+        (None if row.ms is None else row.ms * 1e3, "{:.1f}"),
+        (row.gbs, "{:.0f}"),
+        (row.tflops, "{:.1f}"),
+        (row.host_us, "{:.2f}"),
+        (None if row.peak_bytes is None else row.peak_bytes / 2**20, "{:.1f}"),
+        (row.ratio, "{:.2f}"),
+        (row.error, "{:.2g}"),
+    )
+    cells = [f"<td>{_text(row.op)}</td>", f'<td data-v="{_product(row.shape)}">{sizes(row.shape)}</td>']
+    cells.append(f"<td>{_text(row.dtype)}</td>")
+    who = row.provider if row.impl in (None, row.provider) else f"{row.provider} · {row.impl}"
+    cells.append(f'<td title="{_text(row.reason or "")}">{_text(who)}</td>')
+    if row.status == "ok":
+        cells += [
+            "<td></td>" if v is None else f'<td class="n" data-v="{v}">{form.format(v)}</td>' for v, form in numbers
+        ]
+    else:
+        said = f"{row.status}: {row.reason}"
+        cells.append(f'<td class="{row.status}" colspan="{len(numbers)}">{_text(said)}</td>')
+    behind = row.provider == OURS and row.ratio is not None and row.ratio < LEVEL
+    return f'<tr class="{"behind" if behind else ""}">{"".join(cells)}</tr>'
+
+
+def _product(shape: Iterable[int]) -> int:
+    made = 1
+    for n in shape:
+        made = made * 1_000_003 + n  # sorts by rows, then by columns
+    return made
+
+
+def _text(words: str) -> str:
+    return html.escape(str(words), quote=True)
+
+
+# ---- the page -------------------------------------------------------------------------------------------------------
+
+
+def page(record: Record) -> str:
+    found = record.providers()
+    order = [OURS, *(p for p in found if p != OURS)] if OURS in found else found
+    colours = {name: COLOURS[i % len(COLOURS)] for i, name in enumerate(order)}
+    legend = "".join(f'<span><i style="background:{c}"></i>{_text(name)}</span>' for name, c in colours.items())
+    drawn = "".join(_figure(c, colours) for c in charts(record))
+    rows = "".join(map(_row, record.rows))
+    heads = "".join(f'<th><button type="button">{_text(c)}</button></th>' for c in COLUMNS)
+    facts = "".join(
+        f"<dt>{_text(k)}</dt><dd>{_text(v)}</dd>"
+        for k, v in {**record.facts, **_limits(record)}.items()
+        if v is not None
+    )
+    notes = "".join(f"<li>{_text(n)}</li>" for n in record.notes)
+    return PAGE.format(
+        title=_text(f"opmux bench, {record.facts.get('chip', '')}"),
+        headline=_text(record.headline()),
+        where=_text(f"{record.facts.get('chip')}, {record.facts.get('date')}"),
+        about=_text(_about(record)),
+        legend=legend,
+        charts=drawn,
+        heads=heads,
+        rows=rows,
+        facts=facts,
+        notes=f"<ul>{notes}</ul>" if notes else "",
+        style=STYLE,
+        script=SCRIPT,
+    )
+
+
+def _about(record: Record) -> str:
+    words = f"Within {1 - LEVEL:.0%} counts as level. Bars are shares of what the machine can do, measured in the same"
+    words += f" run: a copy at {record.limits['copy_gbs']:.0f} GB/s"
+    words += "".join(f", a {d} matmul at {t:.1f} TFLOP/s" for d, t in record.limits["matmul_tflops"].items())
+    return (
+        words
+        + ". Bytes are the fewest an op must move. Every result was compared with the reference before it was timed."
+    )
+
+
+def _limits(record: Record) -> dict[str, str]:
+    made = {"copy": f"{record.limits['copy_gbs']:.0f} GB/s"}
+    return made | {f"matmul {d}": f"{t:.1f} TFLOP/s" for d, t in record.limits["matmul_tflops"].items()}
+
+
+STYLE = """
+:root{color-scheme:light dark;--bg:#fff;--fg:#1b2330;--dim:#667085;--line:#e3e7ee;--card:#f7f9fc;--bad:#c2343f}
+@media(prefers-color-scheme:dark){:root{--bg:#11151c;--fg:#e6eaf2;--dim:#8e99ad;--line:#2a3240;--card:#181e28;--bad:#ff7b84}}
+*{box-sizing:border-box}
+body{margin:0 auto;max-width:1180px;padding:20px 16px 48px;background:var(--bg);color:var(--fg);
+font:15px/1.5 system-ui,-apple-system,"Segoe UI",Roboto,sans-serif}
+h1{font-size:clamp(22px,4.5vw,34px);line-height:1.2;margin:.2em 0}
+small,.about,dt,.tick,.label{color:var(--dim)}
+.about{max-width:75ch}
+.legend{display:flex;flex-wrap:wrap;gap:6px 16px;margin:14px 0;
+position:sticky;top:0;background:var(--bg);padding:6px 0;z-index:1}
+.legend i{display:inline-block;width:11px;height:11px;border-radius:3px;margin-right:6px}
+.charts{display:grid;gap:14px;grid-template-columns:repeat(auto-fit,minmax(min(100%,440px),1fr))}
+figure{margin:0;padding:12px 14px;background:var(--card);border:1px solid var(--line);border-radius:10px;
+overflow-x:auto}
+figure.wide{grid-column:1/-1}
+svg{width:100%;height:auto;display:block}
+.tick,.label{font-size:11px;fill:var(--dim)}
+.grid{stroke:var(--line)}.limit{stroke:var(--dim);stroke-dasharray:4 3}
+.cross{fill:var(--bad);font-size:13px;cursor:help}.bar:hover,.bar:focus{opacity:.75;outline:none}
+.scroll{overflow-x:auto;margin-top:22px;border:1px solid var(--line);border-radius:10px}
+table{border-collapse:collapse;width:100%;font-size:13px;font-variant-numeric:tabular-nums}
+th,td{padding:5px 10px;text-align:left;white-space:nowrap;border-bottom:1px solid var(--line)}
+th{position:sticky;top:0;background:var(--card)}
+th button{all:unset;cursor:pointer;font-weight:600}th button:focus-visible{outline:2px solid currentColor}
+th[aria-sort=ascending] button::after{content:" ↑"}th[aria-sort=descending] button::after{content:" ↓"}
+.n{text-align:right}.wrong,.failed{color:var(--bad);font-weight:600;white-space:normal}.declined{color:var(--dim)}
+.behind td{background:color-mix(in srgb,orange 12%,transparent)}
+#tip{position:fixed;pointer-events:none;max-width:min(360px,90vw);padding:6px 9px;border-radius:7px;
+background:var(--fg);color:var(--bg);font-size:13px;display:none;z-index:2}
+dl{display:grid;grid-template-columns:max-content 1fr;gap:2px 14px;font-size:13px}dd{margin:0;overflow-wrap:anywhere}
+footer{margin-top:28px;border-top:1px solid var(--line);padding-top:8px}
+"""
+
+SCRIPT = """
+const tip=document.getElementById('tip');
+function show(e){const t=e.target.closest('[data-tip]');if(!t){tip.style.display='none';return}
+tip.textContent=t.dataset.tip;tip.style.display='block';const b=t.getBoundingClientRect();
+const x=Math.min(Math.max(8,b.left),innerWidth-tip.offsetWidth-8);let y=b.top-tip.offsetHeight-8;if(y<8)y=b.bottom+8;
+tip.style.left=x+'px';tip.style.top=y+'px'}
+for(const n of['pointerover','pointerdown','focusin'])document.addEventListener(n,show);
+addEventListener('scroll',()=>tip.style.display='none',true);
+const table=document.querySelector('table'),body=table.tBodies[0];
+table.tHead.querySelectorAll('th').forEach((th,i)=>th.firstChild.onclick=()=>{
+const up=th.getAttribute('aria-sort')!=='ascending';
+table.tHead.querySelectorAll('th').forEach(o=>o.removeAttribute('aria-sort'));
+th.setAttribute('aria-sort',up?'ascending':'descending');
+const key=r=>{const c=r.cells[i];return c?(c.dataset.v!==undefined?+c.dataset.v:c.textContent):''};
+const rows=[...body.rows].map(r=>[key(r),r]);
+const order=(a,b)=>a===''?1:b===''?-1:typeof a!==typeof b?(typeof a==='number'?-1:1):(a<b?-1:a>b?1:0)*(up?1:-1);
+rows.sort((a,b)=>order(a[0],b[0]));body.append(...rows.map(r=>r[1]))});
+"""
+
+PAGE = """<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width,initial-scale=1">
+<title>{title}</title>
+<style>{style}</style>
+</head>
+<body>
+<header><small>opmux bench · {where}</small><h1>{headline}</h1><p class="about">{about}</p></header>
+<div class="legend">{legend}</div>
+<main><div class="charts">{charts}</div>
+<div class="scroll"><table><thead><tr>{heads}</tr></thead><tbody>{rows}</tbody></table></div></main>
+<footer>{notes}<dl>{facts}</dl></footer>
+<div id="tip" role="status"></div>
+<script>{script}</script>
+</body>
+</html>
+"""

@@ -1,0 +1,214 @@
+"""Who computes an op: opmux as a user calls it, any single impl, torch, torch.compile, and other kernel libraries."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ...core.default import get_default_manager, policy
+from ...core.errors import UnknownName
+from ...core.registry import BackendImplKind
+from ...core.spec import Sample, Spec, specs
+from .native import Backward, Native, backward_of, call_of, native, shortened
+
+OURS, NATIVE, COMPILE, REFERENCE = "ours", "native", "compile", "reference"
+# Torch, in any form: what ours must not be slower than.
+TORCH = (NATIVE, COMPILE, REFERENCE)
+
+Build = Callable[[Spec, Sample], Callable[[], Any]]
+
+
+@dataclass(frozen=True)
+class Provider:
+    """One way to compute an op: `build` makes the call that is timed, inside `around`."""
+
+    name: str
+    build: Build
+    gives: tuple[str, ...]  # the results it returns, by the names the op has for them
+    around: Callable[[], AbstractContextManager[Any]] = contextlib.nullcontext
+    impl: str | None = None  # of opmux, "" for the one that dispatch chooses: held to the spec more strictly
+    random: bool = False  # results agree in their shapes alone
+
+
+# ---- opmux ----------------------------------------------------------------------------------------------------------
+
+
+def ours(spec: Spec) -> Provider:
+    """`opmux.ops.<name>`, with whatever dispatch chooses."""
+    return Provider(OURS, _public, spec.out, impl="")
+
+
+def one_impl(spec: Spec, impl_id: str) -> Provider:
+    """A single impl, and no other if it fails."""
+    only = functools.partial(policy, per_op={spec.key: f"impl:{impl_id}"}, strict=True)
+    name = REFERENCE if impl_id == "reference.torch" else impl_id
+    return Provider(name, _public, spec.out, only, impl_id)
+
+
+def _public(spec: Spec, sample: Sample) -> Callable[[], Any]:
+    return call_of(specs.functions[spec.key], shortened(spec, sample))
+
+
+def impl_ids(spec: Spec) -> list[str]:
+    """Every impl of an op, those that follow from its parts too."""
+    return [v.impl.impl_id for v in get_default_manager().explain(spec.key).verdicts]
+
+
+def vendor_impl_ids(spec: Spec) -> list[str]:
+    """The impls that are measured by default: ours is measured as `ours`, and the reference is no way to be fast."""
+    found = get_default_manager().explain(spec.key).verdicts
+    return [v.impl.impl_id for v in found if v.impl.kind is BackendImplKind.VENDOR]
+
+
+# ---- torch ----------------------------------------------------------------------------------------------------------
+
+
+def torch_native(spec: Spec) -> Provider:
+    """Torch's own call; of an op that torch has no call for, the reference, under that name."""
+    way = native(spec)
+    if way is None:
+        return Provider(REFERENCE, lambda spec, sample: call_of(spec.reference, sample), spec.out)
+    return Provider(NATIVE, _builder(way), _gives(way, spec), random=_is_random(way))
+
+
+def torch_compile(spec: Spec, dynamic: bool | None) -> Provider:
+    """torch.compile of the native call; of a backward, the backward that it makes of the native forward."""
+    way = native(spec) or Native(spec.reference)
+    compiled = functools.cache(lambda fn: torch.compile(lambda *args, **kwargs: fn(*args, **kwargs), dynamic=dynamic))
+    return Provider(COMPILE, _builder(way, compiled), _gives(way, spec), _compiling, random=_is_random(way))
+
+
+@contextlib.contextmanager
+def _compiling() -> Iterator[None]:
+    """Compiled backwards that may run twice (else they take the memory of what the forward saved), and as many shapes
+    as are asked for (else the ninth runs uncompiled)."""
+    import torch._dynamo.config
+    import torch._functorch.config
+
+    with torch._functorch.config.patch(donated_buffer=False), torch._dynamo.config.patch(recompile_limit=64):
+        yield
+
+
+def _builder(way: Native | Backward, wrap: Callable[[Any], Callable[..., Any]] = lambda fn: fn) -> Build:
+    if isinstance(way, Backward):
+        return lambda spec, sample: backward_of(wrap(way.native.call), way, spec, sample)
+    return lambda spec, sample: call_of(wrap(way.call), shortened(spec, sample) if way.short else sample)
+
+
+def _gives(way: Native | Backward, spec: Spec) -> tuple[str, ...]:
+    return spec.out if isinstance(way, Backward) else way.results(spec)
+
+
+def _is_random(way: Native | Backward) -> bool:
+    return way.native.random if isinstance(way, Backward) else way.random
+
+
+# ---- other libraries ------------------------------------------------------------------------------------------------
+
+# op -> (function of liger_kernel.transformers.functional, how it takes the op's arguments, what it gives). "gemma" is
+# the casting that rounds once, as ours does; in_place would write the gradient over dy.
+LIGER: dict[str, tuple[str, Callable[..., tuple], str]] = {
+    "rms_norm": ("liger_rms_norm", lambda x, w, eps, offset: (x, w, eps, offset, "gemma", False), "y"),
+    "add_rms_norm": (
+        "liger_fused_add_rms_norm", lambda x, r, w, eps, offset: (x, r, w, eps, offset, "gemma", False), "y s",
+    ),
+    "layer_norm": ("liger_layer_norm", lambda x, w, b, eps, offset: (x, w + offset if offset else w, b, eps), "y"),
+    "softmax": ("liger_softmax", lambda x, dim: (x,), "y"),
+    "silu_mul": ("liger_swiglu", lambda a, b: (a, b), "y"),
+    "gelu_mul": ("liger_geglu", lambda a, b: (a, b), "y"),
+    "srelu": ("liger_relu_squared", lambda x: (x,), "y"),
+}  # fmt: skip
+
+
+@functools.cache
+def load(module: str) -> tuple[Any, str]:
+    """Somebody else's package, or why there is none."""
+    try:
+        return importlib.import_module(module), ""
+    except Exception as error:  # some fail in ways of their own where there is no device
+        return None, f"{type(error).__name__}: {(str(error).strip() or 'no reason given').splitlines()[0]}"
+
+
+def liger(spec: Spec) -> Provider | None:
+    """Liger's functional form, and autograd's backward of it; None for an op it does not have."""
+    functional, _ = load("liger_kernel.transformers.functional")
+    way = native(spec)
+    name = way.forward.name if isinstance(way, Backward) else spec.name
+    if functional is None or name not in LIGER or spec.space != "opmux":
+        return None
+    function, takes, gives = LIGER[name]
+    found = getattr(functional, function, None)
+    if found is None:
+        return None
+    call = lambda *args: found(*takes(*args))
+    if isinstance(way, Backward):
+        again = Native(call, gives, way.native.again)
+        return Provider("liger", _builder(Backward(way.forward, again)), spec.out)
+    return Provider("liger", _builder(Native(call, gives)), tuple(gives.split()))
+
+
+def flaggems(spec: Spec) -> Provider | None:
+    """The native call while FlagGems stands in for ATen's kernels."""
+    package, _ = load("flag_gems")
+    way = native(spec)
+    if package is None or way is None:
+        return None
+    return Provider("flaggems", _builder(way), _gives(way, spec), package.use_gems, random=_is_random(way))
+
+
+FOREIGN = {"liger": ("liger_kernel.transformers.functional", liger), "flaggems": ("flag_gems", flaggems)}
+
+
+# ---- choosing -------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Which providers to measure: words of the command line, or those that suit the device."""
+
+    names: tuple[str, ...]
+    impls: bool  # every vendor's impl too
+    dynamic: bool | None = False
+
+    @classmethod
+    def of(cls, text: str | None, device: str, ops: list[Spec], dynamic: bool = False) -> Choice:
+        if text is None:
+            # Compiling takes a CPU a minute, and the other libraries have nothing there.
+            names = (OURS, NATIVE) if device == "cpu" else (OURS, NATIVE, COMPILE, *FOREIGN)
+            return cls(names, True, None if dynamic else False)
+        asked = tuple(dict.fromkeys(w.strip() for w in text.split(",") if w.strip()))
+        known = [OURS, NATIVE, COMPILE, REFERENCE, *FOREIGN, *(i for s in ops for i in impl_ids(s))]
+        for name in asked:
+            if name not in known:
+                raise UnknownName("provider", name, known)
+        return cls(asked, False, None if dynamic else False)
+
+    def notes(self) -> list[str]:
+        """A sentence for each library that cannot be had."""
+        tried = {name: load(FOREIGN[name][0])[1] for name in self.names if name in FOREIGN}
+        return [f"{name} is left out: {why}" for name, why in tried.items() if why]
+
+    def of_op(self, spec: Spec) -> list[Provider]:
+        """The providers of an op, one of each name."""
+        names = [*self.names, *(vendor_impl_ids(spec) if self.impls else [])]
+        made = [self._one(spec, name) for name in names]
+        return list({p.name: p for p in made if p is not None}.values())
+
+    def _one(self, spec: Spec, name: str) -> Provider | None:
+        makers: dict[str, Callable[[Spec], Provider | None]] = {
+            OURS: ours,
+            NATIVE: torch_native,
+            COMPILE: lambda spec: torch_compile(spec, self.dynamic),
+            REFERENCE: lambda spec: one_impl(spec, "reference.torch"),
+            **{library: make for library, (_, make) in FOREIGN.items()},
+        }
+        if name in makers:
+            return makers[name](spec)
+        return one_impl(spec, name) if name in impl_ids(spec) else None

@@ -1,0 +1,152 @@
+"""A run on the screen: a line a case as it is done, then what to look at."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from rich.console import Console, Group
+from rich.text import Text
+
+from .. import screen
+from .cases import sizes
+from .engine import Row
+from .providers import OURS
+from .record import LEVEL, Record
+
+STATUS = {"wrong": ("WRONG", "bold red"), "failed": ("failed", "red"), "declined": ("declined", "dim")}
+STATUS["skipped"] = ("skipped", "dim")
+SHOWN = 12  # of a list that may be long
+
+
+class Lines:
+    """The table as it grows: columns of fixed width, so that a line can be printed when its case is done."""
+
+    def __init__(self, console: Console, ops: Iterable[str], shapes: Iterable[str], providers: list[str]):
+        self.console, self.providers = console, providers
+        self.op = max(map(len, (*ops, "op")))
+        self.shape = max(map(len, (*shapes, "shape")))
+        self.widths = [max(len(p), 17) for p in providers]
+
+    def head(self) -> None:
+        names = "  ".join(f"{p:>{w}}" for p, w in zip(self.providers, self.widths))
+        line = f"{'op':<{self.op}}  {'shape':<{self.shape}}  {'dtype':<8}  {names}  {'ours':>6}"
+        self.console.print(Text(line, "bold"), soft_wrap=True)
+        self.console.print(Text("─" * len(line), "dim"), soft_wrap=True)
+
+    def add(self, rows: list[Row]) -> None:
+        by_name = {r.provider: r for r in rows}
+        best = min((r for r in rows if r.time_us), key=lambda r: r.time_us or 0.0, default=None)
+        first = rows[0]
+        line = Text(f"{first.op:<{self.op}}  {sizes(first.shape):<{self.shape}}  {_short(first.dtype):<8}")
+        for name, width in zip(self.providers, self.widths):
+            words, style = cell(by_name.get(name), best)
+            line.append("  ").append(f"{words:>{width}}", style)
+        line.append("  ").append(*_verdict(by_name.get(OURS)))
+        self.console.print(line, soft_wrap=True)
+
+
+def cell(row: Row | None, best: Row | None) -> tuple[str, str]:
+    """A provider's figure in a word: share of the limit and time, or why there is none."""
+    if row is None:
+        return "-", "dim"
+    if row.status != "ok":
+        return STATUS[row.status]
+    style = "bold green" if row is best else ""
+    if row.metric == "host":
+        return f"{row.host_us:.2f} us", style
+    share = f"{row.share:7.1%}" if row.share is not None else ""
+    return f"{share} {_time(row.ms)}", style
+
+
+def _verdict(ours: Row | None) -> tuple[str, str]:
+    """The best other's time over ours: above 1 ours is faster."""
+    if ours is None or ours.ratio is None:
+        return f"{'-':>6}", "dim"
+    return f"{ours.ratio:5.2f}x", "green" if ours.ratio >= 1 else "" if ours.ratio >= LEVEL else "yellow"
+
+
+def _time(ms: float | None) -> str:
+    if ms is None:
+        return ""
+    return f"{ms * 1e3:.1f} us" if ms < 1 else f"{ms:.2f} ms"
+
+
+def _short(dtype: str) -> str:
+    return {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32", "float64": "fp64"}.get(dtype, dtype)
+
+
+# ---- the head and the summary ---------------------------------------------------------------------------------------
+
+
+def head(record: Record) -> Text:
+    """One line: where this was measured, and what its limits are."""
+    facts, limits = record.facts, record.limits
+    words = f"{facts['chip']}, torch {facts['torch']}, triton {facts['triton']}"
+    words += f"; a copy runs at {limits['copy_gbs']:.0f} GB/s"
+    for dtype, tflops in limits["matmul_tflops"].items():
+        words += f", a {dtype} matmul at {tflops:.1f} TFLOP/s"
+    return Text(words, "dim")
+
+
+def summary(record: Record) -> Group:
+    """What to look at: what is wrong, where ours is behind, where it is furthest from the limit."""
+    parts: list[Any] = [Text()]
+    parts += _broken(record)
+    parts += _elsewhere(record)
+    parts += _behind(record)
+    parts += _lowest(record)
+    parts += [Text(f"note: {note}", "dim") for note in record.notes]
+    parts.append(Text(f"{record.headline()} (within {1 - LEVEL:.0%})", "bold"))
+    return Group(*parts)
+
+
+def _broken(record: Record) -> list[Any]:
+    found = [r for r in record.rows if r.status in ("wrong", "failed")]
+    found += list({r.op: r for r in record.rows if r.status == "skipped"}.values())
+    if not found:
+        return []
+    table = screen.table("op", "shape", "dtype", "provider", "", "why", title="not timed")
+    for row in found:
+        word, style = STATUS[row.status]
+        where = Text(row.provider, "bold red" if row.provider == OURS else "")
+        table.add_row(row.op, sizes(row.shape), row.dtype, where, Text(word, style), Text(row.reason or ""))
+    return [table]
+
+
+def _elsewhere(record: Record) -> list[Any]:
+    """Where a call of ours ended at the reference although there is another impl for this device."""
+    ops: dict[str, dict[str, None]] = {}
+    for row in record.rows:
+        if row.provider == OURS and row.impl == "reference.torch" and row.reason:
+            ops.setdefault(row.reason, {})[row.op] = None
+    return [Text(f"ours is reference.torch for {', '.join(names)}: {why}", "yellow") for why, names in ops.items()]
+
+
+def _behind(record: Record) -> list[Any]:
+    found = record.behind()
+    if not found:
+        return []
+    columns = ("op", "shape", "dtype", ("ours", {"justify": "right"}), "best other", ("ours is", {"justify": "right"}))
+    title = f"ours is behind by more than {1 - LEVEL:.0%} in {len(found)} cases"
+    table = screen.table(*columns, title=title)
+    by_case = {id(r): rows for rows in record.cases() for r in rows}
+    for row in found[:SHOWN]:
+        others = [r for r in by_case[id(row)] if r is not row and r.time_us]
+        best = min(others, key=lambda r: r.time_us or 0.0)
+        mine, theirs = cell(row, None)[0].strip(), f"{best.provider} {cell(best, None)[0].strip()}"
+        table.add_row(row.op, sizes(row.shape), row.dtype, mine, theirs, f"{row.ratio:.2f}x")
+    return [table]
+
+
+def _lowest(record: Record) -> list[Any]:
+    found = [r for r in record.rows if r.provider == OURS and r.share is not None]
+    lowest = min(found, key=lambda r: r.share or 0.0, default=None)
+    if lowest is None:
+        return []
+    where = f"{lowest.op} {sizes(lowest.shape)} {lowest.dtype}"
+    return [Text(f"lowest share of the limit: {where}, {lowest.share:.1%} of {_limit(lowest.limit)}")]
+
+
+def _limit(name: str | None) -> str:
+    return {"copy": "a copy's speed", "matmul": "a matmul's speed"}.get(name or "", "the limit")

@@ -1,0 +1,388 @@
+"""`opmux tune OP`: tries the tiles that a chip's vendor lists for a kernel, on the chip, and keeps the fastest."""
+
+from __future__ import annotations
+
+import contextlib
+import statistics
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.markup import escape
+from rich.text import Text
+from triton import knobs
+
+from ..core.default import get_default_manager, policy
+from ..core.errors import OpmuxError
+from ..core.facts import dtype_name
+from ..core.registry import BackendImplKind
+from ..core.spec import DOORS, Sample, Spec, specs
+from ..kernels.lib import config
+from ..kernels.lib.compile_only import CHIPS, compiling_for
+from ..kernels.lib.config import Asked, Tiles
+from ..kernels.lib.launch import Launcher
+from ..kernels.lib.plans import forget
+from ..runtime import tuning, vendors
+from ..runtime.vendors import Chip
+from . import arguments, explain, screen
+
+GAIN = 0.02  # less than this is noise, and not worth an entry
+LONG_SUM = 10.0  # times the tolerance, where the present tiles need it: thousands of float32 in another order
+SHAPES, DTYPES = ("4096x8192",), ("bfloat16",)
+STAND_IN = "sm_90"  # what a dry run plans for on a machine without an accelerator
+SHOWN = 12  # rows of a table; the slowest are counted
+
+Bench = Callable[[Callable[[], Any]], float]
+
+
+class DeviceLost(OpmuxError, RuntimeError):
+    """A candidate left the device in a state in which nothing can be measured."""
+
+
+def median_ms(fn: Callable[[], Any]) -> float:
+    from triton.testing import do_bench
+
+    made: Any = do_bench(fn, warmup=10, rep=60, return_mode="median")
+    return made
+
+
+@dataclass
+class Trial:
+    """Tiles to be timed: whose they are, and in the end a time, or the reason why there is none."""
+
+    tiles: Tiles
+    source: str
+    ms: float | None = None
+    reason: str = ""
+
+
+@dataclass
+class Outcome:
+    """What came of one question of a plan."""
+
+    asked: Asked
+    trials: list[Trial]  # the tiles that hold now come first
+    best: Trial | None = None  # what is faster than the present tiles by GAIN, measured twice
+    times: tuple[float, float] = (0.0, 0.0)  # of the present tiles and the fastest others, side by side
+
+
+@dataclass
+class Case:
+    """An op with arguments, as `opmux tune` runs it."""
+
+    spec: Spec
+    call: Callable[..., Any]
+    sample: Sample
+    shape: str
+    dtype: torch.dtype
+    expected: Any = field(default=None, repr=False)
+    slack: float = 1.0  # times the op's tolerance
+
+    def __str__(self) -> str:
+        return f"{self.spec.name} {self.shape} {dtype_name(self.dtype)}"
+
+    def run(self) -> Any:
+        return self.call(*self.sample.args, **self.sample.kwargs)
+
+    def plan(self) -> list[Asked]:
+        """What the kernel asks for when it works out its plan, each question once."""
+        forget()
+        with config.asked() as heard, torch.no_grad():
+            try:
+                self.run()
+            except (TypeError, ValueError, NotImplementedError) as error:  # what a kernel says of arguments
+                raise arguments.BadArgument(f"{self}: {error}") from None
+        return list({one.key: one for one in heard}.values())
+
+    def disagreement(self) -> str:
+        """How the result differs from the reference's, or ""; twice, as a second launch takes another way."""
+        if self.expected is None:
+            self.expected = _listed(self.spec.reference(*self.sample.args, **self.sample.kwargs))
+        for _ in range(2):
+            for name, a, b in zip(self.spec.out, _listed(self.run()), self.expected, strict=True):
+                tol = self.spec.tol.get(b.dtype) if isinstance(b, torch.Tensor) else None
+                rtol, atol = (None, None) if tol is None else (self.slack * tol.rtol, self.slack * tol.atol)
+                try:
+                    torch.testing.assert_close(a, b, rtol=rtol, atol=atol, equal_nan=True)
+                except AssertionError as error:
+                    return f"{name} is not the reference's: {' '.join(str(error).split())}"
+        return ""
+
+
+def _listed(results: Any) -> list[Any]:
+    return list(results) if isinstance(results, (tuple, list)) else [results]
+
+
+# ---- what to tune ---------------------------------------------------------------------------------------------------
+
+
+def case_of(op: str, shape: str, dtype: str, device: torch.device, anywhere: bool) -> Case:
+    """The op's own kernel and arguments for it; `anywhere`: although its device may not be here."""
+    spec = specs.find(op, DOORS["ops"])
+    kind, sizes = arguments.dtype(dtype), arguments.shape(shape)
+    if not hasattr(spec.samples, "at"):
+        raise arguments.BadArgument(f"{spec.name} declares no samples that take a shape, so there is nothing to time")
+    if spec.mutates:
+        words = f"{spec.name} writes to {', '.join(spec.mutates)}, so a second run is not the same"
+        raise arguments.BadArgument(f"{words}. Tune an op that does not")
+    sample = explain.sample_of(spec, spec.name, sizes, kind, device)
+    with policy("flagos", strict=True):
+        found = get_default_manager().explain(spec.key, *sample.args, **sample.kwargs)
+    ours = [v for v in found.verdicts if v.impl.kind is BackendImplKind.DEFAULT]
+    usable = [v.impl for v in ours if v.status == "chosen" or (anywhere and v.stage in ("device", "arch"))]
+    if not usable:
+        why = f"{ours[0].stage}: {ours[0].reason}" if ours else "there is none"
+        raise arguments.BadArgument(f"{spec.name} has no kernel of ours for such arguments: {why}")
+    return Case(spec, usable[0].call, sample, "x".join(map(str, sizes)), kind)
+
+
+def trials_for(one: Asked, chip: Chip | None) -> list[Trial]:
+    """The present tiles, the default, and what the vendor lists; none twice."""
+    made = [Trial(one.choice.tiles, one.choice.source)]
+    listed = [] if chip is None else one.tunable.candidates(chip, **one.facts)
+    for trial in (
+        Trial(one.tunable.default(**one.facts), "default"),
+        *(Trial(tiles, "tune_configs", reason=why) for tiles, why in listed),
+    ):
+        if all(trial.tiles != known.tiles for known in made):
+            made.append(trial)
+    return made
+
+
+# ---- measuring ------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Tuner:
+    """Tries tiles for one case, one question of its plan after the other, each with the best so far of the others."""
+
+    case: Case
+    chip: Chip | None
+    bench: Bench = median_ms
+    held: dict[str, Tiles] = field(default_factory=dict)
+
+    def tune(self, one: Asked, tick: Callable[[float | None], None] = lambda best: None) -> Outcome:
+        """Time every trial; `tick` is told the best time so far after each."""
+        out = Outcome(one, trials_for(one, self.chip))
+        present, *others = out.trials
+        self._time(one.key, present)
+        if present.ms is None and self.case.slack == 1.0:
+            self.case.slack = LONG_SUM
+            self._time(one.key, present)
+        if present.ms is None:
+            raise OpmuxError(f"{self.case}: {one.key} as it is now cannot be timed: {present.reason}")
+        best = present.ms
+        tick(best)
+        for trial in others:
+            if not trial.reason:
+                self._time(one.key, trial)
+            best = min(best, trial.ms or best)
+            tick(best)
+        fastest = min((t for t in others if t.ms is not None), key=lambda t: t.ms or 0.0, default=None)
+        if fastest is not None:
+            out.times = self._side_by_side(one.key, present.tiles, fastest.tiles)
+            if out.times[1] < out.times[0] * (1 - GAIN):
+                out.best, self.held[one.key] = fastest, fastest.tiles
+        return out
+
+    def _time(self, key: str, trial: Trial) -> None:
+        """No time for a wrong result, and for what the chip refuses a reason."""
+        with self._using(key, trial.tiles):
+            try:
+                trial.reason = self.case.disagreement()
+                if not trial.reason:
+                    trial.ms = self.bench(self.case.run)
+            except Exception as error:  # compilers and drivers have no common class
+                trial.reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
+                self._check_device(trial)
+
+    def _side_by_side(self, key: str, one: Tiles, other: Tiles) -> tuple[float, float]:
+        """Medians of three rounds each, taken in turn: a clock that drifts must not decide."""
+        times: tuple[list[float], list[float]] = ([], [])
+        for _ in range(3):
+            for tiles, into in zip((one, other), times, strict=True):
+                with self._using(key, tiles):
+                    into.append(self.bench(self.case.run))
+        return statistics.median(times[0]), statistics.median(times[1])
+
+    @contextlib.contextmanager
+    def _using(self, key: str, tiles: Tiles) -> Iterator[None]:
+        forget()
+        with config.trying({**self.held, key: tiles}), torch.no_grad():
+            yield
+        forget()
+
+    def _check_device(self, trial: Trial) -> None:
+        first = next((a for a in self.case.sample.args if isinstance(a, torch.Tensor)), None)
+        try:
+            torch.zeros(1, device=None if first is None else first.device).add_(1).item()
+        except RuntimeError as error:
+            words = f"{self.case}: the device is lost after {trial.tiles}: {trial.reason}"
+            raise DeviceLost(f"{words}. Take that config out of tune_configs.yaml and start again") from error
+
+
+def run(
+    op: str, shapes: Sequence[str], dtypes: Sequence[str], device: str | None, dry_run: bool, chip: str | None
+) -> int:
+    specs.find(op, DOORS["ops"])  # an unknown op is the first thing to say
+    at = arguments.device(device)
+    if chip is not None and not dry_run:
+        raise arguments.BadArgument("--chip names a chip that is not here, where nothing can be timed. Add --dry-run")
+    timed = at.type != "cpu" and not knobs.runtime.interpret
+    if not timed and not dry_run:
+        where = "the CPU" if at.type == "cpu" else "the interpreter"
+        words = f"{op} cannot be tuned on {where}, whose times say nothing of a chip"
+        raise arguments.BadArgument(f"{words}. Allowed: an accelerator, or --dry-run")
+    asked = [(s, d) for s in shapes or SHAPES for d in dtypes or DTYPES]
+    console = screen.out()
+    if dry_run:
+        with standing_in(chip if chip is not None or timed else STAND_IN), nothing_launched():
+            for shape, dtype in asked:
+                _show_plan(console, case_of(op, shape, dtype, at, anywhere=True), config.this_chip())
+        return 0
+    here = config.this_chip()
+    console.print(f"[bold]{op} on {here}[/]")
+    for shape, dtype in asked:
+        _tune_case(console, case_of(op, shape, dtype, at, anywhere=False), here)
+    return 0
+
+
+def _tune_case(console: Console, case: Case, chip: Chip | None) -> None:
+    tuner = Tuner(case, chip, median_ms)
+    questions = case.plan()
+    if not questions:
+        console.print(f"{case}: its kernel asks for no tiles, there is nothing to tune")
+    for one in questions:
+        with screen.progress("best") as bar:
+            task = bar.add_task(f"{case} {one.tunable.name}", total=len(trials_for(one, chip)), best="     -")
+            show = lambda best: bar.update(task, advance=1, best=f"{best:.4f} ms")  # noqa: B023 - used at once
+            outcome = tuner.tune(one, show)
+        _show_outcome(console, case, outcome)
+        if outcome.best is not None and chip is not None:
+            changes = outcome.best.tiles.changes(one.tunable.default(**one.facts))
+            before, after = outcome.times
+            kept = tuning.store(chip, {one.key: tuning.Entry(changes, after, before, case.spec.name, str(case))})
+            console.print(f"  kept in {kept}" if kept is not None else "  not kept: see the warning", style="dim")
+    forget()
+
+
+@contextlib.contextmanager
+def standing_in(chip: str | None) -> Iterator[None]:
+    """Plans as on a chip that is not here; None: as here."""
+    if chip is None:
+        yield
+    elif chip not in CHIPS:
+        raise arguments.BadArgument(f"--chip {chip!r} is not known. Allowed: {', '.join(CHIPS)}")
+    else:
+        with config.as_on(Chip.of_arch(chip)) if knobs.runtime.interpret else compiling_for(chip):
+            yield
+
+
+@contextlib.contextmanager
+def nothing_launched() -> Iterator[None]:
+    """Plans are made, and their launches do nothing."""
+    before = Launcher.ready, Launcher.__call__
+    Launcher.ready = lambda self, grid, numbers, config: lambda *args: None
+    Launcher.__call__ = lambda self, grid, args, config: None
+    forget()
+    try:
+        yield
+    finally:
+        Launcher.ready, Launcher.__call__ = before
+        forget()
+
+
+# ---- showing --------------------------------------------------------------------------------------------------------
+
+
+def _show_plan(console: Console, case: Case, chip: Chip | None) -> None:
+    console.print(f"[bold]{case}, as on {chip or 'a chip that nobody knows'}[/]: nothing is run")
+    for one in case.plan():
+        table = screen.table("", "tiles", "from", "", title=escape(one.key))
+        trials = trials_for(one, chip)
+        for i, trial in enumerate(trials):
+            table.add_row("*" if i == 0 else "", str(trial.tiles), trial.source, Text(trial.reason, "yellow"))
+        console.print(table)
+        console.print(f"  {sum(not t.reason for t in trials)} to try; * holds now", style="dim")
+
+
+def _show_outcome(console: Console, case: Case, outcome: Outcome) -> None:
+    right = {"justify": "right"}
+    table = screen.table(
+        "", "tiles", "from", ("ms", right), ("speed", right), title=escape(f"{case}: {outcome.asked.key}")
+    )
+    present = outcome.trials[0]
+    timed = sorted((t for t in outcome.trials if t.ms is not None), key=lambda t: t.ms or 0.0)
+    shown = timed[:SHOWN] + [t for t in timed[SHOWN:] if t is present]
+    for trial in shown:
+        mark = "*" if trial is present else "+" if trial is outcome.best else ""
+        speed = f"{(present.ms or 0.0) / (trial.ms or 1.0):.3f}x"
+        table.add_row(mark, str(trial.tiles), trial.source, f"{trial.ms:.4f}", speed)
+    console.print(table)
+    if len(timed) > len(shown):
+        console.print(f"  and {len(timed) - len(shown)} slower ones", style="dim")
+    for trial in outcome.trials:
+        if trial.ms is None:
+            console.print(Text(f"  skipped {trial.tiles}: {trial.reason[:200]}", "yellow"))
+    console.print(Text(_verdict(outcome), "bold green" if outcome.best is not None else ""))
+
+
+def _verdict(outcome: Outcome) -> str:
+    before, after = outcome.times
+    if not before:
+        return "  nothing else could be timed; the present tiles stay"
+    if outcome.best is None:
+        return (
+            f"  the present tiles stay: the best others take {after / before:.3f}x their time, not under {1 - GAIN:g}x"
+        )
+    return f"  {outcome.best.tiles}: {before:.4f} ms -> {after:.4f} ms, {before / after:.3f}x as fast"
+
+
+# ---- --list, --clear ------------------------------------------------------------------------------------------------
+
+
+def show_list(chip: str | None) -> int:
+    """Every tunable, and who decides on it on this chip."""
+    for family in specs.families:
+        specs.load_implementers(family)
+    with standing_in(chip):
+        at = config.this_chip()
+    console = screen.out()
+    console.print(f"[bold]tiles on {at if at is not None else 'this machine: no accelerator, defaults hold'}[/]")
+    cached = [k.partition("[")[0] for k in (tuning.entries(at) if at is not None else {})]
+    table = screen.table("tunable", "asked by", ("cache", {"justify": "right"}), "heuristics", "to try", "about")
+    for name, one in sorted(config.tunables.items()):
+        rules = None if at is None else vendors.heuristics(at, name)
+        trials = None if at is None else vendors.candidates(at, name)
+        table.add_row(
+            name,
+            " ".join(one.facts),
+            str(cached.count(name) or ""),
+            "" if rules is None else f"{_folder(rules)}: {' '.join(rules.given)}",
+            "" if trials is None else f"{_folder(trials)}: {len(trials.given)}",
+            Text((one.__doc__ or "").partition("\n")[0], "dim"),
+        )
+    console.print(table)
+    for name, files in sorted((vendors.names_in_files(at) if at is not None else {}).items()):
+        if name not in config.tunables:
+            words = f"! {name} is no tunable of this version: {', '.join(map(str, sorted(files)))}"
+            console.print(Text(words, "yellow"))
+    file = None if at is None else tuning.path(at)
+    console.print(f"cache: {file or tuning.directory()}", style="dim")
+    return 0
+
+
+def _folder(found: vendors.Found) -> str:
+    """`_nvidia/hopper` of a file there."""
+    parts = found.file.parent.parts
+    return "/".join(parts[next((i for i, p in enumerate(parts) if p.startswith("_")), len(parts) - 1) :])
+
+
+def clear() -> int:
+    gone = tuning.clear()
+    forget()
+    folder = tuning.directory()
+    screen.out().print(f"{len(gone)} files removed from {folder}" if gone else f"nothing to remove in {folder}")
+    return 0

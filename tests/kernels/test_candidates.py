@@ -1,0 +1,92 @@
+"""What vendors' files say of tiles, compiled through the real wrappers for chips that are not here."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+from triton.runtime.errors import OutOfResources
+
+from opmux.core import get_default_manager, specs
+from opmux.core.registry import BackendImplKind
+from opmux.kernels.lib import config
+from opmux.kernels.lib.compile_only import compiling_for
+from opmux.kernels.lib.plans import forget
+from opmux.runtime.vendors import Chip
+
+MODE = "compile"
+
+
+def kernel(name):
+    (made,) = [
+        i
+        for i in get_default_manager().registry.get_implementations(f"opmux::{name}")
+        if i.kind is BackendImplKind.DEFAULT
+    ]
+    return made.fn
+
+
+def meta_args(name, shape, dtype):
+    """A sample of the op on meta: drawn small, then only its shapes are used."""
+    small = specs.find(f"opmux::{name}").samples.at((2, 64), dtype, "cpu").args
+    grow = lambda t: torch.empty([{64: shape[1], 2: shape[0]}.get(n, n) for n in t.shape], dtype=t.dtype, device="meta")
+    return tuple(grow(a) if torch.is_tensor(a) else a for a in small)
+
+
+SMALL = 99 << 10  # shared memory for a program on sm_86 and sm_89
+
+
+@pytest.mark.parametrize("arch, source", [("sm_80", "default"), ("sm_86", "heuristics"), ("sm_89", "heuristics")])
+def test_the_arch_decides_whose_tiles_hold(arch, source):
+    """Long rows of softmax on their way to shared memory: three fit on an A100, and on an A10 one."""
+    args = meta_args("softmax", (512, 16384), torch.float32)
+    with compiling_for("sm_80") as built, config.as_on(Chip.of_arch(arch)), config.asked() as heard:
+        kernel("softmax")(*args)
+    assert [a.choice.source for a in heard] == [source]
+    assert (max(b.shared for b in built) <= SMALL) is (source == "heuristics")
+
+
+@pytest.mark.parametrize("chip", ["sm_90", "gfx942"])
+def test_a_chip_that_is_compiled_for_has_its_vendors_tiles(chip):
+    with compiling_for(chip):
+        found = config.this_chip()
+    assert (found.vendor, found.arch, found.name) == ("nvidia" if chip == "sm_90" else "amd", chip, "")
+    assert config.this_chip() is None or config.this_chip().name
+
+
+TRIED = ("softmax", "rms_norm", "rms_norm_bwd", "gelu", "silu_mul")
+
+
+def _try_all(name, chip, shape):
+    """Every candidate compiles, or the chip has no room for it."""
+    args, tried, refused = meta_args(name, shape, torch.bfloat16), 0, 0
+    with compiling_for(chip):
+        with config.asked() as heard:
+            kernel(name)(*args)
+        for one in {a.key: a for a in heard}.values():
+            for tiles, why in one.tunable.candidates(config.this_chip(), **one.facts):
+                if why:
+                    continue
+                tried += 1
+                forget()
+                try:
+                    with config.trying({one.key: tiles}):
+                        kernel(name)(*args)
+                except OutOfResources:
+                    refused += 1
+    return tried, refused
+
+
+@pytest.mark.parametrize("name, chip", [("softmax", "sm_80"), ("gelu", "sm_90")])
+def test_candidates_compile(name, chip):
+    tried, refused = _try_all(name, chip, (512, 256))
+    assert tried >= 8 and refused == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("chip", ["sm_80", "sm_90", "sm_100"])
+@pytest.mark.parametrize("name", TRIED)
+def test_all_candidates_compile(name, chip):
+    tried, refused = _try_all(name, chip, (512, 4096))
+    assert tried >= 8 and refused < tried / 2

@@ -1,0 +1,86 @@
+"""Scans compiled for four chips: every kind, along rows and columns, whole, walking and in spans; and how well."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+from opmux.core import specs
+from opmux.kernels import scan
+from opmux.kernels.lib.compile_only import CHIPS, compiling_for
+
+MODE = "compile"
+NAMES = ("cumsum", "cumprod", "cummax", "cummin", "logcumsumexp")
+OPS = (*NAMES, *(f"{name}_bwd" for name in NAMES))
+# where the ways part: many lanes a program, one, a walk, a walk over spans
+WAYS = {
+    "short rows": ((4096, 37), 1),
+    "rows": ((512, 2048), 1),
+    "long rows": ((512, 32768), 1),
+    "few rows": ((2, 1 << 20), 1),
+    "short columns": ((64, 16, 128), 1),
+    "columns": ((16, 2048, 1024), 1),
+    "few columns": ((1 << 20, 24), 0),
+}
+
+
+def built_for(chip, name, shape, dim, dtype=torch.bfloat16):
+    """An op's kernels, through its real wrapper, on tensors without memory."""
+    like = lambda dtype=dtype: torch.empty(shape, dtype=dtype, device="meta")
+    given = {
+        "x": like, "dy": like, "y": like, "dvalues": like, "indices": lambda: like(torch.int64),
+        "dim": lambda: dim, "dtype": lambda: None,
+    }  # fmt: skip
+    with compiling_for(chip) as built:
+        getattr(scan, name)(*(given[n]() for n in specs.find(name).names))
+    assert built and all(kernel.shared <= CHIPS[chip][1] for kernel in built)
+    return built
+
+
+@pytest.mark.parametrize("number, way", list(enumerate(WAYS)), ids=WAYS)
+@pytest.mark.parametrize("name", ["cumsum", "cummax", "logcumsumexp_bwd"])
+def test_every_way(name, number, way):
+    """Each on one chip, in turn; all ops on all chips with --slow."""
+    kernels = [k.name for k in built_for(list(CHIPS)[number % len(CHIPS)], name, *WAYS[way])]
+    spans, walks = "few" in way, "short" not in way and way != "rows"
+    assert kernels == (["_totals", "_walk"] if spans else ["_walk"] if walks else ["_whole"])
+
+
+@pytest.mark.parametrize("number, name", list(enumerate(OPS)), ids=OPS)
+def test_every_op_and_dtype(number, name):
+    dtypes = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
+    built_for(list(CHIPS)[number % len(CHIPS)], name, (64, 100), number % 2, dtypes[number % 4])
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.uint8, torch.bool], ids=str)
+@pytest.mark.parametrize("name", NAMES[:4])
+def test_integers(name, dtype):
+    built_for("sm_90", name, (64, 100), 1, dtype)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("chip", CHIPS)
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("name", OPS)
+def test_every_op_on_every_chip(name, way, chip):
+    built_for(chip, name, *WAYS[way])
+
+
+@pytest.mark.parametrize("way", ["rows", "long rows", "columns"])
+@pytest.mark.parametrize("name", ["cumsum", "cumsum_bwd"])
+def test_loads_are_wide_and_nothing_spills(name, way):
+    for kernel in built_for("sm_90", name, *WAYS[way]):
+        ptx = kernel.asm["ptx"]
+        assert "ld.global.v4.b32" in ptx and "ld.global.b16" not in ptx
+        assert "st.global.v4.b32" in ptx and "st.global.b16" not in ptx
+        assert kernel.spills() == 0
+
+
+def test_a_row_is_scanned_with_one_barrier_and_none_within_a_warp():
+    def barriers(shape, dim):
+        return built_for("sm_90", "cumsum", shape, dim)[0].asm["ptx"].count("bar.sync")
+
+    assert barriers((4096, 64), 1) == 0
+    assert barriers((512, 4096), 1) == 1
+    assert barriers((512, 4096, 1024), 1) == 0

@@ -1,0 +1,340 @@
+"""The tuning cache: many writers, killed writers, sick files, folders that cannot be written."""
+
+from __future__ import annotations
+
+import json
+import logging
+import multiprocessing
+import os
+import shutil
+import signal
+import tempfile
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from opmux.runtime import tuning, vendors
+from opmux.runtime.tuning import Entry
+from opmux.runtime.vendors import Chip
+
+CHIP = Chip("acme", "sm_90", "Acme One (80 GB)", "550.54")
+fork = multiprocessing.get_context("fork")
+
+
+def entry(number: int = 0) -> Entry:
+    return Entry({"threads": 128, "stages": 2, "BLOCK_M": number, "FAST": True}, 0.5, 1.0, "softmax", "4096x8192")
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("OPMUX_CACHE_DIR", str(tmp_path / "cache"))
+    tuning.forget()
+    yield tmp_path / "cache" / "tuning"
+    tuning.forget()
+
+
+@pytest.fixture
+def lines(caplog):
+    caplog.set_level(logging.INFO, "opmux")
+    return lambda: caplog.messages
+
+
+# ---- keys and places ------------------------------------------------------------------------------------------------
+
+
+def test_a_key_has_classes_of_lengths_and_all_else_as_it_is():
+    key = lambda **facts: tuning.key("softmax.rows", facts)
+    assert (
+        key(n=5000, dtype=torch.bfloat16) == key(dtype=torch.bfloat16, n=8192) == "softmax.rows[dtype=bfloat16 n<=8192]"
+    )
+    assert key(n=8193) != key(n=8192)
+    assert [key(n=n) for n in (0, 1, 2, 3)] == [f"softmax.rows[n<={m}]" for m in (0, 1, 2, 4)]
+    assert key(n=True, dim=-1, mode=None, name="sum") == "softmax.rows[dim=-1 mode=None n=True name=sum]"
+    assert key() == "softmax.rows[]"
+
+
+def test_where(monkeypatch, tmp_path):
+    assert tuning.directory() == tmp_path / "cache" / "tuning"
+    monkeypatch.setenv("OPMUX_CACHE_DIR", "~/mine")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert tuning.directory() == tmp_path / "mine" / "tuning"
+    monkeypatch.delenv("OPMUX_CACHE_DIR")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
+    assert tuning.directory() == tmp_path / "xdg" / "opmux" / "tuning"
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    assert tuning.directory() == tmp_path / ".cache" / "opmux" / "tuning"
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        Chip("acme", "sm_90", "Acme Two", "550.54"),
+        Chip("acme", "sm_90", CHIP.name, "560.1"),
+        Chip("acme", "sm_80", CHIP.name),
+    ],
+)
+def test_what_a_time_depends_on_is_in_the_name(other, cache):
+    assert tuning.path(CHIP).parent == cache and tuning.path(CHIP).name.startswith("Acme_One_80_GB-")
+    tuning.store(CHIP, {"k": entry()})
+    assert tuning.path(other) != tuning.path(CHIP) and tuning.find(other, "k") is None
+
+
+def test_versions_are_part_of_the_name(monkeypatch):
+    before = tuning.path(CHIP)
+    monkeypatch.setattr(torch, "__version__", "99.0")
+    assert tuning.path(CHIP) != before
+    assert set(tuning.made_for(CHIP)) == {"chip", "arch", "driver", "torch", "triton", "opmux"}
+
+
+def test_a_chip_that_is_not_here_remembers_nothing():
+    with pytest.raises(ValueError, match="sm_90, which is not here"):
+        tuning.store(Chip.of_arch("sm_90"), {"k": entry()})
+    assert tuning.find(Chip.of_arch("sm_90"), "k") is None
+
+
+# ---- reading and writing --------------------------------------------------------------------------------------------
+
+
+def test_stored_and_found(lines):
+    assert tuning.find(CHIP, "k") is None
+    file = tuning.store(CHIP, {"k": entry(1)})
+    tuning.store(CHIP, {"l": entry(2), "k": entry(3)})
+    tuning.forget()
+    assert (tuning.find(CHIP, "k"), tuning.find(CHIP, "l")) == (entry(3), entry(2))
+    assert json.loads(file.read_text())["format"] == tuning.FORMAT
+    assert [p.name for p in file.parent.iterdir() if p.name != ".lock"] == [file.name]
+    assert lines() == []
+
+
+def test_read_once_until_forgotten(cache):
+    tuning.store(CHIP, {"k": entry(1)})
+    tuning.forget()
+    assert tuning.find(CHIP, "k") == entry(1)
+    file = tuning.path(CHIP)
+    file.write_text(file.read_text().replace('"BLOCK_M": 1', '"BLOCK_M": 2'))
+    assert tuning.find(CHIP, "k") == entry(1)
+    tuning.forget()
+    assert tuning.find(CHIP, "k") == entry(2)
+
+
+SICK = {
+    "empty": "",
+    "half": '{"format": 1, "entries": {"k": {"tiles"',
+    "no object": "[1, 2]",
+    "no text": b"\xff\xfe\x00",
+    "deep": "[" * 100_000,
+    "other format": '{"format": 99}',
+    "other chip": json.dumps({"format": tuning.FORMAT, "made_for": {"chip": "other"}, "entries": {}}),
+    "no entries": lambda: {"format": tuning.FORMAT, "made_for": tuning.made_for(CHIP), "entries": []},
+    "short entry": lambda: {"format": tuning.FORMAT, "made_for": tuning.made_for(CHIP), "entries": {"k": {"ms": 1}}},
+    "entry of text": lambda: {"format": tuning.FORMAT, "made_for": tuning.made_for(CHIP), "entries": {"k": "fast"}},
+}
+
+
+@pytest.mark.parametrize("text", SICK.values(), ids=SICK)
+def test_a_sick_file_is_ignored_with_one_line_and_replaced(text, lines):
+    file = tuning.path(CHIP)
+    file.parent.mkdir(parents=True)
+    text = json.dumps(text()) if callable(text) else text
+    file.write_bytes(text if isinstance(text, bytes) else text.encode())
+    assert [tuning.find(CHIP, "k"), tuning.find(CHIP, "k")] == [None, None]
+    (line,) = lines()
+    assert str(file) in line and "is ignored" in line
+    assert tuning.store(CHIP, {"l": entry(1)}) == file
+    tuning.forget()
+    assert tuning.find(CHIP, "l") == entry(1)
+    assert len(lines()) == 1
+
+
+def test_a_folder_in_place_of_the_file(lines):
+    tuning.path(CHIP).mkdir(parents=True)
+    assert tuning.find(CHIP, "k") is None
+    assert tuning.store(CHIP, {"k": entry()}) is None
+    assert [line for line in lines() if "is ignored" in line] and "what was tuned is not kept" in lines()[-1]
+
+
+def test_clear(cache):
+    tuning.store(CHIP, {"k": entry()})
+    assert tuning.clear() == [tuning.path(CHIP)]
+    assert tuning.find(CHIP, "k") is None
+    assert tuning.clear() == []
+
+
+# ---- many processes -------------------------------------------------------------------------------------------------
+
+
+def _store_many(rank: int) -> None:
+    for i in range(20):
+        assert tuning.store(CHIP, {f"k{rank}.{i}": entry(i)}) is not None
+
+
+def test_nothing_is_lost_among_many_writers():
+    ranks = [fork.Process(target=_store_many, args=(rank,)) for rank in range(6)]
+    for rank in ranks:
+        rank.start()
+    seen = set()
+    while any(rank.is_alive() for rank in ranks):  # readers meanwhile see whole files, and no entry goes again
+        now = set(tuning.entries(CHIP))
+        assert seen <= now
+        seen = now
+    for rank in ranks:
+        rank.join()
+        assert rank.exitcode == 0
+    assert set(tuning.entries(CHIP)) == {f"k{rank}.{i}" for rank in range(6) for i in range(20)}
+
+
+def _die_before_the_rename() -> None:
+    Path.replace = lambda self, to: os.kill(os.getpid(), signal.SIGKILL)
+    tuning.store(CHIP, {"lost": entry()})
+
+
+def test_a_writer_killed_in_the_middle_harms_nobody(cache, monkeypatch, lines):
+    tuning.store(CHIP, {"k": entry(1)})
+    victim = fork.Process(target=_die_before_the_rename)
+    victim.start()
+    victim.join()
+    assert victim.exitcode == -signal.SIGKILL
+    (left,) = cache.glob(".*.tmp")
+    start = time.monotonic()
+    tuning.store(CHIP, {"l": entry(2)})
+    assert time.monotonic() - start < tuning.PATIENCE / 2  # the lock died with its holder
+    assert set(tuning.entries(CHIP)) == {"k", "l"}
+    assert left.exists()  # it might belong to somebody ...
+    os.utime(left, (0, 0))
+    tuning.store(CHIP, {"m": entry(3)})
+    assert not left.exists()  # ... and after an hour it does not
+    assert lines() == []
+
+
+def _store_for_ever() -> None:
+    for i in range(10**9):
+        tuning.store(CHIP, {f"k{i % 50}": entry(i)})
+
+
+def test_killed_at_any_moment(lines):
+    for i in range(8):
+        victim = fork.Process(target=_store_for_ever)
+        victim.start()
+        time.sleep(0.05 + 0.007 * i)
+        victim.kill()
+        victim.join()
+        tuning.forget()
+        assert tuning.store(CHIP, {f"mine{i}": entry()}) is not None
+    assert {f"mine{i}" for i in range(8)} <= set(tuning.entries(CHIP))
+    assert lines() == []
+
+
+def _hold_the_lock(folder: Path, started) -> None:
+    with tuning._alone(folder):
+        started.set()
+        time.sleep(60)
+
+
+def test_a_lock_that_does_not_come_is_done_without(cache, monkeypatch, lines):
+    tuning.store(CHIP, {"k": entry(1)})
+    started = fork.Event()
+    holder = fork.Process(target=_hold_the_lock, args=(cache, started))
+    holder.start()
+    assert started.wait(30)
+    monkeypatch.setattr(tuning, "PATIENCE", 0.2)
+    assert tuning.store(CHIP, {"l": entry(2)}) is not None
+    holder.kill()
+    holder.join()
+    assert set(tuning.entries(CHIP)) == {"k", "l"}
+    assert lines() == ["another process has been writing the tuning cache for 0.2 s: not waiting"]
+
+
+def test_a_file_system_without_locks(monkeypatch, lines):
+    def no_locks(*args):
+        raise OSError(37, "No locks available")
+
+    monkeypatch.setattr(tuning.fcntl, "flock", no_locks)
+    assert tuning.store(CHIP, {"k": entry()}) is not None
+    assert tuning.find(CHIP, "k") == entry()
+    assert len(lines()) == 1 and "No locks available" in lines()[0]
+
+
+# ---- folders that cannot be written ---------------------------------------------------------------------------------
+
+
+def _store_as_nobody(answers) -> None:
+    """Root may write anywhere, so it becomes somebody who may not."""
+    if os.getuid() == 0:
+        os.setgroups([])
+        os.setgid(65534)
+        os.setuid(65534)
+    heard = []
+    tuning.logger.addHandler(handler := logging.Handler())
+    handler.emit = lambda record: heard.append((record.levelname, record.getMessage()))
+    answers.put((tuning.store(CHIP, {"k": entry()}), tuning.find(CHIP, "k"), heard))
+
+
+@pytest.mark.parametrize("there", [True, False], ids=["the folder is there", "it is not"])
+def test_a_read_only_folder_is_a_warning(monkeypatch, there):
+    home = Path(tempfile.mkdtemp(prefix="opmux-read-only-"))  # pytest's own are closed to other users
+    monkeypatch.setenv("OPMUX_CACHE_DIR", str(home))
+    try:
+        if there:
+            (home / "tuning").mkdir(mode=0o555)
+        home.chmod(0o555)
+        answers = fork.SimpleQueue()
+        child = fork.Process(target=_store_as_nobody, args=(answers,))
+        child.start()
+        child.join()
+        assert child.exitcode == 0
+        kept, found, ((level, line),) = answers.get()
+    finally:
+        home.chmod(0o755)
+        shutil.rmtree(home)
+    assert (kept, found, level) == (None, None, "WARNING")
+    assert line.startswith("what was tuned is not kept: ")
+    assert line.endswith("Set OPMUX_CACHE_DIR to a folder to write to")
+
+
+def test_without_a_home(monkeypatch, lines):
+    monkeypatch.delenv("OPMUX_CACHE_DIR")
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+
+    def no_home(self):
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(Path, "expanduser", no_home)
+    assert tuning.directory() is None
+    assert tuning.find(CHIP, "k") is None
+    assert tuning.store(CHIP, {"k": entry()}) is None
+    assert lines() == ["what was tuned is not kept: there is no home directory. Set OPMUX_CACHE_DIR"]
+    assert tuning.clear() == []
+
+
+# ---- the chip -------------------------------------------------------------------------------------------------------
+
+
+def test_the_chip_is_that_of_the_current_device(monkeypatch):
+    devices = [("NVIDIA H200", (9, 0)), ("NVIDIA A10", (8, 6))]
+    current = 0
+    monkeypatch.setattr(vendors.target, "accelerators", lambda: ("cuda",))
+    monkeypatch.setattr(vendors.target, "arch_of", lambda kind, i: "sm_{}{}".format(*devices[i][1]))
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: current)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda i: devices[i][0])
+    monkeypatch.setattr(torch.version, "hip", None)
+    vendors._chip.cache_clear()
+    try:
+        assert (vendors.here().vendor, vendors.here().arch, str(vendors.here())) == (
+            "nvidia",
+            "sm_90",
+            "NVIDIA H200 (sm_90)",
+        )
+        current = 1
+        assert (vendors.here().name, vendors.here().arch) == ("NVIDIA A10", "sm_86")
+        monkeypatch.setattr(torch.version, "hip", "6.0")
+        vendors._chip.cache_clear()
+        assert vendors.here().vendor == "amd"
+    finally:
+        vendors._chip.cache_clear()
+
+
+def test_no_accelerator_no_chip(monkeypatch):
+    monkeypatch.setattr(vendors.target, "accelerators", lambda: ())
+    assert vendors.here() is None

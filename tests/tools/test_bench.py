@@ -1,0 +1,513 @@
+"""`opmux bench`: what it measures, that it measures nothing wrong, and what it leaves behind."""
+
+import contextlib
+import json
+import math
+import re
+import sys
+import types
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+import torch
+
+from opmux.core import BackendImplKind, NotSupported, OpImpl, specs
+from opmux.core.spec import Sample, Spec, Tol
+from opmux.tools.bench import cases, command, engine, measure, native, page, providers, record
+from opmux.tools.bench.engine import Row
+from opmux.tools.bench.measure import Limits, Truth, Wrong
+
+CPU = torch.device("cpu")
+CUDA = torch.device("cuda")  # a name: nothing here runs there
+FIELDS = {
+    "op", "key", "family", "variant", "shape", "dtype", "metric", "provider", "impl", "status", "reason", "error", "ms",
+    "host_us", "bytes", "flops", "gbs", "tflops", "limit", "share", "peak_bytes", "ratio",
+}  # fmt: skip
+FACTS = {"chip", "device", "driver", "torch", "triton", "python", "opmux", "commit", "date", "preset", "tensor_mib"}
+
+
+@pytest.fixture(autouse=True)
+def hasty(monkeypatch):
+    """A timing is never a test: three calls will do."""
+    monkeypatch.setattr(measure, "REPEAT_MS", 0)
+    monkeypatch.setattr(measure.host_us, "__defaults__", (2, 2))
+    monkeypatch.setattr(command, "COPY_MIB", {"cpu": 1})
+
+
+def bench(*names: str) -> engine.Bench:
+    return engine.Bench(CPU, Limits(CPU, copy_gbs=10.0), providers.Choice(names, False))
+
+
+def rows_of(op: str, *names: str, shape=(4, 16), dtype=torch.float32) -> dict[str, Row]:
+    case = cases.Case(specs.find(op, ("opmux", "aten")), shape, dtype)
+    (made,) = bench(*names).rows([case], lambda case, provider: None)
+    return {r.provider: r for r in made}
+
+
+class Page(HTMLParser):
+    """The texts of the table's rows, the tips of the bars, and every address."""
+
+    def __init__(self, text: str):
+        super().__init__()
+        self.rows, self.tips, self.addresses, self.open = [], [], [], []
+        self.feed(text)
+
+    def handle_starttag(self, tag, attrs):
+        given = dict(attrs)
+        self.tips += [given["data-tip"]] if "data-tip" in given else []
+        self.addresses += [v for k, v in attrs if k in ("src", "href", "xlink:href", "action", "data")]
+        self.rows += [[]] if tag == "tr" else []
+        if tag != "meta":
+            self.open.append(tag)
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        if self.open and self.open[-1] == "td":
+            self.rows[-1].append(data)
+
+
+# ---- the command ----------------------------------------------------------------------------------------------------
+
+
+def test_quick_from_end_to_end(cli, tmp_path):
+    done = cli("bench", "--preset", "quick", "--device", "cpu", "--json", "run.json", "--html", "run.html")
+    assert done.exit_code == 0, done.output
+    data = json.loads(Path("run.json").read_text())
+    assert data["schema"] == record.SCHEMA
+    assert set(data["facts"]) >= FACTS
+    assert data["facts"]["preset"] == "quick"
+    assert data["limits"]["copy_gbs"] > 0
+    assert {frozenset(r) for r in data["rows"]} == {frozenset(FIELDS)}
+    found = {(r["op"], r["provider"]): r for r in data["rows"]}
+    assert {op for op, _ in found} >= {"rms_norm", "softmax", "silu_mul", "rms_norm_bwd", "softmax_bwd"}
+    for (_, provider), row in found.items():
+        assert (row["status"], provider in ("ours", "native")) == ("ok", True), row
+        assert row["ms"] > 0
+        assert row["share"] == pytest.approx(row["bytes"] / row["ms"] / 1e6 / data["limits"]["copy_gbs"])
+        assert row["peak_bytes"] is None
+    norm = found["rms_norm", "ours"]
+    assert (norm["impl"], norm["shape"], norm["dtype"]) == ("reference.torch", [256, 1024], "float32")
+    assert norm["bytes"] == 4 * (2 * 256 * 1024 + 1024 + 256)
+    assert norm["ratio"] == pytest.approx(found["rms_norm", "native"]["ms"] / norm["ms"])
+    lines = [line.split()[:3] for line in done.stdout.splitlines()]
+    assert ["rms_norm_bwd", "256x1024", "fp32"] in lines
+    assert re.search(r"^\d+ of \d+ cases at or above the best of torch", done.stdout, re.M)
+
+    drawn = Page(Path("run.html").read_text())
+    assert drawn.addresses == drawn.open == []
+    assert not re.search(r"https?:|@import|url\(", Path("run.html").read_text())
+    assert {tuple(r[:2]) for r in drawn.rows if r} >= {("rms_norm", "256x1024"), ("softmax_bwd", "256x1024")}
+    assert len([r for r in drawn.rows if r]) == len(data["rows"])
+    assert sum(t.startswith("rms_norm 256x1024 float32, ours (reference.torch); ") for t in drawn.tips) == 1
+
+
+def test_a_kept_run_is_shown_and_drawn_again(cli):
+    first = cli("bench", "softmax", "--shape", "4x16", "--device", "cpu", "--json", "a.json", "--html", "a.html")
+    again = cli("bench", "--from", "a.json", "--html", "b.html", "--json", "b.json")
+    assert (first.exit_code, again.exit_code) == (0, 0)
+    assert Path("a.html").read_text() == Path("b.html").read_text()
+    assert Path("a.json").read_text() == Path("b.json").read_text()
+    assert again.stdout == first.stdout
+
+
+def test_json_on_stdout_is_alone_there(cli):
+    done = cli("bench", "softmax", "--shape", "4x16", "--device", "cpu", "--json", "-")
+    assert [r["op"] for r in json.loads(done.stdout)["rows"]] == ["softmax", "softmax"]
+    assert "softmax" in done.stderr
+
+
+def test_list_measures_nothing(cli, monkeypatch):
+    monkeypatch.setattr(engine.Bench, "rows", None)
+    done = cli("bench", "*soft*", "family:norm", "--list", "--device", "cpu", "--dtype", "bf16 fp32", "--shape", "8x32")
+    assert done.exit_code == 0, done.output
+    (line,) = [line.split("  ") for line in done.stdout.splitlines() if line.startswith(" log_softmax ")]
+    assert [w.strip() for w in line if w.strip()][1:] == ["softmax", "8x32", "bfloat16, float32", "ours, native"]
+    assert "layer_norm_bwd" in done.stdout and "memory-bound" in done.stdout
+    assert "layernorm_fwd" not in done.stdout  # a composition
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (("rms_nrom",), "unknown op 'rms_nrom': did you mean 'rms_norm'?"),
+        (("family:norms",), "unknown family 'norms': did you mean 'norm'?"),
+        (("*nothing*",), "unknown op '*nothing*'"),
+        (("softmax", "--preset", "memory"), "unknown preset 'memory': did you mean 'memory-bound'?"),
+        (("relu", "--preset", "quick"), "--preset quick has none of relu"),
+        (("softmax", "--shape", "4k"), "--shape '4k' cannot be read. Allowed: sizes with x between them"),
+        (("softmax", "--dtype", "bf61"), "--dtype 'bf61' is not allowed here"),
+        (("softmax", "--providers", "ours,natve"), "unknown provider 'natve': did you mean 'native'?"),
+        (("softmax", "--device", "tpu"), "--device 'tpu' is not on this machine"),
+        (("--from", "nothing.json"), "nothing.json cannot be read: No such file"),
+    ],
+)
+def test_a_mistake_is_one_line(cli, words, says):
+    done = cli("bench", *words)
+    assert (done.exit_code, done.stdout) == (2, "")
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("opmux: ") and says in line
+
+
+@pytest.mark.parametrize("text", ["no json", "[1]", '{"rows": []}', '{"schema": 1, "facts": {}}'])
+def test_a_file_that_is_no_run(cli, text):
+    Path("bad.json").write_text(text)
+    done = cli("bench", "--from", "bad.json")
+    assert done.exit_code == 2
+    assert re.match(r"opmux: bad\.json (is not JSON|is no run|lacks)", done.stderr)
+
+
+# ---- the gate -------------------------------------------------------------------------------------------------------
+
+
+def test_ours_wrong_is_found_and_not_timed(cli, register):
+    off = lambda x, dim: torch.softmax(x, dim) + 1e-3
+    register(OpImpl("softmax", "vendor.wrong", BackendImplKind.VENDOR, "wrong", off))
+    done = cli("bench", "softmax", "--shape", "4x16", "--device", "cpu", "--json", "run.json")
+    assert done.exit_code == 1
+    rows = {r["provider"]: r for r in json.loads(Path("run.json").read_text())["rows"]}
+    assert {p: r["status"] for p, r in rows.items()} == {"ours": "wrong", "native": "ok", "vendor.wrong": "wrong"}
+    assert rows["ours"]["ms"] is None and rows["ours"]["share"] is None
+    assert rows["ours"]["error"] == pytest.approx(1e-3, rel=0.01)
+    assert "y is off by up to 0.001" in rows["ours"]["reason"]
+    assert "WRONG" in done.stdout
+
+
+def test_another_that_is_wrong_or_fails_is_its_own_affair(cli, monkeypatch):
+    monkeypatch.setitem(native.NATIVE, "softmax", native.Native(lambda x, dim: torch.softmax(x, dim) * 2))
+    done = cli("bench", "softmax", "--shape", "4x16", "--device", "cpu")
+    assert done.exit_code == 0 and "WRONG" in done.stdout
+
+    def fails(x, dim):
+        raise RuntimeError("out of order\nwith a long story")
+
+    monkeypatch.setitem(native.NATIVE, "softmax", native.Native(fails))
+    row = rows_of("softmax", "ours", "native")["native"]
+    assert (row.status, row.reason, row.ms) == ("failed", "RuntimeError: out of order", None)
+
+
+def test_ours_that_raises_is_an_error(cli, register, monkeypatch):
+    def fails(x, dim):
+        raise ValueError("not today")
+
+    register(OpImpl("softmax", "vendor.acme", BackendImplKind.VENDOR, "acme", fails))
+    done = cli("bench", "softmax", "--shape", "4x16", "--device", "cpu", "--providers", "ours")
+    assert done.exit_code == 1
+    assert "not today" in done.stdout
+
+
+def test_a_second_launch_is_looked_at(register):
+    calls = []
+
+    def later(x, dim):
+        calls.append(x)
+        return torch.softmax(x, dim) * (1 if len(calls) == 1 else 2)
+
+    register(OpImpl("softmax", "vendor.later", BackendImplKind.VENDOR, "later", later))
+    assert rows_of("softmax", "ours")["ours"].status == "wrong"
+
+
+def test_ours_is_named_by_what_ran(register):
+    def declines(x, dim):
+        raise NotSupported("only on Sundays")
+
+    register(OpImpl("softmax", "vendor.lazy", BackendImplKind.VENDOR, "lazy", declines))
+    rows = rows_of("softmax", "ours", "vendor.lazy")
+    assert (rows["ours"].status, rows["ours"].impl) == ("ok", "reference.torch")
+    assert "only on Sundays" in rows["ours"].reason
+    assert rows["vendor.lazy"].status == "declined"
+    register(OpImpl("softmax", "vendor.eager", BackendImplKind.VENDOR, "eager", torch.softmax, priority=9))
+    assert rows_of("softmax", "ours")["ours"].impl == "vendor.eager"
+
+
+def spec(reference, **fields) -> Spec:
+    return Spec("made_up", "opmux", reference, fields.pop("out", ("y",)), **fields)
+
+
+@pytest.mark.parametrize(
+    ("got", "want", "exact", "says"),
+    [
+        ([1.0, 2.0], [1.0, 2.0], True, None),
+        ([1.0, math.nan], [1.0, math.nan], True, None),
+        ([1.0, math.inf], [1.0, math.inf], True, None),
+        ([1.0, 2.0], [1.0, math.nan], True, "off by up to inf"),
+        ([1.0, math.inf], [1.0, -math.inf], True, "off by up to inf"),
+        ([1.0, 2.1], [1.0, 2.0], True, r"off by up to 0\.1 \(50\.00% of"),
+        ([1.0, 2.00001], [1.0, 2.0], True, None),
+        ([1.0, 2.00006], [1.0, 2.0], True, "off by up to"),
+        ([1.0, 2.00006], [1.0, 2.0], False, None),
+        ([1.0, 2.1], [1.0, 2.0], False, r"off by up to 0\.1"),
+        ([1.0], [1.0, 2.0], False, r"shape \(1,\), expected \(2,\)"),
+        ([1, 2**60], [1, 2**60 + 1], True, "off by up to 0"),
+        ([1, 3], [1, 3], True, None),
+        ([True, False], [True, True], False, "off by up to 1"),
+    ],
+)
+def test_compare(got, want, exact, says):
+    made = spec(lambda x: x, tol={torch.float32: Tol(1e-5, 1e-6)})
+    found = contextlib.nullcontext() if says is None else pytest.raises(Wrong, match=says)
+    with found:
+        assert measure.compare("y", torch.tensor(got), torch.tensor(want), made, exact=exact) < 1e-3
+
+
+def test_dtypes_are_held_to_the_reference_for_impls_alone():
+    made = spec(lambda x: x)
+    half, full = torch.ones(3, dtype=torch.bfloat16), torch.ones(3)
+    assert measure.compare("y", half, full, made, exact=False) == 0
+    with pytest.raises(Wrong, match="y is bfloat16, expected float32"):
+        measure.compare("y", half, full, made, exact=True)
+
+
+def test_the_gate_knows_what_an_op_writes():
+    def fill(x, value):
+        return x.fill_(value).sum()
+
+    made = spec(fill, mutates=("x",), out=("total",))
+    sample = Sample((torch.zeros(3), 2.0))
+    truth = Truth.of(made, sample)
+    assert sample.args[0].tolist() == [0, 0, 0]
+    build = lambda fn: lambda spec, sample: native.call_of(fn, sample)
+    assert truth.check(build(fill), ["total"], exact=True) == 0
+    with pytest.raises(Wrong, match=r"x \(written\) is off"):
+        truth.check(build(lambda x, value: torch.full_like(x, value).sum()), ["total"], exact=True)
+    with pytest.raises(Wrong, match="2 results instead of 1"):
+        truth.check(build(lambda x, value: (x, x)), ["total"], exact=True)
+
+
+def test_the_gate_takes_few_rows_where_memory_is_short(monkeypatch):
+    monkeypatch.setattr(measure, "free_bytes", lambda device: 12 * 4 * 16 * 100)
+    seen = []
+    monkeypatch.setattr(Truth, "of", classmethod(lambda cls, spec, sample: seen.append(sample.args[0].shape)))
+    softmax = specs.find("softmax")
+    for rows in (99, 100):
+        case = cases.Case(softmax, (rows, 16), torch.float32)
+        bench("ours")._truth(case, case.sample(CPU))
+    assert seen == [(99, 16), (engine.FEW, 16)]
+
+
+def test_what_the_reference_refuses_is_skipped(cli):
+    done = cli("bench", "softmax", "--shape", "4x16", "--device", "cpu", "--dtype", "int32", "--json", "run.json")
+    assert done.exit_code == 0
+    assert {r["status"] for r in json.loads(Path("run.json").read_text())["rows"]} == {"skipped"}
+    assert "must be float16, bfloat16, float32 or float64" in done.stdout
+
+
+# ---- providers ------------------------------------------------------------------------------------------------------
+
+BACKWARDS = "rms_norm_bwd add_rms_norm_bwd layer_norm_bwd softmax_bwd log_softmax_bwd silu_mul_bwd gelu_bwd".split()
+
+
+@pytest.mark.parametrize("op", BACKWARDS)
+def test_torchs_own_backward_is_the_op(op):
+    """In float64, where one rounding more does not show."""
+    row = rows_of(op, "native", dtype=torch.float64)["native"]
+    assert (row.status, row.reason) == ("ok", None)
+    assert row.error < 1e-12
+
+
+@pytest.mark.parametrize("op", ["rms_norm", "add_rms_norm", "layer_norm", "softmax", "gelu", "silu_mul", "srelu"])
+def test_torchs_own_forward_is_the_op(op):
+    assert rows_of(op, "native", dtype=torch.float64)["native"].error < 1e-12
+
+
+def test_an_op_without_a_native_call_is_held_against_its_reference(monkeypatch):
+    monkeypatch.delitem(native.NATIVE, "softmax_bwd")
+    monkeypatch.delitem(native.NATIVE, "softmax")
+    assert set(rows_of("softmax_bwd", "ours", "native")) == {"ours", "reference"}
+
+
+def test_compile_gets_the_native_call(monkeypatch):
+    compiled = []
+
+    def fake(fn, dynamic):
+        compiled.append(dynamic)
+        return fn
+
+    monkeypatch.setattr(torch, "compile", fake)
+    for op in ("softmax", "rms_norm_bwd"):
+        assert rows_of(op, "compile")["compile"].status == "ok"
+    assert compiled == [False, False]  # once an op, for each shape anew
+
+
+@pytest.mark.slow
+def test_compiled_backwards_run_again():
+    for op in ("rms_norm", "rms_norm_bwd", "softmax_bwd"):
+        assert rows_of(op, "compile")["compile"].status == "ok"
+
+
+@pytest.fixture
+def packages(monkeypatch):
+    """Liger and FlagGems as this test has them."""
+    calls = []
+
+    @contextlib.contextmanager
+    def use_gems():
+        calls.append("gems")
+        yield
+
+    def liger_swiglu(a, b):
+        calls.append("liger")
+        return torch.nn.functional.silu(a) * b
+
+    functional = types.SimpleNamespace(liger_swiglu=liger_swiglu)
+    made = {
+        "liger_kernel": types,
+        "liger_kernel.transformers": types,
+        "liger_kernel.transformers.functional": functional,
+    }
+    for name, module in {**made, "flag_gems": types.SimpleNamespace(use_gems=use_gems)}.items():
+        monkeypatch.setitem(sys.modules, name, module)
+    providers.load.cache_clear()
+    yield calls
+    providers.load.cache_clear()
+
+
+def test_other_libraries(packages):
+    for op in ("silu_mul", "silu_mul_bwd"):
+        rows = rows_of(op, "native", "liger", "flaggems")
+        assert {p: r.status for p, r in rows.items()} == {"native": "ok", "liger": "ok", "flaggems": "ok"}
+    assert set(packages) == {"gems", "liger"}
+    assert set(rows_of("softmax", "liger", "flaggems")) == {"flaggems"}  # what Liger does not have is not listed
+
+
+def test_libraries_that_are_not_there_are_one_line(cli):
+    done = cli("bench", "softmax", "--shape", "4x16", "--device", "cpu", "--providers", "ours,liger")
+    assert done.exit_code == 0
+    (line,) = [line for line in done.stdout.splitlines() if "liger" in line]
+    assert line.startswith("note: liger is left out: ModuleNotFoundError")
+
+
+def test_arguments_are_those_a_user_writes():
+    norm = specs.find("rms_norm")
+    x, w = torch.ones(2, 3), torch.ones(3)
+    assert native.shortened(norm, Sample((x, w, 1e-6, 0.0))).args == (x, w)
+    assert native.shortened(norm, Sample((x, w, 1e-6, 1.0))).args == (x, w, 1e-6, 1.0)
+    assert native.shortened(norm, Sample((x, w, 1e-5, 0.0))).args == (x, w, 1e-5)
+
+
+# ---- cases, clocks and limits ---------------------------------------------------------------------------------------
+
+
+def test_memory_bound_is_made_of_large_tensors(monkeypatch):
+    line = cases.Line("rms_norm no_such_op silu_mul", (2048, 131072))
+    preset = cases.Preset("p", "", (line,), ("bfloat16",))
+    monkeypatch.setitem(cases.PRESETS, "p", preset)
+    made = cases.plan([], "p", [], [], 256, "cuda")
+    assert [(c.spec.name, c.shape) for c in made.cases] == [
+        ("rms_norm", (65536, 2048)),
+        ("rms_norm", (1024, 131072)),
+        ("silu_mul", (65536, 2048)),
+        ("silu_mul", (1024, 131072)),
+    ]
+    assert all(math.prod(c.shape) * 2 == 256 << 20 for c in made.cases)
+    assert made.notes == ["not here yet: no_such_op"]
+    assert [c.shape for c in cases.plan(["silu_mul"], "p", [(3, 4)], [], 256, "cuda").cases] == [(3, 4)]
+
+
+@pytest.mark.parametrize("name", cases.PRESETS)
+def test_the_presets_have_cases(name):
+    made = cases.plan([], name, [], [], 1, "cuda")
+    assert len(made.cases) > 4
+    assert all(c.host == (name == "host") for c in made.cases)
+
+
+def test_host_time_is_what_counts_in_the_host_preset(cli):
+    done = cli(
+        "bench", "softmax", "gelu", "--preset", "host", "--device", "cpu", "--json", "a.json", "--html", "a.html"
+    )
+    assert done.exit_code == 0, done.output
+    for row in json.loads(Path("a.json").read_text())["rows"]:
+        assert (row["metric"], row["ms"], row["shape"]) == ("host", None, [16, 256])
+        assert row["host_us"] > 0 and row["ratio"] > 0
+    assert "host time of a call" in Path("a.html").read_text()
+
+
+def test_a_variant_changes_the_arguments():
+    case = cases.Case(specs.find("add_rms_norm"), (2, 8), torch.float32, "scalar")
+    assert case.sample(CPU).args[1] == 2.0
+    assert str(case) == "add_rms_norm (scalar) 2x8 float32"
+
+
+def test_samples_on_a_cpu_are_those_of_the_tests():
+    case = cases.Case(specs.find("rms_norm"), (256, 512), torch.float32)
+    expected = case.spec.samples.at((256, 512), torch.float32, "cpu", **cases.ALONG)
+    torch.testing.assert_close(case.sample(CPU).args[0], expected.args[0], rtol=0, atol=0)
+
+
+def test_a_device_is_timed_by_tritons_clock(monkeypatch):
+    testing = pytest.importorskip("triton.testing")
+    seen = {}
+    monkeypatch.setattr(testing, "do_bench", lambda fn, **how: seen.update(how) or 0.25)
+    assert measure.call_ms(lambda: None, CUDA) == 0.25
+    assert (seen["warmup"], seen["return_mode"]) == (10, "median")
+
+
+def test_memory_of_a_call(monkeypatch):
+    monkeypatch.setattr(measure, "wait", lambda device: None)
+    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda device: None)
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 100)
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: 350)
+    assert measure.peak_bytes(lambda: None, CUDA) == 250
+
+
+def test_the_nearer_limit_counts():
+    limits = Limits(CPU, 1000.0, {"bfloat16": 100.0})
+    assert limits.least_ms(10**9, None, torch.bfloat16) == (1.0, "copy")
+    assert limits.least_ms(10**9, 10**10, torch.bfloat16) == (1.0, "copy")
+    assert limits.least_ms(10**9, 10**12, torch.bfloat16) == (10.0, "matmul")
+
+
+# ---- the record and the page ----------------------------------------------------------------------------------------
+
+
+def row(provider: str, ms: float | None, **fields) -> Row:
+    shape = fields.pop("shape", [8, 1024])
+    made = Row("softmax", "opmux::softmax", "softmax", "", shape, "bfloat16", "device", provider, ms=ms, **fields)
+    made.share = None if ms is None else 0.1 / ms
+    return made
+
+
+def run_of(*found: list[Row]) -> record.Record:
+    for rows in found:
+        engine.rank(rows)
+    flat = [r for rows in found for r in rows]
+    return record.Record(
+        {"chip": "a <chip>", "date": "today"}, {"copy_gbs": 1.0, "matmul_tflops": {}}, flat, ["a note"]
+    )
+
+
+def test_headline_and_ranks():
+    made = run_of(
+        [row("ours", 1.0), row("native", 2.0), row("compile", 1.01)],
+        [row("ours", 1.0, shape=[4, 2048]), row("native", 0.99, shape=[4, 2048])],
+        [row("ours", 1.0, shape=[2, 4096]), row("native", 3.0, shape=[2, 4096]), row("liger", 0.5, shape=[2, 4096])],
+        [row("ours", 1.0, shape=[1, 8192]), row("native", 0.8, shape=[1, 8192])],
+        [row("ours", None, shape=[7, 7], status="wrong", reason="bad"), row("native", 1.0, shape=[7, 7])],
+    )
+    assert made.headline() == "3 of 4 cases at or above the best of torch"
+    assert [r.ratio for r in made.rows[:3]] == pytest.approx([1.01, 0.5, 1 / 1.01])
+    assert [(r.shape, r.ratio) for r in made.behind()] == [([2, 4096], 0.5), ([1, 8192], 0.8)]
+    assert made.ours_is_broken()
+
+
+def test_the_page_draws_every_row_and_escapes():
+    bad = row("ours", None, status="wrong", reason='off by "<b>"')
+    made = run_of([bad, row("native", 2.0)], [row("ours", 0.1, shape=[4, 2048]), row("native", 0.2, shape=[4, 2048])])
+    text = page.page(made)
+    drawn = Page(text)
+    assert drawn.open == []
+    assert len(drawn.tips) == 4
+    assert any(t.endswith('wrong, off by "<b>"') for t in drawn.tips)
+    assert "✕" in text and "a &lt;chip&gt;" in text and '<b>"' not in text
+    assert "prefers-color-scheme:dark" in text and "a note" in text
+    (chart,) = page.charts(made)
+    assert [label for label, _ in chart.groups] == ["1K", "2K"]
+
+
+def test_the_commit_without_git(monkeypatch):
+    monkeypatch.setattr(record, "_git", lambda *words: None)
+    assert record.commit() is None
+    monkeypatch.setenv("OPMUX_COMMIT", "abc123")
+    assert record.commit() == "abc123"

@@ -1,0 +1,267 @@
+"""`opmux tune`: what it tries, what it refuses to time, what it keeps, and what it says."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+from triton import knobs
+
+from opmux.core import specs
+from opmux.core.errors import OpmuxError
+from opmux.kernels.lib import config, interpret, plans
+from opmux.kernels.lib.config import Tiles
+from opmux.kernels.lib.launch import Launcher
+from opmux.runtime import tuning
+from opmux.runtime.vendors import Chip
+from opmux.tools import screen, tune
+
+interpreted = pytest.mark.skipif(not knobs.runtime.interpret, reason="runs kernels on the CPU, with --triton interpret")
+CPU = torch.device("cpu")
+CHIP = Chip("nvidia", "sm_90", "Made-up H200", "1.0")
+KEY = "softmax.rows[dtype=float32 n<=64]"
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("OPMUX_CACHE_DIR", str(tmp_path / "cache"))
+    tuning.forget()
+    yield tmp_path / "cache" / "tuning"
+    tuning.forget()
+    plans.forget()
+
+
+def rows(text: str, *words: str) -> list[str]:
+    return [line for line in text.splitlines() if all(word in line for word in words)]
+
+
+# ---- the command ----------------------------------------------------------------------------------------------------
+
+
+def test_a_cpu_is_refused_in_one_line(cli):
+    done = cli("tune", "softmax", "--device", "cpu")
+    assert (done.exit_code, done.stdout) == (2, "")
+    (line,) = rows(done.stderr, "opmux: ")
+    assert line.endswith(
+        "softmax cannot be tuned on the CPU, whose times say nothing of a chip. Allowed: an accelerator, or --dry-run"
+    )
+
+
+@pytest.mark.parametrize(
+    "words, says",
+    [
+        (("softmaxx",), "unknown op 'softmaxx': did you mean 'softmax'?"),
+        ((), "tune takes one of: an OP, --list, --clear"),
+        (("softmax", "--list"), "tune takes one of: an OP, --list, --clear"),
+        (("softmax", "--device", "cpu", "--chip", "sm_90"), "Add --dry-run"),
+        (("softmax", "--dry-run", "--chip", "sm_1"), "--chip 'sm_1' is not known. Allowed: sm_80, sm_90"),
+        (("softmax", "--dry-run", "--shape", "wide"), "--shape 'wide' cannot be read"),
+        (("softmax", "--dry-run", "--dtype", "int4"), "--dtype 'int4' is not allowed here"),
+        (("softmax", "--dry-run", "--dtype", "int32", "--shape", "5x64"), "softmax: x must be float16"),
+    ],
+)
+def test_mistakes_are_one_line(cli, words, says):
+    done = cli("tune", *words)
+    assert done.exit_code == 2
+    (line,) = rows(done.stderr, "opmux: ")
+    assert says in line
+
+
+def test_a_dry_run_lists_and_runs_nothing(cli, monkeypatch, cache):
+    stock = Launcher.ready, Launcher.__call__
+    shapes = ("--shape", "64x1000", "--shape", "64x4096")
+    done = cli("tune", "softmax", "--dry-run", "--chip", "sm_90", "--device", "cpu", *shapes, "--dtype", "float32")
+    assert done.exit_code == 0, done.output
+    assert (Launcher.ready, Launcher.__call__) == stock
+    assert rows(done.stdout, "softmax 64x1000 float32, as on sm_90: nothing is run")
+    assert rows(done.stdout, "softmax.rows[dtype=float32 n<=1024]")
+    assert rows(done.stdout, "softmax.rows[dtype=float32 n<=4096]")
+    (present, *_) = rows(done.stdout, "BLOCK_N=1024")
+    assert present.split()[0] == "*" and present.split()[-1] == "default"
+    assert rows(done.stdout, "threads=512 stages=2 BLOCK_M=8 BLOCK_N=1024", "tune_configs")
+    assert not cache.exists()
+
+
+def test_the_list_says_who_decides(cli):
+    done = cli("tune", "--list", "--chip", "sm_80")
+    assert done.exit_code == 0, done.output
+    assert "tiles on sm_80" in done.stdout
+    for name in config.tunables:
+        assert rows(done.stdout, f" {name} ")
+    (line,) = rows(done.stdout, " softmax.team ")
+    assert "_nvidia/ampere: STAGES" in line
+    (line,) = rows(done.stdout, " softmax.pieces ")
+    assert "_nvidia: 12" in line
+    assert not rows(done.stdout, "is no tunable")
+
+
+def test_clear(cli, cache):
+    assert "nothing to remove" in cli("tune", "--clear").stdout
+    tuning.store(CHIP, {KEY: tuning.Entry({"threads": 128}, 1.0, 2.0, "softmax", "")})
+    assert f"1 files removed from {cache}" in cli("tune", "--clear").stdout
+    assert tuning.entries(CHIP) == {}
+
+
+def test_doctor_shows_the_cache(cli, cache):
+    assert rows(cli("doctor").stdout, "tuning", "0 entries for this chip in", str(cache))
+
+
+# ---- measuring, with a clock that is made up ------------------------------------------------------------------------
+
+
+@pytest.fixture
+def case():
+    interpret.install()
+    return tune.case_of("softmax", "8x64", "float32", CPU, anywhere=True)
+
+
+def clock(best: dict[str, int], fast: float = 0.5, slow: float = 1.0):
+    """Times by the tiles that a call asks for: `fast` for those with the given values."""
+
+    def bench(fn) -> float:
+        plans.forget()
+        with config.asked() as heard:
+            fn()
+        flat = heard[0].choice.tiles.flat()
+        return fast if all(flat[k] == v for k, v in best.items()) else slow
+
+    return bench
+
+
+@pytest.fixture
+def on_the_chip():
+    with config.as_on(CHIP):
+        yield
+
+
+@interpreted
+@pytest.mark.usefixtures("on_the_chip")
+def test_the_fastest_is_kept_and_used(case, monkeypatch, capsys):
+    monkeypatch.setattr(tune, "median_ms", clock({"BLOCK_M": 8, "threads": 256}))
+    tune._tune_case(screen.out(), case, CHIP)
+    shown = capsys.readouterr().out
+    assert rows(shown, "threads=256 stages=2 BLOCK_M=8 BLOCK_N=64: 1.0000 ms -> 0.5000 ms, 2.000x as fast")
+    assert rows(shown, f"kept in {tuning.path(CHIP)}")
+    assert list(tuning.entries(CHIP)) == [KEY]
+    kept = tuning.entries(CHIP)[KEY]
+    assert (kept.op, kept.sample, kept.ms, kept.before_ms) == ("softmax", "softmax 8x64 float32", 0.5, 1.0)
+    assert kept.tiles == {"threads": 256, "BLOCK_M": 8}  # what is not the default's
+    (asked,) = case.plan()
+    assert asked.choice.source == "cache" and asked.choice.tiles == Tiles(256, BLOCK_M=8, BLOCK_N=64)
+    assert case.disagreement() == ""
+    # tuned again, it holds: what is there is the best
+    tune._tune_case(screen.out(), case, CHIP)
+    assert rows(capsys.readouterr().out, "the present tiles stay: the best others take 2.000x")
+    assert tuning.entries(CHIP)[KEY] == kept
+
+
+@interpreted
+@pytest.mark.usefixtures("on_the_chip")
+def test_a_small_gain_is_noise(case, monkeypatch, capsys):
+    monkeypatch.setattr(tune, "median_ms", clock({"BLOCK_M": 8}, fast=0.985))
+    tune._tune_case(screen.out(), case, CHIP)
+    assert tuning.entries(CHIP) == {}
+    assert rows(
+        capsys.readouterr().out, "the present tiles stay: the best others take 0.985x their time, not under 0.98x"
+    )
+
+
+@interpreted
+@pytest.mark.usefixtures("on_the_chip")
+def test_a_wrong_result_is_never_timed(case, monkeypatch):
+    """Tiles with which the kernel is wrong would be the fastest of all."""
+    stock = case.call
+
+    def wrong_for_eight(*args):
+        with config.asked() as heard:
+            plans.forget()
+            y = stock(*args)
+        return y * 1.01 if heard[0].choice.tiles["BLOCK_M"] == 8 else y
+
+    case.call = wrong_for_eight
+    timed = []
+    out = tune.Tuner(case, CHIP, lambda fn: timed.append(config._trying[KEY]["BLOCK_M"]) or 1.0).tune(case.plan()[0])
+    eights = [t for t in out.trials if t.tiles["BLOCK_M"] == 8]
+    assert len(eights) == 4 and all(t.ms is None and "y is not the reference's" in t.reason for t in eights)
+    assert timed and 8 not in timed
+
+
+@interpreted
+@pytest.mark.usefixtures("on_the_chip")
+def test_what_cannot_be_compiled_is_skipped_with_the_reason(case, monkeypatch, capsys):
+    stock = Launcher.ready
+
+    def ready(self, grid, numbers, made):
+        if made.threads == 1024:
+            raise RuntimeError("out of resource: shared memory,\n Required: 300000")
+        return stock(self, grid, numbers, made)
+
+    monkeypatch.setattr(Launcher, "ready", ready)
+    monkeypatch.setattr(tune, "median_ms", clock({"BLOCK_M": 2, "threads": 128}))
+    tune._tune_case(screen.out(), case, CHIP)
+    assert rows(
+        capsys.readouterr().out, "skipped threads=1024", "RuntimeError: out of resource: shared memory, Required"
+    )
+    assert tuning.entries(CHIP)[KEY].tiles == {"BLOCK_M": 2}
+
+
+@interpreted
+@pytest.mark.usefixtures("on_the_chip")
+def test_a_kernel_that_is_wrong_as_it_is_is_not_tuned(case):
+    stock = case.call
+    case.call = lambda *args: stock(*args) + 1
+    with pytest.raises(OpmuxError, match=r"softmax.rows.* as it is now cannot be timed: y is not the reference's"):
+        tune.Tuner(case, CHIP, lambda fn: 1.0).tune(case.plan()[0])
+
+
+@interpreted
+@pytest.mark.usefixtures("on_the_chip")
+def test_a_lost_device_ends_it(case, monkeypatch):
+    """After an illegal access every call fails, and the times of all that follows would be of nothing."""
+    monkeypatch.setattr(
+        tune.Case, "disagreement", lambda self: (_ for _ in ()).throw(RuntimeError("CUDA error: illegal"))
+    )
+    monkeypatch.setattr(
+        torch, "zeros", lambda *args, **more: (_ for _ in ()).throw(RuntimeError("CUDA error: illegal"))
+    )
+    with pytest.raises(tune.DeviceLost, match="the device is lost after threads="):
+        tune.Tuner(case, CHIP, lambda fn: 1.0).tune(case.plan()[0])
+
+
+@interpreted
+@pytest.mark.usefixtures("on_the_chip")
+def test_each_question_of_a_plan_is_tuned_with_the_best_of_the_others():
+    interpret.install()
+    case = tune.case_of("rms_norm_bwd", "8x64", "float32", CPU, anywhere=True)
+    first, *_, last = case.plan()
+    tuner = tune.Tuner(case, CHIP, clock({"BLOCK_M": 2}))
+    assert tuner.tune(first).best.tiles["BLOCK_M"] == 2
+    used = []
+    tuner.bench = lambda fn: used.append(dict(config._trying)) or 1.0
+    tuner.tune(last)
+    assert {first.key, last.key} == set(used[0]) and used[0][first.key]["BLOCK_M"] == 2
+
+
+@interpreted
+def test_without_a_vendor_there_is_the_default(case):
+    (asked,) = case.plan()
+    assert [t.source for t in tune.trials_for(asked, None)] == ["default"]
+    assert [t.source for t in tune.trials_for(asked, Chip("bolt", None, "Bolt"))] == ["default"]
+
+
+def test_an_op_that_cannot_be_tuned_says_why(monkeypatch):
+    no_kernel = next((s.name for s in specs if s.space == "tex"), None)
+    if no_kernel is not None:
+        with pytest.raises(OpmuxError):
+            tune.case_of(no_kernel, "8x64", "float32", CPU, anywhere=False)
+    with pytest.raises(OpmuxError, match=r"softmax has no kernel of ours for such arguments: device: runs on cuda"):
+        tune.case_of("softmax", "8x64", "float32", CPU, anywhere=False)
+
+
+@pytest.mark.gpu
+def test_on_the_device(cli):
+    done = cli("tune", "softmax", "--shape", "512x1024", "--dtype", "float32")
+    assert done.exit_code == 0, done.output
+    assert rows(done.stdout, "softmax.rows[dtype=float32 n<=1024]")
+    assert rows(done.stdout, "the present tiles stay") or rows(done.stdout, "kept in")
