@@ -145,7 +145,7 @@ def test_compiled_fullgraph_forward_and_backward(spec):
         torch.manual_seed(1)
         loss = sum((o.double() * torch.randn_like(o.double())).sum() for o in outs if o.requires_grad)
         loss.backward()
-        grads = [t.grad for t in (*args, *kwargs.values()) if torch.is_tensor(t)]
+        grads = [t.grad for t in (*args, *kwargs.values()) if torch.is_tensor(t) and t.requires_grad]
         runs.append([*(o.detach() for o in outs), *grads])
     assert all(t is not None for t in runs[0])
     same(runs[1], runs[0])

@@ -1,0 +1,489 @@
+"""Random numbers: dropout reads and writes at a copy's speed with Philox in between; the rest only writes.
+
+A thread makes the bits of a group and works on the elements they belong to: no bits move between threads. That holds
+as long as a tile has as many groups as the program has threads; otherwise bits go through shared memory, with the same
+result.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from ..core.registry import impl
+from ..specs import random as spec
+from .lib.config import Tiles, Tunable, tunable
+from .lib.launch import Launcher
+from .lib.philox import pair, seeded, weave2, weave4, words
+from .lib.plans import plans
+from .lib.rows import DEVICES, Room, wide_of
+
+TINY_32 = tl.constexpr(spec.NEARLY_ZERO[False])
+TINY_64 = tl.constexpr(spec.NEARLY_ZERO[True])
+
+
+# ---- from bits to numbers: uint32 makes float32, uint64 float64 -----------------------------------------------------
+
+
+@triton.jit
+def unit(r):
+    """[0, 1)"""
+    if r.dtype == tl.uint32:
+        return (r >> 8).to(tl.float32) * (2.0**-24)
+    else:
+        return (r >> 11).to(tl.float64) * (2.0**-53)
+
+
+@triton.jit
+def above_zero(r):
+    """(0, 1]"""
+    if r.dtype == tl.uint32:
+        return r.to(tl.float32) * (2.0**-32) + (2.0**-33)
+    else:
+        return (r >> 11).to(tl.float64) * (2.0**-53) + (2.0**-54)
+
+
+@triton.jit
+def turn(r):
+    """Cosine and sine of r / 2^32 (2^64) of a turn: a quarter from the upper bits, the series of the rest.
+
+    The library's cosine would first undo the multiplication by 2 pi, and has a slow path that takes stack.
+    """
+    if r.dtype == tl.uint32:
+        quarter = (r + 0x20000000) >> 30
+        x = (r - (quarter << 30)).to(tl.int32, bitcast=True).to(tl.float32) * 1.4629180792671596e-09
+        z = x * x
+        s = 2.7557319223985893e-06 * z - 1.984126984126984e-04
+        s = (s * z + 8.333333333333333e-03) * z - 0.16666666666666666
+        c = 2.48015873015873e-05 * z - 1.388888888888889e-03
+        c = (c * z + 4.1666666666666664e-02) * z - 0.5
+    else:
+        quarter = (r + 0x2000000000000000) >> 62
+        x = (r - (quarter << 62)).to(tl.int64, bitcast=True).to(tl.float64) * 3.406121580086556e-19
+        z = x * x
+        s = 2.8114572543455206e-15 * z - 7.647163731819816e-13
+        s = (s * z + 1.6059043836821613e-10) * z - 2.505210838544172e-08
+        s = (s * z + 2.7557319223985893e-06) * z - 1.984126984126984e-04
+        s = (s * z + 8.333333333333333e-03) * z - 0.16666666666666666
+        c = 4.779477332387385e-14 * z - 1.1470745597729725e-11
+        c = (c * z + 2.08767569878681e-09) * z - 2.755731922398589e-07
+        c = (c * z + 2.48015873015873e-05) * z - 1.388888888888889e-03
+        c = (c * z + 4.1666666666666664e-02) * z - 0.5
+    s = s * z * x + x
+    c = c * z + 1.0
+    odd = (quarter & 1) != 0
+    cos = tl.where(odd, s, c)
+    sin = tl.where(odd, c, s)
+    return tl.where((quarter == 1) | (quarter == 2), -cos, cos), tl.where(quarter >= 2, -sin, sin)
+
+
+# Of two raw numbers, two values; what a, b and c are is said by the plan.
+
+
+@triton.jit
+def uniform(r, q, a, b, c):
+    return tl.minimum(unit(r) * a + b, c), tl.minimum(unit(q) * a + b, c)
+
+
+@triton.jit
+def normal(r, q, a, b, c):
+    radius = tl.sqrt(-2.0 * tl.log(above_zero(r))) * a
+    cos, sin = turn(q)
+    return radius * cos + b, radius * sin + b
+
+
+@triton.jit
+def waited(r, a, b, c):
+    u = above_zero(r)
+    e = tl.maximum(-tl.log(u), TINY_32 if r.dtype == tl.uint32 else TINY_64)
+    return tl.minimum(tl.maximum(e * a, b), c)
+
+
+@triton.jit
+def exponential(r, q, a, b, c):
+    return waited(r, a, b, c), waited(q, a, b, c)
+
+
+# Of one raw number, an integer.
+
+
+@triton.jit
+def scaled(r, low, span):
+    span = span.to(tl.uint64)
+    if r.dtype == tl.uint32:
+        return (r.to(tl.uint64) * span >> 32).to(tl.int64) + low
+    else:
+        return tl.umulhi(r, tl.full(r.shape, span, tl.uint64)).to(tl.int64, bitcast=True) + low
+
+
+@triton.jit
+def below(r, low, span):
+    return (r.to(tl.int64) < low).to(tl.int64)
+
+
+# ---- the kernels ----------------------------------------------------------------------------------------------------
+
+
+@triton.jit
+def put(y_ptr, o, n, value):
+    """Store, as whatever y holds."""
+    if y_ptr.dtype.element_ty.is_floating() and value.dtype.is_int():
+        value = value.to(tl.float64 if y_ptr.dtype.element_ty == tl.float64 else tl.float32)
+    tl.store(y_ptr + o, value.to(y_ptr.dtype.element_ty), mask=o < n)
+
+
+@triton.jit
+def kept(b_x, keep, scale):
+    """A factor is chosen, not a product: LLVM would choose among packed halves, an instruction more an element."""
+    return b_x.to(scale.dtype) * tl.where(keep, scale, 0.0)
+
+
+@triton.jit
+def chosen(key, counter, group, threshold, BLOCK: tl.constexpr):
+    """Of each element of these groups, whether it is kept."""
+    w0, w1, w2, w3 = words(key, counter, group, BLOCK)
+    return weave4(w0 >= threshold, w1 >= threshold, w2 >= threshold, w3 >= threshold)
+
+
+def _dropout(
+    x_ptr, seed_ptr, y_ptr, mask_ptr, n, threshold: tl.int64, scale: tl.float64, key: tl.int64, counter: tl.int64,
+    WIDE: tl.constexpr, TILES: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    group = tl.program_id(0).to(tl.int64) * (TILES * BLOCK)
+    start = group * 4
+    x_ptr += start
+    y_ptr += start
+    n -= start
+    o = tl.arange(0, 4 * BLOCK)
+    b_x = ()
+    for tile in tl.static_range(TILES):  # all loads before the first store: the compiler may not reorder them
+        o_x = o + tile * 4 * BLOCK
+        b_x += (tl.load(x_ptr + o_x, mask=o_x < n),)
+    key, counter = seeded(seed_ptr, key, counter)
+    s = tl.full([1], scale, WIDE)
+    for tile in tl.static_range(TILES):
+        o_y = o + tile * 4 * BLOCK
+        keep = chosen(key, counter, group + tile * BLOCK, threshold.to(tl.uint32), BLOCK)
+        put(y_ptr, o_y, n, kept(b_x[tile], keep, s))
+        if mask_ptr is not None:
+            put(mask_ptr + start, o_y, n, keep)
+
+
+def _mask_bwd(
+    dy_ptr, mask_ptr, dx_ptr, n, scale: tl.float64, WIDE: tl.constexpr, TILES: tl.constexpr, BLOCK: tl.constexpr
+):  # fmt: skip
+    start = tl.program_id(0).to(tl.int64) * (TILES * BLOCK)
+    n -= start
+    o = tl.arange(0, BLOCK)
+    b_dy, b_mask = (), ()
+    for tile in tl.static_range(TILES):
+        o_dy = o + tile * BLOCK
+        b_dy += (tl.load(dy_ptr + start + o_dy, mask=o_dy < n),)
+        b_mask += (tl.load(mask_ptr + start + o_dy, mask=o_dy < n),)
+    s = tl.full([1], scale, WIDE)
+    for tile in tl.static_range(TILES):
+        put(dx_ptr + start, o + tile * BLOCK, n, kept(b_dy[tile], b_mask[tile] != 0, s))
+
+
+def _bernoulli_of(
+    p_ptr, seed_ptr, y_ptr, n, key: tl.int64, counter: tl.int64,
+    PAIRS: tl.constexpr, TILES: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    group = tl.program_id(0).to(tl.int64) * (TILES * BLOCK)
+    slots: tl.constexpr = 2 if PAIRS else 4
+    p_ptr += group * slots
+    y_ptr += group * slots
+    n -= group * slots
+    b_p = ()
+    for tile in tl.static_range(TILES):
+        o_p = tile * (slots * BLOCK) + tl.arange(0, slots * BLOCK)
+        b_p += (tl.load(p_ptr + o_p, mask=o_p < n),)
+    key, counter = seeded(seed_ptr, key, counter)
+    for tile in tl.static_range(TILES):
+        o = tile * (slots * BLOCK) + tl.arange(0, slots * BLOCK)
+        w0, w1, w2, w3 = words(key, counter, group + tile * BLOCK, BLOCK)
+        if PAIRS:
+            u = weave2(unit(pair(w0, w1)), unit(pair(w2, w3)))
+        else:
+            u = weave4(unit(w0), unit(w1), unit(w2), unit(w3))
+        put(y_ptr, o, n, (u < b_p[tile].to(u.dtype)).to(tl.int32))
+
+
+def _floats(
+    y_ptr, seed_ptr, n, a: tl.float64, b: tl.float64, c: tl.float64, key: tl.int64, counter: tl.int64,
+    VALUES: tl.constexpr, WIDE: tl.constexpr, TILES: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    group = tl.program_id(0).to(tl.int64) * (TILES * BLOCK)
+    slots: tl.constexpr = 2 if WIDE == tl.float64 else 4
+    y_ptr += group * slots
+    n -= group * slots
+    a, b, c = tl.full([1], a, WIDE), tl.full([1], b, WIDE), tl.full([1], c, WIDE)
+    key, counter = seeded(seed_ptr, key, counter)
+    for tile in tl.static_range(TILES):
+        o = tile * (slots * BLOCK) + tl.arange(0, slots * BLOCK)
+        w0, w1, w2, w3 = words(key, counter, group + tile * BLOCK, BLOCK)
+        if WIDE == tl.float64:
+            v0, v1 = VALUES(pair(w0, w1), pair(w2, w3), a, b, c)
+            put(y_ptr, o, n, weave2(v0, v1))
+        else:
+            v0, v1 = VALUES(w0, w1, a, b, c)
+            v2, v3 = VALUES(w2, w3, a, b, c)
+            put(y_ptr, o, n, weave4(v0, v1, v2, v3))
+
+
+def _integers(
+    y_ptr, seed_ptr, n, low: tl.int64, span: tl.int64, key: tl.int64, counter: tl.int64,
+    VALUE: tl.constexpr, PAIRS: tl.constexpr, TILES: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    group = tl.program_id(0).to(tl.int64) * (TILES * BLOCK)
+    slots: tl.constexpr = 2 if PAIRS else 4
+    y_ptr += group * slots
+    n -= group * slots
+    key, counter = seeded(seed_ptr, key, counter)
+    for tile in tl.static_range(TILES):
+        o = tile * (slots * BLOCK) + tl.arange(0, slots * BLOCK)
+        w0, w1, w2, w3 = words(key, counter, group + tile * BLOCK, BLOCK)
+        if PAIRS:
+            put(y_ptr, o, n, weave2(VALUE(pair(w0, w1), low, span), VALUE(pair(w2, w3), low, span)))
+        else:
+            v0, v1 = VALUE(w0, low, span), VALUE(w1, low, span)
+            v2, v3 = VALUE(w2, low, span), VALUE(w3, low, span)
+            put(y_ptr, o, n, weave4(v0, v1, v2, v3))
+
+
+dropout = Launcher(_dropout, tensors=4, sizes="n", free="threshold scale key counter")
+mask_bwd = Launcher(_mask_bwd, tensors=3, sizes="n", free="scale")
+bernoulli_of = Launcher(_bernoulli_of, tensors=3, sizes="n", free="key counter")
+floats = Launcher(_floats, tensors=2, sizes="n", free="a b c key counter")
+integers = Launcher(_integers, tensors=2, sizes="n", free="low span key counter")
+
+
+# ---- plans ----------------------------------------------------------------------------------------------------------
+
+SMALL = 1 << 20  # below that many elements, more programs are worth more than fewer instructions
+
+
+@tunable("random.dropout", free="TILES BLOCK")
+def dropout_tiles(n: int, dtype: torch.dtype) -> Tiles:
+    """Tiles of a program, and groups of a tile (a power of 2), as many as threads: a thread reads four of each tile."""
+    many = 8 if dtype.itemsize <= 2 else 4
+    return Tiles(128, TILES=1 if n < SMALL else many, BLOCK=128)
+
+
+@tunable("random.fill", free="TILES BLOCK")
+def fill_tiles(n: int, dtype: torch.dtype) -> Tiles:
+    """The same, for what only writes."""
+    return Tiles(128, TILES=1 if n < SMALL else 4, BLOCK=128)
+
+
+@tunable("random.mask_bwd")
+def mask_bwd_tiles(dtype: torch.dtype) -> Tiles:
+    """A wide load of the gradient a thread: with more, the bytes of the mask would be laid out in another way."""
+    return Tiles(128, TILES=2, BLOCK=128 * 16 // max(dtype.itemsize, 2))
+
+
+class Job(NamedTuple):
+    """What an op will do for tensors that look so."""
+
+    out: Room
+    launch: Callable[..., None] | None  # None: all zeros
+    pack: bool
+    on_host: bool  # whether the seed goes along as numbers
+
+
+def seed_on_host(x: Tensor, seed: Tensor) -> bool:
+    return seed.device != x.device
+
+
+def _job(
+    launcher: Launcher,
+    choice: Tunable,
+    slots: int,
+    numbers: tuple,
+    x: Tensor,
+    seed: Tensor,
+    reads: bool,
+    **constants: Any,
+) -> Job:
+    """The launch over groups of `slots` elements; its last numbers are the seed, where that is on the host."""
+    n, on_host = x.numel(), seed_on_host(x, seed)
+    room = Room.of(x.shape, x.dtype)
+    if n == 0:
+        return Job(room, None, False, on_host)
+    tiles = choice(n=n, dtype=x.dtype)
+    grid = (-(-n // (slots * tiles["TILES"] * tiles["BLOCK"])), 1, 1)
+    config = tiles.config(even=n % 16 == 0, **constants)
+    launch = launcher.ready(grid, (n, *numbers, *(() if on_host else (0, 0))), config)
+    return Job(room, launch, (reads and not x.is_contiguous()) or not seed.is_contiguous(), on_host)
+
+
+@plans
+def _dropout_job(op: str, lead: str, p: float, x: Tensor, seed: Tensor) -> tuple[Job, Room]:
+    """And room for a mask."""
+    spec.check_dropout(op, p, x, seed, lead)
+    mask = Room.of(x.shape, torch.bool)
+    if p == 1:
+        return Job(Room.of(x.shape, x.dtype), None, False, False), mask
+    numbers = (spec.threshold(p), spec.scale(p))
+    return _job(dropout, dropout_tiles, 4, numbers, x, seed, True, WIDE=wide_of(x.dtype)), mask
+
+
+def _drop(job: Job, x: Tensor, seed: Tensor, mask: Tensor | None) -> Tensor:
+    room, launch, pack, on_host = job
+    y = room.on(x)
+    if launch is None:
+        return y.zero_()
+    if pack:
+        x, seed = x.contiguous(), seed.contiguous()
+    if on_host:
+        launch(x, None, y, mask, *seed.tolist())
+    else:
+        launch(x, seed, y, mask)
+    return y
+
+
+@impl(spec.philox_dropout, devices=DEVICES)
+def philox_dropout(x: Tensor, seed: Tensor, p: float) -> Tensor:
+    return _drop(_dropout_job("philox_dropout", "x", p, x, seed)[0], x, seed, None)
+
+
+@impl(spec.philox_dropout_bwd, devices=DEVICES)
+def philox_dropout_bwd(dy: Tensor, seed: Tensor, p: float) -> Tensor:
+    return _drop(_dropout_job("philox_dropout_bwd", "dy", p, dy, seed)[0], dy, seed, None)
+
+
+@impl(spec.philox_dropout_mask, devices=DEVICES)
+def philox_dropout_mask(x: Tensor, seed: Tensor, p: float) -> tuple[Tensor, Tensor]:
+    job, room = _dropout_job("philox_dropout_mask", "x", p, x, seed)
+    mask = room.on(x)
+    if job.launch is None:
+        mask.zero_()
+    return _drop(job, x, seed, mask), mask
+
+
+@plans
+def _mask_bwd_job(p: float, dy: Tensor, mask: Tensor) -> Job:
+    spec.check_masked("dropout_mask_bwd", p, dy, mask)
+    n, room = dy.numel(), Room.of(dy.shape, dy.dtype)
+    if n == 0:
+        return Job(room, None, False, False)
+    tiles = mask_bwd_tiles(dtype=dy.dtype)
+    config = tiles.config(even=n % 16 == 0, WIDE=wide_of(dy.dtype))
+    launch = mask_bwd.ready((-(-n // (tiles["TILES"] * tiles["BLOCK"])), 1, 1), (n, spec.scale(p)), config)
+    return Job(room, launch, not (dy.is_contiguous() and mask.is_contiguous()), False)
+
+
+@impl(spec.dropout_mask_bwd, devices=DEVICES)
+def dropout_mask_bwd(dy: Tensor, mask: Tensor, p: float) -> Tensor:
+    room, launch, pack, _ = _mask_bwd_job(p, dy, mask)
+    dx = room.on(dy)
+    if launch is not None:
+        launch(*((dy.contiguous(), mask.contiguous()) if pack else (dy, mask)), dx)
+    return dx
+
+
+@plans
+def _bernoulli_of_job(prob: Tensor, seed: Tensor) -> Job:
+    spec.check_dtype("philox_bernoulli_of", "prob", prob.dtype)
+    spec.check_seed("philox_bernoulli_of", "prob", prob, seed)
+    pairs = spec.is_double(prob)
+    return _job(bernoulli_of, fill_tiles, 2 if pairs else 4, (), prob, seed, True, PAIRS=pairs)
+
+
+@impl(spec.philox_bernoulli_of, devices=DEVICES)
+def philox_bernoulli_of(prob: Tensor, seed: Tensor) -> Tensor:
+    room, launch, pack, on_host = _bernoulli_of_job(prob, seed)
+    y = room.on(prob)
+    if launch is not None:
+        if pack:
+            prob, seed = prob.contiguous(), seed.contiguous()
+        launch(*((prob, None, y, *seed.tolist()) if on_host else (prob, seed, y)))
+    return y
+
+
+def _float_job(op: str, values: Any, numbers: tuple, like: Tensor, seed: Tensor) -> Job:
+    spec.check_seed(op, "like", like, seed)
+    slots = 2 if spec.is_double(like) else 4
+    constants = {"VALUES": values, "WIDE": wide_of(like.dtype)}
+    return _job(floats, fill_tiles, slots, numbers, like, seed, False, **constants)
+
+
+@plans
+def _uniform_job(low: float, high: float, like: Tensor, seed: Tensor) -> Job:
+    spec.check_uniform("philox_uniform", like, low, high)
+    numbers = (float(high - low), float(low), spec.largest_below(high, low, like.dtype))
+    return _float_job("philox_uniform", uniform, numbers, like, seed)
+
+
+@plans
+def _normal_job(mean: float, std: float, like: Tensor, seed: Tensor) -> Job:
+    spec.check_normal("philox_normal", like, mean, std)
+    return _float_job("philox_normal", normal, (float(std), float(mean), 0.0), like, seed)
+
+
+@plans
+def _exponential_job(lambd: float, like: Tensor, seed: Tensor) -> Job:
+    spec.check_exponential("philox_exponential", like, lambd)
+    numbers = (1 / lambd, spec.LEAST[like.dtype], torch.finfo(like.dtype).max)
+    return _float_job("philox_exponential", exponential, numbers, like, seed)
+
+
+def _integer_job(op: str, value: Any, pairs: bool, low: int, span: int, like: Tensor, seed: Tensor) -> Job:
+    spec.check_seed(op, "like", like, seed)
+    constants = {"VALUE": value, "PAIRS": pairs}
+    numbers = (low, span - (1 << 64) if span >= 1 << 63 else span)
+    return _job(integers, fill_tiles, 2 if pairs else 4, numbers, like, seed, False, **constants)
+
+
+@plans
+def _randint_job(low: int, high: int, like: Tensor, seed: Tensor) -> Job:
+    spec.check_randint("philox_randint", like, low, high)
+    span = high - low
+    return _integer_job("philox_randint", scaled, spec.takes_pairs(like, span), low, span, like, seed)
+
+
+@plans
+def _bernoulli_job(p: float, like: Tensor, seed: Tensor) -> Job:
+    spec.check_bernoulli("philox_bernoulli", like, p)
+    return _integer_job("philox_bernoulli", below, False, spec.threshold(p), 0, like, seed)
+
+
+def _fill(job: Job, like: Tensor, seed: Tensor) -> Tensor:
+    room, launch, pack, on_host = job
+    y = room.on(like)
+    if launch is not None:
+        if on_host:
+            launch(y, None, *seed.tolist())
+        else:
+            launch(y, seed.contiguous() if pack else seed)
+    return y
+
+
+@impl(spec.philox_uniform, devices=DEVICES)
+def philox_uniform(like: Tensor, seed: Tensor, low: float, high: float) -> Tensor:
+    return _fill(_uniform_job(low, high, like, seed), like, seed)
+
+
+@impl(spec.philox_normal, devices=DEVICES)
+def philox_normal(like: Tensor, seed: Tensor, mean: float, std: float) -> Tensor:
+    return _fill(_normal_job(mean, std, like, seed), like, seed)
+
+
+@impl(spec.philox_exponential, devices=DEVICES)
+def philox_exponential(like: Tensor, seed: Tensor, lambd: float) -> Tensor:
+    return _fill(_exponential_job(lambd, like, seed), like, seed)
+
+
+@impl(spec.philox_randint, devices=DEVICES)
+def philox_randint(like: Tensor, seed: Tensor, low: int, high: int) -> Tensor:
+    return _fill(_randint_job(low, high, like, seed), like, seed)
+
+
+@impl(spec.philox_bernoulli, devices=DEVICES)
+def philox_bernoulli(like: Tensor, seed: Tensor, p: float) -> Tensor:
+    return _fill(_bernoulli_job(p, like, seed), like, seed)

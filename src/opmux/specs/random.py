@@ -1,0 +1,628 @@
+"""Random numbers: dropout, uniform, normal, exponential, bernoulli, randint.
+
+Two layers. The primitives, `philox_*`, are functions: the same arguments give the same bits on any chip, for any tiles,
+in the reference and in every kernel, so they are tested, compiled and differentiated like all others. Their randomness
+is the argument `seed`, an int64 tensor [key, counter], on the device of the result or on the CPU. The ops under ATen's
+names draw that seed from torch's generator and call a primitive. They leave to torch what torch does better: the CPU,
+and code being compiled, where the compiler fuses its own generator into the neighbours.
+
+How bits are numbered: Philox4x32-10 with the key of the seed. Counter words 0 and 1 are the seed's counter, 2 and 3 a
+group, and the four words that come out belong to the elements 4 * group to 4 * group + 3. Where an element takes 64
+bits, two words, a group has two elements. Tiles and threads have no part in it; groups are counted in 64 bits.
+
+Torch's own CUDA kernels use key and counter alike: seed, offset / 4, thread. So a call takes one step (4) of the
+generator's offset as theirs do, and bits are never used twice. Dropout keeps no mask: its backward makes it again.
+
+Where the seed comes from: outside of a CUDA graph's capture the generator's seed and offset are read and stepped on
+the host, and the seed is two numbers on the CPU that go along with the launch. Making that tensor takes 2 us (measured
+on a CPU), a call of torch.randint 8, and on a device that is a second launch. While capturing, such numbers would be
+frozen into the graph: there torch draws the seed on the device, by a kernel whose offset each replay steps. Either way
+`torch.manual_seed`, `generator=`, saved RNG states and checkpointing hold; a graph draws other numbers than eager code
+with the same seed.
+"""
+
+import math
+import struct
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..core.facts import is_real
+from ..core.spec import BadSample, BadSamples, Tol, op
+from ._numeric import check_dtype, dtype_name, rounded, wide
+from .samples import WRONG, Case, Draw, Maker
+
+WORD = 1 << 32
+LOW = WORD - 1
+ROUNDS = 10
+MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
+WEYL = (0x9E3779B9, 0xBB67AE85)
+
+EXACT = {torch.bool: Tol(0, 0), torch.int64: Tol(0, 0)}
+
+
+# ---- Philox ---------------------------------------------------------------------------------------------------------
+
+
+def _product(a: Tensor, b: int) -> tuple[Tensor, Tensor]:
+    """The two halves of a product of words; int64 wraps, and its bits are those of the unsigned product."""
+    whole = a * b
+    return (whole >> 32) & LOW, whole & LOW
+
+
+def philox(counter: Sequence[Tensor], key: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    """Philox4x32-10 (Salmon et al., 2011) of four words and two, each an int64 tensor of numbers below 2^32."""
+    c0, c1, c2, c3 = counter
+    k0, k1 = key
+    for _ in range(ROUNDS):
+        high0, low0 = _product(c0, MULTIPLIERS[0])
+        high1, low1 = _product(c2, MULTIPLIERS[1])
+        c0, c1, c2, c3 = high1 ^ c1 ^ k0, low1, high0 ^ c3 ^ k1, low0
+        k0, k1 = (k0 + WEYL[0]) & LOW, (k1 + WEYL[1]) & LOW
+    return c0, c1, c2, c3
+
+
+def _bits(like: Tensor, seed: Tensor, pairs: bool = False) -> Tensor:
+    """[groups, 4] words for the elements of a tensor; with `pairs`, [groups, 2] of 64 bits, as int64."""
+    group = torch.arange(-(-like.numel() // (2 if pairs else 4)), dtype=torch.int64, device=like.device)
+    halves = lambda x: (x & LOW, (x >> 32) & LOW)
+    counter = (w + torch.zeros_like(group) for w in halves(seed[1]))
+    found = torch.stack(philox((*counter, *halves(group)), halves(seed[0])), 1)
+    return found[:, 0::2] | (found[:, 1::2] << 32) if pairs else found
+
+
+def _shaped(values: Tensor, like: Tensor) -> Tensor:
+    """Values by group as a result: of the shape and dtype of `like`, packed."""
+    return rounded(values.reshape(-1)[: like.numel()].reshape(like.shape), like.dtype)
+
+
+def _unit(bits: Tensor, pairs: bool) -> Tensor:
+    """Uniform in [0, 1), with 24 bits in float32 or 53 in float64."""
+    if pairs:
+        return ((bits >> 11) & ((1 << 53) - 1)).double() * 2.0**-53
+    return (bits >> 8).float() * 2.0**-24
+
+
+def _above_zero(bits: Tensor, pairs: bool) -> Tensor:
+    """Uniform in (0, 1], fine near 0: from 2^-33 in float32, 2^-54 in float64."""
+    if pairs:
+        return _unit(bits, True) + 2.0**-54
+    return bits.float() * 2.0**-32 + 2.0**-33
+
+
+# ---- seeds ----------------------------------------------------------------------------------------------------------
+
+_pack = struct.Struct("Qq").pack
+_stepping = threading.Lock()
+
+
+def next_seed(like: Tensor, generator: torch.Generator | None = None) -> Tensor:
+    """The seed of the next call on the device of a tensor: a step of that generator, or of the device's own."""
+    if generator is not None and generator.device.type != like.device.type:
+        raise ValueError(f"generator must be on {like.device.type}, the device of the result; got {generator.device}")
+    if like.is_cuda and not torch.cuda.is_current_stream_capturing():
+        return step(torch.cuda.default_generators[like.get_device()] if generator is None else generator)
+    return torch.randint(-(2**63), 2**63 - 1, (2,), dtype=torch.int64, device=like.device, generator=generator)
+
+
+def step(generator: Any) -> Tensor:
+    """A generator's place as a seed on the CPU, and the generator one step further. It has a seed and an offset."""
+    with _stepping:
+        key, offset = generator.initial_seed(), generator.get_offset()
+        generator.set_offset(offset + 4)
+    # a quarter of the time of torch.tensor
+    return torch.frombuffer(bytearray(_pack(key, offset // 4)), dtype=torch.int64)
+
+
+# ---- what must be refused -------------------------------------------------------------------------------------------
+
+
+def check_seed(op: str, lead: str, x: Tensor, seed: Tensor) -> None:
+    if seed.dtype is not torch.int64 or tuple(seed.shape) != (2,):
+        got = f"{dtype_name(seed.dtype)} {tuple(seed.shape)}"
+        raise ValueError(f"{op}: seed must be int64 (2,), a key and a counter; got {got}")
+    if seed.device != x.device and not seed.is_cpu:
+        raise ValueError(f"{op}: seed must be on {x.device}, the device of {lead}, or on the CPU; got {seed.device}")
+
+
+def check_probability(op: str, p: float) -> None:
+    if not 0 <= p <= 1:
+        raise ValueError(f"{op}: p must be from 0 to 1; got {p}")
+
+
+def check_dropout(op: str, p: float, x: Tensor, seed: Tensor, lead: str = "x") -> None:
+    check_dtype(op, lead, x.dtype)
+    check_seed(op, lead, x, seed)
+    check_probability(op, p)
+
+
+def check_masked(op: str, p: float, dy: Tensor, mask: Tensor) -> None:
+    check_probability(op, p)
+    if mask.dtype is not torch.bool:
+        raise TypeError(f"{op}: mask must be bool; got {dtype_name(mask.dtype)}")
+    check_dtype(op, "dy", dy.dtype)
+    if mask.shape != dy.shape or mask.device != dy.device:
+        want, got = f"{tuple(dy.shape)} on {dy.device}, as dy", f"{tuple(mask.shape)} on {mask.device}"
+        raise ValueError(f"{op}: mask must be {want}; got {got}")
+
+
+def check_uniform(op: str, like: Tensor, low: float, high: float) -> None:
+    check_dtype(op, "like", like.dtype)
+    most = torch.finfo(like.dtype).max
+    if not (-most <= low <= high <= most and high - low <= most):
+        what = f"low <= high, both and their distance of {dtype_name(like.dtype)}"
+        raise ValueError(f"{op}: low and high must be {what}; got {low} and {high}")
+
+
+def check_normal(op: str, like: Tensor, mean: float, std: float) -> None:
+    check_dtype(op, "like", like.dtype)
+    if not std >= 0:
+        raise ValueError(f"{op}: std must be at least 0; got {std}")
+
+
+def check_exponential(op: str, like: Tensor, lambd: float) -> None:
+    check_dtype(op, "like", like.dtype)
+    if not lambd > 0:
+        raise ValueError(f"{op}: lambd must be above 0; got {lambd}")
+
+
+def check_randint(op: str, like: Tensor, low: int, high: int) -> None:
+    if like.dtype.is_complex:
+        raise TypeError(f"{op}: like must be bool, an integer or a float; got {dtype_name(like.dtype)}")
+    if like.dtype is torch.bool:
+        least, most = 0, 1
+    else:
+        facts = (torch.finfo if like.dtype.is_floating_point else torch.iinfo)(like.dtype)
+        least, most = facts.min, facts.max
+    if not low < high or low < least or high - 1 > most:
+        what = f"low < high, with low and high - 1 from {least} to {most}, as {dtype_name(like.dtype)} is"
+        raise ValueError(f"{op}: must have {what}; got {low} and {high}")
+
+
+def check_bernoulli(op: str, like: Tensor, p: float) -> None:
+    if like.dtype.is_complex:
+        raise TypeError(f"{op}: like must be bool, an integer or a float; got {dtype_name(like.dtype)}")
+    check_probability(op, p)
+
+
+# ---- samples --------------------------------------------------------------------------------------------------------
+
+HOST = {"host": True}  # the seed on the CPU
+CASES = (
+    Case((37,)),
+    Case(()),
+    Case((1000,), options=HOST),
+    Case((5, 1000)),
+    Case((2, 3, 4, 17), options=HOST),
+    Case((0,)),
+    Case((5, 0, 3), options=HOST),
+    Case((37, 64), "t"),
+    Case((5, 64), "step"),
+    Case((5, 37), "sliced", HOST),
+    Case((5, 64), "expanded"),
+)
+
+
+def _seed(d: Draw) -> Tensor:
+    """Of large numbers, a negative one among them: every half of every word counts."""
+    there = "cpu" if d.option("host") else d.device
+    return torch.tensor(d.option("seed", (-0x123456789ABCDEF1, 0x7_1234_5678)), dtype=torch.int64, device=there)
+
+
+def _maker(lead: str, *more: Case, **params: Any) -> Maker:
+    """Samples of an op that takes a tensor (named `lead`), a seed and these numbers, which options may replace."""
+
+    def build(d: Draw) -> dict[str, Any]:
+        x = d.grad() if lead == "dy" else d.full()
+        x = x.abs().clamp(max=1) if lead == "prob" else x.to(d.option("dtype", d.dtype))
+        return {lead: x, "seed": _seed(d), **{n: d.option(n, v) for n, v in params.items()}}
+
+    return Maker(build, (*CASES, *more))
+
+
+def _masked(d: Draw) -> dict[str, Any]:
+    return {"dy": d.grad(), "mask": d.full() > 0, "p": d.option("p", 0.25)}
+
+
+def _seeds_spoiled(t: Tensor) -> dict[str, tuple[Any, str]]:
+    return {
+        "short": (t[:1], r"seed must be int64 \(2,\).*got int64 \(1,\)"),
+        "floats": (t.double(), r"seed must be int64 \(2,\).*got float64"),
+        "away": (t.to("meta"), "seed must be on .*, or on the CPU; got meta"),
+    }
+
+
+def _errors(good: Maker, lead: str, **wrong: tuple[Any, ...]) -> BadSamples:
+    """Bad samples: numbers out of bounds (`p=(2.0,)` spoils it once), a bad seed, and integers for a float tensor."""
+
+    def bad(device: torch.device) -> Iterator[BadSample]:
+        args = good.named(Case((5, 64)), torch.float32, device)
+        spoiled = lambda **other: tuple({**args, **other}.values())
+        for name, values in wrong.items():
+            for value in values:
+                says = f"must .*got .*{value}" if name in ("low", "high") else f"{name} must be .*; got {value}"
+                yield BadSample(spoiled(**{name: value}), ValueError, says, id=f"{name} {value}")
+        if "seed" in args:
+            for way, (value, says) in _seeds_spoiled(args["seed"]).items():
+                yield BadSample(spoiled(seed=value), ValueError, says, id=f"seed {way}")
+        if lead:
+            yield BadSample(spoiled(**{lead: args[lead].int()}), TypeError, f"{lead} {WRONG['ints'][2]}", id="ints")
+
+    return bad
+
+
+# ---- dropout --------------------------------------------------------------------------------------------------------
+
+
+def threshold(p: float) -> int:
+    """A word below this has probability p: 1 alone is certain."""
+    return WORD if p == 1 else min(round(p * WORD), LOW)
+
+
+def scale(p: float) -> float:
+    return 0.0 if p == 1 else 1 / (1 - p)
+
+
+def _kept(keep: Tensor, x: Tensor, p: float) -> Tensor:
+    """What is dropped is multiplied by 0, as torch does it: a NaN stays one. With p = 1 all is 0."""
+    if p == 1:
+        return torch.zeros(x.shape, dtype=x.dtype, device=x.device)
+    v = wide(x)
+    return rounded(v * (keep.to(v.dtype) * scale(p)), x.dtype)
+
+
+def _dropout(x: Tensor, seed: Tensor, p: float) -> tuple[Tensor, Tensor]:
+    keep = (_bits(x, seed) >= threshold(p)).reshape(-1)[: x.numel()].reshape(x.shape)
+    return _kept(keep, x, p), keep
+
+
+def _like(x: Tensor, *rest: Any) -> Tensor:
+    return torch.empty(x.shape, dtype=x.dtype, device=x.device)
+
+
+PS = (Case((3, 64), options={"p": 0.0}), Case((3, 64), options={"p": 1.0}), Case((3, 64), options={"p": 0.9}))
+DROPOUT, DROPOUT_BWD = (_maker(lead, *PS, p=0.25) for lead in ("x", "dy"))
+MASK_BWD = Maker(_masked, (*(c for c in CASES if not c.options), *PS))
+BAD_P = (-0.5, 1.5, math.nan)
+
+
+@op(grad="philox_dropout_bwd", samples=DROPOUT, errors=_errors(DROPOUT, "x", p=BAD_P), fake=_like)
+def philox_dropout(x: Tensor, seed: Tensor, p: float) -> Tensor:
+    """y = x / (1 - p), or 0 with probability p."""
+    check_dropout("philox_dropout", p, x, seed)
+    return _dropout(x, seed, p)[0]
+
+
+@op(out="dx", samples=DROPOUT_BWD, errors=_errors(DROPOUT_BWD, "dy", p=BAD_P), fake=_like)
+def philox_dropout_bwd(dy: Tensor, seed: Tensor, p: float) -> Tensor:
+    """dx = dy / (1 - p), or 0 where that seed dropped x."""
+    check_dropout("philox_dropout_bwd", p, dy, seed, "dy")
+    return _dropout(dy, seed, p)[0]
+
+
+@op(
+    out="y mask",
+    grad="dropout_mask_bwd",
+    samples=DROPOUT,
+    errors=_errors(DROPOUT, "x", p=BAD_P),
+    fake=lambda x, *rest: (_like(x), _like(x).bool()),
+    tol=EXACT,
+)
+def philox_dropout_mask(x: Tensor, seed: Tensor, p: float) -> tuple[Tensor, Tensor]:
+    """y of philox_dropout, and the mask of what was kept."""
+    check_dropout("philox_dropout_mask", p, x, seed)
+    return _dropout(x, seed, p)
+
+
+@op(out="dx", samples=MASK_BWD, errors=_errors(MASK_BWD, "dy", p=BAD_P))
+def dropout_mask_bwd(dy: Tensor, mask: Tensor, p: float) -> Tensor:
+    """dx = dy / (1 - p) where the mask says so, else 0."""
+    check_masked("dropout_mask_bwd", p, dy, mask)
+    return _kept(mask, dy, p)
+
+
+# ---- distributions --------------------------------------------------------------------------------------------------
+
+
+def is_double(like: Tensor) -> bool:
+    return like.dtype is torch.float64
+
+
+def largest_below(high: float, low: float, dtype: torch.dtype) -> float:
+    """The largest number of a dtype that is below `high`; where that would be below `low` too, `low` as it rounds."""
+    top = torch.tensor(high, dtype=torch.float64).to(dtype)
+    if top.item() >= high:
+        top = torch.nextafter(top, torch.tensor(-math.inf, dtype=dtype))
+    return max(top.item(), torch.tensor(low, dtype=torch.float64).to(dtype).item())
+
+
+# The smallest numbers above zero that chips do not flush to zero.
+LEAST = {d: torch.finfo(d).smallest_normal for d in (torch.bfloat16, torch.float32, torch.float64)}
+LEAST[torch.float16] = 2.0**-24
+# What stands for -log(u) where u rounds to 1: about half of the next value.
+NEARLY_ZERO = {False: 2.0**-26, True: 2.0**-55}
+# Up to this many values, 32 bits for each are even enough: probabilities differ by 2^-12 at most.
+FEW = 1 << 20
+
+
+def takes_pairs(like: Tensor, span: int) -> bool:
+    """Whether integers are made of 64 bits each. Results of 64 bits are: writing them takes as long anyway."""
+    return span > FEW or like.dtype.itemsize == 8
+
+
+def _written(like: Tensor, *rest: Any) -> int:
+    return like.numel() * like.element_size()
+
+
+BOUNDS = (
+    Case((5, 64), options={"low": -3.0, "high": 5.0}),
+    Case((5, 64), options={"low": 2.0, "high": 2.0}),
+)
+UNIFORM = _maker("like", *BOUNDS, low=0.0, high=1.0)
+NORMAL = _maker("like", Case((5, 64), options={"mean": -1.0, "std": 3.0}), mean=0.0, std=1.0)
+EXPONENTIAL = _maker("like", Case((5, 64), options={"lambd": 0.25}), lambd=1.0)
+BERNOULLI = _maker("like", *PS, Case((5, 64), options={"dtype": torch.bool}), p=0.25)
+BERNOULLI_OF = _maker("prob")
+RANGES = (
+    Case((5, 64), options={"low": -5, "high": 2}),
+    Case((5, 64), options={"low": -(2**40), "high": 2**40, "dtype": torch.int64}),
+    Case((5, 64), options={"low": -(2**63), "high": 2**63 - 1, "dtype": torch.int64}),
+    Case((5, 64), options={"dtype": torch.int64}),
+)
+RANDINT = _maker("like", *RANGES, low=0, high=100)
+
+
+@op(
+    samples=UNIFORM,
+    errors=_errors(UNIFORM, "like", high=(-1.0, math.inf), low=(2.0, math.nan)),
+    fake=_like,
+    traffic=_written,
+)
+def philox_uniform(like: Tensor, seed: Tensor, low: float = 0.0, high: float = 1.0) -> Tensor:
+    """Uniform in [low, high), shaped as `like`; high is not reached by rounding either."""
+    check_uniform("philox_uniform", like, low, high)
+    check_seed("philox_uniform", "like", like, seed)
+    pairs = is_double(like)
+    u = _unit(_bits(like, seed, pairs), pairs) * (high - low) + low
+    return _shaped(u.clamp(max=largest_below(high, low, like.dtype)), like)
+
+
+@op(samples=NORMAL, errors=_errors(NORMAL, "like", std=(-1.0, math.nan)), fake=_like, traffic=_written)
+def philox_normal(like: Tensor, seed: Tensor, mean: float = 0.0, std: float = 1.0) -> Tensor:
+    """Normal, shaped as `like`, by Box and Muller: two words make two numbers."""
+    check_normal("philox_normal", like, mean, std)
+    check_seed("philox_normal", "like", like, seed)
+    pairs = is_double(like)
+    bits = _bits(like, seed, pairs)
+    radius = torch.sqrt(-2 * torch.log(_above_zero(bits[:, 0::2], pairs).double()))
+    turn = bits[:, 1::2].double() * (2 * math.pi * 2.0 ** (-64 if pairs else -32))
+    z = torch.stack([radius * torch.cos(turn), radius * torch.sin(turn)], 2)
+    return _shaped(z * std + mean, like)
+
+
+@op(samples=EXPONENTIAL, errors=_errors(EXPONENTIAL, "like", lambd=(0.0, -1.0)), fake=_like, traffic=_written)
+def philox_exponential(like: Tensor, seed: Tensor, lambd: float = 1.0) -> Tensor:
+    """Exponential of rate lambd, shaped as `like`: above 0 and finite."""
+    check_exponential("philox_exponential", like, lambd)
+    check_seed("philox_exponential", "like", like, seed)
+    pairs = is_double(like)
+    e = -torch.log(_above_zero(_bits(like, seed, pairs), pairs))
+    e = e.clamp(min=NEARLY_ZERO[pairs]) * (1 / lambd)
+    return _shaped(e.clamp(LEAST[like.dtype], torch.finfo(like.dtype).max), like)
+
+
+@op(samples=BERNOULLI, errors=_errors(BERNOULLI, "", p=BAD_P), fake=_like, traffic=_written, tol=EXACT)
+def philox_bernoulli(like: Tensor, seed: Tensor, p: float = 0.5) -> Tensor:
+    """1 with probability p, else 0, shaped as `like`."""
+    check_bernoulli("philox_bernoulli", like, p)
+    check_seed("philox_bernoulli", "like", like, seed)
+    return _shaped(_bits(like, seed) < threshold(p), like)
+
+
+@op(samples=BERNOULLI_OF, errors=_errors(BERNOULLI_OF, "prob"), fake=_like)
+def philox_bernoulli_of(prob: Tensor, seed: Tensor) -> Tensor:
+    """1 with the probability that stands there, else 0."""
+    check_dtype("philox_bernoulli_of", "prob", prob.dtype)
+    check_seed("philox_bernoulli_of", "prob", prob, seed)
+    pairs = is_double(prob)
+    u = _unit(_bits(prob, seed, pairs), pairs).reshape(-1)[: prob.numel()].reshape(prob.shape)
+    return rounded(u < wide(prob), prob.dtype)
+
+
+def _high_product(a: Tensor, b: int) -> Tensor:
+    """The upper 64 bits of a product of 64 bits each, in int64."""
+    a0, a1, b0, b1 = a & LOW, (a >> 32) & LOW, b & LOW, b >> 32
+    middle = a1 * b0 + ((a0 * b0 >> 32) & LOW)
+    other = a0 * b1 + (middle & LOW)
+    return a1 * b1 + ((middle >> 32) & LOW) + ((other >> 32) & LOW)
+
+
+@op(
+    samples=RANDINT,
+    errors=_errors(RANDINT, "", low=(100, 200), high=(-1,)),
+    fake=_like,
+    traffic=_written,
+    tol=EXACT,
+)
+def philox_randint(like: Tensor, seed: Tensor, low: int, high: int) -> Tensor:
+    """Integers from low to high - 1, shaped as `like`: each as probable as the others to within 2^-12."""
+    check_randint("philox_randint", like, low, high)
+    check_seed("philox_randint", "like", like, seed)
+    span = high - low
+    pairs = takes_pairs(like, span)
+    bits = _bits(like, seed, pairs)
+    return _shaped((_high_product(bits, span) if pairs else bits * span >> 32) + low, like)
+
+
+# ---- under ATen's names: the generator's next seed, and a primitive -------------------------------------------------
+
+
+def _torchs(x: Tensor) -> bool:
+    """Whether torch's own generator serves better: compiled code fuses it, and the CPU has one that is no Philox."""
+    return torch.compiler.is_compiling() or x.is_cpu or not is_real(x)
+
+
+def _laid(x: Tensor, fn: Callable[[Tensor], Any]) -> Any:
+    """fn of a tensor, with results that lie as the tensor does where that is without gaps: ATen keeps layouts."""
+    if x.is_contiguous():
+        return fn(x)
+    strides = x.stride()
+    order = sorted(range(x.dim()), key=lambda i: -strides[i])
+    turned = x.permute(order)
+    if not turned.is_contiguous():
+        return fn(x)
+    back = [order.index(i) for i in range(x.dim())]
+    made = fn(turned)
+    return tuple(t.permute(back) for t in made) if isinstance(made, tuple) else made.permute(back)
+
+
+@op(space="aten")
+def dropout(input: Tensor, p: float = 0.5, train: bool = True) -> Tensor:
+    """input / (1 - p), or 0 with probability p; input itself where there is nothing to drop. Keeps a seed, no mask."""
+    check_probability("dropout", p)
+    if not train or p == 0:
+        return input
+    if _torchs(input):
+        return torch.dropout(input, p, True)
+    return _laid(input, lambda x: philox_dropout(x, next_seed(x), p))
+
+
+@op(space="aten", out="y mask")
+def native_dropout(input: Tensor, p: float, train: bool | None = True) -> tuple[Tensor, Tensor]:
+    """dropout, with the mask of what was kept."""
+    check_probability("native_dropout", p)
+    if _torchs(input):
+        return torch.native_dropout(input, p, train)
+    if train is False:
+        return input.clone(), torch.ones_like(input, dtype=torch.bool)
+    return _laid(input, lambda x: philox_dropout_mask(x, next_seed(x), p))
+
+
+@op(space="aten")
+def native_dropout_backward(grad_output: Tensor, mask: Tensor, scale: float) -> Tensor:
+    """grad_output * scale where the mask says so, else 0."""
+    if _torchs(grad_output) or not 1 <= scale < math.inf:
+        return torch.ops.aten.native_dropout_backward(grad_output, mask, scale)
+    return dropout_mask_bwd(grad_output, mask, 1 - 1 / scale)
+
+
+def _drawn(own: Any, primitive: Any, x: Tensor, generator: torch.Generator | None, *params: float) -> Tensor:
+    """Numbers like x: by torch's own function, which fills a tensor, or by the primitive of the generator's seed."""
+    if _torchs(x):
+        return own(torch.empty_like(x), *params, generator=generator)
+    return _laid(x, lambda x: primitive(x, next_seed(x, generator), *params))
+
+
+@op(space="aten")
+def uniform(self: Tensor, low: float = 0.0, high: float = 1.0, *, generator: torch.Generator | None = None) -> Tensor:
+    """Uniform in [low, high), like self. (ATen's `from` and `to` are no names in Python.)"""
+    check_uniform("uniform", self, low, high)
+    return _drawn(Tensor.uniform_, philox_uniform, self, generator, low, high)
+
+
+@op(space="aten")
+def normal_functional(
+    self: Tensor, mean: float = 0.0, std: float = 1.0, *, generator: torch.Generator | None = None
+) -> Tensor:
+    """Normal, like self."""
+    check_normal("normal_functional", self, mean, std)
+    return _drawn(Tensor.normal_, philox_normal, self, generator, mean, std)
+
+
+@op(space="aten")
+def exponential(self: Tensor, lambd: float = 1.0, *, generator: torch.Generator | None = None) -> Tensor:
+    """Exponential of rate lambd, like self."""
+    check_exponential("exponential", self, lambd)
+    return _drawn(Tensor.exponential_, philox_exponential, self, generator, lambd)
+
+
+@op(space="aten")
+def bernoulli(self: Tensor, p: float | None = None, *, generator: torch.Generator | None = None) -> Tensor:
+    """1 with probability p, else 0, like self; without p, with the probabilities that stand in self."""
+    if p is not None:
+        check_bernoulli("bernoulli", self, p)
+        return _drawn(Tensor.bernoulli_, philox_bernoulli, self, generator, p)
+    if _torchs(self):
+        return torch.bernoulli(self, generator=generator)
+    return _laid(self, lambda x: philox_bernoulli_of(x, next_seed(x, generator)))
+
+
+def _random(x: Tensor, low: int, high: int, *, generator: torch.Generator | None) -> Tensor:
+    """Tensor.random_, which Dynamo does not trace."""
+    return torch.randint_like(x, low, high) if generator is None else x.random_(low, high, generator=generator)
+
+
+@op(space="aten")
+def randint_like(self: Tensor, low: int, high: int, *, generator: torch.Generator | None = None) -> Tensor:
+    """Integers from low to high - 1, like self."""
+    check_randint("randint_like", self, low, high)
+    return _drawn(_random, philox_randint, self, generator, low, high)
+
+
+@op(space="aten")
+def rand_like(self: Tensor, *, generator: torch.Generator | None = None) -> Tensor:
+    """Uniform in [0, 1), like self."""
+    check_uniform("rand_like", self, 0.0, 1.0)
+    return _drawn(Tensor.uniform_, philox_uniform, self, generator, 0.0, 1.0)
+
+
+@op(space="aten")
+def randn_like(self: Tensor, *, generator: torch.Generator | None = None) -> Tensor:
+    """Normal, like self."""
+    check_normal("randn_like", self, 0.0, 1.0)
+    return _drawn(Tensor.normal_, philox_normal, self, generator, 0.0, 1.0)
+
+
+Device = torch.device | str | None
+
+
+def _sized(size: Sequence[int], dtype: torch.dtype | None, device: Device) -> Tensor:
+    """A tensor of that size to be like, without memory of that size."""
+    return torch.empty((), dtype=dtype, device=device).expand(size)
+
+
+@op(space="aten")
+def rand(
+    size: Sequence[int],
+    *,
+    generator: torch.Generator | None = None,
+    dtype: torch.dtype | None = None,
+    device: Device = None,
+) -> Tensor:
+    """Uniform in [0, 1)."""
+    like = _sized(size, dtype, device)
+    check_uniform("rand", like, 0.0, 1.0)
+    return _drawn(Tensor.uniform_, philox_uniform, like, generator, 0.0, 1.0)
+
+
+@op(space="aten")
+def randn(
+    size: Sequence[int],
+    *,
+    generator: torch.Generator | None = None,
+    dtype: torch.dtype | None = None,
+    device: Device = None,
+) -> Tensor:
+    """Normal."""
+    like = _sized(size, dtype, device)
+    check_normal("randn", like, 0.0, 1.0)
+    return _drawn(Tensor.normal_, philox_normal, like, generator, 0.0, 1.0)
+
+
+@op(space="aten")
+def randint(
+    low: int,
+    high: int,
+    size: Sequence[int],
+    *,
+    generator: torch.Generator | None = None,
+    dtype: torch.dtype = torch.int64,
+    device: Device = None,
+) -> Tensor:
+    """Integers from low to high - 1."""
+    like = _sized(size, dtype, device)
+    check_randint("randint", like, low, high)
+    return _drawn(_random, philox_randint, like, generator, low, high)
