@@ -129,7 +129,7 @@ def _fwd_pieces(
     var = (tl.sum(b_2, 0) + tl.sum(b_d * b_d, 0)) / n
     if CENTRED:
         mean = tl.sum(b_1, 0) / n
-        var = tl.maximum(var - mean * mean, 0.0)
+        var = tl.maximum(var - mean * mean, 0.0, propagate_nan=tl.PropagateNan.ALL)
         mean += shift
         tl.store(mean_ptr + row, mean)
     rstd = 1.0 / tl.sqrt(var + eps)

@@ -1,0 +1,726 @@
+"""What runs on the chip for group norm, batch norm and weight norm: one family, as all scale *units* by statistics.
+
+A unit is what has one statistic: a group of channels of a sample, a channel of the batch, a slice of a weight. It lies
+in memory as `n_k` runs of `n_l` adjacent elements, `k_stride` apart; there are `n_r` times `n_f` units, `r_stride` and
+`f_stride` apart. Channels-last tensors are matrices of channels as well, `n_m` rows of `n_c` columns.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from ..lib.launch import Launcher
+
+# ---- what the kernels share -----------------------------------------------------------------------------------------
+
+
+@triton.jit
+def _add_pairs(a, b, c, d):
+    return a + c, b + d
+
+
+@triton.jit
+def _sums(b_a, b_b, AXIS: tl.constexpr, BOTH: tl.constexpr, PAIRS: tl.constexpr):
+    """The sums of both along an axis, or of the first alone; in PAIRS half the waiting, which no interpreter can do."""
+    if BOTH and PAIRS:
+        a, b = tl.reduce((b_a, b_b), AXIS, _add_pairs)
+    else:
+        a = tl.sum(b_a, AXIS)
+        b = a
+        if BOTH:
+            b = tl.sum(b_b, AXIS)
+    return a, b
+
+
+@triton.jit
+def _inverse(stat_ptr, i_u, m_u, eps, GIVEN: tl.constexpr, WIDE: tl.constexpr):
+    """One over the deviation, where that is given, or a variance, or a norm."""
+    b = tl.load(stat_ptr + i_u, mask=m_u, other=1.0).to(WIDE)
+    if GIVEN == "var":
+        b = 1.0 / tl.sqrt(b + eps)
+    elif GIVEN == "norm":
+        b = 1.0 / b
+    return b
+
+
+@triton.jit
+def _keep(
+    mean, m2, i_u, m_u, mean_ptr, rstd_ptr, rm_ptr, rv_ptr, nm_ptr, nv_ptr, count, eps, momentum, CENTRED: tl.constexpr
+):  # fmt: skip
+    """Store the statistics of units, of their mean and sum of squares; returns one over their deviations (norms)."""
+    if CENTRED:
+        rstd = 1.0 / tl.sqrt(m2 / count + eps)
+        tl.store(mean_ptr + i_u, mean, mask=m_u)
+        tl.store(rstd_ptr + i_u, rstd, mask=m_u)
+        if nm_ptr is not None:
+            var = m2 / (count - 1)
+            if rm_ptr is not None:
+                old_mean = tl.load(rm_ptr + i_u, mask=m_u, other=0.0).to(mean.dtype)
+                old_var = tl.load(rv_ptr + i_u, mask=m_u, other=0.0).to(mean.dtype)
+                mean = (1.0 - momentum) * old_mean + momentum * mean
+                var = (1.0 - momentum) * old_var + momentum * var
+            tl.store(nm_ptr + i_u, mean.to(nm_ptr.dtype.element_ty), mask=m_u)
+            tl.store(nv_ptr + i_u, var.to(nv_ptr.dtype.element_ty), mask=m_u)
+    else:
+        norm = tl.sqrt(m2)
+        tl.store(rstd_ptr + i_u, norm, mask=m_u)
+        rstd = 1.0 / tl.where(m_u, norm, 1.0)
+    return rstd
+
+
+@triton.jit
+def _scale(b_x, w_ptr, b_ptr, i_c, m_c, WIDE: tl.constexpr):
+    if w_ptr is not None:
+        b_x *= tl.load(w_ptr + i_c, mask=m_c, other=0.0).to(WIDE)
+    if b_ptr is not None:
+        b_x += tl.load(b_ptr + i_c, mask=m_c, other=0.0).to(WIDE)
+    return b_x
+
+
+# ---- whole units in registers ---------------------------------------------------------------------------------------
+
+
+@triton.jit
+def _places(
+    i_r, i_f, r_stride, f_stride, k_stride, n_l, n_k, n_r,
+    TIGHT: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_L: tl.constexpr,
+):  # fmt: skip
+    """Where the elements of units lie, [BLOCK_U, BLOCK_K, BLOCK_L]. TIGHT: adjacent units, runs of one element."""
+    o_k = tl.arange(0, BLOCK_K)[None, :, None]
+    o_l = tl.arange(0, BLOCK_L)[None, None, :]
+    i_u = i_r[:, None, None].to(tl.int64)
+    if TIGHT:  # there are k_stride units: a size, of which it is known whether it is a multiple of 16
+        m = (i_u < k_stride) & (o_k < n_k) & (o_l < n_l)
+        o = o_k.to(tl.int64) * k_stride + i_u
+    else:
+        m = (i_u < n_r) & (o_k < n_k) & (o_l < n_l)
+        o = i_u * r_stride + i_f.to(tl.int64) * f_stride + o_k.to(tl.int64) * k_stride + o_l
+    return o, m
+
+
+@triton.jit
+def _channels(
+    i_r, i_f, n_l, n_k, n_r, CHANNEL: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_L: tl.constexpr
+):  # fmt: skip
+    """The channels of units: one a unit, one a run, or one a place in each run."""
+    if CHANNEL == "unit":
+        i_c = i_r[:, None, None]
+        m = i_c < n_r
+    elif CHANNEL == "run":
+        o_k = tl.arange(0, BLOCK_K)[None, :, None]
+        i_c = i_f * n_k + o_k
+        m = o_k < n_k
+    else:
+        o_l = tl.arange(0, BLOCK_L)[None, None, :]
+        i_c = i_f * n_l + o_l
+        m = o_l < n_l
+    return i_c, m
+
+
+def _fwd(
+    x_ptr, w_ptr, b_ptr, y_ptr, mean_ptr, rstd_ptr, rm_ptr, rv_ptr, nm_ptr, nv_ptr,
+    r_stride, f_stride, k_stride, n_l, n_k, n_r, n_f, eps, momentum,
+    CHANNEL: tl.constexpr, TIGHT: tl.constexpr, CENTRED: tl.constexpr, WIDE: tl.constexpr,
+    BLOCK_U: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_L: tl.constexpr,
+):  # fmt: skip
+    i_f = tl.program_id(0) % n_f
+    i_r = (tl.program_id(0) // n_f) * BLOCK_U + tl.arange(0, BLOCK_U)
+    o, m = _places(i_r, i_f, r_stride, f_stride, k_stride, n_l, n_k, n_r, TIGHT, BLOCK_K, BLOCK_L)
+    b_x = tl.load(x_ptr + o, mask=m, other=0.0).to(WIDE)
+    count = n_k * n_l
+    mean = tl.zeros([BLOCK_U], WIDE)
+    if CENTRED:
+        mean = tl.sum(tl.reshape(b_x, [BLOCK_U, BLOCK_K * BLOCK_L]), 1) / count
+        b_x = tl.where(m, b_x - mean[:, None, None], 0.0)
+    m2 = tl.sum(tl.reshape(b_x * b_x, [BLOCK_U, BLOCK_K * BLOCK_L]), 1)
+    rstd = _keep(
+        mean, m2, i_r * n_f + i_f, i_r < n_r, mean_ptr, rstd_ptr, rm_ptr, rv_ptr, nm_ptr, nv_ptr,
+        count, eps, momentum, CENTRED,
+    )  # fmt: skip
+    i_c, m_c = _channels(i_r, i_f, n_l, n_k, n_r, CHANNEL, BLOCK_K, BLOCK_L)
+    b_y = _scale(b_x * rstd[:, None, None], w_ptr, b_ptr, i_c, m_c, WIDE)
+    tl.store(y_ptr + o, b_y.to(y_ptr.dtype.element_ty), mask=m)
+
+
+@triton.jit
+def _dx_of_units(
+    dy_ptr, x_ptr, w_ptr, mean_ptr, rstd_ptr, dx_ptr, i_r, i_f,
+    r_stride, f_stride, k_stride, n_l, n_k, n_r, n_f,
+    CHANNEL: tl.constexpr, TIGHT: tl.constexpr, CENTRED: tl.constexpr, WIDE: tl.constexpr, PAIRS: tl.constexpr,
+    BLOCK_U: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_L: tl.constexpr,
+):  # fmt: skip
+    """The dx of units; returns sum(dy * x') and sum(dy) of their channels: [BLOCK_U], or [BLOCK_U, channels]."""
+    o, m = _places(i_r, i_f, r_stride, f_stride, k_stride, n_l, n_k, n_r, TIGHT, BLOCK_K, BLOCK_L)
+    b_x = tl.load(x_ptr + o, mask=m, other=0.0).to(WIDE)
+    b_dy = tl.load(dy_ptr + o, mask=m, other=0.0).to(WIDE)
+    i_u, m_u = i_r * n_f + i_f, i_r < n_r
+    if CENTRED:
+        rstd = tl.load(rstd_ptr + i_u, mask=m_u, other=0.0).to(WIDE)
+        b_x -= tl.load(mean_ptr + i_u, mask=m_u, other=0.0).to(WIDE)[:, None, None]
+    else:
+        rstd = 1.0 / tl.load(rstd_ptr + i_u, mask=m_u, other=1.0).to(WIDE)
+    b_x *= rstd[:, None, None]
+    i_c, m_c = _channels(i_r, i_f, n_l, n_k, n_r, CHANNEL, BLOCK_K, BLOCK_L)
+    b_w = tl.full([1, 1, 1], 1.0, WIDE)
+    if w_ptr is not None:
+        b_w = tl.load(w_ptr + i_c, mask=m_c, other=0.0).to(WIDE)
+    # b_dy is 0 where nothing is: so are the products, whatever b_x is there
+    if CHANNEL == "unit":
+        b_p = tl.reshape(b_dy * b_x, [BLOCK_U, BLOCK_K * BLOCK_L])
+        s_2, s_1 = _sums(b_p, tl.reshape(b_dy, [BLOCK_U, BLOCK_K * BLOCK_L]), 1, CENTRED, PAIRS)
+        b_v = tl.reshape(tl.broadcast_to(b_w, [BLOCK_U, 1, 1]), [BLOCK_U])
+        c_2, c_1 = s_2 * b_v, s_1 * b_v
+    elif CHANNEL == "run":
+        s_2, s_1 = _sums(b_dy * b_x, b_dy, 2, True, PAIRS)
+        b_v = tl.reshape(tl.broadcast_to(b_w, [1, BLOCK_K, 1]), [1, BLOCK_K])
+        c_2, c_1 = _sums(s_2 * b_v, s_1 * b_v, 1, True, PAIRS)
+    else:
+        s_2, s_1 = _sums(b_dy * b_x, b_dy, 1, True, PAIRS)
+        b_v = tl.reshape(tl.broadcast_to(b_w, [1, 1, BLOCK_L]), [1, BLOCK_L])
+        c_2, c_1 = _sums(s_2 * b_v, s_1 * b_v, 1, True, PAIRS)
+    if CENTRED:
+        count = n_k * n_l
+        b_dx = b_dy * b_w - (c_1 / count)[:, None, None] - b_x * (c_2 / count)[:, None, None]
+    else:
+        b_dx = b_dy * b_w - b_x * c_2[:, None, None]
+    tl.store(dx_ptr + o, (b_dx * rstd[:, None, None]).to(dx_ptr.dtype.element_ty), mask=m)
+    return s_2, s_1
+
+
+def _bwd(
+    dy_ptr, x_ptr, w_ptr, mean_ptr, rstd_ptr, dx_ptr, dw_ptr, db_ptr,
+    r_stride, f_stride, k_stride, n_l, n_k, n_r, n_f,
+    CHANNEL: tl.constexpr, TIGHT: tl.constexpr, CENTRED: tl.constexpr, WIDE: tl.constexpr, PAIRS: tl.constexpr,
+    BLOCK_U: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_L: tl.constexpr,
+):  # fmt: skip
+    """dx, with dw and db where a unit has a channel of its own; else this program's shares of them, of all its units:
+    it keeps to one group of channels, and takes samples p, p + P, ..."""
+    i_f = tl.program_id(0) % n_f
+    part = tl.program_id(0) // n_f
+    o_u = tl.arange(0, BLOCK_U)
+    if CHANNEL == "unit":
+        i_r = part * BLOCK_U + o_u
+        s_2, s_1 = _dx_of_units(
+            dy_ptr, x_ptr, w_ptr, mean_ptr, rstd_ptr, dx_ptr, i_r, i_f, r_stride, f_stride, k_stride,
+            n_l, n_k, n_r, n_f, CHANNEL, TIGHT, CENTRED, WIDE, PAIRS, BLOCK_U, BLOCK_K, BLOCK_L,
+        )  # fmt: skip
+        tl.store(dw_ptr + i_r, s_2.to(dw_ptr.dtype.element_ty), mask=i_r < n_r)
+        if db_ptr is not None:
+            tl.store(db_ptr + i_r, s_1.to(db_ptr.dtype.element_ty), mask=i_r < n_r)
+    else:
+        N_C: tl.constexpr = BLOCK_K if CHANNEL == "run" else BLOCK_L
+        n_c = n_k if CHANNEL == "run" else n_l
+        b_2 = tl.zeros([BLOCK_U, N_C], WIDE)
+        b_1 = tl.zeros([BLOCK_U, N_C], WIDE)
+        parts = tl.num_programs(0) // n_f
+        for at in range(part * BLOCK_U, n_r, parts * BLOCK_U):
+            s_2, s_1 = _dx_of_units(
+                dy_ptr, x_ptr, w_ptr, mean_ptr, rstd_ptr, dx_ptr, at + o_u, i_f, r_stride, f_stride, k_stride,
+                n_l, n_k, n_r, n_f, CHANNEL, TIGHT, CENTRED, WIDE, PAIRS, BLOCK_U, BLOCK_K, BLOCK_L,
+            )  # fmt: skip
+            b_2 += s_2
+            b_1 += s_1
+        o_c = tl.arange(0, N_C)
+        o = (part * n_f + i_f).to(tl.int64) * n_c + o_c
+        tl.store(dw_ptr + o, tl.sum(b_2, 0), mask=o_c < n_c)
+        tl.store(db_ptr + o, tl.sum(b_1, 0), mask=o_c < n_c)
+
+
+# ---- a unit in pieces -----------------------------------------------------------------------------------------------
+
+
+@triton.jit
+def _tile(t, k_stride, n_l, n_k, BLOCK_K: tl.constexpr, BLOCK_L: tl.constexpr):
+    """Where the elements of a unit's t-th tile lie, which of them are there, how many, and of which runs."""
+    n_b = tl.cdiv(n_l, BLOCK_L)
+    at_k, at_l = (t // n_b) * BLOCK_K, (t % n_b) * BLOCK_L
+    o_k = at_k + tl.arange(0, BLOCK_K)[:, None]
+    o_l = at_l + tl.arange(0, BLOCK_L)[None, :]
+    here = tl.minimum(n_k - at_k, BLOCK_K) * tl.minimum(n_l - at_l, BLOCK_L)
+    return o_k.to(tl.int64) * k_stride + o_l, (o_k < n_k) & (o_l < n_l), here, o_k
+
+
+@triton.jit
+def _moments(
+    x_ptr, first, step, n_tiles, k_stride, n_l, n_k,
+    CENTRED: tl.constexpr, WIDE: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_L: tl.constexpr,
+):  # fmt: skip
+    """Number, mean and sum of squared differences from it, over every step-th tile; the next is on its way meanwhile.
+
+    Sums are of differences from the first tile's mean: no cancellation where the mean is large.
+    """
+    o, m, n, _ = _tile(first, k_stride, n_l, n_k, BLOCK_K, BLOCK_L)
+    b_x = tl.load(x_ptr + o, mask=m, other=0.0).to(WIDE)
+    o, m_next, _, _ = _tile(first + step, k_stride, n_l, n_k, BLOCK_K, BLOCK_L)
+    x_next = tl.load(x_ptr + o, mask=m_next, other=0.0)
+    shift = tl.zeros([], WIDE)
+    if CENTRED:
+        shift = tl.sum(b_x) / n
+        b_x = tl.where(m, b_x - shift, 0.0)
+    b_1 = b_x
+    b_2 = b_x * b_x
+    for t in range(first + step, n_tiles, step):
+        b_x = x_next.to(WIDE)
+        o, m_next, _, _ = _tile(t + step, k_stride, n_l, n_k, BLOCK_K, BLOCK_L)
+        x_next = tl.load(x_ptr + o, mask=m_next, other=0.0)
+        _, m, here, _ = _tile(t, k_stride, n_l, n_k, BLOCK_K, BLOCK_L)
+        n += here
+        if CENTRED:
+            b_x = tl.where(m, b_x - shift, 0.0)
+            b_1 += b_x
+        b_2 += b_x * b_x
+    m2 = tl.sum(b_2)
+    mean = shift
+    if CENTRED:
+        total = tl.sum(b_1)
+        mean += total / n
+        m2 -= total * (total / n)
+        m2 = tl.where(m2 < 0, 0.0, m2)
+    return n, mean, m2
+
+
+def _fwd_pieces(
+    x_ptr, w_ptr, b_ptr, y_ptr, mean_ptr, rstd_ptr, rm_ptr, rv_ptr, nm_ptr, nv_ptr,
+    r_stride, f_stride, k_stride, n_l, n_k, n_r, n_f, eps, momentum,
+    CHANNEL: tl.constexpr, CENTRED: tl.constexpr, WIDE: tl.constexpr,
+    BLOCK_K: tl.constexpr, BLOCK_L: tl.constexpr,
+):  # fmt: skip
+    """A unit is read again from its end, where L2 has it still."""
+    pid = tl.program_id(0)
+    i_r, i_f = pid // n_f, pid % n_f
+    base = i_r.to(tl.int64) * r_stride + i_f.to(tl.int64) * f_stride
+    x_ptr += base
+    y_ptr += base
+    n_tiles = tl.cdiv(n_k, BLOCK_K) * tl.cdiv(n_l, BLOCK_L)
+    n, mean, m2 = _moments(x_ptr, 0, 1, n_tiles, k_stride, n_l, n_k, CENTRED, WIDE, BLOCK_K, BLOCK_L)
+    rstd = _keep(
+        mean, m2, pid, i_r < n_r, mean_ptr, rstd_ptr, rm_ptr, rv_ptr, nm_ptr, nv_ptr, n, eps, momentum, CENTRED
+    )  # fmt: skip
+    for t in range(0, n_tiles):
+        o, m, _, o_k = _tile(n_tiles - 1 - t, k_stride, n_l, n_k, BLOCK_K, BLOCK_L)
+        b_x = tl.load(x_ptr + o, mask=m, other=0.0, eviction_policy="evict_first").to(WIDE)
+        b_y = (b_x - mean) * rstd
+        if CHANNEL == "run":
+            b_y = _scale(b_y, w_ptr, b_ptr, i_f * n_k + o_k, o_k < n_k, WIDE)
+        else:
+            b_y = _scale(b_y, w_ptr, b_ptr, i_r, i_r < n_r, WIDE)
+        tl.store(y_ptr + o, b_y.to(y_ptr.dtype.element_ty), mask=m)
+
+
+@triton.jit
+def _products(dy_ptr, x_ptr, o, m, mean, WIDE: tl.constexpr):
+    b_x = tl.load(x_ptr + o, mask=m, other=0.0).to(WIDE)
+    b_dy = tl.load(dy_ptr + o, mask=m, other=0.0).to(WIDE)
+    return b_dy * (b_x - mean), b_dy
+
+
+def _bwd_pieces(
+    dy_ptr, x_ptr, w_ptr, mean_ptr, rstd_ptr, dx_ptr, dw_ptr, db_ptr,
+    r_stride, f_stride, k_stride, n_l, n_k, n_r, n_f,
+    CHANNEL: tl.constexpr, CENTRED: tl.constexpr, WIDE: tl.constexpr, PAIRS: tl.constexpr,
+    BLOCK_K: tl.constexpr, BLOCK_L: tl.constexpr,
+):  # fmt: skip
+    """dx of a unit, with dw and db of its channel; or their shares, one of each sample, where it has several."""
+    pid = tl.program_id(0)
+    i_r, i_f = pid // n_f, pid % n_f
+    base = i_r.to(tl.int64) * r_stride + i_f.to(tl.int64) * f_stride
+    dy_ptr += base
+    x_ptr += base
+    dx_ptr += base
+    mean = tl.zeros([], WIDE)
+    if CENTRED:
+        mean = tl.load(mean_ptr + pid).to(WIDE)
+    rstd = _inverse(rstd_ptr, pid, i_r < n_r, 0.0, "rstd" if CENTRED else "norm", WIDE)
+    n_tiles = tl.cdiv(n_k, BLOCK_K) * tl.cdiv(n_l, BLOCK_L)
+    c_1 = tl.zeros([], WIDE)
+    c_2 = tl.zeros([], WIDE)
+    if CHANNEL == "run":
+        n_b = tl.cdiv(n_l, BLOCK_L)
+        for at_k in range(0, n_k, BLOCK_K):
+            b_1 = tl.zeros([BLOCK_K, BLOCK_L], WIDE)
+            b_2 = tl.zeros([BLOCK_K, BLOCK_L], WIDE)
+            for i_b in range(0, n_b):
+                o, m, _, _ = _tile((at_k // BLOCK_K) * n_b + i_b, k_stride, n_l, n_k, BLOCK_K, BLOCK_L)
+                b_p, b_dy = _products(dy_ptr, x_ptr, o, m, mean, WIDE)
+                b_2 += b_p
+                b_1 += b_dy
+            s_2, s_1 = _sums(b_2, b_1, 1, True, PAIRS)
+            s_2 *= rstd
+            o_k = at_k + tl.arange(0, BLOCK_K)
+            i_c = i_f * n_k + o_k
+            at = i_r.to(tl.int64) * n_f * n_k + i_c
+            tl.store(dw_ptr + at, s_2, mask=o_k < n_k)
+            tl.store(db_ptr + at, s_1, mask=o_k < n_k)
+            if w_ptr is not None:
+                b_w = tl.load(w_ptr + i_c, mask=o_k < n_k, other=0.0).to(WIDE)
+                s_2 *= b_w
+                s_1 *= b_w
+            c_2 += tl.sum(s_2, 0)
+            c_1 += tl.sum(s_1, 0)
+    else:
+        b_1 = tl.zeros([BLOCK_K, BLOCK_L], WIDE)
+        b_2 = tl.zeros([BLOCK_K, BLOCK_L], WIDE)
+        for t in range(0, n_tiles):
+            o, m, _, _ = _tile(t, k_stride, n_l, n_k, BLOCK_K, BLOCK_L)
+            b_p, b_dy = _products(dy_ptr, x_ptr, o, m, mean, WIDE)
+            b_2 += b_p
+            b_1 += b_dy
+        c_2 = tl.sum(b_2) * rstd
+        tl.store(dw_ptr + i_r, c_2.to(dw_ptr.dtype.element_ty))
+        if db_ptr is not None:
+            c_1 = tl.sum(b_1)
+            tl.store(db_ptr + i_r, c_1.to(db_ptr.dtype.element_ty))
+        if w_ptr is not None:
+            w = tl.load(w_ptr + i_r).to(WIDE)
+            c_2 *= w
+            c_1 *= w
+    if CENTRED:
+        c_1 /= n_k * n_l
+        c_2 /= n_k * n_l
+    for t in range(0, n_tiles):
+        o, m, _, o_k = _tile(n_tiles - 1 - t, k_stride, n_l, n_k, BLOCK_K, BLOCK_L)
+        b_x = tl.load(x_ptr + o, mask=m, other=0.0, eviction_policy="evict_first").to(WIDE)
+        b_g = tl.load(dy_ptr + o, mask=m, other=0.0, eviction_policy="evict_first").to(WIDE)
+        if CHANNEL == "run":
+            b_g = _scale(b_g, w_ptr, None, i_f * n_k + o_k, o_k < n_k, WIDE)
+        else:
+            b_g = _scale(b_g, w_ptr, None, i_r, i_r < n_r, WIDE)
+        b_dx = rstd * (b_g - c_1 - (b_x - mean) * rstd * c_2)
+        tl.store(dx_ptr + o, b_dx.to(dx_ptr.dtype.element_ty), mask=m)
+
+
+# ---- units shared by programs: each leaves its share -----------------------------------------------------------------
+
+
+def _shares(
+    x_ptr, n_ptr, mean_ptr, m2_ptr, r_stride, f_stride, k_stride, n_l, n_k, n_f, n_parts,
+    CENTRED: tl.constexpr, WIDE: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_L: tl.constexpr,
+):  # fmt: skip
+    """Shares [n_r, n_parts, n_f] of the statistics."""
+    part, unit = tl.program_id(0) % n_parts, tl.program_id(0) // n_parts
+    i_r, i_f = unit // n_f, unit % n_f
+    x_ptr += i_r.to(tl.int64) * r_stride + i_f.to(tl.int64) * f_stride
+    n_tiles = tl.cdiv(n_k, BLOCK_K) * tl.cdiv(n_l, BLOCK_L)
+    n, mean, m2 = _moments(x_ptr, part, n_parts, n_tiles, k_stride, n_l, n_k, CENTRED, WIDE, BLOCK_K, BLOCK_L)
+    at = (i_r * n_parts + part).to(tl.int64) * n_f + i_f
+    tl.store(n_ptr + at, n.to(WIDE))
+    tl.store(mean_ptr + at, mean)
+    tl.store(m2_ptr + at, m2)
+
+
+def _bwd_shares(
+    dy_ptr, x_ptr, mean_ptr, stat_ptr, w_ptr, dx_ptr, ds_ptr, db_ptr,
+    r_stride, f_stride, k_stride, n_l, n_k, n_f, n_w, n_parts, eps,
+    GIVEN: tl.constexpr, WIDE: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_L: tl.constexpr,
+):  # fmt: skip
+    """Shares [n_r, n_parts, n_f] of sum(dy * x') and sum(dy), for units of one channel, n_w of which share a statistic;
+    and dx, where the statistics were given and it is but dy scaled."""
+    part, unit = tl.program_id(0) % n_parts, tl.program_id(0) // n_parts
+    i_r, i_f = unit // n_f, unit % n_f
+    base = i_r.to(tl.int64) * r_stride + i_f.to(tl.int64) * f_stride
+    dy_ptr += base
+    x_ptr += base
+    i_u = unit // n_w
+    mean = tl.zeros([], WIDE)
+    if mean_ptr is not None:
+        mean = tl.load(mean_ptr + i_u).to(WIDE)
+    rstd = _inverse(stat_ptr, i_u, i_f < n_f, eps, GIVEN, WIDE)
+    scale = rstd
+    if dx_ptr is not None:
+        dx_ptr += base
+        if w_ptr is not None:
+            scale *= tl.load(w_ptr + i_f).to(WIDE)
+    b_1 = tl.zeros([BLOCK_K, BLOCK_L], WIDE)
+    b_2 = tl.zeros([BLOCK_K, BLOCK_L], WIDE)
+    for t in range(part, tl.cdiv(n_k, BLOCK_K) * tl.cdiv(n_l, BLOCK_L), n_parts):
+        o, m, _, _ = _tile(t, k_stride, n_l, n_k, BLOCK_K, BLOCK_L)
+        b_p, b_dy = _products(dy_ptr, x_ptr, o, m, mean, WIDE)
+        b_2 += b_p
+        b_1 += b_dy
+        if dx_ptr is not None:
+            tl.store(dx_ptr + o, (b_dy * scale).to(dx_ptr.dtype.element_ty), mask=m)
+    at = (i_r * n_parts + part).to(tl.int64) * n_f + i_f
+    tl.store(ds_ptr + at, tl.sum(b_2) * rstd)
+    if db_ptr is not None:
+        tl.store(db_ptr + at, tl.sum(b_1))
+
+
+def _column_shares(
+    x_ptr, n_ptr, mean_ptr, m2_ptr, n_c, n_m, n_parts,
+    CENTRED: tl.constexpr, WIDE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    """Shares [matrices, n_parts, n_c] of the statistics of the columns of matrices [n_m, n_c]."""
+    n_b = tl.cdiv(n_c, BLOCK_N)
+    part, i_o = (tl.program_id(0) // n_b) % n_parts, tl.program_id(0) // n_b // n_parts
+    o_c = (tl.program_id(0) % n_b) * BLOCK_N + tl.arange(0, BLOCK_N)
+    o_m = tl.arange(0, BLOCK_M)[:, None]
+    x_ptr += i_o.to(tl.int64) * n_m * n_c + o_c[None, :]
+    m_c = o_c < n_c
+    first, step = part * BLOCK_M, n_parts * BLOCK_M
+    i_m = (first + o_m).to(tl.int64)
+    b_x = tl.load(x_ptr + i_m * n_c, mask=(i_m < n_m) & m_c[None, :], other=0.0).to(WIDE)
+    n = tl.minimum(n_m - first, BLOCK_M)
+    shift = tl.zeros([BLOCK_N], WIDE)
+    if CENTRED:
+        shift = tl.sum(b_x, 0) / n
+        b_x = tl.where(i_m < n_m, b_x - shift[None, :], 0.0)
+    b_1 = b_x
+    b_2 = b_x * b_x
+    for at in range(first + step, n_m, step):
+        i_m = (at + o_m).to(tl.int64)
+        b_x = tl.load(x_ptr + i_m * n_c, mask=(i_m < n_m) & m_c[None, :], other=0.0).to(WIDE)
+        n += tl.minimum(n_m - at, BLOCK_M)
+        if CENTRED:
+            b_x = tl.where(i_m < n_m, b_x - shift[None, :], 0.0)
+            b_1 += b_x
+        b_2 += b_x * b_x
+    m2 = tl.sum(b_2, 0)
+    mean = shift
+    if CENTRED:
+        total = tl.sum(b_1, 0)
+        mean += total / n
+        m2 -= total * (total / n)
+        m2 = tl.where(m2 < 0, 0.0, m2)
+    at = (i_o * n_parts + part).to(tl.int64) * n_c + o_c
+    tl.store(n_ptr + at, tl.zeros([BLOCK_N], WIDE) + n, mask=m_c)
+    tl.store(mean_ptr + at, mean, mask=m_c)
+    tl.store(m2_ptr + at, m2, mask=m_c)
+
+
+def _bwd_column_shares(
+    dy_ptr, x_ptr, mean_ptr, stat_ptr, w_ptr, dx_ptr, ds_ptr, db_ptr, n_c, n_m, n_w, n_parts, eps,
+    GIVEN: tl.constexpr, WIDE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    """`_bwd_shares` for the columns of matrices."""
+    n_b = tl.cdiv(n_c, BLOCK_N)
+    part, i_o = (tl.program_id(0) // n_b) % n_parts, tl.program_id(0) // n_b // n_parts
+    o_c = (tl.program_id(0) % n_b) * BLOCK_N + tl.arange(0, BLOCK_N)
+    m_c = o_c < n_c
+    i_u = i_o * (n_c // n_w) + o_c // n_w
+    mean = tl.zeros([BLOCK_N], WIDE)
+    if mean_ptr is not None:
+        mean = tl.load(mean_ptr + i_u, mask=m_c, other=0.0).to(WIDE)
+    rstd = _inverse(stat_ptr, i_u, m_c, eps, GIVEN, WIDE)
+    scale = rstd
+    if w_ptr is not None:
+        scale *= tl.load(w_ptr + o_c, mask=m_c, other=0.0).to(WIDE)
+    o_m = tl.arange(0, BLOCK_M)[:, None]
+    b_1 = tl.zeros([BLOCK_M, BLOCK_N], WIDE)
+    b_2 = tl.zeros([BLOCK_M, BLOCK_N], WIDE)
+    for at in range(part * BLOCK_M, n_m, n_parts * BLOCK_M):
+        i_m = (at + o_m).to(tl.int64)
+        o = (i_o.to(tl.int64) * n_m + i_m) * n_c + o_c[None, :]
+        m = (i_m < n_m) & m_c[None, :]
+        b_p, b_dy = _products(dy_ptr, x_ptr, o, m, mean[None, :], WIDE)
+        b_2 += b_p
+        b_1 += b_dy
+        if dx_ptr is not None:
+            tl.store(dx_ptr + o, (b_dy * scale[None, :]).to(dx_ptr.dtype.element_ty), mask=m)
+    at = (i_o * n_parts + part).to(tl.int64) * n_c + o_c
+    tl.store(ds_ptr + at, tl.sum(b_2, 0) * rstd, mask=m_c)
+    if db_ptr is not None:
+        tl.store(db_ptr + at, tl.sum(b_1, 0), mask=m_c)
+
+
+# ---- shares put together --------------------------------------------------------------------------------------------
+
+
+@triton.jit
+def _slots(i_u, at, n_c, n_w, n_parts, n_units, BLOCK_I: tl.constexpr):
+    """Where shares [outer, n_parts, n_c] of units lie that are n_w adjacent columns each: [BLOCK_I, BLOCK_U]."""
+    n_j = n_c // n_w
+    i = at + tl.arange(0, BLOCK_I)[:, None]
+    i_c = (i_u % n_j)[None, :] * n_w + i % n_w
+    o = ((i_u // n_j)[None, :].to(tl.int64) * n_parts + i // n_w) * n_c + i_c
+    return o, (i < n_parts * n_w) & (i_u < n_units)[None, :], i_c
+
+
+def _merge(
+    n_ptr, m_ptr, m2_ptr, mean_ptr, rstd_ptr, rm_ptr, rv_ptr, nm_ptr, nv_ptr,
+    n_c, n_w, n_parts, n_units, count, eps, momentum,
+    CENTRED: tl.constexpr, WIDE: tl.constexpr, BLOCK_I: tl.constexpr, BLOCK_U: tl.constexpr,
+):  # fmt: skip
+    """Statistics of shares of them: first the mean, then the squares of differences from it."""
+    i_u = tl.program_id(0) * BLOCK_U + tl.arange(0, BLOCK_U)
+    mean = tl.zeros([BLOCK_U], WIDE)
+    if CENTRED:
+        b_1 = tl.zeros([BLOCK_I, BLOCK_U], WIDE)
+        for at in range(0, n_parts * n_w, BLOCK_I):
+            o, m, _ = _slots(i_u, at, n_c, n_w, n_parts, n_units, BLOCK_I)
+            b_1 += tl.load(n_ptr + o, mask=m, other=0.0) * tl.load(m_ptr + o, mask=m, other=0.0)
+        mean = tl.sum(b_1, 0) / count
+    b_2 = tl.zeros([BLOCK_I, BLOCK_U], WIDE)
+    for at in range(0, n_parts * n_w, BLOCK_I):
+        o, m, _ = _slots(i_u, at, n_c, n_w, n_parts, n_units, BLOCK_I)
+        b_2 += tl.load(m2_ptr + o, mask=m, other=0.0)
+        if CENTRED:
+            b_d = tl.load(m_ptr + o, mask=m, other=0.0) - mean[None, :]
+            b_2 += tl.load(n_ptr + o, mask=m, other=0.0) * b_d * b_d
+    _keep(
+        mean, tl.sum(b_2, 0), i_u, i_u < n_units, mean_ptr, rstd_ptr, rm_ptr, rv_ptr, nm_ptr, nv_ptr,
+        count, eps, momentum, CENTRED,
+    )  # fmt: skip
+
+
+def _total_units(
+    ds_ptr, db_ptr, w_ptr, c1_ptr, c2_ptr, n_c, n_w, n_parts, n_units, count,
+    WIDE: tl.constexpr, BLOCK_I: tl.constexpr, BLOCK_U: tl.constexpr,
+):  # fmt: skip
+    """What the dx of groups takes: means of dy * weight and of dy * weight * x'."""
+    i_u = tl.program_id(0) * BLOCK_U + tl.arange(0, BLOCK_U)
+    b_1 = tl.zeros([BLOCK_I, BLOCK_U], WIDE)
+    b_2 = tl.zeros([BLOCK_I, BLOCK_U], WIDE)
+    for at in range(0, n_parts * n_w, BLOCK_I):
+        o, m, i_c = _slots(i_u, at, n_c, n_w, n_parts, n_units, BLOCK_I)
+        b_w = tl.full([BLOCK_I, BLOCK_U], 1.0, WIDE)
+        if w_ptr is not None:
+            b_w = tl.load(w_ptr + i_c, mask=m, other=0.0).to(WIDE)
+        b_1 += tl.load(db_ptr + o, mask=m, other=0.0) * b_w
+        b_2 += tl.load(ds_ptr + o, mask=m, other=0.0) * b_w
+    tl.store(c1_ptr + i_u, tl.sum(b_1, 0) / count, mask=i_u < n_units)
+    tl.store(c2_ptr + i_u, tl.sum(b_2, 0) / count, mask=i_u < n_units)
+
+
+def _total_channels(
+    ds_ptr, db_ptr, w_ptr, stat_ptr, dw_ptr, dbias_ptr, c1_ptr, c2_ptr, dmean_ptr, dvar_ptr, n_c, n_parts, count, eps,
+    WIDE: tl.constexpr, BLOCK_I: tl.constexpr, BLOCK_U: tl.constexpr,
+):  # fmt: skip
+    """Shares [n_parts, n_c] added up: dweight and dbias; and what follows where a channel is a unit: what its dx
+    takes, or the gradients of statistics that were given."""
+    i_c = tl.program_id(0) * BLOCK_U + tl.arange(0, BLOCK_U)
+    m_c = i_c < n_c
+    b_1 = tl.zeros([BLOCK_I, BLOCK_U], WIDE)
+    b_2 = tl.zeros([BLOCK_I, BLOCK_U], WIDE)
+    for at in range(0, n_parts, BLOCK_I):
+        i = at + tl.arange(0, BLOCK_I)[:, None]
+        o = i.to(tl.int64) * n_c + i_c[None, :]
+        m = (i < n_parts) & m_c[None, :]
+        b_2 += tl.load(ds_ptr + o, mask=m, other=0.0)
+        if db_ptr is not None:
+            b_1 += tl.load(db_ptr + o, mask=m, other=0.0)
+    s_1, s_2 = tl.sum(b_1, 0), tl.sum(b_2, 0)
+    tl.store(dw_ptr + i_c, s_2.to(dw_ptr.dtype.element_ty), mask=m_c)
+    if dbias_ptr is not None:
+        tl.store(dbias_ptr + i_c, s_1.to(dbias_ptr.dtype.element_ty), mask=m_c)
+    if w_ptr is not None:
+        b_w = tl.load(w_ptr + i_c, mask=m_c, other=0.0).to(WIDE)
+        s_1 *= b_w
+        s_2 *= b_w
+    if c1_ptr is not None:
+        tl.store(c1_ptr + i_c, s_1 / count, mask=m_c)
+    if c2_ptr is not None:
+        tl.store(c2_ptr + i_c, s_2 / count, mask=m_c)
+    if dmean_ptr is not None:
+        rstd = _inverse(stat_ptr, i_c, m_c, eps, "var", WIDE)
+        tl.store(dmean_ptr + i_c, (-rstd * s_1).to(dmean_ptr.dtype.element_ty), mask=m_c)
+        tl.store(dvar_ptr + i_c, (-0.5 * rstd * rstd * s_2).to(dvar_ptr.dtype.element_ty), mask=m_c)
+
+
+# ---- all elements, by statistics that are there ----------------------------------------------------------------------
+
+
+@triton.jit
+def _row_block(n_l, n_rows, n_c, n_w, GROUPED: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
+    """Rows of one sample and channel: where they lie, their channels and units. From the end: L2 has that still."""
+    pid = tl.num_programs(0) - 1 - tl.program_id(0)
+    n_b = tl.cdiv(n_l, BLOCK_N)
+    i_m = (pid // n_b) * BLOCK_M + tl.arange(0, BLOCK_M)[:, None]
+    o_n = (pid % n_b) * BLOCK_N + tl.arange(0, BLOCK_N)[None, :]
+    i_c = i_m % n_c
+    i_u = i_m // n_w if GROUPED else i_c
+    m_m = i_m < n_rows
+    return i_m.to(tl.int64) * n_l + o_n, m_m & (o_n < n_l), m_m, i_c, i_u
+
+
+@triton.jit
+def _column_block(n_c, n_m, n_w, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
+    """The same of matrices [n_m, n_c]."""
+    pid = tl.num_programs(0) - 1 - tl.program_id(0)
+    n_b, n_i = tl.cdiv(n_c, BLOCK_N), tl.cdiv(n_m, BLOCK_M)
+    i_o = pid // n_b // n_i
+    i_m = ((pid // n_b) % n_i) * BLOCK_M + tl.arange(0, BLOCK_M)[:, None]
+    i_c = (pid % n_b) * BLOCK_N + tl.arange(0, BLOCK_N)[None, :]
+    m_c = i_c < n_c
+    o = (i_o.to(tl.int64) * n_m + i_m) * n_c + i_c
+    return o, (i_m < n_m) & m_c, m_c, i_c, i_o * (n_c // n_w) + i_c // n_w
+
+
+@triton.jit
+def _y(
+    x_ptr, mean_ptr, stat_ptr, w_ptr, b_ptr, y_ptr, o, m, m_c, i_c, i_u, eps, GIVEN: tl.constexpr, WIDE: tl.constexpr
+):
+    b_x = tl.load(x_ptr + o, mask=m, other=0.0).to(WIDE)
+    if mean_ptr is not None:
+        b_x -= tl.load(mean_ptr + i_u, mask=m_c, other=0.0).to(WIDE)
+    b_x *= _inverse(stat_ptr, i_u, m_c, eps, GIVEN, WIDE)
+    b_y = _scale(b_x, w_ptr, b_ptr, i_c, m_c, WIDE)
+    tl.store(y_ptr + o, b_y.to(y_ptr.dtype.element_ty), mask=m)
+
+
+@triton.jit
+def _dx(
+    dy_ptr, x_ptr, mean_ptr, stat_ptr, w_ptr, c1_ptr, c2_ptr, dx_ptr, o, m, m_c, i_c, i_u,
+    GIVEN: tl.constexpr, WIDE: tl.constexpr,
+):  # fmt: skip
+    b_x = tl.load(x_ptr + o, mask=m, other=0.0).to(WIDE)
+    b_dy = tl.load(dy_ptr + o, mask=m, other=0.0).to(WIDE)
+    rstd = _inverse(stat_ptr, i_u, m_c, 0.0, GIVEN, WIDE)
+    b_g = _scale(b_dy, w_ptr, None, i_c, m_c, WIDE)
+    if mean_ptr is not None:
+        b_x -= tl.load(mean_ptr + i_u, mask=m_c, other=0.0).to(WIDE)
+        b_g -= tl.load(c1_ptr + i_u, mask=m_c, other=0.0)
+    b_dx = rstd * (b_g - b_x * (rstd * tl.load(c2_ptr + i_u, mask=m_c, other=0.0)))
+    tl.store(dx_ptr + o, b_dx.to(dx_ptr.dtype.element_ty), mask=m)
+
+
+def _rows(
+    x_ptr, mean_ptr, stat_ptr, w_ptr, b_ptr, y_ptr, n_l, n_rows, n_c, n_w, eps,
+    GROUPED: tl.constexpr, GIVEN: tl.constexpr, WIDE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    o, m, m_c, i_c, i_u = _row_block(n_l, n_rows, n_c, n_w, GROUPED, BLOCK_M, BLOCK_N)
+    _y(x_ptr, mean_ptr, stat_ptr, w_ptr, b_ptr, y_ptr, o, m, m_c, i_c, i_u, eps, GIVEN, WIDE)
+
+
+def _columns(
+    x_ptr, mean_ptr, stat_ptr, w_ptr, b_ptr, y_ptr, n_c, n_m, n_w, eps,
+    GIVEN: tl.constexpr, WIDE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    o, m, m_c, i_c, i_u = _column_block(n_c, n_m, n_w, BLOCK_M, BLOCK_N)
+    _y(x_ptr, mean_ptr, stat_ptr, w_ptr, b_ptr, y_ptr, o, m, m_c, i_c, i_u, eps, GIVEN, WIDE)
+
+
+def _bwd_rows(
+    dy_ptr, x_ptr, mean_ptr, stat_ptr, w_ptr, c1_ptr, c2_ptr, dx_ptr, n_l, n_rows, n_c, n_w,
+    GROUPED: tl.constexpr, GIVEN: tl.constexpr, WIDE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    o, m, m_c, i_c, i_u = _row_block(n_l, n_rows, n_c, n_w, GROUPED, BLOCK_M, BLOCK_N)
+    _dx(dy_ptr, x_ptr, mean_ptr, stat_ptr, w_ptr, c1_ptr, c2_ptr, dx_ptr, o, m, m_c, i_c, i_u, GIVEN, WIDE)
+
+
+def _bwd_columns(
+    dy_ptr, x_ptr, mean_ptr, stat_ptr, w_ptr, c1_ptr, c2_ptr, dx_ptr, n_c, n_m, n_w,
+    GIVEN: tl.constexpr, WIDE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    o, m, m_c, i_c, i_u = _column_block(n_c, n_m, n_w, BLOCK_M, BLOCK_N)
+    _dx(dy_ptr, x_ptr, mean_ptr, stat_ptr, w_ptr, c1_ptr, c2_ptr, dx_ptr, o, m, m_c, i_c, i_u, GIVEN, WIDE)
+
+
+# ---- launching ------------------------------------------------------------------------------------------------------
+
+_units = dict(sizes="r_stride f_stride k_stride n_l")
+fwd = Launcher(_fwd, tensors=10, free="n_k n_r n_f eps momentum", **_units)
+fwd_pieces = Launcher(_fwd_pieces, tensors=10, free="n_k n_r n_f eps momentum", **_units)
+bwd = Launcher(_bwd, tensors=8, free="n_k n_r n_f", **_units)
+bwd_pieces = Launcher(_bwd_pieces, tensors=8, free="n_k n_r n_f", **_units)
+shares = Launcher(_shares, tensors=4, free="n_k n_f n_parts", **_units)
+bwd_shares = Launcher(_bwd_shares, tensors=8, free="n_k n_f n_w n_parts eps", **_units)
+column_shares = Launcher(_column_shares, tensors=4, sizes="n_c", free="n_m n_parts")
+bwd_column_shares = Launcher(_bwd_column_shares, tensors=8, sizes="n_c", free="n_m n_w n_parts eps")
+merge = Launcher(_merge, tensors=9, sizes="n_c", free="n_w n_parts n_units count eps momentum")
+total_units = Launcher(_total_units, tensors=5, sizes="n_c", free="n_w n_parts n_units count")
+total_channels = Launcher(_total_channels, tensors=10, sizes="n_c", free="n_parts count eps")
+rows = Launcher(_rows, tensors=6, sizes="n_l", free="n_rows n_c n_w eps")
+columns = Launcher(_columns, tensors=6, sizes="n_c", free="n_m n_w eps")
+bwd_rows = Launcher(_bwd_rows, tensors=8, sizes="n_l", free="n_rows n_c n_w")
+bwd_columns = Launcher(_bwd_columns, tensors=8, sizes="n_c", free="n_m n_w")

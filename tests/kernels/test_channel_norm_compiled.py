@@ -1,0 +1,111 @@
+"""The kernels of group, batch and weight norm, by each of their ways, compiled for four chips down to machine code."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+from opmux.core import specs
+from opmux.kernels import channel_norm
+from opmux.kernels.lib.compile_only import CHIPS, compiling_for
+
+MODE = "compile"
+META = torch.device("meta")
+bf16, f16, f32, f64 = torch.bfloat16, torch.float16, torch.float32, torch.float64
+
+# op, shape, group or dim, whether channels-last, the way forward and backward: what kernels there are
+CASES = [
+    ("group_norm", (32, 320, 32, 32), 32, False, "whole"),
+    ("group_norm", (32, 320, 64, 64), 32, False, "pieces"),
+    ("group_norm", (1, 128, 256, 256), 32, False, "shares"),
+    ("group_norm", (8, 320, 32, 32), 32, True, "shares"),
+    ("group_norm", (512, 4096), 32, False, "whole"),
+    ("group_norm", (7, 30, 7, 7), 3, False, "whole"),
+    ("batch_norm", (16, 64, 8, 8), None, False, "whole"),
+    ("batch_norm", (64, 64, 28, 28), None, False, "pieces"),
+    ("batch_norm", (64, 256, 56, 56), None, False, "shares"),
+    ("batch_norm", (64, 256, 56, 56), None, True, "shares"),
+    ("batch_norm", (256, 1024), None, False, "whole"),
+    ("weight_norm", (4096, 4096), 0, False, "whole"),
+    ("weight_norm", (4096, 4096), 1, False, "shares"),
+    ("weight_norm", (300, 37, 9), 1, False, "pieces"),
+]
+name = lambda v: v if isinstance(v, str) else "x".join(map(str, v)) if isinstance(v, tuple) else str(v)
+over_cases = pytest.mark.parametrize("op, shape, size, last, way", CASES, ids=name)
+
+
+def arguments(op, shape, size, last, dtype):
+    """Forward and backward arguments on meta; weights are float32."""
+    x = torch.empty(shape, dtype=dtype, device=META)
+    if last:
+        x = x.contiguous(memory_format=torch.channels_last)
+    wide = torch.float64 if dtype is f64 else f32
+    new = lambda *n: torch.empty(n, dtype=wide, device=META)
+    if op == "weight_norm":
+        stat = new(*(n if i == size else 1 for i, n in enumerate(shape)))
+        return (x, stat, size), (x, x, stat, stat, size)
+    c = new(shape[1])
+    if op == "group_norm":
+        stat = new(shape[0], size)
+        return (x, size, c, c, 1e-5), (x, x, c, stat, stat, size)
+    return (x, c, c, c, c, 0.1, 1e-5), (x, x, c, c, c)
+
+
+def build(op, shape, size, last, way, dtype, chip, monkeypatch):
+    """Both directions, the given way."""
+    monkeypatch.setattr(channel_norm, "way", lambda *facts: way)
+    forward, backward = arguments(op, shape, size, last, dtype)
+    with compiling_for(chip) as built:
+        getattr(channel_norm, op)(*forward)
+        getattr(channel_norm, f"{op}_bwd")(*backward)
+        if op == "batch_norm":
+            x, c, *_ = forward
+            channel_norm.batch_norm_infer(x, c, c, c, None, 1e-5)
+            channel_norm.batch_norm_infer_bwd(x, x, c, c, None, 1e-5)
+    assert all(k.shared <= CHIPS[chip][1] for k in built)
+    return {k.name: k for k in built}
+
+
+@over_cases
+def test_every_way(op, shape, size, last, way, monkeypatch):
+    """Each on one chip and with one dtype, in turn; all of them with --slow."""
+    turn = CASES.index((op, shape, size, last, way))
+    chip, dtype = list(CHIPS)[(turn + turn // 4) % 4], (bf16, f32, f64, f16)[turn % 4]
+    names = set(build(op, shape, size, last, way, dtype, chip, monkeypatch))
+    by_column = last or op == "weight_norm"
+    expected = {
+        "whole": {"_fwd", "_bwd"},
+        "pieces": {"_fwd_pieces", "_bwd_pieces"},
+        "shares": {"_merge", "_column_shares", "_bwd_columns"} if by_column else {"_merge", "_shares", "_bwd_rows"},
+    }
+    assert expected[way] <= names
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("chip", CHIPS)
+@over_cases
+def test_every_way_on_every_chip(op, shape, size, last, way, chip, monkeypatch):
+    for dtype in (bf16, f16, f32, f64):
+        build(op, shape, size, last, way, dtype, chip, monkeypatch)
+
+
+ODD = ((7, 30, 7, 7), (300, 37, 9))  # runs of no multiple of 16
+
+
+@pytest.mark.parametrize("op, shape, size, last, way", [c for c in CASES if c[1] not in ODD], ids=name)
+def test_nothing_spills_and_loads_are_wide(op, shape, size, last, way, monkeypatch):
+    """Of what runs over all elements, on sm_90."""
+    kernels = build(op, shape, size, last, way, bf16, "sm_90", monkeypatch)
+    for kernel in kernels.values():
+        assert kernel.spills() == 0, kernel.name
+        if kernel.name.startswith(("_merge", "_total")):
+            continue
+        wide = "ld.global.v4.b32" in kernel.asm["ptx"] or "ld.global.v2.b32" in kernel.asm["ptx"]
+        assert wide and "ld.global.b16" not in kernel.asm["ptx"], kernel.name
+
+
+def test_the_compiled_ways_are_all_there_are():
+    assert {c[4] for c in CASES} == {"whole", "pieces", "shares"}
+    kernels = [s for s in specs if s.family == "channel_norm" and s.space == "opmux"]
+    assert {s.name.removesuffix("_bwd").removesuffix("_infer") for s in kernels} == {c[0] for c in CASES}
