@@ -128,7 +128,8 @@ def test_weight_norm(shape, dim, dtype):
     g = torch.rand_like(torch.norm_except_dim(v, 2, -1 if dim is None else dim)) + 0.5
     ours, true = leaves(v, g), doubles(v, g)
     w, norm = opmux.ops.weight_norm(*ours, dim)
-    want = torch._weight_norm(*true, -1 if dim is None else dim)
+    # torch._weight_norm of float64 on CUDA is right to 8 digits only
+    want = true[0] * (true[1] / torch.norm_except_dim(true[0], 2, -1 if dim is None else dim))
     close(w, want, dtype)
     close(norm, torch.norm_except_dim(true[0], 2, -1 if dim is None else dim), f64 if dtype is f64 else f32)
     got, true_grads = torch.autograd.grad(w, ours, dw), torch.autograd.grad(want, true, dw.double())

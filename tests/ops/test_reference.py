@@ -49,6 +49,11 @@ def true_layer_norm(x, weight, bias=None, eps=1e-5, offset=0.0):
     return y, mean, (row_mean((x - mean[..., None]) ** 2) + eps) ** -0.5
 
 
+def true_glu(f, x):
+    a, b = x.split([x.shape[-1] // 2] * 2, -1)
+    return f(a) * b
+
+
 ACTS = {
     "gelu": lambda x: F.gelu(x, approximate="tanh"),
     "gelu_erf": F.gelu,
@@ -65,6 +70,8 @@ TRUTH = {
     "layer_norm": true_layer_norm,
     **{name: lambda x, f=f: (f(x),) for name, f in ACTS.items() if name != "sigmoid"},
     **{f"{name}_mul": lambda a, b, f=f: (f(a) * b,) for name, f in ACTS.items()},
+    **{f"{name}_bias": lambda x, bias, f=f: (f(x + bias),) for name, f in ACTS.items() if name != "sigmoid"},
+    **{f"{name}_glu": lambda x, f=f: (true_glu(f, x),) for name, f in ACTS.items()},
 }
 
 
@@ -132,7 +139,7 @@ def test_backward_is_the_gradient_of_the_forward(spec, dtype):
 def test_backward_is_the_slope_of_the_forward(spec):
     """By finite differences of the reference itself, which share no formula with anything."""
     plan, h = spec.gradient, 1e-6
-    args = spec.samples.at((4, 5), torch.float64, CPU).args
+    args = spec.samples.at((4, 6), torch.float64, CPU).args
     outs = as_tuple(spec.reference(*args))
     grads = [torch.randn_like(o) for o in outs]
     slopes = as_tuple(plan.backward.reference(*backward_args(plan, args, outs, grads)))
@@ -177,8 +184,9 @@ def expected_dtype(name, given):
         return torch.float32
     if name == "out":
         return given["otype"] or lead.dtype
-    source = {"dbias": "weight", "dbeta": "gamma"}.get(name, name.removeprefix("d"))
-    return given.get(source, lead).dtype
+    source = {"dbeta": "gamma"}.get(name, name.removeprefix("d"))
+    source = "weight" if name == "dbias" and "weight" in given else source
+    return lead.dtype if given.get(source) is None else given[source].dtype
 
 
 def packed_strides(shape):
@@ -230,7 +238,7 @@ def test_fakes_tell_the_truth(spec, dtype):
 @over(PRIMITIVES)
 def test_sizes_are_not_burned_in(spec):
     traced = make_fx(spec.reference, tracing_mode="symbolic")(*spec.samples.at((5, 64), torch.bfloat16, CPU).args)
-    args = spec.samples.at((6, 37), torch.bfloat16, CPU).args
+    args = spec.samples.at((6, 38), torch.bfloat16, CPU).args
     for g, w in zip(as_tuple(traced(*args)), as_tuple(spec.reference(*args)), strict=True):
         assert torch.equal(g, w)
 
@@ -299,8 +307,8 @@ def test_samples_cover_what_finds_mistakes(spec):
 
 @over(OPS)
 def test_one_sample_of_a_given_shape(spec):
-    sample = spec.samples.at((3, 4, 5), torch.bfloat16, CPU)
-    assert sample.args[0].shape == (3, 4, 5) and sample.args[0].dtype is torch.bfloat16
+    sample = spec.samples.at((3, 4, 6), torch.bfloat16, CPU)
+    assert sample.args[0].shape == (3, 4, 6) and sample.args[0].dtype is torch.bfloat16
     reference(spec)(*sample.args)
 
 
@@ -338,7 +346,7 @@ def test_activations_far_out(spec, dtype):
     true_outs, (leaf, *_) = truth(spec, (x, *ones))
     (want,) = torch.autograd.grad(true_outs[0].sum(), leaf)
     got = spec.reference(x, *ones)
-    slope = as_tuple(spec.gradient.backward.reference(torch.ones_like(x), x, *ones))[0]
+    slope = as_tuple(spec.gradient.backward.reference(torch.ones_like(got), x, *ones))[0]
     for g, w in ((got, true_outs[0].detach()), (slope, want)):
         torch.testing.assert_close(g, w.to(dtype), rtol=max(1e-6, torch.finfo(dtype).eps), atol=1e-6)
 

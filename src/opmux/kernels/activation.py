@@ -1,9 +1,13 @@
-"""Activations and their gated forms: the maths of each is two device functions; four kernels serve them all."""
+"""Activations, alone, with a bias and gated: the maths of each is two device functions; six kernels serve them all.
+
+What is one shape in one piece is a single long row. Gated kernels and those with a bias take rows with gaps between
+them, as the halves of [.., 2n] are, so these are read where they lie.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -15,7 +19,8 @@ from ..specs import activation as spec
 from .lib.config import Tiles, tunable
 from .lib.launch import Launcher
 from .lib.plans import plans
-from .lib.rows import DEVICES, Room, wide_of
+from .lib.rows import DEVICES, Room, Rows, cores, even_rows, packed, wide_of
+from .lib.totals import adding_up, share_of
 
 K1 = tl.constexpr(spec.K1)
 K3 = tl.constexpr(spec.K3)
@@ -143,35 +148,159 @@ def _one_bwd(dy_ptr, x_ptr, dx_ptr, n, SLOPE: tl.constexpr, WIDE: tl.constexpr, 
     tl.store(dx_ptr + o, (b_dy * SLOPE(b_x)).to(dx_ptr.dtype.element_ty), mask=m)
 
 
-def _gated(a_ptr, b_ptr, y_ptr, n, VALUE: tl.constexpr, WIDE: tl.constexpr, BLOCK: tl.constexpr):
-    o = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    m = o < n
-    b_a = tl.load(a_ptr + o, mask=m).to(WIDE)
-    b_b = tl.load(b_ptr + o, mask=m).to(WIDE)
-    tl.store(y_ptr + o, (VALUE(b_a) * b_b).to(y_ptr.dtype.element_ty), mask=m)
+@triton.jit
+def _tile(n, FLAT: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
+    """The rows [BLOCK_M, 1] and columns [1, BLOCK_N] of this program: those of one row follow each other.
+
+    FLAT is for a single row, and saves a division and the strides: a tenth of the instructions of a gate.
+    """
+    pid = tl.program_id(0)
+    if FLAT:
+        i_m = tl.zeros([BLOCK_M, 1], tl.int64)
+        o_n = pid.to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N)[None, :]
+    else:
+        across = tl.cdiv(n, BLOCK_N)
+        i_m = (pid // across).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)[:, None]
+        o_n = (pid % across).to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N)[None, :]
+    return i_m, o_n
+
+
+def _gated(
+    a_ptr, b_ptr, y_ptr, a_stride, b_stride, n_rows, n,
+    FLAT: tl.constexpr, VALUE: tl.constexpr, WIDE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    """Without b, each row of a is followed by its b."""
+    i_m, o_n = _tile(n, FLAT, BLOCK_M, BLOCK_N)
+    m = (i_m < n_rows) & (o_n < n)
+    if b_ptr is None:
+        b_ptr = a_ptr + n
+    b_a = tl.load(a_ptr + i_m * a_stride + o_n, mask=m).to(WIDE)
+    b_b = tl.load(b_ptr + i_m * b_stride + o_n, mask=m).to(WIDE)
+    tl.store(y_ptr + i_m * n + o_n, (VALUE(b_a) * b_b).to(y_ptr.dtype.element_ty), mask=m)
 
 
 def _gated_bwd(
-    dy_ptr, a_ptr, b_ptr, da_ptr, db_ptr, n,
-    VALUE: tl.constexpr, SLOPE: tl.constexpr, WIDE: tl.constexpr, BLOCK: tl.constexpr,
+    dy_ptr, a_ptr, b_ptr, da_ptr, db_ptr, dy_stride, a_stride, b_stride, d_stride, n_rows, n,
+    FLAT: tl.constexpr, VALUE: tl.constexpr, SLOPE: tl.constexpr, WIDE: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    o = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    m = o < n
-    b_dy = tl.load(dy_ptr + o, mask=m).to(WIDE)
-    b_a = tl.load(a_ptr + o, mask=m).to(WIDE)
-    b_b = tl.load(b_ptr + o, mask=m).to(WIDE)
-    tl.store(da_ptr + o, (b_dy * b_b * SLOPE(b_a)).to(da_ptr.dtype.element_ty), mask=m)
-    tl.store(db_ptr + o, (b_dy * VALUE(b_a)).to(db_ptr.dtype.element_ty), mask=m)
+    """Without b and db, each row of a and da is followed by its b and db."""
+    i_m, o_n = _tile(n, FLAT, BLOCK_M, BLOCK_N)
+    m = (i_m < n_rows) & (o_n < n)
+    if b_ptr is None:
+        b_ptr = a_ptr + n
+        db_ptr = da_ptr + n
+    b_dy = tl.load(dy_ptr + i_m * dy_stride + o_n, mask=m).to(WIDE)
+    b_a = tl.load(a_ptr + i_m * a_stride + o_n, mask=m).to(WIDE)
+    b_b = tl.load(b_ptr + i_m * b_stride + o_n, mask=m).to(WIDE)
+    tl.store(da_ptr + i_m * d_stride + o_n, (b_dy * b_b * SLOPE(b_a)).to(da_ptr.dtype.element_ty), mask=m)
+    tl.store(db_ptr + i_m * d_stride + o_n, (b_dy * VALUE(b_a)).to(da_ptr.dtype.element_ty), mask=m)
+
+
+def _biased(
+    x_ptr, b_ptr, y_ptr, x_stride, n_rows, n,
+    VALUE: tl.constexpr, WIDE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    i_m, o_n = _tile(n, False, BLOCK_M, BLOCK_N)
+    m_n = o_n < n
+    m = (i_m < n_rows) & m_n
+    b_x = tl.load(x_ptr + i_m * x_stride + o_n, mask=m, other=0.0).to(WIDE)
+    b_x += tl.load(b_ptr + o_n, mask=m_n, other=0.0).to(WIDE)
+    tl.store(y_ptr + i_m * n + o_n, VALUE(b_x).to(y_ptr.dtype.element_ty), mask=m)
+
+
+def _biased_bwd(
+    dy_ptr, x_ptr, b_ptr, dx_ptr, share_ptr, dy_stride, x_stride, n_rows, n,
+    SLOPE: tl.constexpr, WIDE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    """dx, and shares of its sums: program (i, j) takes the columns of block i and every P-th block of rows from j on.
+
+    The next rows are on their way while these are computed.
+    """
+    o_m = tl.arange(0, BLOCK_M)[:, None]
+    o_n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)[None, :]
+    m_n = o_n < n
+    first = tl.program_id(1) * BLOCK_M
+    step = tl.num_programs(1) * BLOCK_M
+    b_b = tl.zeros([1, BLOCK_N], WIDE)
+    if b_ptr is not None:
+        b_b += tl.load(b_ptr + o_n, mask=m_n, other=0.0).to(WIDE)
+    b_sum = tl.zeros([BLOCK_M, BLOCK_N], WIDE)
+    i_m = (first + o_m).to(tl.int64)
+    m = (i_m < n_rows) & m_n
+    x_next = tl.load(x_ptr + i_m * x_stride + o_n, mask=m, other=0.0)
+    dy_next = tl.load(dy_ptr + i_m * dy_stride + o_n, mask=m, other=0.0)
+    for at in range(first, n_rows, step):
+        i_m = (at + o_m).to(tl.int64)
+        m = (i_m < n_rows) & m_n
+        b_x, b_dy = x_next.to(WIDE), dy_next.to(WIDE)
+        i_next = i_m + step
+        m_next = (i_next < n_rows) & m_n
+        x_next = tl.load(x_ptr + i_next * x_stride + o_n, mask=m_next, other=0.0)
+        dy_next = tl.load(dy_ptr + i_next * dy_stride + o_n, mask=m_next, other=0.0)
+        b_dx = b_dy * SLOPE(b_x + b_b)
+        tl.store(dx_ptr + i_m * n + o_n, b_dx.to(dx_ptr.dtype.element_ty), mask=m)
+        b_sum += tl.where(m, b_dx, 0.0)  # beyond the rows it is 0 times a slope that need not be finite
+    at = tl.program_id(1).to(tl.int64) * n + tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+    tl.store(share_ptr + at, tl.sum(b_sum, 0), mask=tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N) < n)
 
 
 one, one_bwd = Launcher(_one, tensors=2, sizes="n"), Launcher(_one_bwd, tensors=3, sizes="n")
-gated, gated_bwd = Launcher(_gated, tensors=3, sizes="n"), Launcher(_gated_bwd, tensors=5, sizes="n")
+gated = Launcher(_gated, tensors=3, sizes="a_stride b_stride n", free="n_rows")
+gated_bwd = Launcher(_gated_bwd, tensors=5, sizes="dy_stride a_stride b_stride d_stride n", free="n_rows")
+biased = Launcher(_biased, tensors=3, sizes="x_stride n", free="n_rows")
+biased_bwd = Launcher(_biased_bwd, tensors=5, sizes="dy_stride x_stride n", free="n_rows")
+
+
+# ---- tiles ----------------------------------------------------------------------------------------------------------
+
+
+def per_program(dtype: torch.dtype) -> int:
+    """Elements for 128 threads: 16 each, two wide loads of a 16-bit type."""
+    return 2048 if dtype.itemsize <= 2 else 1024
+
+
+def least_gap(n: int, most: int, least: int = 256) -> int:
+    """The widest block up to `most` that covers n columns with at most a sixteenth left over."""
+    block = min(most, max(triton.next_power_of_2(n), 16))
+    while block > least and -n % block > n // 16:
+        block //= 2
+    return block
 
 
 @tunable("activation.flat")
 def flat_tiles(dtype: torch.dtype) -> Tiles:
-    """A block that gives each thread 16 elements: two wide loads of a 16-bit type."""
-    return Tiles(128, BLOCK=2048 if dtype.itemsize <= 2 else 1024)
+    return Tiles(128, BLOCK=per_program(dtype))
+
+
+@tunable("activation.gated")
+def gated_tiles(dtype: torch.dtype) -> Tiles:
+    """What lies in one piece, as one row."""
+    return Tiles(128, BLOCK_M=1, BLOCK_N=per_program(dtype))
+
+
+@tunable("activation.gated_rows")
+def gated_row_tiles(n: int, dtype: torch.dtype) -> Tiles:
+    block = least_gap(n, per_program(dtype))
+    return Tiles(128, BLOCK_M=per_program(dtype) // block, BLOCK_N=block)
+
+
+PER_CORE = 4  # programs that walk over rows and add them up; an sm_90 core has registers for six at most
+
+
+@tunable("activation.bias")
+def bias_tiles(n: int, dtype: torch.dtype) -> Tiles:
+    """Several rows at once, that the bias is read once for them."""
+    block = least_gap(n, 256, 64)
+    return Tiles(128, BLOCK_M=per_program(dtype) // block, BLOCK_N=block)
+
+
+# ---- one tensor after the other -------------------------------------------------------------------------------------
+
+
+def functions(act: str, uses: str) -> dict[str, Any]:
+    """The constants that say what is computed."""
+    return {u: MATHS[act][("VALUE", "SLOPE").index(u)] for u in uses.split()}
 
 
 class Elementwise(NamedTuple):
@@ -183,61 +312,199 @@ class Elementwise(NamedTuple):
 
 
 @plans
-def plan(launcher: Launcher, act: str, name: str, uses: str, inputs: str, *args: Tensor) -> Elementwise:
-    """Over tensors of one shape; results take the dtype of the last."""
-    names = inputs.split()
-    spec.check(name, **dict(sorted(zip(names, args, strict=True), key=lambda row: row[0] == "dy")))
-    like = args[-1]
-    n = like.numel()
-    out = Room.of(like.shape, like.dtype)
+def _plan_one(act: str, *args: Tensor) -> Elementwise:
+    x = args[-1]
+    backward = len(args) == 2
+    spec.check(f"{act}_bwd" if backward else act, x=x, **({"dy": args[0]} if backward else {}))
+    n = x.numel()
+    out = Room.of(x.shape, x.dtype)
     if n == 0:
         return Elementwise(out, None, False)
-    tiles = flat_tiles(dtype=like.dtype)
-    functions = dict(zip(("VALUE", "SLOPE"), MATHS[act], strict=True))
-    config = tiles.config(even=n % 16 == 0, WIDE=wide_of(like.dtype), **{u: functions[u] for u in uses.split()})
-    launch = launcher.ready((-(-n // tiles["BLOCK"]), 1, 1), (n,), config)
+    tiles = flat_tiles(dtype=x.dtype)
+    config = tiles.config(even=n % 16 == 0, WIDE=wide_of(x.dtype), **functions(act, "SLOPE" if backward else "VALUE"))
+    launch = (one_bwd if backward else one).ready((-(-n // tiles["BLOCK"]), 1, 1), (n,), config)
     return Elementwise(out, launch, not all(t.is_contiguous() for t in args))
 
 
-def _run(launcher: Launcher, act: str, name: str, uses: str, inputs: str, *args: Tensor) -> Tensor:
-    out, launch, pack = plan(launcher, act, name, uses, inputs, *args)
-    y = out.on(args[-1])
-    if launch is not None:
-        launch(*(tuple(t.contiguous() for t in args) if pack else args), y)
-    return y
-
-
-def _run_two(launcher: Launcher, act: str, name: str, uses: str, inputs: str, *args: Tensor) -> tuple[Tensor, Tensor]:
-    out, launch, pack = plan(launcher, act, name, uses, inputs, *args)
-    y, z = out.on(args[-1]), out.on(args[-1])
-    if launch is not None:
-        launch(*(tuple(t.contiguous() for t in args) if pack else args), y, z)
-    return y, z
-
-
-def declare(act: str) -> None:
-    """The impls of one activation: alone, gated, and the gradients of both."""
-    gated_name = f"{act}_mul"
-
+def one_impls(act: str) -> dict[str, Callable[..., Any]]:
     def forward(x: Tensor) -> Tensor:
-        return _run(one, act, act, "VALUE", "x", x)
+        out, launch, pack = _plan_one(act, x)
+        y = out.on(x)
+        if launch is not None:
+            launch(x.contiguous() if pack else x, y)
+        return y
 
     def backward(dy: Tensor, x: Tensor) -> Tensor:
-        return _run(one_bwd, act, f"{act}_bwd", "SLOPE", "dy x", dy, x)
+        out, launch, pack = _plan_one(act, dy, x)
+        dx = out.on(x)
+        if launch is not None:
+            if pack:
+                dy, x = dy.contiguous(), x.contiguous()
+            launch(dy, x, dx)
+        return dx
 
-    def forward_gated(a: Tensor, b: Tensor) -> Tensor:
-        return _run(gated, act, gated_name, "VALUE", "a b", a, b)
-
-    def backward_gated(dy: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-        return _run_two(gated_bwd, act, f"{gated_name}_bwd", "VALUE SLOPE", "dy a b", dy, a, b)
-
-    made = {gated_name: forward_gated, f"{gated_name}_bwd": backward_gated}
-    if spec.ACTS[act].alone:
-        made |= {act: forward, f"{act}_bwd": backward}
-    for name, fn in made.items():
-        fn.__name__ = fn.__qualname__ = name
-        impl(getattr(spec, name), devices=DEVICES)(fn)
+    return {act: forward, f"{act}_bwd": backward}
 
 
-for _act in spec.ACTS:
-    declare(_act)
+# ---- gated ----------------------------------------------------------------------------------------------------------
+
+
+@plans
+def _plan_gated(act: str, halves: bool, backward: bool, *args: Tensor) -> Elementwise:
+    name = act + ("_glu" if halves else "_mul") + ("_bwd" if backward else "")
+    x = args[-1]
+    like = {"dy": args[0]} if backward else {}
+    if halves:
+        spec.check_halves(name, "x", x, **like)
+    else:
+        spec.check(name, a=args[-2], b=x, **like)
+    parts = 2 if halves else 1
+    shape = (*x.shape[:-1], x.shape[-1] // 2) if halves and not backward else x.shape
+    out = Room.of(shape, x.dtype)
+    if not x.numel():
+        return Elementwise(out, None, False)
+    lie = [packed(t) for t in args]
+    flat = not halves and all(t.is_contiguous() for t in lie)
+    if flat:
+        count, n, strides = 1, x.numel(), [x.numel()] * len(args)
+    else:
+        at = [Rows.of(t) for t in lie]
+        count, n, strides = at[0].count, x.shape[-1] // parts, [r.stride for r in at]
+    if halves:
+        strides.append(strides[-1])  # of b, which is in x
+    if backward:
+        strides.append(parts * n)
+    tiles = gated_tiles(dtype=x.dtype) if flat else gated_row_tiles(n=n, dtype=x.dtype)
+    even = n % 16 == 0 and all(s % 16 == 0 for s in strides)
+    uses = functions(act, "VALUE SLOPE" if backward else "VALUE")
+    config = tiles.config(even=even, FLAT=flat, WIDE=wide_of(x.dtype), **uses)
+    blocks = -(-count // tiles["BLOCK_M"]) * -(-n // tiles["BLOCK_N"])
+    launch = (gated_bwd if backward else gated).ready((blocks, 1, 1), (*strides, count, n), config)
+    return Elementwise(out, launch, not all(even_rows(t) for t in args))
+
+
+def mul_impls(act: str) -> dict[str, Callable[..., Any]]:
+    def forward(a: Tensor, b: Tensor) -> Tensor:
+        out, launch, pack = _plan_gated(act, False, False, a, b)
+        y = out.on(a)
+        if launch is not None:
+            if pack:
+                a, b = packed(a), packed(b)
+            launch(a, b, y)
+        return y
+
+    def backward(dy: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+        out, launch, pack = _plan_gated(act, False, True, dy, a, b)
+        da, db = out.on(a), out.on(a)
+        if launch is not None:
+            if pack:
+                dy, a, b = packed(dy), packed(a), packed(b)
+            launch(dy, a, b, da, db)
+        return da, db
+
+    return {f"{act}_mul": forward, f"{act}_mul_bwd": backward}
+
+
+def glu_impls(act: str) -> dict[str, Callable[..., Any]]:
+    def forward(x: Tensor) -> Tensor:
+        out, launch, pack = _plan_gated(act, True, False, x)
+        y = out.on(x)
+        if launch is not None:
+            launch(packed(x) if pack else x, None, y)
+        return y
+
+    def backward(dy: Tensor, x: Tensor) -> Tensor:
+        out, launch, pack = _plan_gated(act, True, True, dy, x)
+        dx = out.on(x)
+        if launch is not None:
+            if pack:
+                dy, x = packed(dy), packed(x)
+            launch(dy, x, None, dx, None)
+        return dx
+
+    return {f"{act}_glu": forward, f"{act}_glu_bwd": backward}
+
+
+# ---- with a bias ----------------------------------------------------------------------------------------------------
+
+
+@plans
+def _plan_biased(act: str, x: Tensor, bias: Tensor) -> Elementwise:
+    spec.check_bias(f"{act}_bias", "x", x, bias)
+    out = Room.of(x.shape, x.dtype)
+    if not x.numel():
+        return Elementwise(out, None, False)
+    at, n = Rows.of(packed(x)), x.shape[-1]
+    tiles = bias_tiles(n=n, dtype=x.dtype)
+    even = n % 16 == 0 and at.stride % 16 == 0
+    config = tiles.config(even=even, WIDE=wide_of(x.dtype), **functions(act, "VALUE"))
+    blocks = -(-at.count // tiles["BLOCK_M"]) * -(-n // tiles["BLOCK_N"])
+    launch = biased.ready((blocks, 1, 1), (at.stride, at.count, n), config)
+    return Elementwise(out, launch, not (even_rows(x) and bias.is_contiguous()))
+
+
+class BiasedBackward(NamedTuple):
+    """What the gradient of an activation with a bias will do for tensors that look so."""
+
+    dx: Room
+    dbias: Room
+    shares: Room | None
+    launch: Callable[..., None] | None  # None: nothing to compute
+    total: Callable[..., None] | None
+    pack: bool
+
+
+@plans
+def _plan_biased_bwd(act: str, dy: Tensor, x: Tensor, bias: Tensor | None) -> BiasedBackward:
+    spec.check_bias(f"{act}_bias_bwd", "x", x, bias, dy=dy)
+    n, dtype = x.shape[-1], x.dtype
+    dx, dbias = Room.of(x.shape, dtype), Room.of((n,), dtype if bias is None else bias.dtype)
+    if not x.numel():
+        return BiasedBackward(dx, dbias, None, None, None, False)
+    to, at = Rows.of(packed(dy)), Rows.of(packed(x))
+    tiles = bias_tiles(n=n, dtype=dtype)
+    across = -(-n // tiles["BLOCK_N"])
+    parts = max(1, min(-(-at.count // tiles["BLOCK_M"]), cores(x.device) * PER_CORE // across))
+    even = all(size % 16 == 0 for size in (n, to.stride, at.stride))
+    config = tiles.config(even=even, WIDE=wide_of(dtype), **functions(act, "SLOPE"))
+    launch = biased_bwd.ready((across, parts, 1), (to.stride, at.stride, at.count, n), config)
+    shares = Room.of((parts, n), share_of(dtype))
+    pack = not (even_rows(dy) and even_rows(x) and (bias is None or bias.is_contiguous()))
+    return BiasedBackward(dx, dbias, shares, launch, adding_up(parts, n, dtype), pack)
+
+
+def bias_impls(act: str) -> dict[str, Callable[..., Any]]:
+    def forward(x: Tensor, bias: Tensor) -> Tensor:
+        out, launch, pack = _plan_biased(act, x, bias)
+        y = out.on(x)
+        if launch is not None:
+            if pack:
+                x, bias = packed(x), bias.contiguous()
+            launch(x, bias, y)
+        return y
+
+    def backward(dy: Tensor, x: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor]:
+        plan = _plan_biased_bwd(act, dy, x, bias)
+        dx, dbias = plan.dx.on(x), plan.dbias.on(x)
+        if plan.launch is None or plan.total is None or plan.shares is None:
+            return dx, dbias.zero_()
+        if plan.pack:
+            dy, x, bias = packed(dy), packed(x), None if bias is None else bias.contiguous()
+        shares = plan.shares.on(x)
+        plan.launch(dy, x, bias, dx, shares)
+        plan.total(shares, dbias)
+        return dx, dbias
+
+    return {f"{act}_bias": forward, f"{act}_bias_bwd": backward}
+
+
+# ---- the ops --------------------------------------------------------------------------------------------------------
+
+
+for _act, _row in spec.ACTS.items():
+    _made = mul_impls(_act) | glu_impls(_act)
+    if _row.alone:
+        _made |= one_impls(_act) | bias_impls(_act)
+    for _name, _fn in _made.items():
+        _fn.__name__ = _fn.__qualname__ = _name
+        impl(getattr(spec, _name), devices=DEVICES)(_fn)

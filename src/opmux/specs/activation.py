@@ -1,19 +1,20 @@
-"""Activations, and their gated forms act(a) * b.
+"""Activations act(x), with a bias act(x + bias), and gated act(a) * b: of two tensors, or of the halves of one.
 
-The maths of each is a row of `ACTS`; a loop makes the ops: `<act>`, `<act>_bwd`, `<act>_mul` and `<act>_mul_bwd`.
+The maths of each is a row of `ACTS`, the forms are rows of `VARIANTS`; a loop makes the ops: `<act>`, `<act>_bias`,
+`<act>_mul`, `<act>_glu`, and a `_bwd` of each. tex's names for them are in `tex_activation`.
 All of them compute in float32 (float64 for float64 inputs) and round once, into fresh contiguous results.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from ..core.spec import op
-from ._numeric import check_alike, dtype_name, rounded, wide
-from .samples import errors, flat
+from ..core.spec import BadSample, BadSamples, Tol, op
+from ._numeric import check_alike, check_dtype, dtype_name, rounded, wide
+from .samples import FLAT, ROWS, Case, Draw, Maker, errors, flat
 
 
 class Act(NamedTuple):
@@ -22,7 +23,7 @@ class Act(NamedTuple):
     value: Callable[[Tensor], Tensor]
     slope: Callable[[Tensor], Tensor]
     text: str
-    alone: bool = True  # whether the activation is an op by itself
+    alone: bool = True  # whether the activation is an op by itself, not only as a gate
 
 
 # Beyond this the slope of every x * sigmoid(...) below is 0 or 1, to the last bit of a float64.
@@ -83,6 +84,38 @@ def check(op: str, **tensors: Tensor) -> None:
             raise ValueError(f"{op}: {name} must be {want}, the dtype of {lead}; got {got}")
 
 
+def check_bias(op: str, lead: str, x: Tensor, bias: Tensor | None = None, **like: Tensor) -> None:
+    """Refuse a bias that has not a number for each column of x (named `lead`), and others not shaped like x."""
+    if x.dim() == 0:
+        raise ValueError(f"{op}: {lead} must have at least one dimension, that of the bias; got a 0-dim tensor")
+    check_alike(op, lead, x, **like)
+    if bias is None:
+        return
+    check_dtype(op, "bias", bias.dtype)
+    if bias.shape != x.shape[-1:]:
+        what = f"the last dimension of {lead} {tuple(x.shape)}; got {tuple(bias.shape)}"
+        raise ValueError(f"{op}: bias must have shape {tuple(x.shape[-1:])}, {what}")
+    if bias.device != x.device:
+        raise ValueError(f"{op}: bias must be on {x.device}, the device of {lead}; got {bias.device}")
+
+
+def check_halves(op: str, lead: str, x: Tensor, **like: Tensor) -> None:
+    """Refuse a tensor without two halves along its last dimension, and gradients not shaped like one of them."""
+    check_dtype(op, lead, x.dtype)
+    if x.dim() == 0:
+        raise ValueError(f"{op}: {lead} must have at least one dimension, to be halved; got a 0-dim tensor")
+    if x.shape[-1] % 2:
+        raise ValueError(f"{op}: {lead} must have an even last dimension, to be halved; got {tuple(x.shape)}")
+    shape = (*x.shape[:-1], x.shape[-1] // 2)
+    for name, t in like.items():
+        check_dtype(op, name, t.dtype)
+        if tuple(t.shape) != shape:
+            shapes = f"{shape}, that of half of {lead} {tuple(x.shape)}; got {tuple(t.shape)}"
+            raise ValueError(f"{op}: {name} must have shape {shapes}")
+        if t.device != x.device:
+            raise ValueError(f"{op}: {name} must be on {x.device}, the device of {lead}; got {t.device}")
+
+
 def one(act: str) -> tuple[Callable[..., Any], Callable[..., Any]]:
     """The references of y = f(x) and its gradient."""
     value, slope, *_ = ACTS[act]
@@ -116,42 +149,175 @@ def gated(act: str) -> tuple[Callable[..., Any], Callable[..., Any]]:
     return forward, backward
 
 
+def biased(act: str) -> tuple[Callable[..., Any], Callable[..., Any]]:
+    """The references of y = f(x + bias) and its gradients; the backward without a bias is for an x that has it."""
+    value, slope, *_ = ACTS[act]
+
+    def forward(x: Tensor, bias: Tensor) -> Tensor:
+        check_bias(f"{act}_bias", "x", x, bias)
+        v = wide(x)
+        return rounded(value(v + bias.to(v.dtype)), x.dtype)
+
+    def backward(dy: Tensor, x: Tensor, bias: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        check_bias(f"{act}_bias_bwd", "x", x, bias, dy=dy)
+        v = wide(x)
+        dx = dy.to(v.dtype) * slope(v if bias is None else v + bias.to(v.dtype))
+        dbias = dx.sum_to_size(x.shape[-1:])  # of what is not rounded yet
+        return rounded(dx, x.dtype), rounded(dbias, x.dtype if bias is None else bias.dtype)
+
+    return forward, backward
+
+
+def halved(act: str) -> tuple[Callable[..., Any], Callable[..., Any]]:
+    """The references of y = f(a) * b, with a and b the first and second half of the last dimension of x."""
+    value, slope, *_ = ACTS[act]
+
+    def forward(x: Tensor) -> Tensor:
+        check_halves(f"{act}_glu", "x", x)
+        a, b = halves(wide(x))
+        return rounded(value(a) * b, x.dtype)
+
+    def backward(dy: Tensor, x: Tensor) -> Tensor:
+        check_halves(f"{act}_glu_bwd", "x", x, dy=dy)
+        a, b = halves(wide(x))
+        g = dy.to(a.dtype)
+        return rounded(torch.cat((g * b * slope(a), g * value(a)), -1), x.dtype)
+
+    return forward, backward
+
+
+def halves(x: Tensor) -> tuple[Tensor, Tensor]:
+    n = x.shape[-1] // 2
+    return x[..., :n], x[..., n:]
+
+
+# ---- samples --------------------------------------------------------------------------------------------------------
+
+
+def with_bias(names: str) -> Maker:
+    """Samples of an op with a number for each column. Options: scale (of x), weight="other" (bias' dtype), no_bias."""
+
+    def build(d: Draw) -> dict[str, Any]:
+        ways: dict[str, Callable[[], Any]] = {
+            "dy": d.grad,
+            "x": lambda: d.full(d.option("scale", 1.0)),
+            "bias": lambda: None if d.option("no_bias") else d.cols(),
+        }
+        return {name: ways[name]() for name in names.split()}
+
+    without = [Case((37, 64), options={"no_bias": True})] if "dy" in names else []
+    plain = [c for c in ROWS if "offset" not in c.options]
+    return Maker(build, (*plain, Case((5, 64), options={"scale": 20.0}), *without))
+
+
+def _doubled(case: Case) -> Case:
+    return Case((*case.shape[:-1], 2 * case.shape[-1]), case.layout, case.options)
+
+
+def with_halves(names: str) -> Maker:
+    """Samples of an op on the halves of x: the first tensor has the shape of the case, dy being as long as a half."""
+    cases = [c for c in FLAT if c.shape]
+
+    def build(d: Draw) -> dict[str, Any]:
+        x = (Draw(_doubled(d.case), d.dtype, d.device) if "dy" in names else d).full()
+        if "scale" in d.case.options:
+            halves(x)[0].mul_(d.option("scale"))
+        return {"dy": d.grad(), "x": x} if "dy" in names else {"x": x}
+
+    return Maker(build, tuple(cases) if "dy" in names else (*map(_doubled, cases), Case((1, 1000))))
+
+
+def odd(good: Maker, bad: BadSamples, name: str = "x") -> BadSamples:
+    """Bad samples, and one whose last dimension has no halves."""
+
+    def also(device: torch.device) -> Iterator[BadSample]:
+        yield from bad(device)
+        args = good.named(Case((5, 64)), torch.float32, device)
+        args[name] = args[name][..., :-1]
+        yield BadSample(tuple(args.values()), ValueError, f"{name} must have an even last dimension", id=f"{name} odd")
+
+    return also
+
+
+# ---- the ops --------------------------------------------------------------------------------------------------------
+
+# A bias' gradient is a sum over all rows: implementations add them in another order.
+SUMS: Mapping[torch.dtype, Tol] = {torch.float32: Tol(1e-5, 1e-4)}
+
+WHERE = "f(x) = {f}"
+
+
 class Variant(NamedTuple):
-    """A pair of ops that every activation has: how they are made, named and explained."""
+    """A pair of ops that activations have: how they are made, named, explained and tried."""
 
     make: Callable[[str], tuple[Callable[..., Any], Callable[..., Any]]]
     suffix: str
     inputs: str
     doc: str
     bwd_doc: str
+    good: Callable[[str], Maker]
+    wrong: Mapping[str, str]  # how each input is spoiled for the error samples
+    gated: bool = False  # whether activations that are no op by themselves have it too
+    tol: Mapping[torch.dtype, Tol] | None = None  # of the backward
 
 
+DY = {"dy": "short away ints"}
 VARIANTS = (
-    Variant(one, "", "x", "y = {f}.", "dx = dy * f'(x), f(x) = {f}."),
-    Variant(gated, "_mul", "a b", "y = f(a) * b, f(x) = {f}.", "da = dy * b * f'(a), db = dy * f(a), f(x) = {f}."),
+    Variant(one, "", "x", "y = {f}.", f"dx = dy * f'(x), {WHERE}.", flat, {**DY, "x": "ints"}),
+    Variant(
+        biased,
+        "_bias",
+        "x bias",
+        f"y = f(x + bias), {WHERE}.",
+        f"dx = dy * f'(x + bias), dbias = sum(dx) over rows, before rounding; without bias, x has it; {WHERE}.",
+        with_bias,
+        {**DY, "x": "0-dim ints", "bias": "short away ints"},
+        tol=SUMS,
+    ),
+    Variant(
+        gated,
+        "_mul",
+        "a b",
+        f"y = f(a) * b, {WHERE}.",
+        f"da = dy * b * f'(a), db = dy * f(a), {WHERE}.",
+        flat,
+        {**DY, "a": "ints", "b": "short away ints dtype"},
+        gated=True,
+    ),
+    Variant(
+        halved,
+        "_glu",
+        "x",
+        f"y = f(a) * b, with a and b the halves of the last dimension of x, {WHERE}.",
+        f"dx = [dy * b * f'(a), dy * f(a)], with a and b the halves of the last dimension of x, {WHERE}.",
+        with_halves,
+        {**DY, "x": "0-dim ints"},
+        gated=True,
+    ),
 )
 
 
-# How each input is spoiled for the error samples.
-WRONG = {"x": "ints", "a": "ints", "b": "short away ints dtype", "dy": "short away ints"}
-
-
-def declare(fn: Callable[..., Any], name: str, inputs: str, doc: str, **fields: Any) -> None:
+def declare(fn: Callable[..., Any], name: str, inputs: str, doc: str, variant: Variant, **fields: Any) -> None:
     """Make a generated reference an op of this module, under a name of its own."""
     fn.__name__ = fn.__qualname__ = name
     fn.__doc__ = doc
-    good = flat(inputs)
-    bad = errors(good, **{n: WRONG[n] for n in inputs.split()})
+    good = variant.good(inputs)
+    bad = errors(good, **{n: variant.wrong[n] for n in inputs.split()})
+    if variant.make is halved:
+        bad = odd(good, bad)
     globals()[name] = op(fn, samples=good, errors=bad, **fields)
 
 
 for _act, _row in ACTS.items():
-    for _variant in VARIANTS if _row.alone else VARIANTS[1:]:
-        _name = _act + _variant.suffix
-        _forward, _backward = _variant.make(_act)
-        _grads = " ".join(f"d{n}" for n in _variant.inputs.split())
-        declare(_forward, _name, _variant.inputs, _variant.doc.format(f=_row.text), grad=f"{_name}_bwd")
-        declare(_backward, f"{_name}_bwd", f"dy {_variant.inputs}", _variant.bwd_doc.format(f=_row.text), out=_grads)
+    for _v in VARIANTS:
+        if not (_row.alone or _v.gated):
+            continue
+        _name = _act + _v.suffix
+        _forward, _backward = _v.make(_act)
+        _grads = " ".join(f"d{n}" for n in _v.inputs.split())
+        _docs = [d.format(f=_row.text) for d in (_v.doc, _v.bwd_doc)]
+        declare(_forward, _name, _v.inputs, _docs[0], _v, grad=f"{_name}_bwd")
+        declare(_backward, f"{_name}_bwd", f"dy {_v.inputs}", _docs[1], _v, out=_grads, tol=_v.tol)
 
 if TYPE_CHECKING:
 

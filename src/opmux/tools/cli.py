@@ -39,7 +39,7 @@ app = typer.Typer(
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, and nothing else, on stdout.")]
 Dtype = Annotated[str, typer.Option(metavar="DTYPE", help="float32, bfloat16, ...")]
-Device = Annotated[str | None, typer.Option(metavar="DEVICE", help="cpu, cuda, cuda:1, ... [default: what is there]")]
+Device = Annotated[str | None, typer.Option("--device", metavar="DEVICE", help="cpu, cuda, cuda:1, ... [default: what is there]")]
 
 
 def _version(asked: bool) -> None:

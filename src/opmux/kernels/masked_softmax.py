@@ -1,0 +1,293 @@
+"""Softmax of attention logits: one row a program where it fits, in pieces where it does not; float32 inside.
+
+What time hides is not read, but up to the next multiple of 16: a load under a mask is wide only where the mask changes
+at such places.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from ..core.errors import NotSupported
+from ..core.registry import impl
+from ..specs import masked_softmax as spec
+from .lib.config import Tiles, tunable
+from .lib.launch import Launcher
+from .lib.plans import plans
+from .lib.rows import DEVICES, Room, Rows, even_rows, packed, wide_of
+
+
+@triton.jit
+def _sum(scale, rest, WIDE: tl.constexpr):
+    """A number that came in two parts."""
+    return tl.zeros([], WIDE) + scale + rest
+
+
+@triton.jit
+def _wide(i_r, n, queries, o_n, m):
+    """Of the columns m those to load for what rows i_r see: in whole sixteens."""
+    return m & (o_n < (i_r % queries + (n - queries + 16)) // 16 * 16)
+
+
+@triton.jit
+def _covered(mask_ptr, i_r, o_n, m, b_stride, h_stride, i_stride, heads, queries, COLUMNS: tl.constexpr):
+    """Whether the mask lies over columns o_n of rows i_r: it has columns of its own, or one number for all."""
+    i_h = i_r // queries
+    at = (i_h // heads).to(tl.int64) * b_stride + (i_h % heads).to(tl.int64) * h_stride
+    at += (i_r % queries).to(tl.int64) * i_stride
+    return tl.load(mask_ptr + at + o_n * COLUMNS, mask=m) != 0
+
+
+def _fwd(
+    x_ptr, mask_ptr, y_ptr,
+    x_stride, b_stride, h_stride, i_stride, n_rows, heads, queries, n, scale, rest,
+    CAUSAL: tl.constexpr, COLUMNS: tl.constexpr, WIDE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    i_r = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)[:, None]
+    i_m = i_r.to(tl.int64)
+    o_n = tl.arange(0, BLOCK_N)[None, :]
+    m = (i_r < n_rows) & (o_n < n)
+    m_x = m
+    m_seen = m
+    if CAUSAL:
+        m_x = _wide(i_r, n, queries, o_n, m)
+        m_seen = m & (o_n <= i_r % queries + (n - queries))
+    b_x = tl.load(x_ptr + i_m * x_stride + o_n, mask=m_x, other=0.0).to(WIDE) * _sum(scale, rest, WIDE)
+    if mask_ptr is not None:
+        covered = _covered(mask_ptr, i_r, o_n, m_x, b_stride, h_stride, i_stride, heads, queries, COLUMNS)
+        m_seen = m_seen & (covered == 0)
+    b_x = tl.where(m_seen, b_x, -float("inf"))
+    b_e = tl.exp(b_x - tl.max(b_x, 1)[:, None])
+    b_y = tl.where(m_seen, b_e / tl.sum(b_e, 1)[:, None], 0.0)
+    tl.store(y_ptr + i_m * n + o_n, b_y.to(y_ptr.dtype.element_ty), mask=m)
+
+
+def _fwd_pieces(
+    x_ptr, mask_ptr, y_ptr,
+    x_stride, b_stride, h_stride, i_stride, n_rows, heads, queries, n, scale, rest,
+    CAUSAL: tl.constexpr, COLUMNS: tl.constexpr, WIDE: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    """The largest and the sum of what a long row sees in one reading, its result in a second, out of L2."""
+    row = tl.program_id(0)
+    o_n = tl.arange(0, BLOCK_N)
+    x_ptr += row.to(tl.int64) * x_stride
+    y_ptr += row.to(tl.int64) * n
+    factor = _sum(scale, rest, WIDE)
+    end = n
+    if CAUSAL:
+        end = tl.minimum(tl.maximum(row % queries + 1 + (n - queries), 0), n)
+    edge = (end + 15) // 16 * 16
+    b_top = tl.full([BLOCK_N], -float("inf"), WIDE)
+    b_sum = tl.zeros([BLOCK_N], WIDE)
+    for at in range(0, end, BLOCK_N):
+        o = at + o_n
+        m = o < n
+        m_x = m & (o < edge)
+        m_seen = o < end
+        b_x = tl.load(x_ptr + o, mask=m_x, other=0.0, eviction_policy="evict_last").to(WIDE) * factor
+        if mask_ptr is not None:
+            covered = _covered(mask_ptr, row, o, m_x, b_stride, h_stride, i_stride, heads, queries, COLUMNS)
+            m_seen = m_seen & (covered == 0)
+        b_x = tl.where(m_seen, b_x, -float("inf"))
+        b_new = tl.maximum(b_top, b_x, propagate_nan=tl.PropagateNan.ALL)
+        # where all is -inf so far there is nothing to rescale, and inf - inf would be NaN
+        b_old = tl.where(b_top == -float("inf"), 0.0, b_sum * tl.exp(b_top - b_new))
+        b_sum = b_old + tl.where(b_x == -float("inf"), 0.0, tl.exp(b_x - b_new))
+        b_top = b_new
+    top = tl.max(b_top, 0)
+    total = tl.sum(tl.where(b_top == -float("inf"), 0.0, b_sum * tl.exp(b_top - top)), 0)
+    for at in range(0, end, BLOCK_N):
+        o = at + o_n
+        m = o < n
+        m_x = m & (o < edge)
+        m_seen = o < end
+        b_x = tl.load(x_ptr + o, mask=m_x, other=0.0, eviction_policy="evict_first").to(WIDE) * factor
+        if mask_ptr is not None:
+            covered = _covered(mask_ptr, row, o, m_x, b_stride, h_stride, i_stride, heads, queries, COLUMNS)
+            m_seen = m_seen & (covered == 0)
+        b_y = tl.where(m_seen, tl.exp(b_x - top) / total, 0.0)
+        tl.store(y_ptr + o, b_y.to(y_ptr.dtype.element_ty), mask=m)
+    if CAUSAL:
+        for at in range(tl.cdiv(end, BLOCK_N) * BLOCK_N, n, BLOCK_N):
+            tl.store(y_ptr + at + o_n, tl.zeros([BLOCK_N], y_ptr.dtype.element_ty), mask=at + o_n < n)
+
+
+def _bwd(
+    dy_ptr, y_ptr, dx_ptr, dy_stride, y_stride, n_rows, queries, n, scale, rest,
+    CAUSAL: tl.constexpr, WIDE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    i_r = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)[:, None]
+    i_m = i_r.to(tl.int64)
+    o_n = tl.arange(0, BLOCK_N)[None, :]
+    m = (i_r < n_rows) & (o_n < n)
+    m_y = _wide(i_r, n, queries, o_n, m) if CAUSAL else m
+    b_y = tl.load(y_ptr + i_m * y_stride + o_n, mask=m_y, other=0.0).to(WIDE)
+    b_dy = tl.load(dy_ptr + i_m * dy_stride + o_n, mask=m_y, other=0.0).to(WIDE)
+    if CAUSAL:
+        m_seen = o_n <= i_r % queries + (n - queries)
+        b_y = tl.where(m_seen, b_y, 0.0)
+        b_dy = tl.where(m_seen, b_dy, 0.0)
+    b_dx = _sum(scale, rest, WIDE) * (b_y * (b_dy - tl.sum(b_dy * b_y, 1)[:, None]))
+    if CAUSAL:
+        b_dx = tl.where(m_seen, b_dx, 0.0)
+    tl.store(dx_ptr + i_m * n + o_n, b_dx.to(dx_ptr.dtype.element_ty), mask=m)
+
+
+def _bwd_pieces(
+    dy_ptr, y_ptr, dx_ptr, dy_stride, y_stride, n_rows, queries, n, scale, rest,
+    CAUSAL: tl.constexpr, WIDE: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0)
+    o_n = tl.arange(0, BLOCK_N)
+    dy_ptr += row.to(tl.int64) * dy_stride
+    y_ptr += row.to(tl.int64) * y_stride
+    dx_ptr += row.to(tl.int64) * n
+    end = n
+    if CAUSAL:
+        end = tl.minimum(tl.maximum(row % queries + 1 + (n - queries), 0), n)
+    edge = (end + 15) // 16 * 16
+    b_sum = tl.zeros([BLOCK_N], WIDE)
+    for at in range(0, end, BLOCK_N):
+        o = at + o_n
+        m = (o < n) & (o < edge)
+        b_y = tl.load(y_ptr + o, mask=m, other=0.0, eviction_policy="evict_last").to(WIDE)
+        b_dy = tl.load(dy_ptr + o, mask=m, other=0.0, eviction_policy="evict_last").to(WIDE)
+        b_sum += tl.where(o < end, b_dy * b_y, 0.0)
+    total = tl.sum(b_sum, 0)
+    for at in range(0, end, BLOCK_N):
+        o = at + o_n
+        m = (o < n) & (o < edge)
+        b_y = tl.load(y_ptr + o, mask=m, other=0.0, eviction_policy="evict_first").to(WIDE)
+        b_dy = tl.load(dy_ptr + o, mask=m, other=0.0, eviction_policy="evict_first").to(WIDE)
+        b_dx = tl.where(o < end, _sum(scale, rest, WIDE) * (b_y * (b_dy - total)), 0.0)
+        tl.store(dx_ptr + o, b_dx.to(dx_ptr.dtype.element_ty), mask=o < n)
+    if CAUSAL:
+        for at in range(tl.cdiv(end, BLOCK_N) * BLOCK_N, n, BLOCK_N):
+            tl.store(dx_ptr + at + o_n, tl.zeros([BLOCK_N], dx_ptr.dtype.element_ty), mask=at + o_n < n)
+
+
+_forward = dict(
+    tensors=3, sizes="x_stride b_stride h_stride i_stride n", free="n_rows heads queries scale rest"
+)  # fmt: skip
+_backward = dict(tensors=3, sizes="dy_stride y_stride n", free="n_rows queries scale rest")
+fwd, fwd_pieces = Launcher(_fwd, **_forward), Launcher(_fwd_pieces, **_forward)
+bwd, bwd_pieces = Launcher(_bwd, **_backward), Launcher(_bwd_pieces, **_backward)
+
+# columns of a dtype this wide that one program holds in registers: logits, or results and their gradients
+LONGEST, LONGEST_BACK = {2: 32768, 4: 16384, 8: 8192}, {2: 16384, 4: 16384, 8: 8192}
+
+
+@tunable("masked_softmax.rows")
+def row_tiles(n: int, dtype: torch.dtype, backward: bool) -> Tiles:
+    """Whole rows in registers."""
+    block = max(triton.next_power_of_2(n), 16)
+    rows = 1 if block > 4096 else 2 if block >= 2048 else 4096 // block
+    most = (LONGEST_BACK if backward else LONGEST)[dtype.itemsize]
+    threads = 1024 if block >= most else min(512, max(128, rows * block // 32))
+    return Tiles(threads, BLOCK_M=rows, BLOCK_N=block)
+
+
+@tunable("masked_softmax.pieces")
+def piece_tiles(n: int, dtype: torch.dtype, backward: bool) -> Tiles:
+    """A long row, a piece at a time."""
+    return Tiles(512, BLOCK_N=LONGEST[dtype.itemsize] // 4)
+
+
+class Plan(NamedTuple):
+    """What an op will do for tensors that look so."""
+
+    out: Room
+    launch: Callable[..., None] | None  # None: nothing to compute
+    pack: bool  # whether logits must be packed first
+    spread: bool  # whether the mask must be copied first
+    double: bool  # whether a float32 scale will not do
+
+
+def _readable(mask: Tensor, x: Tensor) -> Tensor:
+    """The mask, or a copy of it: columns follow each other, and at most two dimensions come before rows and columns."""
+    if x.dim() > 4:
+        return mask.expand(x.shape).contiguous().flatten(0, -3)
+    return mask if mask.dim() == 0 or mask.shape[-1] == 1 or mask.stride(-1) == 1 else mask.contiguous()
+
+
+def _ready(x: Tensor, count: int, strides: list[int], between: list[int], backward: bool, **what: Any) -> Any:
+    """The launch over rows of x, whole ones where they fit: these strides, the number of rows, what is between, n."""
+    if count >= 2**31:
+        raise NotSupported(f"{count} rows are more than a launch can have")
+    n, dtype = x.shape[-1], x.dtype
+    fits = n <= (LONGEST_BACK if backward else LONGEST)[dtype.itemsize]
+    tiles = (row_tiles if fits else piece_tiles)(n=n, dtype=dtype, backward=backward)
+    grid = (-(-count // tiles["BLOCK_M"]) if fits else count, 1, 1)
+    even = n % 16 == 0 and all(s % 16 == 0 for s in strides)
+    config = tiles.config(even=even, WIDE=wide_of(dtype), **what)
+    launcher = (bwd if fits else bwd_pieces) if backward else (fwd if fits else fwd_pieces)
+    return launcher.ready(grid, (*strides, count, *between, n), config)
+
+
+@plans
+def _plan_forward(x: Tensor, mask: Tensor | None, causal: bool) -> Plan:
+    spec.check("scaled_softmax", x, mask)
+    out, pack, double = Room.of(x.shape, x.dtype), not even_rows(x), x.dtype is torch.float64
+    if not x.numel():
+        return Plan(out, None, pack, False, double)
+    at = Rows.of(packed(x))
+    heads = x.shape[1] if x.dim() == 4 else 1
+    strides, columns, spread = [0, 0, 0], 0, False
+    if mask is not None:
+        shape = x.shape if x.dim() <= 4 else x.flatten(0, -3).shape
+        read = _readable(mask, x)
+        spread = read is not mask
+        *lead, row, columns = read.expand(shape).stride()
+        b_stride, h_stride, *_ = (*lead, 0, 0)
+        strides = [b_stride, h_stride, row]
+    strides, between = [at.stride, *strides], [heads, x.shape[-2]]
+    launch = _ready(x, at.count, strides, between, False, CAUSAL=causal, COLUMNS=columns)
+    return Plan(out, launch, pack, spread, double)
+
+
+@plans
+def _plan_backward(dy: Tensor, y: Tensor, causal: bool) -> Plan:
+    spec.check("scaled_softmax_bwd", y, lead="y", dy=dy)
+    out, pack = Room.of(y.shape, y.dtype), not (even_rows(dy) and even_rows(y))
+    if not y.numel():
+        return Plan(out, None, pack, False, False)
+    at = [Rows.of(packed(t)) for t in (dy, y)]
+    launch = _ready(y, at[0].count, [r.stride for r in at], [y.shape[-2]], True, CAUSAL=causal)
+    return Plan(out, launch, pack, False, y.dtype is torch.float64)
+
+
+def _parts(scale: float) -> tuple[float, float]:
+    """A number as two that are float32 without loss, or nearly so: a launch takes no other."""
+    first = ctypes.c_float(scale).value
+    return first, scale - first
+
+
+@impl(spec.scaled_softmax, devices=DEVICES)
+def scaled_softmax(x: Tensor, mask: Tensor | None, scale: float, causal: bool) -> Tensor:
+    out, launch, pack, spread, double = _plan_forward(x, mask, causal)
+    y = out.on(x)
+    if launch is not None:
+        if pack:
+            x = packed(x)
+        if spread and mask is not None:
+            mask = _readable(mask, x)
+        launch(x, mask, y, *(_parts(scale) if double else (float(scale), 0.0)))
+    return y
+
+
+@impl(spec.scaled_softmax_bwd, devices=DEVICES)
+def scaled_softmax_bwd(dy: Tensor, y: Tensor, scale: float, causal: bool) -> Tensor:
+    out, launch, pack, _, double = _plan_backward(dy, y, causal)
+    dx = out.on(y)
+    if launch is not None:
+        if pack:
+            dy, y = packed(dy), packed(y)
+        launch(dy, y, dx, *(_parts(scale) if double else (float(scale), 0.0)))
+    return dx

@@ -1,0 +1,600 @@
+"""Reductions: the maths of each is a row of `OPS`; four kernels serve them all, and a fifth their gradients.
+
+A tensor is seen as (kept, reduced) with the fastest dimension last: `_rows` holds whole rows in registers, `_pieces`
+walks over a long row (or over planes: rows far apart that belong together), `_columns` walks down columns. Where there
+are too few results to fill the chip, programs leave shares, which `_finish` puts together in their order: results are
+the same in every run. x is read once.
+
+Gradients that need one pass over x have a kernel; those that only spread a number, or look for equals, are torch's.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from ...core.errors import NotSupported
+from ...core.registry import impl
+from ...specs import reduce as spec
+from ..lib.config import Tiles, tunable
+from ..lib.launch import Launcher
+from ..lib.plans import plans
+from ..lib.rows import DEVICES, Room, cores, wide_of
+from . import device
+from .layout import SMALL, View, unit, view
+
+rows = Launcher(device._rows, tensors=3, sizes="", free="rows k_1 s_0 s_1 s_n n count extra")
+pieces = Launcher(device._pieces, tensors=3, sizes="", free="k_1 s_0 s_1 s_m s_n n_m n chunk count extra")
+columns = Launcher(device._columns, tensors=3, sizes="", free="r_1 s_k s_0 s_1 s_n rows n chunk outer count extra")
+finish = Launcher(device._finish, tensors=4, sizes="", free="parts part n count extra")
+spread = Launcher(device._spread, tensors=6, sizes="", free="rows reduced n count extra")
+
+
+# ---- the ops --------------------------------------------------------------------------------------------------------
+
+
+class Form(NamedTuple):
+    """How pairs are made, stepped and settled; what an empty lane holds, by the name of a limit."""
+
+    lift: Any
+    step: Any
+    settle: Any
+    start: str
+    side: str = ""  # what b is: nothing, an "index", or a "value"
+    shift: bool = False  # whether elements are taken relative to one of them
+
+
+FORMS = {
+    "add": Form(device.lift_value, device.step_add, device.settle_add, "zero"),
+    "mul": Form(device.lift_value, device.step_mul, device.settle_mul, "one"),
+    "most": Form(device.lift_value, device.step_most, device.settle_most, "lowest"),
+    "least": Form(device.lift_value, device.step_least, device.settle_least, "highest"),
+    "first_most": Form(device.lift_place, device.step_first_most, device.settle_first_most, "lowest", "index"),
+    "first_least": Form(device.lift_place, device.step_first_least, device.settle_first_least, "highest", "index"),
+    "exps": Form(device.lift_exps, device.step_exps, device.settle_exps, "lowest", "value"),
+    "moments": Form(device.lift_moments, device.step_moments, device.settle_moments, "zero", "value", True),
+}
+
+
+class Op(NamedTuple):
+    """A reduction: what elements become, how they are put together, what is given of it."""
+
+    form: str
+    give: Any
+    map: Any = device.same
+    outs: int = 1
+
+
+NORMS = {
+    0: Op("add", device.give_value, device.truth),
+    1: Op("add", device.give_value, device.size),
+    2: Op("add", device.give_root, device.square),
+    math.inf: Op("most", device.give_value, device.size),
+    -math.inf: Op("least", device.give_value, device.size),
+}
+POWER = Op("add", device.give_power, device.power)
+OPS = {
+    "sum": Op("add", device.give_value),
+    "mean": Op("add", device.give_mean),
+    "prod": Op("mul", device.give_value),
+    "amax": Op("most", device.give_value),
+    "amin": Op("least", device.give_value),
+    "any": Op("most", device.give_truth, device.truth),
+    "all": Op("least", device.give_truth, device.truth),
+    "count_nonzero": Op("add", device.give_value, device.truth),
+    "max_dim": Op("first_most", device.give_both, outs=2),
+    "min_dim": Op("first_least", device.give_both, outs=2),
+    "argmax": Op("first_most", device.give_place),
+    "argmin": Op("first_least", device.give_place),
+    "var": Op("moments", device.give_var),
+    "std": Op("moments", device.give_std),
+    "var_mean": Op("moments", device.give_var, outs=2),
+    "std_mean": Op("moments", device.give_std, outs=2),
+    "logsumexp": Op("exps", device.give_log),
+}
+
+TL = {
+    torch.float16: tl.float16, torch.bfloat16: tl.bfloat16, torch.float32: tl.float32, torch.float64: tl.float64,
+    torch.int8: tl.int8, torch.int16: tl.int16, torch.int32: tl.int32, torch.int64: tl.int64,
+    torch.uint8: tl.uint8, torch.bool: tl.int8,
+}  # fmt: skip
+OF_TL = {v: k for k, v in TL.items() if k is not torch.bool}
+
+
+def limit(name: str, dtype: torch.dtype) -> float | int:
+    """What changes nothing when it is added, multiplied or compared."""
+    if name in ("zero", "one"):
+        return ("zero", "one").index(name)
+    if dtype.is_floating_point:
+        return -math.inf if name == "lowest" else math.inf
+    if dtype is torch.bool:
+        return int(name == "highest")
+    return torch.iinfo(dtype).min if name == "lowest" else torch.iinfo(dtype).max
+
+
+class Types(NamedTuple):
+    """Of an element that is worked on, of a lane, and of what lanes are put together in."""
+
+    cast: tl.dtype
+    work: tl.dtype
+    lane: tl.dtype
+    sum: tl.dtype
+
+
+def types(op: Op, asked: spec.Asked, x: Tensor) -> Types:
+    """Floats are wide throughout. Integers are added in 64 bits, or in 32 where a lane cannot overflow."""
+    if op.map is device.truth and asked.gives in (torch.bool, torch.int64):
+        work = wide_of(x.dtype) if x.is_floating_point() else TL[x.dtype]
+        lane = tl.int32 if asked.n < SMALL or asked.gives is torch.bool else tl.int64
+        return Types(work, work, lane, tl.int64 if asked.gives is torch.int64 else tl.int32)
+    cast = asked.cast if asked.gives is asked.cast else x.dtype  # an index has no dtype of its own
+    if cast.is_floating_point:
+        wide = wide_of(cast)
+        return Types(TL[cast], wide, wide, wide)
+    if op.form in ("add", "mul"):
+        small = op.form == "add" and x.dtype.itemsize == 1 and asked.n < 2**23
+        lane = tl.int32 if small else tl.int64
+        return Types(lane if small else TL[cast], lane, lane, tl.int64)
+    lane = tl.int64 if cast is torch.int64 else tl.int32
+    return Types(lane, lane, lane, lane)
+
+
+# ---- tiles ----------------------------------------------------------------------------------------------------------
+
+FEW = 256  # programs that do not fill a chip
+
+
+def fits(elements: int, dtype: torch.dtype) -> int:
+    """A number that is stated for 16 bits, for another dtype: what is computed on is 32 bits wide at least."""
+    return elements if dtype.itemsize <= 2 else elements // 2 if dtype.itemsize == 4 else elements // 4
+
+
+@tunable("reduce.rows", free="BLOCK_M BLOCK_N")
+def row_tiles(n: int, rows: int, dtype: torch.dtype, pair: bool) -> Tiles:
+    """Whole rows in registers, or where BLOCK_N < n a row a program, in pieces."""
+    block = triton.next_power_of_2(n)
+    if rows < FEW:
+        block = min(block, fits(8192 if pair else 32768, dtype))
+        many = max(1, min(triton.next_power_of_2(rows), 512 // block))
+        return Tiles(min(1024, max(128, many * block // 8)), BLOCK_M=many, BLOCK_N=block)
+    if block > fits(16384, dtype):
+        return Tiles(256 if pair else 512, BLOCK_M=1, BLOCK_N=fits(4096 if pair else 8192, dtype))
+    many = 1 if block > 4096 else 2 if block >= 2048 else max(4, min(4096, triton.next_power_of_2(rows) * 8) // block)
+    return Tiles(min(512, max(128, many * block // 32)), BLOCK_M=many, BLOCK_N=block)
+
+
+@tunable("reduce.shares", free="BLOCK_N")
+def share_tiles(n: int, dtype: torch.dtype, pair: bool) -> Tiles:
+    """Pieces of a row that several programs share."""
+    return Tiles(256 if pair else 512, BLOCK_N=fits(4096 if pair else 8192, dtype))
+
+
+@tunable("reduce.planes", free="BLOCK_M BLOCK_N")
+def plane_tiles(rows: int, n: int, dtype: torch.dtype) -> Tiles:
+    """Rows far apart that become one result."""
+    block = min(triton.next_power_of_2(n), fits(4096, dtype))
+    many = min(triton.next_power_of_2(rows), fits(4096, dtype) // block)
+    return Tiles(min(256, max(32, many * block // 16)), BLOCK_M=many, BLOCK_N=block)
+
+
+@tunable("reduce.columns", free="BLOCK_M BLOCK_N")
+def column_tiles(rows: int, n: int, outer: int, dtype: torch.dtype, pair: bool) -> Tiles:
+    """256 bytes of a row at a time; few programs get more rows each, to have more on its way."""
+    line = 256 // max(dtype.itemsize, 2)
+    down = triton.next_power_of_2(rows)
+    few = outer * -(-n // line) < FEW and rows > 64
+    block = min(triton.next_power_of_2(n), max(line, line * 16 // down))
+    deep = few and not pair
+    many = max(1, min(down, fits(16384 if deep else 4096, dtype) // block))
+    return Tiles(min(512, max(64, many * block // (32 if deep else 16))), BLOCK_M=many, BLOCK_N=block)
+
+
+@tunable("reduce.finish", free="BLOCK_N")
+def finish_tiles(parts: int, n: int) -> Tiles:
+    """All shares of some results."""
+    down = triton.next_power_of_2(parts)
+    block = max(1, min(triton.next_power_of_2(n), 4096 // down, 64))
+    return Tiles(min(512, max(32, down * block // 8)), BLOCK_M=down, BLOCK_N=block)
+
+
+MOST_PARTS = 1024  # that a program puts together at once
+
+
+def split(blocks: int, programs: int, least: int, per_core: int, chip: torch.device) -> int:
+    """Into how many parts `blocks` are cut, so that with `programs` beside each other the chip is full.
+
+    One where there is enough to do, or too little for a second kernel to pay. `per_core` programs run on a core at
+    once: with one more, most of the chip would wait for the last of them.
+    """
+    full = cores(chip)
+    if programs >= 2 * full or blocks <= least:
+        return 1
+    parts = min(-(-per_core * full // programs), max(blocks // 2, 1), MOST_PARTS)
+    chunk = -(-blocks // parts)
+    return -(-blocks // chunk)
+
+
+# ---- plans ----------------------------------------------------------------------------------------------------------
+
+Run = Callable[[Tensor], Any]
+
+
+class Task(NamedTuple):
+    """A reduction of tensors that look so: everything a launch depends on."""
+
+    op: Op
+    form: Form
+    x: Tensor
+    view: View
+    asked: spec.Asked
+    types: Types
+    extra: float
+    out: tuple[Room, ...]
+
+    def config(self, launcher: Launcher, tiles: Tiles, **more: Any) -> Any:
+        """The constants of a kernel: tiles, what it is told of the layout, and what it wants to know of the op."""
+        form, types = self.form, self.types
+        known = dict(
+            MAP=self.op.map, LIFT=form.lift, STEP=form.step, SETTLE=form.settle, FINISH=self.op.give,
+            SHIFT=form.shift, PLACE=form.side == "index", FILL=self.fill(),
+            START=limit(form.start, OF_TL[types.sum if launcher is finish else types.lane]),
+            SIDE=tl.int32 if form.side == "index" else types.lane,
+            CAST=types.cast, WORK=types.work, LANE=types.lane, SUM=types.sum,
+        )  # fmt: skip
+        wanted = {n: known[n] for n in launcher.constants if n in known}
+        return tiles.config(**wanted, **more)
+
+    def fill(self) -> float | int:
+        """An element that counts for nothing, once it is mapped."""
+        start = self.form.start
+        if self.op is POWER:
+            return 0.0 if self.extra > 0 else math.inf
+        if self.op.map is not device.same and start == "lowest":
+            return 0
+        return limit(start, self.x.dtype)
+
+    def run(self) -> Run:
+        """Into the results; where several programs work on one, into shares, which a second kernel puts together."""
+        walk = self.columns() if self.view.columns else self.rows()
+        tail = (self.asked.n, self.extra)
+        shares = {"SHARES": walk.parts > 1} if "SHARES" in walk.launcher.constants else {}
+        config = self.config(walk.launcher, walk.tiles, **walk.layout, **shares)
+        launch = walk.launcher.ready((walk.programs, walk.parts, 1), (*walk.numbers, *tail), config)
+        if walk.parts == 1:
+            return straight(launch, self.out)
+        n = self.view.outputs
+        tiles = finish_tiles(parts=walk.parts, n=n)
+        numbers = (walk.parts, walk.part, n, *tail)
+        last = finish.ready((-(-n // tiles["BLOCK_N"]), 1, 1), numbers, self.config(finish, tiles))
+        share = Room.of((walk.parts, n), OF_TL[self.types.sum])
+        side = {"": None, "index": share._replace(dtype=torch.int64), "value": share}[self.form.side]
+        return in_shares(launch, last, share, side, self.out)
+
+    def rows(self) -> Walk:
+        """The fastest dimension is reduced."""
+        (k_0, k_1), (r_0, r_1) = self.view.kept, self.view.reduced
+        dtype, n, out = self.x.dtype, r_1.size, self.view.outputs
+        if r_0.size > 1:
+            return self.pieces(plane_tiles(rows=r_0.size, n=n, dtype=dtype), planes=True)
+        tiles = row_tiles(n=n, rows=out, dtype=dtype, pair=self.form.side != "")
+        if tiles["BLOCK_N"] < n:
+            return self.pieces(tiles)
+        per = min(unit(n, k_0.stride, k_1.stride) if r_1.stride == 1 else 1, tiles["BLOCK_N"])
+        numbers = (out, k_1.size, k_0.stride // per, k_1.stride // per, r_1.stride, n // per)
+        layout = dict(UNIT=per, TWO=k_0.size > 1, DENSE=r_1.stride == 1)
+        return Walk(rows, tiles, -(-out // tiles["BLOCK_M"]), numbers, layout)
+
+    def pieces(self, tiles: Tiles, planes: bool = False) -> Walk:
+        """A row (the rows of a plane) a program, or several programs a row."""
+        (k_0, k_1), (r_0, r_1) = self.view.kept, self.view.reduced
+        n, out, chip = r_1.size, self.view.outputs, self.x.device
+        blocks = lambda: -(-r_0.size // tiles["BLOCK_M"]) if planes else -(-n // tiles["BLOCK_N"])
+        parts = split(blocks(), out, 4, 3, chip)
+        if parts > 1 and not planes:
+            tiles = share_tiles(n=n, dtype=self.x.dtype, pair=self.form.side != "")
+            parts = split(blocks(), out, 1, 3, chip)
+        if not planes:  # a block of rows is for whole ones
+            tiles = Tiles(tiles.threads, tiles.stages, BLOCK_M=1, BLOCK_N=tiles["BLOCK_N"])
+        chunk = -(-blocks() // parts)
+        dense = r_1.stride == 1
+        per = min(unit(n, k_0.stride, k_1.stride, r_0.stride) if dense else 1, tiles["BLOCK_N"])
+        strides = (k_0.stride // per, k_1.stride // per, r_0.stride // per, r_1.stride)
+        full = n <= tiles["BLOCK_N"] or n % tiles["BLOCK_N"] == 0
+        layout = dict(UNIT=per, TWO=k_0.size > 1, DENSE=dense, PLANES=planes, FULL=full, AHEAD=self.form.side != "")
+        part = chunk * (tiles["BLOCK_M"] * n if planes else tiles["BLOCK_N"])
+        return Walk(pieces, tiles, out, (k_1.size, *strides, r_0.size, n // per, chunk), layout, parts, part)
+
+    def columns(self) -> Walk:
+        """The fastest dimension is kept."""
+        (k_0, k_1), (r_0, r_1) = self.view.kept, self.view.reduced
+        n, down, outer = k_1.size, self.view.elements, k_0.size
+        tiles = column_tiles(rows=down, n=n, outer=outer, dtype=self.x.dtype, pair=self.form.side != "")
+        programs = outer * -(-n // tiles["BLOCK_N"])
+        blocks = -(-down // tiles["BLOCK_M"])
+        parts = split(blocks, programs, 8, min(3, 1024 // tiles.threads), self.x.device)
+        chunk = -(-blocks // parts)
+        dense = k_1.stride == 1
+        per = min(unit(n, k_0.stride, r_0.stride, r_1.stride) if dense else 1, tiles["BLOCK_N"])
+        strides = (k_0.stride // per, r_0.stride // per, r_1.stride // per, k_1.stride)
+        layout = dict(UNIT=per, TWO=r_0.size > 1, DENSE=dense, LOOP=chunk > 1)
+        numbers = (r_1.size, *strides, down, n // per, chunk, outer)
+        return Walk(columns, tiles, programs, numbers, layout, parts, chunk * tiles["BLOCK_M"])
+
+
+class Walk(NamedTuple):
+    """How a kernel goes over a tensor: programs, and how many of them share a result."""
+
+    launcher: Launcher
+    tiles: Tiles
+    programs: int
+    numbers: tuple
+    layout: dict[str, Any]
+    parts: int = 1
+    part: int = 0  # elements of one share
+
+
+def straight(launch: Callable[..., None], out: tuple[Room, ...]) -> Run:
+    """One kernel."""
+    room = out[0]
+    if len(out) == 1:
+
+        def one(x: Tensor) -> Tensor:
+            y = room.on(x)
+            launch(x, y, None)
+            return y
+
+        return one
+
+    def two(x: Tensor) -> tuple[Tensor, Tensor]:
+        y, z = room.on(x), out[1].on(x)
+        launch(x, y, z)
+        return y, z
+
+    return two
+
+
+def in_shares(
+    launch: Callable[..., None], last: Callable[..., None], share: Room, side: Room | None, out: tuple[Room, ...]
+) -> Run:
+    """Two kernels."""
+
+    def run(x: Tensor) -> Any:
+        a = share.on(x)
+        b = None if side is None else side.on(x)
+        launch(x, a, b)
+        results = tuple(room.on(x) for room in out)
+        last(a, b, results[0], results[1] if len(results) > 1 else None)
+        return results if len(results) > 1 else results[0]
+
+    return run
+
+
+@plans
+def _plan(name: str, dim: Any, keepdim: bool, dtype: torch.dtype | None, extra: float, x: Tensor) -> Run:
+    """What `name` will do for tensors that look like x."""
+    norm = name == "vector_norm"
+    asked = spec.check(name, x, dim, dtype, extra if norm else 2)
+    op = NORMS.get(extra, POWER) if norm else OPS[name]
+    shape = [1 if d in asked.dims else n for d, n in enumerate(x.shape) if keepdim or d not in asked.dims]
+    gives = (asked.gives, torch.int64 if op.give is device.give_both else asked.gives)[: op.outs]
+    out = tuple(Room.of(shape, g) for g in gives)
+    if not math.prod(shape) or not asked.n:
+        return nothing(spec.RULES[name].empty, out)
+    decline(name, asked, extra, x, op)
+    form = FORMS[op.form]
+    seen = view(x.shape, x.stride(), asked.dims if x.dim() else (), form.side == "index")
+    number = whole(extra) if op is POWER or form.shift else 0
+    run = Task(op, form, x, seen, asked, types(op, asked, x), number, out).run()
+    if seen.copied is None:
+        return run
+    return lambda x: run(x.permute(seen.copied).contiguous())
+
+
+def nothing(value: float | None, out: tuple[Room, ...]) -> Run:
+    """No results, or no elements: a value that is known."""
+
+    def run(x: Tensor) -> Any:
+        results = tuple(room.on(x).fill_(value or 0) for room in out)
+        return results if len(results) > 1 else results[0]
+
+    return run
+
+
+def decline(name: str, asked: spec.Asked, extra: float, x: Tensor, op: Op) -> None:
+    if name == "logsumexp" and not x.is_floating_point():
+        raise NotSupported("the kernel takes floats, not integers")
+    if asked.cast is torch.bool and op.form in ("add", "mul") and op.map is device.same:
+        raise NotSupported("the kernel adds up no bools as bools")
+    if asked.cast is torch.float64 and not short(extra):
+        raise NotSupported(f"the kernel takes numbers of 32 bits; got {extra}")
+
+
+# ---- gradients ------------------------------------------------------------------------------------------------------
+
+
+@tunable("reduce.spread", free="BLOCK_M BLOCK_N")
+def spread_tiles(n: int, dtype: torch.dtype) -> Tiles:
+    """16 elements a thread, along rows as far as they go."""
+    block = min(triton.next_power_of_2(n), 2048)
+    return Tiles(128, BLOCK_M=max(1, fits(2048, dtype) // block), BLOCK_N=block)
+
+
+SLOPES = {
+    "logsumexp_bwd": device.slope_log,
+    "var_bwd": device.slope_var,
+    "var_mean_bwd": device.slope_var,
+    "std_bwd": device.slope_std,
+    "std_mean_bwd": device.slope_std,
+}
+CENTRED = (device.slope_var, device.slope_std)
+NORM_SLOPES = {1: device.slope_size, 2: device.slope_root}
+
+
+def _mean(x: Tensor, dim: Any) -> Tensor:
+    return _plan("mean", dim, False, torch.float64 if x.dtype is torch.float64 else torch.float32, 0, x)(x)
+
+
+@plans
+def _back_plan(name: str, dim: Any, keepdim: bool, names: str, extra: float, x: Tensor, *per: Tensor) -> Any:
+    """dx of an op that needs one pass over x; `names` are those of the gradients and results in `per`."""
+    dims = spec.check_back(name, x, dim, keepdim, **dict(zip(names.split(), per, strict=True)))
+    decline_back(name, extra, x, per)
+    if not x.numel():
+        return lambda x, g, h, y: torch.empty_like(x, memory_format=torch.contiguous_format)
+    seen = view(x.shape, x.stride(), dims if x.dim() else (), False)
+    order = None
+    if not x.is_contiguous() or seen.copied or seen.reduced[0].size > 1 or (not seen.columns and seen.kept[0].size > 1):
+        order = (*(d for d in range(x.dim()) if d not in dims), *dims)
+    columns = seen.columns and order is None
+    n = seen.kept[1].size if columns else seen.elements
+    tiles = spread_tiles(n=n, dtype=x.dtype)
+    width = min(unit(n), tiles["BLOCK_N"])
+    slope = NORM_SLOPES.get(extra, device.slope_power) if name == "vector_norm_bwd" else SLOPES[name]
+    config = tiles.config(SLOPE=slope, WIDE=wide_of(x.dtype), UNIT=width, COLUMNS=columns)
+    rows = x.numel() // n
+    grid = (-(-rows // tiles["BLOCK_M"]) * -(-n // tiles["BLOCK_N"]), 1, 1)
+    launch = spread.ready(grid, (rows, seen.elements, n // width, seen.elements, whole(extra)), config)
+    return spreading(launch, Room.of(x.shape, x.dtype), order, dim if slope in CENTRED else ())
+
+
+def spreading(launch: Callable[..., None], room: Room, order: tuple[int, ...] | None, mean_of: Any) -> Any:
+    """With an order, by way of a copy in which what is reduced comes last; `mean_of` is () where no mean is wanted."""
+    packed = lambda t: None if t is None else t.contiguous()
+
+    def run(x: Tensor, g: Tensor, h: Tensor | None, y: Tensor | None) -> Tensor:
+        mean = None if mean_of == () else _mean(x, mean_of)
+        if order is None:
+            dx = room.on(x)
+            launch(x, packed(g), packed(h), packed(y), mean, dx)
+            return dx
+        x = x.permute(order).contiguous()
+        dx = torch.empty_like(x)
+        launch(x, packed(g), packed(h), packed(y), mean, dx)
+        return dx.permute([order.index(d) for d in range(len(order))]).contiguous()
+
+    return run
+
+
+def decline_back(name: str, extra: float, x: Tensor, per: tuple[Tensor, ...]) -> None:
+    if name == "vector_norm_bwd" and (extra == 0 or math.isinf(extra)):
+        raise NotSupported(f"the kernel has no slope of a norm of order {extra}")
+    if x.dtype is not torch.float64 and torch.float64 in [t.dtype for t in per]:
+        raise NotSupported("the kernel computes in the precision of x")
+    if x.dtype is torch.float64 and not short(extra):
+        raise NotSupported(f"the kernel takes numbers of 32 bits; got {extra}")
+
+
+def whole(number: float) -> float | int:
+    """An int where it is one: a float of a kernel has 32 bits."""
+    return int(number) if float(number).is_integer() else number
+
+
+def short(number: float) -> bool:
+    """Whether 32 bits are enough for a number."""
+    return float(torch.tensor(number, dtype=torch.float32)) == number
+
+
+# ---- impls ----------------------------------------------------------------------------------------------------------
+# torch.ops gives `dim` as a list, which no plan can be kept by; asking for the type costs less than a function would.
+
+
+def declare_cast(name: str) -> None:
+    def fn(x: Tensor, dim: Any, keepdim: bool, dtype: torch.dtype | None) -> Tensor:
+        return _plan(name, tuple(dim) if type(dim) is list else dim, keepdim, dtype, 0, x)(x)
+
+    tag(name, fn)
+
+
+def declare_plain(name: str) -> None:
+    def fn(x: Tensor, dim: Any, keepdim: bool) -> Any:
+        return _plan(name, tuple(dim) if type(dim) is list else dim, keepdim, None, 0, x)(x)
+
+    tag(name, fn)
+
+
+def declare_place(name: str) -> None:
+    optional = name.startswith("arg")
+
+    def fn(x: Tensor, dim: Any, keepdim: bool) -> Any:
+        if type(dim) is not int:
+            spec.one_dim(name, dim, optional)
+        return _plan(name, dim, keepdim, None, 0, x)(x)
+
+    tag(name, fn)
+
+
+def declare_moments(name: str) -> None:
+    def fn(x: Tensor, dim: Any, keepdim: bool, correction: float | None) -> Any:
+        one = 1 if correction is None else correction
+        return _plan(name, tuple(dim) if type(dim) is list else dim, keepdim, None, one, x)(x)
+
+    tag(name, fn)
+
+
+def tag(name: str, fn: Callable[..., Any]) -> None:
+    fn.__name__ = fn.__qualname__ = name
+    impl(getattr(spec, name), devices=DEVICES)(fn)
+
+
+@impl(spec.count_nonzero, devices=DEVICES)
+def count_nonzero(x: Tensor, dim: Any) -> Tensor:
+    return _plan("count_nonzero", tuple(dim) if type(dim) is list else dim, False, None, 0, x)(x)
+
+
+@impl(spec.vector_norm, devices=DEVICES)
+def vector_norm(x: Tensor, ord: float, dim: Any, keepdim: bool, dtype: torch.dtype | None) -> Tensor:
+    return _plan("vector_norm", tuple(dim) if type(dim) is list else dim, keepdim, dtype, ord, x)(x)
+
+
+for _declare, _names in (
+    (declare_cast, "sum mean prod"),
+    (declare_plain, "amax amin any all logsumexp"),
+    (declare_place, "argmax argmin max_dim min_dim"),
+    (declare_moments, "var std var_mean std_mean"),
+):
+    for _name in _names.split():
+        _declare(_name)
+
+
+@impl(spec.logsumexp_bwd, devices=DEVICES)
+def logsumexp_bwd(dy: Tensor, x: Tensor, y: Tensor, dim: Any, keepdim: bool) -> Tensor:
+    dim = tuple(dim) if type(dim) is list else dim
+    return _back_plan("logsumexp_bwd", dim, keepdim, "dy y", 0, x, dy, y)(x, dy, None, y)
+
+
+@impl(spec.vector_norm_bwd, devices=DEVICES)
+def vector_norm_bwd(dy: Tensor, x: Tensor, y: Tensor, ord: float, dim: Any, keepdim: bool) -> Tensor:
+    dim = tuple(dim) if type(dim) is list else dim
+    return _back_plan("vector_norm_bwd", dim, keepdim, "dy y", ord, x, dy, y)(x, dy, None, y)
+
+
+@impl(spec.var_bwd, devices=DEVICES)
+def var_bwd(dy: Tensor, x: Tensor, dim: Any, keepdim: bool, correction: float | None) -> Tensor:
+    dim, one = tuple(dim) if type(dim) is list else dim, 1 if correction is None else correction
+    return _back_plan("var_bwd", dim, keepdim, "dy", one, x, dy)(x, dy, None, None)
+
+
+@impl(spec.std_bwd, devices=DEVICES)
+def std_bwd(dy: Tensor, x: Tensor, y: Tensor, dim: Any, keepdim: bool, correction: float | None) -> Tensor:
+    dim, one = tuple(dim) if type(dim) is list else dim, 1 if correction is None else correction
+    return _back_plan("std_bwd", dim, keepdim, "dy y", one, x, dy, y)(x, dy, None, y)
+
+
+@impl(spec.var_mean_bwd, devices=DEVICES)
+def var_mean_bwd(dvar: Tensor, dmean: Tensor, x: Tensor, dim: Any, keepdim: bool, correction: float | None) -> Tensor:
+    dim, one = tuple(dim) if type(dim) is list else dim, 1 if correction is None else correction
+    return _back_plan("var_mean_bwd", dim, keepdim, "dvar dmean", one, x, dvar, dmean)(x, dvar, dmean, None)
+
+
+@impl(spec.std_mean_bwd, devices=DEVICES)
+def std_mean_bwd(
+    dstd: Tensor, dmean: Tensor, x: Tensor, std: Tensor, dim: Any, keepdim: bool, correction: float | None
+) -> Tensor:
+    dim, one = tuple(dim) if type(dim) is list else dim, 1 if correction is None else correction
+    return _back_plan("std_mean_bwd", dim, keepdim, "dstd dmean std", one, x, dstd, dmean, std)(x, dstd, dmean, std)

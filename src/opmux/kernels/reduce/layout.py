@@ -1,0 +1,101 @@
+"""How a tensor lies for a reduction: its dimensions as two kept and two reduced, and which of them runs fastest."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+
+class Level(NamedTuple):
+    size: int
+    stride: int
+
+
+ONE = Level(1, 0)
+SMALL = 2**30  # indices below it, rounded up to whole blocks, are 32 bits wide
+
+
+class View(NamedTuple):
+    """Elements of x by (kept outer, kept inner, reduced outer, reduced inner); results in the order of the kept ones.
+
+    `columns`: the fastest dimension is the inner kept one; else it is the inner reduced one, and rows are reduced.
+    """
+
+    columns: bool
+    kept: tuple[Level, Level]
+    reduced: tuple[Level, Level]
+    copied: tuple[int, ...] | None = None  # the order to copy x in first, where it lies too oddly
+
+    @property
+    def outputs(self) -> int:
+        return self.kept[0].size * self.kept[1].size
+
+    @property
+    def elements(self) -> int:
+        return self.reduced[0].size * self.reduced[1].size
+
+
+def view(shape: Sequence[int], stride: Sequence[int], dims: tuple[int, ...], in_order: bool) -> View:
+    """The view of a tensor; with `in_order` the reduced elements keep the order of their index."""
+    levels = [Level(n, s) for n, s in zip(shape, stride, strict=True)]
+    inner = [d for d in range(len(shape)) if d in dims]
+    outer = [d for d in range(len(shape)) if d not in dims]
+    kept = collapsed(levels[d] for d in outer)
+    ordered = inner if in_order else sorted(inner, key=lambda d: -stride[d])
+    reduced = collapsed(levels[d] for d in ordered)
+    if not fits(kept, reduced, in_order):
+        n, rows = (math.prod(shape[d] for d in dims) for dims in (inner, outer))
+        return View(False, (ONE, Level(rows, n)), (ONE, Level(n, 1)), (*outer, *inner))
+    return View(by_columns(kept, reduced), padded(kept), padded(reduced))
+
+
+def collapsed(levels: Iterable[Level]) -> list[Level]:
+    """Neighbours that lie as one dimension made one."""
+    found: list[Level] = []
+    for level in levels:
+        if level.size == 1:
+            continue
+        if found and found[-1].stride == level.size * level.stride:
+            found[-1] = Level(found[-1].size * level.size, level.stride)
+        else:
+            found.append(level)
+    return found
+
+
+def padded(levels: list[Level]) -> tuple[Level, Level]:
+    first, second = [ONE] * (2 - len(levels)) + levels
+    return first, second
+
+
+def fits(kept: list[Level], reduced: list[Level], in_order: bool) -> bool:
+    """Whether the kernels can read it as it lies, and reading it so is no waste."""
+    if len(kept) > 2 or len(reduced) > (1 if in_order else 2):
+        return False
+    if len(kept) == 2:
+        # what runs fastest is kept, but not last: neighbours would be read by different programs
+        fast = kept[0].stride
+        if 0 < fast < kept[1].stride and fast < min((r.stride for r in reduced), default=fast + 1):
+            return False
+        if kept[0].size * kept[1].size >= SMALL:
+            return False
+    return len(reduced) < 2 or reduced[0].size * reduced[1].size < SMALL
+
+
+def by_columns(kept: list[Level], reduced: list[Level]) -> bool:
+    if not kept:
+        return False
+    fast, red = kept[-1].stride, reduced[-1].stride if reduced else 0
+    return fast > 0 and (red == 0 or fast < red)
+
+
+def unit(n: int, *strides: int) -> int:
+    """The largest power of two up to 16 that divides all: as wide as a load may be, in elements.
+
+    1 for a length that 32 bits do not hold: divided, it would come back as 32 bits.
+    """
+    found = 16 if n < 2**31 else 1
+    for size in (n, *strides):
+        while size % found:
+            found //= 2
+    return found

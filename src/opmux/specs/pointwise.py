@@ -1,0 +1,266 @@
+"""ATen's elementwise ops under ATen's names and signatures; torch's own op is the reference of each.
+
+A `Row` says how an op is called and which dtypes it is computed in; a loop makes the ops. `opmux.ops.add(x, 2)` takes
+what `torch.add` takes: tensors of different dtypes and shapes, numbers, 0-dim CPU tensors; result dtype, strides, NaNs,
+signed zeros and errors are torch's. Integer division and remainder by zero are undefined, as they are on CUDA.
+
+Where a name is also a primitive of ours (`gelu`, `relu`), the op here is reached as `aten::gelu`.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..core.spec import Tol, op
+from .samples import Case, Draw, Maker
+
+Number = int | float
+
+FLOATS = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64})
+WIDE = frozenset({torch.float32, torch.float64})
+SIGNED = frozenset({torch.int8, torch.int16, torch.int32, torch.int64})
+INTS = SIGNED | {torch.uint8}
+BOOL = frozenset({torch.bool})
+NUMBERS = FLOATS | INTS
+ALL = NUMBERS | BOOL
+
+# Functions of a chip's library that are not as near to the truth as ATen's series are, or the other way round.
+LOOSE: Mapping[torch.dtype, Tol] = {torch.float32: Tol(2e-5, 1e-5), torch.float64: Tol(1e-7, 1e-7)}
+
+
+# Where ATen's CPU kernel computes in 16 bits what others compute in 32.
+ROUGH: Mapping[torch.dtype, Tol] = {torch.float16: Tol(4e-3, 4e-3), torch.bfloat16: Tol(3.2e-2, 3.2e-2)}
+
+
+@dataclass(frozen=True)
+class Row:
+    """One op. A keyword-only argument that is None by default is then left out of the call, for an overload without."""
+
+    name: str
+    args: str
+    dtypes: frozenset[torch.dtype]
+    domain: str = ""  # where arguments of samples lie, by a name of DOMAINS
+    numbers: Mapping[str, Any] = field(default_factory=dict)  # arguments of samples that have no default
+    tol: Mapping[torch.dtype, Tol] | None = None
+    alias: str = ""  # the row of which this is another name
+
+    @property
+    def names(self) -> list[str]:
+        return [a.partition(":")[0].strip() for a in self.args.split(",") if a.strip() != "*"]
+
+
+ONE = "self: Tensor"
+TWO = "self: Tensor, other: Tensor"
+WITH = "self: Tensor, other: Tensor | Number"  # a tensor and a tensor or a number
+EITHER = "self: Tensor | Number, other: Tensor | Number"
+SCALED = f"{WITH}, *, alpha: Number = 1"
+GRAD = "grad_output: Tensor, self: Tensor"
+
+
+def rows(args: str, dtypes: frozenset[torch.dtype], names: str, **fields: Any) -> Iterator[Row]:
+    """Rows that differ in nothing but their names; `name@domain` says where samples of that one lie."""
+    for name, _, domain in (n.partition("@") for n in names.split()):
+        yield Row(name, args, dtypes, domain, **fields)
+
+
+TABLE = (
+    # one tensor; integers become float32 where the dtypes are floats alone
+    *rows(ONE, NUMBERS, "abs neg floor ceil trunc relu relu6 square"),
+    *rows(ONE, ALL, "sign sgn signbit isnan isinf isfinite isposinf isneginf logical_not"),
+    *rows(ONE, INTS | BOOL, "bitwise_not"),
+    *rows(
+        ONE,
+        FLOATS,
+        """reciprocal sqrt@above rsqrt@above exp exp2 expm1 log@above log2@above log10@above log1p@above sin cos tan
+        asin@inside acos@inside atan sinh cosh tanh asinh acosh@beyond atanh@inside erf erfc erfinv@inside sigmoid frac
+        silu mish selu hardswish hardsigmoid log_sigmoid deg2rad rad2deg sinc angle
+        special_entr@above special_ndtr""",
+    ),
+    *rows(ONE, FLOATS, "lgamma digamma@above i0 special_i0e special_i1 special_i1e", tol={**LOOSE, **ROUGH}),
+    *rows(ONE, WIDE, "special_erfcx special_log_ndtr", tol=LOOSE),
+    *rows(ONE, WIDE, "special_modified_bessel_i0 special_modified_bessel_i1", tol=LOOSE),
+    *rows(ONE, WIDE, "special_bessel_j0 special_bessel_j1 special_bessel_y0@above special_bessel_y1@above", tol=LOOSE),
+    *rows("x: Tensor", WIDE, "special_spherical_bessel_j0"),
+    # one tensor, and numbers
+    Row("round", "self: Tensor, *, decimals: int | None = None", NUMBERS),
+    Row("logit", "self: Tensor, eps: float | None = None", FLOATS, "unit", tol=ROUGH),
+    Row("nan_to_num", "self: Tensor, nan: float | None = None, posinf: float | None = None, "
+        "neginf: float | None = None", ALL),
+    Row("gelu", 'self: Tensor, *, approximate: str = "none"', FLOATS),
+    Row("elu", "self: Tensor, alpha: Number = 1, scale: Number = 1, input_scale: Number = 1", FLOATS),
+    Row("celu", "self: Tensor, alpha: Number = 1.0", FLOATS),
+    Row("leaky_relu", "self: Tensor, negative_slope: Number = 0.01", FLOATS),
+    Row("hardtanh", "self: Tensor, min_val: Number = -1, max_val: Number = 1", FLOATS | SIGNED),
+    Row("softplus", "self: Tensor, beta: Number = 1, threshold: Number = 20", FLOATS),
+    *rows("self: Tensor, lambd: Number = 0.5", FLOATS, "softshrink hardshrink"),
+    Row("threshold", "self: Tensor, threshold: Number, value: Number", NUMBERS,
+        numbers={"threshold": 0.25, "value": 20}),
+    *rows("self: Tensor, min: Tensor | Number | None = None, max: Tensor | Number | None = None", NUMBERS, "clamp"),
+    *rows("self: Tensor, min: Tensor | Number", NUMBERS, "clamp_min"),
+    *rows("self: Tensor, max: Tensor | Number", NUMBERS, "clamp_max"),
+    # two
+    Row("add", SCALED, ALL),
+    *rows(SCALED, NUMBERS, "sub rsub"),
+    *rows(WITH, ALL, "mul eq ne lt le gt ge"),
+    Row("div", f"{WITH}, *, rounding_mode: str | None = None", NUMBERS, "apart"),
+    *rows(WITH, NUMBERS, "floor_divide@apart fmod@apart"),
+    *rows(EITHER, NUMBERS, "remainder@apart"),
+    Row("pow", "self: Tensor | Number, exponent: Tensor | Number", NUMBERS, "above"),
+    Row("float_power", "self: Tensor | Number, exponent: Tensor | Number", frozenset({torch.float64}), "above"),
+    *rows(TWO, ALL, "maximum minimum fmax fmin logical_and logical_or logical_xor"),
+    *rows(TWO, FLOATS, "atan2 hypot logaddexp logaddexp2 ldexp"),
+    *rows(WITH, FLOATS, "copysign"),
+    *rows(TWO, WIDE, "nextafter"),
+    *rows(TWO, INTS, "gcd lcm"),
+    *rows(EITHER, FLOATS, "xlogy@above special_xlog1py@above"),
+    Row("special_zeta", EITHER, WIDE, "beyond", tol=LOOSE),
+    Row("heaviside", "self: Tensor, values: Tensor", ALL),
+    *rows(EITHER, INTS | BOOL, "bitwise_and bitwise_or bitwise_xor"),
+    *rows(EITHER, INTS, "bitwise_left_shift bitwise_right_shift"),
+    Row("isclose", f"{TWO}, rtol: float = 1e-5, atol: float = 1e-8, equal_nan: bool = False", WIDE),
+    Row("_prelu_kernel", "self: Tensor, weight: Tensor", FLOATS),
+    # three
+    Row("where", "condition: Tensor, self: Tensor | Number, other: Tensor | Number", ALL),
+    Row("masked_fill", "self: Tensor, mask: Tensor, value: Tensor | Number", ALL, numbers={"value": 2}),
+    Row("lerp", "self: Tensor, end: Tensor, weight: Tensor | Number", FLOATS),
+    Row("addcmul", "self: Tensor, tensor1: Tensor, tensor2: Tensor, *, value: Number = 1", NUMBERS),
+    Row("addcdiv", "self: Tensor, tensor1: Tensor, tensor2: Tensor, *, value: Number = 1", FLOATS, "apart"),
+    # gradients
+    *rows("grad_output: Tensor, output: Tensor", FLOATS, "sigmoid_backward tanh_backward"),
+    *rows(GRAD, FLOATS, "silu_backward mish_backward hardswish_backward hardsigmoid_backward"),
+    Row("gelu_backward", f'{GRAD}, *, approximate: str = "none"', FLOATS),
+    Row("logit_backward", f"{GRAD}, eps: float | None = None", FLOATS, "unit"),
+    Row("threshold_backward", f"{GRAD}, threshold: Number", NUMBERS, numbers={"threshold": 0}),
+    Row("leaky_relu_backward", f"{GRAD}, negative_slope: Number, self_is_result: bool", FLOATS,
+        numbers={"negative_slope": 0.01, "self_is_result": False}),
+    Row("elu_backward", "grad_output: Tensor, alpha: Number, scale: Number, input_scale: Number, is_result: bool, "
+        "self_or_result: Tensor", FLOATS,
+        numbers={"alpha": 1.5, "scale": 1, "input_scale": 0.5, "is_result": False}),
+    Row("hardtanh_backward", f"{GRAD}, min_val: Number, max_val: Number", FLOATS,
+        numbers={"min_val": -1, "max_val": 1}),
+    Row("softplus_backward", f"{GRAD}, beta: Number, threshold: Number", FLOATS,
+        numbers={"beta": 2, "threshold": 20}),
+    Row("softshrink_backward", f"{GRAD}, lambd: Number", FLOATS, numbers={"lambd": 0.5}),
+    Row("hardshrink_backward", "grad_out: Tensor, self: Tensor, lambd: Number", FLOATS, numbers={"lambd": 0.5}),
+)  # fmt: skip
+
+# Other names of ATen for the same: the row they stand for, its arguments and all.
+ALIASES = {
+    "abs": "absolute", "neg": "negative", "trunc": "fix", "clamp": "clip", "div": "divide", "mul": "multiply",
+    "asin": "arcsin", "acos": "arccos", "atan": "arctan", "asinh": "arcsinh", "acosh": "arccosh", "atanh": "arctanh",
+    "atan2": "arctan2", "ne": "not_equal", "lt": "less", "le": "less_equal", "gt": "greater",
+    "ge": "greater_equal", "erf": "special_erf", "erfc": "special_erfc", "erfinv": "special_erfinv",
+    "exp2": "special_exp2", "expm1": "special_expm1", "sigmoid": "special_expit", "lgamma": "special_gammaln",
+    "digamma": "special_digamma special_psi", "i0": "special_i0", "log1p": "special_log1p", "logit": "special_logit",
+    "sinc": "special_sinc", "xlogy": "special_xlogy",
+    "bitwise_and": "__and__", "bitwise_or": "__or__", "bitwise_xor": "__xor__",
+}  # fmt: skip
+
+
+def _also() -> Iterator[Row]:
+    """Rows for the other names; where an alias takes fewer kinds of arguments, its own line says so."""
+    named = {row.name: row for row in TABLE}
+    for name, others in ALIASES.items():
+        for other in others.split():
+            of = named[name]
+            args = WITH if other.startswith("__") else of.args
+            yield Row(other, args, of.dtypes, of.domain, of.numbers, of.tol, alias=name)
+    yield Row("subtract", SCALED, NUMBERS, alias="sub")
+    yield Row("true_divide", WITH, FLOATS, "apart", alias="div")
+    yield Row("special_round", "self: Tensor, *, decimals: int = 0", FLOATS, alias="round")
+
+
+ROWS = {row.name: row for row in (*TABLE, *_also())}
+
+
+# ---- samples --------------------------------------------------------------------------------------------------------
+
+# Where the numbers of a sample lie, made from normal ones.
+DOMAINS: dict[str, Callable[[Tensor], Tensor]] = {
+    "": lambda x: x,
+    "above": lambda x: x.abs() + 0.1,
+    "beyond": lambda x: x.abs() + 1.1,
+    "inside": lambda x: x.tanh() * 0.95,
+    "unit": lambda x: x.tanh() * 0.45 + 0.5,
+    "apart": lambda x: torch.where(x < 0, x - 1, x + 1),
+}
+
+CASES = (
+    Case((37,)),
+    Case(()),
+    Case((5, 0, 3)),
+    Case((37, 64), "t"),
+    Case((5, 64), "step"),
+    Case((5, 64), "expanded"),
+    Case((3, 5, 64), options={"second": "row"}),
+    Case((3, 5, 64), options={"second": "column"}),
+)
+
+
+class Within(Draw):
+    """Numbers inside a domain, in every layout; integers and bools too."""
+
+    def __init__(self, d: Draw, domain: str):
+        super().__init__(d.case, d.dtype, d.device)
+        self._domain, self._generator = DOMAINS[domain], d._generator
+
+    def _new(self, shape: tuple[int, ...], dtype: torch.dtype, scale: float = 1.0) -> Tensor:
+        whole = not dtype.is_floating_point
+        x = self._domain(torch.randn(shape, generator=self._generator, dtype=torch.float64) * (4 if whole else 1))
+        if dtype is torch.bool:
+            x = x > 0
+        return (x.abs() if dtype is torch.uint8 else x).to(self.device, dtype)
+
+
+def _tensor(row: Row, d: Draw, name: str, at: int) -> Tensor:
+    x = Within(d, row.domain).full()
+    if name in ("condition", "mask"):
+        return x > 0
+    if not at or row.name.endswith("_backward"):
+        return x
+    return {"row": lambda: x[0], "column": lambda: x[..., :1]}.get(d.option("second"), lambda: x)()
+
+
+def samples_of(row: Row) -> Maker:
+    """Samples of floats and of integers; numbers where the op has no default are the row's."""
+
+    def build(d: Draw) -> dict[str, Any]:
+        made: dict[str, Any] = {}
+        for at, (name, p) in enumerate(ops[row.name].spec.signature.parameters.items()):
+            if name in row.numbers:
+                made[name] = row.numbers[name]
+            elif p.default is not p.empty and not (row.name.startswith("cl") and name == "min"):
+                made[name] = p.default
+            else:
+                made[name] = _tensor(row, d, name, at)
+        return made
+
+    return Maker(build, CASES)
+
+
+# ---- the ops --------------------------------------------------------------------------------------------------------
+
+
+def _reference(row: Row) -> Callable[..., Any]:
+    """torch's own op as a function with the row's signature."""
+    by_keyword = row.args.partition("*")[2]
+    keywords = [n for n in row.names if f" {n}:" in by_keyword]
+    passed = [n for n in row.names if n not in keywords]
+    left_out = [n for n in keywords if f"{n}:" in by_keyword and "None = None" in by_keyword]
+    short = ", ".join(passed + [f"{n}={n}" for n in keywords if n not in left_out])
+    full = ", ".join(passed + [f"{n}={n}" for n in keywords])
+    text = f"def {row.name}({row.args}) -> Tensor:\n    "
+    text += f"if {left_out[0]} is None:\n        return torch.ops.aten.{row.name}({short})\n    " if left_out else ""
+    text += f"return torch.ops.aten.{row.name}({full})\n"
+    made: dict[str, Any] = {}
+    exec(compile(text, __file__, "exec"), globals(), made)
+    made[row.name].__doc__ = f"torch.ops.aten.{row.name}, elementwise."
+    return made[row.name]
+
+
+ops: dict[str, Any] = {}
+for _row in ROWS.values():
+    ops[_row.name] = op(_reference(_row), space="aten", samples=samples_of(_row), tol=_row.tol)

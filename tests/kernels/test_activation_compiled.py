@@ -1,0 +1,41 @@
+"""The activation kernels at real sizes: loads and stores are wide, also of halves, and nothing spills."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+from opmux.core.registry import tagged
+from opmux.kernels import activation  # noqa: F401 - its impls are tagged
+from opmux.kernels.lib.compile_only import compiling_for
+
+MODE = "compile"
+IMPLS = {i.op_name: i.fn for i, _ in tagged}
+
+
+def rows(n):
+    return torch.empty(4096, n, device="meta", dtype=torch.bfloat16)
+
+
+# Of n columns: the arguments of each op.
+CASES = {
+    "silu_mul": lambda n: rows(2 * n).chunk(2, -1),
+    "silu_mul_bwd": lambda n: (rows(n), *rows(2 * n).chunk(2, -1)),
+    "silu_glu": lambda n: (rows(2 * n),),
+    "silu_glu_bwd": lambda n: (rows(n), rows(2 * n)),
+    "gelu_bias": lambda n: (rows(n), rows(n)[0]),
+    "gelu_bias_bwd": lambda n: (rows(n), rows(n), rows(n)[0]),
+}
+
+
+@pytest.mark.parametrize("n", [8192, 11008])
+@pytest.mark.parametrize("name", CASES)
+def test_loads_are_wide_and_nothing_spills(name, n):
+    with compiling_for("sm_90") as built:
+        IMPLS[f"opmux::{name}"](*CASES[name](n))
+    assert len(built) == (2 if name == "gelu_bias_bwd" else 1)
+    lines = built[0].asm["ptx"].splitlines()
+    assert any("ld.global.v4.b32" in line for line in lines) and any("st.global.v4.b32" in line for line in lines)
+    assert not any(move in line and ".b16" in line for line in lines for move in ("ld.global", "st.global"))
+    assert built[0].spills() == 0

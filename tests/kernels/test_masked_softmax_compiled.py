@@ -1,0 +1,46 @@
+"""The masked softmax kernels, through their wrappers on meta tensors, compiled for four chips down to machine code."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+from opmux.kernels import masked_softmax as kernels
+from opmux.kernels.lib.compile_only import CHIPS, compiling_for
+
+MODE = "compile"
+META = torch.device("meta")
+FORMS = {"plain": (False, False), "masked": (True, False), "causal": (False, True), "both": (True, True)}
+
+
+def build(chip, n, dtype, masked, causal):
+    x = torch.empty(2, 4, 64, n, device=META, dtype=dtype)
+    mask = torch.empty(2, 1, 64, n, device=META, dtype=torch.bool) if masked else None
+    with compiling_for(chip) as built:
+        kernels.scaled_softmax(x, mask, 0.5, causal)
+        if not masked:
+            kernels.scaled_softmax_bwd(x, x, 0.5, causal)
+    assert len(built) == (1 if masked else 2)
+    assert all(kernel.shared <= CHIPS[chip][1] for kernel in built)
+    return built
+
+
+@pytest.mark.parametrize("number, chip", list(enumerate(CHIPS)), ids=list(CHIPS))
+def test_every_form_on_every_chip(number, chip):
+    """Each form whole and in pieces, the dtypes in turn; an odd length."""
+    dtypes = (torch.bfloat16, torch.float32, torch.float16, torch.float64)
+    for turn, (masked, causal) in enumerate(FORMS.values()):
+        build(chip, 1000, dtypes[(number + turn) % 4], masked, causal)
+        build(chip, 65536, dtypes[(number + turn) % 4], masked, causal)
+    build(chip, 37, torch.bfloat16, True, True)
+
+
+@pytest.mark.parametrize("n", [512, 4096, 16384, 32768, 65536])
+@pytest.mark.parametrize("form", FORMS)
+def test_loads_are_wide_and_nothing_spills(form, n):
+    """Causal rows too: the edge of what they see is moved to a multiple of 16."""
+    for kernel in build("sm_90", n, torch.bfloat16, *FORMS[form]):
+        loads = [line for line in kernel.asm["ptx"].splitlines() if "ld.global" in line]
+        assert loads and all("v4.b32" in line for line in loads), kernel.name
+        assert kernel.spills() == 0, kernel.name

@@ -1,0 +1,107 @@
+"""ATen's elementwise ops compiled for chips that are not here: each row on one, the ways through memory on all."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+from opmux.kernels import pointwise as kernels  # noqa: F401 - it fills ROWS
+from opmux.kernels.lib.compile_only import CHIPS, compiling_for
+from opmux.kernels.lib.pointwise import ROWS, run
+from opmux.specs import pointwise as spec
+
+MODE = "compile"
+OWN = [n for n, r in spec.ROWS.items() if not r.alias]
+ORDER = (torch.bfloat16, torch.float32, torch.int64, torch.float64, torch.uint8, torch.float16, torch.int32, torch.bool)
+
+
+def meta(*shape, dtype=torch.bfloat16):
+    return torch.empty(shape, dtype=dtype, device="meta")
+
+
+def compiled(name, args, chip, out=None):
+    with compiling_for(chip) as built:
+        run(ROWS[name], args, out)
+    assert len(built) == 1, f"{name} launched {len(built)} kernels"
+    assert built[0].shared <= CHIPS[chip][1]
+    return built[0]
+
+
+def sample(name, dtype):
+    args = spec.ops[name].spec.samples.at((128, 64), dtype, "cpu").args
+    return tuple(a.to("meta") if torch.is_tensor(a) else a for a in args)
+
+
+@pytest.mark.parametrize("number, name", list(enumerate(OWN)), ids=OWN)
+def test_each_row(number, name):
+    """On one chip and in one dtype, in turn; all of them on all chips with --slow."""
+    fits = [d for d in ORDER if d in spec.ROWS[name].dtypes]
+    compiled(name, sample(name, fits[number // 4 % len(fits)]), list(CHIPS)[number % 4])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("chip", CHIPS)
+@pytest.mark.parametrize("name", ROWS)
+def test_every_row_on_every_chip(name, chip):
+    for dtype in (d for d in ORDER if d in spec.ROWS[name].dtypes):
+        compiled(name, sample(name, dtype), chip)
+
+
+WAYS = {
+    "flat": lambda: (meta(64, 4096), meta(64, 4096), 1),
+    "single": lambda: (meta(64, 4096), meta(), 1),
+    "number": lambda: (meta(64, 4096), 0.5, 2),
+    "odd": lambda: (meta(37), meta(37), 1.5),
+    "row": lambda: (meta(64, 4096), meta(4096), 1),
+    "column": lambda: (meta(64, 4096), meta(64, 1), 1),
+    "turned": lambda: (meta(512, 4096), meta(4096, 512).t(), 1),
+    "batches": lambda: (meta(8, 512, 256), meta(8, 256, 512).transpose(1, 2), 1),
+    "steps": lambda: (meta(64, 4096)[:, ::2], meta(64, 2048), 1),
+    "dims": lambda: (meta(*[3] * 7), meta(*[3] * 7).permute(6, 5, 4, 3, 2, 1, 0), 1),
+    "dtypes": lambda: (meta(64, 4096), meta(64, 4096, dtype=torch.int64), 1),
+    "host": lambda: (meta(64, 4096), torch.tensor(3.0), 1),
+}
+
+
+@pytest.mark.parametrize("chip", CHIPS)
+@pytest.mark.parametrize("way", WAYS)
+def test_each_way_on_every_chip(way, chip):
+    compiled("add", WAYS[way](), chip)
+
+
+@pytest.mark.parametrize("name", ["add", "mul", "gelu", "where", "exp"])
+def test_loads_are_wide(name):
+    ptx = compiled(name, sample(name, torch.bfloat16), "sm_90").asm["ptx"]
+    assert "ld.global.v4.b32" in ptx and "ld.global.b16" not in ptx
+    assert "st.global.v4.b32" in ptx
+
+
+@pytest.mark.parametrize("way", ["row", "column", "turned", "batches"])
+def test_tiles_are_read_and_written_wide(way):
+    """A transpose too: it is read along its own rows, and turned on the way."""
+    ptx = compiled("add", WAYS[way](), "sm_90").asm["ptx"]
+    assert "ld.global.v4.b32" in ptx and "st.global.v4.b32" in ptx
+
+
+def test_a_tensor_on_the_host_is_read_at_the_call():
+    """It is a number to the kernel: no pointer to the host's memory may reach the device."""
+    kernel = compiled("add", WAYS["host"](), "sm_90")
+    head = kernel.asm["ttir"].split("@add_flat(")[1].split(")")[0:12]
+    assert sum("tt.ptr" in part for part in head) == 2
+    assert any("f64" in part for part in head)
+
+
+def test_numbers_have_64_bits_whatever_their_value():
+    for number, kind in ((1, "i64"), (2**40, "i64"), (1.0, "f64")):
+        text = compiled("mul", (meta(37, dtype=torch.int64), number), "sm_90").asm["ttir"]
+        assert f"%v1: {kind}" in text
+
+
+@pytest.mark.parametrize("name", ["gelu", "gelu_backward", "pow", "digamma", "where", "floor_divide"])
+def test_nothing_spills(name):
+    assert compiled(name, sample(name, torch.float32), "sm_90").spills() == 0
+
+
+def test_into_a_tensor_that_is_there():
+    compiled("add", WAYS["flat"](), "sm_90", out=meta(4096, 64, dtype=torch.float32).t())

@@ -1,0 +1,451 @@
+"""ATen's elementwise ops, interpreted, against torch's own: values, dtypes, strides, numbers, `out`, refusals."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+import torch
+
+pytest.importorskip("triton")
+from opmux.core.errors import NotSupported
+from opmux.kernels import pointwise as kernels  # noqa: F401 - it fills ROWS
+from opmux.kernels.lib import interpret, rows
+from opmux.kernels.lib.maths import FUNCTIONS
+from opmux.kernels.lib.pointwise import DTYPES, ROWS, run
+from opmux.kernels.lib.walk import way
+from opmux.specs import pointwise as spec
+
+MODE = "interpret"
+CPU = torch.device("cpu")
+INF, NAN = math.inf, math.nan
+FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+INTS = (torch.int32, torch.int64, torch.uint8, torch.int8, torch.int16)
+OWN = [n for n, r in spec.ROWS.items() if not r.alias]
+
+# ATen's CPU kernels differ here from its CUDA kernels, which are the model: strides, and gradients at NaN.
+OTHER_STRIDES = {"log_sigmoid"}
+NAN_ON_CUDA = set("hardswish_backward elu_backward hardtanh_backward softshrink_backward hardshrink_backward".split())
+
+
+@pytest.fixture(scope="module", autouse=True)
+def right_arithmetic():
+    interpret.install()
+    with np.errstate(all="ignore"):
+        yield
+
+
+@pytest.fixture(autouse=True)
+def poisoned(monkeypatch):
+    """Room for results is full of NaN, or of 77: what a kernel does not write cannot pass."""
+    stock = rows.Room.on
+
+    def on(self, like):
+        made = stock(self, like)
+        return made.fill_(NAN if made.is_floating_point() else 77) if made.dtype != torch.bool else made
+
+    monkeypatch.setattr(rows.Room, "on", on)
+
+
+def reference(row, args):
+    split = len(args) - len(row.keywords)
+    return row.reference(*args[:split], **dict(zip(row.keywords, args[split:], strict=True)))
+
+
+def full(name, *args, **kwargs):
+    """Arguments in full, by position."""
+    found = spec.ops[name].spec.signature.bind(*args, **kwargs)
+    found.apply_defaults()
+    return tuple(found.arguments.values())
+
+
+def agree(name, args, out=None, slack=1.0):
+    row = ROWS[name]
+    want = reference(row, args)
+    before = [a.clone() for a in args if torch.is_tensor(a)]
+    got = run(row, args, out)
+    assert got.shape == want.shape
+    if out is None:
+        assert got.dtype == want.dtype
+        assert got.stride() == want.stride() or name in OTHER_STRIDES, f"{got.stride()} {want.stride()}"
+        for a, b in zip((a for a in args if torch.is_tensor(a)), before, strict=True):
+            torch.testing.assert_close(a, b, rtol=0, atol=0, equal_nan=True, msg="an argument was written")
+    else:
+        assert got is out
+        want = want.to(out.dtype)
+    tol = spec.ops[name].spec.tol.get(want.dtype)
+    rtol, atol = (0, 0) if tol is None else (tol.rtol * slack, tol.atol * slack)
+    torch.testing.assert_close(
+        got, want, rtol=rtol, atol=atol, equal_nan=True, msg=lambda m: f"{name}{args_in_short(args)}: {m}"
+    )
+    return got
+
+
+def args_in_short(args):
+    return [f"{a.dtype} {tuple(a.shape)} {a.stride()}" if torch.is_tensor(a) else a for a in args]
+
+
+# ---- every row ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", OWN)
+def test_every_row_agrees_with_torch(name):
+    """One dtype through every layout; each of the others once."""
+    makes = spec.ops[name].spec.samples
+    fits = [d for d in (*FLOATS, *INTS, torch.bool) if d in spec.ROWS[name].dtypes]
+    assert fits, f"{name} computes in nothing"
+    for at, dtype in enumerate(fits):
+        for sample in itertools.islice(makes(dtype, CPU), None if at == 0 else 1):
+            agree(name, sample.args)
+
+
+@pytest.mark.parametrize("name", sorted(set(spec.ROWS) - set(OWN)))
+def test_every_alias_agrees_with_torch(name):
+    dtype = torch.float32 if torch.float32 in spec.ROWS[name].dtypes else torch.int32
+    agree(name, next(iter(spec.ops[name].spec.samples(dtype, CPU))).args)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        n
+        for n in OWN
+        if torch.float32 in spec.ROWS[n].dtypes and torch.int32 not in spec.ROWS[n].dtypes and n != "isclose"
+    ],
+)
+def test_integers_become_floats_where_torch_says_so(name):
+    """And where torch refuses them, so do we: by declining, so that torch says it."""
+    for dtype in (torch.int32, torch.bool):
+        sample = next(iter(spec.ops[name].spec.samples(dtype, CPU)))
+        try:
+            reference(ROWS[name], sample.args)
+        except RuntimeError:
+            with pytest.raises(NotSupported):
+                run(ROWS[name], sample.args)
+        else:
+            agree(name, sample.args)
+
+
+SPECIAL = (
+    0.0, -0.0, 1.0, -1.0, 0.5, -0.5, 2.0, -2.5, 3.0, -3.0, 6.0, 1e-8, 88.0, -88.0, 1e5, -1e5, 3.4e38, INF, -INF, NAN,
+    1.5, 2.5, -3.5, 20.5, -20.0, 50.5, 700.0, 0.99999,
+)  # fmt: skip
+# float32 near a cancellation, where two right answers have few digits in common, or a series of ATen's gives up
+RAGGED = set("special_zeta lerp logaddexp2 tanh_backward special_bessel_j0 special_bessel_j1 special_bessel_y0 "
+             "special_bessel_y1 special_ndtr gelu gelu_backward softplus_backward".split())  # fmt: skip
+
+
+def required(name):
+    params = spec.ops[name].spec.signature.parameters.values()
+    return [p for p in params if p.default is p.empty and p.name not in spec.ROWS[name].numbers]
+
+
+def grid_args(name, values):
+    """Every combination of values for the arguments that have no default."""
+    need = required(name)
+    grids = iter(torch.meshgrid(*[values] * len(need), indexing="ij") if len(need) > 1 else [values])
+    made = []
+    for p in spec.ops[name].spec.signature.parameters.values():
+        if p.name in spec.ROWS[name].numbers:
+            made.append(spec.ROWS[name].numbers[p.name])
+        elif p in need:
+            t = next(grids)
+            made.append(t > 0 if p.name in ("condition", "mask") else t)
+        else:
+            made.append(p.default)
+    return tuple(made)
+
+
+UNARY_AND_BINARY = [n for n in OWN if len(required(n)) <= 2 and torch.float32 in spec.ROWS[n].dtypes and n != "clamp"]
+
+
+@pytest.mark.parametrize("name", UNARY_AND_BINARY)
+def test_zeros_infinities_and_nans(name):
+    values = torch.tensor(SPECIAL, dtype=torch.float32)
+    if name in NAN_ON_CUDA:
+        values = values[~values.isnan()]
+    if name in RAGGED:
+        values = values[values.abs() < 1e4]
+    if name in ("fmod", "remainder"):  # torch's CPU kernels give NaN for a quotient beyond 1e38
+        values = values[values.abs() != 3.4e38]
+    args = grid_args(name, values)
+    got = agree(name, args, slack=40.0 if name in RAGGED else 3.0)
+    want = reference(ROWS[name], args)
+    if want.is_floating_point() and name not in RAGGED:
+        zeros = (got == 0) & (want == 0) & (got.signbit() != want.signbit())
+        assert not zeros.any(), f"the sign of zero differs at {[a[zeros] for a in args if torch.is_tensor(a)]}"
+
+
+EXTREMES = (0, 1, -1, 2, -2, 3, 7, -7, 31, 32, 63, 64, 127, -128, 255, 2**31 - 1, -(2**31), 2**62, 2**63 - 1, -(2**63))
+DIVISIONS = set("div floor_divide remainder fmod".split())
+
+
+@pytest.mark.parametrize("dtype", INTS, ids=str)
+@pytest.mark.parametrize(
+    "name", [n for n in OWN if spec.ROWS[n].dtypes & spec.INTS and len(required(n)) <= 2 and n != "clamp"]
+)
+def test_integers_to_the_last_bit(name, dtype):
+    if dtype not in spec.ROWS[name].dtypes:
+        pytest.skip("not an op of this dtype")
+    values = torch.tensor(EXTREMES).to(dtype)
+    args = list(grid_args(name, values))
+    if name in DIVISIONS:  # by zero: undefined; the least by -1: a trap on this CPU
+        a, b = args[:2]
+        wild = (b == 0) | ((b == -1) & (a == torch.iinfo(dtype).min))
+        args[1] = torch.where(wild, 1, b).to(dtype)
+    agree(name, tuple(args))
+
+
+# ---- types ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["add", "eq", "where", "maximum", "pow"])
+def test_promotion_of_every_pair_of_dtypes(name):
+    for a, b in itertools.product(DTYPES, DTYPES):
+        if name == "pow" and torch.bool in (a, b):
+            continue
+        x = torch.tensor([0, 1, 2, 3]).to(a)
+        for y in (torch.tensor([1, 0, 2, 1]).to(b), torch.tensor(2).to(b)):
+            agree(name, (x > 1, x, y) if name == "where" else full(name, x, y))
+
+
+@pytest.mark.parametrize("number", [True, 2, 2.5, -1], ids=repr)
+@pytest.mark.parametrize("name", ["add", "mul", "div", "lt", "clamp_min", "masked_fill"])
+def test_promotion_of_every_dtype_with_a_number(name, number):
+    for dtype in DTYPES:
+        x = torch.tensor([0, 1, 2, 3]).to(dtype)
+        args = (x, x > 1, number) if name == "masked_fill" else full(name, x, number)
+        try:
+            reference(ROWS[name], args)
+        except RuntimeError:
+            with pytest.raises(NotSupported):
+                run(ROWS[name], args)
+            continue
+        try:
+            agree(name, args)
+        except NotSupported:
+            assert dtype is torch.bool  # torch's own runs
+
+
+def test_a_dimensionless_tensor_counts_less():
+    half, double = torch.tensor([1.0, 2.0], dtype=torch.float16), torch.tensor(0.1, dtype=torch.float64)
+    assert agree("add", full("add", half, double)).dtype is torch.float16
+    assert agree("mul", full("mul", torch.tensor([100], dtype=torch.int8), torch.tensor(300))).dtype is torch.int8
+
+
+# ---- numbers --------------------------------------------------------------------------------------------------------
+
+
+def test_numbers_are_not_part_of_a_plan():
+    x = torch.randn(5)
+    for number in (2.0, 3.0, 3, -1e30, 2.0):
+        agree("mul", full("mul", x, number))
+        agree("add", full("add", x, x, alpha=number))
+    i = torch.arange(5)
+    for number in (1, 1.0, True, 2**40, -(2**62)):
+        agree("add", full("add", i, number))
+
+
+def test_numbers_keep_64_bits():
+    third = 1 / 3
+    x = torch.zeros(3, dtype=torch.float64)
+    assert run(ROWS["add"], full("add", x, third))[0].item() == third
+    i = torch.tensor([2**62, 5], dtype=torch.int64)
+    assert run(ROWS["add"], full("add", i, 2**61 + 1)).tolist() == [2**62 + 2**61 + 1, 5 + 2**61 + 1]
+    assert run(ROWS["eq"], full("eq", i + 1, 2**62 + 1)).tolist() == [True, False]
+
+
+@pytest.mark.parametrize("exponent", [2, 2.0, 3, 0.5, -0.5, -1.0, -1, -2.0, -3, 2.7, 0])
+def test_powers(exponent):
+    agree("pow", (torch.tensor([0.0, 0.5, 2.0, INF, NAN, -0.0]), exponent))
+    if isinstance(exponent, int) and exponent >= 0:
+        agree("pow", (torch.tensor([-3, 0, 5, 2**40]), exponent))
+
+
+@pytest.mark.parametrize("name, args, kwargs", [
+    ("gelu", (), {"approximate": "tanh"}), ("gelu_backward", (torch.randn(9),), {"approximate": "tanh"}),
+    ("round", (), {"decimals": 2}), ("round", (), {"decimals": -1}), ("round", (), {"decimals": 0}),
+    ("logit", (0.2,), {}), ("nan_to_num", (1.0, 2.0, -3), {}), ("clamp", (None, 0.5), {}), ("clamp", (0.5, -0.5), {}),
+    ("clamp", (torch.tensor(-0.1),), {}), ("elu", (1.5, 2, 0.5), {}), ("hardtanh", (-0.5, 0.25), {}),
+    ("softplus", (2.0, 1.0), {}), ("threshold", (0.1, 7.0), {}), ("leaky_relu", (0.3,), {}), ("celu", (0.7,), {}),
+    ("isclose", (torch.randn(9),), {"rtol": 0.5, "equal_nan": True}),
+    ("div", (torch.full((9,), 0.3),), {"rounding_mode": "trunc"}),
+    ("div", (-0.3,), {"rounding_mode": "floor"}), ("rsub", (2, 3), {}), ("copysign", (-1.0,), {}),
+    ("elu_backward", (1.5, 2.0, 0.5, True, torch.randn(9)), {}),
+    ("leaky_relu_backward", (torch.randn(9), 0.1, True), {}), ("logit_backward", (torch.rand(9), 0.1), {}),
+    ("addcmul", (torch.ones(9), torch.ones(9)), {"value": 0.5}), ("lerp", (torch.ones(9), 0.7), {}),
+], ids=lambda v: v if isinstance(v, str) else "")  # fmt: skip
+def test_arguments_besides_tensors(name, args, kwargs):
+    x = torch.randn(9) * 3
+    if "rsub" in name:
+        kwargs, args = {"alpha": args[1]}, args[:1]
+    agree(name, full(name, x, *args, **kwargs))
+
+
+def test_a_number_first():
+    x = torch.tensor([1.0, 2.0, 3.0])
+    for args in (("pow", 2, x), ("remainder", 7, x), ("xlogy", 2.0, x), ("bitwise_and", 6, x.int()),
+                 ("bitwise_left_shift", 1, x.int()), ("float_power", 2.5, x)):  # fmt: skip
+        agree(args[0], args[1:])
+    agree("where", (x > 1, 1.0, 2.0))
+    agree("where", (x > 1, x, 2))
+
+
+# ---- shapes and strides ---------------------------------------------------------------------------------------------
+
+LAYOUTS = {
+    "one": lambda x: x,
+    "turned": lambda x: x.transpose(-1, -2).contiguous().transpose(-1, -2),
+    "stepped": lambda x: x.repeat_interleave(2, -1)[..., ::2],
+    "gaps": lambda x: torch.cat([x, x], -1)[..., : x.shape[-1]],
+    "outer": lambda x: x.transpose(0, -1).contiguous().transpose(0, -1),
+    "row": lambda x: x[..., :1, :],
+    "column": lambda x: x[..., :1],
+    "vector": lambda x: x.reshape(-1, x.shape[-1])[0],
+    "alone": lambda x: x.flatten()[3],
+    "spread": lambda x: x[:1].expand_as(x),
+}
+
+
+@pytest.mark.parametrize("a, b", itertools.product(LAYOUTS, LAYOUTS))
+def test_layouts(a, b):
+    x = torch.arange(2 * 3 * 40, dtype=torch.float32).reshape(2, 3, 40)
+    agree("add", full("add", LAYOUTS[a](x), LAYOUTS[b](-2 * x)))
+
+
+@pytest.mark.parametrize("name", [n for n in OWN if spec.ROWS[n].args.startswith(("self: Tensor, other", spec.EITHER))])
+def test_a_single_element_on_either_side(name):
+    dtype = torch.float32 if torch.float32 in spec.ROWS[name].dtypes else torch.int32
+    many, one = torch.tensor([1, 2, 3, 7]).to(dtype), torch.tensor(2).to(dtype)
+    agree(name, full(name, many, one))
+    agree(name, full(name, one, many))
+
+
+@pytest.mark.parametrize("a, b", [("turned", "one"), ("one", "turned"), ("turned", "column"), ("turned", "gaps")])
+def test_larger_than_a_tile(a, b):
+    x = torch.randn(3, 70, 90)
+    agree("sub", full("sub", LAYOUTS[a](x), LAYOUTS[b](x + 1)))
+
+
+def test_more_dimensions_than_anybody_has():
+    x = torch.randn([2] * 9)
+    y = x.permute(8, 0, 7, 1, 6, 2, 5, 3, 4)
+    agree("mul", (x, y))
+    agree("where", (y > 0, x, y[..., :1]))
+
+
+@pytest.mark.parametrize("shape", [(0,), (3, 0, 2), (), (1,), (1, 1, 1)], ids=str)
+def test_little_or_nothing(shape):
+    x = torch.ones(shape)
+    agree("add", full("add", x, 1))
+    agree("mul", (x, torch.full((1,) * len(shape), 2.0)))
+
+
+def test_ways():
+    f = torch.float32
+    assert way((4, 8), [(8, 1), (8, 1)], [f, f]).name == "flat"
+    assert way((4, 8), [(0, 0), (8, 1)], [f, f]).name == "flat"
+    assert way((400, 800), [(0, 1), (800, 1)], [f, f]).name == "tiles"
+    assert way((400, 800), [(1, 400), (800, 1)], [f, f]).name == "tiles"
+    assert way((9,), [(2,), (1,)], [f, f]).name == "steps"
+    assert way((100, 2, 3), [(0, 1, 2), (6, 3, 1)], [f, f]).name == "steps"
+    near, far = way((9,), [(2,), (1,)], [f, f]), way((2**31,), [(2,), (1,)], [f, f])
+    assert "int32" in near.head[0] and "int64" in far.head[0]
+    assert way((2**33,), [(1,), (1,)], [f, f]).grid == (2**33 // 1024, 1, 1)
+
+
+# ---- into a tensor that is there ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("layout", ["one", "turned", "stepped", "gaps"])
+def test_out(layout):
+    x, y = torch.randn(6, 40), torch.randn(40)
+    agree("add", full("add", x, y), out=LAYOUTS[layout](torch.full((6, 40), NAN)))
+
+
+def test_out_of_another_dtype():
+    x = torch.randn(40).half()
+    agree("add", full("add", x, x), out=torch.empty(40))
+    agree("add", full("add", x.float(), 1 / 3), out=torch.empty(40, dtype=torch.float16))
+    agree("lt", full("lt", x, 0), out=torch.empty(40))
+    agree("exp", (x,), out=torch.empty(40, dtype=torch.float64))
+
+
+def test_in_place():
+    x, y = torch.randn(6, 40), torch.randn(6, 1)
+    want = x + y
+    got = run(ROWS["add"], full("add", x, y), out=x)
+    assert got is x and torch.equal(x, want)
+
+
+def test_what_out_may_not_be():
+    x = torch.randn(6)
+    base = torch.randn(9)
+    for out, args in (
+        (torch.empty(5), (x, x)),  # torch resizes
+        (torch.empty(6, dtype=torch.int32), (x, x)),
+        (torch.empty(1).expand(6), (x, x)),
+        (base[1:7], (base[:6], x)),  # it would be written before it is read
+    ):
+        before = out.clone()
+        with pytest.raises(NotSupported):
+            run(ROWS["mul"], args, out=out)
+        assert torch.equal(out, before) or out.isnan().any()
+    agree("mul", (base[:3], base[3:6]), out=base[6:])
+
+
+# ---- what is declined -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [torch.complex64, torch.float8_e4m3fn, torch.uint16], ids=str)
+def test_exotic_dtypes_are_torchs(dtype):
+    x = torch.zeros(4).to(dtype)
+    with pytest.raises(NotSupported, match=str(dtype)):
+        run(ROWS["add"], full("add", x, x))
+
+
+def test_other_things_are_torchs():
+    x = torch.ones(3)
+    for name, args, kwargs in (
+        ("add", (x.to_sparse(), x), {}), ("add", (x, 1j), {}), ("add", (x, torch.ones(4)), {}), ("sub", (x > 0, x), {}),
+        ("add", (x, x.to("meta")), {}), ("pow", (torch.arange(3), -1), {}), ("celu", (x, 0), {}), ("clamp", (x,), {}),
+        ("softshrink", (x, -1), {}), ("gelu", (x,), {"approximate": "none of these"}), ("gcd", (x, x), {}),
+        ("div", (x, x), {"rounding_mode": "up"}), ("mul", (x.int(), torch.ones(3, dtype=torch.complex64)), {}),
+    ):  # fmt: skip
+        with pytest.raises(NotSupported):
+            run(ROWS[name], full(name, *args, **kwargs))
+
+
+def test_stand_ins_are_in_every_library():
+    from triton.language.extra.cuda import libdevice as nvidia
+    from triton.language.extra.hip import libdevice as amd
+
+    assert [n for n in FUNCTIONS if not hasattr(nvidia, n) or not hasattr(amd, n)] == []
+
+
+# ---- PyTorch's own samples ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", OWN)
+def test_samples_of_opinfo(name):
+    pytest.importorskip("expecttest")
+    from torch.testing._internal.common_methods_invocations import op_db
+
+    infos = [i for i in op_db if i.aten_name == name and not i.name.startswith(("_refs", "nn.functional.feature"))]
+    ran = 0
+    for info, dtype in itertools.product(infos, (torch.float32, torch.int64)):
+        if dtype not in info.dtypes:
+            continue
+        for sample in itertools.islice(info.sample_inputs("cpu", dtype), 30):
+            try:
+                args = full(name, sample.input, *sample.args, **sample.kwargs)
+                run(ROWS[name], args)
+            except (TypeError, NotSupported):  # an argument of torch.<name> that aten.<name> has not; torch's to do
+                continue
+            agree(name, args, slack=3.0)
+            ran += 1
+    if infos and not ran:
+        pytest.skip("no sample of it is called by ATen's signature")

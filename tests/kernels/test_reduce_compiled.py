@@ -1,0 +1,119 @@
+"""Reductions compiled for four chips, through their real wrappers on meta tensors."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+from opmux.core import specs
+from opmux.core.registry import tagged
+from opmux.kernels import reduce
+from opmux.kernels.lib.compile_only import CHIPS, compiling_for
+
+MODE = "compile"
+KERNEL = {impl.op_name: impl.fn for impl, _ in tagged}
+BF16 = torch.bfloat16
+# way -> (shape, dim, the kernels it takes)
+WAYS = {
+    "rows": ((512, 4096), 1, ["_rows"]),
+    "short rows": ((4096, 37), 1, ["_rows"]),
+    "pieces": ((512, 131072), 1, ["_pieces"]),
+    "shares": ((1, 1 << 24), 1, ["_pieces", "_finish"]),
+    "columns": ((4096, 65536), 0, ["_columns"]),
+    "few columns": ((1 << 16, 64), 0, ["_columns", "_finish"]),
+    "short columns": ((512, 4, 512), 1, ["_columns"]),
+}
+PLANES = {"planes": ((32, 64, 196), (0, 2), ["_pieces"]), "two levels": ((8, 16, 32, 64), (0, 2), ["_columns"])}
+NAMES = [*reduce.OPS, "vector_norm"]
+SINGLE = ("argmax", "argmin", "max_dim", "min_dim")
+
+
+def built(name, shape, dim, dtype, chip, ord=2):
+    spec = specs.find(f"opmux::{name}")
+    x = torch.empty(shape, dtype=dtype, device="meta")
+    args, _ = spec.bound((x, ord, dim) if name == "vector_norm" else (x, dim), {})
+    with compiling_for(chip) as found:
+        KERNEL[spec.key](*args)
+    assert found, f"{name} launched nothing"
+    assert all(kernel.shared <= CHIPS[chip][1] for kernel in found)
+    return found
+
+
+# each op on one chip with one dtype, in turn; all of them with --slow
+TURNS = [
+    (name, way, list(CHIPS)[(i + j) % 4], (BF16, torch.float32, torch.float16, torch.float64)[(i + j) // 2 % 4])
+    for i, name in enumerate(NAMES)
+    for j, way in enumerate((list(WAYS)[i % 7], list(WAYS)[(i + 3) % 7]))
+]
+
+
+@pytest.mark.parametrize("name, way, chip, dtype", TURNS, ids=lambda v: str(v).removeprefix("torch."))
+def test_each_op(name, way, chip, dtype):
+    shape, dim, kernels = WAYS[way]
+    assert [k.name for k in built(name, shape, dim, dtype, chip)] == kernels
+
+
+@pytest.mark.parametrize("way", PLANES)
+@pytest.mark.parametrize("name", ["sum", "var_mean", "logsumexp"])
+def test_several_dimensions(name, way):
+    shape, dim, kernels = PLANES[way]
+    assert [k.name for k in built(name, shape, dim, BF16, "sm_90")] == kernels
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.int64, torch.bool, torch.uint8], ids=str)
+def test_integers(dtype):
+    for name in ("sum", "amax", "any", "max_dim"):
+        built(name, (512, 4096), 1, dtype, "sm_90")
+
+
+@pytest.mark.parametrize(
+    "ord, chip", [(0, "sm_80"), (1, "gfx942"), (math.inf, "sm_100"), (3, "sm_90"), (1.5, "gfx942")]
+)
+def test_norms(ord, chip):
+    built("vector_norm", (512, 4096), 1, torch.float32, chip, ord)
+
+
+@pytest.mark.parametrize("n", [4096, 1000, 8])
+@pytest.mark.parametrize("dim", [0, 1])
+def test_loads_are_wide(n, dim):
+    """Lengths that are a multiple of 8 are enough for 16 bytes at a time."""
+    kernel = built("sum", (1 << 14, n), dim, BF16, "sm_90")[0]
+    assert "ld.global.v4.b32" in kernel.asm["ptx"] and "ld.global.b16" not in kernel.asm["ptx"]
+
+
+@pytest.mark.parametrize("n", [2048, 32768])
+def test_nothing_spills(n):
+    for name in ("sum", "amax", "argmax", "var_mean", "logsumexp"):
+        for kernel in built(name, ((1 << 27) // n, n), 1, BF16, "sm_90"):
+            assert kernel.spills() == 0, f"{name}: {kernel.name} at {n}"
+    for name in ("sum", "argmax", "var_mean"):
+        for shape, dim in (((1 << 24,), 0), ((1 << 20, 64), 0), ((100, 1 << 17), 1), ((8192, 8192), 0)):
+            for kernel in built(name, shape, dim, BF16, "sm_90"):
+                assert kernel.spills() == 0, f"{name}: {kernel.name} of {shape}"
+
+
+BACK = [k.removeprefix("opmux::") for k in KERNEL if specs.by_key[k].family == "reduce" and k.endswith("_bwd")]
+
+
+@pytest.mark.parametrize("number, name", list(enumerate(BACK)), ids=BACK)
+def test_gradients(number, name):
+    spec, chip = specs.find(f"opmux::{name}"), list(CHIPS)[number % 4]
+    shape, dim = ((512, 4096), 1) if number % 2 else ((8, 64, 512), 1)
+    x = torch.empty(shape, dtype=BF16, device="meta")
+    per = torch.empty(shape[:1] if number % 2 else (8, 512), dtype=BF16, device="meta")
+    known = {"x": x, "dim": dim, "keepdim": False, "correction": 1, "ord": 3}
+    with compiling_for(chip) as found:
+        KERNEL[spec.key](*(known.get(n, per) for n in spec.names))
+    assert found[-1].name == "_spread"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("chip", CHIPS)
+@pytest.mark.parametrize("name", NAMES)
+def test_every_op_every_way(name, chip):
+    for shape, dim, kernels in (*WAYS.values(), *(() if name in SINGLE else PLANES.values())):
+        for dtype in (BF16, torch.float64):
+            assert [k.name for k in built(name, shape, dim, dtype, chip)] == kernels

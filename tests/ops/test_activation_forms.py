@@ -1,0 +1,160 @@
+"""tex's activations, against torch's functions and autograd in double precision; what forms with a bias promise."""
+
+from __future__ import annotations
+
+import inspect
+import pickle
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import opmux
+from opmux.core import NoImplementation, NotSupported, specs
+from opmux.core.default import lift
+from opmux.specs import activation, tex_activation
+
+CPU = torch.device("cpu")
+DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
+every_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=lambda d: str(d).removeprefix("torch."))
+TEX = [s for s in specs if s.family == "tex_activation"]
+over_tex = pytest.mark.parametrize("spec", TEX, ids=lambda s: s.name)
+
+ONE = {
+    "gelu": lambda x: F.gelu(x, approximate="tanh"),
+    "relu": F.relu,
+    "silu": F.silu,
+    "srelu": lambda x: F.relu(x) ** 2,
+    "qgelu": lambda x: x * torch.sigmoid(1.702 * x),
+}
+GATE = {"geglu": "gelu", "swiglu": "silu", "reglu": "relu", "sreglu": "srelu", "qgeglu": "qgelu"}
+
+
+def gate(f):
+    def glu(x):
+        a, b = x.split([x.shape[-1] // 2] * 2, -1)
+        return f(a) * b
+
+    return glu
+
+
+FORWARD = {**ONE, **{name: gate(ONE[act]) for name, act in GATE.items()}, "glu": gate(torch.sigmoid)}
+NAMES = {*FORWARD, *(f"d{n}" for n in FORWARD), *(f"dbias_d{n}" for n in ONE)}
+
+
+def reference(spec):
+    """The reference all the way down."""
+    return lift(spec, {name: part.reference for name, part in spec.parts.items()})
+
+
+def true_results(spec, args):
+    if spec.name in FORWARD:
+        return [FORWARD[spec.name](args[0].double())]
+    grad, x = args[0].double(), args[1].double().requires_grad_()
+    (dx,) = torch.autograd.grad(FORWARD[spec.name.removeprefix("dbias_")[1:]](x), x, grad)
+    if not spec.name.startswith("dbias"):
+        return [dx]
+    return [dx.reshape(dx.shape[:-1].numel(), dx.shape[-1]).sum(0), dx]
+
+
+def as_list(results):
+    return results if isinstance(results, list) else [results]
+
+
+def test_all_of_them_are_there():
+    assert {s.name for s in TEX} == NAMES == set(tex_activation.OPS)
+    for spec in TEX:
+        forward = spec.name in FORWARD
+        assert " ".join(spec.names) == ("input quantizer" if forward else "grad fwd_input quantizer")
+        assert all(p.default is p.empty for p in inspect.signature(spec.reference).parameters.values())
+        assert [p.family for p in spec.parts.values()] == ["activation"]
+        fn = getattr(tex_activation, spec.name)
+        assert fn.spec is spec and pickle.loads(pickle.dumps(fn)) is fn
+
+
+@every_dtype
+@over_tex
+def test_tex(spec, dtype):
+    found = list(spec.samples(dtype, CPU))
+    assert len(found) > 5
+    for sample in found:
+        given = [a for a in sample.args if torch.is_tensor(a)]
+        before = [a.clone() for a in given]
+        results = reference(spec)(*sample.args)
+        assert isinstance(results, list) == spec.name.startswith("dbias")
+        for got, want in zip(as_list(results), true_results(spec, sample.args), strict=True):
+            tol = spec.tol[dtype]
+            torch.testing.assert_close(
+                got.double(), want.detach(), rtol=tol.rtol, atol=tol.atol, msg=lambda m, s=sample: f"{s.id}: {m}"
+            )
+            assert got.dtype is dtype and got.is_contiguous() and not got.requires_grad
+        assert all(torch.equal(a, b) for a, b in zip(given, before, strict=True)), sample.id
+
+
+@over_tex
+def test_tex_mistakes_are_named(spec):
+    found = list(spec.errors(CPU))
+    assert found
+    for bad in found:
+        with pytest.raises(bad.error, match=bad.match) as raised:
+            reference(spec)(*bad.args)
+        assert str(raised.value).startswith(f"{spec.name}: "), bad.id
+
+
+@over_tex
+def test_tex_ignores_autograd_and_goes_through_dispatch(spec):
+    for sample in list(spec.samples(torch.float32, CPU))[:4]:
+        args = [a.detach().clone().requires_grad_() if torch.is_tensor(a) else a for a in sample.args]
+        got = as_list(getattr(tex_activation, spec.name)(*args))
+        for a, b in zip(got, as_list(reference(spec)(*sample.args)), strict=True):
+            assert not a.requires_grad
+            torch.testing.assert_close(a, b, rtol=0, atol=0)
+
+
+def test_a_quantizer_is_declined_with_a_reason():
+    for call in (tex_activation.swiglu.reference, tex_activation.gelu.reference):
+        with pytest.raises(NotSupported, match="no quantized output yet; got str"):
+            call(torch.ones(2, 4), "fp8")
+    with pytest.raises(NoImplementation, match="quantizer must be None"):
+        tex_activation.swiglu(torch.ones(2, 4), object())
+
+
+def test_a_name_in_both_spaces_means_ours_in_opmux_ops():
+    for name in ONE:
+        assert getattr(opmux.ops, name).spec.key == f"opmux::{name}"
+        assert specs.find(name).key == f"tex::{name}"
+    assert opmux.ops.swiglu is tex_activation.swiglu
+
+
+def test_the_sum_of_a_bias_gradient_is_of_what_is_not_rounded():
+    """Thousands of numbers that round up would add up to another sum."""
+    x = torch.full((4096, 2), 1.0, dtype=torch.bfloat16)
+    dy = torch.full((4096, 2), 1.00390625, dtype=torch.bfloat16)
+    dx, dbias = opmux.ops.silu_bias_bwd(dy, x, torch.zeros(2))
+    want = 4096 * dy[0].double() * torch.sigmoid(torch.tensor(1.0)).double() * (1 + torch.sigmoid(torch.tensor(-1.0)))
+    torch.testing.assert_close(dbias.double(), want, rtol=1e-6, atol=0)
+    assert (dx.double().sum(0) - want).abs().min() > 1
+
+
+def test_gradients_of_the_forms_through_autograd():
+    """With a bias of another dtype; in halves; of rows with gaps."""
+    x, bias = torch.randn(2, 3, 8, dtype=torch.float64), torch.randn(8, dtype=torch.float32)
+    for act, f in {**ONE, "gelu_erf": F.gelu}.items():
+        leaves = [t.clone().requires_grad_() for t in (x, bias)]
+        doubles = [t.double().requires_grad_() for t in (x, bias)]
+        got = torch.autograd.grad(getattr(opmux.ops, f"{act}_bias")(*leaves).sin().sum(), leaves)
+        want = torch.autograd.grad(f(doubles[0] + doubles[1]).sin().sum(), doubles)
+        assert [g.dtype for g in got] == [torch.float64, torch.float32]
+        for g, w in zip(got, want, strict=True):
+            torch.testing.assert_close(g.double(), w, rtol=1e-6, atol=1e-6)
+        leaf, double = x.clone().requires_grad_(), x.clone().requires_grad_()
+        (got,) = torch.autograd.grad(getattr(opmux.ops, f"{act}_glu")(leaf[:, :2]).sin().sum(), leaf)
+        (want,) = torch.autograd.grad(gate(f)(double[:, :2]).sin().sum(), double)
+        torch.testing.assert_close(got, want)
+
+
+def test_a_glu_is_the_product_of_its_halves():
+    x = torch.randn(5, 6)
+    for act in activation.ACTS:
+        y = getattr(opmux.ops, f"{act}_glu")(x)
+        assert torch.equal(y, getattr(opmux.ops, f"{act}_mul")(x[:, :3], x[:, 3:]))

@@ -1,0 +1,183 @@
+"""Softmax of attention logits, and tex's four, against the definition in double precision; gradients by autograd."""
+
+from __future__ import annotations
+
+import inspect
+
+import pytest
+import torch
+
+import opmux
+from opmux.core import NoImplementation, specs
+from opmux.core.default import lift
+from opmux.specs import masked_softmax
+
+CPU = torch.device("cpu")
+INF, NAN = float("inf"), float("nan")
+DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
+every_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=lambda d: str(d).removeprefix("torch."))
+TEX = [s for s in specs if s.family == "masked_softmax" and s.space == "tex"]
+over_tex = pytest.mark.parametrize("spec", TEX, ids=lambda s: s.name)
+
+
+def truth(x, mask=None, scale=1.0, causal=False):
+    """By the definition, without torch's softmax: exp(scale * x) of what is seen over its sum, 0 where nothing is."""
+    seen = torch.ones(x.shape[-2:], dtype=torch.bool)
+    if causal:
+        seen = seen.tril(x.shape[-1] - x.shape[-2])
+    if mask is not None:
+        seen = seen & (mask == 0)
+    e = torch.exp(scale * x) * seen
+    return e / (e.sum(-1, keepdim=True) + (e.sum(-1, keepdim=True) == 0))
+
+
+def close(got, want, dtype, what, slack=1):
+    tol = masked_softmax.scaled_softmax.spec.tol[dtype]
+    torch.testing.assert_close(
+        got.double(), want, rtol=slack * tol.rtol, atol=slack * tol.atol, msg=lambda m: f"{what}: {m}"
+    )
+
+
+@every_dtype
+def test_values_and_gradients(dtype):
+    for sample in masked_softmax.FWD(dtype, CPU):
+        x, *rest = sample.args
+        leaf, true_leaf = x.detach().clone().requires_grad_(), x.detach().double().requires_grad_()
+        y, want = opmux.ops.scaled_softmax(leaf, *rest), truth(true_leaf, *rest)
+        close(y, want, dtype, sample.id)
+        dy = torch.randn(y.shape, dtype=dtype)
+        (got,) = torch.autograd.grad(y, leaf, dy)
+        (want,) = torch.autograd.grad(want, true_leaf, dy.double())
+        # the gradient is computed from the rounded y: its error is y's, times sums of dy
+        close(got, want, dtype, sample.id, slack=1 if dtype in (torch.float64, torch.float32) else 20)
+
+
+def test_the_last_query_sees_all_keys_and_each_before_it_one_less():
+    x = torch.zeros(3, 5)
+    seen = opmux.ops.scaled_softmax(x, causal=True) > 0
+    assert seen.sum(-1).tolist() == [3, 4, 5] and seen[0].tolist() == [True] * 3 + [False] * 2
+    assert (opmux.ops.scaled_softmax(torch.zeros(5, 3), causal=True) > 0).sum(-1).tolist() == [0, 0, 1, 2, 3]
+
+
+def test_what_is_hidden_is_zero_whatever_it_holds():
+    x = torch.randn(2, 4, 8)
+    mask = torch.zeros(4, 8, dtype=torch.bool)
+    mask[:, 1] = mask[2] = True
+    want = opmux.ops.scaled_softmax(x, mask, 0.5, True)
+    for junk in (NAN, INF, -INF, 1e30):
+        spoiled = x.masked_fill(mask | masked_softmax.after(x), junk)
+        assert torch.equal(opmux.ops.scaled_softmax(spoiled, mask, 0.5, True), want)
+    assert want[:, 2].eq(0).all() and want[..., 1].eq(0).all() and want[:, 1, 0].gt(0).all()
+
+
+def test_gradients_of_later_keys_are_not_looked_at():
+    y = opmux.ops.scaled_softmax(torch.randn(4, 8), causal=True)
+    dy = torch.randn(4, 8)
+    want = opmux.ops.scaled_softmax_bwd(dy, y, 2.0, True)
+    spoiled = dy.masked_fill(masked_softmax.after(y), NAN)
+    assert torch.equal(opmux.ops.scaled_softmax_bwd(spoiled, y, 2.0, True), want)
+    assert opmux.ops.scaled_softmax_bwd(spoiled, y, 2.0, False).isnan().any()
+
+
+def test_what_is_seen_and_infinite_is_as_in_torch():
+    x = torch.tensor([[1.0, -INF, 2.0], [-INF, -INF, -INF], [INF, 1.0, 2.0], [NAN, 1.0, 2.0]])
+    torch.testing.assert_close(opmux.ops.scaled_softmax(x), torch.softmax(x, -1), equal_nan=True)
+
+
+@pytest.mark.parametrize("bits", [torch.bool, torch.uint8])
+def test_any_number_but_zero_hides(bits):
+    x, mask = torch.randn(3, 4), torch.tensor([0, 1, 0, 7]).to(bits)
+    y = opmux.ops.scaled_softmax(x, mask)
+    torch.testing.assert_close(y[:, [0, 2]], torch.softmax(x[:, [0, 2]], -1))
+    assert y[:, [1, 3]].eq(0).all()
+
+
+# ---- tex ------------------------------------------------------------------------------------------------------------
+
+# NVIDIA's signatures, to the letter.
+SIGNATURES = {
+    "scaled_softmax_forward": "input scale_factor",
+    "scaled_softmax_backward": "output_grad softmax_results scale_factor",
+    "scaled_masked_softmax_forward": "input mask scale_factor",
+    "scaled_masked_softmax_backward": "output_grad softmax_results scale_factor",
+    "scaled_upper_triang_masked_softmax_forward": "input scale_factor",
+    "scaled_upper_triang_masked_softmax_backward": "output_grads softmax_results scale_factor",
+    "scaled_aligned_causal_masked_softmax_forward": "input scale_factor",
+    "scaled_aligned_causal_masked_softmax_backward": "output_grads softmax_results scale_factor",
+}
+
+
+def reference(spec):
+    """The reference all the way down."""
+    return lift(spec, {name: part.reference for name, part in spec.parts.items()})
+
+
+def true_tex(spec, *args):
+    """What tex computes, in double precision: logits under a mask become -10000, a row of nothing else is zeros."""
+    causal = "causal" in spec.name or "triang" in spec.name
+    if spec.name.endswith("forward"):
+        x, *mask, scale = args
+        logits = scale * x.double()
+        if mask:
+            logits = logits.masked_fill(mask[0] != 0, -10000.0)
+        if causal:
+            later = torch.ones(x.shape[-2:], dtype=torch.bool).triu(1 + x.shape[-1] - x.shape[-2])
+            logits = logits.masked_fill(later, -10000.0)
+        if not x.numel():
+            return logits
+        return torch.softmax(logits, -1).masked_fill(logits.amax(-1, keepdim=True) == -10000.0, 0.0)
+    dy, y, scale = args[0].double(), args[1].double(), args[2]
+    return scale * (y * dy - y * (y * dy).sum(-1, keepdim=True))
+
+
+def test_all_of_them_are_there():
+    assert {s.name for s in TEX} == set(SIGNATURES)
+    for spec in TEX:
+        assert " ".join(spec.names) == SIGNATURES[spec.name]
+        assert all(p.default is p.empty for p in inspect.signature(spec.reference).parameters.values())
+        assert set(spec.parts) == {"scaled_softmax_bwd" if spec.name.endswith("backward") else "scaled_softmax"}
+        assert not spec.mutates
+
+
+@every_dtype
+@over_tex
+def test_tex(spec, dtype):
+    found = list(spec.samples(dtype, CPU))
+    assert found
+    for sample in found:
+        given = [a for a in sample.args if torch.is_tensor(a)]
+        before = [a.clone() for a in given]
+        got = reference(spec)(*sample.args)
+        close(got, true_tex(spec, *sample.args), dtype, f"{spec.name} {sample.id}")
+        assert got.dtype is dtype and got.is_contiguous()
+        assert all(torch.equal(a, b) for a, b in zip(given, before, strict=True)), "tex 2.9 wrote here; we do not"
+        assert all(got.untyped_storage().data_ptr() != a.untyped_storage().data_ptr() for a in given if a.numel())
+
+
+@over_tex
+def test_tex_mistakes_are_named(spec):
+    found = list(spec.errors(CPU))
+    assert found
+    for bad in found:
+        with pytest.raises(bad.error, match=bad.match) as raised:
+            reference(spec)(*bad.args)
+        assert str(raised.value).startswith(f"{spec.name}: "), bad.id
+
+
+@over_tex
+def test_tex_ignores_autograd_and_goes_through_dispatch(spec):
+    for sample in spec.samples(torch.float32, CPU):
+        args = [a.detach().clone().requires_grad_() if torch.is_tensor(a) and a.is_floating_point() else a
+                for a in sample.args]  # fmt: skip
+        got = getattr(opmux.ops, spec.name)(*args)
+        assert not got.requires_grad
+        torch.testing.assert_close(got, reference(spec)(*sample.args), rtol=0, atol=0)
+
+
+def test_a_triangle_is_the_aligned_form_of_a_square():
+    x = torch.randn(6, 9, 9)
+    ops = opmux.ops
+    triangle = ops.scaled_upper_triang_masked_softmax_forward(x, 0.5)
+    assert torch.equal(triangle, ops.scaled_aligned_causal_masked_softmax_forward(x, 0.5))
+    with pytest.raises((ValueError, NoImplementation), match="as many keys as queries"):
+        ops.scaled_upper_triang_masked_softmax_forward(x[:, :, 1:], 0.5)
