@@ -62,8 +62,10 @@ def test_every_walk(name, dtype):
             got = call(name, getattr(ops, name), x, dim)
             for a, b in zip(listed(got), listed(wanted), strict=True):
                 tol = specs.find(name).tol[a.dtype]
-                # a sum of n numbers is as wrong as its terms are large: about sqrt(n) roundings
-                slack = math.sqrt(x.numel() / a.numel()) * 1e-6 if name in ("sum", "prod") else 0.0
+                # a sum of n numbers is as wrong as its terms are large: about sqrt(n) roundings; a product of numbers
+                # near 1 drifts, in any order: 1e-3 for three million of them, lane by lane in numpy too
+                n = x.numel() / a.numel()
+                slack = {"sum": math.sqrt(n) * 1e-6, "prod": math.sqrt(n) * 1e-6 + n * 4e-9}.get(name, 0.0)
                 torch.testing.assert_close(
                     a.double(), b.double(), rtol=tol.rtol, atol=tol.atol + slack,
                     msg=lambda m, s=shape: f"{name} {s}: {m}",

@@ -19,7 +19,7 @@ from ..specs import norm as spec
 from .lib.config import Tiles, tunable
 from .lib.launch import Launcher
 from .lib.plans import plans
-from .lib.rows import DEVICES, Room, Rows, even_rows, packed, programs, wide_of
+from .lib.rows import DEVICES, Room, Rows, even_rows, inside, packed, programs, wide_of
 from .lib.team import Team, can_meet, gather, gather_pairs, post
 from .lib.totals import add_up
 
@@ -58,7 +58,8 @@ def _normalise(
 def _fwd(
     x_ptr, r_ptr, w_ptr, b_ptr, y_ptr, s_ptr, mean_ptr, rstd_ptr,
     x_stride, r_stride, n_rows, n, eps, offset,
-    CENTRED: tl.constexpr, WIDE: tl.constexpr, AHEAD: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    CENTRED: tl.constexpr, WIDE: tl.constexpr, FULL: tl.constexpr, AHEAD: tl.constexpr, BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """Whole rows: y = norm(x [+ r]) * (w + offset) [+ b].
 
@@ -67,7 +68,7 @@ def _fwd(
     """
     o_m = tl.arange(0, BLOCK_M)[:, None]
     o_n = tl.arange(0, BLOCK_N)[None, :]
-    m_n = o_n < n
+    m_n = inside(o_n, n, FULL)
     first = tl.program_id(0) * BLOCK_M
     i_m = (first + o_m).to(tl.int64)
     x_next = tl.load(x_ptr + i_m * x_stride + o_n, mask=(i_m < n_rows) & m_n, other=0.0)
@@ -156,14 +157,14 @@ def _fwd_pieces(
 def _fwd_team(
     x_ptr, r_ptr, w_ptr, b_ptr, y_ptr, s_ptr, mean_ptr, rstd_ptr, board_ptr,
     x_stride, r_stride, n_rows, n, eps, offset,
-    CENTRED: tl.constexpr, WIDE: tl.constexpr, TEAM: tl.constexpr, BLOCK_N: tl.constexpr,
+    CENTRED: tl.constexpr, WIDE: tl.constexpr, TEAM: tl.constexpr, FULL: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """Long rows, each held in registers by a team of programs; the next row is on its way meanwhile."""
     member = tl.program_id(0) % TEAM
     team = tl.program_id(0) // TEAM
     n_teams = tl.num_programs(0) // TEAM
     o_n = member * BLOCK_N + tl.arange(0, BLOCK_N)
-    m = o_n < n
+    m = inside(o_n, n, FULL)
     x_next = tl.load(x_ptr + team.to(tl.int64) * x_stride + o_n, mask=m, other=0.0)
     for at in range(team, n_rows, n_teams):
         row = tl.zeros([], tl.int64) + at
@@ -211,8 +212,8 @@ def _fwd_team(
 def _bwd(
     dy_ptr, ds_ptr, x_ptr, w_ptr, mean_ptr, rstd_ptr, dx_ptr, dr_ptr, dw_ptr, db_ptr,
     dy_stride, ds_stride, x_stride, n_rows, n, offset,
-    CENTRED: tl.constexpr, WIDE: tl.constexpr, SHARES: tl.constexpr, BIAS: tl.constexpr, STAGES: tl.constexpr,
-    PAIRS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    CENTRED: tl.constexpr, WIDE: tl.constexpr, FULL: tl.constexpr, SHARES: tl.constexpr, BIAS: tl.constexpr,
+    STAGES: tl.constexpr, PAIRS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """Rows pid, pid + P, ...: dx of each and, with SHARES and BIAS, this program's part of dw and db.
 
@@ -222,7 +223,7 @@ def _bwd(
     pid = tl.program_id(0)
     o_m = tl.arange(0, BLOCK_M)[:, None]
     o_n = tl.arange(0, BLOCK_N)[None, :]
-    m_n = o_n < n
+    m_n = inside(o_n, n, FULL)
     b_dw = tl.zeros([BLOCK_M, BLOCK_N], WIDE)
     b_db = tl.zeros([BLOCK_M, BLOCK_N], WIDE)
     if STAGES > 1:  # in the loop it would be copied to shared memory for every row; without stages it costs registers
@@ -268,14 +269,15 @@ def _bwd(
 def _bwd_team(
     dy_ptr, ds_ptr, x_ptr, w_ptr, mean_ptr, rstd_ptr, dx_ptr, dr_ptr, dw_ptr, db_ptr, board_ptr,
     dy_stride, ds_stride, x_stride, n_rows, n, offset,
-    CENTRED: tl.constexpr, WIDE: tl.constexpr, TEAM: tl.constexpr, PAIRS: tl.constexpr, BLOCK_N: tl.constexpr,
+    CENTRED: tl.constexpr, WIDE: tl.constexpr, TEAM: tl.constexpr, FULL: tl.constexpr, PAIRS: tl.constexpr,
+    BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """A long row shared by a team: a member keeps to its columns, so the shares of dw and db stay in registers."""
     member = tl.program_id(0) % TEAM
     team = tl.program_id(0) // TEAM
     n_teams = tl.num_programs(0) // TEAM
     o_n = member * BLOCK_N + tl.arange(0, BLOCK_N)
-    m = o_n < n
+    m = inside(o_n, n, FULL)
     b_dw = tl.zeros([BLOCK_N], WIDE)
     b_db = tl.zeros([BLOCK_N], WIDE)
     b_w = tl.load(w_ptr + o_n, mask=m, other=0.0)
@@ -515,7 +517,8 @@ def _plan_forward(
     tiles = (forward_tiles if whole else forward_piece_tiles)(n=n, dtype=dtype, centred=centred)
     wanted = -(-at.count // tiles["BLOCK_M"]) if whole else at.count
     grid = (programs(x.device, wanted, 1) if whole and tiles["AHEAD"] else wanted, 1, 1)
-    config = tiles.config(even=even, CENTRED=centred, WIDE=wide_of(dtype))
+    full_rows = {"FULL": n == tiles["BLOCK_N"]} if whole else {}
+    config = tiles.config(even=even, CENTRED=centred, WIDE=wide_of(dtype), **full_rows)
     launch = (fwd if whole else fwd_pieces).ready(grid, (at.stride, r_stride, at.count, n), config)
     return Forward(full, column, launch, pack)
 
@@ -585,7 +588,8 @@ def _plan_backward(
     tiles = backward_tiles(**facts, centred=centred) if whole else backward_piece_tiles(**facts)
     per_core = 4 if n <= 2048 else 2 if n <= 4096 else 1
     walkers = programs(x.device, -(-at.count // tiles["BLOCK_M"]), per_core) if whole else at.count
-    config = tiles.config(even=even, CENTRED=centred, WIDE=wide)
+    full_rows = {"FULL": n == tiles["BLOCK_N"]} if whole else {}
+    config = tiles.config(even=even, CENTRED=centred, WIDE=wide, **full_rows)
     numbers = (to.stride, ds_stride, at.stride, at.count, n)
     if team is not None:
         walkers, together = team.count, (True, centred)

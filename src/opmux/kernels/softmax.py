@@ -18,17 +18,17 @@ from ..specs import softmax as spec
 from .lib.config import Tiles, tunable
 from .lib.launch import Launcher
 from .lib.plans import plans
-from .lib.rows import DEVICES, Room, Rows, even_rows, packed, wide_of
+from .lib.rows import DEVICES, Room, Rows, even_rows, inside, packed, wide_of
 from .lib.team import Team, can_meet, gather, gather_pairs, post
 
 
 def _fwd(
     x_ptr, y_ptr, x_stride, n_rows, n,
-    LOG: tl.constexpr, WIDE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    LOG: tl.constexpr, WIDE: tl.constexpr, FULL: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     i_m = (tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)[:, None]).to(tl.int64)
     o_n = tl.arange(0, BLOCK_N)[None, :]
-    m = (i_m < n_rows) & (o_n < n)
+    m = (i_m < n_rows) & inside(o_n, n, FULL)
     b_x = tl.load(x_ptr + i_m * x_stride + o_n, mask=m, other=-float("inf")).to(WIDE)
     b_x -= tl.max(b_x, 1)[:, None]
     b_e = tl.exp(b_x)
@@ -64,11 +64,11 @@ def _fwd_pieces(x_ptr, y_ptr, x_stride, n_rows, n, LOG: tl.constexpr, WIDE: tl.c
 
 def _bwd(
     dy_ptr, y_ptr, dx_ptr, dy_stride, y_stride, n_rows, n,
-    LOG: tl.constexpr, WIDE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    LOG: tl.constexpr, WIDE: tl.constexpr, FULL: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     i_m = (tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)[:, None]).to(tl.int64)
     o_n = tl.arange(0, BLOCK_N)[None, :]
-    m = (i_m < n_rows) & (o_n < n)
+    m = (i_m < n_rows) & inside(o_n, n, FULL)
     b_y = tl.load(y_ptr + i_m * y_stride + o_n, mask=m, other=0.0).to(WIDE)
     b_dy = tl.load(dy_ptr + i_m * dy_stride + o_n, mask=m, other=0.0).to(WIDE)
     if LOG:
@@ -124,7 +124,8 @@ def _finish(b_x, y_ptr, board_ptr, n, o_n, m, member, LOG: tl.constexpr, TEAM: t
 
 def _fwd_team(
     x_ptr, y_ptr, board_ptr, x_stride, n_rows, n,
-    LOG: tl.constexpr, WIDE: tl.constexpr, TEAM: tl.constexpr, STAGES: tl.constexpr, BLOCK_N: tl.constexpr,
+    LOG: tl.constexpr, WIDE: tl.constexpr, TEAM: tl.constexpr, FULL: tl.constexpr, STAGES: tl.constexpr,
+    BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """Long rows, each held in registers by a team of programs; the next row is on its way meanwhile.
 
@@ -134,7 +135,7 @@ def _fwd_team(
     team = tl.program_id(0) // TEAM
     n_teams = tl.num_programs(0) // TEAM
     o_n = member * BLOCK_N + tl.arange(0, BLOCK_N)
-    m = o_n < n
+    m = inside(o_n, n, FULL)
     if TEAM == 1:
         for at in tl.range(team, n_rows, n_teams, num_stages=STAGES):
             row = tl.zeros([], tl.int64) + at
@@ -152,13 +153,13 @@ def _fwd_team(
 
 def _bwd_team(
     dy_ptr, y_ptr, dx_ptr, board_ptr, dy_stride, y_stride, n_rows, n,
-    LOG: tl.constexpr, WIDE: tl.constexpr, TEAM: tl.constexpr, BLOCK_N: tl.constexpr,
+    LOG: tl.constexpr, WIDE: tl.constexpr, TEAM: tl.constexpr, FULL: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     member = tl.program_id(0) % TEAM
     team = tl.program_id(0) // TEAM
     n_teams = tl.num_programs(0) // TEAM
     o_n = member * BLOCK_N + tl.arange(0, BLOCK_N)
-    m = o_n < n
+    m = inside(o_n, n, FULL)
     y_next = tl.load(y_ptr + team.to(tl.int64) * y_stride + o_n, mask=m, other=0.0)
     dy_next = tl.load(dy_ptr + team.to(tl.int64) * dy_stride + o_n, mask=m, other=0.0)
     for at in range(team, n_rows, n_teams):
@@ -251,6 +252,8 @@ def _along(op: str, log: bool, dim: int, *args: Tensor) -> Along:
     tiles = (row_tiles if whole else piece_tiles)(**facts)
     launcher = (bwd if whole else bwd_pieces) if backward else (fwd if whole else fwd_pieces)
     grid = (-(-at[0].count // tiles["BLOCK_M"]) if whole else at[0].count, 1, 1)
+    if whole:
+        constants["FULL"] = n == tiles["BLOCK_N"]
     return Along(room, launcher.ready(grid, numbers, tiles.config(**constants)), last, last, None)
 
 

@@ -38,8 +38,11 @@ app = typer.Typer(
 )
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, and nothing else, on stdout.")]
-Dtype = Annotated[str, typer.Option(metavar="DTYPE", help="float32, bfloat16, ...")]
-Device = Annotated[str | None, typer.Option("--device", metavar="DEVICE", help="cpu, cuda, cuda:1, ... [default: what is there]")]
+# Named in full, as some versions of typer take a metavar that is the parameter in capitals for the option.
+Dtype = Annotated[str, typer.Option("--dtype", metavar="DTYPE", help="float32, bfloat16, ...")]
+Device = Annotated[
+    str | None, typer.Option("--device", metavar="DEVICE", help="cpu, cuda, cuda:1, ... [default: what is there]")
+]
 
 
 def _version(asked: bool) -> None:
@@ -90,7 +93,7 @@ def tune(
         typer.Option(metavar="SIZES", help="Of the first tensor; may be repeated. [default: 4096x8192]"),
     ] = None,
     dtype: Annotated[
-        list[str] | None, typer.Option(metavar="DTYPE", help="May be repeated. [default: bfloat16]")
+        list[str] | None, typer.Option("--dtype", metavar="DTYPE", help="May be repeated. [default: bfloat16]")
     ] = None,
     device: Device = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be tried, and run nothing.")] = False,
@@ -142,7 +145,9 @@ def bench(
         list[str] | None, typer.Argument(metavar="OP", help="Names, family:NAME, or globs such as '*norm*'.")
     ] = None,
     shape: Annotated[list[str] | None, typer.Option(metavar="SIZES", help="Of the first tensor; may repeat.")] = None,
-    dtype: Annotated[list[str] | None, typer.Option(metavar="DTYPE", help="bfloat16, ...; may repeat.")] = None,
+    dtype: Annotated[
+        list[str] | None, typer.Option("--dtype", metavar="DTYPE", help="bfloat16, ...; may repeat.")
+    ] = None,
     providers: Annotated[
         str | None, typer.Option(metavar="NAMES", help="ours,native,compile,reference,liger,flaggems, ids of impls.")
     ] = None,

@@ -87,7 +87,8 @@ class Team(NamedTuple):
             return None
         # so many programs must fit on a core that the launch can be cooperative
         registers = min(255, 65_536 // (tiles.threads * per_core) // 8 * 8) if size > 1 else None
-        config = Config({**constants, **sizes, "TEAM": size}, tiles.threads, tiles.stages, even, size > 1, registers)
+        constants |= {**sizes, "TEAM": size, "FULL": n == size * sizes["BLOCK_N"]}
+        config = Config(constants, tiles.threads, tiles.stages, even, size > 1, registers)
         return cls(count * size, count, config, Room.of((n_rows, size, words), torch.int64))
 
     def board(self, like: Tensor) -> Tensor:

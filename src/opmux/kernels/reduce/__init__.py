@@ -282,7 +282,7 @@ class Task(NamedTuple):
         dtype, n, out = self.x.dtype, r_1.size, self.view.outputs
         if r_0.size > 1:
             return self.pieces(plane_tiles(rows=r_0.size, n=n, dtype=dtype), planes=True)
-        tiles = row_tiles(n=n, rows=out, dtype=dtype, pair=self.form.side != "")
+        tiles = row_tiles(n=n, rows=out, dtype=dtype, pair=self.form.side != "" and not self.form.shift)
         if tiles["BLOCK_N"] < n:
             return self.pieces(tiles)
         per = min(unit(n, k_0.stride, k_1.stride) if r_1.stride == 1 else 1, tiles["BLOCK_N"])

@@ -338,13 +338,13 @@ def _rows(
     x_ptr += _split(i_m, k_1, s_0, s_1, UNIT, TWO)
     p = x_ptr + (o_n if DENSE else o_n * s_n.to(tl.int64))
     b_x = _load(p, m, extra, MAP, FILL, CAST, WORK).to(LANE)
-    if SHIFT:
-        c = tl.load(x_ptr, mask=m_m, other=0.0).to(LANE)
-        b_x = tl.where(m, b_x - c, 0.0)
-    a, b = LIFT(b_x, o_n + tl.zeros([BLOCK_M, BLOCK_N], tl.int32))
-    a, b = SETTLE(a.to(SUM), b, m.to(LANE), count.to(LANE), 1)
-    if SHIFT:
-        a += tl.reshape(c, [BLOCK_M])
+    if SHIFT:  # moments of what is all there: the mean first, then squares about it
+        a = tl.sum(b_x, 1) / count.to(LANE)
+        b_x = tl.where(m, b_x - a[:, None], 0.0)
+        b = tl.sum(b_x * b_x, 1)
+    else:
+        a, b = LIFT(b_x, o_n + tl.zeros([BLOCK_M, BLOCK_N], tl.int32))
+        a, b = SETTLE(a.to(SUM), b, m.to(LANE), count.to(LANE), 1)
     o = first + tl.arange(0, BLOCK_M)
     _put(y_ptr, z_ptr, o, o < rows, a, b, count, extra, FINISH, False)
 
@@ -397,7 +397,11 @@ def _pieces(
         left = tl.minimum(n - part * chunk * (BLOCK_N // UNIT), chunk * (BLOCK_N // UNIT)).to(tl.int32) * UNIT
         x_ptr += first * step_x
         if SHIFT:
-            c = tl.load(x_ptr).to(LANE)
+            # moments about the mean of the first block: with 1/f of the row in it, that is no further from the mean of
+            # all than sqrt(f) deviations, so the squares lose no more than a factor f
+            b_x = _load(x_ptr + o_x, o_n < left, extra, MAP, FILL, CAST, WORK).to(LANE)
+            c = tl.sum(tl.reshape(b_x, [BLOCK_M * BLOCK_N]), 0) / tl.minimum(left, BLOCK_N).to(LANE)
+            c = tl.where(tl.abs(c) < float("inf"), c, 0.0)
         if AHEAD:
             x_next = tl.load(x_ptr + o_x, mask=o_n < left, other=FILL)
         for at in range(0, left, BLOCK_N):
@@ -410,8 +414,11 @@ def _pieces(
                 b_x = tl.load(x_ptr + at * step_x + o_x, mask=m, other=FILL)
             b_x = MAP(b_x.to(CAST).to(WORK), extra).to(LANE)
             if SHIFT:
-                b_x -= c
-            a, b = STEP(a, b, b_x, m, at, 1.0 / (one + at // BLOCK_N))
+                b_x = tl.where(m, b_x - c, 0.0)
+                a += b_x
+                b += b_x * b_x
+            else:
+                a, b = STEP(a, b, b_x, m, at, 1.0 / (one + at // BLOCK_N))
         k = tl.where(o_n < left, (left - o_n + (BLOCK_N - 1)) // BLOCK_N, 0).to(LANE)
         total = left
     if PLACE:
@@ -419,7 +426,11 @@ def _pieces(
     a = tl.reshape(a.to(SUM), [BLOCK_M * BLOCK_N])
     b = tl.reshape(b, [BLOCK_M * BLOCK_N])
     k = tl.reshape(k, [BLOCK_M * BLOCK_N])
-    a, b = SETTLE(a, b, k, total.to(LANE), 0)
+    if SHIFT and not PLANES:
+        a = tl.sum(a, 0) / total.to(LANE)
+        b = tl.maximum(tl.sum(b, 0) - a * a * total.to(LANE), 0.0, propagate_nan=tl.PropagateNan.ALL)
+    else:
+        a, b = SETTLE(a, b, k, total.to(LANE), 0)
     if SHIFT:
         a += c
     if PLACE:
