@@ -7,12 +7,11 @@ import torch
 
 pytest.importorskip("triton")
 from opmux.core import specs
-from opmux.core.registry import tagged
-from opmux.kernels import activation, norm, softmax  # noqa: F401 - their impls are tagged
+from opmux.kernels import wrappers
 from opmux.kernels.lib.compile_only import CHIPS, compiling_for
 
 MODE = "compile"
-WRAPPERS = {i.op_name: i.fn for i, _ in tagged}
+WRAPPERS = wrappers()
 META = torch.device("meta")
 # where the ways to compute a row change: many rows a program, one, without shares, in pieces; and an odd length
 WIDTHS = (37, 1000, 4096, 8192, 16384, 32768, 131072)

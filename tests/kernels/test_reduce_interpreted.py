@@ -10,15 +10,14 @@ import torch
 from opmux.core import NotSupported, specs
 
 pytest.importorskip("triton")
-from opmux.core.registry import tagged
-from opmux.kernels import reduce
+from opmux.kernels import reduce, wrappers
 from opmux.kernels.lib import interpret, plans
 from opmux.kernels.lib.config import Tiles
 from opmux.kernels.reduce import layout
 
 MODE = "interpret"
 FORWARD = tuple(specs.find(f"opmux::{name}") for name in (*reduce.OPS, "vector_norm"))
-KERNEL = {impl.op_name: impl.fn for impl, _ in tagged}
+KERNEL = wrappers()
 INTS = (torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8, torch.bool)
 by_name = {"ids": lambda v: getattr(v, "name", str(v).removeprefix("torch."))}
 

@@ -517,7 +517,8 @@ def _plan_forward(
     tiles = (forward_tiles if whole else forward_piece_tiles)(n=n, dtype=dtype, centred=centred)
     wanted = -(-at.count // tiles["BLOCK_M"]) if whole else at.count
     grid = (programs(x.device, wanted, 1) if whole and tiles["AHEAD"] else wanted, 1, 1)
-    full_rows = {"FULL": n == tiles["BLOCK_N"]} if whole else {}
+    # with a row ahead in registers there is none to spare: without masks the compiler keeps more of them, and spills
+    full_rows = {"FULL": n == tiles["BLOCK_N"] and not tiles["AHEAD"]} if whole else {}
     config = tiles.config(even=even, CENTRED=centred, WIDE=wide_of(dtype), **full_rows)
     launch = (fwd if whole else fwd_pieces).ready(grid, (at.stride, r_stride, at.count, n), config)
     return Forward(full, column, launch, pack)

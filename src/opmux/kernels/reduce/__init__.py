@@ -282,9 +282,11 @@ class Task(NamedTuple):
         dtype, n, out = self.x.dtype, r_1.size, self.view.outputs
         if r_0.size > 1:
             return self.pieces(plane_tiles(rows=r_0.size, n=n, dtype=dtype), planes=True)
-        tiles = row_tiles(n=n, rows=out, dtype=dtype, pair=self.form.side != "" and not self.form.shift)
+        pair = self.form.side != ""
+        # moments are one value a lane where rows are held, and two where they come in pieces
+        tiles = row_tiles(n=n, rows=out, dtype=dtype, pair=pair and not self.form.shift)
         if tiles["BLOCK_N"] < n:
-            return self.pieces(tiles)
+            return self.pieces(row_tiles(n=n, rows=out, dtype=dtype, pair=pair))
         per = min(unit(n, k_0.stride, k_1.stride) if r_1.stride == 1 else 1, tiles["BLOCK_N"])
         numbers = (out, k_1.size, k_0.stride // per, k_1.stride // per, r_1.stride, n // per)
         layout = dict(UNIT=per, TWO=k_0.size > 1, DENSE=r_1.stride == 1)
