@@ -31,7 +31,7 @@ def right_arithmetic():
 def small_tiles(monkeypatch):
     """Tiles so small, on a chip so large, that every way to walk is taken by a small tensor."""
     tiles = {
-        "row_tiles": lambda n, rows, dtype, pair: Tiles(32, BLOCK_M=2, BLOCK_N=16),
+        "row_tiles": lambda n, rows, dtype, pair, moments: Tiles(32, BLOCK_M=2, BLOCK_N=16),
         "share_tiles": lambda n, dtype, pair: Tiles(32, BLOCK_N=16),
         "plane_tiles": lambda rows, n, dtype: Tiles(32, BLOCK_M=2, BLOCK_N=4),
         "column_tiles": lambda rows, n, outer, dtype, pair: Tiles(32, BLOCK_M=2, BLOCK_N=16),

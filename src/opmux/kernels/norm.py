@@ -31,13 +31,17 @@ def _add_pairs(a, b, c, d):
     return a + c, b + d
 
 
-@triton.jit
-def _normalise(
-    b_x, i_m, o_n, m_m, m_n, r_ptr, w_ptr, b_ptr, y_ptr, s_ptr, mean_ptr, rstd_ptr, r_stride, n, eps, offset,
-    CENTRED: tl.constexpr, WIDE: tl.constexpr,
+def _fwd(
+    x_ptr, r_ptr, w_ptr, b_ptr, y_ptr, s_ptr, mean_ptr, rstd_ptr,
+    x_stride, r_stride, n_rows, n, eps, offset,
+    CENTRED: tl.constexpr, WIDE: tl.constexpr, FULL: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """What becomes of rows that are loaded."""
+    """Whole rows: y = norm(x [+ r]) * (w + offset) [+ b]."""
+    i_m = (tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)[:, None]).to(tl.int64)
+    o_n = tl.arange(0, BLOCK_N)[None, :]
+    m_m, m_n = i_m < n_rows, inside(o_n, n, FULL)
     m = m_m & m_n
+    b_x = tl.load(x_ptr + i_m * x_stride + o_n, mask=m, other=0.0).to(WIDE)
     if r_ptr is not None:
         b_x += tl.load(r_ptr + i_m * r_stride + o_n, mask=m, other=0.0).to(WIDE)
         b_s = b_x.to(s_ptr.dtype.element_ty)
@@ -53,41 +57,6 @@ def _normalise(
     if b_ptr is not None:
         b_y += tl.load(b_ptr + o_n, mask=m_n, other=0.0).to(WIDE)
     tl.store(y_ptr + i_m * n + o_n, b_y.to(y_ptr.dtype.element_ty), mask=m)
-
-
-def _fwd(
-    x_ptr, r_ptr, w_ptr, b_ptr, y_ptr, s_ptr, mean_ptr, rstd_ptr,
-    x_stride, r_stride, n_rows, n, eps, offset,
-    CENTRED: tl.constexpr, WIDE: tl.constexpr, FULL: tl.constexpr, AHEAD: tl.constexpr, BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-):  # fmt: skip
-    """Whole rows: y = norm(x [+ r]) * (w + offset) [+ b].
-
-    With AHEAD a program takes rows pid, pid + P, ... and has the next on their way while it computes: where one program
-    fills a core, nobody else hides the wait. (A loop that runs once costs a third of the speed: two texts.)
-    """
-    o_m = tl.arange(0, BLOCK_M)[:, None]
-    o_n = tl.arange(0, BLOCK_N)[None, :]
-    m_n = inside(o_n, n, FULL)
-    first = tl.program_id(0) * BLOCK_M
-    i_m = (first + o_m).to(tl.int64)
-    x_next = tl.load(x_ptr + i_m * x_stride + o_n, mask=(i_m < n_rows) & m_n, other=0.0)
-    if AHEAD:
-        step = tl.num_programs(0) * BLOCK_M
-        for at in range(first, n_rows, step):
-            i_m = (at + o_m).to(tl.int64)
-            b_x = x_next.to(WIDE)
-            i_next = i_m + step
-            x_next = tl.load(x_ptr + i_next * x_stride + o_n, mask=(i_next < n_rows) & m_n, other=0.0)
-            _normalise(
-                b_x, i_m, o_n, i_m < n_rows, m_n, r_ptr, w_ptr, b_ptr, y_ptr, s_ptr, mean_ptr, rstd_ptr,
-                r_stride, n, eps, offset, CENTRED, WIDE,
-            )  # fmt: skip
-    else:
-        _normalise(
-            x_next.to(WIDE), i_m, o_n, i_m < n_rows, m_n, r_ptr, w_ptr, b_ptr, y_ptr, s_ptr, mean_ptr, rstd_ptr,
-            r_stride, n, eps, offset, CENTRED, WIDE,
-        )  # fmt: skip
 
 
 def _fwd_pieces(
@@ -402,8 +371,8 @@ fwd_team = Launcher(_fwd_team, **_forward_numbers | {"tensors": 9})
 bwd_team = Launcher(_bwd_team, **_backward_numbers | {"tensors": 11})
 bwd_columns = Launcher(_bwd_columns, tensors=6, sizes="dy_stride x_stride n", free="n_rows")
 
-FORWARD_TEAM = 16384  # columns of 16 bits beyond which programs share a row, where they can; with a residual, twice
-BACKWARD_TEAM = 16384  # the same; with a mean, half
+FORWARD_TEAM = 32768  # columns of 16 bits beyond which programs share a row, where they can; with a mean, half
+BACKWARD_TEAM = 16384  # the same
 FORWARD_FITS = 32768  # columns of 16 bits that one program holds in registers
 BACKWARD_FITS = 32768  # the same for x and dy; with the bias' gradient to come, half
 SHARES_FIT = 16384  # the same, with the weight's gradient beside them
@@ -423,9 +392,8 @@ def forward_tiles(n: int, dtype: torch.dtype, centred: bool) -> Tiles:
     """Whole rows in registers."""
     block = max(triton.next_power_of_2(n), 16)
     rows = 1 if block > 4096 else 2 if block >= 2048 else 4096 // block
-    ahead = block == fits(16384 if centred else 32768, dtype)
-    threads = 1024 if block >= fits(32768, dtype) or ahead else min(512, max(128, rows * block // 32))
-    return Tiles(threads, AHEAD=ahead, BLOCK_M=rows, BLOCK_N=block)
+    threads = 1024 if block >= fits(32768, dtype) else min(512 if centred else 256, max(128, rows * block // 32))
+    return Tiles(threads, BLOCK_M=rows, BLOCK_N=block)
 
 
 @tunable("norm.pieces")
@@ -506,8 +474,7 @@ def _plan_forward(
         return Forward(full, column, None, pack)
     at, r_stride = Rows.of(x), 0 if residual is None else Rows.of(residual).stride
     even = n % 16 == 0 and at.stride % 16 == 0 and r_stride % 16 == 0
-    many = FORWARD_TEAM if residual is None else 2 * FORWARD_TEAM
-    if n > fits(many, dtype) and can_meet(wide_of(dtype)):
+    if n > fits(FORWARD_TEAM // 2 if centred else FORWARD_TEAM, dtype) and can_meet(wide_of(dtype)):
         tiles = forward_team_tiles(n=n, dtype=dtype, centred=centred)
         team = Team.of(tiles, x.device, at.count, n, 2, even=even, CENTRED=centred, WIDE=wide_of(dtype))
         if team is not None:
@@ -516,11 +483,9 @@ def _plan_forward(
     whole = n <= fits(FORWARD_FITS, dtype)
     tiles = (forward_tiles if whole else forward_piece_tiles)(n=n, dtype=dtype, centred=centred)
     wanted = -(-at.count // tiles["BLOCK_M"]) if whole else at.count
-    grid = (programs(x.device, wanted, 1) if whole and tiles["AHEAD"] else wanted, 1, 1)
-    # with a row ahead in registers there is none to spare: without masks the compiler keeps more of them, and spills
-    full_rows = {"FULL": n == tiles["BLOCK_N"] and not tiles["AHEAD"]} if whole else {}
+    full_rows = {"FULL": n == tiles["BLOCK_N"]} if whole else {}
     config = tiles.config(even=even, CENTRED=centred, WIDE=wide_of(dtype), **full_rows)
-    launch = (fwd if whole else fwd_pieces).ready(grid, (at.stride, r_stride, at.count, n), config)
+    launch = (fwd if whole else fwd_pieces).ready((wanted, 1, 1), (at.stride, r_stride, at.count, n), config)
     return Forward(full, column, launch, pack)
 
 

@@ -193,8 +193,7 @@ def row_tiles(n: int, dtype: torch.dtype) -> Tiles:
     """Whole rows in registers."""
     block = max(triton.next_power_of_2(n), 16)
     rows = 1 if block > 4096 else 2 if block >= 2048 else 4096 // block
-    threads = 1024 if block >= LONGEST[dtype.itemsize] else min(512, max(128, rows * block // 32))
-    return Tiles(threads, BLOCK_M=rows, BLOCK_N=block)
+    return Tiles(min(512, max(128, rows * block // 32)), BLOCK_M=rows, BLOCK_N=block)
 
 
 @tunable("softmax.pieces")

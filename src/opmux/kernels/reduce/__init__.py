@@ -156,17 +156,18 @@ def fits(elements: int, dtype: torch.dtype) -> int:
 
 
 @tunable("reduce.rows", free="BLOCK_M BLOCK_N")
-def row_tiles(n: int, rows: int, dtype: torch.dtype, pair: bool) -> Tiles:
+def row_tiles(n: int, rows: int, dtype: torch.dtype, pair: bool, moments: bool) -> Tiles:
     """Whole rows in registers, or where BLOCK_N < n a row a program, in pieces."""
     block = triton.next_power_of_2(n)
+    held = fits(16384 if pair or moments else 32768, dtype)
     if rows < FEW:
-        block = min(block, fits(8192 if pair else 32768, dtype))
+        block = min(block, fits(8192 if pair or moments else 32768, dtype))
         many = max(1, min(triton.next_power_of_2(rows), 512 // block))
         return Tiles(min(1024, max(128, many * block // 8)), BLOCK_M=many, BLOCK_N=block)
-    if block > fits(16384, dtype):
-        return Tiles(256 if pair else 512, BLOCK_M=1, BLOCK_N=fits(4096 if pair else 8192, dtype))
+    if block > held:
+        return Tiles(256 if pair or moments else 512, BLOCK_M=1, BLOCK_N=fits(4096, dtype))
     many = 1 if block > 4096 else 2 if block >= 2048 else max(4, min(4096, triton.next_power_of_2(rows) * 8) // block)
-    return Tiles(min(512, max(128, many * block // 32)), BLOCK_M=many, BLOCK_N=block)
+    return Tiles(min(256 if moments else 512, max(128, many * block // 32)), BLOCK_M=many, BLOCK_N=block)
 
 
 @tunable("reduce.shares", free="BLOCK_N")
@@ -284,9 +285,10 @@ class Task(NamedTuple):
             return self.pieces(plane_tiles(rows=r_0.size, n=n, dtype=dtype), planes=True)
         pair = self.form.side != ""
         # moments are one value a lane where rows are held, and two where they come in pieces
-        tiles = row_tiles(n=n, rows=out, dtype=dtype, pair=pair and not self.form.shift)
+        moments = self.form.shift
+        tiles = row_tiles(n=n, rows=out, dtype=dtype, pair=pair and not moments, moments=moments)
         if tiles["BLOCK_N"] < n:
-            return self.pieces(row_tiles(n=n, rows=out, dtype=dtype, pair=pair))
+            return self.pieces(tiles)
         per = min(unit(n, k_0.stride, k_1.stride) if r_1.stride == 1 else 1, tiles["BLOCK_N"])
         numbers = (out, k_1.size, k_0.stride // per, k_1.stride // per, r_1.stride, n // per)
         layout = dict(UNIT=per, TWO=k_0.size > 1, DENSE=r_1.stride == 1)
