@@ -93,6 +93,26 @@ def test_what_a_chip_would_refuse_is_refused():
         Launcher(greedy, tensors=2, sizes="n")((1, 1, 1), (x, x, 16), Config({"BLOCK": 256}, threads=256))
 
 
+@pytest.mark.parametrize("chip", CHIPS)
+def test_products_are_seen_on_the_matrix_unit(chip):
+    import triton.language as tl
+
+    from opmux.kernels.lib.launch import Config, Launcher
+
+    def product(x_ptr, y_ptr, n, DOT: tl.constexpr, BLOCK: tl.constexpr):
+        o = tl.arange(0, BLOCK)
+        x = tl.load(x_ptr + o[:, None] * n + o[None, :])
+        y = tl.dot(x, x) if DOT else x * x
+        tl.store(y_ptr + o[:, None] * n + o[None, :], y.to(y_ptr.dtype.element_ty))
+
+    x = torch.empty(128, 128, dtype=torch.bfloat16, device=META)
+    launcher = Launcher(product, tensors=2, sizes="n")
+    with compiling_for(chip) as built:
+        for dot in (True, False):
+            launcher((1, 1, 1), (x, x, 128), Config({"DOT": dot, "BLOCK": 128}, threads=256, even=True))
+    assert [kernel.on_matrix_unit() for kernel in built] == [True, False]
+
+
 def test_an_unknown_chip_is_named():
     with pytest.raises(ValueError, match="chip must be one of sm_80"), compiling_for("sm_1"):
         pass

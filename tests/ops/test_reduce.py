@@ -209,3 +209,18 @@ def test_what_is_refused():
         ops.argmax(x > 0)
     with pytest.raises(TypeError, match="sum: x must be .*got uint16"):
         ops.sum(x.abs().to(torch.uint16))
+
+
+@pytest.mark.parametrize("name", ["sum", "mean"])
+@pytest.mark.parametrize("compiled", [False, True])
+def test_a_sum_keeps_nothing_of_what_it_added(name, compiled):
+    """As in torch: the backward needs the shape alone, so x may change in between, and its memory is not held."""
+    torch._dynamo.reset()
+    fn = getattr(opmux.ops, name)
+    call = torch.compile(fn, fullgraph=True, backend="aot_eager") if compiled else fn
+    leaf = torch.randn(3, 5, requires_grad=True)
+    x = leaf * 2
+    y = call(x, 1)
+    x.zero_()
+    y.sum().backward()
+    torch.testing.assert_close(leaf.grad, torch.full((3, 5), 2.0 if name == "sum" else 0.4))

@@ -93,7 +93,7 @@ def _function(spec: Spec) -> Any:
         except Exception as raised:
             results = recover(raised, given, named)
         outs = _results(spec, results)
-        kept = [args[i] if kind == "in" else outs[i] for kind, i in saves]
+        kept = _kept(saves, args, outs)
         ctx.save_for_backward(*(k if isinstance(k, Tensor) else None for k in kept))
         ctx.plain = [None if isinstance(k, Tensor) else k for k in kept]
         ctx.mark_non_differentiable(*(o for o, d in zip(outs, plan.differentiable, strict=True) if not d))
@@ -115,6 +115,15 @@ def _function(spec: Spec) -> Any:
     name = "".join(word.capitalize() for word in spec.name.split("_"))
     body = {"forward": staticmethod(forward), "backward": staticmethod(backward)}
     return type(name, (torch.autograd.Function,), body)
+
+
+def _kept(saves: list[tuple[str, int]], inputs: tuple, outs: tuple) -> list[Any]:
+    """What a forward keeps for its backward; of what is looked at alone, a tensor of that look with no memory."""
+    kept = []
+    for kind, i in saves:
+        value = outs[i] if kind == "out" else inputs[i]
+        kept.append(value.new_empty(()).expand(value.shape) if kind == "look" else value)
+    return kept
 
 
 def _results(spec: Spec, results: Any) -> tuple:
@@ -179,7 +188,7 @@ def _define_gradient(spec: Spec, lib: torch.library.Library) -> None:
         plan = spec.gradient
         outs = output if isinstance(output, tuple) else (output,)
         saves = sorted({s for s in plan.sources if s[0] != "grad"})
-        kept = [inputs[i] if kind == "in" else outs[i] for kind, i in saves]
+        kept = _kept(saves, inputs, outs)
         ctx.save_for_backward(*(k for k in kept if isinstance(k, Tensor)))
         ctx.kept = [(s, None if isinstance(k, Tensor) else (k,)) for s, k in zip(saves, kept, strict=True)]
 

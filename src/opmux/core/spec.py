@@ -14,6 +14,7 @@ import types
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -92,6 +93,7 @@ class Spec:
     schema: str | None = None
     fake: Callable[..., Any] | None = None
     result: Callable[[Any], Any] | None = None  # brings what a foreign impl may return to this op's shape
+    looks: tuple[str, ...] = ()  # arguments of a backward of which shape and dtype count alone: they are not kept
 
     @property
     def key(self) -> str:
@@ -183,7 +185,7 @@ class Gradient:
     """How autograd calls the backward op: where each of its arguments comes from, where each result goes."""
 
     backward: Spec
-    sources: tuple[tuple[str, int], ...]  # ("grad" | "in" | "out", index)
+    sources: tuple[tuple[str, int], ...]  # ("grad" | "in" | "look" | "out", index)
     targets: tuple[int, ...]  # for each result of the backward, the index of the forward argument
     inputs: int
     differentiable: tuple[bool, ...]  # for each result of the forward
@@ -197,7 +199,7 @@ class Gradient:
         for name in backward.names:
             for kind, known in (("grad", grads), ("in", ins), ("out", outs)):
                 if name in known:
-                    sources.append((kind, known[name]))
+                    sources.append(("look" if kind == "in" and name in backward.looks else kind, known[name]))
                     break
             else:
                 raise BadSpec(
@@ -256,6 +258,14 @@ class Specs:
         names = (m.name for m in pkgutil.iter_modules(paths))
         return tuple(sorted(n for n in names if not n.startswith("_") and n != "samples"))
 
+    def _unlikely(self, family: str, name: str) -> int:
+        """How unlikely a family that is not loaded has an op, by its text: importing one costs up to 0.2 s."""
+        if family in self._loaded:
+            return 0
+        found = importlib.util.find_spec(f"{self.root}.{family}")
+        text = Path(found.origin).read_text(encoding="utf-8") if found and found.origin else ""
+        return 1 if f"def {name}(" in text else 2 if name in text else 3
+
     def load(self, family: str) -> None:
         if family not in self._loaded:
             importlib.import_module(f"{self.root}.{family}")
@@ -285,7 +295,7 @@ class Specs:
         for best, key in enumerate(keys):
             if key in self.by_key and (best == 0 or len(self._loaded) == len(self.families)):
                 return self.by_key[key]
-        for family in self.families:
+        for family in sorted(self.families, key=lambda f: self._unlikely(f, keys[0].rpartition("::")[2])):
             self.load(family)
             if keys[0] in self.by_key:
                 return self.by_key[keys[0]]
@@ -334,6 +344,7 @@ def op(
     schema: str | None = None,
     fake: Callable[..., Any] | None = None,
     result: Callable[[Any], Any] | None = None,
+    looks: str = "",
     space: str = "opmux",
     name: str | None = None,
 ) -> Callable[..., Any]:
@@ -347,7 +358,7 @@ def op(
     def declare(reference: Callable[..., Any]) -> Callable[..., Any]:
         spec = Spec(
             name or reference.__name__, space, reference, tuple(out.split()), grad, tuple(mutates),
-            samples, errors, {**TOL, **(tol or {})}, traffic, flops, schema, fake, result,
+            samples, errors, {**TOL, **(tol or {})}, traffic, flops, schema, fake, result, tuple(looks.split()),
         )  # fmt: skip
         _check_declaration(spec)
         jump = library.make_jump(spec)

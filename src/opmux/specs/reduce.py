@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from ..core.spec import BadSample, BadSamples, Tol, op
-from ._numeric import FLOATS, check_dtype, dtype_name
+from ._numeric import FLOATS, check_dtype, dtype_name, wide
 from .samples import WRONG, Case, Draw, Maker
 
 Dim = int | Sequence[int] | None
@@ -305,8 +305,8 @@ def sum_bwd(dy: Tensor, x: Tensor, dim: Dim = None, keepdim: bool = False) -> Te
 
 def mean_bwd(dy: Tensor, x: Tensor, dim: Dim = None, keepdim: bool = False) -> Tensor:
     """dx = dy / n."""
-    b = Back.of("mean_bwd", x, dim, keepdim, dy=dy)
-    return _like(b.per[0] / max(b.n, 1), x)
+    dims = check_back("mean_bwd", x, dim, keepdim, dy=dy)
+    return _like(opened(wide(dy), x, dims, keepdim) / max(count_of(x, dims), 1), x)
 
 
 def prod_bwd(dy: Tensor, x: Tensor, dim: Dim = None, keepdim: bool = False) -> Tensor:
@@ -586,8 +586,8 @@ NORMS = tuple(
 )
 FEW = tuple(c for c in SHAPES if c.shape not in ((3, 2, 2, 5, 2), (2, 3, 4, 17)) or c.options["dim"] == (0, 2))
 
-_backward(_forward("sum", sum_, more=(*NOTHING, WIDER), bad=BAD_DTYPE, grad="sum_bwd"), sum_bwd)
-_backward(_forward("mean", mean, more=(WIDER,), bad=(*BAD_DTYPE, *NO_INTS), grad="mean_bwd"), mean_bwd)
+_backward(_forward("sum", sum_, more=(*NOTHING, WIDER), bad=BAD_DTYPE, grad="sum_bwd"), sum_bwd, looks="x")
+_backward(_forward("mean", mean, more=(WIDER,), bad=(*BAD_DTYPE, *NO_INTS), grad="mean_bwd"), mean_bwd, looks="x")
 _backward(
     _forward("prod", prod, more=(*NOTHING, WIDER, *ZEROS), bad=BAD_DTYPE, grad="prod_bwd", tol=PROD_TOL),
     prod_bwd, more=ZEROS, tol=PROD_TOL,

@@ -37,6 +37,10 @@ CHIPS = {
 }
 
 
+# the instruction by which a chip multiplies matrices at its full rate
+MATRIX = {"sm_80": "mma.sync", "sm_90": "wgmma", "sm_100": "tcgen05.mma", "gfx942": "v_mfma"}
+
+
 @dataclass(frozen=True)
 class Built:
     """A kernel as it was compiled for a chip."""
@@ -59,6 +63,11 @@ class Built:
                 [tool, "--dump-resource-usage", file.name], capture_output=True, text=True, check=True
             )
         return sum(int(n) for n in re.findall(r"STACK:(\d+)", said.stdout))
+
+    def on_matrix_unit(self) -> bool:
+        """Whether its products run on the chip's matrix unit, by the chip's newest instruction for it."""
+        text = self.asm["amdgcn"] if "amdgcn" in self.asm else self.asm["ptx"]
+        return MATRIX[self.chip] in text
 
 
 # What is being built: Triton keeps a compiled kernel's launcher for the life of the process, so launchers look here.

@@ -230,9 +230,7 @@ def _on_meta(row: Row, args: tuple) -> Tensor:
     try:
         with torch.no_grad():
             return row.reference(*metas[:split], **dict(zip(row.keywords, metas[split:], strict=True)))
-    except (
-        Exception
-    ) as error:  # the caller's mistake: torch's kernel says it best, its meta function may say it otherwise
+    except Exception as error:  # the caller's mistake: torch's own kernel says it best
         raise NotSupported(f"torch refuses: {error}") from error
 
 

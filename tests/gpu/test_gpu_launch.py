@@ -1,0 +1,90 @@
+"""The quick launch on a real GPU: it must stand back whenever what the compiled kernel assumed no longer holds."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import opmux
+
+pytestmark = pytest.mark.gpu
+CUDA = torch.device("cuda")
+
+
+def softmax_agrees(x):
+    torch.testing.assert_close(opmux.ops.softmax(x), torch.softmax(x, -1))
+
+
+def test_pointers_that_are_no_multiple_of_16():
+    """A plan knows shapes and strides, not addresses: the same plan gets both."""
+    whole = torch.randn(64 * 256 + 8, device=CUDA)
+    for _ in range(3):
+        for start in (0, 1, 4, 3):
+            softmax_agrees(whole[start : start + 64 * 256].view(64, 256))
+
+
+def test_the_stream_of_the_caller():
+    x = torch.randn(4096, 4096, device=CUDA)
+    opmux.ops.softmax(x)
+    side = torch.cuda.Stream()
+    with torch.cuda.stream(side):
+        torch.cuda._sleep(50_000_000)
+        x.fill_(1.0)  # after the wait, on this stream: a launch on another one would read what was there
+        y = opmux.ops.softmax(x)
+    side.synchronize()
+    torch.testing.assert_close(y, torch.full_like(y, 1 / 4096))
+
+
+def test_absent_tensors_and_dtypes_are_told_apart():
+    for dtype in (torch.float32, torch.bfloat16, torch.float32):
+        x, w = torch.randn(32, 512, device=CUDA, dtype=dtype), torch.randn(512, device=CUDA, dtype=dtype)
+        for bias in (None, w, None):
+            y, *_ = opmux.ops.layer_norm(x, w, bias, eps=1e-5)
+            wanted = torch.nn.functional.layer_norm(x, (512,), w, bias, 1e-5)
+            torch.testing.assert_close(y, wanted, rtol=2e-2 if dtype is torch.bfloat16 else 1e-5, atol=2e-2)
+
+
+def test_a_listener_hears_of_every_launch():
+    import triton
+
+    x = torch.randn(64, 256, device=CUDA)
+    opmux.ops.softmax(x)
+    heard = []
+    hook = triton.knobs.runtime.launch_enter_hook
+    listen = lambda metadata: heard.append(metadata)
+    hook.add(listen)
+    try:
+        softmax_agrees(x)
+    finally:
+        hook.remove(listen)
+    assert len(heard) == 1
+    opmux.ops.softmax(x)
+    assert len(heard) == 1
+
+
+def test_a_team_keeps_to_itself_beside_another():
+    """Two launches whose programs wait for each other, on two streams, many times: neither may wait for ever."""
+    x, y = (torch.randn(512, 131072, device=CUDA, dtype=torch.bfloat16) for _ in range(2))
+    wanted = torch.softmax(x.float(), -1), torch.softmax(y.float(), -1)
+    streams = torch.cuda.Stream(), torch.cuda.Stream()
+    torch.cuda.synchronize()
+    for _ in range(20):
+        results = []
+        for stream, given in zip(streams, (x, y), strict=True):
+            with torch.cuda.stream(stream):
+                results.append(opmux.ops.softmax(given))
+    torch.cuda.synchronize()
+    for got, want in zip(results, wanted, strict=True):
+        torch.testing.assert_close(got.float(), want, rtol=1.6e-2, atol=1e-4)
+
+
+def test_a_team_in_a_graph():
+    x, w = torch.randn(256, 131072, device=CUDA, dtype=torch.bfloat16), torch.randn(131072, device=CUDA)
+    opmux.ops.rms_norm(x, w)
+    graph, side = torch.cuda.CUDAGraph(), torch.cuda.Stream()
+    with torch.cuda.graph(graph, stream=side):
+        y, _ = opmux.ops.rms_norm(x, w)
+    for _ in range(3):
+        x.copy_(torch.randn_like(x))
+        graph.replay()
+        torch.testing.assert_close(y, opmux.ops.rms_norm(x, w)[0])
