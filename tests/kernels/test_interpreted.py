@@ -174,3 +174,27 @@ def test_a_team_of_one_agrees_with_the_reference(spec, impl, dtype, alone):
         if sample.args[0].dim() and sample.args[0].shape[0] > 100:
             continue
         agree(spec, impl.fn(*sample.args), spec.reference(*sample.args), f"{dtype} {sample.id}")
+
+
+def test_what_memory_does_not_hold_is_declined():
+    """A view that negates what is in memory, and a tensor that wraps others: kernels read memory."""
+    from opmux.core import NotSupported
+    from opmux.kernels import wrappers
+
+    kernels = wrappers()
+    z = torch.randn(5, 64, dtype=torch.complex64)
+    negated = torch._neg_view(torch.randn(5, 64))
+    for key, x in (("aten::exp", z.conj().imag), ("opmux::softmax", negated), ("opmux::silu", negated)):
+        with pytest.raises(NotSupported, match="negates what is in memory"):
+            kernels[key](*((x, -1) if key.endswith("softmax") else (x,)))
+
+    class Wrapper(torch.Tensor):
+        __torch_function__ = torch._C._disabled_torch_function_impl
+
+        @classmethod
+        def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+            raise AssertionError(f"{func} reached a tensor that only stands for others")
+
+    hollow = torch.Tensor._make_wrapper_subclass(Wrapper, (5, 64))
+    with pytest.raises(NotSupported, match="without memory of its own"):
+        kernels["opmux::softmax"](hollow, -1)

@@ -138,3 +138,15 @@ def test_a_number_may_come_first_where_aten_takes_it():
     x = torch.tensor([1.0, 2.0, 3.0])
     assert torch.equal(opmux.ops.pow(2, x), torch.pow(2, x))
     assert torch.equal(opmux.ops.where(x > 1, 5.0, x), torch.where(x > 1, 5.0, x))
+
+
+def test_autocast_and_forward_gradients_are_torchs():
+    """Both are asked of torch's dispatcher, which a kernel called directly never meets."""
+    x = torch.randn(3, 4)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert opmux.ops.mul(x, 2).dtype == torch.mul(x, 2).dtype
+    from torch.autograd import forward_ad
+
+    with forward_ad.dual_level():
+        y = opmux.ops.exp(forward_ad.make_dual(x, torch.ones_like(x)))
+        torch.testing.assert_close(forward_ad.unpack_dual(y).tangent, x.exp())

@@ -81,10 +81,13 @@ def size_class(n: int) -> int:
     return 1 + (n - 1).bit_length() if n else 0
 
 
+_wrapped: Callable[[Tensor], bool] = torch._C._functorch.is_functorch_wrapped_tensor  # pyright: ignore[reportAttributeAccessIssue]
+
+
 def is_real(tensor: Tensor | None) -> bool:
-    """Whether a tensor holds numbers: not on meta, not a stand-in of a tracer."""
+    """Whether a tensor holds numbers: not on meta, not a stand-in of a tracer, not one of vmap's or jvp's."""
     if tensor is None or type(tensor) in (Tensor, torch.nn.Parameter):
-        return tensor is None or not tensor.is_meta
+        return tensor is None or not (tensor.is_meta or _wrapped(tensor))
     from torch._subclasses.fake_tensor import is_fake
 
     return not tensor.is_meta and not is_fake(tensor)

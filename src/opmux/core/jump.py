@@ -25,6 +25,8 @@ from .lock import lock
 
 Pair = tuple[Callable[..., Any], Callable[[Exception, tuple, dict], Any]]
 
+_casting: Callable[[], bool] = getattr(torch._C, "_is_any_autocast_enabled", torch.is_autocast_enabled)
+
 # The one context variable: the innermost live policy scope (policy.Scope), or None.
 scope: ContextVar[Any] = ContextVar("opmux_scope", default=None)
 
@@ -115,6 +117,7 @@ class Form:
     wants_grad: str | None  # an expression that says whether a tensor argument requires grad
     defaults: dict[str, Any] = field(default_factory=dict)
     keyword_defaults: dict[str, Any] = field(default_factory=dict)
+    native: bool = False  # whether torch's own op is called where autocast or a forward gradient wants it
     asks: bool = False  # whether the text asks if it is being compiled (where Dynamo has no hook to be told)
     codes: dict[tuple[bool, bool, str], types.CodeType] = field(default_factory=dict)
 
@@ -183,7 +186,10 @@ class Form:
         look = []
         if grad and self.wants_grad:
             # _g recovers by itself: it becomes the target, so that its errors pass through reraise
-            look.append(f"_t, _r = (_g, _reraise) if _grad() and ({self.wants_grad}) else ")
+            wants = f"_grad() and ({self.wants_grad})"
+            if self.native:
+                wants = f"({wants}) or _casting() or _dual._current_level >= 0"
+            look.append(f"_t, _r = (_g, _reraise) if {wants} else ")
         if scoped:
             look.insert(0, "_s = _scope()\n")
             pick = f"({pick} if _s is None else _s.pairs[_k])"
@@ -230,6 +236,8 @@ class Form:
             "_first": _look_at,
             "_wants": _wants_grad,
             "_asked": getattr,
+            "_casting": _casting,
+            "_dual": torch.autograd.forward_ad,
             "_reraise": reraise,
             "_bad": lambda args, kwargs: None,
             **more,

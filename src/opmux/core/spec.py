@@ -263,7 +263,10 @@ class Specs:
         if family in self._loaded:
             return 0
         found = importlib.util.find_spec(f"{self.root}.{family}")
-        text = Path(found.origin).read_text(encoding="utf-8") if found and found.origin else ""
+        try:
+            text = Path(found.origin).read_text(encoding="utf-8") if found and found.origin else ""
+        except (OSError, UnicodeDecodeError):  # no source: compiled alone, or in an archive
+            text = ""
         return 1 if f"def {name}(" in text else 2 if name in text else 3
 
     def load(self, family: str) -> None:

@@ -37,7 +37,7 @@ def _fwd(
     CENTRED: tl.constexpr, WIDE: tl.constexpr, FULL: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """Whole rows: y = norm(x [+ r]) * (w + offset) [+ b]."""
-    i_m = (tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)[:, None]).to(tl.int64)
+    i_m = tl.program_id(0).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)[:, None]
     o_n = tl.arange(0, BLOCK_N)[None, :]
     m_m, m_n = i_m < n_rows, inside(o_n, n, FULL)
     m = m_m & m_n
@@ -504,7 +504,7 @@ def _forward(
     s = None if residual is None else full.on(x)
     mean = column.on(x) if centred else None
     if launch is None:
-        rstd.fill_(eps**-0.5)  # rows of nothing have a mean of 0
+        rstd.fill_(eps**-0.5 if eps else float("inf"))  # rows of nothing have a mean of 0
         return y, s, None if mean is None else mean.zero_(), rstd
     if pack:
         x, weight = packed(x), packed(weight)

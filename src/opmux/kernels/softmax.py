@@ -26,7 +26,7 @@ def _fwd(
     x_ptr, y_ptr, x_stride, n_rows, n,
     LOG: tl.constexpr, WIDE: tl.constexpr, FULL: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    i_m = (tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)[:, None]).to(tl.int64)
+    i_m = tl.program_id(0).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)[:, None]
     o_n = tl.arange(0, BLOCK_N)[None, :]
     m = (i_m < n_rows) & inside(o_n, n, FULL)
     b_x = tl.load(x_ptr + i_m * x_stride + o_n, mask=m, other=-float("inf")).to(WIDE)
@@ -66,7 +66,7 @@ def _bwd(
     dy_ptr, y_ptr, dx_ptr, dy_stride, y_stride, n_rows, n,
     LOG: tl.constexpr, WIDE: tl.constexpr, FULL: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    i_m = (tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)[:, None]).to(tl.int64)
+    i_m = tl.program_id(0).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)[:, None]
     o_n = tl.arange(0, BLOCK_N)[None, :]
     m = (i_m < n_rows) & inside(o_n, n, FULL)
     b_y = tl.load(y_ptr + i_m * y_stride + o_n, mask=m, other=0.0).to(WIDE)

@@ -225,7 +225,7 @@ def _replace(file: Path, data: Any) -> None:
 def _sweep(folder: Path) -> None:
     """Remove what killed writers left behind."""
     for file in folder.glob(".*.tmp"):
-        with contextlib.suppress(FileNotFoundError):
+        with contextlib.suppress(OSError):  # gone meanwhile, or another user's
             if time.time() - file.stat().st_mtime > LEFTOVER:
                 file.unlink()
 
@@ -240,7 +240,10 @@ def _alone(folder: Path) -> Iterator[None]:
     if fcntl is None:
         yield
         return
-    lock = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    try:
+        lock = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    except PermissionError:  # another user's: to wait for it, reading is enough
+        lock = os.open(folder / ".lock", os.O_RDONLY | os.O_CLOEXEC)
     held = False
     try:
         held = _wait_for(lock)

@@ -84,8 +84,11 @@ class Launcher:
     def __call__(self, grid: Grid, args: tuple, config: Config) -> Any:
         """Launch by the public path."""
         first = args[0]
-        if first.is_meta and not _compiling_only():
-            raise NotSupported("a meta tensor has no memory to launch on")
+        if not _compiling_only():
+            if first.is_meta:
+                raise NotSupported("a meta tensor has no memory to launch on")
+            if any(t is not None and not t.data_ptr() and t.numel() for t in args[: self.tensors]):
+                raise NotSupported("a tensor without memory of its own: a subclass that wraps others, or a stand-in")
         kernel = self.even if config.even else self.odd
         if first.is_cuda and first.get_device() != torch.cuda.current_device():
             with torch.cuda.device(first.device):
@@ -129,7 +132,9 @@ _TEXTS = {
     "quick": """\
 def launch({params}):
     {pointers}
-    if ({joined}) & 15 or _here() != _device or _enter is not _hooks.launch_enter_hook or _enter.calls or _leave.calls:
+    if ({joined}) & 15 or not ({real}) or _here() != _device:  # 0: a tensor without memory of its own
+        return _slow(({tensors}), ({late}))
+    if _enter is not _hooks.launch_enter_hook or _leave is not _hooks.launch_exit_hook or _enter.calls or _leave.calls:
         return _slow(({tensors}), ({late}))
     _entry(_x, _y, _z, _stream(_device), _function, _cooperative, _pdl, {call})
 """,
@@ -152,6 +157,7 @@ def _code(way: str, tensors: int, present: str, late: int) -> types.CodeType:
         late=listed(n),
         pointers="; ".join(f"p{i} = t{i}.data_ptr()" for i in there),
         joined=" | ".join(f"p{i}" for i in there),
+        real=" and ".join(f"p{i}" for i in there),
         call=_CALLS.get(way, "").format(
             pointers=listed(f"p{i}" if i in there else "0" for i in range(tensors)), late=listed(n)
         ),
@@ -170,7 +176,7 @@ def _entry(compiled: Any) -> tuple[str, dict[str, Any]]:
     names = dict(
         _entry=run.launch, _function=compiled.function, _packed=compiled.packed_metadata,
         _cooperative=run.launch_cooperative_grid, _pdl=run.launch_pdl, _hooks=hooks, _enter=enter, _leave=leave,
-        _here=torch._C._cuda_getDevice, _stream=torch._C._cuda_getCurrentRawStream,
+        _keep=compiled, _here=torch._C._cuda_getDevice, _stream=torch._C._cuda_getCurrentRawStream,
     )  # fmt: skip
     if hasattr(run, "arg_annotations"):
         return "shared", names | {"_notes": run.arg_annotations, "_types": run.kernel_signature}

@@ -8,6 +8,8 @@ from typing import Any, TypeVar
 
 from torch import Tensor
 
+from ...core.errors import NotSupported
+
 P = TypeVar("P")
 
 _MOST = 4096  # plans of one op; beyond that all are dropped, as shapes seem never to come back
@@ -26,7 +28,13 @@ def keep(found: dict[Any, P]) -> dict[Any, P]:
     return found
 
 
-_LOOK = "{0}.dtype, {0}.shape, {0}.stride(), {0}.device"
+LOOK = "{0}.dtype, {0}.shape, {0}.stride(), {0}.device, {0}.is_neg()"
+
+
+def refuse_negated(*args: Any) -> None:
+    """Refuse a view whose numbers are the negatives of those in memory (`z.conj().imag`): kernels read memory."""
+    if any(isinstance(a, Tensor) and a.is_neg() for a in args):
+        raise NotSupported("a view that negates what is in memory")
 
 
 def plans(make: Callable[..., P]) -> Callable[..., P]:
@@ -43,14 +51,14 @@ def plans(make: Callable[..., P]) -> Callable[..., P]:
         if p.kind is p.VAR_POSITIONAL:
             params.append(f"*{name}")
             passed.append(f"*{name}")
-            key.append(f"*[({_LOOK.format('t')}) for t in {name}]" if p.annotation is Tensor else f"*{name}")
+            key.append(f"*[({LOOK.format('t')}) for t in {name}]" if p.annotation is Tensor else f"*{name}")
             continue
         params.append(name)
         passed.append(name)
         if p.annotation is Tensor:
-            key.append(_LOOK.format(name))
+            key.append(LOOK.format(name))
         elif p.annotation == Tensor | None:
-            key.append(f"None if {name} is None else ({_LOOK.format(name)})")
+            key.append(f"None if {name} is None else ({LOOK.format(name)})")
         else:
             key.append(name)
     text = (
@@ -63,6 +71,7 @@ def plans(make: Callable[..., P]) -> Callable[..., P]:
     _forgetting.append(found.clear)
 
     def first(key: Any, *args: Any) -> P:
+        refuse_negated(*args)
         made = make(*args)
         if len(found) >= _MOST:
             found.clear()

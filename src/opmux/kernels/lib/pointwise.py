@@ -29,7 +29,7 @@ from torch import Tensor
 
 from ...core.errors import NotSupported
 from .launch import Launcher
-from .plans import keep
+from .plans import LOOK, keep, refuse_negated
 from .rows import Room
 from .text import from_text
 from .walk import Walk, spread, way
@@ -94,11 +94,10 @@ def run(row: Row, args: tuple, out: Tensor | None = None) -> Tensor:
 
 # ---- the way of a call ----------------------------------------------------------------------------------------------
 
-_LOOK = "{0}.dtype, {0}.shape, {0}.stride(), {0}.device"
 _KEYS = {
-    "tensor": _LOOK,
-    "either": f"({_LOOK}) if isinstance({{0}}, _Tensor) else {{0}}.__class__",
-    "baked": f"({_LOOK}) if isinstance({{0}}, _Tensor) "
+    "tensor": LOOK,
+    "either": f"({LOOK}) if isinstance({{0}}, _Tensor) else {{0}}.__class__",
+    "baked": f"({LOOK}) if isinstance({{0}}, _Tensor) "
     "else ({0}, {0}.__class__) if {0} in _baked else {0}.__class__",
     "number": "{0}.__class__",
     "choice": "{0}",
@@ -145,7 +144,7 @@ def _doors(row: Row) -> tuple[Callable[..., Tensor], Callable[..., Tensor]]:
         name=row.name, params=", ".join(params), key=", ".join(keys), out="None", passed=", ".join(row.names), **fields
     )
     written = _DOOR.format(
-        name=f"{row.name}_to", params=", ".join(["_y", *row.names]), key=", ".join([_LOOK.format("_y"), *keys]),
+        name=f"{row.name}_to", params=", ".join(["_y", *row.names]), key=", ".join([LOOK.format("_y"), *keys]),
         out="_y", passed=", ".join([*row.names, "_y"]), **fields,
     )  # fmt: skip
     exec(compile(plain + written, f"<opmux call of aten::{row.name}>", "exec"), names)
@@ -172,6 +171,7 @@ class Types(NamedTuple):
 
 def _plan(row: Row, args: tuple, out: Tensor | None) -> Callable[..., Tensor]:
     """A function of the arguments (and the result's tensor, where there is one) for arguments that look like these."""
+    refuse_negated(*args, out)
     given = _given(row, args)
     tensors = [a.value for a in given if a.kind == "t"]
     like = tensors[0]
