@@ -449,3 +449,19 @@ def test_samples_of_opinfo(name):
             ran += 1
     if infos and not ran:
         pytest.skip("no sample of it is called by ATen's signature")
+
+
+@pytest.mark.parametrize("name", ["fmod", "remainder", "hardshrink"])
+def test_a_number_is_rounded_where_torch_rounds_it(name):
+    x = torch.tensor([0.3, 0.1, 0.7, 5.0], dtype=torch.float16)
+    for number in (0.1, 0.3):
+        torch.testing.assert_close(ROWS[name].call(x, number), getattr(torch.ops.aten, name)(x, number), rtol=0, atol=0)
+
+
+def test_what_torch_refuses_by_its_kernels_alone_is_declined():
+    x = torch.ones(3, dtype=torch.float16)
+    with pytest.raises(NotSupported, match="Subtraction"):
+        ROWS["sub"].call(x, True, alpha=1)
+    with pytest.raises(NotSupported, match="torch judges"):
+        ROWS["masked_fill"].call(x, x > 0, -1e9)
+    assert ROWS["threshold_backward"].call(x.bfloat16(), x.float(), 0).dtype == torch.float32

@@ -208,3 +208,15 @@ def test_layouts():
     assert seen(x.transpose(2, 3), 0, 1, 2, 3, order=True).copied == (0, 1, 2, 3)
     assert seen(x.transpose(2, 3), 0).copied == (1, 2, 3, 0)
     assert [layout.unit(*n) for n in ((16, 32), (8, 16), (32, 0, 12), (3,), (2**32, 16))] == [16, 8, 4, 1, 1]
+
+
+def test_an_empty_list_of_dimensions_is_all_of_them():
+    x, g = torch.randn(5, 4) + 3, torch.tensor(1.0)
+    spec = specs.find("opmux::var_bwd")
+    for dim in ((), None, (0, 1)):
+        agree(spec, *run(spec, g, x, dim), f"{dim}")
+
+
+def test_floats_become_bytes_as_torch_casts_them():
+    spec = specs.find("opmux::sum")
+    agree(spec, *run(spec, torch.tensor([-4.6, 2.0]), None, False, torch.uint8))

@@ -725,8 +725,11 @@ FUNCTIONS: dict[str, Any] = {
 TYPED = {"bitwise_not", "nan_to_num", "div", "gcd", "lcm", "bitwise_left_shift", "bitwise_right_shift"}  # these take P
 
 # Arguments whose values decide whether ATen raises: torch is asked.
+ROUNDS = {"fmod", "remainder", "hardshrink", "softshrink", "hardshrink_backward", "softshrink_backward"}
 UNLESS = {
-    "pow": "exponent.__class__ is int and exponent < 0 and not self.is_floating_point()",
+    # beyond what 16 bits hold, and no infinity: torch says so where it does not fit
+    "masked_fill": "value.__class__ is float and 65504.0 < abs(value) < float('inf')",
+    "pow": "exponent.__class__ is int and exponent < 0 and not (isinstance(self, _Tensor) and self.is_floating_point())",
     "celu": "alpha == 0",
     "softshrink": "lambd < 0",
     "leaky_relu_backward": "self_is_result and negative_slope < 0",
@@ -750,6 +753,7 @@ def declare(row: spec.Row) -> None:
         typed=of in TYPED,
         baked=BAKED.get(of, {}),
         baked_function=power_of_known if of in BAKED else None,
+        rounds=of in ROUNDS,
         unless=UNLESS.get(of, ""),
     )
     impl(op, devices=DEVICES)(made.call)

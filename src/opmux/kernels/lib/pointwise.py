@@ -65,6 +65,7 @@ class Row:
     # numbers of an argument that are worth a kernel of their own, and the function of that kernel
     baked: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
     baked_function: Any = None
+    rounds: bool = False  # whether ATen brings a number to the dtype of 16-bit tensors before it computes
     unless: str = ""  # arguments whose values torch must judge, as an expression
     names: tuple[str, ...] = ()
     roles: tuple[str, ...] = ()
@@ -179,6 +180,8 @@ def _plan(row: Row, args: tuple, out: Tensor | None) -> Callable[..., Tensor]:
     types = Types(_promoted(given, result.dtype), result.dtype)
     if types.promoted not in row.dtypes:
         raise NotSupported(f"{row.name} is not computed in {types.promoted}")
+    if row.rounds and types.promoted.itemsize == 2:
+        given = [a._replace(read=f"_near({a.read})") if a.kind == "f" else a for a in given]
     if out is not None:
         _check_out(out, result, like)
     room = Room(tuple(result.shape), tuple(result.stride()), result.dtype)
@@ -223,13 +226,26 @@ def _kind(value: Any, role: str, home: torch.device) -> str:
 
 
 def _on_meta(row: Row, args: tuple) -> Tensor:
-    """What torch makes of arguments that look like these: its result without the contents."""
+    """What torch makes of arguments that look like these: its result without the contents.
+
+    Shapes and strides are those of meta tensors. What torch refuses, and its dtypes, are those of its real kernels, on
+    as good as no elements: meta functions let some mistakes pass, and promote a few ops otherwise.
+    """
     as_meta = lambda t: torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device="meta")
-    metas = [as_meta(a) if isinstance(a, Tensor) else a for a in args]
-    split = len(metas) - len(row.keywords)
+    as_few = lambda t: torch.ones([int(n == 1) for n in t.shape], dtype=t.dtype, device=t.device)
+    result = _ask(row, args, as_meta)
+    if any(isinstance(a, Tensor) and a.is_meta for a in args):
+        return result
+    dtype = _ask(row, args, as_few).dtype
+    return result if dtype == result.dtype else result.to(dtype)
+
+
+def _ask(row: Row, args: tuple, instead: Callable[[Tensor], Tensor]) -> Tensor:
+    given = [instead(a) if isinstance(a, Tensor) else a for a in args]
+    split = len(given) - len(row.keywords)
     try:
         with torch.no_grad():
-            return row.reference(*metas[:split], **dict(zip(row.keywords, metas[split:], strict=True)))
+            return row.reference(*given[:split], **dict(zip(row.keywords, given[split:], strict=True)))
     except Exception as error:  # the caller's mistake: torch's own kernel says it best
         raise NotSupported(f"torch refuses: {error}") from error
 
@@ -270,7 +286,8 @@ def _caller(given: list[Arg], room: Room, launch: Callable[..., None] | None, ou
         late="".join(f", {a.read}" for a in given if a.kind in "if"),
         apart="; ".join(f"{a.read} is y or _apart(y, {a.read})" for a in tensors),
     )
-    return types.FunctionType(_compiled(text), {"_room": room, "_launch": launch, "_apart": _apart})
+    near = functools.lru_cache(maxsize=64)(lambda number: torch.tensor(number, dtype=room.dtype).item())
+    return types.FunctionType(_compiled(text), {"_room": room, "_launch": launch, "_apart": _apart, "_near": near})
 
 
 @functools.cache

@@ -464,15 +464,15 @@ def _back_plan(name: str, dim: Any, keepdim: bool, names: str, extra: float, x: 
     rows = x.numel() // n
     grid = (-(-rows // tiles["BLOCK_M"]) * -(-n // tiles["BLOCK_N"]), 1, 1)
     launch = spread.ready(grid, (rows, seen.elements, n // width, seen.elements, whole(extra)), config)
-    return spreading(launch, Room.of(x.shape, x.dtype), order, dim if slope in CENTRED else ())
+    return spreading(launch, Room.of(x.shape, x.dtype), order, (dim,) if slope in CENTRED else None)
 
 
 def spreading(launch: Callable[..., None], room: Room, order: tuple[int, ...] | None, mean_of: Any) -> Any:
-    """With an order, by way of a copy in which what is reduced comes last; `mean_of` is () where no mean is wanted."""
+    """With an order, by way of a copy in which what is reduced comes last; `mean_of` is (dim,), or None for no mean."""
     packed = lambda t: None if t is None else t.contiguous()
 
     def run(x: Tensor, g: Tensor, h: Tensor | None, y: Tensor | None) -> Tensor:
-        mean = None if mean_of == () else _mean(x, mean_of)
+        mean = None if mean_of is None else _mean(x, *mean_of)
         if order is None:
             dx = room.on(x)
             launch(x, packed(g), packed(h), packed(y), mean, dx)
@@ -496,7 +496,7 @@ def decline_back(name: str, extra: float, x: Tensor, per: tuple[Tensor, ...]) ->
 
 def whole(number: float) -> float | int:
     """An int where it is one: a float of a kernel has 32 bits."""
-    return int(number) if float(number).is_integer() else number
+    return int(number) if float(number).is_integer() and abs(number) < 2**31 else float(number)
 
 
 def short(number: float) -> bool:

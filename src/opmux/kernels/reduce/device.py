@@ -295,8 +295,17 @@ def give_std(a, b, n, extra):
 
 
 @triton.jit
+def _cast(x, CAST: tl.constexpr):
+    """A number as another dtype, as torch does it: floats become uint8 by way of int64, and wrap."""
+    if CAST == tl.uint8 and x.dtype.is_floating():
+        return x.to(tl.int64).to(CAST)
+    else:
+        return x.to(CAST)
+
+
+@triton.jit
 def _load(p, m, extra, MAP: tl.constexpr, FILL: tl.constexpr, CAST: tl.constexpr, WORK: tl.constexpr):
-    return MAP(tl.load(p, mask=m, other=FILL).to(CAST).to(WORK), extra)
+    return MAP(_cast(tl.load(p, mask=m, other=FILL), CAST).to(WORK), extra)
 
 
 @triton.jit
@@ -412,7 +421,7 @@ def _pieces(
                 x_next = tl.load(p, mask=at + BLOCK_N + o_n < left, other=FILL)
             else:
                 b_x = tl.load(x_ptr + at * step_x + o_x, mask=m, other=FILL)
-            b_x = MAP(b_x.to(CAST).to(WORK), extra).to(LANE)
+            b_x = MAP(_cast(b_x, CAST).to(WORK), extra).to(LANE)
             if SHIFT:
                 b_x = tl.where(m, b_x - c, 0.0)
                 a += b_x
