@@ -729,7 +729,7 @@ ROUNDS = {"fmod", "remainder", "hardshrink", "softshrink", "hardshrink_backward"
 UNLESS = {
     # beyond what 16 bits hold, and no infinity: torch says so where it does not fit
     "masked_fill": "value.__class__ is float and 65504.0 < abs(value) < float('inf')",
-    "pow": "exponent.__class__ is int and exponent < 0 and not (isinstance(self, _Tensor) and self.is_floating_point())",
+    "pow": "exponent.__class__ is int and exponent < 0 and (self.__class__ is int or not self.is_floating_point())",
     "celu": "alpha == 0",
     "softshrink": "lambd < 0",
     "leaky_relu_backward": "self_is_result and negative_slope < 0",
