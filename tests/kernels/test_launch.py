@@ -1,0 +1,75 @@
+"""The quick launch as text: what it hands to the entry point of either kind of launcher, and when it stands back."""
+
+from __future__ import annotations
+
+import types
+
+import pytest
+
+pytest.importorskip("triton")
+from opmux.kernels.lib import launch
+
+
+class Pointer:
+    def __init__(self, at):
+        self.at = at
+
+    def data_ptr(self):
+        return self.at
+
+
+class Chain:
+    def __init__(self):
+        self.calls = []
+
+
+HEAD, TAIL = (1, 2, 3, 99, "F", False, False), (16, 0, 32, 7, 8, 0.5, "C")
+ENTRIES = {
+    "generated": (*HEAD, None, None, "P", None, None, None, *TAIL),
+    "shared": (*HEAD, "P", None, None, None, None, None, "N", "S", TAIL),
+}
+
+
+@pytest.fixture(params=ENTRIES)
+def quick(request):
+    """A launch of three tensors, the second absent, two numbers that are known and one that is not."""
+    hooks = types.SimpleNamespace(launch_enter_hook=Chain(), launch_exit_hook=Chain())
+    entered, stood_back = [], []
+    names = dict(
+        _x=1, _y=2, _z=3, _numbers=(7, 8), _constants=("C",), _function="F", _packed="P", _cooperative=False,
+        _pdl=False, _notes="N", _types="S", _hooks=hooks, _enter=hooks.launch_enter_hook, _leave=hooks.launch_exit_hook,
+        _device=0, _here=lambda: 0, _stream=lambda device: 99, _entry=lambda *given: entered.append(given),
+        _slow=lambda tensors, late: stood_back.append((tensors, late)),
+    )  # fmt: skip
+    function = types.FunctionType(launch._code(request.param, 3, "101", 1), names)
+    return types.SimpleNamespace(
+        call=lambda first=16: function(Pointer(first), None, Pointer(32), 0.5),
+        names=names, hooks=hooks, entered=entered, stood_back=stood_back, wanted=ENTRIES[request.param],
+    )  # fmt: skip
+
+
+def test_everything_is_handed_over_in_its_place(quick):
+    quick.call()
+    assert quick.entered == [quick.wanted] and not quick.stood_back
+
+
+@pytest.mark.parametrize("at", [0, 8, 17])
+def test_pointers_that_the_kernel_was_not_compiled_for(quick, at):
+    """0 is a tensor without memory; the others are no multiples of 16."""
+    quick.call(at)
+    assert not quick.entered and [late for _, late in quick.stood_back] == [(0.5,)]
+
+
+def test_another_device_is_current(quick):
+    quick.names["_here"] = lambda: 1
+    quick.call()
+    assert not quick.entered and len(quick.stood_back) == 1
+
+
+@pytest.mark.parametrize("name", ["launch_enter_hook", "launch_exit_hook"])
+def test_somebody_listens(quick, name):
+    getattr(quick.hooks, name).calls.append(print)
+    quick.call()
+    setattr(quick.hooks, name, Chain())  # a chain that took the place of the known one
+    quick.call()
+    assert not quick.entered and len(quick.stood_back) == 2
