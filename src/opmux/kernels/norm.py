@@ -19,9 +19,9 @@ from ..specs import norm as spec
 from .lib.config import Tiles, tunable
 from .lib.launch import Launcher
 from .lib.plans import plans
-from .lib.rows import DEVICES, Room, Rows, even_rows, inside, packed, programs, wide_of
-from .lib.team import Team, can_meet, gather, gather_pairs, post
-from .lib.totals import add_up
+from .lib.rows import DEVICES, Room, Rows, even_rows, fits, inside, packed, programs, wide_of
+from .lib.team import Team, can_meet, gather, gather_pairs, place, post
+from .lib.totals import adding_up, share_of
 
 # ---- forward --------------------------------------------------------------------------------------------------------
 
@@ -129,9 +129,7 @@ def _fwd_team(
     CENTRED: tl.constexpr, WIDE: tl.constexpr, TEAM: tl.constexpr, FULL: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """Long rows, each held in registers by a team of programs; the next row is on its way meanwhile."""
-    member = tl.program_id(0) % TEAM
-    team = tl.program_id(0) // TEAM
-    n_teams = tl.num_programs(0) // TEAM
+    member, team, n_teams = place(TEAM)
     o_n = member * BLOCK_N + tl.arange(0, BLOCK_N)
     m = inside(o_n, n, FULL)
     x_next = tl.load(x_ptr + team.to(tl.int64) * x_stride + o_n, mask=m, other=0.0)
@@ -242,9 +240,7 @@ def _bwd_team(
     BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """A long row shared by a team: a member keeps to its columns, so the shares of dw and db stay in registers."""
-    member = tl.program_id(0) % TEAM
-    team = tl.program_id(0) // TEAM
-    n_teams = tl.num_programs(0) // TEAM
+    member, team, n_teams = place(TEAM)
     o_n = member * BLOCK_N + tl.arange(0, BLOCK_N)
     m = inside(o_n, n, FULL)
     b_dw = tl.zeros([BLOCK_N], WIDE)
@@ -379,11 +375,6 @@ SHARES_FIT = 16384  # the same, with the weight's gradient beside them
 BIAS_FITS = 8192  # and the bias' as well
 
 
-def fits(columns: int, dtype: torch.dtype) -> int:
-    """A limit that is stated for 16 bits, for another dtype: what is computed on is 32 bits wide at least."""
-    return columns if dtype.itemsize <= 2 else columns // 2 if dtype.itemsize == 4 else columns // 4
-
-
 # The numbers below were found on an H200 in bf16; the shares of a copy's speed are in benchmarks/results.
 
 
@@ -442,11 +433,6 @@ def column_tiles(n: int, dtype: torch.dtype) -> Tiles:
     return Tiles(128, BLOCK_M=8, BLOCK_N=512)
 
 
-@tunable("norm_bwd.total")
-def total_tiles(n: int, dtype: torch.dtype) -> Tiles:
-    return Tiles(128, BLOCK_M=64, BLOCK_N=32)
-
-
 class Forward(NamedTuple):
     """What a forward will do for tensors that look so: worked out once."""
 
@@ -469,7 +455,7 @@ def _plan_forward(
     pack = not all(even_rows(t) for t in given)
     x, residual = packed(x), None if residual is None else packed(residual)
     n, dtype = x.shape[-1], x.dtype
-    full, column = Room.of(x.shape, dtype), Room.of(x.shape[:-1], stat_of(dtype))
+    full, column = Room.of(x.shape, dtype), Room.of(x.shape[:-1], share_of(dtype))
     if not x.numel():
         return Forward(full, column, None, pack)
     at, r_stride = Rows.of(x), 0 if residual is None else Rows.of(residual).stride
@@ -566,11 +552,7 @@ def _plan_backward(
     by_column = max(1, min(-(-at.count // 8), max(8, 1024 * 512 // n)))
     parts = tuple(walkers if inside else by_column for inside in together)
     columns = column_tiles(**facts)
-    total = total_tiles(**facts)
-    add = lambda count: add_up.ready(
-        (-(-n // total["BLOCK_N"]), 1, 1), (count, n), total.config(even=n % 16 == 0, WIDE=wide)
-    )
-    share = stat_of(dtype)
+    share = share_of(dtype)
     return Backward(
         outs,
         (Room.of((parts[0], n), share), Room.of((parts[1], n), share) if centred else None),
@@ -581,8 +563,8 @@ def _plan_backward(
             (to.stride, at.stride, at.count, n),
             columns.config(even=even, WIDE=wide),
         ),
-        add(parts[0]),
-        add(parts[1]),
+        adding_up(parts[0], n, dtype),
+        adding_up(parts[1], n, dtype),
         pack,
         team,
     )
@@ -616,10 +598,6 @@ def _backward(
     if dbias is not None:
         plan.total_b(db, dbias)
     return dx, dr, dweight, dbias
-
-
-def stat_of(dtype: torch.dtype) -> torch.dtype:
-    return torch.float64 if dtype is torch.float64 else torch.float32
 
 
 # ---- the ops --------------------------------------------------------------------------------------------------------

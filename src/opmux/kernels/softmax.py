@@ -19,7 +19,7 @@ from .lib.config import Tiles, tunable
 from .lib.launch import Launcher
 from .lib.plans import plans
 from .lib.rows import DEVICES, Room, Rows, even_rows, inside, packed, wide_of
-from .lib.team import Team, can_meet, gather, gather_pairs, post
+from .lib.team import Team, can_meet, gather, gather_pairs, place, post
 
 
 def _fwd(
@@ -131,9 +131,7 @@ def _fwd_team(
 
     For a team of one it comes to shared memory, STAGES ahead: for registers there is no room.
     """
-    member = tl.program_id(0) % TEAM
-    team = tl.program_id(0) // TEAM
-    n_teams = tl.num_programs(0) // TEAM
+    member, team, n_teams = place(TEAM)
     o_n = member * BLOCK_N + tl.arange(0, BLOCK_N)
     m = inside(o_n, n, FULL)
     if TEAM == 1:
@@ -155,9 +153,7 @@ def _bwd_team(
     dy_ptr, y_ptr, dx_ptr, board_ptr, dy_stride, y_stride, n_rows, n,
     LOG: tl.constexpr, WIDE: tl.constexpr, TEAM: tl.constexpr, FULL: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    member = tl.program_id(0) % TEAM
-    team = tl.program_id(0) // TEAM
-    n_teams = tl.num_programs(0) // TEAM
+    member, team, n_teams = place(TEAM)
     o_n = member * BLOCK_N + tl.arange(0, BLOCK_N)
     m = inside(o_n, n, FULL)
     y_next = tl.load(y_ptr + team.to(tl.int64) * y_stride + o_n, mask=m, other=0.0)

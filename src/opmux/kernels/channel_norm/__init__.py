@@ -18,7 +18,7 @@ from ...core.registry import impl
 from ...specs import channel_norm as spec
 from ..lib.config import Tiles, tunable
 from ..lib.plans import plans
-from ..lib.rows import DEVICES, Room, cores, wide_of
+from ..lib.rows import DEVICES, Room, cores, fits, wide_of
 from ..lib.totals import share_of
 from . import device as chip
 
@@ -93,11 +93,6 @@ class Extent(NamedTuple):
 WHOLE = {False: 32768, True: 8192}  # elements of 16 bits that one program holds: forward; backward, x and dy
 HELD = 40 << 20  # bytes that the units under way may fill: what L2 keeps for their second reading
 RUN = 32  # bytes of memory that come together: shorter runs are not read one by one, but for a tensor that L2 holds
-
-
-def fits(elements: int, dtype: torch.dtype) -> int:
-    """A limit that is stated for 16 bits, for another dtype: what is computed on is 32 bits wide at least."""
-    return elements if dtype.itemsize <= 2 else elements // 2 if dtype.itemsize == 4 else elements // 4
 
 
 def way(at: Extent, dtype: torch.dtype, device: torch.device, backward: bool) -> str:

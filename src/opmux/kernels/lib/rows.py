@@ -88,6 +88,11 @@ def wide_of(dtype: torch.dtype) -> tl.dtype:
     return tl.float64 if dtype is torch.float64 else tl.float32
 
 
+def fits(elements: int, dtype: torch.dtype) -> int:
+    """A limit that is stated for 16 bits, for another dtype: what is computed on is 32 bits wide at least."""
+    return elements if dtype.itemsize <= 2 else elements // 2 if dtype.itemsize == 4 else elements // 4
+
+
 @functools.cache
 def cores(device: torch.device) -> int:
     """The multiprocessors of a device; some number where it is not said."""

@@ -22,6 +22,13 @@ from .rows import Room, cores
 
 
 @triton.jit
+def place(TEAM: tl.constexpr):
+    """This program's number in its team, the team's number, and how many teams there are."""
+    pid = tl.program_id(0)
+    return pid % TEAM, pid // TEAM, tl.num_programs(0) // TEAM
+
+
+@triton.jit
 def post(board_ptr, value):
     """Write one partial result, a scalar, to its word of the board."""
     tl.store(board_ptr, (value.to(tl.float32).to(tl.int32, bitcast=True).to(tl.int64) << 32) | 1)

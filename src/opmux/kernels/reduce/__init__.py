@@ -25,7 +25,7 @@ from ...specs import reduce as spec
 from ..lib.config import Tiles, tunable
 from ..lib.launch import Launcher
 from ..lib.plans import plans
-from ..lib.rows import DEVICES, Room, cores, wide_of
+from ..lib.rows import DEVICES, Room, cores, fits, wide_of
 from . import device
 from .layout import SMALL, View, unit, view
 
@@ -148,11 +148,6 @@ def types(op: Op, asked: spec.Asked, x: Tensor) -> Types:
 # ---- tiles ----------------------------------------------------------------------------------------------------------
 
 FEW = 256  # programs that do not fill a chip
-
-
-def fits(elements: int, dtype: torch.dtype) -> int:
-    """A number that is stated for 16 bits, for another dtype: what is computed on is 32 bits wide at least."""
-    return elements if dtype.itemsize <= 2 else elements // 2 if dtype.itemsize == 4 else elements // 4
 
 
 @tunable("reduce.rows", free="BLOCK_M BLOCK_N")
