@@ -16,10 +16,25 @@ from opmux.core import (
     OpManager,
     OpRegistry,
     SelectionPolicy,
+    facts,
     policy_context,
     set_global_policy,
 )
 from opmux.core import snapshot as snapshots
+
+
+class Made(facts.Machine):
+    """A machine with these accelerators, of one arch."""
+
+    def __init__(self, arch, chips):
+        self.arch, self.chips = arch, chips
+
+    def arch_of(self, device_type):
+        return self.arch
+
+    def accelerators(self):
+        return self.chips
+
 
 DEFAULT, VENDOR, REFERENCE = BackendImplKind.DEFAULT, BackendImplKind.VENDOR, BackendImplKind.REFERENCE
 STRICT = SelectionPolicy(prefer="vendor", strict=True)
@@ -229,9 +244,8 @@ def test_supported_dtypes_looks_at_the_first_tensor():
     ("gfx942", "sm_80", False), ("gfx942", "gfx90a", True), ("gfx90a", "gfx942", False), (None, "sm_70", False),
 ])  # fmt: skip
 def test_min_arch_compares_within_its_prefix(monkeypatch, have, wants, ok):
-    from opmux.core import facts
 
-    monkeypatch.setattr(facts, "_source", (lambda device: have, lambda: ()))
+    monkeypatch.setattr(facts, "_machine", Made(have, ()))
     manager = manager_of("own_op", (VENDOR, lambda *a: "vendor", {"min_arch": wants}), (REFERENCE, lambda *a: "ref"))
     assert outcomes(manager, "own_op", torch.ones(2)) == {"vendor" if ok else "ref"}
 
@@ -254,15 +268,14 @@ def test_strict_passes_over_what_is_not_for_this_machine_and_raises_what_refuses
 
 def test_a_device_of_its_own(monkeypatch):
     """On a machine with an accelerator, an impl for it is chosen by the device of the tensors, call by call."""
-    from opmux.core import facts
 
-    monkeypatch.setattr(facts, "_source", (lambda device: None, lambda: ("meta",)))  # meta stands for a chip
+    monkeypatch.setattr(facts, "_machine", Made(None, ("meta",)))  # meta stands for a chip
     fields = {"devices": {"meta"}}
     manager = manager_of("own_op", (VENDOR, lambda *a: "chip", fields), (REFERENCE, lambda *a: "ref"))
     for _ in range(2):
         assert outcomes(manager, "own_op", torch.ones(2)) == {"ref"}
         assert outcomes(manager, "own_op", torch.ones(2, device="meta")) == {"chip"}
-    monkeypatch.setattr(facts, "_source", (lambda device: None, lambda: ("meta", "other")))
+    monkeypatch.setattr(facts, "_machine", Made(None, ("meta", "other")))
     manager.invalidate("a second kind of chip")
     assert outcomes(manager, "own_op", torch.ones(2)) == {"ref"}
     assert outcomes(manager, "own_op", torch.ones(2, device="meta")) == {"chip"}
@@ -464,9 +477,8 @@ def test_another_ops_refusal_is_no_promise_of_ours():
 
 
 def test_a_meta_tensor_does_not_decide_for_the_chip(monkeypatch):
-    from opmux.core import facts
 
-    monkeypatch.setattr(facts, "_source", (lambda device: None, lambda: ("cuda",)))
+    monkeypatch.setattr(facts, "_machine", Made(None, ("cuda",)))
     manager = manager_of("own_op", (VENDOR, lambda x: "chip", {"devices": {"cuda"}}), (REFERENCE, lambda x: "ref"))
     assert manager.call("own_op", torch.ones(1, device="meta")) == "chip"  # as a tensor of the chip would find it
     assert manager.call("own_op", torch.ones(1)) == "ref"

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from opmux.runtime import tuning, vendors
+from opmux.runtime import detect, tuning, vendors
 from opmux.runtime.tuning import Entry
 from opmux.runtime.vendors import Chip
 
@@ -311,6 +311,11 @@ def test_without_a_home(monkeypatch, lines):
 # ---- the chip -------------------------------------------------------------------------------------------------------
 
 
+def forget():
+    vendors._chip.cache_clear()
+    detect.forget()
+
+
 def test_the_chip_is_that_of_the_current_device(monkeypatch):
     devices = [("NVIDIA H200", (9, 0)), ("NVIDIA A10", (8, 6))]
     current = 0
@@ -319,7 +324,8 @@ def test_the_chip_is_that_of_the_current_device(monkeypatch):
     monkeypatch.setattr(torch.cuda, "current_device", lambda: current)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda i: devices[i][0])
     monkeypatch.setattr(torch.version, "hip", None)
-    vendors._chip.cache_clear()
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    forget()
     try:
         assert (vendors.here().vendor, vendors.here().arch, str(vendors.here())) == (
             "nvidia",
@@ -329,10 +335,10 @@ def test_the_chip_is_that_of_the_current_device(monkeypatch):
         current = 1
         assert (vendors.here().name, vendors.here().arch) == ("NVIDIA A10", "sm_86")
         monkeypatch.setattr(torch.version, "hip", "6.0")
-        vendors._chip.cache_clear()
+        forget()
         assert vendors.here().vendor == "amd"
     finally:
-        vendors._chip.cache_clear()
+        forget()
 
 
 def test_no_accelerator_no_chip(monkeypatch):

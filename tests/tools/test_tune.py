@@ -192,10 +192,10 @@ def test_a_wrong_result_is_never_timed(case, monkeypatch):
 def test_what_cannot_be_compiled_is_skipped_with_the_reason(case, monkeypatch, capsys):
     stock = Launcher.ready
 
-    def ready(self, grid, numbers, made):
+    def ready(self, grid, numbers, made, makes=None):
         if made.threads == 1024:
             raise RuntimeError("out of resource: shared memory,\n Required: 300000")
-        return stock(self, grid, numbers, made)
+        return stock(self, grid, numbers, made, makes)
 
     monkeypatch.setattr(Launcher, "ready", ready)
     monkeypatch.setattr(tune, "median_ms", clock({"BLOCK_M": 2, "threads": 128}))
@@ -255,7 +255,7 @@ def test_an_op_that_cannot_be_tuned_says_why(monkeypatch):
     if no_kernel is not None:
         with pytest.raises(OpmuxError):
             tune.case_of(no_kernel, "8x64", "float32", CPU, anywhere=False)
-    with pytest.raises(OpmuxError, match=r"softmax has no kernel of ours for such arguments: device: runs on cuda"):
+    with pytest.raises(OpmuxError, match=r"softmax has no kernel of ours .*: device: runs on accelerators"):
         tune.case_of("softmax", "8x64", "float32", CPU, anywhere=False)
 
 

@@ -10,12 +10,13 @@ from typing import Any
 from . import policy as policies
 from .errors import BackendNotFound, BadPolicy
 from .explain import Explanation
-from .jump import Form, Pair, Plan, reraise
+from .facts import machine, shared
+from .jump import Form, Jump, Pair, Plan, reraise
 from .lock import lock
 from .manager import OpManager, check_names
 from .policy import BACKENDS, Layer, PolicyScope, Refused, SelectionPolicy, matches
 from .registry import BackendImplKind, OpImpl, OpRegistry, Origin, tagged
-from .spec import DOORS, Spec, specs
+from .spec import DOORS, Derived, Spec, specs
 
 
 class DefaultManager(OpManager):
@@ -41,6 +42,7 @@ class DefaultManager(OpManager):
         self._before_load = self.registry._impls
         try:
             discovery.load(self.registry)
+            machine().register(self.registry)
         except BaseException:
             self._forget_load()
             raise
@@ -96,20 +98,44 @@ class DefaultManager(OpManager):
         self._backends.clear()
         super()._registered(keys)
 
-    def _plan(self, key: str, policy: SelectionPolicy, form: Form, typed: bool) -> Plan:
-        self._ask_kernels(specs.by_key.get(key))
+    def _plan(self, key: str, policy: SelectionPolicy, form: Form, typed: bool, device: str | None = None) -> Plan:
+        self._ask_kernels(specs.get(key))
         self._prepare()
-        return super()._plan(key, policy, form, typed)
+        return super()._plan(key, policy, form, typed, device)
+
+    def bind_derived(self, spec: Derived, jump: Jump, device: str) -> None:
+        """Point the door of a derived op, which tensors of one device type come through, at what the policy says."""
+        jump.keep = True
+        with lock.held:
+            if not jump.bound:
+                policy = policies.get_global_policy()
+                jump.point(self._plan(spec.key, policy, jump.form, typed=True, device=device))
+                self._adopt_jump(jump)
+
+    def derived_pair(self, spec: Derived, jump: Jump, policy: SelectionPolicy, device: str) -> Pair:
+        """The same under a scope's policy."""
+        with lock.held:
+            self._adopt_jump(jump)
+            return jump.form.pair(self._plan(spec.key, policy, jump.form, typed=True, device=device))
 
     def _ask_kernels(self, spec: Spec | None) -> None:
         """Import the family's own kernels, by name, when an op of the family is first used."""
+        if isinstance(spec, Derived):
+            for key in spec.bases:
+                self._ask_kernels(specs.by_key.get(key))
+            return
         for one in () if spec is None else (spec, *spec.parts.values()):
             if one.family not in self._kernels_asked:
                 self._kernels_asked.add(one.family)
                 specs.load_implementers(one.family)
 
     def _lift(self, key: str, own: tuple[OpImpl, ...], policy: SelectionPolicy) -> tuple[OpImpl, ...]:
-        spec = specs.by_key.get(key)
+        spec = specs.get(key)
+        if isinstance(spec, Derived):
+            found = self._lifted.get((key, False))
+            if found is None:
+                found = self._lifted[key, False] = tuple(spec.lifted(self.registry.impls))
+            return found
         if spec is None or spec.primitive or not spec.parts:
             return ()
         found = self._lifted.get((key, policy.strict))
@@ -136,8 +162,7 @@ class DefaultManager(OpManager):
         for key, token in parts:
             found = [i.devices for i in self.registry.impls(key) if matches(token, i)]
             if None not in found:
-                these = frozenset().union(*(d for d in found if d is not None))
-                everywhere = these if everywhere is None else everywhere & these
+                everywhere = shared(everywhere, frozenset().union(*(d for d in found if d is not None)))
         return everywhere
 
     def _static_refusal(self, key: str, impl: OpImpl, device: str) -> Refused | None:

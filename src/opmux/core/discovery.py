@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from . import knobs
+from . import facts, knobs
 from .errors import PluginError, nearest
 from .log import logger
 from .registry import API_VERSION, OpImpl, OpRegistry, Origin, tagged
@@ -93,7 +93,9 @@ def _load_one(found: Plugin, fetch: Callable[[], Any], registry: OpRegistry, str
         with foreign_names():
             plugin = fetch()
             _check_api(found, plugin)
-            _register(found, plugin)(staged)
+            origin = Origin(found.name, found.distribution, found.version, getattr(plugin, "__file__", None))
+            if not facts.machine().take_vendor(plugin, origin) or callable(getattr(plugin, "register", None)):
+                _register(found, plugin)(staged)
         for made in _take_tagged(waiting):
             staged.register_impl(made)
         after = _contents(staged)
@@ -202,28 +204,20 @@ def _look_for_typos(found: Plugin, keys: list[str]) -> None:
 
 @contextmanager
 def foreign_names() -> Iterator[None]:
-    """While a plugin is imported, `transformer_engine.plugin.core` is opmux.core, unless something else provides it."""
-    core = sys.modules["opmux.core"]
+    """While a plugin is imported, the names of other libraries that it may be written for are ours.
+
+    `transformer_engine.plugin.core` is opmux.core; what vendors' packages ask for, the machine says. A library that is
+    installed keeps its name.
+    """
     added: dict[str, types.ModuleType] = {}
-    full = "transformer_engine.plugin.core"
-    if full not in sys.modules and not _provided():
-        parts = full.split(".")
-        for n in range(1, len(parts)):
-            name = ".".join(parts[:n])
-            if name in sys.modules or (n == 1 and importlib.util.find_spec(name) is not None):
-                continue
-            package = types.ModuleType(name, "Stands in while a plugin is imported.")
-            package.__path__ = []
-            package.__spec__ = importlib.machinery.ModuleSpec(name, None, is_package=True)  # find_spec asks for it
-            added[name] = package
-        added[full] = core
+    core = sys.modules["opmux.core"]
+    if not _provided():
+        _stand_in(TEFL, core, added)
         # Its submodules too: loaded again under the other name, they would bring a second OpImpl.
-        for name in [n for n in sys.modules if n.startswith("opmux.core.")]:
-            added[full + name.removeprefix("opmux.core")] = sys.modules[name]
-        if "transformer_engine.plugin" in added:
-            added["transformer_engine.plugin"].core = core  # type: ignore[attr-defined]
-        if "transformer_engine" in added and "transformer_engine.plugin" in added:
-            added["transformer_engine"].plugin = added["transformer_engine.plugin"]  # type: ignore[attr-defined]
+        for name in [n for n in sys.modules if n.startswith("opmux.core.")] if TEFL in added else ():
+            added[TEFL + name.removeprefix("opmux.core")] = sys.modules[name]
+    for name, module in facts.machine().stand_ins().items():
+        _stand_in(name, module, added)
     sys.modules.update(added)
     try:
         yield
@@ -231,6 +225,32 @@ def foreign_names() -> Iterator[None]:
         for name, module in added.items():
             if sys.modules.get(name) is module:
                 del sys.modules[name]
+
+
+TEFL = "transformer_engine.plugin.core"
+
+
+def _stand_in(full: str, module: types.ModuleType, added: dict[str, types.ModuleType]) -> None:
+    """Put a module under a foreign name, with packages above it; not where the name is taken."""
+    parts = full.split(".")
+    if full in sys.modules or (len(parts) == 1 and importlib.util.find_spec(full) is not None):
+        return
+    if len(parts) > 1 and full != TEFL and parts[0] not in sys.modules and importlib.util.find_spec(parts[0]):
+        return
+    for n in range(1, len(parts)):
+        name = ".".join(parts[:n])
+        if name in sys.modules or name in added or (n == 1 and importlib.util.find_spec(name) is not None):
+            continue
+        package = types.ModuleType(name, "Stands in while a plugin is imported.")
+        package.__path__ = []
+        package.__spec__ = importlib.machinery.ModuleSpec(name, None, is_package=True)  # find_spec asks for it
+        added[name] = package
+    added[full] = module
+    for n in range(1, len(parts)):
+        parent = added.get(".".join(parts[:n]))
+        child = added.get(".".join(parts[: n + 1]))
+        if parent is not None and child is not None:
+            setattr(parent, parts[n], child)
 
 
 def _provided() -> bool:

@@ -272,7 +272,8 @@ class Chain:
             return True
         if unsafe:  # it may have written, and nothing was kept to go back to
             return False
-        if candidate.impl.kind is BackendImplKind.REFERENCE and first_error is not None:
+        last = candidate is self.candidates[-1]
+        if candidate.impl.kind is BackendImplKind.REFERENCE and (first_error is not None or last):
             return False  # the reference fails on the same inputs: the first error is the caller's to see
         if isinstance(error, (NotImplementedError, ImportError)):
             return True

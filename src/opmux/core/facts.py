@@ -5,37 +5,92 @@ from __future__ import annotations
 import functools
 import importlib
 import re
-from collections.abc import Callable, Iterator
+import types
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
-# How core learns of the machine: (device type -> arch, () -> accelerator types). The runtime layer sets it.
-_source: tuple[Callable[[str], str | None], Callable[[], tuple[str, ...]]] | None = None
+
+class Machine:
+    """What core asks of the machine it runs on. The runtime layer answers; this one knows of a CPU and nothing else."""
+
+    def accelerators(self) -> tuple[str, ...]:
+        """The accelerator types of this machine; empty where there is none."""
+        return ()
+
+    def arch_of(self, device_type: str) -> str | None:
+        """The arch of a device type ("sm_90", "gfx942"), or None where it states none."""
+        return None
+
+    def vendor_of(self, device_type: str) -> str | None:
+        """Whose chip a device type is here."""
+        return None
+
+    def unused(self, device_type: str) -> Mapping[str, str]:
+        """The ops (by key) that a device's vendor does not want our kernels for, and who says so."""
+        return {}
+
+    def lacks(self, device_type: str) -> frozenset[torch.dtype]:
+        """The dtypes that a device does not compute in."""
+        return frozenset()
+
+    def stand_ins(self) -> Mapping[str, types.ModuleType]:
+        """Modules that vendor packages written for other libraries import, by their foreign names."""
+        return {}
+
+    def take_vendor(self, plugin: Any, origin: Any) -> bool:
+        """Take up what an entry point names, where that is a vendor's package."""
+        return False
+
+    def register(self, registry: Any) -> None:
+        """Put what the vendors of this machine bring into a registry."""
+
+    def extras(self) -> Mapping[str, Any]:
+        """What vendors export under names that are no op: shown in `opmux.ops` as it is."""
+        return {}
 
 
-def set_target_source(arch_of: Callable[[str], str | None], accelerators: Callable[[], tuple[str, ...]]) -> None:
-    """Tell core how to learn a device type's arch, and which accelerator types this machine has."""
-    global _source
-    _source = (arch_of, accelerators)
+_machine: Machine | None = None
 
 
-def _machine() -> tuple[Callable[[str], str | None], Callable[[], tuple[str, ...]]]:
-    if _source is None:
-        importlib.import_module("opmux.runtime")  # by name: it sets the source, and core depends on nothing above it
-    assert _source is not None
-    return _source
+def set_machine(machine: Machine) -> None:
+    """Tell core whom to ask about the machine."""
+    global _machine
+    _machine = machine
+
+
+def machine() -> Machine:
+    """Whom to ask about the machine; the runtime layer is loaded when that is first done."""
+    if _machine is None:
+        importlib.import_module("opmux.runtime")  # by name: it sets the machine, and core depends on nothing above it
+    assert _machine is not None
+    return _machine
 
 
 def arch_of(device_type: str) -> str | None:
-    """The arch of a device type ("sm_90", "gfx942"), or None where it states none."""
-    return _machine()[0](device_type)
+    return machine().arch_of(device_type)
 
 
 def accelerators() -> tuple[str, ...]:
-    """The accelerator types of this machine; empty where there is none."""
-    return _machine()[1]()
+    return machine().accelerators()
+
+
+ACCELERATOR = "accelerator"  # in `OpImpl.devices`: any device type but the CPU
+
+
+def runs_on(devices: frozenset[str] | None, device_type: str) -> bool:
+    """Whether an impl for these device types takes tensors of this one."""
+    return devices is None or device_type in devices or (ACCELERATOR in devices and device_type != "cpu")
+
+
+def shared(a: frozenset[str] | None, b: frozenset[str] | None) -> frozenset[str] | None:
+    """The device types that both sets stand for."""
+    if a is None or b is None:
+        return b if a is None else a
+    both = {d for d in a | b if d != ACCELERATOR and runs_on(a, d) and runs_on(b, d)}
+    return frozenset(both | (a & b & {ACCELERATOR}))
 
 
 def tensors(value: Any) -> Iterator[Tensor]:

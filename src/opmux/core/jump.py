@@ -119,6 +119,7 @@ class Form:
     keyword_defaults: dict[str, Any] = field(default_factory=dict)
     native: bool = False  # whether torch's own op is called where autocast or a forward gradient wants it
     asks: bool = False  # whether the text asks if it is being compiled (where Dynamo has no hook to be told)
+    gate: str = ""  # a question of the text, and what to return where the answer is no: "x not in y: return z"
     codes: dict[tuple[bool, bool, str], types.CodeType] = field(default_factory=dict)
 
     @classmethod
@@ -200,12 +201,17 @@ class Form:
         return BODY.format(
             name=self.name,
             params=self.params,
-            ask=f"\n    if _compiling():\n        return _op({self.passed})" if self.asks else "",
+            ask=self._ask(),
             passed=self.passed,
             packed=self.packed,
             miss=f"{self.first}) if _s is None else _s.miss(_k" if scoped else self.first,
             look="\n".join("        " + line for line in lines),
         )
+
+    def _ask(self) -> str:
+        if self.asks:
+            return f"\n    if _compiling():\n        return _op({self.passed})"
+        return f"\n    {self.gate}" if self.gate else ""
 
     def _compile(self, text: str) -> types.CodeType:
         made: dict[str, Any] = dict(self.defaults)

@@ -8,6 +8,7 @@ binding along from the forward: context variables do not reach autograd's worker
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +22,9 @@ if TYPE_CHECKING:
     from .spec import Spec
 
 _libraries: dict[str, torch.library.Library] = {}
+
+# Wraps a reference before it runs, while ATen itself may lead to our kernels: a reference must not come back to them.
+reference_guard: Callable[[Callable[..., Any]], Callable[..., Any]] | None = None
 
 
 def make_jump(spec: Spec) -> Jump:

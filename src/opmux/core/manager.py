@@ -17,7 +17,7 @@ from .jump import Form, Jump, Pair, Plan, reraise
 from .lock import lock
 from .log import logger
 from .policy import Refused, SelectionPolicy, choose
-from .registry import Fit, OpImpl, OpRegistry
+from .registry import BackendImplKind, Fit, OpImpl, OpRegistry
 from .spec import DOORS, Spec, specs
 
 _managers: list[weakref.ref[OpManager]] = []
@@ -76,11 +76,11 @@ class OpManager:
     def explain(self, op_name: str | Callable[..., Any], /, *args: Any, **kwargs: Any) -> Explanation:
         """Which impl would run for these arguments, every other one, and why not."""
         key = self._key(op_name)
-        policy, spec = policies.get_policy(), specs.by_key.get(key)
+        policy, spec = policies.get_policy(), specs.get(key)
         first = facts.first_tensor(args, kwargs) if spec is None else spec.first_tensor(args, kwargs)
         if spec is not None and spec.primitive and (args or kwargs):
             args, kwargs = spec.bound(args, kwargs)
-        device = _default_device() if first is None else first.device.type
+        device = _default_device() if first is None or first.is_meta else first.device.type
         with lock.held:
             self._check(policy, key)
             ordered, refused = choose(policy, key, self._impls(key, policy))
@@ -112,7 +112,7 @@ class OpManager:
     ) -> Refused | None:
         """Why an impl would not take these arguments: dtype, `when`, or a failure that is remembered."""
         if first is not None:
-            refusal = _dtype_refusal(impl, first.dtype)
+            refusal = _dtype_refusal(impl, first.dtype, first.device.type)
             if refusal is not None:
                 return refusal
         if impl.when is not None and (args or kwargs):
@@ -198,16 +198,20 @@ class OpManager:
                     return jump.plan.table
             return jump.fn, reraise
 
-    def _plan(self, key: str, policy: SelectionPolicy, form: Form, typed: bool) -> Plan:
-        """What a jump needs to look at for this op, and the pair or the table of pairs to look it up in."""
+    def _plan(self, key: str, policy: SelectionPolicy, form: Form, typed: bool, device: str | None = None) -> Plan:
+        """What a jump needs to look at for this op, and the pair or the table of pairs to look it up in.
+
+        A door that only tensors of one device type come through says which.
+        """
         self._check(policy, key)
         ordered, refused = choose(policy, key, self._impls(key, policy))
-        by_dtype = any(i.supported_dtypes is not None for i in ordered)
         chips = facts.accelerators()
-        by_device = bool(chips) and any(i.min_arch or i.devices for i in ordered)
+        by_dtype = any(i.supported_dtypes is not None for i in ordered)
+        by_dtype = by_dtype or any(facts.machine().lacks(chip) for chip in chips)
+        by_device = device is None and bool(chips) and any(i.min_arch or i.devices for i in ordered)
 
         def leaf(x: Any) -> Pair:
-            at = _default_device() if x is None else "cpu" if x.is_cpu else x.device.type
+            at = device or (_default_device() if x is None else "cpu" if x.is_cpu else x.device.type)
             if by_device and at != "cpu" and len(chips) == 1:
                 at = chips[0]  # the table knows CPU and not CPU: what a meta tensor finds there is the chip's
             dtype = x.dtype if by_dtype and x is not None else ...
@@ -217,7 +221,7 @@ class OpManager:
         looks += ["dtype"] if by_dtype else []
         if not looks:
             return Plan("", leaf(None))
-        spec = specs.by_key.get(key)
+        spec = specs.get(key)
         return Plan(" ".join(looks), {}, leaf, first=facts.first_tensor if spec is None else spec.first_tensor)
 
     def _chain(
@@ -231,7 +235,7 @@ class OpManager:
         form: Form,
         typed: bool,
     ) -> Chain:
-        spec = specs.by_key.get(key)
+        spec = specs.get(key)
         out = list(refused)
         candidates = []
         barred = None
@@ -243,20 +247,26 @@ class OpManager:
                 call = fit.call
                 refusal = Refused(impl, "signature", fit.refusal) if fit.refusal else None
             if refusal is None and dtype is not ...:
-                refusal = _dtype_refusal(impl, dtype)
+                refusal = _dtype_refusal(impl, dtype, device)
                 if refusal is not None and policy.strict and not candidates:
                     barred = barred or refusal
             if refusal is None:
                 assert call is not None
-                candidates.append(Candidate(impl, call))
+                made_of_torch = impl.kind is BackendImplKind.REFERENCE and impl.impl_id != "native"
+                guard = library.reference_guard if made_of_torch else None
+                candidates.append(Candidate(impl, call if guard is None else guard(call)))
             else:
                 out.append(refusal)
         return Chain(self, key, self._name(key), spec, policy, tuple(candidates), tuple(out), barred, form, typed)
 
     def _static_refusal(self, key: str, impl: OpImpl, device: str) -> Refused | None:
         """Why an impl cannot run on this machine, whatever the tensors."""
-        if impl.devices is not None and device not in impl.devices:
-            return Refused(impl, "device", f"runs on {', '.join(sorted(impl.devices))}, these tensors are on {device}")
+        if not facts.runs_on(impl.devices, device):
+            takes = ", ".join(sorted(impl.devices or ())).replace(facts.ACCELERATOR, "accelerators")
+            return Refused(impl, "device", f"runs on {takes}, these tensors are on {device}")
+        unused = None if impl.kind is BackendImplKind.REFERENCE else facts.machine().unused(device).get(key)
+        if unused is not None:
+            return Refused(impl, "vendor", unused)
         if impl.min_arch is not None:
             reason = facts.arch_refusal(impl.min_arch, device)
             if reason is not None:
@@ -264,7 +274,8 @@ class OpManager:
         available = getattr(impl.fn, "_is_available", None)
         if callable(available):
             try:
-                reason = None if available() else "its _is_available() says no"
+                answer = available()
+                reason = answer if isinstance(answer, str) else None if answer else "its _is_available() says no"
             except Exception as error:
                 reason = f"its _is_available() raised {type(error).__name__}: {error}"
             if reason is not None:
@@ -276,7 +287,7 @@ class OpManager:
         """What is registered for an op, and what follows for a composition from the impls of its parts."""
         self._prepare()
         own = self.registry.impls(key)
-        if not own:
+        if not own and key not in specs.derived:
             raise UnknownName("op", self._name(key), self._op_names())
         return (*own, *self._lift(key, own, policy))
 
@@ -370,6 +381,9 @@ class OpManager:
         self._prepare()
         key = self.registry.key(op)
         if not self.registry.impls(key):
+            derived = next((k for k in (key, f"aten::{key}") if k in specs.derived), None)
+            if derived is not None:
+                return derived
             raise UnknownName("op", op, self._op_names())
         return key
 
@@ -418,7 +432,10 @@ def _open_pair(key: str, manager: OpManager, jump: Jump, policy: SelectionPolicy
         return jump.form.pair(manager._plan(key, policy, jump.form, typed=False))
 
 
-def _dtype_refusal(impl: OpImpl, dtype: Any) -> Refused | None:
+def _dtype_refusal(impl: OpImpl, dtype: Any, device: str) -> Refused | None:
+    if impl.kind is BackendImplKind.DEFAULT and impl.vendor is None and dtype in facts.machine().lacks(device):
+        whose = facts.machine().vendor_of(device) or device
+        return Refused(impl, "dtype", f"{whose}'s chips do not compute in {facts.dtype_name(dtype)}")
     if impl.supported_dtypes is None or dtype is None or dtype in impl.supported_dtypes:
         return None
     takes = ", ".join(sorted(facts.dtype_name(d) for d in impl.supported_dtypes))

@@ -127,7 +127,9 @@ class SelectionPolicy:
     def order_for(self, key: str) -> tuple[str, ...]:
         """The tokens for an op, most wanted first."""
         if self.per_op_order:
-            names = {key.casefold(), specs.short_name(key).casefold()}
+            derived = specs.derived.get(key)
+            keys = (key, *(derived.bases if derived is not None else ()))
+            names = {name.casefold() for k in keys for name in (k, specs.short_name(k))}
             for name, order in self.per_op_order:
                 if name in names:
                     return order

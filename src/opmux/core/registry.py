@@ -293,19 +293,17 @@ class Fit:
         plan = _plan_call(spec, params)
         if isinstance(plan, _Refusal):
             return cls(refusal=plan)
-        plain = all(p.kind is not p.KEYWORD_ONLY for p in spec.signature.parameters.values())
-        if plan == ", ".join(spec.names) and plain and spec.result is None:
+        own = spec.signature.parameters.values()
+        keyword = [p.name for p in own if p.kind is p.KEYWORD_ONLY]
+        as_passed = ", ".join([*(n for n in spec.names if n not in keyword), *(f"{n}={n}" for n in keyword)])
+        if plan == as_passed and spec.result is None:
             return cls(impl.call)
         names: dict[str, Any] = {"_f": impl.call, "_fix": spec.result}
         call = f"_fix(_f({plan}))" if spec.result else f"_f({plan})"
-        own = spec.signature.parameters.values()
-        keyword = [p.name for p in own if p.kind is p.KEYWORD_ONLY]
         takes = ", ".join([*(n for n in spec.names if n not in keyword), *(["*", *keyword] if keyword else [])])
-        exec(
-            compile(f"def {spec.name}({takes}):\n    return {call}\n", f"<opmux adapter of {impl.impl_id}>", "exec"),
-            names,
-        )
-        return cls(names[spec.name])
+        name = spec.name.replace(".", "_")
+        exec(compile(f"def {name}({takes}):\n    return {call}\n", f"<opmux adapter of {impl.impl_id}>", "exec"), names)
+        return cls(names[name])
 
 
 def _plan_call(spec: Spec, params: list[inspect.Parameter]) -> str:

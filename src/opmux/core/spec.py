@@ -180,6 +180,20 @@ class Spec:
         return sum(t.nbytes for t in (*tensors(args), *tensors(kwargs), *tensors(results)))
 
 
+@dataclass(frozen=True, eq=False)
+class Derived(Spec):
+    """An op that follows from others, with no place in `opmux.ops`: its impls are made of theirs.
+
+    `bases` are the keys it follows from: what a policy says of one of them holds for it.
+    """
+
+    bases: tuple[str, ...] = ()
+
+    def lifted(self, impls_of: Callable[[str], tuple[Any, ...]]) -> Iterable[Any]:
+        """Its impls, from those of its bases."""
+        return ()
+
+
 @dataclass(frozen=True)
 class Gradient:
     """How autograd calls the backward op: where each of its arguments comes from, where each result goes."""
@@ -231,6 +245,7 @@ class Specs:
         self.by_key: dict[str, Spec] = {}
         self.functions: dict[str, Callable[..., Any]] = {}
         self.jumps: dict[str, Jump] = {}
+        self.derived: dict[str, Derived] = {}
         self.version = 0  # counts declarations and removals
         self.root = root
         self.implementers = implementers
@@ -307,6 +322,10 @@ class Specs:
                 return self.by_key[key]
         folded = {k.casefold(): k for k in self.by_key}
         return next((self.by_key[folded[k.casefold()]] for k in keys if k.casefold() in folded), None)
+
+    def get(self, key: str) -> Spec | None:
+        """The spec of a key, of a derived op too; nothing is loaded."""
+        return self.by_key.get(key) or self.derived.get(key)
 
     def find(self, name: str, spaces: tuple[str, ...] = DOORS["impl"]) -> Spec:
         found = self.lookup(name, spaces)

@@ -1,1 +1,1 @@
-"""Foreign interfaces over the same ops: under which name people call them."""
+"""Under which name people call it: foreign interfaces over the same ops. A face calls the dispatcher, never a kernel."""

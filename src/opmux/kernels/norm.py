@@ -417,7 +417,7 @@ def backward_tiles(n: int, dtype: torch.dtype, centred: bool) -> Tiles:
         threads = 128
     else:
         threads = 256 if block <= 8192 else 512 if block <= 16384 else 1024
-    stages = 3 if can_meet(wide_of(dtype)) and block <= fits(8192, dtype) else 1
+    stages = 2 if can_meet(wide_of(dtype)) and block <= fits(8192, dtype) else 1
     pairs = not triton.knobs.runtime.interpret
     rows = max(1, 1024 // block)
     return Tiles(threads, SHARES=shares, BIAS=bias, STAGES=stages, PAIRS=pairs, BLOCK_M=rows, BLOCK_N=block)
@@ -438,14 +438,15 @@ class Forward(NamedTuple):
 
     full: Room
     column: Room
-    launch: Callable[..., None] | None  # None: nothing to compute
+    launch: Callable[..., Any] | None  # None: nothing to compute
     pack: bool  # whether some tensor must be packed first
     team: Team | None = None
+    simple: bool = False  # whether the launch makes its results: y, s, mean and rstd, as far as they are wanted
 
 
 @plans
 def _plan_forward(
-    op: str, x: Tensor, residual: Tensor | None, weight: Tensor, bias: Tensor | None, centred: bool
+    op: str, x: Tensor, residual: Tensor | None, weight: Tensor, bias: Tensor | None, centred: bool, keepdim: bool
 ) -> Forward:
     if residual is not None:
         spec.check_add(x, residual, weight)
@@ -455,7 +456,7 @@ def _plan_forward(
     pack = not all(even_rows(t) for t in given)
     x, residual = packed(x), None if residual is None else packed(residual)
     n, dtype = x.shape[-1], x.dtype
-    full, column = Room.of(x.shape, dtype), Room.of(x.shape[:-1], share_of(dtype))
+    full, column = Room.of(x.shape, dtype), Room.of((*x.shape[:-1], *([1] if keepdim else [])), share_of(dtype))
     if not x.numel():
         return Forward(full, column, None, pack)
     at, r_stride = Rows.of(x), 0 if residual is None else Rows.of(residual).stride
@@ -471,12 +472,14 @@ def _plan_forward(
     wanted = -(-at.count // tiles["BLOCK_M"]) if whole else at.count
     full_rows = {"FULL": n == tiles["BLOCK_N"]} if whole else {}
     config = tiles.config(even=even, CENTRED=centred, WIDE=wide_of(dtype), **full_rows)
-    launch = (fwd if whole else fwd_pieces).ready((wanted, 1, 1), (at.stride, r_stride, at.count, n), config)
-    return Forward(full, column, launch, pack)
+    made = {4: full, 5: None if residual is None else full, 6: column if centred else None, 7: column}
+    makes = {} if pack else {i: room for i, room in made.items() if room is not None}
+    launch = (fwd if whole else fwd_pieces).ready((wanted, 1, 1), (at.stride, r_stride, at.count, n), config, makes)
+    return Forward(full, column, launch, pack, None, not pack)
 
 
 def _forward(
-    op: str,
+    how: Forward,
     x: Tensor,
     residual: Tensor | None,
     weight: Tensor,
@@ -485,19 +488,22 @@ def _forward(
     offset: float,
     centred: bool,
 ) -> tuple[Any, ...]:
-    full, column, launch, pack, team = _plan_forward(op, x, residual, weight, bias, centred)
+    """The results of a forward that is not one simple launch, those that are wanted."""
+    full, column, launch, pack, team, _ = how
     y, rstd = full.on(x), column.on(x)
     s = None if residual is None else full.on(x)
     mean = column.on(x) if centred else None
     if launch is None:
         rstd.fill_(eps**-0.5 if eps else float("inf"))  # rows of nothing have a mean of 0
-        return y, s, None if mean is None else mean.zero_(), rstd
-    if pack:
-        x, weight = packed(x), packed(weight)
-        residual, bias = None if residual is None else packed(residual), None if bias is None else packed(bias)
-    board = () if team is None else (team.board(x),)
-    launch(x, residual, weight, bias, y, s, mean, rstd, *board, float(eps), float(offset))
-    return y, s, mean, rstd
+        if mean is not None:
+            mean.zero_()
+    else:
+        if pack:
+            x, weight = packed(x), packed(weight)
+            residual, bias = None if residual is None else packed(residual), None if bias is None else packed(bias)
+        board = () if team is None else (team.board(x),)
+        launch(x, residual, weight, bias, y, s, mean, rstd, *board, float(eps), float(offset))
+    return tuple(t for t in (y, s, mean, rstd) if t is not None)
 
 
 class Backward(NamedTuple):
@@ -603,10 +609,31 @@ def _backward(
 # ---- the ops --------------------------------------------------------------------------------------------------------
 
 
-@impl(spec.rms_norm, devices=DEVICES)
-def rms_norm(x: Tensor, weight: Tensor, eps: float, offset: float) -> tuple[Tensor, Tensor]:
-    y, _, _, rstd = _forward("rms_norm", x, None, weight, None, eps, offset, False)
-    return y, rstd
+def _rms_norm(keepdim: bool) -> Callable[..., Any]:
+    def rms_norm(x: Tensor, weight: Tensor, eps: float, offset: float) -> Any:
+        how = _plan_forward("rms_norm", x, None, weight, None, False, keepdim)
+        if how.simple:
+            return how.launch(x, None, weight, None, None, None, float(eps), float(offset))
+        return _forward(how, x, None, weight, None, eps, offset, False)
+
+    return rms_norm
+
+
+def _layer_norm(keepdim: bool) -> Callable[..., Any]:
+    def layer_norm(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float, offset: float) -> Any:
+        how = _plan_forward("layer_norm", x, None, weight, bias, True, keepdim)
+        if how.simple:
+            return how.launch(x, None, weight, bias, None, float(eps), float(offset))
+        return _forward(how, x, None, weight, bias, eps, offset, True)
+
+    return layer_norm
+
+
+# `kept` is the op with statistics that keep the last dimension, as ATen's do: a view of them costs 1 us.
+rms_norm: Any = impl(spec.rms_norm, devices=DEVICES)(_rms_norm(keepdim=False))
+rms_norm.kept = _rms_norm(keepdim=True)
+layer_norm: Any = impl(spec.layer_norm, devices=DEVICES)(_layer_norm(keepdim=False))
+layer_norm.kept = _layer_norm(keepdim=True)
 
 
 @impl(spec.rms_norm_bwd, devices=DEVICES)
@@ -617,20 +644,16 @@ def rms_norm_bwd(dy: Tensor, x: Tensor, weight: Tensor, rstd: Tensor, offset: fl
 
 @impl(spec.add_rms_norm, devices=DEVICES)
 def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float, offset: float) -> Any:
-    y, s, _, rstd = _forward("add_rms_norm", x, residual, weight, None, eps, offset, False)
-    return y, s, rstd
+    how = _plan_forward("add_rms_norm", x, residual, weight, None, False, False)
+    if how.simple:
+        return how.launch(x, residual, weight, None, None, float(eps), float(offset))
+    return _forward(how, x, residual, weight, None, eps, offset, False)
 
 
 @impl(spec.add_rms_norm_bwd, devices=DEVICES)
 def add_rms_norm_bwd(dy: Tensor, ds: Tensor, s: Tensor, weight: Tensor, rstd: Tensor, offset: float) -> Any:
     dx, dr, dweight, _ = _backward("add_rms_norm_bwd", dy, ds, s, weight, None, rstd, offset, True)
     return dx, dr, dweight
-
-
-@impl(spec.layer_norm, devices=DEVICES)
-def layer_norm(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float, offset: float) -> Any:
-    y, _, mean, rstd = _forward("layer_norm", x, None, weight, bias, eps, offset, True)
-    return y, mean, rstd
 
 
 @impl(spec.layer_norm_bwd, devices=DEVICES)

@@ -249,7 +249,9 @@ def _along(op: str, log: bool, dim: int, *args: Tensor) -> Along:
     grid = (-(-at[0].count // tiles["BLOCK_M"]) if whole else at[0].count, 1, 1)
     if whole:
         constants["FULL"] = n == tiles["BLOCK_N"]
-    return Along(room, launcher.ready(grid, numbers, tiles.config(**constants)), last, last, None)
+    config = tiles.config(**constants)
+    launch = launcher.ready(grid, numbers, config, {len(args): room} if last else None)
+    return Along(room, launch, last, last, None)
 
 
 def _moved(x: Tensor, dim: int) -> Tensor:
@@ -281,21 +283,15 @@ def declare(op: str, log: bool) -> None:
 
     def forward(x: Tensor, dim: int) -> Tensor:
         how = plan(x, dim)
-        out, launch, simple, _, _ = how
-        y = out.on(x)
-        if simple:
-            launch(x, y)
-            return y
-        return _finish_elsewhere(how, dim, y, x)
+        if how.simple:
+            return how.launch(x)
+        return _finish_elsewhere(how, dim, how.out.on(x), x)
 
     def backward(dy: Tensor, y: Tensor, dim: int) -> Tensor:
         how = plan_bwd(dy, y, dim)
-        out, launch, simple, _, _ = how
-        dx = out.on(y)
-        if simple:
-            launch(dy, y, dx)
-            return dx
-        return _finish_elsewhere(how, dim, dx, dy, y)
+        if how.simple:
+            return how.launch(dy, y)
+        return _finish_elsewhere(how, dim, how.out.on(y), dy, y)
 
     for name, fn in ((op, forward), (f"{op}_bwd", backward)):
         fn.__name__ = fn.__qualname__ = name

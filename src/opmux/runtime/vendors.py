@@ -1,7 +1,8 @@
 """Which chip this is, and what its vendor's folder says of tiles: `backends/_<vendor>/[<arch>/]`.
 
-A folder may hold `heuristics_config_utils.py` (rules) and `tune_configs.yaml` (what to try). An arch folder comes
-before its vendor's, tunable by tunable; `ARCH_MAP` of the vendor's package names it. All are found on first use.
+A folder may hold `heuristics_config_utils.py` (rules), `tune_configs.yaml` (what to try) and `ops/`. An arch folder
+comes before its vendor's, tunable by tunable and op by op; `ARCH_MAP` of the vendor's package names it. All are found on
+first use, and a package outside the tree has the same shape.
 """
 
 from __future__ import annotations
@@ -19,9 +20,8 @@ import torch
 
 from ..core.errors import OpmuxError
 from ..core.facts import split_arch
-from . import target
+from . import detect, packages, target
 
-ROOT = "opmux.backends"
 RULES, TRIALS = "heuristics_config_utils", "tune_configs.yaml"
 
 
@@ -40,7 +40,10 @@ class Chip:
 
     @classmethod
     def of_arch(cls, arch: str) -> Chip:
-        """A chip that is not here: "sm_90", "gfx942"."""
+        """A chip that is not here: "sm_90", "gfx942", or with its vendor in front: "ascend:910b"."""
+        vendor, colon, name = arch.partition(":")
+        if colon:
+            return cls(vendor.casefold(), name or None)
         return cls({"sm": "nvidia", "gfx": "amd"}.get(split_arch(arch)[0]), arch)
 
     def __str__(self) -> str:
@@ -60,19 +63,15 @@ def here() -> Chip | None:
 def _chip(kind: str, index: int) -> Chip:
     name_of = getattr(torch.get_device_module(kind), "get_device_name", None)
     name = kind if name_of is None else name_of(index)
-    return Chip(_vendor_of(kind), target.arch_of(kind, index), name, _driver(kind))
-
-
-def _vendor_of(kind: str) -> str | None:
-    """Whose device type this is, as torch tells it."""
-    if kind == "cuda":
-        return "amd" if torch.version.hip else "nvidia"
-    return None
+    whose = detect.vendor_of(kind)
+    return Chip(None if whose is None else whose.name, target.arch_of(kind, index), name, _driver(kind))
 
 
 def _driver(kind: str) -> str:
     """The driver's version: tuned times depend on it. "" where nothing tells."""
-    module = Path("/sys/module", {"nvidia": "nvidia", "amd": "amdgpu"}.get(_vendor_of(kind) or "", kind), "version")
+    whose = detect.vendor_of(kind)
+    named = {"nvidia": "nvidia", "amd": "amdgpu"}.get(whose.name if whose else "", kind)
+    module = Path("/sys/module", named, "version")
     if module.is_file():
         return module.read_text().strip()
     of_cuda: Callable[[], int] | None = getattr(torch._C, "_cuda_getDriverVersion", None)
@@ -113,27 +112,30 @@ def names_in_files(chip: Chip) -> dict[str, set[Path]]:
 
 def folders(chip: Chip) -> tuple[str, ...]:
     """The packages that speak for a chip, the nearest first."""
-    return _folders(ROOT, chip.vendor, chip.arch)
+    package = None if chip.vendor is None else packages.get(chip.vendor)
+    if package is None or not package.module:
+        return ()
+    folder = next((package.arch_map[k] for k in _arch_keys(chip.arch) if k in package.arch_map), None)
+    near = f"{package.module}.{folder}"
+    return (package.module,) if folder is None or not _is_folder(near) else (near, package.module)
 
 
 @functools.cache
-def _folders(root: str, vendor: str | None, arch: str | None) -> tuple[str, ...]:
-    package = f"{root}._{vendor}"
-    if vendor is None or importlib.util.find_spec(root) is None or importlib.util.find_spec(package) is None:
-        return ()
-    by_arch: Mapping[Any, str] = getattr(importlib.import_module(package), "ARCH_MAP", {})
-    folder = next((by_arch[k] for k in _arch_keys(arch) if k in by_arch), None)
-    return (package,) if folder is None else (f"{package}.{folder}", package)
+def _is_folder(package: str) -> bool:
+    """Whether an arch folder is there: a package that was copied may lack what its ARCH_MAP names."""
+    found = importlib.util.find_spec(package)
+    return found is not None and bool(found.submodule_search_locations)
 
 
 def _arch_keys(arch: str | None) -> Iterable[Any]:
-    """What an ARCH_MAP may call an arch: sm_90, "9.0", "9", 9."""
+    """What an ARCH_MAP may call an arch: sm_90, "9.0", "9", 9; of other vendors its name, or the start of it."""
     if arch is None:
         return
     yield arch
-    prefix, number = split_arch(arch)
-    if prefix == "sm":
+    if arch.startswith("sm_"):
+        number = split_arch(arch)[1]
         yield from (f"{number // 10}.{number % 10}", str(number // 10), number // 10)
+    yield from (arch[:n] for n in range(len(arch) - 1, 2, -1))
 
 
 def _first(chip: Chip, name: str, read: Callable[[str], tuple[Path, dict[str, Any]]]) -> Found | None:
@@ -152,7 +154,8 @@ def _rules(folder: str) -> tuple[Path, dict[str, Any]]:
     try:
         table = importlib.import_module(f"{folder}.{RULES}").HEURISTICS_CONFIGS
     except Exception as error:  # a vendor's code
-        raise BadTiles(f"{file} cannot be used: {type(error).__name__}: {error}") from error
+        where = packages.place_of(folder, error)
+        raise BadTiles(f"{file} cannot be used: {where}: {type(error).__name__}: {error}") from error
     if not isinstance(table, dict) or not all(isinstance(rules, Mapping) for rules in table.values()):
         raise BadTiles(f"{file}: HEURISTICS_CONFIGS is {{tunable: {{size: value or function(args)}}}}")
     return file, table
@@ -176,8 +179,7 @@ def _trials(folder: str) -> tuple[Path, dict[str, Any]]:
 
 def _place(folder: str) -> Path:
     found = importlib.util.find_spec(folder)
-    if found is None or not found.submodule_search_locations:
-        raise BadTiles(f"{folder} is not a folder: ARCH_MAP of its vendor must name one that is there")
+    assert found is not None and found.submodule_search_locations, folder
     return Path(next(iter(found.submodule_search_locations)))
 
 

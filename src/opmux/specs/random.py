@@ -465,17 +465,14 @@ def _torchs(x: Tensor) -> bool:
     return torch.compiler.is_compiling() or x.is_cpu or not is_real(x)
 
 
-def _laid(x: Tensor, fn: Callable[[Tensor], Any]) -> Any:
-    """fn of a tensor, with results that lie as the tensor does where that is without gaps: ATen keeps layouts."""
-    if x.is_contiguous():
+def laid(x: Tensor, fn: Callable[[Tensor], Any]) -> Any:
+    """fn of a tensor, with results that lie as ATen's do: in the order of the tensor's dimensions in memory, without
+    gaps."""
+    if x.is_contiguous() or 0 in (strides := x.stride()):
         return fn(x)
-    strides = x.stride()
     order = sorted(range(x.dim()), key=lambda i: -strides[i])
-    turned = x.permute(order)
-    if not turned.is_contiguous():
-        return fn(x)
     back = [order.index(i) for i in range(x.dim())]
-    made = fn(turned)
+    made = fn(x.permute(order))
     return tuple(t.permute(back) for t in made) if isinstance(made, tuple) else made.permute(back)
 
 
@@ -487,7 +484,7 @@ def dropout(input: Tensor, p: float = 0.5, train: bool = True) -> Tensor:
         return input
     if _torchs(input):
         return torch.dropout(input, p, True)
-    return _laid(input, lambda x: philox_dropout(x, next_seed(x), p))
+    return laid(input, lambda x: philox_dropout(x, next_seed(x), p))
 
 
 @op(space="aten", out="y mask")
@@ -498,7 +495,7 @@ def native_dropout(input: Tensor, p: float, train: bool | None = True) -> tuple[
         return torch.native_dropout(input, p, train)
     if train is False:
         return input.clone(), torch.ones_like(input, dtype=torch.bool)
-    return _laid(input, lambda x: philox_dropout_mask(x, next_seed(x), p))
+    return laid(input, lambda x: philox_dropout_mask(x, next_seed(x), p))
 
 
 @op(space="aten")
@@ -513,7 +510,7 @@ def _drawn(own: Any, primitive: Any, x: Tensor, generator: torch.Generator | Non
     """Numbers like x: by torch's own function, which fills a tensor, or by the primitive of the generator's seed."""
     if _torchs(x):
         return own(torch.empty_like(x), *params, generator=generator)
-    return _laid(x, lambda x: primitive(x, next_seed(x, generator), *params))
+    return laid(x, lambda x: primitive(x, next_seed(x, generator), *params))
 
 
 @op(space="aten")
@@ -547,7 +544,7 @@ def bernoulli(self: Tensor, p: float | None = None, *, generator: torch.Generato
         return _drawn(Tensor.bernoulli_, philox_bernoulli, self, generator, p)
     if _torchs(self):
         return torch.bernoulli(self, generator=generator)
-    return _laid(self, lambda x: philox_bernoulli_of(x, next_seed(x, generator)))
+    return laid(self, lambda x: philox_bernoulli_of(x, next_seed(x, generator)))
 
 
 def _random(x: Tensor, low: int, high: int, *, generator: torch.Generator | None) -> Tensor:
@@ -579,7 +576,7 @@ def randn_like(self: Tensor, *, generator: torch.Generator | None = None) -> Ten
 Device = torch.device | str | None
 
 
-def _sized(size: Sequence[int], dtype: torch.dtype | None, device: Device) -> Tensor:
+def sized(size: Sequence[int], dtype: torch.dtype | None, device: Device) -> Tensor:
     """A tensor of that size to be like, without memory of that size."""
     return torch.empty((), dtype=dtype, device=device).expand(size)
 
@@ -593,7 +590,7 @@ def rand(
     device: Device = None,
 ) -> Tensor:
     """Uniform in [0, 1)."""
-    like = _sized(size, dtype, device)
+    like = sized(size, dtype, device)
     check_uniform("rand", like, 0.0, 1.0)
     return _drawn(Tensor.uniform_, philox_uniform, like, generator, 0.0, 1.0)
 
@@ -607,7 +604,7 @@ def randn(
     device: Device = None,
 ) -> Tensor:
     """Normal."""
-    like = _sized(size, dtype, device)
+    like = sized(size, dtype, device)
     check_normal("randn", like, 0.0, 1.0)
     return _drawn(Tensor.normal_, philox_normal, like, generator, 0.0, 1.0)
 
@@ -623,6 +620,6 @@ def randint(
     device: Device = None,
 ) -> Tensor:
     """Integers from low to high - 1."""
-    like = _sized(size, dtype, device)
+    like = sized(size, dtype, device)
     check_randint("randint", like, low, high)
     return _drawn(_random, philox_randint, like, generator, low, high)

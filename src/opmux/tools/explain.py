@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import importlib.util
 from typing import Any
 
 import torch
@@ -10,26 +12,82 @@ from torch import Tensor
 
 from ..core import facts
 from ..core.default import get_default_manager
+from ..core.errors import NotSupported, UnknownName
 from ..core.explain import Explanation, Verdict
 from ..core.facts import dtype_name
+from ..core.registry import BackendImplKind, OpImpl
 from ..core.spec import Sample, Spec, specs
+from ..runtime import detect, packages
+from ..runtime.machine import HERE
+from ..runtime.vendors import Chip
 from . import arguments, listing, screen
 
 
-def run(op: str, dtype: str, shape: str | None, device: str | None, as_json: bool) -> int:
+def run(op: str, dtype: str, shape: str | None, device: str | None, as_json: bool, assume: str | None = None) -> int:
+    if assume is None:
+        return _run(op, dtype, shape, device, as_json, None)
+    if device is not None:
+        raise arguments.BadArgument("--assume is a chip that is not here, --device one that is: give one of them")
+    chip = chip_of(assume)
+    with detect.assume(str(chip.vendor), chip.arch):
+        HERE.changed()
+        try:
+            return _run(op, dtype, shape, "meta", as_json, chip)
+        finally:
+            HERE.changed()
+
+
+def chip_of(text: str) -> Chip:
+    """`nvidia:sm_90`, `sm_90`, `ascend`: a vendor that is known, and perhaps an arch."""
+    try:
+        if ":" in text or packages.get(text) is None:
+            chip = Chip.of_arch(text)
+        else:
+            chip = Chip(text.casefold(), None)
+    except ValueError:
+        chip = Chip(text, None)
+    if chip.vendor is None or packages.get(chip.vendor) is None:
+        raise UnknownName("vendor", chip.vendor or text, list(packages.known()))
+    return chip
+
+
+def _run(op: str, dtype: str, shape: str | None, device: str | None, as_json: bool, chip: Chip | None) -> int:
     manager = get_default_manager()
     manager.registry.list_operators()  # loads the families and the plugins: any of them may have the op
     key = manager.explain(op).key  # an unknown op is the first thing to say
-    asked = arguments.dtype(dtype), arguments.device(device)
+    asked = arguments.dtype(dtype), torch.device("meta") if chip is not None else arguments.device(device)
     sizes = None if shape is None else arguments.shape(shape)
-    spec = specs.by_key.get(key)
+    spec = specs.get(key)
     sample = sample_of(spec, key, sizes, *asked)
     found = manager.explain(key, *sample.args, **sample.kwargs)
+    tiles = [] if found.chosen is None or spec is None else tiles_of(found.chosen, spec, sample, chip)
     if as_json:
-        screen.print_json(as_data(found, spec, sample))
+        screen.print_json(as_data(found, spec, sample) | {"tiles": tiles})
     else:
-        _show(found, spec, sample)
+        _show(found, spec, sample, tiles)
     return 0 if found.chosen is not None else 1
+
+
+def tiles_of(impl: OpImpl, spec: Spec, sample: Sample, chip: Chip | None) -> list[dict[str, str]]:
+    """The tiles that a kernel of ours would work in, and who says so; on a chip that is not here, as compiled for it."""
+    if impl.kind is not BackendImplKind.DEFAULT or importlib.util.find_spec("triton") is None:
+        return []
+    from ..kernels.lib import config
+    from ..kernels.lib.compile_only import CHIPS
+    from .tune import nothing_launched, standing_in
+
+    if (chip is not None and chip.arch not in CHIPS) or (chip is None and found_on_cpu(sample)):
+        return []
+    args, kwargs = spec.bound(sample.args, sample.kwargs)
+    with standing_in(chip.arch if chip else None), nothing_launched(), config.asked() as heard, torch.no_grad():
+        with contextlib.suppress(NotSupported):  # it declines these very arguments; what it asked before is of interest
+            impl.call(*args, **kwargs)
+    seen = {one.key: one for one in heard}.values()
+    return [{"tunable": a.key, "tiles": str(a.choice.tiles), "from": a.choice.source} for a in seen]
+
+
+def found_on_cpu(sample: Sample) -> bool:
+    return all(t.is_cpu for t in facts.tensors(sample.args))
 
 
 def sample_of(
@@ -72,17 +130,20 @@ def as_data(found: Explanation, spec: Spec | None, sample: Sample) -> dict[str, 
     }
 
 
-def _show(found: Explanation, spec: Spec | None, sample: Sample) -> None:
+def _show(found: Explanation, spec: Spec | None, sample: Sample, tiles: list[dict[str, str]]) -> None:
     console = screen.out()
     arch = facts.arch_of(found.device)
+    assumed = detect.assumed()
+    here = f", a {assumed.vendor} chip that is assumed" if assumed else ""
     given = ", ".join(f"{k}={v}" for k, v in named(spec, sample).items())
     title = Text.assemble((found.key, "bold"), "  ", ("" if spec is None else spec.doc, "dim"))
     console.print(title)
     facts_shown = [
         ("arguments", given or "none: the op declares no samples; --shape gives it one tensor"),
-        ("device", f"{found.device} ({arch})" if arch else found.device),
+        ("device", (f"{found.device} ({arch})" if arch else found.device) + here),
         ("policy", found.policy),
         ("runs", _chosen(found)),
+        *((f"tiles of {t['tunable'].partition('[')[0]}", f"{t['tiles']} ({t['from']})") for t in tiles),
     ]
     console.print(screen.pairs(facts_shown))
     table = screen.table("", "implementation", "kind", "vendor", ("priority", {"justify": "right"}), "verdict", "from")

@@ -284,7 +284,7 @@ def standing_in(chip: str | None) -> Iterator[None]:
 def nothing_launched() -> Iterator[None]:
     """Plans are made, and their launches do nothing."""
     before = Launcher.ready, Launcher.__call__
-    Launcher.ready = lambda self, grid, numbers, config: lambda *args: None
+    Launcher.ready = lambda self, grid, numbers, config, makes=None: lambda *args: None
     Launcher.__call__ = lambda self, grid, args, config: None
     forget()
     try:

@@ -1,7 +1,26 @@
 """Tiles on NVIDIA's chips, where they differ from the kernels' defaults: {tunable: {size: value or function(args)}}.
 
 `args` holds what the kernel asks by (n, dtype, ...), "arch", and the sizes as they stand; None leaves a size alone.
-The defaults were found on an H200, so nothing differs for all of NVIDIA's chips; the arch folders say what does.
+The defaults were found on an H200, so nothing differs for all of NVIDIA's chips; the arch folders say what does, by the
+rules below.
 """
+
+from __future__ import annotations
+
+from typing import Any
+
+from . import vendor_info
+
+SUMS = 3 << 10  # of shared memory, for sums; rows may have the rest
+
+
+def stages_that_fit(args: dict[str, Any]) -> int | None:
+    """Rows on their way wait in shared memory, one less than STAGES of them."""
+    room = vendor_info.target(args["arch"]).shared_memory
+    if room is None or "STAGES" not in args:
+        return None
+    most = 1 + (room - SUMS) // (args["BLOCK_N"] * args["dtype"].itemsize)
+    return most if most < args["STAGES"] else None
+
 
 HEURISTICS_CONFIGS = {}

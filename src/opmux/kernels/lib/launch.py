@@ -15,14 +15,27 @@ import inspect
 import types
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import triton
+from torch import Tensor
 
+from ...core import library
 from ...core.errors import NotSupported
 
 Grid = tuple[int, int, int]
+
+
+class Place(Protocol):
+    """Room for a result, on the device of another tensor (`rows.Room`)."""
+
+    def on(self, like: Tensor) -> Tensor: ...
+
+    def quickly(self, like: Tensor) -> Callable[[], Tensor]: ...
+
+
+Makes = dict[int, Place]  # by the place among a kernel's tensors
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,11 +59,18 @@ class Config:
         object.__setattr__(self, "options", options)
 
 
+NO_WARPS = 1024  # threads: more than any program asks for, so that all of it is one warp
+
+
 def warp_size() -> int:
-    """Threads in a warp of the chip that kernels are compiled for: 32, or 64 on AMD's."""
+    """Threads in a warp of the chip that kernels are compiled for: 32, or 64 on AMD's.
+
+    Some chips have no warps, and their drivers say 0 (Ascend, Cambricon) or 1 (Kunlunxin): a program is one there.
+    """
     if triton.knobs.runtime.interpret:
         return 32
-    return triton.runtime.driver.active.get_current_target().warp_size
+    told = triton.runtime.driver.active.get_current_target().warp_size
+    return told if told > 1 else NO_WARPS
 
 
 class Launcher:
@@ -71,15 +91,16 @@ class Launcher:
         if sorted(self.numbers) != sorted(every):
             raise TypeError(f"{kernel.__name__}: after {tensors} tensors come {self.numbers}, not {every}")
 
-    def ready(self, grid: Grid, numbers: tuple, config: Config) -> Callable[..., None]:
+    def ready(self, grid: Grid, numbers: tuple, config: Config, makes: Makes | None = None) -> Callable[..., Any]:
         """A launch for tensors of one look (dtypes, absences, device): `launch(*tensors, *numbers_still_missing)`.
 
-        Keep it with what depends on that look, and use it for nothing else.
+        Tensors in the places of `makes` are not passed: the launch makes them, and returns it or them. Keep it with
+        what depends on that look, and use it for nothing else.
         """
         missing = [c for c in self.constants if c not in config.constants]
         if missing or len(config.constants) != len(self.constants):
             raise TypeError(f"constants must be {self.constants}; got {list(config.constants)}")
-        return _Ready(self, grid, numbers, config).function
+        return _Ready(self, grid, numbers, config, makes or {}).function
 
     def __call__(self, grid: Grid, args: tuple, config: Config) -> Any:
         """Launch by the public path."""
@@ -90,6 +111,9 @@ class Launcher:
             if any(t is not None and not t.data_ptr() and t.numel() for t in args[: self.tensors]):
                 raise NotSupported("a tensor without memory of its own: a subclass that wraps others, or a stand-in")
         kernel = self.even if config.even else self.odd
+        guard = library.reference_guard if triton.knobs.runtime.interpret else None
+        if guard is not None:  # the interpreter is made of torch's ops, which may lead here
+            return guard(kernel[grid])(*args, **config.options)
         if first.is_cuda and first.get_device() != torch.cuda.current_device():
             with torch.cuda.device(first.device):
                 return kernel[grid](*args, **config.options)
@@ -103,40 +127,54 @@ def _compiling_only() -> bool:
 class _Ready:
     """The state behind a ready launch: a function whose code is swapped once the kernel is compiled and bound."""
 
-    def __init__(self, launcher: Launcher, grid: Grid, numbers: tuple, config: Config):
-        self.launcher, self.grid, self.numbers, self.config = launcher, grid, numbers, config
+    def __init__(self, launcher: Launcher, grid: Grid, numbers: tuple, config: Config, makes: Makes):
+        self.launcher, self.grid, self.numbers, self.config, self.makes = launcher, grid, numbers, config, makes
         self.late = len(launcher.numbers) - len(numbers)
         self.globals: dict[str, Any] = {"_slow": self.slow, "_numbers": numbers}
         self.globals["_x"], self.globals["_y"], self.globals["_z"] = grid
-        self.function = types.FunctionType(_code("slow", launcher.tensors, "", self.late), self.globals)
+        self.function = types.FunctionType(self._code("slow", ""), self.globals)
 
-    def slow(self, tensors: tuple, late: tuple) -> None:
+    def _code(self, way: str, present: str) -> types.CodeType:
+        return _code(way, self.launcher.tensors, present, self.late, tuple(self.makes))
+
+    def slow(self, given: tuple, late: tuple) -> Any:
         """The public path; where what it compiled can be launched quickly from now on, say so."""
-        first = tensors[0]
+        first, rest = given[0], iter(given)
+        made = {i: room.on(first) for i, room in self.makes.items()}
+        tensors = tuple(made[i] if i in made else next(rest) for i in range(self.launcher.tensors))
         compiled = self.launcher(self.grid, (*tensors, *self.numbers, *late), self.config)
-        if not first.is_cuda or compiled is None or self.globals.get("_entry"):
-            return
+        if first.is_cuda and compiled is not None and not self.globals.get("_entry"):
+            self._hasten(compiled, tensors)
+        results = tuple(made.values())
+        return results if len(results) > 1 else results[0] if results else None
+
+    def _hasten(self, compiled: Any, tensors: tuple) -> None:
+        first = tensors[0]
         if any(t is not None and (t.data_ptr() % 16 or t.device != first.device) for t in tensors):
             return  # compiled for pointers that are no multiples of 16, or wrong in a way Triton has just said
         way, names = _entry(compiled)
         if way:
             constants = tuple(self.config.constants[n] for n in self.launcher.constants)
             self.globals |= names | {"_device": first.get_device(), "_constants": constants}
-            absent = "".join("0" if t is None else "1" for t in tensors)
-            self.function.__code__ = _code(way, self.launcher.tensors, absent, self.late)
+            self.globals |= {f"_room{i}": room.quickly(first) for i, room in self.makes.items()}
+            present = "".join("0" if t is None else "1" for t in tensors)
+            self.function.__code__ = self._code(way, present)
 
 
 # How a launch is made, as text: one function per number of tensors, absences and late numbers.
 _TEXTS = {
-    "slow": "def launch({params}):\n    _slow(({tensors}), ({late}))\n",
+    "slow": "def launch({params}):\n    return _slow(({tensors}), ({late}))\n",
     "quick": """\
 def launch({params}):
+    if _here() != _device:
+        return _slow(({tensors}), ({late}))
     {pointers}
-    if ({joined}) & 15 or not ({real}) or _here() != _device:  # 0: a tensor without memory of its own
+    if ({joined}) & 15 or not ({real}):  # 0: a tensor without memory of its own
         return _slow(({tensors}), ({late}))
     if _enter is not _hooks.launch_enter_hook or _leave is not _hooks.launch_exit_hook or _enter.calls or _leave.calls:
         return _slow(({tensors}), ({late}))
     _entry(_x, _y, _z, _stream(_device), _function, _cooperative, _pdl, {call})
+    {back}
 """,
 }
 _CALLS = {
@@ -147,20 +185,21 @@ _CALLS = {
 
 
 @functools.cache
-def _code(way: str, tensors: int, present: str, late: int) -> types.CodeType:
-    t, n = [f"t{i}" for i in range(tensors)], [f"n{i}" for i in range(late)]
+def _code(way: str, tensors: int, present: str, late: int, makes: tuple[int, ...] = ()) -> types.CodeType:
+    given, n = [f"t{i}" for i in range(tensors) if i not in makes], [f"n{i}" for i in range(late)]
     there = [i for i in range(tensors) if present[i : i + 1] == "1"]
     listed = lambda names: "".join(f"{name}, " for name in names)
     text = _TEXTS["slow" if way == "slow" else "quick"].format(
-        params=", ".join([*t, *n]),
-        tensors=listed(t),
+        params=", ".join([*given, *n]),
+        tensors=listed(given),
         late=listed(n),
-        pointers="; ".join(f"p{i} = t{i}.data_ptr()" for i in there),
+        pointers="; ".join([*(f"t{i} = _room{i}()" for i in makes), *(f"p{i} = t{i}.data_ptr()" for i in there)]),
         joined=" | ".join(f"p{i}" for i in there),
         real=" and ".join(f"p{i}" for i in there),
         call=_CALLS.get(way, "").format(
             pointers=listed(f"p{i}" if i in there else "0" for i in range(tensors)), late=listed(n)
         ),
+        back=f"return {', '.join(f't{i}' for i in makes)}" if makes else "",
     )
     made: dict[str, Any] = {}
     exec(compile(text, "<opmux launch>", "exec"), made)

@@ -28,7 +28,7 @@ def keep(found: dict[Any, P]) -> dict[Any, P]:
     return found
 
 
-LOOK = "{0}.dtype, {0}.shape, {0}.stride(), {0}.device, {0}.is_neg()"
+LOOK = "{0}.dtype, {0}.shape, {0}.is_contiguous() or {0}.stride(), {0}.device, {0}.is_neg()"
 
 
 def refuse_negated(*args: Any) -> None:

@@ -27,8 +27,9 @@ import torch
 import triton.language as tl
 from torch import Tensor
 
+from ...core import library
 from ...core.errors import NotSupported
-from .launch import Launcher
+from .launch import Launcher, Makes
 from .plans import LOOK, keep, refuse_negated
 from .rows import Room
 from .text import from_text
@@ -79,6 +80,7 @@ class Row:
         self.roles = tuple(_role(p.annotation) for p in params)
         self.keywords = tuple(p.name for p in params if p.kind is p.KEYWORD_ONLY)
         self.call, self.write = _doors(self)
+        self.call.into = self.write  # type: ignore[attr-defined]  # for who finds the op by dispatch
 
 
 def run(row: Row, args: tuple, out: Tensor | None = None) -> Tensor:
@@ -130,7 +132,11 @@ def _doors(row: Row) -> tuple[Callable[..., Tensor], Callable[..., Tensor]]:
     def make(key: Any, args: tuple, out: Tensor | None) -> Callable[..., Tensor]:
         if len(found) >= MOST:
             found.clear()
-        found[key] = made = _plan(row, args, out)
+        try:
+            made = _plan(row, args, out)
+        except NotSupported as error:  # it follows from the look of the arguments alone: asking again costs 200 us
+            made = _refusing(str(error))
+        found[key] = made
         return made
 
     keys = [_KEYS["baked" if n in row.baked else r].format(n) for n, r in zip(row.names, row.roles, strict=True)]
@@ -145,11 +151,18 @@ def _doors(row: Row) -> tuple[Callable[..., Tensor], Callable[..., Tensor]]:
         name=row.name, params=", ".join(params), key=", ".join(keys), out="None", passed=", ".join(row.names), **fields
     )
     written = _DOOR.format(
-        name=f"{row.name}_to", params=", ".join(["_y", *row.names]), key=", ".join([LOOK.format("_y"), *keys]),
-        out="_y", passed=", ".join([*row.names, "_y"]), **fields,
+        name=f"{row.name}_to", params=", ".join(["_y", *row.names]),
+        key=", ".join([LOOK.format("_y"), f"_y is {row.names[0]}", *keys]), out="_y", passed=", ".join([*row.names, "_y"]), **fields,
     )  # fmt: skip
     exec(compile(plain + written, f"<opmux call of aten::{row.name}>", "exec"), names)
     return names[row.name], names[f"{row.name}_to"]
+
+
+def _refusing(reason: str) -> Callable[..., Tensor]:
+    def call(*args: Any) -> Tensor:
+        raise NotSupported(reason)
+
+    return call
 
 
 # ---- a plan ---------------------------------------------------------------------------------------------------------
@@ -183,9 +196,10 @@ def _plan(row: Row, args: tuple, out: Tensor | None) -> Callable[..., Tensor]:
     if row.rounds and types.promoted.itemsize == 2:
         given = [a._replace(read=f"_near({a.read})") if a.kind == "f" else a for a in given]
     if out is not None:
-        _check_out(out, result, like)
+        _check_out(out, result, like, in_place=out is args[0])
     room = Room(tuple(result.shape), tuple(result.stride()), result.dtype)
-    launch = _launch(row, given, types, out if out is not None else result) if result.numel() else None
+    makes = {len(tensors): room} if out is None else {}
+    launch = _launch(row, given, types, out if out is not None else result, makes) if result.numel() else None
     return _caller(given, room, launch, out)
 
 
@@ -243,9 +257,11 @@ def _on_meta(row: Row, args: tuple) -> Tensor:
 def _ask(row: Row, args: tuple, instead: Callable[[Tensor], Tensor]) -> Tensor:
     given = [instead(a) if isinstance(a, Tensor) else a for a in args]
     split = len(given) - len(row.keywords)
+    guard = library.reference_guard  # torch's own op is asked, which may be ours by now
+    reference = row.reference if guard is None else guard(row.reference)
     try:
         with torch.no_grad():
-            return row.reference(*given[:split], **dict(zip(row.keywords, given[split:], strict=True)))
+            return reference(*given[:split], **dict(zip(row.keywords, given[split:], strict=True)))
     except Exception as error:  # the caller's mistake: torch's own kernel says it best
         raise NotSupported(f"torch refuses: {error}") from error
 
@@ -258,20 +274,20 @@ def _promoted(given: list[Arg], result: torch.dtype) -> torch.dtype:
     return torch.result_type(*values) if len(values) == 2 else values[0].dtype
 
 
-def _check_out(out: Tensor, result: Tensor, like: Tensor) -> None:
-    """Decline what torch would resize, refuse or warn of."""
+def _check_out(out: Tensor, result: Tensor, like: Tensor, in_place: bool) -> None:
+    """Decline what torch would resize, refuse or warn of; whether an `out` of another dtype will do, each op says."""
     if out.shape != result.shape or out.device != like.device or out.dtype not in DTYPES:
         raise NotSupported(f"out is {out.dtype} {tuple(out.shape)} on {out.device}")
-    if not torch.can_cast(result.dtype, out.dtype):
-        raise NotSupported(f"a result of {result.dtype} does not become {out.dtype}")
+    if out.dtype != result.dtype and not (in_place and torch.can_cast(result.dtype, out.dtype)):
+        raise NotSupported(f"a result of {result.dtype}, and an out of {out.dtype}")
     if torch._debug_has_internal_overlap(out) == 1:
         raise NotSupported("elements of out share memory")
 
 
 _CALLS = {
-    "new": "def call({args}):\n    y = _room.on({like})\n    _launch({tensors}y{late})\n    return y\n",
+    "new": "def call({args}):\n    return _launch({tensors}{late})\n",
     "new empty": "def call({args}):\n    return _room.on({like})\n",
-    "out": "def call({args}, y):\n    {apart}\n    _launch({tensors}y{late})\n    return y\n",
+    "out": "def call({args}, y):\n    {apart}\n    _launch({tensors}y, {late})\n    return y\n",
     "out empty": "def call({args}, y):\n    return y\n",
 }
 
@@ -279,11 +295,15 @@ _CALLS = {
 def _caller(given: list[Arg], room: Room, launch: Callable[..., None] | None, out: Tensor | None) -> Any:
     tensors = [a for a in given if a.kind == "t"]
     way = ("new" if out is None else "out") + ("" if launch else " empty")
+    in_order = [a.kind == "t" for a in given] == sorted((a.kind == "t" for a in given), reverse=True)
+    as_given = all(a.kind in "tif" and a.read == f"a{i}" for i, a in enumerate(given))
+    if way == "new" and in_order and as_given:
+        return launch  # it takes the arguments as they are
     text = _CALLS[way].format(
         args=", ".join(f"a{i}" for i in range(len(given))),
         like=tensors[0].read,
         tensors="".join(f"{a.read}, " for a in tensors),
-        late="".join(f", {a.read}" for a in given if a.kind in "if"),
+        late=", ".join(a.read for a in given if a.kind in "if"),
         apart="; ".join(f"{a.read} is y or _apart(y, {a.read})" for a in tensors),
     )
     near = functools.lru_cache(maxsize=64)(lambda number: torch.tensor(number, dtype=room.dtype).item())
@@ -317,7 +337,7 @@ def _span(t: Tensor) -> int:
 # ---- a kernel -------------------------------------------------------------------------------------------------------
 
 
-def _launch(row: Row, given: list[Arg], types: Types, y: Tensor) -> Callable[..., None]:
+def _launch(row: Row, given: list[Arg], types: Types, y: Tensor, makes: Makes) -> Callable[..., Any]:
     tensors = [a.value for a in given if a.kind == "t"]
     strides = [spread(t.shape, t.stride(), y.shape) for t in tensors]
     walk = way(y.shape, [*strides, tuple(y.stride())], [*(t.dtype for t in tensors), y.dtype])
@@ -331,7 +351,7 @@ def _launch(row: Row, given: list[Arg], types: Types, y: Tensor) -> Callable[...
     }
     launcher = _launcher(_text(row, given, types, walk), len(tensors) + 1, " ".join(walk.sizes), _free(walk, given))
     config = walk.tiles.config(even=all(n % 16 == 0 for n in walk.sizes.values()), **constants)
-    return launcher.ready(walk.grid, (*walk.sizes.values(), *walk.free.values()), config)
+    return launcher.ready(walk.grid, (*walk.sizes.values(), *walk.free.values()), config, makes)
 
 
 def _free(walk: Walk, given: list[Arg]) -> str:

@@ -12,7 +12,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-DEVICES = frozenset({"cuda", "xpu"})  # where torch has Triton; a machine with another chip says so itself
+from ...core import facts
+from ...runtime import target
+
+DEVICES = frozenset({facts.ACCELERATOR})
 
 
 class Rows(NamedTuple):
@@ -82,6 +85,12 @@ class Room(NamedTuple):
             return _empty_cuda(*self)
         return torch.empty_strided(self.shape, self.stride, dtype=self.dtype, device=like.device)
 
+    def quickly(self, like: Tensor) -> Callable[[], Tensor]:
+        """The same as a function of nothing, for callers that know the device to be current."""
+        if _empty_cuda is not None and like.is_cuda:
+            return functools.partial(_empty_cuda, *self)
+        return functools.partial(torch.empty_strided, self.shape, self.stride, dtype=self.dtype, device=like.device)
+
 
 @functools.cache
 def wide_of(dtype: torch.dtype) -> tl.dtype:
@@ -96,9 +105,9 @@ def fits(elements: int, dtype: torch.dtype) -> int:
 @functools.cache
 def cores(device: torch.device) -> int:
     """The multiprocessors of a device; some number where it is not said."""
-    if device.type == "cuda":
-        return torch.cuda.get_device_properties(device).multi_processor_count
-    return 132 if device.type == "meta" else 8  # on meta kernels are compiled only, as for a large chip
+    if device.type in ("cpu", "meta"):  # on meta kernels are compiled only, as for a large chip
+        return 132 if device.type == "meta" else 8
+    return target.cores(device.type, device.index or 0) or 8
 
 
 def programs(device: torch.device, wanted: int, per_core: int) -> int:

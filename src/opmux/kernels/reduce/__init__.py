@@ -406,6 +406,8 @@ def nothing(value: float | None, out: tuple[Room, ...]) -> Run:
 
 
 def decline(name: str, asked: spec.Asked, extra: float, x: Tensor, op: Op) -> None:
+    if x.dim() > 64:
+        raise NotSupported(f"torch reduces tensors of 64 dimensions at most; got {x.dim()}")
     if name == "logsumexp" and not x.is_floating_point():
         raise NotSupported("the kernel takes floats, not integers")
     if asked.cast is torch.bool and op.form in ("add", "mul") and op.map is device.same:

@@ -1,0 +1,168 @@
+"""GEGLU on Ascend: as many programs as there are vector cores, each of which walks over blocks that fill its buffer.
+
+Programs beyond the cores are started one after the other, and starting one costs as much as thousands of elements.
+Within a block places are counted in 32 bits, because vector cores add 64-bit integers one by one; where a block lies is
+a scalar.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from ....core.errors import NotSupported
+from ....kernels.lib.config import Tiles, tunable
+from ....kernels.lib.interpret import interpreting
+from ....kernels.lib.launch import Launcher
+from ....kernels.lib.plans import plans
+from ....kernels.lib.rows import Room, Rows, cores, even_rows, packed, wide_of
+from ....specs import activation as spec
+from ...buffers import Held, filling
+from .. import vendor_info
+
+K1 = tl.constexpr(spec.K1)
+K3 = tl.constexpr(spec.K3)
+FAR = tl.constexpr(spec.FAR)
+
+
+@triton.jit
+def gate(x):
+    """sigmoid(k) for gelu(x) = x * sigmoid(k), and its slope in k, of one exponential that cannot overflow."""
+    k = x * (K1 + K3 * x * x)
+    small = tl.exp(-tl.abs(k))
+    near = 1.0 / (1.0 + small)  # sigmoid(|k|)
+    far = small * near  # sigmoid(-|k|)
+    return tl.where(k < 0, far, near), near * far
+
+
+@triton.jit
+def block_at(at, n_rows, n, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
+    """The first row and column of a block, as scalars, and which of its places are inside."""
+    across = tl.cdiv(n, BLOCK_N)
+    i_m = (at // across).to(tl.int64) * BLOCK_M
+    i_n = (at % across).to(tl.int64) * BLOCK_N
+    rows = tl.minimum(n_rows - i_m, BLOCK_M).to(tl.int32)
+    cols = tl.minimum(n - i_n, BLOCK_N).to(tl.int32)
+    m = (tl.arange(0, BLOCK_M)[:, None] < rows) & (tl.arange(0, BLOCK_N)[None, :] < cols)
+    return i_m, i_n, m
+
+
+@triton.jit
+def places(ptr, stride, i_m, i_n, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
+    o = tl.arange(0, BLOCK_M)[:, None] * stride.to(tl.int32) + tl.arange(0, BLOCK_N)[None, :]
+    return ptr + i_m * stride + i_n + o
+
+
+def _geglu(
+    a_ptr, b_ptr, y_ptr, a_stride, b_stride, y_stride, n_rows, n,
+    WIDE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    blocks = tl.cdiv(n_rows, BLOCK_M) * tl.cdiv(n, BLOCK_N)
+    for at in range(tl.program_id(0), blocks, tl.num_programs(0)):
+        i_m, i_n, m = block_at(at, n_rows, n, BLOCK_M, BLOCK_N)
+        b_a = tl.load(places(a_ptr, a_stride, i_m, i_n, BLOCK_M, BLOCK_N), mask=m, other=0.0).to(WIDE)
+        b_b = tl.load(places(b_ptr, b_stride, i_m, i_n, BLOCK_M, BLOCK_N), mask=m, other=0.0).to(WIDE)
+        s, _ = gate(b_a)
+        b_y = (b_a * s * b_b).to(y_ptr.dtype.element_ty)
+        tl.store(places(y_ptr, y_stride, i_m, i_n, BLOCK_M, BLOCK_N), b_y, mask=m)
+
+
+def _geglu_bwd(
+    dy_ptr, a_ptr, b_ptr, da_ptr, db_ptr, dy_stride, a_stride, b_stride, d_stride, n_rows, n,
+    WIDE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    blocks = tl.cdiv(n_rows, BLOCK_M) * tl.cdiv(n, BLOCK_N)
+    for at in range(tl.program_id(0), blocks, tl.num_programs(0)):
+        i_m, i_n, m = block_at(at, n_rows, n, BLOCK_M, BLOCK_N)
+        b_dy = tl.load(places(dy_ptr, dy_stride, i_m, i_n, BLOCK_M, BLOCK_N), mask=m, other=0.0).to(WIDE)
+        b_a = tl.load(places(a_ptr, a_stride, i_m, i_n, BLOCK_M, BLOCK_N), mask=m, other=0.0).to(WIDE)
+        b_c = tl.where(b_a > FAR, FAR, tl.where(b_a < -FAR, -FAR, b_a))  # further out: infinity times zero
+        s, ds = gate(b_c)
+        b_db = (b_dy * b_a * s).to(db_ptr.dtype.element_ty)
+        tl.store(places(db_ptr, d_stride, i_m, i_n, BLOCK_M, BLOCK_N), b_db, mask=m)
+        slope = s + b_c * (K1 + 3 * K3 * b_c * b_c) * ds
+        b_b = tl.load(places(b_ptr, b_stride, i_m, i_n, BLOCK_M, BLOCK_N), mask=m, other=0.0).to(WIDE)
+        b_da = (b_dy * b_b * slope).to(da_ptr.dtype.element_ty)
+        tl.store(places(da_ptr, d_stride, i_m, i_n, BLOCK_M, BLOCK_N), b_da, mask=m)
+
+
+geglu = Launcher(_geglu, tensors=3, sizes="a_stride b_stride y_stride n", free="n_rows")
+geglu_bwd = Launcher(_geglu_bwd, tensors=5, sizes="dy_stride a_stride b_stride d_stride n", free="n_rows")
+
+
+@tunable("ascend.geglu")
+def tiles_of(n: int, dtype: torch.dtype, backward: bool) -> Tiles:
+    """A block as large as the unified buffer takes, along a row as far as that goes."""
+    held = Held("BLOCK_N", 5, 6) if backward else Held("BLOCK_N", 3, 4)
+    elements = filling(vendor_info, None, held, dtype.itemsize) or 1024
+    block = min(elements, max(triton.next_power_of_2(n), 16))
+    return Tiles(BLOCK_M=elements // block, BLOCK_N=block)
+
+
+@functools.cache
+def vector_cores(device: torch.device) -> int:
+    """As Triton's driver counts them: torch does not say, and chips of one arch differ."""
+    if interpreting():
+        return cores(device)
+    told = triton.runtime.driver.active.utils.get_device_properties(device.index or 0)
+    return told.get("num_vectorcore") or cores(device)
+
+
+class Walk(NamedTuple):
+    """What an op will do for tensors that look so."""
+
+    out: Room
+    launch: Callable[..., None] | None  # None: nothing to compute
+    pack: bool
+
+
+@plans
+def _plan(backward: bool, *args: Tensor) -> Walk:
+    a, b = args[-2:]
+    spec.check("gelu_mul_bwd" if backward else "gelu_mul", a=a, b=b, **({"dy": args[0]} if backward else {}))
+    out = Room.of(a.shape, a.dtype)
+    if not a.numel():
+        return Walk(out, None, False)
+    lie = [packed(t) for t in args]
+    if all(t.is_contiguous() for t in lie):
+        count, n, strides = 1, a.numel(), [a.numel()] * len(args)
+    else:
+        at = [Rows.of(t) for t in lie]
+        count, n, strides = at[0].count, a.shape[-1], [r.stride for r in at]
+    tiles = tiles_of(n=n, dtype=a.dtype, backward=backward)
+    config = tiles.config(even=all(k % 16 == 0 for k in (n, *strides)), WIDE=wide_of(a.dtype))
+    if tiles["BLOCK_M"] * max(strides) >= 2**31 and count > 1:
+        raise NotSupported("rows too far apart to be counted in 32 bits within a block")
+    blocks = -(-count // tiles["BLOCK_M"]) * -(-n // tiles["BLOCK_N"])
+    grid = (min(blocks, vector_cores(a.device)), 1, 1)
+    launch = (geglu_bwd if backward else geglu).ready(grid, (*strides, n, count, n), config)
+    return Walk(out, launch, not all(even_rows(t) for t in args))
+
+
+def gelu_mul(a: Tensor, b: Tensor) -> Tensor:
+    out, launch, pack = _plan(False, a, b)
+    y = out.on(a)
+    if launch is not None:
+        if pack:
+            a, b = packed(a), packed(b)
+        launch(a, b, y)
+    return y
+
+
+def gelu_mul_bwd(dy: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+    out, launch, pack = _plan(True, dy, a, b)
+    da, db = out.on(a), out.on(a)
+    if launch is not None:
+        if pack:
+            dy, a, b = packed(dy), packed(a), packed(b)
+        launch(dy, a, b, da, db)
+    return da, db
+
+
+gelu_mul.dtypes = gelu_mul_bwd.dtypes = {torch.float32, torch.float16, torch.bfloat16}

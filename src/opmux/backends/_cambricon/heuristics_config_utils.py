@@ -1,0 +1,7 @@
+"""Tiles on MLUs, where they differ: blocks fill a core's NRAM, half of it while the other half is loaded."""
+
+from opmux.backends import buffers
+
+from . import vendor_info
+
+HEURISTICS_CONFIGS = buffers.rules(vendor_info)

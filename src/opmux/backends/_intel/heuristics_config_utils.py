@@ -1,0 +1,22 @@
+"""Tiles on Intel's GPUs, where they differ: a lane has few registers, so rows that are held are spread over more lanes.
+
+A warp of 32 lanes is a thread of the hardware, with 128 registers of 64 bytes (32 on Arc A): 64 numbers of four bytes a
+lane, where a thread of NVIDIA's chips may have 255. Rows of 64 elements a thread, which suit those, would spill.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+A_LANE = 16  # elements: as they came, widened, and what is computed of them
+MOST = 32  # warps: a work group has 1024 lanes
+
+
+def spread(args: dict[str, Any]) -> int | None:
+    elements = args["BLOCK_M"] * args["BLOCK_N"]
+    warps = 1 << max(0, elements // (A_LANE * 32) - 1).bit_length()
+    return min(warps, MOST) if min(warps, MOST) > args["num_warps"] else None
+
+
+HELD = ("softmax.rows", "masked_softmax.rows", "norm.rows", "norm_bwd.rows", "reduce.rows")
+HEURISTICS_CONFIGS = {name: {"num_warps": spread} for name in HELD}

@@ -1,0 +1,82 @@
+"""Batch norm through cuDNN."""
+
+import torch
+from torch import Tensor
+
+from ....specs import channel_norm as spec
+from .tags import library
+
+DTYPES = frozenset({torch.float16, torch.float32})
+
+
+def cudnn(oldest: int = 8) -> bool | str:
+    """Whether torch has a cuDNN, and one that is new enough."""
+    found = torch.backends.cudnn.version() if torch.backends.cudnn.is_available() else None
+    major = (found or 0) // (10_000 if (found or 0) >= 90_000 else 1000)  # 8907 is 8.9.7, 90100 is 9.1.0
+    return True if major >= oldest else f"needs cuDNN {oldest}; torch has {f'cuDNN {major}' if found else 'none'}"
+
+
+def limits(x: Tensor, eps: float = 1.0) -> bool | str:
+    """What is not channels-last: for that cuDNN's backward wants a buffer of its forward, which no op of ours keeps."""
+    if x.dtype not in DTYPES or x.dim() not in (4, 5) or not x.is_contiguous():
+        return "takes contiguous float16 and float32 of 4 and 5 dimensions"
+    if x.shape[1] < 2 or x.shape[2:].numel() < 2 or not x.numel() or x.shape[0] > 65535 or eps <= 0:
+        return "takes several channels, several places, 1 to 65535 samples, and an eps above 0"
+    return True
+
+
+def batch_when(
+    x: Tensor,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    running_mean: Tensor | None = None,
+    running_var: Tensor | None = None,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+) -> bool | str:
+    given = dict(weight=weight, bias=bias, running_mean=running_mean, running_var=running_var)
+    spec.check_batch("batch_norm", x, None, True, **given)
+    return limits(x, eps)
+
+
+def batch_bwd_when(dy: Tensor, x: Tensor, weight: Tensor | None, mean: Tensor, rstd: Tensor) -> bool | str:
+    spec.check_batch("batch_norm_bwd", x, dy, weight=weight, mean=mean, rstd=rstd)
+    return limits(x)
+
+
+def _filled(t: Tensor | None, value: float, x: Tensor) -> Tensor:
+    """A number for each channel, as cuDNN takes them: float32."""
+    return x.new_full((x.shape[1],), value, dtype=torch.float32) if t is None else t.to(torch.float32).contiguous()
+
+
+@library("batch_norm", "cudnn", dtypes=DTYPES, when=batch_when, _is_available=cudnn)
+def batch_norm(
+    x: Tensor,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    running_mean: Tensor | None = None,
+    running_var: Tensor | None = None,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    old = (running_mean, running_var)
+    new = [x.new_zeros(x.shape[1], dtype=torch.float32) if t is None else t.to(torch.float32, copy=True) for t in old]
+    rate = 1.0 if running_mean is None else momentum  # with none given, the new ones are the batch's own
+    y, mean, rstd, _ = torch.ops.aten.cudnn_batch_norm.default(
+        x, _filled(weight, 1.0, x), _filled(bias, 0.0, x), new[0], new[1], True, rate, eps
+    )
+    new_mean, new_var = (n if t is None else n.to(t.dtype) for n, t in zip(new, old, strict=True))
+    return y, mean, rstd, new_mean, new_var
+
+
+@library("batch_norm_bwd", "cudnn", when=batch_bwd_when, _is_available=cudnn)
+def batch_norm_bwd(
+    dy: Tensor, x: Tensor, weight: Tensor | None, mean: Tensor, rstd: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    nothing = x.new_empty(0, dtype=torch.uint8)
+    w, mu, r = _filled(weight, 1.0, x), _filled(mean, 0.0, x), _filled(rstd, 0.0, x)
+    dx, dw, db = torch.ops.aten.cudnn_batch_norm_backward.default(
+        x, dy.to(x.dtype).contiguous(), w, None, None, mu, r, 1e-5, nothing
+    )
+    dtype = torch.float32 if weight is None else weight.dtype
+    return dx, dw.to(dtype), db.to(dtype)

@@ -1,0 +1,345 @@
+"""Other people's kernels, where they are installed: a table of what each library has for which op.
+
+A library is imported when one of its rows is first called, and never at import. A module of ours that stands in for one
+is not it. Rows rank below all that comes with torch: they are for `vendor:nvidia` and `impl:vendor.nvidia.<library>`.
+None of them writes to a caller's tensor.
+"""
+
+import contextlib
+import functools
+import importlib
+import importlib.util
+import inspect
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from importlib.machinery import EXTENSION_SUFFIXES, ModuleSpec, PathFinder
+from pathlib import Path
+from types import ModuleType
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ....core.errors import NotSupported
+from . import attention
+from .tags import library
+
+FLOATS = frozenset({torch.float16, torch.bfloat16, torch.float32})
+PRIORITY = 50  # what comes with torch has 100
+OURS = Path(__file__).parents[3]
+
+
+# ---- finding and loading --------------------------------------------------------------------------------------------
+
+
+def places(spec: ModuleSpec | None) -> list[Path]:
+    """Where a module lies on disk; nowhere, if something of this process or of opmux has its name."""
+    if spec is None:
+        return []
+    found = [Path(p) for p in ([spec.origin] if spec.has_location else spec.submodule_search_locations or ()) if p]
+    return [p for p in found if p.exists() and not p.resolve().is_relative_to(OURS)]
+
+
+def find(module: str) -> ModuleSpec | None:
+    """An installed module; nothing is imported, the packages above it neither."""
+    top, *below = module.split(".")
+    try:
+        found = importlib.util.find_spec(top)
+    except ValueError:  # a stand-in without a spec
+        return None
+    for n in range(len(below)):
+        if found is None or not places(found):
+            return None
+        found = PathFinder.find_spec(".".join((top, *below[: n + 1])), list(found.submodule_search_locations or ()))
+    return found if places(found) else None
+
+
+def installed(module: str) -> bool | str:
+    return find(module) is not None or f"{module} is not installed"
+
+
+def tex_file() -> Path | None:
+    """NVIDIA's extension, in one of the places where the installations of TransformerEngine have it."""
+    package = find("transformer_engine")
+    for home in map(Path, (package and package.submodule_search_locations) or ()):
+        for place in (home.parent, home, home / "wheel_lib"):
+            for suffix in EXTENSION_SUFFIXES:
+                if (place / f"transformer_engine_torch{suffix}").is_file():
+                    return place / f"transformer_engine_torch{suffix}"
+    return None
+
+
+def tex_installed() -> bool | str:
+    return tex_file() is not None or "transformer_engine_torch is not installed"
+
+
+def loaded(module: str) -> ModuleType:
+    """A module of an installed library, imported now."""
+    made = importlib.import_module(module)
+    if not places(made.__spec__):
+        raise NotSupported(f"'{module}' is a stand-in in this process, not what is installed")
+    return made
+
+
+def tex_loaded(_: str = "") -> ModuleType:
+    """NVIDIA's extension as TransformerEngine loads it, beside the libraries it needs."""
+    importlib.import_module("transformer_engine.pytorch")
+    made = sys.modules.get("transformer_engine_torch")
+    if made is None or not str(getattr(made, "__file__", "")).endswith(tuple(EXTENSION_SUFFIXES)):
+        raise NotSupported("'transformer_engine_torch' is a stand-in in this process, not NVIDIA's extension")
+    return made
+
+
+@functools.cache
+def parameters(fn: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
+    return inspect.signature(getattr(fn, "_init_fn", fn)).parameters  # torch's custom ops hide theirs
+
+
+def by_name(fn: Callable[..., Any], given: dict[str, Any]) -> Any:
+    """Call a function with those of the given values that it has a name for: signatures drift between versions."""
+    known = parameters(fn)
+    unknown = [p.name for p in known.values() if p.default is p.empty and p.name not in given]
+    if unknown:
+        raise NotSupported(f"{fn!r} as it is installed wants {unknown}, which is not known here")
+    return fn(**{n: given[n] for n in known if n in given})
+
+
+class Library(NamedTuple):
+    """Whether a library is there, and how a module of it is loaded."""
+
+    there: Callable[..., bool | str]
+    load: Callable[[str], ModuleType]
+
+
+LIBRARIES = {
+    "transformer_engine": Library(tex_installed, tex_loaded),
+    "flash_attn": Library(functools.partial(installed, "flash_attn.flash_attn_interface"), loaded),
+    "liger_kernel": Library(functools.partial(installed, "liger_kernel"), loaded),
+    "flag_gems": Library(functools.partial(installed, "flag_gems"), loaded),
+}
+
+
+class Row(NamedTuple):
+    """What a library has for an op: a function by its place, and how it is called with the op's arguments."""
+
+    library: str
+    op: str
+    place: str  # "module:function"
+    call: Callable[..., Any]  # (the function, the op's arguments) -> the op's results
+    when: Callable[..., bool | str]
+    dtypes: frozenset[torch.dtype] | None = FLOATS
+    min_arch: str | None = None
+
+    def fetch(self) -> Any:
+        module, _, name = self.place.partition(":")
+        home = LIBRARIES[self.library].load(module)
+        found = getattr(home, name, None)
+        if found is None:
+            raise NotSupported(f"the installed {self.library} has no {self.place}")
+        return found
+
+    def made(self) -> Callable[..., Any]:
+        """The impl: the function is fetched once, by the first call."""
+        fetch, call = functools.cache(self.fetch), self.call
+
+        def run(*args: Any) -> Any:
+            first: Tensor = args[0]
+            # Triton launches on the current device, wherever the tensors are
+            with torch.cuda.device_of(first) if first.is_cuda else contextlib.nullcontext():
+                return call(fetch(), *args)
+
+        run.__name__ = run.__qualname__ = f"{self.op.rpartition('::')[2]}_{self.library}"
+        tags = dict(when=self.when, dtypes=self.dtypes, min_arch=self.min_arch, priority=PRIORITY)
+        there = LIBRARIES[self.library].there
+        return library(self.op, self.library, _is_available=there, **tags)(run)
+
+
+# ---- how each is called ---------------------------------------------------------------------------------------------
+
+
+def packed(*tensors: Tensor) -> tuple[Tensor, ...]:
+    return tuple(t.contiguous() for t in tensors)
+
+
+def fits(
+    full: tuple[int, ...], cols: tuple[int, ...] = (), rows: tuple[int, ...] = (), zero: int | None = None
+) -> Callable[..., bool | str]:
+    """A `when` for an op on rows, by the places of its arguments: those of one shape, those with a number for each column,
+    those with one for each row, and an offset that must be 0.
+
+    These libraries do not look: a tensor of another shape would be read beyond its end. What does not fit is declined, and
+    refused by whoever comes next.
+    """
+
+    def when(*args: Any) -> bool | str:
+        x: Tensor = args[full[0]]
+        if not x.dim() or not x.numel() or x.shape[-1] > 65536:
+            return "takes rows of 1 to 65536 elements"
+        if any(args[i].shape != x.shape for i in full) or any(args[i].numel() * x.shape[-1] != x.numel() for i in rows):
+            return "takes tensors that fit together"
+        sides = [args[i] for i in cols if args[i] is not None]
+        if any(t.shape != x.shape[-1:] for t in sides):
+            return "takes tensors that fit together"
+        if {(t.dtype, t.device) for t in sides} | {(args[i].dtype, args[i].device) for i in full} != {
+            (x.dtype, x.device)
+        }:
+            return "takes tensors of one dtype on one device"
+        return zero is None or args[zero] == 0 or "has no offset"
+
+    return when
+
+
+def halves_when(grad: Tensor, fwd_input: Tensor, quantizer: Any = None) -> bool | str:
+    """Of the gradient of a gate: the same, where the gradient is as long as a half of the input."""
+    twice = (*grad.shape[:-1], 2 * grad.shape[-1]) if grad.dim() else ()
+    return fits((0,))(grad) if fwd_input.shape == twice and fwd_input.dtype == grad.dtype else "takes halves that fit"
+
+
+def flash_fwd(fn: Any, q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None) -> tuple[Tensor, Tensor]:
+    found = by_name(fn, _flash_given(q, k, v, causal, scale) | {"return_softmax": False})
+    lse = found[1] if len(found) == 4 else found[5]  # before 2.7 padded inputs came back too
+    return attention.settled(found[0].transpose(1, 2), q), lse
+
+
+def flash_bwd(
+    fn: Any, do: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, causal: bool, scale: float | None
+) -> tuple[Tensor, Tensor, Tensor]:
+    given = _flash_given(q, k, v, causal, scale)
+    dq, dk, dv = (torch.empty_like(given[n]) for n in "qkv")
+    saved = {"dout": do.to(q.dtype).transpose(1, 2).contiguous(), "out": o.transpose(1, 2).contiguous()}
+    steady = torch.are_deterministic_algorithms_enabled()
+    mine = {"softmax_lse": lse.contiguous(), "dq": dq, "dk": dk, "dv": dv, "deterministic": steady, "rng_state": None}
+    by_name(fn, given | saved | mine)
+    return tuple(attention.settled(g.transpose(1, 2), t) for g, t in ((dq, q), (dk, k), (dv, v)))  # type: ignore[return-value]
+
+
+def _flash_given(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None) -> dict[str, Any]:
+    """By every name that versions have had; tensors are [batch, seq, heads, dim] there."""
+    return {
+        **{n: attention.plain(t).transpose(1, 2) for n, t in (("q", q), ("k", k), ("v", v))},
+        "dropout_p": 0.0,
+        "softmax_scale": attention.spec.scale_of(q, scale),
+        "causal": causal,
+        "window_size": (-1, -1),
+        "window_size_left": -1,
+        "window_size_right": -1,
+        "softcap": 0.0,
+        "alibi_slopes": None,
+    }
+
+
+GEMMA = 1  # Liger's casting mode that rounds once, as ours does
+
+
+def liger_rms_fwd(fn: Any, x: Tensor, weight: Tensor, eps: float, offset: float) -> tuple[Tensor, Tensor]:
+    x, weight = packed(x, weight)
+    given = {"X": x, "W": weight, "eps": eps, "offset": offset, "casting_mode": GEMMA, "row_mode": None}
+    y, _, rstd, *_ = by_name(fn, given)
+    return y, rstd.view(x.shape[:-1])
+
+
+def liger_rms_bwd(fn: Any, dy: Tensor, x: Tensor, weight: Tensor, rstd: Tensor, offset: float) -> tuple[Tensor, Tensor]:
+    """`in_place` is on by default there, and writes dx over dy."""
+    block, warps = loaded("liger_kernel.ops.utils").calculate_settings(x.shape[-1])
+    g, x, weight, rstd = packed(dy.to(x.dtype), x, weight, rstd)
+    given = {"dY": g, "X": x.view(-1, x.shape[-1]), "W": weight, "RSTD": rstd.view(-1), "offset": offset}
+    how = {"casting_mode": GEMMA, "BLOCK_SIZE": block, "num_warps": warps, "in_place": False, "row_mode": None}
+    dx, dweight = by_name(fn, given | how)
+    return dx, dweight
+
+
+NO_FACTORS = {"gate_multiplier": 1.0, "down_multiplier": 1.0}
+
+
+def liger_glu_fwd(fn: Any, a: Tensor, b: Tensor) -> Tensor:
+    a, b = packed(a, b)
+    return by_name(fn, {"a": a, "b": b, **NO_FACTORS})[2]
+
+
+def liger_glu_bwd(fn: Any, dy: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+    """The gradients are written over a and b there: it gets copies."""
+    mine = {n: t.clone(memory_format=torch.contiguous_format).view(-1, t.shape[-1]) for n, t in (("a", a), ("b", b))}
+    da, db = by_name(fn, {**mine, "dc": dy.to(a.dtype).contiguous(), **NO_FACTORS})
+    return da.view(a.shape), db.view(b.shape)
+
+
+def gems_rms_fwd(fn: Any, x: Tensor, weight: Tensor, eps: float, offset: float) -> tuple[Tensor, Tensor]:
+    x, weight = packed(x, weight)
+    y, rstd = by_name(fn, {"x": x, "normalized_shape": list(weight.shape), "weight": weight, "eps": eps})
+    return y, rstd.view(x.shape[:-1])
+
+
+def gems_rms_bwd(fn: Any, dy: Tensor, x: Tensor, weight: Tensor, rstd: Tensor, offset: float) -> tuple[Tensor, Tensor]:
+    g, x, weight, rstd = packed(dy.to(x.dtype), x, weight, rstd)
+    given = {"dy": g, "x": x, "inv_rms": rstd.view(-1), "normalized_shape": list(weight.shape), "weight": weight}
+    dx, dweight = by_name(fn, given)
+    return dx, dweight.to(weight.dtype)
+
+
+def gems_glu_fwd(form: str, fn: Any, a: Tensor, b: Tensor) -> Tensor:
+    return fn(*packed(a, b), *filter(None, (form,)))
+
+
+def gems_glu_bwd(fn: Any, dy: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+    da, db = fn(*packed(a, b, dy.to(a.dtype)))
+    return da, db
+
+
+TEX_DTYPES = {torch.float32: "kFloat32", torch.float16: "kFloat16", torch.bfloat16: "kBFloat16"}
+
+
+def tex_straight(fn: Any, *args: Any) -> Any:
+    """As it is; but its kernels do not look at strides."""
+    return fn(*(v.contiguous() if isinstance(v, Tensor) else v for v in args))
+
+
+def tex_norm_fwd(fn: Any, *args: Any) -> Any:
+    """A dtype is a value of an enum there; ln_out is written in place, and its strides are not looked at either."""
+    *first, ln_out, quantizer, otype, margin, centred = args
+    name = TEX_DTYPES.get(args[0].dtype if otype is None else otype)
+    if name is None or (ln_out is not None and not ln_out.is_contiguous()):
+        raise NotSupported("transformer_engine writes float32, float16 and bfloat16, to a contiguous ln_out")
+    own = getattr(sys.modules["transformer_engine_torch"].DType, name)
+    return tex_straight(fn, *first, ln_out, quantizer, own, margin, centred)
+
+
+# ---- the table ------------------------------------------------------------------------------------------------------
+
+TEX_ACTS = "gelu relu silu srelu qgelu".split()
+TEX_GATES = "geglu swiglu reglu sreglu qgeglu glu".split()
+
+
+def table() -> Iterator[Row]:
+    one, two, three = fits((0,)), fits((0, 1)), fits((0, 1, 2))
+
+    lib, at = "flash_attn", "flash_attn.flash_attn_interface:_flash_attn"
+    yield Row(lib, "attention", f"{at}_forward", flash_fwd, attention.flash_when, attention.HALVES, "sm_80")
+    yield Row(lib, "attention_bwd", f"{at}_backward", flash_bwd, attention.flash_bwd_when, None, "sm_80")
+
+    lib, at = "liger_kernel", "liger_kernel.ops.rms_norm:rms_norm"
+    yield Row(lib, "rms_norm", f"{at}_forward", liger_rms_fwd, fits((0,), (1,)))
+    yield Row(lib, "rms_norm_bwd", f"{at}_backward", liger_rms_bwd, fits((0, 1), (2,), (3,)))
+    for op, name in (("silu_mul", "swiglu"), ("gelu_mul", "geglu")):
+        yield Row(lib, op, f"liger_kernel.ops.{name}:{name}_forward", liger_glu_fwd, two)
+        yield Row(lib, f"{op}_bwd", f"liger_kernel.ops.{name}:{name}_backward", liger_glu_bwd, three)
+
+    lib, at = "flag_gems", "flag_gems.ops.rms_norm:rms_norm"
+    yield Row(lib, "rms_norm", f"{at}_forward", gems_rms_fwd, fits((0,), (1,), zero=3))
+    yield Row(lib, "rms_norm_bwd", f"{at}_backward", gems_rms_bwd, fits((0, 1), (2,), (3,), zero=4))
+    for op, name, form in (("silu_mul", "silu", ""), ("gelu_mul", "gelu", "tanh"), ("gelu_erf_mul", "gelu", "none")):
+        at, grad = f"flag_gems.fused.{name}_and_mul", "_".join(filter(None, (name, form, "and_mul_grad_kernel")))
+        yield Row(lib, op, f"{at}:{name}_and_mul", functools.partial(gems_glu_fwd, form), two)
+        yield Row(lib, f"{op}_bwd", f"{at}:{grad}", gems_glu_bwd, three)
+
+    tex = lambda name, call, when: Row("transformer_engine", f"tex::{name}", f":{name}", call, when)
+    yield tex("rmsnorm_fwd", tex_norm_fwd, fits((0,), (1,)))
+    yield tex("layernorm_fwd", tex_norm_fwd, fits((0,), (1, 2)))
+    yield tex("rmsnorm_bwd", tex_straight, fits((0, 1), (3,), (2,)))
+    yield tex("rmsnorm_bwd_add", tex_straight, fits((0, 1, 2), (4,), (3,)))
+    yield tex("layernorm_bwd", tex_straight, fits((0, 1), (4,), (2, 3)))
+    for act in (*TEX_ACTS, *TEX_GATES):
+        yield tex(act, tex_straight, one)
+        yield tex(f"d{act}", tex_straight, two if act in TEX_ACTS else halves_when)
+
+
+IMPLS = {made.__name__: made for made in (row.made() for row in table())}

@@ -1,0 +1,18 @@
+"""How a function of a vendor library is marked as an impl of an op."""
+
+from collections.abc import Callable
+from typing import Any
+
+from ....core.registry import BackendImplKind
+
+
+def library(op: str, name: str, **tags: Any) -> Callable[[Callable[..., Any]], Any]:
+    """Mark a function as what the library `name` has for an op; `tags` are further attributes of the impl."""
+
+    def tag(fn: Any) -> Any:
+        fn.op, fn.impl_id, fn.kind = op, f"vendor.nvidia.{name}", BackendImplKind.VENDOR
+        for key, value in tags.items():
+            setattr(fn, key, value)
+        return fn
+
+    return tag

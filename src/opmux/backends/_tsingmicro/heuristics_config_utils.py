@@ -1,0 +1,7 @@
+"""Tiles on Tsingmicro's chips, where they differ: 16 programs side by side, each with megabytes to fill."""
+
+from opmux.backends import buffers
+
+from . import vendor_info
+
+HEURISTICS_CONFIGS = buffers.rules(vendor_info, most=32_768)

@@ -1,0 +1,7 @@
+"""The names that vendor packages written for FlagGems import from a module of this name."""
+
+from ..runtime.vendor import Autograd, Target, VendorInfoBase
+
+VendorDescriptor = VendorInfoBase
+
+__all__ = ["Autograd", "Target", "VendorDescriptor", "VendorInfoBase"]

@@ -1,0 +1,81 @@
+"""Tiles for chips whose programs work in a buffer of their own: blocks are copied into it, computed on, and copied out.
+
+Such a chip has few cores and starts programs slowly, so a block should fill the buffer; what does not fit in it, its
+compiler refuses. A vendor says how large the buffer is (`Target.shared_memory`) and takes the rules as they are:
+
+    HEURISTICS_CONFIGS = buffers.rules(vendor_info)
+
+What a kernel holds at once was counted in its text; on a chip none of this was measured.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from ..runtime.vendor import VendorInfoBase
+
+COPIES = 2  # of what is loaded or stored: one is computed on while the other is on its way
+
+
+class Held(NamedTuple):
+    """What a kernel holds of each element of its tile, and the size of the tile that may change."""
+
+    size: str
+    tensors: int  # values of the tensors' dtype, loaded or stored
+    wide: int  # values of 32 bits beside them
+    grows: bool = True  # whether a larger tile is worth it; else it is only cut until it fits
+
+
+HELD = {
+    "activation.flat": (Held("BLOCK", 3, 3),),
+    "activation.gated": (Held("BLOCK_N", 5, 5),),
+    "activation.gated_rows": (Held("BLOCK_M", 5, 5),),
+    "activation.bias": (Held("BLOCK_M", 5, 5),),
+    "pointwise.flat": (Held("BLOCK", 4, 4),),
+    "softmax.rows": (Held("BLOCK_M", 3, 3),),
+    "softmax.pieces": (Held("BLOCK_N", 3, 5, False),),
+    "masked_softmax.rows": (Held("BLOCK_M", 4, 4),),
+    "masked_softmax.pieces": (Held("BLOCK_N", 4, 5, False),),
+    "norm.rows": (Held("BLOCK_M", 6, 5),),
+    "norm.pieces": (Held("HOLD", 6, 6, False), Held("BLOCK_N", 6, 6, False)),
+    "norm_bwd.rows": (Held("BLOCK_M", 6, 7),),
+    "norm_bwd.pieces": (Held("BLOCK_N", 5, 5, False),),
+    "norm_bwd.columns": (Held("BLOCK_M", 4, 4, False),),
+    "reduce.rows": (Held("BLOCK_N", 1, 4, False),),
+    "reduce.columns": (Held("BLOCK_M", 1, 4, False),),
+}
+
+
+def filling(info: VendorInfoBase, arch: str | None, held: Held, itemsize: int) -> int | None:
+    """How many elements a tile may have, a power of two; None where the buffer's size is not known."""
+    room = info.target(arch).shared_memory
+    if room is None:
+        return None
+    return 1 << (room // (COPIES * held.tensors * itemsize + 4 * held.wide)).bit_length() - 1
+
+
+def rules(info: VendorInfoBase, most: int = 16_384) -> dict[str, dict[str, Callable[..., Any]]]:
+    """A vendor's HEURISTICS_CONFIGS; tiles do not grow beyond `most` elements, where starts no longer matter."""
+    return {
+        name: {held.size: functools.partial(_cut, info, most, held) for held in every} for name, every in HELD.items()
+    }
+
+
+def _cut(info: VendorInfoBase, most: int, held: Held, args: dict[str, Any]) -> int | None:
+    elements = filling(info, args["arch"], held, args["dtype"].itemsize)
+    if elements is None:
+        return None
+    usual = args[held.size]
+    of_block = held.size.startswith("BLOCK")
+    others = math.prod(v for k, v in args.items() if of_block and k.startswith("BLOCK") and k != held.size)
+    size = max(1, elements // others)
+    if size <= usual:
+        return size
+    size = max(usual, min(size, most // others)) if held.grows else usual
+    lengths = [v for k, v in args.items() if k.islower() and type(v) is int]
+    while any(usual < n < size for n in lengths):  # the kernel may count on a tile within a row
+        size //= 2
+    return size

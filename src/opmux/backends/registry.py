@@ -1,0 +1,38 @@
+"""Which vendor stands for which device: `VendorInfo`, `register_vendor`, `VENDOR_REGISTRY`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from ..core import facts
+from ..runtime import detect, packages
+from ..runtime.packages import register_vendor
+from ..runtime.vendor import VendorInfo, VendorInfoBase
+
+__all__ = ["VENDOR_REGISTRY", "VendorInfo", "VendorInfoBase", "register_vendor"]
+
+
+class _Active(Mapping[str, VendorInfoBase]):
+    """Device type -> the vendor that stands for it here, looked up when asked."""
+
+    def _devices(self) -> list[str]:
+        there = [*facts.accelerators(), "cpu"]
+        return [d for d in dict.fromkeys([*there, *(p.device for p in packages.known().values())])]
+
+    def __getitem__(self, device: str) -> VendorInfoBase:
+        found = detect.vendor_of(device)
+        if found is None:
+            raise KeyError(device)
+        return found.info
+
+    def __iter__(self) -> Iterator[str]:
+        return (d for d in self._devices() if detect.vendor_of(d) is not None)
+
+    def __len__(self) -> int:
+        return len(list(iter(self)))
+
+    def __repr__(self) -> str:
+        return repr({device: info.vendor_name for device, info in self.items()})
+
+
+VENDOR_REGISTRY = _Active()

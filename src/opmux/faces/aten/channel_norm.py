@@ -1,0 +1,271 @@
+"""ATen's group norm, batch norm and weight norm, and their gradients.
+
+Statistics are float32 (float64 for float64), but halves where ATen has them so: those of a group norm of halves, and of
+a batch norm of halves on the CPU, unless parameters are wider. Inputs lie in one piece, or channels-last where ATen
+keeps that; how results of any other lie is torch's to choose.
+
+Left to torch: `cudnn_batch_norm` and `miopen_batch_norm` (what they return beside statistics is their library's, and
+its backward must find it, also where ours is off by then); what synchronised batch norm is made of, as no primitive
+computes statistics alone; the gradient of batch norm in evaluation, of which dx alone is wanted as a rule.
+`_native_batch_norm_legit_functional` and `instance_norm` are made of what is here.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...core import get_default_manager
+from ...core.errors import NotSupported
+from ...specs import channel_norm
+from .adapters import adapt
+from .norm import HALVES, REFUSED, mixed
+
+Fn = Callable[..., Any]
+
+
+def leave(check: Fn, *args: Any, **named: Any) -> None:
+    """Decline what the spec of a primitive refuses; what it does not was an error of the implementation."""
+    try:
+        check(*args, **named)
+    except REFUSED as error:
+        raise NotSupported(str(error)) from None
+
+
+def _in_one_piece(x: Tensor, channels_last: bool = True) -> None:
+    """Decline what is empty or lies in a way of its own."""
+    last = channels_last and channel_norm.memory_format(x) is not torch.contiguous_format
+    if not (x.is_contiguous() or last) or not x.numel():
+        raise NotSupported(f"x is empty, or lies in a way of its own: {tuple(x.shape)} by {x.stride()}")
+
+
+# ---- group norm -----------------------------------------------------------------------------------------------------
+
+
+def _check_group(x: Tensor, n: int, c: int, places: int) -> None:
+    _in_one_piece(x, x.is_cpu)
+    if x.dim() < 2 or x.shape[:2] != (n, c) or x.numel() != n * c * places:
+        raise NotSupported(f"x {tuple(x.shape)} is not of {n} samples, {c} channels and {places} places")
+
+
+@adapt("native_group_norm", over=channel_norm.group_norm)
+def group_norm(
+    call: Fn,
+    input: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    N: int,
+    C: int,
+    HxW: int,
+    group: int,
+    eps: float,
+) -> Any:
+    wider = mixed(input, weight, bias)
+    _check_group(input, N, C, HxW)
+    try:
+        y, mean, rstd = call(input, group, weight, bias, eps)
+    except REFUSED:
+        leave(channel_norm.check_group, "group_norm", input, group, weight, bias)
+        raise
+    if input.dtype in HALVES and not wider:
+        return y, mean.to(input.dtype), rstd.to(input.dtype)
+    return y, mean, rstd
+
+
+@adapt("native_group_norm_backward", over=channel_norm.group_norm_bwd)
+def group_norm_backward(
+    call: Fn,
+    grad_out: Tensor,
+    input: Tensor,
+    mean: Tensor,
+    rstd: Tensor,
+    weight: Tensor | None,
+    N: int,
+    C: int,
+    HxW: int,
+    group: int,
+    output_mask: Sequence[bool],
+) -> Any:
+    if grad_out.dtype is not input.dtype:
+        raise NotSupported("a gradient of another dtype is torch's to judge")
+    mixed(input, weight)
+    _check_group(input, N, C, HxW)
+    want_x, want_w, want_b = output_mask
+    if weight is None and (want_w or want_b):
+        raise NotSupported("gradients of what is not there")
+    try:
+        dx, dweight, dbias = call(grad_out, input, weight, mean, rstd, group)
+    except REFUSED:
+        leave(channel_norm.check_group, "group_norm_bwd", input, group, weight, None, grad_out, mean, rstd)
+        raise
+    return dx if want_x else None, dweight if want_w else None, dbias if want_b else None
+
+
+# ---- batch norm -----------------------------------------------------------------------------------------------------
+
+
+def _check_running(x: Tensor, params: tuple[Tensor | None, ...], running: tuple[Tensor | None, ...]) -> bool:
+    """Whether parameters are wider than x. On the CPU running statistics have their dtype; elsewhere either's."""
+    if x.is_cpu:
+        return mixed(x, *params, *running)
+    mixed(x, *running)
+    return mixed(x, *params)
+
+
+@adapt("native_batch_norm.out", over=channel_norm.batch_norm)
+def batch_norm_out(
+    call: Fn,
+    input: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    training: bool,
+    momentum: float,
+    eps: float,
+) -> Any:
+    """Stands before the one it would follow from: whether `out` fits shows when statistics are written already."""
+    raise NotSupported("results into tensors that may not fit, after running statistics have changed")
+
+
+@adapt("native_batch_norm", "_native_batch_norm_legit", over=channel_norm.batch_norm)
+def batch_norm(
+    call: Fn,
+    input: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    training: bool,
+    momentum: float,
+    eps: float,
+) -> Any:
+    """Running statistics are written last, when all else is done."""
+    if not training:
+        infer = _evaluating()
+        return batch_norm_infer(infer, input, weight, bias, running_mean, running_var, momentum, eps)
+    wider = _check_running(input, (weight, bias), (running_mean, running_var))
+    _in_one_piece(input)
+    running = {"running_mean": running_mean, "running_var": running_var}
+    try:
+        y, mean, rstd, *new = call(input, weight, bias, running_mean, running_var, momentum, eps)
+    except REFUSED:
+        leave(channel_norm.check_batch, "batch_norm", input, None, True, weight=weight, bias=bias, **running)
+        raise
+    if running_mean is not None and running_var is not None:
+        torch._foreach_copy_([running_mean, running_var], new)
+    if input.is_cpu and not wider:
+        mean, rstd = mean.to(input.dtype), rstd.to(input.dtype)
+    return y, mean, rstd
+
+
+@adapt("_native_batch_norm_legit.no_stats", over=channel_norm.batch_norm)
+def batch_norm_alone(
+    call: Fn, input: Tensor, weight: Tensor | None, bias: Tensor | None, training: bool, momentum: float, eps: float
+) -> Any:
+    return batch_norm(call, input, weight, bias, None, None, training, momentum, eps)
+
+
+def _evaluating() -> Fn:
+    """The other primitive, by whatever implementation comes first: an adapter is handed one alone."""
+    key, manager = channel_norm.batch_norm_infer.spec.key, get_default_manager()
+
+    def call(*args: Any) -> Any:
+        with torch.no_grad():  # torch has its gradient already
+            return manager.call(key, *args)
+
+    return call
+
+
+@adapt("_native_batch_norm_legit_no_training", over=channel_norm.batch_norm_infer)
+def batch_norm_infer(
+    call: Fn,
+    input: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    momentum: float,
+    eps: float,
+) -> Any:
+    """The statistics that come with it are those given, but on the CPU nothing."""
+    if running_mean is None or running_var is None:
+        raise NotSupported("without statistics to use, torch is to judge")
+    wider = _check_running(input, (weight, bias), (running_mean, running_var))
+    _in_one_piece(input)
+    try:
+        y = call(input, running_mean, running_var, weight, bias, eps)
+    except REFUSED:
+        channels = {"mean": running_mean, "var": running_var, "weight": weight, "bias": bias}
+        leave(channel_norm.check_batch, "batch_norm_infer", input, **channels)
+        raise
+    stat = torch.float32 if wider or (not input.is_cpu and input.dtype in HALVES) else input.dtype
+    if input.is_cpu:
+        return y, input.new_empty(0, dtype=stat), input.new_empty(0, dtype=stat)
+    return y, running_mean.to(stat, copy=True), torch.rsqrt(running_var.to(stat) + eps)
+
+
+@adapt("native_batch_norm_backward", over=channel_norm.batch_norm_bwd)
+def batch_norm_backward(
+    call: Fn,
+    grad_out: Tensor,
+    input: Tensor,
+    weight: Tensor | None,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    save_mean: Tensor | None,
+    save_invstd: Tensor | None,
+    train: bool,
+    eps: float,
+    output_mask: Sequence[bool],
+) -> Any:
+    want_x, want_w, want_b = output_mask
+    if not train or save_mean is None or save_invstd is None or grad_out.dtype is not input.dtype:
+        raise NotSupported("in evaluation, or without what the forward kept, the gradient is torch's")
+    if weight is None and (want_w or want_b):
+        raise NotSupported("gradients of what is not there")
+    mixed(input, weight)
+    _in_one_piece(input)
+    try:
+        dx, dweight, dbias = call(grad_out, input, weight, save_mean, save_invstd)
+    except REFUSED:
+        channels = {"weight": weight, "mean": save_mean, "rstd": save_invstd}
+        leave(channel_norm.check_batch, "batch_norm_bwd", input, grad_out, **channels)
+        raise
+    return dx if want_x else None, dweight if want_w else None, dbias if want_b else None
+
+
+# ---- weight norm ----------------------------------------------------------------------------------------------------
+
+
+def _check_weight(v: Tensor, g: Tensor, dim: int) -> None:
+    """ATen's fused kernels have the first and the last dimension, of tensors in one piece and one dtype."""
+    if v.dtype is not g.dtype or dim not in (0, v.dim() - 1) or not v.dim():
+        raise NotSupported(f"v {v.dtype}, g {g.dtype}, dim {dim} are torch's to judge")
+    if not (v.is_contiguous() and g.is_contiguous() and v.numel()):
+        raise NotSupported("v or g is empty, or lies in a way of its own")
+
+
+@adapt("_weight_norm_interface", over=channel_norm.weight_norm)
+def weight_norm(call: Fn, v: Tensor, g: Tensor, dim: int = 0) -> Any:
+    _check_weight(v, g, dim)
+    try:
+        return call(v, g, dim)
+    except REFUSED:
+        leave(channel_norm.check_weight, "weight_norm", v, dim, g)
+        raise
+
+
+@adapt("_weight_norm_interface_backward", over=channel_norm.weight_norm_bwd)
+def weight_norm_backward(
+    call: Fn, grad_w: Tensor, saved_v: Tensor, saved_g: Tensor, saved_norms: Tensor, dim: int
+) -> Any:
+    _check_weight(saved_v, saved_g, dim)
+    if grad_w.dtype is not saved_v.dtype:
+        raise NotSupported("a gradient of another dtype is torch's to judge")
+    try:
+        return call(grad_w, saved_v, saved_g, saved_norms, dim)
+    except REFUSED:
+        leave(channel_norm.check_weight, "weight_norm_bwd", saved_v, dim, saved_g, grad_w, saved_norms)
+        raise

@@ -1,0 +1,297 @@
+"""Our kernels under torch's ops: overrides on a device's dispatch key, each a jump that asks whether it is on.
+
+Overrides are registered once. `use()` flips what is on, for the whole process, as backward passes run on other threads;
+an override that is off goes to the kernel that ATen had, which was taken before. `disable()` takes the overrides away.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import threading
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...core import facts, library
+from ...core.default import DefaultManager, get_default_manager
+from ...core.errors import NotSupported
+from ...core.jump import Form, Jump
+from ...core.lock import lock
+from ...core.log import logger
+from ...core.registry import BackendImplKind, OpImpl
+from ...core.spec import specs
+from ...runtime import detect, packages
+from ...runtime.machine import HERE
+from ...runtime.vendor import Autograd
+from ...runtime.vendor_ops import AtenRow
+from . import native
+from .overloads import Overload, row_for, table, vendors_own
+from .schema import Shape
+
+
+class State:
+    """What is on: `on` holds the names of the overloads, and is all that an override looks at."""
+
+    def __init__(self) -> None:
+        self.on: Any = frozenset()
+        self.wanted: frozenset[str] = frozenset()
+        self.inside: set[int] = set()  # threads that run a reference: nothing is on for them
+        self.counts: Counter[str] | None = None  # calls of what is on, while somebody counts them
+
+    def want(self, names: frozenset[str]) -> None:
+        self.wanted = names
+        self.on = Watched(names, self.inside, self.counts) if self.inside or self.counts is not None else names
+
+
+class Watched:
+    """What is on, where asking takes more than a look: nothing is for threads that run a reference; calls are counted."""
+
+    def __init__(self, names: frozenset[str], inside: set[int], counts: Counter[str] | None):
+        self._names, self._inside, self._counts = names, inside, counts
+
+    def __contains__(self, name: str) -> bool:
+        on = name in self._names and threading.get_ident() not in self._inside
+        if on and self._counts is not None:
+            self._counts[name] += 1
+        return on
+
+
+STATE = State()
+
+
+@contextlib.contextmanager
+def counted() -> Iterator[Counter[str]]:
+    """How often which overload led to us meanwhile, on any thread."""
+    with lock.held:
+        before, STATE.counts = STATE.counts, Counter()
+        STATE.want(STATE.wanted)
+        counts = STATE.counts
+    try:
+        yield counts
+    finally:
+        with lock.held:
+            STATE.counts = before
+            STATE.want(STATE.wanted)
+
+
+def off_inside(fn: Callable[..., Any]) -> Callable[..., Any]:
+    """A function whose own calls of ATen's ops run ATen's kernels."""
+
+    def reference(*args: Any, **kwargs: Any) -> Any:
+        me = threading.get_ident()
+        if me in STATE.inside:
+            return fn(*args, **kwargs)
+        with lock.held:
+            STATE.inside.add(me)
+            STATE.want(STATE.wanted)
+        try:
+            return fn(*args, **kwargs)
+        finally:
+            with lock.held:
+                STATE.inside.discard(me)
+                STATE.want(STATE.wanted)
+
+    reference.__wrapped__ = fn  # type: ignore[attr-defined]  # it takes what the function takes
+    return reference
+
+
+class Device:
+    """The overrides on one device type."""
+
+    def __init__(self, name: str):
+        package = detect.vendor_of(name)
+        self.name = name
+        self.key = {"cpu": "CPU"}.get(name, "PrivateUse1") if package is None else package.info.key
+        self.rows = HERE.ops(name).rows
+        self.unused = {n.removeprefix("aten::") for n in HERE.ops(name).unused}
+        self.jumps: dict[str, Jump] = {}  # of what is registered
+        self._made: dict[str, Jump] = {}  # that there ever were, to be used again
+        self._library: torch.library.Library | None = None
+
+    def choose(self) -> dict[str, Overload]:
+        """The overloads that some impl can compute on this device."""
+        for row in self.rows.values():
+            self._take(row)
+        found = {n: o for n, o in table().items() if n not in self.unused and o.shape.packet not in self.unused}
+        manager = get_default_manager()
+        for family in {o.family for o in found.values()} - {"vendor"}:
+            specs.load_implementers(family)
+        manager._prepare()
+        return {n: o for n, o in found.items() if self._can(manager, o)}
+
+    def _take(self, row: AtenRow) -> None:
+        """Make a vendor's function an impl of its overload; a row of a whole packet may not fit all of it."""
+        made = vendors_own(row.overload)
+        call = row_for(made, row)
+        if call is None:
+            logger.debug("%s does not fit aten::%s, and is not used there", row.impl_id, row.overload)
+            return
+        made.rows[self.name] = OpImpl(
+            made.key, row.impl_id, BackendImplKind.DEFAULT, HERE.vendor_of(self.name), off_inside(call), row.priority,
+            devices=frozenset({self.name}),
+        )  # fmt: skip
+
+    def _can(self, manager: Any, overload: Overload) -> bool:
+        impls = (*overload.rows.values(), *(i for base in overload.bases for i in manager.registry.impls(base)))
+        return any(
+            i.kind is not BackendImplKind.REFERENCE
+            and facts.runs_on(i.devices, self.name)
+            and manager._static_refusal(overload.bases[0] if overload.bases else overload.key, i, self.name) is None
+            for i in impls
+        )
+
+    def register(self, wanted: Iterable[Overload]) -> None:
+        """Put overrides for these overloads on the device's dispatch key, where there are none yet."""
+        new = [o for o in wanted if o.name not in self.jumps]
+        if not new:
+            return
+        if self._library is None:
+            self._library = torch.library.Library("aten", "IMPL")
+        with warnings.catch_warnings():  # torch warns of each kernel that is replaced, and that is what is meant
+            warnings.simplefilter("ignore")
+            for overload in new:
+                self._register_one(overload, self._library)
+
+    def _register_one(self, overload: Overload, lib: torch.library.Library) -> None:
+        shape = overload.shape
+        row = self.rows.get(overload.name) if self.name in overload.rows else None
+        own_gradient = row is not None and (row.autograd is Autograd.enable or shape.composite)
+        above = f"Autograd{self.key}"
+        kept = torch.library.get_kernel(f"aten::{shape.name}", above).call_boxed if own_gradient else None
+        overload.natives[self.name] = kernel = native.kernel(shape, self.key)
+        kernel.lifted_from = overload  # type: ignore[attr-defined]  # it takes the overload's arguments as they are
+        jump = self._made.get(overload.name)
+        if jump is None:
+            jump = self._made[overload.name] = _jump(overload, self.name)
+        jump.globals["_native"] = kernel
+        self.jumps[overload.name] = jump
+        lib.impl(shape.name, jump.fn, self.key)
+        if row is not None and kept is not None:
+            native_above = native.taking_numbers(shape, kept)
+            lib.impl(shape.name, _with_gradient(shape, row, native_above), above, with_keyset=True)
+
+    def remove(self) -> None:
+        """Take the overrides away: torch is as it was."""
+        if self._library is not None:
+            self._library._destroy()
+        for name in self.jumps:
+            table()[name].natives.pop(self.name, None)
+        self._library, self.jumps = None, {}
+
+
+def _jump(overload: Overload, device: str) -> Jump:
+    """The function that torch calls for an overload on a device."""
+    form = _form(overload)
+
+    def bind(jump: Jump) -> None:
+        manager = get_default_manager()
+        assert isinstance(manager, DefaultManager)
+        manager.bind_derived(overload, jump, device)
+
+    def under(jump: Jump, policy: Any) -> Any:
+        manager = get_default_manager()
+        assert isinstance(manager, DefaultManager)
+        return manager.derived_pair(overload, jump, policy, device)
+
+    jump = Jump(form, bind, under)
+    jump.globals.update(_state=STATE, _Tensor=Tensor)
+    jump.watch_scopes(False)  # the text with the gate in it
+    return jump
+
+
+@functools.cache
+def _form(overload: Overload) -> Form:
+    form = Form.of(overload.name.replace(".", "_"), overload.signature, differentiable=False)
+    off = f"{overload.name!r} not in _state.on"
+    if len(overload.shape.tensors) > 1:  # torch may pass a number for any of them; the first says what is to be done
+        off += f" or not isinstance({overload.shape.tensors[0]}, _Tensor)"
+    form.gate = f"if {off}:\n        return _native({form.passed})"
+    return form
+
+
+def _with_gradient(shape: Shape, row: AtenRow, kept: Any) -> Callable[..., Any]:
+    """What runs above autograd for a vendor's function: it brings its own gradient, or, for an op that is made of
+    others, serves only calls that want none."""
+    run = off_inside(row.call)
+
+    def above(keys: Any, *args: Any, **kwargs: Any) -> Any:
+        wanted = torch.is_grad_enabled() and any(t.requires_grad for t in facts.tensors((args, kwargs)))
+        if shape.name in STATE.on and (row.autograd is Autograd.enable or not wanted):
+            try:
+                return run(*args, **kwargs)
+            except NotSupported:
+                pass
+        return kept(keys, *args, **kwargs)
+
+    return above
+
+
+# ---- all devices ----------------------------------------------------------------------------------------------------
+
+_devices: dict[str, Device] = {}
+_chosen: dict[str, dict[str, Overload]] = {}
+_generation = 0  # counts what makes a registration stale: removals, and vendors that come or go
+
+
+def generation() -> int:
+    return _generation
+
+
+def choosable() -> dict[str, dict[str, Overload]]:
+    """For each device type of this machine, the overloads that could be put there."""
+    for name in HERE.devices():
+        if name not in _chosen:
+            _devices[name] = made = Device(name)
+            _chosen[name] = made.choose()
+    return _chosen
+
+
+def register(names: Iterable[str]) -> None:
+    """Have overrides for these overloads on every device that can compute them."""
+    wanted = set(names)
+    with lock.held:
+        for device, overloads in choosable().items():
+            _devices[device].register([o for n, o in overloads.items() if n in wanted])
+        if library.reference_guard is None:
+            library.reference_guard = off_inside
+            get_default_manager().invalidate("ATen leads to our kernels")
+
+
+def remove() -> None:
+    """Take every override away."""
+    global _generation
+    with lock.held:
+        _generation += 1
+        for device in _devices.values():
+            device.remove()
+        if library.reference_guard is not None:
+            library.reference_guard = None
+            get_default_manager().invalidate("ATen is torch's own again")
+
+
+def forget() -> None:
+    """The vendors have changed: choose anew. What is registered stays until it is removed."""
+    global _generation
+    with lock.held:
+        _generation += 1
+        for name in [n for n, d in _devices.items() if not d.jumps]:
+            del _devices[name], _chosen[name]
+
+
+packages.on_change(forget)
+
+
+def registered(name: str) -> bool:
+    """Whether an overload has an override in place, on or off, on some device."""
+    return any(name in device.jumps for device in _devices.values())
+
+
+def native_of(name: str, device: str) -> Callable[..., Any] | None:
+    """ATen's own kernel of an overload that is overridden on a device."""
+    found = _devices.get(device)
+    return table()[name].natives.get(device) if found is not None and name in found.jumps else None

@@ -1,0 +1,238 @@
+"""ATen's layer norm and RMS norm, and their gradients: over the last dimensions, which become one for the primitives.
+
+ATen's statistics keep those dimensions, as ones. They are float32 (float64 for float64), but for a layer norm of halves
+on the CPU, where they are halves unless the weight is wider. A weight wider than the input is known on the CPU alone.
+An absent weight is a tensor of ones, made once. An implementation may have the op with such statistics as `kept`.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...core.errors import NotSupported
+from ...specs import norm
+from ...specs.channel_norm import memory_format
+from .adapters import adapt
+
+Fn = Callable[..., Any]
+REFUSED = (TypeError, ValueError)
+HALVES = frozenset({torch.float16, torch.bfloat16})
+
+
+def leave(op: str, x: Tensor, **others: Any) -> None:
+    """Decline what the spec of a primitive refuses; what it does not was an error of the implementation."""
+    try:
+        norm.check(op, x, **others)
+    except REFUSED as error:
+        raise NotSupported(str(error)) from None
+
+
+def mixed(x: Tensor, *params: Tensor | None) -> bool:
+    """Whether parameters are floats beside halves. They have one dtype; any other than x's, torch refuses."""
+    given = {p.dtype for p in params if p is not None}
+    if not given or given == {x.dtype}:
+        return False
+    if given == {torch.float32} and x.dtype in HALVES:
+        return True
+    raise NotSupported(f"parameters of {given} beside {x.dtype} are torch's to judge")
+
+
+_ones: dict[tuple[int, torch.dtype, torch.device], Tensor] = {}
+_MOST = 256
+
+
+def ones(n: int, dtype: torch.dtype, like: Tensor) -> Tensor:
+    """The weight of a norm that has none. It is kept for good, as a graph may have captured it."""
+    key = (n, dtype, like.device)
+    found = _ones.get(key)
+    if found is None:
+        found = torch.ones(n, dtype=dtype, device=like.device)
+        capturing = like.is_cuda and torch.cuda.is_current_stream_capturing()
+        if n and len(_ones) < _MOST and not capturing:
+            found[0].item()  # waits: other streams may use it from now on
+            _ones[key] = found
+    return found
+
+
+def _rows(x: Tensor, normalized_shape: Sequence[int], *params: Tensor | None) -> tuple[tuple[int, ...], int]:
+    """The leading dimensions of x, and the length of what is normalised; declines shapes that do not fit."""
+    shape, dims = x.shape, tuple(normalized_shape)
+    n = math.prod(dims)
+    if not dims or shape[-len(dims) :] != dims or any(p is not None and p.shape != dims for p in params):
+        raise NotSupported(f"shapes that do not fit: x {tuple(shape)}, normalized_shape {dims}")
+    return tuple(shape[: -len(dims)]), n
+
+
+def _check_row(x: Tensor, n: int) -> None:
+    """The same of a single dimension, of which the weight's length is the primitive's to check."""
+    shape = x.shape
+    if not n or not shape or shape[-1] != n:
+        raise NotSupported(f"normalized_shape [{n}] of x {tuple(shape)}")
+
+
+def _flat(p: Tensor | None, n: int) -> Tensor | None:
+    return p if p is None or p.dim() == 1 else p.reshape(n)
+
+
+# ---- layer norm -----------------------------------------------------------------------------------------------------
+
+
+@adapt("native_layer_norm", over=norm.layer_norm)
+def layer_norm(
+    call: Fn, input: Tensor, normalized_shape: Sequence[int], weight: Tensor | None, bias: Tensor | None, eps: float
+) -> Any:
+    dtype = input.dtype
+    plain = len(normalized_shape) == 1 and weight is not None and weight.dtype is dtype
+    if not plain or (bias is not None and bias.dtype is not dtype) or (dtype in HALVES and input.is_cpu):
+        return _layer_norm(call, input, normalized_shape, weight, bias, eps)
+    _check_row(input, normalized_shape[0])
+    kept = getattr(call, "kept", None)
+    try:
+        if kept is not None:
+            return kept(input, weight, bias, eps, 0.0)
+        y, mean, rstd = call(input, weight, bias, eps, 0.0)
+    except REFUSED:
+        leave("layer_norm", input, cols={"weight": weight, "bias": bias})
+        raise
+    return y, mean.unsqueeze(-1), rstd.unsqueeze(-1)
+
+
+def _layer_norm(
+    call: Fn, input: Tensor, normalized_shape: Sequence[int], weight: Tensor | None, bias: Tensor | None, eps: float
+) -> Any:
+    """The same of several dimensions, without a weight, with a wider one, or of halves on the CPU."""
+    wider = mixed(input, weight, bias)
+    if wider and not input.is_cpu:
+        raise NotSupported("a weight wider than the input is torch's to judge")
+    lead, n = _rows(input, normalized_shape, weight, bias)
+    if n == 0:
+        raise NotSupported("rows of nothing")
+    given = ones(n, input.dtype if bias is None else bias.dtype, input) if weight is None else _flat(weight, n)
+    x, bias = input.reshape(*lead, n), _flat(bias, n)
+    try:
+        y, mean, rstd = call(x, given, bias, eps, 0.0)
+    except REFUSED:
+        leave("layer_norm", x, cols={"weight": given, "bias": bias})
+        raise
+    shape = (*lead, *(1 for _ in normalized_shape))
+    mean, rstd = mean.reshape(shape), rstd.reshape(shape)
+    if input.is_cpu and not wider:
+        mean, rstd = mean.to(input.dtype), rstd.to(input.dtype)
+    return y.reshape(input.shape), mean, rstd
+
+
+@adapt("native_layer_norm_backward", over=norm.layer_norm_bwd)
+def layer_norm_backward(
+    call: Fn,
+    grad_out: Tensor,
+    input: Tensor,
+    normalized_shape: Sequence[int],
+    mean: Tensor,
+    rstd: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    output_mask: Sequence[bool],
+) -> Any:
+    wider = mixed(input, weight, bias)
+    if grad_out.dtype is not input.dtype or (wider and (weight is None or not input.is_cpu)):
+        raise NotSupported("dtypes that differ are torch's to judge")
+    lead, n = _rows(input, normalized_shape, weight, bias)
+    want_x, want_w, want_b = output_mask
+    if n == 0 or (want_w and weight is None) or (want_b and bias is None):
+        raise NotSupported("gradients of what is not there")
+    shape = (*lead, n)
+    given = ones(n, input.dtype if bias is None else bias.dtype, input) if weight is None else _flat(weight, n)
+    dy, x = (grad_out, input) if len(normalized_shape) == 1 else (grad_out.reshape(shape), input.reshape(shape))
+    stats = _stats(lead, mean, rstd)
+    try:
+        dx, dweight, dbias = call(dy, x, given, *stats, 0.0)
+    except REFUSED:
+        rows = {"mean": stats[0], "rstd": stats[1]}
+        leave("layer_norm_bwd", x, full={"dy": dy}, cols={"weight": given}, rows=rows)
+        raise
+    if len(normalized_shape) > 1:
+        dx, dweight, dbias = dx.view(input.shape), dweight.view(*normalized_shape), dbias.view(*normalized_shape)
+    return dx if want_x else None, dweight if want_w else None, dbias if want_b else None
+
+
+def _stats(lead: tuple[int, ...], *stats: Tensor) -> list[Tensor]:
+    """Statistics by the rows of x."""
+    if any(s.numel() != math.prod(lead) for s in stats):
+        raise NotSupported("statistics that do not fit the input")
+    return [s.reshape(lead) for s in stats]
+
+
+# ---- RMS norm -------------------------------------------------------------------------------------------------------
+
+EPS = {d: torch.finfo(torch.float32).eps for d in (torch.float16, torch.bfloat16, torch.float32)}
+EPS[torch.float64] = torch.finfo(torch.float64).eps
+
+
+@adapt("_fused_rms_norm", over=norm.rms_norm)
+def rms_norm(call: Fn, input: Tensor, normalized_shape: Sequence[int], weight: Tensor | None, eps: float | None) -> Any:
+    dtype = input.dtype
+    if eps is None:
+        eps = EPS.get(dtype, 0.0)
+    if len(normalized_shape) != 1 or weight is None or weight.dtype is not dtype or input.is_cpu:
+        return _rms_norm(call, input, normalized_shape, weight, eps)
+    _check_row(input, normalized_shape[0])
+    kept = getattr(call, "kept", None)
+    try:
+        if kept is not None:
+            return kept(input, weight, eps, 0.0)
+        y, rstd = call(input, weight, eps, 0.0)
+    except REFUSED:
+        leave("rms_norm", input, cols={"weight": weight})
+        raise
+    return y, rstd.unsqueeze(-1)
+
+
+def _rms_norm(call: Fn, input: Tensor, normalized_shape: Sequence[int], weight: Tensor | None, eps: float) -> Any:
+    """The same of several dimensions, without a weight, or on the CPU, where a channels-last result stays so."""
+    if mixed(input, weight) and not input.is_cpu:
+        raise NotSupported("a weight wider than the input is torch's to judge")
+    lead, n = _rows(input, normalized_shape, weight)
+    if n == 0 or (input.is_cpu and memory_format(input) is not torch.contiguous_format):
+        raise NotSupported("rows of nothing, or channels-last ones")
+    given = ones(n, input.dtype, input) if weight is None else _flat(weight, n)
+    x = input.reshape(*lead, n)
+    try:
+        y, rstd = call(x, given, eps, 0.0)
+    except REFUSED:
+        leave("rms_norm", x, cols={"weight": given})
+        raise
+    return y.reshape(input.shape), rstd.reshape(*lead, *(1 for _ in normalized_shape))
+
+
+@adapt("_fused_rms_norm_backward", over=norm.rms_norm_bwd)
+def rms_norm_backward(
+    call: Fn,
+    grad_out: Tensor,
+    input: Tensor,
+    normalized_shape: Sequence[int],
+    rstd: Tensor,
+    weight: Tensor | None,
+    output_mask: Sequence[bool],
+) -> Any:
+    """There is a kernel of torch's to decline to on CUDA alone: what the forward takes, this takes too."""
+    if grad_out.dtype is not input.dtype or (mixed(input, weight) and not input.is_cpu):
+        raise NotSupported("dtypes that differ are torch's to judge")
+    lead, n = _rows(input, normalized_shape, weight)
+    want_x, want_w = output_mask
+    if want_w and weight is None:
+        raise NotSupported("gradients of what is not there")
+    shape = (*lead, n)
+    given = ones(n, input.dtype, input) if weight is None else _flat(weight, n)
+    dy, x = (grad_out, input) if len(normalized_shape) == 1 else (grad_out.reshape(shape), input.reshape(shape))
+    (rows,) = _stats(lead, rstd)
+    try:
+        dx, dweight = call(dy, x, given, rows, 0.0)
+    except REFUSED:
+        leave("rms_norm_bwd", x, full={"dy": dy}, cols={"weight": given}, rows={"rstd": rows})
+        raise
+    if len(normalized_shape) > 1:
+        dx, dweight = dx.view(input.shape), dweight.view(*normalized_shape)
+    return dx if want_x else None, dweight if want_w else None

@@ -1,0 +1,242 @@
+"""Every overload of ATen that we can compute, derived by one loop from the table of pointwise ops and the adapters.
+
+An `Overload` is an op like any other, with candidates in order: a vendor's own functions for it, our kernels, and last
+the kernel ATen had (`native`). Functional overloads follow from a spec or an adapter; `out=` and in-place ones from the
+functional ones by their schemas, and write nothing before the whole result is there.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import pkgutil
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...core.errors import NotSupported
+from ...core.registry import BackendImplKind, Fit, OpImpl
+from ...core.spec import Derived, Spec, specs
+from .adapters import ADAPTERS, Adapter
+from .schema import Shape, inplace_name, overloads, siblings
+
+
+@dataclass(frozen=True, eq=False)
+class Overload(Derived):
+    """An overload of ATen, and how it is computed."""
+
+    shape: Shape = field(default=None)  # type: ignore[assignment]
+    adapter: Adapter | None = None
+    natives: dict[str, Callable[..., Any]] = field(default_factory=dict)  # device type -> ATen's own kernel
+    rows: dict[str, OpImpl] = field(default_factory=dict)  # device type -> a vendor's function
+
+    @property
+    def key(self) -> str:  # type: ignore[override]
+        """`aten::relu.default`: as `aten::relu` is the op of ours that may stand behind it."""
+        return f"aten::{self.name if '.' in self.name else f'{self.name}.default'}"
+
+    @property
+    def signature(self) -> Any:  # type: ignore[override]
+        return self.shape.signature
+
+    @property
+    def family(self) -> str:
+        return specs.by_key[self.bases[0]].family if self.bases else "vendor"
+
+    @property
+    def parts(self) -> dict[str, Spec]:  # type: ignore[override]
+        return {}
+
+    def lifted(self, impls_of: Callable[[str], tuple[Any, ...]]) -> Iterator[OpImpl]:
+        """Rows, our kernels made to fit, ATen's own."""
+        yield from self.rows.values()
+        taken = {(r.impl_id, *sorted(r.devices or ())) for r in self.rows.values()}
+        for base in self.bases:
+            for impl in impls_of(base):
+                if impl.kind is BackendImplKind.REFERENCE or (impl.impl_id, *sorted(impl.devices or ())) in taken:
+                    continue
+                fn = fitted(self.shape, specs.by_key[base], self.adapter, impl)
+                yield OpImpl(
+                    self.key, impl.impl_id, impl.kind, impl.vendor, fn, impl.priority,
+                    impl.supported_dtypes, impl.min_arch, None, impl.devices,
+                )  # fmt: skip
+        for device, native in self.natives.items():
+            yield OpImpl(
+                self.key, "native", BackendImplKind.REFERENCE, None, native, 10, devices=frozenset({device})
+            )
+
+
+# ---- one impl of a base as an impl of an overload -------------------------------------------------------------------
+
+
+def fitted(shape: Shape, base: Spec, adapter: Adapter | None, impl: OpImpl) -> Callable[..., Any]:
+    """The impl as a function of the overload's arguments."""
+    names: dict[str, Any] = {"_f": impl.call, "_store": store, "_NotSupported": NotSupported, "_when": impl.when}
+    into = getattr(impl.fn, "into", None)
+    ask = ""
+    if adapter is None:
+        passed = _in_order(shape, base)
+        if impl.when is not None:
+            ask = f"    if (_why := _when({', '.join(passed.values())})) not in (True, None):\n        raise _NotSupported(_why)\n"
+        keyword = [p.name for p in base.signature.parameters.values() if p.kind is p.KEYWORD_ONLY]
+        call = "_f({})".format(", ".join(f"{n}={v}" if n in keyword else v for n, v in passed.items()))
+        if into is not None and shape.written:
+            names["_into"] = into
+            call = f"_into({', '.join([shape.written[0], *passed.values()])})"
+    else:
+        into = None
+        if impl.when is not None:
+            names["_f"] = _asking(impl)
+        names["_adapt"] = adapter.fn
+        takes = {p.name for p in adapter.parameters()}
+        keyword = {p.name for p in adapter.parameters() if p.kind is p.KEYWORD_ONLY}
+        lost = [n for n in shape.names if n not in takes]
+        if lost:
+            raise TypeError(f"{adapter.fn.__module__}.{adapter.fn.__name__} does not take {lost} of aten::{shape.name}")
+        given = [n for n in shape.names if n not in keyword]
+        call = f"_adapt(_f, {', '.join([f'{n}={n}' if n in keyword else n for n in [*given, *(k for k in shape.names if k in keyword)]])})"
+    if shape.written and into is None:
+        targets = shape.outs or ("self",)
+        call = f"_store({call}, {', '.join(targets)})"
+    elif not ask and not shape.written and adapter is None and list(passed) == list(passed.values()) == list(shape.names):
+        if _same_kinds(shape, base):
+            return impl.call  # the overload is called as the impl is
+    text = f"def {_identifier(shape.name)}({_parameters(shape)}):\n{ask}    return {call}\n"
+    exec(compile(text, f"<opmux aten::{shape.name} by {impl.impl_id}>", "exec"), names)
+    return names[_identifier(shape.name)]
+
+
+def row_for(overload: Overload, row: Any) -> Callable[..., Any] | None:
+    """A vendor's function as a function of an overload's arguments; of one with `out=`, where it has none, by its result.
+
+    None where it does not fit.
+    """
+    probe = OpImpl(overload.key, row.impl_id, BackendImplKind.DEFAULT, "vendor", row.fn)
+    if Fit.of(overload, probe).refusal is None:
+        return row.call
+    shape = overload.shape
+    plain = next((s for s in overloads(shape.packet) if s.kind == "functional" and shape in siblings(s)), None)
+    if shape.kind != "out" or plain is None or Fit.of(_overload(plain, (), None), probe).refusal is not None:
+        return None
+
+    def into(*args: Any, **kwargs: Any) -> Any:
+        outs = [kwargs.pop(name) for name in shape.outs]
+        return store(row.call(*args, **kwargs), *outs)
+
+    return into
+
+
+def _asking(impl: OpImpl) -> Callable[..., Any]:
+    """An impl that may say no, as a function that declines then."""
+
+    def call(*args: Any) -> Any:
+        assert impl.when is not None
+        answer = impl.when(*args)
+        if answer is not True and answer is not None:
+            raise NotSupported(str(answer))
+        return impl.call(*args)
+
+    return call
+
+
+def _in_order(shape: Shape, base: Spec) -> dict[str, str]:
+    """For each argument of the base, the text that gives it: the overload's own, or the base's default."""
+    made = {}
+    for p in base.signature.parameters.values():
+        made[p.name] = p.name if p.name in shape.names else repr(p.default)
+    return made
+
+
+def _same_kinds(shape: Shape, base: Spec) -> bool:
+    return [p.kind for p in shape.signature.parameters.values()] == [p.kind for p in base.signature.parameters.values()]
+
+
+def _parameters(shape: Shape) -> str:
+    """As the jump passes them: all of them, so without defaults."""
+    made = []
+    for p in shape.signature.parameters.values():
+        if p.kind is p.KEYWORD_ONLY and "*" not in made:
+            made.append("*")
+        made.append(p.name)
+    return ", ".join(made)
+
+
+def _identifier(name: str) -> str:
+    return name.replace(".", "_").strip() or "op"
+
+
+def store(made: Any, *outs: Tensor) -> Any:
+    """Put results into the tensors given for them; declines what torch would resize, cast or refuse."""
+    results = made if isinstance(made, tuple) else (made,)
+    for y, out in zip(results, outs, strict=True):
+        if out.shape != y.shape or out.dtype is not y.dtype or out.device != y.device:
+            raise NotSupported(f"out is {out.dtype} {tuple(out.shape)}, the result {y.dtype} {tuple(y.shape)}")
+        if torch._debug_has_internal_overlap(out) == 1:
+            raise NotSupported("elements of out share memory")
+    for y, out in zip(results, outs, strict=True):
+        if y is not out:
+            out.copy_(y)
+    return outs[0] if len(outs) == 1 else outs
+
+
+# ---- the loop -------------------------------------------------------------------------------------------------------
+
+
+@functools.cache
+def table() -> dict[str, Overload]:
+    """Every overload we can compute, by name. Composite ops are not among them: they are made of these."""
+    _load_adapters()
+    found: dict[str, Overload] = {}
+    for shape, bases, adapter in (*_by_adapter(), *_by_spec()):  # what is said of one op alone comes first
+        if shape.name not in found and not shape.composite and shape.kind != "other":
+            found[shape.name] = _overload(shape, bases, adapter)
+    specs.derived.update({o.key: o for o in found.values()})
+    return found
+
+
+def vendors_own(name: str) -> Overload:
+    """The overload of a vendor's row, which may be of an op that is none of ours."""
+    found = table().get(name)
+    if found is None:
+        found = table()[name] = _overload(Shape(name), (), None)
+        specs.derived[found.key] = found
+    return found
+
+
+def _overload(shape: Shape, bases: Iterable[str], adapter: Adapter | None) -> Overload:
+    def reference(*args: Any, **kwargs: Any) -> Any:
+        return shape.op(*args, **kwargs)
+
+    reference.__doc__ = f"torch.ops.aten.{shape.name}"
+    out = tuple(f"y{i}" for i in range(len(shape.op._schema.returns))) or ("y",)
+    return Overload(
+        shape.name, "aten", reference, out, fake=shape.op, bases=tuple(bases), shape=shape, adapter=adapter
+    )
+
+
+def _by_spec() -> Iterator[tuple[Shape, tuple[str, ...], None]]:
+    """Ops that we have under ATen's own name and arguments: the overloads whose arguments are among the spec's."""
+    for spec in specs:
+        if spec.space != "aten":
+            continue
+        needed = {p.name for p in spec.signature.parameters.values() if p.default is p.empty}
+        for shape in (*overloads(spec.name), *overloads(inplace_name(spec.name))):
+            if needed <= set(shape.names) <= set(spec.names):
+                yield shape, (spec.key,), None
+
+
+def _by_adapter() -> Iterator[tuple[Shape, tuple[str, ...], Adapter]]:
+    for adapter in ADAPTERS.values():
+        shape = Shape(adapter.overload)
+        for one in (shape, *(siblings(shape) if shape.kind == "functional" else ())):
+            yield one, (adapter.over.key,), adapter
+
+
+def _load_adapters() -> None:
+    """Import the modules beside this one: those of the families declare adapters."""
+    package = importlib.import_module(__package__ or "")
+    for found in pkgutil.iter_modules(package.__path__):
+        importlib.import_module(f"{package.__name__}.{found.name}")

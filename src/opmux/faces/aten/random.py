@@ -1,0 +1,318 @@
+"""ATen's random numbers: a step of the generator, and a primitive. Factories are here too: made of in-place ops, as
+ATen makes them, they would be written twice.
+
+On the CPU all is torch's: people know its numbers by heart. Also left to torch: distributions that are no primitive
+(`cauchy_`, `geometric_`, `log_normal_`, `poisson`, `multinomial`, `randperm`, `normal` about tensors), bounds of which
+it warns, and an exponential of an infinite rate, which is 0 and nothing to be drawn.
+"""
+
+import math
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...core.errors import NotSupported
+from ...specs import random
+from ...specs._numeric import FLOATS
+from ...specs.channel_norm import memory_format as format_of
+from .adapters import adapt
+
+Fn = Callable[..., Any]
+Gen = torch.Generator | None
+
+# Up to 2^digits a float counts every integer.
+DIGITS = {torch.float16: 11, torch.bfloat16: 8, torch.float32: 24, torch.float64: 53}
+INTS = (torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8)
+KINDS = frozenset((*FLOATS, *INTS, torch.bool))
+
+_drawing = threading.local()
+
+
+def seed(like: Tensor, generator: Gen) -> Tensor:
+    """The generator's next seed. Where torch draws it on the device, it does so without coming back here."""
+    if like.is_cpu:
+        raise NotSupported("on the CPU torch's own stream of numbers is what people expect")
+    if generator is not None and generator.device.type != like.device.type:
+        raise NotSupported(f"a generator of {generator.device} is torch's to judge")
+    if getattr(_drawing, "now", False):
+        raise NotSupported("torch draws a seed")
+    _drawing.now = True
+    try:
+        return random.next_seed(like, generator)
+    finally:
+        _drawing.now = False
+
+
+def fits(check: Fn, *args: Any) -> None:
+    """Decline what the spec of a primitive refuses: before a seed is drawn."""
+    try:
+        check("", *args)
+    except (TypeError, ValueError) as error:
+        raise NotSupported(str(error)) from None
+
+
+def known(*overloads: str) -> list[str]:
+    """Those that this torch has."""
+    return [o for o in overloads if torch._C._dispatch_has_kernel(f"aten::{o}")]
+
+
+# ---- like a tensor, or into it --------------------------------------------------------------------------------------
+
+
+@adapt("uniform", "uniform_", over=random.philox_uniform)
+def uniform(call: Fn, self: Tensor, from_: float = 0.0, to: float = 1.0, *, generator: Gen = None) -> Any:
+    fits(random.check_uniform, self, from_, to)
+    return random.laid(self, lambda x: call(x, seed(x, generator), from_, to))
+
+
+@adapt("normal_functional", "normal_", over=random.philox_normal)
+def normal(call: Fn, self: Tensor, mean: float = 0.0, std: float = 1.0, *, generator: Gen = None) -> Any:
+    fits(random.check_normal, self, mean, std)
+    return random.laid(self, lambda x: call(x, seed(x, generator), mean, std))
+
+
+@adapt("exponential", "exponential_", over=random.philox_exponential)
+def exponential(call: Fn, self: Tensor, lambd: float = 1.0, *, generator: Gen = None) -> Any:
+    fits(random.check_exponential, self, lambd)
+    if math.isinf(lambd):
+        raise NotSupported("an infinite rate")
+    return random.laid(self, lambda x: call(x, seed(x, generator), lambd))
+
+
+@adapt("bernoulli.p", "bernoulli_.float", over=random.philox_bernoulli)
+def bernoulli_float(call: Fn, self: Tensor, p: float = 0.5, *, generator: Gen = None) -> Any:
+    _check_kind(self)
+    fits(random.check_bernoulli, self, p)
+    return call(self, seed(self, generator), p)
+
+
+@adapt("bernoulli", over=random.philox_bernoulli_of)
+def bernoulli(call: Fn, self: Tensor, *, generator: Gen = None) -> Any:
+    fits(lambda op, x: random.check_dtype(op, "self", x.dtype), self)
+    return call(self, seed(self, generator))
+
+
+@adapt("bernoulli_.Tensor", over=random.philox_bernoulli_of)
+def bernoulli_tensor(call: Fn, self: Tensor, p: Tensor, *, generator: Gen = None) -> Any:
+    """Probabilities of self's own dtype, as the primitive's results have theirs."""
+    if not isinstance(p, Tensor) or p.dtype is not self.dtype or p.device != self.device:
+        raise NotSupported("probabilities of another dtype, or from elsewhere")
+    fits(lambda op, x: random.check_dtype(op, "p", x.dtype), p)
+    if p.shape != self.shape:
+        try:
+            p = p.expand(self.shape)
+        except RuntimeError as error:
+            raise NotSupported(str(error)) from None
+    return call(p, seed(p, generator))
+
+
+def _check_kind(x: Tensor) -> None:
+    if x.dtype not in KINDS:
+        raise NotSupported(f"{x.dtype} is torch's to judge")
+
+
+def _integers(call: Fn, x: Tensor, low: int, high: int, generator: Gen) -> Any:
+    """Integers from low to high - 1, like x; declines those that x's dtype does not count."""
+    _check_kind(x)
+    fits(random.check_randint, x, low, high)
+    exact = 2 ** DIGITS.get(x.dtype, 64)
+    if low < -exact or high - 1 > exact:
+        raise NotSupported(f"{x.dtype} does not count every integer from {low} to {high}: torch warns")
+    return random.laid(x, lambda x: call(x, seed(x, generator), low, high))
+
+
+def _beyond(dtype: torch.dtype) -> int:
+    """One more than the largest integer that torch draws of a dtype."""
+    if dtype is torch.bool:
+        return 2
+    return 2 ** DIGITS[dtype] + 1 if dtype in DIGITS else torch.iinfo(dtype).max + 1
+
+
+@adapt("random", "random_", over=random.philox_randint)
+def random_(call: Fn, self: Tensor, *, generator: Gen = None) -> Any:
+    _check_kind(self)
+    return _integers(call, self, 0, _beyond(self.dtype), generator)
+
+
+@adapt("random.to", "random_.to", over=random.philox_randint)
+def random_to(call: Fn, self: Tensor, to: int, *, generator: Gen = None) -> Any:
+    return _integers(call, self, 0, to, generator)
+
+
+@adapt("random.from", "random_.from", over=random.philox_randint)
+def random_from(call: Fn, self: Tensor, from_: int, to: int | None, *, generator: Gen = None) -> Any:
+    _check_kind(self)
+    return _integers(call, self, from_, _beyond(self.dtype) if to is None else to, generator)
+
+
+# ---- new ones -------------------------------------------------------------------------------------------------------
+
+
+def _sized(size: Sequence[int], dtype: Any, layout: Any, device: Any, pin_memory: Any) -> Tensor:
+    """A tensor to be like, of that size."""
+    if layout not in (None, torch.strided) or pin_memory or any(n < 0 for n in size):
+        raise NotSupported("layouts, pinned memory and sizes below 0 are torch's")
+    return random.sized(size, dtype, device)
+
+
+def new(draw: Fn) -> Fn:
+    def fn(
+        call: Fn,
+        size: Sequence[int],
+        *,
+        generator: Gen = None,
+        dtype: Any = None,
+        layout: Any = None,
+        device: Any = None,
+        pin_memory: Any = None,
+    ) -> Any:
+        return draw(call, _sized(size, dtype, layout, device, pin_memory), generator=generator)
+
+    return fn
+
+
+adapt("rand", "rand.generator", over=random.philox_uniform)(new(uniform))
+adapt("randn", "randn.generator", over=random.philox_normal)(new(normal))
+
+
+@adapt("normal.float_float", over=random.philox_normal)
+def normal_sized(
+    call: Fn,
+    mean: float,
+    std: float,
+    size: Sequence[int],
+    *,
+    generator: Gen = None,
+    dtype: Any = None,
+    layout: Any = None,
+    device: Any = None,
+    pin_memory: Any = None,
+) -> Any:
+    return normal(call, _sized(size, dtype, layout, device, pin_memory), mean, std, generator=generator)
+
+
+@adapt("randint.low", "randint.low_generator", over=random.philox_randint)
+def randint_low(
+    call: Fn,
+    low: int,
+    high: int,
+    size: Sequence[int],
+    *,
+    generator: Gen = None,
+    dtype: Any = None,
+    layout: Any = None,
+    device: Any = None,
+    pin_memory: Any = None,
+) -> Any:
+    return _integers(call, _sized(size, dtype, layout, device, pin_memory), low, high, generator)
+
+
+@adapt("randint", "randint.generator", over=random.philox_randint)
+def randint(
+    call: Fn,
+    high: int,
+    size: Sequence[int],
+    *,
+    generator: Gen = None,
+    dtype: Any = None,
+    layout: Any = None,
+    device: Any = None,
+    pin_memory: Any = None,
+) -> Any:
+    return _integers(call, _sized(size, dtype, layout, device, pin_memory), 0, high, generator)
+
+
+# ---- new ones, like a tensor ----------------------------------------------------------------------------------------
+
+
+def _like(self: Tensor, dtype: Any, layout: Any, device: Any, pin_memory: Any, memory_format: Any) -> Tensor:
+    """A tensor to be like: self, or one of another dtype. How the result lies is said by self alone."""
+    if layout not in (None, torch.strided) or pin_memory or (device is not None and device != self.device):
+        raise NotSupported("layouts, pinned memory and other devices are torch's")
+    same = dtype is None or dtype is self.dtype
+    if memory_format not in (None, torch.preserve_format) or not same:
+        if memory_format not in (None, torch.preserve_format, torch.contiguous_format) or not self.is_contiguous():
+            raise NotSupported("a memory format of its own")
+    return self if same else random.sized(self.shape, dtype, self.device)
+
+
+def new_like(draw: Fn) -> Fn:
+    def fn(
+        call: Fn,
+        self: Tensor,
+        *,
+        generator: Gen = None,
+        dtype: Any = None,
+        layout: Any = None,
+        device: Any = None,
+        pin_memory: Any = None,
+        memory_format: Any = None,
+    ) -> Any:
+        return draw(call, _like(self, dtype, layout, device, pin_memory, memory_format), generator=generator)
+
+    return fn
+
+
+adapt(*known("rand_like", "rand_like.generator"), over=random.philox_uniform)(new_like(uniform))
+adapt(*known("randn_like", "randn_like.generator"), over=random.philox_normal)(new_like(normal))
+
+
+@adapt(*known("randint_like.low_dtype", "randint_like.low_generator_dtype"), over=random.philox_randint)
+def randint_like_low(
+    call: Fn,
+    self: Tensor,
+    low: int,
+    high: int,
+    *,
+    generator: Gen = None,
+    dtype: Any = None,
+    layout: Any = None,
+    device: Any = None,
+    pin_memory: Any = None,
+    memory_format: Any = None,
+) -> Any:
+    return _integers(call, _like(self, dtype, layout, device, pin_memory, memory_format), low, high, generator)
+
+
+@adapt(*known("randint_like", "randint_like.generator"), over=random.philox_randint)
+def randint_like(
+    call: Fn,
+    self: Tensor,
+    high: int,
+    *,
+    generator: Gen = None,
+    dtype: Any = None,
+    layout: Any = None,
+    device: Any = None,
+    pin_memory: Any = None,
+    memory_format: Any = None,
+) -> Any:
+    return _integers(call, _like(self, dtype, layout, device, pin_memory, memory_format), 0, high, generator)
+
+
+# ---- dropout --------------------------------------------------------------------------------------------------------
+
+
+@adapt("native_dropout", over=random.philox_dropout_mask)
+def native_dropout(call: Fn, input: Tensor, p: float, train: bool | None) -> Any:
+    """Where nothing or all is dropped there is nothing random."""
+    if train is False or not 0 <= p < 1 or input.dtype not in DIGITS:
+        raise NotSupported("nothing to draw, or torch's to judge")
+    return random.laid(input, lambda x: call(x, seed(x, None), p))
+
+
+@adapt("native_dropout_backward", over=random.dropout_mask_bwd)
+def native_dropout_backward(call: Fn, grad_output: Tensor, mask: Tensor, scale: float) -> Any:
+    """Of tensors that lie alike: in one piece, or channels-last, which ATen keeps."""
+    if not 1 <= scale < math.inf:
+        raise NotSupported(f"a scale of {scale} is of no probability")
+    p = 1 - 1 / scale
+    fits(random.check_masked, p, grad_output, mask)
+    if grad_output.is_contiguous() and mask.is_contiguous():
+        return call(grad_output, mask, p)
+    if format_of(grad_output) is torch.contiguous_format or mask.stride() != grad_output.stride():
+        raise NotSupported("the gradient lies in a way of its own")
+    return call(grad_output.movedim(1, -1), mask.movedim(1, -1), p).movedim(-1, 1)

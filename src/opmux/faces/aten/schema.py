@@ -1,0 +1,133 @@
+"""ATen's overloads as their schemas describe them: what they take, what they write, who is whose in-place form."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import keyword
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Shape:
+    """An overload of ATen, e.g. `add.out`."""
+
+    name: str
+
+    @cached_property
+    def op(self) -> Any:
+        """torch.ops.aten.<name>"""
+        packet, _, overload = self.name.partition(".")
+        return getattr(getattr(torch.ops.aten, packet), overload or "default")
+
+    @property
+    def packet(self) -> str:
+        return self.name.partition(".")[0]
+
+    @cached_property
+    def arguments(self) -> list[Any]:
+        return list(self.op._schema.arguments)
+
+    @cached_property
+    def written(self) -> tuple[str, ...]:
+        """The arguments it writes."""
+        return tuple(python_name(a.name) for a in self.arguments if a.alias_info is not None and a.alias_info.is_write)
+
+    @cached_property
+    def outs(self) -> tuple[str, ...]:
+        """The arguments that are nothing but room for results."""
+        return tuple(
+            python_name(a.name)
+            for a in self.arguments
+            if a.kwarg_only and a.alias_info is not None and a.alias_info.is_write
+        )
+
+    @property
+    def kind(self) -> str:
+        if self.outs:
+            return "out"
+        return "inplace" if "self" in self.written else "functional" if not self.written else "other"
+
+    @cached_property
+    def names(self) -> tuple[str, ...]:
+        """The arguments that say what to compute, by the names they have in Python."""
+        return tuple(n for n in (python_name(a.name) for a in self.arguments) if n not in self.outs)
+
+    @cached_property
+    def tensors(self) -> tuple[str, ...]:
+        """Those that are a tensor, or a number where torch takes one for a tensor."""
+        return tuple(python_name(a.name) for a in self.arguments if str(a.type) == "Tensor")
+
+    @cached_property
+    def slots(self) -> tuple[int, ...]:
+        """The places of those that are passed by position."""
+        return tuple(i for i, a in enumerate(self.arguments) if str(a.type) == "Tensor" and not a.kwarg_only)
+
+    @cached_property
+    def signature(self) -> inspect.Signature:
+        made = []
+        for a in self.arguments:
+            kind = inspect.Parameter.KEYWORD_ONLY if a.kwarg_only else inspect.Parameter.POSITIONAL_OR_KEYWORD
+            default = _default(a) if a.has_default_value() else inspect.Parameter.empty
+            made.append(inspect.Parameter(python_name(a.name), kind, default=default, annotation=_type(a)))
+        return inspect.Signature(made)
+
+    def has(self, key: str) -> bool:
+        """Whether a kernel stands under a dispatch key."""
+        return torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{self.name}", key)
+
+    @cached_property
+    def composite(self) -> bool:
+        """Whether the op is made of others and has no gradient but theirs: a kernel of its own would lose it."""
+        return self.has("CompositeImplicitAutograd") and not self.has("Autograd")
+
+
+def python_name(name: str) -> str:
+    return f"{name}_" if keyword.iskeyword(name) else name
+
+
+# Schemas state defaults of these types as the number that C++ has for them.
+_ENUMS = {"ScalarType": {4: torch.int64}, "MemoryFormat": {0: torch.contiguous_format}}
+
+
+def _default(argument: Any) -> Any:
+    kind = str(argument.real_type).removeprefix("Optional[").removesuffix("]")
+    value = argument.default_value
+    return value if value is None or kind not in _ENUMS else _ENUMS[kind][value]
+
+
+def _type(argument: Any) -> Any:
+    text = str(argument.type)
+    if text == "Tensor":
+        return Tensor
+    return Tensor | None if text == "Optional[Tensor]" else Any
+
+
+@functools.cache
+def overloads(packet: str) -> tuple[Shape, ...]:
+    """The overloads of a packet that torch's dispatcher knows (TorchScript has a few of its own)."""
+    found = getattr(torch.ops.aten, packet, None)
+    if found is None:
+        return ()
+    names = [packet if o == "default" else f"{packet}.{o}" for o in found.overloads()]
+    return tuple(Shape(n) for n in names if torch._C._dispatch_has_kernel(f"aten::{n}"))
+
+
+def siblings(shape: Shape) -> list[Shape]:
+    """The in-place and `out=` overloads that compute the same as a functional one, from the same arguments."""
+    near = [*overloads(shape.packet), *overloads(inplace_name(shape.packet))]
+    return [s for s in near if s.kind in ("inplace", "out") and _alike(shape, s)]
+
+
+def inplace_name(packet: str) -> str:
+    return f"__i{packet[2:]}" if packet.startswith("__") else f"{packet}_"
+
+
+def _alike(a: Shape, b: Shape) -> bool:
+    described = lambda s: [(x.name, str(x.type)) for x in s.arguments if python_name(x.name) not in s.outs]
+    return described(a) == described(b)

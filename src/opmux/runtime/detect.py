@@ -1,0 +1,184 @@
+"""Whose chips are here. Nothing is looked at before it is asked for, and each answer is kept.
+
+torch's own device modules are asked first. A device type that several vendors share (`cuda`) is told apart by the build
+of torch, then by the files of a driver, then by the vendors' query commands: without a shell, within a time limit.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib
+import importlib.util
+import os
+import shlex
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+
+from ..core import knobs
+from ..core.default import get_default_manager
+from ..core.errors import UnknownName
+from ..core.log import logger
+from . import packages
+from .packages import Package
+
+PATIENCE = 5.0  # seconds that a query command may take
+FIRST = ("cuda", "npu", "xpu")  # the order of infer_device; other devices come after, as they were registered
+
+
+class Assumed(NamedTuple):
+    """A chip that is not here, as if it were."""
+
+    vendor: str
+    arch: str | None
+
+
+_assumed: list[Assumed] = []
+
+
+def infer_device() -> str:
+    """The device type to use on this machine: an accelerator that is here, else "cpu"."""
+    get_default_manager()._prepare()  # plugins may bring a vendor
+    found = available()
+    return found[0] if found else "cpu"
+
+
+def available() -> tuple[str, ...]:
+    """The accelerator types that can be used here, the first of them by default."""
+    if _assumed:
+        return (_package(_assumed[-1].vendor).device,)
+    return _available()
+
+
+@functools.cache
+def _available() -> tuple[str, ...]:
+    mine = [p.device for p in packages.known().values() if p.device != "cpu"]
+    for package in packages.known().values():
+        _bring(package)
+    current = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    theirs = [current.type] if current is not None else []
+    return tuple(d for d in dict.fromkeys([*FIRST, *theirs, *mine]) if d in theirs or is_here(d))
+
+
+def is_here(device: str) -> bool:
+    """Whether torch has such a device, and can use it."""
+    module = getattr(torch, device, None)
+    asked = getattr(module, "is_available", None)
+    try:
+        return bool(asked()) if callable(asked) else False
+    except Exception as error:  # a vendor's code
+        logger.warning("torch.%s.is_available() raised %s: %s", device, type(error).__name__, error)
+        return False
+
+
+def _bring(package: Package) -> None:
+    """Import the package that brings a device to torch, where it is installed and has not come by itself."""
+    name = package.info.torch_package
+    if not name or hasattr(torch, package.device):
+        return
+    try:
+        if importlib.util.find_spec(name) is not None:
+            importlib.import_module(name)
+    except (Exception, SystemExit) as error:  # a vendor's code
+        logger.warning("%s's package %s cannot be imported: %s: %s", package.name, name, type(error).__name__, error)
+
+
+def vendor_of(device: str) -> Package | None:
+    """Whose a device type is here; one vendor for each device type of a process."""
+    if _assumed and _package(_assumed[-1].vendor).device == device:
+        return _package(_assumed[-1].vendor)
+    return _vendor_of(device)
+
+
+@functools.cache
+def _vendor_of(device: str) -> Package | None:
+    forced = knobs.VENDOR.get()
+    if forced is not None and _package(forced).device == device:
+        return _package(forced)
+    claims = [p for p in packages.known().values() if p.device == device]
+    if len(claims) < 2 and device != "cuda":
+        return claims[0] if claims else None
+    return _tell_apart(device, claims)
+
+
+def _tell_apart(device: str, claims: list[Package]) -> Package | None:
+    """Which of several vendors of one device type is here; where none of them shows, the one torch was built for."""
+    built = "amd" if torch.version.hip else "nvidia" if torch.version.cuda else ""
+    strangers = {"nvidia", "amd"} - {built} if device == "cuda" and built else set()
+    claims = [p for p in claims if p.name not in strangers]
+    if len(claims) == 1:
+        return claims[0]
+    seen = [p for p in claims if any(Path(f).exists() for f in p.info.driver_files)]
+    if len(seen) == 1:
+        return seen[0]
+    answered = next((p for p in seen or claims if answers(p)), None)
+    if answered is None and device == "cuda":
+        return next((p for p in claims if p.name == built), None)
+    return answered or claims[-1]  # the latest to come: a package beside the tree was put there for a reason
+
+
+@functools.cache
+def answers(package: Package) -> bool:
+    """Whether a vendor's query command succeeds: run once, without a shell, and not for long."""
+    command = shlex.split(package.info.device_query_cmd)
+    program = shutil.which(command[0]) if command else None
+    if program is None:
+        return False
+    words = f"{package.name}'s query `{package.info.device_query_cmd}`"
+    try:
+        done = subprocess.run(
+            [program, *command[1:]],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            timeout=PATIENCE,
+            start_new_session=True,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        logger.warning(
+            "%s was stopped after %g s, and counts as unanswered. OPMUX_VENDOR names a vendor", words, PATIENCE
+        )
+        return False
+    except OSError as error:
+        logger.warning("%s cannot be run: %s", words, error)
+        return False
+    return done.returncode == 0
+
+
+def _package(name: str) -> Package:
+    found = packages.get(name)
+    if found is None:
+        raise UnknownName("vendor", name, list(packages.known()))
+    return found
+
+
+@contextlib.contextmanager
+def assume(vendor: str, arch: str | None = None) -> Iterator[Package]:
+    """Answer as on a machine with a chip of this vendor; for explaining and compiling, nothing can run on it."""
+    package = _package(vendor)
+    _assumed.append(Assumed(package.name, arch))
+    try:
+        yield package
+    finally:
+        _assumed.pop()
+
+
+def assumed() -> Assumed | None:
+    return _assumed[-1] if _assumed else None
+
+
+def forget() -> None:
+    """Look again when next asked."""
+    for cached in (_available, _vendor_of, answers):
+        cached.cache_clear()
+
+
+packages.on_change(forget)
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=forget)

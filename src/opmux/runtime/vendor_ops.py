@@ -1,0 +1,287 @@
+"""What a vendor's `ops/` says: ops of ours that it implements, rows for ATen, ops it does not want, and extra names.
+
+`__all__` names ops of ours (then tex's, then ATen's), `get_specific_ops()` gives rows for ATen
+(`("add.Tensor", add, Autograd.disable)`), `get_unused_ops()` names what is better left to torch. A mistake in one entry
+costs that entry, and is said once with its file and line.
+
+An exported function says more of itself by plain attributes: `dtypes`, `when`, `min_arch`, `priority`, `_is_available`;
+`kind` and `impl_id`, where it is not the vendor's one kernel for its op; and `op`, the op it implements, where its name
+is another: several exports may implement one op.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import importlib.util
+import inspect
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from ..core import discovery
+from ..core.errors import BadImpl, nearest
+from ..core.log import logger
+from ..core.registry import BackendImplKind, OpImpl, Origin, check_fit
+from ..core.spec import DOORS, specs
+from . import packages
+from .packages import Package
+from .vendor import Autograd
+from .vendors import Chip, folders
+
+PRIORITY = {"vendor": 100, "arch": 200}  # above the default for any chip, which has 0
+
+
+@dataclass(frozen=True)
+class AtenRow:
+    """A vendor's function for an overload of ATen."""
+
+    overload: str  # "add.Tensor"; "relu" for the default one
+    fn: Callable[..., Any]
+    autograd: Autograd
+    impl_id: str
+    priority: int
+
+    @property
+    def call(self) -> Callable[..., Any]:
+        """What to call: an autograd.Function is called by its `apply`."""
+        fn: Any = self.fn
+        return fn.apply if isinstance(fn, type) and issubclass(fn, torch.autograd.Function) else fn
+
+
+@dataclass
+class Ops:
+    """All that the folders of one chip bring, the nearest first."""
+
+    impls: list[OpImpl] = field(default_factory=list)
+    rows: dict[str, AtenRow] = field(default_factory=dict)  # by overload
+    unused: dict[str, str] = field(default_factory=dict)  # "cumsum", "add.Tensor" -> who says so
+    extras: dict[str, Any] = field(default_factory=dict)
+
+
+def read(package: Package, arch: str | None) -> Ops:
+    """What a vendor's folders say for a chip of this arch."""
+    found = Ops()
+    for folder in folders(Chip(package.name, arch)):
+        module = load(folder)
+        if module is not None:
+            _Reader(package, folder, module, found).read()
+    return found
+
+
+@functools.cache
+def load(folder: str) -> ModuleType | None:
+    """The `ops` of a folder; None where there is none, or it cannot be imported (which is said once)."""
+    name = f"{folder}.ops"
+    try:
+        if importlib.util.find_spec(name) is None:
+            return None
+        with discovery.foreign_names():
+            return importlib.import_module(name)
+    except (Exception, SystemExit) as error:  # a vendor's code
+        packages.leave_out(name, error)
+        return None
+
+
+class _Reader:
+    """Reads one `ops` module into what was found so far; what a nearer folder said stays."""
+
+    def __init__(self, package: Package, folder: str, module: ModuleType, found: Ops):
+        self.package, self.module, self.found = package, module, found
+        variant = folder.removeprefix(package.module).strip(".")
+        self.id = ".".join(filter(None, ("default.flagos", package.name, variant)))
+        self.priority = PRIORITY["arch" if variant else "vendor"]
+
+    def read(self) -> None:
+        rows = self._call("get_specific_ops")
+        for row in rows:
+            named = isinstance(row, tuple) and row and isinstance(row[0], str)
+            what = f"the row of '{row[0]}'" if named else f"the row {row!r}"
+            self._guard(lambda row=row: self._row(row), what, "get_specific_ops")
+        for name in self._call("get_unused_ops"):
+            self._guard(lambda name=name: self._unused(name), f"the unused op {name!r}", "get_unused_ops")
+        taken = {fn for _, fn in ((r.overload, r.fn) for r in self.found.rows.values())}
+        for name in self._names(bool(rows)):
+            value = getattr(self.module, name, None)
+            if value is None:
+                self._say(f"__all__ has '{name}', which the module does not")
+            elif not (_hashable(value) and value in taken):  # a row beats __all__
+                self._guard(lambda name=name, value=value: self._export(name, value), f"'{name}'", name)
+
+    def _names(self, has_rows: bool) -> Iterable[str]:
+        listed = getattr(self.module, "__all__", None)
+        if listed is not None:
+            return list(listed)
+        if has_rows or hasattr(self.module, "get_specific_ops"):
+            return ()
+        return [n for n, v in vars(self.module).items() if not n.startswith("_") and _is_own(v, self.module)]
+
+    def _call(self, name: str) -> tuple[Any, ...]:
+        method = getattr(self.module, name, None)
+        if method is None:
+            return ()
+        try:
+            with discovery.foreign_names():
+                return tuple(method())
+        except Exception as error:  # a vendor's code
+            packages.leave_out(self.module.__name__, error, name)
+            return ()
+
+    def _guard(self, take: Callable[[], None], what: str, at: str) -> None:
+        try:
+            take()
+        except (BadImpl, ValueError, TypeError) as error:
+            self._say(f"{what} is left out: {error}", at)
+
+    def _say(self, words: str, at: str = "") -> None:
+        """A warning that starts with file and line of what the module calls `at`."""
+        logger.warning("%s: %s", _where(self.module, getattr(self.module, at, None)), words)
+
+    def _row(self, row: Any) -> None:
+        if not isinstance(row, tuple) or len(row) not in (2, 3) or not isinstance(row[0], str) or not callable(row[1]):
+            raise BadImpl('expected ("add.Tensor", function, Autograd.disable)')
+        name, fn, autograd = (*row, Autograd.disable)[:3]
+        if getattr(autograd, "name", None) not in Autograd.__members__:
+            raise BadImpl(f"the third entry is Autograd.enable or Autograd.disable; got {autograd!r}")
+        refusals = {overload: misfit(fn, overload) for overload in overloads_of(name)}
+        if all(refusals.values()):
+            overload, why = next(iter(refusals.items()))
+            raise BadImpl(f"{_where(self.module, fn)} cannot be called as aten::{overload}: {why}")
+        for overload, why in refusals.items():
+            if why:  # of a name that means every overload
+                logger.debug("%s: aten::%s is not served: %s", self.id, overload, why)
+                continue
+            made = AtenRow(overload, fn, Autograd[autograd.name], self.id, self.priority)
+            self.found.rows.setdefault(overload, made)
+        spec = specs.lookup(name.partition(".")[0], DOORS["row"])
+        if spec is not None:
+            made = self._impl(spec.key, fn)
+            try:
+                check_fit(spec, made)
+            except BadImpl as error:  # it fits the overload, and that is where it serves
+                logger.debug("%s: opmux.ops.%s does not use the row %s: %s", made.impl_id, spec.name, name, error)
+            else:
+                self._add(made)
+
+    def _unused(self, name: Any) -> None:
+        words = f"{self.package.name} declares it unused ({_where(self.module)})"
+        spec = specs.lookup(name, DOORS["export"])
+        if spec is None:
+            overloads_of(name)  # an error where ATen has no such op either
+        self.found.unused.setdefault(name, words)
+
+    def _export(self, name: str, value: Any) -> None:
+        op = getattr(value, "op", name) if callable(value) else name
+        spec = specs.lookup(op, DOORS["export"]) if callable(value) else None
+        if spec is None or op not in (spec.name, spec.key):
+            self.found.extras.setdefault(name, value)
+            return
+        made = self._impl(spec.key, value)
+        check_fit(spec, made)
+        self._add(made)
+
+    def _impl(self, key: str, fn: Any) -> OpImpl:
+        """The function as an impl; plain attributes of it say what a name cannot."""
+        asked = lambda name, default=None: getattr(fn, name, default)
+        dtypes = asked("dtypes")
+        return OpImpl(
+            key,
+            asked("impl_id", self.id),
+            asked("kind", BackendImplKind.DEFAULT),
+            self.package.name,
+            fn,
+            asked("priority", self.priority),
+            None if dtypes is None else frozenset(dtypes),
+            asked("min_arch"),
+            asked("when"),
+            frozenset({self.package.device}),
+        )
+
+    def _add(self, made: OpImpl) -> None:
+        if not any((i.op_name, i.impl_id) == (made.op_name, made.impl_id) for i in self.found.impls):
+            self.found.impls.append(made)
+
+
+def overloads_of(name: str) -> list[str]:
+    """The overloads a row means: `add.Tensor` that one, `add` all of its packet. ValueError where ATen has none."""
+    packet, dot, overload = name.removeprefix("aten::").partition(".")
+    found = getattr(torch.ops.aten, packet, None)
+    if found is None:
+        close = nearest(packet, aten_names())
+        raise ValueError(f"ATen has no op '{packet}'" + (f"; did you mean '{close}'?" if close else ""))
+    named = lambda n: f"aten::{packet}.{n}" if n != "default" else f"aten::{packet}"
+    # TorchScript has overloads of its own, which no tensor comes through
+    have = [n.replace("default", "") for n in found.overloads() if torch._C._dispatch_has_kernel(named(n))]
+    if dot and overload != "default" and overload not in have:
+        raise ValueError(
+            f"aten::{packet} has no overload '{overload}'. It has: {', '.join(n or 'default' for n in have)}"
+        )
+    chosen = [overload.replace("default", "")] if dot else have
+    return [f"{packet}.{n}" if n else packet for n in chosen]
+
+
+def misfit(fn: Callable[..., Any], overload: str) -> str:
+    """Why a function cannot be called with the arguments of an overload, by their names or in their order; or ""."""
+    packet, _, name = overload.partition(".")
+    arguments = getattr(getattr(torch.ops.aten, packet), name or "default")._schema.arguments
+    is_class = isinstance(fn, type) and issubclass(fn, torch.autograd.Function)
+    try:
+        signature = inspect.signature(fn.forward if is_class else fn)
+    except (TypeError, ValueError):  # a builtin that does not say: take it at its word
+        return ""
+    ctx = [None] if is_class else []
+    plain, named = [a for a in arguments if not a.kwarg_only], {a.name: a for a in arguments if a.kwarg_only}
+    try:
+        signature.bind(*ctx, *plain, **named)
+    except TypeError as error:
+        try:
+            signature.bind(*ctx, *arguments)
+        except TypeError:
+            return str(error)
+    return ""
+
+
+@functools.cache
+def aten_names() -> list[str]:
+    """The names of ATen's ops."""
+    names = (s.name for s in torch._C._jit_get_all_schemas())
+    return sorted({n.removeprefix("aten::") for n in names if n.startswith("aten::")})
+
+
+def origin_of(package: Package, made: OpImpl) -> Origin:
+    file = getattr(inspect.unwrap(made.fn), "__code__", None)
+    place = file.co_filename if file is not None else None
+    own = package.origin
+    return Origin(own.plugin if own.plugin != "opmux" else "opmux", own.distribution, own.version, place)
+
+
+def _is_own(value: Any, module: ModuleType) -> bool:
+    """Whether a public name is something the package defines, not a module or what it imported to write it."""
+    home = getattr(value, "__module__", None) or ""
+    return callable(value) and home.startswith(module.__name__.rpartition(".")[0])
+
+
+def _hashable(value: Any) -> bool:
+    return getattr(value, "__hash__", None) is not None
+
+
+def _where(module: ModuleType, fn: Any = None) -> str:
+    """File and line of a function, or the file of its module."""
+    code = getattr(inspect.unwrap(fn), "__code__", None) if callable(fn) else None
+    if code is None and isinstance(fn, type):
+        code = getattr(getattr(fn, "forward", None), "__code__", None)
+    return f"{code.co_filename}:{code.co_firstlineno}" if code is not None else str(module.__file__)
+
+
+def mapping_of(ops: Ops) -> Mapping[str, str]:
+    """The unused ops by the keys of our specs."""
+    found = {}
+    for name, words in ops.unused.items():
+        for space in DOORS["export"]:
+            spec = specs.by_key.get(f"{space}::{name.removeprefix('aten::')}")
+            if spec is not None:
+                found[spec.key] = words
+    return found

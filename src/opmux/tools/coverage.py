@@ -1,0 +1,101 @@
+"""What a program runs on: which ops of ATen led to a chip's own kernels, to ours, back to torch, or to the CPU.
+
+    with coverage.watch("npu") as seen:
+        train()
+    seen.show()
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from rich.text import Text
+
+from ..core.default import get_default_manager
+from ..core.errors import OpmuxError
+from ..core.registry import BackendImplKind
+from ..faces.aten import engine
+from ..faces.aten.overloads import table
+from . import screen, simulator
+
+OWN, TRITON, NATIVE, CPU = "the chip's own kernels", "default Triton", "torch's kernels", "CPU, for want of a kernel"
+STYLES = {OWN: "bold green", TRITON: "green", NATIVE: "yellow", CPU: "bold red"}
+
+
+@dataclass(frozen=True)
+class Row:
+    op: str
+    calls: int
+    where: str
+    impl: str
+
+
+@dataclass
+class Seen:
+    """What was seen on a device."""
+
+    device: str
+    rows: list[Row] = field(default_factory=list)
+
+    def counts(self) -> dict[str, int]:
+        """Calls by where they ran."""
+        found: Counter[str] = Counter()
+        for row in self.rows:
+            found[row.where] += row.calls
+        return {where: found[where] for where in STYLES if found[where]}
+
+    def as_data(self) -> dict[str, Any]:
+        return {"device": self.device, "calls": self.counts(), "ops": [vars(row) for row in self.rows]}
+
+    def show(self) -> None:
+        console = screen.out()
+        table = screen.table("op of ATen", ("calls", {"justify": "right"}), "ran on", "implementation")
+        for row in self.rows:
+            table.add_row(row.op, str(row.calls), Text(row.where, STYLES[row.where]), Text(row.impl, "dim"))
+        console.print(Text(f"what ran on {self.device}", "bold"))
+        console.print(table)
+        total = sum(r.calls for r in self.rows) or 1
+        console.print(screen.pairs([(w, f"{n} calls, {100 * n / total:.0f} %") for w, n in self.counts().items()]))
+
+
+@contextlib.contextmanager
+def watch(device: str) -> Iterator[Seen]:
+    """Watch the ops of ATen on a device; the rows are there when the block ends.
+
+    Ops that no kernel of ours is for are known on a simulated device alone, whose fallbacks count themselves.
+    """
+    seen = Seen(device)
+    before = Counter(simulator.fallbacks())
+    with engine.counted() as counts:
+        yield seen
+    after = Counter(simulator.fallbacks())
+    after.subtract(before)
+    left = Counter({name.removeprefix("aten::"): n for name, n in after.items() if n > 0})
+    rows = [_row(name, calls, device, left) for name, calls in counts.items()]
+    rows += [Row(name, n, CPU, "cpu fallback") for name, n in left.items() if n > 0]
+    order = list(STYLES)
+    seen.rows = sorted(rows, key=lambda r: (order.index(r.where), -r.calls, r.op))
+
+
+def _row(name: str, calls: int, device: str, left: Counter[str]) -> Row:
+    if left[name] >= calls:  # ours was asked and declined each time
+        left[name] -= calls
+        return Row(name, calls, CPU, "native")
+    chosen = _chosen(name, device)
+    if chosen is None or chosen.kind is BackendImplKind.REFERENCE:
+        return Row(name, calls, NATIVE, "native")
+    return Row(name, calls, TRITON if chosen.vendor is None else OWN, chosen.impl_id)
+
+
+def _chosen(name: str, device: str) -> Any:
+    manager = get_default_manager()
+    key = table()[name].key
+    try:
+        found = [i for i in manager.resolve_candidates(key) if manager._static_refusal(key, i, device) is None]
+    except OpmuxError:
+        return None
+    return found[0] if found else None

@@ -1,0 +1,174 @@
+"""A make-believe accelerator under any device name, to try a vendor's backend where its chip is not.
+
+`simulate("npu")` makes devices npu:0 and npu:1 of this process's own memory, through torch's door for chips it does not
+know (PrivateUse1): tensors with real storages, strides and views, a current device, streams, events, generators,
+autocast, `torch.npu`, `torch.accelerator`. An op that has no kernel there runs the CPU's kernel on the device's memory,
+and is counted: `fallbacks()` is the list of what a backend does not cover. A kernel that is registered for PrivateUse1
+comes before that, and Triton's kernels run in its interpreter.
+
+What it shows: that dispatch, registration, vendor packages and models work under that device's name, and are right; and
+mistakes that the CPU hides: tensors of two devices in one op, a generator of the wrong one, results never written, as
+fresh memory is all ones: NaN. What it does not show: speed, races, the order of streams, what a chip lacks (dtypes,
+memory), what its compiler refuses. There are no sparse or quantized tensors, no inductor, no collectives, and no second
+owner of a name that torch has: vendors whose device is called `cuda` need their chip.
+
+It lasts as long as the process, has one name in it, and must come before the first `backward()` and before triton is
+imported. Compiling it takes about 20 s, once.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch._C._autograd import _get_sequence_nr
+
+from ...core.errors import OpmuxError
+from ...runtime import build
+
+_now: dict[str, Any] = {}  # what is simulated in this process
+
+
+class CannotSimulate(OpmuxError, RuntimeError):
+    """The process is not one in which this device can be simulated; the message says what to do."""
+
+
+def simulate(device: str, arch: str | None = None, name: str | None = None, count: int = 2) -> None:
+    """Make `count` devices of the type `device` exist in this process; to ask for the same again does nothing.
+
+    `torch.<device>.get_device_properties(i)` will tell `arch` and `name`. See the module for what it is and is not.
+    """
+    from . import launch
+
+    asked = {k: v for k, v in dict(device=device, arch=arch, name=name).items() if v is not None}
+    if _now:
+        if asked.items() <= _now.items():
+            return
+        raise CannotSimulate(f"simulate({_words(asked)}) after simulate({_words(_now)}): one name per process")
+    _check(device, count)
+    if launch.compiles():
+        raise CannotSimulate(
+            f"triton was imported before simulate({device!r}), and compiles its kernels: call simulate first, or set "
+            f"{launch.VARIABLE}=1 before the import"
+        )
+    here = Path(__file__).parent
+    path = build.library("simulator", sorted([*here.glob("*.cpp"), *here.glob("*.h")]), flags=("-O1",))
+    launch.interpret()
+    name = name or f"Simulated {device}"
+    _bring(path, device, arch, name, count)
+    launch.on(device)
+    _now.update(device=device, arch=arch, name=name, count=count)
+
+
+def fallbacks() -> dict[str, int]:
+    """How often which op ran the CPU's kernel for want of one of the device: {"aten::mm.out": 3}, most first.
+
+    Many of ATen's ops (`structured` ones) are made by torch of their `out=` form where a device has only that: then it
+    is that form which is counted, and a kernel for the plain form covers it.
+    """
+    found = torch.ops.opmux_simulator.fallbacks() if _now else {}
+    return dict(sorted(found.items(), key=lambda item: (-item[1], item[0])))
+
+
+def forget_fallbacks() -> None:
+    """Count from 0 again."""
+    if _now:
+        torch.ops.opmux_simulator.forget_fallbacks()
+
+
+def run(
+    device: str | None,
+    code: str,
+    *,
+    arch: str | None = None,
+    count: int = 2,
+    env: Mapping[str, str] | None = None,
+    limit: float = 300.0,
+) -> Any:
+    """Run a program in a fresh process with that device, or with none; returns what it prints last, read as JSON.
+
+    RuntimeError shows what the program wrote to stderr, where it fails or takes more than `limit` seconds.
+    """
+    start = "import runpy, sys; runpy.run_path(sys.argv[1], run_name='__main__')"
+    if device is not None:
+        start = f"from opmux.tools.simulator import simulate; simulate({device!r}, {arch!r}, count={count}); {start}"
+    paths = [str(Path(__file__).parents[3]), *filter(None, [os.environ.get("PYTHONPATH")])]
+    variables = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), **(env or {})}
+    where = "the CPU" if device is None else f"a simulated {device}"
+    with tempfile.TemporaryDirectory() as folder:
+        program = Path(folder, "simulated.py")  # in a file: triton reads the source of kernels
+        program.write_text(code, encoding="utf-8")
+        command = [sys.executable, "-X", "faulthandler", "-c", start, str(program)]
+        try:
+            done = subprocess.run(command, env=variables, capture_output=True, text=True, timeout=limit, check=False)
+        except subprocess.TimeoutExpired as error:
+            said = error.stderr.decode(errors="replace") if isinstance(error.stderr, bytes) else error.stderr or ""
+            raise RuntimeError(f"the program on {where} took over {limit:g} s:\n{said}") from None
+    if done.returncode:
+        raise RuntimeError(f"the program on {where} failed ({done.returncode}):\n{done.stderr}")
+    lines = done.stdout.splitlines()
+    try:
+        return json.loads(lines[-1] if lines else "")
+    except ValueError:
+        raise RuntimeError(f"the program on {where} printed no JSON last:\n{done.stdout[-2000:]}") from None
+
+
+# ---- the steps of simulate ------------------------------------------------------------------------------------------
+
+
+def _words(asked: Mapping[str, Any]) -> str:
+    return ", ".join(f"{k}={v!r}" for k, v in asked.items())
+
+
+def _check(device: str, count: int) -> None:
+    if not re.fullmatch("[a-z_]+", device):
+        raise CannotSimulate(f"a device is named with small letters and _, such as 'npu'; got {device!r}")
+    taken = torch._C._get_privateuse1_backend_name()
+    if taken != "privateuseone":
+        raise CannotSimulate(
+            f"this process has a device {taken!r} already: torch takes one name for one more device type"
+        )
+    try:
+        torch.device(device)
+    except RuntimeError:
+        pass
+    else:
+        raise CannotSimulate(f"{device!r} is a device type of torch's own, and cannot be another's name")
+    if not 1 <= count <= 64:
+        raise CannotSimulate(f"count = {count}. Allowed: 1 to 64 devices")
+
+
+def _bring(path: Path, device: str, arch: str | None, name: str, count: int) -> None:
+    from . import device as module
+
+    graphs = _get_sequence_nr()  # how many nodes of autograd this thread has made
+    torch.utils.rename_privateuse1_backend(device)
+    torch.ops.load_library(str(path))
+    torch.ops.opmux_simulator.set_count(count)
+    module.type_name, module.count, module.properties = device, count, module.Properties(name, arch)
+    torch._register_device_module(device, module)
+    torch.utils.generate_methods_for_privateuse1_backend(for_storage=True)
+    if graphs:
+        _try_backward(device)
+
+
+def _try_backward(device: str) -> None:
+    """Autograd makes its queues, one for each device, at the first backward of the process: too late afterwards."""
+    try:
+        torch.ones(1, device=device, requires_grad=True).sum().backward()
+    except RuntimeError as error:
+        raise CannotSimulate(
+            f"backward() ran in this process before simulate({device!r}): autograd counts the devices then. "
+            "Call simulate first"
+        ) from error
+
+
+__all__ = ["CannotSimulate", "simulate", "fallbacks", "forget_fallbacks", "run"]

@@ -1,0 +1,221 @@
+"""What stands under `torch.<device>` while a device is simulated: the functions that vendors' packages put there."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any
+
+import torch
+
+# torch's own functions for any accelerator.
+current_device = torch.accelerator.current_device_index
+synchronize = torch.accelerator.synchronize
+empty_cache = torch.accelerator.empty_cache
+memory_stats = torch.accelerator.memory_stats
+memory_allocated = torch.accelerator.memory_allocated
+memory_reserved = torch.accelerator.memory_reserved
+max_memory_allocated = torch.accelerator.max_memory_allocated
+max_memory_reserved = torch.accelerator.max_memory_reserved
+reset_peak_memory_stats = torch.accelerator.reset_peak_memory_stats
+reset_accumulated_memory_stats = torch.accelerator.reset_accumulated_memory_stats
+
+
+@dataclass(frozen=True)
+class Properties:
+    """A device in figures."""
+
+    name: str
+    arch: str | None
+    total_memory: int = 16 << 30
+    multi_processor_count: int = 8
+
+
+# Set by `simulate`: the name of the device type, how many devices there are, and what they say of themselves.
+type_name, count = "", 0
+properties = Properties("", None)
+
+Place = torch.device | str | int | None
+
+
+def index_of(place: Place = None) -> int:
+    """The number of a device; of the current one where none is said."""
+    if isinstance(place, int):
+        return place
+    found = None if place is None else torch.device(place)
+    if found is not None and found.type != type_name:
+        raise ValueError(f"torch.{type_name} knows devices of type {type_name}; got {found}")
+    return current_device() if found is None or found.index is None else found.index
+
+
+# ---- devices --------------------------------------------------------------------------------------------------------
+
+
+def is_available() -> bool:
+    return True
+
+
+def is_initialized() -> bool:
+    return True
+
+
+def init() -> None:
+    """Nothing is left to do."""
+
+
+# Names that torch looks for: to start a device on first use, and, in checkpoint(), to keep its random numbers.
+_lazy_init, _initialized = init, True
+
+
+def _is_in_bad_fork() -> bool:
+    return False  # host memory is as good in a child
+
+
+def device_count() -> int:
+    return count
+
+
+def set_device(place: Place) -> None:
+    torch.accelerator.set_device_index(index_of(place))
+
+
+class device:
+    """`with torch.npu.device(1):` makes it the current one."""
+
+    def __init__(self, place: Place):
+        self.index = index_of(place)
+
+    def __enter__(self) -> None:
+        self.before = current_device()
+        set_device(self.index)
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        set_device(self.before)
+
+
+class device_of(device):
+    """The same for the device of a tensor; nothing where it is on another type of device."""
+
+    def __init__(self, tensor: torch.Tensor):
+        super().__init__(tensor.device if tensor.device.type == type_name else None)
+
+
+def get_device_properties(place: Place = None) -> Properties:
+    if not 0 <= index_of(place) < device_count():
+        raise ValueError(f"there is no device {type_name}:{index_of(place)}: simulated are {device_count()}")
+    return properties
+
+
+def get_device_name(place: Place = None) -> str:
+    return get_device_properties(place).name
+
+
+def mem_get_info(place: Place = None) -> tuple[int, int]:
+    total = get_device_properties(place).total_memory
+    return total - memory_allocated(index_of(place)), total
+
+
+def get_amp_supported_dtype() -> list[torch.dtype]:
+    return [torch.float16, torch.bfloat16]
+
+
+def is_bf16_supported() -> bool:
+    return True
+
+
+# ---- streams and events: work is done when a call returns -----------------------------------------------------------
+
+
+class Stream(torch.Stream):
+    """A stream; its number is what kernels are launched with, under `<device>_stream` too."""
+
+    def __new__(cls, device: Place = None, priority: int = 0, **number: int) -> Stream:
+        if number:
+            return super().__new__(cls, priority=priority, **number)
+        return super().__new__(cls, device=torch.device(type_name, index_of(device)), priority=priority)
+
+    def __getattr__(self, name: str) -> Any:
+        if name == f"{type_name}_stream":
+            return self.stream_id
+        raise AttributeError(f"a stream has no attribute {name!r}")
+
+
+def Event(enable_timing: bool = False, blocking: bool = False, interprocess: bool = False) -> torch.Event:
+    """An event; with `enable_timing`, the time between two of them is that of the host's clock."""
+    # No subclass: `elapsed_time` takes torch.Event alone.
+    return torch.Event(
+        torch.device(type_name), enable_timing=enable_timing, blocking=blocking, interprocess=interprocess
+    )
+
+
+def _ours(stream: torch.Stream) -> Stream:
+    return Stream(stream_id=stream.stream_id, device_index=stream.device_index, device_type=stream.device_type)
+
+
+def current_stream(place: Place = None) -> Stream:
+    return _ours(torch.accelerator.current_stream(index_of(place)))
+
+
+def default_stream(place: Place = None) -> Stream:
+    now = torch.accelerator.current_stream(index_of(place))
+    return Stream(stream_id=0, device_index=now.device_index, device_type=now.device_type)
+
+
+def set_stream(stream: torch.Stream) -> None:
+    torch.accelerator.set_stream(stream)
+
+
+def stream(stream: torch.Stream) -> torch.Stream:
+    """`with torch.npu.stream(s):` makes it the current one."""
+    return stream
+
+
+# ---- random numbers -------------------------------------------------------------------------------------------------
+
+
+def _generator(place: Place = None) -> torch.Generator:
+    return torch.ops.opmux_simulator.default_generator(index_of(place))
+
+
+def __getattr__(name: str) -> Any:
+    if name == "default_generators":
+        return tuple(map(_generator, range(device_count())))
+    raise AttributeError(f"the simulated torch.{type_name} has no attribute {name!r}")
+
+
+def manual_seed(seed: int) -> None:
+    _generator().manual_seed(seed)
+
+
+def manual_seed_all(seed: int) -> None:
+    for index in range(device_count()):
+        _generator(index).manual_seed(seed)
+
+
+def seed() -> None:
+    _generator().seed()
+
+
+def seed_all() -> None:
+    manual_seed_all(_generator(0).seed())
+
+
+def initial_seed() -> int:
+    return _generator().initial_seed()
+
+
+def get_rng_state(device: Place = None) -> torch.Tensor:
+    return _generator(device).get_state()
+
+
+def set_rng_state(new_state: torch.Tensor, device: Place = None) -> None:
+    _generator(device).set_state(new_state)
+
+
+def get_rng_state_all() -> list[torch.Tensor]:
+    return [get_rng_state(index) for index in range(device_count())]
+
+
+def set_rng_state_all(new_states: list[torch.Tensor]) -> None:
+    for index, state in enumerate(new_states):
+        set_rng_state(state, index)

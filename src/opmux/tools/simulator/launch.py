@@ -1,0 +1,83 @@
+"""Triton's interpreter on a simulated device: kernels work on its memory where it is."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+from ...core.log import logger
+
+VARIABLE = "TRITON_INTERPRET"
+
+
+def compiles() -> bool:
+    """Whether triton is imported already, and made to compile kernels."""
+    if "triton" not in sys.modules:
+        return False
+    import triton
+    import triton.language as tl
+
+    # It decides at import: this function of its own was made then.
+    return isinstance(tl.sum, triton.runtime.JITFunction)
+
+
+def interpret() -> None:
+    """Have triton interpret kernels from its import on, in child processes too."""
+    os.environ[VARIABLE] = "1"
+
+
+def on(device: str) -> None:
+    """Let interpreted kernels take tensors of this device type; nothing to do where there is no triton."""
+    if importlib.util.find_spec("triton") is None:
+        return
+    _repair_small_types()
+    from triton.runtime import interpreter
+
+    executor: Any = interpreter.GridExecutor
+    copy_in, copy_out = executor._init_args_hst, executor._restore_args_dev
+
+    def take(self: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
+        """Elsewhere the interpreter copies whole storages to the CPU and back; here their addresses are the host's."""
+        places = [_kind(t) for t in _tensors((*args, *kwargs.values()))]
+        if device not in places:
+            return copy_in(self, args, kwargs)
+        for at, place in enumerate(places):
+            if place != device:
+                raise ValueError(f"Pointer argument (at {at}) cannot be accessed from Triton ({place} tensor?)")
+        return args, kwargs
+
+    def give_back(self: Any, args: Any, taken: Any, kwargs: Any, kwargs_taken: Any) -> None:
+        if taken is not args:
+            copy_out(self, args, taken, kwargs, kwargs_taken)
+
+    executor._init_args_hst, executor._restore_args_dev = take, give_back
+
+
+def _tensors(args: Any) -> Iterator[Any]:
+    for arg in args:
+        if isinstance(arg, tuple):
+            yield from _tensors(arg)
+        elif hasattr(arg, "data_ptr"):
+            yield arg
+        elif hasattr(arg, "block_shape") and hasattr(arg, "base"):  # a tensor descriptor
+            yield arg.base
+
+
+def _kind(tensor: Any) -> str:
+    return getattr(tensor, "base", tensor).device.type  # a tensor, or one that is read as another dtype
+
+
+def _repair_small_types() -> None:
+    from ...kernels.lib import interpret
+
+    try:
+        interpret.install()
+    except ModuleNotFoundError as error:
+        if error.name != "ml_dtypes":
+            raise
+        logger.warning(
+            "interpreted kernels compute bfloat16 and float8 wrongly without ml_dtypes: pip install ml_dtypes"
+        )

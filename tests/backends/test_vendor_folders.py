@@ -1,0 +1,386 @@
+"""The vendors of the tree: what they say of themselves is well formed, their tiles suit the kernels and the chips."""
+
+from __future__ import annotations
+
+import inspect
+import itertools
+import re
+import shlex
+import types
+from pathlib import Path
+
+import pytest
+import torch
+
+from opmux.backends import buffers, chips
+from opmux.core import NotSupported, get_default_manager, specs
+from opmux.core.facts import split_arch
+from opmux.runtime import packages, vendors
+from opmux.runtime.vendors import Chip
+
+pytest.importorskip("triton")
+import triton
+
+from opmux.kernels.lib import config, interpret, launch, rows
+
+ROOT = Path(__file__).parents[2]
+BF16 = torch.bfloat16
+
+# vendor -> device type, torch's key for it, and the package that brings it
+VENDORS = {
+    "nvidia": ("cuda", "CUDA", ""),
+    "amd": ("cuda", "CUDA", ""),
+    "intel": ("xpu", "XPU", ""),
+    "ascend": ("npu", "PrivateUse1", "torch_npu"),
+    "hygon": ("cuda", "CUDA", ""),
+    "cambricon": ("mlu", "PrivateUse1", "torch_mlu"),
+    "mthreads": ("musa", "PrivateUse1", "torch_musa"),
+    "metax": ("cuda", "CUDA", ""),
+    "iluvatar": ("cuda", "CUDA", ""),
+    "kunlunxin": ("cuda", "CUDA", ""),
+    "enflame": ("gcu", "PrivateUse1", "torch_gcu"),
+    "tsingmicro": ("txda", "PrivateUse1", "torch_txda"),
+}
+
+
+def package(name):
+    found = packages.get(name)
+    assert found is not None, packages.broken()
+    return found
+
+
+@pytest.fixture(scope="module")
+def interpreted(request):
+    if request.config.getoption("--triton") != "interpret":
+        pytest.skip("runs with --triton=interpret")
+    interpret.install()
+
+
+# ---- what they say of themselves ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", VENDORS)
+def test_a_vendor_says_who_it_is(name):
+    info = package(name).info
+    assert (info.device_name, info.key, info.torch_package) == VENDORS[name]
+    assert shlex.split(info.device_query_cmd) and info.verified
+    assert all(Path(file).is_absolute() for file in info.driver_files)
+    for arch in filter(None, info.targets):
+        assert split_arch(arch)[1] > 0  # min_arch compares within a prefix
+
+
+def test_every_folder_of_the_tree_can_be_read():
+    assert {f"_{name}" for name in VENDORS} <= set(packages.in_tree())
+    assert not [module for module in packages.broken() if module.startswith("opmux.")]
+
+
+def test_vendors_of_one_device_can_be_told_apart():
+    """By the files of their drivers, and by their queries; also Intel's tool and Kunlunxin's, which share a name."""
+    every = [package(name).info for name in VENDORS]
+    queries = [info.device_query_cmd for info in every]
+    files = [file for info in every for file in info.driver_files]
+    assert len(set(queries)) == len(queries) and len(set(files)) == len(files)
+    assert all(info.driver_files for info in every if info.device_name == "cuda")
+
+
+@pytest.mark.parametrize("name", VENDORS)
+def test_an_arch_map_names_folders_that_are_there(name):
+    found = package(name)
+    for arch, folder in found.arch_map.items():
+        assert (found.folder / folder / "__init__.py").is_file(), arch
+    named = set(found.arch_map.values())
+    assert named == {p.name for p in found.folder.iterdir() if (p / "__init__.py").is_file()} - {"ops"}
+
+
+@pytest.mark.parametrize(
+    "vendor, arch, folder",
+    [
+        ("nvidia", "sm_80", "ampere"),
+        ("nvidia", "sm_89", "ampere"),
+        ("nvidia", "sm_90", "hopper"),
+        ("nvidia", "sm_100", "blackwell"),
+        ("nvidia", "sm_103", "blackwell"),
+        ("nvidia", "sm_120", "blackwell"),
+        ("nvidia", "sm_75", None),
+        ("amd", "gfx942", None),
+        ("amd", "gfx90a", None),
+        ("amd", "gfx950", "cdna4"),
+        ("amd", "gfx1030", "rdna"),
+        ("amd", "gfx1100", "rdna"),
+        ("amd", "gfx1201", "rdna"),
+    ],
+)
+def test_arch_folders(vendor, arch, folder):
+    found = vendors.folders(Chip(vendor, arch))
+    home = f"opmux.backends._{vendor}"
+    assert found == ((home,) if folder is None else (f"{home}.{folder}", home))
+
+
+def test_targets_agree_with_what_is_compiled_for():
+    from opmux.kernels.lib.compile_only import CHIPS
+
+    for arch, (target, shared) in CHIPS.items():
+        found = package(Chip.of_arch(arch).vendor).info.target(arch)
+        assert (found.shared_memory, found.warp_size) == (shared, target.warp_size)
+
+
+def test_the_page_of_vendors_says_what_the_folders_say():
+    page = (ROOT / "docs" / "vendors.md").read_text(encoding="utf-8")
+    table = page.partition("\n## ")[0]
+    rows_of = {line.split("|")[1].strip(): line for line in table.splitlines() if line.startswith("| ")}
+    for name in VENDORS:
+        info, line = package(name).info, rows_of[name]
+        for word in (info.device_name, info.key, f"`{info.device_query_cmd}`", *filter(None, info.targets)):
+            assert word in line, f"{name}: {word}"
+        lacks = {"float64": info.fp64_enabled, "bfloat16": info.bf16_enabled, "int64": info.int64_enabled}
+        assert {dtype for dtype in lacks if dtype in line} == {dtype for dtype, has in lacks.items() if not has}
+        assert re.search(rf"^- \*\*{name}\*\*: {re.escape(info.verified)}", page, re.M), f"{name}: verified"
+
+
+# ---- which arch a device is -----------------------------------------------------------------------------------------
+
+NAMED = [
+    ("ascend", "npu", "Ascend910B3", "ascend910b"),
+    ("ascend", "npu", "Ascend910_9382", "ascend910c"),
+    ("ascend", "npu", "Ascend950PR_957c", "ascend950"),
+    ("ascend", "npu", "Ascend310P3", None),
+    ("cambricon", "mlu", "MLU590-H8", "mtp_592"),
+    ("metax", "cuda", "MetaX C500", "xcore1000"),
+    ("iluvatar", "cuda", "Iluvatar BI-V150", "ivcore11"),
+    ("kunlunxin", "cuda", "P800 OAM", "xpu3"),
+    ("kunlunxin", "cuda", "something new", None),
+]
+
+
+@pytest.mark.parametrize("vendor, device, name, arch", NAMED)
+def test_an_arch_by_the_name_of_the_device(monkeypatch, vendor, device, name, arch):
+    monkeypatch.setattr(torch, device, types.SimpleNamespace(get_device_name=lambda i: name), raising=False)
+    assert package(vendor).arch_of(0) == arch
+
+
+@pytest.mark.parametrize(
+    "vendor, device, told, arch",
+    [("mthreads", "musa", (3, 1), "mp_31"), ("enflame", "gcu", (3, 0), "gcu300"), ("enflame", "gcu", (4, 0), "gcu400")],
+)
+def test_an_arch_by_the_capability_of_the_device(monkeypatch, vendor, device, told, arch):
+    module = types.SimpleNamespace(get_device_capability=lambda i: told)
+    monkeypatch.setattr(torch, device, module, raising=False)
+    assert package(vendor).arch_of(0) == arch
+    monkeypatch.setattr(torch, device, types.SimpleNamespace(get_device_capability=lambda i: None), raising=False)
+    assert package(vendor).arch_of(0) is None
+
+
+@pytest.mark.parametrize("code, arch", [(0x030F0007, "xe_1260"), (0x05004004, "xe_2001"), (0, None), (None, None)])
+def test_the_arch_of_an_intel_gpu(monkeypatch, code, arch):
+    properties = types.SimpleNamespace(**({} if code is None else {"architecture": code}))
+    monkeypatch.setattr(torch, "xpu", types.SimpleNamespace(get_device_properties=lambda i: properties))
+    assert package("intel").arch_of(0) == arch
+
+
+def test_a_device_that_torch_does_not_have_has_no_arch():
+    assert chips.by_name("no_such_device", 0, {"x": "arch"}) is None
+    assert chips.by_capability("no_such_device", 0, "mp_") is None
+
+
+# ---- tiles ----------------------------------------------------------------------------------------------------------
+
+CHIPS = [
+    *(Chip("nvidia", arch) for arch in ("sm_86", "sm_120")),
+    *(Chip("amd", arch) for arch in ("gfx942", "gfx950", "gfx1100")),
+    *(Chip("intel", arch) for arch in ("xe_1255", "xe_1260", None)),
+    *(Chip("ascend", arch) for arch in ("ascend910b", "ascend950", None)),
+    *(Chip("cambricon", arch) for arch in ("mtp_372", "mtp_592")),
+    Chip("tsingmicro", "tx81"),
+]
+KINDS = {"torch.dtype": (BF16, torch.float32), "bool": (True, False), "int": (1, 40, 1000, 4096, 65536)}
+BUFFERED = [chip for chip in CHIPS if chip.vendor in ("ascend", "cambricon", "tsingmicro")]
+by_chip = {"ids": lambda chip: f"{chip.vendor}-{chip.arch}"}
+
+
+@pytest.fixture(scope="module")
+def tunables(interpreted):
+    for family in specs.families:
+        specs.load_implementers(family)
+    return config.tunables
+
+
+def questions(tunable):
+    kinds = [p.annotation for p in inspect.signature(tunable.default).parameters.values()]
+    for values in itertools.product(*(KINDS[kind] for kind in kinds)):
+        yield dict(zip(tunable.facts, values, strict=True))
+
+
+@pytest.mark.parametrize("chip", CHIPS, **by_chip)
+def test_tiles_suit_the_kernels(tunables, chip):
+    """Whatever a tunable that a file names is asked, no rule and no trial is refused, and some say something."""
+    named = vendors.names_in_files(chip)
+    assert set(named) <= set(tunables)
+    changed = tried = 0
+    for name in named:
+        for facts in questions(tunables[name]):
+            with config.as_on(chip):
+                changed += tunables[name].look(**facts).source == "heuristics"
+            if facts.get("n", 1000) == 1000:
+                tried += sum(not why for _, why in tunables[name].candidates(chip, **facts))
+    assert changed or tried
+
+
+@pytest.mark.parametrize("chip", BUFFERED, **by_chip)
+def test_tiles_fit_the_buffer(tunables, chip):
+    """But for a row that must be held as a whole and is longer: its kernel is refused by the chip's compiler."""
+    room = package(chip.vendor).info.target(chip.arch).shared_memory
+    fitting = 0
+    for name, every in buffers.HELD.items():
+        for facts in questions(tunables[name]):
+            with config.as_on(chip):
+                tiles = tunables[name](**facts)
+            for held in every:
+                others = [k for k in tiles.sizes if k.startswith("BLOCK") and k != held.size and held.size != "HOLD"]
+                elements = tiles[held.size]
+                for k in others:
+                    elements *= tiles[k]
+                per_element = buffers.COPIES * held.tensors * facts["dtype"].itemsize + 4 * held.wide
+                whole = tiles[held.size] == 1 and "n" in facts and any(tiles[k] >= facts["n"] for k in others)
+                assert whole or elements * per_element <= room, f"{name} {facts}: {tiles}"
+                fitting += not whole
+    assert fitting > 100
+
+
+def test_blocks_fill_an_ascend(tunables):
+    """Four times the usual block of float32, so a quarter of the programs."""
+    with config.as_on(Chip("ascend", "ascend910b")):
+        assert tunables["activation.flat"](dtype=torch.float32)["BLOCK"] == 4096
+        assert tunables["softmax.pieces"](n=65536, dtype=BF16)["BLOCK_N"] == 4096  # and where it did not fit, half
+    assert tunables["activation.flat"].default(dtype=torch.float32)["BLOCK"] == 1024
+
+
+def test_a_chip_whose_buffer_is_not_known_keeps_the_defaults(tunables):
+    unknown = types.SimpleNamespace(target=lambda arch: types.SimpleNamespace(shared_memory=None))
+    rule = buffers.rules(unknown)["activation.flat"]["BLOCK"]
+    assert rule({"arch": None, "dtype": BF16, "BLOCK": 2048}) is None
+
+
+@pytest.mark.parametrize("arch, stages", [("sm_80", 3), ("sm_86", 2), ("sm_90", 3), ("sm_100", 3), ("sm_120", 2)])
+def test_rows_on_their_way_fit_in_shared_memory(tunables, arch, stages):
+    with config.as_on(Chip("nvidia", arch)):
+        assert tunables["softmax.team"](n=32768, dtype=BF16, backward=False)["STAGES"] == stages
+
+
+def test_rows_are_spread_over_more_lanes_on_intel(tunables):
+    for n, threads in ((32768, 1024), (8192, 512), (100, 256)):
+        with config.as_on(Chip("intel", "xe_1260")):
+            assert tunables["softmax.rows"](n=n, dtype=BF16).threads == threads
+
+
+@pytest.mark.parametrize("told, size", [(0, launch.NO_WARPS), (1, launch.NO_WARPS), (32, 32), (64, 64), (128, 128)])
+def test_chips_without_warps_run_a_program_as_one(monkeypatch, told, size):
+    """Triton's drivers for them say 0 or 1, by which nothing can be divided."""
+    target = types.SimpleNamespace(warp_size=told)
+    monkeypatch.setattr(triton.runtime.driver, "_active", types.SimpleNamespace(get_current_target=lambda: target))
+    monkeypatch.setattr(triton.knobs.runtime, "interpret", False)
+    assert launch.warp_size() == size
+    assert launch.Config({}, threads=256).options["num_warps"] == max(1, 256 // size)
+
+
+def test_no_vendors_file_is_a_copy_of_anothers():
+    """What several need stands beside them; comments, imports and names alone make no copy."""
+    text = lambda path: [
+        line.strip()
+        for line in path.read_text(encoding="utf-8").splitlines()
+        if len(line.strip()) > 12 and not line.strip().startswith(("#", "from ", "import ", '"""'))
+    ]
+    files = {p: text(p) for p in (ROOT / "src/opmux/backends").rglob("_*/**/*.*") if p.suffix in (".py", ".yaml")}
+    for a, b in itertools.combinations([p for p, lines in files.items() if len(lines) > 12], 2):
+        shared = len(set(files[a]) & set(files[b]))
+        assert shared < 0.5 * min(len(set(files[a])), len(set(files[b]))), f"{a} and {b}"
+
+
+# ---- Ascend's GEGLU: the worked example of a vendor's op ------------------------------------------------------------
+
+
+@pytest.fixture
+def geglu(request, monkeypatch):
+    """The module, with results full of NaN before a kernel writes them."""
+    from opmux.backends._ascend.ops import geglu as module
+
+    if request.config.getoption("--triton") == "interpret":
+        interpret.install()
+        stock = rows.Room.on
+        monkeypatch.setattr(rows.Room, "on", lambda self, like: stock(self, like).fill_(float("nan")))
+    return module
+
+
+def agree(spec, got, args):
+    want = spec.reference(*args)
+    for a, b in zip(*(r if isinstance(r, tuple) else (r,) for r in (got, want)), strict=True):
+        tol = spec.tol[b.dtype]
+        assert a.is_contiguous() and a.dtype == b.dtype
+        torch.testing.assert_close(a, b, rtol=tol.rtol, atol=tol.atol, equal_nan=True)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, BF16], ids=lambda d: str(d).removeprefix("torch."))
+@pytest.mark.parametrize("name", ["gelu_mul", "gelu_mul_bwd"])
+def test_geglu_agrees_with_the_reference(interpreted, geglu, name, dtype):
+    spec = specs.find(name)
+    for sample in spec.samples(dtype, torch.device("cpu")):
+        agree(spec, getattr(geglu, name)(*sample.args), sample.args)
+
+
+@pytest.mark.filterwarnings("ignore:(overflow|invalid value) encountered:RuntimeWarning")
+def test_geglu_of_halves_and_of_what_lies_far_out(interpreted, geglu):
+    x, dy = torch.randn(70, 600), torch.randn(70, 300)
+    far = torch.tensor([0.0, -0.0, 1e3, -1e3, 3e38, -3e38, float("inf"), -float("inf"), float("nan"), 88.0, -88.0])
+    for d, a, b in ((dy, x[:, :300], x[:, 300:]), (torch.ones(11), far, torch.full((11,), 2.0))):
+        agree(specs.find("gelu_mul"), geglu.gelu_mul(a, b), (a, b))
+        agree(specs.find("gelu_mul_bwd"), geglu.gelu_mul_bwd(d, a, b), (d, a, b))
+
+
+def test_geglu_starts_as_many_programs_as_there_are_cores(interpreted, geglu, monkeypatch):
+    """Each of which then walks over several blocks."""
+    grids = []
+    stock = launch.Launcher.ready
+    monkeypatch.setattr(launch.Launcher, "ready", lambda *args: grids.append(args[1]) or stock(*args))
+    args = [torch.randn(3, 37_001) for _ in range(3)]
+    agree(specs.find("gelu_mul_bwd"), geglu.gelu_mul_bwd(*args), args)
+    assert grids == [(rows.cores(args[0].device), 1, 1)]
+    block = geglu.tiles_of(n=3 * 37_001, dtype=torch.float32, backward=True)["BLOCK_N"]
+    assert grids[0][0] * block * 3 < 3 * 37_001
+
+
+def test_geglu_refuses_what_the_reference_refuses(interpreted, geglu):
+    for name in ("gelu_mul", "gelu_mul_bwd"):
+        for bad in specs.find(name).errors(torch.device("cpu")):
+            with pytest.raises(bad.error, match=bad.match):
+                getattr(geglu, name)(*bad.args)
+
+
+def test_geglu_declines_rows_that_lie_too_far_apart(interpreted, geglu):
+    a = torch.empty(1, device="meta").as_strided((64, 8), (2**27, 1))
+    with pytest.raises(NotSupported, match="too far apart"):
+        geglu._plan(False, a, a)
+
+
+def test_geglu_is_what_a_machine_with_npus_gets(geglu):
+    from opmux.core import BackendImplKind
+    from opmux.runtime import vendor_ops
+
+    get_default_manager()._prepare()
+    found = {made.op_name: made for made in vendor_ops.read(package("ascend"), "ascend910b").impls}
+    assert sorted(found) == ["opmux::gelu_mul", "opmux::gelu_mul_bwd"]
+    made = found["opmux::gelu_mul"]
+    assert (made.impl_id, made.kind, made.vendor) == ("default.flagos.ascend", BackendImplKind.DEFAULT, "ascend")
+    assert made.fn is geglu.gelu_mul and made.devices == {"npu"} and torch.float64 not in made.supported_dtypes
+
+
+@pytest.mark.parametrize("chip", ["sm_90", "gfx942"])
+def test_geglu_compiles(request, geglu, chip):
+    """No compiler for Ascend is here; what these refuse, that one would too."""
+    if request.config.getoption("--triton") != "compile":
+        pytest.skip("runs with --triton=compile")
+    from opmux.kernels.lib.compile_only import compiling_for
+
+    x = torch.empty(64, 4096, device="meta", dtype=BF16)
+    with compiling_for(chip) as built:
+        geglu.gelu_mul(x, x)
+        geglu.gelu_mul_bwd(x[:, :37], x[:, 64:101], x[:, 128:165])
+    assert [b.grid for b in built] == [(64, 1, 1), (1, 1, 1)]

@@ -1,0 +1,183 @@
+"""What tests of adapters share: an adapter over our interpreted kernel, beside ATen's own overload."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import inspect
+from itertools import islice
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+# ATen's CPU kernels round halves in between, and add in an order of their own.
+TOL = {torch.float16: (4e-3, 4e-3), torch.bfloat16: (3.2e-2, 3.2e-2), torch.float32: (2e-5, 1e-4)}
+EXACT = (0, 0)
+
+
+def overload(name):
+    packet, _, of = name.partition(".")
+    return getattr(getattr(torch.ops.aten, packet), of or "default")
+
+
+def copied(args):
+    """The arguments with memory of their own, that lies as theirs does."""
+    return [copy_of(a) if isinstance(a, torch.Tensor) else a for a in args]
+
+
+def copy_of(t):
+    storage = t.detach().untyped_storage().clone()
+    return torch.empty(0, dtype=t.dtype).set_(storage, t.storage_offset(), t.shape, t.stride())
+
+
+def lies(t):
+    """The strides of dimensions that have some."""
+    return [s for s, n in zip(t.stride(), t.shape, strict=True) if n > 1] if t.numel() else []
+
+
+def same(a, b, what, tol=None):
+    if not isinstance(a, torch.Tensor) or not isinstance(b, torch.Tensor):
+        assert a is b or a == b, what
+        return
+    assert (a.shape, a.dtype) == (b.shape, b.dtype), f"{what}: {a.shape} {a.dtype}, not {b.shape} {b.dtype}"
+    assert lies(a) == lies(b), f"{what}: strides {a.stride()}, not {b.stride()}"
+    rtol, atol = tol or TOL.get(b.dtype, (1e-7, 1e-7))
+    torch.testing.assert_close(a, b, rtol=rtol, atol=atol, equal_nan=True, msg=lambda m: f"{what}: {m}")
+
+
+class Adapters:
+    """The adapters of one family, over our kernels."""
+
+    def __init__(self, family):
+        from opmux.faces.aten.adapters import ADAPTERS
+
+        self.calls = kernels()
+        module = importlib.import_module(f"opmux.faces.aten.{family}").__name__
+        self.table = {name: a for name, a in ADAPTERS.items() if a.fn.__module__ == module}
+
+    def run(self, name, *args, **kwargs):
+        adapter = self.table[name]
+        return adapter.fn(self.calls[adapter.over.key], *args, **kwargs)
+
+    def declines(self, name, *args, match=None, **kwargs):
+        """Whether the adapter declines, and has written nothing."""
+        from opmux.core.errors import NotSupported
+
+        before = copied(args)
+        with pytest.raises(NotSupported, match=match):
+            self.run(name, *args, **kwargs)
+        for a, b in zip(args, before, strict=True):
+            same(a, b, f"{name}: an argument after declining", EXACT)
+        return True
+
+    def agrees(self, name, *args):
+        """Whether the adapter answers, and then as ATen does, also in what is written into arguments.
+
+        Where ATen has no answer the adapter must decline.
+        """
+        from opmux.core.errors import NotSupported
+
+        what = f"{name} {[tuple(a.shape) if isinstance(a, torch.Tensor) else a for a in args]}"
+        ours, theirs = copied(args), copied(args)
+        halves = [t.dtype for t in args if isinstance(t, torch.Tensor) and t.is_floating_point() and t.itemsize == 2]
+        tol = TOL[halves[0]] if halves else None  # also for what is float32 beside them
+        try:
+            wanted = overload(name)(*theirs)
+        except (RuntimeError, IndexError, NotImplementedError):
+            return not self.declines(name, *ours)
+        try:
+            got = self.run(name, *ours)
+        except NotSupported:
+            return not self.declines(name, *args)
+        listed = lambda r: list(r) if isinstance(r, (tuple, list)) else [r]
+        for a, b in zip(listed(got), listed(wanted), strict=True):
+            same(a, b, what, tol)
+        for a, b in zip(ours, theirs, strict=True):
+            same(a, b, f"{what}: an argument", tol)
+        return True
+
+    def answers_pytorchs_samples(self, op, dtypes=(torch.float32, torch.bfloat16), few=4):
+        """How many calls of our overloads were answered, as ATen does, in PyTorch's own samples, gradients included."""
+        info, compare = op_infos()[op], Compare(self)
+        for dtype in dtypes:
+            grad = info.supports_autograd and dtype.is_floating_point
+            for sample in islice(info.sample_inputs("cpu", dtype, requires_grad=grad), few):
+                with compare:
+                    y = info(sample.input, *sample.args, **sample.kwargs)
+                    if grad and y.requires_grad:
+                        y.sum().backward()
+        return compare.answered
+
+    def signatures_are_atens(self):
+        """By position and by keyword, as ATen has them; no composition, which would lose its gradient."""
+        from opmux.faces.aten.schema import Shape
+
+        for name, adapter in self.table.items():
+            shape, known = Shape(name), {p.name: p for p in adapter.parameters()}
+            assert not shape.composite, name
+            for p in shape.signature.parameters.values():
+                assert p.name in shape.outs or known[p.name].kind is p.kind, (name, p.name)
+            order = [n for n in known if n in shape.names and known[n].kind is not inspect.Parameter.KEYWORD_ONLY]
+            assert order == [n for n in shape.names if n in order], name
+            missing = [n for n, p in known.items() if n not in shape.names and p.default is p.empty]
+            assert not missing, (name, missing)
+        return True
+
+    def faults_are_no_refusals(self, name, *args):
+        """An error of an implementation's own must not be taken for the spec's refusal."""
+
+        def broken(*args):
+            raise ValueError("my own")
+
+        with pytest.raises(ValueError, match="my own"):
+            self.table[name].fn(broken, *args)
+        return True
+
+
+@functools.cache
+def kernels():
+    from opmux.kernels import wrappers
+
+    return wrappers()
+
+
+class Compare(TorchDispatchMode):
+    """Each call of an overload that is adapted is made twice."""
+
+    def __init__(self, adapters):
+        super().__init__()
+        self.adapters, self.answered = adapters, 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        name = func._schema.name.removeprefix("aten::") + f".{func._schema.overload_name}".rstrip(".")
+        if name in self.adapters.table and not kwargs:
+            given = [a.default_value for a in func._schema.arguments[len(args) :]]
+            self.answered += self.adapters.agrees(name, *args, *given)
+        return func(*args, **(kwargs or {}))
+
+
+@functools.cache
+def op_infos():
+    from torch.testing._internal.common_methods_invocations import op_db
+
+    return {f"{o.name}.{o.variant_test_name}".rstrip("."): o for o in op_db}
+
+
+@pytest.fixture
+def adapters(request, monkeypatch):
+    """The adapters of the family that the test file is for. Room for results is full of NaN."""
+    pytest.importorskip("triton")
+    from opmux.kernels.lib import interpret, rows
+
+    if not interpret.interpreting():
+        pytest.skip("runs with --triton=interpret")
+    interpret.install()
+    stock = rows.Room.on
+
+    def on(self, like):
+        made = stock(self, like)
+        return made.fill_(float("nan")) if made.is_floating_point() else made
+
+    monkeypatch.setattr(rows.Room, "on", on)
+    return Adapters(request.module.FAMILY)

@@ -1,0 +1,262 @@
+"""Adapters of reductions against ATen's own overloads: results, dtypes, strides, and what is left to torch."""
+
+import inspect
+import itertools
+import math
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+pytest.importorskip("triton")
+from opmux.core.errors import NotSupported
+from opmux.core.spec import Tol
+from opmux.faces.aten import reduce as _adapters_of_reduce  # noqa: F401
+from opmux.faces.aten.adapters import ADAPTERS
+from opmux.kernels import wrappers
+from opmux.kernels.lib import interpret
+
+pytestmark = [
+    pytest.mark.skipif(not interpret.interpreting(), reason="runs with --triton=interpret"),
+    pytest.mark.filterwarnings("ignore"),  # numpy's of infinities, torch's of degrees of freedom
+]
+
+MINE = {name: a for name, a in ADAPTERS.items() if a.family == "reduce"}
+CALLS = wrappers()
+EXACT = Tol(0, 0)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def right_arithmetic():
+    interpret.install()
+
+
+def overload(name):
+    packet, _, of = name.partition(".")
+    return getattr(getattr(torch.ops.aten, packet), of or "default")
+
+
+def adapted(name, *args, **kwargs):
+    adapter = MINE[name]
+    return adapter.fn(CALLS[adapter.over.key], *args, **kwargs)
+
+
+def as_list(results):
+    return list(results) if isinstance(results, (tuple, list)) else [results]
+
+
+def agree(name, args, kwargs):
+    """Whether the adapter answers, and then as ATen does; where ATen has no answer it must decline."""
+    try:
+        wanted = overload(name)(*args, **kwargs)
+    except (RuntimeError, IndexError, NotImplementedError) as refusal:
+        with pytest.raises(NotSupported):
+            print(f"{name}{args} {kwargs}: {adapted(name, *args, **kwargs)}, where torch says {refusal}")
+        return False
+    try:
+        got = adapted(name, *args, **kwargs)
+    except NotSupported:
+        return False
+    for a, b in zip(as_list(got), as_list(wanted), strict=True):
+        what = f"{name} of {tuple(args[0].shape)} {args[0].stride()}, {args[1:]} {kwargs}"
+        assert (a.shape, a.dtype, a.stride()) == (b.shape, b.dtype, b.stride()), what
+        # the CPU's own kernels round in between, where a dtype is short
+        tol, times = MINE[name].over.tol.get(b.dtype, EXACT), 2 if b.dtype.itemsize == 2 else 1
+        far = dict(rtol=times * tol.rtol, atol=times * tol.atol, equal_nan=True)
+        torch.testing.assert_close(a, b, **far, msg=lambda m, what=what: f"{what}: {m}")
+    return True
+
+
+def test_signatures_are_those_of_aten():
+    for name, adapter in MINE.items():
+        known = {p.name: p for p in adapter.parameters()}
+        for argument in overload(name)._schema.arguments:
+            assert argument.name in known, name
+            kind = inspect.Parameter.KEYWORD_ONLY if argument.kwarg_only else inspect.Parameter.POSITIONAL_OR_KEYWORD
+            assert known[argument.name].kind is kind, (name, argument.name)
+
+
+def test_no_composition_is_adapted():
+    """It would lose the gradients of what it is made of."""
+    for name in MINE:
+        assert not torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{name}", "CompositeImplicitAutograd"), name
+
+
+# ---- every overload, by the arguments of its schema -----------------------------------------------------------------
+
+SEVERAL = ([-1], [0], [], [0, 1], [-1, 0], [0, 0], [3], [0, 1, 2])
+CHOICES = {
+    "dim": (0, -1, 1, -3, 3),
+    "keepdim": (False, True),
+    "dtype": (torch.float32, torch.float64, torch.int64, torch.bool),
+    "correction": (None, 0, 1, 2.5, 3, -1),
+    "p": (2, 1, 0, math.inf, -math.inf, 3.5, -1.0),
+    "ord": (2, 1, 0, math.inf, -math.inf, 3.5, -1.0),
+}
+SHAPES = ((5,), (3, 4), (2, 3, 4), (), (1,), (0,), (2, 0), (2, 0, 3), (2, 1, 3))
+MANY = 7  # calls of an overload for each tensor, at most
+
+
+def choices(argument):
+    found = CHOICES[argument.name]
+    if argument.name == "dim" and "List" in str(argument.type):
+        found = SEVERAL
+    return (None, *found) if "Optional" in str(argument.type) and None not in found else found
+
+
+def calls(name):
+    """Arguments after the first: all of them, or as many as there is time for, spread evenly."""
+    own = overload(name)._schema.arguments[1:]
+    every = list(itertools.product(*map(choices, own)))
+    step = -(-len(every) // MANY) | 1  # odd: two values that take turns are both met
+    for chosen in every[::step]:
+        named = dict(zip((a.name for a in own), chosen, strict=True))
+        kwargs = {a.name: named.pop(a.name) for a in own if a.kwarg_only}
+        yield tuple(named.values()), kwargs
+
+
+def drawn(shape, dtype):
+    x = torch.randn(shape) * 3
+    return x > 0 if dtype is torch.bool else x.to(dtype) if dtype.is_signed else x.abs().to(dtype)
+
+
+@pytest.mark.parametrize("name", MINE)
+def test_agrees_on_any_arguments(name):
+    dtypes = {torch.float32: SHAPES, torch.uint8: SHAPES[:3], torch.bool: SHAPES[1:2], torch.int32: SHAPES[1:3]}
+    tensors = [drawn(shape, dtype) for dtype, shapes in dtypes.items() for shape in shapes]
+    tensors += [drawn((4, 3, 2), torch.float32).transpose(0, 2), drawn((6, 4), torch.float32)[::2, 1:]]
+    answered = [agree(name, (x, *args), kwargs) for x in tensors for args, kwargs in calls(name)]
+    assert sum(answered) >= 3
+
+
+# ---- PyTorch's own samples ------------------------------------------------------------------------------------------
+
+OPS = """sum mean prod amax amin max.reduction_with_dim max.reduction_no_dim min.reduction_with_dim
+min.reduction_no_dim argmax argmin any all count_nonzero var std var_mean std_mean logsumexp linalg.vector_norm norm
+norm.inf""".split()
+SAMPLES = {torch.float32: 8, torch.bfloat16: 3, torch.int64: 3, torch.bool: 2, torch.complex64: 2}
+
+
+class Compare(TorchDispatchMode):
+    """Each call of an overload that is adapted is made twice."""
+
+    def __init__(self):
+        super().__init__()
+        self.answered = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        name = f"{func._schema.name.removeprefix('aten::')}.{func._schema.overload_name}".rstrip(".")
+        if name in MINE:
+            self.answered += agree(name, args, kwargs or {})
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.fixture(scope="module")
+def op_infos():
+    from torch.testing._internal.common_methods_invocations import op_db
+
+    return {f"{o.name}.{o.variant_test_name}".rstrip("."): o for o in op_db}
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_agrees_on_pytorchs_samples(op, op_infos):
+    info, compare = op_infos[op], Compare()
+    for dtype, few in SAMPLES.items():
+        if info.supports_dtype(dtype, "cpu"):
+            for sample in itertools.islice(info.sample_inputs("cpu", dtype), few):
+                with compare:
+                    info(sample.input, *sample.args, **sample.kwargs)
+    assert compare.answered >= 6
+    for error in info.error_inputs("cpu") if info.error_inputs_func else ():
+        with pytest.raises(error.error_type), compare:
+            info(error.sample_input.input, *error.sample_input.args, **error.sample_input.kwargs)
+
+
+# ---- by hand --------------------------------------------------------------------------------------------------------
+
+
+def plainest(name):
+    """Arguments after the first, along dimension 1."""
+    values = {"dim": 1, "keepdim": False, "p": 2, "ord": 2, "dtype": torch.float64}
+    own = overload(name)._schema.arguments[1:]
+    args = tuple([1] if "List" in str(a.type) else values[a.name] for a in own if not a.kwarg_only)
+    return args, {a.name: values[a.name] for a in own if a.kwarg_only and not a.has_default_value()}
+
+
+@pytest.mark.parametrize("name", MINE)
+def test_nan_and_infinity_go_as_they_do_in_torch(name):
+    nan, inf = math.nan, math.inf
+    x = torch.tensor([[1.0, nan, 3.0, nan], [inf, 1.0, inf, 0.0], [-inf, -inf, -inf, -inf], [0.0, -0.0, 0.0, 0.0]])
+    if "_mean." in name:
+        x = x[::3]  # torch's mean beside a variance is NaN where an infinity comes early, by its way of adding up
+    args, kwargs = plainest(name)
+    assert agree(name, (x, *args), kwargs)
+    assert agree(name, (x[1:], *args), kwargs)  # what is taken of all of it is not NaN everywhere
+
+
+@pytest.mark.parametrize("name", MINE)
+def test_results_of_torch_are_contiguous_on_any_device(name):
+    """As ours are: a meta tensor goes through what the devices of torch have in common."""
+    args, kwargs = plainest(name)
+    x = torch.empty(5, 4, 3, 2, device="meta").permute(2, 1, 3, 0)
+    assert all(y.is_contiguous() for y in as_list(overload(name)(x, *args, **kwargs)))
+
+
+def test_ties_have_the_first_index():
+    x = torch.tensor([[2, 7, 7, 2], [1, 1, 1, 1]])
+    assert adapted("max.dim", x, 1)[1].tolist() == [1, 0]
+    assert adapted("argmin", x, 1).tolist() == [0, 0]
+    assert adapted("argmax", x).item() == 1
+
+
+def test_truth_of_bytes_is_bytes():
+    x = torch.tensor([[0, 2, 0], [0, 0, 0]], dtype=torch.uint8)
+    for name, args in (("any", ()), ("any.dim", (1,)), ("any.dims", ([0, 1],)), ("all", ()), ("all.dim", (0,))):
+        assert adapted(name, x, *args).dtype is torch.uint8
+        assert agree(name, (x, *args), {})
+
+
+def test_no_dimension_is_not_all_of_them_for_truth_alone():
+    x = torch.randn(3, 4)
+    assert adapted("any.dims", x, []).shape == (3, 4)
+    assert adapted("sum.dim_IntList", x, []).shape == adapted("amax", x, []).shape == ()
+
+
+ROWS, INTS = torch.randn(3, 4), torch.ones(3, dtype=torch.int32)
+DECLINED = (
+    ("sum.dim_IntList", (ROWS, [2]), {}, "dim must be from -2 to 1"),
+    ("sum.dim_IntList", (ROWS, [0, -2]), {}, "each dimension once"),
+    ("amax", (ROWS[:0], [0]), {}, "must have elements"),
+    ("max", (ROWS[:0],), {}, "must have elements"),
+    ("mean", (INTS,), {}, "got int32; pass dtype="),
+    ("argmax", (INTS.bool(),), {}, "got bool"),
+    ("any", (INTS.to(torch.complex64),), {}, "got complex64"),
+    ("var.correction", (ROWS, [5]), {}, "dim must be a dimension"),
+    ("var.correction", (ROWS, [0, 5]), {}, "dim must be a dimension"),
+    ("var.correction", (ROWS, [1]), {"correction": 1j}, "correction must be real"),
+    ("std_mean.correction", (ROWS, [1]), {"correction": 4}, "no degree of freedom"),
+    ("var_mean.correction", (ROWS, [0, 1]), {"correction": 12.5}, "no degree of freedom"),
+    ("std.correction", (torch.tensor(1.0),), {}, "no degree of freedom"),
+    ("logsumexp", (ROWS, []), {}, "no dimension"),
+    ("prod.dim_int", (torch.ones((1,) * 65), 3), {}, "64 dimensions at most"),
+    ("linalg_vector_norm", (ROWS, 1j), {}, "ord must be real"),
+    ("linalg_vector_norm", (INTS,), {"dtype": torch.float32}, "norms of floats"),
+    ("norm.ScalarOpt_dtype", (ROWS, 2), {"dtype": torch.float16}, "dtype must hold float32"),
+)
+
+
+@pytest.mark.parametrize("name, args, kwargs, words", DECLINED, ids=[f"{n}, {words}" for n, *_, words in DECLINED])
+def test_declines_with_a_reason(name, args, kwargs, words):
+    with pytest.raises(NotSupported, match=words):
+        adapted(name, *args, **kwargs)
+
+
+@pytest.mark.parametrize("error", (TypeError, ValueError))
+@pytest.mark.parametrize("name", MINE)
+def test_a_fault_of_an_implementation_is_not_taken_for_a_refusal(name, error):
+    def broken(*args):
+        raise error("my own")
+
+    args, kwargs = plainest(name)
+    with pytest.raises(error, match="my own"):
+        MINE[name].fn(broken, ROWS, *args, **kwargs)

@@ -1,0 +1,229 @@
+"""Compiling C++: once, whole, by one process at a time; and words where it cannot be."""
+
+from __future__ import annotations
+
+import ctypes
+import multiprocessing
+import os
+import shutil
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from opmux.runtime import build
+from opmux.runtime.build import CannotBuild
+
+fork = multiprocessing.get_context("fork")
+needs_compiler = pytest.mark.skipif(not any(map(shutil.which, build.COMPILERS)), reason="needs a C++ compiler")
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("OPMUX_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.delenv("CXX", raising=False)
+    return tmp_path / "cache" / "build"
+
+
+@pytest.fixture
+def source(tmp_path):
+    def write(text: str, name: str = "answer.cpp") -> Path:
+        path = tmp_path / name
+        path.write_text(text)
+        return path
+
+    return write
+
+
+@pytest.fixture
+def compiler(tmp_path, monkeypatch):
+    """A compiler of our own making: a Python program that is given the arguments."""
+
+    def write(text: str) -> Path:
+        path = tmp_path / "compiler"
+        lines = f"#!{sys.executable}\nimport sys\nif '--version' in sys.argv:\n    sys.exit(print('made up 1.0'))\n"
+        path.write_text(lines + textwrap.dedent(text))
+        path.chmod(0o755)
+        monkeypatch.setenv("CXX", str(path))
+        return path
+
+    return write
+
+
+WRITES = "open(sys.argv[sys.argv.index('-o') + 1], 'w').write('built')\n"
+
+
+def leftovers(folder: Path) -> list[str]:
+    return sorted(p.name for p in folder.iterdir() if p.suffix not in (".lock", ".log"))
+
+
+# ---- building -------------------------------------------------------------------------------------------------------
+
+
+@needs_compiler
+def test_a_library_is_built_once_and_loads(cache, source, capfd, monkeypatch):
+    sources = [
+        source('#include "answer.h"\nextern "C" int answer() { return ANSWER; }'),
+        source("#define ANSWER 42", "answer.h"),
+    ]
+    made = build.library("an_answer", sources, flags=("-I", str(sources[0].parent)))
+    assert capfd.readouterr().err == "opmux: compiling an answer (once, about 20 s)\n"
+    assert made.parent == cache and made.name.startswith("an_answer-") and made.suffix == ".so"
+    assert ctypes.CDLL(str(made)).answer() == 42
+    torch.ops.load_library(str(made))
+    monkeypatch.setattr(build, "_run", lambda command: pytest.fail("it is compiled again"))
+    assert build.library("an_answer", sources, flags=("-I", str(sources[0].parent))) == made
+    assert capfd.readouterr().err == "" and leftovers(cache) == [made.name]
+
+
+def test_the_name_follows_from_all_it_depends_on(source, compiler, monkeypatch):
+    compiler(WRITES)
+    names = set()
+
+    def add(*files: Path, flags: tuple[str, ...] = ()) -> None:
+        before = len(names)
+        names.add(build.library("thing", files, flags=flags).name)
+        assert len(names) == before + 1
+
+    one, header = source("1"), source("h", "thing.h")
+    add(one)
+    add(one, header)
+    source("other", "thing.h")
+    add(one, header)
+    add(one, flags=("-O3",))
+    add(one, flags=("-march=native",))
+    monkeypatch.setattr(build, "_processor", lambda: "another")
+    add(one, flags=("-march=native",))
+    monkeypatch.setattr(torch, "__version__", "9.9")
+    add(one)
+    monkeypatch.setattr(build, "_version", lambda *command: "another")
+    add(one)
+    source("2")
+    add(one)
+
+
+def test_what_the_compiler_is_given(source, compiler, tmp_path):
+    path = compiler(f"open({str(tmp_path / 'given')!r}, 'w').write('\\n'.join(sys.argv))\n{WRITES}")
+    os.environ["CXX"] += " --plain"
+    build.library("thing", [source("1"), source("2", "more.hpp")], flags=("-O3", "-fopenmp"))
+    given = (tmp_path / "given").read_text().splitlines()
+    assert given[:3] == [str(path), "--plain", str(tmp_path / "answer.cpp")] and "more.hpp" not in " ".join(given)
+    assert given.index("-O2") < given.index("-O3") and {"-std=c++20", "-fPIC", "-shared", "-fopenmp"} <= set(given)
+    assert f"-D_GLIBCXX_USE_CXX11_ABI={int(torch._C._GLIBCXX_USE_CXX11_ABI)}" in given
+    assert Path(given[given.index("-isystem") + 1], "torch", "library.h").is_file()
+
+
+# ---- many processes -------------------------------------------------------------------------------------------------
+
+
+def build_at(barrier, path, said) -> None:
+    barrier.wait()
+    said.put(build.library("thing", [path]).read_text())
+
+
+def test_two_processes_at_once_compile_once(source, compiler, tmp_path):
+    compiler(f"import time\ntime.sleep(0.5)\nopen({str(tmp_path / 'runs')!r}, 'a').write('.')\n{WRITES}")
+    barrier, said = fork.Barrier(2), fork.Queue()
+    both = [fork.Process(target=build_at, args=(barrier, source("1"), said)) for _ in range(2)]
+    for process in both:
+        process.start()
+    assert [said.get(timeout=60) for _ in both] == ["built", "built"]
+    for process in both:
+        process.join()
+    assert (tmp_path / "runs").read_text() == "."
+
+
+def test_without_locks_it_is_built_all_the_same(source, compiler, monkeypatch):
+    compiler(WRITES)
+    monkeypatch.setattr(build, "fcntl", None)
+    assert build.library("thing", [source("1")]).read_text() == "built"
+
+
+# ---- where it cannot be ---------------------------------------------------------------------------------------------
+
+
+def test_no_compiler(source, monkeypatch, tmp_path):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(CannotBuild, match=r"there is no C\+\+ compiler: none of g\+\+, .* Install one, or set CXX"):
+        build.library("thing", [source("1")])
+
+
+@pytest.mark.parametrize(
+    ("value", "words"), [("no-such-compiler -x", "there is no such command"), ("'g++", "is no command: No closing")]
+)
+def test_a_compiler_that_is_not_there(source, monkeypatch, value, words):
+    monkeypatch.setenv("CXX", value)
+    with pytest.raises(CannotBuild, match=rf"CXX=.*{words}.*unset it"):
+        build.library("thing", [source("1")])
+
+
+def test_a_compiler_that_does_not_run(source, tmp_path, monkeypatch):
+    broken = tmp_path / "broken"
+    broken.write_text("#!/bin/sh\necho no licence >&2\nexit 3\n")
+    broken.chmod(0o755)
+    monkeypatch.setenv("CXX", str(broken))
+    with pytest.raises(CannotBuild, match=r"broken --version` does not run: no licence. Set CXX to another"):
+        build.library("thing", [source("1")])
+
+
+@needs_compiler
+def test_a_mistake_in_the_source(source, cache):
+    with pytest.raises(
+        CannotBuild, match=r"failed \(exit status 1\): .*answer.cpp:2:\d+: error: .*nothing.*All of it: "
+    ) as error:
+        build.library("thing", [source("int f() {\n  return nothing;\n}")])
+    log = Path(str(error.value).partition("All of it: ")[2])
+    assert "answer.cpp" in log.read_text() and log.parent == cache and leftovers(cache) == []
+
+
+def test_a_source_that_is_not_there(tmp_path, compiler):
+    compiler(WRITES)
+    with pytest.raises(CannotBuild, match="a source cannot be read: .*gone.cpp"):
+        build.library("thing", [tmp_path / "gone.cpp"])
+
+
+def test_a_folder_that_cannot_be_written(source, compiler, tmp_path, monkeypatch):
+    compiler(WRITES)
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("OPMUX_CACHE_DIR", str(tmp_path / "file"))
+    with pytest.raises(CannotBuild, match="thing cannot be compiled: .*Set OPMUX_CACHE_DIR to a folder to write to"):
+        build.library("thing", [source("1")])
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="nothing is read-only for root")
+def test_a_read_only_folder(source, compiler, cache):
+    compiler(WRITES)
+    cache.mkdir(parents=True)
+    cache.chmod(0o500)
+    with pytest.raises(CannotBuild, match="Permission denied.*Set OPMUX_CACHE_DIR to a folder to write to"):
+        build.library("thing", [source("1")])
+
+
+def test_no_home(source, compiler, monkeypatch):
+    compiler(WRITES)
+    monkeypatch.setattr(build.tuning, "directory", lambda: None)
+    with pytest.raises(CannotBuild, match="there is no home directory. Set OPMUX_CACHE_DIR"):
+        build.library("thing", [source("1")])
+
+
+def test_a_compiler_that_never_ends_is_stopped_with_all_it_started(source, compiler, cache, tmp_path, monkeypatch):
+    started = tmp_path / "started"
+    compiler(
+        f"""
+        import pathlib, subprocess
+        child = subprocess.Popen(["sleep", "600"])
+        pathlib.Path({str(started)!r}).write_text(str(child.pid))
+        child.wait()
+        """
+    )
+    monkeypatch.setattr(build, "LIMIT", 2.0)
+    with pytest.raises(CannotBuild, match="was stopped after 2 s"):
+        build.library("thing", [source("1")])
+    assert leftovers(cache) == []
+    child, until = Path("/proc", started.read_text(), "stat"), time.monotonic() + 10
+    while child.exists() and child.read_text().rpartition(") ")[2][0] != "Z":
+        assert time.monotonic() < until, "the compiler's child lives on"
+        time.sleep(0.02)
