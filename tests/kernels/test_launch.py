@@ -36,12 +36,13 @@ def quick(request):
     hooks = types.SimpleNamespace(launch_enter_hook=Chain(), launch_exit_hook=Chain())
     entered, stood_back = [], []
     names = dict(
-        _x=1, _y=2, _z=3, _numbers=(7, 8), _constants=("C",), _function="F", _packed="P", _cooperative=False,
+        _x=1, _y=2, _z=3, _k0=7, _k1=8, _c0="C", _function="F", _packed="P", _cooperative=False,
         _pdl=False, _notes="N", _types="S", _hooks=hooks, _enter=hooks.launch_enter_hook, _leave=hooks.launch_exit_hook,
+        _entering=hooks.launch_enter_hook.calls, _leaving=hooks.launch_exit_hook.calls,
         _device=0, _here=lambda: 0, _stream=lambda device: 99, _entry=lambda *given: entered.append(given),
         _slow=lambda tensors, late: stood_back.append((tensors, late)),
     )  # fmt: skip
-    function = types.FunctionType(launch._code(request.param, 3, "101", 1), names)
+    function = types.FunctionType(launch._code(request.param, 3, "101", 1, (), 2, 1), names)
     return types.SimpleNamespace(
         call=lambda first=16: function(Pointer(first), None, Pointer(32), 0.5),
         names=names, hooks=hooks, entered=entered, stood_back=stood_back, wanted=ENTRIES[request.param],

@@ -10,11 +10,12 @@ which answers from the next candidate or raises. One read of one global gives bo
 
 from __future__ import annotations
 
+import functools
 import inspect
 import types
 from collections.abc import Callable
 from contextvars import ContextVar
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -218,10 +219,15 @@ class Form:
         exec(compile(text, f"<opmux {self.name}>", "exec"), made)
         return made[self.name].__code__
 
+    @functools.cached_property
+    def ungated(self) -> Form:
+        """The same for who is inside already."""
+        return replace(self, gate="", codes={}) if self.gate else self
+
     def layer(self, plan: Plan) -> Callable[..., Any]:
         """A free-standing function that follows a plan and recovers, for use as somebody's target."""
         names = self.globals({slot(plan.key): plan.table, "_miss": plan.miss})
-        made: Any = self.function(names, grad=False, key=plan.key)
+        made: Any = self.ungated.function(names, grad=False, key=plan.key)
         made.follow = plan.follow  # what it would pick, for who must know before calling
         return made
 

@@ -484,7 +484,7 @@ def check_names(policy: SelectionPolicy) -> None:
         return
     impls = [i for m in _live_managers() for i in m.registry.all_impls()]
     vendors = {str(i.vendor).casefold() for i in impls if i.vendor}
-    ids = {i.impl_id.casefold() for i in impls}
+    ids = {i.impl_id.casefold() for i in impls} | {"native"}  # which ops of ATen have
     ops = {n.casefold() for m in _live_managers() for n in (*m.registry, *map(specs.short_name, m.registry))}
     for op, order in policy.per_op_order:
         if op not in ops and specs.lookup(op, DOORS["impl"]) is None:

@@ -13,4 +13,5 @@ def wrappers() -> dict[str, Callable[..., Any]]:
     manager = get_default_manager()
     manager._prepare()
     impls = {s.key: manager.registry.get_implementations(s.key) or [] for s in specs}
-    return {key: i.fn for key, found in impls.items() for i in found if i.kind is BackendImplKind.DEFAULT}
+    ours = lambda i: i.kind is BackendImplKind.DEFAULT and i.vendor is None
+    return {key: i.fn for key, found in impls.items() for i in found if ours(i)}

@@ -446,7 +446,19 @@ class Forward(NamedTuple):
 
 @plans
 def _plan_forward(
-    op: str, x: Tensor, residual: Tensor | None, weight: Tensor, bias: Tensor | None, centred: bool, keepdim: bool
+    op: str, x: Tensor, residual: Tensor | None, weight: Tensor, bias: Tensor | None, centred: bool
+) -> Forward:
+    return _plan(op, x, residual, weight, bias, centred)
+
+
+def _plan(
+    op: str,
+    x: Tensor,
+    residual: Tensor | None,
+    weight: Tensor,
+    bias: Tensor | None,
+    centred: bool,
+    keepdim: bool = False,
 ) -> Forward:
     if residual is not None:
         spec.check_add(x, residual, weight)
@@ -609,31 +621,44 @@ def _backward(
 # ---- the ops --------------------------------------------------------------------------------------------------------
 
 
-def _rms_norm(keepdim: bool) -> Callable[..., Any]:
-    def rms_norm(x: Tensor, weight: Tensor, eps: float, offset: float) -> Any:
-        how = _plan_forward("rms_norm", x, None, weight, None, False, keepdim)
-        if how.simple:
-            return how.launch(x, None, weight, None, None, None, float(eps), float(offset))
-        return _forward(how, x, None, weight, None, eps, offset, False)
-
-    return rms_norm
+@impl(spec.rms_norm, devices=DEVICES)
+def rms_norm(x: Tensor, weight: Tensor, eps: float, offset: float) -> Any:
+    how = _plan_forward("rms_norm", x, None, weight, None, False)
+    if how.simple:
+        return how.launch(x, None, weight, None, None, None, float(eps), float(offset))
+    return _forward(how, x, None, weight, None, eps, offset, False)
 
 
-def _layer_norm(keepdim: bool) -> Callable[..., Any]:
-    def layer_norm(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float, offset: float) -> Any:
-        how = _plan_forward("layer_norm", x, None, weight, bias, True, keepdim)
-        if how.simple:
-            return how.launch(x, None, weight, bias, None, float(eps), float(offset))
-        return _forward(how, x, None, weight, bias, eps, offset, True)
-
-    return layer_norm
+@impl(spec.layer_norm, devices=DEVICES)
+def layer_norm(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float, offset: float) -> Any:
+    how = _plan_forward("layer_norm", x, None, weight, bias, True)
+    if how.simple:
+        return how.launch(x, None, weight, bias, None, float(eps), float(offset))
+    return _forward(how, x, None, weight, bias, eps, offset, True)
 
 
-# `kept` is the op with statistics that keep the last dimension, as ATen's do: a view of them costs 1 us.
-rms_norm: Any = impl(spec.rms_norm, devices=DEVICES)(_rms_norm(keepdim=False))
-rms_norm.kept = _rms_norm(keepdim=True)
-layer_norm: Any = impl(spec.layer_norm, devices=DEVICES)(_layer_norm(keepdim=False))
-layer_norm.kept = _layer_norm(keepdim=True)
+@plans
+def _plan_kept(op: str, x: Tensor, weight: Tensor, bias: Tensor | None, centred: bool, n: int) -> Forward | None:
+    """What ATen's norm over n columns will do, where that is one launch over tensors of one dtype on a chip."""
+    given = [t for t in (weight, bias) if t is not None]
+    if x.is_cpu or not n or x.shape[-1:] != (n,) or any(t.dtype is not x.dtype or t.dim() != 1 for t in given):
+        return None
+    how = _plan(op, x, None, weight, bias, centred, keepdim=True)
+    return how if how.simple else None
+
+
+def _kept_rms_norm(x: Tensor, weight: Tensor, n: int, eps: float) -> Any:
+    how = _plan_kept.below("rms_norm", x, weight, None, False, n)
+    return None if how is None else how.launch(x, None, weight, None, None, None, float(eps), 0.0)
+
+
+def _kept_layer_norm(x: Tensor, weight: Tensor, bias: Tensor | None, n: int, eps: float) -> Any:
+    how = _plan_kept.below("layer_norm", x, weight, bias, True, n)
+    return None if how is None else how.launch(x, None, weight, bias, None, float(eps), 0.0)
+
+
+# The ops for callers that are kernels of ATen: statistics keep the last dimension, as a view of them costs 1 us.
+rms_norm.kept, layer_norm.kept = _kept_rms_norm, _kept_layer_norm  # type: ignore[attr-defined]
 
 
 @impl(spec.rms_norm_bwd, devices=DEVICES)
@@ -644,7 +669,7 @@ def rms_norm_bwd(dy: Tensor, x: Tensor, weight: Tensor, rstd: Tensor, offset: fl
 
 @impl(spec.add_rms_norm, devices=DEVICES)
 def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float, offset: float) -> Any:
-    how = _plan_forward("add_rms_norm", x, residual, weight, None, False, False)
+    how = _plan_forward("add_rms_norm", x, residual, weight, None, False)
     if how.simple:
         return how.launch(x, residual, weight, None, None, float(eps), float(offset))
     return _forward(how, x, residual, weight, None, eps, offset, False)

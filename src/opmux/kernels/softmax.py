@@ -281,19 +281,27 @@ def declare(op: str, log: bool) -> None:
     def plan_bwd(dy: Tensor, y: Tensor, dim: int) -> Along:
         return _along(f"{op}_bwd", log, dim, dy, y)
 
-    def forward(x: Tensor, dim: int) -> Tensor:
-        how = plan(x, dim)
-        if how.simple:
-            return how.launch(x)
-        return _finish_elsewhere(how, dim, how.out.on(x), x)
+    def forward(plan: Any) -> Any:
+        def run(x: Tensor, dim: int) -> Tensor:
+            how = plan(x, dim)
+            if how.simple:
+                return how.launch(x)
+            return _finish_elsewhere(how, dim, how.out.on(x), x)
 
-    def backward(dy: Tensor, y: Tensor, dim: int) -> Tensor:
-        how = plan_bwd(dy, y, dim)
-        if how.simple:
-            return how.launch(dy, y)
-        return _finish_elsewhere(how, dim, how.out.on(y), dy, y)
+        return run
 
-    for name, fn in ((op, forward), (f"{op}_bwd", backward)):
+    def backward(plan: Any) -> Any:
+        def run(dy: Tensor, y: Tensor, dim: int) -> Tensor:
+            how = plan(dy, y, dim)
+            if how.simple:
+                return how.launch(dy, y)
+            return _finish_elsewhere(how, dim, how.out.on(y), dy, y)
+
+        return run
+
+    for name, made, found in ((op, forward, plan), (f"{op}_bwd", backward, plan_bwd)):
+        fn = made(found)
+        fn.below = made(found.below)
         fn.__name__ = fn.__qualname__ = name
         globals()[name] = impl(getattr(spec, name), devices=DEVICES)(fn)
 

@@ -1,4 +1,5 @@
-"""Writes the pages that follow from the code: `docs/ops.md` from the specs, `docs/settings.md` from the knobs.
+"""Writes the pages that follow from the code: `docs/ops.md` from the specs, `docs/settings.md` from the knobs, and
+`docs/new-backend.md` from the guide that lies beside the vendors.
 
     python -m opmux.tools.docs [--check] [DIR]
 
@@ -73,11 +74,24 @@ def settings_page() -> str:
     return "\n".join(lines)
 
 
-PAGES = {"ops.md": ops_page, "settings.md": settings_page}
+def vendor_page() -> str:
+    """The vendors' guide, with its links as they are from docs/."""
+    backends = Path(__file__).parents[1] / "backends"
+    text = (backends / "README.md").read_text(encoding="utf-8")
+    links = re.compile(r"\]\((?![a-z]+:)([^)#]+)")
+    return links.sub(lambda m: f"]({_from_docs(m[1])}", text)
+
+
+def _from_docs(link: str) -> str:
+    page = link.removeprefix("../../../docs/")
+    return page if page != link else f"../src/opmux/backends/{link}"
+
+
+PAGES = {"ops.md": ops_page, "settings.md": settings_page, "new-backend.md": vendor_page}
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description="write docs/ops.md and docs/settings.md")
+    parser = argparse.ArgumentParser(description=f"write docs/: {', '.join(PAGES)}")
     parser.add_argument("--check", action="store_true", help="write nothing; fail where a page is out of date")
     parser.add_argument("dir", nargs="?", type=Path, default=Path("docs"))
     options = parser.parse_args(argv)

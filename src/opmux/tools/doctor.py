@@ -19,7 +19,7 @@ from ..core import discovery, facts, knobs
 from ..core import policy as policies
 from ..core.default import get_default_manager
 from ..core.errors import BadKnob
-from ..runtime import tuning
+from ..runtime import detect, packages, tuning
 from ..runtime import vendors as vendor_files
 from . import screen
 
@@ -34,6 +34,7 @@ class Report:
     strangers: list[str] = field(default_factory=list)
     policy: str | None = None
     vendors: list[dict[str, Any]] = field(default_factory=list)
+    chips: list[dict[str, Any]] = field(default_factory=list)
     plugins: list[dict[str, Any]] = field(default_factory=list)
     quarantine: list[dict[str, Any]] = field(default_factory=list)
     tuning: dict[str, Any] = field(default_factory=dict)
@@ -72,9 +73,11 @@ def examine() -> Report:
         report.guard("log", screen.show_log, None)
         report.policy = report.guard("policy", lambda: str(policies.get_policy()), None)
         report.vendors = report.guard("implementations", vendors, [])
+        report.chips = report.guard("vendors", chips, [])
         report.plugins = report.guard("plugins", lambda: [asdict(p) for p in discovery.plugins()], [])
         report.tuning = report.guard("tuning cache", tuned, {})
     report.broken += [f"plugin '{p['name']}': {p['reason']}" for p in report.plugins if p["status"] == "broken"]
+    report.broken += [f"{module} is left out: {why}" for module, why in packages.broken().items()]
     report.quarantine = [failure(f) for f in get_default_manager().failures()]
     return report
 
@@ -159,6 +162,18 @@ def vendors() -> list[dict[str, Any]]:
     return [{"vendor": vendor, "kind": kind, "impls": count} for (vendor, kind), count in rows]
 
 
+def chips() -> list[dict[str, Any]]:
+    """The vendors that are known, and which of them stand for a device of this machine."""
+    here = {d: detect.vendor_of(d) for d in (*facts.accelerators(), "cpu")}
+    found = []
+    for package in packages.known().values():
+        info = package.info
+        row = {"vendor": package.name, "device": package.device, "dispatch_key": info.key, "verified": info.verified}
+        active = here.get(package.device)
+        found.append(row | {"active": active is not None and active.name == package.name, "from": str(package.origin)})
+    return found
+
+
 def tuned() -> dict[str, Any]:
     """Where tuning results are kept, and how many there are for this chip."""
     chip, folder = vendor_files.here(), tuning.directory()
@@ -176,6 +191,7 @@ def failure(found: Any) -> dict[str, Any]:
 def show(report: Report, console: Console) -> None:
     console.print(screen.pairs(report.versions.items(), title="versions"))
     console.print(screen.pairs(_device_rows(report), title="\ndevices"))
+    console.print(screen.pairs(_chip_rows(report), title="\nvendors"))
     console.print(screen.pairs(_vendor_rows(report), title="\nimplementations"))
     console.print(_title("plugins", _plugin_table(report) if report.plugins else "  none"))
     console.print(_title("settings", None))
@@ -209,6 +225,14 @@ def _state_rows(report: Report) -> list[tuple[str, Any]]:
         *(quarantine or [("quarantine", "empty")]),
         ("tuning", f"{report.tuning.get('entries', 0)} entries for this chip in {report.tuning.get('directory')}"),
     ]
+
+
+def _chip_rows(report: Report) -> list[tuple[str, str]]:
+    rows = [
+        (c["device"], f"{c['vendor']}, on {c['dispatch_key']} ({c['verified']})") for c in report.chips if c["active"]
+    ]
+    others = [c["vendor"] for c in report.chips if not c["active"]]
+    return [*rows, ("known, not here", ", ".join(others) or "none")]
 
 
 def _vendor_rows(report: Report) -> list[tuple[str, str]]:

@@ -1,4 +1,4 @@
-"""`opmux list`: every op, and its implementations in the order of choice."""
+"""`opmux list`: every op, and its implementations in the order of choice; then the vendors that are known."""
 
 from __future__ import annotations
 
@@ -15,6 +15,9 @@ from ..core.errors import UnknownName
 from ..core.explain import Explanation, Verdict
 from ..core.manager import OpManager
 from ..core.spec import Spec, specs
+from ..runtime import detect, packages
+from ..runtime.machine import HERE
+from ..runtime.packages import Package
 from . import screen
 
 NO_SPEC = "(no spec)"
@@ -76,11 +79,14 @@ def run(family: str | None, glob: str | None, as_json: bool) -> None:
     policy = str(policies.get_policy())
     device = found[0].found.device if found else "cpu"
     if as_json:
-        screen.print_json({"policy": policy, "device": device, "ops": [as_data(r) for r in found]})
+        data = {"policy": policy, "device": device, "ops": [as_data(r) for r in found], "vendors": vendors()}
+        screen.print_json(data)
         return
     console = screen.out()
     for name in dict.fromkeys(r.family for r in found):
         console.print(_table(name, [r for r in found if r.family == name]))
+    if family is None and glob is None:
+        console.print(_vendor_table())
     impls = sum(len(r.found.verdicts) for r in found)
     console.print(f"{count(len(found), 'op')}, {count(impls, 'implementation')}; policy {policy}, on {device}")
     console.print("*runs; the others follow from left to right; (no: why) cannot run here", style="dim")
@@ -93,6 +99,38 @@ def _table(family: str, found: list[Row]) -> Any:
         impls = Text("  ").join(impl_text(v) for v in row.found.verdicts)
         table.add_row(Text(row.name), row.space, Text(row.call), Text(row.grad), impls)
     return table
+
+
+def _vendor_table() -> Any:
+    known = vendors()
+    table = screen.table("vendor", "device", "here", ("from", {"style": "dim"}), title=f"vendors: {len(known)}")
+    for v in known:
+        dist = f"{v['distribution']} {v['version']}" if v["distribution"] else v["plugin"]
+        table.add_row(
+            Text(v["vendor"]), v["device"], Text("yes", "green") if v["here"] else "", Text(f"{dist} ({v['folder']})")
+        )
+    return table
+
+
+def vendors() -> list[dict[str, Any]]:
+    """Every vendor that is known, whether its chip is here or not."""
+    return [
+        {
+            "vendor": name,
+            "device": package.device,
+            "here": _is_here(package),
+            "plugin": package.origin.plugin,
+            "distribution": package.origin.distribution,
+            "version": package.origin.version,
+            "folder": None if package.folder is None else str(package.folder),
+        }
+        for name, package in sorted(packages.known().items())
+    ]
+
+
+def _is_here(package: Package) -> bool:
+    """Asked of devices that are here alone: whose a device is may take a query to find out."""
+    return package.device in HERE.devices() and detect.vendor_of(package.device) == package
 
 
 def count(number: int, noun: str) -> str:

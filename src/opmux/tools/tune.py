@@ -130,7 +130,7 @@ def case_of(op: str, shape: str, dtype: str, device: torch.device, anywhere: boo
     sample = explain.sample_of(spec, spec.name, sizes, kind, device)
     with policy("flagos", strict=True):
         found = get_default_manager().explain(spec.key, *sample.args, **sample.kwargs)
-    ours = [v for v in found.verdicts if v.impl.kind is BackendImplKind.DEFAULT]
+    ours = [v for v in found.verdicts if v.impl.kind is BackendImplKind.DEFAULT and v.impl.vendor is None]
     usable = [v.impl for v in ours if v.status == "chosen" or (anywhere and v.stage in ("device", "arch"))]
     if not usable:
         why = f"{ours[0].stage}: {ours[0].reason}" if ours else "there is none"

@@ -49,7 +49,9 @@ def adapt(*overloads: str, over: Any) -> Callable[[Callable[..., Any]], Callable
     def declare(fn: Callable[..., Any]) -> Callable[..., Any]:
         for overload in overloads:
             if overload in ADAPTERS:
-                raise BadSpec(f"aten::{overload} is adapted twice, by {ADAPTERS[overload].fn.__module__} and {fn.__module__}")
+                raise BadSpec(
+                    f"aten::{overload} is adapted twice, by {ADAPTERS[overload].fn.__module__} and {fn.__module__}"
+                )
             ADAPTERS[overload] = Adapter(overload, over.spec, fn)
         return fn
 

@@ -2,7 +2,8 @@
 
 ATen's statistics keep those dimensions, as ones. They are float32 (float64 for float64), but for a layer norm of halves
 on the CPU, where they are halves unless the weight is wider. A weight wider than the input is known on the CPU alone.
-An absent weight is a tensor of ones, made once. An implementation may have the op with such statistics as `kept`.
+An absent weight is a tensor of ones, made once. An implementation may have the op with such statistics as `kept`, for
+what is one launch over the last dimension; where it is not, that answers None.
 """
 
 import math
@@ -84,20 +85,16 @@ def _flat(p: Tensor | None, n: int) -> Tensor | None:
 def layer_norm(
     call: Fn, input: Tensor, normalized_shape: Sequence[int], weight: Tensor | None, bias: Tensor | None, eps: float
 ) -> Any:
-    dtype = input.dtype
-    plain = len(normalized_shape) == 1 and weight is not None and weight.dtype is dtype
-    if not plain or (bias is not None and bias.dtype is not dtype) or (dtype in HALVES and input.is_cpu):
-        return _layer_norm(call, input, normalized_shape, weight, bias, eps)
-    _check_row(input, normalized_shape[0])
     kept = getattr(call, "kept", None)
-    try:
-        if kept is not None:
-            return kept(input, weight, bias, eps, 0.0)
-        y, mean, rstd = call(input, weight, bias, eps, 0.0)
-    except REFUSED:
-        leave("layer_norm", input, cols={"weight": weight, "bias": bias})
-        raise
-    return y, mean.unsqueeze(-1), rstd.unsqueeze(-1)
+    if kept is not None and weight is not None and len(normalized_shape) == 1:
+        try:
+            made = kept(input, weight, bias, normalized_shape[0], eps)
+        except REFUSED:
+            leave("layer_norm", input, cols={"weight": weight, "bias": bias})
+            raise
+        if made is not None:
+            return made
+    return _layer_norm(call, input, normalized_shape, weight, bias, eps)
 
 
 def _layer_norm(
@@ -173,21 +170,18 @@ EPS[torch.float64] = torch.finfo(torch.float64).eps
 
 @adapt("_fused_rms_norm", over=norm.rms_norm)
 def rms_norm(call: Fn, input: Tensor, normalized_shape: Sequence[int], weight: Tensor | None, eps: float | None) -> Any:
-    dtype = input.dtype
     if eps is None:
-        eps = EPS.get(dtype, 0.0)
-    if len(normalized_shape) != 1 or weight is None or weight.dtype is not dtype or input.is_cpu:
-        return _rms_norm(call, input, normalized_shape, weight, eps)
-    _check_row(input, normalized_shape[0])
+        eps = EPS.get(input.dtype, 0.0)
     kept = getattr(call, "kept", None)
-    try:
-        if kept is not None:
-            return kept(input, weight, eps, 0.0)
-        y, rstd = call(input, weight, eps, 0.0)
-    except REFUSED:
-        leave("rms_norm", input, cols={"weight": weight})
-        raise
-    return y, rstd.unsqueeze(-1)
+    if kept is not None and weight is not None and len(normalized_shape) == 1:
+        try:
+            made = kept(input, weight, normalized_shape[0], eps)
+        except REFUSED:
+            leave("rms_norm", input, cols={"weight": weight})
+            raise
+        if made is not None:
+            return made
+    return _rms_norm(call, input, normalized_shape, weight, eps)
 
 
 def _rms_norm(call: Fn, input: Tensor, normalized_shape: Sequence[int], weight: Tensor | None, eps: float) -> Any:

@@ -64,9 +64,7 @@ class Overload(Derived):
                     impl.supported_dtypes, impl.min_arch, None, impl.devices,
                 )  # fmt: skip
         for device, native in self.natives.items():
-            yield OpImpl(
-                self.key, "native", BackendImplKind.REFERENCE, None, native, 10, devices=frozenset({device})
-            )
+            yield OpImpl(self.key, "native", BackendImplKind.REFERENCE, None, native, 10, devices=frozenset({device}))
 
 
 # ---- one impl of a base as an impl of an overload -------------------------------------------------------------------
@@ -74,7 +72,8 @@ class Overload(Derived):
 
 def fitted(shape: Shape, base: Spec, adapter: Adapter | None, impl: OpImpl) -> Callable[..., Any]:
     """The impl as a function of the overload's arguments."""
-    names: dict[str, Any] = {"_f": impl.call, "_store": store, "_NotSupported": NotSupported, "_when": impl.when}
+    own = getattr(impl.fn, "below", impl.call)  # an impl may have a shorter way for callers that are kernels of ATen
+    names: dict[str, Any] = {"_f": own, "_store": store, "_NotSupported": NotSupported, "_when": impl.when}
     into = getattr(impl.fn, "into", None)
     ask = ""
     if adapter is None:
@@ -101,9 +100,13 @@ def fitted(shape: Shape, base: Spec, adapter: Adapter | None, impl: OpImpl) -> C
     if shape.written and into is None:
         targets = shape.outs or ("self",)
         call = f"_store({call}, {', '.join(targets)})"
-    elif not ask and not shape.written and adapter is None and list(passed) == list(passed.values()) == list(shape.names):
+    elif (
+        not ask and not shape.written and adapter is None and list(passed) == list(passed.values()) == list(shape.names)
+    ):
         if _same_kinds(shape, base):
-            return impl.call  # the overload is called as the impl is
+            return own  # the overload is called as the impl is
+    elif adapter is not None and not keyword and [p.name for p in adapter.parameters()] == list(shape.names):
+        return functools.partial(adapter.fn, names["_f"])
     text = f"def {_identifier(shape.name)}({_parameters(shape)}):\n{ask}    return {call}\n"
     exec(compile(text, f"<opmux aten::{shape.name} by {impl.impl_id}>", "exec"), names)
     return names[_identifier(shape.name)]
@@ -212,9 +215,7 @@ def _overload(shape: Shape, bases: Iterable[str], adapter: Adapter | None) -> Ov
 
     reference.__doc__ = f"torch.ops.aten.{shape.name}"
     out = tuple(f"y{i}" for i in range(len(shape.op._schema.returns))) or ("y",)
-    return Overload(
-        shape.name, "aten", reference, out, fake=shape.op, bases=tuple(bases), shape=shape, adapter=adapter
-    )
+    return Overload(shape.name, "aten", reference, out, fake=shape.op, bases=tuple(bases), shape=shape, adapter=adapter)
 
 
 def _by_spec() -> Iterator[tuple[Shape, tuple[str, ...], None]]:

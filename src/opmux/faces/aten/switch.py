@@ -123,7 +123,7 @@ def native(op: Any) -> Callable[..., Any]:
     def run(*args: Any, **kwargs: Any) -> Any:
         x = first_tensor(args, kwargs)
         kept = None if x is None else engine.native_of(name, x.device.type)
-        return shape.op(*args, **kwargs) if kept is None else kept(*args, **kwargs)
+        return engine.off_inside(kept or shape.op)(*args, **kwargs)
 
     run.__name__ = run.__qualname__ = name
     return run
@@ -173,7 +173,7 @@ def resolved(include: tuple[str, ...] | None, exclude: tuple[str, ...] | None) -
 def _matching(asked: Iterable[str], known: dict[str, Overload]) -> set[str]:
     found: set[str] = set()
     for name in asked:
-        plain = name.strip().removeprefix("aten::").removesuffix(".default")
+        plain = name.strip().removeprefix("aten::")
         hits = {n for n, o in known.items() if _means(plain, n, o)}
         if not hits and not _exists(plain):
             raise UnknownName("op or family", name, _names(known))
@@ -186,6 +186,8 @@ def _means(asked: str, name: str, overload: Overload) -> bool:
     computes it, a glob, or its family."""
     if asked.startswith("family:"):
         return overload.family == asked.removeprefix("family:")
+    if asked.endswith(".default"):
+        return name == asked.removesuffix(".default")
     packet = overload.shape.packet
     spoken = {name, packet, packet.strip("_"), *(b.rpartition("::")[2] for b in overload.bases)}
     if any(c in asked for c in "*?["):
@@ -201,7 +203,7 @@ def _exists(name: str) -> bool:
         return True
     packet, dot, _ = name.partition(".")
     have = overloads(packet)
-    return bool(have) and (not dot or any(s.name == name for s in have))
+    return bool(have) and (not dot or any(s.name == name.removesuffix(".default") for s in have))
 
 
 def _names(known: dict[str, Overload]) -> list[str]:

@@ -130,12 +130,13 @@ class _Ready:
     def __init__(self, launcher: Launcher, grid: Grid, numbers: tuple, config: Config, makes: Makes):
         self.launcher, self.grid, self.numbers, self.config, self.makes = launcher, grid, numbers, config, makes
         self.late = len(launcher.numbers) - len(numbers)
-        self.globals: dict[str, Any] = {"_slow": self.slow, "_numbers": numbers}
+        self.globals: dict[str, Any] = {"_slow": self.slow, **{f"_k{i}": n for i, n in enumerate(numbers)}}
         self.globals["_x"], self.globals["_y"], self.globals["_z"] = grid
         self.function = types.FunctionType(self._code("slow", ""), self.globals)
 
     def _code(self, way: str, present: str) -> types.CodeType:
-        return _code(way, self.launcher.tensors, present, self.late, tuple(self.makes))
+        known = (len(self.numbers), len(self.launcher.constants))
+        return _code(way, self.launcher.tensors, present, self.late, tuple(self.makes), *known)
 
     def slow(self, given: tuple, late: tuple) -> Any:
         """The public path; where what it compiled can be launched quickly from now on, say so."""
@@ -154,8 +155,8 @@ class _Ready:
             return  # compiled for pointers that are no multiples of 16, or wrong in a way Triton has just said
         way, names = _entry(compiled)
         if way:
-            constants = tuple(self.config.constants[n] for n in self.launcher.constants)
-            self.globals |= names | {"_device": first.get_device(), "_constants": constants}
+            self.globals |= names | {"_device": first.get_device()}
+            self.globals |= {f"_c{i}": self.config.constants[n] for i, n in enumerate(self.launcher.constants)}
             self.globals |= {f"_room{i}": room.quickly(first) for i, room in self.makes.items()}
             present = "".join("0" if t is None else "1" for t in tensors)
             self.function.__code__ = self._code(way, present)
@@ -171,21 +172,23 @@ def launch({params}):
     {pointers}
     if ({joined}) & 15 or not ({real}):  # 0: a tensor without memory of its own
         return _slow(({tensors}), ({late}))
-    if _enter is not _hooks.launch_enter_hook or _leave is not _hooks.launch_exit_hook or _enter.calls or _leave.calls:
+    if _entering or _leaving or _enter is not _hooks.launch_enter_hook or _leave is not _hooks.launch_exit_hook:
         return _slow(({tensors}), ({late}))
     _entry(_x, _y, _z, _stream(_device), _function, _cooperative, _pdl, {call})
     {back}
 """,
 }
 _CALLS = {
-    "generated": "None, None, _packed, None, None, None, {pointers} *_numbers, {late} *_constants",
+    "generated": "None, None, _packed, None, None, None, {pointers}{numbers}{late}{constants}",
     # triton 3.7 and later: one C launcher for all kernels
-    "shared": "_packed, None, None, None, None, None, _notes, _types, ({pointers} *_numbers, {late} *_constants)",
+    "shared": "_packed, None, None, None, None, None, _notes, _types, ({pointers}{numbers}{late}{constants})",
 }
 
 
 @functools.cache
-def _code(way: str, tensors: int, present: str, late: int, makes: tuple[int, ...] = ()) -> types.CodeType:
+def _code(
+    way: str, tensors: int, present: str, late: int, makes: tuple[int, ...] = (), numbers: int = 0, constants: int = 0
+) -> types.CodeType:
     given, n = [f"t{i}" for i in range(tensors) if i not in makes], [f"n{i}" for i in range(late)]
     there = [i for i in range(tensors) if present[i : i + 1] == "1"]
     listed = lambda names: "".join(f"{name}, " for name in names)
@@ -197,7 +200,10 @@ def _code(way: str, tensors: int, present: str, late: int, makes: tuple[int, ...
         joined=" | ".join(f"p{i}" for i in there),
         real=" and ".join(f"p{i}" for i in there),
         call=_CALLS.get(way, "").format(
-            pointers=listed(f"p{i}" if i in there else "0" for i in range(tensors)), late=listed(n)
+            pointers=listed(f"p{i}" if i in there else "0" for i in range(tensors)),
+            numbers=listed(f"_k{i}" for i in range(numbers)),  # each by its name: to unpack a tuple costs 0.1 us
+            late=listed(n),
+            constants=listed(f"_c{i}" for i in range(constants)),
         ),
         back=f"return {', '.join(f't{i}' for i in makes)}" if makes else "",
     )
@@ -215,6 +221,7 @@ def _entry(compiled: Any) -> tuple[str, dict[str, Any]]:
     names = dict(
         _entry=run.launch, _function=compiled.function, _packed=compiled.packed_metadata,
         _cooperative=run.launch_cooperative_grid, _pdl=run.launch_pdl, _hooks=hooks, _enter=enter, _leave=leave,
+        _entering=enter.calls, _leaving=leave.calls,
         _keep=compiled, _here=torch._C._cuda_getDevice, _stream=torch._C._cuda_getCurrentRawStream,
     )  # fmt: skip
     if hasattr(run, "arg_annotations"):

@@ -29,6 +29,7 @@ def keep(found: dict[Any, P]) -> dict[Any, P]:
 
 
 LOOK = "{0}.dtype, {0}.shape, {0}.is_contiguous() or {0}.stride(), {0}.device, {0}.is_neg()"
+BELOW = LOOK.replace("{0}.is_neg()", "False")  # as kernels of ATen see tensors: what negates was taken care of above
 
 
 def refuse_negated(*args: Any) -> None:
@@ -42,31 +43,9 @@ def plans(make: Callable[..., P]) -> Callable[..., P]:
 
     Checking arguments and choosing a configuration costs 50 us and more; looking it up again costs half of one per
     tensor. Arguments annotated `Tensor` or `Tensor | None` (also as `*args: Tensor`) are looked at; all others must be
-    hashable, and are told apart by value: 1, 1.0 and True are one.
+    hashable, and are told apart by value: 1, 1.0 and True are one. `.below` is the same for callers that are kernels of
+    ATen: the table is one, and it costs a look less for each tensor.
     """
-    signature = inspect.signature(make, eval_str=True)
-    params, passed, key = [], [], []
-    for p in signature.parameters.values():
-        name = p.name
-        if p.kind is p.VAR_POSITIONAL:
-            params.append(f"*{name}")
-            passed.append(f"*{name}")
-            key.append(f"*[({LOOK.format('t')}) for t in {name}]" if p.annotation is Tensor else f"*{name}")
-            continue
-        params.append(name)
-        passed.append(name)
-        if p.annotation is Tensor:
-            key.append(LOOK.format(name))
-        elif p.annotation == Tensor | None:
-            key.append(f"None if {name} is None else ({LOOK.format(name)})")
-        else:
-            key.append(name)
-    text = (
-        f"def {make.__name__}({', '.join(params)}):\n"
-        f"    key = ({', '.join(key)},)\n"
-        "    try:\n        return _found[key]\n    except KeyError:\n"
-        f"        return _make(key, {', '.join(passed)})\n"
-    )
     found: dict[Any, P] = {}
     _forgetting.append(found.clear)
 
@@ -79,7 +58,36 @@ def plans(make: Callable[..., P]) -> Callable[..., P]:
         return made
 
     names: dict[str, Any] = {"_found": found, "_make": first}
-    exec(compile(text, f"<opmux plan of {make.__module__}>", "exec"), names)
-    plan = names[make.__name__]
+    plan, plan.below = (_lookup(make, look, names) for look in (LOOK, BELOW))
     plan.__doc__, plan.__module__, plan.__wrapped__ = make.__doc__, make.__module__, make
     return plan
+
+
+def _lookup(make: Callable[..., Any], look: str, names: dict[str, Any]) -> Any:
+    """The function that finds what was made, by such a look at each tensor."""
+    signature = inspect.signature(make, eval_str=True)
+    params, passed, key = [], [], []
+    for p in signature.parameters.values():
+        name = p.name
+        if p.kind is p.VAR_POSITIONAL:
+            params.append(f"*{name}")
+            passed.append(f"*{name}")
+            key.append(f"*[({look.format('t')}) for t in {name}]" if p.annotation is Tensor else f"*{name}")
+            continue
+        params.append(name)
+        passed.append(name)
+        if p.annotation is Tensor:
+            key.append(look.format(name))
+        elif p.annotation == Tensor | None:
+            key.append(f"None if {name} is None else ({look.format(name)})")
+        else:
+            key.append(name)
+    text = (
+        f"def {make.__name__}({', '.join(params)}):\n"
+        f"    key = ({', '.join(key)},)\n"
+        "    try:\n        return _found[key]\n    except KeyError:\n"
+        f"        return _make(key, {', '.join(passed)})\n"
+    )
+    made = dict(names)
+    exec(compile(text, f"<opmux plan of {make.__module__}>", "exec"), made)
+    return made[make.__name__]

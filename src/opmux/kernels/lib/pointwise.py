@@ -30,7 +30,7 @@ from torch import Tensor
 from ...core import library
 from ...core.errors import NotSupported
 from .launch import Launcher, Makes
-from .plans import LOOK, keep, refuse_negated
+from .plans import BELOW, LOOK, keep, refuse_negated
 from .rows import Room
 from .text import from_text
 from .walk import Walk, spread, way
@@ -73,14 +73,15 @@ class Row:
     keywords: tuple[str, ...] = ()
     call: Callable[..., Tensor] = field(init=False)  # the op, by its exact signature
     write: Callable[..., Tensor] = field(init=False)  # the same into a tensor: write(out, *args)
+    below: Callable[..., Tensor] = field(init=False)  # the op, for callers that are kernels of ATen
 
     def __post_init__(self) -> None:
         params = inspect.signature(self.reference, eval_str=True).parameters.values()
         self.names = tuple(p.name for p in params)
         self.roles = tuple(_role(p.annotation) for p in params)
         self.keywords = tuple(p.name for p in params if p.kind is p.KEYWORD_ONLY)
-        self.call, self.write = _doors(self)
-        self.call.into = self.write  # type: ignore[attr-defined]  # for who finds the op by dispatch
+        self.call, self.write, self.below = _doors(self)
+        self.call.into, self.call.below = self.write, self.below  # type: ignore[attr-defined]  # found by dispatch
 
 
 def run(row: Row, args: tuple, out: Tensor | None = None) -> Tensor:
@@ -97,14 +98,18 @@ def run(row: Row, args: tuple, out: Tensor | None = None) -> Tensor:
 
 # ---- the way of a call ----------------------------------------------------------------------------------------------
 
-_KEYS = {
-    "tensor": LOOK,
-    "either": f"({LOOK}) if isinstance({{0}}, _Tensor) else {{0}}.__class__",
-    "baked": f"({LOOK}) if isinstance({{0}}, _Tensor) "
-    "else ({0}, {0}.__class__) if {0} in _baked else {0}.__class__",
-    "number": "{0}.__class__",
-    "choice": "{0}",
-}
+
+def _keys(look: str) -> dict[str, str]:
+    return {
+        "tensor": look,
+        "either": f"({look}) if isinstance({{0}}, _Tensor) else {{0}}.__class__",
+        "baked": f"({look}) if isinstance({{0}}, _Tensor) "
+        "else ({0}, {0}.__class__) if {0} in _baked else {0}.__class__",
+        "number": "{0}.__class__",
+        "choice": "{0}",
+    }
+
+
 _DOOR = """\
 def {name}({params}):
     {unless}
@@ -125,7 +130,7 @@ def _role(annotation: Any) -> str:
     return "number" if float in parts else "choice"
 
 
-def _doors(row: Row) -> tuple[Callable[..., Tensor], Callable[..., Tensor]]:
+def _doors(row: Row) -> tuple[Callable[..., Tensor], ...]:
     """The functions of exact arity that look a plan up, and call it."""
     found: dict[Any, Callable[..., Tensor]] = keep({})
 
@@ -139,7 +144,6 @@ def _doors(row: Row) -> tuple[Callable[..., Tensor], Callable[..., Tensor]]:
         found[key] = made
         return made
 
-    keys = [_KEYS["baked" if n in row.baked else r].format(n) for n, r in zip(row.names, row.roles, strict=True)]
     judged = f"if {row.unless}:\n        raise _NotSupported('torch judges these numbers')" if row.unless else ""
     params = [n for n in row.names if n not in row.keywords] + (["*", *row.keywords] if row.keywords else [])
     names: dict[str, Any] = {
@@ -147,15 +151,22 @@ def _doors(row: Row) -> tuple[Callable[..., Tensor], Callable[..., Tensor]]:
         "_baked": next(iter(row.baked.values()), ()),
     }  # fmt: skip
     fields = {"unless": judged, "args": "".join(f"{n}, " for n in row.names)}
-    plain = _DOOR.format(
-        name=row.name, params=", ".join(params), key=", ".join(keys), out="None", passed=", ".join(row.names), **fields
-    )
-    written = _DOOR.format(
-        name=f"{row.name}_to", params=", ".join(["_y", *row.names]),
-        key=", ".join([LOOK.format("_y"), f"_y is {row.names[0]}", *keys]), out="_y", passed=", ".join([*row.names, "_y"]), **fields,
+    kinds = ["baked" if n in row.baked else r for n, r in zip(row.names, row.roles, strict=True)]
+    key = lambda look: [_keys(look)[kind].format(n) for n, kind in zip(row.names, kinds, strict=True)]
+    text = ""
+    params, passed = ", ".join(params), ", ".join(row.names)
+    for name, look in ((row.name, LOOK), (f"{row.name}_below", BELOW)):
+        text += _DOOR.format(name=name, params=params, key=", ".join(key(look)), out="None", passed=passed, **fields)
+    first = row.names[0]
+    seen = [
+        f"_y is {first} or ({k})" if n == first and kinds[0] == "tensor" else k for n, k in zip(row.names, key(LOOK))
+    ]
+    text += _DOOR.format(
+        name=f"{row.name}_to", params=", ".join(["_y", *row.names]), key=", ".join([LOOK.format("_y"), *seen]),
+        out="_y", passed=", ".join([*row.names, "_y"]), **fields,
     )  # fmt: skip
-    exec(compile(plain + written, f"<opmux call of aten::{row.name}>", "exec"), names)
-    return names[row.name], names[f"{row.name}_to"]
+    exec(compile(text, f"<opmux call of aten::{row.name}>", "exec"), names)
+    return names[row.name], names[f"{row.name}_to"], names[f"{row.name}_below"]
 
 
 def _refusing(reason: str) -> Callable[..., Tensor]:
@@ -243,19 +254,28 @@ def _on_meta(row: Row, args: tuple) -> Tensor:
     """What torch makes of arguments that look like these: its result without the contents.
 
     Shapes and strides are those of meta tensors. What torch refuses, and its dtypes, are those of its real kernels, on
-    as good as no elements: meta functions let some mistakes pass, and promote a few ops otherwise.
+    as good as no elements: meta functions let some mistakes pass, and promote a few ops otherwise. They also cast what
+    is to be promoted, which lays an expanded operand out anew, as no kernel does: so they get one dtype for all.
     """
-    as_meta = lambda t: torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device="meta")
-    as_few = lambda t: torch.ones([int(n == 1) for n in t.shape], dtype=t.dtype, device=t.device)
+    real = not any(isinstance(a, Tensor) and a.is_meta for a in args)
+    one = next((d for d in (torch.float32, torch.float64, torch.int32) if real and d in row.dtypes), None)
+
+    def as_meta(t: Tensor, name: str) -> Tensor:
+        dtype = t.dtype if one is None or name in MASKS else one
+        return torch.empty_strided(t.shape, t.stride(), dtype=dtype, device="meta")
+
+    def as_few(t: Tensor, name: str) -> Tensor:
+        return torch.ones([int(n == 1) for n in t.shape], dtype=t.dtype, device=t.device)
+
     result = _ask(row, args, as_meta)
-    if any(isinstance(a, Tensor) and a.is_meta for a in args):
+    if not real:
         return result
     dtype = _ask(row, args, as_few).dtype
     return result if dtype == result.dtype else result.to(dtype)
 
 
-def _ask(row: Row, args: tuple, instead: Callable[[Tensor], Tensor]) -> Tensor:
-    given = [instead(a) if isinstance(a, Tensor) else a for a in args]
+def _ask(row: Row, args: tuple, instead: Callable[[Tensor, str], Tensor]) -> Tensor:
+    given = [instead(a, n) if isinstance(a, Tensor) else a for a, n in zip(args, row.names, strict=True)]
     split = len(given) - len(row.keywords)
     guard = library.reference_guard  # torch's own op is asked, which may be ours by now
     reference = row.reference if guard is None else guard(row.reference)
@@ -304,10 +324,16 @@ def _caller(given: list[Arg], room: Room, launch: Callable[..., None] | None, ou
         like=tensors[0].read,
         tensors="".join(f"{a.read}, " for a in tensors),
         late=", ".join(a.read for a in given if a.kind in "if"),
-        apart="; ".join(f"{a.read} is y or _apart(y, {a.read})" for a in tensors),
+        apart="; ".join(
+            f"{x} is y or not -_span_{x} < {x}.data_ptr() - y.data_ptr() < _span_y or _apart(y, {x})"
+            for x in (a.read for a in tensors)
+        ),
     )
     near = functools.lru_cache(maxsize=64)(lambda number: torch.tensor(number, dtype=room.dtype).item())
-    return types.FunctionType(_compiled(text), {"_room": room, "_launch": launch, "_apart": _apart, "_near": near})
+    spans = {f"_span_{a.read}": _span(a.value) for a in tensors} if out is not None else {}
+    spans |= {"_span_y": _span(out)} if out is not None else {}
+    names = {"_room": room, "_launch": launch, "_apart": _apart, "_near": near, **spans}
+    return types.FunctionType(_compiled(text), names)
 
 
 @functools.cache
@@ -318,12 +344,10 @@ def _compiled(text: str) -> types.CodeType:
 
 
 def _apart(y: Tensor, x: Tensor) -> None:
-    """Decline to write y where that might change what is still to be read of x: torch knows whether it does."""
-    at = y.data_ptr()
-    ahead = x.data_ptr() - at
-    if not at or not -_span(x) < ahead < _span(y):  # on meta nothing lies anywhere
+    """Decline to write y, which overlaps x, where that might change what is still to be read: torch knows."""
+    if not y.data_ptr():  # on meta nothing lies anywhere
         return
-    if ahead or x.dtype != y.dtype or x.shape != y.shape or x.stride() != y.stride():
+    if x.data_ptr() != y.data_ptr() or x.dtype != y.dtype or x.shape != y.shape or x.stride() != y.stride():
         raise NotSupported("out and an argument share memory")
 
 

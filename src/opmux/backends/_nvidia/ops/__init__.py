@@ -1,9 +1,9 @@
 """Ops for NVIDIA's chips by libraries: cuBLAS, cuDNN and flash attention as torch has them, and what is installed."""
 
 from . import providers
-from .attention import attention, attention_bwd
-from .batch_norm import batch_norm, batch_norm_bwd
-from .gemm import linear, linear_bwd
+from .cublas import linear, linear_bwd
+from .cudnn import batch_norm, batch_norm_bwd
+from .flash import attention, attention_bwd
 
 globals().update(providers.IMPLS)
 

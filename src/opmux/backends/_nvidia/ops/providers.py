@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from ....core.errors import NotSupported
-from . import attention
+from . import flash
 from .tags import library
 
 FLOATS = frozenset({torch.float16, torch.bfloat16, torch.float32})
@@ -164,11 +164,11 @@ def packed(*tensors: Tensor) -> tuple[Tensor, ...]:
 def fits(
     full: tuple[int, ...], cols: tuple[int, ...] = (), rows: tuple[int, ...] = (), zero: int | None = None
 ) -> Callable[..., bool | str]:
-    """A `when` for an op on rows, by the places of its arguments: those of one shape, those with a number for each column,
-    those with one for each row, and an offset that must be 0.
+    """A `when` for an op on rows, by the places of its arguments: those of one shape, those with a number for each
+    column, those with one for each row, and an offset that must be 0.
 
-    These libraries do not look: a tensor of another shape would be read beyond its end. What does not fit is declined, and
-    refused by whoever comes next.
+    These libraries do not look: a tensor of another shape would be read beyond its end. What does not fit is declined,
+    and refused by whoever comes next.
     """
 
     def when(*args: Any) -> bool | str:
@@ -198,7 +198,7 @@ def halves_when(grad: Tensor, fwd_input: Tensor, quantizer: Any = None) -> bool 
 def flash_fwd(fn: Any, q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None) -> tuple[Tensor, Tensor]:
     found = by_name(fn, _flash_given(q, k, v, causal, scale) | {"return_softmax": False})
     lse = found[1] if len(found) == 4 else found[5]  # before 2.7 padded inputs came back too
-    return attention.settled(found[0].transpose(1, 2), q), lse
+    return flash.settled(found[0].transpose(1, 2), q), lse
 
 
 def flash_bwd(
@@ -210,15 +210,15 @@ def flash_bwd(
     steady = torch.are_deterministic_algorithms_enabled()
     mine = {"softmax_lse": lse.contiguous(), "dq": dq, "dk": dk, "dv": dv, "deterministic": steady, "rng_state": None}
     by_name(fn, given | saved | mine)
-    return tuple(attention.settled(g.transpose(1, 2), t) for g, t in ((dq, q), (dk, k), (dv, v)))  # type: ignore[return-value]
+    return tuple(flash.settled(g.transpose(1, 2), t) for g, t in ((dq, q), (dk, k), (dv, v)))  # type: ignore[return-value]
 
 
 def _flash_given(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None) -> dict[str, Any]:
     """By every name that versions have had; tensors are [batch, seq, heads, dim] there."""
     return {
-        **{n: attention.plain(t).transpose(1, 2) for n, t in (("q", q), ("k", k), ("v", v))},
+        **{n: flash.plain(t).transpose(1, 2) for n, t in (("q", q), ("k", k), ("v", v))},
         "dropout_p": 0.0,
-        "softmax_scale": attention.spec.scale_of(q, scale),
+        "softmax_scale": flash.spec.scale_of(q, scale),
         "causal": causal,
         "window_size": (-1, -1),
         "window_size_left": -1,
@@ -313,8 +313,8 @@ def table() -> Iterator[Row]:
     one, two, three = fits((0,)), fits((0, 1)), fits((0, 1, 2))
 
     lib, at = "flash_attn", "flash_attn.flash_attn_interface:_flash_attn"
-    yield Row(lib, "attention", f"{at}_forward", flash_fwd, attention.flash_when, attention.HALVES, "sm_80")
-    yield Row(lib, "attention_bwd", f"{at}_backward", flash_bwd, attention.flash_bwd_when, None, "sm_80")
+    yield Row(lib, "attention", f"{at}_forward", flash_fwd, flash.flash_when, flash.HALVES, "sm_80")
+    yield Row(lib, "attention_bwd", f"{at}_backward", flash_bwd, flash.flash_bwd_when, None, "sm_80")
 
     lib, at = "liger_kernel", "liger_kernel.ops.rms_norm:rms_norm"
     yield Row(lib, "rms_norm", f"{at}_forward", liger_rms_fwd, fits((0,), (1,)))

@@ -23,7 +23,7 @@ def limits(q: Tensor, k: Tensor, v: Tensor, causal: bool, *, widest: int = 256, 
     sk = k.shape[2]
     if q.dtype not in HALVES:
         return "takes float16 and bfloat16"
-    if d % 8 or d > widest or v.shape[3] != d:
+    if d % 8 or not 0 < d <= widest or v.shape[3] != d:
         return f"dims must be equal, a multiple of 8 and at most {widest}; they are {d} and {v.shape[3]}"
     if not (b and h and sq and sk) or b > GRID or h > GRID:
         return f"takes 1 to {GRID} batches and heads, and sequences that are not empty"

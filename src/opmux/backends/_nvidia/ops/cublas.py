@@ -3,6 +3,7 @@
 import math
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from ....specs import gemm as spec
@@ -17,8 +18,10 @@ def _shaped(y: Tensor, x: Tensor) -> Tensor:
 @library("linear", "cublas")
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     spec.check("linear", x, weight, bias)
-    rows = x if x.dim() == 2 else x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
-    return _shaped(torch.mm(rows, weight.t()) if bias is None else torch.addmm(bias, rows, weight.t()), x)
+    if x.dim() == 2:
+        return F.linear(x, weight, bias)
+    # of rows, too: with more dimensions torch may round the product before it adds the bias
+    return _shaped(F.linear(x.reshape(math.prod(x.shape[:-1]), x.shape[-1]), weight, bias), x)
 
 
 @library("linear_bwd", "cublas")

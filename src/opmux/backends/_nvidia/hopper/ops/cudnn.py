@@ -1,0 +1,64 @@
+"""Attention through cuDNN: on Hopper its kernels use what flash's, made for Ampere, do not."""
+
+import os
+
+import torch
+from torch import Tensor
+
+from .....specs import attention as spec
+from ...ops.cudnn import cudnn
+from ...ops.flash import HALVES, limits, plain, settled
+from ...ops.tags import library
+
+WIDEST = 128
+
+
+def usable() -> bool | str:
+    """cuDNN 9; and not with torch's setting that lays lse out in another order than ours."""
+    if os.environ.get("TORCH_CUDNN_SDPA_AVOID_RECOMPILE", "0") not in ("", "0"):
+        return "not with TORCH_CUDNN_SDPA_AVOID_RECOMPILE"
+    return cudnn(9)
+
+
+def suits(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> bool | str:
+    if q.shape[2] == 1 or k.shape[2] == 1:
+        return "takes sequences of more than 1"
+    return limits(q, k, v, causal, widest=WIDEST, square=True)
+
+
+def cudnn_when(q: Tensor, k: Tensor, v: Tensor, causal: bool = False, scale: float | None = None) -> bool | str:
+    spec.check("attention", q, k, v)
+    return suits(q, k, v, causal)
+
+
+def cudnn_bwd_when(
+    do: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, causal: bool, scale: float | None
+) -> bool | str:
+    spec.check("attention_bwd", q, k, v, o, do, lse)
+    if torch.are_deterministic_algorithms_enabled():
+        return "adds up in any order, and torch is to be deterministic"
+    return suits(q, k, v, causal)
+
+
+@library("attention", "cudnn", dtypes=HALVES, min_arch="sm_90", when=cudnn_when, _is_available=usable)
+def attention(
+    q: Tensor, k: Tensor, v: Tensor, causal: bool = False, scale: float | None = None
+) -> tuple[Tensor, Tensor]:
+    found = torch.ops.aten._scaled_dot_product_cudnn_attention.default(
+        plain(q), plain(k), plain(v), None, True, 0.0, causal, False, scale=scale
+    )
+    return settled(found[0], q), torch.ops.aten._unsafe_view(found[1].contiguous(), q.shape[:3])
+
+
+@library("attention_bwd", "cudnn", min_arch="sm_90", when=cudnn_bwd_when, _is_available=usable)
+def attention_bwd(
+    do: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, causal: bool, scale: float | None
+) -> tuple[Tensor, Tensor, Tensor]:
+    x, lse = plain(q), lse.contiguous()
+    # torch keeps a plan by the strides of q, k and v alone: o and do must lie the same way every time
+    found = torch.ops.aten._scaled_dot_product_cudnn_attention_backward.default(
+        settled(do, x), x, plain(k), plain(v), settled(o, x), lse.unsqueeze(3), lse, lse, None, None, None,
+        q.shape[2], k.shape[2], 0.0, causal, scale=scale,
+    )  # fmt: skip
+    # lse stands where the state of a generator would, too: nothing is dropped
+    return settled(found[0], q), settled(found[1], k), settled(found[2], v)

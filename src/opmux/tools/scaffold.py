@@ -1,0 +1,204 @@
+"""`opmux new-backend`: a complete package for a vendor's chip, that works before anything in it is changed."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import shlex
+import shutil
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import typer
+
+from ..core.default import get_default_manager
+from ..core.errors import OpmuxError
+from ..core.policy import BACKENDS
+from ..core.registry import BackendImplKind
+from ..runtime import detect, packages
+
+TEMPLATE = Path(__file__).with_name("template")
+
+
+class CannotMake(OpmuxError, ValueError):
+    """A backend that cannot be made as asked; nothing was written."""
+
+
+class Part(NamedTuple):
+    """A file of the template: where it comes from, where it goes, and what it is for."""
+
+    source: str
+    target: str
+    about: str
+
+
+FOLDER = (
+    Part("__init__.py", "__init__.py", "who the vendor is, and how to find out whether a chip is here"),
+    Part("heuristics_config_utils.py", "heuristics_config_utils.py", "tiles that suit the chip"),
+    Part("tune_configs.yaml", "tune_configs.yaml", "what `opmux tune` tries"),
+    Part("ops/__init__.py", "ops/__init__.py", "which ops it brings"),
+    Part("ops/silu_mul.py", "ops/silu_mul.py", "one op, as an example"),
+)
+
+
+@dataclass(frozen=True)
+class Backend:
+    """A package to be: its vendor, its device type, and where it goes."""
+
+    name: str
+    device: str
+    root: Path  # what all files are written below: a new folder, or a checkout of opmux
+    in_tree: bool
+
+    @property
+    def package(self) -> str:
+        return f"opmux.backends._{self.name}" if self.in_tree else f"opmux_{self.name}"
+
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        home = f"src/{self.package.replace('.', '/')}"
+        folder = tuple(Part(f"backend/{source}", f"{home}/{target}", about) for source, target, about in FOLDER)
+        tests = "tests/backends" if self.in_tree else "tests"
+        test = Part("tests/test_backend.py", f"{tests}/test_{self.name}.py", "its ops against the references")
+        if self.in_tree:
+            return (*folder, test)
+        entry = Part("pyproject.toml", "pyproject.toml", "the entry point by which opmux finds it")
+        return (entry, Part("README.md", "README.md", "what to do next, in order of payoff"), *folder, test)
+
+    @property
+    def new(self) -> list[Path]:
+        """What must not be there yet."""
+        if not self.in_tree:
+            return [self.root]
+        return [self.root / "src/opmux/backends" / f"_{self.name}", self.root / self.parts[-1].target]
+
+    def text(self, part: Part) -> str:
+        """A file of the template with the names filled in."""
+        words = {
+            "VENDOR_NAME": self.name,
+            "VENDOR_TITLE": self.name.capitalize(),
+            "DEVICE_NAME": self.device,
+            "PACKAGE_NAME": self.package,
+            "TORCH_PACKAGE": "" if self.device in OF_TORCH else f"torch_{self.device}",
+        }
+        text = (TEMPLATE / part.source).read_text(encoding="utf-8")
+        return re.sub("|".join(words), lambda found: words[found[0]], text)
+
+
+OF_TORCH = ("cpu", "cuda", "xpu", "mps", "mtia", "hpu")  # device types that need no other package to be known
+
+
+def run(name: str, device: str, out: Path | None, in_tree: bool) -> int:
+    """Write the package, and say what to do with it."""
+    made = plan(name, device, out, in_tree)
+    write(made)
+    where = shown(made.root)
+    typer.echo(f"{name}: a backend for devices of type {device}, in {where}")
+    width = max(len(part.target) for part in made.parts)
+    for part in made.parts:
+        typer.echo(f"  {part.target:<{width}}  {part.about}")
+    others = sorted(p.name for p in packages.known().values() if p.device == device)
+    if others:
+        typer.echo(
+            f"\n{device} is a device type of {', '.join(others)} too. Where both are there, their query commands"
+        )
+        typer.echo(f"decide, or OPMUX_VENDOR={name} does.")
+    typer.echo("\nNext:")
+    for command in commands(made):
+        typer.echo(f"  {command}")
+    typer.echo(f"then what {'src/opmux/backends' if in_tree else where}/README.md says.")
+    return 0
+
+
+def commands(made: Backend) -> list[str]:
+    """What brings the package to life, and shows that it works."""
+    install = [f"pip install --no-deps --no-build-isolation -e {shlex.quote(shown(made.root))}"]
+    conform = f"opmux conform --vendor {made.name}"
+    if made.device in detect.available():
+        conform = f"OPMUX_VENDOR={made.name} {conform}"  # another vendor's chip may be here under that name
+    elif made.device in OF_TORCH:
+        conform += " --device cpu"  # there is no simulating it
+    return [*([] if made.in_tree else install), "opmux list", conform]
+
+
+def shown(path: Path) -> str:
+    """A path as short as it can be typed from here."""
+    here = Path.cwd()
+    return str(path.relative_to(here)) if path.is_relative_to(here) and path != here else str(path)
+
+
+# ---- what is asked for, checked -------------------------------------------------------------------------------------
+
+
+def plan(name: str, device: str, out: Path | None, in_tree: bool) -> Backend:
+    """The package as asked for; CannotMake where it must not be written."""
+    _check_name(name)
+    if not re.fullmatch(r"[a-z][a-z_]*", device):
+        raise CannotMake(f"--device {device!r} is no name of a device type. Allowed: small letters and _, such as npu")
+    if device in ("cpu", "meta"):
+        raise CannotMake(f"--device {device}: Triton, which the package is for, does not run there. Name another type")
+    if in_tree:
+        made = Backend(name, device, _checkout(out), True)
+    else:
+        made = Backend(name, device, (out or Path()).absolute() / f"opmux-{name}", False)
+    for path in made.new:
+        if os.path.lexists(path):
+            raise CannotMake(f"{path} is there already, and stays as it is. Remove it, or name another place by --out")
+    return made
+
+
+def _check_name(name: str) -> None:
+    if not re.fullmatch(r"[a-z][a-z0-9_]*", name):
+        near = re.sub(r"\W+", "_", name.casefold(), flags=re.ASCII).strip("_")
+        hint = f": {near}" if re.fullmatch(r"[a-z][a-z0-9_]*", near) else ", such as acme"
+        raise CannotMake(
+            f"{name!r} cannot be a vendor's name. Allowed: small letters, digits and _, with a letter first{hint}"
+        )
+    if name in {*BACKENDS, *(str(kind) for kind in BackendImplKind), "cpu", "native"}:
+        raise CannotMake(f"'{name}' has another meaning where a vendor is named. Take another name")
+    get_default_manager()._prepare()  # plugins bring vendors
+    known = packages.get(name)
+    if known is not None:
+        place = known.folder or known.origin
+        raise CannotMake(f"a vendor '{name}' is known already: {place}. Take another name, or change what is there")
+    if importlib.util.find_spec(f"opmux_{name}") is not None:
+        raise CannotMake(f"a package opmux_{name} is installed already. Take another name, or remove it")
+
+
+def _checkout(out: Path | None) -> Path:
+    """The root of a checkout of opmux: the one given, else the one that is running."""
+    root = Path(__file__).absolute().parents[3] if out is None else out.absolute()
+    if (root / "src/opmux/backends/registry.py").is_file() and (root / "tests/backends").is_dir():
+        return root
+    what = f"--out {out}" if out is not None else f"the opmux that runs ({Path(__file__).parents[1]})"
+    raise CannotMake(f"--in-tree adds a folder to a checkout of opmux, and {what} is none. Name one by --out")
+
+
+# ---- writing --------------------------------------------------------------------------------------------------------
+
+
+def write(made: Backend) -> None:
+    """All files, or none: they are written beside their place, and moved there in the end."""
+    target, *more = made.new
+    texts = {part.target: made.text(part) for part in made.parts}
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        beside = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
+    except OSError as error:
+        raise CannotMake(f"{target} cannot be written: {error}") from None
+    try:
+        inside = target.relative_to(made.root).as_posix() if made.in_tree else ""
+        for name, text in texts.items():
+            path = beside / name.removeprefix(inside).lstrip("/") if name.startswith(inside) else made.root / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text, encoding="utf-8")
+        beside.chmod(0o755)  # mkdtemp's is its owner's alone
+        beside.rename(target)
+    except OSError as error:
+        shutil.rmtree(beside, ignore_errors=True)
+        for path in more:
+            path.unlink(missing_ok=True)
+        raise CannotMake(f"{target} cannot be written: {error}") from None

@@ -1,0 +1,18 @@
+"""Tiles on VENDOR_TITLE's chips, where they differ from the defaults: {tunable: {size: value or function(args)}}.
+
+`args` holds what the kernel asks by (n, dtype, ...), "arch", and the sizes as they stand; None leaves a size alone.
+`opmux tune --list` shows every tunable there is. A chip whose programs work in a buffer of their own may start from
+`opmux.backends.buffers.rules(vendor_info)`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def block(args: dict[str, Any]) -> int | None:
+    """Twice the usual block for 16 bits: as many bytes as for 32."""
+    return 2 * args["BLOCK"] if args["dtype"].itemsize == 2 else None
+
+
+HEURISTICS_CONFIGS = {"VENDOR_NAME.silu_mul": {"BLOCK": block}}

@@ -1,0 +1,14 @@
+"""Ops for VENDOR_TITLE's chips: what is exported under the name of an op runs there instead of the kernel for any chip.
+
+Names are those of `opmux.ops`; one that is no op appears there as it is. Ops of torch are rows instead:
+
+    def get_specific_ops():
+        return (("mm", mm, Autograd.disable),)  # from opmux.backends import Autograd
+
+    def get_unused_ops():
+        return ("cumsum",)  # better left to torch
+"""
+
+from .silu_mul import silu_mul
+
+__all__ = ["silu_mul"]

@@ -1,0 +1,52 @@
+"""VENDOR_TITLE's ops against the references: on the chip where there is one, else interpreted on the CPU.
+
+`opmux conform --vendor VENDOR_NAME` checks all of opmux on the chip, or on a simulated one.
+"""
+
+import os
+
+import pytest
+import torch
+
+import opmux
+from opmux.backends import infer_device
+
+DEVICE = "DEVICE_NAME" if infer_device() == "DEVICE_NAME" else "cpu"
+if DEVICE == "cpu":
+    os.environ["TRITON_INTERPRET"] = "1"  # before triton is imported: it decides then
+ops = pytest.importorskip("PACKAGE_NAME.ops", exc_type=ImportError)
+
+
+@pytest.fixture(autouse=True)
+def interpreter():
+    if DEVICE == "cpu":
+        from opmux.kernels.lib import interpret
+
+        interpret.install()  # right bfloat16
+
+
+def cases():
+    for name in ops.__all__:
+        op = getattr(opmux.ops, name, None)
+        for dtype in getattr(getattr(ops, name), "dtypes", (torch.float32,)) if hasattr(op, "spec") else ():
+            yield pytest.param(name, dtype, id=f"{name}-{str(dtype).removeprefix('torch.')}")
+
+
+@pytest.mark.parametrize("name, dtype", list(cases()))
+def test_an_op_agrees_with_its_reference(name, dtype):
+    spec = getattr(opmux.ops, name).spec
+    for sample in spec.samples(dtype, torch.device(DEVICE)):
+        got = getattr(ops, name)(*sample.args, **sample.kwargs)
+        want = spec.reference(*sample.args, **sample.kwargs)
+        for a, b in zip(*(r if isinstance(r, tuple) else (r,) for r in (got, want)), strict=True):
+            tol = spec.tol.get(b.dtype)
+            limits = {} if tol is None else {"rtol": tol.rtol, "atol": tol.atol}
+            torch.testing.assert_close(a, b, equal_nan=True, **limits, msg=f"{name}({sample.id}) differs")
+
+
+def test_the_package_is_found():
+    from opmux.runtime import packages
+
+    found = packages.get("VENDOR_NAME")
+    assert found is not None, f"install it first, or see what is wrong: {packages.broken()}"
+    assert (found.device, found.module) == ("DEVICE_NAME", "PACKAGE_NAME")

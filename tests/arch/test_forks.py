@@ -1,0 +1,91 @@
+"""No vendor's file is a fork of one of ours: what a chip does differently is said, and the rest falls through.
+
+Fixes rot in copies. A file that shares more than half of its lines with another is a copy, and what it needs is a knob
+in the file that it copies.
+"""
+
+import ast
+import io
+import tokenize
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+SRC = Path(__file__).parents[2] / "src" / "opmux"
+SHORT = 40  # code lines: below this there is not enough to tell a copy by
+
+
+def code_lines(text: str) -> Counter[str]:
+    """The lines that say something, each without its indent: no comments, docstrings, imports or lone brackets."""
+    tree = ast.parse(text)
+    skipped: set[int] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.Import, ast.ImportFrom)):
+            skipped.update(range(node.lineno, (node.end_lineno or 0) + 1))
+        body = getattr(node, "body", None)
+        if (
+            isinstance(body, list)
+            and body
+            and isinstance(body[0], ast.Expr)
+            and isinstance(body[0].value, ast.Constant)
+        ):
+            skipped.update(range(body[0].lineno, (body[0].end_lineno or 0) + 1))
+    comments = {
+        t.start[0]: t.start[1]
+        for t in tokenize.generate_tokens(io.StringIO(text).readline)
+        if t.type == tokenize.COMMENT
+    }
+    lines = Counter()
+    for number, line in enumerate(text.splitlines(), 1):
+        said = line[: comments[number]] if number in comments else line
+        if number not in skipped and len(said.strip().strip("()[]{},:")) > 1:
+            lines[" ".join(said.split())] += 1
+    return lines
+
+
+def shared(mine: Counter[str], theirs: Counter[str]) -> float:
+    """How much of one file stands in the other."""
+    return (mine & theirs).total() / max(1, mine.total())
+
+
+def vendor_files() -> list[Path]:
+    files = [p for p in sorted((SRC / "backends").rglob("*.py")) if any(part.startswith("_") for part in p.parts)]
+    return [p for p in files if p.relative_to(SRC / "backends").parts[0].startswith("_")]
+
+
+def forks(files: dict[str, Counter[str]], ours: dict[str, Counter[str]]) -> list[str]:
+    found = []
+    for name, lines in files.items():
+        if lines.total() < SHORT:
+            continue
+        for other, their_lines in ours.items():
+            if other != name and shared(lines, their_lines) > 0.5:
+                found.append(f"{name} shares {shared(lines, their_lines):.0%} of its lines with {other}")
+    return found
+
+
+def test_no_vendors_file_is_a_copy():
+    read = lambda paths: {str(p.relative_to(SRC)): code_lines(p.read_text(encoding="utf-8")) for p in paths}
+    vendors = read(vendor_files())
+    assert vendors, "there are vendors"
+    core = read(p for p in sorted(SRC.rglob("*.py")) if p not in vendor_files())
+    assert forks(vendors, core | vendors) == []
+
+
+ORIGINAL = "\n".join(f"def f{i}(x):\n    return x + {i}" for i in range(40))
+
+
+@pytest.mark.parametrize(
+    ("text", "copy"),
+    [
+        (ORIGINAL, True),
+        (ORIGINAL.replace("+ 1", "- 1"), True),
+        ('"""Another word."""\nimport os\n# and a remark\n' + ORIGINAL.replace("    return", "        return"), True),
+        ("\n".join(f"def g{i}(x):\n    return x * {i}" for i in range(40)), False),
+        ("\n".join(f"def f{i}(x):\n    return x + {i}" for i in range(10)), False),  # too short to tell
+    ],
+)
+def test_a_copy_is_found(text, copy):
+    found = forks({"_a/ops/f.py": code_lines(text)}, {"kernels/f.py": code_lines(ORIGINAL)})
+    assert bool(found) is copy

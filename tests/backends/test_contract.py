@@ -1,0 +1,886 @@
+"""The contract of a vendor's folder: what it may hold, what each file does, and what a mistake in it costs.
+
+Vendors here are folders of text in a place of their own, beside those of the tree or out of it. Their device type is
+`cpu` where their ops are to run, so that no chip is needed. Each case runs in a fork of one process that has imported
+opmux and asked it nothing: a fresh process for the price of a few milliseconds.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+pytest.importorskip("triton")
+pytestmark = [
+    pytest.mark.skipif(not hasattr(os, "fork"), reason="forks"),
+    pytest.mark.xdist_group("contract"),  # one process of origin for all
+]
+
+ROOT = Path(__file__).parents[2]
+SRC = ROOT / "src"
+
+# Imports all that costs time, tells what that did, then forks for every line it is sent.
+ORIGIN = r"""
+import json, logging, os, signal, sys, traceback
+
+started = []
+sys.addaudithook(lambda event, args: started.append(event) if event in ("subprocess.Popen", "os.system") else None)
+import torch, opmux, opmux.core
+boot = {"early": [m for m in sys.modules if m.startswith(("opmux.runtime", "opmux.backends"))]}
+import opmux.backends, opmux.ops
+from opmux.backends import VENDOR_REGISTRY, VendorInfo, VendorInfoBase, infer_device, register_vendor
+from opmux.core import BackendImplKind, get_default_manager, specs
+from opmux.runtime import detect, packages, vendor_ops, vendors
+from opmux.runtime.machine import HERE
+boot |= {"looked": packages._looked, "imported": [m for m in sys.modules if m.startswith("opmux.backends._")]}
+specs.load_all()
+for family in ("norm", "softmax", "activation", "pointwise"):
+    specs.load_implementers(family)
+from opmux.faces.aten import engine
+from opmux.kernels.lib import config, interpret
+interpret.install()
+print(json.dumps({**boot, "started": started}), flush=True)
+
+
+def tree(folder):
+    opmux.backends.__path__.append(folder)
+
+
+def fake(device, **members):
+    # torch.<device>, as a vendor's package for torch would bring it
+    module = type(sys)(device)
+    module.__dict__.update({"is_available": lambda: True, **members})
+    setattr(torch, device, module)
+
+
+def shown(op, *args):
+    found = opmux.explain(op, *args)
+    return {v.impl.impl_id: [v.status, v.stage, v.reason] for v in found.verdicts}
+
+
+def error_of(call):
+    try:
+        call()
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+
+
+class Said(logging.Handler):
+    def emit(self, record):
+        if record.levelno >= logging.WARNING:
+            said.append(record.getMessage())
+
+
+for line in sys.stdin:
+    job = json.loads(line)
+    out, into = os.pipe()
+    child = os.fork()
+    if child:
+        os.close(into)
+        with os.fdopen(out) as answer:
+            text = answer.read()
+        os.waitpid(child, 0)
+        print(text or json.dumps({"error": "the process died"}), flush=True)
+        continue
+    signal.alarm(60)
+    os.environ.update(job["env"])
+    sys.path[:0] = job["paths"]
+    found, said = {}, []
+    logging.getLogger("opmux").addHandler(Said())
+    answer = {"found": found, "said": said}
+    try:
+        for place in job["trees"]:
+            tree(place)
+        exec(compile(job["code"], "<case>", "exec"), globals())
+    except BaseException:
+        answer["error"] = traceback.format_exc()
+    with os.fdopen(into, "w") as pipe:
+        pipe.write(json.dumps(answer, default=str))
+    os._exit(0)
+"""
+
+
+class Origin:
+    """The process that forks, and how to ask it."""
+
+    def __init__(self) -> None:
+        env = {**os.environ, "PYTHONPATH": str(SRC), "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
+        command = [sys.executable, "-c", ORIGIN]
+        self.process = subprocess.Popen(command, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self.boot = self._read()
+
+    def _read(self):
+        line = self.process.stdout.readline()
+        assert line, "the process of origin has died"
+        return json.loads(line)
+
+    def ask(self, **job):
+        self.process.stdin.write(json.dumps(job) + "\n")
+        self.process.stdin.flush()
+        return self._read()
+
+
+@pytest.fixture(scope="module")
+def origin():
+    made = Origin()
+    yield made
+    made.process.kill()  # it has nothing to clean up
+    made.process.wait(20)
+
+
+@pytest.fixture
+def case(origin, tmp_path):
+    """Run code with vendors: `case(code, acme={file: text}, plugins={module: {file: text}}, VARIABLE=value)`."""
+
+    def run(code: str, plugins: dict | None = None, **given):
+        files = {k: v for k, v in given.items() if k.islower()}
+        env = {k: v for k, v in given.items() if not k.islower()}
+        for name, texts in files.items():
+            write(tmp_path / "tree" / f"_{name}", texts)
+        for name, texts in (plugins or {}).items():
+            write(tmp_path / "site" / name, texts)
+        env.setdefault("OPMUX_PLUGIN_MODULES", ",".join(plugins or ()))
+        answer = origin.ask(
+            code=code, env=env, trees=[str(tmp_path / "tree")] if files else [], paths=[str(tmp_path / "site")]
+        )
+        assert "error" not in answer, answer["error"]
+        return SimpleNamespace(**answer["found"], said=answer["said"])
+
+    return run
+
+
+def write(folder: Path, texts: dict[str, str]) -> None:
+    for name, text in texts.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+
+
+# ---- vendors ---------------------------------------------------------------------------------------------------------
+
+
+def info(vendor: str = "acme", device: str = "cpu", **more: object) -> str:
+    given = "".join(f", {k}={v!r}" for k, v in more.items())
+    return (
+        "from opmux.backends import VendorInfoBase\n"
+        f"vendor_info = VendorInfoBase(vendor_name={vendor!r}, device_name={device!r}{given})\n"
+    )
+
+
+# An rms_norm that can be told from any other: it returns minus one everywhere.
+MARK = "def rms_norm(x, weight, eps, offset):\n    return x.new_full(x.shape, {0}), x.new_full(x.shape[:-1], 1.0)\n"
+OPS = {"ops/__init__.py": "from .norm import rms_norm\n__all__ = ['rms_norm']\n", "ops/norm.py": MARK.format(-1.0)}
+ACME = {"__init__.py": info(), **OPS}
+CALL = "y = opmux.ops.rms_norm(torch.ones(2, 16), torch.ones(16))[0]\nfound['y'] = y.unique().tolist()\n"
+EXPLAIN = "found['ids'] = shown('rms_norm', torch.ones(2, 16), torch.ones(16))\n"
+ORDINARY = [pytest.approx(1.0, abs=1e-5)]
+PLAIN = {"__init__.py": info("plain")}  # a CPU without kernels of its own
+
+
+def nvidias(vendor: str, device: str) -> str:
+    """`_nvidia/__init__.py` as a vendor would copy it: only arguments of VendorInfoBase are changed."""
+    text = (SRC / "opmux/backends/_nvidia/__init__.py").read_text(encoding="utf-8")
+    head, start, arguments = text.partition("VendorInfoBase(\n")
+    for name, value in (("vendor_name", vendor), ("device_name", device), ("device_query_cmd", f"{vendor}-smi")):
+        arguments, count = re.subn(rf'{name}="[^"]*"', f'{name}="{value}"', arguments)
+        assert count == 1, name
+    return head + start + arguments
+
+
+def test_a_copy_of_nvidias_folder_is_a_vendor(case):
+    got = case(CALL + EXPLAIN, acme={"__init__.py": nvidias("acme", "cpu"), **OPS}, OPMUX_VENDOR="acme")
+    assert got.y == [-1.0] and got.ids["default.flagos.acme"][0] == "chosen"
+    assert got.said == []
+
+
+def test_a_copy_of_nvidias_folder_is_a_plugin(case):
+    code = CALL + "v = opmux.explain('rms_norm').verdicts[0]\nfound['origin'] = [v.origin.plugin, v.origin.file]\n"
+    plugin = {"__init__.py": nvidias("acme", "cpu"), **OPS}
+    got = case(code, plugins={"opmux_acme": plugin}, OPMUX_VENDOR="acme")
+    assert got.y == [-1.0] and got.said == []
+    assert got.origin[0] == "opmux_acme" and got.origin[1].endswith("opmux_acme/ops/norm.py")
+
+
+# ---- the three shapes of an ops folder -------------------------------------------------------------------------------
+
+ROWS = {
+    "__init__.py": info(),
+    "ops/__init__.py": (
+        "from backend_utils import Autograd\n\nfrom . import add, gelu\n\n\n"
+        "def get_specific_ops():\n"
+        "    return (\n"
+        "        ('add.Tensor', add.add, Autograd.disable),\n"
+        "        ('gelu', gelu.gelu, Autograd.enable),\n"
+        "    )\n\n\n"
+        "def get_unused_ops():\n"
+        "    return ('cumsum', 'cos')\n"
+    ),
+    "ops/add.py": "import torch\ndef add(A, B, *, alpha=1):\n    return torch.full_like(A, 42.0)\n",
+    "ops/gelu.py": (
+        "import torch\n"
+        "class Seven(torch.autograd.Function):\n"
+        "    @staticmethod\n"
+        "    def forward(ctx, x):\n"
+        "        return torch.full_like(x, 7.0)\n"
+        "    @staticmethod\n"
+        "    def backward(ctx, dy):\n"
+        "        return 3 * dy\n"
+        "def gelu(self, *, approximate='none'):\n"
+        "    return Seven.apply(self)\n"
+    ),
+}
+
+
+def test_rows_name_ops_of_aten(case):
+    code = """
+rows = HERE.ops("cpu").rows
+found["rows"] = {name: [r.fn.__name__, r.autograd.name, r.impl_id, r.priority] for name, r in rows.items()}
+a, x = torch.ones(3), torch.ones(3, requires_grad=True)
+with opmux.use():
+    found["add"] = (a + a).tolist()
+    y = torch.nn.functional.gelu(x)
+    y.sum().backward()
+found["gelu"], found["grad"], found["after"] = y.tolist(), x.grad.tolist(), (a + a).tolist()
+found["enabled"] = ["cos" in engine.choosable()["cpu"], "cumsum" in engine.choosable()["cpu"]]
+"""
+    got = case(code, acme=ROWS, OPMUX_VENDOR="acme")
+    acme = ["default.flagos.acme", 100]
+    assert got.rows["add.Tensor"] == ["add", "disable", *acme] and "add.Scalar" not in got.rows
+    assert got.rows["gelu"] == ["gelu", "enable", *acme]
+    assert "gelu.out" not in got.rows  # a bare name is every overload that the function can take
+    assert (got.add, got.gelu, got.grad) == ([42.0] * 3, [7.0] * 3, [3.0] * 3)
+    assert got.after == [2.0] * 3
+    assert got.enabled == [False, False]
+    assert got.said == []
+
+
+def test_unused_ops_say_why(case):
+    """On a device where our kernels would run: the reason is in the explanation."""
+    ops = "def get_specific_ops():\n    return ()\ndef get_unused_ops():\n    return ('cumsum', 'softmax')\n"
+    code = """
+fake("npu")
+found["unused"] = {op: shown(op)["default.flagos"] for op in ("cumsum", "softmax", "rms_norm")}
+found["reference"] = shown("softmax")["reference.torch"][0]
+"""
+    got = case(code, acme={"__init__.py": info(device="npu"), "ops/__init__.py": ops}, OPMUX_VENDOR="acme")
+    for op in ("cumsum", "softmax"):
+        status, _, reason = got.unused[op]
+        assert status == "refused" and "acme declares it unused" in reason and "_acme/ops/__init__.py" in reason
+    assert got.unused["rms_norm"][0] == "chosen" and got.reference == "chosen"
+
+
+NAMES = {
+    "__init__.py": info(),
+    "ops/__init__.py": "from .add import add\nfrom .gelu import gelu\n\n__all__ = ['add', 'gelu']\n",
+    "ops/add.py": "def add(self, other, *, alpha=1):\n    return self.new_full(self.shape, 42.0)\n",
+    "ops/gelu.py": "def gelu(x):\n    return x.new_full(x.shape, 7.0)\n",
+}
+
+
+def test_names_are_ops_of_ours(case):
+    code = """
+a = torch.ones(3)
+found["add"], found["gelu"] = opmux.ops.add(a, a).tolist(), opmux.ops.gelu(a).tolist()
+found["keys"] = sorted(i.op_name for i in HERE.ops("cpu").impls)
+"""
+    got = case(code, acme=NAMES, OPMUX_VENDOR="acme")
+    assert (got.add, got.gelu) == ([42.0] * 3, [7.0] * 3)
+    assert got.keys == ["aten::add", "opmux::gelu"]
+    assert got.said == []
+
+
+LIGER = {
+    "__init__.py": (
+        "from liger_kernel.ops.backends.registry import VendorInfo, register_vendor\n\n"
+        'register_vendor(VendorInfo(vendor="acme", device="cpu"))\n'
+    ),
+    "ops/__init__.py": (
+        "from .geglu import (\n"
+        "    LigerGELUMulFunction,\n"
+        "    geglu_backward_acme as geglu_backward,\n"
+        "    geglu_forward_acme as geglu_forward,\n"
+        ")\n\n"
+        '__all__ = ["LigerGELUMulFunction", "geglu_forward", "geglu_backward", "gelu_mul"]\n\n'
+        "gelu_mul = LigerGELUMulFunction\n"
+    ),
+    "ops/geglu.py": (
+        "import torch\n\n"
+        "def geglu_forward_acme(a, b):\n"
+        "    return a, b, 5 * a * b\n\n"
+        "def geglu_backward_acme(a, b, dc):\n"
+        "    return 5 * dc * b, 5 * dc * a\n\n"
+        "class LigerGELUMulFunction(torch.autograd.Function):\n"
+        "    @staticmethod\n"
+        "    def forward(ctx, a, b):\n"
+        "        a, b, c = geglu_forward_acme(a, b)\n"
+        "        ctx.save_for_backward(a, b)\n"
+        "        return c\n\n"
+        "    @staticmethod\n"
+        "    def backward(ctx, dc):\n"
+        "        return geglu_backward_acme(*ctx.saved_tensors, dc)\n"
+    ),
+}
+# The class under its own name is an addition; under the name of an op it is that op, forward and backward.
+USE_LIGER = """
+a = torch.full((2,), 2.0, requires_grad=True)
+b = torch.full((2,), 3.0, requires_grad=True)
+found["forward"] = opmux.ops.geglu_forward(a, b)[2].tolist()
+found["named"] = "LigerGELUMulFunction" in dir(opmux.ops)
+for fn in (opmux.ops.LigerGELUMulFunction.apply, opmux.ops.gelu_mul):
+    a.grad = b.grad = None
+    y = fn(a, b)
+    y.sum().backward()
+    found.setdefault("runs", []).append([y.tolist(), a.grad.tolist(), b.grad.tolist()])
+found["registry"] = VENDOR_REGISTRY["cpu"].vendor_name
+"""
+
+
+@pytest.mark.parametrize("where", ["in the tree", "plugin"])
+def test_a_folder_written_for_liger(case, where):
+    given = {"acme": LIGER} if where == "in the tree" else {"plugins": {"liger_acme": LIGER}}
+    got = case(USE_LIGER, **given, OPMUX_VENDOR="acme")
+    assert got.runs == [[[30.0] * 2, [15.0] * 2, [10.0] * 2]] * 2
+    assert got.forward == [30.0] * 2 and got.named and got.registry == "acme"
+    assert got.said == []
+
+
+def test_foreign_names_are_gone_afterwards(case):
+    code = USE_LIGER + "found['left'] = [m for m in sys.modules if m.startswith(('liger_kernel', 'backend_utils'))]\n"
+    assert case(code, acme=LIGER, OPMUX_VENDOR="acme").left == []
+
+
+def test_an_ops_folder_without_a_list_exports_its_public_names(case):
+    ops = {"ops/__init__.py": "import math\nfrom .norm import rms_norm, _hidden\nLIMIT = math.pi\n"}
+    ops["ops/norm.py"] = MARK.format(-1.0) + "def _hidden():\n    pass\ndef magic(x):\n    return x\n"
+    ops["ops/__init__.py"] += "from .norm import magic\n"
+    code = CALL + "found['extras'] = sorted(HERE.ops('cpu').extras)\n"
+    got = case(code, acme={**ACME, **ops}, OPMUX_VENDOR="acme")
+    assert got.y == [-1.0] and got.extras == ["magic"]
+
+
+def test_functions_say_more_by_plain_attributes(case):
+    norm = MARK.format(-1.0) + (
+        "import torch\n"
+        "from opmux.core import BackendImplKind\n"
+        "rms_norm.dtypes = {torch.bfloat16}\n"
+        "def softmax(x, dim):\n    return x\n"
+        "softmax.kind, softmax.impl_id, softmax.priority = BackendImplKind.VENDOR, 'vendor.acme.fast', 7\n"
+        "softmax._is_available = lambda: False\n"
+        "def silu(x):\n    return x\n"
+        "silu.when = lambda x: x.dim() == 1 or 'one dimension'\n"
+    )
+    ops = {"ops/__init__.py": "from .norm import *\n__all__ = ['rms_norm', 'softmax', 'silu']\n", "ops/norm.py": norm}
+    code = (
+        CALL + EXPLAIN + "found['softmax'], found['silu'] = shown('softmax'), shown(opmux.ops.silu, torch.ones(2, 2))\n"
+    )
+    got = case(code, acme={**ACME, **ops}, OPMUX_VENDOR="acme")
+    assert got.y == ORDINARY
+    assert got.ids["default.flagos.acme"] == ["refused", "dtype", "takes bfloat16; the first tensor is float32"]
+    assert got.softmax["vendor.acme.fast"][:2] == ["refused", "library"]
+    assert "one dimension" in got.silu["default.flagos.acme"][2]
+
+
+# ---- steps of the ladder ---------------------------------------------------------------------------------------------
+
+
+def test_an_addition_appears_in_ops(case):
+    ops = {"ops/__init__.py": "def warp_shuffle(x):\n    return x + 1\n__all__ = ['warp_shuffle']\n"}
+    code = """
+found["y"] = opmux.ops.warp_shuffle(torch.ones(1)).tolist()
+found["named"] = "warp_shuffle" in dir(opmux.ops)
+del os.environ["OPMUX_VENDOR"]
+packages.forget("acme")
+found["gone"] = error_of(lambda: opmux.ops.warp_shuffle)
+"""
+    got = case(code, acme={**ACME, **ops}, OPMUX_VENDOR="acme")
+    assert got.y == [2.0] and got.named
+    assert got.gone.startswith("AttributeError: opmux.ops: unknown op 'warp_shuffle'")
+
+
+TILES = {
+    "__init__.py": info(device="npu") + 'ARCH_MAP = {"a2": "large"}\n',
+    "heuristics_config_utils.py": (
+        "HEURISTICS_CONFIGS = {\n"
+        '    "activation.flat": {"BLOCK": lambda args: 512, "num_warps": 2},\n'
+        '    "softmax.rows": {"num_warps": 16},\n'
+        "}\n"
+    ),
+    "tune_configs.yaml": "activation.flat:\n  - META: {BLOCK: 256}\n    num_warps: 8\n",
+    "large/__init__.py": "",
+    "large/heuristics_config_utils.py": 'HEURISTICS_CONFIGS = {"activation.flat": {"BLOCK": 8192}}\n',
+}
+LOOK = """
+flat, rows = config.tunables["activation.flat"], config.tunables["softmax.rows"]
+def tiles(arch):
+    with config.as_on(vendors.Chip("acme", arch)):
+        a, b = flat.look(dtype=torch.float32), rows.look(n=64, dtype=torch.float32)
+        return [a.tiles["BLOCK"], a.tiles.threads, a.source, b.tiles.threads, b.source]
+"""
+
+
+def test_a_folder_of_tiles_alone(case):
+    """Rules and trials, and an arch that says something else of one tunable."""
+    code = (
+        LOOK
+        + """
+found["near"], found["far"] = tiles("a2"), tiles("a1")
+found["trials"] = vendors.candidates(vendors.Chip("acme", "a2"), "activation.flat").given
+found["ids"] = shown("silu")
+"""
+    )
+    got = case(code, acme=TILES)
+    assert got.far == [512, 64, "heuristics", 512, "heuristics"]
+    assert got.near == [8192, 128, "heuristics", 512, "heuristics"]
+    assert got.trials == [{"BLOCK": 256, "num_warps": 8}]
+    assert set(got.ids) == {"default.flagos", "reference.torch"}
+
+
+def test_a_pointwise_op_by_its_scalar_function(case):
+    """The generator makes the op from it: types, broadcasting, and what leads to it from ATen."""
+    ops = {
+        "ops/__init__.py": "from .tanh import tanh\n__all__ = ['tanh']\n",
+        "ops/tanh.py": (
+            "import triton\n"
+            "import triton.language as tl\n"
+            "from opmux.kernels.lib.pointwise import Row\n"
+            "from opmux.specs import pointwise as spec\n\n"
+            "@triton.jit\n"
+            "def value(x):\n"
+            "    return tl.abs(x) + 10\n\n"
+            "tanh = Row('tanh', spec.ops['tanh'].reference, value, spec.ROWS['tanh'].dtypes).call\n"
+        ),
+    }
+    code = """
+found["y"] = opmux.ops.tanh(torch.ones(2, 3).t()).tolist()
+found["int"] = opmux.ops.tanh(torch.ones(1, dtype=torch.int32)).dtype
+with opmux.use(include="tanh"):
+    found["aten"] = torch.ones(1, dtype=torch.bfloat16).tanh().tolist()
+"""
+    got = case(code, acme={"__init__.py": info(), **ops}, OPMUX_VENDOR="acme")
+    assert got.y == [[11.0] * 2] * 3 and got.int == "torch.float32" and got.aten == [11.0]
+    assert got.said == []
+
+
+def test_what_the_guide_shows_works(case):
+    """Its blocks of code are files of a vendor, as they stand."""
+    guide = (SRC / "opmux/backends/README.md").read_text(encoding="utf-8")
+    blocks = dict(re.findall(r"^## \d\. ([^\n]+)\n.*?^```python\n(.*?)^```", guide, re.M | re.S))
+    files = {
+        "__init__.py": blocks["`__init__.py`"],
+        "heuristics_config_utils.py": blocks["Tiles"],
+        "tune_configs.yaml": re.search(r"^```yaml\n(.*?)^```", guide, re.M | re.S)[1],
+        "ops/__init__.py": blocks["`ops/__init__.py`"].replace(
+            "__all__ = [", "from .tanh import tanh\n__all__ = ['tanh', "
+        ),
+        "ops/tanh.py": blocks["A pointwise row"],
+        "ops/geglu.py": "def gelu_mul(a, b):\n    return a\ndef gelu_mul_bwd(dy, a, b):\n    return a, b\n",
+        "ops/mm.py": "def mm(self, mat2):\n    return self\n",
+    }
+    code = (
+        LOOK
+        + """
+fake("npu")
+found["ops"] = {op: list(shown(op))[0] for op in ("gelu_mul", "gelu_mul_bwd", "tanh")}
+found["rows"], found["unused"] = list(HERE.ops("npu").rows), list(HERE.ops("npu").unused)
+found["tiles"] = tiles(None)
+found["trials"] = len(vendors.candidates(vendors.Chip("acme", None), "softmax.rows").given)
+found["cores"] = packages.get("acme").info.target(None).cores
+"""
+    )
+    got = case(code, acme=files, OPMUX_VENDOR="acme")
+    assert set(got.ops.values()) == {"default.flagos.acme"} and got.said == []
+    assert (got.rows, got.unused, got.trials, got.cores) == (["mm"], ["cumsum"], 7, 40)
+    assert got.tiles[2:] == ["default", 256, "heuristics"]
+
+
+def test_a_rule_alone(case):
+    files = {k: v for k, v in TILES.items() if k in ("__init__.py", "heuristics_config_utils.py")}
+    got = case(LOOK + "found['tiles'] = tiles('a2')\n", acme=files)  # its ARCH_MAP names a folder that is not there
+    assert got.tiles[:3] == [512, 64, "heuristics"] and got.said == []
+
+
+def test_an_arch_folder_comes_before_its_vendor(case):
+    """By op: what the arch does not bring is the vendor's."""
+    arch = {
+        "__init__.py": info() + 'ARCH_MAP = {"a2": "large"}\ndef arch_of(index):\n    return "a2"\n',
+        "ops/__init__.py": MARK.format(-1.0) + "def silu(x):\n    return x.new_full(x.shape, 9.0)\n",
+        "large/__init__.py": "",
+        "large/ops/__init__.py": MARK.format(-2.0) + "def only_here(x):\n    return x\n",
+    }
+    code = CALL + EXPLAIN + "found['silu'] = opmux.ops.silu(torch.ones(1)).tolist()\n"
+    code += "found['order'] = [v.impl.priority for v in opmux.explain('rms_norm').verdicts][:2]\n"
+    code += "found['extra'] = 'only_here' in dir(opmux.ops)\n"
+    got = case(code, acme=arch, OPMUX_VENDOR="acme")
+    assert got.y == [-2.0] and got.silu == [9.0] and got.extra
+    assert list(got.ids)[:2] == ["default.flagos.acme.large", "default.flagos.acme"] and got.order == [200, 100]
+
+
+def test_without_ops_everything_is_as_for_any_chip(case):
+    code = CALL + EXPLAIN + "found['extras'] = list(HERE.ops('cpu').extras)\n"
+    got = case(code, acme={"__init__.py": info()}, OPMUX_VENDOR="acme")
+    assert got.y == ORDINARY and got.extras == [] and got.said == []
+    assert set(got.ids) == {"default.flagos", "reference.torch"}
+
+
+# ---- mistakes --------------------------------------------------------------------------------------------------------
+
+GOOD = {"__init__.py": info("good"), "ops/__init__.py": MARK.format(-1.0)}
+STANDS = "found['known'] = [n in packages.known() for n in ('good', 'nvidia', 'ascend')]\n"
+TWICE = CALL + CALL.replace("'y'", "'again'") + "infer_device()\n" + STANDS
+
+
+@pytest.mark.parametrize(
+    "files, place, says",
+    [
+        ({"__init__.py": "x = 1\nvendor_info = (\n"}, "_acme/__init__.py:2", "SyntaxError"),
+        ({"__init__.py": "import os\n\nimport no_such_library\n"}, "_acme/__init__.py:3", "No module named"),
+        ({"__init__.py": "from . import lost\n"}, "_acme/__init__.py:1", "lost"),
+        ({"__init__.py": "x = 1\n"}, "_acme/__init__.py", "it has no vendor_info = VendorInfoBase(...)"),
+        ({"__init__.py": "vendor_info = 7\n"}, "_acme/__init__.py", "must be a VendorInfoBase; got 7"),
+        ({"__init__.py": info(vendor="a b")}, "_acme/__init__.py:2", "vendor_name = 'a b'"),
+        ({"__init__.py": info(device_query_cmd="x 'y")}, "_acme/__init__.py:2", "device_query_cmd"),
+        ({"__init__.py": info() + "ARCH_MAP = ['9']\n"}, "_acme/__init__.py", "ARCH_MAP is {arch: folder}"),
+        ({"__init__.py": "import sys\nsys.exit(3)\n"}, "_acme/__init__.py:2", "SystemExit: 3"),
+        (
+            {"__init__.py": LIGER["__init__.py"] + "1 / 0\n"},
+            "_acme/__init__.py:4",
+            "ZeroDivisionError",
+        ),
+    ],
+    ids=lambda value: value if isinstance(value, str) and "_acme" not in value else "",
+)
+def test_a_broken_vendor_is_left_out(case, files, place, says):
+    """One warning with file and line; the others work."""
+    got = case(TWICE + "found['acme'] = 'acme' in packages.known()\n", acme=files, good=GOOD, OPMUX_VENDOR="good")
+    (words,) = got.said
+    assert f"{place}" in words and says in words and "is left out" in words
+    assert got.y == got.again == [-1.0] and got.known == [True] * 3 and not got.acme
+
+
+@pytest.mark.parametrize(
+    "files, place, says",
+    [
+        ({"ops/norm.py": "def rms_norm(x)\n    return x\n"}, "_acme/ops/norm.py:1", "SyntaxError"),
+        ({"ops/norm.py": "\nimport lost_library\n"}, "_acme/ops/norm.py:2", "lost_library"),
+        ({"ops/__init__.py": "from .nrom import rms_norm\n"}, "_acme/ops/__init__.py:1", "nrom"),
+        (
+            {"ops/norm.py": "\ndef rms_norm(x, weight):\n    return x\n"},
+            "_acme/ops/norm.py:2",
+            "cannot take ['eps', 'offset']",
+        ),
+        ({"ops/norm.py": "def rms_norm(a, b, c, d, e):\n    return a\n"}, "_acme/ops/norm.py:1", "it needs ['e']"),
+        (
+            {"ops/__init__.py": "__all__ = ['rms_nrom']\n"},
+            "_acme/ops/__init__.py",
+            "'rms_nrom', which the module does not",
+        ),
+        ({"ops/norm.py": MARK + "rms_norm.dtypes = {'float33'}\n"}, "_acme/ops/", "float33"),
+    ],
+    ids=lambda value: value if isinstance(value, str) and "_acme" not in value else "",
+)
+def test_a_mistake_in_ops_costs_that_entry(case, files, place, says):
+    files = {name: text.replace("{0}", "-1.0") for name, text in files.items()}
+    got = case(TWICE, acme={**ACME, **files}, good=GOOD, OPMUX_VENDOR="acme")
+    (words,) = got.said
+    assert place in words and says in words
+    assert got.y == got.again == ORDINARY and got.known == [True] * 3
+
+
+ROW = "def add(a, b, *, alpha=1):\n    return a.new_full(a.shape, 42.0)\n\ndef get_specific_ops():\n    return ({},)\n"
+
+
+@pytest.mark.parametrize(
+    "row, says",
+    [
+        ("('add.Tensro', add)", "aten::add has no overload 'Tensro'. It has: "),
+        ("('addd.Tensor', add)", "ATen has no op 'addd'; did you mean 'add'?"),
+        ("('add.Tensor',)", 'expected ("add.Tensor", function, Autograd.disable)'),
+        ("'add.Tensor'", 'expected ("add.Tensor", function, Autograd.disable)'),
+        ("('add.Tensor', add, True)", "Autograd.enable or Autograd.disable"),
+        ("('add.Tensor', lambda a: a)", "cannot be called as aten::add.Tensor: too many positional arguments"),
+    ],
+)
+def test_a_bad_row_costs_that_row(case, row, says):
+    code = "found['rows'] = sorted(HERE.ops('cpu').rows)\n" + CALL
+    files = {"__init__.py": info(), "ops/__init__.py": ROW.format(f"('mul.Tensor', add), {row}")}
+    got = case(code, acme=files, OPMUX_VENDOR="acme")
+    (words,) = got.said
+    assert "_acme/ops/__init__.py:4" in words and says in words
+    assert got.rows == ["mul.Tensor"] and got.y == ORDINARY
+
+
+@pytest.mark.parametrize(
+    "text, place",
+    [
+        ("def get_specific_ops():\n    return 1 / 0\n", "ops/__init__.py:2"),
+        ("def get_unused_ops():\n    pass\n", "ops/__init__.py"),
+    ],
+)
+def test_a_list_that_cannot_be_made_is_said(case, text, place):
+    got = case(CALL, acme={**ACME, "ops/__init__.py": text + OPS["ops/__init__.py"]}, OPMUX_VENDOR="acme")
+    (words,) = got.said
+    assert place in words and got.y == [-1.0]
+
+
+def test_an_unknown_unused_op_is_said(case):
+    text = OPS["ops/__init__.py"] + "def get_unused_ops():\n    return ('cumsun', 'cos')\n"
+    got = case(
+        CALL + "found['unused'] = list(HERE.ops('cpu').unused)\n",
+        acme={**ACME, "ops/__init__.py": text},
+        OPMUX_VENDOR="acme",
+    )
+    (words,) = got.said
+    assert "'cumsun'" in words and "did you mean 'cumsum'?" in words and "ops/__init__.py:3" in words
+    assert got.unused == ["cos"] and got.y == [-1.0]
+
+
+@pytest.mark.parametrize(
+    "text, says",
+    [
+        ("activation.flat:\n  - META: {BLOCK: 256\n", "is not valid YAML"),
+        ("- activation.flat\n", "expected tunables, each with a list of configs"),
+        ("activation.flat:\n  - META: {BLOKC: 256}\n", "BLOKC is no size of it. Allowed: num_warps"),
+        ("activation.flat:\n  - META: {BLOCK: 300}\n", "BLOCK = 300. Allowed: a power of two"),
+        ("activation.flat:\n  - {META: {BLOCK: 256}, num_wraps: 4}\n", "num_wraps means nothing here"),
+    ],
+)
+def test_a_mistake_in_trials_is_an_error_that_names_the_file(case, text, says):
+    code = "f = config.tunables['activation.flat']\nchip = vendors.Chip('acme', None)\n"
+    code += "found['error'] = error_of(lambda: f.candidates(chip, dtype=torch.float32))\n" + CALL
+    got = case(code, acme={**ACME, "tune_configs.yaml": text}, OPMUX_VENDOR="acme")
+    assert got.error.startswith("BadTiles: ") and "_acme/tune_configs.yaml" in got.error and says in got.error
+    assert got.y == [-1.0]
+    if "YAML" in says:
+        assert "line 3" in got.error or "line 2" in got.error
+
+
+@pytest.mark.parametrize(
+    "text, says",
+    [
+        ("HEURISTICS_CONFIGS = {\n", "heuristics_config_utils.py:1: SyntaxError"),
+        ("x = 1\nimport lost_library\n", "heuristics_config_utils.py:2: ModuleNotFoundError"),
+        (
+            "HEURISTICS_CONFIGS = ['activation.flat']\n",
+            "HEURISTICS_CONFIGS is {tunable: {size: value or function(args)}}",
+        ),
+        ("HEURISTICS_CONFIGS = {'activation.flat': {'BLOCK': 300}}\n", "BLOCK = 300. Allowed: a power of two"),
+        (
+            "HEURISTICS_CONFIGS = {'activation.flat': {'BLOCK': lambda a: a['m']}}\n",
+            "BLOCK: KeyError: 'm'. It was given arch",
+        ),
+    ],
+)
+def test_a_mistake_in_rules_is_an_error_that_names_the_file(case, text, says):
+    code = LOOK + "found['error'] = error_of(lambda: tiles(None))\n" + CALL
+    got = case(code, acme={**ACME, "heuristics_config_utils.py": text}, OPMUX_VENDOR="acme")
+    assert got.error.startswith("BadTiles: ") and "_acme/heuristics_config_utils.py" in got.error and says in got.error
+    assert got.y == [-1.0]
+
+
+def test_a_plugin_that_fails_after_it_has_registered_is_no_vendor(case):
+    """Discovery says so, with its traceback."""
+    code = CALL + "found['known'], found['registry'] = 'acme' in packages.known(), 'npu' in VENDOR_REGISTRY\n"
+    code += "found['vendor'] = VENDOR_REGISTRY['npu'].vendor_name\n"
+    bad = LIGER["__init__.py"].replace('device="cpu"', 'device="npu"') + "1 / 0\n"
+    got = case(code, plain=PLAIN, plugins={"bad_acme": {**LIGER, "__init__.py": bad}})
+    (words,) = got.said
+    assert "plugin 'bad_acme'" in words and "ZeroDivisionError" in words and "bad_acme/__init__.py" in words
+    assert not got.known and got.vendor == "ascend" and got.y == ORDINARY
+
+
+# ---- whose chip this is ----------------------------------------------------------------------------------------------
+
+
+def shared(device: str = "gpu", **queries: str) -> dict:
+    return {name: {"__init__.py": info(name, device, device_query_cmd=query)} for name, query in queries.items()}
+
+
+WHOSE = "fake('gpu')\nf = detect.vendor_of('gpu')\nfound['whose'] = None if f is None else f.name\n"
+
+
+@pytest.mark.parametrize(
+    "one, two, whose",
+    [
+        ("false", "true", "two"),
+        ("true", "false", "one"),
+        ("no-such-program --list", "true", "two"),
+        ("", "true", "two"),
+        ("false", "false", "two"),  # nobody shows: the latest to come
+        ("sh -c 'exit 0'", "false", "one"),  # split as a shell splits, and run without one
+        ("true; false", "true", "two"),
+    ],
+)
+def test_queries_tell_vendors_of_one_device_apart(case, one, two, whose):
+    got = case(WHOSE, **shared(one=one, two=two))
+    assert got.whose == whose and got.said == []
+
+
+def test_a_query_that_hangs_is_given_up(case):
+    code = "import time\ndetect.PATIENCE = 0.2\nstart = time.monotonic()\n" + WHOSE
+    code += "detect.vendor_of('gpu')\nfound['took'] = time.monotonic() - start\n"
+    got = case(code, **shared(one="sleep 60", two="true"))
+    (words,) = got.said
+    assert words.startswith("one's query `sleep 60` was stopped after 0.2 s") and "OPMUX_VENDOR" in words
+    assert got.whose == "two" and got.took < 5
+
+
+def test_files_of_a_driver_come_before_queries(case, tmp_path):
+    driver = tmp_path / "driver"
+    driver.touch()
+    files = shared(one="true", two="touch " + str(tmp_path / "asked"))
+    files["two"]["__init__.py"] = info("two", "gpu", device_query_cmd="false", driver_files=(str(driver),))
+    assert case(WHOSE, **files).whose == "two"
+
+
+def test_the_only_vendor_of_a_device_is_not_asked(case, tmp_path):
+    asked = tmp_path / "asked"
+    assert case(WHOSE, **shared(one=f"touch {asked}")).whose == "one"
+    assert not asked.exists()
+
+
+def test_a_vendor_may_be_forced(case):
+    got = case(WHOSE, **shared(one="true", two="false"), OPMUX_VENDOR="Two")
+    assert got.whose == "two"
+
+
+def test_a_vendor_that_nobody_knows_is_an_error(case):
+    code = "found['error'] = error_of(lambda: opmux.ops.silu(torch.ones(1)))\n"
+    got = case(code, acme=ACME, OPMUX_VENDOR="acne")
+    assert got.error == "UnknownName: unknown vendor 'acne': did you mean 'acme'?"
+
+
+def test_several_vendors_in_one_process(case):
+    """One for each device type: each has its ops, its extras and its unused ops."""
+    other = {
+        "__init__.py": info("other", "npu"),
+        "ops/__init__.py": MARK.format(-2.0) + "def theirs(x):\n    return x\n"
+        "def get_unused_ops():\n    return ('silu',)\n__all__ = ['rms_norm', 'theirs']\n",
+    }
+    mine = {
+        **ACME,
+        "ops/__init__.py": "from .norm import rms_norm\ndef mine(x):\n    return x\n__all__ = ['rms_norm', 'mine']\n",
+    }
+    code = (
+        CALL
+        + EXPLAIN
+        + """
+found["extras"] = [n in dir(opmux.ops) for n in ("mine", "theirs")]
+found["npu"] = [v.impl.impl_id for v in opmux.explain("rms_norm").verdicts if v.status == "chosen"]
+found["unused"] = [sorted(HERE.unused(d)) for d in ("cpu", "npu")]
+found["registry"] = {d: VENDOR_REGISTRY[d].vendor_name for d in ("cpu", "npu")}
+found["repr"] = repr(VENDOR_REGISTRY)
+"""
+    )
+    torch_npu = {
+        "__init__.py": "import sys, torch\ntorch.npu = sys.modules[__name__]\ndef is_available():\n    return True\n"
+    }
+    other["__init__.py"] = info("other", "npu", torch_package="torch_other", driver_files=("/",))
+    got = case(
+        code, acme=mine, other=other, plugins={"torch_other": torch_npu}, OPMUX_VENDOR="acme", OPMUX_PLUGIN_MODULES=""
+    )
+    assert got.y == [-1.0] and got.ids["default.flagos.acme"][0] == "chosen"
+    assert got.ids["default.flagos.other"][:2] == ["refused", "device"]
+    assert got.npu == ["default.flagos.other"] and got.extras == [True, True]
+    assert got.unused[0] == [] and "opmux::silu" in got.unused[1]
+    assert got.registry == {"cpu": "acme", "npu": "other"} and "'npu': 'other'" in got.repr
+
+
+# ---- when things are looked at ---------------------------------------------------------------------------------------
+
+
+def test_imports_look_at_nothing(origin):
+    """Neither `import opmux` nor its submodules run a command or import a vendor."""
+    assert origin.boot == {"early": [], "looked": False, "imported": [], "started": []}
+
+
+def test_a_machine_without_accelerators_is_asked_nothing(case, tmp_path):
+    """To choose runs no query there."""
+    code = EXPLAIN + "found['device'], found['started'] = infer_device(), started\n"
+    got = case(code, acme={"__init__.py": info(device="npu", device_query_cmd=f"touch {tmp_path}/asked")})
+    assert got.started == [] and not (tmp_path / "asked").exists()
+    assert got.device == "cpu" and got.ids["reference.torch"][0] in ("chosen", "next")
+
+
+@pytest.mark.parametrize(
+    "here, device",
+    [
+        ((), "cpu"),
+        (("gpu",), "gpu"),
+        (("xpu", "gpu"), "xpu"),
+        (("xpu", "npu", "gpu"), "npu"),
+        (("cuda", "xpu", "npu"), "cuda"),
+    ],
+)
+def test_infer_device(case, here, device):
+    """cuda, npu, xpu, then the devices of vendors; what says that it is not available does not count."""
+    code = "for device in ('cuda', 'xpu', 'npu', 'gpu'):\n    fake(device, is_available=lambda d=device: d in here)\n"
+    code = f"here = {here!r}\n{code}found['device'] = infer_device()\n"
+    assert case(code, **shared(one="false")).device == device
+
+
+def test_infer_device_survives_a_device_that_fails(case):
+    code = "fake('gpu', is_available=lambda: 1 / 0)\nfound['device'] = infer_device()\n"
+    got = case(code, **shared(one="false"))
+    (words,) = got.said
+    assert got.device == "cpu" and words.startswith("torch.gpu.is_available() raised ZeroDivisionError")
+
+
+# ---- vendors that come and go ----------------------------------------------------------------------------------------
+
+
+def test_a_vendor_registered_twice_is_the_second(case):
+    """Also after ops have run: what the first brought is gone."""
+    code = (
+        CALL
+        + """
+import importlib
+importlib.import_module("second_acme")
+again = opmux.ops.rms_norm(torch.ones(2, 16), torch.ones(16))[0]
+found["again"] = again.unique().tolist()
+found["ids"] = list(shown("rms_norm"))
+found["modules"] = [p.module for n, p in packages.known().items() if n == "acme"]
+register_vendor(VendorInfo(vendor="ACME", device="cpu"))
+found["bare"] = opmux.ops.rms_norm(torch.ones(2, 16), torch.ones(16))[0].unique().tolist()
+found["error"] = error_of(lambda: register_vendor("acme"))
+"""
+    )
+    second = {
+        "__init__.py": LIGER["__init__.py"].replace("liger_kernel.ops", "opmux"),
+        "ops/__init__.py": MARK.format(-2.0),
+    }
+    got = case(code, acme=ACME, plugins={"second_acme": second}, OPMUX_PLUGIN_MODULES="", OPMUX_VENDOR="acme")
+    assert (got.y, got.again) == ([-1.0], [-2.0])
+    assert got.ids.count("default.flagos.acme") == 1 and got.modules == ["second_acme"]
+    assert got.bare == ORDINARY  # registered by code that is no package: it has no ops
+    assert got.error == "BadVendor: register_vendor takes a VendorInfo or a VendorInfoBase; got 'acme'"
+
+
+def test_a_vendor_may_come_after_the_first_call(case):
+    code = CALL + "import importlib\nimportlib.import_module('late_acme')\n" + CALL.replace("'y'", "'late'")
+    late = {"__init__.py": LIGER["__init__.py"].replace("liger_kernel.ops", "opmux"), **OPS}
+    got = case(code, plain=PLAIN, plugins={"late_acme": late}, OPMUX_PLUGIN_MODULES="")
+    assert got.y == ORDINARY and got.late == [-1.0] and got.said == []
+
+
+def test_threads_that_ask_first_all_see_every_vendor(case):
+    code = """
+import threading
+counts, gate = [], threading.Barrier(8)
+def ask():
+    gate.wait()
+    counts.append(len(packages.known()))
+threads = [threading.Thread(target=ask) for _ in range(8)]
+[t.start() for t in threads]
+[t.join() for t in threads]
+found["counts"] = sorted(set(counts))
+"""
+    slow = {"__init__.py": "import time\ntime.sleep(0.3)\n" + info()}
+    (count,) = case(code, acme=slow).counts
+    assert count >= 13

@@ -1,0 +1,576 @@
+"""NVIDIA's impls where there is no such chip: what is offered, what it looks like, and what other libraries are asked.
+
+cuBLAS' calls run on the CPU as they are; flash and cuDNN on meta tensors, by torch's own account of their results;
+other libraries as small packages that compute with torch, write to their arguments where the real ones do, and record
+calls.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import sys
+import textwrap
+import types
+from importlib.machinery import EXTENSION_SUFFIXES
+
+import pytest
+import torch
+
+from opmux.backends._nvidia.hopper.ops import cudnn as hopper
+from opmux.backends._nvidia.ops import cublas, cudnn, flash, providers
+from opmux.core import BackendImplKind, OpManager, OpRegistry, get_default_manager, specs
+from opmux.core.errors import NotSupported
+from opmux.runtime import packages, vendor_ops
+from opmux.specs import attention as attention_spec
+
+CPU, META = torch.device("cpu"), torch.device("meta")
+BF16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
+LIBRARIES = ("transformer_engine", "transformer_engine_torch", "flash_attn", "liger_kernel", "flag_gems")
+
+
+def as_tuple(results):
+    return tuple(results) if isinstance(results, (tuple, list)) else (results,)
+
+
+def agree(spec, got, args, what=""):
+    want = as_tuple(spec.reference(*args))
+    for name, a, b in zip(spec.out, as_tuple(got), want, strict=True):
+        if b is None:
+            assert a is None
+            continue
+        tol = spec.tol[args[0].dtype]
+        assert a.is_contiguous() and (a.dtype, a.shape) == (b.dtype, b.shape), f"{what}: {name}"
+        torch.testing.assert_close(a, b, rtol=tol.rtol, atol=tol.atol, msg=lambda m, n=name: f"{what}: {n}: {m}")
+
+
+# ---- what is offered ------------------------------------------------------------------------------------------------
+
+
+def impls(arch):
+    get_default_manager()._prepare()
+    return vendor_ops.read(packages.get("nvidia"), arch)
+
+
+@pytest.mark.parametrize(
+    "arch, attention",
+    [("sm_80", "flash flash_attn"), ("sm_90", "cudnn flash flash_attn"), ("sm_75", "flash flash_attn")],
+)
+def test_what_a_chip_is_offered(arch, attention):
+    found = impls(arch)
+    by_op = {}
+    for made in sorted(found.impls, key=lambda i: (-i.priority, i.impl_id)):
+        assert made.kind is BackendImplKind.VENDOR and made.vendor == "nvidia" and made.devices == {"cuda"}
+        by_op.setdefault(made.op_name, []).append(made.impl_id.removeprefix("vendor.nvidia."))
+    assert by_op["opmux::attention"] == by_op["opmux::attention_bwd"] == attention.split()
+    assert by_op["opmux::linear"] == by_op["opmux::linear_bwd"] == ["cublas"]
+    assert by_op["opmux::batch_norm"] == by_op["opmux::batch_norm_bwd"] == ["cudnn"]
+    assert by_op["opmux::rms_norm"] == by_op["opmux::silu_mul_bwd"] == ["flag_gems", "liger_kernel"]
+    assert by_op["tex::rmsnorm_fwd"] == by_op["tex::dswiglu"] == ["transformer_engine"]
+    assert found.extras == {}
+
+
+def test_reading_them_imports_none_of_the_libraries():
+    impls("sm_90")
+    assert not [m for m in sys.modules if m.partition(".")[0] in LIBRARIES]
+
+
+# ---- what comes with torch ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, F32, F16, BF16], ids=lambda d: str(d).removeprefix("torch."))
+@pytest.mark.filterwarnings("ignore:mkldnn_matmul failed:UserWarning")
+@pytest.mark.parametrize("name", ["linear", "linear_bwd"])
+def test_cublas_calls_compute_linear(name, dtype):
+    spec, fn = specs.find(name), getattr(cublas, name)
+    for sample in spec.samples(dtype, CPU):
+        got = fn(*sample.args)
+        agree(spec, got, sample.args, sample.id)
+        assert not any(t._is_view() for t in as_tuple(got)), sample.id
+    for bad in spec.errors(CPU):
+        with pytest.raises(bad.error, match=bad.match):
+            fn(*bad.args)
+
+
+ATTENTION = [
+    (flash.attention, flash.flash_when),
+    (flash.attention_bwd, flash.flash_bwd_when),
+    (hopper.attention, hopper.cudnn_when),
+    (hopper.attention_bwd, hopper.cudnn_bwd_when),
+]
+by_impl = {"ids": lambda v: f"{v.impl_id}.{v.op}" if hasattr(v, "impl_id") else ""}
+
+
+@pytest.mark.parametrize("order", ["packed", "seq first"])
+@pytest.mark.parametrize("fn, when", ATTENTION, **by_impl)
+def test_attention_looks_as_the_spec_says(fn, when, order):
+    """Shapes, dtypes and strides of all samples that it takes, by torch's own meta kernels."""
+    spec = specs.find(fn.op)
+    laid = lambda t: (
+        attention_spec.room(t.transpose(1, 2)).transpose(1, 2) if torch.is_tensor(t) and t.dim() == 4 else t
+    )
+    taken = []
+    for sample in spec.samples(BF16, META):
+        args = sample.args if order == "packed" else tuple(map(laid, sample.args))
+        if when(*args) is not True:
+            continue
+        want = spec.fake(*args)
+        for name, a, b in zip(spec.out, fn(*args), want, strict=True):
+            steps = [[n for n, size in zip(t.stride(), t.shape, strict=True) if size > 1] for t in (a, b)]
+            assert (a.shape, a.dtype, steps[0]) == (b.shape, b.dtype, steps[1]), f"{sample.id}: {name}"
+        taken.append(sample.id)
+    assert len(taken) >= (8 if fn in (flash.attention, flash.attention_bwd) else 6), taken
+
+
+@pytest.mark.parametrize("fn, when", ATTENTION, **by_impl)
+def test_a_callers_mistake_is_said_by_the_spec(fn, when):
+    spec = specs.find(fn.op)
+    for bad in spec.errors(CPU):
+        with pytest.raises(bad.error, match=bad.match):
+            when(*bad.args)
+
+
+def qkv(sq=16, sk=16, d=64, dv=None, heads=(4, 4), dtype=BF16):
+    make = lambda h, s, d: torch.empty(2, h, s, d, dtype=dtype, device=META)
+    return make(heads[0], sq, d), make(heads[1], sk, d), make(heads[1], sk, dv or d)
+
+
+@pytest.mark.parametrize(
+    "given, causal, by_flash, by_cudnn",
+    [
+        ({}, True, True, True),
+        ({"heads": (8, 2)}, True, True, True),
+        ({"sk": 40}, False, True, True),
+        ({"sk": 40}, True, True, "as many keys as queries; there are 40 for 16"),
+        ({"sk": 8}, True, "at least as many keys as queries", "as many keys"),
+        ({"sq": 1, "sk": 40}, True, True, "sequences of more than 1"),
+        ({"d": 256}, False, True, "at most 128"),
+        ({"d": 36}, False, "multiple of 8", "multiple of 8"),
+        ({"d": 264}, False, "at most 256", "at most 128"),
+        ({"d": 64, "dv": 128}, False, "equal", "equal"),
+        ({"dtype": F32}, False, "float16 and bfloat16", "float16 and bfloat16"),
+        ({"sk": 0}, False, "not empty", "not empty"),
+    ],
+)
+def test_what_each_attention_takes(given, causal, by_flash, by_cudnn):
+    args = (*qkv(**given), causal, None)
+    for when, want in ((flash.flash_when, by_flash), (hopper.cudnn_when, by_cudnn)):
+        got = when(*args)
+        assert got is True if want is True else want in got
+
+
+def test_cudnn_stands_back_where_torch_is_to_be_deterministic():
+    q, k, v = qkv()
+    args = (q, q, k, v, q, torch.empty(2, 4, 16, device=META), False, None)
+    assert hopper.cudnn_bwd_when(*args) is True
+    torch.use_deterministic_algorithms(True)
+    try:
+        assert "deterministic" in hopper.cudnn_bwd_when(*args) and flash.flash_bwd_when(*args) is True
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+def test_kernels_read_what_is_aligned():
+    flat = torch.arange(2 * 4 * 16 * 72 + 8, dtype=BF16)
+    whole = flat[: 2 * 4 * 16 * 64].view(2, 4, 16, 64)
+    for good in (whole, whole.transpose(1, 2), flat[8 : 8 + whole.numel()].view(2, 4, 16, 64)):
+        assert flash.plain(good) is good
+    odd_start = flat[1 : 1 + whole.numel()].view(2, 4, 16, 64)
+    odd_rows = flat[: 2 * 4 * 16 * 67].view(2, 4, 16, 67)[..., :64]
+    for bad in (odd_start, odd_rows, whole[..., ::2], whole.transpose(0, 1), whole[:1].expand(2, 4, 16, 64)):
+        made = flash.plain(bad)
+        assert made is not bad and made.is_contiguous() and made.storage_offset() == 0 and torch.equal(made, bad)
+
+
+@pytest.mark.parametrize("name", ["batch_norm", "batch_norm_bwd"])
+def test_cudnns_batch_norm_looks_as_the_spec_says(name):
+    spec, fn = specs.find(name), getattr(cudnn, name)
+    taken = 0
+    for sample in spec.samples(F16, META):
+        if fn.when(*sample.args) is True:
+            for a, b in zip(fn(*sample.args), spec.reference(*sample.args), strict=True):
+                assert (a.shape, a.stride(), a.dtype) == (b.shape, b.stride(), b.dtype), sample.id
+            taken += 1
+    assert taken >= 2
+    for bad in spec.errors(CPU):
+        with pytest.raises(bad.error, match=bad.match):
+            fn.when(*bad.args)
+
+
+def test_batch_norm_declines_what_cudnns_backward_would_want_more_for():
+    x = torch.empty(4, 6, 5, 5)
+    assert cudnn.limits(x) is True
+    for other in (x.to(memory_format=torch.channels_last), x.double(), x[:, :1], x[..., :1, :1], x[0]):
+        assert isinstance(cudnn.limits(other), str)
+
+
+@pytest.mark.parametrize(
+    "version, answer",
+    [(None, "torch has none"), (8907, "needs cuDNN 9; torch has cuDNN 8"), (90100, True), (91002, True)],
+)
+def test_the_cudnn_that_attention_needs(monkeypatch, version, answer):
+    monkeypatch.setattr(torch.backends.cudnn, "is_available", lambda: version is not None)
+    monkeypatch.setattr(torch.backends.cudnn, "version", lambda: version)
+    monkeypatch.delenv("TORCH_CUDNN_SDPA_AVOID_RECOMPILE", raising=False)
+    found = hopper.usable()
+    assert found is True if answer is True else answer in found
+    monkeypatch.setenv("TORCH_CUDNN_SDPA_AVOID_RECOMPILE", "1")
+    assert "AVOID_RECOMPILE" in hopper.usable()
+
+
+# ---- other libraries ------------------------------------------------------------------------------------------------
+
+LIGER = {
+    "liger_kernel/__init__.py": "",
+    "liger_kernel/ops/__init__.py": "",
+    "liger_kernel/ops/utils.py": "def calculate_settings(n):\n    return 1 << (n - 1).bit_length(), 4\n",
+    "liger_kernel/ops/rms_norm.py": """
+        import torch
+        calls = []
+        def rms_norm_forward(X, W, eps, offset, casting_mode, row_mode):
+            calls.append((eps, offset, casting_mode, row_mode))
+            shape, X = X.shape, X.view(-1, X.shape[-1])
+            rstd = (X.float().square().mean(-1) + eps).rsqrt()
+            Y = (X.float() * rstd[:, None] * (W.float() + offset)).to(X.dtype)
+            return Y.view(shape), X, rstd, 64, 4, casting_mode
+        def rms_norm_backward(dY, X, W, RSTD, offset, casting_mode, BLOCK_SIZE, num_warps, in_place, row_mode):
+            calls.append((offset, casting_mode, BLOCK_SIZE, num_warps, in_place, row_mode))
+            assert X.dim() == 2 and RSTD.dim() == 1
+            dy, x, r = dY.view(X.shape).float(), X.float(), RSTD[:, None]
+            g, xhat = dy * (W.float() + offset), x * r
+            dX = (r * (g - xhat * (g * xhat).mean(-1, keepdim=True))).to(dY.dtype).view(dY.shape)
+            return (dY.copy_(dX) if in_place else dX), (dy * xhat).sum(0).to(W.dtype)
+    """,
+    # as released: the gradients are written over a and b
+    "liger_kernel/ops/swiglu.py": """
+        import torch
+        def swiglu_forward(a, b, gate_multiplier, down_multiplier):
+            assert gate_multiplier == down_multiplier == 1.0
+            return a, b, (torch.nn.functional.silu(a.float()) * b.float()).to(a.dtype)
+        def swiglu_backward(a, b, dc):
+            x, y, g, s = a.double(), b.double(), dc.view(a.shape).double(), torch.sigmoid(a.double())
+            a.copy_(g * y * (s + x * s * (1 - s))), b.copy_(g * x * s)
+            return a.view(dc.shape), b.view(dc.shape)
+    """,
+    "liger_kernel/ops/geglu.py": """
+        import torch
+        def geglu_forward(a, b):
+            return a, b, (torch.nn.functional.gelu(a.float(), approximate="tanh") * b.float()).to(a.dtype)
+        def geglu_backward(a, b, dc):
+            x, y = a.double().requires_grad_(), b.double().requires_grad_()
+            with torch.enable_grad():
+                c = torch.nn.functional.gelu(x, approximate="tanh") * y
+            da, db = torch.autograd.grad(c, (x, y), dc.view(a.shape).double())
+            a.copy_(da), b.copy_(db)
+            return a.view(dc.shape), b.view(dc.shape)
+    """,
+}
+GEMS = {
+    "flag_gems/__init__.py": "",
+    "flag_gems/ops/__init__.py": "from .rms_norm import rms_norm\n",
+    "flag_gems/ops/rms_norm.py": """
+        def rms_norm(x):
+            raise AssertionError
+        def rms_norm_forward(x, normalized_shape, weight, eps=1e-5):
+            assert normalized_shape == list(weight.shape)
+            rstd = (x.float().square().mean(-1) + eps).rsqrt()
+            return (x.float() * rstd[..., None] * weight.float()).to(x.dtype), rstd.flatten()
+        def rms_norm_backward(dy, x, inv_rms, normalized_shape, weight, eps=1e-5):
+            assert normalized_shape == list(weight.shape) and inv_rms.dim() == 1
+            r, d, v = inv_rms.view(x.shape[:-1])[..., None], dy.float(), x.float()
+            g, xhat = d * weight.float(), v * r
+            dx = r * (g - xhat * (g * xhat).mean(-1, keepdim=True))
+            return dx.to(x.dtype), (d * xhat).sum_to_size(weight.shape)
+    """,
+    "flag_gems/fused/__init__.py": "",
+    "flag_gems/fused/silu_and_mul.py": """
+        import torch
+        f = torch.nn.functional.silu
+        def silu_and_mul(A, B):
+            return (f(A.float()) * B.float()).to(A.dtype)
+        def silu_and_mul_grad_kernel(x, y, dgrad):
+            a, b = x.double().requires_grad_(), y.double().requires_grad_()
+            with torch.enable_grad():
+                grads = torch.autograd.grad(f(a) * b, (a, b), dgrad.double())
+            return tuple(g.to(x.dtype) for g in grads)
+    """,
+    "flag_gems/fused/gelu_and_mul.py": """
+        import torch
+        f = torch.nn.functional.gelu
+        def gelu_and_mul(x, y, approximate="none"):
+            return (f(x.float(), approximate=approximate) * y.float()).to(x.dtype)
+        def _grad(x, y, dgrad, how):
+            a, b = x.double().requires_grad_(), y.double().requires_grad_()
+            with torch.enable_grad():
+                grads = torch.autograd.grad(f(a, approximate=how) * b, (a, b), dgrad.double())
+            return tuple(g.to(x.dtype) for g in grads)
+        def gelu_none_and_mul_grad_kernel(x, y, dgrad):
+            return _grad(x, y, dgrad, "none")
+        def gelu_tanh_and_mul_grad_kernel(x, y, dgrad):
+            return _grad(x, y, dgrad, "tanh")
+    """,
+}
+FLASH = {
+    "flash_attn/__init__.py": "",
+    "flash_attn/flash_attn_interface.py": """
+        import torch
+        from opmux.specs.attention import attention, attention_bwd
+        calls = []
+        turned = lambda *ts: [t.transpose(1, 2) for t in ts]
+        @torch.library.custom_op("opmux_test_flash::forward", mutates_args=())
+        def _flash_attn_forward(
+            q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, dropout_p: float, softmax_scale: float, causal: bool,
+            window_size_left: int, window_size_right: int, softcap: float, alibi_slopes: torch.Tensor | None,
+            return_softmax: bool,
+        ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+            window = (window_size_left, window_size_right)
+            calls.append((dropout_p, softmax_scale, causal, *window, softcap, return_softmax))
+            o, lse = attention.reference(*turned(q, k, v), causal, softmax_scale)
+            return torch.empty_like(q).copy_(o.transpose(1, 2)), lse, q.new_empty(0), q.new_empty(2)
+        def _flash_attn_backward(
+            dout, q, k, v, out, softmax_lse, dq, dk, dv, dropout_p, softmax_scale, causal, window_size_left,
+            window_size_right, softcap, alibi_slopes, deterministic, rng_state=None,
+        ):
+            calls.append((softmax_scale, causal, deterministic, rng_state, alibi_slopes))
+            assert dout.is_contiguous() and out.is_contiguous() and softmax_lse.is_contiguous()
+            grads = attention_bwd.reference(*turned(dout, q, k, v, out), softmax_lse, causal, softmax_scale)
+            for to, g in zip((dq, dk, dv), grads):
+                to.copy_(g.transpose(1, 2))
+    """,
+}
+OLD_FLASH = {  # before 2.7: a window in one, padded inputs among the results
+    "flash_attn/__init__.py": "",
+    "flash_attn/flash_attn_interface.py": """
+        from opmux.specs.attention import attention
+        calls = []
+        def _flash_attn_forward(q, k, v, dropout_p, softmax_scale, causal, window_size, alibi_slopes, return_softmax):
+            calls.append(window_size)
+            o, lse = attention.reference(*(t.transpose(1, 2) for t in (q, k, v)), causal, softmax_scale)
+            return o.transpose(1, 2), q, k, v, o, lse, None, None
+    """,
+}
+TEX = {
+    "transformer_engine/__init__.py": "",
+    f"transformer_engine_torch{EXTENSION_SUFFIXES[0]}": "not loaded by this test",
+    "transformer_engine/pytorch/__init__.py": """
+        import pathlib, sys, types
+        from enum import Enum
+        import torch
+        from opmux.core import specs
+        made = types.ModuleType("transformer_engine_torch")
+        made.__file__ = str(pathlib.Path(__file__).parents[2] / "transformer_engine_torch.SUFFIX")
+        class DType(Enum):
+            kFloat32, kFloat16, kBFloat16 = 4, 5, 6
+        dtypes = {DType.kFloat32: torch.float32, DType.kFloat16: torch.float16, DType.kBFloat16: torch.bfloat16}
+        made.DType, made.calls = DType, []
+        def straight(name):
+            reference = specs.find("tex::" + name).reference
+            def fn(*args):
+                made.calls.append(name)
+                assert not any(isinstance(a, torch.dtype) for a in args)
+                assert all(a.is_contiguous() for a in args if isinstance(a, torch.Tensor))
+                return reference(*(dtypes[a] if isinstance(a, DType) else a for a in args))
+            return fn
+        names = "rmsnorm_fwd rmsnorm_bwd rmsnorm_bwd_add layernorm_fwd layernorm_bwd silu dsilu geglu dgeglu".split()
+        for name in names:
+            setattr(made, name, straight(name))
+        sys.modules["transformer_engine_torch"] = made
+    """.replace(".SUFFIX", EXTENSION_SUFFIXES[0]),
+}
+
+
+@pytest.fixture
+def installs(tmp_path, monkeypatch):
+    """`installs(files)`: packages on the path, gone afterwards."""
+
+    def install(files):
+        for name, text in files.items():
+            path = tmp_path / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(textwrap.dedent(text), encoding="utf-8")
+        monkeypatch.syspath_prepend(str(tmp_path))
+
+    def forget():
+        for name in [m for m in sys.modules if m.partition(".")[0] in LIBRARIES]:
+            del sys.modules[name]
+        providers.parameters.cache_clear()
+
+    forget()
+    yield install
+    forget()
+
+
+def made(name):
+    """An impl as if nothing had been loaded yet."""
+    return next(row.made() for row in providers.table() if row.made().__name__ == name)
+
+
+def tried(name, dtypes=(F32, BF16), least=4):
+    """Run an impl on the op's samples that it takes, against the reference; the callers' tensors are not written."""
+    fn = made(name)
+    spec, taken = specs.find(fn.op), 0
+    for dtype in dtypes:
+        for sample in spec.samples(dtype, CPU):
+            if fn.when(*sample.args) is not True:
+                continue
+            tensors = [t for t in sample.args if torch.is_tensor(t)]
+            before = [t.clone() for t in tensors]
+            got = fn(*sample.args)
+            agree(spec, spec.result(got) if spec.result else got, sample.args, f"{name} {sample.id} {dtype}")
+            if "ln_out" not in sample.id:
+                assert all(torch.equal(a, b) for a, b in zip(tensors, before, strict=True)), (
+                    f"{name} wrote: {sample.id}"
+                )
+            taken += 1
+    assert taken >= least * len(dtypes)
+
+
+@pytest.mark.parametrize("op", ["rms_norm", "rms_norm_bwd", "silu_mul", "silu_mul_bwd", "gelu_mul", "gelu_mul_bwd"])
+def test_liger(installs, op):
+    installs(LIGER)
+    tried(f"{op}_liger_kernel")
+
+
+def test_liger_is_asked_to_round_once_and_to_leave_dy_alone(installs):
+    installs(LIGER)
+    tried("rms_norm_bwd_liger_kernel", (F32,))
+    made("rms_norm_liger_kernel")(torch.ones(2, 8), torch.ones(8), 1e-3, 1.0)
+    calls = importlib.import_module("liger_kernel.ops.rms_norm").calls
+    assert calls[-1] == (1e-3, 1.0, 1, None) and calls[0][1:] == (1, 64, 4, False, None)
+
+
+@pytest.mark.parametrize(
+    "op",
+    "rms_norm rms_norm_bwd silu_mul silu_mul_bwd gelu_mul gelu_mul_bwd gelu_erf_mul gelu_erf_mul_bwd".split(),
+)
+def test_flag_gems(installs, op):
+    installs(GEMS)
+    tried(f"{op}_flag_gems")
+
+
+def test_flag_gems_has_no_offset():
+    when = made("rms_norm_flag_gems").when
+    x, w = torch.ones(2, 8), torch.ones(8)
+    assert when(x, w, 1e-6, 0.0) is True and when(x, w, 1e-6, 1.0) == "has no offset"
+
+
+@pytest.mark.parametrize("op", ["attention", "attention_bwd"])
+def test_flash_attn(installs, op):
+    installs(FLASH)
+    tried(f"{op}_flash_attn", (BF16,), least=8)
+    calls = importlib.import_module("flash_attn.flash_attn_interface").calls
+    if op == "attention":
+        assert calls[0] == (0.0, 0.25, False, -1, -1, 0.0, False)
+    else:
+        assert calls[0] == (0.25, False, False, None, None)
+
+
+def test_flash_attn_keeps_the_order_of_memory(installs):
+    installs(FLASH)
+    q, k, v = (torch.randn(1, 16, 2, 8, dtype=BF16).transpose(1, 2) for _ in range(3))
+    o, lse = made("attention_flash_attn")(q, k, v, True, None)
+    grads = made("attention_bwd_flash_attn")(torch.ones_like(o), q, k, v, o, lse, True, None)
+    assert all(t.transpose(1, 2).is_contiguous() for t in (o, *grads))
+
+
+def test_an_older_flash_attn(installs):
+    installs(OLD_FLASH)
+    tried("attention_flash_attn", (BF16,), least=8)
+    assert set(importlib.import_module("flash_attn.flash_attn_interface").calls) == {(-1, -1)}
+
+
+def test_a_signature_that_is_not_known_is_declined(installs):
+    text = "def swiglu_forward(a, b, surprise):\n    raise AssertionError\n"
+    installs({**LIGER, "liger_kernel/ops/swiglu.py": text})
+    with pytest.raises(NotSupported, match=r"swiglu_forward.* wants \['surprise'\], which is not known here"):
+        made("silu_mul_liger_kernel")(torch.ones(2, 8), torch.ones(2, 8))
+    with pytest.raises(NotSupported, match="the installed liger_kernel has no liger_kernel.ops.swiglu:swiglu_backward"):
+        made("silu_mul_bwd_liger_kernel")(*[torch.ones(2, 8)] * 3)
+
+
+@pytest.mark.parametrize(
+    "op", "rmsnorm_fwd rmsnorm_bwd rmsnorm_bwd_add layernorm_fwd layernorm_bwd silu dsilu geglu dgeglu".split()
+)
+def test_transformer_engine(installs, op):
+    installs(TEX)
+    tried(f"{op}_transformer_engine")
+    assert set(sys.modules["transformer_engine_torch"].calls) == {op}
+
+
+def test_only_the_real_extension_is_transformer_engine(installs, monkeypatch):
+    plain = {"transformer_engine/__init__.py": "", "transformer_engine_torch.py": "def silu(*args):\n    return 7\n"}
+    installs(plain)
+    assert providers.tex_installed() == "transformer_engine_torch is not installed"
+    installs({**TEX, "transformer_engine/pytorch/__init__.py": ""})
+    assert providers.tex_installed() is True
+    monkeypatch.setitem(sys.modules, "transformer_engine_torch", types.ModuleType("transformer_engine_torch"))
+    with pytest.raises(NotSupported, match="a stand-in in this process, not NVIDIA's extension"):
+        made("silu_transformer_engine")(torch.ones(4), None)
+
+
+@pytest.mark.parametrize("place", ["", "transformer_engine/", "transformer_engine/wheel_lib/"])
+def test_where_the_extension_may_lie(installs, place):
+    name = f"transformer_engine_torch{EXTENSION_SUFFIXES[0]}"
+    assert providers.tex_file() is None
+    installs({"transformer_engine/__init__.py": "", place + name: ""})
+    assert providers.tex_file().name == name
+
+
+# ---- where they are not ---------------------------------------------------------------------------------------------
+
+
+def verdict(fn):
+    """What `explain` says of an impl, asked on this machine."""
+    registry = OpRegistry()
+    found = next(i for i in impls("sm_90").impls if i.fn is fn)
+    registry.register_impl(dataclasses.replace(found, op_name="own", devices=None, min_arch=None, when=None))
+    return OpManager(registry).explain("own").verdicts[0]
+
+
+def test_explain_says_what_is_not_installed():
+    for name, fn in providers.IMPLS.items():
+        found = verdict(fn)
+        assert (found.status, found.stage) == ("refused", "library"), name
+        assert found.reason.endswith(" is not installed"), name
+
+
+def test_what_stands_in_for_a_library_is_not_it(installs, monkeypatch):
+    monkeypatch.setitem(sys.modules, "liger_kernel", types.ModuleType("liger_kernel"))
+    assert providers.installed("liger_kernel") == "liger_kernel is not installed"
+    ours = types.ModuleType("flag_gems")
+    ours.__spec__ = importlib.util.spec_from_file_location("flag_gems", providers.__file__)
+    monkeypatch.setitem(sys.modules, "flag_gems", ours)
+    assert providers.installed("flag_gems") == "flag_gems is not installed"
+    with pytest.raises(NotSupported, match="'flag_gems' is a stand-in in this process"):
+        providers.loaded("flag_gems")
+
+
+def test_a_package_without_the_interface_is_not_flash_attn(installs):
+    installs({"flash_attn/__init__.py": "raise AssertionError", "flash_attn/cute/__init__.py": ""})
+    assert verdict(providers.IMPLS["attention_flash_attn"]).reason == "flash_attn.flash_attn_interface is not installed"
+    installs(FLASH)
+    importlib.invalidate_caches()
+    assert verdict(providers.IMPLS["attention_flash_attn"]).status == "chosen"
+    assert "flash_attn" not in sys.modules
+
+
+@pytest.mark.parametrize(
+    "spoil, why",
+    [
+        (lambda a, b: (a, b[:, :-1]), "fit together"),
+        (lambda a, b: (a, b.bfloat16()), "one dtype"),
+        (lambda a, b: (a, b.to("meta")), "one device"),
+        (lambda a, b: (a[:0], b[:0]), "rows of 1 to 65536"),
+    ],
+)
+def test_what_a_library_would_read_wrongly_is_declined(spoil, why):
+    assert why in made("silu_mul_liger_kernel").when(*spoil(torch.ones(3, 8), torch.ones(3, 8)))
+
+
+def test_statistics_are_counted():
+    when = made("rms_norm_bwd_liger_kernel").when
+    x, w = torch.ones(8, 8), torch.ones(8)
+    assert when(x, x, w, torch.ones(8), 0.0) is True
+    assert "fit together" in when(x, x, w, torch.ones(7), 0.0) and "fit together" in when(
+        x, x, w[:-1], torch.ones(8), 0.0
+    )

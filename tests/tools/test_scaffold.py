@@ -1,0 +1,268 @@
+"""`opmux new-backend`: what it writes works as it stands, and what it must not write it does not."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from opmux.runtime import packages
+from opmux.runtime.vendor import VendorInfo
+from opmux.tools import scaffold
+
+ROOT = Path(__file__).parents[2]
+FOLDER = ["__init__.py", "heuristics_config_utils.py", "ops/__init__.py", "ops/silu_mul.py", "tune_configs.yaml"]
+
+
+def files(folder: Path) -> list[str]:
+    return sorted(str(p.relative_to(folder)) for p in folder.rglob("*") if p.is_file() and "__pycache__" not in p.parts)
+
+
+def printed(stdout: str) -> list[str]:
+    """The commands that the last lines name."""
+    return [line.strip() for line in stdout.partition("Next:\n")[2].splitlines() if line.startswith("  ")]
+
+
+@pytest.fixture
+def checkout(tmp_path):
+    """As much of a checkout of opmux as --in-tree looks at."""
+    for name in ("src/opmux/backends/registry.py", "tests/backends/test_x.py"):
+        (tmp_path / "opmux" / name).parent.mkdir(parents=True)
+        (tmp_path / "opmux" / name).touch()
+    return tmp_path / "opmux"
+
+
+# ---- what is written -------------------------------------------------------------------------------------------------
+
+
+def test_a_package(cli, tmp_path):
+    done = cli("new-backend", "acme", "--device", "npu")
+    assert done.exit_code == 0, done.output
+    made = tmp_path / "opmux-acme"
+    around = ["README.md", "pyproject.toml", "tests/test_acme.py"]
+    assert files(made) == sorted([*around, *(f"src/opmux_acme/{name}" for name in FOLDER)])
+    assert all(name in done.stdout for name in files(made))
+    assert printed(done.stdout) == [
+        "pip install --no-deps --no-build-isolation -e opmux-acme", "opmux list", "opmux conform --vendor acme",
+    ]  # fmt: skip
+    assert "npu is a device type of ascend too" in done.stdout and "OPMUX_VENDOR=acme" in done.stdout
+    assert 'acme = "opmux_acme"' in (made / "pyproject.toml").read_text()
+
+
+def test_a_folder_of_the_tree(cli, checkout):
+    done = cli("new-backend", "acme", "--device", "dsp", "--in-tree", "--out", str(checkout))
+    assert done.exit_code == 0, done.output
+    assert files(checkout / "src/opmux/backends/_acme") == FOLDER
+    assert "opmux.backends._acme.ops" in (checkout / "tests/backends/test_acme.py").read_text()
+    assert len(files(checkout)) == 2 + len(FOLDER) + 1
+    assert printed(done.stdout) == ["opmux list", "opmux conform --vendor acme"] and "too" not in done.stdout
+
+
+def test_all_names_are_filled_in(cli, tmp_path):
+    """In code that is well formed, and as clean as ours."""
+    assert cli("new-backend", "acme_two", "--device", "npu").exit_code == 0
+    texts = {name: (tmp_path / "opmux-acme_two" / name).read_text() for name in files(tmp_path / "opmux-acme_two")}
+    left = {name: re.findall(r"\b[A-Z]+_(?:NAME|TITLE|PACKAGE)\b", text) for name, text in texts.items()}
+    assert not any(left.values()), left
+    assert 'torch_package="torch_npu"' in texts["src/opmux_acme_two/__init__.py"]
+    assert "tests/test_acme_two.py" in texts["README.md"]
+    for name, text in texts.items():
+        assert "acme" in text.casefold() and (not name.endswith(".py") or ast.get_docstring(ast.parse(text)))
+    command = [sys.executable, "-m", "ruff", "check", "--isolated", "--line-length", "120", str(tmp_path)]
+    done = subprocess.run([*command, "--select", "E,F,W,B,UP"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout
+
+
+def test_the_checklist_names_ops_that_there_are():
+    """In the package's README and in the vendors' guide: our ops, ATen's, and the tunables."""
+    from opmux.core import specs
+    from opmux.runtime import vendor_ops
+
+    for path in (scaffold.TEMPLATE / "README.md", ROOT / "src/opmux/backends/README.md"):
+        rows = re.findall(r"^\| (?:critical|important|optional) \|.*", path.read_text(), re.M)
+        named = {name for row in rows for name in re.findall(r"`([a-z]\w+|_[a-z]\w{5,})`", row)}
+        names = named - {"get_specific_ops", "__all__"}
+        assert len(rows) >= 3 and {"mm", "rms_norm", "layer_norm", "softmax"} <= names
+        for name in names:
+            assert specs.lookup(name, ("opmux", "tex", "aten")) or vendor_ops.overloads_of(name), name
+
+
+@pytest.mark.parametrize("where", ["opmux-acme", "a place/deep/opmux-acme"])
+def test_a_place_of_its_own(cli, tmp_path, where):
+    out = Path(where).parent
+    done = cli("new-backend", "acme", "--device", "npu", "--out", str(out))
+    assert done.exit_code == 0 and (tmp_path / where / "pyproject.toml").is_file()
+    assert shlex.split(printed(done.stdout)[0])[-1] == where  # as it can be typed from here
+    assert (tmp_path / where).stat().st_mode & 0o777 == 0o755
+    assert not [p for p in (tmp_path / where).parent.iterdir() if p.name.startswith(".")]
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a cuda that is not here")
+def test_a_device_that_cannot_be_simulated(cli, tmp_path):
+    done = cli("new-backend", "acme", "--device", "cuda")
+    assert printed(done.stdout)[-1] == "opmux conform --vendor acme --device cpu"
+    assert 'torch_package=""' in (tmp_path / "opmux-acme/src/opmux_acme/__init__.py").read_text()
+
+
+# ---- what is not -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "words, says",
+    [
+        (("acme corp", "--device", "npu"), "'acme corp' cannot be a vendor's name. Allowed: small letters"),
+        (("Acme", "--device", "npu"), "with a letter first: acme"),
+        (("9lives", "--device", "npu"), "with a letter first, such as acme"),
+        (("../acme", "--device", "npu"), "cannot be a vendor's name"),
+        (("nvidia", "--device", "cuda"), "a vendor 'nvidia' is known already: "),
+        (("flagos", "--device", "npu"), "'flagos' has another meaning where a vendor is named"),
+        (("torch", "--device", "npu"), "'torch' has another meaning"),
+        (("acme", "--device", "NPU 1"), "--device 'NPU 1' is no name of a device type"),
+        (("acme", "--device", "cpu"), "Triton, which the package is for, does not run there"),
+        (("acme", "--device", "npu", "--in-tree", "--out", "."), "a checkout of opmux, and --out . is none"),
+        (("acme",), "Missing option '--device'"),
+        ((), "Missing argument 'NAME'"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_made_is_said(cli, tmp_path, words, says):
+    done = cli("new-backend", *words)
+    assert done.exit_code == 2 and says in done.stderr and done.stdout == ""
+    assert "Traceback" not in done.stderr and files(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    "make", [lambda p: p.mkdir(), lambda p: p.write_text("mine"), lambda p: p.symlink_to("nowhere")]
+)
+def test_what_is_there_stays(cli, tmp_path, make):
+    make(tmp_path / "opmux-acme")
+    before = files(tmp_path)
+    done = cli("new-backend", "acme", "--device", "npu")
+    assert done.exit_code == 2 and "opmux-acme is there already, and stays as it is" in done.stderr
+    assert files(tmp_path) == before
+
+
+@pytest.mark.parametrize("there", ["src/opmux/backends/_acme", "tests/backends/test_acme.py"])
+def test_what_is_there_stays_in_the_tree_too(cli, checkout, there):
+    (checkout / there).mkdir()
+    done = cli("new-backend", "acme", "--device", "npu", "--in-tree", "--out", str(checkout))
+    assert done.exit_code == 2 and f"{there} is there already" in done.stderr
+    assert len(files(checkout)) == 2
+
+
+def test_a_vendor_that_code_has_registered_is_known(cli, tmp_path):
+    packages.register_vendor(VendorInfo("bolt", "npu"))
+    try:
+        done = cli("new-backend", "bolt", "--device", "npu")
+    finally:
+        packages.forget("bolt")
+    assert done.exit_code == 2 and "a vendor 'bolt' is known already" in done.stderr and files(tmp_path) == []
+
+
+def test_a_disk_that_fails_leaves_nothing(cli, tmp_path, checkout, monkeypatch):
+    stock = Path.write_text
+
+    def full(self, *args, **kwargs):
+        if self.name == "silu_mul.py":
+            raise OSError(28, "No space left on device")
+        return stock(self, *args, **kwargs)
+
+    monkeypatch.setattr(Path, "write_text", full)
+    for words in ((), ("--in-tree", "--out", str(checkout))):
+        done = cli("new-backend", "acme", "--device", "npu", *words)
+        assert done.exit_code == 2 and "cannot be written: [Errno 28] No space left on device" in done.stderr
+    assert len(files(tmp_path)) == 2  # the checkout's own
+
+
+# ---- that it works ---------------------------------------------------------------------------------------------------
+
+
+class Shell:
+    """Processes in a folder, into whose own prefix pip installs."""
+
+    def __init__(self, folder: Path):
+        self.folder, self.prefix = folder, folder / "prefix"
+        start = folder / "start"
+        start.mkdir()
+        # A folder of PYTHONPATH is no site: what an editable install leaves there must be asked for.
+        site = self.prefix / "lib" / f"python{sys.version_info[0]}.{sys.version_info[1]}" / "site-packages"
+        (start / "sitecustomize.py").write_text(f"import site\nsite.addsitedir({str(site)!r})\n")
+        path = os.pathsep.join([str(start), str(ROOT / "src")])
+        self.env = {**os.environ, "PYTHONPATH": path, "PIP_NO_INDEX": "1", "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
+
+    def __call__(self, command: str, *more: str, **variables: str) -> subprocess.CompletedProcess:
+        """A command as it is printed; `pip` and `opmux` are this interpreter's."""
+        name, *words = shlex.split(command)
+        start = [sys.executable, "-m", name] if name != "python" else [sys.executable]
+        env = {**self.env, **variables}
+        done = subprocess.run(
+            [*start, *words, *more], cwd=self.folder, env=env, capture_output=True, text=True, timeout=280
+        )
+        assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
+        return done
+
+
+@pytest.fixture
+def installed(tmp_path, cli):
+    """A fresh package, installed by the printed command; the commands that come after it."""
+    pytest.importorskip("triton")
+    for tool in ("pip", "setuptools"):
+        if importlib.util.find_spec(tool) is None:
+            pytest.skip(f"needs {tool}")
+    shell = Shell(tmp_path)
+    install, *more = printed(cli("new-backend", "acme", "--device", "npu").stdout)
+    shell(install, "--prefix", str(shell.prefix))
+    return shell, more
+
+
+def test_the_printed_commands_work(installed):
+    """Found by its entry point, shown by `opmux list`, and its example conforms on a simulated device."""
+    shell, (list_command, conform) = installed
+    known = {v["vendor"]: v for v in json.loads(shell(list_command, "--op", "silu_mul", "--json").stdout)["vendors"]}
+    acme = known["acme"]
+    assert (acme["device"], acme["distribution"], acme["version"]) == ("npu", "opmux-acme", "0.1.0")
+    assert Path(acme["folder"]) == shell.folder / "opmux-acme/src/opmux_acme"
+    shell(conform, "--op", "silu_mul")
+
+
+@pytest.mark.slow
+def test_all_of_it_conforms(installed):
+    shell, (_, conform) = installed
+    assert "nothing failed" in shell(conform).stdout
+
+
+def test_its_own_tests_pass(installed):
+    """Interpreted here, on the CPU."""
+    shell, _ = installed
+    done = shell("pytest opmux-acme/tests", "-q", "-p", "no:cacheprovider")
+    assert "4 passed" in done.stdout
+
+
+IN_TREE = """
+import sys, opmux.backends, pytest
+folder, tests, root = sys.argv[1:]
+opmux.backends.__path__.append(folder)
+run = lambda: pytest.main([tests, "-q", "-p", "no:cacheprovider", "--rootdir", root])
+assert run() == 0
+from opmux.backends._acme import ops
+wrong = lambda a, b: a * b
+wrong.dtypes, ops.silu_mul = ops.silu_mul.dtypes, wrong
+assert run() == 1
+"""
+
+
+def test_the_tests_of_a_folder_of_the_tree_pass(cli, tmp_path, checkout):
+    """And they fail where an op is wrong."""
+    pytest.importorskip("triton")
+    cli("new-backend", "acme", "--device", "dsp", "--in-tree", "--out", str(checkout))
+    places = [checkout / "src/opmux/backends", checkout / "tests/backends/test_acme.py", checkout]
+    done = Shell(tmp_path)("python -c", IN_TREE, *map(str, places))
+    assert "4 passed" in done.stdout and "3 failed, 1 passed" in done.stdout
