@@ -2,9 +2,9 @@
 
     python benchmarks/enable.py [--json FILE]
 
-The GPU is never waited for inside a measurement, so what is timed is the way of a call: torch's binding, its dispatcher,
-a kernel's launch. Native and ours alternate, op by op, every few milliseconds, as clocks drift; the ratio is the median
-over these pairs.
+The GPU is never waited for inside a measurement, so what is timed is the way of a call: torch's binding, its
+dispatcher, a kernel's launch. Native and ours alternate, op by op, every few milliseconds, as clocks drift; the ratio
+is the median over these pairs.
 """
 
 from __future__ import annotations
@@ -84,7 +84,8 @@ def main() -> None:
         for name, (overload, call) in cases(device).items():
             figures[name] = row = measure(overload, call)
             mark = "" if name not in ASKED else "  <= 1.4" if row["ratio"] <= 1.4 else "  over 1.4"
-            print(f"{name:14} native {row['native_us']:6.2f} us  ours {row['ours_us']:6.2f} us  {row['ratio']:.2f}x{mark}")
+            times = f"native {row['native_us']:6.2f} us  ours {row['ours_us']:6.2f} us"
+            print(f"{name:14} {times}  {row['ratio']:.2f}x{mark}")
     entered = opmux.use()
     with entered:
         pass

@@ -40,7 +40,7 @@ def absolute(x):
 
 @triton.jit
 def neg(x):
-    return -x
+    return x * -1.0 if x.dtype.is_floating() else -x  # Triton's -x is 0 - x, which makes +0 of 0
 
 
 @triton.jit

@@ -1,8 +1,8 @@
 """Which chip this is, and what its vendor's folder says of tiles: `backends/_<vendor>/[<arch>/]`.
 
 A folder may hold `heuristics_config_utils.py` (rules), `tune_configs.yaml` (what to try) and `ops/`. An arch folder
-comes before its vendor's, tunable by tunable and op by op; `ARCH_MAP` of the vendor's package names it. All are found on
-first use, and a package outside the tree has the same shape.
+comes before its vendor's, tunable by tunable and op by op; `ARCH_MAP` of the vendor's package names it. All are found
+on first use, and a package outside the tree has the same shape.
 """
 
 from __future__ import annotations

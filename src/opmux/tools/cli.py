@@ -76,13 +76,16 @@ def explain(
     dtype: Dtype = "float32",
     shape: Annotated[str | None, typer.Option(metavar="SIZES", help="Of the first tensor, e.g. 4096x4096.")] = None,
     device: Device = None,
+    assume: Annotated[
+        str | None, typer.Option(metavar="CHIP", help="As on a chip that is not here: nvidia:sm_90, ascend, ...")
+    ] = None,
     json: AsJson = False,
 ) -> None:
-    """Which implementation of an op would run, and why not the others. Exit code 1 if none can."""
+    """Which implementation of an op would run, in which tiles, and why not the others. Exit code 1 if none can."""
     from . import explain, screen
 
     screen.show_log()
-    raise typer.Exit(explain.run(op, dtype, shape, device, json))
+    raise typer.Exit(explain.run(op, dtype, shape, device, json, assume))
 
 
 @app.command()
@@ -166,6 +169,53 @@ def bench(
     asked = Asked(
         ops or [], shape or [], dtype or [], providers, preset, device, json, html, mib, dynamic, listing, source
     )
+    raise typer.Exit(run(asked))
+
+
+@app.command("new-backend")
+def new_backend(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Of the vendor: small letters, digits and _.")],
+    device: Annotated[str, typer.Option("--device", metavar="DEVICE", help="Its device type: npu, mlu, ...")],
+    out: Annotated[
+        Path | None, typer.Option("--out", metavar="DIR", help="Where opmux-NAME is put. [default: here]")
+    ] = None,
+    in_tree: Annotated[
+        bool, typer.Option("--in-tree", help="A folder of opmux itself; --out is then a checkout of it.")
+    ] = False,
+) -> None:
+    """Write a package for a vendor's chip: it can be installed, is found, and conforms before anything is changed."""
+    from . import scaffold
+
+    raise typer.Exit(scaffold.run(name, device, out, in_tree))
+
+
+@app.command()
+def conform(
+    vendor: Annotated[
+        str | None, typer.Option(metavar="NAME", help="nvidia, ascend, ... [default: that of this machine]")
+    ] = None,
+    op: Annotated[
+        list[str] | None, typer.Option(metavar="NAME", help="A name, family:NAME, or a glob; may repeat.")
+    ] = None,
+    dtype: Annotated[
+        list[str] | None, typer.Option("--dtype", metavar="DTYPE", help="bfloat16, ...; may repeat.")
+    ] = None,
+    device: Annotated[
+        str | None, typer.Option("--device", metavar="DEVICE", help="The vendor's, or cpu: functions, interpreted.")
+    ] = None,
+    json: Annotated[str | None, typer.Option(metavar="FILE", help="Keep the run here; - is stdout.")] = None,
+    html: Annotated[Path | None, typer.Option(metavar="FILE", help="Draw it: one page that loads nothing.")] = None,
+    full: Annotated[bool, typer.Option("--full/--quick", help="All samples of all ops, or a few.")] = False,
+    check: Annotated[
+        list[str] | None, typer.Option(metavar="NAME", help="values, gradient, ...; may repeat. [default: all]")
+    ] = None,
+    sample: Annotated[str | None, typer.Option(metavar="ID", help="Only samples with such an id.")] = None,
+    listing: Annotated[bool, typer.Option("--list", help="Say what would be checked, and stop.")] = False,
+) -> None:
+    """Check a vendor's impls against the references, on its device or a simulated one. Exit code 1 if one fails."""
+    from .conform.command import Asked, run
+
+    asked = Asked(vendor, op or [], dtype or [], device, json, html, full, listing, check or [], sample)
     raise typer.Exit(run(asked))
 
 

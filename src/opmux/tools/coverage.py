@@ -1,8 +1,8 @@
 """What a program runs on: which ops of ATen led to a chip's own kernels, to ours, back to torch, or to the CPU.
 
-    with coverage.watch("npu") as seen:
-        train()
-    seen.show()
+with coverage.watch("npu") as seen:
+    train()
+seen.show()
 """
 
 from __future__ import annotations

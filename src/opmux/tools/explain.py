@@ -69,7 +69,7 @@ def _run(op: str, dtype: str, shape: str | None, device: str | None, as_json: bo
 
 
 def tiles_of(impl: OpImpl, spec: Spec, sample: Sample, chip: Chip | None) -> list[dict[str, str]]:
-    """The tiles that a kernel of ours would work in, and who says so; on a chip that is not here, as compiled for it."""
+    """The tiles that a kernel of ours would work in, and who says so; also on a chip that is not here."""
     if impl.kind is not BackendImplKind.DEFAULT or importlib.util.find_spec("triton") is None:
         return []
     from ..kernels.lib import config
@@ -79,9 +79,13 @@ def tiles_of(impl: OpImpl, spec: Spec, sample: Sample, chip: Chip | None) -> lis
     if (chip is not None and chip.arch not in CHIPS) or (chip is None and found_on_cpu(sample)):
         return []
     args, kwargs = spec.bound(sample.args, sample.kwargs)
-    with standing_in(chip.arch if chip else None), nothing_launched(), config.asked() as heard, torch.no_grad():
-        with contextlib.suppress(NotSupported):  # it declines these very arguments; what it asked before is of interest
-            impl.call(*args, **kwargs)
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(standing_in(chip.arch if chip else None))
+        stack.enter_context(nothing_launched())
+        heard = stack.enter_context(config.asked())
+        stack.enter_context(torch.no_grad())
+        stack.enter_context(contextlib.suppress(NotSupported))  # of these very arguments; what it asked is of interest
+        impl.call(*args, **kwargs)
     seen = {one.key: one for one in heard}.values()
     return [{"tunable": a.key, "tiles": str(a.choice.tiles), "from": a.choice.source} for a in seen]
 

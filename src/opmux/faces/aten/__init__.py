@@ -1,1 +1,1 @@
-"""ATen's face: `opmux.enable()` puts our kernels under torch's own ops, on the dispatch keys of the chips that are here."""
+"""ATen's face: `opmux.enable()` puts our kernels under torch's own ops, on the dispatch keys of the chips here."""

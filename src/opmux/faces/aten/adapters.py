@@ -4,10 +4,10 @@
     def total(call, self, dim=None, keepdim=False, *, dtype=None):
         return call(self, dim, keepdim, dtype)
 
-`call` is an implementation of the primitive `over`, by its own signature in full; the rest are the arguments of the ATen
-overload, by ATen's names. An overload without some of them takes their defaults. What is returned must be what ATen
-returns: shape, dtype, strides, and as many results. A call that is better left to torch raises NotSupported, before
-anything is written.
+`call` is an implementation of the primitive `over`, by its own signature in full; the rest are the arguments of the
+ATen overload, by ATen's names. An overload without some of them takes their defaults. What is returned must be what
+ATen returns: shape, dtype, strides, and as many results. A call that is better left to torch raises NotSupported,
+before anything is written.
 
 Overloads with `out=` and in-place ones follow from these by their schemas.
 """

@@ -154,7 +154,8 @@ def batch_norm(
         leave(channel_norm.check_batch, "batch_norm", input, None, True, weight=weight, bias=bias, **running)
         raise
     if running_mean is not None and running_var is not None:
-        torch._foreach_copy_([running_mean, running_var], new)
+        # .data: a kernel leaves version counters alone, and autograd has kept these tensors as they were before it
+        torch._foreach_copy_([running_mean.data, running_var.data], new)
     if input.is_cpu and not wider:
         mean, rstd = mean.to(input.dtype), rstd.to(input.dtype)
     return y, mean, rstd

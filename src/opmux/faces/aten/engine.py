@@ -49,7 +49,7 @@ class State:
 
 
 class Watched:
-    """What is on, where asking takes more than a look: nothing is for threads that run a reference; calls are counted."""
+    """What is on, where asking takes more: nothing is on for threads that run a reference, or calls are counted."""
 
     def __init__(self, names: frozenset[str], inside: set[int], counts: Counter[str] | None):
         self._names, self._inside, self._counts = names, inside, counts

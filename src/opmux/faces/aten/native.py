@@ -66,8 +66,8 @@ def _with_numbers(boxed: Any, keys: Any, shape: Shape, args: tuple, kwargs: dict
             given[i] = torch.tensor(args[i], dtype=_dtype_for(args[i], tensors))
     result = boxed(keys, *given, **named)
     if shape.written:  # what was written is what is returned
-        outs = tuple(kwargs[n] for n in shape.outs) or args[:1]
-        return outs if len(outs) > 1 else outs[0]
+        outs = [kwargs[n] for n in shape.outs] or [args[0]]
+        return tuple(outs) if len(outs) > 1 else outs[0]
     return result.view(()) if flat else result
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import inspect
 import pkgutil
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
@@ -72,50 +73,62 @@ class Overload(Derived):
 
 def fitted(shape: Shape, base: Spec, adapter: Adapter | None, impl: OpImpl) -> Callable[..., Any]:
     """The impl as a function of the overload's arguments."""
-    own = getattr(impl.fn, "below", impl.call)  # an impl may have a shorter way for callers that are kernels of ATen
-    names: dict[str, Any] = {"_f": own, "_store": store, "_NotSupported": NotSupported, "_when": impl.when}
-    into = getattr(impl.fn, "into", None)
-    ask = ""
-    if adapter is None:
-        passed = _in_order(shape, base)
-        if impl.when is not None:
-            ask = f"    if (_why := _when({', '.join(passed.values())})) not in (True, None):\n        raise _NotSupported(_why)\n"
-        keyword = [p.name for p in base.signature.parameters.values() if p.kind is p.KEYWORD_ONLY]
-        call = "_f({})".format(", ".join(f"{n}={v}" if n in keyword else v for n, v in passed.items()))
-        if into is not None and shape.written:
-            names["_into"] = into
-            call = f"_into({', '.join([shape.written[0], *passed.values()])})"
+    # an impl may have a shorter way for callers that are kernels of ATen
+    names: dict[str, Any] = {"_f": getattr(impl.fn, "below", impl.call), "_store": store}
+    if impl.when is not None:
+        names["_f"] = _asking(base, impl)
+    into = getattr(impl.fn, "into", None) if adapter is None and impl.when is None else None
+    if into is not None and shape.written:
+        names["_into"] = into
+        call = f"_into({', '.join([shape.written[0], *_in_order(shape, base).values()])})"
     else:
-        into = None
-        if impl.when is not None:
-            names["_f"] = _asking(impl)
-        names["_adapt"] = adapter.fn
-        takes = {p.name for p in adapter.parameters()}
-        keyword = {p.name for p in adapter.parameters() if p.kind is p.KEYWORD_ONLY}
-        lost = [n for n in shape.names if n not in takes]
-        if lost:
-            raise TypeError(f"{adapter.fn.__module__}.{adapter.fn.__name__} does not take {lost} of aten::{shape.name}")
-        given = [n for n in shape.names if n not in keyword]
-        call = f"_adapt(_f, {', '.join([f'{n}={n}' if n in keyword else n for n in [*given, *(k for k in shape.names if k in keyword)]])})"
-    if shape.written and into is None:
-        targets = shape.outs or ("self",)
-        call = f"_store({call}, {', '.join(targets)})"
-    elif (
-        not ask and not shape.written and adapter is None and list(passed) == list(passed.values()) == list(shape.names)
-    ):
-        if _same_kinds(shape, base):
-            return own  # the overload is called as the impl is
-    elif adapter is not None and not keyword and [p.name for p in adapter.parameters()] == list(shape.names):
-        return functools.partial(adapter.fn, names["_f"])
-    text = f"def {_identifier(shape.name)}({_parameters(shape)}):\n{ask}    return {call}\n"
+        call = _by_name(shape, base) if adapter is None else _by_adapter_of(shape, adapter)
+        if shape.written:
+            call = f"_store({call}, {', '.join(shape.outs or ('self',))})"
+        elif adapter is None and _called_alike(shape, base):
+            return names["_f"]
+        elif adapter is not None and _all_by_place(shape, adapter):
+            return functools.partial(adapter.fn, names["_f"])
+    names["_adapt"] = None if adapter is None else adapter.fn
+    text = f"def {_identifier(shape.name)}({_parameters(shape)}):\n    return {call}\n"
     exec(compile(text, f"<opmux aten::{shape.name} by {impl.impl_id}>", "exec"), names)
     return names[_identifier(shape.name)]
 
 
-def row_for(overload: Overload, row: Any) -> Callable[..., Any] | None:
-    """A vendor's function as a function of an overload's arguments; of one with `out=`, where it has none, by its result.
+def _by_name(shape: Shape, base: Spec) -> str:
+    """The call of an impl that has ATen's own arguments."""
+    keyword = [p.name for p in base.signature.parameters.values() if p.kind is p.KEYWORD_ONLY]
+    return "_f({})".format(", ".join(f"{n}={v}" if n in keyword else v for n, v in _in_order(shape, base).items()))
 
-    None where it does not fit.
+
+def _by_adapter_of(shape: Shape, adapter: Adapter) -> str:
+    """The call of an adapter, which is given the impl."""
+    kinds = {p.name: p.kind for p in adapter.parameters()}
+    lost = [n for n in shape.names if n not in kinds]
+    if lost:
+        raise TypeError(f"{adapter.fn.__module__}.{adapter.fn.__name__} does not take {lost} of aten::{shape.name}")
+    keyword = [n for n in shape.names if kinds[n] is inspect.Parameter.KEYWORD_ONLY]
+    given = [n for n in shape.names if n not in keyword]
+    return f"_adapt({', '.join(['_f', *given, *(f'{n}={n}' for n in keyword)])})"
+
+
+def _all_by_place(shape: Shape, adapter: Adapter) -> bool:
+    """Whether an adapter takes the overload's arguments in their order, none by its name."""
+    kinds = {p.kind for p in (*adapter.parameters(), *shape.signature.parameters.values())}
+    by_place = kinds <= {inspect.Parameter.POSITIONAL_OR_KEYWORD}
+    return by_place and [p.name for p in adapter.parameters()] == list(shape.names)
+
+
+def _called_alike(shape: Shape, base: Spec) -> bool:
+    """Whether the overload is called as the op of ours is: the same names, of the same kinds."""
+    described = lambda signature: [(p.name, p.kind) for p in signature.parameters.values()]
+    return described(shape.signature) == described(base.signature)
+
+
+def row_for(overload: Overload, row: Any) -> Callable[..., Any] | None:
+    """A vendor's function as a function of an overload's arguments, or None where it does not fit.
+
+    An overload with `out=` that it knows nothing of is served by its result.
     """
     probe = OpImpl(overload.key, row.impl_id, BackendImplKind.DEFAULT, "vendor", row.fn)
     if Fit.of(overload, probe).refusal is None:
@@ -132,15 +145,16 @@ def row_for(overload: Overload, row: Any) -> Callable[..., Any] | None:
     return into
 
 
-def _asking(impl: OpImpl) -> Callable[..., Any]:
+def _asking(base: Spec, impl: OpImpl) -> Callable[..., Any]:
     """An impl that may say no, as a function that declines then."""
+    when, run = impl.when, Fit.of(base, impl).call or impl.call
+    assert when is not None
 
-    def call(*args: Any) -> Any:
-        assert impl.when is not None
-        answer = impl.when(*args)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        answer = when(*args, **kwargs)
         if answer is not True and answer is not None:
             raise NotSupported(str(answer))
-        return impl.call(*args)
+        return run(*args, **kwargs)
 
     return call
 
@@ -151,10 +165,6 @@ def _in_order(shape: Shape, base: Spec) -> dict[str, str]:
     for p in base.signature.parameters.values():
         made[p.name] = p.name if p.name in shape.names else repr(p.default)
     return made
-
-
-def _same_kinds(shape: Shape, base: Spec) -> bool:
-    return [p.kind for p in shape.signature.parameters.values()] == [p.kind for p in base.signature.parameters.values()]
 
 
 def _parameters(shape: Shape) -> str:

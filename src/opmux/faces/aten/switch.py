@@ -49,8 +49,8 @@ _stack: list[Selection] = []  # of live `use()` blocks; the innermost decides
 def enable(include: Names = None, exclude: Names = None, mode: str = "all") -> list[str]:
     """Put our kernels under torch's own ops, for the whole process; returns the names of the overloads.
 
-    `include` and `exclude` take names of ATen (`add`: every form of it; `add.Tensor`: that one), globs (`*softmax*`) and
-    families (`family:norm`). An unknown name is an error. What is enabled already stays, as this selection says.
+    `include` and `exclude` take names of ATen (`add`: every form of it; `add.Tensor`: that one), globs (`*softmax*`)
+    and families (`family:norm`). An unknown name is an error. This selection takes the place of an earlier one.
     """
     global _base
     made = Selection(include, exclude, mode)
@@ -111,7 +111,7 @@ def enabled_ops() -> list[str]:
 
 
 def native(op: Any) -> Callable[..., Any]:
-    """ATen's own kernel of an op, whatever is enabled: `opmux.native("add.Tensor")`, `opmux.native(torch.ops.aten.relu)`.
+    """ATen's own kernel of an op, whatever is enabled: `opmux.native("add.Tensor")`, or by `torch.ops.aten.relu`.
 
     Runs below autograd, as a kernel does. Of a packet (`"add"`) the overload is found by the arguments.
     """

@@ -8,6 +8,7 @@ so `self_test()` compares it with torch; the tests run that first.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -193,6 +194,7 @@ def _patch_once_per_launch(interpreter: Any) -> None:
     stock_patch: Callable[[Any], Any] = interpreter._patch_lang
     stock_launch = interpreter.GridExecutor.__call__
     live: list[tuple[set[int], list[Any]]] = []  # of each launch under way: what it has patched, how to undo it
+    alone = threading.RLock()  # `tl` is patched for all threads: a backward pass may run on several
 
     def patch(fn: Any) -> Any:
         if not live:
@@ -205,12 +207,13 @@ def _patch_once_per_launch(interpreter: Any) -> None:
         return _NothingToUndo()
 
     def launch(self: Any, *args: Any, **kwargs: Any) -> Any:
-        live.append((set(), []))
-        try:
-            return stock_launch(self, *args, **kwargs)
-        finally:
-            for scope in reversed(live.pop()[1]):
-                scope.restore()
+        with alone:
+            live.append((set(), []))
+            try:
+                return stock_launch(self, *args, **kwargs)
+            finally:
+                for scope in reversed(live.pop()[1]):
+                    scope.restore()
 
     interpreter._patch_lang, interpreter.GridExecutor.__call__ = patch, launch
 

@@ -102,7 +102,7 @@ def digamma(x):
     y = total + libdevice.log(a) - div(0.5, a) - series * t
     y = tl.where(turned, y - div(PI, libdevice.tan((x - whole) * PI)), y)
     y = tl.where((x < 0) & (x == whole), NAN, y)
-    y = tl.where(x == 0, libdevice.copysign(tl.full([], INF, x.dtype), -x), y)
+    y = tl.where(x == 0, -libdevice.copysign(tl.full([], INF, x.dtype), x), y)  # -x of 0 is 0 - 0, which is +0
     return tl.where(x == INF, INF, y)
 
 

@@ -1,0 +1,364 @@
+"""The checks of one subject: values, what it writes, errors, fake kernel, gradient, opcheck, torch.compile."""
+
+from __future__ import annotations
+
+import re
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...core.default import get_default_manager
+from ...core.errors import NoImplementation, NotSupported
+from ...core.facts import dtype_name, tensors
+from ...core.library import fake_call, packet
+from ...core.spec import Sample, Spec
+from .compare import difference
+from .record import FAIL, PASS, REFUSED, Refusal, Result
+from .samples import Drawn, Watch, as_tuple, bound, in_words, moved, named, shared_memory, written
+from .subject import Called, Crashed, Declined, Subject, words
+
+# A gradient is made of a forward and a backward, each of which may be as far off as its own tolerance.
+SLACK = 4.0
+# opcheck's own list of devices for the one of its tests that asks for a key of torch's.
+REGISTRATION = ("cpu", "cuda", "xpu")
+OPCHECKS = ("test_schema", "test_autograd_registration", "test_faketensor", "test_aot_dispatch_dynamic")
+
+
+class Wrong(Exception):
+    """Something that an impl does and must not do, in words."""
+
+
+@dataclass
+class Tally:
+    """A result in the making: what became of each sample."""
+
+    subject: Subject
+    check: str
+    tried: int = 0
+    failed: int = 0
+    first: tuple[str, Drawn | None, str] | None = None  # words, sample, its id
+    declined: dict[tuple[str, str, str], list[str]] = field(default_factory=dict)
+    ran: dict[str, None] = field(default_factory=dict)
+    seconds: float = 0.0
+
+    @contextmanager
+    def trial(self, drawn: Drawn | None, sample: str = "") -> Iterator[None]:
+        """One sample: what is raised inside is what became of it."""
+        start = time.perf_counter()
+        try:
+            yield
+            self.tried += 1
+        except Declined as error:
+            self.decline(error, drawn)
+        except Crashed as error:
+            self.fail(str(error) if error.impl == self.subject.id else f"{error.impl} {error}", drawn, sample)
+        except Wrong as error:
+            self.fail(str(error), drawn, sample)
+        except Exception as error:  # whatever an impl or its device does is its own check's business
+            self.fail(f"raised {words(error)}", drawn, sample)
+        self.seconds += time.perf_counter() - start
+
+    def fail(self, what: str, drawn: Drawn | None, sample: str = "") -> None:
+        self.tried, self.failed = self.tried + 1, self.failed + 1
+        self.first = self.first or (what, drawn, drawn.id if drawn is not None else sample)
+
+    def decline(self, error: Declined, drawn: Drawn | None) -> None:
+        dtype = "" if drawn is None else dtype_name(drawn.dtype)
+        self.declined.setdefault((error.impl, error.stage, error.reason), []).append(dtype)
+
+    def result(self) -> Result | None:
+        """None where nothing was tried: the check is not for this op."""
+        if not self.tried and not self.declined:
+            return None
+        spec = self.subject.spec
+        made = Result(self.subject.name, spec.key, spec.family, self.subject.id, self.subject.own, self.check)
+        made.tried, made.failed, made.ran = self.tried, self.failed, list(self.ran)
+        made.refusals = [
+            Refusal(*why, samples=len(dtypes), dtypes=sorted(filter(None, set(dtypes))))
+            for why, dtypes in self.declined.items()
+        ]
+        made.seconds = round(self.seconds, 4)
+        made.status = FAIL if self.failed else PASS if self.tried else REFUSED
+        if self.first is not None:
+            made.reason, drawn, made.sample = self.first
+            made.dtype = None if drawn is None else dtype_name(drawn.dtype)
+        elif made.status == REFUSED:
+            first = made.refusals[0]
+            made.reason = f"{first.stage}: {first.reason}"
+        return made
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Without the warnings that edge cases make torch say."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+# ---- forward --------------------------------------------------------------------------------------------------------
+
+
+def forward(
+    subject: Subject, drawn: Drawn, device: torch.device, tallies: dict[str, Tally], every: bool = True
+) -> Called | None:
+    """One sample through the forward: its numbers, its arguments afterwards, and what the fake kernel foretold.
+
+    Returns what became of the call; None where there was none, or it failed. Without `every`, the fake kernel is asked
+    only where strides may differ.
+    """
+    spec = subject.spec
+    sample = drawn.on(device)
+    arguments = named(spec, sample)
+    watch = Watch(arguments, spec.mutates)
+    got: dict[str, Any] = {}
+    called: Called | None = None
+    with tallies["values"].trial(drawn), quiet():
+        called = subject.call(sample)
+        ran = called.impl.impl_id
+        got = _by_name(spec, called.results) | written(spec, sample)
+        tallies["values"].ran[ran] = None
+        for declined in called.before:
+            tallies["values"].decline(declined, drawn)
+        _on_the_device(got, device)
+        found = difference(got, drawn.results, spec)
+        if found is not None:
+            raise Wrong(found if ran == subject.id else f"{found} ({ran})")
+    with tallies["mutation"].trial(drawn):
+        _untouched(watch, arguments, got, fresh=spec.space == "opmux")
+    if got and "fake" in tallies and (every or not _is_packed(spec, sample)):
+        with tallies["fake"].trial(drawn), quiet():
+            _as_foretold(spec, drawn.on(device), got)
+    return called
+
+
+def _is_packed(spec: Spec, sample: Sample) -> bool:
+    first = spec.first_tensor(sample.args, sample.kwargs)
+    return first is None or first.is_contiguous()
+
+
+def _by_name(spec: Spec, made: Any) -> dict[str, Any]:
+    results = as_tuple(made)
+    if len(results) != len(spec.out):
+        raise Wrong(f"{len(results)} results, expected {len(spec.out)}: {' '.join(spec.out)}")
+    return dict(zip(spec.out, results))
+
+
+def _on_the_device(got: dict[str, Any], device: torch.device) -> None:
+    for name, value in got.items():
+        if isinstance(value, Tensor) and value.device.type != device.type:
+            raise Wrong(f"{name} is {in_words(value)}, and the arguments are on {device}")
+
+
+def _untouched(watch: Watch, arguments: dict[str, Any], got: dict[str, Any], fresh: bool) -> None:
+    found = watch.changed() or (shared_memory(arguments, got) if fresh else None)
+    if found is not None:
+        raise Wrong(found)
+
+
+def _as_foretold(spec: Spec, sample: Sample, got: dict[str, Any]) -> None:
+    """The fake kernel's word on shape, dtype, strides and device: compiled code is planned by it."""
+    told = _by_name(spec, fake_call(spec, sample.args, sample.kwargs))
+    for name, want in told.items():
+        value = got[name]
+        if not isinstance(want, Tensor):
+            continue
+        for what, a, b in (
+            ("shape", tuple(value.shape), tuple(want.shape)),
+            ("dtype", value.dtype, want.dtype),
+            ("device", value.device.type, want.device.type),
+            ("strides", strides(value), strides(want)),
+        ):
+            if a != b:
+                raise Wrong(f"{name} has {what} {a}, and the fake kernel says {b}")
+
+
+def strides(t: Tensor) -> tuple[int, ...]:
+    """Those that say where a number is: of a length of 1 they say nothing."""
+    return tuple(s for n, s in zip(t.shape, t.stride()) if n > 1) if t.numel() else ()
+
+
+# ---- errors ---------------------------------------------------------------------------------------------------------
+
+
+def errors(subject: Subject, device: torch.device, tally: Tally) -> None:
+    """Arguments that must be refused, by name, with nothing written. An impl may leave that to the reference."""
+    assert subject.spec.errors is not None
+    for bad in subject.spec.errors(device):
+        sample = bound(subject.spec, bad)
+        watch = Watch(named(subject.spec, sample))
+        with tally.trial(None, bad.id), quiet():
+            _refuses(subject, sample, bad.error, bad.match)
+            changed = watch.changed()
+            if changed is not None:
+                raise Wrong(f"refused, and yet {changed}")
+
+
+def _refuses(subject: Subject, sample: Sample, error: type[Exception], match: str) -> None:
+    expected = f"expected {error.__name__} with words like /{match}/"
+    try:
+        made = subject.fn(*sample.args, **sample.kwargs) if subject.impl is None else subject.call(sample).results
+    except Declined as declined:
+        if not isinstance(declined.__cause__, NotSupported) and declined.stage == "declined":
+            raise Wrong(f"raised {declined.reason}; {expected}") from None
+        return
+    except Exception as raised:
+        actual = raised.error if isinstance(raised, Crashed) else raised
+        # Dispatch has a word of its own where every impl declines, and where an argument should be a tensor.
+        kinds = (error, NoImplementation) if error is NotSupported else (error,)
+        said = re.search(match, str(actual)) or _named_by_dispatch(subject.spec, actual)
+        if not isinstance(actual, kinds) or not said:
+            raise Wrong(f"raised {words(actual)}; {expected}") from None
+        return
+    first = next(tensors(as_tuple(made)), None)
+    raise Wrong(f"returned {'no tensor' if first is None else in_words(first)}; {expected}")
+
+
+def _named_by_dispatch(spec: Spec, error: BaseException) -> bool:
+    return isinstance(error, TypeError) and str(error).startswith(f"{spec.name}: argument '")
+
+
+# ---- gradients ------------------------------------------------------------------------------------------------------
+
+
+def gradient(subject: Subject, drawn: Drawn, device: torch.device) -> None:
+    """Forward and backward as autograd runs them, against autograd through the reference."""
+    spec = subject.spec
+    call = subject.fn
+    if subject.direct:
+        assert subject.impl is not None
+        call = subject.impl.call
+    with subject.scope(), quiet():
+        outs, grads = backward(spec, call, drawn.on(device))
+    if not subject.direct:
+        _nobody_failed()
+    with quiet():
+        wanted = _autograd(spec, drawn) if _is_precise(drawn) else None
+        wanted = wanted or _by_the_backward(spec, drawn)
+    results = {n: v for n, v in drawn.results.items() if n in outs}
+    found = difference(outs, results, spec) or difference(grads, wanted, spec.gradient.backward, SLACK)
+    if found is not None:
+        raise Wrong(found)
+
+
+def _is_precise(drawn: Drawn) -> bool:
+    """Whether autograd through the reference rounds no more than the backward does: it may do so at every step."""
+    involved = (*tensors((drawn.sample.args, drawn.sample.kwargs)), *tensors(list(drawn.results.values())))
+    return all(t.dtype in (torch.float32, torch.float64) for t in involved if t.is_floating_point())
+
+
+def is_differentiable(drawn: Drawn) -> bool:
+    """Whether a sample has an argument and a result that a gradient goes between."""
+    spec = drawn.spec
+    outs = zip(drawn.results.values(), spec.gradient.differentiable)
+    return bool(_leaves(spec, drawn.sample)) and any(d and o.is_floating_point() for o, d in outs)
+
+
+def _nobody_failed() -> None:
+    """Dispatch goes on after a failure: here it is one all the same."""
+    manager = get_default_manager()
+    first = next(iter(manager.failures()), None)
+    if first is not None:
+        manager.clear_quarantine()
+        raise Wrong(f"{first.op}: {first.impl_id} failed, and dispatch passed it over: {first.reason}")
+
+
+def backward(spec: Spec, call: Callable[..., Any], sample: Sample) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The results of a call, and the gradients of its arguments, for weights that are the same on every device."""
+    leaves = _leaves(spec, sample)
+    bound_now = spec.signature.bind(**(named(spec, sample) | leaves))
+    with torch.enable_grad():
+        outs = _by_name(spec, call(*bound_now.args, **bound_now.kwargs))
+    counted = [o for o, d in zip(outs.values(), spec.gradient.differentiable, strict=True) if d and o.requires_grad]
+    if not counted:
+        raise Wrong("no result wants a gradient: autograd does not see the op")
+    torch.autograd.backward(counted, [_weights(o, i) for i, o in enumerate(counted)])
+    grads = {f"d{n}": t.grad if t.grad is not None else torch.zeros_like(t) for n, t in leaves.items()}
+    return {n: o.detach() if isinstance(o, Tensor) else o for n, o in outs.items()}, grads
+
+
+def _leaves(spec: Spec, sample: Sample) -> dict[str, Tensor]:
+    """The arguments that have a gradient, as leaves of a graph."""
+    given = named(spec, sample)
+    targets = {spec.names[i] for i in spec.gradient.targets}
+    floats = {n: v for n, v in given.items() if n in targets and isinstance(v, Tensor) and v.is_floating_point()}
+    return {n: v.detach().requires_grad_() for n, v in floats.items()}
+
+
+def _weights(out: Tensor, seed: int) -> Tensor:
+    drawn = torch.randn(out.shape, generator=torch.Generator().manual_seed(seed))
+    return drawn.to(out.device, out.dtype)
+
+
+def _autograd(spec: Spec, drawn: Drawn) -> dict[str, Any] | None:
+    """Gradients by autograd through the reference; None where it cannot be differentiated."""
+    try:
+        return backward(spec, spec.reference, moved(drawn.sample, torch.device("cpu")))[1]
+    except (Wrong, RuntimeError):
+        return None
+
+
+def _by_the_backward(spec: Spec, drawn: Drawn) -> dict[str, Any]:
+    """Gradients by the references of the forward and the backward: what low precision is held to."""
+    plan = spec.gradient
+    leaves = _leaves(spec, drawn.sample)
+    arguments, outs = list(spec.bound(drawn.sample.args, drawn.sample.kwargs)[0]), list(drawn.results.values())
+    counted = [i for i, d in enumerate(plan.differentiable) if d]
+    weights = {i: _weights(outs[i], at) for at, i in enumerate(counted)}
+    look = {"grad": weights, "in": arguments, "look": arguments, "out": outs}
+    with torch.no_grad():
+        made = as_tuple(plan.backward.reference(*(look[kind][i] for kind, i in plan.sources)))
+    by_name = {f"d{spec.names[i]}": g for i, g in zip(plan.targets, made, strict=True)}
+    return {f"d{n}": by_name[f"d{n}"].to(leaf.dtype) for n, leaf in leaves.items()}
+
+
+# ---- torch.library and torch.compile --------------------------------------------------------------------------------
+
+
+def opcheck(subject: Subject, drawn: Drawn, device: torch.device, all_tests: bool = True) -> None:
+    """Torch's own checker of custom ops, as far as it knows this device; its last test takes half a second."""
+    spec = subject.spec
+    sample = drawn.on(device)
+    if spec.grad:
+        sample = bound(spec, Sample((), named(spec, sample) | _leaves(spec, sample)))
+    unknown = () if device.type in REGISTRATION else ("test_autograd_registration",)
+    tests = [t for t in OPCHECKS if t not in (*unknown, *(() if all_tests else OPCHECKS[-1:]))]
+    with subject.scope(), quiet():
+        found = torch.library.opcheck(
+            packet(spec).default, sample.args, sample.kwargs, test_utils=tests, raise_exception=False
+        )
+    for test, said in found.items():
+        if said != "SUCCESS":
+            raise Wrong(f"{test}: {words(said) if isinstance(said, BaseException) else said}")
+    _nobody_failed()
+
+
+def compiled(subject: Subject, drawn: Drawn, device: torch.device) -> None:
+    """torch.compile(fullgraph=True) of the op, forward and backward, against the same call in eager."""
+    import torch._dynamo
+
+    spec, fn = subject.spec, subject.fn
+    torch._dynamo.reset()  # ops share the lambda's code, and with it the limit of recompilations
+    traced = torch.compile(lambda *a, **k: fn(*a, **k), fullgraph=True, backend="aot_eager", dynamic=False)
+    runs = []
+    with subject.scope(), quiet():
+        for call in (fn, traced):
+            if spec.grad and drawn.dtype.is_floating_point:
+                outs, grads = backward(spec, call, drawn.on(device))
+                runs.append(outs | grads)
+            else:
+                sample = drawn.on(device)
+                with torch.no_grad():
+                    runs.append(_by_name(spec, call(*sample.args, **sample.kwargs)))
+    _nobody_failed()
+    results, grads = ({n: v for n, v in runs[0].items() if (n in spec.out) is is_result} for is_result in (True, False))
+    found = difference(runs[1], results, spec)
+    found = found or (difference(runs[1], grads, spec.gradient.backward, SLACK) if grads else None)
+    if found is not None:
+        raise Wrong(f"compiled, {found}")

@@ -1,0 +1,308 @@
+"""`opmux conform` from its words to its files: find the vendor and a place to run it, check, report."""
+
+from __future__ import annotations
+
+import logging
+import os
+import shlex
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from datetime import date
+from fnmatch import fnmatchcase
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.text import Text
+
+from ...core import knobs, log
+from ...core.default import get_default_manager
+from ...core.errors import UnknownName
+from ...core.facts import arch_of, dtype_name
+from ...core.spec import specs
+from ...faces.aten.overloads import Overload, table
+from ...faces.aten.switch import disable, use
+from .. import arguments, doctor, screen
+from ..bench.cases import select
+from ..bench.record import chip, commit
+from ..simulator.launch import VARIABLE
+from . import coverage, gaps, opinfo, page, report
+from .crew import Crew, Lost, cores
+from .place import NeedsFreshProcess, Place, find, ready
+from .plan import Depth, Plan, check_names
+from .record import DISPATCH, FAIL, Covered, Record, Result
+
+PACKAGE = "(package)"  # stands for an op in what is said of a vendor's files
+
+
+@dataclass(frozen=True)
+class Asked:
+    """The command line."""
+
+    vendor: str | None = None
+    ops: list[str] = field(default_factory=list)
+    dtypes: list[str] = field(default_factory=list)
+    device: str | None = None
+    json: str | None = None
+    html: Path | None = None
+    full: bool = False
+    listing: bool = False
+    checks: list[str] = field(default_factory=list)
+    sample: str | None = None
+
+    def words(self) -> list[str]:
+        """The command line again."""
+        made = ["--vendor", self.vendor] if self.vendor else []
+        for option, values in (("--op", self.ops), ("--dtype", self.dtypes), ("--check", self.checks)):
+            made += [w for value in values for w in (option, value)]
+        for option, value in (("--device", self.device), ("--sample", self.sample), ("--json", self.json)):
+            made += [option, value] if value is not None else []
+        made += ["--html", str(self.html)] if self.html is not None else []
+        return [*made, *(["--full"] if self.full else []), *(["--list"] if self.listing else [])]
+
+
+def run(asked: Asked) -> int:
+    dtypes = tuple(arguments.dtype(d) for word in asked.dtypes for d in word.split())
+    depth = Depth(asked.full, dtypes, check_names(asked.checks), asked.sample)
+    with Heard() as heard:
+        place = find(asked.vendor, asked.device)
+        try:
+            with ready(place) as place:
+                return _run(replace(asked, vendor=place.package.name), place, depth, heard)
+        except NeedsFreshProcess:
+            pass
+    return _again(asked)
+
+
+def _again(asked: Asked) -> int:
+    """The same in a process that interprets Triton's kernels from the start."""
+    if os.environ.get(VARIABLE) == "1":  # this is that process
+        raise arguments.BadArgument(f"triton compiles its kernels although {VARIABLE}=1, and none can be interpreted")
+    env = {**os.environ, VARIABLE: "1"}
+    return subprocess.run([sys.executable, "-m", "opmux", "conform", *asked.words()], env=env, check=False).returncode
+
+
+def _run(asked: Asked, place: Place, depth: Depth, heard: Heard) -> int:
+    start = time.perf_counter()
+    get_default_manager().registry.list_operators()  # loads families, kernels, plugins, vendors
+    scope = Scope.of(asked.ops)
+    plan = Plan.of(scope.specs, place, depth)
+    known = gaps.read(place.package.folder)
+    if asked.listing:
+        report.listing(plan, scope.overloads)
+        return 0
+    record = Record(_facts(asked, place), notes=[*gaps.unknown_ops(known)])
+    if plan.bare:
+        record.notes.append(f"no samples to check with: {', '.join(plan.bare)}")
+    record.results += heard.loading(place, depth)
+    try:
+        _check(record, plan, scope, _console(asked))
+    finally:
+        disable()
+    for result in record.failures:
+        result.reproduce = _reproduce(asked, place, result)
+    gaps.apply(known, record.results)
+    record.seconds = round(time.perf_counter() - start, 2)
+    _console(asked).print(report.report(record, known))
+    _keep(record, asked)
+    return 1 if record.failures else 0
+
+
+def _check(record: Record, plan: Plan, scope: Scope, console: Console) -> None:
+    """Fill in the record."""
+    place = plan.place
+    console.print(Text(str(place), "bold"), soft_wrap=True)
+    names = [f"{s.name} by {s.id}" for s in plan.subjects]
+    _warm(plan)
+    covered: dict[str, Covered] = {}
+    for at, done in _all("checking", [partial(plan.run, s) for s in plan.subjects], names, place):
+        results, where = (plan.lost(plan.subjects[at], done.why), None) if isinstance(done, Lost) else done
+        record.results += results
+        covered |= {where.key: where} if where is not None else {}
+    if "opinfo" in plan.depth.checks and not place.direct:
+        _check_aten(record, plan, scope)
+    order = {s.spec.key: i for i, s in enumerate(plan.subjects, 1)}
+    record.results.sort(key=lambda r: (0 if r.op == PACKAGE else order.get(r.key, len(order) + 1), r.impl == DISPATCH))
+    with coverage.as_if_there(place):
+        record.coverage = [covered.get(s.key) or coverage.foretold(s, place) for s in scope.specs]
+        record.coverage += coverage.of_aten(place, scope.overloads.values())
+    record.rest_of_aten = {} if scope.words or place.direct else coverage.rest_of_aten(place)
+
+
+def _warm(plan: Plan) -> None:
+    """Have torch's tracer imported before workers part: it takes each of them three seconds.
+
+    Nothing is computed: a worker cannot use the threads that its parent has computed with, and waits for them forever.
+    """
+    if plan.place.interpreted and {"fake", "opcheck", "compile"} & set(plan.depth.checks):
+        import torch._dynamo
+        from torch._subclasses.fake_tensor import FakeTensorMode
+
+        with FakeTensorMode():
+            torch.empty(2, 2).abs()
+
+
+def _check_aten(record: Record, plan: Plan, scope: Scope) -> None:
+    absent = opinfo.absent()
+    if absent is not None:
+        record.notes.append(absent)
+        return
+    mine = [o for n, o in opinfo.overloads(plan.place).items() if n in scope.overloads]
+    infos = opinfo.infos(mine, plan.place)
+    with use():  # the overrides are put in place once, before workers part
+        pass
+    names = [f"aten::{i.packet}" for i in infos]
+    for at, done in _all("under ATen", [partial(i.run, plan.depth) for i in infos], names, plan.place):
+        result = infos[at].lost(done.why) if isinstance(done, Lost) else done
+        record.results += [result] if result is not None else []
+
+
+def _all(title: str, tasks: list[Any], names: list[str], place: Place) -> Iterator[tuple[int, Any]]:
+    """The outcomes of tasks, with a bar that says what is being checked."""
+    crew = Crew(tasks, cores() if place.interpreted else 1)  # before the bar, whose thread a worker must not inherit
+    with screen.progress("now") as bar:
+        task = bar.add_task(title, total=len(tasks), now="")
+        for at, done in crew.results(lambda at: bar.update(task, now=names[at])):
+            bar.update(task, advance=1)
+            yield at, done
+        bar.update(task, now="done")
+
+
+# ---- what is asked for ----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Scope:
+    """The ops and the overloads of ATen that the words of the command line mean."""
+
+    words: list[str]
+    specs: list
+    overloads: dict[str, Overload]
+
+    @classmethod
+    def of(cls, words: list[str]) -> Scope:
+        if not words:
+            return cls([], list(specs), dict(table()))
+        found, overloads = {}, {}
+        for word in words:
+            names = {n: o for n, o in table().items() if _means(word.strip(), n, o)}
+            try:
+                mine = select([word])
+            except UnknownName as error:
+                if word.startswith("family:"):
+                    raise
+                if not names:
+                    raise UnknownName("op", word, {*specs.short_names(), *table()}) from error
+                mine = []
+            found |= {s.key: s for s in mine}
+            overloads |= names | {o.name: o for o in opinfo.of_specs(table().values(), mine)}
+        return cls(words, list(found.values()), overloads)
+
+
+def _means(word: str, name: str, overload: Overload) -> bool:
+    if word.startswith("family:"):
+        return overload.family == word.removeprefix("family:").casefold()
+    plain = word.removeprefix("aten::")
+    return any(fnmatchcase(n, plain) for n in (name, overload.shape.packet))
+
+
+def _reproduce(asked: Asked, place: Place, result: Result) -> str:
+    """A command line that shows this failure, and nothing else."""
+    env = [f"{k.name}={shlex.quote(os.environ[k.name])}" for k in (knobs.PLUGIN_MODULES,) if k.name in os.environ]
+    again = Asked(
+        vendor=place.package.name,
+        ops=[] if result.op == PACKAGE else [result.key],
+        dtypes=[result.dtype] if result.dtype else [],
+        device=asked.device,
+        checks=[result.check],
+        sample=result.sample if result.sample and result.check != "errors" else None,
+    )
+    return " ".join([*env, shlex.join(["opmux", "conform", *again.words()])])
+
+
+def _facts(asked: Asked, place: Place) -> dict:
+    info, direct = place.package.info, place.direct
+    return {
+        "vendor": info.vendor_name,
+        "device": str(place.device),
+        "how": place.how,
+        "where": str(place),
+        "chip": chip(place.device),
+        "arch": None if direct else arch_of(place.device.type),
+        "verified": info.verified,
+        "folder": None if place.package.folder is None else str(place.package.folder),
+        "depth": "full" if asked.full else "quick",
+        "dtypes": [dtype_name(arguments.dtype(d)) for word in asked.dtypes for d in word.split()],
+        "ops": asked.ops,
+        **doctor.versions(),
+        "commit": commit(),
+        "date": date.today().isoformat(),
+    }
+
+
+# ---- what a package says while it is loaded -------------------------------------------------------------------------
+
+
+class Heard(logging.Handler):
+    """Listens to opmux's warnings: what is left out of a vendor's package is said there, and must not be missed."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.lines: dict[str, None] = {}
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.lines[record.getMessage().splitlines()[0]] = None
+
+    def __enter__(self) -> Heard:
+        self._level = log.logger.level
+        log.show("CRITICAL")  # lines would tear the bar; they are in the report
+        log.from_knobs()
+        shown = log.logger.level
+        log.logger.setLevel(min(shown, logging.WARNING))
+        self._handlers = [(handler, handler.level) for handler in log.logger.handlers]
+        for handler, level in self._handlers:
+            handler.setLevel(max(level, shown))
+        log.logger.addHandler(self)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        log.logger.removeHandler(self)
+        for handler, level in self._handlers:
+            handler.setLevel(level)
+        log.logger.setLevel(self._level)
+
+    def loading(self, place: Place, depth: Depth) -> Iterator[Result]:
+        """Whether all of the vendor's package could be used."""
+        if "load" not in depth.checks or not place.package.module:
+            return
+        marks = (place.package.module, str(place.package.folder), f"{place.package.name}'s ")
+        mine = [line for line in self.lines if any(m in line for m in marks)]
+        name = place.package.module
+        result = Result(PACKAGE, name, PACKAGE, name, True, "load", tried=1, failed=min(len(mine), 1))
+        if mine:
+            result.status, result.reason = FAIL, "; ".join(mine)
+        yield result
+
+
+# ---- out ------------------------------------------------------------------------------------------------------------
+
+
+def _console(asked: Asked) -> Console:
+    return screen.err() if asked.json == "-" else screen.out()
+
+
+def _keep(record: Record, asked: Asked) -> None:
+    said = screen.err()
+    if asked.json == "-":
+        sys.stdout.write(record.text() + "\n")
+    elif asked.json is not None:
+        record.save(Path(asked.json))
+        said.print(Text(f"written: {asked.json}", "dim"))
+    if asked.html is not None:
+        asked.html.parent.mkdir(parents=True, exist_ok=True)
+        asked.html.write_text(page.page(record), encoding="utf-8")
+        said.print(Text(f"written: {asked.html}", "dim"))

@@ -1,0 +1,63 @@
+"""Results against the reference's: the first difference, in words."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...core.facts import dtype_name
+from ...core.spec import Spec, Tol
+
+EXACT = Tol(0.0, 0.0)
+
+
+def difference(got: dict[str, Any], want: dict[str, Any], spec: Spec, slack: float = 1.0) -> str | None:
+    """The first of several results that is wrong, in words."""
+    for name, value in want.items():
+        found = _of_one(name, got.get(name), value, spec, slack)
+        if found is not None:
+            return found
+    return None
+
+
+def _of_one(name: str, got: Any, want: Any, spec: Spec, slack: float) -> str | None:
+    if not isinstance(want, Tensor) or not isinstance(got, Tensor):
+        same = type(got) is type(want) and (isinstance(want, Tensor) or got == want)
+        return None if same else f"{name} is {_short(got)}, expected {_short(want)}"
+    if got.shape != want.shape:
+        return f"{name} has shape {tuple(got.shape)}, expected {tuple(want.shape)}"
+    if got.dtype != want.dtype:
+        return f"{name} is {dtype_name(got.dtype)}, expected {dtype_name(want.dtype)}"
+    return numbers(name, got, want, spec.tol.get(want.dtype, EXACT), slack)
+
+
+def numbers(name: str, got: Tensor, want: Tensor, tol: Tol, slack: float = 1.0) -> str | None:
+    """The first number that is too far from the wanted one, in words."""
+    a, b = got.detach().cpu(), want.detach().cpu()
+    if a.is_complex():
+        a, b = torch.view_as_real(a), torch.view_as_real(b)
+    x, y = a.double(), b.double()
+    same = (a == b) | (x.isnan() & y.isnan())
+    off = (x - y).abs().nan_to_num(nan=math.inf, posinf=math.inf).masked_fill(same, 0.0)
+    allowed = slack * (tol.atol + tol.rtol * y.abs()) if a.is_floating_point() else torch.zeros_like(y)
+    far = ~same & ~((off <= allowed) & off.isfinite())
+    if not bool(far.any()):
+        return None
+    at = tuple(far.nonzero()[0].tolist())
+    place = f"{name}{list(at)}" if at else name
+    return (
+        f"{place} is {_number(a[at])}, expected {_number(b[at])} within {allowed[at].item():.2g}; "
+        f"{int(far.sum())} of {far.numel()} numbers are too far, by up to {off[far].max().item():.3g}"
+    )
+
+
+def _number(t: Tensor) -> str:
+    value = t.item()
+    return f"{value:.7g}" if isinstance(value, float) else str(value)
+
+
+def _short(value: Any) -> str:
+    return "a tensor" if isinstance(value, Tensor) else "missing" if value is None else repr(value)

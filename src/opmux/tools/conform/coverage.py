@@ -1,0 +1,163 @@
+"""What runs where, of our ops and ATen's: on the chip's own kernel, on default Triton, on torch's own, on the CPU."""
+
+from __future__ import annotations
+
+import contextlib
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from ...core.default import get_default_manager
+from ...core.explain import Verdict
+from ...core.registry import BackendImplKind, OpImpl
+from ...core.spec import Spec
+from ...faces.aten import engine
+from ...faces.aten.overloads import Overload, table
+from ...runtime import detect
+from ...runtime.machine import HERE
+from .place import Place
+from .record import CPU, NATIVE, NOWHERE, OWN, PLUGIN, TRITON, Covered
+from .samples import Drawn
+from .subject import Called, name_of
+
+REFERENCE = BackendImplKind.REFERENCE
+COMPOSITE = ("CompositeImplicitAutograd", "CompositeExplicitAutograd", "CompositeExplicitAutogradNonFunctional")
+
+
+def served(spec: Spec, place: Place, drawn: Drawn, called: Called) -> Covered:
+    """Where an op runs, as a sample was served."""
+    why = _first_of((d.impl, d.stage, d.reason) for d in called.before)
+    on_cpu = list(called.on_cpu)
+    if called.impl.kind is REFERENCE and not place.simulated:
+        on_cpu = _left_to_cpu(spec, drawn, place)
+    return _covered(spec, where(called.impl, place, on_cpu), called.impl.impl_id, why, on_cpu)
+
+
+def foretold(spec: Spec, place: Place) -> Covered:
+    """Where an op would run, as far as dispatch can say without tensors."""
+    found = get_default_manager().explain(spec.key)
+    why = _refused(found.verdicts)
+    if found.chosen is None:
+        return _covered(spec, NOWHERE, None, why)
+    return _covered(spec, where(found.chosen, place), found.chosen.impl_id, why)
+
+
+def _covered(spec: Spec, where: str, impl: str | None, why: str | None, on_cpu: Iterable[str] = ()) -> Covered:
+    name = spec.name if isinstance(spec, Overload) else name_of(spec)
+    return Covered(name, spec.key, spec.space, spec.family, where, impl, why, list(on_cpu))
+
+
+def _refused(verdicts: Iterable[Verdict]) -> str | None:
+    return _first_of((v.impl.impl_id, v.stage, v.reason) for v in verdicts if v.status == "refused")
+
+
+def _first_of(refusals: Iterable[tuple[str, str, str]]) -> str | None:
+    """The first refusal, in words; that an impl is for another device says nothing of this one."""
+    return next((": ".join(r) for r in refusals if r[1] != "device"), None)
+
+
+def where(impl: OpImpl, place: Place, on_cpu: Iterable[str] = ()) -> str:
+    """The word for where an impl runs."""
+    if impl.of_vendor(place.package.name):
+        return OWN
+    if impl.kind is REFERENCE:
+        return CPU if any(on_cpu) else NATIVE
+    return TRITON if impl.kind is BackendImplKind.DEFAULT else PLUGIN
+
+
+@contextlib.contextmanager
+def as_if_there(place: Place) -> Iterator[None]:
+    """Dispatch as on a machine with the vendor's device, where functions were called without one."""
+    if not place.direct:
+        yield
+        return
+    with detect.assume(place.package.name):
+        HERE.changed()
+        yield
+    HERE.changed()
+
+
+# ---- ATen -----------------------------------------------------------------------------------------------------------
+
+
+def of_aten(place: Place, found: Iterable[Overload]) -> Iterator[Covered]:
+    """Where overloads of ATen run while ours are enabled."""
+    can = engine.choosable().get(place.package.device, {})
+    unused = HERE.unused(place.package.device)
+    for overload in found:
+        verdicts = get_default_manager().explain(overload.key).verdicts
+        chosen = next((v.impl for v in verdicts if v.status != "refused" and v.impl.kind is not REFERENCE), None)
+        if chosen is not None and overload.name in can:
+            yield _covered(overload, where(chosen, place), chosen.impl_id, None)
+            continue
+        why = next((unused[b] for b in overload.bases if b in unused), None) or _refused(verdicts)
+        yield _covered(overload, torchs_own(overload.name, place), "native", why)
+
+
+def rest_of_aten(place: Place) -> dict[str, int]:
+    """The overloads of ATen that are none of ours: how many have a kernel of the device's, and how many the CPU's.
+
+    Those that are made of others are not counted: they run wherever their parts do.
+    """
+    names = (n.removeprefix("aten::") for n in torch._C._dispatch_get_all_op_names() if n.startswith("aten::"))
+    ours = table()
+    counted = Counter(torchs_own(n, place) for n in names if n not in ours and _is_real(n))
+    return {w: counted[w] for w in (NATIVE, CPU, NOWHERE) if counted[w]}
+
+
+def torchs_own(name: str, place: Place) -> str:
+    """Where torch itself runs an overload of ATen on the vendor's device."""
+    said = _line(name, place.package.info.key)
+    if said is None:
+        return NOWHERE
+    if "[backend fallback]" in said:
+        return CPU if place.package.info.key == "PrivateUse1" else NOWHERE
+    if "[default backend kernel]" in said:  # made of others: of a structured op, of its form that takes `out`
+        into = next((o for o in (f"{name}_out", f"{name.partition('.')[0]}.out") if _exists(o)), None)
+        return NATIVE if into is None or into == name else torchs_own(into, place)
+    return NATIVE
+
+
+def _exists(name: str) -> bool:
+    return torch._C._dispatch_has_kernel(f"aten::{name}")
+
+
+def _line(name: str, key: str) -> str | None:
+    """What torch's table of kernels says of an overload under a dispatch key."""
+    lines = torch._C._dispatch_dump_table(f"aten::{name}").splitlines()
+    found = next((line for line in lines if line.startswith(f"{key}:")), None)
+    return None if found is None or "[missing]" in found else found
+
+
+def _is_real(name: str) -> bool:
+    """Whether an overload has kernels, and is not made of other ops."""
+    has = lambda key: torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{name}", key)
+    try:
+        return not any(map(has, COMPOSITE))
+    except RuntimeError:  # TorchScript's own
+        return False
+
+
+class _Recorder(TorchDispatchMode):
+    """The overloads of ATen that a call comes to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: dict[str, None] = {}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.names[func._schema.name + (f".{func._schema.overload_name}" if func._schema.overload_name else "")] = None
+        return func(*args, **(kwargs or {}))
+
+
+def _left_to_cpu(spec: Spec, drawn: Drawn, place: Place) -> list[str]:
+    """The overloads that a reference comes to and that a real device has no kernel of its own for."""
+    if place.package.info.key != "PrivateUse1":
+        return []
+    sample = drawn.on(place.device)
+    with _Recorder() as recorder, torch.no_grad():
+        spec.reference(*sample.args, **sample.kwargs)
+    return [n for n in recorder.names if n.startswith("aten::") and torchs_own(n.removeprefix("aten::"), place) == CPU]

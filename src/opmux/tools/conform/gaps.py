@@ -1,0 +1,106 @@
+"""Known gaps: the vendor's `xfail.toml`, beside its `__init__.py`.
+
+    [gelu_mul.values]
+    reason = "rounds twice before driver 2.1"
+
+    ["cum*".gradient]
+    impl = "default.flagos.acme"
+    reason = "no double precision on the chip"
+
+A row names an op (its name, its key such as `"aten::add"`, or a glob; quoted where TOML wants it) and a check, or `"*"`
+for all of them. The reason must be said; `impl` narrows a row to one impl. A fail that a row covers is expected. A row
+that covers no fail has had its day, and what passed is reported.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Iterable
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+from ...core.errors import OpmuxError, nearest
+from ...core.spec import specs
+from .record import CHECKS, EXPECTED, FAIL, PASS, UNEXPECTED, Result
+
+FILE = "xfail.toml"
+FIELDS = ("reason", "impl")
+
+
+class BadGaps(OpmuxError, ValueError):
+    """An `xfail.toml` that cannot be read, or means nothing; the message names the file and the row."""
+
+
+@dataclass(frozen=True)
+class Gap:
+    op: str
+    check: str
+    reason: str
+    impl: str | None = None
+
+    def covers(self, result: Result) -> bool:
+        names = (result.op, result.key, result.key.rpartition("::")[2])
+        if not any(fnmatchcase(n.casefold(), self.op.casefold()) for n in names):
+            return False
+        return self.check in ("*", result.check) and self.impl in (None, result.impl)
+
+
+def read(folder: Path | None) -> list[Gap]:
+    """The rows of a vendor's file; none where there is no file."""
+    file = None if folder is None else folder / FILE
+    if file is None or not file.is_file():
+        return []
+    try:
+        found = tomllib.loads(file.read_text(encoding="utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise BadGaps(f"{file} is not valid TOML: {error}") from None
+    made = []
+    for op, checks in found.items():
+        if not isinstance(checks, dict) or not all(isinstance(row, dict) for row in checks.values()):
+            raise BadGaps(f'{file}: [{op}]: a row is [op.check] with reason = "..."')
+        made += [_gap(file, op, check, row) for check, row in checks.items()]
+    return made
+
+
+def _gap(file: Path, op: str, check: str, row: dict[str, Any]) -> Gap:
+    where = f"{file}: [{op}.{check}]"
+    if check not in (*CHECKS, "*"):
+        close = nearest(check, CHECKS)
+        hint = f"did you mean '{close}'?" if close else f"Allowed: {', '.join(CHECKS)}, *"
+        raise BadGaps(f"{where}: there is no check '{check}'. {hint}")
+    strange = [k for k in row if k not in FIELDS]
+    if strange:
+        raise BadGaps(f"{where}: {', '.join(strange)} means nothing here. Allowed: {', '.join(FIELDS)}")
+    if not isinstance(row.get("reason"), str) or not row["reason"].strip():
+        raise BadGaps(f'{where}: say why, such as reason = "rounds twice before driver 2.1"')
+    if not isinstance(row.get("impl", ""), str):
+        raise BadGaps(f"{where}: impl = {row['impl']!r}. Allowed: the id of an impl")
+    return Gap(op, check, row["reason"].strip(), row.get("impl"))
+
+
+def unknown_ops(rows: Iterable[Gap]) -> list[str]:
+    """A sentence for each row whose op does not exist: it travels between versions, so it is no error."""
+    names = {n.casefold(): n for s in specs for n in (s.name, s.key)}
+    names |= {n.casefold(): n for k in specs.derived for n in (k, k.removeprefix("aten::"))}
+    said = []
+    for row in rows:
+        if not any(fnmatchcase(n, row.op.casefold()) for n in names) and row.op != "(package)":
+            close = nearest(row.op, names.values())
+            said.append(f"{FILE}: [{row.op}.{row.check}]: no such op" + (f"; did you mean '{close}'?" if close else ""))
+    return said
+
+
+def apply(rows: Iterable[Gap], results: Iterable[Result]) -> None:
+    """Turn fails that a row covers into expected ones; where a row covers passes alone, nobody expected those."""
+    found: dict[int, list[Result]] = {}
+    rows = list(rows)
+    for result in results:
+        at = next((i for i, row in enumerate(rows) if row.covers(result)), None)
+        if at is not None and result.status in (FAIL, PASS):
+            found.setdefault(at, []).append(result)
+    for at, covered in found.items():
+        failed = [r for r in covered if r.status == FAIL]
+        for result in failed or covered:
+            result.gap, result.status = rows[at].reason, EXPECTED if failed else UNEXPECTED

@@ -1,0 +1,195 @@
+"""ATen's ops under `opmux.use()`, on PyTorch's own samples for them (OpInfo), against ATen's own kernels."""
+
+from __future__ import annotations
+
+import importlib.util
+import itertools
+import random
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_flatten, tree_map_only
+
+from ...core.facts import dtype_name
+from ...core.spec import TOL, Spec, Tol, specs
+from ...faces.aten import engine
+from ...faces.aten.overloads import Overload
+from ...faces.aten.switch import use
+from .checks import SLACK, Wrong, quiet
+from .compare import EXACT, numbers
+from .place import Place
+from .plan import Depth
+from .record import DISPATCH, FAIL, Result
+from .samples import in_words
+from .subject import words
+
+DTYPES = (torch.float32, torch.bfloat16, torch.int32, torch.bool)
+LOW = (torch.bfloat16, torch.float16)
+Told = tuple[list[Tensor], list[Tensor]]  # results, gradients
+RANDOM = "random"  # the family whose results agree in their looks alone
+
+
+def absent() -> str | None:
+    """Why there are no such samples here, or None."""
+    if importlib.util.find_spec("expecttest") is None:
+        return "ATen's ops were not tried on PyTorch's own samples (OpInfo): pip install expecttest"
+    return None
+
+
+def overloads(place: Place) -> dict[str, Overload]:
+    """The overloads of ATen that some kernel of ours or of the vendor's computes on this device."""
+    return engine.choosable().get(place.device.type, {})
+
+
+def packets(found: Iterable[Overload]) -> dict[str, list[Overload]]:
+    """Overloads by the op they are of."""
+    made: dict[str, list[Overload]] = {}
+    for overload in found:
+        made.setdefault(overload.shape.packet, []).append(overload)
+    return made
+
+
+class Info:
+    """One op of ATen and all of OpInfo's entries for it."""
+
+    def __init__(self, packet: str, of: list[Overload], entries: list[Any], place: Place):
+        self.packet, self.overloads, self.entries, self.place = packet, of, entries, place
+        base = next((specs.by_key[b] for o in of for b in o.bases), None)
+        self.family = of[0].family
+        self.tol = TOL if base is None else base.tol
+        self.own = any(_is_own(o, place) for o in of)
+
+    def run(self, depth: Depth) -> Result | None:
+        """Every sample that is asked for; None where the op has none in these dtypes."""
+        made = Result(self.packet, f"aten::{self.packet}", self.family, DISPATCH, self.own, "opinfo")
+        for name, dtype, sample, call, grad in self._samples(depth):
+            try:
+                with quiet():
+                    told = self._told(call, sample, grad)
+                    if told is None:
+                        continue
+                    made.tried += 1
+                    self._compare(call, sample, grad, told)
+            except Exception as error:  # of a kernel of ours, or of torch's own in the middle of ours
+                made.failed += 1
+                if made.reason is None:
+                    made.status, made.sample, made.dtype = FAIL, name, dtype_name(dtype)
+                    made.reason = str(error) if isinstance(error, Wrong) else f"raised {words(error)}"
+        return made if made.tried else None
+
+    def lost(self, why: str) -> Result:
+        """The result of an op that took its process down."""
+        return Result(
+            self.packet, f"aten::{self.packet}", self.family, DISPATCH, self.own, "opinfo", FAIL, why, tried=1, failed=1
+        )
+
+    def _samples(self, depth: Depth) -> Iterator[tuple[str, torch.dtype, Any, Callable[..., Any], bool]]:
+        named = depth.sample is not None
+        for entry in self.entries:
+            title = ".".join(filter(None, (entry.name, entry.variant_test_name)))
+            can = entry.supported_dtypes("cpu")
+            dtypes = [d for d in depth.dtypes or DTYPES if d in can]
+            for dtype in dtypes if depth.full or depth.dtypes or named else dtypes[:1]:
+                grad = bool(dtype is torch.float32 and entry.supports_autograd and (depth.full or self.own or named))
+                drawn = enumerate(_drawn(entry, dtype, grad))
+                some = drawn if depth.full or self.own or named else itertools.islice(drawn, 1)
+                for at, sample in some:
+                    name = f"{title} {at}"
+                    if not named or name == depth.sample:
+                        yield name, dtype, sample, entry.op, grad
+
+    def _told(self, call: Callable[..., Any], sample: Any, grad: bool) -> Told | None:
+        """What ATen's own kernels make of a sample, the CPU's where the device is made up; None where they refuse."""
+        try:
+            return _both(call, *_on(sample, torch.device("cpu") if self.place.simulated else self.place.device), grad)
+        except (RuntimeError, TypeError, ValueError, IndexError):
+            return None
+
+    def _compare(self, call: Callable[..., Any], sample: Any, grad: bool, told: Told) -> None:
+        with use():
+            got = _both(call, *_on(sample, self.place.device), grad)
+        for what, ours, theirs, slack in zip(("result", "gradient"), got, told, (SLACK, 4 * SLACK)):
+            if len(ours) != len(theirs):
+                raise Wrong(f"{len(ours)} {what}s, expected {len(theirs)}")
+            for at, (a, b) in enumerate(zip(ours, theirs)):
+                self._agree(f"{what} {at}" if len(theirs) > 1 else what, a, b, slack)
+
+    def _agree(self, name: str, got: Tensor, want: Tensor, slack: float) -> None:
+        if self.place.simulated:  # statistics of norms: on accelerators there always, and in float32
+            if want.shape == (0,) != got.shape:
+                return
+            got = got.to(want.dtype) if got.dtype is torch.float32 and want.dtype in LOW else got
+        if (got.shape, got.dtype, got.device.type) != (want.shape, want.dtype, self.place.device.type):
+            raise Wrong(f"{name} is {in_words(got)}, expected {in_words(want)}")
+        if self.family != RANDOM:
+            found = numbers(name, got, want, self._tolerance(want), slack)
+            if found is not None:
+                raise Wrong(found)
+
+    def _tolerance(self, want: Tensor) -> Tol:
+        """ATen's kernels need not round once only, and where terms cancel they lose more: relative to the mean too."""
+        tol = self.tol.get(want.dtype, EXACT)
+        size = want.detach().abs().double() if want.is_complex() else want.detach().double().abs()
+        mean = size[size.isfinite()].mean().nan_to_num().item()
+        return Tol(tol.rtol, tol.atol + tol.rtol * mean)
+
+
+def _on(sample: Any, device: torch.device) -> tuple[list[Any], dict[str, Any]]:
+    """The arguments on a device; those that make tensors are told to make them there."""
+    move = lambda t: t.detach().to(device, copy=True).requires_grad_(t.requires_grad)
+    args, kwargs = tree_map_only(Tensor, move, ([sample.input, *sample.args], dict(sample.kwargs)))
+    return args, kwargs | ({"device": device} if "device" in kwargs else {})
+
+
+def _drawn(entry: Any, dtype: torch.dtype, grad: bool) -> Iterator[Any]:
+    """OpInfo's samples, on the CPU, from one seed.
+
+    The function itself, as `entry.sample_inputs` first looks through the stack for the name of a test: 0.1 s.
+    """
+    random.seed(0)
+    torch.default_generator.manual_seed(0)
+    with quiet():
+        yield from entry.sample_inputs_func(entry, "cpu", dtype, grad)
+
+
+def _both(call: Callable[..., Any], args: list[Any], kwargs: dict[str, Any], grad: bool) -> Told:
+    """The results of a call, and the gradients of its arguments."""
+    outs = [t for t in tree_flatten(call(*args, **kwargs))[0] if isinstance(t, Tensor)]
+    leaves = [t for t in tree_flatten((args, kwargs))[0] if isinstance(t, Tensor) and t.requires_grad]
+    counted = [o for o in outs if o.requires_grad]
+    if not grad or not counted or not leaves:
+        return [o.detach() for o in outs], []
+    weights = [torch.randn(o.shape, generator=torch.Generator().manual_seed(i)).to(o) for i, o in enumerate(counted)]
+    made = torch.autograd.grad(counted, leaves, weights, allow_unused=True)
+    return [o.detach() for o in outs], [torch.zeros_like(t) if g is None else g for t, g in zip(leaves, made)]
+
+
+def _is_own(overload: Overload, place: Place) -> bool:
+    """Whether the vendor has a kernel of its own for an overload."""
+    from ...core.default import get_default_manager
+
+    registry = get_default_manager().registry
+    of_bases = (i for b in overload.bases for i in registry.impls(b))
+    return place.device.type in overload.rows or any(i.of_vendor(place.package.name) for i in of_bases)
+
+
+def infos(found: Iterable[Overload], place: Place) -> list[Info]:
+    """The ops of these overloads that OpInfo has samples for."""
+    from torch.testing._internal.common_methods_invocations import op_db
+
+    by_name: dict[str, list[Any]] = {}
+    for entry in op_db:
+        by_name.setdefault(entry.aten_name, []).append(entry)
+    made = []
+    for packet, of in packets(found).items():
+        entries = by_name.get(packet) or by_name.get(packet.lstrip("_"))  # softmax is all but _softmax
+        made += [Info(packet, of, entries, place)] if entries else []
+    return made
+
+
+def of_specs(found: Iterable[Overload], wanted: Iterable[Spec]) -> list[Overload]:
+    """The overloads that these specs compute."""
+    keys = {s.key for s in wanted}
+    return [o for o in found if keys & set(o.bases)]

@@ -1,0 +1,165 @@
+"""Where a vendor's impls are run: on its device, on a simulated one, or called as functions on the CPU."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+
+from ...core import knobs
+from ...core.default import get_default_manager
+from ...core.errors import UnknownName
+from ...runtime import detect, packages
+from ...runtime.machine import HERE
+from ...runtime.packages import Package
+from ..arguments import BadArgument
+from ..bench.record import chip
+from ..simulator import launch, simulate
+
+DEVICE, SIMULATED, DIRECT = "device", "simulated", "direct"
+# torch's own device types: there is no making one of them up.
+NOT_SIMULATED = ("cpu", "cuda", "xpu", "mps", "hip", "hpu", "mtia", "meta", "xla", "vulkan", "ipu", "ve")
+
+
+class NeedsFreshProcess(Exception):
+    """Triton was imported to compile kernels, and they have to be interpreted."""
+
+
+@dataclass(frozen=True)
+class Place:
+    package: Package
+    device: torch.device
+    how: str
+
+    @property
+    def direct(self) -> bool:
+        return self.how == DIRECT
+
+    @property
+    def simulated(self) -> bool:
+        return self.how == SIMULATED
+
+    @property
+    def interpreted(self) -> bool:
+        return self.how != DEVICE
+
+    def __str__(self) -> str:
+        """The first line of a report."""
+        name, device = self.package.name, self.package.device
+        if self.simulated:
+            return (
+                f"{name} on a SIMULATED {device}: no such device is here. Host memory, interpreted kernels; "
+                f"what runs is {name}'s code, and nothing is said of its chips or its compiler"
+            )
+        if self.direct:
+            return (
+                f"{name}'s functions called directly on CPU tensors, kernels interpreted: no {device} takes part. "
+                f"Dispatch, torch.compile and ATen are not checked"
+            )
+        return f"{name} on {self.device}: {chip(self.device)}"
+
+
+def find(vendor: str | None, device: str | None) -> Place:
+    """The vendor that is asked for (by default the machine's own), and where its impls can be run."""
+    package = _vendor(vendor)
+    asked = None if device is None else _device(device, package)
+    if asked is not None and asked.type == "cpu" != package.device:
+        return Place(package, asked, DIRECT)
+    if package.device in ("cpu", *detect.available()):
+        whose = detect.vendor_of(package.device)
+        if whose is None or whose.name == package.name:
+            return Place(package, _there(asked or torch.device(package.device)), DEVICE)
+        raise BadArgument(
+            f"--vendor {package.name}: the {package.device} of this machine is {whose.name}'s. "
+            f"OPMUX_VENDOR={package.name} says otherwise; {_on_cpu(package)}"
+        )
+    if package.device in NOT_SIMULATED or package.info.key != "PrivateUse1":
+        raise BadArgument(
+            f"--vendor {package.name}: this machine has no {package.device}, and a device type of torch's own cannot "
+            f"be simulated. Run it on the chip; {_on_cpu(package)}"
+        )
+    return Place(package, asked or torch.device("cpu"), SIMULATED)
+
+
+def _on_cpu(package: Package) -> str:
+    return f"or with --device cpu, which calls {package.name}'s functions on CPU tensors, kernels interpreted"
+
+
+def _vendor(name: str | None) -> Package:
+    if name is None:
+        found = detect.vendor_of(detect.infer_device())
+        if found is None:
+            known = ", ".join(sorted(packages.known()))
+            raise BadArgument(f"there is no accelerator here to check: name a vendor by --vendor. Known: {known}")
+        return found
+    found = packages.get(name)
+    if found is None:
+        get_default_manager()._prepare()  # plugins may bring it
+        found = packages.get(name)
+    if found is None:
+        left_out = [f"({module} is left out: {why})" for module, why in packages.broken().items() if name in module]
+        raise UnknownName("vendor", name, list(packages.known()), hint=" ".join(left_out))
+    return found
+
+
+def _device(text: str, package: Package) -> torch.device | None:
+    """The device of --device; None for one that has to be simulated first, as torch does not know its name."""
+    kind, _, index = text.strip().casefold().partition(":")
+    allowed = list(dict.fromkeys((package.device, "cpu")))
+    if kind not in allowed or (index and not index.isdigit()):
+        raise BadArgument(f"--device {text!r} is not {package.name}'s. Allowed: {', '.join(allowed)}")
+    try:
+        return torch.device(text.strip().casefold())
+    except RuntimeError:
+        return None
+
+
+def _there(device: torch.device) -> torch.device:
+    count = 1 if device.type == "cpu" else torch.get_device_module(device).device_count()
+    if (device.index or 0) >= count:
+        allowed = f"{device.type}:0 to {device.type}:{count - 1}"
+        raise BadArgument(f"--device {device} is not on this machine. Allowed: {allowed}")
+    return device
+
+
+@contextmanager
+def ready(place: Place) -> Iterator[Place]:
+    """The place with its device in it: made up where it must be, and the vendor's own where vendors share its name."""
+    if place.interpreted:
+        if launch.compiles():
+            raise NeedsFreshProcess
+        launch.interpret()
+    before, threads = os.environ.get(knobs.VENDOR.name), torch.get_num_threads()
+    if place.interpreted:
+        torch.set_num_threads(1)  # it is Python that takes the time; and workers cannot use a parent's threads
+    os.environ[knobs.VENDOR.name] = place.package.name
+    try:
+        if place.simulated:
+            simulate(place.package.device)
+            place = Place(place.package, torch.device(place.package.device, 0), SIMULATED)
+        elif place.direct:
+            _interpret_rightly()
+        _look_again()
+        yield place
+    finally:
+        torch.set_num_threads(threads)
+        os.environ.pop(knobs.VENDOR.name, None)
+        if before is not None:
+            os.environ[knobs.VENDOR.name] = before
+        _look_again()
+
+
+def _interpret_rightly() -> None:
+    if importlib.util.find_spec("triton") is not None:
+        from ...kernels.lib import interpret
+
+        interpret.install()
+
+
+def _look_again() -> None:
+    detect.forget()
+    HERE.changed()

@@ -1,0 +1,181 @@
+"""What is checked, and how deeply: ops, impls, dtypes, samples."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from functools import cached_property, partial
+
+import torch
+
+from ...core import facts
+from ...core.default import get_default_manager, policy
+from ...core.errors import UnknownName
+from ...core.spec import Spec
+from . import checks, coverage
+from .checks import Tally
+from .place import Place
+from .record import CHECKS, Covered, Result
+from .samples import DTYPES, Drawn, drawn
+from .subject import Subject, name_of, own_impls, subjects
+
+OF_A_SUBJECT = ("values", "mutation", "errors", "fake", "gradient", "opcheck", "compile")
+# What a short run takes of each.
+FEW = 3
+
+
+@dataclass(frozen=True)
+class Depth:
+    """How much of everything is tried."""
+
+    full: bool = False
+    dtypes: tuple[torch.dtype, ...] = ()  # as asked for; none: those that ops and the device have
+    checks: tuple[str, ...] = CHECKS
+    sample: str | None = None  # ids that match, and no others
+
+
+@dataclass
+class Plan:
+    place: Place
+    depth: Depth
+    specs: list[Spec]
+    subjects: list[Subject] = field(default_factory=list)
+    bare: list[str] = field(default_factory=list)  # ops without samples
+
+    @classmethod
+    def of(cls, found: list[Spec], place: Place, depth: Depth) -> Plan:
+        made = cls(place, depth, found)
+        for spec in found:
+            if spec.samples is None:
+                made.bare.append(name_of(spec))
+            else:
+                made.subjects += [s for s in subjects(spec, place) if made.checks(s)]
+        made.subjects.sort(key=lambda s: s.spec.family)
+        return made
+
+    def is_deep(self, subject: Subject) -> bool:
+        """Whether a subject gets the costly checks: in a short run the vendor's own, and one op of each family."""
+        if self.depth.full or subject.own or self.named:
+            return True
+        if own_impls(subject.spec, self.place):
+            return False
+        return self._firsts.get(subject.spec.family) == subject.spec.key
+
+    @cached_property
+    def _firsts(self) -> dict[str, str]:
+        """The first differentiable op of each family."""
+        found = [s for s in self.specs if s.space == "opmux" and s.grad]
+        return {s.family: s.key for s in reversed(found)}
+
+    @property
+    def named(self) -> bool:
+        return self.depth.sample is not None
+
+    # -- samples
+
+    def dtypes(self, subject: Subject) -> list[torch.dtype]:
+        """Those that are asked for, or all that the device computes in, those of the impl first."""
+        if self.depth.dtypes:
+            return list(self.depth.dtypes)
+        lacks = facts.machine().lacks(self.place.package.device)
+        takes = None if subject.impl is None else subject.impl.supported_dtypes
+        found = [d for d in DTYPES if d not in lacks]
+        return sorted(found, key=lambda d: takes is not None and d not in takes)
+
+    def samples(self, subject: Subject) -> Iterator[Drawn]:
+        """In full all; else all of the vendor's own in one dtype and the first in others, and one of anything else."""
+        wanted = lambda id: self.depth.sample is None or id == self.depth.sample or fnmatchcase(id, self.depth.sample)
+        whole, asked = self.depth.full or self.named, bool(self.depth.dtypes)
+        main = None  # the dtype in which all of them are tried
+        for dtype in self.dtypes(subject):
+            every = whole or (subject.own and (main is None or asked))
+            taken = 0
+            for one in itertools.islice(drawn(subject.spec, dtype, wanted), None if every else 1):
+                taken += 1
+                yield one
+            main = dtype if main is None and taken else main
+            if main is not None and not (whole or subject.own or asked):
+                return
+
+    # -- checks
+
+    def run(self, subject: Subject) -> tuple[list[Result], Covered | None]:
+        """Every check of a subject; of dispatch, also where its first sample ran."""
+        with policy():  # one scope around all: the first to come and the last to go cost every op a look
+            return self._run(subject)
+
+    def _run(self, subject: Subject) -> tuple[list[Result], Covered | None]:
+        tallies = {c: Tally(subject, c) for c in self.checks(subject)}
+        device = self.place.device
+        found: list[Drawn] = []
+        covered: Covered | None = None
+        forward = [t for c, t in tallies.items() if c in ("values", "mutation", "fake")]
+        both = {c: Tally(subject, c) for c in ("values", "mutation")} | tallies
+        for one in self.samples(subject):
+            found.append(one)
+            if forward:
+                every = self.depth.full or self.named or len(found) == 1
+                called = checks.forward(subject, one, device, both, every)
+                if called is not None and subject.impl is None and covered is None:
+                    covered = coverage.served(subject.spec, self.place, one, called)
+        if "errors" in tallies:
+            checks.errors(subject, device, tallies["errors"])
+        for check, some in (("gradient", self._differentiable(found)), ("opcheck", found), ("compile", found)):
+            for one in itertools.islice((d for d in some if _has_numbers(d)), self._most(check, subject)):
+                if check in tallies:
+                    with tallies[check].trial(one):
+                        self._deep(check)(subject, one, device)
+        get_default_manager().clear_quarantine()
+        return [made for t in tallies.values() if (made := t.result()) is not None], covered
+
+    def lost(self, subject: Subject, why: str) -> list[Result]:
+        """The result of a subject that took its process down."""
+        tally = Tally(subject, "values")
+        tally.fail(why, None)
+        made = tally.result()
+        return [] if made is None else [made]
+
+    def checks(self, subject: Subject) -> list[str]:
+        """The checks that there are for a subject."""
+        spec = subject.spec
+        have = ["values", "mutation"]
+        have += ["errors"] if spec.errors is not None else []
+        have += ["fake"] if spec.primitive else []
+        own_gradient = subject.impl is not None and subject.impl.call is not subject.impl.fn
+        have += ["gradient"] if spec.grad and (not subject.direct or own_gradient) else []
+        if spec.space == "opmux" and not subject.direct and self.is_deep(subject):
+            have += ["opcheck", "compile"]
+        return [c for c in OF_A_SUBJECT if c in have and c in self.depth.checks]
+
+    def _differentiable(self, found: list[Drawn]) -> list[Drawn]:
+        """Samples for the gradient: of low precision only in full, or where they are asked for."""
+        floats = [d for d in found if d.dtype.is_floating_point and d.spec.grad and checks.is_differentiable(d)]
+        if self.depth.full or self.depth.dtypes:
+            return floats
+        return [d for d in floats if d.dtype in (torch.float32, torch.float64)]
+
+    def _deep(self, check: str) -> Callable[[Subject, Drawn, torch.device], None]:
+        if check == "opcheck":
+            return partial(checks.opcheck, all_tests=self.depth.full)
+        return {"gradient": checks.gradient, "compile": checks.compiled}[check]
+
+    def _most(self, check: str, subject: Subject) -> int | None:
+        if self.named:
+            return None
+        if check != "gradient":
+            return 1
+        return None if self.depth.full else FEW if subject.own else 1
+
+
+def _has_numbers(one: Drawn) -> bool:
+    return all(t.numel() for t in one.results.values() if isinstance(t, torch.Tensor))
+
+
+def check_names(words: list[str]) -> tuple[str, ...]:
+    """The checks that are asked for; all of them by default."""
+    for word in words:
+        if word not in CHECKS:
+            raise UnknownName("check", word, CHECKS)
+    return tuple(words) or CHECKS

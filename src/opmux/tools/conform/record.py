@@ -1,0 +1,114 @@
+"""A run as data: facts, results, coverage; what the terminal, the JSON file and the page are made of."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+SCHEMA = 1
+DISPATCH = "dispatch"  # in the place of an impl's id: whatever runs when a user calls the op
+
+# In the order of the columns. What each of them asks is in docs/conform.md.
+CHECKS = ("load", "values", "mutation", "errors", "fake", "gradient", "opcheck", "compile", "opinfo")
+PASS, REFUSED, FAIL, EXPECTED, UNEXPECTED = STATUSES = ("pass", "refused", "fail", "expected", "unexpected")
+# Where an op runs.
+OWN, TRITON, PLUGIN, NATIVE, CPU, NOWHERE = WHERE = ("own", "triton", "plugin", "native", "cpu", "nowhere")
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """Samples that an impl does not take, and why: the stage is dtype, device, when, vendor (unused), ..."""
+
+    impl: str
+    stage: str
+    reason: str
+    samples: int
+    dtypes: list[str]
+
+
+@dataclass
+class Result:
+    """One check of one impl of one op, over all samples that were tried."""
+
+    op: str
+    key: str
+    family: str
+    impl: str
+    own: bool  # an impl of the vendor's own
+    check: str
+    status: str = PASS
+    reason: str | None = None  # of a fail the first difference, of a refusal why
+    sample: str | None = None  # the first that failed
+    dtype: str | None = None
+    tried: int = 0
+    failed: int = 0
+    refusals: list[Refusal] = field(default_factory=list)
+    ran: list[str] = field(default_factory=list)  # the impls that served, where dispatch chose
+    gap: str | None = None  # what the vendor's xfail.toml says
+    reproduce: str | None = None  # a command line
+    seconds: float = 0.0
+
+    @property
+    def name(self) -> str:
+        return f"{self.op} by {self.impl}"
+
+
+@dataclass(frozen=True)
+class Covered:
+    """Where an op runs on this device, and by whom."""
+
+    op: str
+    key: str
+    space: str
+    family: str
+    where: str
+    impl: str | None
+    why: str | None = None  # why it is not the chip's own or the default kernel
+    on_cpu: list[str] = field(default_factory=list)  # ops of ATen that the call left to the CPU
+
+
+@dataclass
+class Record:
+    facts: dict[str, Any]
+    results: list[Result] = field(default_factory=list)
+    coverage: list[Covered] = field(default_factory=list)
+    rest_of_aten: dict[str, int] = field(default_factory=dict)  # where -> overloads that are none of ours
+    notes: list[str] = field(default_factory=list)
+    seconds: float = 0.0
+
+    @property
+    def failures(self) -> list[Result]:
+        return [r for r in self.results if r.status == FAIL]
+
+    def of(self, *statuses: str) -> list[Result]:
+        return [r for r in self.results if r.status in statuses]
+
+    def counts(self) -> dict[str, int]:
+        found = Counter(r.status for r in self.results)
+        return {s: found.get(s, 0) for s in STATUSES}
+
+    def covered(self, rows: Iterable[Covered] | None = None) -> dict[str, int]:
+        found = Counter(c.where for c in (self.coverage if rows is None else rows))
+        return {w: found[w] for w in WHERE if found[w]}
+
+    def headline(self) -> str:
+        """One sentence: what was checked, and what came of it."""
+        ops, counts = len({r.key for r in self.results}), self.counts()
+        words = [f"{counts[FAIL]} failed" if counts[FAIL] else "nothing failed"]
+        words += [f"{counts[s]} {w}" for s, w in LATER.items() if counts[s]]
+        return f"{self.facts['vendor']}: {len(self.results)} checks of {ops} ops, {', '.join(words)}"
+
+    def text(self) -> str:
+        data = {"schema": SCHEMA, **asdict(self), "counts": self.counts(), "covered": self.covered()}
+        return json.dumps(data, indent=1, ensure_ascii=False, allow_nan=False)
+
+    def save(self, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(self.text() + "\n", encoding="utf-8")
+
+
+LATER = {REFUSED: "refused", EXPECTED: "failed as expected", UNEXPECTED: "passed against expectation"}

@@ -1,0 +1,219 @@
+"""A run on the screen: a table a family, where ops run, and failures last, each with a command that shows it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from rich.console import Group
+from rich.text import Text
+
+from .. import screen
+from .gaps import Gap
+from .plan import Plan
+from .record import (
+    CHECKS,
+    CPU,
+    DISPATCH,
+    EXPECTED,
+    FAIL,
+    NATIVE,
+    NOWHERE,
+    OWN,
+    PASS,
+    PLUGIN,
+    REFUSED,
+    TRITON,
+    UNEXPECTED,
+    WHERE,
+    Covered,
+    Record,
+    Refusal,
+    Result,
+)
+
+MARKS = {
+    PASS: ("ok", "green"),
+    REFUSED: ("refused", "dim"),
+    FAIL: ("FAIL", "bold red"),
+    EXPECTED: ("known", "yellow"),
+    UNEXPECTED: ("passes", "bold yellow"),
+}
+PLACES = {OWN: "chip's own", TRITON: "triton", PLUGIN: "plugin", NATIVE: "torch's own", CPU: "CPU", NOWHERE: "nowhere"}
+PLACE_STYLES = {OWN: "magenta", CPU: "yellow"}
+SHOWN = 12  # of a list that may be long
+
+
+def report(record: Record, known: list[Gap]) -> Group:
+    parts: list[Any] = []
+    families: dict[str, list[Result]] = {}
+    for result in record.results:
+        families.setdefault(result.family, []).append(result)
+    parts += [table for family, found in families.items() if (table := _family(family, found)) is not None]
+    parts += _coverage(record)
+    parts += _refusals(record)
+    parts += [Text(f"note: {note}", "dim") for note in record.notes]
+    parts += _gaps(record)
+    parts += _failures(record)
+    parts.append(Text(f"{record.headline()} ({record.seconds:.0f} s)", "bold red" if record.failures else "bold green"))
+    if record.facts["depth"] == "quick" and not record.failures:
+        parts.append(Text("the quick run tries one sample of what is not the vendor's own; --full tries all", "dim"))
+    return Group(*parts)
+
+
+# ---- a family -------------------------------------------------------------------------------------------------------
+
+
+def _family(family: str, results: list[Result]) -> Any:
+    """One line for each impl of the vendor's and for all that is not well; the others in one line together."""
+    rows: dict[tuple[str, str], list[Result]] = {}
+    for result in results:
+        rows.setdefault((result.op, result.impl), []).append(result)
+    checks = [c for c in CHECKS if any(r.check == c for r in results)]
+    table = screen.table("op", "impl", *checks, title=family)
+    plain: list[list[Result]] = []
+    for (op, impl), found in rows.items():
+        if not found[0].own and all(r.status == PASS for r in found):
+            plain.append(found)
+            continue
+        by_check = {r.check: r for r in found}
+        who = Text(impl, "magenta" if found[0].own else "")
+        table.add_row(Text(op), who, *(_cell(by_check.get(c)) for c in checks))
+    if plain:
+        counted = Counter(r.check for found in plain for r in found)
+        served = Counter(r.ran[0] for found in plain for r in found if r.ran)
+        who = ", ".join(f"{i} {n}" for i, n in served.most_common()) or DISPATCH
+        count = len({f[0].op for f in plain})
+        others = f"{count} {'other' if table.row_count else 'op'}{'' if count == 1 else 's'}"
+        table.add_row(Text(others, "dim"), Text(who, "dim"), *(_many(counted[c]) for c in checks))
+    return table
+
+
+def _cell(result: Result | None) -> Text:
+    if result is None:
+        return Text("")
+    word, style = MARKS[result.status]
+    if result.status == FAIL and result.tried > 1:
+        word += f" {result.failed}/{result.tried}"
+    elif result.status == PASS and result.tried > 1:
+        word += f" {result.tried}"
+    refused = sum(r.samples for r in result.refusals if r.impl == result.impl)
+    if refused and result.status != REFUSED:
+        word += f", {refused} refused"
+    return Text(word, style)
+
+
+def _many(count: int) -> Text:
+    return Text(f"ok {count}", "green") if count else Text("")
+
+
+# ---- where ops run --------------------------------------------------------------------------------------------------
+
+
+def _coverage(record: Record) -> list[Any]:
+    if not record.coverage:
+        return []
+    groups: dict[str, list[Covered]] = {}
+    for row in record.coverage:
+        groups.setdefault(f"aten: {row.family}" if _is_overload(row) else row.family, []).append(row)
+    places = [w for w in WHERE if any(r.where == w for r in record.coverage) or w in record.rest_of_aten]
+    right = {"justify": "right"}
+    table = screen.table("where ops run", *((PLACES[p], right) for p in places))
+    for name, rows in sorted(groups.items(), key=lambda item: (item[0].startswith("aten"), item[0])):
+        table.add_row(name, *_figures(record.covered(rows), places))
+    table.add_section()
+    table.add_row(Text("together", "bold"), *_figures(record.covered(), places))
+    if record.rest_of_aten:
+        table.add_row(Text("the rest of ATen", "dim"), *_figures(record.rest_of_aten, places))
+    left = [r.op for r in record.coverage if r.where == CPU]
+    said = [Text(f"on the CPU: {_some(left)}", "yellow")] if left else []
+    reasons: dict[str, list[str]] = {}
+    for row in record.coverage:
+        if row.why is not None and row.where in (NATIVE, CPU, NOWHERE):
+            reasons.setdefault(row.why, []).append(row.op)
+    return [table, *said, *(Text(f"left to torch: {_some(ops)} ({why})", "dim") for why, ops in reasons.items())]
+
+
+def _is_overload(row: Covered) -> bool:
+    return row.impl == "native" or "." in row.op or row.space == "aten"
+
+
+def _figures(counts: Mapping[str, int], places: Iterable[str]) -> list[Text]:
+    return [Text(str(counts.get(p) or ""), PLACE_STYLES.get(p, "")) for p in places]
+
+
+def _some(names: Iterable[str]) -> str:
+    found = list(names)
+    more = f" and {len(found) - SHOWN} more" if len(found) > SHOWN else ""
+    return f"{', '.join(found[:SHOWN])}{more}"
+
+
+# ---- what to look at ------------------------------------------------------------------------------------------------
+
+
+def _refusals(record: Record) -> list[Any]:
+    """What the vendor's own impls do not take, and what dispatch found nobody for."""
+    found: dict[tuple[str, str, str], list[Refusal]] = {}
+    for result in record.results:
+        if result.check == "values" and (result.own or result.status == REFUSED):
+            for one in result.refusals:
+                found.setdefault((result.op, one.impl, one.stage), []).append(one)
+    table = screen.table("op", "impl", ("samples", {"justify": "right"}), "dtypes", "why", title="refused")
+    for (op, impl, stage), some in list(found.items())[:SHOWN]:
+        dtypes = ", ".join(dict.fromkeys(d for one in some for d in one.dtypes))
+        more = f" (and {len(some) - 1} more reasons)" if len(some) > 1 else ""
+        why = Text(f"{stage}: {some[0].reason}{more}")
+        table.add_row(Text(op), Text(impl), str(sum(one.samples for one in some)), dtypes, why)
+    hidden = len(found) - table.row_count
+    said = [Text(f"{hidden} more impls refuse some of their samples: --json and --html have them all", "dim")]
+    return [table, *(said if hidden else [])] if found else []
+
+
+def _gaps(record: Record) -> list[Any]:
+    found = record.of(EXPECTED, UNEXPECTED)
+    if not found:
+        return []
+    table = screen.table("op", "impl", "check", "", "why", title="known gaps")
+    for result in found:
+        word, style = MARKS[result.status]
+        why = f"{result.gap}" + (f" ({result.reason})" if result.reason else "")
+        table.add_row(Text(result.op), Text(result.impl), result.check, Text(word, style), Text(why))
+    late = len(record.of(UNEXPECTED))
+    words = f"{late} checks pass that xfail.toml expects to fail: take the rows out"
+    return [table, *([Text(words, "yellow")] if late else [])]
+
+
+def failures(record: Record) -> list[tuple[Result, bool]]:
+    """Each failure, and whether dispatch fails for it too: what an impl does wrong, a user's call does."""
+    own = {(r.key, r.check) for r in record.failures if r.own}
+    through = {(r.key, r.check) for r in record.failures if r.impl == DISPATCH}
+    found = [r for r in record.failures if r.impl != DISPATCH or (r.key, r.check) not in own]
+    return [(r, r.own and (r.key, r.check) in through) for r in found]
+
+
+def _failures(record: Record) -> list[Any]:
+    said: list[Any] = []
+    for result, too in failures(record):
+        where = " ".join(filter(None, (result.dtype, f"[{result.sample}]" if result.sample else None)))
+        who = f" by {result.impl}{' and so by dispatch' if too else ''}: {result.check} "
+        said.append(Text.assemble(("FAIL ", "bold red"), (result.op, "bold"), who, (where, "dim")))
+        said += [Text(f"     {result.reason}"), Text(f"     {result.reproduce}", "cyan")]
+    return [Text(), *said, Text()] if said else []
+
+
+# ---- what there is --------------------------------------------------------------------------------------------------
+
+
+def listing(plan: Plan, overloads: Mapping[str, Any]) -> None:
+    """What would be checked."""
+    table = screen.table("op", "family", "impl", "checks")
+    for subject in plan.subjects:
+        who = Text(subject.id, "magenta" if subject.own else "")
+        table.add_row(Text(subject.name), subject.spec.family, who, ", ".join(plan.checks(subject)))
+    console = screen.out()
+    console.print(Text(str(plan.place), "bold"), soft_wrap=True)
+    console.print(table)
+    if plan.bare:
+        console.print(Text(f"no samples to check with: {', '.join(plan.bare)}", "dim"))
+    console.print(f"{len(plan.specs)} ops, {len(plan.subjects)} impls of them, {len(overloads)} overloads of ATen")

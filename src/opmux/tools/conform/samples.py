@@ -1,0 +1,161 @@
+"""Arguments for checks: drawn on the CPU, laid out the same on the device, and watched while an impl has them."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_map_only
+
+from ...core.facts import dtype_name, tensors
+from ...core.spec import Sample, Spec
+
+# In the order of preference: the first that an op takes is the one all of its samples are tried in.
+FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+DTYPES = (*FLOATS, torch.int32, torch.int64, torch.bool)
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """One sample: on the CPU, as the reference gets it, and what the reference makes of it."""
+
+    spec: Spec
+    dtype: torch.dtype
+    sample: Sample
+    results: dict[str, Any]  # by name, those that the op writes too
+
+    @property
+    def id(self) -> str:
+        return self.sample.id
+
+    def on(self, device: torch.device) -> Sample:
+        return moved(self.sample, device)
+
+
+def drawn(spec: Spec, dtype: torch.dtype, wanted: Callable[[str], bool] = lambda id: True) -> Iterator[Drawn]:
+    """The samples of an op in a dtype; none where the op's samples or its reference do not have it."""
+    cpu = torch.device("cpu")
+    assert spec.samples is not None
+    with warnings.catch_warnings(), torch.no_grad():
+        warnings.simplefilter("ignore")  # edge cases are what samples are for
+        try:
+            made = [s for s in spec.samples(dtype, cpu) if wanted(s.id)]
+        except (TypeError, ValueError, KeyError, RuntimeError):  # a maker knows the dtypes of its op alone
+            return
+    for sample in made:
+        found = _told(spec, dtype, bound(spec, sample))
+        if found is not None:
+            yield found
+
+
+def _told(spec: Spec, dtype: torch.dtype, sample: Sample) -> Drawn | None:
+    args, kwargs = tree_map_only(Tensor, torch.clone, (sample.args, sample.kwargs)) if spec.mutates else (
+        sample.args, sample.kwargs
+    )  # fmt: skip
+    with warnings.catch_warnings(), torch.no_grad():
+        warnings.simplefilter("ignore")
+        try:
+            made = as_tuple(spec.reference(*args, **kwargs))
+        except (TypeError, ValueError, RuntimeError):  # in any way: NotImplementedError is a RuntimeError
+            return None
+    return Drawn(spec, dtype, sample, dict(zip(spec.out, made)) | written(spec, Sample(args, kwargs)))
+
+
+def bound(spec: Spec, sample: Any) -> Sample:
+    """The arguments as the op's signature has them: samples give them by position, whatever their kind."""
+    named = dict(zip(spec.names, sample.args)) | sample.kwargs
+    found = spec.signature.bind(**named)
+    return Sample(found.args, found.kwargs, sample.id)
+
+
+def written(spec: Spec, sample: Sample) -> dict[str, Any]:
+    """What an op has written, by name."""
+    given = named(spec, sample)
+    return {f"{n} (written)": given[n] for n in spec.mutates if isinstance(given.get(n), Tensor)}
+
+
+def named(spec: Spec, sample: Sample) -> dict[str, Any]:
+    return dict(spec.signature.bind_partial(*sample.args, **sample.kwargs).arguments)
+
+
+def as_tuple(results: Any) -> tuple:
+    return tuple(results) if isinstance(results, (tuple, list)) else (results,)
+
+
+# ---- to the device --------------------------------------------------------------------------------------------------
+
+
+def moved(sample: Sample, device: torch.device, dtype: torch.dtype | None = None) -> Sample:
+    """The sample on a device, in the same layout; with `dtype`, its floats in that one."""
+    args, kwargs = tree_map_only(Tensor, lambda t: _laid(t, device, dtype), (sample.args, sample.kwargs))
+    return Sample(args, kwargs, sample.id)
+
+
+def _laid(t: Tensor, device: torch.device, dtype: torch.dtype | None) -> Tensor:
+    """A tensor elsewhere, strides and the memory around it included: a plain copy would be packed."""
+    to = dtype if dtype is not None and t.is_floating_point() else t.dtype
+    return whole(t).to(device, to, copy=True).as_strided(t.shape, t.stride(), t.storage_offset())
+
+
+def whole(t: Tensor) -> Tensor:
+    """All the memory that a tensor lies in, in a row."""
+    return t.detach().as_strided((t.untyped_storage().nbytes() // t.itemsize,), (1,), 0)
+
+
+# ---- what an impl does to its arguments -----------------------------------------------------------------------------
+
+
+class Watch:
+    """The arguments of a call as they were before it: bytes of all the memory they lie in, and version counters."""
+
+    def __init__(self, arguments: dict[str, Any], allowed: Iterable[str] = ()):
+        skip = set(allowed)
+        self._kept = [
+            (name, t, t._version, _bytes(t))
+            for name, value in arguments.items()
+            if name not in skip
+            for t in tensors(value)
+            if not t.is_meta
+        ]
+
+    def changed(self) -> str | None:
+        """The first argument that is not as it was, in words."""
+        for name, t, version, before in self._kept:
+            after = _bytes(t)
+            if not torch.equal(before, after):
+                at = int((before != after).nonzero()[0]) // t.itemsize
+                old, new = (b.view(t.dtype)[at].item() for b in (before, after))
+                place = f"element {at - t.storage_offset()} of {name}'s memory"
+                return f"{name} was written: {place} was {old:.6g}, and is {new:.6g}"
+            if t._version != version:
+                return f"{name} was written in place (version {version}, then {t._version}), with the same numbers"
+        return None
+
+
+def _bytes(t: Tensor) -> Tensor:
+    """A copy of them, as bytes: a copy of bools may tidy them up."""
+    return whole(t).view(torch.uint8).to("cpu", copy=True)
+
+
+def shared_memory(arguments: dict[str, Any], results: dict[str, Any]) -> str | None:
+    """The first result that lies in the memory of an argument, in words."""
+    given = {t.untyped_storage().data_ptr(): n for n, v in arguments.items() for t in tensors(v) if _has_memory(t)}
+    for name, value in results.items():
+        for t in tensors(value):
+            owner = given.get(t.untyped_storage().data_ptr()) if _has_memory(t) else None
+            if owner is not None:
+                return f"{name} lies in the memory of {owner}: results of this op are tensors of their own"
+    return None
+
+
+def _has_memory(t: Tensor) -> bool:
+    return not t.is_meta and t.numel() > 0
+
+
+def in_words(t: Tensor) -> str:
+    """`float32[5x64] on npu:0`"""
+    return f"{dtype_name(t.dtype)}[{'x'.join(map(str, t.shape))}] on {t.device}"

@@ -1,0 +1,214 @@
+"""What is checked: an op as dispatch serves it, or one impl of it alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+
+from ...core import facts
+from ...core.default import get_default_manager, policy
+from ...core.dispatch import refusal_of
+from ...core.errors import NoImplementation, OpmuxError
+from ...core.explain import Verdict
+from ...core.facts import dtype_name
+from ...core.registry import BackendImplKind, Fit, OpImpl
+from ...core.spec import DOORS, Sample, Spec, specs
+from ...runtime import vendor_ops
+from ...runtime.packages import Package
+from ..simulator import fallbacks, forget_fallbacks
+from .place import Place
+from .record import DISPATCH
+
+
+class Declined(Exception):
+    """An impl does not take these arguments."""
+
+    def __init__(self, impl: str, stage: str, reason: str):
+        super().__init__(f"{stage}: {reason}")
+        self.impl, self.stage, self.reason = impl, stage, reason
+
+
+class Crashed(Exception):
+    """An impl raised an error for arguments that the op must take; the error is its cause."""
+
+    def __init__(self, impl: str, error: BaseException):
+        super().__init__(f"raised {words(error)}")
+        self.impl, self.error = impl, error
+
+
+def words(error: BaseException) -> str:
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+
+
+@dataclass(frozen=True)
+class Called:
+    """What became of a call: the results, who gave them, who had declined, and what torch left to the CPU meanwhile."""
+
+    results: Any
+    impl: OpImpl
+    before: tuple[Declined, ...] = ()
+    on_cpu: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Subject:
+    """An op and who computes it: `impl` is None for whatever a user's call comes to."""
+
+    spec: Spec
+    impl: OpImpl | None
+    own: bool  # of the vendor itself
+    direct: bool = False  # called as a function, past dispatch
+
+    @property
+    def id(self) -> str:
+        return DISPATCH if self.impl is None else self.impl.impl_id
+
+    @property
+    def name(self) -> str:
+        return name_of(self.spec)
+
+    @cached_property
+    def _fit(self) -> Fit:
+        assert self.impl is not None
+        return Fit.of(self.spec, self.impl)
+
+    def call(self, sample: Sample) -> Called:
+        """Call it, and no other if it fails. Declined where nobody takes the sample, Crashed where somebody fails."""
+        if self.impl is None:
+            return self._walk(sample)
+        refusal = self._refusal(sample)
+        if refusal is not None:
+            raise refusal
+        if self.direct:
+            return Called(self._direct(sample), self.impl)
+        return Called(*_strictly(self.spec, self.impl, sample))
+
+    def _refusal(self, sample: Sample) -> Declined | None:
+        """Why the impl says beforehand that it does not take a sample."""
+        assert self.impl is not None
+        if self.direct:
+            args, kwargs = self.spec.bound(sample.args, sample.kwargs)
+            first = self.spec.first_tensor(args, kwargs)
+            takes = self.impl.supported_dtypes
+            if first is not None and takes is not None and first.dtype not in takes:
+                named = ", ".join(sorted(map(dtype_name, takes)))
+                return Declined(self.id, "dtype", f"takes {named}; the first tensor is {dtype_name(first.dtype)}")
+            reason = None if self.impl.when is None else refusal_of(self.impl.when(*args, **kwargs))
+            return None if reason is None else Declined(self.id, "when", reason)
+        found = get_default_manager().explain(self.spec.key, *sample.args, **sample.kwargs).verdicts
+        mine = next((v for v in found if v.impl.impl_id == self.id), None)
+        if mine is None or mine.status != "refused" or mine.stage == "quarantine":
+            return None
+        return Declined(self.id, mine.stage, mine.reason)
+
+    def _direct(self, sample: Sample) -> Any:
+        call = self._fit.call
+        if call is None:
+            raise Declined(self.id, "signature", self._fit.refusal or "")
+        args, kwargs = self.spec.bound(sample.args, sample.kwargs)
+        return _guarded(self.id, lambda: call(*args, **kwargs))
+
+    def _walk(self, sample: Sample) -> Called:
+        """The candidates in dispatch's order, each alone: an impl that fails is seen, and not passed over."""
+        before: list[Declined] = []
+        for verdict in candidates(self.spec, sample):
+            if verdict.status == "refused" and verdict.stage != "quarantine":
+                before.append(Declined(verdict.impl.impl_id, verdict.stage, verdict.reason))
+                continue
+            try:
+                results, impl, _, on_cpu = _strictly(self.spec, verdict.impl, sample)
+                return Called(results, impl, tuple(before), on_cpu)
+            except Declined as declined:
+                before.append(declined)
+        raise before[0] if before else Declined(self.id, "dispatch", "there is no impl")
+
+    def scope(self) -> AbstractContextManager[Any]:
+        """The policy under which this subject is what runs first, forward and backward."""
+        if self.impl is None or self.direct:
+            return nullcontext()
+        keys = [self.spec.key, *([self.spec.gradient.backward.key] if self.spec.grad else [])]
+        impls = get_default_manager().registry.impls
+        mine = [k for k in keys if any(i.impl_id == self.id for i in impls(k))]
+        return policy(per_op=dict.fromkeys(mine, f"impl:{self.id}|*"))
+
+    @property
+    def fn(self) -> Callable[..., Any]:
+        """The op as a user calls it."""
+        return specs.functions[self.spec.key]
+
+
+def name_of(spec: Spec) -> str:
+    """The op as `opmux.ops` has it; its key where that name is another's."""
+    return spec.name if specs.lookup(spec.name, DOORS["ops"]) is spec else spec.key
+
+
+def candidates(spec: Spec, sample: Sample) -> list[Verdict]:
+    """Every impl of an op for these arguments, in the order of choice, but for those that a policy leaves out."""
+    found = get_default_manager().explain(spec.key, *sample.args, **sample.kwargs).verdicts
+    return [v for v in found if v.stage != "policy"]
+
+
+def _strictly(spec: Spec, impl: OpImpl, sample: Sample) -> tuple[Any, OpImpl, tuple[Declined, ...], tuple[str, ...]]:
+    """One impl, by its id, and no other if it fails: the fields of `Called`."""
+    with policy(per_op={spec.key: f"impl:{impl.impl_id}"}, strict=True):
+        forget_fallbacks()
+        made = _guarded(impl.impl_id, lambda: specs.functions[spec.key](*sample.args, **sample.kwargs))
+        return made, impl, (), tuple(fallbacks())
+
+
+def _guarded(impl_id: str, call: Callable[[], Any]) -> Any:
+    try:
+        with torch.no_grad():
+            return call()
+    except Declined:
+        raise
+    except NoImplementation as error:  # of a composition: one of its parts
+        raise Declined(impl_id, "parts", str(error).splitlines()[0]) from error
+    except NotImplementedError as error:  # NotSupported is one
+        raise Declined(impl_id, "declined", str(error) if isinstance(error, OpmuxError) else words(error)) from error
+    except Exception as error:
+        raise Crashed(impl_id, error) from error
+
+
+# ---- who there is ---------------------------------------------------------------------------------------------------
+
+
+def subjects(spec: Spec, place: Place) -> Iterator[Subject]:
+    """Dispatch, and each impl of the vendor's; of functions that are called directly, our default kernel too."""
+    if not place.direct:
+        yield Subject(spec, None, False)
+        for impl in own_impls(spec, place):
+            yield Subject(spec, impl, True)
+        return
+    for impl in own_impls(spec, place):
+        yield Subject(spec, impl, True, direct=True)
+    for impl in get_default_manager().registry.impls(spec.key):
+        is_default = impl.kind is BackendImplKind.DEFAULT and impl.vendor is None
+        if is_default and facts.runs_on(impl.devices, place.package.device):
+            yield Subject(spec, impl, False, direct=True)
+
+
+def own_impls(spec: Spec, place: Place) -> list[OpImpl]:
+    """The impls of an op that are the vendor's, those that follow for a composition from its parts not among them."""
+    mine = place.package.name
+    found = [i for i in get_default_manager().registry.impls(spec.key) if i.of_vendor(mine)]
+    if place.direct:  # the machine registers what its own devices have
+        found += [i for i in exported(place.package) if i.op_name == spec.key]
+    return list({i.impl_id: i for i in found}.values())
+
+
+def exported(package: Package) -> list[OpImpl]:
+    """What a vendor's folders export for any of its chips."""
+    if package.name not in _exported:
+        found = [vendor_ops.read(package, arch) for arch in (None, *map(str, package.arch_map))]
+        _exported[package.name] = list({(i.op_name, i.impl_id): i for ops in found for i in ops.impls}.values())
+    return _exported[package.name]
+
+
+_exported: dict[str, list[OpImpl]] = {}

@@ -1,0 +1,437 @@
+"""`opmux conform`: a made-up vendor with one of every mistake, and each is named; arguments, known gaps, the page."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from opmux.core import specs
+from opmux.core.spec import Sample, Tol
+from opmux.tools.conform import command, crew, gaps, page
+from opmux.tools.conform.compare import numbers
+from opmux.tools.conform.record import CHECKS, SCHEMA, STATUSES, WHERE, Covered, Record, Result
+from opmux.tools.conform.samples import Watch, drawn, moved, shared_memory
+
+SRC = Path(__file__).parents[2] / "src"
+OWN = "default.flagos.acme"
+
+PACKAGE = """
+from opmux.backends import VendorInfoBase
+
+vendor_info = VendorInfoBase("acme", "acm", "acme-smi")
+"""
+
+OPS = """
+import os
+
+import torch
+from opmux.core import NotSupported
+from opmux.specs import activation, softmax as family
+
+__all__ = ["silu", "relu", "silu_mul", "softmax", "gelu", "qgelu", "srelu", "not_there"]
+
+
+def silu(x):
+    return activation.silu.reference(x)
+
+
+def relu(x):
+    return activation.relu.reference(x) + 1
+
+
+def silu_mul(a, b):
+    y = activation.silu_mul.reference(a, b)
+    if a.stride() and a.is_contiguous():
+        a.add_(1)
+    return y
+
+
+def softmax(x, dim=-1):
+    return family.softmax.reference(x, dim)
+
+
+softmax.dtypes = {torch.float32}
+
+
+class gelu(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return activation.gelu.reference(x)
+
+    @staticmethod
+    def backward(ctx, dy):
+        return 2 * dy
+
+
+def qgelu(x):
+    if x.dim() == 3:
+        raise NotSupported("no three dimensions")
+    if x.dim() == 4:
+        os._exit(7)
+    return activation.qgelu.reference(x)
+
+
+def srelu(x):
+    if x.dtype is torch.int32:
+        return torch.zeros(x.shape, device=x.device)
+    if x.dim() == 2:
+        raise RuntimeError("too flat")
+    return activation.srelu.reference(x)
+
+
+def get_unused_ops():
+    return ("log_softmax",)
+"""
+
+GAPS = """
+[srelu.values]
+reason = "two dimensions come with the next chip"
+
+["sil?".values]
+reason = "was wrong once"
+
+[nosuchop.values]
+reason = "of another version"
+"""
+
+
+def write_vendor(root: Path, *, entry_point: bool) -> None:
+    package = root / "acme"
+    (package / "ops").mkdir(parents=True)
+    (package / "__init__.py").write_text(PACKAGE)
+    (package / "ops" / "__init__.py").write_text(OPS)
+    (package / "xfail.toml").write_text(GAPS)
+    if entry_point:
+        info = root / "opmux_acme-1.0.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text("Metadata-Version: 2.1\nName: opmux-acme\nVersion: 1.0\n")
+        (info / "entry_points.txt").write_text("[opmux.backends]\nacme = acme\n")
+
+
+def conform(root: Path, *words: str, **variables: str) -> subprocess.CompletedProcess:
+    """`opmux conform ...` in a process of its own, where the vendor can be imported."""
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(SRC), str(root)]), **variables}
+    command = [sys.executable, "-m", "opmux", "conform", *words]
+    return subprocess.run(command, env=env, cwd=root, capture_output=True, text=True, timeout=300)
+
+
+@pytest.fixture(scope="module")
+def acme(tmp_path_factory):
+    """The run over the vendor's ops, without what needs torch's tracer: (process, data, page)."""
+    root = tmp_path_factory.mktemp("acme")
+    write_vendor(root, entry_point=True)
+    ops = "silu relu silu_mul softmax gelu qgelu srelu log_softmax".split()
+    checks = "load values mutation errors gradient".split()
+    words = [w for o in ops for w in ("--op", o)] + [w for c in checks for w in ("--check", c)]
+    done = conform(root, "--vendor", "acme", *words, "--json", "run.json", "--html", "run.html")
+    assert done.returncode == 1, done.stderr
+    return done, json.loads((root / "run.json").read_text()), (root / "run.html").read_text()
+
+
+@pytest.fixture
+def found(acme):
+    return lambda op, check, impl=OWN: next(
+        r for r in acme[1]["results"] if (r["op"], r["check"], r["impl"]) == (op, check, impl)
+    )
+
+
+# ---- one of every mistake -------------------------------------------------------------------------------------------
+
+
+def test_the_first_line_says_that_the_device_is_simulated(acme):
+    first = acme[0].stdout.splitlines()[0]
+    assert first.startswith("acme on a SIMULATED acm: no such device is here")
+    assert acme[1]["facts"]["how"] == "simulated"
+
+
+def test_what_is_right_passes_every_layout_and_dtype(found):
+    right = found("silu", "mutation")
+    layouts = len(list(specs.find("silu", ("opmux",)).samples(torch.float32, torch.device("cpu"))))
+    assert right["status"] == "pass" and right["tried"] == layouts + 3
+    assert found("silu", "gradient")["status"] == "pass" and found("silu", "errors")["status"] == "pass"
+
+
+def test_off_by_one_is_named_with_its_first_difference(acme, found):
+    wrong = found("relu", "values")
+    assert wrong["status"] == "fail" and wrong["dtype"] == "float32" and wrong["sample"] == "37"
+    assert "y[0] is 1, expected 0" in wrong["reason"]
+    assert found("relu", "values", "dispatch")["status"] == "fail"  # it is what a user's call comes to
+    assert f"FAIL relu by {OWN} and so by dispatch: values float32 [37]" in acme[0].stdout
+
+
+def test_an_argument_that_was_written_is_named(found):
+    wrong = found("silu_mul", "mutation")
+    assert wrong["status"] == "fail" and wrong["reason"].startswith("a was written: element 0 of a's memory was ")
+    assert found("silu_mul", "values")["status"] == "pass"
+
+
+def test_a_dtype_that_is_refused_is_said_and_no_fail(acme, found):
+    taken = found("softmax", "values")
+    assert taken["status"] == "pass" and taken["failed"] == 0
+    refused = {d: r["stage"] for r in taken["refusals"] for d in r["dtypes"]}
+    assert refused == dict.fromkeys(("bfloat16", "float16", "float64"), "dtype")
+    assert "takes float32; the first tensor is bfloat16" in acme[0].stdout
+
+
+def test_a_wrong_gradient_is_named_though_the_results_are_right(found):
+    assert found("gelu", "values")["status"] == "pass"
+    wrong = found("gelu", "gradient")
+    assert wrong["status"] == "fail" and wrong["reason"].startswith("dx[0] is ")
+
+
+def test_an_impl_that_takes_its_process_down_costs_its_own_line(found):
+    dead = found("qgelu", "values")
+    assert dead["status"] == "fail" and "took its process down (exit code 7)" in dead["reason"]
+    assert found("qgelu", "values", "dispatch")["status"] == "pass"  # one sample, of one dimension
+
+
+def test_bad_arguments_that_are_taken_are_named(found):
+    wrong = found("srelu", "errors")
+    assert wrong["status"] == "fail" and wrong["sample"] == "x ints"
+    assert wrong["reason"].startswith("returned float32[5x64] on acm:0; expected TypeError")
+
+
+def test_what_is_left_out_of_the_package_is_a_fail(found):
+    wrong = found("(package)", "load", "acme")
+    assert wrong["status"] == "fail" and "__all__ has 'not_there', which the module does not" in wrong["reason"]
+
+
+def test_known_gaps(acme, found):
+    assert found("srelu", "values")["status"] == "expected"
+    assert found("srelu", "values")["gap"] == "two dimensions come with the next chip"
+    assert found("silu", "values")["status"] == "unexpected"
+    assert "xfail.toml: [nosuchop.values]: no such op" in acme[0].stdout
+    assert "checks pass that xfail.toml expects to fail" in acme[0].stdout
+
+
+def test_coverage(acme):
+    rows = {(r["space"], r["op"]): r for r in acme[1]["coverage"]}
+    mine, unused = rows["opmux", "silu"], rows["opmux", "log_softmax"]
+    assert mine["where"] == "own" and mine["impl"] == OWN
+    assert unused["where"] == "cpu" and "acme declares it unused" in unused["why"]
+    assert any(name.startswith("aten::_log_softmax") for name in unused["on_cpu"])
+    assert rows["aten", "_softmax"]["where"] == "own"  # an overload is computed by the vendor's primitive
+    left = rows["aten", "_log_softmax"]
+    assert left["where"] == "cpu" and left["impl"] == "native"
+
+
+def test_the_data_has_its_fields(acme):
+    data = acme[1]
+    assert data["schema"] == SCHEMA == 1
+    assert set(data) == {
+        "schema", "facts", "results", "coverage", "rest_of_aten", "notes", "seconds", "counts", "covered",
+    }  # fmt: skip
+    assert set("vendor device how where chip depth torch triton opmux date".split()) <= set(data["facts"])
+    fields = "op key family impl own check status reason sample dtype tried failed refusals ran gap reproduce seconds"
+    for row in data["results"]:
+        assert set(row) == set(fields.split())
+        assert row["check"] in CHECKS and row["status"] in STATUSES
+        assert (row["reproduce"] is None) is (row["status"] in ("pass", "refused", "unexpected"))
+    for row in data["coverage"]:
+        assert set(row) == set("op key space family where impl why on_cpu".split()) and row["where"] in WHERE
+
+
+def test_the_page_stands_alone(acme):
+    html = acme[2]
+    assert "<title>opmux conform, acme</title>" in html and "SIMULATED" in html
+    assert "y[0] is 1, expected 0" in html and "two dimensions come with the next chip" in html
+    assert "http" not in html.replace("http-equiv", "") and "src=" not in html
+
+
+def test_a_failure_is_shown_again_by_its_command(acme, found, tmp_path):
+    """The plugin comes by name here: its name is part of the command."""
+    write_vendor(tmp_path, entry_point=False)
+    line = found("relu", "values")["reproduce"]
+    assert line == "opmux conform --vendor acme --op opmux::relu --dtype float32 --check values --sample 37"
+    done = conform(tmp_path, *shlex.split(line)[2:], "--json", "-", OPMUX_PLUGIN_MODULES="acme")
+    data = json.loads(done.stdout)  # nothing else is on stdout
+    assert done.returncode == 1 and "FAIL relu by" in done.stderr
+    assert [(r["impl"], r["tried"], r["failed"]) for r in data["results"]] == [(OWN, 1, 1), ("dispatch", 1, 1)]
+    assert data["results"][0]["reproduce"] == f"OPMUX_PLUGIN_MODULES=acme {line}"
+
+
+def test_tracing_compiling_and_aten(tmp_path):
+    """The checks that need torch's tracer, on an op that has nothing wrong; the vendor has no ops."""
+    (tmp_path / "plain").mkdir()
+    (tmp_path / "plain" / "__init__.py").write_text(PACKAGE.replace("acm", "pln"))
+    done = conform(tmp_path, "--vendor", "plne", "--op", "softmax", "--json", "-", OPMUX_PLUGIN_MODULES="plain")
+    assert done.returncode == 0, done.stderr
+    data = json.loads(done.stdout)
+    assert {r["check"]: r["status"] for r in data["results"]} == dict.fromkeys(CHECKS, "pass")
+    assert next(r for r in data["results"] if r["check"] == "values")["ran"] == ["default.flagos"]
+    assert {r["where"] for r in data["coverage"]} == {"triton"}
+
+
+# ---- arguments ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        ("--vendor ascent", "unknown vendor 'ascent': did you mean 'ascend'?"),
+        ("--vendor ascend --device cuda", "--device 'cuda' is not ascend's. Allowed: npu, cpu"),
+        ("--vendor ascend --device cpu --op sofmax", "unknown op 'sofmax': did you mean 'softmax'?"),
+        ("--vendor ascend --device cpu --op family:nrom", "unknown family 'nrom': did you mean 'norm'?"),
+        ("--vendor ascend --device cpu --check value", "unknown check 'value': did you mean 'values'?"),
+        ("--vendor ascend --dtype float31", "--dtype 'float31' is not allowed here: did you mean float32?"),
+    ],
+)
+def test_bad_words(cli, words, says):
+    done = cli("conform", *words.split())
+    assert done.exit_code == 2 and says in done.output
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without CUDA")
+def test_a_device_type_of_torchs_own_cannot_be_simulated(cli):
+    done = cli("conform", "--vendor", "nvidia")
+    assert done.exit_code == 2
+    assert "this machine has no cuda" in done.output and "--device cpu" in done.output
+
+
+def test_functions_on_the_cpu(cli, monkeypatch):
+    """What a vendor exports, called as it stands: no device is made up, and the first line says so."""
+    pytest.importorskip("triton")
+    monkeypatch.setattr(command, "cores", lambda: 1)  # this process has computed, and cannot be forked
+    words = "conform --vendor ascend --device cpu --op gelu_mul --check values --check mutation --sample 5x64*"
+    done = cli(*words.split())
+    assert done.exit_code == 0, done.output
+    assert done.output.startswith("ascend's functions called directly on CPU tensors")
+    assert "default.flagos.ascend" in done.output and "nothing failed" in done.output
+
+
+def test_the_list(cli, monkeypatch):
+    pytest.importorskip("triton")
+    done = cli("conform", "--vendor", "ascend", "--device", "cpu", "--op", "gelu_mul", "--list")
+    assert done.exit_code == 0 and "2 impls of them" in done.output
+    assert "default.flagos.ascend" in done.output and "values, mutation, errors, fake" in done.output
+
+
+# ---- known gaps -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("[a.values", "is not valid TOML"),
+        ("[a.value]\nreason = 'x'", "there is no check 'value'. did you mean 'values'?"),
+        ("[a.values]", "say why"),
+        ("[a.values]\nreason = ' '", "say why"),
+        ("[a.values]\nreason = 'x'\nwhy = 'y'", "why means nothing here. Allowed: reason, impl"),
+        ("[a.values]\nreason = 'x'\nimpl = 3", "Allowed: the id of an impl"),
+        ("a = 3", "a row is [op.check]"),
+    ],
+)
+def test_gaps_that_mean_nothing(tmp_path, text, says):
+    (tmp_path / gaps.FILE).write_text(text)
+    with pytest.raises(gaps.BadGaps, match="xfail.toml") as raised:
+        gaps.read(tmp_path)
+    assert says in str(raised.value)
+
+
+def row(op, check="values", status="pass", impl=OWN):
+    return Result(op, f"opmux::{op}", "f", impl, True, check, status)
+
+
+def test_a_gap_covers_its_op_check_and_impl(tmp_path):
+    (tmp_path / gaps.FILE).write_text(
+        '["cum*".values]\nreason = "r"\n["opmux::add"."*"]\nreason = "s"\n[mul.values]\nreason = "t"\nimpl = "other"\n'
+    )
+    rows = [row("cumsum", status="fail"), row("cumprod"), row("add", "compile", "fail"), row("mul", status="fail")]
+    rows += [row("cumsum", "gradient", "fail"), row("cummax", status="refused")]
+    gaps.apply(gaps.read(tmp_path), rows)
+    # of what one row covers, the passes of others are no surprise
+    assert [r.status for r in rows] == ["expected", "pass", "expected", "fail", "fail", "refused"]
+    alone = [row("cumsum")]
+    gaps.apply(gaps.read(tmp_path), alone)
+    assert alone[0].status == "unexpected" and alone[0].gap == "r"
+
+
+# ---- parts ----------------------------------------------------------------------------------------------------------
+
+
+def test_differences_in_words():
+    want = torch.tensor([[1.0, 2.0], [3.0, float("nan")]])
+    assert numbers("y", want + 1e-7, want, Tol(1e-6, 0.0)) is None
+    got = want.clone()
+    got[1, 0] = 4
+    assert numbers("y", got, want, Tol(0.0, 0.5)) == (
+        "y[1, 0] is 4, expected 3 within 0.5; 1 of 4 numbers are too far, by up to 1"
+    )
+    assert "y[1, 1] is 0, expected nan" in numbers("y", want.nan_to_num(), want, Tol(0.0, 9.0))
+    assert numbers("n", torch.tensor([1, 2]), torch.tensor([1, 3]), Tol(1.0, 9.0)).startswith("n[1] is 2, expected 3")
+    inf = torch.tensor([float("inf")])
+    assert numbers("y", inf, inf, Tol(0.0, 0.0)) is None and numbers("y", -inf, inf, Tol(9.0, 9.0)) is not None
+
+
+def test_a_sample_is_laid_out_the_same_elsewhere():
+    x = torch.arange(40.0).reshape(5, 8)[:, 1::2]
+    y = moved(Sample((x, 3)), torch.device("cpu")).args[0]
+    assert y.stride() == x.stride() and y.storage_offset() == 1 and y.data_ptr() != x.data_ptr()
+    assert torch.equal(x, y) and y.untyped_storage().nbytes() == x.untyped_storage().nbytes()
+
+
+def test_arguments_are_watched_beyond_their_edges():
+    around = torch.zeros(8)
+    x = around[2:4]
+    watch = Watch({"x": x, "n": 3})
+    assert watch.changed() is None
+    around[6] = 1  # past the view, in the same memory
+    assert watch.changed() == "x was written: element 4 of x's memory was 0, and is 1"
+    again = Watch({"x": x})
+    x.add_(0)
+    assert again.changed() == "x was written in place (version 1, then 2), with the same numbers"
+    assert Watch({"x": x}, allowed=["x"]).changed() is None
+    assert shared_memory({"x": x}, {"y": around[:1]}) == (
+        "y lies in the memory of x: results of this op are tensors of their own"
+    )
+    assert shared_memory({"x": x}, {"y": x.clone()}) is None
+
+
+def test_dtypes_that_an_op_does_not_have_give_no_samples():
+    softmax, bits = specs.find("softmax", ("opmux",)), specs.find("bitwise_and", ("aten",))
+    assert list(drawn(softmax, torch.int32)) == [] and list(drawn(bits, torch.float32)) == []
+    one = next(drawn(bits, torch.int32))
+    assert list(one.results) == ["y"] and one.results["y"].dtype is torch.int32
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_a_crew_outlives_its_members(tmp_path):
+    """In a process of its own: this one has threads."""
+    script = tmp_path / "crew.py"
+    script.write_text(
+        "import os, time\nfrom opmux.tools.conform import crew\ncrew.PATIENCE = 1.0\n"
+        "def fails(): raise ValueError('no')\n"
+        "tasks = [lambda: 1, lambda: os._exit(3), lambda: time.sleep(60), fails, lambda: 5]\n"
+        "made = dict(crew.Crew(tasks, 2).results(lambda at: None))\n"
+        "print([getattr(made[i], 'why', made[i]) for i in range(5)])\n"
+    )
+    start = time.monotonic()
+    env = {**os.environ, "PYTHONPATH": str(SRC)}
+    done = subprocess.run([sys.executable, script], env=env, capture_output=True, text=True, timeout=60)
+    words = "[1, 'took its process down (exit code 3)', 'was stopped after 1 s', 'raised ValueError: no ("
+    assert done.stdout.startswith(words) and done.stdout.strip().endswith("5]"), done.stderr
+    assert time.monotonic() - start < 50
+
+
+def test_a_crew_of_one_is_this_process():
+    here = crew.Crew([os.getpid, lambda: 1 / 0], 1)
+    (_, pid), (_, lost) = here.results(lambda at: None)
+    assert pid == os.getpid() and lost.why.startswith("raised ZeroDivisionError: division by zero (")
+
+
+def test_a_record_without_fails():
+    facts = {"vendor": "v", "where": "w", "depth": "full", "date": "d"}
+    record = Record(facts, [row("add"), row("mul", status="refused")])
+    record.coverage = [Covered("add", "opmux::add", "opmux", "f", "own", OWN)]
+    record.coverage += [Covered("b", "aten::b", "aten", "f", "cpu", None)]
+    assert record.headline() == "v: 2 checks of 2 ops, nothing failed, 1 refused"
+    assert record.covered() == {"own": 1, "cpu": 1}
+    assert "<article>" not in page.page(record) and json.loads(record.text())["counts"]["refused"] == 1
