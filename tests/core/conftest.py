@@ -39,3 +39,14 @@ def plug():
     for op, impl_id in added:
         registry.unregister(op, impl_id)
     get_default_manager().clear_quarantine()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def no_kernels_of_the_cpu():
+    """Choosing is tested with the implementations that a test brings: the CPU's own C++ kernels stay out of it."""
+    from opmux.runtime import packages
+
+    kept = packages.known()["cpu"]
+    packages.forget("cpu")
+    yield
+    packages._add(kept.info, kept.module, kept.origin)

@@ -591,7 +591,7 @@ def test_a_strict_program_says_so_at_every_use(site, tmp_path):
 def test_a_blocked_plugin_is_never_imported(site, tmp_path):
     site.module("marks", MARKS)
     site.distribution("acme-ops", "3.1", backends={"acme": "marks"})
-    done = run(CALLS, tmp_path, site.path, OPMUX_BLOCK_PLUGINS="acme", TE_FL_PREFER="vendor")
+    done = run(CALLS, tmp_path, site.path, OPMUX_BLOCK_PLUGINS="acme", OPMUX_DENY_VENDORS="cpu", TE_FL_PREFER="vendor")
     assert done.returncode == 0, done.stderr
     assert done.stdout.split()[-1] == "reference.torch"
     assert not (tmp_path / "imported").exists()

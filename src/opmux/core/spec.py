@@ -247,6 +247,7 @@ class Specs:
         self.jumps: dict[str, Jump] = {}
         self.derived: dict[str, Derived] = {}
         self.version = 0  # counts declarations and removals
+        self._folded: tuple[int, dict[str, str]] = (-1, {})  # keys by their folded names, of a version
         self.root = root
         self.implementers = implementers
         self._loaded: set[str] = set()
@@ -320,7 +321,9 @@ class Specs:
         for key in keys:
             if key in self.by_key:
                 return self.by_key[key]
-        folded = {k.casefold(): k for k in self.by_key}
+        if self._folded[0] != self.version:
+            self._folded = self.version, {k.casefold(): k for k in self.by_key}
+        folded = self._folded[1]
         return next((self.by_key[folded[k.casefold()]] for k in keys if k.casefold() in folded), None)
 
     def get(self, key: str) -> Spec | None:

@@ -1,0 +1,179 @@
+"""The C++ kernels of the CPU against each op's reference and against the nearest that ATen has, in us.
+
+    python benchmarks/cpu.py [--threads 1,2] [--dtypes float32,bfloat16] [--ops rms_norm,silu_mul] [--json FILE]
+
+An op is registered for a dtype where it is 1.05 times as fast as both, at every shape and number of threads. With one
+thread the clock is the thread's own, so that a busy machine does not show; with more it is the wall's. The sides take
+turns, and the best of each counts.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import json
+import platform
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from opmux.backends._cpu import ops
+from opmux.backends._cpu.ops import native
+from opmux.core import specs
+
+SHAPES = ((1, 1024), (64, 1024), (1024, 4096))
+
+# Without the Python of torch.ops, as our own kernels are called.
+GELU_BWD, SILU_BWD, RELU_BWD, LAYER_BWD = (
+    getattr(torch.ops.aten, name).default._op
+    for name in ("gelu_backward", "silu_backward", "threshold_backward", "native_layer_norm_backward")
+)
+
+
+def _halves(x):
+    return x.chunk(2, -1)
+
+
+def _layer_norm_bwd(dy, x, weight, mean, rstd, offset):
+    stats = (s[..., None].to(x.dtype) for s in (mean, rstd))
+    return LAYER_BWD(dy, x, x.shape[-1:], *stats, weight, weight, [True] * 3)
+
+
+def _add_rms_norm(x, residual, weight, eps, offset):
+    s = x + residual
+    return F.rms_norm(s, s.shape[-1:], weight, eps), s
+
+
+# What a torch programmer would write. Backwards without an op of ATen's own have the reference alone.
+ATEN: dict[str, Callable[..., Any]] = {
+    "rms_norm": lambda x, weight, eps, offset: F.rms_norm(x, x.shape[-1:], weight, eps),
+    "add_rms_norm": _add_rms_norm,
+    "layer_norm": lambda x, weight, bias, eps, offset: torch.native_layer_norm(x, x.shape[-1:], weight, bias, eps),
+    "layer_norm_bwd": _layer_norm_bwd,
+    "softmax": torch.softmax,
+    "softmax_bwd": lambda dy, y, dim: torch._softmax_backward_data(dy, y, dim, y.dtype),
+    "log_softmax": torch.log_softmax,
+    "log_softmax_bwd": lambda dy, y, dim: torch._log_softmax_backward_data(dy, y, dim, y.dtype),
+    "scaled_softmax": lambda x, mask, scale, causal: torch.softmax(x * scale, -1),
+    "scaled_softmax_bwd": lambda dy, y, scale, causal: torch._softmax_backward_data(dy, y, -1, y.dtype) * scale,
+}
+VALUES: dict[str, Callable[..., Any]] = {
+    "gelu": lambda x: F.gelu(x, approximate="tanh"),
+    "gelu_erf": F.gelu,
+    "silu": F.silu,
+    "qgelu": lambda x: x * torch.sigmoid(1.702 * x),
+    "relu": F.relu,
+    "srelu": lambda x: F.relu(x).square(),
+    "sigmoid": torch.sigmoid,
+}
+GRADS: dict[str, Callable[..., Any]] = {
+    "gelu": lambda dy, x: GELU_BWD(dy, x, approximate="tanh"),
+    "gelu_erf": GELU_BWD,
+    "silu": SILU_BWD,
+    "relu": lambda dy, x: RELU_BWD(dy, x, 0),
+}
+
+
+def _nearest() -> dict[str, Callable[..., Any]]:
+    found = dict(ATEN)
+    for act, f in VALUES.items():
+        found[act] = f
+        found[f"{act}_bias"] = lambda x, bias, f=f: f(x + bias)
+        found[f"{act}_mul"] = lambda a, b, f=f: f(a) * b
+        found[f"{act}_glu"] = lambda x, f=f: f(_halves(x)[0]) * _halves(x)[1]
+    for act, g in GRADS.items():
+        f = VALUES[act]
+        found[f"{act}_bwd"] = g
+        found[f"{act}_mul_bwd"] = lambda dy, a, b, f=f, g=g: (g(dy * b, a), dy * f(a))
+
+        def bias_bwd(dy, x, bias, g=g):
+            dx = g(dy, x + bias)
+            return dx, dx.sum(0)
+
+        def glu_bwd(dy, x, f=f, g=g):
+            a, b = _halves(x)
+            return torch.cat((g(dy * b, a), dy * f(a)), -1)
+
+        found[f"{act}_bias_bwd"], found[f"{act}_glu_bwd"] = bias_bwd, glu_bwd
+    return found
+
+
+NEAREST = _nearest()
+
+
+def best_us(sides: dict[str, Callable[[], Any]], threads: int, seconds: float) -> dict[str, float]:
+    """The best time of each, in turns: what else the machine does then meets all of them."""
+    clock = time.thread_time if threads == 1 else time.perf_counter
+
+    def once(fn: Callable[[], Any], loops: int) -> float:
+        start = clock()
+        for _ in range(loops):
+            fn()
+        return (clock() - start) / loops
+
+    for fn in sides.values():
+        fn()
+    loops = {side: max(1, int(seconds / 20 / max(once(fn, 1), 1e-7))) for side, fn in sides.items()}
+    best = dict.fromkeys(sides, float("inf"))
+    until, rounds = time.perf_counter() + seconds * len(sides), 0
+    while rounds < 7 or time.perf_counter() < until:
+        for side, fn in sides.items():
+            best[side] = min(best[side], once(fn, loops[side]))
+        rounds += 1
+    return {side: t * 1e6 for side, t in best.items()}
+
+
+def measure(name: str, dtype: torch.dtype, shape: tuple[int, ...], threads: int, seconds: float) -> dict[str, Any]:
+    spec = specs.find(f"opmux::{name}")
+    args, _ = spec.bound(spec.samples.at(shape, dtype, "cpu").args, {})
+    sides = {"ours": native.function(name, *ops.OPS[name], (dtype,)), "reference": spec.reference}
+    if name in NEAREST:
+        sides["aten"] = NEAREST[name]
+    torch.set_num_threads(threads)
+    with torch.no_grad():
+        found = best_us({side: functools.partial(fn, *args) for side, fn in sides.items()}, threads, seconds)
+    gain = min(t for side, t in found.items() if side != "ours") / found["ours"]
+    return {"op": name, "dtype": str(dtype)[6:], "shape": list(shape), "threads": threads, **found, "gain": gain}
+
+
+def table(rows: list[dict[str, Any]]) -> str:
+    """Ours in us, and how many times as long the better of the others takes; < marks what does not win."""
+    heads = sorted({(r["threads"], tuple(r["shape"])) for r in rows})
+    words = [f"{'x'.join(map(str, s))} t{t}" for t, s in heads]
+    lines = [f"{'op':20}{'dtype':10}" + "".join(f"{w:>20}" for w in words)]
+    for key in dict.fromkeys((r["op"], r["dtype"]) for r in rows):
+        cells = {(r["threads"], tuple(r["shape"])): r for r in rows if (r["op"], r["dtype"]) == key}
+        text = "".join(f"{cells[h]['ours']:>12.1f} {cells[h]['gain']:6.2f}x" for h in heads)
+        least = min(r["gain"] for r in cells.values())
+        lines.append(f"{key[0]:20}{key[1]:10}{text}  {'' if least >= 1.05 else '<'}")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--threads", default="1,2")
+    parser.add_argument("--dtypes", default="float32,bfloat16")
+    parser.add_argument("--ops", default="", help="all of them by default")
+    parser.add_argument("--seconds", type=float, default=0.03, help="for one figure; more on a busy machine")
+    parser.add_argument("--json", type=Path)
+    asked = parser.parse_args()
+    names = asked.ops.split(",") if asked.ops else list(ops.OPS)
+    rows = []
+    for name in names:
+        for dtype in asked.dtypes.split(","):
+            for threads in map(int, asked.threads.split(",")):
+                rows += [measure(name, getattr(torch, dtype), shape, threads, asked.seconds) for shape in SHAPES]
+            last = rows[-len(SHAPES) * len(asked.threads.split(",")) :]
+            print(table(last).split("\n")[1], flush=True)
+    print(table(rows))
+    if asked.json:
+        about = {"cpu": platform.processor() or platform.machine(), "torch": torch.__version__}
+        asked.json.write_text(json.dumps({**about, "rows": rows}, indent=1))
+
+
+if __name__ == "__main__":
+    main()

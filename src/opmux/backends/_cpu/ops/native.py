@@ -1,0 +1,139 @@
+"""The C++ kernels as Python functions: built and loaded when the first of them is called, never before.
+
+A kernel answers None for what it does not take (see kernels.cpp), and that becomes NotSupported: the op's reference
+then computes it, or says what is wrong with the arguments. Where the kernels cannot be built, one warning says why,
+every op is passed over from then on, and no second build is tried.
+"""
+
+from __future__ import annotations
+
+import platform
+import re
+import threading
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ....core import get_default_manager
+from ....core.errors import NotSupported
+from ....core.log import logger
+from ....runtime import build
+
+NAMESPACE = "opmux_cpu"
+SOURCES = [Path(__file__).with_name(name) for name in ("kernels.cpp", "rows.h", "packs.h")]
+
+# What at::vec is compiled for, by what torch itself runs on. An Arm processor needs no flag.
+CAPABILITY = {
+    "AVX2": ("-DCPU_CAPABILITY=AVX2", "-DCPU_CAPABILITY_AVX2", "-mavx2", "-mfma", "-mf16c"),
+    "AVX512": (
+        "-DCPU_CAPABILITY=AVX512",
+        "-DCPU_CAPABILITY_AVX512",
+        *("-mavx2", "-mfma", "-mf16c", "-mavx512f", "-mavx512dq", "-mavx512vl", "-mavx512bw"),
+    ),
+}
+OPENMP = re.compile(r"lib(?:gomp|iomp5|omp)\b[^/]*\.(?:so|dylib)[^/]*$")
+
+
+class _State:
+    """Whether the library is loaded, and why it cannot be."""
+
+    lock = threading.Lock()
+    loaded = False
+    reason: str | None = None
+
+
+def flags() -> tuple[str, ...]:
+    capability = CAPABILITY.get(torch.backends.cpu.get_cpu_capability(), ())
+    quiet = ("-Wno-psabi",) if platform.machine() in ("aarch64", "arm64") else ()
+    return ("-fvisibility=hidden", *quiet, *capability, *openmp())
+
+
+def openmp() -> tuple[str, ...]:
+    """Link against the OpenMP that torch has loaded: a second one would have threads of its own, and would not hear of
+    `torch.set_num_threads`. Without one, torch's own header runs everything on one thread."""
+    loaded = runtimes()
+    root = str(Path(torch.__file__).parent)
+    found = next((p for p in loaded if p.startswith(root)), loaded[0] if loaded else None)
+    # The compiler adds its own runtime at the end of the line; it is dropped, as nothing is left for it to define.
+    return () if found is None else ("-fopenmp", "-Wl,--as-needed", found)
+
+
+def runtimes() -> list[str]:
+    """The OpenMP libraries in this process."""
+    try:
+        lines = Path("/proc/self/maps").read_text().splitlines()
+    except OSError:  # no Linux
+        return []
+    paths = {line[line.find("/") :] for line in lines if "/" in line}
+    return sorted(p for p in paths if OPENMP.search(p))
+
+
+def available() -> bool | str:
+    """True, or why there are no kernels here: what is known of it so far, nothing is built."""
+    return True if _State.reason is None else _State.reason
+
+
+def load(name: str) -> Callable[..., Any]:
+    """A kernel, built if it never was on this machine."""
+    with _State.lock:
+        tried = _State.loaded or _State.reason is not None
+        if not tried:
+            try:
+                torch.ops.load_library(build.library("cpu_kernels", SOURCES, flags=flags()))
+                _State.loaded = True
+            except (build.CannotBuild, OSError) as error:  # OSError: made, and cannot be loaded
+                _State.reason = f"the cpu kernels cannot be built: {error}"
+    if _State.reason is not None:
+        if not tried:
+            logger.warning("%s. Ops on the CPU are left to torch's own", _State.reason)
+            get_default_manager().invalidate("the cpu kernels cannot be built")
+        raise NotSupported(_State.reason)
+    op = getattr(getattr(torch.ops, NAMESPACE), name).default
+    return getattr(op, "_op", op)  # what calling it calls, 0.6 us later
+
+
+# A call has no *args: packing and unpacking them costs as much as everything else here.
+TEXT = """\
+def {name}({params}):
+    try:
+        found = run({args})
+    except NotSupported:
+        raise
+    except (RuntimeError, TypeError) as error:  # no tensor where one must be
+        raise declined({args}) from error
+    if {first} is None:
+        raise declined({args})
+    return found
+"""
+
+
+def function(name: str, params: str, results: int, dtypes: Iterable[torch.dtype]) -> Callable[..., Any]:
+    """The kernel of an op as a function with the op's own parameters."""
+
+    def first(*args: Any) -> Any:
+        scope["run"] = load(name)
+        return scope["run"](*args)
+
+    def declined(*args: Any) -> NotSupported:
+        looks = ", ".join(_look(a) for a in args)
+        return NotSupported(f"{name}: not evenly spaced rows of one float type along the last dimension: {looks}")
+
+    scope: dict[str, Any] = {"NotSupported": NotSupported, "run": first, "declined": declined}
+    args = ", ".join(p.partition("=")[0].strip() for p in params.split(","))
+    text = TEXT.format(name=name, params=params, args=args, first="found" if results == 1 else "found[0]")
+    exec(compile(text, __file__, "exec"), scope)
+    made = scope[name]
+    made.__module__, made.__doc__ = __name__, f"{name}, in C++."
+    made.dtypes, made._is_available = frozenset(dtypes), available
+    return made
+
+
+def _look(value: Any) -> str:
+    if not isinstance(value, torch.Tensor):
+        return repr(value)
+    dtype = str(value.dtype).removeprefix("torch.")
+    return f"{dtype}{list(value.shape)} on {value.device}" + (
+        f" with strides {value.stride()}" if value.layout is torch.strided else ""
+    )

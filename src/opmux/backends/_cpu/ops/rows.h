@@ -1,0 +1,202 @@
+// Tensors as rows: which ones the kernels take, how rows are shared out over threads, and sums over them.
+
+#pragma once
+
+#include <ATen/EmptyTensor.h>
+#include <ATen/Parallel.h>
+#include <ATen/core/Tensor.h>
+#include <c10/util/FunctionRef.h>
+
+#include <algorithm>
+#include <memory>
+#include <optional>
+
+#include "packs.h"
+
+namespace {
+
+using at::ScalarType;
+using at::Tensor;
+using OptTensor = std::optional<Tensor>;
+
+constexpr int64_t GRAIN = 32768;  // numbers that are worth a thread: what ATen says of its own
+
+bool ours(const Tensor& t) {
+  return t.defined() && t.device().is_cpu() && t.layout() == at::kStrided && !t._is_zerotensor() && t.has_storage();
+}
+
+template <class F> bool by_dtype(ScalarType dtype, F f) {
+  switch (dtype) {
+    case ScalarType::Float: f(float{}); return true;
+    case ScalarType::BFloat16: f(BFloat16{}); return true;
+    case ScalarType::Half: f(Half{}); return true;
+    case ScalarType::Double: f(double{}); return true;
+    default: return false;
+  }
+}
+
+bool is_float(ScalarType dtype) { return by_dtype(dtype, [](auto) {}); }
+ScalarType wide_of(ScalarType dtype) { return dtype == ScalarType::Double ? dtype : ScalarType::Float; }
+
+struct Rows {
+  int64_t count = 1, n = 1;
+
+  explicit Rows(const Tensor& x) : n(x.dim() ? x.size(-1) : 1) {
+    for (int64_t d = 0; d + 1 < x.dim(); ++d) count *= x.size(d);
+  }
+  Rows(const Tensor& x, bool flat) : Rows(x) {
+    if (flat) *this = Rows{1, x.numel()};
+  }
+  Rows(int64_t count, int64_t n) : count(count), n(n) {}
+  int64_t divisor() const { return std::max<int64_t>(n, 1); }  // of a mean, which is 0 for a row of nothing
+};
+
+// How far the rows of t are apart; -1 where they are not evenly spaced, or their numbers not side by side.
+int64_t stride_of(const Tensor& t) {
+  const int64_t last = t.dim() - 1;
+  if (last < 0 || t.is_contiguous()) return last < 0 ? 1 : t.size(last);
+  if (t.size(last) > 1 && t.stride(last) != 1) return -1;
+  int64_t step = -1, next = 0;
+  for (int64_t d = last - 1; d >= 0; --d) {
+    if (t.size(d) == 1) continue;
+    if (step < 0) step = t.stride(d);
+    else if (t.stride(d) != next) return -1;
+    next = t.stride(d) * t.size(d);
+  }
+  return step < 0 ? t.size(last) : step;
+}
+
+// The rows of a tensor.
+template <class T> struct In {
+  const T* data;
+  int64_t stride;
+
+  explicit In(const Tensor& t) : data(t.const_data_ptr<T>()), stride(stride_of(t)) {}
+  const T* operator[](int64_t row) const { return data + row * stride; }
+};
+
+// Where the next row is read while this one is written: 6 % of a backward that does not fit the caches. Beyond the last
+// row it does nothing.
+inline void soon(const void* p) { __builtin_prefetch(p); }
+
+bool fits(const Tensor& t, const Tensor& x) {
+  return ours(t) && t.scalar_type() == x.scalar_type() && t.sizes() == x.sizes() && stride_of(t) >= 0;
+}
+bool is_column(const Tensor& t, const Tensor& x) {
+  return ours(t) && is_float(t.scalar_type()) && t.dim() == 1 && t.size(0) == x.size(-1) && t.is_contiguous();
+}
+bool is_statistic(const Tensor& t, const Tensor& x) {
+  return ours(t) && t.scalar_type() == wide_of(x.scalar_type()) && t.is_contiguous() &&
+      t.sizes() == x.sizes().slice(0, x.dim() - 1);
+}
+
+Tensor empty(at::IntArrayRef sizes, ScalarType dtype) {
+  return Tensor(at::detail::empty_cpu(sizes, dtype, /*pin_memory=*/false, std::nullopt));
+}
+Tensor zeros(int64_t n, ScalarType dtype) { return empty({n}, dtype).zero_(); }
+Tensor empty_like(const Tensor& x) { return empty(x.sizes(), x.scalar_type()); }
+Tensor statistic_like(const Tensor& x) { return empty(x.sizes().slice(0, x.dim() - 1), wide_of(x.scalar_type())); }
+
+using Piece = c10::function_ref<void(int64_t, int64_t)>;
+
+// piece(from, to) over all of [0, count), shared out. Not a template: a parallel region for each kernel would add half
+// to the time it all takes to compile.
+C10_NOINLINE void share_out(int64_t count, int64_t grain, Piece piece) {
+  at::parallel_for(0, count, std::max<int64_t>(1, grain), [&](int64_t from, int64_t to) { piece(from, to); });
+}
+
+// f(row) for all rows, shared out.
+template <class F> inline void each_row(const Rows& rows, F f) {
+  share_out(rows.count, GRAIN / rows.divisor(), [&](int64_t from, int64_t to) {
+    for (int64_t r = from; r < to; ++r) f(r);
+  });
+}
+
+// f(row, first, last): stretches of rows, shared out; a single row is what lies in one piece.
+template <class F> inline void each_stretch(const Rows& rows, F f) {
+  const bool single = rows.count == 1;
+  share_out(single ? rows.n : rows.count, single ? GRAIN : GRAIN / rows.divisor(), [&](int64_t from, int64_t to) {
+    for (int64_t r = single ? 0 : from, end = single ? 1 : to; r < end; ++r) {
+      f(r, single ? from : 0, single ? to : rows.n);
+    }
+  });
+}
+
+// A number for each column, plus `offset`, in W: the tensor itself where it is that already.
+template <class W> class Columns {
+  std::unique_ptr<W[]> held;
+
+ public:
+  const W* data = nullptr;
+
+  Columns(const Tensor& t, double offset) {
+    const int64_t n = t.numel();
+    if (offset == 0 && t.scalar_type() == c10::CppTypeToScalarType<W>::value) {
+      data = t.const_data_ptr<W>();
+      return;
+    }
+    held.reset(new W[n]);
+    by_dtype(t.scalar_type(), [&](auto of) {
+      using C = decltype(of);
+      const C* p = t.const_data_ptr<C>();
+      if constexpr (std::is_same_v<Wide<C>, W>) {
+        sweep<W>(n, [&](int64_t i, int64_t k) HOT { store(held.get() + i, load(p + i, k) + W(offset), k); });
+      } else {
+        for (int64_t i = 0; i < n; ++i) held[i] = static_cast<W>(p[i]) + W(offset);
+      }
+    });
+    data = held.get();
+  }
+};
+
+// Sums over rows, one for each column: each thread adds up its own, 64 rows at a time, so that many rows lose no more
+// than few; then the threads' are added in order.
+template <class W> class ColumnSums {
+  static constexpr int64_t BLOCK = 64;
+  int64_t n, width;
+  std::unique_ptr<W[]> sums;
+
+ public:
+  // `per_row` sums for each column: [per_row, n].
+  ColumnSums(int64_t n, int64_t per_row) : n(n), width(n * per_row) {}
+
+  // f(row, sums), where f adds to the sums.
+  template <class F> void each_row(const Rows& rows, F f) {
+    const int64_t grain = std::max<int64_t>(1, GRAIN / rows.divisor());
+    const int64_t shares = std::clamp<int64_t>(rows.count / grain, 1, at::get_num_threads());
+    const int64_t per_share = (rows.count + shares - 1) / shares;
+    sums.reset(new W[shares * width]());
+    share_out(shares, 1, [&](int64_t from, int64_t to) {
+      std::unique_ptr<W[]> block(new W[width]());
+      for (int64_t s = from; s < to; ++s) {
+        const int64_t end = std::min(rows.count, (s + 1) * per_share);
+        for (int64_t r = s * per_share; r < end;) {
+          const int64_t stop = std::min(end, r + BLOCK);
+          for (; r < stop; ++r) f(r, block.get());
+          W* total = sums.get() + s * width;
+          sweep<W>(width, [&](int64_t i, int64_t k) HOT {
+            store(total + i, load(total + i, k) + load(block.get() + i, k), k);
+            store(block.get() + i, Pack<W>(W(0)), k);
+          });
+        }
+      }
+    });
+    for (int64_t s = 1; s < shares; ++s) {
+      for (int64_t i = 0; i < width; ++i) sums[i] += sums[s * width + i];
+    }
+  }
+
+  Tensor take(int64_t which, ScalarType dtype) const {
+    Tensor out = empty({n}, dtype);
+    by_dtype(dtype, [&](auto of) {
+      using C = decltype(of);
+      std::transform(sums.get() + which * n, sums.get() + (which + 1) * n, out.mutable_data_ptr<C>(),
+                     [](W v) { return static_cast<C>(v); });
+    });
+    return out;
+  }
+};
+
+template <class W> std::unique_ptr<W[]> room(int64_t n) { return std::unique_ptr<W[]>(n ? new W[n] : nullptr); }
+
+}  // namespace

@@ -1,0 +1,312 @@
+"""The C++ kernels of the CPU: right against the references, rows read where they lie, declined what is not rows, and
+nothing lost where they cannot be built."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import opmux
+from opmux.backends._cpu import ops, vendor_info
+from opmux.backends._cpu.ops import native
+from opmux.core import specs
+from opmux.core.errors import NotSupported
+
+CPU = torch.device("cpu")
+ROOT = Path(__file__).parents[2]
+NAMES = sorted(ops.OPS)
+OURS = [n for n in NAMES if n in ops.__all__]
+FORWARDS = [n for n in OURS if specs.find(f"opmux::{n}").grad]
+# Of the samples, those that are no rows of numbers side by side, or not along the last dimension.
+NO_ROWS = (" t", "swapped", "step", "expanded", "dim=0", "dim=1", "dim=-2", "5, 1)", "layout=t")
+# Every kernel, registered or not: what loses today may win tomorrow, and must be right by then.
+KERNEL = {name: native.function(name, *ops.OPS[name], ops.ALL) for name in NAMES}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def built():
+    try:
+        native.load("rms_norm")
+    except NotSupported as error:
+        pytest.skip(str(error))
+
+
+def spec_of(name):
+    return specs.find(f"opmux::{name}")
+
+
+def results(value):
+    return value if isinstance(value, tuple) else (value,)
+
+
+def agree(name, got, want, **tolerance):
+    for a, b in zip(results(got), results(want), strict=True):
+        assert (a.dtype, a.shape, a.is_contiguous()) == (b.dtype, b.shape, True)
+        tol = spec_of(name).tol[b.dtype]
+        torch.testing.assert_close(a, b, equal_nan=True, **{"rtol": tol.rtol, "atol": tol.atol, **tolerance})
+
+
+# ---- what they are --------------------------------------------------------------------------------------------------
+
+
+def test_the_vendor_is_the_cpu():
+    assert (vendor_info.vendor_name, vendor_info.device_name, vendor_info.key) == ("cpu", "cpu", "CPU")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_parameters_are_those_of_the_op(name):
+    facts = lambda fn: [(p.name, p.default, p.kind) for p in inspect.signature(fn).parameters.values()]
+    assert facts(KERNEL[name]) == facts(spec_of(name).reference)
+    assert ops.OPS[name][1] == len(spec_of(name).out)
+
+
+def test_what_wins_is_exported():
+    assert set(ops.__all__) <= set(NAMES)
+    for name in OURS:
+        assert getattr(ops, name).dtypes and getattr(ops, name).dtypes <= set(ops.ALL)
+
+
+# ---- right ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_agrees_with_the_reference(name):
+    ran = 0
+    for dtype in ops.ALL:
+        for sample in spec_of(name).samples(dtype, CPU):
+            try:
+                got = KERNEL[name](*sample.args, **sample.kwargs)
+            except NotSupported:
+                assert any(word in sample.id for word in NO_ROWS), sample.id
+                continue
+            agree(name, got, spec_of(name).reference(*sample.args, **sample.kwargs))
+            ran += 1
+    assert ran > 20
+
+
+@pytest.mark.parametrize("n", [*range(1, 34), 2047, 2049, 4099])
+def test_rows_of_any_length(n):
+    """Shorter than a vector, one more, one less; longer than what is added up in one go."""
+    for dtype in (torch.float32, torch.bfloat16):
+        for name in ("layer_norm", "rms_norm_bwd", "log_softmax", "scaled_softmax", "silu_mul_bwd", "gelu_bias_bwd"):
+            args = spec_of(name).bound(spec_of(name).samples.at((3, n), dtype, CPU).args, {})[0]
+            agree(name, KERNEL[name](*args), spec_of(name).reference(*args))
+
+
+@pytest.mark.parametrize(
+    "name", [n for n in NAMES if n.partition("_")[0] in ("gelu", "silu", "qgelu", "relu", "srelu")]
+)
+def test_extreme_numbers(name):
+    """Infinite, no numbers, huge, tiny: as the reference has it."""
+    odd = torch.tensor([0.0, -0.0, 1e-40, 1e4, -1e4, 3e38, -3e38, 89.0, -89.0, 200.0, -200.0])
+    odd = torch.cat((odd, torch.tensor([torch.inf, -torch.inf, torch.nan]), torch.linspace(-30, 30, 50)))
+    for dtype in (torch.float32, torch.float64, torch.bfloat16):
+        row = odd.to(dtype)
+        fill = {"bias": torch.zeros_like(row), "dy": torch.ones_like(row), "b": torch.ones_like(row)}
+        args = [fill.get(p, row) for p in inspect.signature(KERNEL[name]).parameters]
+        if name.endswith("_glu"):
+            args = [torch.cat((row, torch.ones_like(row)))]
+        elif name.endswith("_glu_bwd"):
+            args = [torch.ones_like(row), torch.cat((row, torch.ones_like(row)))]
+        agree(name, KERNEL[name](*args), spec_of(name).reference(*args))
+
+
+def test_softmax_of_rows_with_nothing_to_see():
+    x = torch.randn(6, 37)
+    x[0], x[1, 3], x[2, 5], x[3, 36] = -torch.inf, torch.nan, torch.inf, -torch.inf
+    for name in ("softmax", "log_softmax"):
+        agree(name, KERNEL[name](x), spec_of(name).reference(x))
+    mask = torch.rand(6, 37) > 0.5
+    mask[4], mask[1, 3], mask[2, 5] = True, True, True
+    for causal in (False, True):
+        agree("scaled_softmax", KERNEL["scaled_softmax"](x, mask, -2.0, causal),
+              spec_of("scaled_softmax").reference(x, mask, -2.0, causal))  # fmt: skip
+
+
+def test_long_rows_and_many_rows_lose_nothing():
+    x = torch.rand(2, 300_001) + 1
+    _, mean, rstd = KERNEL["layer_norm"](x, torch.ones(300_001), None, 0.0)
+    torch.testing.assert_close(mean, x.double().mean(-1).float(), rtol=3e-7, atol=0)
+    torch.testing.assert_close(rstd, x.double().var(-1, correction=0).rsqrt().float(), rtol=1e-6, atol=1e-6)
+    x, dy = torch.rand(200_000, 8), torch.rand(200_000, 8)
+    dweight = KERNEL["rms_norm_bwd"](dy, x, torch.ones(8), torch.ones(200_000))[1]
+    torch.testing.assert_close(dweight, (dy.double() * x.double()).sum(0).float(), rtol=3e-6, atol=0)
+
+
+def test_rows_with_gaps_are_read_where_they_lie(monkeypatch):
+    monkeypatch.setattr(torch.Tensor, "contiguous", None)
+    wide = torch.randn(4, 3, 100)
+    a, b, dy = wide[..., 5:42], wide[..., 42:79], torch.randn(4, 3, 37)
+    weight = torch.randn(37)
+    for name, args in {
+        "silu_mul": (a, b),
+        "silu_mul_bwd": (dy, a, b),
+        "silu_glu": (wide[..., 5:79],),
+        "silu_glu_bwd": (dy, wide[..., 5:79]),
+        "gelu_bias": (a, weight),
+        "rms_norm": (a, weight, 1e-6, 1.0),
+        "add_rms_norm": (a, b, weight, 1e-6, 0.0),
+        "softmax": (a, -1),
+    }.items():
+        agree(name, KERNEL[name](*args), spec_of(name).reference(*args))
+
+
+@pytest.mark.parametrize("name", ["rms_norm", "rms_norm_bwd", "layer_norm_bwd", "softmax", "silu_mul", "gelu_bias_bwd"])
+def test_threads_share_the_rows(name):
+    """Sums over rows are the same in every run, and with another number of threads the same but for rounding."""
+    args = spec_of(name).bound(spec_of(name).samples.at((300, 700), torch.float32, CPU).args, {})[0]
+    before = torch.get_num_threads()
+    try:
+        runs = []
+        for threads in (1, 3, 3):
+            torch.set_num_threads(threads)
+            runs.append(results(KERNEL[name](*args)))
+    finally:
+        torch.set_num_threads(before)
+    agree(name, runs[1], runs[0])
+    assert all(torch.equal(a, b) for a, b in zip(runs[1], runs[2], strict=True))
+
+
+# ---- through opmux.ops ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", FORWARDS)
+def test_gradients(name):
+    spec, fn = spec_of(name), getattr(opmux.ops, name)
+    dtype = torch.float32 if torch.float32 in getattr(ops, name).dtypes else torch.float16
+    sample = next(iter(spec.samples(dtype, CPU)))
+    assert "'default.flagos.cpu'" in str(opmux.explain(spec.key, *sample.args))
+    runs = []
+    for policy in ("flagos", "reference"):
+        fresh = lambda v: v.detach().clone().requires_grad_() if torch.is_tensor(v) and v.is_floating_point() else v
+        args = [fresh(a) for a in sample.args]
+        with opmux.policy(policy):
+            outs = results(fn(*args, **sample.kwargs))
+            torch.manual_seed(1)
+            sum((o.float() * torch.randn(o.shape)).sum() for o in outs if o.requires_grad).backward()
+        runs.append(tuple(a.grad for a in args if torch.is_tensor(a) and a.requires_grad))
+    assert runs[0] and all(g is not None for g in runs[0])
+    agree(spec.grad, runs[0], runs[1])
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_mistakes_are_the_references_to_name(name):
+    spec = spec_of(name)
+    for bad in spec.errors(CPU):
+        with pytest.raises(NotSupported):
+            KERNEL[name](*bad.args, **bad.kwargs)
+        with pytest.raises(bad.error, match=bad.match):
+            getattr(opmux.ops, name)(*bad.args, **bad.kwargs)
+    _, *rest = next(iter(spec.samples(torch.float32, CPU))).args
+    with pytest.raises(NotSupported):
+        KERNEL[name]([1.0], *rest)
+    with pytest.raises(TypeError, match=f"argument '{spec.names[0]}' must be a Tensor, got list"):
+        getattr(opmux.ops, name)([1.0], *rest)
+
+
+# ---- built when called, or not at all -------------------------------------------------------------------------------
+
+# A fork for each case, of one process that has imported everything and called nothing.
+ORIGIN = """
+import json, logging, os, sys, torch, opmux, opmux.ops
+
+from opmux.backends._cpu.ops import native
+from opmux.core import specs
+from opmux.runtime import build
+
+specs.load_all()
+
+
+def check():
+    said, tries, library = [], [], build.library
+    handler = logging.Handler()
+    handler.emit = lambda record: said.append(record.getMessage())
+    logging.getLogger("opmux").addHandler(handler)
+    build.library = lambda *a, **k: tries.append(a) or library(*a, **k)
+    x, w = torch.randn(3, 64, requires_grad=True), torch.ones(64)
+    opmux.explain("rms_norm", x, w)
+    facts = {"early": [len(tries), native._State.loaded], "runtimes": [native.runtimes()]}
+    for _ in range(3):
+        y, rstd = opmux.ops.rms_norm(x, w)
+        y.sum().backward()
+        z = opmux.ops.silu_mul(x, x)
+    right = torch.allclose(y, specs.find("opmux::rms_norm").reference(x, w)[0])
+    right = right and torch.allclose(z, torch.nn.functional.silu(x) * x)
+    facts["runtimes"].append(native.runtimes())
+    facts |= {"tries": len(tries), "said": said, "right": right, "loaded": native._State.loaded}
+    return facts | {"why": str(opmux.explain("rms_norm", x, w))}
+
+
+for name, env in json.loads(sys.argv[1]).items():
+    child = os.fork()
+    if not child:
+        os.environ.update(env)
+        print(json.dumps([name, check()]), flush=True)
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0, name
+"""
+FAILS = "sys.exit('error: out of ink')"
+WRITES = "open(sys.argv[sys.argv.index('-o') + 1], 'w').write('no library')"
+SAYS = {
+    "no compiler": r"there is no C\+\+ compiler",
+    "a compiler that fails": "failed .exit status 1.: error: out of ink",
+    "a library that does not load": "cpu_kernels-",
+}
+
+
+@pytest.fixture(scope="module")
+def facts(tmp_path_factory):
+    """What came of each case: of this machine as it is, and of those without kernels."""
+    folder = tmp_path_factory.mktemp("cpu")
+    cases = {"here": {}, "no compiler": {"PATH": str(folder), "CXX": ""}}
+    for name, line in {"a compiler that fails": FAILS, "a library that does not load": WRITES}.items():
+        path = folder / name.replace(" ", "_")
+        path.write_text(
+            f"#!{sys.executable}\nimport sys\nif '--version' in sys.argv:\n    sys.exit(print('1.0'))\n{line}\n"
+        )
+        path.chmod(0o755)
+        cases[name] = {"CXX": str(path)}
+    for name in SAYS:
+        cases[name]["OPMUX_CACHE_DIR"] = str(folder / f"cache of {name}")
+    done = subprocess.run(
+        [sys.executable, "-c", ORIGIN, json.dumps(cases)],
+        env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+    assert done.returncode == 0, done.stderr
+    return dict(json.loads(line) for line in done.stdout.splitlines())
+
+
+def test_built_by_the_first_call_and_not_before(facts):
+    found = facts["here"]
+    assert found["early"] == [0, False]
+    assert found["right"] and found["loaded"] and found["tries"] == 1 and found["said"] == []
+    assert found["runtimes"][0] == found["runtimes"][1]  # torch's own threads, no second set of them
+
+
+@pytest.mark.parametrize("case", SAYS)
+def test_without_kernels_everything_works_and_one_warning_says_why(case, facts):
+    found = facts[case]
+    assert found["right"] and not found["loaded"] and found["tries"] == 1
+    (warning,) = found["said"]
+    assert re.search(f"^the cpu kernels cannot be built: .*{SAYS[case]}", warning), warning
+    assert "-> 'reference.torch'" in found["why"] and "cannot be built" in found["why"]
+
+
+def test_flags_are_for_what_torch_runs_on(monkeypatch):
+    for capability, flag in {"AVX2": "-mavx2", "AVX512": "-mavx512f"}.items():
+        monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda c=capability: c)
+        assert flag in native.flags() and f"-DCPU_CAPABILITY={capability}" in native.flags()
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "DEFAULT")
+    assert not any("CPU_CAPABILITY" in f for f in native.flags())
+    assert {s.suffix for s in native.SOURCES} == {".cpp", ".h"} and all(s.exists() for s in native.SOURCES)

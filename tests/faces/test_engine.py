@@ -1,0 +1,45 @@
+"""`enable`, `disable`, `use` and `native`, on a simulated device: engine_checks.py, each check by its name."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+from opmux.runtime import build
+from opmux.tools import simulator
+
+pytest.importorskip("triton")
+pytestmark = [pytest.mark.xdist_group("engine"), pytest.mark.timeout(600)]
+
+HOME = Path(__file__).parent
+PROGRAM = (HOME / "engine_checks.py").read_text(encoding="utf-8")
+CHECKS = [
+    f.name
+    for f in ast.parse(PROGRAM).body
+    if isinstance(f, ast.FunctionDef) and "check" in map(ast.unparse, f.decorator_list)
+]
+CODE = f"""
+import json, sys
+sys.path.insert(0, {str(HOME)!r})
+import engine_checks
+print(json.dumps([list(engine_checks.CHECKS), engine_checks.run("npu")]))
+"""
+
+
+@pytest.fixture(scope="module")
+def outcome():
+    """The checks that were run, and the tracebacks of those that failed."""
+    try:
+        build.compiler()
+    except build.CannotBuild as error:
+        pytest.skip(str(error))
+    return simulator.run("npu", CODE, limit=580, env={"OMP_NUM_THREADS": "1"})
+
+
+def test_every_check_is_run(outcome):
+    assert outcome[0] == CHECKS and len(CHECKS) > 35
+
+
+@pytest.mark.parametrize("name", CHECKS)
+def test_it_holds(outcome, name):
+    assert name not in outcome[1], outcome[1][name]
