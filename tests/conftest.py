@@ -52,3 +52,14 @@ def clean_env(monkeypatch):
 @pytest.fixture(autouse=True)
 def seeded():
     torch.manual_seed(0)
+
+
+@pytest.fixture(scope="module")
+def no_kernels_of_the_cpu():
+    """On the CPU the references run, as on a machine without a compiler."""
+    from opmux.runtime import packages
+
+    kept = packages.known()["cpu"]
+    packages.forget("cpu")
+    yield
+    packages._add(kept.info, kept.module, kept.origin)

@@ -71,7 +71,9 @@ def test_parameters_are_those_of_the_op(name):
 def test_what_wins_is_exported():
     assert set(ops.__all__) <= set(NAMES)
     for name in OURS:
-        assert getattr(ops, name).dtypes and getattr(ops, name).dtypes <= set(ops.ALL)
+        assert getattr(ops, name).dtypes == set(ops.DTYPES[name]) != set()
+    assert "'reference.torch'" in str(opmux.explain("opmux::relu", torch.randn(3)))
+    assert "'default.flagos.cpu'" in str(opmux.explain("opmux::relu", torch.randn(3).bfloat16()))
 
 
 # ---- right ----------------------------------------------------------------------------------------------------------
@@ -181,7 +183,7 @@ def test_threads_share_the_rows(name):
 @pytest.mark.parametrize("name", FORWARDS)
 def test_gradients(name):
     spec, fn = spec_of(name), getattr(opmux.ops, name)
-    dtype = torch.float32 if torch.float32 in getattr(ops, name).dtypes else torch.float16
+    dtype = next(d for d in (torch.float32, torch.bfloat16, torch.float16) if d in ops.DTYPES[name])
     sample = next(iter(spec.samples(dtype, CPU)))
     assert "'default.flagos.cpu'" in str(opmux.explain(spec.key, *sample.args))
     runs = []

@@ -41,12 +41,6 @@ def plug():
     get_default_manager().clear_quarantine()
 
 
-@pytest.fixture(scope="session", autouse=True)
-def no_kernels_of_the_cpu():
-    """Choosing is tested with the implementations that a test brings: the CPU's own C++ kernels stay out of it."""
-    from opmux.runtime import packages
-
-    kept = packages.known()["cpu"]
-    packages.forget("cpu")
-    yield
-    packages._add(kept.info, kept.module, kept.origin)
+@pytest.fixture(scope="module", autouse=True)
+def bare(no_kernels_of_the_cpu):
+    """Choosing is tested with the implementations that a test brings."""
