@@ -36,7 +36,7 @@ thread of a Neoverse N1, torch 2.13 (`benchmarks/cpu.py` measures it anywhere).
 Over all ops and shapes the median is 5.8/2.4 in float32, 4.8/2.6 in bfloat16, 10.7/2.5 in float16, 4.3/1.9 in float64.
 `LEFT` is what does not win: relu is a copy, a short row's softmax_bwd costs less than our call, and ATen has a float32
 form of erf's gelu from oneDNN. Two that are registered draw with ATen at one shape and win elsewhere: softmax of a
-single float32 row (0.97 to 1.23 in several runs), and layer_norm_bwd of 1024x4096 in float32 (1.01 to 1.10).
+single float32 row (0.97 to 1.23 in several runs), and layer_norm_bwd of 1024x4096 in float32 (0.99 to 1.10).
 """
 
 from __future__ import annotations

@@ -6,6 +6,7 @@
 
 #include <torch/library.h>
 
+#include <bit>
 #include <vector>
 
 #include "rows.h"
@@ -334,7 +335,6 @@ Tensor softmax_of(const Tensor& x, const OptTensor& mask, double scale, bool cau
   by_dtype(x.scalar_type(), [&](auto of) {
     using T = decltype(of);
     using W = Wide<T>;
-    using Bit = typename Exp<W>::Int;
     const Rows rows(x);
     const In<T> in(x);
     const Sight sight(x, causal);
@@ -344,11 +344,12 @@ Tensor softmax_of(const Tensor& x, const OptTensor& mask, double scale, bool cau
       const T* p = in[r];
       const int64_t n = sight(r);
       if (masks) {
-        static thread_local std::vector<Bit> hidden;  // all bits where the mask is not 0
+        static thread_local std::vector<W> hidden;  // all bits where the mask is not 0
         hidden.resize(n + Pack<W>::size);
         const uint8_t* bytes = (*masks)[r];
-        std::transform(bytes, bytes + n, hidden.begin(), [](uint8_t b) { return b ? Bit(-1) : Bit(0); });
-        const W* m = reinterpret_cast<const W*>(hidden.data());
+        const W all = std::bit_cast<W>(typename Exp<W>::Int(-1));
+        std::transform(bytes, bytes + n, hidden.begin(), [all](uint8_t b) { return b ? all : W(0); });
+        const W* m = hidden.data();
         Pack<W> most(-INF<W>);
         sweep<W>(n, [&](int64_t i, int64_t k) HOT {
           Pack<W> v = where(load_all(m + i), Pack<W>(-INF<W>), load(p + i, k) * W(scale));
