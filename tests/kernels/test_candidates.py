@@ -22,7 +22,7 @@ def kernel(name):
     (made,) = [
         i
         for i in get_default_manager().registry.get_implementations(f"opmux::{name}")
-        if i.kind is BackendImplKind.DEFAULT
+        if i.kind is BackendImplKind.DEFAULT and i.vendor is None
     ]
     return made.fn
 

@@ -20,7 +20,7 @@ def kernels():
     manager = get_default_manager()
     for spec in specs:
         for impl in manager.registry.get_implementations(spec.key) or []:
-            if impl.kind is BackendImplKind.DEFAULT and spec.space == "opmux":
+            if impl.kind is BackendImplKind.DEFAULT and impl.vendor is None and spec.space == "opmux":
                 yield spec, impl
 
 

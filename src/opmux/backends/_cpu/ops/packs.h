@@ -2,7 +2,7 @@
 
 #pragma once
 
-#include <ATen/cpu/vec/functional_bfloat16.h>
+#include <ATen/cpu/vec/functional.h>
 #include <ATen/cpu/vec/vec.h>
 
 #include <algorithm>
