@@ -1,6 +1,7 @@
 """Options, markers and a clean slate for every test."""
 
 import os
+from pathlib import Path
 
 import pytest
 import torch
@@ -27,6 +28,21 @@ def pytest_configure(config):
     # Workers that each take every core are slower together than one alone.
     if hasattr(config, "workerinput"):
         torch.set_num_threads(1)
+
+
+def pytest_sessionstart(session):
+    """Compile what is compiled on first use before any test: none is to wait for it, or to see it said."""
+    if hasattr(session.config, "workerinput") or session.config.option.collectonly:
+        return
+    from opmux.backends._cpu.ops import native
+    from opmux.runtime import build
+
+    simulator = Path(build.__file__).parents[1] / "tools" / "simulator"
+    try:
+        build.library("cpu_kernels", native.SOURCES, flags=native.flags())
+        build.library("simulator", sorted([*simulator.glob("*.cpp"), *simulator.glob("*.h")]), flags=("-O1",))
+    except build.CannotBuild as error:  # a machine without a compiler: tests that need one say so
+        print(error)
 
 
 def pytest_collection_modifyitems(config, items):
