@@ -5,22 +5,22 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from . import backends, core, ops
+    from . import backends, compat, core, ops, tex
     from .core.default import explain, policy, set_policy
     from .core.ranks import digest, sync
     from .faces.aten.switch import disable, enable, enabled_ops, native, use
 
 __version__ = "0.1.0"
 __all__ = [
-    "__version__", "backends", "core", "digest", "disable", "enable", "enabled_ops", "explain", "native", "ops",
-    "policy", "set_policy", "sync", "use",
+    "__version__", "backends", "compat", "core", "digest", "disable", "enable", "enabled_ops", "explain", "native", "ops",
+    "policy", "set_policy", "sync", "tex", "use",
 ]  # fmt: skip
 
 # Where each name lives. Loaded when first asked for: importing opmux costs next to nothing and does nothing.
 _HOMES = {"explain": "core.default", "policy": "core.default", "set_policy": "core.default"}
 _HOMES |= {"digest": "core.ranks", "sync": "core.ranks"}
 _HOMES |= dict.fromkeys(("disable", "enable", "enabled_ops", "native", "use"), "faces.aten.switch")
-_MODULES = ("backends", "core", "faces", "ops", "runtime", "specs", "tools")
+_MODULES = ("backends", "compat", "core", "faces", "ops", "runtime", "specs", "te", "tex", "tools")
 
 
 def __getattr__(name: str) -> Any:

@@ -200,8 +200,8 @@ def tex_norm(x, w):
 
 
 def test_a_composition_names_its_parts():
-    assert set(specs.find("rmsnorm_fwd").parts) == {"rms_norm"}
-    assert set(specs.find("layernorm_bwd").parts) == {"layer_norm_bwd"}
+    assert set(specs.find("rmsnorm_fwd").parts) == {"opmux::rms_norm"}
+    assert set(specs.find("layernorm_bwd").parts) == {"opmux::layer_norm_bwd"}
 
 
 def test_a_composition_is_lifted_to_what_its_parts_have(plug):
@@ -225,7 +225,7 @@ def test_a_composition_is_lifted_to_what_its_parts_have(plug):
     assert calls == ["mine"]
 
 
-def test_a_lifted_impl_declines_with_its_part(plug):
+def test_a_part_that_declines_hands_on_to_the_next_inside_the_composition(plug):
     x, w = torch.randn(3, 8), torch.randn(8)
     reference = tex_norm(x, w)[0]
     plug("rms_norm", "default.flagos.x", DEFAULT, lambda *a: 1 / 0, when=lambda x, *a: "not on a Sunday")

@@ -177,7 +177,7 @@ def test_a_scope_beats_everything(setenv):
     setenv(**EVERYTHING)
     assert first(policy=get_policy()) == "impl:one"
     with with_preference("reference") as policy:
-        assert get_policy() is policy
+        assert get_policy() == policy
         assert policy.order_for(TEX) == ("reference", "flagos", "vendor")
     assert first(policy=get_policy()) == "impl:one"
 

@@ -5,18 +5,19 @@ from __future__ import annotations
 import inspect
 import types
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from . import policy as policies
 from .errors import BackendNotFound, BadPolicy
 from .explain import Explanation
-from .facts import machine, shared
+from .facts import machine
 from .jump import Form, Jump, Pair, Plan, reraise
 from .lock import lock
-from .manager import OpManager, check_names
+from .manager import OpManager, _default_device, check_names
 from .policy import BACKENDS, Layer, PolicyScope, Refused, SelectionPolicy, matches
 from .registry import BackendImplKind, OpImpl, OpRegistry, Origin, tagged
-from .spec import DOORS, Derived, Spec, specs
+from .spec import DOORS, Derived, Spec, called, named_ops, plain, reached, specs
 
 
 class DefaultManager(OpManager):
@@ -132,54 +133,59 @@ class DefaultManager(OpManager):
     def _lift(self, key: str, own: tuple[OpImpl, ...], policy: SelectionPolicy) -> tuple[OpImpl, ...]:
         spec = specs.get(key)
         if isinstance(spec, Derived):
-            found = self._lifted.get((key, False))
+            found = self._lifted.get((key, None))
             if found is None:
-                found = self._lifted[key, False] = tuple(spec.lifted(self.registry.impls))
+                found = self._lifted[key, None] = tuple(spec.lifted(self.registry.impls))
             return found
         if spec is None or spec.primitive or not spec.parts:
             return ()
-        found = self._lifted.get((key, policy.strict))
+        found = self._lifted.get((key, policy))
         if found is None:
-            found = self._lifted[key, policy.strict] = tuple(self._lift_all(spec, own, policy.strict))
+            found = self._lifted[key, policy] = tuple(self._lift_all(spec, own, policy))
         return found
 
-    def _lift_all(self, spec: Spec, own: tuple[OpImpl, ...], strict: bool) -> list[OpImpl]:
+    def _lift_all(self, spec: Spec, own: tuple[OpImpl, ...], policy: SelectionPolicy) -> list[OpImpl]:
+        """One impl for each kind and vendor that implements a part: there its own come first, and then the rest."""
         taken = {i.impl_id for i in own}
-        of_parts = [{_token(i) for i in self.registry.impls(p.key)} for p in spec.parts.values()]
         made = []
-        for token, kind, vendor in sorted(set.intersection(*of_parts), key=str):
+        for token, kind, vendor in sorted({t for p in spec.parts.values() for t in self._tokens(p, policy)}, key=str):
             impl_id = "default.flagos" if vendor is None else f"{kind}.{vendor}"
             if kind is BackendImplKind.REFERENCE or impl_id in taken:
                 continue
-            fn: Any = lift(spec, {n: self._only(part, token, strict) for n, part in spec.parts.items()})
-            fn.parts = [(part.key, token) for part in spec.parts.values()]
+            fn: Any = lift(spec, {key: self._first(part, token, policy) for key, part in spec.parts.items()})
+            fn.parts = [(key, token) for key, part in spec.parts.items() if token in self._tokens(part, policy, 0)]
             made.append(OpImpl(spec.key, impl_id, kind, vendor, fn, devices=self._devices_of(fn.parts)))
         return made
 
+    def _tokens(self, part: Spec, policy: SelectionPolicy, field: int | None = None) -> set[Any]:
+        """Who implements a part: tokens, with kind and vendor or alone."""
+        own = self.registry.impls(part.key)
+        found = {_token(i) for i in (*own, *self._lift(part.key, own, policy))}
+        return found if field is None else {f[field] for f in found}
+
     def _devices_of(self, parts: list[tuple[str, str]]) -> frozenset[str] | None:
-        """Where all parts can run: for each, the devices of any of its impls."""
-        everywhere: frozenset[str] | None = None
-        for key, token in parts:
-            found = [i.devices for i in self.registry.impls(key) if matches(token, i)]
-            if None not in found:
-                everywhere = shared(everywhere, frozenset().union(*(d for d in found if d is not None)))
-        return everywhere
+        """Where any of the parts can run."""
+        found = [i.devices for key, token in parts for i in self.registry.impls(key) if matches(token, i)]
+        return None if None in found else frozenset().union(*(d for d in found if d is not None)) or None
 
     def _static_refusal(self, key: str, impl: OpImpl, device: str) -> Refused | None:
-        """A composition cannot run where one of its parts cannot."""
+        """A composition is not of a kind where none of its parts is."""
         refusal = super()._static_refusal(key, impl, device)
-        for part, token in () if refusal is not None else getattr(impl.fn, "parts", ()):
-            found = [super(DefaultManager, self)._static_refusal(part, i, device)
-                     for i in self.registry.impls(part) if matches(token, i)]  # fmt: skip
-            if all(found):
-                return Refused(impl, found[0].stage, f"{self._name(part)}: {found[0].reason}")  # type: ignore[union-attr]
+        parts = getattr(impl.fn, "parts", ()) if refusal is None else ()
+        found = [(part, self._static_refusal(part, i, device))
+                 for part, token in parts for i in self.registry.impls(part) if matches(token, i)]  # fmt: skip
+        if found and all(why for _, why in found):
+            part, why = found[0]
+            return Refused(impl, why.stage, f"{self._name(part)}: {why.reason}")  # type: ignore[union-attr]
         return refusal
 
-    def _only(self, part: Spec, token: str, strict: bool) -> Callable[..., Any]:
-        """A primitive bound to the impls of one token, for use inside a composition."""
-        only = SelectionPolicy(per_op_order={part.key: (token,)}, strict=strict)
+    def _first(self, part: Spec, token: str, policy: SelectionPolicy) -> Callable[..., Any]:
+        """A part for use inside a composition: what has the token first, then what the policy says."""
+        orders = {k: o for k, o in policy.per_op_order if k in (part.key.casefold(), part.name.casefold())}
+        order = tuple(dict.fromkeys((token, *policy.rest())))
+        inside = policy if orders else replace(policy, per_op_order={**dict(policy.per_op_order), part.key: order})
         form = specs.jumps[part.key].form
-        return form.layer(super()._plan(part.key, only, form, typed=True))
+        return form.layer(self._plan(part.key, inside, form, typed=True))
 
     def _check(self, policy: SelectionPolicy, key: str) -> None:
         super()._check(policy, key)
@@ -191,21 +197,32 @@ class DefaultManager(OpManager):
     def _check_backend(self, token: str) -> None:
         if token in self._backends:
             return
-        tex = [s for s in specs if s.space == "tex"]
-        for spec in tex:
-            self._ask_kernels(spec)
-        self._prepare()
-        own = {s.key: self.registry.impls(s.key) for s in tex}
-        impls = [i for k, found in own.items() for i in (*found, *self._lift(k, found, SelectionPolicy()))]
-        if not any(matches(token, i) for i in impls):
+        refusal = self.backend_refusal(token)
+        if refusal is not None:
             names = {v: k for k, v in BACKENDS.items()}
-            have = {names.get(i.kind.value) or str(i.vendor).casefold() for i in impls}
+            vendors = {str(i.vendor).casefold() for s in _tex_specs() for i in self.registry.impls(s.key) if i.vendor}
+            tokens = ("flagos", "reference", *(f"vendor:{v}" for v in vendors))
+            have = sorted(names.get(t, t.removeprefix("vendor:")) for t in tokens if self.backend_refusal(t) is None)
             asked = names.get(token, token.removeprefix("vendor:"))
-            raise BackendNotFound(
-                f"Backend '{asked}' not found. Available backends: {sorted(have)}. "
-                f"No impl of a tex op is registered for it: install its package, or name another backend"
-            )
+            raise BackendNotFound(f"Backend '{asked}' not found. Available backends: {have}. {refusal}")
         self._backends.add(token)
+
+    def backend_refusal(self, token: str) -> str | None:
+        """Why a tex backend cannot run on this machine, or None: one of its impls of tex's ops must be able to."""
+        self._prepare()
+        device, reason = _default_device(), None
+        for spec in _tex_specs():
+            self._ask_kernels(spec)
+            self._prepare()
+            impls = self.registry.impls(spec.key)
+            if not token.startswith("vendor:"):  # ours are made of what their parts have
+                impls = (*impls, *self._lift(spec.key, impls, SelectionPolicy()))
+            for impl in (i for i in impls if matches(token, i)):
+                refusal = self._static_refusal(spec.key, impl, device)
+                if refusal is None:
+                    return None
+                reason = reason or refusal.reason
+        return reason or ("No impl of a tex op is registered for it: install its package, or name another backend")
 
     def after_fork(self) -> None:
         if self._starting:  # the thread that was loading plugins is not in this child
@@ -228,9 +245,18 @@ def get_default_manager() -> OpManager:
 
 
 def _reference(spec: Spec) -> OpImpl:
-    parts = {n: p.reference for n, p in spec.parts.items()} if not spec.primitive else {}
-    fn = lift(spec, parts) if parts else spec.reference
-    return OpImpl(spec.key, "reference.torch", BackendImplKind.REFERENCE, None, fn)
+    return OpImpl(spec.key, "reference.torch", BackendImplKind.REFERENCE, None, reference(spec))
+
+
+def reference(spec: Spec) -> Callable[..., Any]:
+    """An op's reference, with references all the way down."""
+    if spec.primitive or not spec.parts:
+        return spec.reference
+    return lift(spec, {key: reference(part) for key, part in spec.parts.items()})
+
+
+def _tex_specs() -> list[Spec]:
+    return [s for s in specs if s.space == "tex"]
 
 
 def _own(spec: Spec) -> Origin:
@@ -243,15 +269,22 @@ def _token(impl: OpImpl) -> tuple[str, BackendImplKind, str | None]:
     return impl.kind.value, impl.kind, None
 
 
-def lift(spec: Spec, names: dict[str, Callable[..., Any]]) -> Callable[..., Any]:
-    """A composition with its primitives bound to given implementations: the same code, other globals."""
-    fn: Any = inspect.unwrap(spec.reference)
-    made: Any = types.FunctionType(
-        fn.__code__, {**fn.__globals__, **names}, fn.__name__, fn.__defaults__, fn.__closure__
-    )
-    made.__kwdefaults__ = fn.__kwdefaults__
-    made.lifted_from = spec
-    return made
+def lift(spec: Spec, parts: dict[str, Callable[..., Any]]) -> Callable[..., Any]:
+    """A composition with its parts, by key, bound to given functions: the same code, other globals."""
+    made: dict[types.FunctionType, Any] = {}
+
+    def again(fn: types.FunctionType) -> Any:
+        if fn not in made:
+            names = dict(fn.__globals__)
+            made[fn] = types.FunctionType(fn.__code__, names, fn.__name__, fn.__defaults__, fn.__closure__)
+            made[fn].__kwdefaults__, made[fn].__module__ = fn.__kwdefaults__, fn.__module__
+            names.update({n: parts[s.key] for n, s in named_ops(fn).items() if s.key in parts})
+            names.update({n: again(v) for n, v in called(fn).items() if any(named_ops(f) for f in reached(v))})
+        return made[fn]
+
+    lifted = again(plain(spec.reference))
+    lifted.lifted_from = spec
+    return lifted
 
 
 # ---- the doors users call -------------------------------------------------------------------------------------------

@@ -85,14 +85,6 @@ def runs_on(devices: frozenset[str] | None, device_type: str) -> bool:
     return devices is None or device_type in devices or (ACCELERATOR in devices and device_type != "cpu")
 
 
-def shared(a: frozenset[str] | None, b: frozenset[str] | None) -> frozenset[str] | None:
-    """The device types that both sets stand for."""
-    if a is None or b is None:
-        return b if a is None else a
-    both = {d for d in a | b if d != ACCELERATOR and runs_on(a, d) and runs_on(b, d)}
-    return frozenset(both | (a & b & {ACCELERATOR}))
-
-
 def tensors(value: Any) -> Iterator[Tensor]:
     """Every tensor in an argument, those inside nested lists, tuples, sets and dicts included."""
     if isinstance(value, Tensor):

@@ -226,6 +226,7 @@ SKIP_CUDA = knob("OPMUX_SKIP_CUDA", flag, "TE_FL_SKIP_CUDA", default=False, doc=
 BACKEND = knob("OPMUX_BACKEND", word, "TE_BACKEND", doc="the backend that comes first for tex ops: flaggems, torch, or a vendor")
 PLUGIN = knob("OPMUX_PLUGIN", word, "TE_PLUGIN", doc="as OPMUX_BACKEND, which wins over it")
 FALLBACK_BACKEND = knob("OPMUX_FALLBACK_BACKEND", word, "TE_FALLBACK_BACKEND", doc="the backend tried for tex ops after flaggems")
+TEX_VERSION = knob("OPMUX_TEX_VERSION", word, doc="the version of tex's interface: 2.9 or 2.20 [default: that of the installed transformer_engine, else 2.20]")
 LOG_LEVEL = knob("OPMUX_LOG_LEVEL", level, "TEFL_LOG_LEVEL", doc="show log lines of this level and above")
 DEBUG = knob("OPMUX_DEBUG", flag, "TE_FL_DEBUG", default=False, doc="1 is OPMUX_LOG_LEVEL=DEBUG")
 CACHE_DIR = knob("OPMUX_CACHE_DIR", path, doc="where tuning results and compiled C++ are kept; unset: opmux in $XDG_CACHE_HOME or ~/.cache", in_file=False)

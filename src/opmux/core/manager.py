@@ -32,7 +32,7 @@ class OpManager:
         self._doors = Doors(self)
         self._jumps: dict[str, Jump] = {}  # the functions `resolve` has handed out, by key
         self._known: dict[Jump, None] = {}  # every jump this manager has bound
-        self._lifted: dict[tuple[str, bool], tuple[OpImpl, ...]] = {}
+        self._lifted: dict[tuple[str, SelectionPolicy | None], tuple[OpImpl, ...]] = {}
         self._last: dict[str, str] = {}  # the impl each op was last said to use
         self._why = "registration"
         self._started = self._starting = False

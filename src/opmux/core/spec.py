@@ -145,16 +145,9 @@ class Spec:
 
     @cached_property
     def parts(self) -> dict[str, Spec]:
-        """The primitives a composition is made of: the ops its code names, by the global name it uses."""
-        names: set[str] = set()
-        codes = [_code(self.reference)]
-        while codes:
-            code = codes.pop()
-            names.update(code.co_names)
-            codes += [c for c in code.co_consts if isinstance(c, types.CodeType)]
-        where = inspect.unwrap(self.reference).__globals__
-        found = {n: getattr(where.get(n), "spec", None) for n in sorted(names)}
-        return {n: s for n, s in found.items() if isinstance(s, Spec) and s is not self}
+        """The ops a composition is made of, by key: those its code names, and that of the plain functions it calls."""
+        found = {s.key: s for fn in reached(self.reference) for s in named_ops(fn).values() if s is not self}
+        return dict(sorted(found.items()))
 
     @cached_property
     def gradient(self) -> Gradient:
@@ -413,8 +406,51 @@ def _check_declaration(spec: Spec) -> None:
             raise BadSpec(f"{spec.key}: parameter {p} must be named and passable by keyword")
 
 
-def _code(fn: Callable[..., Any]) -> types.CodeType:
-    return inspect.unwrap(fn).__code__
+# ---- what a composition's code names ---------------------------------------------------------------------------------
+
+
+def names_in(fn: Callable[..., Any]) -> dict[str, Any]:
+    """The globals that a function's code names, by name."""
+    names: set[str] = set()
+    codes = [plain(fn).__code__]
+    while codes:
+        code = codes.pop()
+        names.update(code.co_names)
+        codes += [c for c in code.co_consts if isinstance(c, types.CodeType)]
+    where = plain(fn).__globals__
+    return {n: where[n] for n in sorted(names) if n in where}
+
+
+def named_ops(fn: Callable[..., Any]) -> dict[str, Spec]:
+    """The ops that a function's code names, by the name it uses."""
+    found = {n: getattr(v, "spec", None) for n, v in names_in(fn).items()}
+    return {n: s for n, s in found.items() if isinstance(s, Spec)}
+
+
+def called(fn: Callable[..., Any]) -> dict[str, types.FunctionType]:
+    """The plain functions of the same package that a function's code names: part of the same composition."""
+    home = _package(fn)
+    return {
+        n: v
+        for n, v in names_in(fn).items()
+        if isinstance(v, types.FunctionType) and _package(v) == home and not hasattr(v, "spec") and plain(v) is v
+    }
+
+
+def reached(fn: Callable[..., Any]) -> list[types.FunctionType]:
+    """A function, and all plain functions that it leads to."""
+    found = [plain(fn)]
+    for one in found:
+        found += [v for v in called(one).values() if v not in found]
+    return found
+
+
+def plain(fn: Callable[..., Any]) -> types.FunctionType:
+    return inspect.unwrap(fn)  # type: ignore[return-value]
+
+
+def _package(fn: Callable[..., Any]) -> str:
+    return str(fn.__module__).rpartition(".")[0]
 
 
 def _type_name(value: Any) -> str:

@@ -1,7 +1,8 @@
 """Activations, alone, with a bias and gated: the maths of each is two device functions; six kernels serve them all.
 
 What is one shape in one piece is a single long row. Gated kernels and those with a bias take rows with gaps between
-them, as the halves of [.., 2n] are, so these are read where they lie.
+them, as the halves of [.., 2n] are, so these are read where they lie. With CAST results are float8, and their largest
+magnitude goes to amax (`fused_quant`).
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from torch import Tensor
 from ..core.registry import impl
 from ..specs import activation as spec
 from .lib.config import Tiles, tunable
+from .lib.fp8 import cast_of, put, raise_to
 from .lib.launch import Launcher
 from .lib.plans import plans
 from .lib.rows import DEVICES, Room, Rows, cores, even_rows, packed, wide_of
@@ -133,19 +135,29 @@ MATHS = {
 # ---- the kernels ----------------------------------------------------------------------------------------------------
 
 
-def _one(x_ptr, y_ptr, n, VALUE: tl.constexpr, WIDE: tl.constexpr, BLOCK: tl.constexpr):
+def _one(
+    x_ptr, y_ptr, scale_ptr, amax_ptr, n,
+    VALUE: tl.constexpr, CAST: tl.constexpr, WIDE: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
     o = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     m = o < n
     b_x = tl.load(x_ptr + o, mask=m).to(WIDE)
-    tl.store(y_ptr + o, VALUE(b_x).to(y_ptr.dtype.element_ty), mask=m)
+    top = put(y_ptr + o, VALUE(b_x), m, scale_ptr, CAST)
+    if CAST is not None:
+        raise_to(amax_ptr, top)
 
 
-def _one_bwd(dy_ptr, x_ptr, dx_ptr, n, SLOPE: tl.constexpr, WIDE: tl.constexpr, BLOCK: tl.constexpr):
+def _one_bwd(
+    dy_ptr, x_ptr, dx_ptr, scale_ptr, amax_ptr, n,
+    SLOPE: tl.constexpr, CAST: tl.constexpr, WIDE: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
     o = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     m = o < n
     b_x = tl.load(x_ptr + o, mask=m).to(WIDE)
     b_dy = tl.load(dy_ptr + o, mask=m).to(WIDE)
-    tl.store(dx_ptr + o, (b_dy * SLOPE(b_x)).to(dx_ptr.dtype.element_ty), mask=m)
+    top = put(dx_ptr + o, b_dy * SLOPE(b_x), m, scale_ptr, CAST)
+    if CAST is not None:
+        raise_to(amax_ptr, top)
 
 
 @triton.jit
@@ -166,8 +178,9 @@ def _tile(n, FLAT: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
 
 
 def _gated(
-    a_ptr, b_ptr, y_ptr, a_stride, b_stride, n_rows, n,
-    FLAT: tl.constexpr, VALUE: tl.constexpr, WIDE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    a_ptr, b_ptr, y_ptr, scale_ptr, amax_ptr, a_stride, b_stride, n_rows, n,
+    FLAT: tl.constexpr, VALUE: tl.constexpr, CAST: tl.constexpr, WIDE: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """Without b, each row of a is followed by its b."""
     i_m, o_n = _tile(n, FLAT, BLOCK_M, BLOCK_N)
@@ -176,12 +189,15 @@ def _gated(
         b_ptr = a_ptr + n
     b_a = tl.load(a_ptr + i_m * a_stride + o_n, mask=m).to(WIDE)
     b_b = tl.load(b_ptr + i_m * b_stride + o_n, mask=m).to(WIDE)
-    tl.store(y_ptr + i_m * n + o_n, (VALUE(b_a) * b_b).to(y_ptr.dtype.element_ty), mask=m)
+    top = put(y_ptr + i_m * n + o_n, VALUE(b_a) * b_b, m, scale_ptr, CAST)
+    if CAST is not None:
+        raise_to(amax_ptr, top)
 
 
 def _gated_bwd(
-    dy_ptr, a_ptr, b_ptr, da_ptr, db_ptr, dy_stride, a_stride, b_stride, d_stride, n_rows, n,
-    FLAT: tl.constexpr, VALUE: tl.constexpr, SLOPE: tl.constexpr, WIDE: tl.constexpr,
+    dy_ptr, a_ptr, b_ptr, da_ptr, db_ptr, scale_ptr, amax_ptr,
+    dy_stride, a_stride, b_stride, d_stride, n_rows, n,
+    FLAT: tl.constexpr, VALUE: tl.constexpr, SLOPE: tl.constexpr, CAST: tl.constexpr, WIDE: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """Without b and db, each row of a and da is followed by its b and db."""
@@ -193,8 +209,10 @@ def _gated_bwd(
     b_dy = tl.load(dy_ptr + i_m * dy_stride + o_n, mask=m).to(WIDE)
     b_a = tl.load(a_ptr + i_m * a_stride + o_n, mask=m).to(WIDE)
     b_b = tl.load(b_ptr + i_m * b_stride + o_n, mask=m).to(WIDE)
-    tl.store(da_ptr + i_m * d_stride + o_n, (b_dy * b_b * SLOPE(b_a)).to(da_ptr.dtype.element_ty), mask=m)
-    tl.store(db_ptr + i_m * d_stride + o_n, (b_dy * VALUE(b_a)).to(da_ptr.dtype.element_ty), mask=m)
+    top_a = put(da_ptr + i_m * d_stride + o_n, b_dy * b_b * SLOPE(b_a), m, scale_ptr, CAST)
+    top_b = put(db_ptr + i_m * d_stride + o_n, b_dy * VALUE(b_a), m, scale_ptr, CAST)
+    if CAST is not None:
+        raise_to(amax_ptr, tl.maximum(top_a, top_b))
 
 
 def _biased(
@@ -210,8 +228,8 @@ def _biased(
 
 
 def _biased_bwd(
-    dy_ptr, x_ptr, b_ptr, dx_ptr, share_ptr, dy_stride, x_stride, n_rows, n,
-    SLOPE: tl.constexpr, WIDE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    dy_ptr, x_ptr, b_ptr, dx_ptr, share_ptr, scale_ptr, amax_ptr, dy_stride, x_stride, n_rows, n,
+    SLOPE: tl.constexpr, CAST: tl.constexpr, WIDE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """dx, and shares of its sums: program (i, j) takes the columns of block i and every P-th block of rows from j on.
 
@@ -226,6 +244,7 @@ def _biased_bwd(
     if b_ptr is not None:
         b_b += tl.load(b_ptr + o_n, mask=m_n, other=0.0).to(WIDE)
     b_sum = tl.zeros([BLOCK_M, BLOCK_N], WIDE)
+    top = 0
     i_m = (first + o_m).to(tl.int64)
     m = (i_m < n_rows) & m_n
     x_next = tl.load(x_ptr + i_m * x_stride + o_n, mask=m, other=0.0)
@@ -239,17 +258,21 @@ def _biased_bwd(
         x_next = tl.load(x_ptr + i_next * x_stride + o_n, mask=m_next, other=0.0)
         dy_next = tl.load(dy_ptr + i_next * dy_stride + o_n, mask=m_next, other=0.0)
         b_dx = b_dy * SLOPE(b_x + b_b)
-        tl.store(dx_ptr + i_m * n + o_n, b_dx.to(dx_ptr.dtype.element_ty), mask=m)
+        more = put(dx_ptr + i_m * n + o_n, b_dx, m, scale_ptr, CAST)
+        if CAST is not None:
+            top = tl.maximum(top, more)
         b_sum += tl.where(m, b_dx, 0.0)  # beyond the rows it is 0 times a slope that need not be finite
     at = tl.program_id(1).to(tl.int64) * n + tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     tl.store(share_ptr + at, tl.sum(b_sum, 0), mask=tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N) < n)
+    if CAST is not None:
+        raise_to(amax_ptr, top)
 
 
-one, one_bwd = Launcher(_one, tensors=2, sizes="n"), Launcher(_one_bwd, tensors=3, sizes="n")
-gated = Launcher(_gated, tensors=3, sizes="a_stride b_stride n", free="n_rows")
-gated_bwd = Launcher(_gated_bwd, tensors=5, sizes="dy_stride a_stride b_stride d_stride n", free="n_rows")
+one, one_bwd = Launcher(_one, tensors=4, sizes="n"), Launcher(_one_bwd, tensors=5, sizes="n")
+gated = Launcher(_gated, tensors=5, sizes="a_stride b_stride n", free="n_rows")
+gated_bwd = Launcher(_gated_bwd, tensors=7, sizes="dy_stride a_stride b_stride d_stride n", free="n_rows")
 biased = Launcher(_biased, tensors=3, sizes="x_stride n", free="n_rows")
-biased_bwd = Launcher(_biased_bwd, tensors=5, sizes="dy_stride x_stride n", free="n_rows")
+biased_bwd = Launcher(_biased_bwd, tensors=7, sizes="dy_stride x_stride n", free="n_rows")
 
 
 # ---- tiles ----------------------------------------------------------------------------------------------------------
@@ -298,9 +321,13 @@ def bias_tiles(n: int, dtype: torch.dtype) -> Tiles:
 # ---- one tensor after the other -------------------------------------------------------------------------------------
 
 
-def functions(act: str, uses: str) -> dict[str, Any]:
-    """The constants that say what is computed."""
-    return {u: MATHS[act][("VALUE", "SLOPE").index(u)] for u in uses.split()}
+def functions(act: str, uses: str, fp8: torch.dtype | None = None) -> dict[str, Any]:
+    """The constants that say what is computed, and what it is cast to."""
+    return {u: MATHS[act][("VALUE", "SLOPE").index(u)] for u in uses.split()} | {"CAST": fp8 and cast_of(fp8)}
+
+
+def room_of(shape: Any, dtype: torch.dtype, fp8: torch.dtype | None) -> Room:
+    return Room.of(shape, dtype if fp8 is None else torch.uint8)
 
 
 class Elementwise(NamedTuple):
@@ -313,15 +340,21 @@ class Elementwise(NamedTuple):
 
 @plans
 def _plan_one(act: str, *args: Tensor) -> Elementwise:
+    return plan_one(f"{act}_bwd" if len(args) == 2 else act, act, None, *args)
+
+
+def plan_one(op: str, act: str, fp8: torch.dtype | None, *args: Tensor) -> Elementwise:
+    """Of f(x) or, with dy before it, its gradient; with a float8, of bytes."""
     x = args[-1]
     backward = len(args) == 2
-    spec.check(f"{act}_bwd" if backward else act, x=x, **({"dy": args[0]} if backward else {}))
+    spec.check(op, x=x, **({"dy": args[0]} if backward else {}))
     n = x.numel()
-    out = Room.of(x.shape, x.dtype)
+    out = room_of(x.shape, x.dtype, fp8)
     if n == 0:
         return Elementwise(out, None, False)
     tiles = flat_tiles(dtype=x.dtype)
-    config = tiles.config(even=n % 16 == 0, WIDE=wide_of(x.dtype), **functions(act, "SLOPE" if backward else "VALUE"))
+    uses = functions(act, "SLOPE" if backward else "VALUE", fp8)
+    config = tiles.config(even=n % 16 == 0, WIDE=wide_of(x.dtype), **uses)
     launch = (one_bwd if backward else one).ready((-(-n // tiles["BLOCK"]), 1, 1), (n,), config)
     return Elementwise(out, launch, not all(t.is_contiguous() for t in args))
 
@@ -331,7 +364,7 @@ def one_impls(act: str) -> dict[str, Callable[..., Any]]:
         out, launch, pack = _plan_one(act, x)
         y = out.on(x)
         if launch is not None:
-            launch(x.contiguous() if pack else x, y)
+            launch(x.contiguous() if pack else x, y, None, None)
         return y
 
     def backward(dy: Tensor, x: Tensor) -> Tensor:
@@ -340,7 +373,7 @@ def one_impls(act: str) -> dict[str, Callable[..., Any]]:
         if launch is not None:
             if pack:
                 dy, x = dy.contiguous(), x.contiguous()
-            launch(dy, x, dx)
+            launch(dy, x, dx, None, None)
         return dx
 
     return {act: forward, f"{act}_bwd": backward}
@@ -352,6 +385,13 @@ def one_impls(act: str) -> dict[str, Callable[..., Any]]:
 @plans
 def _plan_gated(act: str, halves: bool, backward: bool, *args: Tensor) -> Elementwise:
     name = act + ("_glu" if halves else "_mul") + ("_bwd" if backward else "")
+    return plan_gated(name, act, None, halves, backward, *args)
+
+
+def plan_gated(
+    name: str, act: str, fp8: torch.dtype | None, halves: bool, backward: bool, *args: Tensor
+) -> Elementwise:
+    """Of f(a) * b or, with dy before them, its gradients; a and b are two tensors, or the halves of one."""
     x = args[-1]
     like = {"dy": args[0]} if backward else {}
     if halves:
@@ -360,7 +400,7 @@ def _plan_gated(act: str, halves: bool, backward: bool, *args: Tensor) -> Elemen
         spec.check(name, a=args[-2], b=x, **like)
     parts = 2 if halves else 1
     shape = (*x.shape[:-1], x.shape[-1] // 2) if halves and not backward else x.shape
-    out = Room.of(shape, x.dtype)
+    out = room_of(shape, x.dtype, fp8)
     if not x.numel():
         return Elementwise(out, None, False)
     lie = [packed(t) for t in args]
@@ -376,7 +416,7 @@ def _plan_gated(act: str, halves: bool, backward: bool, *args: Tensor) -> Elemen
         strides.append(parts * n)
     tiles = gated_tiles(dtype=x.dtype) if flat else gated_row_tiles(n=n, dtype=x.dtype)
     even = n % 16 == 0 and all(s % 16 == 0 for s in strides)
-    uses = functions(act, "VALUE SLOPE" if backward else "VALUE")
+    uses = functions(act, "VALUE SLOPE" if backward else "VALUE", fp8)
     config = tiles.config(even=even, FLAT=flat, WIDE=wide_of(x.dtype), **uses)
     blocks = -(-count // tiles["BLOCK_M"]) * -(-n // tiles["BLOCK_N"])
     launch = (gated_bwd if backward else gated).ready((blocks, 1, 1), (*strides, count, n), config)
@@ -390,7 +430,7 @@ def mul_impls(act: str) -> dict[str, Callable[..., Any]]:
         if launch is not None:
             if pack:
                 a, b = packed(a), packed(b)
-            launch(a, b, y)
+            launch(a, b, y, None, None)
         return y
 
     def backward(dy: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
@@ -399,7 +439,7 @@ def mul_impls(act: str) -> dict[str, Callable[..., Any]]:
         if launch is not None:
             if pack:
                 dy, a, b = packed(dy), packed(a), packed(b)
-            launch(dy, a, b, da, db)
+            launch(dy, a, b, da, db, None, None)
         return da, db
 
     return {f"{act}_mul": forward, f"{act}_mul_bwd": backward}
@@ -410,7 +450,7 @@ def glu_impls(act: str) -> dict[str, Callable[..., Any]]:
         out, launch, pack = _plan_gated(act, True, False, x)
         y = out.on(x)
         if launch is not None:
-            launch(packed(x) if pack else x, None, y)
+            launch(packed(x) if pack else x, None, y, None, None)
         return y
 
     def backward(dy: Tensor, x: Tensor) -> Tensor:
@@ -419,7 +459,7 @@ def glu_impls(act: str) -> dict[str, Callable[..., Any]]:
         if launch is not None:
             if pack:
                 dy, x = packed(dy), packed(x)
-            launch(dy, x, None, dx, None)
+            launch(dy, x, None, dx, None, None, None)
         return dx
 
     return {f"{act}_glu": forward, f"{act}_glu_bwd": backward}
@@ -437,7 +477,7 @@ def _plan_biased(act: str, x: Tensor, bias: Tensor) -> Elementwise:
     at, n = Rows.of(packed(x)), x.shape[-1]
     tiles = bias_tiles(n=n, dtype=x.dtype)
     even = n % 16 == 0 and at.stride % 16 == 0
-    config = tiles.config(even=even, WIDE=wide_of(x.dtype), **functions(act, "VALUE"))
+    config = tiles.config(even=even, WIDE=wide_of(x.dtype), VALUE=MATHS[act][0])
     blocks = -(-at.count // tiles["BLOCK_M"]) * -(-n // tiles["BLOCK_N"])
     launch = biased.ready((blocks, 1, 1), (at.stride, at.count, n), config)
     return Elementwise(out, launch, not (even_rows(x) and bias.is_contiguous()))
@@ -456,9 +496,15 @@ class BiasedBackward(NamedTuple):
 
 @plans
 def _plan_biased_bwd(act: str, dy: Tensor, x: Tensor, bias: Tensor | None) -> BiasedBackward:
-    spec.check_bias(f"{act}_bias_bwd", "x", x, bias, dy=dy)
+    return plan_biased_bwd(f"{act}_bias_bwd", act, None, dy, x, bias)
+
+
+def plan_biased_bwd(
+    op: str, act: str, fp8: torch.dtype | None, dy: Tensor, x: Tensor, bias: Tensor | None
+) -> BiasedBackward:
+    spec.check_bias(op, "x", x, bias, dy=dy)
     n, dtype = x.shape[-1], x.dtype
-    dx, dbias = Room.of(x.shape, dtype), Room.of((n,), dtype if bias is None else bias.dtype)
+    dx, dbias = room_of(x.shape, dtype, fp8), Room.of((n,), dtype if bias is None else bias.dtype)
     if not x.numel():
         return BiasedBackward(dx, dbias, None, None, None, False)
     to, at = Rows.of(packed(dy)), Rows.of(packed(x))
@@ -466,7 +512,7 @@ def _plan_biased_bwd(act: str, dy: Tensor, x: Tensor, bias: Tensor | None) -> Bi
     across = -(-n // tiles["BLOCK_N"])
     parts = max(1, min(-(-at.count // tiles["BLOCK_M"]), cores(x.device) * PER_CORE // across))
     even = all(size % 16 == 0 for size in (n, to.stride, at.stride))
-    config = tiles.config(even=even, WIDE=wide_of(dtype), **functions(act, "SLOPE"))
+    config = tiles.config(even=even, WIDE=wide_of(dtype), **functions(act, "SLOPE", fp8))
     launch = biased_bwd.ready((across, parts, 1), (to.stride, at.stride, at.count, n), config)
     shares = Room.of((parts, n), share_of(dtype))
     pack = not (even_rows(dy) and even_rows(x) and (bias is None or bias.is_contiguous()))
@@ -491,7 +537,7 @@ def bias_impls(act: str) -> dict[str, Callable[..., Any]]:
         if plan.pack:
             dy, x, bias = packed(dy), packed(x), None if bias is None else bias.contiguous()
         shares = plan.shares.on(x)
-        plan.launch(dy, x, bias, dx, shares)
+        plan.launch(dy, x, bias, dx, shares, None, None)
         plan.total(shares, dbias)
         return dx, dbias
 

@@ -17,6 +17,7 @@ from torch import Tensor
 from ..core.registry import impl
 from ..specs import norm as spec
 from .lib.config import Tiles, tunable
+from .lib.fp8 import cast_of, put, raise_to
 from .lib.launch import Launcher
 from .lib.plans import plans
 from .lib.rows import DEVICES, Room, Rows, even_rows, fits, inside, packed, programs, wide_of
@@ -32,11 +33,12 @@ def _add_pairs(a, b, c, d):
 
 
 def _fwd(
-    x_ptr, r_ptr, w_ptr, b_ptr, y_ptr, s_ptr, mean_ptr, rstd_ptr,
+    x_ptr, r_ptr, w_ptr, b_ptr, y_ptr, s_ptr, mean_ptr, rstd_ptr, scale_ptr, amax_ptr,
     x_stride, r_stride, n_rows, n, eps, offset,
-    CENTRED: tl.constexpr, WIDE: tl.constexpr, FULL: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    CENTRED: tl.constexpr, CAST: tl.constexpr, WIDE: tl.constexpr, FULL: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """Whole rows: y = norm(x [+ r]) * (w + offset) [+ b]."""
+    """Whole rows: y = norm(x [+ r]) * (w + offset) [+ b]; with CAST in float8, its largest magnitude in amax."""
     i_m = tl.program_id(0).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)[:, None]
     o_n = tl.arange(0, BLOCK_N)[None, :]
     m_m, m_n = i_m < n_rows, inside(o_n, n, FULL)
@@ -56,13 +58,15 @@ def _fwd(
     b_y = b_x * rstd * (tl.load(w_ptr + o_n, mask=m_n, other=0.0).to(WIDE) + offset)
     if b_ptr is not None:
         b_y += tl.load(b_ptr + o_n, mask=m_n, other=0.0).to(WIDE)
-    tl.store(y_ptr + i_m * n + o_n, b_y.to(y_ptr.dtype.element_ty), mask=m)
+    top = put(y_ptr + i_m * n + o_n, b_y, m, scale_ptr, CAST)
+    if CAST is not None:
+        raise_to(amax_ptr, top)
 
 
 def _fwd_pieces(
-    x_ptr, r_ptr, w_ptr, b_ptr, y_ptr, s_ptr, mean_ptr, rstd_ptr,
+    x_ptr, r_ptr, w_ptr, b_ptr, y_ptr, s_ptr, mean_ptr, rstd_ptr, scale_ptr, amax_ptr,
     x_stride, r_stride, n_rows, n, eps, offset,
-    CENTRED: tl.constexpr, WIDE: tl.constexpr, HOLD: tl.constexpr, BLOCK_N: tl.constexpr,
+    CENTRED: tl.constexpr, CAST: tl.constexpr, WIDE: tl.constexpr, HOLD: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """A row too long for registers: its first HOLD elements stay in them, the rest is read again, out of L2."""
     row = tl.program_id(0).to(tl.int64)
@@ -107,7 +111,7 @@ def _fwd_pieces(
     b_o = (b_h.to(WIDE) - mean) * rstd * (tl.load(w_ptr + o_h).to(WIDE) + offset)
     if b_ptr is not None:
         b_o += tl.load(b_ptr + o_h).to(WIDE)
-    tl.store(y_ptr + o_h, b_o.to(y_ptr.dtype.element_ty))
+    top = put(y_ptr + o_h, b_o, inside(o_h, n, True), scale_ptr, CAST)
     if r_ptr is not None:
         tl.debug_barrier()
     for at in range(HOLD, n, BLOCK_N):
@@ -120,19 +124,25 @@ def _fwd_pieces(
         b_y = (b_x - mean) * rstd * b_w
         if b_ptr is not None:
             b_y += tl.load(b_ptr + at + o_n, mask=m, other=0.0).to(WIDE)
-        tl.store(y_ptr + at + o_n, b_y.to(y_ptr.dtype.element_ty), mask=m)
+        more = put(y_ptr + at + o_n, b_y, m, scale_ptr, CAST)
+        if CAST is not None:
+            top = tl.maximum(top, more)
+    if CAST is not None:
+        raise_to(amax_ptr, top)
 
 
 def _fwd_team(
-    x_ptr, r_ptr, w_ptr, b_ptr, y_ptr, s_ptr, mean_ptr, rstd_ptr, board_ptr,
+    x_ptr, r_ptr, w_ptr, b_ptr, y_ptr, s_ptr, mean_ptr, rstd_ptr, scale_ptr, amax_ptr, board_ptr,
     x_stride, r_stride, n_rows, n, eps, offset,
-    CENTRED: tl.constexpr, WIDE: tl.constexpr, TEAM: tl.constexpr, FULL: tl.constexpr, BLOCK_N: tl.constexpr,
+    CENTRED: tl.constexpr, CAST: tl.constexpr, WIDE: tl.constexpr, TEAM: tl.constexpr, FULL: tl.constexpr,
+    BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """Long rows, each held in registers by a team of programs; the next row is on its way meanwhile."""
     member, team, n_teams = place(TEAM)
     o_n = member * BLOCK_N + tl.arange(0, BLOCK_N)
     m = inside(o_n, n, FULL)
     x_next = tl.load(x_ptr + team.to(tl.int64) * x_stride + o_n, mask=m, other=0.0)
+    top = 0
     for at in range(team, n_rows, n_teams):
         row = tl.zeros([], tl.int64) + at
         b_x = x_next.to(WIDE)
@@ -170,7 +180,11 @@ def _fwd_team(
         b_y = (b_x - mean) * rstd * (tl.load(w_ptr + o_n, mask=m, other=0.0).to(WIDE) + offset)
         if b_ptr is not None:
             b_y += tl.load(b_ptr + o_n, mask=m, other=0.0).to(WIDE)
-        tl.store(y_ptr + row * n + o_n, b_y.to(y_ptr.dtype.element_ty), mask=m)
+        more = put(y_ptr + row * n + o_n, b_y, m, scale_ptr, CAST)
+        if CAST is not None:
+            top = tl.maximum(top, more)
+    if CAST is not None:
+        raise_to(amax_ptr, top)
 
 
 # ---- backward -------------------------------------------------------------------------------------------------------
@@ -359,11 +373,11 @@ def _bwd_columns(
 
 # ---- launching ------------------------------------------------------------------------------------------------------
 
-_forward_numbers = dict(tensors=8, sizes="x_stride r_stride n", free="n_rows eps offset")
+_forward_numbers = dict(tensors=10, sizes="x_stride r_stride n", free="n_rows eps offset")
 _backward_numbers = dict(tensors=10, sizes="dy_stride ds_stride x_stride n", free="n_rows offset")
 fwd, fwd_pieces = Launcher(_fwd, **_forward_numbers), Launcher(_fwd_pieces, **_forward_numbers)
 bwd, bwd_pieces = Launcher(_bwd, **_backward_numbers), Launcher(_bwd_pieces, **_backward_numbers)
-fwd_team = Launcher(_fwd_team, **_forward_numbers | {"tensors": 9})
+fwd_team = Launcher(_fwd_team, **_forward_numbers | {"tensors": 11})
 bwd_team = Launcher(_bwd_team, **_backward_numbers | {"tensors": 11})
 bwd_columns = Launcher(_bwd_columns, tensors=6, sizes="dy_stride x_stride n", free="n_rows")
 
@@ -459,6 +473,7 @@ def _plan(
     bias: Tensor | None,
     centred: bool,
     keepdim: bool = False,
+    fp8: torch.dtype | None = None,
 ) -> Forward:
     if residual is not None:
         spec.check_add(x, residual, weight)
@@ -468,14 +483,16 @@ def _plan(
     pack = not all(even_rows(t) for t in given)
     x, residual = packed(x), None if residual is None else packed(residual)
     n, dtype = x.shape[-1], x.dtype
-    full, column = Room.of(x.shape, dtype), Room.of((*x.shape[:-1], *([1] if keepdim else [])), share_of(dtype))
+    full = Room.of(x.shape, dtype if fp8 is None else torch.uint8)
+    column = Room.of((*x.shape[:-1], *([1] if keepdim else [])), share_of(dtype))
     if not x.numel():
         return Forward(full, column, None, pack)
     at, r_stride = Rows.of(x), 0 if residual is None else Rows.of(residual).stride
     even = n % 16 == 0 and at.stride % 16 == 0 and r_stride % 16 == 0
+    constants: dict[str, Any] = dict(CENTRED=centred, CAST=fp8 and cast_of(fp8), WIDE=wide_of(dtype))
     if n > fits(FORWARD_TEAM // 2 if centred else FORWARD_TEAM, dtype) and can_meet(wide_of(dtype)):
         tiles = forward_team_tiles(n=n, dtype=dtype, centred=centred)
-        team = Team.of(tiles, x.device, at.count, n, 2, even=even, CENTRED=centred, WIDE=wide_of(dtype))
+        team = Team.of(tiles, x.device, at.count, n, 2, even=even, **constants)
         if team is not None:
             launch = fwd_team.ready((team.programs, 1, 1), (at.stride, r_stride, at.count, n), team.config)
             return Forward(full, column, launch, pack, team)
@@ -483,7 +500,7 @@ def _plan(
     tiles = (forward_tiles if whole else forward_piece_tiles)(n=n, dtype=dtype, centred=centred)
     wanted = -(-at.count // tiles["BLOCK_M"]) if whole else at.count
     full_rows = {"FULL": n == tiles["BLOCK_N"]} if whole else {}
-    config = tiles.config(even=even, CENTRED=centred, WIDE=wide_of(dtype), **full_rows)
+    config = tiles.config(even=even, **constants, **full_rows)
     made = {4: full, 5: None if residual is None else full, 6: column if centred else None, 7: column}
     makes = {} if pack else {i: room for i, room in made.items() if room is not None}
     launch = (fwd if whole else fwd_pieces).ready((wanted, 1, 1), (at.stride, r_stride, at.count, n), config, makes)
@@ -499,6 +516,8 @@ def _forward(
     eps: float,
     offset: float,
     centred: bool,
+    scale: Tensor | None = None,
+    amax: Tensor | None = None,
 ) -> tuple[Any, ...]:
     """The results of a forward that is not one simple launch, those that are wanted."""
     full, column, launch, pack, team, _ = how
@@ -514,7 +533,7 @@ def _forward(
             x, weight = packed(x), packed(weight)
             residual, bias = None if residual is None else packed(residual), None if bias is None else packed(bias)
         board = () if team is None else (team.board(x),)
-        launch(x, residual, weight, bias, y, s, mean, rstd, *board, float(eps), float(offset))
+        launch(x, residual, weight, bias, y, s, mean, rstd, scale, amax, *board, float(eps), float(offset))
     return tuple(t for t in (y, s, mean, rstd) if t is not None)
 
 
@@ -536,7 +555,7 @@ class Backward(NamedTuple):
 def _plan_backward(
     op: str, dy: Tensor, ds: Tensor | None, x: Tensor, weight: Tensor, mean: Tensor | None, rstd: Tensor, twice: bool
 ) -> Backward:
-    given_full = {"dy": dy} if ds is None else {"dy": dy, "ds": ds}
+    given_full = {"dy": dy} if ds is None else {"dy": dy, "ds" if twice else "add": ds}
     stats = {"rstd": rstd} if mean is None else {"mean": mean, "rstd": rstd}
     spec.check(op, x, lead="s" if twice else "x", full=given_full, cols={"weight": weight}, rows=stats)
     pack = not all(even_rows(t) for t in (dy, ds, x, weight) if t is not None)
@@ -625,7 +644,7 @@ def _backward(
 def rms_norm(x: Tensor, weight: Tensor, eps: float, offset: float) -> Any:
     how = _plan_forward("rms_norm", x, None, weight, None, False)
     if how.simple:
-        return how.launch(x, None, weight, None, None, None, float(eps), float(offset))
+        return how.launch(x, None, weight, None, None, None, None, None, float(eps), float(offset))
     return _forward(how, x, None, weight, None, eps, offset, False)
 
 
@@ -633,7 +652,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, offset: float) -> Any:
 def layer_norm(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float, offset: float) -> Any:
     how = _plan_forward("layer_norm", x, None, weight, bias, True)
     if how.simple:
-        return how.launch(x, None, weight, bias, None, float(eps), float(offset))
+        return how.launch(x, None, weight, bias, None, None, None, float(eps), float(offset))
     return _forward(how, x, None, weight, bias, eps, offset, True)
 
 
@@ -649,12 +668,12 @@ def _plan_kept(op: str, x: Tensor, weight: Tensor, bias: Tensor | None, centred:
 
 def _kept_rms_norm(x: Tensor, weight: Tensor, n: int, eps: float) -> Any:
     how = _plan_kept.below("rms_norm", x, weight, None, False, n)
-    return None if how is None else how.launch(x, None, weight, None, None, None, float(eps), 0.0)
+    return None if how is None else how.launch(x, None, weight, None, None, None, None, None, float(eps), 0.0)
 
 
 def _kept_layer_norm(x: Tensor, weight: Tensor, bias: Tensor | None, n: int, eps: float) -> Any:
     how = _plan_kept.below("layer_norm", x, weight, bias, True, n)
-    return None if how is None else how.launch(x, None, weight, bias, None, float(eps), 0.0)
+    return None if how is None else how.launch(x, None, weight, bias, None, None, None, float(eps), 0.0)
 
 
 # The ops for callers that are kernels of ATen: statistics keep the last dimension, as a view of them costs 1 us.
@@ -667,11 +686,17 @@ def rms_norm_bwd(dy: Tensor, x: Tensor, weight: Tensor, rstd: Tensor, offset: fl
     return dx, dweight
 
 
+@impl(spec.rms_norm_bwd_add, devices=DEVICES)
+def rms_norm_bwd_add(dy: Tensor, x: Tensor, add: Tensor, weight: Tensor, rstd: Tensor, offset: float) -> Any:
+    dx, _, dweight, _ = _backward("rms_norm_bwd_add", dy, add, x, weight, None, rstd, offset, False)
+    return dx, dweight
+
+
 @impl(spec.add_rms_norm, devices=DEVICES)
 def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float, offset: float) -> Any:
     how = _plan_forward("add_rms_norm", x, residual, weight, None, False)
     if how.simple:
-        return how.launch(x, residual, weight, None, None, float(eps), float(offset))
+        return how.launch(x, residual, weight, None, None, None, None, float(eps), float(offset))
     return _forward(how, x, residual, weight, None, eps, offset, False)
 
 

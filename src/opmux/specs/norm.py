@@ -118,6 +118,29 @@ def rms_norm_bwd(dy: Tensor, x: Tensor, weight: Tensor, rstd: Tensor, offset: fl
     return rounded(dx, x.dtype), rounded(dweight, weight.dtype)
 
 
+def _rms_bwd_add_args(d: Draw) -> dict[str, Any]:
+    of = _rms_bwd_args(d)
+    return {"dy": of.pop("dy"), "x": of.pop("x"), "add": d.full(), **of}
+
+
+RMS_BWD_ADD = rows(_rms_bwd_add_args)
+
+
+@op(
+    out="dx dweight",
+    samples=RMS_BWD_ADD,
+    errors=errors(RMS_BWD_ADD, dy="short ints", x="0-dim", add="short few ints away", weight="short", rstd="few"),
+    tol=SUMS,
+)
+def rms_norm_bwd_add(
+    dy: Tensor, x: Tensor, add: Tensor, weight: Tensor, rstd: Tensor, offset: float = 0.0
+) -> tuple[Tensor, Tensor]:
+    """dx = add + (the dx of rms_norm_bwd), added before the rounding; dweight as there."""
+    check("rms_norm_bwd_add", x, full={"dy": dy, "add": add}, cols={"weight": weight}, rows={"rstd": rstd})
+    dx, dweight = _rms_grad(dy, wide(x), weight, rstd, offset)
+    return rounded(dx + add.to(dx.dtype), x.dtype), rounded(dweight, weight.dtype)
+
+
 # ---- RMS norm of a sum ----------------------------------------------------------------------------------------------
 
 
@@ -459,8 +482,7 @@ def rmsnorm_bwd_add(
     with torch.no_grad():
         check("rmsnorm_bwd_add", x, full={"dz": dz, "add": add}, cols={"gamma": gamma})
         (rstd,) = _per_row("rmsnorm_bwd_add", x, rsigma=rsigma)
-        dx, dgamma = rms_norm_bwd(dz, wide(x), gamma, rstd, float(zero_centered_gamma))
-        return [rounded(dx + add.to(dx.dtype), x.dtype), dgamma]
+        return list(rms_norm_bwd_add(dz, x, add, gamma, rstd, float(zero_centered_gamma)))
 
 
 @op(

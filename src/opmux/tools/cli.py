@@ -219,5 +219,24 @@ def conform(
     raise typer.Exit(run(asked))
 
 
+@app.command(
+    "run", context_settings={"allow_interspersed_args": False, "ignore_unknown_options": True}, no_args_is_help=True
+)
+def run_program(
+    program: Annotated[list[str] | None, typer.Argument(metavar="SCRIPT [ARGS]", help="As python takes them.")] = None,
+    serve: Annotated[
+        list[str] | None,
+        typer.Option("--as", metavar="NAME", help="A library whose names are ours: transformer_engine; may repeat."),
+    ] = None,
+    module: Annotated[bool, typer.Option("-m", help="SCRIPT is the name of a module.")] = False,
+    shadow: Annotated[bool, typer.Option("--shadow", help="Also where that library is installed.")] = False,
+) -> None:
+    """Run a program unchanged, with the names of other libraries served by opmux. Its exit code is ours."""
+    from . import run, screen
+
+    screen.show_log()
+    raise typer.Exit(run.run(program or [], serve or [], shadow, module))
+
+
 def main() -> None:
     app(prog_name="opmux")

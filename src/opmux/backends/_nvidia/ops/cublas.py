@@ -1,13 +1,29 @@
-"""linear through cuBLAS, as torch calls it."""
+"""Matrix products through cuBLAS, as torch calls it.
 
+One call each wherever torch has one: a bias is cuBLAS' epilogue, a sum with what is there is its beta, and float32
+results of 16-bit factors are its own. gelu and its slope are a pass of torch's over the product, which is then rounded
+first, as it is in torch: cuBLAS' own epilogue for them is not to be had through torch with the values before it.
+"""
+
+import functools
 import math
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ....core.errors import NotSupported
 from ....specs import gemm as spec
 from .tags import library
+
+F32, HALVES = torch.float32, (torch.float16, torch.bfloat16)
+E5M2 = torch.float8_e5m2
+# Whether torch has products of 16-bit factors that end in float32: since 2.8
+_mm: Any = torch.ops.aten.mm
+_addmm: Any = torch.ops.aten.addmm
+WIDE_MM = getattr(_mm, "dtype", None)
+WIDE_ADDMM = getattr(_addmm, "dtype_out", None)
 
 
 def _shaped(y: Tensor, x: Tensor) -> Tensor:
@@ -30,3 +46,277 @@ def linear_bwd(dy: Tensor, x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor, T
     m, (n, k) = math.prod(x.shape[:-1]), weight.shape
     g = dy.to(x.dtype).reshape(m, n)
     return _shaped(torch.mm(g, weight), x), torch.mm(g.t(), x.reshape(m, k)), g.sum(0)
+
+
+# ---- gemm -----------------------------------------------------------------------------------------------------------
+
+
+def _product(x: Tensor, w: Tensor, bias: Tensor | None, alpha: float, dtype: torch.dtype) -> Tensor:
+    """alpha x w + bias, rounded once, to dtype."""
+    own = x.dtype
+    if dtype is own and (bias is None or bias.dtype is own):
+        if bias is not None:
+            return torch.addmm(bias, x, w, alpha=alpha)
+        return torch.mm(x, w) if alpha == 1.0 else torch.addmm(x.new_empty(()), x, w, beta=0, alpha=alpha)
+    y = _wide_product(x, w)
+    y = y if alpha == 1.0 else y.mul_(alpha)
+    y = y if bias is None else y.add_(bias)
+    return y.to(dtype)
+
+
+def _wide_product(x: Tensor, w: Tensor) -> Tensor:
+    """x w of 16-bit factors in float32, of others as they are; there is memory to write to."""
+    if x.dtype not in HALVES:
+        return torch.mm(x, w)
+    if WIDE_MM is None or not x.is_cuda:
+        return torch.mm(x.float(), w.float())
+    return WIDE_MM(x, w, F32)
+
+
+def _turned(a: Tensor, b: Tensor, trans_a: bool, trans_b: bool) -> tuple[Tensor, Tensor]:
+    return a.t() if trans_a else a, b.t() if trans_b else b
+
+
+@library("gemm", "cublas")
+def gemm(
+    a: Tensor,
+    b: Tensor,
+    bias: Tensor | None = None,
+    trans_a: bool = False,
+    trans_b: bool = False,
+    alpha: float = 1.0,
+    out_dtype: torch.dtype | None = None,
+) -> Tensor:
+    spec.check_gemm("gemm", a, b, bias, trans_a, trans_b, out_dtype)
+    return _product(*_turned(a, b, trans_a, trans_b), bias, alpha, out_dtype or a.dtype)
+
+
+@library("gemm_gelu", "cublas")
+def gemm_gelu(
+    a: Tensor,
+    b: Tensor,
+    bias: Tensor | None = None,
+    trans_a: bool = False,
+    trans_b: bool = False,
+    alpha: float = 1.0,
+    out_dtype: torch.dtype | None = None,
+) -> tuple[Tensor, Tensor]:
+    spec.check_gemm("gemm_gelu", a, b, bias, trans_a, trans_b, out_dtype)
+    pre = _product(*_turned(a, b, trans_a, trans_b), bias, alpha, out_dtype or a.dtype)
+    return F.gelu(pre, approximate="tanh"), pre
+
+
+@library("gemm_dgelu", "cublas")
+def gemm_dgelu(
+    a: Tensor,
+    b: Tensor,
+    pre: Tensor,
+    trans_a: bool = False,
+    trans_b: bool = False,
+    alpha: float = 1.0,
+    out_dtype: torch.dtype | None = None,
+) -> Tensor:
+    spec.check_gemm("gemm_dgelu", a, b, None, trans_a, trans_b, out_dtype, pre)
+    dtype = out_dtype or a.dtype
+    y = _product(*_turned(a, b, trans_a, trans_b), None, alpha, dtype)
+    return torch.ops.aten.gelu_backward.grad_input(y, pre.to(dtype), approximate="tanh", grad_input=y)
+
+
+@library("gemm_add_", "cublas")
+def gemm_add_(
+    c: Tensor,
+    a: Tensor,
+    b: Tensor,
+    trans_a: bool = False,
+    trans_b: bool = False,
+    alpha: float = 1.0,
+    beta: float = 1.0,
+) -> None:
+    _, _, k = spec.check_sum("gemm_add_", c, a, b, trans_a, trans_b)
+    x, w = _turned(a, b, trans_a, trans_b)
+    if not k:
+        c.zero_() if beta == 0.0 else c.mul_(beta)
+    elif c.dtype is x.dtype:
+        torch.addmm(c, x, w, beta=beta, alpha=alpha, out=c)
+    elif c.dtype is F32 and WIDE_ADDMM is not None and x.is_cuda:
+        WIDE_ADDMM(c, x, w, F32, beta=beta, alpha=alpha, out=c)
+    else:
+        y = _wide_product(x, w)
+        y = y if alpha == 1.0 else y.mul_(alpha)
+        c.copy_(y if beta == 0.0 else y.add_(c, alpha=beta))
+
+
+# ---- FP8 ------------------------------------------------------------------------------------------------------------
+
+
+def scaled_when(
+    a: Tensor,
+    b: Tensor,
+    a_scale: Tensor,
+    b_scale: Tensor,
+    bias: Tensor | None = None,
+    out_dtype: torch.dtype = torch.bfloat16,
+    fast: bool = False,
+) -> bool | str:
+    m, n, k = spec.check_scaled("scaled_gemm", a, b, a_scale, b_scale, bias, out_dtype)
+    return fp8_limits(a, b, bias, out_dtype, m, n, k)
+
+
+def fp8_limits(
+    a: Tensor, b: Tensor, bias: Tensor | None, out_dtype: torch.dtype, m: int, n: int, k: int
+) -> bool | str:
+    """What cuBLAS multiplies in FP8, as torch calls it: rows in multiples of 16 bytes, no two e5m2."""
+    if k % 16 or n % 16 or not (m and n and k):
+        return f"takes inputs and columns in multiples of 16, and rows; there are {k}, {n} and {m}"
+    if a.dtype is E5M2 and b.dtype is E5M2:
+        return "multiplies no two matrices of float8_e5m2"
+    if out_dtype not in (F32, *HALVES) or (bias is not None and bias.dtype is not out_dtype):
+        return "makes float32, float16 and bfloat16, with a bias of that dtype"
+    if a.stride() != (k, 1) or b.stride() != (k, 1):
+        return "takes contiguous matrices"
+    return True
+
+
+@library("scaled_gemm", "cublas", when=scaled_when, min_arch="sm_89")
+def scaled_gemm(
+    a: Tensor,
+    b: Tensor,
+    a_scale: Tensor,
+    b_scale: Tensor,
+    bias: Tensor | None = None,
+    out_dtype: torch.dtype = torch.bfloat16,
+    fast: bool = False,
+) -> Tensor:
+    if bias is not None and out_dtype is F32:  # which torch declines
+        return _scaled(a, b, a_scale, b_scale, None, F32, fast).add_(bias)
+    return _scaled(a, b, a_scale, b_scale, bias, out_dtype, fast)
+
+
+def _scaled(
+    a: Tensor, b: Tensor, a_scale: Tensor, b_scale: Tensor, bias: Tensor | None, dtype: torch.dtype, fast: bool
+) -> Tensor:
+    return torch._scaled_mm(a, b.t(), a_scale, b_scale, bias=bias, out_dtype=dtype, use_fast_accum=fast)
+
+
+@library("scaled_gemm", "cublas_bf16", priority=-1)
+def scaled_gemm_bf16(
+    a: Tensor,
+    b: Tensor,
+    a_scale: Tensor,
+    b_scale: Tensor,
+    bias: Tensor | None = None,
+    out_dtype: torch.dtype = torch.bfloat16,
+    fast: bool = False,
+) -> Tensor:
+    """In bfloat16, which holds every number that FP8 has: for sizes, dtypes and chips without products of FP8."""
+    spec.check_scaled("scaled_gemm", a, b, a_scale, b_scale, bias, out_dtype)
+    if out_dtype is torch.float64:
+        raise NotSupported("scaled_gemm: float32 sums are not enough for a float64 result")
+    y = _wide_product(a.to(torch.bfloat16), b.to(torch.bfloat16).t())
+    y = y.mul_(a_scale.reshape(()) * b_scale.reshape(()))
+    return (y if bias is None else y.add_(bias)).to(out_dtype)
+
+
+def block_when(
+    a: Tensor,
+    b: Tensor,
+    a_scale: Tensor,
+    b_scale: Tensor,
+    bias: Tensor | None = None,
+    a_rows: int = 1,
+    b_rows: int = 128,
+    out_dtype: torch.dtype = torch.bfloat16,
+) -> bool | str:
+    m, n, k = spec.check_block_scaled(
+        "block_scaled_gemm", a, b, a_scale, b_scale, bias, a_rows, b_rows, out_dtype
+    )
+    if a_rows == b_rows == 128:
+        return "multiplies no two matrices with scales of 128x128"
+    if m % 16:
+        return f"takes rows in multiples of 16; there are {m}"
+    fits = fp8_limits(a, b, None, out_dtype, m, n, k)
+    if fits is not True:
+        return fits
+    return True if blockwise(a_rows, b_rows, k % 512 == 0, out_dtype, a.device) else "this torch or chip has none"
+
+
+@functools.cache
+def blockwise(a_rows: int, b_rows: int, whole: bool, dtype: torch.dtype, device: torch.device) -> bool:
+    """Whether torch multiplies such blocks here: its layout of 128x128 scales has changed between versions."""
+    if device.type != "cuda":
+        return False
+    n, k = 128, 512 if whole else 384
+    ones = torch.ones(n, k, device=device).to(torch.float8_e4m3fn)
+    scale = lambda rows: torch.ones(-(-n // rows), k // 128, device=device)
+    try:
+        y = _block_scaled(ones, ones, scale(a_rows), scale(b_rows), a_rows, b_rows, dtype)
+    except (RuntimeError, ValueError):
+        return False
+    return y.shape == (n, n)
+
+
+def _block_scaled(
+    a: Tensor, b: Tensor, a_scale: Tensor, b_scale: Tensor, a_rows: int, b_rows: int, dtype: torch.dtype
+) -> Tensor:
+    """Scales as cuBLAS reads them: those of 1x128 column by column, those of 128x128 in rows of a multiple of four."""
+    sa, sb = _laid(a_scale, a_rows), _laid(b_scale, b_rows)
+    return torch._scaled_mm(a, b.t(), sa, sb.t(), out_dtype=dtype, use_fast_accum=False)
+
+
+def _laid(scale: Tensor, rows: int) -> Tensor:
+    count, blocks = scale.shape
+    if rows == 1:
+        return scale if scale.stride() == (1, count) else scale.t().contiguous().t()
+    pitch = -(-blocks // 4) * 4
+    if scale.stride() == (pitch, 1):
+        return scale
+    return scale.new_zeros(count, pitch)[:, :blocks].copy_(scale)
+
+
+@library("block_scaled_gemm", "cublas", when=block_when, min_arch="sm_90")
+def block_scaled_gemm(
+    a: Tensor,
+    b: Tensor,
+    a_scale: Tensor,
+    b_scale: Tensor,
+    bias: Tensor | None = None,
+    a_rows: int = 1,
+    b_rows: int = 128,
+    out_dtype: torch.dtype = torch.bfloat16,
+) -> Tensor:
+    if bias is None:
+        return _block_scaled(a, b, a_scale, b_scale, a_rows, b_rows, out_dtype)
+    return _block_scaled(a, b, a_scale, b_scale, a_rows, b_rows, F32).add_(bias).to(out_dtype)
+
+
+@library("block_scaled_gemm", "cublas_bf16", priority=-1)
+def block_scaled_gemm_bf16(
+    a: Tensor,
+    b: Tensor,
+    a_scale: Tensor,
+    b_scale: Tensor,
+    bias: Tensor | None = None,
+    a_rows: int = 1,
+    b_rows: int = 128,
+    out_dtype: torch.dtype = torch.bfloat16,
+) -> Tensor:
+    """In bfloat16: exact where scales are powers of two, which is the usual recipe."""
+    spec.check_block_scaled("block_scaled_gemm", a, b, a_scale, b_scale, bias, a_rows, b_rows, out_dtype)
+    if out_dtype is torch.float64:
+        raise NotSupported("block_scaled_gemm: bfloat16 is not enough for a float64 result")
+    x, w = (_plain(t, s, r) for t, s, r in ((a, a_scale, a_rows), (b, b_scale, b_rows)))
+    bias = None if bias is None else bias.to(out_dtype)
+    return _product(x, w.t(), bias, 1.0, out_dtype)
+
+
+def _plain(x: Tensor, scale: Tensor, rows: int) -> Tensor:
+    return (x.to(torch.bfloat16) * spec.each(scale, rows, x.shape)).to(torch.bfloat16)
+
+
+IMPLS: dict[str, Any] = {
+    made.__name__: made
+    for made in (
+        linear, linear_bwd, gemm, gemm_gelu, gemm_dgelu, gemm_add_,
+        scaled_gemm, scaled_gemm_bf16, block_scaled_gemm, block_scaled_gemm_bf16,
+    )
+}  # fmt: skip

@@ -1,0 +1,181 @@
+"""Foreign names: a program that imports another library's modules gets ours, unchanged.
+
+    opmux.compat.install("transformer_engine")     # and opmux.compat.uninstall(...)
+    opmux run --as transformer_engine script.py
+
+What is installed keeps its name, unless `shadow=True`. A name of ours that is added below an installed package does not
+shadow it.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.machinery
+import importlib.util
+import sys
+import types
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+from ..core.errors import OpmuxError, UnknownName
+
+
+class CannotServe(OpmuxError, RuntimeError):
+    """A foreign name that cannot be served: something else has it."""
+
+
+def _tex() -> types.ModuleType:
+    return importlib.import_module("opmux.tex")
+
+
+def _ours(name: str) -> Callable[[], types.ModuleType]:
+    return lambda: importlib.import_module(f"opmux.{name}")
+
+
+# Below `transformer_engine.plugin` and `transformer_engine.plugins`, which are one package.
+BELOW_PLUGINS: dict[str, Callable[[], types.ModuleType]] = {
+    "core": _ours("core"),
+    "tex": _tex,
+    "tex_interface": _ours("faces.tex"),
+    "transformer_engine_fl_torch": _tex,
+}
+
+# Library -> foreign module -> what is served for it; None is a package that holds what is below it.
+SERVED: dict[str, dict[str, Callable[[], types.ModuleType] | None]] = {
+    "transformer_engine": {
+        "transformer_engine_torch": _tex,
+        **{
+            f"transformer_engine.{plugins}{dot}{below}": serves
+            for plugins in ("plugin", "plugins")
+            for dot, below, serves in (("", "", None), *((".", n, s) for n, s in BELOW_PLUGINS.items()))
+        },
+    },
+}
+
+
+@dataclass
+class Installed:
+    """What was put under foreign names, and how to take it back."""
+
+    modules: dict[str, types.ModuleType] = field(default_factory=dict)
+    attributes: list[tuple[types.ModuleType, str]] = field(default_factory=list)
+    undo: list[Callable[[], None]] = field(default_factory=list)
+
+
+_installed: dict[str, Installed] = {}
+
+
+def install(*libraries: str, shadow: bool = False) -> None:
+    """Serve the modules of these libraries by ours. Twice is as once; `uninstall` takes it back."""
+    for library in libraries:
+        if library not in SERVED:
+            raise UnknownName("library", library, SERVED, "(libraries whose names opmux can serve)")
+    for library in libraries:
+        if library not in _installed:
+            done = _installed[library] = Installed()
+            try:
+                _serve(library, done, shadow)
+            except BaseException:
+                uninstall(library)
+                raise
+
+
+def uninstall(*libraries: str) -> None:
+    """Take back what `install` has done, for these libraries or all."""
+    for library in libraries or tuple(_installed):
+        done = _installed.pop(library, None)
+        if done is None:
+            continue
+        for parent, name in done.attributes:
+            parent.__dict__.pop(name, None)
+        for name, module in done.modules.items():
+            if sys.modules.get(name) is module:
+                del sys.modules[name]
+        for undo in reversed(done.undo):
+            undo()
+
+
+def installed() -> tuple[str, ...]:
+    return tuple(_installed)
+
+
+def _serve(library: str, done: Installed, shadow: bool) -> None:
+    _root(library, done, shadow)
+    for name, serves in SERVED[library].items():
+        taken = _taken(name)
+        if taken is not None and not shadow:
+            if name.partition(".")[0] == library:  # an installed package has a module of this name: it stays
+                continue
+            raise CannotServe(
+                f"'{name}' is installed ({taken}) and keeps its name: uninstall it, or ask for ours with shadow=True "
+                f"(opmux run --shadow)"
+            )
+        module = serves() if serves is not None else _package(name, f"Names of {library}, served by opmux.")
+        _put(name, module, done)
+        if serves is not None:
+            _with_submodules(name, module, done)
+
+
+def _root(library: str, done: Installed, shadow: bool) -> None:
+    """The library itself: what is installed, on our tex where it has none of its own; else an empty package."""
+    if library in sys.modules:
+        return
+    if importlib.machinery.PathFinder.find_spec(library) is None:
+        _put(library, _package(library, "Names of a library that is not installed, served by opmux."), done)
+    elif library == "transformer_engine":
+        from .te import boot
+        from .tex.backends.nvidia import nvidia
+
+        if shadow or nvidia.find() is None:
+            boot.install()
+            done.undo.append(boot.uninstall)
+
+
+def _package(name: str, doc: str) -> types.ModuleType:
+    made = types.ModuleType(name, doc)
+    made.__path__ = []
+    made.__spec__ = importlib.machinery.ModuleSpec(name, None, is_package=True)
+    return made
+
+
+def _taken(name: str) -> str | None:
+    """Where a foreign module lies, if something other than we has it."""
+    there = sys.modules.get(name)
+    if there is not None:
+        return (
+            None if getattr(there, "__name__", "").startswith("opmux") else getattr(there, "__file__", None) or "loaded"
+        )
+    top, _, below = name.partition(".")
+    found = importlib.machinery.PathFinder.find_spec(top)
+    for part in below.split(".") if below else ():
+        if found is None or not found.submodule_search_locations:
+            return None
+        found = importlib.machinery.PathFinder.find_spec(f"{found.name}.{part}", found.submodule_search_locations)
+    return None if found is None else str(found.origin)
+
+
+def _put(name: str, module: types.ModuleType, done: Installed) -> None:
+    if sys.modules.get(name) is module:
+        return
+    sys.modules[name] = done.modules[name] = module
+    above, _, last = name.rpartition(".")
+    parent = sys.modules.get(above)
+    if parent is not None and last not in parent.__dict__:
+        setattr(parent, last, module)
+        done.attributes.append((parent, last))
+
+
+def _with_submodules(name: str, module: types.ModuleType, done: Installed) -> None:
+    """What lies below a module of ours goes under the foreign name too: loaded twice, it would be two things."""
+    own = module.__name__
+    for full, below in _loaded_below(own):
+        _put(name + full.removeprefix(own), below, done)
+
+
+def _loaded_below(own: str) -> Iterable[tuple[str, types.ModuleType]]:
+    if own == "opmux.faces.tex":
+        for part in ("base", "registry", "backends"):
+            importlib.import_module(f"{own}.{part}")
+    return [
+        (n, m) for n, m in sorted(sys.modules.items()) if n.startswith(f"{own}.") and isinstance(m, types.ModuleType)
+    ]

@@ -1,0 +1,243 @@
+"""How `transformer_engine` is imported over our tex: one finder, for the modules of that package alone.
+
+| module | what is done while it loads |
+|---|---|
+| `transformer_engine.common` | NVIDIA's libraries are not looked for; afterwards the extension is not loaded |
+| `transformer_engine.pytorch.*` | on a machine without CUDA: read for the chip that is here (`reading`) |
+| `transformer_engine.pytorch.jit` | there, too: nothing is compiled unless NVTE_TORCH_COMPILE says so |
+| `transformer_engine.pytorch.onnx_extensions` | stand-ins for onnx and onnxscript, where they are not installed |
+
+No file is written, and no other module, torch among them, is changed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import importlib.abc
+import importlib.machinery
+import importlib.metadata
+import importlib.util
+import os
+import sys
+import types
+import warnings
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ...core import facts
+from ..tex import interface
+from . import reading
+from .chip import Chip
+
+LAYER = "transformer_engine"
+EXTENSION = "transformer_engine_torch"
+VERSIONS = ("2.20", "2.9")  # whose interface our tex has
+NEEDED = ("einops", "numpy", "packaging", "pydantic", "triton")  # what the layer imports, whatever is used of it
+ABSENT = ("onnx", "onnxscript")  # what it imports for its export to ONNX alone
+GET = "pip install opmux[te]"
+
+_finder: Finder | None = None
+
+
+def install() -> None:
+    """From here on `import transformer_engine.pytorch` gives NVIDIA's layer over our tex."""
+    global _finder
+    if _finder is not None:
+        return
+    tex = interface.module()
+    _look(tex)
+    _finder = Finder(chip_here())
+    sys.meta_path.insert(0, _finder)
+    sys.modules[EXTENSION] = tex
+    if f"{LAYER}.common" in sys.modules:  # imported for something else, without its torch half
+        _skip_extension(sys.modules[f"{LAYER}.common"])
+
+
+def uninstall() -> None:
+    """Undo `install`: a later import finds what is on the disk. Modules that were made from the layer stay as they are."""
+    global _finder
+    if _finder is None:
+        return
+    sys.meta_path.remove(_finder)
+    _finder = None
+    for name in [n for n in sys.modules if n == EXTENSION or n.partition(".")[0] == LAYER]:
+        del sys.modules[name]
+
+
+def installed() -> bool:
+    return _finder is not None
+
+
+def chip_here() -> Chip | None:
+    """What the sources are read for; None where they are right as they are."""
+    if torch.cuda.is_available() and torch.version.cuda is not None:
+        return None
+    return Chip(next(iter(facts.accelerators()), "cpu"))
+
+
+def _look(tex: types.ModuleType) -> None:
+    """Refuse what cannot work, and say what might not."""
+    if sys.modules.get(EXTENSION, tex) is not tex and f"{LAYER}.pytorch" in sys.modules:
+        raise ImportError(
+            f"{LAYER}.pytorch is already imported, on NVIDIA's own extension. Put `import opmux.te` before the first "
+            f"`import {LAYER}` of the program"
+        )
+    if importlib.util.find_spec(LAYER) is None:
+        raise ImportError(f"{LAYER} is not installed: {GET}")
+    missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
+    if missing:
+        raise ImportError(f"{LAYER} imports {', '.join(missing)}, not installed here: {GET}")
+    version = layer_version()
+    if not version.startswith(tuple(f"{v}." for v in VERSIONS)):
+        warnings.warn(
+            f"{LAYER} {version} is here; opmux.te was tested with {' and '.join(f'{v}.x' for v in VERSIONS)}",
+            stacklevel=4,
+        )
+
+
+def layer_version() -> str:
+    """The version of the layer that would be imported: of its distribution, or of the sources it lies in."""
+    try:
+        return importlib.metadata.version(LAYER)
+    except importlib.metadata.PackageNotFoundError:
+        return _source_version()
+
+
+def _source_version() -> str:
+    spec = importlib.util.find_spec(LAYER)
+    file = Path(spec.origin).parents[1] / "build_tools" / "VERSION.txt" if spec and spec.origin else None
+    return file.read_text(encoding="utf-8").strip() if file and file.is_file() else "0"
+
+
+class Finder(importlib.abc.MetaPathFinder):
+    """Finds the modules of the layer where the other finders do, and gives them loaders of ours."""
+
+    def __init__(self, chip: Chip | None):
+        self.chip = chip
+
+    def find_spec(
+        self, fullname: str, path: Any = None, target: types.ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        if fullname.partition(".")[0] != LAYER:
+            return None
+        spec = next((s for f in self._others() if (s := f.find_spec(fullname, path, target)) is not None), None)
+        if spec is None or not isinstance(spec.loader, importlib.machinery.SourceFileLoader):
+            return spec
+        chip = self.chip if fullname.startswith((f"{LAYER}.pytorch", f"{LAYER}.debug")) else None
+        spec.loader = Loader(spec.loader.name, spec.loader.path, chip)
+        return spec
+
+    def find_distributions(
+        self, context: importlib.metadata.DistributionFinder.Context | None = None
+    ) -> Iterable[importlib.metadata.Distribution]:
+        """A distribution for sources that were not installed: the layer asks for its own version."""
+        name = getattr(context, "name", None)
+        if name is None or name.replace("-", "_") != LAYER or context is None:
+            return
+        found = (f.find_distributions(context) for f in self._others() if hasattr(f, "find_distributions"))
+        if not any(any(True for _ in each) for each in found):
+            yield _Sources()
+
+    def _others(self) -> Iterator[Any]:
+        return (f for f in list(sys.meta_path) if f is not self and hasattr(f, "find_spec"))
+
+
+class _Sources(importlib.metadata.Distribution):
+    """The layer as a tree of sources."""
+
+    def read_text(self, filename: str) -> str | None:
+        if filename != "METADATA":
+            return None
+        return f"Metadata-Version: 2.1\nName: {LAYER}\nVersion: {_source_version()}\n"
+
+    def locate_file(self, path: Any) -> Any:
+        spec = importlib.util.find_spec(LAYER)
+        assert spec is not None and spec.origin is not None
+        return Path(spec.origin).parents[1] / path
+
+
+class Loader(importlib.machinery.SourceFileLoader):
+    """Loads a module of the layer from its file."""
+
+    def __init__(self, fullname: str, path: str, chip: Chip | None):
+        super().__init__(fullname, path)
+        self.chip = chip
+
+    def get_code(self, fullname: str) -> types.CodeType | None:
+        path = self.get_filename(fullname)
+        if self.chip is None or b"cuda" not in (source := self.get_data(path)):
+            return super().get_code(fullname)
+        # Never from or into the bytecode kept beside the file: that is of the file as it is written.
+        return reading.read_for(source, path, self.chip.type)
+
+    def exec_module(self, module: types.ModuleType) -> None:
+        name = module.__name__.removeprefix(f"{LAYER}.")
+        if self.chip is not None:
+            setattr(module, reading.CHIP, self.chip)
+        with contextlib.ExitStack() as stack:
+            if name == "common":
+                stack.enter_context(_environment(NVTE_PROJECT_BUILDING="1", NVTE_RELEASE_BUILD="0"))
+            elif name == "pytorch.jit" and self.chip is not None:
+                # Without a GPU there may be no compiler either, and small functions gain nothing from one.
+                stack.enter_context(_environment(NVTE_TORCH_COMPILE=os.environ.get("NVTE_TORCH_COMPILE", "0")))
+            elif name == "pytorch.onnx_extensions":
+                stack.enter_context(_stand_ins())
+            super().exec_module(module)
+        if name == "common":
+            _skip_extension(module)
+
+
+def _skip_extension(common: types.ModuleType) -> None:
+    load = common.load_framework_extension
+    common.load_framework_extension = lambda framework: None if framework == "torch" else load(framework)  # pyright: ignore[reportAttributeAccessIssue]
+
+
+@contextlib.contextmanager
+def _environment(**values: str) -> Iterator[None]:
+    """Variables set for a block."""
+    before = {name: os.environ.get(name) for name in values}
+    os.environ.update(values)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+
+@contextlib.contextmanager
+def _stand_ins() -> Iterator[None]:
+    """Absent packages in `sys.modules` for a block; what was taken of them says on use that they are absent."""
+    missing = [name for name in ABSENT if name not in sys.modules and importlib.util.find_spec(name) is None]
+    for name in missing:
+        sys.modules[name] = Absent(name)
+    Absent.importing = True
+    try:
+        yield
+    finally:
+        Absent.importing = False
+        for name in missing:
+            del sys.modules[name]
+
+
+class Absent(types.ModuleType):
+    """A package that is not installed, or anything of it."""
+
+    importing = False
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return Absent(f"{self.__name__}.{name}")
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if not Absent.importing:
+            package = self.__name__.partition(".")[0]
+            raise ImportError(f"{self.__name__}: export to ONNX needs {package}: pip install onnxscript")
+        return self

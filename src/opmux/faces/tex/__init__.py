@@ -1,0 +1,14 @@
+"""tex: NVIDIA's `transformer_engine_torch` by names, signatures and numbers, over the dispatcher.
+
+`opmux.tex` (and `transformer_engine_fl_torch`) is the module itself: every public name stands in it, as callers take
+them by `import *` and keep them, so what runs is switched inside the functions. What makes it:
+
+| file | what |
+|---|---|
+| interface.py | the functions, made of the specs of space `tex`; dtypes converted; enums and classes |
+| versions.py | which version of the interface is served, and how the older one differs |
+| base.py | `TEXBackendBase`: a backend as a class |
+| registry.py | backends by name: registered, listed, chosen |
+| backends/ | the built-in ones, and `template.py` to start from |
+| overlap.py | the classes: communication overlap in a plain form |
+"""

@@ -1,0 +1,3 @@
+from .flaggems import FlagGemsBackend
+
+__all__ = ["FlagGemsBackend"]

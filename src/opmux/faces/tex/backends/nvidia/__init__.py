@@ -1,0 +1,3 @@
+from .nvidia import NVIDIABackend
+
+__all__ = ["NVIDIABackend"]

@@ -1,0 +1,109 @@
+"""The backend `nvidia`: NVIDIA's own compiled transformer_engine_torch, where it is installed.
+
+It is loaded from its file on first use, never from `sys.modules`, where a module of ours may have its name. Its enums
+are its own: members of ours and torch's dtypes are turned into them on the way in, and back on the way out.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import enum
+import functools
+import importlib.util
+from collections.abc import Callable
+from importlib.machinery import EXTENSION_SUFFIXES, PathFinder
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from .....core.errors import NotSupported
+from .....specs import _tex
+from ...base import METHODS, TEXBackendBase
+from ...registry import register_backend
+
+EXTENSION, CORE = "transformer_engine_torch", "libtransformer_engine.so"
+
+
+def find() -> Path | None:
+    """NVIDIA's extension, in one of the places where installations of TransformerEngine have it."""
+    package = PathFinder.find_spec("transformer_engine")
+    homes = [Path(p) for p in (package.submodule_search_locations or ())] if package is not None else []
+    for home in homes:
+        for place in (home, home.parent, home / "wheel_lib"):
+            for suffix in EXTENSION_SUFFIXES:
+                if (place / f"{EXTENSION}{suffix}").is_file():
+                    return place / f"{EXTENSION}{suffix}"
+    return None
+
+
+@functools.cache
+def load() -> ModuleType:
+    """The extension, beside the library it needs, in `sys.modules` or not."""
+    file = find()
+    if file is None:
+        raise NotSupported(f"{EXTENSION} is not installed")
+    for place in (file.parent, file.parent / "wheel_lib", file.parent / "transformer_engine"):
+        if (place / CORE).is_file():
+            ctypes.CDLL(str(place / CORE), mode=ctypes.RTLD_GLOBAL)
+            break
+    spec = importlib.util.spec_from_file_location(EXTENSION, file)
+    assert spec is not None and spec.loader is not None
+    made = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(made)
+    return made
+
+
+def theirs(value: Any) -> Any:
+    """A dtype or a member of an enum as the extension has it."""
+    if isinstance(value, torch.dtype):
+        return load().DType(_tex.NUMBERS[value])
+    if isinstance(value, enum.IntEnum):
+        kind = getattr(load(), type(value).__name__, None)
+        return value if kind is None else kind(int(value))
+    return value
+
+
+def ours(value: Any) -> Any:
+    """A member of one of the extension's enums as one of ours."""
+    kind = getattr(_tex, type(value).__name__, None)
+    return kind(int(value)) if isinstance(kind, type) and issubclass(kind, enum.IntEnum) else value
+
+
+def _forward(name: str) -> Callable[..., Any]:
+    def method(self: TEXBackendBase, *args: Any, **kwargs: Any) -> Any:
+        found = getattr(load(), name, None)
+        if found is None:
+            raise NotSupported(f"{name} not implemented by the installed {EXTENSION}")
+        return ours(found(*map(theirs, args), **{n: theirs(v) for n, v in kwargs.items()}))
+
+    made: Any = method
+    base: Any = getattr(TEXBackendBase, name)
+    made.__name__, made.__qualname__, made.__doc__ = name, f"NVIDIABackend.{name}", base.__doc__
+    made.__signature__ = base.__signature__
+    return made
+
+
+class Forwards(TEXBackendBase):
+    """Every function of tex, handed to the extension."""
+
+
+for _name in METHODS:
+    setattr(Forwards, _name, _forward(_name))
+
+
+@register_backend
+class NVIDIABackend(Forwards):
+    NAME = "nvidia"
+    PRIORITY = 100
+    IMPL_ID = "vendor.nvidia.transformer_engine"
+
+    @property
+    def vendor(self) -> str:
+        return "NVIDIA"
+
+    def is_available(self) -> Any:
+        if find() is None:
+            return f"{EXTENSION} is not installed"
+        return torch.cuda.is_available() or "there is no CUDA device"

@@ -1,0 +1,57 @@
+"""A backend to start from. Copy this file to `<vendor>.py`, change the names, and override what your library has.
+
+A method that you do not override runs on the next backend, so start with one. In order of payoff:
+
+| | functions |
+|---|---|
+| critical | generic_gemm, rmsnorm_fwd, rmsnorm_bwd, fused_attn_fwd, fused_attn_bwd |
+| important | layernorm_fwd, layernorm_bwd; gelu, swiglu and their like, with gradients; scaled_*_softmax_* |
+| optional | overlap of communication, NVSHMEM, the rarer formats of FP8 and FP4 |
+
+Arguments are tex's, in its order, with dtypes as torch's. Raise `NotImplementedError` before the first write for what
+you do not take (a quantizer, a layout): the call goes on to the next backend. Then:
+
+    import transformer_engine_fl_torch as tex
+    tex.set_backend("template")
+
+In this folder, add to `__init__.py`: `try: from . import <vendor>` / `except ImportError: pass`. In a package of your
+own, import this module from your entry point. `opmux explain tex::rmsnorm_fwd` shows who runs, and why not the others.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from opmux.faces.tex.base import TEXBackendBase
+from opmux.faces.tex.registry import register_backend
+
+
+@register_backend
+class TemplateBackend(TEXBackendBase):
+    NAME = "template"
+    PRIORITY = 90
+
+    def is_available(self) -> bool:
+        # Ask your driver here. Whatever this raises means "not on this machine", and is shown as the reason.
+        return True
+
+    def rmsnorm_fwd(
+        self,
+        input: torch.Tensor,
+        weight: torch.Tensor,
+        eps: float,
+        ln_out: torch.Tensor | None,
+        quantizer: Any,
+        otype: torch.dtype,
+        sm_margin: int,
+        zero_centered_gamma: bool,
+    ) -> tuple[torch.Tensor, None, torch.Tensor]:
+        if ln_out is not None or quantizer is not None:
+            raise NotImplementedError("rmsnorm_fwd with ln_out or a quantizer")
+        # Your kernel here.
+        x = input.float()
+        rsigma = torch.rsqrt(x.square().mean(-1) + eps)
+        y = x * rsigma[..., None] * (weight.float() + float(zero_centered_gamma))
+        return y.to(otype or input.dtype), None, rsigma.flatten()

@@ -1,0 +1,3 @@
+from .torch_backend import TorchBackend
+
+__all__ = ["TorchBackend"]

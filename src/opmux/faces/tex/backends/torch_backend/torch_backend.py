@@ -1,0 +1,13 @@
+"""The backend `torch`: the references, in plain PyTorch, everywhere."""
+
+from ...registry import ViewOfImpls, register_backend
+
+
+@register_backend
+class TorchBackend(ViewOfImpls):
+    NAME = "torch"
+    PRIORITY = 50
+
+    @property
+    def vendor(self) -> str:
+        return "PyTorch"

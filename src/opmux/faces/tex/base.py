@@ -1,0 +1,60 @@
+"""A backend as a class: a method for every function of tex, each of which says that it is not implemented.
+
+Override what you have; only that becomes an impl, and the dispatcher goes on to the next backend for all the rest.
+The methods are made of the specs: `help(TEXBackendBase)` shows every one with its signature and meaning.
+"""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+from ...core.errors import NotSupported
+from ...core.spec import Spec, specs
+
+
+class TEXBackendBase:
+    """The interface of a tex backend. `NAME` is required; `is_available` says whether it works on this machine.
+
+    `name`, `vendor` and `priority` follow from `NAME` and `PRIORITY` and may be overridden as properties. No `__init__`
+    is needed; an instance is made on first use. Among vendors' backends the higher priority comes first.
+    """
+
+    NAME: str = ""
+    PRIORITY: int = 0
+
+    @property
+    def name(self) -> str:
+        return self.NAME
+
+    @property
+    def vendor(self) -> str:
+        return self.NAME
+
+    @property
+    def priority(self) -> int:
+        return self.PRIORITY
+
+    def is_available(self) -> bool:
+        return True
+
+    def __repr__(self) -> str:
+        return f"<tex backend '{self.name}', priority {self.priority}>"
+
+
+SELF = inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)
+
+
+def _method(spec: Spec) -> Any:
+    def missing(self: TEXBackendBase, *args: Any, **kwargs: Any) -> Any:
+        raise NotSupported(f"{spec.name} not implemented by backend '{self.name}'")
+
+    made: Any = missing
+    made.__name__, made.__qualname__, made.__doc__ = spec.name, f"TEXBackendBase.{spec.name}", spec.doc
+    made.__signature__ = spec.signature.replace(parameters=[SELF, *spec.signature.parameters.values()])
+    return made
+
+
+METHODS = tuple(sorted(s.name for s in specs if s.space == "tex"))
+for _name in METHODS:
+    setattr(TEXBackendBase, _name, _method(specs.by_key[f"tex::{_name}"]))

@@ -1,0 +1,159 @@
+"""The module tex: functions made of the specs, enums, classes and the management of backends, under one name each.
+
+A function is the spec's own stable one, which jumps to whatever is bound. Where tex takes a `DType`, a line in front of
+it turns what is given (an enum's member, its number, a torch dtype) into torch's; two functions read their arguments in
+one more way, for callers that other documents have taught it.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.machinery
+import types
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...core.jump import Form
+from ...core.spec import Spec, specs
+from ...specs import _tex
+from . import backends, overlap, registry, versions
+from .base import TEXBackendBase
+
+CLASSES = (
+    "FP8TensorMeta", "CommOverlapCore", "CommOverlapBase", "CommOverlapP2PBase", "CommOverlapHelper", "CommOverlap",
+    "CommOverlapP2P",
+)  # fmt: skip
+MANAGEMENT = ("get_backend", "set_backend", "list_backends", "register_backend", "TEXBackendBase")
+# A function that lies in a module of tex's own.
+INSIDE = {"swizzle_scales_and_pack_ptrs_for_discrete_weights": "grouped_mlp_experimental"}
+
+
+@functools.cache
+def module() -> types.ModuleType:
+    """tex in the version that this process serves, made when first asked for."""
+    version = versions.served()
+    made = types.ModuleType("opmux.tex", "Transformer Engine's compiled core, by NVIDIA's names, over opmux.")
+    made.__spec__ = importlib.machinery.ModuleSpec("opmux.tex", None)
+    names: dict[str, Any] = dict(versions.enums(version))
+    names |= {name: getattr(overlap, name) for name in CLASSES}
+    newest = {spec.name: function(spec) for spec in tex_specs()}
+    for name, fn in versions.functions(version, newest).items():
+        inside = INSIDE.get(name)
+        if inside is None:
+            names[name] = fn
+        else:
+            names.setdefault(inside, types.ModuleType(f"opmux.tex.{inside}"))
+            setattr(names[inside], name, fn)
+    names |= {name: getattr(registry, name) for name in MANAGEMENT if name != "TEXBackendBase"}
+    backends.load()
+    names |= {"TEXBackendBase": TEXBackendBase, "tex": made}
+    made.__dict__.update(names, __all__=sorted(names), __version__=version)
+    return made
+
+
+def tex_specs() -> list[Spec]:
+    return sorted((s for s in specs if s.space == "tex"), key=lambda s: s.name)
+
+
+# ---- functions ------------------------------------------------------------------------------------------------------
+
+
+class Dtypes(dict):
+    """What may be given for a dtype -> torch's; what is not known raises, naming the argument."""
+
+    def __init__(self, op: str, name: str, optional: bool):
+        super().__init__(_tex.DTYPES)
+        self.update({d: d for d in _tex.DTYPES.values()})
+        if optional:
+            self[None] = None
+        self.op, self.name = op, name
+
+    def __missing__(self, value: Any) -> torch.dtype:
+        return _tex.torch_dtype(value, self.op, self.name)
+
+
+def function(spec: Spec) -> Callable[..., Any]:
+    """The function of a spec as tex has it."""
+    made = _converting(spec, specs.functions[spec.key])
+    more = MORE.get(spec.name)
+    return made if more is None else _dressed(more(made), spec)
+
+
+def dtype_arguments(spec: Spec) -> dict[str, bool]:
+    """The arguments of a function that are dtypes, and whether each may be None."""
+    found = {}
+    for p in spec.signature.parameters.values():
+        kinds = getattr(p.annotation, "__args__", (p.annotation,))
+        if torch.dtype in kinds:
+            found[p.name] = type(None) in kinds
+    return found
+
+
+def _converting(spec: Spec, jump: Callable[..., Any]) -> Callable[..., Any]:
+    dtypes = dtype_arguments(spec)
+    if not dtypes:
+        return jump
+    form = Form.of(spec.name, spec.signature, differentiable=False)
+    names: dict[str, Any] = {"_jump": jump, **form.defaults}
+    names |= {f"_{name}s": Dtypes(spec.name, name, optional) for name, optional in dtypes.items()}
+    lines = [f"    try: {n} = _{n}s[{n}]\n    except TypeError: {n} = _{n}s.__missing__({n})\n" for n in dtypes]
+    text = f"def {spec.name}({form.params}):\n{''.join(lines)}    return _jump({form.passed})\n"
+    exec(compile(text, f"<opmux tex {spec.name}>", "exec"), names)
+    return _dressed(names[spec.name], spec)
+
+
+def _dressed(fn: Callable[..., Any], spec: Spec) -> Callable[..., Any]:
+    """A function in front of a spec's, that looks like it."""
+    dressed: Any = fn
+    dressed.__name__ = dressed.__qualname__ = spec.name
+    dressed.__doc__, dressed.__module__ = spec.doc, "opmux.tex"
+    dressed.__signature__, dressed.spec = spec.signature, spec
+    return dressed
+
+
+# ---- arguments that may be read in one more way ---------------------------------------------------------------------
+
+
+def also_called(**aliases: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """More names for arguments."""
+
+    def around(fn: Callable[..., Any]) -> Callable[..., Any]:
+        def called(*args: Any, **kwargs: Any) -> Any:
+            return fn(*args, **{aliases.get(name, name): value for name, value in kwargs.items()})
+
+        return called
+
+    return around
+
+
+def also_row_major(gemm: Callable[..., Any]) -> Callable[..., Any]:
+    """generic_gemm with D = A B for who writes matrices by rows, where D can mean nothing else.
+
+    tex reads D = op(B) op(A). Where that cannot be, by the shapes, and D has the shape of op(A) op(B), the latter is
+    meant; it is tex's reading with A and B exchanged.
+    """
+
+    def generic_gemm(A: Any, transA: Any, B: Any, transB: Any, D: Any = None, *args: Any, **kwargs: Any) -> Any:
+        if D is not None and type(A) is Tensor and type(B) is Tensor and type(D) is Tensor:
+            if meant_by_rows(A, transA, B, transB, D):
+                return gemm(B, transB, A, transA, D, *args, **kwargs)
+        return gemm(A, transA, B, transB, D, *args, **kwargs)
+
+    return generic_gemm
+
+
+def meant_by_rows(A: Tensor, transA: bool, B: Tensor, transB: bool, D: Tensor) -> bool:
+    if not A.dim() == B.dim() == D.dim() == 2:
+        return False
+    (m, k), (n, j) = A.shape[:: -1 if transA else 1], B.shape[:: -1 if transB else 1]  # op(A), op(B)
+    return j != m and k == n and tuple(D.shape) == (m, j)
+
+
+MORE: dict[str, Callable[[Callable[..., Any]], Callable[..., Any]]] = {
+    "generic_gemm": also_row_major,
+    "rmsnorm_bwd": also_called(dy="dz"),
+    "layernorm_bwd": also_called(dy="dz"),
+}

@@ -1,0 +1,373 @@
+"""tex's classes: overlap of communication with a gemm over torch.distributed, and the holder of FP8 metadata.
+
+A `CommOverlap` owns a buffer of this rank; the ranks of a tensor-parallel group each hold `1 / tp_size` of its rows, by
+their place in the group. `generic_gemm` hands a gemm to `around`, which puts a collective before, after or beside it:
+
+| comm_type | bulk | what happens | who asks for it |
+|---|---|---|---|
+| AG | no | gather the buffer, then the gemm, which reads the buffer | forward of a column-parallel layer (x), dgrad of a row-parallel one (dy) |
+| RS | no | the gemm, then the sum of its results over the ranks: this rank's rows into extra_output | forward of a row-parallel layer, dgrad of a column-parallel one |
+| AG | yes | gather the buffer beside a gemm that has nothing to do with it | dgrad, gathering x for wgrad |
+| RS | yes | sum the buffer over the ranks beside such a gemm: this rank's rows into extra_output, or in place | wgrad, scattering dx |
+
+Callers fill the buffer with `copy_into_buffer(x, local_chunk=True)` and read it with `get_buffer`, a view: so a gemm
+must read its operands when it is called. The gemm is the ordinary one, called once, and all its arguments have been
+checked: a bulk sum in place cannot be done twice.
+
+This is the plain form. A collective beside a gemm runs on the process group's own stream (NCCL) or thread (gloo); one
+before or after it is not pipelined with pieces of the gemm, so `atomic_gemm`, `num_splits`, `num_comm_sm` and their like
+are taken and have no effect. cuBLASMp and MPI are not built in.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from ...core.errors import NotSupported
+from ...specs._quantized import plain
+from ...specs._tex import CommOverlapType, check_int, torch_dtype, type_name
+
+RS, AG = CommOverlapType.RS, CommOverlapType.AG
+
+
+class FP8TensorMeta:
+    """The scales and the history of amaxes of a set of FP8 tensors: three attributes, of whoever sets them."""
+
+    def __init__(self) -> None:
+        self.scale: Tensor = torch.empty(0)
+        self.scale_inv: Tensor = torch.empty(0)
+        self.amax_history: Tensor = torch.empty(0)
+
+
+class CommOverlapHelper:
+    """The process groups that overlap objects speak over: all ranks, and those of this tensor-parallel domain."""
+
+    def __init__(self, world_group: Any = None, intra_node_group: Any = None) -> None:
+        if world_group is None:
+            raise NotSupported(
+                "CommOverlapHelper: world_group must be a process group, as MPI is not built in; got None"
+            )
+        self.world = world_group
+        self.intra = world_group if intra_node_group is None else intra_node_group
+        self.myrank, self.numranks = dist.get_rank(self.world), dist.get_world_size(self.world)
+        self.mylocal, self.numlocal = dist.get_rank(self.intra), dist.get_world_size(self.intra)
+        self._groups: dict[tuple[int, str], Any] = {}
+
+    def group(self, tp_size: int, device: torch.device) -> Any:
+        """The tensor-parallel group of this rank that moves tensors of a device; a call of all its ranks together.
+
+        The groups given are those of the bootstrap, gloo by default, which would take tensors of an accelerator through
+        the host: then a group of the same ranks is made on the device's own backend.
+        """
+        key = tp_size, device.type
+        if key not in self._groups:
+            self._groups[key] = self._made(tp_size, device)
+        return self._groups[key]
+
+    def _made(self, tp_size: int, device: torch.device) -> Any:
+        wanted = dist.get_default_backend_for_device(device) if device.type != "cpu" else None
+        if self.numlocal == tp_size and wanted in (None, dist.get_backend(self.intra)):
+            return self.intra
+        if self.numranks % tp_size:
+            raise ValueError(f"CommOverlap: tp_size must divide the {self.numranks} ranks of the world; got {tp_size}")
+        ranks = dist.get_process_group_ranks(self.intra if self.numlocal == tp_size else self.world)
+        if self.numlocal != tp_size:
+            first = self.myrank // tp_size * tp_size
+            ranks = ranks[first : first + tp_size]
+        backend = wanted or dist.get_backend(self.world)
+        return dist.new_group(ranks, backend=backend, use_local_synchronization=True)
+
+
+class CommOverlapCore:
+    """A buffer of which each rank of a group holds a part, and the collectives over it."""
+
+    p2p = False
+    _buffer: Tensor
+    _group: Any
+
+    def __init__(self) -> None:
+        self._tp_size, self._tp_rank = 1, 0
+        self._atomic = False
+        self._streams: tuple[Any, Any] | None = None
+
+    def _open(
+        self,
+        buffer_shape: Sequence[int],
+        buffer_dtype: Any,
+        helper: CommOverlapHelper,
+        tp_size: int,
+        comm_type: Any,
+        use_cublasmp: bool,
+        atomic_gemm: bool,
+        comm_priority: int,
+    ) -> None:
+        name = type(self).__name__
+        if use_cublasmp:
+            raise NotSupported(f"{name}: use_cublasmp must be False, as cuBLASMp is not built in; got True")
+        if not isinstance(helper, CommOverlapHelper):
+            raise TypeError(f"{name}: helper must be a CommOverlapHelper; got {type_name(helper)}")
+        check_int(name, "tp_size", tp_size, least=1)
+        kind(name, comm_type)
+        shape = tuple(int(n) for n in buffer_shape)
+        if not shape or shape[0] % tp_size:
+            raise ValueError(
+                f"{name}: buffer_shape must have a first size that tp_size, {tp_size}, divides; got {shape}"
+            )
+        device = here()
+        self._buffer = torch.empty(shape, dtype=torch_dtype(buffer_dtype, name, "buffer_dtype"), device=device)
+        self._group = helper.group(tp_size, device)
+        self._tp_size, self._tp_rank = tp_size, dist.get_rank(self._group)
+        self._atomic, self._priority = bool(atomic_gemm), comm_priority
+
+    def __repr__(self) -> str:
+        has = f", {tuple(self._buffer.shape)} {self._buffer.dtype}" if hasattr(self, "_buffer") else ""
+        return f"{type(self).__name__}(rank {self._tp_rank} of {self._tp_size}{has})"
+
+    # -- what it is
+
+    def get_tp_size(self) -> int:
+        return self._tp_size
+
+    def is_atomic_gemm(self) -> bool:
+        return self._atomic
+
+    def is_p2p_overlap(self) -> bool:
+        return self.p2p
+
+    def is_fp8_ubuf(self) -> bool:
+        """Whether the buffer holds bytes: FP8 values are sent as such."""
+        return self._buffer.element_size() == 1
+
+    def with_cublasmp(self) -> bool:
+        return False
+
+    # -- the buffer
+
+    def copy_into_buffer(self, input: Tensor, local_chunk: bool = False) -> None:
+        """Fill the buffer, or this rank's part of it, with the values of a tensor of as many elements of that width."""
+        name = f"{type(self).__name__}.copy_into_buffer"
+        to = self._part() if local_chunk else self._buffer
+        if not isinstance(input, Tensor):
+            raise TypeError(f"{name}: input must be a Tensor; got {type_name(input)}")
+        if input.element_size() != to.element_size():
+            raise TypeError(f"{name}: input must be as wide as the buffer's {to.dtype}; got {input.dtype}")
+        if input.numel() != to.numel():
+            part = f"a part of the buffer {tuple(self._buffer.shape)}" if local_chunk else "the buffer"
+            raise ValueError(f"{name}: input must have {to.numel()} elements, as {part}; got {tuple(input.shape)}")
+        with torch.no_grad():
+            to.view(-1).copy_(input.detach().contiguous().view(to.dtype).view(-1))
+
+    def get_buffer(self, local_chunk: bool = False, shape: Sequence[int] | None = None) -> Tensor:
+        """The buffer, or this rank's part of it, in a shape of as many elements: a view."""
+        of = self._part() if local_chunk else self._buffer
+        if shape is None:
+            return of
+        if math.prod(shape) != of.numel():
+            name = f"{type(self).__name__}.get_buffer"
+            raise ValueError(f"{name}: shape must have {of.numel()} elements; got {tuple(shape)}")
+        return of.view(tuple(shape))
+
+    def _part(self) -> Tensor:
+        rows = self._buffer.shape[0] // self._tp_size
+        return self._buffer[self._tp_rank * rows : (self._tp_rank + 1) * rows]
+
+    # -- streams
+
+    def get_communication_stream(self) -> tuple[Any, Any]:
+        """The streams on which others may send and receive beside this object's gemms; (None, None) on a CPU.
+
+        They have seen what was enqueued before the gemm that `around` ran last.
+        """
+        if self._buffer.device.type != "cuda":
+            return None, None
+        if self._streams is None:
+            send = torch.cuda.Stream(self._buffer.device, priority=self._priority)
+            self._streams = send, torch.cuda.Stream(self._buffer.device, priority=self._priority) if self.p2p else send
+            self._let_streams_see()
+        return self._streams
+
+    def _let_streams_see(self) -> None:
+        """What the current stream has been given so far comes before what these streams will be given."""
+        for stream in set(self._streams or ()):
+            stream.wait_stream(torch.cuda.current_stream(self._buffer.device))
+
+    # -- collectives
+
+    def around(
+        self,
+        gemm: Callable[[], list[Any]],
+        comm_type: Any,
+        bulk_overlap: bool = False,
+        extra_output: Tensor | None = None,
+    ) -> list[Any]:
+        """The results of a gemm with a collective before, after or beside it, and extra_output as their last."""
+        of = kind("generic_gemm", comm_type)
+        if of == RS and extra_output is None and not bulk_overlap:
+            raise ValueError("generic_gemm: extra_output must be a Tensor for comm_type RS; got None")
+        if of == RS and self.is_fp8_ubuf() and bulk_overlap:
+            raise NotSupported("generic_gemm: comm_overlap must not have a buffer of bytes for a bulk RS; got one")
+        if self._streams is not None:
+            self._let_streams_see()
+        if bulk_overlap:
+            results = self._beside(gemm, of, extra_output)
+        elif of == AG:
+            self.gather()
+            results = gemm()
+            if extra_output is not None:
+                extra_output.view(-1).copy_(self._part().view(extra_output.dtype).view(-1))
+        else:
+            results = gemm()
+            self._scatter_sum(plain(results[0]), extra_output)
+        return [*results[:-1], extra_output]
+
+    def _beside(self, gemm: Callable[[], list[Any]], of: int, extra_output: Tensor | None) -> list[Any]:
+        finish = self.gather(later=True) if of == AG else self._scatter_sum(self._buffer, extra_output, later=True)
+        try:
+            return gemm()
+        finally:  # others wait in the collective: it ends whatever the gemm does
+            finish()
+
+    def gather(self, later: bool = False) -> Callable[[], None]:
+        """Every rank's part into every rank's buffer; `later` leaves the waiting to a call of what is returned."""
+        part = self._part()
+        source = part if self._native else part.clone()  # gloo does not gather a buffer into itself
+        work = dist.all_gather_into_tensor(_flat(self._buffer), _flat(source), self._group, async_op=True)
+        return self._waited(work, nothing, later)
+
+    def gather_on(self, send_stream: Any, recv_stream: Any) -> None:
+        """Gather on streams of another, whose gemm goes on beside it; the current stream then waits for the result."""
+        del recv_stream  # the process group has its own
+        with torch.cuda.stream(send_stream) if send_stream is not None else nullcontext():
+            self.gather()
+        if send_stream is not None:
+            torch.cuda.current_stream(self._buffer.device).wait_stream(send_stream)
+
+    def _scatter_sum(self, whole: Tensor, out: Tensor | None, later: bool = False) -> Callable[[], None]:
+        """This rank's rows of the sum of `whole` over the ranks, into `out` or where they stand in it."""
+        whole = whole.contiguous()
+        rows = whole.shape[0] // self._tp_size
+        mine = slice(self._tp_rank * rows, (self._tp_rank + 1) * rows)
+        if whole.shape[0] % self._tp_size or (out is not None and out.numel() * self._tp_size != whole.numel()):
+            given = "None" if out is None else tuple(out.shape)
+            raise ValueError(
+                f"generic_gemm: extra_output must have a {self._tp_size}th of the rows of {tuple(whole.shape)}; got {given}"
+            )
+        if self._native:
+            got = torch.empty_like(whole[mine])
+            work = dist.reduce_scatter_tensor(got, whole, group=self._group, async_op=True)
+        else:  # gloo has no such sum for every dtype: one in float32, of which we take our rows
+            total = whole.to(torch.float64 if whole.dtype == torch.float64 else torch.float32, copy=True)
+            got = total[mine]
+            work = dist.all_reduce(total, group=self._group, async_op=True)
+        to = whole[mine] if out is None else out
+        return self._waited(work, lambda: to.copy_(got.view(to.shape)), later)
+
+    @property
+    def _native(self) -> bool:
+        return dist.get_backend(self._group) != "gloo"
+
+    def _waited(self, work: Any, then: Callable[[], Any], later: bool) -> Callable[[], None]:
+        def finish() -> None:
+            work.wait()
+            with torch.no_grad():
+                then()
+
+        if later:
+            return finish
+        finish()
+        return nothing
+
+
+class CommOverlapBase(CommOverlapCore):
+    """Collectives of the whole buffer at once."""
+
+
+class CommOverlapP2PBase(CommOverlapCore):
+    """What tex does by a ring of sends; here the same collectives."""
+
+    p2p = True
+
+
+class CommOverlap(CommOverlapBase):
+    """Overlap by collectives: all-gather and reduce-scatter of a buffer around a gemm."""
+
+    def __init__(
+        self,
+        buffer_shape: Sequence[int],
+        buffer_dtype: Any,
+        helper: CommOverlapHelper,
+        tp_size: int,
+        use_cublasmp: bool = False,
+        comm_type: Any = RS,
+        num_splits: int = 4,
+        num_max_streams: int = 3,
+        comm_cga_size: int = 2,
+        gemm_priority: int = 0,
+        comm_priority: int = 0,
+        num_comm_sm: int = 16,
+        set_sm_margin: bool = True,
+        atomic_gemm: bool = False,
+        rs_overlap_first_gemm: bool = False,
+    ) -> None:
+        super().__init__()
+        del num_splits, num_max_streams, comm_cga_size, gemm_priority, num_comm_sm, set_sm_margin
+        del rs_overlap_first_gemm
+        self._open(buffer_shape, buffer_dtype, helper, tp_size, comm_type, use_cublasmp, atomic_gemm, comm_priority)
+
+
+class CommOverlapP2P(CommOverlapP2PBase):
+    """Overlap by sends from rank to rank, by its interface; the collectives are those of CommOverlap."""
+
+    def __init__(
+        self,
+        buffer_shape: Sequence[int],
+        buffer_dtype: Any,
+        helper: CommOverlapHelper,
+        tp_size: int,
+        comm_type: Any,
+        num_max_streams: int = 3,
+        comm_cga_size: int = 1,
+        gemm_priority: int = 0,
+        comm_priority: int = 0,
+        num_comm_sm: int = 1,
+        set_sm_margin: bool = False,
+        atomic_gemm: bool = False,
+        use_ce: bool = True,
+        aggregate: bool = False,
+        use_cublasmp: bool = False,
+    ) -> None:
+        super().__init__()
+        del num_max_streams, comm_cga_size, gemm_priority, num_comm_sm, set_sm_margin, use_ce, aggregate
+        self._open(buffer_shape, buffer_dtype, helper, tp_size, comm_type, use_cublasmp, atomic_gemm, comm_priority)
+
+
+CLASSES = (
+    FP8TensorMeta, CommOverlapCore, CommOverlapBase, CommOverlapP2PBase, CommOverlapHelper, CommOverlap, CommOverlapP2P,
+)  # fmt: skip
+
+
+def kind(op: str, comm_type: Any) -> int:
+    """RS or AG, of whosever enum."""
+    try:
+        return CommOverlapType(int(comm_type))
+    except (TypeError, ValueError):
+        raise ValueError(f"{op}: comm_type must be RS or AG, with a comm_overlap; got {comm_type!r}") from None
+
+
+def here() -> torch.device:
+    """The device of this rank: its accelerator, where there is one."""
+    found = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    return torch.device("cpu") if found is None else torch.device(found.type, torch.accelerator.current_device_index())
+
+
+def nothing() -> None:
+    """What is left to do after a collective that has been waited for."""
+
+
+def _flat(buffer: Tensor) -> Tensor:
+    return buffer.view(-1)

@@ -1,0 +1,219 @@
+"""tex's backends by name: registered as classes, listed, and put first.
+
+A class-based backend and `OpImpl`s are two doors to one registry: each method that a class overrides is registered as
+an impl of tex's op, of kind VENDOR. The built-in `flaggems` and `torch` are names for what is registered already: our
+kernels, and the references.
+"""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeVar
+
+from ...core import policy as policies
+from ...core.default import get_default_manager, policy
+from ...core.errors import BackendNotFound, BadImpl
+from ...core.policy import backend_token
+from ...core.registry import BackendImplKind, OpImpl, Origin
+from ...core.spec import specs
+from .base import METHODS, TEXBackendBase
+
+T = TypeVar("T", bound=type)
+
+
+@dataclass
+class Backend:
+    """A class that was registered, its instance once there is one, and whether it works here."""
+
+    cls: type
+    made: Any = None
+    known: dict[str, Any] = field(default_factory=dict)  # its answers, asked for once
+
+    @property
+    def token(self) -> str:
+        return backend_token(self.cls.NAME)
+
+    def instance(self) -> Any:
+        if self.made is None:
+            self.made = self.cls()
+        return self.made
+
+    def refusal(self) -> str | None:
+        """Why it does not work on this machine, or None."""
+        if "refusal" not in self.known:
+            self.known["refusal"] = self._refusal()
+        return self.known["refusal"]
+
+    def _refusal(self) -> str | None:
+        try:
+            answer = self.instance().is_available()
+        except Exception as error:  # whatever a vendor's probe raises means that it is not there
+            return f"its is_available() raised {type(error).__name__}: {error}"
+        if isinstance(answer, str):
+            return answer
+        return None if answer else "its is_available() says no"
+
+    def available(self) -> bool | str:
+        return self.refusal() or True
+
+    def row(self) -> dict[str, Any]:
+        fields = {"name": self.cls.NAME, "vendor": self.cls.NAME, "priority": self.cls.PRIORITY}
+        said = {name: _said(self.cls, name, default) for name, default in fields.items()}
+        return {**said, "available": self.refusal() is None}
+
+
+_backends: dict[str, Backend] = {}  # by folded NAME
+
+
+def register_backend(cls: T) -> T:
+    """Register a subclass of `TEXBackendBase`; to be used as a decorator. What it overrides becomes impls."""
+    if not isinstance(cls, type) or not issubclass(cls, TEXBackendBase):
+        raise BadImpl(f"@register_backend takes a subclass of TEXBackendBase; got {cls!r}")
+    if not isinstance(cls.NAME, str) or not cls.NAME.strip():
+        raise BadImpl(f"@register_backend: {cls.__qualname__} must say its NAME, such as NAME = 'hygon'")
+    known = _backends.get(cls.NAME.casefold())
+    if known is not None and known.cls.__qualname__ != cls.__qualname__:
+        raise BadImpl(f"@register_backend: a backend '{cls.NAME}' is registered already, by {known.cls!r}")
+    if known is not None:  # the same class again: its module was loaded once more
+        unregister_backend(cls.NAME)
+    backend = Backend(cls)
+    if backend.token.startswith("vendor:"):
+        made = [_impl(backend, name) for name in METHODS if getattr(cls, name) is not getattr(TEXBackendBase, name)]
+        origin = Origin(f"tex backend {cls.NAME}", file=inspect.getsourcefile(cls))
+        get_default_manager().registry.register_many(made, origin=origin)
+    _backends[cls.NAME.casefold()] = backend
+    return cls
+
+
+def unregister_backend(name: str) -> None:
+    """Take a registered backend out again."""
+    backend = _backends.pop(name.casefold())
+    registry = get_default_manager().registry
+    for key in [k for k in registry if k.startswith("tex::")]:
+        for impl in registry.impls(key):
+            if getattr(impl.fn, "backend", None) is backend:
+                registry.unregister(key, impl.impl_id)
+
+
+def _impl(backend: Backend, name: str) -> OpImpl:
+    """A method as an impl. The instance is made by the first call."""
+    method = inspect.signature(getattr(backend.cls, name))
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return getattr(backend.instance(), name)(*args, **kwargs)
+
+    made: Any = call
+    made.__name__ = made.__qualname__ = name
+    made.__signature__ = method.replace(parameters=list(method.parameters.values())[1:])
+    made._is_available, made.backend = backend.available, backend
+    cls = backend.cls
+    impl_id = getattr(cls, "IMPL_ID", f"vendor.{cls.NAME.casefold()}")
+    return OpImpl(f"tex::{name}", impl_id, BackendImplKind.VENDOR, cls.NAME, made, _priority(cls))
+
+
+def _priority(cls: type) -> int:
+    return _said(cls, "priority", getattr(cls, "PRIORITY", 0))
+
+
+def _said(cls: type, name: str, default: Any) -> Any:
+    """What a property of a class answers, if it needs no more than the class; else the default."""
+    own = getattr(cls, name)
+    if own is getattr(TEXBackendBase, name):
+        return default
+    try:
+        return type(default)(own.fget(object.__new__(cls)) if isinstance(own, property) else own)
+    except (AttributeError, TypeError, ValueError):
+        return default
+
+
+# ---- the backends there are -----------------------------------------------------------------------------------------
+
+
+def _all() -> list[Backend]:
+    """Every backend: the built-in ones, registered classes, and vendors with impls of tex's ops and no class."""
+    from . import backends
+
+    backends.load()
+    manager = get_default_manager()
+    manager._prepare()
+    found = dict(_backends)
+    for key in [k for k in manager.registry if k.startswith("tex::")]:
+        for impl in manager.registry.impls(key):
+            if impl.kind is BackendImplKind.VENDOR and str(impl.vendor).casefold() not in found:
+                found[str(impl.vendor).casefold()] = Backend(_view(str(impl.vendor), impl.priority))
+    return sorted(found.values(), key=lambda b: (-_priority(b.cls), b.cls.NAME))
+
+
+def _view(vendor: str, rank: int) -> type:
+    """A class for a vendor whose impls were registered one by one."""
+    return type(f"{vendor.title()}Backend", (ViewOfImpls,), {"NAME": vendor, "PRIORITY": rank})
+
+
+class ViewOfImpls(TEXBackendBase):
+    """A backend that is a name for impls in the registry: its methods call them, and no others."""
+
+    def is_available(self) -> Any:
+        token = backend_token(self.NAME)
+        manager: Any = get_default_manager()
+        refused = manager.backend_refusal(token)
+        return refused or True
+
+
+def _calls_impl(name: str) -> Any:
+    def run(self: ViewOfImpls, *args: Any, **kwargs: Any) -> Any:
+        with policy(per_op={f"tex::{name}": backend_token(self.NAME)}):
+            return specs.functions[f"tex::{name}"](*args, **kwargs)
+
+    base: Any = getattr(TEXBackendBase, name)
+    made: Any = run
+    made.__name__, made.__qualname__, made.__doc__ = name, f"ViewOfImpls.{name}", base.__doc__
+    made.__signature__ = base.__signature__
+    return made
+
+
+for _name in METHODS:
+    setattr(ViewOfImpls, _name, _calls_impl(_name))
+
+
+def list_backends() -> list[dict[str, Any]]:
+    """Every backend, the unavailable ones too: name, vendor, priority, available; highest priority first."""
+    rows = [b.row() for b in _all()]
+    return sorted(rows, key=lambda r: (-r["priority"], r["name"]))
+
+
+def get_backend() -> Any:
+    """The backend that comes first for tex's functions, under the policy that holds."""
+    order = policies.get_policy().order_for("tex::")
+    backends = _all()
+    for token in order:
+        for backend in backends:
+            fits = token == "vendor" and backend.token.startswith("vendor:")
+            if (fits or backend.token == token) and backend.refusal() is None:
+                return backend.instance()
+    raise BackendNotFound(f"no tex backend is available under policy {policies.get_policy()}: {_names(backends)}")
+
+
+def set_backend(name: str) -> None:
+    """Put a backend first for tex's functions, in the whole process; what it lacks falls back to the others."""
+    backends = _all()
+    folded = str(name).strip().casefold() if isinstance(name, str) else name
+    found = next((b for b in backends if folded in (b.cls.NAME.casefold(), *_also(b))), None)
+    if found is None or found.refusal() is not None:
+        have = [b.cls.NAME for b in backends if b.refusal() is None]
+        why = "no such backend is registered" if found is None else found.refusal()
+        raise BackendNotFound(f"Backend '{name}' not found. Available backends: {have}. {why}")
+    held = policies.get_global_policy()
+    policies.set_global_policy(replace(held, tex_first=found.token))
+
+
+def _also(backend: Backend) -> tuple[str, ...]:
+    """A backend's own name, where it is not NAME."""
+    return () if backend.refusal() is not None else (str(backend.instance().name).casefold(),)
+
+
+def _names(backends: list[Backend]) -> str:
+    return ", ".join(f"{b.cls.NAME} ({b.refusal() or 'available'})" for b in backends)
+
+
+__all__ = ["get_backend", "list_backends", "register_backend", "set_backend", "unregister_backend"]

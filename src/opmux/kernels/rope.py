@@ -1,0 +1,405 @@
+"""Rotary embedding: a program turns all heads that share their angles, or a block of them; float32 inside.
+
+Tensors are read and written as they lie, whatever their strides. Sines and cosines are computed once a program, spread
+over its threads, and shared by all heads: as many as there are angles, not as there are numbers to turn.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from ..core.errors import NotSupported
+from ..core.registry import impl
+from ..specs import rope as spec
+from .lib.config import Tiles, tunable
+from .lib.launch import Launcher
+from .lib.maths import libdevice
+from .lib.plans import plans
+from .lib.rows import DEVICES, Room, wide_of
+
+
+@triton.jit
+def _place(starts_ptr, cu_ptr, i_b, i_s, length, n_edges, cp_rank, CP: tl.constexpr, BLOCK_B: tl.constexpr):
+    """The row of the table for place i_s of sequence i_b; -1 for a token that is of no sequence."""
+    place = i_s
+    outside = i_s < 0
+    if cu_ptr is not None:
+        o_b = tl.arange(0, BLOCK_B)
+        b_edges = tl.load(cu_ptr + o_b, mask=o_b < n_edges, other=2147483647).to(tl.int64)
+        b_edges = tl.where(o_b < n_edges, b_edges // CP, 9223372036854775807)
+        i_b = tl.sum((b_edges <= i_s).to(tl.int32), 0) - 1
+        begin = tl.max(tl.where(b_edges <= i_s, b_edges, 0), 0)
+        end = tl.min(tl.where(b_edges > i_s, b_edges, 9223372036854775807), 0)
+        outside = (i_b < 0) | (i_b >= n_edges - 1)
+        place = i_s - begin
+        length = end - begin
+    if CP > 1:
+        half = length // 2
+        place += tl.where(place < half, cp_rank, 2 * CP - cp_rank - 2) * half
+    if starts_ptr is not None:
+        place += tl.load(starts_ptr + i_b, mask=outside == 0, other=0).to(tl.int64)
+    return tl.where(outside, -1, place)
+
+
+@triton.jit
+def _table(angles_ptr, sin_ptr, o, m, WIDE: tl.constexpr):
+    """Cosines and sines at these offsets; where there are none, those of no turn."""
+    if sin_ptr is None:
+        b_a = tl.load(angles_ptr + o, mask=m, other=0.0).to(WIDE)
+        return libdevice.cos(b_a), libdevice.sin(b_a)
+    else:
+        b_c = tl.load(angles_ptr + o, mask=m, other=1.0).to(WIDE)
+        return b_c, tl.load(sin_ptr + o, mask=m, other=0.0).to(WIDE)
+
+
+@triton.jit
+def _turned(b_u, b_v, b_ca, b_sa, b_cb, b_sb, BACK: tl.constexpr):
+    if BACK:
+        return b_u * b_ca + b_v * b_sb, b_v * b_cb - b_u * b_sa
+    else:
+        return b_u * b_ca - b_v * b_sa, b_v * b_cb + b_u * b_sb
+
+
+def _rope(
+    x_ptr, y_ptr, angles_ptr, sin_ptr, starts_ptr, cu_ptr,
+    xo, xs, xb, xh, xg, yo, ys, yb, yh, yg, ab, ar, length, rows, heads, n_places, n_edges, cp_rank,
+    BACK: tl.constexpr, PAIRS: tl.constexpr, HALF: tl.constexpr, REST: tl.constexpr, STEP: tl.constexpr,
+    GROUPS: tl.constexpr, APART: tl.constexpr, CP: tl.constexpr, FULL: tl.constexpr, WIDE: tl.constexpr,
+    BLOCK_R: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK_B: tl.constexpr,
+):  # fmt: skip
+    """Program (i, j): the j-th rows at place i, all sequences' heads; or, APART, one sequence's at place i % length."""
+    i_s = tl.program_id(0).to(tl.int64)
+    i_b = i_s * 0
+    if APART:
+        i_b = i_s // length
+        i_s = i_s % length
+    o_r = tl.program_id(1) * BLOCK_R + tl.arange(0, BLOCK_R)
+    m_r = tl.full([BLOCK_R], 1, tl.int1) if FULL else o_r < rows
+    i_rb, i_h = (o_r // heads).to(tl.int64), o_r % heads
+    i_g = (i_h % GROUPS).to(tl.int64)
+    i_h = (i_h // GROUPS).to(tl.int64)
+    x_ptr += xo + i_s * xs + i_b * xb
+    y_ptr += yo + i_s * ys + i_b * yb
+    o_x = (i_rb * xb + i_h * xh + i_g * xg)[:, None]
+    o_y = (i_rb * yb + i_h * yh + i_g * yg)[:, None]
+    m_r = m_r[:, None]
+    if HALF > 0:
+        place = _place(starts_ptr, cu_ptr, i_b, i_s, length, n_edges, cp_rank, CP, BLOCK_B)
+        there = (place >= 0) & (place < n_places)
+        at = tl.where(there, place, 0) * ar + i_b * ab
+        o_d = tl.arange(0, BLOCK_D)
+        m_d = tl.full([BLOCK_D], 1, tl.int1) if HALF == BLOCK_D else o_d < HALF
+        b_ca, b_sa = _table(angles_ptr, sin_ptr, at + (o_d * 2 if PAIRS else o_d), m_d & there, WIDE)
+        b_cb, b_sb = _table(angles_ptr, sin_ptr, at + (o_d * 2 + 1 if PAIRS else o_d + HALF), m_d & there, WIDE)
+        b_ca, b_sa, b_cb, b_sb = b_ca[None, :], b_sa[None, :], b_cb[None, :], b_sb[None, :]
+        if PAIRS:
+            o_p = tl.arange(0, 2 * BLOCK_D)[None, :]
+            m = m_r & (o_p < 2 * HALF) if HALF != BLOCK_D else m_r & (o_p >= 0)
+            b_x = tl.load(x_ptr + o_x + o_p * STEP, mask=m, other=0.0).to(WIDE)
+            b_u, b_v = tl.split(tl.reshape(b_x, [BLOCK_R, BLOCK_D, 2]))
+            b_u, b_v = _turned(b_u, b_v, b_ca, b_sa, b_cb, b_sb, BACK)
+            b_y = tl.reshape(tl.join(b_u, b_v), [BLOCK_R, 2 * BLOCK_D])
+            tl.store(y_ptr + o_y + o_p, b_y.to(y_ptr.dtype.element_ty), mask=m)
+        else:
+            m = m_r & m_d[None, :]
+            o_d = o_d[None, :]
+            b_u = tl.load(x_ptr + o_x + o_d * STEP, mask=m, other=0.0).to(WIDE)
+            b_v = tl.load(x_ptr + o_x + (o_d + HALF) * STEP, mask=m, other=0.0).to(WIDE)
+            b_u, b_v = _turned(b_u, b_v, b_ca, b_sa, b_cb, b_sb, BACK)
+            tl.store(y_ptr + o_y + o_d, b_u.to(y_ptr.dtype.element_ty), mask=m)
+            tl.store(y_ptr + o_y + o_d + HALF, b_v.to(y_ptr.dtype.element_ty), mask=m)
+    if REST > 0:
+        o_e = 2 * HALF + tl.arange(0, BLOCK_E)[None, :]
+        m = m_r & (o_e < 2 * HALF + REST)
+        tl.store(y_ptr + o_y + o_e, tl.load(x_ptr + o_x + o_e * STEP, mask=m), mask=m)
+
+
+rope_kernel = Launcher(
+    _rope, tensors=6, sizes="xo xs xb xh xg yo ys yb yh yg ab ar",
+    free="length rows heads n_places n_edges cp_rank",
+)  # fmt: skip
+
+
+@tunable("rope.rows", free="BLOCK_R")
+def tiles(rows: int, width: int, dtype: torch.dtype) -> Tiles:
+    """So many heads a program: more of them share a sine, fewer leave room for more programs."""
+    most = max(1, 16384 // (width * max(1, dtype.itemsize // 2)))
+    block = min(triton.next_power_of_2(rows), most)
+    return Tiles(min(256, max(64, block * width // 32)), BLOCK_R=block)
+
+
+# ---- what follows from the look of the tensors ----------------------------------------------------------------------
+
+
+class At(NamedTuple):
+    """Where heads lie in a tensor: what comes before the first, and the steps of sequence, batch, head and group."""
+
+    before: int
+    length: int
+    batch: int
+    head: int
+    group: int = 0
+
+    @classmethod
+    def of(cls, layout: str, strides: tuple[int, ...]) -> At:
+        by = dict(zip(layout.replace("t", "s"), strides, strict=True))
+        return cls(0, by["s"], by.get("b", 0), by["h"])
+
+
+class Shape(NamedTuple):
+    batch: int
+    length: int
+    heads: int
+    groups: int
+    width: int
+
+
+class How(NamedTuple):
+    """What turning depends on besides the tensors' places in memory."""
+
+    angles: Tensor | None  # None: nothing is turned
+    sin: Tensor | None
+    starts: Tensor | None
+    cu_seqlens: Tensor | None
+    interleaved: bool
+    cp_size: int
+    cp_rank: int
+    back: bool
+
+
+def _ready(x: Tensor, x_at: At, y_at: At, shape: Shape, how: How, makes: Room | None = None) -> Callable[..., Any]:
+    """The launch: `launch(x, y, angles, sin, starts, cu_seqlens)`, without y where it is made."""
+    angles, sin = how.angles, how.sin
+    d2, row, each, places = 0, 0, 0, 0
+    if angles is not None:
+        d2, row, places = angles.shape[-1], angles.stride(0 if angles.dim() == 4 else -2), angles.shape[-2]
+        places = angles.shape[0] if angles.dim() == 4 else places
+        each = angles.stride(0) if angles.dim() == 3 and angles.shape[0] > 1 else 0
+        if d2 and (angles.stride(-1) != 1 or (sin is not None and sin.stride() != angles.stride())):
+            raise NotSupported("a table whose rows are not in one piece, or cosines and sines that lie differently")
+    starts = how.starts is not None and how.cu_seqlens is None
+    apart = shape.batch > 1 and (starts or each > 0)
+    heads = shape.heads * shape.groups
+    rows = heads if apart else heads * shape.batch
+    half, rest = d2 // 2, shape.width - d2
+    blocks = dict(BLOCK_D=triton.next_power_of_2(max(half, 1)), BLOCK_E=triton.next_power_of_2(max(rest, 1)))
+    tile = tiles(rows=rows, width=2 * blocks["BLOCK_D"] * (half > 0) + blocks["BLOCK_E"] * (rest > 0), dtype=x.dtype)
+    edges = 0 if how.cu_seqlens is None else how.cu_seqlens.shape[0]
+    step = x.stride(-1)
+    sizes = (*x_at, *y_at, each, row)
+    config = tile.config(
+        even=step == 1 and all(n % 16 == 0 for n in sizes), BACK=how.back, PAIRS=how.interleaved, HALF=half, REST=rest,
+        STEP=step, GROUPS=shape.groups, APART=apart, CP=how.cp_size, FULL=rows % tile["BLOCK_R"] == 0,
+        WIDE=wide_of(x.dtype), BLOCK_B=triton.next_power_of_2(max(edges, 1)), **blocks,
+    )  # fmt: skip
+    grid = (shape.length * (shape.batch if apart else 1), -(-rows // tile["BLOCK_R"]), 1)
+    if grid[0] >= 2**31 or grid[1] >= 2**16:
+        raise NotSupported(f"a grid of {grid[0]} x {grid[1]} programs is more than a launch can have")
+    numbers = (*sizes, shape.length, rows, heads, places, edges, how.cp_rank)
+    return rope_kernel.ready(grid, numbers, config, None if makes is None else {1: makes})
+
+
+class Plan(NamedTuple):
+    """What an op will do for tensors that look so."""
+
+    out: Room
+    launch: Callable[..., Tensor] | None  # None: nothing to compute
+
+
+def _whole(x: Tensor, layout: str, how: How) -> Plan:
+    """The plan for a tensor all of whose heads are turned."""
+    room = Room.of(x.shape, x.dtype)
+    if not x.numel():
+        return Plan(room, None)
+    sizes = dict(zip(layout.replace("t", "s"), x.shape, strict=True))
+    shape = Shape(sizes.get("b", 1), sizes["s"], sizes["h"], 1, sizes["d"])
+    return Plan(room, _ready(x, At.of(layout, x.stride()), At.of(layout, room.stride), shape, how, room))
+
+
+@plans
+def _plan(
+    x: Tensor, angles: Tensor, sin: Tensor | None, starts: Tensor | None, cu_seqlens: Tensor | None,
+    layout: str, interleaved: bool, cp_size: int, cp_rank: int, back: bool,
+) -> Plan:  # fmt: skip
+    op, lead = ("rope_bwd", "dy") if back else ("rope", "x")
+    spec.check(op, x, angles, sin, starts, cu_seqlens, layout, cp_size, cp_rank, lead)
+    return _whole(x, layout, How(angles, sin, starts, cu_seqlens, interleaved, cp_size, cp_rank, back))
+
+
+@impl(spec.rope, devices=DEVICES)
+def rope(
+    x: Tensor, angles: Tensor, sin: Tensor | None, starts: Tensor | None, cu_seqlens: Tensor | None,
+    layout: str, interleaved: bool, cp_size: int, cp_rank: int,
+) -> Tensor:  # fmt: skip
+    out, launch = _plan(x, angles, sin, starts, cu_seqlens, layout, interleaved, cp_size, cp_rank, False)
+    return out.on(x) if launch is None else launch(x, angles, sin, starts, cu_seqlens)
+
+
+@impl(spec.rope_bwd, devices=DEVICES)
+def rope_bwd(
+    dy: Tensor, angles: Tensor, sin: Tensor | None, starts: Tensor | None, cu_seqlens: Tensor | None,
+    layout: str, interleaved: bool, cp_size: int, cp_rank: int,
+) -> Tensor:  # fmt: skip
+    out, launch = _plan(dy, angles, sin, starts, cu_seqlens, layout, interleaved, cp_size, cp_rank, True)
+    return out.on(dy) if launch is None else launch(dy, angles, sin, starts, cu_seqlens)
+
+
+# ---- tex: the same kernel, planned from tex's own arguments ---------------------------------------------------------
+
+
+class TexPlan(NamedTuple):
+    out: Room
+    launch: Callable[..., Tensor] | None
+    packed: bool  # whether sequences follow each other, with edges: in other formats those are ignored
+
+
+@plans
+def _plan_tex(
+    x: Tensor, freqs: Tensor, starts: Tensor | None, qkv_format: int, interleaved: bool, cu_seqlens: Tensor | None,
+    cp_size: int, cp_rank: int, back: bool,
+) -> TexPlan:  # fmt: skip
+    op, lead = ("fused_rope_backward", "output_grads") if back else ("fused_rope_forward", "input")
+    layout = spec.check_tex(op, lead, x, freqs, starts, qkv_format, interleaved, cu_seqlens, cp_size, cp_rank)
+    edges = cu_seqlens if layout == "thd" else None
+    how = How(freqs, None, starts, edges, bool(interleaved), cp_size, cp_rank, back)
+    return TexPlan(*_whole(x, layout, how), layout == "thd")
+
+
+def _turn_tex(op: str, lead: str, back: bool, x: Tensor, freqs: Tensor, starts: Tensor | None, *rest: Any) -> Tensor:
+    try:
+        out, launch, packed = _plan_tex(x, freqs, starts, *rest, back)
+    except (AttributeError, TypeError):  # what is no tensor, or cannot be a key: the spec has words for it
+        spec.check_tex(op, lead, x, freqs, starts, *rest)
+        raise
+    return out.on(x) if launch is None else launch(x, freqs, None, starts, rest[2] if packed else None)
+
+
+@impl(spec.fused_rope_forward, devices=DEVICES)
+def fused_rope_forward(
+    input: Tensor, freqs: Tensor, start_positions: Tensor | None, qkv_format: Any, interleaved: bool,
+    cu_seqlens: Tensor | None, cp_size: int, cp_rank: int,
+) -> Tensor:  # fmt: skip
+    rest = (qkv_format, interleaved, cu_seqlens, cp_size, cp_rank)
+    return _turn_tex("fused_rope_forward", "input", False, input, freqs, start_positions, *rest)
+
+
+@impl(spec.fused_rope_backward, devices=DEVICES)
+def fused_rope_backward(
+    output_grads: Tensor, freqs: Tensor, start_positions: Tensor | None, qkv_format: Any, interleaved: bool,
+    cu_seqlens: Tensor | None, cp_size: int, cp_rank: int,
+) -> Tensor:  # fmt: skip
+    rest = (qkv_format, interleaved, cu_seqlens, cp_size, cp_rank)
+    return _turn_tex("fused_rope_backward", "output_grads", True, output_grads, freqs, start_positions, *rest)
+
+
+class QkvPlan(NamedTuple):
+    """Rooms for the results and three launches, over the parts of packed heads."""
+
+    rooms: tuple[Room, ...]
+    launches: tuple[Callable[..., Any], ...]  # none: nothing to compute
+
+
+def _parts(layout: str, packed: tuple[int, ...], split: tuple[int, ...]) -> list[tuple[Shape, At, At, Room]]:
+    """Of q, k and v: the shape, where they lie in packed heads of these sizes, and where in a tensor of their own."""
+    by = dict(zip(layout, packed, strict=True))
+    strides = dict(zip(layout, Room.of(packed, torch.uint8).stride, strict=True))
+    found, before = [], 0
+    for total, groups in zip(split, (split[0] // split[1], 1, 1), strict=True):
+        width, heads = total // groups, by["h"]
+        inside = At(before, strides["s"], strides["b"], strides["h"], width)
+        own = Room.of((*packed[:2], heads * groups, width), torch.uint8)
+        at = dict(zip(layout, own.stride, strict=True))
+        outside = At(0, at["s"], at["b"], groups * width, width)
+        found.append((Shape(by["b"], by["s"], heads, groups, width), inside, outside, own))
+        before += total
+    return found
+
+
+@plans
+def _plan_packed(
+    qkv: Tensor, q_freqs: Tensor, k_freqs: Tensor, starts: Tensor | None, split: tuple[int, ...], qkv_format: int,
+    interleaved: bool, cp_size: int, cp_rank: int,
+) -> QkvPlan:  # fmt: skip
+    where = (qkv_format, interleaved, cp_size, cp_rank)
+    layout = spec.check_packed("fused_qkv_rope_forward", qkv, q_freqs, k_freqs, starts, split, *where)
+    if not qkv.is_contiguous():
+        raise NotSupported("packed heads that are not contiguous")
+    rooms, launches = [], []
+    for freqs, (shape, inside, outside, own) in zip(
+        (q_freqs, k_freqs, None), _parts(layout, tuple(qkv.shape), split), strict=True
+    ):
+        room = Room(own.shape, own.stride, qkv.dtype)
+        begin = starts if cp_size == 1 and freqs is not None else None
+        how = How(freqs, None, begin, None, bool(interleaved), cp_size, cp_rank, False)
+        rooms.append(room)
+        launches += [_ready(qkv, inside, outside, shape, how, room)] if qkv.numel() else []
+    return QkvPlan(tuple(rooms), tuple(launches))
+
+
+@impl(spec.fused_qkv_rope_forward, devices=DEVICES)
+def fused_qkv_rope_forward(
+    qkv_input: Tensor, q_freqs: Tensor, k_freqs: Tensor, start_positions: Tensor | None, qkv_split_arg_list: list[int],
+    qkv_format: Any, interleaved: bool, cp_size: int, cp_rank: int,
+) -> tuple[Tensor, ...]:  # fmt: skip
+    rest = (qkv_format, interleaved, cp_size, cp_rank)
+    given = (qkv_input, q_freqs, k_freqs, start_positions)
+    try:
+        rooms, launches = _plan_packed(*given, tuple(qkv_split_arg_list), *rest)
+    except (AttributeError, TypeError):
+        spec.check_packed("fused_qkv_rope_forward", *given, qkv_split_arg_list, *rest)
+        raise
+    if not launches:
+        return tuple(room.on(qkv_input) for room in rooms)
+    starts = start_positions if cp_size == 1 else None
+    turn_q, turn_k, copy_v = launches
+    return (
+        turn_q(qkv_input, q_freqs, None, starts, None),
+        turn_k(qkv_input, k_freqs, None, starts, None),
+        copy_v(qkv_input, None, None, None, None),
+    )
+
+
+@plans
+def _plan_parts(
+    dq: Tensor, dk: Tensor, dv: Tensor, q_freqs: Tensor, k_freqs: Tensor, split: tuple[int, ...], qkv_format: int,
+    interleaved: bool, cp_size: int, cp_rank: int,
+) -> QkvPlan:  # fmt: skip
+    where = (qkv_format, interleaved, cp_size, cp_rank)
+    layout = spec.check_parts("fused_qkv_rope_backward", dq, dk, dv, q_freqs, k_freqs, split, *where)
+    room = Room.of((*dk.shape[:3], sum(split)), dk.dtype)
+    launches = []
+    for part, freqs, (shape, inside, _, _) in zip(
+        (dq, dk, dv), (q_freqs, k_freqs, None), _parts(layout, room.shape, split), strict=True
+    ):
+        at = At.of(layout, part.stride())
+        at = at._replace(head=at.head * shape.groups, group=at.head)
+        how = How(freqs, None, None, None, bool(interleaved), cp_size, cp_rank, True)
+        launches += [_ready(part, at, inside, shape, how)] if dk.numel() else []
+    return QkvPlan((room,), tuple(launches))
+
+
+@impl(spec.fused_qkv_rope_backward, devices=DEVICES)
+def fused_qkv_rope_backward(
+    q_grad_out: Tensor, k_grad_out: Tensor, v_grad_out: Tensor, q_freqs: Tensor, k_freqs: Tensor,
+    qkv_split_arg_list: list[int], qkv_format: Any, interleaved: bool, cp_size: int, cp_rank: int,
+) -> Tensor:  # fmt: skip
+    rest = (qkv_format, interleaved, cp_size, cp_rank)
+    given = (q_grad_out, k_grad_out, v_grad_out, q_freqs, k_freqs)
+    try:
+        (room,), launches = _plan_parts(*given, tuple(qkv_split_arg_list), *rest)
+    except (AttributeError, TypeError):
+        spec.check_parts("fused_qkv_rope_backward", *given, qkv_split_arg_list, *rest)
+        raise
+    dqkv = room.on(k_grad_out)
+    if launches:
+        turn_q, turn_k, copy_v = launches
+        turn_q(q_grad_out, dqkv, q_freqs, None, None, None)
+        turn_k(k_grad_out, dqkv, k_freqs, None, None, None)
+        copy_v(v_grad_out, dqkv, None, None, None, None)
+    return dqkv

@@ -1,0 +1,128 @@
+"""NVFP4: E2M1 numbers in pairs, an E4M3 scale for each block of 16, and one float32 amax for all of a matrix.
+
+In torch alone: no chip here has the format, so nothing of it is worth a kernel yet. The arithmetic is NVIDIA's, step by
+step, as its scales are compared bit for bit.
+"""
+
+import torch
+from torch import Tensor
+
+from .quant import FLOAT_MAX, bytes_of, magnitudes
+
+LEVELS = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+LARGEST = 6.0
+E4M3 = torch.float8_e4m3fn
+BLOCK = 16
+
+
+def global_scale(amax: Tensor, e4m3_max: float = 448.0) -> Tensor:
+    """What brings amax to the largest number that a scale and an E2M1 make together; 1 where there is no such thing."""
+    scale = (torch.full_like(amax, e4m3_max * LARGEST) / amax).clamp_max(FLOAT_MAX)
+    return torch.where((amax == 0) | (scale == 0), torch.ones_like(scale), scale)
+
+
+def codes(x: Tensor, stochastic: bool = False) -> Tensor:
+    """The four bits of each number: to the nearest, ties to even; or up and down at random, right on average."""
+    a = x.abs().clamp_max(LARGEST)
+    if stochastic:
+        level = sum(((a >= v).to(torch.uint8) for v in LEVELS[1:-1]), torch.zeros_like(a, dtype=torch.uint8))
+        values = torch.tensor(LEVELS, dtype=torch.float32, device=x.device)
+        low, high = values[level.long()], values[level.long() + 1]
+        level = level + (torch.rand_like(a) < (a - low) / (high - low)).to(torch.uint8)
+    else:
+        steps = (a > 0.25, a >= 0.75, a > 1.25, a >= 1.75, a > 2.5, a >= 3.5, a > 5.0)
+        level = sum((s.to(torch.uint8) for s in steps), torch.zeros_like(a, dtype=torch.uint8))
+    level = torch.where(x.isnan(), torch.full_like(level, 7), level)
+    return level | (torch.signbit(x).to(torch.uint8) << 3)
+
+
+def packed(code: Tensor) -> Tensor:
+    return code[..., ::2] | (code[..., 1::2] << 4)
+
+
+def unpacked(data: Tensor) -> Tensor:
+    """The numbers of pairs, in float32."""
+    values = torch.tensor((*LEVELS, *(-v for v in LEVELS)), dtype=torch.float32, device=data.device)
+    return values[torch.stack((data & 15, data >> 4), -1).flatten(-2).long()]
+
+
+def block_amax(x: Tensor, two_d: bool) -> Tensor:
+    """amax of each 1x16, or of the 16x16 it is in: [M, K/16]."""
+    m, k = x.shape
+    rows = magnitudes(x).view(m, k // BLOCK, BLOCK).amax(-1)
+    if not two_d:
+        return rows
+    padded = torch.nn.functional.pad(rows, (0, 0, 0, -m % BLOCK))
+    return padded.view(-1, BLOCK, k // BLOCK).amax(1).repeat_interleave(BLOCK, 0)[:m]
+
+
+def _with_scales(x: Tensor, wanted: Tensor, back: Tensor, stochastic: bool) -> tuple[Tensor, Tensor]:
+    """Codes of blocks [M, K/16, 16] and their scales as bytes, for the scales that are wanted."""
+    scale = bytes_of(wanted, E4M3)
+    used = scale.view(E4M3).float() * back
+    encode = (torch.ones_like(used) / used).clamp_max(FLOAT_MAX)
+    return codes((x * encode[..., None]).clamp(-LARGEST, LARGEST), stochastic), scale
+
+
+def _errors(
+    x: Tensor, code: Tensor, scale: Tensor, amax: Tensor, e4m3_max: float, squares: bool, two_d: bool
+) -> Tensor:
+    """How far each block is from what it stands for, summed in NVIDIA's order."""
+    values = unpacked(packed(code)) * scale.view(E4M3).float()[..., None] * amax
+    apart = values / torch.full_like(values, LARGEST * e4m3_max) - x
+    apart = apart * apart if squares else apart.abs()
+    total = torch.zeros_like(apart[..., 0])
+    for i in range(BLOCK):
+        total = total + apart[..., i]
+    if not two_d:
+        return total
+    rows = total.view(-1, BLOCK, total.shape[-1])
+    while rows.shape[1] > 1:
+        half = rows.shape[1] // 2
+        rows = rows[:, :half] + rows[:, half:]
+    return rows[:, 0].repeat_interleave(BLOCK, 0)
+
+
+def encoded(
+    x: Tensor,
+    amax: Tensor,
+    two_d: bool = False,
+    stochastic: bool = False,
+    e4m3_max: float = 448.0,
+    four_over_six: str | None = None,
+) -> tuple[Tensor, Tensor]:
+    """A matrix [M, K] as pairs [M, K/2] and scales [M, K/16], both bytes; amax is [1], or one for each row.
+
+    `four_over_six` ("MAE" or "MSE") takes for each block the better of two scales, one for 6 and one for 4 as largest.
+    """
+    m, k = x.shape
+    amax = amax.float().reshape(-1, 1)
+    forth = global_scale(amax, e4m3_max)
+    back = torch.ones_like(forth) / forth
+    tops = block_amax(x, two_d)
+    blocks = x.float().view(m, k // BLOCK, BLOCK)
+    if four_over_six is None:
+        sixth = torch.ones_like(forth) / torch.full_like(forth, LARGEST)
+        code, scale = _with_scales(blocks, (tops * (forth * sixth)).clamp_max(FLOAT_MAX), back, stochastic)
+        return packed(code.view(m, k)), scale
+    wanted = tops / torch.full_like(tops, LARGEST) * forth
+    four, six = (_with_scales(blocks, wanted * part, back, stochastic) for part in (1.5, 1.0))
+    squares = four_over_six == "MSE"
+    of = amax[..., None]
+    better = _errors(blocks, *four, of, e4m3_max, squares, two_d) < _errors(blocks, *six, of, e4m3_max, squares, two_d)
+    code = torch.where(better[..., None], four[0], six[0])
+    return packed(code.view(m, k)), torch.where(better, four[1], six[1])
+
+
+def decoded(data: Tensor, scales: Tensor, amax: Tensor, e4m3_max: float = 448.0) -> Tensor:
+    """The matrix [M, K], in float32, of pairs [M, K/2] and of scales with at least [M, K/16]."""
+    m, k = data.shape[0], 2 * data.shape[1]
+    scale = scales[:m, : k // BLOCK].contiguous().view(E4M3).float() * amax.reshape(-1, 1)
+    scale = scale * torch.full_like(scale, 1.0 / (LARGEST * e4m3_max))
+    return (unpacked(data).view(m, k // BLOCK, BLOCK) * scale[..., None]).view(m, k)
+
+
+def rotated(x: Tensor, matrix: Tensor, back: bool = False) -> Tensor:
+    """Each 16 in a row times a Hadamard matrix, in x's dtype; `back` undoes it."""
+    by = matrix.to(x.dtype)
+    return (x.reshape(-1, BLOCK) @ (by.t() if back else by)).view(x.shape)

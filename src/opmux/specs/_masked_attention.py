@@ -1,0 +1,163 @@
+"""Attention by its definition, with all that tex's fused attention has: masks, windows, biases, dropout, sinks.
+
+Scores are made in full, in float32 (float64 for float64), so it takes memory for every pair of a query and a key; it is
+what runs where no library's kernel does. Tensors are [batch, heads, seq, dim], as in `attention`.
+"""
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ._numeric import wide
+from ._tex import NVTE_Bias_Type
+from .random import philox_dropout, philox_dropout_bwd
+
+NO_BIAS, PRE_SCALE, POST_SCALE, ALIBI = (int(NVTE_Bias_Type[f"NVTE_{n}"]) for n in (
+    "NO_BIAS", "PRE_SCALE_BIAS", "POST_SCALE_BIAS", "ALIBI"))  # fmt: skip
+
+
+class Masking(NamedTuple):
+    """Which keys a query sees, and what is done to scores and probabilities.
+
+    A diagonal is the top left's (query i stands at key i) or the bottom right's (the last query at the last key); with
+    sizes, the last of each sequence.
+    """
+
+    scale: float
+    causal: bool = False
+    causal_at_end: bool = False
+    left: int = -1  # how many keys before the diagonal are seen; -1: all
+    right: int = -1
+    at_end: bool = False  # whose diagonal the window and ALiBi go by
+    bias: int = NO_BIAS
+    q_sizes: Tensor | None = None  # int64 [b]: how many tokens each sequence has, of those there is room for
+    kv_sizes: Tensor | None = None
+    dropped: float = 0.0
+    seed: Tensor | None = None
+
+    def shift(self, queries: int, keys: int, at_end: bool) -> Tensor | int:
+        """The key at which the diagonal has query 0."""
+        if not at_end:
+            return 0
+        if self.q_sizes is None or self.kv_sizes is None:
+            return keys - queries
+        return (self.kv_sizes - self.q_sizes)[:, None, None]
+
+    def hidden(self, queries: int, keys: int, device: torch.device) -> Tensor | None:
+        """[batch or 1, queries, keys], True where a query does not see a key; None: it sees all."""
+        if not self.causal and self.left < 0 and self.right < 0 and self.q_sizes is None and self.kv_sizes is None:
+            return None
+        i = torch.arange(queries, device=device)[None, :, None]
+        j = torch.arange(keys, device=device)[None, None, :]
+        found = torch.zeros((1, queries, keys), dtype=torch.bool, device=device)
+        if self.causal:
+            found = found | (j > i + self.shift(queries, keys, self.causal_at_end))
+        middle = i + self.shift(queries, keys, self.at_end)
+        if self.left >= 0:
+            found = found | (j < middle - self.left)
+        if self.right >= 0:
+            found = found | (j > middle + self.right)
+        if self.q_sizes is not None:
+            found = found | (i >= self.q_sizes[:, None, None])
+        if self.kv_sizes is not None:
+            found = found | (j >= self.kv_sizes[:, None, None])
+        return found
+
+    def kept(self, t: Tensor, sizes: Tensor | None) -> Tensor:
+        """A [b, h, s, d] tensor in float32, without what lies after the end of a sequence: that may be anything."""
+        if sizes is None:
+            return wide(t)
+        after = torch.arange(t.shape[2], device=t.device) >= sizes[:, None]
+        return wide(t).masked_fill(after[:, None, :, None], 0.0)
+
+
+def alibi_slopes(heads: int, device: torch.device) -> Tensor:
+    """2^(-8 k / n) for the first n heads, n the greatest power of two among `heads`; for the others what 2n heads would
+    have at every second place."""
+    n = 1 << (heads.bit_length() - 1)
+    k = torch.arange(heads, dtype=torch.float32, device=device)
+    return torch.exp2(torch.where(k < n, (k + 1) * (-8 / n), (2 * (k - n) + 1) * (-4 / n)))
+
+
+def _grouped(t: Tensor, groups: int) -> Tensor:
+    """[b, kv heads, heads of each, ...] of [b or 1, heads or 1, ...]."""
+    return t.unsqueeze(1) if t.shape[1] == 1 else t.unflatten(1, (groups, t.shape[1] // groups))
+
+
+def _scores(x: Tensor, y: Tensor, how: Masking, bias: Tensor | None) -> Tensor:
+    """Of grouped q and k; -inf where a query does not see a key."""
+    groups, per, queries, keys = x.shape[1], x.shape[2], x.shape[3], y.shape[3]
+    s = x @ y.mT
+    if how.bias == PRE_SCALE and bias is not None:
+        s = s + _grouped(bias.to(s.dtype), groups)
+    s = s * how.scale
+    if how.bias == POST_SCALE and bias is not None:
+        s = s + _grouped(bias.to(s.dtype), groups)
+    if how.bias == ALIBI:
+        i = torch.arange(queries, device=s.device)[:, None] + how.shift(queries, keys, how.at_end)
+        away = (torch.arange(keys, device=s.device) - i).abs().to(s.dtype)  # [queries, keys], or of each sequence
+        slopes = alibi_slopes(groups * per, s.device).to(s.dtype).view(1, groups, per, 1, 1)
+        s = s - slopes * (away[:, None, None] if away.dim() == 3 else away)
+    hidden = how.hidden(queries, keys, s.device)
+    return s if hidden is None else s.masked_fill(hidden[:, None, None], -math.inf)
+
+
+def _probabilities(s: Tensor, lse: Tensor) -> Tensor:
+    """exp(s - lse); 0 in rows that see nothing, where both are -inf."""
+    return torch.exp(s - lse.masked_fill(lse == -math.inf, 0.0)[..., None])
+
+
+def masked_forward(
+    q: Tensor, k: Tensor, v: Tensor, how: Masking, bias: Tensor | None, sink: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """o, lse and the greatest score of each query, in float32. A sink, [heads], is a score more with a value of 0."""
+    groups = k.shape[1]
+    x = _grouped(how.kept(q, how.q_sizes), groups)
+    y, z = (_grouped(how.kept(t, how.kv_sizes), groups) for t in (k, v))
+    s = _scores(x, y, how, bias)
+    top = s.amax(-1) if s.shape[-1] else s.new_full(s.shape[:-1], -math.inf)
+    lse = torch.logsumexp(s, -1)
+    if sink is not None:
+        lse = torch.logaddexp(lse, sink.to(s.dtype).view(1, groups, -1, 1))
+    p = _probabilities(s, lse)
+    if how.dropped and how.seed is not None:
+        p = philox_dropout(p, how.seed, how.dropped)
+    return (p @ z).flatten(1, 2), lse.flatten(1, 2), top.flatten(1, 2)
+
+
+class Gradients(NamedTuple):
+    dq: Tensor
+    dk: Tensor
+    dv: Tensor
+    dbias: Tensor | None
+    dsink: Tensor | None  # [heads]
+
+
+def masked_backward(
+    do: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, how: Masking, bias: Tensor | None,
+    sink: Tensor | None,
+) -> Gradients:  # fmt: skip
+    """By the o and lse that are given, which may be of more keys than there are here: those of other devices."""
+    groups = k.shape[1]
+    x, g, out = (_grouped(how.kept(t, how.q_sizes), groups) for t in (q, do, o))
+    y, z = (_grouped(how.kept(t, how.kv_sizes), groups) for t in (k, v))
+    g, out, lse = g.to(x.dtype), out.to(x.dtype), _grouped(lse.to(x.dtype), groups)
+    p = _probabilities(_scores(x, y, how, bias), lse)
+    dp, dropped = g @ z.mT, p
+    if how.dropped and how.seed is not None:
+        dp, dropped = philox_dropout_bwd(dp, how.seed, how.dropped), philox_dropout(p, how.seed, how.dropped)
+    total = (g * out).sum(-1)
+    ds = p * (dp - total[..., None])
+    scaled = ds * how.scale
+    dbias = None
+    if bias is not None:
+        dbias = (scaled if how.bias == PRE_SCALE else ds).flatten(1, 2).sum_to_size(bias.shape)
+    dsink = None
+    if sink is not None:
+        share = _probabilities(sink.to(x.dtype).view(1, groups, -1, 1, 1), lse).squeeze(-1)
+        dsink = -(share * total).sum((0, 3)).flatten()
+    return Gradients(
+        (scaled @ y).flatten(1, 2), (scaled.mT @ x).sum(2), (dropped.mT @ g).sum(2), dbias, dsink
+    )  # fmt: skip

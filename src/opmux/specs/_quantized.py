@@ -1,0 +1,681 @@
+"""Quantizers and quantized tensors as tex's functions meet them, whoever's they are.
+
+A quantizer is known by the name of its class, and a tensor it makes is of the classes that stand beside it in its
+module: Transformer Engine's where the quantizer is theirs, the light ones of this module where it is one of these. So
+nothing of theirs is imported here. Both have the same attributes.
+"""
+
+import functools
+import inspect
+import math
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..core.errors import NotSupported
+from ._fp4 import decoded, encoded, rotated
+from ._tex import DType, Float8BlockScaleTensorFormat, check_tensor, torch_dtype, type_name
+from .quant import (
+    amax_abs,
+    block_scales,
+    fp8_blocks_into,
+    fp8_blocks_uncast,
+    fp8_cast_into,
+    fp8_current_into,
+    fp8_scale,
+    fp8_uncast,
+    magnitudes,
+    matrix,
+    mx_scales,
+    mxfp8_into,
+    mxfp8_uncast,
+    put,
+    turned,
+)
+
+# ---- light classes --------------------------------------------------------------------------------------------------
+
+
+class Quantizer:
+    """How a tensor is to be quantized."""
+
+    def __init__(self, dtype: Any, rowwise: bool, columnwise: bool):
+        self.dtype = DType(int(dtype)) if not isinstance(dtype, torch.dtype) else dtype
+        self.rowwise_usage, self.columnwise_usage = rowwise, columnwise
+        self.internal = self.optimize_for_gemm = False
+
+    def copy(self) -> "Quantizer":
+        made = object.__new__(type(self))
+        made.__dict__.update(self.__dict__)
+        return made
+
+    def set_usage(self, *, rowwise: bool | None = None, columnwise: bool | None = None) -> None:
+        self.rowwise_usage = self.rowwise_usage if rowwise is None else rowwise
+        self.columnwise_usage = self.columnwise_usage if columnwise is None else columnwise
+
+    def _canonicalized_amax_reduction_group(self) -> Any:
+        return getattr(self, "amax_reduction_group", None)
+
+    def __repr__(self) -> str:
+        usage = f"rowwise={self.rowwise_usage}, columnwise={self.columnwise_usage}"
+        return f"{type(self).__name__}(dtype={self.dtype!r}, {usage})"
+
+
+class Float8Quantizer(Quantizer):
+    """One scale, from earlier tensors: amax is kept for the next."""
+
+    def __init__(
+        self,
+        scale: Tensor,
+        amax: Tensor,
+        fp8_dtype: Any = DType.kFloat8E4M3,
+        *,
+        rowwise: bool = True,
+        columnwise: bool = True,
+    ):
+        super().__init__(fp8_dtype, rowwise, columnwise)
+        self.scale, self.amax = scale, amax
+
+
+class Float8CurrentScalingQuantizer(Quantizer):
+    """One scale, from the tensor itself."""
+
+    def __init__(
+        self,
+        fp8_dtype: Any = DType.kFloat8E4M3,
+        device: Any = None,
+        *,
+        rowwise: bool = True,
+        columnwise: bool = True,
+        with_amax_reduction: bool = False,
+        amax_reduction_group: Any = None,
+        force_pow_2_scales: bool = False,
+        amax_epsilon: float = 0.0,
+    ):
+        super().__init__(fp8_dtype, rowwise, columnwise)
+        self.with_amax_reduction, self.amax_reduction_group = with_amax_reduction, amax_reduction_group
+        self.force_pow_2_scales, self.amax_epsilon = force_pow_2_scales, amax_epsilon
+
+
+class Float8BlockQuantizer(Quantizer):
+    """A scale for each block of 128, along rows or in both directions."""
+
+    def __init__(
+        self,
+        fp8_dtype: Any = DType.kFloat8E4M3,
+        *,
+        rowwise: bool = True,
+        columnwise: bool = True,
+        amax_epsilon: float = 0.0,
+        force_pow_2_scales: bool = True,
+        block_scaling_dim: int = 2,
+    ):
+        super().__init__(fp8_dtype, rowwise, columnwise)
+        self.block_len, self.block_scaling_dim = 128, block_scaling_dim
+        self.force_pow_2_scales, self.amax_epsilon = force_pow_2_scales, amax_epsilon
+
+
+class MXFP8Quantizer(Quantizer):
+    """A power of two for each block of 32."""
+
+    def __init__(
+        self,
+        fp8_dtype: Any = DType.kFloat8E4M3,
+        *,
+        rowwise: bool = True,
+        columnwise: bool = True,
+        with_2d_quantization: bool = False,
+    ):
+        super().__init__(fp8_dtype, rowwise, columnwise)
+        self.with_2d_quantization = with_2d_quantization
+
+
+class NVFP4Quantizer(Quantizer):
+    """FP4 with an FP8 scale for each block of 16 and one float32 scale."""
+
+    def __init__(
+        self,
+        fp4_dtype: Any = DType.kFloat4E2M1,
+        rowwise: bool = True,
+        columnwise: bool = True,
+        with_amax_reduction: bool = False,
+        amax_reduction_group: Any = None,
+        with_rht: bool = False,
+        with_post_rht_amax: bool = False,
+        with_2d_quantization: bool = False,
+        stochastic_rounding: bool = False,
+        row_scaled_nvfp4: bool = False,
+        nvfp4_use_4over6: bool = False,
+        nvfp4_e4m3_max: int = 448,
+        nvfp4_4over6_err_mode: str = "MAE",
+        rht_matrix: Tensor | None = None,
+        rht_matrix_random_sign_mask_t: int = 0,
+    ):
+        super().__init__(fp4_dtype, rowwise, columnwise)
+        self.with_amax_reduction, self.amax_reduction_group = with_amax_reduction, amax_reduction_group
+        self.with_rht, self.with_post_rht_amax, self.with_2d_quantization = (
+            with_rht,
+            with_post_rht_amax,
+            with_2d_quantization,
+        )
+        self.stochastic_rounding, self.row_scaled_nvfp4 = stochastic_rounding, row_scaled_nvfp4
+        self.nvfp4_use_4over6, self.nvfp4_e4m3_max = nvfp4_use_4over6, nvfp4_e4m3_max if nvfp4_use_4over6 else 448
+        self.nvfp4_4over6_err_mode = nvfp4_4over6_err_mode
+        self.rht_matrix, self.rht_matrix_random_sign_mask_t = rht_matrix, rht_matrix_random_sign_mask_t
+
+
+class Quantized:
+    """A tensor kept as bytes and scales. Each keyword of its class is an attribute with an underscore before it."""
+
+    KEYWORDS = ""
+    RENAMED: dict[str, str] = {}
+
+    def __init__(self, shape: Any, dtype: torch.dtype, device: Any = None, **given: Any):
+        self._shape, self._dtype, self._device = torch.Size(shape), dtype, device
+        self._quantizer = given.pop("quantizer", None)
+        for name in self.KEYWORDS.split():
+            setattr(self, self.RENAMED.get(name, f"_{name}"), given.pop(name, None))
+        if given:
+            raise TypeError(f"{type(self).__name__} takes {self.KEYWORDS}; got {', '.join(given)}")
+
+    @property
+    def shape(self) -> torch.Size:
+        return self._shape
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self._dtype
+
+    @property
+    def device(self) -> torch.device:
+        return next(t for t in vars(self).values() if isinstance(t, Tensor)).device
+
+    def size(self, dim: int | None = None) -> Any:
+        return self._shape if dim is None else self._shape[dim]
+
+    def dim(self) -> int:
+        return len(self._shape)
+
+    def numel(self) -> int:
+        return self._shape.numel()
+
+    def dequantize(self, *, dtype: torch.dtype | None = None) -> Tensor:
+        return plain(self, self._dtype if dtype is None else dtype)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(shape={tuple(self._shape)}, dtype={self._dtype})"
+
+
+class Float8Tensor(Quantized):
+    KEYWORDS = "data fp8_scale_inv fp8_dtype data_transpose"
+    RENAMED = {"fp8_scale_inv": "_scale_inv", "data_transpose": "_transpose"}
+
+    def __init__(self, *args: Any, **given: Any):
+        super().__init__(*args, **given)
+        self._transpose_invalid = given.get("data_transpose") is None
+
+
+class Float8BlockwiseQTensor(Quantized):
+    KEYWORDS = "rowwise_data columnwise_data rowwise_scale_inv columnwise_scale_inv fp8_dtype is_2D_scaled"
+
+
+class MXFP8Tensor(Quantized):
+    KEYWORDS = "rowwise_data columnwise_data rowwise_scale_inv columnwise_scale_inv fp8_dtype with_gemm_swizzled_scales"
+
+
+class NVFP4Tensor(Quantized):
+    KEYWORDS = (
+        "rowwise_data columnwise_data rowwise_scale_inv columnwise_scale_inv amax_rowwise amax_columnwise fp4_dtype "
+        "with_gemm_swizzled_scales row_scaled_nvfp4 nvfp4_use_4over6 nvfp4_e4m3_max"
+    )
+
+
+# ---- whose is it, and what ------------------------------------------------------------------------------------------
+
+QUANTIZERS = {
+    "Float8Quantizer": "delayed",
+    "Float8CurrentScalingQuantizer": "current",
+    "Float8BlockQuantizer": "block",
+    "MXFP8Quantizer": "mxfp8",
+    "NVFP4Quantizer": "nvfp4",
+}
+# The tensor class of a kind; its storage has the same name and an ending, in older versions another one.
+TENSORS = {
+    "delayed": "Float8Tensor",
+    "current": "Float8Tensor",
+    "block": "Float8BlockwiseQTensor",
+    "mxfp8": "MXFP8Tensor",
+    "nvfp4": "NVFP4Tensor",
+}
+STORAGES = ("Storage", "Base")
+KINDS = {
+    name + end: {"delayed": "fp8"}.get(kind, kind)
+    for kind, name in TENSORS.items()
+    if kind != "current"
+    for end in ("", *STORAGES)
+}
+
+
+@functools.cache
+def _quantizer_class(cls: type) -> type | None:
+    """The class among a quantizer's ancestors that is one of the five."""
+    return next((c for c in cls.__mro__ if c.__name__ in QUANTIZERS), None)
+
+
+def kind_of(quantizer: Any, op: str = "tex", name: str = "quantizer") -> str | None:
+    """delayed, current, block, mxfp8 or nvfp4; None for None. TypeError for what is no quantizer."""
+    if quantizer is None:
+        return None
+    found = _quantizer_class(type(quantizer))
+    if found is None:
+        known = ", ".join(QUANTIZERS)
+        raise TypeError(f"{op}: {name} must be None or one of {known}; got {type_name(quantizer)}")
+    return QUANTIZERS[found.__name__]
+
+
+@functools.cache
+def _tensor_kind(cls: type) -> str | None:
+    return next((KINDS[c.__name__] for c in cls.__mro__ if c.__name__ in KINDS), None)
+
+
+def is_quantized(value: Any) -> bool:
+    """Whether a value is a quantized tensor, or the storage of one; Transformer Engine's or ours."""
+    return _tensor_kind(type(value)) is not None
+
+
+def tensor_kind(value: Any) -> str | None:
+    """fp8 (one scale), block, mxfp8 or nvfp4; None for what is no quantized tensor."""
+    return _tensor_kind(type(value))
+
+
+@functools.cache
+def _made_by(cls: type, internal: bool) -> tuple[type, frozenset[str]]:
+    """The class of the tensors that quantizers of a class make, and the keywords that it knows."""
+    own = _quantizer_class(cls)
+    assert own is not None  # kind_of has looked
+    module, name = sys.modules[own.__module__], TENSORS[QUANTIZERS[own.__name__]]
+    found = getattr(module, name)
+    if internal and own.__module__ != __name__:
+        found = next(getattr(module, name + end) for end in STORAGES if hasattr(module, name + end))
+    keywords = {p for c in found.__mro__ if "__new__" in vars(c) for p in inspect.signature(c.__new__).parameters}
+    return found, frozenset(keywords)
+
+
+# Keywords that not all versions of Transformer Engine know.
+NOT_ALWAYS = (
+    "device fake_dtype data_format with_gemm_swizzled_scales row_scaled_nvfp4 nvfp4_use_4over6 nvfp4_e4m3_max".split()
+)
+
+
+def _new(quantizer: Any, shape: Any, dtype: torch.dtype, device: torch.device, given: dict[str, Any]) -> Any:
+    """The quantizer's kind of tensor, of these buffers."""
+    cls, keywords = _made_by(type(quantizer), bool(quantizer.internal))
+    if cls.__module__ == __name__:
+        return cls(shape, dtype, device, quantizer=quantizer, **given)
+    given |= {"quantizer": quantizer, "data_format": Float8BlockScaleTensorFormat.GEMM_READY}
+    if quantizer.internal:
+        given["fake_dtype"] = dtype
+    else:
+        given |= {"shape": tuple(shape), "dtype": dtype, "device": device}
+    for name in NOT_ALWAYS:
+        if name not in keywords:
+            given.pop(name, None)
+    return cls(**given)
+
+
+@functools.cache
+def transposes(device: torch.device) -> bool:
+    """Whether FP8 gemms want the transposed data too: NVIDIA's 10.x, 11.x and 13.x read it as it is."""
+    if device.type != "cuda" or torch.version.cuda is None:
+        return True
+    capability = torch.cuda.get_device_capability(device)
+    return not ((10, 0) <= capability < (12, 0) or capability >= (13, 0))
+
+
+# ---- buffers --------------------------------------------------------------------------------------------------------
+
+Buffers = dict[str, Any]
+Fields = dict[str, tuple[tuple[int, ...], torch.dtype] | None]
+BYTES, NUMBERS = torch.uint8, torch.float32
+FP4_BLOCK = 16
+
+
+def _up(n: int, step: int) -> int:
+    return -(-n // step) * step
+
+
+def _fp8_fields(q: Any, shape: tuple[int, ...], device: torch.device) -> Fields:
+    turns = transposes(device)
+    return {
+        "data": (shape, BYTES) if q.rowwise_usage or not turns else None,
+        "data_transpose": (turned(shape), BYTES) if q.columnwise_usage and turns else None,
+        "fp8_scale_inv": ((1,), NUMBERS),
+    }
+
+
+def _scaled_fields(
+    q: Any, row: tuple[Any, Any], col: tuple[Any, Any], scale: torch.dtype, bytes: torch.dtype = BYTES
+) -> Fields:
+    """Data and scales of both ways, from their shapes."""
+    names = ("rowwise_data", "rowwise_scale_inv", "columnwise_data", "columnwise_scale_inv")
+    shapes = (*(row if q.rowwise_usage else (None, None)), *(col if q.columnwise_usage else (None, None)))
+    dtypes = (bytes, scale, bytes, scale)
+    return {n: None if s is None else (tuple(s), d) for n, s, d in zip(names, shapes, dtypes, strict=True)}
+
+
+def _block_fields(q: Any, shape: tuple[int, ...], device: torch.device) -> Fields:
+    two_d = q.block_scaling_dim == 2
+    row, col = (shape, block_scales(shape, two_d, False)), (turned(shape), block_scales(shape, two_d, True))
+    return _scaled_fields(q, row, col, NUMBERS)
+
+
+def _mx_fields(q: Any, shape: tuple[int, ...], device: torch.device) -> Fields:
+    return _scaled_fields(q, (shape, mx_scales(shape, False)), (shape, mx_scales(shape, True)), BYTES)
+
+
+def _fp4_fields(q: Any, shape: tuple[int, ...], device: torch.device) -> Fields:
+    m, k = matrix(shape)
+    halved = lambda s: (*s[:-1], s[-1] // 2)
+    row = (halved(shape), (_up(m, 128), _up(k // FP4_BLOCK, 4)))
+    col = (halved(turned(shape)), (_up(k, 128), _up(m // FP4_BLOCK, 4)))
+    return {
+        **_scaled_fields(q, row, col, BYTES),
+        "amax_rowwise": ((m if getattr(q, "row_scaled_nvfp4", False) else 1,), NUMBERS) if q.rowwise_usage else None,
+        "amax_columnwise": ((1,), NUMBERS) if q.columnwise_usage else None,
+    }
+
+
+def _fp4_facts(q: Any) -> dict[str, Any]:
+    return {
+        "fp4_dtype": q.dtype,
+        "with_gemm_swizzled_scales": False,
+        "row_scaled_nvfp4": getattr(q, "row_scaled_nvfp4", False),
+        "nvfp4_use_4over6": getattr(q, "nvfp4_use_4over6", False),
+        "nvfp4_e4m3_max": getattr(q, "nvfp4_e4m3_max", 448),
+    }
+
+
+FIELDS: dict[str, Callable[[Any, tuple[int, ...], torch.device], Fields]] = {
+    "delayed": _fp8_fields,
+    "current": _fp8_fields,
+    "block": _block_fields,
+    "mxfp8": _mx_fields,
+    "nvfp4": _fp4_fields,
+}
+FACTS: dict[str, Callable[[Any], dict[str, Any]]] = {
+    "delayed": lambda q: {"fp8_dtype": q.dtype},
+    "current": lambda q: {"fp8_dtype": q.dtype},
+    "block": lambda q: {"fp8_dtype": q.dtype, "is_2D_scaled": q.block_scaling_dim == 2},
+    "mxfp8": lambda q: {"fp8_dtype": q.dtype, "with_gemm_swizzled_scales": False},
+    "nvfp4": _fp4_facts,
+}
+ATTRIBUTES = {"fp8_scale_inv": "_scale_inv", "data_transpose": "_transpose"}  # of keywords that have another name
+
+
+def _memory(field: tuple[tuple[int, ...], torch.dtype] | None, name: str, device: torch.device, pin: bool) -> Any:
+    """Room for a buffer; scales begin as zeros where there may be more of them than blocks."""
+    if field is None:
+        return None
+    shape, dtype = field
+    make = torch.zeros if name.endswith("scale_inv") and len(shape) == 2 else torch.empty
+    return make(shape, dtype=dtype, device=device, pin_memory=pin)
+
+
+def empty(quantizer: Any, shape: Any, dtype: torch.dtype, device: Any, pin_memory: bool = False) -> Any:
+    """A quantized tensor with the buffers that the quantizer wants, and nothing in them yet."""
+    kind, device, shape = kind_of(quantizer) or "", torch.device(device), tuple(shape)
+    given: Buffers = {n: _memory(f, n, device, pin_memory) for n, f in FIELDS[kind](quantizer, shape, device).items()}
+    return _new(quantizer, shape, dtype, device, given | FACTS[kind](quantizer))
+
+
+def _coerced(quantizer: Any, kind: str, output: Any, shape: tuple[int, ...], device: torch.device) -> Any:
+    """The tensor to write to, with the buffers that the quantizer wants now: missing ones made, others dropped."""
+    for name, field in FIELDS[kind](quantizer, shape, device).items():
+        attribute = ATTRIBUTES.get(name, f"_{name}")
+        held = getattr(output, attribute, None)
+        if field is None:
+            if held is not None:
+                setattr(output, attribute, None)
+        elif held is None:
+            setattr(output, attribute, _memory(field, name, device, False))
+        elif held.numel() != math.prod(field[0]):
+            raise ValueError(
+                f"quantize: output must have {attribute} of shape {field[0]}, as tensor is {shape}; "
+                f"got {tuple(held.shape)}"
+            )
+    if kind in ("delayed", "current"):
+        output._transpose_invalid = output._transpose is None
+    if kind != "nvfp4":
+        output._fp8_dtype = quantizer.dtype
+    return output
+
+
+STEPS = {"nvfp4": 16, "mxfp8": 32}
+
+
+def check_quantizer(
+    op: str, value: Any, quantizer: Any, name: str = "tensor", quantizer_name: str = "quantizer"
+) -> None:
+    """Refuse, by these names, what is no quantizer (None is one), or one that cannot take the tensor."""
+    kind = kind_of(quantizer, op, quantizer_name)
+    if kind == "delayed":
+        for part in ("scale", "amax"):
+            number = f"{quantizer_name}.{part}"
+            check_tensor(op, number, getattr(quantizer, part, None), dtypes=(NUMBERS,), on=value)
+            if getattr(quantizer, part).numel() != 1:
+                raise ValueError(f"{op}: {number} must be a single number; got {tuple(getattr(quantizer, part).shape)}")
+    elif kind == "block" and quantizer.block_scaling_dim not in (1, 2):
+        raise ValueError(
+            f"{op}: {quantizer_name}.block_scaling_dim must be 1 or 2; got {quantizer.block_scaling_dim}"
+        )  # fmt: skip
+    elif kind in STEPS:
+        (m, k), step = matrix(value.shape), STEPS[kind]
+        if k % step or (m % step and (kind == "mxfp8" or quantizer.columnwise_usage)):
+            shape = tuple(value.shape)
+            raise ValueError(f"{op}: {name} must have rows and columns in multiples of {step}, for {kind}; got {shape}")
+
+
+def check_output(op: str, quantizer: Any, output: Any) -> None:
+    """Refuse a tensor to write to that is not of the quantizer's kind."""
+    kind = kind_of(quantizer, op) or ""
+    if output is not None and tensor_kind(output) != {"delayed": "fp8", "current": "fp8"}.get(kind, kind):
+        raise TypeError(f"{op}: output must be None or a {TENSORS[kind]}; got {type_name(output)}")
+
+
+# ---- quantizing -----------------------------------------------------------------------------------------------------
+
+
+def quantized(value: Tensor, quantizer: Any, output: Any = None, noop: Tensor | None = None) -> Any:
+    """The value as the quantizer wants it, in a tensor of the quantizer's own kind (`output`, where given).
+
+    A quantizer of None gives the value itself. `noop` other than zero leaves output as it is; it is read on the device.
+    """
+    kind = kind_of(quantizer)
+    if kind is None:
+        return value
+    x = plain(value) if is_quantized(value) else value.detach()
+    x = x if x.is_contiguous() else x.contiguous()
+    shape = tuple(x.shape)
+    if output is None:
+        made = empty(quantizer, shape, x.dtype, x.device)
+    else:
+        made = _coerced(quantizer, kind, output, shape, x.device)
+    if kind == "delayed":
+        dtype = torch_dtype(quantizer.dtype)
+        scale = quantizer.scale
+        fp8_cast_into(x, scale, made._data, made._transpose, made._scale_inv, quantizer.amax, noop, dtype)
+    elif kind == "current":
+        _current(x, quantizer, made, noop)
+    elif kind == "block":
+        two_d, pow2, eps = quantizer.block_scaling_dim == 2, quantizer.force_pow_2_scales, quantizer.amax_epsilon
+        buffers = _shaped(made, shape, turned(shape))
+        fp8_blocks_into(x, *buffers, noop, torch_dtype(quantizer.dtype), two_d, pow2, eps)
+    elif kind == "mxfp8":
+        two_d = getattr(quantizer, "with_2d_quantization", False)
+        mxfp8_into(x, *_shaped(made, shape, shape), noop, torch_dtype(quantizer.dtype), two_d)
+    else:
+        _nvfp4(x, quantizer, made, noop)
+    return made
+
+
+def _shaped(made: Any, row: tuple[int, ...], col: tuple[int, ...]) -> tuple[Any, ...]:
+    return (
+        made._rowwise_data if made._rowwise_data is None else made._rowwise_data.view(row),
+        made._rowwise_scale_inv,
+        made._columnwise_data if made._columnwise_data is None else made._columnwise_data.view(col),
+        made._columnwise_scale_inv,
+    )
+
+
+def _current(x: Tensor, quantizer: Any, made: Any, noop: Tensor | None) -> None:
+    dtype = torch_dtype(quantizer.dtype)
+    pow2, eps = quantizer.force_pow_2_scales, quantizer.amax_epsilon
+    if not quantizer.with_amax_reduction:
+        fp8_current_into(x, made._data, made._transpose, made._scale_inv, noop, dtype, pow2, eps)
+        return
+    amax = shared_amax(amax_abs(x), quantizer)
+    scale = fp8_scale(amax, dtype, pow2, eps)
+    fp8_cast_into(x, scale, made._data, made._transpose, made._scale_inv, None, noop, dtype)
+
+
+def fp4_amaxes(x: Tensor, quantizer: Any) -> tuple[Tensor | None, Tensor | None]:
+    """The amax of an NVFP4 tensor's rowwise and columnwise numbers, over all who take part."""
+    flat = x.reshape(matrix(x.shape))
+    row = col = None
+    if quantizer.rowwise_usage:
+        by_row = getattr(quantizer, "row_scaled_nvfp4", False)
+        row = magnitudes(flat).amax(1) if by_row and flat.numel() else amax_abs(flat)
+    if quantizer.columnwise_usage:
+        col = amax_abs(_fp4_columns(flat, quantizer)) if quantizer.with_rht else amax_abs(flat)
+    if getattr(quantizer, "with_amax_reduction", False):
+        row, col = (a if a is None else shared_amax(a, quantizer) for a in (row, col))
+    return row, col
+
+
+def _fp4_columns(flat: Tensor, quantizer: Any) -> Tensor:
+    """The transposed matrix, rotated where the quantizer says so."""
+    columns = flat.t().contiguous()
+    return rotated(columns, quantizer.rht_matrix.to(flat.device)) if quantizer.with_rht else columns
+
+
+def _nvfp4(x: Tensor, quantizer: Any, made: Any, noop: Tensor | None) -> None:
+    if quantizer.with_rht and not quantizer.with_post_rht_amax:
+        raise NotSupported("quantize: quantizer must have with_post_rht_amax where it has with_rht")
+    if x.numel():
+        fp4_into(x, quantizer, made, *fp4_amaxes(x, quantizer), noop)
+
+
+def fp4_into(
+    x: Tensor, quantizer: Any, made: Any, row: Tensor | None, col: Tensor | None, noop: Tensor | None = None
+) -> None:
+    """Fill the buffers of an NVFP4 tensor, by these amaxes."""
+    flat = x.reshape(matrix(x.shape))
+    how: dict[str, Any] = {"two_d": quantizer.with_2d_quantization, "stochastic": quantizer.stochastic_rounding}
+    if getattr(quantizer, "nvfp4_use_4over6", False):
+        how |= {"e4m3_max": float(quantizer.nvfp4_e4m3_max), "four_over_six": quantizer.nvfp4_4over6_err_mode.upper()}
+    if made._rowwise_data is not None and row is not None:
+        data, scales = encoded(flat, row, **how)
+        put(made._rowwise_data, data, noop)
+        put(made._rowwise_scale_inv, scales, noop, (scales.shape[0], scales.shape[1]))
+        put(made._amax_rowwise, row, noop)
+    if made._columnwise_data is not None and col is not None:
+        data, scales = encoded(_fp4_columns(flat, quantizer), col, **how)
+        put(made._columnwise_data, data, noop)
+        put(made._columnwise_scale_inv, scales, noop, (scales.shape[0], scales.shape[1]))
+        put(made._amax_columnwise, col, noop)
+
+
+def shared_amax(amax: Tensor, quantizer: Any) -> Tensor:
+    """The largest amax of all who take part in the quantizer's reduction, in place."""
+    group = quantizer._canonicalized_amax_reduction_group()
+    torch.distributed.all_reduce(amax, op=torch.distributed.ReduceOp.MAX, group=group)
+    return amax
+
+
+# ---- and back -------------------------------------------------------------------------------------------------------
+
+
+def plain(value: Any, dtype: torch.dtype | None = None, columnwise: bool = False) -> Tensor:
+    """The numbers a tensor stands for, in a dtype (by default its own); a plain tensor is itself.
+
+    Where data is held both ways, the rowwise is read; the other where `columnwise` says so. They differ in rounding.
+    """
+    kind = tensor_kind(value)
+    if kind is None:
+        return value if dtype is None or value.dtype is dtype else value.to(dtype)
+    dtype = dtype or getattr(value, "_dtype", None) or value.dtype
+    if kind == "fp8":
+        return _plain_fp8(value, dtype, columnwise)
+    if kind == "nvfp4":
+        return _plain_fp4(value, dtype, columnwise)
+    fp8 = torch_dtype(value._fp8_dtype)
+    columnwise = value._rowwise_data is None or (columnwise and value._columnwise_data is not None)
+    data = value._columnwise_data if columnwise else value._rowwise_data
+    scales = value._columnwise_scale_inv if columnwise else value._rowwise_scale_inv
+    if data is None:
+        raise ValueError(f"dequantize: input must hold data; got a {type_name(value)} without any")
+    if kind == "block":
+        return fp8_blocks_uncast(data, scales, fp8, value._is_2D_scaled, columnwise, dtype)
+    if getattr(value, "_with_gemm_swizzled_scales", False):
+        raise NotSupported("dequantize: scales of MXFP8 that are swizzled")
+    return mxfp8_uncast(data, scales, fp8, columnwise, dtype)
+
+
+def _plain_fp8(value: Any, dtype: torch.dtype, columnwise: bool) -> Tensor:
+    fp8 = torch_dtype(value._fp8_dtype)
+    turned_there = value._transpose is not None and not value._transpose_invalid
+    if value._data is not None and not (columnwise and turned_there):
+        return fp8_uncast(value._data, value._scale_inv, fp8, dtype)
+    if not turned_there:
+        raise ValueError(f"dequantize: input must hold data; got a {type_name(value)} without any")
+    found = fp8_uncast(value._transpose, value._scale_inv, fp8, dtype)
+    return found.movedim(0, -1).contiguous() if found.dim() else found
+
+
+def _plain_fp4(value: Any, dtype: torch.dtype, columnwise: bool) -> Tensor:
+    if value._with_gemm_swizzled_scales:
+        raise NotSupported("dequantize: scales of NVFP4 that are swizzled")
+    most = float(getattr(value, "_nvfp4_e4m3_max", None) or 448.0)
+    if value._rowwise_data is not None and not (columnwise and value._columnwise_data is not None):
+        data, of = value._rowwise_data, value._rowwise_data.shape
+        shape = (*of[:-1], 2 * of[-1])
+        found = decoded(data.reshape(-1, of[-1]), value._rowwise_scale_inv, value._amax_rowwise, most)
+        return found.to(dtype).reshape(shape)
+    data = value._columnwise_data
+    if data is None:
+        raise ValueError(f"dequantize: input must hold data; got a {type_name(value)} without any")
+    shape = (*data.shape[1:-1], 2 * data.shape[-1], data.shape[0])
+    found = decoded(data.reshape(data.shape[0], -1), value._columnwise_scale_inv, value._amax_columnwise, most)
+    if getattr(value._quantizer, "with_rht", False):
+        found = rotated(found, value._quantizer.rht_matrix.to(found.device), back=True)
+    return found.t().to(dtype).reshape(shape)
+
+
+def wrapped_fp8(
+    quantizer: Any,
+    data: Tensor | None,
+    shape: Any,
+    dtype: torch.dtype,
+    transpose: Tensor | None = None,
+    scale_inv: Tensor | None = None,
+) -> Any:
+    """A tensor of the quantizer's kind (delayed or current) of bytes that are written already.
+
+    `scale_inv` is [1]; None makes it of the quantizer's scale.
+    """
+    kind_of(quantizer)
+    if scale_inv is None:
+        scale_inv = torch.ones_like(quantizer.scale) / quantizer.scale
+    given: Buffers = {
+        "data": data,
+        "data_transpose": transpose,
+        "fp8_scale_inv": scale_inv,
+        "fp8_dtype": quantizer.dtype,
+    }
+    held = data if data is not None else transpose
+    if held is None:
+        raise ValueError("quantize: data or transpose must be given; both are None")
+    return _new(quantizer, shape, dtype, held.device, given)

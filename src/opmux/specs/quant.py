@@ -1,0 +1,650 @@
+"""Quantization to FP8, as NVIDIA's recipes do it: per tensor, per block of 128, and MXFP8; and back.
+
+A tensor counts as the matrix [M, K] of its rows. Casts saturate: beyond the largest FP8 number is that number, only NaN
+stays NaN; values are rounded once, to the nearest even, from float32 (float64 is taken as float32). The largest
+magnitude of a tensor (amax) leaves NaN out.
+
+What quantizes writes into buffers of the caller (bytes, and scales to multiply by on the way back), as a tensor in FP8
+has several, of which any may be wanted or not, and as one that is quantized anew keeps its memory. None is a buffer
+that is not wanted. A `noop` of other than zero leaves all of them as they are; it is read on the device.
+"""
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..core.spec import BadSample, BadSamples, op
+from ._numeric import FLOATS, dtype_name
+from .samples import Case, Draw, Maker
+
+FP8_MAX = {torch.float8_e4m3fn: 448.0, torch.float8_e5m2: 57344.0}
+FLOAT_MAX = torch.finfo(torch.float32).max
+BLOCK = 128  # elements along a side of a block with a float32 scale
+MX = 32  # elements that share an E8M0 scale
+Buffer = Tensor | None
+
+
+# ---- shapes ---------------------------------------------------------------------------------------------------------
+
+
+def matrix(shape: Any) -> tuple[int, int]:
+    """M and K: the rows of a tensor and their length."""
+    return (math.prod(shape[:-1]), shape[-1]) if len(shape) else (1, 1)
+
+
+def turned(shape: Any) -> tuple[int, ...]:
+    """The shape of the transposed matrix: the last dimension first."""
+    return (*shape[-1:], *shape[:-1])
+
+
+def up(n: int, step: int) -> int:
+    return -(-n // step) * step
+
+
+def block_scales(shape: Any, two_d: bool, columnwise: bool) -> tuple[int, int]:
+    """The shape of the scales of blocks of 128: along rows they lie with the blocks first."""
+    m, k = matrix(shape)
+    m_blocks, k_blocks = -(-m // BLOCK), -(-k // BLOCK)
+    if two_d:
+        return (k_blocks, up(m_blocks, 4)) if columnwise else (m_blocks, up(k_blocks, 4))
+    return (m_blocks, up(k, 4)) if columnwise else (k_blocks, up(m, 4))
+
+
+def mx_scales(shape: Any, columnwise: bool) -> tuple[int, int]:
+    """The shape of the E8M0 scales of blocks of 32."""
+    m, k = matrix(shape)
+    return (up(m // MX, 4), up(k, 128)) if columnwise else (up(m, 128), up(k // MX, 4))
+
+
+# ---- checks ---------------------------------------------------------------------------------------------------------
+
+
+def check_fp8(op: str, dtype: Any, name: str = "dtype") -> None:
+    if dtype not in FP8_MAX:
+        raise TypeError(f"{op}: {name} must be torch.float8_e4m3fn or torch.float8_e5m2; got {dtype!r}")
+
+
+def check_float(op: str, x: Tensor, name: str = "x") -> None:
+    if x.dtype not in FLOATS:
+        raise TypeError(
+            f"{op}: {name} must be float16, bfloat16, float32 or float64; got {dtype_name(x.dtype)}"
+        )  # fmt: skip
+
+
+def check_buffer(op: str, name: str, t: Buffer, shape: Any, dtype: torch.dtype, x: Tensor) -> None:
+    """Refuse a buffer that is not packed, not of this shape (or for one number, not one number) and dtype."""
+    if t is None:
+        return
+    if t.dtype is not dtype:
+        raise TypeError(f"{op}: {name} must be {dtype_name(dtype)}; got {dtype_name(t.dtype)}")
+    if tuple(t.shape) != tuple(shape) and not (tuple(shape) == (1,) and t.numel() == 1):
+        raise ValueError(f"{op}: {name} must have shape {tuple(shape)}, as x is {tuple(x.shape)}; got {tuple(t.shape)}")
+    if t.device != x.device:
+        raise ValueError(f"{op}: {name} must be on {x.device}, the device of x; got {t.device}")
+    if not t.is_contiguous():
+        raise ValueError(f"{op}: {name} must be contiguous; got strides {t.stride()}")
+
+
+def check_cast(op: str, x: Tensor, dtype: Any, y: Buffer, yt: Buffer, **numbers: Buffer) -> None:
+    """Refuse what a cast with one scale cannot do."""
+    check_float(op, x)
+    check_fp8(op, dtype)
+    check_buffer(op, "y", y, x.shape, torch.uint8, x)
+    check_buffer(op, "yt", yt, turned(x.shape), torch.uint8, x)
+    for name, t in numbers.items():
+        check_buffer(op, name, t, (1,), torch.float32, x)
+
+
+def check_blocks(op: str, x: Tensor, dtype: Any, two_d: bool, buffers: tuple[Buffer, ...], noop: Buffer) -> None:
+    check_float(op, x)
+    check_fp8(op, dtype)
+    y, y_scale, yt, yt_scale = buffers
+    check_pair(op, y, y_scale, yt, yt_scale)
+    check_buffer(op, "y", y, x.shape, torch.uint8, x)
+    check_buffer(op, "y_scale", y_scale, block_scales(x.shape, two_d, False), torch.float32, x)
+    check_buffer(op, "yt", yt, turned(x.shape), torch.uint8, x)
+    check_buffer(op, "yt_scale", yt_scale, block_scales(x.shape, two_d, True), torch.float32, x)
+    check_buffer(op, "noop", noop, (1,), torch.float32, x)
+
+
+def check_mx(op: str, x: Tensor, dtype: Any, buffers: tuple[Buffer, ...], noop: Buffer) -> None:
+    check_float(op, x)
+    check_fp8(op, dtype)
+    m, k = matrix(x.shape)
+    if m % MX or k % MX:
+        raise ValueError(f"{op}: x must have rows and columns in multiples of {MX}; got {tuple(x.shape)}")
+    y, y_scale, yc, yc_scale = buffers
+    check_pair(op, y, y_scale, yc, yc_scale, "yc")
+    check_buffer(op, "y", y, x.shape, torch.uint8, x)
+    check_buffer(op, "y_scale", y_scale, mx_scales(x.shape, False), torch.uint8, x)
+    check_buffer(op, "yc", yc, x.shape, torch.uint8, x)
+    check_buffer(op, "yc_scale", yc_scale, mx_scales(x.shape, True), torch.uint8, x)
+    check_buffer(op, "noop", noop, (1,), torch.float32, x)
+
+
+def check_pair(op: str, y: Buffer, y_scale: Buffer, yt: Buffer, yt_scale: Buffer, other: str = "yt") -> None:
+    for name, data, scale in (("y", y, y_scale), (other, yt, yt_scale)):
+        if (data is None) != (scale is None):
+            raise ValueError(f"{op}: {name} and {name}_scale must be given both or neither; one is None")
+
+
+def check_data(op: str, data: Tensor, dtype: Any, out_dtype: Any) -> None:
+    check_fp8(op, dtype)
+    if data.dtype is not torch.uint8:
+        raise TypeError(f"{op}: data must be uint8; got {dtype_name(data.dtype)}")
+    if out_dtype not in FLOATS:
+        raise TypeError(f"{op}: out_dtype must be float16, bfloat16, float32 or float64; got {out_dtype!r}")
+
+
+# ---- arithmetic -----------------------------------------------------------------------------------------------------
+
+
+def magnitudes(x: Tensor) -> Tensor:
+    """|x| in float32, 0 for NaN."""
+    return torch.nan_to_num(x.float().abs(), nan=0.0, posinf=math.inf)
+
+
+def scale_from(amax: Tensor, largest: float, pow2: bool, eps: float, top: float = FLOAT_MAX) -> Tensor:
+    """NVIDIA's rule: the scale that brings amax to the largest number; `top` is for where that overflows."""
+    amax = amax.clamp_min(eps)
+    scale = torch.full_like(amax, largest) / amax
+    scale = torch.where(torch.isinf(scale), torch.full_like(scale, top), scale)
+    scale = torch.where((amax == 0) | ~torch.isfinite(amax), torch.ones_like(scale), scale)
+    return (scale.view(torch.int32) & -8388608).view(torch.float32) if pow2 else scale
+
+
+def inverse(scale: Tensor) -> Tensor:
+    return torch.ones_like(scale) / scale  # 1 / scale is a multiplication on some devices
+
+
+def bytes_of(scaled: Tensor, dtype: torch.dtype) -> Tensor:
+    """FP8 bytes of float32 numbers that are scaled already."""
+    return scaled.clamp(-FP8_MAX[dtype], FP8_MAX[dtype]).to(dtype).view(torch.uint8)
+
+
+def tile_amax(x: Tensor, rows: int, cols: int) -> Tensor:
+    """amax of the tiles of a matrix; those at the edges may be smaller."""
+    m, k = x.shape
+    padded = torch.nn.functional.pad(magnitudes(x), (0, -k % cols, 0, -m % rows))
+    return padded.view(padded.shape[0] // rows, rows, padded.shape[1] // cols, cols).amax((1, 3))
+
+
+def spread(tiles: Tensor, rows: int, cols: int, m: int, k: int) -> Tensor:
+    """A number of each tile at every element of it."""
+    return tiles.repeat_interleave(rows, 0).repeat_interleave(cols, 1)[:m, :k]
+
+
+def exponents(amax: Tensor, dtype: torch.dtype) -> Tensor:
+    """E8M0 of amax / the largest FP8 number, rounded up: the biased exponent of a power of two."""
+    value = amax * torch.tensor(1.0 / FP8_MAX[dtype], dtype=torch.float32, device=amax.device)
+    bits = value.view(torch.int32)
+    exponent, rest = bits >> 23, bits & 0x7FFFFF
+    # below 2^-126 there is no implied one: up to half of it is 2^-127 (which E8M0 calls 0), above it 2^-126
+    more = (rest > 0) & (exponent != 254) & ~((exponent == 0) & (rest <= 0x400000))
+    found = torch.where(more, exponent + 1, exponent)
+    found = torch.where(torch.isinf(value), torch.full_like(found, 254), found)
+    return torch.where(torch.isnan(value), torch.full_like(found, 255), found).to(torch.uint8)
+
+
+def power(exponent: Tensor) -> Tensor:
+    """2^(127 - e), exactly: the scale that an E8M0 byte stands for the inverse of."""
+    return torch.ldexp(torch.ones_like(exponent, dtype=torch.float32), 127 - exponent.to(torch.int32))
+
+
+def put(buffer: Buffer, value: Tensor, noop: Buffer, into: tuple[int, int] | None = None) -> None:
+    """Write, unless the flag says otherwise; a value smaller than the buffer (`into`) goes to its corner."""
+    if buffer is None:
+        return
+    part = buffer if into is None else buffer[: into[0], : into[1]]
+    value = value.reshape(part.shape)
+    value = value if noop is None else torch.where(noop.reshape(()) != 0, part, value)
+    if not buffer.is_inference():
+        part.copy_(value)
+        return
+    with torch.inference_mode():  # state of delayed scaling is made in this mode, and written in no other
+        part.copy_(value)
+
+
+# ---- samples --------------------------------------------------------------------------------------------------------
+
+SCALES = {"small": 1e-3, "large": 3000.0}
+WAYS = {"both": (True, True), "row": (True, False), "col": (False, True)}
+CASES = (
+    Case((5, 64)),
+    Case((37, 200), options={"ways": "row"}),
+    Case((2, 3, 48), options={"ways": "col"}),
+    Case((), options={"to": "e5m2"}),
+    Case((37,), options={"scale": "large"}),
+    Case((0, 37)),
+    Case((64, 40), "t", {"scale": "small"}),
+    Case((160, 144), options={"noop": 0.0, "to": "e5m2"}),
+    Case((5, 64), options={"noop": 1.0}),
+)
+TO = {"e4m3": torch.float8_e4m3fn, "e5m2": torch.float8_e5m2}
+
+
+def _fp8(d: Draw) -> torch.dtype:
+    return TO[d.option("to", "e4m3")]
+
+
+def _x(d: Draw) -> Tensor:
+    return d.full(SCALES.get(d.option("scale"), 1.0))
+
+
+def _number(d: Draw, value: float) -> Tensor:
+    return torch.full((1,), value, dtype=torch.float32, device=d.device)
+
+
+def _noop(d: Draw) -> Buffer:
+    return None if d.option("noop") is None else _number(d, d.option("noop"))
+
+
+def _bytes(d: Draw, wanted: bool, shape: Any, dtype: torch.dtype = torch.uint8) -> Buffer:
+    return torch.full(tuple(shape), 7, dtype=dtype, device=d.device) if wanted else None
+
+
+def _pair(d: Draw) -> tuple[Buffer, Buffer]:
+    row, col = WAYS[d.option("ways", "both")]
+    return _bytes(d, row, d.case.shape), _bytes(d, col, turned(d.case.shape))
+
+
+def _cast_args(d: Draw) -> dict[str, Any]:
+    y, yt = _pair(d)
+    given = {"x": _x(d), "scale": _number(d, 37.5), "y": y, "yt": yt, "scale_inv": _number(d, 0.0)}
+    return {**given, "amax": _number(d, 0.25), "noop": _noop(d), "dtype": _fp8(d)}
+
+
+def _current_args(d: Draw) -> dict[str, Any]:
+    y, yt = _pair(d)
+    given = {"x": _x(d), "y": y, "yt": yt, "scale_inv": _number(d, 0.0), "noop": _noop(d), "dtype": _fp8(d)}
+    return {**given, "pow2": d.option("scale") == "small", "eps": d.option("eps", 0.0)}
+
+
+def _block_args(d: Draw) -> dict[str, Any]:
+    (row, col), two_d = WAYS[d.option("ways", "both")], d.option("two_d", False)
+    y, yt = _pair(d)
+    y_scale, yt_scale = (
+        _bytes(d, want, block_scales(d.case.shape, two_d, way), torch.float32)
+        for want, way in ((row, False), (col, True))
+    )
+    given = {"x": _x(d), "y": y, "y_scale": y_scale, "yt": yt, "yt_scale": yt_scale, "noop": _noop(d), "dtype": _fp8(d)}
+    return {**given, "two_d": two_d, "pow2": d.option("pow2", True), "eps": d.option("eps", 0.0)}
+
+
+def _mx_args(d: Draw) -> dict[str, Any]:
+    row, col = WAYS[d.option("ways", "both")]
+    shape = d.case.shape
+    y, yc = _bytes(d, row, shape), _bytes(d, col, shape)
+    y_scale, yc_scale = (_bytes(d, want, mx_scales(shape, way)) for want, way in ((row, False), (col, True)))
+    given = {"x": _x(d), "y": y, "y_scale": y_scale, "yc": yc, "yc_scale": yc_scale, "noop": _noop(d), "dtype": _fp8(d)}
+    return {**given, "two_d": d.option("two_d", False)}
+
+
+CAST = Maker(_cast_args, CASES)
+CURRENT = Maker(_current_args, (*CASES, Case((5, 64), options={"eps": 30.0})))
+BLOCKS = Maker(
+    _block_args,
+    (
+        *CASES,
+        Case((160, 144), options={"two_d": True}),
+        Case((5, 64), options={"two_d": True, "ways": "col", "pow2": False}),
+        Case((160, 300), options={"pow2": False, "to": "e5m2"}),
+        Case((5, 64), options={"eps": 30.0}),
+        Case((128, 256), options={"two_d": True, "ways": "row"}),
+    ),
+)
+MXFP8 = Maker(
+    _mx_args,
+    (
+        Case((32, 64)),
+        Case((2, 32, 96), options={"ways": "row", "to": "e5m2"}),
+        Case((160, 160), options={"ways": "col", "scale": "large"}),
+        Case((64, 64), "t", {"noop": 0.0, "scale": "small"}),
+        Case((32, 32), options={"noop": 1.0}),
+        Case((64, 96), options={"two_d": True}),
+        Case((0, 64)),
+    ),
+)
+ONE = Maker(
+    lambda d: {"x": _x(d)},
+    (Case((5, 64)), Case(()), Case((0, 37)), Case((37, 1000), options={"scale": "large"}), Case((64, 40), "t")),
+)
+
+
+def spoiled(good: Maker, shape: tuple[int, ...], *wrong: tuple[str, Any, type[Exception], str]) -> BadSamples:
+    """Bad samples: a good one with one argument replaced by what a function makes of it."""
+
+    def bad(device: torch.device) -> Iterator[BadSample]:
+        for name, spoil, error, says in wrong:
+            args = good.named(Case(shape), torch.float32, device)
+            args[name] = spoil(args[name])
+            yield BadSample(tuple(args.values()), error, f"{name} {says}", id=f"{name} {says}")
+
+    return bad
+
+
+def _ints(t: Tensor) -> Tensor:
+    return t.int()
+
+
+INTS = ("x", _ints, TypeError, "must be float16, bfloat16, float32 or float64; got int32")
+NO_FP8 = ("dtype", lambda _: torch.float16, TypeError, "must be torch.float8_e4m3fn or torch.float8_e5m2")
+SHORT = ("y", lambda t: t[..., :-1], ValueError, "must have shape")
+LOOSE = ("yt", lambda t: t.t().contiguous().t(), ValueError, "must be contiguous")
+FLAGS = ("noop", lambda _: torch.zeros(2), ValueError, r"must have shape \(1,\)")
+
+
+# ---- quantizing -----------------------------------------------------------------------------------------------------
+
+
+@op(
+    out="amax",
+    samples=ONE,
+    errors=spoiled(ONE, (5, 64), INTS),
+)
+def amax_abs(x: Tensor) -> Tensor:
+    """amax = [max |x|] in float32, NaN left out; 0 for no elements."""
+    check_float("amax_abs", x)
+    if not x.numel():
+        return x.new_zeros(1, dtype=torch.float32)
+    return magnitudes(x).amax().reshape(1)
+
+
+SCALE = Maker(
+    lambda d: {
+        "amax": d.full().float().abs(),
+        "dtype": _fp8(d),
+        "pow2": d.option("pow2", False),
+        "eps": 0.0,
+        "margin": 0,
+    },
+    (Case((1,)), Case((5, 64), options={"pow2": True, "to": "e5m2"}), Case((0,))),
+)
+
+
+@op(
+    out="scale",
+    samples=SCALE,
+    errors=spoiled(SCALE, (5, 64), ("amax", _ints, TypeError, "must be float32; got int32"), NO_FP8),
+)
+def fp8_scale(amax: Tensor, dtype: torch.dtype, pow2: bool = False, eps: float = 0.0, margin: int = 0) -> Tensor:
+    """scale = largest / max(amax, eps), with largest that of the FP8 dtype times 2^-margin.
+
+    1 where that is no number or amax is 0, the largest float32 where it overflows; for pow2 the power of two below.
+    """
+    check_fp8("fp8_scale", dtype)
+    if amax.dtype is not torch.float32:
+        raise TypeError(f"fp8_scale: amax must be float32; got {dtype_name(amax.dtype)}")
+    return scale_from(amax, FP8_MAX[dtype] * 2.0**-margin, pow2, eps)
+
+
+@op(
+    out="",
+    mutates=("y", "yt", "scale_inv", "amax"),
+    samples=CAST,
+    errors=spoiled(CAST, (5, 64), INTS, NO_FP8, SHORT, LOOSE, FLAGS),
+)
+def fp8_cast_into(
+    x: Tensor,
+    scale: Tensor,
+    y: Buffer,
+    yt: Buffer,
+    scale_inv: Buffer,
+    amax: Buffer,
+    noop: Buffer,
+    dtype: torch.dtype,
+) -> None:
+    """y = fp8(x * scale), yt its transpose, scale_inv = 1 / scale, amax = max(amax, max |x|)."""
+    check_cast("fp8_cast_into", x, dtype, y, yt, scale=scale, scale_inv=scale_inv, amax=amax, noop=noop)
+    put(scale_inv, inverse(scale), noop)
+    if not x.numel():
+        return
+    data = bytes_of(x.float() * scale.reshape(()), dtype)
+    put(y, data, noop)
+    put(yt, data.reshape(matrix(x.shape)).t(), noop)
+    if amax is not None:
+        put(amax, torch.maximum(amax, amax_of(x).reshape(amax.shape)), noop)
+
+
+@op(
+    out="",
+    mutates=("y", "yt", "scale_inv"),
+    samples=CURRENT,
+    errors=spoiled(CURRENT, (5, 64), INTS, NO_FP8, SHORT, LOOSE, FLAGS),
+)
+def fp8_current_into(
+    x: Tensor,
+    y: Buffer,
+    yt: Buffer,
+    scale_inv: Buffer,
+    noop: Buffer,
+    dtype: torch.dtype,
+    pow2: bool = False,
+    eps: float = 0.0,
+) -> None:
+    """y = fp8(x * scale), yt its transpose, scale_inv = 1 / scale, with the scale that fp8_scale has for amax of x."""
+    check_cast("fp8_current_into", x, dtype, y, yt, scale_inv=scale_inv, noop=noop)
+    scale = scale_from(amax_of(x), FP8_MAX[dtype], pow2, eps)
+    put(scale_inv, inverse(scale), noop)
+    if not x.numel():
+        return
+    data = bytes_of(x.float() * scale, dtype)
+    put(y, data, noop)
+    put(yt, data.reshape(matrix(x.shape)).t(), noop)
+
+
+@op(
+    out="",
+    mutates=("y", "y_scale", "yt", "yt_scale"),
+    samples=BLOCKS,
+    errors=spoiled(BLOCKS, (5, 64), INTS, NO_FP8, SHORT, LOOSE, FLAGS),
+)
+def fp8_blocks_into(
+    x: Tensor,
+    y: Buffer,
+    y_scale: Buffer,
+    yt: Buffer,
+    yt_scale: Buffer,
+    noop: Buffer,
+    dtype: torch.dtype,
+    two_d: bool = False,
+    pow2: bool = True,
+    eps: float = 0.0,
+) -> None:
+    """y in FP8 with a scale for each 1x128 (two_d: 128x128) of x, yt transposed with one for each 128x1 (128x128).
+
+    The scales written are inverses. What there is of them beyond the blocks of x is left alone.
+    """
+    check_blocks("fp8_blocks_into", x, dtype, two_d, (y, y_scale, yt, yt_scale), noop)
+    if not x.numel():
+        return
+    flat = x.reshape(matrix(x.shape))
+    m, k = flat.shape
+    top = min(torch.finfo(x.dtype).max, FLOAT_MAX)
+    if y is not None and y_scale is not None:
+        rows = BLOCK if two_d else 1
+        scale = scale_from(tile_amax(flat, rows, BLOCK), FP8_MAX[dtype], pow2, eps, top)
+        put(y, bytes_of(flat.float() * spread(scale, rows, BLOCK, m, k), dtype), noop)
+        back = inverse(scale) if two_d else inverse(scale).t()
+        put(y_scale, back, noop, (back.shape[0], back.shape[1]))
+    if yt is not None and yt_scale is not None:
+        cols = BLOCK if two_d else 1
+        scale = scale_from(tile_amax(flat, BLOCK, cols), FP8_MAX[dtype], pow2, eps, top)
+        put(yt, bytes_of(flat.float() * spread(scale, BLOCK, cols, m, k), dtype).t(), noop)
+        back = inverse(scale).t() if two_d else inverse(scale)
+        put(yt_scale, back, noop, (back.shape[0], back.shape[1]))
+
+
+@op(
+    out="",
+    mutates=("y", "y_scale", "yc", "yc_scale"),
+    samples=MXFP8,
+    errors=spoiled(
+        MXFP8,
+        (32, 64),
+        INTS,
+        NO_FP8,
+        SHORT,
+        FLAGS,
+        ("x", lambda t: t[:-1], ValueError, "must have rows and columns in multiples of 32"),
+    ),
+)
+def mxfp8_into(
+    x: Tensor,
+    y: Buffer,
+    y_scale: Buffer,
+    yc: Buffer,
+    yc_scale: Buffer,
+    noop: Buffer,
+    dtype: torch.dtype,
+    two_d: bool = False,
+) -> None:
+    """y in FP8 with an E8M0 scale for each 1x32 of x, yc with one for each 32x1; with two_d for each 32x32.
+
+    Both lie as x does. What there is of the scales beyond the blocks of x is left alone.
+    """
+    check_mx("mxfp8_into", x, dtype, (y, y_scale, yc, yc_scale), noop)
+    if not x.numel():
+        return
+    flat = x.reshape(matrix(x.shape))
+    for data, scales, rows, cols in ((y, y_scale, 1, MX), (yc, yc_scale, MX, 1)):
+        if data is None:
+            continue
+        found = exponents(tile_amax(flat, *((MX, MX) if two_d else (rows, cols))), dtype)
+        if two_d:
+            found = found.repeat_interleave(MX, 0 if rows == 1 else 1)
+        put(data, bytes_of(flat.float() * spread(power(found), rows, cols, *flat.shape), dtype), noop)
+        put(scales, found, noop, (found.shape[0], found.shape[1]))
+
+
+def amax_of(x: Tensor) -> Tensor:
+    """amax, as part of a reference."""
+    return magnitudes(x).amax().reshape(1) if x.numel() else x.new_zeros(1, dtype=torch.float32)
+
+
+# ---- and back -------------------------------------------------------------------------------------------------------
+
+
+def _uncast_args(d: Draw) -> dict[str, Any]:
+    data = (_x(d).float() * 8).to(_fp8(d)).view(torch.uint8)
+    return {"data": data, "scale_inv": _number(d, 0.125), "dtype": _fp8(d), "out_dtype": d.dtype}
+
+
+def _blocks_back_args(d: Draw) -> dict[str, Any]:
+    of, col = _block_args(d), d.option("ways") == "col"
+    fp8_blocks_into.reference(*of.values())
+    pair = (of["yt"], of["yt_scale"]) if col else (of["y"], of["y_scale"])
+    return {
+        **dict(zip(("data", "scales"), pair)),
+        "dtype": _fp8(d),
+        "two_d": of["two_d"],
+        "columnwise": col,
+        "out_dtype": d.dtype,
+    }
+
+
+def _mx_back_args(d: Draw) -> dict[str, Any]:
+    of, col = _mx_args(d), d.option("ways") == "col"
+    mxfp8_into.reference(*of.values())
+    pair = (of["yc"], of["yc_scale"]) if col else (of["y"], of["y_scale"])
+    return {**dict(zip(("data", "scales"), pair)), "dtype": _fp8(d), "columnwise": col, "out_dtype": d.dtype}
+
+
+UNCAST = Maker(_uncast_args, tuple(c for c in CASES if c.layout == "packed" and "noop" not in c.options))
+BLOCKS_BACK = Maker(_blocks_back_args, tuple(c for c in BLOCKS.cases if "noop" not in c.options))
+MX_BACK = Maker(_mx_back_args, tuple(c for c in MXFP8.cases if "noop" not in c.options))
+NO_BYTES = ("data", lambda t: t.int(), TypeError, "must be uint8; got int32")
+NO_FLOAT = (
+    "out_dtype",
+    lambda _: torch.int8,
+    TypeError,
+    "must be float16, bfloat16, float32 or float64; got torch.int8",
+)
+
+
+@op(
+    samples=UNCAST,
+    errors=spoiled(UNCAST, (5, 64), NO_BYTES, NO_FP8, NO_FLOAT),
+)
+def fp8_uncast(data: Tensor, scale_inv: Tensor, dtype: torch.dtype, out_dtype: torch.dtype) -> Tensor:
+    """y = FP8 bytes * scale_inv, a single number."""
+    check_data("fp8_uncast", data, dtype, out_dtype)
+    check_buffer("fp8_uncast", "scale_inv", scale_inv, (1,), torch.float32, data)
+    return fresh(data.contiguous().view(dtype).float() * scale_inv.reshape(()), out_dtype)
+
+
+@op(
+    samples=BLOCKS_BACK,
+    errors=spoiled(
+        BLOCKS_BACK, (5, 64), NO_BYTES, NO_FP8, NO_FLOAT, ("scales", lambda t: t[:, :1], ValueError, "must have shape")
+    ),
+)
+def fp8_blocks_uncast(
+    data: Tensor, scales: Tensor, dtype: torch.dtype, two_d: bool, columnwise: bool, out_dtype: torch.dtype
+) -> Tensor:
+    """y = what fp8_blocks_into made data and scales of; columnwise: they are the transposed ones, and y is not."""
+    check_data("fp8_blocks_uncast", data, dtype, out_dtype)
+    shape = (*data.shape[1:], *data.shape[:1]) if columnwise else tuple(data.shape)
+    check_scales("fp8_blocks_uncast", scales, block_scales(shape, two_d, columnwise), torch.float32, data)
+    if not data.numel():
+        return data.new_empty(shape, dtype=out_dtype)
+    m, k = matrix(shape)
+    flat = data.reshape(k, m).t() if columnwise else data.reshape(m, k)
+    if two_d:
+        scale = spread(scales.t() if columnwise else scales, BLOCK, BLOCK, m, k)
+    else:
+        scale = spread(scales, BLOCK, 1, m, k) if columnwise else spread(scales.t(), 1, BLOCK, m, k)
+    return fresh(flat.contiguous().view(dtype).float() * scale, out_dtype).reshape(shape)
+
+
+@op(
+    samples=MX_BACK,
+    errors=spoiled(
+        MX_BACK, (32, 64), NO_BYTES, NO_FP8, NO_FLOAT, ("scales", lambda t: t[:, :1], ValueError, "must have shape")
+    ),
+)
+def mxfp8_uncast(data: Tensor, scales: Tensor, dtype: torch.dtype, columnwise: bool, out_dtype: torch.dtype) -> Tensor:
+    """y = what mxfp8_into made data and scales of."""
+    check_data("mxfp8_uncast", data, dtype, out_dtype)
+    check_scales("mxfp8_uncast", scales, mx_scales(data.shape, columnwise), torch.uint8, data)
+    m, k = matrix(data.shape)
+    back = torch.ldexp(torch.ones_like(scales, dtype=torch.float32), scales.to(torch.int32) - 127)
+    back = torch.where(scales == 255, torch.full_like(back, math.nan), back)
+    scale = spread(back, *((MX, 1) if columnwise else (1, MX)), m, k)
+    return fresh(data.reshape(m, k).contiguous().view(dtype).float() * scale, out_dtype).reshape(data.shape)
+
+
+def check_scales(op: str, scales: Tensor, shape: tuple[int, int], dtype: torch.dtype, data: Tensor) -> None:
+    if scales.dtype is not dtype:
+        raise TypeError(f"{op}: scales must be {dtype_name(dtype)}; got {dtype_name(scales.dtype)}")
+    if tuple(scales.shape) != shape:
+        raise ValueError(
+            f"{op}: scales must have shape {shape}, as data is {tuple(data.shape)}; got {tuple(scales.shape)}"
+        )
+    if scales.device != data.device:
+        raise ValueError(f"{op}: scales must be on {data.device}, the device of data; got {scales.device}")
+
+
+def fresh(value: Tensor, dtype: torch.dtype) -> Tensor:
+    return value.to(dtype, copy=True, memory_format=torch.contiguous_format)
+
+
+TURN = Maker(
+    lambda d: {"data": (_x(d).float() * 8).to(_fp8(d)).view(torch.uint8)},
+    (Case((5, 64)), Case((160, 144)), Case((2, 3, 48)), Case((0, 37)), Case((37,))),
+)
+
+
+@op(samples=TURN, errors=spoiled(TURN, (5, 64), NO_BYTES))
+def bytes_transpose(data: Tensor) -> Tensor:
+    """y[k, ...] = data[..., k], for uint8."""
+    check_bytes("bytes_transpose", data)
+    return data.reshape(matrix(data.shape)).t().clone(memory_format=torch.contiguous_format).reshape(turned(data.shape))
+
+
+def check_bytes(op: str, data: Tensor) -> None:
+    if data.dtype is not torch.uint8:
+        raise TypeError(f"{op}: data must be uint8; got {dtype_name(data.dtype)}")

@@ -1,0 +1,292 @@
+"""tex's functions about the machine it runs on, and those that need several GPUs or libraries that are not built in.
+
+What has a meaning on one device is done; the rest is the table ELSEWHERE: each raises NotSupported, which says what it
+needs and what to use instead.
+"""
+
+import inspect
+import itertools
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..core.errors import NotSupported
+from ..core.spec import Sample, op
+from ._tex import check_int, check_list, check_number, check_tensor, type_name
+
+
+def samples(*args: Any) -> Callable[..., Iterable[Sample]]:
+    """One sample, whatever the dtype and the device."""
+    return lambda dtype, device: [Sample(args, id="one")]
+
+
+# ---- versions -------------------------------------------------------------------------------------------------------
+
+
+@op(space="tex", out="version", samples=samples())
+def get_cublasLt_version() -> int:
+    """120900, whatever is installed.
+
+    From 130300 on Transformer Engine takes gemms of experts through GroupedTensors, whose sizes are on the device. Ours
+    read them on the host; the lists of gemms that it takes below that version do not. 120103 is what FP8 needs.
+    """
+    return 120900
+
+
+@op(space="tex", out="version", samples=samples())
+def get_cudnn_version() -> int:
+    """cuDNN's number, major * 10000 + minor * 100 + patch: torch's where it has one, else 91200.
+
+    The choice between attention backends reads it; what is there to choose from, get_fused_attn_backend says.
+    """
+    found = torch.backends.cudnn.version() if torch.backends.cudnn.is_available() else None
+    return 91200 if found is None else found
+
+
+@op(space="tex", out="number", samples=samples())
+def get_num_cublas_streams() -> int:
+    """4: as many workspaces are made for grouped gemms, which do not need them."""
+    return 4
+
+
+# ---- the device -----------------------------------------------------------------------------------------------------
+
+
+@op(space="tex", out="supported", samples=samples(-1))
+def device_supports_multicast(device_id: int = -1) -> bool:
+    """False: nothing here writes to several GPUs at once."""
+    check_int("device_supports_multicast", "device_id", device_id, least=-1)
+    return False
+
+
+@op(space="tex", out="low high", samples=samples(-1))
+def get_stream_priority_range(device_id: int = -1) -> tuple[int, int]:
+    """(lowest, highest) priority of a stream of CUDA: numbers fall as priorities rise; (0, 0) where there is none."""
+    check_int("get_stream_priority_range", "device_id", device_id, least=-1)
+    if not torch.cuda.is_available():
+        return 0, 0
+    with torch.cuda.device(device_id):
+        low, high = torch.cuda.Stream.priority_range()
+    return low, high
+
+
+@op(space="tex", out="built", samples=samples())
+def ubuf_built_with_mpi() -> bool:
+    """False: processes find each other by torch.distributed."""
+    return False
+
+
+@op(space="tex", out="built", samples=samples())
+def nvte_built_with_cublasmp() -> bool:
+    """False."""
+    return False
+
+
+# ---- overlap --------------------------------------------------------------------------------------------------------
+
+
+class Alone:
+    """The communicator of a sample: one rank has nothing to gather."""
+
+    def gather_on(self, send_stream: Any, recv_stream: Any) -> None:
+        """Nothing."""
+
+
+@op(space="tex", out="", mutates=("allgather_communicator",), samples=samples(Alone(), None, None))
+def bulk_overlap_ag_with_external_gemm(allgather_communicator: Any, send_stream: Any, recv_stream: Any) -> None:
+    """All-gather the buffer of a CommOverlap on streams of another, beside its gemm; the current stream then waits."""
+    if not hasattr(allgather_communicator, "gather_on"):
+        got = type_name(allgather_communicator)
+        raise TypeError(
+            f"bulk_overlap_ag_with_external_gemm: allgather_communicator must be a CommOverlap; got {got}"
+        )
+    for name, stream in (("send_stream", send_stream), ("recv_stream", recv_stream)):
+        if stream is not None and not hasattr(stream, "wait_stream"):
+            raise TypeError(
+                f"bulk_overlap_ag_with_external_gemm: {name} must be a stream or None; got {type_name(stream)}"
+            )
+    with torch.no_grad():
+        allgather_communicator.gather_on(send_stream, recv_stream)
+
+
+# ---- Newton-Schulz --------------------------------------------------------------------------------------------------
+
+# The contexts that are alive; a number is never given twice, and 0 is none.
+CONTEXTS: set[int] = set()
+_numbers = itertools.count(1)
+
+
+@op(space="tex", out="ctx", samples=samples(0, 1, 0))
+def cusolvermp_ctx_create(nccl_comm_ptr: int, nranks: int, rank: int) -> int:
+    """The number of a context for newton_schulz, of a single rank."""
+    name = "cusolvermp_ctx_create"
+    check_int(name, "nccl_comm_ptr", nccl_comm_ptr)
+    check_int(name, "nranks", nranks, least=1)
+    check_int(name, "rank", rank, least=0, most=nranks - 1)
+    if nranks != 1:
+        raise NotSupported(
+            f"{name}: nranks must be 1, as a matrix spread over several ranks needs cuSOLVERMp, which is not built in; "
+            f"got {nranks}. Gather the matrix and use a context of one rank, (0, 1, 0)"
+        )
+    made = next(_numbers)
+    CONTEXTS.add(made)
+    return made
+
+
+def check_context(op: str, ctx_ptr: Any) -> None:
+    check_int(op, "ctx_ptr", ctx_ptr)
+    if ctx_ptr not in CONTEXTS:
+        raise ValueError(
+            f"{op}: ctx_ptr must be of cusolvermp_ctx_create, and not destroyed; got {ctx_ptr}"
+        )
+
+
+def _context(dtype: torch.dtype, device: Any) -> Iterator[Sample]:
+    yield Sample((cusolvermp_ctx_create(0, 1, 0),), id="one")
+
+
+@op(space="tex", out="", samples=_context)
+def cusolvermp_ctx_destroy(ctx_ptr: int) -> None:
+    """The end of a context."""
+    check_context("cusolvermp_ctx_destroy", ctx_ptr)
+    CONTEXTS.discard(ctx_ptr)
+
+
+def _matrices(dtype: torch.dtype, device: Any) -> Iterator[Sample]:
+    dtype = dtype if dtype in SCHULZ else torch.float32
+    steps = [3.4445, -4.7750, 2.0315, 2.8366, -3.0525, 1.2012]
+    for m, n in ((4, 6), (6, 4)):
+        x = torch.randn(m, n, generator=torch.Generator().manual_seed(7))
+        x = (x / torch.linalg.matrix_norm(x)).to(device, dtype)
+        yield Sample((cusolvermp_ctx_create(0, 1, 0), m, n, x, 2, steps), id=f"{m} x {n}")
+
+
+SCHULZ = (torch.float32, torch.bfloat16)
+
+
+@op(space="tex", out="", mutates=("x",), samples=_matrices)
+def newton_schulz(
+    ctx_ptr: int, m: int, n: int, x: Tensor, num_iterations: int, coefficients: list[float]
+) -> None:
+    """x, in place, after x = a x + b (x x') x + c (x x')(x x') x for each three of the coefficients.
+
+    It goes to the nearest orthogonal matrix, from an x whose singular values are at most 1. It computes in float32 and
+    rounds once.
+    """
+    name = "newton_schulz"
+    check_context(name, ctx_ptr)
+    check_int(name, "m", m, least=0)
+    check_int(name, "n", n, least=0)
+    check_tensor(name, "x", x, dtypes=SCHULZ, shape=(m, n), of="m x n")
+    check_int(name, "num_iterations", num_iterations, least=0)
+    check_list(name, "coefficients", coefficients, lambda at, c: check_number(name, at, c), 3 * num_iterations)
+    with torch.no_grad():
+        y = x.float()
+        y = y.t() if m > n else y  # the smaller of the two products
+        for i in range(num_iterations):
+            a, b, c = coefficients[3 * i : 3 * i + 3]
+            square = y @ y.t()
+            y = a * y + torch.addmm(b * square, square, square, alpha=c) @ y
+        x.copy_(y.t() if m > n else y)
+
+
+# ---- expert parallel: the answers that are true of none -------------------------------------------------------------
+
+
+@op(space="tex", out="", samples=samples())
+def ep_finalize() -> None:
+    """Nothing: no expert-parallel group is open."""
+
+
+@op(space="tex", out="on", samples=samples())
+def ep_get_zero_copy() -> bool:
+    """False: no expert-parallel group is open."""
+    return False
+
+
+@op(space="tex", out="supported", samples=samples())
+def ep_zero_copy_supported() -> bool:
+    """False."""
+    return False
+
+
+# ---- elsewhere ------------------------------------------------------------------------------------------------------
+
+
+class Elsewhere(NamedTuple):
+    """A function that is not done here: its parameters, what it needs, what to use instead."""
+
+    parameters: str  # one with a default after = ; `?` is one that others with defaults stand before
+    needs: str
+    instead: str
+
+
+NVSHMEM = "NVSHMEM and several GPUs"
+EP = "NCCL's expert parallel library (2.30.4) and several GPUs"
+ALL_TO_ALL = "torch.distributed.all_to_all_single, with moe_permute_fwd and moe_unpermute_fwd on each rank"
+SYMMETRIC = "torch.distributed._symmetric_memory"
+
+ELSEWHERE = {
+    "init_nvshmem_backend": Elsewhere("process_group", NVSHMEM, SYMMETRIC),
+    "create_nvshmem_tensor": Elsewhere("shape dtype", NVSHMEM, f"{SYMMETRIC}.empty"),
+    "nvshmem_send_on_current_stream": Elsewhere("src dst peer signal", NVSHMEM, "torch.distributed.isend"),
+    "nvshmem_wait_on_current_stream": Elsewhere("signal wait_kind", NVSHMEM, "torch.distributed.irecv"),
+    "nvshmem_finalize": Elsewhere("", NVSHMEM, "torch.distributed.destroy_process_group"),
+    "ep_initialize": Elsewhere(
+        "comm_ptr group_name num_experts max_tokens_per_rank max_recv_tokens_per_rank hidden_dim max_num_sms=0 "
+        "max_token_dtype=? zero_copy=False num_topk=0 drop_on_overflow=False",
+        EP,
+        ALL_TO_ALL,
+    ),
+    "ep_handle_mem_size": Elsewhere("top_k dispatch_output_per_expert_alignment=0", EP, ALL_TO_ALL),
+    "ep_prepare": Elsewhere(
+        "handle_mem topk_idx tokens_per_expert top_k dispatch_output_per_expert_alignment total_recv_tokens",
+        EP,
+        ALL_TO_ALL,
+    ),
+    "ep_dispatch": Elsewhere(
+        "handle_mem topk_idx tokens topk_weights recv_tokens recv_topk_weights tokens_scale_inv=None recv_scale_inv=None",
+        EP,
+        ALL_TO_ALL,
+    ),
+    "ep_combine": Elsewhere("handle_mem expert_out result", EP, ALL_TO_ALL),
+    "ep_dispatch_bwd": Elsewhere(
+        "handle_mem grad g_recv_topk_weights grad_tokens grad_topk_weights", EP, ALL_TO_ALL
+    ),
+    "ep_combine_bwd": Elsewhere(
+        "handle_mem grad grad_expert_out grad_scale_inv=None grad_expert_out_scale_inv=None", EP, ALL_TO_ALL
+    ),
+}
+
+DEFAULTS: dict[str, Any] = {"0": 0, "False": False, "None": None, "?": None}
+
+
+def signature(row: Elsewhere) -> inspect.Signature:
+    """The parameters of a row. One that must be given, after some that need not, has a default too: None."""
+    made = []
+    for word in row.parameters.split():
+        name, given, default = word.partition("=")
+        value = DEFAULTS[default] if given else inspect.Parameter.empty
+        kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
+        made.append(inspect.Parameter(name, kind, default=value, annotation=Any))
+    return inspect.Signature(made)
+
+
+def declare(name: str, row: Elsewhere) -> None:
+    def refuse(*args: Any, **kwargs: Any) -> Any:
+        refuse.__signature__.bind(*args, **kwargs)  # pyright: ignore[reportFunctionMemberAccess]
+        raise NotSupported(f"{name}: needs {row.needs}, which are not built in; use {row.instead}")
+
+    made: Any = refuse
+    made.__name__ = name
+    made.__signature__ = signature(row)
+    made.__annotations__ = {p: Any for p in made.__signature__.parameters}
+    made.__doc__ = f"Not here: it needs {row.needs}. Use {row.instead}."
+    given = tuple(None for p in made.__signature__.parameters.values() if p.default is p.empty)
+    globals()[name] = op(made, space="tex", out="", samples=samples(*given))
+
+
+for _name, _row in ELSEWHERE.items():
+    declare(_name, _row)

@@ -1,0 +1,247 @@
+"""tex as a module: names, signatures, numbers, doors, versions, and arguments read in one more way."""
+
+import inspect
+import re
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+import torch
+
+from opmux.core.spec import specs
+from opmux.faces.tex import interface, versions
+
+HERE = Path(__file__).parent
+SRC = HERE.parents[1] / "src"
+tex = interface.module()
+
+ROWS = [line.split(maxsplit=1) for line in (HERE / "tex_signatures.txt").read_text().splitlines()[1:]]
+SIGNATURES = {call.partition("(")[0]: call.partition("(")[2].removesuffix(")") for _, call in ROWS}
+IN_OLDER = {call.partition("(")[0]: mark for mark, call in ROWS}
+
+
+def python(code, **env):
+    """A program in a fresh process; what it prints."""
+    import os
+
+    clean = {k: v for k, v in os.environ.items() if not k.startswith(("OPMUX", "TE_", "TEFL", "TRITON"))}
+    clean |= {"PYTHONPATH": str(SRC), **env}
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code)], env=clean, capture_output=True, text=True, timeout=240
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def found(name):
+    inside = interface.INSIDE.get(name)
+    return getattr(tex if inside is None else getattr(tex, inside), name, None)
+
+
+# ---- names ----------------------------------------------------------------------------------------------------------
+
+
+def test_every_function_is_there():
+    assert len(SIGNATURES) == 176
+    missing = [name for name in SIGNATURES if not callable(found(name))]
+    assert not missing
+    assert sorted(s.name for s in interface.tex_specs()) == sorted(SIGNATURES)
+
+
+def written(signature):
+    """A signature as NVIDIA's is written down: names, and defaults as Python shows them."""
+    words, star = [], False
+    for p in signature.parameters.values():
+        if p.kind is p.KEYWORD_ONLY and not star:
+            star = True
+            words.append("*")
+        default = int(p.default) if hasattr(p.default, "__index__") and type(p.default) is not bool else p.default
+        words.append(p.name if p.default is p.empty else f"{p.name}={default!r}")
+    return ", ".join(words)
+
+
+# NVIDIA's have parameters without a default after some with one, which Python does not allow.
+TAIL_WITHOUT_DEFAULT = {"nvfp4_group_quantize_with_amax", "ep_initialize"}
+
+
+@pytest.mark.parametrize("name", sorted(SIGNATURES))
+def test_signature(name):
+    mine = written(inspect.signature(found(name)))
+    if name in TAIL_WITHOUT_DEFAULT:
+        bare = lambda text: [word.partition("=")[0] for word in text.split(", ")]
+        assert bare(mine) == bare(SIGNATURES[name])
+    else:
+        assert mine == SIGNATURES[name]
+
+
+def test_all_names_are_real_and_public():
+    namespace = {}
+    exec("from transformer_engine_fl_torch import *", namespace)
+    assert set(tex.__all__) <= set(namespace)
+    assert all(name in vars(tex) for name in tex.__all__)
+    assert namespace["tex"] is tex
+    for name in ("DType", "FP8TensorMeta", "CommOverlap", "generic_gemm", "set_backend", "TEXBackendBase"):
+        assert name in tex.__all__
+
+
+def test_the_doors_are_one():
+    import transformer_engine_fl_torch
+
+    import opmux
+
+    assert opmux.tex is tex
+    assert sys.modules["opmux.tex"] is tex
+    assert transformer_engine_fl_torch.rmsnorm_fwd is tex.rmsnorm_fwd
+    assert transformer_engine_fl_torch.DType is tex.DType
+
+
+def test_classes_and_enums():
+    assert len(versions.enums(versions.NEWEST)) == 14
+    assert len(interface.CLASSES) == 7
+    assert all(isinstance(getattr(tex, name), type) for name in interface.CLASSES)
+    assert issubclass(tex.CommOverlap, tex.CommOverlapBase) and issubclass(tex.CommOverlapBase, tex.CommOverlapCore)
+    assert issubclass(tex.CommOverlapP2P, tex.CommOverlapP2PBase)
+
+
+# NVIDIA's numbers, those that others got wrong first.
+NUMBERS = {
+    "DType": dict(kByte=0, kInt32=2, kFloat32=4, kFloat16=5, kBFloat16=6, kFloat8E4M3=7, kFloat8E5M2=8, kFloat4E2M1=10),
+    "NVTE_QKV_Format": dict(NVTE_SBHD=0, NVTE_BSHD=1, NVTE_THD=2, NVTE_BSHD_2SBHD=3, NVTE_SBHD_2BSHD=4, NVTE_THD_2BSHD=5,
+                            NVTE_THD_2SBHD=6, NVTE_BHSD=7, NVTE_QKV_Format_NOT_SET=8),
+    "Float8BlockScaleTensorFormat": dict(GEMM_READY=0, COMPACT=1, INVALID=2),
+    "NVTE_Fused_Attn_Backend": dict(NVTE_No_Backend=-1, NVTE_F16_arbitrary_seqlen=1, NVTE_FP8=2),
+    "NVTE_Mask_Type": dict(NVTE_NO_MASK=0, NVTE_PADDING_MASK=1, NVTE_CAUSAL_MASK=2, NVTE_PADDING_CAUSAL_MASK=3,
+                           NVTE_CAUSAL_BOTTOM_RIGHT_MASK=4, NVTE_PADDING_CAUSAL_BOTTOM_RIGHT_MASK=5),
+    "NVTE_Bias_Type": dict(NVTE_NO_BIAS=0, NVTE_PRE_SCALE_BIAS=1, NVTE_POST_SCALE_BIAS=2, NVTE_ALIBI=3),
+    "NVTE_Softmax_Type": dict(NVTE_VANILLA_SOFTMAX=0, NVTE_OFF_BY_ONE_SOFTMAX=1, NVTE_LEARNABLE_SOFTMAX=2),
+    "CommOverlapType": dict(RS=0, AG=1),
+    "CommOverlapAlgo": dict(BULK_OVERLAP_AG=0, BULK_OVERLAP_RS=1, SPLIT_PIPELINED_AG_P2P=2, SPLIT_PIPELINED_RS=3,
+                            SPLIT_PIPELINED_RS_P2P=4, ATOMIC_GEMM_RS=5, ATOMIC_GEMM_AG_P2P=6, ATOMIC_GEMM_RS_P2P=7,
+                            EXTERNAL_BULK_OVERLAP_AG=8),
+    "NVTERoutingMapFormat": dict(BYTEMAP=0, BITMAP_U8=1),
+    "NVTEQBHistogramMode": dict(TWO_KERNEL=0, FUSED_ATOMIC=1),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", sorted(NUMBERS))
+def test_numbers_of_enums(name):
+    assert {n: int(m) for n, m in getattr(tex, name).__members__.items()} == NUMBERS[name]
+
+
+def test_the_layouts_are_in_nvidias_order():
+    layouts = tex.NVTE_QKV_Layout
+    assert layouts.NVTE_SB3HD == 0 and layouts.NVTE_BS3HD == 5 and layouts.NVTE_T3HD == 10
+    assert layouts.NVTE_Paged_KV_BSHD_BSHD_BSHD == 19 and layouts.NVTE_BHSD_BHSD_BHSD == 25 and len(layouts) == 26
+    assert tex.FP8FwdTensors.GEMM2_WEIGHT == 4 and tex.FP8BwdTensors.GRAD_INPUT3 == 5
+
+
+def test_enums_pickle():
+    import pickle
+
+    assert pickle.loads(pickle.dumps(tex.DType.kBFloat16)) is tex.DType.kBFloat16
+
+
+# ---- arguments ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("given", [torch.float32, 4, "DType"])
+def test_dtypes_may_be_torchs_or_tex_s(given):
+    x, w = torch.randn(3, 8).bfloat16(), torch.ones(8).bfloat16()
+    otype = tex.DType.kFloat32 if given == "DType" else given
+    assert tex.rmsnorm_fwd(x, w, 1e-5, None, None, otype, 0, False)[0].dtype is torch.float32
+
+
+@pytest.mark.parametrize("given", ["float32", 77, object(), [4]])
+def test_what_is_no_dtype_is_refused(given):
+    x, w = torch.randn(3, 8), torch.ones(8)
+    with pytest.raises(TypeError, match="rmsnorm_fwd: otype must be a DType or a torch.dtype"):
+        tex.rmsnorm_fwd(x, w, 1e-5, None, None, given, 0, False)
+
+
+def gemm(A, transA, B, transB, D):
+    return tex.generic_gemm(
+        A, transA, B, transB, D, None, D.dtype, None, None, False, None, False, None, 0, False, False
+    )
+
+
+def test_gemm_by_rows_where_it_can_mean_nothing_else():
+    A, B, D = torch.randn(10, 5), torch.randn(5, 20), torch.full((10, 20), torch.nan)
+    assert gemm(A, False, B, False, D)[0] is D
+    torch.testing.assert_close(D, A @ B)
+    D = torch.full((10, 20), torch.nan)
+    gemm(A.T.contiguous(), True, B, False, D)
+    torch.testing.assert_close(D, A @ B)
+
+
+def test_gemm_is_tex_s_wherever_that_can_be_meant():
+    A, B = torch.randn(6, 6), torch.randn(6, 6)
+    D = torch.empty(6, 6)
+    gemm(A, False, B, False, D)
+    torch.testing.assert_close(D, B @ A)
+    x, w = torch.randn(4, 6), torch.randn(9, 6)
+    D = torch.empty(4, 9)
+    gemm(w, True, x, False, D)
+    torch.testing.assert_close(D, x @ w.T)
+
+
+def test_gemm_that_is_neither_is_refused():
+    A, B, D = torch.randn(10, 5), torch.randn(5, 20), torch.zeros(20, 10)
+    with pytest.raises((ValueError, TypeError), match="generic_gemm"):
+        gemm(A, False, B, False, D)
+    assert D.eq(0).all()
+
+
+@pytest.mark.parametrize("name", ["rmsnorm_bwd", "layernorm_bwd"])
+def test_dy_is_another_name_for_dz(name):
+    x, w, dz = torch.randn(3, 8), torch.ones(8), torch.randn(3, 8)
+    stats = dict(rsigma=torch.rand(3)) | (dict(mu=torch.rand(3)) if name == "layernorm_bwd" else {})
+    more = dict(x=x, gamma=w, sm_margin=0, zero_centered_gamma=False, **stats)
+    for mine, theirs in zip(getattr(tex, name)(dy=dz, **more), getattr(tex, name)(dz=dz, **more), strict=True):
+        assert mine.equal(theirs)
+
+
+# ---- versions -------------------------------------------------------------------------------------------------------
+
+OLDER_PROGRAM = """
+    import inspect, transformer_engine_fl_torch as tex
+    print(tex.__version__)
+    print(" ".join(n for n in tex.__all__ if callable(getattr(tex, n)) and not isinstance(getattr(tex, n), type)))
+    print(inspect.signature(tex.fused_rope_backward), inspect.signature(tex.split_quantize))
+    print(len(inspect.signature(tex.fused_attn_fwd).parameters), len(inspect.signature(tex.fused_attn_bwd).parameters))
+    print(len(inspect.signature(tex.get_fused_attn_backend).parameters))
+    print(dict(tex.NVTE_Fused_Attn_Backend.__members__), len(tex.NVTE_QKV_Layout), len(tex.NVTE_QKV_Format))
+    print(hasattr(tex, "NVTERoutingMapFormat"), hasattr(tex, "glu"))
+    import torch
+    x = torch.randn(4, 16)
+    assert tex.clamped_swiglu(x, None).shape == (4, 8)
+"""
+
+
+def test_the_older_interface():
+    version, functions, signatures, attention, backend, enums, has = python(
+        OLDER_PROGRAM, OPMUX_TEX_VERSION="2.9"
+    ).splitlines()
+    assert version == "2.9"
+    older = {n for n, mark in IN_OLDER.items() if mark != "no"}
+    assert len(older) == 107 and older <= set(functions.split())
+    assert not {n for n, mark in IN_OLDER.items() if mark == "no"} & set(functions.split())
+    assert "start_positions" not in signatures and "disable_bulk_allocation" not in signatures
+    assert attention == "28 26" and backend == "17"
+    assert "NVTE_F16_max512_seqlen" in enums and enums.endswith(" 25 7")
+    assert has == "False False"
+
+
+def test_a_version_that_is_none_is_refused(monkeypatch):
+    monkeypatch.setenv("OPMUX_TEX_VERSION", "newest")
+    with pytest.raises(ValueError, match=re.escape("'newest': expected a version of tex's interface, 2.9 or 2.20")):
+        versions.served()
+
+
+def test_specs_say_which_arguments_are_dtypes():
+    dtypes = {s.name: interface.dtype_arguments(s) for s in interface.tex_specs()}
+    assert dtypes["rmsnorm_fwd"] == {"otype": True}
+    assert {"output_dtype", "bias_type"} <= set(dtypes["generic_gemm"])
+    assert set(dtypes["fp8_transpose"]) == {"dtype"}
+    assert specs.functions["tex::gelu"] is tex.gelu
