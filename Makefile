@@ -30,8 +30,8 @@ setup: .venv/.ready  ## make .venv with everything in it (PYTHON=... picks the i
 	fi
 	@echo "[2/4] installing $(TORCH) (one to five minutes the first time)"
 	@$(PIP) install -c constraints.txt $(TORCH)
-	@echo "[3/4] installing opmux and its test tools (about a minute)"
-	@$(PIP) install -c constraints.txt -e ".[test]"
+	@echo "[3/4] installing opmux, its test tools and Transformer Engine's Python layer (about a minute)"
+	@$(PIP) install -c constraints.txt -e ".[test,te]"
 	@echo "[4/4] installing triton (under a minute)"
 	@$(PIP) install -c constraints.txt triton || \
 	  echo "triton could not be installed (reason above): going on without it, ops run on their PyTorch references"

@@ -23,6 +23,8 @@ install()
 def __getattr__(name: str) -> Any:
     if name.startswith("__"):
         raise AttributeError(name)
+    if not installed():
+        raise AttributeError(f"opmux.te was uninstalled, and '{name}' with it: opmux.te.install() brings it back")
     return getattr(importlib.import_module("transformer_engine.pytorch"), name)
 
 

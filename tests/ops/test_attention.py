@@ -69,7 +69,8 @@ def test_backward_is_the_gradient_of_the_definition(dtype):
         want = torch.autograd.grad(o, leaves, do.double())
         got = BACKWARD.reference(*sample.args)
         for name, g, w in zip(BACKWARD.out, got, want, strict=True):
-            close(g, w, f"{sample.id}: {name}", atol=3e-5)
+            # o is among the arguments, rounded: its error is in the gradients of q and k
+            close(g, w, f"{sample.id}: {name}", atol={torch.float16: 2e-3, torch.bfloat16: 2e-2}.get(dtype, 3e-5))
 
 
 @pytest.mark.parametrize("keys", [9, 21])
@@ -117,6 +118,27 @@ def test_results_lie_as_what_they_follow():
     assert dq.transpose(1, 2).is_contiguous() and dk.is_contiguous() and dv.transpose(1, 2).is_contiguous()
 
 
+def test_results_lie_with_the_batch_inside():
+    """As in [seq, batch, heads, dim], also where that is a slice of more."""
+    packed = [torch.randn(7, 2, h, 8).permute(1, 2, 0, 3) for h in (4, 2, 2)]
+    sliced = [t.permute(1, 2, 0, 3) for t in torch.randn(7, 2, 4, 3, 8).unbind(3)]
+    for q, k, v in (packed, sliced):
+        o, lse = FORWARD.reference(q, k, v, True)
+        results = (o, *BACKWARD.reference(torch.randn_like(o), q, k, v, o, lse, True, None))
+        assert all(t.permute(2, 0, 1, 3).is_contiguous() for t in results)
+        torch.testing.assert_close(o, FORWARD.reference(*(t.contiguous() for t in (q, k, v)), True)[0])
+
+
+def test_lse_may_be_of_more_keys_than_are_here():
+    q, k, v, do = (torch.randn(1, 2, 6, 8, dtype=torch.float64) for _ in range(4))
+    o, lse = FORWARD.reference(q, k, v)
+    want = BACKWARD.reference(do, q, k, v, o, lse, False, None)
+    parts = [BACKWARD.reference(do, q, k[:, :, h], v[:, :, h], o, lse, False, None) for h in (slice(4), slice(4, 6))]
+    torch.testing.assert_close(parts[0][0] + parts[1][0], want[0])
+    for i in (1, 2):
+        torch.testing.assert_close(torch.cat([parts[0][i], parts[1][i]], 2), want[i])
+
+
 def test_another_forward_will_do():
     """The backward takes o and lse from whoever computed them."""
     q, k, v = (torch.randn(1, 2, 5, 8) for _ in range(3))
@@ -146,5 +168,6 @@ def test_how_heads_are_grouped_is_said():
 
 def test_the_layout_of_a_projection_is_seq_first():
     x = torch.randn(2, 5, 4 * 8)
-    assert family.seq_first(x.view(2, 5, 4, 8).transpose(1, 2))
-    assert not family.seq_first(x.view(2, 4, 5, 8)) and not family.seq_first(torch.empty(8).expand(2, 4, 5, 8))
+    assert family.order(x.view(2, 5, 4, 8).transpose(1, 2)) == (0, 2, 1, 3)
+    assert family.order(x.view(5, 2, 4, 8).permute(1, 2, 0, 3)) == (2, 0, 1, 3)
+    assert family.order(x.view(2, 4, 5, 8)) == family.order(torch.empty(8).expand(2, 4, 5, 8)) == (0, 1, 2, 3)

@@ -12,12 +12,12 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from opmux.core.default import lift
 from opmux.core.library import fake_call
 from opmux.core.spec import Gradient, Tol, specs
-from opmux.specs import activation, norm
+from opmux.specs import activation, norm, tex_norm
 
 CPU = torch.device("cpu")
 DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 
-OPS = [s for s in specs.by_key.values() if s.family in ("norm", "activation")]
+OPS = [s for s in specs.by_key.values() if s.family in ("norm", "activation", "tex_norm")]
 PRIMITIVES = [s for s in OPS if s.space == "opmux"]
 FORWARDS = [s for s in PRIMITIVES if s.grad]
 BACKWARDS = [s for s in PRIMITIVES if not s.grad]
@@ -265,14 +265,14 @@ def test_forward_and_backward_are_linked_by_name(spec):
 
 
 def test_every_backward_has_a_forward_and_every_forward_a_truth():
-    assert {s.grad for s in FORWARDS} == {s.name for s in BACKWARDS}
+    assert {*(s.grad for s in FORWARDS), "rms_norm_bwd_add"} == {s.name for s in BACKWARDS}
     assert {s.name for s in FORWARDS} == {*TRUTH, "add_rms_norm"}
     assert {s.name for s in TEX} == set(TEX_TRUTH)
 
 
 @over(OPS)
 def test_ops_are_members_of_their_module(spec):
-    module = {"norm": norm, "activation": activation}[spec.family]
+    module = {"norm": norm, "activation": activation, "tex_norm": tex_norm}[spec.family]
     fn = getattr(module, spec.name)
     assert fn.spec is spec
     assert spec.reference.__module__ == module.__name__ and spec.reference.__name__ == spec.name
@@ -421,9 +421,10 @@ SIGNATURES = {
 def test_tex_signatures(spec):
     assert " ".join(spec.names) == SIGNATURES[spec.name]
     assert all(p.default is p.empty for p in params(spec))
-    assert set(spec.parts) == {
-        spec.name.replace("norm_fwd", "_norm").replace("norm_bwd", "_norm_bwd").removesuffix("_add")
-    }
+    part = spec.name.replace("norm_fwd", "_norm").replace("norm_bwd", "_norm_bwd")
+    forward = spec.name.endswith("_fwd")
+    assert {f"opmux::{part}", *([f"opmux::{part}_fp8"] if forward else [])} <= set(spec.parts)
+    assert forward or len(spec.parts) == 1
 
 
 @every_dtype
@@ -467,13 +468,13 @@ def test_ln_out_may_be_the_input_and_may_be_a_view(spec):
 
 def test_a_sum_is_rounded_once():
     """Rounding dx before the addition gives other numbers: these differ, and ours are the nearest ones."""
-    spec = norm.rmsnorm_bwd_add.spec
+    spec = tex_norm.rmsnorm_bwd_add.spec
     args = dict(zip(spec.names, spec.samples.at((37, 64), torch.bfloat16, CPU).args))
     got = reference(spec)(**args)[0]
     doubles = [a.double() if isinstance(a, Tensor) else a for a in args.values()]
     assert (got != TEX_TRUTH[spec.name](*doubles)[0].to(torch.bfloat16)).double().mean() < 1e-3
     add = args.pop("add")
-    assert (got != reference(norm.rmsnorm_bwd.spec)(**args)[0] + add).double().mean() > 0.01
+    assert (got != reference(tex_norm.rmsnorm_bwd.spec)(**args)[0] + add).double().mean() > 0.01
 
 
 OUT, MU, RSIGMA = torch.ones(2, 3, 4), torch.ones(6), torch.ones(6) / 2

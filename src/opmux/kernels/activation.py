@@ -18,7 +18,7 @@ from torch import Tensor
 from ..core.registry import impl
 from ..specs import activation as spec
 from .lib.config import Tiles, tunable
-from .lib.fp8 import cast_of, put, raise_to
+from .lib.fp8 import cast_of, note, put
 from .lib.launch import Launcher
 from .lib.plans import plans
 from .lib.rows import DEVICES, Room, Rows, cores, even_rows, packed, wide_of
@@ -136,7 +136,7 @@ MATHS = {
 
 
 def _one(
-    x_ptr, y_ptr, scale_ptr, amax_ptr, n,
+    x_ptr, y_ptr, scale_ptr, amax_ptr, inv_ptr, n,
     VALUE: tl.constexpr, CAST: tl.constexpr, WIDE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     o = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
@@ -144,11 +144,11 @@ def _one(
     b_x = tl.load(x_ptr + o, mask=m).to(WIDE)
     top = put(y_ptr + o, VALUE(b_x), m, scale_ptr, CAST)
     if CAST is not None:
-        raise_to(amax_ptr, top)
+        note(amax_ptr, inv_ptr, scale_ptr, top)
 
 
 def _one_bwd(
-    dy_ptr, x_ptr, dx_ptr, scale_ptr, amax_ptr, n,
+    dy_ptr, x_ptr, dx_ptr, scale_ptr, amax_ptr, inv_ptr, n,
     SLOPE: tl.constexpr, CAST: tl.constexpr, WIDE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     o = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
@@ -157,7 +157,7 @@ def _one_bwd(
     b_dy = tl.load(dy_ptr + o, mask=m).to(WIDE)
     top = put(dx_ptr + o, b_dy * SLOPE(b_x), m, scale_ptr, CAST)
     if CAST is not None:
-        raise_to(amax_ptr, top)
+        note(amax_ptr, inv_ptr, scale_ptr, top)
 
 
 @triton.jit
@@ -178,7 +178,7 @@ def _tile(n, FLAT: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
 
 
 def _gated(
-    a_ptr, b_ptr, y_ptr, scale_ptr, amax_ptr, a_stride, b_stride, n_rows, n,
+    a_ptr, b_ptr, y_ptr, scale_ptr, amax_ptr, inv_ptr, a_stride, b_stride, n_rows, n,
     FLAT: tl.constexpr, VALUE: tl.constexpr, CAST: tl.constexpr, WIDE: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
@@ -191,11 +191,11 @@ def _gated(
     b_b = tl.load(b_ptr + i_m * b_stride + o_n, mask=m).to(WIDE)
     top = put(y_ptr + i_m * n + o_n, VALUE(b_a) * b_b, m, scale_ptr, CAST)
     if CAST is not None:
-        raise_to(amax_ptr, top)
+        note(amax_ptr, inv_ptr, scale_ptr, top)
 
 
 def _gated_bwd(
-    dy_ptr, a_ptr, b_ptr, da_ptr, db_ptr, scale_ptr, amax_ptr,
+    dy_ptr, a_ptr, b_ptr, da_ptr, db_ptr, scale_ptr, amax_ptr, inv_ptr,
     dy_stride, a_stride, b_stride, d_stride, n_rows, n,
     FLAT: tl.constexpr, VALUE: tl.constexpr, SLOPE: tl.constexpr, CAST: tl.constexpr, WIDE: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
@@ -212,7 +212,7 @@ def _gated_bwd(
     top_a = put(da_ptr + i_m * d_stride + o_n, b_dy * b_b * SLOPE(b_a), m, scale_ptr, CAST)
     top_b = put(db_ptr + i_m * d_stride + o_n, b_dy * VALUE(b_a), m, scale_ptr, CAST)
     if CAST is not None:
-        raise_to(amax_ptr, tl.maximum(top_a, top_b))
+        note(amax_ptr, inv_ptr, scale_ptr, tl.maximum(top_a, top_b))
 
 
 def _biased(
@@ -228,7 +228,7 @@ def _biased(
 
 
 def _biased_bwd(
-    dy_ptr, x_ptr, b_ptr, dx_ptr, share_ptr, scale_ptr, amax_ptr, dy_stride, x_stride, n_rows, n,
+    dy_ptr, x_ptr, b_ptr, dx_ptr, share_ptr, scale_ptr, amax_ptr, inv_ptr, dy_stride, x_stride, n_rows, n,
     SLOPE: tl.constexpr, CAST: tl.constexpr, WIDE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """dx, and shares of its sums: program (i, j) takes the columns of block i and every P-th block of rows from j on.
@@ -265,14 +265,14 @@ def _biased_bwd(
     at = tl.program_id(1).to(tl.int64) * n + tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     tl.store(share_ptr + at, tl.sum(b_sum, 0), mask=tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N) < n)
     if CAST is not None:
-        raise_to(amax_ptr, top)
+        note(amax_ptr, inv_ptr, scale_ptr, top)
 
 
-one, one_bwd = Launcher(_one, tensors=4, sizes="n"), Launcher(_one_bwd, tensors=5, sizes="n")
-gated = Launcher(_gated, tensors=5, sizes="a_stride b_stride n", free="n_rows")
-gated_bwd = Launcher(_gated_bwd, tensors=7, sizes="dy_stride a_stride b_stride d_stride n", free="n_rows")
+one, one_bwd = Launcher(_one, tensors=5, sizes="n"), Launcher(_one_bwd, tensors=6, sizes="n")
+gated = Launcher(_gated, tensors=6, sizes="a_stride b_stride n", free="n_rows")
+gated_bwd = Launcher(_gated_bwd, tensors=8, sizes="dy_stride a_stride b_stride d_stride n", free="n_rows")
 biased = Launcher(_biased, tensors=3, sizes="x_stride n", free="n_rows")
-biased_bwd = Launcher(_biased_bwd, tensors=7, sizes="dy_stride x_stride n", free="n_rows")
+biased_bwd = Launcher(_biased_bwd, tensors=8, sizes="dy_stride x_stride n", free="n_rows")
 
 
 # ---- tiles ----------------------------------------------------------------------------------------------------------
@@ -364,7 +364,7 @@ def one_impls(act: str) -> dict[str, Callable[..., Any]]:
         out, launch, pack = _plan_one(act, x)
         y = out.on(x)
         if launch is not None:
-            launch(x.contiguous() if pack else x, y, None, None)
+            launch(x.contiguous() if pack else x, y, None, None, None)
         return y
 
     def backward(dy: Tensor, x: Tensor) -> Tensor:
@@ -373,7 +373,7 @@ def one_impls(act: str) -> dict[str, Callable[..., Any]]:
         if launch is not None:
             if pack:
                 dy, x = dy.contiguous(), x.contiguous()
-            launch(dy, x, dx, None, None)
+            launch(dy, x, dx, None, None, None)
         return dx
 
     return {act: forward, f"{act}_bwd": backward}
@@ -430,7 +430,7 @@ def mul_impls(act: str) -> dict[str, Callable[..., Any]]:
         if launch is not None:
             if pack:
                 a, b = packed(a), packed(b)
-            launch(a, b, y, None, None)
+            launch(a, b, y, None, None, None)
         return y
 
     def backward(dy: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
@@ -439,7 +439,7 @@ def mul_impls(act: str) -> dict[str, Callable[..., Any]]:
         if launch is not None:
             if pack:
                 dy, a, b = packed(dy), packed(a), packed(b)
-            launch(dy, a, b, da, db, None, None)
+            launch(dy, a, b, da, db, None, None, None)
         return da, db
 
     return {f"{act}_mul": forward, f"{act}_mul_bwd": backward}
@@ -450,7 +450,7 @@ def glu_impls(act: str) -> dict[str, Callable[..., Any]]:
         out, launch, pack = _plan_gated(act, True, False, x)
         y = out.on(x)
         if launch is not None:
-            launch(packed(x) if pack else x, None, y, None, None)
+            launch(packed(x) if pack else x, None, y, None, None, None)
         return y
 
     def backward(dy: Tensor, x: Tensor) -> Tensor:
@@ -459,7 +459,7 @@ def glu_impls(act: str) -> dict[str, Callable[..., Any]]:
         if launch is not None:
             if pack:
                 dy, x = packed(dy), packed(x)
-            launch(dy, x, None, dx, None, None, None)
+            launch(dy, x, None, dx, None, None, None, None)
         return dx
 
     return {f"{act}_glu": forward, f"{act}_glu_bwd": backward}
@@ -537,7 +537,7 @@ def bias_impls(act: str) -> dict[str, Callable[..., Any]]:
         if plan.pack:
             dy, x, bias = packed(dy), packed(x), None if bias is None else bias.contiguous()
         shares = plan.shares.on(x)
-        plan.launch(dy, x, bias, dx, shares, None, None)
+        plan.launch(dy, x, bias, dx, shares, None, None, None)
         plan.total(shares, dbias)
         return dx, dbias
 

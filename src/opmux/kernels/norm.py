@@ -17,7 +17,7 @@ from torch import Tensor
 from ..core.registry import impl
 from ..specs import norm as spec
 from .lib.config import Tiles, tunable
-from .lib.fp8 import cast_of, put, raise_to
+from .lib.fp8 import cast_of, note, put
 from .lib.launch import Launcher
 from .lib.plans import plans
 from .lib.rows import DEVICES, Room, Rows, even_rows, fits, inside, packed, programs, wide_of
@@ -33,7 +33,7 @@ def _add_pairs(a, b, c, d):
 
 
 def _fwd(
-    x_ptr, r_ptr, w_ptr, b_ptr, y_ptr, s_ptr, mean_ptr, rstd_ptr, scale_ptr, amax_ptr,
+    x_ptr, r_ptr, w_ptr, b_ptr, y_ptr, s_ptr, mean_ptr, rstd_ptr, scale_ptr, amax_ptr, inv_ptr,
     x_stride, r_stride, n_rows, n, eps, offset,
     CENTRED: tl.constexpr, CAST: tl.constexpr, WIDE: tl.constexpr, FULL: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
@@ -60,11 +60,11 @@ def _fwd(
         b_y += tl.load(b_ptr + o_n, mask=m_n, other=0.0).to(WIDE)
     top = put(y_ptr + i_m * n + o_n, b_y, m, scale_ptr, CAST)
     if CAST is not None:
-        raise_to(amax_ptr, top)
+        note(amax_ptr, inv_ptr, scale_ptr, top)
 
 
 def _fwd_pieces(
-    x_ptr, r_ptr, w_ptr, b_ptr, y_ptr, s_ptr, mean_ptr, rstd_ptr, scale_ptr, amax_ptr,
+    x_ptr, r_ptr, w_ptr, b_ptr, y_ptr, s_ptr, mean_ptr, rstd_ptr, scale_ptr, amax_ptr, inv_ptr,
     x_stride, r_stride, n_rows, n, eps, offset,
     CENTRED: tl.constexpr, CAST: tl.constexpr, WIDE: tl.constexpr, HOLD: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
@@ -128,11 +128,11 @@ def _fwd_pieces(
         if CAST is not None:
             top = tl.maximum(top, more)
     if CAST is not None:
-        raise_to(amax_ptr, top)
+        note(amax_ptr, inv_ptr, scale_ptr, top)
 
 
 def _fwd_team(
-    x_ptr, r_ptr, w_ptr, b_ptr, y_ptr, s_ptr, mean_ptr, rstd_ptr, scale_ptr, amax_ptr, board_ptr,
+    x_ptr, r_ptr, w_ptr, b_ptr, y_ptr, s_ptr, mean_ptr, rstd_ptr, scale_ptr, amax_ptr, inv_ptr, board_ptr,
     x_stride, r_stride, n_rows, n, eps, offset,
     CENTRED: tl.constexpr, CAST: tl.constexpr, WIDE: tl.constexpr, TEAM: tl.constexpr, FULL: tl.constexpr,
     BLOCK_N: tl.constexpr,
@@ -184,7 +184,7 @@ def _fwd_team(
         if CAST is not None:
             top = tl.maximum(top, more)
     if CAST is not None:
-        raise_to(amax_ptr, top)
+        note(amax_ptr, inv_ptr, scale_ptr, top)
 
 
 # ---- backward -------------------------------------------------------------------------------------------------------
@@ -373,11 +373,11 @@ def _bwd_columns(
 
 # ---- launching ------------------------------------------------------------------------------------------------------
 
-_forward_numbers = dict(tensors=10, sizes="x_stride r_stride n", free="n_rows eps offset")
+_forward_numbers = dict(tensors=11, sizes="x_stride r_stride n", free="n_rows eps offset")
 _backward_numbers = dict(tensors=10, sizes="dy_stride ds_stride x_stride n", free="n_rows offset")
 fwd, fwd_pieces = Launcher(_fwd, **_forward_numbers), Launcher(_fwd_pieces, **_forward_numbers)
 bwd, bwd_pieces = Launcher(_bwd, **_backward_numbers), Launcher(_bwd_pieces, **_backward_numbers)
-fwd_team = Launcher(_fwd_team, **_forward_numbers | {"tensors": 11})
+fwd_team = Launcher(_fwd_team, **_forward_numbers | {"tensors": 12})
 bwd_team = Launcher(_bwd_team, **_backward_numbers | {"tensors": 11})
 bwd_columns = Launcher(_bwd_columns, tensors=6, sizes="dy_stride x_stride n", free="n_rows")
 
@@ -516,8 +516,7 @@ def _forward(
     eps: float,
     offset: float,
     centred: bool,
-    scale: Tensor | None = None,
-    amax: Tensor | None = None,
+    *fp8: Tensor | None,
 ) -> tuple[Any, ...]:
     """The results of a forward that is not one simple launch, those that are wanted."""
     full, column, launch, pack, team, _ = how
@@ -533,7 +532,7 @@ def _forward(
             x, weight = packed(x), packed(weight)
             residual, bias = None if residual is None else packed(residual), None if bias is None else packed(bias)
         board = () if team is None else (team.board(x),)
-        launch(x, residual, weight, bias, y, s, mean, rstd, scale, amax, *board, float(eps), float(offset))
+        launch(x, residual, weight, bias, y, s, mean, rstd, *(fp8 or (None,) * 3), *board, float(eps), float(offset))
     return tuple(t for t in (y, s, mean, rstd) if t is not None)
 
 
@@ -644,7 +643,7 @@ def _backward(
 def rms_norm(x: Tensor, weight: Tensor, eps: float, offset: float) -> Any:
     how = _plan_forward("rms_norm", x, None, weight, None, False)
     if how.simple:
-        return how.launch(x, None, weight, None, None, None, None, None, float(eps), float(offset))
+        return how.launch(x, None, weight, None, None, None, None, None, None, float(eps), float(offset))
     return _forward(how, x, None, weight, None, eps, offset, False)
 
 
@@ -652,7 +651,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, offset: float) -> Any:
 def layer_norm(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float, offset: float) -> Any:
     how = _plan_forward("layer_norm", x, None, weight, bias, True)
     if how.simple:
-        return how.launch(x, None, weight, bias, None, None, None, float(eps), float(offset))
+        return how.launch(x, None, weight, bias, None, None, None, None, float(eps), float(offset))
     return _forward(how, x, None, weight, bias, eps, offset, True)
 
 
@@ -668,12 +667,12 @@ def _plan_kept(op: str, x: Tensor, weight: Tensor, bias: Tensor | None, centred:
 
 def _kept_rms_norm(x: Tensor, weight: Tensor, n: int, eps: float) -> Any:
     how = _plan_kept.below("rms_norm", x, weight, None, False, n)
-    return None if how is None else how.launch(x, None, weight, None, None, None, None, None, float(eps), 0.0)
+    return None if how is None else how.launch(x, None, weight, None, None, None, None, None, None, float(eps), 0.0)
 
 
 def _kept_layer_norm(x: Tensor, weight: Tensor, bias: Tensor | None, n: int, eps: float) -> Any:
     how = _plan_kept.below("layer_norm", x, weight, bias, True, n)
-    return None if how is None else how.launch(x, None, weight, bias, None, None, None, float(eps), 0.0)
+    return None if how is None else how.launch(x, None, weight, bias, None, None, None, None, float(eps), 0.0)
 
 
 # The ops for callers that are kernels of ATen: statistics keep the last dimension, as a view of them costs 1 us.
@@ -696,7 +695,7 @@ def rms_norm_bwd_add(dy: Tensor, x: Tensor, add: Tensor, weight: Tensor, rstd: T
 def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float, offset: float) -> Any:
     how = _plan_forward("add_rms_norm", x, residual, weight, None, False)
     if how.simple:
-        return how.launch(x, residual, weight, None, None, None, None, float(eps), float(offset))
+        return how.launch(x, residual, weight, None, None, None, None, None, float(eps), float(offset))
     return _forward(how, x, residual, weight, None, eps, offset, False)
 
 

@@ -48,11 +48,17 @@ def _place(starts_ptr, cu_ptr, i_b, i_s, length, n_edges, cp_rank, CP: tl.conste
 
 
 @triton.jit
+def _spread(b_x):
+    """The same numbers, each computed by one thread: a sum of one, which layouts are not carried through."""
+    return tl.sum(b_x[:, None], 1)
+
+
+@triton.jit
 def _table(angles_ptr, sin_ptr, o, m, WIDE: tl.constexpr):
     """Cosines and sines at these offsets; where there are none, those of no turn."""
     if sin_ptr is None:
         b_a = tl.load(angles_ptr + o, mask=m, other=0.0).to(WIDE)
-        return libdevice.cos(b_a), libdevice.sin(b_a)
+        return _spread(libdevice.cos(b_a)), _spread(libdevice.sin(b_a))
     else:
         b_c = tl.load(angles_ptr + o, mask=m, other=1.0).to(WIDE)
         return b_c, tl.load(sin_ptr + o, mask=m, other=0.0).to(WIDE)
@@ -60,6 +66,7 @@ def _table(angles_ptr, sin_ptr, o, m, WIDE: tl.constexpr):
 
 @triton.jit
 def _turned(b_u, b_v, b_ca, b_sa, b_cb, b_sb, BACK: tl.constexpr):
+    b_ca, b_sa, b_cb, b_sb = b_ca[None, :], b_sa[None, :], b_cb[None, :], b_sb[None, :]
     if BACK:
         return b_u * b_ca + b_v * b_sb, b_v * b_cb - b_u * b_sa
     else:
@@ -90,30 +97,31 @@ def _rope(
     o_y = (i_rb * yb + i_h * yh + i_g * yg)[:, None]
     m_r = m_r[:, None]
     if HALF > 0:
+        o_d = tl.arange(0, BLOCK_D)
+        m_d = tl.full([BLOCK_D], 1, tl.int1) if HALF == BLOCK_D else o_d < HALF
+        # what is to be turned is on its way before angles are looked at
+        if PAIRS:
+            o_p = tl.arange(0, 2 * BLOCK_D)[None, :]
+            m = m_r & (o_p >= 0) if HALF == BLOCK_D else m_r & (o_p < 2 * HALF)
+            b_x = tl.load(x_ptr + o_x + o_p * STEP, mask=m, other=0.0)
+            b_u, b_v = tl.split(tl.reshape(b_x, [BLOCK_R, BLOCK_D, 2]))
+        else:
+            m = m_r & m_d[None, :]
+            o_p = o_d[None, :]
+            b_u = tl.load(x_ptr + o_x + o_p * STEP, mask=m, other=0.0)
+            b_v = tl.load(x_ptr + o_x + (o_p + HALF) * STEP, mask=m, other=0.0)
         place = _place(starts_ptr, cu_ptr, i_b, i_s, length, n_edges, cp_rank, CP, BLOCK_B)
         there = (place >= 0) & (place < n_places)
         at = tl.where(there, place, 0) * ar + i_b * ab
-        o_d = tl.arange(0, BLOCK_D)
-        m_d = tl.full([BLOCK_D], 1, tl.int1) if HALF == BLOCK_D else o_d < HALF
         b_ca, b_sa = _table(angles_ptr, sin_ptr, at + (o_d * 2 if PAIRS else o_d), m_d & there, WIDE)
         b_cb, b_sb = _table(angles_ptr, sin_ptr, at + (o_d * 2 + 1 if PAIRS else o_d + HALF), m_d & there, WIDE)
-        b_ca, b_sa, b_cb, b_sb = b_ca[None, :], b_sa[None, :], b_cb[None, :], b_sb[None, :]
+        b_u, b_v = _turned(b_u.to(WIDE), b_v.to(WIDE), b_ca, b_sa, b_cb, b_sb, BACK)
         if PAIRS:
-            o_p = tl.arange(0, 2 * BLOCK_D)[None, :]
-            m = m_r & (o_p < 2 * HALF) if HALF != BLOCK_D else m_r & (o_p >= 0)
-            b_x = tl.load(x_ptr + o_x + o_p * STEP, mask=m, other=0.0).to(WIDE)
-            b_u, b_v = tl.split(tl.reshape(b_x, [BLOCK_R, BLOCK_D, 2]))
-            b_u, b_v = _turned(b_u, b_v, b_ca, b_sa, b_cb, b_sb, BACK)
             b_y = tl.reshape(tl.join(b_u, b_v), [BLOCK_R, 2 * BLOCK_D])
             tl.store(y_ptr + o_y + o_p, b_y.to(y_ptr.dtype.element_ty), mask=m)
         else:
-            m = m_r & m_d[None, :]
-            o_d = o_d[None, :]
-            b_u = tl.load(x_ptr + o_x + o_d * STEP, mask=m, other=0.0).to(WIDE)
-            b_v = tl.load(x_ptr + o_x + (o_d + HALF) * STEP, mask=m, other=0.0).to(WIDE)
-            b_u, b_v = _turned(b_u, b_v, b_ca, b_sa, b_cb, b_sb, BACK)
-            tl.store(y_ptr + o_y + o_d, b_u.to(y_ptr.dtype.element_ty), mask=m)
-            tl.store(y_ptr + o_y + o_d + HALF, b_v.to(y_ptr.dtype.element_ty), mask=m)
+            tl.store(y_ptr + o_y + o_p, b_u.to(y_ptr.dtype.element_ty), mask=m)
+            tl.store(y_ptr + o_y + o_p + HALF, b_v.to(y_ptr.dtype.element_ty), mask=m)
     if REST > 0:
         o_e = 2 * HALF + tl.arange(0, BLOCK_E)[None, :]
         m = m_r & (o_e < 2 * HALF + REST)
@@ -131,7 +139,7 @@ def tiles(rows: int, width: int, dtype: torch.dtype) -> Tiles:
     """So many heads a program: more of them share a sine, fewer leave room for more programs."""
     most = max(1, 16384 // (width * max(1, dtype.itemsize // 2)))
     block = min(triton.next_power_of_2(rows), most)
-    return Tiles(min(256, max(64, block * width // 32)), BLOCK_R=block)
+    return Tiles(min(128, max(32, block * width // 64)), BLOCK_R=block)
 
 
 # ---- what follows from the look of the tensors ----------------------------------------------------------------------

@@ -471,11 +471,18 @@ def check_quantizer(
         raise ValueError(
             f"{op}: {quantizer_name}.block_scaling_dim must be 1 or 2; got {quantizer.block_scaling_dim}"
         )  # fmt: skip
-    elif kind in STEPS:
-        (m, k), step = matrix(value.shape), STEPS[kind]
-        if k % step or (m % step and (kind == "mxfp8" or quantizer.columnwise_usage)):
-            shape = tuple(value.shape)
-            raise ValueError(f"{op}: {name} must have rows and columns in multiples of {step}, for {kind}; got {shape}")
+    check_steps(op, name, value.shape, quantizer)
+
+
+def check_steps(op: str, name: str, shape: Any, quantizer: Any) -> None:
+    """Refuse a shape that is not made of whole blocks, for the formats where it must be."""
+    kind = kind_of(quantizer, op)
+    if kind not in STEPS:
+        return
+    (m, k), step = matrix(shape), STEPS[kind]
+    if k % step or (m % step and (kind == "mxfp8" or quantizer.columnwise_usage)):
+        found = f"rows and columns in multiples of {step}, for {kind}; got {tuple(shape)}"
+        raise ValueError(f"{op}: {name} must have {found}")
 
 
 def check_output(op: str, quantizer: Any, output: Any) -> None:
@@ -606,11 +613,11 @@ def plain(value: Any, dtype: torch.dtype | None = None, columnwise: bool = False
     kind = tensor_kind(value)
     if kind is None:
         return value if dtype is None or value.dtype is dtype else value.to(dtype)
-    dtype = dtype or getattr(value, "_dtype", None) or value.dtype
+    to: torch.dtype = value._dtype if dtype is None else dtype
     if kind == "fp8":
-        return _plain_fp8(value, dtype, columnwise)
+        return _plain_fp8(value, to, columnwise)
     if kind == "nvfp4":
-        return _plain_fp4(value, dtype, columnwise)
+        return _plain_fp4(value, to, columnwise)
     fp8 = torch_dtype(value._fp8_dtype)
     columnwise = value._rowwise_data is None or (columnwise and value._columnwise_data is not None)
     data = value._columnwise_data if columnwise else value._rowwise_data
@@ -618,10 +625,10 @@ def plain(value: Any, dtype: torch.dtype | None = None, columnwise: bool = False
     if data is None:
         raise ValueError(f"dequantize: input must hold data; got a {type_name(value)} without any")
     if kind == "block":
-        return fp8_blocks_uncast(data, scales, fp8, value._is_2D_scaled, columnwise, dtype)
+        return fp8_blocks_uncast(data, scales, fp8, value._is_2D_scaled, columnwise, to)
     if getattr(value, "_with_gemm_swizzled_scales", False):
         raise NotSupported("dequantize: scales of MXFP8 that are swizzled")
-    return mxfp8_uncast(data, scales, fp8, columnwise, dtype)
+    return mxfp8_uncast(data, scales, fp8, columnwise, to)
 
 
 def _plain_fp8(value: Any, dtype: torch.dtype, columnwise: bool) -> Tensor:

@@ -49,7 +49,7 @@ NVTE_QKV_Layout = _enum(
     "SB3HD SBH3D SBHD_SB2HD SBHD_SBH2D SBHD_SBHD_SBHD BS3HD BSH3D BSHD_BS2HD BSHD_BSH2D BSHD_BSHD_BSHD "
     "T3HD TH3D THD_T2HD THD_TH2D THD_THD_THD SBHD_BSHD_BSHD BSHD_SBHD_SBHD THD_BSHD_BSHD THD_SBHD_SBHD "
     "Paged_KV_BSHD_BSHD_BSHD Paged_KV_BSHD_SBHD_SBHD Paged_KV_SBHD_BSHD_BSHD Paged_KV_SBHD_SBHD_SBHD "
-    "Paged_KV_THD_BSHD_BSHD Paged_KV_THD_SBHD_SBHD BHSD_BHSD_BHSD",
+    "Paged_KV_THD_BSHD_BSHD Paged_KV_THD_SBHD_SBHD BHSD_BHSD_BHSD QKV_Layout_NOT_SET",
     prefix="NVTE_",
 )
 NVTE_Fused_Attn_Backend = _enum(
@@ -62,13 +62,19 @@ CommOverlapAlgo = _enum(
     "BULK_OVERLAP_AG BULK_OVERLAP_RS SPLIT_PIPELINED_AG_P2P SPLIT_PIPELINED_RS SPLIT_PIPELINED_RS_P2P ATOMIC_GEMM_RS "
     "ATOMIC_GEMM_AG_P2P ATOMIC_GEMM_RS_P2P EXTERNAL_BULK_OVERLAP_AG",
 )
+NVTEScalingMode = _enum(
+    "NVTEScalingMode",
+    "DELAYED_TENSOR_SCALING MXFP8_1D_SCALING BLOCK_SCALING_1D BLOCK_SCALING_2D NVFP4_1D_SCALING",
+    prefix="NVTE_",
+    NVTE_INVALID_SCALING=100,
+)
 NVTERoutingMapFormat = _enum("NVTERoutingMapFormat", "BYTEMAP BITMAP_U8")
 NVTEQBHistogramMode = _enum("NVTEQBHistogramMode", "TWO_KERNEL FUSED_ATOMIC")
 
 ENUMS = (
     DType, FP8FwdTensors, FP8BwdTensors, NVTE_Bias_Type, NVTE_Mask_Type, NVTE_Softmax_Type, NVTE_QKV_Format,
     NVTE_QKV_Layout, NVTE_Fused_Attn_Backend, Float8BlockScaleTensorFormat, CommOverlapType, CommOverlapAlgo,
-    NVTERoutingMapFormat, NVTEQBHistogramMode,
+    NVTERoutingMapFormat, NVTEQBHistogramMode, NVTEScalingMode,
 )  # fmt: skip
 
 # ---- dtypes by their numbers ----------------------------------------------------------------------------------------

@@ -8,7 +8,8 @@ are fewer keys than queries the first queries see none. A query that sees nothin
 
 It computes in float32 (float64 for float64 inputs) and rounds once, into fresh results. o and dq lie in memory as q
 does, dk as k, dv as v: contiguous, or, where the sequence has the greater stride than the heads, as a contiguous
-[batch, seq, heads, dim], which is what projections give and kernels write.
+[batch, seq, heads, dim] or, where it has the greatest of all, [seq, batch, heads, dim]. Those are what projections give
+and kernels write.
 """
 
 from collections.abc import Iterator
@@ -85,16 +86,18 @@ def check(
             raise ValueError(f"{op}: {name} must be {dtype_name(q.dtype)}, the dtype of q; got {dtype_name(t.dtype)}")
 
 
-def seq_first(t: Tensor) -> bool:
-    """Whether a tensor lies as [batch, seq, heads, dim]; the results that follow it then do."""
-    return t.stride(1) < t.stride(2)
+def order(t: Tensor) -> tuple[int, int, int, int]:
+    """The order in which results that follow a tensor lie: its dimensions, the outermost first."""
+    b, h, s, _ = t.stride()
+    if h >= s:
+        return (0, 1, 2, 3)
+    return (2, 0, 1, 3) if h <= b < s else (0, 2, 1, 3)
 
 
 def room(like: Tensor, dim: int | None = None) -> Tensor:
     """A result to be: like a tensor in shape (but for another dim), dtype and order."""
     shape = (*like.shape[:3], like.shape[3] if dim is None else dim)
-    order = (0, 2, 1, 3) if seq_first(like) else (0, 1, 2, 3)
-    return torch.empty_permuted(shape, order, dtype=like.dtype, device=like.device)
+    return torch.empty_permuted(shape, order(like), dtype=like.dtype, device=like.device)
 
 
 def _grouped(t: Tensor, kv_heads: int) -> Tensor:
@@ -265,16 +268,17 @@ def _fake_bwd(
 def attention_bwd(
     do: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, causal: bool, scale: float | None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """p = exp(s - lse), dp = do v^T, ds = p * (dp - sum(p * dp)) * scale: dq = ds k, dk = ds^T q, dv = p^T do.
+    """p = exp(s - lse), dp = do v^T, ds = p * (dp - sum(do * o)) * scale: dq = ds k, dk = ds^T q, dv = p^T do.
 
-    sum(p * dp) is sum(do * o), which is why o is among the arguments.
+    lse and o are the forward's. They may be those of more keys than are here, as where a sequence's keys lie on several
+    devices: the gradients are then these keys' part of the whole, which sum(p * dp) would not give.
     """
     check("attention_bwd", q, k, v, o, do, lse)
     groups, factor = k.shape[1], scale_of(q, scale)
     x, y, z = (_grouped(wide(t), groups) for t in (q, k, v))
     g = _grouped(do.to(x.dtype), groups)
     p = _probabilities(_scores(x, y, causal, factor), lse.to(x.dtype).reshape(g.shape[:-1]))
-    dp = g @ z.mT
-    ds = p * (dp - (p * dp).sum(-1, keepdim=True)) * factor
+    total = (g * _grouped(o.to(x.dtype), groups)).sum(-1, keepdim=True)
+    ds = p * (g @ z.mT - total) * factor
     dq, dk, dv = ds @ y, (ds.mT @ x).sum(2), (p.mT @ g).sum(2)
     return room(q).copy_(dq.flatten(1, 2)), room(k).copy_(dk), room(v).copy_(dv)

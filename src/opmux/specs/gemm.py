@@ -146,8 +146,8 @@ def check_matrices(op: str, a: Tensor, b: Tensor, trans_a: bool, trans_b: bool) 
     """Refuse what is no product of two matrices of one dtype and device; the sizes M, N, K where it is."""
     sa, sb, dtype = a.shape, b.shape, a.dtype
     if len(sa) == len(sb) == 2 and dtype is b.dtype and dtype in FLOATS and a.device == b.device:
-        (m, k), (l, n) = sa[::-1] if trans_a else sa, sb[::-1] if trans_b else sb
-        if k == l:
+        (m, k), (other, n) = sa[::-1] if trans_a else sa, sb[::-1] if trans_b else sb
+        if k == other:
             return m, n, k
     for name, t in (("a", a), ("b", b)):
         check_dtype(op, name, t.dtype)
@@ -202,14 +202,10 @@ def with_bias(y: Tensor, bias: Tensor | None) -> Tensor:
     return y if bias is None else y + bias.to(y.dtype)
 
 
-def gemm_flops(a: Tensor, b: Tensor, *rest: Any, trans_a: bool = False) -> int:
-    """2 M N K, which is 2 sqrt(MK * NK * MN): of a and b alone, K being what they share either way."""
-    return 2 * a.numel() * b.numel() // max(_shared(a, b, rest), 1)
-
-
-def _shared(a: Tensor, b: Tensor, rest: tuple[Any, ...]) -> int:
-    turned = [v for v in rest if isinstance(v, bool)]
-    return a.shape[0] if turned and turned[0] else a.shape[1]
+def gemm_flops(a: Tensor, b: Tensor, *rest: Any) -> int:
+    """2 M N K: the first flag among the further arguments says which side of a is K."""
+    turned = next((v for v in rest if isinstance(v, bool)), False)
+    return 2 * a.numel() * b.numel() // max(a.shape[0 if turned else 1], 1)
 
 
 def _gemm_args(d: Draw) -> dict[str, Any]:
@@ -401,6 +397,7 @@ def gemm_add_(
 # ---- products of FP8 ------------------------------------------------------------------------------------------------
 
 FP8 = (torch.float8_e4m3fn, torch.float8_e5m2)
+FP8_SUMS = (torch.float16, torch.bfloat16, torch.float32)
 BLOCK = 128
 
 
@@ -422,8 +419,8 @@ def check_fp8(
         if t is not b and t.dtype is not torch.float32:
             raise TypeError(f"{op}: {name} must be float32; got {dtype_name(t.dtype)}")
     check_beside(op, "bias", bias, (n,), "a number for each column of the product", a)
-    if out_dtype not in FLOATS:
-        check_dtype(op, "out_dtype", out_dtype)
+    if out_dtype not in FP8_SUMS:
+        raise TypeError(f"{op}: out_dtype must be float16, bfloat16 or float32; got {dtype_name(out_dtype)}")
     return m, n, k
 
 
@@ -468,7 +465,7 @@ def _fp8_args(d: Draw) -> dict[str, Any]:
         "a_scale": torch.full((1,), 0.25, device=d.device),
         "b_scale": torch.full((1,), 0.3 * max(k, 1) ** -0.5, device=d.device),
         "bias": _drawn(d, "bias", (n,)) if d.option("bias") else None,
-        "out_dtype": d.dtype,
+        "out_dtype": torch.float32 if d.dtype is torch.float64 else d.dtype,
     }
 
 
@@ -498,7 +495,7 @@ def wrong_fp8(good: Maker, *more: tuple[str, Callable[[Any], Any], str]) -> BadS
         ("a_scale", lambda t: t.half(), "a_scale must be float32; got float16"),
         ("b_scale", lambda t: t.to("meta" if t.is_cpu else "cpu"), "b_scale must be on .*, the device of a"),
         ("bias", lambda t: t[:-1], r"bias must have shape \(24,\).*got \(23,\)"),
-        ("out_dtype", lambda t: torch.int8, "out_dtype must be float16, .*; got int8"),
+        ("out_dtype", lambda t: torch.int8, "out_dtype must be float16, bfloat16 or float32; got int8"),
         *more,
     )
 
@@ -532,8 +529,7 @@ def scaled_gemm(
     `fast` allows sums of fewer bits than float32, where a chip has them.
     """
     check_scaled("scaled_gemm", a, b, a_scale, b_scale, bias, out_dtype)
-    inside = torch.float64 if out_dtype is torch.float64 else torch.float32
-    y = (a.to(inside) @ b.to(inside).mT) * (a_scale.reshape(()) * b_scale.reshape(()))
+    y = (a.float() @ b.float().mT) * (a_scale.reshape(()) * b_scale.reshape(()))
     return rounded(with_bias(y, bias), out_dtype)
 
 
@@ -545,7 +541,7 @@ def _block_args(d: Draw) -> dict[str, Any]:
     scale = lambda name: _drawn(d, f"{name} scale", (-(-rows[name][1] // rows[name][0]), -(-k // BLOCK))).float()
     return {
         "a": of["a"], "b": of["b"], "a_scale": scale("a").abs(), "b_scale": scale("b").abs() * 0.1, "bias": of["bias"],
-        "a_rows": rows["a"][0], "b_rows": rows["b"][0], "out_dtype": d.dtype,
+        "a_rows": rows["a"][0], "b_rows": rows["b"][0], "out_dtype": of["out_dtype"],
     }  # fmt: skip
 
 
@@ -589,6 +585,5 @@ def block_scaled_gemm(
 ) -> Tensor:
     """y = a b^T + bias, with a [M, K] and b [N, K] in FP8; each 1x128 or 128x128 of them has a scale in float32."""
     check_block_scaled("block_scaled_gemm", a, b, a_scale, b_scale, bias, a_rows, b_rows, out_dtype)
-    inside = torch.float64 if out_dtype is torch.float64 else torch.float32
-    x, w = a.to(inside) * each(a_scale, a_rows, a.shape), b.to(inside) * each(b_scale, b_rows, b.shape)
+    x, w = a.float() * each(a_scale, a_rows, a.shape), b.float() * each(b_scale, b_rows, b.shape)
     return rounded(with_bias(x @ w.mT, bias), out_dtype)

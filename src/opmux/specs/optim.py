@@ -485,7 +485,7 @@ def multi_tensor_adam_fp8(
             written(p.view(torch.uint8), bytes_of(w * scale.reshape(()), fp8_dtype))
             if w.numel():
                 written(amax, torch.maximum(amax.reshape(()), magnitudes(w).max()))
-            written(scale_inv, inverse(scale))
+                written(scale_inv, inverse(scale))
 
 
 def check_fp8(op: str, dtype: Any) -> None:
@@ -618,8 +618,9 @@ def multi_tensor_sgd(
                 written(kept, moving, skip)
             if wd and wd_after_momentum:
                 value = value + wd * weight
+            weight = weight - lr * value
             for t in (w, *copy):
-                written(t, weight - lr * value, skip)
+                written(t, weight, skip)
 
 
 # ---- scales ---------------------------------------------------------------------------------------------------------

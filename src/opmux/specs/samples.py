@@ -12,7 +12,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..core.errors import NotSupported
 from ..core.spec import BadSample, BadSamples, Sample
 
 Shape = tuple[int, ...]
@@ -190,7 +189,7 @@ WRONG: dict[str, tuple[Callable[[Any], Any], type[Exception], str]] = {
     "list": (lambda t: [t], TypeError, "must be a Tensor.*got list"),
     "text": (lambda v: "float32", TypeError, "must be a torch.dtype.*got 'float32'"),
     "int8": (lambda v: torch.int8, TypeError, "must be float16, bfloat16, float32 or float64; got int8"),
-    "given": (lambda v: object(), NotSupported, "must be None.*no quantized output yet"),
+    "given": (lambda v: object(), TypeError, "must be None or one of Float8Quantizer, .*got object"),
 }
 
 

@@ -1,7 +1,10 @@
 """tex's activations: NVIDIA's names and signatures over the ops of `activation`.
 
 A module of its own, as half of the names are also those of our ops: `gelu(input, quantizer)` here, `gelu(x)` there. An
-op is a template below with its part (the op of ours that computes it) put in; none has a quantized output yet.
+op is a template below with its parts put in: the op of ours that computes it, and the one that also casts to float8,
+for a quantizer whose scale is known beforehand. Results for other quantizers are quantized afterwards.
+
+A good call goes straight to its part: arguments are looked at again, under tex's names, only where that refuses them.
 """
 
 import types
@@ -11,44 +14,74 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ..core.errors import NotSupported
 from ..core.spec import op
-from . import activation
+from . import activation, fused_quant
 from ._numeric import check_alike
+from ._quantized import check_quantizer, quantized
+from .fused_quant import fp8_of, fp8_tensor, fuses
 from .samples import Draw, Maker, errors
 
 # What differs between the ops made of one template: each sees values of its own under these names.
 NAME: str = ""
+ACT: str = ""
 PART: Callable[..., Any] = activation.gelu
+FUSED: Callable[..., Any] = fused_quant.act_fp8
 CHECK: Callable[..., None] = check_alike
 
 
-def unquantized(op: str, quantizer: Any) -> None:
-    if quantizer is not None:
-        got = type(quantizer).__name__
-        raise NotSupported(f"{op}: quantizer must be None, as {op} has no quantized output yet; got {got}")
-
-
-def forward(input: Tensor, quantizer: Any) -> Tensor:
+def forward(input: Tensor, quantizer: Any) -> Any:
     with torch.no_grad():
-        unquantized(NAME, quantizer)
+        if quantizer is None:
+            try:
+                return PART(input)
+            except (TypeError, ValueError):
+                CHECK(NAME, "input", input)
+                raise
         CHECK(NAME, "input", input)
-        return PART(input)
+        check_quantizer(NAME, one_half(input) if CHECK is activation.check_halves else input, quantizer, "input")
+        if fuses(quantizer):
+            y, inverse = FUSED(input, quantizer.scale, quantizer.amax, fp8_of(quantizer), ACT)
+            return fp8_tensor(quantizer, y, inverse, input.dtype)
+        return quantized(PART(input), quantizer)
 
 
-def backward(grad: Tensor, fwd_input: Tensor, quantizer: Any) -> Tensor:
+def backward(grad: Tensor, fwd_input: Tensor, quantizer: Any) -> Any:
     with torch.no_grad():
-        unquantized(NAME, quantizer)
+        if quantizer is None:
+            try:
+                return PART(grad, fwd_input)
+            except (TypeError, ValueError):
+                CHECK(NAME, "fwd_input", fwd_input, grad=grad)
+                raise
         CHECK(NAME, "fwd_input", fwd_input, grad=grad)
-        return PART(grad, fwd_input)
+        check_quantizer(NAME, fwd_input, quantizer, "fwd_input")
+        if fuses(quantizer):
+            dx, inverse = FUSED(grad, fwd_input, quantizer.scale, quantizer.amax, fp8_of(quantizer), ACT)
+            return fp8_tensor(quantizer, dx, inverse, fwd_input.dtype)
+        return quantized(PART(grad, fwd_input), quantizer)
 
 
-def backward_with_bias(grad: Tensor, fwd_input: Tensor, quantizer: Any) -> list[Tensor]:
+def backward_with_bias(grad: Tensor, fwd_input: Tensor, quantizer: Any) -> list[Any]:
     with torch.no_grad():
-        unquantized(NAME, quantizer)
+        if quantizer is None:
+            try:
+                dact, dbias = PART(grad, fwd_input)
+            except (TypeError, ValueError):
+                CHECK(NAME, "fwd_input", fwd_input, grad=grad)
+                raise
+            return [dbias if dbias.dtype is grad.dtype else dbias.to(grad.dtype), dact]
         CHECK(NAME, "fwd_input", fwd_input, grad=grad)
+        check_quantizer(NAME, fwd_input, quantizer, "fwd_input")
+        if fuses(quantizer):
+            scale, amax = quantizer.scale, quantizer.amax
+            dx, inverse, dbias = FUSED(grad, fwd_input, scale, amax, fp8_of(quantizer), ACT)
+            return [dbias.to(grad.dtype), fp8_tensor(quantizer, dx, inverse, fwd_input.dtype)]
         dact, dbias = PART(grad, fwd_input)
-        return [dbias.to(grad.dtype), dact]
+        return [dbias.to(grad.dtype), quantized(dact, quantizer)]
+
+
+def one_half(x: Tensor) -> Tensor:
+    return activation.halves(x)[0]
 
 
 def as_list(value: Any) -> Any:
@@ -60,6 +93,7 @@ class Form(NamedTuple):
 
     template: Callable[..., Any]
     part: str  # the op of ours, of an activation
+    fused: str  # the one that casts too, of them all
     check: Callable[..., None]
     out: str
     doc: str
@@ -70,11 +104,12 @@ class Form(NamedTuple):
 GRAD_WRONG = {"grad": "short ints away", "fwd_input": "ints", "quantizer": "given"}
 ROW_WRONG = {**GRAD_WRONG, "fwd_input": "ints 0-dim"}
 FORMS = {
-    "": Form(forward, "{act}", check_alike, "y", "f(input)", {"input": "ints", "quantizer": "given"}),
-    "d": Form(backward, "{act}_bwd", check_alike, "dx", "grad * f'(fwd_input)", GRAD_WRONG),
+    "": Form(forward, "{act}", "act_fp8", check_alike, "y", "f(input)", {"input": "ints", "quantizer": "given"}),
+    "d": Form(backward, "{act}_bwd", "act_bwd_fp8", check_alike, "dx", "grad * f'(fwd_input)", GRAD_WRONG),
     "dbias_d": Form(
         backward_with_bias,
         "{act}_bias_bwd",
+        "act_bias_bwd_fp8",
         activation.check_bias,
         "dbias dact",
         "[dbias, dact]: dact = grad * f'(fwd_input), dbias its sum over rows before rounding, in grad's dtype",
@@ -84,6 +119,7 @@ FORMS = {
     "glu": Form(
         forward,
         "{act}_glu",
+        "glu_fp8",
         activation.check_halves,
         "y",
         "f(a) * b, with a and b the halves of the last dimension of input",
@@ -92,6 +128,7 @@ FORMS = {
     "dglu": Form(
         backward,
         "{act}_glu_bwd",
+        "glu_bwd_fp8",
         activation.check_halves,
         "dx",
         "[da, db] = [grad * b * f'(a), grad * f(a)], with a and b the halves of the last dimension of fwd_input",
@@ -127,7 +164,8 @@ def named(of: Maker, names: dict[str, str]) -> Maker:
 def declare(name: str, form: Form, act: str) -> None:
     part: Any = getattr(activation, form.part.format(act=act))
     lead = "input" if form.template is forward else "fwd_input"
-    own = {**globals(), "NAME": name, "PART": part, "CHECK": form.check}
+    fused = getattr(fused_quant, form.fused)
+    own = {**globals(), "NAME": name, "ACT": act, "PART": part, "FUSED": fused, "CHECK": form.check}
     code: Any = form.template
     fn = types.FunctionType(code.__code__, own, name)
     fn.__annotations__ = form.template.__annotations__

@@ -1,8 +1,8 @@
 """tex's attention: NVIDIA's fused attention over `attention` and `masked_attention`, and what moves its tensors about.
 
 A call without anything special (dense formats, no padding, bias, dropout or window, vanilla softmax) is the primitive
-`attention` on views, so that a library's kernel reads q, k and v where they lie and writes o as tex wants it. Sequences
-packed one after another ("thd") without gaps are `attention_varlen`. All else is computed by the definition, in full.
+`attention` on views, so that a library's kernel reads q, k and v where they lie and writes o as tex wants it. All else
+is computed by the definition, in full.
 
 FP8 attention is emulated: what is quantized is dequantized, computed on, and quantized again where a delayed-scaling
 quantizer asks for it (with current scaling and MXFP8 NVIDIA's own results are in high precision). The probabilities and
@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from ..core.errors import NotSupported
-from ..core.spec import Sample, op
+from ..core.spec import Sample, Samples, op
 from ._layouts import (
     DENSE,
     FORMATS,
@@ -36,17 +36,679 @@ from ._masked_attention import ALIBI, NO_BIAS, Gradients, Masking, masked_backwa
 from ._numeric import FLOATS, wide
 from ._quantized import is_quantized, kind_of, plain, quantized, tensor_kind, wrapped_fp8
 from ._tex import (
-    DTYPES,
     NVTE_Bias_Type,
     NVTE_Fused_Attn_Backend,
     NVTE_Mask_Type,
+    NVTE_QKV_Format,
+    NVTE_QKV_Layout,
     NVTE_Softmax_Type,
     check_choice,
     check_int,
     check_list,
     check_number,
     check_tensor,
+    torch_dtype,
     type_name,
 )
-from .attention import attention, attention_bwd
+from .attention import TOL, attention, attention_bwd
 from .random import next_seed
+
+# Masks by number: whether sequences have lengths of their own, whether a query sees no later keys, and whether those are
+# counted from the end of both.
+MASKS: dict[int, tuple[bool, bool, bool]] = {
+    int(m): ("PADDING" in n, "CAUSAL" in n, "BOTTOM_RIGHT" in n) for n, m in NVTE_Mask_Type.__members__.items()
+}
+BIASES = {int(m): int(m) for m in NVTE_Bias_Type}
+BIASED = (int(NVTE_Bias_Type.NVTE_PRE_SCALE_BIAS), int(NVTE_Bias_Type.NVTE_POST_SCALE_BIAS))
+VANILLA = int(NVTE_Softmax_Type.NVTE_VANILLA_SOFTMAX)
+OFF_BY_ONE = int(NVTE_Softmax_Type.NVTE_OFF_BY_ONE_SOFTMAX)
+SOFTMAXES = {int(m): int(m) for m in NVTE_Softmax_Type}
+INTS = (torch.int32, torch.int64)
+
+
+# ---- what must be refused -------------------------------------------------------------------------------------------
+
+
+def known(op: str, name: str, value: Any, table: dict[int, Any], what: str) -> Any:
+    """What a table has for a member of an enum, whoever's enum it is."""
+    try:
+        return table[value]
+    except (KeyError, TypeError):
+        pass
+    try:
+        return table[int(value)]
+    except (KeyError, TypeError, ValueError):
+        raise ValueError(f"{op}: {name} must be a member of {what}; got {value!r}") from None
+
+
+def check_window(op: str, window: Any) -> tuple[int, int]:
+    if not isinstance(window, (tuple, list)) or len(window) != 2:
+        raise TypeError(f"{op}: window_size must be two ints, (left, right); got {window!r}")
+    for i, side in enumerate(window):
+        check_int(op, f"window_size[{i}]", side, least=-1)
+    return window[0], window[1]
+
+
+def check_probability(op: str, p: Any) -> None:
+    check_number(op, "p_dropout", p)
+    if not 0 <= p <= 1:
+        raise ValueError(f"{op}: p_dropout must be from 0 to 1; got {p}")
+
+
+def check_lengths(op: str, name: str, value: Any, b: int | None, on: Tensor, optional: bool = False) -> None:
+    """Of cumulative lengths: [sequences + 1]."""
+    shape = None if b is None else (b + 1,)
+    check_tensor(op, name, value, dtypes=INTS, dims=1, shape=shape, on=on, optional=optional)
+    if value is not None and not value.shape[0]:
+        raise ValueError(f"{op}: {name} must have shape (sequences + 1,); got (0,)")
+
+
+def numbers(op: str, name: str, value: Any, fmt: str, dtype: torch.dtype | None = None) -> Tensor:
+    """A tensor of a format, dequantized (to that dtype) where it is not plain."""
+    if is_quantized(value):
+        kind = tensor_kind(value)
+        if kind == "nvfp4" or getattr(value, "_with_gemm_swizzled_scales", False):
+            raise NotSupported(
+                f"{op}: {name} must not be NVFP4, nor MXFP8 with swizzled scales; got {type_name(value)}"
+            )
+        value = plain(value, dtype)
+    check_tensor(op, name, value)
+    if value.dim() != len(fmt):
+        raise ValueError(f"{op}: {name} must be [{', '.join(fmt)}], as its layout says; got {tuple(value.shape)}")
+    return value
+
+
+def sizes(fmt: str, t: Tensor) -> tuple[int, int, int]:
+    """Batch (of "thd": 0), heads and tokens."""
+    if fmt == "thd":
+        return 0, t.shape[1], t.shape[0]
+    b, h, s, _ = TO_BHSD[fmt]
+    return t.shape[b], t.shape[h], t.shape[s]
+
+
+def check_qkv(op: str, layout: Layout, q: Tensor, k: Tensor, v: Tensor) -> None:
+    """Refuse what does not fit together: dtypes, devices, heads, dims, batches."""
+    for name, t in (("K", k), ("V", v)):
+        if t.dtype != q.dtype:
+            raise ValueError(f"{op}: {name} must have the dtype of Q, {q.dtype}; got {t.dtype}")
+        if t.device != q.device:
+            raise ValueError(f"{op}: {name} must be on {q.device}, the device of Q; got {t.device}")
+    if k.shape[-1] != q.shape[-1]:
+        raise ValueError(f"{op}: K must have the head dim of Q, {q.shape[-1]}; got {k.shape[-1]}")
+    if v.shape[:-1] != k.shape[:-1]:
+        raise ValueError(f"{op}: V must have the shape of K, {tuple(k.shape)}, but for the last; got {tuple(v.shape)}")
+    (b, h, _), (n, groups, _) = sizes(layout.q, q), sizes(layout.kv, k)
+    if not groups or h % groups:
+        raise ValueError(f"{op}: K must have heads that divide those of Q evenly; got {groups} for {h}")
+    if layout.dense and n != b:
+        raise ValueError(f"{op}: K must have the batch of Q, {b}; got {n}")
+
+
+# ---- a call, understood ---------------------------------------------------------------------------------------------
+
+
+class Call(NamedTuple):
+    """The arguments that forward and backward share, looked at."""
+
+    layout: Layout
+    b: int
+    padded: bool  # sequences have lengths of their own
+    q_lengths: Lengths | None
+    kv_lengths: Lengths | None
+    sq: int  # the room there is for a sequence
+    sk: int
+    how: Masking
+    softmax: int
+
+    def causal_alone(self) -> bool | None:
+        """What `attention` is to be told, where it can do all that is asked; else None."""
+        how = self.how
+        if not self.layout.dense or self.padded or how.bias != NO_BIAS or self.softmax != VANILLA or how.dropped:
+            return None
+        if how.left != -1 or how.right > 0:
+            return None
+        ends = ([how.causal_at_end] if how.causal else []) + ([how.at_end] if how.right == 0 else [])
+        return None if self.sq != self.sk and not all(ends) else bool(ends)
+
+    def masking(self) -> Masking:
+        """`how`, with the lengths."""
+        if self.q_lengths is None or self.kv_lengths is None:
+            return self.how
+        return self.how._replace(q_sizes=self.q_lengths.sizes, kv_sizes=self.kv_lengths.sizes)
+
+    def queries(self, t: Tensor, fmt: str) -> Tensor:
+        """[b, h, s, d] of q, o or do."""
+        if fmt != "thd":
+            return t.permute(TO_BHSD[fmt])
+        assert self.q_lengths is not None  # `understood` sees to it
+        return unpacked(t, self.q_lengths, self.sq).transpose(1, 2)
+
+    def keys(self, t: Tensor, table: Tensor | None = None) -> Tensor:
+        """[b, h, s, d] of k or v."""
+        if table is not None:
+            return paged_in(t, table, self.layout.kv, self.sk).transpose(1, 2)
+        if self.layout.kv != "thd":
+            return t.permute(TO_BHSD[self.layout.kv])
+        assert self.kv_lengths is not None
+        return unpacked(t, self.kv_lengths, self.sk).transpose(1, 2)
+
+    def back(self, t: Tensor, fmt: str, tokens: int, of: Lengths | None) -> Tensor:
+        """A [b, h, s, d] tensor in a format; with "thd" that many tokens, zeros where none is."""
+        if fmt != "thd":
+            return t.permute(FROM_BHSD[fmt])
+        assert of is not None
+        return packed(t.transpose(1, 2), of, tokens)
+
+
+def understood(
+    op: str, max_seqlen_q: Any, max_seqlen_kv: Any, attn_scale: Any, p_dropout: Any, qkv_layout: Any, bias_type: Any,
+    attn_mask_type: Any, softmax_type: Any, window_size: Any, bottom_right_diagonal: Any, cu_seqlens_q: Any,
+    cu_seqlens_kv: Any, Q: Any, K: Any, V: Any, fake_dtype: Any, cu_seqlens_q_padded: Any, cu_seqlens_kv_padded: Any,
+) -> tuple[Call, Tensor, Tensor, Tensor]:  # fmt: skip
+    check_int(op, "max_seqlen_q", max_seqlen_q, least=0)
+    check_int(op, "max_seqlen_kv", max_seqlen_kv, least=0)
+    check_number(op, "attn_scale", attn_scale)
+    check_probability(op, p_dropout)
+    if not isinstance(fake_dtype, torch.dtype) or fake_dtype not in FLOATS:
+        raise TypeError(f"{op}: fake_dtype must be a float dtype; got {fake_dtype!r}")
+    layout: Layout = known(op, "qkv_layout", qkv_layout, LAYOUTS, "NVTE_QKV_Layout")
+    bias = known(op, "bias_type", bias_type, BIASES, "NVTE_Bias_Type")
+    has_padding, causal, at_end = known(op, "attn_mask_type", attn_mask_type, MASKS, "NVTE_Mask_Type")
+    softmax = known(op, "softmax_type", softmax_type, SOFTMAXES, "NVTE_Softmax_Type")
+    left, right = check_window(op, window_size)
+    q, k, v = (numbers(op, n, t, f, fake_dtype) for n, t, f in zip("QKV", (Q, K, V), layout.formats, strict=True))
+    check_qkv(op, layout, q, k, v)
+    how = Masking(float(attn_scale), causal, at_end, left, right, bool(bottom_right_diagonal), bias)
+    (b, _, sq), (_, _, sk) = sizes(layout.q, q), sizes(layout.kv, k)
+    if not has_padding and layout.dense:
+        return Call(layout, b, False, None, None, sq, sk, how, softmax), q, k, v
+    check_lengths(op, "cu_seqlens_q", cu_seqlens_q, None if layout.q == "thd" else b, q)
+    b = cu_seqlens_q.shape[0] - 1
+    check_lengths(op, "cu_seqlens_kv", cu_seqlens_kv, b, q)
+    q_gaps, kv_gaps = (
+        gaps if fmt == "thd" else None
+        for gaps, fmt in ((cu_seqlens_q_padded, layout.q), (cu_seqlens_kv_padded, layout.kv))
+    )
+    check_lengths(op, "cu_seqlens_q_padded", q_gaps, b, q, optional=True)
+    check_lengths(op, "cu_seqlens_kv_padded", kv_gaps, b, q, optional=True)
+    if layout.kv != "thd" and not layout.paged and sizes(layout.kv, k)[0] != b:
+        raise ValueError(f"{op}: K must have the batch of cu_seqlens_q, {b}; got {sizes(layout.kv, k)[0]}")
+    sq = max_seqlen_q if layout.q == "thd" else sq
+    sk = max_seqlen_kv if layout.kv == "thd" or layout.paged else sk
+    of_q, of_kv = Lengths.of(cu_seqlens_q, q_gaps), Lengths.of(cu_seqlens_kv, kv_gaps)
+    return Call(layout, b, True, of_q, of_kv, sq, sk, how, softmax), q, k, v
+
+
+def checked_bias(op: str, call: Call, bias: Any, q: Tensor, heads: int, name: str) -> Tensor | None:
+    """The bias that is added: [b or 1, h or 1, sq or 1, sk]."""
+    if call.how.bias in (NO_BIAS, ALIBI):
+        return None
+    check_tensor(op, name, bias, dims=4, on=q)
+    room = (call.b, heads, call.sq, call.sk)
+    if any(n not in (1, most) for n, most in zip(bias.shape, room, strict=True)):
+        raise ValueError(f"{op}: {name} must have shape {room}, or 1 in its places; got {tuple(bias.shape)}")
+    return bias
+
+
+def checked_sink(op: str, call: Call, offset: Any, q: Tensor, heads: int, name: str) -> Tensor | None:
+    """The score of each head that goes into the denominator alone; 0 where softmax is off by one."""
+    if call.softmax == VANILLA:
+        return None
+    off_by_one = call.softmax == OFF_BY_ONE
+    check_tensor(op, name, offset, on=q, optional=off_by_one)
+    if offset is not None and offset.numel() != heads:
+        raise ValueError(f"{op}: {name} must have shape (1, {heads}, 1, 1); got {tuple(offset.shape)}")
+    return torch.zeros(heads, dtype=torch.float32, device=q.device) if off_by_one else offset.reshape(heads)
+
+
+def format_of(op: str, name: str, value: Any, layout: Layout) -> str:
+    """The format of o or do; where none is set, q's."""
+    found = known(op, name, value, FORMATS, "NVTE_QKV_Format: SBHD, BSHD, THD, BHSD or not set") or layout.q
+    if (found == "thd") != (layout.q == "thd"):
+        raise ValueError(f"{op}: {name} must be THD where Q is, and nowhere else; got {found.upper()}")
+    return found
+
+
+def raise_amax(quantizer: Any, bound: Tensor | float) -> None:
+    """The amax of a delayed-scaling quantizer, at least that; it may have been made in inference mode."""
+    if kind_of(quantizer) == "delayed":
+        with torch.inference_mode():
+            quantizer.amax.clamp_(min=bound)
+
+
+# ---- samples --------------------------------------------------------------------------------------------------------
+
+
+def _randn(shape: tuple[int, ...], dtype: torch.dtype, device: Any, seed: int) -> Tensor:
+    g = torch.Generator().manual_seed(seed)
+    return torch.randn(shape, generator=g, dtype=torch.float64 if dtype is torch.float64 else torch.float32).to(device, dtype)
+
+
+class Case(NamedTuple):
+    """One call: layout, mask, bias, softmax by the ends of their names, and sizes of tensors."""
+
+    layout: str = "BSHD_BSHD_BSHD"
+    mask: str = "NO_MASK"
+    bias: str = "NO_BIAS"
+    softmax: str = "VANILLA_SOFTMAX"
+    window: tuple[int, int] = (-1, -1)
+    kv_heads: int = 2
+    longest: tuple[int, int] = (6, 6)
+
+
+CASES = (
+    Case(),
+    Case("SBHD_SBHD_SBHD", "CAUSAL_MASK", kv_heads=1),
+    Case("BSHD_BSHD_BSHD", "PADDING_CAUSAL_BOTTOM_RIGHT_MASK", "POST_SCALE_BIAS", "LEARNABLE_SOFTMAX", longest=(4, 7)),
+    Case("THD_THD_THD", "PADDING_CAUSAL_MASK", "ALIBI", "OFF_BY_ONE_SOFTMAX", window=(3, 0)),
+)
+BATCH, HEADS, DIM = 2, 2, 8
+
+
+def _shape(fmt: str, heads: int, longest: int) -> tuple[int, ...]:
+    of = {"b": BATCH, "h": heads, "s": longest, "d": DIM, "t": BATCH * longest}
+    return tuple(of[c] for c in fmt)
+
+
+def _fwd_args(case: Case, dtype: torch.dtype, device: Any) -> dict[str, Any]:
+    layout = LAYOUTS[int(NVTE_QKV_Layout[f"NVTE_{case.layout}"])]
+    sq, sk = case.longest
+    heads = (HEADS, case.kv_heads, case.kv_heads)
+    tensors = [
+        _randn(_shape(f, h, s), dtype, device, i)
+        for i, (f, h, s) in enumerate(zip(layout.formats, heads, (sq, sk, sk), strict=True))
+    ]
+    cu = [torch.tensor([0, n - 2, 2 * n - 3], dtype=torch.int32, device=device) for n in (sq, sk)]
+    bias, softmax = NVTE_Bias_Type[f"NVTE_{case.bias}"], NVTE_Softmax_Type[f"NVTE_{case.softmax}"]
+    return {
+        "max_seqlen_q": sq, "max_seqlen_kv": sk, "is_training": True, "attn_scale": DIM**-0.5, "p_dropout": 0.0,
+        "set_zero": True, "qkv_layout": NVTE_QKV_Layout[f"NVTE_{case.layout}"],
+        "o_format": NVTE_QKV_Format[f"NVTE_{layout.q.upper()}"],
+        "qkv_scale_inv_format": NVTE_QKV_Format.NVTE_QKV_Format_NOT_SET, "bias_type": bias,
+        "attn_mask_type": NVTE_Mask_Type[f"NVTE_{case.mask}"], "softmax_type": softmax, "window_size": case.window,
+        "bottom_right_diagonal": "BOTTOM_RIGHT" in case.mask, "cu_seqlens_q": cu[0], "cu_seqlens_kv": cu[1],
+        "Q": tensors[0], "K": tensors[1], "V": tensors[2], "fake_dtype": dtype, "cu_seqlens_q_padded": None,
+        "cu_seqlens_kv_padded": None, "page_table_k": None, "page_table_v": None, "s_quantizer": None,
+        "o_quantizer": None, "Bias": _randn((1, HEADS, sq, sk), dtype, device, 7) if bias in BIASED else None,
+        "SoftmaxOffset": None if softmax == VANILLA else _randn((1, HEADS, 1, 1), torch.float32, device, 8),
+        "rng_gen": None, "rng_elts_per_thread": 16, "return_max_logit": False, "cuda_graph": False,
+    }  # fmt: skip
+
+
+def _bwd_args(case: Case, dtype: torch.dtype, device: Any) -> dict[str, Any]:
+    of = _fwd_args(case, dtype, device)
+    o, *aux = fused_attn_fwd.reference(**of)
+    more = {
+        "do_format": of["o_format"], "dqkv_layout": of["qkv_layout"], "deterministic": False, "O": o,
+        "do_scale_inv_format": of["qkv_scale_inv_format"], "dO": _randn(tuple(o.shape), dtype, device, 9),
+        "Aux_CTX_Tensors": aux, "dp_quantizer": None, "dqkv_quantizer": None,
+    }  # fmt: skip
+    return {n: {**of, **more}[n] for n in fused_attn_bwd.spec.names}
+
+
+def _samples(build: Any, cases: tuple[Case, ...] = CASES) -> Samples:
+    def made(dtype: torch.dtype, device: Any) -> Iterator[Sample]:
+        for case in cases:
+            words = " ".join(str(w) for w in case[:4])
+            yield Sample(tuple(build(case, dtype, device).values()), id=words)
+
+    return made
+
+
+def _once(build: Any) -> Samples:
+    """A single sample, of arguments by name."""
+
+    def made(dtype: torch.dtype, device: Any) -> Iterator[Sample]:
+        yield Sample(tuple(build(dtype, device).values()), id="plain")
+
+    return made
+
+
+# ---- forward --------------------------------------------------------------------------------------------------------
+
+_UNDRAWN: dict[torch.device, Tensor] = {}
+
+
+def undrawn(device: torch.device) -> Tensor:
+    """The state of a generator that was not asked: zeros, made once for each device."""
+    found = _UNDRAWN.get(device)
+    if found is None:
+        with torch.inference_mode(False):
+            found = torch.zeros(2, dtype=torch.int64, device=device)
+        capturing = device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+        if type(found) is Tensor and not capturing:  # not a tracer's, nor a graph's memory
+            _UNDRAWN[device] = found
+    return found
+
+
+def drawn(q: Tensor, generator: Any) -> Tensor:
+    return next_seed(q, generator).to(q.device, non_blocking=True)
+
+
+def forward_of(
+    call: Call, q: Tensor, k: Tensor, v: Tensor, tables: tuple[Any, Any], bias: Tensor | None, sink: Tensor | None,
+    tops: bool,
+) -> tuple[Tensor, Tensor, Tensor | None]:  # fmt: skip
+    """o, lse and, if they are wanted, the greatest scores, of [b, h, s, d]."""
+    x, y, z = call.queries(q, call.layout.q), call.keys(k, tables[0]), call.keys(v, tables[1])
+    causal = call.causal_alone()
+    if causal is not None and not tops:
+        o, lse = attention(x, y, z, causal, call.how.scale)
+        return o, lse, None
+    return masked_forward(x, y, z, call.masking(), bias, sink)
+
+
+def check_tables(op: str, layout: Layout, b: int, q: Tensor, table_k: Any, table_v: Any) -> tuple[Any, Any]:
+    if not layout.paged:
+        return None, None
+    for name, table in (("page_table_k", table_k), ("page_table_v", table_v)):
+        check_tensor(op, name, table, dtypes=INTS, shape=(b, None), on=q, of="sequences and pages of each")
+    return table_k, table_v
+
+
+def check_generator(op: str, generator: Any, q: Tensor) -> None:
+    if generator is not None and not isinstance(generator, torch.Generator):
+        raise TypeError(f"{op}: rng_gen must be a torch.Generator or None; got {type_name(generator)}")
+    if generator is not None and generator.device.type != q.device.type:
+        raise ValueError(f"{op}: rng_gen must be on {q.device.type}, as Q is; got {generator.device}")
+
+
+def as_list(value: Any) -> Any:
+    return list(value) if isinstance(value, tuple) else value
+
+
+@op(space="tex", out="O S rng_state Bias SoftmaxOffset", samples=_samples(_fwd_args), tol=TOL, result=as_list)
+def fused_attn_fwd(
+    max_seqlen_q: int, max_seqlen_kv: int, is_training: bool, attn_scale: float, p_dropout: float, set_zero: bool,
+    qkv_layout: Any, o_format: Any, qkv_scale_inv_format: Any, bias_type: Any, attn_mask_type: Any, softmax_type: Any,
+    window_size: Any, bottom_right_diagonal: bool, cu_seqlens_q: Tensor | None, cu_seqlens_kv: Tensor | None, Q: Any,
+    K: Any, V: Any, fake_dtype: torch.dtype, cu_seqlens_q_padded: Tensor | None, cu_seqlens_kv_padded: Tensor | None,
+    page_table_k: Tensor | None, page_table_v: Tensor | None, s_quantizer: Any, o_quantizer: Any, Bias: Tensor | None,
+    SoftmaxOffset: Tensor | None, rng_gen: Any, rng_elts_per_thread: int, return_max_logit: bool, cuda_graph: bool,
+) -> list[Any]:  # fmt: skip
+    """[O, S, (Max), rng_state, (Bias), (SoftmaxOffset)]: attention as NVIDIA's fused kernels have it.
+
+    S is the logarithm of the softmax's denominator, [b, h, sq, 1], or [tokens, h, 1] where Q is THD (0 for tokens of no
+    sequence); Max the greatest score of each query, likewise. A query that sees no key gives O = 0, S = Max = -inf. What
+    is dropped follows from rng_state alone.
+    """
+    name = "fused_attn_fwd"
+    with torch.no_grad():
+        call, q, k, v = understood(
+            name, max_seqlen_q, max_seqlen_kv, attn_scale, p_dropout, qkv_layout, bias_type, attn_mask_type,
+            softmax_type, window_size, bottom_right_diagonal, cu_seqlens_q, cu_seqlens_kv, Q, K, V, fake_dtype,
+            cu_seqlens_q_padded, cu_seqlens_kv_padded,
+        )  # fmt: skip
+        fmt = format_of(name, "o_format", o_format, call.layout)
+        heads = sizes(call.layout.q, q)[1]
+        bias = checked_bias(name, call, Bias, q, heads, "Bias")
+        sink = checked_sink(name, call, SoftmaxOffset, q, heads, "SoftmaxOffset")
+        tables = check_tables(name, call.layout, call.b, q, page_table_k, page_table_v)
+        check_generator(name, rng_gen, q)
+        for what, quantizer in (("s_quantizer", s_quantizer), ("o_quantizer", o_quantizer)):
+            kind_of(quantizer, name, what)
+
+        drops = float(p_dropout) if is_training else 0.0
+        state = drawn(q, rng_gen) if drops else undrawn(q.device)
+        call = call._replace(how=call.how._replace(dropped=drops, seed=state)) if drops else call
+        o, lse, top = forward_of(call, q, k, v, tables, bias, sink, bool(return_max_logit))
+
+        tokens = q.shape[0]
+        made = call.back(o, fmt, tokens, call.q_lengths).to(fake_dtype).contiguous()
+        raise_amax(s_quantizer, 1.0)
+        made = quantized(made, o_quantizer) if kind_of(o_quantizer) == "delayed" else made
+        stats = [rows(call, lse, tokens, 0.0)] + ([rows(call, top, tokens, -math.inf)] if return_max_logit else [])
+        echoed = [t for t, used in ((Bias, bias), (SoftmaxOffset, sink)) if used is not None and t is not None]
+        return [made, *stats, state, *echoed]
+
+
+def rows(call: Call, t: Any, tokens: int, empty: float) -> Tensor:
+    """A number for each query, [b, h, s], as tex gives it."""
+    if call.layout.q != "thd":
+        return t.unsqueeze(3)
+    return packed(t.transpose(1, 2), call.q_lengths, tokens, empty).unsqueeze(2)  # type: ignore[arg-type]
+
+
+# ---- backward -------------------------------------------------------------------------------------------------------
+
+
+def backward_of(
+    call: Call, do: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, bias: Tensor | None,
+    sink: Tensor | None, deterministic: bool,
+) -> Gradients:  # fmt: skip
+    """Gradients of [b, h, s, d]. A library's own may add up in any order, unless torch as a whole is told not to."""
+    causal = call.causal_alone()
+    if causal is not None and (not deterministic or torch.are_deterministic_algorithms_enabled()):
+        return Gradients(*attention_bwd(do, q, k, v, o, lse, causal, call.how.scale), None, None)
+    return masked_backward(do, q, k, v, o, lse, call.masking(), bias, sink)
+
+
+@op(space="tex", out="dQ dK dV dBias dSoftmaxOffset", samples=_samples(_bwd_args), tol=TOL, result=as_list)
+def fused_attn_bwd(
+    max_seqlen_q: int, max_seqlen_kv: int, attn_scale: float, p_dropout: float, set_zero: bool, qkv_layout: Any,
+    o_format: Any, do_format: Any, dqkv_layout: Any, qkv_scale_inv_format: Any, do_scale_inv_format: Any,
+    bias_type: Any, attn_mask_type: Any, softmax_type: Any, window_size: Any, bottom_right_diagonal: bool,
+    deterministic: bool, cu_seqlens_q: Tensor | None, cu_seqlens_kv: Tensor | None, Q: Any, K: Any, V: Any, O: Any,
+    dO: Any, fake_dtype: torch.dtype, Aux_CTX_Tensors: Any, cu_seqlens_q_padded: Tensor | None,
+    cu_seqlens_kv_padded: Tensor | None, s_quantizer: Any, dp_quantizer: Any, dqkv_quantizer: Any, cuda_graph: bool,
+) -> list[Any]:  # fmt: skip
+    """[dQ, dK, dV, dBias or None, dSoftmaxOffset or None], by the S and rng_state of the forward.
+
+    Aux_CTX_Tensors are the forward's results but for O and Max. S and O may be of more keys than are here, as they are
+    where a sequence lies on several devices.
+    """
+    name = "fused_attn_bwd"
+    with torch.no_grad():
+        call, q, k, v = understood(
+            name, max_seqlen_q, max_seqlen_kv, attn_scale, p_dropout, qkv_layout, bias_type, attn_mask_type,
+            softmax_type, window_size, bottom_right_diagonal, cu_seqlens_q, cu_seqlens_kv, Q, K, V, fake_dtype,
+            cu_seqlens_q_padded, cu_seqlens_kv_padded,
+        )  # fmt: skip
+        if call.layout.paged:
+            raise NotSupported(f"{name}: qkv_layout must not be paged, as there is no gradient of a cache")
+        to: Layout = known(name, "dqkv_layout", dqkv_layout, LAYOUTS, "NVTE_QKV_Layout")
+        check_result_layout(name, call.layout, to, q, v)
+        out_format, grad_format = (
+            format_of(name, n, f, call.layout) for n, f in (("o_format", o_format), ("do_format", do_format))
+        )
+        heads = sizes(call.layout.q, q)[1]
+        o, do = (numbers(name, n, t, f, fake_dtype) for n, t, f in (("O", O, out_format), ("dO", dO, grad_format)))
+        lse, state, bias, sink = aux_of(name, call, Aux_CTX_Tensors, q, heads)
+        check_outputs(name, call, q, v, heads, (("O", o, out_format), ("dO", do, grad_format)))
+        for what, quantizer in (("s_", s_quantizer), ("dp_", dp_quantizer), ("dqkv_", dqkv_quantizer)):
+            kind_of(quantizer, name, f"{what}quantizer")
+
+        drops = float(p_dropout)
+        call = call._replace(how=call.how._replace(dropped=drops, seed=state)) if drops else call
+        found = backward_of(
+            call, call.queries(do, grad_format), call.queries(q, call.layout.q), call.keys(k), call.keys(v),
+            call.queries(o, out_format), lse, bias, sink, bool(deterministic),
+        )  # fmt: skip
+
+        grads = [
+            call.back(found.dq, to.q, q.shape[0], call.q_lengths),
+            call.back(found.dk, to.kv, k.shape[0], call.kv_lengths),
+            call.back(found.dv, to.kv, k.shape[0], call.kv_lengths),
+        ]
+        if kind_of(dp_quantizer) == "delayed":
+            raise_amax(dp_quantizer, torch.nan_to_num(longest(do) * longest(v)))
+        made = as_asked(to, *landed(to, grads, fake_dtype), dqkv_quantizer)
+        dbias = None if found.dbias is None or bias is None else found.dbias.to(bias.dtype)
+        dsink = None if found.dsink is None else found.dsink.float().reshape(1, heads, 1, 1)
+        return [*made, dbias, dsink]
+
+
+def longest(t: Tensor) -> Tensor:
+    """The greatest length of a row, float32 [1]; 0 where there is none."""
+    found = torch.linalg.vector_norm(wide(t), dim=-1).flatten().float()
+    return found.amax(0, keepdim=True) if found.numel() else found.new_zeros(1)
+
+
+def as_asked(layout: Layout, grads: list[Tensor], room: Tensor | None, quantizer: Any) -> list[Any]:
+    """dq, dk and dv, quantized with delayed scaling where that is asked; a shared buffer is quantized as one."""
+    if kind_of(quantizer) != "delayed":
+        return grads
+    if room is None:
+        return [quantized(t, quantizer) for t in grads]
+    n = layout.shared
+    whole = quantized(room, quantizer)
+    slices = [whole._data.select(layout.at, i) for i in range(n)]
+    return [
+        *(quantized(t, quantizer) for t in grads[:-n]),
+        *(wrapped_fp8(quantizer, s, tuple(s.shape), room.dtype, scale_inv=whole._scale_inv) for s in slices),
+    ]
+
+
+def check_result_layout(op: str, of: Layout, to: Layout, q: Tensor, v: Tensor) -> None:
+    if to.paged or (to.q == "thd", to.kv == "thd") != (of.q == "thd", of.kv == "thd"):
+        raise ValueError(f"{op}: dqkv_layout must be of THD where qkv_layout is, and not paged; got {to} for {of}")
+    if to.shared == 3 and (v.shape[-1] != q.shape[-1] or sizes(of.q, q)[1:] != sizes(of.kv, v)[1:]):
+        raise ValueError(
+            f"{op}: dqkv_layout must not have Q, K and V in one buffer where their shapes differ; got {to}"
+        )
+    if to.shared == 2 and v.shape[-1] != q.shape[-1]:
+        raise ValueError(f"{op}: dqkv_layout must not have K and V in one buffer where their dims differ; got {to}")
+
+
+def check_outputs(
+    op: str, call: Call, q: Tensor, v: Tensor, heads: int, given: tuple[tuple[str, Tensor, str], ...]
+) -> None:
+    of_q = sizes(call.layout.q, q)
+    for name, t, fmt in given:
+        if sizes(fmt, t) != of_q or t.shape[-1] != v.shape[-1]:
+            wanted = f"batch, heads and tokens of Q, {of_q}, and the head dim of V, {v.shape[-1]}"
+            raise ValueError(f"{op}: {name} must have {wanted}; got {tuple(t.shape)}")
+        if t.device != q.device:
+            raise ValueError(f"{op}: {name} must be on {q.device}, the device of Q; got {t.device}")
+        if t.dtype != q.dtype and name == "O":
+            raise ValueError(f"{op}: {name} must have the dtype of Q, {q.dtype}; got {t.dtype}")
+
+
+def aux_of(op: str, call: Call, given: Any, q: Tensor, heads: int) -> tuple[Tensor, Tensor, Any, Any]:
+    """lse [b, h, s], rng_state, bias and sink. More may follow: NVIDIA's layer adds dO in high precision for MXFP8."""
+    what = "Aux_CTX_Tensors"
+    if not isinstance(given, (list, tuple)) or len(given) < 2:
+        got = f"{len(given)} items" if isinstance(given, (list, tuple)) else type_name(given)
+        raise TypeError(f"{op}: {what} must be a list of S, rng_state and what else the forward gave; got {got}")
+    lse, state, *rest = given
+    check_tensor(op, f"{what}[0]", lse, on=q)
+    check_tensor(op, f"{what}[1]", state, dtypes=(torch.int64, torch.uint64), shape=(2,))
+    if state.dtype is torch.uint64:
+        state = state.view(torch.int64)
+    here = iter(rest)
+    bias = checked_bias(op, call, next(here, None), q, heads, f"{what}[2]") if call.how.bias in BIASED else None
+    sink = checked_sink(op, call, next(here, None), q, heads, f"{what}[{2 + (bias is not None)}]")
+    by_token = call.layout.q == "thd" and lse.dim() == 3
+    wanted = (q.shape[0], heads, 1) if by_token else (call.b, heads, call.sq, 1)
+    if tuple(lse.shape) != wanted:
+        raise ValueError(f"{op}: {what}[0] must have shape {wanted}; got {tuple(lse.shape)}")
+    if by_token:
+        assert call.q_lengths is not None
+        return unpacked(lse.squeeze(2), call.q_lengths, call.sq).transpose(1, 2), state, bias, sink
+    return lse.squeeze(3), state, bias, sink
+
+
+
+# ---- which backend --------------------------------------------------------------------------------------------------
+
+NO_BACKEND, F16, FP8 = (
+    NVTE_Fused_Attn_Backend[f"NVTE_{n}"] for n in ("No_Backend", "F16_arbitrary_seqlen", "FP8")
+)  # fmt: skip
+BACKENDS = {
+    torch.float16: F16, torch.bfloat16: F16, torch.float8_e4m3fn: FP8, torch.float8_e5m2: FP8,
+}  # fmt: skip
+DELAYED = 0  # NVTEScalingMode: one scale for a tensor; the others are of blocks
+
+
+class Asked(NamedTuple):
+    """What is asked of a backend, under the names of 2.20.2's FusedAttentionParams."""
+
+    is_training: Any
+    qkv_dtype: Any
+    kv_dtype: Any
+    qkv_layout: Any
+    bias_type: Any
+    attn_mask_type: Any
+    softmax_type: Any
+    dropout: Any
+    num_attn_heads: Any
+    num_gqa_groups: Any
+    max_seqlen_q: Any
+    max_seqlen_kv: Any
+    head_dim_qk: Any
+    head_dim_v: Any
+    window_size_left: Any
+    window_size_right: Any
+    scaling_mode: Any = DELAYED
+
+    @classmethod
+    def of(cls, params: Any) -> "Asked":
+        given = {n: getattr(params, n) for n in cls._fields if n not in ("kv_dtype", "scaling_mode")}
+        return cls(**given, kv_dtype=params.qkv_dtype, scaling_mode=int(params.scaling_mode))
+
+
+def backend_for(op: str, asked: Asked) -> tuple[Any, str]:
+    """The backend, and why there is none; "" where there is."""
+    for name in ("num_attn_heads", "num_gqa_groups", "max_seqlen_q", "max_seqlen_kv", "head_dim_qk", "head_dim_v"):
+        check_int(op, name, getattr(asked, name), least=0)
+    for name in ("window_size_left", "window_size_right"):
+        check_int(op, name, getattr(asked, name))
+    check_number(op, "p_dropout", asked.dropout)
+    layout = known(op, "qkv_layout", asked.qkv_layout, LAYOUTS, "NVTE_QKV_Layout")
+    known(op, "bias_type", asked.bias_type, BIASES, "NVTE_Bias_Type")
+    known(op, "attn_mask_type", asked.attn_mask_type, MASKS, "NVTE_Mask_Type")
+    known(op, "softmax_type", asked.softmax_type, SOFTMAXES, "NVTE_Softmax_Type")
+    q_dtype, kv_dtype = (torch_dtype(getattr(asked, n), op, n) for n in ("qkv_dtype", "kv_dtype"))
+    backend = BACKENDS.get(q_dtype, NO_BACKEND)
+    why = _reason(asked, layout, q_dtype, kv_dtype, backend)
+    return (NO_BACKEND if why else backend), why
+
+
+def _reason(asked: Asked, layout: Layout, q_dtype: torch.dtype, kv_dtype: torch.dtype, backend: Any) -> str:
+    """Why not, or ""."""
+    differ = asked.head_dim_qk != asked.head_dim_v
+    reasons = {
+        "takes float16, bfloat16 and FP8, the same for all": backend == NO_BACKEND or q_dtype != kv_dtype,
+        "K must have heads that divide those of Q": not asked.num_gqa_groups
+        or asked.num_attn_heads % asked.num_gqa_groups,
+        "a window must be from -1": min(asked.window_size_left, asked.window_size_right) < -1,
+        "dropout must be from 0 to 1": not 0 <= asked.dropout <= 1,
+        "a paged cache has no gradient": layout.paged and asked.is_training,
+        "FP8 attention takes no paged cache": layout.paged and backend == FP8,
+        "one buffer must hold heads of one dim": layout.shared > 1 and differ,
+        "FP8 attention takes tensors of one scale, not of blocks": backend == FP8
+        and (asked.scaling_mode != DELAYED or layout.q == "bhsd"),
+    }
+    return next((why for why, holds in reasons.items() if holds), "")
+
+
+def _backend_args(dtype: torch.dtype, device: Any) -> dict[str, Any]:
+    return {
+        "is_training": True, "q_dtype": torch.bfloat16, "kv_dtype": torch.bfloat16,
+        "qkv_layout": NVTE_QKV_Layout.NVTE_SBH3D, "bias_type": NVTE_Bias_Type.NVTE_NO_BIAS,
+        "attn_mask_type": NVTE_Mask_Type.NVTE_CAUSAL_MASK, "softmax_type": NVTE_Softmax_Type.NVTE_VANILLA_SOFTMAX,
+        "p_dropout": 0.0, "num_attn_heads": 4, "num_gqa_groups": 4, "max_seqlen_q": 128, "max_seqlen_kv": 128,
+        "head_dim_qk": 64, "head_dim_v": 64, "window_size_left": -1, "window_size_right": 0,
+        "return_max_logit": False, "cuda_graph": False, "deterministic": False,
+    }  # fmt: skip
+
+
+@op(space="tex", out="backend", samples=_once(_backend_args))
+def get_fused_attn_backend(
+    is_training: Any, q_dtype: torch.dtype | None = None, kv_dtype: torch.dtype | None = None, qkv_layout: Any = None,
+    bias_type: Any = None, attn_mask_type: Any = None, softmax_type: Any = None, p_dropout: float = 0.0,
+    num_attn_heads: int = 0, num_gqa_groups: int = 0, max_seqlen_q: int = 0, max_seqlen_kv: int = 0,
+    head_dim_qk: int = 0, head_dim_v: int = 0, window_size_left: int = -1, window_size_right: int = -1,
+    return_max_logit: bool = False, cuda_graph: bool = False, deterministic: bool = False,
+) -> Any:  # fmt: skip
+    """The backend that would run it, a member of NVTE_Fused_Attn_Backend.
+
+    From 2.20.2 on the layer asks with one object that holds all of it, and wants (backend, why there is none).
+    """
+    name = "get_fused_attn_backend"
+    if hasattr(is_training, "qkv_layout"):
+        return backend_for(name, Asked.of(is_training))
+    return backend_for(name, Asked(
+        is_training, q_dtype, kv_dtype, qkv_layout, bias_type, attn_mask_type, softmax_type, p_dropout, num_attn_heads,
+        num_gqa_groups, max_seqlen_q, max_seqlen_kv, head_dim_qk, head_dim_v, window_size_left, window_size_right,
+    ))[0]  # fmt: skip

@@ -67,8 +67,9 @@ def get_stream_priority_range(device_id: int = -1) -> tuple[int, int]:
     check_int("get_stream_priority_range", "device_id", device_id, least=-1)
     if not torch.cuda.is_available():
         return 0, 0
+    stream: Any = torch.cuda.Stream
     with torch.cuda.device(device_id):
-        low, high = torch.cuda.Stream.priority_range()
+        low, high = stream.priority_range()
     return low, high
 
 
@@ -99,9 +100,7 @@ def bulk_overlap_ag_with_external_gemm(allgather_communicator: Any, send_stream:
     """All-gather the buffer of a CommOverlap on streams of another, beside its gemm; the current stream then waits."""
     if not hasattr(allgather_communicator, "gather_on"):
         got = type_name(allgather_communicator)
-        raise TypeError(
-            f"bulk_overlap_ag_with_external_gemm: allgather_communicator must be a CommOverlap; got {got}"
-        )
+        raise TypeError(f"bulk_overlap_ag_with_external_gemm: allgather_communicator must be a CommOverlap; got {got}")
     for name, stream in (("send_stream", send_stream), ("recv_stream", recv_stream)):
         if stream is not None and not hasattr(stream, "wait_stream"):
             raise TypeError(
@@ -138,9 +137,7 @@ def cusolvermp_ctx_create(nccl_comm_ptr: int, nranks: int, rank: int) -> int:
 def check_context(op: str, ctx_ptr: Any) -> None:
     check_int(op, "ctx_ptr", ctx_ptr)
     if ctx_ptr not in CONTEXTS:
-        raise ValueError(
-            f"{op}: ctx_ptr must be of cusolvermp_ctx_create, and not destroyed; got {ctx_ptr}"
-        )
+        raise ValueError(f"{op}: ctx_ptr must be of cusolvermp_ctx_create, and not destroyed; got {ctx_ptr}")
 
 
 def _context(dtype: torch.dtype, device: Any) -> Iterator[Sample]:
@@ -167,9 +164,7 @@ SCHULZ = (torch.float32, torch.bfloat16)
 
 
 @op(space="tex", out="", mutates=("x",), samples=_matrices)
-def newton_schulz(
-    ctx_ptr: int, m: int, n: int, x: Tensor, num_iterations: int, coefficients: list[float]
-) -> None:
+def newton_schulz(ctx_ptr: int, m: int, n: int, x: Tensor, num_iterations: int, coefficients: list[float]) -> None:
     """x, in place, after x = a x + b (x x') x + c (x x')(x x') x for each three of the coefficients.
 
     It goes to the nearest orthogonal matrix, from an x whose singular values are at most 1. It computes in float32 and
@@ -247,14 +242,13 @@ ELSEWHERE = {
         ALL_TO_ALL,
     ),
     "ep_dispatch": Elsewhere(
-        "handle_mem topk_idx tokens topk_weights recv_tokens recv_topk_weights tokens_scale_inv=None recv_scale_inv=None",
+        "handle_mem topk_idx tokens topk_weights recv_tokens recv_topk_weights tokens_scale_inv=None "
+        "recv_scale_inv=None",
         EP,
         ALL_TO_ALL,
     ),
     "ep_combine": Elsewhere("handle_mem expert_out result", EP, ALL_TO_ALL),
-    "ep_dispatch_bwd": Elsewhere(
-        "handle_mem grad g_recv_topk_weights grad_tokens grad_topk_weights", EP, ALL_TO_ALL
-    ),
+    "ep_dispatch_bwd": Elsewhere("handle_mem grad g_recv_topk_weights grad_tokens grad_topk_weights", EP, ALL_TO_ALL),
     "ep_combine_bwd": Elsewhere(
         "handle_mem grad grad_expert_out grad_scale_inv=None grad_expert_out_scale_inv=None", EP, ALL_TO_ALL
     ),
@@ -275,16 +269,19 @@ def signature(row: Elsewhere) -> inspect.Signature:
 
 
 def declare(name: str, row: Elsewhere) -> None:
+    takes = signature(row)
+    words = ", ".join(takes.parameters)
+
     def refuse(*args: Any, **kwargs: Any) -> Any:
-        refuse.__signature__.bind(*args, **kwargs)  # pyright: ignore[reportFunctionMemberAccess]
-        raise NotSupported(f"{name}: needs {row.needs}, which are not built in; use {row.instead}")
+        takes.bind(*args, **kwargs)
+        raise NotSupported(f"{name}({words}): needs {row.needs}, which are not built in; use {row.instead}")
 
     made: Any = refuse
     made.__name__ = name
-    made.__signature__ = signature(row)
-    made.__annotations__ = {p: Any for p in made.__signature__.parameters}
+    made.__signature__ = takes
+    made.__annotations__ = dict.fromkeys(takes.parameters, Any)
     made.__doc__ = f"Not here: it needs {row.needs}. Use {row.instead}."
-    given = tuple(None for p in made.__signature__.parameters.values() if p.default is p.empty)
+    given = tuple(None for p in takes.parameters.values() if p.default is p.empty)
     globals()[name] = op(made, space="tex", out="", samples=samples(*given))
 
 

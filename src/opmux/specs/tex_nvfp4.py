@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from ..core.spec import Sample, op
+from ._fp4 import codes, packed
 from ._tex import check_choice, check_int, check_list, check_tensor
 from .quant import amax_abs, bytes_of
 from .tex_scaling import BYTES, MASTERS, check_blocks, check_shard, divided, shard_samples, spread, tile_amax_
@@ -20,29 +21,11 @@ from .tex_scaling import BYTES, MASTERS, check_blocks, check_shard, divided, sha
 TILE = 16
 FLOAT = (torch.float32,)
 MOST, LEAST = torch.finfo(torch.float32).max, torch.finfo(torch.float32).tiny
-# Between one number and the next: what lies on a border goes to the number of even code.
-BORDERS = (0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0)
-
-
-def nibbles(x: Tensor) -> Tensor:
-    """float32 as FP4, rounded to nearest even, what is too large (and NaN) as 6: a byte for each, its high half 0."""
-    size = x.abs()
-    code = torch.zeros_like(x, dtype=torch.uint8)
-    for i, border in enumerate(BORDERS):
-        code += size >= border if i % 2 else size > border
-    code = torch.where(torch.isnan(x), torch.full_like(code, 7), code)
-    return code | (torch.signbit(x) & ~torch.isnan(x)).to(torch.uint8) << 3
 
 
 def halves(packed: Tensor) -> Tensor:
     """The elements of packed rows, a byte for each."""
     return torch.stack((packed & 15, packed >> 4), -1).flatten(-2)
-
-
-def joined(codes: Tensor) -> Tensor:
-    """Rows of bytes of one element, packed two by two."""
-    pairs = codes.unflatten(-1, (-1, 2)) if codes.numel() else codes.new_empty((*codes.shape[:-1], 0, 2))
-    return pairs[..., 0] | pairs[..., 1] << 4
 
 
 def encoding(amax: Tensor) -> Tensor:
@@ -79,7 +62,7 @@ def check_data(op: str, data: Any, names: tuple[str, str], out: Any, optional: b
 
 
 def turned(data: Tensor) -> Tensor:
-    return joined(halves(data).t().contiguous())
+    return packed(halves(data).t())
 
 
 @op(space="tex", out="output", mutates=("out",), samples=_data)
@@ -226,7 +209,9 @@ def nvfp4_compute_global_scale(global_amax: Tensor, global_scale: Tensor) -> Non
     name = "nvfp4_compute_global_scale"
     check_tensor(name, "global_amax", global_amax, dtypes=FLOAT)
     shape = tuple(global_amax.shape)
-    check_tensor(name, "global_scale", global_scale, dtypes=FLOAT, shape=shape, on=global_amax, of="that of global_amax")
+    check_tensor(
+        name, "global_scale", global_scale, dtypes=FLOAT, shape=shape, on=global_amax, of="that of global_amax"
+    )
     with torch.no_grad():
         global_scale.copy_(encoding(global_amax))
 
@@ -244,10 +229,11 @@ def nvfp4_compute_per_block_scale(block_amax: Tensor, scale: Tensor, global_amax
 
 
 def check_expansion(
-    op: str, tiles: Any, to: Any, tile_rows: Any, tile_cols: Any, rows_padded: Any, block_len: Any, names: tuple
+    op: str, tiles: Any, to: Any, sizes: tuple[Any, Any, Any], block_len: Any, names: tuple[str, str], at: str = ""
 ) -> None:
-    for name, value in (("tile_rows", tile_rows), ("tile_cols", tile_cols), ("rows_padded", rows_padded)):
-        check_int(op, name, value, least=0)
+    tile_rows, tile_cols, rows_padded = sizes
+    for name, value in zip(("tile_rows", "tile_cols", "rows_padded"), sizes, strict=True):
+        check_int(op, name + at, value, least=0)
     check_choice(op, "block_len", block_len, (TILE,))
     of = "tile_rows x tile_cols"
     check_tensor(op, names[0], tiles, dtypes=FLOAT, shape=(tile_rows, tile_cols), of=of)
@@ -267,7 +253,7 @@ def nvfp4_expand_scale_to_fp8(
 ) -> None:
     """Scales of tiles in E4M3, as bytes, each block_len (16) times below each other; 0 down to rows_padded."""
     name = "nvfp4_expand_scale_to_fp8"
-    check_expansion(name, input, output, tile_rows, tile_cols, rows_padded, block_len, ("input", "output"))
+    check_expansion(name, input, output, (tile_rows, tile_cols, rows_padded), block_len, ("input", "output"))
     with torch.no_grad():
         expand_(output, input, rows_padded)
 
@@ -279,13 +265,15 @@ def check_fused(op: str, at: str, block_len: Any, given: tuple[Any, ...]) -> Non
     """`at` follows the name of each argument: empty, or where in its list it stands."""
     block, amax, scale, target, target_amax, rows, cols, padded = given
     names = [n + at for n in FUSED]
-    check_expansion(op, block, target, rows, cols, padded, block_len, (names[0], names[3]))
+    check_expansion(op, block, target, (rows, cols, padded), block_len, (names[0], names[3]), at)
     check_one(op, names[1], amax, block)
     check_tensor(op, names[2], scale, dtypes=FLOAT, shape=tuple(block.shape), on=block, of=f"that of {names[0]}")
     check_one(op, names[4], target_amax, block)
 
 
-def fuse_(block_amax: Any, global_amax: Any, per_block_scale: Any, target_scale: Any, target_amax: Any, rows: int) -> None:
+def fuse_(
+    block_amax: Any, global_amax: Any, per_block_scale: Any, target_scale: Any, target_amax: Any, rows: int
+) -> None:
     per_block_scale.copy_(tile_scale(block_amax, global_amax))
     expand_(target_scale, per_block_scale, rows)
     target_amax.copy_(global_amax.view(target_amax.shape))
@@ -345,8 +333,8 @@ def nvfp4_multi_tensor_fused_scale(
     for i, given in enumerate(each):
         check_fused(name, f"_list[{i}]", block_len, given)
     with torch.no_grad():
-        for *tensors, _rows, _cols, padded in each:
-            fuse_(*tensors, padded)
+        for block, amax, scale, target, target_amax, _rows, _cols, padded in each:
+            fuse_(block, amax, scale, target, target_amax, padded)
 
 
 # ---- shards ---------------------------------------------------------------------------------------------------------
@@ -365,7 +353,9 @@ def _shard_amax(dtype: torch.dtype, device: Any) -> Iterator[Sample]:
 
 
 def _shard_amaxes(dtype: torch.dtype, device: Any) -> Iterator[Sample]:
-    every = [(*_amax_args(v, s)[:2], _one(9.0, device), SHARD_H, SHARD_W, s) for v, s, _ in PIECES(torch.float32, device)]
+    every = [
+        (*_amax_args(v, s)[:2], _one(9.0, device), SHARD_H, SHARD_W, s) for v, s, _ in PIECES(torch.float32, device)
+    ]
     yield Sample((*map(list, zip(*every, strict=True)), TILE), id="three")
 
 
@@ -387,8 +377,8 @@ def _shard_casts(dtype: torch.dtype, device: Any) -> Iterator[Sample]:
 
 def check_amax(op: str, given: tuple[Any, ...], names: str = "tensor amax h w start_offset", at: str = "") -> None:
     tensor, amax, h, w, start = given
-    shard, blocks, rows, columns, _ = (n + at for n in names.split())
-    check_shard(op, shard, tensor, h, w, start, f"{rows} {columns}")
+    shard, blocks, *sizes = (n + at for n in names.split())
+    check_shard(op, shard, tensor, h, w, start, " ".join(sizes))
     check_blocks(op, blocks, amax, (divided(h, TILE), divided(w, TILE)), tensor, FLOAT)
 
 
@@ -440,12 +430,14 @@ def nvfp4_multi_tensor_compute_partial_amax(
 
 def check_cast(op: str, given: tuple[Any, ...], names: str, at: str = "") -> None:
     inp, out, scale, global_scale, h, w, start = given
-    shard, to, tiles, whole, rows, columns, _ = (n + at for n in names.split())
-    check_shard(op, shard, inp, h, w, start, f"{rows} {columns}")
+    shard, to, tiles, whole, *sizes = (n + at for n in names.split())
+    check_shard(op, shard, inp, h, w, start, " ".join(sizes))
     check_tensor(op, to, out, dtypes=BYTES, on=inp)
     size = (start + inp.numel() + 1) // 2 - start // 2 if inp.numel() else 0
     if out.numel() < size:
-        raise ValueError(f"{op}: {to} must have at least {size} bytes for {inp.numel()} elements; got {tuple(out.shape)}")
+        raise ValueError(
+            f"{op}: {to} must have at least {size} bytes for {inp.numel()} elements; got {tuple(out.shape)}"
+        )
     check_blocks(op, tiles, scale, (divided(h, TILE), divided(w, TILE)), inp, FLOAT)
     check_one(op, whole, global_scale, inp)
 
@@ -460,14 +452,14 @@ def cast_(inp: Tensor, out: Tensor, scale: Tensor, global_scale: Tensor, h: int,
     tiny = decode * (torch.ones_like(encode) / encode)
     factor = (torch.ones_like(tiny) / tiny).clamp_max(MOST)
     factor = torch.where(decode > 0, factor, torch.full_like(factor, MOST))
-    codes = nibbles(inp.reshape(-1).float() * spread(factor, inp.numel(), w, start, (TILE, TILE)))
-    bytes_out = out.view(-1)
+    code = codes(inp.reshape(-1).float() * spread(factor, inp.numel(), w, start, (TILE, TILE)))
+    flat = out.view(-1)
     if start % 2:
-        codes = torch.cat((bytes_out[:1] & 15, codes))
-    if codes.numel() % 2:
-        last = codes.numel() // 2
-        codes = torch.cat((codes, bytes_out[last : last + 1] >> 4))
-    bytes_out[: codes.numel() // 2] = joined(codes)
+        code = torch.cat((flat[:1] & 15, code))
+    if code.numel() % 2:
+        last = code.numel() // 2
+        code = torch.cat((code, flat[last : last + 1] >> 4))
+    flat[: code.numel() // 2] = packed(code)
 
 
 CAST = "inp out scale global_scale h w start_offset"
@@ -475,7 +467,14 @@ CAST = "inp out scale global_scale h w start_offset"
 
 @op(space="tex", out="", mutates=("out",), samples=_shard_cast)
 def nvfp4_2d_partial_cast(
-    inp: Tensor, out: Tensor, scale: Tensor, global_scale: Tensor, h: int, w: int, start_offset: int, block_len: int = 16
+    inp: Tensor,
+    out: Tensor,
+    scale: Tensor,
+    global_scale: Tensor,
+    h: int,
+    w: int,
+    start_offset: int,
+    block_len: int = 16,
 ) -> None:
     """out = the shard, packed, as x * global_scale / e4m3(scale of its tile of 16 x 16), in FP4.
 

@@ -32,12 +32,14 @@ def divided(n: int, by: int) -> int:
     return -(-n // by)
 
 
-def check_shard(op: str, name: str, shard: Any, h: Any, w: Any, start_offset: Any, names: str = "h w") -> None:
+SHARD = "h w start_offset"
+
+
+def check_shard(op: str, name: str, shard: Any, h: Any, w: Any, start_offset: Any, names: str = SHARD) -> None:
     """Refuse what is no flat piece of an [h, w] matrix."""
     check_tensor(op, name, shard, dtypes=MASTERS)
-    for size, value in zip(names.split(), (h, w), strict=True):
+    for size, value in zip(names.split(), (h, w, start_offset), strict=True):
         check_int(op, size, value, least=0)
-    check_int(op, "start_offset", start_offset, least=0)
     if start_offset + shard.numel() > h * w:
         raise ValueError(
             f"{op}: {name} must end within the {h} x {w} matrix; got {shard.numel()} elements from {start_offset} on"
@@ -174,7 +176,7 @@ def _mx_samples(cast: bool) -> Any:
 
 def check_mx(op: str, input: Any, rows: Any, cols: Any, start_offset: Any) -> tuple[tuple[int, int], tuple[int, int]]:
     """The numbers of blocks along rows and along columns, of a matrix that MXFP8 can hold."""
-    check_shard(op, "input", input, rows, cols, start_offset, "rows cols")
+    check_shard(op, "input", input, rows, cols, start_offset, "rows cols start_offset")
     for name, value in (("rows", rows), ("cols", cols)):
         if value % MX:
             raise ValueError(f"{op}: {name} must be a multiple of {MX}; got {value}")
@@ -185,7 +187,7 @@ def check_mx(op: str, input: Any, rows: Any, cols: Any, start_offset: Any) -> tu
 def mxfp8_scaling_compute_partial_amax(
     input: Tensor, amax_rowwise: Tensor, amax_colwise: Tensor, rows: int, cols: int, start_offset: int
 ) -> None:
-    """max |x| over the shard's part of each block of 1 x 32 and of 32 x 1, 0 where it has none, in the shard's dtype."""
+    """max |x| over the shard's part of each block of 1 x 32 and of 32 x 1, 0 where it has none, in its dtype."""
     name = "mxfp8_scaling_compute_partial_amax"
     along, across = check_mx(name, input, rows, cols, start_offset)
     check_blocks(name, "amax_rowwise", amax_rowwise, along, input, (input.dtype,))
@@ -290,8 +292,8 @@ def swizzle_scales_and_pack_ptrs_for_discrete_weights(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """(addresses of the data, addresses of the scales, the buffer that they lie in): scales in tiles of 128 x 4.
 
-    A tile's 512 scales lie together, the one of row r and column c at (r % 32) * 16 + r // 32 * 4 + c; tiles follow each
-    other along a row. The scales of "mxfp8_columnwise" are taken transposed. Addresses are int64, on the device.
+    A tile's 512 scales lie together, the one of row r and column c at (r % 32) * 16 + r // 32 * 4 + c; tiles follow
+    each other along a row. The scales of "mxfp8_columnwise" are taken transposed. Addresses are int64, on the device.
     """
     name = "swizzle_scales_and_pack_ptrs_for_discrete_weights"
     check_choice(name, "swizzle_type", swizzle_type, SWIZZLES)

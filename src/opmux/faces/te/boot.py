@@ -49,7 +49,7 @@ def install() -> None:
     if _finder is not None:
         return
     tex = interface.module()
-    _look(tex)
+    look(tex)
     _finder = Finder(chip_here())
     sys.meta_path.insert(0, _finder)
     sys.modules[EXTENSION] = tex
@@ -58,7 +58,7 @@ def install() -> None:
 
 
 def uninstall() -> None:
-    """Undo `install`: a later import finds what is on the disk. Modules that were made from the layer stay as they are."""
+    """Undo `install`: a later import finds what is on the disk. What was made with the layer stays as it is."""
     global _finder
     if _finder is None:
         return
@@ -79,7 +79,7 @@ def chip_here() -> Chip | None:
     return Chip(next(iter(facts.accelerators()), "cpu"))
 
 
-def _look(tex: types.ModuleType) -> None:
+def look(tex: types.ModuleType) -> None:
     """Refuse what cannot work, and say what might not."""
     if sys.modules.get(EXTENSION, tex) is not tex and f"{LAYER}.pytorch" in sys.modules:
         raise ImportError(

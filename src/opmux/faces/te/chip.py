@@ -1,8 +1,8 @@
 """The chip of a machine without CUDA, as Transformer Engine's sources see it: all they ask of `torch.cuda` and more.
 
-`torch` is not changed: only those sources see this, as `reading` puts it in their way. A chip with a module of its own in
-torch (`torch.npu`) answers for itself; what it does not have, and all of it on a CPU, is neutral: a stream that is always
-done, an event that has happened.
+`torch` is not changed: only those sources see this, as `reading` puts it in their way. A chip with a module of its own
+in torch (`torch.npu`) answers for itself; what it does not have, and all of it on a CPU, is neutral: a stream that is
+always done, an event that has happened.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ import torch
 
 from ...core.errors import NotSupported
 
-# What is answered where the layer asks which kinds of fp8 the device has. Ours are emulated where the chip has none, and
-# with these numbers all that tex can do is on: delayed, current and block scaling.
+# What is answered where the layer asks which kinds of fp8 the device has. Ours are emulated where the chip has none;
+# with these numbers delayed, current and block scaling are on, and what is a Blackwell's is off.
 CAPABILITY = (9, 0)
 CUDA_VERSION = "12.9"
 CORES = 132  # of a chip of that capability, where this one does not say

@@ -43,7 +43,7 @@ _WORDS = re.compile(rb"cuda|device|autocast")
 class _Reader(ast.NodeTransformer):
     def __init__(self, device: str, source: bytes):
         self.device = device
-        # How many lines up to each have anything for us: whole functions have nothing, and a walk over them all is slow.
+        # How many lines up to each have anything for us: most functions have nothing, and walking over all is slow.
         self.lines = list(accumulate((bool(_WORDS.search(line)) for line in source.split(b"\n")), initial=0))
 
     def visit(self, node: ast.AST) -> Any:

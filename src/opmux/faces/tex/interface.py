@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import importlib.machinery
+import inspect
 import types
 from collections.abc import Callable
 from typing import Any
@@ -110,8 +111,16 @@ def _dressed(fn: Callable[..., Any], spec: Spec) -> Callable[..., Any]:
     dressed: Any = fn
     dressed.__name__ = dressed.__qualname__ = spec.name
     dressed.__doc__, dressed.__module__ = spec.doc, "opmux.tex"
-    dressed.__signature__, dressed.spec = spec.signature, spec
+    dressed.__signature__, dressed.spec = _shown(spec), spec
     return dressed
+
+
+def _shown(spec: Spec) -> inspect.Signature:
+    """The signature to show: one whose arguments are optional for a newer form alone is shown in the older."""
+    if MORE.get(spec.name) is not also_of_one_object:
+        return spec.signature
+    own = spec.signature.parameters.values()
+    return spec.signature.replace(parameters=[p.replace(default=p.empty) for p in own])
 
 
 # ---- arguments that may be read in one more way ---------------------------------------------------------------------
@@ -136,7 +145,7 @@ def also_row_major(gemm: Callable[..., Any]) -> Callable[..., Any]:
     meant; it is tex's reading with A and B exchanged.
     """
 
-    def generic_gemm(A: Any, transA: Any, B: Any, transB: Any, D: Any = None, *args: Any, **kwargs: Any) -> Any:
+    def generic_gemm(A: Any, transA: Any, B: Any, transB: Any, D: Any, *args: Any, **kwargs: Any) -> Any:
         if D is not None and type(A) is Tensor and type(B) is Tensor and type(D) is Tensor:
             if meant_by_rows(A, transA, B, transB, D):
                 return gemm(B, transB, A, transA, D, *args, **kwargs)
@@ -152,8 +161,25 @@ def meant_by_rows(A: Tensor, transA: bool, B: Tensor, transB: bool, D: Tensor) -
     return j != m and k == n and tuple(D.shape) == (m, j)
 
 
+def also_of_one_object(fn: Callable[..., Any]) -> Callable[..., Any]:
+    """A function that newer callers hand one object with all of its arguments; the others must give them all."""
+    spec: Spec = fn.spec  # type: ignore[attr-defined]
+    shown = _shown(spec)
+
+    def called(*args: Any, **kwargs: Any) -> Any:
+        if len(args) + len(kwargs) > 1:
+            try:
+                shown.bind(*args, **kwargs)
+            except TypeError as error:
+                raise TypeError(f"{spec.name}: {error}") from None
+        return fn(*args, **kwargs)
+
+    return called
+
+
 MORE: dict[str, Callable[[Callable[..., Any]], Callable[..., Any]]] = {
     "generic_gemm": also_row_major,
+    "get_fused_attn_backend": also_of_one_object,
     "rmsnorm_bwd": also_called(dy="dz"),
     "layernorm_bwd": also_called(dy="dz"),
 }

@@ -3,19 +3,20 @@
 A `CommOverlap` owns a buffer of this rank; the ranks of a tensor-parallel group each hold `1 / tp_size` of its rows, by
 their place in the group. `generic_gemm` hands a gemm to `around`, which puts a collective before, after or beside it:
 
-| comm_type | bulk | what happens | who asks for it |
-|---|---|---|---|
-| AG | no | gather the buffer, then the gemm, which reads the buffer | forward of a column-parallel layer (x), dgrad of a row-parallel one (dy) |
-| RS | no | the gemm, then the sum of its results over the ranks: this rank's rows into extra_output | forward of a row-parallel layer, dgrad of a column-parallel one |
-| AG | yes | gather the buffer beside a gemm that has nothing to do with it | dgrad, gathering x for wgrad |
-| RS | yes | sum the buffer over the ranks beside such a gemm: this rank's rows into extra_output, or in place | wgrad, scattering dx |
+- AG: gather the buffer, then the gemm, which reads it. Asked for by the forward of a column-parallel layer, of x, and
+  by the dgrad of a row-parallel one, of dy. extra_output, where given, gets this rank's own part of the buffer.
+- RS: the gemm, then the sum of its results over the ranks, of which this rank's rows go into extra_output. By the
+  forward of a row-parallel layer and the dgrad of a column-parallel one.
+- bulk AG: gather the buffer beside a gemm that has nothing to do with it. By dgrad, which gathers x for wgrad.
+- bulk RS: sum the buffer over the ranks beside such a gemm; this rank's rows go into extra_output, or stay in place
+  where none is given. By wgrad, which scatters dx.
 
 Callers fill the buffer with `copy_into_buffer(x, local_chunk=True)` and read it with `get_buffer`, a view: so a gemm
 must read its operands when it is called. The gemm is the ordinary one, called once, and all its arguments have been
 checked: a bulk sum in place cannot be done twice.
 
 This is the plain form. A collective beside a gemm runs on the process group's own stream (NCCL) or thread (gloo); one
-before or after it is not pipelined with pieces of the gemm, so `atomic_gemm`, `num_splits`, `num_comm_sm` and their like
+before or after it is not pipelined with pieces of the gemm, so `atomic_gemm`, `num_splits`, `num_comm_sm` and the like
 are taken and have no effect. cuBLASMp and MPI are not built in.
 """
 
@@ -254,9 +255,8 @@ class CommOverlapCore:
         mine = slice(self._tp_rank * rows, (self._tp_rank + 1) * rows)
         if whole.shape[0] % self._tp_size or (out is not None and out.numel() * self._tp_size != whole.numel()):
             given = "None" if out is None else tuple(out.shape)
-            raise ValueError(
-                f"generic_gemm: extra_output must have a {self._tp_size}th of the rows of {tuple(whole.shape)}; got {given}"
-            )
+            part = f"1 / {self._tp_size} of the rows of {tuple(whole.shape)}"
+            raise ValueError(f"generic_gemm: extra_output must have {part}; got {given}")
         if self._native:
             got = torch.empty_like(whole[mine])
             work = dist.reduce_scatter_tensor(got, whole, group=self._group, async_op=True)

@@ -41,9 +41,10 @@ NEW = frozenset("""
 # Members of the newest enums that 2.9 lacks, and those it has beside them; None for an enum it has not.
 OLDER_ENUMS: dict[str, tuple[tuple[str, ...], dict[str, int]] | None] = {
     "NVTE_QKV_Format": (("NVTE_BHSD", "NVTE_QKV_Format_NOT_SET"), {}),
-    "NVTE_QKV_Layout": (("NVTE_BHSD_BHSD_BHSD",), {}),
+    "NVTE_QKV_Layout": (("NVTE_BHSD_BHSD_BHSD", "NVTE_QKV_Layout_NOT_SET"), {}),
     "NVTE_Fused_Attn_Backend": ((), {"NVTE_F16_max512_seqlen": 0}),
     "Float8BlockScaleTensorFormat": (("INVALID",), {}),
+    "NVTEScalingMode": None,
     "NVTERoutingMapFormat": None,
     "NVTEQBHistogramMode": None,
 }

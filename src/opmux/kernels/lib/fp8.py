@@ -7,7 +7,7 @@ torch's cast of a value clamped to the largest finite number, bit for bit; a NaN
     CAST = cast_of(torch.float8_e4m3fn)                  # in a plan: a constant of the kernel, None for no cast
     top = put(y_ptr + o, b_y, m, scale_ptr, CAST)        # in the kernel: y_ptr points to uint8
     if CAST is not None:
-        raise_to(amax_ptr, top)
+        note(amax_ptr, inv_ptr, scale_ptr, top)
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ def put(y_ptr, b_y, m, scale_ptr, CAST: tl.constexpr):
     """Store a block of a result: rounded to the result's type or, with CAST, times the scale and cast to bytes.
 
     Gives the bits of the largest magnitude of what was cast, before the scale, as an int32: of numbers without a sign
-    they have the order of the numbers themselves, a NaN being the largest.
+    they have the order of the numbers themselves. NaN is left out.
     """
     if CAST is None:
         tl.store(y_ptr, b_y.to(y_ptr.dtype.element_ty), mask=m)
@@ -100,15 +100,19 @@ def put(y_ptr, b_y, m, scale_ptr, CAST: tl.constexpr):
     else:
         b_y = b_y.to(tl.float32)
         tl.store(y_ptr, CAST(b_y * tl.load(scale_ptr)), mask=m)
-        return tl.max(tl.where(m, tl.abs(b_y).to(tl.int32, bitcast=True), 0))
+        return tl.max(tl.where(m & (b_y == b_y), tl.abs(b_y).to(tl.int32, bitcast=True), 0))
 
 
 @triton.jit
-def raise_to(amax_ptr, top):
-    """amax = max(amax, top), of a float32 in memory that is not negative and the bits of another.
+def note(amax_ptr, inv_ptr, scale_ptr, top):
+    """amax = max(amax, top), of a float32 in memory that is not negative and the bits of another; inv = 1 / scale.
 
     Most programs see that theirs is not the largest, and leave the one word in peace.
     """
-    word_ptr = amax_ptr.to(tl.pointer_type(tl.int32))
-    if top > tl.load(word_ptr):
-        tl.atomic_max(word_ptr, top, sem="relaxed")
+    if amax_ptr is not None:
+        word_ptr = amax_ptr.to(tl.pointer_type(tl.int32))
+        if top > tl.load(word_ptr):
+            tl.atomic_max(word_ptr, top, sem="relaxed")
+    if inv_ptr is not None:
+        if tl.program_id(0) + tl.program_id(1) == 0:
+            tl.store(inv_ptr, tl.div_rn(1.0, tl.load(scale_ptr)))

@@ -20,7 +20,7 @@ from ...core.library import fake_call, packet
 from ...core.spec import Sample, Spec
 from .compare import difference
 from .record import FAIL, PASS, REFUSED, Refusal, Result
-from .samples import Drawn, Watch, as_tuple, bound, in_words, moved, named, shared_memory, written
+from .samples import Drawn, Watch, as_tuple, bound, by_name, in_words, moved, named, shared_memory, written
 from .subject import Called, Crashed, Declined, Subject, words
 
 # A gradient is made of a forward and a backward, each of which may be as far off as its own tolerance.
@@ -144,10 +144,10 @@ def _is_packed(spec: Spec, sample: Sample) -> bool:
 
 
 def _by_name(spec: Spec, made: Any) -> dict[str, Any]:
-    results = as_tuple(made)
-    if len(results) != len(spec.out):
-        raise Wrong(f"{len(results)} results, expected {len(spec.out)}: {' '.join(spec.out)}")
-    return dict(zip(spec.out, results))
+    try:
+        return by_name(spec, made)
+    except ValueError as error:
+        raise Wrong(str(error)) from None
 
 
 def _on_the_device(got: dict[str, Any], device: torch.device) -> None:

@@ -9,13 +9,14 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_map_only
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from ...core.facts import dtype_name, tensors
 from ...core.spec import Sample, Spec
 
 # In the order of preference: the first that an op takes is the one all of its samples are tried in.
 FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+PLAIN = (Tensor, bool, int, float, complex, str, torch.dtype, torch.device)
 DTYPES = (*FLOATS, torch.int32, torch.int64, torch.bool)
 
 
@@ -47,9 +48,16 @@ def drawn(spec: Spec, dtype: torch.dtype, wanted: Callable[[str], bool] = lambda
         except (TypeError, ValueError, KeyError, RuntimeError):  # a maker knows the dtypes of its op alone
             return
     for sample in made:
-        found = _told(spec, dtype, bound(spec, sample))
+        given = bound(spec, sample)
+        found = _told(spec, dtype, given) if _can_move(given) else None
         if found is not None:
             yield found
+
+
+def _can_move(sample: Sample) -> bool:
+    """Whether a sample is made of what can be laid out on another device: objects that hold tensors are not."""
+    leaves = tree_leaves((sample.args, sample.kwargs))
+    return all(leaf is None or isinstance(leaf, PLAIN) for leaf in leaves)
 
 
 def _told(spec: Spec, dtype: torch.dtype, sample: Sample) -> Drawn | None:
@@ -59,10 +67,10 @@ def _told(spec: Spec, dtype: torch.dtype, sample: Sample) -> Drawn | None:
     with warnings.catch_warnings(), torch.no_grad():
         warnings.simplefilter("ignore")
         try:
-            made = as_tuple(spec.reference(*args, **kwargs))
+            made = by_name(spec, spec.reference(*args, **kwargs))
         except (TypeError, ValueError, RuntimeError):  # in any way: NotImplementedError is a RuntimeError
             return None
-    return Drawn(spec, dtype, sample, dict(zip(spec.out, made)) | written(spec, Sample(args, kwargs)))
+    return Drawn(spec, dtype, sample, made | written(spec, Sample(args, kwargs)))
 
 
 def bound(spec: Spec, sample: Any) -> Sample:
@@ -75,7 +83,32 @@ def bound(spec: Spec, sample: Any) -> Sample:
 def written(spec: Spec, sample: Sample) -> dict[str, Any]:
     """What an op has written, by name."""
     given = named(spec, sample)
-    return {f"{n} (written)": given[n] for n in spec.mutates if isinstance(given.get(n), Tensor)}
+    found = {name: value for n in spec.mutates for name, value in leaves(n, given.get(n))}
+    return {f"{name} (written)": value for name, value in found.items() if isinstance(value, Tensor)}
+
+
+def by_name(spec: Spec, made: Any) -> dict[str, Any]:
+    """The results of a call under the names the op has for them, what they hold one by one.
+
+    Raises ValueError where there are not as many as there are names; tex's lists may be of any length.
+    """
+    results = as_tuple(made) if spec.out or made is not None else ()
+    if len(results) != len(spec.out) and spec.space == "tex":
+        return dict(leaves("result", list(results)))
+    if len(results) != len(spec.out):
+        raise ValueError(f"{len(results)} results, expected {len(spec.out)}: {' '.join(spec.out)}")
+    return dict(leaf for name, value in zip(spec.out, results) for leaf in leaves(name, value))
+
+
+def leaves(name: str, value: Any) -> Iterator[tuple[str, Any]]:
+    """A value by name: of a list its items, of an object the tensors it holds."""
+    if isinstance(value, (list, tuple)):
+        for i, item in enumerate(value):
+            yield from leaves(f"{name}[{i}]", item)
+    elif value is None or isinstance(value, PLAIN) or not hasattr(value, "__dict__"):
+        yield name, value
+    else:
+        yield from ((f"{name}.{n}", v) for n, v in vars(value).items() if isinstance(v, Tensor))
 
 
 def named(spec: Spec, sample: Sample) -> dict[str, Any]:
@@ -92,6 +125,7 @@ def as_tuple(results: Any) -> tuple:
 def moved(sample: Sample, device: torch.device, dtype: torch.dtype | None = None) -> Sample:
     """The sample on a device, in the same layout; with `dtype`, its floats in that one."""
     args, kwargs = tree_map_only(Tensor, lambda t: _laid(t, device, dtype), (sample.args, sample.kwargs))
+    args, kwargs = tree_map_only(torch.device, lambda _: device, (args, kwargs))
     return Sample(args, kwargs, sample.id)
 
 

@@ -13,7 +13,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ....core.errors import NotSupported
 from ....specs import gemm as spec
 from .tags import library
 
@@ -162,16 +161,14 @@ def scaled_when(
     return fp8_limits(a, b, bias, out_dtype, m, n, k)
 
 
-def fp8_limits(
-    a: Tensor, b: Tensor, bias: Tensor | None, out_dtype: torch.dtype, m: int, n: int, k: int
-) -> bool | str:
+def fp8_limits(a: Tensor, b: Tensor, bias: Tensor | None, out_dtype: torch.dtype, m: int, n: int, k: int) -> bool | str:
     """What cuBLAS multiplies in FP8, as torch calls it: rows in multiples of 16 bytes, no two e5m2."""
     if k % 16 or n % 16 or not (m and n and k):
         return f"takes inputs and columns in multiples of 16, and rows; there are {k}, {n} and {m}"
     if a.dtype is E5M2 and b.dtype is E5M2:
         return "multiplies no two matrices of float8_e5m2"
-    if out_dtype not in (F32, *HALVES) or (bias is not None and bias.dtype is not out_dtype):
-        return "makes float32, float16 and bfloat16, with a bias of that dtype"
+    if bias is not None and bias.dtype is not out_dtype:
+        return "adds a bias of the result's dtype"
     if a.stride() != (k, 1) or b.stride() != (k, 1):
         return "takes contiguous matrices"
     return True
@@ -210,8 +207,6 @@ def scaled_gemm_bf16(
 ) -> Tensor:
     """In bfloat16, which holds every number that FP8 has: for sizes, dtypes and chips without products of FP8."""
     spec.check_scaled("scaled_gemm", a, b, a_scale, b_scale, bias, out_dtype)
-    if out_dtype is torch.float64:
-        raise NotSupported("scaled_gemm: float32 sums are not enough for a float64 result")
     y = _wide_product(a.to(torch.bfloat16), b.to(torch.bfloat16).t())
     y = y.mul_(a_scale.reshape(()) * b_scale.reshape(()))
     return (y if bias is None else y.add_(bias)).to(out_dtype)
@@ -227,9 +222,7 @@ def block_when(
     b_rows: int = 128,
     out_dtype: torch.dtype = torch.bfloat16,
 ) -> bool | str:
-    m, n, k = spec.check_block_scaled(
-        "block_scaled_gemm", a, b, a_scale, b_scale, bias, a_rows, b_rows, out_dtype
-    )
+    m, n, k = spec.check_block_scaled("block_scaled_gemm", a, b, a_scale, b_scale, bias, a_rows, b_rows, out_dtype)
     if a_rows == b_rows == 128:
         return "multiplies no two matrices with scales of 128x128"
     if m % 16:
@@ -302,8 +295,6 @@ def block_scaled_gemm_bf16(
 ) -> Tensor:
     """In bfloat16: exact where scales are powers of two, which is the usual recipe."""
     spec.check_block_scaled("block_scaled_gemm", a, b, a_scale, b_scale, bias, a_rows, b_rows, out_dtype)
-    if out_dtype is torch.float64:
-        raise NotSupported("block_scaled_gemm: bfloat16 is not enough for a float64 result")
     x, w = (_plain(t, s, r) for t, s, r in ((a, a_scale, a_rows), (b, b_scale, b_rows)))
     bias = None if bias is None else bias.to(out_dtype)
     return _product(x, w.t(), bias, 1.0, out_dtype)

@@ -33,16 +33,16 @@ def limits(q: Tensor, k: Tensor, v: Tensor, causal: bool, *, widest: int = 256, 
 
 
 def plain(t: Tensor) -> Tensor:
-    """A tensor as the kernels read it: 16 bytes at a time, batches outermost."""
+    """A tensor as the kernels read it: 16 bytes at a time, batches outermost, or between the sequence and the heads."""
     b, h, s, d = t.stride()
-    if d == 1 and b >= h and b >= s and not (b | h | s | t.storage_offset()) & 7:
+    if d == 1 and b >= h and (b >= s or h) and not (b | h | s | t.storage_offset()) & 7:
         return t
     return t.clone(memory_format=torch.contiguous_format)  # contiguous() keeps what starts at an odd place
 
 
 def settled(t: Tensor, like: Tensor) -> Tensor:
     """A tensor in the dtype of another, and lying in its order: itself, where it does."""
-    packed = t.transpose(1, 2) if spec.seq_first(like) else t
+    packed = t.permute(spec.order(like))
     return t if t.dtype == like.dtype and packed.is_contiguous() else spec.room(like, t.shape[3]).copy_(t)
 
 

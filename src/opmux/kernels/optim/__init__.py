@@ -1,0 +1,312 @@
+"""tex's optimizer kernels: one launch for all tensors of the lists (two for a captured step, three for a norm)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+import triton.language as tl
+from torch import Tensor
+
+from ...core.errors import NotSupported
+from ...core.registry import impl
+from ...specs import optim as spec
+from ..lib.config import Tiles, tunable
+from ..lib.fp8 import cast_of
+from ..lib.launch import Launcher
+from ..lib.plans import keep
+from ..lib.rows import DEVICES, Room
+from . import device
+from .tables import Chunks, Seen, chunks_of, seen, table_of
+
+TYPES = {
+    torch.float32: tl.float32, torch.float16: tl.float16, torch.bfloat16: tl.bfloat16, torch.int16: tl.int16,
+    torch.uint8: tl.uint8, torch.float8_e4m3fn: tl.uint8, torch.float8_e5m2: tl.uint8,
+}  # fmt: skip
+
+scale_lists = Launcher(device.scale_lists, tensors=4, sizes="", free="scale")
+squares = Launcher(device.squares, tensors=4, sizes="")
+squares_of_each = Launcher(device.squares_of_each, tensors=3, sizes="")
+norms = Launcher(device.norms, tensors=4, sizes="", free="n")
+adam = Launcher(device.adam, tensors=3, sizes="", free="lr beta1 rest1 beta2 rest2 eps inv_c1 inv_c2 decay")
+hold = Launcher(device.hold, tensors=5, sizes="", free="log1 log2")
+sgd = Launcher(device.sgd, tensors=3, sizes="", free="decay momentum rest lr scale")
+scales = Launcher(device.scales, tensors=2, sizes="", free="most eps")
+e8m0 = Launcher(device.e8m0, tensors=2, sizes="", free="inv_most")
+
+
+@tunable("optim.step")
+def step_tiles(lists: int, width: int) -> Tiles:
+    """Of `lists` tensors whose elements together have `width` bytes. Eight elements a thread leave room for many."""
+    return Tiles(128, BLOCK=1024)
+
+
+@tunable("optim.norm")
+def norm_tiles(width: int) -> Tiles:
+    """Nothing but reading: 64 bytes a thread and more on their way."""
+    return Tiles(256, BLOCK=8192)
+
+
+class Plan(NamedTuple):
+    """What follows from sizes and dtypes: the chunks, and launches that wait for tensors and numbers."""
+
+    cut: Chunks
+    launches: tuple[Callable[..., Any], ...]
+
+
+_plans: dict[Any, Plan] = keep({})
+
+
+def planned(what: Seen, kernel: Any, tiles: Tiles, make: Callable[[Chunks], tuple], *constants: Any) -> Plan:
+    """The plan of a kernel for such tensors and constants."""
+    cut = chunks_of(what, tiles["BLOCK"])
+    key = (kernel, what.sizes, what.dtypes, what.device, *constants)
+    plan = _plans.get(key)
+    if plan is None:
+        if len(_plans) > 1024:
+            _plans.clear()
+        plan = _plans[key] = Plan(cut, make(cut) if cut.count else ())
+    return plan._replace(cut=cut)
+
+
+def simple(
+    what: Seen, kernel: Launcher, tiles: Tiles, constants: dict[str, Any], rows: str = ""
+) -> tuple[Callable[..., Any] | None, Tensor, Tensor]:
+    """A launch of one program a chunk (None where there is no chunk), the table of the tensors, and that of the chunks.
+
+    `rows` names the constants that say what the tensors hold.
+    """
+    types = dict(zip(rows.split(), (TYPES[d] for d in what.dtypes)))
+    plan = planned(
+        what, kernel, tiles,
+        lambda cut: (kernel.ready((cut.count, 1, 1), (), tiles.config(**constants, **types)),),
+        *constants.values(),
+    )  # fmt: skip
+    if not plan.launches:
+        return None, plan.cut.rows, plan.cut.rows
+    return plan.launches[0], table_of(what, plan.cut), plan.cut.rows
+
+
+def lanes(dtypes: tuple[torch.dtype, ...]) -> int:
+    """Elements to an access: 16 bytes of the widest."""
+    return 16 // max(d.itemsize for d in dtypes)
+
+
+def tiles_of(what: Seen) -> Tiles:
+    return step_tiles(lists=len(what.dtypes), width=sum(d.itemsize for d in what.dtypes))
+
+
+# ---- scale and norm -------------------------------------------------------------------------------------------------
+
+
+def _scale(op: str, flag: Tensor, lists: Any, held: Tensor | None, number: float) -> None:
+    for what in seen(op, lists, flag):
+        constants = {"LANES": lanes(what.dtypes)}
+        launch, table, chunks = simple(what, scale_lists, tiles_of(what), constants, "I O")
+        if launch is not None:
+            launch(table, chunks, flag, held, number)
+
+
+@impl(spec.multi_tensor_scale, devices=DEVICES)
+def multi_tensor_scale(chunk_size: int, noop_flag: Tensor, tensor_lists: Any, scale: float) -> None:
+    spec.check_flag("multi_tensor_scale", noop_flag)
+    spec.check_number("multi_tensor_scale", "scale", scale)
+    _scale("multi_tensor_scale", noop_flag, tensor_lists, None, float(scale))
+
+
+@impl(spec.multi_tensor_scale_tensor, devices=DEVICES)
+def multi_tensor_scale_tensor(chunk_size: int, is_infinite: Tensor, tensor_lists: Any, scale: Tensor) -> None:
+    spec.check_flag("multi_tensor_scale_tensor", is_infinite, "is_infinite")
+    spec.check_one("multi_tensor_scale_tensor", "scale", scale, torch.float32, is_infinite)
+    _scale("multi_tensor_scale_tensor", is_infinite, tensor_lists, scale, 1.0)
+
+
+ONE, NONE = Room.of((1,), torch.float32), Room.of((0,), torch.float32)
+
+
+def _norm(
+    op: str, flag: Tensor, lists: Any, inv_scale: Tensor | None, per_tensor: bool | None
+) -> tuple[Tensor, Tensor]:
+    found = seen(op, lists, flag)
+    if not found:
+        return ONE.on(flag).zero_(), NONE.on(flag)
+    if len(found) > 1:
+        raise NotSupported("a norm over tensors of several dtypes")
+    what = found[0]
+    tiles, n = norm_tiles(width=what.dtypes[0].itemsize), len(what.sizes)
+    plan = planned(what, squares, tiles, lambda cut: _norm_launches(what, cut, tiles, n), inv_scale is None)
+    each = Room.of((n,), torch.float32).on(flag)
+    if not plan.launches:
+        return ONE.on(flag).zero_(), each.zero_() if per_tensor else NONE.on(flag)
+    table, norm = table_of(what, plan.cut), ONE.on(flag)
+    shares = Room.of((plan.cut.count,), torch.float32).on(flag)
+    sums = Room.of((n,), torch.float32).on(flag)
+    first, second, third = plan.launches
+    first(table, plan.cut.rows, inv_scale, shares)
+    second(table, shares, sums)
+    if per_tensor:
+        third(sums, flag, norm, each)
+        return norm, each
+    third(sums, flag, norm, sums)  # into what is read: nobody asks for it
+    return norm, NONE.on(flag)
+
+
+def _norm_launches(what: Seen, cut: Chunks, tiles: Tiles, n: int) -> tuple[Callable[..., Any], ...]:
+    constants = {"I": TYPES[what.dtypes[0]], "LANES": lanes(what.dtypes)}
+    return (
+        squares.ready((cut.count, 1, 1), (), tiles.config(**constants)),
+        squares_of_each.ready((n, 1, 1), (), Tiles(512, BLOCK=4096).config(CHUNK=tiles["BLOCK"])),
+        norms.ready((1, 1, 1), (n,), Tiles(256, BLOCK=1024).config()),
+    )
+
+
+@impl(spec.multi_tensor_l2norm, devices=DEVICES)
+def multi_tensor_l2norm(
+    chunk_size: int, noop_flag: Tensor, tensor_lists: Any, per_tensor: bool | None
+) -> tuple[Tensor, Tensor]:
+    spec.check_norm("multi_tensor_l2norm", noop_flag, per_tensor)
+    return _norm("multi_tensor_l2norm", noop_flag, tensor_lists, None, per_tensor)
+
+
+@impl(spec.multi_tensor_unscale_l2norm, devices=DEVICES)
+def multi_tensor_unscale_l2norm(
+    chunk_size: int, noop_flag: Tensor, tensor_lists: Any, inv_scale: Tensor, per_tensor: bool | None
+) -> tuple[Tensor, Tensor]:
+    spec.check_norm("multi_tensor_unscale_l2norm", noop_flag, per_tensor, inv_scale, unscale=True)
+    return _norm("multi_tensor_unscale_l2norm", noop_flag, tensor_lists, inv_scale, per_tensor)
+
+
+# ---- Adam -----------------------------------------------------------------------------------------------------------
+
+
+def _adam(
+    op: str, lists: Any, flag: Tensor, how: spec.Adam, home: str, held: Tensor | None = None, fp8: Any = None
+) -> None:
+    """A step on all tensors. `home` is where the weights are: parameter, master, remainder."""
+    lr, inv_c1, inv_c2 = 0.0, 1.0, 1.0
+    if held is None:
+        c1, c2 = how.corrections()
+        lr, inv_c1, inv_c2 = float(how.lr), 1 / c1, 1 / c2
+    beta1, beta2 = float(how.beta1), float(how.beta2)
+    rates = (beta1, 1 - beta1, beta2, 1 - beta2, float(how.epsilon), inv_c1, inv_c2, float(how.weight_decay))
+    for what in seen(op, lists, flag):
+        constants = {
+            "L2": how.mode == 0, "HOME": home, "CAST": None if fp8 is None else cast_of(fp8), "LISTS": len(lists),
+            "S": TYPES[what.dtypes[2]], "LANES": lanes(what.dtypes),
+        }  # fmt: skip
+        launch, table, chunks = simple(what, adam, tiles_of(what), constants, "G P")
+        if launch is not None:
+            launch(table, chunks, held, lr, *rates)
+
+
+@impl(spec.multi_tensor_adam, devices=DEVICES)
+def multi_tensor_adam(
+    chunk_size: int, noop_flag: Tensor, tensor_lists: Any, lr: float, beta1: float, beta2: float, epsilon: float,
+    step: int, mode: int, bias_correction: int, weight_decay: float,
+) -> None:  # fmt: skip
+    how = spec.Adam(lr, beta1, beta2, epsilon, step, mode, bias_correction, weight_decay)
+    how.check("multi_tensor_adam", noop_flag)
+    home = "master" if len(spec.form_of("multi_tensor_adam", tensor_lists)) == 5 else "parameter"
+    _adam("multi_tensor_adam", tensor_lists, noop_flag, how, home)
+
+
+@impl(spec.multi_tensor_adam_param_remainder, devices=DEVICES)
+def multi_tensor_adam_param_remainder(
+    chunk_size: int, noop_flag: Tensor, tensor_lists: Any, lr: float, beta1: float, beta2: float, epsilon: float,
+    step: int, mode: int, bias_correction: int, weight_decay: float,
+) -> None:  # fmt: skip
+    how = spec.Adam(lr, beta1, beta2, epsilon, step, mode, bias_correction, weight_decay)
+    how.check("multi_tensor_adam_param_remainder", noop_flag)
+    _adam("multi_tensor_adam_param_remainder", tensor_lists, noop_flag, how, "remainder")
+
+
+@impl(spec.multi_tensor_adam_fp8, devices=DEVICES)
+def multi_tensor_adam_fp8(
+    chunk_size: int, noop_flag: Tensor, tensor_lists: Any, lr: float, beta1: float, beta2: float, epsilon: float,
+    step: int, mode: int, bias_correction: int, weight_decay: float, fp8_dtype: torch.dtype,
+) -> None:  # fmt: skip
+    how = spec.Adam(lr, beta1, beta2, epsilon, step, mode, bias_correction, weight_decay)
+    how.check("multi_tensor_adam_fp8", noop_flag)
+    spec.check_fp8("multi_tensor_adam_fp8", fp8_dtype)
+    _adam("multi_tensor_adam_fp8", tensor_lists, noop_flag, how, "master", fp8=fp8_dtype)
+
+
+HELD = Room.of((5,), torch.float32)
+_holds: dict[Any, Callable[..., Any]] = keep({})
+
+
+def _captured(op: str, flag: Tensor, lists: Any, how: spec.Adam, inv_scale: Any, home: str) -> None:
+    how.check(op, flag, inv_scale, held=True)
+    key = (flag.device, bool(how.bias_correction))
+    launch = _holds.get(key)
+    if launch is None:
+        launch = _holds[key] = hold.ready((1, 1, 1), (), Tiles(32).config(CORRECT=key[1]))
+    found = seen(op, lists, flag)
+    if found:
+        held = HELD.on(flag)
+        launch(flag, how.lr, how.step, inv_scale, held, spec.log_of(how.beta1), spec.log_of(how.beta2))
+        _adam(op, lists, flag, how, home, held)
+
+
+@impl(spec.multi_tensor_adam_capturable, devices=DEVICES)
+def multi_tensor_adam_capturable(
+    chunk_size: int, noop_flag: Tensor, tensor_lists: Any, lr: Tensor, beta1: float, beta2: float, epsilon: float,
+    step: Tensor, mode: int, bias_correction: int, weight_decay: float, inv_scale: Tensor,
+) -> None:  # fmt: skip
+    how = spec.Adam(lr, beta1, beta2, epsilon, step, mode, bias_correction, weight_decay)
+    _captured("multi_tensor_adam_capturable", noop_flag, tensor_lists, how, inv_scale, "parameter")
+
+
+@impl(spec.multi_tensor_adam_capturable_master, devices=DEVICES)
+def multi_tensor_adam_capturable_master(
+    chunk_size: int, noop_flag: Tensor, tensor_lists: Any, lr: Tensor, beta1: float, beta2: float, epsilon: float,
+    step: Tensor, mode: int, bias_correction: int, weight_decay: float, inv_scale: Tensor,
+) -> None:  # fmt: skip
+    how = spec.Adam(lr, beta1, beta2, epsilon, step, mode, bias_correction, weight_decay)
+    _captured("multi_tensor_adam_capturable_master", noop_flag, tensor_lists, how, inv_scale, "master")
+
+
+# ---- SGD and scales -------------------------------------------------------------------------------------------------
+
+
+@impl(spec.multi_tensor_sgd, devices=DEVICES)
+def multi_tensor_sgd(
+    chunk_size: int, noop_flag: Tensor, tensor_lists: Any, wd: float, momentum: float, dampening: float, lr: float,
+    nesterov: bool, first_run: bool, wd_after_momentum: bool, scale: float,
+) -> None:  # fmt: skip
+    spec.check_sgd(
+        "multi_tensor_sgd", noop_flag, wd=wd, momentum=momentum, dampening=dampening, lr=lr, nesterov=nesterov,
+        first_run=first_run, wd_after_momentum=wd_after_momentum, scale=scale,
+    )  # fmt: skip
+    numbers = (float(wd), float(momentum), 1.0 - dampening, float(lr), float(scale))
+    decay = "none" if not wd else "after" if wd_after_momentum else "before"
+    for what in seen("multi_tensor_sgd", tensor_lists, noop_flag):
+        constants = {
+            "DECAY": decay, "MOVES": momentum != 0, "NESTEROV": bool(nesterov), "FIRST": bool(first_run),
+            "LISTS": len(tensor_lists), "C": TYPES[what.dtypes[-1]], "LANES": lanes(what.dtypes),
+        }  # fmt: skip
+        launch, table, chunks = simple(what, sgd, tiles_of(what), constants, "G W M")
+        if launch is not None:
+            launch(table, chunks, noop_flag, *numbers)
+
+
+@impl(spec.multi_tensor_compute_scale_and_scale_inv, devices=DEVICES)
+def multi_tensor_compute_scale_and_scale_inv(
+    chunk_size: int, noop_flag: Tensor | None, tensor_lists: Any, max_fp8: float, force_pow_2_scales: bool,
+    epsilon: float,
+) -> None:  # fmt: skip
+    op = "multi_tensor_compute_scale_and_scale_inv"
+    spec.check_scales(op, max_fp8, force_pow_2_scales, epsilon)
+    for what in seen(op, tensor_lists):
+        launch, table, chunks = simple(what, scales, tiles_of(what), {"POW2": bool(force_pow_2_scales)})
+        if launch is not None:
+            launch(table, chunks, float(max_fp8), float(epsilon))
+
+
+@impl(spec.multi_tensor_compute_scale_inv_e8m0, devices=DEVICES)
+def multi_tensor_compute_scale_inv_e8m0(chunk_size: int, dummy: Any, tensor_lists: Any) -> None:
+    for what in seen("multi_tensor_compute_scale_inv_e8m0", tensor_lists):
+        launch, table, chunks = simple(what, e8m0, tiles_of(what), {})
+        if launch is not None:
+            launch(table, chunks, 1 / 448)

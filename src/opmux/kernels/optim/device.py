@@ -1,0 +1,347 @@
+"""The kernels over lists of tensors: a program does a chunk of one of them, which it finds in a table.
+
+A chunk that is whole, of tensors whose addresses are multiples of 16, is read and written without masks, LANES elements
+to an access: as many as 16 bytes hold of the widest of its tensors, for all of them. With more for the narrow ones
+threads would hold different elements of each, and exchange them through shared memory.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from .tables import MORE
+
+COLUMNS = tl.constexpr(MORE)
+INF = tl.constexpr(float("inf"))
+FLOAT_MAX = tl.constexpr(3.4028234663852886e38)
+
+
+# ---- finding one's work ---------------------------------------------------------------------------------------------
+
+
+@triton.jit
+def place(table_ptr, chunk_ptr, LISTS: tl.constexpr, BLOCK: tl.constexpr):
+    """The addresses of this program's tensors, the start of its chunk, what is left from there, and if it is whole."""
+    chunk = tl.program_id(0)
+    row_ptr = table_ptr + tl.load(chunk_ptr + chunk).to(tl.int64) * (LISTS + COLUMNS)
+    at = ()
+    for i in tl.static_range(LISTS):
+        at += (tl.load(row_ptr + i),)
+    n = tl.load(row_ptr + LISTS)
+    start = (chunk - tl.load(row_ptr + LISTS + 1)) * BLOCK
+    whole = (tl.load(row_ptr + LISTS + 2) != 0) & (n - start >= BLOCK)
+    return at, start, n - start, whole
+
+
+@triton.jit
+def part(at, start, DTYPE: tl.constexpr, LANES: tl.constexpr):
+    """A chunk of the tensor at an address. LANES of 0: nothing is known of the address."""
+    ptr = at.to(tl.pointer_type(DTYPE))
+    if LANES > 0:
+        ptr = tl.multiple_of(ptr, LANES * DTYPE.primitive_bitwidth // 8)
+    return ptr + start
+
+
+@triton.jit
+def read(ptr, o, n, WHOLE: tl.constexpr):
+    if WHOLE:
+        return tl.load(ptr + o).to(tl.float32)
+    else:
+        return tl.load(ptr + o, mask=o < n, other=0).to(tl.float32)
+
+
+@triton.jit
+def write(ptr, o, n, value, WHOLE: tl.constexpr):
+    value = value.to(ptr.dtype.element_ty)
+    if WHOLE:
+        tl.store(ptr + o, value)
+    else:
+        tl.store(ptr + o, value, mask=o < n)
+
+
+# ---- scale ----------------------------------------------------------------------------------------------------------
+
+
+@triton.jit
+def scale_chunk(
+    at, start, n, flag_ptr, scale, I: tl.constexpr, O: tl.constexpr, LANES: tl.constexpr, BLOCK: tl.constexpr,
+    WHOLE: tl.constexpr,
+):  # fmt: skip
+    o = tl.arange(0, BLOCK)
+    b_x = read(part(at[0], start, I, LANES if WHOLE else 0), o, n, WHOLE)
+    write(part(at[1], start, O, LANES if WHOLE else 0), o, n, b_x * scale, WHOLE)
+    bad = tl.max((~(tl.abs(b_x) < INF)).to(tl.int32), 0)
+    tl.store(flag_ptr, 1, mask=bad != 0)
+
+
+def scale_lists(
+    table_ptr, chunk_ptr, flag_ptr, scale_ptr, scale, I: tl.constexpr, O: tl.constexpr, LANES: tl.constexpr,
+    BLOCK: tl.constexpr,
+):  # fmt: skip
+    at, start, n, whole = place(table_ptr, chunk_ptr, 2, BLOCK)
+    if scale_ptr is not None:
+        scale = tl.load(scale_ptr)
+    if whole:
+        scale_chunk(at, start, n, flag_ptr, scale, I, O, LANES, BLOCK, True)
+    else:
+        scale_chunk(at, start, n, flag_ptr, scale, I, O, LANES, BLOCK, False)
+
+
+# ---- norm -----------------------------------------------------------------------------------------------------------
+
+
+@triton.jit
+def squares_chunk(
+    at, start, n, scale, I: tl.constexpr, LANES: tl.constexpr, BLOCK: tl.constexpr, WHOLE: tl.constexpr
+):  # fmt: skip
+    b_x = read(part(at[0], start, I, LANES if WHOLE else 0), tl.arange(0, BLOCK), n, WHOLE) * scale
+    return tl.sum(b_x * b_x, 0)
+
+
+def squares(
+    table_ptr, chunk_ptr, scale_ptr, share_ptr, I: tl.constexpr, LANES: tl.constexpr, BLOCK: tl.constexpr
+):  # fmt: skip
+    """The sum of squares of every chunk."""
+    at, start, n, whole = place(table_ptr, chunk_ptr, 1, BLOCK)
+    scale = 1.0
+    if scale_ptr is not None:
+        scale = tl.load(scale_ptr)
+    if whole:
+        total = squares_chunk(at, start, n, scale, I, LANES, BLOCK, True)
+    else:
+        total = squares_chunk(at, start, n, scale, I, LANES, BLOCK, False)
+    tl.store(share_ptr + tl.program_id(0), total)
+
+
+def squares_of_each(table_ptr, share_ptr, square_ptr, CHUNK: tl.constexpr, BLOCK: tl.constexpr):
+    """The sum of squares of every tensor, of its chunks in their order."""
+    row_ptr = table_ptr + tl.program_id(0).to(tl.int64) * (1 + COLUMNS)
+    count = tl.cdiv(tl.load(row_ptr + 1), CHUNK)
+    share_ptr += tl.load(row_ptr + 2)
+    o = tl.arange(0, BLOCK)
+    b_sum = tl.zeros([BLOCK], tl.float32)
+    for at in range(0, count, BLOCK):
+        b_sum += tl.load(share_ptr + at + o, mask=at + o < count, other=0.0)
+    tl.store(square_ptr + tl.program_id(0), tl.sum(b_sum, 0))
+
+
+def norms(square_ptr, flag_ptr, norm_ptr, each_ptr, n, BLOCK: tl.constexpr):
+    """The norm of all tensors, and of each where `each_ptr` is given; one program."""
+    o = tl.arange(0, BLOCK)
+    b_sum = tl.zeros([BLOCK], tl.float32)
+    for at in range(0, n, BLOCK):
+        m = at + o < n
+        b_square = tl.load(square_ptr + at + o, mask=m, other=0.0)
+        b_sum += b_square
+        if each_ptr is not None:
+            tl.store(each_ptr + at + o, tl.sqrt_rn(b_square), mask=m)
+    total = tl.sum(b_sum, 0)
+    tl.store(norm_ptr, tl.sqrt_rn(total))
+    tl.store(flag_ptr, 1, mask=~(total < INF))
+
+
+# ---- Adam -----------------------------------------------------------------------------------------------------------
+
+
+@triton.jit
+def joined(high, low):
+    """The bits of a float32 from bfloat16 bits that were rounded to nearest, and the lower half."""
+    return ((high.to(tl.int32) - (low < 0).to(tl.int32)) << 16) | (low.to(tl.int32) & 0xFFFF)
+
+
+@triton.jit
+def raise_to(amax_ptr, top):
+    """amax = max(amax, top), of numbers that are not negative: their bits have their order.
+
+    Most programs see that theirs is not the largest, and leave the one word in peace.
+    """
+    word_ptr = amax_ptr.to(tl.pointer_type(tl.int32))
+    bits = top.to(tl.int32, bitcast=True)
+    if bits > tl.load(word_ptr):
+        tl.atomic_max(word_ptr, bits, sem="relaxed")
+
+
+@triton.jit
+def adam_chunk(
+    at, start, n, lr, beta1, rest1, beta2, rest2, eps, inv_c1, inv_c2, decay, inv_scale,
+    L2: tl.constexpr, HOME: tl.constexpr, HELD: tl.constexpr, CAST: tl.constexpr, G: tl.constexpr, P: tl.constexpr,
+    S: tl.constexpr, LANES: tl.constexpr, BLOCK: tl.constexpr, WHOLE: tl.constexpr,
+):  # fmt: skip
+    lanes: tl.constexpr = LANES if WHOLE else 0
+    o = tl.arange(0, BLOCK)
+    g_ptr, m_ptr, v_ptr = part(at[0], start, G, lanes), part(at[2], start, S, lanes), part(at[3], start, S, lanes)
+    p_ptr = part(at[1], start, tl.int16 if HOME == "remainder" else P, lanes)
+    b_g = read(g_ptr, o, n, WHOLE)
+    b_m = read(m_ptr, o, n, WHOLE)
+    b_v = read(v_ptr, o, n, WHOLE)
+    if HOME == "parameter":
+        b_w = read(p_ptr, o, n, WHOLE)
+    elif HOME == "remainder":
+        rest_ptr = part(at[4], start, tl.int16, lanes)
+        if WHOLE:
+            b_w = joined(tl.load(p_ptr + o), tl.load(rest_ptr + o)).to(tl.float32, bitcast=True)
+        else:
+            b_high, b_low = tl.load(p_ptr + o, mask=o < n, other=0), tl.load(rest_ptr + o, mask=o < n, other=0)
+            b_w = joined(b_high, b_low).to(tl.float32, bitcast=True)
+    else:
+        w_ptr = part(at[4], start, tl.float32, lanes)
+        b_w = read(w_ptr, o, n, WHOLE)
+
+    if HELD:
+        b_g = b_g * inv_scale
+        write(g_ptr, o, n, b_g, WHOLE)
+    if L2:
+        b_g = b_g + decay * b_w
+    b_m = beta1 * b_m + rest1 * b_g
+    b_v = beta2 * b_v + rest2 * b_g * b_g
+    b_u = (b_m * inv_c1) / (tl.sqrt(b_v * inv_c2) + eps)
+    if not L2:
+        b_u = b_u + decay * b_w
+    b_w = b_w - lr * b_u
+
+    write(m_ptr, o, n, b_m, WHOLE)
+    write(v_ptr, o, n, b_v, WHOLE)
+    if HOME == "parameter":
+        write(p_ptr, o, n, b_w, WHOLE)
+    elif HOME == "remainder":
+        b_bits = b_w.to(tl.int32, bitcast=True)
+        b_rest = b_bits.to(tl.int16)
+        write(p_ptr, o, n, (b_bits >> 16) + (b_rest < 0).to(tl.int32), WHOLE)
+        write(rest_ptr, o, n, b_rest, WHOLE)
+    else:
+        write(w_ptr, o, n, b_w, WHOLE)
+        if CAST is None:
+            write(p_ptr, o, n, b_w, WHOLE)
+        else:
+            scale = tl.load(at[5].to(tl.pointer_type(tl.float32)))
+            write(p_ptr, o, n, CAST(b_w * scale), WHOLE)
+            b_size = tl.where((b_w == b_w) & (o < n), tl.abs(b_w), 0.0)
+            raise_to(at[6].to(tl.pointer_type(tl.float32)), tl.max(b_size, 0))
+            tl.store(at[7].to(tl.pointer_type(tl.float32)), tl.div_rn(1.0, scale), mask=start == 0)
+
+
+def adam(
+    table_ptr, chunk_ptr, held_ptr, lr, beta1, rest1, beta2, rest2, eps, inv_c1, inv_c2, decay,
+    L2: tl.constexpr, HOME: tl.constexpr, CAST: tl.constexpr, LISTS: tl.constexpr, G: tl.constexpr, P: tl.constexpr,
+    S: tl.constexpr, LANES: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """One step. What `hold` has put together is on the device; else it comes with the launch."""
+    at, start, n, whole = place(table_ptr, chunk_ptr, LISTS, BLOCK)
+    inv_scale = 1.0
+    HELD: tl.constexpr = held_ptr is not None
+    if HELD:
+        lr, inv_c1, inv_c2 = tl.load(held_ptr), tl.load(held_ptr + 1), tl.load(held_ptr + 2)
+        inv_scale = tl.load(held_ptr + 3)
+        live = tl.load(held_ptr + 4) != 0
+        n = tl.where(live, n, 0)
+        whole = whole & live
+    if whole:
+        adam_chunk(
+            at, start, n, lr, beta1, rest1, beta2, rest2, eps, inv_c1, inv_c2, decay, inv_scale,
+            L2, HOME, HELD, CAST, G, P, S, LANES, BLOCK, True,
+        )  # fmt: skip
+    else:
+        adam_chunk(
+            at, start, n, lr, beta1, rest1, beta2, rest2, eps, inv_c1, inv_c2, decay, inv_scale,
+            L2, HOME, HELD, CAST, G, P, S, LANES, BLOCK, False,
+        )  # fmt: skip
+
+
+def hold(
+    flag_ptr, lr_ptr, step_ptr, scale_ptr, held_ptr, log1: tl.float64, log2: tl.float64, CORRECT: tl.constexpr
+):  # fmt: skip
+    """What a step needs of the numbers on the device: once, in float64, as 1 - 0.999 is nothing for float32."""
+    tl.store(held_ptr, tl.load(lr_ptr))
+    inv_c1 = 1.0
+    inv_c2 = 1.0
+    if CORRECT:
+        step = tl.load(step_ptr).to(tl.float64)
+        inv_c1 = (1.0 / (1.0 - tl.exp(step * log1))).to(tl.float32)
+        inv_c2 = (1.0 / (1.0 - tl.exp(step * log2))).to(tl.float32)
+    tl.store(held_ptr + 1, inv_c1)
+    tl.store(held_ptr + 2, inv_c2)
+    tl.store(held_ptr + 3, tl.load(scale_ptr))
+    tl.store(held_ptr + 4, (tl.load(flag_ptr) != 1).to(tl.float32))
+
+
+# ---- SGD ------------------------------------------------------------------------------------------------------------
+
+
+@triton.jit
+def sgd_chunk(
+    at, start, n, decay, momentum, rest, lr, scale, DECAY: tl.constexpr, MOVES: tl.constexpr, NESTEROV: tl.constexpr,
+    FIRST: tl.constexpr, LISTS: tl.constexpr, G: tl.constexpr, W: tl.constexpr, M: tl.constexpr, C: tl.constexpr,
+    LANES: tl.constexpr, BLOCK: tl.constexpr, WHOLE: tl.constexpr,
+):  # fmt: skip
+    lanes: tl.constexpr = LANES if WHOLE else 0
+    o = tl.arange(0, BLOCK)
+    w_ptr = part(at[1], start, W, lanes)
+    b_g = read(part(at[0], start, G, lanes), o, n, WHOLE) * scale
+    b_w = read(w_ptr, o, n, WHOLE)
+    if DECAY == "before":
+        b_g = b_g + decay * b_w
+    if MOVES:
+        m_ptr = part(at[2], start, M, lanes)
+        b_m = b_g
+        if not FIRST:
+            b_m = read(m_ptr, o, n, WHOLE) * momentum + rest * b_g
+        write(m_ptr, o, n, b_m, WHOLE)
+        b_g = b_g + momentum * b_m if NESTEROV else b_m
+    if DECAY == "after":
+        b_g = b_g + decay * b_w
+    b_w = b_w - lr * b_g
+    write(w_ptr, o, n, b_w, WHOLE)
+    if LISTS == 4:
+        write(part(at[3], start, C, lanes), o, n, b_w, WHOLE)
+
+
+def sgd(
+    table_ptr, chunk_ptr, flag_ptr, decay, momentum, rest, lr, scale, DECAY: tl.constexpr, MOVES: tl.constexpr,
+    NESTEROV: tl.constexpr, FIRST: tl.constexpr, LISTS: tl.constexpr, G: tl.constexpr, W: tl.constexpr,
+    M: tl.constexpr, C: tl.constexpr, LANES: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    at, start, n, whole = place(table_ptr, chunk_ptr, LISTS, BLOCK)
+    live = tl.load(flag_ptr) == 0
+    n = tl.where(live, n, 0)
+    if whole & live:
+        sgd_chunk(
+            at, start, n, decay, momentum, rest, lr, scale, DECAY, MOVES, NESTEROV, FIRST, LISTS, G, W, M, C, LANES,
+            BLOCK, True,
+        )  # fmt: skip
+    else:
+        sgd_chunk(
+            at, start, n, decay, momentum, rest, lr, scale, DECAY, MOVES, NESTEROV, FIRST, LISTS, G, W, M, C, LANES,
+            BLOCK, False,
+        )  # fmt: skip
+
+
+# ---- scales ---------------------------------------------------------------------------------------------------------
+
+
+def scales(table_ptr, chunk_ptr, most, eps, POW2: tl.constexpr, BLOCK: tl.constexpr):
+    at, start, n, _ = place(table_ptr, chunk_ptr, 3, BLOCK)
+    o = tl.arange(0, BLOCK)
+    b_a = read(part(at[0], start, tl.float32, 0), o, n, False)
+    b_a = tl.where(b_a < eps, eps, b_a)
+    b_s = tl.div_rn(tl.full([BLOCK], most, tl.float32), b_a)
+    b_s = tl.where(tl.abs(b_s) == INF, FLOAT_MAX, b_s)
+    b_s = tl.where((b_a == 0) | ~(tl.abs(b_a) < INF), 1.0, b_s)
+    if POW2:
+        b_s = (b_s.to(tl.int32, bitcast=True) & -8388608).to(tl.float32, bitcast=True)
+    write(part(at[1], start, tl.float32, 0), o, n, b_s, False)
+    write(part(at[2], start, tl.float32, 0), o, n, tl.div_rn(tl.full([BLOCK], 1.0, tl.float32), b_s), False)
+
+
+def e8m0(table_ptr, chunk_ptr, inv_most, BLOCK: tl.constexpr):
+    """The exponent of amax / 448, one more where there is a mantissa; below 2^-126 there is no implied one."""
+    at, start, n, _ = place(table_ptr, chunk_ptr, 2, BLOCK)
+    o = tl.arange(0, BLOCK)
+    b_x = read(part(at[0], start, tl.bfloat16, 0), o, n, False) * inv_most
+    b_bits = b_x.to(tl.int32, bitcast=True)
+    b_e, b_rest = b_bits >> 23, b_bits & 0x7FFFFF
+    more = (b_rest > 0) & (b_e != 254) & ~((b_e == 0) & (b_rest <= 0x400000))
+    b_e = tl.where(more, b_e + 1, b_e)
+    b_e = tl.where(tl.abs(b_x) == INF, 254, b_e)
+    b_e = tl.where(b_x != b_x, 255, b_e)
+    write(part(at[1], start, tl.uint8, 0), o, n, b_e, False)

@@ -1,0 +1,679 @@
+"""Quantization to FP8 and back: each tensor read once (current scaling: twice), every buffer written in the same pass.
+
+Without a transpose a tensor is a line of numbers; with one it is cut into tiles, which turn in shared memory. Scales of
+blocks come of a tile of 128 x 128, both ways at once. Current scaling has no atomics and nothing to clear: at most 256
+programs leave an amax each, and every program of the cast takes the largest of those.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from ..core.registry import impl
+from ..specs import quant as spec
+from .lib.config import Tiles, tunable
+from .lib.fp8 import cast_of, has_casts
+from .lib.launch import Launcher
+from .lib.maths import div
+from .lib.plans import plans
+from .lib.rows import DEVICES, Room, inside, programs
+
+FLOAT_MAX = tl.constexpr(spec.FLOAT_MAX)
+Buffer = Tensor | None
+
+
+# ---- device functions -----------------------------------------------------------------------------------------------
+
+
+@triton.jit
+def magnitude(x):
+    """|x|, 0 for NaN."""
+    return tl.maximum(tl.abs(x), 0.0)
+
+
+@triton.jit
+def scale_of(amax, eps, LARGEST: tl.constexpr, TOP: tl.constexpr, POW2: tl.constexpr):
+    """What brings amax to the largest number; TOP where that overflows, 1 where there is no such thing."""
+    amax = tl.maximum(amax, eps)
+    scale = div(tl.zeros_like(amax) + LARGEST, amax)
+    scale = tl.where(scale == float("inf"), TOP, scale)
+    scale = tl.where((amax == 0) | (amax == float("inf")), 1.0, scale)
+    if POW2:
+        scale = (scale.to(tl.int32, bitcast=True) & -8388608).to(tl.float32, bitcast=True)
+    return scale
+
+
+@triton.jit
+def inverse(scale):
+    return div(tl.zeros_like(scale) + 1.0, scale)
+
+
+@triton.jit
+def scale_at(scale_ptr, parts_ptr, eps, LARGEST: tl.constexpr, POW2: tl.constexpr, PARTS: tl.constexpr):
+    """The scale that is given, or that of the largest of the parts of amax."""
+    if PARTS == 0:
+        return tl.load(scale_ptr)
+    else:
+        return scale_of(tl.max(tl.load(parts_ptr + tl.arange(0, PARTS)), 0), eps, LARGEST, FLOAT_MAX, POW2)
+
+
+@triton.jit
+def raise_to(amax_ptr, amax):
+    """Make a number that is not negative at least so large: most programs see that it is, and leave it in peace."""
+    word_ptr = amax_ptr.to(tl.pointer_type(tl.int32))
+    word = amax.to(tl.int32, bitcast=True)  # in the order of the numbers themselves
+    if word > tl.load(word_ptr):
+        tl.atomic_max(word_ptr, word, sem="relaxed")
+
+
+@triton.jit
+def idle(noop_ptr):
+    """Whether the flag says to leave everything as it is."""
+    if noop_ptr is None:
+        return False
+    else:
+        return tl.load(noop_ptr) != 0.0
+
+
+@triton.jit
+def exponent_of(amax, LARGEST: tl.constexpr):
+    """E8M0 of amax / LARGEST, rounded up."""
+    bits = (amax * (1.0 / LARGEST)).to(tl.int32, bitcast=True)
+    exponent, rest = bits >> 23, bits & 0x7FFFFF
+    more = (rest > 0) & (exponent < 254) & ((exponent > 0) | (rest > 0x400000))
+    return tl.where(exponent == 255, 254, exponent + more.to(tl.int32))
+
+
+@triton.jit
+def power_of(exponent):
+    """2^(exponent - 127), of an int32 from 0 to 255; NaN for 255."""
+    bits = tl.where(exponent == 0, 0x400000, exponent << 23)
+    return tl.where(exponent == 255, 0x7FFFFFFF, bits).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def number_of(byte, MANTISSA: tl.constexpr, BIAS: tl.constexpr, FORMAT: tl.constexpr):
+    """The float32 of an FP8 byte; FORMAT is the type where the chip converts it, else the bits are made here."""
+    if FORMAT is not None:
+        return byte.to(FORMAT, bitcast=True).to(tl.float32)
+    else:
+        u = byte.to(tl.int32)
+        low = u & 0x7F
+        rest = low & ((1 << MANTISSA) - 1)
+        least: tl.constexpr = 2.0 ** (1 - BIAS - MANTISSA)
+        normal = (low << (23 - MANTISSA)) + ((127 - BIAS) << 23)
+        small = (rest.to(tl.float32) * least).to(tl.int32, bitcast=True)
+        bits = tl.where(low >> MANTISSA == 0, small, normal)
+        if MANTISSA == 3:
+            bits = tl.where(low == 0x7F, 0x7FC00000, bits)
+        else:
+            bits = tl.where(low >= 0x7C, tl.where(low == 0x7C, 0x7F800000, 0x7FC00000), bits)
+        return (bits | ((u & 0x80) << 24)).to(tl.float32, bitcast=True)
+
+
+# ---- one scale ------------------------------------------------------------------------------------------------------
+
+
+def _amax(x_ptr, parts_ptr, n, FULL: tl.constexpr, BLOCK: tl.constexpr):
+    """The largest magnitude of what falls to each program."""
+    start = tl.program_id(0).to(tl.int64) * BLOCK
+    o = tl.arange(0, BLOCK)
+    if FULL:  # one piece of work a program
+        b_top = magnitude(tl.load(x_ptr + start + o, mask=start + o < n, other=0.0).to(tl.float32))
+    else:
+        b_top = tl.zeros([BLOCK], tl.float32)
+        for at in tl.range(start, n, tl.num_programs(0).to(tl.int64) * BLOCK, num_stages=4):
+            b_x = tl.load(x_ptr + at + o, mask=at + o < n, other=0.0).to(tl.float32)
+            b_top = tl.maximum(b_top, tl.abs(b_x))
+    tl.store(parts_ptr + tl.program_id(0), tl.max(b_top, 0))
+
+
+def _top(parts_ptr, y_ptr, n, BLOCK: tl.constexpr):
+    """The largest of the parts."""
+    o = tl.arange(0, BLOCK)
+    tl.store(y_ptr, tl.max(tl.load(parts_ptr + o, mask=o < n, other=0.0), 0))
+
+
+def _cast(
+    x_ptr, scale_ptr, y_ptr, scale_inv_ptr, amax_ptr, noop_ptr, n, eps,
+    CAST: tl.constexpr, LARGEST: tl.constexpr, POW2: tl.constexpr, PARTS: tl.constexpr, FULL: tl.constexpr,
+    BLOCK: tl.constexpr,
+):  # fmt: skip
+    """y = fp8(x * scale); scale_ptr has the scale, or PARTS of amax."""
+    if idle(noop_ptr):
+        return
+    o = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    m = inside(o, n, FULL)
+    b_x = tl.load(x_ptr + o, mask=m, other=0.0).to(tl.float32)
+    scale = scale_at(scale_ptr, scale_ptr, eps, LARGEST, POW2, PARTS)
+    if y_ptr is not None:
+        tl.store(y_ptr + o, CAST(b_x * scale), mask=m)
+    if amax_ptr is not None:
+        raise_to(amax_ptr, tl.max(magnitude(b_x), 0))
+    if scale_inv_ptr is not None:
+        if tl.program_id(0) == 0:
+            tl.store(scale_inv_ptr, inverse(scale))
+
+
+def _cast_turned(
+    x_ptr, scale_ptr, y_ptr, yt_ptr, scale_inv_ptr, amax_ptr, noop_ptr, n_rows, n, eps,
+    CAST: tl.constexpr, LARGEST: tl.constexpr, POW2: tl.constexpr, PARTS: tl.constexpr, FULL: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    """The same in tiles, for y^T beside y or alone."""
+    if idle(noop_ptr):
+        return
+    i_m = tl.program_id(1).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
+    i_n = tl.program_id(0).to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N)
+    m_m, m_n = inside(i_m, n_rows, FULL), inside(i_n, n, FULL)
+    m = m_m[:, None] & m_n[None, :]
+    o = i_m[:, None] * n + i_n[None, :]
+    b_x = tl.load(x_ptr + o, mask=m, other=0.0).to(tl.float32)
+    scale = scale_at(scale_ptr, scale_ptr, eps, LARGEST, POW2, PARTS)
+    b_y = CAST(b_x * scale)
+    if y_ptr is not None:
+        tl.store(y_ptr + o, b_y, mask=m)
+    tl.store(yt_ptr + i_n[:, None] * n_rows + i_m[None, :], tl.trans(b_y), mask=m_n[:, None] & m_m[None, :])
+    if amax_ptr is not None:
+        raise_to(amax_ptr, tl.max(tl.max(magnitude(b_x), 1), 0))
+    if scale_inv_ptr is not None:
+        if (tl.program_id(0) == 0) & (tl.program_id(1) == 0):
+            tl.store(scale_inv_ptr, inverse(scale))
+
+
+def _turn(x_ptr, y_ptr, n_rows, n, FULL: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
+    """Bytes of a matrix transposed."""
+    i_m = tl.program_id(1).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
+    i_n = tl.program_id(0).to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N)
+    m_m, m_n = inside(i_m, n_rows, FULL), inside(i_n, n, FULL)
+    b_x = tl.load(x_ptr + i_m[:, None] * n + i_n[None, :], mask=m_m[:, None] & m_n[None, :], other=0)
+    tl.store(y_ptr + i_n[:, None] * n_rows + i_m[None, :], tl.trans(b_x), mask=m_n[:, None] & m_m[None, :])
+
+
+# ---- scales of blocks -----------------------------------------------------------------------------------------------
+
+
+def _blocks(
+    x_ptr, y_ptr, y_scale_ptr, yt_ptr, yt_scale_ptr, noop_ptr, n_rows, n, y_stride, yt_stride, eps,
+    CAST: tl.constexpr, LARGEST: tl.constexpr, TOP: tl.constexpr, POW2: tl.constexpr, TWO_D: tl.constexpr,
+    FULL: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """A tile of 128 x 128 with a scale for each row and each column of it, or with a single one."""
+    if idle(noop_ptr):
+        return
+    at_m, at_n = tl.program_id(1).to(tl.int64), tl.program_id(0).to(tl.int64)
+    i_m, i_n = at_m * BLOCK + tl.arange(0, BLOCK), at_n * BLOCK + tl.arange(0, BLOCK)
+    m_m, m_n = inside(i_m, n_rows, FULL), inside(i_n, n, FULL)
+    m = m_m[:, None] & m_n[None, :]
+    o = i_m[:, None] * n + i_n[None, :]
+    o_t, m_t = i_n[:, None] * n_rows + i_m[None, :], m_n[:, None] & m_m[None, :]
+    b_x = tl.load(x_ptr + o, mask=m, other=0.0).to(tl.float32)
+    if TWO_D:
+        scale = scale_of(tl.max(tl.max(magnitude(b_x), 1), 0), eps, LARGEST, TOP, POW2)
+        b_y = CAST(b_x * scale)
+        if y_ptr is not None:
+            tl.store(y_ptr + o, b_y, mask=m)
+            tl.store(y_scale_ptr + at_m * y_stride + at_n, inverse(scale))
+        if yt_ptr is not None:
+            tl.store(yt_ptr + o_t, tl.trans(b_y), mask=m_t)
+            tl.store(yt_scale_ptr + at_n * yt_stride + at_m, inverse(scale))
+    else:
+        if y_ptr is not None:
+            b_scale = scale_of(tl.max(magnitude(b_x), 1), eps, LARGEST, TOP, POW2)
+            tl.store(y_ptr + o, CAST(b_x * b_scale[:, None]), mask=m)
+            tl.store(y_scale_ptr + at_n * y_stride + i_m, inverse(b_scale), mask=m_m)
+        if yt_ptr is not None:
+            b_scale = scale_of(tl.max(magnitude(b_x), 0), eps, LARGEST, TOP, POW2)
+            tl.store(yt_ptr + o_t, tl.trans(CAST(b_x * b_scale[None, :])), mask=m_t)
+            tl.store(yt_scale_ptr + at_m * yt_stride + i_n, inverse(b_scale), mask=m_n)
+
+
+def _mx(
+    x_ptr, y_ptr, y_scale_ptr, yc_ptr, yc_scale_ptr, noop_ptr, n_rows, n, y_stride, yc_stride,
+    CAST: tl.constexpr, LARGEST: tl.constexpr, TWO_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    """A tile whose rows and columns are whole blocks of 32, with a power of two for each, along rows and columns."""
+    if idle(noop_ptr):
+        return
+    M_BLOCKS: tl.constexpr = BLOCK_M // 32
+    N_BLOCKS: tl.constexpr = BLOCK_N // 32
+    i_m = tl.program_id(1).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
+    i_n = tl.program_id(0).to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N)
+    i_mb = tl.program_id(1).to(tl.int64) * M_BLOCKS + tl.arange(0, M_BLOCKS)
+    i_nb = tl.program_id(0).to(tl.int64) * N_BLOCKS + tl.arange(0, N_BLOCKS)
+    m = (i_m < n_rows)[:, None] & (i_n < n)[None, :]
+    o = i_m[:, None] * n + i_n[None, :]
+    b_x = tl.load(x_ptr + o, mask=m, other=0.0).to(tl.float32)
+    if y_ptr is not None:
+        b_rows = tl.reshape(b_x, [BLOCK_M, N_BLOCKS, 32])
+        b_top = tl.max(magnitude(b_rows), 2)
+        if TWO_D:
+            b_all = tl.max(tl.reshape(b_top, [M_BLOCKS, 32, N_BLOCKS]), 1)
+            b_top = tl.reshape(tl.broadcast_to(b_all[:, None, :], [M_BLOCKS, 32, N_BLOCKS]), [BLOCK_M, N_BLOCKS])
+        b_e = exponent_of(b_top, LARGEST)
+        b_y = CAST(b_rows * power_of(254 - b_e)[:, :, None])
+        tl.store(y_ptr + o, tl.reshape(b_y, [BLOCK_M, BLOCK_N]), mask=m)
+        m_e = (i_m < n_rows)[:, None] & (i_nb * 32 < n)[None, :]
+        tl.store(y_scale_ptr + i_m[:, None] * y_stride + i_nb[None, :], b_e.to(tl.uint8), mask=m_e)
+    if yc_ptr is not None:
+        b_cols = tl.reshape(b_x, [M_BLOCKS, 32, BLOCK_N])
+        b_top = tl.max(magnitude(b_cols), 1)
+        if TWO_D:
+            b_all = tl.max(tl.reshape(b_top, [M_BLOCKS, N_BLOCKS, 32]), 2)
+            b_top = tl.reshape(tl.broadcast_to(b_all[:, :, None], [M_BLOCKS, N_BLOCKS, 32]), [M_BLOCKS, BLOCK_N])
+        b_e = exponent_of(b_top, LARGEST)
+        b_y = CAST(b_cols * power_of(254 - b_e)[:, None, :])
+        tl.store(yc_ptr + o, tl.reshape(b_y, [BLOCK_M, BLOCK_N]), mask=m)
+        m_e = (i_mb * 32 < n_rows)[:, None] & (i_n < n)[None, :]
+        tl.store(yc_scale_ptr + i_mb[:, None] * yc_stride + i_n[None, :], b_e.to(tl.uint8), mask=m_e)
+
+
+# ---- and back -------------------------------------------------------------------------------------------------------
+
+
+def _uncast(
+    x_ptr, scale_ptr, y_ptr, n,
+    MANTISSA: tl.constexpr, BIAS: tl.constexpr, FORMAT: tl.constexpr, FULL: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    o = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    m = inside(o, n, FULL)
+    b_y = number_of(tl.load(x_ptr + o, mask=m, other=0), MANTISSA, BIAS, FORMAT) * tl.load(scale_ptr)
+    tl.store(y_ptr + o, b_y.to(y_ptr.dtype.element_ty), mask=m)
+
+
+def _uncast_tiles(
+    x_ptr, scale_ptr, y_ptr, n_rows, n, scale_m, scale_n,
+    MANTISSA: tl.constexpr, BIAS: tl.constexpr, FORMAT: tl.constexpr, TURNED: tl.constexpr,
+    SCALE_M: tl.constexpr, SCALE_N: tl.constexpr, FULL: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    """The matrix [n_rows, n] of bytes (TURNED: which lie transposed) with a scale for each SCALE_M x SCALE_N of it."""
+    i_m = tl.program_id(1).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
+    i_n = tl.program_id(0).to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N)
+    m_m, m_n = inside(i_m, n_rows, FULL), inside(i_n, n, FULL)
+    m = m_m[:, None] & m_n[None, :]
+    if TURNED:
+        m_t = m_n[:, None] & m_m[None, :]
+        b_x = tl.trans(tl.load(x_ptr + i_n[:, None] * n_rows + i_m[None, :], mask=m_t, other=0))
+    else:
+        b_x = tl.load(x_ptr + i_m[:, None] * n + i_n[None, :], mask=m, other=0)
+    o_scale = (i_m // SCALE_M)[:, None] * scale_m + (i_n // SCALE_N)[None, :] * scale_n
+    b_scale = tl.load(scale_ptr + o_scale, mask=m, other=0)
+    if scale_ptr.dtype.element_ty == tl.uint8:
+        b_y = number_of(b_x, MANTISSA, BIAS, FORMAT) * power_of(b_scale.to(tl.int32))
+    else:
+        b_y = number_of(b_x, MANTISSA, BIAS, FORMAT) * b_scale
+    tl.store(y_ptr + i_m[:, None] * n + i_n[None, :], b_y.to(y_ptr.dtype.element_ty), mask=m)
+
+
+amax_parts = Launcher(_amax, tensors=2, sizes="n")
+top = Launcher(_top, tensors=2, sizes="n")
+cast = Launcher(_cast, tensors=6, sizes="n", free="eps")
+cast_turned = Launcher(_cast_turned, tensors=7, sizes="n_rows n", free="eps")
+turn = Launcher(_turn, tensors=2, sizes="n_rows n")
+blocks = Launcher(_blocks, tensors=6, sizes="n_rows n", free="y_stride yt_stride eps")
+mx = Launcher(_mx, tensors=6, sizes="n_rows n y_stride yc_stride")
+uncast = Launcher(_uncast, tensors=3, sizes="n")
+uncast_tiles = Launcher(_uncast_tiles, tensors=3, sizes="n_rows n", free="scale_m scale_n")
+
+
+# ---- tiles ----------------------------------------------------------------------------------------------------------
+
+FEW = 256  # programs that look for an amax: each of the cast reads what all of them found
+ALONE = 8192  # elements up to which one program finds it
+
+
+@tunable("quant.amax")
+def amax_tiles(n: int, dtype: torch.dtype) -> Tiles:
+    return Tiles(512, BLOCK=8192 if dtype.itemsize <= 4 else 4096)
+
+
+@tunable("quant.cast")
+def cast_tiles(dtype: torch.dtype, current: bool) -> Tiles:
+    """Where amax comes in parts, more of a tensor for a program: it reads them all."""
+    return Tiles(512, BLOCK=8192) if current else Tiles(128, BLOCK=2048)
+
+
+@tunable("quant.turned")
+def turned_tiles(dtype: torch.dtype) -> Tiles:
+    return Tiles(256, BLOCK_M=128, BLOCK_N=64)
+
+
+@tunable("quant.turn")
+def turn_tiles() -> Tiles:
+    return Tiles(256, BLOCK_M=128, BLOCK_N=128)
+
+
+@tunable("quant.blocks")
+def block_tiles(dtype: torch.dtype) -> Tiles:
+    return Tiles(512)
+
+
+@tunable("quant.mx")
+def mx_tiles(dtype: torch.dtype) -> Tiles:
+    return Tiles(256, BLOCK_M=64, BLOCK_N=128)
+
+
+@tunable("quant.uncast")
+def uncast_flat(dtype: torch.dtype) -> Tiles:
+    return Tiles(128, BLOCK=2048)
+
+
+@tunable("quant.uncast_tiles")
+def uncast_tile_sizes(dtype: torch.dtype) -> Tiles:
+    return Tiles(256, BLOCK_M=64, BLOCK_N=128)
+
+
+# ---- plans ----------------------------------------------------------------------------------------------------------
+
+# MANTISSA, BIAS and the type of a chip that has it
+FORMATS = {torch.float8_e4m3fn: (3, 7, tl.float8e4nv), torch.float8_e5m2: (2, 15, tl.float8e5)}
+
+
+class Cast(NamedTuple):
+    """What a cast will do for tensors that look so."""
+
+    launch: Callable[..., None] | None  # None: nothing to compute, the reference writes the few numbers there are
+    turns: bool
+    packs: bool  # whether x must be packed first
+    parts: Parts | None = None
+
+
+class Parts(NamedTuple):
+    """How the parts of an amax are found."""
+
+    room: Room
+    launch: Callable[..., Any]
+
+
+def _parts(x: Tensor) -> Parts:
+    n = x.numel()
+    tiles = amax_tiles(n=n, dtype=x.dtype)
+    count = 1 if n <= ALONE and n <= tiles["BLOCK"] else programs(x.device, triton.cdiv(n, tiles["BLOCK"]), 8)
+    count = min(FEW, triton.next_power_of_2(count) // (2 if count & (count - 1) else 1))
+    config = tiles.config(even=n % 16 == 0, FULL=count * tiles["BLOCK"] >= n)
+    room = Room.of((count,), torch.float32)
+    return Parts(room, amax_parts.ready((count, 1, 1), (n,), config, {1: room}))
+
+
+def _grid(m: int, k: int, block_m: int, block_n: int) -> tuple[int, int, int]:
+    """Tiles along a row side by side, as they share lines of memory."""
+    return triton.cdiv(k, block_n), triton.cdiv(m, block_m), 1
+
+
+def _cast_plan(x: Tensor, turns: bool, dtype: torch.dtype, pow2: bool, eps: float, current: bool) -> Cast:
+    packs = not x.is_contiguous()
+    if not x.numel():
+        return Cast(None, turns, packs)
+    parts = _parts(x) if current else None
+    how: dict[str, Any] = dict(CAST=cast_of(dtype), LARGEST=spec.FP8_MAX[dtype], POW2=pow2)
+    how["PARTS"] = parts.room.shape[0] if parts else 0
+    (m, k), n = spec.matrix(x.shape), x.numel()
+    if not turns:
+        tiles = cast_tiles(dtype=x.dtype, current=current)
+        config = tiles.config(even=n % 16 == 0, FULL=n % tiles["BLOCK"] == 0, **how)
+        return Cast(cast.ready((triton.cdiv(n, tiles["BLOCK"]), 1, 1), (n, eps), config), turns, packs, parts)
+    tiles = turned_tiles(dtype=x.dtype)
+    full = m % tiles["BLOCK_M"] == 0 and k % tiles["BLOCK_N"] == 0
+    config = tiles.config(even=m % 16 == 0 and k % 16 == 0, FULL=full, **how)
+    grid = _grid(m, k, tiles["BLOCK_M"], tiles["BLOCK_N"])
+    return Cast(cast_turned.ready(grid, (m, k, eps), config), turns, packs, parts)
+
+
+@plans
+def _plan_cast(
+    x: Tensor, scale: Tensor, y: Tensor | None, yt: Tensor | None, scale_inv: Tensor | None, amax: Tensor | None,
+    noop: Tensor | None, dtype: torch.dtype,
+) -> Cast:  # fmt: skip
+    spec.check_cast("fp8_cast_into", x, dtype, y, yt, scale=scale, scale_inv=scale_inv, amax=amax, noop=noop)
+    return _cast_plan(x, yt is not None, dtype, False, 0.0, False)
+
+
+@plans
+def _plan_current(
+    x: Tensor, y: Tensor | None, yt: Tensor | None, scale_inv: Tensor | None, noop: Tensor | None, dtype: torch.dtype,
+    pow2: bool, eps: float,
+) -> Cast:  # fmt: skip
+    spec.check_cast("fp8_current_into", x, dtype, y, yt, scale_inv=scale_inv, noop=noop)
+    return _cast_plan(x, yt is not None, dtype, bool(pow2), float(eps), True)
+
+
+@impl(spec.fp8_cast_into, devices=DEVICES)
+def fp8_cast_into(
+    x: Tensor, scale: Tensor, y: Buffer, yt: Buffer, scale_inv: Buffer, amax: Buffer, noop: Buffer, dtype: torch.dtype
+) -> None:
+    how = _plan_cast(x, scale, y, yt, scale_inv, amax, noop, dtype)
+    if how.packs:
+        x = x.contiguous()
+    if how.launch is None:
+        spec.fp8_cast_into.reference(x, scale, y, yt, scale_inv, amax, noop, dtype)
+    elif how.turns:
+        how.launch(x, scale, y, yt, scale_inv, amax, noop)
+    else:
+        how.launch(x, scale, y, scale_inv, amax, noop)
+
+
+@impl(spec.fp8_current_into, devices=DEVICES)
+def fp8_current_into(
+    x: Tensor, y: Buffer, yt: Buffer, scale_inv: Buffer, noop: Buffer, dtype: torch.dtype, pow2: bool, eps: float
+) -> None:
+    how = _plan_current(x, y, yt, scale_inv, noop, dtype, pow2, eps)
+    if how.packs:
+        x = x.contiguous()
+    if how.launch is None or how.parts is None:
+        spec.fp8_current_into.reference(x, y, yt, scale_inv, noop, dtype, pow2, eps)
+        return
+    parts = how.parts.launch(x)
+    if how.turns:
+        how.launch(x, parts, y, yt, scale_inv, None, noop)
+    else:
+        how.launch(x, parts, y, scale_inv, None, noop)
+
+
+class Amax(NamedTuple):
+    parts: Parts | None
+    packs: bool
+    launch: Callable[..., Any] | None  # None: there is only one part
+
+
+@plans
+def _plan_amax(x: Tensor) -> Amax:
+    spec.check_float("amax_abs", x)
+    packs = not x.is_contiguous()
+    if not x.numel():
+        return Amax(None, packs, None)
+    parts = _parts(x)
+    count = parts.room.shape[0]
+    if count == 1:
+        return Amax(parts, packs, None)
+    config = Tiles(128, BLOCK=FEW).config(even=count % 16 == 0)
+    return Amax(parts, packs, top.ready((1, 1, 1), (count,), config, {1: Room.of((1,), torch.float32)}))
+
+
+@impl(spec.amax_abs, devices=DEVICES)
+def amax_abs(x: Tensor) -> Tensor:
+    how = _plan_amax(x)
+    if how.parts is None:
+        return spec.amax_abs.reference(x)
+    parts = how.parts.launch(x.contiguous() if how.packs else x)
+    return parts if how.launch is None else how.launch(parts)
+
+
+class Blocks(NamedTuple):
+    launch: Callable[..., None] | None
+    packs: bool
+
+
+@plans
+def _plan_blocks(
+    x: Tensor, y: Tensor | None, y_scale: Tensor | None, yt: Tensor | None, yt_scale: Tensor | None,
+    noop: Tensor | None, dtype: torch.dtype, two_d: bool, pow2: bool, eps: float,
+) -> Blocks:  # fmt: skip
+    spec.check_blocks("fp8_blocks_into", x, dtype, two_d, (y, y_scale, yt, yt_scale), noop)
+    m, k = spec.matrix(x.shape)
+    if not x.numel() or (y is None and yt is None):
+        return Blocks(None, False)
+    config = block_tiles(dtype=x.dtype).config(
+        even=m % 16 == 0 and k % 16 == 0,
+        CAST=cast_of(dtype),
+        LARGEST=spec.FP8_MAX[dtype],
+        TOP=min(torch.finfo(x.dtype).max, spec.FLOAT_MAX),
+        POW2=bool(pow2),
+        TWO_D=bool(two_d),
+        FULL=m % spec.BLOCK == 0 and k % spec.BLOCK == 0,
+        BLOCK=spec.BLOCK,
+    )
+    strides = (0 if t is None else t.stride(0) for t in (y_scale, yt_scale))
+    grid = _grid(m, k, spec.BLOCK, spec.BLOCK)
+    return Blocks(blocks.ready(grid, (m, k, *strides, float(eps)), config), not x.is_contiguous())
+
+
+@impl(spec.fp8_blocks_into, devices=DEVICES)
+def fp8_blocks_into(
+    x: Tensor, y: Buffer, y_scale: Buffer, yt: Buffer, yt_scale: Buffer, noop: Buffer, dtype: torch.dtype,
+    two_d: bool, pow2: bool, eps: float,
+) -> None:  # fmt: skip
+    how = _plan_blocks(x, y, y_scale, yt, yt_scale, noop, dtype, two_d, pow2, eps)
+    if how.launch is not None:
+        how.launch(x.contiguous() if how.packs else x, y, y_scale, yt, yt_scale, noop)
+
+
+@plans
+def _plan_mx(
+    x: Tensor, y: Tensor | None, y_scale: Tensor | None, yc: Tensor | None, yc_scale: Tensor | None,
+    noop: Tensor | None, dtype: torch.dtype, two_d: bool,
+) -> Blocks:  # fmt: skip
+    spec.check_mx("mxfp8_into", x, dtype, (y, y_scale, yc, yc_scale), noop)
+    m, k = spec.matrix(x.shape)
+    if not x.numel() or (y is None and yc is None):
+        return Blocks(None, False)
+    tiles = mx_tiles(dtype=x.dtype)
+    strides = [0 if t is None else t.stride(0) for t in (y_scale, yc_scale)]
+    even = all(size % 16 == 0 for size in (m, k, *strides))
+    config = tiles.config(even=even, CAST=cast_of(dtype), LARGEST=spec.FP8_MAX[dtype], TWO_D=bool(two_d))
+    grid = _grid(m, k, tiles["BLOCK_M"], tiles["BLOCK_N"])
+    return Blocks(mx.ready(grid, (m, k, *strides), config), not x.is_contiguous())
+
+
+@impl(spec.mxfp8_into, devices=DEVICES)
+def mxfp8_into(
+    x: Tensor, y: Buffer, y_scale: Buffer, yc: Buffer, yc_scale: Buffer, noop: Buffer, dtype: torch.dtype, two_d: bool
+) -> None:
+    how = _plan_mx(x, y, y_scale, yc, yc_scale, noop, dtype, two_d)
+    if how.launch is not None:
+        how.launch(x.contiguous() if how.packs else x, y, y_scale, yc, yc_scale, noop)
+
+
+class Back(NamedTuple):
+    out: Room
+    launch: Callable[..., Any] | None
+    packs: bool
+
+
+def _format(dtype: torch.dtype) -> dict[str, Any]:
+    mantissa, bias, native = FORMATS[dtype]
+    return dict(MANTISSA=mantissa, BIAS=bias, FORMAT=native if has_casts() else None)
+
+
+@plans
+def _plan_uncast(data: Tensor, scale_inv: Tensor, dtype: torch.dtype, out_dtype: torch.dtype) -> Back:
+    spec.check_data("fp8_uncast", data, dtype, out_dtype)
+    spec.check_buffer("fp8_uncast", "scale_inv", scale_inv, (1,), torch.float32, data)
+    room, n = Room.of(data.shape, out_dtype), data.numel()
+    if not n:
+        return Back(room, None, False)
+    tiles = uncast_flat(dtype=out_dtype)
+    config = tiles.config(even=n % 16 == 0, FULL=n % tiles["BLOCK"] == 0, **_format(dtype))
+    launch = uncast.ready((triton.cdiv(n, tiles["BLOCK"]), 1, 1), (n,), config, {2: room})
+    return Back(room, launch, not data.is_contiguous())
+
+
+@impl(spec.fp8_uncast, devices=DEVICES)
+def fp8_uncast(data: Tensor, scale_inv: Tensor, dtype: torch.dtype, out_dtype: torch.dtype) -> Tensor:
+    how = _plan_uncast(data, scale_inv, dtype, out_dtype)
+    if how.launch is None:
+        return how.out.on(data)
+    return how.launch(data.contiguous() if how.packs else data, scale_inv)
+
+
+def _back(
+    data: Tensor, shape: Any, dtype: torch.dtype, out_dtype: torch.dtype, turned: bool, per: tuple[int, int], steps: Any
+) -> Back:
+    """Bytes and scales of blocks to numbers; `steps` are the strides of the scales by row and by column of blocks."""
+    room, (m, k) = Room.of(shape, out_dtype), spec.matrix(shape)
+    if not data.numel():
+        return Back(room, None, False)
+    tiles = uncast_tile_sizes(dtype=out_dtype)
+    full = m % tiles["BLOCK_M"] == 0 and k % tiles["BLOCK_N"] == 0
+    config = tiles.config(
+        even=m % 16 == 0 and k % 16 == 0, TURNED=turned, SCALE_M=per[0], SCALE_N=per[1], FULL=full, **_format(dtype)
+    )
+    grid = _grid(m, k, tiles["BLOCK_M"], tiles["BLOCK_N"])
+    return Back(room, uncast_tiles.ready(grid, (m, k, *steps), config, {2: room}), not data.is_contiguous())
+
+
+@plans
+def _plan_blocks_back(
+    data: Tensor, scales: Tensor, dtype: torch.dtype, two_d: bool, columnwise: bool, out_dtype: torch.dtype
+) -> Back:
+    spec.check_data("fp8_blocks_uncast", data, dtype, out_dtype)
+    shape = (*data.shape[1:], *data.shape[:1]) if columnwise else tuple(data.shape)
+    wanted = spec.block_scales(shape, two_d, columnwise)
+    spec.check_scales("fp8_blocks_uncast", scales, wanted, torch.float32, data)
+    first, second = scales.stride()
+    # rows of blocks come first in the scales of 2D rows and of 1D columns
+    steps = (first, second) if bool(two_d) != bool(columnwise) else (second, first)
+    per = (spec.BLOCK, spec.BLOCK) if two_d else (spec.BLOCK, 1) if columnwise else (1, spec.BLOCK)
+    return _back(data, shape, dtype, out_dtype, bool(columnwise), per, steps)
+
+
+@impl(spec.fp8_blocks_uncast, devices=DEVICES)
+def fp8_blocks_uncast(
+    data: Tensor, scales: Tensor, dtype: torch.dtype, two_d: bool, columnwise: bool, out_dtype: torch.dtype
+) -> Tensor:
+    how = _plan_blocks_back(data, scales, dtype, two_d, columnwise, out_dtype)
+    if how.launch is None:
+        return how.out.on(data)
+    return how.launch(data.contiguous() if how.packs else data, scales)
+
+
+@plans
+def _plan_mx_back(data: Tensor, scales: Tensor, dtype: torch.dtype, columnwise: bool, out_dtype: torch.dtype) -> Back:
+    spec.check_data("mxfp8_uncast", data, dtype, out_dtype)
+    spec.check_scales("mxfp8_uncast", scales, spec.mx_scales(data.shape, columnwise), torch.uint8, data)
+    per = (spec.MX, 1) if columnwise else (1, spec.MX)
+    return _back(data, data.shape, dtype, out_dtype, False, per, scales.stride())
+
+
+@impl(spec.mxfp8_uncast, devices=DEVICES)
+def mxfp8_uncast(data: Tensor, scales: Tensor, dtype: torch.dtype, columnwise: bool, out_dtype: torch.dtype) -> Tensor:
+    how = _plan_mx_back(data, scales, dtype, columnwise, out_dtype)
+    if how.launch is None:
+        return how.out.on(data)
+    return how.launch(data.contiguous() if how.packs else data, scales)
+
+
+@plans
+def _plan_turn(data: Tensor) -> Back:
+    spec.check_bytes("bytes_transpose", data)
+    room, (m, k) = Room.of(spec.turned(data.shape), torch.uint8), spec.matrix(data.shape)
+    if not data.numel():
+        return Back(room, None, False)
+    tiles = turn_tiles()
+    full = m % tiles["BLOCK_M"] == 0 and k % tiles["BLOCK_N"] == 0
+    config = tiles.config(even=m % 16 == 0 and k % 16 == 0, FULL=full)
+    grid = _grid(m, k, tiles["BLOCK_M"], tiles["BLOCK_N"])
+    return Back(room, turn.ready(grid, (m, k), config, {1: room}), not data.is_contiguous())
+
+
+@impl(spec.bytes_transpose, devices=DEVICES)
+def bytes_transpose(data: Tensor) -> Tensor:
+    how = _plan_turn(data)
+    if how.launch is None:
+        return how.out.on(data)
+    return how.launch(data.contiguous() if how.packs else data)

@@ -1,0 +1,538 @@
+"""tex's matrix products: NVIDIA's names and signatures over the ops of `gemm`.
+
+Their convention is column-major: with A and B as row-major matrices, D = alpha op(B) op(A), so that B's rows are D's.
+Quantized factors are multiplied as they are kept where both are FP8 with one scale, or both in blocks of 128: of each,
+the data whose last dimension is summed over, which is the rowwise of A for transA and of B without transB, else the
+columnwise. All others are multiplied as the numbers they stand for.
+"""
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..core.errors import NotSupported
+from ..core.spec import op
+from ._numeric import FLOATS, dtype_name
+from ._quantized import check_quantizer, kind_of, plain, quantized, tensor_kind
+from ._tex import check_list, check_number, check_tensor, torch_dtype, type_name
+from .activation import gelu as gelu_of
+from .activation import gelu_bwd
+from .gemm import BLOCK, SUMS, block_scaled_gemm, gemm, gemm_add_, gemm_dgelu, gemm_gelu, scaled_gemm
+from .samples import Case, Draw, Maker
+
+F32 = torch.float32
+PLAIN = (Tensor, torch.nn.Parameter)
+
+
+# ---- what comes in --------------------------------------------------------------------------------------------------
+
+
+def shape_of(op: str, name: str, value: Any) -> torch.Size:
+    """The shape of a factor; TypeError for what is neither a tensor of floats nor a quantized one."""
+    if type(value) in PLAIN:
+        if value.dtype in FLOATS and value.dim():
+            return value.shape
+    elif tensor_kind(value) is not None:
+        return value.shape if isinstance(value, Tensor) or hasattr(value, "shape") else torch.Size(value.size())
+    elif isinstance(value, Tensor) and value.dtype in FLOATS and value.dim():
+        return value.shape
+    if isinstance(value, Tensor) and not value.dim():
+        raise ValueError(f"{op}: {name} must have at least one dimension; got a 0-dim tensor")
+    got = dtype_name(value.dtype) if isinstance(value, Tensor) else type_name(value)
+    raise TypeError(
+        f"{op}: {name} must be a Tensor of float16, bfloat16, float32 or float64, or a quantized tensor; got {got}"
+    )
+
+
+def sizes(op: str, A: Any, transA: bool, B: Any, transB: bool) -> tuple[list[int], int, int]:
+    """The shape of D, its rows, and the length summed over; ValueError where A and B do not fit together."""
+    a, b = shape_of(op, "A", A), shape_of(op, "B", B)
+    ra, rb = math.prod(a[:-1]), math.prod(b[:-1])
+    n, k = (ra, a[-1]) if transA else (a[-1], ra)
+    m, other = (b[-1], rb) if transB else (rb, b[-1])
+    if k != other:
+        forms = f"{'T' if transA else 'N'}{'T' if transB else 'N'}"
+        part = "leading dimensions" if transB else "last dimension"
+        raise ValueError(
+            f"{op}: B must have {k} in its {part}, as A is {tuple(a)} and the layout {forms}; got {tuple(b)}"
+        )
+    if A.device != B.device:
+        raise ValueError(f"{op}: B must be on {A.device}, the device of A; got {B.device}")
+    return [*([m] if transB else b[:-1]), n], m, k
+
+
+def check_out(op: str, name: str, D: Any, shape: list[int], dtype: torch.dtype, like: Any) -> None:
+    check_tensor(op, name, D, dtypes=(dtype,), shape=shape, on=like.device, of="that of the product")
+    if not D.is_contiguous():
+        raise ValueError(f"{op}: {name} must be contiguous; got strides {D.stride()}")
+
+
+def out_dtype_of(op: str, name: str, dtype: Any, A: Any, D: Any) -> torch.dtype:
+    """The dtype of the product: the one asked for, else D's, else A's."""
+    if dtype is None:
+        like = D if isinstance(D, Tensor) and tensor_kind(D) is None else A
+        dtype = getattr(like, "_dtype", None) or like.dtype
+    if dtype not in FLOATS:
+        raise TypeError(f"{op}: {name} must be None, float16, bfloat16, float32 or float64; got {dtype!r}")
+    return dtype
+
+
+def check_epilogue(
+    op: str, shape: list[int], rows: int, like: Any, bias: Any, gelu: bool, gelu_in: Any, grad: bool
+) -> None:
+    if bias is not None:
+        wanted = None if grad else (shape[-1],)  # a gradient is only asked for
+        check_tensor(op, "bias", bias, shape=wanted, on=like.device, of="a number for each column of D")
+    if gelu and grad:
+        check_tensor(op, "gelu_in", gelu_in, on=like.device)
+        if gelu_in.numel() != rows * shape[-1]:
+            raise ValueError(f"{op}: gelu_in must have shape {tuple(shape)}, that of D; got {tuple(gelu_in.shape)}")
+        if bias is not None:
+            raise NotSupported(f"{op}: bias must be None with gelu and grad: no gradient of a bias behind a gelu")
+
+
+# ---- products -------------------------------------------------------------------------------------------------------
+
+
+def rows_of(x: Tensor) -> Tensor:
+    return x if x.dim() == 2 else x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
+
+
+def shaped(y: Tensor, shape: list[int]) -> Tensor:
+    """Rows as D has them. Not a view to autograd: that lets nobody write to a view that a custom function returns."""
+    return y if y.dim() == len(shape) else torch.ops.aten._unsafe_view(y, shape)
+
+
+def fp8_of(value: Any, columnwise: bool) -> Tensor:
+    """The FP8 matrix of a tensor with one scale whose columns are summed over."""
+    if not columnwise and value._data is not None:
+        data = rows_of(value._data)
+    elif columnwise and value._transpose is not None and not value._transpose_invalid:
+        data = value._transpose
+        data = data if data.dim() == 2 else data.reshape(data.shape[0], -1)
+    elif columnwise and value._data is not None:
+        data = rows_of(value._data).t().contiguous()
+    elif value._transpose is not None and not value._transpose_invalid:
+        data = value._transpose.reshape(value._transpose.shape[0], -1).t().contiguous()
+    else:
+        raise ValueError(f"generic_gemm: a {type_name(value)} must hold data; got one without any")
+    return data.view(torch_dtype(value._fp8_dtype))
+
+
+def blocks_of(value: Any, columnwise: bool) -> tuple[Tensor, Tensor, int]:
+    """The FP8 matrix of a tensor with blocks whose columns are summed over, its scales, and a block's rows."""
+    data = value._columnwise_data if columnwise else value._rowwise_data
+    scale = value._columnwise_scale_inv if columnwise else value._rowwise_scale_inv
+    data = data.reshape(data.shape[0], -1) if columnwise else rows_of(data)
+    m, k = data.shape
+    wide = -(-k // BLOCK)
+    if value._is_2D_scaled:
+        return data.view(torch_dtype(value._fp8_dtype)), scale[: -(-m // BLOCK), :wide], BLOCK
+    return data.view(torch_dtype(value._fp8_dtype)), scale[:wide, :m].t(), 1
+
+
+def holds_blocks(value: Any, columnwise: bool) -> bool:
+    held = value._columnwise_data if columnwise else value._rowwise_data
+    return held is not None
+
+
+def plain_dtype(A: Any, B: Any) -> torch.dtype:
+    """What quantized factors are multiplied in: bfloat16 holds what FP8 and its powers of two make."""
+    kinds = {tensor_kind(A), tensor_kind(B)}
+    if kinds == {"mxfp8"}:
+        return torch.bfloat16
+    if None in kinds:
+        return A.dtype if tensor_kind(A) is None else B.dtype
+    return F32
+
+
+def quantized_product(
+    A: Any, transA: bool, B: Any, transB: bool, bias: Tensor | None, dtype: torch.dtype, fast: bool
+) -> Tensor:
+    """op(B) op(A) + bias of factors of which one is quantized at least."""
+    kind = tensor_kind(A) if tensor_kind(A) == tensor_kind(B) else None
+    if dtype is torch.float64:
+        return quantized_product(A, transA, B, transB, bias, F32, fast).to(dtype)
+    if kind == "fp8":
+        return scaled_gemm(fp8_of(B, transB), fp8_of(A, not transA), B._scale_inv, A._scale_inv, bias, dtype, fast)
+    if kind == "block" and holds_blocks(A, not transA) and holds_blocks(B, transB):
+        (a, a_scale, a_rows), (b, b_scale, b_rows) = blocks_of(A, not transA), blocks_of(B, transB)
+        return block_scaled_gemm(b, a, b_scale, a_scale, bias, b_rows, a_rows, dtype)
+    inside = plain_dtype(A, B)
+    a, b = rows_of(plain(A, inside, not transA)), rows_of(plain(B, inside, transB))
+    return gemm(b, a, bias, transB, transA, 1.0, dtype)
+
+
+def wide_product(
+    A: Any, transA: bool, B: Any, transB: bool, bias: Tensor | None, alpha: float, fast: bool, dtype: torch.dtype
+) -> Tensor:
+    """alpha op(B) op(A) + bias that is not rounded yet: for what has no op of its own."""
+    inside = torch.float64 if dtype is torch.float64 else F32
+    if tensor_kind(A) is None and tensor_kind(B) is None:
+        a, b = alike(A, B)
+        return gemm(b, a, bias, transB, transA, alpha, inside)
+    if alpha == 1.0:
+        return quantized_product(A, transA, B, transB, bias, inside, fast)
+    y = quantized_product(A, transA, B, transB, None, inside, fast).mul_(alpha)
+    return y if bias is None else y.add_(bias)
+
+
+def alike(A: Tensor, B: Tensor) -> tuple[Tensor, Tensor]:
+    """Two plain factors as matrices of one dtype."""
+    if A.dtype is not B.dtype:
+        dtype = torch.promote_types(A.dtype, B.dtype)
+        A, B = A.to(dtype), B.to(dtype)
+    return rows_of(A), rows_of(B)
+
+
+def multiplied(
+    A: Any,
+    transA: bool,
+    B: Any,
+    transB: bool,
+    D: Tensor | None,
+    shape: list[int],
+    dtype: torch.dtype,
+    bias: Tensor | None,
+    gelu: bool,
+    gelu_in: Tensor | None,
+    pre_dtype: torch.dtype,
+    alpha: float,
+    beta: float,
+    fast: bool,
+) -> tuple[Tensor, Tensor | None]:
+    """The product with its epilogue, a matrix or D itself, and what gelu was taken of. gelu_in given: gelu's slope."""
+    easy = tensor_kind(A) is None and tensor_kind(B) is None
+    if easy and beta == 0.0 and (not gelu or pre_dtype is dtype):
+        a, b = alike(A, B)
+        to = None if a.dtype is dtype else dtype
+        if gelu_in is not None:
+            pre = gelu_in.reshape(-1, shape[-1])
+            return put(gemm_dgelu(b, a, pre, transB, transA, alpha, to), D), None
+        if gelu:
+            y, pre = gemm_gelu(b, a, bias, transB, transA, alpha, to)
+            return put(y, D), pre
+        if D is None or bias is not None:
+            return put(gemm(b, a, bias, transB, transA, alpha, to), D), None
+    if easy and not gelu and bias is None and D is not None:
+        a, b = alike(A, B)
+        gemm_add_(rows_of(D), b, a, transB, transA, alpha, beta)
+        return D, None
+    if not gelu and beta == 0.0 and alpha == 1.0:
+        return put(quantized_product(A, transA, B, transB, bias, dtype, fast), D), None
+    y = wide_product(A, transA, B, transB, bias, alpha, fast, dtype)
+    if beta == 1.0 and D is not None and not gelu:
+        return D.add_(y.view(D.shape)), None
+    if beta != 0.0 and D is not None:
+        y = y.add_(rows_of(D), alpha=beta)
+    if gelu_in is not None:
+        return put(gelu_bwd(y, gelu_in.reshape(y.shape).to(y.dtype)), D, dtype), None
+    if gelu:
+        return put(gelu_of(y), D, dtype), y.to(pre_dtype)
+    return put(y, D, dtype), None
+
+
+def put(y: Tensor, D: Tensor | None, dtype: torch.dtype | None = None) -> Tensor:
+    if D is None:
+        return y if dtype is None else y.to(dtype)
+    return D.copy_(y.view(D.shape))
+
+
+def nothing(shape: list[int], dtype: torch.dtype, like: Any, D: Tensor | None, beta: float) -> Tensor:
+    """The product of factors without elements: zero, or what there is, whatever the epilogue."""
+    if D is None:
+        return torch.zeros(shape, dtype=dtype, device=like.device)
+    return D.zero_() if beta == 0.0 else D
+
+
+def column_sums(B: Any, columnwise: bool, dtype: torch.dtype) -> Tensor:
+    """The gradient of a bias: the sum over the rows of B."""
+    b = rows_of(B if tensor_kind(B) is None else plain(B, F32, columnwise))
+    return b.sum(0, dtype=dtype)
+
+
+# ---- samples --------------------------------------------------------------------------------------------------------
+
+LAYOUTS = {"TN": (True, False), "NN": (False, False), "NT": (False, True)}
+
+
+def _args(d: Draw) -> dict[str, Any]:
+    """The case's shape is that of B. Options: layout, out (the other size of A), bias, gelu, grad, given (D), add."""
+    shape, n = d.case.shape, d.option("out", 24)
+    trans_a, trans_b = LAYOUTS[d.option("layout", "TN")]
+    new = lambda name, *s: Draw(Case(s, options={"of": d.case.id, "name": name}), d.dtype, d.device).full()
+    rows, k = math.prod(shape[:-1]), shape[-1]
+    A = new("A", n, k) if trans_a else new("A", rows if trans_b else k, n)
+    out = ((k,) if trans_b else shape[:-1]) + (n,)
+    grad = bool(d.option("grad"))
+    given = d.option("given") or d.option("add")
+    return {
+        "A": A, "transA": trans_a, "B": d.full(), "transB": trans_b, "D": new("D", *out) if given else None,
+        "quantizer": None, "output_dtype": None, "bias": new("bias", k if grad else n) if d.option("bias") else None,
+        "bias_type": torch.bfloat16, "gelu": bool(d.option("gelu")),
+        "gelu_in": new("pre", *out) if d.option("gelu") and grad else None, "grad": grad,
+        "workspace": torch.empty(32, dtype=torch.uint8, device=d.device), "workspace_size": 32,
+        "accumulate": bool(d.option("add")), "use_split_accumulator": grad,
+    }  # fmt: skip
+
+
+GENERIC = Maker(
+    _args,
+    (
+        Case((5, 64), options={"bias": True}),
+        Case((2, 3, 17), options={"out": 5}),
+        Case((5, 64), options={"bias": True, "gelu": True}),
+        Case((2, 3, 64), options={"layout": "NN", "grad": True}),
+        Case((5, 64), options={"layout": "NN", "grad": True, "gelu": True}),
+        Case((37, 16), options={"layout": "NT", "grad": True, "bias": True}),
+        Case((37, 16), options={"layout": "NT", "grad": True, "add": True}),
+        Case((0, 16), options={"layout": "NT", "grad": True, "bias": True, "given": True}),
+    ),
+)
+
+
+def as_list(value: Any) -> Any:
+    """What others return, as tex does: a list of four."""
+    if not isinstance(value, (list, tuple)):
+        value = [value]
+    return [*value, *[None] * (4 - len(value))] if not isinstance(value, list) or len(value) < 4 else value
+
+
+# ---- the ops --------------------------------------------------------------------------------------------------------
+
+
+@op(
+    space="tex",
+    out="D bias_grad pre_gelu_out extra",
+    mutates=("D", "extra_output"),
+    samples=GENERIC,
+    tol=SUMS,
+    result=as_list,
+)
+def generic_gemm(
+    A: Any,
+    transA: bool,
+    B: Any,
+    transB: bool,
+    D: Any,
+    quantizer: Any,
+    output_dtype: torch.dtype | None,
+    bias: Tensor | None,
+    bias_type: torch.dtype | None,
+    gelu: bool,
+    gelu_in: Tensor | None,
+    grad: bool,
+    workspace: Any,
+    workspace_size: Any,
+    accumulate: bool,
+    use_split_accumulator: bool,
+    comm_overlap: Any = None,
+    comm_type: Any = None,
+    extra_output: Tensor | None = None,
+    bulk_overlap: bool = False,
+    alpha: float = 1.0,
+    beta: float | None = None,
+) -> list[Any]:
+    """[D, bias_grad, pre_gelu_out, extra_output] with D = alpha op(B) op(A) + beta D, for row-major A and B.
+
+    Forward: bias and then gelu (by tanh) before D is rounded, pre_gelu_out being what gelu was taken of. With grad:
+    times gelu'(gelu_in) for gelu, and a bias asks for bias_grad, the sum over the rows of B. A quantizer quantizes D.
+    """
+    name = "generic_gemm"
+    shape, rows, k = sizes(name, A, transA, B, transB)
+    dtype = out_dtype_of(name, "output_dtype", output_dtype, A, D)
+    if quantizer is not None:
+        kind_of(quantizer, name)
+    given = None
+    if D is not None and tensor_kind(D) is None:
+        check_out(name, "D", D, shape, dtype, A)
+        given = D
+    elif D is not None and quantizer is None:
+        raise ValueError(f"{name}: D must be a plain Tensor where quantizer is None; got {type_name(D)}")
+    check_epilogue(name, shape, rows, A, bias, gelu, gelu_in, grad)
+    scale = scales(name, alpha, beta, accumulate, given)
+    check_tensor(name, "extra_output", extra_output, dtypes=None, on=A.device, optional=True)
+    if comm_overlap is not None:
+        if not hasattr(comm_overlap, "around"):
+            got = type_name(comm_overlap)
+            raise TypeError(f"{name}: comm_overlap must be a CommOverlap or CommOverlapP2P; got {got}")
+        call = lambda: finished(
+            A, transA, B, transB, D, given, quantizer, dtype, bias, bias_type, gelu, gelu_in, grad,
+            use_split_accumulator, alpha, scale, shape, k, None,
+        )  # fmt: skip
+        return comm_overlap.around(call, comm_type, bulk_overlap, extra_output)
+    return finished(
+        A, transA, B, transB, D, given, quantizer, dtype, bias, bias_type, gelu, gelu_in, grad,
+        use_split_accumulator, alpha, scale, shape, k, extra_output,
+    )  # fmt: skip
+
+
+def scales(op: str, alpha: Any, beta: Any, accumulate: bool, D: Any) -> float:
+    """beta as it is meant: 1 by default where D is added to, 0 where it is not."""
+    check_number(op, "alpha", alpha)
+    if accumulate:
+        if D is None:
+            raise ValueError(f"{op}: D must be a plain Tensor to accumulate in; got {type_name(D)}")
+        if beta is None:
+            return 1.0
+    if beta is not None:
+        check_number(op, "beta", beta)
+        if not accumulate and beta != 0.0:
+            raise ValueError(f"{op}: beta must be None or 0 without accumulate; got {beta}")
+    return 0.0 if beta is None else float(beta)
+
+
+def finished(
+    A: Any, transA: bool, B: Any, transB: bool, D: Any, given: Tensor | None, quantizer: Any, dtype: torch.dtype,
+    bias: Tensor | None, bias_type: Any, gelu: bool, gelu_in: Tensor | None, grad: bool, split: bool, alpha: float,
+    beta: float, shape: list[int], k: int, extra: Tensor | None,
+) -> list[Any]:  # fmt: skip
+    """What generic_gemm returns for arguments that are right."""
+    if torch.is_grad_enabled():  # 1.5 us, which callers inside an autograd.Function need not pay
+        with torch.no_grad():
+            return finished(
+                A, transA, B, transB, D, given, quantizer, dtype, bias, bias_type, gelu, gelu_in, grad, split, alpha,
+                beta, shape, k, extra,
+            )  # fmt: skip
+    pre_dtype = dtype if not gelu or tensor_kind(A) is None else torch_dtype(bias_type, "generic_gemm", "bias_type")
+    if not k or not math.prod(shape):
+        y, pre = nothing(shape, dtype, A, given, beta), None
+        if gelu and not grad:
+            pre = torch.zeros(shape, dtype=pre_dtype, device=A.device)
+    else:
+        y, pre = multiplied(
+            A, transA, B, transB, given, shape, dtype, None if grad else bias, gelu,
+            gelu_in if gelu and grad else None, pre_dtype, alpha, beta, not split,
+        )  # fmt: skip
+        y = shaped(y, shape)
+        pre = pre if pre is None else shaped(pre, shape)
+    if quantizer is not None:
+        check_quantizer("generic_gemm", y, quantizer, "D")
+        y = quantized(y, quantizer, None if D is given else D)
+    bias_grad = column_sums(B, transB, dtype) if grad and bias is not None else None
+    return [y, bias_grad, pre, extra]
+
+
+# ---- groups ---------------------------------------------------------------------------------------------------------
+
+
+def _grouped_args(d: Draw) -> dict[str, Any]:
+    """As for one, three times, the second without rows."""
+    shape = d.case.shape
+    parts = [
+        _args(Draw(Case(s, options={**d.case.options, "part": i}), d.dtype, d.device))
+        for i, s in enumerate((shape, (0, shape[1]), shape))
+    ]
+    grad, (trans_a, trans_b) = bool(d.option("grad")), LAYOUTS[d.option("layout", "TN")]
+    none = torch.empty(0, device=d.device)
+    D = [p["D"] for p in parts]
+    return {
+        "A": [p["A"] for p in parts], "transa": trans_a, "B": [p["B"] for p in parts], "transb": trans_b,
+        "D": [torch.cat(D)] if d.option("single") else D, "D_type": d.dtype, "m_splits": [shape[0], 0, shape[0]],
+        "bias": [none if p["bias"] is None else p["bias"] for p in parts], "bias_type": torch.bfloat16,
+        "single_output": bool(d.option("single")), "pre_gelu_out": [none] * 3, "grad": grad,
+        "workspace": [torch.empty(32, dtype=torch.uint8, device=d.device)], "workspaceSize": 32,
+        "accumulate": bool(d.option("add")), "use_split_accumulator": grad, "math_sm_count": 0,
+    }  # fmt: skip
+
+
+GROUPED = Maker(
+    _grouped_args,
+    (
+        Case((5, 64), options={"bias": True, "single": True, "given": True}),
+        Case((5, 64), options={"layout": "NN", "grad": True, "given": True}),
+        Case((5, 16), options={"layout": "NT", "grad": True, "add": True, "bias": True}),
+    ),
+)
+
+
+@op(space="tex", out="bias", mutates=("D", "bias", "pre_gelu_out"), samples=GROUPED, tol=SUMS)
+def te_general_grouped_gemm(
+    A: list[Any],
+    transa: bool,
+    B: list[Any],
+    transb: bool,
+    D: list[Tensor],
+    D_type: torch.dtype,
+    m_splits: list[int] | None,
+    bias: list[Tensor],
+    bias_type: torch.dtype | None,
+    single_output: bool,
+    pre_gelu_out: list[Tensor],
+    grad: bool,
+    workspace: Any,
+    workspaceSize: Any,
+    accumulate: bool,
+    use_split_accumulator: bool,
+    math_sm_count: Any,
+) -> list[Tensor]:
+    """D[i] = op(B[i]) op(A[i]), each with its bias, and gelu where pre_gelu_out[i] has elements; returns bias.
+
+    single_output: D is one tensor, of whose rows each product has the next. With grad, bias[i] is where the sum over
+    the rows of B[i] goes, and pre_gelu_out[i] what gelu was taken of. Absent is a tensor without elements.
+    """
+    jobs = grouped("te_general_grouped_gemm", A, transa, B, transb, D, D_type, bias, single_output, pre_gelu_out, grad)
+    with torch.no_grad():
+        for a, b, out, own, pre, shape, k in jobs:
+            beta = 1.0 if accumulate else 0.0
+            has_bias, gelu = own.numel() > 0, pre.numel() > 0
+            if not k or not out.numel():
+                nothing(shape, D_type, a, out, beta)
+            else:
+                _, got = multiplied(
+                    a, transa, b, transb, out, shape, D_type, own if has_bias and not grad else None, gelu,
+                    pre if gelu and grad else None, pre.dtype if gelu else D_type, 1.0, beta, not use_split_accumulator,
+                )  # fmt: skip
+                if got is not None:
+                    pre.copy_(got.view(pre.shape))
+            if grad and has_bias:
+                own.copy_(column_sums(b, transb, own.dtype))
+    return bias
+
+
+def grouped(
+    op: str,
+    A: Any,
+    transa: bool,
+    B: Any,
+    transb: bool,
+    D: Any,
+    dtype: Any,
+    bias: Any,
+    single: bool,
+    pre: Any,
+    grad: bool,
+) -> list[tuple[Any, ...]]:
+    """Of each product: factors, where it goes, bias, pre_gelu_out, shape, and the length summed over."""
+    check_list(op, "A", A, lambda name, v: None)
+    for name, value in (("B", B), ("bias", bias), ("pre_gelu_out", pre)):
+        check_list(op, name, value, lambda name, v: None, len(A))
+    check_list(op, "D", D, lambda name, v: None, 1 if single else len(A))
+    if dtype not in FLOATS:
+        raise TypeError(f"{op}: D_type must be float16, bfloat16, float32 or float64; got {dtype!r}")
+    jobs, at = [], 0
+    for i, (a, b) in enumerate(zip(A, B, strict=True)):
+        shape, rows, k = sizes(f"{op}: [{i}]", a, transa, b, transb)
+        if single:
+            check_tensor(op, "D[0]", D[0], dtypes=(dtype,), dims=2, on=a.device)
+            out = D[0][at : at + rows]
+            at += rows
+        else:
+            out = D[i]
+        check_out(op, "D[0]" if single else f"D[{i}]", out, [rows, shape[-1]] if single else shape, dtype, a)
+        for name, t, size in (
+            ("bias", bias[i], b_columns(b) if grad else shape[-1]),
+            ("pre_gelu_out", pre[i], rows * shape[-1]),
+        ):
+            check_tensor(op, f"{name}[{i}]", t)
+            if t.numel() and (t.numel() != size or t.device != a.device):
+                where = f"{size} elements on {a.device}, or none"
+                raise ValueError(f"{op}: {name}[{i}] must have {where}; got {tuple(t.shape)} on {t.device}")
+        jobs.append((a, b, out, bias[i], pre[i], shape, k))
+    return jobs
+
+
+def b_columns(b: Any) -> int:
+    return shape_of("te_general_grouped_gemm", "B", b)[-1]

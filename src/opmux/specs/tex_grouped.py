@@ -1,0 +1,784 @@
+"""tex's GroupedTensor: matrices one after the other in one buffer, quantized and multiplied together.
+
+The members are [first_dims[i], last dimension]; a first_dims of None gives all of them as many rows. Where first_dims
+is on a device, these functions read it on the host, and so wait for it: `get_cublasLt_version` keeps Transformer Engine
+off this family, whose lists of tensors know their sizes. `splits_to_offsets` and the like do not wait.
+
+A grouped tensor is made of Transformer Engine's class where the quantizer is theirs, of the light one here where not.
+Its buffers are flat: those of the members behind each other. Scales are never swizzled (see tex_scaling).
+"""
+
+import importlib
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..core.errors import NotSupported
+from ..core.spec import Sample, op
+from ._numeric import FLOATS, wide
+from ._quantized import (
+    FACTS,
+    FIELDS,
+    Fields,
+    Float8BlockQuantizer,
+    Float8CurrentScalingQuantizer,
+    MXFP8Quantizer,
+    NVFP4Quantizer,
+    _new,
+    check_quantizer,
+    fp4_into,
+    is_quantized,
+    kind_of,
+    plain,
+    quantized,
+)
+from ._tex import check_int, check_list, check_tensor, torch_dtype, type_name
+from .gemm import gemm
+from .tex_scaling import addresses, check_device
+
+INTS = (torch.int64,)
+KINDS = ("current", "block", "mxfp8", "nvfp4")  # that can be grouped
+
+# ---- grouped tensors ------------------------------------------------------------------------------------------------
+
+# A buffer of a member -> that of the group.
+SLOTS = {
+    "data": "rowwise_data",
+    "data_transpose": "columnwise_data",
+    "fp8_scale_inv": "scale_inv",
+    "rowwise_data": "rowwise_data",
+    "columnwise_data": "columnwise_data",
+    "rowwise_scale_inv": "scale_inv",
+    "columnwise_scale_inv": "columnwise_scale_inv",
+    "amax_rowwise": "amax",
+    "amax_columnwise": "columnwise_amax",
+}
+
+
+class GroupedTensor:
+    """Matrices in one buffer, with the attributes of Transformer Engine's GroupedTensor."""
+
+    def __init__(
+        self,
+        shape: Any,
+        dtype: torch.dtype,
+        *,
+        num_tensors: int,
+        quantizer: Any = None,
+        data: Tensor | None = None,
+        columnwise_data: Tensor | None = None,
+        scale_inv: Tensor | None = None,
+        columnwise_scale_inv: Tensor | None = None,
+        amax: Tensor | None = None,
+        columnwise_amax: Tensor | None = None,
+        scale: Tensor | None = None,
+        first_dims: Tensor | None = None,
+        last_dims: Tensor | None = None,
+        tensor_offsets: Tensor | None = None,
+        with_gemm_swizzled_scales: bool = False,
+    ):
+        self.logical_shape, self.fake_dtype, self.num_tensors = tuple(shape), dtype, num_tensors
+        self.quantizer, self.rowwise_data, self.columnwise_data = quantizer, data, columnwise_data
+        self.scale_inv, self.columnwise_scale_inv = scale_inv, columnwise_scale_inv
+        self.amax, self.columnwise_amax, self.scale = amax, columnwise_amax, scale
+        self.first_dims, self.last_dims, self.tensor_offsets = first_dims, last_dims, tensor_offsets
+        self._with_gemm_swizzled_scales = with_gemm_swizzled_scales
+
+    def split_into_quantized_tensors(self) -> list[Any]:
+        return members(self)
+
+    def __repr__(self) -> str:
+        return f"GroupedTensor(num_tensors={self.num_tensors}, logical_shape={self.logical_shape})"
+
+
+GROUPED = ("GroupedTensor", "GroupedTensorStorage")
+
+
+def is_grouped(value: Any) -> bool:
+    return any(c.__name__ in GROUPED for c in type(value).__mro__)
+
+
+def check_grouped(op: str, name: str, value: Any) -> None:
+    if not is_grouped(value):
+        raise TypeError(f"{op}: {name} must be a GroupedTensor; got {type_name(value)}")
+    if value.last_dims is not None:
+        raise NotSupported(f"{op}: {name} must have members of one last dimension; got last_dims")
+    if getattr(value, "_with_gemm_swizzled_scales", False):
+        raise NotSupported(f"{op}: {name} must have scales that are not swizzled; got _with_gemm_swizzled_scales")
+
+
+def group_class(like: Any, internal: bool) -> Any:
+    """The class of grouped tensors that goes with a quantizer, or with another grouped tensor."""
+    package, dot, rest = type(like).__module__.partition(".pytorch.")
+    if not dot or not rest.startswith("tensor."):
+        return GroupedTensor
+    module = ".storage.grouped_tensor_storage" if internal else ".grouped_tensor"
+    return getattr(importlib.import_module(f"{package}.pytorch.tensor{module}"), GROUPED[internal])
+
+
+def new_group(like: Any, internal: bool, shape: tuple[int, int], dtype: torch.dtype, **given: Any) -> Any:
+    """A group like that, of buffers by the names of their attributes."""
+    given["data"] = given.pop("rowwise_data", None)
+    return group_class(like, internal)(shape=shape, dtype=dtype, **given)
+
+
+def sizes(op: str, rows: int, num: int, first_dims: Tensor | None, name: str = "first_dims") -> list[int]:
+    """The rows of each member, on the host: where they are on a device, this waits for it."""
+    if first_dims is None:
+        if rows % max(num, 1):
+            raise ValueError(f"{op}: {name} must be given where {num} members do not divide {rows} rows; got None")
+        return [rows // num] * num
+    found = first_dims.tolist()
+    if min(found, default=0) < 0 or sum(found) > rows:
+        raise ValueError(f"{op}: {name} must add up to at most {rows} rows; got {found}")
+    return found
+
+
+def fields(quantizer: Any, shape: tuple[int, int], device: torch.device) -> Fields:
+    return FIELDS[kind_of(quantizer) or ""](quantizer, shape, device)
+
+
+def members(group: Any, op: str = "tex", name: str = "tensor") -> list[Any]:
+    """The members, as views of the buffers: plain tensors where the group has no quantizer."""
+    rows, last = group.logical_shape
+    dims = sizes(op, rows, group.num_tensors, group.first_dims, f"{name}.first_dims")
+    at = dict.fromkeys(SLOTS.values(), 0)
+
+    def part(slot: str, shape: tuple[int, ...]) -> Tensor:
+        start = at[slot]
+        at[slot] = start + math.prod(shape)
+        return getattr(group, slot).view(-1)[start : at[slot]].view(shape)
+
+    if group.quantizer is None:
+        return [part("rowwise_data", (n, last)) for n in dims]
+    quantizer = with_buffers_of(group)
+    device = (group.rowwise_data if group.rowwise_data is not None else group.columnwise_data).device
+    facts = FACTS[kind_of(quantizer) or ""]
+    made = []
+    for n in dims:
+        wanted = fields(quantizer, (n, last), device).items()
+        held = {f: None if of is None else part(SLOTS[f], of[0]) for f, of in wanted}
+        made.append(_new(quantizer, (n, last), group.fake_dtype, device, {**held, **facts(quantizer)}))
+    return made
+
+
+def with_buffers_of(group: Any) -> Any:
+    """The group's quantizer, for what the group holds: usages may have been changed since."""
+    quantizer = group.quantizer.copy()
+    quantizer.rowwise_usage = group.rowwise_data is not None
+    quantizer.columnwise_usage = group.columnwise_data is not None
+    return quantizer
+
+
+def empty_group(quantizer: Any, x: Tensor, dims: list[int], **rest: Any) -> Any:
+    """A group with the buffers that the quantizer wants for members of these rows."""
+    total: dict[str, tuple[int, torch.dtype]] = {}
+    for n in dims:
+        for field, of in fields(quantizer, (n, x.shape[1]), x.device).items():
+            if of is not None:
+                size, _ = total.get(SLOTS[field], (0, None))
+                total[SLOTS[field]] = size + math.prod(of[0]), of[1]
+    spare = (x.shape[0] - sum(dims)) * x.shape[1]  # rows of no member
+    share = 2 if kind_of(quantizer) == "nvfp4" else 1
+    made = {
+        slot: torch.zeros(size + (spare // share if slot.endswith("data") else 0), dtype=dtype, device=x.device)
+        for slot, (size, dtype) in total.items()
+    }
+    if kind_of(quantizer) == "current" and "columnwise_data" in made:
+        made["columnwise_scale_inv"] = made["scale_inv"]
+    shape = (x.shape[0], x.shape[1])
+    internal = bool(quantizer.internal)
+    return new_group(quantizer, internal, shape, x.dtype, num_tensors=len(dims), quantizer=quantizer, **rest, **made)
+
+
+# ---- samples --------------------------------------------------------------------------------------------------------
+
+
+def _rows(dtype: torch.dtype, device: Any, rows: int = 96, columns: int = 32) -> Tensor:
+    dtype = dtype if dtype in FLOATS[:3] else torch.float32
+    return torch.randn(rows, columns, generator=torch.Generator().manual_seed(7)).to(device, dtype)
+
+
+def _dims(device: Any, *dims: int) -> Tensor:
+    return torch.tensor(dims, dtype=torch.int64, device=device)
+
+
+def plain_group(x: Tensor, num: int, first_dims: Tensor | None = None) -> GroupedTensor:
+    shape = (x.shape[0], x.shape[1])
+    return GroupedTensor(shape, x.dtype, num_tensors=num, data=x.reshape(-1), first_dims=first_dims)
+
+
+def _quantize(dtype: torch.dtype, device: Any) -> Iterator[Sample]:
+    x, varied = _rows(dtype, device), _dims(device, 32, 0, 64)
+    yield Sample((x, MXFP8Quantizer(), 3, varied), id="mxfp8")
+    yield Sample((x, Float8CurrentScalingQuantizer(), 3, None), id="current")
+    yield Sample((x, Float8BlockQuantizer(), 3, varied), id="block")
+    yield Sample((x, NVFP4Quantizer(), 3, varied), id="nvfp4")
+
+
+def _bgrad(dtype: torch.dtype, device: Any) -> Iterator[Sample]:
+    yield Sample((_rows(dtype, device), MXFP8Quantizer(), 3, _dims(device, 32, 0, 64)), id="mxfp8")
+
+
+def _amaxes(dtype: torch.dtype, device: Any) -> Iterator[Sample]:
+    amaxes = torch.tensor([3.0, 1.0, 4.0], device=device), torch.tensor([3.0, 1.0, 5.0], device=device)
+    args = _rows(dtype, device), NVFP4Quantizer(), 3, _dims(device, 32, 0, 64), None, *amaxes
+    yield Sample(args, id="nvfp4")
+
+
+def _mx_group(dtype: torch.dtype, device: Any, columnwise: bool = True) -> Any:
+    quantizer = MXFP8Quantizer(columnwise=columnwise)
+    return group_quantize.reference(_rows(dtype, device), quantizer, 3, _dims(device, 32, 0, 64))
+
+
+def _dequantize(dtype: torch.dtype, device: Any) -> Iterator[Sample]:
+    yield Sample((_mx_group(dtype, device), torch.float32), id="mxfp8")
+
+
+def _requantize(dtype: torch.dtype, device: Any) -> Iterator[Sample]:
+    group, dims = _mx_group(dtype, device, columnwise=False), _dims(device, 32, 0, 64)
+    yield Sample((group, MXFP8Quantizer(), 3, dims, torch.float32, None, True), id="mxfp8")
+
+
+# ---- quantizing -----------------------------------------------------------------------------------------------------
+
+
+def check_members(op: str, tensor: Any, quantizer: Any, num: Any, first_dims: Any, last_dims: Any, kinds: Any) -> None:
+    """Refuse what is no matrix with a quantizer and rows for each member. Nothing is read from a device yet."""
+    check_tensor(op, "tensor", tensor, dims=2)
+    if kind_of(quantizer, op) not in kinds:
+        raise TypeError(f"{op}: quantizer must be one of {', '.join(kinds)}; got {type_name(quantizer)}")
+    check_int(op, "num_tensors", num, least=1)
+    check_tensor(op, "first_dims", first_dims, dtypes=INTS, shape=(num,), on=tensor, optional=True, of="num_tensors")
+    if last_dims is not None:
+        raise ValueError(
+            f"{op}: last_dims must be None, as members have one last dimension; got {type_name(last_dims)}"
+        )
+
+
+def check_offsets(op: str, offsets: Any, num: int, like: Tensor) -> None:
+    of = "num_tensors + 1"
+    check_tensor(op, "tensor_offsets", offsets, dtypes=INTS, shape=(num + 1,), on=like, optional=True, of=of)
+
+
+def offsets_of(first_dims: Tensor | None, last: int) -> Tensor | None:
+    return None if first_dims is None else leading_zero(first_dims.cumsum(0) * last)
+
+
+def leading_zero(sums: Tensor) -> Tensor:
+    return torch.cat((sums.new_zeros(1), sums))
+
+
+def checked_parts(op: str, tensor: Tensor, quantizer: Any, num: int, first_dims: Tensor | None) -> list[Tensor]:
+    """The rows of each member, of sizes that the quantizer can take."""
+    parts = list(tensor.split([*(dims := sizes(op, tensor.shape[0], num, first_dims)), tensor.shape[0] - sum(dims)]))
+    for part in parts[:-1]:
+        check_quantizer(op, part, quantizer)
+    return parts[:-1]
+
+
+def filled(group: Any, parts: list[Tensor], quantizer: Any, noop: Tensor | None = None) -> Any:
+    """The group with its members quantized from these parts."""
+    for member, part in zip(members(group), parts, strict=True):
+        if part.numel():
+            quantized(part, quantizer, member, noop)
+    return group
+
+
+@op(space="tex", out="grouped", mutates=("output",), samples=_quantize)
+def group_quantize(
+    tensor: Tensor,
+    quantizer: Any,
+    num_tensors: int,
+    first_dims: Tensor | None,
+    last_dims: Tensor | None = None,
+    tensor_offsets: Tensor | None = None,
+    noop_flag: Tensor | None = None,
+    output: Any = None,
+) -> Any:
+    """The rows of a matrix, first_dims[i] of them at a time, each quantized by itself: a GroupedTensor.
+
+    `output` is written where it is given, which is for members of as many rows each. first_dims is read on the host.
+    """
+    name = "group_quantize"
+    check_members(name, tensor, quantizer, num_tensors, first_dims, last_dims, KINDS)
+    check_offsets(name, tensor_offsets, num_tensors, tensor)
+    check_tensor(name, "noop_flag", noop_flag, dtypes=(torch.float32,), on=tensor, optional=True)
+    if output is not None:
+        check_grouped(name, "output", output)
+        shape = tuple(output.logical_shape)
+        if first_dims is not None or shape != tuple(tensor.shape) or output.num_tensors != num_tensors:
+            raise ValueError(
+                f"{name}: output must be of {num_tensors} members of as many rows each, {tuple(tensor.shape)} in all, "
+                f"and first_dims None; got {output.num_tensors} of {shape}"
+            )
+    with torch.no_grad():
+        parts = checked_parts(name, tensor, quantizer, num_tensors, first_dims)
+        if output is None:
+            offsets = offsets_of(first_dims, tensor.shape[1]) if tensor_offsets is None else tensor_offsets
+            dims = [len(p) for p in parts]
+            output = empty_group(quantizer, tensor, dims, first_dims=first_dims, tensor_offsets=offsets)
+        return filled(output, parts, with_buffers_of(output), noop_flag)
+
+
+@op(space="tex", out="grouped dbias", samples=_bgrad)
+def bgrad_group_quantize(
+    tensor: Tensor,
+    quantizer: Any,
+    num_tensors: int,
+    first_dims: Tensor | None,
+    last_dims: Tensor | None = None,
+    tensor_offsets: Tensor | None = None,
+) -> tuple[Any, Tensor]:
+    """(group_quantize of the rows, the sum of the rows of each member [num_tensors, columns], in tensor's dtype)."""
+    name = "bgrad_group_quantize"
+    check_members(name, tensor, quantizer, num_tensors, first_dims, last_dims, ("block", "mxfp8"))
+    check_offsets(name, tensor_offsets, num_tensors, tensor)
+    with torch.no_grad():
+        parts = checked_parts(name, tensor, quantizer, num_tensors, first_dims)
+        offsets = offsets_of(first_dims, tensor.shape[1]) if tensor_offsets is None else tensor_offsets
+        dims = [len(p) for p in parts]
+        group = empty_group(quantizer, tensor, dims, first_dims=first_dims, tensor_offsets=offsets)
+        dbias = torch.stack([wide(p).sum(0).to(tensor.dtype) for p in parts])
+        return filled(group, parts, quantizer), dbias
+
+
+@op(space="tex", out="grouped", samples=_amaxes)
+def nvfp4_group_quantize_with_amax(
+    tensor: Tensor,
+    quantizer: Any,
+    num_tensors: int,
+    first_dims: Tensor | None,
+    last_dims: Tensor | None = None,
+    rowwise_amax: Tensor | None = None,
+    columnwise_amax: Tensor | None = None,
+    tensor_offsets: Tensor | None = None,
+) -> Any:
+    """group_quantize to NVFP4 with the amax of each member given; a way that the quantizer does not want needs none."""
+    name = "nvfp4_group_quantize_with_amax"
+    check_members(name, tensor, quantizer, num_tensors, first_dims, last_dims, ("nvfp4",))
+    check_offsets(name, tensor_offsets, num_tensors, tensor)
+    for way, amax, used in (
+        ("rowwise_amax", rowwise_amax, quantizer.rowwise_usage),
+        ("columnwise_amax", columnwise_amax, quantizer.columnwise_usage),
+    ):
+        shape, of = (num_tensors,), "one of each member"
+        check_tensor(name, way, amax, dtypes=(torch.float32,), shape=shape, on=tensor, optional=not used, of=of)
+    with torch.no_grad():
+        parts = checked_parts(name, tensor, quantizer, num_tensors, first_dims)
+        offsets = offsets_of(first_dims, tensor.shape[1]) if tensor_offsets is None else tensor_offsets
+        dims = [len(p) for p in parts]
+        group = empty_group(quantizer, tensor, dims, first_dims=first_dims, tensor_offsets=offsets)
+        for i, (member, part) in enumerate(zip(members(group), parts, strict=True)):
+            if part.numel():
+                of = (None if a is None else a[i : i + 1] for a in (rowwise_amax, columnwise_amax))
+                fp4_into(part, quantizer, member, *of)
+        for to, amax in ((group.amax, rowwise_amax), (group.columnwise_amax, columnwise_amax)):
+            if to is not None and amax is not None:
+                to.copy_(amax)  # of members without rows too
+        return group
+
+
+@op(space="tex", out="grouped", samples=_dequantize)
+def group_dequantize(input: Any, otype: torch.dtype) -> Any:
+    """The GroupedTensor of the numbers that one stands for, in a dtype. first_dims is read on the host."""
+    name = "group_dequantize"
+    check_grouped(name, "input", input)
+    dtype = float_dtype(name, otype)
+    with torch.no_grad():
+        values = whole(members(input, name, "input"), input, dtype)
+        return new_group(
+            input,
+            not isinstance(input, (Tensor, GroupedTensor)),
+            tuple(input.logical_shape),
+            dtype,
+            num_tensors=input.num_tensors,
+            rowwise_data=values.view(-1),
+            first_dims=input.first_dims,
+            tensor_offsets=input.tensor_offsets,
+        )
+
+
+def float_dtype(op: str, otype: Any) -> torch.dtype:
+    dtype = torch_dtype(otype, op, "otype")
+    if dtype not in FLOATS:
+        raise TypeError(f"{op}: otype must be a float dtype; got {dtype}")
+    return dtype
+
+
+def whole(parts: list[Any], group: Any, dtype: torch.dtype) -> Tensor:
+    """Members as the matrix that they are rows of; rows of none are 0."""
+    rows, last = group.logical_shape
+    found = [plain(p, dtype).view(-1, last) for p in parts if p.numel()]
+    missing = rows - sum(len(f) for f in found)
+    device = (group.rowwise_data if group.rowwise_data is not None else group.columnwise_data).device
+    return torch.cat([*found, torch.zeros(missing, last, dtype=dtype, device=device)])
+
+
+@op(space="tex", out="dequantized", mutates=("grouped_x",), samples=_requantize)
+def group_requantize_inplace(
+    grouped_x: Any,
+    quantizer: Any,
+    num_tensors: int,
+    first_dims: Tensor | None,
+    otype: torch.dtype,
+    tensor_offsets: Tensor | None = None,
+    return_dequantized: bool = False,
+) -> Tensor | None:
+    """Give a grouped MXFP8 tensor that holds rowwise data the columnwise data that the quantizer wants too.
+
+    It is made of the numbers that the rowwise data stands for, which come back as a matrix where that is asked. One
+    that holds columnwise data already is left as it is. first_dims is read on the host.
+    """
+    name = "group_requantize_inplace"
+    check_grouped(name, "grouped_x", grouped_x)
+    if kind_of(quantizer, name) != "mxfp8" or kind_of(grouped_x.quantizer, name) != "mxfp8":
+        raise TypeError(f"{name}: quantizer must be an MXFP8Quantizer, as of grouped_x; got {type_name(quantizer)}")
+    check_int(name, "num_tensors", num_tensors, least=1)
+    held = grouped_x.rowwise_data
+    check_tensor(name, "grouped_x.rowwise_data", held, dtypes=None)
+    check_tensor(name, "first_dims", first_dims, dtypes=INTS, shape=(num_tensors,), on=held, optional=True)
+    check_offsets(name, tensor_offsets, num_tensors, held)
+    if grouped_x.num_tensors != num_tensors:
+        raise ValueError(f"{name}: num_tensors must be {grouped_x.num_tensors}, as of grouped_x; got {num_tensors}")
+    dtype = float_dtype(name, otype)
+    missing = quantizer.columnwise_usage and grouped_x.columnwise_data is None
+    if not missing and not return_dequantized:
+        return None
+    with torch.no_grad():
+        if grouped_x.first_dims is None and first_dims is not None:
+            grouped_x.first_dims = first_dims
+            grouped_x.tensor_offsets = tensor_offsets
+        values = whole(members(grouped_x, name, "grouped_x"), grouped_x, dtype)
+        if missing:
+            turning = quantizer.copy()
+            turning.rowwise_usage = False
+            parts = checked_parts(name, values, turning, num_tensors, grouped_x.first_dims)
+            made = filled(
+                empty_group(turning, values, [len(p) for p in parts], first_dims=grouped_x.first_dims), parts, turning
+            )
+            grouped_x.columnwise_data, grouped_x.columnwise_scale_inv = made.columnwise_data, made.columnwise_scale_inv
+        return values if return_dequantized else None
+
+
+def _swizzled(dtype: torch.dtype, device: Any) -> Iterator[Sample]:
+    yield Sample((_mx_group(dtype, device), True, True), id="mxfp8")
+
+
+@op(space="tex", out="", mutates=("tensor",), samples=_swizzled)
+def grouped_swizzle_for_gemm(tensor: Any, rowwise: bool, columnwise: bool) -> None:
+    """Nothing: our gemms read scales as they are, so `_with_gemm_swizzled_scales` stays False."""
+    check_grouped("grouped_swizzle_for_gemm", "tensor", tensor)
+
+
+# ---- sizes and addresses --------------------------------------------------------------------------------------------
+
+
+def _shapes(dtype: torch.dtype, device: Any) -> Iterator[Sample]:
+    args = [(3, 5), (0, 4), (7,)], [torch.uint8, torch.float32, torch.int64], torch.device(device)
+    yield Sample(args, id="three")
+    yield Sample((*args, [1, 4, 64]), id="aligned")
+
+
+@op(space="tex", out="tensors", samples=_shapes)
+def bulk_allocate(
+    shapes: list[Any], dtypes: list[Any], device: Any = None, alignments: list[int] | None = None
+) -> list[Tensor]:
+    """Tensors of these shapes and dtypes, in one buffer, each at a multiple of its alignment (its element's size)."""
+    name = "bulk_allocate"
+    check_list(name, "shapes", shapes, lambda at, s: check_list(name, at, s, lambda i, n: check_int(name, i, n, 0)))
+    check_list(name, "dtypes", dtypes, lambda at, d: check_any_dtype(name, at, d), len(shapes))
+    if alignments is not None:
+        check_list(name, "alignments", alignments, lambda at, n: check_int(name, at, n, least=1), len(shapes))
+    where = check_device(name, accelerator() if device is None else device)
+    kinds = [torch_dtype(d) for d in dtypes]
+    steps = [math.lcm(a, k.itemsize) for k, a in zip(kinds, alignments or [1] * len(kinds), strict=True)]
+    places, end = [], 0
+    for shape, kind, step in zip(shapes, kinds, steps, strict=True):
+        start = -(-end // step) * step
+        end = start + math.prod(shape) * kind.itemsize
+        places.append((start, end))
+    most = max(steps, default=1)
+    buffer = torch.empty(end + most, dtype=torch.uint8, device=where)
+    first = -buffer.data_ptr() % most if where.type != "meta" else 0
+    made = zip(places, kinds, shapes, strict=True)
+    return [buffer[first + a : first + b].view(kind).view(tuple(shape)) for (a, b), kind, shape in made]
+
+
+def check_flag(op: str, name: str, value: Any) -> None:
+    if not isinstance(value, (bool, int)):
+        raise TypeError(f"{op}: {name} must be a bool; got {type_name(value)}")
+
+
+def check_any_dtype(op: str, name: str, value: Any) -> None:
+    torch_dtype(value, op, name)
+
+
+def accelerator() -> torch.device:
+    found = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    return torch.device("cpu") if found is None else found
+
+
+def _splits(dtype: torch.dtype, device: Any) -> Iterator[Sample]:
+    yield Sample((_dims(device, 3, 0, 5), 7), id="three")
+
+
+@op(space="tex", out="offsets", samples=_splits)
+def splits_to_offsets(first_dims: Tensor, logical_last_dim: int) -> Tensor:
+    """Where each member begins, in elements, and where the last ends: int64 [n + 1]."""
+    name = "splits_to_offsets"
+    check_tensor(name, "first_dims", first_dims, dtypes=INTS, dims=1)
+    check_int(name, "logical_last_dim", logical_last_dim, least=1)
+    with torch.no_grad():
+        return leading_zero(first_dims.cumsum(0) * logical_last_dim)
+
+
+def _many_splits(dtype: torch.dtype, device: Any) -> Iterator[Sample]:
+    rest = {"strides": [1, 7], "include_leading_zero": [False, True], "dtypes": [torch.int32, torch.int64]}
+    yield Sample(([3, 0, 5], torch.device(device)), rest, id="list")
+    yield Sample((_dims(device, 3, 0, 5), torch.device(device)), {**rest, "bulk_allocate": True}, id="tensor")
+
+
+@op(space="tex", out="sizes offsets", samples=_many_splits)
+def splits_to_offsets_multi(
+    split_sizes: Any,
+    device: Any,
+    *,
+    strides: list[int],
+    include_leading_zero: list[bool],
+    dtypes: list[Any],
+    bulk_allocate: bool = False,
+) -> tuple[Tensor, list[Tensor]]:
+    """(the sizes as int64 on a device, their running sums times each stride, from 0 where that is asked, as dtypes)."""
+    name = "splits_to_offsets_multi"
+    where = check_device(name, device)
+    if isinstance(split_sizes, Tensor):
+        check_tensor(name, "split_sizes", split_sizes, dtypes=(torch.int32, torch.int64), dims=1)
+    else:
+        check_list(name, "split_sizes", split_sizes, lambda at, n: check_int(name, at, n, least=0))
+    check_list(name, "strides", strides, lambda at, n: check_int(name, at, n))
+    check_list(name, "include_leading_zero", include_leading_zero, lambda at, b: check_flag(name, at, b), len(strides))
+    check_list(name, "dtypes", dtypes, lambda at, d: check_any_dtype(name, at, d), len(strides))
+    with torch.no_grad():
+        if isinstance(split_sizes, Tensor):
+            found = split_sizes.to(where, torch.int64)
+        else:
+            found = addresses(list(split_sizes), where)
+        sums = found.cumsum(0)
+        offsets = []
+        for stride, zero, dtype in zip(strides, include_leading_zero, dtypes, strict=True):
+            scaled = sums * stride
+            offsets.append((leading_zero(scaled) if zero else scaled).to(torch_dtype(dtype)))
+        return found, offsets
+
+
+def _some(dtype: torch.dtype, device: Any) -> Iterator[Sample]:
+    yield Sample(([_rows(dtype, device), _rows(dtype, device)], torch.device(device)), id="two")
+
+
+@op(space="tex", out="addresses", samples=_some)
+def copy_data_ptrs_to_device(tensors: list[Tensor], device: Any) -> Tensor:
+    """The addresses of tensors: int64, on a device."""
+    name = "copy_data_ptrs_to_device"
+    where = check_device(name, device)
+    check_list(name, "tensors", tensors, lambda at, t: check_tensor(name, at, t, dtypes=None))
+    return addresses([t.data_ptr() for t in tensors], where)
+
+
+# ---- gemms ----------------------------------------------------------------------------------------------------------
+
+
+def _size(dtype: torch.dtype, device: Any) -> Iterator[Sample]:
+    yield Sample((3,), id="three")
+
+
+@op(space="tex", out="size", samples=_size)
+def get_grouped_gemm_setup_workspace_size(num_tensors: int) -> int:
+    """0: our gemms of groups need no memory beside their results."""
+    check_int("get_grouped_gemm_setup_workspace_size", "num_tensors", num_tensors, least=0)
+    return 0
+
+
+def _product(case: str) -> Any:
+    def made(dtype: torch.dtype, device: Any) -> Iterator[Sample]:
+        dims, weights = _dims(device, 3, 0, 5), _rows(dtype, device, 12, 6)
+        x, dy = _rows(dtype, device, 8, 6), _rows(dtype, device, 8, 4)
+        a: Any = plain_group(weights, 3)
+        b, d, transposed = plain_group(x, 3, dims), plain_group(torch.full_like(dy, torch.nan), 3, dims), (True, False)
+        bias: Any = plain_group(_rows(dtype, device, 3, 4), 3)
+        if case == "in":
+            a = list(weights.split(4))
+        if case == "out":
+            a, b, transposed, bias = plain_group(x, 3, dims), plain_group(dy, 3, dims), (False, True), None
+            d = [torch.full_like(weights[:4], torch.nan) for _ in range(3)]
+        one = torch.ones(1, device=device)
+        room = torch.empty(0, dtype=torch.uint8, device=device)
+        args = a, transposed[0], b, transposed[1], d, bias, None, one, one * 0, room, room, False, 0
+        yield Sample(args, id=case)
+
+    return made
+
+
+@op(space="tex", out="D", mutates=("D",), samples=_product("grouped"))
+def te_general_grouped_gemm_for_grouped_tensor(
+    A: Any,
+    transa: bool,
+    B: Any,
+    transb: bool,
+    D: Any,
+    bias: Any,
+    bias_scale: Tensor | None,
+    alpha: Tensor,
+    beta: Tensor,
+    workspace_setup: Tensor | None,
+    workspace_cublas: Tensor | None,
+    use_split_accumulator: bool,
+    math_sm_count: int,
+) -> Any:
+    """D[i] = alpha[i] op(B[i]) op(A[i]) + beta[i] D[i] + bias[i] (times bias_scale of each row), D returned.
+
+    alpha and beta have one number, or one for each member. The members' sizes are read on the host.
+    """
+    name = "te_general_grouped_gemm_for_grouped_tensor"
+    check_grouped(name, "A", A)
+    check_grouped(name, "D", D)
+    with torch.no_grad():
+        multiply(name, A, transa, B, transb, D, bias, bias_scale, alpha, beta)
+    return D
+
+
+@op(space="tex", out="D", mutates=("D",), samples=_product("in"))
+def te_general_grouped_gemm_for_discrete_in(
+    A: list[Any],
+    transa: bool,
+    B: Any,
+    transb: bool,
+    D: Any,
+    bias: Any,
+    bias_scale: Tensor | None,
+    alpha: Tensor,
+    beta: Tensor,
+    workspace_setup: Tensor | None,
+    workspace_cublas: Tensor | None,
+    use_split_accumulator: bool,
+    math_sm_count: int,
+) -> Any:
+    """The same with A a list of matrices: weights of their own."""
+    name = "te_general_grouped_gemm_for_discrete_in"
+    check_list(name, "A", A, lambda at, t: check_operand(name, at, t))
+    check_grouped(name, "D", D)
+    with torch.no_grad():
+        multiply(name, A, transa, B, transb, D, bias, bias_scale, alpha, beta)
+    return D
+
+
+@op(space="tex", out="D", mutates=("D",), samples=_product("out"))
+def te_general_grouped_gemm_for_discrete_out(
+    A: Any,
+    transa: bool,
+    B: Any,
+    transb: bool,
+    D: list[Tensor],
+    bias: Any,
+    bias_scale: Tensor | None,
+    alpha: Tensor,
+    beta: Tensor,
+    workspace_setup: Tensor | None,
+    workspace_cublas: Tensor | None,
+    use_split_accumulator: bool,
+    math_sm_count: int,
+) -> Any:
+    """The same with D a list of matrices: gradients of weights; without a bias."""
+    name = "te_general_grouped_gemm_for_discrete_out"
+    check_grouped(name, "A", A)
+    check_list(name, "D", D, lambda at, t: check_tensor(name, at, t, dims=2))
+    if bias is not None:
+        raise ValueError(f"{name}: bias must be None, as D is a list; got {type_name(bias)}")
+    with torch.no_grad():
+        multiply(name, A, transa, B, transb, D, bias, bias_scale, alpha, beta)
+    return D
+
+
+def check_operand(op: str, name: str, value: Any) -> None:
+    if not is_quantized(value):
+        check_tensor(op, name, value, dims=2)
+
+
+def parts_of(op: str, name: str, value: Any) -> list[Any]:
+    return list(value) if isinstance(value, (list, tuple)) else members(value, op, name)
+
+
+def multiply(
+    op: str, A: Any, transa: Any, B: Any, transb: Any, D: Any, bias: Any, row_scale: Any, alpha: Any, beta: Any
+) -> None:
+    """All the products, once nothing is left to refuse."""
+    check_grouped(op, "B", B)
+    num = B.num_tensors
+    if bias is not None:
+        check_grouped(op, "bias", bias)
+    a, b, d = parts_of(op, "A", A), members(B, op, "B"), parts_of(op, "D", D)
+    add = [None] * num if bias is None else bias_rows(op, bias, num)
+    for name, parts in (("A", a), ("D", d), ("bias", add)):
+        if len(parts) != num:
+            raise ValueError(f"{op}: {name} must have {num} members, as B; got {len(parts)}")
+    check_flag(op, "transa", transa)
+    check_flag(op, "transb", transb)
+    for i in range(num):
+        check_product(op, i, a[i], transa, b[i], transb, d[i], add[i])
+    lead = d[0]
+    for name, number in (("alpha", alpha), ("beta", beta)):
+        check_tensor(op, name, number, dtypes=(torch.float32,), on=lead)
+        if number.numel() not in (1, num):
+            raise ValueError(f"{op}: {name} must have 1 or {num} elements; got {tuple(number.shape)}")
+    scales: Any = [None] * num
+    if row_scale is not None:
+        rows = sum(len(m) for m in d)
+        check_tensor(op, "bias_scale", row_scale, on=lead)
+        if bias is None or row_scale.numel() < rows:
+            raise ValueError(
+                f"{op}: bias_scale must come with a bias, and be of {rows} rows; got {tuple(row_scale.shape)}"
+            )
+        scales = row_scale.reshape(-1)[:rows].split([len(m) for m in d])
+    alphas, betas = alpha.reshape(-1).expand(num), beta.reshape(-1).expand(num)
+    for i in range(num):
+        put_product(d[i], a[i], transa, b[i], transb, add[i], scales[i], alphas[i], betas[i])
+
+
+def bias_rows(op: str, bias: Any, num: int) -> list[Tensor]:
+    """The bias of each member, a vector each, of however it was grouped."""
+    data = bias.rowwise_data
+    if bias.quantizer is not None or data is None or data.numel() % num:
+        raise ValueError(f"{op}: bias must be of plain data, as much for each of {num} members; got {bias!r}")
+    return list(data.view(num, -1))
+
+
+def check_product(op: str, i: int, a: Any, transa: Any, b: Any, transb: Any, d: Tensor, bias: Tensor | None) -> None:
+    (a0, a1), (b0, b1) = a.shape, b.shape
+    inner, other = (a1 if transa else a0), (b0 if transb else b1)
+    if inner != other:
+        raise ValueError(f"{op}: A[{i}] must fit B[{i}] of {tuple(b.shape)}; got {tuple(a.shape)}")
+    shape = (b1 if transb else b0, a0 if transa else a1)
+    check_tensor(op, f"D[{i}]", d, shape=shape, on=b.device, of="of B[i] A[i]")
+    check_tensor(op, f"bias[{i}]", bias, shape=shape[1:], on=b.device, optional=True, of="the columns of D[i]")
+    if a.device != b.device:
+        raise ValueError(f"{op}: A[{i}] must be on {b.device}; got {a.device}")
+
+
+def put_product(
+    d: Tensor, a: Any, transa: Any, b: Any, transb: Any, bias: Any, scale: Any, alpha: Tensor, beta: Tensor
+) -> None:
+    """One product into its place, rounded once. What d held counts only where beta is not 0: it may be anything."""
+    if not d.numel():
+        return
+    left, right = plain(b, columnwise=bool(transb)), plain(a, columnwise=not transa)
+    if left.dtype is not right.dtype:
+        left, right = wide(left), wide(right)
+    out = torch.float64 if left.dtype is torch.float64 else torch.float32
+    y = gemm(left, right, None, bool(transb), bool(transa), 1.0, out) * alpha
+    y = y + torch.where(beta != 0, d.to(out) * beta, torch.zeros_like(y))
+    if bias is not None:
+        y = y + (bias.to(out) if scale is None else bias.to(out) * scale.to(out)[:, None])
+    d.copy_(y)

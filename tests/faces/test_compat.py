@@ -1,0 +1,128 @@
+"""Foreign names served by opmux: in code, by `opmux run`, and taken back."""
+
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from opmux.faces import compat
+
+SRC = Path(__file__).parents[2] / "src"
+
+
+def run(*words, **more):
+    import os
+
+    clean = {k: v for k, v in os.environ.items() if not k.startswith(("OPMUX", "TE_", "TEFL", "TRITON"))}
+    return subprocess.run(
+        [sys.executable, "-m", "opmux", *map(str, words)], env=clean | {"PYTHONPATH": str(SRC)},
+        capture_output=True, text=True, timeout=240, **more,
+    )  # fmt: skip
+
+
+def test_names_are_served_and_taken_back():
+    before = set(sys.modules)
+    compat.install("transformer_engine")
+    try:
+        import transformer_engine_torch
+        from transformer_engine.plugin.core import OpImpl
+        from transformer_engine.plugins import tex
+        from transformer_engine.plugins.tex_interface.base import TEXBackendBase
+        from transformer_engine.plugins.tex_interface.registry import register_backend
+
+        import opmux
+
+        assert tex is transformer_engine_torch is opmux.tex
+        assert OpImpl is opmux.core.OpImpl
+        assert TEXBackendBase is tex.TEXBackendBase and register_backend is tex.register_backend
+        compat.install("transformer_engine")
+        assert compat.installed() == ("transformer_engine",)
+    finally:
+        compat.uninstall()
+    left = {n for n in set(sys.modules) - before if n.startswith("transformer_engine") and "fl_torch" not in n}
+    assert not left and compat.installed() == ()
+
+
+def test_an_unknown_library():
+    with pytest.raises(LookupError, match="did you mean 'transformer_engine'"):
+        compat.install("transformer_engin")
+
+
+# The programs of seed 003 and 004, as their readers write them.
+INTREE = """
+    import torch
+    from transformer_engine.plugin.core import OpRegistry, OpManager, OpImpl, BackendImplKind
+
+    def my_rmsnorm(input, weight, eps=1e-5, **kwargs):
+        scale = torch.rsqrt(input.square().mean(-1, keepdim=True) + eps)
+        return input * scale * weight, scale
+
+    registry = OpRegistry()
+    registry.register_impl(OpImpl(op_name="rmsnorm_fwd", impl_id="vendor.mybackend", kind=BackendImplKind.VENDOR,
+                                  vendor="mybackend", fn=my_rmsnorm, priority=200))
+    manager = OpManager(registry)
+    output, rsigma = manager.call("rmsnorm_fwd", torch.randn(4, 8), torch.ones(8))
+    print(tuple(output.shape), tuple(rsigma.shape))
+"""
+TESTING = """
+    import torch
+    import transformer_engine_fl_torch as tex
+
+    tex.set_backend("torch")
+    x = torch.randn(32, 1024, dtype=torch.bfloat16)
+    weight = torch.ones(1024, dtype=torch.bfloat16)
+    output, _, rsigma = tex.rmsnorm_fwd(x, weight, 1e-5, None, None, torch.bfloat16, 0, False)
+    print(f"RMSNorm output shape: {tuple(output.shape)}", rsigma.dtype, tuple(rsigma.shape))
+    A = torch.randn(1024, 512, dtype=torch.bfloat16)
+    B = torch.randn(512, 2048, dtype=torch.bfloat16)
+    D = torch.empty(1024, 2048, dtype=torch.bfloat16)
+    workspace = torch.empty(1024 * 1024, dtype=torch.uint8)
+    result = tex.generic_gemm(A, False, B, False, D, None, torch.bfloat16, None, None, False, None, False, workspace,
+                              1024 * 1024, False, False)
+    torch.testing.assert_close(D, A @ B, rtol=1.6e-2, atol=1e-2)
+    print(f"GEMM output shape: {tuple(D.shape)}")
+"""
+PLUGINS = """
+    from transformer_engine.plugins import tex
+    from transformer_engine.plugins.transformer_engine_fl_torch import *
+    import sys, transformer_engine_torch
+    print(tex.gelu is transformer_engine_torch.gelu, sys.argv[1:])
+    sys.exit(3)
+"""
+
+
+@pytest.fixture
+def script(tmp_path):
+    def write(code):
+        path = tmp_path / "program.py"
+        path.write_text(textwrap.dedent(code))
+        return path
+
+    return write
+
+
+def test_the_core_of_te_fl(script):
+    done = run("run", "--as", "transformer_engine", script(INTREE))
+    assert done.returncode == 0 and done.stdout.split("\n")[0] == "(4, 8) (4, 1)", done.stderr
+    assert "Op 'rmsnorm_fwd' using 'vendor.mybackend' (kind=vendor, vendor=mybackend)" in done.stderr
+
+
+def test_the_testing_section_of_tex(script):
+    done = run("run", script(TESTING))
+    assert done.returncode == 0, done.stderr
+    assert "RMSNorm output shape: (32, 1024) torch.float32 (32,)" in done.stdout
+    assert "GEMM output shape: (1024, 2048)" in done.stdout
+
+
+def test_arguments_and_exit_code(script):
+    done = run("run", "--as", "transformer_engine", script(PLUGINS), "--one", "two")
+    assert (done.returncode, done.stdout) == (3, "True ['--one', 'two']\n"), done.stderr
+
+
+def test_what_cannot_be_run(tmp_path):
+    done = run("run", tmp_path / "nothing.py")
+    assert done.returncode == 2 and "there is no file" in done.stderr
+    done = run("run", "--as", "liger", tmp_path)
+    assert done.returncode == 2

@@ -1,0 +1,466 @@
+"""NVIDIA's own Python layer on our tex, on a machine without CUDA: its modules against plain torch."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+import types
+import warnings
+from importlib.machinery import PathFinder
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from opmux.runtime import build
+from opmux.tools import simulator
+
+HOME = Path(__file__).parent
+SRC = Path(__file__).parents[2] / "src"
+sys.path.insert(0, str(HOME))
+
+from te_twins import TWINS, Size, agrees, near, run_module, settle  # noqa: E402
+
+for needed in ("transformer_engine", "triton", "einops", "pydantic"):
+    if importlib.util.find_spec(needed) is None:
+        pytest.skip(f"{needed} is not installed", allow_module_level=True)
+if torch.cuda.is_available():
+    pytest.skip("with CUDA nothing is read for another chip: tests/gpu/test_gpu_te.py", allow_module_level=True)
+pytestmark = [pytest.mark.xdist_group("te"), pytest.mark.filterwarnings("ignore")]
+
+CPU, SIZE = "cpu", Size()
+BLOCKS = Size(hidden=128, ffn=128, heads=4, length=64, batch=2)  # whole blocks of 128
+dtypes = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
+
+
+@pytest.fixture(scope="module")
+def te():
+    door = importlib.import_module("opmux.te")  # before the layer, and no sorter of imports puts it behind
+    import transformer_engine.pytorch as te
+
+    assert door.Linear is te.Linear
+    return te
+
+
+@pytest.fixture(scope="module")
+def recipes(te):
+    from transformer_engine.common import recipe
+
+    return {
+        "delayed": recipe.DelayedScaling(amax_history_len=4),
+        "current": recipe.Float8CurrentScaling(),
+        "block": recipe.Float8BlockScaling(),
+    }
+
+
+# ---- modules --------------------------------------------------------------------------------------------------------
+
+
+@dtypes
+@pytest.mark.parametrize("name", TWINS)
+def test_a_module_is_as_near_as_plain_torch(te, name, dtype):
+    agrees(name, te, dtype, CPU, SIZE)
+
+
+def test_devices_are_this_machines(te):
+    """Whatever is said of CUDA: nothing by default, "cuda" by name, a device object."""
+    for said in ({}, {"device": "cuda"}, {"device": torch.device("cuda")}, {"device": "cuda:0"}, {"device": "cpu"}):
+        assert te.Linear(16, 16, **said).weight.device == torch.device("cpu"), said
+
+
+def test_autocast_of_the_cpu_is_the_layers(te):
+    layer, x = te.Linear(32, 32), torch.randn(4, 32)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        y = layer(x)
+    assert y.dtype == torch.bfloat16
+    torch.testing.assert_close(y.float(), F.linear(x, layer.weight, layer.bias), rtol=2e-2, atol=2e-2)
+
+
+@pytest.mark.parametrize("fused", [False, True])
+@pytest.mark.parametrize("layout", ["sbhd", "bshd"])
+def test_rotary_embedding(te, fused, layout):
+    from transformer_engine.pytorch.attention.rope import apply_rotary_pos_emb
+
+    s, b, h, d = 8, 2, 3, 16
+    freqs = te.RotaryPositionEmbedding(d)(max_seq_len=s)
+    t = torch.randn(s, b, h, d, dtype=torch.float64)
+    a, c = t.chunk(2, -1)
+    exact = t * freqs.double().cos() + torch.cat((-c, a), -1) * freqs.double().sin()
+    if layout == "bshd":
+        t, exact = t.transpose(0, 1).contiguous(), exact.transpose(0, 1)
+    x = t.float().requires_grad_()
+    y = apply_rotary_pos_emb(x, freqs, tensor_format=layout, fused=fused)
+    torch.testing.assert_close(y.double(), exact, rtol=1e-5, atol=1e-5)
+    y.square().sum().backward()  # a rotation: the gradient of the length is the input's own
+    torch.testing.assert_close(x.grad, 2 * x.detach(), rtol=1e-5, atol=1e-5)
+
+
+def test_checkpointing_changes_nothing_but_memory(te):
+    layer = te.TransformerLayer(64, 96, 4, hidden_dropout=0.3, attention_dropout=0.0)
+    settle(layer)
+    x, dy = torch.randn(16, 2, 64), torch.randn(16, 2, 64)
+    runs = []
+    for run in (lambda m, x: m(x), lambda m, x: te.checkpoint(m, x, use_reentrant=True)):
+        torch.manual_seed(7)  # recomputing draws the same dropout
+        runs.append(run_module(layer, x, dy, run))
+    for name, value in runs[0].items():
+        torch.testing.assert_close(runs[1][name], value, msg=lambda m, n=name: f"{n}: {m}")
+
+
+# ---- training -------------------------------------------------------------------------------------------------------
+
+OPTIMIZERS = {
+    "adamw": (
+        lambda te, p: te.optimizers.FusedAdam(p, lr=0.05, weight_decay=0.1),
+        lambda p: torch.optim.AdamW(p, lr=0.05, weight_decay=0.1),
+    ),
+    "adam": (
+        lambda te, p: te.optimizers.FusedAdam(p, lr=0.05, weight_decay=0.1, adam_w_mode=False),
+        lambda p: torch.optim.Adam(p, lr=0.05, weight_decay=0.1),
+    ),
+    "sgd": (
+        lambda te, p: te.optimizers.FusedSGD(p, lr=0.05, momentum=0.9, weight_decay=0.1, nesterov=True),
+        lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.9, weight_decay=0.1, nesterov=True),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_training_steps_like_torchs_optimizer(te, name):
+    ours, theirs = OPTIMIZERS[name]
+    fused, plain = te.Linear(32, 16), torch.nn.Linear(32, 16)
+    settle(fused)
+    plain.load_state_dict({n: v.clone() for n, v in fused.state_dict().items() if n in ("weight", "bias")})
+    pairs = [(fused, ours(te, list(fused.parameters()))), (plain, theirs(list(plain.parameters())))]
+    for step in range(4):
+        x, want = torch.randn(8, 32), torch.randn(8, 16)
+        losses = []
+        for module, optimizer in pairs:
+            optimizer.zero_grad()
+            loss = F.mse_loss(module(x), want)
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.detach())
+        torch.testing.assert_close(*losses, msg=lambda m, s=step: f"step {s}: {m}")
+    torch.testing.assert_close(fused.weight, plain.weight, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(fused.bias, plain.bias, rtol=1e-5, atol=1e-6)
+
+
+# ---- fp8, emulated --------------------------------------------------------------------------------------------------
+
+
+def test_the_layer_believes_in_fp8(te):
+    assert te.is_fp8_available() and te.is_fp8_block_scaling_available()
+    assert te.get_device_compute_capability() == (9, 0)
+    assert not te.is_mxfp8_available() and not te.is_nvfp4_available()  # a Blackwell's
+
+
+@pytest.mark.parametrize("recipe", ["delayed", "current", "block"])
+@pytest.mark.parametrize("name", ["Linear", "LayerNormMLP gelu", "LayerNormMLP swiglu", "TransformerLayer"])
+def test_fp8_is_near(te, recipes, name, recipe):
+    allowed = 0.06 if name == "Linear" else 0.15
+    near(name, te, torch.bfloat16, CPU, BLOCKS, allowed, recipes[recipe])
+
+
+def test_fp8_by_its_older_name(te, recipes):
+    layer, x = te.Linear(128, 128), torch.randn(128, 128)
+    with te.fp8_autocast(enabled=True, fp8_recipe=recipes["current"]):
+        y = layer(x)
+    exact = F.linear(x, layer.weight, layer.bias)
+    assert 5e-3 < (y - exact).norm() / exact.norm() < 0.06
+
+
+@pytest.mark.parametrize("recipe", ["delayed", "current", "block"])
+def test_weights_kept_in_fp8(te, recipes, recipe):
+    with te.quantized_model_init(enabled=True, recipe=recipes[recipe]):
+        layer = te.Linear(128, 128, params_dtype=torch.bfloat16)
+    assert isinstance(layer.weight, te.QuantizedTensor) and isinstance(layer.weight, torch.nn.Parameter)
+    x = torch.randn(128, 128, dtype=torch.bfloat16, requires_grad=True)
+    optimizer = te.optimizers.FusedAdam(layer.parameters(), lr=2e-3, master_weights=True, use_decoupled_grad=False)
+    losses = []
+    for _ in range(3):
+        with te.autocast(enabled=True, recipe=recipes[recipe]):
+            y = layer(x)
+        exact = F.linear(x.float(), layer.weight.dequantize().float(), layer.bias.float())
+        assert (y.float() - exact).norm() / exact.norm() < 0.06
+        loss = y.float().square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(float(loss))
+    assert losses[-1] < losses[0]
+    assert isinstance(layer.weight, te.QuantizedTensor)
+
+
+# ---- another chip ---------------------------------------------------------------------------------------------------
+
+SIMULATED = f"""
+import importlib, json, sys
+sys.path.insert(0, {str(HOME)!r})
+import torch
+from te_twins import Size, agrees
+importlib.import_module("opmux.te")
+import transformer_engine.pytorch as te
+done = dict(default=str(te.Linear(4, 4).weight.device), named=str(te.Linear(4, 4, device="cuda").weight.device))
+for name in ("Linear", "LayerNormMLP swiglu", "TransformerLayer", "GroupedLinear"):
+    agrees(name, te, torch.float32, "npu", Size())
+    done[name] = "agrees"
+print(json.dumps(done))
+"""
+
+
+def test_on_another_chip_the_layer_runs_there():
+    """A device in host memory under a vendor's name: "cuda" is that chip, and its tensors never leave it."""
+    try:
+        build.compiler()
+    except build.CannotBuild as error:
+        pytest.skip(str(error))
+    done = simulator.run("npu", SIMULATED, limit=240, env={"OMP_NUM_THREADS": "1"})
+    assert done.pop("default").startswith("npu") and done.pop("named").startswith("npu")
+    assert set(done.values()) == {"agrees"}
+
+
+# ---- what is left alone ---------------------------------------------------------------------------------------------
+
+
+def python(code: str, *paths: Path, **extra: str) -> dict:
+    """What a program says last, as JSON, in a process of its own."""
+    env = {k: v for k, v in os.environ.items() if not k.startswith(("NVTE", "TRITON_INTERPRET"))}
+    env["PYTHONPATH"] = os.pathsep.join(map(str, [*paths, SRC]))
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", code], env=env | extra, capture_output=True, text=True, timeout=240
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+UNTOUCHED = """
+import json, os, sys
+import torch
+import torch._dynamo  # changes torch.manual_seed itself
+before = {m: {k: id(v) for k, v in vars(o).items()} for m, o in (
+    ("torch", torch), ("cuda", torch.cuda), ("version", torch.version), ("Tensor", torch.Tensor),
+    ("Module", torch.nn.Module), ("library", torch.library))}
+environment = dict(os.environ)
+absent = ("onnx", "onnxscript")
+class Hide:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in absent:
+            raise ModuleNotFoundError(name)
+import importlib.util
+find = importlib.util.find_spec
+importlib.util.find_spec = lambda name, package=None: None if name in absent else find(name, package)
+sys.meta_path.insert(0, Hide())
+import opmux.te
+import transformer_engine.pytorch as te
+layer = te.Linear(16, 16)
+layer(torch.randn(2, 16)).sum().backward()
+objects = dict(torch=torch, cuda=torch.cuda, version=torch.version, Tensor=torch.Tensor, Module=torch.nn.Module,
+    library=torch.library)
+# The layer itself does that to Module, wherever it is imported.
+theirs = ("Module.float", "Module.half", "Module.bfloat16")
+changed = [f"{m}.{k}" for m, had in before.items() for k, v in had.items() if id(vars(objects[m]).get(k)) != v]
+changed = sorted(set(changed) - set(theirs))
+from transformer_engine.pytorch import onnx_extensions
+try:
+    onnx_extensions.onnx_gemm_inf_symbolic(1, 2, 3)
+    onnx = ""
+except ImportError as error:
+    onnx = str(error)
+try:
+    torch.zeros(1).cuda()
+    moved = "moved"
+except (AssertionError, RuntimeError) as error:
+    moved = "refused"
+try:
+    te.make_graphed_callables(layer, (torch.randn(2, 16),))
+    graphed = ""
+except NotImplementedError as error:
+    graphed = str(error)
+first = layer.__class__
+state = dict(
+    changed=changed, environment=dict(os.environ) == environment, available=torch.cuda.is_available(),
+    is_cuda=torch.zeros(1).is_cuda, cuda=moved, onnx=onnx, graphed=graphed,
+    seeded=[n for n in absent if n in sys.modules], version=torch.version.cuda)
+opmux.te.uninstall()
+state |= dict(
+    left=[n for n in sys.modules if n.startswith("transformer_engine")],
+    finders=[type(f).__module__ for f in sys.meta_path if "opmux" in type(f).__module__])
+opmux.te.uninstall()
+try:
+    opmux.te.Linear
+except AttributeError as error:
+    state["after"] = str(error)
+opmux.te.install()
+import transformer_engine.pytorch as again
+state["again"] = again.Linear is not first and again.Linear(4, 4)(torch.randn(2, 4)).shape == (2, 4)
+print(json.dumps(state))
+"""
+
+
+@pytest.fixture(scope="module")
+def untouched():
+    return python(UNTOUCHED)
+
+
+def test_torch_is_not_changed(untouched):
+    assert untouched["changed"] == []
+    assert untouched["available"] is False and untouched["is_cuda"] is False and untouched["version"] is None
+    assert untouched["cuda"] == "refused"
+    assert untouched["environment"], "variables are set for the import alone"
+
+
+def test_what_needs_a_missing_package_says_so(untouched):
+    assert "pip install onnxscript" in untouched["onnx"]
+    assert untouched["seeded"] == []
+    assert "CUDA graphs need a CUDA device" in untouched["graphed"]
+
+
+def test_it_can_be_undone(untouched):
+    assert untouched["left"] == [] and untouched["finders"] == []
+    assert "opmux.te.install()" in untouched["after"]
+    assert untouched["again"] is True
+
+
+# ---- when it cannot be ----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def boot(monkeypatch):
+    """The installer as in a process that has not installed it."""
+    from opmux.faces.te import boot
+
+    monkeypatch.setattr(boot, "_finder", None)
+    return boot
+
+
+def refused(boot, *words: str) -> None:
+    finders = list(sys.meta_path)
+    with pytest.raises(ImportError) as caught:
+        boot.install()
+    assert all(word in str(caught.value) for word in words), caught.value
+    assert sys.meta_path == finders
+
+
+@pytest.mark.parametrize(
+    ("absent", "words"),
+    [(("transformer_engine",), "transformer_engine is not"), (("einops", "pydantic"), "imports einops, pydantic")],
+    ids=["the layer", "what it needs"],
+)
+def test_what_is_not_installed_is_named(boot, monkeypatch, absent, words):
+    find = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *more: None if name in absent else find(name, *more))
+    refused(boot, words, "pip install opmux[te]")
+
+
+def test_after_nvidias_own_it_is_too_late(boot, monkeypatch):
+    monkeypatch.setitem(sys.modules, "transformer_engine.pytorch", types.ModuleType("theirs"))
+    monkeypatch.setitem(sys.modules, "transformer_engine_torch", types.ModuleType("theirs"))
+    refused(boot, "already imported", "Put `import opmux.te` before")
+
+
+@pytest.mark.parametrize(("version", "warned"), [("2.20.2", False), ("2.9.1", False), ("2.12.0", True)])
+def test_another_version_is_said(boot, monkeypatch, version, warned):
+    monkeypatch.setattr(importlib.metadata, "version", lambda name: version)
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        boot.look(boot.interface.module())
+    assert [
+        w for w in seen if "2.12.0 is here; opmux.te was tested with 2.20.x and 2.9.x" in str(w.message)
+    ] or not warned
+    assert len(seen) == warned
+
+
+def test_sources_that_were_not_installed_have_a_version(boot, monkeypatch, tmp_path):
+    package = tmp_path / "transformer_engine"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    (tmp_path / "build_tools").mkdir()
+    (tmp_path / "build_tools" / "VERSION.txt").write_text("2.20.0.dev0\n", encoding="utf-8")
+    spec = importlib.util.spec_from_file_location("transformer_engine", package / "__init__.py")
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *more: spec)
+    monkeypatch.setattr(sys, "meta_path", [boot.Finder(None), PathFinder])
+    monkeypatch.setattr(sys, "path", [str(tmp_path)])
+    assert importlib.metadata.version("transformer_engine") == boot.layer_version() == "2.20.0.dev0"
+    with pytest.raises(importlib.metadata.PackageNotFoundError):
+        importlib.metadata.version("another")
+
+
+# ---- how sources are read -------------------------------------------------------------------------------------------
+
+SOURCE = '''
+"""Nothing here is "cuda" but words."""
+import torch
+from torch.cuda import current_device, is_available as there
+
+
+def place(device="cuda"):
+    return torch.empty(2, device=device), torch.zeros(1, device=torch.cuda.current_device())
+
+
+def questions(t):
+    return t.is_cuda, t.device.type == "cuda", torch.version.cuda, torch.cuda.is_available(), there(), f"cuda:{1}"
+
+
+def moves(t):
+    return t.cuda(), t.cuda(0), t.to("cuda"), t.to(device=torch.device("cuda", 0)), torch.device("meta")
+
+
+class Own:
+    def is_cuda(self):
+        return self.inner.is_cuda
+
+
+def fails(t):
+    return t.cuda() / t.nothing
+'''
+
+
+@pytest.fixture
+def read(tmp_path):
+    from opmux.faces.te import reading
+    from opmux.faces.te.chip import Chip
+
+    def read(kind: str) -> dict:
+        names: dict = {reading.CHIP: Chip(kind)}
+        exec(reading.read_for(SOURCE.encode(), str(tmp_path / "source.py"), kind), names)
+        return names
+
+    return read
+
+
+def test_a_source_is_read_for_the_chip(read):
+    names = read("cpu")
+    t, cpu = torch.ones(2), torch.device("cpu")
+    assert [x.device for x in (*names["place"](), *names["place"]("cuda:3"), *names["place"](0))] == [cpu] * 6
+    assert names["questions"](t) == (True, True, "12.9", True, True, "cuda:1")
+    assert names["questions"](t.to("meta"))[:2] == (False, False)
+    *moved, meta = names["moves"](t)
+    assert all(x.device == cpu for x in moved) and meta == torch.device("meta")
+    own = names["Own"]()
+    own.inner = t
+    assert own.is_cuda() is False, "what a tensor says of itself stays true"
+    assert names["__doc__"] is None or "cuda" in names["__doc__"]
+
+
+def test_lines_are_those_of_the_file(read):
+    with pytest.raises(AttributeError, match="nothing") as caught:
+        read("cpu")["fails"](torch.ones(1))
+    assert caught.traceback[-1].lineno + 1 == 1 + SOURCE[: SOURCE.index("t.cuda() / t.nothing")].count("\n")
+    assert str(caught.traceback[-1].path).endswith("source.py")
+
+
+def test_a_chip_with_numbers_keeps_them():
+    from opmux.faces.te.chip import Chip
+
+    chip = Chip("meta")  # a device type that torch has everywhere and that is not the CPU
+    assert chip.here("cuda:1") == chip.here(1) == chip.device("cuda", 1) == torch.device("meta:1")
+    assert chip.here("cpu") == "cpu" and chip.here(None) is None
+    assert chip.here(torch.device("cpu")) == torch.device("cpu")
+    with pytest.raises(AttributeError, match="torch.cuda.nonsense has no equal"):
+        _ = chip.cuda.nonsense

@@ -1,0 +1,318 @@
+"""tex's backends: two doors to one registry, the settings that choose, and what is said when one is not there."""
+
+import os
+import shutil
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+import torch
+
+import opmux
+from opmux.core import BackendImplKind, OpImpl
+from opmux.core.default import get_default_manager
+from opmux.core.errors import BackendNotFound, BadImpl, NotSupported
+from opmux.core.policy import reset_global_policy
+from opmux.faces.tex import interface, registry
+from opmux.faces.tex.backends.nvidia import nvidia
+from opmux.faces.tex.base import METHODS, TEXBackendBase
+
+tex = interface.module()
+SRC = Path(__file__).parents[2] / "src"
+
+
+@pytest.fixture(autouse=True)
+def as_it_was():
+    before = dict(registry._backends)
+    yield
+    for name in set(registry._backends) - set(before):
+        registry.unregister_backend(name)
+    reset_global_policy()
+
+
+def norm(x=None, otype=None):
+    x = torch.randn(3, 8) if x is None else x
+    return tex.rmsnorm_fwd(x, torch.ones(8), 1e-5, None, None, otype, 0, False)
+
+
+def acme(**methods):
+    return type("AcmeBackend", (TEXBackendBase,), {"NAME": "acme", "PRIORITY": 90, **methods})
+
+
+def fives(self, input, weight, eps, ln_out, quantizer, otype, sm_margin, zero_centered_gamma):
+    return torch.full_like(input, 5.0), None, input.new_ones(input.shape[0])
+
+
+# ---- the list, and choosing -----------------------------------------------------------------------------------------
+
+
+def test_the_list():
+    rows = tex.list_backends()
+    assert [set(r) for r in rows] == [{"name", "vendor", "priority", "available"}] * len(rows)
+    built_in = [(r["name"], r["priority"]) for r in rows if r["name"] in ("flaggems", "nvidia", "torch")]
+    assert built_in == [("flaggems", 150), ("nvidia", 100), ("torch", 50)]
+    assert {r["name"]: r["vendor"] for r in rows}["nvidia"] == "NVIDIA"
+    assert {r["name"]: r["available"] for r in rows}["torch"] is True
+
+
+def test_a_registered_class_is_listed_chosen_and_run():
+    registry.register_backend(acme(rmsnorm_fwd=fives))
+    assert {"name": "acme", "vendor": "acme", "priority": 90, "available": True} in tex.list_backends()
+    assert not norm()[0].eq(5).all()  # ours come first
+    tex.set_backend("acme")
+    assert tex.get_backend().name == "acme"
+    out, none, rsigma = norm()
+    assert out.eq(5).all() and none is None and rsigma.dtype is torch.float32
+    x = torch.randn(3, 8)
+    torch.testing.assert_close(tex.gelu(x, None), torch.nn.functional.gelu(x, approximate="tanh"))  # what it lacks
+    tex.set_backend("torch")
+    assert tex.get_backend().name == "torch" and not norm()[0].eq(5).all()
+
+
+def test_a_class_and_an_op_impl_are_two_doors_to_one_registry():
+    registry.register_backend(acme(rmsnorm_fwd=fives))
+    impls = get_default_manager().registry.get_implementations("rmsnorm_fwd")
+    assert [i.kind for i in impls if i.vendor == "acme"] == [BackendImplKind.VENDOR]
+    made = OpImpl(
+        "rmsnorm_fwd", "vendor.bolt", BackendImplKind.VENDOR, "bolt", lambda x, *a: [x * 0 + 7, None, x[:, 0]]
+    )
+    get_default_manager().registry.register_impl(made)
+    try:
+        assert "bolt" in [r["name"] for r in tex.list_backends()]
+        tex.set_backend("bolt")
+        assert norm()[0].eq(7).all() and tex.get_backend().name == "bolt"
+        assert (
+            tex.get_backend()
+            .rmsnorm_fwd(torch.randn(3, 8), torch.ones(8), 1e-5, None, None, None, 0, False)[0]
+            .eq(7)
+            .all()
+        )
+        with opmux.policy("vendor:acme"):
+            assert norm()[0].eq(5).all()
+    finally:
+        reset_global_policy()
+        get_default_manager().registry.unregister("rmsnorm_fwd", "vendor.bolt")
+
+
+def test_functions_held_before_follow_a_switch():
+    held = tex.rmsnorm_fwd
+    registry.register_backend(acme(rmsnorm_fwd=fives))
+    tex.set_backend("acme")
+    assert held(torch.randn(3, 8), torch.ones(8), 1e-5, None, None, None, 0, False)[0].eq(5).all()
+
+
+def test_a_backend_object_runs_its_own():
+    x = torch.randn(3, 8)
+    tex.set_backend("torch")
+    torch.testing.assert_close(tex.get_backend().silu(x, None), torch.nn.functional.silu(x))
+
+
+def test_backends_receive_torch_dtypes():
+    seen = []
+
+    def record(self, input, weight, eps, ln_out, quantizer, otype, sm_margin, zero_centered_gamma):
+        seen.append(otype)
+        return fives(self, input, weight, eps, ln_out, quantizer, otype, sm_margin, zero_centered_gamma)
+
+    registry.register_backend(acme(rmsnorm_fwd=record))
+    tex.set_backend("acme")
+    norm(otype=tex.DType.kBFloat16)
+    assert seen == [torch.bfloat16]
+
+
+# ---- what is not there ----------------------------------------------------------------------------------------------
+
+
+def test_unknown_and_unavailable_names():
+    with pytest.raises(RuntimeError, match=r"^Backend 'hygon' not found\. Available backends: \[.*'torch'.*\]"):
+        tex.set_backend("hygon")
+    registry.register_backend(acme(is_available=lambda self: False))
+    with pytest.raises(RuntimeError, match=r"Backend 'acme' not found.*is_available\(\) says no"):
+        tex.set_backend("acme")
+    assert {r["name"]: r["available"] for r in tex.list_backends()}["acme"] is False
+
+
+def test_what_is_available_raises_is_the_reason():
+    registry.register_backend(acme(is_available=lambda self: 1 / 0, rmsnorm_fwd=fives))
+    with pytest.raises(BackendNotFound, match="ZeroDivisionError"):
+        tex.set_backend("acme")
+    assert not norm()[0].eq(5).all()
+
+
+def test_a_method_that_declines_is_passed_over():
+    def declines(self, input, weight, eps, ln_out, quantizer, otype, sm_margin, zero_centered_gamma):
+        raise NotImplementedError("not for rows of eight")
+
+    registry.register_backend(acme(rmsnorm_fwd=declines))
+    tex.set_backend("acme")
+    assert norm()[0].shape == (3, 8)
+
+
+def test_a_missing_method_says_so_where_nothing_else_may_step_in():
+    base = acme()()
+    with pytest.raises(NotImplementedError, match="^fused_attn_fwd not implemented"):
+        base.fused_attn_fwd()
+    assert isinstance(NotSupported(""), NotImplementedError)
+    with (
+        pytest.raises(NotImplementedError, match="rmsnorm_fwd not implemented"),
+        opmux.policy(per_op={"rmsnorm_fwd": "vendor:acme"}),
+    ):
+        norm()
+
+
+def test_the_base_has_every_method_with_signature_and_words():
+    import inspect
+
+    assert set(METHODS) == {s.name for s in interface.tex_specs()}
+    for name in METHODS:
+        method = getattr(TEXBackendBase, name)
+        assert method.__doc__ and next(iter(inspect.signature(method).parameters)) == "self"
+
+
+@pytest.mark.parametrize(
+    ("what", "words"),
+    [(int, "subclass of TEXBackendBase"), (type("X", (TEXBackendBase,), {}), "must say its NAME")],
+)
+def test_what_cannot_be_registered(what, words):
+    with pytest.raises(BadImpl, match=words):
+        registry.register_backend(what)
+
+
+def test_a_name_that_is_taken():
+    registry.register_backend(acme(rmsnorm_fwd=fives))
+    with pytest.raises(BadImpl, match="registered already"):
+        registry.register_backend(type("Other", (TEXBackendBase,), {"NAME": "acme"}))
+
+
+def test_properties_win_and_no_init_is_needed():
+    class Hygon(TEXBackendBase):
+        NAME = "hygon"
+
+        def __init__(self):
+            self.lib = None
+
+        @property
+        def vendor(self):
+            return "Hygon"
+
+        @property
+        def priority(self):
+            return 90
+
+        def is_available(self):
+            return self.lib is None
+
+        def rmsnorm_fwd(self, input, weight, eps, *rest):
+            return torch.full_like(input, 9.0), None, input.new_ones(3)
+
+    registry.register_backend(Hygon)
+    assert {"name": "hygon", "vendor": "Hygon", "priority": 90, "available": True} in tex.list_backends()
+    tex.set_backend("HYGON")
+    assert norm()[0].eq(9).all()
+
+
+# ---- NVIDIA's own extension -----------------------------------------------------------------------------------------
+
+
+class Extension:
+    """Stands for the compiled module: enums of its own, and one function."""
+
+    class DType:
+        def __init__(self, number):
+            self.number = number
+
+        def __int__(self):
+            return self.number
+
+    class NVTE_Fused_Attn_Backend(DType):
+        pass
+
+    def __init__(self):
+        self.seen = []
+
+    def rmsnorm_fwd(self, *args):
+        self.seen = args
+        return [args[0] * 0 + 3, None, args[0][:, 0].float()]
+
+    def get_fused_attn_backend(self, *args):
+        self.seen = args
+        return self.NVTE_Fused_Attn_Backend(1)
+
+
+def test_nvidia_gets_its_own_enums_and_gives_ours(monkeypatch):
+    extension = Extension()
+    monkeypatch.setattr(nvidia, "load", lambda: extension)
+    one = nvidia.NVIDIABackend()
+    out = one.rmsnorm_fwd(torch.randn(3, 8), torch.ones(8), 1e-5, None, None, torch.bfloat16, 0, False)
+    assert out[0].eq(3).all() and isinstance(extension.seen[5], Extension.DType) and int(extension.seen[5]) == 6
+    assert one.get_fused_attn_backend(True) is tex.NVTE_Fused_Attn_Backend.NVTE_F16_arbitrary_seqlen
+    with pytest.raises(NotImplementedError, match="gelu not implemented by the installed transformer_engine_torch"):
+        one.gelu(torch.ones(3), None)
+
+
+def test_nvidia_is_unavailable_without_its_extension():
+    assert nvidia.find() is None
+    with pytest.raises(RuntimeError, match="Backend 'nvidia' not found.*transformer_engine_torch is not installed"):
+        tex.set_backend("nvidia")
+
+
+# ---- settings, each in a process of its own -------------------------------------------------------------------------
+
+FIRST = """
+    import torch, transformer_engine_fl_torch as tex
+    print(tex.get_backend().name)
+    tex.rmsnorm_fwd(torch.randn(3, 8), torch.ones(8), 1e-5, None, None, None, 0, False)
+"""
+
+
+def python(code, path=SRC, fails=False, **env):
+    clean = {k: v for k, v in os.environ.items() if not k.startswith(("OPMUX", "TE_", "TEFL", "TRITON"))}
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code)], env=clean | {"PYTHONPATH": str(path), **env},
+        capture_output=True, text=True, timeout=240,
+    )  # fmt: skip
+    assert (done.returncode != 0) == fails, done.stdout + done.stderr
+    return done.stdout, done.stderr
+
+
+def test_te_backend():
+    assert python(FIRST, TE_BACKEND="torch")[0].split() == ["torch"]
+
+
+def test_te_plugin_is_the_same_and_weaker():
+    assert python(FIRST, TE_PLUGIN="torch")[0].split() == ["torch"]
+    assert python(FIRST, TE_PLUGIN="torch", TE_BACKEND="flaggems", TE_FL_SKIP_CUDA="1")[0].split() == ["flaggems"]
+
+
+def test_te_backend_that_is_not_there():
+    _out, err = python(FIRST, fails=True, TE_BACKEND="hygon")
+    assert "RuntimeError" in err or "BackendNotFound" in err
+    assert "Backend 'hygon' not found. Available backends: [" in err
+
+
+def test_te_fl_debug_and_fallback():
+    _, err = python(FIRST, TE_FL_DEBUG="1", TE_FALLBACK_BACKEND="torch")
+    assert "Op 'rmsnorm_fwd' using" in err and "opmux" in err
+
+
+def test_the_template_copied_to_a_vendors_file(tmp_path):
+    """The steps of the vendors' guide: copy, rename, one guarded import, choose."""
+    shutil.copytree(SRC, tmp_path / "src", ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
+    backends = tmp_path / "src" / "opmux" / "faces" / "tex" / "backends"
+    text = (backends / "template.py").read_text()
+    (backends / "hygon.py").write_text(text.replace("TemplateBackend", "HygonBackend").replace('"template"', '"hygon"'))
+    with (backends / "__init__.py").open("a") as init:
+        init.write("\ntry:\n    from . import hygon\nexcept ImportError:\n    pass\n")
+    code = """
+        import torch, transformer_engine_fl_torch as tex
+        tex.set_backend("hygon")
+        x, w = torch.randn(3, 8), torch.ones(8)
+        got = tex.rmsnorm_fwd(x, w, 1e-5, None, None, torch.float32, 0, False)
+        torch.testing.assert_close(got[0], torch.nn.functional.rms_norm(x, (8,), w, 1e-5))
+        print(tex.get_backend().name, [r["name"] for r in tex.list_backends()])
+    """
+    out, err = python(code, path=tmp_path / "src", TEFL_LOG_LEVEL="INFO")
+    assert out.startswith("hygon ['flaggems', 'nvidia', 'hygon', 'torch']")
+    assert "Op 'rmsnorm_fwd' using 'vendor.hygon' (kind=vendor, vendor=hygon)" in err

@@ -1,0 +1,96 @@
+"""Every function of tex with every argument spoiled: a clear error, or a right call; and nothing is written."""
+
+import copy
+import inspect
+import re
+
+import pytest
+import torch
+from torch import Tensor
+
+from opmux.faces.tex import interface
+
+tex = interface.module()
+CPU = torch.device("cpu")
+SPECS = {s.name: s for s in interface.tex_specs()}
+FUNCTIONS = {name: interface.function(spec) for name, spec in SPECS.items()}
+
+# A function that cannot run here whatever it is given: it says what it needs, and looks at nothing.
+SAYS_WHAT_IT_NEEDS = re.compile(r"\w+: needs ").search
+
+
+def sample(spec):
+    """A call that is right: the function's first sample, in the first dtype for which it has one."""
+    for dtype in (torch.bfloat16, torch.float32, torch.float16, torch.uint8):
+        for found in spec.samples(dtype, CPU):
+            return list(spec.signature.bind(*found.args, **found.kwargs).arguments.items())
+    raise AssertionError(f"{spec.name} has no sample")
+
+
+def spoiled(value):
+    """Ways in which an argument may be wrong, by name."""
+    yield "None", None
+    yield "a word", "nonsense"
+    yield "an object", object()
+    if isinstance(value, Tensor):
+        yield "another device", value.to("meta")
+        yield "another dtype", value.int() if value.dtype.is_floating_point else value.double()
+        if value.dim() and value.numel():
+            yield "one fewer", value[..., :-1]
+            yield "one dimension more", value[None]
+    elif isinstance(value, (list, tuple)):
+        yield "a list of nothings", [None for _ in value]
+        yield "a shorter list", value[:-1]
+    elif isinstance(value, (int, float)) and not isinstance(value, bool):
+        yield "negative", -7
+
+
+def tensors(values):
+    for value in values:
+        if isinstance(value, Tensor):
+            yield value
+        elif isinstance(value, (list, tuple)):
+            yield from tensors(value)
+
+
+def same(a, b):
+    if a.dtype != b.dtype or a.shape != b.shape:
+        return False
+    as_bytes = lambda t: t.detach().contiguous().reshape(-1).view(torch.uint8) if t.numel() else t.new_zeros(0)
+    return a.device.type == "meta" or torch.equal(as_bytes(a), as_bytes(b))
+
+
+@pytest.mark.parametrize("name", sorted(SPECS))
+def test_a_spoiled_argument_is_refused_by_name(name):
+    spec, fn = SPECS[name], FUNCTIONS[name]
+    faults = []
+    for at, (argument, good) in enumerate(sample(spec)):
+        for how, bad in spoiled(good):
+            given = dict(copy.deepcopy(sample(spec)))
+            given[list(given)[at]] = bad
+            kept = [t.clone() for t in tensors(given.values())]
+            try:
+                fn(**given)
+                continue
+            except (TypeError, ValueError, NotImplementedError) as error:  # what nobody takes, with everybody's reason
+                words = str(error)
+                if name not in words:
+                    faults.append(f"{argument} {how}: the message does not name the function: {words[:150]}")
+                elif not any(p in words for p in spec.names) and not SAYS_WHAT_IT_NEEDS(words):
+                    faults.append(f"{argument} {how}: the message names no argument: {words[:150]}")
+            except Exception as error:
+                faults.append(f"{argument} {how}: {type(error).__name__}: {str(error)[:150]}")
+            if not all(map(same, tensors(given.values()), kept)):
+                faults.append(f"{argument} {how}: refused, and something was written")
+    assert not faults, "\n".join(faults)
+
+
+@pytest.mark.parametrize("name", sorted(SPECS))
+def test_a_missing_argument(name):
+    spec, fn = SPECS[name], FUNCTIONS[name]
+    needed = [p.name for p in inspect.signature(fn).parameters.values() if p.default is p.empty]
+    for argument in needed:
+        given = dict(sample(spec))
+        given.pop(argument, None)
+        with pytest.raises(TypeError, match=rf"{name}.*'{argument}'"):
+            fn(**given)

@@ -1,0 +1,160 @@
+"""NVIDIA's own Python layer on our tex, on a GPU: its modules against float64, in bf16 and fp8, and in CUDA graphs.
+
+`transformer_engine` is found where it is installed or on PYTHONPATH; its own compiled extension is not needed.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import importlib
+import importlib.util
+import sys
+import types
+from importlib.machinery import ModuleSpec
+from pathlib import Path
+
+import pytest
+import torch
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "faces"))
+
+from te_twins import TWINS, Size, agrees, near, settle
+
+pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore")]
+
+CUDA = "cuda"
+SIZE = Size(hidden=1024, ffn=2048, heads=16, length=256, batch=4)
+
+
+@pytest.fixture(scope="module")
+def te():
+    for needed in ("transformer_engine", "triton", "einops", "packaging"):
+        if importlib.util.find_spec(needed) is None:
+            pytest.skip(f"{needed} cannot be imported: install opmux[te], or put it on PYTHONPATH")
+    if importlib.util.find_spec("pydantic") is None:
+        _plain_dataclasses()
+    importlib.import_module("opmux.te")
+    import transformer_engine.pytorch as te
+
+    return te
+
+
+def _plain_dataclasses() -> None:
+    """pydantic is compiled, and may not be on a machine with a GPU; all the layer has of it is its dataclass."""
+    made = types.ModuleType("pydantic")
+    made.__spec__ = ModuleSpec("pydantic", None, is_package=True)
+    made.__path__ = []
+    made.dataclasses = dataclasses
+    sys.modules["pydantic"], sys.modules["pydantic.dataclasses"] = made, dataclasses
+
+
+@pytest.fixture(scope="module")
+def recipes(te):
+    from transformer_engine.common import recipe
+
+    made = {"delayed": recipe.DelayedScaling(amax_history_len=4), "current": recipe.Float8CurrentScaling()}
+    if te.is_fp8_block_scaling_available():
+        made["block"] = recipe.Float8BlockScaling()
+    return made
+
+
+def test_torch_is_not_changed(te):
+    from opmux.faces.te import boot, reading
+
+    assert boot.chip_here() is None
+    assert not hasattr(sys.modules["transformer_engine.pytorch.utils"], reading.CHIP)
+    assert sys.modules["transformer_engine_torch"] is importlib.import_module("opmux.tex")
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=["bf16", "fp16"])
+@pytest.mark.parametrize("name", TWINS)
+def test_a_module_is_as_near_as_plain_torch(te, name, dtype):
+    agrees(name, te, dtype, CUDA, SIZE)
+
+
+@pytest.mark.parametrize("recipe", ["delayed", "current", "block"])
+@pytest.mark.parametrize(
+    "name", ["Linear", "LayerNormLinear", "LayerNormMLP gelu", "LayerNormMLP swiglu", "TransformerLayer"]
+)
+def test_fp8_is_near(te, recipes, name, recipe):
+    if not te.is_fp8_available() or recipe not in recipes:
+        pytest.skip("the layer says that this GPU has no such fp8")
+    near(name, te, torch.bfloat16, CUDA, SIZE, 0.06 if name == "Linear" else 0.15, recipes[recipe])
+
+
+# ---- CUDA graphs ----------------------------------------------------------------------------------------------------
+
+
+def layer(te):
+    made = te.TransformerLayer(
+        SIZE.hidden, SIZE.ffn, SIZE.heads, hidden_dropout=0.0, attention_dropout=0.0, params_dtype=torch.bfloat16,
+        activation="swiglu", normalization="RMSNorm", bias=False,
+    )  # fmt: skip
+    settle(made)
+    return made
+
+
+def batches(n):
+    shape = (SIZE.length, SIZE.batch, SIZE.hidden)
+    return [(torch.randn(shape, device=CUDA).bfloat16(), torch.randn(shape, device=CUDA).bfloat16()) for _ in range(n)]
+
+
+def step(te, module, x, dy, recipe):
+    """A training step: the result, the gradient of the input, and parameters moved against theirs."""
+    with te.autocast(enabled=recipe is not None, recipe=recipe):
+        y = module(x)
+    params = list(module.parameters())
+    dx, *grads = torch.autograd.grad(y, (x, *params), dy)
+    with torch.no_grad():
+        torch._foreach_add_(params, grads, alpha=-1e-3)
+    return y, dx
+
+
+@pytest.mark.parametrize("recipe", [None, "current"])
+def test_a_step_captured_by_hand_replays_as_it_runs(te, recipes, recipe):
+    recipe = recipes[recipe] if recipe else None
+    eager = layer(te)
+    captured = copy.deepcopy(eager)
+    start = [p.detach().clone() for p in captured.parameters()]
+    work = batches(3)
+    x, dy = (t.clone() for t in work[0])
+    x.requires_grad_()
+
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(3):
+            step(te, captured, x, dy, recipe)
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        y, dx = step(te, captured, x, dy, recipe)
+    with torch.no_grad():
+        torch._foreach_copy_(list(captured.parameters()), start)
+
+    for number, (batch, grad) in enumerate(work):
+        with torch.no_grad():
+            x.copy_(batch)
+            dy.copy_(grad)
+        graph.replay()
+        plain_y, plain_dx = step(te, eager, batch.clone().requires_grad_(), grad, recipe)
+        for name, a, b in (("y", y, plain_y), ("dx", dx, plain_dx)):
+            torch.testing.assert_close(a, b, msg=lambda m, n=name, k=number: f"step {k}, {n}: {m}")
+    for (name, a), b in zip(captured.named_parameters(), eager.parameters(), strict=True):
+        torch.testing.assert_close(a, b, msg=lambda m, n=name: f"{n}: {m}")
+
+
+def test_the_layers_own_graphs(te):
+    eager = layer(te)
+    graphed = te.make_graphed_callables(copy.deepcopy(eager), (batches(1)[0][0].requires_grad_(),))
+    for batch, grad in batches(2):
+        results = []
+        for module in (eager, graphed):
+            x = batch.clone().requires_grad_()
+            y = module(x)
+            y.backward(grad)
+            results.append([y.detach().clone(), x.grad, *(p.grad.clone() for p in module.parameters())])
+            module.zero_grad()
+        for a, b in zip(*results, strict=True):
+            torch.testing.assert_close(a, b)

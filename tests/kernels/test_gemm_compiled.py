@@ -1,0 +1,106 @@
+"""The gemm kernels, through their wrappers on meta tensors, compiled for four chips down to machine code."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+from opmux.kernels import gemm as kernels
+from opmux.kernels.lib.compile_only import CHIPS, compiling_for
+from opmux.specs.gemm import FP8
+
+MODE = "compile"
+META = torch.device("meta")
+BF16, F16, F32, F64 = torch.bfloat16, torch.float16, torch.float32, torch.float64
+E4M3, E5M2 = FP8
+M, N, K = 256, 128, 192
+
+
+def new(*shape, dtype=BF16):
+    return torch.empty(shape, dtype=dtype, device=META)
+
+
+def gemm(a, b, bias=None, trans_a=False, trans_b=False, alpha=1.0, to=None):
+    return lambda: kernels.gemm(a, b, bias, trans_a, trans_b, alpha, to)
+
+
+def scaled(dtype, fast, to=BF16):
+    one = new(1, dtype=F32)
+    return lambda: kernels.scaled_gemm(new(M, K, dtype=dtype), new(N, K, dtype=E4M3), one, one, new(N), to, fast)
+
+
+def blocks(a_rows, b_rows):
+    scale = lambda rows, length: (
+        new(2, -(-length // rows), dtype=F32).t() if rows == 1 else new(length // rows, 2, dtype=F32)
+    )
+    a, b = new(M, 256, dtype=E4M3), new(N, 256, dtype=E4M3)
+    return lambda: kernels.block_scaled_gemm(a, b, scale(a_rows, M), scale(b_rows, N), None, a_rows, b_rows, BF16)
+
+
+GELU = lambda: kernels.gemm_gelu(new(M, K), new(N, K), new(N), False, True, 1.0, None)
+CALLS = {
+    "tf32": gemm(new(M, K, dtype=F32), new(N, K, dtype=F32), None, False, True),
+    "dgelu": lambda: kernels.gemm_dgelu(new(M, K), new(K, N), new(M, N), False, False, 1.0, None),
+    "accumulated": lambda: kernels.gemm_add_(new(M, N, dtype=F32), new(K, M), new(K, N), True, False, 1.0, 1.0),
+    "fp8": scaled(E4M3, True),
+    "blocks": blocks(1, 128),
+    "turned": gemm(new(K, M, dtype=F16), new(N, K, dtype=F16), None, True, True),
+    "fp8 exact": scaled(E4M3, False, F32),
+    "fp8 mixed": scaled(E5M2, False, F32),
+    "odd": gemm(new(37, 101), new(101, 17), new(17, dtype=F32), False, False, 0.5, F32),
+    "float64": gemm(new(64, 64, dtype=F64), new(64, 64, dtype=F64)),
+    "two blocks": blocks(1, 1),
+    "ieee": gemm(new(M, K, dtype=F32), new(N, K, dtype=F32), None, False, True),
+}
+ANYHOW = {"odd", "ieee", "float64", "tf32", "fp8 mixed"}  # where a chip or Triton may not have the matrix unit for it
+
+
+@pytest.fixture(autouse=True)
+def setting():
+    """What float32 factors may be rounded to is the process's."""
+    before = torch.backends.cuda.matmul.allow_tf32
+    yield
+    torch.backends.cuda.matmul.allow_tf32 = before
+
+
+def build(chip, name):
+    torch.backends.cuda.matmul.allow_tf32 = name == "tf32"
+    with compiling_for(chip) as built:
+        CALLS.get(name, GELU)()
+    (kernel,) = built
+    assert kernel.shared <= CHIPS[chip][1]
+    if name not in ANYHOW:
+        assert kernel.on_matrix_unit() and kernel.spills() == 0
+    return kernel
+
+
+@pytest.mark.parametrize("chip", CHIPS)
+def test_a_product_with_all_that_may_follow_on_every_chip(chip):
+    build(chip, "gelu")
+
+
+@pytest.mark.parametrize("number, name", list(enumerate(CALLS)), ids=list(CALLS))
+def test_the_others_in_turn(number, name):
+    build(list(CHIPS)[number % len(CHIPS)], name)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("chip", CHIPS)
+@pytest.mark.parametrize("name", CALLS)
+def test_every_kernel_on_every_chip(name, chip):
+    build(chip, name)
+
+
+@pytest.mark.parametrize("name", ["fp8", "fp8 exact"])
+def test_fp8_is_multiplied_as_fp8(name):
+    ptx = build("sm_90", name).asm["ptx"]
+    assert any("wgmma" in line and "e4m3" in line for line in ptx.splitlines())
+
+
+def test_factors_are_read_where_they_lie(monkeypatch):
+    """A transposed view is another constant of the same kernel, and is loaded as widely."""
+    monkeypatch.setitem(CALLS, "turned", gemm(new(K, M).t(), new(K, 2 * N)[:, :N]))
+    ptx = build("sm_80", "turned").asm["ptx"]
+    copies = [line for line in ptx.splitlines() if "cp.async.cg" in line or "cp.async.ca" in line]
+    assert copies and all("0x10" in line for line in copies)

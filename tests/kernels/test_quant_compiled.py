@@ -1,0 +1,109 @@
+"""The kernels of quantization at real sizes: they compile for all chips, move wide, and nothing spills."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+from opmux.kernels import wrappers
+from opmux.kernels.lib.compile_only import CHIPS, compiling_for
+from opmux.specs import quant as spec
+
+MODE = "compile"
+IMPLS = wrappers()
+E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
+
+
+def meta(shape, dtype=torch.uint8):
+    return torch.empty(shape, dtype=dtype, device="meta")
+
+
+def number():
+    return meta((1,), torch.float32)
+
+
+def x(m=512, k=4096, dtype=torch.bfloat16):
+    return meta((m, k), dtype)
+
+
+def cast(turned, dtype=E4M3):
+    return x(), number(), meta((512, 4096)), meta((4096, 512)) if turned else None, number(), number(), None, dtype
+
+
+def current(turned, dtype=E4M3):
+    return x(), meta((512, 4096)), meta((4096, 512)) if turned else None, number(), number(), dtype, True, 0.0
+
+
+def blocks(two_d, dtype=E4M3):
+    scales = [meta(spec.block_scales((512, 4096), two_d, way), torch.float32) for way in (False, True)]
+    return x(), meta((512, 4096)), scales[0], meta((4096, 512)), scales[1], None, dtype, two_d, True, 0.0
+
+
+def mx(two_d=False, dtype=E4M3):
+    scales = [meta(spec.mx_scales((512, 4096), way)) for way in (False, True)]
+    return x(), meta((512, 4096)), scales[0], meta((512, 4096)), scales[1], None, dtype, two_d
+
+
+def blocks_back(columnwise):
+    scales = meta(spec.block_scales((512, 4096), False, columnwise), torch.float32)
+    return meta((4096, 512) if columnwise else (512, 4096)), scales, E4M3, False, columnwise, torch.bfloat16
+
+
+# The op, its arguments, and the kernels it launches.
+CASES = {
+    "cast": ("fp8_cast_into", lambda: cast(False), 1),
+    "cast turned": ("fp8_cast_into", lambda: cast(True, E5M2), 1),
+    "current": ("fp8_current_into", lambda: current(False, E5M2), 2),
+    "current turned": ("fp8_current_into", lambda: current(True), 2),
+    "blocks": ("fp8_blocks_into", lambda: blocks(False), 1),
+    "blocks 2d": ("fp8_blocks_into", lambda: blocks(True, E5M2), 1),
+    "mx": ("mxfp8_into", lambda: mx(), 1),
+    "uncast": ("fp8_uncast", lambda: (meta((512, 4096)), number(), E4M3, torch.bfloat16), 1),
+    "blocks back": ("fp8_blocks_uncast", lambda: blocks_back(False), 1),
+    "blocks back turned": ("fp8_blocks_uncast", lambda: blocks_back(True), 1),
+    "mx back": ("mxfp8_uncast", lambda: (meta((512, 4096)), mx()[2], E5M2, False, torch.bfloat16), 1),
+    "turn": ("bytes_transpose", lambda: (meta((512, 4096)),), 1),
+    "amax": ("amax_abs", lambda: (x(),), 2),
+}
+
+
+def build(case, chip):
+    name, args, launches = CASES[case]
+    with compiling_for(chip) as built:
+        IMPLS[f"opmux::{name}"](*args())
+    assert len(built) == launches
+    for kernel in built:
+        assert kernel.shared <= CHIPS[chip][1]
+        assert kernel.spills() == 0, kernel.name
+    return built
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_hopper_moves_wide_and_spills_nothing(case):
+    for kernel in build(case, "sm_90"):
+        if kernel.name == "_top":
+            continue
+        lines = kernel.asm["ptx"].splitlines()
+        moves = [line for line in lines if "ld.global" in line or "cp.async" in line]
+        assert any("v4.b32" in line or "cp.async.cg" in line for line in moves), moves[:3]
+        assert not any(".b16" in line or ".b8" in line for line in lines if "st.global" in line and "mx" not in case)
+    if name_casts(case):
+        assert "cvt.rn.satfinite" in kernel.asm["ptx"]
+
+
+def name_casts(case):
+    return "into" in CASES[case][0]
+
+
+@pytest.mark.parametrize("number, case", list(enumerate(CASES)), ids=list(CASES))
+def test_other_chips(number, case):
+    """Each on one of the others, in turn: there the bits are made by integers, but for the newest."""
+    build(case, ("sm_80", "gfx942", "sm_100")[number % 3])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("chip", CHIPS)
+@pytest.mark.parametrize("case", CASES)
+def test_everything_on_every_chip(case, chip):
+    build(case, chip)

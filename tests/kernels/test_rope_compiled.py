@@ -1,0 +1,57 @@
+"""The rope kernels, through their wrappers on meta tensors, compiled for four chips down to machine code."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+from opmux.kernels import rope as kernels
+from opmux.kernels.lib.compile_only import CHIPS, compiling_for
+
+MODE = "compile"
+META = torch.device("meta")
+
+
+def empty(*shape, dtype=torch.bfloat16):
+    return torch.empty(shape, dtype=dtype, device=META)
+
+
+def calls(dtype):
+    """Each text of the kernel: angles and their sines, both pairings, all ways to find a place, parts of packed heads."""
+    x, freqs = empty(256, 2, 8, 128, dtype=dtype), empty(512, 1, 1, 96, dtype=torch.float32)
+    table, starts, edges = empty(256, 128, dtype=dtype), empty(2, dtype=torch.int32), empty(9, dtype=torch.int32)
+    yield lambda: kernels.rope(x, table, table, None, None, "sbhd", True, 1, 0)
+    yield lambda: kernels.fused_rope_backward(x, freqs, None, 0, True, None, 2, 1)
+    yield lambda: kernels.fused_rope_forward(x.transpose(0, 1), freqs, starts, 1, False, None, 1, 0)
+    yield lambda: kernels.fused_rope_forward(x[:, 0], freqs, None, 2, False, edges, 2, 1)
+    yield lambda: kernels.fused_qkv_rope_forward(
+        empty(64, 2, 4, 384, dtype=dtype), freqs, freqs, None, [192, 96, 96], 0, False, 1, 0
+    )
+
+
+@pytest.mark.parametrize("number, chip", list(enumerate(CHIPS)), ids=list(CHIPS))
+def test_every_chip(number, chip):
+    """Each call on each chip, the dtypes in turn."""
+    dtypes = (torch.bfloat16, torch.float32, torch.float16, torch.float64)
+    for turn in range(5):
+        with compiling_for(chip) as built:
+            list(calls(dtypes[(number + turn) % 4]))[turn]()
+        assert built and all(kernel.shared <= CHIPS[chip][1] for kernel in built)
+
+
+@pytest.mark.parametrize("interleaved", [False, True])
+@pytest.mark.parametrize("layout", ["sbhd", "bhsd"])
+def test_loads_are_wide_nothing_spills_and_a_sine_is_computed_once(layout, interleaved):
+    shape = (2048, 4, 32, 128) if layout == "sbhd" else (4, 32, 2048, 128)
+    x = empty(*shape) if layout == "sbhd" else empty(4, 2048, 32, 128).transpose(1, 2)
+    with compiling_for("sm_90") as built:
+        kernels.rope(x, empty(2048, 128, dtype=torch.float32), None, None, None, layout, interleaved, 1, 0)
+    (kernel,) = built
+    lines = kernel.asm["ptx"].splitlines()
+    assert sum("ld.global.v4.b32" in line for line in lines) == 16
+    assert sum("st.global.v4.b32" in line for line in lines) == 16
+    assert not any("ld.global.b16" in line for line in lines)
+    assert kernel.spills() == 0
+    # 2 over pi, with which an angle's quadrant is found: of 128 angles 128 threads have two, as there are two loads
+    assert sum("0f3F22F983" in line for line in lines) == 2

@@ -1,0 +1,96 @@
+"""The rope kernels under tex's names, interpreted: all samples and mistakes, and what samples do not show."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+from opmux.core.default import reference
+from opmux.kernels import rope as kernels
+from opmux.kernels.lib import interpret, rows
+from opmux.specs import rope as spec
+
+MODE = "interpret"
+CPU = torch.device("cpu")
+TEX = (
+    spec.fused_rope_forward,
+    spec.fused_rope_backward,
+    spec.fused_qkv_rope_forward,
+    spec.fused_qkv_rope_backward,
+)
+by_name = {"ids": lambda v: v.spec.name}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def right_arithmetic():
+    interpret.install()
+    interpret.self_test()
+
+
+@pytest.fixture(autouse=True)
+def poisoned(monkeypatch):
+    stock = rows.Room.on
+    monkeypatch.setattr(rows.Room, "on", lambda self, like: stock(self, like).fill_(float("nan")))
+
+
+def same(op, *args):
+    got, want = getattr(kernels, op.spec.name)(*args), reference(op.spec)(*args)
+    assert type(got) is type(want)
+    pairs = zip(got, want, strict=True) if isinstance(want, tuple) else [(got, want)]
+    for a, b in pairs:
+        tol = op.spec.tol[b.dtype]
+        assert a.is_contiguous()
+        torch.testing.assert_close(a, b, rtol=tol.rtol, atol=tol.atol)
+
+
+@pytest.mark.parametrize("op", TEX, **by_name)
+def test_tex(op):
+    for dtype in (torch.float32, torch.bfloat16, torch.float64):
+        for sample in op.spec.samples(dtype, CPU):
+            same(op, *sample.args)
+    for bad in op.spec.errors(CPU):
+        with pytest.raises(bad.error, match=bad.match):
+            getattr(kernels, op.spec.name)(*bad.args)
+
+
+@pytest.mark.parametrize("interleaved", [False, True])
+@pytest.mark.parametrize("shape, d2", [((3, 2, 5, 24), 24), ((2, 3, 40, 10), 6), ((2, 1, 1, 2), 2), ((2, 2, 2, 7), 0)])
+def test_heads_that_fill_no_block(shape, d2, interleaved):
+    x = torch.randn(shape)
+    angles = torch.randn(shape[0], d2) * 100
+    for op in (spec.rope, spec.rope_bwd):
+        same(op, x, angles, None, None, None, "sbhd", interleaved, 1, 0)
+
+
+def test_views_are_read_as_they_lie():
+    """Heads inside packed ones, every other number, a dimension of stride 0: nothing is copied first."""
+    packed = torch.randn(4, 2, 3, 40)
+    angles = torch.randn(4, 16)
+    views = (packed[..., 8:24], packed[..., ::2][..., :16], packed[:, :1, :, 4:20].expand(4, 2, 3, 16))
+    for x in views:
+        for op in (spec.rope, spec.rope_bwd):
+            same(op, x, angles, None, None, None, "sbhd", False, 1, 0)
+
+
+def test_places_beyond_the_table_are_not_turned():
+    x, angles = torch.randn(2, 4, 3, 8), torch.randn(5, 8)
+    starts = torch.tensor([3, -2], dtype=torch.int32)
+    same(spec.rope, x, angles, None, starts, None, "bshd", False, 1, 0)
+    got = kernels.rope(x, angles, None, starts, None, "bshd", False, 1, 0)
+    assert torch.equal(got[0, 2:], x[0, 2:]) and torch.equal(got[1, :2], x[1, :2])
+    assert not torch.equal(got[0, 0], x[0, 0])
+
+
+def test_tokens_of_no_sequence_stay():
+    x, angles = torch.randn(9, 2, 8), torch.randn(9, 8)
+    edges = torch.tensor([2, 5, 5, 7])
+    same(spec.rope, x, angles, None, None, edges, "thd", True, 1, 0)
+    got = kernels.rope(x, angles, None, None, edges, "thd", True, 1, 0)
+    assert torch.equal(got[:2], x[:2]) and torch.equal(got[7:], x[7:])
+
+
+def test_edges_are_ignored_where_the_format_has_none():
+    x, freqs = torch.randn(4, 2, 3, 8), torch.randn(4, 1, 1, 8)
+    edges = torch.tensor([0, 4, 8], dtype=torch.int32)
+    same(spec.fused_rope_forward, x, freqs, None, 0, False, edges, 1, 0)

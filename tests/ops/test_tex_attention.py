@@ -1,0 +1,575 @@
+"""tex's fused attention against its definition in double precision: sequence by sequence, head by head, pair by pair."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from opmux.core.errors import NotSupported
+from opmux.core.spec import specs
+from opmux.specs import _quantized, _tex
+from opmux.specs.random import philox_dropout_mask
+
+FWD, BWD = specs.find("tex::fused_attn_fwd"), specs.find("tex::fused_attn_bwd")
+LAYOUTS = [n.removeprefix("NVTE_") for n in _tex.NVTE_QKV_Layout.__members__ if "NOT_SET" not in n]
+MASKS = [n.removeprefix("NVTE_") for n in _tex.NVTE_Mask_Type.__members__]
+SQ, SK = (3, 5, 0, 4), (6, 4, 3, 7)  # tokens of each sequence; one has no query, one fewer keys than queries
+SQUARE = (3, 5, 0, 4)
+D = 4
+F64 = torch.float64
+
+
+@dataclasses.dataclass(frozen=True)
+class Call:
+    layout: str = "BSHD_BSHD_BSHD"
+    mask: str = "NO_MASK"
+    bias: str = "NO_BIAS"
+    softmax: str = "VANILLA_SOFTMAX"
+    window: tuple[int, int] = (-1, -1)
+    diagonal: bool | None = None  # bottom right; by default as the mask says
+    heads: int = 4
+    kv_heads: int = 2
+    dim_v: int = D
+    dropout: float = 0.0
+    gaps: bool = False
+    bias_shape: tuple[int, ...] = (1, 4, 9, 9)
+    o_format: str = ""
+    full: bool = False  # every sequence as long as there is room for
+    square: bool = False  # as many keys as queries
+    training: bool = True
+    tops: bool = False
+    dtype: torch.dtype = F64
+
+    @property
+    def parts(self) -> list[str]:
+        return self.layout.removeprefix("Paged_KV_").lower().split("_")
+
+    @property
+    def q_format(self) -> str:
+        return self.parts[0].replace("3", "")
+
+    @property
+    def kv_format(self) -> str:
+        return self.parts[-1].replace("3", "").replace("2", "")
+
+    @property
+    def paged(self) -> bool:
+        return self.layout.startswith("Paged")
+
+    @property
+    def lengths(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Tokens that count; without padding all that there is room for."""
+        sq, sk = (SQUARE, SQUARE) if self.square or "3" in self.layout else (SQ, SK)
+        if "PADDING" in self.mask or "thd" in (self.q_format, self.kv_format) or self.paged:
+            return sq, sk
+        return (max(sq),) * len(sq), (max(sk),) * len(sk)
+
+    @property
+    def room(self) -> tuple[int, int]:
+        return tuple(max(n) for n in self.lengths)  # type: ignore[return-value]
+
+
+def offsets(sizes: tuple[int, ...], gaps: bool) -> list[int]:
+    out, at = [], 1 if gaps else 0
+    for n in sizes:
+        out.append(at)
+        at += n + (2 if gaps else 0)
+    return [*out, at]
+
+
+def cu(sizes: tuple[int, ...]) -> Tensor:
+    return torch.tensor([0, *torch.tensor(sizes).cumsum(0).tolist()], dtype=torch.int32)
+
+
+def shape_of(fmt: str, heads: int, sizes: tuple[int, ...], d: int, gaps: bool) -> tuple[int, ...]:
+    tokens = offsets(sizes, gaps)[-1] + 3  # more room than tokens
+    of = {"b": len(sizes), "s": max(sizes), "h": heads, "d": d, "t": tokens}
+    return tuple(of[c] for c in fmt)
+
+
+PAGE = 3
+
+
+def table_of(sizes: tuple[int, ...], seed: int) -> Tensor:
+    pages = -(-max(sizes) // PAGE)
+    g = torch.Generator().manual_seed(seed)
+    return torch.randperm(len(sizes) * pages + 2, generator=g)[: len(sizes) * pages].view(len(sizes), pages).int()
+
+
+def tensors(call: Call, g: torch.Generator) -> tuple[list[Tensor], tuple[Tensor, Tensor] | None]:
+    """Q, K and V as the layout has them, NaN where there are no tokens to be read; and page tables."""
+    (sq, sk), kv = call.lengths, call.kv_heads
+    draw = lambda shape: torch.randn(shape, generator=g, dtype=F64).to(call.dtype)
+    if "3" in call.layout:
+        at = call.parts[0].index("3")
+        one = shape_of(call.q_format, call.heads, sq, D, call.gaps)
+        whole = draw((*one[:at], 3, *one[at:]))
+        return [whole.select(at, i) for i in range(3)], None
+    q = draw(shape_of(call.q_format, call.heads, sq, D, call.gaps))
+    if call.paged:
+        tables = table_of(sk, 1), table_of(sk, 2)
+        pages = len(sk) * tables[0].shape[1] + 2
+        shape = (pages, PAGE, kv) if call.kv_format == "bshd" else (PAGE, pages, kv)
+        return [q, draw((*shape, D)), draw((*shape, call.dim_v))], tables
+    k = shape_of(call.kv_format, kv, sk, D, call.gaps)
+    if "2" in call.layout:
+        at = call.parts[1].index("2")
+        whole = draw((*k[:at], 2, *k[at:]))
+        return [q, whole.select(at, 0), whole.select(at, 1)], None
+    return [q, draw(k), draw((*k[:-1], call.dim_v))], None
+
+
+def sequence(t: Tensor, fmt: str, n: int, sizes: tuple[int, ...], gaps: bool) -> Tensor:
+    """[tokens, heads, dim] of sequence n."""
+    if fmt == "thd":
+        return t[(at := offsets(sizes, gaps)[n]) : at + sizes[n]]
+    by_batch = {"bshd": lambda: t[n], "sbhd": lambda: t[:, n], "bhsd": lambda: t[n].transpose(0, 1)}[fmt]()
+    return by_batch[: sizes[n]]
+
+
+def paged_sequence(cache: Tensor, table: Tensor, fmt: str, n: int, size: int) -> Tensor:
+    page = lambda p: cache[p] if fmt == "bshd" else cache[:, p]
+    return torch.cat([page(int(p)) for p in table[n]])[:size]
+
+
+def slopes(heads: int) -> list[float]:
+    n = 2 ** int(math.log2(heads))
+    more = [2.0 ** (-4.0 / n * (2 * i + 1)) for i in range(heads - n)]
+    return [2.0 ** (-8.0 / n * (i + 1)) for i in range(n)] + more
+
+
+def seen(call: Call, i: int, j: int, nq: int, nk: int) -> bool:
+    low = "BOTTOM_RIGHT" in call.mask
+    diagonal = low if call.diagonal is None else call.diagonal
+    middle = i + (nk - nq if diagonal else 0)
+    ok = not ("CAUSAL" in call.mask and j > i + (nk - nq if low else 0))
+    ok = ok and (call.window[0] < 0 or j >= middle - call.window[0])
+    return ok and (call.window[1] < 0 or j <= middle + call.window[1])
+
+
+def truth(call: Call, qkv, tables, bias, offset, keep) -> dict[tuple[int, int], tuple[Any, Any, Any]]:
+    """(o [queries, dim], lse, max) by sequence and head."""
+    sq, sk = call.lengths
+    found = {}
+    scale = D**-0.5
+    for n, (nq, nk) in enumerate(zip(sq, sk, strict=True)):
+        q = sequence(qkv[0], call.q_format, n, sq, call.gaps)
+        k, v = (
+            paged_sequence(t, tables[i], call.kv_format, n, nk) if tables else sequence(t, call.kv_format, n, sk, call.gaps)
+            for i, t in enumerate(qkv[1:])
+        )
+        for h in range(call.heads):
+            group = h * call.kv_heads // call.heads
+            s = q[:, h] @ k[:, group].T
+            b = None if bias is None else bias.expand(len(sq), call.heads, *call.room)[n, h, :nq, :nk]
+            s = (s + b) * scale if call.bias == "PRE_SCALE_BIAS" else s * scale + (0 if b is None else b)
+            if call.bias == "ALIBI":
+                low = "BOTTOM_RIGHT" in call.mask if call.diagonal is None else call.diagonal
+                shift = nk - nq if low else 0
+                away = [[-abs(i + shift - j) * slopes(call.heads)[h] for j in range(nk)] for i in range(nq)]
+                s = s + torch.tensor(away, dtype=F64).reshape(nq, nk)
+            os, lses, tops = [], [], []
+            for i in range(nq):
+                here = [j for j in range(nk) if seen(call, i, j, nq, nk)]
+                e = s[i, here]
+                extra = {"VANILLA_SOFTMAX": [], "OFF_BY_ONE_SOFTMAX": [torch.zeros(1, dtype=F64)]}.get(call.softmax)
+                extra = [offset.reshape(-1)[h : h + 1]] if extra is None else extra
+                if not here and not extra:
+                    os.append(q[i].sum() * 0 + torch.zeros(call.dim_v, dtype=F64))
+                    lses.append(torch.tensor(-math.inf, dtype=F64))
+                    tops.append(-math.inf)
+                    continue
+                p = torch.softmax(torch.cat([e, *extra]), 0)[: len(here)]
+                if keep is not None:
+                    p = p * keep[n, h, i, here] / (1 - call.dropout)
+                os.append(p @ v[here, group])
+                lses.append(torch.logsumexp(torch.cat([e, *extra]), 0))
+                tops.append(e.max().item() if here else -math.inf)
+            found[n, h] = (os, lses, tops)
+    return found
+
+
+def member(enum: Any, name: str) -> Any:
+    return enum[f"NVTE_{name}"]
+
+
+def forward_args(call: Call, qkv, tables, bias, offset, **other: Any) -> dict[str, Any]:
+    sq, sk = call.lengths
+    padded = lambda sizes: torch.tensor(offsets(sizes, True), dtype=torch.int32) if call.gaps else None
+    diagonal = "BOTTOM_RIGHT" in call.mask if call.diagonal is None else call.diagonal
+    return {
+        "max_seqlen_q": max(sq), "max_seqlen_kv": max(sk), "is_training": call.training, "attn_scale": D**-0.5,
+        "p_dropout": call.dropout, "set_zero": True, "qkv_layout": member(_tex.NVTE_QKV_Layout, call.layout),
+        "o_format": member(_tex.NVTE_QKV_Format, (call.o_format or call.q_format).upper()),
+        "qkv_scale_inv_format": _tex.NVTE_QKV_Format.NVTE_QKV_Format_NOT_SET,
+        "bias_type": member(_tex.NVTE_Bias_Type, call.bias), "attn_mask_type": member(_tex.NVTE_Mask_Type, call.mask),
+        "softmax_type": member(_tex.NVTE_Softmax_Type, call.softmax), "window_size": call.window,
+        "bottom_right_diagonal": diagonal, "cu_seqlens_q": cu(sq), "cu_seqlens_kv": cu(sk), "Q": qkv[0], "K": qkv[1],
+        "V": qkv[2], "fake_dtype": call.dtype, "cu_seqlens_q_padded": padded(sq), "cu_seqlens_kv_padded": padded(sk),
+        "page_table_k": tables and tables[0], "page_table_v": tables and tables[1], "s_quantizer": None,
+        "o_quantizer": None, "Bias": bias, "SoftmaxOffset": offset, "rng_gen": None, "rng_elts_per_thread": 16,
+        "return_max_logit": call.tops, "cuda_graph": False, **other,
+    }  # fmt: skip
+
+
+def backward_args(given: dict[str, Any], o: Any, do: Any, aux: list[Tensor], **other: Any) -> dict[str, Any]:
+    more = {
+        "do_format": given["o_format"], "dqkv_layout": given["qkv_layout"], "O": o, "dO": do, "Aux_CTX_Tensors": aux,
+        "do_scale_inv_format": given["qkv_scale_inv_format"], "deterministic": False, "dp_quantizer": None,
+        "dqkv_quantizer": None,
+    }  # fmt: skip
+    return {n: {**given, **more, **other}[n] for n in BWD.names}
+
+
+def check(call: Call) -> None:
+    """Forward and backward of a call against the truth and its autograd."""
+    g = torch.Generator().manual_seed(0)
+    qkv, tables = tensors(call, g)
+    bias = offset = None
+    if "SCALE" in call.bias:
+        sizes = [len(SQ), call.heads, *call.room]
+        shape = [n if want != 1 else 1 for n, want in zip(sizes, call.bias_shape, strict=True)]
+        bias = torch.randn(shape, generator=g, dtype=F64)
+    if call.softmax == "LEARNABLE_SOFTMAX":
+        offset = torch.randn(1, call.heads, 1, 1, generator=g, dtype=torch.float32)
+    if call.softmax == "OFF_BY_ONE_SOFTMAX":
+        offset = torch.zeros(1, call.heads, 1, 1)
+    given = forward_args(call, qkv, tables, bias, offset)
+    out, *rest = FWD.reference(**given)
+    stats, tops, rest = rest[0], (rest[1] if call.tops else None), rest[2 if call.tops else 1 :]
+    state = rest[0]
+    assert state.dtype is torch.int64 and state.shape == (2,)
+    assert [t for t in (bias, offset) if t is not None] == rest[1:] or all(
+        a is b for a, b in zip([t for t in (bias, offset) if t is not None], rest[1:], strict=True)
+    )
+
+    keep = None
+    if call.dropout:
+        ones = torch.ones(len(SQ), call.heads, *call.room, dtype=F64)
+        keep = philox_dropout_mask(ones, state, call.dropout)[1]
+    leaves = [t.detach().double().requires_grad_() for t in (*qkv, bias, offset) if t is not None]
+    true_qkv = leaves[:3]
+    true_bias = leaves[3] if bias is not None else None
+    true_offset = leaves[-1] if offset is not None else None
+    want = truth(call, true_qkv, tables, true_bias, true_offset, keep)
+
+    fmt, (sq, _) = call.o_format or call.q_format, call.lengths
+    assert out.is_contiguous() and out.shape[-1] == call.dim_v
+    do = torch.randn(out.shape, generator=g, dtype=F64)
+    loss, tokens = sum(t.sum() for t in leaves) * 0, 0
+    total = torch.zeros_like(out)
+    for (n, h), (os, lses, top) in want.items():
+        got, grad = (sequence(t, fmt, n, sq, call.gaps)[:, h] for t in (out, do))
+        for i, (o, lse) in enumerate(zip(os, lses, strict=True)):
+            torch.testing.assert_close(got[i], o.detach(), msg=lambda m: f"o of {n, h, i}: {m}")
+            loss, tokens = loss + (o * grad[i]).sum(), tokens + 1
+            at = (offsets(sq, call.gaps)[n] + i, h, 0) if call.q_format == "thd" else (n, h, i, 0)
+            torch.testing.assert_close(stats[at].double(), lse.detach(), rtol=1e-6, atol=1e-6)
+            if tops is not None:
+                torch.testing.assert_close(tops[at].item(), top[i])
+        if got.numel():
+            sequence(total, fmt, n, sq, call.gaps)[:, h] = 1
+    assert out[total == 0].eq(0).all(), "what is no token is 0"
+    if call.paged:
+        return
+    want_grads = list(torch.autograd.grad(loss, leaves))
+
+    found = BWD.reference(**backward_args(given, out, do, [stats, *rest]))
+    assert len(found) == 5
+    for name, grad, w in zip(("dQ", "dK", "dV"), found, want_grads[:3], strict=False):
+        torch.testing.assert_close(grad, w, msg=lambda m: f"{name}: {m}")
+    digits = [c for c in call.layout if c.isdigit()]
+    shared = found[3 - int(digits[0]) : 3] if digits else []
+    assert len({t.untyped_storage().data_ptr() for t in shared}) == bool(digits)
+    for got, like in zip(found[:3], qkv, strict=True):
+        assert got.shape == like.shape and lies(got) == lies(like)
+    if bias is not None:
+        torch.testing.assert_close(found[3], want_grads[3])
+    else:
+        assert found[3] is None
+    if call.softmax == "LEARNABLE_SOFTMAX":
+        assert found[4].shape == (1, call.heads, 1, 1) and found[4].dtype is torch.float32
+        torch.testing.assert_close(found[4].double(), want_grads[-1].double(), rtol=1e-5, atol=1e-6)
+    elif offset is None:
+        assert found[4] is None
+
+
+def lies(t: Tensor) -> list[int]:
+    return [stride for stride, size in zip(t.stride(), t.shape, strict=True) if size > 1]
+
+
+def heads_of(layout: str) -> int:
+    return 4 if "3" in layout else 2
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_every_layout(layout):
+    for mask in ("NO_MASK", "CAUSAL_MASK", "PADDING_CAUSAL_BOTTOM_RIGHT_MASK"):
+        check(Call(layout, mask, kv_heads=heads_of(layout)))
+
+
+@pytest.mark.parametrize("layout", [n for n in LAYOUTS if "T" in n.split("_")[0] and "3" not in n and "BSHD" not in n])
+def test_gaps_between_sequences(layout):
+    if layout.count("THD") + layout.count("T2HD") + layout.count("TH2D") >= 2:
+        check(Call(layout, "PADDING_CAUSAL_MASK", gaps=True))
+
+
+@pytest.mark.parametrize("layout", ["T3HD", "TH3D"])
+def test_gaps_in_one_buffer(layout):
+    check(Call(layout, "PADDING_MASK", gaps=True, kv_heads=4))
+
+
+@pytest.mark.parametrize("mask", MASKS)
+@pytest.mark.parametrize("layout", ["SBHD_SBHD_SBHD", "BSHD_BSHD_BSHD", "THD_THD_THD"])
+def test_every_mask(layout, mask):
+    check(Call(layout, mask))
+    check(Call(layout, mask, square=True))
+
+
+@pytest.mark.parametrize("mask", MASKS)
+@pytest.mark.parametrize("diagonal", [False, True])
+def test_windows(mask, diagonal):
+    for window in ((1, 1), (2, 0), (-1, 1), (0, -1), (-1, 0)):
+        check(Call(mask=mask, window=window, diagonal=diagonal, heads=2, kv_heads=1))
+
+
+@pytest.mark.parametrize("shape", [(4, 4, 9, 9), (1, 4, 9, 9), (4, 1, 9, 9), (1, 1, 9, 9), (1, 1, 1, 9)])
+@pytest.mark.parametrize("bias", ["PRE_SCALE_BIAS", "POST_SCALE_BIAS"])
+def test_biases(bias, shape):
+    check(Call(bias=bias, bias_shape=shape, mask="CAUSAL_MASK"))
+    check(Call("THD_THD_THD", bias=bias, bias_shape=shape, mask="PADDING_MASK"))
+
+
+@pytest.mark.parametrize("mask", ["NO_MASK", "CAUSAL_MASK", "PADDING_CAUSAL_BOTTOM_RIGHT_MASK"])
+@pytest.mark.parametrize("heads", [4, 6])
+def test_alibi(mask, heads):
+    check(Call(bias="ALIBI", mask=mask, heads=heads))
+    check(Call(bias="ALIBI", mask=mask, heads=heads, diagonal=True, window=(2, 2)))
+
+
+@pytest.mark.parametrize("softmax", ["OFF_BY_ONE_SOFTMAX", "LEARNABLE_SOFTMAX"])
+def test_sinks(softmax):
+    for layout, mask in (("BSHD_BSHD_BSHD", "NO_MASK"), ("THD_THD_THD", "PADDING_CAUSAL_MASK")):
+        check(Call(layout, mask, softmax=softmax))
+    check(Call(mask="CAUSAL_BOTTOM_RIGHT_MASK", softmax=softmax, bias="POST_SCALE_BIAS", dropout=0.3))
+
+
+@pytest.mark.parametrize("layout", ["SBHD_SBHD_SBHD", "THD_THD_THD", "BSH3D"])
+def test_dropout_is_the_same_forward_and_backward(layout):
+    check(Call(layout, "PADDING_CAUSAL_MASK", dropout=0.4, kv_heads=heads_of(layout)))
+
+
+def test_dropout_follows_the_generator():
+    call = Call(dropout=0.4)
+    qkv, _ = tensors(call, torch.Generator().manual_seed(0))
+
+    def once(seed: int, **other: Any) -> list[Tensor]:
+        gen = torch.Generator().manual_seed(seed)
+        return FWD.reference(**forward_args(call, qkv, None, None, None, rng_gen=gen, **other))
+
+    assert torch.equal(once(3)[0], once(3)[0]) and not torch.equal(once(3)[0], once(4)[0])
+    plain = FWD.reference(**forward_args(Call(), qkv, None, None, None))[0]
+    assert torch.equal(once(3, is_training=False)[0], plain)
+
+
+def test_the_rest_of_the_shapes():
+    check(Call(dim_v=7, mask="CAUSAL_MASK"))
+    check(Call("THD_THD_THD", dim_v=7))
+    check(Call(kv_heads=1))
+    check(Call(heads=1, kv_heads=1, mask="PADDING_MASK"))
+    for mask in ("NO_MASK", "PADDING_CAUSAL_MASK"):
+        for o_format in ("sbhd", "bshd", "bhsd"):
+            check(Call(mask=mask, o_format=o_format, square=True))
+
+
+@pytest.mark.parametrize("layout", ["BSHD_BSHD_BSHD", "THD_THD_THD"])
+def test_max_logit(layout):
+    check(Call(layout, "PADDING_CAUSAL_MASK", tops=True))
+    check(Call(layout, "CAUSAL_BOTTOM_RIGHT_MASK", tops=True))
+
+
+@pytest.mark.parametrize("layout", ["BSHD_BSHD_BSHD", "THD_THD_THD", "Paged_KV_THD_BSHD_BSHD"])
+def test_what_lies_beside_the_tokens_does_not_matter(layout):
+    call = Call(layout, "PADDING_MASK", gaps=layout == "THD_THD_THD")
+    g = torch.Generator().manual_seed(0)
+    qkv, tables = tensors(call, g)
+    clean = FWD.reference(**forward_args(call, qkv, tables, None, None))
+    marked = [torch.zeros_like(t) for t in qkv]
+    for i, t in enumerate(marked):
+        for n, size in enumerate(call.lengths[bool(i)]):
+            if i and tables:
+                for p in range(size):
+                    t[int(tables[i - 1][n, p // PAGE]), p % PAGE] = 1
+            else:
+                fmt = call.kv_format if i else call.q_format
+                sequence(t, fmt, n, call.lengths[bool(i)], call.gaps).fill_(1)
+    spoiled = [t.masked_fill(m == 0, math.nan) for t, m in zip(qkv, marked, strict=True)]
+    got = FWD.reference(**forward_args(call, spoiled, tables, None, None))
+    assert torch.equal(got[0], clean[0])
+    if not tables:
+        do = torch.randn(clean[0].shape, generator=g, dtype=F64)
+        keep = forward_args(call, qkv, tables, None, None)
+        want = BWD.reference(**backward_args(keep, clean[0], do, clean[1:]))
+        keep = forward_args(call, spoiled, tables, None, None)
+        assert all(torch.equal(a, b) for a, b in zip(BWD.reference(**backward_args(keep, got[0], do, got[1:])), want) if a is not None)
+
+
+def test_lse_of_more_keys_than_are_here():
+    """As where a sequence's keys lie on several devices: gradients of the parts add up to those of the whole."""
+    call = Call(mask="NO_MASK", square=True)
+    g = torch.Generator().manual_seed(0)
+    (q, k, v), _ = tensors(call, g)
+    given = forward_args(call, (q, k, v), None, None, None)
+    o, *aux = FWD.reference(**given)
+    do = torch.randn(o.shape, generator=g, dtype=F64)
+    want = BWD.reference(**backward_args(given, o, do, aux))
+    parts = []
+    for way in ({"deterministic": False}, {"deterministic": True}):
+        halves = [
+            BWD.reference(**backward_args({**given, "K": k[:, h], "V": v[:, h]}, o, do, aux, **way))
+            for h in (slice(0, 2), slice(2, None))
+        ]
+        parts.append(halves)
+        torch.testing.assert_close(halves[0][0] + halves[1][0], want[0])
+        torch.testing.assert_close(torch.cat([halves[0][1], halves[1][1]], 1), want[1])
+        torch.testing.assert_close(torch.cat([halves[0][2], halves[1][2]], 1), want[2])
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
+def test_other_dtypes_round_once(dtype):
+    for mask in ("CAUSAL_MASK", "PADDING_MASK"):
+        call = Call("SBH3D", mask, kv_heads=4, dtype=dtype)
+        qkv, _ = tensors(call, torch.Generator().manual_seed(0))
+        o, *aux = FWD.reference(**forward_args(call, qkv, None, None, None))
+        exact = FWD.reference(**forward_args(dataclasses.replace(call, dtype=F64), [t.double() for t in qkv], None, None, None))
+        assert o.dtype is dtype and aux[0].dtype is torch.float32
+        torch.testing.assert_close(o.double(), exact[0], rtol=0.51 * torch.finfo(dtype).eps, atol=1e-5)
+
+
+# ---- FP8 ------------------------------------------------------------------------------------------------------------
+
+
+def fp8(amax: float = 0.0, dtype: Any = _tex.DType.kFloat8E4M3) -> Any:
+    return _quantized.Float8Quantizer(torch.tensor([16.0]), torch.tensor([amax]), dtype, columnwise=False)
+
+
+@pytest.mark.parametrize("layout", ["BSHD_BSHD_BSHD", "SB3HD", "BSHD_BSH2D"])
+@pytest.mark.parametrize("kind", ["delayed", "current"])
+def test_fp8(layout, kind):
+    call = Call(layout, "CAUSAL_MASK", kv_heads=heads_of(layout), square=True, dtype=torch.bfloat16)
+    qkv, _ = tensors(call, torch.Generator().manual_seed(0))
+    current = lambda: _quantized.Float8CurrentScalingQuantizer(columnwise=False)
+    quantizer, s, o_of = fp8(), fp8() if kind == "delayed" else current(), fp8() if kind == "delayed" else current()
+    held = [_quantized.quantized(t.contiguous(), quantizer) for t in qkv]
+    given = forward_args(call, held, None, None, None, s_quantizer=s, o_quantizer=o_of)
+    o, *aux = FWD.reference(**given)
+    exact = [t.dequantize(dtype=torch.float64) for t in held]
+    double = dataclasses.replace(call, dtype=F64)
+    want, *_ = FWD.reference(**forward_args(double, exact, None, None, None))
+    if kind == "delayed":
+        assert _quantized.is_quantized(o) and o._data.dtype is torch.uint8 and s.amax.item() == 1
+        assert o_of.amax.item() == pytest.approx(want.abs().max().item(), rel=0.01)
+    else:
+        assert type(o) is Tensor and o.dtype is torch.bfloat16
+    torch.testing.assert_close(_quantized.plain(o, F64), want, rtol=0.07, atol=0.01)
+
+    do = _quantized.quantized(torch.randn(want.shape).bfloat16(), fp8(dtype=_tex.DType.kFloat8E5M2))
+    dp, dqkv = (fp8(dtype=_tex.DType.kFloat8E5M2) if kind == "delayed" else current() for _ in range(2))
+    *found, _, _ = BWD.reference(**backward_args(given, o, do, aux, dp_quantizer=dp, dqkv_quantizer=dqkv))
+    back = backward_args(
+        forward_args(double, exact, None, None, None), _quantized.plain(o, F64), do.dequantize(dtype=F64), aux
+    )
+    for got, w in zip(found, BWD.reference(**back), strict=False):
+        assert _quantized.is_quantized(got) == (kind == "delayed")
+        torch.testing.assert_close(_quantized.plain(got, F64), w, rtol=0.15, atol=0.03)
+    if kind == "delayed":
+        assert dp.amax.item() > 0 and dqkv.amax.item() > 0
+        for part, like in zip(found, qkv, strict=True):
+            assert part._data.stride() == like.stride()
+
+
+# ---- refusals and backends ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("spoiled", "says"),
+    [
+        ({"qkv_layout": 99}, "qkv_layout must be a member of NVTE_QKV_Layout; got 99"),
+        ({"attn_mask_type": "causal"}, "attn_mask_type must be a member of NVTE_Mask_Type"),
+        ({"window_size": (-2, 0)}, r"window_size\[0\] must be at least -1"),
+        ({"window_size": 3}, "window_size must be two ints"),
+        ({"p_dropout": 1.5}, "p_dropout must be from 0 to 1; got 1.5"),
+        ({"Q": torch.zeros(2, 3)}, r"Q must be \[b, s, h, d\]"),
+        ({"Q": torch.zeros(4, 5, 3, D, dtype=F64)}, "K must have heads that divide"),
+        ({"V": torch.zeros(4, 6, 2, D, dtype=F64)}, "V must have the shape of K"),
+        ({"K": torch.zeros(4, 7, 2, D)}, "K must have the dtype of Q"),
+        ({"cu_seqlens_q": torch.zeros(3, dtype=torch.int32)}, r"cu_seqlens_q must have shape \(5\)"),
+        ({"cu_seqlens_kv": None}, "cu_seqlens_kv must be a Tensor"),
+        ({"o_format": _tex.NVTE_QKV_Format.NVTE_THD}, "o_format must be THD where Q is"),
+        ({"bias_type": 1}, "Bias must be a Tensor; got None"),
+        ({"softmax_type": 2}, "SoftmaxOffset must be a Tensor; got None"),
+        ({"rng_gen": 3}, "rng_gen must be a torch.Generator or None; got int"),
+        ({"o_quantizer": 3}, "o_quantizer must be None or one of"),
+        ({"fake_dtype": torch.int32}, "fake_dtype must be a float dtype"),
+    ],
+    ids=lambda v: next(iter(v)) if isinstance(v, dict) else "",
+)
+def test_refused(spoiled, says):
+    call = Call(mask="PADDING_MASK")
+    qkv, _ = tensors(call, torch.Generator().manual_seed(0))
+    with pytest.raises((TypeError, ValueError), match=f"^fused_attn_fwd: {says}"):
+        FWD.reference(**forward_args(call, qkv, None, None, None, **spoiled))
+
+
+def test_a_cache_has_no_gradient():
+    call = Call("Paged_KV_BSHD_BSHD_BSHD", "PADDING_MASK")
+    qkv, tables = tensors(call, torch.Generator().manual_seed(0))
+    given = forward_args(call, qkv, tables, None, None)
+    o, *aux = FWD.reference(**given)
+    with pytest.raises(NotSupported, match="^fused_attn_bwd: qkv_layout"):
+        BWD.reference(**backward_args(given, o, o, aux))
+
+
+BACKEND = specs.find("tex::get_fused_attn_backend")
+
+
+@pytest.mark.parametrize(
+    ("changed", "backend"),
+    [
+        ({}, 1),
+        ({"q_dtype": torch.float16, "kv_dtype": torch.float16}, 1),
+        ({"q_dtype": torch.float32, "kv_dtype": torch.float32}, -1),
+        ({"q_dtype": torch.float16}, -1),
+        ({"q_dtype": torch.float8_e4m3fn, "kv_dtype": torch.float8_e4m3fn}, 2),
+        ({"num_gqa_groups": 3}, -1),
+        ({"head_dim_v": 32}, -1),
+        ({"head_dim_v": 32, "qkv_layout": _tex.NVTE_QKV_Layout.NVTE_BSHD_BSHD_BSHD}, 1),
+        ({"qkv_layout": _tex.NVTE_QKV_Layout.NVTE_Paged_KV_BSHD_BSHD_BSHD}, -1),
+        ({"qkv_layout": _tex.NVTE_QKV_Layout.NVTE_Paged_KV_BSHD_BSHD_BSHD, "is_training": False}, 1),
+    ],
+)  # fmt: skip
+def test_backends(changed, backend):
+    args = dict(zip(BACKEND.names, next(iter(BACKEND.samples(torch.float32, "cpu"))).args, strict=True)) | changed
+    found = BACKEND.reference(**args)
+    assert int(found) == backend and isinstance(found, _tex.NVTE_Fused_Attn_Backend)
+
+
+def test_backends_asked_for_by_one_object():
+    """As NVIDIA's layer does from 2.20.2 on."""
+    from types import SimpleNamespace
+
+    args = dict(zip(BACKEND.names, next(iter(BACKEND.samples(torch.float32, "cpu"))).args, strict=True))
+    asked = SimpleNamespace(
+        **args, qkv_dtype=_tex.DType.kBFloat16, dropout=0.0, scaling_mode=0, batch_size=2
+    )  # fmt: skip
+    assert BACKEND.reference(asked) == (_tex.NVTE_Fused_Attn_Backend.NVTE_F16_arbitrary_seqlen, "")
+    asked.qkv_dtype = _tex.DType.kFloat32
+    found, why = BACKEND.reference(asked)
+    assert found == -1 and "takes float16, bfloat16" in why
+    asked.qkv_dtype, asked.scaling_mode = _tex.DType.kFloat8E4M3, 1
+    assert BACKEND.reference(asked)[0] == -1
