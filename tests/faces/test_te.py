@@ -393,8 +393,7 @@ def test_sources_that_were_not_installed_have_a_version(boot, monkeypatch, tmp_p
 
 # ---- how sources are read -------------------------------------------------------------------------------------------
 
-SOURCE = '''
-"""Nothing here is "cuda" but words."""
+SOURCE = '''"""Nothing here is "cuda" but words."""
 import torch
 from torch.cuda import current_device, is_available as there
 
@@ -414,6 +413,15 @@ def moves(t):
 class Own:
     def is_cuda(self):
         return self.inner.is_cuda
+
+
+def registered(kind):
+    return lambda function: (kind, function())
+
+
+@registered("cuda")
+def decorated():
+    return 1
 
 
 def fails(t):
@@ -445,7 +453,8 @@ def test_a_source_is_read_for_the_chip(read):
     own = names["Own"]()
     own.inner = t
     assert own.is_cuda() is False, "what a tensor says of itself stays true"
-    assert names["__doc__"] is None or "cuda" in names["__doc__"]
+    assert names["decorated"] == ("cpu", 1)
+    assert names["__doc__"] == 'Nothing here is "cuda" but words.'
 
 
 def test_lines_are_those_of_the_file(read):

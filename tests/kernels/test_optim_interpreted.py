@@ -41,7 +41,7 @@ def tensors(value):
 
 def whole_weights(after):
     """Of parameters and remainders, the weights they stand for: a difference in the last bit may carry over."""
-    (chunk, flag, (g, p, m, v, rest), *numbers), result = after
+    (_, _, (g, p, m, v, rest), *_), result = after
     joined = [spec.joined(a, b) for a, b in zip(p, rest, strict=True)]
     assert all(torch.equal(a, w.bfloat16()) for a, w in zip(p, joined, strict=True)), "p is not the rounded weight"
     return [g, joined, m, v], result
@@ -76,3 +76,122 @@ def test_refuses_what_the_reference_refuses(name):
         with pytest.raises(bad.error, match=bad.match) as raised:
             getattr(kernels, name)(*bad.args)
         assert str(raised.value).startswith(f"{name}: ")
+
+
+def spread(dtype, sizes, offset):
+    """Tensors in one buffer, the first `offset` elements in: addresses of all kinds."""
+    buffer = torch.randn(sum(sizes) + offset + len(sizes))
+    made, at = [], offset
+    for n in sizes:
+        made.append(buffer.to(dtype)[at : at + n])
+        at += n + 1
+    return made
+
+
+SIZES = (1, 16, 1024, 1025, 2047, 2048, 5000, 37)
+ADAM = tuple(spec.ADAM.values())
+
+
+@pytest.mark.parametrize("offset", [0, 1, 3])
+def test_sizes_around_a_chunk_at_any_address(offset):
+    flag = torch.zeros(1, dtype=torch.int32)
+    g, p = (spread(torch.bfloat16, SIZES, offset) for _ in range(2))
+    m, v, w = (spread(torch.float32, SIZES, 2 * offset) for _ in range(3))
+    agree("multi_tensor_adam", (0, flag, [g, p, m, [t.abs() for t in v], w], *ADAM))
+    agree("multi_tensor_scale", (0, flag, [g, w], 0.5))
+    agree("multi_tensor_l2norm", (0, flag, [spread(torch.float32, (20000, 3, 8192), offset)], True))
+
+
+def test_nothing_is_written_outside_of_the_tensors():
+    flag, edge = torch.zeros(1, dtype=torch.int32), 8
+    whole = [[torch.full((n + 2 * edge,), 7.0) for n in (37, 1024, 1500)] for _ in range(4)]
+    lists = [[t[edge:-edge] for t in items] for items in whole]
+    kernels.multi_tensor_adam(0, flag, lists, *ADAM)
+    for t in (t for items in whole for t in items):
+        assert (t[:edge] == 7).all() and (t[-edge:] == 7).all()
+    assert not (lists[1][2] == 7).any()
+
+
+@pytest.mark.parametrize("value", [float("inf"), -float("inf"), float("nan")])
+def test_what_is_not_finite_sets_the_flag(value):
+    lists = [[torch.ones(3000), torch.ones(5)], [torch.ones(3000), torch.ones(5)]]
+    lists[0][0][2999] = value
+    for name, args in {"scale": (lists, 0.5), "l2norm": (lists[:1], False)}.items():
+        flag = torch.zeros(1, dtype=torch.int32)
+        (_, after, *_), _ = agree(f"multi_tensor_{name}", (0, flag, *args))
+        assert after.item() == 1
+
+
+def test_flags_skip_what_they_should():
+    tensors_of = lambda n: [[torch.randn(40).abs()] for _ in range(n)]
+    number = lambda v, dtype=torch.float32: torch.tensor([v], dtype=dtype)
+    for flag in (0, 1):
+        held = (number(0.1), 0.9, 0.99, 1e-8, number(3, torch.int32), 1, 1, 0.1, number(0.5))
+        given = tensors_of(4)
+        (_, _, after, *_), _ = agree("multi_tensor_adam_capturable", (0, number(flag, torch.int32), given, *held))
+        assert all(torch.equal(a[0], b[0]) == bool(flag) for a, b in zip(after, given, strict=True))
+        (_, _, after, *_), _ = agree("multi_tensor_sgd", (0, number(flag, torch.int32), given[:3], *spec.SGD.values()))
+        assert torch.equal(after[1][0], given[1][0]) == bool(flag)
+        (_, _, after, *_), _ = agree("multi_tensor_adam", (0, number(flag, torch.int32), given, *ADAM))
+        assert not torch.equal(after[1][0], given[1][0])  # Adam's flag means nothing
+
+
+def test_lists_of_several_dtypes():
+    kinds = (torch.float32, torch.bfloat16, torch.float16, torch.bfloat16)
+    g, p = ([torch.randn(40 + i).to(d) for i, d in enumerate(kinds)] for _ in range(2))
+    m, v = ([torch.randn(40 + i).abs() for i in range(4)] for _ in range(2))
+    flag = torch.zeros(1, dtype=torch.int32)
+    agree("multi_tensor_adam", (0, flag, [g, p, m, v], *ADAM))
+    agree("multi_tensor_scale", (0, flag, [g, p], 2.0))
+
+
+def test_memory_in_another_order():
+    """Channels-last everywhere is as good as packed; what lies in different orders is declined, before any write."""
+    from opmux.core import NotSupported
+
+    flag = torch.zeros(1, dtype=torch.int32)
+    last = lambda: torch.randn(2, 8, 3, 3).abs().to(memory_format=torch.channels_last)
+    lists = [[last()] for _ in range(4)]
+    mine, theirs = ([[t.clone() for t in items] for items in lists] for _ in range(2))
+    kernels.multi_tensor_adam(0, flag, mine, *ADAM)
+    specs.find("tex::multi_tensor_adam").reference(0, flag, theirs, *ADAM)
+    torch.testing.assert_close(mine, theirs)
+    mixed = [[torch.randn(2, 8, 3, 3)], *lists[1:]]
+    before = [t.clone() for items in mixed for t in items]
+    with pytest.raises(NotSupported, match="different orders"):
+        kernels.multi_tensor_adam(0, flag, mixed, *ADAM)
+    with pytest.raises(NotSupported, match="gaps"):
+        kernels.multi_tensor_scale(0, flag, [[torch.randn(8, 4)[:, :2]], [torch.randn(8, 4)[:, :2]]], 1.0)
+    assert all(torch.equal(a, b) for a, b in zip(before, (t for items in mixed for t in items), strict=True))
+
+
+def test_tables_are_kept_by_the_addresses():
+    from opmux.kernels.lib.plans import forget
+    from opmux.kernels.optim import tables
+
+    forget()
+    flag, lists = torch.zeros(1, dtype=torch.int32), [[torch.randn(40)], [torch.randn(40)]]
+    for _ in range(3):
+        kernels.multi_tensor_scale(0, flag, lists, 2.0)
+    assert len(tables._tables) == 1 and len(tables._chunks) == 1
+    others = [[torch.randn(40)] for _ in range(2 * tables.MOST)]
+    for new in others:
+        kernels.multi_tensor_scale(0, flag, [new, lists[1]], 2.0)
+    assert len(tables._tables) == tables.MOST and len(tables._chunks) == 1
+
+
+def test_scales_are_exact():
+    """Every kind of amax, bit for bit: powers of two, the smallest, the largest, none."""
+    amax = torch.tensor([0.0, 1.0, 448.0, 3.3, 1e-45, 1e-38, 3e38, float("inf"), float("nan"), 2.0**-130, 1e-10])
+    for pow2 in (False, True):
+        for eps in (0.0, 1e-3):
+            lists = [[amax.clone()], [torch.zeros_like(amax)], [torch.zeros_like(amax)]]
+            (_, (_, _, got, *_)), (_, (_, _, want, *_)) = (
+                (None, after[0]) for after in both(
+                    "multi_tensor_compute_scale_and_scale_inv", (0, None, lists, 448.0, pow2, eps)
+                )
+            )  # fmt: skip
+            for a, b in zip(got, want, strict=True):
+                assert torch.equal(a[0].view(torch.int32), b[0].view(torch.int32))
+    halves = amax.bfloat16()
+    agree("multi_tensor_compute_scale_inv_e8m0", (0, None, [[halves], [torch.zeros(11, dtype=torch.uint8)]]))

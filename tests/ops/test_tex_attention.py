@@ -1,4 +1,4 @@
-"""tex's fused attention against its definition in double precision: sequence by sequence, head by head, pair by pair."""
+"""tex's fused attention against its definition in double precision: by sequences, heads, pairs of tokens."""
 
 from __future__ import annotations
 
@@ -160,7 +160,9 @@ def truth(call: Call, qkv, tables, bias, offset, keep) -> dict[tuple[int, int], 
     for n, (nq, nk) in enumerate(zip(sq, sk, strict=True)):
         q = sequence(qkv[0], call.q_format, n, sq, call.gaps)
         k, v = (
-            paged_sequence(t, tables[i], call.kv_format, n, nk) if tables else sequence(t, call.kv_format, n, sk, call.gaps)
+            paged_sequence(t, tables[i], call.kv_format, n, nk)
+            if tables
+            else sequence(t, call.kv_format, n, sk, call.gaps)
             for i, t in enumerate(qkv[1:])
         )
         for h in range(call.heads):
@@ -266,7 +268,7 @@ def check(call: Call) -> None:
     for (n, h), (os, lses, top) in want.items():
         got, grad = (sequence(t, fmt, n, sq, call.gaps)[:, h] for t in (out, do))
         for i, (o, lse) in enumerate(zip(os, lses, strict=True)):
-            torch.testing.assert_close(got[i], o.detach(), msg=lambda m: f"o of {n, h, i}: {m}")
+            torch.testing.assert_close(got[i], o.detach(), msg=lambda m, at=(n, h, i): f"o of {at}: {m}")
             loss, tokens = loss + (o * grad[i]).sum(), tokens + 1
             at = (offsets(sq, call.gaps)[n] + i, h, 0) if call.q_format == "thd" else (n, h, i, 0)
             torch.testing.assert_close(stats[at].double(), lse.detach(), rtol=1e-6, atol=1e-6)
@@ -282,7 +284,7 @@ def check(call: Call) -> None:
     found = BWD.reference(**backward_args(given, out, do, [stats, *rest]))
     assert len(found) == 5
     for name, grad, w in zip(("dQ", "dK", "dV"), found, want_grads[:3], strict=False):
-        torch.testing.assert_close(grad, w, msg=lambda m: f"{name}: {m}")
+        torch.testing.assert_close(grad, w, msg=lambda m, name=name: f"{name}: {m}")
     digits = [c for c in call.layout if c.isdigit()]
     shared = found[3 - int(digits[0]) : 3] if digits else []
     assert len({t.untyped_storage().data_ptr() for t in shared}) == bool(digits)
@@ -416,7 +418,11 @@ def test_what_lies_beside_the_tokens_does_not_matter(layout):
         keep = forward_args(call, qkv, tables, None, None)
         want = BWD.reference(**backward_args(keep, clean[0], do, clean[1:]))
         keep = forward_args(call, spoiled, tables, None, None)
-        assert all(torch.equal(a, b) for a, b in zip(BWD.reference(**backward_args(keep, got[0], do, got[1:])), want) if a is not None)
+        assert all(
+            torch.equal(a, b)
+            for a, b in zip(BWD.reference(**backward_args(keep, got[0], do, got[1:])), want)
+            if a is not None
+        )
 
 
 def test_lse_of_more_keys_than_are_here():
@@ -446,9 +452,18 @@ def test_other_dtypes_round_once(dtype):
         call = Call("SBH3D", mask, kv_heads=4, dtype=dtype)
         qkv, _ = tensors(call, torch.Generator().manual_seed(0))
         o, *aux = FWD.reference(**forward_args(call, qkv, None, None, None))
-        exact = FWD.reference(**forward_args(dataclasses.replace(call, dtype=F64), [t.double() for t in qkv], None, None, None))
+        exact = FWD.reference(
+            **forward_args(dataclasses.replace(call, dtype=F64), [t.double() for t in qkv], None, None, None)
+        )
         assert o.dtype is dtype and aux[0].dtype is torch.float32
         torch.testing.assert_close(o.double(), exact[0], rtol=0.51 * torch.finfo(dtype).eps, atol=1e-5)
+
+
+@pytest.mark.parametrize("spec", [FWD, BWD], ids=lambda s: s.name)
+def test_nothing_is_read_on_the_host(spec):
+    """Meta tensors have no values: whoever asks for one fails."""
+    for sample in spec.samples(torch.float32, "meta"):
+        spec.reference(*sample.args)
 
 
 # ---- FP8 ------------------------------------------------------------------------------------------------------------

@@ -76,9 +76,9 @@ def factor(ptr, m, NUMBERS: tl.constexpr):
 
 @triton.jit
 def multiply(b_a, b_b, b_y, WIDE: tl.constexpr, PRECISION: tl.constexpr, EXACT: tl.constexpr):
-    """b_y + b_a b_b; EXACT: products of FP8 are added in float32 one by one (NVIDIA's 9.x keep fewer bits else)."""
+    """b_y + b_a b_b; EXACT: every 32 products of FP8 are added in float32 (NVIDIA's 9.x keep fewer bits else)."""
     if EXACT:
-        return tl.dot(b_a, b_b, b_y, input_precision=PRECISION, max_num_imprecise_acc=0, out_dtype=WIDE)
+        return tl.dot(b_a, b_b, b_y, input_precision=PRECISION, max_num_imprecise_acc=32, out_dtype=WIDE)
     else:
         return tl.dot(b_a, b_b, b_y, input_precision=PRECISION, out_dtype=WIDE)
 

@@ -8,7 +8,7 @@ Nothing here looks at the values of a tensor on the host: where a token is, is c
 follow from the numbers the caller gives.
 """
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -79,7 +79,7 @@ class Lengths(NamedTuple):
 
 
 def token_places(of: Lengths, tokens: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Of each token: its sequence, its place there, and whether it is one of the sequence's (not of the gap after it)."""
+    """Of each token: its sequence, its place there, and whether it is of the sequence, not of the gap after it."""
     token = torch.arange(tokens, device=of.starts.device)
     sequence = torch.searchsorted(of.ends.contiguous(), token, right=True).clamp_(max=of.ends.shape[0] - 1)
     place = token - of.starts[sequence]

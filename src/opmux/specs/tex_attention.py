@@ -20,7 +20,6 @@ from torch import Tensor
 from ..core.errors import NotSupported
 from ..core.spec import Sample, Samples, op
 from ._layouts import (
-    DENSE,
     FORMATS,
     FROM_BHSD,
     LAYOUTS,
@@ -42,9 +41,7 @@ from ._tex import (
     NVTE_QKV_Format,
     NVTE_QKV_Layout,
     NVTE_Softmax_Type,
-    check_choice,
     check_int,
-    check_list,
     check_number,
     check_tensor,
     torch_dtype,
@@ -53,8 +50,8 @@ from ._tex import (
 from .attention import TOL, attention, attention_bwd
 from .random import next_seed
 
-# Masks by number: whether sequences have lengths of their own, whether a query sees no later keys, and whether those are
-# counted from the end of both.
+# Masks by number: whether sequences have lengths of their own, whether a query sees no later keys, and whether places
+# are counted from the end of both.
 MASKS: dict[int, tuple[bool, bool, bool]] = {
     int(m): ("PADDING" in n, "CAUSAL" in n, "BOTTOM_RIGHT" in n) for n, m in NVTE_Mask_Type.__members__.items()
 }
@@ -258,7 +255,9 @@ def checked_sink(op: str, call: Call, offset: Any, q: Tensor, heads: int, name: 
     check_tensor(op, name, offset, on=q, optional=off_by_one)
     if offset is not None and offset.numel() != heads:
         raise ValueError(f"{op}: {name} must have shape (1, {heads}, 1, 1); got {tuple(offset.shape)}")
-    return torch.zeros(heads, dtype=torch.float32, device=q.device) if off_by_one else offset.reshape(heads)
+    if off_by_one or offset is None:  # the check above lets None through for it alone
+        return torch.zeros(heads, dtype=torch.float32, device=q.device)
+    return offset.reshape(heads)
 
 
 def format_of(op: str, name: str, value: Any, layout: Layout) -> str:
@@ -281,7 +280,9 @@ def raise_amax(quantizer: Any, bound: Tensor | float) -> None:
 
 def _randn(shape: tuple[int, ...], dtype: torch.dtype, device: Any, seed: int) -> Tensor:
     g = torch.Generator().manual_seed(seed)
-    return torch.randn(shape, generator=g, dtype=torch.float64 if dtype is torch.float64 else torch.float32).to(device, dtype)
+    return torch.randn(shape, generator=g, dtype=torch.float64 if dtype is torch.float64 else torch.float32).to(
+        device, dtype
+    )
 
 
 class Case(NamedTuple):
@@ -429,8 +430,8 @@ def fused_attn_fwd(
     """[O, S, (Max), rng_state, (Bias), (SoftmaxOffset)]: attention as NVIDIA's fused kernels have it.
 
     S is the logarithm of the softmax's denominator, [b, h, sq, 1], or [tokens, h, 1] where Q is THD (0 for tokens of no
-    sequence); Max the greatest score of each query, likewise. A query that sees no key gives O = 0, S = Max = -inf. What
-    is dropped follows from rng_state alone.
+    sequence); Max the greatest score of each query, likewise. A query that sees no key gives O = 0, S = Max = -inf.
+    What is dropped follows from rng_state alone.
     """
     name = "fused_attn_fwd"
     with torch.no_grad():
@@ -479,7 +480,8 @@ def backward_of(
     """Gradients of [b, h, s, d]. A library's own may add up in any order, unless torch as a whole is told not to."""
     causal = call.causal_alone()
     if causal is not None and (not deterministic or torch.are_deterministic_algorithms_enabled()):
-        return Gradients(*attention_bwd(do, q, k, v, o, lse, causal, call.how.scale), None, None)
+        dq, dk, dv = attention_bwd(do, q, k, v, o, lse, causal, call.how.scale)
+        return Gradients(dq, dk, dv, None, None)
     return masked_backward(do, q, k, v, o, lse, call.masking(), bias, sink)
 
 
@@ -488,7 +490,7 @@ def fused_attn_bwd(
     max_seqlen_q: int, max_seqlen_kv: int, attn_scale: float, p_dropout: float, set_zero: bool, qkv_layout: Any,
     o_format: Any, do_format: Any, dqkv_layout: Any, qkv_scale_inv_format: Any, do_scale_inv_format: Any,
     bias_type: Any, attn_mask_type: Any, softmax_type: Any, window_size: Any, bottom_right_diagonal: bool,
-    deterministic: bool, cu_seqlens_q: Tensor | None, cu_seqlens_kv: Tensor | None, Q: Any, K: Any, V: Any, O: Any,
+    deterministic: bool, cu_seqlens_q: Tensor | None, cu_seqlens_kv: Tensor | None, Q: Any, K: Any, V: Any, O: Any,  # noqa: E741
     dO: Any, fake_dtype: torch.dtype, Aux_CTX_Tensors: Any, cu_seqlens_q_padded: Tensor | None,
     cu_seqlens_kv_padded: Tensor | None, s_quantizer: Any, dp_quantizer: Any, dqkv_quantizer: Any, cuda_graph: bool,
 ) -> list[Any]:  # fmt: skip
@@ -608,7 +610,6 @@ def aux_of(op: str, call: Call, given: Any, q: Tensor, heads: int) -> tuple[Tens
     return lse.squeeze(3), state, bias, sink
 
 
-
 # ---- which backend --------------------------------------------------------------------------------------------------
 
 NO_BACKEND, F16, FP8 = (
@@ -696,10 +697,10 @@ def _backend_args(dtype: torch.dtype, device: Any) -> dict[str, Any]:
 @op(space="tex", out="backend", samples=_once(_backend_args))
 def get_fused_attn_backend(
     is_training: Any, q_dtype: torch.dtype | None = None, kv_dtype: torch.dtype | None = None, qkv_layout: Any = None,
-    bias_type: Any = None, attn_mask_type: Any = None, softmax_type: Any = None, p_dropout: float = 0.0,
-    num_attn_heads: int = 0, num_gqa_groups: int = 0, max_seqlen_q: int = 0, max_seqlen_kv: int = 0,
-    head_dim_qk: int = 0, head_dim_v: int = 0, window_size_left: int = -1, window_size_right: int = -1,
-    return_max_logit: bool = False, cuda_graph: bool = False, deterministic: bool = False,
+    bias_type: Any = None, attn_mask_type: Any = None, softmax_type: Any = None, p_dropout: Any = None,
+    num_attn_heads: Any = None, num_gqa_groups: Any = None, max_seqlen_q: Any = None, max_seqlen_kv: Any = None,
+    head_dim_qk: Any = None, head_dim_v: Any = None, window_size_left: Any = None, window_size_right: Any = None,
+    return_max_logit: Any = None, cuda_graph: Any = None, deterministic: Any = None,
 ) -> Any:  # fmt: skip
     """The backend that would run it, a member of NVTE_Fused_Attn_Backend.
 
@@ -708,7 +709,11 @@ def get_fused_attn_backend(
     name = "get_fused_attn_backend"
     if hasattr(is_training, "qkv_layout"):
         return backend_for(name, Asked.of(is_training))
-    return backend_for(name, Asked(
+    given = (
         is_training, q_dtype, kv_dtype, qkv_layout, bias_type, attn_mask_type, softmax_type, p_dropout, num_attn_heads,
         num_gqa_groups, max_seqlen_q, max_seqlen_kv, head_dim_qk, head_dim_v, window_size_left, window_size_right,
-    ))[0]  # fmt: skip
+    )  # fmt: skip
+    for at, value in enumerate((*given, return_max_logit, cuda_graph, deterministic)):
+        if value is None:
+            raise TypeError(f"{name}: argument '{get_fused_attn_backend.spec.names[at]}' must be given; got None")
+    return backend_for(name, Asked(*given))[0]

@@ -3,12 +3,8 @@
 The members are [first_dims[i], last dimension]; a first_dims of None gives all of them as many rows. Where first_dims
 is on a device, these functions read it on the host, and so wait for it: `get_cublasLt_version` keeps Transformer Engine
 off this family, whose lists of tensors know their sizes. `splits_to_offsets` and the like do not wait.
-
-A grouped tensor is made of Transformer Engine's class where the quantizer is theirs, of the light one here where not.
-Its buffers are flat: those of the members behind each other. Scales are never swizzled (see tex_scaling).
 """
 
-import importlib
 import math
 from collections.abc import Iterator
 from typing import Any
@@ -16,18 +12,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..core.errors import NotSupported
 from ..core.spec import Sample, op
+from ._grouped import GroupedTensor, check_grouped, empty_group, members, new_group, sizes, with_buffers_of
 from ._numeric import FLOATS, wide
 from ._quantized import (
-    FACTS,
-    FIELDS,
-    Fields,
     Float8BlockQuantizer,
     Float8CurrentScalingQuantizer,
     MXFP8Quantizer,
     NVFP4Quantizer,
-    _new,
     check_quantizer,
     fp4_into,
     is_quantized,
@@ -41,158 +33,6 @@ from .tex_scaling import addresses, check_device
 
 INTS = (torch.int64,)
 KINDS = ("current", "block", "mxfp8", "nvfp4")  # that can be grouped
-
-# ---- grouped tensors ------------------------------------------------------------------------------------------------
-
-# A buffer of a member -> that of the group.
-SLOTS = {
-    "data": "rowwise_data",
-    "data_transpose": "columnwise_data",
-    "fp8_scale_inv": "scale_inv",
-    "rowwise_data": "rowwise_data",
-    "columnwise_data": "columnwise_data",
-    "rowwise_scale_inv": "scale_inv",
-    "columnwise_scale_inv": "columnwise_scale_inv",
-    "amax_rowwise": "amax",
-    "amax_columnwise": "columnwise_amax",
-}
-
-
-class GroupedTensor:
-    """Matrices in one buffer, with the attributes of Transformer Engine's GroupedTensor."""
-
-    def __init__(
-        self,
-        shape: Any,
-        dtype: torch.dtype,
-        *,
-        num_tensors: int,
-        quantizer: Any = None,
-        data: Tensor | None = None,
-        columnwise_data: Tensor | None = None,
-        scale_inv: Tensor | None = None,
-        columnwise_scale_inv: Tensor | None = None,
-        amax: Tensor | None = None,
-        columnwise_amax: Tensor | None = None,
-        scale: Tensor | None = None,
-        first_dims: Tensor | None = None,
-        last_dims: Tensor | None = None,
-        tensor_offsets: Tensor | None = None,
-        with_gemm_swizzled_scales: bool = False,
-    ):
-        self.logical_shape, self.fake_dtype, self.num_tensors = tuple(shape), dtype, num_tensors
-        self.quantizer, self.rowwise_data, self.columnwise_data = quantizer, data, columnwise_data
-        self.scale_inv, self.columnwise_scale_inv = scale_inv, columnwise_scale_inv
-        self.amax, self.columnwise_amax, self.scale = amax, columnwise_amax, scale
-        self.first_dims, self.last_dims, self.tensor_offsets = first_dims, last_dims, tensor_offsets
-        self._with_gemm_swizzled_scales = with_gemm_swizzled_scales
-
-    def split_into_quantized_tensors(self) -> list[Any]:
-        return members(self)
-
-    def __repr__(self) -> str:
-        return f"GroupedTensor(num_tensors={self.num_tensors}, logical_shape={self.logical_shape})"
-
-
-GROUPED = ("GroupedTensor", "GroupedTensorStorage")
-
-
-def is_grouped(value: Any) -> bool:
-    return any(c.__name__ in GROUPED for c in type(value).__mro__)
-
-
-def check_grouped(op: str, name: str, value: Any) -> None:
-    if not is_grouped(value):
-        raise TypeError(f"{op}: {name} must be a GroupedTensor; got {type_name(value)}")
-    if value.last_dims is not None:
-        raise NotSupported(f"{op}: {name} must have members of one last dimension; got last_dims")
-    if getattr(value, "_with_gemm_swizzled_scales", False):
-        raise NotSupported(f"{op}: {name} must have scales that are not swizzled; got _with_gemm_swizzled_scales")
-
-
-def group_class(like: Any, internal: bool) -> Any:
-    """The class of grouped tensors that goes with a quantizer, or with another grouped tensor."""
-    package, dot, rest = type(like).__module__.partition(".pytorch.")
-    if not dot or not rest.startswith("tensor."):
-        return GroupedTensor
-    module = ".storage.grouped_tensor_storage" if internal else ".grouped_tensor"
-    return getattr(importlib.import_module(f"{package}.pytorch.tensor{module}"), GROUPED[internal])
-
-
-def new_group(like: Any, internal: bool, shape: tuple[int, int], dtype: torch.dtype, **given: Any) -> Any:
-    """A group like that, of buffers by the names of their attributes."""
-    given["data"] = given.pop("rowwise_data", None)
-    return group_class(like, internal)(shape=shape, dtype=dtype, **given)
-
-
-def sizes(op: str, rows: int, num: int, first_dims: Tensor | None, name: str = "first_dims") -> list[int]:
-    """The rows of each member, on the host: where they are on a device, this waits for it."""
-    if first_dims is None:
-        if rows % max(num, 1):
-            raise ValueError(f"{op}: {name} must be given where {num} members do not divide {rows} rows; got None")
-        return [rows // num] * num
-    found = first_dims.tolist()
-    if min(found, default=0) < 0 or sum(found) > rows:
-        raise ValueError(f"{op}: {name} must add up to at most {rows} rows; got {found}")
-    return found
-
-
-def fields(quantizer: Any, shape: tuple[int, int], device: torch.device) -> Fields:
-    return FIELDS[kind_of(quantizer) or ""](quantizer, shape, device)
-
-
-def members(group: Any, op: str = "tex", name: str = "tensor") -> list[Any]:
-    """The members, as views of the buffers: plain tensors where the group has no quantizer."""
-    rows, last = group.logical_shape
-    dims = sizes(op, rows, group.num_tensors, group.first_dims, f"{name}.first_dims")
-    at = dict.fromkeys(SLOTS.values(), 0)
-
-    def part(slot: str, shape: tuple[int, ...]) -> Tensor:
-        start = at[slot]
-        at[slot] = start + math.prod(shape)
-        return getattr(group, slot).view(-1)[start : at[slot]].view(shape)
-
-    if group.quantizer is None:
-        return [part("rowwise_data", (n, last)) for n in dims]
-    quantizer = with_buffers_of(group)
-    device = (group.rowwise_data if group.rowwise_data is not None else group.columnwise_data).device
-    facts = FACTS[kind_of(quantizer) or ""]
-    made = []
-    for n in dims:
-        wanted = fields(quantizer, (n, last), device).items()
-        held = {f: None if of is None else part(SLOTS[f], of[0]) for f, of in wanted}
-        made.append(_new(quantizer, (n, last), group.fake_dtype, device, {**held, **facts(quantizer)}))
-    return made
-
-
-def with_buffers_of(group: Any) -> Any:
-    """The group's quantizer, for what the group holds: usages may have been changed since."""
-    quantizer = group.quantizer.copy()
-    quantizer.rowwise_usage = group.rowwise_data is not None
-    quantizer.columnwise_usage = group.columnwise_data is not None
-    return quantizer
-
-
-def empty_group(quantizer: Any, x: Tensor, dims: list[int], **rest: Any) -> Any:
-    """A group with the buffers that the quantizer wants for members of these rows."""
-    total: dict[str, tuple[int, torch.dtype]] = {}
-    for n in dims:
-        for field, of in fields(quantizer, (n, x.shape[1]), x.device).items():
-            if of is not None:
-                size, _ = total.get(SLOTS[field], (0, None))
-                total[SLOTS[field]] = size + math.prod(of[0]), of[1]
-    spare = (x.shape[0] - sum(dims)) * x.shape[1]  # rows of no member
-    share = 2 if kind_of(quantizer) == "nvfp4" else 1
-    made = {
-        slot: torch.zeros(size + (spare // share if slot.endswith("data") else 0), dtype=dtype, device=x.device)
-        for slot, (size, dtype) in total.items()
-    }
-    if kind_of(quantizer) == "current" and "columnwise_data" in made:
-        made["columnwise_scale_inv"] = made["scale_inv"]
-    shape = (x.shape[0], x.shape[1])
-    internal = bool(quantizer.internal)
-    return new_group(quantizer, internal, shape, x.dtype, num_tensors=len(dims), quantizer=quantizer, **rest, **made)
-
 
 # ---- samples --------------------------------------------------------------------------------------------------------
 
@@ -412,7 +252,7 @@ def float_dtype(op: str, otype: Any) -> torch.dtype:
 def whole(parts: list[Any], group: Any, dtype: torch.dtype) -> Tensor:
     """Members as the matrix that they are rows of; rows of none are 0."""
     rows, last = group.logical_shape
-    found = [plain(p, dtype).view(-1, last) for p in parts if p.numel()]
+    found = [plain(p, dtype).view(-1, last) for p in parts if math.prod(p.size())]
     missing = rows - sum(len(f) for f in found)
     device = (group.rowwise_data if group.rowwise_data is not None else group.columnwise_data).device
     return torch.cat([*found, torch.zeros(missing, last, dtype=dtype, device=device)])
@@ -756,10 +596,10 @@ def bias_rows(op: str, bias: Any, num: int) -> list[Tensor]:
 
 
 def check_product(op: str, i: int, a: Any, transa: Any, b: Any, transb: Any, d: Tensor, bias: Tensor | None) -> None:
-    (a0, a1), (b0, b1) = a.shape, b.shape
+    (a0, a1), (b0, b1) = a.size(), b.size()  # storages have no shape
     inner, other = (a1 if transa else a0), (b0 if transb else b1)
     if inner != other:
-        raise ValueError(f"{op}: A[{i}] must fit B[{i}] of {tuple(b.shape)}; got {tuple(a.shape)}")
+        raise ValueError(f"{op}: A[{i}] must fit B[{i}] of {(b0, b1)}; got {(a0, a1)}")
     shape = (b1 if transb else b0, a0 if transa else a1)
     check_tensor(op, f"D[{i}]", d, shape=shape, on=b.device, of="of B[i] A[i]")
     check_tensor(op, f"bias[{i}]", bias, shape=shape[1:], on=b.device, optional=True, of="the columns of D[i]")

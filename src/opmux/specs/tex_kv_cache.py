@@ -135,8 +135,8 @@ def copy_to_kv_cache(
         of, cached = Lengths.of(cu_new_lens[: b + 1]), cu_cached_lens[: b + 1].long().diff()
         news = [t.transpose(0, 1) if fmt == "sbhd" else t for t in (new_k, new_v)]
         page, at, there = _places(news[0], fmt, of, cached, table, max_seq_len // max_pages_per_seq)
-        # What is no token does what the first one does, so that nothing is written twice with different values; if there
-        # is none at all, a place gets what it has.
+        # What is no token does what the first one does, so that no place is written twice with different values; if
+        # there is none at all, a place gets what it has.
         token = torch.where(there, torch.arange(there.shape[0], device=there.device), there.long().argmax())
         page, at = page[token], at[token]
         for cache, new in zip((k_cache, v_cache), news, strict=True):
@@ -185,7 +185,9 @@ def fa_prepare_fwd(qkvi: Tensor) -> Tensor:
     if qkvi.numel() and (strides[3] != 1 or strides[2] != 3 * h or last > room):
         raise ValueError(f"{name}: qkvi must be q's slice of [s, b, n, 3 * {h}]; got strides {strides}")
     with torch.no_grad():
-        whole = qkvi.as_strided((s, b, n, 3, h), (*strides[:3], h, 1)) if qkvi.numel() else qkvi.new_empty(s, b, n, 3, h)
+        whole = (
+            qkvi.as_strided((s, b, n, 3, h), (*strides[:3], h, 1)) if qkvi.numel() else qkvi.new_empty(s, b, n, 3, h)
+        )
         return whole.permute(3, 1, 0, 2, 4).contiguous()
 
 
@@ -219,7 +221,9 @@ def multi_tensor_transpose_to_bhsd(inputs: Any, original_format: str, outputs: A
     name = "multi_tensor_transpose_to_bhsd"
     check_choice(name, "original_format", original_format, ORDERS)
     dtypes = (torch.float16, torch.bfloat16, torch.uint8)
-    check_list(name, "inputs", inputs, lambda what, t: check_tensor(name, what, t, dtypes=dtypes, dims=4, optional=True))
+    check_list(
+        name, "inputs", inputs, lambda what, t: check_tensor(name, what, t, dtypes=dtypes, dims=4, optional=True)
+    )
     check_list(name, "outputs", outputs, lambda what, t: None, len(inputs) if outputs else None)
     with torch.no_grad():
         turned = [None if t is None else t.permute(ORDERS[original_format]) for t in inputs]

@@ -1,5 +1,5 @@
-"""Writes the pages that follow from the code: `docs/ops.md` from the specs, `docs/settings.md` from the knobs, and
-`docs/new-backend.md` from the guide that lies beside the vendors.
+"""Writes the pages that follow from the code: `docs/ops.md` and `docs/tex.md` from the specs, `docs/settings.md` from
+the knobs, and `docs/new-backend.md` from the guide that lies beside the vendors.
 
     python -m opmux.tools.docs [--check] [DIR]
 
@@ -12,7 +12,9 @@ import argparse
 import inspect
 import re
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from ..core import knobs
 from ..core.spec import Spec, specs
@@ -74,6 +76,65 @@ def settings_page() -> str:
     return "\n".join(lines)
 
 
+def tex_page() -> str:
+    """tex's functions: what each runs on, and what tests it."""
+    from ..core.default import get_default_manager
+    from ..core.registry import BackendImplKind, OpImpl
+    from ..specs.tex_elsewhere import ELSEWHERE
+
+    registry = get_default_manager().registry
+    registry.list_operators()  # loads every family and its kernels
+    tests = _texts(Path(__file__).parents[3] / "tests")
+
+    def named(spec: Spec, wanted: Callable[[OpImpl], bool]) -> str:
+        """Of which ops there is such an impl: the function itself, or the parts it is made of."""
+        own = any(map(wanted, registry.impls(spec.key)))
+        parts = [p.name for p in spec.parts.values() if any(map(wanted, registry.impls(p.key)))]
+        return "itself" if own else ", ".join(parts)
+
+    ours = lambda impl: impl.kind is BackendImplKind.DEFAULT and impl.vendor is None
+    library = lambda impl: impl.of_vendor("nvidia") and not impl.impl_id.endswith("transformer_engine")
+    found = sorted((s for s in specs if s.space == "tex"), key=lambda s: (s.family, s.name))
+    here = [s for s in found if s.name not in ELSEWHERE]
+    rows = []
+    for spec in found:
+        needs = ELSEWHERE.get(spec.name)
+        files = ", ".join(name for name, text in tests.items() if re.search(rf"\b{spec.name}\b", text))
+        how = "says what it needs" if needs else " and ".join(filter(None, ("samples", files)))
+        reference = f"needs {_needs(needs)}" if needs else "yes"
+        rows.append(f"| `{spec.name}` | {reference} | {named(spec, ours)} | {named(spec, library)} | {how} |")
+    kernels = sum(bool(named(s, ours)) for s in here)
+    lines = ["# tex", "", "Made by `make docs` from the specs; do not edit. How it is used: [te.md](te.md).", ""]
+    lines += [
+        f"{len(found)} functions: {len(here)} run here, {kernels} of them on Triton kernels of ours, all or in part;",
+        f"{len(found) - len(here)} need several GPUs or a library that is not built in, and say so.",
+        "",
+        "| column | meaning |",
+        "|---|---|",
+        "| reference | in plain PyTorch, on any device |",
+        "| Triton | the kernels of ours it runs on: the op itself, or the primitives it is made of |",
+        "| NVIDIA | what of it cuBLAS, cuDNN or flash attention compute on an NVIDIA GPU |",
+        "| tested | by the samples of its spec (values, every argument spoiled), and by these files of tests/ |",
+        "",
+        "Where NVIDIA's own `transformer_engine_torch` is installed, the backend `nvidia` has every function of it.",
+        "",
+        "| function | reference | Triton | NVIDIA | tested |",
+        "|---|---|---|---|---|",
+        *rows,
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def _needs(row: Any) -> str:
+    return str(getattr(row, "needs", row)).replace("|", "\\|")
+
+
+def _texts(folder: Path) -> dict[str, str]:
+    """The test files by name, with what they say."""
+    return {p.stem: p.read_text(encoding="utf-8") for p in sorted(folder.rglob("test_*.py"))}
+
+
 def vendor_page() -> str:
     """The vendors' guide, with its links as they are from docs/."""
     backends = Path(__file__).parents[1] / "backends"
@@ -87,7 +148,7 @@ def _from_docs(link: str) -> str:
     return page if page != link else f"../src/opmux/backends/{link}"
 
 
-PAGES = {"ops.md": ops_page, "settings.md": settings_page, "new-backend.md": vendor_page}
+PAGES = {"ops.md": ops_page, "settings.md": settings_page, "new-backend.md": vendor_page, "tex.md": tex_page}
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -3,7 +3,7 @@
 | module | what is done while it loads |
 |---|---|
 | `transformer_engine.common` | NVIDIA's libraries are not looked for; afterwards the extension is not loaded |
-| `transformer_engine.pytorch.*` | on a machine without CUDA: read for the chip that is here (`reading`) |
+| `transformer_engine.pytorch.*`, `.debug.*`, `.common.triton.*` | on a machine without CUDA: read for the chip that is here (`reading`) |
 | `transformer_engine.pytorch.jit` | there, too: nothing is compiled unless NVTE_TORCH_COMPILE says so |
 | `transformer_engine.pytorch.onnx_extensions` | stand-ins for onnx and onnxscript, where they are not installed |
 
@@ -38,6 +38,7 @@ EXTENSION = "transformer_engine_torch"
 VERSIONS = ("2.20", "2.9")  # whose interface our tex has
 NEEDED = ("einops", "numpy", "packaging", "pydantic", "triton")  # what the layer imports, whatever is used of it
 ABSENT = ("onnx", "onnxscript")  # what it imports for its export to ONNX alone
+READ = ("pytorch", "debug", "common.triton")  # what is read for a chip: the rest asks nothing of CUDA, or of jax's
 GET = "pip install opmux[te]"
 
 _finder: Finder | None = None
@@ -127,7 +128,7 @@ class Finder(importlib.abc.MetaPathFinder):
         spec = next((s for f in self._others() if (s := f.find_spec(fullname, path, target)) is not None), None)
         if spec is None or not isinstance(spec.loader, importlib.machinery.SourceFileLoader):
             return spec
-        chip = self.chip if fullname.startswith((f"{LAYER}.pytorch", f"{LAYER}.debug")) else None
+        chip = self.chip if fullname.startswith(tuple(f"{LAYER}.{part}" for part in READ)) else None
         spec.loader = Loader(spec.loader.name, spec.loader.path, chip)
         return spec
 
@@ -169,7 +170,7 @@ class Loader(importlib.machinery.SourceFileLoader):
 
     def get_code(self, fullname: str) -> types.CodeType | None:
         path = self.get_filename(fullname)
-        if self.chip is None or b"cuda" not in (source := self.get_data(path)):
+        if self.chip is None or not reading.concerns(source := self.get_data(path)):
             return super().get_code(fullname)
         # Never from or into the bytecode kept beside the file: that is of the file as it is written.
         return reading.read_for(source, path, self.chip.type)

@@ -9,6 +9,7 @@
 | `t.is_cuda` | whether t is on the chip |
 | `t.cuda()` | `t.to(chip)` |
 | `torch.is_autocast_enabled()` | asked of the chip's type, as it is of CUDA's by default |
+| `triton.autotune(configs=x)` | the first of them, on a CPU: its interpreter has nothing to measure |
 """
 
 from __future__ import annotations
@@ -23,21 +24,30 @@ from .chip import CUDA_VERSION
 CHIP = "__opmux_chip__"  # the Chip, in each module that was read so
 
 
+def concerns(source: bytes) -> bool:
+    """Whether there is anything in a source to be read for a chip."""
+    return b"cuda" in source or b"triton.autotune" in source
+
+
 def read_for(source: bytes, path: str, device: str) -> Any:
     """The code of a source, read for a chip of this device type."""
     return compile(_Reader(device, source).visit(ast.parse(source, path)), path, "exec", dont_inherit=True)
 
 
-def _of_torch(node: ast.AST, *names: str) -> bool:
-    """Whether an expression is `torch.<names>`."""
+def _is(node: ast.AST, package: str, *names: str) -> bool:
+    """Whether an expression is `package.<names>`."""
     for name in reversed(names):
         if not isinstance(node, ast.Attribute) or node.attr != name:
             return False
         node = node.value
-    return isinstance(node, ast.Name) and node.id == "torch"
+    return isinstance(node, ast.Name) and node.id == package
 
 
-_WORDS = re.compile(rb"cuda|device|autocast")
+def _of_torch(node: ast.AST, *names: str) -> bool:
+    return _is(node, "torch", *names)
+
+
+_WORDS = re.compile(rb"cuda|device|autocast|configs=")
 
 
 class _Reader(ast.NodeTransformer):
@@ -48,8 +58,10 @@ class _Reader(ast.NodeTransformer):
 
     def visit(self, node: ast.AST) -> Any:
         first, last = getattr(node, "lineno", None), getattr(node, "end_lineno", None)
-        if first and last and self.lines[last] == self.lines[first - 1]:
-            return node
+        if first and last:
+            first = min([first, *(d.lineno for d in getattr(node, "decorator_list", ()))])  # those stand above it
+            if self.lines[last] == self.lines[first - 1]:
+                return node
         return super().visit(node)
 
     def _placed(self, node: ast.AST, text: str, part: ast.expr | None = None) -> Any:
@@ -94,7 +106,10 @@ class _Reader(ast.NodeTransformer):
             where = node.args[0] if node.args else ast.Constant(self.device)
             node.args = [self._placed(node, f"{CHIP}.here(PART)", ast.copy_location(where, node))]
         self.generic_visit(node)
+        tuned = self.device == "cpu" and _is(node.func, "triton", "autotune")
         for keyword in node.keywords:
+            if keyword.arg == "configs" and tuned:
+                keyword.value = self._placed(keyword.value, "PART[:1]", keyword.value)
             if keyword.arg == "device" and not isinstance(keyword.value, ast.Constant):
                 keyword.value = self._placed(keyword.value, f"{CHIP}.here(PART)", keyword.value)
         return node

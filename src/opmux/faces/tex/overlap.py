@@ -35,6 +35,10 @@ from ...specs._tex import CommOverlapType, check_int, torch_dtype, type_name
 
 RS, AG = CommOverlapType.RS, CommOverlapType.AG
 
+# torch 2.13 has new names for these two, and warns about the old ones.
+_all_gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+_reduce_scatter: Any = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+
 
 class FP8TensorMeta:
     """The scales and the history of amaxes of a set of FP8 tensors: three attributes, of whoever sets them."""
@@ -72,7 +76,7 @@ class CommOverlapHelper:
 
     def _made(self, tp_size: int, device: torch.device) -> Any:
         wanted = dist.get_default_backend_for_device(device) if device.type != "cpu" else None
-        if self.numlocal == tp_size and wanted in (None, dist.get_backend(self.intra)):
+        if self.numlocal == tp_size and (wanted is None or wanted in dist.get_backend(self.intra)):
             return self.intra
         if self.numranks % tp_size:
             raise ValueError(f"CommOverlap: tp_size must divide the {self.numranks} ranks of the world; got {tp_size}")
@@ -220,7 +224,8 @@ class CommOverlapCore:
             self.gather()
             results = gemm()
             if extra_output is not None:
-                extra_output.view(-1).copy_(self._part().view(extra_output.dtype).view(-1))
+                with torch.no_grad():
+                    extra_output.view(-1).copy_(self._part().view(extra_output.dtype).view(-1))
         else:
             results = gemm()
             self._scatter_sum(plain(results[0]), extra_output)
@@ -237,7 +242,7 @@ class CommOverlapCore:
         """Every rank's part into every rank's buffer; `later` leaves the waiting to a call of what is returned."""
         part = self._part()
         source = part if self._native else part.clone()  # gloo does not gather a buffer into itself
-        work = dist.all_gather_into_tensor(_flat(self._buffer), _flat(source), self._group, async_op=True)
+        work = _all_gather(self._buffer.view(-1), source.view(-1), group=self._group, async_op=True)
         return self._waited(work, nothing, later)
 
     def gather_on(self, send_stream: Any, recv_stream: Any) -> None:
@@ -259,7 +264,7 @@ class CommOverlapCore:
             raise ValueError(f"generic_gemm: extra_output must have {part}; got {given}")
         if self._native:
             got = torch.empty_like(whole[mine])
-            work = dist.reduce_scatter_tensor(got, whole, group=self._group, async_op=True)
+            work = _reduce_scatter(got, whole, group=self._group, async_op=True)
         else:  # gloo has no such sum for every dtype: one in float32, of which we take our rows
             total = whole.to(torch.float64 if whole.dtype == torch.float64 else torch.float32, copy=True)
             got = total[mine]
@@ -269,7 +274,8 @@ class CommOverlapCore:
 
     @property
     def _native(self) -> bool:
-        return dist.get_backend(self._group) != "gloo"
+        """Whether the collectives are those of an accelerator; gloo's are fewer."""
+        return self._buffer.device.type != "cpu"
 
     def _waited(self, work: Any, then: Callable[[], Any], later: bool) -> Callable[[], None]:
         def finish() -> None:
@@ -367,7 +373,3 @@ def here() -> torch.device:
 
 def nothing() -> None:
     """What is left to do after a collective that has been waited for."""
-
-
-def _flat(buffer: Tensor) -> Tensor:
-    return buffer.view(-1)

@@ -18,7 +18,7 @@ from ..lib.launch import Launcher
 from ..lib.plans import keep
 from ..lib.rows import DEVICES, Room
 from . import device
-from .tables import Chunks, Seen, chunks_of, seen, table_of
+from .tables import Seen, chunks_of, seen, table_of
 
 TYPES = {
     torch.float32: tl.float32, torch.float16: tl.float16, torch.bfloat16: tl.bfloat16, torch.int16: tl.int16,
@@ -49,43 +49,41 @@ def norm_tiles(width: int) -> Tiles:
 
 
 class Plan(NamedTuple):
-    """What follows from sizes and dtypes: the chunks, and launches that wait for tensors and numbers."""
+    """What follows from sizes and dtypes: the length of a chunk, and launches that wait for tensors and numbers."""
 
-    cut: Chunks
-    launches: tuple[Callable[..., Any], ...]
+    block: int
+    launches: tuple[Callable[..., Any], ...]  # none where there is nothing to do
 
 
 _plans: dict[Any, Plan] = keep({})
 
 
-def planned(what: Seen, kernel: Any, tiles: Tiles, make: Callable[[Chunks], tuple], *constants: Any) -> Plan:
+def planned(kernel: Launcher, what: Seen, constants: tuple, make: Callable[[], Plan]) -> Plan:
     """The plan of a kernel for such tensors and constants."""
-    cut = chunks_of(what, tiles["BLOCK"])
-    key = (kernel, what.sizes, what.dtypes, what.device, *constants)
+    key = (kernel, what.sizes, what.dtypes, what.device, constants)
     plan = _plans.get(key)
     if plan is None:
-        if len(_plans) > 1024:
+        if len(_plans) >= 1024:
             _plans.clear()
-        plan = _plans[key] = Plan(cut, make(cut) if cut.count else ())
-    return plan._replace(cut=cut)
+        plan = _plans[key] = make()
+    return plan
 
 
-def simple(
-    what: Seen, kernel: Launcher, tiles: Tiles, constants: dict[str, Any], rows: str = ""
-) -> tuple[Callable[..., Any] | None, Tensor, Tensor]:
-    """A launch of one program a chunk (None where there is no chunk), the table of the tensors, and that of the chunks.
+def launched(kernel: Launcher, what: Seen, given: tuple, constants: dict[str, Any], types: str = "") -> None:
+    """One program a chunk. `given` follows the tables; `types` names the constants that say what the tensors hold."""
 
-    `rows` names the constants that say what the tensors hold.
-    """
-    types = dict(zip(rows.split(), (TYPES[d] for d in what.dtypes)))
-    plan = planned(
-        what, kernel, tiles,
-        lambda cut: (kernel.ready((cut.count, 1, 1), (), tiles.config(**constants, **types)),),
-        *constants.values(),
-    )  # fmt: skip
-    if not plan.launches:
-        return None, plan.cut.rows, plan.cut.rows
-    return plan.launches[0], table_of(what, plan.cut), plan.cut.rows
+    def make() -> Plan:
+        tiles = step_tiles(lists=len(what.dtypes), width=sum(d.itemsize for d in what.dtypes))
+        count = sum(-(-n // tiles["BLOCK"]) for n in what.sizes)
+        known = constants | dict(zip(types.split(), (TYPES[d] for d in what.dtypes), strict=False))
+        config = tiles.config(**known)
+        return Plan(tiles["BLOCK"], (kernel.ready((count, 1, 1), (), config),) if count else ())
+
+    # a launch is made for what is absent, too
+    plan = planned(kernel, what, (*constants.values(), *(g is None for g in given)), make)
+    for launch in plan.launches:
+        cut = chunks_of(what, plan.block)
+        launch(table_of(what, cut), cut.rows, *given)
 
 
 def lanes(dtypes: tuple[torch.dtype, ...]) -> int:
@@ -93,19 +91,12 @@ def lanes(dtypes: tuple[torch.dtype, ...]) -> int:
     return 16 // max(d.itemsize for d in dtypes)
 
 
-def tiles_of(what: Seen) -> Tiles:
-    return step_tiles(lists=len(what.dtypes), width=sum(d.itemsize for d in what.dtypes))
-
-
 # ---- scale and norm -------------------------------------------------------------------------------------------------
 
 
 def _scale(op: str, flag: Tensor, lists: Any, held: Tensor | None, number: float) -> None:
     for what in seen(op, lists, flag):
-        constants = {"LANES": lanes(what.dtypes)}
-        launch, table, chunks = simple(what, scale_lists, tiles_of(what), constants, "I O")
-        if launch is not None:
-            launch(table, chunks, flag, held, number)
+        launched(scale_lists, what, (flag, held, number), {"LANES": lanes(what.dtypes)}, "I O")
 
 
 @impl(spec.multi_tensor_scale, devices=DEVICES)
@@ -133,32 +124,36 @@ def _norm(
         return ONE.on(flag).zero_(), NONE.on(flag)
     if len(found) > 1:
         raise NotSupported("a norm over tensors of several dtypes")
-    what = found[0]
-    tiles, n = norm_tiles(width=what.dtypes[0].itemsize), len(what.sizes)
-    plan = planned(what, squares, tiles, lambda cut: _norm_launches(what, cut, tiles, n), inv_scale is None)
-    each = Room.of((n,), torch.float32).on(flag)
+    what, n = found[0], len(found[0].sizes)
+    plan = planned(squares, what, (inv_scale is None,), lambda: _norm_plan(what))
     if not plan.launches:
-        return ONE.on(flag).zero_(), each.zero_() if per_tensor else NONE.on(flag)
-    table, norm = table_of(what, plan.cut), ONE.on(flag)
-    shares = Room.of((plan.cut.count,), torch.float32).on(flag)
-    sums = Room.of((n,), torch.float32).on(flag)
+        return ONE.on(flag).zero_(), Room.of((n,), torch.float32).on(flag).zero_() if per_tensor else NONE.on(flag)
+    cut = chunks_of(what, plan.block)
+    table, norm = table_of(what, cut), ONE.on(flag)
+    shares, sums = (Room.of((k,), torch.float32).on(flag) for k in (cut.count, n))
     first, second, third = plan.launches
-    first(table, plan.cut.rows, inv_scale, shares)
+    first(table, cut.rows, inv_scale, shares)
     second(table, shares, sums)
     if per_tensor:
+        each = Room.of((n,), torch.float32).on(flag)
         third(sums, flag, norm, each)
         return norm, each
-    third(sums, flag, norm, sums)  # into what is read: nobody asks for it
+    third(sums, flag, norm, sums)  # the norms of each go where their squares were: nobody asks for them
     return norm, NONE.on(flag)
 
 
-def _norm_launches(what: Seen, cut: Chunks, tiles: Tiles, n: int) -> tuple[Callable[..., Any], ...]:
+def _norm_plan(what: Seen) -> Plan:
+    tiles, n = norm_tiles(width=what.dtypes[0].itemsize), len(what.sizes)
+    count = sum(-(-k // tiles["BLOCK"]) for k in what.sizes)
+    if not count:
+        return Plan(tiles["BLOCK"], ())
     constants = {"I": TYPES[what.dtypes[0]], "LANES": lanes(what.dtypes)}
-    return (
-        squares.ready((cut.count, 1, 1), (), tiles.config(**constants)),
+    launches = (
+        squares.ready((count, 1, 1), (), tiles.config(**constants)),
         squares_of_each.ready((n, 1, 1), (), Tiles(512, BLOCK=4096).config(CHUNK=tiles["BLOCK"])),
         norms.ready((1, 1, 1), (n,), Tiles(256, BLOCK=1024).config()),
     )
+    return Plan(tiles["BLOCK"], launches)
 
 
 @impl(spec.multi_tensor_l2norm, devices=DEVICES)
@@ -195,9 +190,7 @@ def _adam(
             "L2": how.mode == 0, "HOME": home, "CAST": None if fp8 is None else cast_of(fp8), "LISTS": len(lists),
             "S": TYPES[what.dtypes[2]], "LANES": lanes(what.dtypes),
         }  # fmt: skip
-        launch, table, chunks = simple(what, adam, tiles_of(what), constants, "G P")
-        if launch is not None:
-            launch(table, chunks, held, lr, *rates)
+        launched(adam, what, (held, lr, *rates), constants, "G P")
 
 
 @impl(spec.multi_tensor_adam, devices=DEVICES)
@@ -286,9 +279,7 @@ def multi_tensor_sgd(
             "DECAY": decay, "MOVES": momentum != 0, "NESTEROV": bool(nesterov), "FIRST": bool(first_run),
             "LISTS": len(tensor_lists), "C": TYPES[what.dtypes[-1]], "LANES": lanes(what.dtypes),
         }  # fmt: skip
-        launch, table, chunks = simple(what, sgd, tiles_of(what), constants, "G W M")
-        if launch is not None:
-            launch(table, chunks, noop_flag, *numbers)
+        launched(sgd, what, (noop_flag, *numbers), constants, "G W M")
 
 
 @impl(spec.multi_tensor_compute_scale_and_scale_inv, devices=DEVICES)
@@ -299,14 +290,10 @@ def multi_tensor_compute_scale_and_scale_inv(
     op = "multi_tensor_compute_scale_and_scale_inv"
     spec.check_scales(op, max_fp8, force_pow_2_scales, epsilon)
     for what in seen(op, tensor_lists):
-        launch, table, chunks = simple(what, scales, tiles_of(what), {"POW2": bool(force_pow_2_scales)})
-        if launch is not None:
-            launch(table, chunks, float(max_fp8), float(epsilon))
+        launched(scales, what, (float(max_fp8), float(epsilon)), {"POW2": bool(force_pow_2_scales)})
 
 
 @impl(spec.multi_tensor_compute_scale_inv_e8m0, devices=DEVICES)
 def multi_tensor_compute_scale_inv_e8m0(chunk_size: int, dummy: Any, tensor_lists: Any) -> None:
     for what in seen("multi_tensor_compute_scale_inv_e8m0", tensor_lists):
-        launch, table, chunks = simple(what, e8m0, tiles_of(what), {})
-        if launch is not None:
-            launch(table, chunks, 1 / 448)
+        launched(e8m0, what, (1 / 448,), {})

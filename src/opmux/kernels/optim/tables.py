@@ -7,8 +7,8 @@ chunk, which is a program's work, the row it belongs to: no program searches.
 Both are kept, the rows by the addresses in them and the chunks by the sizes. Where addresses change from step to step
 (gradients are allocated anew), a new table is one array and one copy that waits for nothing.
 
-While a CUDA graph is captured a table made before serves, and is never let go. If there is none, the copy becomes part of
-the graph: what it copies from is kept, and what it writes to is the graph's own, and of no use to others.
+While a CUDA graph is captured a table made before serves, and is never let go. If there is none, the copy becomes part
+of the graph: what it copies from is kept, and what it writes to is the graph's own, and of no use to others.
 """
 
 from __future__ import annotations
@@ -168,7 +168,7 @@ def _found(kept: dict[Any, Any], key: Any, device: torch.device, make: Any) -> A
         return found
     found = make(stream)
     while len(kept) >= MOST:
-        kept.pop(next(iter(kept)))
+        kept.pop(next(iter(kept)), None)
     kept[key] = found
     return found
 

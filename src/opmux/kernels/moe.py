@@ -1,0 +1,363 @@
+"""Mixture of experts: tokens to the rows of their experts and back, a token a program; rows padded, all blocks at once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from ..core.errors import NotSupported
+from ..core.registry import impl
+from ..specs import moe as spec
+from .lib.config import Tiles, tunable
+from .lib.launch import Launcher
+from .lib.plans import plans
+from .lib.rows import DEVICES, Room, Rows, even_rows, packed, wide_of
+from .lib.text import from_text
+
+UNROLLED = tl.constexpr(16)  # copies of a token up to which all its rows are on their way at once
+
+
+def _map(order_ptr, map_ptr, n, tokens, topk, rows, BLOCK_N: tl.constexpr):
+    """Where each copy went, from which copy each row is: the inverse."""
+    o = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+    m = o < n
+    b_from = tl.load(order_ptr + o, mask=m, other=0)
+    b_at = b_from % topk * tokens + b_from // topk
+    tl.store(map_ptr + b_at, tl.where(o < rows, o, -1), mask=m)
+
+
+@triton.jit
+def _row(map_ptr, token, k, tokens):
+    return tl.load(map_ptr + k * tokens + token).to(tl.int64)
+
+
+def _spread(x_ptr, map_ptr, y_ptr, x_stride, n, tokens, TOPK: tl.constexpr, BLOCK_N: tl.constexpr):
+    """A piece of a token, read once and written to each of its rows."""
+    token = tl.program_id(0).to(tl.int64)
+    o = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
+    m = o < n
+    b_x = tl.load(x_ptr + token * x_stride + o, mask=m)
+    if TOPK <= UNROLLED:
+        for k in tl.static_range(TOPK):
+            row = _row(map_ptr, token, k, tokens)
+            tl.store(y_ptr + row * n + o, b_x, mask=m & (row >= 0))
+    else:
+        for k in range(TOPK):
+            row = _row(map_ptr, token, k, tokens)
+            tl.store(y_ptr + row * n + o, b_x, mask=m & (row >= 0))
+
+
+@triton.jit
+def _one(x_ptr, map_ptr, probs_ptr, token, k, tokens, x_stride, o, m, TOPK: tl.constexpr, WIDE: tl.constexpr):
+    """A piece of a token's k-th row, times its probability, rounded."""
+    row = _row(map_ptr, token, k, tokens)
+    b_x = tl.load(x_ptr + row * x_stride + o, mask=m & (row >= 0), other=0.0)
+    b_y = b_x.to(WIDE)
+    if probs_ptr is not None:
+        p = tl.load(probs_ptr + token * TOPK + k).to(b_x.dtype).to(WIDE)
+        b_y = tl.where(row >= 0, b_y * p, 0.0).to(b_x.dtype).to(WIDE)
+    return b_y
+
+
+def _collect(
+    x_ptr, map_ptr, probs_ptr, y_ptr, x_stride, n, tokens,
+    TOPK: tl.constexpr, WIDE: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    """A piece of a token, the sum of its rows; each addition is rounded, as NVIDIA's."""
+    token = tl.program_id(0).to(tl.int64)
+    o = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
+    m = o < n
+    kind = x_ptr.dtype.element_ty
+    b_y = _one(x_ptr, map_ptr, probs_ptr, token, 0, tokens, x_stride, o, m, TOPK, WIDE)
+    if TOPK <= UNROLLED:
+        for k in tl.static_range(1, TOPK):
+            b_x = _one(x_ptr, map_ptr, probs_ptr, token, k, tokens, x_stride, o, m, TOPK, WIDE)
+            b_y = (b_y + b_x).to(kind).to(WIDE)
+    else:
+        for k in range(1, TOPK):
+            b_x = _one(x_ptr, map_ptr, probs_ptr, token, k, tokens, x_stride, o, m, TOPK, WIDE)
+            b_y = (b_y + b_x).to(kind).to(WIDE)
+    tl.store(y_ptr + token * n + o, b_y.to(kind), mask=m)
+
+
+def _collect_bwd(
+    dy_ptr, x_ptr, map_ptr, probs_ptr, dx_ptr, dprobs_ptr, dy_stride, x_stride, n, tokens,
+    TOPK: tl.constexpr, WIDE: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    """A token's gradient, written to its rows, and its products with them."""
+    token = tl.program_id(0).to(tl.int64)
+    o_k = tl.arange(0, BLOCK_K)
+    b_row = tl.load(map_ptr + o_k * tokens + token, mask=o_k < TOPK, other=-1).to(tl.int64)[:, None]
+    b_dot = tl.zeros([BLOCK_K], WIDE)
+    kind = dx_ptr.dtype.element_ty
+    for at in range(0, n, BLOCK_N):
+        o = at + tl.arange(0, BLOCK_N)[None, :]
+        m = (b_row >= 0) & (o < n)
+        b_g = tl.load(dy_ptr + token * dy_stride + o, mask=o < n, other=0.0).to(WIDE)
+        b_dx = tl.broadcast_to(b_g, [BLOCK_K, BLOCK_N])
+        if probs_ptr is not None:
+            b_p = tl.load(probs_ptr + token * TOPK + o_k, mask=o_k < TOPK, other=0.0).to(kind).to(WIDE)
+            b_dx = b_g * b_p[:, None]
+            b_x = tl.load(x_ptr + b_row * x_stride + o, mask=m, other=0.0).to(WIDE)
+            b_dot += tl.sum(b_g * b_x, 1)
+        tl.store(dx_ptr + b_row * n + o, b_dx.to(kind), mask=m)
+    tl.store(dprobs_ptr + token * TOPK + o_k, b_dot.to(dprobs_ptr.dtype.element_ty), mask=o_k < TOPK)
+
+
+map_rows = Launcher(_map, tensors=2, sizes="n", free="tokens topk rows")
+spread = Launcher(_spread, tensors=3, sizes="x_stride n", free="tokens")
+collect = Launcher(_collect, tensors=4, sizes="x_stride n", free="tokens")
+collect_bwd = Launcher(_collect_bwd, tensors=6, sizes="dy_stride x_stride n", free="tokens")
+
+
+@tunable("moe.rows", free="BLOCK_N")
+def row_tiles(n: int, dtype: torch.dtype) -> Tiles:
+    """A piece of a row."""
+    return Tiles(128, BLOCK_N=min(triton.next_power_of_2(n), 4096 // max(dtype.itemsize, 2)))
+
+
+@tunable("moe.dots", free="BLOCK_N")
+def dot_tiles(n: int, topk: int, dtype: torch.dtype) -> Tiles:
+    """A piece of all rows of a token."""
+    block = max(triton.next_power_of_2(topk), 1)
+    most = max(64, 16384 // max(dtype.itemsize, 2) // block)
+    return Tiles(128, BLOCK_K=block, BLOCK_N=min(triton.next_power_of_2(n), most))
+
+
+class Plan(NamedTuple):
+    """What an op will do for tensors that look so."""
+
+    rooms: tuple[Room, ...]
+    launch: Callable[..., None] | None  # None: nothing to compute
+    packed: bool  # whether rows lie as the kernel reads them; else they are copied first
+    filled: int  # rows of the first result that are written; zeros beyond
+
+
+def _grid(tokens: int, pieces: int = 1) -> tuple[int, int, int]:
+    if tokens >= 2**31 or pieces >= 2**16:
+        raise NotSupported(f"a grid of {tokens} x {pieces} programs is more than a launch can have")
+    return (tokens, pieces, 1)
+
+
+def _begun(rooms: tuple[Room, ...], filled: int, like: Tensor) -> list[Tensor]:
+    """Room for results; rows that no launch will write are zeros."""
+    made = [room.on(like) for room in rooms]
+    if filled < made[0].shape[0]:
+        made[0][filled:].zero_()
+    return made
+
+
+def _known(op: str, x: Tensor) -> None:
+    if x.dtype in spec.FP8:
+        raise NotSupported(f"{op} of float8")
+
+
+# ---- the map --------------------------------------------------------------------------------------------------------
+
+
+@plans
+def _plan_map(indices: Tensor, rows: int) -> Plan:
+    spec.check_indices("moe_row_map", indices, rows)
+    n, (tokens, topk) = indices.numel(), indices.shape
+    if n >= 2**31:
+        raise NotSupported(f"{n} rows do not fit a map of int32")
+    room = Room.of((n,), torch.int32)
+    config = Tiles(128, BLOCK_N=512).config(even=n % 16 == 0)
+    launch = map_rows.ready((-(-n // 512), 1, 1), (n, tokens, topk, rows or n), config) if n else None
+    return Plan((room,), launch, True, n)
+
+
+@impl(spec.moe_row_map, devices=DEVICES)
+def moe_row_map(indices: Tensor, rows: int) -> Tensor:
+    (room,), launch, _, _ = _plan_map(indices, rows)
+    row_map = room.on(indices)
+    if launch is not None:
+        launch(torch.sort(indices.reshape(-1), stable=True).indices, row_map)
+    return row_map
+
+
+# ---- there and back -------------------------------------------------------------------------------------------------
+
+
+@plans
+def _plan_spread(x: Tensor, row_map: Tensor, topk: int, rows: int) -> Plan:
+    spec.check_spread("moe_spread", x, row_map, topk, rows)
+    _known("moe_spread", x)
+    tokens, n = x.shape
+    room, filled = Room.of((rows or tokens * topk, n), x.dtype), tokens * topk
+    if not x.numel() or not row_map.is_contiguous():
+        if x.numel():
+            raise NotSupported("a row map that is not contiguous")
+        return Plan((room,), None, True, 0)
+    tiles, stride = row_tiles(n=n, dtype=x.dtype), Rows.of(packed(x)).stride
+    config = tiles.config(even=n % 16 == 0 and stride % 16 == 0, TOPK=topk)
+    launch = spread.ready(_grid(tokens, -(-n // tiles["BLOCK_N"])), (stride, n, tokens), config)
+    return Plan((room,), launch, even_rows(x), filled)
+
+
+@impl(spec.moe_spread, devices=DEVICES)
+def moe_spread(x: Tensor, row_map: Tensor, topk: int, rows: int) -> Tensor:
+    rooms, launch, lies, filled = _plan_spread(x, row_map, topk, rows)
+    (y,) = _begun(rooms, filled, x)
+    if launch is not None:
+        launch(x if lies else packed(x), row_map, y)
+    return y
+
+
+@plans
+def _plan_collect(x: Tensor, row_map: Tensor, probs: Tensor | None, topk: int, back: bool) -> Plan:
+    op, lead = ("moe_spread_bwd", "dy") if back else ("moe_collect", "x")
+    spec.check_collect(op, x, row_map, probs, topk, lead=lead)
+    _known(op, x)
+    tokens, n = row_map.shape[0] // topk, x.shape[1]
+    room = Room.of((tokens, n), x.dtype)
+    if not tokens * n:
+        return Plan((room,), None, True, tokens)
+    if not row_map.is_contiguous() or (probs is not None and not probs.is_contiguous()):
+        raise NotSupported("a row map or probabilities that are not contiguous")
+    tiles, stride = row_tiles(n=n, dtype=x.dtype), Rows.of(packed(x)).stride
+    config = tiles.config(even=n % 16 == 0 and stride % 16 == 0, TOPK=topk, WIDE=wide_of(x.dtype))
+    launch = collect.ready(_grid(tokens, -(-n // tiles["BLOCK_N"])), (stride, n, tokens), config)
+    return Plan((room,), launch, even_rows(x), tokens)
+
+
+def _sum(plan: Plan, x: Tensor, row_map: Tensor, probs: Tensor | None) -> Tensor:
+    (room,), launch, lies, _ = plan
+    y = room.on(x)
+    if launch is not None:
+        launch(x if lies else packed(x), row_map, probs, y)
+    return y
+
+
+@impl(spec.moe_collect, devices=DEVICES)
+def moe_collect(x: Tensor, row_map: Tensor, probs: Tensor | None, topk: int) -> Tensor:
+    return _sum(_plan_collect(x, row_map, probs, topk, False), x, row_map, probs)
+
+
+@impl(spec.moe_spread_bwd, devices=DEVICES)
+def moe_spread_bwd(dy: Tensor, row_map: Tensor, topk: int) -> Tensor:
+    return _sum(_plan_collect(dy, row_map, None, topk, True), dy, row_map, None)
+
+
+@plans
+def _plan_collect_bwd(dy: Tensor, x: Tensor, row_map: Tensor, probs: Tensor | None, topk: int) -> Plan:
+    spec.check_collect("moe_collect_bwd", x, row_map, probs, topk, dy)
+    _known("moe_collect_bwd", x)
+    tokens, n = row_map.shape[0] // topk, x.shape[1]
+    slopes = Room.of((tokens, topk), torch.float32 if probs is None else probs.dtype)
+    rooms, filled = (Room.of(x.shape, x.dtype), slopes), row_map.shape[0]
+    if not tokens:
+        return Plan(rooms, None, True, 0)
+    if not row_map.is_contiguous() or (probs is not None and not probs.is_contiguous()):
+        raise NotSupported("a row map or probabilities that are not contiguous")
+    tiles = dot_tiles(n=n, topk=topk, dtype=x.dtype)
+    strides = [Rows.of(packed(t)).stride for t in (dy, x)]
+    config = tiles.config(even=all(k % 16 == 0 for k in (*strides, n)), TOPK=topk, WIDE=wide_of(x.dtype))
+    launch = collect_bwd.ready(_grid(tokens), (*strides, n, tokens), config)
+    return Plan(rooms, launch, even_rows(dy) and even_rows(x), filled)
+
+
+@impl(spec.moe_collect_bwd, devices=DEVICES)
+def moe_collect_bwd(dy: Tensor, x: Tensor, row_map: Tensor, probs: Tensor | None, topk: int) -> tuple[Tensor, Tensor]:
+    rooms, launch, lies, filled = _plan_collect_bwd(dy, x, row_map, probs, topk)
+    dx, dprobs = _begun(rooms, filled, x)
+    if launch is not None:
+        if not lies:
+            dy, x = packed(dy), packed(x)
+        launch(dy, x, row_map, probs, dx, dprobs)
+    return dx, dprobs
+
+
+# ---- rows padded ----------------------------------------------------------------------------------------------------
+
+# A block's sizes are numbers of the launch, not memory: they come from the host at every call, and a copy of them to the
+# device could not be captured in a graph. For each block: how many rows input has of it, and how many output.
+_BLOCK = """\
+    i = o_m - to
+    m_b = (i >= 0) & (i < v{k})
+    b_from = tl.where(m_b & (i < u{k}), at + i, b_from)
+    m_to = m_to | (m_b & (u{k} > 0))
+    at += u{k}
+    to += v{k}
+"""
+_TEXT = """\
+def {name}(x_ptr, y_ptr, x_stride, y_stride, n, n_rows, at, to, {sizes}, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
+    o_m = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
+    o_n = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)[None, :]
+    b_from = tl.full([BLOCK_M], -1, tl.int32)
+    m_to = o_m < 0
+{blocks}
+    m_n = o_n < n
+    i_x, i_y = b_from.to(tl.int64)[:, None], o_m.to(tl.int64)[:, None]
+    b_x = tl.load(x_ptr + i_x * x_stride + o_n, mask=(i_x >= 0) & m_n, other=0.0)
+    tl.store(y_ptr + i_y * y_stride + o_n, b_x, mask=(m_to & (o_m < n_rows))[:, None] & m_n)
+"""
+COUNTS = (8, 64)  # blocks that a launch takes
+
+
+def _blocks(count: int) -> Launcher:
+    sizes = [f"{side}{k}" for k in range(count) for side in "uv"]
+    blocks = "".join(_BLOCK.format(k=k) for k in range(count))
+    kernel = from_text(_TEXT.format(name=f"_blocks_{count}", sizes=", ".join(sizes), blocks=blocks))
+    return Launcher(kernel, tensors=2, sizes="x_stride y_stride n", free=f"n_rows at to {' '.join(sizes)}")
+
+
+block_launchers = {count: _blocks(count) for count in COUNTS}
+
+
+@tunable("moe.padding", free="BLOCK_M BLOCK_N")
+def block_tiles(n: int, dtype: torch.dtype) -> Tiles:
+    """Some rows, or pieces of them."""
+    piece = min(triton.next_power_of_2(n), 4096 // max(dtype.itemsize, 2))
+    return Tiles(128, BLOCK_M=max(1, 8192 // max(dtype.itemsize, 2) // piece), BLOCK_N=piece)
+
+
+@plans
+def _plan_blocks(input: Tensor, output: Tensor, count: int) -> Callable[..., None] | None:
+    """A launch that lacks where blocks begin and how long they are; None where there is nothing to write."""
+    if input.dtype in spec.FP8 or input.is_complex() or input.dtype is torch.float4_e2m1fn_x2:
+        raise NotSupported(f"rows of {input.dtype}")
+    if input.stride(-1) != 1 or output.stride(-1) != 1:
+        raise NotSupported("rows that are not in one piece")
+    (rows, n), strides = output.shape, (input.stride(0), output.stride(0))
+    if not rows * n:
+        return None
+    tiles = block_tiles(n=n, dtype=input.dtype)
+    grid = _grid(-(-rows // tiles["BLOCK_M"]), -(-n // tiles["BLOCK_N"]))
+    config = tiles.config(even=all(k % 16 == 0 for k in (*strides, n)))
+    return block_launchers[count].ready(grid, (*strides, n, rows), config)
+
+
+def _write(input: Tensor, output: Tensor, given: list[int], wanted: list[int]) -> None:
+    count = COUNTS[0] if len(given) <= COUNTS[0] else COUNTS[1]
+    launch = _plan_blocks(input, output, count)
+    at = to = 0
+    for first in range(0, len(given), count) if launch is not None else ():
+        here = (given[first : first + count], wanted[first : first + count])
+        sizes = [0] * (2 * count)
+        sizes[: 2 * len(here[0]) : 2], sizes[1 : 2 * len(here[1]) : 2] = here
+        launch(input, output, at, to, *sizes)
+        at, to = at + sum(here[0]), to + sum(here[1])
+
+
+@impl(spec.fused_multi_row_padding, devices=DEVICES)
+def fused_multi_row_padding(
+    input: Tensor, output: Tensor, input_row_list: list[int], padded_input_row_list: list[int]
+) -> None:
+    lists = (input_row_list, padded_input_row_list)
+    spec.check_blocks("fused_multi_row_padding", input, output, *lists, spec.PAD_NAMES, padding=True)
+    _write(input, output, *lists)
+
+
+@impl(spec.fused_multi_row_unpadding, devices=DEVICES)
+def fused_multi_row_unpadding(
+    input: Tensor, output: Tensor, input_row_list: list[int], unpadded_input_row_list: list[int]
+) -> None:
+    lists = (input_row_list, unpadded_input_row_list)
+    spec.check_blocks("fused_multi_row_unpadding", input, output, *lists, spec.UNPAD_NAMES, padding=False)
+    _write(input, output, *lists)

@@ -1,0 +1,170 @@
+"""Dropout with a mask of bits: a thread has a group of Philox, and eight neighbours in either half of the tensor."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from ..core.registry import impl
+from ..specs import tex_dropout as spec
+from .lib.config import Tiles, tunable
+from .lib.launch import Launcher
+from .lib.philox import seeded, weave2, weave4, words
+from .lib.plans import plans
+from .lib.rows import DEVICES, Room, wide_of
+
+
+@triton.jit
+def byte_kept(word, PLACE: tl.constexpr, threshold):
+    return ((word >> (8 * PLACE)) & 255).to(tl.int32) >= threshold
+
+
+@triton.jit
+def eight(k0, k1, k2, k3, k4, k5, k6, k7):
+    """k0[0], k1[0], ..., k7[0], k0[1], ..."""
+    return weave4(weave2(k0, k4), weave2(k1, k5), weave2(k2, k6), weave2(k3, k7))
+
+
+@triton.jit
+def half(b_x, y_ptr, mask_ptr, low, high, threshold, scale, left, BLOCK: tl.constexpr):
+    """Eight elements a group, and their byte of the mask."""
+    o = tl.arange(0, 8 * BLOCK)
+    m = o < left * 8
+    k0, k1 = byte_kept(low, 0, threshold), byte_kept(low, 1, threshold)
+    k2, k3 = byte_kept(low, 2, threshold), byte_kept(low, 3, threshold)
+    k4, k5 = byte_kept(high, 0, threshold), byte_kept(high, 1, threshold)
+    k6, k7 = byte_kept(high, 2, threshold), byte_kept(high, 3, threshold)
+    keep = eight(k0, k1, k2, k3, k4, k5, k6, k7)
+    b_y = b_x.to(scale.dtype) * tl.where(keep, scale, 0.0)
+    tl.store(y_ptr + o, b_y.to(y_ptr.dtype.element_ty), mask=m)
+    bits = k0.to(tl.int32) | (k1.to(tl.int32) << 1) | (k2.to(tl.int32) << 2) | (k3.to(tl.int32) << 3)
+    bits |= (k4.to(tl.int32) << 4) | (k5.to(tl.int32) << 5) | (k6.to(tl.int32) << 6) | (k7.to(tl.int32) << 7)
+    o_m = tl.arange(0, BLOCK)
+    tl.store(mask_ptr + o_m, bits.to(tl.uint8), mask=o_m < left)
+
+
+def _dropout(
+    x_ptr, seed_ptr, y_ptr, mask_ptr, groups, threshold, scale: tl.float64, key: tl.int64, counter: tl.int64,
+    WIDE: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    group = tl.program_id(0).to(tl.int64) * BLOCK
+    second = tl.cast(groups, tl.int64)
+    left = groups - group
+    x_ptr += group * 8
+    y_ptr += group * 8
+    mask_ptr += group
+    o = tl.arange(0, 8 * BLOCK)
+    m = o < left * 8
+    b_x, b_z = tl.load(x_ptr + o, mask=m), tl.load(x_ptr + second * 8 + o, mask=m)  # both before the first store
+    key, counter = seeded(seed_ptr, key, counter)
+    w0, w1, w2, w3 = words(key, counter, group, BLOCK)
+    s = tl.full([1], scale, WIDE)
+    half(b_x, y_ptr, mask_ptr, w0, w1, threshold, s, left, BLOCK)
+    half(b_z, y_ptr + second * 8, mask_ptr + second, w2, w3, threshold, s, left, BLOCK)
+
+
+def _bwd(
+    dy_ptr, mask_ptr, dx_ptr, eights, scale: tl.float64, WIDE: tl.constexpr, TILES: tl.constexpr, BLOCK: tl.constexpr
+):  # fmt: skip
+    start = tl.program_id(0).to(tl.int64) * (TILES * BLOCK)
+    left = eights - start
+    o, o_m = tl.arange(0, 8 * BLOCK), tl.arange(0, BLOCK)
+    b_dy, b_mask = (), ()
+    for tile in tl.static_range(TILES):
+        at = start + tile * BLOCK
+        b_dy += (tl.load(dy_ptr + at * 8 + o, mask=o < (left - tile * BLOCK) * 8),)
+        b_mask += (tl.load(mask_ptr + at + o_m, mask=o_m < left - tile * BLOCK, other=0),)
+    s = tl.full([1], scale, WIDE)
+    for tile in tl.static_range(TILES):
+        bits = b_mask[tile].to(tl.int32)
+        keep = eight(
+            (bits & 1) != 0, (bits & 2) != 0, (bits & 4) != 0, (bits & 8) != 0,
+            (bits & 16) != 0, (bits & 32) != 0, (bits & 64) != 0, (bits & 128) != 0,
+        )  # fmt: skip
+        b_dx = b_dy[tile].to(WIDE) * tl.where(keep, s, 0.0)
+        dx_at = dx_ptr + (start + tile * BLOCK) * 8 + o
+        tl.store(dx_at, b_dx.to(dx_ptr.dtype.element_ty), mask=o < (left - tile * BLOCK) * 8)
+
+
+dropout = Launcher(_dropout, tensors=4, sizes="groups", free="threshold scale key counter")
+bwd = Launcher(_bwd, tensors=3, sizes="eights", free="scale")
+
+
+@tunable("tex_dropout.bits", free="BLOCK")
+def tiles(dtype: torch.dtype) -> Tiles:
+    """Groups of a program, as many as threads: then no bit moves between them."""
+    return Tiles(128, BLOCK=128)
+
+
+@tunable("tex_dropout.bits_bwd", free="TILES BLOCK")
+def bwd_tiles(dtype: torch.dtype) -> Tiles:
+    """Bytes of the mask of a tile, as many as threads."""
+    return Tiles(128, TILES=2, BLOCK=128)
+
+
+class Job(NamedTuple):
+    """What an op will do for tensors that look so."""
+
+    y: Room
+    mask: Room
+    launch: Callable[..., Any] | None  # None: all zeros, or nothing
+    pack: bool
+    on_host: bool
+
+
+@plans
+def _job(x: Tensor, seed: Tensor, p: float) -> Job:
+    spec.check_dropout("philox_dropout_bits", x, seed, p)
+    y, mask = Room.of(x.shape, x.dtype), Room.of((x.numel() // 8,), torch.uint8)
+    on_host = seed.device != x.device
+    if not x.numel() or p == 1:
+        return Job(y, mask, None, False, on_host)
+    how, groups = tiles(dtype=x.dtype), x.numel() // 16
+    numbers = (groups, spec.threshold(p), spec.scale(p), *(() if on_host else (0, 0)))
+    config = how.config(even=groups % 16 == 0, WIDE=wide_of(x.dtype))
+    launch = dropout.ready((-(-groups // how["BLOCK"]), 1, 1), numbers, config)
+    return Job(y, mask, launch, not (x.is_contiguous() and seed.is_contiguous()), on_host)
+
+
+@impl(spec.philox_dropout_bits, devices=DEVICES)
+def philox_dropout_bits(x: Tensor, seed: Tensor, p: float) -> tuple[Tensor, Tensor]:
+    job = _job(x, seed, p)
+    y, mask = job.y.on(x), job.mask.on(x)
+    if job.launch is None:
+        return y.zero_(), mask.zero_()
+    if job.pack:
+        x, seed = x.contiguous(), seed.contiguous()
+    if job.on_host:
+        job.launch(x, None, y, mask, *seed.tolist())
+    else:
+        job.launch(x, seed, y, mask)
+    return y, mask
+
+
+@plans
+def _bwd_job(dy: Tensor, mask: Tensor, p: float) -> Job:
+    spec.check_bits("dropout_bits_bwd", dy, mask, p)
+    room = Room.of(dy.shape, dy.dtype)
+    if not dy.numel() or p == 1:
+        return Job(room, room, None, False, False)
+    how, eights = bwd_tiles(dtype=dy.dtype), dy.numel() // 8
+    config = how.config(even=eights % 16 == 0, WIDE=wide_of(dy.dtype))
+    launch = bwd.ready((-(-eights // (how["TILES"] * how["BLOCK"])), 1, 1), (eights, spec.scale(p)), config)
+    return Job(room, room, launch, not (dy.is_contiguous() and mask.is_contiguous()), False)
+
+
+@impl(spec.dropout_bits_bwd, devices=DEVICES)
+def dropout_bits_bwd(dy: Tensor, mask: Tensor, p: float) -> Tensor:
+    job = _bwd_job(dy, mask, p)
+    dx = job.y.on(dy)
+    if job.launch is None:
+        return dx.zero_()
+    if job.pack:
+        dy, mask = dy.contiguous(), mask.contiguous()
+    job.launch(dy, mask, dx)
+    return dx

@@ -1,0 +1,308 @@
+"""Gates with parameters, and a factor for each row: y = s * f(a) * u(b), with a and b the halves of the last dimension.
+
+What mixtures of experts want: the factor is the probability by which a row was routed. f and u of each gate are a row
+of `GATES`. With `interleave` k the halves lie in turns, k columns of a and k of b. tex's names for them are in
+`tex_scaled_activation`. They compute in float32 (float64 for float64 inputs) and round once, into fresh contiguous
+results.
+"""
+
+import math
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..core.spec import BadSample, BadSamples, op
+from . import activation
+from ._numeric import check_dtype, rounded, wide
+from .activation import SUMS
+from .samples import WRONG, Case, Draw, Maker
+
+
+class Gate(NamedTuple):
+    """f, f', u and u', of tensors that are already wide and of the parameters; u None: there is no b."""
+
+    value: Callable[..., Tensor]
+    slope: Callable[..., Tensor]
+    up: Callable[..., Tensor] | None
+    up_slope: Callable[..., Tensor] | None
+
+
+def _situ_slope(a: Tensor, beta1: float, beta2: float) -> Tensor:
+    t, s = torch.tanh(a / beta1), torch.sigmoid(a)
+    return (1 - t * t) * s + beta1 * t * s * torch.sigmoid(-a)
+
+
+def _flat_slope(b: Tensor, beta1: float, beta2: float) -> Tensor:
+    t = torch.tanh(b / beta2)
+    return 1 - t * t
+
+
+def _swish(a: Tensor, alpha: float) -> Tensor:
+    return a * torch.sigmoid(alpha * a)
+
+
+def _swish_slope(a: Tensor, alpha: float) -> Tensor:
+    a = a.clamp(-activation.FAR, activation.FAR)  # far out it would be infinity times zero
+    s = torch.sigmoid(alpha * a)
+    return s + alpha * a * s * torch.sigmoid(-alpha * a)
+
+
+SILU, SRELU = activation.ACTS["silu"], activation.ACTS["srelu"]
+GATES = {
+    "silu": Gate(SILU.value, SILU.slope, lambda b: b, torch.ones_like),
+    "srelu": Gate(SRELU.value, SRELU.slope, None, None),
+    "situ": Gate(
+        lambda a, beta1, beta2: beta1 * torch.tanh(a / beta1) * torch.sigmoid(a),
+        _situ_slope,
+        lambda b, beta1, beta2: beta2 * torch.tanh(b / beta2),
+        _flat_slope,
+    ),
+    "clamped": Gate(
+        lambda a, limit, alpha, offset: _swish(a.clamp(max=limit), alpha),
+        lambda a, limit, alpha, offset: torch.where(a > limit, 0.0, _swish_slope(a, alpha)),
+        lambda b, limit, alpha, offset: b.clamp(-limit, limit) + offset,
+        lambda b, limit, alpha, offset: torch.where(b.abs() > limit, 0.0, torch.ones_like(b)),
+    ),
+}
+
+
+# ---- checks ---------------------------------------------------------------------------------------------------------
+
+
+def check(
+    op: str,
+    gated: bool,
+    x: Tensor,
+    scales: Tensor | None,
+    interleave: int = 0,
+    dy: Tensor | None = None,
+    *,
+    needed: bool = True,
+    names: tuple[str, str, str, str] = ("x", "scales", "dy", "interleave"),
+) -> None:
+    """Refuse an x without halves (of `interleave` columns in turns), scales that are not one for each row (and none,
+    where they are needed), and a gradient not shaped like the result."""
+    lead, scales_name, grad, turns = names
+    like = {} if dy is None else {grad: dy}
+    if gated:
+        activation.check_halves(op, lead, x, **like)
+    else:
+        activation.check_bias(op, lead, x, None, **like)
+    if scales is None and needed:
+        raise TypeError(f"{op}: {scales_name} must be a Tensor; got None")
+    if scales is not None:
+        check_dtype(op, scales_name, scales.dtype)
+        rows = math.prod(x.shape[:-1])
+        if scales.numel() != rows:
+            what = f"one for each row of {lead} {tuple(x.shape)}; got {tuple(scales.shape)}"
+            raise ValueError(f"{op}: {scales_name} must have {rows} numbers, {what}")
+        if scales.device != x.device:
+            raise ValueError(f"{op}: {scales_name} must be on {x.device}, the device of {lead}; got {scales.device}")
+    if isinstance(interleave, bool) or not isinstance(interleave, (int, torch.SymInt)):
+        raise TypeError(f"{op}: {turns} must be an int; got {type(interleave).__name__}")
+    if interleave < 0 or (interleave and x.shape[-1] // 2 % interleave):
+        what = f"0, or divide half the last dimension of {lead} {tuple(x.shape)}"
+        raise ValueError(f"{op}: {turns} must be {what}; got {interleave}")
+
+
+# ---- references -----------------------------------------------------------------------------------------------------
+
+
+def split(x: Tensor, interleave: int) -> tuple[Tensor, Tensor]:
+    """a and b."""
+    if not interleave:
+        return activation.halves(x)
+    n = x.shape[-1] // 2
+    turns = x.reshape(*x.shape[:-1], n // interleave, 2, interleave)
+    return turns[..., 0, :].reshape(*x.shape[:-1], n), turns[..., 1, :].reshape(*x.shape[:-1], n)
+
+
+def joined(a: Tensor, b: Tensor, interleave: int) -> Tensor:
+    """The tensor of which these are a and b."""
+    if not interleave:
+        return torch.cat((a, b), -1)
+    n = a.shape[-1]
+    turns = [t.reshape(*t.shape[:-1], n // interleave, 1, interleave) for t in (a, b)]
+    return torch.cat(turns, -2).reshape(*a.shape[:-1], 2 * n)
+
+
+def factor(x: Tensor, scales: Tensor | None) -> Tensor | float:
+    return 1.0 if scales is None else scales.to(x.dtype).reshape(*x.shape[:-1], 1)
+
+
+def forward(gate: str, x: Tensor, scales: Tensor | None, interleave: int, *p: float) -> Tensor:
+    row, v = GATES[gate], wide(x)
+    if row.up is None:
+        return rounded(row.value(v, *p) * factor(v, scales), x.dtype)
+    a, b = split(v, interleave)
+    return rounded(row.value(a, *p) * row.up(b, *p) * factor(v, scales), x.dtype)
+
+
+def backward(
+    gate: str, dy: Tensor, x: Tensor, scales: Tensor | None, interleave: int, *p: float
+) -> tuple[Tensor, Tensor]:
+    """dx, and dscales (without scales, nothing in it)."""
+    row, v = GATES[gate], wide(x)
+    g = dy.to(v.dtype)
+    s = g * factor(v, scales)
+    if row.up is None or row.up_slope is None:
+        y, dx = row.value(v, *p), s * row.slope(v, *p)
+    else:
+        a, b = split(v, interleave)
+        f, u = row.value(a, *p), row.up(b, *p)
+        y, dx = f * u, joined(s * u * row.slope(a, *p), s * f * row.up_slope(b, *p), interleave)
+    if scales is None:
+        return rounded(dx, x.dtype), v.new_empty(0)
+    return rounded(dx, x.dtype), rounded((g * y).sum(-1).reshape(scales.shape), scales.dtype)
+
+
+# ---- samples --------------------------------------------------------------------------------------------------------
+
+PARAMETERS: dict[str, dict[str, float]] = {
+    "silu": {},
+    "srelu": {},
+    "situ": {"beta1": 4.0, "beta2": 25.0},
+    "clamped": {"limit": 7.0, "alpha": 1.702, "offset": 1.0},
+}
+OTHERS = {"situ": {"beta1": 1.5, "beta2": 2.0}, "clamped": {"limit": 0.8, "alpha": 1.0, "offset": 0.25}}
+CASES = (
+    Case((5, 64)),
+    Case((3, 200), options={"weight": "other", "others": True}),
+    Case((2, 3, 34), options={"others": True}),
+    Case((3, 128), options={"interleave": 16}),
+    Case((0, 64), options={"interleave": 32}),
+    Case((6, 16), "t"),
+    Case((40,), options={"spread": 20.0}),
+    Case((4, 0)),
+)
+NO_SCALES = Case((7, 96), options={"no_scales": True, "spread": 5.0})
+
+
+def samples(gate: str, backward: bool) -> Maker:
+    """Of a gate: options weight="other" (the scales' dtype), others (parameters), interleave, no_scales, spread."""
+    gated, plain = GATES[gate].up is not None, gate in OTHERS
+
+    def build(d: Draw) -> dict[str, Any]:
+        *lead, n = d.case.shape
+        wider = Draw(Case((*lead, 2 * n), d.case.layout), d.dtype, d.device) if backward and gated else d
+        given: dict[str, Any] = {"dy": d.grad()} if backward else {}
+        given["x"] = wider.full(d.option("spread", 1.0))
+        of_rows = Draw(Case((math.prod(lead),), options=d.case.options), d.dtype, d.device)
+        given["scales"] = None if d.option("no_scales") else of_rows.cols()
+        given |= OTHERS[gate] if d.option("others") and plain else PARAMETERS[gate]
+        return given | ({"interleave": d.option("interleave", 0)} if gated else {})
+
+    return Maker(build, (*CASES, NO_SCALES) if plain else CASES)
+
+
+def wrong(good: Maker, gated: bool, backward: bool) -> BadSamples:
+    ways: dict[str, tuple[str, ...]] = {"x": ("ints", "0-dim")}
+    if backward:
+        ways["dy"] = ("short", "ints", "away")
+
+    def made(device: torch.device) -> Iterator[BadSample]:
+        for name, way in ((n, w) for n, found in ways.items() for w in found):
+            spoil, error, says = WRONG[way]
+            args = good.named(Case((5, 64)), torch.float32, device)
+            args[name] = spoil(args[name])
+            yield BadSample(tuple(args.values()), error, f"{name} {says}", id=f"{name} {way}")
+        others: list[tuple[str, Any, type[Exception], str]] = [
+            ("scales", lambda t: t[:-1], ValueError, "must have 5 numbers, one for each row"),
+            ("scales", lambda t: t.int(), TypeError, "must be float16, bfloat16, float32 or float64; got int32"),
+            ("scales", WRONG["away"][0], ValueError, "must be on "),
+        ]
+        if gated:
+            others.append(("interleave", lambda _: 7, ValueError, "must be 0, or divide half the last dimension"))
+        for name, spoil, error, says in others:
+            args = good.named(Case((5, 64)), torch.float32, device)
+            args[name] = spoil(args[name])
+            yield BadSample(tuple(args.values()), error, f"{name} {says}", id=f"{name} {says}")
+
+    return made
+
+
+def tried(gate: str, backward: bool) -> dict[str, Any]:
+    """How an op of a gate is declared: its samples, what it refuses, how sums may differ."""
+    good = samples(gate, backward)
+    of = {"samples": good, "errors": wrong(good, GATES[gate].up is not None, backward)}
+    return {**of, "out": "dx dscales", "tol": SUMS} if backward else of
+
+
+# ---- the ops --------------------------------------------------------------------------------------------------------
+
+
+@op(grad="silu_glu_scaled_bwd", **tried("silu", False))
+def silu_glu_scaled(x: Tensor, scales: Tensor, interleave: int = 0) -> Tensor:
+    """y = s * silu(a) * b, with a and b the halves of the last dimension of x, s a number for each row."""
+    check("silu_glu_scaled", True, x, scales, interleave)
+    return forward("silu", x, scales, interleave)
+
+
+@op(**tried("silu", True))
+def silu_glu_scaled_bwd(dy: Tensor, x: Tensor, scales: Tensor, interleave: int = 0) -> tuple[Tensor, Tensor]:
+    """dx = dy * s * [b * silu'(a), silu(a)], dscales = sum(dy * silu(a) * b) of each row."""
+    check("silu_glu_scaled_bwd", True, x, scales, interleave, dy)
+    return backward("silu", dy, x, scales, interleave)
+
+
+@op(grad="srelu_scaled_bwd", **tried("srelu", False))
+def srelu_scaled(x: Tensor, scales: Tensor) -> Tensor:
+    """y = s * max(x, 0)^2, s a number for each row."""
+    check("srelu_scaled", False, x, scales)
+    return forward("srelu", x, scales, 0)
+
+
+@op(**tried("srelu", True))
+def srelu_scaled_bwd(dy: Tensor, x: Tensor, scales: Tensor) -> tuple[Tensor, Tensor]:
+    """dx = dy * s * 2 max(x, 0), dscales = sum(dy * max(x, 0)^2) of each row."""
+    check("srelu_scaled_bwd", False, x, scales, dy=dy)
+    return backward("srelu", dy, x, scales, 0)
+
+
+@op(grad="situ_glu_bwd", **tried("situ", False))
+def situ_glu(
+    x: Tensor, scales: Tensor | None = None, beta1: float = 4.0, beta2: float = 25.0, interleave: int = 0
+) -> Tensor:
+    """y = s * f(a) * u(b), f(a) = beta1 * tanh(a / beta1) * sigmoid(a), u(b) = beta2 * tanh(b / beta2)."""
+    check("situ_glu", True, x, scales, interleave, needed=False)
+    return forward("situ", x, scales, interleave, beta1, beta2)
+
+
+@op(**tried("situ", True))
+def situ_glu_bwd(
+    dy: Tensor, x: Tensor, scales: Tensor | None = None, beta1: float = 4.0, beta2: float = 25.0, interleave: int = 0
+) -> tuple[Tensor, Tensor]:
+    """The gradients of situ_glu; without scales, nothing is in theirs."""
+    check("situ_glu_bwd", True, x, scales, interleave, dy, needed=False)
+    return backward("situ", dy, x, scales, interleave, beta1, beta2)
+
+
+@op(grad="clamped_glu_bwd", **tried("clamped", False))
+def clamped_glu(
+    x: Tensor,
+    scales: Tensor | None = None,
+    limit: float = 7.0,
+    alpha: float = 1.702,
+    offset: float = 1.0,
+    interleave: int = 0,
+) -> Tensor:
+    """y = s * f(min(a, limit)) * (clamp(b, -limit, limit) + offset), f(a) = a * sigmoid(alpha * a)."""
+    check("clamped_glu", True, x, scales, interleave, needed=False)
+    return forward("clamped", x, scales, interleave, limit, alpha, offset)
+
+
+@op(**tried("clamped", True))
+def clamped_glu_bwd(
+    dy: Tensor,
+    x: Tensor,
+    scales: Tensor | None = None,
+    limit: float = 7.0,
+    alpha: float = 1.702,
+    offset: float = 1.0,
+    interleave: int = 0,
+) -> tuple[Tensor, Tensor]:
+    """The gradients of clamped_glu: 0 where a or b was clamped; without scales, nothing is in theirs."""
+    check("clamped_glu_bwd", True, x, scales, interleave, dy, needed=False)
+    return backward("clamped", dy, x, scales, interleave, limit, alpha, offset)

@@ -1,0 +1,97 @@
+"""What the samples do not show of the gemm kernels: many tiles, odd sizes, FP8 on chips without it, what is declined."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+from opmux.core import NotSupported
+from opmux.kernels import gemm as kernels
+from opmux.kernels.lib import interpret, rows
+from opmux.kernels.lib.config import Tiles
+from opmux.kernels.lib.plans import forget
+from opmux.specs import gemm as spec
+
+MODE = "interpret"
+CPU = torch.device("cpu")
+F32 = torch.float32
+
+
+@pytest.fixture(scope="module", autouse=True)
+def right_arithmetic():
+    interpret.install()
+    interpret.self_test()
+
+
+@pytest.fixture(autouse=True)
+def poisoned(monkeypatch):
+    stock = rows.Room.on
+    monkeypatch.setattr(rows.Room, "on", lambda self, like: stock(self, like).fill_(float("nan")))
+
+
+@pytest.fixture
+def small_tiles(monkeypatch):
+    """Many tiles in few numbers, and groups that the last rows do not fill."""
+    tiles = Tiles(128, 2, BLOCK_M=16, BLOCK_N=16, BLOCK_K=16, GROUP=3)
+    monkeypatch.setattr(kernels, "gemm_tiles", lambda **facts: tiles)
+    forget()
+    yield
+    forget()
+
+
+def agree(op, *args):
+    name = op.spec.name
+    copies = [a.clone() if torch.is_tensor(a) and n in op.spec.mutates else a for n, a in zip(op.spec.names, args)]
+    got, want = getattr(kernels, name)(*args), op.reference(*copies)
+    if op.spec.mutates:
+        got, want = args[0], copies[0]
+    as_tuple = lambda v: v if isinstance(v, tuple) else (v,)
+    for g, w in zip(as_tuple(got), as_tuple(want), strict=True):
+        tol = op.spec.tol[w.dtype]
+        torch.testing.assert_close(g, w, rtol=tol.rtol, atol=tol.atol)
+
+
+@pytest.mark.parametrize("trans_b", [False, True])
+@pytest.mark.parametrize("trans_a", [False, True])
+@pytest.mark.parametrize("m, n, k", [(1, 1000, 37), (100, 37, 65), (64, 128, 48), (37, 1, 1000)])
+def test_tiles_of_any_sizes(m, n, k, trans_a, trans_b, small_tiles):
+    a = torch.randn(*((k, m) if trans_a else (m, k))) / k**0.5
+    b = torch.randn(*((n, k) if trans_b else (k, n)))
+    flags = (trans_a, trans_b, 0.75)
+    agree(spec.gemm, a, b, torch.randn(n), *flags, None)
+    agree(spec.gemm_gelu, a, b, None, *flags, None)
+    agree(spec.gemm_dgelu, a, b, torch.randn(m, n), *flags, None)
+    wide = torch.randn(m, n + 5)
+    agree(spec.gemm_add_, wide[:, :n], a, b, *flags, -0.5)
+    before = wide.clone()
+    kernels.gemm_add_(wide[:, :n], a, b, *flags, 0.0)
+    assert torch.equal(wide[:, n:], before[:, n:])
+
+
+@pytest.mark.parametrize("op", [spec.scaled_gemm, spec.block_scaled_gemm], ids=lambda op: op.spec.name)
+def test_fp8_where_a_chip_does_not_multiply_it(op, monkeypatch):
+    monkeypatch.setattr(kernels, "multiplies_fp8", lambda: False)
+    forget()
+    for sample in op.spec.samples(F32, CPU):
+        agree(op, *sample.args)
+    forget()
+
+
+@pytest.mark.parametrize("dtype", spec.FP8)
+def test_every_byte_is_its_number(dtype, monkeypatch):
+    """Also the smallest, the infinities and the NaNs; a product with one column of ones."""
+    monkeypatch.setattr(kernels, "multiplies_fp8", lambda: False)
+    forget()
+    a = torch.arange(256, dtype=torch.uint8).view(dtype)[:, None]
+    one = torch.ones(1)
+    got = kernels.scaled_gemm(a, torch.ones(1, 1).to(spec.FP8[0]), one, one, None, F32, False)
+    torch.testing.assert_close(got, a.float(), rtol=0, atol=0, equal_nan=True)
+    forget()
+
+
+def test_columns_apart_are_declined():
+    a, c = torch.randn(4, 4), torch.zeros(4, 8)[:, ::2]
+    with pytest.raises(NotSupported, match="c must have its rows in one piece"):
+        kernels.gemm_add_(c, a, a, False, False, 1.0, 1.0)
+    assert not c.any()

@@ -1,0 +1,105 @@
+"""What the samples do not show of the kernels for mixtures of experts: many copies, many blocks, what is not written."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+from opmux.kernels import moe as kernels
+from opmux.kernels.lib import interpret, rows
+from opmux.specs import moe as spec
+
+MODE = "interpret"
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def right_arithmetic():
+    interpret.install()
+    interpret.self_test()
+
+
+@pytest.fixture(autouse=True)
+def poisoned(monkeypatch):
+    stock = rows.Room.on
+
+    def on(self, like):
+        made = stock(self, like)
+        return made.fill_(float("nan")) if made.is_floating_point() else made.fill_(-77)
+
+    monkeypatch.setattr(rows.Room, "on", on)
+
+
+def same(op, *args):
+    got, want = getattr(kernels, op.spec.name)(*args), op.reference(*args)
+    for a, b in zip(got, want, strict=True) if isinstance(want, tuple) else [(got, want)]:
+        assert a.dtype == b.dtype and a.is_contiguous()
+        tol = op.spec.tol[b.dtype]
+        torch.testing.assert_close(a, b, rtol=tol.rtol, atol=tol.atol)
+    return got
+
+
+@pytest.mark.parametrize("topk", [1, 5, 17])
+@pytest.mark.parametrize("kept", [0, 20, 200])
+def test_there_and_back(topk, kept):
+    """More copies than are unrolled, rows that are dropped, and more rows than there are copies."""
+    indices = torch.rand(12, 30).argsort(-1)[:, :topk].int()
+    row_map = same(spec.moe_row_map, indices, kept)
+    x, probs = torch.randn(12, 40), torch.rand(12, topk)
+    y = same(spec.moe_spread, x, row_map, topk, kept)
+    same(spec.moe_spread_bwd, y, row_map, topk)
+    same(spec.moe_collect, y, row_map, probs, topk)
+    same(spec.moe_collect_bwd, x, y, row_map, probs, topk)
+    same(spec.moe_collect_bwd, x, y, row_map, None, topk)
+
+
+def test_every_sum_is_rounded():
+    """As NVIDIA's: in bfloat16 1 + 2^-9 + 2^-9 is 1, however many follow."""
+    x = torch.tensor([[1.0]] + [[2.0**-9]] * 7, dtype=torch.bfloat16)
+    row_map = torch.arange(8, dtype=torch.int32)
+    for give in (kernels.moe_collect, spec.moe_collect.reference):
+        assert give(x, row_map, None, 8).item() == 1.0
+        assert give(x.float(), row_map, None, 8).item() == 1.0 + 7 * 2.0**-9
+
+
+@pytest.mark.parametrize("op", [spec.fused_multi_row_padding, spec.fused_multi_row_unpadding])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.uint8], ids=str)
+def test_blocks(op, dtype):
+    for sample in op.spec.samples(torch.float32, CPU):
+        args = [a.to(dtype) if torch.is_tensor(a) else a for a in sample.args]
+        want = [a.clone() if torch.is_tensor(a) else a for a in args]
+        assert op.reference(*want) is None
+        assert getattr(kernels, op.spec.name)(*args) is None
+        assert torch.equal(args[1], want[1]), sample.id
+
+
+@pytest.mark.parametrize("count", [8, 9, 64, 130])
+def test_many_blocks(count):
+    """More than one launch takes; an empty block with room is passed over, and so is what comes after the last."""
+    sizes = [k % 4 for k in range(count)]
+    padded = [4] * count
+    x = torch.randn(sum(sizes), 5)
+    out, want = torch.full((4 * count + 3, 5), 7.0), torch.full((4 * count + 3, 5), 7.0)
+    kernels.fused_multi_row_padding(x, out, sizes, padded)
+    spec.fused_multi_row_padding.reference(x, want, sizes, padded)
+    assert torch.equal(out, want) and (out[-3:] == 7).all() and (out[:4] == 7).all()
+    back = torch.full_like(x, 7.0)
+    kernels.fused_multi_row_unpadding(out, back, padded, sizes)
+    assert torch.equal(back, x)
+
+
+def test_views_are_written_as_they_lie():
+    x, out = torch.randn(5, 16)[:, 3:9], torch.full((8, 16), 7.0)
+    kernels.fused_multi_row_padding(x, out[:, 4:10], [2, 3], [4, 4])
+    want = torch.full((8, 16), 7.0)
+    spec.fused_multi_row_padding.reference(x, want[:, 4:10], [2, 3], [4, 4])
+    assert torch.equal(out, want)
+
+
+@pytest.mark.parametrize("op", [spec.fused_multi_row_padding, spec.fused_multi_row_unpadding])
+def test_mistakes_are_named_and_nothing_is_written(op):
+    for bad in op.spec.errors(CPU):
+        with pytest.raises(bad.error, match=bad.match):
+            getattr(kernels, op.spec.name)(*bad.args)
+        assert (bad.args[1] == 7).all()

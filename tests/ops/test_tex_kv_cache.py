@@ -1,0 +1,122 @@
+"""tex's moves of attention tensors against loops over tokens."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from opmux.core.spec import specs
+from opmux.specs import _tex
+
+H, D = 2, 3
+NEW, CACHED = (2, 0, 3), (5, 4, 3)  # new tokens of each sequence, and all of them
+FORMATS = _tex.NVTE_QKV_Format
+
+
+def call(name, *args, **kwargs):
+    return specs.find(f"tex::{name}").reference(*args, **kwargs)
+
+
+def cu(*sizes):
+    return torch.tensor([0, *torch.tensor(sizes).cumsum(0).tolist()], dtype=torch.int32)
+
+
+def drawn(*shape, seed=0):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+def news(fmt):
+    """New keys of each sequence, and the tensor that holds them."""
+    tokens = [drawn(n, H, D, seed=n + 1) for n in NEW]
+    if fmt == "THD":
+        return tokens, torch.cat([*tokens, torch.full((2, H, D), torch.nan)])
+    held = torch.full((3, 3, H, D), torch.nan)
+    for n, t in enumerate(tokens):
+        held[n, : len(t)] = t
+    return tokens, held.transpose(0, 1).contiguous() if fmt == "SBHD" else held
+
+
+@pytest.mark.parametrize("fmt", ["SBHD", "BSHD", "THD"])
+@pytest.mark.parametrize("paged", [True, False])
+def test_cache(fmt, paged):
+    tokens, held = news(fmt)
+    page, pages = (2, 4) if paged else (8, 1)
+    table = torch.tensor([[6, 1, 8, 0], [3, 5, 0, 0], [2, 7, 0, 0]] if paged else [[2], [0], [1]], dtype=torch.int32)
+    k, v = drawn(9, page, H, D, seed=9), drawn(9, page, H, D, seed=10)
+    want = [k.clone(), v.clone()]
+    for cache, sign in zip(want, (1, -1), strict=True):
+        moved = cache.clone()
+        for n, (t, size) in enumerate(zip(tokens, CACHED, strict=True)):
+            if not paged:
+                cache[n] = moved[table[n, 0]]
+            for i in range(len(t)):
+                p = size - len(t) + i
+                cache[table[n, p // page] if paged else n, p % page] = sign * t[i]
+    kind = FORMATS[f"NVTE_{fmt}"]
+    call("copy_to_kv_cache", held, -held, k, v, table, cu(*NEW), cu(*CACHED), kind, 3, 3, 8, pages, not paged)
+    assert torch.equal(k, want[0]) and torch.equal(v, want[1])
+
+
+def test_cache_of_nothing_new():
+    _, held = news("BSHD")
+    cache = drawn(9, 2, H, D)
+    kept, table = cache.clone(), torch.zeros(3, 4, dtype=torch.int32)
+    call("copy_to_kv_cache", held, held, cache, cache, table, cu(0, 0, 0), cu(*CACHED), 1, 3, 3, 8, 4, False)
+    assert torch.equal(cache, kept)
+
+
+def test_thd_and_bshd():
+    x = drawn(8, H, D)
+    sizes = (3, 0, 4)
+    dense = call("convert_thd_to_bshd", x, cu(*sizes), 3, 5)
+    assert dense.shape == (3, 5, H, D)
+    at = 0
+    for n, size in enumerate(sizes):
+        assert torch.equal(dense[n, :size], x[at : at + size]) and dense[n, size:].eq(0).all()
+        at += size
+    back = call("convert_bshd_to_thd", dense, cu(*sizes), 8)
+    assert torch.equal(back[:7], x[:7]) and back[7:].eq(0).all()
+
+
+def test_interleaved_buffers():
+    s, b = 4, 3
+    whole = drawn(s, b, H, 3 * D)
+    q, k, v = (whole[..., i * D : (i + 1) * D] for i in range(3))
+    got = call("fa_prepare_fwd", q)
+    assert got.is_contiguous() and torch.equal(got, torch.stack([t.transpose(0, 1) for t in (q, k, v)]))
+    assert torch.equal(call("fa_prepare_bwd", *got), whole)
+    with pytest.raises(ValueError, match="^fa_prepare_fwd: qkvi must be q's slice"):
+        call("fa_prepare_fwd", q.contiguous())
+    with pytest.raises(ValueError, match="^fa_prepare_fwd: qkvi must be q's slice"):
+        call("fa_prepare_fwd", v)
+
+
+@pytest.mark.parametrize("fmt", ["sbhd", "bshd"])
+def test_many_transposed(fmt):
+    inputs = [drawn(4, 3, H, D).half(), None, (drawn(2, 5, 1, 6) * 9).to(torch.uint8)]
+    turn = lambda t: t.permute(1, 2, 0, 3) if fmt == "sbhd" else t.permute(0, 2, 1, 3)
+    for t, got in zip(inputs, call("multi_tensor_transpose_to_bhsd", inputs, fmt), strict=True):
+        assert got is None if t is None else got.is_contiguous() and torch.equal(got, turn(t))
+    room = [
+        torch.ones(*turn(inputs[0]).shape[:3], 8).half(),
+        None,
+        torch.ones(turn(inputs[2]).shape, dtype=torch.uint8),
+    ]
+    found = call("multi_tensor_transpose_to_bhsd", inputs, original_format=fmt, outputs=room)
+    assert all(a is b for a, b in zip(found, room, strict=True))
+    assert torch.equal(room[0][..., :D], turn(inputs[0])) and room[0][..., D:].eq(0).all()
+    assert torch.equal(room[2], turn(inputs[2]))
+
+
+def test_many_padded():
+    inputs = [drawn(3, 5), drawn(2, 8), drawn(0, 3)]
+    a, b, c = call("multi_tensor_pad_last_dim", inputs, 4)
+    assert torch.equal(a[:, :5], inputs[0]) and a[:, 5:].eq(0).all() and a.shape == (3, 8)
+    assert b is inputs[1] and c.shape == (0, 4)
+
+
+@pytest.mark.parametrize("spec", [s for s in specs if s.family == "tex_kv_cache"], ids=lambda s: s.name)
+def test_nothing_is_read_on_the_host(spec):
+    """Meta tensors have no values: whoever asks for one fails."""
+    for sample in spec.samples(torch.float32, "meta"):
+        spec.reference(*sample.args)
