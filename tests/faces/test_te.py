@@ -10,6 +10,7 @@ import subprocess
 import sys
 import types
 import warnings
+from collections import OrderedDict
 from importlib.machinery import PathFinder
 from pathlib import Path
 
@@ -110,6 +111,38 @@ def test_checkpointing_changes_nothing_but_memory(te):
         runs.append(run_module(layer, x, dy, run))
     for name, value in runs[0].items():
         torch.testing.assert_close(runs[1][name], value, msg=lambda m, n=name: f"{n}: {m}")
+
+
+def test_the_layers_own_triton_kernels(te):
+    """Interpreted on a CPU, which is what TRITON_INTERPRET=1 asks for."""
+    logits, target = torch.randn(2, 4, 32, requires_grad=True), torch.randint(0, 32, (2, 4))
+    loss = te.parallel_cross_entropy(logits, target)
+    exact = F.cross_entropy(logits.detach().flatten(0, 1), target.flatten(), reduction="none")
+    torch.testing.assert_close(loss.flatten(), exact)
+    tokens, routes = torch.randn(8, 16), torch.zeros(8, 4, dtype=torch.int32)
+    routes[torch.arange(8), torch.arange(8) % 4] = 1
+    permuted, kept = te.moe_permute(tokens, routes, num_out_tokens=8, map_type="mask")
+    torch.testing.assert_close(permuted, tokens[[0, 4, 1, 5, 2, 6, 3, 7]])
+    torch.testing.assert_close(te.moe_unpermute(permuted, kept, restore_shape=tokens.shape, map_type="mask"), tokens)
+
+
+def test_attention_with_a_cache(te):
+    """Step by step with a cache as all at once without one."""
+    module = te.MultiheadAttention(
+        64, 4, attn_mask_type="causal", qkv_format="bshd", layer_number=1, attention_dropout=0.0, bias=False
+    ).eval()
+    settle(module)
+    x = torch.randn(2, 6, 64)
+    cache = te.InferenceParams(
+        max_batch_size=2, max_sequence_length=8, num_heads_kv=4, head_dim_k=16, dtype=torch.float32
+    )
+    with torch.no_grad():
+        whole, parts = module(x), []
+        for first, last in ((0, 4), (4, 5), (5, 6)):
+            cache.pre_step(OrderedDict({0: last - first, 1: last - first}))
+            mask = dict(attn_mask_type="padding_causal", max_seqlen_q=last - first)
+            parts.append(module(x[:, first:last], inference_params=cache, **mask))
+    torch.testing.assert_close(torch.cat(parts, 1), whole, rtol=1e-5, atol=1e-5)
 
 
 # ---- training -------------------------------------------------------------------------------------------------------

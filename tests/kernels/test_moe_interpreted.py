@@ -1,4 +1,4 @@
-"""What the samples do not show of the kernels for mixtures of experts: many copies, many blocks, what is not written."""
+"""What the samples do not show of the kernels for mixtures of experts: copies, blocks, what is not written."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ def empty(*shape, dtype=torch.bfloat16):
 
 
 def calls(dtype):
-    """Each text of the kernel: angles and their sines, both pairings, all ways to find a place, parts of packed heads."""
+    """Each text of the kernel: angles and their sines, both pairings, ways to find a place, parts of packed heads."""
     x, freqs = empty(256, 2, 8, 128, dtype=dtype), empty(512, 1, 1, 96, dtype=torch.float32)
     table, starts, edges = empty(256, 128, dtype=dtype), empty(2, dtype=torch.int32), empty(9, dtype=torch.int32)
     yield lambda: kernels.rope(x, table, table, None, None, "sbhd", True, 1, 0)

@@ -53,11 +53,12 @@ TOL: Mapping[torch.dtype, Tol] = {
 
 @dataclass(frozen=True)
 class Sample:
-    """Arguments an op must handle."""
+    """Arguments an op must handle. `loose`: its results differ from call to call (addresses, handles, random numbers)."""
 
     args: tuple
     kwargs: dict[str, Any] = field(default_factory=dict)
     id: str = ""
+    loose: bool = False
 
 
 @dataclass(frozen=True)

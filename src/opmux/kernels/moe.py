@@ -1,9 +1,9 @@
-"""Mixture of experts: tokens to the rows of their experts and back, a token a program; rows padded, all blocks at once."""
+"""Mixture of experts: tokens to the rows of their experts and back, a token a program; rows padded, blocks at once."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 import triton
@@ -126,7 +126,7 @@ def dot_tiles(n: int, topk: int, dtype: torch.dtype) -> Tiles:
     """A piece of all rows of a token."""
     block = max(triton.next_power_of_2(topk), 1)
     most = max(64, 16384 // max(dtype.itemsize, 2) // block)
-    return Tiles(128, BLOCK_K=block, BLOCK_N=min(triton.next_power_of_2(n), most))
+    return Tiles(128, BLOCK_K=block, BLOCK_N=min(triton.next_power_of_2(max(n, 1)), most))
 
 
 class Plan(NamedTuple):
@@ -275,8 +275,8 @@ def moe_collect_bwd(dy: Tensor, x: Tensor, row_map: Tensor, probs: Tensor | None
 
 # ---- rows padded ----------------------------------------------------------------------------------------------------
 
-# A block's sizes are numbers of the launch, not memory: they come from the host at every call, and a copy of them to the
-# device could not be captured in a graph. For each block: how many rows input has of it, and how many output.
+# A block's sizes are numbers of the launch, not memory: they come from the host at every call, and a copy of them to
+# the device could not be captured in a graph. For each block: how many rows input has of it, and how many output.
 _BLOCK = """\
     i = o_m - to
     m_b = (i >= 0) & (i < v{k})

@@ -1,7 +1,7 @@
 """Gates with parameters and a factor for each row: the maths of each is four device functions; three kernels serve all.
 
-Parameters are constants of the kernels: a model has one set of them. The gradient of the factors is a sum over a row, so
-there a program walks along its rows; without factors it is a tile as in `activation`.
+Parameters are constants of the kernels: a model has one set of them. The gradient of the factors is a sum over a row,
+so there a program walks along its rows; without factors it is a tile as in `activation`.
 """
 
 from __future__ import annotations

@@ -5,6 +5,7 @@ round float32 factors to TF32 is torch's setting (`torch.backends.cuda.matmul`),
 """
 
 import math
+import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -402,12 +403,22 @@ BLOCK = 128
 
 
 def check_fp8(
-    op: str, a: Tensor, b: Tensor, a_scale: Tensor, b_scale: Tensor, bias: Tensor | None, out_dtype: torch.dtype
+    op: str,
+    a: Tensor,
+    b: Tensor,
+    a_scale: Tensor,
+    b_scale: Tensor,
+    a_dtype: torch.dtype,
+    b_dtype: torch.dtype,
+    bias: Tensor | None,
+    out_dtype: torch.dtype,
 ) -> tuple[int, int, int]:
     """Refuse what is no product a b^T of FP8 matrices with float32 scales; the sizes M, N, K where it is."""
-    for name, t in (("a", a), ("b", b)):
-        if t.dtype not in FP8:
-            raise TypeError(f"{op}: {name} must be float8_e4m3fn or float8_e5m2; got {dtype_name(t.dtype)}")
+    for name, t, dtype in (("a", a, a_dtype), ("b", b, b_dtype)):
+        if t.dtype is not torch.uint8:
+            raise TypeError(f"{op}: {name} must be uint8, the bytes of FP8; got {dtype_name(t.dtype)}")
+        if dtype not in FP8:
+            raise TypeError(f"{op}: {name}_dtype must be float8_e4m3fn or float8_e5m2; got {dtype_name(dtype)}")
         if t.dim() != 2:
             raise ValueError(f"{op}: {name} must be a matrix; got shape {tuple(t.shape)}")
     (m, k), n = a.shape, b.shape[0]
@@ -425,9 +436,17 @@ def check_fp8(
 
 
 def check_scaled(
-    op: str, a: Tensor, b: Tensor, a_scale: Tensor, b_scale: Tensor, bias: Tensor | None, out_dtype: torch.dtype
+    op: str,
+    a: Tensor,
+    b: Tensor,
+    a_scale: Tensor,
+    b_scale: Tensor,
+    a_dtype: torch.dtype,
+    b_dtype: torch.dtype,
+    bias: Tensor | None,
+    out_dtype: torch.dtype,
 ) -> tuple[int, int, int]:
-    sizes = check_fp8(op, a, b, a_scale, b_scale, bias, out_dtype)
+    sizes = check_fp8(op, a, b, a_scale, b_scale, a_dtype, b_dtype, bias, out_dtype)
     for name, t in (("a_scale", a_scale), ("b_scale", b_scale)):
         if t.numel() != 1:
             raise ValueError(f"{op}: {name} must have one element; got shape {tuple(t.shape)}")
@@ -440,12 +459,14 @@ def check_block_scaled(
     b: Tensor,
     a_scale: Tensor,
     b_scale: Tensor,
+    a_dtype: torch.dtype,
+    b_dtype: torch.dtype,
     bias: Tensor | None,
     a_rows: int,
     b_rows: int,
     out_dtype: torch.dtype,
 ) -> tuple[int, int, int]:
-    m, n, k = check_fp8(op, a, b, a_scale, b_scale, bias, out_dtype)
+    m, n, k = check_fp8(op, a, b, a_scale, b_scale, a_dtype, b_dtype, bias, out_dtype)
     for name, t, rows, length in (("a", a_scale, a_rows, m), ("b", b_scale, b_rows, n)):
         if rows not in (1, BLOCK):
             raise ValueError(f"{op}: {name}_rows must be 1 or {BLOCK}; got {rows}")
@@ -459,11 +480,14 @@ def check_block_scaled(
 def _fp8_args(d: Draw) -> dict[str, Any]:
     """The case's shape is that of a. Options: out, bias, e5m2 (of a)."""
     k, n = d.case.shape[-1], d.option("out", 24)
+    kind = FP8[1 if d.option("e5m2") else 0]
     return {
-        "a": d.full().to(FP8[1 if d.option("e5m2") else 0]),
-        "b": _drawn(d, "b", (n, k)).to(FP8[0]),
+        "a": d.full().to(kind).view(torch.uint8),
+        "b": _drawn(d, "b", (n, k)).to(FP8[0]).view(torch.uint8),
         "a_scale": torch.full((1,), 0.25, device=d.device),
         "b_scale": torch.full((1,), 0.3 * max(k, 1) ** -0.5, device=d.device),
+        "a_dtype": kind,
+        "b_dtype": FP8[0],
         "bias": _drawn(d, "bias", (n,)) if d.option("bias") else None,
         "out_dtype": torch.float32 if d.dtype is torch.float64 else d.dtype,
     }
@@ -489,7 +513,8 @@ SCALED = Maker(
 
 def wrong_fp8(good: Maker, *more: tuple[str, Callable[[Any], Any], str]) -> BadSamples:
     ways: tuple[tuple[str, Callable[[Any], Any], str], ...] = (
-        ("a", lambda t: t.float(), "a must be float8_e4m3fn or float8_e5m2; got float32"),
+        ("a", lambda t: t.float(), "a must be uint8, the bytes of FP8; got float32"),
+        ("b_dtype", lambda t: torch.int8, "b_dtype must be float8_e4m3fn or float8_e5m2; got int8"),
         ("b", lambda t: t[:, :-1], r"b must have shape \(24, 64\), as a b\^T with a \(5, 64\); got \(24, 63\)"),
         ("b", lambda t: t[0], r"b must be a matrix; got shape \(64,\)"),
         ("a_scale", lambda t: t.half(), "a_scale must be float32; got float16"),
@@ -503,7 +528,7 @@ def wrong_fp8(good: Maker, *more: tuple[str, Callable[[Any], Any], str]) -> BadS
         for name, spoil, says in ways:
             args = good.named(Case((5, 64), options={"bias": True}), torch.float32, device)
             args[name] = spoil(args[name])
-            kind = TypeError if "must be float" in says else ValueError
+            kind = TypeError if re.search("must be (float|uint8)", says) else ValueError
             yield BadSample(tuple(args.values()), kind, says, id=f"{name}: {says}")
 
     return bad
@@ -520,16 +545,18 @@ def scaled_gemm(
     b: Tensor,
     a_scale: Tensor,
     b_scale: Tensor,
+    a_dtype: torch.dtype,
+    b_dtype: torch.dtype,
     bias: Tensor | None = None,
     out_dtype: torch.dtype = torch.bfloat16,
     fast: bool = False,
 ) -> Tensor:
-    """y = a_scale b_scale a b^T + bias, with a [M, K] and b [N, K] in FP8, and a float32 each for the scales.
+    """y = a_scale b_scale a b^T + bias, with a [M, K] and b [N, K] bytes of FP8, and a float32 each for the scales.
 
     `fast` allows sums of fewer bits than float32, where a chip has them.
     """
-    check_scaled("scaled_gemm", a, b, a_scale, b_scale, bias, out_dtype)
-    y = (a.float() @ b.float().mT) * (a_scale.reshape(()) * b_scale.reshape(()))
+    check_scaled("scaled_gemm", a, b, a_scale, b_scale, a_dtype, b_dtype, bias, out_dtype)
+    y = (a.view(a_dtype).float() @ b.view(b_dtype).float().mT) * (a_scale.reshape(()) * b_scale.reshape(()))
     return rounded(with_bias(y, bias), out_dtype)
 
 
@@ -540,7 +567,8 @@ def _block_args(d: Draw) -> dict[str, Any]:
     rows = {"a": (d.option("ar", 1), m), "b": (d.option("br", BLOCK), of["b"].shape[0])}
     scale = lambda name: _drawn(d, f"{name} scale", (-(-rows[name][1] // rows[name][0]), -(-k // BLOCK))).float()
     return {
-        "a": of["a"], "b": of["b"], "a_scale": scale("a").abs(), "b_scale": scale("b").abs() * 0.1, "bias": of["bias"],
+        "a": of["a"], "b": of["b"], "a_scale": scale("a").abs(), "b_scale": scale("b").abs() * 0.1,
+        "a_dtype": of["a_dtype"], "b_dtype": of["b_dtype"], "bias": of["bias"],
         "a_rows": rows["a"][0], "b_rows": rows["b"][0], "out_dtype": of["out_dtype"],
     }  # fmt: skip
 
@@ -578,12 +606,15 @@ def block_scaled_gemm(
     b: Tensor,
     a_scale: Tensor,
     b_scale: Tensor,
+    a_dtype: torch.dtype,
+    b_dtype: torch.dtype,
     bias: Tensor | None = None,
     a_rows: int = 1,
     b_rows: int = 128,
     out_dtype: torch.dtype = torch.bfloat16,
 ) -> Tensor:
-    """y = a b^T + bias, with a [M, K] and b [N, K] in FP8; each 1x128 or 128x128 of them has a scale in float32."""
-    check_block_scaled("block_scaled_gemm", a, b, a_scale, b_scale, bias, a_rows, b_rows, out_dtype)
-    x, w = a.float() * each(a_scale, a_rows, a.shape), b.float() * each(b_scale, b_rows, b.shape)
+    """y = a b^T + bias, with a [M, K] and b [N, K] bytes of FP8; each 1x128 or 128x128 has a scale in float32."""
+    check_block_scaled("block_scaled_gemm", a, b, a_scale, b_scale, a_dtype, b_dtype, bias, a_rows, b_rows, out_dtype)
+    x = a.view(a_dtype).float() * each(a_scale, a_rows, a.shape)
+    w = b.view(b_dtype).float() * each(b_scale, b_rows, b.shape)
     return rounded(with_bias(x @ w.mT, bias), out_dtype)

@@ -164,7 +164,7 @@ class Adam(NamedTuple):
 def written(t: Tensor, value: Tensor, skip: Tensor | None = None) -> None:
     """Write a value of any shape and dtype into a tensor, unless the flag is set."""
     value = value.reshape(t.shape).to(t.dtype)
-    with torch.inference_mode(t.is_inference()):
+    with torch.inference_mode(t.is_inference()), torch.no_grad():  # in this order: the first turns gradients on
         t.copy_(value if skip is None else torch.where(skip, t, value))
 
 

@@ -106,7 +106,7 @@ def shaped(y: Tensor, shape: list[int]) -> Tensor:
 
 
 def fp8_of(value: Any, columnwise: bool) -> Tensor:
-    """The FP8 matrix of a tensor with one scale whose columns are summed over."""
+    """The bytes of a tensor with one scale whose columns are summed over."""
     if not columnwise and value._data is not None:
         data = rows_of(value._data)
     elif columnwise and value._transpose is not None and not value._transpose_invalid:
@@ -118,19 +118,19 @@ def fp8_of(value: Any, columnwise: bool) -> Tensor:
         data = value._transpose.reshape(value._transpose.shape[0], -1).t().contiguous()
     else:
         raise ValueError(f"generic_gemm: a {type_name(value)} must hold data; got one without any")
-    return data.view(torch_dtype(value._fp8_dtype))
+    return data
 
 
 def blocks_of(value: Any, columnwise: bool) -> tuple[Tensor, Tensor, int]:
-    """The FP8 matrix of a tensor with blocks whose columns are summed over, its scales, and a block's rows."""
+    """The bytes of a tensor with blocks whose columns are summed over, its scales, and a block's rows."""
     data = value._columnwise_data if columnwise else value._rowwise_data
     scale = value._columnwise_scale_inv if columnwise else value._rowwise_scale_inv
     data = data.reshape(data.shape[0], -1) if columnwise else rows_of(data)
     m, k = data.shape
     wide = -(-k // BLOCK)
     if value._is_2D_scaled:
-        return data.view(torch_dtype(value._fp8_dtype)), scale[: -(-m // BLOCK), :wide], BLOCK
-    return data.view(torch_dtype(value._fp8_dtype)), scale[:wide, :m].t(), 1
+        return data, scale[: -(-m // BLOCK), :wide], BLOCK
+    return data, scale[:wide, :m].t(), 1
 
 
 def holds_blocks(value: Any, columnwise: bool) -> bool:
@@ -156,10 +156,13 @@ def quantized_product(
     if dtype is torch.float64:
         return quantized_product(A, transA, B, transB, bias, F32, fast).to(dtype)
     if kind == "fp8":
-        return scaled_gemm(fp8_of(B, transB), fp8_of(A, not transA), B._scale_inv, A._scale_inv, bias, dtype, fast)
+        a, b = fp8_of(A, not transA), fp8_of(B, transB)
+        kinds = torch_dtype(B._fp8_dtype), torch_dtype(A._fp8_dtype)
+        return scaled_gemm(b, a, B._scale_inv, A._scale_inv, *kinds, bias, dtype, fast)
     if kind == "block" and holds_blocks(A, not transA) and holds_blocks(B, transB):
         (a, a_scale, a_rows), (b, b_scale, b_rows) = blocks_of(A, not transA), blocks_of(B, transB)
-        return block_scaled_gemm(b, a, b_scale, a_scale, bias, b_rows, a_rows, dtype)
+        kinds = torch_dtype(B._fp8_dtype), torch_dtype(A._fp8_dtype)
+        return block_scaled_gemm(b, a, b_scale, a_scale, *kinds, bias, b_rows, a_rows, dtype)
     inside = plain_dtype(A, B)
     a, b = rows_of(plain(A, inside, not transA)), rows_of(plain(B, inside, transB))
     return gemm(b, a, bias, transB, transA, 1.0, dtype)

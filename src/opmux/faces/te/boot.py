@@ -3,7 +3,7 @@
 | module | what is done while it loads |
 |---|---|
 | `transformer_engine.common` | NVIDIA's libraries are not looked for; afterwards the extension is not loaded |
-| `transformer_engine.pytorch.*`, `.debug.*`, `.common.triton.*` | on a machine without CUDA: read for the chip that is here (`reading`) |
+| `transformer_engine.pytorch.*`, `.debug.*` | on a machine without CUDA: read for the chip here (`reading`) |
 | `transformer_engine.pytorch.jit` | there, too: nothing is compiled unless NVTE_TORCH_COMPILE says so |
 | `transformer_engine.pytorch.onnx_extensions` | stand-ins for onnx and onnxscript, where they are not installed |
 
@@ -38,7 +38,7 @@ EXTENSION = "transformer_engine_torch"
 VERSIONS = ("2.20", "2.9")  # whose interface our tex has
 NEEDED = ("einops", "numpy", "packaging", "pydantic", "triton")  # what the layer imports, whatever is used of it
 ABSENT = ("onnx", "onnxscript")  # what it imports for its export to ONNX alone
-READ = ("pytorch", "debug", "common.triton")  # what is read for a chip: the rest asks nothing of CUDA, or of jax's
+READ = ("pytorch", "debug", "common.triton")  # what is read for a chip; the rest asks nothing of torch
 GET = "pip install opmux[te]"
 
 _finder: Finder | None = None

@@ -55,9 +55,9 @@ def drawn(spec: Spec, dtype: torch.dtype, wanted: Callable[[str], bool] = lambda
 
 
 def _can_move(sample: Sample) -> bool:
-    """Whether a sample is made of what can be laid out on another device: objects that hold tensors are not."""
+    """Whether a sample can be laid out on another device and compared: objects that hold tensors cannot."""
     leaves = tree_leaves((sample.args, sample.kwargs))
-    return all(leaf is None or isinstance(leaf, PLAIN) for leaf in leaves)
+    return not sample.loose and all(leaf is None or isinstance(leaf, PLAIN) for leaf in leaves)
 
 
 def _told(spec: Spec, dtype: torch.dtype, sample: Sample) -> Drawn | None:
@@ -77,7 +77,7 @@ def bound(spec: Spec, sample: Any) -> Sample:
     """The arguments as the op's signature has them: samples give them by position, whatever their kind."""
     named = dict(zip(spec.names, sample.args)) | sample.kwargs
     found = spec.signature.bind(**named)
-    return Sample(found.args, found.kwargs, sample.id)
+    return Sample(found.args, found.kwargs, sample.id, getattr(sample, "loose", False))
 
 
 def written(spec: Spec, sample: Sample) -> dict[str, Any]:

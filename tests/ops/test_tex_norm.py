@@ -1,0 +1,216 @@
+"""tex's norms: quantized outputs, what statistics look like, and that nothing is written by a call that is refused."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from opmux.core import NotSupported
+from opmux.specs import tex_norm
+from opmux.specs._quantized import (
+    Float8BlockQuantizer,
+    Float8CurrentScalingQuantizer,
+    Float8Quantizer,
+    MXFP8Quantizer,
+    NVFP4Quantizer,
+    quantized,
+)
+
+DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
+E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
+QUANTIZERS = {
+    "delayed": lambda: Float8Quantizer(torch.full((1,), 7.0), torch.full((1,), 0.25)),
+    "current": Float8CurrentScalingQuantizer,
+    "block": Float8BlockQuantizer,
+    "mxfp8": MXFP8Quantizer,
+    "nvfp4": NVFP4Quantizer,
+}
+every_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=lambda d: str(d).removeprefix("torch."))
+every_quantizer = pytest.mark.parametrize("kind", QUANTIZERS)
+
+
+def tensors(shape=(64, 128), dtype=torch.bfloat16):
+    g = torch.Generator().manual_seed(1)
+    draw = lambda *s: torch.randn(*s, generator=g).to(dtype)
+    return draw(*shape) * 3 + 1, draw(shape[-1]), draw(shape[-1])
+
+
+def forward(name, x, w, b, *, eps=1e-5, ln_out=None, quantizer=None, otype=None, zero_centered=False):
+    between = (b,) if name == "layernorm_fwd" else ()
+    return getattr(tex_norm, name)(x, w, *between, eps, ln_out, quantizer, otype, 0, zero_centered)
+
+
+def held(value):
+    """The buffers of a quantized tensor, by name."""
+    return {n: t for n, t in vars(value).items() if isinstance(t, torch.Tensor)}
+
+
+def same(got, want):
+    assert type(got) is type(want) and got.shape == want.shape and got.dtype == want.dtype
+    assert held(got).keys() == held(want).keys() and held(got)
+    for name, t in held(got).items():
+        assert torch.equal(t, held(want)[name]), name
+
+
+def wide_result(name, x, w, b, **more):
+    """The result before any rounding."""
+    return forward(name, x.float(), w.float(), b.float(), **more)[0]
+
+
+norms = pytest.mark.parametrize("name", ["rmsnorm_fwd", "layernorm_fwd"])
+
+
+@every_quantizer
+@norms
+def test_every_quantizer_is_taken(name, kind):
+    x, w, b = tensors()
+    quantizer, again = QUANTIZERS[kind](), QUANTIZERS[kind]()
+    try:
+        y = wide_result(name, x, w, b) if kind == "delayed" else forward(name, x, w, b)[0]
+        want = quantized(y, again)
+    except NotSupported:
+        pytest.skip(f"{kind} is not there yet")
+    out, mu, rsigma = forward(name, x, w, b, quantizer=quantizer, otype=torch.bfloat16)
+    if kind == "delayed":
+        want._dtype = torch.bfloat16  # of the fused kernel: cast from float32, called bfloat16
+        assert torch.equal(quantizer.amax, again.amax) and quantizer.amax > 0.25
+    same(out, want)
+    plain, plain_mu, plain_rsigma = forward(name, x, w, b)
+    assert torch.equal(rsigma, plain_rsigma) and (mu is None or torch.equal(mu, plain_mu))
+    if kind != "nvfp4":  # whose dequantization is tested with it
+        torch.testing.assert_close(out.dequantize(dtype=torch.float32), plain.float(), rtol=0.13, atol=0.1)
+
+
+@norms
+def test_delayed_scaling_casts_without_a_rounding_between(name):
+    """Of a bfloat16 input many bytes would differ, had y been rounded to bfloat16 first."""
+    x, w, b = tensors((256, 256))
+    quantizer, again = QUANTIZERS["delayed"](), QUANTIZERS["delayed"]()
+    out = forward(name, x, w, b, quantizer=quantizer, otype=torch.bfloat16)[0]
+    rounded = quantized(forward(name, x, w, b)[0], again)
+    y = wide_result(name, x, w, b)
+    assert torch.equal(out._data, (y * 7).clamp(-448, 448).to(E4M3).view(torch.uint8))
+    assert (out._data != rounded._data).float().mean() > 0.01
+    assert torch.equal(quantizer.amax, y.abs().amax().reshape(1))
+    assert torch.equal(out._scale_inv, torch.ones(1) / 7)
+
+
+@pytest.mark.parametrize("rows, cols", [(True, True), (True, False), (False, True)])
+def test_usages_of_delayed_scaling(rows, cols):
+    x, w, b = tensors((2, 16, 32))
+    quantizer = Float8Quantizer(torch.ones(1), torch.zeros(1), E5M2, rowwise=rows, columnwise=cols)
+    out = forward("rmsnorm_fwd", x, w, b, quantizer=quantizer)[0]
+    both = forward("rmsnorm_fwd", x, w, b, quantizer=Float8Quantizer(torch.ones(1), torch.zeros(1), E5M2))[0]
+    assert (out._data is not None, out._transpose is not None) == (rows, cols)
+    assert out.shape == x.shape and both._transpose.shape == (32, 2, 16)
+    assert not rows or torch.equal(out._data, both._data)
+    assert not cols or torch.equal(out._transpose, both._data.reshape(32, 32).t().reshape(32, 2, 16))
+
+
+@every_quantizer
+@norms
+def test_ln_out_may_be_a_quantized_tensor(name, kind):
+    x, w, b = tensors()
+    quantizer = QUANTIZERS[kind]()
+    try:
+        target = quantized(torch.zeros_like(x), quantizer)
+    except NotSupported:
+        pytest.skip(f"{kind} is not there yet")
+    buffers = {n: t.data_ptr() for n, t in held(target).items()}
+    out = forward(name, x, w, b, quantizer=quantizer, ln_out=target)[0]
+    assert out is target and {n: t.data_ptr() for n, t in held(out).items()} == buffers
+    same(out, quantized(forward(name, x, w, b)[0], QUANTIZERS[kind]()))
+
+
+@norms
+def test_what_cannot_be_written_to_is_refused_before_anything_is(name):
+    x, w, b = tensors()
+    quantizer = QUANTIZERS["delayed"]()
+    for wrong in (torch.zeros_like(x), object(), quantized(x, QUANTIZERS["mxfp8"]())):
+        with pytest.raises(TypeError, match=f"^{name}: ln_out must be a Float8Tensor.*or None; got "):
+            forward(name, x, w, b, quantizer=quantizer, ln_out=wrong)
+    with pytest.raises(TypeError, match=f"^{name}: ln_out must be a Tensor or None; got Float8Tensor"):
+        forward(name, x, w, b, ln_out=quantized(x, QUANTIZERS["delayed"]()))
+    with pytest.raises(TypeError, match=f"^{name}: quantizer must be None or one of .*; got str"):
+        forward(name, x, w, b, quantizer="fp8")
+    with pytest.raises(ValueError, match=f"^{name}: input must have rows and columns in multiples of 32"):
+        forward(name, x[:5], w, b, quantizer=MXFP8Quantizer())
+    for bad in (dict(eps=None), dict(eps="1"), dict(otype="float32")):
+        with pytest.raises(TypeError, match=f"^{name}: {next(iter(bad))} must be "):
+            forward(name, x, w, b, **bad)
+        with pytest.raises(TypeError, match=f"^{name}: {next(iter(bad))} must be "):
+            forward(name, x, w, b, quantizer=quantizer, **bad)
+    assert torch.equal(quantizer.amax, torch.full((1,), 0.25))
+
+
+@every_dtype
+@norms
+def test_statistics_are_float32_lists_of_rows_whatever_the_input(name, dtype):
+    for shape in ((2, 3, 16), (6, 16), (16,), (0, 16)):
+        x, w, b = tensors(shape, dtype)
+        for quantizer in (None, QUANTIZERS["delayed"]()):
+            _, mu, rsigma = forward(name, x, w, b, quantizer=quantizer)
+            count = x[..., 0].numel()
+            assert rsigma.dtype is torch.float32 and rsigma.shape == (count,)
+            assert (mu is None) == (name == "rmsnorm_fwd")
+            assert mu is None or (mu.dtype is torch.float32 and mu.shape == (count,))
+        v = x.double() if name == "rmsnorm_fwd" else x.double() - x.double().mean(-1, keepdim=True)
+        want = ((v * v).mean(-1) + 1e-5).rsqrt().reshape(-1).float()
+        torch.testing.assert_close(rsigma, want, rtol=1e-5, atol=1e-6)
+
+
+@every_dtype
+@pytest.mark.parametrize("otype", DTYPES, ids=str)
+def test_layernorm_gives_the_dtype_asked_for(dtype, otype):
+    x, w, b = tensors((5, 64), dtype)
+    out, mu, rsigma = forward("layernorm_fwd", x, w, b, otype=otype)
+    want = torch.nn.functional.layer_norm(x.double(), (64,), w.double(), b.double())
+    assert out.dtype is otype and mu.dtype is rsigma.dtype is torch.float32
+    tol = {torch.float64: 1e-5, torch.float32: 1e-5}.get(min(dtype, otype, key=lambda d: torch.finfo(d).bits), 8e-3)
+    torch.testing.assert_close(out.double(), want, rtol=tol, atol=tol)
+
+
+def test_a_quantized_input_of_no_rows():
+    x, w, b = tensors((0, 32))
+    quantizer = QUANTIZERS["delayed"]()
+    out, _, rsigma = forward("rmsnorm_fwd", x, w, b, quantizer=quantizer)
+    assert out._data.shape == (0, 32) and out._transpose.shape == (32, 0) and rsigma.shape == (0,)
+    assert torch.equal(out._scale_inv, torch.ones(1) / 7) and torch.equal(quantizer.amax, torch.full((1,), 0.25))
+
+
+def test_amax_of_delayed_scaling_may_be_of_inference_mode():
+    with torch.inference_mode():
+        scale, amax = torch.ones(1), torch.zeros(1)
+    x, w, b = tensors()
+    forward("layernorm_fwd", x, w.requires_grad_(), b, quantizer=Float8Quantizer(scale, amax))
+    assert amax > 0
+
+
+def test_the_backwards_name_what_is_wrong():
+    x, w, _ = tensors((5, 64), torch.float32)
+    stat = torch.ones(5)
+    calls = {
+        "rmsnorm_bwd": lambda **k: tex_norm.rmsnorm_bwd(**dict(dz=x, x=x, rsigma=stat, gamma=w) | k, **TAIL),
+        "rmsnorm_bwd_add": lambda **k: tex_norm.rmsnorm_bwd_add(
+            **dict(dz=x, x=x, add=x, rsigma=stat, gamma=w) | k, **TAIL
+        ),
+        "layernorm_bwd": lambda **k: tex_norm.layernorm_bwd(
+            **dict(dz=x, x=x, mu=stat, rsigma=stat, gamma=w) | k, **TAIL
+        ),
+    }
+    for name, call in calls.items():
+        spoiled = dict(dz=x[:4], rsigma=stat[:4], gamma=w[:3]) | ({"add": x[:, :3]} if "add" in name else {})
+        spoiled |= {"mu": stat[:2]} if name == "layernorm_bwd" else {}
+        for argument, value in spoiled.items():
+            with pytest.raises(ValueError, match=f"^{name}: {argument} must have shape"):
+                call(**{argument: value})
+            for wrong in (None, "text"):
+                with pytest.raises(TypeError, match=f"^{name}: argument '{argument}' must be a Tensor"):
+                    call(**{argument: wrong})
+        deep = call(**{n: t.reshape(5, 2, 32) for n, t in dict(dz=x, x=x).items()},
+                    **({"add": x.reshape(5, 2, 32)} if "add" in name else {}), gamma=w[:32], rsigma=torch.ones(10),
+                    **({"mu": torch.ones(10)} if name == "layernorm_bwd" else {}))  # fmt: skip
+        assert isinstance(deep, list) and deep[0].shape == (5, 2, 32) and deep[1].shape == (32,)
+
+
+TAIL = dict(sm_margin=0, zero_centered_gamma=False)
