@@ -201,6 +201,15 @@ def test_dy_is_another_name_for_dz(name):
         assert mine.equal(theirs)
 
 
+def test_thd_out_correction_takes_the_old_lse_too():
+    out, step = torch.randn(8, 2, 4), torch.randn(8, 2, 4)
+    old, lse, each = torch.randn(2, 8), torch.randn(2, 8), torch.randn(2, 8)
+    cu = torch.tensor([0, 4, 8], dtype=torch.int32)
+    want = out * (old - lse).exp().T[..., None] + step * (each - lse).exp().T[..., None]
+    tex.thd_out_correction(out, step, old, lse, each, cu, False, True)
+    torch.testing.assert_close(out, want)
+
+
 # ---- versions -------------------------------------------------------------------------------------------------------
 
 OLDER_PROGRAM = """

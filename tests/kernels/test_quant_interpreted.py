@@ -33,7 +33,8 @@ def test_every_number_of_16_bits(fp8, dtype):
     y, want = torch.zeros(65536, dtype=torch.uint8), torch.zeros(65536, dtype=torch.uint8)
     kernels.fp8_cast_into(x, scale, y, None, None, amax, None, fp8)
     spec.fp8_cast_into.reference(x, scale, want, None, None, None, None, fp8)
-    assert torch.equal(y, want) and amax.item() == math.inf
+    nan = x.isnan()  # of either sign: torch's conversions of float16 do not all keep it
+    assert torch.equal(y[~nan], want[~nan]) and y.view(fp8).float()[nan].isnan().all() and amax.item() == math.inf
 
 
 @both

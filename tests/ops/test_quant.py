@@ -18,6 +18,7 @@ from opmux.specs._tex import DType
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
 both = pytest.mark.parametrize("fp8", [E4M3, E5M2], ids=["e4m3", "e5m2"])
 MAX = {E4M3: 448.0, E5M2: 57344.0}
+FLOAT_MAX = torch.finfo(torch.float32).max
 tex = {name.removeprefix("tex::"): specs.functions[name] for name in specs.by_key if name.startswith("tex::")}
 
 
@@ -77,7 +78,7 @@ def f32(value):
         return math.inf
 
 
-def rule(amax, largest, pow2, eps=0.0, top=torch.finfo(torch.float32).max):
+def rule(amax, largest, pow2, eps=0.0, top=FLOAT_MAX):
     """NVIDIA's rule for a scale, in Python's arithmetic; one division of doubles rounded to float32 is exact enough."""
     amax = max(amax, f32(eps))
     if amax == 0 or math.isinf(amax):

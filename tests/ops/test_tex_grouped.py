@@ -306,13 +306,14 @@ for internal, cls in ((False, GroupedTensor), (True, GroupedTensorStorage)):
     assert type(back) is cls
     theirs = [t.dequantize(dtype=torch.float32) for t in group.split_into_quantized_tensors() if t.size()[0]]
     assert torch.equal(back.rowwise_data.view(384, 128), torch.cat(theirs))
-    out = GroupedTensor(shape=(384, 64), dtype=torch.float32, num_tensors=3, data=torch.zeros(384 * 64), first_dims=dims)
+    y = torch.zeros(384 * 64)
+    out = GroupedTensor(shape=(384, 64), dtype=y.dtype, num_tensors=3, data=y, first_dims=dims)
     given = out, None, None, one, one * 0, room, room, False, 0
     assert tex.te_general_grouped_gemm_for_grouped_tensor(weights, True, group, False, *given) is out
     parts = back.rowwise_data.view(384, 128).split([128, 0, 256])
     ws = tex.group_dequantize(weights, DType.kFloat32).rowwise_data.view(3, 64, 128)
     want = torch.cat([p @ q.t() for p, q in zip(parts, ws)])
-    torch.testing.assert_close(out.rowwise_data.view(384, 64), want, rtol=1e-5, atol=1e-4)
+    torch.testing.assert_close(y.view(384, 64), want, rtol=1e-5, atol=1e-4)
 print("right")
 """
 

@@ -53,7 +53,7 @@ TOL: Mapping[torch.dtype, Tol] = {
 
 @dataclass(frozen=True)
 class Sample:
-    """Arguments an op must handle. `loose`: its results differ from call to call (addresses, handles, random numbers)."""
+    """Arguments an op must handle; `loose` where results differ from call to call (addresses, random numbers)."""
 
     args: tuple
     kwargs: dict[str, Any] = field(default_factory=dict)

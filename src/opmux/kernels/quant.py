@@ -38,7 +38,7 @@ def magnitude(x):
 
 
 @triton.jit
-def scale_of(amax, eps, LARGEST: tl.constexpr, TOP: tl.constexpr, POW2: tl.constexpr):
+def scale_of(amax, eps, LARGEST, TOP: tl.constexpr, POW2: tl.constexpr):
     """What brings amax to the largest number; TOP where that overflows, 1 where there is no such thing."""
     amax = tl.maximum(amax, eps)
     scale = div(tl.zeros_like(amax) + LARGEST, amax)
@@ -311,6 +311,36 @@ def _uncast_tiles(
     tl.store(y_ptr + i_m[:, None] * n + i_n[None, :], b_y.to(y_ptr.dtype.element_ty), mask=m)
 
 
+# ---- state of delayed scaling ---------------------------------------------------------------------------------------
+
+
+def _history(
+    old_ptr, first_ptr, step_ptr, newest_ptr, scale_ptr, new_ptr, y_ptr, n, length, largest,
+    RECENT: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """A history for each thread: all but its first number move on by one, the newest comes last."""
+    o = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    m = o < n
+    first, step = tl.load(first_ptr + o, mask=m, other=0), tl.load(step_ptr + o, mask=m, other=0)
+    newest, scale = tl.load(newest_ptr + o, mask=m, other=0.0), tl.load(scale_ptr + o, mask=m, other=0.0)
+    start = tl.load(old_ptr + first, mask=m, other=0.0)
+    last = tl.where(newest != 0, newest, start)
+    moves = last != 0
+    amax = magnitude(last)
+    for i in range(1, length):
+        b = tl.load(old_ptr + first + i * step, mask=m, other=0.0)
+        amax = tl.maximum(amax, magnitude(b))
+        if i > 1:  # what was in place i comes to i - 1, and the first becomes 0
+            tl.store(new_ptr + first + (i - 1) * step, b, mask=m & moves)
+        tl.store(new_ptr + first + i * step, b, mask=m & (moves == 0))
+    tl.store(new_ptr + first + (length - 1) * step, last, mask=m & moves)
+    tl.store(new_ptr + first, tl.where(moves, 0.0, start), mask=m)
+    if RECENT:
+        amax = last
+    fresh = scale_of(amax, 0.0, largest, FLOAT_MAX, False)
+    tl.store(y_ptr + o, tl.where((amax > 0) & (amax < float("inf")) & moves, fresh, scale), mask=m)
+
+
 amax_parts = Launcher(_amax, tensors=2, sizes="n")
 top = Launcher(_top, tensors=2, sizes="n")
 cast = Launcher(_cast, tensors=6, sizes="n", free="eps")
@@ -320,6 +350,9 @@ blocks = Launcher(_blocks, tensors=6, sizes="n_rows n", free="y_stride yt_stride
 mx = Launcher(_mx, tensors=6, sizes="n_rows n y_stride yc_stride")
 uncast = Launcher(_uncast, tensors=3, sizes="n")
 uncast_tiles = Launcher(_uncast_tiles, tensors=3, sizes="n_rows n", free="scale_m scale_n")
+
+
+histories = Launcher(_history, tensors=7, sizes="n", free="length largest")
 
 
 # ---- tiles ----------------------------------------------------------------------------------------------------------
@@ -677,3 +710,34 @@ def bytes_transpose(data: Tensor) -> Tensor:
     if how.launch is None:
         return how.out.on(data)
     return how.launch(data.contiguous() if how.packs else data)
+
+
+class History(NamedTuple):
+    launch: Callable[..., Any] | None
+
+
+@plans
+def _plan_history(
+    history: Tensor, first: Tensor, step: Tensor, newest: Tensor, scale: Tensor, length: int, largest: float,
+    recent: bool,
+) -> History:  # fmt: skip
+    spec.check_history("amax_history", history, first, step, newest, scale, length)
+    n = first.numel()
+    if not n or not all(t.is_contiguous() for t in (history, first, step, newest, scale)):
+        return History(None)
+    tiles = Tiles(128, BLOCK=128)
+    config = tiles.config(even=n % 16 == 0, RECENT=bool(recent))
+    rooms = {i: Room.of((size,), torch.float32) for i, size in ((5, length * n), (6, n))}
+    grid = (triton.cdiv(n, tiles["BLOCK"]), 1, 1)
+    return History(histories.ready(grid, (n, length, float(largest)), config, rooms))
+
+
+@impl(spec.amax_history, devices=DEVICES)
+def amax_history(
+    history: Tensor, first: Tensor, step: Tensor, newest: Tensor, scale: Tensor, length: int, largest: float,
+    recent: bool,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    how = _plan_history(history, first, step, newest, scale, length, largest, recent)
+    if how.launch is None:
+        return spec.amax_history.reference(history, first, step, newest, scale, length, largest, recent)
+    return how.launch(history, first, step, newest, scale)

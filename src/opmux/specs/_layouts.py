@@ -105,6 +105,26 @@ def packed(t: Tensor, of: Lengths, tokens: int, empty: float = 0.0) -> Tensor:
     return zeroed(t[sequence, place.clamp(0, t.shape[1] - 1)], there, empty)
 
 
+def compacted(t: Tensor, of: Lengths) -> Tensor:
+    """[tokens, ...] without the gaps, which come last then; what stands there is anything."""
+    if not t.shape[0]:
+        return t
+    last = of.sizes.cumsum(0)
+    slot = torch.arange(t.shape[0], device=t.device)
+    sequence = torch.searchsorted(last, slot, right=True).clamp_(max=last.shape[0] - 1)
+    token = of.starts[sequence] + slot - (last - of.sizes)[sequence]
+    return t[token.clamp_(0, t.shape[0] - 1)]
+
+
+def spread(t: Tensor, of: Lengths) -> Tensor:
+    """The way back of `compacted`: zeros in the gaps."""
+    if not t.shape[0]:
+        return t
+    sequence, place, there = token_places(of, t.shape[0])
+    token = (of.sizes.cumsum(0) - of.sizes)[sequence] + place
+    return zeroed(t[token.clamp_(0, t.shape[0] - 1)], there)
+
+
 def zeroed(t: Tensor, keep: Tensor, value: float = 0.0) -> Tensor:
     """A tensor with `value` where the leading dimensions are not to be kept: what stood there may be anything."""
     return t.masked_fill(~keep.reshape(*keep.shape, *[1] * (t.dim() - keep.dim())), value)

@@ -648,3 +648,80 @@ def bytes_transpose(data: Tensor) -> Tensor:
 def check_bytes(op: str, data: Tensor) -> None:
     if data.dtype is not torch.uint8:
         raise TypeError(f"{op}: data must be uint8; got {dtype_name(data.dtype)}")
+
+
+# ---- state of delayed scaling ---------------------------------------------------------------------------------------
+
+
+def _history_args(d: Draw) -> dict[str, Any]:
+    """Two histories in a row, of 3 and 2 numbers each."""
+    length, counts = d.case.shape[0], (3, 2)
+    of = lambda *shape: torch.rand(shape, generator=torch.Generator().manual_seed(length)).to(d.device)
+    history, newest = of(5 * length) * 9, of(5)
+    newest[1] = newest[4] = 0.0
+    history[[1, 3 * length]] = 0.0
+    first = torch.tensor([0, 1, 2, 3 * length, 3 * length + 1], device=d.device)
+    step = torch.tensor([n for n in counts for _ in range(n)], device=d.device)
+    given = {"history": history, "first": first, "step": step, "newest": newest, "scale": of(5)}
+    return {**given, "length": length, "largest": 448.0, "recent": bool(d.option("recent"))}
+
+
+HISTORY = Maker(_history_args, (Case((4,)), Case((1,)), Case((33,)), Case((4,), options={"recent": True})))
+
+
+@op(
+    out="history scale",
+    samples=HISTORY,
+    errors=spoiled(
+        HISTORY,
+        (4,),
+        ("history", _ints, TypeError, "must be float32; got int32"),
+        ("newest", lambda t: t[:-1], ValueError, r"must have shape \(5,\).*got \(4,\)"),
+    ),
+)
+def amax_history(
+    history: Tensor,
+    first: Tensor,
+    step: Tensor,
+    newest: Tensor,
+    scale: Tensor,
+    length: int,
+    largest: float,
+    recent: bool = False,
+) -> tuple[Tensor, Tensor]:
+    """Histories of amax moved on by one, and the scales that follow: history, scale.
+
+    History j has `length` numbers: history[first[j] + i * step[j]]. Its newest amax is newest[j], or where that is 0 its
+    own first number. Where that is not 0 it comes to the end, all others move, and the first becomes 0. The scale is
+    largest / amax, of the newest or (not `recent`) the greatest of the history; without a number above 0 it stays.
+    """
+    check_history("amax_history", history, first, step, newest, scale, length)
+    places = first + torch.arange(length, device=history.device)[:, None] * step
+    old = history[places]
+    last = torch.where(newest != 0, newest, old[0])
+    rolled = torch.cat((old[1:], last[None]))
+    moves = last != 0
+    amax = last if recent else torch.where(moves, magnitudes(rolled).amax(0), torch.zeros_like(last))
+    found = torch.where(torch.isfinite(amax) & (amax > 0), scale_from(amax, largest, False, 0.0), scale)
+    rolled[0] = 0.0
+    moved = history.clone()
+    moved[places] = torch.where(moves, rolled, old)
+    return moved, found
+
+
+def check_history(op: str, history: Tensor, first: Tensor, step: Tensor, newest: Tensor, scale: Tensor, n: int) -> None:
+    count = first.numel()
+    wanted = {"history": (history, (n * count,)), "newest": (newest, (count,)), "scale": (scale, (count,))}
+    for name, (t, shape) in wanted.items():
+        if t.dtype is not torch.float32:
+            raise TypeError(f"{op}: {name} must be float32; got {dtype_name(t.dtype)}")
+        if tuple(t.shape) != shape:
+            raise ValueError(f"{op}: {name} must have shape {shape}; got {tuple(t.shape)}")
+    for name, t in (("first", first), ("step", step)):
+        if t.dtype is not torch.int64 or tuple(t.shape) != (count,):
+            raise TypeError(
+                f"{op}: {name} must be int64 of shape ({count},); got {dtype_name(t.dtype)} {tuple(t.shape)}"
+            )
+    for name, t in (("first", first), ("step", step), ("newest", newest), ("scale", scale)):
+        if t.device != history.device:
+            raise ValueError(f"{op}: {name} must be on {history.device}, the device of history; got {t.device}")

@@ -26,7 +26,7 @@ from ._quantized import (
     quantized,
 )
 from ._tex import FP8_MAX, check_choice, check_int, check_list, check_number, check_tensor, type_name
-from .quant import amax_abs, bytes_transpose, matrix, scale_from, turned
+from .quant import amax_abs, amax_history, bytes_transpose, matrix, turned
 
 FLAG = (torch.float32,)
 
@@ -394,14 +394,10 @@ def written(to: list[Tensor], values: list[Tensor]) -> None:
 
 @functools.lru_cache(maxsize=64)
 def _order(length: int, counts: tuple[int, ...], device: torch.device) -> tuple[Tensor, Tensor]:
-    """Where each number of all histories [length, n], one after the other, is in [length, sum of n]; and back."""
-    total, start, places = sum(counts), 0, []
-    rows = torch.arange(length)[:, None] * total
-    for n in counts:
-        places.append((rows + torch.arange(start, start + n)).flatten())
-        start += n
-    there = torch.cat(places)
-    return torch.argsort(there).to(device), there.to(device)
+    """Of histories [length, n] one after the other: where each number's begins, and how far apart its entries are."""
+    starts = [length * sum(counts[:i]) + j for i, n in enumerate(counts) for j in range(n)]
+    steps = [n for n in counts for _ in range(n)]
+    return torch.tensor(starts, device=device), torch.tensor(steps, device=device)
 
 
 @op(
@@ -472,18 +468,13 @@ def check_update(buffer: Any, histories: Any, scales: Any, algo: Any, fp8_dtype:
 def update(
     newest: Tensor, histories: list[Tensor], scales: list[Tensor], length: int, largest: float, recent: bool
 ) -> None:
-    """The update for histories of one length: a few launches on all of them laid side by side."""
+    """The update for histories of one length: a few launches on all of them laid one after the other."""
     counts = tuple(s.numel() for s in scales)
-    order, back = _order(length, counts, newest.device)
-    history = torch.cat([h.flatten() for h in histories])[order].view(length, -1)
+    first, step = _order(length, counts, newest.device)
+    history = torch.cat([h.flatten() for h in histories])
     old = torch.cat([s.flatten() for s in scales])
-    last = torch.where(newest != 0, newest, history[0]) if newest.numel() else history[0]
-    rolled = torch.cat((history[1:], last[None]))
-    moves = last != 0
-    amax = last if recent else torch.where(moves, torch.nan_to_num(rolled, nan=0.0, posinf=torch.inf).amax(0), 0.0)
-    scale = torch.where(torch.isfinite(amax) & (amax > 0), scale_from(amax, largest, False, 0.0), old)
-    rolled[0] = 0.0
-    moved = torch.where(moves, rolled, history).flatten()[back]
+    newest = newest if newest.numel() else torch.zeros_like(old)
+    moved, scale = amax_history(history, first, step, newest, old, length, largest, recent)
     pieces = [p.view(h.shape) for p, h in zip(moved.split([h.numel() for h in histories]), histories, strict=True)]
     written(histories, pieces)
     written(scales, [p.view(s.shape) for p, s in zip(scale.split(counts), scales, strict=True)])

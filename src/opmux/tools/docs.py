@@ -88,16 +88,21 @@ def tex_page() -> str:
 
     def named(spec: Spec, wanted: Callable[[OpImpl], bool]) -> str:
         """Of which ops there is such an impl: the function itself, or the parts it is made of."""
-        own = any(map(wanted, registry.impls(spec.key)))
-        parts = [p.name for p in spec.parts.values() if any(map(wanted, registry.impls(p.key)))]
-        return "itself" if own else ", ".join(parts)
+        if any(map(wanted, registry.impls(spec.key))):
+            return "itself"
+        parts = [p for p in spec.parts.values() if any(map(wanted, registry.impls(p.key)))]
+        casts = ["the casts"] if any(p.family == "quant" for p in parts) and spec.family != "tex_quantize" else []
+        return ", ".join([p.name for p in parts if p.family != "quant" or not casts] + casts)
 
     ours = lambda impl: impl.kind is BackendImplKind.DEFAULT and impl.vendor is None
     library = lambda impl: impl.of_vendor("nvidia") and not impl.impl_id.endswith("transformer_engine")
     found = sorted((s for s in specs if s.space == "tex"), key=lambda s: (s.family, s.name))
     here = [s for s in found if s.name not in ELSEWHERE]
-    rows = []
-    for spec in found:
+    rows: list[str] = []
+    for i, spec in enumerate(found):
+        if not i or found[i - 1].family != spec.family:
+            head = ["", "| function | reference | Triton | NVIDIA | tested |", "|---|---|---|---|---|"]
+            rows += ["", f"## {spec.family.removeprefix('tex_')}", *head]
         needs = ELSEWHERE.get(spec.name)
         files = ", ".join(name for name, text in tests.items() if re.search(rf"\b{spec.name}\b", text))
         how = "says what it needs" if needs else " and ".join(filter(None, ("samples", files)))
@@ -117,9 +122,7 @@ def tex_page() -> str:
         "| tested | by the samples of its spec (values, every argument spoiled), and by these files of tests/ |",
         "",
         "Where NVIDIA's own `transformer_engine_torch` is installed, the backend `nvidia` has every function of it.",
-        "",
-        "| function | reference | Triton | NVIDIA | tested |",
-        "|---|---|---|---|---|",
+        "`the casts` are the primitives of `quant`: to FP8 by a tensor's, a block's or MXFP8's scales, and back.",
         *rows,
         "",
     ]

@@ -20,6 +20,7 @@ from torch import Tensor
 from ...core.jump import Form
 from ...core.spec import Spec, specs
 from ...specs import _tex
+from ...specs.tex_thd import thd_out_correction_from_old
 from . import backends, overlap, registry, versions
 from .base import TEXBackendBase
 
@@ -177,9 +178,21 @@ def also_of_one_object(fn: Callable[..., Any]) -> Callable[..., Any]:
     return called
 
 
+def also_from_old(fn: Callable[..., Any]) -> Callable[..., Any]:
+    """thd_out_correction as 2.20.2 calls it, with the lse before this step as its third of eight arguments."""
+
+    def thd_out_correction(*args: Any, **kwargs: Any) -> Any:
+        if len(args) + len(kwargs) > len(inspect.signature(fn).parameters):
+            return thd_out_correction_from_old(*args, **kwargs)
+        return fn(*args, **kwargs)
+
+    return thd_out_correction
+
+
 MORE: dict[str, Callable[[Callable[..., Any]], Callable[..., Any]]] = {
     "generic_gemm": also_row_major,
     "get_fused_attn_backend": also_of_one_object,
+    "thd_out_correction": also_from_old,
     "rmsnorm_bwd": also_called(dy="dz"),
     "layernorm_bwd": also_called(dy="dz"),
 }

@@ -1,0 +1,250 @@
+"""A call of tex's fused attention, understood: its arguments checked, and its tensors as `attention` takes them."""
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..core.errors import NotSupported
+from ._layouts import (
+    FORMATS,
+    FROM_BHSD,
+    LAYOUTS,
+    TO_BHSD,
+    Layout,
+    Lengths,
+    compacted,
+    packed,
+    paged_in,
+    spread,
+    unpacked,
+)
+from ._masked_attention import ALIBI, NO_BIAS, Masking
+from ._numeric import FLOATS
+from ._quantized import is_quantized, plain, tensor_kind
+from ._tex import (
+    NVTE_Bias_Type,
+    NVTE_Mask_Type,
+    NVTE_Softmax_Type,
+    check_int,
+    check_number,
+    check_tensor,
+    type_name,
+)
+
+# Masks by number: whether sequences have lengths of their own, whether a query sees no later keys, and whether places
+# are counted from the end of both.
+MASKS: dict[int, tuple[bool, bool, bool]] = {
+    int(m): ("PADDING" in n, "CAUSAL" in n, "BOTTOM_RIGHT" in n) for n, m in NVTE_Mask_Type.__members__.items()
+}
+BIASES = {int(m): int(m) for m in NVTE_Bias_Type}
+BIASED = (int(NVTE_Bias_Type.NVTE_PRE_SCALE_BIAS), int(NVTE_Bias_Type.NVTE_POST_SCALE_BIAS))
+VANILLA = int(NVTE_Softmax_Type.NVTE_VANILLA_SOFTMAX)
+OFF_BY_ONE = int(NVTE_Softmax_Type.NVTE_OFF_BY_ONE_SOFTMAX)
+SOFTMAXES = {int(m): int(m) for m in NVTE_Softmax_Type}
+INTS = (torch.int32, torch.int64)
+
+
+# ---- what must be refused -------------------------------------------------------------------------------------------
+
+
+def known(op: str, name: str, value: Any, table: dict[int, Any], what: str) -> Any:
+    """What a table has for a member of an enum, whoever's enum it is."""
+    try:
+        return table[value]
+    except (KeyError, TypeError):
+        pass
+    try:
+        return table[int(value)]
+    except (KeyError, TypeError, ValueError):
+        raise ValueError(f"{op}: {name} must be a member of {what}; got {value!r}") from None
+
+
+def check_window(op: str, window: Any) -> tuple[int, int]:
+    if not isinstance(window, (tuple, list)) or len(window) != 2:
+        raise TypeError(f"{op}: window_size must be two ints, (left, right); got {window!r}")
+    for i, side in enumerate(window):
+        check_int(op, f"window_size[{i}]", side, least=-1)
+    return window[0], window[1]
+
+
+def check_probability(op: str, p: Any) -> None:
+    check_number(op, "p_dropout", p)
+    if not 0 <= p <= 1:
+        raise ValueError(f"{op}: p_dropout must be from 0 to 1; got {p}")
+
+
+def check_lengths(op: str, name: str, value: Any, b: int | None, on: Tensor, optional: bool = False) -> None:
+    """Of cumulative lengths: [sequences + 1]."""
+    shape = None if b is None else (b + 1,)
+    check_tensor(op, name, value, dtypes=INTS, dims=1, shape=shape, on=on, optional=optional)
+    if value is not None and not value.shape[0]:
+        raise ValueError(f"{op}: {name} must have shape (sequences + 1,); got (0,)")
+
+
+def numbers(op: str, name: str, value: Any, fmt: str, dtype: torch.dtype | None = None) -> Tensor:
+    """A tensor of a format, dequantized (to that dtype) where it is not plain."""
+    if is_quantized(value):
+        kind = tensor_kind(value)
+        if kind == "nvfp4" or getattr(value, "_with_gemm_swizzled_scales", False):
+            raise NotSupported(
+                f"{op}: {name} must not be NVFP4, nor MXFP8 with swizzled scales; got {type_name(value)}"
+            )
+        value = plain(value, dtype)
+    check_tensor(op, name, value)
+    if value.dim() != len(fmt):
+        raise ValueError(f"{op}: {name} must be [{', '.join(fmt)}], as its layout says; got {tuple(value.shape)}")
+    return value
+
+
+def sizes(fmt: str, t: Tensor) -> tuple[int, int, int]:
+    """Batch (of "thd": 0), heads and tokens."""
+    if fmt == "thd":
+        return 0, t.shape[1], t.shape[0]
+    b, h, s, _ = TO_BHSD[fmt]
+    return t.shape[b], t.shape[h], t.shape[s]
+
+
+def check_qkv(op: str, layout: Layout, q: Tensor, k: Tensor, v: Tensor) -> None:
+    """Refuse what does not fit together: dtypes, devices, heads, dims, batches."""
+    for name, t in (("K", k), ("V", v)):
+        if t.dtype != q.dtype:
+            raise ValueError(f"{op}: {name} must have the dtype of Q, {q.dtype}; got {t.dtype}")
+        if t.device != q.device:
+            raise ValueError(f"{op}: {name} must be on {q.device}, the device of Q; got {t.device}")
+    if k.shape[-1] != q.shape[-1]:
+        raise ValueError(f"{op}: K must have the head dim of Q, {q.shape[-1]}; got {k.shape[-1]}")
+    if v.shape[:-1] != k.shape[:-1]:
+        raise ValueError(f"{op}: V must have the shape of K, {tuple(k.shape)}, but for the last; got {tuple(v.shape)}")
+    (b, h, _), (n, groups, _) = sizes(layout.q, q), sizes(layout.kv, k)
+    if not groups or h % groups:
+        raise ValueError(f"{op}: K must have heads that divide those of Q evenly; got {groups} for {h}")
+    if layout.dense and n != b:
+        raise ValueError(f"{op}: K must have the batch of Q, {b}; got {n}")
+
+
+# ---- a call, understood ---------------------------------------------------------------------------------------------
+
+
+class Call(NamedTuple):
+    """The arguments that forward and backward share, looked at."""
+
+    layout: Layout
+    b: int
+    padded: bool  # sequences have lengths of their own
+    q_lengths: Lengths | None
+    kv_lengths: Lengths | None
+    sq: int  # the room there is for a sequence
+    sk: int
+    how: Masking
+    softmax: int
+
+    def causal_alone(self) -> bool | None:
+        """What `attention` is to be told, where it can do all that is asked; else None."""
+        how = self.how
+        if not self.layout.dense or self.padded or how.bias != NO_BIAS or self.softmax != VANILLA or how.dropped:
+            return None
+        if how.left != -1 or how.right > 0:
+            return None
+        ends = ([how.causal_at_end] if how.causal else []) + ([how.at_end] if how.right == 0 else [])
+        return None if self.sq != self.sk and not all(ends) else bool(ends)
+
+    def masking(self) -> Masking:
+        """`how`, with the lengths."""
+        if self.q_lengths is None or self.kv_lengths is None:
+            return self.how
+        return self.how._replace(q_sizes=self.q_lengths.sizes, kv_sizes=self.kv_lengths.sizes)
+
+    def queries(self, t: Tensor, fmt: str) -> Tensor:
+        """[b, h, s, d] of q, o or do."""
+        if fmt != "thd":
+            return t.permute(TO_BHSD[fmt])
+        assert self.q_lengths is not None  # `understood` sees to it
+        return unpacked(t, self.q_lengths, self.sq).transpose(1, 2)
+
+    def keys(self, t: Tensor, table: Tensor | None = None) -> Tensor:
+        """[b, h, s, d] of k or v."""
+        if table is not None:
+            return paged_in(t, table, self.layout.kv, self.sk).transpose(1, 2)
+        if self.layout.kv != "thd":
+            return t.permute(TO_BHSD[self.layout.kv])
+        assert self.kv_lengths is not None
+        return unpacked(t, self.kv_lengths, self.sk).transpose(1, 2)
+
+    def back(self, t: Tensor, fmt: str, tokens: int, of: Lengths | None) -> Tensor:
+        """A [b, h, s, d] tensor in a format; with "thd" that many tokens, zeros where none is."""
+        if fmt != "thd":
+            return t.permute(FROM_BHSD[fmt])
+        assert of is not None
+        return packed(t.transpose(1, 2), of, tokens)
+
+
+def understood(
+    op: str, max_seqlen_q: Any, max_seqlen_kv: Any, attn_scale: Any, p_dropout: Any, qkv_layout: Any, bias_type: Any,
+    attn_mask_type: Any, softmax_type: Any, window_size: Any, bottom_right_diagonal: Any, cu_seqlens_q: Any,
+    cu_seqlens_kv: Any, Q: Any, K: Any, V: Any, fake_dtype: Any, cu_seqlens_q_padded: Any, cu_seqlens_kv_padded: Any,
+) -> tuple[Call, Tensor, Tensor, Tensor]:  # fmt: skip
+    check_int(op, "max_seqlen_q", max_seqlen_q, least=0)
+    check_int(op, "max_seqlen_kv", max_seqlen_kv, least=0)
+    check_number(op, "attn_scale", attn_scale)
+    check_probability(op, p_dropout)
+    if not isinstance(fake_dtype, torch.dtype) or fake_dtype not in FLOATS:
+        raise TypeError(f"{op}: fake_dtype must be a float dtype; got {fake_dtype!r}")
+    layout: Layout = known(op, "qkv_layout", qkv_layout, LAYOUTS, "NVTE_QKV_Layout")
+    bias = known(op, "bias_type", bias_type, BIASES, "NVTE_Bias_Type")
+    has_padding, causal, at_end = known(op, "attn_mask_type", attn_mask_type, MASKS, "NVTE_Mask_Type")
+    softmax = known(op, "softmax_type", softmax_type, SOFTMAXES, "NVTE_Softmax_Type")
+    left, right = check_window(op, window_size)
+    q, k, v = (numbers(op, n, t, f, fake_dtype) for n, t, f in zip("QKV", (Q, K, V), layout.formats, strict=True))
+    check_qkv(op, layout, q, k, v)
+    how = Masking(float(attn_scale), causal, at_end, left, right, bool(bottom_right_diagonal), bias)
+    (b, _, sq), (_, _, sk) = sizes(layout.q, q), sizes(layout.kv, k)
+    if not has_padding and layout.dense:
+        return Call(layout, b, False, None, None, sq, sk, how, softmax), q, k, v
+    check_lengths(op, "cu_seqlens_q", cu_seqlens_q, None if layout.q == "thd" else b, q)
+    b = cu_seqlens_q.shape[0] - 1
+    check_lengths(op, "cu_seqlens_kv", cu_seqlens_kv, b, q)
+    q_gaps, kv_gaps = (
+        gaps if fmt == "thd" else None
+        for gaps, fmt in ((cu_seqlens_q_padded, layout.q), (cu_seqlens_kv_padded, layout.kv))
+    )
+    check_lengths(op, "cu_seqlens_q_padded", q_gaps, b, q, optional=True)
+    check_lengths(op, "cu_seqlens_kv_padded", kv_gaps, b, q, optional=True)
+    if layout.kv != "thd" and not layout.paged and sizes(layout.kv, k)[0] != b:
+        raise ValueError(f"{op}: K must have the batch of cu_seqlens_q, {b}; got {sizes(layout.kv, k)[0]}")
+    sq = max_seqlen_q if layout.q == "thd" else sq
+    sk = max_seqlen_kv if layout.kv == "thd" or layout.paged else sk
+    of_q, of_kv = Lengths.of(cu_seqlens_q, q_gaps), Lengths.of(cu_seqlens_kv, kv_gaps)
+    return Call(layout, b, True, of_q, of_kv, sq, sk, how, softmax), q, k, v
+
+
+def checked_bias(op: str, call: Call, bias: Any, q: Tensor, heads: int, name: str) -> Tensor | None:
+    """The bias that is added: [b or 1, h or 1, sq or 1, sk]."""
+    if call.how.bias in (NO_BIAS, ALIBI):
+        return None
+    check_tensor(op, name, bias, dims=4, on=q)
+    room = (call.b, heads, call.sq, call.sk)
+    if any(n not in (1, most) for n, most in zip(bias.shape, room, strict=True)):
+        raise ValueError(f"{op}: {name} must have shape {room}, or 1 in its places; got {tuple(bias.shape)}")
+    return bias
+
+
+def checked_sink(op: str, call: Call, offset: Any, q: Tensor, heads: int, name: str) -> Tensor | None:
+    """The score of each head that goes into the denominator alone; 0 where softmax is off by one."""
+    if call.softmax == VANILLA:
+        return None
+    off_by_one = call.softmax == OFF_BY_ONE
+    check_tensor(op, name, offset, on=q, optional=off_by_one)
+    if offset is not None and offset.numel() != heads:
+        raise ValueError(f"{op}: {name} must have shape (1, {heads}, 1, 1); got {tuple(offset.shape)}")
+    if off_by_one or offset is None:  # the check above lets None through for it alone
+        return torch.zeros(heads, dtype=torch.float32, device=q.device)
+    return offset.reshape(heads)
+
+
+def format_of(op: str, name: str, value: Any, layout: Layout) -> str:
+    """The format of o or do; where none is set, q's."""
+    found = known(op, name, value, FORMATS, "NVTE_QKV_Format: SBHD, BSHD, THD, BHSD or not set") or layout.q
+    if (found == "thd") != (layout.q == "thd"):
+        raise ValueError(f"{op}: {name} must be THD where Q is, and nowhere else; got {found.upper()}")
+    return found
