@@ -27,15 +27,18 @@ def gemm(a, b, bias=None, trans_a=False, trans_b=False, alpha=1.0, to=None):
 
 def scaled(dtype, fast, to=BF16):
     one = new(1, dtype=F32)
-    return lambda: kernels.scaled_gemm(new(M, K, dtype=dtype), new(N, K, dtype=E4M3), one, one, new(N), to, fast)
+    a, b = new(M, K, dtype=torch.uint8), new(N, K, dtype=torch.uint8)
+    return lambda: kernels.scaled_gemm(a, b, one, one, dtype, E4M3, new(N), to, fast)
 
 
 def blocks(a_rows, b_rows):
     scale = lambda rows, length: (
         new(2, -(-length // rows), dtype=F32).t() if rows == 1 else new(length // rows, 2, dtype=F32)
     )
-    a, b = new(M, 256, dtype=E4M3), new(N, 256, dtype=E4M3)
-    return lambda: kernels.block_scaled_gemm(a, b, scale(a_rows, M), scale(b_rows, N), None, a_rows, b_rows, BF16)
+    a, b = new(M, 256, dtype=torch.uint8), new(N, 256, dtype=torch.uint8)
+    return lambda: kernels.block_scaled_gemm(
+        a, b, scale(a_rows, M), scale(b_rows, N), E4M3, E4M3, None, a_rows, b_rows, BF16
+    )
 
 
 GELU = lambda: kernels.gemm_gelu(new(M, K), new(N, K), new(N), False, True, 1.0, None)

@@ -1,4 +1,4 @@
-"""What the samples do not show of the gemm kernels: many tiles, odd sizes, FP8 on chips without it, what is declined."""
+"""What the samples do not show of the gemm kernels: many tiles, odd sizes, FP8 on chips without it."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def agree(op, *args):
 
 @pytest.mark.parametrize("trans_b", [False, True])
 @pytest.mark.parametrize("trans_a", [False, True])
-@pytest.mark.parametrize("m, n, k", [(1, 1000, 37), (100, 37, 65), (64, 128, 48), (37, 1, 1000)])
+@pytest.mark.parametrize("m, n, k", [(1, 300, 37), (100, 37, 65), (37, 1, 300)])
 def test_tiles_of_any_sizes(m, n, k, trans_a, trans_b, small_tiles):
     a = torch.randn(*((k, m) if trans_a else (m, k))) / k**0.5
     b = torch.randn(*((n, k) if trans_b else (k, n)))
@@ -83,10 +83,11 @@ def test_every_byte_is_its_number(dtype, monkeypatch):
     """Also the smallest, the infinities and the NaNs; a product with one column of ones."""
     monkeypatch.setattr(kernels, "multiplies_fp8", lambda: False)
     forget()
-    a = torch.arange(256, dtype=torch.uint8).view(dtype)[:, None]
+    a = torch.arange(256, dtype=torch.uint8)[:, None]
     one = torch.ones(1)
-    got = kernels.scaled_gemm(a, torch.ones(1, 1).to(spec.FP8[0]), one, one, None, F32, False)
-    torch.testing.assert_close(got, a.float(), rtol=0, atol=0, equal_nan=True)
+    b = torch.ones(1, 1).to(spec.FP8[0]).view(torch.uint8)
+    got = kernels.scaled_gemm(a, b, one, one, dtype, spec.FP8[0], None, F32, False)
+    torch.testing.assert_close(got, a.view(dtype).float(), rtol=0, atol=0, equal_nan=True)
     forget()
 
 

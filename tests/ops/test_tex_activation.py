@@ -134,7 +134,7 @@ TRUTH = {
     "scaled_srelu": lambda x: F.relu(x) ** 2,
 }
 GRAD = {n: n.replace("situglu", "dsituglu").replace("swiglu", "dswiglu").replace("srelu", "dsrelu") for n in TRUTH}
-SCALED = [s for s in specs if s.family == "tex_scaled_activation"]
+SCALED = [s for s in specs.by_key.values() if s.family == "tex_scaled_activation"]
 over_scaled = pytest.mark.parametrize("spec", SCALED, ids=lambda s: s.name)
 
 

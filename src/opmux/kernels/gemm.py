@@ -231,32 +231,34 @@ class Multiplied(NamedTuple):
     launch: Callable[..., Any] | None  # None: there is nothing to add up, or nowhere to put it
     out: Room
     aux: Room | None
-    packs: tuple[bool, bool]  # whether factors have to be packed first
-    raw: bool  # whether factors are read as bytes
+    packs: tuple[bool, bool] = (False, False)  # whether factors have to be packed first
+    seen: tuple[torch.dtype, torch.dtype] | None = None  # what bytes are read as, if not as bytes
 
 
 def _plan_product(
     sizes: tuple[int, int, int], a: Tensor, b: Tensor, trans_a: bool, trans_b: bool, out_dtype: torch.dtype,
     act: str, add: bool, exact: bool, how: str, ldy: int | None = None, alpha: float = 1.0, beta: float = 0.0,
+    kinds: tuple[torch.dtype, torch.dtype] | None = None,
 ) -> Multiplied:  # fmt: skip
     m, n, k = sizes
     room = Room.of((m, n), out_dtype)
     aux = room if act == "gelu" else None
     if not (m and n):
-        return Multiplied(None, room, aux, (False, False), False)
+        return Multiplied(None, room, aux)
     la, lb = _laid(a, trans_a), _laid(b, not trans_b)
     tiles = gemm_tiles(m=m, n=n, k=k, dtype=a.dtype)
-    raw = a.dtype.itemsize == 1 and not multiplies_fp8()
+    raw = kinds is not None and not multiplies_fp8()
     numbers = (m, n, k, la.step, lb.step, n if ldy is None else ldy, alpha, beta)
     config = tiles.config(
         even=all(v % 16 == 0 for v in numbers[:6]), A_TURNED=la.turned, B_TURNED=lb.turned,
-        A_NUMBERS=NUMBERS[a.dtype] if raw else None, B_NUMBERS=NUMBERS[b.dtype] if raw else None, ACT=act, ADD=add,
+        A_NUMBERS=NUMBERS[kinds[0]] if kinds and raw else None, B_NUMBERS=NUMBERS[kinds[1]] if kinds and raw else None,
+        ACT=act, ADD=add,
         WIDE=wide_of(a.dtype),
-        PRECISION=how if a.dtype is torch.float32 else "ieee", EXACT=exact and not raw and a.dtype.itemsize == 1,
+        PRECISION=how if a.dtype is torch.float32 else "ieee", EXACT=exact and not raw,
         FULL=k % tiles["BLOCK_K"] == 0,
     )  # fmt: skip
     grid = (-(-m // tiles["BLOCK_M"]) * -(-n // tiles["BLOCK_N"]), 1, 1)
-    return Multiplied(product.ready(grid, numbers, config), room, aux, (la.copied, lb.copied), raw)
+    return Multiplied(product.ready(grid, numbers, config), room, aux, (la.copied, lb.copied), None if raw else kinds)
 
 
 @plans
@@ -290,10 +292,19 @@ def _plan_sum(
 
 @plans
 def _plan_scaled(
-    a: Tensor, b: Tensor, a_scale: Tensor, b_scale: Tensor, bias: Tensor | None, out_dtype: torch.dtype, fast: bool
+    a: Tensor,
+    b: Tensor,
+    a_scale: Tensor,
+    b_scale: Tensor,
+    a_dtype: torch.dtype,
+    b_dtype: torch.dtype,
+    bias: Tensor | None,
+    out_dtype: torch.dtype,
+    fast: bool,
 ) -> Multiplied:
-    sizes = spec.check_scaled("scaled_gemm", a, b, a_scale, b_scale, bias, out_dtype)
-    return _plan_product(sizes, a, b, False, True, out_dtype, "", False, not fast, "ieee")
+    sizes = spec.check_scaled("scaled_gemm", a, b, a_scale, b_scale, a_dtype, b_dtype, bias, out_dtype)
+    kinds = (a_dtype, b_dtype)
+    return _plan_product(sizes, a, b, False, True, out_dtype, "", False, not fast, "ieee", kinds=kinds)
 
 
 @plans
@@ -302,26 +313,30 @@ def _plan_blocks(
     b: Tensor,
     a_scale: Tensor,
     b_scale: Tensor,
+    a_dtype: torch.dtype,
+    b_dtype: torch.dtype,
     bias: Tensor | None,
     a_rows: int,
     b_rows: int,
     out_dtype: torch.dtype,
 ) -> Multiplied:
-    m, n, k = spec.check_block_scaled("block_scaled_gemm", a, b, a_scale, b_scale, bias, a_rows, b_rows, out_dtype)
+    m, n, k = spec.check_block_scaled(
+        "block_scaled_gemm", a, b, a_scale, b_scale, a_dtype, b_dtype, bias, a_rows, b_rows, out_dtype
+    )
     room = Room.of((m, n), out_dtype)
     if not (m and n):
-        return Multiplied(None, room, None, (False, False), False)
+        return Multiplied(None, room, None)
     packs = (not a.is_contiguous(), not b.is_contiguous())
     tiles = block_tiles(m=m, n=n, k=k)
     raw = not multiplies_fp8()
     numbers = (m, n, k, k, k, *a_scale.stride(), *b_scale.stride())
     config = tiles.config(
-        even=not (m % 16 or n % 16 or k % 16), A_NUMBERS=NUMBERS[a.dtype] if raw else None,
-        B_NUMBERS=NUMBERS[b.dtype] if raw else None, A_ROWS=a_rows, B_ROWS=b_rows, WIDE=wide_of(out_dtype),
+        even=not (m % 16 or n % 16 or k % 16), A_NUMBERS=NUMBERS[a_dtype] if raw else None,
+        B_NUMBERS=NUMBERS[b_dtype] if raw else None, A_ROWS=a_rows, B_ROWS=b_rows, WIDE=wide_of(out_dtype),
         BLOCK_K=spec.BLOCK,
     )  # fmt: skip
     grid = (-(-m // tiles["BLOCK_M"]) * -(-n // tiles["BLOCK_N"]), 1, 1)
-    return Multiplied(blocks.ready(grid, numbers, config), room, None, packs, raw)
+    return Multiplied(blocks.ready(grid, numbers, config), room, None, packs, None if raw else (a_dtype, b_dtype))
 
 
 # ---- the ops --------------------------------------------------------------------------------------------------------
@@ -357,7 +372,7 @@ def _factors(how: Multiplied, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
         a = a.contiguous()
     if how.packs[1]:
         b = b.contiguous()
-    return (a.view(torch.uint8), b.view(torch.uint8)) if how.raw else (a, b)
+    return (a, b) if how.seen is None else (a.view(how.seen[0]), b.view(how.seen[1]))
 
 
 def _packed(t: Tensor | None) -> Tensor | None:
@@ -428,11 +443,13 @@ def scaled_gemm(
     b: Tensor,
     a_scale: Tensor,
     b_scale: Tensor,
+    a_dtype: torch.dtype,
+    b_dtype: torch.dtype,
     bias: Tensor | None,
     out_dtype: torch.dtype,
     fast: bool,
 ) -> Tensor:
-    how = _plan_scaled(a, b, a_scale, b_scale, bias, out_dtype, fast)
+    how = _plan_scaled(a, b, a_scale, b_scale, a_dtype, b_dtype, bias, out_dtype, fast)
     y = how.out.on(a)
     if how.launch is not None:
         how.launch(*_factors(how, a, b), _packed(bias), None, a_scale, b_scale, y, None)
@@ -445,12 +462,14 @@ def block_scaled_gemm(
     b: Tensor,
     a_scale: Tensor,
     b_scale: Tensor,
+    a_dtype: torch.dtype,
+    b_dtype: torch.dtype,
     bias: Tensor | None,
     a_rows: int,
     b_rows: int,
     out_dtype: torch.dtype,
 ) -> Tensor:
-    how = _plan_blocks(a, b, a_scale, b_scale, bias, a_rows, b_rows, out_dtype)
+    how = _plan_blocks(a, b, a_scale, b_scale, a_dtype, b_dtype, bias, a_rows, b_rows, out_dtype)
     y = how.out.on(a)
     if how.launch is not None:
         how.launch(*_factors(how, a, b), _packed(bias), a_scale, b_scale, y)

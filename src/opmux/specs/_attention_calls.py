@@ -11,6 +11,7 @@ from ._layouts import (
     FROM_BHSD,
     LAYOUTS,
     TO_BHSD,
+    TO_BSHD,
     Layout,
     Lengths,
     compacted,
@@ -138,6 +139,9 @@ class Call(NamedTuple):
     sk: int
     how: Masking
     softmax: int
+    cu_q: Tensor | None = None
+    cu_kv: Tensor | None = None
+    gaps: tuple[bool, bool] = (False, False)  # whether there are any between the sequences of q, of k and v
 
     def causal_alone(self) -> bool | None:
         """What `attention` is to be told, where it can do all that is asked; else None."""
@@ -148,6 +152,44 @@ class Call(NamedTuple):
             return None
         ends = ([how.causal_at_end] if how.causal else []) + ([how.at_end] if how.right == 0 else [])
         return None if self.sq != self.sk and not all(ends) else bool(ends)
+
+    def bounds(self) -> tuple[int, int] | None:
+        """What `attention_varlen` is to be told, where it can do all that is asked; else None."""
+        how = self.how
+        if how.bias != NO_BIAS or self.softmax != VANILLA or how.dropped:
+            return None
+        ends = ([how.causal_at_end] if how.causal else []) + ([how.at_end] if max(how.left, how.right) >= 0 else [])
+        same = self.cu_q is self.cu_kv if self.padded else self.sq == self.sk
+        if not same and not all(ends):
+            return None
+        rights = ([0] if how.causal else []) + ([how.right] if how.right >= 0 else [])
+        return how.left, min(rights, default=-1)
+
+    def lengths(self, like: Tensor) -> tuple[Tensor, Tensor]:
+        """Cumulative lengths of q's sequences, and of k's."""
+        if self.cu_q is not None and self.cu_kv is not None:
+            return self.cu_q, self.cu_kv
+        count = torch.arange(self.b + 1, dtype=torch.int32, device=like.device)
+        return count * self.sq, count * self.sk
+
+    def query_tokens(self, t: Tensor, fmt: str) -> Tensor:
+        """[tokens, ...] of q, o or do (or, in the format of b, s and heads alone, of lse), without gaps."""
+        flat = t if fmt == "thd" else t.permute(TO_BSHD[fmt]).flatten(0, 1)
+        return compacted(flat, self.q_lengths) if self.gaps[0] and self.q_lengths is not None else flat
+
+    def key_tokens(self, t: Tensor, table: Tensor | None = None) -> Tensor:
+        """[tokens, h, d] of k or v, without gaps."""
+        if table is not None:
+            flat = paged_in(t, table, self.layout.kv, self.sk).flatten(0, 1)
+        else:
+            flat = t if self.layout.kv == "thd" else t.permute(TO_BSHD[self.layout.kv]).flatten(0, 1)
+        return compacted(flat, self.kv_lengths) if self.gaps[1] and self.kv_lengths is not None else flat
+
+    def from_tokens(self, t: Tensor, fmt: str, of: int = 0, empty: float = 0.0) -> Tensor:
+        """The way back, of q's (0) or of k's (1) tokens: a tensor in a format."""
+        lengths = (self.q_lengths, self.kv_lengths)[of]
+        there = spread(t, lengths, empty) if self.gaps[of] and lengths is not None else t
+        return there if fmt == "thd" else there.unflatten(0, (self.b, (self.sq, self.sk)[of])).permute(TO_BSHD[fmt])
 
     def masking(self) -> Masking:
         """`how`, with the lengths."""
@@ -214,8 +256,13 @@ def understood(
         raise ValueError(f"{op}: K must have the batch of cu_seqlens_q, {b}; got {sizes(layout.kv, k)[0]}")
     sq = max_seqlen_q if layout.q == "thd" else sq
     sk = max_seqlen_kv if layout.kv == "thd" or layout.paged else sk
-    of_q, of_kv = Lengths.of(cu_seqlens_q, q_gaps), Lengths.of(cu_seqlens_kv, kv_gaps)
-    return Call(layout, b, True, of_q, of_kv, sq, sk, how, softmax), q, k, v
+    of_q = Lengths.of(cu_seqlens_q, q_gaps, None if layout.q == "thd" else sq)
+    of_kv = Lengths.of(cu_seqlens_kv, kv_gaps, None if layout.kv == "thd" else sk)
+    gaps = (
+        layout.q != "thd" or not (q_gaps is None or q_gaps is cu_seqlens_q),
+        layout.kv != "thd" or not (kv_gaps is None or kv_gaps is cu_seqlens_kv),
+    )
+    return Call(layout, b, True, of_q, of_kv, sq, sk, how, softmax, cu_seqlens_q, cu_seqlens_kv, gaps), q, k, v
 
 
 def checked_bias(op: str, call: Call, bias: Any, q: Tensor, heads: int, name: str) -> Tensor | None:

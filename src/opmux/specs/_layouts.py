@@ -18,6 +18,7 @@ from ._tex import NVTE_QKV_Format, NVTE_QKV_Layout
 # Format -> where batch, heads, seq and dim are; and the way back. "thd" has no batch: it is gathered first.
 TO_BHSD = {"sbhd": (1, 2, 0, 3), "bshd": (0, 2, 1, 3), "bhsd": (0, 1, 2, 3)}
 FROM_BHSD = {"sbhd": (2, 0, 1, 3), "bshd": (0, 2, 1, 3), "bhsd": (0, 1, 2, 3)}
+TO_BSHD = {"sbhd": (1, 0, 2, 3), "bshd": (0, 1, 2, 3), "bhsd": (0, 2, 1, 3)}  # each its own way back
 DENSE = frozenset(TO_BHSD)
 
 # What a tensor of that format is called; NOT_SET is whatever follows from the layout.
@@ -72,9 +73,12 @@ class Lengths(NamedTuple):
     sizes: Tensor
 
     @classmethod
-    def of(cls, cu_seqlens: Tensor, padded: Tensor | None = None) -> "Lengths":
+    def of(cls, cu_seqlens: Tensor, padded: Tensor | None = None, room: int | None = None) -> "Lengths":
+        """`padded` says where sequences begin that have gaps after them; with `room` each has that much."""
         cu = cu_seqlens.long()
         places = cu if padded is None else padded.long()
+        if room is not None:
+            places = torch.arange(cu.shape[0], device=cu.device) * room
         return cls(places[:-1], places[1:], cu[1:] - cu[:-1])
 
 
@@ -116,13 +120,13 @@ def compacted(t: Tensor, of: Lengths) -> Tensor:
     return t[token.clamp_(0, t.shape[0] - 1)]
 
 
-def spread(t: Tensor, of: Lengths) -> Tensor:
-    """The way back of `compacted`: zeros in the gaps."""
+def spread(t: Tensor, of: Lengths, empty: float = 0.0) -> Tensor:
+    """The way back of `compacted`; `empty` in the gaps."""
     if not t.shape[0]:
         return t
     sequence, place, there = token_places(of, t.shape[0])
     token = (of.sizes.cumsum(0) - of.sizes)[sequence] + place
-    return zeroed(t[token.clamp_(0, t.shape[0] - 1)], there)
+    return zeroed(t[token.clamp_(0, t.shape[0] - 1)], there, empty)
 
 
 def zeroed(t: Tensor, keep: Tensor, value: float = 0.0) -> Tensor:

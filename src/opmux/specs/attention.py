@@ -10,6 +10,8 @@ It computes in float32 (float64 for float64 inputs) and rounds once, into fresh 
 does, dk as k, dv as v: contiguous, or, where the sequence has the greater stride than the heads, as a contiguous
 [batch, seq, heads, dim] or, where it has the greatest of all, [seq, batch, heads, dim]. Those are what projections give
 and kernels write.
+
+`attention_varlen` is for sequences of any lengths, one after another: [tokens, heads, dim].
 """
 
 from collections.abc import Iterator
@@ -19,6 +21,8 @@ import torch
 from torch import Tensor
 
 from ..core.spec import BadSample, BadSamples, Tol, op
+from ._layouts import Lengths, packed, unpacked
+from ._masked_attention import Masking, masked_backward, masked_forward
 from ._numeric import FLOATS, check_dtype, dtype_name, rounded, wide
 from .samples import WRONG, Case, Draw, Maker
 
@@ -106,7 +110,7 @@ def _grouped(t: Tensor, kv_heads: int) -> Tensor:
 
 
 def scale_of(q: Tensor, scale: float | None) -> float:
-    return torch.sym_max(q.shape[3], 1) ** -0.5 if scale is None else scale
+    return torch.sym_max(q.shape[-1], 1) ** -0.5 if scale is None else scale
 
 
 def _scores(q: Tensor, k: Tensor, causal: bool, scale: float) -> Tensor:
@@ -282,3 +286,174 @@ def attention_bwd(
     ds = p * (g @ z.mT - total) * factor
     dq, dk, dv = ds @ y, (ds.mT @ x).sum(2), (p.mT @ g).sum(2)
     return room(q).copy_(dq.flatten(1, 2)), room(k).copy_(dk), room(v).copy_(dv)
+
+
+# ---- sequences one after another ------------------------------------------------------------------------------------
+
+
+def check_varlen(
+    op: str, q: Tensor, k: Tensor, v: Tensor, cu_q: Tensor, cu_k: Tensor, o: Tensor | None = None,
+    do: Tensor | None = None, lse: Tensor | None = None,
+) -> None:  # fmt: skip
+    """Refuse what does not fit together: ranks, heads, tokens, dtypes, devices."""
+    for name, t in (("q", q), ("k", k), ("v", v)):
+        if t.dim() != 3:
+            raise ValueError(f"{op}: {name} must be [tokens, heads, dim]; got {tuple(t.shape)}")
+    (tokens, h, d), (keys, h_kv, _), dim = q.shape, k.shape, v.shape[2]
+    if h_kv == 0 or h % h_kv:
+        raise ValueError(f"{op}: k must have heads that divide q's evenly; got {h_kv} for {h}")
+    expected = (
+        ("q", q, (tokens, h, d), ""),
+        ("k", k, (keys, h_kv, d), "dim of q"),
+        ("v", v, (keys, h_kv, dim), "tokens and heads of k"),
+        ("o", o, (tokens, h, dim), "tokens and heads of q, dim of v"),
+        ("do", do, (tokens, h, dim), "that of o"),
+        ("lse", lse, (h, tokens), "heads and tokens of q"),
+    )
+    for name, t, wanted, what in expected:
+        if t is None:
+            continue
+        check_dtype(op, name, t.dtype)
+        if t.shape != wanted:
+            raise ValueError(f"{op}: {name} must have shape {tuple(wanted)}, {what}; got {tuple(t.shape)}")
+        if t.device != q.device:
+            raise ValueError(f"{op}: {name} must be on {q.device}, the device of q; got {t.device}")
+        if t.dtype != q.dtype and name in ("k", "v", "o"):
+            raise ValueError(f"{op}: {name} must be {dtype_name(q.dtype)}, the dtype of q; got {dtype_name(t.dtype)}")
+    for name, t in (("cu_q", cu_q), ("cu_k", cu_k)):
+        if t.dtype not in (torch.int32, torch.int64) or t.shape != cu_q.shape or t.dim() != 1 or not t.shape[0]:
+            got = f"{dtype_name(t.dtype)} {tuple(t.shape)}"
+            raise ValueError(f"{op}: {name} must be int32 or int64 [sequences + 1], as many of q as of k; got {got}")
+        if t.device != q.device:
+            raise ValueError(f"{op}: {name} must be on {q.device}, the device of q; got {t.device}")
+
+
+def _unpacked(
+    q: Tensor, cu_q: Tensor, cu_k: Tensor, max_q: int, max_k: int, left: int, right: int, scale: float | None
+) -> tuple[Lengths, Lengths, Masking]:
+    of_q, of_k = Lengths.of(cu_q), Lengths.of(cu_k)
+    how = Masking(
+        scale_of(q, scale), left=left, right=right, at_end=True, q_sizes=of_q.sizes, kv_sizes=of_k.sizes
+    )  # fmt: skip
+    return of_q, of_k, how
+
+
+def _varlen_args(d: Draw) -> dict[str, Any]:
+    """Options: keys (lengths of k's sequences), kv_heads, left, right, rest (tokens after the last sequence)."""
+    tokens, h, dim = d.case.shape
+    lengths = d.option("lengths", (tokens,))
+    keys, kv_heads = d.option("keys", lengths), d.option("kv_heads", h)
+    cu = lambda sizes: torch.tensor([0, *sizes], device=d.device).cumsum(0).int()
+    return {
+        "q": d.full(),
+        "k": _drawn(d, "k", (sum(keys) + 1, kv_heads, dim)),
+        "v": _drawn(d, "v", (sum(keys) + 1, kv_heads, dim)),
+        "cu_q": cu(lengths),
+        "cu_k": cu(keys),
+        "max_q": max(lengths),
+        "max_k": max(keys) + 1,
+        "left": d.option("left", -1),
+        "right": d.option("right", -1),
+        "scale": d.option("scale"),
+    }
+
+
+VARLEN_CASES = (
+    Case((12, 2, 8), options={"lengths": (5, 0, 7), "right": 0}),
+    Case((14, 4, 16), options={"lengths": (3, 9), "keys": (6, 2), "kv_heads": 2, "scale": 0.3}),
+    Case((9, 2, 8), "step", {"lengths": (4, 4), "keys": (7, 0), "left": 2, "right": 1}),
+    Case((0, 2, 8), options={"lengths": (0, 0), "keys": (3, 1)}),
+)
+VARLEN = Maker(_varlen_args, VARLEN_CASES)
+
+
+def _varlen_wrong(good: Maker, **wrong: str) -> BadSamples:
+    ways = {
+        "flat": (lambda t: t[0], ValueError, r"must be \[tokens, heads, dim\]; got"),
+        "short": (lambda t: t[..., :-1], ValueError, "must have shape"),
+        "floats": (lambda t: t.float(), ValueError, "must be int32 or int64"),
+        **{way: WRONG[way] for way in ("ints", "away", "dtype")},
+    }
+
+    def bad(device: torch.device) -> Iterator[BadSample]:
+        for name, way in ((n, w) for n, each in wrong.items() for w in each.split()):
+            spoil, error, says = ways[way]
+            args = good.named(VARLEN_CASES[0], torch.float32, device)
+            args[name] = spoil(args[name])
+            yield BadSample(tuple(args.values()), error, f"{name} {says}", id=f"{name} {way}")
+
+    return bad
+
+
+def _fake_varlen(
+    q: Tensor, k: Tensor, v: Tensor, cu_q: Tensor, cu_k: Tensor, max_q: int, max_k: int, left: int = -1,
+    right: int = -1, scale: float | None = None,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    check_varlen("attention_varlen", q, k, v, cu_q, cu_k)
+    stats = torch.float64 if q.dtype is torch.float64 else torch.float32
+    return q.new_empty((*q.shape[:2], v.shape[2])), q.new_empty((q.shape[1], q.shape[0]), dtype=stats)
+
+
+@op(
+    out="o lse",
+    grad="attention_varlen_bwd",
+    samples=VARLEN,
+    errors=_varlen_wrong(VARLEN, q="flat ints", k="flat short ints away dtype", v="away dtype", cu_q="floats away"),
+    tol=TOL,
+    fake=_fake_varlen,
+)
+def attention_varlen(
+    q: Tensor, k: Tensor, v: Tensor, cu_q: Tensor, cu_k: Tensor, max_q: int, max_k: int, left: int = -1,
+    right: int = -1, scale: float | None = None,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """o and lse, [heads, tokens], of sequences one after another: cu_q and cu_k, [sequences + 1], say where each begins
+    and the last ends, max_q and max_k how long they are at most. Tokens after the last have 0 in both.
+
+    A query sees the keys from `left` before its own place to `right` after it, counted from the last of both; -1: all.
+    """
+    check_varlen("attention_varlen", q, k, v, cu_q, cu_k)
+    of_q, of_k, how = _unpacked(q, cu_q, cu_k, max_q, max_k, left, right, scale)
+    x = unpacked(q, of_q, max_q).transpose(1, 2)
+    y, z = (unpacked(t, of_k, max_k).transpose(1, 2) for t in (k, v))
+    o, lse, _ = masked_forward(x, y, z, how, None, None)
+    tokens = q.shape[0]
+    rows = packed(lse.transpose(1, 2), of_q, tokens).T
+    return rounded(packed(o.transpose(1, 2), of_q, tokens), q.dtype), rounded(rows, rows.dtype)
+
+
+def _varlen_bwd_args(d: Draw) -> dict[str, Any]:
+    of = _varlen_args(d)
+    o, lse = attention_varlen.reference(**of)
+    rest = {n: of[n] for n in ("cu_q", "cu_k", "max_q", "max_k", "left", "right", "scale")}
+    return {"do": _drawn(d, "do", tuple(o.shape)), **{n: of[n] for n in "qkv"}, "o": o, "lse": lse, **rest}
+
+
+VARLEN_BWD = Maker(_varlen_bwd_args, VARLEN_CASES)
+
+
+def _fake_varlen_bwd(do: Tensor, q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor]:
+    dq, dk, dv = (t.new_empty(t.shape) for t in (q, k, v))
+    return dq, dk, dv
+
+
+@op(
+    out="dq dk dv",
+    samples=VARLEN_BWD,
+    errors=_varlen_wrong(VARLEN_BWD, do="short ints away", q="flat", o="short dtype", lse="short away", cu_k="floats"),
+    tol=TOL,
+    fake=_fake_varlen_bwd,
+)
+def attention_varlen_bwd(
+    do: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, cu_q: Tensor, cu_k: Tensor, max_q: int,
+    max_k: int, left: int, right: int, scale: float | None,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """As `attention_bwd`, of `attention_varlen`; 0 for tokens after the last sequence."""
+    check_varlen("attention_varlen_bwd", q, k, v, cu_q, cu_k, o, do, lse)
+    of_q, of_k, how = _unpacked(q, cu_q, cu_k, max_q, max_k, left, right, scale)
+    g, x, out = (unpacked(t, of_q, max_q).transpose(1, 2) for t in (do, q, o))
+    y, z = (unpacked(t, of_k, max_k).transpose(1, 2) for t in (k, v))
+    rows = unpacked(lse.T, of_q, max_q).transpose(1, 2)
+    found = masked_backward(g, x, y, z, out, rows, how, None, None)
+    of = ((found.dq, of_q, q), (found.dk, of_k, k), (found.dv, of_k, v))
+    dq, dk, dv = (rounded(packed(t.transpose(1, 2), n, like.shape[0]), like.dtype) for t, n, like in of)
+    return dq, dk, dv

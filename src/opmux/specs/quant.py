@@ -691,9 +691,9 @@ def amax_history(
 ) -> tuple[Tensor, Tensor]:
     """Histories of amax moved on by one, and the scales that follow: history, scale.
 
-    History j has `length` numbers: history[first[j] + i * step[j]]. Its newest amax is newest[j], or where that is 0 its
-    own first number. Where that is not 0 it comes to the end, all others move, and the first becomes 0. The scale is
-    largest / amax, of the newest or (not `recent`) the greatest of the history; without a number above 0 it stays.
+    History j has `length` numbers: history[first[j] + i * step[j]]. Its newest amax is newest[j], or where that is 0
+    its own first number. Where that is not 0 it comes to the end, all others move, and the first becomes 0. The scale
+    is largest / amax, of the newest or (not `recent`) the greatest; without a number above 0 it stays as it is.
     """
     check_history("amax_history", history, first, step, newest, scale, length)
     places = first + torch.arange(length, device=history.device)[:, None] * step

@@ -60,7 +60,7 @@ GATES = {
         _flat_slope,
     ),
     "clamped": Gate(
-        lambda a, limit, alpha, offset: _swish(a.clamp(max=limit), alpha),
+        lambda a, limit, alpha, offset: _swish(torch.where(a > limit, limit, a), alpha),
         lambda a, limit, alpha, offset: torch.where(a > limit, 0.0, _swish_slope(a, alpha)),
         lambda b, limit, alpha, offset: b.clamp(-limit, limit) + offset,
         lambda b, limit, alpha, offset: torch.where(b.abs() > limit, 0.0, torch.ones_like(b)),

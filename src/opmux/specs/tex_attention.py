@@ -19,21 +19,26 @@ from torch import Tensor
 
 from ..core.errors import NotSupported
 from ..core.spec import Sample, Samples, op
-from ._layouts import (
-    FORMATS,
-    FROM_BHSD,
-    LAYOUTS,
-    TO_BHSD,
-    Layout,
-    Lengths,
-    landed,
-    packed,
-    paged_in,
-    unpacked,
+from ._attention_calls import (
+    BIASED,
+    BIASES,
+    INTS,
+    MASKS,
+    SOFTMAXES,
+    VANILLA,
+    Call,
+    checked_bias,
+    checked_sink,
+    format_of,
+    known,
+    numbers,
+    sizes,
+    understood,
 )
-from ._masked_attention import ALIBI, NO_BIAS, Gradients, Masking, masked_backward, masked_forward
-from ._numeric import FLOATS, wide
-from ._quantized import is_quantized, kind_of, plain, quantized, tensor_kind, wrapped_fp8
+from ._layouts import LAYOUTS, Layout, Lengths, landed, packed, unpacked
+from ._masked_attention import masked_backward, masked_forward
+from ._numeric import wide
+from ._quantized import kind_of, quantized, wrapped_fp8
 from ._tex import (
     NVTE_Bias_Type,
     NVTE_Fused_Attn_Backend,
@@ -47,8 +52,9 @@ from ._tex import (
     torch_dtype,
     type_name,
 )
-from .attention import TOL, attention, attention_bwd
+from .attention import TOL, attention, attention_bwd, attention_varlen, attention_varlen_bwd
 from .random import next_seed
+
 
 def raise_amax(quantizer: Any, bound: Tensor | float) -> None:
     """The amax of a delayed-scaling quantizer, at least that; it may have been made in inference mode."""
@@ -170,15 +176,38 @@ def drawn(q: Tensor, generator: Any) -> Tensor:
 
 def forward_of(
     call: Call, q: Tensor, k: Tensor, v: Tensor, tables: tuple[Any, Any], bias: Tensor | None, sink: Tensor | None,
-    tops: bool,
+    fmt: str, tops: bool,
 ) -> tuple[Tensor, Tensor, Tensor | None]:  # fmt: skip
-    """o, lse and, if they are wanted, the greatest scores, of [b, h, s, d]."""
-    x, y, z = call.queries(q, call.layout.q), call.keys(k, tables[0]), call.keys(v, tables[1])
-    causal = call.causal_alone()
-    if causal is not None and not tops:
+    """O in its format, S and, if that is wanted, Max; by whatever can do what is asked."""
+    causal, bounds = (None, None) if tops else (call.causal_alone(), call.bounds())
+    if causal is not None:
+        x, y, z = call.queries(q, call.layout.q), call.keys(k), call.keys(v)
         o, lse = attention(x, y, z, causal, call.how.scale)
-        return o, lse, None
-    return masked_forward(x, y, z, call.masking(), bias, sink)
+        return call.back(o, fmt, 0, None), lse.unsqueeze(3), None
+    if bounds is not None:
+        x, y, z = call.query_tokens(q, call.layout.q), call.key_tokens(k, tables[0]), call.key_tokens(v, tables[1])
+        cu_q, cu_k = call.lengths(q)
+        o, lse = attention_varlen(x, y, z, cu_q, cu_k, call.sq, call.sk, *bounds, call.how.scale)
+        return call.from_tokens(o, fmt), stats_of_tokens(call, lse), None
+    x, y, z = call.queries(q, call.layout.q), call.keys(k, tables[0]), call.keys(v, tables[1])
+    o, lse, top = masked_forward(x, y, z, call.masking(), bias, sink)
+    tokens = q.shape[0]
+    most = rows(call, top, tokens, -math.inf) if tops else None
+    return call.back(o, fmt, tokens, call.q_lengths), rows(call, lse, tokens, 0.0), most
+
+
+def rows(call: Call, t: Tensor, tokens: int, empty: float) -> Tensor:
+    """A number for each query, [b, h, s], as tex gives it."""
+    if call.layout.q != "thd" or call.q_lengths is None:
+        return t.unsqueeze(3)
+    return packed(t.transpose(1, 2), call.q_lengths, tokens, empty).unsqueeze(2)
+
+
+def stats_of_tokens(call: Call, lse: Tensor) -> Tensor:
+    """S of [heads, tokens]."""
+    if call.layout.q == "thd":
+        return call.from_tokens(lse.T, "thd").unsqueeze(2).contiguous()
+    return call.from_tokens(lse.T[..., None], "bshd", empty=-math.inf).transpose(1, 2).contiguous()
 
 
 def check_tables(op: str, layout: Layout, b: int, q: Tensor, table_k: Any, table_v: Any) -> tuple[Any, Any]:
@@ -234,37 +263,66 @@ def fused_attn_fwd(
         drops = float(p_dropout) if is_training else 0.0
         state = drawn(q, rng_gen) if drops else undrawn(q.device)
         call = call._replace(how=call.how._replace(dropped=drops, seed=state)) if drops else call
-        o, lse, top = forward_of(call, q, k, v, tables, bias, sink, bool(return_max_logit))
+        o, stats, top = forward_of(call, q, k, v, tables, bias, sink, fmt, bool(return_max_logit))
 
-        tokens = q.shape[0]
-        made = call.back(o, fmt, tokens, call.q_lengths).to(fake_dtype).contiguous()
+        o = o.to(fake_dtype).contiguous()
         raise_amax(s_quantizer, 1.0)
-        made = quantized(made, o_quantizer) if kind_of(o_quantizer) == "delayed" else made
-        stats = [rows(call, lse, tokens, 0.0)] + ([rows(call, top, tokens, -math.inf)] if return_max_logit else [])
+        o = quantized(o, o_quantizer) if kind_of(o_quantizer) == "delayed" else o
         echoed = [t for t, used in ((Bias, bias), (SoftmaxOffset, sink)) if used is not None and t is not None]
-        return [made, *stats, state, *echoed]
-
-
-def rows(call: Call, t: Any, tokens: int, empty: float) -> Tensor:
-    """A number for each query, [b, h, s], as tex gives it."""
-    if call.layout.q != "thd":
-        return t.unsqueeze(3)
-    return packed(t.transpose(1, 2), call.q_lengths, tokens, empty).unsqueeze(2)  # type: ignore[arg-type]
+        return [o, stats, *([] if top is None else [top]), state, *echoed]
 
 
 # ---- backward -------------------------------------------------------------------------------------------------------
 
 
+class Found(NamedTuple):
+    """Gradients of q, k and v, in their formats; of the bias and the sink, where there are."""
+
+    grads: list[Tensor]
+    dbias: Tensor | None = None
+    dsink: Tensor | None = None
+
+
 def backward_of(
-    call: Call, do: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, bias: Tensor | None,
-    sink: Tensor | None, deterministic: bool,
-) -> Gradients:  # fmt: skip
-    """Gradients of [b, h, s, d]. A library's own may add up in any order, unless torch as a whole is told not to."""
-    causal = call.causal_alone()
-    if causal is not None and (not deterministic or torch.are_deterministic_algorithms_enabled()):
-        dq, dk, dv = attention_bwd(do, q, k, v, o, lse, causal, call.how.scale)
-        return Gradients(dq, dk, dv, None, None)
-    return masked_backward(do, q, k, v, o, lse, call.masking(), bias, sink)
+    call: Call, to: Layout, q: Tensor, k: Tensor, v: Tensor, o: tuple[Tensor, str], do: tuple[Tensor, str],
+    stats: Tensor, bias: Tensor | None, sink: Tensor | None, deterministic: bool,
+) -> Found:  # fmt: skip
+    """By whatever can do what is asked. A library may add up in any order, unless torch as a whole is told not to."""
+    may_differ = not deterministic or torch.are_deterministic_algorithms_enabled()
+    causal, bounds = (call.causal_alone(), call.bounds()) if may_differ else (None, None)
+    if bounds is not None and causal is None:
+        x, g, out = (call.query_tokens(t, fmt) for t, fmt in ((q, call.layout.q), do, o))
+        y, z = call.key_tokens(k), call.key_tokens(v)
+        cu_q, cu_k = call.lengths(q)
+        lse = tokens_of_stats(call, stats, q.shape[0]).T
+        dq, dk, dv = attention_varlen_bwd(g, x, y, z, out, lse, cu_q, cu_k, call.sq, call.sk, *bounds, call.how.scale)
+        return Found([call.from_tokens(dq, to.q), *(call.from_tokens(t, to.kv, 1) for t in (dk, dv))])
+    x, g, out = (call.queries(t, fmt) for t, fmt in ((q, call.layout.q), do, o))
+    y, z = call.keys(k), call.keys(v)
+    lse = queries_of_stats(call, stats)
+    dbias = dsink = None
+    if causal is not None:
+        dq, dk, dv = attention_bwd(g, x, y, z, out, lse, causal, call.how.scale)
+    else:
+        dq, dk, dv, dbias, dsink = masked_backward(g, x, y, z, out, lse, call.masking(), bias, sink)
+    keys = [call.back(t, to.kv, k.shape[0], call.kv_lengths) for t in (dk, dv)]
+    return Found([call.back(dq, to.q, q.shape[0], call.q_lengths), *keys], dbias, dsink)
+
+
+def queries_of_stats(call: Call, stats: Tensor) -> Tensor:
+    """[b, h, s] of S."""
+    if stats.dim() == 4 or call.q_lengths is None:
+        return stats.squeeze(3)
+    return unpacked(stats.squeeze(2), call.q_lengths, call.sq).transpose(1, 2)
+
+
+def tokens_of_stats(call: Call, stats: Tensor, tokens: int) -> Tensor:
+    """[tokens, h] of S, without gaps."""
+    if stats.dim() == 3:
+        return call.query_tokens(stats.squeeze(2), "thd")
+    if call.layout.q == "thd":
+        return packed(stats.squeeze(3).transpose(1, 2), Lengths.of(call.lengths(stats)[0]), tokens)
+    return call.query_tokens(stats, "bhsd").squeeze(2)
 
 
 @op(space="tex", out="dQ dK dV dBias dSoftmaxOffset", samples=_samples(_bwd_args), tol=TOL, result=as_list)
@@ -297,7 +355,7 @@ def fused_attn_bwd(
         )
         heads = sizes(call.layout.q, q)[1]
         o, do = (numbers(name, n, t, f, fake_dtype) for n, t, f in (("O", O, out_format), ("dO", dO, grad_format)))
-        lse, state, bias, sink = aux_of(name, call, Aux_CTX_Tensors, q, heads)
+        stats, state, bias, sink = aux_of(name, call, Aux_CTX_Tensors, q, heads)
         check_outputs(name, call, q, v, heads, (("O", o, out_format), ("dO", do, grad_format)))
         for what, quantizer in (("s_", s_quantizer), ("dp_", dp_quantizer), ("dqkv_", dqkv_quantizer)):
             kind_of(quantizer, name, f"{what}quantizer")
@@ -305,18 +363,11 @@ def fused_attn_bwd(
         drops = float(p_dropout)
         call = call._replace(how=call.how._replace(dropped=drops, seed=state)) if drops else call
         found = backward_of(
-            call, call.queries(do, grad_format), call.queries(q, call.layout.q), call.keys(k), call.keys(v),
-            call.queries(o, out_format), lse, bias, sink, bool(deterministic),
+            call, to, q, k, v, (o, out_format), (do, grad_format), stats, bias, sink, bool(deterministic)
         )  # fmt: skip
-
-        grads = [
-            call.back(found.dq, to.q, q.shape[0], call.q_lengths),
-            call.back(found.dk, to.kv, k.shape[0], call.kv_lengths),
-            call.back(found.dv, to.kv, k.shape[0], call.kv_lengths),
-        ]
         if kind_of(dp_quantizer) == "delayed":
             raise_amax(dp_quantizer, torch.nan_to_num(longest(do) * longest(v)))
-        made = as_asked(to, *landed(to, grads, fake_dtype), dqkv_quantizer)
+        made = as_asked(to, *landed(to, found.grads, fake_dtype), dqkv_quantizer)
         dbias = None if found.dbias is None or bias is None else found.dbias.to(bias.dtype)
         dsink = None if found.dsink is None else found.dsink.float().reshape(1, heads, 1, 1)
         return [*made, dbias, dsink]
@@ -369,7 +420,7 @@ def check_outputs(
 
 
 def aux_of(op: str, call: Call, given: Any, q: Tensor, heads: int) -> tuple[Tensor, Tensor, Any, Any]:
-    """lse [b, h, s], rng_state, bias and sink. More may follow: NVIDIA's layer adds dO in high precision for MXFP8."""
+    """S, rng_state, bias and sink. More may follow: NVIDIA's layer adds dO in high precision for MXFP8."""
     what = "Aux_CTX_Tensors"
     if not isinstance(given, (list, tuple)) or len(given) < 2:
         got = f"{len(given)} items" if isinstance(given, (list, tuple)) else type_name(given)
@@ -386,10 +437,7 @@ def aux_of(op: str, call: Call, given: Any, q: Tensor, heads: int) -> tuple[Tens
     wanted = (q.shape[0], heads, 1) if by_token else (call.b, heads, call.sq, 1)
     if tuple(lse.shape) != wanted:
         raise ValueError(f"{op}: {what}[0] must have shape {wanted}; got {tuple(lse.shape)}")
-    if by_token:
-        assert call.q_lengths is not None
-        return unpacked(lse.squeeze(2), call.q_lengths, call.sq).transpose(1, 2), state, bias, sink
-    return lse.squeeze(3), state, bias, sink
+    return lse, state, bias, sink
 
 
 # ---- which backend --------------------------------------------------------------------------------------------------

@@ -192,7 +192,10 @@ def unquantized(op: str, name: str, value: Any) -> Tensor:
 
 def given_back(value: Tensor, into: Tensor | None) -> Tensor:
     """The value, in the place where it was wanted."""
-    return value if into is None else into.copy_(value)
+    if into is None:
+        return value
+    with torch.inference_mode(into.is_inference()), torch.no_grad():
+        return into.copy_(value)
 
 
 def _tex_args(d: Draw) -> dict[str, Any]:

@@ -153,19 +153,23 @@ def scaled_when(
     b: Tensor,
     a_scale: Tensor,
     b_scale: Tensor,
+    a_dtype: torch.dtype,
+    b_dtype: torch.dtype,
     bias: Tensor | None = None,
     out_dtype: torch.dtype = torch.bfloat16,
     fast: bool = False,
 ) -> bool | str:
-    m, n, k = spec.check_scaled("scaled_gemm", a, b, a_scale, b_scale, bias, out_dtype)
-    return fp8_limits(a, b, bias, out_dtype, m, n, k)
+    m, n, k = spec.check_scaled("scaled_gemm", a, b, a_scale, b_scale, a_dtype, b_dtype, bias, out_dtype)
+    return fp8_limits(a, b, a_dtype is b_dtype is E5M2, bias, out_dtype, m, n, k)
 
 
-def fp8_limits(a: Tensor, b: Tensor, bias: Tensor | None, out_dtype: torch.dtype, m: int, n: int, k: int) -> bool | str:
+def fp8_limits(
+    a: Tensor, b: Tensor, both_e5m2: bool, bias: Tensor | None, out_dtype: torch.dtype, m: int, n: int, k: int
+) -> bool | str:
     """What cuBLAS multiplies in FP8, as torch calls it: rows in multiples of 16 bytes, no two e5m2."""
     if k % 16 or n % 16 or not (m and n and k):
         return f"takes inputs and columns in multiples of 16, and rows; there are {k}, {n} and {m}"
-    if a.dtype is E5M2 and b.dtype is E5M2:
+    if both_e5m2:
         return "multiplies no two matrices of float8_e5m2"
     if bias is not None and bias.dtype is not out_dtype:
         return "adds a bias of the result's dtype"
@@ -180,13 +184,15 @@ def scaled_gemm(
     b: Tensor,
     a_scale: Tensor,
     b_scale: Tensor,
+    a_dtype: torch.dtype,
+    b_dtype: torch.dtype,
     bias: Tensor | None = None,
     out_dtype: torch.dtype = torch.bfloat16,
     fast: bool = False,
 ) -> Tensor:
     if bias is not None and out_dtype is F32:  # which torch declines
-        return _scaled(a, b, a_scale, b_scale, None, F32, fast).add_(bias)
-    return _scaled(a, b, a_scale, b_scale, bias, out_dtype, fast)
+        return _scaled(a.view(a_dtype), b.view(b_dtype), a_scale, b_scale, None, F32, fast).add_(bias)
+    return _scaled(a.view(a_dtype), b.view(b_dtype), a_scale, b_scale, bias, out_dtype, fast)
 
 
 def _scaled(
@@ -201,13 +207,15 @@ def scaled_gemm_bf16(
     b: Tensor,
     a_scale: Tensor,
     b_scale: Tensor,
+    a_dtype: torch.dtype,
+    b_dtype: torch.dtype,
     bias: Tensor | None = None,
     out_dtype: torch.dtype = torch.bfloat16,
     fast: bool = False,
 ) -> Tensor:
     """In bfloat16, which holds every number that FP8 has: for sizes, dtypes and chips without products of FP8."""
-    spec.check_scaled("scaled_gemm", a, b, a_scale, b_scale, bias, out_dtype)
-    y = _wide_product(a.to(torch.bfloat16), b.to(torch.bfloat16).t())
+    spec.check_scaled("scaled_gemm", a, b, a_scale, b_scale, a_dtype, b_dtype, bias, out_dtype)
+    y = _wide_product(a.view(a_dtype).to(torch.bfloat16), b.view(b_dtype).to(torch.bfloat16).t())
     y = y.mul_(a_scale.reshape(()) * b_scale.reshape(()))
     return (y if bias is None else y.add_(bias)).to(out_dtype)
 
@@ -217,17 +225,21 @@ def block_when(
     b: Tensor,
     a_scale: Tensor,
     b_scale: Tensor,
+    a_dtype: torch.dtype,
+    b_dtype: torch.dtype,
     bias: Tensor | None = None,
     a_rows: int = 1,
     b_rows: int = 128,
     out_dtype: torch.dtype = torch.bfloat16,
 ) -> bool | str:
-    m, n, k = spec.check_block_scaled("block_scaled_gemm", a, b, a_scale, b_scale, bias, a_rows, b_rows, out_dtype)
+    m, n, k = spec.check_block_scaled(
+        "block_scaled_gemm", a, b, a_scale, b_scale, a_dtype, b_dtype, bias, a_rows, b_rows, out_dtype
+    )
     if a_rows == b_rows == 128:
         return "multiplies no two matrices with scales of 128x128"
     if m % 16:
         return f"takes rows in multiples of 16; there are {m}"
-    fits = fp8_limits(a, b, None, out_dtype, m, n, k)
+    fits = fp8_limits(a, b, a_dtype is b_dtype is E5M2, None, out_dtype, m, n, k)
     if fits is not True:
         return fits
     return True if blockwise(a_rows, b_rows, k % 512 == 0, out_dtype, a.device) else "this torch or chip has none"
@@ -272,11 +284,14 @@ def block_scaled_gemm(
     b: Tensor,
     a_scale: Tensor,
     b_scale: Tensor,
+    a_dtype: torch.dtype,
+    b_dtype: torch.dtype,
     bias: Tensor | None = None,
     a_rows: int = 1,
     b_rows: int = 128,
     out_dtype: torch.dtype = torch.bfloat16,
 ) -> Tensor:
+    a, b = a.view(a_dtype), b.view(b_dtype)
     if bias is None:
         return _block_scaled(a, b, a_scale, b_scale, a_rows, b_rows, out_dtype)
     return _block_scaled(a, b, a_scale, b_scale, a_rows, b_rows, F32).add_(bias).to(out_dtype)
@@ -288,14 +303,18 @@ def block_scaled_gemm_bf16(
     b: Tensor,
     a_scale: Tensor,
     b_scale: Tensor,
+    a_dtype: torch.dtype,
+    b_dtype: torch.dtype,
     bias: Tensor | None = None,
     a_rows: int = 1,
     b_rows: int = 128,
     out_dtype: torch.dtype = torch.bfloat16,
 ) -> Tensor:
     """In bfloat16: exact where scales are powers of two, which is the usual recipe."""
-    spec.check_block_scaled("block_scaled_gemm", a, b, a_scale, b_scale, bias, a_rows, b_rows, out_dtype)
-    x, w = (_plain(t, s, r) for t, s, r in ((a, a_scale, a_rows), (b, b_scale, b_rows)))
+    spec.check_block_scaled(
+        "block_scaled_gemm", a, b, a_scale, b_scale, a_dtype, b_dtype, bias, a_rows, b_rows, out_dtype
+    )
+    x, w = (_plain(t, s, r) for t, s, r in ((a.view(a_dtype), a_scale, a_rows), (b.view(b_dtype), b_scale, b_rows)))
     bias = None if bias is None else bias.to(out_dtype)
     return _product(x, w.t(), bias, 1.0, out_dtype)
 

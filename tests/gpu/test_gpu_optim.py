@@ -1,0 +1,262 @@
+"""tex's optimizer functions and dropout on the device: against the references, in graphs, and at memory's speed."""
+
+from __future__ import annotations
+
+import copy
+import time
+
+import pytest
+import torch
+
+from opmux.core import specs
+from opmux.specs import optim, tex_dropout
+
+pytest.importorskip("triton")
+pytestmark = pytest.mark.gpu
+CUDA = torch.device("cuda")
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+ADAM, SGD = tuple(optim.ADAM.values()), tuple(optim.SGD.values())
+
+
+@pytest.fixture(scope="module")
+def kernels():
+    from opmux.kernels import optim as found
+
+    return found
+
+
+def tensors(value):
+    if torch.is_tensor(value):
+        yield value
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            yield from tensors(item)
+
+
+def agree(kernels, name, args, what=""):
+    mine, theirs = copy.deepcopy(args), copy.deepcopy(args)
+    got, want = getattr(kernels, name)(*mine), specs.find(f"tex::{name}").reference(*theirs)
+    if name.endswith("remainder"):
+        for lists in (mine[2], theirs[2]):
+            lists[1] = [optim.joined(a, b) for a, b in zip(lists[1], lists[4], strict=True)]
+            lists.pop()
+    for a, b in zip(tensors((mine, got)), tensors((theirs, want)), strict=True):
+        assert a.dtype == b.dtype and a.shape == b.shape
+        if b.dtype.is_floating_point:
+            tol = 1e-5 if b.dtype is torch.float32 else torch.finfo(b.dtype).eps
+            torch.testing.assert_close(a, b, rtol=tol, atol=1e-6, equal_nan=True, msg=lambda m: f"{name} {what}: {m}")
+        elif name.endswith("fp8"):  # bytes of numbers that differ in their last bit
+            assert ((a.int() - b.int()).abs() <= 1).all() and (a != b).double().sum() <= 1 + 1e-3 * a.numel(), name
+        else:
+            assert torch.equal(a, b), f"{name} {what}"
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("name", optim.FORMS)
+def test_agrees_with_the_reference(kernels, name, dtype):
+    for sample in specs.find(f"tex::{name}").samples(dtype, CUDA):
+        agree(kernels, name, sample.args, sample.id)
+
+
+def model(dtype, n=60, offset=0):
+    """Tensors of many sizes, every third at an odd address."""
+    torch.manual_seed(n)
+    make = lambda k, i: torch.randn(k + 8, device=CUDA, dtype=torch.float32).to(dtype)[i % 3 * offset :][:k]
+    return [make((1 << (i % 21)) + (i % 5) * 16 + i % 2, i) for i in range(n)]
+
+
+@pytest.mark.parametrize("offset", [0, 1])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_many_sizes_at_many_addresses(kernels, dtype, offset):
+    flag = torch.zeros(1, dtype=torch.int32, device=CUDA)
+    g, p = model(dtype, offset=offset), model(dtype, offset=offset)
+    m, v, master = (model(torch.float32, offset=offset) for _ in range(3))
+    v = [t.abs() for t in v]
+    agree(kernels, "multi_tensor_adam", (0, flag, [g, p, m, v], *ADAM))
+    agree(kernels, "multi_tensor_adam", (0, flag, [g, p, m, v, master], *ADAM))
+    agree(kernels, "multi_tensor_sgd", (0, flag, [g, p, m], *SGD))
+    agree(kernels, "multi_tensor_scale", (0, flag, [g, master], 0.5))
+    agree(kernels, "multi_tensor_l2norm", (0, flag, [g], True))
+
+
+def test_norms_are_the_same_every_time(kernels):
+    flag, x = torch.zeros(1, dtype=torch.int32, device=CUDA), model(torch.bfloat16)
+    first = kernels.multi_tensor_l2norm(0, flag, [x], True)
+    for _ in range(5):
+        again = kernels.multi_tensor_l2norm(0, flag, [x], True)
+        assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
+
+
+def test_a_changing_learning_rate_compiles_nothing_and_gradients_may_move(kernels):
+    flag = torch.zeros(1, dtype=torch.int32, device=CUDA)
+    lists = [
+        model(torch.bfloat16),
+        model(torch.bfloat16),
+        model(torch.float32),
+        [t.abs() for t in model(torch.float32)],
+    ]
+    twin = copy.deepcopy(lists)
+    reference = specs.find("tex::multi_tensor_adam").reference
+    kernels.multi_tensor_adam(0, flag, lists, *ADAM)
+    reference(0, flag, twin, *ADAM)
+    torch.cuda.synchronize()
+    for step in range(2, 30):
+        lists[0] = [t.clone() for t in lists[0]]
+        twin[0] = lists[0]
+        args = (1e-3 / step, 0.9, 0.99, 1e-8, step, 1, 1, 0.1 / step)
+        start = time.perf_counter()
+        kernels.multi_tensor_adam(0, flag, lists, *args)
+        assert time.perf_counter() - start < 0.1
+        reference(0, flag, twin, *args)
+    torch.testing.assert_close(lists[2:], twin[2:], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("warm", [True, False], ids=["warmed up", "tables made while capturing"])
+def test_a_step_in_a_graph(kernels, warm):
+    flag, step = (torch.zeros(1, dtype=torch.int32, device=CUDA) for _ in range(2))
+    lr, inv = torch.full((1,), 0.01, device=CUDA), torch.full((1,), 0.5, device=CUDA)
+    lists = [model(d) for d in (torch.bfloat16, torch.bfloat16, *[torch.float32] * 3)]
+    lists[3] = [t.abs() for t in lists[3]]
+    run = lambda of: kernels.multi_tensor_adam_capturable_master(0, flag, of, lr, 0.9, 0.99, 1e-8, step, 1, 1, 0.1, inv)
+    step.fill_(1)
+    run(copy.deepcopy(lists))  # compiled, whatever the tables
+    start = copy.deepcopy(lists)
+    if warm:
+        run(lists)
+        for a, b in zip(tensors(lists), tensors(start), strict=True):
+            a.copy_(b)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        run(lists)
+    twin = copy.deepcopy(start)
+    reference = specs.find("tex::multi_tensor_adam_capturable_master").reference
+    for i in range(1, 4):
+        step.fill_(i)
+        lr.fill_(0.01 * i)
+        flag.fill_(1 if i == 2 else 0)
+        junk = [torch.full((1 << 16,), -1, dtype=torch.int64, device=CUDA) for _ in range(8)]  # what was freed is gone
+        graph.replay()
+        reference(0, flag, twin, lr, 0.9, 0.99, 1e-8, step, 1, 1, 0.1, inv)
+        del junk
+    torch.testing.assert_close(lists[2:], twin[2:], rtol=1e-4, atol=1e-5)
+
+
+def test_through_the_dispatcher(kernels):
+    flag = torch.zeros(1, dtype=torch.int32, device=CUDA)
+    lists = [model(torch.float32) for _ in range(4)]
+    lists[3] = [t.abs() for t in lists[3]]
+    twin = copy.deepcopy(lists)
+    for step in range(1, 7):
+        optim.multi_tensor_adam(0, flag, lists, 1e-2, 0.9, 0.99, 1e-8, step, 0, 1, 0.1)
+        specs.find("tex::multi_tensor_adam").reference(0, flag, twin, 1e-2, 0.9, 0.99, 1e-8, step, 0, 1, 0.1)
+    torch.testing.assert_close(lists, twin, rtol=1e-4, atol=1e-5)
+
+
+# ---- dropout --------------------------------------------------------------------------------------------------------
+
+
+def test_dropout_is_the_reference_bit_for_bit():
+    from opmux.kernels import tex_dropout as found
+
+    for shape, dtype in (((1000, 4096), torch.bfloat16), ((37, 48), torch.float16), ((16,), torch.float32)):
+        x, seed = torch.randn(shape, device=CUDA).to(dtype), torch.tensor([11, 12], device=CUDA)
+        for at in (seed, seed.cpu()):
+            got, want = found.philox_dropout_bits(x, at, 0.3), tex_dropout.philox_dropout_bits.reference(x, at, 0.3)
+            assert torch.equal(got[1], want[1])
+            torch.testing.assert_close(got[0], want[0])
+        back = found.dropout_bits_bwd(x, got[1], 0.3)
+        torch.testing.assert_close(back, tex_dropout.dropout_bits_bwd.reference(x, got[1], 0.3))
+
+
+def test_dropout_in_a_graph_draws_anew():
+    x = torch.ones(64, 1024, device=CUDA, dtype=torch.bfloat16)
+    for _ in range(2):
+        tex_dropout.dropout_fwd(x, 0.5)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        y, mask = tex_dropout.dropout_fwd(x, 0.5)
+    graph.replay()
+    first = mask.clone()
+    graph.replay()
+    assert not torch.equal(first, mask)
+    assert abs((y == 0).double().mean().item() - 0.5) < 0.02
+
+
+# ---- speed ----------------------------------------------------------------------------------------------------------
+
+
+def seconds(call, times=10):
+    call()
+    torch.cuda.synchronize()
+    marks = [torch.cuda.Event(enable_timing=True) for _ in range(2)]
+    marks[0].record()
+    for _ in range(times):
+        call()
+    marks[1].record()
+    torch.cuda.synchronize()
+    return marks[0].elapsed_time(marks[1]) / times / 1e3
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("form", ["float32", "bfloat16 with masters", "bfloat16"])
+def test_adam_runs_at_the_speed_of_a_copy(kernels, form):
+    """1.2 G parameters in 150 tensors: at least 0.85 of a copy's bandwidth, and no slower than torch's fused step."""
+    flag = torch.zeros(1, dtype=torch.int32, device=CUDA)
+    n, dtype = 8 << 20, torch.float32 if form == "float32" else torch.bfloat16
+    new = lambda d: [torch.zeros(n, dtype=d, device=CUDA) for _ in range(150)]
+    lists = [new(dtype), new(dtype), new(torch.float32), new(torch.float32)]
+    lists += [new(torch.float32)] if "masters" in form else []
+    moved = 150 * n * (sum(items[0].itemsize for items in lists) + sum(items[0].itemsize for items in lists[1:]))
+    moved -= 150 * n * 2 if "masters" in form else 0  # p is written only
+    took = seconds(lambda: kernels.multi_tensor_adam(0, flag, lists, *ADAM))
+    source, target = (torch.empty(1 << 30, dtype=torch.int32, device=CUDA) for _ in range(2))
+    copied = 2 * source.nbytes / seconds(lambda: target.copy_(source))
+    share = moved / took / copied
+    print(f"\n{form}: {took * 1e3:.2f} ms, {moved / took / 1e12:.2f} TB/s, {share:.2f} of a copy")
+    assert share >= 0.85
+    if form == "float32":
+        steps = [torch.ones((), device=CUDA) for _ in range(150)]
+        g, p, m, v = lists
+        fused = seconds(
+            lambda: torch._fused_adamw_(
+                p, g, m, v, [], steps, lr=0.01, beta1=0.9, beta2=0.99, weight_decay=0.1, eps=1e-8, amsgrad=False,
+                maximize=False,
+            )
+        )  # fmt: skip
+        print(f"torch's: {fused * 1e3:.2f} ms")
+        assert took <= 1.02 * fused
+
+
+@pytest.mark.slow
+def test_what_the_host_does_is_short(kernels):
+    """600 tensors of 16 elements, with tables that are there and with gradients that moved."""
+    flag = torch.zeros(1, dtype=torch.int32, device=CUDA)
+    lists = [[torch.zeros(16, device=CUDA) for _ in range(150)] for _ in range(4)]
+    others = [[torch.zeros(16, device=CUDA) for _ in range(150)] for _ in range(200)]
+    for what, given in (("kept", [lists[0]] * 200), ("moved", others)):
+        kernels.multi_tensor_adam(0, flag, lists, *ADAM)
+        torch.cuda.synchronize()
+        start = time.perf_counter()
+        for g in given:
+            kernels.multi_tensor_adam(0, flag, [g, *lists[1:]], *ADAM)
+        took = (time.perf_counter() - start) / len(given)
+        torch.cuda.synchronize()
+        print(f"\n{what}: {took * 1e6:.0f} us")
+        assert took < 600e-6
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_norm_and_scale_run_at_the_speed_of_memory(kernels, dtype):
+    flag = torch.zeros(1, dtype=torch.int32, device=CUDA)
+    x, y = ([torch.ones(8 << 20, dtype=dtype, device=CUDA) for _ in range(100)] for _ in range(2))
+    source, target = (torch.empty(1 << 29, dtype=torch.int32, device=CUDA) for _ in range(2))
+    copied = 2 * source.nbytes / seconds(lambda: target.copy_(source))
+    size = sum(t.nbytes for t in x)
+    calls = {"norm": (size, lambda: kernels.multi_tensor_l2norm(0, flag, [x], True)),
+             "scale": (2 * size, lambda: kernels.multi_tensor_scale(0, flag, [x, y], 0.5))}  # fmt: skip
+    for name, (moved, call) in calls.items():
+        share = moved / seconds(call) / copied
+        print(f"\n{name} {dtype}: {share:.2f} of a copy")
+        assert share >= 0.8

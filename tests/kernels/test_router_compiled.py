@@ -1,0 +1,62 @@
+"""The router's kernels, through their wrappers on meta tensors, compiled for four chips down to machine code."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+from opmux.kernels import router as kernels
+from opmux.kernels.lib.compile_only import CHIPS, compiling_for
+
+MODE = "compile"
+META = torch.device("meta")
+
+
+def empty(*shape, dtype=torch.float32):
+    return torch.empty(shape, dtype=dtype, device=META)
+
+
+def build(chip, score, experts, groups, form, dtype):
+    """All of the family: top-k and its backward, the same for the loss, a histogram, the loss itself."""
+    logits, bias = empty(64, experts, dtype=dtype), None if score == "softmax" else empty(experts)
+    kept, counts = empty(64, experts), empty(experts, dtype=torch.int32)
+    indices = empty(64, 8, dtype=torch.int64) if form == 2 else None
+    few = min(form, 1)
+    with compiling_for(chip) as built:
+        _, routing_map, _ = kernels.fused_topk_with_score_function_fwd(
+            logits, 8, False, groups, groups and 4, 2.5, score, bias, few, indices
+        )
+        kernels.fused_topk_with_score_function_bwd(
+            routing_map, kept, logits, logits, 8, False, 2.5, score, form == 2, few
+        )
+        kernels.fused_score_for_moe_aux_loss_fwd(logits, 8, score, few)
+        kernels.fused_score_for_moe_aux_loss_bwd(kept, kept, logits, 8, score)
+        if score == "sigmoid":
+            histogram, bounds = empty(experts, 100, dtype=torch.int32), empty(2)
+            kernels.fused_topk_with_score_function_qb_fwd(
+                logits, 8, 2.5, bias, few, indices, histogram, bounds, 0, True
+            )
+            total = empty((), dtype=torch.int64)
+            _, const = kernels.fused_moe_aux_loss_fwd_graph_safe(logits, counts, total, experts, 64, experts, 8, 0.1)
+            kernels.fused_moe_aux_loss_bwd(const, counts, 64, experts, empty((), dtype=dtype))
+    assert len(built) == (8 if score == "sigmoid" else 4)
+    assert all(kernel.shared <= CHIPS[chip][1] for kernel in built)
+    return built
+
+
+ROWS = (("softmax", 60, 6, 0), ("sigmoid", 256, 8, 1), ("sqrtsoftplus", 100, None, 2), ("sigmoid", 1500, None, 2))
+
+
+@pytest.mark.parametrize("number, chip", list(enumerate(CHIPS)), ids=list(CHIPS))
+def test_every_chip(number, chip):
+    build(chip, *ROWS[number], (torch.bfloat16, torch.float32, torch.float16)[number % 3])
+
+
+@pytest.mark.parametrize("row", ROWS[:3], ids=lambda r: r[0])
+def test_nothing_spills_and_no_maximum_waits(row):
+    """A program of one warp reduces without shared memory, but for what changes its layout."""
+    for kernel in build("sm_90", *row, torch.bfloat16):
+        assert kernel.spills() == 0, kernel.name
+        if "route" in kernel.name:
+            assert "bar.sync" not in kernel.asm["ptx"], kernel.name
