@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import socket
+import warnings
 
 import pytest
 import torch
@@ -14,6 +16,7 @@ from opmux import tex
 from opmux.faces.tex import overlap
 
 ROWS, IN, OUT, RANKS = 8, 6, 4, 2
+HAS_TE = importlib.util.find_spec("transformer_engine") is not None
 KINDS = {"CommOverlap": (), "CommOverlapP2P": (tex.CommOverlapType.AG,)}
 
 
@@ -107,8 +110,41 @@ CASES = [
 ]  # fmt: skip
 
 
+# Of te.Linear: parallel mode, name, and what overlaps with what.
+LAYERS = {
+    "bulk": ("column", "qkv", {"ub_overlap_ag": True, "ub_bulk_dgrad": True, "ub_bulk_wgrad": True}),
+    "gather": ("column", "fc1", {"ub_overlap_ag": True}),
+    "scatter": ("row", "proj", {"ub_overlap_rs": True, "ub_overlap_ag": True}),
+}
+
+
+def layers(rank):
+    """Whether NVIDIA's own te.Linear has the same results and gradients with overlap as without it."""
+    os.environ["UB_SKIPMC"] = "1"  # no multicast
+    importlib.import_module("opmux.te")
+    import transformer_engine.pytorch as te
+    from transformer_engine.pytorch.module.base import UserBufferQuantizationMode, initialize_ub
+
+    modes = [UserBufferQuantizationMode.NONE]
+    initialize_ub([64, 32], RANKS, quantization_modes=modes, dtype=torch.float32, bootstrap_backend="gloo")
+
+    def run(mode, **overlapping):
+        torch.manual_seed(rank)
+        sizes = (32, 48) if mode == "column" else (48, 32)
+        group = {"tp_group": dist.group.WORLD, "tp_size": RANKS, "sequence_parallel": True, "parallel_mode": mode}
+        layer = te.Linear(*sizes, params_dtype=torch.float32, device="cpu", **group, **overlapping)
+        x = torch.randn((64 // RANKS, 32) if mode == "column" else (64, 48 // RANKS), requires_grad=True)
+        y = layer(x)
+        y.backward(torch.randn_like(y))
+        return y, x.grad, *(p.grad for p in layer.parameters())
+
+    for name, (mode, ub_name, how) in LAYERS.items():
+        yield name, all(map(torch.equal, run(mode, ub_name=ub_name, **how), run(mode)))
+
+
 def _rank(rank: int, port: int, answers) -> None:
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "GLOO_SOCKET_IFNAME": "lo"}
+    warnings.simplefilter("ignore")
     dist.init_process_group("gloo", rank=rank, world_size=RANKS)
     try:
         helper = tex.CommOverlapHelper(dist.group.WORLD, dist.group.WORLD)
@@ -133,6 +169,8 @@ def _rank(rank: int, port: int, answers) -> None:
         mine = torch.zeros(ROWS, OUT)
         gemm(W, alone.get_buffer(), "TN", alone, comm_type=0, extra_output=mine)
         answers[rank, "CommOverlap", "alone"] = torch.equal(mine, (X + rank) @ W.t())
+        for name, right in layers(rank) if HAS_TE else ():
+            answers[rank, "te.Linear", name] = right
     finally:
         dist.destroy_process_group()
 
@@ -141,7 +179,7 @@ def test_two_ranks_give_what_one_gives():
     answers = mp.get_context("spawn").Manager().dict()
     mp.spawn(_rank, (_port(), answers), nprocs=RANKS)
     found = dict(answers)
-    assert len(found) == RANKS * (len(KINDS) * (len(CASES) + 2) + 2)
+    assert len(found) == RANKS * (len(KINDS) * (len(CASES) + 2) + 2 + len(LAYERS) * HAS_TE)
     assert not [key for key, right in found.items() if not right]
 
 

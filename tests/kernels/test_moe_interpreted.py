@@ -54,6 +54,18 @@ def test_there_and_back(topk, kept):
     same(spec.moe_collect_bwd, x, y, row_map, None, topk)
 
 
+def test_a_row_that_is_not_there_is_none():
+    """A map that names rows beyond the tensor: nothing outside of it is read or written."""
+    x, dy, probs = torch.randn(6, 8), torch.randn(4, 8), torch.rand(4, 2)
+    row_map = torch.tensor([0, 9, 1, 2, 3, -1, 6, 4], dtype=torch.int32)
+    same(spec.moe_collect, x, row_map, probs, 2)
+    same(spec.moe_collect, x, row_map, None, 2)
+    got, _ = kernels.moe_collect_bwd(dy, x, row_map, probs, 2)
+    torch.testing.assert_close(got[:5], spec.moe_collect_bwd.reference(dy, x, row_map, probs, 2)[0][:5])
+    got = kernels.moe_spread(dy, row_map, 2, 6)
+    assert torch.equal(got[:5], spec.moe_spread.reference(dy, row_map, 2, 6)[:5])
+
+
 def test_every_sum_is_rounded():
     """As NVIDIA's: in bfloat16 1 + 2^-9 + 2^-9 is 1, however many follow."""
     x = torch.tensor([[1.0]] + [[2.0**-9]] * 7, dtype=torch.bfloat16)

@@ -21,7 +21,7 @@ def calls(dtype):
     """Each text of the kernel: angles and their sines, both pairings, ways to find a place, parts of packed heads."""
     x, freqs = empty(256, 2, 8, 128, dtype=dtype), empty(512, 1, 1, 96, dtype=torch.float32)
     table, starts, edges = empty(256, 128, dtype=dtype), empty(2, dtype=torch.int32), empty(9, dtype=torch.int32)
-    yield lambda: kernels.rope(x, table, table, None, None, "sbhd", True, 1, 0)
+    yield lambda: kernels.rope_fwd(x, table, table, None, None, "sbhd", True, 1, 0)
     yield lambda: kernels.fused_rope_backward(x, freqs, None, 0, True, None, 2, 1)
     yield lambda: kernels.fused_rope_forward(x.transpose(0, 1), freqs, starts, 1, False, None, 1, 0)
     yield lambda: kernels.fused_rope_forward(x[:, 0], freqs, None, 2, False, edges, 2, 1)
@@ -46,7 +46,7 @@ def test_loads_are_wide_nothing_spills_and_a_sine_is_computed_once(layout, inter
     shape = (2048, 4, 32, 128) if layout == "sbhd" else (4, 32, 2048, 128)
     x = empty(*shape) if layout == "sbhd" else empty(4, 2048, 32, 128).transpose(1, 2)
     with compiling_for("sm_90") as built:
-        kernels.rope(x, empty(2048, 128, dtype=torch.float32), None, None, None, layout, interleaved, 1, 0)
+        kernels.rope_fwd(x, empty(2048, 128, dtype=torch.float32), None, None, None, layout, interleaved, 1, 0)
     (kernel,) = built
     lines = kernel.asm["ptx"].splitlines()
     assert sum("ld.global.v4.b32" in line for line in lines) == 16

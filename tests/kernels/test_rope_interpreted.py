@@ -59,7 +59,7 @@ def test_tex(op):
 def test_heads_that_fill_no_block(shape, d2, interleaved):
     x = torch.randn(shape)
     angles = torch.randn(shape[0], d2) * 100
-    for op in (spec.rope, spec.rope_bwd):
+    for op in (spec.rope_fwd, spec.rope_bwd):
         same(op, x, angles, None, None, None, "sbhd", interleaved, 1, 0)
 
 
@@ -69,15 +69,15 @@ def test_views_are_read_as_they_lie():
     angles = torch.randn(4, 16)
     views = (packed[..., 8:24], packed[..., ::2][..., :16], packed[:, :1, :, 4:20].expand(4, 2, 3, 16))
     for x in views:
-        for op in (spec.rope, spec.rope_bwd):
+        for op in (spec.rope_fwd, spec.rope_bwd):
             same(op, x, angles, None, None, None, "sbhd", False, 1, 0)
 
 
 def test_places_beyond_the_table_are_not_turned():
     x, angles = torch.randn(2, 4, 3, 8), torch.randn(5, 8)
     starts = torch.tensor([3, -2], dtype=torch.int32)
-    same(spec.rope, x, angles, None, starts, None, "bshd", False, 1, 0)
-    got = kernels.rope(x, angles, None, starts, None, "bshd", False, 1, 0)
+    same(spec.rope_fwd, x, angles, None, starts, None, "bshd", False, 1, 0)
+    got = kernels.rope_fwd(x, angles, None, starts, None, "bshd", False, 1, 0)
     assert torch.equal(got[0, 2:], x[0, 2:]) and torch.equal(got[1, :2], x[1, :2])
     assert not torch.equal(got[0, 0], x[0, 0])
 
@@ -85,8 +85,8 @@ def test_places_beyond_the_table_are_not_turned():
 def test_tokens_of_no_sequence_stay():
     x, angles = torch.randn(9, 2, 8), torch.randn(9, 8)
     edges = torch.tensor([2, 5, 5, 7])
-    same(spec.rope, x, angles, None, None, edges, "thd", True, 1, 0)
-    got = kernels.rope(x, angles, None, None, edges, "thd", True, 1, 0)
+    same(spec.rope_fwd, x, angles, None, None, edges, "thd", True, 1, 0)
+    got = kernels.rope_fwd(x, angles, None, None, edges, "thd", True, 1, 0)
     assert torch.equal(got[:2], x[:2]) and torch.equal(got[7:], x[7:])
 
 

@@ -1,4 +1,4 @@
-"""linear's reference against torch's own in double precision."""
+"""The references of matrix products against torch's own in double precision."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ import torch.nn.functional as F
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import opmux
+from opmux.backends._nvidia.ops import cublas
+from opmux.core import facts
 from opmux.core.spec import Tol, specs
 
 CPU = torch.device("cpu")
@@ -89,3 +91,156 @@ def test_shapes_are_said():
         ValueError, match=r"weight must have shape \(4, 8\), the last dimension of x \(3, 8\) being its"
     ):
         opmux.ops.linear(torch.randn(3, 8), torch.randn(4, 9))
+
+
+# ---- gemm -----------------------------------------------------------------------------------------------------------
+
+tanh = lambda x: F.gelu(x, approximate="tanh")
+
+
+def tanh_slope(x):
+    x = x.double().requires_grad_()
+    return torch.autograd.grad(tanh(x).sum(), x)[0]
+
+
+def product(a, b, trans_a, trans_b, alpha):
+    return alpha * (a.double().t() if trans_a else a.double()) @ (b.double().t() if trans_b else b.double())
+
+
+@every_dtype
+@pytest.mark.parametrize("name", ["gemm", "gemm_gelu", "gemm_dgelu"])
+def test_gemm_rounds_once_after_all_that_follows(name, dtype):
+    spec = specs.find(name)
+    for sample in spec.samples(dtype, CPU):
+        a, b, beside, trans_a, trans_b, alpha, to = sample.args
+        want = product(a, b, trans_a, trans_b, alpha)
+        if name == "gemm_dgelu":
+            want = (want * tanh_slope(beside),)
+        else:
+            want = want if beside is None else want + beside.double()
+            want = (tanh(want), want) if name == "gemm_gelu" else (want,)
+        got = spec.reference(*sample.args)
+        for g, w in zip(got if isinstance(got, tuple) else (got,), want, strict=True):
+            assert g.dtype is (to or dtype) and g.is_contiguous()
+            close(g, w, sample.id)
+
+
+@every_dtype
+def test_gemm_add_adds_in_place_and_rounds_once(dtype):
+    spec = specs.find("gemm_add_")
+    for sample in spec.samples(dtype, CPU):
+        c, a, b, trans_a, trans_b, alpha, beta = sample.args
+        want = product(a, b, trans_a, trans_b, alpha)
+        want = want + beta * c.double() if beta else want
+        assert spec.reference(*sample.args) is None
+        close(c, want, sample.id)
+
+
+def blown_up(scale, rows, shape):
+    return torch.kron(scale.double(), torch.ones(rows, 128, dtype=torch.float64))[: shape[0], : shape[1]]
+
+
+@pytest.mark.parametrize("name", ["scaled_gemm", "block_scaled_gemm"])
+@pytest.mark.parametrize("dtype", DTYPES[1:])
+def test_products_of_fp8(name, dtype):
+    spec = specs.find(name)
+    for sample in spec.samples(dtype, CPU):
+        a, b, a_scale, b_scale, a_dtype, b_dtype, bias, *rest = sample.args
+        x, w = a.view(a_dtype).double(), b.view(b_dtype).double()
+        if name == "scaled_gemm":
+            x, w = x * a_scale.double(), w * b_scale.double()
+        else:
+            x, w = x * blown_up(a_scale, rest[0], a.shape), w * blown_up(b_scale, rest[1], b.shape)
+        want = x @ w.t()
+        got = spec.reference(*sample.args)
+        assert got.dtype is dtype
+        close(got, want if bias is None else want + bias.double(), sample.id)
+
+
+def test_gemm_flops():
+    new = torch.empty
+    for name, args in {
+        "gemm": (new(3, 8), new(8, 5), None, False, False),
+        "gemm_gelu": (new(8, 3), new(5, 8), new(5), True, True),
+        "gemm_add_": (new(3, 5), new(8, 3), new(8, 5), True, False),
+        "scaled_gemm": (new(3, 8), new(5, 8)),
+    }.items():
+        assert specs.find(name).flops(*args) == 2 * 3 * 5 * 8
+
+
+# ---- cuBLAS' calls, which the CPU has too ---------------------------------------------------------------------------
+
+CUBLAS = [fn for fn in cublas.IMPLS.values() if "gemm" in fn.op]
+
+
+@pytest.mark.filterwarnings("ignore:mkldnn_matmul failed:UserWarning")
+@pytest.mark.parametrize("dtype", DTYPES, ids=lambda d: str(d).removeprefix("torch."))
+@pytest.mark.parametrize("fn", CUBLAS, ids=lambda f: f"{f.op} {f.impl_id}")
+def test_cublas_calls_compute_the_same(fn, dtype):
+    """What it does not take it says so; mistakes are said as the reference says them."""
+    spec, ran = specs.find(fn.op), 0
+    when = getattr(fn, "when", None)
+    for sample, again in zip(spec.samples(dtype, CPU), spec.samples(dtype, CPU), strict=True):
+        if when is not None and when(*sample.args) is not True:
+            assert isinstance(when(*sample.args), str)
+            continue
+        ran += 1
+        got, want = fn(*sample.args), spec.reference(*again.args)
+        if spec.mutates:
+            got, want = sample.args[0], again.args[0]
+        for g, w in zip(*((r if isinstance(r, tuple) else (r,)) for r in (got, want)), strict=True):
+            tol = spec.tol[w.dtype]
+            assert g.dtype is w.dtype and g.is_contiguous() and not g._is_view()
+            torch.testing.assert_close(g, w, rtol=tol.rtol, atol=tol.atol, msg=lambda m, s=sample: f"{s.id}: {m}")
+    assert ran or fn is cublas.block_scaled_gemm  # which a CPU has not
+    for bad in spec.errors(CPU):
+        with pytest.raises(bad.error, match=bad.match):
+            (when or fn)(*bad.args)
+
+
+def test_what_cublas_multiplies_in_fp8():
+    e4, e5 = torch.float8_e4m3fn, torch.float8_e5m2
+    new, one = lambda *s: torch.zeros(s, dtype=torch.uint8), torch.ones(1)
+    asked = lambda a, b, kinds=(e4, e4), **more: cublas.scaled_when(a, b, one, one, *kinds, **more)
+    assert asked(new(5, 32), new(16, 32)) is True and asked(new(5, 32), new(16, 32), (e5, e4)) is True
+    assert "multiples of 16" in asked(new(5, 24), new(16, 24)) and "multiples of 16" in asked(new(5, 32), new(15, 32))
+    assert "no two" in asked(new(5, 32), new(16, 32), (e5, e5))
+    assert "contiguous" in asked(new(5, 64)[:, :32], new(16, 32))
+    assert "bias" in asked(new(5, 32), new(16, 32), bias=torch.ones(16))
+
+
+# ---- who runs -------------------------------------------------------------------------------------------------------
+
+
+class Nvidias(facts.Machine):
+    """A machine with a chip of NVIDIA's."""
+
+    def accelerators(self):
+        return ("cuda",)
+
+    def arch_of(self, device_type):
+        return "sm_90"
+
+    def vendor_of(self, device_type):
+        return "nvidia" if device_type == "cuda" else None
+
+
+@pytest.fixture
+def on_nvidia(monkeypatch):
+    kernels = pytest.importorskip("opmux.kernels.gemm")
+    monkeypatch.setattr(facts, "_machine", Nvidias())
+    monkeypatch.setattr(kernels, "interpreting", lambda: False)
+    return kernels
+
+
+def test_our_kernels_run_on_nvidias_chips_where_they_are_named(on_nvidia):
+    """Without being named they leave it to cuBLAS, unless a policy leaves that out."""
+    asked = {name: getattr(on_nvidia, name)._is_available for name in ("gemm", "linear")}
+    assert "cuBLAS is faster" in asked["gemm"]() and "an order for linear" in asked["linear"]()
+    with opmux.policy(per_op={"gemm": "flagos|*"}):
+        assert asked["gemm"]() is True and asked["linear"]() is not True
+    with opmux.policy(per_op={"linear": "impl:default.flagos"}):
+        assert asked["linear"]() is True and asked["gemm"]() is not True
+    for scope in (opmux.policy("impl:default.flagos"), opmux.policy(deny=["nvidia"]), opmux.policy(allow=["acme"])):
+        with scope:
+            assert asked["gemm"]() is True

@@ -152,8 +152,8 @@ def seen(call: Call, i: int, j: int, nq: int, nk: int) -> bool:
     return ok and (call.window[1] < 0 or j <= middle + call.window[1])
 
 
-def truth(call: Call, qkv, tables, bias, offset, keep) -> dict[tuple[int, int], tuple[Any, Any, Any]]:
-    """(o [queries, dim], lse, max) by sequence and head."""
+def truth(call: Call, qkv, tables, bias, offset, keep) -> dict[tuple[int, int], tuple[Tensor, Tensor, Tensor]]:
+    """o [queries, dim], lse and the greatest score, by sequence and head."""
     sq, sk = call.lengths
     found = {}
     scale = D**-0.5
@@ -175,24 +175,17 @@ def truth(call: Call, qkv, tables, bias, offset, keep) -> dict[tuple[int, int], 
                 shift = nk - nq if low else 0
                 away = [[-abs(i + shift - j) * slopes(call.heads)[h] for j in range(nk)] for i in range(nq)]
                 s = s + torch.tensor(away, dtype=F64).reshape(nq, nk)
-            os, lses, tops = [], [], []
-            for i in range(nq):
-                here = [j for j in range(nk) if seen(call, i, j, nq, nk)]
-                e = s[i, here]
-                extra = {"VANILLA_SOFTMAX": [], "OFF_BY_ONE_SOFTMAX": [torch.zeros(1, dtype=F64)]}.get(call.softmax)
-                extra = [offset.reshape(-1)[h : h + 1]] if extra is None else extra
-                if not here and not extra:
-                    os.append(q[i].sum() * 0 + torch.zeros(call.dim_v, dtype=F64))
-                    lses.append(torch.tensor(-math.inf, dtype=F64))
-                    tops.append(-math.inf)
-                    continue
-                p = torch.softmax(torch.cat([e, *extra]), 0)[: len(here)]
-                if keep is not None:
-                    p = p * keep[n, h, i, here] / (1 - call.dropout)
-                os.append(p @ v[here, group])
-                lses.append(torch.logsumexp(torch.cat([e, *extra]), 0))
-                tops.append(e.max().item() if here else -math.inf)
-            found[n, h] = (os, lses, tops)
+            shown = torch.tensor([[seen(call, i, j, nq, nk) for j in range(nk)] for i in range(nq)]).view(nq, nk).bool()
+            s = s.masked_fill(~shown, -math.inf)
+            extra = {"VANILLA_SOFTMAX": -math.inf, "OFF_BY_ONE_SOFTMAX": 0.0}.get(call.softmax)
+            extra = offset.reshape(-1)[h] if extra is None else torch.tensor(extra, dtype=F64)
+            with_extra = torch.cat([s, extra.expand(nq, 1)], 1)
+            lse = torch.logsumexp(with_extra, 1)
+            p = torch.where(shown, torch.exp(s - torch.where(lse > -math.inf, lse, 0)[:, None]), 0)
+            if keep is not None:
+                p = p * keep[n, h, :nq, :nk] / (1 - call.dropout)
+            o, tops = p @ v[:, group], torch.cat([s, torch.full((nq, 1), -math.inf, dtype=F64)], 1).amax(1)
+            found[n, h] = (o, lse, tops)
     return found
 
 
@@ -204,6 +197,8 @@ def forward_args(call: Call, qkv, tables, bias, offset, **other: Any) -> dict[st
     sq, sk = call.lengths
     padded = lambda sizes: torch.tensor(offsets(sizes, True), dtype=torch.int32) if call.gaps else None
     diagonal = "BOTTOM_RIGHT" in call.mask if call.diagonal is None else call.diagonal
+    cu_q = cu(sq)
+    cu_kv = cu_q if sk == sq else cu(sk)  # one tensor says that lengths are the same
     return {
         "max_seqlen_q": max(sq), "max_seqlen_kv": max(sk), "is_training": call.training, "attn_scale": D**-0.5,
         "p_dropout": call.dropout, "set_zero": True, "qkv_layout": member(_tex.NVTE_QKV_Layout, call.layout),
@@ -211,7 +206,7 @@ def forward_args(call: Call, qkv, tables, bias, offset, **other: Any) -> dict[st
         "qkv_scale_inv_format": _tex.NVTE_QKV_Format.NVTE_QKV_Format_NOT_SET,
         "bias_type": member(_tex.NVTE_Bias_Type, call.bias), "attn_mask_type": member(_tex.NVTE_Mask_Type, call.mask),
         "softmax_type": member(_tex.NVTE_Softmax_Type, call.softmax), "window_size": call.window,
-        "bottom_right_diagonal": diagonal, "cu_seqlens_q": cu(sq), "cu_seqlens_kv": cu(sk), "Q": qkv[0], "K": qkv[1],
+        "bottom_right_diagonal": diagonal, "cu_seqlens_q": cu_q, "cu_seqlens_kv": cu_kv, "Q": qkv[0], "K": qkv[1],
         "V": qkv[2], "fake_dtype": call.dtype, "cu_seqlens_q_padded": padded(sq), "cu_seqlens_kv_padded": padded(sk),
         "page_table_k": tables and tables[0], "page_table_v": tables and tables[1], "s_quantizer": None,
         "o_quantizer": None, "Bias": bias, "SoftmaxOffset": offset, "rng_gen": None, "rng_elts_per_thread": 16,
@@ -263,17 +258,17 @@ def check(call: Call) -> None:
     fmt, (sq, _) = call.o_format or call.q_format, call.lengths
     assert out.is_contiguous() and out.shape[-1] == call.dim_v
     do = torch.randn(out.shape, generator=g, dtype=F64)
-    loss, tokens = sum(t.sum() for t in leaves) * 0, 0
+    loss = sum(t.sum() for t in leaves) * 0
     total = torch.zeros_like(out)
-    for (n, h), (os, lses, top) in want.items():
+    for (n, h), (o, lse, top) in want.items():
         got, grad = (sequence(t, fmt, n, sq, call.gaps)[:, h] for t in (out, do))
-        for i, (o, lse) in enumerate(zip(os, lses, strict=True)):
-            torch.testing.assert_close(got[i], o.detach(), msg=lambda m, at=(n, h, i): f"o of {at}: {m}")
-            loss, tokens = loss + (o * grad[i]).sum(), tokens + 1
-            at = (offsets(sq, call.gaps)[n] + i, h, 0) if call.q_format == "thd" else (n, h, i, 0)
-            torch.testing.assert_close(stats[at].double(), lse.detach(), rtol=1e-6, atol=1e-6)
-            if tops is not None:
-                torch.testing.assert_close(tops[at].item(), top[i])
+        torch.testing.assert_close(got, o.detach(), msg=lambda m, at=(n, h): f"o of {at}: {m}")
+        loss = loss + (o * grad).sum()
+        first = offsets(sq, call.gaps)[n]
+        at = (slice(first, first + sq[n]), h, 0) if call.q_format == "thd" else (n, h, slice(0, sq[n]), 0)
+        torch.testing.assert_close(stats[at].double(), lse.detach(), rtol=1e-6, atol=1e-6)
+        if tops is not None:
+            torch.testing.assert_close(tops[at].double(), top.detach())
         if got.numel():
             sequence(total, fmt, n, sq, call.gaps)[:, h] = 1
     assert out[total == 0].eq(0).all(), "what is no token is 0"

@@ -151,7 +151,7 @@ class Chain:
         names: dict[str, Any] = {
             "_when": first.impl.when,
             "_call": first.call,
-            "_walk": self.run,
+            "_walk": lambda args, kwargs: self._walk(*args, **kwargs),
             "_recover": self.recover,
             "_said": [],
             "_say": lambda: self._announce(first.impl),

@@ -21,14 +21,34 @@ from ..core import policy as policies
 from ..core.errors import NotSupported
 from ..core.registry import impl
 from ..specs import gemm as spec
-from .activation import gelu, gelu_slope
+from ..specs.activation import FAR, K1, K3
 from .lib.config import Tiles, tunable
 from .lib.interpret import interpreting
 from .lib.launch import Launcher, _compiling_only
 from .lib.plans import plans
 from .lib.rows import DEVICES, Room, wide_of
 
+GELU_1, GELU_3, GELU_FAR = tl.constexpr(K1), tl.constexpr(K3), tl.constexpr(FAR)
+
 # ---- the kernels ----------------------------------------------------------------------------------------------------
+
+
+@triton.jit
+def sigmoid(x):
+    return 1.0 / (1.0 + tl.exp(-x))
+
+
+@triton.jit
+def gelu(x):
+    return x * sigmoid(x * (GELU_1 + GELU_3 * x * x))
+
+
+@triton.jit
+def gelu_slope(x):
+    x = tl.where(x > GELU_FAR, GELU_FAR, tl.where(x < -GELU_FAR, -GELU_FAR, x))
+    k = x * (GELU_1 + GELU_3 * x * x)
+    s = sigmoid(k)
+    return s + x * (GELU_1 + 3 * GELU_3 * x * x) * s * sigmoid(-k)
 
 
 @triton.jit
@@ -342,28 +362,33 @@ def _plan_blocks(
 # ---- the ops --------------------------------------------------------------------------------------------------------
 
 
-def named() -> bool | str:
-    """Whether these kernels may run: on NVIDIA's chips where a policy names them, as cuBLAS is faster."""
-    if interpreting() or _compiling_only() or "nvidia" not in map(facts.machine().vendor_of, facts.accelerators()):
-        return True
-    policy = policies.get_policy()
-    orders = [policy.prefer, *(token for op, order in policy.per_op_order for token in order if op in NAMES)]
-    return True if "impl:default.flagos" in orders else "cuBLAS is faster; name it by impl:default.flagos"
-
-
-NAMES = {
-    name
-    for op in "linear linear_bwd gemm gemm_gelu gemm_dgelu gemm_add_ scaled_gemm block_scaled_gemm".split()
-    for name in (op, f"opmux::{op}")
-}
+def _without_nvidia(policy: policies.SelectionPolicy) -> bool:
+    """Whether a policy leaves NVIDIA's libraries out."""
+    allowed = policy.allow_vendors is None or "nvidia" in policy.allow_vendors
+    return policy.skip_cuda or "nvidia" in policy.deny_vendors or not allowed
 
 
 def kernel(op: Callable[..., Any]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Tag an impl that runs on NVIDIA's chips only where a policy names it: cuBLAS is faster."""
+    name = op.spec.name  # pyright: ignore[reportFunctionMemberAccess]
+
+    def named() -> bool | str:
+        if interpreting() or _compiling_only() or "nvidia" not in map(facts.machine().vendor_of, facts.accelerators()):
+            return True
+        policy = policies.get_policy()
+        own = [token for op, order in policy.per_op_order if op in (name, f"opmux::{name}") for token in order]
+        if policy.prefer == NAME or NAME in own or "flagos" in own or _without_nvidia(policy):
+            return True
+        return f"cuBLAS is faster: it runs where a policy names it, by {NAME} or an order for {name}"
+
     def tag(fn: Any) -> Callable[..., Any]:
         fn._is_available = named
         return impl(op, devices=DEVICES)(fn)
 
     return tag
+
+
+NAME = "impl:default.flagos"
 
 
 def _factors(how: Multiplied, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:

@@ -32,11 +32,13 @@ def _map(order_ptr, map_ptr, n, tokens, topk, rows, BLOCK_N: tl.constexpr):
 
 
 @triton.jit
-def _row(map_ptr, token, k, tokens):
-    return tl.load(map_ptr + k * tokens + token).to(tl.int64)
+def _row(map_ptr, token, k, tokens, rows):
+    """The row of a token's k-th copy; -1 where there is none."""
+    row = tl.load(map_ptr + k * tokens + token)
+    return tl.where(row < rows, row, -1).to(tl.int64)
 
 
-def _spread(x_ptr, map_ptr, y_ptr, x_stride, n, tokens, TOPK: tl.constexpr, BLOCK_N: tl.constexpr):
+def _spread(x_ptr, map_ptr, y_ptr, x_stride, n, tokens, rows, TOPK: tl.constexpr, BLOCK_N: tl.constexpr):
     """A piece of a token, read once and written to each of its rows."""
     token = tl.program_id(0).to(tl.int64)
     o = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
@@ -44,18 +46,18 @@ def _spread(x_ptr, map_ptr, y_ptr, x_stride, n, tokens, TOPK: tl.constexpr, BLOC
     b_x = tl.load(x_ptr + token * x_stride + o, mask=m)
     if TOPK <= UNROLLED:
         for k in tl.static_range(TOPK):
-            row = _row(map_ptr, token, k, tokens)
+            row = _row(map_ptr, token, k, tokens, rows)
             tl.store(y_ptr + row * n + o, b_x, mask=m & (row >= 0))
     else:
         for k in range(TOPK):
-            row = _row(map_ptr, token, k, tokens)
+            row = _row(map_ptr, token, k, tokens, rows)
             tl.store(y_ptr + row * n + o, b_x, mask=m & (row >= 0))
 
 
 @triton.jit
-def _one(x_ptr, map_ptr, probs_ptr, token, k, tokens, x_stride, o, m, TOPK: tl.constexpr, WIDE: tl.constexpr):
+def _one(x_ptr, map_ptr, probs_ptr, token, k, tokens, rows, x_stride, o, m, TOPK: tl.constexpr, WIDE: tl.constexpr):
     """A piece of a token's k-th row, times its probability, rounded."""
-    row = _row(map_ptr, token, k, tokens)
+    row = _row(map_ptr, token, k, tokens, rows)
     b_x = tl.load(x_ptr + row * x_stride + o, mask=m & (row >= 0), other=0.0)
     b_y = b_x.to(WIDE)
     if probs_ptr is not None:
@@ -65,7 +67,7 @@ def _one(x_ptr, map_ptr, probs_ptr, token, k, tokens, x_stride, o, m, TOPK: tl.c
 
 
 def _collect(
-    x_ptr, map_ptr, probs_ptr, y_ptr, x_stride, n, tokens,
+    x_ptr, map_ptr, probs_ptr, y_ptr, x_stride, n, tokens, rows,
     TOPK: tl.constexpr, WIDE: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """A piece of a token, the sum of its rows; each addition is rounded, as NVIDIA's."""
@@ -73,20 +75,20 @@ def _collect(
     o = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
     m = o < n
     kind = x_ptr.dtype.element_ty
-    b_y = _one(x_ptr, map_ptr, probs_ptr, token, 0, tokens, x_stride, o, m, TOPK, WIDE)
+    b_y = _one(x_ptr, map_ptr, probs_ptr, token, 0, tokens, rows, x_stride, o, m, TOPK, WIDE)
     if TOPK <= UNROLLED:
         for k in tl.static_range(1, TOPK):
-            b_x = _one(x_ptr, map_ptr, probs_ptr, token, k, tokens, x_stride, o, m, TOPK, WIDE)
+            b_x = _one(x_ptr, map_ptr, probs_ptr, token, k, tokens, rows, x_stride, o, m, TOPK, WIDE)
             b_y = (b_y + b_x).to(kind).to(WIDE)
     else:
         for k in range(1, TOPK):
-            b_x = _one(x_ptr, map_ptr, probs_ptr, token, k, tokens, x_stride, o, m, TOPK, WIDE)
+            b_x = _one(x_ptr, map_ptr, probs_ptr, token, k, tokens, rows, x_stride, o, m, TOPK, WIDE)
             b_y = (b_y + b_x).to(kind).to(WIDE)
     tl.store(y_ptr + token * n + o, b_y.to(kind), mask=m)
 
 
 def _collect_bwd(
-    dy_ptr, x_ptr, map_ptr, probs_ptr, dx_ptr, dprobs_ptr, dy_stride, x_stride, n, tokens,
+    dy_ptr, x_ptr, map_ptr, probs_ptr, dx_ptr, dprobs_ptr, dy_stride, x_stride, n, tokens, rows,
     TOPK: tl.constexpr, WIDE: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """A token's gradient, written to its rows, and its products with them."""
@@ -97,7 +99,7 @@ def _collect_bwd(
     kind = dx_ptr.dtype.element_ty
     for at in range(0, n, BLOCK_N):
         o = at + tl.arange(0, BLOCK_N)[None, :]
-        m = (b_row >= 0) & (o < n)
+        m = (b_row >= 0) & (b_row < rows) & (o < n)
         b_g = tl.load(dy_ptr + token * dy_stride + o, mask=o < n, other=0.0).to(WIDE)
         b_dx = tl.broadcast_to(b_g, [BLOCK_K, BLOCK_N])
         if probs_ptr is not None:
@@ -110,9 +112,9 @@ def _collect_bwd(
 
 
 map_rows = Launcher(_map, tensors=2, sizes="n", free="tokens topk rows")
-spread = Launcher(_spread, tensors=3, sizes="x_stride n", free="tokens")
-collect = Launcher(_collect, tensors=4, sizes="x_stride n", free="tokens")
-collect_bwd = Launcher(_collect_bwd, tensors=6, sizes="dy_stride x_stride n", free="tokens")
+spread = Launcher(_spread, tensors=3, sizes="x_stride n", free="tokens rows")
+collect = Launcher(_collect, tensors=4, sizes="x_stride n", free="tokens rows")
+collect_bwd = Launcher(_collect_bwd, tensors=6, sizes="dy_stride x_stride n", free="tokens rows")
 
 
 @tunable("moe.rows", free="BLOCK_N")
@@ -196,7 +198,7 @@ def _plan_spread(x: Tensor, row_map: Tensor, topk: int, rows: int) -> Plan:
         return Plan((room,), None, True, 0)
     tiles, stride = row_tiles(n=n, dtype=x.dtype), Rows.of(packed(x)).stride
     config = tiles.config(even=n % 16 == 0 and stride % 16 == 0, TOPK=topk)
-    launch = spread.ready(_grid(tokens, -(-n // tiles["BLOCK_N"])), (stride, n, tokens), config)
+    launch = spread.ready(_grid(tokens, -(-n // tiles["BLOCK_N"])), (stride, n, tokens, room.shape[0]), config)
     return Plan((room,), launch, even_rows(x), filled)
 
 
@@ -222,7 +224,7 @@ def _plan_collect(x: Tensor, row_map: Tensor, probs: Tensor | None, topk: int, b
         raise NotSupported("a row map or probabilities that are not contiguous")
     tiles, stride = row_tiles(n=n, dtype=x.dtype), Rows.of(packed(x)).stride
     config = tiles.config(even=n % 16 == 0 and stride % 16 == 0, TOPK=topk, WIDE=wide_of(x.dtype))
-    launch = collect.ready(_grid(tokens, -(-n // tiles["BLOCK_N"])), (stride, n, tokens), config)
+    launch = collect.ready(_grid(tokens, -(-n // tiles["BLOCK_N"])), (stride, n, tokens, x.shape[0]), config)
     return Plan((room,), launch, even_rows(x), tokens)
 
 
@@ -258,7 +260,7 @@ def _plan_collect_bwd(dy: Tensor, x: Tensor, row_map: Tensor, probs: Tensor | No
     tiles = dot_tiles(n=n, topk=topk, dtype=x.dtype)
     strides = [Rows.of(packed(t)).stride for t in (dy, x)]
     config = tiles.config(even=all(k % 16 == 0 for k in (*strides, n)), TOPK=topk, WIDE=wide_of(x.dtype))
-    launch = collect_bwd.ready(_grid(tokens), (*strides, n, tokens), config)
+    launch = collect_bwd.ready(_grid(tokens), (*strides, n, tokens, x.shape[0]), config)
     return Plan(rooms, launch, even_rows(dy) and even_rows(x), filled)
 
 

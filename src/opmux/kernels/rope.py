@@ -235,13 +235,13 @@ def _plan(
     x: Tensor, angles: Tensor, sin: Tensor | None, starts: Tensor | None, cu_seqlens: Tensor | None,
     layout: str, interleaved: bool, cp_size: int, cp_rank: int, back: bool,
 ) -> Plan:  # fmt: skip
-    op, lead = ("rope_bwd", "dy") if back else ("rope", "x")
+    op, lead = ("rope_bwd", "dy") if back else ("rope_fwd", "x")
     spec.check(op, x, angles, sin, starts, cu_seqlens, layout, cp_size, cp_rank, lead)
     return _whole(x, layout, How(angles, sin, starts, cu_seqlens, interleaved, cp_size, cp_rank, back))
 
 
-@impl(spec.rope, devices=DEVICES)
-def rope(
+@impl(spec.rope_fwd, devices=DEVICES)
+def rope_fwd(
     x: Tensor, angles: Tensor, sin: Tensor | None, starts: Tensor | None, cu_seqlens: Tensor | None,
     layout: str, interleaved: bool, cp_size: int, cp_rank: int,
 ) -> Tensor:  # fmt: skip

@@ -201,7 +201,7 @@ def _loss(shares_ptr, total_ptr, loss_ptr, const_ptr, n, factor, BLOCK_N: tl.con
     loss = tl.sum(tl.load(shares_ptr + o, mask=o < n, other=0.0), 0) * c
     tl.store(loss_ptr, loss.to(loss_ptr.dtype.element_ty))
     tl.store(const_ptr, c)
-    tl.store(const_ptr + 1, c * 0.0)
+    tl.store(const_ptr + 1, tl.zeros([], tl.float32))
 
 
 def _loss_bwd(
@@ -514,10 +514,10 @@ def fused_moe_aux_loss_fwd(
     name, sizes = "fused_moe_aux_loss_fwd", (num_experts, num_rows, num_cols, topk)
     try:
         plan = _plan_loss(name, probs, tokens_per_expert, None, *sizes)
-        factor = num_experts * coeff / topk / total_num_tokens / total_num_tokens
-    except (AttributeError, TypeError, ZeroDivisionError):
-        spec.check_loss(name, probs, tokens_per_expert, *sizes, coeff)
         spec.check_int(name, "total_num_tokens", total_num_tokens, 1)
+        factor = num_experts * coeff / topk / total_num_tokens / total_num_tokens
+    except (AttributeError, TypeError):
+        spec.check_loss(name, probs, tokens_per_expert, *sizes, coeff)
         raise
     return _balance(plan, probs, tokens_per_expert, None, factor)
 

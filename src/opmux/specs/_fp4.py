@@ -26,8 +26,7 @@ def codes(x: Tensor, stochastic: bool = False) -> Tensor:
     a = x.abs().clamp_max(LARGEST)
     if stochastic:
         level = sum(((a >= v).to(torch.uint8) for v in LEVELS[1:-1]), torch.zeros_like(a, dtype=torch.uint8))
-        values = torch.tensor(LEVELS, dtype=torch.float32, device=x.device)
-        low, high = values[level.long()], values[level.long() + 1]
+        low, high = value_of(level), value_of(level + 1)
         level = level + (torch.rand_like(a) < (a - low) / (high - low)).to(torch.uint8)
     else:
         steps = (a > 0.25, a >= 0.75, a > 1.25, a >= 1.75, a > 2.5, a >= 3.5, a > 5.0)
@@ -40,10 +39,17 @@ def packed(code: Tensor) -> Tensor:
     return code[..., ::2] | (code[..., 1::2] << 4)
 
 
+def value_of(code: Tensor) -> Tensor:
+    """The number of four bits, in float32; without a table, which would have to come from the host."""
+    level = (code & 7).to(torch.int32)
+    half = (level & 1).float() * 0.5
+    size = torch.where(level < 2, half, (1.0 + half) * (1 << ((level >> 1) - 1).clamp_min(0)))
+    return torch.where(code > 7, -size, size)
+
+
 def unpacked(data: Tensor) -> Tensor:
     """The numbers of pairs, in float32."""
-    values = torch.tensor((*LEVELS, *(-v for v in LEVELS)), dtype=torch.float32, device=data.device)
-    return values[torch.stack((data & 15, data >> 4), -1).flatten(-2).long()]
+    return value_of(torch.stack((data & 15, data >> 4), -1).flatten(-2))
 
 
 def block_amax(x: Tensor, two_d: bool) -> Tensor:

@@ -338,7 +338,8 @@ def transposes(device: torch.device) -> bool:
 # ---- buffers --------------------------------------------------------------------------------------------------------
 
 Buffers = dict[str, Any]
-Fields = dict[str, tuple[tuple[int, ...], torch.dtype] | None]
+Field = tuple[tuple[int, ...], torch.dtype, bool]  # the last: whether there is more of it than is ever written
+Fields = dict[str, Field | None]
 BYTES, NUMBERS = torch.uint8, torch.float32
 FP4_BLOCK = 16
 
@@ -350,41 +351,44 @@ def _up(n: int, step: int) -> int:
 def _fp8_fields(q: Any, shape: tuple[int, ...], device: torch.device) -> Fields:
     turns = transposes(device)
     return {
-        "data": (shape, BYTES) if q.rowwise_usage or not turns else None,
-        "data_transpose": (turned(shape), BYTES) if q.columnwise_usage and turns else None,
-        "fp8_scale_inv": ((1,), NUMBERS),
+        "data": (shape, BYTES, False) if q.rowwise_usage or not turns else None,
+        "data_transpose": (turned(shape), BYTES, False) if q.columnwise_usage and turns else None,
+        "fp8_scale_inv": ((1,), NUMBERS, False),
     }
 
 
-def _scaled_fields(
-    q: Any, row: tuple[Any, Any], col: tuple[Any, Any], scale: torch.dtype, bytes: torch.dtype = BYTES
-) -> Fields:
-    """Data and scales of both ways, from their shapes."""
-    names = ("rowwise_data", "rowwise_scale_inv", "columnwise_data", "columnwise_scale_inv")
-    shapes = (*(row if q.rowwise_usage else (None, None)), *(col if q.columnwise_usage else (None, None)))
-    dtypes = (bytes, scale, bytes, scale)
-    return {n: None if s is None else (tuple(s), d) for n, s, d in zip(names, shapes, dtypes, strict=True)}
+def _both_ways(q: Any, data: tuple[Any, Any], scales: tuple[Any, Any], used: tuple[int, int], dtype: Any) -> Fields:
+    """Data and scales, by rows and by columns, from their shapes; `used` counts the scales that blocks have."""
+    found: Fields = {}
+    for i, (way, wanted) in enumerate((("rowwise", q.rowwise_usage), ("columnwise", q.columnwise_usage))):
+        found[f"{way}_data"] = (tuple(data[i]), BYTES, False) if wanted else None
+        more = math.prod(scales[i]) > used[i]
+        found[f"{way}_scale_inv"] = (tuple(scales[i]), dtype, more) if wanted else None
+    return found
 
 
 def _block_fields(q: Any, shape: tuple[int, ...], device: torch.device) -> Fields:
-    two_d = q.block_scaling_dim == 2
-    row, col = (shape, block_scales(shape, two_d, False)), (turned(shape), block_scales(shape, two_d, True))
-    return _scaled_fields(q, row, col, NUMBERS)
+    (m, k), two_d = matrix(shape), q.block_scaling_dim == 2
+    m_blocks, k_blocks = _up(m, 128) // 128, _up(k, 128) // 128
+    used = (m_blocks * k_blocks, m_blocks * k_blocks) if two_d else (m * k_blocks, m_blocks * k)
+    scales = (block_scales(shape, two_d, False), block_scales(shape, two_d, True))
+    return _both_ways(q, (shape, turned(shape)), scales, used, NUMBERS)
 
 
 def _mx_fields(q: Any, shape: tuple[int, ...], device: torch.device) -> Fields:
-    return _scaled_fields(q, (shape, mx_scales(shape, False)), (shape, mx_scales(shape, True)), BYTES)
+    used = math.prod(shape) // 32
+    return _both_ways(q, (shape, shape), (mx_scales(shape, False), mx_scales(shape, True)), (used, used), BYTES)
 
 
 def _fp4_fields(q: Any, shape: tuple[int, ...], device: torch.device) -> Fields:
-    m, k = matrix(shape)
+    (m, k), used = matrix(shape), math.prod(shape) // FP4_BLOCK
     halved = lambda s: (*s[:-1], s[-1] // 2)
-    row = (halved(shape), (_up(m, 128), _up(k // FP4_BLOCK, 4)))
-    col = (halved(turned(shape)), (_up(k, 128), _up(m // FP4_BLOCK, 4)))
+    scales = (_up(m, 128), _up(k // FP4_BLOCK, 4)), (_up(k, 128), _up(m // FP4_BLOCK, 4))
+    rows = m if getattr(q, "row_scaled_nvfp4", False) else 1
     return {
-        **_scaled_fields(q, row, col, BYTES),
-        "amax_rowwise": ((m if getattr(q, "row_scaled_nvfp4", False) else 1,), NUMBERS) if q.rowwise_usage else None,
-        "amax_columnwise": ((1,), NUMBERS) if q.columnwise_usage else None,
+        **_both_ways(q, (halved(shape), halved(turned(shape))), scales, (used, used), BYTES),
+        "amax_rowwise": ((rows,), NUMBERS, False) if q.rowwise_usage else None,
+        "amax_columnwise": ((1,), NUMBERS, False) if q.columnwise_usage else None,
     }
 
 
@@ -415,19 +419,18 @@ FACTS: dict[str, Callable[[Any], dict[str, Any]]] = {
 ATTRIBUTES = {"fp8_scale_inv": "_scale_inv", "data_transpose": "_transpose"}  # of keywords that have another name
 
 
-def _memory(field: tuple[tuple[int, ...], torch.dtype] | None, name: str, device: torch.device, pin: bool) -> Any:
-    """Room for a buffer; scales begin as zeros where there may be more of them than blocks."""
+def _memory(field: Field | None, device: torch.device, pin: bool = False) -> Any:
+    """Room for a buffer; zeros where some of it is never written."""
     if field is None:
         return None
-    shape, dtype = field
-    make = torch.zeros if name.endswith("scale_inv") and len(shape) == 2 else torch.empty
-    return make(shape, dtype=dtype, device=device, pin_memory=pin)
+    shape, dtype, more = field
+    return (torch.zeros if more else torch.empty)(shape, dtype=dtype, device=device, pin_memory=pin)
 
 
 def empty(quantizer: Any, shape: Any, dtype: torch.dtype, device: Any, pin_memory: bool = False) -> Any:
     """A quantized tensor with the buffers that the quantizer wants, and nothing in them yet."""
     kind, device, shape = kind_of(quantizer) or "", torch.device(device), tuple(shape)
-    given: Buffers = {n: _memory(f, n, device, pin_memory) for n, f in FIELDS[kind](quantizer, shape, device).items()}
+    given: Buffers = {n: _memory(f, device, pin_memory) for n, f in FIELDS[kind](quantizer, shape, device).items()}
     return _new(quantizer, shape, dtype, device, given | FACTS[kind](quantizer))
 
 
@@ -440,7 +443,7 @@ def _coerced(quantizer: Any, kind: str, output: Any, shape: tuple[int, ...], dev
             if held is not None:
                 setattr(output, attribute, None)
         elif held is None:
-            setattr(output, attribute, _memory(field, name, device, False))
+            setattr(output, attribute, _memory(field, device))
         elif held.numel() != math.prod(field[0]):
             raise ValueError(
                 f"quantize: output must have {attribute} of shape {field[0]}, as tensor is {shape}; "

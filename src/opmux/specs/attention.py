@@ -431,7 +431,10 @@ def _varlen_bwd_args(d: Draw) -> dict[str, Any]:
 VARLEN_BWD = Maker(_varlen_bwd_args, VARLEN_CASES)
 
 
-def _fake_varlen_bwd(do: Tensor, q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor]:
+def _fake_varlen_bwd(
+    do: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, cu_q: Tensor, cu_k: Tensor, *rest: Any
+) -> tuple[Tensor, Tensor, Tensor]:
+    check_varlen("attention_varlen_bwd", q, k, v, cu_q, cu_k, o, do, lse)
     dq, dk, dv = (t.new_empty(t.shape) for t in (q, k, v))
     return dq, dk, dv
 

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from ..core.spec import BadSample, BadSamples, op
 from ._numeric import check_alike, check_dtype, dtype_name, rounded, wide
+from ._tex import check_number
 from .samples import WRONG, Case, Draw, Maker
 
 MASKS = (torch.bool, torch.uint8)
@@ -204,6 +205,7 @@ RESULTS_WRONG = {"softmax_results": LOGITS}
 def scaled_softmax_forward(input: Tensor, scale_factor: float) -> Tensor:
     """softmax(scale_factor * input) over the last dimension."""
     with torch.no_grad():
+        check_number("scaled_softmax_forward", "scale_factor", scale_factor)
         check("scaled_softmax_forward", input, lead="input")
         return scaled_softmax(input, None, scale_factor, False)
 
@@ -212,6 +214,7 @@ def scaled_softmax_forward(input: Tensor, scale_factor: float) -> Tensor:
 def scaled_softmax_backward(output_grad: Tensor, softmax_results: Tensor, scale_factor: float) -> Tensor:
     """The gradient of scaled_softmax_forward's input, in memory of its own."""
     with torch.no_grad():
+        check_number("scaled_softmax_backward", "scale_factor", scale_factor)
         check("scaled_softmax_backward", softmax_results, lead="softmax_results", output_grad=output_grad)
         return scaled_softmax_bwd(output_grad, softmax_results, scale_factor, False)
 
@@ -220,6 +223,7 @@ def scaled_softmax_backward(output_grad: Tensor, softmax_results: Tensor, scale_
 def scaled_masked_softmax_forward(input: Tensor, mask: Tensor, scale_factor: float) -> Tensor:
     """softmax(scale_factor * input) over the last dimension of what is not under the mask; zeros where it is."""
     with torch.no_grad():
+        check_number("scaled_masked_softmax_forward", "scale_factor", scale_factor)
         check("scaled_masked_softmax_forward", input, mask, lead="input")
         return scaled_softmax(input, mask, scale_factor, False)
 
@@ -228,6 +232,7 @@ def scaled_masked_softmax_forward(input: Tensor, mask: Tensor, scale_factor: flo
 def scaled_masked_softmax_backward(output_grad: Tensor, softmax_results: Tensor, scale_factor: float) -> Tensor:
     """The gradient of scaled_masked_softmax_forward's input, in memory of its own."""
     with torch.no_grad():
+        check_number("scaled_masked_softmax_backward", "scale_factor", scale_factor)
         check("scaled_masked_softmax_backward", softmax_results, lead="softmax_results", output_grad=output_grad)
         return scaled_softmax_bwd(output_grad, softmax_results, scale_factor, False)
 
@@ -236,6 +241,7 @@ def scaled_masked_softmax_backward(output_grad: Tensor, softmax_results: Tensor,
 def scaled_upper_triang_masked_softmax_forward(input: Tensor, scale_factor: float) -> Tensor:
     """softmax(scale_factor * input) over the keys j <= i of query i, of as many keys as queries; zeros for others."""
     with torch.no_grad():
+        check_number("scaled_upper_triang_masked_softmax_forward", "scale_factor", scale_factor)
         check_square("scaled_upper_triang_masked_softmax_forward", input, "input")
         check("scaled_upper_triang_masked_softmax_forward", input, lead="input")
         return scaled_softmax(input, None, scale_factor, True)
@@ -252,6 +258,7 @@ def scaled_upper_triang_masked_softmax_backward(
 ) -> Tensor:
     """The gradient of scaled_upper_triang_masked_softmax_forward's input, in memory of its own."""
     with torch.no_grad():
+        check_number("scaled_upper_triang_masked_softmax_backward", "scale_factor", scale_factor)
         name = "scaled_upper_triang_masked_softmax_backward"
         check_square(name, softmax_results, "softmax_results")
         check(name, softmax_results, lead="softmax_results", output_grads=output_grads)
@@ -262,6 +269,7 @@ def scaled_upper_triang_masked_softmax_backward(
 def scaled_aligned_causal_masked_softmax_forward(input: Tensor, scale_factor: float) -> Tensor:
     """softmax(scale_factor * input) over the keys j <= i + keys - queries of query i; zeros for later keys."""
     with torch.no_grad():
+        check_number("scaled_aligned_causal_masked_softmax_forward", "scale_factor", scale_factor)
         check("scaled_aligned_causal_masked_softmax_forward", input, lead="input")
         return scaled_softmax(input, None, scale_factor, True)
 
@@ -272,6 +280,7 @@ def scaled_aligned_causal_masked_softmax_backward(
 ) -> Tensor:
     """The gradient of scaled_aligned_causal_masked_softmax_forward's input, in memory of its own."""
     with torch.no_grad():
+        check_number("scaled_aligned_causal_masked_softmax_backward", "scale_factor", scale_factor)
         name = "scaled_aligned_causal_masked_softmax_backward"
         check(name, softmax_results, lead="softmax_results", output_grads=output_grads)
         return scaled_softmax_bwd(output_grads, softmax_results, scale_factor, True)

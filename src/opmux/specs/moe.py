@@ -1,7 +1,8 @@
 """Mixture of experts: tokens brought into the order of their experts and back; and tex's permutation and row padding.
 
 Each of T tokens goes to topk experts. A row map says where: row_map[k * T + t] is the row of token t's k-th copy among
-the rows in order of experts, -1 where that was dropped. The map is int32 and topk-major, as NVIDIA's.
+the rows in order of experts, -1 where that was dropped (as is a row that is not there). The map is int32 and
+topk-major, as NVIDIA's.
 """
 
 from collections.abc import Callable, Iterator
@@ -181,10 +182,14 @@ def moe_spread(x: Tensor, row_map: Tensor, topk: int = 1, rows: int = 0) -> Tens
     if not y.numel():
         return y
     # what is dropped goes to a row of its own, which is cut off
-    at = torch.where(row_map < 0, y.shape[0], row_map).long()
+    at = torch.where(_missing(row_map, y.shape[0]), y.shape[0], row_map).long()
     spare = torch.cat([_raw(y), _raw(y[:1])])
     spare = spare.index_copy(0, at, _raw(x).repeat(topk, 1))
     return spare[:-1].contiguous().view(x.dtype)
+
+
+def _missing(rows: Tensor, count: int) -> Tensor:
+    return (rows < 0) | (rows >= count)
 
 
 def _raw(x: Tensor) -> Tensor:
@@ -244,8 +249,8 @@ def _picked(x: Tensor, rows: Tensor) -> Tensor:
     """The rows of x, zeros where there is none."""
     if not x.shape[0]:
         return x.new_zeros(rows.shape[0], x.shape[1]).to(working(x.dtype))
-    found = _raw(x)[rows.clamp(min=0).long()].view(x.dtype).to(working(x.dtype))
-    return torch.where((rows < 0)[:, None], 0, found)
+    found = _raw(x)[rows.clamp(0, x.shape[0] - 1).long()].view(x.dtype).to(working(x.dtype))
+    return torch.where(_missing(rows, x.shape[0])[:, None], 0, found)
 
 
 def collected(x: Tensor, row_map: Tensor, probs: Tensor | None, topk: int) -> Tensor:
@@ -253,7 +258,8 @@ def collected(x: Tensor, row_map: Tensor, probs: Tensor | None, topk: int) -> Te
     for k, rows in enumerate(row_map.view(topk, -1)):
         one = _picked(x, rows)
         if probs is not None:
-            one = torch.where((rows < 0)[:, None], 0, one * probs[:, k : k + 1].to(one.dtype))
+            weighted = one * probs[:, k : k + 1].to(one.dtype)
+            one = torch.where(_missing(rows, x.shape[0])[:, None], 0, weighted)
         total = one if total is None else total + one
     assert total is not None
     if probs is None and x.dtype in FP8:
@@ -286,7 +292,7 @@ def moe_collect_bwd(
     g = dy.to(dtype)
     for k, rows in enumerate(row_map.view(topk, -1)):
         one = g if probs is None else g * probs[:, k : k + 1].to(dtype)
-        at = torch.where(rows < 0, x.shape[0], rows).long()
+        at = torch.where(_missing(rows, x.shape[0]), x.shape[0], rows).long()
         spare = spare.index_copy(0, at, _raw(finished(one, x.dtype)))
         if probs is not None:
             wider = torch.float64 if dtype is torch.float64 else torch.float32

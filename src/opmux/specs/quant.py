@@ -179,7 +179,7 @@ def spread(tiles: Tensor, rows: int, cols: int, m: int, k: int) -> Tensor:
 
 def exponents(amax: Tensor, dtype: torch.dtype) -> Tensor:
     """E8M0 of amax / the largest FP8 number, rounded up: the biased exponent of a power of two."""
-    value = amax * torch.tensor(1.0 / FP8_MAX[dtype], dtype=torch.float32, device=amax.device)
+    value = amax * torch.full_like(amax, 1.0 / FP8_MAX[dtype])
     bits = value.view(torch.int32)
     exponent, rest = bits >> 23, bits & 0x7FFFFF
     # below 2^-126 there is no implied one: up to half of it is 2^-127 (which E8M0 calls 0), above it 2^-126
@@ -190,8 +190,10 @@ def exponents(amax: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def power(exponent: Tensor) -> Tensor:
-    """2^(127 - e), exactly: the scale that an E8M0 byte stands for the inverse of."""
-    return torch.ldexp(torch.ones_like(exponent, dtype=torch.float32), 127 - exponent.to(torch.int32))
+    """2^(e - 127) of E8M0 bytes, NaN for 255; by bits, as no device's 2^x need be exact."""
+    e = exponent.to(torch.int32)
+    bits = torch.where(e == 0, torch.full_like(e, 0x400000), e << 23)
+    return torch.where(e == 255, torch.full_like(e, 0x7FC00000), bits).view(torch.float32)
 
 
 def put(buffer: Buffer, value: Tensor, noop: Buffer, into: tuple[int, int] | None = None) -> None:
@@ -516,7 +518,7 @@ def mxfp8_into(
         found = exponents(tile_amax(flat, *((MX, MX) if two_d else (rows, cols))), dtype)
         if two_d:
             found = found.repeat_interleave(MX, 0 if rows == 1 else 1)
-        put(data, bytes_of(flat.float() * spread(power(found), rows, cols, *flat.shape), dtype), noop)
+        put(data, bytes_of(flat.float() * spread(power(254 - found), rows, cols, *flat.shape), dtype), noop)
         put(scales, found, noop, (found.shape[0], found.shape[1]))
 
 
@@ -611,9 +613,7 @@ def mxfp8_uncast(data: Tensor, scales: Tensor, dtype: torch.dtype, columnwise: b
     check_data("mxfp8_uncast", data, dtype, out_dtype)
     check_scales("mxfp8_uncast", scales, mx_scales(data.shape, columnwise), torch.uint8, data)
     m, k = matrix(data.shape)
-    back = torch.ldexp(torch.ones_like(scales, dtype=torch.float32), scales.to(torch.int32) - 127)
-    back = torch.where(scales == 255, torch.full_like(back, math.nan), back)
-    scale = spread(back, *((MX, 1) if columnwise else (1, MX)), m, k)
+    scale = spread(power(scales), *((MX, 1) if columnwise else (1, MX)), m, k)
     return fresh(data.reshape(m, k).contiguous().view(dtype).float() * scale, out_dtype).reshape(data.shape)
 
 

@@ -233,7 +233,7 @@ def _wrong(good: Maker, lead: str) -> BadSamples:
 
 
 @op(grad="rope_bwd", samples=FWD, errors=_wrong(FWD, "x"))
-def rope(
+def rope_fwd(
     x: Tensor,
     angles: Tensor,
     sin: Tensor | None = None,
@@ -250,7 +250,7 @@ def rope(
     Places count from 0, or from a sequence's `starts`; on rank cp_rank of cp_size x is a sequence's two pieces, from
     front and back (cu_seqlens are of whole sequences). Where the table has no row, nothing is turned.
     """
-    check("rope", x, angles, sin, starts, cu_seqlens, layout, cp_size, cp_rank)
+    check("rope_fwd", x, angles, sin, starts, cu_seqlens, layout, cp_size, cp_rank)
     at = positions(x, starts, cu_seqlens, layout, cp_size, cp_rank)
     return _turn(x, angles, sin, at, layout, interleaved, False)
 
@@ -267,7 +267,7 @@ def rope_bwd(
     cp_size: int = 1,
     cp_rank: int = 0,
 ) -> Tensor:
-    """The gradient of rope's x: the transpose of turning, also where the two angles of a pair differ."""
+    """The gradient of rope_fwd's x: the transpose of turning, also where the two angles of a pair differ."""
     check("rope_bwd", dy, angles, sin, starts, cu_seqlens, layout, cp_size, cp_rank, "dy")
     at = positions(dy, starts, cu_seqlens, layout, cp_size, cp_rank)
     return _turn(dy, angles, sin, at, layout, interleaved, True)
@@ -397,14 +397,14 @@ def fused_rope_forward(
     cp_size: int,
     cp_rank: int,
 ) -> Tensor:
-    """rope of input by angles freqs [positions, 1, 1, d2], in a fresh contiguous tensor."""
+    """rope_fwd of input by angles freqs [positions, 1, 1, d2], in a fresh contiguous tensor."""
     with torch.no_grad():
         name = "fused_rope_forward"
         given = (freqs, start_positions, qkv_format, interleaved, cu_seqlens, cp_size, cp_rank)
         layout = check_tex(name, "input", input, *given)
         edges = cu_seqlens if layout == "thd" else None
         table = freqs.squeeze((1, 2))
-        return rope(input, table, None, start_positions, edges, layout, bool(interleaved), cp_size, cp_rank)
+        return rope_fwd(input, table, None, start_positions, edges, layout, bool(interleaved), cp_size, cp_rank)
 
 
 @op(space="tex", out="dx", samples=TEX_BWD, errors=_tex_wrong(TEX_BWD, TEX_GOOD, _ways("output_grads")))
@@ -547,14 +547,14 @@ def fused_qkv_rope_forward(
     cp_size: int,
     cp_rank: int,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """(q, k, v) of packed heads [.., h, sum of the list]: rope of q, in heads of k's size, and of k; v as it is."""
+    """(q, k, v) of packed heads [.., h, sum of the list]: rope_fwd of q, in heads of k's size, and of k; v as it is."""
     with torch.no_grad():
         name, where = "fused_qkv_rope_forward", (qkv_format, interleaved, cp_size, cp_rank)
         layout = check_packed(name, qkv_input, q_freqs, k_freqs, start_positions, qkv_split_arg_list, *where)
         starts = start_positions if cp_size == 1 else None  # as NVIDIA's: here, and in none of the others
         q, k, v = _split(qkv_input, list(qkv_split_arg_list))
         how = (None, starts, None, layout, bool(interleaved), cp_size, cp_rank)
-        q, k = rope(q, q_freqs.squeeze((1, 2)), *how), rope(k, k_freqs.squeeze((1, 2)), *how)
+        q, k = rope_fwd(q, q_freqs.squeeze((1, 2)), *how), rope_fwd(k, k_freqs.squeeze((1, 2)), *how)
         return q, k, rounded(v, v.dtype)
 
 

@@ -1,8 +1,10 @@
 """tex's attention: NVIDIA's fused attention over `attention` and `masked_attention`, and what moves its tensors about.
 
 A call without anything special (dense formats, no padding, bias, dropout or window, vanilla softmax) is the primitive
-`attention` on views, so that a library's kernel reads q, k and v where they lie and writes o as tex wants it. All else
-is computed by the definition, in full.
+`attention` on views, so that a library's kernel reads q, k and v where they lie and writes o as tex wants it. Padding,
+windows and sequences one after another ("thd") are `attention_varlen`, whose causal is aligned to the bottom right; the
+top left is the same where lengths are: without padding by the shapes, else if cu_seqlens_q is cu_seqlens_kv, the very
+tensor, as nothing is read on the host. Biases, dropout, sinks and Max are computed by the definition, in full.
 
 FP8 attention is emulated: what is quantized is dequantized, computed on, and quantized again where a delayed-scaling
 quantizer asks for it (with current scaling and MXFP8 NVIDIA's own results are in high precision). The probabilities and
@@ -179,11 +181,12 @@ def forward_of(
     fmt: str, tops: bool,
 ) -> tuple[Tensor, Tensor, Tensor | None]:  # fmt: skip
     """O in its format, S and, if that is wanted, Max; by whatever can do what is asked."""
-    causal, bounds = (None, None) if tops else (call.causal_alone(), call.bounds())
+    causal = None if tops else call.causal_alone()
     if causal is not None:
         x, y, z = call.queries(q, call.layout.q), call.keys(k), call.keys(v)
         o, lse = attention(x, y, z, causal, call.how.scale)
         return call.back(o, fmt, 0, None), lse.unsqueeze(3), None
+    bounds = None if tops else call.bounds()
     if bounds is not None:
         x, y, z = call.query_tokens(q, call.layout.q), call.key_tokens(k, tables[0]), call.key_tokens(v, tables[1])
         cu_q, cu_k = call.lengths(q)
@@ -289,8 +292,9 @@ def backward_of(
 ) -> Found:  # fmt: skip
     """By whatever can do what is asked. A library may add up in any order, unless torch as a whole is told not to."""
     may_differ = not deterministic or torch.are_deterministic_algorithms_enabled()
-    causal, bounds = (call.causal_alone(), call.bounds()) if may_differ else (None, None)
-    if bounds is not None and causal is None:
+    causal = call.causal_alone() if may_differ else None
+    bounds = call.bounds() if may_differ and causal is None else None
+    if bounds is not None:
         x, g, out = (call.query_tokens(t, fmt) for t, fmt in ((q, call.layout.q), do, o))
         y, z = call.key_tokens(k), call.key_tokens(v)
         cu_q, cu_k = call.lengths(q)

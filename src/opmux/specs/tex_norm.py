@@ -220,7 +220,7 @@ def rmsnorm_fwd(
                 raise
             return [y, None, _stat(rstd)]
         dtype = check_forward("rmsnorm_fwd", input, eps, ln_out, quantizer, otype, {"weight": weight})
-        if ln_out is None and fuses(quantizer):
+        if quantizer is not None and ln_out is None and fuses(quantizer):
             scale, amax = quantizer.scale, quantizer.amax
             y, scale_inv, rstd = rms_norm_fp8(input, weight, scale, amax, fp8_of(quantizer), eps, offset)
             return [fp8_tensor(quantizer, y, scale_inv, dtype), None, _stat(rstd)]
@@ -307,7 +307,7 @@ def layernorm_fwd(
             return [y, _stat(mu), _stat(rstd)]
         cols = {"weight": weight, "bias": bias}
         dtype = check_forward("layernorm_fwd", input, eps, ln_out, quantizer, otype, cols)
-        if ln_out is None and fuses(quantizer):
+        if quantizer is not None and ln_out is None and fuses(quantizer):
             scale, amax = quantizer.scale, quantizer.amax
             y, scale_inv, mu, rstd = layer_norm_fp8(input, weight, bias, scale, amax, fp8_of(quantizer), eps, offset)
             return [fp8_tensor(quantizer, y, scale_inv, dtype), _stat(mu), _stat(rstd)]

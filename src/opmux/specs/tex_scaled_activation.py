@@ -295,7 +295,7 @@ def scaled_clamped_swiglu(
     """clamped_swiglu times the number of act_scales for each row."""
     with torch.no_grad():
         rest = (None, act_scales, glu_interleave_size)
-        numbers = dict(limit=limit, alpha=alpha, glu_linear_offset=glu_linear_offset)
+        numbers: dict[str, Any] = dict(limit=limit, alpha=alpha, glu_linear_offset=glu_linear_offset)
         if quantizer is not None or act_scales is None:
             check_call("scaled_clamped_swiglu", "clamped", input, quantizer, *rest, **numbers)
         try:
@@ -321,7 +321,7 @@ def scaled_clamped_dswiglu(
     """The gradients of scaled_clamped_swiglu's input and act_scales; None for the latter, where it is not wanted."""
     with torch.no_grad():
         rest = (grad, act_scales, glu_interleave_size)
-        numbers = dict(limit=limit, alpha=alpha, glu_linear_offset=glu_linear_offset)
+        numbers: dict[str, Any] = dict(limit=limit, alpha=alpha, glu_linear_offset=glu_linear_offset)
         if quantizer is not None or act_scales is None:
             check_call("scaled_clamped_dswiglu", "clamped", fwd_input, quantizer, *rest, **numbers)
         try:

@@ -102,7 +102,9 @@ def sample_of(
     try:
         if made_by is None:
             return Sample(()) if shape is None else Sample((torch.zeros(shape, dtype=dtype, device=device),))
-        return next(iter(made_by(dtype, device))) if shape is None else made_by.at(shape, dtype, device)
+        if shape is None or not hasattr(made_by, "at"):  # samples of shapes of their own
+            return next(iter(made_by(dtype, device)))
+        return made_by.at(shape, dtype, device)
     except (TypeError, ValueError, KeyError, RuntimeError, MemoryError) as error:
         sizes = "" if shape is None else f" and shape {'x'.join(map(str, shape))}"
         words = (str(error).strip() or type(error).__name__).splitlines()[0]

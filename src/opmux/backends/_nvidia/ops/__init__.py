@@ -2,9 +2,16 @@
 
 from . import cublas, providers
 from .cudnn import batch_norm, batch_norm_bwd
-from .flash import attention, attention_bwd
+from .flash import attention, attention_bwd, attention_varlen, attention_varlen_bwd
 
 globals().update(cublas.IMPLS | providers.IMPLS)
 
-__all__ = ["attention", "attention_bwd", "batch_norm", "batch_norm_bwd"]
+__all__ = [
+    "attention",
+    "attention_bwd",
+    "attention_varlen",
+    "attention_varlen_bwd",
+    "batch_norm",
+    "batch_norm_bwd",
+]
 __all__ += [*cublas.IMPLS, *providers.IMPLS]

@@ -201,8 +201,8 @@ def _scaled(
     return torch._scaled_mm(a, b.t(), a_scale, b_scale, bias=bias, out_dtype=dtype, use_fast_accum=fast)
 
 
-@library("scaled_gemm", "cublas_bf16", priority=-1)
-def scaled_gemm_bf16(
+@library("scaled_gemm", "cublas_plain", priority=-1)
+def scaled_gemm_plain(
     a: Tensor,
     b: Tensor,
     a_scale: Tensor,
@@ -297,8 +297,8 @@ def block_scaled_gemm(
     return _block_scaled(a, b, a_scale, b_scale, a_rows, b_rows, F32).add_(bias).to(out_dtype)
 
 
-@library("block_scaled_gemm", "cublas_bf16", priority=-1)
-def block_scaled_gemm_bf16(
+@library("block_scaled_gemm", "cublas_plain", priority=-1)
+def block_scaled_gemm_plain(
     a: Tensor,
     b: Tensor,
     a_scale: Tensor,
@@ -310,23 +310,27 @@ def block_scaled_gemm_bf16(
     b_rows: int = 128,
     out_dtype: torch.dtype = torch.bfloat16,
 ) -> Tensor:
-    """In bfloat16: exact where scales are powers of two, which is the usual recipe."""
+    """Without products of FP8: in bfloat16, which is exact where scales are powers of two, as they usually are.
+
+    For results of more bits than bfloat16 has, in float32.
+    """
     spec.check_block_scaled(
         "block_scaled_gemm", a, b, a_scale, b_scale, a_dtype, b_dtype, bias, a_rows, b_rows, out_dtype
     )
-    x, w = (_plain(t, s, r) for t, s, r in ((a.view(a_dtype), a_scale, a_rows), (b.view(b_dtype), b_scale, b_rows)))
-    bias = None if bias is None else bias.to(out_dtype)
+    inside = torch.bfloat16 if out_dtype is torch.bfloat16 else F32
+    x = _plain(a.view(a_dtype), a_scale, a_rows, inside)
+    w = _plain(b.view(b_dtype), b_scale, b_rows, inside)
     return _product(x, w.t(), bias, 1.0, out_dtype)
 
 
-def _plain(x: Tensor, scale: Tensor, rows: int) -> Tensor:
-    return (x.to(torch.bfloat16) * spec.each(scale, rows, x.shape)).to(torch.bfloat16)
+def _plain(x: Tensor, scale: Tensor, rows: int, dtype: torch.dtype) -> Tensor:
+    return (x.to(F32) * spec.each(scale, rows, x.shape)).to(dtype)
 
 
 IMPLS: dict[str, Any] = {
     made.__name__: made
     for made in (
         linear, linear_bwd, gemm, gemm_gelu, gemm_dgelu, gemm_add_,
-        scaled_gemm, scaled_gemm_bf16, block_scaled_gemm, block_scaled_gemm_bf16,
+        scaled_gemm, scaled_gemm_plain, block_scaled_gemm, block_scaled_gemm_plain,
     )
 }  # fmt: skip

@@ -4,9 +4,13 @@
 raised from there, as the reference would.
 """
 
+import math
+from typing import Any
+
 import torch
 from torch import Tensor
 
+from ....core.errors import NotSupported
 from ....specs import attention as spec
 from .tags import library
 
@@ -79,3 +83,89 @@ def attention_bwd(
     )  # fmt: skip
     # lse stands where the state of a generator would: nothing is dropped
     return settled(found[0], q), settled(found[1], k), settled(found[2], v)
+
+
+# ---- sequences one after another ------------------------------------------------------------------------------------
+
+
+def varlen_limits(q: Tensor, k: Tensor, v: Tensor, cu_q: Tensor, max_q: int, max_k: int) -> bool | str:
+    d = q.shape[2]
+    if q.dtype not in HALVES:
+        return "takes float16 and bfloat16"
+    if d % 8 or not 0 < d <= 256 or v.shape[2] != d:
+        return f"dims must be equal, a multiple of 8 and at most 256; they are {d} and {v.shape[2]}"
+    if not (q.numel() and k.numel() and max_q and max_k) or not 1 < cu_q.shape[0] <= GRID or q.shape[1] > GRID:
+        return f"takes 1 to {GRID} sequences and heads, and some tokens"
+    return True
+
+
+def varlen_when(
+    q: Tensor, k: Tensor, v: Tensor, cu_q: Tensor, cu_k: Tensor, max_q: int, max_k: int, left: int = -1,
+    right: int = -1, scale: float | None = None,
+) -> bool | str:  # fmt: skip
+    spec.check_varlen("attention_varlen", q, k, v, cu_q, cu_k)
+    return varlen_limits(q, k, v, cu_q, max_q, max_k)
+
+
+def varlen_bwd_when(
+    do: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, cu_q: Tensor, cu_k: Tensor, max_q: int,
+    max_k: int, left: int, right: int, scale: float | None,
+) -> bool | str:  # fmt: skip
+    spec.check_varlen("attention_varlen_bwd", q, k, v, cu_q, cu_k, o, do, lse)
+    return varlen_limits(q, k, v, cu_q, max_q, max_k)
+
+
+def plain_rows(t: Tensor) -> Tensor:
+    """[tokens, heads, dim] as the kernels read it: 16 bytes at a time."""
+    s, h, d = t.stride()
+    if d == 1 and s and h and not (s | h | t.storage_offset()) & 7:
+        return t
+    return t.clone(memory_format=torch.contiguous_format)
+
+
+def seen(left: int, right: int) -> tuple[bool, dict[str, Any]]:
+    """Whether it is causal and nothing else; if not, the window. Both are aligned to the bottom right, as ours."""
+    if left < 0 and right == 0:
+        return True, {}
+    return False, {n: None if w < 0 else w for n, w in (("window_size_left", left), ("window_size_right", right))}
+
+
+def after(t: Tensor, cu: Tensor) -> Tensor:
+    """Which tokens come after the last sequence: kernels leave those as they find them."""
+    return torch.arange(t.shape[0], device=t.device) >= cu[-1]
+
+
+@library("attention_varlen", "flash", dtypes=HALVES, min_arch="sm_80", when=varlen_when)
+def attention_varlen(
+    q: Tensor, k: Tensor, v: Tensor, cu_q: Tensor, cu_k: Tensor, max_q: int, max_k: int, left: int = -1,
+    right: int = -1, scale: float | None = None,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    causal, window = seen(left, right)
+    o, lse, *_ = torch.ops.aten._flash_attention_forward.default(
+        plain_rows(q), plain_rows(k), plain_rows(v), cu_q.int(), cu_k.int(), max_q, max_k, 0.0, causal, False,
+        scale=spec.scale_of(q, scale), **window,
+    )  # fmt: skip
+    if lse.shape != (q.shape[1], q.shape[0]):
+        raise NotSupported(f"torch's flash attention has lse as {tuple(lse.shape)} here, not by tokens")
+    beyond = after(q, cu_q)
+    o = o.contiguous().masked_fill_(beyond[:, None, None], 0.0)
+    # a query that sees nothing has +inf there
+    lse = lse.masked_fill(lse == math.inf, -math.inf).masked_fill_(beyond, 0.0)
+    return o, lse
+
+
+@library("attention_varlen_bwd", "flash", min_arch="sm_80", when=varlen_bwd_when)
+def attention_varlen_bwd(
+    do: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, cu_q: Tensor, cu_k: Tensor, max_q: int,
+    max_k: int, left: int, right: int, scale: float | None,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    causal, window = seen(left, right)
+    lse = lse.float().masked_fill(lse == -math.inf, math.inf).contiguous()
+    found = torch.ops.aten._flash_attention_backward.default(
+        plain_rows(do.to(q.dtype)), plain_rows(q), plain_rows(k), plain_rows(v), plain_rows(o), lse, cu_q.int(),
+        cu_k.int(), max_q, max_k, 0.0, causal, lse, lse, scale=spec.scale_of(q, scale), **window,
+    )  # fmt: skip
+    # lse stands where the state of a generator would: nothing is dropped
+    rows = (after(q, cu_q), after(k, cu_k), after(v, cu_k))
+    dq, dk, dv = (t.contiguous().masked_fill_(m[:, None, None], 0.0) for t, m in zip(found, rows, strict=True))
+    return dq, dk, dv

@@ -1,0 +1,161 @@
+"""Norms and activations with a float8 result, and those with factors for rows, on a GPU at real sizes."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import opmux
+from opmux.core import specs
+from opmux.specs import (
+    _quantized,
+    fused_quant,
+    scaled_activation,
+    tex_activation,
+    tex_norm,
+    tex_scaled_activation,
+)
+
+pytestmark = pytest.mark.gpu
+
+E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
+SHAPES = [(4096, 8192), (2, 1023, 11008), (70_000, 40), (300, 4096), (64, 131072)]
+assert fused_quant and scaled_activation  # their ops are declared
+
+
+def draw(*shape, dtype=torch.bfloat16):
+    return torch.randn(*shape, device="cuda", dtype=dtype)
+
+
+def arguments(name, shape, dtype):
+    *lead, n = shape
+    x, dy, both = draw(*shape, dtype=dtype), draw(*shape, dtype=dtype), lambda: draw(*lead, 2 * n, dtype=dtype)
+    weight, bias = draw(n, dtype=dtype), draw(n, dtype=dtype)
+    return {
+        "rms_norm_fp8": lambda: (x, weight),
+        "layer_norm_fp8": lambda: (x, weight, bias),
+        "act_fp8": lambda: (x,),
+        "act_bwd_fp8": lambda: (dy, x),
+        "act_bias_bwd_fp8": lambda: (dy, x),
+        "glu_fp8": lambda: (both(),),
+        "glu_bwd_fp8": lambda: (dy, both()),
+    }[name]()
+
+
+def tail(name):
+    return (1e-6, 0.0) if "norm" in name else ("silu",)
+
+
+NAMES = [s.name for s in specs.by_key.values() if s.family == "fused_quant"]
+
+
+@pytest.mark.parametrize("dtype, to", [(torch.bfloat16, E4M3), (torch.float32, E5M2)], ids=["bf16", "fp32"])
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("name", NAMES)
+def test_float8_results(name, shape, dtype, to):
+    """Twice, as the second launch takes another way. Bytes may be neighbours, where a value lies on an edge."""
+    given, scale = arguments(name, shape, dtype), torch.full((1,), 9.0, device="cuda")
+    amax_want = torch.zeros(1, device="cuda")
+    want = specs.by_key[f"opmux::{name}"].reference(*given, scale, amax_want, to, *tail(name))
+    for _ in range(2):
+        amax = torch.zeros(1, device="cuda")
+        with opmux.policy("flagos", strict=True):
+            got = getattr(opmux.ops, name)(*given, scale, amax, to, *tail(name))
+        a, b = got[0].int(), want[0].int()
+        assert (a - b).abs().max() <= 1 and (a != b).float().mean() < 1e-3
+        assert torch.equal(got[1], want[1])
+        torch.testing.assert_close(amax, amax_want, rtol=1e-5, atol=0)
+        for g, w in zip(got[2:], want[2:], strict=True):
+            rows = given[0].numel() // shape[-1]
+            torch.testing.assert_close(g.float(), w.float(), rtol=1.6e-2, atol=1e-5 * rows if "bias" in name else 1e-5)
+
+
+def test_casts_are_torchs_bit_for_bit():
+    """relu of numbers that are all over float32, times 1: nothing but the cast is left."""
+    x = torch.randint(0, 2**31 - 1, (1 << 22,), device="cuda").int().view(torch.float32)
+    x = torch.cat([x, torch.randn(1 << 22, device="cuda") * torch.logspace(-8, 6, 1 << 22, device="cuda")]).relu()
+    one = torch.ones(1, device="cuda")
+    for to, most in ((E4M3, 448.0), (E5M2, 57344.0)):
+        got = opmux.ops.act_fp8(x, one, None, to, "relu")[0]
+        want = x.clamp(max=most).to(to).view(torch.uint8)
+        assert torch.equal(got[~x.isnan()], want[~x.isnan()]) and got[x.isnan()].view(to).float().isnan().all()
+
+
+def test_tex_in_a_graph():
+    """Delayed scaling: captured once, replayed with other numbers, amax goes on rising."""
+    x, w = draw(512, 4096), draw(4096)
+    scale, amax = torch.ones(1, device="cuda"), torch.zeros(1, device="cuda")
+    quantizer = _quantized.Float8Quantizer(scale, amax)
+    for _ in range(5):
+        tex_norm.rmsnorm_fwd(x, w, 1e-5, None, quantizer, torch.bfloat16, 0, False)
+        tex_activation.swiglu(x, quantizer)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = tex_norm.rmsnorm_fwd(x, w, 1e-5, None, quantizer, torch.bfloat16, 0, False)[0]
+        gated = tex_activation.swiglu(x, quantizer)
+    x.mul_(3.0)
+    amax.zero_()
+    graph.replay()
+    y = torch.nn.functional.silu(x[:, :2048].float()) * x[:, 2048:].float()
+    torch.testing.assert_close(amax, y.abs().amax().reshape(1), rtol=1e-5, atol=0)
+    want = tex_norm.rmsnorm_fwd(x, w, 1e-5, None, quantizer, torch.bfloat16, 0, False)[0]
+    assert torch.equal(out._data, want._data) and torch.equal(out._transpose, want._data.t())
+    assert (gated._data.int() - tex_activation.swiglu(x, quantizer)._data.int()).abs().max() == 0
+
+
+SCALED = {
+    "silu_glu_scaled": (0,),
+    "situ_glu": (4.0, 25.0, 32),
+    "clamped_glu": (7.0, 1.702, 1.0, 0),
+    "srelu_scaled": (),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+@pytest.mark.parametrize("shape", [(4096, 8192), (70_000, 64), (3, 50_000), (1000, 11008)], ids=str)
+@pytest.mark.parametrize("name", SCALED)
+def test_factors_for_rows(name, shape, dtype):
+    rest = SCALED[name] if shape[-1] % 32 == 0 else tuple(0 if p == 32 else p for p in SCALED[name])
+    x = draw(shape[0], shape[1] * (2 if "glu" in name else 1), dtype=dtype)
+    dy, scales = draw(*shape, dtype=dtype), torch.rand(shape[0], device="cuda")
+    for op, args in ((name, (x, scales, *rest)), (f"{name}_bwd", (dy, x, scales, *rest))):
+        spec = specs.by_key[f"opmux::{op}"]
+        want = spec.reference(*args)
+        for _ in range(2):
+            with opmux.policy("flagos", strict=True):
+                got = getattr(opmux.ops, op)(*args)
+            for a, b in zip(*((r if isinstance(r, tuple) else (r,)) for r in (got, want)), strict=True):
+                tol, long = spec.tol[dtype], a.dim() == 1 and a.shape[0] == shape[0]
+                atol = 1e-5 * shape[-1] if long else tol.atol
+                torch.testing.assert_close(a.float(), b.float(), rtol=max(tol.rtol, 1e-5), atol=max(atol, 1e-5))
+
+
+def test_tex_gates():
+    x, s = draw(512, 2048), torch.rand(512, device="cuda")
+    y = tex_scaled_activation.scaled_swiglu(x, s, None)
+    a, b = x.float().chunk(2, -1)
+    torch.testing.assert_close(y.float(), torch.nn.functional.silu(a) * b * s[:, None], rtol=1e-2, atol=1e-2)
+    torch.testing.assert_close(tex_scaled_activation.situglu(x, None), opmux.ops.situ_glu(x))
+
+
+def test_rmsnorm_bwd_add_is_one_pass():
+    """As fast as rms_norm_bwd with one tensor more to read; before it was widened to float32 first."""
+    x, dz, add, gamma = draw(4096, 8192), draw(4096, 8192), draw(4096, 8192), draw(8192)
+    _, _, rsigma = tex_norm.rmsnorm_fwd(x, gamma, 1e-5, None, None, torch.bfloat16, 0, False)
+
+    def took(call):
+        call(), call()
+        start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        for _ in range(20):
+            call()
+        stop.record()
+        stop.synchronize()
+        return start.elapsed_time(stop)
+
+    plain = took(lambda: tex_norm.rmsnorm_bwd(dz, x, rsigma, gamma, 0, False))
+    more = took(lambda: tex_norm.rmsnorm_bwd_add(dz, x, add, rsigma, gamma, 0, False))
+    assert more < 1.8 * plain
+    dx = tex_norm.rmsnorm_bwd_add(dz, x, add, rsigma, gamma, 0, False)[0]
+    want = specs.by_key["opmux::rms_norm_bwd_add"].reference(dz, x, add, gamma, rsigma, 0.0)[0]
+    torch.testing.assert_close(dx, want, rtol=1.6e-2, atol=1e-2)

@@ -1,0 +1,227 @@
+"""tex's attention on a GPU: what goes to a library against the reference in full, and the layers' own shapes."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+import opmux
+from opmux.core import get_default_manager
+from opmux.core.spec import specs
+from opmux.specs import _tex
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
+CUDA, BF16 = "cuda", torch.bfloat16
+FWD, BWD = specs.find("tex::fused_attn_fwd"), specs.find("tex::fused_attn_bwd")
+FLASH = "vendor.nvidia.flash"
+
+
+def drawn(*shape: int, seed: int = 0) -> Tensor:
+    g = torch.Generator(CUDA).manual_seed(seed)
+    return torch.randn(shape, generator=g, device=CUDA, dtype=torch.float32).to(BF16)
+
+
+def cu(sizes: list[int]) -> Tensor:
+    return torch.tensor([0, *sizes]).cumsum(0).int().to(CUDA)
+
+
+def forward_args(layout, mask, q, k, v, cu_q, cu_kv, longest, window=(-1, -1), p=0.0) -> dict:
+    fmt = layout.split("_")[0].replace("3", "")
+    return {
+        "max_seqlen_q": longest[0], "max_seqlen_kv": longest[1], "is_training": True,
+        "attn_scale": q.shape[-1] ** -0.5, "p_dropout": p, "set_zero": True,
+        "qkv_layout": _tex.NVTE_QKV_Layout[f"NVTE_{layout}"], "o_format": _tex.NVTE_QKV_Format[f"NVTE_{fmt}"],
+        "qkv_scale_inv_format": 8, "bias_type": 0, "attn_mask_type": _tex.NVTE_Mask_Type[f"NVTE_{mask}"],
+        "softmax_type": 0, "window_size": window, "bottom_right_diagonal": "BOTTOM_RIGHT" in mask, "cu_seqlens_q": cu_q,
+        "cu_seqlens_kv": cu_kv, "Q": q, "K": k, "V": v, "fake_dtype": q.dtype, "cu_seqlens_q_padded": None,
+        "cu_seqlens_kv_padded": None, "page_table_k": None, "page_table_v": None, "s_quantizer": None,
+        "o_quantizer": None, "Bias": None, "SoftmaxOffset": None, "rng_gen": None, "rng_elts_per_thread": 16,
+        "return_max_logit": False, "cuda_graph": False,
+    }  # fmt: skip
+
+
+def backward_args(given: dict, o: Tensor, do: Tensor, aux: list[Tensor]) -> dict:
+    more = {
+        "do_format": given["o_format"], "dqkv_layout": given["qkv_layout"], "O": o, "dO": do, "Aux_CTX_Tensors": aux,
+        "do_scale_inv_format": 8, "deterministic": False, "dp_quantizer": None, "dqkv_quantizer": None,
+    }  # fmt: skip
+    return {n: {**given, **more}[n] for n in BWD.names}
+
+
+def both(given: dict, do: Tensor, forward, backward) -> list[Tensor]:
+    o, *aux = forward(**given)
+    grads = backward(**backward_args(given, o, do, aux))
+    return [o, aux[0], *grads[:3]]
+
+
+def truth(given: dict, do: Tensor) -> list[Tensor]:
+    """In double precision, for which no library has a kernel."""
+    wide = {n: t.double() if isinstance(t, Tensor) and t.is_floating_point() else t for n, t in given.items()}
+    wide = {**wide, "fake_dtype": torch.float64}
+    return both(wide, do.double(), FWD.reference, BWD.reference)
+
+
+def agree(given: dict, do: Tensor) -> None:
+    got = both(given, do, opmux.tex.fused_attn_fwd, opmux.tex.fused_attn_bwd)
+    for name, g, w in zip(("O", "S", "dQ", "dK", "dV"), got, truth(given, do), strict=True):
+        there = w.isfinite()
+        assert torch.equal(there, g.isfinite()), f"{name}: not finite elsewhere"
+        assert g.shape == w.shape and g.dtype is (torch.float32 if name == "S" else given["Q"].dtype)
+        size = max(1.0, w[there].abs().max().item())
+        torch.testing.assert_close(
+            g[there].double() / size, w[there] / size, rtol=0, atol=1e-3 if name == "S" else 1.5e-2,
+            msg=lambda m, name=name: f"{name}: {m}",
+        )  # fmt: skip
+
+
+PACKED = {"SB3HD": 2, "SBH3D": 3, "BS3HD": 2, "BSH3D": 3}
+
+
+@pytest.mark.parametrize("mask", ["NO_MASK", "CAUSAL_MASK"])
+@pytest.mark.parametrize("layout", [*PACKED, "SBHD_SBHD_SBHD", "BSHD_BSHD_BSHD", "BHSD_BHSD_BHSD"])
+def test_dense(layout, mask):
+    b, s, h, d = 3, 257, 4, 64
+    fmt = layout.split("_")[0].replace("3", "").lower()
+    shape = tuple({"b": b, "s": s, "h": h, "d": d}[c] for c in fmt)
+    if layout in PACKED:
+        at = PACKED[layout]
+        q, k, v = drawn(*shape[:at], 3, *shape[at:]).unbind(at)
+    else:
+        q, k, v = (drawn(*shape, seed=i) for i in range(3))
+    lengths = cu([s] * b)
+    given = forward_args(layout, mask, q, k, v, lengths, lengths, (s, s))
+    agree(given, drawn(*shape, seed=5))
+    o, *aux = opmux.tex.fused_attn_fwd(**given)
+    grads = opmux.tex.fused_attn_bwd(**backward_args(given, o, torch.ones_like(o), aux))
+    assert o.is_contiguous() and all(g.stride() == t.stride() for g, t in zip(grads, (q, k, v), strict=False))
+
+
+LENGTHS = [100, 1, 0, 257, 64]
+
+
+@pytest.mark.parametrize("kv_heads", [4, 1])
+@pytest.mark.parametrize(
+    ("mask", "window"),
+    [
+        ("PADDING_MASK", (-1, -1)),
+        ("PADDING_CAUSAL_MASK", (-1, 0)),
+        ("PADDING_CAUSAL_BOTTOM_RIGHT_MASK", (-1, 0)),
+        ("PADDING_CAUSAL_MASK", (30, 0)),
+        ("PADDING_MASK", (10, 20)),
+    ],
+)
+@pytest.mark.parametrize("fmt", ["THD", "BSHD", "SBHD"])
+def test_sequences_of_any_lengths(fmt, mask, window, kv_heads):
+    b, h, d = len(LENGTHS), 4, 64
+    sizes = {"B": b, "S": 260, "T": sum(LENGTHS) + 7, "D": d}
+    shape = lambda heads: tuple({**sizes, "H": heads}[c] for c in fmt)
+    q, k, v = drawn(*shape(h)), drawn(*shape(kv_heads), seed=1), drawn(*shape(kv_heads), seed=2)
+    lengths = cu(LENGTHS)
+    given = forward_args(f"{fmt}_{fmt}_{fmt}", mask, q, k, v, lengths, lengths, (260, 260), window)
+    agree(given, drawn(*shape(h), seed=5))
+
+
+def test_more_and_fewer_keys_than_queries():
+    """Queries that see nothing are among them."""
+    q, k, v = drawn(201, 4, 64), drawn(190, 2, 64, seed=1), drawn(190, 2, 64, seed=2)
+    sq, sk = [100, 60, 41], [50, 140, 0]
+    for mask, window in (("PADDING_MASK", (-1, -1)), ("PADDING_CAUSAL_BOTTOM_RIGHT_MASK", (-1, 0))):
+        agree(forward_args("THD_THD_THD", mask, q, k, v, cu(sq), cu(sk), (100, 140), window), drawn(201, 4, 64, seed=5))
+
+
+@pytest.mark.parametrize("fmt", ["BSHD", "SBHD"])
+def test_windows_of_dense_tensors(fmt):
+    shape = tuple({"B": 2, "S": 300, "H": 4, "D": 64}[c] for c in fmt)
+    q, k, v = (drawn(*shape, seed=i) for i in range(3))
+    lengths = cu([300] * 2)
+    agree(forward_args(f"{fmt}_{fmt}_{fmt}", "CAUSAL_MASK", q, k, v, lengths, lengths, (300, 300), (64, 0)), q)
+
+
+def test_who_runs():
+    """Sequences one after another are flash's."""
+    q = drawn(100, 4, 64)
+    lengths = cu([60, 40])
+    found = get_default_manager().explain("attention_varlen", q, q, q, lengths, lengths, 60, 60, -1, 0, None)
+    assert found.chosen.impl_id == FLASH, found
+
+
+def test_dropout_keeps_its_promise():
+    b, s, h, d = 2, 128, 4, 64
+    q, k, v = (drawn(b, s, h, d, seed=i) for i in range(3))
+    lengths = cu([s] * b)
+    given = forward_args("BSHD_BSHD_BSHD", "CAUSAL_MASK", q, k, v, lengths, lengths, (s, s), p=0.2)
+    torch.manual_seed(3)
+    first = opmux.tex.fused_attn_fwd(**given)
+    torch.manual_seed(3)
+    second = opmux.tex.fused_attn_fwd(**given)
+    third = opmux.tex.fused_attn_fwd(**given)
+    assert torch.equal(first[0], second[0]) and not torch.equal(first[0], third[0])
+    assert first[2].is_cuda and torch.equal(first[2], second[2]) and not torch.equal(first[2], third[2])
+    # o is linear in v: what the backward says of v, it says of the same mask
+    do = drawn(b, s, h, d, seed=7)
+    dv = opmux.tex.fused_attn_bwd(**backward_args(given, first[0], do, first[1:]))[2]
+    torch.testing.assert_close(
+        (dv.double() * v.double()).sum(), (first[0].double() * do.double()).sum(), rtol=2e-2, atol=2.0
+    )
+
+
+@pytest.mark.parametrize("fmt", ["SBHD", "THD"])
+def test_in_a_graph(fmt):
+    s, h, d = 128, 4, 64
+    shape = (s, 2, h, d) if fmt == "SBHD" else (2 * s, h, d)
+    q, k, v, do = (drawn(*shape, seed=i) for i in range(4))
+    lengths = cu([s] * 2)
+    mask = "CAUSAL_MASK" if fmt == "SBHD" else "PADDING_CAUSAL_MASK"
+    given = forward_args(f"{fmt}_{fmt}_{fmt}", mask, q, k, v, lengths, lengths, (s, s))
+    run = lambda: both(given, do, opmux.tex.fused_attn_fwd, opmux.tex.fused_attn_bwd)
+    want = run()
+    torch.cuda.synchronize()
+    side = torch.cuda.Stream()
+    with torch.cuda.stream(side):
+        run()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        got = run()
+    for t in got:
+        t.fill_(math.nan)
+    graph.replay()
+    torch.cuda.synchronize()
+    for g, w in zip(got, want, strict=True):
+        torch.testing.assert_close(g, w, rtol=2e-2, atol=2e-2)
+
+
+def milliseconds(fn, times: int = 20) -> float:
+    for _ in range(3):
+        fn()
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    start.record()
+    for _ in range(times):
+        fn()
+    end.record()
+    torch.cuda.synchronize()
+    return start.elapsed_time(end) / times
+
+
+def test_no_slower_than_sdpa():
+    """The attention of a layer of 4096: 32 heads, 2048 tokens, a batch of 4, one buffer for q, k and v."""
+    s, b, h, d = 2048, 4, 32, 128
+    qkv = drawn(s, b, h, 3, d).requires_grad_()
+    do = drawn(s, b, h, d, seed=1)
+    lengths = cu([s] * b)
+    given = forward_args("SBH3D", "CAUSAL_MASK", *qkv.detach().unbind(3), lengths, lengths, (s, s))
+
+    def ours() -> None:
+        both(given, do, opmux.tex.fused_attn_fwd, opmux.tex.fused_attn_bwd)
+
+    def torchs() -> None:
+        q, k, v = (t.permute(1, 2, 0, 3) for t in qkv.unbind(3))
+        o = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        torch.autograd.grad(o, qkv, do.permute(1, 2, 0, 3))
+
+    mine, theirs = (min(milliseconds(f) for _ in range(3)) for f in (ours, torchs))
+    assert mine < 1.05 * theirs, f"{mine:.3f} ms, torch {theirs:.3f} ms"

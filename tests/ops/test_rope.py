@@ -1,0 +1,121 @@
+"""Rope against truths of other origin: complex numbers, autograd, and one place at a time."""
+
+import math
+
+import pytest
+import torch
+
+import opmux
+from opmux.core.default import reference
+from opmux.core.spec import specs
+from opmux.specs import rope
+
+CPU = torch.device("cpu")
+SBHD, BSHD, THD = 0, 1, 2
+
+
+def spin(x, angle, interleaved):
+    """One head's numbers turned by one angle for each pair, as complex numbers."""
+    d = x.shape[-1]
+    pair = x.double().view(*x.shape[:-1], d // 2, 2) if interleaved else x.double().unflatten(-1, (2, d // 2)).mT
+    turned = torch.view_as_real(torch.view_as_complex(pair.contiguous()) * torch.polar(torch.ones_like(angle), angle))
+    return turned.flatten(-2) if interleaved else turned.mT.flatten(-2)
+
+
+@pytest.mark.parametrize("interleaved", [False, True])
+@pytest.mark.parametrize("layout", ["sbhd", "bshd", "bhsd"])
+def test_complex_numbers(layout, interleaved):
+    angle = torch.randn(5, 8, dtype=torch.float64) * 3
+    both = angle.repeat_interleave(2, -1) if interleaved else torch.cat([angle, angle], -1)
+    x = torch.randn(2, 5, 3, 20, dtype=torch.float64)
+    want = torch.cat([spin(x[..., :16], angle[None, :, None], interleaved), x[..., 16:]], -1)
+    place = {"sbhd": (1, 0, 2, 3), "bshd": (0, 1, 2, 3), "bhsd": (0, 2, 1, 3)}[layout]
+    given = x.permute(place)
+    for table, sin in ((both, None), (both.cos(), both.sin())):
+        got = opmux.ops.rope_fwd(given, table, sin, layout=layout, interleaved=interleaved)
+        torch.testing.assert_close(got, want.permute(place), rtol=1e-12, atol=1e-12)
+        assert got.is_contiguous()
+
+
+def test_backward_is_the_transpose_also_where_angles_differ():
+    for spec in (specs.find("rope_fwd", ("opmux",)),):
+        for sample in spec.samples(torch.float64, CPU):
+            x, *rest = sample.args
+            leaf = x.detach().clone().requires_grad_()
+            y = spec.reference(leaf, *rest)
+            dy = torch.randn_like(y)
+            (want,) = torch.autograd.grad(y, leaf, dy)
+            torch.testing.assert_close(rope.rope_bwd.reference(dy, *rest), want, rtol=1e-12, atol=1e-12)
+
+
+def places(length, start, cp_size, cp_rank):
+    """Where the tokens of a rank stand in their sequence: of 2 * cp_size pieces it has one, and the mirrored one."""
+    pieces = torch.arange(length * cp_size).chunk(2 * cp_size)
+    mine = torch.cat([pieces[cp_rank], pieces[2 * cp_size - 1 - cp_rank]]) if cp_size > 1 else torch.arange(length)
+    return [int(p) + start for p in mine]
+
+
+@pytest.mark.parametrize("cp_size, cp_rank", [(1, 0), (2, 0), (2, 1), (3, 1)])
+@pytest.mark.parametrize("started", [False, True])
+def test_tex_places(started, cp_size, cp_rank):
+    """Every token by itself: which angle it is turned by, in all formats."""
+    freqs = torch.randn(64, 1, 1, 8)
+    lengths = (4, 2, 6)
+    edges = torch.tensor([0, *torch.tensor(lengths).cumsum(0)], dtype=torch.int32) * cp_size
+    x = torch.randn(sum(lengths), 2, 8)
+    starts = torch.tensor([3, 0, 5], dtype=torch.int32) if started else None
+    got = opmux.ops.fused_rope_forward(x, freqs, starts, THD, False, edges, cp_size, cp_rank)
+    want, at = [], 0
+    for i, n in enumerate(lengths):
+        for k, place in enumerate(places(n, int(starts[i]) if started else 0, cp_size, cp_rank)):
+            want.append(one(x[at + k], freqs[place, 0, 0]))
+        at += n
+    torch.testing.assert_close(got, torch.stack(want))
+    x = torch.randn(6, 3, 2, 8)
+    got = opmux.ops.fused_rope_forward(x, freqs, starts, SBHD, False, None, cp_size, cp_rank)
+    rows = [places(6, int(starts[b]) if started else 0, cp_size, cp_rank) for b in range(3)]
+    want = torch.stack([torch.stack([one(x[s, b], freqs[rows[b][s], 0, 0]) for b in range(3)]) for s in range(6)])
+    torch.testing.assert_close(got, want)
+    swapped = opmux.ops.fused_rope_forward(x.transpose(0, 1), freqs, starts, BSHD, False, None, cp_size, cp_rank)
+    torch.testing.assert_close(swapped, want.transpose(0, 1).contiguous())
+
+
+def one(x, angles):
+    half = angles.shape[-1] // 2
+    out = x.clone()
+    for i in range(half):
+        a, b = float(angles[i]), float(angles[i + half])
+        out[..., i] = x[..., i] * math.cos(a) - x[..., i + half] * math.sin(a)
+        out[..., i + half] = x[..., i + half] * math.cos(b) + x[..., i] * math.sin(b)
+    return out
+
+
+def test_tex_packed_heads_there_and_back():
+    qkv = torch.randn(5, 2, 3, 40)
+    q_freqs, k_freqs = torch.randn(5, 1, 1, 8), torch.randn(5, 1, 1, 6)
+    q, k, v = opmux.ops.fused_qkv_rope_forward(qkv, q_freqs, k_freqs, None, [24, 8, 8], SBHD, True, 1, 0)
+    assert q.shape == (5, 2, 9, 8) and k.shape == v.shape == (5, 2, 3, 8)
+    assert torch.equal(v, qkv[..., 32:]) and v.data_ptr() != qkv.data_ptr()
+    torch.testing.assert_close(
+        q, opmux.ops.fused_rope_forward(qkv[..., :24].reshape(5, 2, 9, 8), q_freqs, None, SBHD, True, None, 1, 0)
+    )
+    leaf = qkv.double().requires_grad_()
+    outs = reference(specs.find("rope_fwd"))
+    parts = [
+        outs(leaf[..., :24].reshape(5, 2, 9, 8), q_freqs[:, 0, 0], None, None, None, "sbhd", True),
+        outs(leaf[..., 24:32], k_freqs[:, 0, 0], None, None, None, "sbhd", True),
+        leaf[..., 32:],
+    ]
+    grads = [torch.randn(p.shape) for p in parts]
+    (want,) = torch.autograd.grad(parts, leaf, [g.double() for g in grads])
+    got = opmux.ops.fused_qkv_rope_backward(*grads, q_freqs, k_freqs, [24, 8, 8], SBHD, True, 1, 0)
+    torch.testing.assert_close(got.double(), want, rtol=1e-5, atol=1e-5)
+
+
+def test_tex_ignores_autograd_and_copies_nothing_back():
+    x, freqs = torch.randn(4, 2, 3, 8, requires_grad=True), torch.randn(4, 1, 1, 8)
+    y = opmux.ops.fused_rope_forward(x, freqs, None, SBHD, False, None, 1, 0)
+    assert not y.requires_grad
+    back = opmux.ops.fused_rope_backward(y, torch.cat([freqs[..., :4]] * 2, -1), None, SBHD, False, None, 1, 0)
+    there = opmux.ops.fused_rope_forward(back, torch.cat([freqs[..., :4]] * 2, -1), None, SBHD, False, None, 1, 0)
+    torch.testing.assert_close(there, y)
