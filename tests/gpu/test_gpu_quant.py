@@ -134,6 +134,7 @@ KINDS = {
 @pytest.mark.parametrize("kind", KINDS)
 def test_quantize_in_a_graph_obeys_its_flag(kind):
     """Nothing is read on the host: the flag decides when the graph runs."""
+    specs.load_all()
     quantize, dequantize = specs.functions["tex::quantize"], specs.functions["tex::dequantize"]
     x, flag, q = numbers((256, 512)), one(), KINDS[kind]()
     made = quantize(x, q)
@@ -159,6 +160,7 @@ def test_quantize_in_a_graph_obeys_its_flag(kind):
 @pytest.mark.parametrize("kind", KINDS)
 def test_no_call_waits_for_the_device(kind):
     x, q = numbers((256, 512)), KINDS[kind]()
+    specs.load_all()
     quantize, dequantize = specs.functions["tex::quantize"], specs.functions["tex::dequantize"]
     dequantize(quantize(x, q), torch.bfloat16)  # what is compiled and kept is so once
     torch.cuda.set_sync_debug_mode("error")

@@ -35,8 +35,9 @@ def compile_op(key, shape, dtype, chip):
     return built
 
 
-ROWWISE = sorted(k for k in WRAPPERS if specs.by_key[k].family in ("norm", "softmax"))
-ACTIVATIONS = sorted(k for k in WRAPPERS if specs.by_key[k].family == "activation")
+PLAIN = [k for k in WRAPPERS if not k.endswith("_fp8")]  # the others have a file of their own
+ROWWISE = sorted(k for k in PLAIN if specs.by_key[k].family in ("norm", "softmax"))
+ACTIVATIONS = sorted(k for k in PLAIN if specs.by_key[k].family == "activation")
 
 
 @pytest.mark.parametrize("chip", CHIPS)

@@ -78,6 +78,12 @@ def test_refuses_what_the_reference_refuses(name):
         assert str(raised.value).startswith(f"{name}: ")
 
 
+def test_a_list_without_tensors_among_others():
+    with pytest.raises(ValueError, match=r"multi_tensor_scale: tensor_lists\[1\] .*must have 1 tensors.*got 0"):
+        kernels.multi_tensor_scale(0, torch.zeros(1, dtype=torch.int32), [[torch.ones(3)], []], 1.0)
+    kernels.multi_tensor_scale(0, torch.zeros(1, dtype=torch.int32), [[], []], 1.0)
+
+
 def spread(dtype, sizes, offset):
     """Tensors in one buffer, the first `offset` elements in: addresses of all kinds."""
     buffer = torch.randn(sum(sizes) + offset + len(sizes))

@@ -11,6 +11,7 @@ from opmux.kernels.lib.compile_only import CHIPS, compiling_for
 
 MODE = "compile"
 META = torch.device("meta")
+DTYPES = (torch.bfloat16, torch.float32, torch.float16, torch.float64)
 
 
 def empty(*shape, dtype=torch.bfloat16):
@@ -33,11 +34,35 @@ def calls(dtype):
 @pytest.mark.parametrize("number, chip", list(enumerate(CHIPS)), ids=list(CHIPS))
 def test_every_chip(number, chip):
     """Each call on each chip, the dtypes in turn."""
-    dtypes = (torch.bfloat16, torch.float32, torch.float16, torch.float64)
     for turn in range(5):
         with compiling_for(chip) as built:
-            list(calls(dtypes[(number + turn) % 4]))[turn]()
+            list(calls(DTYPES[(number + turn) % 4]))[turn]()
         assert built and all(kernel.shared <= CHIPS[chip][1] for kernel in built)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=lambda d: str(d).removeprefix("torch."))
+@pytest.mark.parametrize("interleaved", [False, True])
+def test_two_blocks_that_add_up_to_no_power_of_two(interleaved, dtype):
+    """Heads of 192 of which 64 are turned: the sequences' rows in one program, and apart."""
+    x, freqs = empty(512, 2, 12, 192, dtype=dtype), empty(4096, 1, 1, 64, dtype=torch.float32)
+    starts = empty(2, dtype=torch.int32)
+    with compiling_for("sm_90") as built:
+        kernels.fused_rope_forward(x, freqs, None, 0, interleaved, None, 1, 0)
+        kernels.fused_rope_backward(x.transpose(0, 1), freqs, starts, 1, interleaved, None, 2, 1)
+    assert len(built) == 2
+    # the sine of a float64 keeps pi's digits on the stack
+    assert dtype is torch.float64 or not any(kernel.spills() for kernel in built)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=["bfloat16", "float32"])
+def test_parts_of_packed_heads_of_which_some_is_not_turned(dtype):
+    """Keys of 128, 96 of them turned: 64 pairs, 48 of them there, and 32."""
+    qkv, split, rest = empty(256, 4, 4, 640, dtype=dtype), [384, 128, 128], (False, 1, 0)
+    q_freqs, k_freqs = empty(256, 1, 1, 128, dtype=torch.float32), empty(256, 1, 1, 96, dtype=torch.float32)
+    with compiling_for("sm_90") as built:
+        parts = kernels.fused_qkv_rope_forward(qkv, q_freqs, k_freqs, None, split, 1, *rest)
+        kernels.fused_qkv_rope_backward(*parts, q_freqs, k_freqs, split, 1, *rest)
+    assert [kernel.spills() for kernel in built] == [0] * 6
 
 
 @pytest.mark.parametrize("interleaved", [False, True])

@@ -17,7 +17,8 @@ from opmux.specs import activation, norm, tex_norm
 CPU = torch.device("cpu")
 DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 
-OPS = [s for s in specs.by_key.values() if s.family in ("norm", "activation", "tex_norm")]
+FAMILIES = ("norm", "activation", "tex_norm")
+OPS = [s for s in specs.by_key.values() if s.family in FAMILIES and not s.name.endswith("_fp8")]
 PRIMITIVES = [s for s in OPS if s.space == "opmux"]
 FORWARDS = [s for s in PRIMITIVES if s.grad]
 BACKWARDS = [s for s in PRIMITIVES if not s.grad]

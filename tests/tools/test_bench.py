@@ -14,6 +14,7 @@ import torch
 
 from opmux.core import BackendImplKind, NotSupported, OpImpl, specs
 from opmux.core.spec import Sample, Spec, Tol
+from opmux.tools.arguments import BadArgument
 from opmux.tools.bench import cases, command, engine, measure, native, page, providers, record
 from opmux.tools.bench.engine import Row
 from opmux.tools.bench.measure import Limits, Truth, Wrong
@@ -411,6 +412,23 @@ def test_the_presets_have_cases(name):
     made = cases.plan([], name, [], [], 1, "cuda")
     assert len(made.cases) > 4
     assert all(c.host == (name == "host") for c in made.cases)
+
+
+def test_ops_that_cannot_be_had_in_a_shape_are_passed_over():
+    """Samples that have no `at`, those whose `at` needs more than a shape, and none; a dtype is the row's affair."""
+    words = ["tex::multi_tensor_scale", "tex::fused_multi_row_padding", "aten::rand", "opmux::rms_norm"]
+    made = cases.plan(words, None, [(4, 64)], [torch.float32, torch.int8], 1, "cpu")
+    assert [(c.spec.key, c.dtype) for c in made.cases] == [
+        ("opmux::rms_norm", torch.float32),
+        ("opmux::rms_norm", torch.int8),
+    ]
+    assert made.notes == [
+        "no samples to measure with: rand",
+        "samples of shapes of their own alone: multi_tensor_scale, fused_multi_row_padding",
+    ]
+    alone = cases.Case(specs.find("tex::multi_tensor_scale"), (4, 64), torch.float32)
+    with pytest.raises(BadArgument, match="4x64 float32: no such arguments: its samples have shapes of their own"):
+        alone.sample(CPU)
 
 
 def test_host_time_is_what_counts_in_the_host_preset(cli):

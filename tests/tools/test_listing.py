@@ -8,6 +8,7 @@ import torch
 
 import opmux
 from opmux.core import BackendImplKind, OpImpl, specs
+from opmux.tools.explain import in_words, takes_shape
 
 QUICK = """
 import sys
@@ -178,11 +179,37 @@ def test_explain_of_an_op_without_a_spec(cli, register):
     assert given["chosen"] is None
 
 
+def own_shape(spec) -> tuple[int, ...]:
+    """One that the op surely takes: that of its first sample; any, where samples have no shape to be asked for."""
+    return spec.samples.cases[0].shape if hasattr(spec.samples, "cases") else (4, 8)
+
+
 @pytest.mark.parametrize("spec", [s for s in specs if s.samples is not None], ids=lambda s: s.key)
 def test_explain_takes_every_op(cli, spec):
-    done = cli("explain", spec.key, "--shape", "1x2x4x8" if spec.family == "attention" else "4x8", "--json")
+    done = cli("explain", spec.key, "--shape", "x".join(map(str, own_shape(spec))), "--json")
     assert done.exit_code == 0, done.stderr
-    assert json.loads(done.stdout)["key"] == spec.key
+    data = json.loads(done.stdout)
+    assert data["key"] == spec.key
+    assert (data["note"] is None) == takes_shape(spec.samples, torch.float32)
+
+
+def test_explain_gives_the_first_sample_where_shapes_cannot_be_asked_for(cli):
+    """No `at` at all, and one that needs more than a shape."""
+    for name in ("tex::multi_tensor_scale", "tex::fused_multi_row_padding"):
+        first = next(iter(specs.find(name).samples(torch.float32, torch.device("cpu"))))
+        data = json.loads(cli("explain", name, "--shape", "3x5", "--device", "cpu", "--json").stdout)
+        assert list(data["arguments"].values()) == [in_words(value) for value in first.args]
+        assert data["note"] == "its samples have shapes of their own: these are the first, not of 3x5"
+        assert data["note"] in cli("explain", name, "--shape", "3x5", "--device", "cpu").stdout
+        assert json.loads(cli("explain", name, "--device", "cpu", "--json").stdout)["note"] is None
+
+
+def test_explain_refuses_a_shape_that_is_not_the_ops(cli):
+    for shape in ("7", "3x5"):
+        done = cli("explain", "opmux::moe_spread" if shape == "7" else "opmux::mxfp8_uncast", "--shape", shape)
+        assert (done.exit_code, done.stdout) == (2, "")
+        (line,) = done.stderr.splitlines()
+        assert f"no arguments with float32 and shape {shape}: " in line
 
 
 def test_an_unknown_op_is_one_line(shell):

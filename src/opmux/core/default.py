@@ -200,7 +200,8 @@ class DefaultManager(OpManager):
         refusal = self.backend_refusal(token)
         if refusal is not None:
             names = {v: k for k, v in BACKENDS.items()}
-            vendors = {str(i.vendor).casefold() for s in _tex_specs() for i in self.registry.impls(s.key) if i.vendor}
+            keys = {k for s in _tex_specs() for k in (s.key, *s.parts)}
+            vendors = {str(i.vendor).casefold() for k in keys for i in self.registry.impls(k) if i.vendor}
             tokens = ("flagos", "reference", *(f"vendor:{v}" for v in vendors))
             have = sorted(names.get(t, t.removeprefix("vendor:")) for t in tokens if self.backend_refusal(t) is None)
             asked = names.get(token, token.removeprefix("vendor:"))
@@ -208,21 +209,26 @@ class DefaultManager(OpManager):
         self._backends.add(token)
 
     def backend_refusal(self, token: str) -> str | None:
-        """Why a tex backend cannot run on this machine, or None: one of its impls of tex's ops must be able to."""
+        """Why a tex backend cannot run on this machine, or None: one of its impls of tex's ops must be able to.
+
+        A vendor whose own library of tex's ops is not there is not there, whatever else it has. One without such a
+        library, and we ourselves, have what the impls of primitives make of tex's ops.
+        """
         self._prepare()
         device, reason = _default_device(), None
-        for spec in _tex_specs():
-            self._ask_kernels(spec)
-            self._prepare()
-            impls = self.registry.impls(spec.key)
-            if not token.startswith("vendor:"):  # ours are made of what their parts have
-                impls = (*impls, *self._lift(spec.key, impls, SelectionPolicy()))
-            for impl in (i for i in impls if matches(token, i)):
-                refusal = self._static_refusal(spec.key, impl, device)
-                if refusal is None:
-                    return None
-                reason = reason or refusal.reason
-        return reason or ("No impl of a tex op is registered for it: install its package, or name another backend")
+        for of_parts in (False, True):
+            for spec in _tex_specs():
+                self._ask_kernels(spec)
+                self._prepare()
+                for key in spec.parts if of_parts else (spec.key,):
+                    for impl in (i for i in self.registry.impls(key) if matches(token, i)):
+                        refusal = self._static_refusal(key, impl, device)
+                        if refusal is None:
+                            return None
+                        reason = reason or refusal.reason
+            if reason is not None and token.startswith("vendor:"):
+                return reason
+        return reason or "No impl of a tex op is registered for it: install its package, or name another backend"
 
     def after_fork(self) -> None:
         if self._starting:  # the thread that was loading plugins is not in this child

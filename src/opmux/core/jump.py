@@ -120,6 +120,7 @@ class Form:
     keyword_defaults: dict[str, Any] = field(default_factory=dict)
     native: bool = False  # whether torch's own op is called where autocast or a forward gradient wants it
     asks: bool = False  # whether the text asks if it is being compiled (where Dynamo has no hook to be told)
+    check: Callable[[tuple, dict], None] = lambda args, kwargs: None  # names an argument that should be a tensor
     gate: str = ""  # a question of the text, and what to return where the answer is no: "x not in y: return z"
     codes: dict[tuple[bool, bool, str], types.CodeType] = field(default_factory=dict)
 
@@ -251,7 +252,7 @@ class Form:
             "_casting": _casting,
             "_dual": torch.autograd.forward_ad,
             "_reraise": reraise,
-            "_bad": lambda args, kwargs: None,
+            "_bad": self.check,
             **more,
         }
 
@@ -275,7 +276,6 @@ class Jump:
         bind: Callable[[Jump], None],
         under: Callable[[Jump, Any], Pair],
         differentiable: Callable[..., Any] | None = None,
-        check: Callable[[tuple, dict], None] = lambda args, kwargs: None,
     ):
         self.form = form
         self.bound = False
@@ -294,7 +294,7 @@ class Jump:
 
         self._unbound = Plan("", (first_call, reraise))
         self.plan = self._unbound
-        self.globals = form.globals({"_k": self, "_g": differentiable, "_bad": check})
+        self.globals = form.globals({"_k": self, "_g": differentiable})
         self.globals[slot("")] = self._unbound.table
         self.fn = form.function(self.globals, grad=True)
         self.raw = self.fn if form.wants_grad is None else form.function(self.globals, grad=False)

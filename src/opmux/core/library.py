@@ -47,9 +47,9 @@ def make_jump(spec: Spec) -> Jump:
 
     native = spec.space == "aten"
     form = Form.of(spec.name, spec.signature, differentiable=native or spec.grad is not None)
-    form.native = native
+    form.native, form.check = native, spec.check_types
     form.asks = spec.space != "tex" and not dynamo_has_hooks()
-    jump = Jump(form, bind, under, spec.reference if native else differentiable, spec.check_types)
+    jump = Jump(form, bind, under, spec.reference if native else differentiable)
     return jump
 
 

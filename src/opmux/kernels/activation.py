@@ -16,9 +16,11 @@ import triton.language as tl
 from torch import Tensor
 
 from ..core.registry import impl
+from ..specs import _fp8
 from ..specs import activation as spec
 from .lib.config import Tiles, tunable
-from .lib.fp8 import cast_of, note, put
+from .lib.fp8 import cast_of, inverse_room, note, put
+from .lib.gates import clamp, gate_slope, least_gap, per_program, sigmoid, silu, silu_slope, srelu, srelu_slope, tile
 from .lib.launch import Launcher
 from .lib.plans import plans
 from .lib.rows import DEVICES, Room, Rows, cores, even_rows, packed, wide_of
@@ -26,30 +28,11 @@ from .lib.totals import adding_up, share_of
 
 K1 = tl.constexpr(spec.K1)
 K3 = tl.constexpr(spec.K3)
-FAR = tl.constexpr(spec.FAR)
 SQRT_HALF = tl.constexpr(0.7071067811865476)
 INV_SQRT_2PI = tl.constexpr(0.3989422804014327)
 
 
 # ---- the maths, on values that are already wide ---------------------------------------------------------------------
-
-
-@triton.jit
-def sigmoid(x):
-    return 1.0 / (1.0 + tl.exp(-x))
-
-
-@triton.jit
-def clamp(x):
-    """Far out the slopes would be infinity times zero; a NaN stays one."""
-    return tl.where(x > FAR, FAR, tl.where(x < -FAR, -FAR, x))
-
-
-@triton.jit
-def gate_slope(x, k, rate):
-    """(x * sigmoid(k))', with rate = k'."""
-    s = sigmoid(k)
-    return s + x * rate * s * sigmoid(-k)
 
 
 @triton.jit
@@ -74,17 +57,6 @@ def gelu_erf_slope(x):
 
 
 @triton.jit
-def silu(x):
-    return x * sigmoid(x)
-
-
-@triton.jit
-def silu_slope(x):
-    x = clamp(x)
-    return gate_slope(x, x, 1.0)
-
-
-@triton.jit
 def qgelu(x):
     return x * sigmoid(1.702 * x)
 
@@ -103,17 +75,6 @@ def relu(x):
 @triton.jit
 def relu_slope(x):
     return tl.where(x > 0, 1.0, 0.0)
-
-
-@triton.jit
-def srelu(x):
-    x = tl.where(x < 0, 0.0, x)
-    return x * x
-
-
-@triton.jit
-def srelu_slope(x):
-    return 2 * tl.where(x < 0, 0.0, x)
 
 
 @triton.jit
@@ -160,30 +121,13 @@ def _one_bwd(
         note(amax_ptr, inv_ptr, scale_ptr, top)
 
 
-@triton.jit
-def _tile(n, FLAT: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
-    """The rows [BLOCK_M, 1] and columns [1, BLOCK_N] of this program: those of one row follow each other.
-
-    FLAT is for a single row, and saves a division and the strides: a tenth of the instructions of a gate.
-    """
-    pid = tl.program_id(0)
-    if FLAT:
-        i_m = tl.zeros([BLOCK_M, 1], tl.int64)
-        o_n = pid.to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N)[None, :]
-    else:
-        across = tl.cdiv(n, BLOCK_N)
-        i_m = (pid // across).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)[:, None]
-        o_n = (pid % across).to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N)[None, :]
-    return i_m, o_n
-
-
 def _gated(
     a_ptr, b_ptr, y_ptr, scale_ptr, amax_ptr, inv_ptr, a_stride, b_stride, n_rows, n,
     FLAT: tl.constexpr, VALUE: tl.constexpr, CAST: tl.constexpr, WIDE: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """Without b, each row of a is followed by its b."""
-    i_m, o_n = _tile(n, FLAT, BLOCK_M, BLOCK_N)
+    i_m, o_n = tile(n, FLAT, BLOCK_M, BLOCK_N)
     m = (i_m < n_rows) & (o_n < n)
     if b_ptr is None:
         b_ptr = a_ptr + n
@@ -201,7 +145,7 @@ def _gated_bwd(
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """Without b and db, each row of a and da is followed by its b and db."""
-    i_m, o_n = _tile(n, FLAT, BLOCK_M, BLOCK_N)
+    i_m, o_n = tile(n, FLAT, BLOCK_M, BLOCK_N)
     m = (i_m < n_rows) & (o_n < n)
     if b_ptr is None:
         b_ptr = a_ptr + n
@@ -219,7 +163,7 @@ def _biased(
     x_ptr, b_ptr, y_ptr, x_stride, n_rows, n,
     VALUE: tl.constexpr, WIDE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    i_m, o_n = _tile(n, False, BLOCK_M, BLOCK_N)
+    i_m, o_n = tile(n, False, BLOCK_M, BLOCK_N)
     m_n = o_n < n
     m = (i_m < n_rows) & m_n
     b_x = tl.load(x_ptr + i_m * x_stride + o_n, mask=m, other=0.0).to(WIDE)
@@ -276,19 +220,6 @@ biased_bwd = Launcher(_biased_bwd, tensors=8, sizes="dy_stride x_stride n", free
 
 
 # ---- tiles ----------------------------------------------------------------------------------------------------------
-
-
-def per_program(dtype: torch.dtype) -> int:
-    """Elements for 128 threads: 16 each, two wide loads of a 16-bit type."""
-    return 2048 if dtype.itemsize <= 2 else 1024
-
-
-def least_gap(n: int, most: int, least: int = 256) -> int:
-    """The widest block up to `most` that covers n columns with at most a sixteenth left over."""
-    block = min(most, max(triton.next_power_of_2(n), 16))
-    while block > least and -n % block > n // 16:
-        block //= 2
-    return block
 
 
 @tunable("activation.flat")
@@ -554,3 +485,92 @@ for _act, _row in spec.ACTS.items():
     for _name, _fn in _made.items():
         _fn.__name__ = _fn.__qualname__ = _name
         impl(getattr(spec, _name), devices=DEVICES)(_fn)
+
+
+# ---- with a float8 result -------------------------------------------------------------------------------------------
+
+
+@plans
+def _plan_act(
+    op: str, act: str, scale: Tensor, amax: Tensor | None, dtype: torch.dtype, halves: bool, *args: Tensor
+) -> Elementwise:
+    spec.check_act(op, act, alone=not halves)
+    backward, x = len(args) == 2, args[-1]
+    if halves:
+        spec.check_halves(op, "x", x, **({"dy": args[0]} if backward else {}))
+    else:
+        spec.check(op, x=x, **({"dy": args[0]} if backward else {}))
+    _fp8.check(op, x, scale, amax, dtype)
+    if halves:
+        return plan_gated(op, act, dtype, True, backward, *args)
+    return plan_one(op, act, dtype, *args)
+
+
+@impl(spec.act_fp8, devices=DEVICES)
+def act_fp8(x: Tensor, scale: Tensor, amax: Tensor | None, dtype: torch.dtype, act: str) -> tuple[Tensor, Tensor]:
+    how = _plan_act("act_fp8", act, scale, amax, dtype, False, x)
+    y, inv = how.out.on(x), inverse_room(how.launch is None, x, scale)
+    if how.launch is not None:
+        how.launch(x.contiguous() if how.pack else x, y, scale, amax, inv)
+    return y, inv
+
+
+@impl(spec.act_bwd_fp8, devices=DEVICES)
+def act_bwd_fp8(
+    dy: Tensor, x: Tensor, scale: Tensor, amax: Tensor | None, dtype: torch.dtype, act: str
+) -> tuple[Tensor, Tensor]:
+    how = _plan_act("act_bwd_fp8", act, scale, amax, dtype, False, dy, x)
+    dx, inv = how.out.on(x), inverse_room(how.launch is None, x, scale)
+    if how.launch is not None:
+        if how.pack:
+            dy, x = dy.contiguous(), x.contiguous()
+        how.launch(dy, x, dx, scale, amax, inv)
+    return dx, inv
+
+
+@impl(spec.glu_fp8, devices=DEVICES)
+def glu_fp8(x: Tensor, scale: Tensor, amax: Tensor | None, dtype: torch.dtype, act: str) -> tuple[Tensor, Tensor]:
+    how = _plan_act("glu_fp8", act, scale, amax, dtype, True, x)
+    y, inv = how.out.on(x), inverse_room(how.launch is None, x, scale)
+    if how.launch is not None:
+        how.launch(packed(x) if how.pack else x, None, y, scale, amax, inv)
+    return y, inv
+
+
+@impl(spec.glu_bwd_fp8, devices=DEVICES)
+def glu_bwd_fp8(
+    dy: Tensor, x: Tensor, scale: Tensor, amax: Tensor | None, dtype: torch.dtype, act: str
+) -> tuple[Tensor, Tensor]:
+    how = _plan_act("glu_bwd_fp8", act, scale, amax, dtype, True, dy, x)
+    dx, inv = how.out.on(x), inverse_room(how.launch is None, x, scale)
+    if how.launch is not None:
+        if how.pack:
+            dy, x = packed(dy), packed(x)
+        how.launch(dy, x, None, dx, None, scale, amax, inv)
+    return dx, inv
+
+
+@plans
+def _plan_bias(
+    act: str, dy: Tensor, x: Tensor, scale: Tensor, amax: Tensor | None, dtype: torch.dtype
+) -> BiasedBackward:
+    spec.check_act("act_bias_bwd_fp8", act, alone=True)
+    spec.check_bias("act_bias_bwd_fp8", "x", x, dy=dy)
+    _fp8.check("act_bias_bwd_fp8", x, scale, amax, dtype)
+    return plan_biased_bwd("act_bias_bwd_fp8", act, dtype, dy, x, None)
+
+
+@impl(spec.act_bias_bwd_fp8, devices=DEVICES)
+def act_bias_bwd_fp8(
+    dy: Tensor, x: Tensor, scale: Tensor, amax: Tensor | None, dtype: torch.dtype, act: str
+) -> tuple[Tensor, Tensor, Tensor]:
+    how = _plan_bias(act, dy, x, scale, amax, dtype)
+    dx, dbias, inv = how.dx.on(x), how.dbias.on(x), inverse_room(how.launch is None, x, scale)
+    if how.launch is None or how.total is None or how.shares is None:
+        return dx, inv, dbias.zero_()
+    if how.pack:
+        dy, x = packed(dy), packed(x)
+    shares = how.shares.on(x)
+    how.launch(dy, x, None, dx, shares, scale, amax, inv)
+    how.total(shares, dbias)
+    return dx, inv, dbias

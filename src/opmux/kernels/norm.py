@@ -15,9 +15,10 @@ import triton.language as tl
 from torch import Tensor
 
 from ..core.registry import impl
+from ..specs import _fp8
 from ..specs import norm as spec
 from .lib.config import Tiles, tunable
-from .lib.fp8 import cast_of, note, put
+from .lib.fp8 import cast_of, inverse_room, note, put
 from .lib.launch import Launcher
 from .lib.plans import plans
 from .lib.rows import DEVICES, Room, Rows, even_rows, fits, inside, packed, programs, wide_of
@@ -709,3 +710,55 @@ def add_rms_norm_bwd(dy: Tensor, ds: Tensor, s: Tensor, weight: Tensor, rstd: Te
 def layer_norm_bwd(dy: Tensor, x: Tensor, weight: Tensor, mean: Tensor, rstd: Tensor, offset: float) -> Any:
     dx, _, dweight, dbias = _backward("layer_norm_bwd", dy, None, x, weight, mean, rstd, offset, False)
     return dx, dweight, dbias
+
+
+# ---- with a float8 result -------------------------------------------------------------------------------------------
+
+
+@plans
+def _plan_norm(
+    op: str,
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    scale: Tensor,
+    amax: Tensor | None,
+    dtype: torch.dtype,
+    centred: bool,
+) -> Forward:
+    spec.check(op, x, cols={"weight": weight, "bias": bias})
+    _fp8.check(op, x, scale, amax, dtype)
+    return _plan(op, x, None, weight, bias, centred, fp8=dtype)
+
+
+@impl(spec.rms_norm_fp8, devices=DEVICES)
+def rms_norm_fp8(
+    x: Tensor, weight: Tensor, scale: Tensor, amax: Tensor | None, dtype: torch.dtype, eps: float, offset: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    how = _plan_norm("rms_norm_fp8", x, weight, None, scale, amax, dtype, False)
+    inv = inverse_room(how.launch is None, x, scale)
+    if how.simple:
+        y, rstd = how.launch(x, None, weight, None, None, None, scale, amax, inv, float(eps), float(offset))
+    else:
+        y, rstd = _forward(how, x, None, weight, None, eps, offset, False, scale, amax, inv)
+    return y, inv, rstd
+
+
+@impl(spec.layer_norm_fp8, devices=DEVICES)
+def layer_norm_fp8(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    scale: Tensor,
+    amax: Tensor | None,
+    dtype: torch.dtype,
+    eps: float,
+    offset: float,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    how = _plan_norm("layer_norm_fp8", x, weight, bias, scale, amax, dtype, True)
+    inv = inverse_room(how.launch is None, x, scale)
+    if how.simple:
+        y, mean, rstd = how.launch(x, None, weight, bias, None, scale, amax, inv, float(eps), float(offset))
+    else:
+        y, mean, rstd = _forward(how, x, None, weight, bias, eps, offset, True, scale, amax, inv)
+    return y, inv, mean, rstd

@@ -16,20 +16,8 @@ from torch import Tensor
 
 from ..core.registry import impl
 from ..specs import scaled_activation as spec
-from .activation import (
-    _tile,
-    clamp,
-    gate_slope,
-    gated_row_tiles,
-    least_gap,
-    per_program,
-    sigmoid,
-    silu,
-    silu_slope,
-    srelu,
-    srelu_slope,
-)
 from .lib.config import Tiles, tunable
+from .lib.gates import clamp, gate_slope, least_gap, per_program, sigmoid, silu, silu_slope, srelu, srelu_slope, tile
 from .lib.launch import Launcher
 from .lib.maths import libdevice
 from .lib.plans import plans
@@ -163,7 +151,7 @@ def _fwd(
     VALUE: tl.constexpr, UP: tl.constexpr, P: tl.constexpr, Q: tl.constexpr, R: tl.constexpr, TURNS: tl.constexpr,
     WIDE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    i_m, o_n = _tile(n, False, BLOCK_M, BLOCK_N)
+    i_m, o_n = tile(n, False, BLOCK_M, BLOCK_N)
     m_m = i_m < n_rows
     m = m_m & (o_n < n)
     o_a = _first(o_n, TURNS)
@@ -183,7 +171,7 @@ def _bwd(
     WIDE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """Without factors: tiles, as each element is its own."""
-    i_m, o_n = _tile(n, False, BLOCK_M, BLOCK_N)
+    i_m, o_n = tile(n, False, BLOCK_M, BLOCK_N)
     m = (i_m < n_rows) & (o_n < n)
     _grads(
         dy_ptr, x_ptr, dx_ptr, 1.0, i_m * dy_stride, i_m * x_stride, i_m * d_stride, o_n, n, m,
@@ -215,6 +203,12 @@ def _bwd_scaled(
 fwd = Launcher(_fwd, tensors=3, sizes="x_stride n", free="n_rows")
 bwd = Launcher(_bwd, tensors=3, sizes="dy_stride x_stride d_stride n", free="n_rows")
 bwd_scaled = Launcher(_bwd_scaled, tensors=5, sizes="dy_stride x_stride d_stride n", free="n_rows")
+
+
+@tunable("scaled_activation.tiles")
+def tile_tiles(n: int, dtype: torch.dtype) -> Tiles:
+    block = least_gap(n, per_program(dtype))
+    return Tiles(128, BLOCK_M=per_program(dtype) // block, BLOCK_N=block)
 
 
 @tunable("scaled_activation.rows")
@@ -255,7 +249,7 @@ def _plan(op: str, gate: str, interleave: int, dy: Tensor | None, x: Tensor, sca
         constants |= dict(SLOPE=slope, UP_SLOPE=up_slope)
     even = all(size % 16 == 0 for size in (n, *strides)) and interleave % 16 == 0
     walks = backward and scales is not None
-    tiles = (row_tiles if walks else gated_row_tiles)(n=n, dtype=x.dtype)
+    tiles = (row_tiles if walks else tile_tiles)(n=n, dtype=x.dtype)
     blocks = -(-at.count // tiles["BLOCK_M"]) * (1 if walks else -(-n // tiles["BLOCK_N"]))
     launcher = (bwd_scaled if walks else bwd) if backward else fwd
     launch = launcher.ready((blocks, 1, 1), (*strides, at.count, n), tiles.config(even=even, **constants))

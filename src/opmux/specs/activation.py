@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from ..core.spec import BadSample, BadSamples, Tol, op
+from . import _fp8
 from ._numeric import check_alike, check_dtype, dtype_name, rounded, wide
 from .samples import FLAT, ROWS, Case, Draw, Maker, errors, flat
 
@@ -318,6 +319,105 @@ for _act, _row in ACTS.items():
         _docs = [d.format(f=_row.text) for d in (_v.doc, _v.bwd_doc)]
         declare(_forward, _name, _v.inputs, _docs[0], _v, grad=f"{_name}_bwd")
         declare(_backward, f"{_name}_bwd", f"dy {_v.inputs}", _docs[1], _v, out=_grads, tol=_v.tol)
+
+# ---- with a float8 result: the activation by its name, as all of them are one op -------------------------------------
+
+
+def check_act(op: str, act: str, alone: bool) -> None:
+    known = [a for a, row in ACTS.items() if row.alone or not alone]
+    if act not in known:
+        raise ValueError(f"{op}: act must be one of {', '.join(known)}; got {act!r}")
+
+
+def _acting(names: str) -> Maker:
+    """Samples of an activation, named by the option `act`; "x2" is an x with two halves."""
+
+    def build(d: Draw) -> dict[str, Any]:
+        doubled = Draw(Case((*d.case.shape[:-1], 2 * d.case.shape[-1]), d.case.layout), d.dtype, d.device)
+        ways = {"dy": lambda: ("dy", d.grad()), "x": lambda: ("x", d.full()), "x2": lambda: ("x", doubled.full())}
+        return {**dict(ways[n]() for n in names.split()), **_fp8.numbers(d), "act": d.option("act", "gelu")}
+
+    return Maker(build, _fp8.CASES)
+
+
+ACT_FP8, ACT_BWD_FP8, GLU_FP8, GLU_BWD_FP8 = (_acting(names) for names in ("x", "dy x", "x2", "dy x2"))
+
+
+@op(out="y scale_inv", mutates=("amax",), samples=ACT_FP8, errors=_fp8.bad(ACT_FP8, x="ints"), tol=_fp8.BYTES)
+def act_fp8(x: Tensor, scale: Tensor, amax: Tensor | None, dtype: torch.dtype, act: str) -> tuple[Tensor, Tensor]:
+    """y = f(x) in float8, f being the activation of that name."""
+    check_act("act_fp8", act, alone=True)
+    check("act_fp8", x=x)
+    _fp8.check("act_fp8", x, scale, amax, dtype)
+    return _fp8.cast(ACTS[act].value(wide(x)), scale, amax, dtype)
+
+
+@op(
+    out="dx scale_inv",
+    mutates=("amax",),
+    samples=ACT_BWD_FP8,
+    errors=_fp8.bad(ACT_BWD_FP8, **DY, x="ints"),
+    tol=_fp8.BYTES,
+)
+def act_bwd_fp8(
+    dy: Tensor, x: Tensor, scale: Tensor, amax: Tensor | None, dtype: torch.dtype, act: str
+) -> tuple[Tensor, Tensor]:
+    """dx = dy * f'(x) in float8."""
+    check_act("act_bwd_fp8", act, alone=True)
+    check("act_bwd_fp8", x=x, dy=dy)
+    _fp8.check("act_bwd_fp8", x, scale, amax, dtype)
+    v = wide(x)
+    return _fp8.cast(dy.to(v.dtype) * ACTS[act].slope(v), scale, amax, dtype)
+
+
+@op(
+    out="dx scale_inv dbias",
+    mutates=("amax",),
+    samples=ACT_BWD_FP8,
+    errors=_fp8.bad(ACT_BWD_FP8, **DY, x="ints 0-dim"),
+    tol={**_fp8.BYTES, **SUMS},
+)
+def act_bias_bwd_fp8(
+    dy: Tensor, x: Tensor, scale: Tensor, amax: Tensor | None, dtype: torch.dtype, act: str
+) -> tuple[Tensor, Tensor, Tensor]:
+    """dx = dy * f'(x) in float8, and dbias, its sum over rows before any rounding, in x's dtype."""
+    check_act("act_bias_bwd_fp8", act, alone=True)
+    check_bias("act_bias_bwd_fp8", "x", x, dy=dy)
+    _fp8.check("act_bias_bwd_fp8", x, scale, amax, dtype)
+    v = wide(x)
+    dx = dy.to(v.dtype) * ACTS[act].slope(v)
+    return *_fp8.cast(dx, scale, amax, dtype), rounded(dx.sum_to_size(x.shape[-1:]), x.dtype)
+
+
+@op(out="y scale_inv", mutates=("amax",), samples=GLU_FP8, errors=_fp8.bad(GLU_FP8, x="0-dim ints"), tol=_fp8.BYTES)
+def glu_fp8(x: Tensor, scale: Tensor, amax: Tensor | None, dtype: torch.dtype, act: str) -> tuple[Tensor, Tensor]:
+    """y = f(a) * b in float8, with a and b the halves of the last dimension of x."""
+    check_act("glu_fp8", act, alone=False)
+    check_halves("glu_fp8", "x", x)
+    _fp8.check("glu_fp8", x, scale, amax, dtype)
+    a, b = halves(wide(x))
+    return _fp8.cast(ACTS[act].value(a) * b, scale, amax, dtype)
+
+
+@op(
+    out="dx scale_inv",
+    mutates=("amax",),
+    samples=GLU_BWD_FP8,
+    errors=_fp8.bad(GLU_BWD_FP8, **DY, x="0-dim ints"),
+    tol=_fp8.BYTES,
+)
+def glu_bwd_fp8(
+    dy: Tensor, x: Tensor, scale: Tensor, amax: Tensor | None, dtype: torch.dtype, act: str
+) -> tuple[Tensor, Tensor]:
+    """dx = [dy * b * f'(a), dy * f(a)] in float8, with a and b the halves of the last dimension of x."""
+    check_act("glu_bwd_fp8", act, alone=False)
+    check_halves("glu_bwd_fp8", "x", x, dy=dy)
+    _fp8.check("glu_bwd_fp8", x, scale, amax, dtype)
+    row = ACTS[act]
+    a, b = halves(wide(x))
+    g = dy.to(a.dtype)
+    return _fp8.cast(torch.cat((g * b * row.slope(a), g * row.value(a)), -1), scale, amax, dtype)
+
 
 if TYPE_CHECKING:
 

@@ -147,7 +147,12 @@ def check_matrices(op: str, a: Tensor, b: Tensor, trans_a: bool, trans_b: bool) 
     """Refuse what is no product of two matrices of one dtype and device; the sizes M, N, K where it is."""
     sa, sb, dtype = a.shape, b.shape, a.dtype
     if len(sa) == len(sb) == 2 and dtype is b.dtype and dtype in FLOATS and a.device == b.device:
-        (m, k), (other, n) = sa[::-1] if trans_a else sa, sb[::-1] if trans_b else sb
+        m, k = sa
+        other, n = sb
+        if trans_a:
+            m, k = k, m
+        if trans_b:
+            other, n = n, other
         if k == other:
             return m, n, k
     for name, t in (("a", a), ("b", b)):
@@ -185,8 +190,10 @@ def check_gemm(
     pre: Tensor | None = None,
 ) -> tuple[int, int, int]:
     m, n, k = check_matrices(op, a, b, trans_a, trans_b)
-    check_beside(op, "bias", bias, (n,), "a number for each column of the product", a)
-    check_beside(op, "pre", pre, (m, n), "that of the product", a)
+    if bias is not None:
+        check_beside(op, "bias", bias, (n,), "a number for each column of the product", a)
+    if pre is not None:
+        check_beside(op, "pre", pre, (m, n), "that of the product", a)
     if out_dtype is not None and out_dtype not in FLOATS:
         check_dtype(op, "out_dtype", out_dtype)
     return m, n, k

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from ..core.spec import Tol, op
+from . import _fp8
 from ._numeric import check_dtype, dtype_name, rounded, wide
 from .samples import Case, Draw, errors, rows
 
@@ -276,3 +277,56 @@ def layer_norm_bwd(
     dx = r * (g - row_mean(g)[..., None] - xhat * row_mean(g * xhat)[..., None])
     dweight, dbias = (dz * xhat).sum_to_size(weight.shape), dz.sum_to_size(weight.shape)
     return rounded(dx, x.dtype), rounded(dweight, weight.dtype), rounded(dbias, weight.dtype)
+
+
+# ---- with a float8 result -------------------------------------------------------------------------------------------
+
+RMS_FP8 = _fp8.samples(rms_args, "eps offset")
+LAYER_FP8 = _fp8.samples(layer_args, "eps offset")
+
+
+@op(
+    out="y scale_inv rstd",
+    mutates=("amax",),
+    samples=RMS_FP8,
+    errors=_fp8.bad(RMS_FP8, x="0-dim ints", weight="short ints away"),
+    tol=_fp8.BYTES,
+)
+def rms_norm_fp8(
+    x: Tensor,
+    weight: Tensor,
+    scale: Tensor,
+    amax: Tensor | None,
+    dtype: torch.dtype,
+    eps: float = 1e-6,
+    offset: float = 0.0,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """rms_norm with y in float8."""
+    check("rms_norm_fp8", x, cols={"weight": weight})
+    _fp8.check("rms_norm_fp8", x, scale, amax, dtype)
+    y, rstd = rms_parts(wide(x), weight, eps, offset)
+    return *_fp8.cast(y, scale, amax, dtype), rounded(rstd, rstd.dtype)
+
+
+@op(
+    out="y scale_inv mean rstd",
+    mutates=("amax",),
+    samples=LAYER_FP8,
+    errors=_fp8.bad(LAYER_FP8, x="0-dim ints", weight="short ints away", bias="short ints away"),
+    tol=_fp8.BYTES,
+)
+def layer_norm_fp8(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    scale: Tensor,
+    amax: Tensor | None,
+    dtype: torch.dtype,
+    eps: float = 1e-5,
+    offset: float = 0.0,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """layer_norm with y in float8."""
+    check("layer_norm_fp8", x, cols={"weight": weight, "bias": bias})
+    _fp8.check("layer_norm_fp8", x, scale, amax, dtype)
+    y, mu, rstd = layer_parts(wide(x), weight, bias, eps, offset)
+    return *_fp8.cast(y, scale, amax, dtype), rounded(mu, mu.dtype), rounded(rstd, rstd.dtype)

@@ -483,7 +483,8 @@ SPLITS = (
 
 
 def _packed_args(d: Draw) -> dict[str, Any]:
-    split, (cp_size, cp_rank) = d.option("split"), d.option("cp", (1, 0))
+    split = d.option("split", (d.case.shape[-1] // 3,) * 3)
+    cp_size, cp_rank = d.option("cp", (1, 0))
     batch, length = LAYOUTS[d.option("layout", "sbhd")]
     d2 = d.option("d2", split[1])
     drawn = lambda name, width: Draw(

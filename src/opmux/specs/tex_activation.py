@@ -15,17 +15,17 @@ import torch
 from torch import Tensor
 
 from ..core.spec import op
-from . import activation, fused_quant
+from . import activation
+from ._fused import fp8_of, fp8_tensor, fuses
 from ._numeric import check_alike
 from ._quantized import check_quantizer, quantized
-from .fused_quant import fp8_of, fp8_tensor, fuses
 from .samples import Draw, Maker, errors
 
 # What differs between the ops made of one template: each sees values of its own under these names.
 NAME: str = ""
 ACT: str = ""
 PART: Callable[..., Any] = activation.gelu
-FUSED: Callable[..., Any] = fused_quant.act_fp8
+FUSED: Callable[..., Any] = activation.act_fp8
 CHECK: Callable[..., None] = check_alike
 
 
@@ -164,7 +164,7 @@ def named(of: Maker, names: dict[str, str]) -> Maker:
 def declare(name: str, form: Form, act: str) -> None:
     part: Any = getattr(activation, form.part.format(act=act))
     lead = "input" if form.template is forward else "fwd_input"
-    fused = getattr(fused_quant, form.fused)
+    fused = getattr(activation, form.fused)
     own = {**globals(), "NAME": name, "ACT": act, "PART": part, "FUSED": fused, "CHECK": form.check}
     code: Any = form.template
     fn = types.FunctionType(code.__code__, own, name)

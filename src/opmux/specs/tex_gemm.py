@@ -29,6 +29,14 @@ PLAIN = (Tensor, torch.nn.Parameter)
 # ---- what comes in --------------------------------------------------------------------------------------------------
 
 
+def easy(A: Any, B: Any, to: Any = None) -> bool:
+    """Whether there is nothing about factors and their product to see to, and no graph to keep out of."""
+    if type(A) not in PLAIN or type(B) not in PLAIN or torch.is_grad_enabled():
+        return False
+    dtype = A.dtype
+    return dtype is B.dtype and (to is None or to is dtype)
+
+
 def shape_of(op: str, name: str, value: Any) -> torch.Size:
     """The shape of a factor; TypeError for what is neither a tensor of floats nor a quantized one."""
     if type(value) in PLAIN:
@@ -49,21 +57,24 @@ def shape_of(op: str, name: str, value: Any) -> torch.Size:
 def sizes(op: str, A: Any, transA: bool, B: Any, transB: bool) -> tuple[list[int], int, int]:
     """The shape of D, its rows, and the length summed over; ValueError where A and B do not fit together."""
     a, b = shape_of(op, "A", A), shape_of(op, "B", B)
-    ra, rb = math.prod(a[:-1]), math.prod(b[:-1])
+    ra = a[0] if len(a) == 2 else math.prod(a[:-1])
+    rb = b[0] if len(b) == 2 else math.prod(b[:-1])
     n, k = (ra, a[-1]) if transA else (a[-1], ra)
     m, other = (b[-1], rb) if transB else (rb, b[-1])
     if k != other:
         forms = f"{'T' if transA else 'N'}{'T' if transB else 'N'}"
         part = "leading dimensions" if transB else "last dimension"
-        raise ValueError(
-            f"{op}: B must have {k} in its {part}, as A is {tuple(a)} and the layout {forms}; got {tuple(b)}"
-        )
+        what = f"as A is {tuple(a)} and the layout {forms}"
+        raise ValueError(f"{op}: B must have {k} in its {part}, {what}; got {tuple(b)}")
     if A.device != B.device:
         raise ValueError(f"{op}: B must be on {A.device}, the device of A; got {B.device}")
-    return [*([m] if transB else b[:-1]), n], m, k
+    return [m, n] if transB or len(b) == 2 else [*b[:-1], n], m, k
 
 
 def check_out(op: str, name: str, D: Any, shape: list[int], dtype: torch.dtype, like: Any) -> None:
+    if type(D) in PLAIN and D.dtype is dtype and list(D.shape) == shape and D.device == like.device:
+        if D.is_contiguous():
+            return
     check_tensor(op, name, D, dtypes=(dtype,), shape=shape, on=like.device, of="that of the product")
     if not D.is_contiguous():
         raise ValueError(f"{op}: {name} must be contiguous; got strides {D.stride()}")
@@ -82,7 +93,8 @@ def out_dtype_of(op: str, name: str, dtype: Any, A: Any, D: Any) -> torch.dtype:
 def check_epilogue(
     op: str, shape: list[int], rows: int, like: Any, bias: Any, gelu: bool, gelu_in: Any, grad: bool
 ) -> None:
-    if bias is not None:
+    fits = bias is None or (bias.__class__ in PLAIN and bias.shape == (shape[-1],) and bias.dtype in FLOATS)
+    if bias is not None and (not fits or bias.device != like.device):
         wanted = None if grad else (shape[-1],)  # a gradient is only asked for
         check_tensor(op, "bias", bias, shape=wanted, on=like.device, of="a number for each column of D")
     if gelu and grad:
@@ -101,8 +113,11 @@ def rows_of(x: Tensor) -> Tensor:
 
 
 def shaped(y: Tensor, shape: list[int]) -> Tensor:
-    """Rows as D has them. Not a view to autograd: that lets nobody write to a view that a custom function returns."""
-    return y if y.dim() == len(shape) else torch.ops.aten._unsafe_view(y, shape)
+    """A result of ours with rows as D has them.
+
+    Not a view: autograd lets nobody write to a view that a custom function returns. `_unsafe_view` costs 10 us more.
+    """
+    return y if y.dim() == len(shape) else y.resize_(shape)
 
 
 def fp8_of(value: Any, columnwise: bool) -> Tensor:
@@ -345,6 +360,12 @@ def generic_gemm(
     """
     name = "generic_gemm"
     shape, rows, k = sizes(name, A, transA, B, transB)
+    if D is quantizer is comm_overlap is extra_output is None and not (gelu or accumulate or beta) and alpha == 1.0:
+        check_epilogue(name, shape, rows, A, bias, False, None, grad)
+        if rows and k and shape[-1] and easy(A, B, output_dtype):  # te.Linear, both ways, by the fewest steps
+            y = gemm(rows_of(B), rows_of(A), None if grad else bias, transB, transA)
+            y = y if len(shape) == 2 else shaped(y, shape)
+            return [y, column_sums(B, transB, A.dtype) if grad and bias is not None else None, None, None]
     dtype = out_dtype_of(name, "output_dtype", output_dtype, A, D)
     if quantizer is not None:
         kind_of(quantizer, name)
@@ -356,6 +377,10 @@ def generic_gemm(
         raise ValueError(f"{name}: D must be a plain Tensor where quantizer is None; got {type_name(D)}")
     check_epilogue(name, shape, rows, A, bias, gelu, gelu_in, grad)
     scale = scales(name, alpha, beta, accumulate, given)
+    if given is not None and quantizer is comm_overlap is extra_output is None and not gelu and (grad or bias is None):
+        if rows and k and shape[-1] and easy(A, B):  # a weight's gradient
+            gemm_add_(rows_of(given), rows_of(B), rows_of(A), transB, transA, alpha, scale)
+            return [D, column_sums(B, transB, dtype) if bias is not None else None, None, None]
     check_tensor(name, "extra_output", extra_output, dtypes=None, on=A.device, optional=True)
     if comm_overlap is not None:
         if not hasattr(comm_overlap, "around"):

@@ -12,21 +12,23 @@ import torch
 from torch import Tensor
 
 from ..core.spec import op
+from ._fused import fp8_of, fp8_tensor, fuses
 from ._numeric import check_dtype, dtype_name
 from ._quantized import TENSORS, check_quantizer, kind_of, quantized, tensor_kind
 from ._tex import check_number, type_name
-from .fused_quant import fp8_of, fp8_tensor, fuses, layer_norm_fp8, rms_norm_fp8
 from .norm import (
     SUMS,
     check,
     layer_bwd_args,
     layer_norm,
     layer_norm_bwd,
+    layer_norm_fp8,
     rms_args,
     rms_bwd_args,
     rms_norm,
     rms_norm_bwd,
     rms_norm_bwd_add,
+    rms_norm_fp8,
 )
 from .samples import OTHER, Case, Draw, errors, rows
 

@@ -131,7 +131,8 @@ def _bad(good: Callable[..., Iterator[Sample]], **wrong: tuple[int, Any, type[Ex
     def bad(device: torch.device) -> Iterator[BadSample]:
         for name, (at, value, error, says) in wrong.items():
             sample = next(iter(good(torch.float32, device)))
-            args = (*sample.args[:at], value, *sample.args[at + 1 :])
+            given = value.to(device) if isinstance(value, Tensor) else value
+            args = (*sample.args[:at], given, *sample.args[at + 1 :])
             yield BadSample(args, error, f"{name.rstrip('_')} {says}", sample.kwargs, id=f"{name} {says}")
 
     return bad

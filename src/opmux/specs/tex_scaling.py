@@ -278,9 +278,9 @@ def multi_tensor_swizzle_scales_for_gemm_unchecked_(
 def _discrete(dtype: torch.dtype, device: Any) -> Iterator[Sample]:
     data = [torch.zeros(128, 128, dtype=torch.uint8, device=device) for _ in range(2)]
     scales = [torch.arange(512, device=device).to(torch.uint8).view(128, 4) + i for i in range(2)]
-    yield Sample((data, scales, "mxfp8_rowwise", torch.device(device)), id="rowwise")
+    yield Sample((data, scales, "mxfp8_rowwise", torch.device(device)), id="rowwise", loose=True)
     across = [s.t().contiguous() for s in scales]
-    yield Sample((data, across, "mxfp8_columnwise", torch.device(device)), id="columnwise")
+    yield Sample((data, across, "mxfp8_columnwise", torch.device(device)), id="columnwise", loose=True)
 
 
 SWIZZLES = ("mxfp8_rowwise", "mxfp8_columnwise", "nvfp4")

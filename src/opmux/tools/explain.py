@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -58,13 +59,13 @@ def _run(op: str, dtype: str, shape: str | None, device: str | None, as_json: bo
     asked = arguments.dtype(dtype), torch.device("meta") if chip is not None else arguments.device(device)
     sizes = None if shape is None else arguments.shape(shape)
     spec = specs.get(key)
-    sample = sample_of(spec, key, sizes, *asked)
+    sample, note = nearest_sample(spec, key, sizes, *asked)
     found = manager.explain(key, *sample.args, **sample.kwargs)
     tiles = [] if found.chosen is None or spec is None else tiles_of(found.chosen, spec, sample, chip)
     if as_json:
-        screen.print_json(as_data(found, spec, sample) | {"tiles": tiles})
+        screen.print_json(as_data(found, spec, sample) | {"tiles": tiles, "note": note})
     else:
-        _show(found, spec, sample, tiles)
+        _show(found, spec, sample, tiles, note)
     return 0 if found.chosen is not None else 1
 
 
@@ -94,18 +95,53 @@ def found_on_cpu(sample: Sample) -> bool:
     return all(t.is_cpu for t in facts.tensors(sample.args))
 
 
+def takes_shape(made_by: Any, dtype: torch.dtype) -> bool:
+    """Whether these samples can be had in a shape that is asked for, and need nothing else to be known.
+
+    Then they can be had in that of their first; where that itself cannot be had, it is for the dtype's sake.
+    """
+    if not hasattr(made_by, "at"):
+        return False
+    cpu, own = torch.device("cpu"), next(iter(getattr(made_by, "cases", ())), None)
+    if own is None or _goes(lambda: made_by.at(own.shape, dtype, cpu)):
+        return True
+    return not _goes(lambda: next(iter(made_by(dtype, cpu))))
+
+
+def _goes(make: Callable[[], Any]) -> bool:
+    try:
+        make()
+    except Exception:  # samples are anybody's code
+        return False
+    return True
+
+
+def nearest_sample(
+    spec: Spec | None, name: str, shape: tuple[int, ...] | None, dtype: torch.dtype, device: torch.device
+) -> tuple[Sample, str | None]:
+    """Arguments in that shape; where the op's samples have shapes of their own, the first, and a word on it."""
+    made_by = getattr(spec, "samples", None)
+    if shape is None or made_by is None or takes_shape(made_by, dtype):
+        return sample_of(spec, name, shape, dtype, device), None
+    sample = sample_of(spec, name, None, dtype, device)
+    return sample, f"its samples have shapes of their own: these are the first, not of {'x'.join(map(str, shape))}"
+
+
 def sample_of(
     spec: Spec | None, name: str, shape: tuple[int, ...] | None, dtype: torch.dtype, device: torch.device
 ) -> Sample:
     """Arguments of the op as its spec makes them; for an op without samples one tensor, where a shape is given."""
-    made_by = getattr(spec, "samples", None)
+    made_by: Any = getattr(spec, "samples", None)
     try:
         if made_by is None:
             return Sample(()) if shape is None else Sample((torch.zeros(shape, dtype=dtype, device=device),))
-        if shape is None or not hasattr(made_by, "at"):  # samples of shapes of their own
-            return next(iter(made_by(dtype, device)))
-        return made_by.at(shape, dtype, device)
-    except (TypeError, ValueError, KeyError, RuntimeError, MemoryError) as error:
+        if shape is not None:
+            return made_by.at(shape, dtype, device)
+        found = next(iter(made_by(dtype, device)), None)
+        if found is None:
+            raise ValueError("the op declares no such sample")
+        return found
+    except Exception as error:  # samples are anybody's code
         sizes = "" if shape is None else f" and shape {'x'.join(map(str, shape))}"
         words = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise arguments.BadArgument(f"{name}: no arguments with {dtype_name(dtype)}{sizes}: {words}") from None
@@ -136,7 +172,7 @@ def as_data(found: Explanation, spec: Spec | None, sample: Sample) -> dict[str, 
     }
 
 
-def _show(found: Explanation, spec: Spec | None, sample: Sample, tiles: list[dict[str, str]]) -> None:
+def _show(found: Explanation, spec: Spec | None, sample: Sample, tiles: list[dict[str, str]], note: str | None) -> None:
     console = screen.out()
     arch = facts.arch_of(found.device)
     assumed = detect.assumed()
@@ -146,6 +182,7 @@ def _show(found: Explanation, spec: Spec | None, sample: Sample, tiles: list[dic
     console.print(title)
     facts_shown = [
         ("arguments", given or "none: the op declares no samples; --shape gives it one tensor"),
+        *([("note", note)] if note else []),
         ("device", (f"{found.device} ({arch})" if arch else found.device) + here),
         ("policy", found.policy),
         ("runs", _chosen(found)),

@@ -17,8 +17,10 @@ from typing import Any
 import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 
 from .interpret import interpreting
+from .rows import Room
 
 E4M3_MAX = tl.constexpr(448.0)
 E5M2_MAX = tl.constexpr(57344.0)
@@ -58,14 +60,26 @@ def e5m2_bits(x):
     return bits_of(x, E5M2_MAX, 2, 15)
 
 
+# By PTX of our own: Triton's cast of float32 puts bytes in wrong places where its layout was transposed (3.6, sm_90).
+# satfinite: what is too large is the largest.
+CVT = """{{
+    .reg .b16 a, b;
+    cvt.rn.satfinite.{0}x2.f32 a, $2, $1;
+    cvt.rn.satfinite.{0}x2.f32 b, $4, $3;
+    mov.b32 $0, {{a, b}};
+}}"""
+E4M3_CVT = tl.constexpr(CVT.format("e4m3"))
+E5M2_CVT = tl.constexpr(CVT.format("e5m2"))
+
+
 @triton.jit
 def e4m3_native(x):
-    return x.to(tl.float8e4nv).to(tl.uint8, bitcast=True)  # cvt.rn.satfinite: what is too large is the largest
+    return tl.inline_asm_elementwise(E4M3_CVT, "=r,f,f,f,f", [x], dtype=tl.uint8, is_pure=True, pack=4)
 
 
 @triton.jit
 def e5m2_native(x):
-    return x.to(tl.float8e5).to(tl.uint8, bitcast=True)
+    return tl.inline_asm_elementwise(E5M2_CVT, "=r,f,f,f,f", [x], dtype=tl.uint8, is_pure=True, pack=4)
 
 
 CASTS = {
@@ -85,6 +99,15 @@ def has_casts() -> bool:
 def cast_of(dtype: torch.dtype) -> Any:
     """The device function from float32 to bytes of this float8, for the chip at hand: a constant for kernels."""
     return CASTS[dtype][has_casts()]
+
+
+ONE = Room.of((1,), torch.float32)
+
+
+def inverse_room(empty: bool, like: Tensor, scale: Tensor) -> Tensor:
+    """Room for the inverse of a scale, which the kernel fills; where none runs, as there is nothing to cast, filled."""
+    made = ONE.on(like)
+    return torch.div(torch.ones_like(scale), scale, out=made.view_as(scale)).view(1) if empty else made
 
 
 @triton.jit

@@ -52,7 +52,7 @@ def seen(op: str, lists: Any, flag: Tensor | None = None) -> list[Seen]:
     form = spec.form_of(op, lists)
     try:
         found = _alike(form, lists, flag)
-    except (TypeError, AttributeError):  # no lists, or no tensors in them
+    except (TypeError, AttributeError, IndexError):  # no lists, or no tensors in them
         found = None
     if found is not None:
         return [found]

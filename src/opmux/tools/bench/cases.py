@@ -18,6 +18,7 @@ from ...core.spec import DOORS, Sample, Spec, specs
 from ...specs.samples import Case as Drawn
 from ...specs.samples import Draw, Maker
 from ..arguments import BadArgument
+from ..explain import takes_shape
 
 Shape = tuple[int, ...]
 
@@ -71,11 +72,13 @@ class Case:
                 named = made_by.build(QuickDraw(Drawn(shape, options=ALONG), self.dtype, device))
                 bound = self.spec.signature.bind(**named)
                 args, kwargs = bound.args, bound.kwargs
+            elif not hasattr(made_by, "at"):
+                raise ValueError("its samples have shapes of their own")
             else:
                 drawn = made_by.at(shape, self.dtype, device, **ALONG)
                 args, kwargs = drawn.args, drawn.kwargs
             return Sample(*self.spec.bound(VARIANTS[self.variant](args), kwargs), id=str(self))
-        except (TypeError, ValueError, KeyError, RuntimeError, MemoryError) as error:
+        except Exception as error:  # samples are anybody's code
             words = (str(error).strip() or type(error).__name__).splitlines()[0]
             raise BadArgument(f"{self}: no such arguments: {words}") from None
 
@@ -209,6 +212,7 @@ def plan(
     notes: list[str] = []
     base, lines = _lines(words, preset, device, notes)
     kinds = dtypes or [getattr(torch, d) for d in base.dtypes]
+    lines = _measurable(lines, kinds, notes)
     made: dict[tuple, Case] = {}
     for spec, line in lines:
         for dtype in kinds:
@@ -218,7 +222,9 @@ def plan(
     return Plan(list(made.values()), notes, base)
 
 
-def _lines(words: list[str], preset: str | None, device: str, notes: list[str]) -> tuple[Preset, list[tuple]]:
+def _lines(
+    words: list[str], preset: str | None, device: str, notes: list[str]
+) -> tuple[Preset, list[tuple[Spec, Line]]]:
     """Every op to measure with its line, of the preset that holds."""
     asked = select(words)
     if preset is None and asked:
@@ -240,7 +246,15 @@ def _lines(words: list[str], preset: str | None, device: str, notes: list[str]) 
             notes.append(f"not here yet: {', '.join(missing)}")
         if asked and not pairs:
             raise BadArgument(f"--preset {name} has none of {', '.join(words)}: leave it out, or name other ops")
-    bare = [s.name for s, _ in pairs if s.samples is None]
-    if bare:
-        notes.append(f"no samples to measure with: {', '.join(dict.fromkeys(bare))}")
-    return base, [(s, line) for s, line in pairs if s.samples is not None]
+    return base, pairs
+
+
+def _measurable(lines: list[tuple[Spec, Line]], kinds: list[torch.dtype], notes: list[str]) -> list[tuple[Spec, Line]]:
+    """Those whose arguments can be had in a shape that is asked for; notes name the others."""
+    ways: dict[str, list[str]] = {"": [], "no samples to measure with": [], "samples of shapes of their own alone": []}
+    fits, bare, own = ways.values()
+    for spec in {s.key: s for s, _ in lines}.values():
+        shaped = spec.samples is not None and any(takes_shape(spec.samples, kind) for kind in kinds)
+        (fits if shaped else bare if spec.samples is None else own).append(spec.key)
+    notes += [f"{why}: {', '.join(map(specs.short_name, keys))}" for why, keys in ways.items() if why and keys]
+    return [(s, line) for s, line in lines if s.key in fits]

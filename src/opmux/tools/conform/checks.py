@@ -117,12 +117,14 @@ def forward(
     sample = drawn.on(device)
     arguments = named(spec, sample)
     watch = Watch(arguments, spec.mutates)
-    got: dict[str, Any] = {}
+    made: dict[str, Any] = {}  # what it returned
+    got: dict[str, Any] = {}  # and what it wrote
     called: Called | None = None
     with tallies["values"].trial(drawn), quiet():
         called = subject.call(sample)
         ran = called.impl.impl_id
-        got = _by_name(spec, called.results) | written(spec, sample)
+        made = _by_name(spec, called.results)
+        got = made | written(spec, sample)
         tallies["values"].ran[ran] = None
         for declined in called.before:
             tallies["values"].decline(declined, drawn)
@@ -131,7 +133,7 @@ def forward(
         if found is not None:
             raise Wrong(found if ran == subject.id else f"{found} ({ran})")
     with tallies["mutation"].trial(drawn):
-        _untouched(watch, arguments, got, fresh=spec.space == "opmux")
+        _untouched(watch, arguments, made, fresh=spec.space == "opmux")
     if got and "fake" in tallies and (every or not _is_packed(spec, sample)):
         with tallies["fake"].trial(drawn), quiet():
             _as_foretold(spec, drawn.on(device), got)
@@ -156,8 +158,8 @@ def _on_the_device(got: dict[str, Any], device: torch.device) -> None:
             raise Wrong(f"{name} is {in_words(value)}, and the arguments are on {device}")
 
 
-def _untouched(watch: Watch, arguments: dict[str, Any], got: dict[str, Any], fresh: bool) -> None:
-    found = watch.changed() or (shared_memory(arguments, got) if fresh else None)
+def _untouched(watch: Watch, arguments: dict[str, Any], made: dict[str, Any], fresh: bool) -> None:
+    found = watch.changed() or (shared_memory(arguments, made) if fresh else None)
     if found is not None:
         raise Wrong(found)
 

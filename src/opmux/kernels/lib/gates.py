@@ -1,0 +1,81 @@
+"""What activations and gates with factors share: the maths of a few, tiles of rows, and how wide these are."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from ...specs import activation as spec
+
+FAR = tl.constexpr(spec.FAR)
+
+
+@triton.jit
+def sigmoid(x):
+    return 1.0 / (1.0 + tl.exp(-x))
+
+
+@triton.jit
+def clamp(x):
+    """Far out the slopes would be infinity times zero; a NaN stays one."""
+    return tl.where(x > FAR, FAR, tl.where(x < -FAR, -FAR, x))
+
+
+@triton.jit
+def gate_slope(x, k, rate):
+    """(x * sigmoid(k))', with rate = k'."""
+    s = sigmoid(k)
+    return s + x * rate * s * sigmoid(-k)
+
+
+@triton.jit
+def silu(x):
+    return x * sigmoid(x)
+
+
+@triton.jit
+def silu_slope(x):
+    x = clamp(x)
+    return gate_slope(x, x, 1.0)
+
+
+@triton.jit
+def srelu(x):
+    x = tl.where(x < 0, 0.0, x)
+    return x * x
+
+
+@triton.jit
+def srelu_slope(x):
+    return 2 * tl.where(x < 0, 0.0, x)
+
+
+@triton.jit
+def tile(n, FLAT: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
+    """The rows [BLOCK_M, 1] and columns [1, BLOCK_N] of this program: those of one row follow each other.
+
+    FLAT is for a single row, and saves a division and the strides: a tenth of the instructions of a gate.
+    """
+    pid = tl.program_id(0)
+    if FLAT:
+        i_m = tl.zeros([BLOCK_M, 1], tl.int64)
+        o_n = pid.to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N)[None, :]
+    else:
+        across = tl.cdiv(n, BLOCK_N)
+        i_m = (pid // across).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)[:, None]
+        o_n = (pid % across).to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N)[None, :]
+    return i_m, o_n
+
+
+def per_program(dtype: torch.dtype) -> int:
+    """Elements for 128 threads: 16 each, two wide loads of a 16-bit type."""
+    return 2048 if dtype.itemsize <= 2 else 1024
+
+
+def least_gap(n: int, most: int, least: int = 256) -> int:
+    """The widest block up to `most` that covers n columns with at most a sixteenth left over."""
+    block = min(most, max(triton.next_power_of_2(n), 16))
+    while block > least and -n % block > n // 16:
+        block //= 2
+    return block

@@ -1,0 +1,204 @@
+"""Matrix products on the device: cuBLAS' calls and our kernels against references, and what tex makes of them."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import opmux
+from opmux.core import get_default_manager, specs
+from opmux.specs import _quantized as q
+from opmux.specs import tex_gemm
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(torch.version.cuda is None, reason="needs NVIDIA's CUDA"),
+]
+
+CUDA = torch.device("cuda")
+BF16, F16, F32, F64 = torch.bfloat16, torch.float16, torch.float32, torch.float64
+OPS = "linear linear_bwd gemm gemm_gelu gemm_dgelu gemm_add_ scaled_gemm block_scaled_gemm".split()
+PLAIN = ("scaled_gemm", "block_scaled_gemm")
+IMPLS = [(op, i) for op in OPS for i in ("default.flagos", "vendor.nvidia.cublas")]
+IMPLS += [(op, "vendor.nvidia.cublas_plain") for op in PLAIN]
+E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
+
+
+def impl_of(op, impl_id):
+    return next(i for i in get_default_manager().registry.get_implementations(op) if i.impl_id == impl_id)
+
+
+def as_tuple(results):
+    return results if isinstance(results, tuple) else (results,)
+
+
+def fresh(args):
+    return tuple(a.clone() if torch.is_tensor(a) and a.is_contiguous() else a for a in args)
+
+
+def agree(op, impl_id, args, what=""):
+    """An impl against the reference, or None where it does not take the arguments."""
+    made, spec = impl_of(op, impl_id), specs.find(op)
+    if made.when is not None and made.when(*args) is not True:
+        return None
+    mine, other = fresh(args), fresh(args)
+    got, want = made.fn(*mine), spec.reference(*other)
+    if spec.mutates:
+        got, want = mine[0], other[0]
+    for g, w in zip(as_tuple(got), as_tuple(want), strict=True):
+        tol = spec.tol[w.dtype]
+        assert g.dtype is w.dtype and g.shape == w.shape and g.isfinite().all(), what
+        torch.testing.assert_close(g, w, rtol=tol.rtol, atol=tol.atol, msg=lambda m: f"{op} {impl_id} {what}: {m}")
+    return got
+
+
+@pytest.fixture(autouse=True)
+def full_precision():
+    """The references' float32 products are in float32, and so are the impls'."""
+    before = torch.backends.cuda.matmul.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = False
+    yield
+    torch.backends.cuda.matmul.allow_tf32 = before
+
+
+@pytest.mark.parametrize("dtype", [F32, F16, BF16, F64], ids=lambda d: str(d).removeprefix("torch."))
+@pytest.mark.parametrize("op, impl_id", IMPLS)
+def test_samples(op, impl_id, dtype):
+    for sample in specs.find(op).samples(dtype, CUDA):
+        agree(op, impl_id, sample.args, sample.id)
+
+
+def new(*shape, dtype=BF16, scale=1.0):
+    return (torch.randn(shape, device=CUDA) * scale).to(dtype)
+
+
+SIZES = [(4096, 4096, 1024), (1000, 1032, 4096), (37, 1000, 515), (1, 4096, 4096), (16384, 128, 256)]
+
+
+@pytest.mark.parametrize("m, n, k", SIZES)
+@pytest.mark.parametrize("impl_id", ["default.flagos", "vendor.nvidia.cublas"])
+def test_sizes_of_models(impl_id, m, n, k):
+    torch.manual_seed(0)
+    for trans_a, trans_b in ((False, True), (False, False), (True, False), (True, True)):
+        a = new(*((k, m) if trans_a else (m, k)), scale=k**-0.5)
+        b = new(*((n, k) if trans_b else (k, n)))
+        flags, bias = (trans_a, trans_b, 1.0), new(n)
+        agree("gemm", impl_id, (a, b, bias, *flags, None), "bias")
+        agree("gemm", impl_id, (a, b, None, *flags, F32), "float32")
+        agree("gemm_gelu", impl_id, (a, b, bias, *flags, None))
+        agree("gemm_dgelu", impl_id, (a, b, new(m, n), *flags, None))
+        agree("gemm_add_", impl_id, (new(m, n, dtype=F32), a, b, *flags, 1.0), "float32")
+        agree("gemm_add_", impl_id, (new(m, n), a, b, *flags, 0.5))
+
+
+def scales(rows, length, k, powers):
+    drawn = torch.rand(-(-length // rows), -(-k // 128), device=CUDA) + 0.5
+    return torch.exp2(drawn.log2().round()) if powers else drawn
+
+
+@pytest.mark.parametrize("m, n, k", [(4096, 4096, 1024), (256, 512, 2048), (1008, 1040, 640), (37, 1000, 515)])
+@pytest.mark.parametrize("impl_id", ["default.flagos", "vendor.nvidia.cublas", "vendor.nvidia.cublas_plain"])
+def test_fp8(impl_id, m, n, k):
+    torch.manual_seed(0)
+    a, b = new(m, k, dtype=E4M3).view(torch.uint8), new(n, k, dtype=E4M3).view(torch.uint8)
+    one = torch.full((1,), k**-0.5, device=CUDA)
+    ran = []
+    for dtype in (BF16, F32, F16):
+        for kinds in ((E4M3, E4M3), (E5M2, E4M3)):
+            x = new(m, k, dtype=kinds[0]).view(torch.uint8)
+            ran.append(agree("scaled_gemm", impl_id, (x, b, one, one, *kinds, new(n, dtype=dtype), dtype, False)))
+        for rows in ((1, 128), (1, 1), (128, 1)):
+            s = scales(rows[0], m, k, True) * k**-0.5, scales(rows[1], n, k, True)
+            ran.append(agree("block_scaled_gemm", impl_id, (a, b, *s, E4M3, E4M3, None, *rows, dtype)))
+    if m % 16 == 0 and impl_id != "vendor.nvidia.cublas":
+        assert all(r is not None for r in ran)
+    if m % 16 == 0 and impl_id == "vendor.nvidia.cublas":
+        assert ran[0] is not None  # products with one scale are cuBLAS' own
+
+
+# ---- tex ------------------------------------------------------------------------------------------------------------
+
+
+def call(A, B, layout="TN", out=None, to=None, bias=None, grad=False, accumulate=False, split=False, **more):
+    workspace = torch.empty(64, dtype=torch.uint8, device=CUDA)
+    keywords = dict(comm_overlap=None, comm_type=None, extra_output=None, bulk_overlap=False, alpha=1.0, beta=None)
+    return tex_gemm.generic_gemm(
+        A, layout[0] == "T", B, layout[1] == "T", out, None, to, bias, BF16, False, None, grad, workspace, 64,
+        accumulate, split, **{**keywords, **more},
+    )  # fmt: skip
+
+
+def launches(fn):
+    """The kernels that a call launches, by name."""
+    fn()
+    torch.cuda.synchronize()
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as seen:
+        fn()
+        torch.cuda.synchronize()
+    return [e.name for e in seen.events() if e.device_type.name == "CUDA" and "Memset" not in e.name]
+
+
+@torch.no_grad()
+def test_a_linear_layer_is_one_launch_each_way():
+    x, w, bias, dy = new(4, 1024, 1024), new(2048, 1024), new(2048), new(4, 1024, 2048)
+    main = new(2048, 1024, dtype=F32)
+    split = lambda names: [n for n in names if "splitK" not in n and "reduce" not in n.lower()]
+    assert len(split(launches(lambda: call(w, x, bias=bias, to=BF16)))) == 1
+    assert len(split(launches(lambda: call(w, dy, "NN", to=BF16, grad=True)))) == 1
+    rows, grads = x.view(-1, 1024), dy.view(-1, 2048)
+    wgrad = lambda **more: call(rows, grads, "NT", main, F32, grad=True, accumulate=True, split=True, **more)
+    assert len(split(launches(wgrad))) == 1
+    torch.testing.assert_close(call(w, x, bias=bias)[0], F.linear(x, w, bias), rtol=1.6e-2, atol=5e-2)
+
+
+def test_under_a_graph():
+    """Nothing waits for the device, quantized or not."""
+    x, w, main = new(512, 256), new(384, 256), new(384, 256, dtype=F32)
+    dy = new(512, 384)
+    xs, ws = (q.quantized(t, q.Float8CurrentScalingQuantizer()) for t in (x, w))
+
+    def run():
+        call(x, dy, "NT", main, F32, grad=True, accumulate=True)
+        return call(w, x, bias=new_bias)[0], call(ws, xs, to=BF16)[0]
+
+    new_bias = new(384)
+    run(), torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        got = run()
+    before = main.clone()
+    graph.replay()
+    torch.testing.assert_close(main, before + dy.float().t() @ x.float(), rtol=1e-3, atol=1e-1)
+    for g, w_ in zip(got, run(), strict=True):
+        torch.testing.assert_close(g, w_)
+
+
+MAKES = {
+    "current": (q.Float8CurrentScalingQuantizer, q.Float8CurrentScalingQuantizer),
+    "block": (lambda: q.Float8BlockQuantizer(block_scaling_dim=2), lambda: q.Float8BlockQuantizer(block_scaling_dim=1)),
+    "mxfp8": (q.MXFP8Quantizer, q.MXFP8Quantizer),
+}
+
+
+@pytest.mark.parametrize("layout", ["TN", "NN", "NT"])
+@pytest.mark.parametrize("kind", MAKES)
+def test_quantized_factors(kind, layout):
+    m, n, k = 1024, 512, 2048
+    shapes = {"TN": ((n, k), (m, k)), "NN": ((k, n), (m, k)), "NT": ((k, n), (k, m))}[layout]
+    A, B = (q.quantized(new(*s), make()) for s, make in zip(shapes, MAKES[kind], strict=True))
+    a, b = q.plain(A, F32, layout[0] == "N"), q.plain(B, F32, layout[1] == "T")
+    want = (b.t() if layout[1] == "T" else b) @ (a.t() if layout[0] == "T" else a)
+    for to in (BF16, F32):
+        torch.testing.assert_close(call(A, B, layout, to=to)[0], want.to(to), rtol=1.6e-2, atol=0.25)
+    main = torch.ones_like(want)
+    call(A, B, layout, main, F32, accumulate=True, split=True)
+    torch.testing.assert_close(main, want + 1, rtol=1e-2, atol=0.25)
+
+
+def test_who_runs():
+    x, w = new(64, 64), new(64, 64)
+    assert opmux.explain("gemm", x, w).chosen.impl_id == "vendor.nvidia.cublas"
+    with opmux.policy("impl:default.flagos"):
+        assert opmux.explain("gemm", x, w).chosen.impl_id == "default.flagos"
+        torch.testing.assert_close(opmux.ops.gemm(x, w), x @ w, rtol=1.6e-2, atol=5e-2)
