@@ -12,8 +12,8 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 __all__ = [
-    "__version__", "backends", "compat", "core", "digest", "disable", "enable", "enabled_ops", "explain", "native", "ops",
-    "policy", "set_policy", "sync", "tex", "use",
+    "__version__", "backends", "compat", "core", "digest", "disable", "enable", "enabled_ops", "explain", "native",
+    "ops", "policy", "set_policy", "sync", "tex", "use",
 ]  # fmt: skip
 
 # Where each name lives. Loaded when first asked for: importing opmux costs next to nothing and does nothing.

@@ -12,7 +12,6 @@ import importlib
 import sys
 import textwrap
 import types
-from importlib.machinery import EXTENSION_SUFFIXES
 
 import pytest
 import torch
@@ -66,7 +65,6 @@ def test_what_a_chip_is_offered(arch, attention):
     assert by_op["opmux::linear"] == by_op["opmux::linear_bwd"] == ["cublas"]
     assert by_op["opmux::batch_norm"] == by_op["opmux::batch_norm_bwd"] == ["cudnn"]
     assert by_op["opmux::rms_norm"] == by_op["opmux::silu_mul_bwd"] == ["flag_gems", "liger_kernel"]
-    assert by_op["tex::rmsnorm_fwd"] == by_op["tex::dswiglu"] == ["transformer_engine"]
     assert found.extras == {}
 
 
@@ -349,34 +347,6 @@ OLD_FLASH = {  # before 2.7: a window in one, padded inputs among the results
             return o.transpose(1, 2), q, k, v, o, lse, None, None
     """,
 }
-TEX = {
-    "transformer_engine/__init__.py": "",
-    f"transformer_engine_torch{EXTENSION_SUFFIXES[0]}": "not loaded by this test",
-    "transformer_engine/pytorch/__init__.py": """
-        import pathlib, sys, types
-        from enum import Enum
-        import torch
-        from opmux.core import specs
-        made = types.ModuleType("transformer_engine_torch")
-        made.__file__ = str(pathlib.Path(__file__).parents[2] / "transformer_engine_torch.SUFFIX")
-        class DType(Enum):
-            kFloat32, kFloat16, kBFloat16 = 4, 5, 6
-        dtypes = {DType.kFloat32: torch.float32, DType.kFloat16: torch.float16, DType.kBFloat16: torch.bfloat16}
-        made.DType, made.calls = DType, []
-        def straight(name):
-            reference = specs.find("tex::" + name).reference
-            def fn(*args):
-                made.calls.append(name)
-                assert not any(isinstance(a, torch.dtype) for a in args)
-                assert all(a.is_contiguous() for a in args if isinstance(a, torch.Tensor))
-                return reference(*(dtypes[a] if isinstance(a, DType) else a for a in args))
-            return fn
-        names = "rmsnorm_fwd rmsnorm_bwd rmsnorm_bwd_add layernorm_fwd layernorm_bwd silu dsilu geglu dgeglu".split()
-        for name in names:
-            setattr(made, name, straight(name))
-        sys.modules["transformer_engine_torch"] = made
-    """.replace(".SUFFIX", EXTENSION_SUFFIXES[0]),
-}
 
 
 @pytest.fixture
@@ -486,34 +456,6 @@ def test_a_signature_that_is_not_known_is_declined(installs):
         made("silu_mul_liger_kernel")(torch.ones(2, 8), torch.ones(2, 8))
     with pytest.raises(NotSupported, match="the installed liger_kernel has no liger_kernel.ops.swiglu:swiglu_backward"):
         made("silu_mul_bwd_liger_kernel")(*[torch.ones(2, 8)] * 3)
-
-
-@pytest.mark.parametrize(
-    "op", "rmsnorm_fwd rmsnorm_bwd rmsnorm_bwd_add layernorm_fwd layernorm_bwd silu dsilu geglu dgeglu".split()
-)
-def test_transformer_engine(installs, op):
-    installs(TEX)
-    tried(f"{op}_transformer_engine")
-    assert set(sys.modules["transformer_engine_torch"].calls) == {op}
-
-
-def test_only_the_real_extension_is_transformer_engine(installs, monkeypatch):
-    plain = {"transformer_engine/__init__.py": "", "transformer_engine_torch.py": "def silu(*args):\n    return 7\n"}
-    installs(plain)
-    assert providers.tex_installed() == "transformer_engine_torch is not installed"
-    installs({**TEX, "transformer_engine/pytorch/__init__.py": ""})
-    assert providers.tex_installed() is True
-    monkeypatch.setitem(sys.modules, "transformer_engine_torch", types.ModuleType("transformer_engine_torch"))
-    with pytest.raises(NotSupported, match="a stand-in in this process, not NVIDIA's extension"):
-        made("silu_transformer_engine")(torch.ones(4), None)
-
-
-@pytest.mark.parametrize("place", ["", "transformer_engine/", "transformer_engine/wheel_lib/"])
-def test_where_the_extension_may_lie(installs, place):
-    name = f"transformer_engine_torch{EXTENSION_SUFFIXES[0]}"
-    assert providers.tex_file() is None
-    installs({"transformer_engine/__init__.py": "", place + name: ""})
-    assert providers.tex_file().name == name
 
 
 # ---- where they are not ---------------------------------------------------------------------------------------------

@@ -484,6 +484,26 @@ def test_a_second_load_starts_anew(site, name_modules):
 FOREIGN = REGISTER.replace("opmux.core", "transformer_engine.plugin.core")
 
 
+def not_installed(site, monkeypatch):
+    find = importlib.machinery.PathFinder.find_spec
+    hidden = lambda name, *rest: None if name == "transformer_engine" else find(name, *rest)
+    monkeypatch.setattr(importlib.machinery.PathFinder, "find_spec", hidden)
+    return ModuleNotFoundError
+
+
+def does_not_load(site, monkeypatch):
+    """As NVIDIA's package without its extension: after it has loaded some of itself."""
+    site.module("transformer_engine.__init__", "from . import some\n\nraise RuntimeError('found an empty package')\n")
+    site.module("transformer_engine.some", "")
+    return RuntimeError
+
+
+@pytest.fixture(params=[not_installed, does_not_load])
+def engine(request, site, monkeypatch):
+    """A Transformer Engine without a plugin.core, and what an import of it raises."""
+    return request.param(site, monkeypatch)
+
+
 @pytest.mark.parametrize(
     "line",
     [
@@ -494,7 +514,7 @@ FOREIGN = REGISTER.replace("opmux.core", "transformer_engine.plugin.core")
         "from transformer_engine.plugin.core.registry import OpImpl",
     ],
 )
-def test_the_foreign_name_is_ours_while_plugins_load(line, site, name_modules, log):
+def test_the_foreign_name_is_ours_while_plugins_load(line, engine, site, name_modules, log):
     site.module("foreign", REGISTER.replace("from opmux.core import BackendImplKind, OpImpl", line).replace(
         "BackendImplKind.VENDOR", "'vendor'"
     ))  # fmt: skip
@@ -502,8 +522,23 @@ def test_the_foreign_name_is_ours_while_plugins_load(line, site, name_modules, l
     assert ids(load()) == ["vendor.acme"], problems(log)
     assert sys.modules["foreign"].OpImpl is OpImpl
     assert not [name for name in sys.modules if name.partition(".")[0] == "transformer_engine"]
-    with pytest.raises(ModuleNotFoundError):
+    with pytest.raises(engine):
         importlib.import_module("transformer_engine.plugin.core")
+
+
+def test_a_package_that_does_not_load_says_so_where_it_is_used(site, name_modules, log):
+    does_not_load(site, None)
+    name_modules(site.module("foreign", "import transformer_engine as te\nte.pytorch\n" + FOREIGN))
+    assert ids(load()) == []
+    assert "transformer_engine is installed and does not load: RuntimeError: found an empty package" in problems(log)[0]
+
+
+def test_a_loaded_package_is_completed_while_plugins_load(site, name_modules, log):
+    site.module("transformer_engine.__init__", "")
+    real = importlib.import_module("transformer_engine")
+    name_modules(site.module("foreign", "import transformer_engine as te\nte.plugin.core\n" + FOREIGN))
+    assert ids(load()) == ["vendor.acme"], problems(log)
+    assert sys.modules["transformer_engine"] is real and not hasattr(real, "plugin")
 
 
 def test_the_foreign_name_holds_during_register(site, name_modules, log):

@@ -564,6 +564,20 @@ def test_errors_travel_between_processes():
     assert str(again) == str(error) and again.name == "rms_nrom"
 
 
+@pytest.mark.parametrize("buffer", [None, torch.zeros(3, 4)], ids=["no buffer", "buffer"])
+@pytest.mark.parametrize("op", ["an_op_without_a_spec", "rms_norm", "rmsnorm_fwd"])
+def test_there_is_no_short_way_past_a_when(op, buffer):
+    """Proven calls are remembered by dtype and shape; a `when` may look at anything, here the numbers."""
+    small = lambda x, *rest: bool(x[0, 0] < 6) or "too large"
+    manager = manager_of(op, (VENDOR, lambda *a: "vendor", {"when": small}), (REFERENCE, lambda *a: "ref"))
+    x, w = torch.zeros(3, 4), torch.ones(4)
+    rest = (1e-6, 0.0) if op == "rms_norm" else (1e-5, buffer, None, None, 0, False)
+    for _ in range(2):
+        x.zero_()
+        said = [outcomes(manager, op, x.add_(1), w, *rest) for _ in range(9)]
+        assert said == [{"vendor"}] * 5 + [{"ref"}] * 4
+
+
 def test_a_short_way_for_calls_that_write_nothing_is_none_for_those_that_write():
     """tex's norms again: proven without `ln_out` is not proven with it."""
 

@@ -5,6 +5,7 @@ import shutil
 import subprocess
 import sys
 import textwrap
+from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 
 import pytest
@@ -155,6 +156,7 @@ def test_a_missing_method_says_so_where_nothing_else_may_step_in():
     with pytest.raises(NotImplementedError, match="^fused_attn_fwd not implemented"):
         base.fused_attn_fwd()
     assert isinstance(NotSupported(""), NotImplementedError)
+    registry.register_backend(acme(gelu=lambda self, input, quantizer: input))
     with (
         pytest.raises(NotImplementedError, match="rmsnorm_fwd not implemented"),
         opmux.policy(per_op={"rmsnorm_fwd": "vendor:acme"}),
@@ -250,6 +252,31 @@ def test_nvidia_gets_its_own_enums_and_gives_ours(monkeypatch):
     assert one.get_fused_attn_backend(True) is tex.NVTE_Fused_Attn_Backend.NVTE_F16_arbitrary_seqlen
     with pytest.raises(NotImplementedError, match="gelu not implemented by the installed transformer_engine_torch"):
         one.gelu(torch.ones(3), None)
+
+
+@pytest.mark.parametrize("place", ["", "transformer_engine/", "transformer_engine/wheel_lib/"])
+def test_where_the_extension_may_lie(monkeypatch, tmp_path, place):
+    name = f"transformer_engine_torch{EXTENSION_SUFFIXES[0]}"
+    for file in ("transformer_engine/__init__.py", place + name):
+        (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / file).write_text("")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert nvidia.find() == tmp_path / place / name
+
+
+def test_a_python_module_of_that_name_is_not_the_extension(monkeypatch, tmp_path):
+    (tmp_path / "transformer_engine").mkdir()
+    (tmp_path / "transformer_engine/__init__.py").write_text("")
+    (tmp_path / "transformer_engine_torch.py").write_text("")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert nvidia.find() is None
+
+
+def test_nvidia_gets_packed_tensors(monkeypatch):
+    extension = Extension()
+    monkeypatch.setattr(nvidia, "load", lambda: extension)
+    nvidia.NVIDIABackend().rmsnorm_fwd(torch.randn(8, 3).T, torch.ones(8), 1e-5, None, None, None, 0, False)
+    assert extension.seen[0].is_contiguous()
 
 
 def test_nvidia_is_unavailable_without_its_extension():

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
+import importlib.abc
 import importlib.machinery
 import importlib.metadata
 import importlib.util
@@ -207,7 +209,7 @@ def foreign_names() -> Iterator[None]:
     """While a plugin is imported, the names of other libraries that it may be written for are ours.
 
     `transformer_engine.plugin.core` is opmux.core; what vendors' packages ask for, the machine says. A library that is
-    installed keeps its name.
+    installed keeps its name, and where it does not load by itself (NVIDIA's, without its extension) it is an empty one.
     """
     added: dict[str, types.ModuleType] = {}
     core = sys.modules["opmux.core"]
@@ -219,9 +221,14 @@ def foreign_names() -> Iterator[None]:
     for name, module in facts.machine().stand_ins().items():
         _stand_in(name, module, added)
     sys.modules.update(added)
+    root = _Installed(TEFL.partition(".")[0], added)
+    sys.meta_path.insert(0, root)
     try:
+        root.complete()
         yield
     finally:
+        sys.meta_path.remove(root)
+        root.restore()
         for name, module in added.items():
             if sys.modules.get(name) is module:
                 del sys.modules[name]
@@ -251,6 +258,62 @@ def _stand_in(full: str, module: types.ModuleType, added: dict[str, types.Module
         child = added.get(".".join(parts[: n + 1]))
         if parent is not None and child is not None:
             setattr(parent, parts[n], child)
+
+
+class _Installed(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """Finds an installed package and loads it, with what we add below it; an empty one where it raises."""
+
+    def __init__(self, name: str, added: dict[str, types.ModuleType]):
+        self._name, self._added = name, added
+        self._finding = False
+        self._loader: Any = None
+        self._given: list[tuple[types.ModuleType, str]] = []
+
+    def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> importlib.machinery.ModuleSpec | None:
+        if fullname != self._name or self._finding or TEFL not in self._added:
+            return None
+        self._finding = True
+        try:
+            found = importlib.util.find_spec(fullname)
+        finally:
+            self._finding = False
+        if found is not None and found.loader is not None:
+            self._loader, found.loader = found.loader, self
+            return found
+        return None
+
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> types.ModuleType | None:
+        return self._loader.create_module(spec)
+
+    def exec_module(self, module: types.ModuleType) -> None:
+        there = set(sys.modules)
+        try:
+            self._loader.exec_module(module)
+        except Exception as error:
+            logger.debug("%s is installed and does not load: %s: %s", self._name, type(error).__name__, error)
+            for name in [n for n in sys.modules if n.startswith(f"{self._name}.") and n not in there]:
+                del sys.modules[name]
+            why = f"{self._name} is installed and does not load: {type(error).__name__}: {error}"
+            module.__dict__.update(__path__=[], __getattr__=functools.partial(_absent, why))
+            self._added[self._name] = module
+        self.complete(module)
+
+    def complete(self, module: types.ModuleType | None = None) -> None:
+        """`import a.b` gives `a` its `b` where it loads it: what is there already must be given."""
+        module = module or sys.modules.get(self._name)
+        for name, below in self._added.items():
+            above, _, last = name.rpartition(".")
+            if above == self._name and module is not None and last not in module.__dict__:
+                setattr(module, last, below)
+                self._given.append((module, last))
+
+    def restore(self) -> None:
+        for module, name in self._given:
+            module.__dict__.pop(name, None)
+
+
+def _absent(why: str, name: str) -> Any:
+    raise AttributeError(f"no attribute '{name}': {why}")
 
 
 def _provided() -> bool:

@@ -10,9 +10,8 @@ import functools
 import importlib
 import importlib.util
 import inspect
-import sys
 from collections.abc import Callable, Iterator, Mapping
-from importlib.machinery import EXTENSION_SUFFIXES, ModuleSpec, PathFinder
+from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
@@ -58,35 +57,11 @@ def installed(module: str) -> bool | str:
     return find(module) is not None or f"{module} is not installed"
 
 
-def tex_file() -> Path | None:
-    """NVIDIA's extension, in one of the places where the installations of TransformerEngine have it."""
-    package = find("transformer_engine")
-    for home in map(Path, (package and package.submodule_search_locations) or ()):
-        for place in (home.parent, home, home / "wheel_lib"):
-            for suffix in EXTENSION_SUFFIXES:
-                if (place / f"transformer_engine_torch{suffix}").is_file():
-                    return place / f"transformer_engine_torch{suffix}"
-    return None
-
-
-def tex_installed() -> bool | str:
-    return tex_file() is not None or "transformer_engine_torch is not installed"
-
-
 def loaded(module: str) -> ModuleType:
     """A module of an installed library, imported now."""
     made = importlib.import_module(module)
     if not places(made.__spec__):
         raise NotSupported(f"'{module}' is a stand-in in this process, not what is installed")
-    return made
-
-
-def tex_loaded(_: str = "") -> ModuleType:
-    """NVIDIA's extension as TransformerEngine loads it, beside the libraries it needs."""
-    importlib.import_module("transformer_engine.pytorch")
-    made = sys.modules.get("transformer_engine_torch")
-    if made is None or not str(getattr(made, "__file__", "")).endswith(tuple(EXTENSION_SUFFIXES)):
-        raise NotSupported("'transformer_engine_torch' is a stand-in in this process, not NVIDIA's extension")
     return made
 
 
@@ -112,7 +87,6 @@ class Library(NamedTuple):
 
 
 LIBRARIES = {
-    "transformer_engine": Library(tex_installed, tex_loaded),
     "flash_attn": Library(functools.partial(installed, "flash_attn.flash_attn_interface"), loaded),
     "liger_kernel": Library(functools.partial(installed, "liger_kernel"), loaded),
     "flag_gems": Library(functools.partial(installed, "flag_gems"), loaded),
@@ -187,12 +161,6 @@ def fits(
         return zero is None or args[zero] == 0 or "has no offset"
 
     return when
-
-
-def halves_when(grad: Tensor, fwd_input: Tensor, quantizer: Any = None) -> bool | str:
-    """Of the gradient of a gate: the same, where the gradient is as long as a half of the input."""
-    twice = (*grad.shape[:-1], 2 * grad.shape[-1]) if grad.dim() else ()
-    return fits((0,))(grad) if fwd_input.shape == twice and fwd_input.dtype == grad.dtype else "takes halves that fit"
 
 
 def flash_fwd(fn: Any, q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None) -> tuple[Tensor, Tensor]:
@@ -285,32 +253,11 @@ def gems_glu_bwd(fn: Any, dy: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor, Ten
     return da, db
 
 
-TEX_DTYPES = {torch.float32: "kFloat32", torch.float16: "kFloat16", torch.bfloat16: "kBFloat16"}
-
-
-def tex_straight(fn: Any, *args: Any) -> Any:
-    """As it is; but its kernels do not look at strides."""
-    return fn(*(v.contiguous() if isinstance(v, Tensor) else v for v in args))
-
-
-def tex_norm_fwd(fn: Any, *args: Any) -> Any:
-    """A dtype is a value of an enum there; ln_out is written in place, and its strides are not looked at either."""
-    *first, ln_out, quantizer, otype, margin, centred = args
-    name = TEX_DTYPES.get(args[0].dtype if otype is None else otype)
-    if name is None or (ln_out is not None and not ln_out.is_contiguous()):
-        raise NotSupported("transformer_engine writes float32, float16 and bfloat16, to a contiguous ln_out")
-    own = getattr(sys.modules["transformer_engine_torch"].DType, name)
-    return tex_straight(fn, *first, ln_out, quantizer, own, margin, centred)
-
-
 # ---- the table ------------------------------------------------------------------------------------------------------
-
-TEX_ACTS = "gelu relu silu srelu qgelu".split()
-TEX_GATES = "geglu swiglu reglu sreglu qgeglu glu".split()
 
 
 def table() -> Iterator[Row]:
-    one, two, three = fits((0,)), fits((0, 1)), fits((0, 1, 2))
+    two, three = fits((0, 1)), fits((0, 1, 2))
 
     lib, at = "flash_attn", "flash_attn.flash_attn_interface:_flash_attn"
     yield Row(lib, "attention", f"{at}_forward", flash_fwd, flash.flash_when, flash.HALVES, "sm_80")
@@ -330,16 +277,6 @@ def table() -> Iterator[Row]:
         at, grad = f"flag_gems.fused.{name}_and_mul", "_".join(filter(None, (name, form, "and_mul_grad_kernel")))
         yield Row(lib, op, f"{at}:{name}_and_mul", functools.partial(gems_glu_fwd, form), two)
         yield Row(lib, f"{op}_bwd", f"{at}:{grad}", gems_glu_bwd, three)
-
-    tex = lambda name, call, when: Row("transformer_engine", f"tex::{name}", f":{name}", call, when)
-    yield tex("rmsnorm_fwd", tex_norm_fwd, fits((0,), (1,)))
-    yield tex("layernorm_fwd", tex_norm_fwd, fits((0,), (1, 2)))
-    yield tex("rmsnorm_bwd", tex_straight, fits((0, 1), (3,), (2,)))
-    yield tex("rmsnorm_bwd_add", tex_straight, fits((0, 1, 2), (4,), (3,)))
-    yield tex("layernorm_bwd", tex_straight, fits((0, 1), (4,), (2, 3)))
-    for act in (*TEX_ACTS, *TEX_GATES):
-        yield tex(act, tex_straight, one)
-        yield tex(f"d{act}", tex_straight, two if act in TEX_ACTS else halves_when)
 
 
 IMPLS = {made.__name__: made for made in (row.made() for row in table())}

@@ -17,8 +17,10 @@ from types import ModuleType
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from .....core.errors import NotSupported
+from .....core.spec import specs
 from .....specs import _tex
 from ...base import METHODS, TEXBackendBase
 from ...registry import register_backend
@@ -72,11 +74,16 @@ def ours(value: Any) -> Any:
 
 
 def _forward(name: str) -> Callable[..., Any]:
+    spec = specs.by_key[f"tex::{name}"]
+
     def method(self: TEXBackendBase, *args: Any, **kwargs: Any) -> Any:
         found = getattr(load(), name, None)
         if found is None:
             raise NotSupported(f"{name} not implemented by the installed {EXTENSION}")
-        return ours(found(*map(theirs, args), **{n: theirs(v) for n, v in kwargs.items()}))
+        given = {**dict(zip(spec.names, args)), **kwargs}
+        # its kernels do not look at strides
+        read = {n: v.contiguous() if type(v) is Tensor and n not in spec.mutates else v for n, v in given.items()}
+        return ours(found(*(theirs(read[n]) for n in spec.names[: len(args)]), **{n: theirs(read[n]) for n in kwargs}))
 
     made: Any = method
     base: Any = getattr(TEXBackendBase, name)
