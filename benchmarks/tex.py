@@ -52,7 +52,7 @@ def rows(tex: Any, device: str) -> dict[str, tuple[Callable[[], Any], int]]:
     from opmux.faces.tex import tensors as light
 
     m, n = 16384, 8192
-    x, dy = (torch.randn(m, n, device=device).to(BF16) for _ in range(2))
+    x, dy, other = (torch.randn(m, n, device=device).to(BF16) for _ in range(3))
     w, b = (torch.randn(n, device=device).to(BF16) for _ in range(2))
     wide, half = torch.randn(m, 2 * n, device=device).to(BF16), dy
     _, mu, rs = tex.layernorm_fwd(x, w, b, 1e-5, None, None, BF16, 0, False)
@@ -61,7 +61,7 @@ def rows(tex: Any, device: str) -> dict[str, tuple[Callable[[], Any], int]]:
     both = light.Float8Quantizer(one(4.0), one(0.0), torch.float8_e4m3fn, rowwise=True, columnwise=True)
     current = light.Float8CurrentScalingQuantizer(torch.float8_e4m3fn, device=device, rowwise=True, columnwise=False)
     block = light.Float8BlockQuantizer(torch.float8_e4m3fn, rowwise=True, columnwise=False, block_scaling_dim=1)
-    logits = torch.randn(8, 16, 1024, 1024, device=device).to(BF16)
+    logits, dp = (torch.randn(8, 16, 1024, 1024, device=device).to(BF16) for _ in range(2))
     probs = torch.softmax(logits, -1)
     heads = torch.randn(2048, 8, 32, 128, device=device).to(BF16)
     freqs = torch.randn(2048, 1, 1, 128, device=device)
@@ -70,7 +70,7 @@ def rows(tex: Any, device: str) -> dict[str, tuple[Callable[[], Any], int]]:
     return {
         "rmsnorm_fwd": (lambda: tex.rmsnorm_fwd(x, w, 1e-5, None, None, BF16, 0, False), 2 * size(x)),
         "rmsnorm_bwd": (lambda: tex.rmsnorm_bwd(dy, x, rs, w, 0, False), 3 * size(x)),
-        "rmsnorm_bwd_add": (lambda: tex.rmsnorm_bwd_add(dy, x, x, rs, w, 0, False), 4 * size(x)),
+        "rmsnorm_bwd_add": (lambda: tex.rmsnorm_bwd_add(dy, x, other, rs, w, 0, False), 4 * size(x)),
         "layernorm_fwd": (lambda: tex.layernorm_fwd(x, w, b, 1e-5, None, None, BF16, 0, False), 2 * size(x)),
         "layernorm_bwd": (lambda: tex.layernorm_bwd(dy, x, mu, rs, w, 0, False), 3 * size(x)),
         "rmsnorm_fwd to fp8": (lambda: tex.rmsnorm_fwd(x, w, 1e-5, None, delayed, BF16, 0, False), size(x) * 3 // 2),
@@ -80,7 +80,7 @@ def rows(tex: Any, device: str) -> dict[str, tuple[Callable[[], Any], int]]:
         "gelu": (lambda: tex.gelu(x, None), 2 * size(x)),
         "dbias_dgelu": (lambda: tex.dbias_dgelu(dy, x, None), 3 * size(x)),
         "scaled softmax": (lambda: tex.scaled_softmax_forward(logits, 0.125), 2 * size(logits)),
-        "scaled softmax bwd": (lambda: tex.scaled_softmax_backward(probs, probs, 0.125), 3 * size(logits)),
+        "scaled softmax bwd": (lambda: tex.scaled_softmax_backward(dp, probs, 0.125), 3 * size(logits)),
         "causal softmax": (
             lambda: tex.scaled_aligned_causal_masked_softmax_forward(logits, 0.125),
             size(logits) * 3 // 2,  # half of the logits need not be read
@@ -176,7 +176,7 @@ def measure_layer(device: str) -> dict[str, Any]:
     plain = Plain(hidden, ffn, heads, device=device, dtype=BF16)
     layer = te.TransformerLayer(
         hidden, ffn, heads, hidden_dropout=0.0, attention_dropout=0.0, self_attn_mask_type="causal",
-        params_dtype=BF16, device=device,
+        fuse_qkv_params=True, params_dtype=BF16, device=device,
     )  # fmt: skip
     compiled = torch.compile(plain)
 

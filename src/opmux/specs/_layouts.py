@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from ._tex import NVTE_QKV_Format, NVTE_QKV_Layout
+from .weave import weave
 
 # Format -> where batch, heads, seq and dim are; and the way back. "thd" has no batch: it is gathered first.
 TO_BHSD = {"sbhd": (1, 2, 0, 3), "bshd": (0, 2, 1, 3), "bhsd": (0, 1, 2, 3)}
@@ -154,6 +155,9 @@ def landed(layout: Layout, values: list[Tensor], dtype: torch.dtype) -> tuple[li
     if n == 1:
         return [t.to(dtype).contiguous() for t in values], None
     one = values[-1]
+    if n == 3 and all(t.dtype == dtype for t in values):
+        room = weave(*values, at)
+        return [room.select(at, i) for i in range(n)], room
     room = torch.empty((*one.shape[:at], n, *one.shape[at:]), dtype=dtype, device=one.device)
     slices = [room.select(at, i) for i in range(n)]
     for to, value in zip(slices, values[-n:], strict=True):

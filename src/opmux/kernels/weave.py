@@ -1,0 +1,69 @@
+"""Three tensors woven into one at the speed of a copy (torch's cat of short rows reaches half of it on an H200)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from ..core.registry import impl
+from ..specs import weave as spec
+from .lib.config import Tiles, tunable
+from .lib.launch import Launcher
+from .lib.plans import plans
+from .lib.rows import DEVICES, Room, inside
+
+
+def _weave(a_ptr, b_ptr, c_ptr, y_ptr, n_rows, n, FULL: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
+    """y[i] = a[i], b[i], c[i], one after another."""
+    i_m = tl.program_id(0).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
+    i_n = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
+    m = inside(i_m, n_rows, FULL)[:, None] & inside(i_n, n, FULL)[None, :]
+    o = i_m[:, None] * n + i_n[None, :]
+    b_a = tl.load(a_ptr + o, mask=m)
+    b_b = tl.load(b_ptr + o, mask=m)
+    b_c = tl.load(c_ptr + o, mask=m)
+    o = i_m[:, None] * n * 3 + i_n[None, :]
+    tl.store(y_ptr + o, b_a, mask=m)
+    tl.store(y_ptr + o + n, b_b, mask=m)
+    tl.store(y_ptr + o + 2 * n, b_c, mask=m)
+
+
+three = Launcher(_weave, tensors=4, sizes="n_rows n")
+
+
+@tunable("weave.three")
+def tiles_of(n: int) -> Tiles:
+    width = min(triton.next_power_of_2(max(n, 1)), 1024)
+    return Tiles(128, BLOCK_M=max(2048 // width, 1), BLOCK_N=width)
+
+
+class Woven(NamedTuple):
+    room: Room
+    launch: Callable[..., Any] | None
+
+
+@plans
+def _plan(a: Tensor, b: Tensor, c: Tensor, at: int) -> Woven:
+    spec.check("weave", a, b, c, at)
+    room = Room.of((*a.shape[:at], 3, *a.shape[at:]), a.dtype)
+    rows, n = math.prod(a.shape[:at]), math.prod(a.shape[at:])
+    if not rows * n:
+        return Woven(room, None)
+    tiles = tiles_of(n=n)
+    height, width = tiles["BLOCK_M"], tiles["BLOCK_N"]
+    config = tiles.config(even=n % 16 == 0, FULL=rows % height == 0 and n % width == 0)
+    grid = (triton.cdiv(rows, height), triton.cdiv(n, width), 1)
+    return Woven(room, three.ready(grid, (rows, n), config, {3: room}))
+
+
+@impl(spec.weave, devices=DEVICES)
+def weave(a: Tensor, b: Tensor, c: Tensor, at: int) -> Tensor:
+    how = _plan(a, b, c, at)
+    if how.launch is None:
+        return how.room.on(a)
+    return how.launch(a.contiguous(), b.contiguous(), c.contiguous())
