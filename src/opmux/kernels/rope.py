@@ -137,7 +137,7 @@ rope_kernel = Launcher(
 @tunable("rope.rows", free="BLOCK_R")
 def tiles(rows: int, width: int, dtype: torch.dtype) -> Tiles:
     """So many heads a program: more of them share a sine, fewer leave room for more programs."""
-    #    width = triton.next_power_of_2(width)  # a part that is turned and one that is not are two blocks, of any sum
+    width = triton.next_power_of_2(width)  # a part that is turned and one that is not are two blocks, of any sum
     most = max(1, 16384 // (width * max(1, dtype.itemsize // 2)))
     block = min(triton.next_power_of_2(rows), most)
     return Tiles(min(128, max(32, block * width // 64)), BLOCK_R=block)

@@ -102,15 +102,17 @@ def tex_page() -> str:
     for i, spec in enumerate(found):
         if not i or found[i - 1].family != spec.family:
             head = ["", "| function | reference | Triton | NVIDIA | tested |", "|---|---|---|---|---|"]
-            rows += ["", f"## {spec.family.removeprefix('tex_')}", *head]
+            rows += ["", f"### {spec.family.removeprefix('tex_')}", *head]
         needs = ELSEWHERE.get(spec.name)
         files = ", ".join(name for name, text in tests.items() if re.search(rf"\b{spec.name}\b", text))
         how = "says what it needs" if needs else " and ".join(filter(None, ("samples", files)))
         reference = f"needs {_needs(needs)}" if needs else "yes"
         rows.append(f"| `{spec.name}` | {reference} | {named(spec, ours)} | {named(spec, library)} | {how} |")
     kernels = sum(bool(named(s, ours)) for s in here)
-    lines = ["# tex", "", "Made by `make docs` from the specs; do not edit. How it is used: [te.md](te.md).", ""]
+    guide = Path(__file__).parents[1] / "faces" / "tex" / "README.md"
+    lines = [guide.read_text(encoding="utf-8").rstrip(), "", "## Every function", ""]
     lines += [
+        "Made by `make docs` from the specs; do not edit below.",
         f"{len(found)} functions: {len(here)} run here, {kernels} of them on Triton kernels of ours, all or in part;",
         f"{len(found) - len(here)} need several GPUs or a library that is not built in, and say so.",
         "",
