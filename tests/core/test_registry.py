@@ -202,7 +202,7 @@ def tex_norm(x, w):
 def test_a_composition_names_its_parts():
     assert set(specs.find("layernorm_bwd").parts) == {"opmux::layer_norm_bwd"}
     # through the functions that it calls, too: quantizing is not in its own text
-    assert {"opmux::rms_norm", "opmux::rms_norm_fp8", "opmux::fp8_cast"} < set(specs.find("rmsnorm_fwd").parts)
+    assert {"opmux::rms_norm", "opmux::rms_norm_fp8", "opmux::fp8_cast_into"} < set(specs.find("rmsnorm_fwd").parts)
 
 
 def test_a_composition_is_lifted_to_what_its_parts_have(plug):

@@ -73,9 +73,9 @@ def test_loads_are_wide_nothing_spills_and_a_sine_is_computed_once(layout, inter
         kernels.rope_fwd(x, empty(2048, 128, dtype=torch.float32), None, None, None, layout, interleaved, 1, 0)
     (kernel,) = built
     lines = kernel.asm["ptx"].splitlines()
-    assert sum("ld.global.v4.b32" in line for line in lines) == 16
-    assert sum("st.global.v4.b32" in line for line in lines) == 16
+    assert sum("ld.global.v4.b32" in line for line in lines) == 4
+    assert sum("st.global.v4.b32" in line for line in lines) == 4
     assert not any("ld.global.b16" in line for line in lines)
     assert kernel.spills() == 0
-    # 2 over pi, with which an angle's quadrant is found: of 128 angles 128 threads have two, as there are two loads
+    # 2 over pi, with which an angle's quadrant is found: of 128 angles 256 threads have two, as there are two loads
     assert sum("0f3F22F983" in line for line in lines) == 2

@@ -16,9 +16,11 @@ import torch
 from opmux.core import specs
 from opmux.core.spec import Sample, Tol
 from opmux.tools.conform import command, crew, gaps, page
+from opmux.tools.conform.checks import Tally, forward
 from opmux.tools.conform.compare import numbers
 from opmux.tools.conform.record import CHECKS, SCHEMA, STATUSES, WHERE, Covered, Record, Result
 from opmux.tools.conform.samples import Watch, drawn, moved, shared_memory
+from opmux.tools.conform.subject import Subject
 
 SRC = Path(__file__).parents[2] / "src"
 OWN = "default.flagos.acme"
@@ -400,6 +402,21 @@ def test_dtypes_that_an_op_does_not_have_give_no_samples():
     assert list(drawn(softmax, torch.int32)) == [] and list(drawn(bits, torch.float32)) == []
     one = next(drawn(bits, torch.int32))
     assert list(one.results) == ["y"] and one.results["y"].dtype is torch.int32
+
+
+def test_results_that_differ_from_call_to_call_are_passed_over():
+    spec = specs.find("bulk_allocate")
+    assert spec.samples is not None and list(spec.samples(torch.float32, torch.device("cpu")))
+    assert list(drawn(spec, torch.float32)) == []
+
+
+def test_what_an_op_writes_lies_in_its_argument():
+    subject = Subject(specs.find("gemm_add_", ("opmux",)), None, False)
+    tallies = {check: Tally(subject, check) for check in ("values", "mutation")}
+    forward(subject, next(drawn(subject.spec, torch.float32)), torch.device("cpu"), tallies)
+    assert {check: (tally.tried, tally.failed) for check, tally in tallies.items()} == {
+        "values": (1, 0), "mutation": (1, 0),
+    }  # fmt: skip
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")

@@ -34,6 +34,7 @@ HELD = {
     "activation.gated": (Held("BLOCK_N", 5, 5),),
     "activation.gated_rows": (Held("BLOCK_M", 5, 5),),
     "activation.bias": (Held("BLOCK_M", 5, 5),),
+    "activation.bias_bwd": (Held("BLOCK_M", 5, 5),),
     "pointwise.flat": (Held("BLOCK", 4, 4),),
     "softmax.rows": (Held("BLOCK_M", 3, 3),),
     "softmax.pieces": (Held("BLOCK_N", 3, 5, False),),

@@ -239,7 +239,7 @@ def gated_row_tiles(n: int, dtype: torch.dtype) -> Tiles:
     return Tiles(128, BLOCK_M=per_program(dtype) // block, BLOCK_N=block)
 
 
-PER_CORE = 4  # programs that walk over rows and add them up; an sm_90 core has registers for six at most
+PER_CORE = 8  # programs that walk down rows and add up: dgelu with a bias 0.78 of a copy, 0.66 with 4 of them (H200)
 
 
 @tunable("activation.bias")
@@ -247,6 +247,13 @@ def bias_tiles(n: int, dtype: torch.dtype) -> Tiles:
     """Several rows at once, that the bias is read once for them."""
     block = least_gap(n, 256, 64)
     return Tiles(128, BLOCK_M=per_program(dtype) // block, BLOCK_N=block)
+
+
+@tunable("activation.bias_bwd")
+def bias_bwd_tiles(n: int, dtype: torch.dtype) -> Tiles:
+    """Wide pieces of few rows: programs walk down, and leave one sum a column."""
+    block = least_gap(n, per_program(dtype), 64)
+    return Tiles(256, BLOCK_M=2 * per_program(dtype) // block, BLOCK_N=block)
 
 
 # ---- one tensor after the other -------------------------------------------------------------------------------------
@@ -439,7 +446,7 @@ def plan_biased_bwd(
     if not x.numel():
         return BiasedBackward(dx, dbias, None, None, None, False)
     to, at = Rows.of(packed(dy)), Rows.of(packed(x))
-    tiles = bias_tiles(n=n, dtype=dtype)
+    tiles = bias_bwd_tiles(n=n, dtype=dtype)
     across = -(-n // tiles["BLOCK_N"])
     parts = max(1, min(-(-at.count // tiles["BLOCK_M"]), cores(x.device) * PER_CORE // across))
     even = all(size % 16 == 0 for size in (n, to.stride, at.stride))

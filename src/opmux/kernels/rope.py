@@ -138,9 +138,9 @@ rope_kernel = Launcher(
 def tiles(rows: int, width: int, dtype: torch.dtype) -> Tiles:
     """So many heads a program: more of them share a sine, fewer leave room for more programs."""
     width = triton.next_power_of_2(width)  # a part that is turned and one that is not are two blocks, of any sum
-    most = max(1, 16384 // (width * max(1, dtype.itemsize // 2)))
+    most = max(1, 8192 // (width * max(1, dtype.itemsize // 2)))
     block = min(triton.next_power_of_2(rows), most)
-    return Tiles(min(128, max(32, block * width // 64)), BLOCK_R=block)
+    return Tiles(min(256, max(32, block * width // 32)), BLOCK_R=block)
 
 
 # ---- what follows from the look of the tensors ----------------------------------------------------------------------
