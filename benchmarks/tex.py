@@ -165,54 +165,85 @@ class Plain(torch.nn.Module):
         return x + self.fc2(F.gelu(self.fc1(self.norm2(x)), approximate="tanh"))
 
 
+class PlainLlama(torch.nn.Module):
+    """RMS norm, rotary positions, swiglu, no biases."""
+
+    def __init__(self, hidden: int, ffn: int, heads: int, angles: Tensor, **made: Any):
+        super().__init__()
+        self.heads, made = heads, {**made, "bias": False}
+        plain = {n: v for n, v in made.items() if n != "bias"}
+        self.norm1, self.norm2 = torch.nn.RMSNorm(hidden, **plain), torch.nn.RMSNorm(hidden, **plain)
+        self.qkv, self.proj = torch.nn.Linear(hidden, 3 * hidden, **made), torch.nn.Linear(hidden, hidden, **made)
+        self.fc1, self.fc2 = torch.nn.Linear(hidden, 2 * ffn, **made), torch.nn.Linear(ffn, hidden, **made)
+        self.cos, self.sin = angles.cos().to(BF16), angles.sin().to(BF16)
+
+    def turned(self, t: Tensor) -> Tensor:
+        first, second = t.chunk(2, -1)
+        return t * self.cos + torch.cat((-second, first), -1) * self.sin
+
+    def forward(self, x: Tensor) -> Tensor:
+        s, b, h = x.shape
+        q, k, v = self.qkv(self.norm1(x)).view(s, b, self.heads, 3, h // self.heads).unbind(3)
+        q, k, v = (t.permute(1, 2, 0, 3) for t in (self.turned(q), self.turned(k), v))
+        a = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        x = x + self.proj(a.permute(2, 0, 1, 3).reshape(s, b, h))
+        gate, up = self.fc1(self.norm2(x)).chunk(2, -1)
+        return x + self.fc2(F.silu(gate) * up)
+
+
 def measure_layer(device: str) -> dict[str, Any]:
+    """Forward and backward of a layer as GPT and as Llama have it, in plain torch and in Transformer Engine."""
     importlib.import_module("opmux.te")  # serves NVIDIA's layer on our tex
     import transformer_engine.pytorch as te
     from transformer_engine.common import recipe
 
-    hidden, ffn, heads, seq, batch = 4096, 16384, 32, 2048, 4
+    hidden, heads, seq, batch = 4096, 32, 2048, 4
     x = torch.randn(seq, batch, hidden, device=device).to(BF16).requires_grad_()
-    dy = torch.randn_like(x)
-    plain = Plain(hidden, ffn, heads, device=device, dtype=BF16)
-    layer = te.TransformerLayer(
-        hidden, ffn, heads, hidden_dropout=0.0, attention_dropout=0.0, self_attn_mask_type="causal",
-        fuse_qkv_params=True, params_dtype=BF16, device=device,
+    made: dict[str, Any] = dict(
+        hidden_dropout=0.0, attention_dropout=0.0, self_attn_mask_type="causal", fuse_qkv_params=True,
+        params_dtype=BF16, device=device,
     )  # fmt: skip
-    compiled = torch.compile(plain)
+    gpt = te.TransformerLayer(hidden, 16384, heads, **made)
+    llama = te.TransformerLayer(hidden, 11008, heads, normalization="RMSNorm", activation="swiglu", bias=False, **made)
+    angles = te.RotaryPositionEmbedding(hidden // heads)(seq).to(device)
+    recipes = {
+        "te bf16": None, "te fp8 delayed": recipe.DelayedScaling(), "te fp8 current": recipe.Float8CurrentScaling(),
+        "te fp8 block": recipe.Float8BlockScaling(),
+    }  # fmt: skip
+    plain = Plain(hidden, 16384, heads, device=device, dtype=BF16)
+    other = PlainLlama(hidden, 11008, heads, angles, device=device, dtype=BF16)
+    return {
+        "gpt": compared(te, x, plain, gpt, recipes),
+        "llama": compared(te, x, other, lambda t: llama(t, rotary_pos_emb=angles), recipes),
+    }
 
-    def step(module: Callable[[Tensor], Tensor]) -> Callable[[], None]:
-        return lambda: module(x).backward(dy)
 
-    def in_fp8(how: Any) -> Callable[[Tensor], Tensor]:
-        def run(given: Tensor) -> Tensor:
-            with te.fp8_autocast(enabled=True, fp8_recipe=how):
-                return layer(given)
+def compared(te: Any, x: Tensor, plain: Any, layer: Any, recipes: dict[str, Any]) -> dict[str, Any]:
+    dy = torch.randn_like(x)
+
+    def step(module: Callable[[Tensor], Tensor], how: Any = None) -> Callable[[], None]:
+        def run() -> None:
+            with te.fp8_autocast(enabled=how is not None, fp8_recipe=how):
+                y = module(x)
+            y.backward(dy)
 
         return run
 
-    ways = {"eager": step(plain), "compile": step(compiled), "te bf16": step(layer)}
-    ways["te fp8 delayed"] = step(in_fp8(recipe.DelayedScaling()))
-    ways["te fp8 current"] = step(in_fp8(recipe.Float8CurrentScaling()))
-    ways["te fp8 block"] = step(in_fp8(recipe.Float8BlockScaling()))
-    found: dict[str, Any] = {}
-    for name, call in ways.items():
-        try:
-            for _ in range(3):
-                call()
-            found[name] = [milliseconds(call, 150)]
-        except Exception as error:
-            found[name] = {"error": f"{type(error).__name__}: {error}"[:400]}
-            print(f"  layer, {name}: {found[name]}", flush=True)
-    for _ in range(3):  # in turn, as clocks drift
+    ways = {"eager": lambda: plain(x).backward(dy), "compile": step(torch.compile(plain))}
+    ways |= {name: step(layer, how) for name, how in recipes.items()}
+    times: dict[str, list[float]] = {name: [] for name in ways}
+    for call in ways.values():
+        for _ in range(3):
+            call()
+    for _ in range(4):  # in turn, as clocks drift
         for name, call in ways.items():
-            if isinstance(found[name], list):
-                found[name].append(milliseconds(call, 150))
-    eager = statistics.median(found["eager"])
-    for name, times in found.items():
-        if isinstance(times, list):
-            ms = statistics.median(times)
-            found[name] = {"ms": round(ms, 3), "of eager's time": round(ms / eager, 3)}
-            print(f"  layer, {name}: {found[name]}", flush=True)
+            times[name].append(milliseconds(call, 150))
+    eager = statistics.median(times["eager"])
+    found = {}
+    for name, taken in times.items():
+        ms = statistics.median(taken)
+        found[name] = {"ms": round(ms, 3), "of eager's time": round(ms / eager, 3)}
+        print(f"  layer, {name}: {found[name]}", flush=True)
     return found
 
 
