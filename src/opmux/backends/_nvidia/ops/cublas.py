@@ -255,7 +255,7 @@ def blockwise(a_rows: int, b_rows: int, whole: bool, dtype: torch.dtype, device:
     """Whether torch multiplies such blocks here: its layout of 128x128 scales has changed between versions."""
     if device.type != "cuda":
         return False
-    n, k = 128, 512 if whole else 384
+    n, k = 256, 512 if whole else 384  # two blocks each way: of one, strides are not looked at
     ones = torch.ones(n, k, device=device).to(torch.float8_e4m3fn)
     scale = lambda rows: torch.ones(-(-n // rows), k // 128, device=device)
     try:
