@@ -19,7 +19,7 @@ from ...core.registry import BackendImplKind, OpImpl, Origin
 from ...core.spec import specs
 from .base import METHODS, TEXBackendBase
 
-T = TypeVar("T", bound=type)
+T = TypeVar("T", bound=type[TEXBackendBase])
 
 
 @dataclass
@@ -122,7 +122,7 @@ def _said(cls: type, name: str, default: Any) -> Any:
     if own is getattr(TEXBackendBase, name):
         return default
     try:
-        return type(default)(own.fget(object.__new__(cls)) if isinstance(own, property) else own)
+        return type(default)(own.fget(object.__new__(cls)) if isinstance(own, property) and own.fget else own)
     except (AttributeError, TypeError, ValueError):
         return default
 

@@ -54,7 +54,7 @@ OLDER_ENUMS: dict[str, tuple[tuple[str, ...], dict[str, int]] | None] = {
 def served() -> str:
     """The version to serve: the one asked for, else the installed transformer_engine's, else the newest."""
     asked = knobs.TEX_VERSION.look()
-    if asked.is_set:
+    if asked.is_set and asked.value is not None:
         return _nearest(asked.value, asked.source)
     try:
         return _nearest(importlib.metadata.version("transformer_engine"), "")
