@@ -1,0 +1,71 @@
+"""tex on a GPU: no function waits for the device on its normal path, and the documents' programs run as written."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+
+import pytest
+import torch
+
+from opmux.faces.tex import interface
+from opmux.specs.tex_elsewhere import ELSEWHERE
+
+pytestmark = pytest.mark.gpu
+DEVICE = torch.device("cuda")
+tex = interface.module()
+SPECS = {s.name: s for s in interface.tex_specs() if s.name not in ELSEWHERE}
+# What reads sizes on the host, and says so: NVIDIA's layer does not reach it with the versions that tex tells it.
+ON_THE_HOST = {s.name for s in SPECS.values() if s.family == "tex_grouped"}
+ON_THE_HOST |= {
+    "fused_topk_with_score_function_qb_fwd",  # checks its bounds, unless told that they were
+    "copy_data_ptrs_to_device",  # makes a tensor of the host's numbers
+}
+
+
+def sample(spec):
+    for dtype in (torch.bfloat16, torch.float32, torch.float16, torch.uint8):
+        for found in spec.samples(dtype, DEVICE):
+            return found
+    raise AssertionError(f"{spec.name} has no sample")
+
+
+@pytest.mark.parametrize("name", sorted(set(SPECS) - ON_THE_HOST))
+def test_it_does_not_wait_for_the_device(name):
+    spec, fn = SPECS[name], interface.function(SPECS[name])
+    given = [copy.deepcopy(sample(spec)) for _ in range(4)]
+    for one in given[:3]:  # what is made once, and the calls in which an impl proves itself
+        fn(*one.args, **one.kwargs)
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        fn(*given[3].args, **given[3].kwargs)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    torch.cuda.synchronize()
+
+
+@pytest.mark.parametrize("name", sorted(ON_THE_HOST))
+def test_what_reads_sizes_on_the_host_runs(name):
+    spec = SPECS[name]
+    one = sample(spec)
+    interface.function(spec)(*one.args, **one.kwargs)
+    assert inspect.getdoc(spec.reference)
+
+
+def test_the_testing_section_as_written(capsys):
+    """The program of the guide: RMSNorm, and a gemm by rows."""
+    x = torch.randn(32, 1024, device="cuda", dtype=torch.bfloat16)
+    weight = torch.ones(1024, device="cuda", dtype=torch.bfloat16)
+    output, _, rsigma = tex.rmsnorm_fwd(x, weight, 1e-5, None, None, torch.bfloat16, 0, False)
+    torch.testing.assert_close(output, torch.nn.functional.rms_norm(x, (1024,), weight, 1e-5), rtol=1.6e-2, atol=1e-2)
+    assert rsigma.dtype is torch.float32 and rsigma.shape == (32,)
+    A = torch.randn(1024, 512, device="cuda", dtype=torch.bfloat16)
+    B = torch.randn(512, 2048, device="cuda", dtype=torch.bfloat16)
+    D = torch.empty(1024, 2048, device="cuda", dtype=torch.bfloat16)
+    workspace = torch.empty(1024 * 1024, device="cuda", dtype=torch.uint8)
+    tex.generic_gemm(
+        A, False, B, False, D, None, torch.bfloat16, None, None, False, None, False, workspace, 1024 * 1024, False,
+        False,
+    )  # fmt: skip
+    torch.testing.assert_close(D, A @ B, rtol=1.6e-2, atol=1e-1)
