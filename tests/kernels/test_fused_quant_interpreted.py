@@ -33,8 +33,7 @@ def cast_all(x_ptr, y_ptr, n, CAST: tl.constexpr, BLOCK: tl.constexpr):
 
 
 @pytest.mark.parametrize("dtype", [E4M3, E5M2], ids=str)
-@pytest.mark.parametrize("way", [0, 1], ids=["bits", "native"])
-def test_casts_are_torchs_bit_for_bit(dtype, way):
+def test_casts_are_torchs_bit_for_bit(dtype):
     """All float32 with their last 16 bits zero, all float8 numbers, the middles between them and their neighbours."""
     every = torch.arange(1 << 16, dtype=torch.int32).mul(1 << 16).view(torch.float32)
     grid = torch.arange(256, dtype=torch.uint8).view(dtype).float()
@@ -43,10 +42,8 @@ def test_casts_are_torchs_bit_for_bit(dtype, way):
     inf = torch.tensor(float("inf"))
     x = torch.cat([every, grid, middles, middles.nextafter(inf), middles.nextafter(-inf), torch.tensor([1e-45, -0.0])])
     want = x.clamp(-MOST[dtype], MOST[dtype]).to(dtype).view(torch.uint8)
-    if way == 1:  # the instruction saturates, the interpreter's cast does not
-        x = x.clamp(-MOST[dtype], MOST[dtype])
     got = torch.full_like(want, 0x55)
-    cast_all[(triton.cdiv(len(x), 8192),)](x, got, len(x), fp8.CASTS[dtype][way], 8192)
+    cast_all[(triton.cdiv(len(x), 8192),)](x, got, len(x), fp8.CASTS[dtype][0], 8192)  # the other one is PTX
     nan = x.isnan()
     assert torch.equal(got[~nan], want[~nan]) and got[nan].view(dtype).float().isnan().all()
 

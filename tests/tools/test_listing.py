@@ -80,7 +80,7 @@ def test_list_has_a_table_a_family_and_a_line_an_op(cli):
     assert done.exit_code == 0
     for family in specs.families:
         number = sum(s.family == family for s in specs)
-        assert f"{family}: {number} ops" in done.stdout
+        assert f"{family}: {number} op{'' if number == 1 else 's'}" in done.stdout
     for spec in specs:
         assert len(lines(done.stdout, spec.name)) == 1, spec.name
     assert "x, weight [eps, offset] -> y rstd" in done.stdout

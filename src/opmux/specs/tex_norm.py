@@ -243,7 +243,7 @@ def rmsnorm_bwd(
 ) -> list[Tensor]:
     """[dx, dgamma] of rms_norm_bwd."""
     with torch.no_grad():
-        rstd = rsigma if x.dim() == 2 else per_row("rmsnorm_bwd", x, "rsigma", rsigma)
+        rstd = rsigma if x.dim() == 2 and rsigma.dim() == 1 else per_row("rmsnorm_bwd", x, "rsigma", rsigma)
         try:
             return list(rms_norm_bwd(dz, x, gamma, rstd, 1.0 if zero_centered_gamma else 0.0))
         except (TypeError, ValueError):
@@ -270,7 +270,7 @@ def rmsnorm_bwd_add(
 ) -> list[Tensor]:
     """[dx + add, dgamma] of rms_norm_bwd, added before the rounding."""
     with torch.no_grad():
-        rstd = rsigma if x.dim() == 2 else per_row("rmsnorm_bwd_add", x, "rsigma", rsigma)
+        rstd = rsigma if x.dim() == 2 and rsigma.dim() == 1 else per_row("rmsnorm_bwd_add", x, "rsigma", rsigma)
         try:
             return list(rms_norm_bwd_add(dz, x, add, gamma, rstd, 1.0 if zero_centered_gamma else 0.0))
         except (TypeError, ValueError):
@@ -336,7 +336,7 @@ def layernorm_bwd(
 ) -> list[Tensor]:
     """[dx, dgamma, dbeta] of layer_norm_bwd."""
     with torch.no_grad():
-        flat = x.dim() == 2
+        flat = x.dim() == 2 and mu.dim() == rsigma.dim() == 1
         mean = mu if flat else per_row("layernorm_bwd", x, "mu", mu)
         rstd = rsigma if flat else per_row("layernorm_bwd", x, "rsigma", rsigma)
         try:

@@ -228,7 +228,7 @@ def mxfp8_scaling_partial_cast(
                 (output_rowwise, scale_inv_rowwise, (1, MX)),
                 (output_colwise, scale_inv_colwise, (MX, 1)),
             ):
-                factor = spread(power(scale), values.numel(), cols, start_offset, block)
+                factor = spread(power(254 - scale), values.numel(), cols, start_offset, block)
                 put_bytes(out, bytes_of(values * factor, torch.float8_e4m3fn))
 
 
