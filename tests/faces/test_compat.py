@@ -3,6 +3,7 @@
 import subprocess
 import sys
 import textwrap
+import types
 from pathlib import Path
 
 import pytest
@@ -43,6 +44,17 @@ def test_names_are_served_and_taken_back():
         compat.uninstall()
     left = {n for n in set(sys.modules) - before if n.startswith("transformer_engine") and "fl_torch" not in n}
     assert not left and compat.installed() == ()
+
+
+def test_what_was_shadowed_comes_back(monkeypatch):
+    theirs = types.ModuleType("transformer_engine_torch")
+    monkeypatch.setitem(sys.modules, "transformer_engine_torch", theirs)
+    with pytest.raises(compat.CannotServe, match="keeps its name"):
+        compat.install("transformer_engine")
+    compat.install("transformer_engine", shadow=True)
+    assert sys.modules["transformer_engine_torch"] is not theirs
+    compat.uninstall()
+    assert sys.modules["transformer_engine_torch"] is theirs
 
 
 def test_an_unknown_library():

@@ -210,6 +210,71 @@ def test_thd_out_correction_takes_the_old_lse_too():
     torch.testing.assert_close(out, want)
 
 
+def test_the_gradient_of_a_bias_is_added_up_before_it_is_rounded():
+    x, dy = torch.randn(3000, 4), torch.full((3000, 5), 1.0)
+    dy[::2] = 1.0 / 128
+    args = (None, None, torch.zeros(5), None, False, None, True, None, 0, False, False)
+    out = tex.generic_gemm(x, False, dy, True, None, args[0], torch.bfloat16, *args[2:])
+    assert out[1].dtype is torch.bfloat16 and out[1].equal(dy.sum(0).to(torch.bfloat16))
+
+
+def test_an_update_of_scales_under_a_tracer_leaves_the_next_alone():
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    def update():
+        history, scale = torch.rand(4, 3), torch.ones(3)
+        tex.fused_amax_and_scale_update_after_reduction(
+            torch.rand(3), [history], [scale], "max", torch.float8_e4m3fn, 0
+        )
+        return scale
+
+    with FakeTensorMode():
+        update()
+    assert update().isfinite().all()
+
+
+class Bare:
+    """A quantized tensor of 2.9's light kind: its buffers, and no word of shape, dtype or device."""
+
+    def __init__(self, of):
+        for name in ("_data", "_transpose", "_scale_inv", "_fp8_dtype", "_transpose_invalid"):
+            setattr(self, name, getattr(of, name, None))
+
+
+Bare.__name__ = "Float8TensorStorage"
+
+
+def test_a_gemm_takes_tensors_that_are_only_buffers():
+    from opmux.faces.tex.tensors import Float8Quantizer
+
+    def held(t, rowwise, columnwise):
+        return Bare(
+            tex.quantize(t, Float8Quantizer(torch.ones(1), torch.zeros(1), rowwise=rowwise, columnwise=columnwise))
+        )
+
+    x, dy = torch.randn(2, 16, 32).round(), torch.randn(2, 16, 48).round()
+    dw = tex.generic_gemm(
+        held(x, False, True), False, held(dy, False, True), True, None, None, torch.float32, None, None, False, None,
+        True, None, 0, False, False,
+    )[0]  # fmt: skip
+    torch.testing.assert_close(dw, dy.reshape(32, 48).T @ x.reshape(32, 32))
+
+
+def test_an_output_of_another_rank_and_marks_of_others():
+    from opmux.faces.tex.tensors import Float8Quantizer, MXFP8Quantizer
+
+    x, q = torch.randn(2, 32, 64), Float8Quantizer(torch.ones(1), torch.zeros(1))
+    out = tex.quantize(x.reshape(64, 64), q)
+    want = out._data.clone()
+    out._data.zero_()
+    tex.quantize(x, q, out)
+    assert out._data.view(64, 64).equal(want)
+    other = tex.quantize(x, MXFP8Quantizer())
+    other._with_gemm_swizzled_scales = True
+    tex.quantize(x, MXFP8Quantizer(), other)
+    assert not other._with_gemm_swizzled_scales
+
+
 # ---- versions -------------------------------------------------------------------------------------------------------
 
 OLDER_PROGRAM = """

@@ -151,6 +151,32 @@ def test_a_method_that_declines_is_passed_over():
     assert norm()[0].shape == (3, 8)
 
 
+def test_what_a_method_declines_is_not_remembered():
+    """It was about these arguments: the next call of the same shape is the backend's again."""
+    calls = []
+
+    def sometimes(self, input, weight, eps, ln_out, quantizer, otype, sm_margin, zero_centered_gamma):
+        calls.append(zero_centered_gamma)
+        if zero_centered_gamma:
+            raise NotImplementedError("a weight around zero")
+        return fives(self, input, weight, eps, ln_out, quantizer, otype, sm_margin, zero_centered_gamma)
+
+    registry.register_backend(acme(rmsnorm_fwd=sometimes))
+    tex.set_backend("acme")
+    x, w = torch.randn(3, 8), torch.ones(8)
+    for centred in (False, True, False):
+        out = tex.rmsnorm_fwd(x, w, 1e-5, None, None, None, 0, centred)[0]
+        assert out.eq(5).all() == (not centred)
+    assert calls == [False, True, False]
+
+
+def test_a_method_that_nearly_has_a_functions_name_is_worth_a_word(caplog):
+    with caplog.at_level("WARNING", logger="opmux"):
+        registry.register_backend(acme(rmsnorm_fwdd=fives, own_business=fives))
+    (said,) = [r.getMessage() for r in caplog.records]
+    assert said == "tex backend 'acme' has a method 'rmsnorm_fwdd': did it mean 'rmsnorm_fwd'?"
+
+
 def test_a_missing_method_says_so_where_nothing_else_may_step_in():
     base = acme()()
     with pytest.raises(NotImplementedError, match="^fused_attn_fwd not implemented"):

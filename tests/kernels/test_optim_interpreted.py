@@ -201,3 +201,18 @@ def test_scales_are_exact():
                 assert torch.equal(a[0].view(torch.int32), b[0].view(torch.int32))
     halves = amax.bfloat16()
     agree("multi_tensor_compute_scale_inv_e8m0", (0, None, [[halves], [torch.zeros(11, dtype=torch.uint8)]]))
+
+
+def test_what_a_captured_graph_reads_is_kept_for_good(monkeypatch):
+    """Also where the stream that captures is the one that made it."""
+    from types import SimpleNamespace
+
+    from opmux.kernels.optim import tables
+
+    made = SimpleNamespace(stream=7)
+    monkeypatch.setattr(tables, "_stream", lambda index: 7)
+    monkeypatch.setattr(tables.torch.cuda, "is_current_stream_capturing", lambda: True)
+    monkeypatch.setattr(tables, "_kept", [])
+    device = SimpleNamespace(type="cuda", index=0)
+    assert tables._found({"key": made}, "key", device, None) is made
+    assert tables._kept == [made]

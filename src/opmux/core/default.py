@@ -201,7 +201,8 @@ class DefaultManager(OpManager):
         if refusal is not None:
             names = {v: k for k, v in BACKENDS.items()}
             keys = {k for s in _tex_specs() for k in (s.key, *s.parts)}
-            vendors = {str(i.vendor).casefold() for k in keys for i in self.registry.impls(k) if i.vendor}
+            vendors = {str(i.vendor).casefold() for k in keys for i in self.registry.impls(k)
+                       if i.vendor and i.kind is BackendImplKind.VENDOR}  # fmt: skip
             tokens = ("flagos", "reference", *(f"vendor:{v}" for v in vendors))
             have = sorted(names.get(t, t.removeprefix("vendor:")) for t in tokens if self.backend_refusal(t) is None)
             asked = names.get(token, token.removeprefix("vendor:"))

@@ -58,6 +58,7 @@ class Installed:
     """What was put under foreign names, and how to take it back."""
 
     modules: dict[str, types.ModuleType] = field(default_factory=dict)
+    displaced: dict[str, types.ModuleType] = field(default_factory=dict)
     attributes: list[tuple[types.ModuleType, str]] = field(default_factory=list)
     undo: list[Callable[[], None]] = field(default_factory=list)
 
@@ -93,6 +94,7 @@ def uninstall(*libraries: str) -> None:
                 del sys.modules[name]
         for undo in reversed(done.undo):
             undo()
+        sys.modules.update(done.displaced)
 
 
 def installed() -> tuple[str, ...]:
@@ -100,16 +102,18 @@ def installed() -> tuple[str, ...]:
 
 
 def _serve(library: str, done: Installed, shadow: bool) -> None:
-    _root(library, done, shadow)
-    for name, serves in SERVED[library].items():
-        taken = _taken(name)
-        if taken is not None and not shadow:
-            if name.partition(".")[0] == library:  # an installed package has a module of this name: it stays
-                continue
+    taken = {name: where for name in SERVED[library] if (where := _taken(name)) is not None}
+    for name, where in () if shadow else taken.items():
+        if name.partition(".")[0] != library:
             raise CannotServe(
-                f"'{name}' is installed ({taken}) and keeps its name: uninstall it, or ask for ours with shadow=True "
+                f"'{name}' is installed ({where}) and keeps its name: uninstall it, or ask for ours with shadow=True "
                 f"(opmux run --shadow)"
             )
+    done.displaced |= {name: sys.modules[name] for name in taken if name in sys.modules}
+    _root(library, done, shadow)
+    for name, serves in SERVED[library].items():
+        if name in taken and not shadow:  # an installed package has a module of this name: it stays
+            continue
         module = serves() if serves is not None else _package(name, f"Names of {library}, served by opmux.")
         _put(name, module, done)
         if serves is not None:

@@ -9,7 +9,7 @@ import functools
 import inspect
 import math
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -453,6 +453,10 @@ def _coerced(quantizer: Any, kind: str, output: Any, shape: tuple[int, ...], dev
         output._transpose_invalid = output._transpose is None
     if kind != "nvfp4":
         output._fp8_dtype = quantizer.dtype
+    if kind == "block":
+        output._is_2D_scaled = quantizer.block_scaling_dim == 2
+    if getattr(output, "_with_gemm_swizzled_scales", False):  # by somebody else: ours are as they are
+        output._with_gemm_swizzled_scales = False
     return output
 
 
@@ -516,7 +520,7 @@ def quantized(value: Tensor, quantizer: Any, output: Any = None, noop: Tensor | 
     if kind == "delayed":
         dtype = torch_dtype(quantizer.dtype)
         scale = quantizer.scale
-        fp8_cast_into(x, scale, made._data, made._transpose, made._scale_inv, quantizer.amax, noop, dtype)
+        fp8_cast_into(x, scale, *_per_tensor(made, shape), made._scale_inv, quantizer.amax, noop, dtype)
     elif kind == "current":
         _current(x, quantizer, made, noop)
     elif kind == "block":
@@ -529,6 +533,16 @@ def quantized(value: Tensor, quantizer: Any, output: Any = None, noop: Tensor | 
     else:
         _nvfp4(x, quantizer, made, noop)
     return made
+
+
+def _per_tensor(made: Any, shape: tuple[int, ...]) -> tuple[Any, Any]:
+    """Data and its transpose in the shapes they are to have now."""
+    data, transpose = made._data, made._transpose
+    if data is not None and data.shape != shape:
+        data = data.view(shape)
+    if transpose is not None and transpose.shape != turned(shape):
+        transpose = transpose.view(turned(shape))
+    return data, transpose
 
 
 def _shaped(made: Any, row: tuple[int, ...], col: tuple[int, ...]) -> tuple[Any, ...]:
@@ -544,11 +558,11 @@ def _current(x: Tensor, quantizer: Any, made: Any, noop: Tensor | None) -> None:
     dtype = torch_dtype(quantizer.dtype)
     pow2, eps = quantizer.force_pow_2_scales, quantizer.amax_epsilon
     if not quantizer.with_amax_reduction:
-        fp8_current_into(x, made._data, made._transpose, made._scale_inv, noop, dtype, pow2, eps)
+        fp8_current_into(x, *_per_tensor(made, tuple(x.shape)), made._scale_inv, noop, dtype, pow2, eps)
         return
     amax = shared_amax(amax_abs(x), quantizer)
     scale = fp8_scale(amax, dtype, pow2, eps)
-    fp8_cast_into(x, scale, made._data, made._transpose, made._scale_inv, None, noop, dtype)
+    fp8_cast_into(x, scale, *_per_tensor(made, tuple(x.shape)), made._scale_inv, None, noop, dtype)
 
 
 def fp4_amaxes(x: Tensor, quantizer: Any) -> tuple[Tensor | None, Tensor | None]:
@@ -605,6 +619,30 @@ def shared_amax(amax: Tensor, quantizer: Any) -> Tensor:
     return amax
 
 
+# ---- what tensors without attributes of their own are ----------------------------------------------------------------
+
+
+def _buffers(value: Any) -> Iterator[tuple[str, Tensor]]:
+    for name in ("_data", "_transpose", "_rowwise_data", "_columnwise_data"):
+        held = getattr(value, name, None)
+        if held is not None:
+            yield name, held
+
+
+def device_of(value: Any) -> torch.device:
+    """Where a tensor is; 2.9's light ones do not say, and their buffers do."""
+    own = getattr(value, "device", None)
+    return own if own is not None else next(held.device for _, held in _buffers(value))
+
+
+def logical_shape(value: Any) -> torch.Size:
+    """The shape of a quantized tensor by its data: what is held transposed has its last dimension first."""
+    name, held = next(_buffers(value))
+    lies_so = name in ("_data", "_rowwise_data") or tensor_kind(value) == "mxfp8"
+    shape = tuple(held.shape) if lies_so else (*held.shape[1:], held.shape[0])
+    return torch.Size((*shape[:-1], shape[-1] * 2) if tensor_kind(value) == "nvfp4" else shape)
+
+
 # ---- and back -------------------------------------------------------------------------------------------------------
 
 
@@ -616,7 +654,8 @@ def plain(value: Any, dtype: torch.dtype | None = None, columnwise: bool = False
     kind = tensor_kind(value)
     if kind is None:
         return value if dtype is None or value.dtype is dtype else value.to(dtype)
-    to: torch.dtype = value._dtype if dtype is None else dtype
+    own = getattr(value, "_dtype", None) or getattr(value, "dtype", torch.float32)  # 2.9's light ones have neither
+    to: torch.dtype = own if dtype is None else dtype
     if kind == "fp8":
         return _plain_fp8(value, to, columnwise)
     if kind == "nvfp4":

@@ -15,7 +15,7 @@ from torch import Tensor
 from ..core.errors import NotSupported
 from ..core.spec import op
 from ._numeric import FLOATS, dtype_name
-from ._quantized import check_quantizer, kind_of, plain, quantized, tensor_kind
+from ._quantized import check_quantizer, device_of, kind_of, logical_shape, plain, quantized, tensor_kind
 from ._tex import check_list, check_number, check_tensor, torch_dtype, type_name
 from .activation import gelu as gelu_of
 from .activation import gelu_bwd
@@ -43,7 +43,7 @@ def shape_of(op: str, name: str, value: Any) -> torch.Size:
         if value.dtype in FLOATS and value.dim():
             return value.shape
     elif tensor_kind(value) is not None:
-        return value.shape if isinstance(value, Tensor) or hasattr(value, "shape") else torch.Size(value.size())
+        return value.shape if isinstance(value, Tensor) or hasattr(value, "shape") else logical_shape(value)
     elif isinstance(value, Tensor) and value.dtype in FLOATS and value.dim():
         return value.shape
     if isinstance(value, Tensor) and not value.dim():
@@ -66,16 +66,17 @@ def sizes(op: str, A: Any, transA: bool, B: Any, transB: bool) -> tuple[list[int
         part = "leading dimensions" if transB else "last dimension"
         what = f"as A is {tuple(a)} and the layout {forms}"
         raise ValueError(f"{op}: B must have {k} in its {part}, {what}; got {tuple(b)}")
-    if A.device != B.device:
-        raise ValueError(f"{op}: B must be on {A.device}, the device of A; got {B.device}")
+    here, there = device_of(A), device_of(B)
+    if here != there:
+        raise ValueError(f"{op}: B must be on {here}, the device of A; got {there}")
     return [m, n] if transB or len(b) == 2 else [*b[:-1], n], m, k
 
 
 def check_out(op: str, name: str, D: Any, shape: list[int], dtype: torch.dtype, like: Any) -> None:
-    if type(D) in PLAIN and D.dtype is dtype and list(D.shape) == shape and D.device == like.device:
+    if type(D) in PLAIN and D.dtype is dtype and list(D.shape) == shape and D.device == device_of(like):
         if D.is_contiguous():
             return
-    check_tensor(op, name, D, dtypes=(dtype,), shape=shape, on=like.device, of="that of the product")
+    check_tensor(op, name, D, dtypes=(dtype,), shape=shape, on=device_of(like), of="that of the product")
     if not D.is_contiguous():
         raise ValueError(f"{op}: {name} must be contiguous; got strides {D.stride()}")
 
@@ -94,11 +95,11 @@ def check_epilogue(
     op: str, shape: list[int], rows: int, like: Any, bias: Any, gelu: bool, gelu_in: Any, grad: bool
 ) -> None:
     fits = bias is None or (bias.__class__ in PLAIN and bias.shape == (shape[-1],) and bias.dtype in FLOATS)
-    if bias is not None and (not fits or bias.device != like.device):
+    if bias is not None and (not fits or bias.device != device_of(like)):
         wanted = None if grad else (shape[-1],)  # a gradient is only asked for
-        check_tensor(op, "bias", bias, shape=wanted, on=like.device, of="a number for each column of D")
+        check_tensor(op, "bias", bias, shape=wanted, on=device_of(like), of="a number for each column of D")
     if gelu and grad:
-        check_tensor(op, "gelu_in", gelu_in, on=like.device)
+        check_tensor(op, "gelu_in", gelu_in, on=device_of(like))
         if gelu_in.numel() != rows * shape[-1]:
             raise ValueError(f"{op}: gelu_in must have shape {tuple(shape)}, that of D; got {tuple(gelu_in.shape)}")
         if bias is not None:
@@ -261,14 +262,14 @@ def put(y: Tensor, D: Tensor | None, dtype: torch.dtype | None = None) -> Tensor
 def nothing(shape: list[int], dtype: torch.dtype, like: Any, D: Tensor | None, beta: float) -> Tensor:
     """The product of factors without elements: zero, or what there is, whatever the epilogue."""
     if D is None:
-        return torch.zeros(shape, dtype=dtype, device=like.device)
+        return torch.zeros(shape, dtype=dtype, device=device_of(like))
     return D.zero_() if beta == 0.0 else D
 
 
 def column_sums(B: Any, columnwise: bool, dtype: torch.dtype) -> Tensor:
     """The gradient of a bias: the sum over the rows of B."""
     b = rows_of(B if tensor_kind(B) is None else plain(B, F32, columnwise))
-    return b.sum(0, dtype=dtype)
+    return b.sum(0, dtype=torch.promote_types(b.dtype, dtype)).to(dtype)
 
 
 # ---- samples --------------------------------------------------------------------------------------------------------
@@ -381,7 +382,7 @@ def generic_gemm(
         if rows and k and shape[-1] and easy(A, B):  # a weight's gradient
             gemm_add_(rows_of(given), rows_of(B), rows_of(A), transB, transA, alpha, scale)
             return [D, column_sums(B, transB, dtype) if bias is not None else None, None, None]
-    check_tensor(name, "extra_output", extra_output, dtypes=None, on=A.device, optional=True)
+    check_tensor(name, "extra_output", extra_output, dtypes=None, on=device_of(A), optional=True)
     if comm_overlap is not None:
         if not hasattr(comm_overlap, "around"):
             got = type_name(comm_overlap)
@@ -428,7 +429,7 @@ def finished(
     if not k or not math.prod(shape):
         y, pre = nothing(shape, dtype, A, given, beta), None
         if gelu and not grad:
-            pre = torch.zeros(shape, dtype=pre_dtype, device=A.device)
+            pre = torch.zeros(shape, dtype=pre_dtype, device=device_of(A))
     else:
         y, pre = multiplied(
             A, transA, B, transB, given, shape, dtype, None if grad else bias, gelu,
@@ -508,6 +509,8 @@ def te_general_grouped_gemm(
             has_bias, gelu = own.numel() > 0, pre.numel() > 0
             if not k or not out.numel():
                 nothing(shape, D_type, a, out, beta)
+                if gelu and not grad:
+                    pre.zero_()
             else:
                 _, got = multiplied(
                     a, transa, b, transb, out, shape, D_type, own if has_bias and not grad else None, gelu,
@@ -544,7 +547,7 @@ def grouped(
     for i, (a, b) in enumerate(zip(A, B, strict=True)):
         shape, rows, k = sizes(f"{op}: [{i}]", a, transa, b, transb)
         if single:
-            check_tensor(op, "D[0]", D[0], dtypes=(dtype,), dims=2, on=a.device)
+            check_tensor(op, "D[0]", D[0], dtypes=(dtype,), dims=2, on=device_of(a))
             out = D[0][at : at + rows]
             at += rows
         else:
@@ -555,8 +558,8 @@ def grouped(
             ("pre_gelu_out", pre[i], rows * shape[-1]),
         ):
             check_tensor(op, f"{name}[{i}]", t)
-            if t.numel() and (t.numel() != size or t.device != a.device):
-                where = f"{size} elements on {a.device}, or none"
+            if t.numel() and (t.numel() != size or t.device != device_of(a)):
+                where = f"{size} elements on {device_of(a)}, or none"
                 raise ValueError(f"{op}: {name}[{i}] must have {where}; got {tuple(t.shape)} on {t.device}")
         jobs.append((a, b, out, bias[i], pre[i], shape, k))
     return jobs

@@ -393,9 +393,21 @@ def written(to: list[Tensor], values: list[Tensor]) -> None:
         torch._foreach_copy_(to, values)
 
 
-@functools.lru_cache(maxsize=64)
+_ORDERS: dict[Any, tuple[Tensor, Tensor]] = {}  # for good: a captured graph may read them
+
+
 def _order(length: int, counts: tuple[int, ...], device: torch.device) -> tuple[Tensor, Tensor]:
     """Of histories [length, n] one after the other: where each number's begins, and how far apart its entries are."""
+    found = _ORDERS.get((length, counts, device))
+    if found is None:
+        found = _ordered(length, counts, device)
+        capturing = device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+        if type(found[0]) is Tensor and not capturing:  # not a tracer's, nor a graph's memory
+            _ORDERS[length, counts, device] = found
+    return found
+
+
+def _ordered(length: int, counts: tuple[int, ...], device: torch.device) -> tuple[Tensor, Tensor]:
     starts = [length * sum(counts[:i]) + j for i, n in enumerate(counts) for j in range(n)]
     steps = [n for n in counts for _ in range(n)]
     return torch.tensor(starts, device=device), torch.tensor(steps, device=device)

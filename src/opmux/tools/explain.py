@@ -85,7 +85,9 @@ def tiles_of(impl: OpImpl, spec: Spec, sample: Sample, chip: Chip | None) -> lis
         stack.enter_context(nothing_launched())
         heard = stack.enter_context(config.asked())
         stack.enter_context(torch.no_grad())
-        stack.enter_context(contextlib.suppress(NotSupported))  # of these very arguments; what it asked is of interest
+        # of these very arguments; or a composition, for want of its first part's results: what was asked is of interest
+        lifted = (TypeError, AttributeError) if hasattr(impl.fn, "parts") else ()
+        stack.enter_context(contextlib.suppress(NotSupported, *lifted))
         impl.call(*args, **kwargs)
     seen = {one.key: one for one in heard}.values()
     return [{"tunable": a.key, "tiles": str(a.choice.tiles), "from": a.choice.source} for a in seen]

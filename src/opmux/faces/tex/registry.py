@@ -13,7 +13,8 @@ from typing import Any, TypeVar
 
 from ...core import policy as policies
 from ...core.default import get_default_manager, policy
-from ...core.errors import BackendNotFound, BadImpl
+from ...core.errors import BackendNotFound, BadImpl, NotSupported, nearest
+from ...core.log import logger
 from ...core.policy import backend_token
 from ...core.registry import BackendImplKind, OpImpl, Origin
 from ...core.spec import specs
@@ -77,6 +78,7 @@ def register_backend(cls: T) -> T:
         raise BadImpl(f"@register_backend: a backend '{cls.NAME}' is registered already, by {known.cls!r}")
     if known is not None:  # the same class again: its module was loaded once more
         unregister_backend(cls.NAME)
+    _look_for_typos(cls)
     backend = Backend(cls)
     if backend.token.startswith("vendor:"):
         made = [_impl(backend, name) for name in METHODS if getattr(cls, name) is not getattr(TEXBackendBase, name)]
@@ -84,6 +86,14 @@ def register_backend(cls: T) -> T:
         get_default_manager().registry.register_many(made, origin=origin)
     _backends[cls.NAME.casefold()] = backend
     return cls
+
+
+def _look_for_typos(cls: type) -> None:
+    """A method that nearly has the name of a function is worth a word: it would never be called."""
+    for name in (n for n, v in vars(cls).items() if callable(v) and not n.startswith("_")):
+        close = None if hasattr(TEXBackendBase, name) else nearest(name, METHODS)
+        if close is not None and abs(len(close) - len(name)) <= 2:
+            logger.warning("tex backend '%s' has a method '%s': did it mean '%s'?", cls.NAME, name, close)
 
 
 def unregister_backend(name: str) -> None:
@@ -101,7 +111,12 @@ def _impl(backend: Backend, name: str) -> OpImpl:
     method = inspect.signature(getattr(backend.cls, name))
 
     def call(*args: Any, **kwargs: Any) -> Any:
-        return getattr(backend.instance(), name)(*args, **kwargs)
+        try:
+            return getattr(backend.instance(), name)(*args, **kwargs)
+        except NotSupported:
+            raise
+        except NotImplementedError as error:  # about these arguments, not about the method: nothing to remember
+            raise NotSupported(f"{name} not implemented by backend '{backend.cls.NAME}': {error}") from error
 
     made: Any = call
     made.__name__ = made.__qualname__ = name

@@ -67,7 +67,10 @@ def _nearest(text: str, source: str) -> str:
     found = re.match(r"(\d+)\.(\d+)", text)
     if found is None:
         raise BadKnob(f"{source} is '{text}': expected a version of tex's interface, {OLDER} or {NEWEST}")
-    return OLDER if (int(found[1]), int(found[2])) <= (2, 9) else NEWEST
+    asked = int(found[1]), int(found[2])
+    if source and asked > (2, 20):
+        raise BadKnob(f"{source} is '{text}': the newest version of tex's interface here is {NEWEST}")
+    return OLDER if asked <= (2, 9) else NEWEST
 
 
 def enums(version: str) -> dict[str, Any]:

@@ -159,12 +159,12 @@ def _found(kept: dict[Any, Any], key: Any, device: torch.device, make: Any) -> A
     """What was made before for the stream at hand, or is made now."""
     stream = _stream(device.index) if device.type == "cuda" and _stream is not None else 0
     found = kept.get(key)
-    if found is not None and found.stream == stream:
-        return found
     if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
         # what another stream made is complete: a capture begins with a synchronisation
         found = make(stream) if found is None else found
         _kept.append(found)
+        return found
+    if found is not None and found.stream == stream:
         return found
     found = make(stream)
     while len(kept) >= MOST:
