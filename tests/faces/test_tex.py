@@ -228,9 +228,10 @@ def test_an_update_of_scales_under_a_tracer_leaves_the_next_alone():
         )
         return scale
 
-    with FakeTensorMode():
-        update()
-    assert update().isfinite().all()
+    for _ in range(2):
+        with FakeTensorMode():
+            update()
+        assert update().isfinite().all()
 
 
 class Bare:

@@ -396,15 +396,21 @@ def written(to: list[Tensor], values: list[Tensor]) -> None:
 _ORDERS: dict[Any, tuple[Tensor, Tensor]] = {}  # for good: a captured graph may read them
 
 
-def _order(length: int, counts: tuple[int, ...], device: torch.device) -> tuple[Tensor, Tensor]:
+def _order(length: int, counts: tuple[int, ...], like: Tensor) -> tuple[Tensor, Tensor]:
     """Of histories [length, n] one after the other: where each number's begins, and how far apart its entries are."""
+    device = like.device
+    if is_traced(like):  # a tracer's tensors and ours do not mix
+        return _ordered(length, counts, device)
     found = _ORDERS.get((length, counts, device))
     if found is None:
         found = _ordered(length, counts, device)
-        capturing = device.type == "cuda" and torch.cuda.is_current_stream_capturing()
-        if type(found[0]) is Tensor and not capturing:  # not a tracer's, nor a graph's memory
+        if not (device.type == "cuda" and torch.cuda.is_current_stream_capturing()):  # not a graph's memory
             _ORDERS[length, counts, device] = found
     return found
+
+
+def is_traced(t: Tensor) -> bool:
+    return isinstance(t, torch._subclasses.FakeTensor) or t.is_meta
 
 
 def _ordered(length: int, counts: tuple[int, ...], device: torch.device) -> tuple[Tensor, Tensor]:
@@ -483,7 +489,7 @@ def update(
 ) -> None:
     """The update for histories of one length: a few launches on all of them laid one after the other."""
     counts = tuple(s.numel() for s in scales)
-    first, step = _order(length, counts, newest.device)
+    first, step = _order(length, counts, newest)
     history = torch.cat([h.flatten() for h in histories])
     old = torch.cat([s.flatten() for s in scales])
     newest = newest if newest.numel() else torch.zeros_like(old)
