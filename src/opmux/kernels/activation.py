@@ -20,30 +20,30 @@ from ..specs import _fp8
 from ..specs import activation as spec
 from .lib.config import Tiles, tunable
 from .lib.fp8 import cast_of, inverse_room, note, put
-from .lib.gates import clamp, gate_slope, least_gap, per_program, sigmoid, silu, silu_slope, srelu, srelu_slope, tile
+from .lib.gates import (
+    clamp,
+    gate_slope,
+    gelu,
+    gelu_slope,
+    least_gap,
+    per_program,
+    sigmoid,
+    silu,
+    silu_slope,
+    srelu,
+    srelu_slope,
+    tile,
+)  # fmt: skip
 from .lib.launch import Launcher
 from .lib.plans import plans
 from .lib.rows import DEVICES, Room, Rows, cores, even_rows, packed, wide_of
 from .lib.totals import adding_up, share_of
 
-K1 = tl.constexpr(spec.K1)
-K3 = tl.constexpr(spec.K3)
 SQRT_HALF = tl.constexpr(0.7071067811865476)
 INV_SQRT_2PI = tl.constexpr(0.3989422804014327)
 
 
 # ---- the maths, on values that are already wide ---------------------------------------------------------------------
-
-
-@triton.jit
-def gelu(x):
-    return x * sigmoid(x * (K1 + K3 * x * x))
-
-
-@triton.jit
-def gelu_slope(x):
-    x = clamp(x)
-    return gate_slope(x, x * (K1 + K3 * x * x), K1 + 3 * K3 * x * x)
 
 
 @triton.jit

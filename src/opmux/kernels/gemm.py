@@ -21,34 +21,14 @@ from ..core import policy as policies
 from ..core.errors import NotSupported
 from ..core.registry import impl
 from ..specs import gemm as spec
-from ..specs.activation import FAR, K1, K3
 from .lib.config import Tiles, tunable
+from .lib.gates import gelu, gelu_slope
 from .lib.interpret import interpreting
 from .lib.launch import Launcher, _compiling_only
 from .lib.plans import plans
 from .lib.rows import DEVICES, Room, wide_of
 
-GELU_1, GELU_3, GELU_FAR = tl.constexpr(K1), tl.constexpr(K3), tl.constexpr(FAR)
-
 # ---- the kernels ----------------------------------------------------------------------------------------------------
-
-
-@triton.jit
-def sigmoid(x):
-    return 1.0 / (1.0 + tl.exp(-x))
-
-
-@triton.jit
-def gelu(x):
-    return x * sigmoid(x * (GELU_1 + GELU_3 * x * x))
-
-
-@triton.jit
-def gelu_slope(x):
-    x = tl.where(x > GELU_FAR, GELU_FAR, tl.where(x < -GELU_FAR, -GELU_FAR, x))
-    k = x * (GELU_1 + GELU_3 * x * x)
-    s = sigmoid(k)
-    return s + x * (GELU_1 + 3 * GELU_3 * x * x) * s * sigmoid(-k)
 
 
 @triton.jit

@@ -1,4 +1,4 @@
-"""What activations and gates with factors share: the maths of a few, tiles of rows, and how wide these are."""
+"""What activations, scaled gates and gemm share: the maths of a few, tiles of rows, and how wide these are."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ import triton.language as tl
 from ...specs import activation as spec
 
 FAR = tl.constexpr(spec.FAR)
+K1 = tl.constexpr(spec.K1)
+K3 = tl.constexpr(spec.K3)
 
 
 @triton.jit
@@ -27,6 +29,17 @@ def gate_slope(x, k, rate):
     """(x * sigmoid(k))', with rate = k'."""
     s = sigmoid(k)
     return s + x * rate * s * sigmoid(-k)
+
+
+@triton.jit
+def gelu(x):
+    return x * sigmoid(x * (K1 + K3 * x * x))
+
+
+@triton.jit
+def gelu_slope(x):
+    x = clamp(x)
+    return gate_slope(x, x * (K1 + K3 * x * x), K1 + 3 * K3 * x * x)
 
 
 @triton.jit
