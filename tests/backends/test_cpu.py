@@ -133,6 +133,31 @@ def test_softmax_of_rows_with_nothing_to_see():
               spec_of("scaled_softmax").reference(x, mask, -2.0, causal))  # fmt: skip
 
 
+@pytest.mark.parametrize("dtype", ops.ALL, ids=str)
+@pytest.mark.parametrize("size", [1e4, 1.1e10, 1e25, 1e300, "max"])
+def test_softmax_of_huge_rows(size, dtype):
+    """A row that a caller masked by the least finite number is as good as any: no scaling makes it NaN."""
+    most = torch.finfo(dtype).max
+    size = most if size == "max" else size
+    if size > most:
+        pytest.skip("not a number of this dtype")
+    rows = torch.stack([torch.full((37,), v).double() for v in (-1, 1, -0.3, 0.7)])
+    rows = torch.cat((rows, torch.where(torch.arange(37) % 3 == 0, 0.3, -1.0)[None].double()))
+    x = (rows * size).to(dtype)
+    for name in ("softmax", "log_softmax"):
+        agree(name, KERNEL[name](x), spec_of(name).reference(x))
+    for scale in (1.0, 128**-0.5, -(64**-0.5), 1 / 3):
+        for mask in (None, torch.arange(37) % 2 == 0):
+            for causal in (False, True):
+                args = x, mask, scale, causal
+                y = KERNEL["scaled_softmax"](*args)
+                assert y.isfinite().all()
+                agree("scaled_softmax", y, spec_of("scaled_softmax").reference(*args))
+                grads = torch.randn(5, 37).to(dtype), y, scale, causal
+                agree("scaled_softmax_bwd", KERNEL["scaled_softmax_bwd"](*grads),
+                      spec_of("scaled_softmax_bwd").reference(*grads))  # fmt: skip
+
+
 def test_long_rows_and_many_rows_lose_nothing():
     x = torch.rand(2, 300_001) + 1
     _, mean, rstd = KERNEL["layer_norm"](x, torch.ones(300_001), None, 0.0)

@@ -44,3 +44,11 @@ def test_loads_are_wide_and_nothing_spills(form, n):
         loads = [line for line in kernel.asm["ptx"].splitlines() if "ld.global" in line]
         assert loads and all("v4.b32" in line for line in loads), kernel.name
         assert kernel.spills() == 0, kernel.name
+
+
+@pytest.mark.parametrize("n", [64, 65536])
+@pytest.mark.parametrize("form", FORMS)
+def test_scaling_is_not_fused_with_taking_off_the_largest(form, n):
+    """`x * scale - top` in one rounding is not 0 at the top: where x is huge, its exponential is 0 or infinite."""
+    forward = build("sm_90", n, torch.float32, *FORMS[form])[0]
+    assert "ex2" in forward.asm["ptx"] and "fma" not in forward.asm["ptx"]

@@ -112,6 +112,9 @@ def _fwd_pieces(
         if mask_ptr is not None:
             covered = _covered(mask_ptr, row, o, m_x, b_stride, h_stride, i_stride, heads, queries, COLUMNS)
             m_seen = m_seen & (covered == 0)
+        # The selection keeps product and difference apart. Fused, x * factor - top is not 0 at the top but off by the
+        # rounding of top: hundreds, where x is beyond 1e10.
+        b_x = tl.where(m_seen, b_x, -float("inf"))
         b_y = tl.where(m_seen, tl.exp(b_x - top) / total, 0.0)
         tl.store(y_ptr + o, b_y.to(y_ptr.dtype.element_ty), mask=m)
     if CAUSAL:

@@ -19,7 +19,7 @@ using Two = std::tuple<Tensor, Tensor>;
 using Three = std::tuple<Tensor, Tensor, Tensor>;
 
 bool norm_takes(const Tensor& x, const Tensor& weight) {
-  return ours(x) && x.dim() > 0 && is_float(x.scalar_type()) && stride_of(x) >= 0 && is_column(weight, x);
+  return x.dim() > 0 && is_float(x.scalar_type()) && stride_of(x) >= 0 && is_column(weight, x);
 }
 
 template <class T, class W> W rms_row(const T* x, const W* w, T* y, const Rows& rows, double eps) {
@@ -191,34 +191,41 @@ Three layer_norm_bwd(
 template <class W> constexpr W INF = std::numeric_limits<W>::infinity();
 
 bool softmax_takes(const Tensor& x, int64_t dim) {
-  return ours(x) && x.dim() > 0 && is_float(x.scalar_type()) && (dim == -1 || dim == x.dim() - 1) && stride_of(x) >= 0;
+  return x.dim() > 0 && is_float(x.scalar_type()) && (dim == -1 || dim == x.dim() - 1) && stride_of(x) >= 0;
 }
 
-// e = exp(scale * x - top), and the sum of them; e may be x.
-template <class W> C10_NOINLINE W exponentials(const W* x, W scale, W top, W* e, int64_t n) {
+// e = exp(x - top), and the sum of them; e may be x. No product in here: the compiler would make x * scale - top one
+// fused operation, which is not 0 at the top but off by the rounding of top: hundreds, where x is beyond 1e10.
+template <class W> C10_NOINLINE W exponentials(const W* x, W top, W* e, int64_t n) {
   return sums_over<1, W>(n, [&](int64_t i, int64_t k, auto& acc) HOT {
-    Pack<W> v = exp<true>(load(x + i, k) * scale - top);
+    Pack<W> v = exp<true>(load(x + i, k) - top);
     store(e + i, v, k);
     acc[0] = acc[0] + only(v, k, W(0));
   })[0];
 }
 
-// The largest of scale * x. What exponentials() then reads is x itself where it is of W, else scaled copies in e.
-template <class T, class W> HOT inline W largest(const T* x, W scale, W* e, int64_t n) {
+// The largest of scale * x; with COPY, all of them go to e.
+template <bool COPY, class T, class W> HOT inline W largest(const T* x, W scale, W* e, int64_t n) {
   Pack<W> most(-INF<W>);
   sweep<W>(n, [&](int64_t i, int64_t k) HOT {
-    Pack<W> v = load(x + i, k) * scale;
-    if constexpr (!std::is_same_v<T, W>) store(e + i, v, k);
+    Pack<W> v = load(x + i, k);
+    if constexpr (COPY) store(e + i, v = v * scale, k);
     most = larger(most, only(v, k, -INF<W>));
   });
   return largest_of(most);
 }
 
-// exp(scale * x - the largest) goes to e; their sum, and the largest.
+// exp(scale * x - the largest) goes to e; their sum, and the largest. x itself is read twice where it is what the
+// exponentials are of.
 template <class T, class W> inline std::array<W, 2> exps(const T* x, W scale, W* e, int64_t n) {
-  const W top = largest(x, scale, e, n);
-  if constexpr (std::is_same_v<T, W>) return {exponentials(x, scale, top, e, n), top};
-  else return {exponentials<W>(e, W(1), top, e, n), top};
+  if constexpr (std::is_same_v<T, W>) {
+    if (scale == W(1)) {
+      const W top = largest<false>(x, scale, e, n);
+      return {exponentials(x, top, e, n), top};
+    }
+  }
+  const W top = largest<true>(x, scale, e, n);
+  return {exponentials<W>(e, top, e, n), top};
 }
 
 // The exponentials of a row stand in the result where that is of W, else in a row of the thread's own.
@@ -294,7 +301,7 @@ struct MaskRows {
   static bool takes(const Tensor& mask, const Tensor& x) {
     const int64_t dims = mask.dim(), lead = x.dim() - dims;
     const bool bytes = mask.scalar_type() == ScalarType::Bool || mask.scalar_type() == ScalarType::Byte;
-    if (!ours(mask) || !bytes || dims < 1 || lead < 0 || x.dim() > 16) return false;
+    if (!bytes || dims < 1 || lead < 0 || x.dim() > 16) return false;
     if (mask.size(-1) != x.size(-1) || (mask.size(-1) > 1 && mask.stride(-1) != 1)) return false;
     for (int64_t d = 0; d < dims; ++d) {
       if (mask.size(d) != 1 && mask.size(d) != x.size(lead + d)) return false;
@@ -356,7 +363,7 @@ Tensor softmax_of(const Tensor& x, const OptTensor& mask, double scale, bool cau
           store(e + i, v, k);
           most = larger(most, only(v, k, -INF<W>));
         });
-        const W part = W(1) / exponentials<W>(e, W(1), largest_of(most), e, n);
+        const W part = W(1) / exponentials<W>(e, largest_of(most), e, n);
         sweep<W>(n, [&](int64_t i, int64_t k) HOT {
           store(out + i, where(load_all(m + i), Pack<W>(W(0)), load(e + i, k) * part), k);
         });
@@ -532,7 +539,7 @@ void elementwise(const Kernels& kernels, ScalarType dtype, const Args& args) {
   });
 }
 
-bool act_takes(const Tensor& x) { return ours(x) && is_float(x.scalar_type()) && stride_of(x) >= 0; }
+bool act_takes(const Tensor& x) { return is_float(x.scalar_type()) && stride_of(x) >= 0; }
 
 // Tensors of one shape: all in one piece, or rows.
 void alike(const Kernels& kernels, std::initializer_list<const Tensor*> in, std::initializer_list<Tensor*> out) {
@@ -661,8 +668,10 @@ template <class A> Two biased_bwd(const Tensor& dy, const Tensor& x, const OptTe
 }  // namespace
 
 // For any backend, as a tensor on another one must be declined, not refused by torch; and for autograd too, a detour of
-// 1.5 us otherwise. There is no gradient to know of: opmux calls these where autograd is taken care of.
-#define OP(name, schema, f) m.def(name schema, torch::dispatch(c10::DispatchKey::CompositeImplicitAutograd, &f))
+// 1.5 us otherwise. So anything that torch calls a tensor arrives here, and the gate is part of what is registered.
+// There is no gradient to know of: opmux calls these where autograd is taken care of.
+#define OP(name, schema, f) \
+  m.def(name schema, torch::dispatch(c10::DispatchKey::CompositeImplicitAutograd, &Gated<&f>::run))
 #define GATED(act)                                                                \
   OP(#act "_mul", "(Tensor a, Tensor b) -> Tensor", mul<act>);                    \
   OP(#act "_mul_bwd", "(Tensor dy, Tensor a, Tensor b) -> (Tensor, Tensor)", mul_bwd<act>); \

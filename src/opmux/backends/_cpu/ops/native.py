@@ -133,6 +133,8 @@ def function(name: str, params: str, results: int, dtypes: Iterable[torch.dtype]
 def _look(value: Any) -> str:
     if not isinstance(value, torch.Tensor):
         return repr(value)
+    if value.is_nested:  # has no shape to ask for
+        return "a nested tensor"
     dtype = str(value.dtype).removeprefix("torch.")
     return f"{dtype}{list(value.shape)} on {value.device}" + (
         f" with strides {value.stride()}" if value.layout is torch.strided else ""

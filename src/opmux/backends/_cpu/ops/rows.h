@@ -21,9 +21,40 @@ using OptTensor = std::optional<Tensor>;
 
 constexpr int64_t GRAIN = 32768;  // numbers that are worth a thread: what ATen says of its own
 
-bool ours(const Tensor& t) {
-  return t.defined() && t.device().is_cpu() && t.layout() == at::kStrided && !t._is_zerotensor() && t.has_storage();
+// ---- the gate -------------------------------------------------------------------------------------------------------
+
+// Whether all numbers of t lie inside its storage. FSDP frees a storage and leaves the tensor as it is.
+bool has_memory(const Tensor& t) {
+  if (!t.has_storage()) return false;
+  if (t.numel() == 0) return true;
+  const c10::StorageImpl* storage = t.storage().unsafeGetStorageImpl();
+  int64_t last = t.storage_offset();
+  for (int64_t d = 0; d < t.dim(); ++d) last += (t.size(d) - 1) * t.stride(d);
+  return storage->data() != nullptr && static_cast<size_t>(last + 1) * t.itemsize() <= storage->nbytes();
 }
+
+// A dense CPU tensor with memory whose numbers mean what they say. The list of dispatch keys is of those allowed: every
+// other one (Python, functorch, functionalization, quantized, sparse, nested, the negative and the conjugate bit,
+// forward AD's zeros, what torch adds next year) says that reading the memory is wrong, or that there is none.
+bool plain(const Tensor& t) {
+  using c10::DispatchKey;
+  static const c10::DispatchKeySet allowed(
+      {DispatchKey::CPU, DispatchKey::ADInplaceOrView, DispatchKey::AutogradCPU, DispatchKey::AutocastCPU});
+  if (!t.defined()) return false;
+  const c10::DispatchKeySet keys = t.key_set();
+  return keys.has(DispatchKey::CPU) && (keys.raw_repr() & ~allowed.raw_repr()) == 0 && has_memory(t);
+}
+bool plain(const OptTensor& t) { return !t || plain(*t); }
+template <class N> std::enable_if_t<std::is_arithmetic_v<N>, bool> plain(N) { return true; }
+
+// F behind the gate: its result is undefined unless every tensor is plain. An argument of another kind, such as a list
+// of tensors, does not compile until plain() is told what to look at.
+template <auto F> struct Gated;
+template <class R, class... A, R (*F)(A...)> struct Gated<F> {
+  static R run(A... args) { return (plain(args) && ...) ? F(args...) : R(); }
+};
+
+// ---- rows -----------------------------------------------------------------------------------------------------------
 
 template <class F> bool by_dtype(ScalarType dtype, F f) {
   switch (dtype) {
@@ -80,13 +111,13 @@ template <class T> struct In {
 inline void soon(const void* p) { __builtin_prefetch(p); }
 
 bool fits(const Tensor& t, const Tensor& x) {
-  return ours(t) && t.scalar_type() == x.scalar_type() && t.sizes() == x.sizes() && stride_of(t) >= 0;
+  return t.scalar_type() == x.scalar_type() && t.sizes() == x.sizes() && stride_of(t) >= 0;
 }
 bool is_column(const Tensor& t, const Tensor& x) {
-  return ours(t) && is_float(t.scalar_type()) && t.dim() == 1 && t.size(0) == x.size(-1) && t.is_contiguous();
+  return is_float(t.scalar_type()) && t.dim() == 1 && t.size(0) == x.size(-1) && t.is_contiguous();
 }
 bool is_statistic(const Tensor& t, const Tensor& x) {
-  return ours(t) && t.scalar_type() == wide_of(x.scalar_type()) && t.is_contiguous() &&
+  return t.scalar_type() == wide_of(x.scalar_type()) && t.is_contiguous() &&
       t.sizes() == x.sizes().slice(0, x.dim() - 1);
 }
 
