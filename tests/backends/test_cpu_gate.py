@@ -181,7 +181,7 @@ def test_what_functorch_unwraps_first_is_computed(transform):
 
 
 def test_plain_tensors_of_every_origin_are_taken():
-    """The gate is no wall: parameters, views, inference tensors, shared memory, lazy clones, tensors with a gradient."""
+    """The gate is no wall: parameters, views, inference tensors, shared memory, lazy clones, with a gradient."""
     want = torch.nn.functional.silu(torch.ones(4))
     with torch.inference_mode():
         made = torch.ones(4)
