@@ -85,6 +85,8 @@ BATCHES = [
     ((32, 512, 7, 7), "whole"),
     ((4096, 1024), None),
     ((256, 1024), "whole"),
+    ((16, 2048, 7, 7), "whole"),  # several units a program
+    ((8, 2856, 4, 4), "whole"),
     ((5, 3, 37, 41), None),
     ((2, 7, 3, 5, 11), None),
 ]
@@ -116,6 +118,23 @@ def test_batch_norm(shape, way, last, dtype):
         n = (x.numel() // shape[1]) ** 0.5
         for a, t in zip(got[1:], true_grads[1:], strict=True):
             close(a, t, f32, scale=n)
+
+
+@pytest.mark.parametrize("shape, step", [((16, 2048, 7, 7), 1), ((8, 2856, 4, 4), 2), ((2, 4096, 3, 5), 1)], **by_name)
+def test_many_channels_of_few_places_under_aten(shape, step):
+    x, dy, w, b = draw((*shape[:-1], shape[-1] * step), bf16)
+    x, dy = x[..., ::step], dy[..., ::step]
+    true = doubles(x, w, b)
+    want = F.batch_norm(true[0], None, None, true[1], true[2], True)
+    true_grads = torch.autograd.grad(want, true, dy.double())
+    ours = leaves(x, w, b)
+    with opmux.use():
+        y = F.batch_norm(ours[0], None, None, ours[1], ours[2], True)
+        got = torch.autograd.grad(y, ours, dy)
+    close(y, want, bf16)
+    close(got[0], true_grads[0], bf16, scale=2)
+    for a, t in zip(got[1:], true_grads[1:], strict=True):
+        close(a, t, f32, scale=(x.numel() // shape[1]) ** 0.5)
 
 
 @pytest.mark.parametrize("dtype", [bf16, f16, f32, f64], **by_name)

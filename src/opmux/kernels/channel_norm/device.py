@@ -34,6 +34,20 @@ def _sums(b_a, b_b, AXIS: tl.constexpr, BOTH: tl.constexpr, PAIRS: tl.constexpr)
 
 
 @triton.jit
+def _unit_sums(b_a, b_b, BOTH: tl.constexpr, PAIRS: tl.constexpr):
+    """The sums of [BLOCK_U, BLOCK_K, BLOCK_L] over each unit, as `_sums`. Of several units one dimension after the
+    other: Triton before 3.7 reduces wrongly along a dimension that a reshape has merged (`lib/layouts.py`). A unit
+    alone has nothing to be mixed up with, and is quicker at once."""
+    if b_a.shape[0] == 1:
+        N: tl.constexpr = b_a.shape[1] * b_a.shape[2]
+        a, b = _sums(tl.reshape(b_a, [1, N]), tl.reshape(b_b, [1, N]), 1, BOTH, PAIRS)
+    else:
+        a, b = _sums(b_a, b_b, 1, BOTH, PAIRS)
+        a, b = _sums(a, b, 1, BOTH, PAIRS)
+    return a, b
+
+
+@triton.jit
 def _inverse(stat_ptr, i_u, m_u, eps, GIVEN: tl.constexpr, WIDE: tl.constexpr):
     """One over the deviation, where that is given, or a variance, or a norm."""
     b = tl.load(stat_ptr + i_u, mask=m_u, other=1.0).to(WIDE)
@@ -131,9 +145,9 @@ def _fwd(
     count = n_k * n_l
     mean = tl.zeros([BLOCK_U], WIDE)
     if CENTRED:
-        mean = tl.sum(tl.reshape(b_x, [BLOCK_U, BLOCK_K * BLOCK_L]), 1) / count
+        mean = _unit_sums(b_x, b_x, False, False)[0] / count
         b_x = tl.where(m, b_x - mean[:, None, None], 0.0)
-    m2 = tl.sum(tl.reshape(b_x * b_x, [BLOCK_U, BLOCK_K * BLOCK_L]), 1)
+    m2 = _unit_sums(b_x * b_x, b_x, False, False)[0]
     rstd = _keep(
         mean, m2, i_r * n_f + i_f, i_r < n_r, mean_ptr, rstd_ptr, rm_ptr, rv_ptr, nm_ptr, nv_ptr,
         count, eps, momentum, CENTRED,
@@ -167,8 +181,7 @@ def _dx_of_units(
         b_w = tl.load(w_ptr + i_c, mask=m_c, other=0.0).to(WIDE)
     # b_dy is 0 where nothing is: so are the products, whatever b_x is there
     if CHANNEL == "unit":
-        b_p = tl.reshape(b_dy * b_x, [BLOCK_U, BLOCK_K * BLOCK_L])
-        s_2, s_1 = _sums(b_p, tl.reshape(b_dy, [BLOCK_U, BLOCK_K * BLOCK_L]), 1, CENTRED, PAIRS)
+        s_2, s_1 = _unit_sums(b_dy * b_x, b_dy, CENTRED, PAIRS)
         b_v = tl.reshape(tl.broadcast_to(b_w, [BLOCK_U, 1, 1]), [BLOCK_U])
         c_2, c_1 = s_2 * b_v, s_1 * b_v
     elif CHANNEL == "run":

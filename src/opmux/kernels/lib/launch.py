@@ -23,6 +23,7 @@ from torch import Tensor
 
 from ...core import library
 from ...core.errors import NotSupported
+from . import layouts
 
 Grid = tuple[int, int, int]
 
@@ -116,8 +117,26 @@ class Launcher:
             return guard(kernel[grid])(*args, **config.options)
         if first.is_cuda and first.get_device() != torch.cuda.current_device():
             with torch.cuda.device(first.device):
-                return kernel[grid](*args, **config.options)
-        return kernel[grid](*args, **config.options)
+                return _checked(kernel[grid](*args, **config.options))
+        return _checked(kernel[grid](*args, **config.options))
+
+
+_sound: set[str] = set()  # by hash: compiled kernels whose reductions were looked at
+
+
+def _checked(compiled: Any) -> Any:
+    """A compiled kernel, or Miscompiled: no silently wrong result. Kernels compiled for tests must suit any Triton."""
+    name = getattr(compiled, "hash", None)
+    if name is None or name in _sound or not (layouts.old_reductions() or _compiling_only()):
+        return compiled
+    wrong = layouts.wrong_reduction(compiled.asm.get("ttgir", ""))
+    if wrong:
+        raise layouts.Miscompiled(
+            f"kernel {compiled.name}: Triton before 3.7 compiles {wrong} wrongly (this is {triton.__version__}). "
+            "Its result is not used. Install triton>=3.7, or other tiles where these are tuned ones."
+        )
+    _sound.add(name)
+    return compiled
 
 
 def _compiling_only() -> bool:

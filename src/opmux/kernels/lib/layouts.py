@@ -1,0 +1,77 @@
+"""Which reductions Triton before 3.7 compiles wrongly, by the layouts in a kernel's TTGIR.
+
+Its lowering of `tt.reduce` takes the lanes (and the warps) of each dimension for adjacent bits of the lane's (warp's)
+number. Blocked layouts are always so. A `tl.reshape` that merges two dimensions of a blocked layout gives a linear
+layout that need not be: with lanes [[0, 4], [0, 8], [1, 0], [2, 0], [0, 16]] dimension 1 has bits 0, 1 and 4, the
+kernel shuffles over bits 0, 1 and 2, and sums parts of other rows or of unwritten shared memory. There is no error.
+Triton 3.7 lowers reductions by linear layouts, and is right for all of them (triton-lang/triton, pull request 9219).
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+
+import triton
+
+from ...core.errors import OpmuxError
+
+Bases = list[list[int]]
+
+_LINEAR = re.compile(r"^(#\w+) = #ttg\.linear<\{.*?lane = (\[.*?\]), warp = (\[.*?\]), block", re.MULTILINE)
+_REDUCE = re.compile(
+    r'"tt\.reduce"\(.*?<\{axis = (?P<axis>\d+) : i32\}>.*?\n\s*\}\) : \((?P<types>.*?)\) -> ', re.DOTALL
+)
+_SLICED = re.compile(r"#ttg\.slice<\{dim = (\d+), parent = (.*)\}>$")
+
+
+class Miscompiled(OpmuxError, RuntimeError):
+    """Triton compiled a kernel wrongly, in a way that is known: its results must not be used."""
+
+
+@functools.cache
+def old_reductions() -> bool:
+    """Whether this Triton has the old lowering of reductions."""
+    major, minor = (int(n) for n in triton.__version__.split(".")[:2])
+    return (major, minor) < (3, 7)
+
+
+def wrong_reduction(ttgir: str) -> str:
+    """The first reduction of a kernel that the old lowering gets wrong, in words; "" where there is none."""
+    layouts = {name: (_bases(lanes), _bases(warps)) for name, lanes, warps in _LINEAR.findall(ttgir)}
+    if not layouts:
+        return ""
+    for found in _REDUCE.finditer(ttgir):
+        kind = found["types"].split(", #", 1)
+        for part, bases in zip(("lanes", "warps"), _resolve("#" + kind[1], layouts) if len(kind) > 1 else ()):
+            if not _in_order(bases, int(found["axis"])):
+                return f"a reduction along dimension {found['axis']} of {kind[0]}, ...> over {part} {bases}"
+    return ""
+
+
+def _bases(text: str) -> Bases:
+    return [[int(n) for n in one.split(",")] for one in re.findall(r"\[([\d, ]+)\]", text)]
+
+
+def _resolve(layout: str, layouts: dict[str, tuple[Bases, Bases]]) -> tuple[Bases, ...]:
+    """Lanes and warps of a linear layout, or of a slice of one; nothing for any other."""
+    layout = layout.split(">, tensor<")[0].strip()
+    name = re.match(r"#\w+", layout.removesuffix(">"))
+    if name and name[0] in layouts:
+        return layouts[name[0]]
+    sliced = _SLICED.match(layout if layout.endswith("}>") else layout.removesuffix(">"))
+    if sliced is None:
+        return ()
+    dim = int(sliced[1])
+    return tuple([b[:dim] + b[dim + 1 :] for b in bases] for bases in _resolve(sliced[2], layouts))
+
+
+def _in_order(bases: Bases, axis: int) -> bool:
+    """Whether every dimension has adjacent bits, those that repeat an element left out; the axis with them."""
+    if any(sum(map(bool, b)) > 1 for b in bases):
+        return False
+    dims = [next((d for d, n in enumerate(b) if n), None) for b in bases]
+    real = [d for d in dims if d is not None]
+    seen = [d for i, d in enumerate(real) if i == 0 or real[i - 1] != d]
+    along = [i for i, d in enumerate(dims) if d == axis]
+    return len(seen) == len(set(seen)) and (not along or along[-1] - along[0] + 1 == len(along))
