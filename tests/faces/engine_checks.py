@@ -783,6 +783,10 @@ def _rows_of(rows: list[tuple], unused: tuple[str, ...], body: Callable[[], None
         HERE._unused.clear()
         for overload in table().values():
             overload.rows.pop(DEVICE, None)
+        registry = get_default_manager().registry
+        for impl in found.impls:
+            if impl in registry.impls(impl.op_name):
+                registry.unregister(impl.op_name, impl.impl_id)
         engine.forget()
         get_default_manager().invalidate("a test")
 
@@ -826,6 +830,87 @@ def rows_of_a_vendor() -> None:
     with ours("exp", "sin"):
         same(torch.exp(x), opmux.native("exp")(x))
         same(torch.sin(x), opmux.native("sin")(x))
+
+
+@check
+def rows_that_take_tensors_only() -> None:
+    """A number in a tensor's place is the next candidate's; the row keeps the calls that it can serve."""
+    from opmux.backends import Autograd
+
+    calls: list[str] = []
+
+    def add(self: Tensor, other: Tensor, *, alpha: float = 1) -> Tensor:
+        calls.append("add")
+        return self.contiguous().view(-1).sub(other.neg().view(-1), alpha=alpha).view(self.shape)
+
+    def add_(self: Tensor, other: Tensor, *, alpha: float = 1) -> Tensor:
+        calls.append("add_")
+        return self.copy_(add(self, other, alpha=alpha))
+
+    def body() -> None:
+        x, y = rand(4), rand(4)
+        plain = [(x.cpu() + 1), (2 - x.cpu()) * -1 + 3, x.cpu() + y.cpu()]
+        opmux.enable()
+        for _ in range(5):  # more often than a failure takes to be remembered, or a row to be trusted
+            for made in (x + 1, torch.add(x, 1), 1 + x, x.clone().add_(1)):
+                same(made.cpu(), plain[0])
+            same(torch.add(x, 1, alpha=2).cpu(), x.cpu() + 2)
+        calls.clear()
+        same((x + y).cpu(), plain[2])
+        same(x.clone().add_(y).cpu(), plain[2])
+        assert calls == ["add", "add_", "add"], calls
+        assert not get_default_manager().failures()
+
+    _rows_of([("add.Tensor", add, Autograd.disable), ("add_.Tensor", add_, Autograd.disable)], (), body)
+
+
+@check
+def rows_above_autograd_that_fail() -> None:
+    from opmux.backends import Autograd
+
+    class Broken(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, self: Tensor) -> Tensor:
+            raise RuntimeError("my own")
+
+    def body() -> None:
+        x = rand(3, grad=True)
+        opmux.enable()
+        same(torch.cos(x).detach().cpu(), x.detach().cpu().cos())  # torch's, with torch's gradient
+        torch.cos(x).sum().backward()
+        same(x.grad.cpu(), -x.detach().cpu().sin())
+        with opmux.policy(strict=True):
+            raises(RuntimeError, "my own", lambda: torch.cos(x))
+
+    _rows_of([("cos", Broken, Autograd.enable)], (), body)
+
+
+@check
+def compositions_keep_their_gradient() -> None:
+    """`F.rms_norm` has no kernel here but ours: torch composes it, and its backward has no kernel at all."""
+    if DEVICE == "cuda":
+        return
+    ways = (lambda x: x, lambda x: x.t(), lambda x: x[:, ::2], lambda x: x[:, :1].expand(4, 8))
+
+    def gradient(look: Callable[[Tensor], Tensor], turn: Callable[[], Any] = lambda: None) -> list[Any]:
+        torch.manual_seed(4)
+        x = rand(4, 8, grad=True)
+        y = F.rms_norm(look(x), look(x).shape[-1:])
+        turn()
+        (grad,) = torch.autograd.grad(y, x, y.detach().new_ones(()).expand(y.shape))
+        return [y.detach(), grad]
+
+    for look in ways:
+        wanted = gradient(look)
+        with opmux.use():
+            same(gradient(look), wanted)
+        with opmux.use(), opmux.policy("reference"):
+            same(gradient(look), wanted)
+        same(gradient(look), wanted)  # registered, and off
+        opmux.enable()
+        same(gradient(look, opmux.disable), wanted)
+        same(gradient(look, opmux.enable), wanted)
+        opmux.disable()
 
 
 def main() -> None:

@@ -19,7 +19,6 @@ from torch import Tensor
 
 from ...core import facts, library
 from ...core.default import DefaultManager, get_default_manager
-from ...core.errors import NotSupported
 from ...core.jump import Form, Jump
 from ...core.lock import lock
 from ...core.log import logger
@@ -29,9 +28,8 @@ from ...runtime import detect, packages
 from ...runtime.machine import HERE
 from ...runtime.vendor import Autograd
 from ...runtime.vendor_ops import AtenRow
-from . import native
-from .overloads import Overload, row_for, table, vendors_own
-from .schema import Shape
+from . import above, native
+from .overloads import Overload, declining_numbers, row_for, table, vendors_own
 
 
 class State:
@@ -132,11 +130,14 @@ class Device:
             logger.debug("%s does not fit aten::%s, and is not used there", row.impl_id, row.overload)
             return
         made.rows[self.name] = OpImpl(
-            made.key, row.impl_id, BackendImplKind.DEFAULT, HERE.vendor_of(self.name), off_inside(call), row.priority,
+            made.key, row.impl_id, BackendImplKind.DEFAULT, HERE.vendor_of(self.name),
+            off_inside(declining_numbers(made.shape, call)), row.priority,
             devices=frozenset({self.name}),
         )  # fmt: skip
 
     def _can(self, manager: Any, overload: Overload) -> bool:
+        if self.name == "cpu" and not native.exists(overload.shape, self.key):
+            return False  # torch has no kernel to decline to, and nothing calls the op on a CPU
         impls = (*overload.rows.values(), *(i for base in overload.bases for i in manager.registry.impls(base)))
         return any(
             i.kind is not BackendImplKind.REFERENCE
@@ -158,11 +159,13 @@ class Device:
                 self._register_one(overload, self._library)
 
     def _register_one(self, overload: Overload, lib: torch.library.Library) -> None:
+        """An override on the device's key; above autograd too, where a kernel below it would change gradients."""
         shape = overload.shape
         row = self.rows.get(overload.name) if self.name in overload.rows else None
-        own_gradient = row is not None and (row.autograd is Autograd.enable or shape.composite)
-        above = f"Autograd{self.key}"
-        kept = torch.library.get_kernel(f"aten::{shape.name}", above).call_boxed if own_gradient else None
+        autograd = f"Autograd{self.key}"
+        composed = above.composed_on(shape, self.key)
+        lifts = composed or (row is not None and row.autograd is Autograd.enable)
+        over = torch.library.get_kernel(f"aten::{shape.name}", autograd).call_boxed if lifts else None
         overload.natives[self.name] = kernel = native.kernel(shape, self.key)
         kernel.lifted_from = overload  # type: ignore[attr-defined]  # it takes the overload's arguments as they are
         jump = self._made.get(overload.name)
@@ -170,10 +173,14 @@ class Device:
             jump = self._made[overload.name] = _jump(overload, self.name)
         jump.globals["_native"] = kernel
         self.jumps[overload.name] = jump
+        if over is not None:
+            made = native.taking_numbers(shape, over)
+            if composed:
+                made = above.composed(overload, STATE, jump.fn, made)
+            if row is not None and row.autograd is Autograd.enable:
+                made = above.of_row(shape, row, overload.rows[self.name].fn, STATE, made)
+            lib.impl(shape.name, made, autograd, with_keyset=True)
         lib.impl(shape.name, jump.fn, self.key)
-        if row is not None and kept is not None:
-            native_above = native.taking_numbers(shape, kept)
-            lib.impl(shape.name, _with_gradient(shape, row, native_above), above, with_keyset=True)
 
     def remove(self) -> None:
         """Take the overrides away: torch is as it was."""
@@ -212,23 +219,6 @@ def _form(overload: Overload) -> Form:
         off += f" or not isinstance({overload.shape.tensors[0]}, _Tensor)"
     form.gate = f"if {off}:\n        return _native({form.passed})"
     return form
-
-
-def _with_gradient(shape: Shape, row: AtenRow, kept: Any) -> Callable[..., Any]:
-    """What runs above autograd for a vendor's function: it brings its own gradient, or, for an op that is made of
-    others, serves only calls that want none."""
-    run = off_inside(row.call)
-
-    def above(keys: Any, *args: Any, **kwargs: Any) -> Any:
-        wanted = torch.is_grad_enabled() and any(t.requires_grad for t in facts.tensors((args, kwargs)))
-        if shape.name in STATE.on and (row.autograd is Autograd.enable or not wanted):
-            try:
-                return run(*args, **kwargs)
-            except NotSupported:
-                pass
-        return kept(keys, *args, **kwargs)
-
-    return above
 
 
 # ---- all devices ----------------------------------------------------------------------------------------------------

@@ -16,13 +16,17 @@ _WIDEST = {bool: torch.bool, int: torch.int64, float: torch.float64, complex: to
 _CHOOSING = ("condition", "mask")  # tensors that take no part in promotion
 
 
+def exists(shape: Shape, key: str) -> bool:
+    """Whether torch can run an overload on a dispatch key: by a kernel, a composition or a backend's fallback."""
+    return torch._C._dispatch_has_computed_kernel_for_dispatch_key(f"aten::{shape.name}", key)
+
+
 def kernel(shape: Shape, key: str) -> Callable[..., Any]:
     """The kernel of an overload on a dispatch key, as a function of the overload's arguments."""
     at = getattr(torch._C.DispatchKey, key)
-    try:
-        boxed = torch.library.get_kernel(f"aten::{shape.name}", at).call_boxed
-    except RuntimeError:  # ATen has none there: ours is the only one
+    if not exists(shape, key):  # ours is the only one
         return _missing(shape, key)
+    boxed = torch.library.get_kernel(f"aten::{shape.name}", at).call_boxed
     return functools.partial(taking_numbers(shape, boxed), torch._C.DispatchKeySet(at))
 
 
@@ -47,7 +51,10 @@ def taking_numbers(shape: Shape, boxed: Callable[..., Any]) -> Callable[..., Any
 
 def _missing(shape: Shape, key: str) -> Callable[..., Any]:
     def native(*args: Any, **kwargs: Any) -> Any:
-        raise NotImplementedError(f"aten::{shape.name} has no kernel of ATen's for {key}")
+        raise NotImplementedError(
+            f"Could not run 'aten::{shape.name}' with arguments from the '{key}' backend: torch has no kernel for it "
+            "there, and no kernel of opmux takes this call"
+        )
 
     return native
 

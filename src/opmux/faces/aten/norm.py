@@ -211,7 +211,7 @@ def rms_norm_backward(
     weight: Tensor | None,
     output_mask: Sequence[bool],
 ) -> Any:
-    """There is a kernel of torch's to decline to on CUDA alone: what the forward takes, this takes too."""
+    """Only CUDA has a native backward to fall back to; elsewhere the forward is overridden above autograd."""
     if grad_out.dtype is not input.dtype or (mixed(input, weight) and not input.is_cpu):
         raise NotSupported("dtypes that differ are torch's to judge")
     lead, n = _rows(input, normalized_shape, weight)

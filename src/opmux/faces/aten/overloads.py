@@ -18,9 +18,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ...core.dispatch import is_fatal
 from ...core.errors import NotSupported
 from ...core.registry import BackendImplKind, Fit, OpImpl
 from ...core.spec import Derived, Spec, specs
+from ...runtime.machine import HERE
 from .adapters import ADAPTERS, Adapter
 from .schema import Shape, inplace_name, overloads, siblings
 
@@ -47,6 +49,9 @@ class Overload(Derived):
     def family(self) -> str:
         return specs.by_key[self.bases[0]].family if self.bases else "vendor"
 
+    def check_types(self, args: tuple, kwargs: dict) -> None:
+        """torch has checked the arguments before, and passes numbers where a schema says Tensor."""
+
     @property
     def parts(self) -> dict[str, Spec]:  # type: ignore[override]
         return {}
@@ -55,9 +60,12 @@ class Overload(Derived):
         """Rows, our kernels made to fit, ATen's own."""
         yield from self.rows.values()
         taken = {(r.impl_id, *sorted(r.devices or ())) for r in self.rows.values()}
+        rows = [row.fn for device in HERE.devices() for row in HERE.ops(device).rows.values()]
         for base in self.bases:
             for impl in impls_of(base):
                 if impl.kind is BackendImplKind.REFERENCE or (impl.impl_id, *sorted(impl.devices or ())) in taken:
+                    continue
+                if any(impl.fn is fn for fn in rows):  # a row serves the overloads that it names, and no other
                     continue
                 fn = fitted(self.shape, specs.by_key[base], self.adapter, impl)
                 yield OpImpl(
@@ -143,6 +151,23 @@ def row_for(overload: Overload, row: Any) -> Callable[..., Any] | None:
         return store(row.call(*args, **kwargs), *outs)
 
     return into
+
+
+def declining_numbers(shape: Shape, call: Callable[..., Any]) -> Callable[..., Any]:
+    """A vendor's function that may take tensors only: it declines a number in a tensor's place (`x + 1`) by failing."""
+    if len(shape.slots) < 2:
+        return call
+
+    def row(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return call(*args, **kwargs)
+        except Exception as error:
+            if is_fatal(error) or all(isinstance(args[i], Tensor) for i in shape.slots if i < len(args)):
+                raise
+            raise NotSupported(f"it does not take a number as a tensor ({type(error).__name__}: {error})") from error
+
+    row.__wrapped__ = call  # type: ignore[attr-defined]  # it takes what the function takes
+    return row
 
 
 def _asking(base: Spec, impl: OpImpl) -> Callable[..., Any]:
