@@ -113,3 +113,31 @@ def test_suppress_is_another_spelling():
 )
 def test_a_handled_error_passes(code):
     assert swallows(ast.parse(code)) == []
+
+
+# ---- locks ----------------------------------------------------------------------------------------------------------
+
+
+def plain_locks(tree: ast.AST) -> list[int]:
+    """Lines that make a lock of `threading`: a child process, forked while another thread holds it, waits for ever."""
+    names = {"Lock", "RLock", "Condition", "Semaphore", "BoundedSemaphore"}
+    lines = []
+    for node in ast.walk(tree):
+        match node:
+            case ast.Attribute(value=ast.Name(id="threading"), attr=name) if name in names:
+                lines.append(node.lineno)
+            case ast.ImportFrom(module="threading", names=found) if any(n.name in names for n in found):
+                lines.append(node.lineno)
+    return lines
+
+
+def test_locks_are_replaced_after_a_fork():
+    home = SRC / "opmux" / "core" / "lock.py"
+    bad = [f"{shown(p)}:{line}" for p in sources() if p != home for line in plain_locks(parse(p))]
+    assert not bad, "use opmux.core.lock.ForkSafeLock"
+    assert plain_locks(parse(home))
+
+
+@pytest.mark.parametrize("code", ["import threading\nx = threading.Lock()", "\nfrom threading import RLock"])
+def test_a_plain_lock_is_found(code):
+    assert plain_locks(ast.parse(code)) == [2]

@@ -253,11 +253,11 @@ specs.load_all()
 
 
 def check():
-    said, tries, library = [], [], build.library
+    said, tries, load = [], [], build.load
     handler = logging.Handler()
     handler.emit = lambda record: said.append(record.getMessage())
     logging.getLogger("opmux").addHandler(handler)
-    build.library = lambda *a, **k: tries.append(a) or library(*a, **k)
+    build.load = lambda *a, **k: tries.append(a) or load(*a, **k)
     x, w = torch.randn(3, 64, requires_grad=True), torch.ones(64)
     opmux.explain("rms_norm", x, w)
     facts = {"early": [len(tries), native._State.loaded], "runtimes": [native.runtimes()]}

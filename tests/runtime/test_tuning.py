@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import logging
 import multiprocessing
@@ -10,12 +11,13 @@ import shutil
 import signal
 import tempfile
 import time
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 import torch
 
-from opmux.runtime import detect, tuning, vendors
+from opmux.runtime import cache_dir, detect, tuning, vendors
 from opmux.runtime.tuning import Entry
 from opmux.runtime.vendors import Chip
 
@@ -63,6 +65,8 @@ def test_where(monkeypatch, tmp_path):
     monkeypatch.delenv("OPMUX_CACHE_DIR")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
     assert tuning.directory() == tmp_path / "xdg" / "opmux" / "tuning"
+    monkeypatch.setenv("XDG_CACHE_HOME", "relative")
+    assert tuning.directory() == tmp_path / ".cache" / "opmux" / "tuning"
     monkeypatch.delenv("XDG_CACHE_HOME")
     assert tuning.directory() == tmp_path / ".cache" / "opmux" / "tuning"
 
@@ -128,31 +132,61 @@ SICK = {
     "other format": '{"format": 99}',
     "other chip": json.dumps({"format": tuning.FORMAT, "made_for": {"chip": "other"}, "entries": {}}),
     "no entries": lambda: {"format": tuning.FORMAT, "made_for": tuning.made_for(CHIP), "entries": []},
-    "short entry": lambda: {"format": tuning.FORMAT, "made_for": tuning.made_for(CHIP), "entries": {"k": {"ms": 1}}},
-    "entry of text": lambda: {"format": tuning.FORMAT, "made_for": tuning.made_for(CHIP), "entries": {"k": "fast"}},
 }
 
 
 @pytest.mark.parametrize("text", SICK.values(), ids=SICK)
-def test_a_sick_file_is_ignored_with_one_line_and_replaced(text, lines):
+def test_a_file_that_cannot_be_read_is_ignored_with_one_line_and_moved_aside(text, lines):
     file = tuning.path(CHIP)
     file.parent.mkdir(parents=True)
     text = json.dumps(text()) if callable(text) else text
-    file.write_bytes(text if isinstance(text, bytes) else text.encode())
+    file.write_bytes(text := text if isinstance(text, bytes) else text.encode())
     assert [tuning.find(CHIP, "k"), tuning.find(CHIP, "k")] == [None, None]
     (line,) = lines()
     assert str(file) in line and "is ignored" in line
     assert tuning.store(CHIP, {"l": entry(1)}) == file
     tuning.forget()
     assert tuning.find(CHIP, "l") == entry(1)
-    assert len(lines()) == 1
+    (aside,) = file.parent.glob("*.damaged-*")
+    assert aside.read_bytes() == text
+    assert len(lines()) == 2 and lines()[1].endswith(f"it is kept as {aside.name}")
+    assert set(tuning.clear()) == {file, aside}
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        {"ms": 1},
+        "fast",
+        None,
+        {**asdict(entry()), "tiles": [1]},
+        {**asdict(entry()), "ms": "1"},
+        {**asdict(entry()), "x": 1},
+    ],
+)
+def test_one_damaged_entry_is_left_out_and_the_others_stay(bad, lines):
+    good = {f"k{i}": entry(i) for i in range(50)}
+    file = tuning.store(CHIP, good)
+    data = json.loads(file.read_text())
+    data["entries"]["worn"] = bad
+    file.write_text(json.dumps(data))
+    tuning.forget()
+    assert tuning.find(CHIP, "k7") == entry(7) and tuning.find(CHIP, "worn") is None
+    tuning.store(CHIP, {"new": entry(50)})
+    tuning.store(CHIP, {"newer": entry(51)})
+    assert lines() == [f"tuning cache {file}: left out as damaged, of 51 entries: 'worn'"]
+    tuning.forget()
+    assert tuning.entries(CHIP) == good | {"new": entry(50), "newer": entry(51)}
 
 
 def test_a_folder_in_place_of_the_file(lines):
-    tuning.path(CHIP).mkdir(parents=True)
+    file = tuning.path(CHIP)
+    (file / "inner").mkdir(parents=True)
     assert tuning.find(CHIP, "k") is None
-    assert tuning.store(CHIP, {"k": entry()}) is None
-    assert [line for line in lines() if "is ignored" in line] and "what was tuned is not kept" in lines()[-1]
+    assert tuning.store(CHIP, {"k": entry()}) == file
+    (aside,) = file.parent.glob("*.damaged-*")
+    assert (aside / "inner").is_dir() and file.is_file()
+    assert "is ignored" in lines()[0] and "not a regular file" in lines()[1] and len(lines()) == 2
 
 
 def test_clear(cache):
@@ -197,14 +231,17 @@ def test_a_writer_killed_in_the_middle_harms_nobody(cache, monkeypatch, lines):
     victim.join()
     assert victim.exitcode == -signal.SIGKILL
     (left,) = cache.glob(".*.tmp")
+    theirs = cache / ".another_chip.json.1.2.tmp"
+    theirs.touch()
     start = time.monotonic()
     tuning.store(CHIP, {"l": entry(2)})
     assert time.monotonic() - start < tuning.PATIENCE / 2  # the lock died with its holder
     assert set(tuning.entries(CHIP)) == {"k", "l"}
-    assert left.exists()  # it might belong to somebody ...
-    os.utime(left, (0, 0))
+    assert not left.exists()
+    assert theirs.exists()  # it might belong to somebody ...
+    os.utime(theirs, (0, 0))
     tuning.store(CHIP, {"m": entry(3)})
-    assert not left.exists()  # ... and after an hour it does not
+    assert not theirs.exists()  # ... and after an hour it does not
     assert lines() == []
 
 
@@ -232,28 +269,93 @@ def _hold_the_lock(folder: Path, started) -> None:
         time.sleep(60)
 
 
-def test_a_lock_that_does_not_come_is_done_without(cache, monkeypatch, lines):
-    tuning.store(CHIP, {"k": entry(1)})
+def test_a_writer_that_does_not_get_the_lock_stores_nothing(cache, monkeypatch, lines):
+    file = tuning.store(CHIP, {"k": entry(1)})
+    before = file.read_bytes()
     started = fork.Event()
     holder = fork.Process(target=_hold_the_lock, args=(cache, started))
     holder.start()
     assert started.wait(30)
     monkeypatch.setattr(tuning, "PATIENCE", 0.2)
-    assert tuning.store(CHIP, {"l": entry(2)}) is not None
+    monkeypatch.setattr(cache_dir, "NOTICE", 0.1)
+    assert tuning.store(CHIP, {"l": entry(2)}) is None
+    assert file.read_bytes() == before and tuning.clear() == []
+    held = f"another process has held {cache}/.lock for 0.2 s"
+    waiting = f"waiting for another process that holds {cache}/.lock, 0.2 s at most"
+    kept, cleared = f"what was tuned is not kept: {held}", f"the tuning cache is not cleared: {held}"
+    assert lines() == [waiting, kept, waiting, cleared]
     holder.kill()
     holder.join()
+    assert tuning.store(CHIP, {"l": entry(2)}) == file
     assert set(tuning.entries(CHIP)) == {"k", "l"}
-    assert lines() == ["another process has been writing the tuning cache for 0.2 s: not waiting"]
 
 
-def test_a_file_system_without_locks(monkeypatch, lines):
-    def no_locks(*args):
-        raise OSError(37, "No locks available")
+def _no_locks(*args):
+    raise OSError(37, "No locks available")
 
-    monkeypatch.setattr(tuning.fcntl, "flock", no_locks)
+
+def _store_many_without_locks(rank: int) -> None:
+    cache_dir.fcntl.flock = _no_locks
+    _store_many(rank)
+
+
+def test_a_file_system_without_locks(monkeypatch, lines, cache):
+    ranks = [fork.Process(target=_store_many_without_locks, args=(rank,)) for rank in range(3)]
+    for rank in ranks:
+        rank.start()
+    for rank in ranks:
+        rank.join()
+        assert rank.exitcode == 0
+    assert set(tuning.entries(CHIP)) == {f"k{rank}.{i}" for rank in range(3) for i in range(20)}
+    monkeypatch.setattr(cache_dir.fcntl, "flock", _no_locks)
     assert tuning.store(CHIP, {"k": entry()}) is not None
-    assert tuning.find(CHIP, "k") == entry()
     assert len(lines()) == 1 and "No locks available" in lines()[0]
+    (cache / ".lock.held").touch()  # a killed process left it
+    monkeypatch.setattr(tuning, "PATIENCE", 0.1)
+    assert tuning.store(CHIP, {"l": entry()}) is None
+    assert "/.lock.held for 0.1 s. Remove the file if no process uses it" in lines()[-1]
+
+
+def test_a_folder_removed_while_a_writer_waits(cache, monkeypatch):
+    """Its lock then excludes nobody: the writer must take that of the new folder."""
+    tuning.store(CHIP, {"old": entry()})
+    flock, seen = fcntl.flock, []
+
+    def remove_first(lock, how):
+        if how & fcntl.LOCK_NB and not seen:
+            seen.append(lock)
+            shutil.rmtree(cache)
+            cache.mkdir()
+        return flock(lock, how)
+
+    monkeypatch.setattr(cache_dir.fcntl, "flock", remove_first)
+    with tuning._alone(cache):
+        assert (cache / ".lock").exists()
+
+
+def _kill_me_forked(folder: Path, pids) -> None:
+    with tuning._alone(folder):
+        child = os.fork()
+        if not child:
+            time.sleep(60)
+            os._exit(0)
+        pids.put(child)
+        time.sleep(60)
+
+
+def test_a_forked_child_does_not_keep_the_lock_of_a_killed_parent(cache, monkeypatch):
+    tuning.store(CHIP, {"k": entry(1)})
+    pids = fork.SimpleQueue()
+    holder = fork.Process(target=_kill_me_forked, args=(cache, pids))
+    holder.start()
+    child = pids.get()
+    holder.kill()
+    holder.join()
+    monkeypatch.setattr(tuning, "PATIENCE", 5.0)
+    try:
+        assert tuning.store(CHIP, {"l": entry(2)}) is not None
+    finally:
+        os.kill(child, signal.SIGKILL)
 
 
 # ---- folders that cannot be written ---------------------------------------------------------------------------------

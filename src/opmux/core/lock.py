@@ -1,4 +1,5 @@
-"""The one lock of core: taken to change what is registered or bound, never on a call's path, replaced after a fork.
+"""Locks that are replaced after a fork, and the one of core: taken to change what is registered or bound, never on a
+call's path, nor while something is compiled.
 
 Use it as `with lock.held:`. That enters a lock made in C: between taking it and the first line of the block there is no
 Python code in which Ctrl-C could arrive and leave it taken for ever.
@@ -19,11 +20,12 @@ class ForkSafeLock:
         self.after_fork: list[Callable[[], None]] = []  # run in the child, with nothing locked
         self._armed = False
 
-    def arm(self) -> None:
+    def arm(self) -> ForkSafeLock:
         """Ask to be told of forks; once is enough, and before the first use is early enough."""
         if not self._armed:
             self._armed = True
             os.register_at_fork(after_in_child=self._renew)
+        return self
 
     def _renew(self) -> None:
         self.held = threading.RLock()

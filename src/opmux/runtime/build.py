@@ -1,40 +1,38 @@
 """Compiling C++ against torch's headers with the compiler of the system, once for each machine.
 
-What was built lies in `build/` of the cache directory (`OPMUX_CACHE_DIR`), named after all that it depends on: sources,
-flags, torch, the compiler, and the processor where the code is made for it. A file appears there whole or not at all.
+What was built is in `build/` of the cache directory (`OPMUX_CACHE_DIR`), named after all that it depends on: sources,
+flags, torch, the compiler, and the processor where the code is made for it. A library is used only if it holds what the
+compiler wrote; otherwise it is compiled again. A failure is remembered, and tried again after hours.
 """
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import functools
 import hashlib
+import json
 import os
 import platform
-import secrets
 import shlex
 import shutil
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 import torch
 
 from ..core import knobs
 from ..core.errors import OpmuxError
 from ..core.log import logger
-from . import tuning
-
-try:
-    import fcntl
-except ImportError:  # not a Unix: files are still replaced as a whole
-    fcntl = None
+from . import cache_dir
 
 LIMIT = 600.0  # seconds a compilation may take; 15 is usual
+RETRY = 6 * 3600.0  # seconds after which a compilation that failed is tried again
 COMPILERS = ("g++", "c++", "clang++")
 HEADERS = {".h", ".hpp", ".hh", ".inc"}
 _FLAGS = ("-O2", "-std=c++20", "-fPIC", "-shared")
@@ -50,34 +48,66 @@ class Compiler(NamedTuple):
 
 
 def library(name: str, sources: Sequence[Path], *, flags: tuple[str, ...] = ()) -> Path:
-    """The shared library made of these sources, compiled now if it never was; load it by `torch.ops.load_library`.
+    """The shared library made of these sources, compiled now if there is no good one; `load` loads it.
 
-    Headers may stand among the sources: they are not compiled, but a change of them counts. `flags` come after ours.
+    Headers may be among the sources: they are not compiled, but a change of them counts. `flags` come after ours.
     """
-    used = compiler()
-    given = (*_FLAGS, f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}", *flags)
-    folder = directory()
-    target = folder / f"{name}-{_digest(sources, given, used)}.so"
-    if target.exists():
-        return target
+    with _open_library(name, sources, flags) as file:
+        return Path(file.name)
+
+
+def load(name: str, sources: Sequence[Path], *, flags: tuple[str, ...] = ()) -> None:
+    """Load the library made of these sources into this process, so that the ops it registers are in `torch.ops`."""
+    file = _open_library(name, sources, flags)
+    # By the descriptor whose bytes were verified: the path may mean another file by now.
+    verified = Path("/proc/self/fd", str(file.fileno()))
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with _alone(target.with_suffix(".lock")):
-            if not target.exists():  # another process may have made it while this one waited
-                _compile(name, target, [*used.command, *_inputs(sources), *given, *_torch()])
+        ctypes.CDLL(str(verified) if verified.exists() else file.name)
     except OSError as error:
-        raise CannotBuild(
-            f"{name} cannot be compiled: {error}. Set {knobs.CACHE_DIR.name} to a folder to write to"
-        ) from error
-    return target
+        file.close()
+        raise CannotBuild(f"{file.name} was built, but cannot be loaded: {error}") from error
+    # Never closed: to the dynamic loader, another library under the same number would be this one.
+    _loaded.append(file)
 
 
 def directory() -> Path:
     """The folder of what was built."""
-    beside = tuning.directory()
-    if beside is None:
+    root = cache_dir.root()
+    if root is None:
         raise CannotBuild(f"nothing can be compiled: there is no home directory. Set {knobs.CACHE_DIR.name}")
-    return beside.with_name("build")
+    return root / "build"
+
+
+_loaded: list[BinaryIO] = []
+
+
+def _open_library(name: str, sources: Sequence[Path], flags: tuple[str, ...]) -> BinaryIO:
+    used = compiler()
+    given = (*_FLAGS, f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}", *flags)
+    folder = directory()
+    target = folder / f"{name}-{_digest(sources, given, used)}.so"
+    try:
+        cache_dir.check(folder)
+        found = _open_verified(target, warn=False)
+        if found is not None:
+            return found
+        _raise_known_failure(target)
+        cache_dir.make(folder)
+        # It ends with its process, so what is waited for is a compiler at work.
+        with cache_dir.locked(target.with_suffix(".lock"), LIMIT, required=False):
+            cache_dir.sweep(target)
+            found = _open_verified(target, warn=True)  # another process may have made it while this one waited
+            if found is None:
+                _raise_known_failure(target)
+                _compile(name, target, [*used.command, *_inputs(sources), *given, *_torch()])
+                found = _open_verified(target, warn=True)
+    except OSError as error:
+        raise CannotBuild(
+            f"{name} cannot be compiled: {error}. Set {knobs.CACHE_DIR.name} to a folder to write to"
+        ) from error
+    if found is None:
+        raise CannotBuild(f"{name}: {target} does not hold what was written to it. Check the disk")
+    return found
 
 
 # ---- what it depends on ---------------------------------------------------------------------------------------------
@@ -152,25 +182,90 @@ def _processor() -> str:
     return "\n".join(dict.fromkeys(line for line in lines if line.startswith(wanted)))
 
 
+# ---- what came of it ------------------------------------------------------------------------------------------------
+
+# The first line of `<library>.log` is ours: {"size": ..., "digest": ...} or {"failed": ..., "time": ...}. The command
+# and what the compiler printed follow.
+
+
+def _open_verified(target: Path, *, warn: bool) -> BinaryIO | None:
+    """The library, if it is there and holds what was built; otherwise None, and with `warn` why it is not used."""
+    file = None
+    try:
+        file = cache_dir.open_file(target)
+        data = file.read()
+        said = _record(target)
+        if said.get("size") == len(data) and said.get("digest") == _digest_of(data):
+            return file
+        why = f"its {len(data)} bytes are not those that were built" if said else "there is no record of its build"
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        why = str(error)
+    if file is not None:
+        file.close()
+    if warn:
+        logger.warning("%s is compiled again: %s", target, why)
+    return None
+
+
+def _digest_of(data: bytes) -> str:
+    return hashlib.blake2b(data, digest_size=32).hexdigest()
+
+
+def _record(target: Path) -> dict[str, Any]:
+    """The first line of a library's log; empty where there is none that can be read."""
+    try:
+        first = cache_dir.read(target.with_suffix(".log")).partition(b"\n")[0]
+        found = json.loads(first)
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _write_record(target: Path, facts: dict[str, Any], command: list[str], said: str) -> None:
+    text = f"{json.dumps(facts)}\n\n{shlex.join(command)}\n\n{said}"
+    cache_dir.replace(target.with_suffix(".log"), text.encode(errors="replace"))
+
+
+def _raise_known_failure(target: Path) -> None:
+    """A compiler that failed is not asked again for hours: each attempt takes as long as a success."""
+    known = _record(target)
+    reason, at = known.get("failed"), known.get("time")
+    if not isinstance(reason, str) or not isinstance(at, int | float):
+        return
+    ago = time.time() - at
+    if 0 <= ago < RETRY:
+        log = target.with_suffix(".log")
+        raise CannotBuild(f"{reason}. Tried {ago / 60:.0f} minutes ago; to try again now, remove {log}")
+
+
 # ---- making it ------------------------------------------------------------------------------------------------------
 
 
 def _compile(name: str, target: Path, command: list[str]) -> None:
     print(f"opmux: compiling {name.replace('_', ' ')} (once, about 20 s)", file=sys.stderr, flush=True)
-    # The process id is not enough of a name: on a shared disk, another machine has the same one.
-    fresh = target.with_name(f".{target.stem}.{os.getpid()}.{secrets.token_hex(4)}.tmp")
+    written = cache_dir.fresh(target)
     try:
-        status, said = _run([*command, "-o", str(fresh)])
-        if status == 0:
-            fresh.replace(target)
+        status, said = _run([*command, "-o", str(written)])
+        if status == 0 and written.exists():
+            written.chmod(0o755)
+            data = written.read_bytes()
+            _write_record(target, {"size": len(data), "digest": _digest_of(data)}, command, said)
+            cache_dir.put(written, target)
             return
+        reason = f"{name}: {command[0]} failed (exit status {status}): {_first_error(said)}"
     except subprocess.TimeoutExpired:
-        raise CannotBuild(f"{name}: {command[0]} was stopped after {LIMIT:g} s") from None
+        status, said, reason = 1, "", f"{name}: {command[0]} was stopped after {LIMIT:g} s"
     finally:
-        fresh.unlink(missing_ok=True)
-    log = target.with_suffix(".log")
-    log.write_text(f"{shlex.join(command)}\n\n{said}", encoding="utf-8")
-    raise CannotBuild(f"{name}: {command[0]} failed (exit status {status}): {_first_error(said)}. All of it: {log}")
+        written.unlink(missing_ok=True)
+    if status < 0:
+        raise CannotBuild(reason)  # killed: the next attempt may do better
+    try:
+        _write_record(target, {"failed": reason, "time": time.time()}, command, said)
+    except OSError as error:
+        raise CannotBuild(f"{reason}. What it printed could not be kept: {error}") from error
+    raise CannotBuild(f"{reason}. All of it: {target.with_suffix('.log')}")
 
 
 def _run(command: list[str]) -> tuple[int, str]:
@@ -198,45 +293,3 @@ def _run(command: list[str]) -> tuple[int, str]:
 def _first_error(said: str) -> str:
     lines = [line.strip() for line in said.splitlines() if line.strip()]
     return next((line for line in lines if "error" in line.lower()), lines[-1] if lines else "it said nothing")
-
-
-@contextlib.contextmanager
-def _alone(path: Path) -> Iterator[None]:
-    """Keep other processes from compiling the same thing; without locks they do, and the last one's file stays.
-
-    The lock ends with its process, so what it waits for is a compiler at work.
-    """
-    lock = _lock_file(path) if fcntl is not None else None
-    try:
-        if lock is not None:
-            _wait_for(lock)
-        yield
-    finally:
-        if lock is not None:
-            os.close(lock)
-
-
-def _lock_file(path: Path) -> int:
-    try:
-        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-    except PermissionError:
-        if not path.exists():
-            raise
-        # Another user's: to wait for it, reading is enough.
-        return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-
-
-def _wait_for(lock: int) -> None:
-    assert fcntl is not None
-    until = time.monotonic() + LIMIT
-    while True:
-        try:
-            return fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            if time.monotonic() > until:
-                logger.warning("another process has been compiling for %g s: not waiting", LIMIT)
-                return None
-            time.sleep(0.05)
-        except OSError as error:  # a file system without locks
-            logger.info("compiling without a lock: %s", error)
-            return None

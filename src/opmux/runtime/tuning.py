@@ -1,8 +1,9 @@
 """The tuning cache: which tiles were fastest on which chip, in files that many processes and ranks share.
 
 One JSON file for each chip, driver and set of versions, in `tuning/` of the cache directory (`OPMUX_CACHE_DIR`). A file
-is replaced as a whole, so a reader sees the old one or the new one; writers merge under a lock. What cannot be read is
-as good as absent, and said once. Results never depend on it, only speed.
+is replaced as a whole, so a reader sees the old one or the new one; writers merge under a lock, and a writer that does
+not get it stores nothing. Results never depend on this cache, only speed: what cannot be read is left out, with a
+warning.
 """
 
 from __future__ import annotations
@@ -12,12 +13,9 @@ import hashlib
 import importlib
 import importlib.metadata
 import json
-import os
 import re
-import secrets
 import sys
-import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -27,16 +25,11 @@ import torch
 from ..core import knobs
 from ..core.facts import dtype_name, size_class
 from ..core.log import logger
+from . import cache_dir
 from .vendors import Chip
 
-try:
-    import fcntl
-except ImportError:  # not a Unix: files are still replaced as a whole
-    fcntl = None
-
 FORMAT = 1
-PATIENCE = 10.0  # seconds to wait for another writer
-LEFTOVER = 3600.0  # seconds after which a file that was never finished belongs to nobody
+PATIENCE = 300.0  # seconds to wait for other writers; each takes milliseconds
 
 
 @dataclass(frozen=True)
@@ -66,13 +59,8 @@ def _word(fact: str, value: Any) -> str:
 
 def directory() -> Path | None:
     """The folder of the files; None where there is neither a setting nor a home."""
-    asked = knobs.CACHE_DIR.get()
-    base = os.environ.get("XDG_CACHE_HOME", "").strip()
-    root = Path(asked) if asked else Path(base, "opmux") if base else Path("~/.cache/opmux")
-    try:
-        return root.expanduser().absolute() / "tuning"
-    except RuntimeError:  # a user without a home, as in many containers
-        return None
+    root = cache_dir.root()
+    return None if root is None else root / "tuning"
 
 
 def path(chip: Chip) -> Path | None:
@@ -108,7 +96,7 @@ def _triton() -> str:
 # ---- reading --------------------------------------------------------------------------------------------------------
 
 _tables: dict[Chip, dict[str, Entry]] = {}
-_said: set[tuple[Path, str]] = set()
+_said: set[str] = set()
 
 
 def find(chip: Chip, key: str) -> Entry | None:
@@ -122,7 +110,16 @@ def find(chip: Chip, key: str) -> Entry | None:
 def entries(chip: Chip) -> dict[str, Entry]:
     """All that the file of a chip holds now."""
     file = path(chip)
-    return {} if file is None else _read(file, made_for(chip))
+    if file is None:
+        return {}
+    try:
+        cache_dir.check(file.parent)
+        return _read(file, made_for(chip))
+    except FileNotFoundError:
+        return {}
+    except (OSError, _Unusable) as error:
+        _say_once(f"tuning cache {file} is ignored: {error}")
+        return {}
 
 
 def forget() -> None:
@@ -131,22 +128,26 @@ def forget() -> None:
     _said.clear()
 
 
+class _Unusable(ValueError):
+    """A file that holds nothing for this chip and these versions."""
+
+
 def _read(file: Path, expected: dict[str, str]) -> dict[str, Entry]:
-    """The entries of a file; whatever is wrong with it, none, and one line in the log."""
+    """The entries of a file; those that are damaged are left out, with one line in the log."""
+    text = cache_dir.read(file)
     try:
-        data = json.loads(file.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return {}
-    except (OSError, ValueError, RecursionError) as error:  # ValueError: not JSON, or not even text
-        return _ignored(file, f"{type(error).__name__}: {error}")
+        data = json.loads(text)
+    except (ValueError, RecursionError) as error:  # ValueError: not JSON, or not even text
+        raise _Unusable(f"{type(error).__name__}: {error}") from None
     if not isinstance(data, dict) or data.get("format") != FORMAT:
-        return _ignored(file, f"it is not of format {FORMAT}")
+        raise _Unusable(f"it is not of format {FORMAT}")
     if data.get("made_for") != expected:
-        return _ignored(file, "it was made for another chip or other versions")
-    found = data.get("entries")
-    made = {k: _entry(v) for k, v in found.items()} if isinstance(found, dict) else {"": None}
-    if None in made.values():
-        return _ignored(file, "an entry of it is incomplete")
+        raise _Unusable("it was made for another chip or other versions")
+    if not isinstance(data.get("entries"), dict):
+        raise _Unusable("it has no entries")
+    made = {k: _entry(v) for k, v in data["entries"].items()}
+    if bad := [ascii(k) for k, e in made.items() if e is None]:
+        _say_once(f"tuning cache {file}: left out as damaged, of {len(made)} entries: {', '.join(bad)}")
     return {k: e for k, e in made.items() if e is not None}
 
 
@@ -155,14 +156,16 @@ def _entry(data: Any) -> Entry | None:
         made = Entry(**data)
     except TypeError:
         return None
-    return made if isinstance(made.tiles, dict) else None
+    number = (int, float)
+    right = isinstance(made.ms, number) and isinstance(made.before_ms, number)
+    right = right and isinstance(made.op, str) and isinstance(made.sample, str)
+    return made if right and isinstance(made.tiles, dict) else None
 
 
-def _ignored(file: Path, why: str) -> dict[str, Entry]:
-    if (file, why) not in _said:
-        _said.add((file, why))
-        logger.warning("tuning cache %s is ignored: %s. `opmux tune --clear` removes it", file, why)
-    return {}
+def _say_once(line: str) -> None:
+    if line not in _said:
+        _said.add(line)
+        logger.warning("%s", line)
 
 
 # ---- writing --------------------------------------------------------------------------------------------------------
@@ -177,11 +180,10 @@ def store(chip: Chip, found: Mapping[str, Entry]) -> Path | None:
         logger.warning("what was tuned is not kept: there is no home directory. Set %s", knobs.CACHE_DIR.name)
         return None
     try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        with _alone(file.parent):
-            _sweep(file.parent)
-            table = {**_read(file, made_for(chip)), **found}
-            _replace(file, {"format": FORMAT, "made_for": made_for(chip), "entries": _plain(table)})
+        table = _merge(file, made_for(chip), found)
+    except TimeoutError as error:
+        logger.warning("what was tuned is not kept: %s", error)
+        return None
     except OSError as error:
         logger.warning("what was tuned is not kept: %s. Set %s to a folder to write to", error, knobs.CACHE_DIR.name)
         return None
@@ -189,83 +191,42 @@ def store(chip: Chip, found: Mapping[str, Entry]) -> Path | None:
     return file
 
 
+def _merge(file: Path, expected: dict[str, str], found: Mapping[str, Entry]) -> dict[str, Entry]:
+    """Add entries to a file and return all that it holds; OSError where that could lose entries of another process."""
+    cache_dir.make(file.parent)
+    with _alone(file.parent):
+        cache_dir.sweep(file)
+        table: dict[str, Entry] = {}
+        try:
+            table = _read(file, expected)
+        except FileNotFoundError:
+            pass
+        except (cache_dir.NotTrusted, _Unusable) as error:
+            cache_dir.move_aside(file, str(error))
+        table |= found
+        data = {"format": FORMAT, "made_for": expected, "entries": {k: asdict(table[k]) for k in sorted(table)}}
+        cache_dir.replace(file, json.dumps(data, indent=1).encode() + b"\n")
+    return table
+
+
 def clear() -> list[Path]:
-    """Remove every file of the cache, of any chip and version; returns what went."""
+    """Remove every file of the cache, of any chip and version; returns what was removed."""
     folder = directory()
     gone = []
-    if folder is not None and folder.is_dir():
-        with _alone(folder):
-            for file in sorted(folder.glob("*.json")):
-                file.unlink(missing_ok=True)
-                gone.append(file)
+    try:
+        if folder is not None and folder.is_dir():
+            cache_dir.check(folder)
+            with _alone(folder):
+                for file in sorted([*folder.glob("*.json"), *folder.glob("*.json.damaged-*")]):
+                    if not file.is_dir():
+                        file.unlink(missing_ok=True)
+                        gone.append(file)
+    except OSError as error:
+        logger.warning("the tuning cache is not cleared: %s", error)
     forget()
     return gone
 
 
-def _plain(table: Mapping[str, Entry]) -> dict[str, Any]:
-    return {k: asdict(table[k]) for k in sorted(table)}
-
-
-def _replace(file: Path, data: Any) -> None:
-    """The whole file at once: written beside it, brought to the disk, renamed."""
-    # The process id is not enough of a name: on a shared disk, another machine has the same one.
-    fresh = file.with_name(f".{file.name}.{os.getpid()}.{secrets.token_hex(4)}.tmp")
-    try:
-        with fresh.open("x", encoding="utf-8") as out:
-            json.dump(data, out, indent=1)
-            out.write("\n")
-            out.flush()
-            os.fsync(out.fileno())
-        fresh.replace(file)
-    except BaseException:
-        fresh.unlink(missing_ok=True)
-        raise
-
-
-def _sweep(folder: Path) -> None:
-    """Remove what killed writers left behind."""
-    for file in folder.glob(".*.tmp"):
-        with contextlib.suppress(OSError):  # gone meanwhile, or another user's
-            if time.time() - file.stat().st_mtime > LEFTOVER:
-                file.unlink()
-
-
-@contextlib.contextmanager
-def _alone(folder: Path) -> Iterator[None]:
-    """Keep other writers out, so that nothing they add is lost.
-
-    A lock that does not come in time, or that the file system does not know, is done without: at worst an entry of
-    another process is lost, never a file. It ends with its process; a child that was forked meanwhile does not keep it.
-    """
-    if fcntl is None:
-        yield
-        return
-    try:
-        lock = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-    except PermissionError:  # another user's: to wait for it, reading is enough
-        lock = os.open(folder / ".lock", os.O_RDONLY | os.O_CLOEXEC)
-    held = False
-    try:
-        held = _wait_for(lock)
-        yield
-    finally:
-        if held:
-            fcntl.flock(lock, fcntl.LOCK_UN)
-        os.close(lock)
-
-
-def _wait_for(lock: int) -> bool:
-    assert fcntl is not None
-    until = time.monotonic() + PATIENCE
-    while True:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return True
-        except BlockingIOError:
-            if time.monotonic() > until:
-                logger.warning("another process has been writing the tuning cache for %g s: not waiting", PATIENCE)
-                return False
-            time.sleep(0.01)
-        except OSError as error:  # a file system without locks
-            logger.info("the tuning cache is written without a lock: %s", error)
-            return False
+def _alone(folder: Path) -> contextlib.AbstractContextManager[None]:
+    """Keep other writers out. A writer who cannot must not write: it would drop what they add."""
+    return cache_dir.locked(folder / ".lock", PATIENCE, required=True)

@@ -23,7 +23,6 @@ with the same seed.
 
 import math
 import struct
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -31,6 +30,7 @@ import torch
 from torch import Tensor
 
 from ..core.facts import is_real
+from ..core.lock import ForkSafeLock
 from ..core.spec import BadSample, BadSamples, Tol, op
 from ._numeric import check_dtype, dtype_name, rounded, wide
 from .samples import WRONG, Case, Draw, Maker
@@ -96,7 +96,7 @@ def _above_zero(bits: Tensor, pairs: bool) -> Tensor:
 # ---- seeds ----------------------------------------------------------------------------------------------------------
 
 _pack = struct.Struct("Qq").pack
-_stepping = threading.Lock()
+_stepping = ForkSafeLock().arm()
 
 
 def next_seed(like: Tensor, generator: torch.Generator | None = None) -> Tensor:
@@ -110,7 +110,7 @@ def next_seed(like: Tensor, generator: torch.Generator | None = None) -> Tensor:
 
 def step(generator: Any) -> Tensor:
     """A generator's place as a seed on the CPU, and the generator one step further. It has a seed and an offset."""
-    with _stepping:
+    with _stepping.held:
         key, offset = generator.initial_seed(), generator.get_offset()
         generator.set_offset(offset + 4)
     # a quarter of the time of torch.tensor

@@ -8,7 +8,6 @@ so `self_test()` compares it with torch; the tests run that first.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -16,6 +15,8 @@ import numpy as np
 import torch
 import triton
 import triton.language as tl
+
+from ...core.lock import ForkSafeLock
 
 _installed = False
 
@@ -194,7 +195,7 @@ def _patch_once_per_launch(interpreter: Any) -> None:
     stock_patch: Callable[[Any], Any] = interpreter._patch_lang
     stock_launch = interpreter.GridExecutor.__call__
     live: list[tuple[set[int], list[Any]]] = []  # of each launch under way: what it has patched, how to undo it
-    alone = threading.RLock()  # `tl` is patched for all threads: a backward pass may run on several
+    alone = ForkSafeLock().arm()  # `tl` is patched for all threads: a backward pass may run on several
 
     def patch(fn: Any) -> Any:
         if not live:
@@ -207,14 +208,23 @@ def _patch_once_per_launch(interpreter: Any) -> None:
         return _NothingToUndo()
 
     def launch(self: Any, *args: Any, **kwargs: Any) -> Any:
-        with alone:
+        with alone.held:
             live.append((set(), []))
             try:
                 return stock_launch(self, *args, **kwargs)
             finally:
-                for scope in reversed(live.pop()[1]):
-                    scope.restore()
+                end_last()
 
+    def end_last() -> None:
+        for scope in reversed(live.pop()[1]):
+            scope.restore()
+
+    def end_all() -> None:
+        """In a child process: the threads whose launches were under way do not exist there."""
+        while live:
+            end_last()
+
+    alone.after_fork.append(end_all)
     interpreter._patch_lang, interpreter.GridExecutor.__call__ = patch, launch
 
 

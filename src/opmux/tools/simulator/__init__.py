@@ -34,6 +34,7 @@ from torch._C._autograd import _get_sequence_nr
 from ...core.errors import OpmuxError
 from ...runtime import build
 
+FLAGS = ("-O1",)
 _now: dict[str, Any] = {}  # what is simulated in this process
 
 
@@ -59,13 +60,18 @@ def simulate(device: str, arch: str | None = None, name: str | None = None, coun
             f"triton was imported before simulate({device!r}), and compiles its kernels: call simulate first, or set "
             f"{launch.VARIABLE}=1 before the import"
         )
-    here = Path(__file__).parent
-    path = build.library("simulator", sorted([*here.glob("*.cpp"), *here.glob("*.h")]), flags=("-O1",))
+    build.library("simulator", sources(), flags=FLAGS)  # what cannot be built is to fail before anything is changed
     launch.interpret()
     name = name or f"Simulated {device}"
-    _bring(path, device, arch, name, count)
+    _bring(device, arch, name, count)
     launch.on(device)
     _now.update(device=device, arch=arch, name=name, count=count)
+
+
+def sources() -> list[Path]:
+    """What the simulator's library is made of."""
+    here = Path(__file__).parent
+    return sorted([*here.glob("*.cpp"), *here.glob("*.h")])
 
 
 def fallbacks() -> dict[str, int]:
@@ -146,12 +152,12 @@ def _check(device: str, count: int) -> None:
         raise CannotSimulate(f"count = {count}. Allowed: 1 to 64 devices")
 
 
-def _bring(path: Path, device: str, arch: str | None, name: str, count: int) -> None:
+def _bring(device: str, arch: str | None, name: str, count: int) -> None:
     from . import device as module
 
     graphs = _get_sequence_nr()  # how many nodes of autograd this thread has made
     torch.utils.rename_privateuse1_backend(device)
-    torch.ops.load_library(str(path))
+    build.load("simulator", sources(), flags=FLAGS)
     torch.ops.opmux_simulator.set_count(count)
     module.type_name, module.count, module.properties = device, count, module.Properties(name, arch)
     torch._register_device_module(device, module)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import platform
 import re
-import threading
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ import torch
 
 from ....core import get_default_manager
 from ....core.errors import NotSupported
+from ....core.lock import ForkSafeLock
 from ....core.log import logger
 from ....runtime import build
 
@@ -39,7 +39,7 @@ OPENMP = re.compile(r"lib(?:gomp|iomp5|omp)\b[^/]*\.(?:so|dylib)[^/]*$")
 class _State:
     """Whether the library is loaded, and why it cannot be."""
 
-    lock = threading.Lock()
+    lock = ForkSafeLock().arm()  # a process may fork while another thread compiles
     loaded = False
     reason: str | None = None
 
@@ -77,13 +77,13 @@ def available() -> bool | str:
 
 def load(name: str) -> Callable[..., Any]:
     """A kernel, built if it never was on this machine."""
-    with _State.lock:
+    with _State.lock.held:
         tried = _State.loaded or _State.reason is not None
         if not tried:
             try:
-                torch.ops.load_library(build.library("cpu_kernels", SOURCES, flags=flags()))
+                build.load("cpu_kernels", SOURCES, flags=flags())
                 _State.loaded = True
-            except (build.CannotBuild, OSError) as error:  # OSError: made, and cannot be loaded
+            except build.CannotBuild as error:
                 _State.reason = f"the cpu kernels cannot be built: {error}"
     if _State.reason is not None:
         if not tried:

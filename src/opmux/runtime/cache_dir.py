@@ -1,0 +1,293 @@
+"""The cache directory: where it is, who may write there, and files that are read, replaced and locked as a whole.
+
+Compiled code is loaded from here, so nothing is read that another user could have written: every folder on the way must
+belong to us or to root, and be closed to other writers; a sticky folder such as /tmp may be open, as nobody can rename
+what is ours in it. Once the folders are checked, a path in them means the same file until we change it ourselves.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import functools
+import os
+import secrets
+import stat
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import BinaryIO
+
+from ..core import knobs
+from ..core.log import logger
+
+try:
+    import fcntl
+    import grp
+    import pwd
+except ImportError:  # not a Unix: no owners to check, no locks; files are still replaced as a whole
+    fcntl = grp = pwd = None
+
+LEFTOVER = 3600.0  # seconds after which an unfinished file belongs to nobody
+NOTICE = 30.0  # seconds of waiting for a lock after which the wait is logged
+OTHERS = stat.S_IWGRP | stat.S_IWOTH
+
+
+class NotTrusted(PermissionError):
+    """A folder or file that another user could have written; the message names it and says what to do."""
+
+
+# ---- where ----------------------------------------------------------------------------------------------------------
+
+
+def root() -> Path | None:
+    """OPMUX_CACHE_DIR, else opmux in XDG_CACHE_HOME or ~/.cache; None where there is neither a setting nor a home."""
+    asked = knobs.CACHE_DIR.get()
+    base = os.environ.get("XDG_CACHE_HOME", "").strip()
+    if not Path(base).is_absolute():  # the XDG specification: a relative path is invalid, ignore it
+        base = "~/.cache"
+    try:
+        return Path(asked or Path(base, "opmux")).expanduser().absolute()
+    except RuntimeError:  # a user without a home, as in many containers
+        return None
+
+
+def make(folder: Path) -> None:
+    """Create a folder and what is missing above it, closed to other users, and check all of it."""
+    check(folder)
+    for path in (*reversed(folder.parents), folder):
+        if not path.exists():
+            with contextlib.suppress(FileExistsError):  # another process was first: its folder is checked below
+                path.mkdir(0o700)
+    check(folder)
+
+
+def check(folder: Path) -> None:
+    """Raise NotTrusted where a user other than us and root could put files into a folder, or replace the folder.
+
+    Symbolic links on the way are followed; they, and what they lead to, must pass too. What does not exist passes.
+    """
+    if pwd is None:
+        return
+    real = Path(os.path.realpath(folder))
+    for path in dict.fromkeys((*reversed(folder.parents), folder, *reversed(real.parents), real)):
+        try:
+            found = os.lstat(path)
+        except FileNotFoundError:
+            continue
+        # In a user namespace root may have no number, and what belongs to root has that of "/".
+        if found.st_uid not in (os.geteuid(), 0, Path("/").stat().st_uid):
+            raise NotTrusted(f"{path} belongs to another user ({_user(found.st_uid)}), who could put files there")
+        if stat.S_ISDIR(found.st_mode) and _open_to_others(found):
+            if path != real and found.st_mode & stat.S_ISVTX:
+                continue
+            mode = stat.S_IMODE(found.st_mode)
+            raise NotTrusted(f"other users can write to {path} (mode {mode:04o}): close it with `chmod go-w {path}`")
+
+
+def _open_to_others(found: os.stat_result) -> bool:
+    if found.st_mode & stat.S_IWOTH:
+        return True
+    return bool(found.st_mode & stat.S_IWGRP) and not _is_our_own_group(found.st_gid)
+
+
+def _is_our_own_group(gid: int) -> bool:
+    """Whether we are the only member: many systems give each user a group of the same name, and umask 002."""
+    assert grp is not None and pwd is not None
+    try:
+        group, user = grp.getgrgid(gid), pwd.getpwuid(os.geteuid())
+    except KeyError:
+        return False
+    return user.pw_uid != 0 and (group.gr_gid, group.gr_name) == (user.pw_gid, user.pw_name) and not group.gr_mem
+
+
+def _user(uid: int) -> str:
+    assert pwd is not None
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return f"user {uid}"
+
+
+# ---- files ----------------------------------------------------------------------------------------------------------
+
+
+def open_file(file: Path) -> BinaryIO:
+    """Open a file of a checked folder. Raises NotTrusted unless it is a regular file, ours or root's, and no link."""
+    return open(file, "rb", opener=_open_trusted)
+
+
+def _open_trusted(path: str, flags: int) -> int:
+    # Non-blocking: opening a named pipe would wait for a writer. Windows has neither flag.
+    flags |= getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
+    try:
+        opened = os.open(path, flags)
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise NotTrusted(f"{path} is a symbolic link") from None
+        raise
+    try:
+        found = os.fstat(opened)
+        if not stat.S_ISREG(found.st_mode):
+            raise NotTrusted(f"{path} is not a regular file")
+        if pwd is not None and found.st_uid not in (os.geteuid(), 0):
+            raise NotTrusted(f"{path} belongs to another user ({_user(found.st_uid)})")
+        if pwd is not None and _open_to_others(found):
+            raise NotTrusted(f"other users can write to {path} (mode {stat.S_IMODE(found.st_mode):04o})")
+    except BaseException:
+        os.close(opened)
+        raise
+    return opened
+
+
+def read(file: Path) -> bytes:
+    """All of a file, under the conditions of `open_file`."""
+    with open_file(file) as opened:
+        return opened.read()
+
+
+def fresh(file: Path) -> Path:
+    """A name beside a file, under which to write what will replace it."""
+    # The process id is not enough of a name: on a shared disk, another machine has the same one.
+    return file.with_name(f".{file.name}.{os.getpid()}.{secrets.token_hex(4)}.tmp")
+
+
+def replace(file: Path, data: bytes) -> None:
+    """Write a file as a whole: a reader sees the old one or the new one. A link there is replaced, not followed."""
+    written = fresh(file)
+    try:
+        opened = os.open(written, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0), 0o644)
+        with os.fdopen(opened, "wb") as out:
+            out.write(data)
+        put(written, file)
+    except BaseException:
+        written.unlink(missing_ok=True)
+        raise
+
+
+def put(written: Path, file: Path) -> None:
+    """Bring a written file to the disk and give it its name."""
+    with written.open("r+b") as done:
+        os.fsync(done.fileno())
+    if file.is_dir() and not file.is_symlink():
+        move_aside(file, "it is a folder")
+    written.replace(file)
+
+
+def move_aside(file: Path, why: str) -> None:
+    """Rename what cannot be used, so that nothing in it is lost, and say so."""
+    aside = file.with_name(f"{file.name}.damaged-{secrets.token_hex(4)}")
+    file.replace(aside)
+    logger.warning("%s cannot be used (%s): it is kept as %s", file, why, aside.name)
+
+
+def sweep(file: Path) -> None:
+    """Remove what killed writers of a file left behind, and what those of any other file left an hour ago.
+
+    To be called by who holds the file's lock: then nobody else is writing it.
+    """
+    for path in file.parent.glob(".*.tmp"):
+        with contextlib.suppress(OSError):  # gone meanwhile
+            if path.name.startswith(f".{file.name}.") or time.time() - path.lstat().st_mtime > LEFTOVER:
+                path.unlink()
+
+
+# ---- locks ----------------------------------------------------------------------------------------------------------
+
+_held: set[int] = set()
+
+
+@contextlib.contextmanager
+def locked(path: Path, patience: float, *, required: bool) -> Iterator[None]:
+    """Keep other processes and threads out. The lock ends with its process.
+
+    If it does not come within `patience` seconds: raises TimeoutError if `required`, else goes on without. On a file
+    system without locks: if `required`, whoever creates the file `<path>.held` holds the lock, else there is none.
+    """
+    release: Callable[[], None] | None = None
+    try:
+        release = _wait(_flock, path, patience)
+    except _NoLocks as error:
+        logger.info("%s: there are no locks on this file system (%s)", path, error)
+        if required:
+            release = _wait(_create, path.with_name(f"{path.name}.held"), patience)
+    except TimeoutError as error:
+        if required:
+            raise
+        logger.warning("%s: not waiting any longer", error)
+    try:
+        yield
+    finally:
+        if release is not None:
+            release()
+
+
+class _NoLocks(OSError):
+    """The file system does not support locks."""
+
+
+def _wait(take: Callable[[Path], Callable[[], None] | None], path: Path, patience: float) -> Callable[[], None]:
+    """Try to take a lock until it comes; returns the function that releases it."""
+    start, told = time.monotonic(), False
+    while (release := take(path)) is None:
+        waited = time.monotonic() - start
+        if waited >= patience:
+            stale = ". Remove the file if no process uses it" if take is _create else ""
+            raise TimeoutError(f"another process has held {path} for {patience:g} s{stale}")
+        if waited >= NOTICE and not told:
+            told = True
+            logger.warning("waiting for another process that holds %s, %g s at most", path, patience)
+        time.sleep(0.01)
+    return release
+
+
+def _flock(path: Path) -> Callable[[], None] | None:
+    if fcntl is None:
+        raise _NoLocks("not a Unix")
+    flags = os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+    try:
+        lock = os.open(path, os.O_RDWR | flags, 0o644)
+    except PermissionError:
+        if not path.exists():
+            raise
+        lock = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)  # root's: to wait for it, reading is enough
+    _held.add(lock)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        with contextlib.suppress(FileNotFoundError):
+            if os.path.samestat(os.fstat(lock), path.stat()):
+                return functools.partial(_unlock, lock)
+        _unlock(lock)  # the folder was removed while we waited: this lock excludes nobody
+    except BlockingIOError:
+        _unlock(lock)
+    except OSError as error:
+        _unlock(lock)
+        raise _NoLocks(*error.args) from None
+    return None
+
+
+def _unlock(lock: int) -> None:
+    _held.discard(lock)
+    if fcntl is not None:
+        with contextlib.suppress(OSError):  # where there are no locks, there is none to end
+            fcntl.flock(lock, fcntl.LOCK_UN)  # a child that was forked meanwhile has the descriptor too
+    os.close(lock)
+
+
+def _create(path: Path) -> Callable[[], None] | None:
+    try:
+        os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644))
+    except FileExistsError:
+        return None
+    return path.unlink
+
+
+def _after_fork() -> None:
+    """A child must not keep the locks of its parent's threads: they would outlive a parent that is killed."""
+    for lock in _held:
+        os.close(lock)
+    _held.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)

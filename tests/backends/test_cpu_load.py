@@ -1,0 +1,107 @@
+"""Loading the C++ kernels while the process forks, and without core's lock."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from opmux.backends._cpu.ops import native
+from opmux.runtime import build
+
+SRC = Path(__file__).parents[2] / "src"
+
+# The compiler waits for a file, then hands over what was built before.
+COMPILER = """\
+#!/bin/sh
+case "$*" in *--version*) echo made up 1.0; exit;; esac
+touch "$FOLDER/started"
+while [ ! -e "$FOLDER/go" ]; do sleep 0.05; done
+for last; do :; done
+cp "$BUILT" "$last"
+"""
+
+FORK = """
+import os, pathlib, signal, threading, time, torch, opmux
+from opmux.backends._cpu.ops import native
+
+folder = pathlib.Path(os.environ["FOLDER"])
+opmux.ops.silu
+thread = threading.Thread(target=lambda: opmux.ops.silu(torch.ones(2)))
+thread.start()
+while not (folder / "started").exists():
+    time.sleep(0.02)
+child = os.fork()
+if not child:
+    signal.alarm(60)
+    opmux.ops.silu(torch.ones(2))
+    os._exit(10 + native._State.loaded)
+(folder / "go").touch()
+thread.join()
+print(native._State.loaded, os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+
+HELD = """
+import threading, torch, opmux
+from opmux.backends._cpu.ops import native
+from opmux.core import get_default_manager
+from opmux.core.lock import lock
+from opmux.runtime import build
+
+free = []
+
+def load(*args, **kwargs):
+    def ask():
+        free.append(lock.held.acquire(timeout=2))
+        if free[-1]:
+            lock.held.release()
+    thread = threading.Thread(target=ask)
+    thread.start()
+    thread.join()
+    raise build.CannotBuild("only asking")
+
+build.load = load
+x = torch.ones(2, 8, requires_grad=True)
+opmux.enable()
+for call in (
+    lambda: opmux.ops.softmax(x.detach(), -1),
+    lambda: opmux.ops.silu(x).sum().backward(),
+    lambda: get_default_manager().call("opmux::silu", x),
+    lambda: torch.nn.functional.silu(x),
+    lambda: torch.nn.functional.rms_norm(x, (8,)),
+):
+    native._State.reason = None
+    get_default_manager().invalidate("again")
+    call()
+print(free)
+"""
+
+
+def run(code: str, **env: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, "PYTHONPATH": str(SRC), **env},
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+def test_a_fork_while_another_thread_compiles(tmp_path):
+    built = build.library("cpu_kernels", native.SOURCES, flags=native.flags())
+    compiler = tmp_path / "compiler"
+    compiler.write_text(COMPILER)
+    compiler.chmod(0o755)
+    cache = tmp_path / "cache"
+    env = {"CXX": str(compiler), "OPMUX_CACHE_DIR": str(cache), "FOLDER": str(tmp_path), "BUILT": str(built)}
+    assert run(FORK, **env) == "True 11"  # the child has waited for the parent's compiler, and has the kernels too
+
+
+def test_nothing_is_compiled_under_cores_lock():
+    """A plugin, an import or a signal handler may need that lock meanwhile: seconds would be too long."""
+    asked = run(HELD)
+    assert asked.count("True") >= 4 and "False" not in asked
