@@ -17,7 +17,7 @@ from opmux.core import specs
 from opmux.core.spec import Sample, Tol
 from opmux.tools.conform import command, crew, gaps, page
 from opmux.tools.conform.checks import Tally, forward
-from opmux.tools.conform.compare import numbers
+from opmux.tools.conform.compare import difference, numbers
 from opmux.tools.conform.record import CHECKS, SCHEMA, STATUSES, WHERE, Covered, Record, Result
 from opmux.tools.conform.samples import Watch, drawn, moved, shared_memory
 from opmux.tools.conform.subject import Subject
@@ -371,6 +371,24 @@ def test_differences_in_words():
     assert numbers("n", torch.tensor([1, 2]), torch.tensor([1, 3]), Tol(1.0, 9.0)).startswith("n[1] is 2, expected 3")
     inf = torch.tensor([float("inf")])
     assert numbers("y", inf, inf, Tol(0.0, 0.0)) is None and numbers("y", -inf, inf, Tol(9.0, 9.0)) is not None
+
+
+def test_halves_of_a_number_are_compared_as_one():
+    """A weight in two tensors: its last place may differ, though a carry then changes both of them wholly."""
+    from opmux.specs.optim import parted
+
+    spec = specs.find("multi_tensor_adam_param_remainder")
+
+    def written(weight):
+        p, rest = parted(torch.tensor([weight]))
+        return {"tensor_lists[1][0] (written)": p, "tensor_lists[4][0] (written)": rest}
+
+    middle = 1 + 2**-8  # half way between two bfloat16 numbers
+    here, below = written(middle), written(middle - 2**-23)
+    assert all((here[name] != below[name]).all() for name in here)
+    assert difference(below, here, spec) is None
+    said = difference(written(middle + 1e-3), here, spec)
+    assert said.startswith("tensor_lists[1][0] (written) and its remainder[0] is 1.004906, expected 1.003906 within")
 
 
 def test_a_sample_is_laid_out_the_same_elsewhere():

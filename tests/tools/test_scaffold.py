@@ -224,13 +224,14 @@ def installed(tmp_path, cli):
 
 
 def test_the_printed_commands_work(installed):
-    """Found by its entry point, shown by `opmux list`, and its example conforms on a simulated device."""
+    """Found by its entry point, shown by `opmux list`, and on a simulated device its example conforms, and an op whose
+    last bits depend on the processor."""
     shell, (list_command, conform) = installed
     known = {v["vendor"]: v for v in json.loads(shell(list_command, "--op", "silu_mul", "--json").stdout)["vendors"]}
     acme = known["acme"]
     assert (acme["device"], acme["distribution"], acme["version"]) == ("npu", "opmux-acme", "0.1.0")
     assert Path(acme["folder"]) == shell.folder / "opmux-acme/src/opmux_acme"
-    shell(conform, "--op", "silu_mul")
+    shell(conform, "--op", "silu_mul", "--op", "multi_tensor_adam_param_remainder")
 
 
 @pytest.mark.slow

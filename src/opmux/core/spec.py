@@ -95,6 +95,7 @@ class Spec:
     fake: Callable[..., Any] | None = None
     result: Callable[[Any], Any] | None = None  # brings what a foreign impl may return to this op's shape
     looks: tuple[str, ...] = ()  # arguments of a backward of which shape and dtype count alone: they are not kept
+    compared: Callable[[dict[str, Any]], dict[str, Any]] | None = None  # of named results, what tolerances apply to
 
     @property
     def key(self) -> str:
@@ -364,6 +365,7 @@ def op(
     fake: Callable[..., Any] | None = None,
     result: Callable[[Any], Any] | None = None,
     looks: str = "",
+    compared: Callable[[dict[str, Any]], dict[str, Any]] | None = None,
     space: str = "opmux",
     name: str | None = None,
 ) -> Callable[..., Any]:
@@ -378,6 +380,7 @@ def op(
         spec = Spec(
             name or reference.__name__, space, reference, tuple(out.split()), grad, tuple(mutates),
             samples, errors, {**TOL, **(tol or {})}, traffic, flops, schema, fake, result, tuple(looks.split()),
+            compared,
         )  # fmt: skip
         _check_declaration(spec)
         jump = library.make_jump(spec)

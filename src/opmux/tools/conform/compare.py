@@ -16,6 +16,8 @@ EXACT = Tol(0.0, 0.0)
 
 def difference(got: dict[str, Any], want: dict[str, Any], spec: Spec, slack: float = 1.0) -> str | None:
     """The first of several results that is wrong, in words."""
+    if spec.compared is not None:
+        got, want = spec.compared(got), spec.compared(want)
     for name, value in want.items():
         found = _of_one(name, got.get(name), value, spec, slack)
         if found is not None:
