@@ -45,6 +45,41 @@ def pytest_sessionstart(session):
         print(error)
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config, log):
+    """A worker that crashes costs the test it was running, by name, and nothing else.
+
+    xdist's own scheduler of groups sends work to workers that are not ready or not there any more (an internal error
+    ends the run), repeats the test that crashed, and leaves the last test of a replacement waiting (seen in 3.8).
+    """
+    if config.getoption("dist") != "loadgroup":
+        return None
+    from xdist.scheduler import LoadGroupScheduling
+
+    class Scheduling(LoadGroupScheduling):
+        def remove_node(self, node):
+            units = self.assigned_work.pop(node)
+            left = [(unit, test) for unit in units.values() for test, done in unit.items() if not done]
+            if not left:
+                return None
+            unit, crashed = left[0]
+            unit[crashed] = True
+            self.workqueue.update({name: unit for name, unit in units.items() if not all(unit.values())})
+            return crashed  # whoever has time, or the worker that replaces this one, does the rest
+
+        def _reschedule(self, node):
+            if node not in self.registered_collections:  # still collecting: it asks when it is done
+                return
+            try:
+                super()._reschedule(node)
+            except OSError:  # down, and not yet removed: then the work comes back
+                return
+            if not self.workqueue:
+                node.shutdown()  # nothing comes after its last test: it need not wait for a next one
+
+    return Scheduling(config, log)
+
+
 def pytest_collection_modifyitems(config, items):
     reasons = {}
     if not config.getoption("--slow"):

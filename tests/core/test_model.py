@@ -1,4 +1,4 @@
-"""Ten thousand random registries, policies and failures against a model of the rules in twenty lines."""
+"""A thousand random registries, policies and failures (ten thousand with --slow) against a model of the rules."""
 
 from __future__ import annotations
 
@@ -155,9 +155,7 @@ def outcome(call, x):
         return text if text.startswith("error of") else type(error).__name__
 
 
-@settings(max_examples=10_000, deadline=None, database=None, suppress_health_check=list(HealthCheck))
-@given(impls=impls, policy=policies, by_name=st.lists(st.booleans(), min_size=3, max_size=3), tensor=st.booleans())
-def test_no_difference(impls, policy, by_name, tensor):
+def check(impls, policy, by_name):
     called: list[str] = []
     registry = OpRegistry()
     registry.register_many(real(i, called) for i in impls)
@@ -183,6 +181,13 @@ def test_no_difference(impls, policy, by_name, tensor):
             quarantined = frozenset(after)
             assert {f.impl_id for f in manager.failures()} == quarantined
     manager_module._warned.clear()
+
+
+@pytest.mark.parametrize("examples", [1_000, pytest.param(10_000, marks=pytest.mark.slow)])
+def test_no_difference(examples):
+    calls = st.lists(st.booleans(), min_size=3, max_size=3)
+    how = settings(max_examples=examples, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+    how(given(impls=impls, policy=policies, by_name=calls)(check))()
 
 
 @pytest.fixture(autouse=True)

@@ -485,7 +485,7 @@ def gcd(x, y, P):
 
 @triton.jit
 def lcm(x, y, P):
-    g = gcd(x, y, P)
+    g = tl.abs(gcd(x, y, P))  # of the least integer it may be -1, and the quotient by that has no place in the dtype
     return tl.where(g == 0, 0, tl.abs(x // tl.where(g == 0, 1, g) * y))
 
 
