@@ -192,15 +192,6 @@ def test_a_folder_that_cannot_be_written(source, compiler, tmp_path, monkeypatch
         build.library("thing", [source("1")])
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="nothing is read-only for root")
-def test_a_read_only_folder(source, compiler, cache):
-    compiler(WRITES)
-    cache.mkdir(parents=True)
-    cache.chmod(0o500)
-    with pytest.raises(CannotBuild, match="Permission denied.*Set OPMUX_CACHE_DIR to a folder to write to"):
-        build.library("thing", [source("1")])
-
-
 def test_no_home(source, compiler, monkeypatch):
     compiler(WRITES)
     monkeypatch.setattr(cache_dir, "root", lambda: None)

@@ -10,10 +10,12 @@ from __future__ import annotations
 import contextlib
 import errno
 import functools
+import io
 import os
 import secrets
 import stat
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import BinaryIO
@@ -182,19 +184,18 @@ def move_aside(file: Path, why: str) -> None:
 
 
 def sweep(file: Path) -> None:
-    """Remove what killed writers of a file left behind, and what those of any other file left an hour ago.
-
-    To be called by who holds the file's lock: then nobody else is writing it.
+    """Remove what killed writers left behind: of a file and those beside it of the same stem, at once; of others, after
+    an hour. The caller holds the file's lock, so nobody else is writing it.
     """
     for path in file.parent.glob(".*.tmp"):
         with contextlib.suppress(OSError):  # gone meanwhile
-            if path.name.startswith(f".{file.name}.") or time.time() - path.lstat().st_mtime > LEFTOVER:
+            if path.name.startswith(f".{file.stem}.") or time.time() - path.lstat().st_mtime > LEFTOVER:
                 path.unlink()
 
 
 # ---- locks ----------------------------------------------------------------------------------------------------------
 
-_held: set[int] = set()
+_held: weakref.WeakSet[io.FileIO] = weakref.WeakSet()
 
 
 @contextlib.contextmanager
@@ -244,34 +245,36 @@ def _wait(take: Callable[[Path], Callable[[], None] | None], path: Path, patienc
 def _flock(path: Path) -> Callable[[], None] | None:
     if fcntl is None:
         raise _NoLocks("not a Unix")
-    flags = os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
-    try:
-        lock = os.open(path, os.O_RDWR | flags, 0o644)
-    except PermissionError:
-        if not path.exists():
-            raise
-        lock = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)  # root's: to wait for it, reading is enough
+    # A file object, not a number: where Ctrl-C arrives before the caller has it, it is closed, and the lock released.
+    lock = open(path, "rb", buffering=0, opener=_open_lock)  # noqa: SIM115
     _held.add(lock)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        with contextlib.suppress(FileNotFoundError):
-            if os.path.samestat(os.fstat(lock), path.stat()):
-                return functools.partial(_unlock, lock)
-        _unlock(lock)  # the folder was removed while we waited: this lock excludes nobody
-    except BlockingIOError:
-        _unlock(lock)
+        if os.path.samestat(os.fstat(lock.fileno()), path.stat()):
+            return functools.partial(_unlock, lock)
+    except (BlockingIOError, FileNotFoundError):
+        pass
     except OSError as error:
-        _unlock(lock)
+        lock.close()
         raise _NoLocks(*error.args) from None
+    _unlock(lock)  # another one has it, or the folder was removed while we waited: then this lock excludes nobody
     return None
 
 
-def _unlock(lock: int) -> None:
-    _held.discard(lock)
-    if fcntl is not None:
-        with contextlib.suppress(OSError):  # where there are no locks, there is none to end
-            fcntl.flock(lock, fcntl.LOCK_UN)  # a child that was forked meanwhile has the descriptor too
-    os.close(lock)
+def _open_lock(path: str, flags: int) -> int:
+    flags |= os.O_NOFOLLOW
+    try:
+        return os.open(path, flags | os.O_RDWR | os.O_CREAT, 0o644)
+    except PermissionError:
+        if not Path(path).exists():
+            raise
+        return os.open(path, flags)  # root's: to wait for it, reading is enough
+
+
+def _unlock(lock: io.FileIO) -> None:
+    assert fcntl is not None
+    fcntl.flock(lock, fcntl.LOCK_UN)  # a child that was forked meanwhile has the descriptor too
+    lock.close()
 
 
 def _create(path: Path) -> Callable[[], None] | None:
@@ -284,9 +287,8 @@ def _create(path: Path) -> Callable[[], None] | None:
 
 def _after_fork() -> None:
     """A child must not keep the locks of its parent's threads: they would outlive a parent that is killed."""
-    for lock in _held:
-        os.close(lock)
-    _held.clear()
+    for lock in tuple(_held):
+        lock.close()
 
 
 if hasattr(os, "register_at_fork"):
