@@ -56,6 +56,36 @@ def swallows(tree: ast.AST) -> list[int]:
     return lines
 
 
+def locale_decides(tree: ast.AST) -> list[int]:
+    """Lines that read or write text in the encoding of the locale, which under LC_ALL=C is ASCII."""
+    lines = []
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.Call) or any(k.arg == "encoding" for k in node.keywords):
+            continue
+        match node.func:
+            case ast.Attribute(attr="read_text" | "write_text"):
+                lines.append(node.lineno)
+            case ast.Attribute(attr="run" | "Popen" | "check_output", value=ast.Name(id="subprocess")):
+                if any(k.arg in ("text", "universal_newlines") for k in node.keywords):
+                    lines.append(node.lineno)
+            case ast.Name(id="open") | ast.Attribute(attr="open" | "fdopen" | "NamedTemporaryFile" | "TemporaryFile"):
+                if opens_text(node):
+                    lines.append(node.lineno)
+    return lines
+
+
+def opens_text(call: ast.Call) -> bool:
+    """Whether a call of `open`, or of a method of that name, has a mode for text. `os.open` has none at all."""
+    if isinstance(call.func, ast.Attribute) and ast.unparse(call.func) == "os.open":
+        return False
+    given = [a.value for a in (*call.args, *(k.value for k in call.keywords if k.arg == "mode"))
+             if isinstance(a, ast.Constant) and isinstance(a.value, str)]  # fmt: skip
+    modes = [text for text in given if text and set(text) <= set("rwaxbt+")]
+    if isinstance(call.func, ast.Name):
+        return not any("b" in mode for mode in modes)
+    return any("b" not in mode for mode in modes)  # of a method, which may be anything's, what it is given decides
+
+
 def parse(path: Path) -> ast.Module:
     return ast.parse(path.read_text(encoding="utf-8"), str(path))
 
@@ -73,6 +103,35 @@ def test_names_say_something():
 def test_errors_are_not_swallowed():
     bad = [f"{shown(p)}:{line}" for p in sources() for line in swallows(parse(p))]
     assert not bad, "catch what is expected, and let the rest be seen"
+
+
+def test_text_has_an_encoding():
+    bad = [f"{shown(p)}:{line}" for p in sources() for line in locale_decides(parse(p))]
+    assert not bad, 'say encoding="utf-8": the locale may be ASCII'
+
+
+@pytest.mark.parametrize(
+    ("code", "bad"),
+    [
+        ("p.read_text()", True),
+        ("p.read_text(encoding='utf-8')", False),
+        ("p.write_text(t)", True),
+        ("open(p)", True),
+        ("open(p, 'rb')", False),
+        ("open(p, mode='w')", True),
+        ("p.open('a')", True),
+        ("p.open('wb')", False),
+        ("os.open(p, os.O_RDONLY)", False),
+        ("os.fdopen(f, 'w')", True),
+        ("tempfile.NamedTemporaryFile('w')", True),
+        ("tempfile.NamedTemporaryFile()", False),
+        ("subprocess.run(c, text=True)", True),
+        ("subprocess.run(c, encoding='utf-8')", False),
+        ("subprocess.run(c)", False),
+    ],
+)
+def test_text_without_an_encoding_is_found(code, bad):
+    assert bool(locale_decides(ast.parse(code))) == bad
 
 
 def test_modules_say_what_they_are_for():

@@ -13,13 +13,13 @@ from opmux.faces import compat
 SRC = Path(__file__).parents[2] / "src"
 
 
-def run(*words, **more):
+def run(*words, **variables):
     import os
 
     clean = {k: v for k, v in os.environ.items() if not k.startswith(("OPMUX", "TE_", "TEFL", "TRITON"))}
     return subprocess.run(
-        [sys.executable, "-m", "opmux", *map(str, words)], env=clean | {"PYTHONPATH": str(SRC)},
-        capture_output=True, text=True, timeout=240, **more,
+        [sys.executable, "-m", "opmux", *map(str, words)], env=clean | {"PYTHONPATH": str(SRC)} | variables,
+        capture_output=True, text=True, timeout=240,
     )  # fmt: skip
 
 
@@ -116,7 +116,7 @@ def script(tmp_path):
 
 
 def test_the_core_of_te_fl(script):
-    done = run("run", "--as", "transformer_engine", script(INTREE))
+    done = run("run", "--as", "transformer_engine", script(INTREE), TEFL_LOG_LEVEL="INFO")
     assert done.returncode == 0 and done.stdout.split("\n")[0] == "(4, 8) (4, 1)", done.stderr
     assert "Op 'rmsnorm_fwd' using 'vendor.mybackend' (kind=vendor, vendor=mybackend)" in done.stderr
 
@@ -130,7 +130,7 @@ def test_the_testing_section_of_tex(script):
 
 def test_arguments_and_exit_code(script):
     done = run("run", "--as", "transformer_engine", script(PLUGINS), "--one", "two")
-    assert (done.returncode, done.stdout) == (3, "True ['--one', 'two']\n"), done.stderr
+    assert (done.returncode, done.stdout, done.stderr) == (3, "True ['--one', 'two']\n", "")
 
 
 def test_what_cannot_be_run(tmp_path):

@@ -63,10 +63,10 @@ main()
 def test_a_wrong_gradient_is_found(shell, monkeypatch):
     """By a factor on one gradient, which Adam forgives: the losses alone would agree."""
     monkeypatch.setenv("OPMUX_DENY_VENDORS", "cpu")
-    done = shell(script=WRONG)
+    done = shell(script=WRONG, OPMUX_LOG_LEVEL="INFO")
     assert done.returncode == 1, done.stderr
     assert row(done.stdout, "add_rms_norm_bwd")[1] == "vendor.wrong"
-    assert "INFO] Op 'add_rms_norm_bwd' using 'vendor.wrong'" in done.stderr
+    assert "INFO] Op 'add_rms_norm_bwd' using 'vendor.wrong'" in done.stderr, done.stderr
     assert "opmux and plain torch DISAGREE: 1.0e-02 apart" in done.stdout.splitlines()[-1]
 
 
@@ -153,7 +153,7 @@ def test_attention_is_causal():
 @pytest.mark.skipif(not hasattr(os, "openpty"), reason="needs a pseudo-terminal")
 def test_log_lines_and_the_bar_do_not_mix(tmp_path):
     ours, theirs = os.openpty()
-    env = {**os.environ, "PYTHONPATH": str(SRC), "COLUMNS": "160", "TERM": "xterm"}
+    env = {**os.environ, "PYTHONPATH": str(SRC), "COLUMNS": "160", "TERM": "xterm", "OPMUX_LOG_LEVEL": "INFO"}
     command = [sys.executable, "-m", "opmux", "demo", "--steps", "2", *CPU]
     with subprocess.Popen(command, env=env, cwd=tmp_path, stderr=theirs, stdout=subprocess.PIPE) as process:
         os.close(theirs)

@@ -52,7 +52,7 @@ def test_an_unreadable_variable_is_one_line(cli, monkeypatch):
 
 
 def test_list_as_json(shell):
-    done = shell("list", "--json")
+    done = shell("list", "--json", OPMUX_LOG_LEVEL="INFO")
     assert done.returncode == 0, done.stderr
     data = json.loads(done.stdout)  # stdout holds JSON alone ...
     assert "INFO] Registered impl_ids: [" in done.stderr  # ... and log lines appear all the same
@@ -69,10 +69,12 @@ def test_list_as_json(shell):
     assert data["policy"] == "prefer=flagos"
 
 
-def test_a_level_in_the_environment_decides_the_log(shell):
-    done = shell("list", "--op", "silu", TEFL_LOG_LEVEL="ERROR")
-    assert done.returncode == 0
-    assert done.stderr == ""
+def test_no_line_of_the_log_unless_asked(cli, shell):
+    for words in (["list", "--op", "silu"], ["explain", "silu"], ["tune", "--list"], ["doctor"]):
+        done = cli(*words)
+        assert (done.exit_code, done.stderr) == (0, ""), words
+    done = shell("list", "--op", "silu")
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_list_has_a_table_a_family_and_a_line_an_op(cli):

@@ -81,6 +81,13 @@ class RanksDiffer(OpmuxError, RuntimeError):
     """Two ranks of a job would run different implementations."""
 
 
+def quoted(text: str, most: int = 200) -> str:
+    """Text that a user gave, for a message: in quotes, on one line, and not longer than needed to know it by."""
+    cut = text if len(text) <= most else f"{text[:most]}..."
+    shown = f"'{cut}'" if cut.isprintable() else repr(cut)
+    return shown if cut == text else f"{shown} ({len(text)} characters)"
+
+
 def nearest(name: str, known: Iterable[str]) -> str | None:
     """The known name a typist most likely meant, or None where nothing is near."""
     by_fold = {k.casefold(): k for k in known}
@@ -91,7 +98,7 @@ def nearest(name: str, known: Iterable[str]) -> str | None:
 def unknown(what: str, name: str, known: Iterable[str], hint: str = "") -> str:
     """The sentence for an unknown name: the nearest valid one where there is one, else the valid ones."""
     known = sorted(set(known))
-    text = f"unknown {what} '{name}'"
+    text = f"unknown {what} {quoted(name)}"
     close = nearest(name, known)
     if close is not None:
         text += f": did you mean '{close}'?"

@@ -154,7 +154,7 @@ def arch_refusal(min_arch: str, device_type: str) -> str | None:
 
 def split_arch(arch: str) -> tuple[str, int]:
     """'sm_90a' -> ('sm', 90); 'gfx90a' -> ('gfx', 0x90a): AMD numbers its chips in hex."""
-    found = re.fullmatch(r"(gfx)_?([0-9a-f]+)|([a-z]+?)[_-]?([0-9]+)[a-z]?", arch.strip().casefold())
+    found = re.fullmatch(r"(gfx)_?([0-9a-f]{1,9})|([a-z]+?)[_-]?([0-9]{1,9})[a-z]?", arch.strip().casefold())
     if found is None:
         raise ValueError(f"arch '{arch}' is not of the form 'sm_90' or 'gfx942'")
     gfx, digits, prefix, number = found.groups()

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-from .errors import BadKnob, nearest
+from .errors import BadKnob, nearest, quoted
 
 T = TypeVar("T")
 
@@ -80,7 +80,7 @@ class Knob(Generic[T]):
             return self.kind.parse(value)
         except ValueError as error:
             raise BadKnob(
-                f"{where}={value!r} cannot be read as {self.kind.name}: {error}. A valid value: {example}"
+                f"{where}={_shown(value)} cannot be read as {self.kind.name}: {error}. A valid value: {example}"
             ) from None
 
 
@@ -88,12 +88,21 @@ def file() -> tuple[Path, dict[str, Any]]:
     """The TOML file's path and contents; a file that was asked for must exist, the default one may be absent."""
     asked = os.environ.get("OPMUX_CONFIG", "").strip()
     path = Path(asked) if asked else Path("opmux.toml")
-    if not path.is_file():
-        if asked:
-            raise BadKnob(f"OPMUX_CONFIG={asked!r} is not a file. Name a TOML file, or unset the variable")
-        return path, {}
-    stat = path.stat()
-    return path, _parse_toml(path.absolute(), stat.st_mtime_ns, stat.st_size)
+    try:
+        if path.is_file():
+            stat = path.stat()
+            return path, _parse_toml(path.absolute(), stat.st_mtime_ns, stat.st_size)
+    except OSError as error:  # a name that is too long, a file that may not be read
+        raise BadKnob(
+            f"{_shown(str(path))} cannot be read: {error.strerror}. Name a TOML file by OPMUX_CONFIG"
+        ) from None
+    if asked:
+        raise BadKnob(f"OPMUX_CONFIG={_shown(asked)} is not a file. Name a TOML file, or unset the variable")
+    return path, {}
+
+
+def _shown(value: Any) -> str:
+    return quoted(value) if isinstance(value, str) else quoted(repr(value)).strip("'")
 
 
 _toml: tuple[tuple[Path, int, int], dict[str, Any]] | None = None
@@ -107,7 +116,7 @@ def _parse_toml(path: Path, mtime: int, size: int) -> dict[str, Any]:
 
     try:
         table = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise BadKnob(f"{path} is not valid TOML: {error}") from None
     _toml = ((path, mtime, size), table)
     return table

@@ -224,7 +224,7 @@ def dynamo_has_hooks() -> bool:
     dynamo = Path(torch.__file__).parent / "_dynamo"
     inner, outer = dynamo / "variables" / "functions.py", dynamo / "eval_frame.py"
     return all(
-        source.is_file() and words in source.read_text()
+        source.is_file() and words in source.read_text(encoding="utf-8")
         for source, words in ((inner, '"_torchdynamo_inline"'), (outer, '"_torchdynamo_orig_callable"'))
     )
 

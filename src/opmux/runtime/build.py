@@ -133,7 +133,13 @@ def compiler() -> Compiler:
 def _version(*command: str) -> str:
     try:
         done = subprocess.run(
-            [*command, "--version"], stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=30, check=False
+            [*command, "--version"],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            encoding="utf-8",
+            errors="replace",
+            timeout=30,
+            check=False,
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise CannotBuild(f"`{shlex.join(command)} --version` does not run: {error}. Set CXX to another") from error
@@ -175,7 +181,7 @@ def _digest(sources: Sequence[Path], flags: tuple[str, ...], used: Compiler) -> 
 def _processor() -> str:
     """What code made for "this processor" depends on: a home directory may be shared with another machine."""
     try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
         return platform.processor()
     wanted = ("model name", "flags", "Features", "CPU implementer", "CPU part", "isa")
@@ -275,7 +281,7 @@ def _run(command: list[str]) -> tuple[int, str]:
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
-        text=True,
+        encoding="utf-8",
         errors="replace",
         start_new_session=True,
         env=os.environ | {"LC_ALL": "C"},  # errors are found by the English word

@@ -73,7 +73,7 @@ def _driver(kind: str) -> str:
     named = {"nvidia": "nvidia", "amd": "amdgpu"}.get(whose.name if whose else "", kind)
     module = Path("/sys/module", named, "version")
     if module.is_file():
-        return module.read_text().strip()
+        return module.read_text(encoding="utf-8").strip()
     of_cuda: Callable[[], int] | None = getattr(torch._C, "_cuda_getDriverVersion", None)
     return str(of_cuda()) if kind == "cuda" and of_cuda is not None else ""
 

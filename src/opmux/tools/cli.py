@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import importlib.util
+import io
+import os
+import re
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -14,18 +18,39 @@ from .. import __version__
 
 
 class Commands(TyperGroup):
-    """Commands whose own errors are one line on stderr and exit code 2, never a traceback."""
+    """Commands whose own errors, and errors of files and streams, are one line on stderr and exit code 2."""
 
     def invoke(self, ctx: Any) -> Any:
         try:
-            return super().invoke(ctx)
+            try:
+                return super().invoke(ctx)
+            finally:
+                if sys.stdout is not None:
+                    sys.stdout.flush()  # now, and not when the interpreter ends: a full disk is an error of ours
+        except OSError as error:
+            if error.errno == errno.EPIPE:  # the reader of a pipe has gone; typer leaves quietly
+                raise
+            if error.filename is None:
+                _drop_output()
+            raise _exit(f"{error.filename or 'stdout'}: {error.strerror or error}") from None
         except Exception as error:
             # Asking sys.modules: the class cannot have been raised before its module was there, and that needs torch.
             errors = sys.modules.get("opmux.core.errors")
             if errors is None or not isinstance(error, errors.OpmuxError):
                 raise
-            typer.echo(f"opmux: {error}", err=True)
-            raise typer.Exit(2) from None
+            raise _exit(str(error)) from None
+
+
+def _exit(words: str) -> typer.Exit:
+    """Say why, and leave with exit code 2. A word of 300 characters is no word: it is cut."""
+    typer.echo("opmux: " + re.sub(r"\S{300,}", lambda long: f"{long[0][:100]}... (cut)", words), err=True)
+    return typer.Exit(2)
+
+
+def _drop_output() -> None:
+    """What stdout could not take must not be tried again when the interpreter ends."""
+    if sys.stdout is not None:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 app = typer.Typer(
@@ -53,8 +78,18 @@ def _version(asked: bool) -> None:
 
 @app.callback()
 def options(
-    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Show it.")] = False,
-) -> None: ...
+    ctx: typer.Context,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    if ctx.invoked_subcommand == "run":
+        return  # the streams are the program's
+    if sys.stdout is None:
+        raise _exit("stdout is closed, and all that this command does is print")
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # under LC_ALL=C, a `?` for what is not ASCII
 
 
 @app.command("list")
@@ -133,7 +168,7 @@ def demo(
     steps: Annotated[int, typer.Option(min=1, help="Training steps, of each of the two models.")] = 100,
     device: Device = None,
     dtype: Dtype = "float32",
-    seed: Annotated[int, typer.Option(help="Of the initial weights and the batches.")] = 0,
+    seed: Annotated[int, typer.Option(min=-(2**63), max=2**64 - 1, help="Of the initial weights and the batches.")] = 0,
 ) -> None:
     """Train a small Llama twice, in plain torch and through opmux, and compare. Exit code 1 if they disagree."""
     from . import demo, screen

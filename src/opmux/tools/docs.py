@@ -164,10 +164,10 @@ def main(argv: list[str] | None = None) -> int:
     stale = []
     for name, page in PAGES.items():
         path, text = options.dir / name, page()
-        if not path.is_file() or path.read_text() != text:
+        if not path.is_file() or path.read_text(encoding="utf-8") != text:
             stale.append(str(path))
             if not options.check:
-                path.write_text(text)
+                path.write_text(text, encoding="utf-8")
     for path in stale:
         print(f"{path} {'is out of date: run make docs' if options.check else 'written'}")
     return 1 if options.check and stale else 0

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ..core import facts
 from ..core.default import get_default_manager
-from ..core.errors import NotSupported, UnknownName
+from ..core.errors import NotSupported, UnknownName, quoted
 from ..core.explain import Explanation, Verdict
 from ..core.facts import dtype_name
 from ..core.registry import BackendImplKind, OpImpl
@@ -30,6 +30,8 @@ def run(op: str, dtype: str, shape: str | None, device: str | None, as_json: boo
     if device is not None:
         raise arguments.BadArgument("--assume is a chip that is not here, --device one that is: give one of them")
     chip = chip_of(assume)
+    if chip.vendor == "cpu":  # it is here
+        return _run(op, dtype, shape, "cpu", as_json, None)
     with detect.assume(str(chip.vendor), chip.arch):
         HERE.changed()
         try:
@@ -49,6 +51,11 @@ def chip_of(text: str) -> Chip:
         chip = Chip(text, None)
     if chip.vendor is None or packages.get(chip.vendor) is None:
         raise UnknownName("vendor", chip.vendor or text, list(packages.known()))
+    if chip.arch:
+        try:
+            facts.split_arch(chip.arch)
+        except ValueError as error:
+            raise arguments.BadArgument(f"--assume {quoted(text)}: {error}") from None
     return chip
 
 

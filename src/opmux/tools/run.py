@@ -2,26 +2,39 @@
 
 from __future__ import annotations
 
+import importlib.util
+import os
 import runpy
 import sys
+import types
 from pathlib import Path
 
+from ..core.errors import quoted
 from ..faces import compat
 from .arguments import BadArgument
 
+INTERRUPTED = 130  # as a shell says of a program that Ctrl-C has ended
+
 
 def run(program: list[str], libraries: list[str], shadow: bool, module: bool) -> int:
-    """Run a script or a module as `python` would, and give its exit status."""
+    """Run a script or a module as `python` would, and give its exit status.
+
+    What the program raises is shown as `python` shows it: its own frames, through its own `sys.excepthook`.
+    """
     if not program:
         raise BadArgument("run takes a program: opmux run [--as NAME] script.py [ARGS], or -m MODULE [ARGS]")
     name = program[0]
-    if not module and not Path(name).is_file():
-        raise BadArgument(f"run: there is no file '{name}'")
+    if not module and not os.path.exists(name):  # noqa: PTH110  # False for a name that is too long
+        raise BadArgument(f"run: there is no file {quoted(name)}")
     compat.install(*libraries, shadow=shadow)
     argv, path = sys.argv[:], sys.path[:]
     sys.argv[:] = program
     sys.path.insert(0, str(Path.cwd() if module else Path(name).resolve().parent))
     try:
+        missing = _missing_module(name) if module else _missing_main(name)
+        if missing is not None:
+            print(f"opmux run: {missing}", file=sys.stderr)
+            return 1
         if module:
             runpy.run_module(name, run_name="__main__", alter_sys=True)
         else:
@@ -31,7 +44,38 @@ def run(program: list[str], libraries: list[str], shadow: bool, module: bool) ->
             return left.code or 0
         print(left.code, file=sys.stderr)
         return 1
+    except BaseException as error:
+        shown = _below(error.__traceback__)
+        sys.excepthook(type(error), error.with_traceback(shown), shown)
+        return INTERRUPTED if isinstance(error, KeyboardInterrupt) else 1
     finally:
         sys.argv[:], sys.path[:] = argv, path
         compat.uninstall(*libraries)
     return 0
+
+
+def _below(trace: types.TracebackType | None) -> types.TracebackType | None:
+    """A traceback without the frames that lead to the program: ours and runpy's."""
+    above = (__file__, runpy.__file__, "<frozen runpy>", "<frozen importlib._bootstrap>")
+    while trace is not None and trace.tb_frame.f_code.co_filename in above:
+        trace = trace.tb_next
+    return trace
+
+
+def _missing_module(name: str) -> str | None:
+    """Why there is nothing to run under a module's name, in python's words."""
+    try:
+        found = importlib.util.find_spec(name) if name else None
+        if found is not None and found.submodule_search_locations is not None:
+            if importlib.util.find_spec(f"{name}.__main__") is None:
+                return f"No module named {name}.__main__; '{name}' is a package and cannot be directly executed"
+    except (ImportError, ValueError) as error:  # a parent that is missing or no package, a name with dots in front
+        return f"Error while finding module specification for {quoted(name)} ({type(error).__name__}: {error})"
+    return None if found is not None else f"No module named {quoted(name)[1:-1]}"
+
+
+def _missing_main(name: str) -> str | None:
+    """The same of a folder."""
+    if Path(name).is_dir() and not Path(name, "__main__.py").is_file():
+        return f"can't find '__main__' module in {quoted(name)}"
+    return None

@@ -38,13 +38,18 @@ def _console(stream: Any, stderr: bool) -> Console:
 
 
 def show_log() -> None:
-    """Log lines from INFO on, unless the settings name a level."""
-    log.show("INFO")
+    """Log lines from WARNING on, unless the settings name a level."""
+    log.show("WARNING")
     log.from_knobs()
 
 
 def print_json(data: Any) -> None:
-    sys.stdout.write(json.dumps(data, indent=2, ensure_ascii=False) + "\n")
+    sys.stdout.write(json.dumps(data, indent=2, ensure_ascii=not takes_unicode()) + "\n")
+
+
+def takes_unicode() -> bool:
+    """Whether stdout can be given any character."""
+    return "utf" in (sys.stdout.encoding or "").casefold()
 
 
 def table(*columns: str | tuple[str, dict[str, Any]], title: str | None = None) -> Table:

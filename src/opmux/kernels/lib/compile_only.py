@@ -60,7 +60,7 @@ class Built:
             file.write(self.asm["cubin"])
             file.flush()
             said = subprocess.run(
-                [tool, "--dump-resource-usage", file.name], capture_output=True, text=True, check=True
+                [tool, "--dump-resource-usage", file.name], capture_output=True, encoding="utf-8", check=True
             )
         return sum(int(n) for n in re.findall(r"STACK:(\d+)", said.stdout))
 

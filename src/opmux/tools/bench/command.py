@@ -48,6 +48,9 @@ class Asked:
 def run(asked: Asked) -> int:
     log.show("WARNING")  # a line for each op that is used would tear the table
     log.from_knobs()
+    for option, path in (("--json", asked.json), ("--html", asked.html)):
+        if path is not None and str(path) != "-" and Path(path).is_dir():  # before hours of measuring, not after them
+            raise arguments.BadArgument(f"{option} '{path}' is a folder. Name a file")
     if asked.source is not None:
         record = Record.load(asked.source)
         console = _console(asked)

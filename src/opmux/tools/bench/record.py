@@ -50,7 +50,7 @@ class Record:
             data = json.loads(path.read_text(encoding="utf-8"))
         except OSError as error:
             raise BadRecord(f"{path} cannot be read: {error.strerror}") from None
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise BadRecord(f"{path} is not JSON: {error}") from None
         if not isinstance(data, dict) or data.get("schema") != SCHEMA:
             got = data.get("schema", "none") if isinstance(data, dict) else "no object"
@@ -136,7 +136,7 @@ def chip(device: torch.device) -> str:
 def driver() -> str | None:
     """The version of NVIDIA's driver, where the kernel tells."""
     path = Path("/proc/driver/nvidia/version")
-    found = re.search(r"\b\d{3,}\.\d+(\.\d+)?\b", path.read_text()) if path.is_file() else None
+    found = re.search(r"\b\d{3,}\.\d+(\.\d+)?\b", path.read_text(encoding="utf-8")) if path.is_file() else None
     return None if found is None else found.group()
 
 
@@ -150,7 +150,7 @@ def commit() -> str | None:
 def _git(*words: str) -> str | None:
     command = ["git", "-C", str(Path(__file__).parent), *words]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=10)
+        done = subprocess.run(command, capture_output=True, encoding="utf-8", errors="replace", timeout=10)
     except (OSError, subprocess.TimeoutExpired):
         return None
     return done.stdout.strip() or None if done.returncode == 0 else None

@@ -114,7 +114,15 @@ def run(
         program.write_text(code, encoding="utf-8")
         command = [sys.executable, "-X", "faulthandler", "-c", start, str(program)]
         try:
-            done = subprocess.run(command, env=variables, capture_output=True, text=True, timeout=limit, check=False)
+            done = subprocess.run(
+                command,
+                env=variables,
+                capture_output=True,
+                encoding="utf-8",
+                errors="replace",
+                timeout=limit,
+                check=False,
+            )
         except subprocess.TimeoutExpired as error:
             said = error.stderr.decode(errors="replace") if isinstance(error.stderr, bytes) else error.stderr or ""
             raise RuntimeError(f"the program on {where} took over {limit:g} s:\n{said}") from None

@@ -63,7 +63,7 @@ def openmp() -> tuple[str, ...]:
 def runtimes() -> list[str]:
     """The OpenMP libraries in this process."""
     try:
-        lines = Path("/proc/self/maps").read_text().splitlines()
+        lines = Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:  # no Linux
         return []
     paths = {line[line.find("/") :] for line in lines if "/" in line}

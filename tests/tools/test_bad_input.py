@@ -1,0 +1,160 @@
+"""Bad input of every kind to every command: exit code 2 and one line that says what is wrong, never a traceback."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+LONG = "x" * 100_000
+NAMES = ("", " ", "nope", LONG, "☃", "[", "::", "a::b::c", "../../etc/passwd", "-", "\udc80", "a\nb", "%s", "[/]")
+FEW = ("", LONG, "a\nb", "[/]")
+SIZES = ("", "0x", "-1", "9" * 50, "x", "4x-4", "1e3", "٣x٤")
+DTYPES = ("nope", LONG, "complex64", "float32,float16", "[/]")
+DEVICES = ("", "nope", "cuda:99", "cpu:5", ":", "cuda:-1", LONG, "meta", "cpu:x")
+CHIPS = ("", "nvidia:sm_abc", "nvidia:sm_", ":sm_90", "nope:sm_90", "sm_abc", "nvidia:sm_90:x", LONG, "gfxzz", "[/]",
+         "nvidia:sm_" + "9" * 5000, "nvidia:sm_٣", "ascend:x")  # fmt: skip
+RUNS = ("notjson", "bytes", "list.json", "object.json", "nested.json", "folder", "missing", LONG)
+
+# A command with a hole, and what does not belong there.
+TABLE = {
+    ("list", "--family", ...): FEW,
+    ("list", "--op", ...): FEW,
+    ("explain", ...): NAMES,
+    ("explain", "softmax", "--shape", ...): SIZES,
+    ("explain", "softmax", "--dtype", ...): ("", *DTYPES),
+    ("explain", "softmax", "--device", ...): DEVICES,
+    ("explain", "softmax", "--assume", ...): CHIPS,
+    ("tune", ...): NAMES,
+    ("tune", "softmax", "--dry-run", "--chip", ...): NAMES,
+    ("tune", "--list", "--chip", ...): CHIPS,
+    ("tune", "softmax", "--dry-run", "--chip", "sm_90", "--shape", ...): SIZES,
+    ("tune", "softmax", "--dry-run", "--chip", "sm_90", "--dtype", ...): ("", *DTYPES),
+    ("tune", "softmax", "--dry-run", "--device", ...): DEVICES,
+    ("demo", "--dtype", ...): ("", *DTYPES),
+    ("demo", "--device", ...): DEVICES,
+    ("demo", "--seed", ...): ("x", "9" * 30, "1.5"),
+    ("demo", "--steps", ...): ("0", "-1", "x", ""),
+    ("bench", ..., "--list"): NAMES[2:],
+    ("bench", "softmax", "--shape", ..., "--list"): SIZES[1:],
+    ("bench", "softmax", "--dtype", ..., "--list"): DTYPES,
+    ("bench", "softmax", "--device", ..., "--list"): DEVICES,
+    ("bench", "softmax", "--providers", ..., "--list"): NAMES[2:],
+    ("bench", "--preset", ..., "--list"): NAMES[1:],
+    ("bench", "--mib", ...): ("0", "x"),
+    ("bench", "--from", ...): RUNS,
+    ("bench", "softmax", "--json", ...): ("folder", "", LONG),
+    ("bench", "softmax", "--html", ...): ("folder", "", LONG),
+    ("conform", "--vendor", ..., "--list"): FEW,
+    ("conform", "--op", ..., "--list"): FEW,
+    ("conform", "--check", ..., "--list"): FEW,
+    ("new-backend", ..., "--device", "npu"): ("", *NAMES[3:]),
+    ("new-backend", "ok", "--device", ...): ("", *NAMES[4:]),
+    ("new-backend", "ok", "--device", "npu", "--out", ...): ("notjson", "notjson/below", LONG),
+    ("new-backend", "ok", "--device", "npu", "--in-tree", "--out", ...): ("folder", "missing", "notjson", LONG),
+    ("run", ...): ("", " ", "nope", LONG, "a\nb"),
+    ("run", "--as", ..., "program.py"): FEW,
+    (...,): ("nope", "--nope", "lst"),
+    ("doctor", ...): ("extra", "--nope"),
+    ("list", ...): ("extra", "--nope", "--family"),
+    ("tune", "softmax", ...): ("--list", "--clear", "extra"),
+    ("explain", "softmax", "--device", "cpu", "--assume", ...): ("nvidia",),
+}
+CASES = [[value if word is ... else word for word in words] for words, values in TABLE.items() for value in values]
+
+
+@pytest.fixture
+def files(tmp_path):
+    for name, text in {"notjson": "{", "list.json": "[1]", "object.json": "{}", "nested.json": "[" * 100_000}.items():
+        (tmp_path / name).write_text(text, encoding="utf-8")
+    (tmp_path / "bytes").write_bytes(bytes(range(256)))
+    (tmp_path / "folder").mkdir()
+
+
+def named(words):
+    """A test's name: long words cut, the rest as Python writes it."""
+    return ascii(" ".join(w if len(w) < 40 else w[:8] + "..." for w in words))
+
+
+@pytest.mark.parametrize("words", CASES, ids=named)
+def test_it_is_one_line_and_exit_code_2(cli, files, words):
+    done = cli(*words)
+    assert isinstance(done.exception, SystemExit), done.exception
+    assert done.exit_code == 2 and done.stdout == ""
+    said = [line for line in done.stderr.splitlines() if line.strip()]
+    if said[0].startswith(("Usage:", "\u256d")):  # an option that is not there, or not of this type: typer's own box
+        assert "Error" in done.stderr
+    else:
+        assert len(said) == 1 and said[0].startswith("opmux: ") and len(said[0]) < 1500, said
+
+
+def test_a_command_of_each_kind_is_in_the_table():
+    from opmux.tools.cli import app
+
+    have = {c.name or c.callback.__name__ for c in app.registered_commands}
+    assert have == {words[0] for words in TABLE if isinstance(words[0], str)}
+
+
+# ---- settings -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("command", [("list",), ("explain", "silu"), ("bench", "softmax", "--list")])
+@pytest.mark.parametrize(("config", "text"), [(LONG, None), ("deep.toml", "a=" + "[" * 100_000), ("folder", None),
+                                              ("bytes", None), ("bad.toml", "prefer = ")])  # fmt: skip
+def test_settings_that_cannot_be_read(cli, files, monkeypatch, command, config, text):
+    if text is not None:
+        Path(config).write_text(text, encoding="utf-8")
+    monkeypatch.setenv("OPMUX_CONFIG", config)
+    done = cli(*command)
+    assert isinstance(done.exception, SystemExit) and done.exit_code == 2, done.exception
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("opmux: ") and len(line) < 600
+    assert cli("doctor").exit_code == 1  # it looks at the rest, and says what is broken
+
+
+# ---- streams and encodings ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.skipif(os.name != "posix", reason="by a shell's redirections")
+@pytest.mark.parametrize(("to", "says"), [(">&-", "stdout is closed"), (">/dev/full", "No space left on device")])
+def test_a_stdout_that_takes_nothing(tmp_path, to, says):
+    if to != ">&-" and not Path("/dev/full").exists():
+        pytest.skip("no /dev/full")
+    src = Path(__file__).parents[2] / "src"
+    command = f'exec "{sys.executable}" -m opmux list --op silu {to}'
+    done = subprocess.run(
+        command, shell=True, env=os.environ | {"PYTHONPATH": str(src)}, cwd=tmp_path, stderr=subprocess.PIPE, text=True
+    )
+    assert done.returncode == 2
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("opmux: ") and says in line
+
+
+ASCII = """
+import io, json, sys
+import torch, opmux
+from opmux.tools.cli import app
+
+assert sys.stdout.encoding.casefold() in ("ascii", "ansi_x3.4-1968", "us-ascii"), sys.stdout.encoding
+assert opmux.ops.silu(torch.ones(2)).shape == (2,)
+left = {}
+for words in COMMANDS:
+    try:
+        app(words, prog_name="opmux")
+    except SystemExit as done:
+        left[" ".join(words)] = done.code
+print(json.dumps(left))
+"""
+
+
+def test_a_locale_without_unicode(shell):
+    commands = [["list", "--op", "*norm*"], ["list", "--json"], ["explain", "rms_norm"], ["tune", "--list"], ["doctor"],
+                ["bench", "--list"], ["conform", "--list", "--op", "relu"], ["explain", "☃"]]  # fmt: skip
+    script = ASCII.replace("COMMANDS", ascii(commands))
+    locale = dict(PYTHONUTF8="0", PYTHONCOERCECLOCALE="0", LC_ALL="C", LANG="C", PYTHONIOENCODING="")
+    done = shell(script=script, **locale)
+    assert done.returncode == 0, done.stderr
+    left = json.loads(done.stdout.splitlines()[-1])
+    assert left == {" ".join(words): 2 if "☃" in words else 0 for words in commands}, done.stderr

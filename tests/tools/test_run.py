@@ -1,0 +1,100 @@
+"""`opmux run`: a program's own errors and exit codes are what `python` makes of them."""
+
+import os
+import re
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from opmux.tools import run as command
+
+SRC = Path(__file__).parents[2] / "src"
+
+
+@pytest.fixture
+def script(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+    def write(code, name="program.py"):
+        Path(name).write_text(textwrap.dedent(code), encoding="utf-8")
+        return name
+
+    return write
+
+
+def run(*program, module=False):
+    return command.run(list(program), [], False, module)
+
+
+ENDS = {
+    "raise ValueError('mine')": 1,
+    "def f():\n    import opmux\n    opmux.policy('nope')\nf()": 1,
+    "try:\n    1 / 0\nexcept ZeroDivisionError as e:\n    raise OSError(5, 'mine') from e": 1,
+    "import runpy\nrunpy.run_path('other.py')": 1,
+    "x = (": 1,
+    "raise KeyboardInterrupt": 130,
+    "import sys\nsys.exit(7)": 7,
+    "import sys\nsys.exit('bye')": 1,
+    "import sys\nsys.exit()": 0,
+    "raise SystemExit(None)": 0,
+    "import sys\nsys.excepthook = lambda kind, *rest: print('hooked', kind.__name__, file=sys.stderr)\n1 / 0": 1,
+}
+
+
+@pytest.mark.parametrize("code", ENDS)
+def test_a_program_ends_as_in_python(script, capfd, code):
+    script("raise ValueError('of the other')", "other.py")
+    kept = sys.excepthook
+    try:
+        status = run(script(code))
+    finally:
+        sys.excepthook = kept
+    got = capfd.readouterr()
+    plain = subprocess.run(
+        [sys.executable, "program.py"], capture_output=True, encoding="utf-8", env=os.environ | {"PYTHONPATH": str(SRC)}
+    )
+    wanted = -2 if ENDS[code] == 130 else ENDS[code]  # a signal, for who started it without a shell
+    assert (status, plain.returncode) == (ENDS[code], wanted), got.err
+    lines = lambda text: re.sub(r'File "[^"]*/(?=\w+\.py")', 'File "', text)  # python shows the whole path of a script
+    assert lines(got.err) == lines(plain.stderr)
+    assert "opmux/tools" not in got.err and "runpy.py" not in got.err.replace("import runpy", "")
+
+
+def test_a_bug_of_the_user_has_one_traceback(script):
+    """From the shell: nothing of typer or of ours above the program's frames."""
+    script("import opmux\nopmux.set_policy('nope')\n")
+    words = [sys.executable, "-m", "opmux", "run", "program.py"]
+    done = subprocess.run(words, capture_output=True, encoding="utf-8", env=os.environ | {"PYTHONPATH": str(SRC)})
+    assert done.returncode == 1
+    assert done.stderr.count("Traceback") == 1 and "typer" not in done.stderr and "cli.py" not in done.stderr
+    assert done.stderr.splitlines()[1].strip().startswith('File "program.py", line 2')
+    assert "BadPolicy: 'nope' is no preference" in done.stderr.splitlines()[-1]
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("nope", "No module named nope"),
+        ("", "No module named "),
+        ("a.b", "Error while finding module specification for 'a.b' (ModuleNotFoundError: No module named 'a')"),
+        ("package", "No module named package.__main__; 'package' is a package and cannot be directly executed"),
+    ],
+)
+def test_modules_that_are_not_there(script, capfd, name, words):
+    Path("package").mkdir()
+    script("", "package/__init__.py")
+    assert run(name, module=True) == 1
+    assert capfd.readouterr().err == f"opmux run: {words}\n"
+
+
+def test_a_module_and_a_folder(script, capfd):
+    Path("program_in_a_folder").mkdir()
+    script("import sys\nprint(__name__, sys.argv[1:])", "program_in_a_folder/__main__.py")
+    assert run("program_in_a_folder", "-m", module=True) == 0 and run("program_in_a_folder", "x") == 0
+    assert capfd.readouterr().out == "__main__ ['-m']\n__main__ ['x']\n"
+    Path("empty").mkdir()
+    assert run("empty") == 1
+    assert capfd.readouterr().err == "opmux run: can't find '__main__' module in 'empty'\n"
