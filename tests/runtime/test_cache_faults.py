@@ -606,7 +606,7 @@ def test_a_read_only_cache_is_read(public, tmp_path, monkeypatch, answer):
 
 def test_leftovers_of_killed_compilers(thing):
     library = thing.build()
-    left = [library.parent / f".{library.name}.{i}.abcd.tmp" for i in range(5)]
+    left = [library.parent / f".{library.stem}{end}.1.abcd.tmp" for end in (".so", ".log")]
     old, recent = (library.parent / f".other-{n}.so.1.abcd.tmp" for n in ("old", "recent"))
     for file in (*left, old, recent):
         file.write_bytes(b"half")
