@@ -1,5 +1,7 @@
 """Foreign names served by opmux: in code, by `opmux run`, and taken back."""
 
+import importlib.util
+import json
 import subprocess
 import sys
 import textwrap
@@ -39,7 +41,9 @@ def test_names_are_served_and_taken_back():
         assert OpImpl is opmux.core.OpImpl
         assert TEXBackendBase is tex.TEXBackendBase and register_backend is tex.register_backend
         compat.install("transformer_engine")
+        compat.uninstall("transformer_engine")  # the second of two installers takes back its own
         assert compat.installed() == ("transformer_engine",)
+        assert sys.modules["transformer_engine_torch"] is tex
     finally:
         compat.uninstall()
     left = {n for n in set(sys.modules) - before if n.startswith("transformer_engine") and "fl_torch" not in n}
@@ -55,6 +59,40 @@ def test_what_was_shadowed_comes_back(monkeypatch):
     assert sys.modules["transformer_engine_torch"] is not theirs
     compat.uninstall()
     assert sys.modules["transformer_engine_torch"] is theirs
+
+
+HOLDERS = """
+    import json, sys
+    import opmux.compat, opmux.te
+
+    def state():
+        return [opmux.te.installed(), sys.modules.get("transformer_engine_torch") is opmux.tex,
+                "transformer_engine.plugin.core" in sys.modules]
+
+    seen = []
+    do = {"C": lambda: opmux.compat.install("transformer_engine", shadow=True), "c": opmux.compat.uninstall,
+          "T": opmux.te.install, "t": opmux.te.uninstall}
+    opmux.te.uninstall()
+    for order in json.loads(sys.argv[1]):
+        for at, step in enumerate(order):
+            do[step]()
+            seen.append([order[: at + 1], *state()])
+        assert not opmux.te.installed() and "transformer_engine_torch" not in sys.modules, (order, seen)
+    print(json.dumps(seen))
+"""
+
+
+def test_each_installer_takes_back_its_own(script):
+    """`import opmux.te` (T, t) and `compat.install` (C, c), in any order; each undoes what it has done."""
+    if importlib.util.find_spec("transformer_engine") is None:
+        pytest.skip("needs opmux[te]")
+    orders = ["TCct", "TCtc", "CTct", "CTtc", "CTTtc"]
+    done = run("run", script(HOLDERS), json.dumps(orders))
+    assert done.returncode == 0, done.stderr
+    for so_far, te, tex, plugins in json.loads(done.stdout):
+        te_wants, compat_wants = ("T" in so_far and "t" not in so_far), ("C" in so_far and "c" not in so_far)
+        assert te == tex == (te_wants or compat_wants), so_far  # as long as one of them wants the layer
+        assert plugins == compat_wants, so_far
 
 
 def test_an_unknown_library():

@@ -19,6 +19,8 @@ from dataclasses import dataclass, field
 
 from ..core.errors import OpmuxError, UnknownName
 
+HOLDER = "opmux.compat"
+
 
 class CannotServe(OpmuxError, RuntimeError):
     """A foreign name that cannot be served: something else has it."""
@@ -57,6 +59,7 @@ SERVED: dict[str, dict[str, Callable[[], types.ModuleType] | None]] = {
 class Installed:
     """What was put under foreign names, and how to take it back."""
 
+    times: int = 1  # how often it was asked for
     modules: dict[str, types.ModuleType] = field(default_factory=dict)
     displaced: dict[str, types.ModuleType] = field(default_factory=dict)
     attributes: list[tuple[types.ModuleType, str]] = field(default_factory=list)
@@ -67,12 +70,14 @@ _installed: dict[str, Installed] = {}
 
 
 def install(*libraries: str, shadow: bool = False) -> None:
-    """Serve the modules of these libraries by ours. Twice is as once; `uninstall` takes it back."""
+    """Serve the modules of these libraries by ours, until each caller has taken that back by `uninstall`."""
     for library in libraries:
         if library not in SERVED:
             raise UnknownName("library", library, SERVED, "(libraries whose names opmux can serve)")
     for library in libraries:
-        if library not in _installed:
+        if library in _installed:
+            _installed[library].times += 1
+        else:
             done = _installed[library] = Installed()
             try:
                 _serve(library, done, shadow)
@@ -82,19 +87,32 @@ def install(*libraries: str, shadow: bool = False) -> None:
 
 
 def uninstall(*libraries: str) -> None:
-    """Take back what `install` has done, for these libraries or all."""
+    """Take back one `install` of each of these libraries; without names, every `install` of all of them.
+
+    What `import opmux.te` has installed is not ours to take back: `opmux.te.uninstall()` does that.
+    """
     for library in libraries or tuple(_installed):
-        done = _installed.pop(library, None)
+        done = _installed.get(library)
         if done is None:
             continue
-        for parent, name in done.attributes:
-            parent.__dict__.pop(name, None)
-        for name, module in done.modules.items():
-            if sys.modules.get(name) is module:
-                del sys.modules[name]
-        for undo in reversed(done.undo):
-            undo()
-        sys.modules.update(done.displaced)
+        done.times -= 1
+        if libraries and done.times:
+            continue
+        del _installed[library]
+        _take_back(done)
+
+
+def _take_back(done: Installed) -> None:
+    from .te import boot
+
+    for undo in reversed(done.undo):
+        undo()
+    for parent, name in done.attributes:
+        parent.__dict__.pop(name, None)
+    for name, module in done.modules.items():
+        if sys.modules.get(name) is module and not boot.needs(name):
+            del sys.modules[name]
+    sys.modules.update(done.displaced)
 
 
 def installed() -> tuple[str, ...]:
@@ -122,17 +140,27 @@ def _serve(library: str, done: Installed, shadow: bool) -> None:
 
 def _root(library: str, done: Installed, shadow: bool) -> None:
     """The library itself: what is installed, on our tex where it has none of its own; else an empty package."""
+    from .te import boot
+
+    if boot.installed():
+        _boot(done)
     if library in sys.modules:
         return
     if importlib.machinery.PathFinder.find_spec(library) is None:
         _put(library, _package(library, "Names of a library that is not installed, served by opmux."), done)
     elif library == "transformer_engine":
-        from .te import boot
         from .tex.backends.nvidia import nvidia
 
         if shadow or nvidia.find() is None:
-            boot.install()
-            done.undo.append(boot.uninstall)
+            _boot(done)
+
+
+def _boot(done: Installed) -> None:
+    """NVIDIA's layer on our tex, for as long as this is installed."""
+    from .te import boot
+
+    boot.install(HOLDER)
+    done.undo.append(lambda: boot.uninstall(HOLDER))
 
 
 def _package(name: str, doc: str) -> types.ModuleType:

@@ -42,12 +42,14 @@ READ = ("pytorch", "debug", "common.triton")  # what is read for a chip; the res
 GET = "pip install opmux[te]"
 
 _finder: Finder | None = None
+_holders: set[str] = set()  # who has installed it, and not taken that back
 
 
-def install() -> None:
+def install(holder: str = "opmux.te") -> None:
     """From here on `import transformer_engine.pytorch` gives NVIDIA's layer over our tex."""
     global _finder
     if _finder is not None:
+        _holders.add(holder)
         return
     tex = interface.module()
     look(tex)
@@ -56,12 +58,17 @@ def install() -> None:
     sys.modules[EXTENSION] = tex
     if f"{LAYER}.common" in sys.modules:  # imported for something else, without its torch half
         _skip_extension(sys.modules[f"{LAYER}.common"])
+    _holders.add(holder)
 
 
-def uninstall() -> None:
-    """Undo `install`: a later import finds what is on the disk. What was made with the layer stays as it is."""
+def uninstall(holder: str = "opmux.te") -> None:
+    """Undo `install`: a later import finds what is on the disk. What was made with the layer stays as it is.
+
+    What another holder has installed too (`opmux.compat`) stays until that one takes it back.
+    """
     global _finder
-    if _finder is None:
+    _holders.discard(holder)
+    if _finder is None or _holders:
         return
     sys.meta_path.remove(_finder)
     _finder = None
@@ -71,6 +78,11 @@ def uninstall() -> None:
 
 def installed() -> bool:
     return _finder is not None
+
+
+def needs(name: str) -> bool:
+    """Whether the layer runs on the module of this name."""
+    return installed() and name == EXTENSION
 
 
 def chip_here() -> Chip | None:
