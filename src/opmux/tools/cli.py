@@ -246,11 +246,26 @@ def conform(
     ] = None,
     sample: Annotated[str | None, typer.Option(metavar="ID", help="Only samples with such an id.")] = None,
     listing: Annotated[bool, typer.Option("--list", help="Say what would be checked, and stop.")] = False,
+    real: Annotated[
+        bool, typer.Option("--real", help="Our kernels at the shapes of real models, against float64, on --device.")
+    ] = False,
+    model: Annotated[
+        list[str] | None, typer.Option(metavar="NAME", help="With --real: shapes of this model; a glob; may repeat.")
+    ] = None,
+    seconds: Annotated[
+        float | None, typer.Option(metavar="N", min=1, help="With --real: stop then. [default: 420, on a CPU 60]")
+    ] = None,
+    jobs: Annotated[
+        int | None, typer.Option(metavar="N", min=1, help="With --real: processes. [default: up to 8, on a CPU 1]")
+    ] = None,
 ) -> None:
     """Check a vendor's impls against the references, on its device or a simulated one. Exit code 1 if one fails."""
     from .conform.command import Asked, run
 
-    asked = Asked(vendor, op or [], dtype or [], device, json, html, full, listing, check or [], sample)
+    asked = Asked(
+        vendor, op or [], dtype or [], device, json, html, full, listing, check or [], sample,
+        real, model or [], seconds, jobs,
+    )  # fmt: skip
     raise typer.Exit(run(asked))
 
 

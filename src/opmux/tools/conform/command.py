@@ -53,6 +53,10 @@ class Asked:
     listing: bool = False
     checks: list[str] = field(default_factory=list)
     sample: str | None = None
+    real: bool = False
+    models: list[str] = field(default_factory=list)
+    seconds: float | None = None
+    jobs: int | None = None
 
     def words(self) -> list[str]:
         """The command line again."""
@@ -66,6 +70,12 @@ class Asked:
 
 
 def run(asked: Asked) -> int:
+    if asked.real:
+        from . import real_command
+
+        return real_command.run(asked)
+    if asked.models or asked.seconds is not None or asked.jobs is not None:
+        raise arguments.BadArgument("--model, --seconds and --jobs go with --real")
     dtypes = tuple(arguments.dtype(d) for word in asked.dtypes for d in word.split())
     depth = Depth(asked.full, dtypes, check_names(asked.checks), asked.sample)
     with Heard() as heard:

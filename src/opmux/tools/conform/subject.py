@@ -87,7 +87,7 @@ class Subject:
             raise refusal
         if self.direct:
             return Called(self._direct(sample), self.impl)
-        return Called(*_strictly(self.spec, self.impl, sample))
+        return Called(*strictly(self.spec, self.impl, sample))
 
     def _refusal(self, sample: Sample) -> Declined | None:
         """Why the impl says beforehand that it does not take a sample."""
@@ -122,7 +122,7 @@ class Subject:
                 before.append(Declined(verdict.impl.impl_id, verdict.stage, verdict.reason))
                 continue
             try:
-                results, impl, _, on_cpu = _strictly(self.spec, verdict.impl, sample)
+                results, impl, _, on_cpu = strictly(self.spec, verdict.impl, sample)
                 return Called(results, impl, tuple(before), on_cpu)
             except Declined as declined:
                 before.append(declined)
@@ -154,7 +154,7 @@ def candidates(spec: Spec, sample: Sample) -> list[Verdict]:
     return [v for v in found if v.stage != "policy"]
 
 
-def _strictly(spec: Spec, impl: OpImpl, sample: Sample) -> tuple[Any, OpImpl, tuple[Declined, ...], tuple[str, ...]]:
+def strictly(spec: Spec, impl: OpImpl, sample: Sample) -> tuple[Any, OpImpl, tuple[Declined, ...], tuple[str, ...]]:
     """One impl, by its id, and no other if it fails: the fields of `Called`."""
     with policy(per_op={spec.key: f"impl:{impl.impl_id}"}, strict=True):
         forget_fallbacks()

@@ -1,0 +1,238 @@
+"""Calls of ATen's ops as the table of real shapes has them: their tensors, the truth, torch's result and ours."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_leaves, tree_map
+
+from ...core.default import policy
+from ...core.errors import NoImplementation, NotSupported
+from ...core.spec import specs
+from ...faces.aten.overloads import Overload, table
+from ...faces.aten.schema import Shape
+from ...faces.aten.switch import use
+from .poison import poisoned
+from .shapes import Call, Look, Under
+
+# Arguments that are positive whatever the op: one over a deviation, a variance, a norm.
+POSITIVE = ("rstd", "invstd", "var", "norms")
+# Ops that are defined, or differ little from one number to the next, on positive numbers alone.
+POSITIVE_OPS = ("log", "sqrt", "rsqrt", "pow", "xlogy", "lgamma", "digamma", "polygamma", "reciprocal", "div", "acosh")
+BATCH_ARGUMENTS = {"native_group_norm": "N", "native_group_norm_backward": "N"}  # samples, as a number
+
+
+class Declined(Exception):
+    """Our kernels leave this call to torch, for this reason."""
+
+
+# ---- sizes ----------------------------------------------------------------------------------------------------------
+
+
+def scaled(call: Call, most: int) -> Call | None:
+    """The call with fewer samples, so that its largest tensor has at most so many elements; None where it cannot."""
+    lead = max(call.looks, key=lambda k: k.numel)
+    if lead.numel <= most:
+        return call
+    dims = lead.shape[:1] if "_norm" in call.op and len(lead.shape) > 3 else lead.shape[:-1]  # channels stay
+    dim = next((d for d, n in enumerate(dims) if n > 1), None)
+    if dim is None:
+        return None
+    before = lead.shape[dim]
+    after = max(min(before, 2), most * before // lead.numel)  # a variance takes two
+    if lead.numel // before * after > 16 * most:
+        return None
+
+    def cut(value: Any) -> Any:
+        if not isinstance(value, Look) or len(value.shape) < 2:
+            return value
+        shape = list(value.shape)
+        at = dim - len(lead.shape) + len(shape)  # as broadcasting aligns them
+        for place in {at, dim} if value.shape[0] == before and dim == 0 else {at}:
+            if 0 <= place < len(shape) and shape[place] == before:
+                shape[place] = after
+        return replace(value, shape=tuple(shape)) if value.stride is not None else Look(value.dtype, tuple(shape))
+
+    args = list(tree_map(cut, list(call.args), is_leaf=lambda v: isinstance(v, Look)))
+    counted = BATCH_ARGUMENTS.get(call.op)
+    if counted is not None:
+        args[Shape(call.op).names.index(counted)] = after
+    return replace(call, args=tuple(args), kwargs={k: cut(v) for k, v in call.kwargs.items()})
+
+
+# ---- tensors --------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Arguments:
+    """The arguments of one call, drawn once: `fresh` copies them, for a call may write its own."""
+
+    call: Call
+    dtype: torch.dtype
+    device: torch.device
+
+    def __post_init__(self) -> None:
+        seed = zlib.crc32(f"{self.call.op} {self.call} {self.dtype}".encode())
+        self._generator = torch.Generator(self.device).manual_seed(seed)
+        names = Shape(self.call.op).names
+        self.args = [self._value(names[i] if i < len(names) else "", a) for i, a in enumerate(self.call.args)]
+        self.kwargs = {k: self._value(k, v) for k, v in self.call.kwargs.items()}
+
+    def _value(self, name: str, value: Any) -> Any:
+        if isinstance(value, Look):
+            return self._tensor(name, value)
+        if isinstance(value, list):
+            return [self._value(name, v) for v in value]
+        if name == "half_to_float":
+            return bool(value) and self.dtype in (torch.float16, torch.bfloat16)
+        return self.dtype if value is Under else value
+
+    def _tensor(self, name: str, look: Look) -> Tensor:
+        dtype = self.dtype if look.dtype is None else look.dtype
+        if self.dtype is torch.float64 and dtype.is_floating_point:
+            dtype = torch.float64
+        length = look.numel if look.stride is None else 1 + sum((n - 1) * s for n, s in zip(look.shape, look.stride))
+        flat = self._numbers(name, length, dtype)
+        return flat.view(look.shape) if look.stride is None else flat.as_strided(look.shape, look.stride)
+
+    def _numbers(self, name: str, n: int, dtype: torch.dtype) -> Tensor:
+        more = {"generator": self._generator, "device": self.device}
+        if dtype is torch.bool:
+            return torch.rand(n, **more) > 0.5
+        if not dtype.is_floating_point:
+            return torch.randint(0, 100, (n,), dtype=dtype, **more)
+        x = torch.randn(n, dtype=torch.float64 if dtype is torch.float64 else torch.float32, **more)
+        packet = self.call.op.partition(".")[0].strip("_")
+        if any(p in name for p in POSITIVE):
+            x = x.abs().clamp(0.5, 2.0)
+        elif packet.startswith(POSITIVE_OPS):
+            x = x.abs() + 0.5
+        return x.to(dtype)
+
+    def fresh(self, wide: bool = False) -> tuple[list[Any], dict[str, Any]]:
+        """Copies that lie as the originals do; `wide`: floats, and dtypes that are asked for, as float64."""
+        return tree_map(lambda v: _copied(v, wide), (self.args, self.kwargs))
+
+
+def _copied(value: Any, wide: bool) -> Any:
+    if isinstance(value, torch.dtype):
+        return torch.float64 if wide and value.is_floating_point else value
+    if not isinstance(value, Tensor):
+        return value
+    whole = value.as_strided((value.untyped_storage().nbytes() // value.itemsize,), (1,), 0)
+    to = torch.float64 if wide and value.is_floating_point() else value.dtype
+    return whole.to(to, copy=True).as_strided(value.shape, value.stride(), value.storage_offset())
+
+
+# ---- results --------------------------------------------------------------------------------------------------------
+
+
+def truth(arguments: Arguments) -> list[Tensor]:
+    args, kwargs = arguments.fresh(wide=True)
+    shape = Shape(arguments.call.op)
+    if "half_to_float" in kwargs:
+        kwargs["half_to_float"] = False
+    elif "half_to_float" in shape.names:
+        args[shape.names.index("half_to_float")] = False
+    return results(shape, args, kwargs)
+
+
+def results(shape: Shape, args: list[Any], kwargs: dict[str, Any]) -> list[Tensor]:
+    """What a call returns, then what it has written."""
+    with torch.no_grad():
+        made = shape.op(*args, **kwargs)
+    found = [t for t in tree_leaves(made) if isinstance(t, Tensor)]
+    given = dict(zip(shape.names, args)) | kwargs
+    return found + [given[n] for n in shape.written if isinstance(given.get(n), Tensor)]
+
+
+def ours(arguments: Arguments) -> list[Tensor]:
+    """By our kernels and no others: Declined where they leave the call to torch."""
+    args, kwargs = arguments.fresh()
+    shape = Shape(arguments.call.op)
+    try:
+        with use(mode="all"), policy("flagos", strict=True), poisoned():
+            return results(shape, args, kwargs)
+    except (NotSupported, NoImplementation) as error:
+        raise Declined(str(error).splitlines()[0]) from None
+
+
+# ---- forms that no model calls --------------------------------------------------------------------------------------
+
+
+def derived(overload: Overload, shape: tuple[int, ...], dtype: torch.dtype) -> Call | None:
+    """A call of an overload made of the samples of the op behind it; None where they do not fit its arguments."""
+    base = specs.by_key[overload.bases[0]]
+    if base.space != "aten" or base.samples is None or not hasattr(base.samples, "at"):
+        return None
+    try:
+        sample = base.samples.at((2, *shape[1:])[: len(shape)], dtype, "meta")
+    except (TypeError, ValueError, RuntimeError, KeyError):
+        return None
+    named = dict(zip(base.names, sample.args)) | sample.kwargs
+    made: dict[str, Any] = {}
+    for argument in overload.shape.arguments:
+        name = argument.name
+        if name in overload.shape.outs:
+            made[name] = None
+        elif name in named:
+            fitted = _fitted(str(argument.type), named[name], dtype, shape)
+            if fitted is None and named[name] is not None:
+                return None
+            made[name] = fitted
+        elif not argument.has_default_value():
+            return None
+    return _with_outs(overload.shape, made, dtype)
+
+
+def sibling(overload: Overload, rows: Sequence[Call]) -> Call | None:
+    """A call that a model makes of another form of the same op, as a call of this one: into `out=`, or in place."""
+    shape = overload.shape
+    for row in rows:
+        other = Shape(row.op)
+        if other.packet == shape.packet.removesuffix("_") and not other.written and _alike(other, shape):
+            made = dict(zip(other.names, row.args)) | row.kwargs
+            return _with_outs(shape, made, torch.bfloat16)
+    return None
+
+
+def _alike(a: Shape, b: Shape) -> bool:
+    """Whether two overloads take the same arguments, but for room for results."""
+    types = lambda shape: [(x.name, str(x.type)) for x in shape.arguments if x.name not in shape.outs]
+    return types(a) == types(b)
+
+
+def _fitted(kind: str, value: Any, dtype: torch.dtype, shape: tuple[int, ...]) -> Any:
+    if kind.startswith("Optional"):
+        kind = kind.removeprefix("Optional[").removesuffix("]")
+    if kind == "Tensor":
+        if not isinstance(value, Tensor):
+            return None
+        size = shape if value.dim() == len(shape) else tuple(value.shape)
+        return Look(None if value.dtype is dtype else value.dtype, size)
+    return 2 if isinstance(value, Tensor) else value
+
+
+def _with_outs(shape: Shape, made: dict[str, Any], dtype: torch.dtype) -> Call | None:
+    """The call with tensors to write, of the looks that torch gives its results on meta."""
+    under = Call(shape.name, (), made, ("samples",))
+    if not shape.outs:
+        return under
+    forms = (o.shape for o in table().values() if o.shape.packet == shape.packet and not o.shape.written)
+    plain = next((form for form in forms if _alike(form, shape)), None)
+    if plain is None:
+        return None
+    look = lambda v: torch.empty(v.shape, dtype=v.dtype or dtype, device="meta") if isinstance(v, Look) else v
+    given = {k: dtype if v is Under else look(v) for k, v in made.items() if k not in shape.outs}
+    try:
+        found = tree_leaves(plain.op(**given))
+    except (TypeError, ValueError, RuntimeError):
+        return None
+    if len(found) != len(shape.outs):
+        return None
+    return replace(under, kwargs=made | {n: Look.of(t, dtype) for n, t in zip(shape.outs, found)})

@@ -1,0 +1,70 @@
+"""Memory that a kernel is given for its results is filled first: what it does not write is seen."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...faces.aten import engine
+
+# torch.use_deterministic_algorithms imports torch.compile's whole machinery: eight seconds
+_deterministic = getattr(torch._C, "_set_deterministic_algorithms", torch.use_deterministic_algorithms)
+
+
+@contextlib.contextmanager
+def poisoned() -> Iterator[None]:
+    """`torch.empty` and its kind fill what they return with NaN or the largest integer, around one call."""
+    settings = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    fills = torch.utils.deterministic.fill_uninitialized_memory
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        _deterministic(True, warn_only=True)
+        torch.utils.deterministic.fill_uninitialized_memory = True
+        try:
+            yield
+        finally:
+            _deterministic(settings[0], warn_only=settings[1])
+            torch.utils.deterministic.fill_uninitialized_memory = fills
+
+
+@contextlib.contextmanager
+def launches_poisoned() -> Iterator[None]:
+    """The same of the allocation that our launches take past torch's, around a whole run: plans are made anew."""
+    if importlib.util.find_spec("triton") is None:
+        yield
+        return
+    from ...kernels.lib import plans, rows
+
+    stock = rows._empty_cuda
+    if stock is None:
+        yield
+        return
+
+    def empty(*look: Any) -> Tensor:
+        made = stock(*look)
+        _fill(made)
+        return made
+
+    rows._empty_cuda = empty
+    plans.forget()  # launches keep the allocation they were made with
+    try:
+        yield
+    finally:
+        rows._empty_cuda = stock
+        plans.forget()
+
+
+@engine.off_inside
+def _fill(made: Tensor) -> None:
+    if made.dtype.is_floating_point:
+        made.fill_(float("nan"))
+    elif made.dtype is torch.bool:
+        made.fill_(True)
+    else:
+        made.fill_(torch.iinfo(made.dtype).max)

@@ -1,0 +1,494 @@
+"""`opmux conform --real`: every kernel of ours at the sizes of real models, forward and gradients, against float64.
+
+A case is one op, one row of the table and one dtype. Cases are taken in turn from all ops, each with another dtype than
+before: however soon the time is up, no op is left out for another.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import random
+import time
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...core import facts
+from ...core.default import get_default_manager
+from ...core.facts import dtype_name, tensors
+from ...core.registry import BackendImplKind, OpImpl
+from ...core.spec import Sample, Spec, specs
+from ...faces.aten import engine
+from ...faces.aten.overloads import Overload
+from ...specs.samples import Case as SampleCase
+from ...specs.samples import Maker
+from ..bench import native
+from ..bench.cases import ALONG, QuickDraw
+from . import calls, shapes, yardstick
+from .checks import quiet
+from .compare import EXACT
+from .poison import poisoned
+from .samples import by_name, moved, written
+from .shapes import Call, Sized
+from .subject import Crashed, Declined, name_of, strictly, words
+
+FLOATS = (torch.bfloat16, torch.float32, torch.float16)
+OTHERS = (torch.float64, torch.int32)  # in which a row or two of each op are tried
+OF_INTEGERS = ("pointwise", "reduce", "scan")  # families that take integers
+INTEGERS = (torch.int32, torch.int64, torch.uint8)
+SAMPLES = ("samples",)  # in the place of models: no model makes such a call
+PASS, FAIL, DECLINED, UNCHECKED = "pass", "fail", "declined", "unchecked"
+# Elements of the largest tensor: half a GiB in float64, and what a CPU's references do in milliseconds.
+MOST = {"cpu": 1 << 16}
+MOST_ELSEWHERE = 1 << 26
+RANDOM_ROWS = 2  # drawn for each op
+# Families whose numbers are a matter of bits: held to the reference in the same dtype, and the spec's tolerance.
+BITS = ("quant", "random", "tex_dropout", "moe")
+# What random rows may be: flat ones have any two sizes.
+FLAT = ("norm", "softmax", "masked_softmax", "reduce", "scan", "pointwise", "activation", "scaled_activation", "random")
+CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
+
+
+@dataclass
+class Outcome:
+    """What became of one case."""
+
+    op: str
+    case: str
+    dtype: str
+    models: list[str]
+    status: str = PASS
+    reason: str | None = None
+    impl: str | None = None
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True)
+class Case:
+    """One op on one row in one dtype; `run` says what became of it."""
+
+    op: str
+    words: str
+    dtype: torch.dtype
+    models: tuple[str, ...]
+    attempt: Callable[[torch.device], str | None] = field(compare=False)  # who computed it; raises what went wrong
+
+    def run(self, device: torch.device) -> Outcome:
+        made = Outcome(self.op, self.words, dtype_name(self.dtype), list(self.models))
+        start = time.perf_counter()
+        try:
+            with quiet():
+                made.impl = self.attempt(device)
+        except Wrong as error:
+            made.status, made.reason = FAIL, str(error)
+        except (Declined, calls.Declined) as error:
+            made.status, made.reason = DECLINED, str(error)
+        except Unchecked as error:
+            made.status, made.reason = UNCHECKED, str(error)
+        except torch.OutOfMemoryError:
+            made.status, made.reason = UNCHECKED, "out of memory"
+        except Exception as error:  # whatever a kernel does is its own case's business
+            made.status, made.reason = FAIL, str(error) if isinstance(error, Crashed) else f"raised {words(error)}"
+        made.seconds = round(time.perf_counter() - start, 4)
+        return made
+
+
+class Wrong(Exception):
+    """A result that is not right, in words."""
+
+
+class Unchecked(Exception):
+    """A case that cannot be tried here, in words."""
+
+
+def most(device: torch.device) -> int:
+    return MOST.get(device.type, MOST_ELSEWHERE)
+
+
+# ---- ops of ours ----------------------------------------------------------------------------------------------------
+
+
+def our_impls(spec: Spec, device: torch.device) -> list[OpImpl]:
+    """The default kernels for an op on a device, specialised ones among them."""
+    found = get_default_manager().registry.impls(spec.key)
+    return [i for i in found if i.kind is BackendImplKind.DEFAULT and facts.runs_on(i.devices, device.type)]
+
+
+def rows_of(spec: Spec, limit: int = MOST_ELSEWHERE) -> list[Sized]:
+    """The rows of an op, those that fit the limit first, then the shapes that were wrong once, then the largest; and
+    some that are drawn."""
+    mine = [r for r in shapes.read().sized if _is_for(r, spec)]
+    mine.sort(key=lambda r: (cut(r.shape, limit) is None, "attacked" not in r.models, -torch.Size(r.shape).numel()))
+    # the first of each layout before the second of any
+    turns = itertools.zip_longest(*([r for r in mine if r.layout == k] for k in dict.fromkeys(r.layout for r in mine)))
+    return [r for turn in turns for r in turn if r is not None] + drawn_rows(spec)
+
+
+def _is_for(row: Sized, spec: Spec) -> bool:
+    return spec.family in row.families and (not row.ops or any(fnmatchcase(spec.name, g) for g in row.ops))
+
+
+def drawn_rows(spec: Spec) -> list[Sized]:
+    """Random sizes, the same in every run."""
+    chance = random.Random(zlib.crc32(spec.key.encode()))
+    made = []
+    for _ in range(RANDOM_ROWS):
+        flat = (chance.randint(1, 5000), chance.randint(1, 4500) * 2)
+        cube = (chance.randint(1, 64), 32 * chance.randint(1, 80), chance.randint(1, 40), chance.randint(1, 40))
+        shape = flat if spec.family in FLAT else cube if spec.family == "channel_norm" else None
+        if shape is not None:
+            made.append(Sized((spec.family,), (), shape, ("random",)))
+    return made
+
+
+def cut(shape: tuple[int, ...], limit: int) -> tuple[int, ...] | None:
+    """The shape with fewer samples, still a multiple of 32 if they were; None where even one is far too large."""
+    n = torch.Size(shape).numel()
+    if n <= limit:
+        return shape
+    one = n // shape[0]
+    first = max(min(shape[0], 2), limit // one)  # a variance takes two
+    if shape[0] % 32 == 0 and 32 * one <= 4 * limit:
+        first = max(32, first // 32 * 32)
+    return (first, *shape[1:]) if one * first <= 16 * limit else None
+
+
+TINY = ((32, 64), (2, 32, 2, 2))  # the shapes with which an op is asked what dtypes it takes
+
+
+@functools.cache
+def dtypes_of(spec: Spec) -> tuple[torch.dtype, ...]:
+    """The floats that an op's reference takes; of one that takes none, the integers."""
+    takes = [d for d in FLOATS if _takes(spec, d)]
+    return tuple(takes or [d for d in INTEGERS if _takes(spec, d)] or FLOATS)
+
+
+def _takes(spec: Spec, dtype: torch.dtype) -> bool:
+    cpu = torch.device("cpu")
+    for shape in TINY:
+        try:
+            with quiet(), torch.no_grad():
+                sample = sample_of(spec, Sized((), (), shape, ()), dtype, cpu)
+                spec.reference(*sample.args, **sample.kwargs)
+        except (Unchecked, TypeError, ValueError, RuntimeError):
+            continue
+        return True
+    return False
+
+
+def sample_of(spec: Spec, row: Sized, dtype: torch.dtype, device: torch.device) -> Sample:
+    """The arguments of a row; Unchecked where the op has none such."""
+    shape = cut(row.shape, most(device))
+    if shape is None:
+        raise Unchecked(f"one sample of {row.shape} is too large for a {device.type}")
+    last = row.layout == "channels_last"
+    case = SampleCase(shape, "packed" if last else row.layout, {**ALONG, **row.options})
+    made_by: Any = spec.samples
+    try:
+        if isinstance(made_by, Maker):
+            named = made_by.build(QuickDraw(case, dtype, device))
+            bound = spec.signature.bind(**named)
+            made = Sample(bound.args, bound.kwargs, id=case.id)
+        else:
+            made = made_by.at(shape, dtype, device, **case.options)
+    except Exception as error:  # samples are anybody's code
+        raise Unchecked(f"no such arguments: {words(error)}") from None
+    return _channels_last(made, shape) if last else made
+
+
+def _channels_last(sample: Sample, shape: tuple[int, ...]) -> Sample:
+    form = CHANNELS_LAST.get(len(shape), torch.contiguous_format)
+    lay = lambda v: v.contiguous(memory_format=form) if isinstance(v, Tensor) and v.shape == shape else v
+    return Sample(tuple(map(lay, sample.args)), {k: lay(v) for k, v in sample.kwargs.items()}, sample.id)
+
+
+def check_op(spec: Spec, row: Sized, dtype: torch.dtype, gradient: bool, device: torch.device) -> str:
+    """Every default kernel of an op on one row: its results, and its gradient through autograd."""
+    sample = sample_of(spec, row, dtype, device)
+    impls = our_impls(spec, device)
+    if not impls:
+        raise Unchecked(f"no kernel of ours on a {device.type}")
+    judge = Judge.of(spec, sample, device)
+    declined: list[Declined] = []
+    ran = []
+    for impl in impls:
+        given = moved(sample, device)
+        try:
+            with poisoned():
+                made = strictly(spec, impl, given)[0]
+        except Declined as error:
+            declined.append(error)
+            continue
+        judge.check(by_name(spec, made) | written(spec, given))
+        ran.append(impl.impl_id)
+    if not ran:
+        raise declined[0]
+    if gradient and spec.grad and dtype.is_floating_point:
+        _check_gradient(spec, sample, device)
+    return ", ".join(ran)
+
+
+@dataclass(frozen=True)
+class Judge:
+    """What results are held against: the reference's in float64, and torch's own in the same dtype; or, where numbers
+    are a matter of bits, the reference's in the same dtype."""
+
+    spec: Spec
+    plain: dict[str, Any]  # the reference's in the same dtype
+    truth: dict[str, Any]
+    theirs: dict[str, Any]
+    elements: int
+    size: float
+
+    @classmethod
+    def of(cls, spec: Spec, sample: Sample, device: torch.device) -> Judge:
+        try:
+            plain = _reference(spec, moved(sample, device))
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise Unchecked(f"the reference refuses it: {words(error)}") from None
+        truth = {} if spec.family in BITS or "fp8" in spec.name else _in_float64(spec, sample, device)
+        floats = [t for t in tensors((sample.args, sample.kwargs)) if t.is_floating_point()]
+        first = max(floats, key=Tensor.numel, default=None)
+        size = 0.0 if first is None or not first.numel() else first.double().square().mean().sqrt().item()
+        theirs = {**plain, **_native(spec, moved(sample, device))} if truth else plain
+        return cls(spec, plain, truth, theirs, 0 if first is None else first.numel(), size)
+
+    def check(self, got: dict[str, Any], prefix: str = "") -> None:
+        for name, want in self.plain.items():
+            value = got.get(name)
+            if not isinstance(want, Tensor):
+                if value != want:
+                    raise Wrong(f"{prefix}{name} is {value!r}, expected {want!r}")
+                continue
+            if not isinstance(value, Tensor) or value.dtype is not want.dtype:
+                raise Wrong(f"{prefix}{name} is {getattr(value, 'dtype', value)!r}, expected {want.dtype}")
+            found = self._far(prefix + name, name, value, want)
+            if found is not None:
+                raise Wrong(found)
+
+    def _far(self, words: str, name: str, value: Tensor, want: Tensor) -> str | None:
+        truth = self.truth.get(name)
+        if truth is None or not want.is_floating_point() or want.itemsize == 1:
+            return yardstick.differs(words, value, want, self.spec.tol.get(want.dtype, EXACT))
+        terms = max(1.0, self.elements / max(value.numel(), 1))
+        return yardstick.far_off(words, value, self.theirs.get(name), truth, terms, self.size)
+
+
+def _reference(spec: Spec, sample: Sample) -> dict[str, Any]:
+    with torch.no_grad():
+        made = spec.reference(*sample.args, **sample.kwargs)
+    return by_name(spec, made) | written(spec, sample)
+
+
+def _in_float64(spec: Spec, sample: Sample, device: torch.device) -> dict[str, Any]:
+    """The reference's results in float64; none where it cannot be asked for them (a dtype is among its arguments)."""
+    wide = moved(sample, device, torch.float64)
+    try:
+        made = _reference(spec, wide)
+    except (TypeError, ValueError, RuntimeError):
+        return {}
+    return {n: t for n, t in made.items() if isinstance(t, Tensor) and t.dtype is torch.float64}
+
+
+def _native(spec: Spec, sample: Sample) -> dict[str, Any]:
+    """Torch's own results for those that it has; none where torch has no such op."""
+    way = native.native(spec)
+    if not isinstance(way, native.Native) or way.random or spec.mutates:
+        return {}
+    short = native.shortened(spec, sample) if way.short else Sample(*spec.bound(sample.args, sample.kwargs))
+    try:
+        with torch.no_grad():
+            made = way.call(*short.args, **short.kwargs)
+    except (TypeError, ValueError, RuntimeError):  # torch lacks this dtype, or these arguments
+        return {}
+    made = tuple(made) if isinstance(made, (tuple, list)) else (made,)
+    return dict(zip(way.results(spec), made))
+
+
+# ---- gradients ------------------------------------------------------------------------------------------------------
+
+
+def _check_gradient(spec: Spec, sample: Sample, device: torch.device) -> None:
+    """Autograd through the op against the references of its forward and its backward in float64."""
+    try:
+        true = _by_the_references(spec, moved(sample, device, torch.float64))
+        theirs = _by_the_references(spec, moved(sample, device))
+    except (TypeError, ValueError, RuntimeError):
+        return  # a dtype is among its arguments: the backward op alone is held to its reference
+    with poisoned():
+        got = _gradients(spec, specs.functions[spec.key], moved(sample, device))
+    floats = [t for t in tensors((sample.args, sample.kwargs)) if t.is_floating_point()]
+    elements = max((t.numel() for t in floats), default=1)
+    for name, value in got.items():
+        terms = max(1.0, elements / max(value.numel(), 1))
+        # what the forward saves is rounded too: its error comes on top of the backward's
+        found = yardstick.far_off(f"d{name}", value, theirs[name], true[name], 4 * terms, 1.0)
+        if found is not None:
+            raise Wrong(f"gradient: {found}")
+
+
+def _by_the_references(spec: Spec, sample: Sample) -> dict[str, Tensor]:
+    plan = spec.gradient
+    given = list(spec.bound(sample.args, sample.kwargs)[0])
+    with torch.no_grad():
+        made = spec.reference(*sample.args, **sample.kwargs)
+        outs = list(made) if isinstance(made, (tuple, list)) else [made]
+        weights = {i: _weights(o) for i, o in enumerate(outs) if plan.differentiable[i]}
+        look = {"grad": weights, "in": given, "look": given, "out": outs}
+        grads = plan.backward.reference(*(look[kind][i] for kind, i in plan.sources))
+    grads = grads if isinstance(grads, (tuple, list)) else (grads,)
+    return {spec.names[i]: g for i, g in zip(plan.targets, grads) if isinstance(g, Tensor)}
+
+
+def _gradients(spec: Spec, call: Callable[..., Any], sample: Sample) -> dict[str, Tensor]:
+    targets = {spec.names[i] for i in spec.gradient.targets}
+    given = dict(spec.signature.bind_partial(*sample.args, **sample.kwargs).arguments)
+    floats = {n: v for n, v in given.items() if n in targets and isinstance(v, Tensor) and v.is_floating_point()}
+    leaves = {n: v.detach().requires_grad_() for n, v in floats.items()}
+    bound = spec.signature.bind(**(given | leaves))
+    with torch.enable_grad():
+        outs = call(*bound.args, **bound.kwargs)
+    outs = tuple(outs) if isinstance(outs, (tuple, list)) else (outs,)
+    counted = [o for o, d in zip(outs, spec.gradient.differentiable) if d and o.requires_grad]
+    made = torch.autograd.grad(counted, list(leaves.values()), [_weights(o) for o in counted], allow_unused=True)
+    return {n: g for n, g in zip(leaves, made) if g is not None}
+
+
+def _weights(out: Tensor) -> Tensor:
+    """A gradient to go back with: the same numbers in every dtype, those that bfloat16 holds."""
+    generator = torch.Generator(out.device).manual_seed(out.numel())
+    drawn = torch.randn(out.shape, generator=generator, device=out.device, dtype=torch.float32)
+    return drawn.bfloat16().to(out.dtype)
+
+
+# ---- ops of ATen ----------------------------------------------------------------------------------------------------
+
+
+def check_call(call: Call, dtype: torch.dtype, device: torch.device) -> str:
+    """Our kernels under an overload of ATen, against ATen's own."""
+    fits = calls.scaled(call, most(device))
+    if fits is None:
+        raise Unchecked(f"one sample of it is too large for a {device.type}")
+    try:
+        arguments = calls.Arguments(fits, dtype, device)
+        theirs = calls.results(calls.Shape(call.op), *arguments.fresh())
+    except (TypeError, ValueError, RuntimeError, NotImplementedError) as error:
+        why = f"torch refuses it: {words(error)}" if dtype.is_floating_point else "torch takes no integers here"
+        raise Unchecked(why) from None
+    got = calls.ours(arguments)
+    if len(got) != len(theirs):
+        raise Wrong(f"{len(got)} results, expected {len(theirs)}")
+    true = _true(arguments, theirs)
+    elements = max(k.numel for k in fits.looks)
+    for at, (ours, want) in enumerate(zip(got, theirs)):
+        name = f"result {at}" if len(theirs) > 1 else "result"
+        if (ours.shape, ours.dtype) != (want.shape, want.dtype):
+            raise Wrong(f"{name} is {ours.dtype} {tuple(ours.shape)}, expected {want.dtype} {tuple(want.shape)}")
+        if not want.is_floating_point():
+            found = yardstick.differs(name, ours, want, EXACT)
+        else:
+            found = yardstick.far_off(name, ours, want, true[at], max(1.0, elements / max(want.numel(), 1)), 1.0)
+        if found is not None:
+            raise Wrong(found)
+    return "default.flagos"
+
+
+def _true(arguments: calls.Arguments, theirs: Sequence[Tensor]) -> list[Tensor]:
+    try:
+        made = calls.truth(arguments)
+    except (TypeError, ValueError, RuntimeError, NotImplementedError) as error:
+        raise Unchecked(f"torch has no float64 of it: {words(error)}") from None
+    if len(made) != len(theirs) or any(a.shape != b.shape for a, b in zip(made, theirs)):
+        raise Unchecked("torch's result in float64 has another shape")
+    return made
+
+
+# ---- all of them ----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What of the table is asked for."""
+
+    specs: Sequence[Spec]
+    overloads: dict[str, Overload]
+    dtypes: tuple[torch.dtype, ...] = ()
+    models: tuple[str, ...] = ()  # globs
+
+    def has(self, models: tuple[str, ...]) -> bool:
+        return not self.models or any(fnmatchcase(m, g) for m in models for g in self.models)
+
+
+FIRST = 3  # cases of each op that come before forms that no model calls
+
+
+def cases(wanted: Wanted, device: torch.device) -> list[Case]:
+    """All cases, in turn from all ops; `out=` and in-place forms that no model calls after the first of all others."""
+    served = engine.choosable().get(device.type, {})
+    queues = [list(_of_spec(s, wanted, most(device))) for s in wanted.specs if our_impls(s, device)]
+    queues += [list(_of_overload(o, wanted)) for n, o in wanted.overloads.items() if n in served]
+    derived = [c for q in queues for c in q if c.models == SAMPLES]
+    turns = [[c for c in turn if c is not None and c.models != SAMPLES] for turn in itertools.zip_longest(*queues)]
+    return [c for turn in (*turns[:FIRST], derived, *turns[FIRST:]) for c in turn]
+
+
+def _laps(rows: Sequence[Any], dtypes: Sequence[torch.dtype], start: int) -> Iterator[tuple[int, Any, torch.dtype]]:
+    """Every row in one dtype, the dtypes taking turns; then every row in its next; the last ones for some rows only."""
+    for lap in range(len(dtypes)):
+        for at, row in enumerate(rows):
+            yield at + lap * len(rows), row, dtypes[(start + at + lap) % len(dtypes)]
+
+
+def _with_others(
+    rows: Sequence[Any], wanted: Wanted, key: str, family: str, dtypes: tuple[torch.dtype, ...] = FLOATS
+) -> Iterator[tuple[int, Any, torch.dtype]]:
+    yield from _laps(rows, wanted.dtypes or dtypes, zlib.crc32(key.encode()))
+    if not wanted.dtypes:
+        others = OTHERS if family in OF_INTEGERS else OTHERS[:1]
+        yield from ((-1, row, dtype) for row, dtype in zip(rows, others))
+
+
+def _of_spec(spec: Spec, wanted: Wanted, limit: int) -> Iterator[Case]:
+    rows = [r for r in rows_of(spec, limit) if wanted.has(r.models)]
+    for at, row, dtype in _with_others(rows, wanted, spec.key, spec.family, dtypes_of(spec)):
+        attempt = functools.partial(check_op, spec, row, dtype, 0 <= at < len(rows))
+        said = SampleCase(row.shape, row.layout, row.options).id
+        yield Case(name_of(spec), said, dtype, row.models, attempt)
+
+
+def _of_overload(overload: Overload, wanted: Wanted) -> Iterator[Case]:
+    """The calls of models; of an overload that none calls, one of the samples of the op behind it."""
+    if overload.family == "random":
+        return
+    rows: list[Call] = [c for c in shapes.read().calls if c.op == overload.name and wanted.has(c.models)]
+    found = _with_others(rows, wanted, overload.name, overload.family)
+    if not rows and not wanted.models:
+        takes = wanted.dtypes or dtypes_of(specs.by_key[overload.bases[0]])
+        dtype = takes[zlib.crc32(overload.name.encode()) % len(takes)]
+        made = calls.sibling(overload, shapes.read().calls) or calls.derived(overload, (197, 768), dtype)
+        found = iter(() if made is None else [(0, made, dtype)])
+    for _, row, dtype in found:
+        attempt = functools.partial(check_call, row, dtype)
+        yield Case(f"aten::{overload.name}", str(row), dtype, row.models, attempt)
+
+
+def without_cases(found: Sequence[Case], wanted: Wanted, device: torch.device) -> dict[str, str]:
+    """What has a kernel of ours and no case, and why."""
+    have = {c.op for c in found}
+    told = shapes.read().without
+    missing = {}
+    for spec in wanted.specs:
+        if our_impls(spec, device) and name_of(spec) not in have:
+            missing[name_of(spec)] = told.get(spec.key, "no row fits it")
+    for name, overload in wanted.overloads.items():
+        if name in engine.choosable().get(device.type, {}) and f"aten::{name}" not in have:
+            random_one = overload.family == "random"
+            why = "its numbers are drawn: only the ops behind it are compared" if random_one else "no model calls it"
+            missing[f"aten::{name}"] = why
+    return missing

@@ -1,0 +1,206 @@
+"""The table of real shapes: calls of ATen's ops as models make them, and sizes for the ops of `opmux.ops`.
+
+`real_shapes.json` has three parts. "aten" holds calls, written by `benchmarks/collect_shapes.py`; `T[4x1024x768]` is a
+tensor in the dtype under test, `float32[768]` one that has its dtype whatever that is, and `@` comes before the strides
+of one that is not contiguous. "ops" holds cases for families of ops, in the words of their samples: shape, layout,
+options. "models" says where sizes come from.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import math
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...core.facts import dtype_name
+
+FILE = Path(__file__).with_name("real_shapes.json")
+_TENSOR = re.compile(r"^(?P<dtype>\w+)\[(?P<shape>[\dx]*)\](?:@(?P<stride>[\d,]+))?$")
+UNDER_TEST = "T"  # in the place of a dtype
+
+
+@dataclass(frozen=True)
+class Look:
+    """What a tensor of a call looks like; dtype None is the one under test."""
+
+    dtype: torch.dtype | None
+    shape: tuple[int, ...]
+    stride: tuple[int, ...] | None = None  # None: contiguous
+
+    def __str__(self) -> str:
+        kind = UNDER_TEST if self.dtype is None else dtype_name(self.dtype)
+        strides = "" if self.stride is None else "@" + ",".join(map(str, self.stride))
+        return f"{kind}[{'x'.join(map(str, self.shape))}]{strides}"
+
+    @property
+    def numel(self) -> int:
+        return math.prod(self.shape)
+
+    @classmethod
+    def of(cls, t: Tensor, under_test: torch.dtype) -> Look:
+        dtype = None if t.dtype is under_test else t.dtype
+        return cls(dtype, tuple(t.shape), None if t.is_contiguous() else t.stride())
+
+    @classmethod
+    def read(cls, text: str) -> Look | None:
+        found = _TENSOR.match(text)
+        if found is None:
+            return None
+        dtype = None if found["dtype"] == UNDER_TEST else getattr(torch, found["dtype"])
+        numbers = lambda words, mark: tuple(int(n) for n in words.split(mark)) if words else ()
+        return cls(dtype, numbers(found["shape"], "x"), numbers(found["stride"], ",") or None)
+
+
+@dataclass(frozen=True)
+class Call:
+    """A call of an overload of ATen. Arguments are numbers, words, dtypes, lists of them, and looks of tensors."""
+
+    op: str
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    models: tuple[str, ...]
+
+    @property
+    def looks(self) -> list[Look]:
+        return [leaf for leaf in _leaves((self.args, self.kwargs)) if isinstance(leaf, Look)]
+
+    def __str__(self) -> str:
+        words = [_word(a) for a in self.args] + [f"{k}={_word(v)}" for k, v in self.kwargs.items()]
+        return " ".join(words)
+
+
+@dataclass(frozen=True)
+class Sized:
+    """A case of a family's samples, for some ops of it or all."""
+
+    families: tuple[str, ...]
+    ops: tuple[str, ...]  # globs; none: all
+    shape: tuple[int, ...]
+    models: tuple[str, ...]
+    layout: str = "packed"
+    options: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Table:
+    models: dict[str, str]
+    calls: tuple[Call, ...]
+    sized: tuple[Sized, ...]
+    without: dict[str, str]  # ops that have no row, and why
+
+
+@functools.cache
+def read(file: Path = FILE) -> Table:
+    data = json.loads(file.read_text(encoding="utf-8"))
+    calls = tuple(
+        Call(op, tuple(map(_decoded, args)), {k: _decoded(v) for k, v in kwargs.items()}, tuple(models))
+        for op, args, kwargs, models in data["aten"]
+    )
+    return Table(data["models"], calls, tuple(_sized(data["ops"])), data["without"])
+
+
+def _sized(rows: Iterable[dict[str, Any]]) -> Iterator[Sized]:
+    for row in rows:
+        options = {k: tuple(v) if isinstance(v, list) else v for k, v in row.get("options", {}).items()}
+        for models, found in row["shapes"].items():
+            for shape in found:
+                yield Sized(
+                    tuple(row["families"].split()), tuple(row.get("only", "").split()), tuple(shape),
+                    tuple(models.split(", ")), row.get("layout", "packed"), options,
+                )  # fmt: skip
+
+
+# ---- as text --------------------------------------------------------------------------------------------------------
+
+
+def _leaves(value: Any) -> Iterator[Any]:
+    if isinstance(value, dict):
+        value = tuple(value.values())
+    if isinstance(value, (list, tuple)):
+        for item in value:
+            yield from _leaves(item)
+    else:
+        yield value
+
+
+def _word(value: Any) -> str:
+    if isinstance(value, Look):
+        return str(value)
+    return UNDER_TEST if value is Under else repr(value).replace("torch.", "")
+
+
+def _encoded(value: Any, under_test: torch.dtype) -> Any:
+    if isinstance(value, Tensor):
+        return str(Look.of(value, under_test))
+    if isinstance(value, (list, tuple)):
+        return [_encoded(v, under_test) for v in value]
+    if isinstance(value, torch.dtype):
+        return f"torch.{UNDER_TEST}" if value is under_test else str(value)
+    return str(value) if isinstance(value, torch.memory_format) else value
+
+
+def _decoded(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_decoded(v) for v in value]
+    if not isinstance(value, str):
+        return value
+    if value == f"torch.{UNDER_TEST}":
+        return Under
+    return getattr(torch, value.removeprefix("torch.")) if value.startswith("torch.") else Look.read(value) or value
+
+
+class Under:
+    """Stands for the dtype under test where an argument is a dtype."""
+
+
+def text_of(args: Any, kwargs: dict[str, Any], under_test: torch.dtype) -> str:
+    """A call's arguments as one line of JSON; calls with the same line are the same."""
+    return json.dumps([_encoded(list(args), under_test), {k: _encoded(v, under_test) for k, v in kwargs.items()}])
+
+
+def _looks(text: str) -> list[Look]:
+    found = (Look.read(leaf) for leaf in _leaves(json.loads(text)) if isinstance(leaf, str))
+    return [look for look in found if look is not None]
+
+
+def class_of(text: str) -> tuple:
+    """What calls that are alike have in common: dtypes, ranks, powers of two, whether contiguous, small numbers."""
+    tensors = [(k.dtype, *(n.bit_length() for n in k.shape), k.stride is None) for k in _looks(text)]
+    others = [v for v in _leaves(json.loads(text)) if isinstance(v, (bool, int)) and -8 < v < 8]
+    return (*tensors, *others)
+
+
+def elements(text: str) -> int:
+    return sum(k.numel for k in _looks(text))
+
+
+def oddness(text: str) -> int:
+    """How many sizes above 16 are no multiple of 16."""
+    return sum(1 for k in _looks(text) for n in k.shape if n > 16 and n % 16)
+
+
+def write_calls(found: Iterable[tuple[str, str, list[str]]], file: Path = FILE) -> None:
+    """Put these rows in the place of all that are under "aten", a line each."""
+    data = json.loads(file.read_text(encoding="utf-8"))
+    data["aten"] = [[op, *json.loads(text), models] for op, text, models in found]
+    file.write_text(_page(data), encoding="utf-8")
+
+
+def _page(data: dict[str, Any]) -> str:
+    """JSON with a row a line."""
+    parts = []
+    for name, value in data.items():
+        if isinstance(value, list):
+            rows = ",\n".join(f"  {json.dumps(row)}" for row in value)
+            parts.append(f" {json.dumps(name)}: [\n{rows}\n ]")
+        else:
+            parts.append(f" {json.dumps(name)}: {json.dumps(value, indent=2)}")
+    return "{\n" + ",\n".join(parts) + "\n}\n"

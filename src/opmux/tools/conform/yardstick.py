@@ -1,0 +1,74 @@
+"""How far a result may be from the truth: about twice as far as torch's own result in the same dtype.
+
+The truth is computed in float64. An error is measured against the number itself and the size of the whole result:
+|got - truth| / (|truth| + rms(truth)). The largest such error of torch's result is the yardstick; ours may be twice it,
+one rounding to the result's dtype, and what a sum of so many terms costs in the dtype that is computed in.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from ...core.spec import Tol
+from .compare import numbers
+
+TIMES = 2.0
+FEW = 64  # results so few may cancel by chance, or torch's be right by chance: sums are then measured by their terms
+ROUNDINGS = 4.0  # of the dtype that is computed in
+
+
+def far_off(name: str, got: Tensor, theirs: Tensor | None, truth: Tensor, terms: float, size: float) -> str | None:
+    """The first number of a float result that is too far from the truth, in words.
+
+    `theirs` is torch's result, None where there is none; `terms` is how many arguments' elements a result has on
+    average, `size` their root mean square.
+    """
+    if got.shape != truth.shape:
+        return f"{name} has shape {tuple(got.shape)}, expected {tuple(truth.shape)}"
+    if not got.numel():
+        return None
+    want = truth.double()
+    rounded = want.to(got.dtype).double()  # infinite where the dtype ends: not an error
+    whole = torch.where(rounded.isfinite(), want, 0.0)
+    rms = whole.square().mean().sqrt()
+    if got.numel() <= FEW:
+        rms = torch.maximum(rms, torch.as_tensor(size * math.sqrt(terms), dtype=rms.dtype, device=rms.device))
+    scale = want.abs() + rms
+    off = _relative(got, want, rounded, scale)
+    allowed = _limit(got.dtype, terms)
+    if theirs is not None and theirs.dtype.is_floating_point and theirs.shape == want.shape:
+        # where torch's is infinite or NaN and the truth is not, it is no yardstick
+        yard = _relative(theirs, want, rounded, scale).nan_to_num(nan=0.0, posinf=0.0)
+        allowed += TIMES * yard.max().item()
+    wrong = ~(off <= allowed)  # NaN is wrong
+    if not bool(wrong.any()):
+        return None
+    at = tuple(wrong.nonzero()[0].tolist())
+    where = f"{name}{list(at)}" if at else name
+    return (
+        f"{where} is {got[at].item():.7g}, the truth is {want[at].item():.7g}: off by {off[at].item():.3g} of its "
+        f"scale, allowed {allowed:.2g}; {int(wrong.sum())} of {wrong.numel()} numbers are too far"
+    )
+
+
+def _relative(got: Tensor, want: Tensor, rounded: Tensor, scale: Tensor) -> Tensor:
+    """|got - want| / scale; 0 where both are the same number, the same infinity or NaN; NaN where only one is NaN."""
+    x = got.double()
+    same = (x == rounded) & ~rounded.isfinite() | (x == want) | (x.isnan() & want.isnan())
+    return torch.where(same, 0.0, (x - want).abs() / scale)
+
+
+def _limit(dtype: torch.dtype, terms: float) -> float:
+    computed = torch.float64 if dtype is torch.float64 else torch.float32
+    own = torch.finfo(dtype).eps
+    return own + ROUNDINGS * torch.finfo(computed).eps * (1 + math.log2(max(terms, 1.0)))
+
+
+def differs(name: str, got: Tensor, want: Tensor, tol: Tol) -> str | None:
+    """The first difference from a result in the same dtype, within a tolerance of the op's spec."""
+    if (got.shape, got.dtype) != (want.shape, want.dtype):
+        return f"{name} is {got.dtype} {tuple(got.shape)}, expected {want.dtype} {tuple(want.shape)}"
+    return None if torch.equal(got, want) else numbers(name, got, want, tol)

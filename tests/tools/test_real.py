@@ -1,0 +1,261 @@
+"""`opmux conform --real`: the table of real shapes, the yardstick, and wrong kernels that it must find."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+import torch
+
+from opmux.core import get_default_manager, specs
+from opmux.core.registry import BackendImplKind, OpImpl
+from opmux.core.spec import DOORS
+from opmux.faces.aten.overloads import table
+from opmux.specs.samples import LAYOUTS
+from opmux.tools.conform import calls, real, shapes, yardstick
+from opmux.tools.conform.poison import poisoned
+
+CPU = torch.device("cpu")
+f32, bf16, f64 = torch.float32, torch.bfloat16, torch.float64
+ATTACKED = shapes.Sized(("activation",), (), (31, 4098), ("attacked",))
+
+
+def op_named(name):
+    return specs.find(name, DOORS["ops"])
+
+
+# ---- the table ------------------------------------------------------------------------------------------------------
+
+
+def test_every_row_names_something_that_exists():
+    found = shapes.read()
+    assert {c.op for c in found.calls} <= set(table())
+    list(get_default_manager().registry.list_operators())
+    for row in found.sized:
+        assert set(row.families) <= set(specs.families) and row.layout in {*LAYOUTS, "channels_last"}
+        assert all(row.models) and min(row.shape) > 0
+        assert any(real._is_for(row, s) for s in specs), row
+    models = {m.removesuffix(" channels-last") for r in (*found.calls, *found.sized) for m in r.models}
+    for said in (
+        *("resnet-50", "vit-b", "bert-base", "gpt2", "t5-base", "whisper-large-v3", "llama-3-8b", "qwen3-8b"),
+        *("gemma-2-9b", "gemma-3-4b", "mixtral-8x7b", "deepseek-v3", "mamba-2.8b", "sd-1.5 unet", "sdxl unet"),
+    ):
+        assert said in models and said in found.models, said
+
+
+def test_every_op_with_a_triton_kernel_has_a_row_of_a_model():
+    pytest.importorskip("triton")
+    registry = get_default_manager().registry
+    registry.list_operators()
+    kernels = [
+        s for s in specs if s.space != "tex" and any(i.impl_id == "default.flagos" for i in registry.impls(s.key))
+    ]
+    assert len(kernels) > 300
+    bare = [s.key for s in kernels if not any(r.models != ("random",) for r in real.rows_of(s))]
+    assert set(bare) == set(shapes.read().without), "add a row to real_shapes.json, or a reason under its `without`"
+
+
+def test_every_family_has_odd_sizes_and_strides():
+    for family in ("norm", "softmax", "reduce", "scan", "activation", "channel_norm", "pointwise"):
+        mine = [r for r in shapes.read().sized if family in r.families]
+        assert {"packed", "step"} <= {r.layout for r in mine}, family
+        assert any(n % 16 for r in mine for n in r.shape if n > 16), family
+
+
+def test_calls_survive_being_written_as_text(tmp_path):
+    x = torch.empty(4, 6, 8, dtype=bf16, device="meta")
+    text = shapes.text_of((x, x.transpose(1, 2), x.float(), [8], torch.bfloat16, None), {"approximate": "tanh"}, bf16)
+    file = tmp_path / "table.json"
+    file.write_text(json.dumps({"models": {}, "without": {}, "ops": [], "aten": []}))
+    shapes.write_calls([("gelu", text, ["gpt2"])], file)
+    (call,) = shapes.read(file).calls
+    assert str(call) == "T[4x6x8] T[4x8x6]@48,1,8 float32[4x6x8] [8] T None approximate='tanh'"
+    assert call.kwargs == {"approximate": "tanh"} and call.models == ("gpt2",)
+
+
+@pytest.mark.parametrize("name", ["native_batch_norm", "native_group_norm", "_softmax", "add.Tensor", "mul.Tensor"])
+def test_a_call_with_fewer_samples_is_still_a_call(name):
+    """Inner sizes stay, and torch takes what is left."""
+    for row in [c for c in shapes.read().calls if c.op == name][:6]:
+        small = calls.scaled(row, 1 << 14)
+        if small is None:
+            continue
+        assert [k.shape[2:] for k in small.looks if len(k.shape) > 3] == [
+            k.shape[2:] for k in row.looks if len(k.shape) > 3
+        ] or name == "mul.Tensor"
+        arguments = calls.Arguments(small, f32, CPU)
+        assert calls.results(calls.Shape(name), *arguments.fresh())
+
+
+# ---- the yardstick --------------------------------------------------------------------------------------------------
+
+
+def far(got, truth, theirs=None, terms=1.0):
+    return yardstick.far_off("y", got, theirs, truth, terms, 1.0)
+
+
+@pytest.mark.parametrize("dtype", [f32, bf16, torch.float16, f64])
+def test_one_rounding_is_allowed_and_two_per_cent_are_not(dtype):
+    truth = torch.randn(50, 100, dtype=f64)
+    got = truth.to(dtype, copy=True)
+    assert far(got, truth) is None
+    got[7, 30] *= 1.02
+    if dtype is bf16:  # 2 % of the scale of the whole is two of its roundings
+        got[7, 30] *= 1.1
+    assert "y[7, 30] is" in far(got, truth) and "1 of 5000 numbers are too far" in far(got, truth)
+
+
+def test_twice_what_torch_is_off_is_allowed():
+    truth = torch.ones(100, dtype=f64)
+    theirs = (truth + 1e-3).float()
+    assert far((truth + 1.9e-3).float(), truth, theirs) is None
+    assert far((truth + 2.3e-3).float(), truth, theirs) is not None
+
+
+def test_infinities_and_nan():
+    truth = torch.tensor([1.0, float("inf"), float("nan"), 1e6, 0.0], dtype=f64)
+    good = truth.to(torch.float16)  # 1e6 is infinite there
+    assert far(good, truth) is None
+    for i, wrong in enumerate((float("nan"), 1.0, 1.0, 3.0, float("nan"))):
+        bad = good.clone()
+        bad[i] = wrong
+        assert f"y[{i}] is" in far(bad, truth), i
+    assert far(torch.zeros(1), torch.zeros(1, dtype=f64)) is None
+
+
+# ---- wrong kernels --------------------------------------------------------------------------------------------------
+
+
+def test_new_memory_holds_nan():
+    with poisoned():
+        assert torch.empty(100).isnan().all() and torch.empty(3, dtype=torch.int32).eq(2**31 - 1).all()
+    assert not torch.are_deterministic_algorithms_enabled()
+
+
+def wrong_by_one(x):
+    y = torch.nn.functional.silu(x)
+    y[-1, -1] += 0.25
+    return y
+
+
+def unwritten(x):
+    y = torch.empty(x.shape, dtype=x.dtype)
+    y[:-1] = torch.nn.functional.silu(x[:-1])
+    y[-1, :-1] = torch.nn.functional.silu(x[-1, :-1])
+    return y
+
+
+def of_another_dtype(x):
+    return torch.nn.functional.silu(x.float())
+
+
+def raises(x):
+    raise RuntimeError("no launch")
+
+
+PLANTED = {
+    "one element": (wrong_by_one, r"y\[30, 4097\] is .* 1 of 127038 numbers are too far"),
+    "one element is not written": (unwritten, r"y\[30, 4097\] is nan"),
+    "dtype": (of_another_dtype, "expected torch.bfloat16"),
+    "error": (raises, "RuntimeError: no launch"),
+}
+
+
+@pytest.mark.parametrize("name", PLANTED)
+def test_a_wrong_kernel_is_found(name, register, monkeypatch):
+    fn, says = PLANTED[name]
+    found = plant(register, monkeypatch, "silu", fn)
+    outcome = run(found, bf16)
+    assert outcome.status == "fail", outcome
+    assert re.search(says, outcome.reason), outcome.reason
+
+
+def test_a_wrong_gradient_is_found_though_results_are_right(register, monkeypatch):
+    right = plant(register, monkeypatch, "silu", torch.nn.functional.silu)
+    register(planted("silu_bwd", lambda dy, x: dy * 0.9))
+    outcome = run(right, f32)
+    assert outcome.status == "fail" and outcome.reason.startswith("gradient: dx["), outcome
+
+
+def test_a_right_kernel_passes(register, monkeypatch):
+    outcome = run(plant(register, monkeypatch, "silu", torch.nn.functional.silu), bf16)
+    assert outcome.status == "pass" and outcome.impl == "default.planted", outcome
+
+
+def planted(op, fn):
+    return OpImpl(op_named(op).key, "default.planted", BackendImplKind.DEFAULT, None, fn, 99)
+
+
+def plant(register, monkeypatch, op, fn):
+    """Have a function as the only kernel of an op."""
+    register(planted(op, fn))
+    spec = op_named(op)
+    mine = [i for i in get_default_manager().registry.impls(spec.key) if i.impl_id == "default.planted"]
+    monkeypatch.setattr(real, "our_impls", lambda spec, device: mine)
+    monkeypatch.setitem(real.MOST, "cpu", 1 << 18)
+    return spec
+
+
+def run(spec, dtype):
+    check = lambda device: real.check_op(spec, ATTACKED, dtype, True, device)
+    return real.Case(spec.name, "31x4098", dtype, ("attacked",), check).run(CPU)
+
+
+def test_a_wrong_kernel_under_aten_is_found(monkeypatch):
+    call = next(c for c in shapes.read().calls if c.op == "_softmax" and calls.scaled(c, real.most(CPU)))
+    native = lambda arguments: calls.results(calls.Shape(arguments.call.op), *arguments.fresh())
+    case = real.Case("aten::_softmax", str(call), f32, call.models, lambda d: real.check_call(call, f32, d))
+    monkeypatch.setattr(calls, "ours", native)
+    assert case.run(CPU).status == "pass"
+
+    def wrong(arguments):
+        (y,) = native(arguments)
+        y.view(-1)[5] = float("nan")
+        return [y]
+
+    monkeypatch.setattr(calls, "ours", wrong)
+    outcome = case.run(CPU)
+    assert outcome.status == "fail" and "is nan, the truth is" in outcome.reason
+
+
+# ---- the command ----------------------------------------------------------------------------------------------------
+
+
+def test_cases_take_turns_so_that_no_op_waits_for_another(monkeypatch):
+    monkeypatch.setattr(real, "our_impls", lambda spec, device: [spec])
+    found = real.cases(real.Wanted([op_named(n) for n in ("rms_norm", "softmax", "silu")], {}), CPU)
+    assert {c.op for c in found[:3]} == {"rms_norm", "softmax", "silu"}
+    assert {c.dtype for c in found if c.op == "softmax"} == {bf16, f32, torch.float16, f64}
+    only = real.Wanted([op_named("rms_norm")], {}, (bf16,), ("gemma*",))
+    assert {m for c in real.cases(only, CPU) for m in c.models} == {"gemma-2-9b", "gemma-3-4b"}
+
+
+def test_the_command(cli, tmp_path, register, monkeypatch):
+    plant(register, monkeypatch, "rms_norm", op_named("rms_norm").reference)
+    ran = cli("conform", "--real", "--device", "cpu", "--op", "rms_norm", "--dtype", "bf16", "--model", "qwen*",
+              "--seconds", "60", "--json", "run.json")  # fmt: skip
+    assert ran.exit_code == 0, ran.output
+    data = json.loads((tmp_path / "run.json").read_text())
+    assert {o["op"] for o in data["outcomes"]} == {"rms_norm"} and data["left"] == 0
+    assert {o["status"] for o in data["outcomes"]} == {"pass"} and data["facts"]["device"] == "cpu"
+
+
+@pytest.mark.parametrize(
+    "words, says",
+    [
+        (["--real", "--model", "lama-3-8b"], "did you mean 'llama-3-8b'"),
+        (["--seconds", "5"], "--model, --seconds and --jobs go with --real"),
+        (["--real", "--op", "nope"], "unknown op"),
+        (["--real", "--seconds", "0"], "--seconds"),
+    ],
+)
+def test_bad_words(cli, words, says):
+    ran = cli("conform", "--device", "cpu", *words)
+    assert ran.exit_code == 2 and says in ran.output + str(ran.exception)
+
+
+def test_a_failure_is_exit_code_one(cli, register, monkeypatch):
+    plant(register, monkeypatch, "silu", wrong_by_one)
+    ran = cli("conform", "--real", "--device", "cpu", "--op", "silu", "--dtype", "fp32", "--model", "gpt2")
+    assert ran.exit_code == 1 and "what is wrong" in ran.output and "opmux conform --real --op silu" in ran.output
