@@ -32,6 +32,14 @@ def body(x, weight, eps=1e-6):
     return x
 
 
+def own_body(x, weight, eps=1e-6):
+    return x
+
+
+# An impl of ours, which asks by itself whether it is traced.
+own_body.__module__, own_body.declines_tracers = "opmux.bench", True
+
+
 def body_bwd(dy, x, weight, eps):
     return dy, weight
 
@@ -52,7 +60,8 @@ def best_ns(fn, repeats: int, loops: int) -> float:
 def declare_ops() -> None:
     """Two ops of the benchmark's own, with a body that does nothing: one plain, one with a gradient."""
     t = torch.Tensor
-    names = {"bench_plain": None, "bench_grad": "bench_grad_bwd", "bench_dtype": None, "bench_device": None}
+    names = dict.fromkeys(("bench_plain", "bench_reference", "bench_dtype", "bench_device"))
+    names["bench_grad"] = "bench_grad_bwd"
     for name, grad in names.items():
         fn = lambda x, weight, eps=1e-6: x
         fn.__name__, fn.__doc__ = name, "Does nothing."
@@ -63,6 +72,8 @@ def declare_ops() -> None:
     fn.__name__, fn.__annotations__ = "bench_grad_bwd", {"dy": t, "x": t, "weight": t, "return": tuple[t, t]}
     op(fn, out="dx dweight", fake=lambda dy, x, weight: (dy.clone(), weight.clone()))
     registry = opmux.core.get_default_manager().registry
+    for name in ("bench_plain", "bench_grad"):  # as the CPU's own kernels are registered
+        registry.register_impl(OpImpl(name, "default.bench", BackendImplKind.DEFAULT, fn=own_body))
     registry.register_impl(
         OpImpl("bench_dtype", "vendor.bench", BackendImplKind.VENDOR, "bench", body, 0, {torch.float32})
     )
@@ -88,12 +99,17 @@ def cases() -> dict[str, tuple]:
     ops, held, call = opmux.ops, opmux.ops.bench_plain, manager.call
     grad, keyed = opmux.ops.bench_grad, opmux.ops.bench_dtype
     plain = lambda: body(x, w)
+    own = OpRegistry()
+    register(1, own)
+    named = opmux.core.OpManager(own).call
     return {
         "opmux.ops.x": (lambda: ops.bench_plain(x, w), plain),
         "held reference": (lambda: held(x, w), plain),
         "keyword and default": (lambda: held(x, weight=w, eps=1e-5), lambda: body(x, weight=w, eps=1e-5)),
+        "a reference alone": (lambda: ops.bench_reference(x, w), plain),
         "manager.call": (lambda: call("bench_plain", x, w), plain),
-        "dtype-keyed": (lambda: keyed(x, w), plain),
+        "manager.call, no spec, three impls": (lambda: named("bench_op_0", x, w), plain),
+        "impl from outside, dtype-keyed": (lambda: keyed(x, w), plain),
         "grad mode on, not needed": (lambda: grad(x, w), plain),
     }
 
@@ -123,16 +139,22 @@ def measure(repeats: int, loops: int, ops: int, threads: int) -> list[dict]:
     return rows
 
 
+class TwoDevices(facts.Machine):
+    """A machine with an accelerator, so that impls for one device make the op ask for the device."""
+
+    def accelerators(self) -> tuple[str, ...]:
+        return ("meta",)
+
+
 @contextmanager
 def second_device():
-    """Let dispatch believe in an accelerator, so that impls for one device make the op ask for the device."""
-    before = facts._source
-    facts.set_target_source(lambda device: None, lambda: ("meta",))
+    before = facts.machine()
+    facts.set_machine(TwoDevices())
     opmux.core.get_default_manager().invalidate("benchmark")
     try:
         yield
     finally:
-        facts._source = before
+        facts.set_machine(before)
         opmux.core.get_default_manager().invalidate("benchmark")
 
 

@@ -83,6 +83,11 @@ def outcomes(manager, op, *args):
         ImportError("lib"),
         RuntimeError("kernel"),
         OSError(),
+        TypeError("an argument of the vendor's library"),
+        ValueError("unsupported configuration"),
+        AttributeError("no such thing"),
+        KeyError("table"),
+        AssertionError(),
     ],
     ids=lambda e: type(e).__name__,
 )
@@ -97,7 +102,7 @@ def test_a_failing_forward_falls_back_and_strict_raises_its_own_error(error):
 
 @pytest.mark.parametrize(
     "error",
-    [torch.OutOfMemoryError("CUDA out of memory"), MemoryError(), TypeError("t"), ValueError("v"),
+    [torch.OutOfMemoryError("CUDA out of memory"), MemoryError(),
      RuntimeError("CUDA error: an illegal memory access was encountered"),
      RuntimeError("CUDA error: device-side assert triggered")],
     ids=lambda e: type(e).__name__,
@@ -318,7 +323,7 @@ def test_an_op_without_a_spec_is_never_applied_twice():
 def test_strict_leaves_a_half_done_mutation_to_the_caller_once():
     manager = manager_of("add_one", (VENDOR, half_way(RuntimeError("late"))), (REFERENCE, add_one))
     x = torch.zeros(3)
-    with policy_context(STRICT), pytest.raises(RuntimeError, match="^late$"):
+    with policy_context(STRICT), pytest.raises(RuntimeError, match="^late"):
         manager.call("add_one", x)
     assert x.eq(1).all()
 
@@ -348,7 +353,7 @@ def test_a_proven_impl_that_fails_raises():
     for _ in range(3):
         manager.call("add_one", x)
     state["fail"] = True
-    with pytest.raises(RuntimeError, match="^late$"):
+    with pytest.raises(RuntimeError, match="^late"):
         manager.call("add_one", x)
     assert x.eq(4).all()
     other = torch.zeros(100)  # another shape class: not proven there
@@ -374,14 +379,14 @@ def test_not_supported_is_a_promise_that_needs_no_snapshot():
 def test_too_large_for_a_snapshot_means_no_fallback(monkeypatch):
     monkeypatch.setattr(snapshots, "LIMIT", 8)
     manager = manager_of("add_one", (VENDOR, half_way(RuntimeError("late"))), (REFERENCE, add_one))
-    with pytest.raises(RuntimeError, match="^late$"):
+    with pytest.raises(RuntimeError, match="^late"):
         manager.call("add_one", torch.zeros(3))
 
 
 def test_no_snapshot_while_a_graph_is_captured(monkeypatch):
     monkeypatch.setattr(snapshots, "_capturing", lambda: True)
     manager = manager_of("add_one", (VENDOR, half_way(RuntimeError("late"))), (REFERENCE, add_one))
-    with pytest.raises(RuntimeError, match="^late$"):
+    with pytest.raises(RuntimeError, match="^late"):
         manager.call("add_one", torch.zeros(3))
 
 
@@ -398,7 +403,7 @@ def test_snapshots_restore_any_layout(make):
     x = make()
     raw = lambda: x.detach().contiguous().view(-1).view(torch.uint8).clone()
     before, version = raw(), x._version
-    saved = snapshots.Snapshot([x])
+    saved = snapshots.Snapshot([("x", x)])
     x.untyped_storage().fill_(7)
     assert x.numel() == 0 or not torch.equal(raw(), before)
     saved.restore()
@@ -408,7 +413,7 @@ def test_snapshots_restore_any_layout(make):
 def test_inference_tensors_can_be_restored():
     with torch.inference_mode():
         x = torch.zeros(3)
-    saved = snapshots.Snapshot([x])
+    saved = snapshots.Snapshot([("x", x)])
     with torch.inference_mode():
         x.add_(1)
     saved.restore()
@@ -418,15 +423,15 @@ def test_inference_tensors_can_be_restored():
 def test_a_spec_that_writes_nothing_here_needs_no_snapshot(monkeypatch):
     """tex's norms write `ln_out` when it is given, and nothing when it is None."""
     taken = []
-    monkeypatch.setattr(snapshots, "take", lambda tensors: taken.append(tensors))
+    monkeypatch.setattr(snapshots, "take", lambda values, generators: taken.append(values) or "not now")
     bad = Counted(error=RuntimeError("late"))
     manager = manager_of("rmsnorm_fwd", (VENDOR, bad), (REFERENCE, lambda *a: "ref"))
     x, w, buffer = torch.ones(3, 4), torch.ones(4), torch.zeros(3, 4)
     assert manager.call("rmsnorm_fwd", x, w, 1e-5, None, None, None, 0, False) == "ref"
-    assert taken == []
-    with pytest.raises(RuntimeError, match="^late$"):  # no snapshot was to be had, so no fallback
+    assert taken == [[]]
+    with pytest.raises(RuntimeError, match="^late(.|\n)*no other impl is tried after 'vendor.0': not now"):
         manager.call("rmsnorm_fwd", torch.ones(300, 4), w, 1e-5, buffer, None, None, 0, False)
-    assert [t is buffer for ts in taken for t in ts] == [True]
+    assert [(n, v is buffer) for n, v in taken[1]] == [("ln_out", True)]
 
 
 # ---- found by review ------------------------------------------------------------------------------------------------

@@ -103,7 +103,7 @@ def run(impls, policy, quarantined):
             return impl.id, called, quarantined | {i for i, b in failed if b != "declines"}
         if how == "oom" and not policy["strict"]:
             return f"error of {impl.id}", called, quarantined
-        if policy["strict"] or how == "value":
+        if policy["strict"]:
             first = next((i for i, b in failed if b != "declines"), None)
             return f"error of {first or impl.id}", called, quarantined
         first = next((i for i, b in failed if b != "declines"), None)

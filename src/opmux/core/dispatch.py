@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from . import library, snapshot
-from .errors import DispatchError, NoImplementation, NotSupported
-from .facts import dtype_name, first_tensor, is_real, shape_class, tensors
-from .jump import Form, Pair, reraise
+from . import library, results, snapshot
+from .errors import DispatchError, NoImplementation, NotSupported, WrongResult
+from .facts import dtype_name, first_tensor, is_plain, is_real, shape_class, tensors
+from .jump import Form, Pair, forward_ad, live_modes, reraise, transforms_active
 from .log import logger
 from .policy import Refused, SelectionPolicy
 from .registry import BackendImplKind, OpImpl
@@ -27,7 +27,7 @@ from .spec import Spec
 if TYPE_CHECKING:
     from .manager import OpManager
 
-PROVEN_AFTER = 3  # clean calls of a mutating impl, for a dtype and shape class, before its snapshot is dropped
+PROVEN_AFTER = 3  # clean calls of an impl, for a dtype and shape class, before it runs without snapshot and checks
 
 # What torch says when the device itself is gone; every later call on it fails too.
 _STICKY = (
@@ -74,7 +74,7 @@ class Memory:
 
     def __init__(self) -> None:
         self.failures: dict[tuple[str, str], dict[Case | None, Failure]] = {}
-        self.clean: dict[tuple[str, str, Case], int] = {}
+        self.clean: dict[tuple[str, str, Case, bool], int] = {}  # writing calls and others
 
     def failed(self, key: str, impl_id: str, case: Case | None) -> Failure | None:
         found = self.failures.get((key, impl_id))
@@ -84,8 +84,12 @@ class Memory:
         self.failures = {k: v for k, v in self.failures.items() if not gone(k[0], k[1])}
         self.clean = {k: v for k, v in self.clean.items() if not gone(k[0], k[1])}
 
-    def proven(self, key: str, impl_id: str, case: Case) -> bool:
-        return self.clean.get((key, impl_id, case), 0) >= PROVEN_AFTER
+    def went_well(self, key: str, impl_id: str, case: Case, writing: bool) -> None:
+        proof = (key, impl_id, case, writing)
+        self.clean[proof] = self.clean.get(proof, 0) + 1
+
+    def proven(self, key: str, impl_id: str, case: Case, writing: bool) -> bool:
+        return self.clean.get((key, impl_id, case, writing), 0) >= PROVEN_AFTER
 
 
 class Chain:
@@ -108,9 +112,9 @@ class Chain:
         self.candidates, self.refused = candidates, refused
         self.barred = barred  # strict, and the preferred impl does not take this dtype
         self.form = form
-        # dtypes and shapes for which the first candidate runs without more ado: it has not failed, and writes nothing
-        # or has proven itself
-        self._easy: set[Any] = set()
+        # Dtypes and shapes for which the first candidate runs at once: it has not failed, and has proven itself. Calls
+        # that write are proven apart from calls that do not (an output buffer may be optional).
+        self._seen: tuple[set[Any], set[Any]] = (set(), set())
         self._typed = typed  # called with the op's own arguments, in full
         self._said: set[str] = set()
 
@@ -121,16 +125,9 @@ class Chain:
         if self.barred is not None or not self.candidates:
             return self._refuse, reraise
         first = self.candidates[0]
-        alone = self.policy.strict or len(self.candidates) == 1
-        remembers = not self.policy.strict and (self.key, first.impl.impl_id) in self.manager.memory.failures
-        writes = self._may_write() and not alone
-        if remembers or (writes and (self.spec is None or first.impl.when is not None)):
-            return self._walk, self._own_recovery
-        if writes:
-            return self._guard(first, self._nothing_written()), self._own_recovery
-        if first.impl.when is not None:
-            ask = f"(_answer := _when({self.form.passed})) is True or _answer is None"
-            return self._guard(first, ask), self._own_recovery
+        questions = self._questions(first)
+        if questions:
+            return self._guard(first, " and ".join(questions)), self._own_recovery
         self._announce(first.impl)
         return first.call, self.recover
 
@@ -138,12 +135,38 @@ class Chain:
         """For targets that have walked already: what they raise is the last word."""
         raise error
 
+    def _questions(self, first: Candidate) -> list[str]:
+        """What a call must ask before it may jump to the first candidate, as text."""
+        alone = self.policy.strict or len(self.candidates) == 1
+        failed = not self.policy.strict and (self.key, first.impl.impl_id) in self.manager.memory.failures
+        trial = is_foreign(first.impl) and (not alone or self._checks(first.impl))
+        asks = []
+        if failed or trial or (self.spec is None and not alone):
+            asks.append(f"{self._mark_of()} in {self._where_seen()}")
+        elif self.spec is not None and self.spec.writes and not alone:
+            asks.append(f"({self._nothing_written()} or {self._mark_of()} in _seen_writing)")
+        if first.impl.when is not None:
+            asks.append(f"((_answer := _when({self.form.passed})) is True or _answer is None)")
+        return asks
+
+    def _mark_of(self) -> str:
+        """The dtype and the shape of a call, as text."""
+        first = self.form.first
+        if self._typed and first is not None and first.isidentifier():
+            return f"({first}.dtype, {first}.shape)"
+        return f"_mark({self.form.packed})"
+
+    def _where_seen(self) -> str:
+        if self.spec is None:
+            return "_seen_writing"
+        return f"(_seen if {self._nothing_written()} else _seen_writing)" if self.spec.writes else "_seen"
+
     def _nothing_written(self) -> str:
         """The question whether the arguments that the op would write are absent (an optional output buffer)."""
         assert self.spec is not None
         if self._typed:
-            return " and ".join(f"{n} is None" for n in self.spec.mutates)
-        spots = [(n, self.spec.names.index(n)) for n in self.spec.mutates]
+            return " and ".join(f"{n} is None" for n in self.spec.writes)
+        spots = [(n, self.spec.names.index(n)) for n in self.spec.writes]
         return " and ".join(f"(_args[{i}] if len(_args) > {i} else _kwargs.get({n!r})) is None" for n, i in spots)
 
     def _guard(self, first: Candidate, ask: str) -> Callable[..., Any]:
@@ -151,7 +174,10 @@ class Chain:
         names: dict[str, Any] = {
             "_when": first.impl.when,
             "_call": first.call,
-            "_walk": lambda args, kwargs: self._walk(*args, **kwargs),
+            "_seen": self._seen[False],
+            "_seen_writing": self._seen[True],
+            "_mark": lambda args, kwargs: _mark(self._first_tensor(args, kwargs)),
+            "_walk": self.run,
             "_recover": self.recover,
             "_said": [],
             "_say": lambda: self._announce(first.impl),
@@ -177,19 +203,15 @@ class Chain:
             return (candidate.call, index) if candidate.own_gradient else None
         return None
 
+    def examined(self, place: int, found: Any, args: tuple, kwargs: dict) -> Any:
+        """What a candidate that was called from outside returned, if it is what the op returns."""
+        self._examine(self.candidates[place], found, args, kwargs)
+        return found
+
     def _refuse(self, *args: Any, **kwargs: Any) -> Any:
         if self.barred is not None:
             raise NotSupported(self._strict_words(self.barred))
         raise self._nobody(())
-
-    def _walk(self, *args: Any, **kwargs: Any) -> Any:
-        """The walk, with a short way for calls that went straight to the first candidate before."""
-        if self._easy and _mark(self._first_tensor(args, kwargs)) in self._easy:
-            try:
-                return self.candidates[0].call(*args, **kwargs)
-            except Exception as error:
-                return self.run(args, kwargs, failed=error)
-        return self.run(args, kwargs)
 
     def _first_tensor(self, args: tuple, kwargs: dict) -> Tensor | None:
         return first_tensor(args, kwargs) if self.spec is None else self.spec.first_tensor(args, kwargs)
@@ -202,86 +224,50 @@ class Chain:
 
     def run(self, args: tuple, kwargs: dict, failed: Exception | None = None) -> Any:
         """Try the candidates in order. `failed` is what the first one raised already, on the direct path."""
-        strict, memory = self.policy.strict, self.manager.memory
-        first = self._first_tensor(args, kwargs)
-        if not is_real(first) and self._typed and self.spec is not None and self.spec.primitive:
-            return library.traced(self.spec)(*args, **kwargs)  # a tracer: it wants the op, not an impl's insides
-        case: Case = (None if first is None else first.dtype, shape_class(first))
-        written = self._written(args, kwargs)
-        trail: list[tuple[Refused, Exception | None]] = []
-        saved: snapshot.Snapshot | None = None  # of what this call may write, as it was before the call
+        if self._must_be_visible(args, kwargs):
+            assert self.spec is not None
+            return library.visible(self.spec, args, kwargs)
+        walk = Walk(self, args, kwargs)
         for index, candidate in enumerate(self.candidates):
-            impl = candidate.impl
             error, failed = failed, None
-            result = None
-            proving = False
             if error is None:
-                known = None if strict else memory.failed(self.key, impl.impl_id, case)
-                if known is not None:
-                    trail.append((Refused(impl, "quarantine", known.reason), None))
+                if walk.passes_over(candidate):
                     continue
-                try:
-                    reason = None if impl.when is None else refusal_of(impl.when(*args, **kwargs))
-                    if reason is not None:
-                        refusal = Refused(impl, "when", reason)
-                        if strict:
-                            raise NotSupported(self._strict_words(refusal))
-                        trail.append((refusal, None))
-                        continue
-                    proving = bool(written) and not strict and not memory.proven(self.key, impl.impl_id, case)
-                    if proving and saved is None and index + 1 < len(self.candidates):
-                        saved = snapshot.take(written)
-                    result = candidate.call(*args, **kwargs)
-                except Exception as raised:
-                    error = raised
-                except BaseException:
-                    if saved is not None:
-                        saved.restore()
-                    raise
-            if error is None:
-                if proving:
-                    clean = (self.key, impl.impl_id, case)
-                    memory.clean[clean] = memory.clean.get(clean, 0) + 1
-                elif index == 0 and impl.when is None and (written or not self._may_write()) and len(self._easy) < 4096:
-                    self._easy.add(_mark(first))
-                self._succeeded(candidate, case, trail, remember=is_real(first))
-                return result
-            first_error = next((e for _, e in trail if e is not None and not self._declines(e)), None)
-            if saved is not None:
-                saved.restore()
-            if not self._may_go_on(error, candidate, args, kwargs, bool(written) and saved is None, first_error):
-                raise _with_trail(error if is_fatal(error) else first_error or error, trail, self)
-            trail.append((Refused(impl, "error", _words(error)), error))
-        raise self._verdict(trail)
+                result, error = walk.attempt(candidate, last=index + 1 == len(self.candidates))
+                if error is None:
+                    seen = self._seen[bool(walk.written)]
+                    if index == 0 and len(seen) < 4096 and not walk.on_trial(candidate):
+                        seen.add(_mark(walk.first))
+                    self._succeeded(candidate, walk)
+                    return result
+            walk.failed(candidate, error)
+        raise self._verdict(walk.trail)
 
-    def _may_go_on(
-        self,
-        error: Exception,
-        candidate: Candidate,
-        args: tuple,
-        kwargs: dict,
-        unsafe: bool,
-        first_error: Exception | None,
-    ) -> bool:
-        """Whether the next candidate may be tried after this error."""
-        if self._typed and self.spec is not None and isinstance(error, (AttributeError, TypeError)):
-            self.spec.check_types(args, kwargs)  # "'list' object has no attribute" helps nobody
-        if self.policy.strict or reaches_caller(error):
+    def _must_be_visible(self, args: tuple, kwargs: dict) -> bool:
+        """Whether torch must be able to look into this call: it is traced or transformed, or has no plain tensors."""
+        if self.spec is None or not self._typed or not self.spec.primitive:
             return False
-        if self._declines(error, candidate):
+        if live_modes() or forward_ad._current_level >= 0 or transforms_active():
             return True
-        if unsafe:  # it may have written, and nothing was kept to go back to
-            return False
-        last = candidate is self.candidates[-1]
-        if candidate.impl.kind is BackendImplKind.REFERENCE and (first_error is not None or last):
-            return False  # the reference fails on the same inputs: the first error is the caller's to see
-        if isinstance(error, (NotImplementedError, ImportError)):
-            return True
-        return not self._fake_fails(args, kwargs)
+        return not all(is_plain(t) and is_real(t) for t in tensors((args, kwargs)))
+
+    def _checks(self, impl: OpImpl) -> bool:
+        """Whether an impl's results are checked until it is proven: those of others, where a fake kernel knows better.
+
+        Our own are tested in all dtypes and many shapes.
+        """
+        return self._typed and self.spec is not None and self.spec.primitive and is_foreign(impl)
+
+    def _examine(self, candidate: Candidate, found: Any, args: tuple, kwargs: dict) -> None:
+        if self._checks(candidate.impl):
+            assert self.spec is not None
+            wrong = results.mismatch(self.spec, found, args, kwargs)
+            if wrong is not None:
+                raise WrongResult(f"'{candidate.impl.impl_id}', an impl of {self.spec.key}, {wrong}")
 
     def _fake_fails(self, args: tuple, kwargs: dict) -> bool:
         """Whether the op's fake kernel refuses these inputs too: then the mistake is the caller's."""
-        if self.spec is None or not self.spec.primitive:
+        if self.spec is None or not self.spec.primitive or not self.spec.takes(args, kwargs):
             return False
         try:
             library.fake_call(self.spec, args, kwargs)
@@ -290,15 +276,13 @@ class Chain:
             return True
         return False
 
-    def _succeeded(
-        self, candidate: Candidate, case: Case, trail: list[tuple[Refused, Exception | None]], remember: bool
-    ) -> None:
-        for refusal, error in trail:
-            if error is None or self._declines(error) or not remember:
+    def _succeeded(self, candidate: Candidate, walk: Walk) -> None:
+        for refusal, error in walk.trail:
+            if error is None or self._declines(error) or not is_real(walk.first):
                 self._say_passed(refusal)
                 continue
             everywhere = isinstance(error, ImportError)
-            failure = Failure(self.name, refusal.impl.impl_id, None if everywhere else case, refusal.reason)
+            failure = Failure(self.name, refusal.impl.impl_id, None if everywhere else walk.case, refusal.reason)
             if self.manager.quarantine(self.key, failure):
                 logger.warning(
                     "Op '%s': '%s' failed and is passed over from now on (%s), using '%s'",
@@ -307,7 +291,7 @@ class Chain:
                     failure,
                     candidate.impl.impl_id,
                 )
-        self._announce(candidate.impl, trail[-1][0].reason if trail else None)
+        self._announce(candidate.impl, walk.trail[-1][0].reason if walk.trail else None)
 
     def _say_passed(self, refusal: Refused) -> None:
         mark = f"passed {refusal.impl.impl_id}"
@@ -325,20 +309,16 @@ class Chain:
 
     # -- what a call may write
 
-    def _may_write(self) -> bool:
-        return self.spec is None or bool(self.spec.mutates)
-
-    def _written(self, args: tuple, kwargs: dict) -> tuple[Tensor, ...]:
-        """The tensors this call may write: those the schema declares; without a spec, all it is given."""
-        if not self._may_write():
-            return ()
+    def _written(self, args: tuple, kwargs: dict) -> list[tuple[str, Any]]:
+        """What this call may write, by name: the arguments that the op declares; without a spec, all."""
+        everything = [(f"argument {i}", a) for i, a in enumerate(args)] + list(kwargs.items())
         if self.spec is not None:
             try:
                 given = self.spec.signature.bind_partial(*args, **kwargs).arguments
             except TypeError:  # called by an interface of the impl's own
-                return tuple(tensors((args, kwargs)))
-            return tuple(t for n in self.spec.mutates for t in tensors(given.get(n)))
-        return tuple(tensors((args, kwargs)))
+                return everything if self.spec.writes else []
+            everything = [(n, given[n]) for n in self.spec.writes if n in given]
+        return [(n, v) for n, v in everything if v is not None]
 
     # -- last words
 
@@ -378,19 +358,139 @@ class Chain:
         return isinstance(error, NotSupported)
 
 
-# A function that asks before it jumps to the first candidate, and walks where the answer is no.
+class Walk:
+    """One call on its way along the candidates: what it may write, and what became of those before."""
+
+    def __init__(self, chain: Chain, args: tuple, kwargs: dict):
+        self.chain, self.args, self.kwargs = chain, args, kwargs
+        self.memory, self.strict = chain.manager.memory, chain.policy.strict
+        self.first = chain._first_tensor(args, kwargs)
+        self.case: Case = (None if self.first is None else self.first.dtype, shape_class(self.first))
+        self.written = chain._written(args, kwargs)
+        self.trail: list[tuple[Refused, Exception | None]] = []
+        self.saved: snapshot.Snapshot | str | None = None  # or the reason why there is none
+
+    def passes_over(self, candidate: Candidate) -> bool:
+        """Whether a candidate is not to be tried: it has failed before, or its `when` says no; strict raises that."""
+        impl = candidate.impl
+        known = None if self.strict else self.memory.failed(self.chain.key, impl.impl_id, self.case)
+        refusal = None if known is None else Refused(impl, "quarantine", known.reason)
+        if refusal is None and impl.when is not None:
+            try:
+                reason = refusal_of(impl.when(*self.args, **self.kwargs))
+            except Exception as error:
+                self.failed(candidate, error)
+                return True
+            refusal = None if reason is None else Refused(impl, "when", reason)
+        if refusal is None:
+            return False
+        if self.strict:
+            raise NotSupported(self.chain._strict_words(refusal))
+        self.trail.append((refusal, None))
+        return True
+
+    def attempt(self, candidate: Candidate, last: bool) -> tuple[Any, Exception | None]:
+        """Call a candidate; its result, or its error. One that is on trial is examined, and can be undone."""
+        trial = self.on_trial(candidate)
+        if trial and self.saved is None and not last and not self.strict:
+            self.saved = snapshot.take(self.written, _generators(self.first))
+        try:
+            result = candidate.call(*self.args, **self.kwargs)
+            if trial:
+                self.chain._examine(candidate, result, self.args, self.kwargs)
+        except Exception as error:
+            return None, error
+        except BaseException:
+            if isinstance(self.saved, snapshot.Snapshot):
+                self.saved.restore()
+            raise
+        if trial:
+            self.memory.went_well(self.chain.key, candidate.impl.impl_id, self.case, bool(self.written))
+        return result, None
+
+    def on_trial(self, candidate: Candidate) -> bool:
+        """Whether an impl has still to prove itself for this dtype and shape class."""
+        if not self.written and not is_foreign(candidate.impl):
+            return False
+        return not self.memory.proven(self.chain.key, candidate.impl.impl_id, self.case, bool(self.written))
+
+    def failed(self, candidate: Candidate, error: Exception) -> None:
+        """Undo what a candidate did. Raises where the next one must not be tried: the caller is to see the error."""
+        chain = self.chain
+        first_error = next((e for _, e in self.trail if e is not None and not chain._declines(e)), None)
+        if isinstance(self.saved, snapshot.Snapshot):
+            try:
+                self.saved.restore()
+            except Exception as trouble:
+                error.add_note(f"opmux: what '{candidate.impl.impl_id}' wrote cannot be undone: {_words(trouble)}")
+                raise error from None
+        if is_fatal(error):
+            raise _with_trail(error, self.trail, chain)
+        if self._ends_here(candidate, error, first_error):
+            cause = first_error or error
+            self._name_bad_argument(cause)
+            raise _with_trail(cause, self.trail, chain)
+        self.trail.append((Refused(candidate.impl, "error", _words(error)), error))
+
+    def _ends_here(self, candidate: Candidate, error: Exception, first_error: Exception | None) -> bool:
+        """Whether no other candidate may answer: strict, something written, or the caller's own mistake."""
+        chain = self.chain
+        if self.strict:
+            return True
+        if chain._declines(error, candidate):
+            return False
+        if self.written and not isinstance(self.saved, snapshot.Snapshot):
+            why = self.saved or "it had run before without failing, so no copy was kept of what it may write"
+            error.add_note(f"opmux: op '{chain.name}': no other impl is tried after '{candidate.impl.impl_id}': {why}")
+            return True
+        last = candidate is chain.candidates[-1]
+        if candidate.impl.kind is BackendImplKind.REFERENCE and (first_error is not None or last):
+            return True  # the reference fails on the same inputs: the first error is the caller's to see
+        if isinstance(error, (NotImplementedError, ImportError, WrongResult)):
+            return False
+        return chain._fake_fails(self.args, self.kwargs)
+
+    def _name_bad_argument(self, error: Exception) -> None:
+        """Raise an error that names the argument, where it is no tensor: "'list' has no attribute" helps nobody."""
+        spec = self.chain.spec
+        ours = self.chain._typed and spec is not None and spec.space != "aten"
+        if spec is not None and ours and not self.strict and isinstance(error, (AttributeError, TypeError)):
+            spec.check_types(self.args, self.kwargs)
+
+
+# A function that asks before it jumps to the first candidate, and walks where the answer is no. A question that raises
+# (a tensor without a shape, a `when` with a mistake) is asked again on the walk, which knows what to do.
 GUARD = """\
 def {name}({params}):
     try:
-        if {ask}:
-            if not _said:
-                _said.append(1)
-                _say()
-            return _call({passed})
+        _go = {ask}
+    except Exception:
+        _go = False
+    if not _go:
+        return _walk({packed})
+    if not _said:
+        _said.append(1)
+        _say()
+    try:
+        return _call({passed})
     except Exception as _e:
         return _recover(_e, {packed})
-    return _walk({packed})
 """
+
+
+def is_foreign(impl: OpImpl) -> bool:
+    """Whether an impl comes from a plugin, a vendor's package or user code; a reference is what others are held to."""
+    if impl.kind is BackendImplKind.REFERENCE:
+        return False
+    return (getattr(impl.fn, "__module__", None) or "").partition(".")[0] != "opmux"
+
+
+def _generators(first: Tensor | None) -> list[torch.Generator]:
+    """The random number generators that a call may use when none is passed to it."""
+    found = [torch.default_generator]
+    if first is not None and first.is_cuda and torch.cuda.is_initialized():
+        found.append(torch.cuda.default_generators[first.get_device()])
+    return found
 
 
 def _mark(first: Tensor | None) -> Any:
@@ -417,11 +517,6 @@ def is_fatal(error: Exception) -> bool:
     return isinstance(error, RuntimeError) and any(words in str(error) for words in _STICKY)
 
 
-def reaches_caller(error: Exception) -> bool:
-    """Errors that no other impl would mend: the caller's own mistake, no memory, a broken device."""
-    return isinstance(error, (TypeError, ValueError)) or is_fatal(error)
-
-
 def _words(error: BaseException) -> str:
     text = str(error).strip().split("\n")[0]
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
@@ -430,7 +525,7 @@ def _words(error: BaseException) -> str:
 def _with_trail(error: Exception, trail: list[tuple[Refused, Exception | None]], chain: Chain) -> Exception:
     """The error itself, with a note of who else was asked."""
     others = [f"{r.impl.impl_id} ({r.stage}: {r.reason})" for r, e in trail if e is not error]
-    note = f"opmux: op '{chain.name}' had asked before: " + "; ".join(others)
+    note = f"opmux: op '{chain.name}': tried before this error: " + "; ".join(others)
     if others and note not in getattr(error, "__notes__", ()):
         error.add_note(note)
     return error

@@ -32,6 +32,10 @@ class DispatchError(OpmuxError, RuntimeError):
         self.errors = errors
 
 
+class WrongResult(OpmuxError, RuntimeError):
+    """An implementation returned something other than what its op returns."""
+
+
 class UnknownName(OpmuxError, LookupError):
     """A name of an op, a vendor, an impl or a plugin that nothing here answers to."""
 

@@ -128,16 +128,32 @@ def size_class(n: int) -> int:
     return 1 + (n - 1).bit_length() if n else 0
 
 
+_PLAIN = (Tensor, torch.nn.Parameter)
 _wrapped: Callable[[Tensor], bool] = torch._C._functorch.is_functorch_wrapped_tensor  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def is_plain(tensor: Tensor) -> bool:
+    """Whether a tensor is torch's own: no subclass, and not one that functorch has wrapped."""
+    return type(tensor) in _PLAIN and not _wrapped(tensor)
 
 
 def is_real(tensor: Tensor | None) -> bool:
     """Whether a tensor holds numbers: not on meta, not a stand-in of a tracer, not one of vmap's or jvp's."""
-    if tensor is None or type(tensor) in (Tensor, torch.nn.Parameter):
+    if tensor is None or type(tensor) in _PLAIN:
         return tensor is None or not (tensor.is_meta or _wrapped(tensor))
     from torch._subclasses.fake_tensor import is_fake
 
     return not tensor.is_meta and not is_fake(tensor)
+
+
+def has_memory(tensor: Tensor) -> bool:
+    """Whether a tensor has numbers in memory of its own: not so a wrapper around other tensors."""
+    if not is_real(tensor) or (tensor.layout is torch.strided and not tensor.is_nested and tensor.numel() == 0):
+        return False
+    try:
+        return tensor.layout is not torch.strided or tensor.untyped_storage().data_ptr() != 0
+    except (RuntimeError, NotImplementedError):  # a wrapper subclass
+        return False
 
 
 def arch_refusal(min_arch: str, device_type: str) -> str | None:

@@ -28,6 +28,13 @@ Pair = tuple[Callable[..., Any], Callable[[Exception, tuple, dict], Any]]
 
 _casting: Callable[[], bool] = getattr(torch._C, "_is_any_autocast_enabled", torch.is_autocast_enabled)
 
+# Forward-mode AD says in `_current_level` whether a level is entered.
+forward_ad: Any = torch.autograd.forward_ad
+# How many dispatch modes (tracers, counters, checkpoints) look at what torch runs.
+live_modes: Callable[[], int] = torch._C._len_torch_dispatch_stack
+# Whether a transform of torch.func (vmap, grad, jvp) is at work.
+transforms_active: Callable[[], bool] = torch._C._are_functorch_transforms_active
+
 # The one context variable: the innermost live policy scope (policy.Scope), or None.
 scope: ContextVar[Any] = ContextVar("opmux_scope", default=None)
 
@@ -75,8 +82,9 @@ class Plan:
     key: str
     table: Any
     make: Callable[[Any], Pair] | None = None
-    layer: Pair | None = None  # this plan as one pair, made when first asked for
+    watch: bool = True  # whether the jump asks for tracers and transforms, which must see the op or its reference
     first: Callable[[tuple, dict], Any] = first_tensor
+    layer: Pair | None = None  # this plan as one pair, made when first asked for
 
     def follow(self, args: tuple, kwargs: dict) -> Pair:
         """The pair that a call with these arguments ends at."""
@@ -122,7 +130,8 @@ class Form:
     asks: bool = False  # whether the text asks if it is being compiled (where Dynamo has no hook to be told)
     check: Callable[[tuple, dict], None] = lambda args, kwargs: None  # names an argument that should be a tensor
     gate: str = ""  # a question of the text, and what to return where the answer is no: "x not in y: return z"
-    codes: dict[tuple[bool, bool, str], types.CodeType] = field(default_factory=dict)
+    live: Callable[..., Any] | None = None  # what is called instead where torch must be able to look into the op
+    codes: dict[tuple[bool, bool, bool, str], types.CodeType] = field(default_factory=dict)
 
     @classmethod
     def of(cls, name: str, signature: inspect.Signature, differentiable: bool) -> Form:
@@ -175,14 +184,15 @@ class Form:
             wants,
         )
 
-    def code(self, grad: bool, scoped: bool, key: str) -> types.CodeType:
+    def code(self, grad: bool, watch: bool, scoped: bool, key: str) -> types.CodeType:
         """The code object of one variant; compiled once."""
-        made = self.codes.get((grad, scoped, key))
+        variant = grad, watch and self.live is not None, scoped, key
+        made = self.codes.get(variant)
         if made is None:
-            made = self.codes[grad, scoped, key] = self._compile(self._text(grad, scoped, key))
+            made = self.codes[variant] = self._compile(self._text(*variant))
         return made
 
-    def _text(self, grad: bool, scoped: bool, key: str) -> str:
+    def _text(self, grad: bool, watch: bool, scoped: bool, key: str) -> str:
         pick = PICK[key].format(b=slot(key), x="_x" if "(" in str(self.first) else self.first)
         if key and "(" in str(self.first):
             pick = f"({pick.replace('_x.', '(_x := ' + str(self.first) + ').', 1)})"
@@ -191,7 +201,7 @@ class Form:
             # _g recovers by itself: it becomes the target, so that its errors pass through reraise
             wants = f"_grad() and ({self.wants_grad})"
             if self.native:
-                wants = f"({wants}) or _casting() or _dual._current_level >= 0"
+                wants = f"({wants}) or _casting()"
             look.append(f"_t, _r = (_g, _reraise) if {wants} else ")
         if scoped:
             look.insert(0, "_s = _scope()\n")
@@ -203,17 +213,23 @@ class Form:
         return BODY.format(
             name=self.name,
             params=self.params,
-            ask=self._ask(),
+            ask=self._ask(watch),
             passed=self.passed,
             packed=self.packed,
             miss=f"{self.first}) if _s is None else _s.miss(_k" if scoped else self.first,
             look="\n".join("        " + line for line in lines),
         )
 
-    def _ask(self) -> str:
+    def _ask(self, watch: bool) -> str:
+        first = ""
         if self.asks:
-            return f"\n    if _compiling():\n        return _op({self.passed})"
-        return f"\n    {self.gate}" if self.gate else ""
+            first = f"\n    if _compiling():\n        return _op({self.passed})"
+        elif self.gate:
+            first = f"\n    {self.gate}"
+        if not watch:
+            return first
+        asks = "_dual._current_level >= 0 or _modes() or _transforms()"
+        return f"{first}\n    if {asks}:\n        return _live({self.passed})"
 
     def _compile(self, text: str) -> types.CodeType:
         made: dict[str, Any] = dict(self.defaults)
@@ -228,7 +244,7 @@ class Form:
     def layer(self, plan: Plan) -> Callable[..., Any]:
         """A free-standing function that follows a plan and recovers, for use as somebody's target."""
         names = self.globals({slot(plan.key): plan.table, "_miss": plan.miss})
-        made: Any = self.ungated.function(names, grad=False, key=plan.key)
+        made: Any = self.ungated.function(names, grad=False, watch=plan.watch, key=plan.key)
         made.follow = plan.follow  # what it would pick, for who must know before calling
         return made
 
@@ -250,14 +266,17 @@ class Form:
             "_wants": _wants_grad,
             "_asked": getattr,
             "_casting": _casting,
-            "_dual": torch.autograd.forward_ad,
+            "_dual": forward_ad,
+            "_modes": live_modes,
+            "_transforms": transforms_active,
+            "_live": self.live,
             "_reraise": reraise,
             "_bad": self.check,
             **more,
         }
 
-    def function(self, globals: dict[str, Any], *, grad: bool, key: str = "") -> types.FunctionType:
-        fn = types.FunctionType(self.code(grad, False, key), globals, self.name)
+    def function(self, globals: dict[str, Any], *, grad: bool, watch: bool, key: str = "") -> types.FunctionType:
+        fn = types.FunctionType(self.code(grad, watch, False, key), globals, self.name)
         by_position = [v for n, v in self.defaults.items() if n.removeprefix("_d_") not in self.keyword_defaults]
         fn.__defaults__ = tuple(by_position) or None
         fn.__kwdefaults__ = dict(self.keyword_defaults) or None
@@ -267,7 +286,7 @@ class Form:
 class Jump:
     """The stable functions of one op at one door, and the switch that says where they jump.
 
-    `fn` is the public one; `raw` is the same below autograd (for autograd's own use and for compiled graphs).
+    `fn` is the public one; `raw` is the same below autograd and tracers (for their own use and for compiled graphs).
     """
 
     def __init__(
@@ -296,8 +315,9 @@ class Jump:
         self.plan = self._unbound
         self.globals = form.globals({"_k": self, "_g": differentiable})
         self.globals[slot("")] = self._unbound.table
-        self.fn = form.function(self.globals, grad=True)
-        self.raw = self.fn if form.wants_grad is None else form.function(self.globals, grad=False)
+        self.fn = form.function(self.globals, grad=True, watch=True)
+        direct = form.wants_grad is None and form.live is None
+        self.raw = self.fn if direct else form.function(self.globals, grad=False, watch=False)
 
     def point(self, plan: Plan) -> None:
         """Jump to what `plan` says."""
@@ -334,9 +354,10 @@ class Jump:
         self._swap()
 
     def _swap(self) -> None:
-        self.fn.__code__ = self.form.code(True, self.scoped, self.plan.key)
+        watch = self.scoped or self.plan.watch  # a scope may lead anywhere
+        self.fn.__code__ = self.form.code(True, watch, self.scoped, self.plan.key)
         if self.raw is not self.fn:
-            self.raw.__code__ = self.form.code(False, self.scoped, self.plan.key)
+            self.raw.__code__ = self.form.code(False, False, self.scoped, self.plan.key)
 
 
 def slot(key: str) -> str:

@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 
 from .errors import DispatchError
-from .jump import Form, Jump
+from .facts import is_plain, is_real, tensors
+from .jump import Form, Jump, forward_ad, live_modes, transforms_active
 
 if TYPE_CHECKING:
     from .spec import Spec
@@ -25,6 +26,15 @@ _libraries: dict[str, torch.library.Library] = {}
 
 # Wraps a reference before it runs, while ATen itself may lead to our kernels: a reference must not come back to them.
 reference_guard: Callable[[Callable[..., Any]], Callable[..., Any]] | None = None
+
+
+def whole_reference(spec: Spec) -> Callable[..., Any]:
+    """An op's reference, of a composition with the references of its parts."""
+    if spec.primitive:
+        return spec.reference
+    from .default import reference
+
+    return reference(spec)
 
 
 def make_jump(spec: Spec) -> Jump:
@@ -45,9 +55,12 @@ def make_jump(spec: Spec) -> Jump:
 
         return with_gradient(spec, jump, specs.jumps[spec.gradient.backward.key], args, kwargs)
 
+    def live(*args: Any, **kwargs: Any) -> Any:
+        return visible(spec, args, kwargs)
+
     native = spec.space == "aten"
     form = Form.of(spec.name, spec.signature, differentiable=native or spec.grad is not None)
-    form.native, form.check = native, spec.check_types
+    form.native, form.check, form.live = native, spec.check_types, live
     form.asks = spec.space != "tex" and not dynamo_has_hooks()
     jump = Jump(form, bind, under, spec.reference if native else differentiable)
     return jump
@@ -58,6 +71,8 @@ def make_jump(spec: Spec) -> Jump:
 
 def with_gradient(spec: Spec, jump: Jump, backward: Jump, args: tuple, kwargs: dict) -> Any:
     """Run a differentiable op so that autograd records it; forward and backward are chosen here, together."""
+    if transforms_active() or not all(is_plain(t) for t in tensors((args, kwargs))):
+        return visible(spec, args, kwargs)
     pair = jump.pair()
     target, recover = getattr(pair[0], "follow", lambda *given: pair)(args, kwargs)
     error = None
@@ -67,7 +82,7 @@ def with_gradient(spec: Spec, jump: Jump, backward: Jump, args: tuple, kwargs: d
         # an autograd.Function: it keeps what it likes and brings its own backward; if it fails, ours takes over
         call, place = own
         try:
-            return call(*args, **kwargs)
+            return chain.examined(place, call(*args, **kwargs), args, kwargs)
         except Exception as raised:
             if place == 0:
                 error, recover = raised, chain.recover
@@ -101,25 +116,73 @@ def _function(spec: Spec) -> Any:
         kept = _kept(saves, args, outs)
         ctx.save_for_backward(*(k if isinstance(k, Tensor) else None for k in kept))
         ctx.plain = [None if isinstance(k, Tensor) else k for k in kept]
+        ctx.numbers = [_TENSOR if isinstance(a, Tensor) else a for a in args]
         ctx.mark_non_differentiable(*(o for o, d in zip(outs, plan.differentiable, strict=True) if not d))
         return outs if isinstance(results, (tuple, list)) else results
 
     def backward(ctx: Any, *grads: Any) -> Any:
         kept = [p if t is None else t for t, p in zip(ctx.saved_tensors, ctx.plain, strict=True)]
         found = dict(zip(saves, kept, strict=True))
+        needed = ctx.needs_input_grad[1:]
+        if torch.is_grad_enabled():  # create_graph=True
+            return (None, *_differentiable_backward(spec, grads, found, ctx.numbers, needed))
         args = tuple(grads[i] if kind == "grad" else found[kind, i] for kind, i in plan.sources)
         target, recover = ctx.backward_pair
-        with torch.no_grad():
-            try:
-                results = target(*args)
-            except Exception as error:
-                results = recover(error, args, {})
-        dealt = _deal(plan, results, ctx.needs_input_grad[1:])
-        return (None, *(_once(spec, dealt) if torch.is_grad_enabled() else dealt))
+        try:
+            results = target(*args)
+        except Exception as error:
+            results = recover(error, args, {})
+        return (None, *_deal(plan, results, needed))
 
     name = "".join(word.capitalize() for word in spec.name.split("_"))
     body = {"forward": staticmethod(forward), "backward": staticmethod(backward)}
     return type(name, (torch.autograd.Function,), body)
+
+
+def _differentiable_backward(
+    spec: Spec, grads: tuple, found: dict[tuple[str, int], Any], numbers: list[Any], needed: tuple[bool, ...]
+) -> list[Any]:
+    """Gradients that torch can differentiate again: the backward's reference, on values that are part of the graph.
+
+    A saved result that has no gradient of its own (the rstd of a norm) would count as a constant. It is computed again
+    from the arguments; where those were not saved, the gradients raise when they are differentiated.
+    """
+    plan = spec.gradient
+    lost = [i for kind, i in plan.sources if kind == "out" and not plan.differentiable[i] and _is_float(found[kind, i])]
+    if lost:
+        again = _recomputed(spec, found, numbers)
+        if again is None:
+            with torch.no_grad():
+                results = plan.backward.reference(*_sources(plan, grads, found))
+            return _once(spec, _deal(plan, results, needed))
+        found = {**found, **{("out", i): again[i] for i in lost}}
+    return _deal(plan, plan.backward.reference(*_sources(plan, grads, found)), needed)
+
+
+_TENSOR = object()  # stands for a tensor argument among the numbers that a forward keeps
+
+
+def _recomputed(spec: Spec, found: dict[tuple[str, int], Any], numbers: list[Any]) -> tuple | None:
+    """The results of a forward, from what was saved of its arguments; None where too little was.
+
+    An optional argument that the backward does not take (a bias) has no part in the results that it does take.
+    """
+    if spec.recompute is not None:
+        known = {spec.names[i]: v for i, v in enumerate(numbers) if v is not _TENSOR}
+        known |= {(spec.out if kind == "out" else spec.names)[i]: v for (kind, i), v in found.items()}
+        return spec.recompute(**known)
+    args = [found.get(("in", i), None if v is _TENSOR else v) for i, v in enumerate(numbers)]
+    if any(v is _TENSOR and ("in", i) not in found and i in spec.required for i, v in enumerate(numbers)):
+        return None
+    return _results(spec, spec.reference(*args))
+
+
+def _sources(plan: Any, grads: tuple, found: dict[tuple[str, int], Any]) -> list[Any]:
+    return [grads[i] if kind == "grad" else found[kind, i] for kind, i in plan.sources]
+
+
+def _is_float(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.is_floating_point()
 
 
 def _kept(saves: list[tuple[str, int]], inputs: tuple, outs: tuple) -> list[Any]:
@@ -196,13 +259,15 @@ def _define_gradient(spec: Spec, lib: torch.library.Library) -> None:
         kept = _kept(saves, inputs, outs)
         ctx.save_for_backward(*(k for k in kept if isinstance(k, Tensor)))
         ctx.kept = [(s, None if isinstance(k, Tensor) else (k,)) for s, k in zip(saves, kept, strict=True)]
+        ctx.numbers = [_TENSOR if isinstance(a, Tensor) else a for a in inputs]
 
     def backward(ctx: Any, *grads: Any) -> Any:
         plan = spec.gradient
         saved = iter(ctx.saved_tensors)
         found = {s: next(saved) if plain is None else plain[0] for s, plain in ctx.kept}
-        args = [grads[i] if kind == "grad" else found[kind, i] for kind, i in plan.sources]
-        results = packet(plan.backward)(*args)
+        if torch.is_grad_enabled():  # create_graph=True
+            return tuple(_differentiable_backward(spec, grads, found, ctx.numbers, ctx.needs_input_grad))
+        results = packet(plan.backward)(*_sources(plan, grads, found))
         return tuple(_deal(plan, results, ctx.needs_input_grad))
 
     torch.library.register_autograd(spec.key, backward, setup_context=setup, lib=lib)
@@ -213,9 +278,17 @@ def packet(spec: Spec) -> Any:
     return getattr(getattr(torch.ops, spec.space), spec.name)
 
 
-def traced(spec: Spec) -> Any:
-    """What a tracer should see of an op: the op in torch.ops, or torch's own."""
-    return packet(spec) if spec.space == "opmux" else spec.reference
+def visible(spec: Spec, args: tuple, kwargs: dict) -> Any:
+    """Compute an op in a form that torch can look into.
+
+    A tracer or a dispatch mode sees the op in torch.ops. Forward AD and functorch need formulas that the op does not
+    have, and subclasses rules: they see its reference, which is plain PyTorch.
+    """
+    looked_at = live_modes() or any(not is_real(t) for t in tensors((args, kwargs)))
+    if spec.space == "opmux" and looked_at and forward_ad._current_level < 0 and not transforms_active():
+        return packet(spec)(*args, **kwargs)
+    fn = whole_reference(spec)
+    return (fn if reference_guard is None else reference_guard(fn))(*args, **kwargs)
 
 
 @functools.cache

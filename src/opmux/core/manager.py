@@ -219,10 +219,21 @@ class OpManager:
 
         looks = ["device" if len(chips) == 1 else "type"] if by_device else []
         looks += ["dtype"] if by_dtype else []
+        spec, watch = specs.get(key), self._watch(key, ordered, (device,) if device else (*chips, "cpu"))
         if not looks:
-            return Plan("", leaf(None))
-        spec = specs.get(key)
-        return Plan(" ".join(looks), {}, leaf, first=facts.first_tensor if spec is None else spec.first_tensor)
+            return Plan("", leaf(None), watch=watch)
+        return Plan(" ".join(looks), {}, leaf, watch, facts.first_tensor if spec is None else spec.first_tensor)
+
+    def _watch(self, key: str, ordered: list[OpImpl], devices: tuple[str, ...]) -> bool:
+        """Whether a jump must ask if a tracer or a transform of torch is at work.
+
+        Not where the impls that can run here ask by themselves, as the C++ kernels do, nor for a composition: its parts
+        are asked. Of an op with a reference alone, tracers shall still see the op.
+        """
+        here = [i for i in ordered if any(self._static_refusal(key, i, d) is None for d in devices)]
+        others = [i for i in here if i.kind is not BackendImplKind.REFERENCE and not hasattr(i.fn, "parts")]
+        asks = [getattr(i.fn, "declines_tracers", False) for i in others]
+        return not all(asks) or (not asks and key.startswith("opmux::"))
 
     def _chain(
         self,

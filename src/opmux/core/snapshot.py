@@ -1,61 +1,218 @@
-"""A copy of what an op may write, so that a call that failed half-way can be taken back."""
+"""A copy of what a call may write, so that a failed attempt can be undone before the next implementation runs.
+
+What an argument leads to is copied: tensors with their storage, shape and version counter, their `.grad` and their
+attributes, numpy arrays, containers, and the attributes of objects (a quantizer's amax, a quantized tensor's scales).
+What cannot be copied is a reason not to fall back, and `take` returns that reason.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import collections
+import enum
+import sys
+import types
+from collections.abc import Callable, Iterable
+from pathlib import PurePath
+from typing import Any
 
 import torch
 from torch import Tensor
 
-LIMIT = 1 << 30  # bytes: beyond this a mutating op has no snapshot, and so no fallback
+from .facts import has_memory
+
+LIMIT = 1 << 30  # bytes: a call that may write more has no snapshot, and so no fallback
+MOST_OBJECTS = 10_000  # objects that one call may lead to
+
+_IMMUTABLE = (
+    type(None), bool, int, float, complex, str, bytes, range, slice, enum.Enum, PurePath,
+    torch.dtype, torch.device, torch.layout, torch.memory_format, torch.Size,
+    type, types.FunctionType, types.BuiltinFunctionType, types.MethodType, types.ModuleType,
+)  # fmt: skip
+# Handles: a call may use them, and there is nothing in them to put back.
+_HANDLES = (torch.Stream, torch.Event)
+
+
+class Unsaved(Exception):
+    """A value that cannot be copied and put back; the message says which and why."""
 
 
 class Snapshot:
-    """The contents and version counters of some tensors."""
+    """The state of some values, and of all that they lead to."""
 
-    def __init__(self, tensors: Iterable[Tensor]):
-        self._saved: list[tuple[Tensor, Tensor | torch.UntypedStorage, int | None]] = []
-        seen: set[int] = set()
-        for tensor in tensors:
-            if id(tensor) in seen or not _has_data(tensor):
-                continue
-            seen.add(id(tensor))
-            version = None if tensor.is_inference() else tensor._version
-            # elements that share memory (an expanded tensor) cannot be written back one by one
-            copy = tensor.untyped_storage().clone() if _overlaps(tensor) else tensor.detach().clone()
-            self._saved.append((tensor, copy, version))
+    def __init__(self, values: Iterable[tuple[str, Any]], generators: Iterable[torch.Generator] = ()):
+        self._undo: list[Callable[[], None]] = []
+        self._seen: dict[int, Any] = {}  # by id; holding the object keeps its id its own
+        self._nbytes = 0
+        for name, value in values:
+            self._save(value, name)
+        for generator in generators:
+            self._undo.append(_rewind(generator))
 
     def restore(self) -> None:
-        """Put contents and version counters back as they were."""
-        for tensor, copy, version in self._saved:
-            if isinstance(copy, Tensor):
-                with torch.inference_mode(tensor.is_inference()), torch.no_grad():
-                    tensor.detach().copy_(copy)
-            else:
-                tensor.untyped_storage().copy_(copy)
-            if version is not None:
-                torch._C._autograd._unsafe_set_version_counter((tensor,), (version,))  # pyright: ignore[reportAttributeAccessIssue]
+        """Put everything back as it was."""
+        with torch.no_grad():
+            for undo in self._undo:
+                undo()
+
+    def _save(self, value: Any, name: str) -> None:
+        if isinstance(value, (*_IMMUTABLE, *_HANDLES)) or id(value) in self._seen:
+            return
+        self._seen[id(value)] = value
+        if len(self._seen) > MOST_OBJECTS:
+            raise Unsaved(f"'{name}' leads to more than {MOST_OBJECTS} objects")
+        if isinstance(value, Tensor):
+            self._save_tensor(value, name)
+        elif isinstance(value, (tuple, frozenset)):
+            self._save_all(value, name)
+        elif isinstance(value, dict):
+            self._save_all(value.values(), name)
+            self._undo.append(_refill(value, dict, dict.update, dict(value)))
+        elif isinstance(value, list):
+            self._save_all(value, name)
+            self._undo.append(_refill(value, list, list.extend, list(value)))
+        elif isinstance(value, set):
+            self._undo.append(_refill(value, set, set.update, set(value)))
+        elif isinstance(value, (collections.deque, bytearray)):
+            kind = collections.deque if isinstance(value, collections.deque) else bytearray
+            self._undo.append(_refill(value, kind, kind.extend, list(value)))
+        elif isinstance(value, torch.Generator):
+            self._undo.append(_rewind(value))
+        elif _is_array(value):
+            self._save_array(value, name)
+        else:
+            self._save_object(value, name)
+
+    def _save_all(self, values: Iterable[Any], name: str) -> None:
+        for value in values:
+            self._save(value, name)
+
+    def _save_object(self, value: Any, name: str) -> None:
+        slots = [s for kind in type(value).__mro__ for s in _slots(kind) if hasattr(value, s)]
+        if not hasattr(value, "__dict__") and not slots:
+            if _is_group(value):
+                return
+            raise Unsaved(f"'{name}' leads to a {type(value).__name__}, whose state cannot be copied")
+        held = {s: getattr(value, s) for s in slots}
+        self._save_all(held.values(), name)
+        self._undo.append(lambda: [object.__setattr__(value, s, v) for s, v in held.items()])  # type: ignore[func-returns-value]
+        if hasattr(value, "__dict__"):
+            self._save_attributes(value, name)
+
+    def _save_attributes(self, value: Any, name: str) -> None:
+        attributes = value.__dict__
+        if attributes:
+            self._save_all(list(attributes.values()), name)
+            self._undo.append(_refill(attributes, dict, dict.update, dict(attributes)))
+        else:
+            self._undo.append(lambda: value.__dict__.clear())
+
+    def _save_array(self, value: Any, name: str) -> None:
+        self._count(value.nbytes)
+        if value.dtype.hasobject:
+            self._save_all(value.flat, name)
+        copy, shape = value.copy(), value.shape
+
+        def undo() -> None:
+            value.shape = shape
+            value[...] = copy
+
+        self._undo.append(undo)
+
+    def _save_tensor(self, value: Tensor, name: str) -> None:
+        self._save_attributes(value, name)  # the parts of a wrapper subclass; what users hang on a parameter
+        grad = value.grad if value.is_leaf else None
+        if grad is not None:
+            self._save(grad, f"{name}.grad")
+        if value.is_leaf and value.requires_grad:
+            self._undo.append(lambda: setattr(value, "grad", grad))
+        if not has_memory(value):
+            inner = getattr(value, "__tensor_flatten__", None)
+            if inner is not None:
+                self._save_all([getattr(value, n) for n in inner()[0]], name)
+            return
+        dense = value.layout is torch.strided and not value.is_nested
+        save = _dense if dense else _other
+        try:
+            self._count(value.nbytes if dense else value._nnz() * value.element_size() if value.is_sparse else 0)
+            self._undo.append(save(value))
+        except (RuntimeError, NotImplementedError) as error:
+            words = str(error).strip().partition("\n")[0]
+            raise Unsaved(f"'{name}' cannot be copied: {words}") from error
+
+    def _count(self, nbytes: int) -> None:
+        self._nbytes += nbytes
+        if self._nbytes > LIMIT:
+            raise Unsaved(f"the call may write more than {LIMIT >> 20} MiB, too much to keep a copy of")
 
 
-def take(tensors: tuple[Tensor, ...]) -> Snapshot | None:
-    """A snapshot, or None where there must be none: too large, no memory for it, or a graph being captured."""
+def take(values: Iterable[tuple[str, Any]], generators: Iterable[torch.Generator] = ()) -> Snapshot | str:
+    """A snapshot of named values and random number generators, or the reason why there is none."""
+    if _capturing():
+        return "a CUDA graph is being captured"
     try:
-        if sum(t.nbytes for t in tensors if _has_data(t)) > LIMIT or _capturing():
-            return None
-        return Snapshot(tensors)
-    except (RuntimeError, AttributeError):  # out of memory, or a tensor without plain memory: sparse, nested, batched
-        return None
+        return Snapshot(values, generators)
+    except Unsaved as error:
+        return str(error)
+    except RuntimeError as error:  # out of memory
+        return f"what the call may write cannot be copied: {str(error).strip().partition(chr(10))[0]}"
 
 
-def _has_data(tensor: Tensor) -> bool:
-    from torch._subclasses.fake_tensor import FakeTensor
+# ---- putting back ---------------------------------------------------------------------------------------------------
 
-    return not (tensor.is_meta or isinstance(tensor, FakeTensor)) and tensor.numel() > 0
+
+def _dense(tensor: Tensor) -> Callable[[], None]:
+    """Undo for a tensor with memory: its storage and place in it, the contents, the version counter."""
+    storage, nbytes = tensor.untyped_storage(), tensor.untyped_storage().nbytes()
+    place = (tensor.storage_offset(), tensor.shape, tensor.stride())
+    version = None if tensor.is_inference() else tensor._version
+    # Elements that share memory (an expanded tensor) cannot be written back one by one.
+    whole = nbytes <= 2 * tensor.nbytes or _overlaps(tensor)
+    copy = storage.clone() if whole else tensor.detach().clone()
+
+    def undo() -> None:
+        with torch.inference_mode(tensor.is_inference()):
+            if storage.nbytes() != nbytes:
+                storage.resize_(nbytes)
+            moved = tensor.untyped_storage()._cdata != storage._cdata
+            if moved or (tensor.storage_offset(), tensor.shape, tensor.stride()) != place:
+                tensor.set_(storage, *place)  # type: ignore[call-overload]
+            if isinstance(copy, Tensor):
+                tensor.detach().copy_(copy)
+            else:
+                storage.copy_(copy)
+        if version is not None:
+            torch._C._autograd._unsafe_set_version_counter((tensor,), (version,))  # pyright: ignore[reportAttributeAccessIssue]
+
+    return undo
+
+
+def _other(tensor: Tensor) -> Callable[[], None]:
+    """Undo for a sparse, mkldnn or nested tensor: torch's own copy."""
+    copy = tensor.detach().clone()
+    return lambda: tensor.copy_(copy)  # type: ignore[return-value]
+
+
+def _refill(value: Any, kind: Any, fill: Callable[..., Any], copy: Any) -> Callable[[], None]:
+    def undo() -> None:
+        kind.clear(value)
+        fill(value, copy)
+
+    return undo
+
+
+def _rewind(generator: torch.Generator) -> Callable[[], None]:
+    state = generator.get_state()
+    return lambda: generator.set_state(state)  # type: ignore[return-value]
+
+
+def _slots(kind: type) -> tuple[str, ...]:
+    slots = kind.__dict__.get("__slots__", ())
+    names = (slots,) if isinstance(slots, str) else tuple(slots)
+    private = (f"_{kind.__name__.lstrip('_')}{n}" if n.startswith("__") and not n.endswith("__") else n for n in names)
+    return tuple(n for n in private if n not in ("__dict__", "__weakref__"))
 
 
 def _overlaps(tensor: Tensor) -> bool:
-    if tensor.layout is not torch.strided:
-        return False
     return any(n > 1 and s == 0 for n, s in zip(tensor.shape, tensor.stride(), strict=True)) or (
         torch._debug_has_internal_overlap(tensor) == 1
     )
@@ -63,3 +220,12 @@ def _overlaps(tensor: Tensor) -> bool:
 
 def _capturing() -> bool:
     return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
+
+
+def _is_array(value: Any) -> bool:
+    numpy = sys.modules.get("numpy")
+    return numpy is not None and isinstance(value, numpy.ndarray)
+
+
+def _is_group(value: Any) -> bool:
+    return torch.distributed.is_available() and isinstance(value, torch.distributed.ProcessGroup)

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor
@@ -72,6 +72,9 @@ class BadSample:
     id: str = ""
 
 
+# An argument that is an object with a state of its own, which the op may update: a quantizer's amax and scale.
+State = Annotated[Any, "state"]
+
 Samples = Callable[[torch.dtype, torch.device], Iterable[Sample]]
 BadSamples = Callable[[torch.device], Iterable[BadSample]]
 
@@ -96,6 +99,7 @@ class Spec:
     result: Callable[[Any], Any] | None = None  # brings what a foreign impl may return to this op's shape
     looks: tuple[str, ...] = ()  # arguments of a backward of which shape and dtype count alone: they are not kept
     compared: Callable[[dict[str, Any]], dict[str, Any]] | None = None  # of named results, what tolerances apply to
+    recompute: Callable[..., tuple] | None = None  # the results again, from what the backward saves, by name
 
     @property
     def key(self) -> str:
@@ -123,6 +127,17 @@ class Spec:
         return tuple(self.signature.parameters)
 
     @cached_property
+    def required(self) -> frozenset[int]:
+        """The positions of the arguments that must be tensors."""
+        return frozenset(i for i, p in enumerate(self.signature.parameters.values()) if is_tensor(p.annotation))
+
+    @cached_property
+    def writes(self) -> tuple[str, ...]:
+        """The arguments that a call may change: those the schema declares, and objects that hold state."""
+        stateful = (n for n, p in self.signature.parameters.items() if State in _annotations(p.annotation))
+        return tuple(dict.fromkeys((*self.mutates, *stateful)))
+
+    @cached_property
     def lead(self) -> str | None:
         """The argument whose dtype, device and shape decide: the first that must be a tensor."""
         return next((p.name for p in self.signature.parameters.values() if is_tensor(p.annotation)), None)
@@ -135,6 +150,14 @@ class Spec:
             if isinstance(value, Tensor):
                 return value
         return first_tensor(args, kwargs)
+
+    def takes(self, args: tuple, kwargs: dict) -> bool:
+        """Whether these are arguments of the op, and not of an interface that an impl has of its own."""
+        try:
+            self.signature.bind(*args, **kwargs)
+        except TypeError:
+            return False
+        return True
 
     def bound(self, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
         """Arguments in full, by position, where they are the op's own; else as given."""
@@ -366,6 +389,7 @@ def op(
     result: Callable[[Any], Any] | None = None,
     looks: str = "",
     compared: Callable[[dict[str, Any]], dict[str, Any]] | None = None,
+    recompute: Callable[..., tuple] | None = None,
     space: str = "opmux",
     name: str | None = None,
 ) -> Callable[..., Any]:
@@ -380,7 +404,7 @@ def op(
         spec = Spec(
             name or reference.__name__, space, reference, tuple(out.split()), grad, tuple(mutates),
             samples, errors, {**TOL, **(tol or {})}, traffic, flops, schema, fake, result, tuple(looks.split()),
-            compared,
+            compared, recompute,
         )  # fmt: skip
         _check_declaration(spec)
         jump = library.make_jump(spec)
@@ -455,6 +479,11 @@ def plain(fn: Callable[..., Any]) -> types.FunctionType:
 
 def _package(fn: Callable[..., Any]) -> str:
     return str(fn.__module__).rpartition(".")[0]
+
+
+def _annotations(annotation: Any) -> tuple[Any, ...]:
+    """An annotation, and what it is a list or a union of."""
+    return (annotation, *getattr(annotation, "__args__", ()))
 
 
 def _type_name(value: Any) -> str:

@@ -185,7 +185,7 @@ def moe_spread(x: Tensor, row_map: Tensor, topk: int = 1, rows: int = 0) -> Tens
     at = torch.where(_missing(row_map, y.shape[0]), y.shape[0], row_map).long()
     spare = torch.cat([_raw(y), _raw(y[:1])])
     spare = spare.index_copy(0, at, _raw(x).repeat(topk, 1))
-    return spare[:-1].contiguous().view(x.dtype)
+    return _as(spare[:-1].contiguous(), x.dtype)
 
 
 def _missing(rows: Tensor, count: int) -> Tensor:
@@ -195,6 +195,11 @@ def _missing(rows: Tensor, count: int) -> Tensor:
 def _raw(x: Tensor) -> Tensor:
     """The same rows, as bytes where torch can do nothing else with them."""
     return x.view(torch.uint8) if x.dtype in FP8 else x
+
+
+def _as(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """Undo `_raw`. A view in a tensor's own dtype would cut it off from its gradient."""
+    return x if x.dtype is dtype else x.view(dtype)
 
 
 @op(
@@ -249,7 +254,7 @@ def _picked(x: Tensor, rows: Tensor) -> Tensor:
     """The rows of x, zeros where there is none."""
     if not x.shape[0]:
         return x.new_zeros(rows.shape[0], x.shape[1]).to(working(x.dtype))
-    found = _raw(x)[rows.clamp(0, x.shape[0] - 1).long()].view(x.dtype).to(working(x.dtype))
+    found = _as(_raw(x)[rows.clamp(0, x.shape[0] - 1).long()], x.dtype).to(working(x.dtype))
     return torch.where(_missing(rows, x.shape[0])[:, None], 0, found)
 
 
@@ -297,7 +302,7 @@ def moe_collect_bwd(
         if probs is not None:
             wider = torch.float64 if dtype is torch.float64 else torch.float32
             slopes.append((g.to(wider) * _picked(x, rows).to(wider)).sum(-1))
-    dx = spare[:-1].contiguous().view(x.dtype)
+    dx = _as(spare[:-1].contiguous(), x.dtype)
     if probs is None:
         return dx, torch.zeros(tokens, topk, dtype=torch.float32, device=x.device)
     return dx, torch.stack(slopes, 1).to(probs.dtype)

@@ -158,9 +158,15 @@ def _add_rms_args(d: Draw) -> dict[str, Any]:
 ADD_RMS = rows(_add_rms_args)
 
 
+def _add_rms_again(s: Tensor, weight: Tensor, eps: float, offset: float, **_: Any) -> tuple[Tensor, Tensor, Tensor]:
+    y, rstd = rms_parts(wide(s), weight, eps, offset)
+    return y, s, rstd
+
+
 @op(
     out="y s rstd",
     grad="add_rms_norm_bwd",
+    recompute=_add_rms_again,
     samples=ADD_RMS,
     errors=errors(ADD_RMS, x="0-dim ints", residual="short few dtype away", weight="short away"),
 )

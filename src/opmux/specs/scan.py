@@ -328,8 +328,11 @@ def logcumsumexp_bwd(dy: Tensor, x: Tensor, y: Tensor, dim: int = -1) -> Tensor:
     check_floats("logcumsumexp_bwd", x, dim, dy=dy, y=y)
     g, v, far = dy.double(), x.double(), y.double()
 
-    def part(sign: int) -> Tensor:
-        logs = (sign * g).clamp(min=0).log() - far
+    def part(weights: Tensor) -> Tensor:
+        logs = weights.log() - far
         return (logs.flip(dim).logcumsumexp(dim).flip(dim) + v).exp()
 
-    return rounded(part(1) - part(-1), x.dtype)
+    if any(t.requires_grad for t in (g, v, far)):  # to be differentiated again: the logarithm of zero has no slope
+        above = g.detach().abs() + 1
+        return rounded(part(g + above) - part(above), x.dtype)
+    return rounded(part(g.clamp(min=0)) - part((-g).clamp(min=0)), x.dtype)

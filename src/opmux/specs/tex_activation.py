@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ..core.spec import op
+from ..core.spec import State, op
 from . import activation
 from ._fused import fp8_of, fp8_tensor, fuses
 from ._numeric import check_alike
@@ -29,7 +29,7 @@ FUSED: Callable[..., Any] = activation.act_fp8
 CHECK: Callable[..., None] = check_alike
 
 
-def forward(input: Tensor, quantizer: Any) -> Any:
+def forward(input: Tensor, quantizer: State) -> Any:
     with torch.no_grad():
         if quantizer is None:
             try:
@@ -45,7 +45,7 @@ def forward(input: Tensor, quantizer: Any) -> Any:
         return quantized(PART(input), quantizer)
 
 
-def backward(grad: Tensor, fwd_input: Tensor, quantizer: Any) -> Any:
+def backward(grad: Tensor, fwd_input: Tensor, quantizer: State) -> Any:
     with torch.no_grad():
         if quantizer is None:
             try:
@@ -61,7 +61,7 @@ def backward(grad: Tensor, fwd_input: Tensor, quantizer: Any) -> Any:
         return quantized(PART(grad, fwd_input), quantizer)
 
 
-def backward_with_bias(grad: Tensor, fwd_input: Tensor, quantizer: Any) -> list[Any]:
+def backward_with_bias(grad: Tensor, fwd_input: Tensor, quantizer: State) -> list[Any]:
     with torch.no_grad():
         if quantizer is None:
             try:

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from ..core.errors import NotSupported
-from ..core.spec import Sample, Samples, op
+from ..core.spec import Sample, Samples, State, op
 from ._attention_calls import (
     BIASED,
     BIASES,
@@ -238,8 +238,9 @@ def fused_attn_fwd(
     qkv_layout: Any, o_format: Any, qkv_scale_inv_format: Any, bias_type: Any, attn_mask_type: Any, softmax_type: Any,
     window_size: Any, bottom_right_diagonal: bool, cu_seqlens_q: Tensor | None, cu_seqlens_kv: Tensor | None, Q: Any,
     K: Any, V: Any, fake_dtype: torch.dtype, cu_seqlens_q_padded: Tensor | None, cu_seqlens_kv_padded: Tensor | None,
-    page_table_k: Tensor | None, page_table_v: Tensor | None, s_quantizer: Any, o_quantizer: Any, Bias: Tensor | None,
-    SoftmaxOffset: Tensor | None, rng_gen: Any, rng_elts_per_thread: int, return_max_logit: bool, cuda_graph: bool,
+    page_table_k: Tensor | None, page_table_v: Tensor | None, s_quantizer: State, o_quantizer: State,
+    Bias: Tensor | None, SoftmaxOffset: Tensor | None, rng_gen: State, rng_elts_per_thread: int,
+    return_max_logit: bool, cuda_graph: bool,
 ) -> list[Any]:  # fmt: skip
     """[O, S, (Max), rng_state, (Bias), (SoftmaxOffset)]: attention as NVIDIA's fused kernels have it.
 
@@ -336,7 +337,8 @@ def fused_attn_bwd(
     bias_type: Any, attn_mask_type: Any, softmax_type: Any, window_size: Any, bottom_right_diagonal: bool,
     deterministic: bool, cu_seqlens_q: Tensor | None, cu_seqlens_kv: Tensor | None, Q: Any, K: Any, V: Any, O: Any,  # noqa: E741
     dO: Any, fake_dtype: torch.dtype, Aux_CTX_Tensors: Any, cu_seqlens_q_padded: Tensor | None,
-    cu_seqlens_kv_padded: Tensor | None, s_quantizer: Any, dp_quantizer: Any, dqkv_quantizer: Any, cuda_graph: bool,
+    cu_seqlens_kv_padded: Tensor | None, s_quantizer: State, dp_quantizer: State, dqkv_quantizer: State,
+    cuda_graph: bool,
 ) -> list[Any]:  # fmt: skip
     """[dQ, dK, dV, dBias or None, dSoftmaxOffset or None], by the S and rng_state of the forward.
 

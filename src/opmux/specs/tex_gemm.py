@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ..core.errors import NotSupported
-from ..core.spec import op
+from ..core.spec import State, op
 from ._numeric import FLOATS, dtype_name
 from ._quantized import check_quantizer, device_of, kind_of, logical_shape, plain, quantized, tensor_kind
 from ._tex import check_list, check_number, check_tensor, torch_dtype, type_name
@@ -336,7 +336,7 @@ def generic_gemm(
     B: Any,
     transB: bool,
     D: Any,
-    quantizer: Any,
+    quantizer: State,
     output_dtype: torch.dtype | None,
     bias: Tensor | None,
     bias_type: torch.dtype | None,

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..core.spec import Sample, op
+from ..core.spec import Sample, State, op
 from ._grouped import GroupedTensor, check_grouped, empty_group, members, new_group, sizes, with_buffers_of
 from ._numeric import FLOATS, wide
 from ._quantized import (
@@ -131,7 +131,7 @@ def filled(group: Any, parts: list[Tensor], quantizer: Any, noop: Tensor | None 
 @op(space="tex", out="grouped", mutates=("output",), samples=_quantize)
 def group_quantize(
     tensor: Tensor,
-    quantizer: Any,
+    quantizer: State,
     num_tensors: int,
     first_dims: Tensor | None,
     last_dims: Tensor | None = None,
@@ -167,7 +167,7 @@ def group_quantize(
 @op(space="tex", out="grouped dbias", samples=_bgrad)
 def bgrad_group_quantize(
     tensor: Tensor,
-    quantizer: Any,
+    quantizer: State,
     num_tensors: int,
     first_dims: Tensor | None,
     last_dims: Tensor | None = None,
@@ -189,7 +189,7 @@ def bgrad_group_quantize(
 @op(space="tex", out="grouped", samples=_amaxes)
 def nvfp4_group_quantize_with_amax(
     tensor: Tensor,
-    quantizer: Any,
+    quantizer: State,
     num_tensors: int,
     first_dims: Tensor | None,
     last_dims: Tensor | None = None,
@@ -261,7 +261,7 @@ def whole(parts: list[Any], group: Any, dtype: torch.dtype) -> Tensor:
 @op(space="tex", out="dequantized", mutates=("grouped_x",), samples=_requantize)
 def group_requantize_inplace(
     grouped_x: Any,
-    quantizer: Any,
+    quantizer: State,
     num_tensors: int,
     first_dims: Tensor | None,
     otype: torch.dtype,

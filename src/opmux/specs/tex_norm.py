@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..core.spec import op
+from ..core.spec import State, op
 from ._fused import fp8_of, fp8_tensor, fuses
 from ._numeric import check_dtype, dtype_name
 from ._quantized import TENSORS, check_quantizer, kind_of, quantized, tensor_kind
@@ -206,7 +206,7 @@ def rmsnorm_fwd(
     weight: Tensor,
     eps: float,
     ln_out: Any,
-    quantizer: Any,
+    quantizer: State,
     otype: torch.dtype | None,
     sm_margin: int,
     zero_centered_gamma: bool,
@@ -292,7 +292,7 @@ def layernorm_fwd(
     bias: Tensor | None,
     eps: float,
     ln_out: Any,
-    quantizer: Any,
+    quantizer: State,
     otype: torch.dtype | None,
     sm_margin: int,
     zero_centered_gamma: bool,

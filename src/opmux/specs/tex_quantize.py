@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..core.spec import BadSample, BadSamples, Sample, op
+from ..core.spec import BadSample, BadSamples, Sample, State, op
 from ._numeric import FLOATS, dtype_name
 from ._quantized import (
     Float8BlockQuantizer,
@@ -175,7 +175,7 @@ def needed(op: str, quantizer: Any, kinds: Sequence[str] = ()) -> None:
         noop=(3, torch.ones(2), ValueError, "must be a single number"),
     ),
 )
-def quantize(tensor: Tensor, quantizer: Any, output: Any = None, noop: Tensor | None = None) -> Any:
+def quantize(tensor: Tensor, quantizer: State, output: Any = None, noop: Tensor | None = None) -> Any:
     """The tensor as the quantizer wants it; written to output, where given, unless noop is other than zero."""
     with torch.no_grad():
         needed("quantize", quantizer)
@@ -208,7 +208,9 @@ def dequantize(input: Any, otype: torch.dtype) -> Tensor:
     samples=_create,
     errors=_bad(_create, quantizer=(0, None, TypeError, "must be"), shape=(1, 3, TypeError, "must be a list")),
 )
-def create_empty_quantized_tensor(quantizer: Any, shape: Any, dtype: torch.dtype, device: Any, pin_memory: bool) -> Any:
+def create_empty_quantized_tensor(
+    quantizer: State, shape: Any, dtype: torch.dtype, device: Any, pin_memory: bool
+) -> Any:
     """A tensor with the buffers that the quantizer wants, of which nothing is written but zeros beside the scales."""
     with torch.no_grad():
         name = "create_empty_quantized_tensor"
@@ -232,7 +234,7 @@ def create_empty_quantized_tensor(quantizer: Any, shape: Any, dtype: torch.dtype
     samples=_bgrad,
     errors=_bad(_bgrad, input=NO_TENSOR, quantizer=NO_QUANTIZER),
 )
-def bgrad_quantize(input: Tensor, quantizer: Any) -> list[Any]:
+def bgrad_quantize(input: Tensor, quantizer: State) -> list[Any]:
     """[grad_bias, quantized]: the sum of input over its rows, in its dtype, and input as the quantizer wants it."""
     with torch.no_grad():
         check_tensor("bgrad_quantize", "input", input)
@@ -250,7 +252,7 @@ def bgrad_quantize(input: Tensor, quantizer: Any) -> list[Any]:
         quantizer_list=(1, [None], ValueError, "must have 2 items; got 1"),
     ),
 )
-def multi_tensor_quantize(tensor_list: Any, quantizer_list: Any) -> list[Any]:
+def multi_tensor_quantize(tensor_list: Any, quantizer_list: State) -> list[Any]:
     """Each tensor as its quantizer wants it."""
     with torch.no_grad():
         check_many("multi_tensor_quantize", "tensor_list", tensor_list, quantizer_list)
@@ -275,7 +277,7 @@ def check_many(op: str, name: str, tensors: Any, quantizers: Any) -> None:
     ),
 )
 def split_quantize(
-    tensor: Tensor, split_sections: Any, quantizer_list: Any, disable_bulk_allocation: bool = False
+    tensor: Tensor, split_sections: Any, quantizer_list: State, disable_bulk_allocation: bool = False
 ) -> list[Any]:
     """The pieces of a tensor along its first dimension, each as its quantizer wants it."""
     with torch.no_grad():
@@ -298,7 +300,7 @@ def split_quantize(
     errors=_bad(_with_amax, tensor=NO_TENSOR, quantizer=(1, MXFP8Quantizer(), TypeError, "must be .*nvfp4")),
 )
 def nvfp4_quantize_with_amax(
-    tensor: Tensor, quantizer: Any, rowwise_amax: Tensor | None, columnwise_amax: Tensor | None
+    tensor: Tensor, quantizer: State, rowwise_amax: Tensor | None, columnwise_amax: Tensor | None
 ) -> Any:
     """The tensor in NVFP4, by amaxes that are known already."""
     with torch.no_grad():

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..core.spec import op
+from ..core.spec import State, op
 from ._quantized import check_quantizer, quantized
 from ._tex import check_number
 from .activation import SUMS, halves
@@ -100,7 +100,7 @@ def as_tuple(value: Any) -> Any:
 
 
 @op(**tried("situ", False, scaled=False))
-def situglu(input: Tensor, quantizer: Any, beta1: float = 4.0, beta2: float = 25.0) -> Any:
+def situglu(input: Tensor, quantizer: State, beta1: float = 4.0, beta2: float = 25.0) -> Any:
     """f(a) * u(b), f(a) = beta1 * tanh(a / beta1) * sigmoid(a), u(b) = beta2 * tanh(b / beta2), for halves a and b."""
     with torch.no_grad():
         given: dict[str, Any] = dict(scaled=False, beta1=beta1, beta2=beta2)
@@ -115,7 +115,7 @@ def situglu(input: Tensor, quantizer: Any, beta1: float = 4.0, beta2: float = 25
 
 
 @op(**tried("situ", True, scaled=False))
-def dsituglu(grad: Tensor, fwd_input: Tensor, quantizer: Any, beta1: float = 4.0, beta2: float = 25.0) -> Any:
+def dsituglu(grad: Tensor, fwd_input: Tensor, quantizer: State, beta1: float = 4.0, beta2: float = 25.0) -> Any:
     """The gradient of situglu's input."""
     with torch.no_grad():
         given: dict[str, Any] = dict(scaled=False, beta1=beta1, beta2=beta2)
@@ -131,7 +131,7 @@ def dsituglu(grad: Tensor, fwd_input: Tensor, quantizer: Any, beta1: float = 4.0
 
 @op(**tried("clamped", False, scaled=False))
 def clamped_swiglu(
-    input: Tensor, quantizer: Any, limit: float = 7.0, alpha: float = 1.702, glu_linear_offset: float = 1.0
+    input: Tensor, quantizer: State, limit: float = 7.0, alpha: float = 1.702, glu_linear_offset: float = 1.0
 ) -> Any:
     """f(min(a, limit)) * (clamp(b, -limit, limit) + glu_linear_offset), f(a) = a * sigmoid(alpha * a)."""
     with torch.no_grad():
@@ -150,7 +150,7 @@ def clamped_swiglu(
 def clamped_dswiglu(
     grad: Tensor,
     fwd_input: Tensor,
-    quantizer: Any,
+    quantizer: State,
     limit: float = 7.0,
     alpha: float = 1.702,
     glu_linear_offset: float = 1.0,
@@ -172,7 +172,7 @@ def clamped_dswiglu(
 
 
 @op(**tried("silu", False))
-def scaled_swiglu(input: Tensor, act_scales: Tensor, quantizer: Any, glu_interleave_size: int = 0) -> Any:
+def scaled_swiglu(input: Tensor, act_scales: Tensor, quantizer: State, glu_interleave_size: int = 0) -> Any:
     """s * silu(a) * b, with s the number of act_scales for each row."""
     with torch.no_grad():
         if quantizer is not None:
@@ -190,7 +190,7 @@ def scaled_dswiglu(
     grad: Tensor,
     fwd_input: Tensor,
     act_scales: Tensor,
-    quantizer: Any,
+    quantizer: State,
     glu_interleave_size: int = 0,
     compute_scale_grad: bool = True,
 ) -> tuple[Any, Tensor | None]:
@@ -207,7 +207,7 @@ def scaled_dswiglu(
 
 
 @op(**tried("srelu", False))
-def scaled_srelu(input: Tensor, act_scales: Tensor, quantizer: Any) -> Any:
+def scaled_srelu(input: Tensor, act_scales: Tensor, quantizer: State) -> Any:
     """s * max(x, 0)^2, with s the number of act_scales for each row."""
     with torch.no_grad():
         if quantizer is not None:
@@ -222,7 +222,7 @@ def scaled_srelu(input: Tensor, act_scales: Tensor, quantizer: Any) -> Any:
 
 @op(**tried("srelu", True))
 def scaled_dsrelu(
-    grad: Tensor, fwd_input: Tensor, act_scales: Tensor, quantizer: Any, compute_scale_grad: bool = True
+    grad: Tensor, fwd_input: Tensor, act_scales: Tensor, quantizer: State, compute_scale_grad: bool = True
 ) -> tuple[Any, Tensor | None]:
     """The gradients of scaled_srelu's input and act_scales; None for the latter, where it is not wanted."""
     with torch.no_grad():
@@ -240,7 +240,7 @@ def scaled_dsrelu(
 def scaled_situglu(
     input: Tensor,
     act_scales: Tensor,
-    quantizer: Any,
+    quantizer: State,
     beta1: float = 4.0,
     beta2: float = 25.0,
     glu_interleave_size: int = 0,
@@ -263,7 +263,7 @@ def scaled_dsituglu(
     grad: Tensor,
     fwd_input: Tensor,
     act_scales: Tensor,
-    quantizer: Any,
+    quantizer: State,
     beta1: float = 4.0,
     beta2: float = 25.0,
     glu_interleave_size: int = 0,
@@ -286,7 +286,7 @@ def scaled_dsituglu(
 def scaled_clamped_swiglu(
     input: Tensor,
     act_scales: Tensor,
-    quantizer: Any,
+    quantizer: State,
     limit: float = 7.0,
     alpha: float = 1.702,
     glu_linear_offset: float = 1.0,
@@ -311,7 +311,7 @@ def scaled_clamped_dswiglu(
     grad: Tensor,
     fwd_input: Tensor,
     act_scales: Tensor,
-    quantizer: Any,
+    quantizer: State,
     limit: float = 7.0,
     alpha: float = 1.702,
     glu_linear_offset: float = 1.0,

@@ -127,6 +127,7 @@ def function(name: str, params: str, results: int, dtypes: Iterable[torch.dtype]
     made = scope[name]
     made.__module__, made.__doc__ = __name__, f"{name}, in C++."
     made.dtypes, made._is_available = frozenset(dtypes), available
+    made.declines_tracers = True  # the gate in rows.h
     return made
 
 

@@ -1,0 +1,44 @@
+"""What an implementation returned, held against what its op returns."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+from . import library
+from .facts import dtype_name
+from .log import logger
+from .spec import Spec
+
+
+def mismatch(spec: Spec, results: Any, args: tuple, kwargs: dict) -> str | None:
+    """What is wrong with an implementation's results, by number, shape, dtype and device; None where nothing is.
+
+    The fake kernel says what is right. Where it cannot (results whose size depends on the data), nothing is checked.
+    """
+    try:
+        expected = library.fake_call(spec, args, kwargs)
+    except Exception as error:
+        logger.debug("results of '%s' are not checked, its fake kernel fails: %s", spec.name, error)
+        return None
+    right, got = _flat(expected), _flat(results)
+    if len(right) != len(got):
+        return f"returned {len(got)} results; the op has {len(right)}: {', '.join(spec.out)}"
+    names = spec.out if len(spec.out) == len(right) else tuple(f"result {i}" for i in range(len(right)))
+    for name, one, other in zip(names, right, got, strict=True):
+        if isinstance(one, Tensor) and _look(one) != _look(other):
+            return f"returned {_look(other)} as '{name}'; expected {_look(one)}"
+        if one is None and other is not None:
+            return f"returned {_look(other)} as '{name}'; expected None"
+    return None
+
+
+def _flat(results: Any) -> list[Any]:
+    return list(results) if isinstance(results, (tuple, list)) else [results]
+
+
+def _look(value: Any) -> str:
+    if not isinstance(value, Tensor):
+        return "None" if value is None else f"a {type(value).__name__}"
+    return f"{dtype_name(value.dtype)}{list(value.shape)} on {value.device.type}"

@@ -1,0 +1,135 @@
+"""Every op with a sample, under an impl that fails in every way: the answer is the reference's, and nothing is lost."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+from torch.utils._pytree import tree_flatten, tree_map_only
+
+import opmux
+from opmux.core import BackendImplKind, NotSupported, OpImpl, get_default_manager
+from opmux.core.facts import tensors
+from opmux.core.spec import specs
+
+CPU = torch.device("cpu")
+
+
+def spoil(values):
+    """Write into tensors as an impl that dies half-way would: some elements, random ones."""
+    for t in values:
+        if t.numel() and not t.is_sparse:
+            with torch.no_grad():
+                flat = t.detach().view(-1) if t.is_contiguous() else t.detach()[..., :1]
+                flat[: 1 + flat.shape[0] // 2].view(torch.uint8).random_(
+                    0, 255
+                ) if flat.is_contiguous() else flat.zero_()
+
+
+class Fault:
+    """What an impl does before the call is over: writes what it may write, uses random numbers, raises or lies."""
+
+    def __init__(self, name, error=None, result=None, writes=True, after=False):
+        self.name, self.error, self.result, self.writes, self.after = name, error, result, writes, after
+
+    def impl(self, spec):
+        def fn(*args, **kwargs):
+            if self.writes:
+                torch.rand(random.randrange(1, 9))
+                given = spec.signature.bind_partial(*args, **kwargs).arguments
+                spoil([t for n in spec.mutates for t in tensors(given.get(n))])
+            if self.after:
+                found = spec.reference(*args, **kwargs)
+                if self.error is None:
+                    return self.result(found)
+            raise self.error
+
+        return fn
+
+
+def first(results, change):
+    """The results with the first tensor changed."""
+    flat = list(results) if isinstance(results, (tuple, list)) else [results]
+    return (change(flat[0]), *flat[1:]) if len(flat) > 1 else change(flat[0])
+
+
+FAULTS = [
+    Fault("runtime error", RuntimeError("launch failed")),
+    Fault("value error", ValueError("no plan")),
+    Fault("type error", TypeError("argument 3")),
+    Fault("key error after all was done", KeyError("table"), after=True),
+    Fault("declines", NotSupported("not here"), writes=False),
+    Fault("import error", ImportError("libacme.so"), writes=False),
+    Fault("too many results", result=lambda r: (*(r if isinstance(r, (tuple, list)) else (r,)), None), after=True),
+    Fault("a list of nothing", result=lambda r: None, after=True),
+    Fault("wrong shape", result=lambda r: first(r, lambda t: torch.stack([t, t])), after=True),
+    Fault("wrong device", result=lambda r: first(r, lambda t: t.to("meta")), after=True),
+]  # fmt: skip
+
+
+def can_be_faulty(spec):
+    """Ops that return tensors and are primitives, so that their results can be examined."""
+    return spec.space == "opmux" and spec.samples is not None
+
+
+SPECS = [s for s in specs if can_be_faulty(s)]
+
+
+def test_there_are_enough_of_them():
+    assert len(SPECS) * len(FAULTS) >= 1000, (len(SPECS), len(FAULTS))
+
+
+def copy_of(values):
+    """Arguments of one's own, in the layout of the sample's."""
+
+    def again(t):
+        if t.layout is not torch.strided or t.is_meta:
+            return t
+        made = torch.empty_strided(t.shape, t.stride(), dtype=t.dtype) if not _overlaps(t) else t.clone()
+        return made.copy_(t)
+
+    return tree_map_only(torch.Tensor, again, values)
+
+
+def _overlaps(t):
+    return any(n > 1 and s == 0 for n, s in zip(t.shape, t.stride(), strict=True))
+
+
+def same(got, expected):
+    for a, b in zip(tree_flatten(got)[0], tree_flatten(expected)[0], strict=True):
+        if isinstance(b, torch.Tensor):
+            assert a.shape == b.shape and a.dtype == b.dtype and a.device == b.device
+            torch.testing.assert_close(a, b, rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("spec", SPECS, ids=lambda s: s.name)
+def test_faults(spec):
+    samples = [s for s in spec.samples(torch.float32, CPU) if not s.loose] or list(spec.samples(torch.float32, CPU))
+    manager = get_default_manager()
+    for n, fault in enumerate(FAULTS):
+        sample = samples[n % len(samples)]
+        if (
+            fault.after
+            and fault.error is None
+            and not list(tensors(spec.reference(*copy_of(sample.args), **copy_of(sample.kwargs))))
+        ):
+            continue  # an op that only writes: there is no result to be wrong
+        args, kwargs = copy_of((sample.args, sample.kwargs))
+        torch.manual_seed(7)
+        with torch.no_grad():
+            expected = spec.reference(*args, **kwargs)
+        left = torch.rand(3)
+        ours, named = copy_of((sample.args, sample.kwargs))
+        manager.registry.register_impl(
+            OpImpl(spec.key, f"vendor.faulty{n}", BackendImplKind.VENDOR, "faulty", fault.impl(spec))
+        )
+        try:
+            torch.manual_seed(7)
+            with opmux.policy("vendor:faulty"), torch.no_grad():
+                got = specs.functions[spec.key](*ours, **named)
+            same(got, expected)
+            same((ours, named), (args, kwargs))  # what the op writes, and what it must not
+            assert torch.equal(torch.rand(3), left), fault.name
+        finally:
+            manager.registry.unregister(spec.key, f"vendor.faulty{n}")

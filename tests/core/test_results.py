@@ -1,0 +1,140 @@
+"""An impl from outside is examined: what it returns in its first calls must be what the op returns."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import opmux
+from opmux.core import BackendImplKind, get_default_manager
+from opmux.core.errors import WrongResult
+
+VENDOR = BackendImplKind.VENDOR
+
+
+def right(x, weight, eps=1e-6, offset=0.0):
+    rstd = torch.rsqrt(x.pow(2).mean(-1) + eps)
+    return x * rstd[..., None] * (weight + offset), rstd
+
+
+WRONG = {
+    "nothing": (lambda y, r: None, r"returned 1 results; the op has 2: y, rstd"),
+    "one of two": (lambda y, r: y, r"returned 1 results; the op has 2"),
+    "three": (lambda y, r: (y, r, r), r"returned 3 results; the op has 2"),
+    "None for a tensor": (lambda y, r: (y, None), r"returned None as 'rstd'; expected float32\[3\] on cpu"),
+    "a number for a tensor": (lambda y, r: (y, 1.0), r"returned a float as 'rstd'"),
+    "shape": (lambda y, r: (y[:2], r), r"returned float32\[2, 8\] on cpu as 'y'; expected float32\[3, 8\] on cpu"),
+    "rank": (lambda y, r: (y, r[:, None]), r"returned float32\[3, 1\] on cpu as 'rstd'; expected float32\[3\]"),
+    "dtype": (lambda y, r: (y.half(), r), r"returned float16\[3, 8\] on cpu as 'y'"),
+    "device": (lambda y, r: (y, r.to("meta")), r"returned float32\[3\] on meta as 'rstd'"),
+}
+
+
+@pytest.mark.parametrize("grad", [False, True], ids=["no grad", "grad"])
+@pytest.mark.parametrize("name", WRONG)
+def test_a_wrong_result_is_a_failure_of_that_impl_by_name(plug, name, grad, caplog):
+    spoil, words = WRONG[name]
+    plug("rms_norm", "vendor.acme", VENDOR, lambda *a, **k: spoil(*right(*a, **k)), vendor="acme")
+    x, w = torch.randn(3, 8, requires_grad=grad), torch.randn(8)
+    with opmux.policy("vendor"):
+        y, rstd = opmux.ops.rms_norm(x, w)
+    torch.testing.assert_close((y, rstd), right(x.detach(), w), check_dtype=True)
+    [failure] = get_default_manager().failures()
+    assert failure.impl_id == "vendor.acme" and "'vendor.acme', an impl of opmux::rms_norm, returned" in caplog.text
+    with opmux.policy("vendor", strict=True), pytest.raises(WrongResult, match=words):
+        opmux.ops.rms_norm(x, w)
+
+
+def test_only_the_first_calls_of_a_dtype_and_shape_class_are_examined(plug):
+    state = {"late": False, "calls": 0}
+
+    def fn(x):
+        state["calls"] += 1
+        return x[:1] if state["late"] else torch.nn.functional.silu(x)
+
+    plug("opmux::silu", "vendor.acme", VENDOR, fn, vendor="acme")
+    with opmux.policy("vendor"):
+        for _ in range(3):
+            opmux.ops.silu(torch.ones(4))
+        state["late"] = True
+        assert opmux.ops.silu(torch.ones(4)).shape == (1,)  # proven: nobody looks any more
+        assert opmux.ops.silu(torch.ones(100)).shape == (100,)  # another class
+        assert opmux.ops.silu(torch.ones(4, dtype=torch.float64)).shape == (4,)  # another dtype
+        state["late"] = False
+        assert opmux.ops.silu(torch.ones(3)).shape == (3,)
+    assert {f.case for f in get_default_manager().failures()} == {
+        (torch.float32, (1, 8)), (torch.float64, (1, 3)),
+    }  # fmt: skip
+
+
+def test_results_whose_size_depends_on_the_data_are_taken_as_they_are():
+    from opmux.core import op, specs
+
+    def pick_positive(x: torch.Tensor) -> torch.Tensor:
+        """The positive elements."""
+        return x[x > 0]
+
+    made = op(pick_positive, fake=lambda x: (_ for _ in ()).throw(NotImplementedError("depends on the data")))
+    try:
+        registry = get_default_manager().registry
+        registry.register_impl(
+            opmux.core.OpImpl("pick_positive", "vendor.acme", VENDOR, "acme", lambda x: x[x > 0].clone())
+        )
+        with opmux.policy("vendor", strict=True):
+            assert made(torch.tensor([1.0, -1.0, 2.0])).tolist() == [1.0, 2.0]
+    finally:
+        registry.unregister("pick_positive", "vendor.acme")
+        specs.remove(made.spec)
+
+
+def test_a_vendors_own_errors_are_replaced_and_the_callers_are_not(plug):
+    """Whatever its type: an error that the reference does not share is the impl's."""
+
+    def fn(x, *rest):
+        raise ValueError("acme: no plan for this size")
+
+    plug("rms_norm", "vendor.acme", VENDOR, fn, vendor="acme")
+    with opmux.policy("vendor"):
+        x, w = torch.randn(3, 8), torch.randn(8)
+        torch.testing.assert_close(opmux.ops.rms_norm(x, w)[0], right(x, w)[0])
+        with pytest.raises(ValueError) as caught:  # the caller's mistake, as the impl put it
+            opmux.ops.rms_norm(torch.randn(3, 9), w)
+        assert str(caught.value) == "acme: no plan for this size" and caught.value.__context__ is None
+    assert len(get_default_manager().failures()) == 1
+
+
+def test_a_quantizer_and_a_quantized_output_are_put_back(plug):
+    """tex's quantize writes its output and the quantizer's amax; a failed impl must leave both as they were."""
+    from opmux.specs._quantized import Float8Tensor  # noqa: F401 - the family is declared
+
+    tex = opmux.tex
+    made = {}
+
+    class Quantizer:
+        """Delayed scaling, as far as quantize looks at it."""
+
+        def __init__(self):
+            self.amax, self.scale, self.dtype = torch.zeros(1), torch.ones(1), torch.float8_e4m3fn
+
+    class Output:
+        def __init__(self):
+            self._data, self._scale_inv = torch.zeros(4, dtype=torch.uint8), torch.ones(1)
+
+    def bad(tensor, quantizer, output=None, noop=None):
+        quantizer.amax.fill_(1e4)
+        quantizer.scale = torch.full((1,), 7.0)
+        output._data.fill_(7)
+        output._scale_inv = None
+        raise RuntimeError("late")
+
+    def good(tensor, quantizer, output=None, noop=None):
+        made.update(amax=quantizer.amax.item(), scale=quantizer.scale.item(), data=output._data.tolist())
+        made["scale_inv"] = output._scale_inv.item()
+        return output
+
+    plug("tex::quantize", "vendor.bad", VENDOR, bad, vendor="bad", priority=2)
+    plug("tex::quantize", "vendor.good", VENDOR, good, vendor="good", priority=1)
+    quantizer, output = Quantizer(), Output()
+    with opmux.policy("vendor"):
+        assert tex.quantize(torch.ones(4), quantizer, output) is output
+    assert made == {"amax": 0.0, "scale": 1.0, "data": [0, 0, 0, 0], "scale_inv": 1.0}
