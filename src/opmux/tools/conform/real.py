@@ -25,7 +25,7 @@ from ...core.facts import dtype_name, tensors
 from ...core.registry import BackendImplKind, OpImpl
 from ...core.spec import Sample, Spec, specs
 from ...faces.aten import engine
-from ...faces.aten.overloads import Overload
+from ...faces.aten.overloads import Overload, table
 from ...specs.samples import Case as SampleCase
 from ...specs.samples import Maker
 from ..bench import native
@@ -52,6 +52,8 @@ RANDOM_ROWS = 2  # drawn for each op
 BITS = ("quant", "random", "tex_dropout", "moe")
 # What random rows may be: flat ones have any two sizes.
 FLAT = ("norm", "softmax", "masked_softmax", "reduce", "scan", "pointwise", "activation", "scaled_activation", "random")
+# Families whose every result is made of a whole row, a channel or a product of rows.
+ALONG_ROWS = ("norm", "softmax", "masked_softmax", "reduce", "scan", "channel_norm", "gemm")
 CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
 
 
@@ -97,6 +99,12 @@ class Case:
             made.status, made.reason = FAIL, str(error) if isinstance(error, Crashed) else f"raised {words(error)}"
         made.seconds = round(time.perf_counter() - start, 4)
         return made
+
+
+def terms_of(family: str, largest: Sequence[int], results: int) -> float:
+    """How many elements of the largest argument a result is made of, about."""
+    shared = torch.Size(largest).numel() / max(results, 1)
+    return max(1.0, shared, max(largest, default=1) if family in ALONG_ROWS else 1.0)
 
 
 class Wrong(Exception):
@@ -243,7 +251,7 @@ class Judge:
     plain: dict[str, Any]  # the reference's in the same dtype
     truth: dict[str, Any]
     theirs: dict[str, Any]
-    elements: int
+    largest: tuple[int, ...]  # the shape of the largest argument
     size: float
 
     @classmethod
@@ -257,7 +265,7 @@ class Judge:
         first = max(floats, key=Tensor.numel, default=None)
         size = 0.0 if first is None or not first.numel() else first.double().square().mean().sqrt().item()
         theirs = {**plain, **_native(spec, moved(sample, device))} if truth else plain
-        return cls(spec, plain, truth, theirs, 0 if first is None else first.numel(), size)
+        return cls(spec, plain, truth, theirs, () if first is None else tuple(first.shape), size)
 
     def check(self, got: dict[str, Any], prefix: str = "") -> None:
         for name, want in self.plain.items():
@@ -276,7 +284,7 @@ class Judge:
         truth = self.truth.get(name)
         if truth is None or not want.is_floating_point() or want.itemsize == 1:
             return yardstick.differs(words, value, want, self.spec.tol.get(want.dtype, EXACT))
-        terms = max(1.0, self.elements / max(value.numel(), 1))
+        terms = terms_of(self.spec.family, self.largest, value.numel())
         return yardstick.far_off(words, value, self.theirs.get(name), truth, terms, self.size)
 
 
@@ -324,9 +332,9 @@ def _check_gradient(spec: Spec, sample: Sample, device: torch.device) -> None:
     with poisoned():
         got = _gradients(spec, specs.functions[spec.key], moved(sample, device))
     floats = [t for t in tensors((sample.args, sample.kwargs)) if t.is_floating_point()]
-    elements = max((t.numel() for t in floats), default=1)
+    largest = max((t.shape for t in floats), key=torch.Size.numel, default=torch.Size())
     for name, value in got.items():
-        terms = max(1.0, elements / max(value.numel(), 1))
+        terms = terms_of(spec.family, largest, value.numel())
         # what the forward saves is rounded too: its error comes on top of the backward's
         found = yardstick.far_off(f"d{name}", value, theirs[name], true[name], 4 * terms, 1.0)
         if found is not None:
@@ -385,7 +393,7 @@ def check_call(call: Call, dtype: torch.dtype, device: torch.device) -> str:
     if len(got) != len(theirs):
         raise Wrong(f"{len(got)} results, expected {len(theirs)}")
     true = _true(arguments, theirs)
-    elements = max(k.numel for k in fits.looks)
+    largest, family = max((k.shape for k in fits.looks), key=lambda s: torch.Size(s).numel()), table()[call.op].family
     for at, (ours, want) in enumerate(zip(got, theirs)):
         name = f"result {at}" if len(theirs) > 1 else "result"
         if (ours.shape, ours.dtype) != (want.shape, want.dtype):
@@ -393,7 +401,7 @@ def check_call(call: Call, dtype: torch.dtype, device: torch.device) -> str:
         if not want.is_floating_point():
             found = yardstick.differs(name, ours, want, EXACT)
         else:
-            found = yardstick.far_off(name, ours, want, true[at], max(1.0, elements / max(want.numel(), 1)), 1.0)
+            found = yardstick.far_off(name, ours, want, true[at], terms_of(family, largest, want.numel()), 1.0)
         if found is not None:
             raise Wrong(found)
     return "default.flagos"
