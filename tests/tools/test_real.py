@@ -157,7 +157,7 @@ def raises(x):
 PLANTED = {
     "one element": (wrong_by_one, r"y\[30, 4097\] is .* 1 of 127038 numbers are too far"),
     "one element is not written": (unwritten, r"y\[30, 4097\] is nan"),
-    "dtype": (of_another_dtype, "expected torch.bfloat16"),
+    "dtype": (of_another_dtype, "expected bfloat16"),
     "error": (raises, "RuntimeError: no launch"),
 }
 
@@ -259,3 +259,26 @@ def test_a_failure_is_exit_code_one(cli, register, monkeypatch):
     plant(register, monkeypatch, "silu", wrong_by_one)
     ran = cli("conform", "--real", "--device", "cpu", "--op", "silu", "--dtype", "fp32", "--model", "gpt2")
     assert ran.exit_code == 1 and "what is wrong" in ran.output and "opmux conform --real --op silu" in ran.output
+
+
+def test_float8_may_be_rounded_to_either_side_rarely_and_by_one_step():
+    fp8 = torch.float8_e4m3fn
+    want = torch.linspace(-400, 400, 40_000).to(fp8).view(torch.uint8)
+    got = want.clone()
+    got[7] += 1  # the next number
+    assert yardstick.fp8_differs("y", got, want, fp8) is None
+    got[7] += 1
+    assert "1 of them by more than a step of float8_e4m3fn" in yardstick.fp8_differs("y", got, want, fp8)
+    got = want.clone()
+    got[: 40_000 // 100] += 1
+    assert "400 of 40000 numbers differ, 0 of them" in yardstick.fp8_differs("y", got, want, fp8)
+    zeros = torch.zeros(4, dtype=torch.uint8)
+    assert yardstick.fp8_differs("y", zeros + 128, zeros, fp8) is None  # -0 and 0
+
+
+def test_beyond_the_end_of_a_dtype_infinity_is_right_and_before_it_is_not():
+    truth = torch.tensor([65519.0, 1.0], dtype=f64)
+    inf = torch.tensor([torch.inf, 1.0], dtype=torch.float16)
+    assert yardstick.far_off("y", inf, None, truth, 1.0, 1.0) is None
+    assert yardstick.far_off("y", -inf, None, truth, 1.0, 1.0) is not None
+    assert yardstick.far_off("y", inf, None, truth / 2, 1.0, 1.0) is not None

@@ -479,10 +479,8 @@ def {name}({params}):
 
 
 def is_foreign(impl: OpImpl) -> bool:
-    """Whether an impl comes from a plugin, a vendor's package or user code; a reference is what others are held to."""
-    if impl.kind is BackendImplKind.REFERENCE:
-        return False
-    return (getattr(impl.fn, "__module__", None) or "").partition(".")[0] != "opmux"
+    """Whether an impl is to be examined: it comes from outside. A reference is what others are held to."""
+    return bool(impl.outside) and impl.kind is not BackendImplKind.REFERENCE
 
 
 def _generators(first: Tensor | None) -> list[torch.Generator]:

@@ -51,6 +51,7 @@ class OpImpl:
     min_arch: str | None = None
     when: When | None = None
     devices: frozenset[str] | None = None
+    outside: bool | None = None  # from a plugin, a vendor's package or user code; told by fn's module where not said
 
     def __post_init__(self) -> None:
         where = f"OpImpl({self.op_name!r}, {self.impl_id!r})"
@@ -76,6 +77,8 @@ class OpImpl:
             put(self, "supported_dtypes", frozenset(_dtype(d, where) for d in self.supported_dtypes))
         if self.devices is not None:
             put(self, "devices", frozenset(self.devices))
+        if self.outside is None:
+            put(self, "outside", (getattr(self.fn, "__module__", None) or "").partition(".")[0] != "opmux")
         if self.min_arch is not None:
             try:
                 split_arch(self.min_arch)

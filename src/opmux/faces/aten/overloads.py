@@ -70,7 +70,7 @@ class Overload(Derived):
                 fn = fitted(self.shape, specs.by_key[base], self.adapter, impl)
                 yield OpImpl(
                     self.key, impl.impl_id, impl.kind, impl.vendor, fn, impl.priority,
-                    impl.supported_dtypes, impl.min_arch, None, impl.devices,
+                    impl.supported_dtypes, impl.min_arch, None, impl.devices, impl.outside,
                 )  # fmt: skip
         for device, native in self.natives.items():
             yield OpImpl(self.key, "native", BackendImplKind.REFERENCE, None, native, 10, devices=frozenset({device}))

@@ -17,7 +17,10 @@ from .compare import numbers
 
 TIMES = 2.0
 FEW = 64  # results so few may cancel by chance, or torch's be right by chance: sums are then measured by their terms
-ROUNDINGS = 4.0  # of the dtype that is computed in
+MANY = 64  # a sum of more terms may cancel: it is measured by at least this part of a term
+ROUNDINGS = 8.0  # of the dtype that is computed in
+FP8_STEPS = {torch.float8_e4m3fn: 2.0**-3, torch.float8_e5m2: 2.0**-2}  # from one number to the next, at most
+FP8_RARE = 1e-4  # the share of numbers that may be rounded to the other side
 
 
 def far_off(name: str, got: Tensor, theirs: Tensor | None, truth: Tensor, terms: float, size: float) -> str | None:
@@ -36,6 +39,8 @@ def far_off(name: str, got: Tensor, theirs: Tensor | None, truth: Tensor, terms:
     rms = whole.square().mean().sqrt()
     if got.numel() <= FEW:
         rms = torch.maximum(rms, torch.as_tensor(size * math.sqrt(terms), dtype=rms.dtype, device=rms.device))
+    if terms > MANY:
+        rms = torch.clamp(rms, min=size / MANY)
     scale = want.abs() + rms
     off = _relative(got, want, rounded, scale)
     allowed = _limit(got.dtype, terms)
@@ -57,7 +62,8 @@ def far_off(name: str, got: Tensor, theirs: Tensor | None, truth: Tensor, terms:
 def _relative(got: Tensor, want: Tensor, rounded: Tensor, scale: Tensor) -> Tensor:
     """|got - want| / scale; 0 where both are the same number, the same infinity or NaN; NaN where only one is NaN."""
     x = got.double()
-    same = (x == rounded) & ~rounded.isfinite() | (x == want) | (x.isnan() & want.isnan())
+    beyond = x.isinf() & (want.abs() > torch.finfo(got.dtype).max) & (x.sign() == want.sign())
+    same = (x == rounded) & ~rounded.isfinite() | (x == want) | (x.isnan() & want.isnan()) | beyond
     return torch.where(same, 0.0, (x - want).abs() / scale)
 
 
@@ -72,3 +78,18 @@ def differs(name: str, got: Tensor, want: Tensor, tol: Tol) -> str | None:
     if (got.shape, got.dtype) != (want.shape, want.dtype):
         return f"{name} is {got.dtype} {tuple(got.shape)}, expected {want.dtype} {tuple(want.shape)}"
     return None if torch.equal(got, want) else numbers(name, got, want, tol)
+
+
+def fp8_differs(name: str, got: Tensor, want: Tensor, dtype: torch.dtype) -> str | None:
+    """The first difference of bytes that are float8: a number near the middle of two may be rounded to either."""
+    a, b = (t.view(dtype).float() for t in (got, want))
+    step = torch.clamp(b.abs() * FP8_STEPS[dtype], min=torch.finfo(dtype).smallest_normal * FP8_STEPS[dtype])
+    off = (a != b) & ~(a.isnan() & b.isnan())
+    far = off & ~((a - b).abs() <= step)
+    if bool(far.any()) or off.float().mean().item() > FP8_RARE:
+        at = tuple((far if bool(far.any()) else off).nonzero()[0].tolist())
+        return (
+            f"{name}{list(at)} is {a[at].item():.7g}, expected {b[at].item():.7g}; {int(off.sum())} of {off.numel()} "
+            f"numbers differ, {int(far.sum())} of them by more than a step of {str(dtype).removeprefix('torch.')}"
+        )
+    return None
