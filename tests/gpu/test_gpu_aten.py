@@ -12,6 +12,7 @@ import torch
 
 pytestmark = pytest.mark.gpu
 pytest.importorskip("triton")
+pytest.importorskip("expecttest")  # PyTorch's samples import it
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "faces"))
 opinfo = importlib.import_module("opinfo")

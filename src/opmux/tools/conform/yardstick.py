@@ -19,6 +19,7 @@ TIMES = 2.0
 FEW = 64  # results so few may cancel by chance, or torch's be right by chance: sums are then measured by their terms
 MANY = 64  # a sum of more terms may cancel: it is measured by at least this part of a term
 ROUNDINGS = 8.0  # of the dtype that is computed in
+LEAST = 1e-12  # of float64, whose truth is no more than torch's own: another algorithm differs by some roundings
 FP8_STEPS = {torch.float8_e4m3fn: 2.0**-3, torch.float8_e5m2: 2.0**-2}  # from one number to the next, at most
 FP8_RARE = 1e-4  # the share of numbers that may be rounded to the other side
 
@@ -69,7 +70,7 @@ def _relative(got: Tensor, want: Tensor, rounded: Tensor, scale: Tensor) -> Tens
 
 def _limit(dtype: torch.dtype, terms: float) -> float:
     computed = torch.float64 if dtype is torch.float64 else torch.float32
-    own = torch.finfo(dtype).eps
+    own = LEAST if dtype is torch.float64 else torch.finfo(dtype).eps
     return own + ROUNDINGS * torch.finfo(computed).eps * (1 + math.log2(max(terms, 1.0)))
 
 
