@@ -912,6 +912,16 @@ def compositions_keep_their_gradient() -> None:
         same(gradient(look, opmux.enable), wanted)
         opmux.disable()
 
+    def twice() -> Tensor:
+        torch.manual_seed(4)
+        x = rand(4, 8, grad=True)
+        (g,) = torch.autograd.grad(F.rms_norm(x, (8,)).square().sum() + x.pow(3).sum(), x, create_graph=True)
+        return torch.autograd.grad(g.square().sum(), x)[0]
+
+    wanted = twice()
+    with opmux.use():
+        torch.testing.assert_close(twice(), wanted, rtol=1e-4, atol=1e-4)
+
 
 def main() -> None:
     from opmux.tools.simulator import simulate

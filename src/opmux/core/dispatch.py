@@ -15,14 +15,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from . import library, results, snapshot
+from . import layouts, library, results, snapshot
 from .errors import DispatchError, NoImplementation, NotSupported, WrongResult
 from .facts import dtype_name, first_tensor, is_plain, is_real, shape_class, tensors
 from .jump import Form, Pair, forward_ad, live_modes, reraise, transforms_active
 from .log import logger
 from .policy import Refused, SelectionPolicy
 from .registry import BackendImplKind, OpImpl
-from .spec import Spec
+from .spec import Derived, Spec
 
 if TYPE_CHECKING:
     from .manager import OpManager
@@ -222,6 +222,7 @@ class Chain:
         """The first candidate has failed on the direct path: answer from the next one, or raise."""
         return self.run(args, kwargs, failed=error)
 
+    @layouts.explained
     def run(self, args: tuple, kwargs: dict, failed: Exception | None = None) -> Any:
         """Try the candidates in order. `failed` is what the first one raised already, on the direct path."""
         if self._must_be_visible(args, kwargs):
@@ -245,8 +246,8 @@ class Chain:
 
     def _must_be_visible(self, args: tuple, kwargs: dict) -> bool:
         """Whether torch must be able to look into this call: it is traced or transformed, or has no plain tensors."""
-        if self.spec is None or not self._typed or not self.spec.primitive:
-            return False
+        if self.spec is None or not self._typed or not self.spec.primitive or isinstance(self.spec, Derived):
+            return False  # a derived op is a kernel below torch's dispatcher, which has shown the call to all who look
         if live_modes() or forward_ad._current_level >= 0 or transforms_active():
             return True
         return not all(is_plain(t) and is_real(t) for t in tensors((args, kwargs)))

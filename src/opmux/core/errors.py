@@ -53,6 +53,10 @@ def _unknown_again(message: str, name: str) -> UnknownName:
     return again
 
 
+class BadLayout(OpmuxError, TypeError):
+    """A tensor that an op cannot read: nested, sparse, mkldnn or quantized."""
+
+
 class BackendNotFound(OpmuxError, RuntimeError):
     """`TE_BACKEND`, `TE_PLUGIN`, `TE_FALLBACK_BACKEND` or `set_backend` named a backend that is not there."""
 

@@ -333,6 +333,10 @@ def _extreme_bwd(op: str) -> Callable[..., Tensor]:
 def _pick_bwd(op: str) -> Callable[..., Tensor]:
     def reference(dvalues: Tensor, x: Tensor, indices: Tensor, dim: int, keepdim: bool = False) -> Tensor:
         dims = check_back(op, x, one_dim(op, dim), keepdim, dvalues=dvalues, indices=indices)
+        if dvalues.layout is not torch.strided:  # scatter_ of an mkldnn tensor ends the process
+            raise TypeError(
+                f"{op}: dvalues must be a dense tensor; got {dvalues.layout}. Call dvalues.to_dense() first"
+            )
         dx = torch.zeros(x.shape, dtype=x.dtype, device=x.device)
         g, at = (opened(t, x, dims, keepdim) for t in (dvalues.to(x.dtype), indices))
         return dx.scatter_(dims[0], at, g)

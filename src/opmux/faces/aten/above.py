@@ -14,11 +14,11 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
 
 from ...core import facts
 from ...core.dispatch import is_fatal
 from ...core.errors import NoImplementation, NotSupported
+from ...core.jump import forward_ad, live_modes, transforms_active
 from ...core.log import logger
 from ...core.policy import get_policy
 from ...core.spec import specs
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from .overloads import Overload
 
 Fn = Callable[..., Any]
-_transforms: Callable[[], Any] = torch._C._functorch.peek_interpreter_stack  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def composed_on(shape: Shape, key: str) -> bool:
@@ -104,8 +103,8 @@ def wants_gradient(args: tuple, kwargs: dict) -> bool:
 def plain(args: tuple, kwargs: dict) -> bool:
     """Whether no tracer, transform, forward gradient or tensor subclass takes part: those see ATen's own ops."""
     return (
-        torch._C._len_torch_dispatch_stack() == 0
-        and _transforms() is None
-        and torch.autograd.forward_ad._current_level < 0
-        and all(type(t) in (Tensor, torch.nn.Parameter) and not t.is_meta for t in facts.tensors((args, kwargs)))
+        not live_modes()
+        and not transforms_active()
+        and forward_ad._current_level < 0
+        and all(facts.is_plain(t) and not t.is_meta for t in facts.tensors((args, kwargs)))
     )

@@ -1,0 +1,63 @@
+"""Tensors that are not plain memory: nested, sparse, mkldnn, quantized.
+
+Few ops take them, and torch's errors are about its own internals; ours name the op, the argument and what to do.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .errors import BadLayout, OpmuxError
+from .spec import Derived, Spec
+
+
+def kind_of(tensor: Tensor) -> tuple[str, str] | None:
+    """What a tensor is, where it is not dense, and how to make it so, with {} for its name."""
+    if tensor.is_nested:
+        return "a nested tensor", "call the op on each of {}.unbind(), or on torch.nested.to_padded_tensor({}, 0.0)"
+    if tensor.is_quantized:
+        return f"a quantized tensor ({str(tensor.dtype).removeprefix('torch.')})", "call {}.dequantize() first"
+    if tensor.layout is not torch.strided:
+        return f"a tensor in layout {str(tensor.layout).removeprefix('torch.').strip('_')}", "call {}.to_dense() first"
+    return None
+
+
+def complaint(spec: Spec, args: tuple, kwargs: dict, error: Exception) -> BadLayout | None:
+    """The error to raise for one that comes from a tensor's layout; None where it does not, or says so itself."""
+    if isinstance(error, OpmuxError) or str(error).startswith(f"{spec.name}: "):
+        return None
+    for name, value in (*zip(spec.names, args), *kwargs.items()):
+        for one in value if isinstance(value, (list, tuple)) else (value,):
+            found = kind_of(one) if isinstance(one, Tensor) else None
+            if found is not None:
+                kind, remedy = found
+                cause = (str(error).strip() or type(error).__name__).splitlines()[0].split(". ")[0]
+                return BadLayout(
+                    f"{spec.name}: argument '{name}' must be a dense tensor; got {kind}: "
+                    f"{remedy.replace('{}', name)} (torch: {cause})"
+                )
+    return None
+
+
+def explained(run: Callable[..., Any]) -> Callable[..., Any]:
+    """For the walk of a chain: errors that come from a tensor's layout say so. Costs nothing where there is none."""
+
+    @functools.wraps(run)
+    def walk(chain: Any, args: tuple, kwargs: dict, failed: Exception | None = None) -> Any:
+        try:
+            return run(chain, args, kwargs, failed)
+        except Exception as error:
+            spec = chain.spec
+            if spec is None or isinstance(spec, Derived):  # torch's own ops keep torch's errors
+                raise
+            made = complaint(spec, args, kwargs, error)
+            if made is None:
+                raise
+            raise made from None
+
+    return walk
