@@ -3,6 +3,7 @@ nothing lost where they cannot be built."""
 
 from __future__ import annotations
 
+import importlib.util
 import inspect
 import json
 import os
@@ -337,3 +338,50 @@ def test_flags_are_for_what_torch_runs_on(monkeypatch):
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "DEFAULT")
     assert not any("CPU_CAPABILITY" in f for f in native.flags())
     assert {s.suffix for s in native.SOURCES} == {".cpp", ".h"} and all(s.exists() for s in native.SOURCES)
+
+
+# ---- random arguments -----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def fuzz_cpu():
+    found = importlib.util.spec_from_file_location("fuzz_cpu", Path(__file__).with_name("fuzz_cpu.py"))
+    sys.modules["fuzz_cpu"] = module = importlib.util.module_from_spec(found)
+    found.loader.exec_module(module)
+    return module
+
+
+def test_random_arguments(fuzz_cpu):
+    threads = torch.get_num_threads()
+    try:
+        report = fuzz_cpu.fuzz(0, 500)
+    finally:
+        torch.set_num_threads(threads)
+    assert not report.findings, str(report)
+    assert report.outcomes["computed"] > 150 and report.outcomes["declined"] > 150
+
+
+def test_a_wrong_kernel_is_found_by_random_arguments(fuzz_cpu, monkeypatch):
+    """A number too far, an argument written, something else than NotSupported raised, nonsense computed."""
+    stock = fuzz_cpu.KERNEL["silu"]
+
+    def says(kernel):
+        monkeypatch.setitem(fuzz_cpu.KERNEL, "silu", kernel)
+        monkeypatch.setattr(fuzz_cpu, "NAMES", ["silu"])
+        return str(fuzz_cpu.fuzz(0, 25))
+
+    assert "0 findings" in says(stock)
+    assert "differ, first at" in says(lambda x: stock(x) * 1.1)
+    assert "an argument was written" in says(lambda x: stock(x.add_(1)))
+    assert "raised RuntimeError: no" in says(lambda x: (_ for _ in ()).throw(RuntimeError("no")))
+    assert "computed what the reference refuses" in says(lambda x: torch.ones(3))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_random_arguments_under_the_sanitizers(fuzz_cpu):
+    """AddressSanitizer and UBSan watch: no read or write beside a tensor, nothing undefined."""
+    if not Path(fuzz_cpu.runtime("libasan.so")).is_absolute():
+        pytest.skip("the compiler has no AddressSanitizer")
+    done = fuzz_cpu.sanitized("--seed", "1000000", "--count", "3000", timeout=1700)
+    assert done.returncode == 0 and "3000 inputs" in done.stdout, done.stdout[-3000:] + done.stderr[-3000:]

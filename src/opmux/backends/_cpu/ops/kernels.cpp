@@ -89,15 +89,15 @@ Three rms_grads(
       const T *px = in[r], *pdy = grad[r], *pds = more[r];
       const W s = stat[r];
       const W product = sums_over<1, W>(rows.n, [&](int64_t i, int64_t k, auto& acc) HOT {
-        acc[0] = fma(load(pdy + i, k) * load(w + i, k), load(px + i, k), acc[0]);
+        acc[0] = fma(load(pdy + i, k) * load(w + i, k), load(px + i, k) * s, acc[0]);  // x * s is of size 1, x is not
       })[0];
-      const W share = s * (s * product / W(rows.divisor()));
+      const W share = product / W(rows.divisor());
       sweep<W>(rows.n, [&](int64_t i, int64_t k) HOT {
         soon(pdy + grad.stride + i);
         soon(px + in.stride + i);
         Pack<W> g = load(pdy + i, k), xhat = load(px + i, k) * s;
         store(dw + i, fma(g, xhat, load(dw + i, k)), k);
-        Pack<W> d = g * load(w + i, k) * s - xhat * share;
+        Pack<W> d = (g * load(w + i, k) - xhat * share) * s;
         if (ds) d = d + load(pds + i, k);
         store(out + r * rows.n + i, d, k);
         if (ds) store(twin + r * rows.n + i, d, k);
@@ -170,14 +170,14 @@ Three layer_norm_bwd(
       const auto both = sums_over<2, W>(rows.n, [&](int64_t i, int64_t k, auto& acc) HOT {
         Pack<W> g = load(pdy + i, k) * load(w + i, k);
         acc[0] = acc[0] + g;
-        acc[1] = fma(g, load(px + i, k) - mu, acc[1]);
+        acc[1] = fma(g, (load(px + i, k) - mu) * s, acc[1]);
       });
-      const W first = s * (both[0] / W(rows.divisor())), second = s * (s * both[1] / W(rows.divisor()));
+      const W first = both[0] / W(rows.divisor()), second = both[1] / W(rows.divisor());
       sweep<W>(rows.n, [&](int64_t i, int64_t k) HOT {
         Pack<W> g = load(pdy + i, k), xhat = (load(px + i, k) - mu) * s;
         store(dw + i, fma(g, xhat, load(dw + i, k)), k);
         store(db + i, load(db + i, k) + g, k);
-        store(out + r * rows.n + i, g * load(w + i, k) * s - first - xhat * second, k);
+        store(out + r * rows.n + i, (g * load(w + i, k) - first - xhat * second) * s, k);
       });
     });
     dweight = sums.take(0, weight.scalar_type());

@@ -191,16 +191,16 @@ template <int N, class W, class F> HOT inline std::array<W, N> sums_over(int64_t
 // exp(x) = 2^k * exp(r), r = x - k ln 2. LOW and HIGH are where k makes 2^k the bits of 0 and of infinity.
 template <class W> struct Exp;
 template <> struct Exp<float> {
-  using Int = int32_t;
+  using Int = uint32_t;
   static constexpr int SHIFT = 23;
-  static constexpr Int BIAS = 127 << SHIFT;
+  static constexpr Int BIAS = Int(127) << SHIFT;
   static constexpr float LOW = -88.02f, HIGH = 88.9f, MAGIC = 0x1.8p23f, LOG2E = 0x1.715476p0f;
   static constexpr float LN2_HIGH = 0x1.62e4p-1f, LN2_LOW = 0x1.7f7d1cp-20f;
   // exp(r) = 1 + r + r^2 * q(r), relative error 3e-9 for |r| <= ln 2 / 2
   static constexpr float Q[] = {0.49999993f, 0.1666652f, 0.041668397f, 0.008368762f, 0.0013814227f};
 };
 template <> struct Exp<double> {
-  using Int = int64_t;
+  using Int = uint64_t;
   static constexpr int SHIFT = 52;
   static constexpr Int BIAS = Int(1023) << SHIFT;
   static constexpr double LOW = -709.05, HIGH = 710.0, MAGIC = 0x1.8p52, LOG2E = 0x1.71547652b82fep0;
@@ -212,10 +212,10 @@ template <> struct Exp<double> {
                                  0x1.a9b9c449339c9p-26};
 };
 
-typedef int32_t Bits32 __attribute__((vector_size(sizeof(Vec<float>))));
-typedef int64_t Bits64 __attribute__((vector_size(sizeof(Vec<double>))));
+typedef uint32_t Bits32 __attribute__((vector_size(sizeof(Vec<float>))));
+typedef uint64_t Bits64 __attribute__((vector_size(sizeof(Vec<double>))));
 
-// 2^k of MAGIC + k
+// 2^k of MAGIC + k. Unsigned: for a NaN the sum overflows.
 template <class W> inline Vec<W> power_of_two(Vec<W> shifted) {
   std::conditional_t<std::is_same_v<W, float>, Bits32, Bits64> bits;
   static_assert(sizeof(bits) == sizeof(shifted));
