@@ -12,20 +12,29 @@ from typing import Any
 from .core import facts
 from .core.default import get_default_manager
 from .core.errors import unknown
-from .core.spec import DOORS, specs
+from .core.spec import DOORS, Spec, specs
 
 
 def __getattr__(name: str) -> Any:
     if name.startswith("__"):
         raise AttributeError(name)
-    spec = specs.lookup(name, DOORS["ops"])
-    if spec is None or spec.name != name:
+    spec = _spec(name)
+    if spec is None:
         extras = _extras()
         if name in extras:  # not kept: it goes with the vendor that brings it
             return extras[name]
+        spec = _spec(name)  # now that plugins are loaded: one of them may declare it
+    if spec is None:
         raise AttributeError(f"opmux.ops: {unknown('op', name, _names())}")
-    fn = globals()[name] = specs.functions[spec.key]
+    fn = specs.functions[spec.key]
+    if specs.is_whole(spec.key):
+        globals()[name] = fn
     return fn
+
+
+def _spec(name: str) -> Spec | None:
+    spec = specs.lookup(name, DOORS["ops"])
+    return spec if spec is not None and spec.name == name else None
 
 
 def _extras() -> Mapping[str, Any]:

@@ -39,7 +39,7 @@ from opmux.backends import VENDOR_REGISTRY, VendorInfo, VendorInfoBase, infer_de
 from opmux.core import BackendImplKind, get_default_manager, specs
 from opmux.runtime import detect, packages, vendor_ops, vendors
 from opmux.runtime.machine import HERE
-boot |= {"looked": packages._looked, "imported": [m for m in sys.modules if m.startswith("opmux.backends._")]}
+boot |= {"looked": packages._tree.done, "imported": [m for m in sys.modules if m.startswith("opmux.backends._")]}
 specs.load_all()
 for family in ("norm", "softmax", "activation", "pointwise"):
     specs.load_implementers(family)

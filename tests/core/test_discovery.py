@@ -70,6 +70,7 @@ def site(tmp_path, monkeypatch):
 
     monkeypatch.setattr(importlib.metadata, "entry_points", entry_points)
     reset_global_policy()
+    monkeypatch.setattr(discovery, "_warned", set())
     had, declared, tagged = set(sys.modules), set(specs), list(registry_module.tagged)
     yield Site(path)
     for name in set(sys.modules) - had:
@@ -193,7 +194,9 @@ def marking(site):
     return Path("imported")
 
 
-NAMES = ["acme-plug", "acme_plug", "pack_top.plug", "pack_top", "Acme-Ops", "acme_ops", "ACME-PLUG", "other, pack-top"]
+NAMES = ["Acme-Ops", "acme-ops", "acme_ops", "acme.ops", "ACME__OPS", "other, acme-ops"]
+# The entry point's name and its modules: any distribution may call its own so.
+INSIDE = ["acme-plug", "acme_plug", "pack_top.plug", "pack_top", "ACME-PLUG"]
 
 
 def test_without_lists_it_is_loaded(marking):
@@ -208,13 +211,51 @@ def test_blocked_before_anything_is_imported(name, marking, monkeypatch, log):
     assert not marking.exists() and "pack_top" not in sys.modules
     (plugin,) = discovery.plugins()
     assert (plugin.status, plugin.reason) == ("blocked", "named in OPMUX_BLOCK_PLUGINS")
-    assert problems(log) == []
+    assert not [p for p in problems(log) if "other" not in p]
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_allowed(name, marking, monkeypatch):
     monkeypatch.setenv("OPMUX_ALLOW_PLUGINS", name)
     assert ids(load()) == ["vendor.acme"]
+
+
+@pytest.mark.parametrize("name", INSIDE)
+def test_the_lists_name_distributions(name, marking, monkeypatch, log):
+    monkeypatch.setenv("OPMUX_ALLOW_PLUGINS", name)
+    assert len(load()) == 0 and not marking.exists()
+    (said,) = [p for p in problems(log) if p.startswith(f"OPMUX_ALLOW_PLUGINS names '{name}', which is no dist")]
+    assert said.endswith(": it is a name inside distribution Acme-Ops; name that")
+    monkeypatch.delenv("OPMUX_ALLOW_PLUGINS")
+    monkeypatch.setenv("OPMUX_BLOCK_PLUGINS", name)
+    assert ids(load()) == ["vendor.acme"]
+
+
+def test_an_entry_that_means_nothing_is_said_once(marking, monkeypatch, log):
+    monkeypatch.setenv("OPMUX_BLOCK_PLUGINS", "acme-opps,elsewhere")
+    load()
+    load()
+    words = "which is no distribution with a plugin and no named module"
+    assert problems(log) == [
+        f"OPMUX_BLOCK_PLUGINS names 'acme-opps', {words}: did you mean 'Acme-Ops'?",
+        f"OPMUX_BLOCK_PLUGINS names 'elsewhere', {words}",
+    ]
+
+
+@pytest.mark.parametrize("blank", ["", " ", ","])
+def test_a_blank_allow_list_allows_none(blank, marking, monkeypatch):
+    monkeypatch.setenv("OPMUX_ALLOW_PLUGINS", blank)
+    load()
+    assert not marking.exists() and states() == {"acme-plug": "blocked"}
+
+
+def test_a_module_that_was_named_and_allowed_is_loaded_where_its_distribution_is_not(
+    marking, name_modules, monkeypatch
+):
+    name_modules("pack_top.plug")
+    monkeypatch.setenv("OPMUX_ALLOW_PLUGINS", "pack_top.plug")
+    assert ids(load()) == ["vendor.acme"]
+    assert states() == {"acme-plug": "blocked", "pack_top.plug": "loaded"}
 
 
 def test_not_allowed_is_not_imported(marking, monkeypatch):
@@ -226,8 +267,8 @@ def test_not_allowed_is_not_imported(marking, monkeypatch):
 
 
 def test_block_beats_allow(marking, monkeypatch):
-    monkeypatch.setenv("OPMUX_ALLOW_PLUGINS", "acme-plug")
-    monkeypatch.setenv("OPMUX_BLOCK_PLUGINS", "acme-plug")
+    monkeypatch.setenv("OPMUX_ALLOW_PLUGINS", "acme-ops")
+    monkeypatch.setenv("OPMUX_BLOCK_PLUGINS", "acme.ops")
     load()
     assert not marking.exists()
 
@@ -415,13 +456,13 @@ def test_a_tagged_impl_is_the_plugins(site, name_modules):
     registry = load()
     assert ids(registry) == ["vendor.tagged"]
     assert registry.origin("opmux::rms_norm", "vendor.tagged").plugin == "tags"
-    assert not [made for made, _ in registry_module.tagged if made.impl_id == "vendor.tagged"]
+    assert not [row for row in registry_module.tagged if row.impl.impl_id == "vendor.tagged"]
 
 
 def test_a_tagged_impl_goes_with_a_plugin_that_fails(site, name_modules):
     name_modules(site.module("tags", TAGS + "    raise RuntimeError('late')\n"))
     assert len(load()) == 0
-    assert not [made for made, _ in registry_module.tagged if made.impl_id == "vendor.tagged"]
+    assert not [row for row in registry_module.tagged if row.impl.impl_id == "vendor.tagged"]
 
 
 # ---- where it came from ---------------------------------------------------------------------------------------------
@@ -626,7 +667,9 @@ def test_a_strict_program_says_so_at_every_use(site, tmp_path):
 def test_a_blocked_plugin_is_never_imported(site, tmp_path):
     site.module("marks", MARKS)
     site.distribution("acme-ops", "3.1", backends={"acme": "marks"})
-    done = run(CALLS, tmp_path, site.path, OPMUX_BLOCK_PLUGINS="acme", OPMUX_DENY_VENDORS="cpu", TE_FL_PREFER="vendor")
+    done = run(
+        CALLS, tmp_path, site.path, OPMUX_BLOCK_PLUGINS="acme.ops", OPMUX_DENY_VENDORS="cpu", TE_FL_PREFER="vendor"
+    )
     assert done.returncode == 0, done.stderr
     assert done.stdout.split()[-1] == "reference.torch"
     assert not (tmp_path / "imported").exists()

@@ -83,13 +83,15 @@ def all_knobs(*kinds):
 
 
 def in_file():
-    return [pytest.param(k, id=k.name) for k in KNOBS.values() if k.in_file]
+    return [pytest.param(k, id=k.name) for k in KNOBS.values() if k.in_file and not k.trusted]
 
 
 @pytest.fixture(autouse=True)
 def elsewhere(tmp_path, monkeypatch):
     """A directory without opmux.toml, and no CUDA variables."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "no config"))
+    monkeypatch.setattr(knobs, "_refused", set())
     for name in ("CUDA_HOME", "CUDA_PATH"):
         monkeypatch.delenv(name, raising=False)
 
@@ -145,6 +147,9 @@ def test_our_name_beats_its_alias(alias, monkeypatch):
 def test_blank_is_unset(knob, blank, monkeypatch):
     for name in (knob.name, *knob.aliases):
         monkeypatch.setenv(name, blank)
+    if knob.blank:  # a list that, when it is set, lets nothing else through
+        assert knob.look() == knobs.Setting((), f"env {knob.name}")
+        return
     assert knob.look() == knobs.Setting(knob.default, "default")
     if knob.aliases:
         text, value = VALUES[knob.kind][0]
@@ -228,7 +233,6 @@ def test_natural_toml_types():
         strict = true
         prefer_vendor = 0
         allow_vendors = ["nvidia", " amd "]
-        plugin_modules = []
         [per_op]
         rmsnorm_fwd = "vendor:acme|flagos"
         "aten::add.Tensor" = ["Reference", "*"]
@@ -237,8 +241,39 @@ def test_natural_toml_types():
     assert knobs.STRICT.get() is True
     assert knobs.PREFER_VENDOR.get() is False
     assert knobs.ALLOW_VENDORS.get() == ("nvidia", "amd")
-    assert knobs.PLUGIN_MODULES.look() == knobs.Setting((), "file opmux.toml")
     assert knobs.PER_OP.get() == {"rmsnorm_fwd": ("vendor:acme", "flagos"), "aten::add.Tensor": ("reference", "*")}
+
+
+# ---- files that are anybody's ---------------------------------------------------------------------------------------
+
+
+def test_a_file_found_here_names_no_modules(caplog):
+    """Once said, with what to do instead."""
+    toml('plugin_modules = ["evil"]\nprefer = "reference"')
+    for _ in range(2):
+        assert knobs.PLUGIN_MODULES.look() == knobs.Setting((), "default")
+    assert knobs.PREFER.get() == "reference"
+    (said,) = [r.getMessage() for r in caplog.records]
+    assert said.startswith("opmux.toml: plugin_modules is ignored: a file found in the current directory may not name")
+    assert "Set OPMUX_PLUGIN_MODULES, name the file by OPMUX_CONFIG, or put the line into " in said
+
+
+def test_a_named_file_may(monkeypatch):
+    toml('plugin_modules = ["mine"]')
+    monkeypatch.setenv("OPMUX_CONFIG", "opmux.toml")
+    assert knobs.PLUGIN_MODULES.look() == knobs.Setting(("mine",), "file opmux.toml")
+
+
+def test_the_users_own_file_may_and_comes_after_that_of_the_directory(monkeypatch, tmp_path, caplog):
+    users = tmp_path / "config" / "opmux"
+    users.mkdir(parents=True)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    toml('plugin_modules = ["mine"]\nprefer = "vendor"\nstrict = true', users / "opmux.toml")
+    toml('prefer = "reference"')
+    assert knobs.PLUGIN_MODULES.look() == knobs.Setting(("mine",), f"file {users / 'opmux.toml'}")
+    assert (knobs.PREFER.get(), knobs.STRICT.get()) == ("reference", True)
+    monkeypatch.chdir(users)  # here it is the user's own
+    assert knobs.PLUGIN_MODULES.get() == ("mine",) and caplog.records == []
 
 
 # ---- values that mean nothing ---------------------------------------------------------------------------------------

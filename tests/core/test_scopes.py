@@ -247,6 +247,41 @@ def test_scopes_left_out_of_order(manager):
     assert which(manager) == "flagos"
 
 
+def test_the_outermost_of_many_scopes_is_left_first(manager):
+    scopes = [opmux.policy("reference") for _ in range(1500)]
+    for scope in scopes:
+        scope.__enter__()
+    scopes[0].__exit__(None, None, None)
+    assert which(manager) == "reference"
+    for scope in reversed(scopes[1:]):
+        scope.__exit__(None, None, None)
+    assert which(manager) == "flagos"
+
+
+def test_a_generator_that_another_thread_closes(manager):
+    """Its scope is over where it was entered."""
+
+    def inside():
+        with opmux.policy("reference"):
+            yield which(manager)
+
+    made = inside()
+    assert next(made) == "reference"
+    with opmux.policy("vendor"):
+        assert which(manager) == "acme"
+        closing = threading.Thread(target=made.close)
+        closing.start()
+        closing.join()
+        assert which(manager) == "acme"
+    assert which(manager) == "flagos" and str(opmux.core.get_policy()) == "prefer=flagos"
+    opmux.set_policy("vendor")
+    assert which(manager) == "acme"  # it follows the process's policy
+    opmux.set_policy("flagos")
+    with opmux.policy("reference"):
+        assert which(manager) == "reference"
+    assert which(manager) == "flagos"
+
+
 def test_leaving_a_scope_twice_is_an_error_and_changes_nothing(manager):
     scope = opmux.policy("reference")
     scope.__enter__()

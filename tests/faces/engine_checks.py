@@ -758,7 +758,7 @@ class Negated(torch.autograd.Function):
 
 def _rows_of(rows: list[tuple], unused: tuple[str, ...], body: Callable[[], None]) -> None:
     """Run with these rows as the vendor's of the device."""
-    from opmux.runtime import vendor_ops
+    from opmux.runtime import packages, vendor_ops
     from opmux.runtime.machine import HERE
 
     original = HERE.ops(DEVICE)
@@ -771,7 +771,7 @@ def _rows_of(rows: list[tuple], unused: tuple[str, ...], body: Callable[[], None
     assert package is not None
     found = vendor_ops.Ops()
     vendor_ops._Reader(package, package.module, module, found).read()
-    key = (package.name, HERE.arch_of(DEVICE))
+    key = (packages.generation(), package.name, HERE.arch_of(DEVICE))
     HERE._ops[key] = found
     HERE._unused.clear()
     engine.forget()

@@ -1,8 +1,14 @@
 """What a chip does differently: one folder `_<vendor>/` for each vendor, found by name when it is first needed."""
 
-from ..runtime.detect import infer_device
-from ..runtime.vendor import Autograd, BadVendor, Target
-from .registry import VENDOR_REGISTRY, VendorInfo, VendorInfoBase, register_vendor
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ..runtime.detect import infer_device
+    from ..runtime.vendor import Autograd, BadVendor, Target
+    from .registry import VENDOR_REGISTRY, VendorInfo, VendorInfoBase, register_vendor
 
 __all__ = [
     "VENDOR_REGISTRY",
@@ -14,3 +20,22 @@ __all__ = [
     "infer_device",
     "register_vendor",
 ]
+
+# Where each name is. No module is imported here: see core/__init__.py.
+_HOMES = {"infer_device": "opmux.runtime.detect"}
+_HOMES |= dict.fromkeys(("Autograd", "BadVendor", "Target"), "opmux.runtime.vendor")
+_HOMES |= {"VENDOR_REGISTRY": "opmux.backends.registry", "VendorInfo": "opmux.backends.registry"}
+_HOMES |= {"VendorInfoBase": "opmux.backends.registry", "register_vendor": "opmux.backends.registry"}
+
+
+def __getattr__(name: str) -> Any:
+    if name in ("registry", "backend_utils"):
+        return importlib.import_module(f"{__name__}.{name}")
+    if name not in _HOMES:
+        raise AttributeError(f"module '{__name__}' has no attribute '{name}'")
+    found = globals()[name] = getattr(importlib.import_module(_HOMES[name]), name)
+    return found
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,33 +1,68 @@
 """The dispatch core: specs, registry, policy, managers, plugins. Standard library and torch only."""
 
-from .default import (
-    get_default_manager,
-    policy_context,
-    with_allowed_vendors,
-    with_denied_vendors,
-    with_preference,
-    with_strict_mode,
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .default import (
+        get_default_manager,
+        policy_context,
+        with_allowed_vendors,
+        with_denied_vendors,
+        with_preference,
+        with_strict_mode,
+    )
+    from .errors import (
+        BackendNotFound,
+        BadImpl,
+        BadKnob,
+        BadPolicy,
+        BadSpec,
+        DispatchError,
+        DuplicateImpl,
+        NoImplementation,
+        NotSupported,
+        OpmuxError,
+        PluginError,
+        RanksDiffer,
+        UnknownName,
+    )
+    from .explain import Explanation, Verdict
+    from .manager import OpManager
+    from .policy import SelectionPolicy, get_policy, reset_global_policy, set_global_policy
+    from .registry import API_VERSION, BackendImplKind, OpImpl, OpRegistry, Origin, impl
+    from .spec import BadSample, Sample, Spec, Tol, op, specs
+
+# Where each name is. A package that imported its own modules could not be imported by two threads through two doors:
+# each would hold an import lock that the other waits for, and Python hands out a half-imported module then.
+_NAMES = {
+    "default": "get_default_manager policy_context with_allowed_vendors with_denied_vendors with_preference "
+    "with_strict_mode",
+    "errors": "BackendNotFound BadImpl BadKnob BadPolicy BadSpec DispatchError DuplicateImpl NoImplementation "
+    "NotSupported OpmuxError PluginError RanksDiffer UnknownName",
+    "explain": "Explanation Verdict",
+    "manager": "OpManager",
+    "policy": "SelectionPolicy get_policy reset_global_policy set_global_policy",
+    "registry": "API_VERSION BackendImplKind OpImpl OpRegistry Origin impl",
+    "spec": "BadSample Sample Spec Tol op specs",
+}
+_HOMES = {name: module for module, names in _NAMES.items() for name in names.split()}
+_MODULES = (
+    *_NAMES,
+    "discovery",
+    "dispatch",
+    "facts",
+    "jump",
+    "knobs",
+    "library",
+    "loading",
+    "lock",
+    "log",
+    "ranks",
+    "snapshot",
 )
-from .errors import (
-    BackendNotFound,
-    BadImpl,
-    BadKnob,
-    BadPolicy,
-    BadSpec,
-    DispatchError,
-    DuplicateImpl,
-    NoImplementation,
-    NotSupported,
-    OpmuxError,
-    PluginError,
-    RanksDiffer,
-    UnknownName,
-)
-from .explain import Explanation, Verdict
-from .manager import OpManager
-from .policy import SelectionPolicy, get_policy, reset_global_policy, set_global_policy
-from .registry import API_VERSION, BackendImplKind, OpImpl, OpRegistry, Origin, impl
-from .spec import BadSample, Sample, Spec, Tol, op, specs
 
 __all__ = [
     "API_VERSION",
@@ -69,3 +104,16 @@ __all__ = [
     "with_preference",
     "with_strict_mode",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _MODULES:
+        return importlib.import_module(f"{__name__}.{name}")
+    if name not in _HOMES:
+        raise AttributeError(f"module '{__name__}' has no attribute '{name}'")
+    found = globals()[name] = getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
+    return found
+
+
+def __dir__() -> list[str]:
+    return sorted({*__all__, *_MODULES})

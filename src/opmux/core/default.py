@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import inspect
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
 
+from . import discovery
 from . import policy as policies
-from .errors import BackendNotFound, BadPolicy
+from .errors import BackendNotFound, BadPolicy, OpmuxError
 from .explain import Explanation
 from .facts import machine
 from .jump import Form, Jump, Pair, Plan, reraise
 from .lock import lock
 from .manager import OpManager, _default_device, check_names
 from .policy import BACKENDS, Layer, PolicyScope, Refused, SelectionPolicy, matches
-from .registry import BackendImplKind, OpImpl, OpRegistry, Origin, tagged
+from .registry import BackendImplKind, OpImpl, OpRegistry, Origin, Tagged, tagged
 from .spec import DOORS, Derived, Spec, called, named_ops, plain, reached, specs
 
 
@@ -25,10 +26,10 @@ class DefaultManager(OpManager):
 
     def __init__(self) -> None:
         super().__init__(OpRegistry(checked=True, fill=self._fill))
-        self._taken: set[str] = set()
+        self._taken: dict[str, Spec] = {}  # the specs whose references are registered
         self._version = -1  # of the specs that were taken up
         self._kernels_asked: set[str] = set()
-        self._before_load: dict[str, tuple[OpImpl, ...]] = {}
+        self._plugins: discovery.Done = {}
         self._backends: set[str] = set()  # tokens of tex backends that have been seen to exist
 
     def _fill(self) -> None:
@@ -36,48 +37,61 @@ class DefaultManager(OpManager):
             self._ask_kernels(spec)
         self._prepare()
 
-    def _load(self) -> None:
-        from . import discovery
+    def _load(self) -> bool:
+        """Plugins, one by one: what was interrupted goes on with the one that it had come to."""
+        self._take_up()
+        if not discovery.load(self.registry, self._plugins):
+            return False
+        machine().register(self.registry)
+        return True
 
-        self._take_up(tags=True)
-        self._before_load = self.registry._impls
-        try:
-            discovery.load(self.registry)
-            machine().register(self.registry)
-        except BaseException:
-            self._forget_load()
-            raise
-
-    def _forget_load(self) -> None:
-        """Back to before plugins were loaded, so that the next first use loads them all again."""
-        self.registry._impls = self._before_load
-        self._taken, self._version = set(), -1
-
-    def _take_up(self, tags: bool | None = None) -> None:
+    def _take_up(self) -> None:
         """Register the references of newly declared specs, and what @impl has tagged since.
 
-        While plugins load, tags are theirs to stage.
+        What an import declares counts when that import has succeeded.
         """
-        tags = not self._starting if tags is None else tags
-        if self._version == specs.version and not tagged:
-            return
-        with lock.held:
-            self._version = specs.version
-            for key in self._taken - set(specs.by_key):  # a declaration that was undone
-                if any(i.impl_id == "reference.torch" for i in self.registry.impls(key)):
-                    self.registry.unregister(key, "reference.torch")
-            new = [key for key in tuple(specs.by_key) if key not in self._taken]
-            self._taken = set(specs.by_key)
-            for key in new:
-                if not any(i.impl_id == "reference.torch" for i in self.registry.impls(key)):
-                    self.registry.register_impl(_reference(specs.by_key[key]), origin=_own(specs.by_key[key]))
-            while tagged and tags:
-                made, origin = tagged.pop(0)
-                self.registry.register_impl(made, origin=origin)
+        if self._version != specs.version:
+            with lock.held:
+                self._take_references()
+        for row in tuple(tagged):
+            if row.home is None or row.home.whole:
+                self._take_tagged(row)
+            elif row.home.gone:
+                self._drop(row)
 
-    def _prepare(self) -> None:
-        super()._prepare()
+    def _take_references(self) -> None:
+        version, declared = specs.version, dict(specs.by_key)
+        whole = {key: spec for key, spec in declared.items() if specs.is_whole(key)}
+        of = lambda key: [i for i in self.registry.impls(key) if i.impl_id == "reference.torch"]
+        # of a declaration that was undone, or made again
+        old = [(key, i) for key, spec in self._taken.items() if whole.get(key) is not spec for i in of(key)]
+        if old:
+            self.registry._take_out(old)
+            self._taken = {key: spec for key, spec in self._taken.items() if whole.get(key) is spec}
+        new = [spec for key, spec in whole.items() if self._taken.get(key) is not spec and not of(key)]
+        if new:
+            self.registry._put([(_reference(spec), _own(spec)) for spec in new])
+        self._taken = whole
+        self._version = version if len(whole) == len(declared) else -1
+
+    def _take_tagged(self, row: Tagged) -> None:
+        try:
+            with lock.held:
+                if not any(i is row.impl for i in self.registry.impls(row.impl.op_name)):
+                    self.registry._put([(row.impl, row.origin)])
+        except OpmuxError:
+            self._drop(row)
+            raise
+        self._drop(row)
+
+    def _drop(self, row: Tagged) -> None:
+        with lock.held:
+            tagged[:] = [one for one in tagged if one is not row]
+
+    def _prepare(self) -> bool:
+        done = super()._prepare()
         self._take_up()
+        return done
 
     def _key(self, op: Any) -> str:
         # before the first look into the registry: the family, its reference and its kernels
@@ -107,17 +121,12 @@ class DefaultManager(OpManager):
     def bind_derived(self, spec: Derived, jump: Jump, device: str) -> None:
         """Point the door of a derived op, which tensors of one device type come through, at what the policy says."""
         jump.keep = True
-        with lock.held:
-            if not jump.bound:
-                policy = policies.get_global_policy()
-                jump.point(self._plan(spec.key, policy, jump.form, typed=True, device=device))
-                self._adopt_jump(jump)
+        self._bind(jump, lambda policy: self._plan(spec.key, policy, jump.form, typed=True, device=device))
 
     def derived_pair(self, spec: Derived, jump: Jump, policy: SelectionPolicy, device: str) -> Pair:
         """The same under a scope's policy."""
-        with lock.held:
-            self._adopt_jump(jump)
-            return jump.form.pair(self._plan(spec.key, policy, jump.form, typed=True, device=device))
+        self._adopt_jump(jump)
+        return jump.form.pair(self._plan(spec.key, policy, jump.form, typed=True, device=device))
 
     def _ask_kernels(self, spec: Spec | None) -> None:
         """Import the family's own kernels, by name, when an op of the family is first used."""
@@ -127,21 +136,26 @@ class DefaultManager(OpManager):
             return
         for one in () if spec is None else (spec, *spec.parts.values()):
             if one.family not in self._kernels_asked:
-                self._kernels_asked.add(one.family)
                 specs.load_implementers(one.family)
+                self._kernels_asked.add(one.family)  # now: interrupted before, it is asked again
 
     def _lift(self, key: str, own: tuple[OpImpl, ...], policy: SelectionPolicy) -> tuple[OpImpl, ...]:
         spec = specs.get(key)
         if isinstance(spec, Derived):
-            found = self._lifted.get((key, None))
-            if found is None:
-                found = self._lifted[key, None] = tuple(spec.lifted(self.registry.impls))
-            return found
+            return self._kept_lift((key, None), lambda: spec.lifted(self.registry.impls))
         if spec is None or spec.primitive or not spec.parts:
             return ()
-        found = self._lifted.get((key, policy))
+        return self._kept_lift((key, policy), lambda: self._lift_all(spec, own, policy))
+
+    def _kept_lift(
+        self, key: tuple[str, SelectionPolicy | None], make: Callable[[], Iterable[OpImpl]]
+    ) -> tuple[OpImpl, ...]:
+        found = self._lifted.get(key)
         if found is None:
-            found = self._lifted[key, policy] = tuple(self._lift_all(spec, own, policy))
+            epoch, found = self._epoch, tuple(make())
+            with lock.held:
+                if epoch == self._epoch:
+                    self._lifted[key] = found
         return found
 
     def _lift_all(self, spec: Spec, own: tuple[OpImpl, ...], policy: SelectionPolicy) -> list[OpImpl]:
@@ -231,12 +245,6 @@ class DefaultManager(OpManager):
                 return reason
         return reason or "No impl of a tex op is registered for it: install its package, or name another backend"
 
-    def after_fork(self) -> None:
-        if self._starting:  # the thread that was loading plugins is not in this child
-            self._starting = False
-            self._forget_load()
-        super().after_fork()
-
 
 _default: DefaultManager | None = None
 
@@ -298,9 +306,8 @@ def lift(spec: Spec, parts: dict[str, Callable[..., Any]]) -> Callable[..., Any]
 
 
 def _check_now(policy: SelectionPolicy) -> None:
-    manager = get_default_manager()
-    manager._prepare()
-    check_names(policy)
+    if get_default_manager()._prepare():  # while plugins are being loaded nobody can say what is unknown
+        check_names(policy)
 
 
 def policy(

@@ -8,7 +8,10 @@ import importlib.abc
 import importlib.machinery
 import importlib.metadata
 import importlib.util
+import os
+import re
 import sys
+import threading
 import traceback
 import types
 from collections.abc import Callable, Iterable, Iterator
@@ -19,8 +22,10 @@ from typing import Any
 
 from . import facts, knobs
 from .errors import PluginError, nearest
+from .loading import Transaction, all_or_nothing, on_failure
+from .lock import lock
 from .log import logger
-from .registry import API_VERSION, OpImpl, OpRegistry, Origin, tagged
+from .registry import API_VERSION, OpImpl, OpRegistry, Origin
 from .spec import specs
 
 GROUPS = ("opmux.backends", "te_fl.plugin")
@@ -40,7 +45,9 @@ class Plugin:
     impls: tuple[str, ...] = ()  # "op=impl_id"
 
 
-_seen: dict[tuple[str, str], Plugin] = {}
+Done = dict[tuple[str, str], Plugin]  # by name and target
+
+_seen: Done = {}
 
 
 def plugins() -> list[Plugin]:
@@ -48,20 +55,31 @@ def plugins() -> list[Plugin]:
     return list(_seen.values())
 
 
-def load(registry: OpRegistry) -> None:
-    """Find and load all plugins; a broken one is reported once, with its traceback, and changes nothing."""
+def load(registry: OpRegistry, done: Done | None = None) -> bool:
+    """Find and load all plugins; a broken one is reported once, with its traceback, and changes nothing.
+
+    `done` holds those that an earlier load, which was interrupted, had come to. False where a plugin is left for later:
+    this thread is in the middle of importing it.
+    """
     from .policy import get_global_policy
 
+    done = {} if done is None else done
     _seen.clear()
-    for found, fetch in sorted(_found(), key=lambda f: (f[0].name, f[0].source)):
-        done = _load_one(found, fetch, registry, strict=get_global_policy().strict)
-        _seen[found.name, found.target] = done
-        if done.status == "loaded":
-            logger.debug("plugin '%s' (%s): %s", done.name, done.source, ", ".join(done.impls) or "no impl")
+    found = sorted(_found(), key=lambda f: (f[0].name, f[0].source))
+    _check_lists([plugin for plugin, _ in found])
+    later = False
+    for plugin, fetch in found:
+        where = plugin.name, plugin.target
+        if where not in done:
+            _load_one(plugin, fetch, registry, get_global_policy().strict, done)
+        if where in done:
+            _seen[where] = done[where]
+        later = later or where not in done
+    return not later
 
 
 def _found() -> Iterator[tuple[Plugin, Callable[[], Any]]]:
-    met = set()
+    met, modules = set(), set()
     for group in GROUPS:
         for entry in importlib.metadata.entry_points(group=group):
             if entry.value in met:  # one plugin, announced in both groups or under two names
@@ -75,8 +93,9 @@ def _found() -> Iterator[tuple[Plugin, Callable[[], Any]]]:
                 dist.name if dist else None,
                 dist.version if dist else None,
             )
+            if _blocked(found) is None:
+                modules.add(entry.value.partition(":")[0])
             yield found, entry.load
-    modules = {target.partition(":")[0] for target in met}
     named = knobs.PLUGIN_MODULES.look()
     for name in dict.fromkeys(named.value or ()):
         if name not in modules:
@@ -84,69 +103,93 @@ def _found() -> Iterator[tuple[Plugin, Callable[[], Any]]]:
             yield found, lambda name=name: importlib.import_module(name)
 
 
-def _load_one(found: Plugin, fetch: Callable[[], Any], registry: OpRegistry, strict: bool) -> Plugin:
-    refusal = _blocked(found)
+def _load_one(found: Plugin, fetch: Callable[[], Any], registry: OpRegistry, strict: bool, done: Done) -> None:
+    """Load a plugin: all of it counts, or nothing. It is not `done` where this thread is importing it already."""
+    where, refusal = (found.name, found.target), _blocked(found)
     if refusal is not None:
-        return _with(found, "blocked", refusal)
-    declared = set(specs.by_key)
-    staged, base = registry.stage(), _contents(registry)
-    before, waiting = _contents(staged), tuple(tagged)
+        done[where] = _with(found, "blocked", refusal)
+        return
     try:
-        with foreign_names():
-            plugin = fetch()
-            _check_api(found, plugin)
-            origin = Origin(found.name, found.distribution, found.version, getattr(plugin, "__file__", None))
-            if not facts.machine().take_vendor(plugin, origin) or callable(getattr(plugin, "register", None)):
-                _register(found, plugin)(staged)
-        for made in _take_tagged(waiting):
-            staged.register_impl(made)
-        after = _contents(staged)
-        gone = sorted(where for where, impl in before.items() if after.get(where) is not impl)
-        if gone:
-            raise PluginError(f"plugin '{found.name}' took out or replaced {gone}: a plugin may only add")
-        added = [(key, impl) for (key, impl_id), impl in after.items() if (key, impl_id) not in before]
-        _look_for_typos(found, [k for k, _ in added])
+        all_or_nothing(lambda loading: _try(found, fetch, registry, loading, done))
+    except _Later:
+        return
+    except MemoryError:
+        raise
     except (Exception, SystemExit) as error:  # a vendor's import may call sys.exit where its chip is missing
-        _take_tagged(waiting)
-        _undo(registry, base)
-        for key in set(specs.by_key) - declared:
-            if specs.by_key[key].reference.__module__.partition(".")[0] != "opmux":
-                specs.remove(specs.by_key[key])
         words = f"plugin '{found.name}' ({found.source}) could not be loaded: {type(error).__name__}: {error}"
         if strict:
             raise PluginError(words) from error
+        done[where] = _with(found, "broken", f"{type(error).__name__}: {error}")
         logger.error("%s; nothing of it is registered\n%s", words, traceback.format_exc().rstrip())
-        return _with(found, "broken", f"{type(error).__name__}: {error}")
+
+
+def _try(found: Plugin, fetch: Callable[[], Any], registry: OpRegistry, loading: Transaction, done: Done) -> None:
+    staged, loading.tagged = registry.stage(), []
+    before, there = _contents(staged), set(sys.modules)
+    settings = {name: os.environ.get(name) for name in knobs.variables()}
+    loading.first = lambda: _forget_modules(found, there)
+    loading.note(lambda: _restore(settings), None)
+    with foreign_names():
+        module = importlib.import_module(_module(found))  # waits where another thread imports it
+        if getattr(getattr(module, "__spec__", None), "_initializing", False):
+            raise _Later
+        plugin = fetch()
+        _check_api(found, plugin)
+        origin = Origin(found.name, found.distribution, found.version, getattr(plugin, "__file__", None))
+        if not facts.machine().take_vendor(plugin, origin) or callable(getattr(plugin, "register", None)):
+            _register(found, plugin)(staged)
+    for row in loading.tagged:
+        staged.register_impl(row.impl)
+    after = _contents(staged)
+    gone = sorted(where for where, impl in before.items() if after.get(where) is not impl)
+    if gone:
+        raise PluginError(f"plugin '{found.name}' took out or replaced {gone}: a plugin may only add")
+    added = [(key, impl) for (key, impl_id), impl in after.items() if (key, impl_id) not in before]
+    _look_for_typos(found, [k for k, _ in added])
     for key, impl in added:
         staged._origins[key, impl.impl_id] = Origin(
             found.name, found.distribution, found.version, staged.origin(key, impl.impl_id).file
         )
+    made = _with(found, "loaded", impls=tuple(f"{specs.short_name(k)}={i.impl_id}" for k, i in added))
+    loading.note(lambda: done.pop((found.name, found.target), None), None)
     registry.adopt(staged)
-    return _with(found, "loaded", impls=tuple(f"{specs.short_name(k)}={i.impl_id}" for k, i in added))
+    done[found.name, found.target] = made
+    logger.debug("plugin '%s' (%s): %s", found.name, found.source, ", ".join(made.impls) or "no impl")
+
+
+class _Later(Exception):
+    """This thread is importing the plugin, and calls an op meanwhile: it has no register() to call yet."""
+
+
+def _module(found: Plugin) -> str:
+    return found.target.partition(":")[0].strip()
+
+
+def _forget_modules(found: Plugin, there: set[str]) -> None:
+    """Take out what the plugin's own package has imported of itself: what that declared is void, and a later load
+    declares it again. Compiled modules stay: most cannot be loaded twice."""
+    own = _module(found).partition(".")[0]
+    for name in [n for n in tuple(sys.modules) if n not in there and n.partition(".")[0] == own]:
+        loader = getattr(getattr(sys.modules.get(name), "__spec__", None), "loader", None)
+        if not isinstance(loader, importlib.machinery.ExtensionFileLoader):
+            sys.modules.pop(name, None)
+
+
+def _restore(settings: dict[str, str | None]) -> None:
+    """Settings of opmux that a failed plugin has changed."""
+    for name, value in settings.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
 
 
 def _contents(registry: OpRegistry) -> dict[tuple[str, str], OpImpl]:
     return {(key, impl.impl_id): impl for key in registry for impl in registry.impls(key)}
 
 
-def _take_tagged(waiting: tuple[Any, ...]) -> list[OpImpl]:
-    """What a plugin has tagged by @impl, taken off the list from which the default manager would take it up."""
-    new = [row for row in tagged if row not in waiting]
-    theirs = [row for row in new if _module_of(row[0].fn).partition(".")[0] != "opmux"]
-    tagged[:] = [row for row in tagged if row not in theirs]
-    return [made for made, _ in theirs]
-
-
 def _module_of(value: Any) -> str:
     return getattr(value, "__module__", None) or ""
-
-
-def _undo(registry: OpRegistry, before: dict[tuple[str, str], OpImpl]) -> None:
-    """Take out what a failed plugin put straight into the registry, past the copy it was given."""
-    for (key, impl_id), impl in _contents(registry).items():
-        mine = impl_id == "reference.torch" and impl.fn.__module__.partition(".")[0] == "opmux"
-        if (key, impl_id) not in before and not mine:
-            registry.unregister(key, impl_id)
 
 
 def _with(found: Plugin, status: str, reason: str = "", impls: tuple[str, ...] = ()) -> Plugin:
@@ -155,18 +198,60 @@ def _with(found: Plugin, status: str, reason: str = "", impls: tuple[str, ...] =
 
 def _blocked(found: Plugin) -> str | None:
     """Why the lists keep a plugin out; asked before anything of it is imported."""
-    module = found.target.partition(":")[0]
-    names = _folded(n for n in (found.name, module, module.partition(".")[0], found.distribution) if n)
-    if names & _folded(knobs.BLOCK_PLUGINS.get() or ()):
+    names = _names_of(found)
+    if names & _normal(knobs.BLOCK_PLUGINS.get() or ()):
         return "named in OPMUX_BLOCK_PLUGINS"
     allowed = knobs.ALLOW_PLUGINS.get()
-    if allowed is not None and not names & _folded(allowed):
+    if allowed is not None and not names & _normal(allowed):
         return f"not in OPMUX_ALLOW_PLUGINS ({', '.join(allowed) or 'empty'})"
     return None
 
 
-def _folded(names: Iterable[str]) -> set[str]:
-    return {n.casefold().replace("-", "_") for n in names}
+def _names_of(found: Plugin) -> set[str]:
+    """What the lists know a plugin by: its distribution. An entry point's own name is anybody's to choose.
+
+    A module that was named to be loaded has no distribution: there it is the module, or a package above it.
+    """
+    if found.distribution is not None:
+        return _normal([found.distribution])
+    parts = _module(found).split(".")
+    return _normal(".".join(parts[:n]) for n in range(1, len(parts) + 1))
+
+
+def _normal(names: Iterable[str]) -> set[str]:
+    """Names of distributions in the one spelling of PEP 503."""
+    return {re.sub(r"[-_.]+", "-", n).lower() for n in names}
+
+
+_warned: set[tuple[str, str]] = set()
+
+
+def _check_lists(found: list[Plugin]) -> None:
+    """Warn once of an entry of the lists that means no plugin: a list that is misspelt guards nothing."""
+    known = {name for plugin in found for name in _names_of(plugin)}
+    for knob in (knobs.ALLOW_PLUGINS, knobs.BLOCK_PLUGINS):
+        for name in knob.get() or ():
+            if _normal([name]) <= known or (knob.name, name) in _warned:
+                continue
+            _warned.add((knob.name, name))
+            logger.warning(
+                "%s names '%s', which is no distribution with a plugin and no named module%s",
+                knob.name, name, _hint(name, found),
+            )  # fmt: skip
+
+
+def _hint(name: str, found: list[Plugin]) -> str:
+    means = sorted({str(p.distribution) for p in found if p.distribution and _normal([name]) <= _also(p)})
+    if means:
+        return f": it is a name inside distribution {', '.join(means)}; name that"
+    close = nearest(name, sorted({p.distribution or _module(p) for p in found}))
+    return f": did you mean '{close}'?" if close else ""
+
+
+def _also(found: Plugin) -> set[str]:
+    """What people may take for the name of a plugin."""
+    module = _module(found)
+    return _normal((found.name, module, module.partition(".")[0]))
 
 
 def _check_api(found: Plugin, plugin: Any) -> None:
@@ -211,28 +296,75 @@ def foreign_names() -> Iterator[None]:
     `transformer_engine.plugin.core` is opmux.core; what vendors' packages ask for, the machine says. A library that is
     installed keeps its name, and where it does not load by itself (NVIDIA's, without its extension) it is an empty one.
     """
-    added: dict[str, types.ModuleType] = {}
-    core = sys.modules["opmux.core"]
-    if not _provided():
-        _stand_in(TEFL, core, added)
-        # Its submodules too: loaded again under the other name, they would bring a second OpImpl.
-        for name in [n for n in sys.modules if n.startswith("opmux.core.")] if TEFL in added else ():
-            added[TEFL + name.removeprefix("opmux.core")] = sys.modules[name]
-    for name, module in facts.machine().stand_ins().items():
-        _stand_in(name, module, added)
-    sys.modules.update(added)
-    root = _Installed(TEFL.partition(".")[0], added)
-    sys.meta_path.insert(0, root)
+    me, made = threading.get_ident(), _StandIns()
+    depth = _importing.get(me, 0)
+    on_failure(lambda: _leave(me, depth))
     try:
-        root.complete()
+        with lock.held:
+            _importing[me] = depth + 1
+            if _StandIns.live is None:
+                made.put()
         yield
     finally:
-        sys.meta_path.remove(root)
-        root.restore()
-        for name, module in added.items():
+        _leave(me, depth)
+
+
+def _leave(thread: int, depth: int) -> None:
+    with lock.held:
+        _importing.pop(thread, None)
+        _importing.update({thread: depth} if depth else {})
+        _StandIns.clear()
+
+
+_importing: dict[int, int] = {}  # threads that import plugins or vendors' packages, and how deep
+
+
+class _StandIns:
+    """Our modules under foreign names, for as long as some thread needs them there."""
+
+    live: _StandIns | None = None
+
+    def __init__(self) -> None:
+        self.added: dict[str, types.ModuleType] = {}
+        core = importlib.import_module("opmux.core")
+        if not _provided():
+            _stand_in(TEFL, core, self.added)
+            # Its submodules too: a second import under the other name would create a second OpImpl.
+            for name in core._MODULES if TEFL in self.added else ():
+                self.added[f"{TEFL}.{name}"] = importlib.import_module(f"opmux.core.{name}")
+        for name, module in facts.machine().stand_ins().items():
+            _stand_in(name, module, self.added)
+        self.root = _Installed(TEFL.partition(".")[0], self.added)
+
+    def put(self) -> None:
+        _StandIns.live = self
+        sys.modules.update(self.added)
+        sys.meta_path.insert(0, self.root)
+        self.root.complete()
+
+    @classmethod
+    def clear(cls) -> None:
+        """Take them away where nobody needs them any more."""
+        if cls.live is None or _importing:
+            return
+        live = cls.live
+        if live.root in sys.meta_path:
+            sys.meta_path.remove(live.root)
+        live.root.restore()
+        for name, module in live.added.items():
             if sys.modules.get(name) is module:
                 del sys.modules[name]
+        cls.live = None
 
+
+def _after_fork() -> None:
+    me = threading.get_ident()
+    for thread in [t for t in _importing if t != me]:
+        del _importing[thread]
+    _StandIns.clear()
+
+
+lock.after_fork.append(_after_fork)
 
 TEFL = "transformer_engine.plugin.core"
 

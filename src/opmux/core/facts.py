@@ -64,7 +64,9 @@ def set_machine(machine: Machine) -> None:
 def machine() -> Machine:
     """Whom to ask about the machine; the runtime layer is loaded when that is first done."""
     if _machine is None:
-        importlib.import_module("opmux.runtime")  # by name: it sets the machine, and core depends on nothing above it
+        importlib.import_module(
+            "opmux.runtime.machine"
+        )  # by name: it sets the machine, and core depends on nothing above it
     assert _machine is not None
     return _machine
 

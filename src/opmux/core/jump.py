@@ -10,7 +10,6 @@ which answers from the next candidate or raises. One read of one global gives bo
 
 from __future__ import annotations
 
-import functools
 import inspect
 import types
 from collections.abc import Callable
@@ -22,7 +21,7 @@ import torch
 
 from .errors import OpmuxError
 from .facts import first_tensor, tensors
-from .lock import lock
+from .lock import cached_property
 
 Pair = tuple[Callable[..., Any], Callable[[Exception, tuple, dict], Any]]
 
@@ -95,18 +94,19 @@ class Plan:
         """The pair for a first tensor that the table does not know yet."""
         if self.make is None:
             return self.table
-        with lock.held:
-            at = self.table
-            *outer, last = (look(x) for look in LOOKS[self.key])
-            for part in outer:
-                at = at.setdefault(part, {})
-            pair = at.get(last)
-            if pair is None:
-                try:
-                    pair = at[last] = self.make(x)
-                except OpmuxError as error:
-                    raise error from None  # the KeyError that led here says nothing
-            return pair
+        at = self.table
+        *outer, last = (look(x) for look in LOOKS[self.key])
+        for part in outer:
+            at = at.setdefault(part, {})
+        pair = at.get(last)
+        if pair is None:
+            try:
+                pair = at.setdefault(
+                    last, self.make(x)
+                )  # with nothing locked: it asks impls whether they are available
+            except OpmuxError as error:
+                raise error from None  # the KeyError that led here says nothing
+        return pair
 
 
 def reraise(error: Exception, args: tuple, kwargs: dict) -> Any:
@@ -236,7 +236,7 @@ class Form:
         exec(compile(text, f"<opmux {self.name}>", "exec"), made)
         return made[self.name].__code__
 
-    @functools.cached_property
+    @cached_property
     def ungated(self) -> Form:
         """The same for who is inside already."""
         return replace(self, gate="", codes={}) if self.gate else self
@@ -321,8 +321,8 @@ class Jump:
 
     def point(self, plan: Plan) -> None:
         """Jump to what `plan` says."""
-        self.bound = True
         self._aim(plan)
+        self.bound = True  # last: interrupted before it, the next call binds again
 
     def unbind(self) -> None:
         """Choose anew at the next call."""
@@ -336,8 +336,10 @@ class Jump:
     def pair(self) -> Pair:
         """What a call made here and now would run; held by autograd for the backward."""
         live = scope.get()
-        if live is not None:
-            return live.pairs.get(self) or live.miss(self)
+        return self.pair_of_process() if live is None else live.pairs.get(self) or live.miss(self)
+
+    def pair_of_process(self) -> Pair:
+        """What a call outside of every scope would run."""
         if not self.bound:
             self._bind(self)
         return self.form.pair(self.plan)

@@ -1,7 +1,10 @@
 """Every setting of opmux, one typed line each: its name, the names it also answers to, its type, what it means.
 
-A setting is looked for under its own name, then under its aliases, then in the TOML file (`OPMUX_CONFIG`, else
-`opmux.toml` in the current directory) under its name in lower case without `OPMUX_`. Nothing is read at import.
+A setting is looked for under its own name, then under its aliases, then in a TOML file under its name in lower case
+without `OPMUX_`: the file that `OPMUX_CONFIG` names; else `opmux.toml` in the current directory, then `opmux/opmux.toml`
+in the user's configuration folder (`$XDG_CONFIG_HOME`, else `~/.config`). Nothing is read at import.
+
+The current directory may be anybody's: a file found there cannot name modules to import.
 """
 
 from __future__ import annotations
@@ -10,7 +13,7 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from .errors import BadKnob, nearest, quoted
 
@@ -54,6 +57,8 @@ class Knob(Generic[T]):
     default: T | None
     doc: str
     in_file: bool = True
+    blank: bool = False  # whether a variable that is set and blank is an empty list; else it is as if unset
+    trusted: bool = False  # whether a file found in the current directory may not set it
 
     @property
     def key(self) -> str:
@@ -63,17 +68,30 @@ class Knob(Generic[T]):
         """The value and its source; BadKnob quotes a value that cannot be read."""
         for name in (self.name, *self.aliases):
             text = os.environ.get(name)
-            if text is not None and text.strip():  # set but blank is how a shell unsets
+            if text is not None and (text.strip() or self.blank):  # set but blank is how a shell unsets
                 return Setting(self._read(text, name, f"{name}={self.kind.example}"), f"env {name}")
-        if self.in_file:
-            path, table = file()
-            if self.key in table:
-                example = f'{self.key} = "{self.kind.example}"'
-                return Setting(self._read(table[self.key], f"{path}: {self.key}", example), f"file {path}")
+        for path, table, found_here in files() if self.in_file else ():
+            if self.key not in table:
+                continue
+            if self.trusted and found_here:
+                self._refuse(path)
+                continue
+            example = f'{self.key} = "{self.kind.example}"'
+            return Setting(self._read(table[self.key], f"{path}: {self.key}", example), f"file {path}")
         return Setting(self.default, "default")
 
     def get(self) -> T | None:
         return self.look().value
+
+    def _refuse(self, path: Path) -> None:
+        from .log import logger
+
+        if (self.name, path.absolute()) not in _refused:
+            _refused.add((self.name, path.absolute()))
+            logger.warning(
+                "%s: %s is ignored: a file found in the current directory may not name modules to import. Set %s, name "
+                "the file by OPMUX_CONFIG, or put the line into %s", path, self.key, self.name, _users_file(),
+            )  # fmt: skip
 
     def _read(self, value: Any, where: str, example: str) -> T:
         try:
@@ -84,42 +102,70 @@ class Knob(Generic[T]):
             ) from None
 
 
-def file() -> tuple[Path, dict[str, Any]]:
-    """The TOML file's path and contents; a file that was asked for must exist, the default one may be absent."""
+_refused: set[tuple[str, Path]] = set()  # what was warned of: setting and file
+
+
+class File(NamedTuple):
+    """A TOML file of settings."""
+
+    path: Path
+    table: dict[str, Any]
+    found_here: bool  # in the current directory, without having been named
+
+
+def files() -> list[File]:
+    """The files of settings, the first of them first; one that was named is the only one, and must exist."""
     asked = os.environ.get("OPMUX_CONFIG", "").strip()
-    path = Path(asked) if asked else Path("opmux.toml")
+    if asked:
+        named = _read_file(Path(asked), found_here=False)
+        if named is None:
+            raise BadKnob(f"OPMUX_CONFIG={_shown(asked)} is not a file. Name a TOML file, or unset the variable")
+        return [named]
+    here, users = Path("opmux.toml"), _users_file()
+    own = here.absolute() == users
+    found = (_read_file(here, found_here=not own), None if own else _read_file(users, found_here=False))
+    return [file for file in found if file is not None]
+
+
+def _read_file(path: Path, found_here: bool) -> File | None:
     try:
-        if path.is_file():
-            stat = path.stat()
-            return path, _parse_toml(path.absolute(), stat.st_mtime_ns, stat.st_size)
+        return File(path, _parse_toml(path), found_here) if path.is_file() else None
     except OSError as error:  # a name that is too long, a file that may not be read
         raise BadKnob(
             f"{_shown(str(path))} cannot be read: {error.strerror}. Name a TOML file by OPMUX_CONFIG"
         ) from None
-    if asked:
-        raise BadKnob(f"OPMUX_CONFIG={_shown(asked)} is not a file. Name a TOML file, or unset the variable")
-    return path, {}
 
 
 def _shown(value: Any) -> str:
     return quoted(value) if isinstance(value, str) else quoted(repr(value)).strip("'")
 
 
-_toml: tuple[tuple[Path, int, int], dict[str, Any]] | None = None
+def _users_file() -> Path:
+    folder = os.environ.get("XDG_CONFIG_HOME", "").strip() or Path("~/.config").expanduser()
+    return Path(folder, "opmux", "opmux.toml")
 
 
-def _parse_toml(path: Path, mtime: int, size: int) -> dict[str, Any]:
-    global _toml
-    if _toml is not None and _toml[0] == (path, mtime, size):
-        return _toml[1]
+_toml: dict[Path, tuple[tuple[int, int], dict[str, Any]]] = {}
+
+
+def _parse_toml(path: Path) -> dict[str, Any]:
+    path, stat = path.absolute(), path.stat()
+    known, state = _toml.get(path), (stat.st_mtime_ns, stat.st_size)
+    if known is not None and known[0] == state:
+        return known[1]
     import tomllib
 
     try:
         table = tomllib.loads(path.read_text(encoding="utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise BadKnob(f"{path} is not valid TOML: {error}") from None
-    _toml = ((path, mtime, size), table)
+    _toml[path] = state, table
     return table
+
+
+def variables() -> list[str]:
+    """The environment variables that are settings of opmux."""
+    return [name for k in KNOBS.values() for name in (k.name, *k.aliases) if not name.startswith("CUDA_")]
 
 
 def strangers() -> list[str]:
@@ -130,9 +176,8 @@ def strangers() -> list[str]:
         for name in sorted(os.environ)
         if name.startswith(("OPMUX_", "TE_FL_", "TEFL_")) and name not in names
     ]
-    path, table = file()
     keys = {k.key for k in KNOBS.values() if k.in_file}
-    found += [_stranger(f"{path}: {key}", key, keys) for key in table if key not in keys]
+    found += [_stranger(f"{f.path}: {key}", key, keys) for f in files() for key in f.table if key not in keys]
     return found
 
 
@@ -214,8 +259,17 @@ prefer = Kind("a preference", "vendor", _prefer)
 orders = Kind("orders of choice per op", ORDER_EXAMPLE, _orders)
 
 
-def knob(name: str, kind: Kind[T], *aliases: str, default: T | None = None, doc: str, in_file: bool = True) -> Knob[T]:
-    KNOBS[name] = made = Knob(name, kind, aliases, default, doc, in_file)
+def knob(
+    name: str,
+    kind: Kind[T],
+    *aliases: str,
+    default: T | None = None,
+    doc: str,
+    in_file: bool = True,
+    blank: bool = False,
+    trusted: bool = False,
+) -> Knob[T]:
+    KNOBS[name] = made = Knob(name, kind, aliases, default, doc, in_file, blank, trusted)
     return made
 
 
@@ -227,9 +281,9 @@ STRICT = knob("OPMUX_STRICT", flag, "TE_FL_STRICT", default=False, doc="1 raises
 ALLOW_VENDORS = knob("OPMUX_ALLOW_VENDORS", names, "TE_FL_ALLOW_VENDORS", doc="only impls of these vendors, and impls of no vendor")
 DENY_VENDORS = knob("OPMUX_DENY_VENDORS", names, "TE_FL_DENY_VENDORS", doc="no impl of these vendors; beats the allow list")
 PER_OP = knob("OPMUX_PER_OP", orders, "TE_FL_PER_OP", doc=f"the order for single ops: {ORDER_EXAMPLE}")
-PLUGIN_MODULES = knob("OPMUX_PLUGIN_MODULES", modules, "TE_FL_PLUGIN_MODULES", default=(), doc="modules to load as plugins")
-ALLOW_PLUGINS = knob("OPMUX_ALLOW_PLUGINS", modules, doc="load no plugin but these (entry point, module or distribution)")
-BLOCK_PLUGINS = knob("OPMUX_BLOCK_PLUGINS", modules, default=(), doc="never load these plugins; nothing of them is imported")
+PLUGIN_MODULES = knob("OPMUX_PLUGIN_MODULES", modules, "TE_FL_PLUGIN_MODULES", default=(), doc="modules to load as plugins; not from an opmux.toml that was found in the current directory", trusted=True)
+ALLOW_PLUGINS = knob("OPMUX_ALLOW_PLUGINS", modules, doc="load no plugin but these: distributions, and modules of OPMUX_PLUGIN_MODULES; set and blank: none", blank=True)
+BLOCK_PLUGINS = knob("OPMUX_BLOCK_PLUGINS", modules, default=(), doc="never load these plugins, named in the same way; nothing of them is imported")
 VENDOR = knob("OPMUX_VENDOR", word, doc="whose chip this is, where detection should not decide: nvidia, ascend, ...")
 SKIP_CUDA = knob("OPMUX_SKIP_CUDA", flag, "TE_FL_SKIP_CUDA", default=False, doc="1 leaves out NVIDIA's own libraries; Triton on CUDA stays")
 BACKEND = knob("OPMUX_BACKEND", word, "TE_BACKEND", doc="the backend that comes first for tex ops: flaggems, torch, or a vendor")

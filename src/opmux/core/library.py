@@ -230,7 +230,7 @@ def _deal(plan: Any, results: Any, needed: tuple[bool, ...]) -> list[Any]:
 
 def define(spec: Spec, jump: Jump) -> None:
     """Give the op its schema, kernel, fake and gradient in torch.ops, and let Dynamo see that instead of us."""
-    lib = torch.library.Library(spec.space, "FRAGMENT")
+    lib = _libraries[spec.key] = torch.library.Library(spec.space, "FRAGMENT")  # kept at once: `undefine` must find it
     schema = spec.schema or torch.library.infer_schema(spec.reference, mutates_args=spec.mutates)
     lib.define(f"{spec.name}{schema}", tags=(torch.Tag.pt2_compliant_tag,))
 
@@ -241,7 +241,6 @@ def define(spec: Spec, jump: Jump) -> None:
     torch.library.register_fake(spec.key, spec.fake or spec.reference, lib=lib)
     if spec.grad is not None:
         _define_gradient(spec, lib)
-    _libraries[spec.key] = lib
     show_to_dynamo(spec, jump)
 
 

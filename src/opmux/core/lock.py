@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 
 class ForkSafeLock:
@@ -34,3 +35,26 @@ class ForkSafeLock:
 
 
 lock = ForkSafeLock()
+
+
+if TYPE_CHECKING:
+    from functools import cached_property
+else:
+
+    class cached_property:
+        """functools.cached_property without a lock. In Python 3.11 it has one for all objects of a class, taken while
+        the value is computed: a child process whose parent was computing one would wait for ever."""
+
+        def __init__(self, compute: Callable[[Any], Any]):
+            self._compute, self.__doc__ = compute, compute.__doc__
+
+        def __set_name__(self, owner: type, name: str) -> None:
+            self._name = name
+
+        def __get__(self, instance: Any, owner: type | None = None) -> Any:
+            if instance is None:
+                return self
+            return instance.__dict__.setdefault(self._name, self._compute(instance))
+
+
+__all__ = ["ForkSafeLock", "cached_property", "lock"]

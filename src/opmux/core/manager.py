@@ -11,9 +11,10 @@ from typing import Any
 from . import facts, library, log
 from . import policy as policies
 from .dispatch import Candidate, Chain, Failure, Memory, refusal_of
-from .errors import NoImplementation, UnknownName, unknown
+from .errors import DispatchError, NoImplementation, UnknownName, unknown
 from .explain import Explanation, Verdict
 from .jump import Form, Jump, Pair, Plan, reraise
+from .loading import Once
 from .lock import lock
 from .log import logger
 from .policy import Refused, SelectionPolicy, choose
@@ -35,7 +36,8 @@ class OpManager:
         self._lifted: dict[tuple[str, SelectionPolicy | None], tuple[OpImpl, ...]] = {}
         self._last: dict[str, str] = {}  # the impl each op was last said to use
         self._why = "registration"
-        self._started = self._starting = False
+        self._epoch = 0  # counts what makes bindings stale
+        self._start = Once(self._first_use, "loading plugins")
         self._checked: weakref.WeakSet[SelectionPolicy] = weakref.WeakSet()
         lock.arm()
         _managers.append(weakref.ref(self, _managers.remove))
@@ -58,11 +60,10 @@ class OpManager:
     def resolve_candidates(self, op_name: str) -> list[OpImpl]:
         """The impls that may run under the policy that holds here, in order, as far as no tensor is looked at."""
         key, policy = self._key(op_name), policies.get_policy()
-        with lock.held:
-            self._check(policy, key)
-            ordered, _ = choose(policy, key, self._impls(key, policy))
-            device = _default_device()
-            return [i for i in ordered if self._static_refusal(key, i, device) is None]
+        self._check(policy, key)
+        ordered, _ = choose(policy, key, self._impls(key, policy))
+        device = _default_device()
+        return [i for i in ordered if self._static_refusal(key, i, device) is None]
 
     def get_selected_impl_id(self, op_name: str) -> str:
         """The impl_id that comes first."""
@@ -81,9 +82,8 @@ class OpManager:
         if spec is not None and spec.primitive and (args or kwargs):
             args, kwargs = spec.bound(args, kwargs)
         device = _default_device() if first is None or first.is_meta else first.device.type
-        with lock.held:
-            self._check(policy, key)
-            ordered, refused = choose(policy, key, self._impls(key, policy))
+        self._check(policy, key)
+        ordered, refused = choose(policy, key, self._impls(key, policy))
         rows: list[Verdict] = []
         chosen = barred = None
         for impl in ordered:
@@ -157,27 +157,40 @@ class OpManager:
     def bind_typed(self, spec: Spec, jump: Jump) -> None:
         """Point a spec's stable function at what the process's policy says."""
         jump.keep = True
-        with lock.held:
-            if not jump.bound:
-                jump.point(self._plan(spec.key, policies.get_global_policy(), jump.form, typed=True))
-                self._adopt_jump(jump)
+        self._bind(jump, lambda policy: self._plan(spec.key, policy, jump.form, typed=True))
 
     def typed_pair(self, spec: Spec, jump: Jump, policy: SelectionPolicy) -> Pair:
         """What a spec's stable function runs under a scope's policy."""
-        with lock.held:
-            self._adopt_jump(jump)
-            return jump.form.pair(self._plan(spec.key, policy, jump.form, typed=True))
+        self._adopt_jump(jump)
+        return jump.form.pair(self._plan(spec.key, policy, jump.form, typed=True))
+
+    def _bind(self, jump: Jump, make: Callable[[SelectionPolicy], Plan]) -> None:
+        """Point a jump at a plan. It is made with nothing locked, as that imports kernels, loads plugins and asks
+        impls whether they are available; where something has changed meanwhile, it is made again."""
+        for _ in range(1000):
+            epoch = self._epoch
+            plan = make(policies.get_global_policy())
+            with lock.held:
+                if epoch != self._epoch:
+                    continue
+                self._adopt_jump(jump)
+                if not jump.bound:
+                    jump.point(plan)
+                return
+        raise DispatchError(
+            f"op '{jump.form.name}': registry or policy changes whenever an impl is chosen: {self._why}"
+        )
 
     def _open_jump(self, key: str) -> Jump:
         """The function that hands arguments to an op's impl as given; one per op and manager."""
-        with lock.held:
-            made = self._jumps.get(key)
-            if made is None:
-                spec = specs.by_key.get(key)
-                form = Form.open(self._name(key), differentiable=spec is not None and spec.grad is not None)
-                bind, under = functools.partial(_bind_open, key, self), functools.partial(_open_pair, key, self)
-                made = self._jumps[key] = Jump(form, bind, under, functools.partial(self._with_gradient, spec))
-            return made
+        made = self._jumps.get(key)
+        if made is None:
+            spec = specs.by_key.get(key)
+            form = Form.open(self._name(key), differentiable=spec is not None and spec.grad is not None)
+            bind, under = functools.partial(_bind_open, key, self), functools.partial(_open_pair, key, self)
+            made = Jump(form, bind, under, functools.partial(self._with_gradient, spec))
+            made = self._jumps.setdefault(key, made)
+        return made
 
     def _with_gradient(self, spec: Spec | None, *args: Any, **kwargs: Any) -> Any:
         """A differentiable op called by name, with a gradient wanted; with no backward here, autograd sees the impl."""
@@ -189,14 +202,14 @@ class OpManager:
 
     def door(self, name: str) -> Pair:
         """The pair behind a name, for `call`; looked up by `Doors` when it is not there."""
-        with lock.held:
-            jump = self._open_jump(self._key(name))
-            if jump.form.wants_grad is None and not policies.live_scopes():
-                if not jump.bound:
-                    jump._bind(jump)
-                if jump.plan.key == "":
-                    return jump.plan.table
-            return jump.fn, reraise
+        jump = self._open_jump(self._key(name))
+        if jump.form.wants_grad is None and not policies.live_scopes():
+            if not jump.bound:
+                jump._bind(jump)
+            plan = jump.plan
+            if jump.bound and plan.key == "":
+                return plan.table
+        return jump.fn, reraise
 
     def _plan(self, key: str, policy: SelectionPolicy, form: Form, typed: bool, device: str | None = None) -> Plan:
         """What a jump needs to look at for this op, and the pair or the table of pairs to look it up in.
@@ -312,6 +325,7 @@ class OpManager:
         """Choose anew for every op at its next call."""
         with lock.held:
             self._why = why
+            self._epoch += 1
             self._lifted.clear()
             for jump in self._known:
                 jump.unbind()
@@ -330,7 +344,8 @@ class OpManager:
 
     def announce(self, key: str, name: str, impl: OpImpl, why: str | None) -> None:
         """One line when an op is first used, one when it changes hands, none after."""
-        last, self._last[key] = self._last.get(key), impl.impl_id
+        with lock.held:
+            last, self._last[key] = self._last.get(key), impl.impl_id
         if last is None:
             logger.info("Op '%s' using '%s' (kind=%s, vendor=%s)", name, impl.impl_id, impl.kind, impl.vendor)
         elif last != impl.impl_id:
@@ -350,10 +365,12 @@ class OpManager:
         self.invalidate("registration")
 
     def _adopt_jump(self, jump: Jump) -> None:
-        self._known[jump] = None
-        jump.watch_scopes(policies.live_scopes() > 0)
+        with lock.held:
+            self._known[jump] = None
+            jump.watch_scopes(policies.live_scopes() > 0)
 
     def watch_scopes(self, live: bool) -> None:
+        self._epoch += 1
         self._doors.clear()
         for jump in self._known:
             jump.watch_scopes(live)
@@ -362,24 +379,27 @@ class OpManager:
         """In a child: whatever another thread was in the middle of, start from what is registered."""
         self.invalidate(self._why)
 
-    def _prepare(self) -> None:
-        """Before the first use: the log level, plugins, and a line that says what is here. Done once it succeeds."""
-        if self._started:
-            return
-        with lock.held:
-            if self._started or self._starting:  # a plugin may call an op while it registers
-                return
-            self._starting = True
-            try:
-                log.from_knobs()
-                self._load()
-                self._started = True
-            finally:
-                self._starting = False
-            logger.info("Registered impl_ids: %s", self.registry.impl_ids())
+    def _prepare(self) -> bool:
+        """Before the first use: the log level, plugins, and a line that says what is here. Done once it succeeds.
 
-    def _load(self) -> None:
+        False while plugins are loaded that may be waiting for this very call: it sees what is registered so far.
+        """
+        return self._start.done or self._start.run()
+
+    @property
+    def _started(self) -> bool:
+        return self._start.done
+
+    def _first_use(self) -> bool:
+        log.from_knobs()
+        if not self._load():
+            return False
+        logger.info("Registered impl_ids: %s", self.registry.impl_ids())
+        return True
+
+    def _load(self) -> bool:
         """Nothing to load: a manager over its owner's registry holds what the owner put there."""
+        return True
 
     # -- names
 
@@ -405,8 +425,11 @@ class OpManager:
         return self.registry.list_operators()
 
     def _check(self, policy: SelectionPolicy, key: str) -> None:
-        """Hold a policy's names against what is known: an error for code's, one warning for settings'."""
-        if policy not in self._checked:
+        """Hold a policy's names against what is known: an error for code's, one warning for settings'.
+
+        While plugins are being loaded nobody can say what is unknown.
+        """
+        if policy not in self._checked and self._started:
             check_names(policy)
             self._checked.add(policy)
 
@@ -424,23 +447,21 @@ class Doors(dict):
     def __missing__(self, name: str) -> Pair:
         manager = self._manager()
         assert manager is not None
+        epoch = manager._epoch
+        pair = manager.door(name)
         with lock.held:
-            pair = manager.door(name)
-            self[name] = pair
-            return pair
+            if epoch == manager._epoch:
+                self[name] = pair
+        return pair
 
 
 def _bind_open(key: str, manager: OpManager, jump: Jump) -> None:
-    with lock.held:
-        if not jump.bound:
-            jump.point(manager._plan(key, policies.get_global_policy(), jump.form, typed=False))
-            manager._adopt_jump(jump)
+    manager._bind(jump, lambda policy: manager._plan(key, policy, jump.form, typed=False))
 
 
 def _open_pair(key: str, manager: OpManager, jump: Jump, policy: SelectionPolicy) -> Pair:
-    with lock.held:
-        manager._adopt_jump(jump)
-        return jump.form.pair(manager._plan(key, policy, jump.form, typed=False))
+    manager._adopt_jump(jump)
+    return jump.form.pair(manager._plan(key, policy, jump.form, typed=False))
 
 
 def _dtype_refusal(impl: OpImpl, dtype: Any, device: str) -> Refused | None:

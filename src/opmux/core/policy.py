@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from . import jump, knobs
 from .errors import BadPolicy, OpmuxError, nearest
+from .loading import on_failure
 from .lock import lock
 from .registry import BackendImplKind, OpImpl
 from .spec import specs
@@ -238,14 +239,16 @@ def choose(policy: SelectionPolicy, key: str, impls: Iterable[OpImpl]) -> tuple[
 # ---- the policy of the process --------------------------------------------------------------------------------------
 
 _global: SelectionPolicy | None = None
+_count = 0  # of the times it was set
 _listeners: list[Callable[[str], None]] = []  # told when the process's policy changes, with the reason
 
 
 def from_knobs() -> SelectionPolicy:
     """The policy that the settings ask for: what the file says, and the environment's word on top of it."""
+    strict, allowed = knobs.STRICT.get() or False, knobs.ALLOW_VENDORS.get()
     policy = SelectionPolicy(
-        strict=knobs.STRICT.get() or False,
-        allow_vendors=frozenset(knobs.ALLOW_VENDORS.get() or ()) or None,
+        strict=strict,
+        allow_vendors=None if allowed is None else frozenset(allowed),
         deny_vendors=frozenset(knobs.DENY_VENDORS.get() or ()),
         skip_cuda=knobs.SKIP_CUDA.get() or False,
     )
@@ -284,17 +287,20 @@ def _is_tex(op: str) -> bool:
 
 def get_global_policy() -> SelectionPolicy:
     global _global
-    if _global is None:
+    found = _global
+    while found is None:
+        count, made = _count, from_knobs()  # with nothing locked: names of ops may load a family
         with lock.held:
-            if _global is None:
-                _global = from_knobs()
-    return _global
+            if _global is None and count == _count:
+                _global = made
+            found = _global
+    return found
 
 
 def get_policy() -> SelectionPolicy:
     """The policy that holds here: that of the innermost scope, else the process's."""
     live = jump.scope.get()
-    return get_global_policy() if live is None else live.policy
+    return (None if live is None else live.policy) or get_global_policy()
 
 
 def set_global_policy(policy: SelectionPolicy) -> None:
@@ -310,11 +316,24 @@ def reset_global_policy() -> None:
 
 
 def _set(policy: SelectionPolicy | None, why: str) -> None:
-    global _global
+    global _global, _count
     with lock.held:
-        _global = policy
-        for listener in _listeners:
-            listener(why)
+        before = _global
+        on_failure(lambda: _unset(policy, before))
+        _count += 1
+        try:
+            _global = policy
+            for listener in _listeners:
+                listener(why)
+        except BaseException:
+            _global = before
+            raise
+
+
+def _unset(policy: SelectionPolicy | None, before: SelectionPolicy | None) -> None:
+    """Put back an earlier policy, unless somebody has set a third one."""
+    if _global is policy or policy is None:
+        _set(before, "policy restored")
 
 
 def on_change(listener: Callable[[str], None]) -> None:
@@ -359,32 +378,60 @@ class Table:
         _every_table.add(self)
 
     def miss(self, jump: Jump) -> Pair:
-        with lock.held:
-            pair = self.pairs.get(jump)
-            if pair is None:
-                try:
-                    pair = self.pairs[jump] = jump.under(self.policy)
-                except OpmuxError as error:
-                    raise error from None  # the KeyError that led here says nothing
-            return pair
+        pair = self.pairs.get(jump)
+        if pair is None:
+            count = _forgotten
+            try:
+                pair = jump.under(self.policy)  # with nothing locked: it may import kernels and load plugins
+            except OpmuxError as error:
+                raise error from None  # the KeyError that led here says nothing
+            with lock.held:
+                if count == _forgotten:
+                    self.pairs[jump] = pair
+        return pair
+
+
+class Entry:
+    """A scope that was entered: whose, with what policy, and whether it was left from another context."""
+
+    __slots__ = ("left", "owner", "table")
+
+    def __init__(self, table: Table, owner: Any):
+        self.table, self.owner, self.left = table, owner, False
 
 
 class Scope:
-    """A live scope: a node of the chain that the context variable points to.
+    """What the context variable points to: the scopes entered here, the innermost last.
 
     It is live for as long as any context points to it, also that of a task which outlives the block it was started in.
     """
 
-    __slots__ = ("__weakref__", "miss", "owner", "pairs", "parent", "policy", "table")
+    __slots__ = ("__weakref__", "entries", "miss", "outer", "pairs", "policy")
 
-    def __init__(self, table: Table, parent: Scope | None, owner: Any):
-        self.policy, self.table, self.parent, self.owner = table.policy, table, parent, owner
-        self.pairs, self.miss = table.pairs, table.miss  # what jumps read, one step away
+    def __init__(self, entries: tuple[Entry, ...], outer: Scope | None = None):
+        self.entries, self.outer = entries, outer
+        self.policy: SelectionPolicy | None
+        self.pairs: dict[Jump, Pair]
+        self.miss: Callable[[Jump], Pair]
+        self.aim()
+
+    def aim(self) -> None:
+        """Point what jumps read, one step away, at the innermost scope that was not left; else at the process's."""
+        table = next((e.table for e in reversed(self.entries) if not e.left), None)
+        if table is None:
+            self.policy, self.pairs, self.miss = None, {}, _pair_of_process
+        else:
+            self.policy, self.pairs, self.miss = table.policy, table.pairs, table.miss
+
+
+def _pair_of_process(jump: Jump) -> Pair:
+    return jump.pair_of_process()
 
 
 _tables: dict[SelectionPolicy, Table] = {}
 _every_table: weakref.WeakSet[Table] = weakref.WeakSet()
-_live: set[int] = set()  # the ids of the scopes that some context points to
+_forgotten = 0  # counts how often all tables were emptied
+_live: dict[int, weakref.ref[Scope]] = {}  # the scopes that some context points to, by id
 _watchers: list[Callable[[bool], None]] = []  # told when the first scope comes to life, and when the last is gone
 
 
@@ -394,17 +441,17 @@ def live_scopes() -> int:
 
 def _born(node: Scope) -> Scope:
     with lock.held:
-        if not _live:
-            for watch in _watchers:
-                watch(True)
-        _live.add(id(node))
-        weakref.finalize(node, _gone, id(node)).atexit = False
+        first = not _live
+        _live[id(node)] = weakref.ref(node, functools.partial(_gone, id(node)))
+        for watch in _watchers if first else ():
+            watch(True)
     return node
 
 
-def _gone(node: int) -> None:
+def _gone(node: int, ref: weakref.ref[Scope]) -> None:
     with lock.held:
-        _live.discard(node)
+        if _live.get(node) is ref:
+            del _live[node]
         if not _live:
             for watch in _watchers:
                 watch(False)
@@ -415,6 +462,8 @@ def _gone(node: int) -> None:
 
 def forget_bindings() -> None:
     """Empty every scope's table: what is registered has changed."""
+    global _forgotten
+    _forgotten += 1
     for table in tuple(_every_table):
         table.pairs.clear()
 
@@ -434,22 +483,42 @@ class PolicyScope:
     def __init__(self, layer: Layer | SelectionPolicy, check: Callable[[SelectionPolicy], None] | None = None):
         self._layer = layer
         self._check = check
+        self._entered: list[Entry] = []  # what was entered and not left yet, in any context
 
     def __enter__(self) -> SelectionPolicy:
-        outer = jump.scope.get()
-        if isinstance(self._layer, SelectionPolicy):
-            policy = self._layer
-        else:
-            policy = (get_global_policy() if outer is None else outer.policy).over(self._layer)
+        policy = self._layer if isinstance(self._layer, SelectionPolicy) else get_policy().over(self._layer)
         if self._check is not None:
             self._check(policy)
         with lock.held:
-            table = _table(policy)
-        jump.scope.set(_born(Scope(table, outer, self)))
+            entry = Entry(_table(policy), self)
+        outer = jump.scope.get()
+        on_failure(lambda: self._leave(entry))
+        self._entered.append(entry)
+        jump.scope.set(_born(Scope((*(() if outer is None else outer.entries), entry), outer)))
         return policy
 
     def __exit__(self, *error: Any) -> None:
-        jump.scope.set(_without(jump.scope.get(), self))
+        here = jump.scope.get()
+        found = [] if here is None else [e for e in here.entries if e.owner is self and not e.left]
+        # A generator may be closed by another thread or task than the one that it was entered in.
+        found = found or self._entered
+        if not found:
+            raise RuntimeError("this policy scope is not entered here: it was left already")
+        self._leave(found[-1])
+
+    def _leave(self, entry: Entry) -> None:
+        with lock.held:
+            if entry in self._entered:
+                self._entered.remove(entry)
+            here = jump.scope.get()
+            if here is not None and entry in here.entries:
+                jump.scope.set(_without(here, entry))
+                return
+            entry.left = True
+            for ref in tuple(_live.values()):
+                scope = ref()
+                if scope is not None and entry in scope.entries:
+                    scope.aim()
 
     def __call__(self, fn: Callable[..., Any]) -> Callable[..., Any]:
         if inspect.isgeneratorfunction(fn) or inspect.isasyncgenfunction(fn):
@@ -471,10 +540,10 @@ class PolicyScope:
         return inside
 
 
-def _without(node: Scope | None, owner: PolicyScope) -> Scope | None:
-    """The chain without its innermost node of this owner (scopes may be left out of order by hand)."""
-    if node is None:
-        raise RuntimeError("this policy scope is not entered here: it was left already, or entered in another context")
-    if node.owner is owner:
-        return node.parent
-    return _born(Scope(node.table, _without(node.parent, owner), node.owner))
+def _without(here: Scope, entry: Entry) -> Scope | None:
+    """The scope that holds once an entry is left; by hand they may be left in any order."""
+    rest = tuple(e for e in here.entries if e is not entry and not e.left)
+    if not rest:
+        return None
+    outer = here.outer
+    return outer if outer is not None and outer.entries == rest else _born(Scope(rest))

@@ -7,12 +7,13 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from .errors import BadImpl, DuplicateImpl, UnknownName
 from .facts import split_arch
+from .loading import Home, current, on_failure
 from .lock import lock
 from .spec import DOORS, Spec, specs
 
@@ -141,41 +142,65 @@ class OpRegistry:
 
     def register_many(self, impls: Iterable[OpImpl], *, origin: Origin | None = None) -> None:
         """All of them, or, where one of them is wrong, none."""
-        impls = tuple(impls)
-        rows = [(self.key(i.op_name), i) for i in impls if self._is_impl(i)]
+        self._put((impl, origin or Origin("code", file=_file_of(impl.fn))) for impl in impls if self._is_impl(impl))
+
+    def _put(self, given: Iterable[tuple[OpImpl, Origin]]) -> None:
+        # What may load a family or look at somebody's function comes before the lock.
+        rows = [(self.key(impl.op_name), impl, origin) for impl, origin in given]
+        for key, impl, _ in rows if self._checked else ():
+            check_fit(specs.by_key.get(key), impl)
         with lock.held:
             added = dict(self._impls)
-            for key, impl in rows:
+            for key, impl, _ in rows:
                 if any(i.impl_id.casefold() == impl.impl_id.casefold() for i in added.get(key, ())):
                     raise DuplicateImpl(
                         f"op '{impl.op_name}' has an impl '{impl.impl_id}' already: "
                         f"pick another impl_id, or unregister the first"
                     )
-                if self._checked:
-                    check_fit(specs.by_key.get(key), impl)
                 added[key] = (*added.get(key, ()), impl)
-            self._impls = added
+            on_failure(lambda: self._take_out([(key, impl) for key, impl, _ in rows]))
+            self._origins.update({(key, impl.impl_id): origin for key, impl, origin in rows})
+            self._replace(added, {key for key, _, _ in rows})
+
+    def _take_out(self, rows: Iterable[tuple[str, OpImpl]]) -> None:
+        """Take out these very impls, as far as they are here."""
+        rows = tuple(rows)
+        if not rows:
+            return
+        with lock.held:
+            kept = dict(self._impls)
             for key, impl in rows:
-                self._origins[key, impl.impl_id] = origin or Origin("code", file=_file_of(impl.fn))
-            self._changed({key for key, _ in rows})
+                left = tuple(i for i in kept.pop(key, ()) if i is not impl)
+                kept |= {key: left} if left else {}
+            self._replace(kept, {key for key, _ in rows})
+
+    def _replace(self, impls: dict[str, tuple[OpImpl, ...]], changed: set[str]) -> None:
+        """Put other impls in the place of these, and tell who listens; both or neither."""
+        before, self._impls = self._impls, impls
+        try:
+            self._changed(changed)
+        except BaseException:
+            self._impls = before
+            raise
 
     def unregister(self, op_name: str, impl_id: str | None = None) -> int:
         """Take out one impl of an op, or all of them; returns how many went."""
         key = self.key(op_name)
+        have = self._impls.get(key, ())
+        if impl_id and have and all(i.impl_id.casefold() != impl_id.casefold() for i in have):
+            raise UnknownName(f"impl of op '{op_name}'", impl_id, [i.impl_id for i in have])
+        if not have:
+            raise UnknownName("op", op_name, self.list_operators())
         with lock.held:
             have = self._impls.get(key, ())
             keep = tuple(i for i in have if impl_id and i.impl_id.casefold() != impl_id.casefold())
-            if len(keep) == len(have):
-                if have and impl_id:
-                    raise UnknownName(f"impl of op '{op_name}'", impl_id, [i.impl_id for i in have])
-                raise UnknownName("op", op_name, self.list_operators())
             impls = {k: v for k, v in self._impls.items() if k != key}
-            self._impls = {**impls, key: keep} if keep else impls
-            for impl in have:
-                if impl not in keep:
-                    self._origins.pop((key, impl.impl_id), None)
-            self._changed({key})
-            return len(have) - len(keep)
+            gone = [(impl, self.origin(key, impl.impl_id)) for impl in have if impl not in keep]
+            on_failure(lambda: self._put(gone))
+            self._replace({**impls, key: keep} if keep else impls, {key})
+            for impl, _ in gone:
+                self._origins.pop((key, impl.impl_id), None)
+            return len(gone)
 
     # -- reading
 
@@ -236,11 +261,12 @@ class OpRegistry:
         with lock.held:
             new = {k: [i for i in v if i not in self._impls.get(k, ())] for k, v in staged._impls.items()}
             new = {k: v for k, v in new.items() if v}
-            self._impls = {**self._impls, **{k: (*self._impls.get(k, ()), *v) for k, v in new.items()}}
             for key, impls in new.items():
                 for impl in impls:
                     self._origins[key, impl.impl_id] = staged.origin(key, impl.impl_id)
-            self._changed(set(new))
+            added = {k: (*self._impls.get(k, ()), *v) for k, v in new.items()}
+            on_failure(lambda: self._take_out([(k, i) for k, v in new.items() for i in v]))
+            self._replace({**self._impls, **added}, set(new))
         return [i for impls in new.values() for i in impls]
 
     def _changed(self, keys: set[str]) -> None:
@@ -348,8 +374,16 @@ def _finish(call: Callable[..., Any], spec: Spec) -> Callable[..., Any]:
 
 # ---- our own kernels ------------------------------------------------------------------------------------------------
 
-# What @impl has tagged and no manager has taken up yet, by the key of the op.
-tagged: list[tuple[OpImpl, Origin]] = []
+
+class Tagged(NamedTuple):
+    """What @impl has tagged, and the import that this was part of: it counts when that has succeeded."""
+
+    impl: OpImpl
+    origin: Origin
+    home: Home | None
+
+
+tagged: list[Tagged] = []  # what no manager has taken up yet
 
 
 def impl(
@@ -388,7 +422,10 @@ def impl(
             frozenset(devices) if devices is not None else None,
         )
         check_fit(spec, made)
-        tagged.append((made, Origin("opmux", file=_file_of(fn))))
+        row, loading = Tagged(made, Origin("opmux", file=_file_of(fn)), Home.here()), current()
+        ours = row.home is not None and row.home.name.startswith("opmux.")
+        staged = None if loading is None or ours else loading.tagged
+        (tagged if staged is None else staged).append(row)
         return fn
 
     return tag

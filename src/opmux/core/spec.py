@@ -13,7 +13,6 @@ import pkgutil
 import types
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -24,6 +23,8 @@ from . import library
 from .errors import BadSpec, UnknownName
 from .facts import first_tensor, tensors
 from .jump import Jump, is_tensor
+from .loading import Home, on_failure
+from .lock import cached_property, lock
 
 # A bare name is looked for in these spaces, in this order, by the door it comes through.
 DOORS = {
@@ -269,21 +270,53 @@ class Specs:
         self.root = root
         self.implementers = implementers
         self._loaded: set[str] = set()
+        self._homes: dict[str, Home] = {}  # by key, for as long as the import that declares it may fail
 
     def add(self, spec: Spec, jump: Jump) -> None:
-        if spec.key in self.by_key:
-            raise BadSpec(f"{spec.key} is declared twice: in {self.by_key[spec.key].family} and {spec.family}")
-        self.version += 1
-        self.by_key[spec.key] = spec
-        self.jumps[spec.key] = jump
-        self.functions[spec.key] = jump.fn
+        """Declare an op. The declarations of an import that failed are void, and may be made again."""
+        home = Home.here()
+        with lock.held:
+            known = self.by_key.get(spec.key)
+            if known is not None and not self._is_gone(spec.key):
+                raise BadSpec(f"{spec.key} is declared twice: in {known.family} and {spec.family}")
+            if known is not None:
+                self.remove(known)
+            on_failure(lambda: self.remove(spec), home)
+            if home is not None:
+                self._homes[spec.key] = home
+            self.jumps[spec.key] = jump
+            self.functions[spec.key] = jump.fn
+            self.by_key[spec.key] = spec  # last: who finds it here finds the others
+            self.version += 1
 
     def remove(self, spec: Spec) -> None:
-        """Undo a declaration: a plugin that failed leaves nothing behind."""
-        self.version += 1
-        for table in (self.by_key, self.jumps, self.functions):
-            table.pop(spec.key, None)
+        """Undo a declaration: what failed leaves nothing behind."""
+        with lock.held:
+            if self.by_key.get(spec.key, spec) is not spec:
+                return
+            self.version += 1
+            for table in (self.by_key, self.jumps, self.functions, self._homes):
+                table.pop(spec.key, None)
         library.undefine(spec)
+
+    def sweep(self) -> None:
+        """Undo the declarations of imports that have failed."""
+        for key in [k for k in tuple(self._homes) if self._is_gone(k)]:
+            spec = self.by_key.get(key)
+            if spec is not None:
+                self.remove(spec)
+
+    def is_whole(self, key: str) -> bool:
+        """Whether the import that declares an op has succeeded."""
+        home = self._homes.get(key)
+        if home is not None and home.whole:
+            self._homes.pop(key, None)
+            return True
+        return home is None
+
+    def _is_gone(self, key: str) -> bool:
+        home = self._homes.get(key)
+        return home is not None and home.gone
 
     @cached_property
     def families(self) -> tuple[str, ...]:
@@ -304,8 +337,15 @@ class Specs:
         return 1 if f"def {name}(" in text else 2 if name in text else 3
 
     def load(self, family: str) -> None:
-        if family not in self._loaded:
-            importlib.import_module(f"{self.root}.{family}")
+        """Import a family, whole or not at all. Takes no lock: Python has one for each module."""
+        if family in self._loaded:
+            return
+        try:
+            module = importlib.import_module(f"{self.root}.{family}")
+        except BaseException:
+            self.sweep()
+            raise
+        if not getattr(module.__spec__, "_initializing", False):  # it asks for an op of its own while it is imported
             self._loaded.add(family)
 
     def load_all(self) -> None:
@@ -315,7 +355,8 @@ class Specs:
     def load_implementers(self, family: str) -> None:
         """Import the modules that implement a family, by name: a missing one is no error, a broken one is.
 
-        Without Triton there are no kernels of ours, and that is a supported machine.
+        Without Triton there are no kernels of ours, and that is a supported machine. What an import that fails has
+        tagged is void.
         """
         for root in self.implementers:
             if importlib.util.find_spec(root) is None or importlib.util.find_spec(f"{root}.{family}") is None:
@@ -330,8 +371,9 @@ class Specs:
         """The spec a name means: a qualified key as it stands, a bare name by the spaces of its door."""
         keys = (name,) if "::" in name else tuple(f"{s}::{name}" for s in spaces)
         for best, key in enumerate(keys):
-            if key in self.by_key and (best == 0 or len(self._loaded) == len(self.families)):
-                return self.by_key[key]
+            found = self._settled(key)
+            if found is not None and (best == 0 or len(self._loaded) == len(self.families)):
+                return found
         for family in sorted(self.families, key=lambda f: self._unlikely(f, keys[0].rpartition("::")[2])):
             self.load(family)
             if keys[0] in self.by_key:
@@ -343,6 +385,18 @@ class Specs:
             self._folded = self.version, {k.casefold(): k for k in self.by_key}
         folded = self._folded[1]
         return next((self.by_key[folded[k.casefold()]] for k in keys if k.casefold() in folded), None)
+
+    def _settled(self, key: str) -> Spec | None:
+        """A declared op, once its family is there in whole; None for one whose import has failed."""
+        found = self.by_key.get(key)
+        if found is None or self.is_whole(key):
+            return found
+        home = self._homes.get(key)
+        if home is not None and home.name.startswith(f"{self.root}."):
+            self.load(home.name.rpartition(".")[2])  # waits for a thread that imports it, or imports it again
+        elif home is not None and home.gone:
+            self.sweep()
+        return self.by_key.get(key)
 
     def get(self, key: str) -> Spec | None:
         """The spec of a key, of a derived op too; nothing is loaded."""
@@ -414,10 +468,14 @@ def op(
         fn.__qualname__ = spec.name
         fn.__annotations__ = inspect.get_annotations(inspect.unwrap(reference), eval_str=True)
         specs.add(spec, jump)
-        if space == "opmux":
-            library.define(spec, jump)
-        elif space == "aten":
-            library.show_to_dynamo(spec, jump)
+        try:
+            if space == "opmux":
+                library.define(spec, jump)
+            elif space == "aten":
+                library.show_to_dynamo(spec, jump)
+        except BaseException:
+            specs.remove(spec)
+            raise
         return fn
 
     return declare if reference is None else declare(reference)

@@ -21,7 +21,6 @@ from typing import NamedTuple
 import torch
 
 from ..core import knobs
-from ..core.default import get_default_manager
 from ..core.errors import UnknownName
 from ..core.log import logger
 from . import packages
@@ -43,7 +42,6 @@ _assumed: list[Assumed] = []
 
 def infer_device() -> str:
     """The device type to use on this machine: an accelerator that is here, else "cpu"."""
-    get_default_manager()._prepare()  # plugins may bring a vendor
     found = available()
     return found[0] if found else "cpu"
 
@@ -52,11 +50,13 @@ def available() -> tuple[str, ...]:
     """The accelerator types that can be used here, the first of them by default."""
     if _assumed:
         return (_package(_assumed[-1].vendor).device,)
-    return _available()
+    packages.known()
+    return _available(packages.generation())
 
 
+# What is kept is kept for a generation of vendors: one that comes while another thread looks makes no answer stale.
 @functools.cache
-def _available() -> tuple[str, ...]:
+def _available(generation: int) -> tuple[str, ...]:
     mine = [p.device for p in packages.known().values() if p.device != "cpu"]
     for package in packages.known().values():
         _bring(package)
@@ -92,14 +92,22 @@ def vendor_of(device: str) -> Package | None:
     """Whose a device type is here; one vendor for each device type of a process."""
     if _assumed and _package(_assumed[-1].vendor).device == device:
         return _package(_assumed[-1].vendor)
-    return _vendor_of(device)
+    packages.known()
+    return _vendor_of(device, packages.generation())
+
+
+def check_setting() -> None:
+    """Raise where OPMUX_VENDOR names nobody; asked when all plugins are there, as one of them may bring the vendor."""
+    forced = knobs.VENDOR.get()
+    if forced is not None:
+        _package(forced)
 
 
 @functools.cache
-def _vendor_of(device: str) -> Package | None:
-    forced = knobs.VENDOR.get()
-    if forced is not None and _package(forced).device == device:
-        return _package(forced)
+def _vendor_of(device: str, generation: int) -> Package | None:
+    forced = packages.get(knobs.VENDOR.get() or "")
+    if forced is not None and forced.device == device:
+        return forced
     claims = [p for p in packages.known().values() if p.device == device]
     if len(claims) < 2 and device != "cuda":
         return claims[0] if claims else None

@@ -14,7 +14,7 @@ from ..core.default import get_default_manager
 from ..core.errors import OpmuxError
 from ..core.lock import lock
 from ..core.log import logger
-from ..core.registry import OpRegistry
+from ..core.registry import OpImpl, OpRegistry
 from . import detect, packages, target, vendor_ops
 from .packages import Package
 from .vendor_ops import Ops
@@ -30,10 +30,11 @@ class Here(facts.Machine):
     """This machine. What vendors bring is read once for each device type, and again when a vendor comes or goes."""
 
     def __init__(self) -> None:
-        self._ops: dict[tuple[str, str | None], Ops] = {}
-        self._registered: list[tuple[str, str]] = []
-        self._unused: dict[str, Mapping[str, str]] = {}
-        self._lacks: dict[str, frozenset[torch.dtype]] = {}
+        # By the generation of the vendors, and more.
+        self._ops: dict[tuple[int, str, str | None], Ops] = {}
+        self._unused: dict[tuple[int, str], Mapping[str, str]] = {}
+        self._lacks: dict[tuple[int, str], frozenset[torch.dtype]] = {}
+        self._registered: list[tuple[str, OpImpl]] = []  # by key
 
     def accelerators(self) -> tuple[str, ...]:
         return target.accelerators()
@@ -46,15 +47,17 @@ class Here(facts.Machine):
         return None if found is None else found.name
 
     def unused(self, device_type: str) -> Mapping[str, str]:
-        found = self._unused.get(device_type)
+        key = packages.generation(), device_type
+        found = self._unused.get(key)
         if found is None:
-            found = self._unused[device_type] = vendor_ops.mapping_of(self.ops(device_type))
+            found = self._unused[key] = vendor_ops.mapping_of(self.ops(device_type))
         return found
 
     def lacks(self, device_type: str) -> frozenset[torch.dtype]:
-        found = self._lacks.get(device_type)
+        key = packages.generation(), device_type
+        found = self._lacks.get(key)
         if found is None:
-            found = self._lacks[device_type] = target.lacks(device_type)
+            found = self._lacks[key] = target.lacks(device_type)
         return found
 
     def stand_ins(self) -> Mapping[str, ModuleType]:
@@ -72,26 +75,40 @@ class Here(facts.Machine):
         package = detect.vendor_of(device_type)
         if package is None:
             return Ops()
-        key = (package.name, self.arch_of(device_type))
-        if key not in self._ops:
-            self._ops[key] = vendor_ops.read(package, key[1])
-        return self._ops[key]
+        key = (packages.generation(), package.name, self.arch_of(device_type))
+        found = self._ops.get(key)
+        if found is None:
+            found = self._ops.setdefault(key, vendor_ops.read(package, key[2]))
+        return found
 
     def register(self, registry: OpRegistry) -> None:
-        """Put the vendors' impls of this machine into a registry; an entry that does not fit is said, and left out."""
-        self._registered = []
-        for device in self.devices():
-            package = detect.vendor_of(device)
-            for made in self.ops(device).impls if package is not None else ():
-                assert package is not None
-                self._register_one(registry, package, made)
+        """Put the vendors' impls of this machine into a registry, and take out those that it had of others.
 
-    def _register_one(self, registry: OpRegistry, package: Package, made: Any) -> None:
+        An entry that does not fit is said, and left out. Nothing is locked while the vendors' code is imported.
+        """
+        detect.check_setting()
+        wanted = [
+            (package, made)
+            for device in self.devices()
+            if (package := detect.vendor_of(device)) is not None
+            for made in self.ops(device).impls
+        ]
+        with lock.held:
+            keep = {id(made) for _, made in wanted}
+            registry._take_out([(key, made) for key, made in self._registered if id(made) not in keep])
+            new = [(p, made) for p, made in wanted if all(made is not one for one in registry.impls(made.op_name))]
+            self._register(registry, new)
+            self._registered = [(made.op_name, made) for _, made in wanted]
+
+    def _register(self, registry: OpRegistry, new: list[tuple[Package, OpImpl]]) -> None:
         try:
-            registry.register_impl(made, origin=vendor_ops.origin_of(package, made))
-            self._registered.append((made.op_name, made.impl_id))
+            registry._put([(made, vendor_ops.origin_of(package, made)) for package, made in new])
         except OpmuxError as error:
-            logger.warning("%s's %s is left out: %s", package.name, made.op_name, error)
+            if len(new) > 1:  # one of them does not fit: the others do
+                for one in new:
+                    self._register(registry, [one])
+            else:
+                logger.warning("%s's %s is left out: %s", new[0][0].name, new[0][1].op_name, error)
 
     def extras(self) -> Mapping[str, Any]:
         found: dict[str, Any] = {}
@@ -101,19 +118,14 @@ class Here(facts.Machine):
 
     def changed(self) -> None:
         """A vendor has come or gone, or another chip is assumed: choose anew."""
-        self._ops.clear()
-        self._unused.clear()
-        self._lacks.clear()
+        for kept in (self._ops, self._unused, self._lacks):
+            kept.clear()
         manager = get_default_manager()
-        if not manager._started:
-            return
-        with lock.held:
-            for key, impl_id in self._registered:
-                if any(i.impl_id == impl_id for i in manager.registry.impls(key)):
-                    manager.registry.unregister(key, impl_id)
+        if manager._started:
             self.register(manager.registry)
             manager.invalidate("the vendors have changed")
 
 
 HERE = Here()
 packages.on_change(HERE.changed)
+facts.set_machine(HERE)

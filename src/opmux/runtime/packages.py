@@ -10,6 +10,7 @@ import importlib
 import importlib.util
 import pkgutil
 import sys
+import threading
 import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -18,7 +19,9 @@ from types import ModuleType
 from typing import Any
 
 from ..core import discovery
+from ..core.default import get_default_manager
 from ..core.errors import OpmuxError
+from ..core.loading import Once, all_or_nothing, on_failure
 from ..core.lock import lock
 from ..core.log import logger
 from ..core.registry import Origin
@@ -52,28 +55,41 @@ class Package:
         return Path(places[0]) if places else None
 
 
-_known: dict[str, Package] = {}
+_known: dict[str, Package] = {}  # replaced as a whole
 _broken: dict[str, str] = {}  # module -> why it is left out
-_looked = _looking = False
+_generation = 0  # counts the changes
 _changed: list[Callable[[], None]] = []  # called when a vendor has come or gone
-_importing: list[tuple[str, Origin]] = []  # the package whose import is under way: whom `register_vendor` speaks for
+# By thread, the package whose import is under way: whom `register_vendor` speaks for.
+_importing: dict[int, tuple[str, Origin]] = {}
 
 
 def known() -> dict[str, Package]:
-    """Every vendor by name. The first call imports the packages of the tree; plugins come when they are loaded."""
-    global _looked, _looking
-    if not _looked:
-        with lock.held:  # other threads wait until all are there; a package that asks while it is imported does not
-            if not _looked and not _looking:
-                _looking = True
-                try:
-                    for name in in_tree():
-                        _try(f"{ROOT}.{name}")
-                    _looked = True
-                finally:
-                    _looking = False
+    """Every vendor by name. The first call imports the packages of the tree, and loads plugins, which bring more."""
+    manager = get_default_manager()
+    if not manager._started:
+        manager._prepare()
+    return so_far()
+
+
+def so_far() -> dict[str, Package]:
+    """The vendors of the tree, and those that plugins and code have registered up to now."""
+    if not _tree.done:
+        _tree.run()
     # One that registered itself and then failed to import, as a plugin may, is not there any more.
     return {name: p for name, p in _known.items() if not p.module or p.module in sys.modules}
+
+
+def _read_tree() -> None:
+    for name in in_tree():
+        _try(f"{ROOT}.{name}")
+
+
+_tree = Once(_read_tree, "importing vendors' packages")
+
+
+def generation() -> int:
+    """A number that changes with the vendors: the key of what is kept about them."""
+    return _generation
 
 
 def broken() -> dict[str, str]:
@@ -99,13 +115,14 @@ def register_vendor(info: VendorInfo | VendorInfoBase) -> None:
         info = info.in_full()
     if not isinstance(info, VendorInfoBase):
         raise BadVendor(f"register_vendor takes a VendorInfo or a VendorInfoBase; got {info!r}")
-    if _importing:
-        module, origin = _importing[-1]
+    importing = _importing.get(threading.get_ident())
+    if importing is not None:
+        module, origin = importing
     else:
         caller = sys._getframe(1).f_globals
         module = caller["__name__"] if caller.get("__path__") else _home_of(info)
         origin = Origin(caller["__name__"], file=caller.get("__file__"))
-        known()  # those of the tree first: this one comes after, and may stand for one of them
+        so_far()  # those of the tree first: this one comes after, and may stand for one of them
     _add(info, module, origin)
 
 
@@ -119,8 +136,8 @@ def take(plugin: Any, origin: Origin) -> bool:
         return False
     info = getattr(sys.modules.get(module), "vendor_info", None) if module else plugin
     if info is None:
-        return any(p.module == module for p in known().values())  # it has called register_vendor
-    known()
+        return any(p.module == module for p in so_far().values())  # it has called register_vendor
+    so_far()
     _add(_checked(info, module), module, origin)
     return True
 
@@ -133,17 +150,30 @@ def _home_of(info: VendorInfoBase) -> str:
 
 def forget(name: str) -> None:
     """Undo a registration."""
-    if _known.pop(name.casefold(), None) is not None:
-        _tell()
+    if name.casefold() in _known:
+        _put({n: p for n, p in _known.items() if n != name.casefold()})
 
 
 def on_change(listener: Callable[[], None]) -> None:
     _changed.append(listener)
 
 
-def _tell() -> None:
+def _put(packages: dict[str, Package]) -> None:
+    """Put these vendors in the place of those, and tell who listens."""
+    global _known, _generation
+    with lock.held:
+        before, added = _known, packages
+        on_failure(lambda: _put(_merged(before, added, _known)))
+        _known = packages
+        _generation += 1
     for listener in _changed:
         listener()
+
+
+def _merged(before: dict[str, Package], added: dict[str, Package], now: dict[str, Package]) -> dict[str, Package]:
+    """What there is now, with one change taken back: others may have changed the rest since."""
+    names = {n for n in {*before, *added} if before.get(n) is not added.get(n)}
+    return {**{n: p for n, p in now.items() if n not in names}, **{n: p for n, p in before.items() if n in names}}
 
 
 def _add(info: VendorInfoBase, module: str, origin: Origin) -> None:
@@ -151,13 +181,22 @@ def _add(info: VendorInfoBase, module: str, origin: Origin) -> None:
     arch_map = getattr(loaded, "ARCH_MAP", {})
     if not isinstance(arch_map, Mapping):
         raise BadVendor(f"{module}: ARCH_MAP is {{arch: folder}}, such as {{'9': 'hopper'}}; got {arch_map!r}")
-    _known[info.vendor_name.casefold()] = Package(info, module, origin, arch_map, getattr(loaded, "arch_of", None))
-    _tell()
+    made = Package(info, module, origin, arch_map, getattr(loaded, "arch_of", None))
+    _put({**_known, info.vendor_name.casefold(): made})
 
 
 def _try(module: str) -> None:
-    origin, before = Origin("opmux"), dict(_known)
-    _importing.append((module, origin))
+    try:
+        all_or_nothing(lambda loading: _import(module, Origin("opmux")))
+    except MemoryError:
+        raise
+    except (Exception, SystemExit) as error:  # a vendor's code
+        leave_out(module, error)
+
+
+def _import(module: str, origin: Origin) -> None:
+    me = threading.get_ident()
+    _importing[me] = module, origin
     try:
         with discovery.foreign_names():
             loaded = importlib.import_module(module)
@@ -166,12 +205,8 @@ def _try(module: str) -> None:
             _add(_checked(info, module), module, origin)
         elif not any(p.module == module for p in _known.values()):
             raise BadVendor("it has no vendor_info = VendorInfoBase(...), and does not call register_vendor")
-    except (Exception, SystemExit) as error:  # a vendor's code
-        _known.clear()
-        _known.update(before)  # what it had registered before it failed
-        leave_out(module, error)
     finally:
-        _importing.pop()
+        _importing.pop(me, None)
 
 
 def _checked(info: Any, module: str) -> VendorInfoBase:

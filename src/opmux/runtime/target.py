@@ -20,11 +20,11 @@ def arch_of(device_type: str, index: int | None = None) -> str | None:
     assumed = detect.assumed()
     if assumed is not None and device_type in detect.available():
         return assumed.arch
-    return _arch_of(device_type, index)
+    return _arch_of(device_type, index, packages.generation())
 
 
 @functools.cache
-def _arch_of(device_type: str, index: int | None) -> str | None:
+def _arch_of(device_type: str, index: int | None, generation: int) -> str | None:
     package = detect.vendor_of(device_type)
     if package is not None and package.arch_of is not None:
         try:

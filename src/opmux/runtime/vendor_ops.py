@@ -24,6 +24,7 @@ import torch
 
 from ..core import discovery
 from ..core.errors import BadImpl, nearest
+from ..core.loading import all_or_nothing
 from ..core.log import logger
 from ..core.registry import BackendImplKind, OpImpl, Origin, check_fit
 from ..core.spec import DOORS, specs
@@ -79,11 +80,20 @@ def load(folder: str) -> ModuleType | None:
     try:
         if importlib.util.find_spec(name) is None:
             return None
-        with discovery.foreign_names():
-            return importlib.import_module(name)
+        return all_or_nothing(lambda loading: _import(name))
+    except MemoryError:
+        raise
     except (Exception, SystemExit) as error:  # a vendor's code
         packages.leave_out(name, error)
         return None
+
+
+def _import(name: str) -> ModuleType:
+    with discovery.foreign_names():
+        return importlib.import_module(name)
+
+
+packages.on_change(load.cache_clear)
 
 
 class _Reader:
@@ -126,6 +136,8 @@ class _Reader:
         try:
             with discovery.foreign_names():
                 return tuple(method())
+        except MemoryError:
+            raise
         except Exception as error:  # a vendor's code
             packages.leave_out(self.module.__name__, error, name)
             return ()

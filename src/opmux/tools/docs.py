@@ -46,9 +46,12 @@ def settings_page() -> str:
     """Every setting: its names, type, default and meaning."""
     lines = ["# Settings", "", "Made by `make docs` from `core/knobs.py`; do not edit.", ""]
     lines += [
-        "A setting is read from the environment under its own name, then under the other names, then from the TOML",
-        "file (`OPMUX_CONFIG`, else `./opmux.toml`) under its name in lower case without `OPMUX_`, on first use.",
-        "`opmux doctor` shows each with its value and source.",
+        "A setting is read on first use: from the environment under its own name, then under the other names, then",
+        "from a TOML file under its name in lower case without `OPMUX_`. That file is the one that `OPMUX_CONFIG`",
+        "names; else `./opmux.toml`, then `opmux/opmux.toml` in `$XDG_CONFIG_HOME` or `~/.config`.",
+        "`opmux doctor` shows each setting with its value and source.",
+        "",
+        "The current directory may be anybody's: an `opmux.toml` found there cannot name modules to import.",
         "",
         "| name | also | type | example | default | meaning |",
         "|---|---|---|---|---|---|",

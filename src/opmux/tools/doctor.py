@@ -64,7 +64,7 @@ def examine() -> Report:
     report = Report(versions=versions())
     report.devices = report.guard("devices", devices, [])
     # The file once, by itself: each setting that is not in the environment would complain of it again.
-    file_is_good = report.guard("settings file", lambda: bool(knobs.file()), False)
+    file_is_good = report.guard("settings file", lambda: knobs.files() is not None, False)
     report.settings = [setting(k, file_is_good) for k in knobs.KNOBS.values()]
     report.broken += [s["error"] for s in report.settings if s["error"]]
     report.strangers = report.guard("settings", knobs.strangers, [])
@@ -139,8 +139,8 @@ def setting(knob: knobs.Knob[Any], file_is_good: bool) -> dict[str, Any]:
             return {**made, "value": os.environ[name], "source": f"env {name}", "error": str(error)}
         if not file_is_good:  # said once, of the file
             return {**made, "value": _plain(knob.default), "source": "default (the file cannot be read)"}
-        path, table = knobs.file()
-        return {**made, "value": str(table.get(knob.key)), "source": f"file {path}", "error": str(error)}
+        file = next(f for f in knobs.files() if knob.key in f.table)
+        return {**made, "value": str(file.table[knob.key]), "source": f"file {file.path}", "error": str(error)}
 
 
 def _plain(value: Any) -> Any:

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...core.errors import BadSpec
+from ...core.loading import Declarations
 from ...core.spec import Spec
 
 
@@ -40,7 +41,7 @@ class Adapter:
         return list(inspect.signature(self.fn).parameters.values())[1:]
 
 
-ADAPTERS: dict[str, Adapter] = {}
+ADAPTERS: Declarations[Adapter] = Declarations()
 
 
 def adapt(*overloads: str, over: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
@@ -48,11 +49,10 @@ def adapt(*overloads: str, over: Any) -> Callable[[Callable[..., Any]], Callable
 
     def declare(fn: Callable[..., Any]) -> Callable[..., Any]:
         for overload in overloads:
-            if overload in ADAPTERS:
+            if not ADAPTERS.declare(overload, Adapter(overload, over.spec, fn)):
                 raise BadSpec(
                     f"aten::{overload} is adapted twice, by {ADAPTERS[overload].fn.__module__} and {fn.__module__}"
                 )
-            ADAPTERS[overload] = Adapter(overload, over.spec, fn)
         return fn
 
     return declare

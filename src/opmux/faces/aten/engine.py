@@ -109,7 +109,7 @@ class Device:
         self.unused = {n.removeprefix("aten::") for n in HERE.ops(name).unused}
         self.jumps: dict[str, Jump] = {}  # of what is registered
         self._made: dict[str, Jump] = {}  # that there ever were, to be used again
-        self._library: torch.library.Library | None = None
+        self._libraries: list[torch.library.Library] = []  # one for each registration
 
     def choose(self) -> dict[str, Overload]:
         """The overloads that some impl can compute on this device."""
@@ -151,12 +151,18 @@ class Device:
         new = [o for o in wanted if o.name not in self.jumps]
         if not new:
             return
-        if self._library is None:
-            self._library = torch.library.Library("aten", "IMPL")
-        with warnings.catch_warnings():  # torch warns of each kernel that is replaced, and that is what is meant
-            warnings.simplefilter("ignore")
-            for overload in new:
-                self._register_one(overload, self._library)
+        before, self.jumps = self.jumps, dict(self.jumps)
+        lib = torch.library.Library("aten", "IMPL")
+        try:
+            with warnings.catch_warnings():  # torch warns of each kernel that is replaced, and that is what is meant
+                warnings.simplefilter("ignore")
+                for overload in new:
+                    self._register_one(overload, lib)
+            self._libraries.append(lib)
+        except BaseException:  # an override that stays would be taken for ATen's kernel by the next registration
+            self._destroy([lib], [o.name for o in new])
+            self.jumps = before
+            raise
 
     def _register_one(self, overload: Overload, lib: torch.library.Library) -> None:
         """An override on the device's key; above autograd too, where a kernel below it would change gradients."""
@@ -184,11 +190,15 @@ class Device:
 
     def remove(self) -> None:
         """Take the overrides away: torch is as it was."""
-        if self._library is not None:
-            self._library._destroy()
-        for name in self.jumps:
+        self._destroy(self._libraries, self.jumps)
+        self.jumps = {}
+
+    def _destroy(self, libraries: Iterable[torch.library.Library], names: Iterable[str]) -> None:
+        for lib in tuple(libraries):
+            lib._destroy()
+        self._libraries = [lib for lib in self._libraries if lib not in libraries]
+        for name in names:
             table()[name].natives.pop(self.name, None)
-        self._library, self.jumps = None, {}
 
 
 def _jump(overload: Overload, device: str) -> Jump:
@@ -234,19 +244,25 @@ def generation() -> int:
 
 def choosable() -> dict[str, dict[str, Overload]]:
     """For each device type of this machine, the overloads that could be put there."""
+    get_default_manager()._prepare()  # plugins first: one may bring the vendor of a device
     for name in HERE.devices():
-        if name not in _chosen:
-            _devices[name] = made = Device(name)
-            _chosen[name] = made.choose()
-    return _chosen
+        if name in _chosen:
+            continue
+        made = Device(name)
+        chosen = made.choose()  # with nothing locked: it imports kernels and asks impls whether they are available
+        with lock.held:
+            if name not in _chosen:
+                _devices[name], _chosen[name] = made, chosen
+    return dict(_chosen)
 
 
 def register(names: Iterable[str]) -> None:
     """Have overrides for these overloads on every device that can compute them."""
-    wanted = set(names)
+    wanted, chosen = set(names), choosable()
     with lock.held:
-        for device, overloads in choosable().items():
-            _devices[device].register([o for n, o in overloads.items() if n in wanted])
+        for device, overloads in chosen.items():
+            if device in _devices:  # else its vendor has gone meanwhile
+                _devices[device].register([o for n, o in overloads.items() if n in wanted])
         if library.reference_guard is None:
             library.reference_guard = off_inside
             get_default_manager().invalidate("ATen leads to our kernels")

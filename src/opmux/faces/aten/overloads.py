@@ -20,6 +20,7 @@ from torch import Tensor
 
 from ...core.dispatch import is_fatal
 from ...core.errors import NotSupported
+from ...core.lock import lock
 from ...core.registry import BackendImplKind, Fit, OpImpl
 from ...core.spec import Derived, Spec, specs
 from ...runtime.machine import HERE
@@ -223,15 +224,28 @@ def store(made: Any, *outs: Tensor) -> Any:
 # ---- the loop -------------------------------------------------------------------------------------------------------
 
 
-@functools.cache
+_table: dict[str, Overload] | None = None
+
+
 def table() -> dict[str, Overload]:
-    """Every overload we can compute, by name. Composite ops are not among them: they are made of these."""
+    """Every overload we can compute, by name; one table for all threads."""
+    global _table
+    if _table is None:
+        made = _make_table()
+        with lock.held:
+            if _table is None:
+                specs.derived.update({o.key: o for o in made.values()})
+                _table = made
+    return _table
+
+
+def _make_table() -> dict[str, Overload]:
+    """Composite ops are not among them: they are made of these."""
     _load_adapters()
     found: dict[str, Overload] = {}
     for shape, bases, adapter in (*_by_adapter(), *_by_spec()):  # what is said of one op alone comes first
         if shape.name not in found and not shape.composite and shape.kind != "other":
             found[shape.name] = _overload(shape, bases, adapter)
-    specs.derived.update({o.key: o for o in found.values()})
     return found
 
 
@@ -239,8 +253,10 @@ def vendors_own(name: str) -> Overload:
     """The overload of a vendor's row, which may be of an op that is none of ours."""
     found = table().get(name)
     if found is None:
-        found = table()[name] = _overload(Shape(name), (), None)
-        specs.derived[found.key] = found
+        made = _overload(Shape(name), (), None)
+        with lock.held:
+            found = table().setdefault(name, made)
+            specs.derived[found.key] = found
     return found
 
 

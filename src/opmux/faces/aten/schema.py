@@ -6,11 +6,12 @@ import functools
 import inspect
 import keyword
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from ...core.lock import cached_property
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ import torch
 
 from ...core.errors import OpmuxError, UnknownName
 from ...core.facts import first_tensor
+from ...core.loading import on_failure
 from ...core.lock import lock
 from . import engine
 from .overloads import Overload
@@ -34,12 +35,22 @@ class Selection:
         self.names: frozenset[str] = frozenset()
         self._of = -1  # the generation of what is registered
 
-    def ready(self) -> None:
-        """Have an override in place for all that this selection means."""
-        if self._of != engine.generation():
-            self.names = resolved(self.include, self.exclude)
-            engine.register(self.names)
-            self._of = engine.generation()
+    def turn_on(self, apply: Callable[[], Any]) -> None:
+        """Have an override in place for all that this selection means, and apply it.
+
+        Overloads are chosen with nothing locked, as that loads plugins and kernels; where `disable()` or a vendor comes
+        meanwhile, they are chosen again.
+        """
+        while True:
+            generation = engine.generation()
+            if self._of != generation:
+                self.names = resolved(self.include, self.exclude)
+                engine.register(self.names)
+            with lock.held:
+                if generation == engine.generation():
+                    self._of = generation
+                    apply()
+                    return
 
 
 _base: Selection | None = None
@@ -52,13 +63,18 @@ def enable(include: Names = None, exclude: Names = None, mode: str = "all") -> l
     `include` and `exclude` take names of ATen (`add`: every form of it; `add.Tensor`: that one), globs (`*softmax*`)
     and families (`family:norm`). An unknown name is an error. This selection takes the place of an earlier one.
     """
-    global _base
     made = Selection(include, exclude, mode)
+    made.turn_on(lambda: _set_base(made))
+    return enabled_ops()
+
+
+def _set_base(made: Selection | None) -> None:
+    global _base
+    before = _base
+    on_failure(lambda: _set_base(before) if _base is made else None)
     with lock.held:
-        made.ready()
         _base = made
         _apply()
-    return enabled_ops()
 
 
 def disable() -> None:
@@ -82,10 +98,7 @@ class use:
         self._selection = Selection(include, exclude, mode)
 
     def __enter__(self) -> use:
-        with lock.held:
-            self._selection.ready()
-            _stack.append(self._selection)
-            _apply()
+        self._selection.turn_on(lambda: (_stack.append(self._selection), _apply()))
         return self
 
     def __exit__(self, *error: Any) -> None:

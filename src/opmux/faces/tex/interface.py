@@ -7,7 +7,6 @@ one more way, for callers that other documents have taught it.
 
 from __future__ import annotations
 
-import functools
 import importlib.machinery
 import inspect
 import types
@@ -18,6 +17,7 @@ import torch
 from torch import Tensor
 
 from ...core.jump import Form
+from ...core.lock import lock
 from ...core.spec import Spec, specs
 from ...specs import _tex
 from ...specs.tex_thd import thd_out_correction_from_old
@@ -33,9 +33,20 @@ MANAGEMENT = ("get_backend", "set_backend", "list_backends", "register_backend",
 INSIDE = {"swizzle_scales_and_pack_ptrs_for_discrete_weights": "grouped_mlp_experimental"}
 
 
-@functools.cache
+_module: types.ModuleType | None = None
+
+
 def module() -> types.ModuleType:
-    """tex in the version that this process serves, made when first asked for."""
+    """tex in the version that this process serves, made when first asked for; one for all threads."""
+    global _module
+    if _module is None:
+        made = _make_module()
+        with lock.held:
+            _module = _module or made
+    return _module
+
+
+def _make_module() -> types.ModuleType:
     version = versions.served()
     made = types.ModuleType("opmux.tex", "Transformer Engine's compiled core, by NVIDIA's names, over opmux.")
     made.__spec__ = importlib.machinery.ModuleSpec("opmux.tex", None)

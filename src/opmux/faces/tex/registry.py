@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 from ...core import policy as policies
 from ...core.default import get_default_manager, policy
 from ...core.errors import BackendNotFound, BadImpl, NotSupported, nearest
+from ...core.loading import on_failure
 from ...core.log import logger
 from ...core.policy import backend_token
 from ...core.registry import BackendImplKind, OpImpl, Origin
@@ -80,11 +81,17 @@ def register_backend(cls: T) -> T:
         unregister_backend(cls.NAME)
     _look_for_typos(cls)
     backend = Backend(cls)
+    # First: interrupted below, the next registration finds it here and takes out what this one has registered.
+    _backends[cls.NAME.casefold()] = backend
+    on_failure(lambda: _backends.pop(cls.NAME.casefold(), None))
     if backend.token.startswith("vendor:"):
         made = [_impl(backend, name) for name in METHODS if getattr(cls, name) is not getattr(TEXBackendBase, name)]
         origin = Origin(f"tex backend {cls.NAME}", file=inspect.getsourcefile(cls))
-        get_default_manager().registry.register_many(made, origin=origin)
-    _backends[cls.NAME.casefold()] = backend
+        try:
+            get_default_manager().registry.register_many(made, origin=origin)
+        except BaseException:
+            _backends.pop(cls.NAME.casefold(), None)
+            raise
     return cls
 
 

@@ -24,6 +24,7 @@ from typing import Any, NamedTuple
 
 import triton
 
+from ...core.loading import Declarations
 from ...core.log import logger
 from ...runtime import tuning, vendors
 from ...runtime.vendors import BadTiles, Chip
@@ -214,7 +215,7 @@ class Tunable:
         return at(max(1, n // 2)) < n or all(at(k * n) >= k * n for k in (2, 8, 64))
 
 
-tunables: dict[str, Tunable] = {}
+tunables: Declarations[Tunable] = Declarations()
 
 
 def tunable(name: str, *, free: str = "") -> Callable[[Callable[..., Tiles]], Tunable]:
@@ -224,9 +225,9 @@ def tunable(name: str, *, free: str = "") -> Callable[[Callable[..., Tiles]], Tu
     """
 
     def declare(default: Callable[..., Tiles]) -> Tunable:
-        if name in tunables:
+        made = Tunable(name, default, free)
+        if not tunables.declare(name, made):
             raise ValueError(f"tunable {name!r} is declared twice")
-        tunables[name] = made = Tunable(name, default, free)
         return made
 
     return declare

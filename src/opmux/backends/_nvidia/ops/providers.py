@@ -20,7 +20,8 @@ import torch
 from torch import Tensor
 
 from ....core.errors import NotSupported
-from . import flash
+from .flash import HALVES, flash_bwd_when, flash_when, plain, settled
+from .flash import spec as attention_spec
 from .tags import library
 
 FLOATS = frozenset({torch.float16, torch.bfloat16, torch.float32})
@@ -166,7 +167,7 @@ def fits(
 def flash_fwd(fn: Any, q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None) -> tuple[Tensor, Tensor]:
     found = by_name(fn, _flash_given(q, k, v, causal, scale) | {"return_softmax": False})
     lse = found[1] if len(found) == 4 else found[5]  # before 2.7 padded inputs came back too
-    return flash.settled(found[0].transpose(1, 2), q), lse
+    return settled(found[0].transpose(1, 2), q), lse
 
 
 def flash_bwd(
@@ -178,15 +179,15 @@ def flash_bwd(
     steady = torch.are_deterministic_algorithms_enabled()
     mine = {"softmax_lse": lse.contiguous(), "dq": dq, "dk": dk, "dv": dv, "deterministic": steady, "rng_state": None}
     by_name(fn, given | saved | mine)
-    return tuple(flash.settled(g.transpose(1, 2), t) for g, t in ((dq, q), (dk, k), (dv, v)))  # type: ignore[return-value]
+    return tuple(settled(g.transpose(1, 2), t) for g, t in ((dq, q), (dk, k), (dv, v)))  # type: ignore[return-value]
 
 
 def _flash_given(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None) -> dict[str, Any]:
     """By every name that versions have had; tensors are [batch, seq, heads, dim] there."""
     return {
-        **{n: flash.plain(t).transpose(1, 2) for n, t in (("q", q), ("k", k), ("v", v))},
+        **{n: plain(t).transpose(1, 2) for n, t in (("q", q), ("k", k), ("v", v))},
         "dropout_p": 0.0,
-        "softmax_scale": flash.spec.scale_of(q, scale),
+        "softmax_scale": attention_spec.scale_of(q, scale),
         "causal": causal,
         "window_size": (-1, -1),
         "window_size_left": -1,
@@ -260,8 +261,8 @@ def table() -> Iterator[Row]:
     two, three = fits((0, 1)), fits((0, 1, 2))
 
     lib, at = "flash_attn", "flash_attn.flash_attn_interface:_flash_attn"
-    yield Row(lib, "attention", f"{at}_forward", flash_fwd, flash.flash_when, flash.HALVES, "sm_80")
-    yield Row(lib, "attention_bwd", f"{at}_backward", flash_bwd, flash.flash_bwd_when, None, "sm_80")
+    yield Row(lib, "attention", f"{at}_forward", flash_fwd, flash_when, HALVES, "sm_80")
+    yield Row(lib, "attention_bwd", f"{at}_backward", flash_bwd, flash_bwd_when, None, "sm_80")
 
     lib, at = "liger_kernel", "liger_kernel.ops.rms_norm:rms_norm"
     yield Row(lib, "rms_norm", f"{at}_forward", liger_rms_fwd, fits((0,), (1,)))

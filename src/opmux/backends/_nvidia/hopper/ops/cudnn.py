@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from .....specs import attention as spec
+from ... import ops  # noqa: F401 - as a whole, before its modules: another thread may be importing it
 from ...ops.cudnn import cudnn
 from ...ops.flash import HALVES, limits, plain, settled
 from ...ops.tags import library

@@ -1,0 +1,86 @@
+"""Any module may be imported first, and by two threads at once: no module waits for one that waits for it.
+
+A thread that imports `a.b` holds the import lock of `a.b` and asks for that of `a`; where `a` itself imports `a.b`,
+another thread may hold that one and ask for the first. Python then hands out a half-imported module.
+"""
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+SRC = Path(__file__).parents[2] / "src"
+
+
+def modules(src: Path) -> dict[str, Path]:
+    found = {}
+    for path in src.rglob("*.py"):
+        parts = path.relative_to(src).with_suffix("").parts
+        found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    return found
+
+
+def imports(body: list[ast.stmt]) -> Iterator[ast.Import | ast.ImportFrom]:
+    """The imports that are made when a module is imported."""
+    for node in body:
+        if isinstance(node, (ast.Import, ast.ImportFrom)):
+            yield node
+        elif not (isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)):
+            for inner in (
+                () if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) else ("body", "orelse", "finalbody")
+            ):
+                yield from imports(getattr(node, inner, []))
+            for handler in getattr(node, "handlers", []):
+                yield from imports(handler.body)
+
+
+def imported(name: str, path: Path, known: dict[str, Path]) -> set[str]:
+    home = (name if path.name == "__init__.py" else name.rpartition(".")[0]).split(".")
+    found = set()
+    for node in imports(ast.parse(path.read_text(encoding="utf-8")).body):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+            continue
+        base = ".".join([*(home[: len(home) - node.level + 1] if node.level else []), *filter(None, [node.module])])
+        found |= {base, *(f"{base}.{alias.name}" for alias in node.names)}
+    return (found & set(known)) - {name}
+
+
+def cycles(src: Path) -> list[str]:
+    """What a package imports of itself, and what imports that past the package."""
+    known = modules(src)
+    graph = {name: imported(name, path, known) for name, path in known.items()}
+    found = []
+    for package in (n for n, path in known.items() if path.name == "__init__.py"):
+        inside = {n for n in graph[package] if n.startswith(f"{package}.")}
+        for name, targets in graph.items():
+            if not f"{name}.".startswith(f"{package}.") and package not in targets:
+                found += [f"{name} imports {t}, which {package} imports itself" for t in sorted(inside & targets)]
+    waiting: dict[str, set[str]] = {n: set(t) for n, t in graph.items()}
+    while free := [n for n, t in waiting.items() if not t & set(waiting)]:
+        for name in free:
+            del waiting[name]
+    return found + [f"{n} is in a cycle: {sorted(t & set(waiting))}" for n, t in waiting.items() if t & set(waiting)]
+
+
+def test_no_import_waits_for_itself():
+    assert cycles(SRC) == []
+
+
+def test_a_package_that_is_entered_past_its_init_is_found(tmp_path):
+    for name, text in {
+        "p/__init__": "from .a import x",
+        "p/a": "",
+        "q": "from p.a import x",
+        "r": "from p import a",
+    }.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / f"{name}.py").write_text(text)
+    assert cycles(tmp_path) == ["q imports p.a, which p imports itself"]
+
+
+def test_a_cycle_is_found(tmp_path):
+    (tmp_path / "a.py").write_text("import b\n")
+    (tmp_path / "b.py").write_text("try:\n    from a import x\nexcept ImportError:\n    pass\n")
+    (tmp_path / "c.py").write_text("def f():\n    import d\n")
+    (tmp_path / "d.py").write_text("import c\n")
+    assert cycles(tmp_path) == ["a is in a cycle: ['b']", "b is in a cycle: ['a']"]

@@ -1,0 +1,374 @@
+"""Faults in a first use, one forked child for each: run as a script by test_first_use_faults.py, prints JSON.
+
+A child traces its first use and raises at the k-th line of ours (or forks there); then it uses the same again, and what
+it finds must be what a child without a fault has: the same results, impls, policy, vendors and modules.
+"""
+
+import faulthandler
+import gc
+import importlib
+import importlib.metadata
+import importlib.util
+import json
+import os
+import signal
+import sys
+import tempfile
+import threading
+import time
+import traceback
+import types
+from collections import Counter
+from functools import partial
+from pathlib import Path
+
+import torch
+
+import opmux
+from opmux.core import discovery, get_default_manager, policy, registry, specs
+from opmux.faces.aten import engine
+from opmux.runtime import packages
+
+SRC = str(Path(opmux.__file__).parent)
+SITE = tempfile.mkdtemp(prefix="first_use_")
+ERRORS = (KeyboardInterrupt, RuntimeError, MemoryError)
+LOOPS = ("<listcomp>", "<dictcomp>", "<setcomp>", "<genexpr>", "<lambda>")
+
+FAMILY = """
+from torch import Tensor
+from opmux.core import op
+
+@op(grad="fault_twice_bwd")
+def fault_twice(x: Tensor) -> Tensor:
+    return late(x)
+
+@op(out="dx")
+def fault_twice_bwd(dy: Tensor) -> Tensor:
+    return late(dy)
+
+@op(space="tex")
+def fault_four(x: Tensor) -> Tensor:
+    return fault_twice(fault_twice(x))
+
+def late(x):
+    return x + x
+"""
+KERNELS = """
+from opmux.core import impl
+from opmux.specs import fault_family as spec
+
+@impl(spec.fault_twice, devices={"cpu"})
+def twice(x):
+    return x * 2
+
+@impl(spec.fault_twice_bwd, devices={"cpu"})
+def twice_bwd(dy):
+    return dy * 2
+"""
+PLUGIN = """
+import torch
+from torch import Tensor
+import opmux
+from opmux.core import BackendImplKind, OpImpl, get_default_manager, impl, op
+from . import more
+
+@op
+def plug_half(x: Tensor) -> Tensor:
+    return x / 2
+
+@impl(plug_half, id="vendor.tagged", kind="vendor", vendor="plug")
+def tagged(x):
+    return x * 0.5
+
+scope = opmux.policy("reference")
+
+def register(registry):
+    with scope:
+        assert opmux.ops.fault_twice(torch.ones(1)).item() == 2
+    opmux.set_policy(prefer="vendor")
+    registry.register_impl(OpImpl("fault_twice", "vendor.plug", BackendImplKind.VENDOR, "plug", lambda x: x * 2))
+"""
+MORE = """
+from opmux.core import impl
+@impl("fault_twice_bwd", id="vendor.more", kind="vendor", vendor="plug")
+def twice_bwd(dy):
+    return dy * 2
+"""
+VENDOR = """
+from opmux.backends import VendorInfoBase
+vendor_info = VendorInfoBase("chippy", "chip")
+"""
+
+
+def write(name: str, text: str) -> None:
+    path = Path(SITE, name)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text, encoding="utf-8")
+
+
+def install() -> None:
+    write("specs/fault_family.py", FAMILY)
+    write("kernels/fault_family.py", KERNELS)
+    write("site/plug/__init__.py", PLUGIN)
+    write("site/plug/more.py", MORE)
+    write("site/chippy/__init__.py", VENDOR)
+    entries = "[opmux.backends]\nplug = plug\nchippy = chippy\n"
+    write("site/plug-1.0.dist-info/entry_points.txt", entries)
+    write("site/plug-1.0.dist-info/METADATA", "Metadata-Version: 2.1\nName: plug\nVersion: 1.0\n")
+    import opmux.kernels
+    import opmux.specs
+
+    opmux.specs.__path__.append(f"{SITE}/specs")
+    opmux.kernels.__path__.append(f"{SITE}/kernels")
+
+
+def warm_up() -> None:
+    """Have in place all that is large and not what is tested: a child's first use is to be short."""
+    for family in specs.families:
+        if family != "fault_family":
+            specs.load(family)
+    packages.so_far()
+    importlib.import_module("opmux.backends._cpu.ops")
+    for name in ("triton", "torch._dynamo", "torch._subclasses.fake_tensor"):
+        if importlib.util.find_spec(name) is not None:
+            importlib.import_module(name)
+    get_default_manager()._take_up()
+    # Only these: to look through all that is installed takes longer than all the rest of a child.
+    here = f"{SITE}/site"
+    importlib.metadata.entry_points = lambda group: [
+        entry
+        for found in importlib.metadata.distributions(path=[here] if here in sys.path else [])
+        for entry in found.entry_points
+        if entry.group == group
+    ]
+
+
+# ---- what is used for the first time --------------------------------------------------------------------------------
+
+
+def use_family() -> list:
+    x = torch.tensor([1.0, 3.0], requires_grad=True)
+    y = opmux.ops.fault_twice(x)
+    y.sum().backward()
+    return [y.tolist(), x.grad.tolist(), opmux.ops.fault_four(torch.ones(1)).tolist()]
+
+
+def use_plugins() -> list:
+    if f"{SITE}/site" not in sys.path:
+        sys.path.insert(0, f"{SITE}/site")
+    return [*use_family(), opmux.ops.plug_half(torch.ones(1)).tolist()]
+
+
+def use_enable() -> list:
+    names = opmux.enable(include=["softmax", "native_layer_norm"])
+    x = torch.tensor([[0.0, 0.0]])
+    return [torch.softmax(x, -1).tolist(), torch.nn.functional.layer_norm(x, (2,)).tolist(), sorted(names)]
+
+
+def portrait() -> dict:
+    """What the process looks like."""
+    gc.collect()  # a traceback may hold on to a scope
+    get_default_manager()._prepare()
+    table = get_default_manager().registry
+    own = [k for k in table if "fault_" in k or "plug_" in k]
+    ids = lambda key: sorted(f"{i.impl_id} of {table.origin(key, i.impl_id).plugin}" for i in table.impls(key))
+    return {
+        "impls": {k: ids(k) for k in own},
+        "count": sum(len(table.impls(k)) for k in table),
+        "first": {k: get_default_manager().get_selected_impl_id(k) for k in own},
+        "policy": str(policy.get_policy()),
+        "scopes": policy.live_scopes(),
+        "vendors": sorted(packages.known()),
+        "left out": sorted(packages.broken()),
+        "tagged": len(registry.tagged),
+        "plugins": {p.name: p.status for p in discovery.plugins()},
+        "torch": [n for n in ("fault_twice", "fault_twice_bwd", "plug_half") if hasattr(torch.ops.opmux, n)],
+        "stand-ins": discovery._StandIns.live is None and not discovery._importing,
+        "meta_path": len(sys.meta_path),
+        "enabled": sorted(engine.STATE.wanted),
+        "overridden": {d: sorted(made.jumps) for d, made in engine._devices.items()},
+    }
+
+
+def ready_to_enable() -> None:
+    """One family of kernels is imported by the child, and half of the adapters."""
+    get_default_manager()._prepare()
+    for family in specs.families:
+        if family not in ("fault_family", "softmax"):
+            specs.load_implementers(family)
+    for name in ("activation", "norm", "channel_norm", "random"):
+        importlib.import_module(f"opmux.faces.aten.{name}")
+    get_default_manager()._prepare()
+
+
+# name -> what is used, what the parent does first, how many faults. In this order: plugins are loaded once.
+SCENARIOS = {
+    "plugins": (use_plugins, lambda: None, 120),
+    "family": (use_family, lambda: get_default_manager()._prepare(), 340),
+    "enable": (use_enable, ready_to_enable, 50),
+}
+
+
+# ---- faults ---------------------------------------------------------------------------------------------------------
+
+
+class Trace:
+    """Counts the lines of ours that a thread runs, and does something at one of them."""
+
+    def __init__(self, at: int = -1, act=None):
+        self.count, self.at, self.act, self.where = 0, at, act, None
+        self.calls: Counter[types.CodeType] = Counter()
+
+    def local(self, frame, event, arg):
+        if event == "line":
+            self.count += 1
+            if self.count == self.at:
+                self.where = f"{frame.f_code.co_filename.removeprefix(SRC)}:{frame.f_lineno}"
+                self.act()
+        return self.local
+
+    def __call__(self, frame, event, arg):
+        code = frame.f_code
+        if not code.co_filename.startswith((SRC, SITE)) or code.co_name in LOOPS:
+            return None
+        self.calls[code] += 1
+        return self.local if self.calls[code] <= 4 else None  # the same lines again and again teach nothing
+
+
+def traced(use, trace: Trace):
+    sys.settrace(trace)
+    try:
+        return use()
+    finally:
+        sys.settrace(None)
+
+
+def fork(work, limit: int = 60) -> dict:
+    """What a forked child returns."""
+    end, start = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        os.close(end)
+        faulthandler.register(signal.SIGALRM, chain=True)  # a child that hangs says where, and is killed
+        signal.alarm(limit)
+        try:
+            out = work()
+        except BaseException:
+            out = {"failed": traceback.format_exc()}
+        os.write(start, json.dumps(out).encode())
+        os._exit(0)
+    os.close(start)
+    with os.fdopen(end, "rb") as pipe:
+        text = pipe.read()
+    _, status = os.waitpid(pid, 0)
+    return json.loads(text) if text else {"failed": f"died with status {status}"}
+
+
+def clean(use) -> dict:
+    trace = Trace()
+    made = {"result": traced(use, trace), "lines": trace.count}
+    use()
+    return made | {"portrait": portrait()}
+
+
+def after_fault(use, k: int, kind: type) -> dict:
+    def act():
+        sys.settrace(None)
+        raise kind("injected")
+
+    trace, got = Trace(k, act), None
+    try:
+        traced(use, trace)
+    except BaseException as error:
+        got = type(error).__name__
+    try:
+        result = use()
+    except AttributeError as error:  # an op of a plugin that was left out
+        result = str(error) if "plug_half" in str(error) else 1 / 0
+    return {"where": trace.where, "got": got, "result": result, "portrait": portrait()}
+
+
+def after_fork(use, k: int) -> dict:
+    """A thread is in the middle of the first use when the process forks; the child makes its own."""
+    here, forked = threading.Event(), threading.Event()
+
+    def act():
+        here.set()
+        forked.wait(20)
+
+    trace = Trace(k, act)
+
+    def work():
+        try:
+            traced(use, trace)
+        finally:
+            here.set()
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    here.wait(20)
+    out = fork(lambda: {"result": use(), "portrait": portrait()}, limit=25)
+    forked.set()
+    thread.join(20)
+    out["mine"] = use()
+    return out | {"where": trace.where}
+
+
+def same(found: dict, expected: dict) -> bool:
+    return found.get("result") == expected["result"] and found.get("portrait") == expected["portrait"]
+
+
+def run(name: str, part: float) -> dict:
+    use, ready, faults = SCENARIOS[name]
+    ready()
+    gc.collect()
+    gc.freeze()  # what there is now is not looked at again in every child
+    expected = fork(lambda: clean(use))
+    if "failed" in expected:
+        return {"faults": 0, "bad": [expected]}
+    lines, count, forks = expected["lines"], int(faults * part), int(faults * part / 10)
+    report = {"faults": count, "forks": forks, "lines": lines, "bad": [], "expected": expected}
+    for i in range(count):
+        k, kind = 1 + (lines - 1) * i // max(1, count - 1), ERRORS[i % 3]
+        found = fork(partial(after_fault, use, k, kind))
+        # An error in a plugin's code, or while it is loaded, is the plugin's.
+        reported = kind is RuntimeError and name == "plugins" and "portrait" in found and left_out(found, expected)
+        if not same(found, expected) and not reported:
+            report["bad"].append({"k": k, "kind": kind.__name__, **found})
+    for i in range(forks):
+        found = fork(partial(after_fork, use, 1 + lines * i // forks))
+        if "portrait" in found:
+            # A scope of a thread that is not in the child can be found by nobody, and is not known to be gone.
+            found["portrait"]["scopes"] = 0
+        if not same(found, expected) or found["mine"] != expected["result"]:
+            report["bad"].append({"fork": True, **found})
+    return report
+
+
+def left_out(found: dict, expected: dict) -> bool:
+    """Whether a plugin or a vendor's folder was reported as broken, and nothing of it is there."""
+    if found["portrait"]["left out"]:
+        return {**found["portrait"], "left out": [], "count": 0} == {**expected["portrait"], "count": 0}
+    seen = found["portrait"]["plugins"]
+    broken = [n for n, status in seen.items() if status == "broken"]
+    if len(broken) != 1 or (found["portrait"]["stand-ins"], found["portrait"]["scopes"]) != (True, 0):
+        return False
+    if broken == ["chippy"]:
+        return "chippy" not in found["portrait"]["vendors"] and found["result"] == expected["result"]
+    impls = [i for row in found["portrait"]["impls"].values() for i in row]
+    policy_is_ours = "prefer=flagos" in found["portrait"]["policy"]
+    return policy_is_ours and not [i for i in impls if "of plug" in i] and "plug_half" not in found["portrait"]["torch"]
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    install()
+    warm_up()
+    wanted = sys.argv[1].split(",") if len(sys.argv) > 1 else list(SCENARIOS)
+    portion = float(sys.argv[2]) if len(sys.argv) > 2 else 1.0
+    reports = {}
+    for title in (n for n in SCENARIOS if n in wanted):
+        started = time.monotonic()
+        reports[title] = run(title, portion)
+        reports[title]["seconds"] = time.monotonic() - started
+    print(json.dumps(reports))
