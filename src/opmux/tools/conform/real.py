@@ -50,6 +50,8 @@ MOST_ELSEWHERE = 1 << 26
 RANDOM_ROWS = 2  # drawn for each op
 # Of products of float8, relative to the size of the results: an H200 is off by 3e-4 at 7168 terms.
 FP8_SUMS = 2e-3
+# Torch's own of float64 are off by up to 3e-11 (j0 at 3.3, against mpmath).
+TORCH_IS_OFF = "special_bessel_"
 # Torch adds the squares of these in float32, of float64 too: they are no truth beyond that.
 FLOAT32_TRUTH = ("_weight_norm_interface", "_weight_norm_interface_backward")
 # Families whose numbers are a matter of bits: held to the reference in the same dtype, and the spec's tolerance.
@@ -297,6 +299,8 @@ class Judge:
             scale = want.float().square().mean().sqrt().item()
             near = FP8_SUMS + torch.finfo(want.dtype).eps
             return yardstick.differs(words, value, want, Tol(near, near * max(scale, 1.0)))
+        if want.dtype is torch.float64 and self.spec.name.startswith(TORCH_IS_OFF):
+            return yardstick.differs(words, value, want, Tol(1e-9, 1e-10))
         if truth is None or not want.is_floating_point() or want.itemsize == 1:
             return yardstick.differs(words, value, want, self.spec.tol.get(want.dtype, EXACT))
         terms = terms_of(self.spec.family, self.largest, value.numel())
