@@ -79,6 +79,7 @@ def accelerators() -> tuple[str, ...]:
     return machine().accelerators()
 
 
+FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 ACCELERATOR = "accelerator"  # in `OpImpl.devices`: any device type but the CPU
 
 

@@ -58,6 +58,13 @@ LOOKS: dict[str, tuple[Callable[[Any], Any], ...]] = {
     "type dtype": (lambda x: x.device.type, lambda x: x.dtype),
 }
 
+# What is at work when torch must be able to look into a call. Asking for all costs 60 to 150 ns.
+WATCH = {
+    "all": "_dual._current_level >= 0 or _modes() or _transforms()",
+    "transforms": "_transforms()",  # of a kernel that asks for the rest by itself
+    "": "",
+}
+
 BODY = """\
 def {name}({params}):{ask}
     try:
@@ -81,7 +88,7 @@ class Plan:
     key: str
     table: Any
     make: Callable[[Any], Pair] | None = None
-    watch: bool = True  # whether the jump asks for tracers and transforms, which must see the op or its reference
+    watch: str = "all"  # what the jump asks for that must see the op or its reference: a key of WATCH
     first: Callable[[tuple, dict], Any] = first_tensor
     layer: Pair | None = None  # this plan as one pair, made when first asked for
 
@@ -131,7 +138,7 @@ class Form:
     check: Callable[[tuple, dict], None] = lambda args, kwargs: None  # names an argument that should be a tensor
     gate: str = ""  # a question of the text, and what to return where the answer is no: "x not in y: return z"
     live: Callable[..., Any] | None = None  # what is called instead where torch must be able to look into the op
-    codes: dict[tuple[bool, bool, bool, str], types.CodeType] = field(default_factory=dict)
+    codes: dict[tuple[bool, str, bool, str], types.CodeType] = field(default_factory=dict)
 
     @classmethod
     def of(cls, name: str, signature: inspect.Signature, differentiable: bool) -> Form:
@@ -184,15 +191,15 @@ class Form:
             wants,
         )
 
-    def code(self, grad: bool, watch: bool, scoped: bool, key: str) -> types.CodeType:
+    def code(self, grad: bool, watch: str, scoped: bool, key: str) -> types.CodeType:
         """The code object of one variant; compiled once."""
-        variant = grad, watch and self.live is not None, scoped, key
+        variant = grad, "" if self.live is None else watch, scoped, key
         made = self.codes.get(variant)
         if made is None:
             made = self.codes[variant] = self._compile(self._text(*variant))
         return made
 
-    def _text(self, grad: bool, watch: bool, scoped: bool, key: str) -> str:
+    def _text(self, grad: bool, watch: str, scoped: bool, key: str) -> str:
         pick = PICK[key].format(b=slot(key), x="_x" if "(" in str(self.first) else self.first)
         if key and "(" in str(self.first):
             pick = f"({pick.replace('_x.', '(_x := ' + str(self.first) + ').', 1)})"
@@ -220,16 +227,13 @@ class Form:
             look="\n".join("        " + line for line in lines),
         )
 
-    def _ask(self, watch: bool) -> str:
+    def _ask(self, watch: str) -> str:
         first = ""
         if self.asks:
             first = f"\n    if _compiling():\n        return _op({self.passed})"
         elif self.gate:
             first = f"\n    {self.gate}"
-        if not watch:
-            return first
-        asks = "_dual._current_level >= 0 or _modes() or _transforms()"
-        return f"{first}\n    if {asks}:\n        return _live({self.passed})"
+        return f"{first}\n    if {WATCH[watch]}:\n        return _live({self.passed})" if watch else first
 
     def _compile(self, text: str) -> types.CodeType:
         made: dict[str, Any] = dict(self.defaults)
@@ -275,7 +279,7 @@ class Form:
             **more,
         }
 
-    def function(self, globals: dict[str, Any], *, grad: bool, watch: bool, key: str = "") -> types.FunctionType:
+    def function(self, globals: dict[str, Any], *, grad: bool, watch: str, key: str = "") -> types.FunctionType:
         fn = types.FunctionType(self.code(grad, watch, False, key), globals, self.name)
         by_position = [v for n, v in self.defaults.items() if n.removeprefix("_d_") not in self.keyword_defaults]
         fn.__defaults__ = tuple(by_position) or None
@@ -315,9 +319,9 @@ class Jump:
         self.plan = self._unbound
         self.globals = form.globals({"_k": self, "_g": differentiable})
         self.globals[slot("")] = self._unbound.table
-        self.fn = form.function(self.globals, grad=True, watch=True)
+        self.fn = form.function(self.globals, grad=True, watch="all")
         direct = form.wants_grad is None and form.live is None
-        self.raw = self.fn if direct else form.function(self.globals, grad=False, watch=False)
+        self.raw = self.fn if direct else form.function(self.globals, grad=False, watch="")
 
     def point(self, plan: Plan) -> None:
         """Jump to what `plan` says."""
@@ -356,10 +360,10 @@ class Jump:
         self._swap()
 
     def _swap(self) -> None:
-        watch = self.scoped or self.plan.watch  # a scope may lead anywhere
+        watch = "all" if self.scoped else self.plan.watch  # a scope may lead anywhere
         self.fn.__code__ = self.form.code(True, watch, self.scoped, self.plan.key)
         if self.raw is not self.fn:
-            self.raw.__code__ = self.form.code(False, False, self.scoped, self.plan.key)
+            self.raw.__code__ = self.form.code(False, "", self.scoped, self.plan.key)
 
 
 def slot(key: str) -> str:

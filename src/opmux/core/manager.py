@@ -237,16 +237,17 @@ class OpManager:
             return Plan("", leaf(None), watch=watch)
         return Plan(" ".join(looks), {}, leaf, watch, facts.first_tensor if spec is None else spec.first_tensor)
 
-    def _watch(self, key: str, ordered: list[OpImpl], devices: tuple[str, ...]) -> bool:
-        """Whether a jump must ask if a tracer or a transform of torch is at work.
+    def _watch(self, key: str, ordered: list[OpImpl], devices: tuple[str, ...]) -> str:
+        """What a jump must ask for before it leads to these impls: a key of WATCH.
 
-        Not where the impls that can run here ask by themselves, as the C++ kernels do, nor for a composition: its parts
-        are asked. Of an op with a reference alone, tracers shall still see the op.
+        A composition is asked in its parts. Kernels that ask by themselves, as the C++ ones do, cannot see vmap, which
+        hands them plain tensors. Of an op with a reference alone, tracers shall still see the op.
         """
         here = [i for i in ordered if any(self._static_refusal(key, i, d) is None for d in devices)]
         others = [i for i in here if i.kind is not BackendImplKind.REFERENCE and not hasattr(i.fn, "parts")]
-        asks = [getattr(i.fn, "declines_tracers", False) for i in others]
-        return not all(asks) or (not asks and key.startswith("opmux::"))
+        if not others:
+            return "all" if key.startswith("opmux::") else ""
+        return "transforms" if all(map(_declines_tracers, others)) else "all"
 
     def _chain(
         self,
@@ -472,6 +473,11 @@ def _dtype_refusal(impl: OpImpl, dtype: Any, device: str) -> Refused | None:
         return None
     takes = ", ".join(sorted(facts.dtype_name(d) for d in impl.supported_dtypes))
     return Refused(impl, "dtype", f"takes {takes}; the first tensor is {facts.dtype_name(dtype)}")
+
+
+def _declines_tracers(impl: OpImpl) -> bool:
+    every = impl.supported_dtypes is None or set(facts.FLOATS) <= impl.supported_dtypes
+    return every and getattr(impl.fn, "declines_tracers", False)
 
 
 def _default_device() -> str:
