@@ -86,7 +86,7 @@ def test_cublas_calls_compute_linear(name, dtype):
         got = fn(*sample.args)
         agree(spec, got, sample.args, sample.id)
         assert not any(t._is_view() for t in as_tuple(got)), sample.id
-    for bad in spec.errors(CPU):
+    for bad in (b for b in spec.errors(CPU) if b.typed):
         with pytest.raises(bad.error, match=bad.match):
             fn(*bad.args)
 
@@ -124,7 +124,7 @@ def test_attention_looks_as_the_spec_says(fn, when, order):
 @pytest.mark.parametrize("fn, when", ATTENTION, **by_impl)
 def test_a_callers_mistake_is_said_by_the_spec(fn, when):
     spec = specs.find(fn.op)
-    for bad in spec.errors(CPU):
+    for bad in (b for b in spec.errors(CPU) if b.typed):
         with pytest.raises(bad.error, match=bad.match):
             when(*bad.args)
 
@@ -191,7 +191,7 @@ def test_cudnns_batch_norm_looks_as_the_spec_says(name):
                 assert (a.shape, a.stride(), a.dtype) == (b.shape, b.stride(), b.dtype), sample.id
             taken += 1
     assert taken >= 2
-    for bad in spec.errors(CPU):
+    for bad in (b for b in spec.errors(CPU) if b.typed):
         with pytest.raises(bad.error, match=bad.match):
             fn.when(*bad.args)
 

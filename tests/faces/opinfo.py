@@ -130,13 +130,13 @@ class Count:
         return self
 
     def _about(self, name: str, fn: Callable[..., Any]) -> Callable[..., Any]:
-        from opmux.core.errors import NotSupported
+        from opmux.core.errors import BadArgument, NotSupported
 
         @functools.wraps(fn)
         def call(*args: Any, **kwargs: Any) -> Any:
             try:
                 made = fn(*args, **kwargs)
-            except NotSupported:
+            except (NotSupported, BadArgument):
                 self.declined[name] += 1
                 raise
             self.served[name] += 1

@@ -33,7 +33,7 @@ def test_results_into_given_tensors_come_from_torch_where_statistics_change():
     """They would be checked too late: the overload must not follow from the functional one."""
     from opmux.faces.aten.overloads import table
 
-    assert table()["native_batch_norm.out"].adapter.overload == "native_batch_norm.out"
+    assert table()["native_batch_norm.out"].adapter.name == "native_batch_norm.out"
 
 
 # ---- group norm -----------------------------------------------------------------------------------------------------

@@ -99,7 +99,7 @@ def test_agrees_with_the_reference(spec, impl, dtype):
 
 @pytest.mark.parametrize("spec, impl", KERNELS, ids=[s.name for s, _ in KERNELS])
 def test_refuses_what_the_reference_refuses(spec, impl):
-    for bad in spec.errors(CPU):
+    for bad in (b for b in spec.errors(CPU) if b.typed):
         with pytest.raises(bad.error, match=bad.match):
             impl.fn(*bad.args)
 

@@ -121,7 +121,7 @@ def test_bad_arguments_are_refused_by_name(spec):
         with pytest.raises(bad.error, match=bad.match):
             getattr(opmux.ops, spec.name)(*bad.args, **bad.kwargs)
     first = spec.names[0]
-    with pytest.raises(TypeError, match=f"{spec.name}: argument '{first}' must be a Tensor, got list"):
+    with pytest.raises(TypeError, match=f"{spec.name}: {first} must be a Tensor; got list"):
         getattr(opmux.ops, spec.name)([1.0], *samples(spec)[0].args[1:])
 
 

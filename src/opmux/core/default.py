@@ -265,7 +265,7 @@ def _reference(spec: Spec) -> OpImpl:
 
 def reference(spec: Spec) -> Callable[..., Any]:
     """An op's reference, with references all the way down."""
-    if spec.primitive or not spec.parts:
+    if spec.primitive or not spec.parts or spec.adapter is not None:
         return spec.reference
     return lift(spec, {key: reference(part) for key, part in spec.parts.items()})
 
@@ -286,6 +286,10 @@ def _token(impl: OpImpl) -> tuple[str, BackendImplKind, str | None]:
 
 def lift(spec: Spec, parts: dict[str, Callable[..., Any]]) -> Callable[..., Any]:
     """A composition with its parts, by key, bound to given functions: the same code, other globals."""
+    if spec.adapter is not None:
+        bound: Any = spec.adapter.bind(parts)
+        bound.lifted_from = spec
+        return bound
     made: dict[types.FunctionType, Any] = {}
 
     def again(fn: types.FunctionType) -> Any:

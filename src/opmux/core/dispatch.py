@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from . import layouts, library, results, snapshot
-from .errors import DispatchError, NoImplementation, NotSupported, WrongResult
+from .errors import BadArgument, DispatchError, NoImplementation, NotSupported, WrongResult
 from .facts import dtype_name, first_tensor, is_plain, is_real, shape_class, tensors
 from .jump import Form, Pair, forward_ad, live_modes, reraise, transforms_active
 from .log import logger
@@ -349,14 +349,15 @@ class Chain:
         return error
 
     def _declines(self, error: Exception, candidate: Candidate | None = None) -> bool:
-        """Whether an impl has declined before its first write, by contract.
+        """Whether an impl has declined before its first write. To an op of torch's, an argument that ours does not take
+        is that: torch's own kernel may take it, or raises torch's own error.
 
         That no impl of *another* op could run is an ordinary error, except to a composition, which is its parts.
         """
         if isinstance(error, NoImplementation):
             lifted = any(hasattr(c.impl.fn, "parts") for c in ((candidate,) if candidate else self.candidates))
             return error.op_key == self.key or lifted
-        return isinstance(error, NotSupported)
+        return isinstance(error, NotSupported) or (isinstance(error, BadArgument) and isinstance(self.spec, Derived))
 
 
 class Walk:
@@ -427,9 +428,12 @@ class Walk:
                 raise error from None
         if is_fatal(error):
             raise _with_trail(error, self.trail, chain)
+        if not chain._declines(error, candidate):
+            if isinstance(error, BadArgument):
+                raise error.with_traceback(None) from None
+            self._raise_bad_argument()
         if self._ends_here(candidate, error, first_error):
             cause = first_error or error
-            self._name_bad_argument(cause)
             raise _with_trail(cause, self.trail, chain)
         self.trail.append((Refused(candidate.impl, "error", _words(error)), error))
 
@@ -451,12 +455,14 @@ class Walk:
             return False
         return chain._fake_fails(self.args, self.kwargs)
 
-    def _name_bad_argument(self, error: Exception) -> None:
-        """Raise an error that names the argument, where it is no tensor: "'list' has no attribute" helps nobody."""
+    def _raise_bad_argument(self) -> None:
+        """Raise BadArgument where an argument is not what the op takes: an impl's own error may say anything."""
         spec = self.chain.spec
-        ours = self.chain._typed and spec is not None and spec.space != "aten"
-        if spec is not None and ours and not self.strict and isinstance(error, (AttributeError, TypeError)):
-            spec.check_types(self.args, self.kwargs)
+        if spec is not None and self.chain._typed and spec.space != "aten":
+            try:
+                spec.check(self.args, self.kwargs)
+            except BadArgument as bad:
+                raise bad.with_traceback(None) from None
 
 
 # A function that asks before it jumps to the first candidate, and walks where the answer is no. A question that raises

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 
@@ -51,6 +51,48 @@ def _unknown_again(message: str, name: str) -> UnknownName:
     again = UnknownName.__new__(UnknownName)
     again.args, again.name = (message,), name
     return again
+
+
+class BadArgument(OpmuxError):
+    """An argument that an op does not take. It is a TypeError or a ValueError as well.
+
+    `expected` follows "must" ("be float32, the dtype of {x}") and names other arguments in braces. A function in front
+    of the op that has other names for them raises the same error with those:
+    `raise error.seen_as("rmsnorm_fwd", {"x": "input"}) from None`.
+    """
+
+    def __init__(self, op: str, argument: str, expected: str, got: str, names: Mapping[str, str] | None = None):
+        self.op, self.argument, self.expected, self.got, self.names = op, argument, expected, got, dict(names or {})
+        super().__init__(op, argument, expected, got, self.names)
+
+    @classmethod
+    def of(cls, op: str, argument: str, expected: str, got: str, kind: type[Exception] = ValueError) -> BadArgument:
+        """An error of the subclass that is also of that kind: TypeError or ValueError."""
+        return (BadArgumentType if kind is TypeError else BadArgumentValue)(op, argument, expected, got)
+
+    def seen_as(self, op: str, names: Mapping[str, str]) -> BadArgument:
+        """The same mistake, as the caller of another function made it."""
+        before = {k: names.get(v, v) for k, v in self.names.items()}
+        return type(self)(op, self.argument, self.expected, self.got, {**names, **before})
+
+    def __str__(self) -> str:
+        name = self.names.get(self.argument, self.argument)
+        return f"{self.op}: {name} must {self.expected.format_map(_Own(self.names))}; got {self.got}"
+
+
+class BadArgumentType(BadArgument, TypeError):
+    """An argument of the wrong type or dtype."""
+
+
+class BadArgumentValue(BadArgument, ValueError):
+    """An argument of the wrong shape, device or value."""
+
+
+class _Own(dict):
+    """Names of arguments, each its own where it has no other."""
+
+    def __missing__(self, name: str) -> str:
+        return name
 
 
 class BadLayout(OpmuxError, TypeError):

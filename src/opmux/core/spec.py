@@ -7,10 +7,12 @@ gradients as `d<result>`, saved values under the name they had in the forward (a
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import inspect
 import pkgutil
 import types
+import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,7 +22,8 @@ import torch
 from torch import Tensor
 
 from . import library
-from .errors import BadSpec, UnknownName
+from .contract import Contract, Where
+from .errors import BadArgument, BadSpec, UnknownName
 from .facts import first_tensor, tensors
 from .jump import Jump, is_tensor
 from .loading import Home, on_failure
@@ -33,6 +36,10 @@ DOORS = {
     "row": ("aten",),  # a vendor's get_specific_ops
     "ops": ("opmux", "tex", "aten"),  # opmux.ops
 }
+
+
+# Packages whose modules declare ops, and what comes before the names of their families.
+ROOTS = {"opmux.specs": "", "opmux.faces.tex.ops": "tex_"}
 
 
 @dataclass(frozen=True)
@@ -64,13 +71,17 @@ class Sample:
 
 @dataclass(frozen=True)
 class BadSample:
-    """Arguments an op must refuse, the exception it must raise, and a pattern its message must match."""
+    """Arguments an op must refuse, the exception it must raise, and a pattern its message must match.
+
+    With `typed`, each argument is at least of the right Python type: then every impl refuses it by itself.
+    """
 
     args: tuple
     error: type[Exception]
     match: str
     kwargs: dict[str, Any] = field(default_factory=dict)
     id: str = ""
+    typed: bool = True
 
 
 # An argument that is an object with a state of its own, which the op may update: a quantizer's amax and scale.
@@ -91,7 +102,7 @@ class Spec:
     grad: str | None = None
     mutates: tuple[str, ...] = ()
     samples: Samples | None = None
-    errors: BadSamples | None = None
+    bad_samples: BadSamples | None = None  # of rules that the signature does not say
     tol: Mapping[torch.dtype, Tol] = field(default_factory=lambda: TOL)
     traffic: Callable[..., int] | None = None
     flops: Callable[..., int] | None = None
@@ -101,6 +112,8 @@ class Spec:
     looks: tuple[str, ...] = ()  # arguments of a backward of which shape and dtype count alone: they are not kept
     compared: Callable[[dict[str, Any]], dict[str, Any]] | None = None  # of named results, what tolerances apply to
     recompute: Callable[..., tuple] | None = None  # the results again, from what the backward saves, by name
+    where: tuple[Where, ...] = ()  # what the arguments must be beyond their annotations
+    adapter: Any = None  # of a function with a foreign signature: the ops it is made of (adapter.Adapter)
 
     @property
     def key(self) -> str:
@@ -113,15 +126,34 @@ class Spec:
 
     @property
     def family(self) -> str:
-        return self.reference.__module__.rpartition(".")[2]
+        """The file that declares the op; that of a face's function with the space before it, `tex_norm`."""
+        return specs.family_of(self.reference.__module__)
+
+    @cached_property
+    def hints(self) -> dict[str, Any]:
+        """The annotations in full, with shapes and rules."""
+        return typing.get_type_hints(inspect.unwrap(self.reference), include_extras=True)
+
+    @cached_property
+    def contract(self) -> Contract:
+        """What the arguments must be."""
+        own = Contract.of(self.name, {n: self.hints.get(n) for n in self.names}, self.where)
+        return own if self.adapter is None else self.adapter.contract(own)
 
     @cached_property
     def signature(self) -> inspect.Signature:
-        return inspect.signature(self.reference, eval_str=True)
+        """The signature, with plain types."""
+        return plain_signature(self.reference)
+
+    @cached_property
+    def doc(self) -> str:
+        """The docstring, with dtypes and shapes of the arguments."""
+        return self.contract.documented(inspect.cleandoc(inspect.unwrap(self.reference).__doc__ or ""))
 
     @property
-    def doc(self) -> str:
-        return inspect.cleandoc(self.reference.__doc__ or "")
+    def summary(self) -> str:
+        """The docstring up to its arguments."""
+        return inspect.cleandoc(inspect.unwrap(self.reference).__doc__ or "").partition("\n\nArgs:")[0]
 
     @cached_property
     def names(self) -> tuple[str, ...]:
@@ -135,7 +167,7 @@ class Spec:
     @cached_property
     def writes(self) -> tuple[str, ...]:
         """The arguments that a call may change: those the schema declares, and objects that hold state."""
-        stateful = (n for n, p in self.signature.parameters.items() if State in _annotations(p.annotation))
+        stateful = (n for n, hint in self.hints.items() if State in _annotations(hint))
         return tuple(dict.fromkeys((*self.mutates, *stateful)))
 
     @cached_property
@@ -172,6 +204,8 @@ class Spec:
     @cached_property
     def parts(self) -> dict[str, Spec]:
         """The ops a composition is made of, by key: those its code names, and that of the plain functions it calls."""
+        if self.adapter is not None:
+            return {s.key: s for s in self.adapter.over}
         found = {s.key: s for fn in reached(self.reference) for s in named_ops(fn).values() if s is not self}
         return dict(sorted(found.items()))
 
@@ -179,17 +213,27 @@ class Spec:
     def gradient(self) -> Gradient:
         return Gradient.of(self, specs.find(self.grad or "", (self.space,)))
 
-    def check_types(self, args: tuple, kwargs: dict) -> None:
-        """Raise TypeError naming the first argument that should be a tensor and is not."""
-        given = self.signature.bind(*args, **kwargs).arguments
-        for p in self.signature.parameters.values():
-            value = given.get(p.name, p.default)
-            if not is_tensor(p.annotation) and not is_tensor(p.annotation, optional=True):
-                continue
-            if not isinstance(value, Tensor) and (value is not None or is_tensor(p.annotation)):
-                wanted = "a Tensor" if is_tensor(p.annotation) else "a Tensor or None"
-                words = f"{self.name}: argument '{p.name}' must be {wanted}, got {_type_name(value)}"
-                raise TypeError(words) from None
+    def check(self, args: tuple, kwargs: dict) -> None:
+        """Raise BadArgument for the first argument that is not what the op takes."""
+        try:
+            bound = self.signature.bind(*args, **kwargs)
+        except TypeError:  # called by an interface that an impl has of its own
+            return
+        bound.apply_defaults()
+        self.contract.check(bound.arguments)
+
+    def errors(self, device: torch.device | str) -> Iterator[BadSample]:
+        """Calls that must raise: each argument spoiled in every way that its annotation excludes, and `bad_samples`."""
+        device = torch.device(device)
+        made = list(self.samples(torch.float32, device)) if self.samples is not None else []
+        good = [{**dict(zip(self.names, s.args, strict=False)), **s.kwargs} for s in made]
+        for a in self.contract.arguments if self.space == "opmux" or self.adapter is not None else ():
+            base = next((g for g in good if g.get(a.name) is not None), None)
+            for word, typed, args in () if base is None else self.contract.bad(a, base):
+                match = rf"^{self.name}: (.*\b)?{a.name}\b"
+                yield BadSample(tuple(args.values()), BadArgument, match, id=f"{a.name}: {word}", typed=typed)
+        if self.bad_samples is not None:
+            yield from self.bad_samples(device)
 
     def bytes_moved(self, *args: Any, **kwargs: Any) -> int:
         """The fewest bytes the op must move: each input read once, each result written once."""
@@ -260,14 +304,14 @@ class Gradient:
 class Specs:
     """Every declared op by its key, and the families that have not been looked into yet."""
 
-    def __init__(self, root: str = "opmux.specs", implementers: tuple[str, ...] = ("opmux.kernels",)):
+    def __init__(self, roots: Mapping[str, str] = ROOTS, implementers: tuple[str, ...] = ("opmux.kernels",)):
         self.by_key: dict[str, Spec] = {}
         self.functions: dict[str, Callable[..., Any]] = {}
         self.jumps: dict[str, Jump] = {}
         self.derived: dict[str, Derived] = {}
         self.version = 0  # counts declarations and removals
         self._folded: tuple[int, dict[str, str]] = (-1, {})  # keys by their folded names, of a version
-        self.root = root
+        self.roots = roots  # packages of families, and what comes before the names of theirs
         self.implementers = implementers
         self._loaded: set[str] = set()
         self._homes: dict[str, Home] = {}  # by key, for as long as the import that declares it may fail
@@ -318,18 +362,30 @@ class Specs:
         home = self._homes.get(key)
         return home is not None and home.gone
 
-    @cached_property
+    @property
     def families(self) -> tuple[str, ...]:
-        found = importlib.util.find_spec(self.root)
-        paths = list(found.submodule_search_locations or ()) if found else []
-        names = (m.name for m in pkgutil.iter_modules(paths))
-        return tuple(sorted(n for n in names if not n.startswith("_") and n != "samples"))
+        return tuple(self._modules)
+
+    @cached_property
+    def _modules(self) -> dict[str, str]:
+        """The module of each family."""
+        made = {}
+        for root, prefix in self.roots.items():
+            found = importlib.util.find_spec(root)
+            paths = list(found.submodule_search_locations or ()) if found else []
+            names = [m.name for m in pkgutil.iter_modules(paths)]
+            made |= {f"{prefix}{n}": f"{root}.{n}" for n in names if not n.startswith("_") and n != "samples"}
+        return dict(sorted(made.items()))
+
+    def family_of(self, module: str) -> str:
+        root, _, name = module.rpartition(".")
+        return f"{self.roots.get(root, '')}{name}"
 
     def _unlikely(self, family: str, name: str) -> int:
         """How unlikely a family that is not loaded has an op, by its text: importing one costs up to 0.2 s."""
         if family in self._loaded:
             return 0
-        found = importlib.util.find_spec(f"{self.root}.{family}")
+        found = importlib.util.find_spec(self._modules[family])
         try:
             text = Path(found.origin).read_text(encoding="utf-8") if found and found.origin else ""
         except (OSError, UnicodeDecodeError):  # no source: compiled alone, or in an archive
@@ -341,7 +397,7 @@ class Specs:
         if family in self._loaded:
             return
         try:
-            module = importlib.import_module(f"{self.root}.{family}")
+            module = importlib.import_module(self._modules[family])
         except BaseException:
             self.sweep()
             raise
@@ -392,8 +448,8 @@ class Specs:
         if found is None or self.is_whole(key):
             return found
         home = self._homes.get(key)
-        if home is not None and home.name.startswith(f"{self.root}."):
-            self.load(home.name.rpartition(".")[2])  # waits for a thread that imports it, or imports it again
+        if home is not None and home.name in self._modules.values():
+            self.load(self.family_of(home.name))  # waits for a thread that imports it, or imports it again
         elif home is not None and home.gone:
             self.sweep()
         return self.by_key.get(key)
@@ -444,12 +500,16 @@ def op(
     looks: str = "",
     compared: Callable[[dict[str, Any]], dict[str, Any]] | None = None,
     recompute: Callable[..., tuple] | None = None,
+    where: Where | tuple[Where, ...] = (),
+    adapter: Any = None,
     space: str = "opmux",
     name: str | None = None,
 ) -> Callable[..., Any]:
     """Declare an op: the decorated function is its reference; what comes back is the op's stable function.
 
-    The function has `.spec` and `.reference`. Only ops of the space `opmux` get a torch schema and a fake kernel. An op
+    The function has `.spec`, `.reference` and `.check(x=..., ...)`, which raises BadArgument.
+
+    Only ops of the space `opmux` get a torch schema and a fake kernel. An op
     of the space `aten` is one torch has, under ATen's name and signature: where a gradient is wanted it is torch's own
     that runs, and so it is in compiled code, where the compiler fuses what would be opaque otherwise.
     """
@@ -458,15 +518,17 @@ def op(
         spec = Spec(
             name or reference.__name__, space, reference, tuple(out.split()), grad, tuple(mutates),
             samples, errors, {**TOL, **(tol or {})}, traffic, flops, schema, fake, result, tuple(looks.split()),
-            compared, recompute,
+            compared, recompute, where if isinstance(where, tuple) else (where,), adapter,
         )  # fmt: skip
         _check_declaration(spec)
+        if space == "opmux" or adapter is not None:
+            object.__setattr__(spec, "reference", _checked(spec))
         jump = library.make_jump(spec)
         fn: Any = jump.fn
-        fn.spec, fn.reference = spec, reference
-        fn.__doc__, fn.__module__ = reference.__doc__, reference.__module__
+        fn.spec, fn.reference, fn.check = spec, spec.reference, lambda **given: spec.contract.check(given)
+        fn.__doc__, fn.__module__ = spec.doc, reference.__module__
         fn.__qualname__ = spec.name
-        fn.__annotations__ = inspect.get_annotations(inspect.unwrap(reference), eval_str=True)
+        fn.__annotations__ = typing.get_type_hints(inspect.unwrap(reference))
         specs.add(spec, jump)
         try:
             if space == "opmux":
@@ -479,6 +541,28 @@ def op(
         return fn
 
     return declare if reference is None else declare(reference)
+
+
+def _checked(spec: Spec) -> Callable[..., Any]:
+    """The reference of an op, which looks at its arguments first."""
+    body, names, contract = spec.reference, spec.names, spec.contract
+
+    @functools.wraps(body)
+    def reference(*args: Any, **kwargs: Any) -> Any:
+        contract.check({**dict(zip(names, args, strict=False)), **kwargs})
+        return body(*args, **kwargs)
+
+    reference.__signature__ = spec.signature  # type: ignore[attr-defined]  # without shapes, as torch knows types alone
+    return reference
+
+
+def plain_signature(fn: Callable[..., Any]) -> inspect.Signature:
+    """A function's signature with its types alone: `Float[Tensor, "n"]` is `Tensor`."""
+    types = typing.get_type_hints(inspect.unwrap(fn))
+    found = inspect.signature(fn)
+    params = [p.replace(annotation=types.get(p.name, p.annotation)) for p in found.parameters.values()]
+    returns = types.get("return", found.return_annotation)
+    return found.replace(parameters=params, return_annotation=None if returns is type(None) else returns)
 
 
 def _check_declaration(spec: Spec) -> None:
@@ -542,7 +626,3 @@ def _package(fn: Callable[..., Any]) -> str:
 def _annotations(annotation: Any) -> tuple[Any, ...]:
     """An annotation, and what it is a list or a union of."""
     return (annotation, *getattr(annotation, "__args__", ()))
-
-
-def _type_name(value: Any) -> str:
-    return "None" if value is None else type(value).__name__

@@ -15,12 +15,11 @@ import triton.language as tl
 from torch import Tensor
 
 from ..core.registry import impl
-from ..specs import _fp8
 from ..specs import norm as spec
 from .lib.config import Tiles, tunable
 from .lib.fp8 import cast_of, inverse_room, note, put
 from .lib.launch import Launcher
-from .lib.plans import plans
+from .lib.plans import check, plans
 from .lib.rows import DEVICES, Room, Rows, even_rows, fits, inside, packed, programs, wide_of
 from .lib.team import Team, can_meet, gather, gather_pairs, place, post
 from .lib.totals import adding_up, share_of
@@ -476,10 +475,7 @@ def _plan(
     keepdim: bool = False,
     fp8: torch.dtype | None = None,
 ) -> Forward:
-    if residual is not None:
-        spec.check_add(x, residual, weight)
-    else:
-        spec.check(op, x, cols={"weight": weight, "bias": bias})
+    check(op, x=x, residual=residual, weight=weight, bias=bias)
     given = [t for t in (x, residual, weight, bias) if t is not None]
     pack = not all(even_rows(t) for t in given)
     x, residual = packed(x), None if residual is None else packed(residual)
@@ -555,11 +551,12 @@ class Backward(NamedTuple):
 def _plan_backward(
     op: str, dy: Tensor, ds: Tensor | None, x: Tensor, weight: Tensor, mean: Tensor | None, rstd: Tensor, twice: bool
 ) -> Backward:
-    given_full = {"dy": dy} if ds is None else {"dy": dy, "ds" if twice else "add": ds}
-    stats = {"rstd": rstd} if mean is None else {"mean": mean, "rstd": rstd}
-    spec.check(op, x, lead="s" if twice else "x", full=given_full, cols={"weight": weight}, rows=stats)
+    names = {"s": x, "ds": ds} if twice else {"x": x, "add": ds}
+    check(op, dy=dy, **names, weight=weight, mean=mean, rstd=rstd)
     pack = not all(even_rows(t) for t in (dy, ds, x, weight) if t is not None)
-    pack = pack or not all(t.is_contiguous() for t in stats.values())  # read as one list, whatever their shape
+    pack = pack or not all(
+        t is None or t.is_contiguous() for t in (mean, rstd)
+    )  # read as one list, whatever their shape
     n, dtype, centred, wide = x.shape[-1], x.dtype, mean is not None, wide_of(x.dtype)
     like_x, like_w = Room.of(x.shape, dtype), Room.of(weight.shape, weight.dtype)
     outs = (like_x, like_x if twice else None, like_w, like_w if centred else None)
@@ -726,8 +723,7 @@ def _plan_norm(
     dtype: torch.dtype,
     centred: bool,
 ) -> Forward:
-    spec.check(op, x, cols={"weight": weight, "bias": bias})
-    _fp8.check(op, x, scale, amax, dtype)
+    check(op, x=x, scale=scale, amax=amax, dtype=dtype)
     return _plan(op, x, None, weight, bias, centred, fp8=dtype)
 
 

@@ -6,17 +6,22 @@ Results are bytes, the inverse of the scale, and what the op has beside y.
 """
 
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor
 
+from ..core.contract import FP8, Float32, contiguous, one_of, single
 from ..core.spec import BadSample, BadSamples, Tol
 from .quant import amax_of, bytes_of, check_buffer, check_fp8, inverse, put
 from .samples import WRONG, Case, Draw, Maker
 
 # Bytes next to each other are neighbours in float8: sums in another order may tip a value over.
 BYTES = {torch.uint8: Tol(0.0, 1.0)}
+
+# Types of the arguments of a cast: its scale and its amax, and the dtype that it casts to.
+One = Float32[Tensor, "...", single(), contiguous()]
+Float8 = Annotated[torch.dtype, one_of(*FP8)]
 
 
 def check(op: str, x: Tensor, scale: Tensor, amax: Tensor | None, dtype: Any) -> None:

@@ -9,6 +9,7 @@ import functools
 import inspect
 import math
 import sys
+import types
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -499,10 +500,26 @@ def check_output(op: str, quantizer: Any, output: Any) -> None:
         raise TypeError(f"{op}: output must be None or a {TENSORS[kind]}; got {type_name(output)}")
 
 
+# The ops that quantizing and dequantizing take: for `over` of functions that do.
+CASTS = (
+    amax_abs, fp8_blocks_into, fp8_blocks_uncast, fp8_cast_into, fp8_current_into, fp8_scale, fp8_uncast, mxfp8_into,
+    mxfp8_uncast,
+)  # fmt: skip
+
+
+def _ops() -> Any:
+    """The ops of `CASTS`, for callers that do not say whose."""
+    return types.SimpleNamespace(
+        amax_abs=amax_abs, fp8_blocks_into=fp8_blocks_into, fp8_blocks_uncast=fp8_blocks_uncast,
+        fp8_cast_into=fp8_cast_into, fp8_current_into=fp8_current_into, fp8_scale=fp8_scale, fp8_uncast=fp8_uncast,
+        mxfp8_into=mxfp8_into, mxfp8_uncast=mxfp8_uncast,
+    )  # fmt: skip
+
+
 # ---- quantizing -----------------------------------------------------------------------------------------------------
 
 
-def quantized(value: Tensor, quantizer: Any, output: Any = None, noop: Tensor | None = None) -> Any:
+def quantized(value: Tensor, quantizer: Any, output: Any = None, noop: Tensor | None = None, call: Any = None) -> Any:
     """The value as the quantizer wants it, in a tensor of the quantizer's own kind (`output`, where given).
 
     A quantizer of None gives the value itself. `noop` other than zero leaves output as it is; it is read on the device.
@@ -510,7 +527,8 @@ def quantized(value: Tensor, quantizer: Any, output: Any = None, noop: Tensor | 
     kind = kind_of(quantizer)
     if kind is None:
         return value
-    x = plain(value) if is_quantized(value) else value.detach()
+    call = call or _ops()
+    x = plain(value, call=call) if is_quantized(value) else value.detach()
     x = x if x.is_contiguous() else x.contiguous()
     shape = tuple(x.shape)
     if output is None:
@@ -520,18 +538,18 @@ def quantized(value: Tensor, quantizer: Any, output: Any = None, noop: Tensor | 
     if kind == "delayed":
         dtype = torch_dtype(quantizer.dtype)
         scale = quantizer.scale
-        fp8_cast_into(x, scale, *_per_tensor(made, shape), made._scale_inv, quantizer.amax, noop, dtype)
+        call.fp8_cast_into(x, scale, *_per_tensor(made, shape), made._scale_inv, quantizer.amax, noop, dtype)
     elif kind == "current":
-        _current(x, quantizer, made, noop)
+        _current(call, x, quantizer, made, noop)
     elif kind == "block":
         two_d, pow2, eps = quantizer.block_scaling_dim == 2, quantizer.force_pow_2_scales, quantizer.amax_epsilon
         buffers = _shaped(made, shape, turned(shape))
-        fp8_blocks_into(x, *buffers, noop, torch_dtype(quantizer.dtype), two_d, pow2, eps)
+        call.fp8_blocks_into(x, *buffers, noop, torch_dtype(quantizer.dtype), two_d, pow2, eps)
     elif kind == "mxfp8":
         two_d = getattr(quantizer, "with_2d_quantization", False)
-        mxfp8_into(x, *_shaped(made, shape, shape), noop, torch_dtype(quantizer.dtype), two_d)
+        call.mxfp8_into(x, *_shaped(made, shape, shape), noop, torch_dtype(quantizer.dtype), two_d)
     else:
-        _nvfp4(x, quantizer, made, noop)
+        _nvfp4(call, x, quantizer, made, noop)
     return made
 
 
@@ -554,19 +572,20 @@ def _shaped(made: Any, row: tuple[int, ...], col: tuple[int, ...]) -> tuple[Any,
     )
 
 
-def _current(x: Tensor, quantizer: Any, made: Any, noop: Tensor | None) -> None:
+def _current(call: Any, x: Tensor, quantizer: Any, made: Any, noop: Tensor | None) -> None:
     dtype = torch_dtype(quantizer.dtype)
     pow2, eps = quantizer.force_pow_2_scales, quantizer.amax_epsilon
     if not quantizer.with_amax_reduction:
-        fp8_current_into(x, *_per_tensor(made, tuple(x.shape)), made._scale_inv, noop, dtype, pow2, eps)
+        call.fp8_current_into(x, *_per_tensor(made, tuple(x.shape)), made._scale_inv, noop, dtype, pow2, eps)
         return
-    amax = shared_amax(amax_abs(x), quantizer)
-    scale = fp8_scale(amax, dtype, pow2, eps)
-    fp8_cast_into(x, scale, *_per_tensor(made, tuple(x.shape)), made._scale_inv, None, noop, dtype)
+    amax = shared_amax(call.amax_abs(x), quantizer)
+    scale = call.fp8_scale(amax, dtype, pow2, eps)
+    call.fp8_cast_into(x, scale, *_per_tensor(made, tuple(x.shape)), made._scale_inv, None, noop, dtype)
 
 
-def fp4_amaxes(x: Tensor, quantizer: Any) -> tuple[Tensor | None, Tensor | None]:
+def fp4_amaxes(x: Tensor, quantizer: Any, call: Any = None) -> tuple[Tensor | None, Tensor | None]:
     """The amax of an NVFP4 tensor's rowwise and columnwise numbers, over all who take part."""
+    amax_abs = (call or _ops()).amax_abs
     flat = x.reshape(matrix(x.shape))
     row = col = None
     if quantizer.rowwise_usage:
@@ -585,11 +604,11 @@ def _fp4_columns(flat: Tensor, quantizer: Any) -> Tensor:
     return rotated(columns, quantizer.rht_matrix.to(flat.device)) if quantizer.with_rht else columns
 
 
-def _nvfp4(x: Tensor, quantizer: Any, made: Any, noop: Tensor | None) -> None:
+def _nvfp4(call: Any, x: Tensor, quantizer: Any, made: Any, noop: Tensor | None) -> None:
     if quantizer.with_rht and not quantizer.with_post_rht_amax:
         raise NotSupported("quantize: quantizer must have with_post_rht_amax where it has with_rht")
     if x.numel():
-        fp4_into(x, quantizer, made, *fp4_amaxes(x, quantizer), noop)
+        fp4_into(x, quantizer, made, *fp4_amaxes(x, quantizer, call), noop)
 
 
 def fp4_into(
@@ -646,7 +665,7 @@ def logical_shape(value: Any) -> torch.Size:
 # ---- and back -------------------------------------------------------------------------------------------------------
 
 
-def plain(value: Any, dtype: torch.dtype | None = None, columnwise: bool = False) -> Tensor:
+def plain(value: Any, dtype: torch.dtype | None = None, columnwise: bool = False, call: Any = None) -> Tensor:
     """The numbers a tensor stands for, in a dtype (by default its own); a plain tensor is itself.
 
     Where data is held both ways, the rowwise is read; the other where `columnwise` says so. They differ in rounding.
@@ -656,8 +675,9 @@ def plain(value: Any, dtype: torch.dtype | None = None, columnwise: bool = False
         return value if dtype is None or value.dtype is dtype else value.to(dtype)
     own = getattr(value, "_dtype", None) or getattr(value, "dtype", torch.float32)  # 2.9's light ones have neither
     to: torch.dtype = own if dtype is None else dtype
+    call = call or _ops()
     if kind == "fp8":
-        return _plain_fp8(value, to, columnwise)
+        return _plain_fp8(call, value, to, columnwise)
     if kind == "nvfp4":
         return _plain_fp4(value, to, columnwise)
     fp8 = torch_dtype(value._fp8_dtype)
@@ -667,20 +687,20 @@ def plain(value: Any, dtype: torch.dtype | None = None, columnwise: bool = False
     if data is None:
         raise ValueError(f"dequantize: input must hold data; got a {type_name(value)} without any")
     if kind == "block":
-        return fp8_blocks_uncast(data, scales, fp8, value._is_2D_scaled, columnwise, to)
+        return call.fp8_blocks_uncast(data, scales, fp8, value._is_2D_scaled, columnwise, to)
     if getattr(value, "_with_gemm_swizzled_scales", False):
         raise NotSupported("dequantize: scales of MXFP8 that are swizzled")
-    return mxfp8_uncast(data, scales, fp8, columnwise, to)
+    return call.mxfp8_uncast(data, scales, fp8, columnwise, to)
 
 
-def _plain_fp8(value: Any, dtype: torch.dtype, columnwise: bool) -> Tensor:
+def _plain_fp8(call: Any, value: Any, dtype: torch.dtype, columnwise: bool) -> Tensor:
     fp8 = torch_dtype(value._fp8_dtype)
     turned_there = value._transpose is not None and not value._transpose_invalid
     if value._data is not None and not (columnwise and turned_there):
-        return fp8_uncast(value._data, value._scale_inv, fp8, dtype)
+        return call.fp8_uncast(value._data, value._scale_inv, fp8, dtype)
     if not turned_there:
         raise ValueError(f"dequantize: input must hold data; got a {type_name(value)} without any")
-    found = fp8_uncast(value._transpose, value._scale_inv, fp8, dtype)
+    found = call.fp8_uncast(value._transpose, value._scale_inv, fp8, dtype)
     return found.movedim(0, -1).contiguous() if found.dim() else found
 
 

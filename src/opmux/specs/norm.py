@@ -1,53 +1,23 @@
-"""Normalisation over the last dimension: RMS norm, layer norm, RMS norm of a sum. tex's norms are in `tex_norm`.
+"""Normalisation over the last dimension: RMS norm, layer norm, RMS norm of a sum. tex's norms are in faces/tex/ops.
 
 All of them compute in float32 (float64 for float64 inputs) and round once, into fresh contiguous results. Leading
 dimensions are rows: none is one row, and there may be zero of them. `offset` is added to the weight: 1.0 is what
 others call a zero-centred gamma.
 """
 
-from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from ..core.contract import Float, Grad, same_dtype
 from ..core.spec import Tol, op
 from . import _fp8
-from ._numeric import check_dtype, dtype_name, rounded, wide
-from .samples import Case, Draw, errors, rows
+from ._numeric import rounded, wide
+from .samples import Case, Draw, rows
 
 # A weight's gradient is a sum over all rows: implementations add them in another order.
 SUMS = {torch.float32: Tol(1e-5, 1e-4)}
-
-
-def check(
-    op: str,
-    x: Tensor,
-    *,
-    lead: str = "x",
-    full: Mapping[str, Tensor] | None = None,
-    cols: Mapping[str, Tensor | None] | None = None,
-    rows: Mapping[str, Tensor] | None = None,
-) -> None:
-    """Refuse arguments that mean nothing: `full` ones are shaped like x (named `lead`), the others have a number for
-    each of its columns or rows."""
-    if x.dim() == 0:
-        raise ValueError(f"{op}: {lead} must have at least one dimension, to normalise over; got a 0-dim tensor")
-    shape = tuple(x.shape)
-    expected = (
-        ({lead: x, **(full or {})}, shape, f"that of {lead}"),
-        (cols or {}, shape[-1:], f"the last dimension of {lead} {shape}"),
-        (rows or {}, shape[:-1], f"the leading dimensions of {lead} {shape}"),
-    )
-    for tensors, wanted, what in expected:
-        for name, t in tensors.items():
-            if t is None:
-                continue
-            check_dtype(op, name, t.dtype)
-            if tuple(t.shape) != wanted:
-                raise ValueError(f"{op}: {name} must have shape {wanted}, {what}; got {tuple(t.shape)}")
-            if t.device != x.device:
-                raise ValueError(f"{op}: {name} must be on {x.device}, the device of {lead}; got {t.device}")
 
 
 def row_mean(x: Tensor) -> Tensor:
@@ -86,11 +56,21 @@ RMS = rows(rms_args)
     out="y rstd",
     grad="rms_norm_bwd",
     samples=RMS,
-    errors=errors(RMS, x="0-dim ints", weight="short ints away"),
 )
-def rms_norm(x: Tensor, weight: Tensor, eps: float = 1e-6, offset: float = 0.0) -> tuple[Tensor, Tensor]:
-    """y = x * rstd * (weight + offset), rstd = rsqrt(mean(x^2) + eps)."""
-    check("rms_norm", x, cols={"weight": weight})
+def rms_norm(
+    x: Float[Tensor, "*rows n"], weight: Float[Tensor, "n"], eps: float = 1e-6, offset: float = 0.0
+) -> tuple[Tensor, Tensor]:
+    """y = x * rstd * (weight + offset), rstd = rsqrt(mean(x^2) + eps).
+
+    Args:
+        x: the rows to normalise.
+        weight: the scale of each column.
+        eps: added to the mean square.
+        offset: added to the weight; 1.0 for a zero-centred weight (Gemma, Transformer Engine).
+
+    Returns:
+        y, like x, and rstd, float32 [*rows] (float64 for float64).
+    """
     y, rstd = rms_parts(wide(x), weight, eps, offset)
     return rounded(y, x.dtype), rounded(rstd, rstd.dtype)
 
@@ -107,12 +87,29 @@ RMS_BWD = rows(rms_bwd_args)
 @op(
     out="dx dweight",
     samples=RMS_BWD,
-    errors=errors(RMS_BWD, dy="short few ints away", x="0-dim", weight="short", rstd="few away"),
     tol=SUMS,
 )
-def rms_norm_bwd(dy: Tensor, x: Tensor, weight: Tensor, rstd: Tensor, offset: float = 0.0) -> tuple[Tensor, Tensor]:
-    """g = dy * (weight + offset), x' = x * rstd: dx = rstd * (g - x' * mean(g * x')), dweight = sum(dy * x')."""
-    check("rms_norm_bwd", x, full={"dy": dy}, cols={"weight": weight}, rows={"rstd": rstd})
+def rms_norm_bwd(
+    dy: Grad[Tensor, "*rows n"],
+    x: Float[Tensor, "*rows n"],
+    weight: Float[Tensor, "n"],
+    rstd: Float[Tensor, "*rows"],
+    offset: float = 0.0,
+) -> tuple[Tensor, Tensor]:
+    """The gradients of rms_norm.
+
+    g = dy * (weight + offset), x' = x * rstd: dx = rstd * (g - x' * mean(g * x')), dweight = sum(dy * x')
+
+    Args:
+        dy: the gradient of y.
+        x: the input of the forward.
+        weight: that of the forward.
+        rstd: the second result of the forward.
+        offset: that of the forward.
+
+    Returns:
+        dx, like x, and dweight, like weight.
+    """
     dx, dweight = _rms_grad(dy, wide(x), weight, rstd, offset)
     return rounded(dx, x.dtype), rounded(dweight, weight.dtype)
 
@@ -128,26 +125,31 @@ RMS_BWD_ADD = rows(_rms_bwd_add_args)
 @op(
     out="dx dweight",
     samples=RMS_BWD_ADD,
-    errors=errors(RMS_BWD_ADD, dy="short ints", x="0-dim", add="short few ints away", weight="short", rstd="few"),
     tol=SUMS,
 )
 def rms_norm_bwd_add(
-    dy: Tensor, x: Tensor, add: Tensor, weight: Tensor, rstd: Tensor, offset: float = 0.0
+    dy: Grad[Tensor, "*rows n"],
+    x: Float[Tensor, "*rows n"],
+    add: Grad[Tensor, "*rows n"],
+    weight: Float[Tensor, "n"],
+    rstd: Float[Tensor, "*rows"],
+    offset: float = 0.0,
 ) -> tuple[Tensor, Tensor]:
-    """dx = add + (the dx of rms_norm_bwd), added before the rounding; dweight as there."""
-    check("rms_norm_bwd_add", x, full={"dy": dy, "add": add}, cols={"weight": weight}, rows={"rstd": rstd})
+    """The gradients of rms_norm, with another gradient added to dx before it is rounded.
+
+    dx = add + (the dx of rms_norm_bwd); dweight as there
+
+    Args:
+        add: the other gradient of x, from a residual connection.
+
+    Returns:
+        dx, like x, and dweight, like weight.
+    """
     dx, dweight = _rms_grad(dy, wide(x), weight, rstd, offset)
     return rounded(dx + add.to(dx.dtype), x.dtype), rounded(dweight, weight.dtype)
 
 
 # ---- RMS norm of a sum ----------------------------------------------------------------------------------------------
-
-
-def check_add(x: Tensor, residual: Tensor, weight: Tensor) -> None:
-    check("add_rms_norm", x, full={"residual": residual}, cols={"weight": weight})
-    if residual.dtype != x.dtype:
-        want, got = dtype_name(x.dtype), dtype_name(residual.dtype)
-        raise ValueError(f"add_rms_norm: residual must be {want}, the dtype of x; got {got}")
 
 
 def _add_rms_args(d: Draw) -> dict[str, Any]:
@@ -168,13 +170,28 @@ def _add_rms_again(s: Tensor, weight: Tensor, eps: float, offset: float, **_: An
     grad="add_rms_norm_bwd",
     recompute=_add_rms_again,
     samples=ADD_RMS,
-    errors=errors(ADD_RMS, x="0-dim ints", residual="short few dtype away", weight="short away"),
 )
 def add_rms_norm(
-    x: Tensor, residual: Tensor, weight: Tensor, eps: float = 1e-6, offset: float = 0.0
+    x: Float[Tensor, "*rows n"],
+    residual: Float[Tensor, "*rows n", same_dtype("x")],
+    weight: Float[Tensor, "n"],
+    eps: float = 1e-6,
+    offset: float = 0.0,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """s = x + residual, in x's dtype; y = s * rstd * (weight + offset), rstd = rsqrt(mean(s^2) + eps)."""
-    check_add(x, residual, weight)
+    """RMS norm of a sum, which is returned too.
+
+    s = x + residual, in x's dtype; y = s * rstd * (weight + offset), rstd = rsqrt(mean(s^2) + eps)
+
+    Args:
+        x: the output of a block.
+        residual: what it is added to.
+        weight: the scale of each column.
+        eps: added to the mean square.
+        offset: added to the weight; 1.0 for a zero-centred weight.
+
+    Returns:
+        y and s, like x, and rstd, float32 [*rows] (float64 for float64).
+    """
     s = rounded(wide(x) + wide(residual), x.dtype)
     # From the rounded sum: it is what the backward will see.
     y, rstd = rms_parts(wide(s), weight, eps, offset)
@@ -192,21 +209,25 @@ ADD_RMS_BWD = rows(_add_rms_bwd_args)
 @op(
     out="dx dresidual dweight",
     samples=ADD_RMS_BWD,
-    errors=errors(ADD_RMS_BWD, dy="short ints", ds="few away", s="0-dim", weight="short", rstd="few"),
     tol=SUMS,
 )
 def add_rms_norm_bwd(
-    dy: Tensor, ds: Tensor, s: Tensor, weight: Tensor, rstd: Tensor, offset: float = 0.0
+    dy: Grad[Tensor, "*rows n"],
+    ds: Grad[Tensor, "*rows n"],
+    s: Float[Tensor, "*rows n"],
+    weight: Float[Tensor, "n"],
+    rstd: Float[Tensor, "*rows"],
+    offset: float = 0.0,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """dx = dresidual = ds + (the dx of rms_norm_bwd at s), in two tensors; dweight as there."""
-    check(
-        "add_rms_norm_bwd",
-        s,
-        lead="s",
-        full={"dy": dy, "ds": ds},
-        cols={"weight": weight},
-        rows={"rstd": rstd},
-    )
+    """The gradients of add_rms_norm.
+
+    dx = dresidual = ds + (the dx of rms_norm_bwd at s), in two tensors; dweight as there
+
+    Args:
+        dy: the gradient of y.
+        ds: the gradient of s.
+        s: the sum, as the forward returned it.
+    """
     dx, dweight = _rms_grad(dy, wide(s), weight, rstd, offset)
     dx = dx + ds.to(dx.dtype)
     return rounded(dx, s.dtype), rounded(dx, s.dtype), rounded(dweight, weight.dtype)
@@ -242,13 +263,26 @@ LAYER = rows(layer_args, Case((5, 64), options={"no_bias": True}))
     out="y mean rstd",
     grad="layer_norm_bwd",
     samples=LAYER,
-    errors=errors(LAYER, x="0-dim ints", weight="short ints away", bias="short ints away"),
 )
 def layer_norm(
-    x: Tensor, weight: Tensor, bias: Tensor | None = None, eps: float = 1e-5, offset: float = 0.0
+    x: Float[Tensor, "*rows n"],
+    weight: Float[Tensor, "n"],
+    bias: Float[Tensor, "n"] | None = None,
+    eps: float = 1e-5,
+    offset: float = 0.0,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """y = (x - mean) * rstd * (weight + offset) + bias, rstd = rsqrt(var(x) + eps), with the biased variance."""
-    check("layer_norm", x, cols={"weight": weight, "bias": bias})
+    """y = (x - mean) * rstd * (weight + offset) + bias, rstd = rsqrt(var(x) + eps), with the biased variance.
+
+    Args:
+        x: the rows to normalise.
+        weight: the scale of each column.
+        bias: added to each column.
+        eps: added to the variance.
+        offset: added to the weight; 1.0 for a zero-centred weight.
+
+    Returns:
+        y, like x, and mean and rstd, float32 [*rows] (float64 for float64).
+    """
     y, mu, rstd = layer_parts(wide(x), weight, bias, eps, offset)
     return rounded(y, x.dtype), rounded(mu, mu.dtype), rounded(rstd, rstd.dtype)
 
@@ -266,16 +300,29 @@ LAYER_BWD = rows(layer_bwd_args)
 @op(
     out="dx dweight dbias",
     samples=LAYER_BWD,
-    errors=errors(LAYER_BWD, dy="short ints away", x="0-dim", weight="short", mean="few", rstd="few away"),
     tol=SUMS,
 )
 def layer_norm_bwd(
-    dy: Tensor, x: Tensor, weight: Tensor, mean: Tensor, rstd: Tensor, offset: float = 0.0
+    dy: Grad[Tensor, "*rows n"],
+    x: Float[Tensor, "*rows n"],
+    weight: Float[Tensor, "n"],
+    mean: Float[Tensor, "*rows"],
+    rstd: Float[Tensor, "*rows"],
+    offset: float = 0.0,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """g = dy * (weight + offset), x' = (x - mean) * rstd: dx = rstd * (g - mean(g) - x' * mean(g * x')),
-    dweight = sum(dy * x'), dbias = sum(dy), in weight's dtype."""
-    stats = {"mean": mean, "rstd": rstd}
-    check("layer_norm_bwd", x, full={"dy": dy}, cols={"weight": weight}, rows=stats)
+    """The gradients of layer_norm.
+
+    g = dy * (weight + offset), x' = (x - mean) * rstd: dx = rstd * (g - mean(g) - x' * mean(g * x')),
+    dweight = sum(dy * x'), dbias = sum(dy), in weight's dtype
+
+    Args:
+        dy: the gradient of y.
+        x: the input of the forward.
+        weight: that of the forward.
+        mean: the second result of the forward.
+        rstd: the third result of the forward.
+        offset: that of the forward.
+    """
     v = wide(x)
     dz, mu, r = dy.to(v.dtype), mean.to(v.dtype)[..., None], rstd.to(v.dtype)[..., None]
     xhat = (v - mu) * r
@@ -295,21 +342,18 @@ LAYER_FP8 = _fp8.samples(layer_args, "eps offset")
     out="y scale_inv rstd",
     mutates=("amax",),
     samples=RMS_FP8,
-    errors=_fp8.bad(RMS_FP8, x="0-dim ints", weight="short ints away"),
     tol=_fp8.BYTES,
 )
 def rms_norm_fp8(
-    x: Tensor,
-    weight: Tensor,
-    scale: Tensor,
-    amax: Tensor | None,
-    dtype: torch.dtype,
+    x: Float[Tensor, "*rows n"],
+    weight: Float[Tensor, "n"],
+    scale: _fp8.One,
+    amax: _fp8.One | None,
+    dtype: _fp8.Float8,
     eps: float = 1e-6,
     offset: float = 0.0,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """rms_norm with y in float8."""
-    check("rms_norm_fp8", x, cols={"weight": weight})
-    _fp8.check("rms_norm_fp8", x, scale, amax, dtype)
     y, rstd = rms_parts(wide(x), weight, eps, offset)
     return *_fp8.cast(y, scale, amax, dtype), rounded(rstd, rstd.dtype)
 
@@ -318,21 +362,18 @@ def rms_norm_fp8(
     out="y scale_inv mean rstd",
     mutates=("amax",),
     samples=LAYER_FP8,
-    errors=_fp8.bad(LAYER_FP8, x="0-dim ints", weight="short ints away", bias="short ints away"),
     tol=_fp8.BYTES,
 )
 def layer_norm_fp8(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    scale: Tensor,
-    amax: Tensor | None,
-    dtype: torch.dtype,
+    x: Float[Tensor, "*rows n"],
+    weight: Float[Tensor, "n"],
+    bias: Float[Tensor, "n"] | None,
+    scale: _fp8.One,
+    amax: _fp8.One | None,
+    dtype: _fp8.Float8,
     eps: float = 1e-5,
     offset: float = 0.0,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """layer_norm with y in float8."""
-    check("layer_norm_fp8", x, cols={"weight": weight, "bias": bias})
-    _fp8.check("layer_norm_fp8", x, scale, amax, dtype)
     y, mu, rstd = layer_parts(wide(x), weight, bias, eps, offset)
     return *_fp8.cast(y, scale, amax, dtype), rounded(mu, mu.dtype), rounded(rstd, rstd.dtype)

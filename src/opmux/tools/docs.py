@@ -37,7 +37,7 @@ def _op_row(spec: Spec) -> str:
     for p in spec.signature.parameters.values():
         params.append(p.name if p.default is inspect.Parameter.empty else f"{p.name}={p.default!r}")
     call = f"`{spec.name}({', '.join(params)})`" + (" (tex)" if spec.space == "tex" else "")
-    doc = re.sub(r"\s+", " ", spec.doc).replace("|", "\\|")
+    doc = re.sub(r"\s+", " ", spec.summary).replace("|", "\\|")
     writes = ", ".join(spec.mutates)
     return f"| {call} | {doc} | {', '.join(spec.out)} | {f'`{spec.grad}`' if spec.grad else ''} | {writes} |"
 

@@ -187,7 +187,7 @@ def _show(found: Explanation, spec: Spec | None, sample: Sample, tiles: list[dic
     assumed = detect.assumed()
     here = f", a {assumed.vendor} chip that is assumed" if assumed else ""
     given = ", ".join(f"{k}={v}" for k, v in named(spec, sample).items())
-    title = Text.assemble((found.key, "bold"), "  ", ("" if spec is None else spec.doc, "dim"))
+    title = Text.assemble((found.key, "bold"), "  ", ("" if spec is None else spec.summary, "dim"))
     console.print(title)
     facts_shown = [
         ("arguments", given or "none: the op declares no samples; --shape gives it one tensor"),

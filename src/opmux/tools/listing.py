@@ -174,7 +174,7 @@ def as_data(row: Row) -> dict[str, Any]:
         "signature": None if spec is None else f"{spec.name}{inspect.signature(spec.reference)}",
         "results": None if spec is None else list(spec.out),
         "backward": row.grad or None,
-        "doc": None if spec is None else spec.doc,
+        "doc": None if spec is None else spec.summary,
         "chosen": None if row.found.chosen is None else row.found.chosen.impl_id,
         "impls": [verdict_data(v) for v in row.found.verdicts],
     }

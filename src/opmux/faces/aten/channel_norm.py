@@ -17,11 +17,12 @@ import torch
 from torch import Tensor
 
 from ...core import get_default_manager
+from ...core.adapter import adapt
 from ...core.errors import NotSupported
 from ...specs import channel_norm
-from .adapters import adapt
-from .norm import HALVES, REFUSED, mixed
+from .norm import HALVES, mixed
 
+REFUSED = (TypeError, ValueError)
 Fn = Callable[..., Any]
 
 

@@ -13,22 +13,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ...core.adapter import adapt
 from ...core.errors import NotSupported
 from ...specs import norm
 from ...specs.channel_norm import memory_format
-from .adapters import adapt
 
 Fn = Callable[..., Any]
-REFUSED = (TypeError, ValueError)
 HALVES = frozenset({torch.float16, torch.bfloat16})
-
-
-def leave(op: str, x: Tensor, **others: Any) -> None:
-    """Decline what the spec of a primitive refuses; what it does not was an error of the implementation."""
-    try:
-        norm.check(op, x, **others)
-    except REFUSED as error:
-        raise NotSupported(str(error)) from None
 
 
 def mixed(x: Tensor, *params: Tensor | None) -> bool:
@@ -87,11 +78,7 @@ def layer_norm(
 ) -> Any:
     kept = getattr(call, "kept", None)
     if kept is not None and weight is not None and len(normalized_shape) == 1:
-        try:
-            made = kept(input, weight, bias, normalized_shape[0], eps)
-        except REFUSED:
-            leave("layer_norm", input, cols={"weight": weight, "bias": bias})
-            raise
+        made = kept(input, weight, bias, normalized_shape[0], eps)
         if made is not None:
             return made
     return _layer_norm(call, input, normalized_shape, weight, bias, eps)
@@ -109,11 +96,7 @@ def _layer_norm(
         raise NotSupported("rows of nothing")
     given = ones(n, input.dtype if bias is None else bias.dtype, input) if weight is None else _flat(weight, n)
     x, bias = input.reshape(*lead, n), _flat(bias, n)
-    try:
-        y, mean, rstd = call(x, given, bias, eps, 0.0)
-    except REFUSED:
-        leave("layer_norm", x, cols={"weight": given, "bias": bias})
-        raise
+    y, mean, rstd = call(x, given, bias, eps, 0.0)
     shape = (*lead, *(1 for _ in normalized_shape))
     mean, rstd = mean.reshape(shape), rstd.reshape(shape)
     if input.is_cpu and not wider:
@@ -144,12 +127,7 @@ def layer_norm_backward(
     given = ones(n, input.dtype if bias is None else bias.dtype, input) if weight is None else _flat(weight, n)
     dy, x = (grad_out, input) if len(normalized_shape) == 1 else (grad_out.reshape(shape), input.reshape(shape))
     stats = _stats(lead, mean, rstd)
-    try:
-        dx, dweight, dbias = call(dy, x, given, *stats, 0.0)
-    except REFUSED:
-        rows = {"mean": stats[0], "rstd": stats[1]}
-        leave("layer_norm_bwd", x, full={"dy": dy}, cols={"weight": given}, rows=rows)
-        raise
+    dx, dweight, dbias = call(dy, x, given, *stats, 0.0)
     if len(normalized_shape) > 1:
         dx, dweight, dbias = dx.view(input.shape), dweight.view(*normalized_shape), dbias.view(*normalized_shape)
     return dx if want_x else None, dweight if want_w else None, dbias if want_b else None
@@ -174,11 +152,7 @@ def rms_norm(call: Fn, input: Tensor, normalized_shape: Sequence[int], weight: T
         eps = EPS.get(input.dtype, 0.0)
     kept = getattr(call, "kept", None)
     if kept is not None and weight is not None and len(normalized_shape) == 1:
-        try:
-            made = kept(input, weight, normalized_shape[0], eps)
-        except REFUSED:
-            leave("rms_norm", input, cols={"weight": weight})
-            raise
+        made = kept(input, weight, normalized_shape[0], eps)
         if made is not None:
             return made
     return _rms_norm(call, input, normalized_shape, weight, eps)
@@ -193,11 +167,7 @@ def _rms_norm(call: Fn, input: Tensor, normalized_shape: Sequence[int], weight: 
         raise NotSupported("rows of nothing, or channels-last ones")
     given = ones(n, input.dtype, input) if weight is None else _flat(weight, n)
     x = input.reshape(*lead, n)
-    try:
-        y, rstd = call(x, given, eps, 0.0)
-    except REFUSED:
-        leave("rms_norm", x, cols={"weight": given})
-        raise
+    y, rstd = call(x, given, eps, 0.0)
     return y.reshape(input.shape), rstd.reshape(*lead, *(1 for _ in normalized_shape))
 
 
@@ -222,11 +192,7 @@ def rms_norm_backward(
     given = ones(n, input.dtype, input) if weight is None else _flat(weight, n)
     dy, x = (grad_out, input) if len(normalized_shape) == 1 else (grad_out.reshape(shape), input.reshape(shape))
     (rows,) = _stats(lead, rstd)
-    try:
-        dx, dweight = call(dy, x, given, rows, 0.0)
-    except REFUSED:
-        leave("rms_norm_bwd", x, full={"dy": dy}, cols={"weight": given}, rows={"rstd": rows})
-        raise
+    dx, dweight = call(dy, x, given, rows, 0.0)
     if len(normalized_shape) > 1:
         dx, dweight = dx.view(input.shape), dweight.view(*normalized_shape)
     return dx if want_x else None, dweight if want_w else None

@@ -18,13 +18,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ...core.adapter import ADAPTERS, Adapter
 from ...core.dispatch import is_fatal
 from ...core.errors import NotSupported
 from ...core.lock import lock
 from ...core.registry import BackendImplKind, Fit, OpImpl
 from ...core.spec import Derived, Spec, specs
 from ...runtime.machine import HERE
-from .adapters import ADAPTERS, Adapter
 from .schema import Shape, inplace_name, overloads, siblings
 
 
@@ -50,7 +50,7 @@ class Overload(Derived):
     def family(self) -> str:
         return specs.by_key[self.bases[0]].family if self.bases else "vendor"
 
-    def check_types(self, args: tuple, kwargs: dict) -> None:
+    def check(self, args: tuple, kwargs: dict) -> None:
         """torch has checked the arguments before, and passes numbers where a schema says Tensor."""
 
     @property
@@ -282,9 +282,9 @@ def _by_spec() -> Iterator[tuple[Shape, tuple[str, ...], None]]:
 
 def _by_adapter() -> Iterator[tuple[Shape, tuple[str, ...], Adapter]]:
     for adapter in ADAPTERS.values():
-        shape = Shape(adapter.overload)
+        shape = Shape(adapter.name)
         for one in (shape, *(siblings(shape) if shape.kind == "functional" else ())):
-            yield one, (adapter.over.key,), adapter
+            yield one, (adapter.over[0].key,), adapter
 
 
 def _load_adapters() -> None:

@@ -14,11 +14,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ...core.adapter import adapt
 from ...core.errors import NotSupported
 from ...specs import random
 from ...specs._numeric import FLOATS
 from ...specs.channel_norm import memory_format as format_of
-from .adapters import adapt
 
 Fn = Callable[..., Any]
 Gen = torch.Generator | None

@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ...core.adapter import adapt
 from ...core.errors import NotSupported
 from ...specs import scan
-from .adapters import adapt
 
 Fn = Callable[..., Any]
 REFUSED = (TypeError, ValueError)

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 from torch import Tensor
 
 from ...core.errors import NotSupported
+from ...core.spec import specs
 
 P = TypeVar("P")
 
@@ -36,6 +37,11 @@ def refuse_negated(*args: Any) -> None:
     """Refuse a view whose numbers are the negatives of those in memory (`z.conj().imag`): kernels read memory."""
     if any(isinstance(a, Tensor) and a.is_neg() for a in args):
         raise NotSupported("a view that negates what is in memory")
+
+
+def check(op: str, **given: Any) -> None:
+    """Raise BadArgument where an argument is not what the op's signature says. Other names are ignored."""
+    specs.by_key[f"opmux::{op}"].contract.check(given)
 
 
 def plans(make: Callable[..., P]) -> Callable[..., P]:

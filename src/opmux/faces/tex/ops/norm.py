@@ -1,88 +1,59 @@
-"""tex's norms: NVIDIA's names and signatures over the ops of `norm`, with a quantized output where one is wanted.
-
-A good call goes straight to the op that does the work: its arguments are looked at again, under tex's names, only where
-that op refuses them.
-"""
+"""tex's norms: NVIDIA's names and signatures over the ops of `specs.norm`, with a quantized output if one is wanted."""
 
 import math
-from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ..core.spec import State, op
-from ._fused import fp8_of, fp8_tensor, fuses
-from ._numeric import check_dtype, dtype_name
-from ._quantized import TENSORS, check_quantizer, kind_of, quantized, tensor_kind
-from ._tex import check_number, type_name
-from .norm import (
-    SUMS,
-    check,
-    layer_bwd_args,
-    layer_norm,
-    layer_norm_bwd,
-    layer_norm_fp8,
-    rms_args,
-    rms_bwd_args,
-    rms_norm,
-    rms_norm_bwd,
-    rms_norm_bwd_add,
-    rms_norm_fp8,
-)
-from .samples import OTHER, Case, Draw, errors, rows
+from ....core.adapter import adapt
+from ....core.contract import FLOATS, Float, either
+from ....core.errors import BadArgument
+from ....core.facts import dtype_name
+from ....core.spec import State
+from ....specs import norm, quant
+from ....specs._fused import fp8_of, fp8_tensor, fuses
+from ....specs._quantized import CASTS, TENSORS, check_quantizer, kind_of, quantized, tensor_kind
+from ....specs._tex import type_name
+from ....specs.norm import SUMS, layer_bwd_args, rms_args, rms_bwd_args
+from ....specs.samples import OTHER, Case, Draw, rows
 
 # ---- arguments ------------------------------------------------------------------------------------------------------
 
 
-def check_forward(
-    op: str,
-    input: Tensor,
-    eps: float,
-    ln_out: Any,
-    quantizer: Any,
-    otype: torch.dtype | None,
-    cols: Mapping[str, Tensor | None],
-) -> torch.dtype:
-    """The dtype of a forward's output. Every mistake is found here, before anything is written."""
-    check(op, input, lead="input", cols=cols)
-    check_number(op, "eps", eps)
-    if otype is not None and not isinstance(otype, torch.dtype):
-        raise TypeError(f"{op}: otype must be a torch.dtype, or None for that of input; got {otype!r}")
+def output_fits(op: str, input: Tensor, ln_out: Any, quantizer: Any, otype: torch.dtype | None) -> None:
+    """The output is of a float dtype; ln_out, where given, is what would be returned without it."""
     dtype = input.dtype if otype is None else otype
-    check_dtype(op, "otype", dtype)
+    if dtype not in FLOATS:
+        raise BadArgument.of(op, "otype", f"be {either(map(dtype_name, FLOATS))}", dtype_name(dtype), TypeError)
     if quantizer is not None:
         check_quantizer(op, input, quantizer, "input")
         kind = kind_of(quantizer) or ""
         if ln_out is not None and tensor_kind(ln_out) != {"delayed": "fp8", "current": "fp8"}.get(kind, kind):
-            wanted = f"a {TENSORS[kind]}, as the quantizer makes, or None"
-            raise TypeError(f"{op}: ln_out must be {wanted}; got {type_name(ln_out)}")
+            expected = f"be a {TENSORS[kind]}, as the quantizer makes, or None"
+            raise BadArgument.of(op, "ln_out", expected, type_name(ln_out), TypeError)
     elif ln_out is not None:
         if not isinstance(ln_out, Tensor):
-            raise TypeError(f"{op}: ln_out must be a Tensor or None; got {type_name(ln_out)}")
-        check(op, input, lead="input", full={"ln_out": ln_out})
-        if ln_out.dtype != dtype:
-            want, got = dtype_name(dtype), dtype_name(ln_out.dtype)
-            raise ValueError(f"{op}: ln_out must be {want}, as otype says; got {got}")
-    return dtype
-
-
-def check_backward(op: str, x: Tensor, gamma: Tensor, full: Mapping[str, Tensor], **stats: Tensor) -> None:
-    check(op, x, full=full, cols={"gamma": gamma})
-    for name, stat in stats.items():
-        per_row(op, x, name, stat)
+            raise BadArgument.of(op, "ln_out", "be a Tensor or None", type_name(ln_out), TypeError)
+        for expected, right, got in (
+            (f"be {dtype_name(dtype)}, as {{otype}} says", ln_out.dtype is dtype, dtype_name(ln_out.dtype)),
+            (f"have shape {tuple(input.shape)}, that of {{input}}", ln_out.shape == input.shape, tuple(ln_out.shape)),
+            (f"be on {input.device}, the device of {{input}}", ln_out.device == input.device, ln_out.device),
+        ):
+            if not right:
+                raise BadArgument.of(op, "ln_out", expected, str(got))
 
 
 def per_row(op: str, x: Tensor, name: str, stat: Tensor) -> Tensor:
     """A statistic in the shape of our ops: tex keeps a list of rows, whatever the shape of x."""
-    check(op, x)
-    count = math.prod(x.shape[:-1])
-    if stat.numel() != count:
-        shapes = f"the rows of x {tuple(x.shape)}; got {tuple(stat.shape)}"
-        raise ValueError(f"{op}: {name} must have shape ({count},), {shapes}")
-    shaped = stat.reshape(x.shape[:-1])
-    check(op, x, rows={name: shaped})
-    return shaped
+    if stat.dim() == 1 and x.dim() == 2:
+        return stat
+    lead = x.shape[:-1]
+    if x.dim() and stat.numel() == math.prod(lead):
+        return stat.reshape(lead)
+    expected = f"have shape ({math.prod(lead)},), the rows of {{x}} {tuple(x.shape)}"
+    raise BadArgument.of(op, name if x.dim() else "x", expected if x.dim() else "have at least 1 dimension",
+                         str(tuple(stat.shape)) if x.dim() else "a 0-dim tensor")  # fmt: skip
 
 
 def holding(input: Tensor, dtype: torch.dtype) -> Tensor:
@@ -90,10 +61,10 @@ def holding(input: Tensor, dtype: torch.dtype) -> Tensor:
     return input.to(torch.promote_types(input.dtype, dtype))
 
 
-def stored(y: Tensor, ln_out: Any, quantizer: Any, dtype: torch.dtype) -> Any:
+def stored(call: Any, y: Tensor, ln_out: Any, quantizer: Any, dtype: torch.dtype) -> Any:
     """The result where and how it is wanted."""
     if quantizer is not None:
-        return quantized(y.to(dtype), quantizer, ln_out)
+        return quantized(y.to(dtype), quantizer, ln_out, call=call)
     return y.to(dtype) if ln_out is None else ln_out.copy_(y)
 
 
@@ -183,25 +154,23 @@ RMSNORM_BWD_ADD = rows(lambda d: _tex_bwd_args(rms_bwd_args(d), add=d.full()))
 LAYERNORM_FWD = rows(_layernorm_fwd_args, *TEX, Case((5, 64), options={"no_bias": True}))
 LAYERNORM_BWD = rows(lambda d: _tex_bwd_args(layer_bwd_args(d)))
 
-FWD_WRONG = {
-    "input": "0-dim ints",
-    "weight": "short ints away",
-    "ln_out": "short few dtype away list",
-    "quantizer": "given",
-    "otype": "text int8",
-}
-BWD_WRONG = {"dz": "short ints away", "x": "0-dim", "rsigma": "few ints away", "gamma": "short ints away"}
+STORES = (quant.bytes_transpose, *CASTS)
+FWD_NAMES = {"x": "input"}
+BWD_NAMES = {"dy": "dz", "weight": "gamma", "mean": "mu", "rstd": "rsigma"}
 
 
-@op(
-    space="tex",
+@adapt(
+    "tex::rmsnorm_fwd",
+    over=(norm.rms_norm, norm.rms_norm_fp8, *STORES),
+    names=FWD_NAMES,
     out="out mu rsigma",
     mutates=("ln_out",),
     samples=RMSNORM_FWD,
-    errors=errors(RMSNORM_FWD, {"ln_out": True}, **FWD_WRONG),
+    where=output_fits,
     result=rms_result,
 )
 def rmsnorm_fwd(
+    call: Any,
     input: Tensor,
     weight: Tensor,
     eps: float,
@@ -215,78 +184,81 @@ def rmsnorm_fwd(
     with torch.no_grad():
         offset = 1.0 if zero_centered_gamma else 0.0
         if quantizer is None and ln_out is None and (otype is None or otype is input.dtype):
-            try:
-                y, rstd = rms_norm(input, weight, eps, offset)
-            except (TypeError, ValueError):
-                check_forward("rmsnorm_fwd", input, eps, None, None, None, {"weight": weight})
-                raise
+            y, rstd = call.rms_norm(input, weight, eps, offset)
             return [y, None, _stat(rstd)]
-        dtype = check_forward("rmsnorm_fwd", input, eps, ln_out, quantizer, otype, {"weight": weight})
+        rmsnorm_fwd.check(
+            input=input, weight=weight, eps=eps, ln_out=ln_out, quantizer=quantizer, otype=otype
+        )  # before anything is written
+        dtype = input.dtype if otype is None else otype
         if quantizer is not None and ln_out is None and fuses(quantizer):
             scale, amax = quantizer.scale, quantizer.amax
-            y, scale_inv, rstd = rms_norm_fp8(input, weight, scale, amax, fp8_of(quantizer), eps, offset)
-            return [fp8_tensor(quantizer, y, scale_inv, dtype), None, _stat(rstd)]
-        y, rstd = rms_norm(holding(input, dtype), weight, eps, offset)
-        return [stored(y, ln_out, quantizer, dtype), None, _stat(rstd)]
+            y, scale_inv, rstd = call.rms_norm_fp8(input, weight, scale, amax, fp8_of(quantizer), eps, offset)
+            return [fp8_tensor(quantizer, y, scale_inv, dtype, call), None, _stat(rstd)]
+        y, rstd = call.rms_norm(holding(input, dtype), weight, eps, offset)
+        return [stored(call, y, ln_out, quantizer, dtype), None, _stat(rstd)]
 
 
-@op(
-    space="tex",
+@adapt(
+    "tex::rmsnorm_bwd",
+    over=norm.rms_norm_bwd,
+    names=BWD_NAMES,
     out="dx dgamma",
     samples=RMSNORM_BWD,
-    errors=errors(RMSNORM_BWD, **BWD_WRONG),
     tol=SUMS,
     result=as_list,
 )
 def rmsnorm_bwd(
-    dz: Tensor, x: Tensor, rsigma: Tensor, gamma: Tensor, sm_margin: int, zero_centered_gamma: bool
-) -> list[Tensor]:
-    """[dx, dgamma] of rms_norm_bwd."""
-    with torch.no_grad():
-        rstd = rsigma if x.dim() == 2 and rsigma.dim() == 1 else per_row("rmsnorm_bwd", x, "rsigma", rsigma)
-        try:
-            return list(rms_norm_bwd(dz, x, gamma, rstd, 1.0 if zero_centered_gamma else 0.0))
-        except (TypeError, ValueError):
-            check_backward("rmsnorm_bwd", x, gamma, {"dz": dz}, rsigma=rsigma)
-            raise
-
-
-@op(
-    space="tex",
-    out="dx dgamma",
-    samples=RMSNORM_BWD_ADD,
-    errors=errors(RMSNORM_BWD_ADD, **BWD_WRONG, add="short ints away"),
-    tol=SUMS,
-    result=as_list,
-)
-def rmsnorm_bwd_add(
+    call: Any,
     dz: Tensor,
     x: Tensor,
-    add: Tensor,
-    rsigma: Tensor,
+    rsigma: Float[Tensor, "..."],
     gamma: Tensor,
     sm_margin: int,
     zero_centered_gamma: bool,
 ) -> list[Tensor]:
-    """[dx + add, dgamma] of rms_norm_bwd, added before the rounding."""
+    """[dx, dgamma] of rms_norm_bwd; rsigma has one number for each row of x."""
     with torch.no_grad():
-        rstd = rsigma if x.dim() == 2 and rsigma.dim() == 1 else per_row("rmsnorm_bwd_add", x, "rsigma", rsigma)
-        try:
-            return list(rms_norm_bwd_add(dz, x, add, gamma, rstd, 1.0 if zero_centered_gamma else 0.0))
-        except (TypeError, ValueError):
-            check_backward("rmsnorm_bwd_add", x, gamma, {"dz": dz, "add": add}, rsigma=rsigma)
-            raise
+        rstd = per_row("rmsnorm_bwd", x, "rsigma", rsigma)
+        return list(call(dz, x, gamma, rstd, 1.0 if zero_centered_gamma else 0.0))
 
 
-@op(
-    space="tex",
+@adapt(
+    "tex::rmsnorm_bwd_add",
+    over=norm.rms_norm_bwd_add,
+    names=BWD_NAMES,
+    out="dx dgamma",
+    samples=RMSNORM_BWD_ADD,
+    tol=SUMS,
+    result=as_list,
+)
+def rmsnorm_bwd_add(
+    call: Any,
+    dz: Tensor,
+    x: Tensor,
+    add: Tensor,
+    rsigma: Float[Tensor, "..."],
+    gamma: Tensor,
+    sm_margin: int,
+    zero_centered_gamma: bool,
+) -> list[Tensor]:
+    """[dx + add, dgamma] of rms_norm_bwd, added before the rounding; rsigma has one number for each row of x."""
+    with torch.no_grad():
+        rstd = per_row("rmsnorm_bwd_add", x, "rsigma", rsigma)
+        return list(call(dz, x, add, gamma, rstd, 1.0 if zero_centered_gamma else 0.0))
+
+
+@adapt(
+    "tex::layernorm_fwd",
+    over=(norm.layer_norm, norm.layer_norm_fp8, *STORES),
+    names=FWD_NAMES,
     out="out mu rsigma",
     mutates=("ln_out",),
     samples=LAYERNORM_FWD,
-    errors=errors(LAYERNORM_FWD, {"ln_out": True}, **FWD_WRONG, bias="short ints away"),
+    where=output_fits,
     result=layer_result,
 )
 def layernorm_fwd(
+    call: Any,
     input: Tensor,
     weight: Tensor,
     bias: Tensor | None,
@@ -301,46 +273,41 @@ def layernorm_fwd(
     with torch.no_grad():
         offset = 1.0 if zero_centered_gamma else 0.0
         if quantizer is None and ln_out is None and (otype is None or otype is input.dtype):
-            try:
-                y, mu, rstd = layer_norm(input, weight, bias, eps, offset)
-            except (TypeError, ValueError):
-                check_forward("layernorm_fwd", input, eps, None, None, None, {"weight": weight, "bias": bias})
-                raise
+            y, mu, rstd = call.layer_norm(input, weight, bias, eps, offset)
             return [y, _stat(mu), _stat(rstd)]
-        cols = {"weight": weight, "bias": bias}
-        dtype = check_forward("layernorm_fwd", input, eps, ln_out, quantizer, otype, cols)
+        layernorm_fwd.check(
+            input=input, weight=weight, bias=bias, eps=eps, ln_out=ln_out, quantizer=quantizer, otype=otype
+        )  # before anything is written
+        dtype = input.dtype if otype is None else otype
         if quantizer is not None and ln_out is None and fuses(quantizer):
-            scale, amax = quantizer.scale, quantizer.amax
-            y, scale_inv, mu, rstd = layer_norm_fp8(input, weight, bias, scale, amax, fp8_of(quantizer), eps, offset)
-            return [fp8_tensor(quantizer, y, scale_inv, dtype), _stat(mu), _stat(rstd)]
-        y, mu, rstd = layer_norm(holding(input, dtype), weight, bias, eps, offset)
-        return [stored(y, ln_out, quantizer, dtype), _stat(mu), _stat(rstd)]
+            numbers = (quantizer.scale, quantizer.amax, fp8_of(quantizer))
+            y, scale_inv, mu, rstd = call.layer_norm_fp8(input, weight, bias, *numbers, eps, offset)
+            return [fp8_tensor(quantizer, y, scale_inv, dtype, call), _stat(mu), _stat(rstd)]
+        y, mu, rstd = call.layer_norm(holding(input, dtype), weight, bias, eps, offset)
+        return [stored(call, y, ln_out, quantizer, dtype), _stat(mu), _stat(rstd)]
 
 
-@op(
-    space="tex",
+@adapt(
+    "tex::layernorm_bwd",
+    over=norm.layer_norm_bwd,
+    names=BWD_NAMES,
     out="dx dgamma dbeta",
     samples=LAYERNORM_BWD,
-    errors=errors(LAYERNORM_BWD, **BWD_WRONG, mu="few"),
     tol=SUMS,
     result=as_list,
 )
 def layernorm_bwd(
+    call: Any,
     dz: Tensor,
     x: Tensor,
-    mu: Tensor,
-    rsigma: Tensor,
+    mu: Float[Tensor, "..."],
+    rsigma: Float[Tensor, "..."],
     gamma: Tensor,
     sm_margin: int,
     zero_centered_gamma: bool,
 ) -> list[Tensor]:
-    """[dx, dgamma, dbeta] of layer_norm_bwd."""
+    """[dx, dgamma, dbeta] of layer_norm_bwd; mu and rsigma have one number for each row of x."""
     with torch.no_grad():
-        flat = x.dim() == 2 and mu.dim() == rsigma.dim() == 1
-        mean = mu if flat else per_row("layernorm_bwd", x, "mu", mu)
-        rstd = rsigma if flat else per_row("layernorm_bwd", x, "rsigma", rsigma)
-        try:
-            return list(layer_norm_bwd(dz, x, gamma, mean, rstd, 1.0 if zero_centered_gamma else 0.0))
-        except (TypeError, ValueError):
-            check_backward("layernorm_bwd", x, gamma, {"dz": dz}, mu=mu, rsigma=rsigma)
-            raise
+        mean = per_row("layernorm_bwd", x, "mu", mu)
+        rstd = per_row("layernorm_bwd", x, "rsigma", rsigma)
+        return list(call(dz, x, gamma, mean, rstd, 1.0 if zero_centered_gamma else 0.0))

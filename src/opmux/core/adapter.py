@@ -1,0 +1,112 @@
+"""Foreign signatures over our ops: ATen's overloads, Transformer Engine's functions, and whatever face comes next.
+
+    @adapt("tex::rmsnorm_bwd", over=norm.rms_norm_bwd, names={"dy": "dz", "weight": "gamma", "rstd": "rsigma"})
+    def rmsnorm_bwd(call, dz, x, rsigma, gamma, sm_margin, zero_centered_gamma):
+        return list(call(dz, x, gamma, rsigma, 1.0 if zero_centered_gamma else 0.0))
+
+`over` are the ops that the function is made of. `call` is an implementation of that op; where there are several ops, it
+has one of each under the op's name, `call.rms_norm`, all of one kind: references all the way down, or a vendor's.
+`names` are the function's own names for the ops' arguments. An argument that goes to an op under its own or such a name
+must be what the op takes: nobody says it again, and an error of the op's is raised under the function's names.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import types
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from .contract import Argument, Contract
+from .errors import BadArgument, BadSpec
+from .loading import Declarations
+from .spec import Spec, op
+
+Fn = Callable[..., Any]
+
+
+@dataclass(frozen=True, eq=False)
+class Adapter:
+    """A function of a foreign signature, and the ops that it is made of."""
+
+    target: str  # "tex::rmsnorm_fwd", "aten::sum.dim_IntList"
+    over: tuple[Spec, ...]
+    fn: Fn  # takes `call` first
+    names: Mapping[str, str] = field(default_factory=dict)  # an op's argument -> the function's
+
+    @property
+    def name(self) -> str:
+        return self.target.partition("::")[2]
+
+    @property
+    def family(self) -> str:
+        return self.over[0].family
+
+    @functools.cached_property
+    def signature(self) -> inspect.Signature:
+        """That of the function, without `call`."""
+        found = inspect.signature(self.fn)
+        return found.replace(parameters=list(found.parameters.values())[1:])
+
+    def parameters(self) -> list[inspect.Parameter]:
+        return list(self.signature.parameters.values())
+
+    def bind(self, calls: Mapping[str, Fn]) -> Fn:
+        """The function, made of these implementations by the keys of their ops."""
+        fn, name, names = self.fn, self.name, self.names
+        call: Any = types.SimpleNamespace(**{spec.name: calls[spec.key] for spec in self.over})
+        if len(self.over) == 1:
+            call = calls[self.over[0].key]
+
+        @functools.wraps(fn)
+        def bound(*args: Any, **kwargs: Any) -> Any:
+            try:
+                return fn(call, *args, **kwargs)
+            except BadArgument as error:
+                if error.op == name:
+                    raise
+                raise error.seen_as(name, names).with_traceback(None) from None
+
+        bound.__signature__ = self.signature  # type: ignore[attr-defined]
+        return bound
+
+    def contract(self, own: Contract) -> Contract:
+        """A contract, with what the ops say of arguments that have no annotation of their own."""
+        known: dict[str, Argument] = {}
+        for spec in reversed(self.over):
+            known |= {self.names.get(a.name, a.name): a for a in spec.contract.arguments}
+        return replace(own, arguments=tuple(_inherited(a, known.get(a.name)) for a in own.arguments))
+
+
+def _inherited(own: Argument, of: Argument | None) -> Argument:
+    if of is None or own.form is not None or own.rules or own.type is not of.type:
+        return own
+    return replace(own, form=of.form, rules=of.rules)
+
+
+ADAPTERS: Declarations[Adapter] = Declarations()  # of ATen's overloads, by their names
+
+
+def adapt(*targets: str, over: Any, names: Mapping[str, str] | None = None, **declaration: Any) -> Callable[[Fn], Any]:
+    """Say how functions of a foreign signature are computed by our ops.
+
+    A target of ATen names an overload that torch declares. Any other is declared here, as an op of its space:
+    `declaration` is what `op` takes.
+    """
+    parts = tuple(fn.spec for fn in (over if isinstance(over, Iterable) else (over,)))
+
+    def declare(fn: Fn) -> Any:
+        made: Any = fn
+        for target in targets:
+            space, _, name = target.rpartition("::")
+            adapter = Adapter(target, parts, fn, dict(names or {}))
+            if space not in ("", "aten"):
+                made = op(adapter.bind({p.key: p.reference for p in parts}), space=space, name=name, adapter=adapter,
+                          **declaration)  # fmt: skip
+            elif not ADAPTERS.declare(name, adapter):
+                raise BadSpec(f"aten::{name} is adapted twice, by {ADAPTERS[name].fn.__module__} and {fn.__module__}")
+        return made
+
+    return declare

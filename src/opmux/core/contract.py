@@ -1,0 +1,591 @@
+"""What an op's arguments must be, read from its signature; and the error where one is not.
+
+    def rms_norm(x: Float[Tensor, "*rows n"], weight: Float[Tensor, "n"], eps: Annotated[float, at_least(0)] = 1e-6)
+
+A tensor's annotation has its dtypes and its dimensions, in the notation of jaxtyping: the same name is the same size,
+`*rows` is any number of dimensions, `#n` is n or 1, `2*n` is twice n, `3` is 3, `_` any size, `...` any dimensions.
+All tensors are on one device. Sizes are taken from the first tensor that names them, from gradients (`Grad`) last.
+More rules stand behind the dimensions, or in an `Annotated`: `same_dtype("x")`, `one_of(...)`, `between(0, 1)`.
+
+The check costs microseconds, so it is made where a plan for new shapes is made, before a reference runs, and after an
+implementation has failed; never on the way to a kernel.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import numbers
+import typing
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Annotated, Any
+
+import torch
+from torch import Tensor
+
+from .errors import BadArgument, BadSpec
+from .facts import dtype_name
+
+FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+FP8 = (torch.float8_e4m3fn, torch.float8_e5m2)
+
+
+# ---- rules ----------------------------------------------------------------------------------------------------------
+
+
+class Rule:
+    """One thing an argument must be. `problem` says what, as it follows "must", or None where the value will do.
+
+    The text may name other arguments in braces: "be float32, the dtype of {x}".
+    """
+
+    error: type[Exception] = ValueError
+
+    def problem(self, value: Any, given: Mapping[str, Any]) -> str | None:
+        raise NotImplementedError
+
+    def got(self, value: Any) -> str:
+        return shown(value)
+
+    def wrong(self, value: Any) -> Iterator[tuple[str, Any]]:
+        """Values that the rule must refuse, each with a word for what is wrong about it: for tests."""
+        return iter(())
+
+    def doc(self) -> str:
+        """A few words for the documentation of the argument."""
+        return ""
+
+
+@dataclass(frozen=True)
+class dtypes(Rule):
+    """A tensor of one of these dtypes."""
+
+    allowed: tuple[torch.dtype, ...]
+    error = TypeError
+
+    def problem(self, value: Any, given: Mapping[str, Any]) -> str | None:
+        return None if value.dtype in self.allowed else "be " + either(map(dtype_name, self.allowed))
+
+    def got(self, value: Any) -> str:
+        return dtype_name(value.dtype)
+
+    def wrong(self, value: Tensor) -> Iterator[tuple[str, Any]]:
+        for other in (torch.int32, torch.float32, torch.bool):
+            if other not in self.allowed:
+                yield dtype_name(other), torch.zeros(value.shape, dtype=other, device=value.device)
+                return
+
+
+@dataclass(frozen=True)
+class same_dtype(Rule):
+    """A tensor of the dtype of another argument."""
+
+    of: str
+
+    def problem(self, value: Any, given: Mapping[str, Any]) -> str | None:
+        other = given.get(self.of)
+        if not isinstance(other, Tensor) or value.dtype == other.dtype:
+            return None
+        return f"be {dtype_name(other.dtype)}, the dtype of {{{self.of}}}"
+
+    def got(self, value: Any) -> str:
+        return dtype_name(value.dtype)
+
+    def wrong(self, value: Tensor) -> Iterator[tuple[str, Any]]:
+        other = torch.bfloat16 if value.dtype is not torch.bfloat16 else torch.float32
+        yield "another dtype", value.to(other)
+
+    def doc(self) -> str:
+        return f"of the dtype of {self.of}"
+
+
+@dataclass(frozen=True)
+class between(Rule):
+    """A number from `low` to `high`, both included unless `open`."""
+
+    low: float | None = None
+    high: float | None = None
+    open: bool = False
+
+    def problem(self, value: Any, given: Mapping[str, Any]) -> str | None:
+        low = self.low is None or (value > self.low if self.open else value >= self.low)
+        high = self.high is None or (value < self.high if self.open else value <= self.high)
+        return None if low and high else f"be {self.doc()}"
+
+    def wrong(self, value: Any) -> Iterator[tuple[str, Any]]:
+        if self.low is not None:
+            yield "too small", self.low - 1
+        if self.high is not None:
+            yield "too large", self.high + 1
+
+    def doc(self) -> str:
+        if self.low is not None and self.high is not None:
+            return f"between {self.low} and {self.high}" + (", exclusive" if self.open else "")
+        if self.low is not None:
+            return f"{'greater than' if self.open else 'at least'} {self.low}"
+        return f"{'less than' if self.open else 'at most'} {self.high}"
+
+
+def at_least(low: float) -> between:
+    return between(low)
+
+
+@dataclass(frozen=True)
+class one_of(Rule):
+    """One of these values."""
+
+    allowed: tuple[Any, ...]
+
+    def __init__(self, *allowed: Any):
+        object.__setattr__(self, "allowed", allowed)
+        object.__setattr__(self, "error", TypeError if isinstance(allowed[0], torch.dtype) else ValueError)
+
+    def problem(self, value: Any, given: Mapping[str, Any]) -> str | None:
+        try:
+            return None if value in self.allowed else f"be {self.doc()}"
+        except (TypeError, RuntimeError):  # a tensor, which compares as one
+            return f"be {self.doc()}"
+
+    def got(self, value: Any) -> str:
+        return name_of(value)
+
+    def wrong(self, value: Any) -> Iterator[tuple[str, Any]]:
+        yield "unknown", torch.int8 if isinstance(value, torch.dtype) else "no such thing"
+
+    def doc(self) -> str:
+        return "one of " + ", ".join(map(name_of, self.allowed))
+
+
+@dataclass(frozen=True)
+class single(Rule):
+    """A tensor with one element, of whatever shape."""
+
+    def problem(self, value: Any, given: Mapping[str, Any]) -> str | None:
+        return None if value.numel() == 1 else "have shape (1,)"
+
+    def wrong(self, value: Tensor) -> Iterator[tuple[str, Any]]:
+        yield "two elements", value.new_zeros(2)
+
+    def doc(self) -> str:
+        return "one element"
+
+
+@dataclass(frozen=True)
+class contiguous(Rule):
+    """A tensor without gaps, in the order of its dimensions."""
+
+    def problem(self, value: Any, given: Mapping[str, Any]) -> str | None:
+        return None if value.is_contiguous() else "be contiguous"
+
+    def got(self, value: Any) -> str:
+        return f"strides {tuple(value.stride())}"
+
+    def wrong(self, value: Tensor) -> Iterator[tuple[str, Any]]:
+        if value.numel() > 1:
+            yield "strided", value.new_empty((*value.shape, 2)).copy_(value[..., None].expand(*value.shape, 2))[..., 0]
+
+    def doc(self) -> str:
+        return "contiguous"
+
+
+@dataclass(frozen=True)
+class shape(Rule):
+    """A shape that is worked out from other arguments: `shape(lambda x, two_d: block_scales(x.shape, two_d))`."""
+
+    of: Callable[..., tuple[int, ...]]
+    text: str = ""  # for the documentation
+
+    def problem(self, value: Any, given: Mapping[str, Any]) -> str | None:
+        names = parameters(self.of)
+        if not all(n in given and given[n] is not None for n in names):
+            return None
+        wanted = tuple(self.of(*(given[n] for n in names)))
+        if tuple(value.shape) == wanted:
+            return None
+        tensors = [n for n in names if isinstance(given[n], Tensor)]
+        because = " and ".join(f"{{{n}}} is {tuple(given[n].shape)}" for n in tensors)
+        return f"have shape {wanted}" + (f", as {because}" if because else "")
+
+    def wrong(self, value: Tensor) -> Iterator[tuple[str, Any]]:
+        yield "one dimension more", value[None]
+        if value.dim() and value.shape[-1] > 1:
+            yield "short", value[..., :-1]
+
+    def doc(self) -> str:
+        return self.text
+
+
+# ---- shapes ---------------------------------------------------------------------------------------------------------
+
+
+class Dim(typing.NamedTuple):
+    """One word of a shape."""
+
+    name: str  # "" for any size
+    star: bool = False  # any number of dimensions
+    broadcast: bool = False  # or 1
+    factor: int = 1  # so many times the size of that name
+    size: int | None = None  # a size that is always the same
+
+    @classmethod
+    def of(cls, word: str) -> Dim:
+        if word == "...":
+            return cls("", star=True)
+        if word == "_":
+            return cls("")
+        if word.isdecimal():
+            return cls(word, size=int(word))
+        factor, _, rest = word.rpartition("*") if word[0].isdecimal() else ("", "", word)
+        star, rest = rest.startswith("*"), rest.removeprefix("*")
+        broadcast, name = rest.startswith("#"), rest.removeprefix("#")
+        if not name.isidentifier():
+            raise BadSpec(f"'{word}' is no dimension: expected n, *n, #n, 2*n, 3, _ or ...")
+        return cls(name, star, broadcast, int(factor or 1))
+
+    def __str__(self) -> str:
+        if not self.name:
+            return ".." if self.star else "_"
+        return ("*" if self.star else f"{self.factor}*" if self.factor > 1 else "") + self.name
+
+
+class Size(typing.NamedTuple):
+    """A size, and the argument it was taken from."""
+
+    value: Any  # an int, or a tuple of them for *name
+    of: str
+
+
+@dataclass(frozen=True)
+class Dims:
+    """The shape of a tensor, in terms of names that the arguments of an op share."""
+
+    words: tuple[Dim, ...]
+    star: int | None  # where the word is that stands for any number of dimensions
+    fixed: int  # how many others there are
+
+    @classmethod
+    @functools.cache
+    def of(cls, text: str) -> Dims:
+        words = tuple(Dim.of(word) for word in text.split())
+        stars = [i for i, w in enumerate(words) if w.star]
+        if len(stars) > 1:
+            raise BadSpec(f"shape '{text}': only one name can stand for any number of dimensions")
+        return cls(words, stars[0] if stars else None, len(words) - len(stars))
+
+    def __str__(self) -> str:
+        return f"[{', '.join(map(str, self.words))}]"
+
+    def match(self, shape: tuple[Any, ...], sizes: dict[str, Size], name: str) -> bool:
+        """Whether a shape is of this form; sizes that were not known before are taken from it."""
+        star, spare = self.star, len(shape) - self.fixed
+        if spare and (star is None or spare < 0):
+            return False
+        parts: Any = (
+            shape if star is None else [*shape[:star], tuple(shape[star : star + spare]), *shape[star + spare :]]
+        )
+        return all(self._fits(word, part, sizes, name) for word, part in zip(self.words, parts, strict=True))
+
+    @staticmethod
+    def _fits(word: Dim, part: Any, sizes: dict[str, Size], name: str) -> bool:
+        if word.size is not None:
+            return part == word.size
+        if not word.name:
+            return True
+        known = sizes.get(word.name)
+        if known is None:
+            if not word.star and word.factor > 1:
+                if part % word.factor:
+                    return False
+                part //= word.factor
+            if not (word.broadcast and part == 1):
+                sizes[word.name] = Size(part, name)
+            return True
+        if word.star:
+            if not word.broadcast:
+                return part == known.value
+            tail = known.value[len(known.value) - len(part) :]
+            return len(part) <= len(known.value) and all(p in (1, k) for p, k in zip(part, tail, strict=True))
+        return part == known.value * word.factor or (word.broadcast and part == 1)
+
+    def wanted(self, sizes: Mapping[str, Size]) -> tuple[Any, ...] | None:
+        """The shape in numbers, where all of it is known."""
+        made: list[Any] = []
+        for word in self.words:
+            known = sizes.get(word.name)
+            if word.size is not None:
+                made.append(word.size)
+            elif known is None:
+                return None
+            else:
+                made += known.value if word.star else [known.value * word.factor]
+        return tuple(made)
+
+
+# ---- annotations ----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Form:
+    """What an annotation says of a tensor."""
+
+    kind: Kind
+    dims: Dims
+    rules: tuple[Rule, ...] = ()
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A set of dtypes: `Float[Tensor, "*rows n"]` is a tensor of one of them."""
+
+    name: str
+    dtypes: tuple[torch.dtype, ...] | None  # None: any
+    last: bool = False  # whether sizes are taken from other arguments first
+
+    def __getitem__(self, item: Any) -> Any:
+        of, text, *rules = item if isinstance(item, tuple) else (item, "...")
+        if self.dtypes is not None:
+            rules = [dtypes(self.dtypes), *rules]
+        return Annotated[of, Form(self, Dims.of(text), tuple(rules))]
+
+
+if TYPE_CHECKING:  # to a type checker they are `Annotated`, and "*rows n" is a note
+    from typing import Annotated as AnyTensor
+    from typing import Annotated as Bool
+    from typing import Annotated as Byte
+    from typing import Annotated as Float
+    from typing import Annotated as Float32
+    from typing import Annotated as Grad
+    from typing import Annotated as Index
+    from typing import Annotated as Int
+    from typing import Annotated as Int32
+    from typing import Annotated as Int64
+    from typing import Annotated as Mask
+else:
+    AnyTensor = Kind("any", None)
+    Float = Kind("float", FLOATS)
+    Grad = Kind("float", FLOATS, last=True)
+    Float32 = Kind("float32", (torch.float32,))
+    Int = Kind("int", (torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64))
+    Int32 = Kind("int32", (torch.int32,))
+    Int64 = Kind("int64", (torch.int64,))
+    Index = Kind("index", (torch.int32, torch.int64))
+    Bool = Kind("bool", (torch.bool,))
+    Mask = Kind("bool or uint8", (torch.bool, torch.uint8))
+    Byte = Kind("uint8", (torch.uint8,))
+
+
+# ---- an op's arguments ----------------------------------------------------------------------------------------------
+
+REAL, INTEGRAL = (numbers.Real, torch.SymFloat, torch.SymInt), (numbers.Integral, torch.SymInt)
+TYPES: dict[type, tuple[Callable[[Any], bool], str]] = {
+    float: (lambda v: type(v) in (float, int) or (isinstance(v, REAL) and type(v) is not bool), "a number"),
+    int: (lambda v: type(v) is int or (isinstance(v, INTEGRAL) and type(v) is not bool), "an int"),
+    bool: (lambda v: type(v) is bool or isinstance(v, (torch.SymBool, *INTEGRAL)), "a bool"),
+    str: (lambda v: isinstance(v, str), "a str"),
+    torch.dtype: (lambda v: isinstance(v, torch.dtype), "a torch.dtype"),
+    torch.Tensor: (lambda v: isinstance(v, Tensor), "a Tensor"),
+}
+
+
+@dataclass(frozen=True)
+class Argument:
+    """One argument of an op: its Python type, and for a tensor its dtypes and shape."""
+
+    name: str
+    type: type | None  # a key of TYPES, or None where the annotation is of no such type
+    optional: bool
+    form: Form | None
+    rules: tuple[Rule, ...]
+
+    @classmethod
+    def of(cls, name: str, hint: Any) -> Argument:
+        options = [h for h in typing.get_args(hint) if h is not type(None)] if is_union(hint) else [hint]
+        optional = is_union(hint) and type(None) in typing.get_args(hint)
+        if len(options) != 1:  # a tensor or a number
+            return cls(name, None, optional, None, ())
+        (one,) = options
+        notes = getattr(one, "__metadata__", ())
+        plain = typing.get_args(one)[0] if notes else one
+        form = next((n for n in notes if isinstance(n, Form)), None)
+        rules = form.rules if form is not None else tuple(n for n in notes if isinstance(n, Rule))
+        return cls(name, plain if plain in TYPES else None, optional, form, rules)
+
+    def type_problem(self, value: Any) -> str | None:
+        if self.type is None or TYPES[self.type][0](value):
+            return None
+        return f"be {TYPES[self.type][1]}" + (" or None" if self.optional else "")
+
+    def doc(self) -> str:
+        """Dtype, shape and rules in a few words."""
+        if self.form is None:
+            return ", ".join(filter(None, (r.doc() for r in self.rules)))
+        words = [f"{self.form.kind.name} {self.form.dims}", *(r.doc() for r in self.form.rules)]
+        return ", ".join(filter(None, [*words, "optional" if self.optional else ""]))
+
+
+Where = Callable[..., None]  # of the op's name and the arguments it looks at, by their names
+
+
+@dataclass(frozen=True, eq=False)
+class Contract:
+    """What the arguments of an op must be."""
+
+    op: str
+    arguments: tuple[Argument, ...]
+    where: tuple[Where, ...] = ()  # what no annotation says
+    _order: tuple[Argument, ...] = field(init=False)
+
+    def __post_init__(self) -> None:
+        shaped = [a for a in self.arguments if a.form is not None]
+        object.__setattr__(self, "_order", tuple(sorted(shaped, key=lambda a: bool(a.form and a.form.kind.last))))
+
+    @classmethod
+    def of(cls, op: str, hints: Mapping[str, Any], where: Iterable[Where] = ()) -> Contract:
+        made = tuple(Argument.of(n, h) for n, h in hints.items() if n != "return")
+        return cls(op, made, tuple(where))
+
+    def check(self, given: Mapping[str, Any], op: str | None = None) -> None:
+        """Raise BadArgument for the first argument that is not what it must be. Absent names are not looked at."""
+        op = op or self.op
+        for a in self.arguments:
+            if a.name in given:
+                value = given[a.name]
+                if value is None and a.optional:
+                    continue
+                problem = a.type_problem(value)
+                if problem is not None:
+                    raise BadArgument.of(op, a.name, problem, shown(value), TypeError)
+                if a.form is None:
+                    self._rules(op, a, value, given)
+        self._tensors(op, given)
+        for where in self.where:
+            wanted = parameters(where)[1:]
+            if all(n in given for n in wanted):
+                where(op, **{n: given[n] for n in wanted})
+
+    def _tensors(self, op: str, given: Mapping[str, Any]) -> None:
+        sizes: dict[str, Size] = {}
+        first: tuple[str, Tensor] | None = None
+        for a in self._order:
+            value = given.get(a.name)
+            if value is None:
+                continue
+            assert a.form is not None
+            self._rules(op, a, value, given)
+            if not a.form.dims.match(value.shape, sizes, a.name):
+                raise BadArgument.of(op, a.name, self._shape(a.form.dims, sizes, given), shown(value), ValueError)
+            if first is None:
+                first = a.name, value
+            elif value.device != first[1].device:
+                on = f"be on {first[1].device}, the device of {{{first[0]}}}"
+                raise BadArgument.of(op, a.name, on, str(value.device), ValueError)
+
+    @staticmethod
+    def _rules(op: str, a: Argument, value: Any, given: Mapping[str, Any]) -> None:
+        for rule in a.rules:
+            problem = rule.problem(value, given)
+            if problem is not None:
+                raise BadArgument.of(op, a.name, problem, rule.got(value), rule.error)
+
+    def _shape(self, dims: Dims, sizes: Mapping[str, Size], given: Mapping[str, Any]) -> str:
+        """What shape was expected, and why."""
+        wanted = dims.wanted(sizes)
+        fixed = dims.fixed
+        if wanted is None:
+            if any(w.factor > 1 for w in dims.words):
+                return f"have shape {dims}"
+            least = "at least " if dims.star is not None else ""
+            return f"have {least}{fixed} dimension{'s'[: fixed != 1]}, {dims}"
+        sources = {s.of for n, s in sizes.items() if any(w.name == n for w in dims.words)}
+        forms = {a.name: a.form.dims for a in self._order if a.form is not None}
+        if len(sources) == 1 and forms[next(iter(sources))] == dims:
+            return f"have shape {wanted}, that of {{{next(iter(sources))}}}"
+        of = " and ".join(f"{{{n}}} {tuple(given[n].shape)} is {forms[n]}" for n in forms if n in sources)
+        return f"have shape {wanted}" + (f", {dims} where {of}" if of else f", {dims}")
+
+    def documented(self, doc: str) -> str:
+        """A docstring whose `Args:` have dtypes and shapes; one that has none gets the arguments that are tensors."""
+        notes = {a.name: f"{a.name} ({a.doc()})" for a in self.arguments if a.doc()}
+        head, found, tail = doc.partition("Args:\n")
+        if not found:
+            if not notes:
+                return doc
+            return f"{doc}\n\nArgs:\n" + "\n".join(f"    {note}" for note in notes.values())
+        lines = tail.split("\n")
+        for i, line in enumerate(lines):
+            name, colon, text = line.strip().partition(":")
+            if line.startswith("    ") and colon and name in notes:
+                lines[i] = f"    {notes.pop(name)}:{text}"
+        return head + found + "\n".join(lines)
+
+    def bad(self, a: Argument, good: Mapping[str, Any]) -> Iterator[tuple[str, bool, dict[str, Any]]]:
+        """For tests: calls that must raise, each a good one with one argument spoiled. (what is wrong, whether all are
+        of the right Python types, the arguments)"""
+        value = good[a.name]
+        types: list[tuple[str, Any]] = []
+        if a.type is not None:
+            types = [("a list", [value])] if a.type is Tensor else [("an object", object())]
+            types += [] if a.optional else [("None", None)]
+        for word, wrong in types:
+            yield word, False, {**good, a.name: wrong}
+        for word, wrong in self._wrong(a, value, good):
+            yield word, a.form is not None, {**good, a.name: wrong}
+
+    def _wrong(self, a: Argument, value: Any, good: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+        for rule in a.rules:
+            yield from rule.wrong(value)
+        if a.form is None:
+            return
+        others = [o for o in self._order if o.name != a.name and isinstance(good.get(o.name), Tensor)]
+        if others:
+            yield "another device", torch.empty_like(value, device="meta" if value.device.type == "cpu" else "cpu")
+        yield from self._wrong_shapes(a.form.dims, value, others)
+
+    @staticmethod
+    def _wrong_shapes(dims: Dims, value: Tensor, others: list[Argument]) -> Iterator[tuple[str, Tensor]]:
+        fixed = dims.fixed
+        if fixed and value.dim():
+            yield "0-dim", value.new_zeros(())
+        if dims.star is None:
+            yield "one dimension more", value[None]
+        shared = {w.name for o in others if o.form is not None for w in o.form.dims.words}
+        for at, word in enumerate(dims.words):
+            before = dims.star is None or at <= dims.star
+            axis = at if before else at - len(dims.words)
+            checked = word.name in shared or word.size is not None or word.factor > 1
+            if word.star and value.dim() == fixed:
+                continue
+            if checked and not word.broadcast and value.shape[axis] > 1:
+                yield f"short {word}", value.narrow(axis, 0, value.shape[axis] - 1)
+
+
+@functools.cache
+def parameters(fn: Callable[..., Any]) -> tuple[str, ...]:
+    return tuple(inspect.signature(fn).parameters)
+
+
+def is_union(hint: Any) -> bool:
+    return typing.get_origin(hint) is typing.Union or type(hint).__name__ == "UnionType"
+
+
+def either(words: Iterable[str]) -> str:
+    *most, last = words
+    return f"{', '.join(most)} or {last}" if most else last
+
+
+def name_of(value: Any) -> str:
+    return dtype_name(value) if isinstance(value, torch.dtype) else repr(value)
+
+
+def shown(value: Any) -> str:
+    """A value in an error: a tensor by its shape, a number or a short text as it is, anything else by its type."""
+    if isinstance(value, Tensor):
+        return str(tuple(value.shape)) if value.dim() else "a 0-dim tensor"
+    if (
+        value is None
+        or isinstance(value, (bool, int, float, torch.dtype))
+        or (isinstance(value, str) and len(value) < 60)
+    ):
+        return name_of(value)
+    return type(value).__name__
