@@ -4,9 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from . import wiring
+
 if TYPE_CHECKING:
     from . import backends, compat, core, ops, tex
     from .core.default import explain, policy, set_policy
+    from .core.extension import Extension
+    from .core.facts import Machine
+    from .core.manager import OpManager
     from .core.ranks import digest, sync
     from .faces.aten.switch import disable, enable, enabled_ops, native, use
 
@@ -21,6 +26,37 @@ _HOMES = {"explain": "core.default", "policy": "core.default", "set_policy": "co
 _HOMES |= {"digest": "core.ranks", "sync": "core.ranks"}
 _HOMES |= dict.fromkeys(("disable", "enable", "enabled_ops", "native", "use"), "faces.aten.switch")
 _MODULES = ("backends", "compat", "core", "faces", "ops", "runtime", "specs", "te", "tex", "tools")
+
+
+# ---- what core asks of the layers above it: each function imports its layer when core first needs it ----------------
+
+
+def _machine() -> Machine:
+    from .runtime.machine import HERE
+
+    return HERE
+
+
+def _manager() -> OpManager:
+    from .core.default import get_default_manager
+
+    return get_default_manager()
+
+
+def _extensions() -> tuple[Extension, ...]:
+    from .faces.tex import settings as tex
+    from .runtime import settings as runtime
+
+    return runtime.EXTENSION, tex.EXTENSION
+
+
+wiring.op_packages.register(lambda: ({"opmux.specs": "", "opmux.faces.tex.ops": "tex_"}, ("opmux.kernels",)))
+wiring.machine.register(_machine)
+wiring.manager.register(_manager)
+wiring.extensions.register(_extensions)
+
+
+# ---- the public names ------------------------------------------------------------------------------------------------
 
 
 def __getattr__(name: str) -> Any:

@@ -39,7 +39,7 @@ def _spec(name: str) -> Spec | None:
 
 def _extras() -> Mapping[str, Any]:
     """What the vendors of this machine add."""
-    get_default_manager()._prepare()
+    get_default_manager().prepare()
     return facts.machine().extras()
 
 

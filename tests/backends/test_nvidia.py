@@ -47,7 +47,7 @@ def agree(spec, got, args, what=""):
 
 
 def impls(arch):
-    get_default_manager()._prepare()
+    get_default_manager().prepare()
     return vendor_ops.read(packages.get("nvidia"), arch)
 
 

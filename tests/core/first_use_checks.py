@@ -27,7 +27,7 @@ import torch
 import opmux
 from opmux.core import discovery, get_default_manager, policy, registry, specs
 from opmux.faces.aten import engine
-from opmux.runtime import packages
+from opmux.runtime import foreign, packages
 
 SRC = str(Path(opmux.__file__).parent)
 SITE = tempfile.mkdtemp(prefix="first_use_")
@@ -168,7 +168,7 @@ def use_enable() -> list:
 def portrait() -> dict:
     """What the process looks like."""
     gc.collect()  # a traceback may hold on to a scope
-    get_default_manager()._prepare()
+    get_default_manager().prepare()
     table = get_default_manager().registry
     own = [k for k in table if "fault_" in k or "plug_" in k]
     ids = lambda key: sorted(f"{i.impl_id} of {table.origin(key, i.impl_id).plugin}" for i in table.impls(key))
@@ -183,7 +183,7 @@ def portrait() -> dict:
         "tagged": len(registry.tagged),
         "plugins": {p.name: p.status for p in discovery.plugins()},
         "torch": [n for n in ("fault_twice", "fault_twice_bwd", "plug_half") if hasattr(torch.ops.opmux, n)],
-        "stand-ins": discovery._StandIns.live is None and not discovery._importing,
+        "stand-ins": foreign._StandIns.live is None and not foreign._importing,
         "meta_path": len(sys.meta_path),
         "enabled": sorted(engine.STATE.wanted),
         "overridden": {d: sorted(made.jumps) for d, made in engine._devices.items()},
@@ -192,19 +192,19 @@ def portrait() -> dict:
 
 def ready_to_enable() -> None:
     """One family of kernels is imported by the child, and half of the adapters."""
-    get_default_manager()._prepare()
+    get_default_manager().prepare()
     for family in specs.families:
         if family not in ("fault_family", "softmax"):
             specs.load_implementers(family)
     for name in ("activation", "norm", "channel_norm", "random"):
         importlib.import_module(f"opmux.faces.aten.{name}")
-    get_default_manager()._prepare()
+    get_default_manager().prepare()
 
 
 # name -> what is used, what the parent does first, how many faults. In this order: plugins are loaded once.
 SCENARIOS = {
     "plugins": (use_plugins, lambda: None, 120),
-    "family": (use_family, lambda: get_default_manager()._prepare(), 340),
+    "family": (use_family, lambda: get_default_manager().prepare(), 340),
     "enable": (use_enable, ready_to_enable, 50),
 }
 

@@ -503,7 +503,7 @@ import opmux
 for name in ("ops", "faces.aten.switch", "faces.tex.interface", "tools.listing", "tools.doctor", "tools.explain"):
     importlib.import_module("opmux." + name)
 opmux.core.specs.load_all()
-assert opmux.core.default._default is None or not opmux.core.get_default_manager()._started
+assert opmux.core.default._default is None or not opmux.core.get_default_manager().started
 
 bad = {name: found for name, work in FIRST.items() if (found := child(lambda: bool(work()))) is not True}
 print(json.dumps({"bad": bad, "missing": sorted(set(opmux.__all__) - set(FIRST))}))

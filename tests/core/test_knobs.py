@@ -10,7 +10,9 @@ import pytest
 
 from opmux.core import knobs
 from opmux.core.errors import BadKnob
-from opmux.core.knobs import KNOBS, strangers
+from opmux.core.knobs import strangers
+
+KNOBS = {k.name: k for k in knobs.all_knobs()}
 
 SRC = Path(__file__).parents[2] / "src"
 

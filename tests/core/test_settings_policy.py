@@ -211,7 +211,7 @@ def test_a_scope_keeps_the_filters_of_the_settings(setenv):
     setenv(TE_FL_DENY_VENDORS="a", TE_FL_ALLOW_VENDORS="a,b,c", TE_FL_SKIP_CUDA="1", TE_FL_STRICT="1")
     with opmux.policy("vendor", deny=["b"]) as policy:
         assert kept(policy) == ["c", "", "", ""]
-        assert policy.strict and policy.skip_cuda
+        assert policy.strict and "nvidia" in dict(policy.left_out)
 
 
 def test_a_complete_policy_replaces_the_settings(setenv):

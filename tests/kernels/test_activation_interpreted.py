@@ -15,7 +15,7 @@ MODE = "interpret"
 
 
 def kernel(name):
-    get_default_manager()._prepare()
+    get_default_manager().prepare()
     (found,) = [i for i in get_default_manager().registry.impls(f"opmux::{name}") if i.impl_id == "default.flagos"]
     return found.fn
 

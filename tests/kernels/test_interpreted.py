@@ -29,7 +29,7 @@ def kernels():
 def collect():
     for family in specs.families:
         specs.load_implementers(family)
-    get_default_manager()._prepare()
+    get_default_manager().prepare()
     return sorted(kernels(), key=lambda row: row[0].name)
 
 

@@ -17,7 +17,7 @@ def settings(done) -> dict:
 def test_a_healthy_machine(cli):
     done = cli("doctor")
     assert done.exit_code == 0
-    for knob in knobs.KNOBS.values():
+    for knob in knobs.all_knobs():
         (line,) = [line for line in done.stdout.splitlines() if line.strip().startswith(f"{knob.name} ")]
         assert knob.doc in line
     for words in (opmux.__version__, torch.__version__, "platform", "policy      prefer=flagos", "quarantine  empty"):

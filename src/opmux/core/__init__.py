@@ -49,10 +49,11 @@ _NAMES = {
     "spec": "BadSample Sample Spec Tol op specs",
 }
 _HOMES = {name: module for module, names in _NAMES.items() for name in names.split()}
-_MODULES = (
+MODULES = (
     *_NAMES,
     "discovery",
     "dispatch",
+    "extension",
     "facts",
     "jump",
     "knobs",
@@ -62,6 +63,7 @@ _MODULES = (
     "log",
     "ranks",
     "snapshot",
+    "tokens",
 )
 
 __all__ = [
@@ -107,7 +109,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name in _MODULES:
+    if name in MODULES:
         return importlib.import_module(f"{__name__}.{name}")
     if name not in _HOMES:
         raise AttributeError(f"module '{__name__}' has no attribute '{name}'")
@@ -116,4 +118,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*__all__, *_MODULES})
+    return sorted({*__all__, *MODULES})

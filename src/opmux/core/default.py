@@ -8,15 +8,15 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
 
-from . import discovery
+from . import discovery, extension
 from . import policy as policies
-from .errors import BackendNotFound, BadPolicy, OpmuxError
+from .errors import BadPolicy, OpmuxError
 from .explain import Explanation
 from .facts import machine
 from .jump import Form, Jump, Pair, Plan, reraise
 from .lock import lock
-from .manager import OpManager, _default_device, check_names
-from .policy import BACKENDS, Layer, PolicyScope, Refused, SelectionPolicy, matches
+from .manager import OpManager, check_names
+from .policy import Layer, PolicyScope, Refused, SelectionPolicy, matches
 from .registry import BackendImplKind, OpImpl, OpRegistry, Origin, Tagged, tagged
 from .spec import DOORS, Derived, Spec, called, named_ops, plain, reached, specs
 
@@ -30,12 +30,12 @@ class DefaultManager(OpManager):
         self._version = -1  # of the specs that were taken up
         self._kernels_asked: set[str] = set()
         self._plugins: discovery.Done = {}
-        self._backends: set[str] = set()  # tokens of tex backends that have been seen to exist
+        self._usable: set[tuple[str, str]] = set()  # space and token of spaces' orders that were checked
 
     def _fill(self) -> None:
         for spec in specs:
-            self._ask_kernels(spec)
-        self._prepare()
+            self.load_kernels(spec)
+        self.prepare()
 
     def _load(self) -> bool:
         """Plugins, one by one: what was interrupted goes on with the one that it had come to."""
@@ -66,11 +66,11 @@ class DefaultManager(OpManager):
         # of a declaration that was undone, or made again
         old = [(key, i) for key, spec in self._taken.items() if whole.get(key) is not spec for i in of(key)]
         if old:
-            self.registry._take_out(old)
+            self.registry.take_out(old)
             self._taken = {key: spec for key, spec in self._taken.items() if whole.get(key) is spec}
         new = [spec for key, spec in whole.items() if self._taken.get(key) is not spec and not of(key)]
         if new:
-            self.registry._put([(_reference(spec), _own(spec)) for spec in new])
+            self.registry.put([(_reference(spec), _own(spec)) for spec in new])
         self._taken = whole
         self._version = version if len(whole) == len(declared) else -1
 
@@ -78,7 +78,7 @@ class DefaultManager(OpManager):
         try:
             with lock.held:
                 if not any(i is row.impl for i in self.registry.impls(row.impl.op_name)):
-                    self.registry._put([(row.impl, row.origin)])
+                    self.registry.put([(row.impl, row.origin)])
         except OpmuxError:
             self._drop(row)
             raise
@@ -88,15 +88,15 @@ class DefaultManager(OpManager):
         with lock.held:
             tagged[:] = [one for one in tagged if one is not row]
 
-    def _prepare(self) -> bool:
-        done = super()._prepare()
+    def prepare(self) -> bool:
+        done = super().prepare()
         self._take_up()
         return done
 
     def _key(self, op: Any) -> str:
         # before the first look into the registry: the family, its reference and its kernels
         spec = specs.lookup(op, DOORS["impl"]) if isinstance(op, str) else getattr(op, "spec", op)
-        self._ask_kernels(spec if isinstance(spec, Spec) else None)
+        self.load_kernels(spec if isinstance(spec, Spec) else None)
         return super()._key(op)
 
     def resolve(self, op_name: str) -> Callable[..., Any]:
@@ -110,12 +110,12 @@ class DefaultManager(OpManager):
         return (specs.functions[key], reraise) if key.startswith("opmux::") else super().door(name)
 
     def _registered(self, keys: set[str]) -> None:
-        self._backends.clear()
+        self._usable.clear()
         super()._registered(keys)
 
     def _plan(self, key: str, policy: SelectionPolicy, form: Form, typed: bool, device: str | None = None) -> Plan:
-        self._ask_kernels(specs.get(key))
-        self._prepare()
+        self.load_kernels(specs.get(key))
+        self.prepare()
         return super()._plan(key, policy, form, typed, device)
 
     def bind_derived(self, spec: Derived, jump: Jump, device: str) -> None:
@@ -128,11 +128,11 @@ class DefaultManager(OpManager):
         self._adopt_jump(jump)
         return jump.form.pair(self._plan(spec.key, policy, jump.form, typed=True, device=device))
 
-    def _ask_kernels(self, spec: Spec | None) -> None:
+    def load_kernels(self, spec: Spec | None) -> None:
         """Import the family's own kernels, by name, when an op of the family is first used."""
         if isinstance(spec, Derived):
             for key in spec.bases:
-                self._ask_kernels(specs.by_key.get(key))
+                self.load_kernels(specs.by_key.get(key))
             return
         for one in () if spec is None else (spec, *spec.parts.values()):
             if one.family not in self._kernels_asked:
@@ -182,11 +182,11 @@ class DefaultManager(OpManager):
         found = [i.devices for key, token in parts for i in self.registry.impls(key) if matches(token, i)]
         return None if None in found else frozenset().union(*(d for d in found if d is not None)) or None
 
-    def _static_refusal(self, key: str, impl: OpImpl, device: str) -> Refused | None:
+    def static_refusal(self, key: str, impl: OpImpl, device: str) -> Refused | None:
         """A composition is not of a kind where none of its parts is."""
-        refusal = super()._static_refusal(key, impl, device)
+        refusal = super().static_refusal(key, impl, device)
         parts = getattr(impl.fn, "parts", ()) if refusal is None else ()
-        found = [(part, self._static_refusal(part, i, device))
+        found = [(part, self.static_refusal(part, i, device))
                  for part, token in parts for i in self.registry.impls(part) if matches(token, i)]  # fmt: skip
         if found and all(why for _, why in found):
             part, why = found[0]
@@ -203,47 +203,12 @@ class DefaultManager(OpManager):
 
     def _check(self, policy: SelectionPolicy, key: str) -> None:
         super()._check(policy, key)
-        if key.startswith("tex::"):
-            for token in (policy.tex_first, policy.tex_fallback):
-                if token is not None:
-                    self._check_backend(token)
-
-    def _check_backend(self, token: str) -> None:
-        if token in self._backends:
-            return
-        refusal = self.backend_refusal(token)
-        if refusal is not None:
-            names = {v: k for k, v in BACKENDS.items()}
-            keys = {k for s in _tex_specs() for k in (s.key, *s.parts)}
-            vendors = {str(i.vendor).casefold() for k in keys for i in self.registry.impls(k)
-                       if i.vendor and i.kind is BackendImplKind.VENDOR}  # fmt: skip
-            tokens = ("flagos", "reference", *(f"vendor:{v}" for v in vendors))
-            have = sorted(names.get(t, t.removeprefix("vendor:")) for t in tokens if self.backend_refusal(t) is None)
-            asked = names.get(token, token.removeprefix("vendor:"))
-            raise BackendNotFound(f"Backend '{asked}' not found. Available backends: {have}. {refusal}")
-        self._backends.add(token)
-
-    def backend_refusal(self, token: str) -> str | None:
-        """Why a tex backend cannot run on this machine, or None: one of its impls of tex's ops must be able to.
-
-        A vendor whose own library of tex's ops is not there is not there, whatever else it has. One without such a
-        library, and we ourselves, have what the impls of primitives make of tex's ops.
-        """
-        self._prepare()
-        device, reason = _default_device(), None
-        for of_parts in (False, True):
-            for spec in _tex_specs():
-                self._ask_kernels(spec)
-                self._prepare()
-                for key in spec.parts if of_parts else (spec.key,):
-                    for impl in (i for i in self.registry.impls(key) if matches(token, i)):
-                        refusal = self._static_refusal(key, impl, device)
-                        if refusal is None:
-                            return None
-                        reason = reason or refusal.reason
-            if reason is not None and token.startswith("vendor:"):
-                return reason
-        return reason or "No impl of a tex op is registered for it: install its package, or name another backend"
+        space = key.partition("::")[0]
+        for token in policy.space_order(key):
+            brought = extension.of_space(space) if token is not None and (space, token) not in self._usable else None
+            if token is not None and brought is not None and brought.check_token is not None:
+                brought.check_token(self, token)
+                self._usable.add((space, token))
 
 
 _default: DefaultManager | None = None
@@ -268,10 +233,6 @@ def reference(spec: Spec) -> Callable[..., Any]:
     if spec.primitive or not spec.parts or spec.adapter is not None:
         return spec.reference
     return lift(spec, {key: reference(part) for key, part in spec.parts.items()})
-
-
-def _tex_specs() -> list[Spec]:
-    return [s for s in specs if s.space == "tex"]
 
 
 def _own(spec: Spec) -> Origin:
@@ -310,7 +271,7 @@ def lift(spec: Spec, parts: dict[str, Callable[..., Any]]) -> Callable[..., Any]
 
 
 def _check_now(policy: SelectionPolicy) -> None:
-    if get_default_manager()._prepare():  # while plugins are being loaded nobody can say what is unknown
+    if get_default_manager().prepare():  # while plugins are being loaded nobody can say what is unknown
         check_names(policy)
 
 

@@ -2,33 +2,27 @@
 
 from __future__ import annotations
 
-import functools
 import importlib
-import importlib.abc
 import importlib.machinery
 import importlib.metadata
-import importlib.util
 import os
 import re
 import sys
-import threading
 import traceback
-import types
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from . import facts, knobs
 from .errors import PluginError, nearest
-from .loading import Transaction, all_or_nothing, on_failure
-from .lock import lock
+from .extension import extensions
+from .loading import Transaction, all_or_nothing
 from .log import logger
+from .policy import get_global_policy
 from .registry import API_VERSION, OpImpl, OpRegistry, Origin
 from .spec import specs
 
-GROUPS = ("opmux.backends", "te_fl.plugin")
+GROUP = "opmux.backends"  # of entry points; extensions may add more
 
 
 @dataclass(frozen=True)
@@ -36,7 +30,7 @@ class Plugin:
     """A plugin that was found, and what became of it."""
 
     name: str
-    source: str  # "entry point opmux.backends", "env TE_FL_PLUGIN_MODULES"
+    source: str  # "entry point opmux.backends", "env OPMUX_PLUGIN_MODULES"
     target: str  # module, or module:attribute
     distribution: str | None = None
     version: str | None = None
@@ -61,8 +55,6 @@ def load(registry: OpRegistry, done: Done | None = None) -> bool:
     `done` holds those that an earlier load, which was interrupted, had come to. False where a plugin is left for later:
     this thread is in the middle of importing it.
     """
-    from .policy import get_global_policy
-
     done = {} if done is None else done
     _seen.clear()
     found = sorted(_found(), key=lambda f: (f[0].name, f[0].source))
@@ -80,7 +72,7 @@ def load(registry: OpRegistry, done: Done | None = None) -> bool:
 
 def _found() -> Iterator[tuple[Plugin, Callable[[], Any]]]:
     met, modules = set(), set()
-    for group in GROUPS:
+    for group in (GROUP, *(g for e in extensions() for g in e.plugin_groups)):
         for entry in importlib.metadata.entry_points(group=group):
             if entry.value in met:  # one plugin, announced in both groups or under two names
                 continue
@@ -129,7 +121,7 @@ def _try(found: Plugin, fetch: Callable[[], Any], registry: OpRegistry, loading:
     settings = {name: os.environ.get(name) for name in knobs.variables()}
     loading.first = lambda: _forget_modules(found, there)
     loading.note(lambda: _restore(settings), None)
-    with foreign_names():
+    with facts.machine().foreign_names():
         module = importlib.import_module(_module(found))  # waits where another thread imports it
         if getattr(getattr(module, "__spec__", None), "_initializing", False):
             raise _Later
@@ -267,7 +259,7 @@ def _check_api(found: Plugin, plugin: Any) -> None:
 
 def _register(found: Plugin, plugin: Any) -> Callable[[OpRegistry], Any]:
     """A plugin is a module, a class or an object with `register(registry)`, or a callable that takes the registry."""
-    for name in ("te_fl_register", "register"):
+    for name in (*(n for e in extensions() for n in e.register_names), "register"):
         method = getattr(plugin, name, None)
         if callable(method):
             return method
@@ -287,170 +279,3 @@ def _look_for_typos(found: Plugin, keys: list[str]) -> None:
         hint = f"; did it mean '{close}'?" if close else ""
         say = logger.warning if close else logger.debug
         say("plugin '%s' adds an op of its own, '%s'%s", found.name, key, hint)
-
-
-@contextmanager
-def foreign_names() -> Iterator[None]:
-    """While a plugin is imported, the names of other libraries that it may be written for are ours.
-
-    `transformer_engine.plugin.core` is opmux.core; what vendors' packages ask for, the machine says. A library that is
-    installed keeps its name, and where it does not load by itself (NVIDIA's, without its extension) it is an empty one.
-    """
-    me, made = threading.get_ident(), _StandIns()
-    depth = _importing.get(me, 0)
-    on_failure(lambda: _leave(me, depth))
-    try:
-        with lock.held:
-            _importing[me] = depth + 1
-            if _StandIns.live is None:
-                made.put()
-        yield
-    finally:
-        _leave(me, depth)
-
-
-def _leave(thread: int, depth: int) -> None:
-    with lock.held:
-        _importing.pop(thread, None)
-        _importing.update({thread: depth} if depth else {})
-        _StandIns.clear()
-
-
-_importing: dict[int, int] = {}  # threads that import plugins or vendors' packages, and how deep
-
-
-class _StandIns:
-    """Our modules under foreign names, for as long as some thread needs them there."""
-
-    live: _StandIns | None = None
-
-    def __init__(self) -> None:
-        self.added: dict[str, types.ModuleType] = {}
-        core = importlib.import_module("opmux.core")
-        if not _provided():
-            _stand_in(TEFL, core, self.added)
-            # Its submodules too: a second import under the other name would create a second OpImpl.
-            for name in core._MODULES if TEFL in self.added else ():
-                self.added[f"{TEFL}.{name}"] = importlib.import_module(f"opmux.core.{name}")
-        for name, module in facts.machine().stand_ins().items():
-            _stand_in(name, module, self.added)
-        self.root = _Installed(TEFL.partition(".")[0], self.added)
-
-    def put(self) -> None:
-        _StandIns.live = self
-        sys.modules.update(self.added)
-        sys.meta_path.insert(0, self.root)
-        self.root.complete()
-
-    @classmethod
-    def clear(cls) -> None:
-        """Take them away where nobody needs them any more."""
-        if cls.live is None or _importing:
-            return
-        live = cls.live
-        if live.root in sys.meta_path:
-            sys.meta_path.remove(live.root)
-        live.root.restore()
-        for name, module in live.added.items():
-            if sys.modules.get(name) is module:
-                del sys.modules[name]
-        cls.live = None
-
-
-def _after_fork() -> None:
-    me = threading.get_ident()
-    for thread in [t for t in _importing if t != me]:
-        del _importing[thread]
-    _StandIns.clear()
-
-
-lock.after_fork.append(_after_fork)
-
-TEFL = "transformer_engine.plugin.core"
-
-
-def _stand_in(full: str, module: types.ModuleType, added: dict[str, types.ModuleType]) -> None:
-    """Put a module under a foreign name, with packages above it; not where the name is taken."""
-    parts = full.split(".")
-    if full in sys.modules or (len(parts) == 1 and importlib.util.find_spec(full) is not None):
-        return
-    if len(parts) > 1 and full != TEFL and parts[0] not in sys.modules and importlib.util.find_spec(parts[0]):
-        return
-    for n in range(1, len(parts)):
-        name = ".".join(parts[:n])
-        if name in sys.modules or name in added or (n == 1 and importlib.util.find_spec(name) is not None):
-            continue
-        package = types.ModuleType(name, "Stands in while a plugin is imported.")
-        package.__path__ = []
-        package.__spec__ = importlib.machinery.ModuleSpec(name, None, is_package=True)  # find_spec asks for it
-        added[name] = package
-    added[full] = module
-    for n in range(1, len(parts)):
-        parent = added.get(".".join(parts[:n]))
-        child = added.get(".".join(parts[: n + 1]))
-        if parent is not None and child is not None:
-            setattr(parent, parts[n], child)
-
-
-class _Installed(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Finds an installed package and loads it, with what we add below it; an empty one where it raises."""
-
-    def __init__(self, name: str, added: dict[str, types.ModuleType]):
-        self._name, self._added = name, added
-        self._finding = False
-        self._loader: Any = None
-        self._given: list[tuple[types.ModuleType, str]] = []
-
-    def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> importlib.machinery.ModuleSpec | None:
-        if fullname != self._name or self._finding or TEFL not in self._added:
-            return None
-        self._finding = True
-        try:
-            found = importlib.util.find_spec(fullname)
-        finally:
-            self._finding = False
-        if found is not None and found.loader is not None:
-            self._loader, found.loader = found.loader, self
-            return found
-        return None
-
-    def create_module(self, spec: importlib.machinery.ModuleSpec) -> types.ModuleType | None:
-        return self._loader.create_module(spec)
-
-    def exec_module(self, module: types.ModuleType) -> None:
-        there = set(sys.modules)
-        try:
-            self._loader.exec_module(module)
-        except Exception as error:
-            logger.debug("%s is installed and does not load: %s: %s", self._name, type(error).__name__, error)
-            for name in [n for n in sys.modules if n.startswith(f"{self._name}.") and n not in there]:
-                del sys.modules[name]
-            why = f"{self._name} is installed and does not load: {type(error).__name__}: {error}"
-            module.__dict__.update(__path__=[], __getattr__=functools.partial(_absent, why))
-            self._added[self._name] = module
-        self.complete(module)
-
-    def complete(self, module: types.ModuleType | None = None) -> None:
-        """`import a.b` gives `a` its `b` where it loads it: what is there already must be given."""
-        module = module or sys.modules.get(self._name)
-        for name, below in self._added.items():
-            above, _, last = name.rpartition(".")
-            if above == self._name and module is not None and last not in module.__dict__:
-                setattr(module, last, below)
-                self._given.append((module, last))
-
-    def restore(self) -> None:
-        for module, name in self._given:
-            module.__dict__.pop(name, None)
-
-
-def _absent(why: str, name: str) -> Any:
-    raise AttributeError(f"no attribute '{name}': {why}")
-
-
-def _provided() -> bool:
-    """Whether an installed transformer_engine has a plugin.core of its own; looked up without importing it."""
-    found = importlib.util.find_spec("transformer_engine") if "transformer_engine" not in sys.modules else None
-    loaded = sys.modules.get("transformer_engine")
-    paths = list(getattr(loaded, "__path__", None) or (found.submodule_search_locations or () if found else ()))
-    return any((Path(p) / "plugin" / f).exists() for p in paths for f in ("core", "core.py"))

@@ -100,7 +100,7 @@ class BadLayout(OpmuxError, TypeError):
 
 
 class BackendNotFound(OpmuxError, RuntimeError):
-    """`TE_BACKEND`, `TE_PLUGIN`, `TE_FALLBACK_BACKEND` or `set_backend` named a backend that is not there."""
+    """A setting or `set_backend` named a backend that is not there."""
 
 
 class BadPolicy(OpmuxError, ValueError):

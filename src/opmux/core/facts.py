@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
-import importlib
 import re
-import types
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from .. import wiring
 
 
 class Machine:
@@ -36,9 +37,9 @@ class Machine:
         """The dtypes that a device does not compute in."""
         return frozenset()
 
-    def stand_ins(self) -> Mapping[str, types.ModuleType]:
-        """Modules that vendor packages written for other libraries import, by their foreign names."""
-        return {}
+    def foreign_names(self) -> contextlib.AbstractContextManager[None]:
+        """A block in which packages written for other libraries can be imported: their module names are served."""
+        return contextlib.nullcontext()
 
     def take_vendor(self, plugin: Any, origin: Any) -> bool:
         """Take up what an entry point names, where that is a vendor's package."""
@@ -62,12 +63,10 @@ def set_machine(machine: Machine) -> None:
 
 
 def machine() -> Machine:
-    """Whom to ask about the machine; the runtime layer is loaded when that is first done."""
+    """Whom to ask about the machine; the layer that knows it is loaded by the first call."""
+    global _machine
     if _machine is None:
-        importlib.import_module(
-            "opmux.runtime.machine"
-        )  # by name: it sets the machine, and core depends on nothing above it
-    assert _machine is not None
+        _machine = wiring.machine()
     return _machine
 
 
@@ -172,7 +171,7 @@ def arch_refusal(min_arch: str, device_type: str) -> str | None:
 
 
 def split_arch(arch: str) -> tuple[str, int]:
-    """'sm_90a' -> ('sm', 90); 'gfx90a' -> ('gfx', 0x90a): AMD numbers its chips in hex."""
+    """'sm_90a' -> ('sm', 90); 'gfx90a' -> ('gfx', 0x90a): the number after gfx is hex."""
     found = re.fullmatch(r"(gfx)_?([0-9a-f]{1,9})|([a-z]+?)[_-]?([0-9]{1,9})[a-z]?", arch.strip().casefold())
     if found is None:
         raise ValueError(f"arch '{arch}' is not of the form 'sm_90' or 'gfx942'")

@@ -9,6 +9,7 @@ The current directory may be anybody's: a file found there cannot name modules t
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,10 +17,12 @@ from pathlib import Path
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from .errors import BadKnob, nearest, quoted
+from .extension import extensions
+from .tokens import parse_order, parse_prefer
 
 T = TypeVar("T")
 
-KNOBS: dict[str, Knob[Any]] = {}
+_knobs: dict[str, Knob[Any]] = {}  # by name; those of other layers once `extensions` has loaded them
 
 ORDER_EXAMPLE = "rmsnorm_fwd=vendor:acme|flagos;rope_fwd=flagos|reference"
 
@@ -38,7 +41,7 @@ class Setting(Generic[T]):
     """One setting as this process sees it: the value, and where it came from."""
 
     value: T | None
-    source: str  # "env TE_FL_PREFER", "file opmux.toml", "default"
+    source: str  # "env OPMUX_PREFER", "file opmux.toml", "default"
 
     @property
     def is_set(self) -> bool:
@@ -53,7 +56,6 @@ class Setting(Generic[T]):
 class Knob(Generic[T]):
     name: str
     kind: Kind[T]
-    aliases: tuple[str, ...]
     default: T | None
     doc: str
     in_file: bool = True
@@ -63,6 +65,11 @@ class Knob(Generic[T]):
     @property
     def key(self) -> str:
         return self.name.removeprefix("OPMUX_").lower()
+
+    @property
+    def aliases(self) -> tuple[str, ...]:
+        """The names that programs for other libraries use."""
+        return tuple(alias for e in extensions() for alias, name in e.aliases.items() if name == self.name)
 
     def look(self) -> Setting[T]:
         """The value and its source; BadKnob quotes a value that cannot be read."""
@@ -84,11 +91,9 @@ class Knob(Generic[T]):
         return self.look().value
 
     def _refuse(self, path: Path) -> None:
-        from .log import logger
-
         if (self.name, path.absolute()) not in _refused:
             _refused.add((self.name, path.absolute()))
-            logger.warning(
+            logging.getLogger("opmux").warning(
                 "%s: %s is ignored: a file found in the current directory may not name modules to import. Set %s, name "
                 "the file by OPMUX_CONFIG, or put the line into %s", path, self.key, self.name, _users_file(),
             )  # fmt: skip
@@ -163,20 +168,27 @@ def _parse_toml(path: Path) -> dict[str, Any]:
     return table
 
 
+def all_knobs() -> list[Knob[Any]]:
+    """Every setting, those of the layers above core included."""
+    extensions()  # loads the modules that declare them
+    return list(_knobs.values())
+
+
 def variables() -> list[str]:
-    """The environment variables that are settings of opmux."""
-    return [name for k in KNOBS.values() for name in (k.name, *k.aliases) if not name.startswith("CUDA_")]
+    """The environment variables that are settings of opmux, not those of other programs that it shows."""
+    return [name for k in all_knobs() if k.name.startswith("OPMUX_") for name in (k.name, *k.aliases)]
 
 
 def strangers() -> list[str]:
     """One sentence for each setting that no knob answers to: a misspelt variable, an unknown key of the file."""
-    names = {n for k in KNOBS.values() for n in (k.name, *k.aliases)}
+    names = {n for k in all_knobs() for n in (k.name, *k.aliases)}
+    ours = ("OPMUX_", *(prefix for e in extensions() for prefix in e.prefixes))
     found = [
         _stranger(f"environment variable {name}", name, names)
         for name in sorted(os.environ)
-        if name.startswith(("OPMUX_", "TE_FL_", "TEFL_")) and name not in names
+        if name.startswith(ours) and name not in names
     ]
-    keys = {k.key for k in KNOBS.values() if k.in_file}
+    keys = {k.key for k in all_knobs() if k.in_file}
     found += [_stranger(f"{f.path}: {key}", key, keys) for f in files() for key in f.table if key not in keys]
     return found
 
@@ -224,8 +236,6 @@ def _level(value: Any) -> str:
 
 def _orders(value: Any) -> dict[str, tuple[str, ...]]:
     """`op=token|token;op=token`, or a TOML table of strings or lists."""
-    from .policy import parse_order
-
     if isinstance(value, str):
         parts = [p.strip() for p in value.split(";") if p.strip()]
         pairs = [p.partition("=") for p in parts]
@@ -242,59 +252,45 @@ def _orders(value: Any) -> dict[str, tuple[str, ...]]:
     return {op: parse_order(order) for op, order in items}
 
 
-def _prefer(value: Any) -> str:
-    from .policy import parse_prefer
-
-    return parse_prefer(value)
-
-
 flag = Kind("a switch", "1", _flag)
-names = Kind("a list of names", "nvidia,amd", _names)
+names = Kind("a list of names", "acme,bolt", _names)
 modules = Kind("a list of names", "acme_opmux,other", _names)
 word = Kind("a name", "torch", _word)
 path = Kind("a path", "/usr/local/cuda", _word)
 toml = Kind("a path", "opmux.toml", _word)
 level = Kind("a log level", "INFO", _level)
-prefer = Kind("a preference", "vendor", _prefer)
+prefer = Kind("a preference", "vendor", parse_prefer)
 orders = Kind("orders of choice per op", ORDER_EXAMPLE, _orders)
 
 
 def knob(
     name: str,
     kind: Kind[T],
-    *aliases: str,
+    *,
     default: T | None = None,
     doc: str,
     in_file: bool = True,
     blank: bool = False,
     trusted: bool = False,
 ) -> Knob[T]:
-    KNOBS[name] = made = Knob(name, kind, aliases, default, doc, in_file, blank, trusted)
+    """Declare a setting; a layer above core declares its own in a module that its extension is made in."""
+    _knobs[name] = made = Knob(name, kind, default, doc, in_file, blank, trusted)
     return made
 
 
 # ---- the settings ---------------------------------------------------------------------------------------------------
 # fmt: off
-PREFER = knob("OPMUX_PREFER", prefer, "TE_FL_PREFER", doc="which kind comes first: flagos, vendor, reference")
-PREFER_VENDOR = knob("OPMUX_PREFER_VENDOR", flag, "TE_FL_PREFER_VENDOR", doc="1 prefers vendor, 0 flagos; OPMUX_PREFER wins over it")
-STRICT = knob("OPMUX_STRICT", flag, "TE_FL_STRICT", default=False, doc="1 raises the preferred impl's error instead of falling back")
-ALLOW_VENDORS = knob("OPMUX_ALLOW_VENDORS", names, "TE_FL_ALLOW_VENDORS", doc="only impls of these vendors, and impls of no vendor")
-DENY_VENDORS = knob("OPMUX_DENY_VENDORS", names, "TE_FL_DENY_VENDORS", doc="no impl of these vendors; beats the allow list")
-PER_OP = knob("OPMUX_PER_OP", orders, "TE_FL_PER_OP", doc=f"the order for single ops: {ORDER_EXAMPLE}")
-PLUGIN_MODULES = knob("OPMUX_PLUGIN_MODULES", modules, "TE_FL_PLUGIN_MODULES", default=(), doc="modules to load as plugins; not from an opmux.toml that was found in the current directory", trusted=True)
+PREFER = knob("OPMUX_PREFER", prefer, doc="which kind comes first: flagos, vendor, reference")
+PREFER_VENDOR = knob("OPMUX_PREFER_VENDOR", flag, doc="1 prefers vendor, 0 flagos; OPMUX_PREFER wins over it")
+STRICT = knob("OPMUX_STRICT", flag, default=False, doc="1 raises the preferred impl's error instead of falling back")
+ALLOW_VENDORS = knob("OPMUX_ALLOW_VENDORS", names, doc="only impls of these vendors, and impls of no vendor")
+DENY_VENDORS = knob("OPMUX_DENY_VENDORS", names, doc="no impl of these vendors; beats the allow list")
+PER_OP = knob("OPMUX_PER_OP", orders, doc=f"the order for single ops: {ORDER_EXAMPLE}")
+PLUGIN_MODULES = knob("OPMUX_PLUGIN_MODULES", modules, default=(), doc="modules to load as plugins; not from an opmux.toml that was found in the current directory", trusted=True)
 ALLOW_PLUGINS = knob("OPMUX_ALLOW_PLUGINS", modules, doc="load no plugin but these: distributions, and modules of OPMUX_PLUGIN_MODULES; set and blank: none", blank=True)
 BLOCK_PLUGINS = knob("OPMUX_BLOCK_PLUGINS", modules, default=(), doc="never load these plugins, named in the same way; nothing of them is imported")
-VENDOR = knob("OPMUX_VENDOR", word, doc="whose chip this is, where detection should not decide: nvidia, ascend, ...")
-SKIP_CUDA = knob("OPMUX_SKIP_CUDA", flag, "TE_FL_SKIP_CUDA", default=False, doc="1 leaves out NVIDIA's own libraries; Triton on CUDA stays")
-BACKEND = knob("OPMUX_BACKEND", word, "TE_BACKEND", doc="the backend that comes first for tex ops: flaggems, torch, or a vendor")
-PLUGIN = knob("OPMUX_PLUGIN", word, "TE_PLUGIN", doc="as OPMUX_BACKEND, which wins over it")
-FALLBACK_BACKEND = knob("OPMUX_FALLBACK_BACKEND", word, "TE_FALLBACK_BACKEND", doc="the backend tried for tex ops after flaggems")
-TEX_VERSION = knob("OPMUX_TEX_VERSION", word, doc="the version of tex's interface: 2.9 or 2.20 [default: that of the installed transformer_engine, else 2.20]")
-LOG_LEVEL = knob("OPMUX_LOG_LEVEL", level, "TEFL_LOG_LEVEL", doc="show log lines of this level and above")
-DEBUG = knob("OPMUX_DEBUG", flag, "TE_FL_DEBUG", default=False, doc="1 is OPMUX_LOG_LEVEL=DEBUG")
-CACHE_DIR = knob("OPMUX_CACHE_DIR", path, doc="where tuning results and compiled C++ are kept; unset: opmux in $XDG_CACHE_HOME or ~/.cache", in_file=False)
+LOG_LEVEL = knob("OPMUX_LOG_LEVEL", level, doc="show log lines of this level and above")
+DEBUG = knob("OPMUX_DEBUG", flag, default=False, doc="1 is OPMUX_LOG_LEVEL=DEBUG")
 CONFIG = knob("OPMUX_CONFIG", toml, doc="a TOML file of settings, instead of ./opmux.toml", in_file=False)
 COMMIT = knob("OPMUX_COMMIT", word, doc="the commit that measurements are kept under, where there is no git", in_file=False)
-CUDA_HOME = knob("CUDA_HOME", path, doc="where the CUDA toolkit is; shown, never changed", in_file=False)
-CUDA_PATH = knob("CUDA_PATH", path, doc="as CUDA_HOME", in_file=False)
 # fmt: on

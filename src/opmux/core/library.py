@@ -61,7 +61,7 @@ def make_jump(spec: Spec) -> Jump:
     native = spec.space == "aten"
     form = Form.of(spec.name, spec.signature, differentiable=native or spec.grad is not None)
     form.native, form.check, form.live = native, spec.check, live
-    form.asks = spec.space != "tex" and not dynamo_has_hooks()
+    form.asks = spec.primitive and not dynamo_has_hooks()
     jump = Jump(form, bind, under, spec.reference if native else differentiable)
     return jump
 

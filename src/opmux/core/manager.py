@@ -62,8 +62,8 @@ class OpManager:
         key, policy = self._key(op_name), policies.get_policy()
         self._check(policy, key)
         ordered, _ = choose(policy, key, self._impls(key, policy))
-        device = _default_device()
-        return [i for i in ordered if self._static_refusal(key, i, device) is None]
+        device = default_device()
+        return [i for i in ordered if self.static_refusal(key, i, device) is None]
 
     def get_selected_impl_id(self, op_name: str) -> str:
         """The impl_id that comes first."""
@@ -81,13 +81,13 @@ class OpManager:
         first = facts.first_tensor(args, kwargs) if spec is None else spec.first_tensor(args, kwargs)
         if spec is not None and spec.primitive and (args or kwargs):
             args, kwargs = spec.bound(args, kwargs)
-        device = _default_device() if first is None or first.is_meta else first.device.type
+        device = default_device() if first is None or first.is_meta else first.device.type
         self._check(policy, key)
         ordered, refused = choose(policy, key, self._impls(key, policy))
         rows: list[Verdict] = []
         chosen = barred = None
         for impl in ordered:
-            refusal = self._static_refusal(key, impl, device)
+            refusal = self.static_refusal(key, impl, device)
             if refusal is None:
                 refusal = self._refusal_of_these(key, impl, first, args, kwargs, policy.strict)
                 if refusal is not None and policy.strict and chosen is None:
@@ -142,7 +142,7 @@ class OpManager:
 
     def bindings(self) -> dict[str, tuple[str, ...]]:
         """For every op, the impl ids in the order in which they would be tried."""
-        self._prepare()
+        self.prepare()
         return {
             name: tuple(i.impl_id for i in self.resolve_candidates(name)) for name in self.registry.list_operators()
         }
@@ -224,7 +224,7 @@ class OpManager:
         by_device = device is None and bool(chips) and any(i.min_arch or i.devices for i in ordered)
 
         def leaf(x: Any) -> Pair:
-            at = device or (_default_device() if x is None else "cpu" if x.is_cpu else x.device.type)
+            at = device or (default_device() if x is None else "cpu" if x.is_cpu else x.device.type)
             if by_device and at != "cpu" and len(chips) == 1:
                 at = chips[0]  # the table knows CPU and not CPU: what a meta tensor finds there is the chip's
             dtype = x.dtype if by_dtype and x is not None else ...
@@ -243,7 +243,7 @@ class OpManager:
         A composition is asked in its parts. Kernels that ask by themselves, as the C++ ones do, cannot see vmap, which
         hands them plain tensors. Of an op with a reference alone, tracers shall still see the op.
         """
-        here = [i for i in ordered if any(self._static_refusal(key, i, d) is None for d in devices)]
+        here = [i for i in ordered if any(self.static_refusal(key, i, d) is None for d in devices)]
         others = [i for i in here if i.kind is not BackendImplKind.REFERENCE and not hasattr(i.fn, "parts")]
         if not others:
             return "all" if key.startswith("opmux::") else ""
@@ -266,7 +266,7 @@ class OpManager:
         barred = None
         for impl in ordered:
             call: Callable[..., Any] | None = impl.call
-            refusal = self._static_refusal(key, impl, device)
+            refusal = self.static_refusal(key, impl, device)
             if refusal is None and typed and spec is not None:
                 fit = Fit.of(spec, impl)
                 call = fit.call
@@ -284,7 +284,7 @@ class OpManager:
                 out.append(refusal)
         return Chain(self, key, self._name(key), spec, policy, tuple(candidates), tuple(out), barred, form, typed)
 
-    def _static_refusal(self, key: str, impl: OpImpl, device: str) -> Refused | None:
+    def static_refusal(self, key: str, impl: OpImpl, device: str) -> Refused | None:
         """Why an impl cannot run on this machine, whatever the tensors."""
         if not facts.runs_on(impl.devices, device):
             takes = ", ".join(sorted(impl.devices or ())).replace(facts.ACCELERATOR, "accelerators")
@@ -310,7 +310,7 @@ class OpManager:
 
     def _impls(self, key: str, policy: SelectionPolicy) -> tuple[OpImpl, ...]:
         """What is registered for an op, and what follows for a composition from the impls of its parts."""
-        self._prepare()
+        self.prepare()
         own = self.registry.impls(key)
         if not own and key not in specs.derived:
             raise UnknownName("op", self._name(key), self._op_names())
@@ -380,7 +380,7 @@ class OpManager:
         """In a child: whatever another thread was in the middle of, start from what is registered."""
         self.invalidate(self._why)
 
-    def _prepare(self) -> bool:
+    def prepare(self) -> bool:
         """Before the first use: the log level, plugins, and a line that says what is here. Done once it succeeds.
 
         False while plugins are loaded that may be waiting for this very call: it sees what is registered so far.
@@ -388,7 +388,7 @@ class OpManager:
         return self._start.done or self._start.run()
 
     @property
-    def _started(self) -> bool:
+    def started(self) -> bool:
         return self._start.done
 
     def _first_use(self) -> bool:
@@ -397,6 +397,9 @@ class OpManager:
             return False
         logger.info("Registered impl_ids: %s", self.registry.impl_ids())
         return True
+
+    def load_kernels(self, spec: Spec | None) -> None:
+        """Import our kernels of an op, where this manager has them."""
 
     def _load(self) -> bool:
         """Nothing to load: a manager over its owner's registry holds what the owner put there."""
@@ -410,7 +413,7 @@ class OpManager:
             return spec.key
         if not isinstance(op, str):
             raise TypeError(f"an op is given by its name or as opmux.ops.<name>; got {op!r}")
-        self._prepare()
+        self.prepare()
         key = self.registry.key(op)
         if not self.registry.impls(key):
             derived = next((k for k in (key, f"aten::{key}") if k in specs.derived), None)
@@ -430,7 +433,7 @@ class OpManager:
 
         While plugins are being loaded nobody can say what is unknown.
         """
-        if policy not in self._checked and self._started:
+        if policy not in self._checked and self.started:
             check_names(policy)
             self._checked.add(policy)
 
@@ -480,7 +483,7 @@ def _declines_tracers(impl: OpImpl) -> bool:
     return every and getattr(impl.fn, "declines_tracers", False)
 
 
-def _default_device() -> str:
+def default_device() -> str:
     chips = facts.accelerators()
     return chips[0] if chips else "cpu"
 

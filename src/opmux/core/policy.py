@@ -9,75 +9,24 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from . import jump, knobs
-from .errors import BadPolicy, OpmuxError, nearest
+from . import extension, jump, knobs
+from .errors import BadPolicy, OpmuxError
+from .extension import SpaceOrder
 from .loading import on_failure
 from .lock import lock
 from .registry import BackendImplKind, OpImpl
-from .spec import specs
+from .spec import DOORS, specs
+from .tokens import fold_names, parse_order, parse_prefer
 
 if TYPE_CHECKING:
     from .jump import Jump, Pair
 
-KINDS = tuple(k.value for k in BackendImplKind)
-ALIASES = {"default": "flagos", "triton": "flagos"}
 # prefer -> the kinds in order
 ORDERS = {
     "flagos": ("flagos", "vendor", "reference"),
     "vendor": ("vendor", "flagos", "reference"),
     "reference": ("reference", "flagos", "vendor"),
 }
-# the names backends have at the tex door -> tokens
-BACKENDS = {"flaggems": "flagos", "torch": "reference"}
-GRAMMAR = "flagos, vendor, vendor:NAME, reference, impl:ID, !token (never), * (the rest)"
-
-
-# ---- tokens ---------------------------------------------------------------------------------------------------------
-
-
-def parse_token(text: str) -> str:
-    """A token in its one spelling: case-folded, aliases resolved."""
-    token = text.strip().casefold()
-    never = token.startswith("!")
-    body = token[1:].strip() if never else token
-    head, colon, name = (part.strip() for part in body.partition(":"))
-    if colon:
-        if head not in ("vendor", "impl") or not name:
-            raise BadPolicy(f"'{text.strip()}' is no token. Tokens: {GRAMMAR}")
-        body = f"{head}:{name}"
-    else:
-        body = ALIASES.get(body, body)
-        if body not in KINDS and (body != "*" or never):
-            close = nearest(body, [*KINDS, *ALIASES])
-            hint = f" Did you mean '{close}'?" if close else ""
-            raise BadPolicy(f"'{text.strip()}' is no token.{hint} Tokens: {GRAMMAR}")
-    return "!" + body if never else body
-
-
-def parse_order(value: str | Iterable[str]) -> tuple[str, ...]:
-    """`"vendor:acme|flagos"`, or a list of tokens."""
-    parts = value.split("|") if isinstance(value, str) else value
-    if not isinstance(parts, (list, tuple)) or not all(isinstance(p, str) for p in parts):
-        raise BadPolicy(f"an order is tokens with | between them, or a list of tokens; got {value!r}")
-    parts = [p for p in parts if p.strip()]
-    if not parts:
-        raise BadPolicy(f"an order needs at least one token; got {value!r}. Tokens: {GRAMMAR}")
-    return tuple(dict.fromkeys(parse_token(p) for p in parts))
-
-
-def parse_prefer(value: Any) -> str:
-    """A kind, or `vendor:NAME` or `impl:ID` to come before the usual order."""
-    if not isinstance(value, str):
-        raise BadPolicy(f"prefer is one of {', '.join(KINDS)}, vendor:NAME or impl:ID; got {value!r}")
-    try:
-        token = parse_token(value)
-    except BadPolicy:
-        token = "*"
-    if token == "*" or token.startswith("!"):
-        close = nearest(value, [*KINDS, *ALIASES])
-        hint = f" Did you mean '{close}'?" if close else ""
-        raise BadPolicy(f"'{value}' is no preference: expected {', '.join(KINDS)}, vendor:NAME or impl:ID.{hint}")
-    return token
 
 
 def matches(token: str, impl: OpImpl) -> bool:
@@ -85,12 +34,6 @@ def matches(token: str, impl: OpImpl) -> bool:
     if name:
         return impl.of_vendor(name) if head == "vendor" else impl.impl_id.casefold() == name
     return impl.kind.value == token
-
-
-def backend_token(name: str) -> str:
-    """The token of a backend's name: `flaggems` is ours, `torch` the reference, any other a vendor."""
-    folded = name.strip().casefold()
-    return BACKENDS.get(folded, folded if folded in KINDS else f"vendor:{folded}")
 
 
 # ---- the policy -----------------------------------------------------------------------------------------------------
@@ -105,9 +48,8 @@ class SelectionPolicy:
     per_op_order: Any = ()  # given as a mapping or pairs, kept as ((name, (token, ...)), ...)
     deny_vendors: frozenset[str] = frozenset()
     allow_vendors: frozenset[str] | None = None
-    skip_cuda: bool = False
-    tex_first: str | None = None  # the token tried first for tex ops (TE_BACKEND, set_backend)
-    tex_fallback: str | None = None  # the token tried for tex ops after flagos (TE_FALLBACK_BACKEND)
+    left_out: Any = ()  # vendors whose impls of kind VENDOR do not run, and why: ((vendor, reason), ...)
+    by_space: Any = ()  # tokens for the ops of one space: ((space, SpaceOrder), ...)
     # names that settings brought: these may be unknown here, as settings travel between machines
     lax: frozenset[str] = field(default=frozenset(), compare=False, repr=False)
 
@@ -120,6 +62,8 @@ class SelectionPolicy:
         put(self, "per_op_order", tuple(sorted(orders.items())))
         put(self, "deny_vendors", fold_names(self.deny_vendors, "deny_vendors") or frozenset())
         put(self, "allow_vendors", fold_names(self.allow_vendors, "allow_vendors"))
+        put(self, "left_out", tuple(sorted(dict(self.left_out).items())))
+        put(self, "by_space", tuple(sorted((s, o) for s, o in dict(self.by_space).items() if any(o))))
 
     @classmethod
     def from_dict(cls, **fields: Any) -> SelectionPolicy:
@@ -135,13 +79,22 @@ class SelectionPolicy:
                 if name in names:
                     return order
         order = ORDERS.get(self.prefer) or (self.prefer, *ORDERS["flagos"])
-        if key.startswith("tex::"):
-            if self.tex_fallback and "flagos" in order:
-                at = order.index("flagos") + 1
-                order = (*order[:at], self.tex_fallback, *order[at:])
-            if self.tex_first:
-                order = (self.tex_first, *order)
+        first, fallback = self.space_order(key)
+        if fallback and "flagos" in order:
+            at = order.index("flagos") + 1
+            order = (*order[:at], fallback, *order[at:])
+        if first:
+            order = (first, *order)
         return tuple(dict.fromkeys(order))
+
+    def space_order(self, key: str) -> SpaceOrder:
+        """What this policy says of all ops of the key's space."""
+        return dict(self.by_space).get(key.partition("::")[0], SpaceOrder()) if self.by_space else SpaceOrder()
+
+    def with_space_order(self, space: str, **tokens: str | None) -> SelectionPolicy:
+        """This policy with other tokens (`first`, `fallback`) for the ops of a space."""
+        changed = self.space_order(f"{space}::")._replace(**tokens)
+        return replace(self, by_space={**dict(self.by_space), space: changed})
 
     def rest(self) -> tuple[str, ...]:
         return ORDERS.get(self.prefer) or (self.prefer, *ORDERS["flagos"])
@@ -156,9 +109,7 @@ class SelectionPolicy:
         if self.allow_vendors is not None and name not in self.allow_vendors:
             allowed = ", ".join(sorted(self.allow_vendors)) or "none"
             return f"vendor '{impl.vendor}' is not allowed (allowed: {allowed})"
-        if self.skip_cuda and impl.kind is BackendImplKind.VENDOR and name in ("nvidia", "cuda"):
-            return "NVIDIA's libraries are left out (OPMUX_SKIP_CUDA)"
-        return None
+        return dict(self.left_out).get(name) if impl.kind is BackendImplKind.VENDOR else None
 
     def over(self, layer: Layer) -> SelectionPolicy:
         """This policy with a layer on top: what the layer says wins, op by op; denials add up."""
@@ -170,8 +121,7 @@ class SelectionPolicy:
             per_op_order={**per_op, **dict(layer.per_op)},
             allow_vendors=self.allow_vendors if layer.allow is None else layer.allow,
             deny_vendors=self.deny_vendors | layer.deny,
-            tex_first=self.tex_first if layer.prefer is None else None,
-            tex_fallback=self.tex_fallback if layer.prefer is None else None,
+            by_space=self.by_space if layer.prefer is None else (),
         )
 
     def relaxed(self) -> SelectionPolicy:
@@ -185,22 +135,11 @@ class SelectionPolicy:
         said += [f"{op}={'|'.join(order)}" for op, order in self.per_op_order]
         said += [f"allow={','.join(sorted(self.allow_vendors))}"] if self.allow_vendors is not None else []
         said += [f"deny={','.join(sorted(self.deny_vendors))}"] if self.deny_vendors else []
-        said += [f"tex={self.tex_first}"] if self.tex_first else []
-        said += [f"tex fallback={self.tex_fallback}"] if self.tex_fallback else []
-        said += ["skip_cuda"] if self.skip_cuda else []
+        for space, order in self.by_space:
+            said += [f"{space}={order.first}"] if order.first else []
+            said += [f"{space} fallback={order.fallback}"] if order.fallback else []
+        said += [f"no libraries of {','.join(dict(self.left_out))}"] if self.left_out else []
         return " ".join(said)
-
-
-def fold_names(value: Any, what: str) -> frozenset[str] | None:
-    if value is None:
-        return None
-    if isinstance(value, str):
-        value = value.split(",")
-    try:
-        names = [v.strip().casefold() for v in value]
-    except (TypeError, AttributeError):
-        raise BadPolicy(f"{what} takes names of vendors; got {value!r}") from None
-    return frozenset(n for n in names if n)
 
 
 @dataclass(frozen=True)
@@ -250,7 +189,7 @@ def from_knobs() -> SelectionPolicy:
         strict=strict,
         allow_vendors=None if allowed is None else frozenset(allowed),
         deny_vendors=frozenset(knobs.DENY_VENDORS.get() or ()),
-        skip_cuda=knobs.SKIP_CUDA.get() or False,
+        left_out={vendor: why for e in extension.extensions() for vendor, why in e.left_out().items()},
     )
     for from_file in (True, False):
         policy = _settled(policy, lambda knob, where=from_file: _said(knob, where))
@@ -258,19 +197,21 @@ def from_knobs() -> SelectionPolicy:
 
 
 def _settled(base: SelectionPolicy, said: Callable[[knobs.Knob[Any]], Any]) -> SelectionPolicy:
-    """A source's settings over `base`: per-op orders over backends over the preference over all that was before."""
+    """A source's settings over `base`: orders of ops over those of spaces over the preference over what was before."""
     prefer, legacy = said(knobs.PREFER), said(knobs.PREFER_VENDOR)
     if prefer is None and legacy is not None:
         prefer = "vendor" if legacy else "flagos"
     if prefer is not None:
-        base = replace(base, prefer=prefer, per_op_order=(), tex_first=None)
-    backend = said(knobs.BACKEND) or said(knobs.PLUGIN)
-    if backend:
-        kept = tuple((op, order) for op, order in base.per_op_order if not _is_tex(op))
-        base = replace(base, tex_first=backend_token(backend), per_op_order=kept)
-    fallback = said(knobs.FALLBACK_BACKEND)
-    if fallback:
-        base = replace(base, tex_fallback=backend_token(fallback))
+        base = replace(base, prefer=prefer, per_op_order=())
+        for space, _ in base.by_space:
+            base = base.with_space_order(space, first=None)
+    for brought in extension.extensions():
+        order = SpaceOrder() if brought.order is None else brought.order(said)
+        if order.first:
+            kept = tuple((op, o) for op, o in base.per_op_order if not _is_of(op, brought.space))
+            base = replace(base, per_op_order=kept)
+        said_now = {name: token for name, token in order._asdict().items() if token}
+        base = base.with_space_order(brought.space, **said_now) if said_now else base
     orders = {op.strip().casefold(): order for op, order in (said(knobs.PER_OP) or {}).items()}
     return replace(base, per_op_order={**dict(base.per_op_order), **orders})
 
@@ -280,9 +221,9 @@ def _said(knob: knobs.Knob[Any], from_file: bool) -> Any:
     return setting.value if setting.is_set and setting.from_file == from_file else None
 
 
-def _is_tex(op: str) -> bool:
-    found = specs.lookup(op, ("tex", "opmux", "aten"))
-    return found is not None and found.space == "tex"
+def _is_of(op: str, space: str) -> bool:
+    found = specs.lookup(op, DOORS["impl"])
+    return found is not None and found.space == space
 
 
 def get_global_policy() -> SelectionPolicy:

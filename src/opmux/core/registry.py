@@ -6,7 +6,6 @@ import inspect
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from enum import Enum
 from typing import Any, NamedTuple
 
 import torch
@@ -16,19 +15,9 @@ from .facts import split_arch
 from .loading import Home, current, on_failure
 from .lock import lock
 from .spec import DOORS, Spec, specs
+from .tokens import BackendImplKind
 
 API_VERSION = 1  # of the plugin interface: OpImpl, register(registry), the names of opmux.core
-
-
-class BackendImplKind(str, Enum):  # noqa: UP042 - the value is what str() and comparison see
-    """What an impl is; its value is the token that policies use."""
-
-    DEFAULT = "flagos"  # our own Triton kernels
-    VENDOR = "vendor"  # a chip vendor's library, or a plugin
-    REFERENCE = "reference"  # plain PyTorch
-
-    def __str__(self) -> str:
-        return self.value
 
 
 When = Callable[..., "bool | str | None"]
@@ -142,9 +131,9 @@ class OpRegistry:
 
     def register_many(self, impls: Iterable[OpImpl], *, origin: Origin | None = None) -> None:
         """All of them, or, where one of them is wrong, none."""
-        self._put((impl, origin or Origin("code", file=_file_of(impl.fn))) for impl in impls if self._is_impl(impl))
+        self.put((impl, origin or Origin("code", file=_file_of(impl.fn))) for impl in impls if self._is_impl(impl))
 
-    def _put(self, given: Iterable[tuple[OpImpl, Origin]]) -> None:
+    def put(self, given: Iterable[tuple[OpImpl, Origin]]) -> None:
         # What may load a family or look at somebody's function comes before the lock.
         rows = [(self.key(impl.op_name), impl, origin) for impl, origin in given]
         for key, impl, _ in rows if self._checked else ():
@@ -158,11 +147,11 @@ class OpRegistry:
                         f"pick another impl_id, or unregister the first"
                     )
                 added[key] = (*added.get(key, ()), impl)
-            on_failure(lambda: self._take_out([(key, impl) for key, impl, _ in rows]))
+            on_failure(lambda: self.take_out([(key, impl) for key, impl, _ in rows]))
             self._origins.update({(key, impl.impl_id): origin for key, impl, origin in rows})
             self._replace(added, {key for key, _, _ in rows})
 
-    def _take_out(self, rows: Iterable[tuple[str, OpImpl]]) -> None:
+    def take_out(self, rows: Iterable[tuple[str, OpImpl]]) -> None:
         """Take out these very impls, as far as they are here."""
         rows = tuple(rows)
         if not rows:
@@ -196,7 +185,7 @@ class OpRegistry:
             keep = tuple(i for i in have if impl_id and i.impl_id.casefold() != impl_id.casefold())
             impls = {k: v for k, v in self._impls.items() if k != key}
             gone = [(impl, self.origin(key, impl.impl_id)) for impl in have if impl not in keep]
-            on_failure(lambda: self._put(gone))
+            on_failure(lambda: self.put(gone))
             self._replace({**impls, key: keep} if keep else impls, {key})
             for impl, _ in gone:
                 self._origins.pop((key, impl.impl_id), None)
@@ -265,7 +254,7 @@ class OpRegistry:
                 for impl in impls:
                     self._origins[key, impl.impl_id] = staged.origin(key, impl.impl_id)
             added = {k: (*self._impls.get(k, ()), *v) for k, v in new.items()}
-            on_failure(lambda: self._take_out([(k, i) for k, v in new.items() for i in v]))
+            on_failure(lambda: self.take_out([(k, i) for k, v in new.items() for i in v]))
             self._replace({**self._impls, **added}, set(new))
         return [i for impls in new.values() for i in impls]
 

@@ -21,7 +21,8 @@ from typing import Annotated, Any
 import torch
 from torch import Tensor
 
-from . import library
+from .. import wiring
+from . import extension, library
 from .contract import Contract, Where
 from .errors import BadArgument, BadSpec, UnknownName
 from .facts import first_tensor, tensors
@@ -29,17 +30,25 @@ from .jump import Jump, is_tensor
 from .loading import Home, on_failure
 from .lock import cached_property, lock
 
-# A bare name is looked for in these spaces, in this order, by the door it comes through.
-DOORS = {
-    "impl": ("tex", "opmux", "aten"),  # OpImpl, per-op orders, plugins, manager.call
-    "export": ("opmux", "tex", "aten"),  # a vendor's __all__
-    "row": ("aten",),  # a vendor's get_specific_ops
-    "ops": ("opmux", "tex", "aten"),  # opmux.ops
-}
+
+class Doors(dict[str, tuple[str, ...]]):
+    """A bare name is looked up in these spaces, in this order, by the door it comes through."""
+
+    FACES = "faces"  # stands for the spaces that the faces bring
+    ORDERS: Mapping[str, tuple[str, ...]] = {
+        "impl": (FACES, "opmux", "aten"),  # OpImpl, per-op orders, plugins, manager.call
+        "export": ("opmux", FACES, "aten"),  # a vendor's __all__
+        "row": ("aten",),  # a vendor's get_specific_ops
+        "ops": ("opmux", FACES, "aten"),  # opmux.ops
+    }
+
+    def __missing__(self, door: str) -> tuple[str, ...]:
+        order = self.ORDERS[door]
+        self[door] = found = tuple(s for n in order for s in (extension.spaces() if n == self.FACES else (n,)))
+        return found
 
 
-# Packages whose modules declare ops, and what comes before the names of their families.
-ROOTS = {"opmux.specs": "", "opmux.faces.tex.ops": "tex_"}
+DOORS = Doors()
 
 
 @dataclass(frozen=True)
@@ -304,7 +313,7 @@ class Gradient:
 class Specs:
     """Every declared op by its key, and the families that have not been looked into yet."""
 
-    def __init__(self, roots: Mapping[str, str] = ROOTS, implementers: tuple[str, ...] = ("opmux.kernels",)):
+    def __init__(self, roots: Mapping[str, str], implementers: tuple[str, ...] = ()):
         self.by_key: dict[str, Spec] = {}
         self.functions: dict[str, Callable[..., Any]] = {}
         self.jumps: dict[str, Jump] = {}
@@ -458,8 +467,8 @@ class Specs:
         """The spec of a key, of a derived op too; nothing is loaded."""
         return self.by_key.get(key) or self.derived.get(key)
 
-    def find(self, name: str, spaces: tuple[str, ...] = DOORS["impl"]) -> Spec:
-        found = self.lookup(name, spaces)
+    def find(self, name: str, spaces: tuple[str, ...] | None = None) -> Spec:
+        found = self.lookup(name, DOORS["impl"] if spaces is None else spaces)
         if found is None:
             raise UnknownName("op", name, self.short_names())
         return found
@@ -479,7 +488,7 @@ class Specs:
         return iter(tuple(self.by_key.values()))
 
 
-specs = Specs()
+specs = Specs(*wiring.op_packages())
 
 
 def op(

@@ -11,7 +11,7 @@ def wrappers() -> dict[str, Callable[..., Any]]:
     for family in specs.families:
         specs.load_implementers(family)
     manager = get_default_manager()
-    manager._prepare()
+    manager.prepare()
     impls = {s.key: manager.registry.get_implementations(s.key) or [] for s in specs}
     ours = lambda i: i.kind is BackendImplKind.DEFAULT and i.vendor is None
     return {key: i.fn for key, found in impls.items() for i in found if ours(i)}

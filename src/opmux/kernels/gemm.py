@@ -345,7 +345,7 @@ def _plan_blocks(
 def _without_nvidia(policy: policies.SelectionPolicy) -> bool:
     """Whether a policy leaves NVIDIA's libraries out."""
     allowed = policy.allow_vendors is None or "nvidia" in policy.allow_vendors
-    return policy.skip_cuda or "nvidia" in policy.deny_vendors or not allowed
+    return "nvidia" in dict(policy.left_out) or "nvidia" in policy.deny_vendors or not allowed
 
 
 def kernel(op: Callable[..., Any]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:

@@ -26,10 +26,10 @@ from typing import Any, BinaryIO, NamedTuple
 
 import torch
 
-from ..core import knobs
 from ..core.errors import OpmuxError
 from ..core.log import logger
 from . import cache_dir
+from .settings import CACHE_DIR
 
 LIMIT = 600.0  # seconds a compilation may take; 15 is usual
 RETRY = 6 * 3600.0  # seconds after which a compilation that failed is tried again
@@ -74,7 +74,7 @@ def directory() -> Path:
     """The folder of what was built."""
     root = cache_dir.root()
     if root is None:
-        raise CannotBuild(f"nothing can be compiled: there is no home directory. Set {knobs.CACHE_DIR.name}")
+        raise CannotBuild(f"nothing can be compiled: there is no home directory. Set {CACHE_DIR.name}")
     return root / "build"
 
 
@@ -103,7 +103,7 @@ def _open_library(name: str, sources: Sequence[Path], flags: tuple[str, ...]) ->
                 found = _open_verified(target, warn=True)
     except OSError as error:
         raise CannotBuild(
-            f"{name} cannot be compiled: {error}. Set {knobs.CACHE_DIR.name} to a folder to write to"
+            f"{name} cannot be compiled: {error}. Set {CACHE_DIR.name} to a folder to write to"
         ) from error
     if found is None:
         raise CannotBuild(f"{name}: {target} does not hold what was written to it. Check the disk")

@@ -20,8 +20,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import BinaryIO
 
-from ..core import knobs
 from ..core.log import logger
+from .settings import CACHE_DIR
 
 try:
     import fcntl
@@ -44,7 +44,7 @@ class NotTrusted(PermissionError):
 
 def root() -> Path | None:
     """OPMUX_CACHE_DIR, else opmux in XDG_CACHE_HOME or ~/.cache; None where there is neither a setting nor a home."""
-    asked = knobs.CACHE_DIR.get()
+    asked = CACHE_DIR.get()
     base = os.environ.get("XDG_CACHE_HOME", "").strip()
     if not Path(base).is_absolute():  # the XDG specification: a relative path is invalid, ignore it
         base = "~/.cache"

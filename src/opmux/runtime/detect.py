@@ -20,11 +20,11 @@ from typing import NamedTuple
 
 import torch
 
-from ..core import knobs
 from ..core.errors import UnknownName
 from ..core.log import logger
 from . import packages
 from .packages import Package
+from .settings import VENDOR
 
 PATIENCE = 5.0  # seconds that a query command may take
 FIRST = ("cuda", "npu", "xpu")  # the order of infer_device; other devices come after, as they were registered
@@ -98,14 +98,14 @@ def vendor_of(device: str) -> Package | None:
 
 def check_setting() -> None:
     """Raise where OPMUX_VENDOR names nobody; asked when all plugins are there, as one of them may bring the vendor."""
-    forced = knobs.VENDOR.get()
+    forced = VENDOR.get()
     if forced is not None:
         _package(forced)
 
 
 @functools.cache
 def _vendor_of(device: str, generation: int) -> Package | None:
-    forced = packages.get(knobs.VENDOR.get() or "")
+    forced = packages.get(VENDOR.get() or "")
     if forced is not None and forced.device == device:
         return forced
     claims = [p for p in packages.known().values() if p.device == device]

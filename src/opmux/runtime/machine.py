@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Mapping
-from types import ModuleType
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -15,15 +14,9 @@ from ..core.errors import OpmuxError
 from ..core.lock import lock
 from ..core.log import logger
 from ..core.registry import OpImpl, OpRegistry
-from . import detect, packages, target, vendor_ops
+from . import detect, foreign, packages, target, vendor_ops
 from .packages import Package
 from .vendor_ops import Ops
-
-# What packages written for other libraries import, and which of our modules that is.
-FOREIGN = {
-    "backend_utils": "opmux.backends.backend_utils",
-    "liger_kernel.ops.backends.registry": "opmux.backends.registry",
-}
 
 
 class Here(facts.Machine):
@@ -60,8 +53,8 @@ class Here(facts.Machine):
             found = self._lacks[key] = target.lacks(device_type)
         return found
 
-    def stand_ins(self) -> Mapping[str, ModuleType]:
-        return {name: importlib.import_module(ours) for name, ours in FOREIGN.items()}
+    def foreign_names(self) -> AbstractContextManager[None]:
+        return foreign.foreign_names()
 
     def take_vendor(self, plugin: Any, origin: Any) -> bool:
         return packages.take(plugin, origin)
@@ -95,14 +88,14 @@ class Here(facts.Machine):
         ]
         with lock.held:
             keep = {id(made) for _, made in wanted}
-            registry._take_out([(key, made) for key, made in self._registered if id(made) not in keep])
+            registry.take_out([(key, made) for key, made in self._registered if id(made) not in keep])
             new = [(p, made) for p, made in wanted if all(made is not one for one in registry.impls(made.op_name))]
             self._register(registry, new)
             self._registered = [(made.op_name, made) for _, made in wanted]
 
     def _register(self, registry: OpRegistry, new: list[tuple[Package, OpImpl]]) -> None:
         try:
-            registry._put([(made, vendor_ops.origin_of(package, made)) for package, made in new])
+            registry.put([(made, vendor_ops.origin_of(package, made)) for package, made in new])
         except OpmuxError as error:
             if len(new) > 1:  # one of them does not fit: the others do
                 for one in new:
@@ -121,11 +114,10 @@ class Here(facts.Machine):
         for kept in (self._ops, self._unused, self._lacks):
             kept.clear()
         manager = get_default_manager()
-        if manager._started:
+        if manager.started:
             self.register(manager.registry)
             manager.invalidate("the vendors have changed")
 
 
 HERE = Here()
 packages.on_change(HERE.changed)
-facts.set_machine(HERE)

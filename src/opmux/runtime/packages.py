@@ -18,13 +18,13 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from ..core import discovery
 from ..core.default import get_default_manager
 from ..core.errors import OpmuxError
 from ..core.loading import Once, all_or_nothing, on_failure
 from ..core.lock import lock
 from ..core.log import logger
 from ..core.registry import Origin
+from .foreign import foreign_names
 from .vendor import BadVendor, VendorInfo, VendorInfoBase
 
 ROOT = "opmux.backends"
@@ -66,8 +66,8 @@ _importing: dict[int, tuple[str, Origin]] = {}
 def known() -> dict[str, Package]:
     """Every vendor by name. The first call imports the packages of the tree, and loads plugins, which bring more."""
     manager = get_default_manager()
-    if not manager._started:
-        manager._prepare()
+    if not manager.started:
+        manager.prepare()
     return so_far()
 
 
@@ -198,7 +198,7 @@ def _import(module: str, origin: Origin) -> None:
     me = threading.get_ident()
     _importing[me] = module, origin
     try:
-        with discovery.foreign_names():
+        with foreign_names():
             loaded = importlib.import_module(module)
         info = getattr(loaded, "vendor_info", None)
         if info is not None:

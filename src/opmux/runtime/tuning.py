@@ -22,10 +22,10 @@ from typing import Any
 
 import torch
 
-from ..core import knobs
 from ..core.facts import dtype_name, size_class
 from ..core.log import logger
 from . import cache_dir
+from .settings import CACHE_DIR
 from .vendors import Chip
 
 FORMAT = 1
@@ -177,7 +177,7 @@ def store(chip: Chip, found: Mapping[str, Entry]) -> Path | None:
         raise ValueError(f"nothing can have been measured on {chip}, which is not here")
     file = path(chip)
     if file is None:
-        logger.warning("what was tuned is not kept: there is no home directory. Set %s", knobs.CACHE_DIR.name)
+        logger.warning("what was tuned is not kept: there is no home directory. Set %s", CACHE_DIR.name)
         return None
     try:
         table = _merge(file, made_for(chip), found)
@@ -185,7 +185,7 @@ def store(chip: Chip, found: Mapping[str, Entry]) -> Path | None:
         logger.warning("what was tuned is not kept: %s", error)
         return None
     except OSError as error:
-        logger.warning("what was tuned is not kept: %s. Set %s to a folder to write to", error, knobs.CACHE_DIR.name)
+        logger.warning("what was tuned is not kept: %s. Set %s to a folder to write to", error, CACHE_DIR.name)
         return None
     _tables[chip] = table
     return file

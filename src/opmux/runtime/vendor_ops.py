@@ -22,13 +22,13 @@ from typing import Any
 
 import torch
 
-from ..core import discovery
 from ..core.errors import BadImpl, nearest
 from ..core.loading import all_or_nothing
 from ..core.log import logger
 from ..core.registry import BackendImplKind, OpImpl, Origin, check_fit
 from ..core.spec import DOORS, specs
 from . import packages
+from .foreign import foreign_names
 from .packages import Package
 from .vendor import Autograd
 from .vendors import Chip, folders
@@ -89,7 +89,7 @@ def load(folder: str) -> ModuleType | None:
 
 
 def _import(name: str) -> ModuleType:
-    with discovery.foreign_names():
+    with foreign_names():
         return importlib.import_module(name)
 
 
@@ -134,7 +134,7 @@ class _Reader:
         if method is None:
             return ()
         try:
-            with discovery.foreign_names():
+            with foreign_names():
                 return tuple(method())
         except MemoryError:
             raise

@@ -95,7 +95,7 @@ def _chosen(name: str, device: str) -> Any:
     manager = get_default_manager()
     key = table()[name].key
     try:
-        found = [i for i in manager.resolve_candidates(key) if manager._static_refusal(key, i, device) is None]
+        found = [i for i in manager.resolve_candidates(key) if manager.static_refusal(key, i, device) is None]
     except OpmuxError:
         return None
     return found[0] if found else None

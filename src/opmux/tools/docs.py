@@ -44,7 +44,12 @@ def _op_row(spec: Spec) -> str:
 
 def settings_page() -> str:
     """Every setting: its names, type, default and meaning."""
-    lines = ["# Settings", "", "Made by `make docs` from `core/knobs.py`; do not edit.", ""]
+    lines = [
+        "# Settings",
+        "",
+        "Made by `make docs` from `core/knobs.py` and the `settings.py` of `runtime` and `faces/tex`; do not edit.",
+        "",
+    ]
     lines += [
         "A setting is read on first use: from the environment under its own name, then under the other names, then",
         "from a TOML file under its name in lower case without `OPMUX_`. That file is the one that `OPMUX_CONFIG`",
@@ -56,7 +61,7 @@ def settings_page() -> str:
         "| name | also | type | example | default | meaning |",
         "|---|---|---|---|---|---|",
     ]
-    for k in knobs.KNOBS.values():
+    for k in knobs.all_knobs():
         also = ", ".join(f"`{a}`" for a in k.aliases)
         default = "" if k.default is None or k.default == () else str(k.default)
         example = k.kind.example.replace("|", "\\|")

@@ -65,7 +65,7 @@ def examine() -> Report:
     report.devices = report.guard("devices", devices, [])
     # The file once, by itself: each setting that is not in the environment would complain of it again.
     file_is_good = report.guard("settings file", lambda: knobs.files() is not None, False)
-    report.settings = [setting(k, file_is_good) for k in knobs.KNOBS.values()]
+    report.settings = [setting(k, file_is_good) for k in knobs.all_knobs()]
     report.broken += [s["error"] for s in report.settings if s["error"]]
     report.strangers = report.guard("settings", knobs.strangers, [])
     bad = [s["source"].removeprefix("env ") for s in report.settings if s["error"]]

@@ -16,8 +16,8 @@ import typer
 
 from ..core.default import get_default_manager
 from ..core.errors import OpmuxError
-from ..core.policy import BACKENDS
 from ..core.registry import BackendImplKind
+from ..faces.tex.names import BACKENDS
 from ..runtime import detect, packages
 
 TEMPLATE = Path(__file__).with_name("template")
@@ -159,7 +159,7 @@ def _check_name(name: str) -> None:
         )
     if name in {*BACKENDS, *(str(kind) for kind in BackendImplKind), "cpu", "native"}:
         raise CannotMake(f"'{name}' has another meaning where a vendor is named. Take another name")
-    get_default_manager()._prepare()  # plugins bring vendors
+    get_default_manager().prepare()  # plugins bring vendors
     known = packages.get(name)
     if known is not None:
         place = known.folder or known.origin

@@ -119,7 +119,7 @@ class Device:
         manager = get_default_manager()
         for family in {o.family for o in found.values()} - {"vendor"}:
             specs.load_implementers(family)
-        manager._prepare()
+        manager.prepare()
         return {n: o for n, o in found.items() if self._can(manager, o)}
 
     def _take(self, row: AtenRow) -> None:
@@ -142,7 +142,7 @@ class Device:
         return any(
             i.kind is not BackendImplKind.REFERENCE
             and facts.runs_on(i.devices, self.name)
-            and manager._static_refusal(overload.bases[0] if overload.bases else overload.key, i, self.name) is None
+            and manager.static_refusal(overload.bases[0] if overload.bases else overload.key, i, self.name) is None
             for i in impls
         )
 
@@ -244,7 +244,7 @@ def generation() -> int:
 
 def choosable() -> dict[str, dict[str, Overload]]:
     """For each device type of this machine, the overloads that could be put there."""
-    get_default_manager()._prepare()  # plugins first: one may bring the vendor of a device
+    get_default_manager().prepare()  # plugins first: one may bring the vendor of a device
     for name in HERE.devices():
         if name in _chosen:
             continue

@@ -8,7 +8,7 @@ kernels, and the references.
 from __future__ import annotations
 
 import inspect
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from ...core import policy as policies
@@ -16,10 +16,11 @@ from ...core.default import get_default_manager, policy
 from ...core.errors import BackendNotFound, BadImpl, NotSupported, nearest
 from ...core.loading import on_failure
 from ...core.log import logger
-from ...core.policy import backend_token
 from ...core.registry import BackendImplKind, OpImpl, Origin
 from ...core.spec import specs
+from . import availability
 from .base import METHODS, TEXBackendBase
+from .names import backend_token
 
 T = TypeVar("T", bound=type[TEXBackendBase])
 
@@ -158,7 +159,7 @@ def _all() -> list[Backend]:
 
     backends.load()
     manager = get_default_manager()
-    manager._prepare()
+    manager.prepare()
     found = dict(_backends)
     for key in [k for k in manager.registry if k.startswith("tex::")]:
         for impl in manager.registry.impls(key):
@@ -176,10 +177,7 @@ class ViewOfImpls(TEXBackendBase):
     """A backend that is a name for impls in the registry: its methods call them, and no others."""
 
     def is_available(self) -> Any:
-        token = backend_token(self.NAME)
-        manager: Any = get_default_manager()
-        refused = manager.backend_refusal(token)
-        return refused or True
+        return availability.refusal(get_default_manager(), backend_token(self.NAME)) or True
 
 
 def _calls_impl(name: str) -> Any:
@@ -225,8 +223,7 @@ def set_backend(name: str) -> None:
         have = [b.cls.NAME for b in backends if b.refusal() is None]
         why = "no such backend is registered" if found is None else found.refusal()
         raise BackendNotFound(f"Backend '{name}' not found. Available backends: {have}. {why}")
-    held = policies.get_global_policy()
-    policies.set_global_policy(replace(held, tex_first=found.token))
+    policies.set_global_policy(policies.get_global_policy().with_space_order("tex", first=found.token))
 
 
 def _also(backend: Backend) -> tuple[str, ...]:

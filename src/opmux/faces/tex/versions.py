@@ -11,9 +11,9 @@ from collections.abc import Callable
 from enum import IntEnum
 from typing import Any
 
-from ...core import knobs
 from ...core.errors import BadKnob
 from ...specs import _tex
+from .settings import TEX_VERSION
 
 NEWEST, OLDER = "2.20", "2.9"
 
@@ -53,7 +53,7 @@ OLDER_ENUMS: dict[str, tuple[tuple[str, ...], dict[str, int]] | None] = {
 
 def served() -> str:
     """The version to serve: the one asked for, else the installed transformer_engine's, else the newest."""
-    asked = knobs.TEX_VERSION.look()
+    asked = TEX_VERSION.look()
     if asked.is_set and asked.value is not None:
         return _nearest(asked.value, asked.source)
     try:

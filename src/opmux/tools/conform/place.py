@@ -10,12 +10,12 @@ from dataclasses import dataclass
 
 import torch
 
-from ...core import knobs
 from ...core.default import get_default_manager
 from ...core.errors import UnknownName
 from ...runtime import detect, packages
 from ...runtime.machine import HERE
 from ...runtime.packages import Package
+from ...runtime.settings import VENDOR
 from ..arguments import BadArgument
 from ..bench.record import chip
 from ..simulator import launch, simulate
@@ -98,7 +98,7 @@ def _vendor(name: str | None) -> Package:
         return found
     found = packages.get(name)
     if found is None:
-        get_default_manager()._prepare()  # plugins may bring it
+        get_default_manager().prepare()  # plugins may bring it
         found = packages.get(name)
     if found is None:
         left_out = [f"({module} is left out: {why})" for module, why in packages.broken().items() if name in module]
@@ -133,10 +133,10 @@ def ready(place: Place) -> Iterator[Place]:
         if launch.compiles():
             raise NeedsFreshProcess
         launch.interpret()
-    before, threads = os.environ.get(knobs.VENDOR.name), torch.get_num_threads()
+    before, threads = os.environ.get(VENDOR.name), torch.get_num_threads()
     if place.interpreted:
         torch.set_num_threads(1)  # it is Python that takes the time; and workers cannot use a parent's threads
-    os.environ[knobs.VENDOR.name] = place.package.name
+    os.environ[VENDOR.name] = place.package.name
     try:
         if place.simulated:
             simulate(place.package.device)
@@ -147,9 +147,9 @@ def ready(place: Place) -> Iterator[Place]:
         yield place
     finally:
         torch.set_num_threads(threads)
-        os.environ.pop(knobs.VENDOR.name, None)
+        os.environ.pop(VENDOR.name, None)
         if before is not None:
-            os.environ[knobs.VENDOR.name] = before
+            os.environ[VENDOR.name] = before
         _look_again()
 
 

@@ -1,0 +1,82 @@
+"""The words of a policy: the kinds of impls, and the tokens that an order is made of."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from enum import Enum
+from typing import Any
+
+from .errors import BadPolicy, nearest
+
+
+class BackendImplKind(str, Enum):  # noqa: UP042 - the value is what str() and comparison see
+    """What an impl is; its value is the token that policies use."""
+
+    DEFAULT = "flagos"  # our own Triton kernels
+    VENDOR = "vendor"  # a chip vendor's library, or a plugin
+    REFERENCE = "reference"  # plain PyTorch
+
+    def __str__(self) -> str:
+        return self.value
+
+
+KINDS = tuple(k.value for k in BackendImplKind)
+ALIASES = {"default": "flagos", "triton": "flagos"}
+GRAMMAR = "flagos, vendor, vendor:NAME, reference, impl:ID, !token (never), * (the rest)"
+
+
+def parse_token(text: str) -> str:
+    """A token in its one spelling: case-folded, aliases resolved."""
+    token = text.strip().casefold()
+    never = token.startswith("!")
+    body = token[1:].strip() if never else token
+    head, colon, name = (part.strip() for part in body.partition(":"))
+    if colon:
+        if head not in ("vendor", "impl") or not name:
+            raise BadPolicy(f"'{text.strip()}' is no token. Tokens: {GRAMMAR}")
+        body = f"{head}:{name}"
+    else:
+        body = ALIASES.get(body, body)
+        if body not in KINDS and (body != "*" or never):
+            close = nearest(body, [*KINDS, *ALIASES])
+            hint = f" Did you mean '{close}'?" if close else ""
+            raise BadPolicy(f"'{text.strip()}' is no token.{hint} Tokens: {GRAMMAR}")
+    return "!" + body if never else body
+
+
+def parse_order(value: str | Iterable[str]) -> tuple[str, ...]:
+    """`"vendor:acme|flagos"`, or a list of tokens."""
+    parts = value.split("|") if isinstance(value, str) else value
+    if not isinstance(parts, (list, tuple)) or not all(isinstance(p, str) for p in parts):
+        raise BadPolicy(f"an order is tokens with | between them, or a list of tokens; got {value!r}")
+    parts = [p for p in parts if p.strip()]
+    if not parts:
+        raise BadPolicy(f"an order needs at least one token; got {value!r}. Tokens: {GRAMMAR}")
+    return tuple(dict.fromkeys(parse_token(p) for p in parts))
+
+
+def parse_prefer(value: Any) -> str:
+    """A kind, or `vendor:NAME` or `impl:ID` to come before the usual order."""
+    if not isinstance(value, str):
+        raise BadPolicy(f"prefer is one of {', '.join(KINDS)}, vendor:NAME or impl:ID; got {value!r}")
+    try:
+        token = parse_token(value)
+    except BadPolicy:
+        token = "*"
+    if token == "*" or token.startswith("!"):
+        close = nearest(value, [*KINDS, *ALIASES])
+        hint = f" Did you mean '{close}'?" if close else ""
+        raise BadPolicy(f"'{value}' is no preference: expected {', '.join(KINDS)}, vendor:NAME or impl:ID.{hint}")
+    return token
+
+
+def fold_names(value: Any, what: str) -> frozenset[str] | None:
+    if value is None:
+        return None
+    if isinstance(value, str):
+        value = value.split(",")
+    try:
+        names = [v.strip().casefold() for v in value]
+    except (TypeError, AttributeError):
+        raise BadPolicy(f"{what} takes names of vendors; got {value!r}") from None
+    return frozenset(n for n in names if n)

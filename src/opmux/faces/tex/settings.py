@@ -1,0 +1,62 @@
+"""What tex adds to core: its space of ops, its settings, and the names that TransformerEngine-FL's programs use.
+
+Core loads this when it first reads a setting: it imports nothing but the parts of core that it fills.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from ...core import knobs
+from ...core.extension import Extension, SpaceOrder
+from ...core.knobs import knob, word
+from .names import backend_token
+
+if TYPE_CHECKING:
+    from ...core.manager import OpManager
+
+BACKEND = knob("OPMUX_BACKEND", word, doc="the backend that comes first for tex ops: flaggems, torch, or a vendor")
+PLUGIN = knob("OPMUX_PLUGIN", word, doc="as OPMUX_BACKEND, which wins over it")
+FALLBACK_BACKEND = knob("OPMUX_FALLBACK_BACKEND", word, doc="the backend tried for tex ops after flaggems")
+TEX_VERSION = knob(
+    "OPMUX_TEX_VERSION",
+    word,
+    doc="the version of tex's interface: 2.9 or 2.20 [default: that of the installed transformer_engine, else 2.20]",
+)
+
+
+def _order(said: Callable[[knobs.Knob[Any]], Any]) -> SpaceOrder:
+    first, fallback = said(BACKEND) or said(PLUGIN), said(FALLBACK_BACKEND)
+    return SpaceOrder(backend_token(first) if first else None, backend_token(fallback) if fallback else None)
+
+
+def _check_token(manager: OpManager, token: str) -> None:
+    from .availability import check
+
+    check(manager, token)
+
+
+EXTENSION = Extension(
+    space="tex",
+    order=_order,
+    check_token=_check_token,
+    aliases={
+        "TE_FL_PREFER": "OPMUX_PREFER",
+        "TE_FL_PREFER_VENDOR": "OPMUX_PREFER_VENDOR",
+        "TE_FL_STRICT": "OPMUX_STRICT",
+        "TE_FL_ALLOW_VENDORS": "OPMUX_ALLOW_VENDORS",
+        "TE_FL_DENY_VENDORS": "OPMUX_DENY_VENDORS",
+        "TE_FL_PER_OP": "OPMUX_PER_OP",
+        "TE_FL_PLUGIN_MODULES": "OPMUX_PLUGIN_MODULES",
+        "TE_FL_SKIP_CUDA": "OPMUX_SKIP_CUDA",
+        "TE_FL_DEBUG": "OPMUX_DEBUG",
+        "TEFL_LOG_LEVEL": "OPMUX_LOG_LEVEL",
+        "TE_BACKEND": "OPMUX_BACKEND",
+        "TE_PLUGIN": "OPMUX_PLUGIN",
+        "TE_FALLBACK_BACKEND": "OPMUX_FALLBACK_BACKEND",
+    },
+    prefixes=("TE_FL_", "TEFL_"),
+    plugin_groups=("te_fl.plugin",),
+    register_names=("te_fl_register",),
+)

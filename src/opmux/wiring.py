@@ -1,0 +1,41 @@
+"""How the layers are joined: what core asks of the layers above it, without knowing them.
+
+`opmux/__init__.py` registers how each is made; core calls it when it first needs it. This file imports nothing, so that
+every layer may import it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Generic, TypeVar
+
+if TYPE_CHECKING:
+    from .core.extension import Extension
+    from .core.facts import Machine
+    from .core.manager import OpManager
+
+T = TypeVar("T")
+
+
+class Provider(Generic[T]):
+    """Something that another layer makes. `register` takes a function: calling it may import that layer."""
+
+    def __init__(self, what: str):
+        self._what = what
+        self._make: Callable[[], T] | None = None
+
+    def register(self, make: Callable[[], T]) -> None:
+        self._make = make
+
+    def __call__(self) -> T:
+        if self._make is None:
+            raise RuntimeError(f"opmux: nothing provides {self._what}; `opmux/__init__.py` registers it")
+        return self._make()
+
+
+# The packages whose modules declare ops, with what comes before the names of their families; and the packages that have a
+# module of kernels for each family.
+op_packages: Provider[tuple[Mapping[str, str], tuple[str, ...]]] = Provider("the packages of ops")
+machine: Provider[Machine] = Provider("the machine")
+manager: Provider[OpManager] = Provider("the default manager")
+extensions: Provider[tuple[Extension, ...]] = Provider("the extensions of core")

@@ -1,0 +1,47 @@
+"""core names no face and no vendor: what they bring, they register."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+SRC = Path(__file__).parents[2] / "src" / "opmux"
+VENDORS = sorted(p.name.removeprefix("_") for p in (SRC / "backends").glob("_[a-z]*") if p.name != "_cpu")
+FACES = ["tex", "te", "TE", "TEFL", "transformer_engine", "TransformerEngine", "transformer_engine_torch", "flaggems"]
+LAYERS = ["runtime", "faces", "specs", "kernels", "backends", "tools"]
+
+
+def named(text: str) -> list[str]:
+    """The vendors, foreign libraries and other packages of ours that a source names, in code or in words.
+
+    Names are compared part by part: TE_FL_PREFER names TE, and NVIDIA's names nvidia.
+    """
+    words = set(re.findall(r"[A-Za-z]+", text))
+    whole = set(re.findall(r"[A-Za-z_]+", text))
+    found = {w for w in words if w.casefold() in VENDORS} | ({*words, *whole} & set(FACES))
+    return sorted(found) + sorted(set(re.findall(rf"opmux\.(?:{'|'.join(LAYERS)})\b", text)))
+
+
+def test_core_names_nobody():
+    assert {"nvidia", "amd", "ascend"} <= set(VENDORS)
+    found = {str(p.relative_to(SRC)): named(p.read_text(encoding="utf-8")) for p in (SRC / "core").rglob("*.py")}
+    assert len(found) > 20
+    # The entry point group of plugins, and of vendors' packages, has this name.
+    found["core/discovery.py"] = [n for n in found["core/discovery.py"] if n != "opmux.backends"]
+    assert {name: names for name, names in found.items() if names} == {}
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ('space == "tex"', ["tex"]),
+        ("os.environ['TE_FL_PREFER']", ["TE"]),
+        ("# NVIDIA's libraries", ["NVIDIA"]),
+        ('import_module("opmux.runtime.machine")', ["opmux.runtime"]),
+        ("import transformer_engine.plugin", ["transformer_engine"]),
+        ("text = context.te_x or vendor", ["te"]),
+        ('policy = "vendor"; opmux.core.registry', []),
+    ],
+)
+def test_names_are_found(text, names):
+    assert named(text) == names
