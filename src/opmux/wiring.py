@@ -33,8 +33,8 @@ class Provider(Generic[T]):
         return self._make()
 
 
-# The packages whose modules declare ops, with what comes before the names of their families; and the packages that have a
-# module of kernels for each family.
+# The packages whose modules declare ops, with the prefix of their families' names; and the packages that have a module
+# of kernels for each family.
 op_packages: Provider[tuple[Mapping[str, str], tuple[str, ...]]] = Provider("the packages of ops")
 machine: Provider[Machine] = Provider("the machine")
 manager: Provider[OpManager] = Provider("the default manager")

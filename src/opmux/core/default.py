@@ -147,6 +147,9 @@ class DefaultManager(OpManager):
             return ()
         return self._kept_lift((key, policy), lambda: self._lift_all(spec, own, policy))
 
+    def reference(self, spec: Spec) -> Callable[..., Any]:
+        return reference(spec)
+
     def _kept_lift(
         self, key: tuple[str, SelectionPolicy | None], make: Callable[[], Iterable[OpImpl]]
     ) -> tuple[OpImpl, ...]:

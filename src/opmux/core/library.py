@@ -8,13 +8,14 @@ binding along from the forward: context variables do not reach autograd's worker
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
+from .. import wiring
 from .errors import DispatchError
 from .facts import is_plain, is_real, tensors
 from .jump import Form, Jump, forward_ad, live_modes, transforms_active
@@ -30,30 +31,20 @@ reference_guard: Callable[[Callable[..., Any]], Callable[..., Any]] | None = Non
 
 def whole_reference(spec: Spec) -> Callable[..., Any]:
     """An op's reference, of a composition with the references of its parts."""
-    if spec.primitive:
-        return spec.reference
-    from .default import reference
-
-    return reference(spec)
+    return spec.reference if spec.primitive else wiring.manager().reference(spec)
 
 
-def make_jump(spec: Spec) -> Jump:
-    """The stable function of a spec, bound on first call by the default manager."""
+def make_jump(spec: Spec, jumps: Mapping[str, Jump]) -> Jump:
+    """The stable function of a spec, bound on first call by the default manager; `jumps` has those of all specs."""
 
     def bind(jump: Jump) -> None:
-        from .default import get_default_manager
-
-        get_default_manager().bind_typed(spec, jump)
+        wiring.manager().bind_typed(spec, jump)
 
     def under(jump: Jump, policy: Any) -> Any:
-        from .default import get_default_manager
-
-        return get_default_manager().typed_pair(spec, jump, policy)
+        return wiring.manager().typed_pair(spec, jump, policy)
 
     def differentiable(*args: Any, **kwargs: Any) -> Any:
-        from .spec import specs
-
-        return with_gradient(spec, jump, specs.jumps[spec.gradient.backward.key], args, kwargs)
+        return with_gradient(spec, jump, jumps[spec.gradient.backward.key], args, kwargs)
 
     def live(*args: Any, **kwargs: Any) -> Any:
         return visible(spec, args, kwargs)

@@ -398,6 +398,10 @@ class OpManager:
         logger.info("Registered impl_ids: %s", self.registry.impl_ids())
         return True
 
+    def reference(self, spec: Spec) -> Callable[..., Any]:
+        """An op's reference; of a composition, with the references of its parts."""
+        return spec.reference
+
     def load_kernels(self, spec: Spec | None) -> None:
         """Import our kernels of an op, where this manager has them."""
 

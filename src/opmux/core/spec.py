@@ -532,7 +532,7 @@ def op(
         _check_declaration(spec)
         if space == "opmux" or adapter is not None:
             object.__setattr__(spec, "reference", _checked(spec))
-        jump = library.make_jump(spec)
+        jump = library.make_jump(spec, specs.jumps)
         fn: Any = jump.fn
         fn.spec, fn.reference, fn.check = spec, spec.reference, lambda **given: spec.contract.check(given)
         fn.__doc__, fn.__module__ = spec.doc, reference.__module__

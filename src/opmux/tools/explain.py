@@ -82,7 +82,7 @@ def tiles_of(impl: OpImpl, spec: Spec, sample: Sample, chip: Chip | None) -> lis
         return []
     from ..kernels.lib import config
     from ..kernels.lib.compile_only import CHIPS
-    from .tune import nothing_launched, standing_in
+    from .dry_run import nothing_launched, standing_in
 
     if (chip is not None and chip.arch not in CHIPS) or (chip is None and found_on_cpu(sample)):
         return []

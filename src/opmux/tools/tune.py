@@ -20,13 +20,12 @@ from ..core.facts import dtype_name
 from ..core.registry import BackendImplKind
 from ..core.spec import DOORS, Sample, Spec, specs
 from ..kernels.lib import config
-from ..kernels.lib.compile_only import CHIPS, compiling_for
 from ..kernels.lib.config import Asked, Tiles
-from ..kernels.lib.launch import Launcher
 from ..kernels.lib.plans import forget
 from ..runtime import tuning, vendors
 from ..runtime.vendors import Chip
 from . import arguments, explain, screen
+from .dry_run import nothing_launched, standing_in
 
 GAIN = 0.02  # less than this is noise, and not worth an entry
 LONG_SUM = 10.0  # times the tolerance, where the present tiles need it: thousands of float32 in another order
@@ -266,32 +265,6 @@ def _tune_case(console: Console, case: Case, chip: Chip | None) -> None:
             kept = tuning.store(chip, {one.key: tuning.Entry(changes, after, before, case.spec.name, str(case))})
             console.print(f"  kept in {kept}" if kept is not None else "  not kept: see the warning", style="dim")
     forget()
-
-
-@contextlib.contextmanager
-def standing_in(chip: str | None) -> Iterator[None]:
-    """Plans as on a chip that is not here; None: as here."""
-    if chip is None:
-        yield
-    elif chip not in CHIPS:
-        raise arguments.BadArgument(f"--chip {chip!r} is not known. Allowed: {', '.join(CHIPS)}")
-    else:
-        with config.as_on(Chip.of_arch(chip)) if knobs.runtime.interpret else compiling_for(chip):
-            yield
-
-
-@contextlib.contextmanager
-def nothing_launched() -> Iterator[None]:
-    """Plans are made, and their launches do nothing."""
-    before = Launcher.ready, Launcher.__call__
-    Launcher.ready = lambda self, grid, numbers, config, makes=None: lambda *args: None
-    Launcher.__call__ = lambda self, grid, args, config: None
-    forget()
-    try:
-        yield
-    finally:
-        Launcher.ready, Launcher.__call__ = before
-        forget()
 
 
 # ---- showing --------------------------------------------------------------------------------------------------------

@@ -11,7 +11,6 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from datetime import date
-from fnmatch import fnmatchcase
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,13 +20,9 @@ from rich.text import Text
 
 from ...core import knobs, log
 from ...core.default import get_default_manager
-from ...core.errors import UnknownName
 from ...core.facts import arch_of, dtype_name
-from ...core.spec import specs
-from ...faces.aten.overloads import Overload, table
 from ...faces.aten.switch import disable, use
 from .. import arguments, doctor, screen
-from ..bench.cases import select
 from ..bench.record import chip, commit
 from ..simulator.launch import VARIABLE
 from . import coverage, gaps, opinfo, page, report
@@ -35,6 +30,7 @@ from .crew import Crew, Lost, cores
 from .place import NeedsFreshProcess, Place, find, ready
 from .plan import Depth, Plan, check_names
 from .record import DISPATCH, FAIL, Covered, Record, Result
+from .scope import Scope
 
 PACKAGE = "(package)"  # stands for an op in what is said of a vendor's files
 
@@ -183,41 +179,6 @@ def _all(title: str, tasks: list[Any], names: list[str], place: Place) -> Iterat
 
 
 # ---- what is asked for ----------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Scope:
-    """The ops and the overloads of ATen that the words of the command line mean."""
-
-    words: list[str]
-    specs: list
-    overloads: dict[str, Overload]
-
-    @classmethod
-    def of(cls, words: list[str]) -> Scope:
-        if not words:
-            return cls([], list(specs), dict(table()))
-        found, overloads = {}, {}
-        for word in words:
-            names = {n: o for n, o in table().items() if _means(word.strip(), n, o)}
-            try:
-                mine = select([word])
-            except UnknownName as error:
-                if word.startswith("family:"):
-                    raise
-                if not names:
-                    raise UnknownName("op", word, {*specs.short_names(), *table()}) from error
-                mine = []
-            found |= {s.key: s for s in mine}
-            overloads |= names | {o.name: o for o in opinfo.of_specs(table().values(), mine)}
-        return cls(words, list(found.values()), overloads)
-
-
-def _means(word: str, name: str, overload: Overload) -> bool:
-    if word.startswith("family:"):
-        return overload.family == word.removeprefix("family:").casefold()
-    plain = word.removeprefix("aten::")
-    return any(fnmatchcase(n, plain) for n in (name, overload.shape.packet))
 
 
 def _reproduce(asked: Asked, place: Place, result: Result) -> str:

@@ -19,7 +19,8 @@ import torch
 
 from ...core.default import get_default_manager
 from ...core.facts import dtype_name
-from .real import FAIL, Case, Outcome
+from .asked import settled, wanted_by
+from .real import FAIL, Case, Outcome, cases
 
 BROKEN = ("CUDA error", "AcceleratorError", "HIP error", "device-side assert")  # words of errors that stay
 MOST_KEPT = 4 << 30  # bytes of a device's memory that a process keeps between cases
@@ -112,9 +113,6 @@ class Member:
 
 def work(asked: Any, device: str, share: list[int], until: float, to: Connection) -> None:
     """One process: the same list of cases, made again, and these numbers of it."""
-    from .real import cases
-    from .real_command import settled, wanted_by
-
     there = torch.device(device)
     torch.set_num_threads(1 if there.type != "cpu" else torch.get_num_threads())
     with settled():

@@ -9,7 +9,6 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from datetime import date
 from pathlib import Path
@@ -18,16 +17,13 @@ from typing import Any
 import torch
 from rich.text import Text
 
-from ...core.default import get_default_manager, policy
-from ...core.errors import UnknownName
 from ...core.facts import arch_of
-from ...faces.aten.switch import disable
 from ...runtime import detect
 from .. import arguments, doctor, screen
 from ..bench.record import chip, commit
-from . import crowd, shapes
-from .poison import launches_poisoned
-from .real import DECLINED, FAIL, PASS, UNCHECKED, Case, Outcome, Wanted, cases, without_cases
+from . import crowd
+from .asked import settled, wanted_by
+from .real import DECLINED, FAIL, PASS, UNCHECKED, Case, Outcome, cases, without_cases
 
 SCHEMA = 1
 SECONDS = {"cpu": 60.0}
@@ -81,30 +77,6 @@ def _device(text: str | None) -> torch.device:
         return arguments.device(text)
     there = [d for d in detect.available() if d != "cpu"]
     return torch.device(there[0], 0) if there else torch.device("cpu")
-
-
-@contextmanager
-def settled() -> Iterator[None]:
-    """Everything loaded, one scope around all, and ATen as it was afterwards."""
-    get_default_manager().registry.list_operators()  # loads families, kernels, plugins, vendors
-    try:
-        with policy(), launches_poisoned():
-            yield
-    finally:
-        disable()
-
-
-def wanted_by(asked: Any) -> Wanted:
-    from .command import Scope
-
-    scope = Scope.of(asked.ops)
-    dtypes = tuple(arguments.dtype(d) for word in asked.dtypes for d in word.split())
-    known = {m for c in shapes.read().calls for m in c.models} | {m for r in shapes.read().sized for m in r.models}
-    for word in asked.models:
-        if not set(word) & set("*?[") and word not in known:
-            raise UnknownName("model", word, known)
-    primitives = [s for s in scope.specs if s.space in ("opmux", "aten") and s.samples is not None]
-    return Wanted(primitives, scope.overloads, dtypes, tuple(asked.models))
 
 
 def _check(record: Record, asked: Any, found: list[Case], device: torch.device) -> None:

@@ -1,0 +1,47 @@
+"""Which ops and overloads of ATen the words of the command line mean."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+
+from ...core.errors import UnknownName
+from ...core.spec import specs
+from ...faces.aten.overloads import Overload, table
+from ..bench.cases import select
+from . import opinfo
+
+
+@dataclass(frozen=True)
+class Scope:
+    """The ops and the overloads of ATen that the words of the command line mean."""
+
+    words: list[str]
+    specs: list
+    overloads: dict[str, Overload]
+
+    @classmethod
+    def of(cls, words: list[str]) -> Scope:
+        if not words:
+            return cls([], list(specs), dict(table()))
+        found, overloads = {}, {}
+        for word in words:
+            names = {n: o for n, o in table().items() if _means(word.strip(), n, o)}
+            try:
+                mine = select([word])
+            except UnknownName as error:
+                if word.startswith("family:"):
+                    raise
+                if not names:
+                    raise UnknownName("op", word, {*specs.short_names(), *table()}) from error
+                mine = []
+            found |= {s.key: s for s in mine}
+            overloads |= names | {o.name: o for o in opinfo.of_specs(table().values(), mine)}
+        return cls(words, list(found.values()), overloads)
+
+
+def _means(word: str, name: str, overload: Overload) -> bool:
+    if word.startswith("family:"):
+        return overload.family == word.removeprefix("family:").casefold()
+    plain = word.removeprefix("aten::")
+    return any(fnmatchcase(n, plain) for n in (name, overload.shape.packet))

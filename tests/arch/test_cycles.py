@@ -1,0 +1,171 @@
+"""No file imports, however indirectly, a file that imports it.
+
+Counted are imports at any depth of the code, and `import_module` of a name that can be read off the source; imports for
+type checkers are not. Importing `a.b` runs `a/__init__.py` first: that is Python's doing, and no edge here.
+"""
+
+import ast
+import functools
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+SRC = Path(__file__).parents[2] / "src"
+
+
+class Edge(NamedTuple):
+    line: int
+    target: str
+
+
+def modules(src: Path) -> dict[str, Path]:
+    """Dotted name -> file."""
+    found = {}
+    for path in sorted(src.rglob("*.py")):
+        parts = path.relative_to(src).with_suffix("").parts
+        found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    return found
+
+
+def nodes(tree: ast.AST) -> Iterator[ast.AST]:
+    """Every node, without what stands under `if TYPE_CHECKING:`."""
+    todo = [tree]
+    while todo:
+        node = todo.pop()
+        yield node
+        checked = isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
+        todo += node.orelse if checked else ast.iter_child_nodes(node)
+
+
+def text_of(node: ast.expr, constants: dict[str, str]) -> str | None:
+    """The text of an expression, where the source says it: a literal, a constant of the file, an f-string of both."""
+    if isinstance(node, ast.Constant) and isinstance(node.value, str):
+        return node.value
+    if isinstance(node, ast.Name):
+        return constants.get(node.id)
+    if isinstance(node, ast.FormattedValue):
+        return text_of(node.value, constants)
+    if isinstance(node, ast.JoinedStr):
+        parts = [text_of(value, constants) for value in node.values]
+        return None if None in parts else "".join(p for p in parts if p is not None)
+    return None
+
+
+def edges(name: str, path: Path, known: dict[str, Path]) -> list[Edge]:
+    """Every file that a file imports, with the line."""
+    tree = ast.parse(path.read_text(encoding="utf-8"), str(path))
+    home = name.split(".") if path.stem == "__init__" else name.split(".")[:-1]
+    constants = {"__name__": name, "__package__": ".".join(home)}
+    for statement in tree.body:
+        if isinstance(statement, ast.Assign) and isinstance(statement.value, ast.Constant):
+            value = statement.value.value
+            constants |= {t.id: value for t in statement.targets if isinstance(t, ast.Name) and isinstance(value, str)}
+    found: list[Edge] = []
+    for node in nodes(tree):
+        if isinstance(node, ast.Import):
+            found += [Edge(node.lineno, alias.name) for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            up = home[: len(home) - node.level + 1] if node.level else []
+            base = ".".join([*up, *filter(None, [node.module])])
+            full = [f"{base}.{alias.name}" for alias in node.names]
+            found += [Edge(node.lineno, f if f in known else base) for f in full]
+        elif isinstance(node, ast.Call) and node.args:
+            called = getattr(node.func, "attr", None) or getattr(node.func, "id", None)
+            target = text_of(node.args[0], constants) if called in ("import_module", "__import__") else None
+            if target is not None and target.startswith("."):  # relative to __package__
+                below = target.lstrip(".")
+                target = ".".join([*home[: len(home) - (len(target) - len(below)) + 1], below])
+            found += [Edge(node.lineno, target)] if target is not None else []
+    return [e for e in sorted(set(found)) if e.target in known and e.target != name]
+
+
+@functools.cache
+def graph(src: Path) -> dict[str, list[Edge]]:
+    known = modules(src)
+    return {name: edges(name, path, known) for name, path in known.items()}
+
+
+def reached(start: str, found: dict[str, list[Edge]]) -> set[str]:
+    """What a file imports in the end."""
+    seen: set[str] = set()
+    todo = [start]
+    while todo:
+        for edge in found[todo.pop()]:
+            if edge.target not in seen:
+                seen.add(edge.target)
+                todo.append(edge.target)
+    return seen
+
+
+def cycles(src: Path) -> list[str]:
+    """Every import that leads back to its file, named by both files and the line."""
+    found = graph(src)
+    ends = {name: reached(name, found) for name in found}
+    return [
+        f"{name}:{edge.line} imports {edge.target}, which leads back to {name}"
+        for name, mine in found.items()
+        for edge in mine
+        if name in ends[edge.target]
+    ]
+
+
+def test_no_file_leads_back_to_itself():
+    assert len(graph(SRC)) > 100
+    found = cycles(SRC)
+    assert not found, "\n" + "\n".join(found)
+
+
+def test_core_reaches_nothing_above_it():
+    found = graph(SRC)
+    core = {name for name in found if name.startswith("opmux.core")}
+    beyond = {target for name in core for target in reached(name, found)} - core
+    assert beyond == {"opmux.wiring"}
+    assert found["opmux.wiring"] == []
+
+
+def write(root: Path, **files: str) -> Path:
+    for name, text in files.items():
+        path = root.joinpath(*name.split("__")).with_suffix(".py")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        (path.parent / "__init__.py").touch()
+        path.write_text(text, encoding="utf-8")
+    return root
+
+
+@pytest.mark.parametrize(
+    ("line", "back"),
+    [
+        (1, "import p.a"),
+        (1, "from p.a import x"),
+        (1, "from . import a"),
+        (1, "from .a import x"),
+        (2, "def f():\n    from .a import x"),
+        (4, "class C:\n    def f(self):\n        if 1:\n            import p.a"),
+        (2, "import importlib\nimportlib.import_module('p.a')"),
+        (2, "from importlib import import_module\nf = lambda: import_module('.a', __package__)"),
+        (3, "import importlib\nROOT = 'p'\nimportlib.import_module(f'{ROOT}.a')"),
+        (2, "import importlib\nimportlib.import_module(f'{__package__}.a')"),
+        (5, "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    x = 1\nelse:\n    from .a import x"),
+    ],
+)
+def test_a_cycle_is_found(tmp_path, line, back):
+    src = write(tmp_path, p__a="from .b import y", p__b="from .c import z", p__c=back)
+    assert cycles(src) == [
+        "p.a:1 imports p.b, which leads back to p.a",
+        "p.b:1 imports p.c, which leads back to p.b",
+        f"p.c:{line} imports p.a, which leads back to p.c",
+    ]
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from .a import x",
+        "import os, p",  # the package itself, which imports nothing
+        "import importlib\nimportlib.import_module(chosen_by_the_user)",
+    ],
+)
+def test_what_is_no_cycle(tmp_path, source):
+    assert cycles(write(tmp_path, p__a="from .b import y", p__b=source)) == []
