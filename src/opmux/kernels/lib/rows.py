@@ -57,7 +57,7 @@ def inside(o, n, FULL: tl.constexpr):
 
 
 # Allocation as inductor does it: half the host time of torch.empty, and private, so only where it is there.
-_empty_cuda: Callable[..., Tensor] | None = getattr(
+empty_cuda: Callable[..., Tensor] | None = getattr(
     getattr(getattr(torch._C, "_dynamo", None), "guards", None), "_empty_strided_cuda", None
 )
 _here: Callable[[], int] = getattr(torch._C, "_cuda_getDevice", lambda: -1)
@@ -81,14 +81,14 @@ class Room(NamedTuple):
 
     def on(self, like: Tensor) -> Tensor:
         """The tensor itself, on the device of another one; its contents are whatever was there."""
-        if like.is_cuda and _empty_cuda is not None and like.get_device() == _here():
-            return _empty_cuda(*self)
+        if like.is_cuda and empty_cuda is not None and like.get_device() == _here():
+            return empty_cuda(*self)
         return torch.empty_strided(self.shape, self.stride, dtype=self.dtype, device=like.device)
 
     def quickly(self, like: Tensor) -> Callable[[], Tensor]:
         """The same as a function of nothing, for callers that know the device to be current."""
-        if _empty_cuda is not None and like.is_cuda:
-            return functools.partial(_empty_cuda, *self)
+        if empty_cuda is not None and like.is_cuda:
+            return functools.partial(empty_cuda, *self)
         return functools.partial(torch.empty_strided, self.shape, self.stride, dtype=self.dtype, device=like.device)
 
 

@@ -41,7 +41,7 @@ def launches_poisoned() -> Iterator[None]:
         return
     from ...kernels.lib import plans, rows
 
-    stock = rows._empty_cuda
+    stock = rows.empty_cuda
     if stock is None:
         yield
         return
@@ -51,12 +51,12 @@ def launches_poisoned() -> Iterator[None]:
         _fill(made)
         return made
 
-    rows._empty_cuda = empty
+    rows.empty_cuda = empty
     plans.forget()  # launches keep the allocation they were made with
     try:
         yield
     finally:
-        rows._empty_cuda = stock
+        rows.empty_cuda = stock
         plans.forget()
 
 

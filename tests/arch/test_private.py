@@ -1,0 +1,135 @@
+"""A leading underscore means: for this package alone. No package of opmux uses a private name of another."""
+
+import ast
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+SRC = Path(__file__).parents[2] / "src" / "opmux"
+# Not ours: of named tuples, where they are public, and of torch's objects (a Library, forward AD, a tensor).
+NOT_OURS = ("_asdict", "_fields", "_make", "_replace", "_destroy", "_current_level", "_version")
+
+
+def is_private(name: str) -> bool:
+    return name.startswith("_") and not name.startswith("__") and name != "_"
+
+
+def packages(src: Path) -> dict[str, list[tuple[Path, ast.Module]]]:
+    """Package -> its files; the files beside the packages are one package, "opmux"."""
+    found: dict[str, list[tuple[Path, ast.Module]]] = {}
+    for path in sorted(src.rglob("*.py")):
+        parts = path.relative_to(src).parts
+        tree = ast.parse(path.read_text(encoding="utf-8"), str(path))
+        found.setdefault(parts[0] if len(parts) > 1 else src.name, []).append((path, tree))
+    return found
+
+
+def members(tree: ast.Module) -> set[str]:
+    """The private attributes that the classes of a file give their objects: methods, fields, what `self` is given."""
+    found = set()
+    for cls in (n for n in ast.walk(tree) if isinstance(n, ast.ClassDef)):
+        for node in cls.body:
+            if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+                found.add(node.name)
+            targets = [node.target] if isinstance(node, ast.AnnAssign) else getattr(node, "targets", [])
+            found |= {t.id for t in targets if isinstance(t, ast.Name)}
+        for node in ast.walk(cls):
+            if (
+                isinstance(node, ast.Attribute)
+                and isinstance(node.ctx, ast.Store)
+                and ast.unparse(node.value) == "self"
+            ):
+                found.add(node.attr)
+    return {name for name in found if is_private(name)}
+
+
+class Use(NamedTuple):
+    line: int
+    name: str
+    owner: str  # the package it is taken from; "" for an attribute of an object, of which the source does not say whose
+
+
+def uses(path: Path, tree: ast.Module, src: Path) -> list[Use]:
+    """The private names that a file imports, or reads as an attribute of something that is not `self`."""
+    home = [src.name, *path.relative_to(src).parts[:-1]]
+    found, modules, foreign = [], {}, set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            foreign |= {(alias.asname or alias.name).partition(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            up = home[: len(home) - node.level + 1] if node.level else []
+            for alias in node.names:
+                parts = [*up, *filter(None, (node.module or "").split(".")), alias.name]
+                if parts[0] != src.name:
+                    foreign.add(alias.asname or alias.name)
+                    continue
+                modules[alias.asname or alias.name] = parts[1]
+                found += [Use(node.lineno, p, parts[1]) for p in parts[2:] if is_private(p)][:1]
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load) and is_private(node.attr):
+            root = ast.unparse(node.value).partition(".")[0].partition("(")[0]
+            if root not in ("self", "cls", "super", *foreign) and node.attr not in NOT_OURS:
+                found.append(Use(node.lineno, node.attr, modules.get(ast.unparse(node.value), "")))
+    return found
+
+
+def violations(src: Path) -> list[str]:
+    files = packages(src)
+    made = {name: {n for _, tree in mine for n in members(tree)} for name, mine in files.items()}
+    out = []
+    for package, mine in files.items():
+        theirs = {n: other for other, names in made.items() if other != package for n in names - made[package]}
+        for path, tree in mine:
+            for use in uses(path, tree, src):
+                whose = use.owner or theirs.get(use.name, package)
+                if whose != package:
+                    out.append(f"{path.relative_to(src.parent)}:{use.line} uses {use.name}, private to {whose}")
+    return out
+
+
+def test_no_package_uses_a_private_name_of_another():
+    found = violations(SRC)
+    assert not found, "\n" + "\n".join(found)
+
+
+@pytest.mark.parametrize(
+    ("source", "found"),
+    [
+        ("from ..core.a import _f", "_f"),
+        ("from ..core import _b", "_b"),
+        ("from ..core._b import g", "_b"),
+        ("from p.core import a\na._f()", "_f"),
+        ("from ..core import a as b\nb._f", "_f"),
+        ("from ..core.a import C\nC()._m()", "_m"),
+        ("def f(thing):\n    return thing._kept", "_kept"),
+    ],
+)
+def test_a_private_name_is_found(tmp_path, source, found):
+    lines = violations(tree(tmp_path, source))
+    assert [line.partition(": ")[0].split(" uses ")[1] for line in lines] == [f"{found}, private to core"], lines
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "from .other import _f",
+        "from ..core import a\na.f()",
+        "import torch\ntorch._C._m",
+        "class D:\n    def _m(self):\n        return self._m() or D()._m()",
+        "def f(row):\n    return row._replace(x=1)",
+        "def f(tensor):\n    return tensor._base",
+    ],
+)
+def test_what_is_allowed(tmp_path, source):
+    assert violations(tree(tmp_path, source)) == []
+
+
+def tree(tmp_path: Path, source: str) -> Path:
+    src = tmp_path / "p"
+    core = "def _f(): ...\nclass C:\n    def __init__(self):\n        self._kept = 1\n    def _m(self): ...\n"
+    for name, text in {"core/a": core, "core/_b": "", "faces/other": "def _f(): ...", "faces/mine": source}.items():
+        path = src / f"{name}.py"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+    return src
