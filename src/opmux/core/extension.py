@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from .. import wiring
 
 if TYPE_CHECKING:
+    from .knobs import Knob
     from .manager import OpManager
 
 
@@ -35,6 +36,7 @@ class Extension:
     check_token: Callable[[OpManager, str], None] | None = None
     # Vendors whose impls of kind VENDOR the settings leave out, and the reason; the vendors' own kernels stay.
     left_out: Callable[[], Mapping[str, str]] = dict
+    settings: tuple[Knob[Any], ...] = ()
     aliases: Mapping[str, str] = field(default_factory=dict)  # a setting's other name -> its name
     prefixes: tuple[str, ...] = ()  # of environment variables: one that is no setting is reported as misspelt
     plugin_groups: tuple[str, ...] = ()  # entry point groups

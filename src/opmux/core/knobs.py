@@ -22,8 +22,6 @@ from .tokens import parse_order, parse_prefer
 
 T = TypeVar("T")
 
-_knobs: dict[str, Knob[Any]] = {}  # by name; those of other layers once `extensions` has loaded them
-
 ORDER_EXAMPLE = "rmsnorm_fwd=vendor:acme|flagos;rope_fwd=flagos|reference"
 
 
@@ -170,8 +168,7 @@ def _parse_toml(path: Path) -> dict[str, Any]:
 
 def all_knobs() -> list[Knob[Any]]:
     """Every setting, those of the layers above core included."""
-    extensions()  # loads the modules that declare them
-    return list(_knobs.values())
+    return [*OWN, *(k for e in extensions() for k in e.settings)]
 
 
 def variables() -> list[str]:
@@ -273,9 +270,8 @@ def knob(
     blank: bool = False,
     trusted: bool = False,
 ) -> Knob[T]:
-    """Declare a setting; a layer above core declares its own in a module that its extension is made in."""
-    _knobs[name] = made = Knob(name, kind, default, doc, in_file, blank, trusted)
-    return made
+    """Declare a setting; a layer above core lists its own in its extension."""
+    return Knob(name, kind, default, doc, in_file, blank, trusted)
 
 
 # ---- the settings ---------------------------------------------------------------------------------------------------
@@ -294,3 +290,4 @@ DEBUG = knob("OPMUX_DEBUG", flag, default=False, doc="1 is OPMUX_LOG_LEVEL=DEBUG
 CONFIG = knob("OPMUX_CONFIG", toml, doc="a TOML file of settings, instead of ./opmux.toml", in_file=False)
 COMMIT = knob("OPMUX_COMMIT", word, doc="the commit that measurements are kept under, where there is no git", in_file=False)
 # fmt: on
+OWN: tuple[Knob[Any], ...] = tuple(value for value in vars().values() if isinstance(value, Knob))

@@ -26,4 +26,4 @@ def _left_out() -> Mapping[str, str]:
     return {"nvidia": why, "cuda": why} if SKIP_CUDA.get() else {}
 
 
-EXTENSION = Extension(left_out=_left_out)
+EXTENSION = Extension(settings=(VENDOR, SKIP_CUDA, CACHE_DIR, CUDA_HOME, CUDA_PATH), left_out=_left_out)

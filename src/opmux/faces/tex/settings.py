@@ -41,6 +41,7 @@ EXTENSION = Extension(
     space="tex",
     order=_order,
     check_token=_check_token,
+    settings=(BACKEND, PLUGIN, FALLBACK_BACKEND, TEX_VERSION),
     aliases={
         "TE_FL_PREFER": "OPMUX_PREFER",
         "TE_FL_PREFER_VENDOR": "OPMUX_PREFER_VENDOR",
