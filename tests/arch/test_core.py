@@ -7,7 +7,17 @@ import pytest
 
 SRC = Path(__file__).parents[2] / "src" / "opmux"
 VENDORS = sorted(p.name.removeprefix("_") for p in (SRC / "backends").glob("_[a-z]*") if p.name != "_cpu")
-FACES = ["tex", "te", "TE", "TEFL", "transformer_engine", "TransformerEngine", "transformer_engine_torch", "flaggems"]
+FACES = [
+    "tex",
+    "te",
+    "TE",
+    "TEFL",
+    "transformer_engine",
+    "TransformerEngine",
+    "Transformer Engine",
+    "transformer_engine_torch",
+    "flaggems",
+]
 LAYERS = ["runtime", "faces", "specs", "kernels", "backends", "tools"]
 
 
@@ -17,7 +27,7 @@ def named(text: str) -> list[str]:
     Names are compared part by part: TE_FL_PREFER names TE, and NVIDIA's names nvidia.
     """
     words = set(re.findall(r"[A-Za-z]+", text))
-    whole = set(re.findall(r"[A-Za-z_]+", text))
+    whole = set(re.findall(r"Transformer Engine|[A-Za-z_]+", text))
     found = {w for w in words if w.casefold() in VENDORS} | ({*words, *whole} & set(FACES))
     return sorted(found) + sorted(set(re.findall(rf"opmux\.(?:{'|'.join(LAYERS)})\b", text)))
 
@@ -37,6 +47,7 @@ def test_core_names_nobody():
         ('space == "tex"', ["tex"]),
         ("os.environ['TE_FL_PREFER']", ["TE"]),
         ("# NVIDIA's libraries", ["NVIDIA"]),
+        ("# as Transformer Engine does", ["Transformer Engine"]),
         ('import_module("opmux.runtime.machine")', ["opmux.runtime"]),
         ("import transformer_engine.plugin", ["transformer_engine"]),
         ("text = context.te_x or vendor", ["te"]),

@@ -1,6 +1,6 @@
-"""Foreign signatures over our ops: ATen's overloads, Transformer Engine's functions, and whatever face comes next.
+"""Foreign signatures over our ops: ATen's overloads, and the functions of other libraries that have a face.
 
-    @adapt("tex::rmsnorm_bwd", over=norm.rms_norm_bwd, names={"dy": "dz", "weight": "gamma", "rstd": "rsigma"})
+    @adapt("face::rmsnorm_bwd", over=norm.rms_norm_bwd, names={"dy": "dz", "weight": "gamma", "rstd": "rsigma"})
     def rmsnorm_bwd(call, dz, x, rsigma, gamma, sm_margin, zero_centered_gamma):
         return list(call(dz, x, gamma, rsigma, 1.0 if zero_centered_gamma else 0.0))
 
@@ -31,7 +31,7 @@ Fn = Callable[..., Any]
 class Adapter:
     """A function of a foreign signature, and the ops that it is made of."""
 
-    target: str  # "tex::rmsnorm_fwd", "aten::sum.dim_IntList"
+    target: str  # "face::rmsnorm_fwd", "aten::sum.dim_IntList"
     over: tuple[Spec, ...]
     fn: Fn  # takes `call` first
     names: Mapping[str, str] = field(default_factory=dict)  # an op's argument -> the function's

@@ -135,7 +135,7 @@ class Spec:
 
     @property
     def family(self) -> str:
-        """The file that declares the op; that of a face's function with the space before it, `tex_norm`."""
+        """The file that declares the op; that of a face's function with the space before it, `face_norm`."""
         return specs.family_of(self.reference.__module__)
 
     @cached_property
