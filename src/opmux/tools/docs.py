@@ -85,14 +85,13 @@ def settings_page() -> str:
 
 
 def tex_page() -> str:
-    """tex's functions: what each runs on, and what tests it."""
+    """tex's functions, and what each runs on."""
     from ..core.default import get_default_manager
     from ..core.registry import BackendImplKind, OpImpl
     from ..specs.tex_elsewhere import ELSEWHERE
 
     registry = get_default_manager().registry
     registry.list_operators()  # loads every family and its kernels
-    tests = _texts(Path(__file__).parents[3] / "tests")
 
     def named(spec: Spec, wanted: Callable[[OpImpl], bool]) -> str:
         """Of which ops there is such an impl: the function itself, or the parts it is made of."""
@@ -109,13 +108,11 @@ def tex_page() -> str:
     rows: list[str] = []
     for i, spec in enumerate(found):
         if not i or found[i - 1].family != spec.family:
-            head = ["", "| function | reference | Triton | NVIDIA | tested |", "|---|---|---|---|---|"]
+            head = ["", "| function | reference | Triton | NVIDIA |", "|---|---|---|---|"]
             rows += ["", f"### {spec.family.removeprefix('tex_')}", *head]
         needs = ELSEWHERE.get(spec.name)
-        files = ", ".join(name for name, text in tests.items() if re.search(rf"\b{spec.name}\b", text))
-        how = "says what it needs" if needs else " and ".join(filter(None, ("samples", files)))
         reference = f"needs {_needs(needs)}" if needs else "yes"
-        rows.append(f"| `{spec.name}` | {reference} | {named(spec, ours)} | {named(spec, library)} | {how} |")
+        rows.append(f"| `{spec.name}` | {reference} | {named(spec, ours)} | {named(spec, library)} |")
     kernels = sum(bool(named(s, ours)) for s in here)
     guide = Path(__file__).parents[1] / "faces" / "tex" / "README.md"
     lines = [guide.read_text(encoding="utf-8").rstrip(), "", "## Every function", ""]
@@ -129,7 +126,6 @@ def tex_page() -> str:
         "| reference | in plain PyTorch, on any device |",
         "| Triton | the kernels of ours it runs on: the op itself, or the primitives it is made of |",
         "| NVIDIA | what of it cuBLAS, cuDNN or flash attention compute on an NVIDIA GPU |",
-        "| tested | by the samples of its spec (values, every argument spoiled), and by these files of tests/ |",
         "",
         "Where NVIDIA's own `transformer_engine_torch` is installed, the backend `nvidia` has every function of it.",
         "`the casts` are the primitives of `quant`: to FP8 by a tensor's, a block's or MXFP8's scales, and back.",
@@ -141,11 +137,6 @@ def tex_page() -> str:
 
 def _needs(row: Any) -> str:
     return str(getattr(row, "needs", row)).replace("|", "\\|")
-
-
-def _texts(folder: Path) -> dict[str, str]:
-    """The test files by name, with what they say."""
-    return {p.stem: p.read_text(encoding="utf-8") for p in sorted(folder.rglob("test_*.py"))}
 
 
 def vendor_page() -> str:
