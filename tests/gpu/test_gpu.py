@@ -23,20 +23,35 @@ def tensors(results):
     return [t for t in (results if isinstance(results, (tuple, list)) else [results]) if torch.is_tensor(t)]
 
 
-def move(value, device):
-    return value.to(device) if torch.is_tensor(value) else value
+def calls(spec, dtype):
+    """Arguments and what they show. The samples' amax is absent or above all values: from zero it must rise."""
+    for sample in spec.samples(dtype, CUDA):
+        yield sample.args, sample.id
+        if "amax" in spec.mutates:
+            zero = torch.zeros(1, device=CUDA)
+            yield [zero if n == "amax" else a for n, a in zip(spec.names, sample.args)], f"{sample.id}, amax from zero"
+
+
+def written(spec, args):
+    """The tensors among the arguments that the op writes to."""
+    return [a for name, a in zip(spec.names, args, strict=True) if name in spec.mutates and a is not None]
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16], **by_name)
 @pytest.mark.parametrize("spec", PRIMITIVES, **by_name)
 def test_every_sample_agrees_with_the_cpu(spec, dtype):
-    tol = spec.tol[dtype]
-    for sample in spec.samples(dtype, CUDA):
-        got = tensors(getattr(opmux.ops, spec.name)(*sample.args))
-        expected = tensors(spec.reference(*(move(a, "cpu") for a in sample.args)))
+    tol, compared = spec.tol[dtype], 0
+    for args, what in calls(spec, dtype):
+        theirs = [a.to("cpu", copy=True) if torch.is_tensor(a) else a for a in args]
+        got = tensors(getattr(opmux.ops, spec.name)(*args))
+        assert all(a.is_cuda and a.is_contiguous() for a in got)
+        expected = tensors(spec.reference(*theirs))
+        got += written(spec, args)
+        expected += written(spec, theirs)
         for a, b in zip(got, expected, strict=True):
-            assert a.is_cuda and a.is_contiguous()
-            torch.testing.assert_close(a.cpu(), b, rtol=tol.rtol, atol=tol.atol, msg=lambda m, s=sample: f"{s.id}: {m}")
+            torch.testing.assert_close(a.cpu(), b, rtol=tol.rtol, atol=tol.atol, msg=lambda m, w=what: f"{w}: {m}")
+        compared += len(got)
+    assert compared, "nothing was compared"
 
 
 @pytest.mark.parametrize("spec", [s for s in PRIMITIVES if s.grad], **by_name)
