@@ -1,5 +1,6 @@
 """Options, markers and a clean slate for every test."""
 
+import functools
 import os
 from pathlib import Path
 
@@ -8,6 +9,7 @@ import torch
 
 PREFIXES = ("OPMUX_", "TE_FL_", "TEFL_")
 NAMES = {"TE_BACKEND", "TE_PLUGIN", "TE_FALLBACK_BACKEND"}
+KEPT = {"OPMUX_CACHE_DIR"}  # where the C++ is that was compiled at the start of the session
 
 
 def pytest_addoption(parser):
@@ -30,6 +32,11 @@ def pytest_configure(config):
         torch.set_num_threads(1)
 
 
+def pytest_ignore_collect(collection_path):
+    """tests/gpu is not even collected without a GPU, unless it is named on the command line."""
+    return True if collection_path.name == "gpu" and not torch.cuda.is_available() else None
+
+
 def pytest_sessionstart(session):
     """Compile what is compiled on first use before any test: none is to wait for it, or to see it said."""
     if hasattr(session.config, "workerinput") or session.config.option.collectonly:
@@ -45,18 +52,28 @@ def pytest_sessionstart(session):
         print(error)
 
 
+@functools.cache
+def _stays_together(path):
+    return "pytest.mark.xdist_group" in path.read_text(encoding="utf-8")
+
+
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config, log):
-    """A worker that crashes costs the test it was running, by name, and nothing else.
+    """A file with an `xdist_group` stays on one worker; a crash costs the test that was running, and nothing else.
 
-    xdist's own scheduler of groups sends work to workers that are not ready or not there any more (an internal error
-    ends the run), repeats the test that crashed, and leaves the last test of a replacement waiting (seen in 3.8).
+    xdist's own scheduler of groups (3.8) finds no group under pytest 9.2, which keeps names of tests elsewhere: both
+    workers then make what the tests of a file share. It sends work to workers that are not ready or not there any more
+    (an internal error ends the run), repeats the test that crashed, and leaves the last test of a replacement waiting.
     """
     if config.getoption("dist") != "loadgroup":
         return None
     from xdist.scheduler import LoadGroupScheduling
 
     class Scheduling(LoadGroupScheduling):
+        def _split_scope(self, nodeid):
+            path = nodeid.partition("::")[0]
+            return path if _stays_together(config.rootpath / path) else nodeid
+
         def remove_node(self, node):
             units = self.assigned_work.pop(node)
             left = [(unit, test) for unit in units.values() for test, done in unit.items() if not done]
@@ -81,28 +98,72 @@ def pytest_xdist_make_scheduler(config, log):
 
 
 def pytest_collection_modifyitems(config, items):
-    reasons = {}
     if not config.getoption("--slow"):
-        reasons["slow"] = "needs --slow"
-    if any(item.get_closest_marker("gpu") for item in items) and not torch.cuda.is_available():
-        reasons["gpu"] = "needs a CUDA device"
-    for item in items:
-        for marker, reason in reasons.items():
-            if item.get_closest_marker(marker):
-                item.add_marker(pytest.mark.skip(reason=reason))
+        slow = [item for item in items if item.get_closest_marker("slow")]
+        config.hook.pytest_deselected(items=slow)
+        items[:] = [item for item in items if not item.get_closest_marker("slow")]
+    if not torch.cuda.is_available():
+        for item in items:
+            if item.get_closest_marker("gpu"):
+                item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
 
 
 @pytest.fixture(autouse=True)
 def clean_env(monkeypatch):
     """What the developer has exported must not decide a test."""
     for name in list(os.environ):
-        if name.startswith(PREFIXES) or name in NAMES:
+        if (name.startswith(PREFIXES) or name in NAMES) and name not in KEPT:
             monkeypatch.delenv(name)
 
 
 @pytest.fixture(autouse=True)
 def seeded():
     torch.manual_seed(0)
+
+
+@pytest.fixture(scope="session")
+def slow(pytestconfig):
+    """Whether the run takes its time (--slow)."""
+    return pytestconfig.getoption("--slow")
+
+
+@pytest.fixture(scope="session")
+def few(slow):
+    """`few(things, n)`: n of them, spread from first to last; all of them with --slow."""
+
+    def pick(things, n):
+        found = list(things)
+        return found if slow or len(found) <= n else [found[i * len(found) // n] for i in range(n)]
+
+    return pick
+
+
+@pytest.fixture(scope="session")
+def interpreted(pytestconfig):
+    """Kernels run in Triton's interpreter, repaired and checked once per process."""
+    pytest.importorskip("triton")
+    if pytestconfig.getoption("--triton") != "interpret":
+        pytest.skip("runs with --triton=interpret")
+    from opmux.kernels.lib import interpret
+
+    interpret.install()
+    interpret.self_test()
+
+
+@pytest.fixture
+def poisoned(monkeypatch):
+    """New memory holds NaN, 85 or alternating flags: a result that a kernel does not write cannot pass."""
+    for name in ("empty", "empty_like", "empty_strided"):
+        allocate = getattr(torch, name)
+        monkeypatch.setattr(torch, name, functools.partial(_poison, allocate))
+
+
+def _poison(allocate, *args, **kwargs):
+    made = allocate(*args, **kwargs)
+    if made.dtype is torch.bool:
+        flags = torch.arange(made.numel(), device=made.device) % 2 == 0
+        return made.copy_(flags.view(made.shape))
+    return made.fill_(float("nan") if made.is_floating_point() or made.is_complex() else 85)
 
 
 @pytest.fixture(scope="module")

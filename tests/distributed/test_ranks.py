@@ -13,6 +13,8 @@ import torch.multiprocessing as mp
 import opmux
 from opmux.core import BackendImplKind, OpImpl, RanksDiffer, get_default_manager
 
+pytestmark = pytest.mark.xdist_group("ranks")
+
 
 def _port() -> int:
     with socket.socket() as s:
@@ -30,42 +32,56 @@ def _impl(vendor):
     return OpImpl("rms_norm", f"vendor.{vendor}", BackendImplKind.VENDOR, vendor, rms_norm)
 
 
-def _rank(rank: int, port: int, case: str, answers) -> None:
+def _rank(rank: int, port: int, answers) -> None:
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "GLOO_SOCKET_IFNAME": "lo"}
     dist.init_process_group("gloo", rank=rank, world_size=2)
-    registry = get_default_manager().registry
     try:
-        if case != "same":
-            registry.register_many([_impl("a"), _impl("b")] if case != "lacking" or rank == 0 else [_impl("a")])
-        if case == "adopt" and rank == 0:
-            opmux.set_policy(per_op={"rms_norm": "vendor:b"})
-        try:
-            result = opmux.sync(mode="adopt" if case in ("adopt", "lacking") else "error")
-        except RanksDiffer as error:
-            answers[rank] = f"RanksDiffer: {error}"
-            return
-        ran = opmux.ops.rms_norm(torch.ones(2), torch.ones(2))[1].item() if case == "adopt" else ""
-        answers[rank] = f"{result} {ran} {opmux.sync()}"
+        for case in ("same", "lacking", "adopt"):
+            answers[rank, case] = _answer(rank, case)
     finally:
         dist.destroy_process_group()
 
 
-def run(case: str) -> list[str]:
-    answers = mp.get_context("spawn").Manager().dict()
-    mp.spawn(_rank, (_port(), case, answers), nprocs=2)
-    return [answers[0], answers[1]]
+def _answer(rank: int, case: str) -> str:
+    vendors = {"same": "", "lacking": "a" if rank else "ab", "adopt": "ab"}[case]
+    registry = get_default_manager().registry
+    registry.register_many([_impl(vendor) for vendor in vendors])
+    try:
+        if case == "adopt" and rank == 0:
+            opmux.set_policy(per_op={"rms_norm": "vendor:b"})
+        try:
+            result = opmux.sync(mode="error" if case == "same" else "adopt")
+        except RanksDiffer as error:
+            return f"RanksDiffer: {error}"
+        ran = opmux.ops.rms_norm(torch.ones(2), torch.ones(2))[1].item() if case == "adopt" else ""
+        return f"{result} {ran} {opmux.sync()}"
+    finally:
+        for vendor in vendors:
+            registry.unregister("rms_norm", f"vendor.{vendor}")
 
 
-def test_ranks_that_agree():
-    assert run("same") == ["True  True"] * 2
+@pytest.fixture(scope="module")
+def answers():
+    """What each rank says in each case; two processes for all of them, as starting one takes seconds."""
+    found = mp.get_context("spawn").Manager().dict()
+    mp.spawn(_rank, (_port(), found), nprocs=2)
+    return dict(found)
 
 
-def test_adopting_rank_0():
-    assert run("adopt") == [f"False {MARKS['b']} True"] * 2
+def both(answers, case):
+    return [answers[rank, case] for rank in (0, 1)]
 
 
-def test_an_impl_that_a_rank_lacks_is_an_error_on_every_rank():
-    for said in run("lacking"):
+def test_ranks_that_agree(answers):
+    assert both(answers, "same") == ["True  True"] * 2
+
+
+def test_adopting_rank_0(answers):
+    assert both(answers, "adopt") == [f"False {MARKS['b']} True"] * 2
+
+
+def test_an_impl_that_a_rank_lacks_is_an_error_on_every_rank(answers):
+    for said in both(answers, "lacking"):
         assert said.startswith("RanksDiffer") and "vendor.b" in said
 
 

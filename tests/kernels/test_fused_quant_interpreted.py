@@ -11,19 +11,13 @@ import triton.language as tl
 
 from opmux.core import specs
 from opmux.kernels import norm, scaled_activation, wrappers
-from opmux.kernels.lib import fp8, interpret
+from opmux.kernels.lib import fp8
 from opmux.kernels.lib.config import Tiles
 from opmux.kernels.lib.plans import forget
 
 MODE = "interpret"
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
 MOST = {E4M3: 448.0, E5M2: 57344.0}
-
-
-@pytest.fixture(scope="module", autouse=True)
-def right_arithmetic():
-    interpret.install()
-    interpret.self_test()
 
 
 @triton.jit

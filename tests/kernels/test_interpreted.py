@@ -1,4 +1,7 @@
-"""Every kernel of ours, interpreted on the CPU, against its reference: all samples, four dtypes, poisoned results."""
+"""Every kernel of ours, interpreted on the CPU, against its reference, in four dtypes, with poisoned results.
+
+Of float32 six samples, of each other dtype three; all samples of all dtypes with --slow.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,6 @@ from opmux.core.spec import Tol
 
 pytest.importorskip("triton")
 from opmux.kernels import norm, softmax
-from opmux.kernels.lib import interpret, rows
 
 MODE = "interpret"
 CPU = torch.device("cpu")
@@ -34,25 +36,6 @@ def collect():
 
 
 KERNELS = collect()
-by_name = {"ids": lambda v: getattr(v, "name", str(v).removeprefix("torch."))}
-
-
-@pytest.fixture(scope="module", autouse=True)
-def right_arithmetic():
-    interpret.install()
-    interpret.self_test()
-
-
-@pytest.fixture(autouse=True)
-def poisoned(monkeypatch):
-    """Room for results is full of NaN: what a kernel does not write cannot pass."""
-    stock = rows.Room.on
-
-    def on(self, like):
-        made = stock(self, like)
-        return made.fill_(float("nan")) if made.is_floating_point() else made
-
-    monkeypatch.setattr(rows.Room, "on", on)
 
 
 def agree(spec, got, expected, what=""):
@@ -81,20 +64,24 @@ def test_there_are_kernels():
     assert {s.name for s in specs if s.space == "opmux" and s.family in families} <= names
 
 
-@pytest.mark.parametrize("dtype", DTYPES, **by_name)
 @pytest.mark.parametrize("spec, impl", KERNELS, ids=[s.name for s, _ in KERNELS])
-def test_agrees_with_the_reference(spec, impl, dtype):
-    for sample in spec.samples(dtype, CPU):
-        before, theirs = copies(sample.args), copies(sample.args)
-        got, want = impl.fn(*sample.args), spec.reference(*theirs)
-        what = f"{dtype} {sample.id}"
-        for name, a, b, c in zip(spec.names, sample.args, theirs, before, strict=True):
-            if name in spec.mutates:
-                agree(spec, written(a), written(b), f"{what} {name}")
-            elif torch.is_tensor(a):
-                assert torch.equal(a, c), f"{what} {name}"
-        if want is not None:
-            agree(spec, got, want, what)
+def test_agrees_with_the_reference(spec, impl, few):
+    for dtype in DTYPES:
+        for sample in few(spec.samples(dtype, CPU), 6 if dtype is torch.float32 else 3):
+            agrees_on(spec, impl, sample, f"{dtype} {sample.id}")
+
+
+def agrees_on(spec, impl, sample, what):
+    """Results agree, and so does what is written to arguments; the other arguments stay as they are."""
+    before, theirs = copies(sample.args), copies(sample.args)
+    got, want = impl.fn(*sample.args), spec.reference(*theirs)
+    for name, a, b, c in zip(spec.names, sample.args, theirs, before, strict=True):
+        if name in spec.mutates:
+            agree(spec, written(a), written(b), f"{what} {name}")
+        elif torch.is_tensor(a):
+            assert torch.equal(a, c), f"{what} {name}"
+    if want is not None:
+        agree(spec, got, want, what)
 
 
 @pytest.mark.parametrize("spec, impl", KERNELS, ids=[s.name for s, _ in KERNELS])
@@ -183,15 +170,14 @@ def alone(monkeypatch):
     forget()
 
 
-@pytest.mark.parametrize("dtype", DTYPES[:3], **by_name)
 @pytest.mark.parametrize(
     "spec, impl", [k for k in KERNELS if k[0].family in ("norm", "softmax")], ids=lambda v: getattr(v, "name", "")
 )
-def test_a_team_of_one_agrees_with_the_reference(spec, impl, dtype, alone):
-    for sample in spec.samples(dtype, CPU):
-        if sample.args[0].dim() and sample.args[0].shape[0] > 100:
-            continue
-        agree(spec, impl.fn(*sample.args), spec.reference(*sample.args), f"{dtype} {sample.id}")
+def test_a_team_of_one_agrees_with_the_reference(spec, impl, alone, few):
+    for dtype in DTYPES[:3]:
+        short = [s for s in spec.samples(dtype, CPU) if not s.args[0].dim() or s.args[0].shape[0] <= 100]
+        for sample in few(short, 4 if dtype is torch.float32 else 1):
+            agree(spec, impl.fn(*sample.args), spec.reference(*sample.args), f"{dtype} {sample.id}")
 
 
 def test_what_memory_does_not_hold_is_declined():

@@ -12,16 +12,10 @@ from opmux.specs import optim as spec
 
 pytest.importorskip("triton")
 from opmux.kernels import optim as kernels
-from opmux.kernels.lib import interpret
 
 MODE = "interpret"
 CPU = torch.device("cpu")
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def right_arithmetic():
-    interpret.install()
 
 
 def both(name, args):

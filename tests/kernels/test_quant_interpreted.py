@@ -9,17 +9,11 @@ import torch
 
 pytest.importorskip("triton")
 from opmux.kernels import quant as kernels
-from opmux.kernels.lib import interpret
 from opmux.specs import quant as spec
 
 MODE = "interpret"
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
 both = pytest.mark.parametrize("fp8", [E4M3, E5M2], ids=["e4m3", "e5m2"])
-
-
-@pytest.fixture(scope="module", autouse=True)
-def right_arithmetic():
-    interpret.install()
 
 
 def every(dtype):

@@ -10,7 +10,6 @@ import triton
 import triton.language as tl
 
 from opmux.kernels import random as kernels
-from opmux.kernels.lib import interpret
 from opmux.kernels.lib.config import Tiles
 from opmux.kernels.lib.philox import words
 from opmux.kernels.lib.plans import forget
@@ -31,8 +30,7 @@ ARGS = {
 
 
 @pytest.fixture(autouse=True)
-def right_arithmetic():
-    interpret.install()
+def no_plans():
     forget()
     yield
     forget()

@@ -11,7 +11,7 @@ from opmux.core import NotSupported, specs
 
 pytest.importorskip("triton")
 from opmux.kernels import reduce, wrappers
-from opmux.kernels.lib import interpret, plans
+from opmux.kernels.lib import plans
 from opmux.kernels.lib.config import Tiles
 from opmux.kernels.reduce import layout
 
@@ -20,11 +20,6 @@ FORWARD = tuple(specs.find(f"opmux::{name}") for name in (*reduce.OPS, "vector_n
 KERNEL = wrappers()
 INTS = (torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8, torch.bool)
 by_name = {"ids": lambda v: getattr(v, "name", str(v).removeprefix("torch."))}
-
-
-@pytest.fixture(scope="module", autouse=True)
-def right_arithmetic():
-    interpret.install()
 
 
 @pytest.fixture

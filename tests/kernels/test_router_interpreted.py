@@ -8,29 +8,11 @@ import torch
 pytest.importorskip("triton")
 from opmux.core import specs
 from opmux.kernels import router as kernels
-from opmux.kernels.lib import interpret, rows
 from opmux.specs import router as spec
 
 MODE = "interpret"
 CPU = torch.device("cpu")
 OPS = [s for s in specs.by_key.values() if s.family == "router"]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def right_arithmetic():
-    interpret.install()
-    interpret.self_test()
-
-
-@pytest.fixture(autouse=True)
-def poisoned(monkeypatch):
-    stock = rows.Room.on
-
-    def on(self, like):
-        made = stock(self, like)
-        return made.fill_(float("nan")) if made.is_floating_point() else made.fill_(True)
-
-    monkeypatch.setattr(rows.Room, "on", on)
 
 
 def copies(args):

@@ -8,7 +8,6 @@ import torch
 pytest.importorskip("triton")
 from opmux.core import specs
 from opmux.kernels import scan
-from opmux.kernels.lib import interpret
 from opmux.kernels.lib.config import Tiles
 from opmux.kernels.lib.plans import forget
 
@@ -18,11 +17,6 @@ NAMES = ("cumsum", "cumprod", "cummax", "cummin", "logcumsumexp")
 INTS = (torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8, torch.bool)
 # n, outer and inner; n is no multiple of a tile, and lanes are not either
 SHAPES = {"rows": ((3, 101), 1), "row": ((130,), 0), "columns": ((77, 19), 0), "middle": ((2, 70, 5), 1)}
-
-
-@pytest.fixture(scope="module", autouse=True)
-def right_arithmetic():
-    interpret.install()
 
 
 @pytest.fixture(params=[1, 4], ids=["walk", "spans"])

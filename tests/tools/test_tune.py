@@ -6,18 +6,16 @@ import pytest
 import torch
 
 pytest.importorskip("triton")
-from triton import knobs
 
 from opmux.core import specs
 from opmux.core.errors import OpmuxError
-from opmux.kernels.lib import config, interpret, plans
+from opmux.kernels.lib import config, plans
 from opmux.kernels.lib.config import Tiles
 from opmux.kernels.lib.launch import Launcher
 from opmux.runtime import tuning
 from opmux.runtime.vendors import Chip
 from opmux.tools import screen, tune
 
-interpreted = pytest.mark.skipif(not knobs.runtime.interpret, reason="runs kernels on the CPU, with --triton interpret")
 CPU = torch.device("cpu")
 CHIP = Chip("nvidia", "sm_90", "Made-up H200", "1.0")
 KEY = "softmax.rows[dtype=float32 n<=64]"
@@ -111,8 +109,7 @@ def test_doctor_shows_the_cache(cli, cache):
 
 
 @pytest.fixture
-def case():
-    interpret.install()
+def case(interpreted):
     return tune.case_of("softmax", "8x64", "float32", CPU, anywhere=True)
 
 
@@ -135,7 +132,6 @@ def on_the_chip():
         yield
 
 
-@interpreted
 @pytest.mark.usefixtures("on_the_chip")
 def test_the_fastest_is_kept_and_used(case, monkeypatch, capsys):
     monkeypatch.setattr(tune, "median_ms", clock({"BLOCK_M": 8, "threads": 256}))
@@ -156,7 +152,6 @@ def test_the_fastest_is_kept_and_used(case, monkeypatch, capsys):
     assert tuning.entries(CHIP)[KEY] == kept
 
 
-@interpreted
 @pytest.mark.usefixtures("on_the_chip")
 def test_a_small_gain_is_noise(case, monkeypatch, capsys):
     monkeypatch.setattr(tune, "median_ms", clock({"BLOCK_M": 8}, fast=0.985))
@@ -167,7 +162,6 @@ def test_a_small_gain_is_noise(case, monkeypatch, capsys):
     )
 
 
-@interpreted
 @pytest.mark.usefixtures("on_the_chip")
 def test_a_wrong_result_is_never_timed(case, monkeypatch):
     """Tiles with which the kernel is wrong would be the fastest of all."""
@@ -187,7 +181,6 @@ def test_a_wrong_result_is_never_timed(case, monkeypatch):
     assert timed and 8 not in timed
 
 
-@interpreted
 @pytest.mark.usefixtures("on_the_chip")
 def test_what_cannot_be_compiled_is_skipped_with_the_reason(case, monkeypatch, capsys):
     stock = Launcher.ready
@@ -206,7 +199,6 @@ def test_what_cannot_be_compiled_is_skipped_with_the_reason(case, monkeypatch, c
     assert tuning.entries(CHIP)[KEY].tiles == {"BLOCK_M": 2}
 
 
-@interpreted
 @pytest.mark.usefixtures("on_the_chip")
 def test_a_kernel_that_is_wrong_as_it_is_is_not_tuned(case):
     stock = case.call
@@ -215,7 +207,6 @@ def test_a_kernel_that_is_wrong_as_it_is_is_not_tuned(case):
         tune.Tuner(case, CHIP, lambda fn: 1.0).tune(case.plan()[0])
 
 
-@interpreted
 @pytest.mark.usefixtures("on_the_chip")
 def test_a_lost_device_ends_it(case, monkeypatch):
     """After an illegal access every call fails, and the times of all that follows would be of nothing."""
@@ -229,10 +220,8 @@ def test_a_lost_device_ends_it(case, monkeypatch):
         tune.Tuner(case, CHIP, lambda fn: 1.0).tune(case.plan()[0])
 
 
-@interpreted
-@pytest.mark.usefixtures("on_the_chip")
+@pytest.mark.usefixtures("interpreted", "on_the_chip")
 def test_each_question_of_a_plan_is_tuned_with_the_best_of_the_others():
-    interpret.install()
     case = tune.case_of("rms_norm_bwd", "8x64", "float32", CPU, anywhere=True)
     first, *_, last = case.plan()
     tuner = tune.Tuner(case, CHIP, clock({"BLOCK_M": 2}))
@@ -243,7 +232,6 @@ def test_each_question_of_a_plan_is_tuned_with_the_best_of_the_others():
     assert {first.key, last.key} == set(used[0]) and used[0][first.key]["BLOCK_M"] == 2
 
 
-@interpreted
 def test_without_a_vendor_there_is_the_default(case):
     (asked,) = case.plan()
     assert [t.source for t in tune.trials_for(asked, None)] == ["default"]
