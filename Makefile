@@ -50,7 +50,7 @@ format: .venv/.ready  ## let ruff fix and format
 	$(RUN) ruff check --fix .
 	$(RUN) ruff format .
 
-test: lint  ## lint, then the tests that fit in 20 minutes on two cores
+test: lint  ## lint, then the tests that should fit in 10 minutes on two cores
 	$(RUN) pytest -n $(JOBS) --dist loadgroup
 	$(RUN) pytest -n $(JOBS) --triton compile tests/kernels
 

@@ -67,9 +67,10 @@ def forks(files: dict[str, Counter[str]], ours: dict[str, Counter[str]]) -> list
 
 def test_no_vendors_file_is_a_copy():
     read = lambda paths: {str(p.relative_to(SRC)): code_lines(p.read_text(encoding="utf-8")) for p in paths}
-    vendors = read(vendor_files())
+    files = vendor_files()
+    vendors = read(files)
     assert vendors, "there are vendors"
-    core = read(p for p in sorted(SRC.rglob("*.py")) if p not in vendor_files())
+    core = read(p for p in sorted(SRC.rglob("*.py")) if p not in files)
     assert forks(vendors, core | vendors) == []
 
 

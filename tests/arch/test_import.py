@@ -119,9 +119,13 @@ def test_this_tree_is_the_one_imported(plain):
 
 
 def test_it_is_quick():
-    python("import opmux")
-    best = min(float(python(TIME)) for _ in range(5))
-    assert best < 0.050, f"import opmux took {best * 1e3:.0f} ms after import torch, of 50 allowed"
+    python("import opmux")  # writes bytecode
+    best = 1.0
+    for _ in range(5):  # on a busy machine the first may be slow
+        best = min(best, float(python(TIME)))
+        if best < 0.050:
+            return
+    pytest.fail(f"import opmux took {best * 1e3:.0f} ms after import torch, of 50 allowed")
 
 
 def test_it_brings_little_along(plain):

@@ -1,6 +1,7 @@
 """The style rules that a machine can check."""
 
 import ast
+import functools
 from pathlib import Path
 
 import pytest
@@ -86,6 +87,7 @@ def opens_text(call: ast.Call) -> bool:
     return any("b" not in mode for mode in modes)  # of a method, which may be anything's, what it is given decides
 
 
+@functools.cache
 def parse(path: Path) -> ast.Module:
     return ast.parse(path.read_text(encoding="utf-8"), str(path))
 

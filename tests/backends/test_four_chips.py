@@ -139,7 +139,10 @@ def package(tmp_path_factory):
     return place
 
 
-@pytest.mark.parametrize("device", CHIPS)
+LATER = [pytest.param(device, marks=pytest.mark.slow) for device in ("musa", "gcu")]
+
+
+@pytest.mark.parametrize("device", ["npu", "mlu", *LATER])
 def test_a_chip_that_is_not_here(simulated, package, device):
     arch = "acme2" if device in ("mlu", "gcu") else None
     said = simulated(device, PROGRAM.replace("PLACE", repr(str(package))), arch=arch)

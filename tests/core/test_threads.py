@@ -25,10 +25,9 @@ from opmux.core import (
 )
 
 VENDOR, REFERENCE, DEFAULT = BackendImplKind.VENDOR, BackendImplKind.REFERENCE, BackendImplKind.DEFAULT
-SECONDS = 30
 
 
-def test_eight_threads_registering_switching_and_calling():
+def test_eight_threads_registering_switching_and_calling(slow):
     """Every call must return an answer that some policy in force during the call allows.
 
     Each thread has a scope of its own, under which exactly one impl of its op may run; the process's policy flips
@@ -43,7 +42,7 @@ def test_eight_threads_registering_switching_and_calling():
             registry.register_impl(OpImpl(op, f"v{v}", VENDOR, f"v{v}", lambda x, v=v: (f"v{v}", x)))
     manager = OpManager(registry)
     held = {op: manager.resolve(op) for op in ops}
-    stop = time.monotonic() + SECONDS
+    stop = time.monotonic() + (30 if slow else 4)
     calls, problems = [0] * 8, []
 
     def call(me, rng, allowed):
@@ -91,7 +90,7 @@ def test_eight_threads_registering_switching_and_calling():
     for t in threads:
         t.join()
     assert problems == []
-    assert min(calls) > 100, calls
+    assert min(calls) > 50, calls
     assert {op: len(registry.get_implementations(op)) for op in ops} == dict.fromkeys(ops, 6)
 
 

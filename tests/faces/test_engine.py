@@ -22,18 +22,18 @@ CODE = f"""
 import json, sys
 sys.path.insert(0, {str(HOME)!r})
 import engine_checks
-print(json.dumps([list(engine_checks.CHECKS), engine_checks.run("npu")]))
+print(json.dumps([list(engine_checks.CHECKS), engine_checks.run("npu", thorough={{slow}})]))
 """
 
 
 @pytest.fixture(scope="module")
-def outcome():
+def outcome(slow):
     """The checks that were run, and the tracebacks of those that failed."""
     try:
         build.compiler()
     except build.CannotBuild as error:
         pytest.skip(str(error))
-    return simulator.run("npu", CODE, limit=580, env={"OMP_NUM_THREADS": "1"})
+    return simulator.run("npu", CODE.format(slow=slow), limit=580, env={"OMP_NUM_THREADS": "1"})
 
 
 def test_every_check_is_run(outcome):

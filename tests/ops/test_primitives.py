@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch.utils._pytree import tree_map_only
 
 import opmux
 from opmux.core import BackendImplKind, OpImpl, get_default_manager, specs
@@ -77,22 +78,31 @@ def test_there_are_families():
     assert {s.grad for s in FORWARDS} <= {s.name for s in PRIMITIVES}
 
 
-@pytest.mark.parametrize("dtype", DTYPES, **by_name)
+def outcome(spec, fn, sample):
+    """What a call returns, and what it leaves in the arguments that it writes to; the sample stays as it is."""
+    args = tree_map_only(torch.Tensor, torch.clone, sample.args) if spec.mutates else sample.args
+    results = tensors(fn(*args, **sample.kwargs))
+    written = [a for n, a in zip(spec.names, args) if n in spec.mutates and a is not None]
+    return [*results, *written]
+
+
 @pytest.mark.parametrize("spec", PRIMITIVES, **by_name)
-def test_dispatch_runs_what_the_policy_says(spec, dtype, loopback):
+def test_dispatch_runs_what_the_policy_says(spec, loopback, few):
     fn = getattr(opmux.ops, spec.name)
-    for sample in samples(spec, dtype):
-        before = loopback.calls.get(spec.name, 0)
-        expected = spec.reference(*sample.args, **sample.kwargs)
-        same(fn(*sample.args, **sample.kwargs), expected)
-        with opmux.policy("reference"):
-            same(fn(*sample.args, **sample.kwargs), expected)
-        assert loopback.calls[spec.name] == before + 1  # by default a vendor comes before the reference
+    for dtype in DTYPES:
+        found = samples(spec, dtype)
+        for sample in few(found, 6 if dtype is torch.float32 else 2):
+            before = loopback.calls.get(spec.name, 0)
+            expected = outcome(spec, spec.reference, sample)
+            same(outcome(spec, fn, sample), expected)
+            with opmux.policy("reference"):
+                same(outcome(spec, fn, sample), expected)
+            assert loopback.calls[spec.name] == before + 1  # by default a vendor comes before the reference
 
 
 @pytest.mark.parametrize("spec", PRIMITIVES, **by_name)
-def test_arguments_are_not_written_and_results_are_fresh(spec):
-    for sample in samples(spec):
+def test_arguments_are_not_written_and_results_are_fresh(spec, few):
+    for sample in few(samples(spec), 8):
         named = {**dict(zip(spec.names, sample.args)), **sample.kwargs}
         given = [t for n, t in named.items() if torch.is_tensor(t) and n not in spec.mutates]
         before = [t.clone() for t in given]
@@ -104,8 +114,8 @@ def test_arguments_are_not_written_and_results_are_fresh(spec):
 
 
 @pytest.mark.parametrize("spec", PRIMITIVES, **by_name)
-def test_the_fake_kernel_agrees(spec):
-    for sample in samples(spec):
+def test_the_fake_kernel_agrees(spec, few):
+    for sample in few(samples(spec), 4):  # a fake call takes as long as 20 others
         real = tensors(getattr(opmux.ops, spec.name)(*sample.args, **sample.kwargs))
         fake = tensors(fake_call(spec, sample.args, sample.kwargs))
         facts = lambda ts: [(t.shape, t.dtype, t.stride(), t.device) for t in ts]
@@ -126,9 +136,9 @@ def test_bad_arguments_are_refused_by_name(spec):
 
 
 @pytest.mark.parametrize("spec", PRIMITIVES, **by_name)
-def test_opcheck(spec):
+def test_opcheck(spec, few):
     """Schema, autograd registration, fake and AOT agreement, by torch's own checker."""
-    for sample in samples(spec, most=3):
+    for sample in few(samples(spec, most=3), 1):
         args, kwargs = leaves(sample) if spec.grad else (sample.args, sample.kwargs)
         torch.library.opcheck(packet(spec).default, args, kwargs)
 

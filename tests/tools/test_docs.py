@@ -11,10 +11,11 @@ def test_the_pages_are_up_to_date(capsys):
     assert docs.main(["--check", str(ROOT / "docs")]) == 0, capsys.readouterr().out
 
 
-def test_the_check_sees_a_stale_page(tmp_path, capsys):
+def test_the_check_sees_a_stale_page(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(docs, "PAGES", {"settings.md": docs.settings_page})  # the others take seconds
     assert docs.main([str(tmp_path)]) == 0
     assert docs.main(["--check", str(tmp_path)]) == 0
-    (tmp_path / "ops.md").write_text("old")
+    (tmp_path / "settings.md").write_text("old")
     assert docs.main(["--check", str(tmp_path)]) == 1
-    assert "ops.md is out of date" in capsys.readouterr().out
-    assert (tmp_path / "ops.md").read_text() == "old"
+    assert "settings.md is out of date" in capsys.readouterr().out
+    assert (tmp_path / "settings.md").read_text() == "old"

@@ -223,28 +223,22 @@ def installed(tmp_path, cli):
     return shell, more
 
 
-def test_the_printed_commands_work(installed):
+def test_the_printed_commands_work_and_its_own_tests_pass(installed):
     """Found by its entry point, shown by `opmux list`, and on a simulated device its example conforms, and an op whose
-    last bits depend on the processor."""
+    last bits depend on the processor. Its own tests are interpreted here, on the CPU."""
     shell, (list_command, conform) = installed
     known = {v["vendor"]: v for v in json.loads(shell(list_command, "--op", "silu_mul", "--json").stdout)["vendors"]}
     acme = known["acme"]
     assert (acme["device"], acme["distribution"], acme["version"]) == ("npu", "opmux-acme", "0.1.0")
     assert Path(acme["folder"]) == shell.folder / "opmux-acme/src/opmux_acme"
     shell(conform, "--op", "silu_mul", "--op", "multi_tensor_adam_param_remainder")
+    assert "4 passed" in shell("pytest opmux-acme/tests", "-q", "-p", "no:cacheprovider").stdout
 
 
 @pytest.mark.slow
 def test_all_of_it_conforms(installed):
     shell, (_, conform) = installed
     assert "nothing failed" in shell(conform).stdout
-
-
-def test_its_own_tests_pass(installed):
-    """Interpreted here, on the CPU."""
-    shell, _ = installed
-    done = shell("pytest opmux-acme/tests", "-q", "-p", "no:cacheprovider")
-    assert "4 passed" in done.stdout
 
 
 IN_TREE = """
