@@ -277,7 +277,7 @@ def test_ops_are_members_of_their_module(spec):
     fn = getattr(module, spec.name)
     assert fn.spec is spec
     assert spec.reference.__module__ == module.__name__ and spec.reference.__name__ == spec.name
-    assert spec.doc and len(spec.doc.splitlines()) <= 2
+    assert spec.doc and len(spec.doc.partition("\n\n")[0].splitlines()) <= 2  # before any table of arguments
     assert pickle.loads(pickle.dumps(fn)) is fn
 
 
