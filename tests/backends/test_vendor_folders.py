@@ -337,7 +337,7 @@ def test_geglu_starts_as_many_programs_as_there_are_cores(geglu, monkeypatch):
 
 def test_geglu_refuses_what_the_reference_refuses(geglu):
     for name in ("gelu_mul", "gelu_mul_bwd"):
-        for bad in specs.find(name).errors(torch.device("cpu")):
+        for bad in (b for b in specs.find(name).errors("cpu") if b.typed):
             with pytest.raises(bad.error, match=bad.match):
                 getattr(geglu, name)(*bad.args)
 

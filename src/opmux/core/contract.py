@@ -549,7 +549,7 @@ class Contract:
             yield "0-dim", value.new_zeros(())
         if dims.star is None:
             yield "one dimension more", value[None]
-        shared = {w.name for o in others if o.form is not None for w in o.form.dims.words}
+        shared = {w.name for o in others if o.form is not None for w in o.form.dims.words if w.name}
         for at, word in enumerate(dims.words):
             before = dims.star is None or at <= dims.star
             axis = at if before else at - len(dims.words)

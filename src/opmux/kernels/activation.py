@@ -16,7 +16,6 @@ import triton.language as tl
 from torch import Tensor
 
 from ..core.registry import impl
-from ..specs import _fp8
 from ..specs import activation as spec
 from .lib.config import Tiles, tunable
 from .lib.fp8 import cast_of, inverse_room, note, put
@@ -35,7 +34,7 @@ from .lib.gates import (
     tile,
 )  # fmt: skip
 from .lib.launch import Launcher
-from .lib.plans import plans
+from .lib.plans import check, plans
 from .lib.rows import DEVICES, Room, Rows, cores, even_rows, packed, wide_of
 from .lib.totals import adding_up, share_of
 
@@ -285,7 +284,7 @@ def plan_one(op: str, act: str, fp8: torch.dtype | None, *args: Tensor) -> Eleme
     """Of f(x) or, with dy before it, its gradient; with a float8, of bytes."""
     x = args[-1]
     backward = len(args) == 2
-    spec.check(op, x=x, **({"dy": args[0]} if backward else {}))
+    check(op, x=x, **({"dy": args[0]} if backward else {}))
     n = x.numel()
     out = room_of(x.shape, x.dtype, fp8)
     if n == 0:
@@ -331,11 +330,8 @@ def plan_gated(
 ) -> Elementwise:
     """Of f(a) * b or, with dy before them, its gradients; a and b are two tensors, or the halves of one."""
     x = args[-1]
-    like = {"dy": args[0]} if backward else {}
-    if halves:
-        spec.check_halves(name, "x", x, **like)
-    else:
-        spec.check(name, a=args[-2], b=x, **like)
+    named = {"x": x} if halves else {"a": args[-2], "b": x}
+    check(name, **named, **({"dy": args[0]} if backward else {}))
     parts = 2 if halves else 1
     shape = (*x.shape[:-1], x.shape[-1] // 2) if halves and not backward else x.shape
     out = room_of(shape, x.dtype, fp8)
@@ -408,7 +404,7 @@ def glu_impls(act: str) -> dict[str, Callable[..., Any]]:
 
 @plans
 def _plan_biased(act: str, x: Tensor, bias: Tensor) -> Elementwise:
-    spec.check_bias(f"{act}_bias", "x", x, bias)
+    check(f"{act}_bias", x=x, bias=bias)
     out = Room.of(x.shape, x.dtype)
     if not x.numel():
         return Elementwise(out, None, False)
@@ -440,7 +436,7 @@ def _plan_biased_bwd(act: str, dy: Tensor, x: Tensor, bias: Tensor | None) -> Bi
 def plan_biased_bwd(
     op: str, act: str, fp8: torch.dtype | None, dy: Tensor, x: Tensor, bias: Tensor | None
 ) -> BiasedBackward:
-    spec.check_bias(op, "x", x, bias, dy=dy)
+    check(op, dy=dy, x=x, bias=bias)
     n, dtype = x.shape[-1], x.dtype
     dx, dbias = room_of(x.shape, dtype, fp8), Room.of((n,), dtype if bias is None else bias.dtype)
     if not x.numel():
@@ -501,15 +497,9 @@ for _act, _row in spec.ACTS.items():
 def _plan_act(
     op: str, act: str, scale: Tensor, amax: Tensor | None, dtype: torch.dtype, halves: bool, *args: Tensor
 ) -> Elementwise:
-    spec.check_act(op, act, alone=not halves)
-    backward, x = len(args) == 2, args[-1]
+    check(op, x=args[-1], scale=scale, amax=amax, dtype=dtype, act=act)
     if halves:
-        spec.check_halves(op, "x", x, **({"dy": args[0]} if backward else {}))
-    else:
-        spec.check(op, x=x, **({"dy": args[0]} if backward else {}))
-    _fp8.check(op, x, scale, amax, dtype)
-    if halves:
-        return plan_gated(op, act, dtype, True, backward, *args)
+        return plan_gated(op, act, dtype, True, len(args) == 2, *args)
     return plan_one(op, act, dtype, *args)
 
 
@@ -561,9 +551,7 @@ def glu_bwd_fp8(
 def _plan_bias(
     act: str, dy: Tensor, x: Tensor, scale: Tensor, amax: Tensor | None, dtype: torch.dtype
 ) -> BiasedBackward:
-    spec.check_act("act_bias_bwd_fp8", act, alone=True)
-    spec.check_bias("act_bias_bwd_fp8", "x", x, dy=dy)
-    _fp8.check("act_bias_bwd_fp8", x, scale, amax, dtype)
+    check("act_bias_bwd_fp8", x=x, scale=scale, amax=amax, dtype=dtype, act=act)
     return plan_biased_bwd("act_bias_bwd_fp8", act, dtype, dy, x, None)
 
 

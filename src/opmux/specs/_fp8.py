@@ -5,16 +5,16 @@ dtype between, and amax raised to the largest magnitude of the values (NaN left 
 Results are bytes, the inverse of the scale, and what the op has beside y.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Annotated, Any
 
 import torch
 from torch import Tensor
 
 from ..core.contract import FP8, Float32, contiguous, one_of, single
-from ..core.spec import BadSample, BadSamples, Tol
-from .quant import amax_of, bytes_of, check_buffer, check_fp8, inverse, put
-from .samples import WRONG, Case, Draw, Maker
+from ..core.spec import Tol
+from .quant import amax_of, bytes_of, inverse, put
+from .samples import Case, Draw, Maker
 
 # Bytes next to each other are neighbours in float8: sums in another order may tip a value over.
 BYTES = {torch.uint8: Tol(0.0, 1.0)}
@@ -22,13 +22,6 @@ BYTES = {torch.uint8: Tol(0.0, 1.0)}
 # Types of the arguments of a cast: its scale and its amax, and the dtype that it casts to.
 One = Float32[Tensor, "...", single(), contiguous()]
 Float8 = Annotated[torch.dtype, one_of(*FP8)]
-
-
-def check(op: str, x: Tensor, scale: Tensor, amax: Tensor | None, dtype: Any) -> None:
-    """Refuse numbers that are not single float32 ones beside x, and what is no float8."""
-    check_fp8(op, dtype)
-    check_buffer(op, "scale", scale, (1,), torch.float32, x)
-    check_buffer(op, "amax", amax, (1,), torch.float32, x)
 
 
 def cast(value: Tensor, scale: Tensor, amax: Tensor | None, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
@@ -67,27 +60,3 @@ def samples(of: Callable[[Draw], dict[str, Any]], after: str) -> Maker:
         return {**given, **numbers(d), **late}
 
     return Maker(build, CASES)
-
-
-def bad(good: Maker, **wrong: str) -> BadSamples:
-    """Bad samples: tensors spoiled as usual, and the numbers of a cast."""
-    numbers_wrong: dict[str, Any] = {
-        "dtype": (torch.float16, TypeError, "must be torch.float8_e4m3fn or torch.float8_e5m2"),
-        "scale": (torch.ones(2), ValueError, r"must have shape \(1,\)"),
-        "amax": (torch.ones(1).double(), TypeError, "must be float32; got float64"),
-        "act": ("tanh", ValueError, "must be one of gelu, "),
-    }
-
-    def made(device: torch.device) -> Iterator[BadSample]:
-        for name, way in ((n, w) for n, ways in wrong.items() for w in ways.split()):
-            spoil, error, says = WRONG[way]
-            args = good.named(Case((5, 64)), torch.float32, device)
-            args[name] = spoil(args[name])
-            yield BadSample(tuple(args.values()), error, f"{name} {says}", id=f"{name} {way}")
-        for name, (value, error, says) in numbers_wrong.items():
-            args = good.named(Case((5, 64)), torch.float32, device)
-            if name in args:
-                args[name] = value.to(device) if isinstance(value, Tensor) else value
-                yield BadSample(tuple(args.values()), error, f"{name} {says}", id=name)
-
-    return made

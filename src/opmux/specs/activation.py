@@ -7,15 +7,16 @@ All of them compute in float32 (float64 for float64 inputs) and round once, into
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from ..core.contract import Float, Grad, one_of, same_dtype
 from ..core.spec import BadSample, BadSamples, Tol, op
 from . import _fp8
-from ._numeric import check_alike, check_dtype, dtype_name, rounded, wide
-from .samples import FLAT, ROWS, Case, Draw, Maker, errors, flat
+from ._numeric import check_alike, check_dtype, rounded, wide
+from .samples import FLAT, ROWS, Case, Draw, Maker, flat
 
 
 class Act(NamedTuple):
@@ -75,16 +76,6 @@ ACTS = {
 }
 
 
-def check(op: str, **tensors: Tensor) -> None:
-    """Refuse what is not one shape on one device; the dtype too must be the first's, but for a gradient's."""
-    (lead, x), *others = tensors.items()
-    check_alike(op, lead, x, **dict(others))
-    for name, t in others:
-        if t.dtype != x.dtype and name != "dy":
-            want, got = dtype_name(x.dtype), dtype_name(t.dtype)
-            raise ValueError(f"{op}: {name} must be {want}, the dtype of {lead}; got {got}")
-
-
 def check_bias(op: str, lead: str, x: Tensor, bias: Tensor | None = None, **like: Tensor) -> None:
     """Refuse a bias that has not a number for each column of x (named `lead`), and others not shaped like x."""
     if x.dim() == 0:
@@ -121,12 +112,10 @@ def one(act: str) -> tuple[Callable[..., Any], Callable[..., Any]]:
     """The references of y = f(x) and its gradient."""
     value, slope, *_ = ACTS[act]
 
-    def forward(x: Tensor) -> Tensor:
-        check(act, x=x)
+    def forward(x: Float[Tensor, "..."]) -> Tensor:
         return rounded(value(wide(x)), x.dtype)
 
-    def backward(dy: Tensor, x: Tensor) -> Tensor:
-        check(f"{act}_bwd", x=x, dy=dy)
+    def backward(dy: Grad[Tensor, "*shape"], x: Float[Tensor, "*shape"]) -> Tensor:
         v = wide(x)
         return rounded(dy.to(v.dtype) * slope(v), x.dtype)
 
@@ -137,12 +126,12 @@ def gated(act: str) -> tuple[Callable[..., Any], Callable[..., Any]]:
     """The references of y = f(a) * b and its gradients."""
     value, slope, *_ = ACTS[act]
 
-    def forward(a: Tensor, b: Tensor) -> Tensor:
-        check(f"{act}_mul", a=a, b=b)
+    def forward(a: Float[Tensor, "*shape"], b: Float[Tensor, "*shape", same_dtype("a")]) -> Tensor:
         return rounded(value(wide(a)) * wide(b), a.dtype)
 
-    def backward(dy: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-        check(f"{act}_mul_bwd", a=a, b=b, dy=dy)
+    def backward(
+        dy: Grad[Tensor, "*shape"], a: Float[Tensor, "*shape"], b: Float[Tensor, "*shape", same_dtype("a")]
+    ) -> tuple[Tensor, Tensor]:
         va, vb = wide(a), wide(b)
         g = dy.to(va.dtype)
         return rounded(g * vb * slope(va), a.dtype), rounded(g * value(va), a.dtype)
@@ -151,16 +140,16 @@ def gated(act: str) -> tuple[Callable[..., Any], Callable[..., Any]]:
 
 
 def biased(act: str) -> tuple[Callable[..., Any], Callable[..., Any]]:
-    """The references of y = f(x + bias) and its gradients; the backward without a bias is for an x that has it."""
+    """The references of y = f(x + bias) and its gradients."""
     value, slope, *_ = ACTS[act]
 
-    def forward(x: Tensor, bias: Tensor) -> Tensor:
-        check_bias(f"{act}_bias", "x", x, bias)
+    def forward(x: Float[Tensor, "*rows n"], bias: Float[Tensor, "n"]) -> Tensor:
         v = wide(x)
         return rounded(value(v + bias.to(v.dtype)), x.dtype)
 
-    def backward(dy: Tensor, x: Tensor, bias: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        check_bias(f"{act}_bias_bwd", "x", x, bias, dy=dy)
+    def backward(
+        dy: Grad[Tensor, "*rows n"], x: Float[Tensor, "*rows n"], bias: Float[Tensor, "n"] | None = None
+    ) -> tuple[Tensor, Tensor]:
         v = wide(x)
         dx = dy.to(v.dtype) * slope(v if bias is None else v + bias.to(v.dtype))
         dbias = dx.sum_to_size(x.shape[-1:])  # of what is not rounded yet
@@ -173,13 +162,11 @@ def halved(act: str) -> tuple[Callable[..., Any], Callable[..., Any]]:
     """The references of y = f(a) * b, with a and b the first and second half of the last dimension of x."""
     value, slope, *_ = ACTS[act]
 
-    def forward(x: Tensor) -> Tensor:
-        check_halves(f"{act}_glu", "x", x)
+    def forward(x: Float[Tensor, "*rows 2*n"]) -> Tensor:
         a, b = halves(wide(x))
         return rounded(value(a) * b, x.dtype)
 
-    def backward(dy: Tensor, x: Tensor) -> Tensor:
-        check_halves(f"{act}_glu_bwd", "x", x, dy=dy)
+    def backward(dy: Grad[Tensor, "*rows n"], x: Float[Tensor, "*rows 2*n"]) -> Tensor:
         a, b = halves(wide(x))
         g = dy.to(a.dtype)
         return rounded(torch.cat((g * b * slope(a), g * value(a)), -1), x.dtype)
@@ -245,11 +232,11 @@ def odd(good: Maker, bad: BadSamples, name: str = "x") -> BadSamples:
 # A bias' gradient is a sum over all rows: implementations add them in another order.
 SUMS: Mapping[torch.dtype, Tol] = {torch.float32: Tol(1e-5, 1e-4)}
 
-WHERE = "f(x) = {f}"
+ROUNDED = "computed in float32 (float64 for float64) and rounded once"
 
 
 class Variant(NamedTuple):
-    """A pair of ops that activations have: how they are made, named, explained and tried."""
+    """A pair of ops that activations have: how they are made, named, documented and sampled."""
 
     make: Callable[[str], tuple[Callable[..., Any], Callable[..., Any]]]
     suffix: str
@@ -257,42 +244,108 @@ class Variant(NamedTuple):
     doc: str
     bwd_doc: str
     good: Callable[[str], Maker]
-    wrong: Mapping[str, str]  # how each input is spoiled for the error samples
     gated: bool = False  # whether activations that are no op by themselves have it too
     tol: Mapping[torch.dtype, Tol] | None = None  # of the backward
 
 
-DY = {"dy": "short away ints"}
 VARIANTS = (
-    Variant(one, "", "x", "y = {f}.", f"dx = dy * f'(x), {WHERE}.", flat, {**DY, "x": "ints"}),
+    Variant(
+        one,
+        "",
+        "x",
+        f"""y = {{f}}.
+
+        Args:
+            x: the input.
+
+        Returns:
+            y, like x: {ROUNDED}.
+        """,
+        f"""dx = dy * f'(x), f(x) = {{f}}.
+
+        Args:
+            dy: the gradient of y.
+            x: the input of the forward.
+
+        Returns:
+            dx, like x: {ROUNDED}.
+        """,
+        flat,
+    ),
     Variant(
         biased,
         "_bias",
         "x bias",
-        f"y = f(x + bias), {WHERE}.",
-        f"dx = dy * f'(x + bias), dbias = sum(dx) over rows, before rounding; without bias, x has it; {WHERE}.",
+        f"""y = f(x + bias), f(x) = {{f}}.
+
+        Args:
+            x: the input.
+            bias: added to each row.
+
+        Returns:
+            y, like x: {ROUNDED}.
+        """,
+        f"""dx = dy * f'(x + bias), dbias = sum(dx) over rows, f(x) = {{f}}.
+
+        Args:
+            dy: the gradient of y.
+            x: the input of the forward.
+            bias: that of the forward; None if x includes it.
+
+        Returns:
+            dx, like x, and dbias, in bias' dtype (x's without bias): {ROUNDED}. dbias sums dx before it is rounded.
+        """,
         with_bias,
-        {**DY, "x": "0-dim ints", "bias": "short away ints"},
         tol=SUMS,
     ),
     Variant(
         gated,
         "_mul",
         "a b",
-        f"y = f(a) * b, {WHERE}.",
-        f"da = dy * b * f'(a), db = dy * f(a), {WHERE}.",
+        f"""y = f(a) * b, f(x) = {{f}}.
+
+        Args:
+            a: the gate, before its activation.
+            b: what is gated.
+
+        Returns:
+            y, like a: {ROUNDED}.
+        """,
+        f"""da = dy * b * f'(a), db = dy * f(a), f(x) = {{f}}.
+
+        Args:
+            dy: the gradient of y.
+            a: that of the forward.
+            b: that of the forward.
+
+        Returns:
+            da and db, like a: {ROUNDED}.
+        """,
         flat,
-        {**DY, "a": "ints", "b": "short away ints dtype"},
         gated=True,
     ),
     Variant(
         halved,
         "_glu",
         "x",
-        f"y = f(a) * b, with a and b the halves of the last dimension of x, {WHERE}.",
-        f"dx = [dy * b * f'(a), dy * f(a)], with a and b the halves of the last dimension of x, {WHERE}.",
+        f"""y = f(a) * b, with a and b the halves of the last dimension of x, f(x) = {{f}}.
+
+        Args:
+            x: the gate a, before its activation, and what is gated, b, side by side.
+
+        Returns:
+            y [*rows, n], in x's dtype: {ROUNDED}.
+        """,
+        f"""dx = [dy * b * f'(a), dy * f(a)], with a and b the halves of the last dimension of x, f(x) = {{f}}.
+
+        Args:
+            dy: the gradient of y.
+            x: the input of the forward.
+
+        Returns:
+            dx, like x: {ROUNDED}.
+        """,
         with_halves,
-        {**DY, "x": "0-dim ints"},
         gated=True,
     ),
 )
@@ -302,11 +355,7 @@ def declare(fn: Callable[..., Any], name: str, inputs: str, doc: str, variant: V
     """Make a generated reference an op of this module, under a name of its own."""
     fn.__name__ = fn.__qualname__ = name
     fn.__doc__ = doc
-    good = variant.good(inputs)
-    bad = errors(good, **{n: variant.wrong[n] for n in inputs.split()})
-    if variant.make is halved:
-        bad = odd(good, bad)
-    globals()[name] = op(fn, samples=good, errors=bad, **fields)
+    globals()[name] = op(fn, samples=variant.good(inputs), **fields)
 
 
 for _act, _row in ACTS.items():
@@ -323,10 +372,8 @@ for _act, _row in ACTS.items():
 # ---- with a float8 result: the activation by its name, as all of them are one op -------------------------------------
 
 
-def check_act(op: str, act: str, alone: bool) -> None:
-    known = [a for a, row in ACTS.items() if row.alone or not alone]
-    if act not in known:
-        raise ValueError(f"{op}: act must be one of {', '.join(known)}; got {act!r}")
+Alone = Annotated[str, one_of(*(a for a, row in ACTS.items() if row.alone))]
+Gate = Annotated[str, one_of(*ACTS)]
 
 
 def _acting(names: str) -> Maker:
@@ -343,76 +390,73 @@ def _acting(names: str) -> Maker:
 ACT_FP8, ACT_BWD_FP8, GLU_FP8, GLU_BWD_FP8 = (_acting(names) for names in ("x", "dy x", "x2", "dy x2"))
 
 
-@op(out="y scale_inv", mutates=("amax",), samples=ACT_FP8, errors=_fp8.bad(ACT_FP8, x="ints"), tol=_fp8.BYTES)
-def act_fp8(x: Tensor, scale: Tensor, amax: Tensor | None, dtype: torch.dtype, act: str) -> tuple[Tensor, Tensor]:
-    """y = f(x) in float8, f being the activation of that name."""
-    check_act("act_fp8", act, alone=True)
-    check("act_fp8", x=x)
-    _fp8.check("act_fp8", x, scale, amax, dtype)
+@op(out="y scale_inv", mutates=("amax",), samples=ACT_FP8, tol=_fp8.BYTES)
+def act_fp8(
+    x: Float[Tensor, "..."], scale: _fp8.One, amax: _fp8.One | None, dtype: _fp8.Float8, act: Alone
+) -> tuple[Tensor, Tensor]:
+    """y = f(x) in float8, f being the activation of that name.
+
+    Args:
+        x: the input.
+        scale: the result is multiplied by it before the cast.
+        amax: raised to the largest magnitude of the result, before the scale.
+        dtype: the float8 dtype of the result.
+        act: the name of the activation.
+
+    Returns:
+        y, the bytes of the result, uint8 in x's shape, and scale_inv = 1 / scale.
+    """
     return _fp8.cast(ACTS[act].value(wide(x)), scale, amax, dtype)
 
 
-@op(
-    out="dx scale_inv",
-    mutates=("amax",),
-    samples=ACT_BWD_FP8,
-    errors=_fp8.bad(ACT_BWD_FP8, **DY, x="ints"),
-    tol=_fp8.BYTES,
-)
+@op(out="dx scale_inv", mutates=("amax",), samples=ACT_BWD_FP8, tol=_fp8.BYTES)
 def act_bwd_fp8(
-    dy: Tensor, x: Tensor, scale: Tensor, amax: Tensor | None, dtype: torch.dtype, act: str
+    dy: Grad[Tensor, "*shape"],
+    x: Float[Tensor, "*shape"],
+    scale: _fp8.One,
+    amax: _fp8.One | None,
+    dtype: _fp8.Float8,
+    act: Alone,
 ) -> tuple[Tensor, Tensor]:
-    """dx = dy * f'(x) in float8."""
-    check_act("act_bwd_fp8", act, alone=True)
-    check("act_bwd_fp8", x=x, dy=dy)
-    _fp8.check("act_bwd_fp8", x, scale, amax, dtype)
+    """dx = dy * f'(x) in float8; the other arguments are those of act_fp8."""
     v = wide(x)
     return _fp8.cast(dy.to(v.dtype) * ACTS[act].slope(v), scale, amax, dtype)
 
 
-@op(
-    out="dx scale_inv dbias",
-    mutates=("amax",),
-    samples=ACT_BWD_FP8,
-    errors=_fp8.bad(ACT_BWD_FP8, **DY, x="ints 0-dim"),
-    tol={**_fp8.BYTES, **SUMS},
-)
+@op(out="dx scale_inv dbias", mutates=("amax",), samples=ACT_BWD_FP8, tol={**_fp8.BYTES, **SUMS})
 def act_bias_bwd_fp8(
-    dy: Tensor, x: Tensor, scale: Tensor, amax: Tensor | None, dtype: torch.dtype, act: str
+    dy: Grad[Tensor, "*rows n"],
+    x: Float[Tensor, "*rows n"],
+    scale: _fp8.One,
+    amax: _fp8.One | None,
+    dtype: _fp8.Float8,
+    act: Alone,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """dx = dy * f'(x) in float8, and dbias, its sum over rows before any rounding, in x's dtype."""
-    check_act("act_bias_bwd_fp8", act, alone=True)
-    check_bias("act_bias_bwd_fp8", "x", x, dy=dy)
-    _fp8.check("act_bias_bwd_fp8", x, scale, amax, dtype)
     v = wide(x)
     dx = dy.to(v.dtype) * ACTS[act].slope(v)
     return *_fp8.cast(dx, scale, amax, dtype), rounded(dx.sum_to_size(x.shape[-1:]), x.dtype)
 
 
-@op(out="y scale_inv", mutates=("amax",), samples=GLU_FP8, errors=_fp8.bad(GLU_FP8, x="0-dim ints"), tol=_fp8.BYTES)
-def glu_fp8(x: Tensor, scale: Tensor, amax: Tensor | None, dtype: torch.dtype, act: str) -> tuple[Tensor, Tensor]:
-    """y = f(a) * b in float8, with a and b the halves of the last dimension of x."""
-    check_act("glu_fp8", act, alone=False)
-    check_halves("glu_fp8", "x", x)
-    _fp8.check("glu_fp8", x, scale, amax, dtype)
+@op(out="y scale_inv", mutates=("amax",), samples=GLU_FP8, tol=_fp8.BYTES)
+def glu_fp8(
+    x: Float[Tensor, "*rows 2*n"], scale: _fp8.One, amax: _fp8.One | None, dtype: _fp8.Float8, act: Gate
+) -> tuple[Tensor, Tensor]:
+    """y = f(a) * b in float8, with a and b the halves of the last dimension of x; other arguments as in act_fp8."""
     a, b = halves(wide(x))
     return _fp8.cast(ACTS[act].value(a) * b, scale, amax, dtype)
 
 
-@op(
-    out="dx scale_inv",
-    mutates=("amax",),
-    samples=GLU_BWD_FP8,
-    errors=_fp8.bad(GLU_BWD_FP8, **DY, x="0-dim ints"),
-    tol=_fp8.BYTES,
-)
+@op(out="dx scale_inv", mutates=("amax",), samples=GLU_BWD_FP8, tol=_fp8.BYTES)
 def glu_bwd_fp8(
-    dy: Tensor, x: Tensor, scale: Tensor, amax: Tensor | None, dtype: torch.dtype, act: str
+    dy: Grad[Tensor, "*rows n"],
+    x: Float[Tensor, "*rows 2*n"],
+    scale: _fp8.One,
+    amax: _fp8.One | None,
+    dtype: _fp8.Float8,
+    act: Gate,
 ) -> tuple[Tensor, Tensor]:
     """dx = [dy * b * f'(a), dy * f(a)] in float8, with a and b the halves of the last dimension of x."""
-    check_act("glu_bwd_fp8", act, alone=False)
-    check_halves("glu_bwd_fp8", "x", x, dy=dy)
-    _fp8.check("glu_bwd_fp8", x, scale, amax, dtype)
     row = ACTS[act]
     a, b = halves(wide(x))
     g = dy.to(a.dtype)

@@ -16,15 +16,6 @@ from ...core.errors import NotSupported
 from ...specs import activation
 
 Fn = Callable[..., Any]
-REFUSED = (TypeError, ValueError)
-
-
-def leave(op: str, **tensors: Tensor) -> None:
-    """Decline what the spec of a primitive refuses; what it does not was an error of the implementation."""
-    try:
-        activation.check(op, **tensors)
-    except REFUSED as error:
-        raise NotSupported(str(error)) from None
 
 
 def _dimension(x: Tensor, dim: int) -> int:
@@ -45,11 +36,7 @@ def glu(call: Fn, self: Tensor, dim: int = -1) -> Any:
     # halves of a dimension before the last are those of longer rows
     x = self if last else self.view(math.prod(shape[:at]), math.prod(shape[at:]))
     value, gate = x.tensor_split(2, -1)
-    try:
-        y = call(gate, value)
-    except REFUSED:
-        leave("sigmoid_mul", a=gate, b=value)
-        raise
+    y = call(gate, value)
     return y if last else y.view(*shape[:at], shape[at] // 2, *shape[at + 1 :])
 
 
@@ -59,9 +46,5 @@ def glu_backward(call: Fn, grad_output: Tensor, self: Tensor, dim: int) -> Any:
         raise NotSupported("torch's kernel writes both halves where they belong")
     at = _dimension(self, dim)
     value, gate = self.tensor_split(2, at)
-    try:
-        dgate, dvalue = call(grad_output, gate, value)
-    except REFUSED:
-        leave("sigmoid_mul_bwd", a=gate, b=value, dy=grad_output)
-        raise
+    dgate, dvalue = call(grad_output, gate, value)
     return torch.cat((dvalue, dgate), at)

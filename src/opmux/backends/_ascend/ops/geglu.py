@@ -20,7 +20,7 @@ from ....core.errors import NotSupported
 from ....kernels.lib.config import Tiles, tunable
 from ....kernels.lib.interpret import interpreting
 from ....kernels.lib.launch import Launcher
-from ....kernels.lib.plans import plans
+from ....kernels.lib.plans import check, plans
 from ....kernels.lib.rows import Room, Rows, cores, even_rows, packed, wide_of
 from ....specs import activation as spec
 from ...buffers import Held, filling
@@ -125,7 +125,7 @@ class Walk(NamedTuple):
 @plans
 def _plan(backward: bool, *args: Tensor) -> Walk:
     a, b = args[-2:]
-    spec.check("gelu_mul_bwd" if backward else "gelu_mul", a=a, b=b, **({"dy": args[0]} if backward else {}))
+    check("gelu_mul_bwd" if backward else "gelu_mul", a=a, b=b, **({"dy": args[0]} if backward else {}))
     out = Room.of(a.shape, a.dtype)
     if not a.numel():
         return Walk(out, None, False)
