@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import math
 import numbers
 import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -29,6 +30,7 @@ from .facts import dtype_name
 
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 FP8 = (torch.float8_e4m3fn, torch.float8_e5m2)
+INTS = (torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64)
 
 
 # ---- rules ----------------------------------------------------------------------------------------------------------
@@ -71,10 +73,40 @@ class dtypes(Rule):
         return dtype_name(value.dtype)
 
     def wrong(self, value: Tensor) -> Iterator[tuple[str, Any]]:
-        for other in (torch.int32, torch.float32, torch.bool):
+        for other in (torch.int32, torch.float32, torch.bool, torch.complex64):
             if other not in self.allowed:
                 yield dtype_name(other), torch.zeros(value.shape, dtype=other, device=value.device)
                 return
+
+
+@dataclass(frozen=True)
+class real(Rule):
+    """A tensor of any dtype that is not complex."""
+
+    error = TypeError
+
+    def problem(self, value: Any, given: Mapping[str, Any]) -> str | None:
+        return "be bool, an integer or a float" if value.dtype.is_complex else None
+
+    def got(self, value: Any) -> str:
+        return dtype_name(value.dtype)
+
+    def wrong(self, value: Tensor) -> Iterator[tuple[str, Any]]:
+        yield "complex", torch.zeros(value.shape, dtype=torch.complex64, device=value.device)
+
+    def doc(self) -> str:
+        return "not complex"
+
+
+@dataclass(frozen=True)
+class or_cpu(Rule):
+    """A tensor that may also be on the CPU, wherever the others are."""
+
+    def problem(self, value: Any, given: Mapping[str, Any]) -> str | None:
+        return None  # `Contract` compares devices
+
+    def doc(self) -> str:
+        return "on the same device or on the CPU"
 
 
 @dataclass(frozen=True)
@@ -115,9 +147,10 @@ class between(Rule):
 
     def wrong(self, value: Any) -> Iterator[tuple[str, Any]]:
         if self.low is not None:
-            yield "too small", self.low - 1
+            yield "too small", self.low if self.open else self.low - 1
         if self.high is not None:
-            yield "too large", self.high + 1
+            yield "too large", self.high if self.open else self.high + 1
+        yield "NaN", math.nan
 
     def doc(self) -> str:
         if self.low is not None and self.high is not None:
@@ -151,10 +184,85 @@ class one_of(Rule):
         return name_of(value)
 
     def wrong(self, value: Any) -> Iterator[tuple[str, Any]]:
-        yield "unknown", torch.int8 if isinstance(value, torch.dtype) else "no such thing"
+        others = (torch.int8, torch.bool) if isinstance(value, torch.dtype) else ("no such thing",)
+        yield "unknown", next(o for o in others if o not in self.allowed)
 
     def doc(self) -> str:
         return "one of " + ", ".join(map(name_of, self.allowed))
+
+
+@dataclass(frozen=True)
+class dim_of(Rule):
+    """A dimension of another argument, counted from the first or (below zero) from the last; a 0-dim tensor has 0.
+
+    With `new`, where a dimension can be added: from 0 to as many as there are.
+    """
+
+    of: str
+    new: bool = False
+
+    def problem(self, value: Any, given: Mapping[str, Any]) -> str | None:
+        other = given.get(self.of)
+        if not isinstance(other, Tensor):
+            return None
+        rank = max(other.dim(), 1)
+        low, high = (0, other.dim()) if self.new else (-rank, rank - 1)
+        if low <= value <= high:
+            return None
+        return f"be between {low} and {high}, as {{{self.of}}} is {tuple(other.shape)}"
+
+    def wrong(self, value: Any) -> Iterator[tuple[str, Any]]:
+        yield "too large", 99
+        yield "too small", -99
+
+    def doc(self) -> str:
+        return f"a dimension of {self.of}" if not self.new else f"from 0 to the number of dimensions of {self.of}"
+
+
+@dataclass(frozen=True)
+class broadcasts_to(Rule):
+    """A tensor that broadcasts to the shape of another argument."""
+
+    of: str
+
+    def problem(self, value: Any, given: Mapping[str, Any]) -> str | None:
+        other = given.get(self.of)
+        if not isinstance(other, Tensor):
+            return None
+        own, to = tuple(value.shape), tuple(other.shape)
+        if len(own) <= len(to) and all(a in (1, b) for a, b in zip(own, to[len(to) - len(own) :], strict=True)):
+            return None
+        return f"broadcast to {to}, the shape of {{{self.of}}}"
+
+    def wrong(self, value: Tensor) -> Iterator[tuple[str, Any]]:
+        yield "too many dimensions", value[(None,) * 9]
+        if value.dim() and value.shape[-1] > 2:
+            yield "short", value[..., :-1]
+
+    def doc(self) -> str:
+        return f"broadcasts to {self.of}"
+
+
+@dataclass(frozen=True)
+class each_row(Rule):
+    """A tensor with one element for each row of another argument, of whatever shape."""
+
+    of: str
+
+    def problem(self, value: Any, given: Mapping[str, Any]) -> str | None:
+        other = given.get(self.of)
+        if not isinstance(other, Tensor):
+            return None
+        rows = math.prod(other.shape[:-1])
+        if value.numel() == rows:
+            return None
+        return f"have {rows} elements, one for each row of {{{self.of}}} {tuple(other.shape)}"
+
+    def wrong(self, value: Tensor) -> Iterator[tuple[str, Any]]:
+        yield "one more", value.new_zeros(value.numel() + 1)
+
+    def doc(self) -> str:
+        return f"one element for each row of {self.of}"
 
 
 @dataclass(frozen=True)
@@ -361,18 +469,20 @@ if TYPE_CHECKING:  # to a type checker they are `Annotated`, and "*rows n" is a 
     from typing import Annotated as Int32
     from typing import Annotated as Int64
     from typing import Annotated as Mask
+    from typing import Annotated as Number
 else:
     AnyTensor = Kind("any", None)
     Float = Kind("float", FLOATS)
     Grad = Kind("float", FLOATS, last=True)
     Float32 = Kind("float32", (torch.float32,))
-    Int = Kind("int", (torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64))
+    Int = Kind("int", INTS)
     Int32 = Kind("int32", (torch.int32,))
     Int64 = Kind("int64", (torch.int64,))
     Index = Kind("index", (torch.int32, torch.int64))
     Bool = Kind("bool", (torch.bool,))
     Mask = Kind("bool or uint8", (torch.bool, torch.uint8))
     Byte = Kind("uint8", (torch.uint8,))
+    Number = Kind("float, int or bool", (*FLOATS, *INTS, torch.bool))
 
 
 # ---- an op's arguments ----------------------------------------------------------------------------------------------
@@ -410,6 +520,10 @@ class Argument:
         form = next((n for n in notes if isinstance(n, Form)), None)
         rules = form.rules if form is not None else tuple(n for n in notes if isinstance(n, Rule))
         return cls(name, plain if plain in TYPES else None, optional, form, rules)
+
+    @functools.cached_property
+    def or_cpu(self) -> bool:
+        return any(isinstance(r, or_cpu) for r in self.rules)
 
     def type_problem(self, value: Any) -> str | None:
         if self.type is None or TYPES[self.type][0](value):
@@ -474,11 +588,12 @@ class Contract:
             assert a.form is not None
             self._rules(op, a, value, given)
             if not a.form.dims.match(value.shape, sizes, a.name):
-                raise BadArgument.of(op, a.name, self._shape(a.form.dims, sizes, given), shown(value), ValueError)
+                known = {n: s for n, s in sizes.items() if s.of != a.name}
+                raise BadArgument.of(op, a.name, self._shape(a.form.dims, known, given, value.dim()), shown(value))
             if first is None:
-                first = a.name, value
-            elif value.device != first[1].device:
-                on = f"be on {first[1].device}, the device of {{{first[0]}}}"
+                first = None if a.or_cpu else (a.name, value)
+            elif value.device != first[1].device and not (a.or_cpu and value.is_cpu):
+                on = f"be on {first[1].device}, the device of {{{first[0]}}}" + (", or on the CPU" if a.or_cpu else "")
                 raise BadArgument.of(op, a.name, on, str(value.device), ValueError)
 
     @staticmethod
@@ -488,12 +603,12 @@ class Contract:
             if problem is not None:
                 raise BadArgument.of(op, a.name, problem, rule.got(value), rule.error)
 
-    def _shape(self, dims: Dims, sizes: Mapping[str, Size], given: Mapping[str, Any]) -> str:
+    def _shape(self, dims: Dims, sizes: Mapping[str, Size], given: Mapping[str, Any], rank: int) -> str:
         """What shape was expected, and why."""
         wanted = dims.wanted(sizes)
         fixed = dims.fixed
         if wanted is None:
-            if any(w.factor > 1 for w in dims.words):
+            if rank == fixed or (dims.star is not None and rank > fixed):
                 return f"have shape {dims}"
             least = "at least " if dims.star is not None else ""
             return f"have {least}{fixed} dimension{'s'[: fixed != 1]}, {dims}"
@@ -526,7 +641,7 @@ class Contract:
         types: list[tuple[str, Any]] = []
         if a.type is not None:
             types = [("a list", [value])] if a.type is Tensor else [("an object", object())]
-            types += [] if a.optional else [("None", None)]
+            types += [] if a.optional or a.type is bool else [("None", None)]  # torch takes None for False
         for word, wrong in types:
             yield word, False, {**good, a.name: wrong}
         for word, wrong in self._wrong(a, value, good):
@@ -538,8 +653,9 @@ class Contract:
         if a.form is None:
             return
         others = [o for o in self._order if o.name != a.name and isinstance(good.get(o.name), Tensor)]
-        if others:
-            yield "another device", torch.empty_like(value, device="meta" if value.device.type == "cpu" else "cpu")
+        if others and (a.or_cpu or not all(o.or_cpu for o in others)):
+            away = "meta" if value.is_cpu or a.or_cpu else "cpu"
+            yield "another device", torch.empty_like(value, device=away)
         yield from self._wrong_shapes(a.form.dims, value, others)
 
     @staticmethod

@@ -531,7 +531,9 @@ def op(
         )  # fmt: skip
         _check_declaration(spec)
         if space == "opmux" or adapter is not None:
-            object.__setattr__(spec, "reference", _checked(spec))
+            object.__setattr__(spec, "reference", _checked(spec, reference))
+            if fake is not None:
+                object.__setattr__(spec, "fake", _checked(spec, fake))
         jump = library.make_jump(spec, specs.jumps)
         fn: Any = jump.fn
         fn.spec, fn.reference, fn.check = spec, spec.reference, lambda **given: spec.contract.check(given)
@@ -552,17 +554,17 @@ def op(
     return declare if reference is None else declare(reference)
 
 
-def _checked(spec: Spec) -> Callable[..., Any]:
-    """The reference of an op, which looks at its arguments first."""
-    body, names, contract = spec.reference, spec.names, spec.contract
+def _checked(spec: Spec, body: Callable[..., Any]) -> Callable[..., Any]:
+    """The reference or the fake of an op, which looks at its arguments first."""
+    names, contract = spec.names, spec.contract
 
     @functools.wraps(body)
-    def reference(*args: Any, **kwargs: Any) -> Any:
+    def checked(*args: Any, **kwargs: Any) -> Any:
         contract.check({**dict(zip(names, args, strict=False)), **kwargs})
         return body(*args, **kwargs)
 
-    reference.__signature__ = spec.signature  # type: ignore[attr-defined]  # without shapes, as torch knows types alone
-    return reference
+    checked.__signature__ = spec.signature  # type: ignore[attr-defined]  # without shapes, as torch knows types alone
+    return checked
 
 
 def plain_signature(fn: Callable[..., Any]) -> inspect.Signature:
