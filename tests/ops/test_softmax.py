@@ -38,7 +38,7 @@ def test_values_and_gradients(name, dtype):
 def test_a_dimension_that_is_not_there(name):
     x = torch.ones(3, 4)
     args = (x, x, 2) if name.endswith("_bwd") else (x, 2)
-    with pytest.raises(ValueError, match=rf"{name}: dim must be from -2 to 1, as [xy] is \(3, 4\); got 2"):
+    with pytest.raises(ValueError, match=rf"{name}: dim must be between -2 and 1, as [xy] is \(3, 4\); got 2"):
         getattr(opmux.ops, name)(*args)
 
 

@@ -17,7 +17,7 @@ from ..core.registry import impl
 from ..specs import softmax as spec
 from .lib.config import Tiles, tunable
 from .lib.launch import Launcher
-from .lib.plans import plans
+from .lib.plans import check, plans
 from .lib.rows import DEVICES, Room, Rows, even_rows, inside, packed, wide_of
 from .lib.team import Team, can_meet, gather, gather_pairs, place, post
 
@@ -220,9 +220,8 @@ class Along(NamedTuple):
 
 
 def _along(op: str, log: bool, dim: int, *args: Tensor) -> Along:
-    names = ("x",) if len(args) == 1 else ("dy", "y")
     like = args[-1]
-    spec.check(op, like, dim, lead=names[-1], **dict(zip(names[:-1], args[:-1], strict=True)))
+    check(op, dim=dim, **dict(zip(("x",) if len(args) == 1 else ("dy", "y"), args, strict=True)))
     last = like.dim() > 0 and dim % like.dim() == like.dim() - 1 and all(even_rows(t) for t in args)
     moved = [_moved(t, dim) for t in args]
     n = moved[0].shape[-1]

@@ -3,23 +3,15 @@
 They compute in float32 (float64 for float64 inputs) and round once, into fresh contiguous results.
 """
 
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor
 
+from ..core.contract import Float, Grad, dim_of
 from ..core.spec import op
-from ._numeric import check_alike, rounded, wide
-from .samples import Case, Draw, errors, rows
-
-
-def check(op: str, x: Tensor, dim: int, *, lead: str = "x", **like: Tensor) -> None:
-    """Refuse a dimension that is not there, and gradients that do not look like the result."""
-    rank = max(x.dim(), 1)
-    if not -rank <= dim < rank:
-        raise ValueError(f"{op}: dim must be from {-rank} to {rank - 1}, as {lead} is {tuple(x.shape)}; got {dim}")
-    check_alike(op, lead, x, **like)
-
+from ._numeric import rounded, wide
+from .samples import Case, Draw, rows
 
 ALONG = (
     Case((4, 5, 6), options={"dim": 0}),
@@ -44,20 +36,33 @@ def _bwd_args(result: Any) -> Any:
 
 
 FWD = rows(_args, *ALONG)
-FWD_WRONG = errors(FWD, x="ints")
 
 
-@op(grad="softmax_bwd", samples=FWD, errors=FWD_WRONG)
-def softmax(x: Tensor, dim: int = -1) -> Tensor:
-    """y = exp(x - max(x)) / sum(exp(x - max(x))) along dim."""
-    check("softmax", x, dim)
+@op(grad="softmax_bwd", samples=FWD)
+def softmax(x: Float[Tensor, "..."], dim: Annotated[int, dim_of("x")] = -1) -> Tensor:
+    """y = exp(x - max(x)) / sum(exp(x - max(x))) along dim.
+
+    Args:
+        x: the logits.
+        dim: along which y sums to 1.
+
+    Returns:
+        y, like x: computed in float32 (float64 for float64) and rounded once.
+    """
     return rounded(torch.softmax(wide(x), dim), x.dtype)
 
 
-@op(grad="log_softmax_bwd", samples=FWD, errors=FWD_WRONG)
-def log_softmax(x: Tensor, dim: int = -1) -> Tensor:
-    """y = x - max(x) - log(sum(exp(x - max(x)))) along dim."""
-    check("log_softmax", x, dim)
+@op(grad="log_softmax_bwd", samples=FWD)
+def log_softmax(x: Float[Tensor, "..."], dim: Annotated[int, dim_of("x")] = -1) -> Tensor:
+    """y = x - max(x) - log(sum(exp(x - max(x)))) along dim.
+
+    Args:
+        x: the logits.
+        dim: along which exp(y) sums to 1.
+
+    Returns:
+        y, like x: computed in float32 (float64 for float64) and rounded once.
+    """
     return rounded(torch.log_softmax(wide(x), dim), x.dtype)
 
 
@@ -65,19 +70,39 @@ SOFTMAX_BWD = rows(_bwd_args(softmax.reference), *ALONG)
 LOG_SOFTMAX_BWD = rows(_bwd_args(log_softmax.reference), *ALONG)
 
 
-@op(out="dx", samples=SOFTMAX_BWD, errors=errors(SOFTMAX_BWD, dy="short ints away", y="ints"))
-def softmax_bwd(dy: Tensor, y: Tensor, dim: int = -1) -> Tensor:
-    """dx = y * (dy - sum(dy * y)) along dim."""
-    check("softmax_bwd", y, dim, lead="y", dy=dy)
+@op(out="dx", samples=SOFTMAX_BWD)
+def softmax_bwd(
+    dy: Grad[Tensor, "*shape"], y: Float[Tensor, "*shape"], dim: Annotated[int, dim_of("y")] = -1
+) -> Tensor:
+    """dx = y * (dy - sum(dy * y)) along dim.
+
+    Args:
+        dy: the gradient of y.
+        y: the result of the forward.
+        dim: that of the forward.
+
+    Returns:
+        dx, like y.
+    """
     v = wide(y)
     g = dy.to(v.dtype)
     return rounded(v * (g - (g * v).sum(dim, keepdim=True)), y.dtype)
 
 
-@op(out="dx", samples=LOG_SOFTMAX_BWD, errors=errors(LOG_SOFTMAX_BWD, dy="short ints away", y="ints"))
-def log_softmax_bwd(dy: Tensor, y: Tensor, dim: int = -1) -> Tensor:
-    """dx = dy - exp(y) * sum(dy) along dim."""
-    check("log_softmax_bwd", y, dim, lead="y", dy=dy)
+@op(out="dx", samples=LOG_SOFTMAX_BWD)
+def log_softmax_bwd(
+    dy: Grad[Tensor, "*shape"], y: Float[Tensor, "*shape"], dim: Annotated[int, dim_of("y")] = -1
+) -> Tensor:
+    """dx = dy - exp(y) * sum(dy) along dim.
+
+    Args:
+        dy: the gradient of y.
+        y: the result of the forward.
+        dim: that of the forward.
+
+    Returns:
+        dx, like y.
+    """
     v = wide(y)
     g = dy.to(v.dtype)
     return rounded(g - torch.exp(v) * g.sum(dim, keepdim=True), y.dtype)
