@@ -20,7 +20,7 @@ from ..core.registry import impl
 from ..specs import masked_softmax as spec
 from .lib.config import Tiles, tunable
 from .lib.launch import Launcher
-from .lib.plans import plans
+from .lib.plans import check, plans
 from .lib.rows import DEVICES, Room, Rows, even_rows, packed, wide_of
 
 
@@ -238,7 +238,7 @@ def _ready(x: Tensor, count: int, strides: list[int], between: list[int], backwa
 
 @plans
 def _plan_forward(x: Tensor, mask: Tensor | None, causal: bool) -> Plan:
-    spec.check("scaled_softmax", x, mask)
+    check("scaled_softmax", x=x, mask=mask, causal=causal)
     out, pack, double = Room.of(x.shape, x.dtype), not even_rows(x), x.dtype is torch.float64
     if not x.numel():
         return Plan(out, None, pack, False, double)
@@ -259,7 +259,7 @@ def _plan_forward(x: Tensor, mask: Tensor | None, causal: bool) -> Plan:
 
 @plans
 def _plan_backward(dy: Tensor, y: Tensor, causal: bool) -> Plan:
-    spec.check("scaled_softmax_bwd", y, lead="y", dy=dy)
+    check("scaled_softmax_bwd", dy=dy, y=y, causal=causal)
     out, pack = Room.of(y.shape, y.dtype), not (even_rows(dy) and even_rows(y))
     if not y.numel():
         return Plan(out, None, pack, False, False)
@@ -283,7 +283,7 @@ def scaled_softmax(x: Tensor, mask: Tensor | None, scale: float, causal: bool) -
             x = packed(x)
         if spread and mask is not None:
             mask = _readable(mask, x)
-        launch(x, mask, y, *(_parts(scale) if double else (float(scale), 0.0)))
+        launch(x, mask, y, *(_parts(scale) if double else (float(+scale), 0.0)))
     return y
 
 
@@ -294,5 +294,5 @@ def scaled_softmax_bwd(dy: Tensor, y: Tensor, scale: float, causal: bool) -> Ten
     if launch is not None:
         if pack:
             dy, y = packed(dy), packed(y)
-        launch(dy, y, dx, *(_parts(scale) if double else (float(scale), 0.0)))
+        launch(dy, y, dx, *(_parts(scale) if double else (float(+scale), 0.0)))
     return dx

@@ -1,0 +1,138 @@
+"""tex's softmaxes of attention logits: NVIDIA's names and signatures over the ops of `specs.masked_softmax`.
+
+tex replaces hidden logits by -10000, ours leave them out. The results are the same where a visible logit is above
+-9890.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ....core.adapter import adapt
+from ....core.contract import Float
+from ....specs.masked_softmax import CASES, args_of, bwd_args_of, scaled_softmax, scaled_softmax_bwd
+from ....specs.samples import Case, Draw, Maker
+
+Square = Float[Tensor, "batches n n"]
+FWD_NAMES = {"x": "input", "scale": "scale_factor"}
+BWD_NAMES = {"y": "softmax_results", "scale": "scale_factor"}
+
+
+class Form(NamedTuple):
+    """One of tex's softmaxes, a forward and a backward."""
+
+    name: str
+    over: str  # the keys that a query sees, for the documentation
+    masked: bool = False
+    causal: bool = False
+    square: bool = False
+
+    @property
+    def grad(self) -> str:
+        """tex's name for the gradient of the result."""
+        return "output_grads" if self.causal else "output_grad"
+
+    def cases(self) -> tuple[Case, ...]:
+        """The cases of ours that this softmax takes."""
+        return tuple(c for c in CASES if self._takes(c))
+
+    def _takes(self, case: Case) -> bool:
+        if self.square and (len(case.shape) != 3 or case.shape[1] != case.shape[2]):
+            return False
+        return ("mask" in case.options, bool(case.options.get("causal"))) == (self.masked, self.causal)
+
+    def forward_args(self, d: Draw) -> dict[str, Any]:
+        of = args_of(d)
+        mask = {"mask": of["mask"]} if self.masked else {}
+        return {"input": of["x"], **mask, "scale_factor": of["scale"]}
+
+    def backward_args(self, d: Draw) -> dict[str, Any]:
+        of = bwd_args_of(d)
+        return {self.grad: of["dy"], "softmax_results": of["y"], "scale_factor": of["scale"]}
+
+
+def forward_of(form: Form) -> Callable[..., Any]:
+    causal, square, name = form.causal, form.square, f"{form.name}_forward"
+
+    def masked(call: Any, input: Tensor, mask: Tensor | None, scale_factor: float) -> Tensor:
+        with torch.no_grad():
+            return call(input, mask, scale_factor, causal)
+
+    def plain(call: Any, input: Tensor, scale_factor: float) -> Tensor:
+        with torch.no_grad():
+            if square:
+                check_square(name, input=input)
+            return call(input, None, scale_factor, causal)
+
+    return masked if form.masked else plain
+
+
+def backward_of(form: Form) -> Callable[..., Any]:
+    causal, square, name = form.causal, form.square, f"{form.name}_backward"
+
+    def later(call: Any, output_grads: Tensor, softmax_results: Tensor, scale_factor: float) -> Tensor:
+        with torch.no_grad():
+            if square:
+                check_square(name, softmax_results=softmax_results)
+            return call(output_grads, softmax_results, scale_factor, causal)
+
+    def plain(call: Any, output_grad: Tensor, softmax_results: Tensor, scale_factor: float) -> Tensor:
+        with torch.no_grad():
+            return call(output_grad, softmax_results, scale_factor, causal)
+
+    return later if form.causal else plain
+
+
+def check_square(op: str, **logits: Tensor) -> None:
+    """Raise where there are not as many keys as queries: our op takes any number of them."""
+    (x,) = logits.values()
+    if x.dim() != 3 or x.shape[1] != x.shape[2]:
+        globals()[op].check(**logits)
+
+
+def declare(name: str, fn: Callable[..., Any], doc: str, square: str, **fields: Any) -> None:
+    fn.__name__ = fn.__qualname__ = name
+    fn.__doc__ = doc
+    if square:
+        fn.__annotations__[square] = Square
+    globals()[name] = adapt(f"tex::{name}", **fields)(fn)
+
+
+FORMS = (
+    Form("scaled_softmax", "over the last dimension"),
+    Form("scaled_masked_softmax", "over the keys that are not under the mask; zeros for others", masked=True),
+    Form(
+        "scaled_upper_triang_masked_softmax",
+        "over the keys j <= i of query i, of as many keys as queries; zeros for others",
+        causal=True,
+        square=True,
+    ),
+    Form(
+        "scaled_aligned_causal_masked_softmax",
+        "over the keys j <= i + keys - queries of query i; zeros for others",
+        causal=True,
+    ),
+)
+
+for _form in FORMS:
+    declare(
+        f"{_form.name}_forward",
+        forward_of(_form),
+        f"softmax(scale_factor * input) {_form.over}.",
+        "input" if _form.square else "",
+        over=scaled_softmax,
+        names=FWD_NAMES,
+        samples=Maker(_form.forward_args, _form.cases()),
+    )
+    declare(
+        f"{_form.name}_backward",
+        backward_of(_form),
+        f"The gradient of {_form.name}_forward's input, in memory of its own.",
+        "softmax_results" if _form.square else "",
+        over=scaled_softmax_bwd,
+        names={**BWD_NAMES, "dy": _form.grad},
+        out="dx",
+        samples=Maker(_form.backward_args, _form.cases()),
+    )
