@@ -171,13 +171,13 @@ def test_integers_are_added_up_in_64_bits():
 
 ROWS, INTS = torch.randn(3, 4), torch.ones(3, dtype=torch.int32)
 DECLINED = (
-    ("cumsum", (ROWS, 2), {}, "dim must be from -2 to 1"),
-    ("cumsum", (ROWS, 1), {"dtype": torch.bool}, "dtype must be None"),
+    ("cumsum", (ROWS, 2), {}, "dim must be between -2 and 1"),
+    ("cumsum", (ROWS, 1), {"dtype": torch.bool}, "dtype must be one of float16"),
     ("cumprod", (ROWS.to(torch.complex64), 1), {}, "got complex64"),
-    ("cummax", (ROWS, -3), {}, "dim must be from -2 to 1"),
+    ("cummax", (ROWS, -3), {}, "dim must be between -2 and 1"),
     ("cummin", (INTS.to(torch.uint16), 0), {}, "got uint16"),
     ("logcumsumexp", (INTS, 0), {}, "got int32"),
-    ("_logcumsumexp", (ROWS, 5), {}, "dim must be from -2 to 1"),
+    ("_logcumsumexp", (ROWS, 5), {}, "dim must be between -2 and 1"),
 )
 
 

@@ -27,7 +27,7 @@ from ..core.registry import impl
 from ..specs import scan as spec
 from .lib.config import Tiles, tunable
 from .lib.launch import Launcher
-from .lib.plans import plans
+from .lib.plans import check, plans
 from .lib.rows import DEVICES, Room, Rows, cores, even_rows
 
 # ---- kinds of scans -------------------------------------------------------------------------------------------------
@@ -621,24 +621,19 @@ class Scan(NamedTuple):
     first: Pass | None = None  # ... and how they are found
 
 
-# What an op is asked for, by the names of its inputs in the order of the kernels': u, v, w.
-CHECKS: dict[str, Callable[..., None]] = {
-    "cumsum": lambda op, dim, dtype, x: spec.check(op, x, dim, dtype),
-    "cumprod": lambda op, dim, dtype, x: spec.check(op, x, dim, dtype),
-    "cummax": lambda op, dim, dtype, x: spec.check(op, x, dim),
-    "cummin": lambda op, dim, dtype, x: spec.check(op, x, dim),
-    "logcumsumexp": lambda op, dim, dtype, x: spec.check_floats(op, x, dim),
-    "cumsum_bwd": lambda op, dim, dtype, dy: spec.check_floats(op, dy, dim, "dy"),
-    "cumprod_bwd": lambda op, dim, dtype, x, dy: spec.check_floats(op, x, dim, dy=dy),
-    "cummax_bwd": lambda op, dim, dtype, dvalues, indices: spec.check_places(op, dvalues, indices, dim),
-    "cummin_bwd": lambda op, dim, dtype, dvalues, indices: spec.check_places(op, dvalues, indices, dim),
-    "logcumsumexp_bwd": lambda op, dim, dtype, y, dy, x: spec.check_floats(op, x, dim, dy=dy, y=y),
+# The names of an op's inputs, in the order in which the kernels take them: u, v, w.
+INPUTS = {
+    "cumsum_bwd": ("dy",),
+    "cumprod_bwd": ("x", "dy"),
+    "cummax_bwd": ("dvalues", "indices"),
+    "cummin_bwd": ("dvalues", "indices"),
+    "logcumsumexp_bwd": ("y", "dy", "x"),
 }
 
 
 @plans
 def _plan(op: str, dim: int, dtype: torch.dtype | None, *args: Tensor) -> Scan:
-    CHECKS[op](op, dim, dtype, *args)
+    check(op, dim=dim, dtype=dtype, **dict(zip(INPUTS.get(op, ("x",)), args, strict=True)))
     u, last = args[0], args[-1]
     shape = Shape.of(u, dim)
     pack = not all(_fits(t, shape, dim) for t in args)

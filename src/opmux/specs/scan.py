@@ -1,66 +1,29 @@
 """Cumulative sums, products, extremes and log-sums of exponentials along any dimension, forward and backward.
 
 What is added or multiplied is added or multiplied in float32 (float64 for float64, int64 for integers and bools) and
-rounded once per element, into fresh contiguous results. Extremes are exact; where the largest (smallest) comes again,
-its last place is the index, and a NaN is more than any number.
+rounded once per element, into fresh contiguous results. Extremes are exact; of equal ones the last index counts, and
+NaN is larger than any number for cummax and smaller for cummin.
 """
 
 from collections.abc import Callable
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor
 
-from ..core.spec import BadSample, BadSamples, Tol, op
-from ._numeric import FLOATS, check_alike, dtype_name, rounded, wide
-from .samples import Case, Draw, Maker, errors
+from ..core.contract import FLOATS, INTS, Float, Grad, Int64, Number, dim_of, one_of
+from ..core.spec import Tol, op
+from ._numeric import rounded, wide
+from .samples import Case, Draw, Maker
 
-INTS = (torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8)
-NUMBERS = (*FLOATS, *INTS, torch.bool)
 EXACT = {dtype: Tol(0, 0) for dtype in (*INTS, torch.bool)}
 # Implementations add in another order: the error is that of the largest sum on the way.
 SUMS = {**EXACT, torch.float32: Tol(1e-5, 1e-4)}
 # ... and one of n factors has n roundings, in any order.
 PRODUCTS = {**EXACT, torch.float32: Tol(2e-5, 1e-5)}
 
-
-# ---- what is refused ------------------------------------------------------------------------------------------------
-
-
-def check_dim(op: str, x: Tensor, dim: int, lead: str = "x") -> None:
-    rank = max(x.dim(), 1)
-    if not -rank <= dim < rank:
-        raise ValueError(f"{op}: dim must be from {-rank} to {rank - 1}, as {lead} is {tuple(x.shape)}; got {dim}")
-
-
-def check(op: str, x: Tensor, dim: int, dtype: torch.dtype | None = None) -> None:
-    """Refuse what has no order or no sum, a dimension that is not there, a result of bools."""
-    if x.dtype not in NUMBERS:
-        names = ", ".join(map(dtype_name, NUMBERS[:-1]))
-        raise TypeError(f"{op}: x must be {names} or bool; got {dtype_name(x.dtype)}")
-    check_dim(op, x, dim)
-    if dtype is not None and dtype not in NUMBERS[:-1]:
-        names = ", ".join(map(dtype_name, NUMBERS[:-2]))
-        got = dtype_name(dtype) if isinstance(dtype, torch.dtype) else repr(dtype)
-        raise TypeError(f"{op}: dtype must be None, {names} or uint8; got {got}")
-
-
-def check_floats(op: str, x: Tensor, dim: int, lead: str = "x", **like: Tensor) -> None:
-    """Refuse what is no float, what does not look like x (named `lead`), and a dimension that is not there."""
-    check_dim(op, x, dim, lead)
-    check_alike(op, lead, x, **like)
-
-
-def check_places(op: str, dvalues: Tensor, indices: Tensor, dim: int) -> None:
-    """Refuse a gradient that is no float, and indices that do not belong to it."""
-    check_floats(op, dvalues, dim, "dvalues")
-    if indices.dtype is not torch.int64:
-        raise TypeError(f"{op}: indices must be int64; got {dtype_name(indices.dtype)}")
-    if indices.shape != dvalues.shape:
-        shapes = f"{tuple(dvalues.shape)}, that of dvalues; got {tuple(indices.shape)}"
-        raise ValueError(f"{op}: indices must have shape {shapes}")
-    if indices.device != dvalues.device:
-        raise ValueError(f"{op}: indices must be on {dvalues.device}, the device of dvalues; got {indices.device}")
+Dim = Annotated[int, dim_of("x")]
+Result = Annotated[torch.dtype, one_of(*FLOATS, *INTS)]
 
 
 # ---- samples --------------------------------------------------------------------------------------------------------
@@ -133,23 +96,6 @@ def _along(draw: Callable[[Draw], Tensor], *, result: bool = False) -> Callable[
     return build
 
 
-def _wrong(good: Maker, *more: tuple[str, Any, type[Exception], str], **wrong: str) -> BadSamples:
-    """Bad samples by spoiling an argument, and by the values in `more`: (name, value, error, what it says)."""
-
-    def bad(device: torch.device) -> Any:
-        yield from errors(good, **wrong)(device)
-        for name, value, error, says in (("dim", 2, ValueError, "must be from -2 to 1.*got 2"), *more):
-            args = good.named(Case((5, 64)), torch.float32, device)
-            args[name] = args[name].to(value) if isinstance(args[name], Tensor) else value
-            yield BadSample(tuple(args.values()), error, f"{name} {says}", id=f"{name} {value}")
-
-    return bad
-
-
-COMPLEX = ("x", torch.complex64, TypeError, "must be float16.*or bool; got complex64")
-NO_BOOLS = ("dtype", torch.bool, TypeError, "must be None, float16.*got bool")
-
-
 # ---- sums -----------------------------------------------------------------------------------------------------------
 
 
@@ -171,10 +117,15 @@ def _reverse_sum(x: Tensor, dim: int) -> Tensor:
 SUM = Maker(_along(_drawn, result=True), (*CASES, *OTHERS, *RESULTS))
 
 
-@op(grad="cumsum_bwd", samples=SUM, errors=_wrong(SUM, COMPLEX, NO_BOOLS), tol=SUMS)
-def cumsum(x: Tensor, dim: int = -1, dtype: torch.dtype | None = None) -> Tensor:
-    """y_i = x_0 + ... + x_i along dim, of x as dtype: int64 for integers and bools where none is given."""
-    check("cumsum", x, dim, dtype)
+@op(grad="cumsum_bwd", samples=SUM, tol=SUMS)
+def cumsum(x: Number[Tensor, "..."], dim: Dim = -1, dtype: Result | None = None) -> Tensor:
+    """y_i = x_0 + ... + x_i along dim.
+
+    Args:
+        x: the terms.
+        dim: along which.
+        dtype: what x is converted to first, and the dtype of y; int64 for integers and bools where it is None.
+    """
     return _accumulated(torch.cumsum, x, dim, result_dtype(x.dtype, dtype))
 
 
@@ -183,13 +134,18 @@ SUM_BWD = Maker(
 )
 
 
-@op(out="dx", samples=SUM_BWD, errors=_wrong(SUM_BWD, dy="ints"), tol=SUMS)
-def cumsum_bwd(dy: Tensor, dim: int = -1, dtype: torch.dtype | None = None) -> Tensor:
+@op(out="dx", samples=SUM_BWD, tol=SUMS)
+def cumsum_bwd(
+    dy: Float[Tensor, "..."], dim: Annotated[int, dim_of("dy")] = -1, dtype: torch.dtype | None = None
+) -> Tensor:
     """dx_i = dy_i + ... + dy_n along dim.
 
-    Where the sum was told its dtype, that of x is not known here: dx is float32 or wider, and autograd rounds it.
+    Args:
+        dy: the gradient of y.
+        dim: that of the forward.
+        dtype: that of the forward. Where it is given, the dtype of x is unknown: dx is float32 (float64 for float64),
+            and autograd rounds it.
     """
-    check_floats("cumsum_bwd", dy, dim, "dy")
     v = wide(dy)
     return rounded(_reverse_sum(v, dim), dy.dtype if dtype is None else v.dtype)
 
@@ -199,10 +155,15 @@ def cumsum_bwd(dy: Tensor, dim: int = -1, dtype: torch.dtype | None = None) -> T
 PRODUCT = Maker(_along(_near_one, result=True), (*CASES, *OTHERS, *RESULTS, *ZEROS))
 
 
-@op(grad="cumprod_bwd", samples=PRODUCT, errors=_wrong(PRODUCT, COMPLEX, NO_BOOLS), tol=PRODUCTS)
-def cumprod(x: Tensor, dim: int = -1, dtype: torch.dtype | None = None) -> Tensor:
-    """y_i = x_0 * ... * x_i along dim, of x as dtype: int64 for integers and bools where none is given."""
-    check("cumprod", x, dim, dtype)
+@op(grad="cumprod_bwd", samples=PRODUCT, tol=PRODUCTS)
+def cumprod(x: Number[Tensor, "..."], dim: Dim = -1, dtype: Result | None = None) -> Tensor:
+    """y_i = x_0 * ... * x_i along dim.
+
+    Args:
+        x: the factors.
+        dim: along which.
+        dtype: what x is converted to first, and the dtype of y; int64 for integers and bools where it is None.
+    """
     return _accumulated(torch.cumprod, x, dim, result_dtype(x.dtype, dtype))
 
 
@@ -212,20 +173,18 @@ PRODUCT_BWD = Maker(
 )
 
 
-@op(
-    out="dx",
-    samples=PRODUCT_BWD,
-    errors=_wrong(PRODUCT_BWD, dy="short ints away", x="ints"),
-    tol={torch.float32: Tol(1e-4, 1e-4)},
-)
-def cumprod_bwd(dy: Tensor, x: Tensor, dim: int = -1) -> Tensor:
-    """dx_i = sum over j >= i of dy_j * (product of x_0 ... x_j without x_i) along dim; right with zeros in x.
+@op(out="dx", samples=PRODUCT_BWD, tol={torch.float32: Tol(1e-4, 1e-4)})
+def cumprod_bwd(dy: Grad[Tensor, "*shape"], x: Float[Tensor, "*shape"], dim: Dim = -1) -> Tensor:
+    """dx_i = sum over j >= i of dy_j * (product of x_0 ... x_j without x_i) along dim; exact with zeros in x.
 
-    Let p be the products of all that is not 0, and c count the zeros so far. A product without x_i is p_j / x_i where
-    c_j = 0, p_j where x_i is the only zero up to j, else 0: two sums from the end, of dy * p where c is 0 and where it
-    is 1.
+    Args:
+        dy: the gradient of y.
+        x: the input of the forward.
+        dim: that of the forward.
     """
-    check_floats("cumprod_bwd", x, dim, dy=dy)
+    # Let p be the products of all that is not 0, and c count the zeros so far. A product without x_i is p_j / x_i where
+    # c_j = 0, p_j where x_i is the only zero up to j, else 0: two sums from the end, of dy * p where c is 0 and where
+    # it is 1.
     v = wide(x)
     none = v == 0
     factors = v.masked_fill(none, 1)
@@ -240,22 +199,37 @@ def cumprod_bwd(dy: Tensor, x: Tensor, dim: int = -1) -> Tensor:
 EXTREME = Maker(_along(_drawn), (*CASES, *OTHERS))
 
 
-def _extreme(name: str, x: Tensor, dim: int) -> tuple[Tensor, Tensor]:
-    check(name, x, dim)
-    values, indices = getattr(torch, name)(x, dim)
+def _extreme(scan: Any, x: Tensor, dim: int) -> tuple[Tensor, Tensor]:
+    values, indices = scan(x, dim)
     return rounded(values, x.dtype), rounded(indices, torch.int64)
 
 
-@op(out="values indices", grad="cummax_bwd", samples=EXTREME, errors=_wrong(EXTREME, COMPLEX), tol=EXACT)
-def cummax(x: Tensor, dim: int = -1) -> tuple[Tensor, Tensor]:
-    """values_i = max(x_0 ... x_i) along dim, and the last place where it stands."""
-    return _extreme("cummax", x, dim)
+@op(out="values indices", grad="cummax_bwd", samples=EXTREME, tol=EXACT)
+def cummax(x: Number[Tensor, "..."], dim: Dim = -1) -> tuple[Tensor, Tensor]:
+    """values_i = max(x_0 ... x_i) along dim, and the last index where it occurs.
+
+    Args:
+        x: the numbers to compare.
+        dim: along which.
+
+    Returns:
+        values, like x, and indices, int64.
+    """
+    return _extreme(torch.cummax, x, dim)
 
 
-@op(out="values indices", grad="cummin_bwd", samples=EXTREME, errors=_wrong(EXTREME, COMPLEX), tol=EXACT)
-def cummin(x: Tensor, dim: int = -1) -> tuple[Tensor, Tensor]:
-    """values_i = min(x_0 ... x_i) along dim, and the last place where it stands."""
-    return _extreme("cummin", x, dim)
+@op(out="values indices", grad="cummin_bwd", samples=EXTREME, tol=EXACT)
+def cummin(x: Number[Tensor, "..."], dim: Dim = -1) -> tuple[Tensor, Tensor]:
+    """values_i = min(x_0 ... x_i) along dim, and the last index where it occurs.
+
+    Args:
+        x: the numbers to compare.
+        dim: along which.
+
+    Returns:
+        values, like x, and indices, int64.
+    """
+    return _extreme(torch.cummin, x, dim)
 
 
 def _place_samples(extreme: Any) -> Maker:
@@ -266,31 +240,38 @@ def _place_samples(extreme: Any) -> Maker:
     return Maker(build, CASES)
 
 
-def _gathered(name: str, dvalues: Tensor, indices: Tensor, dim: int) -> Tensor:
-    check_places(name, dvalues, indices, dim)
+def _gathered(dvalues: Tensor, indices: Tensor, dim: int) -> Tensor:
     v = wide(dvalues)
     dx = torch.zeros_like(v, memory_format=torch.contiguous_format).scatter_add_(dim, indices, v)
     return rounded(dx, dvalues.dtype)
 
 
-MAX_BWD, MIN_BWD = _place_samples(torch.cummax), _place_samples(torch.cummin)
-NO_FLOATS = ("indices", torch.float32, TypeError, "must be int64; got float32")
+@op(out="dx", samples=_place_samples(torch.cummax), tol=SUMS)
+def cummax_bwd(
+    dvalues: Float[Tensor, "*shape"], indices: Int64[Tensor, "*shape"], dim: Annotated[int, dim_of("dvalues")] = -1
+) -> Tensor:
+    """dx_i = the sum of dvalues_j where indices_j = i, along dim.
+
+    Args:
+        dvalues: the gradient of values.
+        indices: the second result of cummax.
+        dim: that of the forward.
+    """
+    return _gathered(dvalues, indices, dim)
 
 
-def _places_wrong(good: Maker) -> BadSamples:
-    return _wrong(good, NO_FLOATS, dvalues="ints", indices="short away")
+@op(out="dx", samples=_place_samples(torch.cummin), tol=SUMS)
+def cummin_bwd(
+    dvalues: Float[Tensor, "*shape"], indices: Int64[Tensor, "*shape"], dim: Annotated[int, dim_of("dvalues")] = -1
+) -> Tensor:
+    """dx_i = the sum of dvalues_j where indices_j = i, along dim.
 
-
-@op(out="dx", samples=MAX_BWD, errors=_places_wrong(MAX_BWD), tol=SUMS)
-def cummax_bwd(dvalues: Tensor, indices: Tensor, dim: int = -1) -> Tensor:
-    """dx_i = the sum of dvalues_j where indices_j = i, along dim; the indices are those that cummax gave."""
-    return _gathered("cummax_bwd", dvalues, indices, dim)
-
-
-@op(out="dx", samples=MIN_BWD, errors=_places_wrong(MIN_BWD), tol=SUMS)
-def cummin_bwd(dvalues: Tensor, indices: Tensor, dim: int = -1) -> Tensor:
-    """dx_i = the sum of dvalues_j where indices_j = i, along dim; the indices are those that cummin gave."""
-    return _gathered("cummin_bwd", dvalues, indices, dim)
+    Args:
+        dvalues: the gradient of values.
+        indices: the second result of cummin.
+        dim: that of the forward.
+    """
+    return _gathered(dvalues, indices, dim)
 
 
 # ---- log-sums of exponentials ---------------------------------------------------------------------------------------
@@ -298,10 +279,14 @@ def cummin_bwd(dvalues: Tensor, indices: Tensor, dim: int = -1) -> Tensor:
 LOGSUM = Maker(_along(_drawn), (*CASES, *WIDELY))
 
 
-@op(grad="logcumsumexp_bwd", samples=LOGSUM, errors=_wrong(LOGSUM, x="ints"))
-def logcumsumexp(x: Tensor, dim: int = -1) -> Tensor:
-    """y_i = log(exp(x_0) + ... + exp(x_i)) along dim."""
-    check_floats("logcumsumexp", x, dim)
+@op(grad="logcumsumexp_bwd", samples=LOGSUM)
+def logcumsumexp(x: Float[Tensor, "..."], dim: Dim = -1) -> Tensor:
+    """y_i = log(exp(x_0) + ... + exp(x_i)) along dim.
+
+    Args:
+        x: the exponents.
+        dim: along which.
+    """
     return rounded(torch.logcumsumexp(wide(x), dim), x.dtype)
 
 
@@ -313,19 +298,20 @@ def _logsum_bwd_args(d: Draw) -> dict[str, Any]:
 LOGSUM_BWD = Maker(_logsum_bwd_args, (*CASES, *WIDELY))
 
 
-@op(
-    out="dx",
-    samples=LOGSUM_BWD,
-    errors=_wrong(LOGSUM_BWD, dy="short ints away", x="ints", y="short ints away"),
-    tol=SUMS,
-)
-def logcumsumexp_bwd(dy: Tensor, x: Tensor, y: Tensor, dim: int = -1) -> Tensor:
+@op(out="dx", samples=LOGSUM_BWD, tol=SUMS)
+def logcumsumexp_bwd(
+    dy: Grad[Tensor, "*shape"], x: Float[Tensor, "*shape"], y: Float[Tensor, "*shape"], dim: Dim = -1
+) -> Tensor:
     """dx_i = sum over j >= i of dy_j * exp(x_i - y_j) along dim.
 
-    The sum is taken of logarithms, as exp(-y) has no bounds, of what is positive and what is negative by itself; in
-    float64, as a logarithm in float32 would not leave six digits of it.
+    Args:
+        dy: the gradient of y.
+        x: the input of the forward.
+        y: the result of the forward.
+        dim: that of the forward.
     """
-    check_floats("logcumsumexp_bwd", x, dim, dy=dy, y=y)
+    # exp(-y) is unbounded, so the sum is taken of logarithms, of positive and negative terms separately; in float64, as
+    # a float32 logarithm would leave fewer than six digits of it.
     g, v, far = dy.double(), x.double(), y.double()
 
     def part(weights: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""ATen's scans: the primitives of that name. What their specs refuse is torch's to judge.
+"""ATen's scans: the primitives of that name.
 
 Left to torch: the backwards (`cumprod_backward`, `cummaxmin_backward`), as they are compositions that have gradients of
 their own; `_cummax_helper` and `_cummin_helper`, which `cummax` and `cummin` are made of.
@@ -11,51 +11,24 @@ import torch
 from torch import Tensor
 
 from ...core.adapter import adapt
-from ...core.errors import NotSupported
 from ...specs import scan
 
 Fn = Callable[..., Any]
-REFUSED = (TypeError, ValueError)
 
 
-def leave(op: str, x: Tensor, dim: int, dtype: torch.dtype | None = None) -> None:
-    """Decline what the spec of a primitive refuses; what it does not was an error of the implementation."""
-    try:
-        if op == "logcumsumexp":
-            scan.check_floats(op, x, dim)
-        else:
-            scan.check(op, x, dim, dtype)
-    except REFUSED as error:
-        raise NotSupported(str(error)) from None
+def cast(call: Fn, self: Tensor, dim: int, *, dtype: torch.dtype | None = None) -> Any:
+    return call(self, dim, dtype)
 
 
-def cast(op: str) -> Fn:
-    def fn(call: Fn, self: Tensor, dim: int, *, dtype: torch.dtype | None = None) -> Any:
-        try:
-            return call(self, dim, dtype)
-        except REFUSED:
-            leave(op, self, dim, dtype)
-            raise
-
-    return fn
+def plain(call: Fn, self: Tensor, dim: int) -> Any:
+    return call(self, dim)
 
 
-def plain(op: str) -> Fn:
-    def fn(call: Fn, self: Tensor, dim: int) -> Any:
-        try:
-            return call(self, dim)
-        except REFUSED:
-            leave(op, self, dim)
-            raise
-
-    return fn
-
-
-for _make, _op, _overloads in (
-    (cast, "cumsum", "cumsum"),
-    (cast, "cumprod", "cumprod"),
-    (plain, "cummax", "cummax"),
-    (plain, "cummin", "cummin"),
-    (plain, "logcumsumexp", "logcumsumexp _logcumsumexp"),
+for _fn, _op, _overloads in (
+    (cast, scan.cumsum, "cumsum"),
+    (cast, scan.cumprod, "cumprod"),
+    (plain, scan.cummax, "cummax"),
+    (plain, scan.cummin, "cummin"),
+    (plain, scan.logcumsumexp, "logcumsumexp _logcumsumexp"),
 ):
-    adapt(*_overloads.split(), over=getattr(scan, _op))(_make(_op))
+    adapt(*_overloads.split(), over=_op)(_fn)
