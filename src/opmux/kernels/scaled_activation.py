@@ -20,7 +20,7 @@ from .lib.config import Tiles, tunable
 from .lib.gates import clamp, gate_slope, least_gap, per_program, sigmoid, silu, silu_slope, srelu, srelu_slope, tile
 from .lib.launch import Launcher
 from .lib.maths import libdevice
-from .lib.plans import plans
+from .lib.plans import check, plans
 from .lib.rows import DEVICES, Room, Rows, even_rows, packed, wide_of
 
 # ---- the maths, on values that are already wide, and up to three parameters -----------------------------------------
@@ -234,7 +234,7 @@ class Gated(NamedTuple):
 def _plan(op: str, gate: str, interleave: int, dy: Tensor | None, x: Tensor, scales: Tensor | None, *p: float) -> Gated:
     value, slope, up, up_slope = MATHS[gate]
     gated, backward = up is not None, dy is not None
-    spec.check(op, gated, x, scales, interleave, dy, needed=gate in ("silu", "srelu"))
+    check(op, x=x, scales=scales, interleave=interleave, **({} if dy is None else {"dy": dy}))
     n = x.shape[-1] // (2 if gated else 1)
     out = Room.of(x.shape if backward else (*x.shape[:-1], n), x.dtype)
     dscales = None if scales is None or not backward else Room.of(scales.shape, scales.dtype)

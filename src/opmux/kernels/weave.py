@@ -14,7 +14,7 @@ from ..core.registry import impl
 from ..specs import weave as spec
 from .lib.config import Tiles, tunable
 from .lib.launch import Launcher
-from .lib.plans import plans
+from .lib.plans import check, plans
 from .lib.rows import DEVICES, Room, inside
 
 
@@ -49,7 +49,7 @@ class Woven(NamedTuple):
 
 @plans
 def _plan(a: Tensor, b: Tensor, c: Tensor, at: int) -> Woven:
-    spec.check("weave", a, b, c, at)
+    check("weave", a=a, b=b, c=c, at=at)
     room = Room.of((*a.shape[:at], 3, *a.shape[at:]), a.dtype)
     rows, n = math.prod(a.shape[:at]), math.prod(a.shape[at:])
     if not rows * n:

@@ -7,17 +7,19 @@ results.
 """
 
 import math
-from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from ..core.spec import BadSample, BadSamples, op
+from ..core.contract import Float, Grad, Rule, each_row
+from ..core.spec import op
 from . import activation
 from ._numeric import check_dtype, rounded, wide
 from .activation import SUMS
-from .samples import WRONG, Case, Draw, Maker
+from .samples import Case, Draw, Maker
 
 
 class Gate(NamedTuple):
@@ -197,112 +199,150 @@ def samples(gate: str, backward: bool) -> Maker:
     return Maker(build, (*CASES, NO_SCALES) if plain else CASES)
 
 
-def wrong(good: Maker, gated: bool, backward: bool) -> BadSamples:
-    ways: dict[str, tuple[str, ...]] = {"x": ("ints", "0-dim")}
-    if backward:
-        ways["dy"] = ("short", "ints", "away")
-
-    def made(device: torch.device) -> Iterator[BadSample]:
-        for name, way in ((n, w) for n, found in ways.items() for w in found):
-            spoil, error, says = WRONG[way]
-            args = good.named(Case((5, 64)), torch.float32, device)
-            args[name] = spoil(args[name])
-            yield BadSample(tuple(args.values()), error, f"{name} {says}", id=f"{name} {way}")
-        others: list[tuple[str, Any, type[Exception], str]] = [
-            ("scales", lambda t: t[:-1], ValueError, "must have 5 numbers, one for each row"),
-            ("scales", lambda t: t.int(), TypeError, "must be float16, bfloat16, float32 or float64; got int32"),
-            ("scales", WRONG["away"][0], ValueError, "must be on "),
-        ]
-        if gated:
-            others.append(("interleave", lambda _: 7, ValueError, "must be 0, or divide half the last dimension"))
-        for name, spoil, error, says in others:
-            args = good.named(Case((5, 64)), torch.float32, device)
-            args[name] = spoil(args[name])
-            yield BadSample(tuple(args.values()), error, f"{name} {says}", id=f"{name} {says}")
-
-    return made
-
-
 def tried(gate: str, backward: bool) -> dict[str, Any]:
-    """How an op of a gate is declared: its samples, what it refuses, how sums may differ."""
-    good = samples(gate, backward)
-    of = {"samples": good, "errors": wrong(good, GATES[gate].up is not None, backward)}
+    """How an op of a gate is declared: its samples, and how sums may differ."""
+    of: dict[str, Any] = {"samples": samples(gate, backward)}
     return {**of, "out": "dx dscales", "tol": SUMS} if backward else of
 
 
 # ---- the ops --------------------------------------------------------------------------------------------------------
 
 
+@dataclass(frozen=True)
+class divides_half(Rule):
+    """0, or a divisor of half the last dimension of another argument."""
+
+    of: str
+
+    def problem(self, value: Any, given: Mapping[str, Any]) -> str | None:
+        x = given.get(self.of)
+        half = x.shape[-1] // 2 if isinstance(x, Tensor) and x.dim() else 0
+        if value == 0 or (value > 0 and half % value == 0):
+            return None
+        return f"be 0, or divide half the last dimension of {{{self.of}}}"
+
+    def wrong(self, value: Any) -> Iterator[tuple[str, Any]]:
+        yield "negative", -1
+        yield "no divisor", 7
+
+    def doc(self) -> str:
+        return f"0, or a divisor of half the last dimension of {self.of}"
+
+
+Scales = Float[Tensor, "...", each_row("x")]
+Interleave = Annotated[int, divides_half("x")]
+
+
 @op(grad="silu_glu_scaled_bwd", **tried("silu", False))
-def silu_glu_scaled(x: Tensor, scales: Tensor, interleave: int = 0) -> Tensor:
-    """y = s * silu(a) * b, with a and b the halves of the last dimension of x, s a number for each row."""
-    check("silu_glu_scaled", True, x, scales, interleave)
+def silu_glu_scaled(x: Float[Tensor, "*rows 2*n"], scales: Scales, interleave: Interleave = 0) -> Tensor:
+    """y = s * silu(a) * b, with a and b the halves of the last dimension of x, s a number for each row.
+
+    Args:
+        x: the gate a, before its activation, and what is gated, b.
+        scales: s.
+        interleave: k where columns of a and b alternate in blocks of k; 0 for a before b.
+
+    Returns:
+        y [*rows, n], in x's dtype.
+    """
     return forward("silu", x, scales, interleave)
 
 
 @op(**tried("silu", True))
-def silu_glu_scaled_bwd(dy: Tensor, x: Tensor, scales: Tensor, interleave: int = 0) -> tuple[Tensor, Tensor]:
+def silu_glu_scaled_bwd(
+    dy: Grad[Tensor, "*rows n"], x: Float[Tensor, "*rows 2*n"], scales: Scales, interleave: Interleave = 0
+) -> tuple[Tensor, Tensor]:
     """dx = dy * s * [b * silu'(a), silu(a)], dscales = sum(dy * silu(a) * b) of each row."""
-    check("silu_glu_scaled_bwd", True, x, scales, interleave, dy)
     return backward("silu", dy, x, scales, interleave)
 
 
 @op(grad="srelu_scaled_bwd", **tried("srelu", False))
-def srelu_scaled(x: Tensor, scales: Tensor) -> Tensor:
-    """y = s * max(x, 0)^2, s a number for each row."""
-    check("srelu_scaled", False, x, scales)
+def srelu_scaled(x: Float[Tensor, "*rows n"], scales: Scales) -> Tensor:
+    """y = s * max(x, 0)^2, s a number for each row.
+
+    Args:
+        x: the input.
+        scales: s.
+    """
     return forward("srelu", x, scales, 0)
 
 
 @op(**tried("srelu", True))
-def srelu_scaled_bwd(dy: Tensor, x: Tensor, scales: Tensor) -> tuple[Tensor, Tensor]:
+def srelu_scaled_bwd(dy: Grad[Tensor, "*rows n"], x: Float[Tensor, "*rows n"], scales: Scales) -> tuple[Tensor, Tensor]:
     """dx = dy * s * 2 max(x, 0), dscales = sum(dy * max(x, 0)^2) of each row."""
-    check("srelu_scaled_bwd", False, x, scales, dy=dy)
     return backward("srelu", dy, x, scales, 0)
 
 
 @op(grad="situ_glu_bwd", **tried("situ", False))
 def situ_glu(
-    x: Tensor, scales: Tensor | None = None, beta1: float = 4.0, beta2: float = 25.0, interleave: int = 0
+    x: Float[Tensor, "*rows 2*n"],
+    scales: Scales | None = None,
+    beta1: float = 4.0,
+    beta2: float = 25.0,
+    interleave: Interleave = 0,
 ) -> Tensor:
-    """y = s * f(a) * u(b), f(a) = beta1 * tanh(a / beta1) * sigmoid(a), u(b) = beta2 * tanh(b / beta2)."""
-    check("situ_glu", True, x, scales, interleave, needed=False)
+    """y = s * f(a) * u(b), f(a) = beta1 * tanh(a / beta1) * sigmoid(a), u(b) = beta2 * tanh(b / beta2).
+
+    Args:
+        x: a and b, the halves of its last dimension.
+        scales: s, a number for each row; 1 where it is None.
+        beta1: the bound of the gate.
+        beta2: the bound of what is gated.
+        interleave: k where columns of a and b alternate in blocks of k; 0 for a before b.
+
+    Returns:
+        y [*rows, n], in x's dtype.
+    """
     return forward("situ", x, scales, interleave, beta1, beta2)
 
 
 @op(**tried("situ", True))
 def situ_glu_bwd(
-    dy: Tensor, x: Tensor, scales: Tensor | None = None, beta1: float = 4.0, beta2: float = 25.0, interleave: int = 0
+    dy: Grad[Tensor, "*rows n"],
+    x: Float[Tensor, "*rows 2*n"],
+    scales: Scales | None = None,
+    beta1: float = 4.0,
+    beta2: float = 25.0,
+    interleave: Interleave = 0,
 ) -> tuple[Tensor, Tensor]:
-    """The gradients of situ_glu; without scales, nothing is in theirs."""
-    check("situ_glu_bwd", True, x, scales, interleave, dy, needed=False)
+    """The gradients of situ_glu; dscales is empty where there are no scales."""
     return backward("situ", dy, x, scales, interleave, beta1, beta2)
 
 
 @op(grad="clamped_glu_bwd", **tried("clamped", False))
 def clamped_glu(
-    x: Tensor,
-    scales: Tensor | None = None,
+    x: Float[Tensor, "*rows 2*n"],
+    scales: Scales | None = None,
     limit: float = 7.0,
     alpha: float = 1.702,
     offset: float = 1.0,
-    interleave: int = 0,
+    interleave: Interleave = 0,
 ) -> Tensor:
-    """y = s * f(min(a, limit)) * (clamp(b, -limit, limit) + offset), f(a) = a * sigmoid(alpha * a)."""
-    check("clamped_glu", True, x, scales, interleave, needed=False)
+    """y = s * f(min(a, limit)) * (clamp(b, -limit, limit) + offset), f(a) = a * sigmoid(alpha * a).
+
+    Args:
+        x: a and b, the halves of its last dimension.
+        scales: s, a number for each row; 1 where it is None.
+        limit: a is clamped from above, b from both sides.
+        alpha: the slope of the sigmoid.
+        offset: added to b.
+        interleave: k where columns of a and b alternate in blocks of k; 0 for a before b.
+
+    Returns:
+        y [*rows, n], in x's dtype.
+    """
     return forward("clamped", x, scales, interleave, limit, alpha, offset)
 
 
 @op(**tried("clamped", True))
 def clamped_glu_bwd(
-    dy: Tensor,
-    x: Tensor,
-    scales: Tensor | None = None,
+    dy: Grad[Tensor, "*rows n"],
+    x: Float[Tensor, "*rows 2*n"],
+    scales: Scales | None = None,
     limit: float = 7.0,
     alpha: float = 1.702,
     offset: float = 1.0,
-    interleave: int = 0,
+    interleave: Interleave = 0,
 ) -> tuple[Tensor, Tensor]:
-    """The gradients of clamped_glu: 0 where a or b was clamped; without scales, nothing is in theirs."""
-    check("clamped_glu_bwd", True, x, scales, interleave, dy, needed=False)
+    """The gradients of clamped_glu: 0 where a or b was clamped; dscales is empty where there are no scales."""
     return backward("clamped", dy, x, scales, interleave, limit, alpha, offset)

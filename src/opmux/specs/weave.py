@@ -1,22 +1,13 @@
 """Tensors side by side in one buffer: gradients of q, k and v as that of the projection they came from."""
 
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor
 
+from ..core.contract import Float, dim_of, same_dtype
 from ..core.spec import op
-from ._numeric import check_alike
-from ._tex import check_int
-from .samples import Case, Draw, Maker, errors
-
-
-def check(op: str, a: Tensor, b: Tensor, c: Tensor, at: int) -> None:
-    check_alike(op, "a", a, b=b, c=c)
-    for name, t in (("b", b), ("c", c)):
-        if t.dtype != a.dtype:
-            raise ValueError(f"{op}: {name} must be {str(a.dtype)[6:]}, the dtype of a; got {str(t.dtype)[6:]}")
-    check_int(op, "at", at, 0, a.dim())
+from .samples import Case, Draw, Maker
 
 
 def _args(d: Draw) -> dict[str, Any]:
@@ -34,11 +25,21 @@ WEAVE = Maker(
         Case((0, 8)),
     ),
 )
-WRONG = {"b": "short ints away dtype", "c": "few"}
 
 
-@op(samples=WEAVE, errors=errors(WEAVE, **WRONG))
-def weave(a: Tensor, b: Tensor, c: Tensor, at: int) -> Tensor:
-    """Three tensors of one shape along a new dimension, which becomes dimension `at` of the result."""
-    check("weave", a, b, c, at)
+@op(samples=WEAVE)
+def weave(
+    a: Float[Tensor, "*shape"],
+    b: Float[Tensor, "*shape", same_dtype("a")],
+    c: Float[Tensor, "*shape", same_dtype("a")],
+    at: Annotated[int, dim_of("a", new=True)],
+) -> Tensor:
+    """a, b and c stacked along a new dimension, which becomes dimension `at` of the result.
+
+    Args:
+        at: where the dimension of size 3 is added.
+
+    Returns:
+        A contiguous tensor of a's dtype.
+    """
     return torch.stack((a, b, c), at)
