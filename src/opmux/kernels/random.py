@@ -20,7 +20,7 @@ from ..specs import random as spec
 from .lib.config import Tiles, Tunable, tunable
 from .lib.launch import Launcher
 from .lib.philox import pair, seeded, weave2, weave4, words
-from .lib.plans import plans
+from .lib.plans import check, plans
 from .lib.rows import DEVICES, Room, wide_of
 
 TINY_32 = tl.constexpr(spec.NEARLY_ZERO[False])
@@ -325,7 +325,7 @@ def _job(
 @plans
 def _dropout_job(op: str, lead: str, p: float, x: Tensor, seed: Tensor) -> tuple[Job, Room]:
     """And room for a mask."""
-    spec.check_dropout(op, p, x, seed, lead)
+    check(op, **{lead: x}, seed=seed, p=p)
     mask = Room.of(x.shape, torch.bool)
     if p == 1:
         return Job(Room.of(x.shape, x.dtype), None, False, False), mask
@@ -368,7 +368,7 @@ def philox_dropout_mask(x: Tensor, seed: Tensor, p: float) -> tuple[Tensor, Tens
 
 @plans
 def _mask_bwd_job(p: float, dy: Tensor, mask: Tensor) -> Job:
-    spec.check_masked("dropout_mask_bwd", p, dy, mask)
+    check("dropout_mask_bwd", dy=dy, mask=mask, p=p)
     n, room = dy.numel(), Room.of(dy.shape, dy.dtype)
     if n == 0:
         return Job(room, None, False, False)
@@ -389,8 +389,7 @@ def dropout_mask_bwd(dy: Tensor, mask: Tensor, p: float) -> Tensor:
 
 @plans
 def _bernoulli_of_job(prob: Tensor, seed: Tensor) -> Job:
-    spec.check_dtype("philox_bernoulli_of", "prob", prob.dtype)
-    spec.check_seed("philox_bernoulli_of", "prob", prob, seed)
+    check("philox_bernoulli_of", prob=prob, seed=seed)
     pairs = spec.is_double(prob)
     return _job(bernoulli_of, fill_tiles, 2 if pairs else 4, (), prob, seed, True, PAIRS=pairs)
 
@@ -406,8 +405,7 @@ def philox_bernoulli_of(prob: Tensor, seed: Tensor) -> Tensor:
     return y
 
 
-def _float_job(op: str, values: Any, numbers: tuple, like: Tensor, seed: Tensor) -> Job:
-    spec.check_seed(op, "like", like, seed)
+def _float_job(values: Any, numbers: tuple, like: Tensor, seed: Tensor) -> Job:
     slots = 2 if spec.is_double(like) else 4
     constants = {"VALUES": values, "WIDE": wide_of(like.dtype)}
     return _job(floats, fill_tiles, slots, numbers, like, seed, False, **constants)
@@ -415,26 +413,25 @@ def _float_job(op: str, values: Any, numbers: tuple, like: Tensor, seed: Tensor)
 
 @plans
 def _uniform_job(low: float, high: float, like: Tensor, seed: Tensor) -> Job:
-    spec.check_uniform("philox_uniform", like, low, high)
+    check("philox_uniform", like=like, seed=seed, low=low, high=high)
     numbers = (float(high - low), float(low), spec.largest_below(high, low, like.dtype))
-    return _float_job("philox_uniform", uniform, numbers, like, seed)
+    return _float_job(uniform, numbers, like, seed)
 
 
 @plans
 def _normal_job(mean: float, std: float, like: Tensor, seed: Tensor) -> Job:
-    spec.check_normal("philox_normal", like, mean, std)
-    return _float_job("philox_normal", normal, (float(std), float(mean), 0.0), like, seed)
+    check("philox_normal", like=like, seed=seed, mean=mean, std=std)
+    return _float_job(normal, (float(std), float(mean), 0.0), like, seed)
 
 
 @plans
 def _exponential_job(lambd: float, like: Tensor, seed: Tensor) -> Job:
-    spec.check_exponential("philox_exponential", like, lambd)
+    check("philox_exponential", like=like, seed=seed, lambd=lambd)
     numbers = (1 / lambd, spec.LEAST[like.dtype], torch.finfo(like.dtype).max)
-    return _float_job("philox_exponential", exponential, numbers, like, seed)
+    return _float_job(exponential, numbers, like, seed)
 
 
-def _integer_job(op: str, value: Any, pairs: bool, low: int, span: int, like: Tensor, seed: Tensor) -> Job:
-    spec.check_seed(op, "like", like, seed)
+def _integer_job(value: Any, pairs: bool, low: int, span: int, like: Tensor, seed: Tensor) -> Job:
     constants = {"VALUE": value, "PAIRS": pairs}
     numbers = (low, span - (1 << 64) if span >= 1 << 63 else span)
     return _job(integers, fill_tiles, 2 if pairs else 4, numbers, like, seed, False, **constants)
@@ -442,15 +439,15 @@ def _integer_job(op: str, value: Any, pairs: bool, low: int, span: int, like: Te
 
 @plans
 def _randint_job(low: int, high: int, like: Tensor, seed: Tensor) -> Job:
-    spec.check_randint("philox_randint", like, low, high)
+    check("philox_randint", like=like, seed=seed, low=low, high=high)
     span = high - low
-    return _integer_job("philox_randint", scaled, spec.takes_pairs(like, span), low, span, like, seed)
+    return _integer_job(scaled, spec.takes_pairs(like, span), low, span, like, seed)
 
 
 @plans
 def _bernoulli_job(p: float, like: Tensor, seed: Tensor) -> Job:
-    spec.check_bernoulli("philox_bernoulli", like, p)
-    return _integer_job("philox_bernoulli", below, False, spec.threshold(p), 0, like, seed)
+    check("philox_bernoulli", like=like, seed=seed, p=p)
+    return _integer_job(below, False, spec.threshold(p), 0, like, seed)
 
 
 def _fill(job: Job, like: Tensor, seed: Tensor) -> Tensor:

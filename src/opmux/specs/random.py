@@ -21,19 +21,22 @@ frozen into the graph: there torch draws the seed on the device, by a kernel who
 with the same seed.
 """
 
+import functools
 import math
 import struct
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor
 
-from ..core.facts import is_real
+from ..core.contract import AnyTensor, Bool, Float, at_least, between, dtypes, or_cpu, real
+from ..core.errors import BadArgument
+from ..core.facts import dtype_name, is_real
 from ..core.lock import ForkSafeLock
-from ..core.spec import BadSample, BadSamples, Tol, op
-from ._numeric import check_dtype, dtype_name, rounded, wide
-from .samples import WRONG, Case, Draw, Maker
+from ..core.spec import BadSample, BadSamples, Tol, op, specs
+from ._numeric import rounded, wide
+from .samples import Case, Draw, Maker
 
 WORD = 1 << 32
 LOW = WORD - 1
@@ -117,7 +120,39 @@ def step(generator: Any) -> Tensor:
     return torch.frombuffer(bytearray(_pack(key, offset // 4)), dtype=torch.int64)
 
 
-# ---- what must be refused -------------------------------------------------------------------------------------------
+# ---- arguments ------------------------------------------------------------------------------------------------------
+
+
+class seeds(dtypes):
+    """int64. Another dtype is a ValueError here, as another shape is."""
+
+    error = ValueError
+
+    def doc(self) -> str:
+        return "int64, a key and a counter"
+
+
+Seed = AnyTensor[Tensor, "2", seeds((torch.int64,)), or_cpu()]
+Probability = Annotated[float, between(0, 1)]
+Like = AnyTensor[Tensor, "...", real()]  # gives shape, dtype and device of the result
+
+
+def in_range(op: str, like: Tensor, low: float, high: float) -> None:
+    most = torch.finfo(like.dtype).max
+    if not (-most <= low <= high <= most and high - low <= most):
+        expected = f"be at least {{low}}, both and their distance finite in {dtype_name(like.dtype)}"
+        raise BadArgument.of(op, "high", expected, f"low {low} and high {high}")
+
+
+def counted(op: str, like: Tensor, low: int, high: int) -> None:
+    if like.dtype is torch.bool:
+        least, most = 0, 1
+    else:
+        facts = (torch.finfo if like.dtype.is_floating_point else torch.iinfo)(like.dtype)
+        least, most = facts.min, facts.max
+    if not low < high or low < least or high - 1 > most:
+        expected = f"be above {{low}}, with low and high - 1 from {least} to {most}, as {dtype_name(like.dtype)} is"
+        raise BadArgument.of(op, "high", expected, f"low {low} and high {high}")
 
 
 def check_seed(op: str, lead: str, x: Tensor, seed: Tensor) -> None:
@@ -133,59 +168,29 @@ def check_probability(op: str, p: float) -> None:
         raise ValueError(f"{op}: p must be from 0 to 1; got {p}")
 
 
-def check_dropout(op: str, p: float, x: Tensor, seed: Tensor, lead: str = "x") -> None:
-    check_dtype(op, lead, x.dtype)
-    check_seed(op, lead, x, seed)
-    check_probability(op, p)
+# The primitives that ops under ATen's names are made of.
+PRIMITIVES = {
+    "dropout": "philox_dropout",
+    "native_dropout": "philox_dropout_mask",
+    **dict.fromkeys(("uniform", "rand", "rand_like"), "philox_uniform"),
+    **dict.fromkeys(("normal_functional", "randn", "randn_like"), "philox_normal"),
+    "exponential": "philox_exponential",
+    "bernoulli": "philox_bernoulli",
+    **dict.fromkeys(("randint", "randint_like"), "philox_randint"),
+}
 
 
-def check_masked(op: str, p: float, dy: Tensor, mask: Tensor) -> None:
-    check_probability(op, p)
-    if mask.dtype is not torch.bool:
-        raise TypeError(f"{op}: mask must be bool; got {dtype_name(mask.dtype)}")
-    check_dtype(op, "dy", dy.dtype)
-    if mask.shape != dy.shape or mask.device != dy.device:
-        want, got = f"{tuple(dy.shape)} on {dy.device}, as dy", f"{tuple(mask.shape)} on {mask.device}"
-        raise ValueError(f"{op}: mask must be {want}; got {got}")
+@functools.lru_cache(maxsize=1024)
+def fits(op: str, dtype: torch.dtype | None = None, **numbers: float) -> None:
+    """Raise BadArgument, under the name of an op of ATen's, for what its primitive refuses: before a seed is drawn.
 
-
-def check_uniform(op: str, like: Tensor, low: float, high: float) -> None:
-    check_dtype(op, "like", like.dtype)
-    most = torch.finfo(like.dtype).max
-    if not (-most <= low <= high <= most and high - low <= most):
-        what = f"low <= high, both and their distance of {dtype_name(like.dtype)}"
-        raise ValueError(f"{op}: low and high must be {what}; got {low} and {high}")
-
-
-def check_normal(op: str, like: Tensor, mean: float, std: float) -> None:
-    check_dtype(op, "like", like.dtype)
-    if not std >= 0:
-        raise ValueError(f"{op}: std must be at least 0; got {std}")
-
-
-def check_exponential(op: str, like: Tensor, lambd: float) -> None:
-    check_dtype(op, "like", like.dtype)
-    if not lambd > 0:
-        raise ValueError(f"{op}: lambd must be above 0; got {lambd}")
-
-
-def check_randint(op: str, like: Tensor, low: int, high: int) -> None:
-    if like.dtype.is_complex:
-        raise TypeError(f"{op}: like must be bool, an integer or a float; got {dtype_name(like.dtype)}")
-    if like.dtype is torch.bool:
-        least, most = 0, 1
-    else:
-        facts = (torch.finfo if like.dtype.is_floating_point else torch.iinfo)(like.dtype)
-        least, most = facts.min, facts.max
-    if not low < high or low < least or high - 1 > most:
-        what = f"low < high, with low and high - 1 from {least} to {most}, as {dtype_name(like.dtype)} is"
-        raise ValueError(f"{op}: must have {what}; got {low} and {high}")
-
-
-def check_bernoulli(op: str, like: Tensor, p: float) -> None:
-    if like.dtype.is_complex:
-        raise TypeError(f"{op}: like must be bool, an integer or a float; got {dtype_name(like.dtype)}")
-    check_probability(op, p)
+    What was right once is not checked again, as the answer depends on no tensor.
+    """
+    like = {} if dtype is None else {"like": torch.empty((), dtype=dtype)}
+    try:
+        specs.by_key[f"opmux::{PRIMITIVES[op]}"].contract.check({**like, **numbers}, op)
+    except BadArgument as bad:
+        raise bad.seen_as(op, {"like": "self"}) from None
 
 
 # ---- samples --------------------------------------------------------------------------------------------------------
@@ -227,29 +232,14 @@ def _masked(d: Draw) -> dict[str, Any]:
     return {"dy": d.grad(), "mask": d.full() > 0, "p": d.option("p", 0.25)}
 
 
-def _seeds_spoiled(t: Tensor) -> dict[str, tuple[Any, str]]:
-    return {
-        "short": (t[:1], r"seed must be int64 \(2,\).*got int64 \(1,\)"),
-        "floats": (t.double(), r"seed must be int64 \(2,\).*got float64"),
-        "away": (t.to("meta"), "seed must be on .*, or on the CPU; got meta"),
-    }
-
-
-def _errors(good: Maker, lead: str, **wrong: tuple[Any, ...]) -> BadSamples:
-    """Bad samples: numbers out of bounds (`p=(2.0,)` spoils it once), a bad seed, and integers for a float tensor."""
+def _wrong(good: Maker, **wrong: tuple[Any, ...]) -> BadSamples:
+    """Bad samples with bounds that are none: `high=(-1.0,)` spoils one call."""
 
     def bad(device: torch.device) -> Iterator[BadSample]:
         args = good.named(Case((5, 64)), torch.float32, device)
-        spoiled = lambda **other: tuple({**args, **other}.values())
-        for name, values in wrong.items():
-            for value in values:
-                says = f"must .*got .*{value}" if name in ("low", "high") else f"{name} must be .*; got {value}"
-                yield BadSample(spoiled(**{name: value}), ValueError, says, id=f"{name} {value}")
-        if "seed" in args:
-            for way, (value, says) in _seeds_spoiled(args["seed"]).items():
-                yield BadSample(spoiled(seed=value), ValueError, says, id=f"seed {way}")
-        if lead:
-            yield BadSample(spoiled(**{lead: args[lead].int()}), TypeError, f"{lead} {WRONG['ints'][2]}", id="ints")
+        for name, value in ((n, v) for n, values in wrong.items() for v in values):
+            given = tuple({**args, name: value}.values())
+            yield BadSample(given, ValueError, f"high must be .*got .*{value}", id=f"{name} {value}")
 
     return bad
 
@@ -286,20 +276,23 @@ def _like(x: Tensor, *rest: Any) -> Tensor:
 PS = (Case((3, 64), options={"p": 0.0}), Case((3, 64), options={"p": 1.0}), Case((3, 64), options={"p": 0.9}))
 DROPOUT, DROPOUT_BWD = (_maker(lead, *PS, p=0.25) for lead in ("x", "dy"))
 MASK_BWD = Maker(_masked, (*(c for c in CASES if not c.options), *PS))
-BAD_P = (-0.5, 1.5, math.nan)
 
 
-@op(grad="philox_dropout_bwd", samples=DROPOUT, errors=_errors(DROPOUT, "x", p=BAD_P), fake=_like)
-def philox_dropout(x: Tensor, seed: Tensor, p: float) -> Tensor:
-    """y = x / (1 - p), or 0 with probability p."""
-    check_dropout("philox_dropout", p, x, seed)
+@op(grad="philox_dropout_bwd", samples=DROPOUT, fake=_like)
+def philox_dropout(x: Float[Tensor, "..."], seed: Seed, p: Probability) -> Tensor:
+    """y = x / (1 - p), or 0 with probability p.
+
+    Args:
+        x: the input.
+        seed: the same seed drops the same elements.
+        p: how probable it is that an element is dropped.
+    """
     return _dropout(x, seed, p)[0]
 
 
-@op(out="dx", samples=DROPOUT_BWD, errors=_errors(DROPOUT_BWD, "dy", p=BAD_P), fake=_like)
-def philox_dropout_bwd(dy: Tensor, seed: Tensor, p: float) -> Tensor:
+@op(out="dx", samples=DROPOUT_BWD, fake=_like)
+def philox_dropout_bwd(dy: Float[Tensor, "..."], seed: Seed, p: Probability) -> Tensor:
     """dx = dy / (1 - p), or 0 where that seed dropped x."""
-    check_dropout("philox_dropout_bwd", p, dy, seed, "dy")
     return _dropout(dy, seed, p)[0]
 
 
@@ -307,20 +300,32 @@ def philox_dropout_bwd(dy: Tensor, seed: Tensor, p: float) -> Tensor:
     out="y mask",
     grad="dropout_mask_bwd",
     samples=DROPOUT,
-    errors=_errors(DROPOUT, "x", p=BAD_P),
     fake=lambda x, *rest: (_like(x), _like(x).bool()),
     tol=EXACT,
 )
-def philox_dropout_mask(x: Tensor, seed: Tensor, p: float) -> tuple[Tensor, Tensor]:
-    """y of philox_dropout, and the mask of what was kept."""
-    check_dropout("philox_dropout_mask", p, x, seed)
+def philox_dropout_mask(x: Float[Tensor, "..."], seed: Seed, p: Probability) -> tuple[Tensor, Tensor]:
+    """y of philox_dropout, and the mask of what was kept.
+
+    Args:
+        x: the input.
+        seed: the same seed drops the same elements.
+        p: how probable it is that an element is dropped.
+
+    Returns:
+        y, like x, and mask, bool: true where an element was kept.
+    """
     return _dropout(x, seed, p)
 
 
-@op(out="dx", samples=MASK_BWD, errors=_errors(MASK_BWD, "dy", p=BAD_P))
-def dropout_mask_bwd(dy: Tensor, mask: Tensor, p: float) -> Tensor:
-    """dx = dy / (1 - p) where the mask says so, else 0."""
-    check_masked("dropout_mask_bwd", p, dy, mask)
+@op(out="dx", samples=MASK_BWD)
+def dropout_mask_bwd(dy: Float[Tensor, "*shape"], mask: Bool[Tensor, "*shape"], p: Probability) -> Tensor:
+    """dx = dy / (1 - p) where the mask is true, else 0.
+
+    Args:
+        dy: the gradient of y.
+        mask: the second result of the forward.
+        p: that of the forward.
+    """
     return _kept(mask, dy, p)
 
 
@@ -377,24 +382,37 @@ RANDINT = _maker("like", *RANGES, low=0, high=100)
 
 @op(
     samples=UNIFORM,
-    errors=_errors(UNIFORM, "like", high=(-1.0, math.inf), low=(2.0, math.nan)),
+    where=in_range,
+    errors=_wrong(UNIFORM, high=(-1.0, math.inf), low=(2.0, math.nan)),
     fake=_like,
     traffic=_written,
 )
-def philox_uniform(like: Tensor, seed: Tensor, low: float = 0.0, high: float = 1.0) -> Tensor:
-    """Uniform in [low, high), shaped as `like`; high is not reached by rounding either."""
-    check_uniform("philox_uniform", like, low, high)
-    check_seed("philox_uniform", "like", like, seed)
+def philox_uniform(like: Float[Tensor, "..."], seed: Seed, low: float = 0.0, high: float = 1.0) -> Tensor:
+    """Uniform in [low, high), shaped as `like`; high is not reached by rounding either.
+
+    Args:
+        like: gives the shape, dtype and device of the result; its values are not read.
+        seed: the same seed gives the same numbers.
+        low: the least number.
+        high: the bound above.
+    """
     pairs = is_double(like)
     u = _unit(_bits(like, seed, pairs), pairs) * (high - low) + low
     return _shaped(u.clamp(max=largest_below(high, low, like.dtype)), like)
 
 
-@op(samples=NORMAL, errors=_errors(NORMAL, "like", std=(-1.0, math.nan)), fake=_like, traffic=_written)
-def philox_normal(like: Tensor, seed: Tensor, mean: float = 0.0, std: float = 1.0) -> Tensor:
-    """Normal, shaped as `like`, by Box and Muller: two words make two numbers."""
-    check_normal("philox_normal", like, mean, std)
-    check_seed("philox_normal", "like", like, seed)
+@op(samples=NORMAL, fake=_like, traffic=_written)
+def philox_normal(
+    like: Float[Tensor, "..."], seed: Seed, mean: float = 0.0, std: Annotated[float, at_least(0)] = 1.0
+) -> Tensor:
+    """Normal with that mean and standard deviation, shaped as `like`.
+
+    Args:
+        like: gives the shape, dtype and device of the result; its values are not read.
+        seed: the same seed gives the same numbers.
+        mean: added to the numbers.
+        std: multiplies the numbers.
+    """
     pairs = is_double(like)
     bits = _bits(like, seed, pairs)
     radius = torch.sqrt(-2 * torch.log(_above_zero(bits[:, 0::2], pairs).double()))
@@ -403,30 +421,43 @@ def philox_normal(like: Tensor, seed: Tensor, mean: float = 0.0, std: float = 1.
     return _shaped(z * std + mean, like)
 
 
-@op(samples=EXPONENTIAL, errors=_errors(EXPONENTIAL, "like", lambd=(0.0, -1.0)), fake=_like, traffic=_written)
-def philox_exponential(like: Tensor, seed: Tensor, lambd: float = 1.0) -> Tensor:
-    """Exponential of rate lambd, shaped as `like`: above 0 and finite."""
-    check_exponential("philox_exponential", like, lambd)
-    check_seed("philox_exponential", "like", like, seed)
+@op(samples=EXPONENTIAL, fake=_like, traffic=_written)
+def philox_exponential(
+    like: Float[Tensor, "..."], seed: Seed, lambd: Annotated[float, between(0, open=True)] = 1.0
+) -> Tensor:
+    """Exponential of rate lambd, shaped as `like`: above 0 and finite.
+
+    Args:
+        like: gives the shape, dtype and device of the result; its values are not read.
+        seed: the same seed gives the same numbers.
+        lambd: the rate.
+    """
     pairs = is_double(like)
     e = -torch.log(_above_zero(_bits(like, seed, pairs), pairs))
     e = e.clamp(min=NEARLY_ZERO[pairs]) * (1 / lambd)
     return _shaped(e.clamp(LEAST[like.dtype], torch.finfo(like.dtype).max), like)
 
 
-@op(samples=BERNOULLI, errors=_errors(BERNOULLI, "", p=BAD_P), fake=_like, traffic=_written, tol=EXACT)
-def philox_bernoulli(like: Tensor, seed: Tensor, p: float = 0.5) -> Tensor:
-    """1 with probability p, else 0, shaped as `like`."""
-    check_bernoulli("philox_bernoulli", like, p)
-    check_seed("philox_bernoulli", "like", like, seed)
+@op(samples=BERNOULLI, fake=_like, traffic=_written, tol=EXACT)
+def philox_bernoulli(like: Like, seed: Seed, p: Probability = 0.5) -> Tensor:
+    """1 with probability p, else 0, shaped as `like`.
+
+    Args:
+        like: gives the shape, dtype and device of the result; its values are not read.
+        seed: the same seed gives the same numbers.
+        p: the probability of 1.
+    """
     return _shaped(_bits(like, seed) < threshold(p), like)
 
 
-@op(samples=BERNOULLI_OF, errors=_errors(BERNOULLI_OF, "prob"), fake=_like)
-def philox_bernoulli_of(prob: Tensor, seed: Tensor) -> Tensor:
-    """1 with the probability that stands there, else 0."""
-    check_dtype("philox_bernoulli_of", "prob", prob.dtype)
-    check_seed("philox_bernoulli_of", "prob", prob, seed)
+@op(samples=BERNOULLI_OF, fake=_like)
+def philox_bernoulli_of(prob: Float[Tensor, "..."], seed: Seed) -> Tensor:
+    """1 with probability prob, element by element, else 0.
+
+    Args:
+        prob: the probability of 1.
+        seed: the same seed gives the same numbers.
+    """
     pairs = is_double(prob)
     u = _unit(_bits(prob, seed, pairs), pairs).reshape(-1)[: prob.numel()].reshape(prob.shape)
     return rounded(u < wide(prob), prob.dtype)
@@ -442,15 +473,21 @@ def _high_product(a: Tensor, b: int) -> Tensor:
 
 @op(
     samples=RANDINT,
-    errors=_errors(RANDINT, "", low=(100, 200), high=(-1,)),
+    where=counted,
+    errors=_wrong(RANDINT, low=(100, 200), high=(-1,)),
     fake=_like,
     traffic=_written,
     tol=EXACT,
 )
-def philox_randint(like: Tensor, seed: Tensor, low: int, high: int) -> Tensor:
-    """Integers from low to high - 1, shaped as `like`: each as probable as the others to within 2^-12."""
-    check_randint("philox_randint", like, low, high)
-    check_seed("philox_randint", "like", like, seed)
+def philox_randint(like: Like, seed: Seed, low: int, high: int) -> Tensor:
+    """Integers from low to high - 1, shaped as `like`, equally probable to within 2^-12.
+
+    Args:
+        like: gives the shape, dtype and device of the result; its values are not read.
+        seed: the same seed gives the same numbers.
+        low: the least integer.
+        high: one more than the largest.
+    """
     span = high - low
     pairs = takes_pairs(like, span)
     bits = _bits(like, seed, pairs)
@@ -460,9 +497,13 @@ def philox_randint(like: Tensor, seed: Tensor, low: int, high: int) -> Tensor:
 # ---- under ATen's names: the generator's next seed, and a primitive -------------------------------------------------
 
 
+def _traced(x: Tensor) -> bool:
+    return torch.compiler.is_compiling() or not is_real(x)
+
+
 def _torchs(x: Tensor) -> bool:
-    """Whether torch's own generator serves better: compiled code fuses it, and the CPU has one that is no Philox."""
-    return torch.compiler.is_compiling() or x.is_cpu or not is_real(x)
+    """Whether torch's own generator serves better: compiled code fuses it, and the CPU's is not Philox."""
+    return x.is_cpu or _traced(x)
 
 
 def laid(x: Tensor, fn: Callable[[Tensor], Any]) -> Any:
@@ -479,7 +520,8 @@ def laid(x: Tensor, fn: Callable[[Tensor], Any]) -> Any:
 @op(space="aten")
 def dropout(input: Tensor, p: float = 0.5, train: bool = True) -> Tensor:
     """input / (1 - p), or 0 with probability p; input itself where there is nothing to drop. Keeps a seed, no mask."""
-    check_probability("dropout", p)
+    if not 0 <= p <= 1:
+        fits("dropout", p=p)
     if not train or p == 0:
         return input
     if _torchs(input):
@@ -490,7 +532,8 @@ def dropout(input: Tensor, p: float = 0.5, train: bool = True) -> Tensor:
 @op(space="aten", out="y mask")
 def native_dropout(input: Tensor, p: float, train: bool | None = True) -> tuple[Tensor, Tensor]:
     """dropout, with the mask of what was kept."""
-    check_probability("native_dropout", p)
+    if not 0 <= p <= 1:
+        fits("native_dropout", p=p)
     if _torchs(input):
         return torch.native_dropout(input, p, train)
     if train is False:
@@ -506,18 +549,20 @@ def native_dropout_backward(grad_output: Tensor, mask: Tensor, scale: float) -> 
     return dropout_mask_bwd(grad_output, mask, 1 - 1 / scale)
 
 
-def _drawn(own: Any, primitive: Any, x: Tensor, generator: torch.Generator | None, *params: float) -> Tensor:
+def _drawn(op: str, own: Any, primitive: Any, x: Tensor, generator: torch.Generator | None, **numbers: float) -> Tensor:
     """Numbers like x: by torch's own function, which fills a tensor, or by the primitive of the generator's seed."""
-    if _torchs(x):
-        return own(torch.empty_like(x), *params, generator=generator)
-    return laid(x, lambda x: primitive(x, next_seed(x, generator), *params))
+    params = numbers.values()
+    if not _traced(x):  # what is traced torch checks
+        fits(op, x.dtype, **numbers)
+        if not x.is_cpu:
+            return laid(x, lambda x: primitive(x, next_seed(x, generator), *params))
+    return own(torch.empty_like(x), *params, generator=generator)
 
 
 @op(space="aten")
 def uniform(self: Tensor, low: float = 0.0, high: float = 1.0, *, generator: torch.Generator | None = None) -> Tensor:
     """Uniform in [low, high), like self. (ATen's `from` and `to` are no names in Python.)"""
-    check_uniform("uniform", self, low, high)
-    return _drawn(Tensor.uniform_, philox_uniform, self, generator, low, high)
+    return _drawn("uniform", Tensor.uniform_, philox_uniform, self, generator, low=low, high=high)
 
 
 @op(space="aten")
@@ -525,23 +570,20 @@ def normal_functional(
     self: Tensor, mean: float = 0.0, std: float = 1.0, *, generator: torch.Generator | None = None
 ) -> Tensor:
     """Normal, like self."""
-    check_normal("normal_functional", self, mean, std)
-    return _drawn(Tensor.normal_, philox_normal, self, generator, mean, std)
+    return _drawn("normal_functional", Tensor.normal_, philox_normal, self, generator, mean=mean, std=std)
 
 
 @op(space="aten")
 def exponential(self: Tensor, lambd: float = 1.0, *, generator: torch.Generator | None = None) -> Tensor:
     """Exponential of rate lambd, like self."""
-    check_exponential("exponential", self, lambd)
-    return _drawn(Tensor.exponential_, philox_exponential, self, generator, lambd)
+    return _drawn("exponential", Tensor.exponential_, philox_exponential, self, generator, lambd=lambd)
 
 
 @op(space="aten")
 def bernoulli(self: Tensor, p: float | None = None, *, generator: torch.Generator | None = None) -> Tensor:
     """1 with probability p, else 0, like self; without p, with the probabilities that stand in self."""
     if p is not None:
-        check_bernoulli("bernoulli", self, p)
-        return _drawn(Tensor.bernoulli_, philox_bernoulli, self, generator, p)
+        return _drawn("bernoulli", Tensor.bernoulli_, philox_bernoulli, self, generator, p=p)
     if _torchs(self):
         return torch.bernoulli(self, generator=generator)
     return laid(self, lambda x: philox_bernoulli_of(x, next_seed(x, generator)))
@@ -555,22 +597,19 @@ def _random(x: Tensor, low: int, high: int, *, generator: torch.Generator | None
 @op(space="aten")
 def randint_like(self: Tensor, low: int, high: int, *, generator: torch.Generator | None = None) -> Tensor:
     """Integers from low to high - 1, like self."""
-    check_randint("randint_like", self, low, high)
-    return _drawn(_random, philox_randint, self, generator, low, high)
+    return _drawn("randint_like", _random, philox_randint, self, generator, low=low, high=high)
 
 
 @op(space="aten")
 def rand_like(self: Tensor, *, generator: torch.Generator | None = None) -> Tensor:
     """Uniform in [0, 1), like self."""
-    check_uniform("rand_like", self, 0.0, 1.0)
-    return _drawn(Tensor.uniform_, philox_uniform, self, generator, 0.0, 1.0)
+    return _drawn("rand_like", Tensor.uniform_, philox_uniform, self, generator, low=0.0, high=1.0)
 
 
 @op(space="aten")
 def randn_like(self: Tensor, *, generator: torch.Generator | None = None) -> Tensor:
     """Normal, like self."""
-    check_normal("randn_like", self, 0.0, 1.0)
-    return _drawn(Tensor.normal_, philox_normal, self, generator, 0.0, 1.0)
+    return _drawn("randn_like", Tensor.normal_, philox_normal, self, generator, mean=0.0, std=1.0)
 
 
 Device = torch.device | str | None
@@ -591,8 +630,7 @@ def rand(
 ) -> Tensor:
     """Uniform in [0, 1)."""
     like = sized(size, dtype, device)
-    check_uniform("rand", like, 0.0, 1.0)
-    return _drawn(Tensor.uniform_, philox_uniform, like, generator, 0.0, 1.0)
+    return _drawn("rand", Tensor.uniform_, philox_uniform, like, generator, low=0.0, high=1.0)
 
 
 @op(space="aten")
@@ -605,8 +643,7 @@ def randn(
 ) -> Tensor:
     """Normal."""
     like = sized(size, dtype, device)
-    check_normal("randn", like, 0.0, 1.0)
-    return _drawn(Tensor.normal_, philox_normal, like, generator, 0.0, 1.0)
+    return _drawn("randn", Tensor.normal_, philox_normal, like, generator, mean=0.0, std=1.0)
 
 
 @op(space="aten")
@@ -621,5 +658,4 @@ def randint(
 ) -> Tensor:
     """Integers from low to high - 1."""
     like = sized(size, dtype, device)
-    check_randint("randint", like, low, high)
-    return _drawn(_random, philox_randint, like, generator, low, high)
+    return _drawn("randint", _random, philox_randint, like, generator, low=low, high=high)

@@ -46,14 +46,6 @@ def seed(like: Tensor, generator: Gen) -> Tensor:
         _drawing.now = False
 
 
-def fits(check: Fn, *args: Any) -> None:
-    """Decline what the spec of a primitive refuses: before a seed is drawn."""
-    try:
-        check("", *args)
-    except (TypeError, ValueError) as error:
-        raise NotSupported(str(error)) from None
-
-
 def known(*overloads: str) -> list[str]:
     """Those that this torch has."""
     return [o for o in overloads if torch._C._dispatch_has_kernel(f"aten::{o}")]
@@ -64,19 +56,19 @@ def known(*overloads: str) -> list[str]:
 
 @adapt("uniform", "uniform_", over=random.philox_uniform)
 def uniform(call: Fn, self: Tensor, from_: float = 0.0, to: float = 1.0, *, generator: Gen = None) -> Any:
-    fits(random.check_uniform, self, from_, to)
+    random.fits("uniform", self.dtype, low=from_, high=to)
     return random.laid(self, lambda x: call(x, seed(x, generator), from_, to))
 
 
 @adapt("normal_functional", "normal_", over=random.philox_normal)
 def normal(call: Fn, self: Tensor, mean: float = 0.0, std: float = 1.0, *, generator: Gen = None) -> Any:
-    fits(random.check_normal, self, mean, std)
+    random.fits("normal_functional", self.dtype, mean=mean, std=std)
     return random.laid(self, lambda x: call(x, seed(x, generator), mean, std))
 
 
 @adapt("exponential", "exponential_", over=random.philox_exponential)
 def exponential(call: Fn, self: Tensor, lambd: float = 1.0, *, generator: Gen = None) -> Any:
-    fits(random.check_exponential, self, lambd)
+    random.fits("exponential", self.dtype, lambd=lambd)
     if math.isinf(lambd):
         raise NotSupported("an infinite rate")
     return random.laid(self, lambda x: call(x, seed(x, generator), lambd))
@@ -85,13 +77,13 @@ def exponential(call: Fn, self: Tensor, lambd: float = 1.0, *, generator: Gen = 
 @adapt("bernoulli.p", "bernoulli_.float", over=random.philox_bernoulli)
 def bernoulli_float(call: Fn, self: Tensor, p: float = 0.5, *, generator: Gen = None) -> Any:
     _check_kind(self)
-    fits(random.check_bernoulli, self, p)
+    random.fits("bernoulli", self.dtype, p=p)
     return call(self, seed(self, generator), p)
 
 
 @adapt("bernoulli", over=random.philox_bernoulli_of)
 def bernoulli(call: Fn, self: Tensor, *, generator: Gen = None) -> Any:
-    fits(lambda op, x: random.check_dtype(op, "self", x.dtype), self)
+    _check_float(self)
     return call(self, seed(self, generator))
 
 
@@ -100,13 +92,18 @@ def bernoulli_tensor(call: Fn, self: Tensor, p: Tensor, *, generator: Gen = None
     """Probabilities of self's own dtype, as the primitive's results have theirs."""
     if not isinstance(p, Tensor) or p.dtype is not self.dtype or p.device != self.device:
         raise NotSupported("probabilities of another dtype, or from elsewhere")
-    fits(lambda op, x: random.check_dtype(op, "p", x.dtype), p)
+    _check_float(p)
     if p.shape != self.shape:
         try:
             p = p.expand(self.shape)
         except RuntimeError as error:
             raise NotSupported(str(error)) from None
     return call(p, seed(p, generator))
+
+
+def _check_float(x: Tensor) -> None:
+    if x.dtype not in DIGITS:
+        raise NotSupported(f"{x.dtype} is torch's to judge")
 
 
 def _check_kind(x: Tensor) -> None:
@@ -117,7 +114,7 @@ def _check_kind(x: Tensor) -> None:
 def _integers(call: Fn, x: Tensor, low: int, high: int, generator: Gen) -> Any:
     """Integers from low to high - 1, like x; declines those that x's dtype does not count."""
     _check_kind(x)
-    fits(random.check_randint, x, low, high)
+    random.fits("randint", x.dtype, low=low, high=high)
     exact = 2 ** DIGITS.get(x.dtype, 64)
     if low < -exact or high - 1 > exact:
         raise NotSupported(f"{x.dtype} does not count every integer from {low} to {high}: torch warns")
@@ -310,7 +307,6 @@ def native_dropout_backward(call: Fn, grad_output: Tensor, mask: Tensor, scale: 
     if not 1 <= scale < math.inf:
         raise NotSupported(f"a scale of {scale} is of no probability")
     p = 1 - 1 / scale
-    fits(random.check_masked, p, grad_output, mask)
     if grad_output.is_contiguous() and mask.is_contiguous():
         return call(grad_output, mask, p)
     if format_of(grad_output) is torch.contiguous_format or mask.stride() != grad_output.stride():
