@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from . import layouts, library, results, snapshot
+from . import codegen, layouts, library, results, snapshot
 from .errors import BadArgument, DispatchError, NoImplementation, NotSupported, WrongResult
 from .facts import dtype_name, first_tensor, is_plain, is_real, shape_class, tensors
 from .jump import Form, Pair, forward_ad, live_modes, reraise, transforms_active
@@ -185,8 +185,7 @@ class Chain:
         form = self.form
         params = form.params if not self._typed else ", ".join(p.split("=")[0] for p in form.params.split(", "))
         body = GUARD.format(name=form.name, params=params, passed=form.passed, packed=form.packed, ask=ask)
-        exec(compile(body, f"<opmux guard of {self.name}>", "exec"), names)
-        return names[form.name]
+        return codegen.function(body, form.name, f"guard of {self.name}", names)
 
     def with_own_gradient(self, args: tuple, kwargs: dict) -> tuple[Callable[..., Any], int] | None:
         """The impl that would run and its place, where that is an autograd.Function with a backward of its own."""

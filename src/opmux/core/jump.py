@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 
+from . import codegen
 from .errors import OpmuxError
 from .facts import first_tensor, tensors
 from .lock import cached_property
@@ -90,7 +91,8 @@ class Plan:
     make: Callable[[Any], Pair] | None = None
     watch: str = "all"  # what the jump asks for that must see the op or its reference: a key of WATCH
     first: Callable[[tuple, dict], Any] = first_tensor
-    layer: Pair | None = None  # this plan as one pair, made when first asked for
+    own_gradient: bool = True  # whether an impl may be an autograd.Function, with a backward of its own
+    pair: Pair | None = None  # this plan as one pair, once a jump points to it or it was asked for
 
     def follow(self, args: tuple, kwargs: dict) -> Pair:
         """The pair that a call with these arguments ends at."""
@@ -236,9 +238,7 @@ class Form:
         return f"{first}\n    if {WATCH[watch]}:\n        return _live({self.passed})" if watch else first
 
     def _compile(self, text: str) -> types.CodeType:
-        made: dict[str, Any] = dict(self.defaults)
-        exec(compile(text, f"<opmux {self.name}>", "exec"), made)
-        return made[self.name].__code__
+        return codegen.function(text, self.name, self.name, dict(self.defaults)).__code__
 
     @cached_property
     def ungated(self) -> Form:
@@ -256,9 +256,9 @@ class Form:
         """A plan as a pair: the one it holds, or a layer over its table."""
         if plan.key == "":
             return plan.table
-        if plan.layer is None:
-            plan.layer = (self.layer(plan), reraise)
-        return plan.layer
+        if plan.pair is None:
+            plan.pair = (self.layer(plan), reraise)
+        return plan.pair
 
     def globals(self, more: dict[str, Any]) -> dict[str, Any]:
         return {
@@ -304,6 +304,7 @@ class Jump:
         self.bound = False
         self.scoped = False
         self.keep = False  # whether tables may hold on to it when no scope is live
+        self.apply: Callable[..., Any] | None = None  # of the op's autograd.Function, made when first asked for
 
         self._bind = bind
         self._under = under
@@ -325,6 +326,8 @@ class Jump:
 
     def point(self, plan: Plan) -> None:
         """Jump to what `plan` says."""
+        if plan.key == "":
+            plan.pair = plan.table
         self._aim(plan)
         self.bound = True  # last: interrupted before it, the next call binds again
 
@@ -340,7 +343,9 @@ class Jump:
     def pair(self) -> Pair:
         """What a call made here and now would run; held by autograd for the backward."""
         live = scope.get()
-        return self.pair_of_process() if live is None else live.pairs.get(self) or live.miss(self)
+        if live is None:
+            return self.plan.pair or self.pair_of_process()
+        return live.pairs.get(self) or live.miss(self)
 
     def pair_of_process(self) -> Pair:
         """What a call outside of every scope would run."""

@@ -1,8 +1,7 @@
 """An op as torch sees it: schema, kernel, fake kernel and gradient in `torch.ops.opmux`, and eager autograd.
 
 Compiled code sees the opaque op; eager code never goes through torch's dispatcher to reach ours (a Python kernel
-behind it costs 5 us, `custom_op` 20). Autograd in eager is one `autograd.Function` per op, which takes the backward's
-binding along from the forward: context variables do not reach autograd's worker threads.
+behind it costs 5 us, `custom_op` 20); its gradients are in `autograd.py`.
 """
 
 from __future__ import annotations
@@ -16,8 +15,8 @@ import torch
 from torch import Tensor
 
 from .. import wiring
-from .errors import DispatchError
-from .facts import is_plain, is_real, tensors
+from . import autograd, codegen
+from .facts import is_real, tensors
 from .jump import Form, Jump, forward_ad, live_modes, transforms_active
 
 if TYPE_CHECKING:
@@ -44,7 +43,9 @@ def make_jump(spec: Spec, jumps: Mapping[str, Jump]) -> Jump:
         return wiring.manager().typed_pair(spec, jump, policy)
 
     def differentiable(*args: Any, **kwargs: Any) -> Any:
-        return with_gradient(spec, jump, jumps[spec.gradient.backward.key], args, kwargs)
+        """The first call that wants a gradient: by now the backward has been declared, and the text can be written."""
+        jump.globals["_g"] = entry = autograd.entry(spec, jump, jumps[spec.gradient.backward.key], live)
+        return entry(*args, **kwargs)
 
     def live(*args: Any, **kwargs: Any) -> Any:
         return visible(spec, args, kwargs)
@@ -55,165 +56,6 @@ def make_jump(spec: Spec, jumps: Mapping[str, Jump]) -> Jump:
     form.asks = spec.primitive and not dynamo_has_hooks()
     jump = Jump(form, bind, under, spec.reference if native else differentiable)
     return jump
-
-
-# ---- eager autograd -------------------------------------------------------------------------------------------------
-
-
-def with_gradient(spec: Spec, jump: Jump, backward: Jump, args: tuple, kwargs: dict) -> Any:
-    """Run a differentiable op so that autograd records it; forward and backward are chosen here, together."""
-    if transforms_active() or not all(is_plain(t) for t in tensors((args, kwargs))):
-        return visible(spec, args, kwargs)
-    pair = jump.pair()
-    target, recover = getattr(pair[0], "follow", lambda *given: pair)(args, kwargs)
-    error = None
-    chain: Any = getattr(recover, "__self__", None)
-    own = None if chain is None else chain.with_own_gradient(args, kwargs)
-    if chain is not None and own is not None:
-        # an autograd.Function: it keeps what it likes and brings its own backward; if it fails, ours takes over
-        call, place = own
-        try:
-            return chain.examined(place, call(*args, **kwargs), args, kwargs)
-        except Exception as raised:
-            if place == 0:
-                error, recover = raised, chain.recover
-    how = (target, recover, error, len(args), tuple(kwargs), backward.pair())
-    if kwargs or len(args) < len(spec.names):  # by name, with defaults left out; binding costs 10 us
-        try:
-            bound = spec.signature.bind(*args, **kwargs)
-        except TypeError:  # called by an interface of the impl's own: autograd sees the impl
-            return jump.raw(*args, **kwargs)
-        bound.apply_defaults()
-        args = tuple(bound.arguments.values())
-    return _function(spec).apply(how, *args)
-
-
-@functools.cache
-def _function(spec: Spec) -> Any:
-    """The autograd.Function of an op. What it saves is the op's declared arguments and results, nothing private."""
-    plan = spec.gradient
-    saves = sorted({s for s in plan.sources if s[0] != "grad"})
-
-    def forward(ctx: Any, how: tuple, *args: Any) -> Any:
-        target, recover, error, count, keywords, ctx.backward_pair = how
-        given, named = args[:count], {n: args[spec.names.index(n)] for n in keywords}
-        try:
-            if error is not None:
-                raise error
-            results = target(*given, **named)
-        except Exception as raised:
-            results = recover(raised, given, named)
-        outs = _results(spec, results)
-        kept = _kept(saves, args, outs)
-        ctx.save_for_backward(*(k if isinstance(k, Tensor) else None for k in kept))
-        ctx.plain = [None if isinstance(k, Tensor) else k for k in kept]
-        ctx.numbers = [_TENSOR if isinstance(a, Tensor) else a for a in args]
-        ctx.mark_non_differentiable(*(o for o, d in zip(outs, plan.differentiable, strict=True) if not d))
-        return outs if isinstance(results, (tuple, list)) else results
-
-    def backward(ctx: Any, *grads: Any) -> Any:
-        kept = [p if t is None else t for t, p in zip(ctx.saved_tensors, ctx.plain, strict=True)]
-        found = dict(zip(saves, kept, strict=True))
-        needed = ctx.needs_input_grad[1:]
-        if torch.is_grad_enabled():  # create_graph=True
-            return (None, *_differentiable_backward(spec, grads, found, ctx.numbers, needed))
-        args = tuple(grads[i] if kind == "grad" else found[kind, i] for kind, i in plan.sources)
-        target, recover = ctx.backward_pair
-        try:
-            results = target(*args)
-        except Exception as error:
-            results = recover(error, args, {})
-        return (None, *_deal(plan, results, needed))
-
-    name = "".join(word.capitalize() for word in spec.name.split("_"))
-    body = {"forward": staticmethod(forward), "backward": staticmethod(backward)}
-    return type(name, (torch.autograd.Function,), body)
-
-
-def _differentiable_backward(
-    spec: Spec, grads: tuple, found: dict[tuple[str, int], Any], numbers: list[Any], needed: tuple[bool, ...]
-) -> list[Any]:
-    """Gradients that torch can differentiate again: the backward's reference, on values that are part of the graph.
-
-    A saved result that has no gradient of its own (the rstd of a norm) would count as a constant. It is computed again
-    from the arguments; where those were not saved, the gradients raise when they are differentiated.
-    """
-    plan = spec.gradient
-    lost = [i for kind, i in plan.sources if kind == "out" and not plan.differentiable[i] and _is_float(found[kind, i])]
-    if lost:
-        again = _recomputed(spec, found, numbers)
-        if again is None:
-            with torch.no_grad():
-                results = plan.backward.reference(*_sources(plan, grads, found))
-            return _once(spec, _deal(plan, results, needed))
-        found = {**found, **{("out", i): again[i] for i in lost}}
-    return _deal(plan, plan.backward.reference(*_sources(plan, grads, found)), needed)
-
-
-_TENSOR = object()  # stands for a tensor argument among the numbers that a forward keeps
-
-
-def _recomputed(spec: Spec, found: dict[tuple[str, int], Any], numbers: list[Any]) -> tuple | None:
-    """The results of a forward, from what was saved of its arguments; None where too little was.
-
-    An optional argument that the backward does not take (a bias) has no part in the results that it does take.
-    """
-    if spec.recompute is not None:
-        known = {spec.names[i]: v for i, v in enumerate(numbers) if v is not _TENSOR}
-        known |= {(spec.out if kind == "out" else spec.names)[i]: v for (kind, i), v in found.items()}
-        return spec.recompute(**known)
-    args = [found.get(("in", i), None if v is _TENSOR else v) for i, v in enumerate(numbers)]
-    if any(v is _TENSOR and ("in", i) not in found and i in spec.required for i, v in enumerate(numbers)):
-        return None
-    return _results(spec, spec.reference(*args))
-
-
-def _sources(plan: Any, grads: tuple, found: dict[tuple[str, int], Any]) -> list[Any]:
-    return [grads[i] if kind == "grad" else found[kind, i] for kind, i in plan.sources]
-
-
-def _is_float(value: Any) -> bool:
-    return isinstance(value, Tensor) and value.is_floating_point()
-
-
-def _kept(saves: list[tuple[str, int]], inputs: tuple, outs: tuple) -> list[Any]:
-    """What a forward keeps for its backward; of what is looked at alone, a tensor of that look with no memory."""
-    kept = []
-    for kind, i in saves:
-        value = outs[i] if kind == "out" else inputs[i]
-        kept.append(value.new_empty(()).expand(value.shape) if kind == "look" else value)
-    return kept
-
-
-def _results(spec: Spec, results: Any) -> tuple:
-    """What an impl returned, as a tuple of the op's results; an error that names the op where there are others."""
-    outs = tuple(results) if isinstance(results, (tuple, list)) else (results,)
-    if len(outs) != len(spec.out):
-        raise DispatchError(
-            f"an impl of {spec.key} returned {len(outs)} results; the op has {len(spec.out)}: {spec.out}"
-        )
-    return outs
-
-
-def _once(spec: Spec, gradients: list[Any]) -> list[Any]:
-    """Gradients under create_graph=True: they raise when differentiated again, as they would otherwise be constants.
-
-    (`once_differentiable` looks at the incoming gradient alone, and lets `y.sum()` through.)
-    """
-    words = f"{spec.key} can be differentiated once: its backward has no gradient of its own".encode()
-    raises = torch._C._functions.DelayedError(words, sum(g is not None for g in gradients))  # pyright: ignore[reportAttributeAccessIssue]
-    made = raises(*(g.detach().requires_grad_() for g in gradients if g is not None))
-    marked = iter(made if isinstance(made, tuple) else (made,))
-    return [None if g is None else next(marked) for g in gradients]
-
-
-def _deal(plan: Any, results: Any, needed: tuple[bool, ...]) -> list[Any]:
-    """Gradients in the order of the forward's arguments; None where none is wanted."""
-    dealt: list[Any] = [None] * len(needed)
-    for index, gradient in zip(plan.targets, _results(plan.backward, results), strict=True):
-        if index < len(needed) and needed[index]:  # torch.ops leaves trailing defaults out
-            dealt[index] = gradient
-    return dealt
 
 
 # ---- torch.library --------------------------------------------------------------------------------------------------
@@ -243,24 +85,28 @@ def undefine(spec: Spec) -> None:
 
 def _define_gradient(spec: Spec, lib: torch.library.Library) -> None:
     def setup(ctx: Any, inputs: tuple, output: Any) -> None:
-        plan = spec.gradient
         outs = output if isinstance(output, tuple) else (output,)
-        saves = sorted({s for s in plan.sources if s[0] != "grad"})
-        kept = _kept(saves, inputs, outs)
+        saves = sorted({s for s in spec.gradient.sources if s[0] != "grad"})
+        kept = [_kept(kind, outs[i] if kind == "out" else inputs[i]) for kind, i in saves]
         ctx.save_for_backward(*(k for k in kept if isinstance(k, Tensor)))
         ctx.kept = [(s, None if isinstance(k, Tensor) else (k,)) for s, k in zip(saves, kept, strict=True)]
-        ctx.numbers = [_TENSOR if isinstance(a, Tensor) else a for a in inputs]
+        ctx.numbers = {i: a for i, a in enumerate(inputs) if not isinstance(a, Tensor)}
 
     def backward(ctx: Any, *grads: Any) -> Any:
         plan = spec.gradient
         saved = iter(ctx.saved_tensors)
         found = {s: next(saved) if plain is None else plain[0] for s, plain in ctx.kept}
         if torch.is_grad_enabled():  # create_graph=True
-            return tuple(_differentiable_backward(spec, grads, found, ctx.numbers, ctx.needs_input_grad))
-        results = packet(plan.backward)(*_sources(plan, grads, found))
-        return tuple(_deal(plan, results, ctx.needs_input_grad))
+            return tuple(autograd.differentiable_backward(spec, grads, found, ctx.numbers, ctx.needs_input_grad))
+        results = packet(plan.backward)(*autograd.backward_args(plan, grads, found))
+        return tuple(autograd.deal(plan, results, ctx.needs_input_grad))
 
     torch.library.register_autograd(spec.key, backward, setup_context=setup, lib=lib)
+
+
+def _kept(kind: str, value: Any) -> Any:
+    """What is saved of a value: of an argument of which only shape and dtype matter, an expanded one-element tensor."""
+    return value.new_empty(()).expand(value.shape) if kind == "look" else value
 
 
 def packet(spec: Spec) -> Any:
@@ -305,9 +151,9 @@ def show_to_dynamo(spec: Spec, jump: Jump) -> None:
         return
     names = {"_op": instead, **form.defaults}
     text = f"def {form.name}({form.params}):\n    return _op({form.passed})\n"
-    exec(compile(text, f"<opmux {form.name} under torch.compile>", "exec"), names)
+    traced = codegen.function(text, form.name, f"{form.name} under torch.compile", names)
     hooks: Any = fn
-    hooks._torchdynamo_inline = hooks._torchdynamo_orig_callable = names[form.name]
+    hooks._torchdynamo_inline = hooks._torchdynamo_orig_callable = traced
     hooks._torchdynamo_wrapper_id = id(fn)
 
 

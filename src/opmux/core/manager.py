@@ -8,7 +8,7 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
-from . import facts, library, log
+from . import autograd, facts, library, log
 from . import policy as policies
 from .dispatch import Candidate, Chain, Failure, Memory, refusal_of
 from .errors import DispatchError, NoImplementation, UnknownName, unknown
@@ -198,7 +198,8 @@ class OpManager:
         jump, backward = self._open_jump(spec.key), spec.gradient.backward.key
         if not self.registry.impls(backward):
             return jump.raw(*args, **kwargs)
-        return library.with_gradient(spec, jump, self._open_jump(backward), args, kwargs)
+        live = lambda *args, **kwargs: library.visible(spec, args, kwargs)
+        return autograd.with_gradient(spec, jump, self._open_jump(backward), live, args, kwargs)
 
     def door(self, name: str) -> Pair:
         """The pair behind a name, for `call`; looked up by `Doors` when it is not there."""
@@ -233,9 +234,11 @@ class OpManager:
         looks = ["device" if len(chips) == 1 else "type"] if by_device else []
         looks += ["dtype"] if by_dtype else []
         spec, watch = specs.get(key), self._watch(key, ordered, (device,) if device else (*chips, "cpu"))
+        own = any(i.call is not i.fn for i in ordered)
         if not looks:
-            return Plan("", leaf(None), watch=watch)
-        return Plan(" ".join(looks), {}, leaf, watch, facts.first_tensor if spec is None else spec.first_tensor)
+            return Plan("", leaf(None), watch=watch, own_gradient=own)
+        first = facts.first_tensor if spec is None else spec.first_tensor
+        return Plan(" ".join(looks), {}, leaf, watch, first, own)
 
     def _watch(self, key: str, ordered: list[OpImpl], devices: tuple[str, ...]) -> str:
         """What a jump must ask for before it leads to these impls: a key of WATCH.

@@ -1,0 +1,389 @@
+"""Eager autograd: one flat `autograd.Function` per op, generated from its signature and its backward's.
+
+A loop over arguments, a dict of saved values and a `signature.bind` cost more than a small kernel, so forward and
+backward are written out for each op. The forward also picks the backward's implementation: context variables, and with
+them policy scopes, do not reach autograd's worker threads.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from . import codegen
+from .errors import DispatchError
+from .facts import _PLAIN, _wrapped, is_plain, tensors
+from .jump import Form, Jump, is_tensor, scope, transforms_active
+
+if TYPE_CHECKING:
+    from .spec import Gradient, Spec
+
+Found = dict[tuple[str, int], Any]  # saved values by their source: ("in" | "look" | "out", index)
+
+# Runs instead of an op's implementation where a gradient is wanted. `{special}` asks for tensors that torch must be able
+# to look into, and for arguments that are no tensors by mistake.
+ENTRY = """\
+def {name}({params}):
+    if {special} or _jump.plan.own_gradient or _scope() is not None:
+        return _with_gradient({passed})
+    return _apply(_raw, {names})
+"""
+
+# The attributes of `_ctx` are those that `save_for_backward` and `mark_non_differentiable` set, each at the cost of a
+# Python call.
+FORWARD = """\
+def forward(_ctx, _run, {names}):
+    _found = _run({passed})
+{unpack}
+    _ctx.to_save = {saved}
+    _ctx.kept = {kept}
+{options}
+    return {outs}
+"""
+
+BACKWARD = """\
+def backward(_ctx, {grads}):
+    if _is_grad_enabled():
+        return _create_graph(_ctx, {grads_tuple})
+{unneeded}
+{saved}
+    {kept} = _ctx.kept
+{merge}
+    try:
+        _found = _target({args})
+    except Exception as _error:
+        _found = _recover(_error, {packed}, {{}})
+{unpack}
+    return {dealt}
+"""
+
+
+def entry(spec: Spec, jump: Jump, backward: Jump, live: Callable[..., Any]) -> Callable[..., Any]:
+    """The function that runs a differentiable op so that autograd records it. It takes all arguments of the op."""
+    special = [_special(name, kind) for name, kind in _kinds(spec).items() if kind != "plain"]
+    if spec.space != "opmux":  # of an op of ours the jump has asked
+        special.append("_transforms()")
+    params = ", ".join(p.split("=")[0] for p in jump.form.params.split(", "))
+    text = ENTRY.format(
+        name=jump.form.name,
+        params=params,
+        passed=jump.form.passed,
+        names=", ".join(spec.names),
+        special=" or ".join(special),
+    )
+
+    def slowly(*args: Any, **kwargs: Any) -> Any:
+        return with_gradient(spec, jump, backward, live, args, kwargs)
+
+    names = {
+        "_jump": jump,
+        "_raw": jump.raw,
+        "_apply": _apply_of(spec, jump, backward),
+        "_with_gradient": slowly,
+        "_scope": scope.get,
+        "_plain": _PLAIN,
+        "_wrapped": _wrapped,
+        "_all_plain": _all_plain,
+        "_transforms": transforms_active,
+    }
+    return codegen.function(text, jump.form.name, f"{spec.name} with a gradient", names)
+
+
+def with_gradient(
+    spec: Spec, jump: Jump, backward: Jump, live: Callable[..., Any], args: tuple, kwargs: dict
+) -> Any:
+    """The same for calls with arguments as given, under a policy scope, or to an impl that is an autograd.Function."""
+    if transforms_active() or not _all_plain((args, kwargs)):
+        return live(*args, **kwargs)
+    pair = jump.pair()
+    _, recover = getattr(pair[0], "follow", lambda *given: pair)(args, kwargs)
+    chain: Any = getattr(recover, "__self__", None)
+    own = None if chain is None else chain.with_own_gradient(args, kwargs)
+    run: Callable[..., Any] = lambda *_: jump.raw(*args, **kwargs)
+    if chain is not None and own is not None:
+        # an autograd.Function: it keeps what it likes and brings its own backward; if it fails, ours takes over
+        call, place = own
+        try:
+            return chain.examined(place, call(*args, **kwargs), args, kwargs)
+        except Exception as raised:
+            if place == 0:
+                run = functools.partial(_after, chain.recover, raised, args, kwargs)
+    try:
+        full = _in_full(spec)(*args, **kwargs)
+    except TypeError:  # called by an interface of the impl's own: autograd sees the impl
+        return jump.raw(*args, **kwargs)
+    return _apply_of(spec, jump, backward)(run, *full)
+
+
+def _after(recover: Callable[..., Any], error: Exception, args: tuple, kwargs: dict, *_: Any) -> Any:
+    try:
+        raise error
+    except Exception as raised:  # raised again, so that what `recover` raises has it as its context
+        return recover(raised, args, kwargs)
+
+
+@functools.cache
+def _in_full(spec: Spec) -> Callable[..., tuple]:
+    """A function that returns all arguments of the op in order: `signature.bind` at a tenth of its time."""
+    form = Form.of(spec.name, spec.signature, differentiable=False)
+    text = f"def {form.name}({form.params}):\n    return ({', '.join(spec.names)},)\n"
+    return codegen.function(text, form.name, f"arguments of {spec.name}", dict(form.defaults))
+
+
+def _apply_of(spec: Spec, jump: Jump, backward: Jump) -> Callable[..., Any]:
+    """`apply` of the op's Function; one per jump, as each has a backward of its own.
+
+    It is the C function below `autograd.Function.apply`, whose questions (transforms, dead wrappers of functorch) have
+    been asked by then.
+    """
+    if jump.apply is None:
+        body = _bodies(spec, backward)
+        name = "".join(word.capitalize() for word in spec.name.split("_"))
+        made: Any = type(name, (torch.autograd.Function,), {n: staticmethod(f) for n, f in body.items()})
+        jump.apply = super(torch.autograd.Function, made).apply
+    return jump.apply
+
+
+# ---- the text -------------------------------------------------------------------------------------------------------
+
+
+def _kinds(spec: Spec) -> dict[str, str]:
+    """Each argument by what it may be: "tensor", "optional", "mixed" (a tensor, or something else) or "plain"."""
+    kinds = {}
+    for p in spec.signature.parameters.values():
+        if is_tensor(p.annotation):
+            kinds[p.name] = "tensor"
+        elif is_tensor(p.annotation, optional=True):
+            kinds[p.name] = "optional"
+        elif p.annotation in (Any, p.empty) or Tensor in getattr(p.annotation, "__args__", ()):
+            kinds[p.name] = "mixed"
+        else:
+            kinds[p.name] = "plain"
+    return kinds
+
+
+def _special(name: str, kind: str) -> str:
+    """The question whether an argument is something else than torch's own tensor."""
+    if kind == "mixed":
+        return f"not _all_plain({name})"
+    ask = f"type({name}) not in _plain or _wrapped({name})"
+    return ask if kind == "tensor" else f"({name} is not None and ({ask}))"
+
+
+def _all_plain(value: Any) -> bool:
+    return all(is_plain(t) for t in tensors(value))
+
+
+class _Saved:
+    """What a forward saves of an op: tensors by `save_for_backward`, other arguments on the context."""
+
+    def __init__(self, spec: Spec):
+        self.kinds = _kinds(spec)
+        self.tensors: list[tuple[str, int]] = []
+        for source in sorted({s for s in spec.gradient.sources if s[0] != "grad"}):
+            if source[0] == "out" or self.kinds[spec.names[source[1]]] != "plain":
+                self.tensors.append(source)
+        self.others = [i for i, n in enumerate(spec.names) if self.kinds[n] in ("plain", "mixed")]
+
+    def found(self, ctx: Any) -> tuple[Found, dict[int, Any]]:
+        """Saved values by source, and the arguments that are no tensors by position."""
+        found: Found = dict(zip(self.tensors, ctx.saved_tensors, strict=True))
+        numbers = dict(zip(self.others, ctx.kept[1:], strict=True))
+        for i, value in numbers.items():
+            if found.get(("in", i)) is None:
+                found["in", i] = value
+        return found, numbers
+
+
+def _bodies(spec: Spec, backward: Jump) -> dict[str, Callable[..., Any]]:
+    """Forward and backward of an op's Function."""
+    plan, saved = spec.gradient, _Saved(spec)
+
+    def create_graph(ctx: Any, grads: tuple) -> tuple:
+        needed = ctx.needs_input_grad[1:]
+        if all(grads[i] is None for kind, i in plan.sources if kind == "grad"):
+            return (None,) * (1 + len(needed))
+        return (None, *differentiable_backward(spec, grads, *saved.found(ctx), needed))
+
+    names = {
+        "_Tensor": Tensor,
+        "_backward_pair": backward.pair,
+        "_is_grad_enabled": torch.is_grad_enabled,
+        "_create_graph": create_graph,
+        "_results": functools.partial(results_of, spec),
+        "_gradients": functools.partial(results_of, plan.backward),
+        "_like": _like,
+    }
+    made = {}
+    for name, text in (("forward", _forward_text(spec, saved)), ("backward", _backward_text(spec, saved))):
+        lines = [line for line in text.splitlines(keepends=True) if line.strip()]
+        made[name] = codegen.function("".join(lines), name, f"{name} of {spec.name}", names)
+    return made
+
+
+def _forward_text(spec: Spec, saved: _Saved) -> str:
+    plan, outs = spec.gradient, [f"_out_{n}" for n in spec.out]
+    saves = []
+    for kind, i in saved.tensors:
+        name = outs[i] if kind == "out" else spec.names[i]
+        if kind == "look":
+            name = f"_like({name}.dtype, {name}.device).expand({name}.shape)"
+        elif kind == "in" and saved.kinds[name] == "mixed":
+            name = f"{name} if isinstance({name}, _Tensor) else None"
+        saves.append(name)
+    keeps = ["_backward_pair()"]
+    for name in (spec.names[i] for i in saved.others):
+        mixed = saved.kinds[name] == "mixed"
+        keeps.append(f"None if isinstance({name}, _Tensor) else {name}" if mixed else name)
+    constants = [o for o, d in zip(outs, plan.differentiable, strict=True) if not d]
+    options = [f"    _ctx.non_differentiable = {_tuple(constants)}"] if constants else []
+    # A missing gradient is a zero-filled tensor by default: a kernel for every result that has none.
+    if sum(plan.differentiable) == 1:
+        options.append("    _ctx.materialize_grads = False")
+    elif constants:
+        options.append("    _ctx._materialize_non_diff_grads = False")
+    return FORWARD.format(
+        names=", ".join(spec.names),
+        passed=Form.of(spec.name, spec.signature, differentiable=False).passed,
+        unpack=_unpack(outs, "_results"),
+        saved=_tuple(saves),
+        kept=_tuple(keeps),
+        options="\n".join(options),
+        outs=", ".join(outs),
+    )
+
+
+def _backward_text(spec: Spec, saved: _Saved) -> str:
+    plan = spec.gradient
+    grads = [f"_grad_{n}" for n in spec.out]
+    mixed = [spec.names[i] for i in saved.others if saved.kinds[spec.names[i]] == "mixed"]
+    value = {("in", i): n for i, n in enumerate(spec.names)} | {("look", i): n for i, n in enumerate(spec.names)}
+    value |= {("out", i): f"_out_{n}" for i, n in enumerate(spec.out)} | {("grad", i): n for i, n in enumerate(grads)}
+    in_graph = {spec.names[i] for kind, i in saved.tensors if kind == "in"}
+    merge = [f"    {n} = _kept_{n} if {n} is None else {n}" for n in mixed if n in in_graph]
+    merge += [f"    {n} = _kept_{n}" for n in mixed if n not in in_graph]
+    keeps = [f"_kept_{spec.names[i]}" if spec.names[i] in mixed else spec.names[i] for i in saved.others]
+    results = [f"_d_{spec.names[i]}" for i in plan.targets]
+    dealt = ["None"] * (1 + len(spec.names))
+    for i, result in zip(plan.targets, results, strict=True):
+        # a gradient of a tensor that needs none is dropped by autograd; one of None is an error
+        sure = saved.kinds[spec.names[i]] == "tensor"
+        dealt[1 + i] = result if sure else f"{result} if _ctx.needs_input_grad[{1 + i}] else None"
+    unneeded = []
+    if sum(plan.differentiable) == 1:
+        unneeded.append(f"{grads[plan.differentiable.index(True)]} is None")
+    if any(k != "plain" and i not in plan.targets for i, k in enumerate(saved.kinds.values())):
+        needs = [f"_ctx.needs_input_grad[{1 + i}]" for i in sorted(plan.targets)]
+        unneeded.append(f"not ({' or '.join(needs)})")
+    return BACKWARD.format(
+        grads=", ".join(grads),
+        grads_tuple=_tuple(grads),
+        unneeded=f"    if {' or '.join(unneeded)}:\n        return {_tuple(['None'] * len(dealt))}" if unneeded else "",
+        saved=f"    {_tuple([value[s] for s in saved.tensors])} = _ctx.saved_tensors" if saved.tensors else "",
+        kept=_tuple(["(_target, _recover)", *keeps]),
+        merge="\n".join(merge),
+        args=", ".join(value[s] for s in plan.sources),
+        packed=_tuple([value[s] for s in plan.sources]),
+        unpack=_unpack(results, "_gradients"),
+        dealt=_tuple(dealt),
+    )
+
+
+def _tuple(names: list[str]) -> str:
+    return f"({', '.join(names)}{',' if len(names) == 1 else ''})"
+
+
+def _unpack(names: list[str], convert: str) -> str:
+    """Lines that name what an impl returned: the op's results as a tuple, or the only one as it is."""
+    if len(names) == 1:
+        return f"    {names[0]} = _found if type(_found) is _Tensor else {convert}(_found)[0]"
+    wrong = f"    if type(_found) is not tuple or len(_found) != {len(names)}:\n        _found = {convert}(_found)\n"
+    return wrong + f"    {_tuple(names)} = _found"
+
+
+@functools.cache
+def _like(dtype: torch.dtype, device: torch.device) -> Tensor:
+    """One element, expanded where only shape and dtype of an argument matter; its contents are undefined."""
+    return torch.empty((), dtype=dtype, device=device)
+
+
+def results_of(spec: Spec, results: Any) -> tuple:
+    """What an impl returned, as a tuple of the op's results; an error that names the op where there are others."""
+    outs = tuple(results) if isinstance(results, (tuple, list)) else (results,)
+    if len(outs) != len(spec.out):
+        raise DispatchError(
+            f"an impl of {spec.key} returned {len(outs)} results; the op has {len(spec.out)}: {spec.out}"
+        )
+    return outs
+
+
+# ---- create_graph=True ----------------------------------------------------------------------------------------------
+
+
+def differentiable_backward(
+    spec: Spec, grads: tuple, found: Found, numbers: dict[int, Any], needed: tuple[bool, ...]
+) -> list[Any]:
+    """Gradients that torch can differentiate again: the backward's reference, on values that are part of the graph.
+
+    A saved result that has no gradient of its own (the rstd of a norm) would count as a constant. It is computed again
+    from the arguments; where those were not saved, the gradients raise when they are differentiated.
+    """
+    plan = spec.gradient
+    lost = [i for kind, i in plan.sources if kind == "out" and not plan.differentiable[i] and _is_float(found[kind, i])]
+    if lost:
+        again = _recomputed(spec, found, numbers)
+        if again is None:
+            with torch.no_grad():
+                results = plan.backward.reference(*backward_args(plan, grads, found))
+            return _once(spec, deal(plan, results, needed))
+        found = {**found, **{("out", i): again[i] for i in lost}}
+    return deal(plan, plan.backward.reference(*backward_args(plan, grads, found)), needed)
+
+
+def _recomputed(spec: Spec, found: Found, numbers: dict[int, Any]) -> tuple | None:
+    """The results of a forward, from what was saved of its arguments; None where too little was.
+
+    An optional argument that the backward does not take (a bias) has no part in the results that it does take.
+    """
+    known = {spec.names[i]: v for i, v in numbers.items()}
+    if spec.recompute is not None:
+        known |= {(spec.out if kind == "out" else spec.names)[i]: v for (kind, i), v in found.items()}
+        return spec.recompute(**known)
+    known |= {spec.names[i]: v for (kind, i), v in found.items() if kind == "in"}
+    if any(spec.names[i] not in known for i in spec.required):
+        return None
+    left_out = {n: None for n, kind in _kinds(spec).items() if kind != "plain"}
+    return results_of(spec, spec.reference(**left_out | known))
+
+
+def backward_args(plan: Gradient, grads: tuple, found: Found) -> list[Any]:
+    return [grads[i] if kind == "grad" else found[kind, i] for kind, i in plan.sources]
+
+
+def deal(plan: Gradient, results: Any, needed: tuple[bool, ...]) -> list[Any]:
+    """Gradients in the order of the forward's arguments; None where none is wanted."""
+    dealt: list[Any] = [None] * len(needed)
+    for index, gradient in zip(plan.targets, results_of(plan.backward, results), strict=True):
+        if index < len(needed) and needed[index]:  # torch.ops leaves trailing defaults out
+            dealt[index] = gradient
+    return dealt
+
+
+def _once(spec: Spec, gradients: list[Any]) -> list[Any]:
+    """Gradients under create_graph=True: they raise when differentiated again, as they would otherwise be constants.
+
+    (`once_differentiable` looks at the incoming gradient alone, and lets `y.sum()` through.)
+    """
+    words = f"{spec.key} can be differentiated once: its backward has no gradient of its own".encode()
+    raises = torch._C._functions.DelayedError(words, sum(g is not None for g in gradients))  # pyright: ignore[reportAttributeAccessIssue]
+    made = raises(*(g.detach().requires_grad_() for g in gradients if g is not None))
+    marked = iter(made if isinstance(made, tuple) else (made,))
+    return [None if g is None else next(marked) for g in gradients]
+
+
+def _is_float(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.is_floating_point()
