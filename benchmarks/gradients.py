@@ -38,7 +38,9 @@ Sides = dict[str, Callable[[], Any]]
 SIDES = ("torch", "enable", "opmux", "minimal")
 
 
-def minimal(results: Callable[..., tuple[Tensor, ...]], saved: Callable[..., tuple], gradients: Callable[..., Any]) -> Any:
+def minimal(
+    results: Callable[..., tuple[Tensor, ...]], saved: Callable[..., tuple], gradients: Callable[..., Any]
+) -> Any:
     """An autograd.Function that allocates what an op returns, saves what it saves, and allocates its gradients."""
 
     class Minimal(torch.autograd.Function):
@@ -90,7 +92,6 @@ def cases(device: str) -> dict[str, tuple[list[Tensor], dict[str, Callable[..., 
     like, ops, empty = torch.empty_like, opmux.ops, declare_empty()
     first = lambda fn: lambda *args: fn(*args)[0]
     norm_saved = lambda args, outs: (*args, *outs[1:])
-    none = lambda count: (None,) * count
     minimal_rms = minimal(
         lambda x, w, e: (like(x), rows_of(x)),
         lambda args, outs: (*args[:2], outs[1]),
@@ -101,7 +102,7 @@ def cases(device: str) -> dict[str, tuple[list[Tensor], dict[str, Callable[..., 
         norm_saved,
         lambda dy, x, w, b, m, r: (like(x), like(w), like(b)),
     )
-    of_result = minimal(lambda x, d: (like(x),), lambda args, outs: outs, lambda dy, y: (like(y), *none(1)))
+    of_result = minimal(lambda x, d: (like(x),), lambda args, outs: outs, lambda dy, y: (like(y), None))
     of_input = minimal(lambda x: (like(x),), lambda args, outs: args, lambda dy, x: like(x))
     of_two = minimal(lambda a, b: (like(a),), lambda args, outs: args, lambda dy, a, b: (like(a), like(b)))
     return {
@@ -161,7 +162,7 @@ class Timer:
         return many if self.on_cpu else min(many, 100)
 
 
-def measure(timer: Timer, leaves: list[Tensor], sides: Sides, turns: int) -> dict[str, dict[str, float]]:
+def measure(timer: Timer, sides: Sides, turns: int) -> dict[str, dict[str, float]]:
     """Each side's best and its median ratio to the first side."""
     calls = {}
     for name, call in sides.items():
@@ -178,7 +179,11 @@ def measure(timer: Timer, leaves: list[Tensor], sides: Sides, turns: int) -> dic
     found = {}
     for name, taken in times.items():
         ratio = statistics.median(a / b for a, b in zip(taken, base, strict=True))
-        found[name] = {"us": round(min(taken), 2), "median_us": round(statistics.median(taken), 2), "ratio": round(ratio, 3)}
+        found[name] = {
+            "us": round(min(taken), 2),
+            "median_us": round(statistics.median(taken), 2),
+            "ratio": round(ratio, 3),
+        }
     return found
 
 
@@ -198,12 +203,16 @@ def run(device: str, quick: bool) -> list[dict[str, Any]]:
         if "torch" in sides:
             sides["enable"] = sides["torch"]
         sides = {side: sides[side] for side in SIDES if side in sides}
-        dy = torch.randn_like(next(iter(sides.values()))(*leaves))
-        forward = {s: (lambda fn=fn: fn(*leaves)) for s, fn in sides.items()}
-        both = {s: (lambda fn=fn: torch.autograd.grad(fn(*leaves), leaves, dy)) for s, fn in sides.items()}
-        for what, timed in (("forward", forward), ("forward + backward", both)):
-            rows.append({"op": name, "what": what, "sides": measure(timer, leaves, timed, turns)})
+        for what, timed in timed_calls(leaves, sides).items():
+            rows.append({"op": name, "what": what, "sides": measure(timer, timed, turns)})
     return rows
+
+
+def timed_calls(leaves: list[Tensor], sides: dict[str, Callable[..., Any]]) -> dict[str, Sides]:
+    dy = torch.randn_like(next(iter(sides.values()))(*leaves))
+    forward = {s: (lambda fn=fn: fn(*leaves)) for s, fn in sides.items()}
+    both = {s: (lambda fn=fn: torch.autograd.grad(fn(*leaves), leaves, dy)) for s, fn in sides.items()}
+    return {"forward": forward, "forward + backward": both}
 
 
 def facts(device: str) -> dict[str, Any]:
@@ -255,9 +264,12 @@ def child(tree: Path, commit: str | None, options: argparse.Namespace) -> dict[s
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "figures.json"
         words = [sys.executable, __file__, "--json", str(path), "--device", options.device]
+        words += ["--quick"] if options.quick else []
         source = tree / "src" if (tree / "src").is_dir() else tree
         env = {**os.environ, "PYTHONPATH": str(source), **({"OPMUX_COMMIT": commit} if commit else {})}
-        subprocess.run([*words, *(["--quick"] if options.quick else [])], env=env, check=True, stdout=subprocess.DEVNULL)
+        subprocess.run(
+            [*words, *(["--quick"] if options.quick else [])], env=env, check=True, stdout=subprocess.DEVNULL
+        )
         return json.loads(path.read_text(encoding="utf-8"))
 
 

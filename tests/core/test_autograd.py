@@ -226,3 +226,183 @@ def test_every_forward_links_to_its_backward():
         # get none
         takers = [spec.names.index(n) for n in tensors]
         assert set(plan.targets) <= set(takers) and takers[0] in plan.targets, spec.key
+
+
+# ---- the generated Function -----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def declare():
+    """Ops of one test: a forward and its backward, by their references."""
+    made = []
+
+    def declared(forward, backward, name, **fields):
+        for fn, given in ((forward, {"grad": f"{name}_bwd", **fields}), (backward, {"name": f"{name}_bwd"})):
+            given = {"name": name, **given}
+            outs = fn.__annotations__.pop("results", None)
+            made.append(op(fn, space="probe", **given, **({"out": outs} if outs else {})))
+        return made[-2]
+
+    yield declared
+    for fn in made:
+        specs.remove(fn.spec)
+
+
+def test_a_number_or_a_tensor_a_list_and_keywords(declare):
+    def probe(
+        x: torch.Tensor,
+        factor: torch.Tensor | float,
+        sizes: list[int],
+        *,
+        shift: torch.Tensor | None = None,
+        p: int = 2,
+    ) -> torch.Tensor:
+        return x**p * factor + (0 if shift is None else shift)
+
+    def probe_bwd(
+        dy: torch.Tensor, x: torch.Tensor, factor: torch.Tensor | float, p: int
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        return dy * factor * p * x ** (p - 1), dy * x**p, dy
+
+    probe_bwd.__annotations__["results"] = "dx dfactor dshift"
+    fn = declare(probe, probe_bwd, "probe")
+    x, factor, shift = leaf(4), leaf(4), leaf(4)
+    for kwargs in ({}, {"p": 3}, {"shift": shift}, {"shift": shift, "p": 3}):
+        for given in (2.5, factor):
+            wanted = [t for t in (x, given, kwargs.get("shift")) if isinstance(t, torch.Tensor)]
+            for create_graph in (False, True):
+                got = torch.autograd.grad(fn(x, given, [1], **kwargs).sin().sum(), wanted, create_graph=create_graph)
+                expected = probe(x, given, [1], **kwargs).sin().sum()
+                close(got, torch.autograd.grad(expected, wanted, create_graph=create_graph))
+
+
+def test_keywords_and_defaults_are_not_bound_by_inspect(monkeypatch):
+    import inspect
+
+    x, w = leaf(3, 8), leaf(8)
+    expected = truth(x, w)
+    ours(x, w)
+    monkeypatch.setattr(inspect.Signature, "bind", lambda *a, **k: pytest.fail("signature.bind on a call's path"))
+    for y, _ in (opmux.ops.rms_norm(weight=w, x=x), opmux.core.get_default_manager().call("rms_norm", x, weight=w)):
+        close(torch.autograd.grad(y.sin().sum(), (x, w)), expected)
+
+
+class GivesNothing(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, y):
+        return y.clone()
+
+    @staticmethod
+    def backward(ctx, dy):
+        return None
+
+
+def test_a_gradient_that_nobody_needs_is_not_computed(plug):
+    calls = []
+
+    def backward(*args):
+        calls.append(args)
+        return args[0] * 2
+
+    for name in ("gelu_bwd", "rope_bwd"):
+        plug(name, "vendor.acme", VENDOR, backward, vendor="acme")
+    x, angles = leaf(2, 3, 2, 8), torch.randn(2, 8, dtype=torch.float64)
+    with opmux.policy("vendor"):
+        z = x * 1
+        GivesNothing.apply(opmux.ops.gelu(z)).sum().backward()  # no gradient comes in
+        opmux.ops.rope_fwd(x.detach(), angles.requires_grad_()).sum().backward()  # none is defined for the angles
+        assert not calls and angles.grad is None and (x.grad is None or not x.grad.any())
+        opmux.ops.gelu(x).sum().backward()
+        opmux.ops.rope_fwd(x, angles).sum().backward()
+        assert len(calls) == 2
+
+
+class Seen(torch.utils._python_dispatch.TorchDispatchMode):
+    def __init__(self):
+        super().__init__()
+        self.names = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.names.append(str(func))
+        return func(*args, **(kwargs or {}))
+
+
+def test_no_zeros_are_filled_in_for_results_without_a_gradient():
+    x, w, b = leaf(3, 8), leaf(8), leaf(8)
+    for y in (opmux.ops.rms_norm(x, w)[0], opmux.ops.layer_norm(x, w, b)[0], sum(opmux.ops.add_rms_norm(x, x, w)[:2])):
+        dy = torch.ones_like(y)
+        with Seen() as seen:
+            torch.autograd.grad(y, (x, w), dy)
+        assert seen.names and not [n for n in seen.names if "zero" in n]
+
+
+def test_one_of_two_differentiable_results_may_be_unused():
+    x, r, w = leaf(3, 8), leaf(3, 8), leaf(8)
+    expected = torch.nn.functional.rms_norm(x + r, (8,), w, 1e-6), x + r
+    for i in (0, 1):
+        got = opmux.ops.add_rms_norm(x, r, w)[i].sin().sum()
+        inputs = (x, r, w)[: 3 - i]
+        close(torch.autograd.grad(got, inputs), torch.autograd.grad(expected[i].sin().sum(), inputs))
+
+
+def test_what_is_saved():
+    x, w = leaf(3, 8), leaf(8)
+    packed = []
+
+    def pack(t):
+        packed.append(t)
+        return t
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
+        y, rstd = opmux.ops.rms_norm(x, w)
+        assert [t.shape for t in packed] == [x.shape, w.shape, rstd.shape]
+        close(torch.autograd.grad(y.sin().sum(), (x, w), retain_graph=True), truth(x, w))
+        packed.clear()
+        total = opmux.ops.sum(x)
+        [shell] = packed
+        assert shell.shape == x.shape and shell.untyped_storage().nbytes() == x.element_size()
+        assert torch.autograd.grad(total, x)[0].eq(1).all()
+
+
+def test_a_shell_made_under_a_mode_is_not_kept():
+    from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+
+    from opmux.core.autograd import _shell
+
+    x = torch.ones(2, 3, dtype=torch.complex64)  # a dtype that no other test has used
+    with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+        assert isinstance(_shell(mode.from_tensor(x)), FakeTensor)
+    assert not isinstance(_shell(x), FakeTensor)
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_checkpoint(reentrant):
+    from torch.utils.checkpoint import checkpoint
+
+    x, w = leaf(3, 8), leaf(8)
+    y = checkpoint(lambda x, w: opmux.ops.rms_norm(x, w)[0], x, w, use_reentrant=reentrant)
+    y.sin().sum().backward()
+    close((x.grad, w.grad), truth(x, w))
+
+
+def test_an_impl_may_return_a_list(plug):
+    reference = opmux.ops.rms_norm.reference
+    plug("rms_norm", "vendor.list", VENDOR, lambda *a: list(reference(*a)), vendor="list")
+    plug("rms_norm_bwd", "vendor.list", VENDOR, lambda *a: list(opmux.ops.rms_norm_bwd.reference(*a)), vendor="list")
+    x, w = leaf(3, 8), leaf(8)
+    with opmux.policy("vendor", strict=True):
+        close(ours(x, w), truth(x, w))
+
+
+def test_a_tensor_that_functorch_left_behind():
+    left = []
+    x = torch.randn(4, dtype=torch.float64)
+    torch.func.grad(lambda t: (left.append(t), t.sin().sum())[1])(x)
+    got, expected = opmux.ops.silu(left[0]), torch.nn.functional.silu(left[0])
+    assert got.requires_grad == expected.requires_grad
+    torch.testing.assert_close(got, expected)
+
+
+def test_an_argument_that_is_no_tensor_is_named():
+    with pytest.raises(TypeError, match="rms_norm: argument 'weight' must be a Tensor, got list"):
+        opmux.ops.rms_norm(leaf(3, 8), [1.0] * 8)

@@ -600,3 +600,38 @@ def test_a_short_way_for_calls_that_write_nothing_is_none_for_those_that_write()
             assert manager.call("rmsnorm_fwd", x, w, 1e-5, None, *rest) == "vendor"
         assert manager.call("rmsnorm_fwd", x, w, 1e-5, buffer, *rest) == "ref"
         assert buffer.eq(0).all()
+
+
+def test_a_call_by_name_without_a_spec_whatever_comes_first():
+    """What is known of a dtype and shape saves questions; a call of another form is asked in full, and all recover."""
+    registry, calls, broken = OpRegistry(), [], []
+
+    def first(*args, **kwargs):
+        calls.append("first")
+        if broken:
+            raise RuntimeError("no kernel")
+        return "first"
+
+    registry.register_impl(OpImpl("nameless", "vendor.first", VENDOR, "first", first))
+    registry.register_impl(OpImpl("nameless", "vendor.next", VENDOR, "next", lambda *a, **k: "next"))
+    manager = OpManager(registry)
+    x = torch.ones(3, 4)
+    nested = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)])
+    forms = [
+        ((x,), {}),
+        ((x, 2), {"alpha": 3}),
+        ((2, x), {}),
+        (([x], 2), {}),
+        ((), {"x": x}),
+        ((), {}),
+        ((torch.nn.Parameter(x),), {}),
+        ((nested,), {}),
+    ]
+    for args, kwargs in forms:
+        for _ in range(6):
+            assert manager.call("nameless", *args, **kwargs) == "first"
+    assert len(calls) == 6 * len(forms)
+    broken.append(True)
+    assert manager.call("nameless", torch.ones(5, 7, 2)) == "next"  # new to it: it runs on trial
+    with pytest.raises(RuntimeError, match="no kernel"):  # proven, so there is no copy to go back to
+        manager.call("nameless", x)

@@ -17,15 +17,15 @@ from torch import Tensor
 from . import codegen
 from .errors import DispatchError
 from .facts import _PLAIN, _wrapped, is_plain, tensors
-from .jump import Form, Jump, is_tensor, scope, transforms_active
+from .jump import Form, Jump, is_tensor, live_modes, scope, transforms_active
 
 if TYPE_CHECKING:
     from .spec import Gradient, Spec
 
 Found = dict[tuple[str, int], Any]  # saved values by their source: ("in" | "look" | "out", index)
 
-# Runs instead of an op's implementation where a gradient is wanted. `{special}` asks for tensors that torch must be able
-# to look into, and for arguments that are no tensors by mistake.
+# Runs instead of an op's implementation where a gradient is wanted. `{special}` asks for arguments that are not torch's
+# own tensors: subclasses, tensors of functorch, mistakes.
 ENTRY = """\
 def {name}({params}):
     if {special} or _jump.plan.own_gradient or _scope() is not None:
@@ -93,9 +93,7 @@ def entry(spec: Spec, jump: Jump, backward: Jump, live: Callable[..., Any]) -> C
     return codegen.function(text, jump.form.name, f"{spec.name} with a gradient", names)
 
 
-def with_gradient(
-    spec: Spec, jump: Jump, backward: Jump, live: Callable[..., Any], args: tuple, kwargs: dict
-) -> Any:
+def with_gradient(spec: Spec, jump: Jump, backward: Jump, live: Callable[..., Any], args: tuple, kwargs: dict) -> Any:
     """The same for calls with arguments as given, under a policy scope, or to an impl that is an autograd.Function."""
     if transforms_active() or not _all_plain((args, kwargs)):
         return live(*args, **kwargs)
@@ -103,7 +101,7 @@ def with_gradient(
     _, recover = getattr(pair[0], "follow", lambda *given: pair)(args, kwargs)
     chain: Any = getattr(recover, "__self__", None)
     own = None if chain is None else chain.with_own_gradient(args, kwargs)
-    run: Callable[..., Any] = lambda *_: jump.raw(*args, **kwargs)
+    run: Callable[..., Any] = lambda *_, **__: jump.raw(*args, **kwargs)
     if chain is not None and own is not None:
         # an autograd.Function: it keeps what it likes and brings its own backward; if it fails, ours takes over
         call, place = own
@@ -111,7 +109,8 @@ def with_gradient(
             return chain.examined(place, call(*args, **kwargs), args, kwargs)
         except Exception as raised:
             if place == 0:
-                run = functools.partial(_after, chain.recover, raised, args, kwargs)
+                error = raised
+                run = lambda *_, **__: _after(error, chain.recover, args, kwargs)
     try:
         full = _in_full(spec)(*args, **kwargs)
     except TypeError:  # called by an interface of the impl's own: autograd sees the impl
@@ -119,7 +118,7 @@ def with_gradient(
     return _apply_of(spec, jump, backward)(run, *full)
 
 
-def _after(recover: Callable[..., Any], error: Exception, args: tuple, kwargs: dict, *_: Any) -> Any:
+def _after(error: Exception, recover: Callable[..., Any], args: tuple, kwargs: dict) -> Any:
     try:
         raise error
     except Exception as raised:  # raised again, so that what `recover` raises has it as its context
@@ -140,12 +139,14 @@ def _apply_of(spec: Spec, jump: Jump, backward: Jump) -> Callable[..., Any]:
     It is the C function below `autograd.Function.apply`, whose questions (transforms, dead wrappers of functorch) have
     been asked by then.
     """
-    if jump.apply is None:
+    apply = jump.apply
+    if apply is None:
         body = _bodies(spec, backward)
         name = "".join(word.capitalize() for word in spec.name.split("_"))
         made: Any = type(name, (torch.autograd.Function,), {n: staticmethod(f) for n, f in body.items()})
-        jump.apply = super(torch.autograd.Function, made).apply
-    return jump.apply
+        below: Any = super(torch.autograd.Function, made)
+        apply = jump.apply = below.apply
+    return apply
 
 
 # ---- the text -------------------------------------------------------------------------------------------------------
@@ -216,7 +217,7 @@ def _bodies(spec: Spec, backward: Jump) -> dict[str, Callable[..., Any]]:
         "_create_graph": create_graph,
         "_results": functools.partial(results_of, spec),
         "_gradients": functools.partial(results_of, plan.backward),
-        "_like": _like,
+        "_shell": _shell,
     }
     made = {}
     for name, text in (("forward", _forward_text(spec, saved)), ("backward", _backward_text(spec, saved))):
@@ -231,7 +232,7 @@ def _forward_text(spec: Spec, saved: _Saved) -> str:
     for kind, i in saved.tensors:
         name = outs[i] if kind == "out" else spec.names[i]
         if kind == "look":
-            name = f"_like({name}.dtype, {name}.device).expand({name}.shape)"
+            name = f"_shell({name})"
         elif kind == "in" and saved.kinds[name] == "mixed":
             name = f"{name} if isinstance({name}, _Tensor) else None"
         saves.append(name)
@@ -305,9 +306,19 @@ def _unpack(names: list[str], convert: str) -> str:
     return wrong + f"    {_tuple(names)} = _found"
 
 
+def _shell(value: Tensor) -> Tensor:
+    """For an argument of which only shape and dtype matter, an expanded one-element tensor; its contents are undefined.
+
+    The element is shared by all calls, as allocating it takes longer than the rest of a forward.
+    """
+    one = (
+        value.new_empty(()) if live_modes() else _element(value.dtype, value.device)
+    )  # a mode may return a fake tensor
+    return one.expand(value.shape)
+
+
 @functools.cache
-def _like(dtype: torch.dtype, device: torch.device) -> Tensor:
-    """One element, expanded where only shape and dtype of an argument matter; its contents are undefined."""
+def _element(dtype: torch.dtype, device: torch.device) -> Tensor:
     return torch.empty((), dtype=dtype, device=device)
 
 

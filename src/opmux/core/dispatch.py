@@ -131,6 +131,17 @@ class Chain:
         self._announce(first.impl)
         return first.call, self.recover
 
+    def known_calls(self) -> tuple[Callable[..., Any], set[Any]] | None:
+        """For an op without a spec: the first candidate, and the dtypes and shapes for which it may run at once.
+
+        None where more must be asked before a call.
+        """
+        if self.spec is not None or self.barred is not None or not self.candidates:
+            return None
+        first = self.candidates[0]
+        asks_one = first.impl.when is None and len(self._questions(first)) == 1
+        return (first.call, self._seen[True]) if asks_one else None
+
     def _own_recovery(self, error: Exception, args: tuple, kwargs: dict) -> Any:
         """For targets that have walked already: what they raise is the last word."""
         raise error
@@ -154,7 +165,10 @@ class Chain:
         first = self.form.first
         if self._typed and first is not None and first.isidentifier():
             return f"({first}.dtype, {first}.shape)"
-        return f"_mark({self.form.packed})"
+        packed = f"_mark({self.form.packed})"
+        if self._typed or (self.spec is not None and self.spec.lead not in self.spec.names[:1]):
+            return packed
+        return f"((_x.dtype, _x.shape) if _args and type(_x := _args[0]) is _Tensor else {packed})"
 
     def _where_seen(self) -> str:
         if self.spec is None:
@@ -176,6 +190,7 @@ class Chain:
             "_call": first.call,
             "_seen": self._seen[False],
             "_seen_writing": self._seen[True],
+            "_Tensor": Tensor,
             "_mark": lambda args, kwargs: _mark(self._first_tensor(args, kwargs)),
             "_walk": self.run,
             "_recover": self.recover,
@@ -184,7 +199,10 @@ class Chain:
         }
         form = self.form
         params = form.params if not self._typed else ", ".join(p.split("=")[0] for p in form.params.split(", "))
-        body = GUARD.format(name=form.name, params=params, passed=form.passed, packed=form.packed, ask=ask)
+        call = f"_call({form.passed})"
+        if not self._typed:  # an empty ** costs 30 ns
+            call = f"{call} if _kwargs else _call(*_args)"
+        body = GUARD.format(name=form.name, params=params, call=call, packed=form.packed, ask=ask)
         return codegen.function(body, form.name, f"guard of {self.name}", names)
 
     def with_own_gradient(self, args: tuple, kwargs: dict) -> tuple[Callable[..., Any], int] | None:
@@ -478,7 +496,7 @@ def {name}({params}):
         _said.append(1)
         _say()
     try:
-        return _call({passed})
+        return {call}
     except Exception as _e:
         return _recover(_e, {packed})
 """

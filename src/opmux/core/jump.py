@@ -198,7 +198,10 @@ class Form:
         variant = grad, "" if self.live is None else watch, scoped, key
         made = self.codes.get(variant)
         if made is None:
-            made = self.codes[variant] = self._compile(self._text(*variant))
+            words = [w for w in ("grad" if grad else "", variant[1], "scoped" if scoped else "", key) if w]
+            where = f"{self.name} ({', '.join(words)})" if words else self.name
+            text = self._text(*variant)
+            made = self.codes[variant] = codegen.function(text, self.name, where, dict(self.defaults)).__code__
         return made
 
     def _text(self, grad: bool, watch: str, scoped: bool, key: str) -> str:
@@ -236,9 +239,6 @@ class Form:
         elif self.gate:
             first = f"\n    {self.gate}"
         return f"{first}\n    if {WATCH[watch]}:\n        return _live({self.passed})" if watch else first
-
-    def _compile(self, text: str) -> types.CodeType:
-        return codegen.function(text, self.name, self.name, dict(self.defaults)).__code__
 
     @cached_property
     def ungated(self) -> Form:

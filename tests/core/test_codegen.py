@@ -1,0 +1,55 @@
+"""Functions made from text: their lines can be read where an error or a debugger shows them."""
+
+from __future__ import annotations
+
+import inspect
+import linecache
+import traceback
+
+import pytest
+import torch
+
+import opmux
+from opmux.core import BackendImplKind, codegen
+
+TEXT = "def half(x):\n    return x / _two\n"
+
+
+def test_the_text_is_in_tracebacks_and_in_inspect():
+    half = codegen.function(TEXT, "half", "test half", {"_two": 0})
+    with pytest.raises(ZeroDivisionError) as caught:
+        half(1)
+    shown = "".join(traceback.format_exception(caught.value))
+    assert 'File "<opmux test half>", line 2, in half\n    return x / _two\n' in shown
+    assert inspect.getsource(half) == TEXT
+    linecache.checkcache()  # as `traceback` and pytest do: only files on disk may go
+    assert inspect.getsource(half) == TEXT
+
+
+def test_texts_of_one_name_keep_their_own_lines():
+    first = codegen.function(TEXT, "half", "test same name", {"_two": 2})
+    other = codegen.function(TEXT.replace("/", "//"), "half", "test same name", {"_two": 2})
+    again = codegen.function(TEXT, "half", "test same name", {"_two": 4})
+    assert (first(5), other(5), again(5)) == (2.5, 2, 1.25)
+    assert "//" in inspect.getsource(other) and "//" not in inspect.getsource(first)
+    assert again.__code__.co_filename == first.__code__.co_filename != other.__code__.co_filename
+
+
+def test_an_error_below_an_op_shows_the_lines_of_its_jump_guard_and_gradient(plug):
+    def fails(*args):
+        raise RuntimeError("no kernel")
+
+    x, w = torch.randn(3, 8, requires_grad=True), torch.randn(8, requires_grad=True)
+
+    def shown(run) -> str:
+        with opmux.policy("vendor", strict=True), pytest.raises(RuntimeError, match="no kernel") as caught:
+            run()
+        return "".join(traceback.format_exception(caught.value))
+
+    plug("rms_norm", "vendor.acme", BackendImplKind.VENDOR, fails, vendor="acme", when=lambda *a: True)
+    text = shown(lambda: opmux.ops.rms_norm(x, w))
+    for line in ("return _t(x, weight, eps, offset)", "_found = _run(x, weight, eps, offset)", "return _walk("):
+        assert line in text
+    plug("gelu_bwd", "vendor.acme", BackendImplKind.VENDOR, fails, vendor="acme")
+    text = shown(lambda: opmux.ops.gelu(x).sum().backward())
+    assert 'File "<opmux backward of gelu' in text and "_found = _target(_grad_y, x)" in text
