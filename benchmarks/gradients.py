@@ -181,7 +181,6 @@ def measure(timer: Timer, sides: Sides, turns: int) -> dict[str, dict[str, float
         ratio = statistics.median(a / b for a, b in zip(taken, base, strict=True))
         found[name] = {
             "us": round(min(taken), 2),
-            "median_us": round(statistics.median(taken), 2),
             "ratio": round(ratio, 3),
         }
     return found
@@ -224,7 +223,7 @@ def facts(device: str) -> dict[str, Any]:
     return {
         "chip": cpu if device == "cpu" else torch.cuda.get_device_name() if device == "cuda" else device,
         "torch": torch.__version__, "triton": triton, "python": platform.python_version(),
-        "date": str(date.today()), "commit": commit(), "tree": str(Path(opmux.__file__).parents[2]),
+        "date": str(date.today()), "commit": commit(),
     }  # fmt: skip
 
 
