@@ -97,9 +97,10 @@ def test_a_vendors_own_errors_are_replaced_and_the_callers_are_not(plug):
     with opmux.policy("vendor"):
         x, w = torch.randn(3, 8), torch.randn(8)
         torch.testing.assert_close(opmux.ops.rms_norm(x, w)[0], right(x, w)[0])
-        with pytest.raises(ValueError) as caught:  # the caller's mistake, as the impl put it
+        with pytest.raises(ValueError) as caught:  # the caller's mistake: said by the op, not as the impl put it
             opmux.ops.rms_norm(torch.randn(3, 9), w)
-        assert str(caught.value) == "acme: no plan for this size" and caught.value.__context__ is None
+        assert str(caught.value).startswith("rms_norm: weight must have shape (9,)")
+        assert caught.value.__context__ is None or caught.value.__suppress_context__
     assert len(get_default_manager().failures()) == 1
 
 
