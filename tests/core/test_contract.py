@@ -1,0 +1,172 @@
+"""What a signature says of its arguments: shapes, dtypes, rules, and the error where one is not so."""
+
+from typing import Annotated, Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from opmux.core.contract import (
+    Argument,
+    Contract,
+    Dims,
+    Float,
+    Float32,
+    Grad,
+    Index,
+    Mask,
+    at_least,
+    between,
+    contiguous,
+    one_of,
+    same_dtype,
+    shape,
+    single,
+)  # fmt: skip
+from opmux.core.errors import BadArgument, BadSpec, OpmuxError
+
+
+def contract(where=(), **hints: Any) -> Contract:
+    return Contract.of("f", hints, where)
+
+
+def says(made: Contract, **given: Any) -> str | None:
+    try:
+        made.check(given)
+    except BadArgument as error:
+        return str(error)
+    return None
+
+
+ROWS = contract(x=Float[Tensor, "*rows n"], weight=Float[Tensor, "n"], stat=Float[Tensor, "*rows"] | None)
+
+
+def test_names_are_sizes():
+    for lead in ((), (5,), (2, 3), (0,)):
+        assert says(ROWS, x=torch.zeros(*lead, 4), weight=torch.zeros(4), stat=torch.zeros(lead)) is None
+    assert says(ROWS, x=torch.zeros(5, 4), weight=torch.zeros(3)) == (
+        "f: weight must have shape (4,), [n] where x (5, 4) is [*rows, n]; got (3,)"
+    )
+    assert says(ROWS, x=torch.zeros(2, 3, 4), weight=torch.zeros(4), stat=torch.zeros(6)) == (
+        "f: stat must have shape (2, 3), [*rows] where x (2, 3, 4) is [*rows, n]; got (6,)"
+    )
+    assert says(ROWS, x=torch.tensor(1.0)) == "f: x must have at least 1 dimension, [*rows, n]; got a 0-dim tensor"
+
+
+def test_the_words_of_a_shape():
+    made = contract(x=Float[Tensor, "b 2*n 3"], half=Float[Tensor, "b n"], mask=Mask[Tensor, "#b #n"])
+    x, half = torch.zeros(5, 8, 3), torch.zeros(5, 4)
+    for sizes in ((5, 4), (1, 4), (5, 1), (1, 1)):
+        assert says(made, x=x, half=half, mask=torch.zeros(sizes, dtype=torch.bool)) is None
+    assert "mask must have shape (5, 4)" in str(says(made, x=x, half=half, mask=torch.zeros(2, 4, dtype=torch.bool)))
+    assert "half must have shape (5, 4)" in str(says(made, x=x, half=torch.zeros(5, 8)))
+    assert "x must have" in str(says(made, x=torch.zeros(5, 7, 3)))
+    assert "x must have" in str(says(made, x=torch.zeros(5, 8, 4)))
+    anything = contract(x=Float[Tensor, "..."], y=Float[Tensor, "_ _"])
+    assert says(anything, x=torch.tensor(1.0), y=torch.zeros(3, 4)) is None
+    assert "y must have 2 dimensions" in str(says(anything, x=torch.zeros(2), y=torch.zeros(3)))
+    lead = contract(x=Float[Tensor, "*lead q k"], mask=Mask[Tensor, "*#lead #q #k"])
+    for sizes in ((2, 3, 4, 5), (2, 1, 4, 5), (3, 1, 5), (1, 5)):
+        assert says(lead, x=torch.zeros(2, 3, 4, 5), mask=torch.zeros(sizes, dtype=torch.uint8)) is None, sizes
+    for sizes in ((2, 2, 4, 5), (1, 2, 3, 4, 5), (5,)):
+        assert "mask" in str(says(lead, x=torch.zeros(2, 3, 4, 5), mask=torch.zeros(sizes, dtype=torch.bool))), sizes
+    for text in ("*a *b", "a-b", "2*"):
+        with pytest.raises(BadSpec):
+            Dims.of(text)
+
+
+def test_sizes_are_taken_from_gradients_last():
+    made = contract(dy=Grad[Tensor, "*s"], x=Float[Tensor, "*s"])
+    assert says(made, dy=torch.zeros(4), x=torch.zeros(5)) == "f: dy must have shape (5,), that of x; got (4,)"
+
+
+def test_types_and_dtypes():
+    made = contract(
+        x=Float[Tensor, "..."], like=Float[Tensor, "...", same_dtype("x")], at=Index[Tensor, "n"], eps=float, n=int,
+        flag=bool, dtype=torch.dtype | None,
+    )  # fmt: skip
+    good = dict(x=torch.zeros(2), like=torch.zeros(3), at=torch.zeros(2, dtype=torch.int64), eps=1, n=2, flag=True)
+    assert says(made, **good, dtype=None) is None
+    for name, value, text in (
+        ("x", [1.0], "x must be a Tensor; got list"),
+        ("x", None, "x must be a Tensor; got None"),
+        ("x", torch.zeros(2, dtype=torch.int32), "x must be float16, bfloat16, float32 or float64; got int32"),
+        ("like", torch.zeros(2).double(), "like must be float32, the dtype of x; got float64"),
+        ("at", torch.zeros(2), "at must be int32 or int64; got float32"),
+        ("eps", "1e-6", "eps must be a number; got '1e-6'"),
+        ("eps", True, "eps must be a number; got True"),
+        ("n", 2.0, "n must be an int; got 2.0"),
+        ("flag", "yes", "flag must be a bool; got 'yes'"),
+        ("dtype", 3, "dtype must be a torch.dtype or None; got 3"),
+    ):
+        assert says(made, **{**good, name: value}) == f"f: {text}", name
+        with pytest.raises(TypeError if "the dtype of" not in text else ValueError) as raised:
+            made.check({**good, name: value})
+        assert isinstance(raised.value, OpmuxError) and raised.value.argument == name
+
+
+def test_rules():
+    made = contract(
+        p=Annotated[float, between(0, 1)], k=Annotated[int, at_least(1)], act=Annotated[str, one_of("gelu", "silu")],
+        scale=Float32[Tensor, "...", single()], out=Float[Tensor, "...", contiguous()],
+        halves=Float[Tensor, "...", shape(lambda out, k: (out.numel() // k,))],
+    )  # fmt: skip
+    good = dict(p=0.5, k=2, act="silu", scale=torch.ones(1), out=torch.zeros(2, 4), halves=torch.zeros(4))
+    assert says(made, **good) is None
+    for name, value, text in (
+        ("p", 1.5, "p must be between 0 and 1; got 1.5"),
+        ("p", float("nan"), "p must be between 0 and 1; got nan"),
+        ("k", 0, "k must be at least 1; got 0"),
+        ("act", "tanh", "act must be one of 'gelu', 'silu'; got 'tanh'"),
+        ("scale", torch.ones(2), "scale must have shape (1,); got (2,)"),
+        ("out", torch.zeros(4, 2).t(), "out must be contiguous; got strides (1, 2)"),
+        ("halves", torch.zeros(3), "halves must have shape (4,), as out is (2, 4); got (3,)"),
+    ):
+        assert says(made, **{**good, name: value}) == f"f: {text}", name
+    for name in good:
+        (argument,) = (a for a in made.arguments if a.name == name)
+        wrong = list(made.bad(argument, good))
+        assert wrong, name
+        for word, _, args in wrong:
+            assert says(made, **args) is not None, (name, word)
+
+
+def test_one_device():
+    made = contract(x=Float[Tensor, "n"], y=Float[Tensor, "n"])
+    away = torch.zeros(3, device="meta")
+    assert says(made, x=torch.zeros(3), y=away) == "f: y must be on cpu, the device of x; got meta"
+
+
+def test_where_is_asked_last_and_by_name():
+    def even(op, n, x):
+        if x.shape[0] % n:
+            raise BadArgument.of(op, "x", f"have rows in multiples of {{n}} = {n}", str(tuple(x.shape)))
+
+    made = contract((even,), x=Float[Tensor, "m"], n=Annotated[int, at_least(1)])
+    assert says(made, x=torch.zeros(4), n=2) is None
+    assert says(made, x=torch.zeros(3), n=2) == "f: x must have rows in multiples of n = 2; got (3,)"
+    assert "n must be at least 1" in str(says(made, x=torch.zeros(3), n=0))
+    assert says(made, x=torch.zeros(3)) is None  # what it asks for is not there
+
+
+def test_an_error_is_seen_under_the_callers_names():
+    with pytest.raises(ValueError) as raised:
+        ROWS.check({"x": torch.zeros(5, 4), "weight": torch.zeros(3)})
+    assert isinstance(raised.value, BadArgument)
+    seen = raised.value.seen_as("norm", {"x": "input", "weight": "gamma"})
+    assert str(seen) == "norm: gamma must have shape (4,), [n] where input (5, 4) is [*rows, n]; got (3,)"
+    again = seen.seen_as("layer", {"input": "hidden"})
+    assert str(again) == "layer: gamma must have shape (4,), [n] where hidden (5, 4) is [*rows, n]; got (3,)"
+    assert isinstance(again, ValueError)
+
+
+def test_documented():
+    assert ROWS.documented("y = f(x).\n\nArgs:\n    x: the rows.\n    weight: scales.\n\nReturns:\n    y") == (
+        "y = f(x).\n\nArgs:\n    x (float [*rows, n]): the rows.\n    weight (float [n]): scales.\n\nReturns:\n    y"
+    )
+    assert "    stat (float [*rows], optional)" in ROWS.documented("y = f(x).")
+
+
+def test_an_argument_of_several_types_is_left_alone():
+    assert Argument.of("x", Tensor | float).type is None
+    assert says(contract(x=Tensor | float), x="anything") is None
