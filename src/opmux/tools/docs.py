@@ -3,7 +3,8 @@ the knobs, and `docs/new-backend.md` from the guide that lies beside the vendors
 
     python -m opmux.tools.docs [--check] [DIR]
 
-`--check` writes nothing and fails where a page is out of date.
+The type stubs `ops.pyi` and `tex.pyi` go to `src/opmux` beside that folder. `--check` writes nothing and fails where a
+file is out of date.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from typing import Any
 
 from ..core import knobs
 from ..core.spec import Spec, specs
+from . import stubs
 
 
 def ops_page() -> str:
@@ -161,8 +163,11 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("dir", nargs="?", type=Path, default=Path("docs"))
     options = parser.parse_args(argv)
     stale = []
-    for name, page in PAGES.items():
-        path, text = options.dir / name, page()
+    made = [(options.dir / name, page()) for name, page in PAGES.items()]
+    package = options.dir.resolve().parent / "src" / "opmux"
+    if package.is_dir():
+        made += [(package / name, text) for name, text in stubs.stubs()]
+    for path, text in made:
         if not path.is_file() or path.read_text(encoding="utf-8") != text:
             stale.append(str(path))
             if not options.check:

@@ -123,11 +123,11 @@ def _dressed(fn: Callable[..., Any], spec: Spec) -> Callable[..., Any]:
     dressed: Any = fn
     dressed.__name__ = dressed.__qualname__ = spec.name
     dressed.__doc__, dressed.__module__ = spec.doc, "opmux.tex"
-    dressed.__signature__, dressed.spec = _shown(spec), spec
+    dressed.__signature__, dressed.spec = shown_signature(spec), spec
     return dressed
 
 
-def _shown(spec: Spec) -> inspect.Signature:
+def shown_signature(spec: Spec) -> inspect.Signature:
     """The signature to show: one whose arguments are optional for a newer form alone is shown in the older."""
     if MORE.get(spec.name) is not also_of_one_object:
         return spec.signature
@@ -176,7 +176,7 @@ def meant_by_rows(A: Tensor, transA: bool, B: Tensor, transB: bool, D: Tensor) -
 def also_of_one_object(fn: Callable[..., Any]) -> Callable[..., Any]:
     """A function that newer callers hand one object with all of its arguments; the others must give them all."""
     spec: Spec = fn.spec  # type: ignore[attr-defined]
-    shown = _shown(spec)
+    shown = shown_signature(spec)
 
     def called(*args: Any, **kwargs: Any) -> Any:
         if len(args) + len(kwargs) > 1:

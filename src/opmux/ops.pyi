@@ -1,0 +1,1898 @@
+"""The ops of opmux.ops. Made by `make docs` from the specs; do not edit."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+def abs(self: Tensor) -> Tensor:
+    """torch.ops.aten.abs, elementwise."""
+
+def absolute(self: Tensor) -> Tensor:
+    """torch.ops.aten.absolute, elementwise."""
+
+def acos(self: Tensor) -> Tensor:
+    """torch.ops.aten.acos, elementwise."""
+
+def acosh(self: Tensor) -> Tensor:
+    """torch.ops.aten.acosh, elementwise."""
+
+def act_bias_bwd_fp8(dy: Tensor, x: Tensor, scale: Tensor, amax: Tensor | None, dtype: torch.dtype, act: str) -> tuple[Tensor, Tensor, Tensor]:
+    """dx = dy * f'(x) in float8, and dbias, its sum over rows before any rounding, in x's dtype."""
+
+def act_bwd_fp8(dy: Tensor, x: Tensor, scale: Tensor, amax: Tensor | None, dtype: torch.dtype, act: str) -> tuple[Tensor, Tensor]:
+    """dx = dy * f'(x) in float8."""
+
+def act_fp8(x: Tensor, scale: Tensor, amax: Tensor | None, dtype: torch.dtype, act: str) -> tuple[Tensor, Tensor]:
+    """y = f(x) in float8, f being the activation of that name."""
+
+def add(self: Tensor, other: Tensor | int | float, *, alpha: int | float = 1) -> Tensor:
+    """torch.ops.aten.add, elementwise."""
+
+def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float = 1e-06, offset: float = 0.0) -> tuple[Tensor, Tensor, Tensor]:
+    """RMS norm of a sum, which is returned too.
+
+    s = x + residual, in x's dtype; y = s * rstd * (weight + offset), rstd = rsqrt(mean(s^2) + eps)
+
+    Args:
+        x (float [*rows, n]): the output of a block.
+        residual (float [*rows, n], of the dtype of x): what it is added to.
+        weight (float [n]): the scale of each column.
+        eps: added to the mean square.
+        offset: added to the weight; 1.0 for a zero-centred weight.
+
+    Returns:
+        y and s, like x, and rstd, float32 [*rows] (float64 for float64).
+    """
+
+def add_rms_norm_bwd(dy: Tensor, ds: Tensor, s: Tensor, weight: Tensor, rstd: Tensor, offset: float = 0.0) -> tuple[Tensor, Tensor, Tensor]:
+    """The gradients of add_rms_norm.
+
+    dx = dresidual = ds + (the dx of rms_norm_bwd at s), in two tensors; dweight as there
+
+    Args:
+        dy (float [*rows, n]): the gradient of y.
+        ds (float [*rows, n]): the gradient of s.
+        s (float [*rows, n]): the sum, as the forward returned it.
+    """
+
+def addcdiv(self: Tensor, tensor1: Tensor, tensor2: Tensor, *, value: int | float = 1) -> Tensor:
+    """torch.ops.aten.addcdiv, elementwise."""
+
+def addcmul(self: Tensor, tensor1: Tensor, tensor2: Tensor, *, value: int | float = 1) -> Tensor:
+    """torch.ops.aten.addcmul, elementwise."""
+
+def all(x: Tensor, dim: int | list[int] | None = None, keepdim: bool = False) -> Tensor:
+    """Whether no element is zero; a bool for every dtype."""
+
+def amax(x: Tensor, dim: int | list[int] | None = None, keepdim: bool = False) -> Tensor:
+    """The largest element; NaN where there is one."""
+
+def amax_abs(x: Tensor) -> Tensor:
+    """amax = [max |x|] in float32, NaN left out; 0 for no elements."""
+
+def amax_bwd(dy: Tensor, x: Tensor, y: Tensor, dim: int | list[int] | None = None, keepdim: bool = False) -> Tensor:
+    """dx = dy shared evenly among the largest."""
+
+def amax_history(history: Tensor, first: Tensor, step: Tensor, newest: Tensor, scale: Tensor, length: int, largest: float, recent: bool = False) -> tuple[Tensor, Tensor]:
+    """Histories of amax moved on by one, and the scales that follow: history, scale.
+
+    History j has `length` numbers: history[first[j] + i * step[j]]. Its newest amax is newest[j], or where that is 0
+    its own first number. Where that is not 0 it comes to the end, all others move, and the first becomes 0. The scale
+    is largest / amax, of the newest or (not `recent`) the greatest; without a number above 0 it stays as it is.
+    """
+
+def amin(x: Tensor, dim: int | list[int] | None = None, keepdim: bool = False) -> Tensor:
+    """The smallest element; NaN where there is one."""
+
+def amin_bwd(dy: Tensor, x: Tensor, y: Tensor, dim: int | list[int] | None = None, keepdim: bool = False) -> Tensor:
+    """dx = dy shared evenly among the smallest."""
+
+def angle(self: Tensor) -> Tensor:
+    """torch.ops.aten.angle, elementwise."""
+
+def any(x: Tensor, dim: int | list[int] | None = None, keepdim: bool = False) -> Tensor:
+    """Whether any element is not zero; a bool for every dtype."""
+
+def arccos(self: Tensor) -> Tensor:
+    """torch.ops.aten.arccos, elementwise."""
+
+def arccosh(self: Tensor) -> Tensor:
+    """torch.ops.aten.arccosh, elementwise."""
+
+def arcsin(self: Tensor) -> Tensor:
+    """torch.ops.aten.arcsin, elementwise."""
+
+def arcsinh(self: Tensor) -> Tensor:
+    """torch.ops.aten.arcsinh, elementwise."""
+
+def arctan(self: Tensor) -> Tensor:
+    """torch.ops.aten.arctan, elementwise."""
+
+def arctan2(self: Tensor, other: Tensor) -> Tensor:
+    """torch.ops.aten.arctan2, elementwise."""
+
+def arctanh(self: Tensor) -> Tensor:
+    """torch.ops.aten.arctanh, elementwise."""
+
+def argmax(x: Tensor, dim: int | None = None, keepdim: bool = False) -> Tensor:
+    """The first index of the largest element; of all, where dim is None."""
+
+def argmin(x: Tensor, dim: int | None = None, keepdim: bool = False) -> Tensor:
+    """The first index of the smallest element; of all, where dim is None."""
+
+def asin(self: Tensor) -> Tensor:
+    """torch.ops.aten.asin, elementwise."""
+
+def asinh(self: Tensor) -> Tensor:
+    """torch.ops.aten.asinh, elementwise."""
+
+def atan(self: Tensor) -> Tensor:
+    """torch.ops.aten.atan, elementwise."""
+
+def atan2(self: Tensor, other: Tensor) -> Tensor:
+    """torch.ops.aten.atan2, elementwise."""
+
+def atanh(self: Tensor) -> Tensor:
+    """torch.ops.aten.atanh, elementwise."""
+
+def attention(q: Tensor, k: Tensor, v: Tensor, causal: bool = False, scale: float | None = None) -> tuple[Tensor, Tensor]:
+    """o = softmax(s) v and lse = log(sum(exp(s))), float32, of the scores s = q k^T * scale (1 / sqrt(dim) by default);
+    causal: a query sees the keys up to its own place, counted from the last of both.
+    """
+
+def attention_bwd(do: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, causal: bool, scale: float | None) -> tuple[Tensor, Tensor, Tensor]:
+    """p = exp(s - lse), dp = do v^T, ds = p * (dp - sum(do * o)) * scale: dq = ds k, dk = ds^T q, dv = p^T do.
+
+    lse and o are the forward's. They may be those of more keys than are here, as where a sequence's keys lie on several
+    devices: the gradients are then these keys' part of the whole, which sum(p * dp) would not give.
+    """
+
+def attention_varlen(q: Tensor, k: Tensor, v: Tensor, cu_q: Tensor, cu_k: Tensor, max_q: int, max_k: int, left: int = -1, right: int = -1, scale: float | None = None) -> tuple[Tensor, Tensor]:
+    """o and lse, [heads, tokens], of sequences one after another: cu_q and cu_k, [sequences + 1], say where each begins
+    and the last ends, max_q and max_k how long they are at most. Tokens after the last have 0 in both.
+
+    A query sees the keys from `left` before its own place to `right` after it, counted from the last of both; -1: all.
+    """
+
+def attention_varlen_bwd(do: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, cu_q: Tensor, cu_k: Tensor, max_q: int, max_k: int, left: int, right: int, scale: float | None) -> tuple[Tensor, Tensor, Tensor]:
+    """As `attention_bwd`, of `attention_varlen`; 0 for tokens after the last sequence."""
+
+def batch_norm(x: Tensor, weight: Tensor | None = None, bias: Tensor | None = None, running_mean: Tensor | None = None, running_var: Tensor | None = None, momentum: float = 0.1, eps: float = 1e-05) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """y = (x - mean) * rstd * weight + bias, rstd = rsqrt(var(x) + eps): statistics, with the biased variance, of each
+    channel over samples and places.
+
+    new_mean and new_var are what the running statistics become: (1 - momentum) * old + momentum * the batch's, with the
+    unbiased variance. With none given they are the batch's own; of an empty batch they are the old.
+    """
+
+def batch_norm_bwd(dy: Tensor, x: Tensor, weight: Tensor | None, mean: Tensor, rstd: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """x' = (x - mean) * rstd: dx = weight * rstd * (dy - mean(dy) - x' * mean(dy * x')), dweight = sum(dy * x'),
+    dbias = sum(dy), of each channel, in weight's dtype.
+    """
+
+def batch_norm_infer(x: Tensor, mean: Tensor, var: Tensor, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-05) -> Tensor:
+    """y = (x - mean) * rsqrt(var + eps) * weight + bias, with statistics of each channel that are given."""
+
+def batch_norm_infer_bwd(dy: Tensor, x: Tensor, mean: Tensor, var: Tensor, weight: Tensor | None, eps: float = 1e-05) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """rstd = rsqrt(var + eps), x' = (x - mean) * rstd: dx = dy * weight * rstd, dweight = sum(dy * x'),
+    dbias = sum(dy), dmean = -weight * rstd * dbias, dvar = -weight * rstd^2 * dweight / 2, of each channel.
+    """
+
+def bernoulli(self: Tensor, p: float | None = None, *, generator: Any | None = None) -> Tensor:
+    """1 with probability p, else 0, like self; without p, with the probabilities that stand in self."""
+
+def bgrad_group_quantize(tensor: Tensor, quantizer: Any, num_tensors: int, first_dims: Tensor | None, last_dims: Tensor | None = None, tensor_offsets: Tensor | None = None) -> tuple[Any, Tensor]:
+    """(group_quantize of the rows, the sum of the rows of each member [num_tensors, columns], in tensor's dtype)."""
+
+def bgrad_quantize(input: Tensor, quantizer: Any) -> list[Any]:
+    """[grad_bias, quantized]: the sum of input over its rows, in its dtype, and input as the quantizer wants it."""
+
+def bitwise_and(self: Tensor | int | float, other: Tensor | int | float) -> Tensor:
+    """torch.ops.aten.bitwise_and, elementwise."""
+
+def bitwise_left_shift(self: Tensor | int | float, other: Tensor | int | float) -> Tensor:
+    """torch.ops.aten.bitwise_left_shift, elementwise."""
+
+def bitwise_not(self: Tensor) -> Tensor:
+    """torch.ops.aten.bitwise_not, elementwise."""
+
+def bitwise_or(self: Tensor | int | float, other: Tensor | int | float) -> Tensor:
+    """torch.ops.aten.bitwise_or, elementwise."""
+
+def bitwise_right_shift(self: Tensor | int | float, other: Tensor | int | float) -> Tensor:
+    """torch.ops.aten.bitwise_right_shift, elementwise."""
+
+def bitwise_xor(self: Tensor | int | float, other: Tensor | int | float) -> Tensor:
+    """torch.ops.aten.bitwise_xor, elementwise."""
+
+def block_scaled_gemm(a: Tensor, b: Tensor, a_scale: Tensor, b_scale: Tensor, a_dtype: torch.dtype, b_dtype: torch.dtype, bias: Tensor | None = None, a_rows: int = 1, b_rows: int = 128, out_dtype: torch.dtype = torch.bfloat16) -> Tensor:
+    """y = a b^T + bias, with a [M, K] and b [N, K] bytes of FP8; each 1x128 or 128x128 has a scale in float32."""
+
+def bulk_allocate(shapes: list[Any], dtypes: list[Any], device: Any = None, alignments: list[int] | None = None) -> list[Tensor]:
+    """Tensors of these shapes and dtypes, in one buffer, each at a multiple of its alignment (its element's size)."""
+
+def bulk_overlap_ag_with_external_gemm(allgather_communicator: Any, send_stream: Any, recv_stream: Any) -> None:
+    """All-gather the buffer of a CommOverlap on streams of another, beside its gemm; the current stream then waits."""
+
+def bytes_transpose(data: Tensor) -> Tensor:
+    """y[k, ...] = data[..., k], for uint8."""
+
+def ceil(self: Tensor) -> Tensor:
+    """torch.ops.aten.ceil, elementwise."""
+
+def celu(self: Tensor, alpha: int | float = 1.0) -> Tensor:
+    """torch.ops.aten.celu, elementwise."""
+
+def clamp(self: Tensor, min: Tensor | int | float | None = None, max: Tensor | int | float | None = None) -> Tensor:
+    """torch.ops.aten.clamp, elementwise."""
+
+def clamp_max(self: Tensor, max: Tensor | int | float) -> Tensor:
+    """torch.ops.aten.clamp_max, elementwise."""
+
+def clamp_min(self: Tensor, min: Tensor | int | float) -> Tensor:
+    """torch.ops.aten.clamp_min, elementwise."""
+
+def clamped_dswiglu(grad: Tensor, fwd_input: Tensor, quantizer: Any, limit: float = 7.0, alpha: float = 1.702, glu_linear_offset: float = 1.0) -> Any:
+    """The gradient of clamped_swiglu's input: 0 where it was clamped."""
+
+def clamped_glu(x: Tensor, scales: Tensor | None = None, limit: float = 7.0, alpha: float = 1.702, offset: float = 1.0, interleave: int = 0) -> Tensor:
+    """y = s * f(min(a, limit)) * (clamp(b, -limit, limit) + offset), f(a) = a * sigmoid(alpha * a)."""
+
+def clamped_glu_bwd(dy: Tensor, x: Tensor, scales: Tensor | None = None, limit: float = 7.0, alpha: float = 1.702, offset: float = 1.0, interleave: int = 0) -> tuple[Tensor, Tensor]:
+    """The gradients of clamped_glu: 0 where a or b was clamped; without scales, nothing is in theirs."""
+
+def clamped_swiglu(input: Tensor, quantizer: Any, limit: float = 7.0, alpha: float = 1.702, glu_linear_offset: float = 1.0) -> Any:
+    """f(min(a, limit)) * (clamp(b, -limit, limit) + glu_linear_offset), f(a) = a * sigmoid(alpha * a)."""
+
+def clip(self: Tensor, min: Tensor | int | float | None = None, max: Tensor | int | float | None = None) -> Tensor:
+    """torch.ops.aten.clip, elementwise."""
+
+def compute_amax(input: Tensor, amax: Tensor) -> None:
+    """amax = max |input|, in place."""
+
+def convert_bshd_to_thd(tensor: Tensor, cu_seqlens: Tensor, t: int) -> Tensor:
+    """[t, h, d]: the sequences one after another; zeros after the last."""
+
+def convert_thd_to_bshd(tensor: Tensor, cu_seqlens: Tensor, b: int, max_seq_len: int) -> Tensor:
+    """[b, max_seq_len, h, d] of sequences one after another; zeros after the end of each."""
+
+def copy_data_ptrs_to_device(tensors: list[Tensor], device: Any) -> Tensor:
+    """The addresses of tensors: int64, on a device."""
+
+def copy_to_kv_cache(new_k: Tensor, new_v: Tensor, k_cache: Tensor, v_cache: Tensor, page_table: Tensor, cu_new_lens: Tensor, cu_cached_lens: Tensor, kv_format: Any, b: int, max_ctx_len: int, max_seq_len: int, max_pages_per_seq: int, is_non_paged: bool) -> None:
+    """Put the new tokens of each sequence at its end in the caches, [pages, page, h, d], in place.
+
+    cu_cached_lens counts the new tokens too. A cache without pages has one for each sequence, and page_table says where
+    those of now were before: they are moved to the front first.
+    """
+
+def copysign(self: Tensor, other: Tensor | int | float) -> Tensor:
+    """torch.ops.aten.copysign, elementwise."""
+
+def cos(self: Tensor) -> Tensor:
+    """torch.ops.aten.cos, elementwise."""
+
+def cosh(self: Tensor) -> Tensor:
+    """torch.ops.aten.cosh, elementwise."""
+
+def count_nonzero(x: Tensor, dim: int | list[int] | None = None) -> Tensor:
+    """How many elements are not zero."""
+
+def create_empty_quantized_tensor(quantizer: Any, shape: Any, dtype: torch.dtype, device: Any, pin_memory: bool) -> Any:
+    """A tensor with the buffers that the quantizer wants, of which nothing is written but zeros beside the scales."""
+
+def create_nvshmem_tensor(shape: Any, dtype: Any) -> Any:
+    """Not here: it needs NVSHMEM and several GPUs. Use torch.distributed._symmetric_memory.empty."""
+
+def cummax(x: Tensor, dim: int = -1) -> tuple[Tensor, Tensor]:
+    """values_i = max(x_0 ... x_i) along dim, and the last place where it stands."""
+
+def cummax_bwd(dvalues: Tensor, indices: Tensor, dim: int = -1) -> Tensor:
+    """dx_i = the sum of dvalues_j where indices_j = i, along dim; the indices are those that cummax gave."""
+
+def cummin(x: Tensor, dim: int = -1) -> tuple[Tensor, Tensor]:
+    """values_i = min(x_0 ... x_i) along dim, and the last place where it stands."""
+
+def cummin_bwd(dvalues: Tensor, indices: Tensor, dim: int = -1) -> Tensor:
+    """dx_i = the sum of dvalues_j where indices_j = i, along dim; the indices are those that cummin gave."""
+
+def cumprod(x: Tensor, dim: int = -1, dtype: torch.dtype | None = None) -> Tensor:
+    """y_i = x_0 * ... * x_i along dim, of x as dtype: int64 for integers and bools where none is given."""
+
+def cumprod_bwd(dy: Tensor, x: Tensor, dim: int = -1) -> Tensor:
+    """dx_i = sum over j >= i of dy_j * (product of x_0 ... x_j without x_i) along dim; right with zeros in x.
+
+    Let p be the products of all that is not 0, and c count the zeros so far. A product without x_i is p_j / x_i where
+    c_j = 0, p_j where x_i is the only zero up to j, else 0: two sums from the end, of dy * p where c is 0 and where it
+    is 1.
+    """
+
+def cumsum(x: Tensor, dim: int = -1, dtype: torch.dtype | None = None) -> Tensor:
+    """y_i = x_0 + ... + x_i along dim, of x as dtype: int64 for integers and bools where none is given."""
+
+def cumsum_bwd(dy: Tensor, dim: int = -1, dtype: torch.dtype | None = None) -> Tensor:
+    """dx_i = dy_i + ... + dy_n along dim.
+
+    Where the sum was told its dtype, that of x is not known here: dx is float32 or wider, and autograd rounds it.
+    """
+
+def cusolvermp_ctx_create(nccl_comm_ptr: int, nranks: int, rank: int) -> int:
+    """The number of a context for newton_schulz, of a single rank."""
+
+def cusolvermp_ctx_destroy(ctx_ptr: int) -> None:
+    """The end of a context."""
+
+def dbias_dgelu(grad: Tensor, fwd_input: Tensor, quantizer: Any) -> list[Any]:
+    """[dbias, dact]: dact = grad * f'(fwd_input), dbias its sum over rows before rounding, in grad's dtype, f(x) = x * (0.5 + 0.5 * tanh(sqrt(2/pi) * (x + 0.044715 x^3)))."""
+
+def dbias_dqgelu(grad: Tensor, fwd_input: Tensor, quantizer: Any) -> list[Any]:
+    """[dbias, dact]: dact = grad * f'(fwd_input), dbias its sum over rows before rounding, in grad's dtype, f(x) = x * sigmoid(1.702 x)."""
+
+def dbias_drelu(grad: Tensor, fwd_input: Tensor, quantizer: Any) -> list[Any]:
+    """[dbias, dact]: dact = grad * f'(fwd_input), dbias its sum over rows before rounding, in grad's dtype, f(x) = max(x, 0)."""
+
+def dbias_dsilu(grad: Tensor, fwd_input: Tensor, quantizer: Any) -> list[Any]:
+    """[dbias, dact]: dact = grad * f'(fwd_input), dbias its sum over rows before rounding, in grad's dtype, f(x) = x * sigmoid(x)."""
+
+def dbias_dsrelu(grad: Tensor, fwd_input: Tensor, quantizer: Any) -> list[Any]:
+    """[dbias, dact]: dact = grad * f'(fwd_input), dbias its sum over rows before rounding, in grad's dtype, f(x) = max(x, 0)^2."""
+
+def deg2rad(self: Tensor) -> Tensor:
+    """torch.ops.aten.deg2rad, elementwise."""
+
+def dequantize(input: Any, otype: torch.dtype) -> Tensor:
+    """The numbers that a quantized tensor stands for, in otype."""
+
+def device_supports_multicast(device_id: int = -1) -> bool:
+    """False: nothing here writes to several GPUs at once."""
+
+def dgeglu(grad: Tensor, fwd_input: Tensor, quantizer: Any) -> Any:
+    """[da, db] = [grad * b * f'(a), grad * f(a)], with a and b the halves of the last dimension of fwd_input, f(x) = x * (0.5 + 0.5 * tanh(sqrt(2/pi) * (x + 0.044715 x^3)))."""
+
+def dgelu(grad: Tensor, fwd_input: Tensor, quantizer: Any) -> Any:
+    """grad * f'(fwd_input), f(x) = x * (0.5 + 0.5 * tanh(sqrt(2/pi) * (x + 0.044715 x^3)))."""
+
+def dglu(grad: Tensor, fwd_input: Tensor, quantizer: Any) -> Any:
+    """[da, db] = [grad * b * f'(a), grad * f(a)], with a and b the halves of the last dimension of fwd_input, f(x) = sigmoid(x)."""
+
+def digamma(self: Tensor) -> Tensor:
+    """torch.ops.aten.digamma, elementwise."""
+
+def div(self: Tensor, other: Tensor | int | float, *, rounding_mode: str | None = None) -> Tensor:
+    """torch.ops.aten.div, elementwise."""
+
+def divide(self: Tensor, other: Tensor | int | float, *, rounding_mode: str | None = None) -> Tensor:
+    """torch.ops.aten.divide, elementwise."""
+
+def dqgeglu(grad: Tensor, fwd_input: Tensor, quantizer: Any) -> Any:
+    """[da, db] = [grad * b * f'(a), grad * f(a)], with a and b the halves of the last dimension of fwd_input, f(x) = x * sigmoid(1.702 x)."""
+
+def dqgelu(grad: Tensor, fwd_input: Tensor, quantizer: Any) -> Any:
+    """grad * f'(fwd_input), f(x) = x * sigmoid(1.702 x)."""
+
+def dreglu(grad: Tensor, fwd_input: Tensor, quantizer: Any) -> Any:
+    """[da, db] = [grad * b * f'(a), grad * f(a)], with a and b the halves of the last dimension of fwd_input, f(x) = max(x, 0)."""
+
+def drelu(grad: Tensor, fwd_input: Tensor, quantizer: Any) -> Any:
+    """grad * f'(fwd_input), f(x) = max(x, 0)."""
+
+def dropout(input: Tensor, p: float = 0.5, train: bool = True) -> Tensor:
+    """input / (1 - p), or 0 with probability p; input itself where there is nothing to drop. Keeps a seed, no mask."""
+
+def dropout_bits_bwd(dy: Tensor, mask: Tensor, p: float) -> Tensor:
+    """dx = dy / (1 - p) where the bit of the mask is set, else 0."""
+
+def dropout_bwd(grad_output: Any, mask: Tensor, dropout_probability: float, grad_input: Tensor | None = None) -> Tensor:
+    """grad_output / (1 - p) where the bit of the mask is set, else 0."""
+
+def dropout_fwd(input: Any, dropout_probability: float, out: Tensor | None = None) -> list[Tensor]:
+    """[y, mask]: y = input / (1 - p) or 0, and the bits of what was kept; randomness is torch's default generator's."""
+
+def dropout_mask_bwd(dy: Tensor, mask: Tensor, p: float) -> Tensor:
+    """dx = dy / (1 - p) where the mask says so, else 0."""
+
+def dsilu(grad: Tensor, fwd_input: Tensor, quantizer: Any) -> Any:
+    """grad * f'(fwd_input), f(x) = x * sigmoid(x)."""
+
+def dsituglu(grad: Tensor, fwd_input: Tensor, quantizer: Any, beta1: float = 4.0, beta2: float = 25.0) -> Any:
+    """The gradient of situglu's input."""
+
+def dsreglu(grad: Tensor, fwd_input: Tensor, quantizer: Any) -> Any:
+    """[da, db] = [grad * b * f'(a), grad * f(a)], with a and b the halves of the last dimension of fwd_input, f(x) = max(x, 0)^2."""
+
+def dsrelu(grad: Tensor, fwd_input: Tensor, quantizer: Any) -> Any:
+    """grad * f'(fwd_input), f(x) = max(x, 0)^2."""
+
+def dswiglu(grad: Tensor, fwd_input: Tensor, quantizer: Any) -> Any:
+    """[da, db] = [grad * b * f'(a), grad * f(a)], with a and b the halves of the last dimension of fwd_input, f(x) = x * sigmoid(x)."""
+
+def elu(self: Tensor, alpha: int | float = 1, scale: int | float = 1, input_scale: int | float = 1) -> Tensor:
+    """torch.ops.aten.elu, elementwise."""
+
+def elu_backward(grad_output: Tensor, alpha: int | float, scale: int | float, input_scale: int | float, is_result: bool, self_or_result: Tensor) -> Tensor:
+    """torch.ops.aten.elu_backward, elementwise."""
+
+def ep_combine(handle_mem: Any, expert_out: Any, result: Any) -> Any:
+    """Not here: it needs NCCL's expert parallel library (2.30.4) and several GPUs. Use torch.distributed.all_to_all_single, with moe_permute_fwd and moe_unpermute_fwd on each rank."""
+
+def ep_combine_bwd(handle_mem: Any, grad: Any, grad_expert_out: Any, grad_scale_inv: Any = None, grad_expert_out_scale_inv: Any = None) -> Any:
+    """Not here: it needs NCCL's expert parallel library (2.30.4) and several GPUs. Use torch.distributed.all_to_all_single, with moe_permute_fwd and moe_unpermute_fwd on each rank."""
+
+def ep_dispatch(handle_mem: Any, topk_idx: Any, tokens: Any, topk_weights: Any, recv_tokens: Any, recv_topk_weights: Any, tokens_scale_inv: Any = None, recv_scale_inv: Any = None) -> Any:
+    """Not here: it needs NCCL's expert parallel library (2.30.4) and several GPUs. Use torch.distributed.all_to_all_single, with moe_permute_fwd and moe_unpermute_fwd on each rank."""
+
+def ep_dispatch_bwd(handle_mem: Any, grad: Any, g_recv_topk_weights: Any, grad_tokens: Any, grad_topk_weights: Any) -> Any:
+    """Not here: it needs NCCL's expert parallel library (2.30.4) and several GPUs. Use torch.distributed.all_to_all_single, with moe_permute_fwd and moe_unpermute_fwd on each rank."""
+
+def ep_finalize() -> None:
+    """Nothing: no expert-parallel group is open."""
+
+def ep_get_zero_copy() -> bool:
+    """False: no expert-parallel group is open."""
+
+def ep_handle_mem_size(top_k: Any, dispatch_output_per_expert_alignment: Any = 0) -> Any:
+    """Not here: it needs NCCL's expert parallel library (2.30.4) and several GPUs. Use torch.distributed.all_to_all_single, with moe_permute_fwd and moe_unpermute_fwd on each rank."""
+
+def ep_initialize(comm_ptr: Any, group_name: Any, num_experts: Any, max_tokens_per_rank: Any, max_recv_tokens_per_rank: Any, hidden_dim: Any, max_num_sms: Any = 0, max_token_dtype: Any = None, zero_copy: Any = False, num_topk: Any = 0, drop_on_overflow: Any = False) -> Any:
+    """Not here: it needs NCCL's expert parallel library (2.30.4) and several GPUs. Use torch.distributed.all_to_all_single, with moe_permute_fwd and moe_unpermute_fwd on each rank."""
+
+def ep_prepare(handle_mem: Any, topk_idx: Any, tokens_per_expert: Any, top_k: Any, dispatch_output_per_expert_alignment: Any, total_recv_tokens: Any) -> Any:
+    """Not here: it needs NCCL's expert parallel library (2.30.4) and several GPUs. Use torch.distributed.all_to_all_single, with moe_permute_fwd and moe_unpermute_fwd on each rank."""
+
+def ep_zero_copy_supported() -> bool:
+    """False."""
+
+def eq(self: Tensor, other: Tensor | int | float) -> Tensor:
+    """torch.ops.aten.eq, elementwise."""
+
+def erf(self: Tensor) -> Tensor:
+    """torch.ops.aten.erf, elementwise."""
+
+def erfc(self: Tensor) -> Tensor:
+    """torch.ops.aten.erfc, elementwise."""
+
+def erfinv(self: Tensor) -> Tensor:
+    """torch.ops.aten.erfinv, elementwise."""
+
+def exp(self: Tensor) -> Tensor:
+    """torch.ops.aten.exp, elementwise."""
+
+def exp2(self: Tensor) -> Tensor:
+    """torch.ops.aten.exp2, elementwise."""
+
+def expm1(self: Tensor) -> Tensor:
+    """torch.ops.aten.expm1, elementwise."""
+
+def exponential(self: Tensor, lambd: float = 1.0, *, generator: Any | None = None) -> Tensor:
+    """Exponential of rate lambd, like self."""
+
+def fa_prepare_bwd(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """[s, b, n, 3 * h] of three [b, s, n, h]: for each head its q, k and v."""
+
+def fa_prepare_fwd(qkvi: Tensor) -> Tensor:
+    """[3, b, s, n, h] of an interleaved [s, b, n, 3, h], of which q's slice is given."""
+
+def fix(self: Tensor) -> Tensor:
+    """torch.ops.aten.fix, elementwise."""
+
+def float_power(self: Tensor | int | float, exponent: Tensor | int | float) -> Tensor:
+    """torch.ops.aten.float_power, elementwise."""
+
+def floor(self: Tensor) -> Tensor:
+    """torch.ops.aten.floor, elementwise."""
+
+def floor_divide(self: Tensor, other: Tensor | int | float) -> Tensor:
+    """torch.ops.aten.floor_divide, elementwise."""
+
+def fmax(self: Tensor, other: Tensor) -> Tensor:
+    """torch.ops.aten.fmax, elementwise."""
+
+def fmin(self: Tensor, other: Tensor) -> Tensor:
+    """torch.ops.aten.fmin, elementwise."""
+
+def fmod(self: Tensor, other: Tensor | int | float) -> Tensor:
+    """torch.ops.aten.fmod, elementwise."""
+
+def fp8_block_scaling_compute_partial_amax(tensor: Tensor, amax: Tensor, h: int, w: int, start_offset: int, block_len: int) -> None:
+    """amax[i, j] = max |x| over the shard's part of each block of block_len x block_len (128), 0 where it has none."""
+
+def fp8_block_scaling_partial_cast(inp: Tensor, out: Tensor, scale: Tensor, h: int, w: int, start_offset: int, block_len: int, out_dtype: torch.dtype) -> None:
+    """out = the shard times the scales of its blocks of block_len x block_len (128), in out_dtype, as bytes."""
+
+def fp8_blocks_into(x: Tensor, y: Tensor | None, y_scale: Tensor | None, yt: Tensor | None, yt_scale: Tensor | None, noop: Tensor | None, dtype: torch.dtype, two_d: bool = False, pow2: bool = True, eps: float = 0.0) -> None:
+    """y in FP8 with a scale for each 1x128 (two_d: 128x128) of x, yt transposed with one for each 128x1 (128x128).
+
+    The scales written are inverses. What there is of them beyond the blocks of x is left alone.
+    """
+
+def fp8_blocks_uncast(data: Tensor, scales: Tensor, dtype: torch.dtype, two_d: bool, columnwise: bool, out_dtype: torch.dtype) -> Tensor:
+    """y = what fp8_blocks_into made data and scales of; columnwise: they are the transposed ones, and y is not."""
+
+def fp8_cast_into(x: Tensor, scale: Tensor, y: Tensor | None, yt: Tensor | None, scale_inv: Tensor | None, amax: Tensor | None, noop: Tensor | None, dtype: torch.dtype) -> None:
+    """y = fp8(x * scale), yt its transpose, scale_inv = 1 / scale, amax = max(amax, max |x|)."""
+
+def fp8_current_into(x: Tensor, y: Tensor | None, yt: Tensor | None, scale_inv: Tensor | None, noop: Tensor | None, dtype: torch.dtype, pow2: bool = False, eps: float = 0.0) -> None:
+    """y = fp8(x * scale), yt its transpose, scale_inv = 1 / scale, with the scale that fp8_scale has for amax of x."""
+
+def fp8_scale(amax: Tensor, dtype: torch.dtype, pow2: bool = False, eps: float = 0.0, margin: int = 0) -> Tensor:
+    """scale = largest / max(amax, eps), with largest that of the FP8 dtype times 2^-margin.
+
+    1 where that is no number or amax is 0, the largest float32 where it overflows; for pow2 the power of two below.
+    """
+
+def fp8_transpose(input: Tensor, dtype: torch.dtype, *, out: Tensor | None) -> Tensor:
+    """input [..., K] as [K, ...], bytes of FP8; in out, where given."""
+
+def fp8_uncast(data: Tensor, scale_inv: Tensor, dtype: torch.dtype, out_dtype: torch.dtype) -> Tensor:
+    """y = FP8 bytes * scale_inv, a single number."""
+
+def frac(self: Tensor) -> Tensor:
+    """torch.ops.aten.frac, elementwise."""
+
+def fused_amax_and_scale_update_after_reduction(amax_reduction_buffer: Tensor, amax_histories: Any, scales: Any, amax_compute_algo: str, fp8_dtype: torch.dtype, margin: float) -> None:
+    """Move the histories of amax [L, n] on by one and give each scale its new value, for all tensors at once.
+
+    The newest amax is that of the buffer (numbers of all tensors in a row), or of history[0] where that is 0. Where it
+    is not 0 it comes to the end of the history, and history[0] becomes 0. A scale becomes largest * 2^-margin / amax,
+    with the newest amax or the greatest of the history, and stays as it is where that is no number above 0.
+    """
+
+def fused_attn_bwd(max_seqlen_q: int, max_seqlen_kv: int, attn_scale: float, p_dropout: float, set_zero: bool, qkv_layout: Any, o_format: Any, do_format: Any, dqkv_layout: Any, qkv_scale_inv_format: Any, do_scale_inv_format: Any, bias_type: Any, attn_mask_type: Any, softmax_type: Any, window_size: Any, bottom_right_diagonal: bool, deterministic: bool, cu_seqlens_q: Tensor | None, cu_seqlens_kv: Tensor | None, Q: Any, K: Any, V: Any, O: Any, dO: Any, fake_dtype: torch.dtype, Aux_CTX_Tensors: Any, cu_seqlens_q_padded: Tensor | None, cu_seqlens_kv_padded: Tensor | None, s_quantizer: Any, dp_quantizer: Any, dqkv_quantizer: Any, cuda_graph: bool) -> list[Any]:
+    """[dQ, dK, dV, dBias or None, dSoftmaxOffset or None], by the S and rng_state of the forward.
+
+    Aux_CTX_Tensors are the forward's results but for O and Max. S and O may be of more keys than are here, as they are
+    where a sequence lies on several devices.
+    """
+
+def fused_attn_fwd(max_seqlen_q: int, max_seqlen_kv: int, is_training: bool, attn_scale: float, p_dropout: float, set_zero: bool, qkv_layout: Any, o_format: Any, qkv_scale_inv_format: Any, bias_type: Any, attn_mask_type: Any, softmax_type: Any, window_size: Any, bottom_right_diagonal: bool, cu_seqlens_q: Tensor | None, cu_seqlens_kv: Tensor | None, Q: Any, K: Any, V: Any, fake_dtype: torch.dtype, cu_seqlens_q_padded: Tensor | None, cu_seqlens_kv_padded: Tensor | None, page_table_k: Tensor | None, page_table_v: Tensor | None, s_quantizer: Any, o_quantizer: Any, Bias: Tensor | None, SoftmaxOffset: Tensor | None, rng_gen: Any, rng_elts_per_thread: int, return_max_logit: bool, cuda_graph: bool) -> list[Any]:
+    """[O, S, (Max), rng_state, (Bias), (SoftmaxOffset)]: attention as NVIDIA's fused kernels have it.
+
+    S is the logarithm of the softmax's denominator, [b, h, sq, 1], or [tokens, h, 1] where Q is THD (0 for tokens of no
+    sequence); Max the greatest score of each query, likewise. A query that sees no key gives O = 0, S = Max = -inf.
+    What is dropped follows from rng_state alone.
+    """
+
+def fused_moe_aux_loss_bwd(Const_buf: Tensor, tokens_per_expert: Tensor, num_rows: int, num_cols: int, grad_aux_loss: Tensor) -> Tensor:
+    """The gradient of probs, [num_rows, num_cols] in grad_aux_loss' dtype: C * tokens_per_expert * grad_aux_loss."""
+
+def fused_moe_aux_loss_fwd(probs: Tensor, tokens_per_expert: Tensor, total_num_tokens: int, num_experts: int, num_rows: int, num_cols: int, topk: int, coeff: float) -> tuple[Tensor, Tensor]:
+    """(C * the sum of probs * tokens_per_expert, in probs' dtype; [C, 0] in float32), with
+    C = num_experts * coeff / topk / total_num_tokens^2.
+    """
+
+def fused_moe_aux_loss_fwd_graph_safe(probs: Tensor, tokens_per_expert: Tensor, total_num_tokens: Tensor, num_experts: int, num_rows: int, num_cols: int, topk: int, coeff: float) -> tuple[Tensor, Tensor]:
+    """fused_moe_aux_loss_fwd with the number of tokens on the device, where a graph may change it."""
+
+def fused_multi_row_padding(input: Tensor, output: Tensor, input_row_list: list[int], padded_input_row_list: list[int]) -> None:
+    """Writes blocks of rows to output, each followed by zeros up to its padded size; an empty one is passed over."""
+
+def fused_multi_row_unpadding(input: Tensor, output: Tensor, input_row_list: list[int], unpadded_input_row_list: list[int]) -> None:
+    """Writes the first rows of each block of input to output, where blocks follow each other without padding."""
+
+def fused_qkv_rope_backward(q_grad_out: Tensor, k_grad_out: Tensor, v_grad_out: Tensor, q_freqs: Tensor, k_freqs: Tensor, qkv_split_arg_list: list[int], qkv_format: Any, interleaved: bool, cp_size: int, cp_rank: int) -> Tensor:
+    """The gradient of fused_qkv_rope_forward's packed heads; places count from 0, as NVIDIA's."""
+
+def fused_qkv_rope_forward(qkv_input: Tensor, q_freqs: Tensor, k_freqs: Tensor, start_positions: Tensor | None, qkv_split_arg_list: list[int], qkv_format: Any, interleaved: bool, cp_size: int, cp_rank: int) -> tuple[Tensor, Tensor, Tensor]:
+    """(q, k, v) of packed heads [.., h, sum of the list]: rope_fwd of q, in heads of k's size, and of k; v as it is."""
+
+def fused_rope_backward(output_grads: Tensor, freqs: Tensor, start_positions: Tensor | None, qkv_format: Any, interleaved: bool, cu_seqlens: Tensor | None, cp_size: int, cp_rank: int) -> Tensor:
+    """The gradient of fused_rope_forward's input."""
+
+def fused_rope_forward(input: Tensor, freqs: Tensor, start_positions: Tensor | None, qkv_format: Any, interleaved: bool, cu_seqlens: Tensor | None, cp_size: int, cp_rank: int) -> Tensor:
+    """rope_fwd of input by angles freqs [positions, 1, 1, d2], in a fresh contiguous tensor."""
+
+def fused_score_for_moe_aux_loss_bwd(intermediate_output: Tensor, grad_scores: Tensor, grad_logits: Tensor, topk: int, score_function: str) -> None:
+    """Writes the gradient of fused_score_for_moe_aux_loss_fwd's logits to grad_logits."""
+
+def fused_score_for_moe_aux_loss_fwd(logits: Tensor, topk: int, score_function: str, routing_map_format: Any = 0) -> tuple[Tensor, Tensor, Tensor]:
+    """(scores of all experts in float32, those that are no softmax divided by their sum; the map of the topk; what the
+    backward needs).
+    """
+
+def fused_topk_with_score_function_bwd(routing_map: Tensor, intermediate_output: Tensor, grad_probs: Tensor, grad_logits: Tensor, topk: int, use_pre_softmax: bool, scaling_factor: float | None, score_function: str, use_dense_indices: bool = False, routing_map_format: Any = 0) -> None:
+    """Writes the gradient of fused_topk_with_score_function_fwd's logits to grad_logits."""
+
+def fused_topk_with_score_function_fwd(logits: Tensor, topk: int, use_pre_softmax: bool, num_groups: int | None, group_topk: int | None, scaling_factor: float | None, score_function: str, expert_bias: Tensor | None, routing_map_format: Any = 0, topk_indices: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
+    """(probabilities of the topk experts, 0 elsewhere; which they are; what the backward needs, in float32).
+
+    The scores are softmax before or after the choice, sigmoid, or the root of softplus; of the last two those chosen
+    are divided by their sum. expert_bias counts for the choice alone. topk_indices, where given, is written and
+    takes the place of the map.
+    """
+
+def fused_topk_with_score_function_qb_fwd(logits: Tensor, topk: int, scaling_factor: float | None, expert_bias: Tensor, routing_map_format: Any, topk_indices: Tensor | None, histogram: Tensor, bin_bounds: Tensor, histogram_mode: Any, bin_bounds_validated: bool = False) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Sigmoid top-k, the (topk + 1)-th biased score of each token as its cutoff, and each expert's distances to it
+    counted into histogram [experts, bins], whose bins are even between bin_bounds and open at both ends.
+    """
+
+def gcd(self: Tensor, other: Tensor) -> Tensor:
+    """torch.ops.aten.gcd, elementwise."""
+
+def ge(self: Tensor, other: Tensor | int | float) -> Tensor:
+    """torch.ops.aten.ge, elementwise."""
+
+def geglu(input: Tensor, quantizer: Any) -> Any:
+    """f(a) * b, with a and b the halves of the last dimension of input, f(x) = x * (0.5 + 0.5 * tanh(sqrt(2/pi) * (x + 0.044715 x^3)))."""
+
+def gelu(x: Tensor) -> Tensor:
+    """y = x * (0.5 + 0.5 * tanh(sqrt(2/pi) * (x + 0.044715 x^3)))."""
+
+def gelu_backward(grad_output: Tensor, self: Tensor, *, approximate: str = 'none') -> Tensor:
+    """torch.ops.aten.gelu_backward, elementwise."""
+
+def gelu_bias(x: Tensor, bias: Tensor) -> Tensor:
+    """y = f(x + bias), f(x) = x * (0.5 + 0.5 * tanh(sqrt(2/pi) * (x + 0.044715 x^3)))."""
+
+def gelu_bias_bwd(dy: Tensor, x: Tensor, bias: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """dx = dy * f'(x + bias), dbias = sum(dx) over rows, before rounding; without bias, x has it; f(x) = x * (0.5 + 0.5 * tanh(sqrt(2/pi) * (x + 0.044715 x^3)))."""
+
+def gelu_bwd(dy: Tensor, x: Tensor) -> Tensor:
+    """dx = dy * f'(x), f(x) = x * (0.5 + 0.5 * tanh(sqrt(2/pi) * (x + 0.044715 x^3)))."""
+
+def gelu_erf(x: Tensor) -> Tensor:
+    """y = x * (0.5 + 0.5 * erf(x / sqrt(2)))."""
+
+def gelu_erf_bias(x: Tensor, bias: Tensor) -> Tensor:
+    """y = f(x + bias), f(x) = x * (0.5 + 0.5 * erf(x / sqrt(2)))."""
+
+def gelu_erf_bias_bwd(dy: Tensor, x: Tensor, bias: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """dx = dy * f'(x + bias), dbias = sum(dx) over rows, before rounding; without bias, x has it; f(x) = x * (0.5 + 0.5 * erf(x / sqrt(2)))."""
+
+def gelu_erf_bwd(dy: Tensor, x: Tensor) -> Tensor:
+    """dx = dy * f'(x), f(x) = x * (0.5 + 0.5 * erf(x / sqrt(2)))."""
+
+def gelu_erf_glu(x: Tensor) -> Tensor:
+    """y = f(a) * b, with a and b the halves of the last dimension of x, f(x) = x * (0.5 + 0.5 * erf(x / sqrt(2)))."""
+
+def gelu_erf_glu_bwd(dy: Tensor, x: Tensor) -> Tensor:
+    """dx = [dy * b * f'(a), dy * f(a)], with a and b the halves of the last dimension of x, f(x) = x * (0.5 + 0.5 * erf(x / sqrt(2)))."""
+
+def gelu_erf_mul(a: Tensor, b: Tensor) -> Tensor:
+    """y = f(a) * b, f(x) = x * (0.5 + 0.5 * erf(x / sqrt(2)))."""
+
+def gelu_erf_mul_bwd(dy: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+    """da = dy * b * f'(a), db = dy * f(a), f(x) = x * (0.5 + 0.5 * erf(x / sqrt(2)))."""
+
+def gelu_glu(x: Tensor) -> Tensor:
+    """y = f(a) * b, with a and b the halves of the last dimension of x, f(x) = x * (0.5 + 0.5 * tanh(sqrt(2/pi) * (x + 0.044715 x^3)))."""
+
+def gelu_glu_bwd(dy: Tensor, x: Tensor) -> Tensor:
+    """dx = [dy * b * f'(a), dy * f(a)], with a and b the halves of the last dimension of x, f(x) = x * (0.5 + 0.5 * tanh(sqrt(2/pi) * (x + 0.044715 x^3)))."""
+
+def gelu_mul(a: Tensor, b: Tensor) -> Tensor:
+    """y = f(a) * b, f(x) = x * (0.5 + 0.5 * tanh(sqrt(2/pi) * (x + 0.044715 x^3)))."""
+
+def gelu_mul_bwd(dy: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+    """da = dy * b * f'(a), db = dy * f(a), f(x) = x * (0.5 + 0.5 * tanh(sqrt(2/pi) * (x + 0.044715 x^3)))."""
+
+def gemm(a: Tensor, b: Tensor, bias: Tensor | None = None, trans_a: bool = False, trans_b: bool = False, alpha: float = 1.0, out_dtype: torch.dtype | None = None) -> Tensor:
+    """y = alpha op(a) op(b) + bias, with op(x) = x^T where `trans_` says so; of a's dtype, or out_dtype."""
+
+def gemm_add_(c: Tensor, a: Tensor, b: Tensor, trans_a: bool = False, trans_b: bool = False, alpha: float = 1.0, beta: float = 1.0) -> None:
+    """c = alpha op(a) op(b) + beta c, in place; with beta 0, what was in c does not matter."""
+
+def gemm_dgelu(a: Tensor, b: Tensor, pre: Tensor, trans_a: bool = False, trans_b: bool = False, alpha: float = 1.0, out_dtype: torch.dtype | None = None) -> Tensor:
+    """y = alpha op(a) op(b) * gelu'(pre); gelu by tanh."""
+
+def gemm_gelu(a: Tensor, b: Tensor, bias: Tensor | None = None, trans_a: bool = False, trans_b: bool = False, alpha: float = 1.0, out_dtype: torch.dtype | None = None) -> tuple[Tensor, Tensor]:
+    """pre = alpha op(a) op(b) + bias and y = gelu(pre), of what is not rounded yet; gelu by tanh."""
+
+def generic_gemm(A: Any, transA: bool, B: Any, transB: bool, D: Any, quantizer: Any, output_dtype: torch.dtype | None, bias: Tensor | None, bias_type: torch.dtype | None, gelu: bool, gelu_in: Tensor | None, grad: bool, workspace: Any, workspace_size: Any, accumulate: bool, use_split_accumulator: bool, comm_overlap: Any = None, comm_type: Any = None, extra_output: Tensor | None = None, bulk_overlap: bool = False, alpha: float = 1.0, beta: float | None = None) -> list[Any]:
+    """[D, bias_grad, pre_gelu_out, extra_output] with D = alpha op(B) op(A) + beta D, for row-major A and B.
+
+    Forward: bias and then gelu (by tanh) before D is rounded, pre_gelu_out being what gelu was taken of. With grad:
+    times gelu'(gelu_in) for gelu, and a bias asks for bias_grad, the sum over the rows of B. A quantizer quantizes D.
+    """
+
+def get_cublasLt_version() -> int:
+    """120900, whatever is installed.
+
+    From 130300 on Transformer Engine takes gemms of experts through GroupedTensors, whose sizes are on the device. Ours
+    read them on the host; the lists of gemms that it takes below that version do not. 120103 is what FP8 needs.
+    """
+
+def get_cudnn_version() -> int:
+    """cuDNN's number, major * 10000 + minor * 100 + patch: torch's where it has one, else 91200.
+
+    The choice between attention backends reads it; what is there to choose from, get_fused_attn_backend says.
+    """
+
+def get_fused_attn_backend(is_training: Any, q_dtype: torch.dtype | None = None, kv_dtype: torch.dtype | None = None, qkv_layout: Any = None, bias_type: Any = None, attn_mask_type: Any = None, softmax_type: Any = None, p_dropout: Any = None, num_attn_heads: Any = None, num_gqa_groups: Any = None, max_seqlen_q: Any = None, max_seqlen_kv: Any = None, head_dim_qk: Any = None, head_dim_v: Any = None, window_size_left: Any = None, window_size_right: Any = None, return_max_logit: Any = None, cuda_graph: Any = None, deterministic: Any = None) -> Any:
+    """The backend that would run it, a member of NVTE_Fused_Attn_Backend.
+
+    From 2.20.2 on the layer asks with one object that holds all of it, and wants (backend, why there is none).
+    """
+
+def get_grouped_gemm_setup_workspace_size(num_tensors: int) -> int:
+    """0: our gemms of groups need no memory beside their results."""
+
+def get_num_cublas_streams() -> int:
+    """4: as many workspaces are made for grouped gemms, which do not need them."""
+
+def get_stream_priority_range(device_id: int = -1) -> tuple[int, int]:
+    """(lowest, highest) priority of a stream of CUDA: numbers fall as priorities rise; (0, 0) where there is none."""
+
+def glu(input: Tensor, quantizer: Any) -> Any:
+    """f(a) * b, with a and b the halves of the last dimension of input, f(x) = sigmoid(x)."""
+
+def glu_bwd_fp8(dy: Tensor, x: Tensor, scale: Tensor, amax: Tensor | None, dtype: torch.dtype, act: str) -> tuple[Tensor, Tensor]:
+    """dx = [dy * b * f'(a), dy * f(a)] in float8, with a and b the halves of the last dimension of x."""
+
+def glu_fp8(x: Tensor, scale: Tensor, amax: Tensor | None, dtype: torch.dtype, act: str) -> tuple[Tensor, Tensor]:
+    """y = f(a) * b in float8, with a and b the halves of the last dimension of x."""
+
+def greater(self: Tensor, other: Tensor | int | float) -> Tensor:
+    """torch.ops.aten.greater, elementwise."""
+
+def greater_equal(self: Tensor, other: Tensor | int | float) -> Tensor:
+    """torch.ops.aten.greater_equal, elementwise."""
+
+def group_dequantize(input: Any, otype: torch.dtype) -> Any:
+    """The GroupedTensor of the numbers that one stands for, in a dtype. first_dims is read on the host."""
+
+def group_norm(x: Tensor, num_groups: int, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-05) -> tuple[Tensor, Tensor, Tensor]:
+    """y = (x - mean) * rstd * weight + bias, rstd = rsqrt(var(x) + eps): statistics, with the biased variance, of each
+    group of adjacent channels of each sample; weight and bias of each channel.
+    """
+
+def group_norm_bwd(dy: Tensor, x: Tensor, weight: Tensor | None, mean: Tensor, rstd: Tensor, num_groups: int) -> tuple[Tensor, Tensor, Tensor]:
+    """g = dy * weight, x' = (x - mean) * rstd: dx = rstd * (g - mean(g) - x' * mean(g * x')), the means of each group;
+    dweight = sum(dy * x'), dbias = sum(dy), of each channel, in weight's dtype.
+    """
+
+def group_quantize(tensor: Tensor, quantizer: Any, num_tensors: int, first_dims: Tensor | None, last_dims: Tensor | None = None, tensor_offsets: Tensor | None = None, noop_flag: Tensor | None = None, output: Any = None) -> Any:
+    """The rows of a matrix, first_dims[i] of them at a time, each quantized by itself: a GroupedTensor.
+
+    `output` is written where it is given, which is for members of as many rows each. first_dims is read on the host.
+    """
+
+def group_requantize_inplace(grouped_x: Any, quantizer: Any, num_tensors: int, first_dims: Tensor | None, otype: torch.dtype, tensor_offsets: Tensor | None = None, return_dequantized: bool = False) -> Tensor | None:
+    """Give a grouped MXFP8 tensor that holds rowwise data the columnwise data that the quantizer wants too.
+
+    It is made of the numbers that the rowwise data stands for, which come back as a matrix where that is asked. One
+    that holds columnwise data already is left as it is. first_dims is read on the host.
+    """
+
+def grouped_swizzle_for_gemm(tensor: Any, rowwise: bool, columnwise: bool) -> None:
+    """Nothing: our gemms read scales as they are, so `_with_gemm_swizzled_scales` stays False."""
+
+def gt(self: Tensor, other: Tensor | int | float) -> Tensor:
+    """torch.ops.aten.gt, elementwise."""
+
+def hardshrink(self: Tensor, lambd: int | float = 0.5) -> Tensor:
+    """torch.ops.aten.hardshrink, elementwise."""
+
+def hardshrink_backward(grad_out: Tensor, self: Tensor, lambd: int | float) -> Tensor:
+    """torch.ops.aten.hardshrink_backward, elementwise."""
+
+def hardsigmoid(self: Tensor) -> Tensor:
+    """torch.ops.aten.hardsigmoid, elementwise."""
+
+def hardsigmoid_backward(grad_output: Tensor, self: Tensor) -> Tensor:
+    """torch.ops.aten.hardsigmoid_backward, elementwise."""
+
+def hardswish(self: Tensor) -> Tensor:
+    """torch.ops.aten.hardswish, elementwise."""
+
+def hardswish_backward(grad_output: Tensor, self: Tensor) -> Tensor:
+    """torch.ops.aten.hardswish_backward, elementwise."""
+
+def hardtanh(self: Tensor, min_val: int | float = -1, max_val: int | float = 1) -> Tensor:
+    """torch.ops.aten.hardtanh, elementwise."""
+
+def hardtanh_backward(grad_output: Tensor, self: Tensor, min_val: int | float, max_val: int | float) -> Tensor:
+    """torch.ops.aten.hardtanh_backward, elementwise."""
+
+def heaviside(self: Tensor, values: Tensor) -> Tensor:
+    """torch.ops.aten.heaviside, elementwise."""
+
+def hypot(self: Tensor, other: Tensor) -> Tensor:
+    """torch.ops.aten.hypot, elementwise."""
+
+def i0(self: Tensor) -> Tensor:
+    """torch.ops.aten.i0, elementwise."""
+
+def init_nvshmem_backend(process_group: Any) -> Any:
+    """Not here: it needs NVSHMEM and several GPUs. Use torch.distributed._symmetric_memory."""
+
+def isclose(self: Tensor, other: Tensor, rtol: float = 1e-05, atol: float = 1e-08, equal_nan: bool = False) -> Tensor:
+    """torch.ops.aten.isclose, elementwise."""
+
+def isfinite(self: Tensor) -> Tensor:
+    """torch.ops.aten.isfinite, elementwise."""
+
+def isinf(self: Tensor) -> Tensor:
+    """torch.ops.aten.isinf, elementwise."""
+
+def isnan(self: Tensor) -> Tensor:
+    """torch.ops.aten.isnan, elementwise."""
+
+def isneginf(self: Tensor) -> Tensor:
+    """torch.ops.aten.isneginf, elementwise."""
+
+def isposinf(self: Tensor) -> Tensor:
+    """torch.ops.aten.isposinf, elementwise."""
+
+def layer_norm(x: Tensor, weight: Tensor, bias: Tensor | None = None, eps: float = 1e-05, offset: float = 0.0) -> tuple[Tensor, Tensor, Tensor]:
+    """y = (x - mean) * rstd * (weight + offset) + bias, rstd = rsqrt(var(x) + eps), with the biased variance.
+
+    Args:
+        x (float [*rows, n]): the rows to normalise.
+        weight (float [n]): the scale of each column.
+        bias (float [n], optional): added to each column.
+        eps: added to the variance.
+        offset: added to the weight; 1.0 for a zero-centred weight.
+
+    Returns:
+        y, like x, and mean and rstd, float32 [*rows] (float64 for float64).
+    """
+
+def layer_norm_bwd(dy: Tensor, x: Tensor, weight: Tensor, mean: Tensor, rstd: Tensor, offset: float = 0.0) -> tuple[Tensor, Tensor, Tensor]:
+    """The gradients of layer_norm.
+
+    g = dy * (weight + offset), x' = (x - mean) * rstd: dx = rstd * (g - mean(g) - x' * mean(g * x')),
+    dweight = sum(dy * x'), dbias = sum(dy), in weight's dtype
+
+    Args:
+        dy (float [*rows, n]): the gradient of y.
+        x (float [*rows, n]): the input of the forward.
+        weight (float [n]): that of the forward.
+        mean (float [*rows]): the second result of the forward.
+        rstd (float [*rows]): the third result of the forward.
+        offset: that of the forward.
+    """
+
+def layer_norm_fp8(x: Tensor, weight: Tensor, bias: Tensor | None, scale: Tensor, amax: Tensor | None, dtype: torch.dtype, eps: float = 1e-05, offset: float = 0.0) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """layer_norm with y in float8.
+
+    Args:
+        x (float [*rows, n])
+        weight (float [n])
+        bias (float [n], optional)
+        scale (float32 [..], one element, contiguous)
+        amax (float32 [..], one element, contiguous, optional)
+        dtype (one of float8_e4m3fn, float8_e5m2)
+    """
+
+def layernorm_bwd(dz: Tensor, x: Tensor, mu: Tensor, rsigma: Tensor, gamma: Tensor, sm_margin: int, zero_centered_gamma: bool) -> list[Tensor]:
+    """[dx, dgamma, dbeta] of layer_norm_bwd; mu and rsigma have one number for each row of x.
+
+    Args:
+        dz (float [*rows, n])
+        x (float [*rows, n])
+        mu (float [..])
+        rsigma (float [..])
+        gamma (float [n])
+    """
+
+def layernorm_fwd(input: Tensor, weight: Tensor, bias: Tensor | None, eps: float, ln_out: Any, quantizer: Any, otype: torch.dtype | None, sm_margin: int, zero_centered_gamma: bool) -> list[Tensor | None]:
+    """[out, mu, rsigma]: layer_norm, with out in otype (written to ln_out, if given), the others float32 [rows].
+
+    Args:
+        input (float [*rows, n])
+        weight (float [n])
+        bias (float [n], optional)
+    """
+
+def lcm(self: Tensor, other: Tensor) -> Tensor:
+    """torch.ops.aten.lcm, elementwise."""
+
+def ldexp(self: Tensor, other: Tensor) -> Tensor:
+    """torch.ops.aten.ldexp, elementwise."""
+
+def le(self: Tensor, other: Tensor | int | float) -> Tensor:
+    """torch.ops.aten.le, elementwise."""
+
+def leaky_relu(self: Tensor, negative_slope: int | float = 0.01) -> Tensor:
+    """torch.ops.aten.leaky_relu, elementwise."""
+
+def leaky_relu_backward(grad_output: Tensor, self: Tensor, negative_slope: int | float, self_is_result: bool) -> Tensor:
+    """torch.ops.aten.leaky_relu_backward, elementwise."""
+
+def lerp(self: Tensor, end: Tensor, weight: Tensor | int | float) -> Tensor:
+    """torch.ops.aten.lerp, elementwise."""
+
+def less(self: Tensor, other: Tensor | int | float) -> Tensor:
+    """torch.ops.aten.less, elementwise."""
+
+def less_equal(self: Tensor, other: Tensor | int | float) -> Tensor:
+    """torch.ops.aten.less_equal, elementwise."""
+
+def lgamma(self: Tensor) -> Tensor:
+    """torch.ops.aten.lgamma, elementwise."""
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """y = x weight^T + bias, with weight [out, in]."""
+
+def linear_bwd(dy: Tensor, x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """dx = dy weight, dweight = dy^T x, dbias = sum(dy), both summed over all leading dimensions."""
+
+def log(self: Tensor) -> Tensor:
+    """torch.ops.aten.log, elementwise."""
+
+def log10(self: Tensor) -> Tensor:
+    """torch.ops.aten.log10, elementwise."""
+
+def log1p(self: Tensor) -> Tensor:
+    """torch.ops.aten.log1p, elementwise."""
+
+def log2(self: Tensor) -> Tensor:
+    """torch.ops.aten.log2, elementwise."""
+
+def log_sigmoid(self: Tensor) -> Tensor:
+    """torch.ops.aten.log_sigmoid, elementwise."""
+
+def log_softmax(x: Tensor, dim: int = -1) -> Tensor:
+    """y = x - max(x) - log(sum(exp(x - max(x)))) along dim."""
+
+def log_softmax_bwd(dy: Tensor, y: Tensor, dim: int = -1) -> Tensor:
+    """dx = dy - exp(y) * sum(dy) along dim."""
+
+def logaddexp(self: Tensor, other: Tensor) -> Tensor:
+    """torch.ops.aten.logaddexp, elementwise."""
+
+def logaddexp2(self: Tensor, other: Tensor) -> Tensor:
+    """torch.ops.aten.logaddexp2, elementwise."""
+
+def logcumsumexp(x: Tensor, dim: int = -1) -> Tensor:
+    """y_i = log(exp(x_0) + ... + exp(x_i)) along dim."""
+
+def logcumsumexp_bwd(dy: Tensor, x: Tensor, y: Tensor, dim: int = -1) -> Tensor:
+    """dx_i = sum over j >= i of dy_j * exp(x_i - y_j) along dim.
+
+    The sum is taken of logarithms, as exp(-y) has no bounds, of what is positive and what is negative by itself; in
+    float64, as a logarithm in float32 would not leave six digits of it.
+    """
+
+def logical_and(self: Tensor, other: Tensor) -> Tensor:
+    """torch.ops.aten.logical_and, elementwise."""
+
+def logical_not(self: Tensor) -> Tensor:
+    """torch.ops.aten.logical_not, elementwise."""
+
+def logical_or(self: Tensor, other: Tensor) -> Tensor:
+    """torch.ops.aten.logical_or, elementwise."""
+
+def logical_xor(self: Tensor, other: Tensor) -> Tensor:
+    """torch.ops.aten.logical_xor, elementwise."""
+
+def logit(self: Tensor, eps: float | None = None) -> Tensor:
+    """torch.ops.aten.logit, elementwise."""
+
+def logit_backward(grad_output: Tensor, self: Tensor, eps: float | None = None) -> Tensor:
+    """torch.ops.aten.logit_backward, elementwise."""
+
+def logsumexp(x: Tensor, dim: int | list[int] | None = None, keepdim: bool = False) -> Tensor:
+    """log(sum(exp(x))), without overflow."""
+
+def logsumexp_bwd(dy: Tensor, x: Tensor, y: Tensor, dim: int | list[int] | None = None, keepdim: bool = False) -> Tensor:
+    """dx = dy * exp(x - y)."""
+
+def lt(self: Tensor, other: Tensor | int | float) -> Tensor:
+    """torch.ops.aten.lt, elementwise."""
+
+def masked_fill(self: Tensor, mask: Tensor, value: Tensor | int | float) -> Tensor:
+    """torch.ops.aten.masked_fill, elementwise."""
+
+def max_dim(x: Tensor, dim: int, keepdim: bool = False) -> tuple[Tensor, Tensor]:
+    """The largest element along dim and its first index."""
+
+def max_dim_bwd(dvalues: Tensor, x: Tensor, indices: Tensor, dim: int, keepdim: bool = False) -> Tensor:
+    """dx = dvalues at the index, 0 elsewhere."""
+
+def maximum(self: Tensor, other: Tensor) -> Tensor:
+    """torch.ops.aten.maximum, elementwise."""
+
+def mean(x: Tensor, dim: int | list[int] | None = None, keepdim: bool = False, dtype: torch.dtype | None = None) -> Tensor:
+    """The mean; of integers only with dtype=."""
+
+def mean_bwd(dy: Tensor, x: Tensor, dim: int | list[int] | None = None, keepdim: bool = False) -> Tensor:
+    """dx = dy / n."""
+
+def min_dim(x: Tensor, dim: int, keepdim: bool = False) -> tuple[Tensor, Tensor]:
+    """The smallest element along dim and its first index."""
+
+def min_dim_bwd(dvalues: Tensor, x: Tensor, indices: Tensor, dim: int, keepdim: bool = False) -> Tensor:
+    """dx = dvalues at the index, 0 elsewhere."""
+
+def minimum(self: Tensor, other: Tensor) -> Tensor:
+    """torch.ops.aten.minimum, elementwise."""
+
+def mish(self: Tensor) -> Tensor:
+    """torch.ops.aten.mish, elementwise."""
+
+def mish_backward(grad_output: Tensor, self: Tensor) -> Tensor:
+    """torch.ops.aten.mish_backward, elementwise."""
+
+def moe_collect(x: Tensor, row_map: Tensor, probs: Tensor | None = None, topk: int = 1) -> Tensor:
+    """y[t] = the sum of probs[t, k] * x[row_map[k * T + t]] over k, without what was dropped.
+
+    As NVIDIA's: probs are rounded to x's dtype first, and so is every product and every sum. Of float8 that dtype is
+    float16, and without probs the sum is divided by topk.
+    """
+
+def moe_collect_bwd(dy: Tensor, x: Tensor, row_map: Tensor, probs: Tensor | None = None, topk: int = 1) -> tuple[Tensor, Tensor]:
+    """With r = row_map[k * T + t]: dx[r] = probs[t, k] * dy[t], in x's dtype; dprobs[t, k] = dy[t] . x[r], added up in
+    float32, in probs' dtype; zeros where there are no probs, or the row was dropped.
+    """
+
+def moe_permute_bwd(input: Tensor, dtype: torch.dtype, row_id_map: Tensor, prob: Tensor, num_tokens: int, topK: int) -> Tensor:
+    """The gradient of moe_permute_fwd's input: moe_unpermute_fwd of the rows' gradient."""
+
+def moe_permute_fwd(input: Tensor, dtype: torch.dtype, indices: Tensor, num_out_tokens: int, workspace: list[Tensor], max_expanded_token_num: int) -> tuple[Tensor, Tensor, list[Tensor]]:
+    """(rows of input in order of their experts, the row map, the workspace): of num_out_tokens rows, 0 for all.
+
+    The workspace is NVIDIA's scratch memory; nothing is needed here, and it is handed back as it came.
+    """
+
+def moe_row_map(indices: Tensor, rows: int = 0) -> Tensor:
+    """The row map of tokens' experts [T, topk]: rows in order of experts, those of one expert in order of tokens.
+
+    Of the rows the first `rows` are kept, 0 for all; int32 [topk * T].
+    """
+
+def moe_spread(x: Tensor, row_map: Tensor, topk: int = 1, rows: int = 0) -> Tensor:
+    """y[row_map[k * T + t]] = x[t]: `rows` rows, 0 for T * topk. The map names each once; beyond T * topk are zeros."""
+
+def moe_spread_bwd(dy: Tensor, row_map: Tensor, topk: int = 1) -> Tensor:
+    """dx[t] = the sum of dy[row_map[k * T + t]] over k; added up as in moe_collect."""
+
+def moe_unpermute_bwd(input_bwd: Tensor, input_fwd: Tensor, dtype: torch.dtype, row_id_map: Tensor, prob: Tensor) -> tuple[Tensor, Tensor]:
+    """(gradient of moe_unpermute_fwd's input, of prob in float32); an empty prob stands for topK = 1 and no prob."""
+
+def moe_unpermute_fwd(input: Tensor, dtype: torch.dtype, row_id_map: Tensor, prob: Tensor, num_tokens: int, topK: int) -> Tensor:
+    """Each token the sum of its rows, times prob [num_tokens, topK] where that is not empty; as moe_collect."""
+
+def mul(self: Tensor, other: Tensor | int | float) -> Tensor:
+    """torch.ops.aten.mul, elementwise."""
+
+def multi_tensor_adam(chunk_size: int, noop_flag: Tensor, tensor_lists: list[list[Tensor]], lr: float, beta1: float, beta2: float, epsilon: float, step: int, mode: int, bias_correction: int, weight_decay: float) -> None:
+    """Adam on lists [g, p, m, v] or [g, p, m, v, master]: mode 0 adds weight_decay * w to g, mode 1 to the update.
+
+    With master weights those are what moves, in float32, and p is their rounded copy. The flag is not looked at.
+    """
+
+def multi_tensor_adam_capturable(chunk_size: int, noop_flag: Tensor, tensor_lists: list[list[Tensor]], lr: Tensor, beta1: float, beta2: float, epsilon: float, step: Tensor, mode: int, bias_correction: int, weight_decay: float, inv_scale: Tensor) -> None:
+    """multi_tensor_adam on [g, p, m, v] with lr, step and inv_scale on the device: nothing if the flag is 1.
+
+    g becomes g * inv_scale.
+    """
+
+def multi_tensor_adam_capturable_master(chunk_size: int, noop_flag: Tensor, tensor_lists: list[list[Tensor]], lr: Tensor, beta1: float, beta2: float, epsilon: float, step: Tensor, mode: int, bias_correction: int, weight_decay: float, inv_scale: Tensor) -> None:
+    """multi_tensor_adam_capturable on [g, p, m, v, master]."""
+
+def multi_tensor_adam_fp8(chunk_size: int, noop_flag: Tensor, tensor_lists: list[list[Tensor]], lr: float, beta1: float, beta2: float, epsilon: float, step: int, mode: int, bias_correction: int, weight_decay: float, fp8_dtype: torch.dtype) -> None:
+    """multi_tensor_adam on [g, p, m, v, master, scale, amax, scale_inv]: p is master * scale, as FP8 bytes."""
+
+def multi_tensor_adam_param_remainder(chunk_size: int, noop_flag: Tensor, tensor_lists: list[list[Tensor]], lr: float, beta1: float, beta2: float, epsilon: float, step: int, mode: int, bias_correction: int, weight_decay: float) -> None:
+    """multi_tensor_adam on [g, p, m, v, remainder]: bfloat16 p, rounded, and 16 bits beside it are a float32 weight."""
+
+def multi_tensor_compute_scale_and_scale_inv(chunk_size: int, noop_flag: Tensor | None, tensor_lists: list[list[Tensor]], max_fp8: float, force_pow_2_scales: bool, epsilon: float) -> None:
+    """scale = max_fp8 / amax (1 where that is no number) and scale_inv = 1 / scale, of [amax, scale, scale_inv]."""
+
+def multi_tensor_compute_scale_inv_e8m0(chunk_size: int, dummy: Any, tensor_lists: list[list[Tensor]]) -> None:
+    """The E8M0 byte of amax / 448, rounded up, of lists [bfloat16 amax, byte]."""
+
+def multi_tensor_l2norm(chunk_size: int, noop_flag: Tensor, tensor_lists: list[list[Tensor]], per_tensor: bool | None) -> tuple[Tensor, Tensor]:
+    """The norm of all tensors together, float32 [1], and of each if asked for; one that is not finite sets the flag."""
+
+def multi_tensor_pad_last_dim(inputs: Any, alignment: int) -> Any:
+    """Each of the list with zeros up to a multiple of the alignment; those that need none are given back."""
+
+def multi_tensor_quantize(tensor_list: Any, quantizer_list: Any) -> list[Any]:
+    """Each tensor as its quantizer wants it."""
+
+def multi_tensor_scale(chunk_size: int, noop_flag: Tensor, tensor_lists: list[list[Tensor]], scale: float) -> None:
+    """out = in * scale for lists [in, out]; the flag is set to 1 where an input is not finite, and stops nothing."""
+
+def multi_tensor_scale_tensor(chunk_size: int, is_infinite: Tensor, tensor_lists: list[list[Tensor]], scale: Tensor) -> None:
+    """multi_tensor_scale with the scale on the device."""
+
+def multi_tensor_sgd(chunk_size: int, noop_flag: Tensor, tensor_lists: list[list[Tensor]], wd: float, momentum: float, dampening: float, lr: float, nesterov: bool, first_run: bool, wd_after_momentum: bool, scale: float) -> None:
+    """SGD on lists [g, w, momentum] or [g, w, momentum, copy of w]; nothing if the flag is set.
+
+    On the first run the momentum becomes g * scale (and decay), without dampening. g stays as it is.
+    """
+
+def multi_tensor_swizzle_scales_for_gemm_(tensors: list[Any], rowwise_usage: bool, columnwise_usage: bool) -> None:
+    """Nothing, of several tensors: see swizzle_scales_for_gemm_."""
+
+def multi_tensor_swizzle_scales_for_gemm_unchecked_(tensors: list[Any], rowwise_usage: bool, columnwise_usage: bool) -> None:
+    """Nothing, of several tensors: see swizzle_scales_for_gemm_."""
+
+def multi_tensor_transpose_to_bhsd(inputs: Any, original_format: str, outputs: Any = ...) -> Any:
+    """Each of the list as a contiguous [b, h, s, d], None where it is None.
+
+    Where outputs are given they are written to and returned; one with a longer last dimension has zeros there.
+    """
+
+def multi_tensor_unscale_l2norm(chunk_size: int, noop_flag: Tensor, tensor_lists: list[list[Tensor]], inv_scale: Tensor, per_tensor: bool | None) -> tuple[Tensor, Tensor]:
+    """multi_tensor_l2norm of the tensors times inv_scale; they stay as they are."""
+
+def multiply(self: Tensor, other: Tensor | int | float) -> Tensor:
+    """torch.ops.aten.multiply, elementwise."""
+
+def mxfp8_into(x: Tensor, y: Tensor | None, y_scale: Tensor | None, yc: Tensor | None, yc_scale: Tensor | None, noop: Tensor | None, dtype: torch.dtype, two_d: bool = False) -> None:
+    """y in FP8 with an E8M0 scale for each 1x32 of x, yc with one for each 32x1; with two_d for each 32x32.
+
+    Both lie as x does. What there is of the scales beyond the blocks of x is left alone.
+    """
+
+def mxfp8_scaling_compute_partial_amax(input: Tensor, amax_rowwise: Tensor, amax_colwise: Tensor, rows: int, cols: int, start_offset: int) -> None:
+    """max |x| over the shard's part of each block of 1 x 32 and of 32 x 1, 0 where it has none, in its dtype."""
+
+def mxfp8_scaling_partial_cast(input: Tensor, output_rowwise: Tensor, output_colwise: Tensor, scale_inv_rowwise: Tensor, scale_inv_colwise: Tensor, rows: int, cols: int, start_offset: int) -> None:
+    """The shard in E4M3, as bytes, twice: by the E8M0 scales of blocks of 1 x 32, and by those of 32 x 1."""
+
+def mxfp8_uncast(data: Tensor, scales: Tensor, dtype: torch.dtype, columnwise: bool, out_dtype: torch.dtype) -> Tensor:
+    """y = what mxfp8_into made data and scales of."""
+
+def nan_to_num(self: Tensor, nan: float | None = None, posinf: float | None = None, neginf: float | None = None) -> Tensor:
+    """torch.ops.aten.nan_to_num, elementwise."""
+
+def native_dropout(input: Tensor, p: float, train: bool | None = True) -> tuple[Tensor, Tensor]:
+    """dropout, with the mask of what was kept."""
+
+def native_dropout_backward(grad_output: Tensor, mask: Tensor, scale: float) -> Tensor:
+    """grad_output * scale where the mask says so, else 0."""
+
+def ne(self: Tensor, other: Tensor | int | float) -> Tensor:
+    """torch.ops.aten.ne, elementwise."""
+
+def neg(self: Tensor) -> Tensor:
+    """torch.ops.aten.neg, elementwise."""
+
+def negative(self: Tensor) -> Tensor:
+    """torch.ops.aten.negative, elementwise."""
+
+def newton_schulz(ctx_ptr: int, m: int, n: int, x: Tensor, num_iterations: int, coefficients: list[float]) -> None:
+    """x, in place, after x = a x + b (x x') x + c (x x')(x x') x for each three of the coefficients.
+
+    It goes to the nearest orthogonal matrix, from an x whose singular values are at most 1. It computes in float32 and
+    rounds once.
+    """
+
+def nextafter(self: Tensor, other: Tensor) -> Tensor:
+    """torch.ops.aten.nextafter, elementwise."""
+
+def normal_functional(self: Tensor, mean: float = 0.0, std: float = 1.0, *, generator: Any | None = None) -> Tensor:
+    """Normal, like self."""
+
+def not_equal(self: Tensor, other: Tensor | int | float) -> Tensor:
+    """torch.ops.aten.not_equal, elementwise."""
+
+def nvfp4_2d_compute_partial_amax(tensor: Tensor, amax: Tensor, h: int, w: int, start_offset: int, block_len: int = 16) -> None:
+    """amax[i, j] = max |x| over the shard's part of each tile of 16 x 16, 0 where it has none."""
+
+def nvfp4_2d_multi_tensor_transpose(rowwise_data_list: list[Tensor], columnwise_data_list: list[Tensor], rowwise_scale_inv_list: list[Tensor], columnwise_scale_inv_list: list[Tensor], M_list: list[int], K_list: list[int]) -> None:
+    """Data and scales of rows of many [M, K] as those of their columns: the two transposes above."""
+
+def nvfp4_2d_partial_cast(inp: Tensor, out: Tensor, scale: Tensor, global_scale: Tensor, h: int, w: int, start_offset: int, block_len: int = 16) -> None:
+    """out = the shard, packed, as x * global_scale / e4m3(scale of its tile of 16 x 16), in FP4.
+
+    `out` begins with the byte of element start_offset; a half of it that the shard does not own stays as it is.
+    """
+
+def nvfp4_2d_scale_transpose(input: Tensor, output: Tensor, M_tiles: int, K_tiles: int) -> None:
+    """Scales of rows [.., K_tiles] as scales of columns [.., M_tiles]; each stands 16 times, once a row of its tile."""
+
+def nvfp4_compute_global_scale(global_amax: Tensor, global_scale: Tensor) -> None:
+    """global_scale = 2688 / global_amax, 1 for an amax of 0, at most the largest float32."""
+
+def nvfp4_compute_per_block_scale(block_amax: Tensor, scale: Tensor, global_amax: Tensor) -> None:
+    """scale = block_amax / 6 * S, S = 2688 / global_amax."""
+
+def nvfp4_data_transpose(input: Tensor, *, out: Tensor | None) -> Tensor:
+    """Packed [m, k / 2] as packed [k, m / 2]; `out` where it is given."""
+
+def nvfp4_expand_scale_to_fp8(input: Tensor, output: Tensor, tile_rows: int, tile_cols: int, rows_padded: int, block_len: int) -> None:
+    """Scales of tiles in E4M3, as bytes, each block_len (16) times below each other; 0 down to rows_padded."""
+
+def nvfp4_fused_scale(block_amax: Tensor, global_amax: Tensor, per_block_scale: Tensor, target_scale: Tensor, target_amax: Tensor, tile_rows: int, tile_cols: int, rows_padded: int, block_len: int) -> None:
+    """nvfp4_compute_per_block_scale, nvfp4_expand_scale_to_fp8 of what it gives, and target_amax = global_amax."""
+
+def nvfp4_group_quantize_with_amax(tensor: Tensor, quantizer: Any, num_tensors: int, first_dims: Tensor | None, last_dims: Tensor | None = None, rowwise_amax: Tensor | None = None, columnwise_amax: Tensor | None = None, tensor_offsets: Tensor | None = None) -> Any:
+    """group_quantize to NVFP4 with the amax of each member given; a way that the quantizer does not want needs none."""
+
+def nvfp4_multi_tensor_2d_partial_cast(inp_list: list[Tensor], out_list: list[Tensor], scale_list: list[Tensor], global_scale_list: list[Tensor], h_list: list[int], w_list: list[int], start_offset_list: list[int], block_len: int = 16) -> None:
+    """nvfp4_2d_partial_cast of many shards."""
+
+def nvfp4_multi_tensor_compute_partial_amax(master_weight_list: list[Tensor], partial_amax_list: list[Tensor], global_amax_list: list[Tensor], h_list: list[int], w_list: list[int], start_offset_list: list[int], block_len: int = 16) -> None:
+    """nvfp4_2d_compute_partial_amax of many shards, and global_amax = max |x| over each shard."""
+
+def nvfp4_multi_tensor_fused_scale(block_amax_list: list[Tensor], global_amax_list: list[Tensor], per_block_scale_list: list[Tensor], target_scale_list: list[Tensor], target_amax_list: list[Tensor], tile_rows_list: list[int], tile_cols_list: list[int], rows_padded_list: list[int], block_len: int) -> None:
+    """nvfp4_fused_scale of many."""
+
+def nvfp4_quantize_with_amax(tensor: Tensor, quantizer: Any, rowwise_amax: Tensor | None, columnwise_amax: Tensor | None) -> Any:
+    """The tensor in NVFP4, by amaxes that are known already."""
+
+def nvshmem_finalize() -> Any:
+    """Not here: it needs NVSHMEM and several GPUs. Use torch.distributed.destroy_process_group."""
+
+def nvshmem_send_on_current_stream(src: Any, dst: Any, peer: Any, signal: Any) -> Any:
+    """Not here: it needs NVSHMEM and several GPUs. Use torch.distributed.isend."""
+
+def nvshmem_wait_on_current_stream(signal: Any, wait_kind: Any) -> Any:
+    """Not here: it needs NVSHMEM and several GPUs. Use torch.distributed.irecv."""
+
+def nvte_built_with_cublasmp() -> bool:
+    """False."""
+
+def philox_bernoulli(like: Tensor, seed: Tensor, p: float = 0.5) -> Tensor:
+    """1 with probability p, else 0, shaped as `like`."""
+
+def philox_bernoulli_of(prob: Tensor, seed: Tensor) -> Tensor:
+    """1 with the probability that stands there, else 0."""
+
+def philox_dropout(x: Tensor, seed: Tensor, p: float) -> Tensor:
+    """y = x / (1 - p), or 0 with probability p."""
+
+def philox_dropout_bits(x: Tensor, seed: Tensor, p: float) -> tuple[Tensor, Tensor]:
+    """y = x / (1 - p), or 0 where a random byte is below floor(256 p); the mask has a bit for each element kept."""
+
+def philox_dropout_bwd(dy: Tensor, seed: Tensor, p: float) -> Tensor:
+    """dx = dy / (1 - p), or 0 where that seed dropped x."""
+
+def philox_dropout_mask(x: Tensor, seed: Tensor, p: float) -> tuple[Tensor, Tensor]:
+    """y of philox_dropout, and the mask of what was kept."""
+
+def philox_exponential(like: Tensor, seed: Tensor, lambd: float = 1.0) -> Tensor:
+    """Exponential of rate lambd, shaped as `like`: above 0 and finite."""
+
+def philox_normal(like: Tensor, seed: Tensor, mean: float = 0.0, std: float = 1.0) -> Tensor:
+    """Normal, shaped as `like`, by Box and Muller: two words make two numbers."""
+
+def philox_randint(like: Tensor, seed: Tensor, low: int, high: int) -> Tensor:
+    """Integers from low to high - 1, shaped as `like`: each as probable as the others to within 2^-12."""
+
+def philox_uniform(like: Tensor, seed: Tensor, low: float = 0.0, high: float = 1.0) -> Tensor:
+    """Uniform in [low, high), shaped as `like`; high is not reached by rounding either."""
+
+def pow(self: Tensor | int | float, exponent: Tensor | int | float) -> Tensor:
+    """torch.ops.aten.pow, elementwise."""
+
+def prod(x: Tensor, dim: int | list[int] | None = None, keepdim: bool = False, dtype: torch.dtype | None = None) -> Tensor:
+    """The product; of integers in int64."""
+
+def prod_bwd(dy: Tensor, x: Tensor, dim: int | list[int] | None = None, keepdim: bool = False) -> Tensor:
+    """dx = dy * the product of the others: without division where there is a zero."""
+
+def qgeglu(input: Tensor, quantizer: Any) -> Any:
+    """f(a) * b, with a and b the halves of the last dimension of input, f(x) = x * sigmoid(1.702 x)."""
+
+def qgelu(x: Tensor) -> Tensor:
+    """y = x * sigmoid(1.702 x)."""
+
+def qgelu_bias(x: Tensor, bias: Tensor) -> Tensor:
+    """y = f(x + bias), f(x) = x * sigmoid(1.702 x)."""
+
+def qgelu_bias_bwd(dy: Tensor, x: Tensor, bias: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """dx = dy * f'(x + bias), dbias = sum(dx) over rows, before rounding; without bias, x has it; f(x) = x * sigmoid(1.702 x)."""
+
+def qgelu_bwd(dy: Tensor, x: Tensor) -> Tensor:
+    """dx = dy * f'(x), f(x) = x * sigmoid(1.702 x)."""
+
+def qgelu_glu(x: Tensor) -> Tensor:
+    """y = f(a) * b, with a and b the halves of the last dimension of x, f(x) = x * sigmoid(1.702 x)."""
+
+def qgelu_glu_bwd(dy: Tensor, x: Tensor) -> Tensor:
+    """dx = [dy * b * f'(a), dy * f(a)], with a and b the halves of the last dimension of x, f(x) = x * sigmoid(1.702 x)."""
+
+def qgelu_mul(a: Tensor, b: Tensor) -> Tensor:
+    """y = f(a) * b, f(x) = x * sigmoid(1.702 x)."""
+
+def qgelu_mul_bwd(dy: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+    """da = dy * b * f'(a), db = dy * f(a), f(x) = x * sigmoid(1.702 x)."""
+
+def quantize(tensor: Tensor, quantizer: Any, output: Any = None, noop: Tensor | None = None) -> Any:
+    """The tensor as the quantizer wants it; written to output, where given, unless noop is other than zero."""
+
+def rad2deg(self: Tensor) -> Tensor:
+    """torch.ops.aten.rad2deg, elementwise."""
+
+def rand(size: list[int], *, generator: Any | None = None, dtype: torch.dtype | None = None, device: torch.device | str | None = None) -> Tensor:
+    """Uniform in [0, 1)."""
+
+def rand_like(self: Tensor, *, generator: Any | None = None) -> Tensor:
+    """Uniform in [0, 1), like self."""
+
+def randint(low: int, high: int, size: list[int], *, generator: Any | None = None, dtype: torch.dtype = torch.int64, device: torch.device | str | None = None) -> Tensor:
+    """Integers from low to high - 1."""
+
+def randint_like(self: Tensor, low: int, high: int, *, generator: Any | None = None) -> Tensor:
+    """Integers from low to high - 1, like self."""
+
+def randn(size: list[int], *, generator: Any | None = None, dtype: torch.dtype | None = None, device: torch.device | str | None = None) -> Tensor:
+    """Normal."""
+
+def randn_like(self: Tensor, *, generator: Any | None = None) -> Tensor:
+    """Normal, like self."""
+
+def reciprocal(self: Tensor) -> Tensor:
+    """torch.ops.aten.reciprocal, elementwise."""
+
+def reglu(input: Tensor, quantizer: Any) -> Any:
+    """f(a) * b, with a and b the halves of the last dimension of input, f(x) = max(x, 0)."""
+
+def relu(x: Tensor) -> Tensor:
+    """y = max(x, 0)."""
+
+def relu6(self: Tensor) -> Tensor:
+    """torch.ops.aten.relu6, elementwise."""
+
+def relu_bias(x: Tensor, bias: Tensor) -> Tensor:
+    """y = f(x + bias), f(x) = max(x, 0)."""
+
+def relu_bias_bwd(dy: Tensor, x: Tensor, bias: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """dx = dy * f'(x + bias), dbias = sum(dx) over rows, before rounding; without bias, x has it; f(x) = max(x, 0)."""
+
+def relu_bwd(dy: Tensor, x: Tensor) -> Tensor:
+    """dx = dy * f'(x), f(x) = max(x, 0)."""
+
+def relu_glu(x: Tensor) -> Tensor:
+    """y = f(a) * b, with a and b the halves of the last dimension of x, f(x) = max(x, 0)."""
+
+def relu_glu_bwd(dy: Tensor, x: Tensor) -> Tensor:
+    """dx = [dy * b * f'(a), dy * f(a)], with a and b the halves of the last dimension of x, f(x) = max(x, 0)."""
+
+def relu_mul(a: Tensor, b: Tensor) -> Tensor:
+    """y = f(a) * b, f(x) = max(x, 0)."""
+
+def relu_mul_bwd(dy: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+    """da = dy * b * f'(a), db = dy * f(a), f(x) = max(x, 0)."""
+
+def remainder(self: Tensor | int | float, other: Tensor | int | float) -> Tensor:
+    """torch.ops.aten.remainder, elementwise."""
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float = 1e-06, offset: float = 0.0) -> tuple[Tensor, Tensor]:
+    """y = x * rstd * (weight + offset), rstd = rsqrt(mean(x^2) + eps).
+
+    Args:
+        x (float [*rows, n]): the rows to normalise.
+        weight (float [n]): the scale of each column.
+        eps: added to the mean square.
+        offset: added to the weight; 1.0 for a zero-centred weight (Gemma, Transformer Engine).
+
+    Returns:
+        y, like x, and rstd, float32 [*rows] (float64 for float64).
+    """
+
+def rms_norm_bwd(dy: Tensor, x: Tensor, weight: Tensor, rstd: Tensor, offset: float = 0.0) -> tuple[Tensor, Tensor]:
+    """The gradients of rms_norm.
+
+    g = dy * (weight + offset), x' = x * rstd: dx = rstd * (g - x' * mean(g * x')), dweight = sum(dy * x')
+
+    Args:
+        dy (float [*rows, n]): the gradient of y.
+        x (float [*rows, n]): the input of the forward.
+        weight (float [n]): that of the forward.
+        rstd (float [*rows]): the second result of the forward.
+        offset: that of the forward.
+
+    Returns:
+        dx, like x, and dweight, like weight.
+    """
+
+def rms_norm_bwd_add(dy: Tensor, x: Tensor, add: Tensor, weight: Tensor, rstd: Tensor, offset: float = 0.0) -> tuple[Tensor, Tensor]:
+    """The gradients of rms_norm, with another gradient added to dx before it is rounded.
+
+    dx = add + (the dx of rms_norm_bwd); dweight as there
+
+    Args:
+        add (float [*rows, n]): the other gradient of x, from a residual connection.
+
+    Returns:
+        dx, like x, and dweight, like weight.
+    """
+
+def rms_norm_fp8(x: Tensor, weight: Tensor, scale: Tensor, amax: Tensor | None, dtype: torch.dtype, eps: float = 1e-06, offset: float = 0.0) -> tuple[Tensor, Tensor, Tensor]:
+    """rms_norm with y in float8.
+
+    Args:
+        x (float [*rows, n])
+        weight (float [n])
+        scale (float32 [..], one element, contiguous)
+        amax (float32 [..], one element, contiguous, optional)
+        dtype (one of float8_e4m3fn, float8_e5m2)
+    """
+
+def rmsnorm_bwd(dz: Tensor, x: Tensor, rsigma: Tensor, gamma: Tensor, sm_margin: int, zero_centered_gamma: bool) -> list[Tensor]:
+    """[dx, dgamma] of rms_norm_bwd; rsigma has one number for each row of x.
+
+    Args:
+        dz (float [*rows, n])
+        x (float [*rows, n])
+        rsigma (float [..])
+        gamma (float [n])
+    """
+
+def rmsnorm_bwd_add(dz: Tensor, x: Tensor, add: Tensor, rsigma: Tensor, gamma: Tensor, sm_margin: int, zero_centered_gamma: bool) -> list[Tensor]:
+    """[dx + add, dgamma] of rms_norm_bwd, added before the rounding; rsigma has one number for each row of x.
+
+    Args:
+        dz (float [*rows, n])
+        x (float [*rows, n])
+        add (float [*rows, n])
+        rsigma (float [..])
+        gamma (float [n])
+    """
+
+def rmsnorm_fwd(input: Tensor, weight: Tensor, eps: float, ln_out: Any, quantizer: Any, otype: torch.dtype | None, sm_margin: int, zero_centered_gamma: bool) -> list[Tensor | None]:
+    """[out, None, rsigma]: rms_norm, with out in otype (written to ln_out, if given) and rsigma float32 [rows].
+
+    Args:
+        input (float [*rows, n])
+        weight (float [n])
+    """
+
+def rope_bwd(dy: Tensor, angles: Tensor, sin: Tensor | None = None, starts: Tensor | None = None, cu_seqlens: Tensor | None = None, layout: str = 'sbhd', interleaved: bool = False, cp_size: int = 1, cp_rank: int = 0) -> Tensor:
+    """The gradient of rope_fwd's x: the transpose of turning, also where the two angles of a pair differ."""
+
+def rope_fwd(x: Tensor, angles: Tensor, sin: Tensor | None = None, starts: Tensor | None = None, cu_seqlens: Tensor | None = None, layout: str = 'sbhd', interleaved: bool = False, cp_size: int = 1, cp_rank: int = 0) -> Tensor:
+    """x with pairs of its numbers turned by angles [positions, d2], or [batch, positions, d2]; they get no gradient.
+
+    With `sin`, `angles` are cosines. layout: sbhd, bshd, bhsd; thd is tokens of sequences with edges `cu_seqlens`.
+    Places count from 0, or from a sequence's `starts`; on rank cp_rank of cp_size x is a sequence's two pieces, from
+    front and back (cu_seqlens are of whole sequences). Where the table has no row, nothing is turned.
+    """
+
+def round(self: Tensor, *, decimals: int | None = None) -> Tensor:
+    """torch.ops.aten.round, elementwise."""
+
+def rsqrt(self: Tensor) -> Tensor:
+    """torch.ops.aten.rsqrt, elementwise."""
+
+def rsub(self: Tensor, other: Tensor | int | float, *, alpha: int | float = 1) -> Tensor:
+    """torch.ops.aten.rsub, elementwise."""
+
+def scaled_aligned_causal_masked_softmax_backward(output_grads: Tensor, softmax_results: Tensor, scale_factor: float) -> Tensor:
+    """The gradient of scaled_aligned_causal_masked_softmax_forward's input, in memory of its own."""
+
+def scaled_aligned_causal_masked_softmax_forward(input: Tensor, scale_factor: float) -> Tensor:
+    """softmax(scale_factor * input) over the keys j <= i + keys - queries of query i; zeros for later keys."""
+
+def scaled_clamped_dswiglu(grad: Tensor, fwd_input: Tensor, act_scales: Tensor, quantizer: Any, limit: float = 7.0, alpha: float = 1.702, glu_linear_offset: float = 1.0, glu_interleave_size: int = 0, compute_scale_grad: bool = True) -> tuple[Any, Tensor | None]:
+    """The gradients of scaled_clamped_swiglu's input and act_scales; None for the latter, where it is not wanted."""
+
+def scaled_clamped_swiglu(input: Tensor, act_scales: Tensor, quantizer: Any, limit: float = 7.0, alpha: float = 1.702, glu_linear_offset: float = 1.0, glu_interleave_size: int = 0) -> Any:
+    """clamped_swiglu times the number of act_scales for each row."""
+
+def scaled_dsituglu(grad: Tensor, fwd_input: Tensor, act_scales: Tensor, quantizer: Any, beta1: float = 4.0, beta2: float = 25.0, glu_interleave_size: int = 0, compute_scale_grad: bool = True) -> tuple[Any, Tensor | None]:
+    """The gradients of scaled_situglu's input and act_scales; None for the latter, where it is not wanted."""
+
+def scaled_dsrelu(grad: Tensor, fwd_input: Tensor, act_scales: Tensor, quantizer: Any, compute_scale_grad: bool = True) -> tuple[Any, Tensor | None]:
+    """The gradients of scaled_srelu's input and act_scales; None for the latter, where it is not wanted."""
+
+def scaled_dswiglu(grad: Tensor, fwd_input: Tensor, act_scales: Tensor, quantizer: Any, glu_interleave_size: int = 0, compute_scale_grad: bool = True) -> tuple[Any, Tensor | None]:
+    """The gradients of scaled_swiglu's input and act_scales; None for the latter, where it is not wanted."""
+
+def scaled_gemm(a: Tensor, b: Tensor, a_scale: Tensor, b_scale: Tensor, a_dtype: torch.dtype, b_dtype: torch.dtype, bias: Tensor | None = None, out_dtype: torch.dtype = torch.bfloat16, fast: bool = False) -> Tensor:
+    """y = a_scale b_scale a b^T + bias, with a [M, K] and b [N, K] bytes of FP8, and a float32 each for the scales.
+
+    `fast` allows sums of fewer bits than float32, where a chip has them.
+    """
+
+def scaled_masked_softmax_backward(output_grad: Tensor, softmax_results: Tensor, scale_factor: float) -> Tensor:
+    """The gradient of scaled_masked_softmax_forward's input, in memory of its own."""
+
+def scaled_masked_softmax_forward(input: Tensor, mask: Tensor, scale_factor: float) -> Tensor:
+    """softmax(scale_factor * input) over the last dimension of what is not under the mask; zeros where it is."""
+
+def scaled_situglu(input: Tensor, act_scales: Tensor, quantizer: Any, beta1: float = 4.0, beta2: float = 25.0, glu_interleave_size: int = 0) -> Any:
+    """situglu times the number of act_scales for each row."""
+
+def scaled_softmax(x: Tensor, mask: Tensor | None = None, scale: float = 1.0, causal: bool = False) -> Tensor:
+    """y = softmax(scale * x) over the last dimension; keys under the mask (not 0), and later ones if causal, give 0."""
+
+def scaled_softmax_backward(output_grad: Tensor, softmax_results: Tensor, scale_factor: float) -> Tensor:
+    """The gradient of scaled_softmax_forward's input, in memory of its own."""
+
+def scaled_softmax_bwd(dy: Tensor, y: Tensor, scale: float = 1.0, causal: bool = False) -> Tensor:
+    """dx = scale * y * (dy - sum(dy * y)) over the last dimension; with causal, later keys are not read, and give 0."""
+
+def scaled_softmax_forward(input: Tensor, scale_factor: float) -> Tensor:
+    """softmax(scale_factor * input) over the last dimension."""
+
+def scaled_srelu(input: Tensor, act_scales: Tensor, quantizer: Any) -> Any:
+    """s * max(x, 0)^2, with s the number of act_scales for each row."""
+
+def scaled_swiglu(input: Tensor, act_scales: Tensor, quantizer: Any, glu_interleave_size: int = 0) -> Any:
+    """s * silu(a) * b, with s the number of act_scales for each row."""
+
+def scaled_upper_triang_masked_softmax_backward(output_grads: Tensor, softmax_results: Tensor, scale_factor: float) -> Tensor:
+    """The gradient of scaled_upper_triang_masked_softmax_forward's input, in memory of its own."""
+
+def scaled_upper_triang_masked_softmax_forward(input: Tensor, scale_factor: float) -> Tensor:
+    """softmax(scale_factor * input) over the keys j <= i of query i, of as many keys as queries; zeros for others."""
+
+def selu(self: Tensor) -> Tensor:
+    """torch.ops.aten.selu, elementwise."""
+
+def sgn(self: Tensor) -> Tensor:
+    """torch.ops.aten.sgn, elementwise."""
+
+def sigmoid(self: Tensor) -> Tensor:
+    """torch.ops.aten.sigmoid, elementwise."""
+
+def sigmoid_backward(grad_output: Tensor, output: Tensor) -> Tensor:
+    """torch.ops.aten.sigmoid_backward, elementwise."""
+
+def sigmoid_glu(x: Tensor) -> Tensor:
+    """y = f(a) * b, with a and b the halves of the last dimension of x, f(x) = sigmoid(x)."""
+
+def sigmoid_glu_bwd(dy: Tensor, x: Tensor) -> Tensor:
+    """dx = [dy * b * f'(a), dy * f(a)], with a and b the halves of the last dimension of x, f(x) = sigmoid(x)."""
+
+def sigmoid_mul(a: Tensor, b: Tensor) -> Tensor:
+    """y = f(a) * b, f(x) = sigmoid(x)."""
+
+def sigmoid_mul_bwd(dy: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+    """da = dy * b * f'(a), db = dy * f(a), f(x) = sigmoid(x)."""
+
+def sign(self: Tensor) -> Tensor:
+    """torch.ops.aten.sign, elementwise."""
+
+def signbit(self: Tensor) -> Tensor:
+    """torch.ops.aten.signbit, elementwise."""
+
+def silu(x: Tensor) -> Tensor:
+    """y = x * sigmoid(x)."""
+
+def silu_backward(grad_output: Tensor, self: Tensor) -> Tensor:
+    """torch.ops.aten.silu_backward, elementwise."""
+
+def silu_bias(x: Tensor, bias: Tensor) -> Tensor:
+    """y = f(x + bias), f(x) = x * sigmoid(x)."""
+
+def silu_bias_bwd(dy: Tensor, x: Tensor, bias: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """dx = dy * f'(x + bias), dbias = sum(dx) over rows, before rounding; without bias, x has it; f(x) = x * sigmoid(x)."""
+
+def silu_bwd(dy: Tensor, x: Tensor) -> Tensor:
+    """dx = dy * f'(x), f(x) = x * sigmoid(x)."""
+
+def silu_glu(x: Tensor) -> Tensor:
+    """y = f(a) * b, with a and b the halves of the last dimension of x, f(x) = x * sigmoid(x)."""
+
+def silu_glu_bwd(dy: Tensor, x: Tensor) -> Tensor:
+    """dx = [dy * b * f'(a), dy * f(a)], with a and b the halves of the last dimension of x, f(x) = x * sigmoid(x)."""
+
+def silu_glu_scaled(x: Tensor, scales: Tensor, interleave: int = 0) -> Tensor:
+    """y = s * silu(a) * b, with a and b the halves of the last dimension of x, s a number for each row."""
+
+def silu_glu_scaled_bwd(dy: Tensor, x: Tensor, scales: Tensor, interleave: int = 0) -> tuple[Tensor, Tensor]:
+    """dx = dy * s * [b * silu'(a), silu(a)], dscales = sum(dy * silu(a) * b) of each row."""
+
+def silu_mul(a: Tensor, b: Tensor) -> Tensor:
+    """y = f(a) * b, f(x) = x * sigmoid(x)."""
+
+def silu_mul_bwd(dy: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+    """da = dy * b * f'(a), db = dy * f(a), f(x) = x * sigmoid(x)."""
+
+def sin(self: Tensor) -> Tensor:
+    """torch.ops.aten.sin, elementwise."""
+
+def sinc(self: Tensor) -> Tensor:
+    """torch.ops.aten.sinc, elementwise."""
+
+def sinh(self: Tensor) -> Tensor:
+    """torch.ops.aten.sinh, elementwise."""
+
+def situ_glu(x: Tensor, scales: Tensor | None = None, beta1: float = 4.0, beta2: float = 25.0, interleave: int = 0) -> Tensor:
+    """y = s * f(a) * u(b), f(a) = beta1 * tanh(a / beta1) * sigmoid(a), u(b) = beta2 * tanh(b / beta2)."""
+
+def situ_glu_bwd(dy: Tensor, x: Tensor, scales: Tensor | None = None, beta1: float = 4.0, beta2: float = 25.0, interleave: int = 0) -> tuple[Tensor, Tensor]:
+    """The gradients of situ_glu; without scales, nothing is in theirs."""
+
+def situglu(input: Tensor, quantizer: Any, beta1: float = 4.0, beta2: float = 25.0) -> Any:
+    """f(a) * u(b), f(a) = beta1 * tanh(a / beta1) * sigmoid(a), u(b) = beta2 * tanh(b / beta2), for halves a and b."""
+
+def softmax(x: Tensor, dim: int = -1) -> Tensor:
+    """y = exp(x - max(x)) / sum(exp(x - max(x))) along dim."""
+
+def softmax_bwd(dy: Tensor, y: Tensor, dim: int = -1) -> Tensor:
+    """dx = y * (dy - sum(dy * y)) along dim."""
+
+def softplus(self: Tensor, beta: int | float = 1, threshold: int | float = 20) -> Tensor:
+    """torch.ops.aten.softplus, elementwise."""
+
+def softplus_backward(grad_output: Tensor, self: Tensor, beta: int | float, threshold: int | float) -> Tensor:
+    """torch.ops.aten.softplus_backward, elementwise."""
+
+def softshrink(self: Tensor, lambd: int | float = 0.5) -> Tensor:
+    """torch.ops.aten.softshrink, elementwise."""
+
+def softshrink_backward(grad_output: Tensor, self: Tensor, lambd: int | float) -> Tensor:
+    """torch.ops.aten.softshrink_backward, elementwise."""
+
+def special_bessel_j0(self: Tensor) -> Tensor:
+    """torch.ops.aten.special_bessel_j0, elementwise."""
+
+def special_bessel_j1(self: Tensor) -> Tensor:
+    """torch.ops.aten.special_bessel_j1, elementwise."""
+
+def special_bessel_y0(self: Tensor) -> Tensor:
+    """torch.ops.aten.special_bessel_y0, elementwise."""
+
+def special_bessel_y1(self: Tensor) -> Tensor:
+    """torch.ops.aten.special_bessel_y1, elementwise."""
+
+def special_digamma(self: Tensor) -> Tensor:
+    """torch.ops.aten.special_digamma, elementwise."""
+
+def special_entr(self: Tensor) -> Tensor:
+    """torch.ops.aten.special_entr, elementwise."""
+
+def special_erf(self: Tensor) -> Tensor:
+    """torch.ops.aten.special_erf, elementwise."""
+
+def special_erfc(self: Tensor) -> Tensor:
+    """torch.ops.aten.special_erfc, elementwise."""
+
+def special_erfcx(self: Tensor) -> Tensor:
+    """torch.ops.aten.special_erfcx, elementwise."""
+
+def special_erfinv(self: Tensor) -> Tensor:
+    """torch.ops.aten.special_erfinv, elementwise."""
+
+def special_exp2(self: Tensor) -> Tensor:
+    """torch.ops.aten.special_exp2, elementwise."""
+
+def special_expit(self: Tensor) -> Tensor:
+    """torch.ops.aten.special_expit, elementwise."""
+
+def special_expm1(self: Tensor) -> Tensor:
+    """torch.ops.aten.special_expm1, elementwise."""
+
+def special_gammaln(self: Tensor) -> Tensor:
+    """torch.ops.aten.special_gammaln, elementwise."""
+
+def special_i0(self: Tensor) -> Tensor:
+    """torch.ops.aten.special_i0, elementwise."""
+
+def special_i0e(self: Tensor) -> Tensor:
+    """torch.ops.aten.special_i0e, elementwise."""
+
+def special_i1(self: Tensor) -> Tensor:
+    """torch.ops.aten.special_i1, elementwise."""
+
+def special_i1e(self: Tensor) -> Tensor:
+    """torch.ops.aten.special_i1e, elementwise."""
+
+def special_log1p(self: Tensor) -> Tensor:
+    """torch.ops.aten.special_log1p, elementwise."""
+
+def special_log_ndtr(self: Tensor) -> Tensor:
+    """torch.ops.aten.special_log_ndtr, elementwise."""
+
+def special_logit(self: Tensor, eps: float | None = None) -> Tensor:
+    """torch.ops.aten.special_logit, elementwise."""
+
+def special_modified_bessel_i0(self: Tensor) -> Tensor:
+    """torch.ops.aten.special_modified_bessel_i0, elementwise."""
+
+def special_modified_bessel_i1(self: Tensor) -> Tensor:
+    """torch.ops.aten.special_modified_bessel_i1, elementwise."""
+
+def special_ndtr(self: Tensor) -> Tensor:
+    """torch.ops.aten.special_ndtr, elementwise."""
+
+def special_psi(self: Tensor) -> Tensor:
+    """torch.ops.aten.special_psi, elementwise."""
+
+def special_round(self: Tensor, *, decimals: int = 0) -> Tensor:
+    """torch.ops.aten.special_round, elementwise."""
+
+def special_sinc(self: Tensor) -> Tensor:
+    """torch.ops.aten.special_sinc, elementwise."""
+
+def special_spherical_bessel_j0(x: Tensor) -> Tensor:
+    """torch.ops.aten.special_spherical_bessel_j0, elementwise."""
+
+def special_xlog1py(self: Tensor | int | float, other: Tensor | int | float) -> Tensor:
+    """torch.ops.aten.special_xlog1py, elementwise."""
+
+def special_xlogy(self: Tensor | int | float, other: Tensor | int | float) -> Tensor:
+    """torch.ops.aten.special_xlogy, elementwise."""
+
+def special_zeta(self: Tensor | int | float, other: Tensor | int | float) -> Tensor:
+    """torch.ops.aten.special_zeta, elementwise."""
+
+def split_quantize(tensor: Tensor, split_sections: Any, quantizer_list: Any, disable_bulk_allocation: bool = False) -> list[Any]:
+    """The pieces of a tensor along its first dimension, each as its quantizer wants it."""
+
+def splits_to_offsets(first_dims: Tensor, logical_last_dim: int) -> Tensor:
+    """Where each member begins, in elements, and where the last ends: int64 [n + 1]."""
+
+def splits_to_offsets_multi(split_sizes: Any, device: Any, *, strides: list[int], include_leading_zero: list[bool], dtypes: list[Any], bulk_allocate: bool = False) -> tuple[Tensor, list[Tensor]]:
+    """(the sizes as int64 on a device, their running sums times each stride, from 0 where that is asked, as dtypes)."""
+
+def sqrt(self: Tensor) -> Tensor:
+    """torch.ops.aten.sqrt, elementwise."""
+
+def square(self: Tensor) -> Tensor:
+    """torch.ops.aten.square, elementwise."""
+
+def sreglu(input: Tensor, quantizer: Any) -> Any:
+    """f(a) * b, with a and b the halves of the last dimension of input, f(x) = max(x, 0)^2."""
+
+def srelu(x: Tensor) -> Tensor:
+    """y = max(x, 0)^2."""
+
+def srelu_bias(x: Tensor, bias: Tensor) -> Tensor:
+    """y = f(x + bias), f(x) = max(x, 0)^2."""
+
+def srelu_bias_bwd(dy: Tensor, x: Tensor, bias: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """dx = dy * f'(x + bias), dbias = sum(dx) over rows, before rounding; without bias, x has it; f(x) = max(x, 0)^2."""
+
+def srelu_bwd(dy: Tensor, x: Tensor) -> Tensor:
+    """dx = dy * f'(x), f(x) = max(x, 0)^2."""
+
+def srelu_glu(x: Tensor) -> Tensor:
+    """y = f(a) * b, with a and b the halves of the last dimension of x, f(x) = max(x, 0)^2."""
+
+def srelu_glu_bwd(dy: Tensor, x: Tensor) -> Tensor:
+    """dx = [dy * b * f'(a), dy * f(a)], with a and b the halves of the last dimension of x, f(x) = max(x, 0)^2."""
+
+def srelu_mul(a: Tensor, b: Tensor) -> Tensor:
+    """y = f(a) * b, f(x) = max(x, 0)^2."""
+
+def srelu_mul_bwd(dy: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+    """da = dy * b * f'(a), db = dy * f(a), f(x) = max(x, 0)^2."""
+
+def srelu_scaled(x: Tensor, scales: Tensor) -> Tensor:
+    """y = s * max(x, 0)^2, s a number for each row."""
+
+def srelu_scaled_bwd(dy: Tensor, x: Tensor, scales: Tensor) -> tuple[Tensor, Tensor]:
+    """dx = dy * s * 2 max(x, 0), dscales = sum(dy * max(x, 0)^2) of each row."""
+
+def std(x: Tensor, dim: int | list[int] | None = None, keepdim: bool = False, correction: float | None = 1) -> Tensor:
+    """The standard deviation: squares are divided by n - correction (None: 1)."""
+
+def std_bwd(dy: Tensor, x: Tensor, y: Tensor, dim: int | list[int] | None = None, keepdim: bool = False, correction: float | None = 1) -> Tensor:
+    """dx = dy * (x - mean(x)) / (y * (n - correction)); 0 where y is."""
+
+def std_mean(x: Tensor, dim: int | list[int] | None = None, keepdim: bool = False, correction: float | None = 1) -> tuple[Tensor, Tensor]:
+    """The standard deviation and the mean: squares are divided by n - correction (None: 1)."""
+
+def std_mean_bwd(dstd: Tensor, dmean: Tensor, x: Tensor, std: Tensor, dim: int | list[int] | None = None, keepdim: bool = False, correction: float | None = 1) -> Tensor:
+    """dx = dstd * (x - mean(x)) / (std * (n - correction)) + dmean / n."""
+
+def sub(self: Tensor, other: Tensor | int | float, *, alpha: int | float = 1) -> Tensor:
+    """torch.ops.aten.sub, elementwise."""
+
+def subtract(self: Tensor, other: Tensor | int | float, *, alpha: int | float = 1) -> Tensor:
+    """torch.ops.aten.subtract, elementwise."""
+
+def sum(x: Tensor, dim: int | list[int] | None = None, keepdim: bool = False, dtype: torch.dtype | None = None) -> Tensor:
+    """The sum; of integers in int64."""
+
+def sum_bwd(dy: Tensor, x: Tensor, dim: int | list[int] | None = None, keepdim: bool = False) -> Tensor:
+    """dx = dy."""
+
+def swap_first_dims(tensor: Tensor, *, out: Tensor | None) -> Tensor:
+    """The tensor with its first two dimensions exchanged, packed; in out, where given."""
+
+def swiglu(input: Tensor, quantizer: Any) -> Any:
+    """f(a) * b, with a and b the halves of the last dimension of input, f(x) = x * sigmoid(x)."""
+
+def swizzle_scales_and_pack_ptrs_for_discrete_weights(data_tensors: list[Tensor], scale_tensors: list[Tensor], swizzle_type: str, device: Any) -> tuple[Tensor, Tensor, Tensor]:
+    """(addresses of the data, addresses of the scales, the buffer that they lie in): scales in tiles of 128 x 4.
+
+    A tile's 512 scales lie together, the one of row r and column c at (r % 32) * 16 + r // 32 * 4 + c; tiles follow
+    each other along a row. The scales of "mxfp8_columnwise" are taken transposed. Addresses are int64, on the device.
+    """
+
+def swizzle_scales_for_gemm_(tensor: Any) -> None:
+    """Nothing: our gemms read scales as they are, so `_with_gemm_swizzled_scales` stays False."""
+
+def tan(self: Tensor) -> Tensor:
+    """torch.ops.aten.tan, elementwise."""
+
+def tanh(self: Tensor) -> Tensor:
+    """torch.ops.aten.tanh, elementwise."""
+
+def tanh_backward(grad_output: Tensor, output: Tensor) -> Tensor:
+    """torch.ops.aten.tanh_backward, elementwise."""
+
+def te_general_grouped_gemm(A: list[Any], transa: bool, B: list[Any], transb: bool, D: list[Tensor], D_type: torch.dtype, m_splits: list[int] | None, bias: list[Tensor], bias_type: torch.dtype | None, single_output: bool, pre_gelu_out: list[Tensor], grad: bool, workspace: Any, workspaceSize: Any, accumulate: bool, use_split_accumulator: bool, math_sm_count: Any) -> list[Tensor]:
+    """D[i] = op(B[i]) op(A[i]), each with its bias, and gelu where pre_gelu_out[i] has elements; returns bias.
+
+    single_output: D is one tensor, of whose rows each product has the next. With grad, bias[i] is where the sum over
+    the rows of B[i] goes, and pre_gelu_out[i] what gelu was taken of. Absent is a tensor without elements.
+    """
+
+def te_general_grouped_gemm_for_discrete_in(A: list[Any], transa: bool, B: Any, transb: bool, D: Any, bias: Any, bias_scale: Tensor | None, alpha: Tensor, beta: Tensor, workspace_setup: Tensor | None, workspace_cublas: Tensor | None, use_split_accumulator: bool, math_sm_count: int) -> Any:
+    """The same with A a list of matrices: weights of their own."""
+
+def te_general_grouped_gemm_for_discrete_out(A: Any, transa: bool, B: Any, transb: bool, D: list[Tensor], bias: Any, bias_scale: Tensor | None, alpha: Tensor, beta: Tensor, workspace_setup: Tensor | None, workspace_cublas: Tensor | None, use_split_accumulator: bool, math_sm_count: int) -> Any:
+    """The same with D a list of matrices: gradients of weights; without a bias."""
+
+def te_general_grouped_gemm_for_grouped_tensor(A: Any, transa: bool, B: Any, transb: bool, D: Any, bias: Any, bias_scale: Tensor | None, alpha: Tensor, beta: Tensor, workspace_setup: Tensor | None, workspace_cublas: Tensor | None, use_split_accumulator: bool, math_sm_count: int) -> Any:
+    """D[i] = alpha[i] op(B[i]) op(A[i]) + beta[i] D[i] + bias[i] (times bias_scale of each row), D returned.
+
+    alpha and beta have one number, or one for each member. The members' sizes are read on the host.
+    """
+
+def thd_copy_valid_tokens_from_per_split_to_rank_local(out: Tensor, inp: Tensor, cu_seqlens_padded: Tensor, cu_seqlens: Tensor) -> None:
+    """out = inp, in place, on tokens that are no padding at the end of their sequence."""
+
+def thd_cp_rank_order_to_sequence_order(inp: Tensor, cu_seqlens: Tensor, cp_size: int, total_tokens: int) -> Tensor:
+    """Those of each rank together -> tokens in the order of sequences."""
+
+def thd_get_partitioned_indices(cu_seqlens: Tensor, total_tokens: int, world_size: int, rank: int) -> Tensor:
+    """The tokens of a rank, int32: of the 2 * world_size parts of each sequence its own from the front, and from the
+    back.
+    """
+
+def thd_grad_correction(grad: Tensor, grad_per_step: Tensor, cu_seqlens: Tensor, first_half: str, second_half: str) -> None:
+    """Add grad_per_step to each half of grad, copy it there, put zeros there, or leave it, in place.
+
+    Where one half gets nothing of it (zero, none), grad_per_step is of the other half alone.
+    """
+
+def thd_out_correction(out: Tensor, out_per_step: Tensor, lse: Tensor, lse_per_step: Tensor, cu_seqlens: Tensor, only_second_half: bool, lse_packed: bool) -> None:
+    """out += out_per_step * exp(lse_per_step - lse), in place, on all tokens or those of second halves."""
+
+def thd_read_half_tensor(tensor: Tensor, cu_seqlens: Tensor, half_idx: int) -> Tensor:
+    """The first or the second half of every sequence, packed, of [t, h, d] or [2, t, h, d]."""
+
+def thd_read_second_half_lse(lse: Tensor, cu_seqlens: Tensor, lse_packed: bool, second_half_lse_seqlen: int) -> Tensor:
+    """The second halves, with zeros behind them: [h, n] of [h, t] if packed, else [b, h, n] of [b, h, s]."""
+
+def thd_second_half_lse_correction(lse: Tensor, lse_per_step: Tensor, cu_seqlens: Tensor, lse_packed: bool) -> None:
+    """lse = log(exp(lse) + exp(lse_per_step)) on second halves, in place; [h, t] if packed, else [b, h, s]."""
+
+def thd_sequence_order_to_cp_rank_order(inp: Tensor, cu_seqlens: Tensor, cp_size: int, total_tokens: int) -> Tensor:
+    """Tokens in the order of sequences -> those of each rank together."""
+
+def threshold(self: Tensor, threshold: int | float, value: int | float) -> Tensor:
+    """torch.ops.aten.threshold, elementwise."""
+
+def threshold_backward(grad_output: Tensor, self: Tensor, threshold: int | float) -> Tensor:
+    """torch.ops.aten.threshold_backward, elementwise."""
+
+def true_divide(self: Tensor, other: Tensor | int | float) -> Tensor:
+    """torch.ops.aten.true_divide, elementwise."""
+
+def trunc(self: Tensor) -> Tensor:
+    """torch.ops.aten.trunc, elementwise."""
+
+def ubuf_built_with_mpi() -> bool:
+    """False: processes find each other by torch.distributed."""
+
+def uniform(self: Tensor, low: float = 0.0, high: float = 1.0, *, generator: Any | None = None) -> Tensor:
+    """Uniform in [low, high), like self. (ATen's `from` and `to` are no names in Python.)"""
+
+def var(x: Tensor, dim: int | list[int] | None = None, keepdim: bool = False, correction: float | None = 1) -> Tensor:
+    """The variance: squares are divided by n - correction (None: 1)."""
+
+def var_bwd(dy: Tensor, x: Tensor, dim: int | list[int] | None = None, keepdim: bool = False, correction: float | None = 1) -> Tensor:
+    """dx = dy * 2 * (x - mean(x)) / (n - correction)."""
+
+def var_mean(x: Tensor, dim: int | list[int] | None = None, keepdim: bool = False, correction: float | None = 1) -> tuple[Tensor, Tensor]:
+    """The variance and the mean: squares are divided by n - correction (None: 1)."""
+
+def var_mean_bwd(dvar: Tensor, dmean: Tensor, x: Tensor, dim: int | list[int] | None = None, keepdim: bool = False, correction: float | None = 1) -> Tensor:
+    """dx = dvar * 2 * (x - mean(x)) / (n - correction) + dmean / n."""
+
+def vector_norm(x: Tensor, ord: float = 2, dim: int | list[int] | None = None, keepdim: bool = False, dtype: torch.dtype | None = None) -> Tensor:
+    """sum(|x|^ord)^(1/ord); for inf and -inf the largest and the smallest |x|, for 0 how many are not zero."""
+
+def vector_norm_bwd(dy: Tensor, x: Tensor, y: Tensor, ord: float = 2, dim: int | list[int] | None = None, keepdim: bool = False) -> Tensor:
+    """dx = dy * sign(x) * (|x| / y)^(ord - 1), 0 where y is; for inf and -inf, dy shared among the |x| that are y."""
+
+def weave(a: Tensor, b: Tensor, c: Tensor, at: int) -> Tensor:
+    """Three tensors of one shape along a new dimension, which becomes dimension `at` of the result."""
+
+def weight_norm(v: Tensor, g: Tensor, dim: int | None = 0) -> tuple[Tensor, Tensor]:
+    """w = v * g / norm, with the 2-norm over every dimension but dim, or over all (None, or -1 as in torch)."""
+
+def weight_norm_bwd(dw: Tensor, v: Tensor, g: Tensor, norm: Tensor, dim: int | None = 0) -> tuple[Tensor, Tensor]:
+    """v' = v / norm: dg = sum(dw * v'), dv = g / norm * (dw - v' * dg)."""
+
+def where(condition: Tensor, self: Tensor | int | float, other: Tensor | int | float) -> Tensor:
+    """torch.ops.aten.where, elementwise."""
+
+def xlogy(self: Tensor | int | float, other: Tensor | int | float) -> Tensor:
+    """torch.ops.aten.xlogy, elementwise."""

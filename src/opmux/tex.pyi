@@ -1,0 +1,826 @@
+"""Transformer Engine's functions over opmux. Made by `make docs` from the specs; do not edit."""
+
+from enum import IntEnum
+from typing import Any
+
+import torch
+from torch import Tensor
+
+class CommOverlapAlgo(IntEnum):
+    BULK_OVERLAP_AG = 0
+    BULK_OVERLAP_RS = 1
+    SPLIT_PIPELINED_AG_P2P = 2
+    SPLIT_PIPELINED_RS = 3
+    SPLIT_PIPELINED_RS_P2P = 4
+    ATOMIC_GEMM_RS = 5
+    ATOMIC_GEMM_AG_P2P = 6
+    ATOMIC_GEMM_RS_P2P = 7
+    EXTERNAL_BULK_OVERLAP_AG = 8
+
+class CommOverlapType(IntEnum):
+    RS = 0
+    AG = 1
+
+class DType(IntEnum):
+    kByte = 0
+    kInt32 = 2
+    kFloat32 = 4
+    kFloat16 = 5
+    kBFloat16 = 6
+    kFloat8E4M3 = 7
+    kFloat8E5M2 = 8
+    kFloat4E2M1 = 10
+
+class FP8BwdTensors(IntEnum):
+    GRAD_OUTPUT1 = 0
+    GRAD_INPUT1 = 1
+    GRAD_OUTPUT2 = 2
+    GRAD_INPUT2 = 3
+    GRAD_OUTPUT3 = 4
+    GRAD_INPUT3 = 5
+
+class FP8FwdTensors(IntEnum):
+    GEMM1_INPUT = 0
+    GEMM1_WEIGHT = 1
+    GEMM1_OUTPUT = 2
+    GEMM2_INPUT = 3
+    GEMM2_WEIGHT = 4
+    GEMM2_OUTPUT = 5
+    GEMM3_INPUT = 6
+    GEMM3_WEIGHT = 7
+    GEMM3_OUTPUT = 8
+
+class Float8BlockScaleTensorFormat(IntEnum):
+    GEMM_READY = 0
+    COMPACT = 1
+    INVALID = 2
+
+class NVTEQBHistogramMode(IntEnum):
+    TWO_KERNEL = 0
+    FUSED_ATOMIC = 1
+
+class NVTERoutingMapFormat(IntEnum):
+    BYTEMAP = 0
+    BITMAP_U8 = 1
+
+class NVTEScalingMode(IntEnum):
+    NVTE_DELAYED_TENSOR_SCALING = 0
+    NVTE_MXFP8_1D_SCALING = 1
+    NVTE_BLOCK_SCALING_1D = 2
+    NVTE_BLOCK_SCALING_2D = 3
+    NVTE_NVFP4_1D_SCALING = 4
+    NVTE_INVALID_SCALING = 100
+
+class NVTE_Bias_Type(IntEnum):
+    NVTE_NO_BIAS = 0
+    NVTE_PRE_SCALE_BIAS = 1
+    NVTE_POST_SCALE_BIAS = 2
+    NVTE_ALIBI = 3
+
+class NVTE_Fused_Attn_Backend(IntEnum):
+    NVTE_No_Backend = -1
+    NVTE_F16_arbitrary_seqlen = 1
+    NVTE_FP8 = 2
+
+class NVTE_Mask_Type(IntEnum):
+    NVTE_NO_MASK = 0
+    NVTE_PADDING_MASK = 1
+    NVTE_CAUSAL_MASK = 2
+    NVTE_PADDING_CAUSAL_MASK = 3
+    NVTE_CAUSAL_BOTTOM_RIGHT_MASK = 4
+    NVTE_PADDING_CAUSAL_BOTTOM_RIGHT_MASK = 5
+
+class NVTE_QKV_Format(IntEnum):
+    NVTE_SBHD = 0
+    NVTE_BSHD = 1
+    NVTE_THD = 2
+    NVTE_BSHD_2SBHD = 3
+    NVTE_SBHD_2BSHD = 4
+    NVTE_THD_2BSHD = 5
+    NVTE_THD_2SBHD = 6
+    NVTE_BHSD = 7
+    NVTE_QKV_Format_NOT_SET = 8
+
+class NVTE_QKV_Layout(IntEnum):
+    NVTE_SB3HD = 0
+    NVTE_SBH3D = 1
+    NVTE_SBHD_SB2HD = 2
+    NVTE_SBHD_SBH2D = 3
+    NVTE_SBHD_SBHD_SBHD = 4
+    NVTE_BS3HD = 5
+    NVTE_BSH3D = 6
+    NVTE_BSHD_BS2HD = 7
+    NVTE_BSHD_BSH2D = 8
+    NVTE_BSHD_BSHD_BSHD = 9
+    NVTE_T3HD = 10
+    NVTE_TH3D = 11
+    NVTE_THD_T2HD = 12
+    NVTE_THD_TH2D = 13
+    NVTE_THD_THD_THD = 14
+    NVTE_SBHD_BSHD_BSHD = 15
+    NVTE_BSHD_SBHD_SBHD = 16
+    NVTE_THD_BSHD_BSHD = 17
+    NVTE_THD_SBHD_SBHD = 18
+    NVTE_Paged_KV_BSHD_BSHD_BSHD = 19
+    NVTE_Paged_KV_BSHD_SBHD_SBHD = 20
+    NVTE_Paged_KV_SBHD_BSHD_BSHD = 21
+    NVTE_Paged_KV_SBHD_SBHD_SBHD = 22
+    NVTE_Paged_KV_THD_BSHD_BSHD = 23
+    NVTE_Paged_KV_THD_SBHD_SBHD = 24
+    NVTE_BHSD_BHSD_BHSD = 25
+    NVTE_QKV_Layout_NOT_SET = 26
+
+class NVTE_Softmax_Type(IntEnum):
+    NVTE_VANILLA_SOFTMAX = 0
+    NVTE_OFF_BY_ONE_SOFTMAX = 1
+    NVTE_LEARNABLE_SOFTMAX = 2
+
+class CommOverlap:
+    def __init__(self, *args: Any, **kwargs: Any) -> None: ...
+    def __getattr__(self, name: str) -> Any: ...
+
+class CommOverlapBase:
+    def __init__(self, *args: Any, **kwargs: Any) -> None: ...
+    def __getattr__(self, name: str) -> Any: ...
+
+class CommOverlapCore:
+    def __init__(self, *args: Any, **kwargs: Any) -> None: ...
+    def __getattr__(self, name: str) -> Any: ...
+
+class CommOverlapHelper:
+    def __init__(self, *args: Any, **kwargs: Any) -> None: ...
+    def __getattr__(self, name: str) -> Any: ...
+
+class CommOverlapP2P:
+    def __init__(self, *args: Any, **kwargs: Any) -> None: ...
+    def __getattr__(self, name: str) -> Any: ...
+
+class CommOverlapP2PBase:
+    def __init__(self, *args: Any, **kwargs: Any) -> None: ...
+    def __getattr__(self, name: str) -> Any: ...
+
+class FP8TensorMeta:
+    def __init__(self, *args: Any, **kwargs: Any) -> None: ...
+    def __getattr__(self, name: str) -> Any: ...
+
+class TEXBackendBase:
+    def __init__(self, *args: Any, **kwargs: Any) -> None: ...
+    def __getattr__(self, name: str) -> Any: ...
+
+def bgrad_group_quantize(tensor: Tensor, quantizer: Any, num_tensors: int, first_dims: Tensor | None, last_dims: Tensor | None = None, tensor_offsets: Tensor | None = None) -> tuple[Any, Tensor]:
+    """(group_quantize of the rows, the sum of the rows of each member [num_tensors, columns], in tensor's dtype)."""
+
+def bgrad_quantize(input: Tensor, quantizer: Any) -> list[Any]:
+    """[grad_bias, quantized]: the sum of input over its rows, in its dtype, and input as the quantizer wants it."""
+
+def bulk_allocate(shapes: list[Any], dtypes: list[Any], device: Any = None, alignments: list[int] | None = None) -> list[Tensor]:
+    """Tensors of these shapes and dtypes, in one buffer, each at a multiple of its alignment (its element's size)."""
+
+def bulk_overlap_ag_with_external_gemm(allgather_communicator: Any, send_stream: Any, recv_stream: Any) -> None:
+    """All-gather the buffer of a CommOverlap on streams of another, beside its gemm; the current stream then waits."""
+
+def clamped_dswiglu(grad: Tensor, fwd_input: Tensor, quantizer: Any, limit: float = 7.0, alpha: float = 1.702, glu_linear_offset: float = 1.0) -> Any:
+    """The gradient of clamped_swiglu's input: 0 where it was clamped."""
+
+def clamped_swiglu(input: Tensor, quantizer: Any, limit: float = 7.0, alpha: float = 1.702, glu_linear_offset: float = 1.0) -> Any:
+    """f(min(a, limit)) * (clamp(b, -limit, limit) + glu_linear_offset), f(a) = a * sigmoid(alpha * a)."""
+
+def compute_amax(input: Tensor, amax: Tensor) -> None:
+    """amax = max |input|, in place."""
+
+def convert_bshd_to_thd(tensor: Tensor, cu_seqlens: Tensor, t: int) -> Tensor:
+    """[t, h, d]: the sequences one after another; zeros after the last."""
+
+def convert_thd_to_bshd(tensor: Tensor, cu_seqlens: Tensor, b: int, max_seq_len: int) -> Tensor:
+    """[b, max_seq_len, h, d] of sequences one after another; zeros after the end of each."""
+
+def copy_data_ptrs_to_device(tensors: list[Tensor], device: Any) -> Tensor:
+    """The addresses of tensors: int64, on a device."""
+
+def copy_to_kv_cache(new_k: Tensor, new_v: Tensor, k_cache: Tensor, v_cache: Tensor, page_table: Tensor, cu_new_lens: Tensor, cu_cached_lens: Tensor, kv_format: Any, b: int, max_ctx_len: int, max_seq_len: int, max_pages_per_seq: int, is_non_paged: bool) -> None:
+    """Put the new tokens of each sequence at its end in the caches, [pages, page, h, d], in place.
+
+    cu_cached_lens counts the new tokens too. A cache without pages has one for each sequence, and page_table says where
+    those of now were before: they are moved to the front first.
+    """
+
+def create_empty_quantized_tensor(quantizer: Any, shape: Any, dtype: torch.dtype, device: Any, pin_memory: bool) -> Any:
+    """A tensor with the buffers that the quantizer wants, of which nothing is written but zeros beside the scales."""
+
+def create_nvshmem_tensor(shape: Any, dtype: Any) -> Any:
+    """Not here: it needs NVSHMEM and several GPUs. Use torch.distributed._symmetric_memory.empty."""
+
+def cusolvermp_ctx_create(nccl_comm_ptr: int, nranks: int, rank: int) -> int:
+    """The number of a context for newton_schulz, of a single rank."""
+
+def cusolvermp_ctx_destroy(ctx_ptr: int) -> None:
+    """The end of a context."""
+
+def dbias_dgelu(grad: Tensor, fwd_input: Tensor, quantizer: Any) -> list[Any]:
+    """[dbias, dact]: dact = grad * f'(fwd_input), dbias its sum over rows before rounding, in grad's dtype, f(x) = x * (0.5 + 0.5 * tanh(sqrt(2/pi) * (x + 0.044715 x^3)))."""
+
+def dbias_dqgelu(grad: Tensor, fwd_input: Tensor, quantizer: Any) -> list[Any]:
+    """[dbias, dact]: dact = grad * f'(fwd_input), dbias its sum over rows before rounding, in grad's dtype, f(x) = x * sigmoid(1.702 x)."""
+
+def dbias_drelu(grad: Tensor, fwd_input: Tensor, quantizer: Any) -> list[Any]:
+    """[dbias, dact]: dact = grad * f'(fwd_input), dbias its sum over rows before rounding, in grad's dtype, f(x) = max(x, 0)."""
+
+def dbias_dsilu(grad: Tensor, fwd_input: Tensor, quantizer: Any) -> list[Any]:
+    """[dbias, dact]: dact = grad * f'(fwd_input), dbias its sum over rows before rounding, in grad's dtype, f(x) = x * sigmoid(x)."""
+
+def dbias_dsrelu(grad: Tensor, fwd_input: Tensor, quantizer: Any) -> list[Any]:
+    """[dbias, dact]: dact = grad * f'(fwd_input), dbias its sum over rows before rounding, in grad's dtype, f(x) = max(x, 0)^2."""
+
+def dequantize(input: Any, otype: torch.dtype) -> Tensor:
+    """The numbers that a quantized tensor stands for, in otype."""
+
+def device_supports_multicast(device_id: int = -1) -> bool:
+    """False: nothing here writes to several GPUs at once."""
+
+def dgeglu(grad: Tensor, fwd_input: Tensor, quantizer: Any) -> Any:
+    """[da, db] = [grad * b * f'(a), grad * f(a)], with a and b the halves of the last dimension of fwd_input, f(x) = x * (0.5 + 0.5 * tanh(sqrt(2/pi) * (x + 0.044715 x^3)))."""
+
+def dgelu(grad: Tensor, fwd_input: Tensor, quantizer: Any) -> Any:
+    """grad * f'(fwd_input), f(x) = x * (0.5 + 0.5 * tanh(sqrt(2/pi) * (x + 0.044715 x^3)))."""
+
+def dglu(grad: Tensor, fwd_input: Tensor, quantizer: Any) -> Any:
+    """[da, db] = [grad * b * f'(a), grad * f(a)], with a and b the halves of the last dimension of fwd_input, f(x) = sigmoid(x)."""
+
+def dqgeglu(grad: Tensor, fwd_input: Tensor, quantizer: Any) -> Any:
+    """[da, db] = [grad * b * f'(a), grad * f(a)], with a and b the halves of the last dimension of fwd_input, f(x) = x * sigmoid(1.702 x)."""
+
+def dqgelu(grad: Tensor, fwd_input: Tensor, quantizer: Any) -> Any:
+    """grad * f'(fwd_input), f(x) = x * sigmoid(1.702 x)."""
+
+def dreglu(grad: Tensor, fwd_input: Tensor, quantizer: Any) -> Any:
+    """[da, db] = [grad * b * f'(a), grad * f(a)], with a and b the halves of the last dimension of fwd_input, f(x) = max(x, 0)."""
+
+def drelu(grad: Tensor, fwd_input: Tensor, quantizer: Any) -> Any:
+    """grad * f'(fwd_input), f(x) = max(x, 0)."""
+
+def dropout_bwd(grad_output: Any, mask: Tensor, dropout_probability: float, grad_input: Tensor | None = None) -> Tensor:
+    """grad_output / (1 - p) where the bit of the mask is set, else 0."""
+
+def dropout_fwd(input: Any, dropout_probability: float, out: Tensor | None = None) -> list[Tensor]:
+    """[y, mask]: y = input / (1 - p) or 0, and the bits of what was kept; randomness is torch's default generator's."""
+
+def dsilu(grad: Tensor, fwd_input: Tensor, quantizer: Any) -> Any:
+    """grad * f'(fwd_input), f(x) = x * sigmoid(x)."""
+
+def dsituglu(grad: Tensor, fwd_input: Tensor, quantizer: Any, beta1: float = 4.0, beta2: float = 25.0) -> Any:
+    """The gradient of situglu's input."""
+
+def dsreglu(grad: Tensor, fwd_input: Tensor, quantizer: Any) -> Any:
+    """[da, db] = [grad * b * f'(a), grad * f(a)], with a and b the halves of the last dimension of fwd_input, f(x) = max(x, 0)^2."""
+
+def dsrelu(grad: Tensor, fwd_input: Tensor, quantizer: Any) -> Any:
+    """grad * f'(fwd_input), f(x) = max(x, 0)^2."""
+
+def dswiglu(grad: Tensor, fwd_input: Tensor, quantizer: Any) -> Any:
+    """[da, db] = [grad * b * f'(a), grad * f(a)], with a and b the halves of the last dimension of fwd_input, f(x) = x * sigmoid(x)."""
+
+def ep_combine(handle_mem: Any, expert_out: Any, result: Any) -> Any:
+    """Not here: it needs NCCL's expert parallel library (2.30.4) and several GPUs. Use torch.distributed.all_to_all_single, with moe_permute_fwd and moe_unpermute_fwd on each rank."""
+
+def ep_combine_bwd(handle_mem: Any, grad: Any, grad_expert_out: Any, grad_scale_inv: Any = None, grad_expert_out_scale_inv: Any = None) -> Any:
+    """Not here: it needs NCCL's expert parallel library (2.30.4) and several GPUs. Use torch.distributed.all_to_all_single, with moe_permute_fwd and moe_unpermute_fwd on each rank."""
+
+def ep_dispatch(handle_mem: Any, topk_idx: Any, tokens: Any, topk_weights: Any, recv_tokens: Any, recv_topk_weights: Any, tokens_scale_inv: Any = None, recv_scale_inv: Any = None) -> Any:
+    """Not here: it needs NCCL's expert parallel library (2.30.4) and several GPUs. Use torch.distributed.all_to_all_single, with moe_permute_fwd and moe_unpermute_fwd on each rank."""
+
+def ep_dispatch_bwd(handle_mem: Any, grad: Any, g_recv_topk_weights: Any, grad_tokens: Any, grad_topk_weights: Any) -> Any:
+    """Not here: it needs NCCL's expert parallel library (2.30.4) and several GPUs. Use torch.distributed.all_to_all_single, with moe_permute_fwd and moe_unpermute_fwd on each rank."""
+
+def ep_finalize() -> None:
+    """Nothing: no expert-parallel group is open."""
+
+def ep_get_zero_copy() -> bool:
+    """False: no expert-parallel group is open."""
+
+def ep_handle_mem_size(top_k: Any, dispatch_output_per_expert_alignment: Any = 0) -> Any:
+    """Not here: it needs NCCL's expert parallel library (2.30.4) and several GPUs. Use torch.distributed.all_to_all_single, with moe_permute_fwd and moe_unpermute_fwd on each rank."""
+
+def ep_initialize(comm_ptr: Any, group_name: Any, num_experts: Any, max_tokens_per_rank: Any, max_recv_tokens_per_rank: Any, hidden_dim: Any, max_num_sms: Any = 0, max_token_dtype: Any = None, zero_copy: Any = False, num_topk: Any = 0, drop_on_overflow: Any = False) -> Any:
+    """Not here: it needs NCCL's expert parallel library (2.30.4) and several GPUs. Use torch.distributed.all_to_all_single, with moe_permute_fwd and moe_unpermute_fwd on each rank."""
+
+def ep_prepare(handle_mem: Any, topk_idx: Any, tokens_per_expert: Any, top_k: Any, dispatch_output_per_expert_alignment: Any, total_recv_tokens: Any) -> Any:
+    """Not here: it needs NCCL's expert parallel library (2.30.4) and several GPUs. Use torch.distributed.all_to_all_single, with moe_permute_fwd and moe_unpermute_fwd on each rank."""
+
+def ep_zero_copy_supported() -> bool:
+    """False."""
+
+def fa_prepare_bwd(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """[s, b, n, 3 * h] of three [b, s, n, h]: for each head its q, k and v."""
+
+def fa_prepare_fwd(qkvi: Tensor) -> Tensor:
+    """[3, b, s, n, h] of an interleaved [s, b, n, 3, h], of which q's slice is given."""
+
+def fp8_block_scaling_compute_partial_amax(tensor: Tensor, amax: Tensor, h: int, w: int, start_offset: int, block_len: int) -> None:
+    """amax[i, j] = max |x| over the shard's part of each block of block_len x block_len (128), 0 where it has none."""
+
+def fp8_block_scaling_partial_cast(inp: Tensor, out: Tensor, scale: Tensor, h: int, w: int, start_offset: int, block_len: int, out_dtype: torch.dtype) -> None:
+    """out = the shard times the scales of its blocks of block_len x block_len (128), in out_dtype, as bytes."""
+
+def fp8_transpose(input: Tensor, dtype: torch.dtype, *, out: Tensor | None) -> Tensor:
+    """input [..., K] as [K, ...], bytes of FP8; in out, where given."""
+
+def fused_amax_and_scale_update_after_reduction(amax_reduction_buffer: Tensor, amax_histories: Any, scales: Any, amax_compute_algo: str, fp8_dtype: torch.dtype, margin: float) -> None:
+    """Move the histories of amax [L, n] on by one and give each scale its new value, for all tensors at once.
+
+    The newest amax is that of the buffer (numbers of all tensors in a row), or of history[0] where that is 0. Where it
+    is not 0 it comes to the end of the history, and history[0] becomes 0. A scale becomes largest * 2^-margin / amax,
+    with the newest amax or the greatest of the history, and stays as it is where that is no number above 0.
+    """
+
+def fused_attn_bwd(max_seqlen_q: int, max_seqlen_kv: int, attn_scale: float, p_dropout: float, set_zero: bool, qkv_layout: Any, o_format: Any, do_format: Any, dqkv_layout: Any, qkv_scale_inv_format: Any, do_scale_inv_format: Any, bias_type: Any, attn_mask_type: Any, softmax_type: Any, window_size: Any, bottom_right_diagonal: bool, deterministic: bool, cu_seqlens_q: Tensor | None, cu_seqlens_kv: Tensor | None, Q: Any, K: Any, V: Any, O: Any, dO: Any, fake_dtype: torch.dtype, Aux_CTX_Tensors: Any, cu_seqlens_q_padded: Tensor | None, cu_seqlens_kv_padded: Tensor | None, s_quantizer: Any, dp_quantizer: Any, dqkv_quantizer: Any, cuda_graph: bool) -> list[Any]:
+    """[dQ, dK, dV, dBias or None, dSoftmaxOffset or None], by the S and rng_state of the forward.
+
+    Aux_CTX_Tensors are the forward's results but for O and Max. S and O may be of more keys than are here, as they are
+    where a sequence lies on several devices.
+    """
+
+def fused_attn_fwd(max_seqlen_q: int, max_seqlen_kv: int, is_training: bool, attn_scale: float, p_dropout: float, set_zero: bool, qkv_layout: Any, o_format: Any, qkv_scale_inv_format: Any, bias_type: Any, attn_mask_type: Any, softmax_type: Any, window_size: Any, bottom_right_diagonal: bool, cu_seqlens_q: Tensor | None, cu_seqlens_kv: Tensor | None, Q: Any, K: Any, V: Any, fake_dtype: torch.dtype, cu_seqlens_q_padded: Tensor | None, cu_seqlens_kv_padded: Tensor | None, page_table_k: Tensor | None, page_table_v: Tensor | None, s_quantizer: Any, o_quantizer: Any, Bias: Tensor | None, SoftmaxOffset: Tensor | None, rng_gen: Any, rng_elts_per_thread: int, return_max_logit: bool, cuda_graph: bool) -> list[Any]:
+    """[O, S, (Max), rng_state, (Bias), (SoftmaxOffset)]: attention as NVIDIA's fused kernels have it.
+
+    S is the logarithm of the softmax's denominator, [b, h, sq, 1], or [tokens, h, 1] where Q is THD (0 for tokens of no
+    sequence); Max the greatest score of each query, likewise. A query that sees no key gives O = 0, S = Max = -inf.
+    What is dropped follows from rng_state alone.
+    """
+
+def fused_moe_aux_loss_bwd(Const_buf: Tensor, tokens_per_expert: Tensor, num_rows: int, num_cols: int, grad_aux_loss: Tensor) -> Tensor:
+    """The gradient of probs, [num_rows, num_cols] in grad_aux_loss' dtype: C * tokens_per_expert * grad_aux_loss."""
+
+def fused_moe_aux_loss_fwd(probs: Tensor, tokens_per_expert: Tensor, total_num_tokens: int, num_experts: int, num_rows: int, num_cols: int, topk: int, coeff: float) -> tuple[Tensor, Tensor]:
+    """(C * the sum of probs * tokens_per_expert, in probs' dtype; [C, 0] in float32), with
+    C = num_experts * coeff / topk / total_num_tokens^2.
+    """
+
+def fused_moe_aux_loss_fwd_graph_safe(probs: Tensor, tokens_per_expert: Tensor, total_num_tokens: Tensor, num_experts: int, num_rows: int, num_cols: int, topk: int, coeff: float) -> tuple[Tensor, Tensor]:
+    """fused_moe_aux_loss_fwd with the number of tokens on the device, where a graph may change it."""
+
+def fused_multi_row_padding(input: Tensor, output: Tensor, input_row_list: list[int], padded_input_row_list: list[int]) -> None:
+    """Writes blocks of rows to output, each followed by zeros up to its padded size; an empty one is passed over."""
+
+def fused_multi_row_unpadding(input: Tensor, output: Tensor, input_row_list: list[int], unpadded_input_row_list: list[int]) -> None:
+    """Writes the first rows of each block of input to output, where blocks follow each other without padding."""
+
+def fused_qkv_rope_backward(q_grad_out: Tensor, k_grad_out: Tensor, v_grad_out: Tensor, q_freqs: Tensor, k_freqs: Tensor, qkv_split_arg_list: list[int], qkv_format: Any, interleaved: bool, cp_size: int, cp_rank: int) -> Tensor:
+    """The gradient of fused_qkv_rope_forward's packed heads; places count from 0, as NVIDIA's."""
+
+def fused_qkv_rope_forward(qkv_input: Tensor, q_freqs: Tensor, k_freqs: Tensor, start_positions: Tensor | None, qkv_split_arg_list: list[int], qkv_format: Any, interleaved: bool, cp_size: int, cp_rank: int) -> tuple[Tensor, Tensor, Tensor]:
+    """(q, k, v) of packed heads [.., h, sum of the list]: rope_fwd of q, in heads of k's size, and of k; v as it is."""
+
+def fused_rope_backward(output_grads: Tensor, freqs: Tensor, start_positions: Tensor | None, qkv_format: Any, interleaved: bool, cu_seqlens: Tensor | None, cp_size: int, cp_rank: int) -> Tensor:
+    """The gradient of fused_rope_forward's input."""
+
+def fused_rope_forward(input: Tensor, freqs: Tensor, start_positions: Tensor | None, qkv_format: Any, interleaved: bool, cu_seqlens: Tensor | None, cp_size: int, cp_rank: int) -> Tensor:
+    """rope_fwd of input by angles freqs [positions, 1, 1, d2], in a fresh contiguous tensor."""
+
+def fused_score_for_moe_aux_loss_bwd(intermediate_output: Tensor, grad_scores: Tensor, grad_logits: Tensor, topk: int, score_function: str) -> None:
+    """Writes the gradient of fused_score_for_moe_aux_loss_fwd's logits to grad_logits."""
+
+def fused_score_for_moe_aux_loss_fwd(logits: Tensor, topk: int, score_function: str, routing_map_format: Any = 0) -> tuple[Tensor, Tensor, Tensor]:
+    """(scores of all experts in float32, those that are no softmax divided by their sum; the map of the topk; what the
+    backward needs).
+    """
+
+def fused_topk_with_score_function_bwd(routing_map: Tensor, intermediate_output: Tensor, grad_probs: Tensor, grad_logits: Tensor, topk: int, use_pre_softmax: bool, scaling_factor: float | None, score_function: str, use_dense_indices: bool = False, routing_map_format: Any = 0) -> None:
+    """Writes the gradient of fused_topk_with_score_function_fwd's logits to grad_logits."""
+
+def fused_topk_with_score_function_fwd(logits: Tensor, topk: int, use_pre_softmax: bool, num_groups: int | None, group_topk: int | None, scaling_factor: float | None, score_function: str, expert_bias: Tensor | None, routing_map_format: Any = 0, topk_indices: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
+    """(probabilities of the topk experts, 0 elsewhere; which they are; what the backward needs, in float32).
+
+    The scores are softmax before or after the choice, sigmoid, or the root of softplus; of the last two those chosen
+    are divided by their sum. expert_bias counts for the choice alone. topk_indices, where given, is written and
+    takes the place of the map.
+    """
+
+def fused_topk_with_score_function_qb_fwd(logits: Tensor, topk: int, scaling_factor: float | None, expert_bias: Tensor, routing_map_format: Any, topk_indices: Tensor | None, histogram: Tensor, bin_bounds: Tensor, histogram_mode: Any, bin_bounds_validated: bool = False) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Sigmoid top-k, the (topk + 1)-th biased score of each token as its cutoff, and each expert's distances to it
+    counted into histogram [experts, bins], whose bins are even between bin_bounds and open at both ends.
+    """
+
+def geglu(input: Tensor, quantizer: Any) -> Any:
+    """f(a) * b, with a and b the halves of the last dimension of input, f(x) = x * (0.5 + 0.5 * tanh(sqrt(2/pi) * (x + 0.044715 x^3)))."""
+
+def gelu(input: Tensor, quantizer: Any) -> Any:
+    """f(input), f(x) = x * (0.5 + 0.5 * tanh(sqrt(2/pi) * (x + 0.044715 x^3)))."""
+
+def generic_gemm(A: Any, transA: bool, B: Any, transB: bool, D: Any, quantizer: Any, output_dtype: torch.dtype | None, bias: Tensor | None, bias_type: torch.dtype | None, gelu: bool, gelu_in: Tensor | None, grad: bool, workspace: Any, workspace_size: Any, accumulate: bool, use_split_accumulator: bool, comm_overlap: Any = None, comm_type: Any = None, extra_output: Tensor | None = None, bulk_overlap: bool = False, alpha: float = 1.0, beta: float | None = None) -> list[Any]:
+    """[D, bias_grad, pre_gelu_out, extra_output] with D = alpha op(B) op(A) + beta D, for row-major A and B.
+
+    Forward: bias and then gelu (by tanh) before D is rounded, pre_gelu_out being what gelu was taken of. With grad:
+    times gelu'(gelu_in) for gelu, and a bias asks for bias_grad, the sum over the rows of B. A quantizer quantizes D.
+    """
+
+def get_cublasLt_version() -> int:
+    """120900, whatever is installed.
+
+    From 130300 on Transformer Engine takes gemms of experts through GroupedTensors, whose sizes are on the device. Ours
+    read them on the host; the lists of gemms that it takes below that version do not. 120103 is what FP8 needs.
+    """
+
+def get_cudnn_version() -> int:
+    """cuDNN's number, major * 10000 + minor * 100 + patch: torch's where it has one, else 91200.
+
+    The choice between attention backends reads it; what is there to choose from, get_fused_attn_backend says.
+    """
+
+def get_fused_attn_backend(is_training: Any, q_dtype: torch.dtype | None, kv_dtype: torch.dtype | None, qkv_layout: Any, bias_type: Any, attn_mask_type: Any, softmax_type: Any, p_dropout: Any, num_attn_heads: Any, num_gqa_groups: Any, max_seqlen_q: Any, max_seqlen_kv: Any, head_dim_qk: Any, head_dim_v: Any, window_size_left: Any, window_size_right: Any, return_max_logit: Any, cuda_graph: Any, deterministic: Any) -> Any:
+    """The backend that would run it, a member of NVTE_Fused_Attn_Backend.
+
+    From 2.20.2 on the layer asks with one object that holds all of it, and wants (backend, why there is none).
+    """
+
+def get_grouped_gemm_setup_workspace_size(num_tensors: int) -> int:
+    """0: our gemms of groups need no memory beside their results."""
+
+def get_num_cublas_streams() -> int:
+    """4: as many workspaces are made for grouped gemms, which do not need them."""
+
+def get_stream_priority_range(device_id: int = -1) -> tuple[int, int]:
+    """(lowest, highest) priority of a stream of CUDA: numbers fall as priorities rise; (0, 0) where there is none."""
+
+def glu(input: Tensor, quantizer: Any) -> Any:
+    """f(a) * b, with a and b the halves of the last dimension of input, f(x) = sigmoid(x)."""
+
+def group_dequantize(input: Any, otype: torch.dtype) -> Any:
+    """The GroupedTensor of the numbers that one stands for, in a dtype. first_dims is read on the host."""
+
+def group_quantize(tensor: Tensor, quantizer: Any, num_tensors: int, first_dims: Tensor | None, last_dims: Tensor | None = None, tensor_offsets: Tensor | None = None, noop_flag: Tensor | None = None, output: Any = None) -> Any:
+    """The rows of a matrix, first_dims[i] of them at a time, each quantized by itself: a GroupedTensor.
+
+    `output` is written where it is given, which is for members of as many rows each. first_dims is read on the host.
+    """
+
+def group_requantize_inplace(grouped_x: Any, quantizer: Any, num_tensors: int, first_dims: Tensor | None, otype: torch.dtype, tensor_offsets: Tensor | None = None, return_dequantized: bool = False) -> Tensor | None:
+    """Give a grouped MXFP8 tensor that holds rowwise data the columnwise data that the quantizer wants too.
+
+    It is made of the numbers that the rowwise data stands for, which come back as a matrix where that is asked. One
+    that holds columnwise data already is left as it is. first_dims is read on the host.
+    """
+
+def grouped_swizzle_for_gemm(tensor: Any, rowwise: bool, columnwise: bool) -> None:
+    """Nothing: our gemms read scales as they are, so `_with_gemm_swizzled_scales` stays False."""
+
+def init_nvshmem_backend(process_group: Any) -> Any:
+    """Not here: it needs NVSHMEM and several GPUs. Use torch.distributed._symmetric_memory."""
+
+def layernorm_bwd(dz: Tensor, x: Tensor, mu: Tensor, rsigma: Tensor, gamma: Tensor, sm_margin: int, zero_centered_gamma: bool) -> list[Tensor]:
+    """[dx, dgamma, dbeta] of layer_norm_bwd; mu and rsigma have one number for each row of x.
+
+    Args:
+        dz (float [*rows, n])
+        x (float [*rows, n])
+        mu (float [..])
+        rsigma (float [..])
+        gamma (float [n])
+    """
+
+def layernorm_fwd(input: Tensor, weight: Tensor, bias: Tensor | None, eps: float, ln_out: Any, quantizer: Any, otype: torch.dtype | None, sm_margin: int, zero_centered_gamma: bool) -> list[Tensor | None]:
+    """[out, mu, rsigma]: layer_norm, with out in otype (written to ln_out, if given), the others float32 [rows].
+
+    Args:
+        input (float [*rows, n])
+        weight (float [n])
+        bias (float [n], optional)
+    """
+
+def moe_permute_bwd(input: Tensor, dtype: torch.dtype, row_id_map: Tensor, prob: Tensor, num_tokens: int, topK: int) -> Tensor:
+    """The gradient of moe_permute_fwd's input: moe_unpermute_fwd of the rows' gradient."""
+
+def moe_permute_fwd(input: Tensor, dtype: torch.dtype, indices: Tensor, num_out_tokens: int, workspace: list[Tensor], max_expanded_token_num: int) -> tuple[Tensor, Tensor, list[Tensor]]:
+    """(rows of input in order of their experts, the row map, the workspace): of num_out_tokens rows, 0 for all.
+
+    The workspace is NVIDIA's scratch memory; nothing is needed here, and it is handed back as it came.
+    """
+
+def moe_unpermute_bwd(input_bwd: Tensor, input_fwd: Tensor, dtype: torch.dtype, row_id_map: Tensor, prob: Tensor) -> tuple[Tensor, Tensor]:
+    """(gradient of moe_unpermute_fwd's input, of prob in float32); an empty prob stands for topK = 1 and no prob."""
+
+def moe_unpermute_fwd(input: Tensor, dtype: torch.dtype, row_id_map: Tensor, prob: Tensor, num_tokens: int, topK: int) -> Tensor:
+    """Each token the sum of its rows, times prob [num_tokens, topK] where that is not empty; as moe_collect."""
+
+def multi_tensor_adam(chunk_size: int, noop_flag: Tensor, tensor_lists: list[list[Tensor]], lr: float, beta1: float, beta2: float, epsilon: float, step: int, mode: int, bias_correction: int, weight_decay: float) -> None:
+    """Adam on lists [g, p, m, v] or [g, p, m, v, master]: mode 0 adds weight_decay * w to g, mode 1 to the update.
+
+    With master weights those are what moves, in float32, and p is their rounded copy. The flag is not looked at.
+    """
+
+def multi_tensor_adam_capturable(chunk_size: int, noop_flag: Tensor, tensor_lists: list[list[Tensor]], lr: Tensor, beta1: float, beta2: float, epsilon: float, step: Tensor, mode: int, bias_correction: int, weight_decay: float, inv_scale: Tensor) -> None:
+    """multi_tensor_adam on [g, p, m, v] with lr, step and inv_scale on the device: nothing if the flag is 1.
+
+    g becomes g * inv_scale.
+    """
+
+def multi_tensor_adam_capturable_master(chunk_size: int, noop_flag: Tensor, tensor_lists: list[list[Tensor]], lr: Tensor, beta1: float, beta2: float, epsilon: float, step: Tensor, mode: int, bias_correction: int, weight_decay: float, inv_scale: Tensor) -> None:
+    """multi_tensor_adam_capturable on [g, p, m, v, master]."""
+
+def multi_tensor_adam_fp8(chunk_size: int, noop_flag: Tensor, tensor_lists: list[list[Tensor]], lr: float, beta1: float, beta2: float, epsilon: float, step: int, mode: int, bias_correction: int, weight_decay: float, fp8_dtype: torch.dtype) -> None:
+    """multi_tensor_adam on [g, p, m, v, master, scale, amax, scale_inv]: p is master * scale, as FP8 bytes."""
+
+def multi_tensor_adam_param_remainder(chunk_size: int, noop_flag: Tensor, tensor_lists: list[list[Tensor]], lr: float, beta1: float, beta2: float, epsilon: float, step: int, mode: int, bias_correction: int, weight_decay: float) -> None:
+    """multi_tensor_adam on [g, p, m, v, remainder]: bfloat16 p, rounded, and 16 bits beside it are a float32 weight."""
+
+def multi_tensor_compute_scale_and_scale_inv(chunk_size: int, noop_flag: Tensor | None, tensor_lists: list[list[Tensor]], max_fp8: float, force_pow_2_scales: bool, epsilon: float) -> None:
+    """scale = max_fp8 / amax (1 where that is no number) and scale_inv = 1 / scale, of [amax, scale, scale_inv]."""
+
+def multi_tensor_compute_scale_inv_e8m0(chunk_size: int, dummy: Any, tensor_lists: list[list[Tensor]]) -> None:
+    """The E8M0 byte of amax / 448, rounded up, of lists [bfloat16 amax, byte]."""
+
+def multi_tensor_l2norm(chunk_size: int, noop_flag: Tensor, tensor_lists: list[list[Tensor]], per_tensor: bool | None) -> tuple[Tensor, Tensor]:
+    """The norm of all tensors together, float32 [1], and of each if asked for; one that is not finite sets the flag."""
+
+def multi_tensor_pad_last_dim(inputs: Any, alignment: int) -> Any:
+    """Each of the list with zeros up to a multiple of the alignment; those that need none are given back."""
+
+def multi_tensor_quantize(tensor_list: Any, quantizer_list: Any) -> list[Any]:
+    """Each tensor as its quantizer wants it."""
+
+def multi_tensor_scale(chunk_size: int, noop_flag: Tensor, tensor_lists: list[list[Tensor]], scale: float) -> None:
+    """out = in * scale for lists [in, out]; the flag is set to 1 where an input is not finite, and stops nothing."""
+
+def multi_tensor_scale_tensor(chunk_size: int, is_infinite: Tensor, tensor_lists: list[list[Tensor]], scale: Tensor) -> None:
+    """multi_tensor_scale with the scale on the device."""
+
+def multi_tensor_sgd(chunk_size: int, noop_flag: Tensor, tensor_lists: list[list[Tensor]], wd: float, momentum: float, dampening: float, lr: float, nesterov: bool, first_run: bool, wd_after_momentum: bool, scale: float) -> None:
+    """SGD on lists [g, w, momentum] or [g, w, momentum, copy of w]; nothing if the flag is set.
+
+    On the first run the momentum becomes g * scale (and decay), without dampening. g stays as it is.
+    """
+
+def multi_tensor_swizzle_scales_for_gemm_(tensors: list[Any], rowwise_usage: bool, columnwise_usage: bool) -> None:
+    """Nothing, of several tensors: see swizzle_scales_for_gemm_."""
+
+def multi_tensor_swizzle_scales_for_gemm_unchecked_(tensors: list[Any], rowwise_usage: bool, columnwise_usage: bool) -> None:
+    """Nothing, of several tensors: see swizzle_scales_for_gemm_."""
+
+def multi_tensor_transpose_to_bhsd(inputs: Any, original_format: str, outputs: Any = ...) -> Any:
+    """Each of the list as a contiguous [b, h, s, d], None where it is None.
+
+    Where outputs are given they are written to and returned; one with a longer last dimension has zeros there.
+    """
+
+def multi_tensor_unscale_l2norm(chunk_size: int, noop_flag: Tensor, tensor_lists: list[list[Tensor]], inv_scale: Tensor, per_tensor: bool | None) -> tuple[Tensor, Tensor]:
+    """multi_tensor_l2norm of the tensors times inv_scale; they stay as they are."""
+
+def mxfp8_scaling_compute_partial_amax(input: Tensor, amax_rowwise: Tensor, amax_colwise: Tensor, rows: int, cols: int, start_offset: int) -> None:
+    """max |x| over the shard's part of each block of 1 x 32 and of 32 x 1, 0 where it has none, in its dtype."""
+
+def mxfp8_scaling_partial_cast(input: Tensor, output_rowwise: Tensor, output_colwise: Tensor, scale_inv_rowwise: Tensor, scale_inv_colwise: Tensor, rows: int, cols: int, start_offset: int) -> None:
+    """The shard in E4M3, as bytes, twice: by the E8M0 scales of blocks of 1 x 32, and by those of 32 x 1."""
+
+def newton_schulz(ctx_ptr: int, m: int, n: int, x: Tensor, num_iterations: int, coefficients: list[float]) -> None:
+    """x, in place, after x = a x + b (x x') x + c (x x')(x x') x for each three of the coefficients.
+
+    It goes to the nearest orthogonal matrix, from an x whose singular values are at most 1. It computes in float32 and
+    rounds once.
+    """
+
+def nvfp4_2d_compute_partial_amax(tensor: Tensor, amax: Tensor, h: int, w: int, start_offset: int, block_len: int = 16) -> None:
+    """amax[i, j] = max |x| over the shard's part of each tile of 16 x 16, 0 where it has none."""
+
+def nvfp4_2d_multi_tensor_transpose(rowwise_data_list: list[Tensor], columnwise_data_list: list[Tensor], rowwise_scale_inv_list: list[Tensor], columnwise_scale_inv_list: list[Tensor], M_list: list[int], K_list: list[int]) -> None:
+    """Data and scales of rows of many [M, K] as those of their columns: the two transposes above."""
+
+def nvfp4_2d_partial_cast(inp: Tensor, out: Tensor, scale: Tensor, global_scale: Tensor, h: int, w: int, start_offset: int, block_len: int = 16) -> None:
+    """out = the shard, packed, as x * global_scale / e4m3(scale of its tile of 16 x 16), in FP4.
+
+    `out` begins with the byte of element start_offset; a half of it that the shard does not own stays as it is.
+    """
+
+def nvfp4_2d_scale_transpose(input: Tensor, output: Tensor, M_tiles: int, K_tiles: int) -> None:
+    """Scales of rows [.., K_tiles] as scales of columns [.., M_tiles]; each stands 16 times, once a row of its tile."""
+
+def nvfp4_compute_global_scale(global_amax: Tensor, global_scale: Tensor) -> None:
+    """global_scale = 2688 / global_amax, 1 for an amax of 0, at most the largest float32."""
+
+def nvfp4_compute_per_block_scale(block_amax: Tensor, scale: Tensor, global_amax: Tensor) -> None:
+    """scale = block_amax / 6 * S, S = 2688 / global_amax."""
+
+def nvfp4_data_transpose(input: Tensor, *, out: Tensor | None) -> Tensor:
+    """Packed [m, k / 2] as packed [k, m / 2]; `out` where it is given."""
+
+def nvfp4_expand_scale_to_fp8(input: Tensor, output: Tensor, tile_rows: int, tile_cols: int, rows_padded: int, block_len: int) -> None:
+    """Scales of tiles in E4M3, as bytes, each block_len (16) times below each other; 0 down to rows_padded."""
+
+def nvfp4_fused_scale(block_amax: Tensor, global_amax: Tensor, per_block_scale: Tensor, target_scale: Tensor, target_amax: Tensor, tile_rows: int, tile_cols: int, rows_padded: int, block_len: int) -> None:
+    """nvfp4_compute_per_block_scale, nvfp4_expand_scale_to_fp8 of what it gives, and target_amax = global_amax."""
+
+def nvfp4_group_quantize_with_amax(tensor: Tensor, quantizer: Any, num_tensors: int, first_dims: Tensor | None, last_dims: Tensor | None = None, rowwise_amax: Tensor | None = None, columnwise_amax: Tensor | None = None, tensor_offsets: Tensor | None = None) -> Any:
+    """group_quantize to NVFP4 with the amax of each member given; a way that the quantizer does not want needs none."""
+
+def nvfp4_multi_tensor_2d_partial_cast(inp_list: list[Tensor], out_list: list[Tensor], scale_list: list[Tensor], global_scale_list: list[Tensor], h_list: list[int], w_list: list[int], start_offset_list: list[int], block_len: int = 16) -> None:
+    """nvfp4_2d_partial_cast of many shards."""
+
+def nvfp4_multi_tensor_compute_partial_amax(master_weight_list: list[Tensor], partial_amax_list: list[Tensor], global_amax_list: list[Tensor], h_list: list[int], w_list: list[int], start_offset_list: list[int], block_len: int = 16) -> None:
+    """nvfp4_2d_compute_partial_amax of many shards, and global_amax = max |x| over each shard."""
+
+def nvfp4_multi_tensor_fused_scale(block_amax_list: list[Tensor], global_amax_list: list[Tensor], per_block_scale_list: list[Tensor], target_scale_list: list[Tensor], target_amax_list: list[Tensor], tile_rows_list: list[int], tile_cols_list: list[int], rows_padded_list: list[int], block_len: int) -> None:
+    """nvfp4_fused_scale of many."""
+
+def nvfp4_quantize_with_amax(tensor: Tensor, quantizer: Any, rowwise_amax: Tensor | None, columnwise_amax: Tensor | None) -> Any:
+    """The tensor in NVFP4, by amaxes that are known already."""
+
+def nvshmem_finalize() -> Any:
+    """Not here: it needs NVSHMEM and several GPUs. Use torch.distributed.destroy_process_group."""
+
+def nvshmem_send_on_current_stream(src: Any, dst: Any, peer: Any, signal: Any) -> Any:
+    """Not here: it needs NVSHMEM and several GPUs. Use torch.distributed.isend."""
+
+def nvshmem_wait_on_current_stream(signal: Any, wait_kind: Any) -> Any:
+    """Not here: it needs NVSHMEM and several GPUs. Use torch.distributed.irecv."""
+
+def nvte_built_with_cublasmp() -> bool:
+    """False."""
+
+def qgeglu(input: Tensor, quantizer: Any) -> Any:
+    """f(a) * b, with a and b the halves of the last dimension of input, f(x) = x * sigmoid(1.702 x)."""
+
+def qgelu(input: Tensor, quantizer: Any) -> Any:
+    """f(input), f(x) = x * sigmoid(1.702 x)."""
+
+def quantize(tensor: Tensor, quantizer: Any, output: Any = None, noop: Tensor | None = None) -> Any:
+    """The tensor as the quantizer wants it; written to output, where given, unless noop is other than zero."""
+
+def reglu(input: Tensor, quantizer: Any) -> Any:
+    """f(a) * b, with a and b the halves of the last dimension of input, f(x) = max(x, 0)."""
+
+def relu(input: Tensor, quantizer: Any) -> Any:
+    """f(input), f(x) = max(x, 0)."""
+
+def rmsnorm_bwd(dz: Tensor, x: Tensor, rsigma: Tensor, gamma: Tensor, sm_margin: int, zero_centered_gamma: bool) -> list[Tensor]:
+    """[dx, dgamma] of rms_norm_bwd; rsigma has one number for each row of x.
+
+    Args:
+        dz (float [*rows, n])
+        x (float [*rows, n])
+        rsigma (float [..])
+        gamma (float [n])
+    """
+
+def rmsnorm_bwd_add(dz: Tensor, x: Tensor, add: Tensor, rsigma: Tensor, gamma: Tensor, sm_margin: int, zero_centered_gamma: bool) -> list[Tensor]:
+    """[dx + add, dgamma] of rms_norm_bwd, added before the rounding; rsigma has one number for each row of x.
+
+    Args:
+        dz (float [*rows, n])
+        x (float [*rows, n])
+        add (float [*rows, n])
+        rsigma (float [..])
+        gamma (float [n])
+    """
+
+def rmsnorm_fwd(input: Tensor, weight: Tensor, eps: float, ln_out: Any, quantizer: Any, otype: torch.dtype | None, sm_margin: int, zero_centered_gamma: bool) -> list[Tensor | None]:
+    """[out, None, rsigma]: rms_norm, with out in otype (written to ln_out, if given) and rsigma float32 [rows].
+
+    Args:
+        input (float [*rows, n])
+        weight (float [n])
+    """
+
+def scaled_aligned_causal_masked_softmax_backward(output_grads: Tensor, softmax_results: Tensor, scale_factor: float) -> Tensor:
+    """The gradient of scaled_aligned_causal_masked_softmax_forward's input, in memory of its own."""
+
+def scaled_aligned_causal_masked_softmax_forward(input: Tensor, scale_factor: float) -> Tensor:
+    """softmax(scale_factor * input) over the keys j <= i + keys - queries of query i; zeros for later keys."""
+
+def scaled_clamped_dswiglu(grad: Tensor, fwd_input: Tensor, act_scales: Tensor, quantizer: Any, limit: float = 7.0, alpha: float = 1.702, glu_linear_offset: float = 1.0, glu_interleave_size: int = 0, compute_scale_grad: bool = True) -> tuple[Any, Tensor | None]:
+    """The gradients of scaled_clamped_swiglu's input and act_scales; None for the latter, where it is not wanted."""
+
+def scaled_clamped_swiglu(input: Tensor, act_scales: Tensor, quantizer: Any, limit: float = 7.0, alpha: float = 1.702, glu_linear_offset: float = 1.0, glu_interleave_size: int = 0) -> Any:
+    """clamped_swiglu times the number of act_scales for each row."""
+
+def scaled_dsituglu(grad: Tensor, fwd_input: Tensor, act_scales: Tensor, quantizer: Any, beta1: float = 4.0, beta2: float = 25.0, glu_interleave_size: int = 0, compute_scale_grad: bool = True) -> tuple[Any, Tensor | None]:
+    """The gradients of scaled_situglu's input and act_scales; None for the latter, where it is not wanted."""
+
+def scaled_dsrelu(grad: Tensor, fwd_input: Tensor, act_scales: Tensor, quantizer: Any, compute_scale_grad: bool = True) -> tuple[Any, Tensor | None]:
+    """The gradients of scaled_srelu's input and act_scales; None for the latter, where it is not wanted."""
+
+def scaled_dswiglu(grad: Tensor, fwd_input: Tensor, act_scales: Tensor, quantizer: Any, glu_interleave_size: int = 0, compute_scale_grad: bool = True) -> tuple[Any, Tensor | None]:
+    """The gradients of scaled_swiglu's input and act_scales; None for the latter, where it is not wanted."""
+
+def scaled_masked_softmax_backward(output_grad: Tensor, softmax_results: Tensor, scale_factor: float) -> Tensor:
+    """The gradient of scaled_masked_softmax_forward's input, in memory of its own."""
+
+def scaled_masked_softmax_forward(input: Tensor, mask: Tensor, scale_factor: float) -> Tensor:
+    """softmax(scale_factor * input) over the last dimension of what is not under the mask; zeros where it is."""
+
+def scaled_situglu(input: Tensor, act_scales: Tensor, quantizer: Any, beta1: float = 4.0, beta2: float = 25.0, glu_interleave_size: int = 0) -> Any:
+    """situglu times the number of act_scales for each row."""
+
+def scaled_softmax_backward(output_grad: Tensor, softmax_results: Tensor, scale_factor: float) -> Tensor:
+    """The gradient of scaled_softmax_forward's input, in memory of its own."""
+
+def scaled_softmax_forward(input: Tensor, scale_factor: float) -> Tensor:
+    """softmax(scale_factor * input) over the last dimension."""
+
+def scaled_srelu(input: Tensor, act_scales: Tensor, quantizer: Any) -> Any:
+    """s * max(x, 0)^2, with s the number of act_scales for each row."""
+
+def scaled_swiglu(input: Tensor, act_scales: Tensor, quantizer: Any, glu_interleave_size: int = 0) -> Any:
+    """s * silu(a) * b, with s the number of act_scales for each row."""
+
+def scaled_upper_triang_masked_softmax_backward(output_grads: Tensor, softmax_results: Tensor, scale_factor: float) -> Tensor:
+    """The gradient of scaled_upper_triang_masked_softmax_forward's input, in memory of its own."""
+
+def scaled_upper_triang_masked_softmax_forward(input: Tensor, scale_factor: float) -> Tensor:
+    """softmax(scale_factor * input) over the keys j <= i of query i, of as many keys as queries; zeros for others."""
+
+def silu(input: Tensor, quantizer: Any) -> Any:
+    """f(input), f(x) = x * sigmoid(x)."""
+
+def situglu(input: Tensor, quantizer: Any, beta1: float = 4.0, beta2: float = 25.0) -> Any:
+    """f(a) * u(b), f(a) = beta1 * tanh(a / beta1) * sigmoid(a), u(b) = beta2 * tanh(b / beta2), for halves a and b."""
+
+def split_quantize(tensor: Tensor, split_sections: Any, quantizer_list: Any, disable_bulk_allocation: bool = False) -> list[Any]:
+    """The pieces of a tensor along its first dimension, each as its quantizer wants it."""
+
+def splits_to_offsets(first_dims: Tensor, logical_last_dim: int) -> Tensor:
+    """Where each member begins, in elements, and where the last ends: int64 [n + 1]."""
+
+def splits_to_offsets_multi(split_sizes: Any, device: Any, *, strides: list[int], include_leading_zero: list[bool], dtypes: list[Any], bulk_allocate: bool = False) -> tuple[Tensor, list[Tensor]]:
+    """(the sizes as int64 on a device, their running sums times each stride, from 0 where that is asked, as dtypes)."""
+
+def sreglu(input: Tensor, quantizer: Any) -> Any:
+    """f(a) * b, with a and b the halves of the last dimension of input, f(x) = max(x, 0)^2."""
+
+def srelu(input: Tensor, quantizer: Any) -> Any:
+    """f(input), f(x) = max(x, 0)^2."""
+
+def swap_first_dims(tensor: Tensor, *, out: Tensor | None) -> Tensor:
+    """The tensor with its first two dimensions exchanged, packed; in out, where given."""
+
+def swiglu(input: Tensor, quantizer: Any) -> Any:
+    """f(a) * b, with a and b the halves of the last dimension of input, f(x) = x * sigmoid(x)."""
+
+def swizzle_scales_and_pack_ptrs_for_discrete_weights(data_tensors: list[Tensor], scale_tensors: list[Tensor], swizzle_type: str, device: Any) -> tuple[Tensor, Tensor, Tensor]:
+    """(addresses of the data, addresses of the scales, the buffer that they lie in): scales in tiles of 128 x 4.
+
+    A tile's 512 scales lie together, the one of row r and column c at (r % 32) * 16 + r // 32 * 4 + c; tiles follow
+    each other along a row. The scales of "mxfp8_columnwise" are taken transposed. Addresses are int64, on the device.
+    """
+
+def swizzle_scales_for_gemm_(tensor: Any) -> None:
+    """Nothing: our gemms read scales as they are, so `_with_gemm_swizzled_scales` stays False."""
+
+def te_general_grouped_gemm(A: list[Any], transa: bool, B: list[Any], transb: bool, D: list[Tensor], D_type: torch.dtype, m_splits: list[int] | None, bias: list[Tensor], bias_type: torch.dtype | None, single_output: bool, pre_gelu_out: list[Tensor], grad: bool, workspace: Any, workspaceSize: Any, accumulate: bool, use_split_accumulator: bool, math_sm_count: Any) -> list[Tensor]:
+    """D[i] = op(B[i]) op(A[i]), each with its bias, and gelu where pre_gelu_out[i] has elements; returns bias.
+
+    single_output: D is one tensor, of whose rows each product has the next. With grad, bias[i] is where the sum over
+    the rows of B[i] goes, and pre_gelu_out[i] what gelu was taken of. Absent is a tensor without elements.
+    """
+
+def te_general_grouped_gemm_for_discrete_in(A: list[Any], transa: bool, B: Any, transb: bool, D: Any, bias: Any, bias_scale: Tensor | None, alpha: Tensor, beta: Tensor, workspace_setup: Tensor | None, workspace_cublas: Tensor | None, use_split_accumulator: bool, math_sm_count: int) -> Any:
+    """The same with A a list of matrices: weights of their own."""
+
+def te_general_grouped_gemm_for_discrete_out(A: Any, transa: bool, B: Any, transb: bool, D: list[Tensor], bias: Any, bias_scale: Tensor | None, alpha: Tensor, beta: Tensor, workspace_setup: Tensor | None, workspace_cublas: Tensor | None, use_split_accumulator: bool, math_sm_count: int) -> Any:
+    """The same with D a list of matrices: gradients of weights; without a bias."""
+
+def te_general_grouped_gemm_for_grouped_tensor(A: Any, transa: bool, B: Any, transb: bool, D: Any, bias: Any, bias_scale: Tensor | None, alpha: Tensor, beta: Tensor, workspace_setup: Tensor | None, workspace_cublas: Tensor | None, use_split_accumulator: bool, math_sm_count: int) -> Any:
+    """D[i] = alpha[i] op(B[i]) op(A[i]) + beta[i] D[i] + bias[i] (times bias_scale of each row), D returned.
+
+    alpha and beta have one number, or one for each member. The members' sizes are read on the host.
+    """
+
+def thd_copy_valid_tokens_from_per_split_to_rank_local(out: Tensor, inp: Tensor, cu_seqlens_padded: Tensor, cu_seqlens: Tensor) -> None:
+    """out = inp, in place, on tokens that are no padding at the end of their sequence."""
+
+def thd_cp_rank_order_to_sequence_order(inp: Tensor, cu_seqlens: Tensor, cp_size: int, total_tokens: int) -> Tensor:
+    """Those of each rank together -> tokens in the order of sequences."""
+
+def thd_get_partitioned_indices(cu_seqlens: Tensor, total_tokens: int, world_size: int, rank: int) -> Tensor:
+    """The tokens of a rank, int32: of the 2 * world_size parts of each sequence its own from the front, and from the
+    back.
+    """
+
+def thd_grad_correction(grad: Tensor, grad_per_step: Tensor, cu_seqlens: Tensor, first_half: str, second_half: str) -> None:
+    """Add grad_per_step to each half of grad, copy it there, put zeros there, or leave it, in place.
+
+    Where one half gets nothing of it (zero, none), grad_per_step is of the other half alone.
+    """
+
+def thd_out_correction(out: Tensor, out_per_step: Tensor, lse: Tensor, lse_per_step: Tensor, cu_seqlens: Tensor, only_second_half: bool, lse_packed: bool) -> None:
+    """out += out_per_step * exp(lse_per_step - lse), in place, on all tokens or those of second halves."""
+
+def thd_read_half_tensor(tensor: Tensor, cu_seqlens: Tensor, half_idx: int) -> Tensor:
+    """The first or the second half of every sequence, packed, of [t, h, d] or [2, t, h, d]."""
+
+def thd_read_second_half_lse(lse: Tensor, cu_seqlens: Tensor, lse_packed: bool, second_half_lse_seqlen: int) -> Tensor:
+    """The second halves, with zeros behind them: [h, n] of [h, t] if packed, else [b, h, n] of [b, h, s]."""
+
+def thd_second_half_lse_correction(lse: Tensor, lse_per_step: Tensor, cu_seqlens: Tensor, lse_packed: bool) -> None:
+    """lse = log(exp(lse) + exp(lse_per_step)) on second halves, in place; [h, t] if packed, else [b, h, s]."""
+
+def thd_sequence_order_to_cp_rank_order(inp: Tensor, cu_seqlens: Tensor, cp_size: int, total_tokens: int) -> Tensor:
+    """Tokens in the order of sequences -> those of each rank together."""
+
+def ubuf_built_with_mpi() -> bool:
+    """False: processes find each other by torch.distributed."""
+
+def get_backend(*args: Any, **kwargs: Any) -> Any: ...
+
+def set_backend(*args: Any, **kwargs: Any) -> Any: ...
+
+def list_backends(*args: Any, **kwargs: Any) -> Any: ...
+
+def register_backend(*args: Any, **kwargs: Any) -> Any: ...
