@@ -18,13 +18,42 @@ def acosh(self: Tensor) -> Tensor:
     """torch.ops.aten.acosh, elementwise."""
 
 def act_bias_bwd_fp8(dy: Tensor, x: Tensor, scale: Tensor, amax: Tensor | None, dtype: torch.dtype, act: str) -> tuple[Tensor, Tensor, Tensor]:
-    """dx = dy * f'(x) in float8, and dbias, its sum over rows before any rounding, in x's dtype."""
+    """dx = dy * f'(x) in float8, and dbias, its sum over rows before any rounding, in x's dtype.
+
+    Args:
+        dy (float [*rows, n])
+        x (float [*rows, n])
+        scale (float32 [..], one element, contiguous)
+        amax (float32 [..], one element, contiguous, optional)
+        dtype (one of float8_e4m3fn, float8_e5m2)
+        act (one of 'gelu', 'gelu_erf', 'silu', 'qgelu', 'relu', 'srelu')
+    """
 
 def act_bwd_fp8(dy: Tensor, x: Tensor, scale: Tensor, amax: Tensor | None, dtype: torch.dtype, act: str) -> tuple[Tensor, Tensor]:
-    """dx = dy * f'(x) in float8."""
+    """dx = dy * f'(x) in float8; the other arguments are those of act_fp8.
+
+    Args:
+        dy (float [*shape])
+        x (float [*shape])
+        scale (float32 [..], one element, contiguous)
+        amax (float32 [..], one element, contiguous, optional)
+        dtype (one of float8_e4m3fn, float8_e5m2)
+        act (one of 'gelu', 'gelu_erf', 'silu', 'qgelu', 'relu', 'srelu')
+    """
 
 def act_fp8(x: Tensor, scale: Tensor, amax: Tensor | None, dtype: torch.dtype, act: str) -> tuple[Tensor, Tensor]:
-    """y = f(x) in float8, f being the activation of that name."""
+    """y = f(x) in float8, f being the activation of that name.
+
+    Args:
+        x (float [..]): the input.
+        scale (float32 [..], one element, contiguous): the result is multiplied by it before the cast.
+        amax (float32 [..], one element, contiguous, optional): raised to the largest magnitude of the result, before the scale.
+        dtype (one of float8_e4m3fn, float8_e5m2): the float8 dtype of the result.
+        act (one of 'gelu', 'gelu_erf', 'silu', 'qgelu', 'relu', 'srelu'): the name of the activation.
+
+    Returns:
+        y, the bytes of the result, uint8 in x's shape, and scale_inv = 1 / scale.
+    """
 
 def add(self: Tensor, other: Tensor | int | float, *, alpha: int | float = 1) -> Tensor:
     """torch.ops.aten.add, elementwise."""
@@ -237,10 +266,29 @@ def clamped_dswiglu(grad: Tensor, fwd_input: Tensor, quantizer: Any, limit: floa
     """The gradient of clamped_swiglu's input: 0 where it was clamped."""
 
 def clamped_glu(x: Tensor, scales: Tensor | None = None, limit: float = 7.0, alpha: float = 1.702, offset: float = 1.0, interleave: int = 0) -> Tensor:
-    """y = s * f(min(a, limit)) * (clamp(b, -limit, limit) + offset), f(a) = a * sigmoid(alpha * a)."""
+    """y = s * f(min(a, limit)) * (clamp(b, -limit, limit) + offset), f(a) = a * sigmoid(alpha * a).
+
+    Args:
+        x (float [*rows, 2*n]): a and b, the halves of its last dimension.
+        scales (float [..], one element for each row of x, optional): s, a number for each row; 1 where it is None.
+        limit: a is clamped from above, b from both sides.
+        alpha: the slope of the sigmoid.
+        offset: added to b.
+        interleave (0, or a divisor of half the last dimension of x): k where columns of a and b alternate in blocks of k; 0 for a before b.
+
+    Returns:
+        y [*rows, n], in x's dtype.
+    """
 
 def clamped_glu_bwd(dy: Tensor, x: Tensor, scales: Tensor | None = None, limit: float = 7.0, alpha: float = 1.702, offset: float = 1.0, interleave: int = 0) -> tuple[Tensor, Tensor]:
-    """The gradients of clamped_glu: 0 where a or b was clamped; without scales, nothing is in theirs."""
+    """The gradients of clamped_glu: 0 where a or b was clamped; dscales is empty where there are no scales.
+
+    Args:
+        dy (float [*rows, n])
+        x (float [*rows, 2*n])
+        scales (float [..], one element for each row of x, optional)
+        interleave (0, or a divisor of half the last dimension of x)
+    """
 
 def clamped_swiglu(input: Tensor, quantizer: Any, limit: float = 7.0, alpha: float = 1.702, glu_linear_offset: float = 1.0) -> Any:
     """f(min(a, limit)) * (clamp(b, -limit, limit) + glu_linear_offset), f(a) = a * sigmoid(alpha * a)."""
@@ -286,35 +334,80 @@ def create_nvshmem_tensor(shape: Any, dtype: Any) -> Any:
     """Not here: it needs NVSHMEM and several GPUs. Use torch.distributed._symmetric_memory.empty."""
 
 def cummax(x: Tensor, dim: int = -1) -> tuple[Tensor, Tensor]:
-    """values_i = max(x_0 ... x_i) along dim, and the last place where it stands."""
+    """values_i = max(x_0 ... x_i) along dim, and the last index where it occurs.
+
+    Args:
+        x (float, int or bool [..]): the numbers to compare.
+        dim (a dimension of x): along which.
+
+    Returns:
+        values, like x, and indices, int64.
+    """
 
 def cummax_bwd(dvalues: Tensor, indices: Tensor, dim: int = -1) -> Tensor:
-    """dx_i = the sum of dvalues_j where indices_j = i, along dim; the indices are those that cummax gave."""
+    """dx_i = the sum of dvalues_j where indices_j = i, along dim.
+
+    Args:
+        dvalues (float [*shape]): the gradient of values.
+        indices (int64 [*shape]): the second result of cummax.
+        dim (a dimension of dvalues): that of the forward.
+    """
 
 def cummin(x: Tensor, dim: int = -1) -> tuple[Tensor, Tensor]:
-    """values_i = min(x_0 ... x_i) along dim, and the last place where it stands."""
+    """values_i = min(x_0 ... x_i) along dim, and the last index where it occurs.
+
+    Args:
+        x (float, int or bool [..]): the numbers to compare.
+        dim (a dimension of x): along which.
+
+    Returns:
+        values, like x, and indices, int64.
+    """
 
 def cummin_bwd(dvalues: Tensor, indices: Tensor, dim: int = -1) -> Tensor:
-    """dx_i = the sum of dvalues_j where indices_j = i, along dim; the indices are those that cummin gave."""
+    """dx_i = the sum of dvalues_j where indices_j = i, along dim.
+
+    Args:
+        dvalues (float [*shape]): the gradient of values.
+        indices (int64 [*shape]): the second result of cummin.
+        dim (a dimension of dvalues): that of the forward.
+    """
 
 def cumprod(x: Tensor, dim: int = -1, dtype: torch.dtype | None = None) -> Tensor:
-    """y_i = x_0 * ... * x_i along dim, of x as dtype: int64 for integers and bools where none is given."""
+    """y_i = x_0 * ... * x_i along dim.
+
+    Args:
+        x (float, int or bool [..]): the factors.
+        dim (a dimension of x): along which.
+        dtype (one of float16, bfloat16, float32, float64, int8, uint8, int16, int32, int64): what x is converted to first, and the dtype of y; int64 for integers and bools where it is None.
+    """
 
 def cumprod_bwd(dy: Tensor, x: Tensor, dim: int = -1) -> Tensor:
-    """dx_i = sum over j >= i of dy_j * (product of x_0 ... x_j without x_i) along dim; right with zeros in x.
+    """dx_i = sum over j >= i of dy_j * (product of x_0 ... x_j without x_i) along dim; exact with zeros in x.
 
-    Let p be the products of all that is not 0, and c count the zeros so far. A product without x_i is p_j / x_i where
-    c_j = 0, p_j where x_i is the only zero up to j, else 0: two sums from the end, of dy * p where c is 0 and where it
-    is 1.
+    Args:
+        dy (float [*shape]): the gradient of y.
+        x (float [*shape]): the input of the forward.
+        dim (a dimension of x): that of the forward.
     """
 
 def cumsum(x: Tensor, dim: int = -1, dtype: torch.dtype | None = None) -> Tensor:
-    """y_i = x_0 + ... + x_i along dim, of x as dtype: int64 for integers and bools where none is given."""
+    """y_i = x_0 + ... + x_i along dim.
+
+    Args:
+        x (float, int or bool [..]): the terms.
+        dim (a dimension of x): along which.
+        dtype (one of float16, bfloat16, float32, float64, int8, uint8, int16, int32, int64): what x is converted to first, and the dtype of y; int64 for integers and bools where it is None.
+    """
 
 def cumsum_bwd(dy: Tensor, dim: int = -1, dtype: torch.dtype | None = None) -> Tensor:
     """dx_i = dy_i + ... + dy_n along dim.
 
-    Where the sum was told its dtype, that of x is not known here: dx is float32 or wider, and autograd rounds it.
+    Args:
+        dy (float [..]): the gradient of y.
+        dim (a dimension of dy): that of the forward.
+        dtype: that of the forward. Where it is given, the dtype of x is unknown: dx is float32 (float64 for float64),
+            and autograd rounds it.
     """
 
 def cusolvermp_ctx_create(nccl_comm_ptr: int, nranks: int, rank: int) -> int:
@@ -390,7 +483,13 @@ def dropout_fwd(input: Any, dropout_probability: float, out: Tensor | None = Non
     """[y, mask]: y = input / (1 - p) or 0, and the bits of what was kept; randomness is torch's default generator's."""
 
 def dropout_mask_bwd(dy: Tensor, mask: Tensor, p: float) -> Tensor:
-    """dx = dy / (1 - p) where the mask says so, else 0."""
+    """dx = dy / (1 - p) where the mask is true, else 0.
+
+    Args:
+        dy (float [*shape]): the gradient of y.
+        mask (bool [*shape]): the second result of the forward.
+        p (between 0 and 1): that of the forward.
+    """
 
 def dsilu(grad: Tensor, fwd_input: Tensor, quantizer: Any) -> Any:
     """grad * f'(fwd_input), f(x) = x * sigmoid(x)."""
@@ -616,55 +715,183 @@ def geglu(input: Tensor, quantizer: Any) -> Any:
     """f(a) * b, with a and b the halves of the last dimension of input, f(x) = x * (0.5 + 0.5 * tanh(sqrt(2/pi) * (x + 0.044715 x^3)))."""
 
 def gelu(x: Tensor) -> Tensor:
-    """y = x * (0.5 + 0.5 * tanh(sqrt(2/pi) * (x + 0.044715 x^3)))."""
+    """y = x * (0.5 + 0.5 * tanh(sqrt(2/pi) * (x + 0.044715 x^3))).
+
+    Args:
+        x (float [..]): the input.
+
+    Returns:
+        y, like x: computed in float32 (float64 for float64) and rounded once.
+    """
 
 def gelu_backward(grad_output: Tensor, self: Tensor, *, approximate: str = 'none') -> Tensor:
     """torch.ops.aten.gelu_backward, elementwise."""
 
 def gelu_bias(x: Tensor, bias: Tensor) -> Tensor:
-    """y = f(x + bias), f(x) = x * (0.5 + 0.5 * tanh(sqrt(2/pi) * (x + 0.044715 x^3)))."""
+    """y = f(x + bias), f(x) = x * (0.5 + 0.5 * tanh(sqrt(2/pi) * (x + 0.044715 x^3))).
+
+    Args:
+        x (float [*rows, n]): the input.
+        bias (float [n]): added to each row.
+
+    Returns:
+        y, like x: computed in float32 (float64 for float64) and rounded once.
+    """
 
 def gelu_bias_bwd(dy: Tensor, x: Tensor, bias: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """dx = dy * f'(x + bias), dbias = sum(dx) over rows, before rounding; without bias, x has it; f(x) = x * (0.5 + 0.5 * tanh(sqrt(2/pi) * (x + 0.044715 x^3)))."""
+    """dx = dy * f'(x + bias), dbias = sum(dx) over rows, f(x) = x * (0.5 + 0.5 * tanh(sqrt(2/pi) * (x + 0.044715 x^3))).
+
+    Args:
+        dy (float [*rows, n]): the gradient of y.
+        x (float [*rows, n]): the input of the forward.
+        bias (float [n], optional): that of the forward; None if x includes it.
+
+    Returns:
+        dx, like x, and dbias, in bias' dtype (x's without bias): computed in float32 (float64 for float64) and rounded once. dbias sums dx before it is rounded.
+    """
 
 def gelu_bwd(dy: Tensor, x: Tensor) -> Tensor:
-    """dx = dy * f'(x), f(x) = x * (0.5 + 0.5 * tanh(sqrt(2/pi) * (x + 0.044715 x^3)))."""
+    """dx = dy * f'(x), f(x) = x * (0.5 + 0.5 * tanh(sqrt(2/pi) * (x + 0.044715 x^3))).
+
+    Args:
+        dy (float [*shape]): the gradient of y.
+        x (float [*shape]): the input of the forward.
+
+    Returns:
+        dx, like x: computed in float32 (float64 for float64) and rounded once.
+    """
 
 def gelu_erf(x: Tensor) -> Tensor:
-    """y = x * (0.5 + 0.5 * erf(x / sqrt(2)))."""
+    """y = x * (0.5 + 0.5 * erf(x / sqrt(2))).
+
+    Args:
+        x (float [..]): the input.
+
+    Returns:
+        y, like x: computed in float32 (float64 for float64) and rounded once.
+    """
 
 def gelu_erf_bias(x: Tensor, bias: Tensor) -> Tensor:
-    """y = f(x + bias), f(x) = x * (0.5 + 0.5 * erf(x / sqrt(2)))."""
+    """y = f(x + bias), f(x) = x * (0.5 + 0.5 * erf(x / sqrt(2))).
+
+    Args:
+        x (float [*rows, n]): the input.
+        bias (float [n]): added to each row.
+
+    Returns:
+        y, like x: computed in float32 (float64 for float64) and rounded once.
+    """
 
 def gelu_erf_bias_bwd(dy: Tensor, x: Tensor, bias: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """dx = dy * f'(x + bias), dbias = sum(dx) over rows, before rounding; without bias, x has it; f(x) = x * (0.5 + 0.5 * erf(x / sqrt(2)))."""
+    """dx = dy * f'(x + bias), dbias = sum(dx) over rows, f(x) = x * (0.5 + 0.5 * erf(x / sqrt(2))).
+
+    Args:
+        dy (float [*rows, n]): the gradient of y.
+        x (float [*rows, n]): the input of the forward.
+        bias (float [n], optional): that of the forward; None if x includes it.
+
+    Returns:
+        dx, like x, and dbias, in bias' dtype (x's without bias): computed in float32 (float64 for float64) and rounded once. dbias sums dx before it is rounded.
+    """
 
 def gelu_erf_bwd(dy: Tensor, x: Tensor) -> Tensor:
-    """dx = dy * f'(x), f(x) = x * (0.5 + 0.5 * erf(x / sqrt(2)))."""
+    """dx = dy * f'(x), f(x) = x * (0.5 + 0.5 * erf(x / sqrt(2))).
+
+    Args:
+        dy (float [*shape]): the gradient of y.
+        x (float [*shape]): the input of the forward.
+
+    Returns:
+        dx, like x: computed in float32 (float64 for float64) and rounded once.
+    """
 
 def gelu_erf_glu(x: Tensor) -> Tensor:
-    """y = f(a) * b, with a and b the halves of the last dimension of x, f(x) = x * (0.5 + 0.5 * erf(x / sqrt(2)))."""
+    """y = f(a) * b, with a and b the halves of the last dimension of x, f(x) = x * (0.5 + 0.5 * erf(x / sqrt(2))).
+
+    Args:
+        x (float [*rows, 2*n]): the gate a, before its activation, and what is gated, b, side by side.
+
+    Returns:
+        y [*rows, n], in x's dtype: computed in float32 (float64 for float64) and rounded once.
+    """
 
 def gelu_erf_glu_bwd(dy: Tensor, x: Tensor) -> Tensor:
-    """dx = [dy * b * f'(a), dy * f(a)], with a and b the halves of the last dimension of x, f(x) = x * (0.5 + 0.5 * erf(x / sqrt(2)))."""
+    """dx = [dy * b * f'(a), dy * f(a)], with a and b the halves of the last dimension of x, f(x) = x * (0.5 + 0.5 * erf(x / sqrt(2))).
+
+    Args:
+        dy (float [*rows, n]): the gradient of y.
+        x (float [*rows, 2*n]): the input of the forward.
+
+    Returns:
+        dx, like x: computed in float32 (float64 for float64) and rounded once.
+    """
 
 def gelu_erf_mul(a: Tensor, b: Tensor) -> Tensor:
-    """y = f(a) * b, f(x) = x * (0.5 + 0.5 * erf(x / sqrt(2)))."""
+    """y = f(a) * b, f(x) = x * (0.5 + 0.5 * erf(x / sqrt(2))).
+
+    Args:
+        a (float [*shape]): the gate, before its activation.
+        b (float [*shape], of the dtype of a): what is gated.
+
+    Returns:
+        y, like a: computed in float32 (float64 for float64) and rounded once.
+    """
 
 def gelu_erf_mul_bwd(dy: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-    """da = dy * b * f'(a), db = dy * f(a), f(x) = x * (0.5 + 0.5 * erf(x / sqrt(2)))."""
+    """da = dy * b * f'(a), db = dy * f(a), f(x) = x * (0.5 + 0.5 * erf(x / sqrt(2))).
+
+    Args:
+        dy (float [*shape]): the gradient of y.
+        a (float [*shape]): that of the forward.
+        b (float [*shape], of the dtype of a): that of the forward.
+
+    Returns:
+        da and db, like a: computed in float32 (float64 for float64) and rounded once.
+    """
 
 def gelu_glu(x: Tensor) -> Tensor:
-    """y = f(a) * b, with a and b the halves of the last dimension of x, f(x) = x * (0.5 + 0.5 * tanh(sqrt(2/pi) * (x + 0.044715 x^3)))."""
+    """y = f(a) * b, with a and b the halves of the last dimension of x, f(x) = x * (0.5 + 0.5 * tanh(sqrt(2/pi) * (x + 0.044715 x^3))).
+
+    Args:
+        x (float [*rows, 2*n]): the gate a, before its activation, and what is gated, b, side by side.
+
+    Returns:
+        y [*rows, n], in x's dtype: computed in float32 (float64 for float64) and rounded once.
+    """
 
 def gelu_glu_bwd(dy: Tensor, x: Tensor) -> Tensor:
-    """dx = [dy * b * f'(a), dy * f(a)], with a and b the halves of the last dimension of x, f(x) = x * (0.5 + 0.5 * tanh(sqrt(2/pi) * (x + 0.044715 x^3)))."""
+    """dx = [dy * b * f'(a), dy * f(a)], with a and b the halves of the last dimension of x, f(x) = x * (0.5 + 0.5 * tanh(sqrt(2/pi) * (x + 0.044715 x^3))).
+
+    Args:
+        dy (float [*rows, n]): the gradient of y.
+        x (float [*rows, 2*n]): the input of the forward.
+
+    Returns:
+        dx, like x: computed in float32 (float64 for float64) and rounded once.
+    """
 
 def gelu_mul(a: Tensor, b: Tensor) -> Tensor:
-    """y = f(a) * b, f(x) = x * (0.5 + 0.5 * tanh(sqrt(2/pi) * (x + 0.044715 x^3)))."""
+    """y = f(a) * b, f(x) = x * (0.5 + 0.5 * tanh(sqrt(2/pi) * (x + 0.044715 x^3))).
+
+    Args:
+        a (float [*shape]): the gate, before its activation.
+        b (float [*shape], of the dtype of a): what is gated.
+
+    Returns:
+        y, like a: computed in float32 (float64 for float64) and rounded once.
+    """
 
 def gelu_mul_bwd(dy: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-    """da = dy * b * f'(a), db = dy * f(a), f(x) = x * (0.5 + 0.5 * tanh(sqrt(2/pi) * (x + 0.044715 x^3)))."""
+    """da = dy * b * f'(a), db = dy * f(a), f(x) = x * (0.5 + 0.5 * tanh(sqrt(2/pi) * (x + 0.044715 x^3))).
+
+    Args:
+        dy (float [*shape]): the gradient of y.
+        a (float [*shape]): that of the forward.
+        b (float [*shape], of the dtype of a): that of the forward.
+
+    Returns:
+        da and db, like a: computed in float32 (float64 for float64) and rounded once.
+    """
 
 def gemm(a: Tensor, b: Tensor, bias: Tensor | None = None, trans_a: bool = False, trans_b: bool = False, alpha: float = 1.0, out_dtype: torch.dtype | None = None) -> Tensor:
     """y = alpha op(a) op(b) + bias, with op(x) = x^T where `trans_` says so; of a's dtype, or out_dtype."""
@@ -717,10 +944,27 @@ def glu(input: Tensor, quantizer: Any) -> Any:
     """f(a) * b, with a and b the halves of the last dimension of input, f(x) = sigmoid(x)."""
 
 def glu_bwd_fp8(dy: Tensor, x: Tensor, scale: Tensor, amax: Tensor | None, dtype: torch.dtype, act: str) -> tuple[Tensor, Tensor]:
-    """dx = [dy * b * f'(a), dy * f(a)] in float8, with a and b the halves of the last dimension of x."""
+    """dx = [dy * b * f'(a), dy * f(a)] in float8, with a and b the halves of the last dimension of x.
+
+    Args:
+        dy (float [*rows, n])
+        x (float [*rows, 2*n])
+        scale (float32 [..], one element, contiguous)
+        amax (float32 [..], one element, contiguous, optional)
+        dtype (one of float8_e4m3fn, float8_e5m2)
+        act (one of 'gelu', 'gelu_erf', 'silu', 'qgelu', 'relu', 'srelu', 'sigmoid')
+    """
 
 def glu_fp8(x: Tensor, scale: Tensor, amax: Tensor | None, dtype: torch.dtype, act: str) -> tuple[Tensor, Tensor]:
-    """y = f(a) * b in float8, with a and b the halves of the last dimension of x."""
+    """y = f(a) * b in float8, with a and b the halves of the last dimension of x; other arguments as in act_fp8.
+
+    Args:
+        x (float [*rows, 2*n])
+        scale (float32 [..], one element, contiguous)
+        amax (float32 [..], one element, contiguous, optional)
+        dtype (one of float8_e4m3fn, float8_e5m2)
+        act (one of 'gelu', 'gelu_erf', 'silu', 'qgelu', 'relu', 'srelu', 'sigmoid')
+    """
 
 def greater(self: Tensor, other: Tensor | int | float) -> Tensor:
     """torch.ops.aten.greater, elementwise."""
@@ -924,10 +1168,27 @@ def log_sigmoid(self: Tensor) -> Tensor:
     """torch.ops.aten.log_sigmoid, elementwise."""
 
 def log_softmax(x: Tensor, dim: int = -1) -> Tensor:
-    """y = x - max(x) - log(sum(exp(x - max(x)))) along dim."""
+    """y = x - max(x) - log(sum(exp(x - max(x)))) along dim.
+
+    Args:
+        x (float [..]): the logits.
+        dim (a dimension of x): along which exp(y) sums to 1.
+
+    Returns:
+        y, like x: computed in float32 (float64 for float64) and rounded once.
+    """
 
 def log_softmax_bwd(dy: Tensor, y: Tensor, dim: int = -1) -> Tensor:
-    """dx = dy - exp(y) * sum(dy) along dim."""
+    """dx = dy - exp(y) * sum(dy) along dim.
+
+    Args:
+        dy (float [*shape]): the gradient of y.
+        y (float [*shape]): the result of the forward.
+        dim (a dimension of y): that of the forward.
+
+    Returns:
+        dx, like y.
+    """
 
 def logaddexp(self: Tensor, other: Tensor) -> Tensor:
     """torch.ops.aten.logaddexp, elementwise."""
@@ -936,13 +1197,21 @@ def logaddexp2(self: Tensor, other: Tensor) -> Tensor:
     """torch.ops.aten.logaddexp2, elementwise."""
 
 def logcumsumexp(x: Tensor, dim: int = -1) -> Tensor:
-    """y_i = log(exp(x_0) + ... + exp(x_i)) along dim."""
+    """y_i = log(exp(x_0) + ... + exp(x_i)) along dim.
+
+    Args:
+        x (float [..]): the exponents.
+        dim (a dimension of x): along which.
+    """
 
 def logcumsumexp_bwd(dy: Tensor, x: Tensor, y: Tensor, dim: int = -1) -> Tensor:
     """dx_i = sum over j >= i of dy_j * exp(x_i - y_j) along dim.
 
-    The sum is taken of logarithms, as exp(-y) has no bounds, of what is positive and what is negative by itself; in
-    float64, as a logarithm in float32 would not leave six digits of it.
+    Args:
+        dy (float [*shape]): the gradient of y.
+        x (float [*shape]): the input of the forward.
+        y (float [*shape]): the result of the forward.
+        dim (a dimension of x): that of the forward.
     """
 
 def logical_and(self: Tensor, other: Tensor) -> Tensor:
@@ -1220,34 +1489,93 @@ def nvte_built_with_cublasmp() -> bool:
     """False."""
 
 def philox_bernoulli(like: Tensor, seed: Tensor, p: float = 0.5) -> Tensor:
-    """1 with probability p, else 0, shaped as `like`."""
+    """1 with probability p, else 0, shaped as `like`.
+
+    Args:
+        like (any [..], not complex): gives the shape, dtype and device of the result; its values are not read.
+        seed (any [2], int64, a key and a counter, on the same device or on the CPU): the same seed gives the same numbers.
+        p (between 0 and 1): the probability of 1.
+    """
 
 def philox_bernoulli_of(prob: Tensor, seed: Tensor) -> Tensor:
-    """1 with the probability that stands there, else 0."""
+    """1 with probability prob, element by element, else 0.
+
+    Args:
+        prob (float [..]): the probability of 1.
+        seed (any [2], int64, a key and a counter, on the same device or on the CPU): the same seed gives the same numbers.
+    """
 
 def philox_dropout(x: Tensor, seed: Tensor, p: float) -> Tensor:
-    """y = x / (1 - p), or 0 with probability p."""
+    """y = x / (1 - p), or 0 with probability p.
+
+    Args:
+        x (float [..]): the input.
+        seed (any [2], int64, a key and a counter, on the same device or on the CPU): the same seed drops the same elements.
+        p (between 0 and 1): how probable it is that an element is dropped.
+    """
 
 def philox_dropout_bits(x: Tensor, seed: Tensor, p: float) -> tuple[Tensor, Tensor]:
     """y = x / (1 - p), or 0 where a random byte is below floor(256 p); the mask has a bit for each element kept."""
 
 def philox_dropout_bwd(dy: Tensor, seed: Tensor, p: float) -> Tensor:
-    """dx = dy / (1 - p), or 0 where that seed dropped x."""
+    """dx = dy / (1 - p), or 0 where that seed dropped x.
+
+    Args:
+        dy (float [..])
+        seed (any [2], int64, a key and a counter, on the same device or on the CPU)
+        p (between 0 and 1)
+    """
 
 def philox_dropout_mask(x: Tensor, seed: Tensor, p: float) -> tuple[Tensor, Tensor]:
-    """y of philox_dropout, and the mask of what was kept."""
+    """y of philox_dropout, and the mask of what was kept.
+
+    Args:
+        x (float [..]): the input.
+        seed (any [2], int64, a key and a counter, on the same device or on the CPU): the same seed drops the same elements.
+        p (between 0 and 1): how probable it is that an element is dropped.
+
+    Returns:
+        y, like x, and mask, bool: true where an element was kept.
+    """
 
 def philox_exponential(like: Tensor, seed: Tensor, lambd: float = 1.0) -> Tensor:
-    """Exponential of rate lambd, shaped as `like`: above 0 and finite."""
+    """Exponential of rate lambd, shaped as `like`: above 0 and finite.
+
+    Args:
+        like (float [..]): gives the shape, dtype and device of the result; its values are not read.
+        seed (any [2], int64, a key and a counter, on the same device or on the CPU): the same seed gives the same numbers.
+        lambd (greater than 0): the rate.
+    """
 
 def philox_normal(like: Tensor, seed: Tensor, mean: float = 0.0, std: float = 1.0) -> Tensor:
-    """Normal, shaped as `like`, by Box and Muller: two words make two numbers."""
+    """Normal with that mean and standard deviation, shaped as `like`.
+
+    Args:
+        like (float [..]): gives the shape, dtype and device of the result; its values are not read.
+        seed (any [2], int64, a key and a counter, on the same device or on the CPU): the same seed gives the same numbers.
+        mean: added to the numbers.
+        std (at least 0): multiplies the numbers.
+    """
 
 def philox_randint(like: Tensor, seed: Tensor, low: int, high: int) -> Tensor:
-    """Integers from low to high - 1, shaped as `like`: each as probable as the others to within 2^-12."""
+    """Integers from low to high - 1, shaped as `like`, equally probable to within 2^-12.
+
+    Args:
+        like (any [..], not complex): gives the shape, dtype and device of the result; its values are not read.
+        seed (any [2], int64, a key and a counter, on the same device or on the CPU): the same seed gives the same numbers.
+        low: the least integer.
+        high: one more than the largest.
+    """
 
 def philox_uniform(like: Tensor, seed: Tensor, low: float = 0.0, high: float = 1.0) -> Tensor:
-    """Uniform in [low, high), shaped as `like`; high is not reached by rounding either."""
+    """Uniform in [low, high), shaped as `like`; high is not reached by rounding either.
+
+    Args:
+        like (float [..]): gives the shape, dtype and device of the result; its values are not read.
+        seed (any [2], int64, a key and a counter, on the same device or on the CPU): the same seed gives the same numbers.
+        low: the least number.
+        high: the bound above.
+    """
 
 def pow(self: Tensor | int | float, exponent: Tensor | int | float) -> Tensor:
     """torch.ops.aten.pow, elementwise."""
@@ -1262,28 +1590,92 @@ def qgeglu(input: Tensor, quantizer: Any) -> Any:
     """f(a) * b, with a and b the halves of the last dimension of input, f(x) = x * sigmoid(1.702 x)."""
 
 def qgelu(x: Tensor) -> Tensor:
-    """y = x * sigmoid(1.702 x)."""
+    """y = x * sigmoid(1.702 x).
+
+    Args:
+        x (float [..]): the input.
+
+    Returns:
+        y, like x: computed in float32 (float64 for float64) and rounded once.
+    """
 
 def qgelu_bias(x: Tensor, bias: Tensor) -> Tensor:
-    """y = f(x + bias), f(x) = x * sigmoid(1.702 x)."""
+    """y = f(x + bias), f(x) = x * sigmoid(1.702 x).
+
+    Args:
+        x (float [*rows, n]): the input.
+        bias (float [n]): added to each row.
+
+    Returns:
+        y, like x: computed in float32 (float64 for float64) and rounded once.
+    """
 
 def qgelu_bias_bwd(dy: Tensor, x: Tensor, bias: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """dx = dy * f'(x + bias), dbias = sum(dx) over rows, before rounding; without bias, x has it; f(x) = x * sigmoid(1.702 x)."""
+    """dx = dy * f'(x + bias), dbias = sum(dx) over rows, f(x) = x * sigmoid(1.702 x).
+
+    Args:
+        dy (float [*rows, n]): the gradient of y.
+        x (float [*rows, n]): the input of the forward.
+        bias (float [n], optional): that of the forward; None if x includes it.
+
+    Returns:
+        dx, like x, and dbias, in bias' dtype (x's without bias): computed in float32 (float64 for float64) and rounded once. dbias sums dx before it is rounded.
+    """
 
 def qgelu_bwd(dy: Tensor, x: Tensor) -> Tensor:
-    """dx = dy * f'(x), f(x) = x * sigmoid(1.702 x)."""
+    """dx = dy * f'(x), f(x) = x * sigmoid(1.702 x).
+
+    Args:
+        dy (float [*shape]): the gradient of y.
+        x (float [*shape]): the input of the forward.
+
+    Returns:
+        dx, like x: computed in float32 (float64 for float64) and rounded once.
+    """
 
 def qgelu_glu(x: Tensor) -> Tensor:
-    """y = f(a) * b, with a and b the halves of the last dimension of x, f(x) = x * sigmoid(1.702 x)."""
+    """y = f(a) * b, with a and b the halves of the last dimension of x, f(x) = x * sigmoid(1.702 x).
+
+    Args:
+        x (float [*rows, 2*n]): the gate a, before its activation, and what is gated, b, side by side.
+
+    Returns:
+        y [*rows, n], in x's dtype: computed in float32 (float64 for float64) and rounded once.
+    """
 
 def qgelu_glu_bwd(dy: Tensor, x: Tensor) -> Tensor:
-    """dx = [dy * b * f'(a), dy * f(a)], with a and b the halves of the last dimension of x, f(x) = x * sigmoid(1.702 x)."""
+    """dx = [dy * b * f'(a), dy * f(a)], with a and b the halves of the last dimension of x, f(x) = x * sigmoid(1.702 x).
+
+    Args:
+        dy (float [*rows, n]): the gradient of y.
+        x (float [*rows, 2*n]): the input of the forward.
+
+    Returns:
+        dx, like x: computed in float32 (float64 for float64) and rounded once.
+    """
 
 def qgelu_mul(a: Tensor, b: Tensor) -> Tensor:
-    """y = f(a) * b, f(x) = x * sigmoid(1.702 x)."""
+    """y = f(a) * b, f(x) = x * sigmoid(1.702 x).
+
+    Args:
+        a (float [*shape]): the gate, before its activation.
+        b (float [*shape], of the dtype of a): what is gated.
+
+    Returns:
+        y, like a: computed in float32 (float64 for float64) and rounded once.
+    """
 
 def qgelu_mul_bwd(dy: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-    """da = dy * b * f'(a), db = dy * f(a), f(x) = x * sigmoid(1.702 x)."""
+    """da = dy * b * f'(a), db = dy * f(a), f(x) = x * sigmoid(1.702 x).
+
+    Args:
+        dy (float [*shape]): the gradient of y.
+        a (float [*shape]): that of the forward.
+        b (float [*shape], of the dtype of a): that of the forward.
+
+    Returns:
+        da and db, like a: computed in float32 (float64 for float64) and rounded once.
+    """
 
 def quantize(tensor: Tensor, quantizer: Any, output: Any = None, noop: Tensor | None = None) -> Any:
     """The tensor as the quantizer wants it; written to output, where given, unless noop is other than zero."""
@@ -1316,31 +1708,95 @@ def reglu(input: Tensor, quantizer: Any) -> Any:
     """f(a) * b, with a and b the halves of the last dimension of input, f(x) = max(x, 0)."""
 
 def relu(x: Tensor) -> Tensor:
-    """y = max(x, 0)."""
+    """y = max(x, 0).
+
+    Args:
+        x (float [..]): the input.
+
+    Returns:
+        y, like x: computed in float32 (float64 for float64) and rounded once.
+    """
 
 def relu6(self: Tensor) -> Tensor:
     """torch.ops.aten.relu6, elementwise."""
 
 def relu_bias(x: Tensor, bias: Tensor) -> Tensor:
-    """y = f(x + bias), f(x) = max(x, 0)."""
+    """y = f(x + bias), f(x) = max(x, 0).
+
+    Args:
+        x (float [*rows, n]): the input.
+        bias (float [n]): added to each row.
+
+    Returns:
+        y, like x: computed in float32 (float64 for float64) and rounded once.
+    """
 
 def relu_bias_bwd(dy: Tensor, x: Tensor, bias: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """dx = dy * f'(x + bias), dbias = sum(dx) over rows, before rounding; without bias, x has it; f(x) = max(x, 0)."""
+    """dx = dy * f'(x + bias), dbias = sum(dx) over rows, f(x) = max(x, 0).
+
+    Args:
+        dy (float [*rows, n]): the gradient of y.
+        x (float [*rows, n]): the input of the forward.
+        bias (float [n], optional): that of the forward; None if x includes it.
+
+    Returns:
+        dx, like x, and dbias, in bias' dtype (x's without bias): computed in float32 (float64 for float64) and rounded once. dbias sums dx before it is rounded.
+    """
 
 def relu_bwd(dy: Tensor, x: Tensor) -> Tensor:
-    """dx = dy * f'(x), f(x) = max(x, 0)."""
+    """dx = dy * f'(x), f(x) = max(x, 0).
+
+    Args:
+        dy (float [*shape]): the gradient of y.
+        x (float [*shape]): the input of the forward.
+
+    Returns:
+        dx, like x: computed in float32 (float64 for float64) and rounded once.
+    """
 
 def relu_glu(x: Tensor) -> Tensor:
-    """y = f(a) * b, with a and b the halves of the last dimension of x, f(x) = max(x, 0)."""
+    """y = f(a) * b, with a and b the halves of the last dimension of x, f(x) = max(x, 0).
+
+    Args:
+        x (float [*rows, 2*n]): the gate a, before its activation, and what is gated, b, side by side.
+
+    Returns:
+        y [*rows, n], in x's dtype: computed in float32 (float64 for float64) and rounded once.
+    """
 
 def relu_glu_bwd(dy: Tensor, x: Tensor) -> Tensor:
-    """dx = [dy * b * f'(a), dy * f(a)], with a and b the halves of the last dimension of x, f(x) = max(x, 0)."""
+    """dx = [dy * b * f'(a), dy * f(a)], with a and b the halves of the last dimension of x, f(x) = max(x, 0).
+
+    Args:
+        dy (float [*rows, n]): the gradient of y.
+        x (float [*rows, 2*n]): the input of the forward.
+
+    Returns:
+        dx, like x: computed in float32 (float64 for float64) and rounded once.
+    """
 
 def relu_mul(a: Tensor, b: Tensor) -> Tensor:
-    """y = f(a) * b, f(x) = max(x, 0)."""
+    """y = f(a) * b, f(x) = max(x, 0).
+
+    Args:
+        a (float [*shape]): the gate, before its activation.
+        b (float [*shape], of the dtype of a): what is gated.
+
+    Returns:
+        y, like a: computed in float32 (float64 for float64) and rounded once.
+    """
 
 def relu_mul_bwd(dy: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-    """da = dy * b * f'(a), db = dy * f(a), f(x) = max(x, 0)."""
+    """da = dy * b * f'(a), db = dy * f(a), f(x) = max(x, 0).
+
+    Args:
+        dy (float [*shape]): the gradient of y.
+        a (float [*shape]): that of the forward.
+        b (float [*shape], of the dtype of a): that of the forward.
+
+    Returns:
+        da and db, like a: computed in float32 (float64 for float64) and rounded once.
+    """
 
 def remainder(self: Tensor | int | float, other: Tensor | int | float) -> Tensor:
     """torch.ops.aten.remainder, elementwise."""
@@ -1447,10 +1903,19 @@ def rsub(self: Tensor, other: Tensor | int | float, *, alpha: int | float = 1) -
     """torch.ops.aten.rsub, elementwise."""
 
 def scaled_aligned_causal_masked_softmax_backward(output_grads: Tensor, softmax_results: Tensor, scale_factor: float) -> Tensor:
-    """The gradient of scaled_aligned_causal_masked_softmax_forward's input, in memory of its own."""
+    """The gradient of scaled_aligned_causal_masked_softmax_forward's input, in memory of its own.
+
+    Args:
+        output_grads (float [*lead, queries, keys])
+        softmax_results (float [*lead, queries, keys])
+    """
 
 def scaled_aligned_causal_masked_softmax_forward(input: Tensor, scale_factor: float) -> Tensor:
-    """softmax(scale_factor * input) over the keys j <= i + keys - queries of query i; zeros for later keys."""
+    """softmax(scale_factor * input) over the keys j <= i + keys - queries of query i; zeros for others.
+
+    Args:
+        input (float [*lead, queries, keys])
+    """
 
 def scaled_clamped_dswiglu(grad: Tensor, fwd_input: Tensor, act_scales: Tensor, quantizer: Any, limit: float = 7.0, alpha: float = 1.702, glu_linear_offset: float = 1.0, glu_interleave_size: int = 0, compute_scale_grad: bool = True) -> tuple[Any, Tensor | None]:
     """The gradients of scaled_clamped_swiglu's input and act_scales; None for the latter, where it is not wanted."""
@@ -1474,25 +1939,64 @@ def scaled_gemm(a: Tensor, b: Tensor, a_scale: Tensor, b_scale: Tensor, a_dtype:
     """
 
 def scaled_masked_softmax_backward(output_grad: Tensor, softmax_results: Tensor, scale_factor: float) -> Tensor:
-    """The gradient of scaled_masked_softmax_forward's input, in memory of its own."""
+    """The gradient of scaled_masked_softmax_forward's input, in memory of its own.
 
-def scaled_masked_softmax_forward(input: Tensor, mask: Tensor, scale_factor: float) -> Tensor:
-    """softmax(scale_factor * input) over the last dimension of what is not under the mask; zeros where it is."""
+    Args:
+        output_grad (float [*lead, queries, keys])
+        softmax_results (float [*lead, queries, keys])
+    """
+
+def scaled_masked_softmax_forward(input: Tensor, mask: Tensor | None, scale_factor: float) -> Tensor:
+    """softmax(scale_factor * input) over the keys that are not under the mask; zeros for others.
+
+    Args:
+        input (float [*lead, queries, keys])
+        mask (bool or uint8 [..], broadcasts to x, optional)
+    """
 
 def scaled_situglu(input: Tensor, act_scales: Tensor, quantizer: Any, beta1: float = 4.0, beta2: float = 25.0, glu_interleave_size: int = 0) -> Any:
     """situglu times the number of act_scales for each row."""
 
 def scaled_softmax(x: Tensor, mask: Tensor | None = None, scale: float = 1.0, causal: bool = False) -> Tensor:
-    """y = softmax(scale * x) over the last dimension; keys under the mask (not 0), and later ones if causal, give 0."""
+    """y = softmax(scale * x) over the last dimension, of the keys that are not hidden; 0 for the others.
+
+    Args:
+        x (float [*lead, queries, keys]): the logits.
+        mask (bool or uint8 [..], broadcasts to x, optional): hides keys where it is not 0.
+        scale: multiplies the logits.
+        causal: whether query i sees only the keys up to i + (keys - queries).
+
+    Returns:
+        y, like x: computed in float32 (float64 for float64) and rounded once. A query that sees no key gets zeros.
+    """
 
 def scaled_softmax_backward(output_grad: Tensor, softmax_results: Tensor, scale_factor: float) -> Tensor:
-    """The gradient of scaled_softmax_forward's input, in memory of its own."""
+    """The gradient of scaled_softmax_forward's input, in memory of its own.
+
+    Args:
+        output_grad (float [*lead, queries, keys])
+        softmax_results (float [*lead, queries, keys])
+    """
 
 def scaled_softmax_bwd(dy: Tensor, y: Tensor, scale: float = 1.0, causal: bool = False) -> Tensor:
-    """dx = scale * y * (dy - sum(dy * y)) over the last dimension; with causal, later keys are not read, and give 0."""
+    """dx = scale * y * (dy - sum(dy * y)) over the last dimension.
+
+    Args:
+        dy (float [*lead, queries, keys]): the gradient of y.
+        y (float [*lead, queries, keys]): the result of the forward.
+        scale: that of the forward.
+        causal: that of the forward; later keys are then not read, and their gradients are 0.
+
+    Returns:
+        dx, like y.
+    """
 
 def scaled_softmax_forward(input: Tensor, scale_factor: float) -> Tensor:
-    """softmax(scale_factor * input) over the last dimension."""
+    """softmax(scale_factor * input) over the last dimension.
+
+    Args:
+        input (float [*lead, queries, keys])
+    """
 
 def scaled_srelu(input: Tensor, act_scales: Tensor, quantizer: Any) -> Any:
     """s * max(x, 0)^2, with s the number of act_scales for each row."""
@@ -1501,10 +2005,19 @@ def scaled_swiglu(input: Tensor, act_scales: Tensor, quantizer: Any, glu_interle
     """s * silu(a) * b, with s the number of act_scales for each row."""
 
 def scaled_upper_triang_masked_softmax_backward(output_grads: Tensor, softmax_results: Tensor, scale_factor: float) -> Tensor:
-    """The gradient of scaled_upper_triang_masked_softmax_forward's input, in memory of its own."""
+    """The gradient of scaled_upper_triang_masked_softmax_forward's input, in memory of its own.
+
+    Args:
+        output_grads (float [*lead, queries, keys])
+        softmax_results (float [batches, n, n])
+    """
 
 def scaled_upper_triang_masked_softmax_forward(input: Tensor, scale_factor: float) -> Tensor:
-    """softmax(scale_factor * input) over the keys j <= i of query i, of as many keys as queries; zeros for others."""
+    """softmax(scale_factor * input) over the keys j <= i of query i, of as many keys as queries; zeros for others.
+
+    Args:
+        input (float [batches, n, n])
+    """
 
 def selu(self: Tensor) -> Tensor:
     """torch.ops.aten.selu, elementwise."""
@@ -1519,16 +2032,48 @@ def sigmoid_backward(grad_output: Tensor, output: Tensor) -> Tensor:
     """torch.ops.aten.sigmoid_backward, elementwise."""
 
 def sigmoid_glu(x: Tensor) -> Tensor:
-    """y = f(a) * b, with a and b the halves of the last dimension of x, f(x) = sigmoid(x)."""
+    """y = f(a) * b, with a and b the halves of the last dimension of x, f(x) = sigmoid(x).
+
+    Args:
+        x (float [*rows, 2*n]): the gate a, before its activation, and what is gated, b, side by side.
+
+    Returns:
+        y [*rows, n], in x's dtype: computed in float32 (float64 for float64) and rounded once.
+    """
 
 def sigmoid_glu_bwd(dy: Tensor, x: Tensor) -> Tensor:
-    """dx = [dy * b * f'(a), dy * f(a)], with a and b the halves of the last dimension of x, f(x) = sigmoid(x)."""
+    """dx = [dy * b * f'(a), dy * f(a)], with a and b the halves of the last dimension of x, f(x) = sigmoid(x).
+
+    Args:
+        dy (float [*rows, n]): the gradient of y.
+        x (float [*rows, 2*n]): the input of the forward.
+
+    Returns:
+        dx, like x: computed in float32 (float64 for float64) and rounded once.
+    """
 
 def sigmoid_mul(a: Tensor, b: Tensor) -> Tensor:
-    """y = f(a) * b, f(x) = sigmoid(x)."""
+    """y = f(a) * b, f(x) = sigmoid(x).
+
+    Args:
+        a (float [*shape]): the gate, before its activation.
+        b (float [*shape], of the dtype of a): what is gated.
+
+    Returns:
+        y, like a: computed in float32 (float64 for float64) and rounded once.
+    """
 
 def sigmoid_mul_bwd(dy: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-    """da = dy * b * f'(a), db = dy * f(a), f(x) = sigmoid(x)."""
+    """da = dy * b * f'(a), db = dy * f(a), f(x) = sigmoid(x).
+
+    Args:
+        dy (float [*shape]): the gradient of y.
+        a (float [*shape]): that of the forward.
+        b (float [*shape], of the dtype of a): that of the forward.
+
+    Returns:
+        da and db, like a: computed in float32 (float64 for float64) and rounded once.
+    """
 
 def sign(self: Tensor) -> Tensor:
     """torch.ops.aten.sign, elementwise."""
@@ -1537,37 +2082,117 @@ def signbit(self: Tensor) -> Tensor:
     """torch.ops.aten.signbit, elementwise."""
 
 def silu(x: Tensor) -> Tensor:
-    """y = x * sigmoid(x)."""
+    """y = x * sigmoid(x).
+
+    Args:
+        x (float [..]): the input.
+
+    Returns:
+        y, like x: computed in float32 (float64 for float64) and rounded once.
+    """
 
 def silu_backward(grad_output: Tensor, self: Tensor) -> Tensor:
     """torch.ops.aten.silu_backward, elementwise."""
 
 def silu_bias(x: Tensor, bias: Tensor) -> Tensor:
-    """y = f(x + bias), f(x) = x * sigmoid(x)."""
+    """y = f(x + bias), f(x) = x * sigmoid(x).
+
+    Args:
+        x (float [*rows, n]): the input.
+        bias (float [n]): added to each row.
+
+    Returns:
+        y, like x: computed in float32 (float64 for float64) and rounded once.
+    """
 
 def silu_bias_bwd(dy: Tensor, x: Tensor, bias: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """dx = dy * f'(x + bias), dbias = sum(dx) over rows, before rounding; without bias, x has it; f(x) = x * sigmoid(x)."""
+    """dx = dy * f'(x + bias), dbias = sum(dx) over rows, f(x) = x * sigmoid(x).
+
+    Args:
+        dy (float [*rows, n]): the gradient of y.
+        x (float [*rows, n]): the input of the forward.
+        bias (float [n], optional): that of the forward; None if x includes it.
+
+    Returns:
+        dx, like x, and dbias, in bias' dtype (x's without bias): computed in float32 (float64 for float64) and rounded once. dbias sums dx before it is rounded.
+    """
 
 def silu_bwd(dy: Tensor, x: Tensor) -> Tensor:
-    """dx = dy * f'(x), f(x) = x * sigmoid(x)."""
+    """dx = dy * f'(x), f(x) = x * sigmoid(x).
+
+    Args:
+        dy (float [*shape]): the gradient of y.
+        x (float [*shape]): the input of the forward.
+
+    Returns:
+        dx, like x: computed in float32 (float64 for float64) and rounded once.
+    """
 
 def silu_glu(x: Tensor) -> Tensor:
-    """y = f(a) * b, with a and b the halves of the last dimension of x, f(x) = x * sigmoid(x)."""
+    """y = f(a) * b, with a and b the halves of the last dimension of x, f(x) = x * sigmoid(x).
+
+    Args:
+        x (float [*rows, 2*n]): the gate a, before its activation, and what is gated, b, side by side.
+
+    Returns:
+        y [*rows, n], in x's dtype: computed in float32 (float64 for float64) and rounded once.
+    """
 
 def silu_glu_bwd(dy: Tensor, x: Tensor) -> Tensor:
-    """dx = [dy * b * f'(a), dy * f(a)], with a and b the halves of the last dimension of x, f(x) = x * sigmoid(x)."""
+    """dx = [dy * b * f'(a), dy * f(a)], with a and b the halves of the last dimension of x, f(x) = x * sigmoid(x).
+
+    Args:
+        dy (float [*rows, n]): the gradient of y.
+        x (float [*rows, 2*n]): the input of the forward.
+
+    Returns:
+        dx, like x: computed in float32 (float64 for float64) and rounded once.
+    """
 
 def silu_glu_scaled(x: Tensor, scales: Tensor, interleave: int = 0) -> Tensor:
-    """y = s * silu(a) * b, with a and b the halves of the last dimension of x, s a number for each row."""
+    """y = s * silu(a) * b, with a and b the halves of the last dimension of x, s a number for each row.
+
+    Args:
+        x (float [*rows, 2*n]): the gate a, before its activation, and what is gated, b.
+        scales (float [..], one element for each row of x): s.
+        interleave (0, or a divisor of half the last dimension of x): k where columns of a and b alternate in blocks of k; 0 for a before b.
+
+    Returns:
+        y [*rows, n], in x's dtype.
+    """
 
 def silu_glu_scaled_bwd(dy: Tensor, x: Tensor, scales: Tensor, interleave: int = 0) -> tuple[Tensor, Tensor]:
-    """dx = dy * s * [b * silu'(a), silu(a)], dscales = sum(dy * silu(a) * b) of each row."""
+    """dx = dy * s * [b * silu'(a), silu(a)], dscales = sum(dy * silu(a) * b) of each row.
+
+    Args:
+        dy (float [*rows, n])
+        x (float [*rows, 2*n])
+        scales (float [..], one element for each row of x)
+        interleave (0, or a divisor of half the last dimension of x)
+    """
 
 def silu_mul(a: Tensor, b: Tensor) -> Tensor:
-    """y = f(a) * b, f(x) = x * sigmoid(x)."""
+    """y = f(a) * b, f(x) = x * sigmoid(x).
+
+    Args:
+        a (float [*shape]): the gate, before its activation.
+        b (float [*shape], of the dtype of a): what is gated.
+
+    Returns:
+        y, like a: computed in float32 (float64 for float64) and rounded once.
+    """
 
 def silu_mul_bwd(dy: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-    """da = dy * b * f'(a), db = dy * f(a), f(x) = x * sigmoid(x)."""
+    """da = dy * b * f'(a), db = dy * f(a), f(x) = x * sigmoid(x).
+
+    Args:
+        dy (float [*shape]): the gradient of y.
+        a (float [*shape]): that of the forward.
+        b (float [*shape], of the dtype of a): that of the forward.
+
+    Returns:
+        da and db, like a: computed in float32 (float64 for float64) and rounded once.
+    """
 
 def sin(self: Tensor) -> Tensor:
     """torch.ops.aten.sin, elementwise."""
@@ -1579,19 +2204,54 @@ def sinh(self: Tensor) -> Tensor:
     """torch.ops.aten.sinh, elementwise."""
 
 def situ_glu(x: Tensor, scales: Tensor | None = None, beta1: float = 4.0, beta2: float = 25.0, interleave: int = 0) -> Tensor:
-    """y = s * f(a) * u(b), f(a) = beta1 * tanh(a / beta1) * sigmoid(a), u(b) = beta2 * tanh(b / beta2)."""
+    """y = s * f(a) * u(b), f(a) = beta1 * tanh(a / beta1) * sigmoid(a), u(b) = beta2 * tanh(b / beta2).
+
+    Args:
+        x (float [*rows, 2*n]): a and b, the halves of its last dimension.
+        scales (float [..], one element for each row of x, optional): s, a number for each row; 1 where it is None.
+        beta1: the bound of the gate.
+        beta2: the bound of what is gated.
+        interleave (0, or a divisor of half the last dimension of x): k where columns of a and b alternate in blocks of k; 0 for a before b.
+
+    Returns:
+        y [*rows, n], in x's dtype.
+    """
 
 def situ_glu_bwd(dy: Tensor, x: Tensor, scales: Tensor | None = None, beta1: float = 4.0, beta2: float = 25.0, interleave: int = 0) -> tuple[Tensor, Tensor]:
-    """The gradients of situ_glu; without scales, nothing is in theirs."""
+    """The gradients of situ_glu; dscales is empty where there are no scales.
+
+    Args:
+        dy (float [*rows, n])
+        x (float [*rows, 2*n])
+        scales (float [..], one element for each row of x, optional)
+        interleave (0, or a divisor of half the last dimension of x)
+    """
 
 def situglu(input: Tensor, quantizer: Any, beta1: float = 4.0, beta2: float = 25.0) -> Any:
     """f(a) * u(b), f(a) = beta1 * tanh(a / beta1) * sigmoid(a), u(b) = beta2 * tanh(b / beta2), for halves a and b."""
 
 def softmax(x: Tensor, dim: int = -1) -> Tensor:
-    """y = exp(x - max(x)) / sum(exp(x - max(x))) along dim."""
+    """y = exp(x - max(x)) / sum(exp(x - max(x))) along dim.
+
+    Args:
+        x (float [..]): the logits.
+        dim (a dimension of x): along which y sums to 1.
+
+    Returns:
+        y, like x: computed in float32 (float64 for float64) and rounded once.
+    """
 
 def softmax_bwd(dy: Tensor, y: Tensor, dim: int = -1) -> Tensor:
-    """dx = y * (dy - sum(dy * y)) along dim."""
+    """dx = y * (dy - sum(dy * y)) along dim.
+
+    Args:
+        dy (float [*shape]): the gradient of y.
+        y (float [*shape]): the result of the forward.
+        dim (a dimension of y): that of the forward.
+
+    Returns:
+        dx, like y.
+    """
 
 def softplus(self: Tensor, beta: int | float = 1, threshold: int | float = 20) -> Tensor:
     """torch.ops.aten.softplus, elementwise."""
@@ -1717,34 +2377,109 @@ def sreglu(input: Tensor, quantizer: Any) -> Any:
     """f(a) * b, with a and b the halves of the last dimension of input, f(x) = max(x, 0)^2."""
 
 def srelu(x: Tensor) -> Tensor:
-    """y = max(x, 0)^2."""
+    """y = max(x, 0)^2.
+
+    Args:
+        x (float [..]): the input.
+
+    Returns:
+        y, like x: computed in float32 (float64 for float64) and rounded once.
+    """
 
 def srelu_bias(x: Tensor, bias: Tensor) -> Tensor:
-    """y = f(x + bias), f(x) = max(x, 0)^2."""
+    """y = f(x + bias), f(x) = max(x, 0)^2.
+
+    Args:
+        x (float [*rows, n]): the input.
+        bias (float [n]): added to each row.
+
+    Returns:
+        y, like x: computed in float32 (float64 for float64) and rounded once.
+    """
 
 def srelu_bias_bwd(dy: Tensor, x: Tensor, bias: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """dx = dy * f'(x + bias), dbias = sum(dx) over rows, before rounding; without bias, x has it; f(x) = max(x, 0)^2."""
+    """dx = dy * f'(x + bias), dbias = sum(dx) over rows, f(x) = max(x, 0)^2.
+
+    Args:
+        dy (float [*rows, n]): the gradient of y.
+        x (float [*rows, n]): the input of the forward.
+        bias (float [n], optional): that of the forward; None if x includes it.
+
+    Returns:
+        dx, like x, and dbias, in bias' dtype (x's without bias): computed in float32 (float64 for float64) and rounded once. dbias sums dx before it is rounded.
+    """
 
 def srelu_bwd(dy: Tensor, x: Tensor) -> Tensor:
-    """dx = dy * f'(x), f(x) = max(x, 0)^2."""
+    """dx = dy * f'(x), f(x) = max(x, 0)^2.
+
+    Args:
+        dy (float [*shape]): the gradient of y.
+        x (float [*shape]): the input of the forward.
+
+    Returns:
+        dx, like x: computed in float32 (float64 for float64) and rounded once.
+    """
 
 def srelu_glu(x: Tensor) -> Tensor:
-    """y = f(a) * b, with a and b the halves of the last dimension of x, f(x) = max(x, 0)^2."""
+    """y = f(a) * b, with a and b the halves of the last dimension of x, f(x) = max(x, 0)^2.
+
+    Args:
+        x (float [*rows, 2*n]): the gate a, before its activation, and what is gated, b, side by side.
+
+    Returns:
+        y [*rows, n], in x's dtype: computed in float32 (float64 for float64) and rounded once.
+    """
 
 def srelu_glu_bwd(dy: Tensor, x: Tensor) -> Tensor:
-    """dx = [dy * b * f'(a), dy * f(a)], with a and b the halves of the last dimension of x, f(x) = max(x, 0)^2."""
+    """dx = [dy * b * f'(a), dy * f(a)], with a and b the halves of the last dimension of x, f(x) = max(x, 0)^2.
+
+    Args:
+        dy (float [*rows, n]): the gradient of y.
+        x (float [*rows, 2*n]): the input of the forward.
+
+    Returns:
+        dx, like x: computed in float32 (float64 for float64) and rounded once.
+    """
 
 def srelu_mul(a: Tensor, b: Tensor) -> Tensor:
-    """y = f(a) * b, f(x) = max(x, 0)^2."""
+    """y = f(a) * b, f(x) = max(x, 0)^2.
+
+    Args:
+        a (float [*shape]): the gate, before its activation.
+        b (float [*shape], of the dtype of a): what is gated.
+
+    Returns:
+        y, like a: computed in float32 (float64 for float64) and rounded once.
+    """
 
 def srelu_mul_bwd(dy: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-    """da = dy * b * f'(a), db = dy * f(a), f(x) = max(x, 0)^2."""
+    """da = dy * b * f'(a), db = dy * f(a), f(x) = max(x, 0)^2.
+
+    Args:
+        dy (float [*shape]): the gradient of y.
+        a (float [*shape]): that of the forward.
+        b (float [*shape], of the dtype of a): that of the forward.
+
+    Returns:
+        da and db, like a: computed in float32 (float64 for float64) and rounded once.
+    """
 
 def srelu_scaled(x: Tensor, scales: Tensor) -> Tensor:
-    """y = s * max(x, 0)^2, s a number for each row."""
+    """y = s * max(x, 0)^2, s a number for each row.
+
+    Args:
+        x (float [*rows, n]): the input.
+        scales (float [..], one element for each row of x): s.
+    """
 
 def srelu_scaled_bwd(dy: Tensor, x: Tensor, scales: Tensor) -> tuple[Tensor, Tensor]:
-    """dx = dy * s * 2 max(x, 0), dscales = sum(dy * max(x, 0)^2) of each row."""
+    """dx = dy * s * 2 max(x, 0), dscales = sum(dy * max(x, 0)^2) of each row.
+
+    Args:
+        dy (float [*rows, n])
+        x (float [*rows, n])
+        scales (float [..], one element for each row of x)
+    """
 
 def std(x: Tensor, dim: int | list[int] | None = None, keepdim: bool = False, correction: float | None = 1) -> Tensor:
     """The standard deviation: squares are divided by n - correction (None: 1)."""
@@ -1883,7 +2618,14 @@ def vector_norm_bwd(dy: Tensor, x: Tensor, y: Tensor, ord: float = 2, dim: int |
     """dx = dy * sign(x) * (|x| / y)^(ord - 1), 0 where y is; for inf and -inf, dy shared among the |x| that are y."""
 
 def weave(a: Tensor, b: Tensor, c: Tensor, at: int) -> Tensor:
-    """Three tensors of one shape along a new dimension, which becomes dimension `at` of the result."""
+    """a, b and c stacked along a new dimension, which becomes dimension `at` of the result.
+
+    Args:
+        at (from 0 to the number of dimensions of a): where the dimension of size 3 is added.
+
+    Returns:
+        A contiguous tensor of a's dtype.
+    """
 
 def weight_norm(v: Tensor, g: Tensor, dim: int | None = 0) -> tuple[Tensor, Tensor]:
     """w = v * g / norm, with the 2-norm over every dimension but dim, or over all (None, or -1 as in torch)."""

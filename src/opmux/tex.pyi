@@ -679,10 +679,19 @@ def rmsnorm_fwd(input: Tensor, weight: Tensor, eps: float, ln_out: Any, quantize
     """
 
 def scaled_aligned_causal_masked_softmax_backward(output_grads: Tensor, softmax_results: Tensor, scale_factor: float) -> Tensor:
-    """The gradient of scaled_aligned_causal_masked_softmax_forward's input, in memory of its own."""
+    """The gradient of scaled_aligned_causal_masked_softmax_forward's input, in memory of its own.
+
+    Args:
+        output_grads (float [*lead, queries, keys])
+        softmax_results (float [*lead, queries, keys])
+    """
 
 def scaled_aligned_causal_masked_softmax_forward(input: Tensor, scale_factor: float) -> Tensor:
-    """softmax(scale_factor * input) over the keys j <= i + keys - queries of query i; zeros for later keys."""
+    """softmax(scale_factor * input) over the keys j <= i + keys - queries of query i; zeros for others.
+
+    Args:
+        input (float [*lead, queries, keys])
+    """
 
 def scaled_clamped_dswiglu(grad: Tensor, fwd_input: Tensor, act_scales: Tensor, quantizer: Any, limit: float = 7.0, alpha: float = 1.702, glu_linear_offset: float = 1.0, glu_interleave_size: int = 0, compute_scale_grad: bool = True) -> tuple[Any, Tensor | None]:
     """The gradients of scaled_clamped_swiglu's input and act_scales; None for the latter, where it is not wanted."""
@@ -700,19 +709,38 @@ def scaled_dswiglu(grad: Tensor, fwd_input: Tensor, act_scales: Tensor, quantize
     """The gradients of scaled_swiglu's input and act_scales; None for the latter, where it is not wanted."""
 
 def scaled_masked_softmax_backward(output_grad: Tensor, softmax_results: Tensor, scale_factor: float) -> Tensor:
-    """The gradient of scaled_masked_softmax_forward's input, in memory of its own."""
+    """The gradient of scaled_masked_softmax_forward's input, in memory of its own.
 
-def scaled_masked_softmax_forward(input: Tensor, mask: Tensor, scale_factor: float) -> Tensor:
-    """softmax(scale_factor * input) over the last dimension of what is not under the mask; zeros where it is."""
+    Args:
+        output_grad (float [*lead, queries, keys])
+        softmax_results (float [*lead, queries, keys])
+    """
+
+def scaled_masked_softmax_forward(input: Tensor, mask: Tensor | None, scale_factor: float) -> Tensor:
+    """softmax(scale_factor * input) over the keys that are not under the mask; zeros for others.
+
+    Args:
+        input (float [*lead, queries, keys])
+        mask (bool or uint8 [..], broadcasts to x, optional)
+    """
 
 def scaled_situglu(input: Tensor, act_scales: Tensor, quantizer: Any, beta1: float = 4.0, beta2: float = 25.0, glu_interleave_size: int = 0) -> Any:
     """situglu times the number of act_scales for each row."""
 
 def scaled_softmax_backward(output_grad: Tensor, softmax_results: Tensor, scale_factor: float) -> Tensor:
-    """The gradient of scaled_softmax_forward's input, in memory of its own."""
+    """The gradient of scaled_softmax_forward's input, in memory of its own.
+
+    Args:
+        output_grad (float [*lead, queries, keys])
+        softmax_results (float [*lead, queries, keys])
+    """
 
 def scaled_softmax_forward(input: Tensor, scale_factor: float) -> Tensor:
-    """softmax(scale_factor * input) over the last dimension."""
+    """softmax(scale_factor * input) over the last dimension.
+
+    Args:
+        input (float [*lead, queries, keys])
+    """
 
 def scaled_srelu(input: Tensor, act_scales: Tensor, quantizer: Any) -> Any:
     """s * max(x, 0)^2, with s the number of act_scales for each row."""
@@ -721,10 +749,19 @@ def scaled_swiglu(input: Tensor, act_scales: Tensor, quantizer: Any, glu_interle
     """s * silu(a) * b, with s the number of act_scales for each row."""
 
 def scaled_upper_triang_masked_softmax_backward(output_grads: Tensor, softmax_results: Tensor, scale_factor: float) -> Tensor:
-    """The gradient of scaled_upper_triang_masked_softmax_forward's input, in memory of its own."""
+    """The gradient of scaled_upper_triang_masked_softmax_forward's input, in memory of its own.
+
+    Args:
+        output_grads (float [*lead, queries, keys])
+        softmax_results (float [batches, n, n])
+    """
 
 def scaled_upper_triang_masked_softmax_forward(input: Tensor, scale_factor: float) -> Tensor:
-    """softmax(scale_factor * input) over the keys j <= i of query i, of as many keys as queries; zeros for others."""
+    """softmax(scale_factor * input) over the keys j <= i of query i, of as many keys as queries; zeros for others.
+
+    Args:
+        input (float [batches, n, n])
+    """
 
 def silu(input: Tensor, quantizer: Any) -> Any:
     """f(input), f(x) = x * sigmoid(x)."""
@@ -752,13 +789,6 @@ def swap_first_dims(tensor: Tensor, *, out: Tensor | None) -> Tensor:
 
 def swiglu(input: Tensor, quantizer: Any) -> Any:
     """f(a) * b, with a and b the halves of the last dimension of input, f(x) = x * sigmoid(x)."""
-
-def swizzle_scales_and_pack_ptrs_for_discrete_weights(data_tensors: list[Tensor], scale_tensors: list[Tensor], swizzle_type: str, device: Any) -> tuple[Tensor, Tensor, Tensor]:
-    """(addresses of the data, addresses of the scales, the buffer that they lie in): scales in tiles of 128 x 4.
-
-    A tile's 512 scales lie together, the one of row r and column c at (r % 32) * 16 + r // 32 * 4 + c; tiles follow
-    each other along a row. The scales of "mxfp8_columnwise" are taken transposed. Addresses are int64, on the device.
-    """
 
 def swizzle_scales_for_gemm_(tensor: Any) -> None:
     """Nothing: our gemms read scales as they are, so `_with_gemm_swizzled_scales` stays False."""
