@@ -38,7 +38,7 @@ class Adapter:
 
     @property
     def name(self) -> str:
-        return self.target.partition("::")[2]
+        return self.target.rpartition("::")[2]  # a bare name is one of ATen's
 
     @property
     def family(self) -> str:
