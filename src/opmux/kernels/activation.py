@@ -228,7 +228,7 @@ def flat_tiles(dtype: torch.dtype) -> Tiles:
 
 @tunable("activation.gated")
 def gated_tiles(dtype: torch.dtype) -> Tiles:
-    """What lies in one piece, as one row."""
+    """Contiguous tensors, as one row."""
     return Tiles(128, BLOCK_M=1, BLOCK_N=per_program(dtype))
 
 
@@ -238,19 +238,19 @@ def gated_row_tiles(n: int, dtype: torch.dtype) -> Tiles:
     return Tiles(128, BLOCK_M=per_program(dtype) // block, BLOCK_N=block)
 
 
-PER_CORE = 8  # programs that walk down rows and add up: dgelu with a bias 0.78 of a copy, 0.66 with 4 of them (H200)
+PER_CORE = 8  # programs per core that add up rows: dgelu with a bias reaches 0.78 of a copy, 0.66 with 4 (H200)
 
 
 @tunable("activation.bias")
 def bias_tiles(n: int, dtype: torch.dtype) -> Tiles:
-    """Several rows at once, that the bias is read once for them."""
+    """Several rows at once, so that the bias is read once for them."""
     block = least_gap(n, 256, 64)
     return Tiles(128, BLOCK_M=per_program(dtype) // block, BLOCK_N=block)
 
 
 @tunable("activation.bias_bwd")
 def bias_bwd_tiles(n: int, dtype: torch.dtype) -> Tiles:
-    """Wide pieces of few rows: programs walk down, and leave one sum a column."""
+    """Wide tiles of few rows: a program goes down the rows and writes one sum per column."""
     block = least_gap(n, per_program(dtype), 64)
     return Tiles(256, BLOCK_M=2 * per_program(dtype) // block, BLOCK_N=block)
 
@@ -259,7 +259,7 @@ def bias_bwd_tiles(n: int, dtype: torch.dtype) -> Tiles:
 
 
 def functions(act: str, uses: str, fp8: torch.dtype | None = None) -> dict[str, Any]:
-    """The constants that say what is computed, and what it is cast to."""
+    """The constants for the activation and for the cast."""
     return {u: MATHS[act][("VALUE", "SLOPE").index(u)] for u in uses.split()} | {"CAST": fp8 and cast_of(fp8)}
 
 
@@ -268,7 +268,7 @@ def room_of(shape: Any, dtype: torch.dtype, fp8: torch.dtype | None) -> Room:
 
 
 class Elementwise(NamedTuple):
-    """What an op will do for tensors that look so."""
+    """The launch of an op for tensors of such shapes, dtypes and strides."""
 
     out: Room
     launch: Callable[..., None] | None  # None: nothing to compute
@@ -281,7 +281,7 @@ def _plan_one(act: str, *args: Tensor) -> Elementwise:
 
 
 def plan_one(op: str, act: str, fp8: torch.dtype | None, *args: Tensor) -> Elementwise:
-    """Of f(x) or, with dy before it, its gradient; with a float8, of bytes."""
+    """The plan of f(x) or, with dy before x, of its gradient; with `fp8`, of a float8 result."""
     x = args[-1]
     backward = len(args) == 2
     check(op, x=x, **({"dy": args[0]} if backward else {}))
@@ -328,7 +328,7 @@ def _plan_gated(act: str, halves: bool, backward: bool, *args: Tensor) -> Elemen
 def plan_gated(
     name: str, act: str, fp8: torch.dtype | None, halves: bool, backward: bool, *args: Tensor
 ) -> Elementwise:
-    """Of f(a) * b or, with dy before them, its gradients; a and b are two tensors, or the halves of one."""
+    """The plan of f(a) * b or, with dy before them, of its gradients; a and b are two tensors, or the halves of one."""
     x = args[-1]
     named = {"x": x} if halves else {"a": args[-2], "b": x}
     check(name, **named, **({"dy": args[0]} if backward else {}))
@@ -345,7 +345,7 @@ def plan_gated(
         at = [Rows.of(t) for t in lie]
         count, n, strides = at[0].count, x.shape[-1] // parts, [r.stride for r in at]
     if halves:
-        strides.append(strides[-1])  # of b, which is in x
+        strides.append(strides[-1])  # b is the second half of x
     if backward:
         strides.append(parts * n)
     tiles = gated_tiles(dtype=x.dtype) if flat else gated_row_tiles(n=n, dtype=x.dtype)
@@ -418,7 +418,7 @@ def _plan_biased(act: str, x: Tensor, bias: Tensor) -> Elementwise:
 
 
 class BiasedBackward(NamedTuple):
-    """What the gradient of an activation with a bias will do for tensors that look so."""
+    """The launches of the gradient with a bias, for tensors of such shapes, dtypes and strides."""
 
     dx: Room
     dbias: Room

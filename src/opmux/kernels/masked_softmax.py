@@ -206,13 +206,13 @@ def piece_tiles(n: int, dtype: torch.dtype, backward: bool, causal: bool = False
 
 
 class Plan(NamedTuple):
-    """What an op will do for tensors that look so."""
+    """The launch of an op for tensors of such shapes, dtypes and strides."""
 
     out: Room
     launch: Callable[..., None] | None  # None: nothing to compute
-    pack: bool  # whether logits must be packed first
+    pack: bool  # whether the logits must be copied first
     spread: bool  # whether the mask must be copied first
-    double: bool  # whether a float32 scale will not do
+    double: bool  # whether the scale needs more than float32
 
 
 def _readable(mask: Tensor, x: Tensor) -> Tensor:
@@ -269,7 +269,7 @@ def _plan_backward(dy: Tensor, y: Tensor, causal: bool) -> Plan:
 
 
 def _parts(scale: float) -> tuple[float, float]:
-    """A number as two that are float32 without loss, or nearly so: a launch takes no other."""
+    """A number as the sum of two float32 numbers, as a launch takes no float64."""
     first = ctypes.c_float(scale).value
     return first, scale - first
 

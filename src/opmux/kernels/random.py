@@ -288,12 +288,12 @@ def mask_bwd_tiles(dtype: torch.dtype) -> Tiles:
 
 
 class Job(NamedTuple):
-    """What an op will do for tensors that look so."""
+    """The launch of an op for tensors of such shapes, dtypes and strides."""
 
     out: Room
     launch: Callable[..., None] | None  # None: all zeros
     pack: bool
-    on_host: bool  # whether the seed goes along as numbers
+    on_host: bool  # whether the seed is passed as two ints
 
 
 def seed_on_host(x: Tensor, seed: Tensor) -> bool:
@@ -324,7 +324,7 @@ def _job(
 
 @plans
 def _dropout_job(op: str, lead: str, p: float, x: Tensor, seed: Tensor) -> tuple[Job, Room]:
-    """And room for a mask."""
+    """The launch, and the output spec of a mask."""
     check(op, **{lead: x}, seed=seed, p=p)
     mask = Room.of(x.shape, torch.bool)
     if p == 1:

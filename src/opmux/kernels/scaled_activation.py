@@ -222,7 +222,7 @@ def row_tiles(n: int, dtype: torch.dtype) -> Tiles:
 
 
 class Gated(NamedTuple):
-    """What an op will do for tensors that look so."""
+    """The launch of an op for tensors of such shapes, dtypes and strides."""
 
     out: Room
     scales: Room | None  # of their gradient

@@ -602,17 +602,17 @@ def _bound(dtype: torch.dtype, largest: bool) -> float:
 
 
 def _wide(dtype: torch.dtype) -> torch.dtype:
-    """What sums and products of this dtype are taken in."""
+    """The dtype that sums and products are accumulated in."""
     return torch.float64 if dtype is torch.float64 else torch.float32 if dtype.is_floating_point else torch.int64
 
 
 def _ordered(dtype: torch.dtype) -> torch.dtype:
-    """What numbers of this dtype are compared as."""
+    """The dtype that numbers are compared in."""
     return _wide(dtype) if dtype.is_floating_point or dtype.itemsize == 8 else torch.int32
 
 
 class Scan(NamedTuple):
-    """What an op will do for tensors that look so."""
+    """The launches of an op for tensors of such shapes, dtypes and strides."""
 
     results: tuple[Room, ...]
     run: Pass | None  # None: nothing to compute

@@ -210,11 +210,11 @@ def team_tiles(n: int, dtype: torch.dtype, backward: bool) -> Tiles:
 
 
 class Along(NamedTuple):
-    """What an op will do for tensors that look so."""
+    """The launch of an op for tensors of such shapes, dtypes and strides."""
 
     out: Room
     launch: Callable[..., None] | None  # None: nothing to compute
-    simple: bool  # whether the launch takes the tensors as they are, and nothing else
+    simple: bool  # whether the call is one launch over the tensors as they are
     last: bool  # whether the dimension is the last one, and rows are even
     team: Team | None
 
@@ -254,12 +254,12 @@ def _along(op: str, log: bool, dim: int, *args: Tensor) -> Along:
 
 
 def _moved(x: Tensor, dim: int) -> Tensor:
-    """The tensor with the dimension in the last place, and even rows."""
+    """The tensor with that dimension last, and evenly spaced rows."""
     return packed(x.reshape(1) if x.dim() == 0 else x.movedim(dim, -1))
 
 
 def _finish_elsewhere(how: Along, dim: int, out: Tensor, *args: Tensor) -> Tensor:
-    """The call that is not one launch over the tensors as they are."""
+    """A call that needs a copy, an empty result or a cooperative reduction."""
     like = args[-1]
     if how.launch is not None:
         given = args if how.last else tuple(_moved(t, dim) for t in args)

@@ -1,4 +1,4 @@
-"""What ops whose result is float8 share: the cast from float32, its numbers, and samples of them.
+"""What ops with a float8 result share: the cast from float32, the types of its arguments, and samples.
 
 This is what delayed scaling wants: y = fp8(value * scale), with a scale known beforehand and no rounding to the input's
 dtype between, and amax raised to the largest magnitude of the values (NaN left out), where it is given. Casts saturate.
@@ -16,7 +16,7 @@ from ..core.spec import Tol
 from .quant import amax_of, bytes_of, inverse, put
 from .samples import Case, Draw, Maker
 
-# Bytes next to each other are neighbours in float8: sums in another order may tip a value over.
+# Adjacent bytes are adjacent float8 values: sums in another order may round to the next one.
 BYTES = {torch.uint8: Tol(0.0, 1.0)}
 
 # Types of the arguments of a cast: its scale and its amax, and the dtype that it casts to.
@@ -52,7 +52,7 @@ def numbers(d: Draw) -> dict[str, Any]:
 
 
 def samples(of: Callable[[Draw], dict[str, Any]], after: str) -> Maker:
-    """Samples of an op that is cast: what it takes itself, but for the numbers `after` those of the cast."""
+    """Samples of an op with a cast: its own arguments, with those named in `after` behind the cast's."""
 
     def build(d: Draw) -> dict[str, Any]:
         given = of(d)

@@ -20,12 +20,12 @@ from .samples import FLAT, ROWS, Case, Draw, Maker, flat
 
 
 class Act(NamedTuple):
-    """f and f', of tensors that are already wide, and f in words. Both are finite wherever the true value is."""
+    """f and f' of float32 or float64 tensors, and f as text. Both are finite wherever the exact value is."""
 
     value: Callable[[Tensor], Tensor]
     slope: Callable[[Tensor], Tensor]
     text: str
-    alone: bool = True  # whether the activation is an op by itself, not only as a gate
+    alone: bool = True  # whether there is an op without a gate
 
 
 # Beyond this the slope of every x * sigmoid(...) below is 0 or 1, to the last bit of a float64.
@@ -36,7 +36,7 @@ def swish(gate: Callable[[Tensor], Tensor], rate: Callable[[Tensor], Tensor | fl
     """x * sigmoid(gate(x)), with rate = gate'."""
 
     def slope(x: Tensor) -> Tensor:
-        x = x.clamp(-FAR, FAR)  # far out it would be infinity times zero
+        x = x.clamp(-FAR, FAR)  # beyond it would be infinity times zero
         k = gate(x)
         s = torch.sigmoid(k)
         return s + x * rate(x) * s * torch.sigmoid(-k)  # 1 - s would cancel
@@ -152,7 +152,7 @@ def biased(act: str) -> tuple[Callable[..., Any], Callable[..., Any]]:
     ) -> tuple[Tensor, Tensor]:
         v = wide(x)
         dx = dy.to(v.dtype) * slope(v if bias is None else v + bias.to(v.dtype))
-        dbias = dx.sum_to_size(x.shape[-1:])  # of what is not rounded yet
+        dbias = dx.sum_to_size(x.shape[-1:])  # before dx is rounded
         return rounded(dx, x.dtype), rounded(dbias, x.dtype if bias is None else bias.dtype)
 
     return forward, backward
@@ -244,7 +244,7 @@ class Variant(NamedTuple):
     doc: str
     bwd_doc: str
     good: Callable[[str], Maker]
-    gated: bool = False  # whether activations that are no op by themselves have it too
+    gated: bool = False  # whether activations that exist only as gates have it too
     tol: Mapping[torch.dtype, Tol] | None = None  # of the backward
 
 
@@ -352,7 +352,7 @@ VARIANTS = (
 
 
 def declare(fn: Callable[..., Any], name: str, inputs: str, doc: str, variant: Variant, **fields: Any) -> None:
-    """Make a generated reference an op of this module, under a name of its own."""
+    """Declare a generated reference as an op of this module."""
     fn.__name__ = fn.__qualname__ = name
     fn.__doc__ = doc
     globals()[name] = op(fn, samples=variant.good(inputs), **fields)

@@ -17,14 +17,14 @@ from .samples import Case, Draw, Maker
 
 
 def after(x: Tensor) -> Tensor:
-    """Which keys come after a query, the last of both being of one time: bool [queries, keys]."""
+    """Which keys come after a query, where the last query sees the last key: bool [queries, keys]."""
     queries, keys = x.shape[-2:]
     i = torch.arange(queries, device=x.device)[:, None]
     return torch.arange(keys, device=x.device) > i + (keys - queries)
 
 
 def hidden(x: Tensor, mask: Tensor | None, causal: bool) -> Tensor | None:
-    """What is hidden, by the mask or by time, in a shape that broadcasts to x's."""
+    """What the mask or `causal` hides, in a shape that broadcasts to x's."""
     if mask is None:
         return after(x) if causal else None
     return (mask != 0) | after(x) if causal else mask != 0

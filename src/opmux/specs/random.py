@@ -69,7 +69,7 @@ def philox(counter: Sequence[Tensor], key: Sequence[Tensor]) -> tuple[Tensor, ..
 
 
 def _bits(like: Tensor, seed: Tensor, pairs: bool = False) -> Tensor:
-    """[groups, 4] words for the elements of a tensor; with `pairs`, [groups, 2] of 64 bits, as int64."""
+    """[groups, 4] words of 32 bits for the elements of a tensor; with `pairs`, [groups, 2] of 64 bits, as int64."""
     group = torch.arange(-(-like.numel() // (2 if pairs else 4)), dtype=torch.int64, device=like.device)
     halves = lambda x: (x & LOW, (x >> 32) & LOW)
     counter = (w + torch.zeros_like(group) for w in halves(seed[1]))
@@ -78,7 +78,7 @@ def _bits(like: Tensor, seed: Tensor, pairs: bool = False) -> Tensor:
 
 
 def _shaped(values: Tensor, like: Tensor) -> Tensor:
-    """Values by group as a result: of the shape and dtype of `like`, packed."""
+    """Values by group as a result: of the shape and dtype of `like`, contiguous."""
     return rounded(values.reshape(-1)[: like.numel()].reshape(like.shape), like.dtype)
 
 
@@ -112,7 +112,7 @@ def next_seed(like: Tensor, generator: torch.Generator | None = None) -> Tensor:
 
 
 def step(generator: Any) -> Tensor:
-    """A generator's place as a seed on the CPU, and the generator one step further. It has a seed and an offset."""
+    """A generator's seed and offset as a seed on the CPU; the generator advances by one step."""
     with _stepping.held:
         key, offset = generator.initial_seed(), generator.get_offset()
         generator.set_offset(offset + 4)
@@ -212,13 +212,13 @@ CASES = (
 
 
 def _seed(d: Draw) -> Tensor:
-    """Of large numbers, a negative one among them: every half of every word counts."""
+    """Large numbers, one of them negative, so that all 128 bits matter."""
     there = "cpu" if d.option("host") else d.device
     return torch.tensor(d.option("seed", (-0x123456789ABCDEF1, 0x7_1234_5678)), dtype=torch.int64, device=there)
 
 
 def _maker(lead: str, *more: Case, **params: Any) -> Maker:
-    """Samples of an op that takes a tensor (named `lead`), a seed and these numbers, which options may replace."""
+    """Samples of an op that takes a tensor (named `lead`), a seed and these numbers; options override them."""
 
     def build(d: Draw) -> dict[str, Any]:
         x = d.grad() if lead == "dy" else d.full()
@@ -233,7 +233,7 @@ def _masked(d: Draw) -> dict[str, Any]:
 
 
 def _wrong(good: Maker, **wrong: tuple[Any, ...]) -> BadSamples:
-    """Bad samples with bounds that are none: `high=(-1.0,)` spoils one call."""
+    """Bad samples with wrong bounds: `high=(-1.0,)` is one call."""
 
     def bad(device: torch.device) -> Iterator[BadSample]:
         args = good.named(Case((5, 64)), torch.float32, device)
@@ -257,7 +257,7 @@ def scale(p: float) -> float:
 
 
 def _kept(keep: Tensor, x: Tensor, p: float) -> Tensor:
-    """What is dropped is multiplied by 0, as torch does it: a NaN stays one. With p = 1 all is 0."""
+    """Dropped elements are multiplied by 0, as in torch, so NaN stays NaN. With p = 1 all are 0."""
     if p == 1:
         return torch.zeros(x.shape, dtype=x.dtype, device=x.device)
     v = wide(x)
@@ -337,7 +337,7 @@ def is_double(like: Tensor) -> bool:
 
 
 def largest_below(high: float, low: float, dtype: torch.dtype) -> float:
-    """The largest number of a dtype that is below `high`; where that would be below `low` too, `low` as it rounds."""
+    """The largest number of a dtype below `high`; `low`, rounded, where that would be below `low`."""
     top = torch.tensor(high, dtype=torch.float64).to(dtype)
     if top.item() >= high:
         top = torch.nextafter(top, torch.tensor(-math.inf, dtype=dtype))
@@ -347,14 +347,14 @@ def largest_below(high: float, low: float, dtype: torch.dtype) -> float:
 # The smallest numbers above zero that chips do not flush to zero.
 LEAST = {d: torch.finfo(d).smallest_normal for d in (torch.bfloat16, torch.float32, torch.float64)}
 LEAST[torch.float16] = 2.0**-24
-# What stands for -log(u) where u rounds to 1: about half of the next value.
+# Used for -log(u) where u rounds to 1: about half of the next value.
 NEARLY_ZERO = {False: 2.0**-26, True: 2.0**-55}
-# Up to this many values, 32 bits for each are even enough: probabilities differ by 2^-12 at most.
+# Up to this many values 32 bits are enough: probabilities differ by at most 2^-12.
 FEW = 1 << 20
 
 
 def takes_pairs(like: Tensor, span: int) -> bool:
-    """Whether integers are made of 64 bits each. Results of 64 bits are: writing them takes as long anyway."""
+    """Whether each integer takes 64 random bits. 64-bit results do: they are bound by the store anyway."""
     return span > FEW or like.dtype.itemsize == 8
 
 
@@ -507,8 +507,7 @@ def _torchs(x: Tensor) -> bool:
 
 
 def laid(x: Tensor, fn: Callable[[Tensor], Any]) -> Any:
-    """fn of a tensor, with results that lie as ATen's do: in the order of the tensor's dimensions in memory, without
-    gaps."""
+    """fn of a tensor, with results in the memory layout of ATen's: dense, dimensions in the order of x's strides."""
     if x.is_contiguous() or 0 in (strides := x.stride()):
         return fn(x)
     order = sorted(range(x.dim()), key=lambda i: -strides[i])
@@ -519,7 +518,7 @@ def laid(x: Tensor, fn: Callable[[Tensor], Any]) -> Any:
 
 @op(space="aten")
 def dropout(input: Tensor, p: float = 0.5, train: bool = True) -> Tensor:
-    """input / (1 - p), or 0 with probability p; input itself where there is nothing to drop. Keeps a seed, no mask."""
+    """input / (1 - p), or 0 with probability p; input itself if not train or p is 0. Saves a seed, no mask."""
     if not 0 <= p <= 1:
         fits("dropout", p=p)
     if not train or p == 0:
@@ -543,7 +542,7 @@ def native_dropout(input: Tensor, p: float, train: bool | None = True) -> tuple[
 
 @op(space="aten")
 def native_dropout_backward(grad_output: Tensor, mask: Tensor, scale: float) -> Tensor:
-    """grad_output * scale where the mask says so, else 0."""
+    """grad_output * scale where the mask is true, else 0."""
     if _torchs(grad_output) or not 1 <= scale < math.inf:
         return torch.ops.aten.native_dropout_backward(grad_output, mask, scale)
     return dropout_mask_bwd(grad_output, mask, 1 - 1 / scale)
@@ -552,7 +551,7 @@ def native_dropout_backward(grad_output: Tensor, mask: Tensor, scale: float) -> 
 def _drawn(op: str, own: Any, primitive: Any, x: Tensor, generator: torch.Generator | None, **numbers: float) -> Tensor:
     """Numbers like x: by torch's own function, which fills a tensor, or by the primitive of the generator's seed."""
     params = numbers.values()
-    if not _traced(x):  # what is traced torch checks
+    if not _traced(x):  # torch checks traced calls
         fits(op, x.dtype, **numbers)
         if not x.is_cpu:
             return laid(x, lambda x: primitive(x, next_seed(x, generator), *params))
@@ -561,7 +560,7 @@ def _drawn(op: str, own: Any, primitive: Any, x: Tensor, generator: torch.Genera
 
 @op(space="aten")
 def uniform(self: Tensor, low: float = 0.0, high: float = 1.0, *, generator: torch.Generator | None = None) -> Tensor:
-    """Uniform in [low, high), like self. (ATen's `from` and `to` are no names in Python.)"""
+    """Uniform in [low, high), like self. (ATen's name `from` is a keyword in Python.)"""
     return _drawn("uniform", Tensor.uniform_, philox_uniform, self, generator, low=low, high=high)
 
 
@@ -581,7 +580,7 @@ def exponential(self: Tensor, lambd: float = 1.0, *, generator: torch.Generator 
 
 @op(space="aten")
 def bernoulli(self: Tensor, p: float | None = None, *, generator: torch.Generator | None = None) -> Tensor:
-    """1 with probability p, else 0, like self; without p, with the probabilities that stand in self."""
+    """1 with probability p, else 0, like self; without p, self has the probabilities."""
     if p is not None:
         return _drawn("bernoulli", Tensor.bernoulli_, philox_bernoulli, self, generator, p=p)
     if _torchs(self):
@@ -616,7 +615,7 @@ Device = torch.device | str | None
 
 
 def sized(size: Sequence[int], dtype: torch.dtype | None, device: Device) -> Tensor:
-    """A tensor of that size to be like, without memory of that size."""
+    """An expanded one-element tensor of that size."""
     return torch.empty((), dtype=dtype, device=device).expand(size)
 
 

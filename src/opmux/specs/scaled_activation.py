@@ -23,7 +23,7 @@ from .samples import Case, Draw, Maker
 
 
 class Gate(NamedTuple):
-    """f, f', u and u', of tensors that are already wide and of the parameters; u None: there is no b."""
+    """f, f', u and u' of float32 or float64 tensors and the parameters; u is None where there is no b."""
 
     value: Callable[..., Tensor]
     slope: Callable[..., Tensor]
@@ -46,7 +46,7 @@ def _swish(a: Tensor, alpha: float) -> Tensor:
 
 
 def _swish_slope(a: Tensor, alpha: float) -> Tensor:
-    a = a.clamp(-activation.FAR, activation.FAR)  # far out it would be infinity times zero
+    a = a.clamp(-activation.FAR, activation.FAR)  # beyond it would be infinity times zero
     s = torch.sigmoid(alpha * a)
     return s + alpha * a * s * torch.sigmoid(-alpha * a)
 
@@ -145,7 +145,7 @@ def forward(gate: str, x: Tensor, scales: Tensor | None, interleave: int, *p: fl
 def backward(
     gate: str, dy: Tensor, x: Tensor, scales: Tensor | None, interleave: int, *p: float
 ) -> tuple[Tensor, Tensor]:
-    """dx, and dscales (without scales, nothing in it)."""
+    """dx, and dscales, which is empty without scales."""
     row, v = GATES[gate], wide(x)
     g = dy.to(v.dtype)
     s = g * factor(v, scales)

@@ -51,7 +51,7 @@ CASES = (
     Case((5, 37), "sliced"),
     Case((5, 64), "expanded"),
 )
-# Forward only: what is not a float, and what becomes of it.
+# Forward only: other dtypes, and dtypes of results.
 OTHERS = (
     *(Case((5, 37), options={"of": dtype}) for dtype in (*INTS, torch.bool)),
     Case((3, 40, 16), options={"of": torch.int32, "dim": 1}),

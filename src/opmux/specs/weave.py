@@ -1,4 +1,4 @@
-"""Tensors side by side in one buffer: gradients of q, k and v as that of the projection they came from."""
+"""Three tensors stacked in one buffer: the gradients of q, k and v as that of their fused projection."""
 
 from typing import Annotated, Any
 

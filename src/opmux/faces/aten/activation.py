@@ -19,7 +19,7 @@ Fn = Callable[..., Any]
 
 
 def _dimension(x: Tensor, dim: int) -> int:
-    """Which dimension is meant, from the first; declines one that cannot be halved."""
+    """The dimension, counted from the first; raises NotSupported where it cannot be halved."""
     rank = x.dim()
     if not -rank <= dim < rank or x.shape[dim] % 2:
         raise NotSupported(f"dimension {dim} of x {tuple(x.shape)} has no halves")
@@ -30,7 +30,7 @@ def _dimension(x: Tensor, dim: int) -> int:
 def glu(call: Fn, self: Tensor, dim: int = -1) -> Any:
     at = _dimension(self, dim)
     if not self.is_contiguous():
-        raise NotSupported("x lies in a way of its own, and so would the result")
+        raise NotSupported("x is not contiguous, and the result would have its strides")
     shape = self.shape
     last = at == len(shape) - 1
     # halves of a dimension before the last are those of longer rows

@@ -47,7 +47,7 @@ def seed(like: Tensor, generator: Gen) -> Tensor:
 
 
 def known(*overloads: str) -> list[str]:
-    """Those that this torch has."""
+    """Those overloads that this torch has."""
     return [o for o in overloads if torch._C._dispatch_has_kernel(f"aten::{o}")]
 
 
@@ -149,7 +149,7 @@ def random_from(call: Fn, self: Tensor, from_: int, to: int | None, *, generator
 
 
 def _sized(size: Sequence[int], dtype: Any, layout: Any, device: Any, pin_memory: Any) -> Tensor:
-    """A tensor to be like, of that size."""
+    """An expanded one-element tensor of that size."""
     if layout not in (None, torch.strided) or pin_memory or any(n < 0 for n in size):
         raise NotSupported("layouts, pinned memory and sizes below 0 are torch's")
     return random.sized(size, dtype, device)
@@ -226,7 +226,7 @@ def randint(
 
 
 def _like(self: Tensor, dtype: Any, layout: Any, device: Any, pin_memory: Any, memory_format: Any) -> Tensor:
-    """A tensor to be like: self, or one of another dtype. How the result lies is said by self alone."""
+    """self, or a tensor of its shape with another dtype. Only self decides the memory layout of the result."""
     if layout not in (None, torch.strided) or pin_memory or (device is not None and device != self.device):
         raise NotSupported("layouts, pinned memory and other devices are torch's")
     same = dtype is None or dtype is self.dtype
@@ -295,7 +295,7 @@ def randint_like(
 
 @adapt("native_dropout", over=random.philox_dropout_mask)
 def native_dropout(call: Fn, input: Tensor, p: float, train: bool | None) -> Any:
-    """Where nothing or all is dropped there is nothing random."""
+    """Declines where nothing or everything is dropped: there is nothing to draw."""
     if train is False or not 0 <= p < 1 or input.dtype not in DIGITS:
         raise NotSupported("nothing to draw, or torch's to judge")
     return random.laid(input, lambda x: call(x, seed(x, None), p))
@@ -303,12 +303,12 @@ def native_dropout(call: Fn, input: Tensor, p: float, train: bool | None) -> Any
 
 @adapt("native_dropout_backward", over=random.dropout_mask_bwd)
 def native_dropout_backward(call: Fn, grad_output: Tensor, mask: Tensor, scale: float) -> Any:
-    """Of tensors that lie alike: in one piece, or channels-last, which ATen keeps."""
+    """Takes tensors of one layout: contiguous, or channels-last, which ATen keeps."""
     if not 1 <= scale < math.inf:
         raise NotSupported(f"a scale of {scale} is of no probability")
     p = 1 - 1 / scale
     if grad_output.is_contiguous() and mask.is_contiguous():
         return call(grad_output, mask, p)
     if format_of(grad_output) is torch.contiguous_format or mask.stride() != grad_output.stride():
-        raise NotSupported("the gradient lies in a way of its own")
+        raise NotSupported("the gradient is neither contiguous nor channels-last like the mask")
     return call(grad_output.movedim(1, -1), mask.movedim(1, -1), p).movedim(-1, 1)
