@@ -209,7 +209,7 @@ def batch_norm_infer_bwd(dy: Tensor, x: Tensor, mean: Tensor, var: Tensor, weigh
     """
 
 def bernoulli(self: Tensor, p: float | None = None, *, generator: Any | None = None) -> Tensor:
-    """1 with probability p, else 0, like self; without p, with the probabilities that stand in self."""
+    """1 with probability p, else 0, like self; without p, self has the probabilities."""
 
 def bgrad_group_quantize(tensor: Tensor, quantizer: Any, num_tensors: int, first_dims: Tensor | None, last_dims: Tensor | None = None, tensor_offsets: Tensor | None = None) -> tuple[Any, Tensor]:
     """(group_quantize of the rows, the sum of the rows of each member [num_tensors, columns], in tensor's dtype)."""
@@ -471,7 +471,7 @@ def drelu(grad: Tensor, fwd_input: Tensor, quantizer: Any) -> Any:
     """grad * f'(fwd_input), f(x) = max(x, 0)."""
 
 def dropout(input: Tensor, p: float = 0.5, train: bool = True) -> Tensor:
-    """input / (1 - p), or 0 with probability p; input itself where there is nothing to drop. Keeps a seed, no mask."""
+    """input / (1 - p), or 0 with probability p; input itself if not train or p is 0. Saves a seed, no mask."""
 
 def dropout_bits_bwd(dy: Tensor, mask: Tensor, p: float) -> Tensor:
     """dx = dy / (1 - p) where the bit of the mask is set, else 0."""
@@ -1404,7 +1404,7 @@ def native_dropout(input: Tensor, p: float, train: bool | None = True) -> tuple[
     """dropout, with the mask of what was kept."""
 
 def native_dropout_backward(grad_output: Tensor, mask: Tensor, scale: float) -> Tensor:
-    """grad_output * scale where the mask says so, else 0."""
+    """grad_output * scale where the mask is true, else 0."""
 
 def ne(self: Tensor, other: Tensor | int | float) -> Tensor:
     """torch.ops.aten.ne, elementwise."""
@@ -2597,7 +2597,7 @@ def ubuf_built_with_mpi() -> bool:
     """False: processes find each other by torch.distributed."""
 
 def uniform(self: Tensor, low: float = 0.0, high: float = 1.0, *, generator: Any | None = None) -> Tensor:
-    """Uniform in [low, high), like self. (ATen's `from` and `to` are no names in Python.)"""
+    """Uniform in [low, high), like self. (ATen's name `from` is a keyword in Python.)"""
 
 def var(x: Tensor, dim: int | list[int] | None = None, keepdim: bool = False, correction: float | None = 1) -> Tensor:
     """The variance: squares are divided by n - correction (None: 1)."""
