@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from opmux.core.contract import (
+    AnyTensor,
     Argument,
     Contract,
     Dims,
@@ -17,8 +18,13 @@ from opmux.core.contract import (
     Mask,
     at_least,
     between,
+    broadcasts_to,
     contiguous,
+    dim_of,
+    each_row,
     one_of,
+    or_cpu,
+    real,
     same_dtype,
     shape,
     single,
@@ -131,10 +137,50 @@ def test_rules():
             assert says(made, **args) is not None, (name, word)
 
 
+def test_rules_about_another_argument():
+    made = contract(
+        x=Float[Tensor, "*lead q k"], dim=Annotated[int, dim_of("x")], at=Annotated[int, dim_of("x", new=True)],
+        mask=Mask[Tensor, "...", broadcasts_to("x")] | None, scales=Float[Tensor, "...", each_row("x")],
+        like=AnyTensor[Tensor, "...", real()],
+    )  # fmt: skip
+    good = dict(x=torch.zeros(2, 3, 4), dim=-3, at=3, mask=torch.zeros(4, dtype=torch.bool), scales=torch.zeros(2, 3),
+                like=torch.zeros(1, dtype=torch.bool))  # fmt: skip
+    assert says(made, **good) is None
+    for shape_of in ((), (1,), (3, 1), (2, 1, 4)):
+        assert says(made, **{**good, "mask": torch.zeros(shape_of, dtype=torch.uint8)}) is None
+    for name, value, text in (
+        ("dim", 3, "dim must be between -3 and 2, as x is (2, 3, 4); got 3"),
+        ("at", -1, "at must be between 0 and 3, as x is (2, 3, 4); got -1"),
+        ("mask", good["mask"][:3], "mask must broadcast to (2, 3, 4), the shape of x; got (3,)"),
+        ("scales", torch.zeros(5), "scales must have 6 elements, one for each row of x (2, 3, 4); got (5,)"),
+        ("like", torch.zeros(1).cfloat(), "like must be bool, an integer or a float; got complex64"),
+    ):
+        assert says(made, **{**good, name: value}) == f"f: {text}", name
+        (argument,) = (a for a in made.arguments if a.name == name)
+        for word, _, args in made.bad(argument, good):
+            assert says(made, **args) is not None, (name, word)
+    assert says(contract(x=Float[Tensor, "..."], dim=Annotated[int, dim_of("x")]), x=torch.tensor(1.0), dim=-1) is None
+
+
+def test_a_size_that_comes_twice_in_one_shape():
+    made = contract(x=Float[Tensor, "b n n"])
+    assert says(made, x=torch.zeros(2, 3, 3)) is None
+    assert says(made, x=torch.zeros(2, 3, 4)) == "f: x must have shape [b, n, n]; got (2, 3, 4)"
+
+
 def test_one_device():
     made = contract(x=Float[Tensor, "n"], y=Float[Tensor, "n"])
     away = torch.zeros(3, device="meta")
     assert says(made, x=torch.zeros(3), y=away) == "f: y must be on cpu, the device of x; got meta"
+
+
+def test_a_seed_may_be_on_the_cpu():
+    made = contract(x=Float[Tensor, "n"], seed=AnyTensor[Tensor, "2", or_cpu()])
+    away, seed = torch.zeros(3, device="meta"), torch.zeros(2)
+    assert says(made, x=away, seed=seed) is says(made, x=away, seed=seed.to("meta")) is None
+    assert says(made, x=torch.zeros(3), seed=seed.to("meta")) == (
+        "f: seed must be on cpu, the device of x, or on the CPU; got meta"
+    )
 
 
 def test_where_is_asked_last_and_by_name():
