@@ -106,7 +106,7 @@ def test_a_vendors_own_errors_are_replaced_and_the_callers_are_not(plug):
 
 def test_a_quantizer_and_a_quantized_output_are_put_back(plug):
     """tex's quantize writes its output and the quantizer's amax; a failed impl must leave both as they were."""
-    from opmux.specs._quantized import Float8Tensor  # noqa: F401 - the family is declared
+    from opmux.faces.tex.quantized import Float8Tensor  # noqa: F401 - the family is declared
 
     tex = opmux.tex
     made = {}

@@ -7,7 +7,7 @@ import torch
 
 import opmux
 from opmux.core import specs
-from opmux.specs import tex_activation
+from opmux.faces.tex.ops import activation as tex_activation
 
 pytestmark = pytest.mark.gpu
 

@@ -7,7 +7,10 @@ import torch
 
 import opmux
 from opmux.core import specs
-from opmux.specs import _quantized, tex_activation, tex_norm, tex_scaled_activation
+from opmux.faces.tex import quantized
+from opmux.faces.tex.ops import activation as tex_activation
+from opmux.faces.tex.ops import norm as tex_norm
+from opmux.faces.tex.ops import scaled_activation as tex_scaled_activation
 
 pytestmark = pytest.mark.gpu
 
@@ -77,7 +80,7 @@ def test_tex_in_a_graph():
     """Delayed scaling: captured once, replayed with other numbers, amax goes on rising."""
     x, w = draw(512, 4096), draw(4096)
     scale, amax = torch.ones(1, device="cuda"), torch.zeros(1, device="cuda")
-    quantizer = _quantized.Float8Quantizer(scale, amax)
+    quantizer = quantized.Float8Quantizer(scale, amax)
     for _ in range(5):
         tex_norm.rmsnorm_fwd(x, w, 1e-5, None, quantizer, torch.bfloat16, 0, False)
         tex_activation.swiglu(x, quantizer)

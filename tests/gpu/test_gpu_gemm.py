@@ -8,8 +8,8 @@ import torch.nn.functional as F
 
 import opmux
 from opmux.core import get_default_manager, specs
-from opmux.specs import _quantized as q
-from opmux.specs import tex_gemm
+from opmux.faces.tex import quantized as q
+from opmux.faces.tex.ops import gemm as tex_gemm
 
 pytestmark = [
     pytest.mark.gpu,
@@ -156,7 +156,7 @@ def test_under_a_graph():
     """Nothing waits for the device, quantized or not."""
     x, w, main = new(512, 256), new(384, 256), new(384, 256, dtype=F32)
     dy = new(512, 384)
-    xs, ws = (q.quantized(t, q.Float8CurrentScalingQuantizer()) for t in (x, w))
+    xs, ws = (q.quantized(q.OPS, t, q.Float8CurrentScalingQuantizer()) for t in (x, w))
 
     def run():
         call(x, dy, "NT", main, F32, grad=True, accumulate=True)
@@ -186,8 +186,8 @@ MAKES = {
 def test_quantized_factors(kind, layout):
     m, n, k = 1024, 512, 2048
     shapes = {"TN": ((n, k), (m, k)), "NN": ((k, n), (m, k)), "NT": ((k, n), (k, m))}[layout]
-    A, B = (q.quantized(new(*s), make()) for s, make in zip(shapes, MAKES[kind], strict=True))
-    a, b = q.plain(A, F32, layout[0] == "N"), q.plain(B, F32, layout[1] == "T")
+    A, B = (q.quantized(q.OPS, new(*s), make()) for s, make in zip(shapes, MAKES[kind], strict=True))
+    a, b = q.plain(q.OPS, A, F32, layout[0] == "N"), q.plain(q.OPS, B, F32, layout[1] == "T")
     want = (b.t() if layout[1] == "T" else b) @ (a.t() if layout[0] == "T" else a)
     for to in (BF16, F32):
         torch.testing.assert_close(call(A, B, layout, to=to)[0], want.to(to), rtol=1.6e-2, atol=0.25)

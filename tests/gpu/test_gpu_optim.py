@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from opmux.core import specs
-from opmux.specs import optim, tex_dropout
+from opmux.faces.tex.ops import dropout as tex_dropout
+from opmux.specs import optim
 
 pytest.importorskip("triton")
 pytestmark = pytest.mark.gpu
@@ -157,7 +158,7 @@ def test_through_the_dispatcher(kernels):
 
 
 def test_dropout_is_the_reference_bit_for_bit():
-    from opmux.kernels import tex_dropout as found
+    from opmux.kernels import dropout as found
 
     for shape, dtype in (((1000, 4096), torch.bfloat16), ((37, 48), torch.float16), ((16,), torch.float32)):
         x, seed = torch.randn(shape, device=CUDA).to(dtype), torch.tensor([11, 12], device=CUDA)

@@ -9,8 +9,8 @@ import torch
 
 pytest.importorskip("triton")
 from opmux.core.spec import specs
+from opmux.faces.tex import quantized as Q
 from opmux.kernels import quant as kernels
-from opmux.specs import _quantized as Q
 from opmux.specs import quant as spec
 
 pytestmark = pytest.mark.gpu

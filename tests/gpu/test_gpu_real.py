@@ -23,7 +23,7 @@ CUDA = torch.device("cuda", 0)
 EACH = 3
 FAMILIES = (
     "activation channel_norm gemm masked_softmax moe norm pointwise quant random reduce rope scaled_activation scan "
-    "softmax tex_dropout weave"
+    "softmax dropout weave"
 ).split()
 
 

@@ -9,12 +9,12 @@ import pytest
 import torch
 
 from opmux.faces.tex import interface
-from opmux.specs.tex_elsewhere import ELSEWHERE
+from opmux.faces.tex.ops.unavailable import UNAVAILABLE
 
 pytestmark = pytest.mark.gpu
 DEVICE = torch.device("cuda")
 tex = interface.module()
-SPECS = {s.name: s for s in interface.tex_specs() if s.name not in ELSEWHERE}
+SPECS = {s.name: s for s in interface.tex_specs() if s.name not in UNAVAILABLE}
 # What reads sizes on the host, and says so: NVIDIA's layer does not reach it with the versions that tex tells it.
 ON_THE_HOST = {s.name for s in SPECS.values() if s.family == "tex_grouped"}
 ON_THE_HOST |= {

@@ -12,7 +12,7 @@ from torch import Tensor
 import opmux
 from opmux.core import get_default_manager
 from opmux.core.spec import specs
-from opmux.specs import _tex
+from opmux.faces.tex import enums
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
 CUDA, BF16 = "cuda", torch.bfloat16
@@ -34,8 +34,8 @@ def forward_args(layout, mask, q, k, v, cu_q, cu_kv, longest, window=(-1, -1), p
     return {
         "max_seqlen_q": longest[0], "max_seqlen_kv": longest[1], "is_training": True,
         "attn_scale": q.shape[-1] ** -0.5, "p_dropout": p, "set_zero": True,
-        "qkv_layout": _tex.NVTE_QKV_Layout[f"NVTE_{layout}"], "o_format": _tex.NVTE_QKV_Format[f"NVTE_{fmt}"],
-        "qkv_scale_inv_format": 8, "bias_type": 0, "attn_mask_type": _tex.NVTE_Mask_Type[f"NVTE_{mask}"],
+        "qkv_layout": enums.NVTE_QKV_Layout[f"NVTE_{layout}"], "o_format": enums.NVTE_QKV_Format[f"NVTE_{fmt}"],
+        "qkv_scale_inv_format": 8, "bias_type": 0, "attn_mask_type": enums.NVTE_Mask_Type[f"NVTE_{mask}"],
         "softmax_type": 0, "window_size": window, "bottom_right_diagonal": "BOTTOM_RIGHT" in mask, "cu_seqlens_q": cu_q,
         "cu_seqlens_kv": cu_kv, "Q": q, "K": k, "V": v, "fake_dtype": q.dtype, "cu_seqlens_q_padded": None,
         "cu_seqlens_kv_padded": None, "page_table_k": None, "page_table_v": None, "s_quantizer": None,

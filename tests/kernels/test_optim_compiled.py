@@ -10,8 +10,8 @@ import torch
 from opmux.specs import optim as spec
 
 pytest.importorskip("triton")
+from opmux.kernels import dropout as tex_dropout
 from opmux.kernels import optim as kernels
-from opmux.kernels import tex_dropout
 from opmux.kernels.lib.compile_only import CHIPS, compiling_for
 
 MODE = "compile"

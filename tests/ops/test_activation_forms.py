@@ -12,7 +12,8 @@ import torch.nn.functional as F
 import opmux
 from opmux.core import specs
 from opmux.core.default import reference as whole_reference
-from opmux.specs import activation, tex_activation
+from opmux.faces.tex.ops import activation as tex_activation
+from opmux.specs import activation
 
 CPU = torch.device("cpu")
 DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)

@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from opmux.core.spec import specs
-from opmux.specs import optim, tex_dropout
+from opmux.faces.tex.ops import dropout as tex_dropout
+from opmux.specs import optim
 
 CPU = torch.device("cpu")
 OPS = [specs.by_key[f"tex::{name}"] for name in optim.FORMS]
@@ -288,10 +289,10 @@ def test_what_dropout_refuses(args, error, says):
 
 
 def test_dropout_of_a_quantized_tensor():
-    from opmux.specs._quantized import Float8CurrentScalingQuantizer, quantized
+    from opmux.faces.tex.quantized import OPS, Float8CurrentScalingQuantizer, quantized
 
     x = torch.randn(32, 32, dtype=torch.bfloat16)
-    eight = quantized(x, Float8CurrentScalingQuantizer(torch.float8_e4m3fn, device=CPU))
+    eight = quantized(OPS, x, Float8CurrentScalingQuantizer(torch.float8_e4m3fn, device=CPU))
     y, mask = tex_dropout.dropout_fwd(eight, 0.0)
     assert mask.eq(255).all()
     torch.testing.assert_close(y, x, rtol=0.07, atol=1e-2)

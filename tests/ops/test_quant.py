@@ -11,9 +11,11 @@ import pytest
 import torch
 
 from opmux.core.spec import specs
-from opmux.specs import _fp4, quant, tex_quantize
-from opmux.specs import _quantized as Q
-from opmux.specs._tex import DType
+from opmux.faces.tex import fp4
+from opmux.faces.tex import quantized as Q
+from opmux.faces.tex.enums import DType
+from opmux.faces.tex.ops import quantize as tex_quantize
+from opmux.specs import quant
 
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
 both = pytest.mark.parametrize("fp8", [E4M3, E5M2], ids=["e4m3", "e5m2"])
@@ -191,23 +193,23 @@ def test_mxfp8(fp8, two_d):
 
 def nearest(value):
     """The E2M1 code of a number: the nearest, and of two the even one."""
-    code = min(range(8), key=lambda c: (abs(_fp4.LEVELS[c] - abs(value)), c % 2))
+    code = min(range(8), key=lambda c: (abs(fp4.LEVELS[c] - abs(value)), c % 2))
     return code | (8 if math.copysign(1, value) < 0 else 0)
 
 
 def test_codes_of_fp4():
     values = [s * v for v in (0, 0.25, 0.26, 0.5, 0.75, 1.2, 1.25, 1.75, 2.5, 2.6, 3.5, 5.0, 5.1, 6.0) for s in (1, -1)]
-    code = _fp4.codes(torch.tensor(values))
+    code = fp4.codes(torch.tensor(values))
     assert code.tolist() == [nearest(v) for v in values]
-    pairs = _fp4.packed(code)
-    assert pairs.numel() * 2 == code.numel() and torch.equal(_fp4.codes(_fp4.unpacked(pairs)), code)
+    pairs = fp4.packed(code)
+    assert pairs.numel() * 2 == code.numel() and torch.equal(fp4.codes(fp4.unpacked(pairs)), code)
 
 
 @pytest.mark.parametrize("two_d", [False, True])
 def test_nvfp4(two_d):
     x = torch.randn(32, 48) * torch.logspace(-2, 2, 48)
     x[:16, :16] = 0
-    y = Q.quantized(x, Q.NVFP4Quantizer(with_2d_quantization=two_d))
+    y = Q.quantized(Q.OPS, x, Q.NVFP4Quantizer(with_2d_quantization=two_d))
     amax = x.abs().max()
     assert y._amax_rowwise.item() == y._amax_columnwise.item() == amax.item()
     forth = torch.tensor(2688.0) / amax
@@ -224,17 +226,17 @@ def test_nvfp4(two_d):
                 encode = (1 / (scale.float() * (1 / forth))).clamp(max=torch.finfo(torch.float32).max)
                 wanted = [nearest(v) for v in (of[i, j : j + 16] * encode).clamp(-6, 6).tolist()]
                 assert code[i, j : j + 16].tolist() == wanted
-    assert (Q.plain(y) - x).abs().max() <= amax / 6 * 1.1
-    assert (Q.plain(y, columnwise=True) - x).abs().max() <= amax / 6 * 1.1
+    assert (Q.plain(Q.OPS, y) - x).abs().max() <= amax / 6 * 1.1
+    assert (Q.plain(Q.OPS, y, columnwise=True) - x).abs().max() <= amax / 6 * 1.1
 
 
 def test_stochastic_rounding_is_right_on_average():
     torch.manual_seed(0)
     values = torch.tensor([0.1, 0.6, 1.3, 2.2, 3.7, 5.9, -0.4, -4.4]).repeat(4000, 1)
-    drawn = _fp4.unpacked(_fp4.packed(_fp4.codes(values, stochastic=True)))
+    drawn = fp4.unpacked(fp4.packed(fp4.codes(values, stochastic=True)))
     torch.testing.assert_close(drawn.mean(0), values[0], rtol=0.05, atol=0.02)
-    exact = torch.tensor([_fp4.LEVELS, [-v for v in _fp4.LEVELS]])
-    assert torch.equal(_fp4.unpacked(_fp4.packed(_fp4.codes(exact, stochastic=True))), exact)
+    exact = torch.tensor([fp4.LEVELS, [-v for v in fp4.LEVELS]])
+    assert torch.equal(fp4.unpacked(fp4.packed(fp4.codes(exact, stochastic=True))), exact)
 
 
 def test_four_over_six_takes_the_nearer():
@@ -242,7 +244,7 @@ def test_four_over_six_takes_the_nearer():
     amax = x.abs().max().reshape(1)
     apart = {}
     for how in (None, "MAE", "MSE"):
-        back = _fp4.decoded(*_fp4.encoded(x, amax, four_over_six=how), amax)
+        back = fp4.decoded(*fp4.encoded(x, amax, four_over_six=how), amax)
         apart[how] = (back - x).view(64, 4, 16)
     assert (apart["MAE"].abs().sum(-1) <= apart[None].abs().sum(-1) + 1e-5).all()
     assert ((apart["MSE"] ** 2).sum(-1) <= (apart[None] ** 2).sum(-1) + 1e-5).all()
@@ -259,12 +261,12 @@ def hadamard():
 def test_rotation_of_columns_and_back():
     x = torch.randn(32, 48)
     q = Q.NVFP4Quantizer(with_rht=True, with_post_rht_amax=True, rht_matrix=hadamard())
-    y = Q.quantized(x, q)
+    y = Q.quantized(Q.OPS, x, q)
     turned = (x.t().reshape(-1, 16) @ hadamard()).view(48, 32)
     assert y._amax_columnwise.item() == turned.abs().max().item()
-    data, _ = _fp4.encoded(turned, y._amax_columnwise)
+    data, _ = fp4.encoded(turned, y._amax_columnwise)
     assert torch.equal(y._columnwise_data, data)
-    assert (Q.plain(y, columnwise=True) - x).abs().mean() < 0.15
+    assert (Q.plain(Q.OPS, y, columnwise=True) - x).abs().mean() < 0.15
 
 
 # ---- quantizers and tensors -----------------------------------------------------------------------------------------
@@ -318,7 +320,7 @@ def test_buffers_follow_usages(kind):
         assert [getattr(made, n) is not None for n in names] == [row, col]
         if kind in ("delayed", "current"):
             assert made._transpose_invalid is not col
-        assert (Q.plain(made, torch.float32) - x).abs().mean() < 0.2
+        assert (Q.plain(Q.OPS, made, torch.float32) - x).abs().mean() < 0.2
         empty = tex["create_empty_quantized_tensor"](q, [32, 64], torch.bfloat16, torch.device("cpu"), False)
         assert [getattr(empty, n) is not None for n in names] == [row, col] and empty.dtype == torch.bfloat16
 
@@ -354,7 +356,9 @@ def test_whose_kind():
     assert [Q.kind_of(made()) for made in MADE.values()] == list(MADE) and Q.kind_of(None) is None
     with pytest.raises(TypeError, match="must be None or one of Float8Quantizer.*got Tensor"):
         Q.kind_of(torch.ones(1))
-    assert not Q.is_quantized(torch.ones(1)) and not Q.is_quantized(None) and Q.plain(torch.ones(1)).item() == 1.0
+    assert (
+        not Q.is_quantized(torch.ones(1)) and not Q.is_quantized(None) and Q.plain(Q.OPS, torch.ones(1)).item() == 1.0
+    )
 
 
 def older_engine():
@@ -428,8 +432,8 @@ def test_pieces_are_quantized_each_by_its_own():
 def test_fp4_by_known_amaxes():
     x, q = torch.randn(32, 64), MADE["nvfp4"]()
     made = tex["nvfp4_quantize_with_amax"](x, q, torch.tensor([9.0]), torch.tensor([7.0]))
-    assert torch.equal(made._rowwise_data, _fp4.encoded(x, torch.tensor([9.0]))[0])
-    assert torch.equal(made._columnwise_data, _fp4.encoded(x.t(), torch.tensor([7.0]))[0])
+    assert torch.equal(made._rowwise_data, fp4.encoded(x, torch.tensor([9.0]))[0])
+    assert torch.equal(made._columnwise_data, fp4.encoded(x.t(), torch.tensor([7.0]))[0])
     assert (made._amax_rowwise.item(), made._amax_columnwise.item()) == (9.0, 7.0)
 
 

@@ -10,8 +10,10 @@ import torch.nn.functional as F
 
 from opmux.core import specs
 from opmux.core.default import reference
-from opmux.specs import tex_activation, tex_scaled_activation
-from opmux.specs._quantized import (
+from opmux.faces.tex.ops import activation as tex_activation
+from opmux.faces.tex.ops import scaled_activation as tex_scaled_activation
+from opmux.faces.tex.quantized import (
+    OPS,
     Float8BlockQuantizer,
     Float8CurrentScalingQuantizer,
     Float8Quantizer,
@@ -70,7 +72,7 @@ def test_every_quantizer_is_taken(name, kind):
     got, dbias = called(name, grad, x, quantizer)
     fused = kind == "delayed" and name in tex_activation.OPS
     y, _ = called(name, grad.float(), x.float(), None) if fused else called(name, grad, x, None)
-    want = quantized(y, again)
+    want = quantized(OPS, y, again)
     want._dtype = torch.bfloat16
     same(got, want)
     if kind == "delayed":

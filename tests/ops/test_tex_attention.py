@@ -12,12 +12,12 @@ from torch import Tensor
 
 from opmux.core.errors import NotSupported
 from opmux.core.spec import specs
-from opmux.specs import _quantized, _tex
+from opmux.faces.tex import enums, quantized
 from opmux.specs.random import philox_dropout_mask
 
 FWD, BWD = specs.find("tex::fused_attn_fwd"), specs.find("tex::fused_attn_bwd")
-LAYOUTS = [n.removeprefix("NVTE_") for n in _tex.NVTE_QKV_Layout.__members__ if "NOT_SET" not in n]
-MASKS = [n.removeprefix("NVTE_") for n in _tex.NVTE_Mask_Type.__members__]
+LAYOUTS = [n.removeprefix("NVTE_") for n in enums.NVTE_QKV_Layout.__members__ if "NOT_SET" not in n]
+MASKS = [n.removeprefix("NVTE_") for n in enums.NVTE_Mask_Type.__members__]
 SQ, SK = (3, 5, 0, 4), (6, 4, 3, 7)  # tokens of each sequence; one has no query, one fewer keys than queries
 SQUARE = (3, 5, 0, 4)
 D = 4
@@ -201,11 +201,11 @@ def forward_args(call: Call, qkv, tables, bias, offset, **other: Any) -> dict[st
     cu_kv = cu_q if sk == sq else cu(sk)  # one tensor says that lengths are the same
     return {
         "max_seqlen_q": max(sq), "max_seqlen_kv": max(sk), "is_training": call.training, "attn_scale": D**-0.5,
-        "p_dropout": call.dropout, "set_zero": True, "qkv_layout": member(_tex.NVTE_QKV_Layout, call.layout),
-        "o_format": member(_tex.NVTE_QKV_Format, (call.o_format or call.q_format).upper()),
-        "qkv_scale_inv_format": _tex.NVTE_QKV_Format.NVTE_QKV_Format_NOT_SET,
-        "bias_type": member(_tex.NVTE_Bias_Type, call.bias), "attn_mask_type": member(_tex.NVTE_Mask_Type, call.mask),
-        "softmax_type": member(_tex.NVTE_Softmax_Type, call.softmax), "window_size": call.window,
+        "p_dropout": call.dropout, "set_zero": True, "qkv_layout": member(enums.NVTE_QKV_Layout, call.layout),
+        "o_format": member(enums.NVTE_QKV_Format, (call.o_format or call.q_format).upper()),
+        "qkv_scale_inv_format": enums.NVTE_QKV_Format.NVTE_QKV_Format_NOT_SET,
+        "bias_type": member(enums.NVTE_Bias_Type, call.bias), "attn_mask_type": member(enums.NVTE_Mask_Type, call.mask),
+        "softmax_type": member(enums.NVTE_Softmax_Type, call.softmax), "window_size": call.window,
         "bottom_right_diagonal": diagonal, "cu_seqlens_q": cu_q, "cu_seqlens_kv": cu_kv, "Q": qkv[0], "K": qkv[1],
         "V": qkv[2], "fake_dtype": call.dtype, "cu_seqlens_q_padded": padded(sq), "cu_seqlens_kv_padded": padded(sk),
         "page_table_k": tables and tables[0], "page_table_v": tables and tables[1], "s_quantizer": None,
@@ -464,8 +464,8 @@ def test_nothing_is_read_on_the_host(spec):
 # ---- FP8 ------------------------------------------------------------------------------------------------------------
 
 
-def fp8(amax: float = 0.0, dtype: Any = _tex.DType.kFloat8E4M3) -> Any:
-    return _quantized.Float8Quantizer(torch.tensor([16.0]), torch.tensor([amax]), dtype, columnwise=False)
+def fp8(amax: float = 0.0, dtype: Any = enums.DType.kFloat8E4M3) -> Any:
+    return quantized.Float8Quantizer(torch.tensor([16.0]), torch.tensor([amax]), dtype, columnwise=False)
 
 
 @pytest.mark.parametrize("layout", ["BSHD_BSHD_BSHD", "SB3HD", "BSHD_BSH2D"])
@@ -473,30 +473,33 @@ def fp8(amax: float = 0.0, dtype: Any = _tex.DType.kFloat8E4M3) -> Any:
 def test_fp8(layout, kind):
     call = Call(layout, "CAUSAL_MASK", kv_heads=heads_of(layout), square=True, dtype=torch.bfloat16)
     qkv, _ = tensors(call, torch.Generator().manual_seed(0))
-    current = lambda: _quantized.Float8CurrentScalingQuantizer(columnwise=False)
+    current = lambda: quantized.Float8CurrentScalingQuantizer(columnwise=False)
     quantizer, s, o_of = fp8(), fp8() if kind == "delayed" else current(), fp8() if kind == "delayed" else current()
-    held = [_quantized.quantized(t.contiguous(), quantizer) for t in qkv]
+    held = [quantized.quantized(quantized.OPS, t.contiguous(), quantizer) for t in qkv]
     given = forward_args(call, held, None, None, None, s_quantizer=s, o_quantizer=o_of)
     o, *aux = FWD.reference(**given)
     exact = [t.dequantize(dtype=torch.float64) for t in held]
     double = dataclasses.replace(call, dtype=F64)
     want, *_ = FWD.reference(**forward_args(double, exact, None, None, None))
     if kind == "delayed":
-        assert _quantized.is_quantized(o) and o._data.dtype is torch.uint8 and s.amax.item() == 1
+        assert quantized.is_quantized(o) and o._data.dtype is torch.uint8 and s.amax.item() == 1
         assert o_of.amax.item() == pytest.approx(want.abs().max().item(), rel=0.01)
     else:
         assert type(o) is Tensor and o.dtype is torch.bfloat16
-    torch.testing.assert_close(_quantized.plain(o, F64), want, rtol=0.07, atol=0.01)
+    torch.testing.assert_close(quantized.plain(quantized.OPS, o, F64), want, rtol=0.07, atol=0.01)
 
-    do = _quantized.quantized(torch.randn(want.shape).bfloat16(), fp8(dtype=_tex.DType.kFloat8E5M2))
-    dp, dqkv = (fp8(dtype=_tex.DType.kFloat8E5M2) if kind == "delayed" else current() for _ in range(2))
+    do = quantized.quantized(quantized.OPS, torch.randn(want.shape).bfloat16(), fp8(dtype=enums.DType.kFloat8E5M2))
+    dp, dqkv = (fp8(dtype=enums.DType.kFloat8E5M2) if kind == "delayed" else current() for _ in range(2))
     *found, _, _ = BWD.reference(**backward_args(given, o, do, aux, dp_quantizer=dp, dqkv_quantizer=dqkv))
     back = backward_args(
-        forward_args(double, exact, None, None, None), _quantized.plain(o, F64), do.dequantize(dtype=F64), aux
+        forward_args(double, exact, None, None, None),
+        quantized.plain(quantized.OPS, o, F64),
+        do.dequantize(dtype=F64),
+        aux,
     )
     for got, w in zip(found, BWD.reference(**back), strict=False):
-        assert _quantized.is_quantized(got) == (kind == "delayed")
-        torch.testing.assert_close(_quantized.plain(got, F64), w, rtol=0.15, atol=0.03)
+        assert quantized.is_quantized(got) == (kind == "delayed")
+        torch.testing.assert_close(quantized.plain(quantized.OPS, got, F64), w, rtol=0.15, atol=0.03)
     if kind == "delayed":
         assert dp.amax.item() > 0 and dqkv.amax.item() > 0
         for part, like in zip(found, qkv, strict=True):
@@ -520,7 +523,7 @@ def test_fp8(layout, kind):
         ({"K": torch.zeros(4, 7, 2, D)}, "K must have the dtype of Q"),
         ({"cu_seqlens_q": torch.zeros(3, dtype=torch.int32)}, r"cu_seqlens_q must have shape \(5\)"),
         ({"cu_seqlens_kv": None}, "cu_seqlens_kv must be a Tensor"),
-        ({"o_format": _tex.NVTE_QKV_Format.NVTE_THD}, "o_format must be THD where Q is"),
+        ({"o_format": enums.NVTE_QKV_Format.NVTE_THD}, "o_format must be THD where Q is"),
         ({"bias_type": 1}, "Bias must be a Tensor; got None"),
         ({"softmax_type": 2}, "SoftmaxOffset must be a Tensor; got None"),
         ({"rng_gen": 3}, "rng_gen must be a torch.Generator or None; got int"),
@@ -558,15 +561,15 @@ BACKEND = specs.find("tex::get_fused_attn_backend")
         ({"q_dtype": torch.float8_e4m3fn, "kv_dtype": torch.float8_e4m3fn}, 2),
         ({"num_gqa_groups": 3}, -1),
         ({"head_dim_v": 32}, -1),
-        ({"head_dim_v": 32, "qkv_layout": _tex.NVTE_QKV_Layout.NVTE_BSHD_BSHD_BSHD}, 1),
-        ({"qkv_layout": _tex.NVTE_QKV_Layout.NVTE_Paged_KV_BSHD_BSHD_BSHD}, -1),
-        ({"qkv_layout": _tex.NVTE_QKV_Layout.NVTE_Paged_KV_BSHD_BSHD_BSHD, "is_training": False}, 1),
+        ({"head_dim_v": 32, "qkv_layout": enums.NVTE_QKV_Layout.NVTE_BSHD_BSHD_BSHD}, 1),
+        ({"qkv_layout": enums.NVTE_QKV_Layout.NVTE_Paged_KV_BSHD_BSHD_BSHD}, -1),
+        ({"qkv_layout": enums.NVTE_QKV_Layout.NVTE_Paged_KV_BSHD_BSHD_BSHD, "is_training": False}, 1),
     ],
 )  # fmt: skip
 def test_backends(changed, backend):
     args = dict(zip(BACKEND.names, next(iter(BACKEND.samples(torch.float32, "cpu"))).args, strict=True)) | changed
     found = BACKEND.reference(**args)
-    assert int(found) == backend and isinstance(found, _tex.NVTE_Fused_Attn_Backend)
+    assert int(found) == backend and isinstance(found, enums.NVTE_Fused_Attn_Backend)
 
 
 def test_backends_asked_for_by_one_object():
@@ -575,11 +578,11 @@ def test_backends_asked_for_by_one_object():
 
     args = dict(zip(BACKEND.names, next(iter(BACKEND.samples(torch.float32, "cpu"))).args, strict=True))
     asked = SimpleNamespace(
-        **args, qkv_dtype=_tex.DType.kBFloat16, dropout=0.0, scaling_mode=0, batch_size=2
+        **args, qkv_dtype=enums.DType.kBFloat16, dropout=0.0, scaling_mode=0, batch_size=2
     )  # fmt: skip
-    assert BACKEND.reference(asked) == (_tex.NVTE_Fused_Attn_Backend.NVTE_F16_arbitrary_seqlen, "")
-    asked.qkv_dtype = _tex.DType.kFloat32
+    assert BACKEND.reference(asked) == (enums.NVTE_Fused_Attn_Backend.NVTE_F16_arbitrary_seqlen, "")
+    asked.qkv_dtype = enums.DType.kFloat32
     found, why = BACKEND.reference(asked)
     assert found == -1 and "takes float16, bfloat16" in why
-    asked.qkv_dtype, asked.scaling_mode = _tex.DType.kFloat8E4M3, 1
+    asked.qkv_dtype, asked.scaling_mode = enums.DType.kFloat8E4M3, 1
     assert BACKEND.reference(asked)[0] == -1

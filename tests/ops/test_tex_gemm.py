@@ -8,8 +8,8 @@ import torch.nn.functional as F
 
 from opmux.core.errors import NoImplementation
 from opmux.core.spec import Tol
-from opmux.specs import _quantized as q
-from opmux.specs import tex_gemm
+from opmux.faces.tex import quantized as q
+from opmux.faces.tex.ops import gemm as tex_gemm
 
 BF16, F16, F32, F64 = torch.bfloat16, torch.float16, torch.float32, torch.float64
 DTYPES = (F64, F32, F16, BF16)
@@ -204,7 +204,7 @@ QUANTIZERS = {
 
 
 def numbers(value, columnwise):
-    return q.plain(value, F32, columnwise)
+    return q.plain(q.OPS, value, F32, columnwise)
 
 
 @every_layout
@@ -213,7 +213,7 @@ def numbers(value, columnwise):
 def test_quantized_factors(layout, a_kind, b_kind):
     """What the bytes stand for is multiplied: rowwise or columnwise, as the layout says."""
     (A, B), (transa, transb) = factors(layout, BF16, 160, 96, 288), LAYOUTS[layout]
-    a, b = q.quantized(A, QUANTIZERS[a_kind]()), q.quantized(B, QUANTIZERS[b_kind]())
+    a, b = q.quantized(q.OPS, A, QUANTIZERS[a_kind]()), q.quantized(q.OPS, B, QUANTIZERS[b_kind]())
     want = truth(numbers(a, not transa), numbers(b, transb), layout)
     bias = torch.randn(96, dtype=BF16)
     close(call(a, b, layout, to=F32)[0], want, "float32")
@@ -232,14 +232,14 @@ def test_quantized_factors(layout, a_kind, b_kind):
 
 def test_one_quantized_factor():
     A, B = factors("TN", BF16, 32, 32, 64)
-    a = q.quantized(A, q.Float8CurrentScalingQuantizer())
-    close(call(a, B)[0], truth(q.plain(a, BF16), B, "TN"))
+    a = q.quantized(q.OPS, A, q.Float8CurrentScalingQuantizer())
+    close(call(a, B)[0], truth(q.plain(q.OPS, a, BF16), B, "TN"))
 
 
 def test_data_of_one_way_alone():
     """Where a transpose was never made, or has gone stale, the data serves."""
     A, B = factors("NN", BF16, 32, 48, 64)
-    a, b = (q.quantized(t, q.Float8CurrentScalingQuantizer()) for t in (A, B))
+    a, b = (q.quantized(q.OPS, t, q.Float8CurrentScalingQuantizer()) for t in (A, B))
     want = call(a, b, "NN", to=F32)[0]
     a._transpose_invalid = True
     assert torch.equal(call(a, b, "NN", to=F32)[0], want)
@@ -251,8 +251,8 @@ def test_a_quantized_result():
     A, B = factors("TN", BF16, 32, 64, 64)
     for make in QUANTIZERS.values():
         D = call(A, B, quantizer=make(), to=BF16)[0]
-        want = q.plain(q.quantized(call(A, B)[0], make()), F32)
-        assert q.is_quantized(D) and torch.equal(q.plain(D, F32), want)
+        want = q.plain(q.quantized(q.OPS, call(A, B)[0], make()), F32)
+        assert q.is_quantized(D) and torch.equal(q.plain(q.OPS, D, F32), want)
     delayed = q.Float8Quantizer(torch.full((1,), 8.0), torch.zeros(1))
     room = q.empty(delayed, (32, 64), BF16, "cpu")
     D = call(A, B, out=room, quantizer=delayed, to=BF16)[0]
@@ -327,7 +327,7 @@ def test_a_groups_weight_gradients(accumulate):
 
 def test_a_group_of_quantized_factors():
     As, Bs = zip(*(factors("TN", BF16, m, 32, 64) for m in (16, 32)), strict=True)
-    new = lambda t: q.quantized(t, q.Float8CurrentScalingQuantizer())
+    new = lambda t: q.quantized(q.OPS, t, q.Float8CurrentScalingQuantizer())
     As, Bs = list(map(new, As)), list(map(new, Bs))
     D = [torch.full((48, 32), float("nan"), dtype=F32)]
     group(As, Bs, "TN", D, single=True)

@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from opmux.specs import tex_grouped as grouped
-from opmux.specs._grouped import GroupedTensor, members
-from opmux.specs._quantized import (
+from opmux.faces.tex.grouped_tensor import GroupedTensor, members
+from opmux.faces.tex.ops import grouped
+from opmux.faces.tex.quantized import (
+    OPS,
     Float8BlockQuantizer,
     Float8CurrentScalingQuantizer,
     Float8Quantizer,
@@ -67,7 +68,7 @@ def test_members_are_what_they_would_be_alone(name, dims):
     for member, rows in zip(found, dims or [32] * 3, strict=True):
         assert tuple(member.size()) == (rows, 64)
         if rows:
-            assert same(member, quantized(x[at : at + rows], quantizer))
+            assert same(member, quantized(OPS, x[at : at + rows], quantizer))
         at += rows
     size = x.numel() // (2 if name.startswith("nvfp4") else 1)
     assert group.rowwise_data.dim() == 1 and group.rowwise_data.numel() == size
@@ -141,7 +142,7 @@ def test_back_to_numbers():
     assert back.quantizer is None and back.rowwise_data.dtype is torch.bfloat16 and back.first_dims is group.first_dims
     rows = back.rowwise_data.view(160, 32)
     for member, part in zip(members(group), rows.split([*DIMS, 32]), strict=False):
-        assert not len(part) or torch.equal(part, plain(member, torch.bfloat16))
+        assert not len(part) or torch.equal(part, plain(OPS, member, torch.bfloat16))
     assert rows[128:].count_nonzero() == 0
 
 
@@ -151,7 +152,9 @@ def test_columns_of_what_came_in_rows():
     data, scales = group.rowwise_data, group.scale_inv
     kept = data.clone(), scales.clone()
     values = grouped.group_requantize_inplace(group, quantizer, 3, int64(*DIMS), torch.float32, None, True)
-    assert torch.equal(values, torch.cat([plain(m, torch.float32).view(-1, 64) for m in members(group) if m.numel()]))
+    assert torch.equal(
+        values, torch.cat([plain(OPS, m, torch.float32).view(-1, 64) for m in members(group) if m.numel()])
+    )
     assert group.rowwise_data is data and torch.equal(data, kept[0]) and torch.equal(scales, kept[1])
     want = grouped.group_quantize(values, MXFP8Quantizer(rowwise=False), 3, int64(*DIMS))
     assert torch.equal(group.columnwise_data, want.columnwise_data)
@@ -278,11 +281,15 @@ def test_products_of_quantized_members(name):
     a, b = grouped.group_quantize(w, quantizer, 3, None), grouped.group_quantize(x, quantizer, 3, dims)
     y = torch.zeros(128, 32)
     run("grouped_tensor", a, True, b, False, group_of(y, 3, dims))
-    pairs = [(plain(p, torch.float64), plain(q, torch.float64)) for p, q in zip(members(b), members(a)) if p.numel()]
+    pairs = [
+        (plain(OPS, p, torch.float64), plain(OPS, q, torch.float64))
+        for p, q in zip(members(b), members(a))
+        if p.numel()
+    ]
     torch.testing.assert_close(y.double(), torch.cat([p @ q.t() for p, q in pairs]), rtol=1e-5, atol=1e-4)
     out = [torch.zeros(64, 64) for _ in range(3)]
     run("discrete_out", b, False, b, True, out)
-    last = plain(members(b)[2], torch.float64, columnwise=True)
+    last = plain(OPS, members(b)[2], torch.float64, columnwise=True)
     torch.testing.assert_close(out[2].double(), last.t() @ last, rtol=1e-5, atol=1e-3)
 
 

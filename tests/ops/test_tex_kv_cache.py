@@ -6,11 +6,11 @@ import pytest
 import torch
 
 from opmux.core.spec import specs
-from opmux.specs import _tex
+from opmux.faces.tex import enums
 
 H, D = 2, 3
 NEW, CACHED = (2, 0, 3), (5, 4, 3)  # new tokens of each sequence, and all of them
-FORMATS = _tex.NVTE_QKV_Format
+FORMATS = enums.NVTE_QKV_Format
 
 
 def call(name, *args, **kwargs):

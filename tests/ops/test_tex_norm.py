@@ -7,7 +7,8 @@ import torch
 
 from opmux.core import NotSupported
 from opmux.faces.tex.ops import norm as tex_norm
-from opmux.specs._quantized import (
+from opmux.faces.tex.quantized import (
+    OPS,
     Float8BlockQuantizer,
     Float8CurrentScalingQuantizer,
     Float8Quantizer,
@@ -67,7 +68,7 @@ def test_every_quantizer_is_taken(name, kind):
     quantizer, again = QUANTIZERS[kind](), QUANTIZERS[kind]()
     try:
         y = wide_result(name, x, w, b) if kind == "delayed" else forward(name, x, w, b)[0]
-        want = quantized(y, again)
+        want = quantized(OPS, y, again)
     except NotSupported:
         pytest.skip(f"{kind} is not there yet")
     out, mu, rsigma = forward(name, x, w, b, quantizer=quantizer, otype=torch.bfloat16)
@@ -87,7 +88,7 @@ def test_delayed_scaling_casts_without_a_rounding_between(name):
     x, w, b = tensors((256, 256))
     quantizer, again = QUANTIZERS["delayed"](), QUANTIZERS["delayed"]()
     out = forward(name, x, w, b, quantizer=quantizer, otype=torch.bfloat16)[0]
-    rounded = quantized(forward(name, x, w, b)[0], again)
+    rounded = quantized(OPS, forward(name, x, w, b)[0], again)
     y = wide_result(name, x, w, b)
     assert torch.equal(out._data, (y * 7).clamp(-448, 448).to(E4M3).view(torch.uint8))
     assert (out._data != rounded._data).float().mean() > 0.01
@@ -113,24 +114,24 @@ def test_ln_out_may_be_a_quantized_tensor(name, kind):
     x, w, b = tensors()
     quantizer = QUANTIZERS[kind]()
     try:
-        target = quantized(torch.zeros_like(x), quantizer)
+        target = quantized(OPS, torch.zeros_like(x), quantizer)
     except NotSupported:
         pytest.skip(f"{kind} is not there yet")
     buffers = {n: t.data_ptr() for n, t in held(target).items()}
     out = forward(name, x, w, b, quantizer=quantizer, ln_out=target)[0]
     assert out is target and {n: t.data_ptr() for n, t in held(out).items()} == buffers
-    same(out, quantized(forward(name, x, w, b)[0], QUANTIZERS[kind]()))
+    same(out, quantized(OPS, forward(name, x, w, b)[0], QUANTIZERS[kind]()))
 
 
 @norms
 def test_what_cannot_be_written_to_is_refused_before_anything_is(name):
     x, w, b = tensors()
     quantizer = QUANTIZERS["delayed"]()
-    for wrong in (torch.zeros_like(x), object(), quantized(x, QUANTIZERS["mxfp8"]())):
-        with pytest.raises(TypeError, match=f"^{name}: ln_out must be a Float8Tensor.*or None; got "):
+    for wrong in (torch.zeros_like(x), object(), quantized(OPS, x, QUANTIZERS["mxfp8"]())):
+        with pytest.raises(TypeError, match=f"^{name}: ln_out must be None or a Float8Tensor; got "):
             forward(name, x, w, b, quantizer=quantizer, ln_out=wrong)
     with pytest.raises(TypeError, match=f"^{name}: ln_out must be a Tensor or None; got Float8Tensor"):
-        forward(name, x, w, b, ln_out=quantized(x, QUANTIZERS["delayed"]()))
+        forward(name, x, w, b, ln_out=quantized(OPS, x, QUANTIZERS["delayed"]()))
     with pytest.raises(TypeError, match=f"^{name}: quantizer must be None or one of .*; got str"):
         forward(name, x, w, b, quantizer="fp8")
     with pytest.raises(ValueError, match=f"^{name}: input must have rows and columns in multiples of 32"):

@@ -5,10 +5,8 @@ import torch
 
 from opmux.core.errors import NoImplementation, NotSupported
 from opmux.core.spec import specs
-from opmux.specs import tex_elsewhere as elsewhere
-from opmux.specs import tex_nvfp4 as nvfp4
-from opmux.specs import tex_scaling as scaling
-from opmux.specs._quantized import Float8BlockQuantizer, MXFP8Quantizer, NVFP4Quantizer, quantized
+from opmux.faces.tex.ops import nvfp4, scaling, unavailable
+from opmux.faces.tex.quantized import OPS, Float8BlockQuantizer, MXFP8Quantizer, NVFP4Quantizer, quantized
 
 CPU = torch.device("cpu")
 MINE = [s for s in specs if s.family in ("tex_scaling", "tex_nvfp4", "tex_elsewhere")]
@@ -119,7 +117,7 @@ SHARDS = ((0, 3001), (3001, 64 * 96))
 
 def test_shards_together_are_a_quantized_block_tensor():
     x = drawn(64, 96, scale=3.0)
-    whole = quantized(x, Float8BlockQuantizer(columnwise=False))
+    whole = quantized(OPS, x, Float8BlockQuantizer(columnwise=False))
     amax = torch.zeros(len(SHARDS), *whole._rowwise_scale_inv.shape)
     for part, (a, b) in zip(amax, SHARDS, strict=True):
         scaling.fp8_block_scaling_compute_partial_amax(x.view(-1)[a:b], part, 64, 96, a, 128)
@@ -133,7 +131,7 @@ def test_shards_together_are_a_quantized_block_tensor():
 
 def test_shards_together_are_a_quantized_mx_tensor():
     x = drawn(64, 96, scale=3.0)
-    whole = quantized(x, MXFP8Quantizer())
+    whole = quantized(OPS, x, MXFP8Quantizer())
     row, col = torch.zeros(2, 64 * 96, dtype=torch.uint8)
     for a, b in SHARDS:
         scales = whole._rowwise_scale_inv, whole._columnwise_scale_inv
@@ -144,7 +142,7 @@ def test_shards_together_are_a_quantized_mx_tensor():
 
 def test_shards_together_are_a_quantized_nvfp4_tensor():
     x = drawn(64, 96, scale=3.0)
-    whole = quantized(x, NVFP4Quantizer(with_2d_quantization=True))
+    whole = quantized(OPS, x, NVFP4Quantizer(with_2d_quantization=True))
     parts, amax = torch.zeros(2, 4, 6), torch.zeros(2, 1)
     shards = [x.view(-1)[a:b] for a, b in SHARDS]
     starts = [a for a, _ in SHARDS]
@@ -241,7 +239,7 @@ def test_cast_of_a_shard_to_fp4(start, size):
 
 
 def test_nothing_is_swizzled_in_place():
-    made = quantized(drawn(32, 32), MXFP8Quantizer())
+    made = quantized(OPS, drawn(32, 32), MXFP8Quantizer())
     kept = made._rowwise_scale_inv.clone(), made._columnwise_scale_inv.clone()
     assert scaling.swizzle_scales_for_gemm_(made) is None
     assert scaling.multi_tensor_swizzle_scales_for_gemm_([made], True, True) is None
@@ -271,11 +269,11 @@ def test_scales_for_a_kernel_of_others(way):
 # ---- elsewhere ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", sorted(elsewhere.ELSEWHERE))
+@pytest.mark.parametrize("name", sorted(unavailable.UNAVAILABLE))
 def test_what_is_elsewhere_says_what_it_needs(name):
     spec = specs.by_key[f"tex::{name}"]
     given = next(iter(spec.samples(torch.float32, CPU))).args
-    row = elsewhere.ELSEWHERE[name]
+    row = unavailable.UNAVAILABLE[name]
     with pytest.raises(NotSupported, match=rf"^{name}\(.*\): needs ") as said:
         spec.reference(*given)
     assert row.needs in str(said.value) and row.instead in str(said.value)
@@ -286,13 +284,13 @@ def test_what_is_elsewhere_says_what_it_needs(name):
 
 
 def test_answers():
-    assert elsewhere.get_cublasLt_version() < 130300 and elsewhere.get_num_cublas_streams() == 4
-    assert 90000 < elsewhere.get_cudnn_version() < 200000
-    assert elsewhere.device_supports_multicast() is elsewhere.ubuf_built_with_mpi() is False
-    assert elsewhere.nvte_built_with_cublasmp() is elsewhere.ep_zero_copy_supported() is False
-    assert elsewhere.ep_get_zero_copy() is False and elsewhere.ep_finalize() is None
+    assert unavailable.get_cublasLt_version() < 130300 and unavailable.get_num_cublas_streams() == 4
+    assert 90000 < unavailable.get_cudnn_version() < 200000
+    assert unavailable.device_supports_multicast() is unavailable.ubuf_built_with_mpi() is False
+    assert unavailable.nvte_built_with_cublasmp() is unavailable.ep_zero_copy_supported() is False
+    assert unavailable.ep_get_zero_copy() is False and unavailable.ep_finalize() is None
     if not torch.cuda.is_available():
-        assert elsewhere.get_stream_priority_range() == (0, 0)
+        assert unavailable.get_stream_priority_range() == (0, 0)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -304,16 +302,16 @@ def test_newton_schulz_is_a_polynomial_of_the_singular_values(m, n, dtype):
     u, s, v = torch.linalg.svd(x.double(), full_matrices=False)
     for a, b, c in (steps[i : i + 3] for i in (0, 3, 6)):
         s = a * s + b * s**3 + c * s**5
-    ctx = elsewhere.cusolvermp_ctx_create(0, 1, 0)
+    ctx = unavailable.cusolvermp_ctx_create(0, 1, 0)
     assert isinstance(ctx, int) and ctx
-    assert elsewhere.newton_schulz(ctx, m, n, x, 3, steps) is None
+    assert unavailable.newton_schulz(ctx, m, n, x, 3, steps) is None
     tol = 2e-5 if dtype is torch.float32 else 5e-3
     torch.testing.assert_close(x.double(), u * s @ v, rtol=tol, atol=tol)
-    elsewhere.cusolvermp_ctx_destroy(ctx)
+    unavailable.cusolvermp_ctx_destroy(ctx)
     with pytest.raises(ValueError, match="newton_schulz: ctx_ptr must be of cusolvermp_ctx_create"):
-        elsewhere.newton_schulz(ctx, m, n, x, 3, steps)
+        unavailable.newton_schulz(ctx, m, n, x, 3, steps)
 
 
 def test_a_context_of_several_ranks():
     with pytest.raises((NotSupported, NoImplementation), match="nranks must be 1.*cuSOLVERMp"):
-        elsewhere.cusolvermp_ctx_create(0, 2, 1)
+        unavailable.cusolvermp_ctx_create(0, 2, 1)

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from opmux.core.spec import specs
-from opmux.specs import tex_thd
+from opmux.faces.tex.ops import thd as tex_thd
 
 CU = [0, 4, 4, 12, 18]
 LENGTHS = torch.tensor(CU, dtype=torch.int32)

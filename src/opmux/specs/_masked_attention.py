@@ -5,17 +5,14 @@ what runs where no library's kernel does. Tensors are [batch, heads, seq, dim], 
 """
 
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from ._numeric import wide
-from ._tex import NVTE_Bias_Type
-from .random import philox_dropout, philox_dropout_bwd
 
-NO_BIAS, PRE_SCALE, POST_SCALE, ALIBI = (int(NVTE_Bias_Type[f"NVTE_{n}"]) for n in (
-    "NO_BIAS", "PRE_SCALE_BIAS", "POST_SCALE_BIAS", "ALIBI"))  # fmt: skip
+NO_BIAS, PRE_SCALE, POST_SCALE, ALIBI = range(4)  # as NVIDIA numbers them
 
 
 class Masking(NamedTuple):
@@ -110,9 +107,12 @@ def _probabilities(s: Tensor, lse: Tensor) -> Tensor:
 
 
 def masked_forward(
-    q: Tensor, k: Tensor, v: Tensor, how: Masking, bias: Tensor | None, sink: Tensor | None
+    q: Tensor, k: Tensor, v: Tensor, how: Masking, bias: Tensor | None, sink: Tensor | None, call: Any = None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """o, lse and the greatest score of each query, in float32. A sink, [heads], is a score more with a value of 0."""
+    """o, lse and the greatest score of each query, in float32. A sink, [heads], is a score more with a value of 0.
+
+    `call` holds `philox_dropout` and `philox_dropout_bwd`; only dropout needs it.
+    """
     groups = k.shape[1]
     x = _grouped(how.kept(q, how.q_sizes), groups)
     y, z = (_grouped(how.kept(t, how.kv_sizes), groups) for t in (k, v))
@@ -123,7 +123,7 @@ def masked_forward(
         lse = torch.logaddexp(lse, sink.to(s.dtype).view(1, groups, -1, 1))
     p = _probabilities(s, lse)
     if how.dropped and how.seed is not None:
-        p = philox_dropout(p, how.seed, how.dropped)
+        p = call.philox_dropout(p, how.seed, how.dropped)
     return (p @ z).flatten(1, 2), lse.flatten(1, 2), top.flatten(1, 2)
 
 
@@ -137,7 +137,7 @@ class Gradients(NamedTuple):
 
 def masked_backward(
     do: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, how: Masking, bias: Tensor | None,
-    sink: Tensor | None,
+    sink: Tensor | None, call: Any = None,
 ) -> Gradients:  # fmt: skip
     """By the o and lse that are given, which may be of more keys than there are here: those of other devices."""
     groups = k.shape[1]
@@ -147,7 +147,8 @@ def masked_backward(
     p = _probabilities(_scores(x, y, how, bias), lse)
     dp, dropped = g @ z.mT, p
     if how.dropped and how.seed is not None:
-        dp, dropped = philox_dropout_bwd(dp, how.seed, how.dropped), philox_dropout(p, how.seed, how.dropped)
+        dp = call.philox_dropout_bwd(dp, how.seed, how.dropped)
+        dropped = call.philox_dropout(p, how.seed, how.dropped)
     total = (g * out).sum(-1)
     ds = p * (dp - total[..., None])
     scaled = ds * how.scale

@@ -21,9 +21,9 @@ import torch
 from torch import Tensor
 
 from ..core.spec import BadSample, BadSamples, Tol, op
-from ._layouts import Lengths, packed, unpacked
 from ._masked_attention import Masking, masked_backward, masked_forward
 from ._numeric import FLOATS, check_dtype, dtype_name, rounded, wide
+from ._sequences import Lengths, packed, unpacked
 from .samples import WRONG, Case, Draw, Maker
 
 # Kernels round probabilities to the inputs' dtype before they multiply by v, and the gradient's products likewise.

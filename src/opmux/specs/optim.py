@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from ..core.spec import BadSample, BadSamples, Sample, Samples, Tol, op
-from ._tex import FP8_MAX, check_choice, check_int, check_number, check_tensor, type_name
-from .quant import bytes_of, exponents, inverse, magnitudes, scale_from
+from ._checks import check_choice, check_int, check_number, check_tensor, type_name
+from .quant import FP8_MAX, bytes_of, exponents, inverse, magnitudes, scale_from
 
 Lists = list[list[Tensor]]
 

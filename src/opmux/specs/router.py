@@ -4,6 +4,7 @@ Scores, sums and what is kept for the backward are float32. Of equal scores the 
 """
 
 from collections.abc import Callable, Iterator
+from enum import IntEnum
 from typing import Any
 
 import torch
@@ -11,17 +12,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..core.spec import BadSample, BadSamples, Tol, op
-from ._tex import (
-    NVTEQBHistogramMode,
-    NVTERoutingMapFormat,
-    check_choice,
-    check_int,
-    check_number,
-    check_tensor,
-    type_name,
-)
+from ._checks import check_choice, check_int, check_number, check_tensor, type_name
 from .samples import Case, Draw, Maker
 
+# tex's enums, by NVIDIA's numbers.
+RoutingMapFormat = IntEnum("RoutingMapFormat", {"BYTEMAP": 0, "BITMAP_U8": 1})
+HistogramMode = IntEnum("HistogramMode", {"TWO_KERNEL": 0, "FUSED_ATOMIC": 1})
 LOGITS = (torch.float32, torch.float16, torch.bfloat16)
 COUNTS = (torch.int32, torch.int64, torch.float32, torch.bfloat16)
 INTS = (torch.int32, torch.int64)
@@ -39,7 +35,7 @@ def check_router(op: str, logits: Any, topk: Any, score_function: Any, routing_m
         raise ValueError(f"{op}: logits must be [.., experts], of one expert or more; got {tuple(logits.shape)}")
     check_int(op, "topk", topk, 1, logits.shape[-1])
     check_choice(op, "score_function", score_function, SCORES)
-    check_choice(op, "routing_map_format", routing_map_format, NVTERoutingMapFormat)
+    check_choice(op, "routing_map_format", routing_map_format, RoutingMapFormat)
 
 
 def check_groups(op: str, experts: int, topk: int, num_groups: Any, group_topk: Any) -> None:
@@ -322,7 +318,7 @@ def check_backward(
     shape, experts = tuple(grad_probs.shape), grad_probs.shape[-1]
     check_int(op, "topk", topk, 1, experts)
     check_choice(op, "score_function", score_function, SCORES)
-    check_choice(op, "routing_map_format", routing_map_format, NVTERoutingMapFormat)
+    check_choice(op, "routing_map_format", routing_map_format, RoutingMapFormat)
     check_scale(op, scaling_factor)
     for name, flag in (("use_pre_softmax", use_pre_softmax), ("use_dense_indices", use_dense_indices)):
         if not isinstance(flag, (bool, int)):
@@ -399,7 +395,7 @@ def check_histogram(
         words = "contiguous, of one bin or more"
         raise ValueError(f"{op}: histogram must be {words}; got {tuple(histogram.shape)}, {histogram.stride()}")
     check_tensor(op, "bin_bounds", bin_bounds, dtypes=(torch.float32,), shape=(2,), on=logits)
-    check_choice(op, "histogram_mode", histogram_mode, NVTEQBHistogramMode)
+    check_choice(op, "histogram_mode", histogram_mode, HistogramMode)
     if not bin_bounds_validated:  # asked for: it waits for the device
         low, high = bin_bounds.tolist()
         if not (-torch.inf < low < high < torch.inf):

@@ -90,7 +90,7 @@ def tex_page() -> str:
     """tex's functions, and what each runs on."""
     from ..core.default import get_default_manager
     from ..core.registry import BackendImplKind, OpImpl
-    from ..specs.tex_elsewhere import ELSEWHERE
+    from ..faces.tex.ops.unavailable import UNAVAILABLE
 
     registry = get_default_manager().registry
     registry.list_operators()  # loads every family and its kernels
@@ -106,13 +106,13 @@ def tex_page() -> str:
     ours = lambda impl: impl.kind is BackendImplKind.DEFAULT and impl.vendor is None
     library = lambda impl: impl.of_vendor("nvidia") and not impl.impl_id.endswith("transformer_engine")
     found = sorted((s for s in specs if s.space == "tex"), key=lambda s: (s.family, s.name))
-    here = [s for s in found if s.name not in ELSEWHERE]
+    here = [s for s in found if s.name not in UNAVAILABLE]
     rows: list[str] = []
     for i, spec in enumerate(found):
         if not i or found[i - 1].family != spec.family:
             head = ["", "| function | reference | Triton | NVIDIA |", "|---|---|---|---|"]
             rows += ["", f"### {spec.family.removeprefix('tex_')}", *head]
-        needs = ELSEWHERE.get(spec.name)
+        needs = UNAVAILABLE.get(spec.name)
         reference = f"needs {_needs(needs)}" if needs else "yes"
         rows.append(f"| `{spec.name}` | {reference} | {named(spec, ours)} | {named(spec, library)} |")
     kernels = sum(bool(named(s, ours)) for s in here)

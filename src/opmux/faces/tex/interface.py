@@ -19,10 +19,10 @@ from torch import Tensor
 from ...core.jump import Form
 from ...core.lock import lock
 from ...core.spec import Spec, specs
-from ...specs import _tex
-from ...specs.tex_thd import thd_out_correction_from_old
 from . import backends, overlap, registry, versions
 from .base import TEXBackendBase
+from .enums import DTYPES, torch_dtype
+from .ops.thd import thd_out_correction_from_old
 
 CLASSES = (
     "FP8TensorMeta", "CommOverlapCore", "CommOverlapBase", "CommOverlapP2PBase", "CommOverlapHelper", "CommOverlap",
@@ -78,14 +78,14 @@ class Dtypes(dict):
     """What may be given for a dtype -> torch's; what is not known raises, naming the argument."""
 
     def __init__(self, op: str, name: str, optional: bool):
-        super().__init__(_tex.DTYPES)
-        self.update({d: d for d in _tex.DTYPES.values()})
+        super().__init__(DTYPES)
+        self.update({d: d for d in DTYPES.values()})
         if optional:
             self[None] = None
         self.op, self.name = op, name
 
     def __missing__(self, value: Any) -> torch.dtype:
-        return _tex.torch_dtype(value, self.op, self.name)
+        return torch_dtype(value, self.op, self.name)
 
 
 def function(spec: Spec) -> Callable[..., Any]:

@@ -30,8 +30,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ...core.errors import NotSupported
-from ...specs._quantized import plain
-from ...specs._tex import CommOverlapType, check_int, torch_dtype, type_name
+from ...specs._checks import check_int, type_name
+from .enums import CommOverlapType, torch_dtype
+from .quantized import OPS, plain
 
 RS, AG = CommOverlapType.RS, CommOverlapType.AG
 
@@ -228,7 +229,7 @@ class CommOverlapCore:
                     extra_output.view(-1).copy_(self._part().view(extra_output.dtype).view(-1))
         else:
             results = gemm()
-            self._scatter_sum(plain(results[0]), extra_output)
+            self._scatter_sum(plain(OPS, results[0]), extra_output)
         return [*results[:-1], extra_output]
 
     def _beside(self, gemm: Callable[[], list[Any]], of: int, extra_output: Tensor | None) -> list[Any]:

@@ -4,7 +4,7 @@ They have the attributes that tex's functions read of that layer's classes, and 
 its own classes are used.
 """
 
-from ...specs._quantized import (
+from .quantized import (
     Float8BlockQuantizer,
     Float8BlockwiseQTensor,
     Float8CurrentScalingQuantizer,

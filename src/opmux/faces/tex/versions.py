@@ -12,7 +12,7 @@ from enum import IntEnum
 from typing import Any
 
 from ...core.errors import BadKnob
-from ...specs import _tex
+from .enums import ENUMS, NVTE_Mask_Type, NVTE_QKV_Format
 from .settings import TEX_VERSION
 
 NEWEST, OLDER = "2.20", "2.9"
@@ -75,9 +75,9 @@ def _nearest(text: str, source: str) -> str:
 
 def enums(version: str) -> dict[str, Any]:
     if version == NEWEST:
-        return {e.__name__: e for e in _tex.ENUMS}
+        return {e.__name__: e for e in ENUMS}
     made = {}
-    for newest in _tex.ENUMS:
+    for newest in ENUMS:
         change = OLDER_ENUMS.get(newest.__name__, ((), {}))
         if change is not None:
             lacks, more = change
@@ -190,10 +190,10 @@ def called_otherwise(new: dict[str, Callable[..., Any]]) -> dict[str, Callable[.
     return own
 
 
-NOT_SET = int(_tex.NVTE_QKV_Format.NVTE_QKV_Format_NOT_SET)
+NOT_SET = int(NVTE_QKV_Format.NVTE_QKV_Format_NOT_SET)
 
 
 def is_bottom_right(mask: Any) -> bool:
     """2.9 says by the mask alone on which diagonal a window lies."""
-    types = _tex.NVTE_Mask_Type
+    types = NVTE_Mask_Type
     return int(mask) in (types.NVTE_CAUSAL_BOTTOM_RIGHT_MASK, types.NVTE_PADDING_CAUSAL_BOTTOM_RIGHT_MASK)

@@ -55,7 +55,7 @@ TORCH_IS_OFF = "special_bessel_"
 # Torch adds the squares of these in float32, of float64 too: they are no truth beyond that.
 FLOAT32_TRUTH = ("_weight_norm_interface", "_weight_norm_interface_backward")
 # Families whose numbers are a matter of bits: held to the reference in the same dtype, and the spec's tolerance.
-BITS = ("quant", "random", "tex_dropout", "moe")
+BITS = ("quant", "random", "dropout", "moe")
 # What random rows may be: flat ones have any two sizes.
 FLAT = ("norm", "softmax", "masked_softmax", "reduce", "scan", "pointwise", "activation", "scaled_activation", "random")
 # Families whose every result is made of a whole row, a channel or a product of rows.

@@ -11,12 +11,11 @@ from ....core.contract import FLOATS, Float, either
 from ....core.errors import BadArgument
 from ....core.facts import dtype_name
 from ....core.spec import State
-from ....specs import norm, quant
-from ....specs._fused import fp8_of, fp8_tensor, fuses
-from ....specs._quantized import CASTS, TENSORS, check_quantizer, kind_of, quantized, tensor_kind
-from ....specs._tex import type_name
+from ....specs import norm
+from ....specs._checks import type_name
 from ....specs.norm import SUMS, layer_bwd_args, rms_args, rms_bwd_args
 from ....specs.samples import OTHER, Case, Draw, rows
+from ..quantized import FUSED_CASTS, check_output, check_quantizer, fp8_of, fp8_tensor, fuses, quantized
 
 # ---- arguments ------------------------------------------------------------------------------------------------------
 
@@ -28,10 +27,7 @@ def output_fits(op: str, input: Tensor, ln_out: Any, quantizer: Any, otype: torc
         raise BadArgument.of(op, "otype", f"be {either(map(dtype_name, FLOATS))}", dtype_name(dtype), TypeError)
     if quantizer is not None:
         check_quantizer(op, input, quantizer, "input")
-        kind = kind_of(quantizer) or ""
-        if ln_out is not None and tensor_kind(ln_out) != {"delayed": "fp8", "current": "fp8"}.get(kind, kind):
-            expected = f"be a {TENSORS[kind]}, as the quantizer makes, or None"
-            raise BadArgument.of(op, "ln_out", expected, type_name(ln_out), TypeError)
+        check_output(op, quantizer, ln_out, "ln_out")
     elif ln_out is not None:
         if not isinstance(ln_out, Tensor):
             raise BadArgument.of(op, "ln_out", "be a Tensor or None", type_name(ln_out), TypeError)
@@ -64,7 +60,7 @@ def holding(input: Tensor, dtype: torch.dtype) -> Tensor:
 def stored(call: Any, y: Tensor, ln_out: Any, quantizer: Any, dtype: torch.dtype) -> Any:
     """The result where and how it is wanted."""
     if quantizer is not None:
-        return quantized(y.to(dtype), quantizer, ln_out, call=call)
+        return quantized(call, y.to(dtype), quantizer, ln_out)
     return y.to(dtype) if ln_out is None else ln_out.copy_(y)
 
 
@@ -154,14 +150,13 @@ RMSNORM_BWD_ADD = rows(lambda d: _tex_bwd_args(rms_bwd_args(d), add=d.full()))
 LAYERNORM_FWD = rows(_layernorm_fwd_args, *TEX, Case((5, 64), options={"no_bias": True}))
 LAYERNORM_BWD = rows(lambda d: _tex_bwd_args(layer_bwd_args(d)))
 
-STORES = (quant.bytes_transpose, *CASTS)
 FWD_NAMES = {"x": "input"}
 BWD_NAMES = {"dy": "dz", "weight": "gamma", "mean": "mu", "rstd": "rsigma"}
 
 
 @adapt(
     "tex::rmsnorm_fwd",
-    over=(norm.rms_norm, norm.rms_norm_fp8, *STORES),
+    over=(norm.rms_norm, norm.rms_norm_fp8, *FUSED_CASTS),
     names=FWD_NAMES,
     out="out mu rsigma",
     mutates=("ln_out",),
@@ -193,7 +188,7 @@ def rmsnorm_fwd(
         if quantizer is not None and ln_out is None and fuses(quantizer):
             scale, amax = quantizer.scale, quantizer.amax
             y, scale_inv, rstd = call.rms_norm_fp8(input, weight, scale, amax, fp8_of(quantizer), eps, offset)
-            return [fp8_tensor(quantizer, y, scale_inv, dtype, call), None, _stat(rstd)]
+            return [fp8_tensor(call, quantizer, y, scale_inv, dtype), None, _stat(rstd)]
         y, rstd = call.rms_norm(holding(input, dtype), weight, eps, offset)
         return [stored(call, y, ln_out, quantizer, dtype), None, _stat(rstd)]
 
@@ -249,7 +244,7 @@ def rmsnorm_bwd_add(
 
 @adapt(
     "tex::layernorm_fwd",
-    over=(norm.layer_norm, norm.layer_norm_fp8, *STORES),
+    over=(norm.layer_norm, norm.layer_norm_fp8, *FUSED_CASTS),
     names=FWD_NAMES,
     out="out mu rsigma",
     mutates=("ln_out",),
@@ -282,7 +277,7 @@ def layernorm_fwd(
         if quantizer is not None and ln_out is None and fuses(quantizer):
             numbers = (quantizer.scale, quantizer.amax, fp8_of(quantizer))
             y, scale_inv, mu, rstd = call.layer_norm_fp8(input, weight, bias, *numbers, eps, offset)
-            return [fp8_tensor(quantizer, y, scale_inv, dtype, call), _stat(mu), _stat(rstd)]
+            return [fp8_tensor(call, quantizer, y, scale_inv, dtype), _stat(mu), _stat(rstd)]
         y, mu, rstd = call.layer_norm(holding(input, dtype), weight, bias, eps, offset)
         return [stored(call, y, ln_out, quantizer, dtype), _stat(mu), _stat(rstd)]
 

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from .....core.errors import NotSupported
 from .....core.spec import specs
-from .....specs import _tex
+from ... import enums
 from ...base import METHODS, TEXBackendBase
 from ...registry import register_backend
 
@@ -60,7 +60,7 @@ def load() -> ModuleType:
 def theirs(value: Any) -> Any:
     """A dtype or a member of an enum as the extension has it."""
     if isinstance(value, torch.dtype):
-        return load().DType(_tex.NUMBERS[value])
+        return load().DType(enums.NUMBERS[value])
     if isinstance(value, enum.IntEnum):
         kind = getattr(load(), type(value).__name__, None)
         return value if kind is None else kind(int(value))
@@ -69,7 +69,7 @@ def theirs(value: Any) -> Any:
 
 def ours(value: Any) -> Any:
     """A member of one of the extension's enums as one of ours."""
-    kind = getattr(_tex, type(value).__name__, None)
+    kind = getattr(enums, type(value).__name__, None)
     return kind(int(value)) if isinstance(kind, type) and issubclass(kind, enum.IntEnum) else value
 
 

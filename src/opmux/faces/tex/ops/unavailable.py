@@ -1,6 +1,6 @@
 """tex's functions about the machine it runs on, and those that need several GPUs or libraries that are not built in.
 
-What has a meaning on one device is done; the rest is the table ELSEWHERE: each raises NotSupported, which says what it
+What has a meaning on one device is done. The rest is the table UNAVAILABLE: each raises NotSupported, and says what it
 needs and what to use instead.
 """
 
@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ..core.errors import NotSupported
-from ..core.spec import Sample, op
-from ._tex import check_int, check_list, check_number, check_tensor, type_name
+from ....core.errors import BadArgument, NotSupported
+from ....core.spec import Sample, op
+from ....specs._checks import check_int, check_list, check_number, check_tensor, type_name
 
 
 def samples(*args: Any, loose: bool = False) -> Callable[..., Iterable[Sample]]:
@@ -100,11 +100,13 @@ def bulk_overlap_ag_with_external_gemm(allgather_communicator: Any, send_stream:
     """All-gather the buffer of a CommOverlap on streams of another, beside its gemm; the current stream then waits."""
     if not hasattr(allgather_communicator, "gather_on"):
         got = type_name(allgather_communicator)
-        raise TypeError(f"bulk_overlap_ag_with_external_gemm: allgather_communicator must be a CommOverlap; got {got}")
+        raise BadArgument.of(
+            "bulk_overlap_ag_with_external_gemm", "allgather_communicator", "be a CommOverlap", str(got), TypeError
+        )
     for name, stream in (("send_stream", send_stream), ("recv_stream", recv_stream)):
         if stream is not None and not hasattr(stream, "wait_stream"):
-            raise TypeError(
-                f"bulk_overlap_ag_with_external_gemm: {name} must be a stream or None; got {type_name(stream)}"
+            raise BadArgument.of(
+                "bulk_overlap_ag_with_external_gemm", name, "be a stream or None", type_name(stream), TypeError
             )
     with torch.no_grad():
         allgather_communicator.gather_on(send_stream, recv_stream)
@@ -137,7 +139,7 @@ def cusolvermp_ctx_create(nccl_comm_ptr: int, nranks: int, rank: int) -> int:
 def check_context(op: str, ctx_ptr: Any) -> None:
     check_int(op, "ctx_ptr", ctx_ptr)
     if ctx_ptr not in CONTEXTS:
-        raise ValueError(f"{op}: ctx_ptr must be of cusolvermp_ctx_create, and not destroyed; got {ctx_ptr}")
+        raise BadArgument.of(op, "ctx_ptr", "be of cusolvermp_ctx_create, and not destroyed", str(ctx_ptr))
 
 
 def _context(dtype: torch.dtype, device: Any) -> Iterator[Sample]:
@@ -207,10 +209,10 @@ def ep_zero_copy_supported() -> bool:
     return False
 
 
-# ---- elsewhere ------------------------------------------------------------------------------------------------------
+# ---- unavailable ----------------------------------------------------------------------------------------------------
 
 
-class Elsewhere(NamedTuple):
+class Unavailable(NamedTuple):
     """A function that is not done here: its parameters, what it needs, what to use instead."""
 
     parameters: str  # one with a default after = ; `?` is one that others with defaults stand before
@@ -223,33 +225,33 @@ EP = "NCCL's expert parallel library (2.30.4) and several GPUs"
 ALL_TO_ALL = "torch.distributed.all_to_all_single, with moe_permute_fwd and moe_unpermute_fwd on each rank"
 SYMMETRIC = "torch.distributed._symmetric_memory"
 
-ELSEWHERE = {
-    "init_nvshmem_backend": Elsewhere("process_group", NVSHMEM, SYMMETRIC),
-    "create_nvshmem_tensor": Elsewhere("shape dtype", NVSHMEM, f"{SYMMETRIC}.empty"),
-    "nvshmem_send_on_current_stream": Elsewhere("src dst peer signal", NVSHMEM, "torch.distributed.isend"),
-    "nvshmem_wait_on_current_stream": Elsewhere("signal wait_kind", NVSHMEM, "torch.distributed.irecv"),
-    "nvshmem_finalize": Elsewhere("", NVSHMEM, "torch.distributed.destroy_process_group"),
-    "ep_initialize": Elsewhere(
+UNAVAILABLE = {
+    "init_nvshmem_backend": Unavailable("process_group", NVSHMEM, SYMMETRIC),
+    "create_nvshmem_tensor": Unavailable("shape dtype", NVSHMEM, f"{SYMMETRIC}.empty"),
+    "nvshmem_send_on_current_stream": Unavailable("src dst peer signal", NVSHMEM, "torch.distributed.isend"),
+    "nvshmem_wait_on_current_stream": Unavailable("signal wait_kind", NVSHMEM, "torch.distributed.irecv"),
+    "nvshmem_finalize": Unavailable("", NVSHMEM, "torch.distributed.destroy_process_group"),
+    "ep_initialize": Unavailable(
         "comm_ptr group_name num_experts max_tokens_per_rank max_recv_tokens_per_rank hidden_dim max_num_sms=0 "
         "max_token_dtype=? zero_copy=False num_topk=0 drop_on_overflow=False",
         EP,
         ALL_TO_ALL,
     ),
-    "ep_handle_mem_size": Elsewhere("top_k dispatch_output_per_expert_alignment=0", EP, ALL_TO_ALL),
-    "ep_prepare": Elsewhere(
+    "ep_handle_mem_size": Unavailable("top_k dispatch_output_per_expert_alignment=0", EP, ALL_TO_ALL),
+    "ep_prepare": Unavailable(
         "handle_mem topk_idx tokens_per_expert top_k dispatch_output_per_expert_alignment total_recv_tokens",
         EP,
         ALL_TO_ALL,
     ),
-    "ep_dispatch": Elsewhere(
+    "ep_dispatch": Unavailable(
         "handle_mem topk_idx tokens topk_weights recv_tokens recv_topk_weights tokens_scale_inv=None "
         "recv_scale_inv=None",
         EP,
         ALL_TO_ALL,
     ),
-    "ep_combine": Elsewhere("handle_mem expert_out result", EP, ALL_TO_ALL),
-    "ep_dispatch_bwd": Elsewhere("handle_mem grad g_recv_topk_weights grad_tokens grad_topk_weights", EP, ALL_TO_ALL),
-    "ep_combine_bwd": Elsewhere(
+    "ep_combine": Unavailable("handle_mem expert_out result", EP, ALL_TO_ALL),
+    "ep_dispatch_bwd": Unavailable("handle_mem grad g_recv_topk_weights grad_tokens grad_topk_weights", EP, ALL_TO_ALL),
+    "ep_combine_bwd": Unavailable(
         "handle_mem grad grad_expert_out grad_scale_inv=None grad_expert_out_scale_inv=None", EP, ALL_TO_ALL
     ),
 }
@@ -257,7 +259,7 @@ ELSEWHERE = {
 DEFAULTS: dict[str, Any] = {"0": 0, "False": False, "None": None, "?": None}
 
 
-def signature(row: Elsewhere) -> inspect.Signature:
+def signature(row: Unavailable) -> inspect.Signature:
     """The parameters of a row. One that must be given, after some that need not, has a default too: None."""
     made = []
     for word in row.parameters.split():
@@ -268,7 +270,7 @@ def signature(row: Elsewhere) -> inspect.Signature:
     return inspect.Signature(made)
 
 
-def declare(name: str, row: Elsewhere) -> None:
+def declare(name: str, row: Unavailable) -> None:
     takes = signature(row)
     words = ", ".join(takes.parameters)
 
@@ -285,5 +287,5 @@ def declare(name: str, row: Elsewhere) -> None:
     globals()[name] = op(made, space="tex", out="", samples=samples(*given))
 
 
-for _name, _row in ELSEWHERE.items():
+for _name, _row in UNAVAILABLE.items():
     declare(_name, _row)

@@ -9,9 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..core.spec import Sample, Samples, op
-from ._layouts import FORMATS, Lengths, packed, token_places, unpacked
-from ._tex import NVTE_QKV_Format, check_choice, check_int, check_list, check_tensor
+from ....core.errors import BadArgument
+from ....core.spec import Sample, Samples, op
+from ....specs._checks import check_choice, check_int, check_list, check_tensor
+from ....specs._sequences import Lengths, packed, token_places, unpacked
+from ..enums import NVTE_QKV_Format
+from ..layouts import FORMATS
 
 INTS = (torch.int32, torch.int64)
 MOVED = (torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.uint8)
@@ -20,7 +23,7 @@ MOVED = (torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.uint
 def _check_lengths(op: str, name: str, value: Any, b: int | None, on: Tensor) -> None:
     check_tensor(op, name, value, dtypes=INTS, dims=1, on=on)
     if value.shape[0] < (1 if b is None else b + 1):
-        raise ValueError(f"{op}: {name} must have {'sequences' if b is None else b} + 1 elements; got {value.shape[0]}")
+        raise BadArgument.of(op, name, f"have {'sequences' if b is None else b} + 1 elements", str(value.shape[0]))
 
 
 def _counted(shape: tuple[int, ...], dtype: torch.dtype, device: Any) -> Tensor:
@@ -123,7 +126,7 @@ def copy_to_kv_cache(
     _check_lengths(name, "cu_cached_lens", cu_cached_lens, b, new_k)
     pages = 1 if is_non_paged else max_pages_per_seq
     if page_table.shape[0] < b or (page_table.dim() == 2 and page_table.shape[1] < pages):
-        raise ValueError(f"{name}: page_table must have shape ({b}, {pages}); got {tuple(page_table.shape)}")
+        raise BadArgument.of(name, "page_table", f"have shape ({b}, {pages})", str(tuple(page_table.shape)))
     if not b or not new_k.numel() or not k_cache.numel():
         return
     with torch.no_grad():
@@ -155,17 +158,17 @@ def _checked_cache(
     except (TypeError, ValueError):
         fmt = None
     if fmt is None:
-        raise ValueError(f"{op}: kv_format must be NVTE_SBHD, NVTE_BSHD or NVTE_THD; got {kv_format!r}")
+        raise BadArgument.of(op, "kv_format", "be NVTE_SBHD, NVTE_BSHD or NVTE_THD", repr(kv_format))
     for name, t in (("new_k", new_k), ("new_v", new_v)):
         check_tensor(op, name, t, dtypes=MOVED, dims=len(fmt), on=new_k if name == "new_v" else None)
         rows = {"sbhd": 1, "bshd": 0}.get(fmt)
         if rows is not None and t.shape[rows] != b:
-            raise ValueError(f"{op}: {name} must have {b} sequences, as b says; got {tuple(t.shape)}")
+            raise BadArgument.of(op, name, f"have {b} sequences, as b says", str(tuple(t.shape)))
     page = most // pages
     for name, cache, new in (("k_cache", k_cache, new_k), ("v_cache", v_cache, new_v)):
         check_tensor(op, name, cache, dtypes=(new.dtype,), shape=(None, page, *new.shape[-2:]), on=new_k)
     if new_v.shape[:-1] != new_k.shape[:-1]:
-        raise ValueError(f"{op}: new_v must have the shape of new_k, but for the last; got {tuple(new_v.shape)}")
+        raise BadArgument.of(op, "new_v", "have the shape of new_k, but for the last", str(tuple(new_v.shape)))
     return fmt
 
 
@@ -183,7 +186,7 @@ def fa_prepare_fwd(qkvi: Tensor) -> Tensor:
     room = qkvi.untyped_storage().nbytes() // qkvi.element_size() - qkvi.storage_offset()
     last = sum((size - 1) * stride for size, stride in zip((s, b, n, 3), (*strides[:3], h), strict=True)) + h
     if qkvi.numel() and (strides[3] != 1 or strides[2] != 3 * h or last > room):
-        raise ValueError(f"{name}: qkvi must be q's slice of [s, b, n, 3 * {h}]; got strides {strides}")
+        raise BadArgument.of(name, "qkvi", f"be q's slice of [s, b, n, 3 * {h}]", f"strides {strides}")
     with torch.no_grad():
         whole = (
             qkvi.as_strided((s, b, n, 3, h), (*strides[:3], h, 1)) if qkvi.numel() else qkvi.new_empty(s, b, n, 3, h)
@@ -232,7 +235,7 @@ def multi_tensor_transpose_to_bhsd(inputs: Any, original_format: str, outputs: A
                 of = (*t.shape[:3], None)
                 check_tensor(name, f"outputs[{i}]", to, dtypes=(t.dtype,), shape=of, on=t, of="that of its input")
                 if to.shape[3] < t.shape[3]:
-                    raise ValueError(f"{name}: outputs[{i}] must have {t.shape[3]} columns; got {to.shape[3]}")
+                    raise BadArgument.of(name, f"outputs[{i}]", f"have {t.shape[3]} columns", str(to.shape[3]))
         if not outputs:
             return [None if t is None else t.contiguous() for t in turned]
         for t, to in zip(turned, outputs, strict=True):

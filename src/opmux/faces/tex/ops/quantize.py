@@ -2,22 +2,30 @@
 
 import functools
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor
 
-from ..core.spec import BadSample, BadSamples, Sample, State, op
-from ._numeric import FLOATS, dtype_name
-from ._quantized import (
+from ....core.adapter import adapt
+from ....core.contract import FLOATS, FP8, AnyTensor, Byte, Float, Float32, one_of, single
+from ....core.errors import BadArgument
+from ....core.spec import BadSample, BadSamples, Sample, State, op
+from ....specs._checks import check_int, check_list, check_tensor, type_name
+from ....specs.quant import FP8_MAX, amax_abs, amax_history, bytes_transpose, matrix, turned
+from ..quantized import (
+    CASTS,
+    OPS,
     Float8BlockQuantizer,
     Float8CurrentScalingQuantizer,
     Float8Quantizer,
     MXFP8Quantizer,
     NVFP4Quantizer,
+    check_one,
     check_output,
     check_quantizer,
     check_steps,
+    device_of,
     empty,
     fp4_into,
     is_quantized,
@@ -25,8 +33,6 @@ from ._quantized import (
     plain,
     quantized,
 )
-from ._tex import FP8_MAX, check_choice, check_int, check_list, check_number, check_tensor, type_name
-from .quant import amax_abs, amax_history, bytes_transpose, matrix, turned
 
 FLAG = (torch.float32,)
 
@@ -61,7 +67,7 @@ def _quantize(dtype: torch.dtype, device: Any) -> Iterator[Sample]:
     for name, made in QUANTIZERS.items():
         x, quantizer = _tensor(dtype, device, 32, 64), made(device)
         yield Sample((x, quantizer, None, None), id=name)
-        yield Sample((x, quantizer, quantized(x, quantizer), _number(0.0, device)), id=f"{name} again")
+        yield Sample((x, quantizer, quantized(OPS, x, quantizer), _number(0.0, device)), id=f"{name} again")
     yield Sample((_tensor(dtype, device, 0, 64), QUANTIZERS["delayed"](device), None, None), id="nothing")
 
 
@@ -74,7 +80,7 @@ def _bgrad(dtype: torch.dtype, device: Any) -> Iterator[Sample]:
 
 def _dequantize(dtype: torch.dtype, device: Any) -> Iterator[Sample]:
     for sample in _each(dtype, device):
-        yield Sample((quantized(*sample.args), dtype), id=sample.id)
+        yield Sample((quantized(OPS, *sample.args), dtype), id=sample.id)
 
 
 def _create(dtype: torch.dtype, device: Any) -> Iterator[Sample]:
@@ -142,11 +148,11 @@ NO_QUANTIZER = (1, "fp8", TypeError, "must be .*got str")
 NO_TENSOR = (0, [1.0], TypeError, "must be a Tensor")
 
 
-# ---- checks ---------------------------------------------------------------------------------------------------------
+# ---- arguments ------------------------------------------------------------------------------------------------------
 
 
 def check_quantizable(op: str, name: str, value: Any, quantizer: Any, quantizer_name: str = "quantizer") -> None:
-    """Refuse what is no float tensor, and a quantizer that is none (None is) or cannot take it."""
+    """Refuse what is not a float tensor, and a quantizer that is none (None is) or cannot take it."""
     if not is_quantized(value):
         check_tensor(op, name, value)
     check_quantizer(op, value, quantizer, name, quantizer_name)
@@ -156,107 +162,131 @@ def needed(op: str, quantizer: Any, kinds: Sequence[str] = ()) -> None:
     """Refuse None, and what is not of these kinds."""
     kind = kind_of(quantizer, op)
     if kind is None or (kinds and kind not in kinds):
-        wanted = " or ".join(kinds) if kinds else "its own"
-        raise TypeError(f"{op}: quantizer must be one with a format of {wanted}; got {type_name(quantizer)}")
+        expected = f"be one with a format of {' or '.join(kinds) if kinds else 'its own'}"
+        raise BadArgument.of(op, "quantizer", expected, type_name(quantizer), TypeError)
+
+
+def quantizes(op: str, tensor: Any, quantizer: Any, output: Any, noop: Any) -> None:
+    needed(op, quantizer)
+    check_quantizable(op, "tensor", tensor, quantizer)
+    check_output(op, quantizer, output)
+    check_tensor(op, "noop", noop, dtypes=FLAG, on=device_of(tensor), optional=True)
+
+
+def holds_bytes(op: str, input: Any) -> None:
+    if not is_quantized(input):
+        raise BadArgument.of(op, "input", "be a quantized tensor", type_name(input), TypeError)
+
+
+def makes_empty(op: str, quantizer: Any, shape: Any, device: Any) -> None:
+    needed(op, quantizer)
+    check_list(op, "shape", shape, functools.partial(check_int, op, least=0))
+    check_steps(op, "shape", shape, quantizer)
+    try:
+        torch.device(device)
+    except (TypeError, RuntimeError):
+        raise BadArgument.of(op, "device", "be a torch.device", repr(device), TypeError) from None
+
+
+Flag = Float32[Tensor, "...", single()]
+FloatDtype = Annotated[torch.dtype, one_of(*FLOATS)]
+FP8Dtype = Annotated[torch.dtype, one_of(*FP8)]
 
 
 # ---- quantizing -----------------------------------------------------------------------------------------------------
 
 
-@op(
-    space="tex",
+@adapt(
+    "tex::quantize",
+    over=CASTS,
     samples=_quantize,
     mutates=("output",),
+    where=quantizes,
     errors=_bad(
         _quantize,
         tensor=NO_TENSOR,
         quantizer=NO_QUANTIZER,
         output=(2, torch.ones(2), TypeError, "must be None or a Float8Tensor; got Tensor"),
-        noop=(3, torch.ones(2), ValueError, "must be a single number"),
     ),
 )
-def quantize(tensor: Tensor, quantizer: State, output: Any = None, noop: Tensor | None = None) -> Any:
+def quantize(call: Any, tensor: Any, quantizer: State, output: Any = None, noop: Flag | None = None) -> Any:
     """The tensor as the quantizer wants it; written to output, where given, unless noop is other than zero."""
     with torch.no_grad():
-        needed("quantize", quantizer)
-        check_quantizable("quantize", "tensor", tensor, quantizer)
-        check_output("quantize", quantizer, output)
-        if noop is not None:
-            check_tensor("quantize", "noop", noop, dtypes=FLAG, on=tensor.device)
-            if noop.numel() != 1:
-                raise ValueError(f"quantize: noop must be a single number; got {tuple(noop.shape)}")
-        return quantized(tensor, quantizer, output, noop)
+        quantize.check(tensor=tensor, quantizer=quantizer, output=output, noop=noop)
+        return quantized(call, tensor, quantizer, output, noop)
 
 
-@op(
-    space="tex",
+@adapt(
+    "tex::dequantize",
+    over=CASTS,
     samples=_dequantize,
+    where=holds_bytes,
     errors=_bad(_dequantize, input=(0, torch.ones(2), TypeError, "must be a quantized tensor; got Tensor")),
 )
-def dequantize(input: Any, otype: torch.dtype) -> Tensor:
+def dequantize(call: Any, input: Any, otype: FloatDtype) -> Tensor:
     """The numbers that a quantized tensor stands for, in otype."""
     with torch.no_grad():
-        if not is_quantized(input):
-            raise TypeError(f"dequantize: input must be a quantized tensor; got {type_name(input)}")
-        if otype not in FLOATS:
-            raise TypeError(f"dequantize: otype must be float16, bfloat16, float32 or float64; got {otype!r}")
-        return plain(input, otype)
+        dequantize.check(input=input, otype=otype)
+        return plain(call, input, otype)
 
 
 @op(
     space="tex",
     samples=_create,
+    where=makes_empty,
     errors=_bad(_create, quantizer=(0, None, TypeError, "must be"), shape=(1, 3, TypeError, "must be a list")),
 )
 def create_empty_quantized_tensor(
-    quantizer: State, shape: Any, dtype: torch.dtype, device: Any, pin_memory: bool
+    quantizer: State, shape: Any, dtype: FloatDtype, device: Any, pin_memory: bool
 ) -> Any:
     """A tensor with the buffers that the quantizer wants, of which nothing is written but zeros beside the scales."""
+    create_empty_quantized_tensor.check(
+        quantizer=quantizer, shape=shape, dtype=dtype, device=device, pin_memory=pin_memory
+    )
     with torch.no_grad():
-        name = "create_empty_quantized_tensor"
-        needed(name, quantizer)
-        check_list(name, "shape", shape, functools.partial(check_int, name, least=0))
-        if dtype not in FLOATS:
-            raise TypeError(f"{name}: dtype must be float16, bfloat16, float32 or float64; got {dtype!r}")
-        if not isinstance(pin_memory, bool):
-            raise TypeError(f"{name}: pin_memory must be a bool; got {type_name(pin_memory)}")
-        try:
-            where = torch.device(device)
-        except (TypeError, RuntimeError):
-            raise TypeError(f"{name}: device must be a torch.device; got {device!r}") from None
-        check_steps(name, "shape", shape, quantizer)
-        return empty(quantizer, shape, dtype, where, pin_memory)
+        return empty(quantizer, shape, dtype, torch.device(device), pin_memory)
 
 
-@op(
-    space="tex",
+def sums_and_quantizes(op: str, input: Tensor, quantizer: Any) -> None:
+    check_quantizable(op, "input", input, quantizer)
+
+
+@adapt(
+    "tex::bgrad_quantize",
+    over=CASTS,
     out="grad_bias quantized",
     samples=_bgrad,
-    errors=_bad(_bgrad, input=NO_TENSOR, quantizer=NO_QUANTIZER),
+    where=sums_and_quantizes,
+    errors=_bad(_bgrad, quantizer=NO_QUANTIZER),
 )
-def bgrad_quantize(input: Tensor, quantizer: State) -> list[Any]:
+def bgrad_quantize(call: Any, input: Float[Tensor, "..."], quantizer: State) -> list[Any]:
     """[grad_bias, quantized]: the sum of input over its rows, in its dtype, and input as the quantizer wants it."""
     with torch.no_grad():
-        check_tensor("bgrad_quantize", "input", input)
-        check_quantizable("bgrad_quantize", "input", input, quantizer)
+        bgrad_quantize.check(input=input, quantizer=quantizer)
         flat = input.reshape(matrix(input.shape))
-        return [flat.sum(0), quantized(input.contiguous(), quantizer)]
+        return [flat.sum(0), quantized(call, input.contiguous(), quantizer)]
 
 
-@op(
-    space="tex",
+def quantizes_many(op: str, tensor_list: Any, quantizer_list: Any) -> None:
+    check_many(op, "tensor_list", tensor_list, quantizer_list)
+
+
+@adapt(
+    "tex::multi_tensor_quantize",
+    over=CASTS,
     samples=_multi,
+    where=quantizes_many,
     errors=_bad(
         _multi,
         tensor_list=(0, torch.ones(2), TypeError, "must be a list"),
         quantizer_list=(1, [None], ValueError, "must have 2 items; got 1"),
     ),
 )
-def multi_tensor_quantize(tensor_list: Any, quantizer_list: State) -> list[Any]:
+def multi_tensor_quantize(call: Any, tensor_list: Any, quantizer_list: State) -> list[Any]:
     """Each tensor as its quantizer wants it."""
     with torch.no_grad():
-        check_many("multi_tensor_quantize", "tensor_list", tensor_list, quantizer_list)
-        return [quantized(t, q) for t, q in zip(tensor_list, quantizer_list, strict=True)]
+        multi_tensor_quantize.check(tensor_list=tensor_list, quantizer_list=quantizer_list)
+        return [quantized(call, t, q) for t, q in zip(tensor_list, quantizer_list, strict=True)]
 
 
 def check_many(op: str, name: str, tensors: Any, quantizers: Any) -> None:
@@ -266,53 +296,59 @@ def check_many(op: str, name: str, tensors: Any, quantizers: Any) -> None:
         check_quantizable(op, f"{name}[{i}]" if name.endswith("list") else name, t, q, f"quantizer_list[{i}]")
 
 
-@op(
-    space="tex",
+def splits(op: str, tensor: Tensor, split_sections: Any, quantizer_list: Any) -> None:
+    check_list(op, "split_sections", split_sections, functools.partial(check_int, op, least=0))
+    if sum(split_sections) != tensor.shape[0]:
+        raise BadArgument.of(op, "split_sections", f"add up to {tensor.shape[0]}", str(sum(split_sections)))
+    check_many(op, "tensor", tensor.split(list(split_sections)), quantizer_list)
+
+
+@adapt(
+    "tex::split_quantize",
+    over=CASTS,
     samples=_split,
+    where=splits,
     errors=_bad(
         _split,
-        tensor=NO_TENSOR,
         split_sections=(1, [32, 32], ValueError, "must add up to 96"),
         quantizer_list=(2, [None], ValueError, "must have 3 items; got 1"),
     ),
 )
 def split_quantize(
-    tensor: Tensor, split_sections: Any, quantizer_list: State, disable_bulk_allocation: bool = False
+    call: Any,
+    tensor: Float[Tensor, "rows ..."],
+    split_sections: Any,
+    quantizer_list: State,
+    disable_bulk_allocation: bool = False,
 ) -> list[Any]:
     """The pieces of a tensor along its first dimension, each as its quantizer wants it."""
     with torch.no_grad():
-        check_tensor("split_quantize", "tensor", tensor)
-        if not tensor.dim():
-            raise ValueError("split_quantize: tensor must have a dimension to split; got ()")
-        each = functools.partial(check_int, "split_quantize", least=0)
-        check_list("split_quantize", "split_sections", split_sections, each)
-        if sum(split_sections) != tensor.shape[0]:
-            total = tensor.shape[0]
-            raise ValueError(f"split_quantize: split_sections must add up to {total}; got {sum(split_sections)}")
+        split_quantize.check(tensor=tensor, split_sections=split_sections, quantizer_list=quantizer_list)
         pieces = tensor.split(list(split_sections))
-        check_many("split_quantize", "tensor", pieces, quantizer_list)
-        return [quantized(t, q) for t, q in zip(pieces, quantizer_list, strict=True)]
+        return [quantized(call, t, q) for t, q in zip(pieces, quantizer_list, strict=True)]
+
+
+def has_amaxes(op: str, tensor: Tensor, quantizer: Any, rowwise_amax: Any, columnwise_amax: Any) -> None:
+    needed(op, quantizer, ("nvfp4",))
+    check_quantizable(op, "tensor", tensor, quantizer)
+    check_one(op, "rowwise_amax", rowwise_amax, tensor, optional=not quantizer.rowwise_usage)
+    check_one(op, "columnwise_amax", columnwise_amax, tensor, optional=not quantizer.columnwise_usage)
 
 
 @op(
     space="tex",
     samples=_with_amax,
-    errors=_bad(_with_amax, tensor=NO_TENSOR, quantizer=(1, MXFP8Quantizer(), TypeError, "must be .*nvfp4")),
+    where=has_amaxes,
+    errors=_bad(_with_amax, quantizer=(1, MXFP8Quantizer(), TypeError, "must be .*nvfp4")),
 )
 def nvfp4_quantize_with_amax(
-    tensor: Tensor, quantizer: State, rowwise_amax: Tensor | None, columnwise_amax: Tensor | None
+    tensor: Float[Tensor, "..."], quantizer: State, rowwise_amax: Tensor | None, columnwise_amax: Tensor | None
 ) -> Any:
     """The tensor in NVFP4, by amaxes that are known already."""
+    nvfp4_quantize_with_amax.check(
+        tensor=tensor, quantizer=quantizer, rowwise_amax=rowwise_amax, columnwise_amax=columnwise_amax
+    )
     with torch.no_grad():
-        name = "nvfp4_quantize_with_amax"
-        check_tensor(name, "tensor", tensor)
-        needed(name, quantizer, ("nvfp4",))
-        check_quantizable(name, "tensor", tensor, quantizer)
-        usages = (quantizer.rowwise_usage, quantizer.columnwise_usage)
-        for which, amax, used in zip(("rowwise_amax", "columnwise_amax"), (rowwise_amax, columnwise_amax), usages):
-            check_tensor(name, which, amax, dtypes=FLAG, on=tensor, optional=not used)
-            if amax is not None and amax.numel() != 1:
-                raise ValueError(f"{name}: {which} must be a single number; got {tuple(amax.shape)}")
         x = tensor.detach().contiguous()
         made = empty(quantizer, x.shape, x.dtype, x.device)
         if x.numel():
@@ -323,38 +359,42 @@ def nvfp4_quantize_with_amax(
 # ---- bytes ----------------------------------------------------------------------------------------------------------
 
 
-@op(
-    space="tex",
+def turns_into(op: str, input: Tensor, out: Any) -> None:
+    check_out(op, out, input, turned(input.shape))
+
+
+@adapt(
+    "tex::fp8_transpose",
+    over=bytes_transpose,
     samples=_transpose,
     mutates=("out",),
+    where=turns_into,
     errors=_bad(_transpose, input=(0, torch.ones(2, 2), TypeError, "must be .*got float32")),
 )
-def fp8_transpose(input: Tensor, dtype: torch.dtype, *, out: Tensor | None) -> Tensor:
+def fp8_transpose(call: Any, input: Byte[Tensor, "..."], dtype: FP8Dtype, *, out: Tensor | None) -> Tensor:
     """input [..., K] as [K, ...], bytes of FP8; in out, where given."""
     with torch.no_grad():
-        check_tensor("fp8_transpose", "input", input, dtypes=(torch.uint8,))
-        if dtype not in FP8_MAX:
-            raise TypeError(f"fp8_transpose: dtype must be float8_e4m3fn or float8_e5m2; got {dtype!r}")
-        shape = turned(input.shape)
-        check_out("fp8_transpose", out, input, shape)
-        found = bytes_transpose(input)
+        fp8_transpose.check(input=input, dtype=dtype, out=out)
+        found = call(input)
         return found if out is None else out.copy_(found.view(out.shape))
+
+
+def swaps_into(op: str, tensor: Tensor, out: Any) -> None:
+    check_out(op, out, tensor, (tensor.shape[1], tensor.shape[0], *tensor.shape[2:]))
 
 
 @op(
     space="tex",
     samples=_swap,
     mutates=("out",),
-    errors=_bad(_swap, tensor=(0, torch.ones(2), ValueError, "must have at least two dimensions")),
+    where=swaps_into,
+    errors=_bad(_swap, tensor=(0, torch.ones(2), ValueError, "must have at least 2 dimensions")),
 )
-def swap_first_dims(tensor: Tensor, *, out: Tensor | None) -> Tensor:
+def swap_first_dims(tensor: AnyTensor[Tensor, "a b ..."], *, out: Tensor | None) -> Tensor:
     """The tensor with its first two dimensions exchanged, packed; in out, where given."""
+    swap_first_dims.check(tensor=tensor, out=out)
     with torch.no_grad():
-        check_tensor("swap_first_dims", "tensor", tensor, dtypes=None)
-        if tensor.dim() < 2:
-            raise ValueError(f"swap_first_dims: tensor must have at least two dimensions; got {tuple(tensor.shape)}")
         swapped = tensor.transpose(0, 1)
-        check_out("swap_first_dims", out, tensor, tuple(swapped.shape))
         if out is None:
             return swapped.contiguous() if not swapped.is_contiguous() else swapped.clone()
         return out.copy_(swapped.reshape(out.shape))
@@ -364,26 +404,18 @@ def check_out(op: str, out: Any, like: Tensor, shape: tuple[int, ...]) -> None:
     """Refuse what cannot take a result of this shape: its elements count, as callers keep some of it flat."""
     check_tensor(op, "out", out, dtypes=(like.dtype,), on=like, optional=True)
     if out is not None and out.numel() != like.numel():
-        raise ValueError(f"{op}: out must have shape {shape}; got {tuple(out.shape)}")
+        raise BadArgument.of(op, "out", f"have shape {shape}", str(tuple(out.shape)))
 
 
 # ---- state of delayed scaling ---------------------------------------------------------------------------------------
 
 
-@op(
-    space="tex",
-    samples=_amax,
-    mutates=("amax",),
-    errors=_bad(_amax, input=NO_TENSOR, amax=(1, torch.ones(2), ValueError, "must be a single number")),
-)
-def compute_amax(input: Tensor, amax: Tensor) -> None:
+@adapt("tex::compute_amax", over=amax_abs, samples=_amax, mutates=("amax",))
+def compute_amax(call: Any, input: Float[Tensor, "..."], amax: Flag) -> None:
     """amax = max |input|, in place."""
     with torch.no_grad():
-        check_tensor("compute_amax", "input", input)
-        check_tensor("compute_amax", "amax", amax, dtypes=FLAG, on=input)
-        if amax.numel() != 1:
-            raise ValueError(f"compute_amax: amax must be a single number; got {tuple(amax.shape)}")
-        written([amax], [amax_abs(input).view(amax.shape)])
+        compute_amax.check(input=input, amax=amax)
+        written([amax], [call(input).view(amax.shape)])
 
 
 def written(to: list[Tensor], values: list[Tensor]) -> None:
@@ -421,23 +453,37 @@ def _ordered(length: int, counts: tuple[int, ...], device: torch.device) -> tupl
     return torch.tensor(starts, device=device), torch.tensor(steps, device=device)
 
 
-@op(
-    space="tex",
+def updates(op: str, amax_reduction_buffer: Tensor, amax_histories: Any, scales: Any) -> None:
+    numbers = functools.partial(check_tensor, op, dtypes=FLAG, on=amax_reduction_buffer)
+    check_list(op, "amax_histories", amax_histories, numbers)
+    check_list(op, "scales", scales, numbers, len(amax_histories))
+    for i, (h, s) in enumerate(zip(amax_histories, scales, strict=True)):
+        if not (h.numel() and s.numel() and h.numel() % s.numel() == 0) and s.numel() | h.numel():
+            expected = f"have shape (any, {s.numel()}), as scales[{i}] is {tuple(s.shape)}"
+            raise BadArgument.of(op, f"amax_histories[{i}]", expected, str(tuple(h.shape)))
+        for name, t in (("amax_histories", h), ("scales", s)):
+            if not t.is_contiguous():
+                raise BadArgument.of(op, f"{name}[{i}]", "be contiguous", f"strides {t.stride()}")
+    total, given = sum(s.numel() for s in scales), amax_reduction_buffer.numel()
+    if given not in (0, total):
+        raise BadArgument.of(op, "amax_reduction_buffer", f"have {total} elements, as {{scales}} have", str(given))
+
+
+@adapt(
+    "tex::fused_amax_and_scale_update_after_reduction",
+    over=amax_history,
     samples=_update,
     mutates=("amax_histories", "scales"),
-    errors=_bad(
-        _update,
-        amax_reduction_buffer=(0, torch.ones(5), ValueError, "must have 8 elements.*got 5"),
-        amax_compute_algo=(3, "least", ValueError, "must be one of 'max', 'most_recent'; got 'least'"),
-        fp8_dtype=(4, torch.float16, TypeError, "must be float8_e4m3fn or float8_e5m2"),
-    ),
+    where=updates,
+    errors=_bad(_update, amax_reduction_buffer=(0, torch.ones(5), ValueError, "must have 8 elements.*got 5")),
 )
 def fused_amax_and_scale_update_after_reduction(
-    amax_reduction_buffer: Tensor,
+    call: Any,
+    amax_reduction_buffer: Float32[Tensor, "..."],
     amax_histories: Any,
     scales: Any,
-    amax_compute_algo: str,
-    fp8_dtype: torch.dtype,
+    amax_compute_algo: Annotated[str, one_of("max", "most_recent")],
+    fp8_dtype: FP8Dtype,
     margin: float,
 ) -> None:
     """Move the histories of amax [L, n] on by one and give each scale its new value, for all tensors at once.
@@ -447,7 +493,14 @@ def fused_amax_and_scale_update_after_reduction(
     with the newest amax or the greatest of the history, and stays as it is where that is no number above 0.
     """
     with torch.no_grad():
-        check_update(amax_reduction_buffer, amax_histories, scales, amax_compute_algo, fp8_dtype, margin)
+        fused_amax_and_scale_update_after_reduction.check(
+            amax_reduction_buffer=amax_reduction_buffer,
+            amax_histories=amax_histories,
+            scales=scales,
+            amax_compute_algo=amax_compute_algo,
+            fp8_dtype=fp8_dtype,
+            margin=margin,
+        )
         largest = FP8_MAX[fp8_dtype] * 2.0**-margin
         groups: dict[int, list[int]] = {}  # of histories of one length
         counts = [s.numel() for s in scales]
@@ -459,35 +512,17 @@ def fused_amax_and_scale_update_after_reduction(
         for length, members in groups.items():
             newest = given if parts is None else torch.cat([parts[i] for i in members])
             histories, of = [amax_histories[i] for i in members], [scales[i] for i in members]
-            update(newest, histories, of, length, largest, amax_compute_algo == "most_recent")
-
-
-def check_update(buffer: Any, histories: Any, scales: Any, algo: Any, fp8_dtype: Any, margin: Any) -> None:
-    name = "fused_amax_and_scale_update_after_reduction"
-    check_tensor(name, "amax_reduction_buffer", buffer, dtypes=FLAG)
-    numbers = functools.partial(check_tensor, name, dtypes=FLAG, on=buffer)
-    check_list(name, "amax_histories", histories, numbers)
-    check_list(name, "scales", scales, numbers, len(histories))
-    for i, (h, s) in enumerate(zip(histories, scales, strict=True)):
-        if not (h.numel() and s.numel() and h.numel() % s.numel() == 0) and s.numel() | h.numel():
-            shapes = f"(any, {s.numel()}), as scales[{i}] is {tuple(s.shape)}; got {tuple(h.shape)}"
-            raise ValueError(f"{name}: amax_histories[{i}] must have shape {shapes}")
-        if not (h.is_contiguous() and s.is_contiguous()):
-            raise ValueError(f"{name}: amax_histories[{i}] and scales[{i}] must be contiguous")
-    total = sum(s.numel() for s in scales)
-    if buffer.numel() not in (0, total):
-        raise ValueError(
-            f"{name}: amax_reduction_buffer must have {total} elements, as scales have; got {buffer.numel()}"
-        )
-    check_choice(name, "amax_compute_algo", algo, ("max", "most_recent"))
-    if fp8_dtype not in FP8_MAX:
-        given = dtype_name(fp8_dtype) if isinstance(fp8_dtype, torch.dtype) else repr(fp8_dtype)
-        raise TypeError(f"{name}: fp8_dtype must be float8_e4m3fn or float8_e5m2; got {given}")
-    check_number(name, "margin", margin)
+            update(call, newest, histories, of, length, largest, amax_compute_algo == "most_recent")
 
 
 def update(
-    newest: Tensor, histories: list[Tensor], scales: list[Tensor], length: int, largest: float, recent: bool
+    call: Any,
+    newest: Tensor,
+    histories: list[Tensor],
+    scales: list[Tensor],
+    length: int,
+    largest: float,
+    recent: bool,
 ) -> None:
     """The update for histories of one length: a few launches on all of them laid one after the other."""
     counts = tuple(s.numel() for s in scales)
@@ -495,7 +530,7 @@ def update(
     history = torch.cat([h.flatten() for h in histories])
     old = torch.cat([s.flatten() for s in scales])
     newest = newest if newest.numel() else torch.zeros_like(old)
-    moved, scale = amax_history(history, first, step, newest, old, length, largest, recent)
+    moved, scale = call(history, first, step, newest, old, length, largest, recent)
     pieces = [p.view(h.shape) for p, h in zip(moved.split([h.numel() for h in histories]), histories, strict=True)]
     written(histories, pieces)
     written(scales, [p.view(s.shape) for p, s in zip(scale.split(counts), scales, strict=True)])

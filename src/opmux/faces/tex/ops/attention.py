@@ -19,16 +19,24 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ..core.errors import NotSupported
-from ..core.spec import Sample, Samples, State, op
-from ._attention_calls import (
+from ....core.adapter import adapt
+from ....core.errors import BadArgument, NotSupported
+from ....core.spec import Sample, Samples, State, op
+from ....specs._checks import check_int, check_number, check_tensor, type_name
+from ....specs._masked_attention import masked_backward, masked_forward
+from ....specs._numeric import wide
+from ....specs._sequences import Lengths, packed, unpacked
+from ....specs.attention import TOL, attention, attention_bwd, attention_varlen, attention_varlen_bwd
+from ....specs.random import next_seed, philox_dropout, philox_dropout_bwd
+from ....specs.weave import weave
+from ..attention_calls import (
     BIASED,
     BIASES,
     INTS,
     MASKS,
     SOFTMAXES,
     VANILLA,
-    Call,
+    Job,
     checked_bias,
     checked_sink,
     format_of,
@@ -37,25 +45,17 @@ from ._attention_calls import (
     sizes,
     understood,
 )
-from ._layouts import LAYOUTS, Layout, Lengths, landed, packed, unpacked
-from ._masked_attention import masked_backward, masked_forward
-from ._numeric import wide
-from ._quantized import kind_of, quantized, wrapped_fp8
-from ._tex import (
+from ..enums import (
     NVTE_Bias_Type,
     NVTE_Fused_Attn_Backend,
     NVTE_Mask_Type,
     NVTE_QKV_Format,
     NVTE_QKV_Layout,
     NVTE_Softmax_Type,
-    check_int,
-    check_number,
-    check_tensor,
     torch_dtype,
-    type_name,
 )
-from .attention import TOL, attention, attention_bwd, attention_varlen, attention_varlen_bwd
-from .random import next_seed
+from ..layouts import LAYOUTS, Layout, landed
+from ..quantized import CASTS, kind_of, quantized, wrapped_fp8
 
 
 def raise_amax(quantizer: Any, bound: Tensor | float) -> None:
@@ -177,40 +177,40 @@ def drawn(q: Tensor, generator: Any) -> Tensor:
 
 
 def forward_of(
-    call: Call, q: Tensor, k: Tensor, v: Tensor, tables: tuple[Any, Any], bias: Tensor | None, sink: Tensor | None,
-    fmt: str, tops: bool,
+    call: Any, job: Job, q: Tensor, k: Tensor, v: Tensor, tables: tuple[Any, Any], bias: Tensor | None,
+    sink: Tensor | None, fmt: str, tops: bool,
 ) -> tuple[Tensor, Tensor, Tensor | None]:  # fmt: skip
     """O in its format, S and, if that is wanted, Max; by whatever can do what is asked."""
-    causal = None if tops else call.causal_alone()
+    causal = None if tops else job.causal_alone()
     if causal is not None:
-        x, y, z = call.queries(q, call.layout.q), call.keys(k), call.keys(v)
-        o, lse = attention(x, y, z, causal, call.how.scale)
-        return call.back(o, fmt, 0, None), lse.unsqueeze(3), None
-    bounds = None if tops else call.bounds()
+        x, y, z = job.queries(q, job.layout.q), job.keys(k), job.keys(v)
+        o, lse = call.attention(x, y, z, causal, job.how.scale)
+        return job.back(o, fmt, 0, None), lse.unsqueeze(3), None
+    bounds = None if tops else job.bounds()
     if bounds is not None:
-        x, y, z = call.query_tokens(q, call.layout.q), call.key_tokens(k, tables[0]), call.key_tokens(v, tables[1])
-        cu_q, cu_k = call.lengths(q)
-        o, lse = attention_varlen(x, y, z, cu_q, cu_k, call.sq, call.sk, *bounds, call.how.scale)
-        return call.from_tokens(o, fmt), stats_of_tokens(call, lse), None
-    x, y, z = call.queries(q, call.layout.q), call.keys(k, tables[0]), call.keys(v, tables[1])
-    o, lse, top = masked_forward(x, y, z, call.masking(), bias, sink)
+        x, y, z = job.query_tokens(q, job.layout.q), job.key_tokens(k, tables[0]), job.key_tokens(v, tables[1])
+        cu_q, cu_k = job.lengths(q)
+        o, lse = call.attention_varlen(x, y, z, cu_q, cu_k, job.sq, job.sk, *bounds, job.how.scale)
+        return job.from_tokens(o, fmt), stats_of_tokens(job, lse), None
+    x, y, z = job.queries(q, job.layout.q), job.keys(k, tables[0]), job.keys(v, tables[1])
+    o, lse, top = masked_forward(x, y, z, job.masking(), bias, sink, call)
     tokens = q.shape[0]
-    most = rows(call, top, tokens, -math.inf) if tops else None
-    return call.back(o, fmt, tokens, call.q_lengths), rows(call, lse, tokens, 0.0), most
+    most = rows(job, top, tokens, -math.inf) if tops else None
+    return job.back(o, fmt, tokens, job.q_lengths), rows(job, lse, tokens, 0.0), most
 
 
-def rows(call: Call, t: Tensor, tokens: int, empty: float) -> Tensor:
+def rows(job: Job, t: Tensor, tokens: int, empty: float) -> Tensor:
     """A number for each query, [b, h, s], as tex gives it."""
-    if call.layout.q != "thd" or call.q_lengths is None:
+    if job.layout.q != "thd" or job.q_lengths is None:
         return t.unsqueeze(3)
-    return packed(t.transpose(1, 2), call.q_lengths, tokens, empty).unsqueeze(2)
+    return packed(t.transpose(1, 2), job.q_lengths, tokens, empty).unsqueeze(2)
 
 
-def stats_of_tokens(call: Call, lse: Tensor) -> Tensor:
+def stats_of_tokens(job: Job, lse: Tensor) -> Tensor:
     """S of [heads, tokens]."""
-    if call.layout.q == "thd":
-        return call.from_tokens(lse.T, "thd").unsqueeze(2).contiguous()
-    return call.from_tokens(lse.T[..., None], "bshd", empty=-math.inf).transpose(1, 2).contiguous()
+    if job.layout.q == "thd":
+        return job.from_tokens(lse.T, "thd").unsqueeze(2).contiguous()
+    return job.from_tokens(lse.T[..., None], "bshd", empty=-math.inf).transpose(1, 2).contiguous()
 
 
 def check_tables(op: str, layout: Layout, b: int, q: Tensor, table_k: Any, table_v: Any) -> tuple[Any, Any]:
@@ -223,24 +223,31 @@ def check_tables(op: str, layout: Layout, b: int, q: Tensor, table_k: Any, table
 
 def check_generator(op: str, generator: Any, q: Tensor) -> None:
     if generator is not None and not isinstance(generator, torch.Generator):
-        raise TypeError(f"{op}: rng_gen must be a torch.Generator or None; got {type_name(generator)}")
+        raise BadArgument.of(op, "rng_gen", "be a torch.Generator or None", type_name(generator), TypeError)
     if generator is not None and generator.device.type != q.device.type:
-        raise ValueError(f"{op}: rng_gen must be on {q.device.type}, as Q is; got {generator.device}")
+        raise BadArgument.of(op, "rng_gen", f"be on {q.device.type}, as Q is", str(generator.device))
 
 
 def as_list(value: Any) -> Any:
     return list(value) if isinstance(value, tuple) else value
 
 
-@op(space="tex", out="O S rng_state Bias SoftmaxOffset", samples=_samples(_fwd_args), tol=TOL, result=as_list)
+@adapt(
+    "tex::fused_attn_fwd",
+    over=(attention, attention_varlen, philox_dropout, *CASTS),
+    out="O S rng_state Bias SoftmaxOffset",
+    samples=_samples(_fwd_args),
+    tol=TOL,
+    result=as_list,
+)
 def fused_attn_fwd(
-    max_seqlen_q: int, max_seqlen_kv: int, is_training: bool, attn_scale: float, p_dropout: float, set_zero: bool,
-    qkv_layout: Any, o_format: Any, qkv_scale_inv_format: Any, bias_type: Any, attn_mask_type: Any, softmax_type: Any,
-    window_size: Any, bottom_right_diagonal: bool, cu_seqlens_q: Tensor | None, cu_seqlens_kv: Tensor | None, Q: Any,
-    K: Any, V: Any, fake_dtype: torch.dtype, cu_seqlens_q_padded: Tensor | None, cu_seqlens_kv_padded: Tensor | None,
-    page_table_k: Tensor | None, page_table_v: Tensor | None, s_quantizer: State, o_quantizer: State,
-    Bias: Tensor | None, SoftmaxOffset: Tensor | None, rng_gen: State, rng_elts_per_thread: int,
-    return_max_logit: bool, cuda_graph: bool,
+    call: Any, max_seqlen_q: int, max_seqlen_kv: int, is_training: bool, attn_scale: float, p_dropout: float,
+    set_zero: bool, qkv_layout: Any, o_format: Any, qkv_scale_inv_format: Any, bias_type: Any, attn_mask_type: Any,
+    softmax_type: Any, window_size: Any, bottom_right_diagonal: bool, cu_seqlens_q: Tensor | None,
+    cu_seqlens_kv: Tensor | None, Q: Any, K: Any, V: Any, fake_dtype: torch.dtype,
+    cu_seqlens_q_padded: Tensor | None, cu_seqlens_kv_padded: Tensor | None, page_table_k: Tensor | None,
+    page_table_v: Tensor | None, s_quantizer: State, o_quantizer: State, Bias: Tensor | None,
+    SoftmaxOffset: Tensor | None, rng_gen: State, rng_elts_per_thread: int, return_max_logit: bool, cuda_graph: bool,
 ) -> list[Any]:  # fmt: skip
     """[O, S, (Max), rng_state, (Bias), (SoftmaxOffset)]: attention as NVIDIA's fused kernels have it.
 
@@ -250,28 +257,28 @@ def fused_attn_fwd(
     """
     name = "fused_attn_fwd"
     with torch.no_grad():
-        call, q, k, v = understood(
-            name, max_seqlen_q, max_seqlen_kv, attn_scale, p_dropout, qkv_layout, bias_type, attn_mask_type,
+        job, q, k, v = understood(
+            call, name, max_seqlen_q, max_seqlen_kv, attn_scale, p_dropout, qkv_layout, bias_type, attn_mask_type,
             softmax_type, window_size, bottom_right_diagonal, cu_seqlens_q, cu_seqlens_kv, Q, K, V, fake_dtype,
             cu_seqlens_q_padded, cu_seqlens_kv_padded,
         )  # fmt: skip
-        fmt = format_of(name, "o_format", o_format, call.layout)
-        heads = sizes(call.layout.q, q)[1]
-        bias = checked_bias(name, call, Bias, q, heads, "Bias")
-        sink = checked_sink(name, call, SoftmaxOffset, q, heads, "SoftmaxOffset")
-        tables = check_tables(name, call.layout, call.b, q, page_table_k, page_table_v)
+        fmt = format_of(name, "o_format", o_format, job.layout)
+        heads = sizes(job.layout.q, q)[1]
+        bias = checked_bias(name, job, Bias, q, heads, "Bias")
+        sink = checked_sink(name, job, SoftmaxOffset, q, heads, "SoftmaxOffset")
+        tables = check_tables(name, job.layout, job.b, q, page_table_k, page_table_v)
         check_generator(name, rng_gen, q)
         for what, quantizer in (("s_quantizer", s_quantizer), ("o_quantizer", o_quantizer)):
             kind_of(quantizer, name, what)
 
         drops = float(p_dropout) if is_training else 0.0
         state = drawn(q, rng_gen) if drops else undrawn(q.device)
-        call = call._replace(how=call.how._replace(dropped=drops, seed=state)) if drops else call
-        o, stats, top = forward_of(call, q, k, v, tables, bias, sink, fmt, bool(return_max_logit))
+        job = job._replace(how=job.how._replace(dropped=drops, seed=state)) if drops else job
+        o, stats, top = forward_of(call, job, q, k, v, tables, bias, sink, fmt, bool(return_max_logit))
 
         o = o.to(fake_dtype).contiguous()
         raise_amax(s_quantizer, 1.0)
-        o = quantized(o, o_quantizer) if kind_of(o_quantizer) == "delayed" else o
+        o = quantized(call, o, o_quantizer) if kind_of(o_quantizer) == "delayed" else o
         echoed = [t for t, used in ((Bias, bias), (SoftmaxOffset, sink)) if used is not None and t is not None]
         return [o, stats, *([] if top is None else [top]), state, *echoed]
 
@@ -288,55 +295,63 @@ class Found(NamedTuple):
 
 
 def backward_of(
-    call: Call, to: Layout, q: Tensor, k: Tensor, v: Tensor, o: tuple[Tensor, str], do: tuple[Tensor, str],
+    call: Any, job: Job, to: Layout, q: Tensor, k: Tensor, v: Tensor, o: tuple[Tensor, str], do: tuple[Tensor, str],
     stats: Tensor, bias: Tensor | None, sink: Tensor | None, deterministic: bool,
 ) -> Found:  # fmt: skip
     """By whatever can do what is asked. A library may add up in any order, unless torch as a whole is told not to."""
     may_differ = not deterministic or torch.are_deterministic_algorithms_enabled()
-    causal = call.causal_alone() if may_differ else None
-    bounds = call.bounds() if may_differ and causal is None else None
+    causal = job.causal_alone() if may_differ else None
+    bounds = job.bounds() if may_differ and causal is None else None
     if bounds is not None:
-        x, g, out = (call.query_tokens(t, fmt) for t, fmt in ((q, call.layout.q), do, o))
-        y, z = call.key_tokens(k), call.key_tokens(v)
-        cu_q, cu_k = call.lengths(q)
-        lse = tokens_of_stats(call, stats, q.shape[0]).T
-        dq, dk, dv = attention_varlen_bwd(g, x, y, z, out, lse, cu_q, cu_k, call.sq, call.sk, *bounds, call.how.scale)
-        return Found([call.from_tokens(dq, to.q), *(call.from_tokens(t, to.kv, 1) for t in (dk, dv))])
-    x, g, out = (call.queries(t, fmt) for t, fmt in ((q, call.layout.q), do, o))
-    y, z = call.keys(k), call.keys(v)
-    lse = queries_of_stats(call, stats)
+        x, g, out = (job.query_tokens(t, fmt) for t, fmt in ((q, job.layout.q), do, o))
+        y, z = job.key_tokens(k), job.key_tokens(v)
+        cu_q, cu_k = job.lengths(q)
+        lse = tokens_of_stats(job, stats, q.shape[0]).T
+        dq, dk, dv = call.attention_varlen_bwd(g, x, y, z, out, lse, cu_q, cu_k, job.sq, job.sk, *bounds, job.how.scale)
+        return Found([job.from_tokens(dq, to.q), *(job.from_tokens(t, to.kv, 1) for t in (dk, dv))])
+    x, g, out = (job.queries(t, fmt) for t, fmt in ((q, job.layout.q), do, o))
+    y, z = job.keys(k), job.keys(v)
+    lse = queries_of_stats(job, stats)
     dbias = dsink = None
     if causal is not None:
-        dq, dk, dv = attention_bwd(g, x, y, z, out, lse, causal, call.how.scale)
+        dq, dk, dv = call.attention_bwd(g, x, y, z, out, lse, causal, job.how.scale)
     else:
-        dq, dk, dv, dbias, dsink = masked_backward(g, x, y, z, out, lse, call.masking(), bias, sink)
-    keys = [call.back(t, to.kv, k.shape[0], call.kv_lengths) for t in (dk, dv)]
-    return Found([call.back(dq, to.q, q.shape[0], call.q_lengths), *keys], dbias, dsink)
+        dq, dk, dv, dbias, dsink = masked_backward(g, x, y, z, out, lse, job.masking(), bias, sink, call)
+    keys = [job.back(t, to.kv, k.shape[0], job.kv_lengths) for t in (dk, dv)]
+    return Found([job.back(dq, to.q, q.shape[0], job.q_lengths), *keys], dbias, dsink)
 
 
-def queries_of_stats(call: Call, stats: Tensor) -> Tensor:
+def queries_of_stats(job: Job, stats: Tensor) -> Tensor:
     """[b, h, s] of S."""
-    if stats.dim() == 4 or call.q_lengths is None:
+    if stats.dim() == 4 or job.q_lengths is None:
         return stats.squeeze(3)
-    return unpacked(stats.squeeze(2), call.q_lengths, call.sq).transpose(1, 2)
+    return unpacked(stats.squeeze(2), job.q_lengths, job.sq).transpose(1, 2)
 
 
-def tokens_of_stats(call: Call, stats: Tensor, tokens: int) -> Tensor:
+def tokens_of_stats(job: Job, stats: Tensor, tokens: int) -> Tensor:
     """[tokens, h] of S, without gaps."""
     if stats.dim() == 3:
-        return call.query_tokens(stats.squeeze(2), "thd")
-    if call.layout.q == "thd":
-        return packed(stats.squeeze(3).transpose(1, 2), Lengths.of(call.lengths(stats)[0]), tokens)
-    return call.query_tokens(stats, "bhsd").squeeze(2)
+        return job.query_tokens(stats.squeeze(2), "thd")
+    if job.layout.q == "thd":
+        return packed(stats.squeeze(3).transpose(1, 2), Lengths.of(job.lengths(stats)[0]), tokens)
+    return job.query_tokens(stats, "bhsd").squeeze(2)
 
 
-@op(space="tex", out="dQ dK dV dBias dSoftmaxOffset", samples=_samples(_bwd_args), tol=TOL, result=as_list)
+@adapt(
+    "tex::fused_attn_bwd",
+    over=(attention_bwd, attention_varlen_bwd, philox_dropout, philox_dropout_bwd, weave, *CASTS),
+    out="dQ dK dV dBias dSoftmaxOffset",
+    samples=_samples(_bwd_args),
+    tol=TOL,
+    result=as_list,
+)
 def fused_attn_bwd(
-    max_seqlen_q: int, max_seqlen_kv: int, attn_scale: float, p_dropout: float, set_zero: bool, qkv_layout: Any,
-    o_format: Any, do_format: Any, dqkv_layout: Any, qkv_scale_inv_format: Any, do_scale_inv_format: Any,
-    bias_type: Any, attn_mask_type: Any, softmax_type: Any, window_size: Any, bottom_right_diagonal: bool,
-    deterministic: bool, cu_seqlens_q: Tensor | None, cu_seqlens_kv: Tensor | None, Q: Any, K: Any, V: Any, O: Any,  # noqa: E741
-    dO: Any, fake_dtype: torch.dtype, Aux_CTX_Tensors: Any, cu_seqlens_q_padded: Tensor | None,
+    call: Any, max_seqlen_q: int, max_seqlen_kv: int, attn_scale: float, p_dropout: float, set_zero: bool,
+    qkv_layout: Any, o_format: Any, do_format: Any, dqkv_layout: Any, qkv_scale_inv_format: Any,
+    do_scale_inv_format: Any, bias_type: Any, attn_mask_type: Any, softmax_type: Any, window_size: Any,
+    bottom_right_diagonal: bool, deterministic: bool, cu_seqlens_q: Tensor | None, cu_seqlens_kv: Tensor | None,
+    Q: Any, K: Any, V: Any, O: Any, dO: Any,  # noqa: E741
+    fake_dtype: torch.dtype, Aux_CTX_Tensors: Any, cu_seqlens_q_padded: Tensor | None,
     cu_seqlens_kv_padded: Tensor | None, s_quantizer: State, dp_quantizer: State, dqkv_quantizer: State,
     cuda_graph: bool,
 ) -> list[Any]:  # fmt: skip
@@ -347,33 +362,35 @@ def fused_attn_bwd(
     """
     name = "fused_attn_bwd"
     with torch.no_grad():
-        call, q, k, v = understood(
-            name, max_seqlen_q, max_seqlen_kv, attn_scale, p_dropout, qkv_layout, bias_type, attn_mask_type,
+        job, q, k, v = understood(
+            call, name, max_seqlen_q, max_seqlen_kv, attn_scale, p_dropout, qkv_layout, bias_type, attn_mask_type,
             softmax_type, window_size, bottom_right_diagonal, cu_seqlens_q, cu_seqlens_kv, Q, K, V, fake_dtype,
             cu_seqlens_q_padded, cu_seqlens_kv_padded,
         )  # fmt: skip
-        if call.layout.paged:
+        if job.layout.paged:
             raise NotSupported(f"{name}: qkv_layout must not be paged, as there is no gradient of a cache")
         to: Layout = known(name, "dqkv_layout", dqkv_layout, LAYOUTS, "NVTE_QKV_Layout")
-        check_result_layout(name, call.layout, to, q, v)
+        check_result_layout(name, job.layout, to, q, v)
         out_format, grad_format = (
-            format_of(name, n, f, call.layout) for n, f in (("o_format", o_format), ("do_format", do_format))
+            format_of(name, n, f, job.layout) for n, f in (("o_format", o_format), ("do_format", do_format))
         )
-        heads = sizes(call.layout.q, q)[1]
-        o, do = (numbers(name, n, t, f, fake_dtype) for n, t, f in (("O", O, out_format), ("dO", dO, grad_format)))
-        stats, state, bias, sink = aux_of(name, call, Aux_CTX_Tensors, q, heads)
-        check_outputs(name, call, q, v, heads, (("O", o, out_format), ("dO", do, grad_format)))
+        heads = sizes(job.layout.q, q)[1]
+        o, do = (
+            numbers(call, name, n, t, f, fake_dtype) for n, t, f in (("O", O, out_format), ("dO", dO, grad_format))
+        )
+        stats, state, bias, sink = aux_of(name, job, Aux_CTX_Tensors, q, heads)
+        check_outputs(name, job, q, v, heads, (("O", o, out_format), ("dO", do, grad_format)))
         for what, quantizer in (("s_", s_quantizer), ("dp_", dp_quantizer), ("dqkv_", dqkv_quantizer)):
             kind_of(quantizer, name, f"{what}quantizer")
 
         drops = float(p_dropout)
-        call = call._replace(how=call.how._replace(dropped=drops, seed=state)) if drops else call
+        job = job._replace(how=job.how._replace(dropped=drops, seed=state)) if drops else job
         found = backward_of(
-            call, to, q, k, v, (o, out_format), (do, grad_format), stats, bias, sink, bool(deterministic)
+            call, job, to, q, k, v, (o, out_format), (do, grad_format), stats, bias, sink, bool(deterministic)
         )  # fmt: skip
         if kind_of(dp_quantizer) == "delayed":
             raise_amax(dp_quantizer, torch.nan_to_num(longest(do) * longest(v)))
-        made = as_asked(to, *landed(to, found.grads, fake_dtype), dqkv_quantizer)
+        made = as_asked(call, to, *landed(call, to, found.grads, fake_dtype), dqkv_quantizer)
         dbias = None if found.dbias is None or bias is None else found.dbias.to(bias.dtype)
         dsink = None if found.dsink is None else found.dsink.float().reshape(1, heads, 1, 1)
         return [*made, dbias, dsink]
@@ -385,64 +402,62 @@ def longest(t: Tensor) -> Tensor:
     return found.amax(0, keepdim=True) if found.numel() else found.new_zeros(1)
 
 
-def as_asked(layout: Layout, grads: list[Tensor], room: Tensor | None, quantizer: Any) -> list[Any]:
+def as_asked(call: Any, layout: Layout, grads: list[Tensor], room: Tensor | None, quantizer: Any) -> list[Any]:
     """dq, dk and dv, quantized with delayed scaling where that is asked; a shared buffer is quantized as one."""
     if kind_of(quantizer) != "delayed":
         return grads
     if room is None:
-        return [quantized(t, quantizer) for t in grads]
+        return [quantized(call, t, quantizer) for t in grads]
     n = layout.shared
-    whole = quantized(room, quantizer)
+    whole = quantized(call, room, quantizer)
     slices = [whole._data.select(layout.at, i) for i in range(n)]
     return [
-        *(quantized(t, quantizer) for t in grads[:-n]),
+        *(quantized(call, t, quantizer) for t in grads[:-n]),
         *(wrapped_fp8(quantizer, s, tuple(s.shape), room.dtype, scale_inv=whole._scale_inv) for s in slices),
     ]
 
 
 def check_result_layout(op: str, of: Layout, to: Layout, q: Tensor, v: Tensor) -> None:
     if to.paged or (to.q == "thd", to.kv == "thd") != (of.q == "thd", of.kv == "thd"):
-        raise ValueError(f"{op}: dqkv_layout must be of THD where qkv_layout is, and not paged; got {to} for {of}")
+        raise BadArgument.of(op, "dqkv_layout", "be of THD where qkv_layout is, and not paged", f"{to} for {of}")
     if to.shared == 3 and (v.shape[-1] != q.shape[-1] or sizes(of.q, q)[1:] != sizes(of.kv, v)[1:]):
-        raise ValueError(
-            f"{op}: dqkv_layout must not have Q, K and V in one buffer where their shapes differ; got {to}"
-        )
+        raise BadArgument.of(op, "dqkv_layout", "not have Q, K and V in one buffer where their shapes differ", str(to))
     if to.shared == 2 and v.shape[-1] != q.shape[-1]:
-        raise ValueError(f"{op}: dqkv_layout must not have K and V in one buffer where their dims differ; got {to}")
+        raise BadArgument.of(op, "dqkv_layout", "not have K and V in one buffer where their dims differ", str(to))
 
 
 def check_outputs(
-    op: str, call: Call, q: Tensor, v: Tensor, heads: int, given: tuple[tuple[str, Tensor, str], ...]
+    op: str, job: Job, q: Tensor, v: Tensor, heads: int, given: tuple[tuple[str, Tensor, str], ...]
 ) -> None:
-    of_q = sizes(call.layout.q, q)
+    of_q = sizes(job.layout.q, q)
     for name, t, fmt in given:
         if sizes(fmt, t) != of_q or t.shape[-1] != v.shape[-1]:
             wanted = f"batch, heads and tokens of Q, {of_q}, and the head dim of V, {v.shape[-1]}"
-            raise ValueError(f"{op}: {name} must have {wanted}; got {tuple(t.shape)}")
+            raise BadArgument.of(op, name, f"have {wanted}", str(tuple(t.shape)))
         if t.device != q.device:
-            raise ValueError(f"{op}: {name} must be on {q.device}, the device of Q; got {t.device}")
+            raise BadArgument.of(op, name, f"be on {q.device}, the device of Q", str(t.device))
         if t.dtype != q.dtype and name == "O":
-            raise ValueError(f"{op}: {name} must have the dtype of Q, {q.dtype}; got {t.dtype}")
+            raise BadArgument.of(op, name, f"have the dtype of Q, {q.dtype}", str(t.dtype))
 
 
-def aux_of(op: str, call: Call, given: Any, q: Tensor, heads: int) -> tuple[Tensor, Tensor, Any, Any]:
+def aux_of(op: str, job: Job, given: Any, q: Tensor, heads: int) -> tuple[Tensor, Tensor, Any, Any]:
     """S, rng_state, bias and sink. More may follow: NVIDIA's layer adds dO in high precision for MXFP8."""
     what = "Aux_CTX_Tensors"
     if not isinstance(given, (list, tuple)) or len(given) < 2:
         got = f"{len(given)} items" if isinstance(given, (list, tuple)) else type_name(given)
-        raise TypeError(f"{op}: {what} must be a list of S, rng_state and what else the forward gave; got {got}")
+        raise BadArgument.of(op, what, "be a list of S, rng_state and what else the forward gave", str(got), TypeError)
     lse, state, *rest = given
     check_tensor(op, f"{what}[0]", lse, on=q)
     check_tensor(op, f"{what}[1]", state, dtypes=(torch.int64, torch.uint64), shape=(2,))
     if state.dtype is torch.uint64:
         state = state.view(torch.int64)
     here = iter(rest)
-    bias = checked_bias(op, call, next(here, None), q, heads, f"{what}[2]") if call.how.bias in BIASED else None
-    sink = checked_sink(op, call, next(here, None), q, heads, f"{what}[{2 + (bias is not None)}]")
-    by_token = call.layout.q == "thd" and lse.dim() == 3
-    wanted = (q.shape[0], heads, 1) if by_token else (call.b, heads, call.sq, 1)
+    bias = checked_bias(op, job, next(here, None), q, heads, f"{what}[2]") if job.how.bias in BIASED else None
+    sink = checked_sink(op, job, next(here, None), q, heads, f"{what}[{2 + (bias is not None)}]")
+    by_token = job.layout.q == "thd" and lse.dim() == 3
+    wanted = (q.shape[0], heads, 1) if by_token else (job.b, heads, job.sq, 1)
     if tuple(lse.shape) != wanted:
-        raise ValueError(f"{op}: {what}[0] must have shape {wanted}; got {tuple(lse.shape)}")
+        raise BadArgument.of(op, f"{what}[0]", f"have shape {wanted}", str(tuple(lse.shape)))
     return lse, state, bias, sink
 
 
@@ -551,5 +566,7 @@ def get_fused_attn_backend(
     )  # fmt: skip
     for at, value in enumerate((*given, return_max_logit, cuda_graph, deterministic)):
         if value is None:
-            raise TypeError(f"{name}: argument '{get_fused_attn_backend.spec.names[at]}' must be given; got None")
+            raise BadArgument.of(
+                name, f"argument '{get_fused_attn_backend.spec.names[at]}'", "be given", "None", TypeError
+            )
     return backend_for(name, Asked(*given))[0]

@@ -7,7 +7,7 @@ step, as its scales are compared bit for bit.
 import torch
 from torch import Tensor
 
-from .quant import FLOAT_MAX, bytes_of, magnitudes
+from ...specs.quant import FLOAT_MAX, bytes_of, magnitudes
 
 LEVELS = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 LARGEST = 6.0

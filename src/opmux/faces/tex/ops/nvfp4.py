@@ -12,11 +12,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..core.spec import Sample, op
-from ._fp4 import codes, packed
-from ._tex import check_choice, check_int, check_list, check_tensor
-from .quant import amax_abs, bytes_of
-from .tex_scaling import BYTES, MASTERS, check_blocks, check_shard, divided, shard_samples, spread, tile_amax_
+from ....core.adapter import adapt
+from ....core.errors import BadArgument
+from ....core.spec import Sample, op
+from ....specs._checks import check_choice, check_int, check_list, check_tensor
+from ....specs.quant import amax_abs, bytes_of
+from ..fp4 import codes, packed
+from .scaling import BYTES, MASTERS, check_blocks, check_shard, divided, shard_samples, spread, tile_amax_
 
 TILE = 16
 FLOAT = (torch.float32,)
@@ -56,7 +58,7 @@ def check_data(op: str, data: Any, names: tuple[str, str], out: Any, optional: b
     """Refuse what is no packed [m, k / 2] with an even m, or an output that is not [k, m / 2]."""
     check_tensor(op, names[0], data, dtypes=BYTES, dims=2)
     if data.shape[0] % 2:
-        raise ValueError(f"{op}: {names[0]} must have an even number of rows; got {tuple(data.shape)}")
+        raise BadArgument.of(op, f"{names[0]}", "have an even number of rows", str(tuple(data.shape)))
     shape, of = (data.shape[1] * 2, data.shape[0] // 2), f"that of {names[0]} turned"
     check_tensor(op, names[1], out, dtypes=BYTES, shape=shape, on=data, optional=optional, of=of)
 
@@ -200,7 +202,7 @@ def _fused_lists(dtype: torch.dtype, device: Any) -> Iterator[Sample]:
 def check_one(op: str, name: str, value: Any, like: Tensor) -> None:
     check_tensor(op, name, value, dtypes=FLOAT, on=like)
     if value.numel() != 1:
-        raise ValueError(f"{op}: {name} must have 1 element; got {tuple(value.shape)}")
+        raise BadArgument.of(op, name, "have 1 element", str(tuple(value.shape)))
 
 
 @op(space="tex", out="", mutates=("global_scale",), samples=_global)
@@ -394,8 +396,15 @@ def nvfp4_2d_compute_partial_amax(
         tile_amax_(amax, tensor, h, w, start_offset, TILE)
 
 
-@op(space="tex", out="", mutates=("partial_amax_list", "global_amax_list"), samples=_shard_amaxes)
+@adapt(
+    "tex::nvfp4_multi_tensor_compute_partial_amax",
+    over=amax_abs,
+    out="",
+    mutates=("partial_amax_list", "global_amax_list"),
+    samples=_shard_amaxes,
+)
 def nvfp4_multi_tensor_compute_partial_amax(
+    call: Any,
     master_weight_list: list[Tensor],
     partial_amax_list: list[Tensor],
     global_amax_list: list[Tensor],
@@ -425,7 +434,7 @@ def nvfp4_multi_tensor_compute_partial_amax(
     with torch.no_grad():
         for shard, amax, whole, h, w, start in each:
             tile_amax_(amax, shard, h, w, start, TILE)
-            whole.copy_(amax_abs(shard).view(whole.shape))
+            whole.copy_(call(shard).view(whole.shape))
 
 
 def check_cast(op: str, given: tuple[Any, ...], names: str, at: str = "") -> None:
@@ -435,9 +444,7 @@ def check_cast(op: str, given: tuple[Any, ...], names: str, at: str = "") -> Non
     check_tensor(op, to, out, dtypes=BYTES, on=inp)
     size = (start + inp.numel() + 1) // 2 - start // 2 if inp.numel() else 0
     if out.numel() < size:
-        raise ValueError(
-            f"{op}: {to} must have at least {size} bytes for {inp.numel()} elements; got {tuple(out.shape)}"
-        )
+        raise BadArgument.of(op, to, f"have at least {size} bytes for {inp.numel()} elements", str(tuple(out.shape)))
     check_blocks(op, tiles, scale, (divided(h, TILE), divided(w, TILE)), inp, FLOAT)
     check_one(op, whole, global_scale, inp)
 

@@ -1,8 +1,9 @@
-"""Quantizers and quantized tensors as tex's functions meet them, whoever's they are.
+"""Quantizers and quantized tensors: Transformer Engine's, or the light ones of this module.
 
-A quantizer is known by the name of its class, and a tensor it makes is of the classes that stand beside it in its
-module: Transformer Engine's where the quantizer is theirs, the light ones of this module where it is one of these. So
-nothing of theirs is imported here. Both have the same attributes.
+A quantizer is recognised by the name of its class. A tensor that it makes is of the class beside it in its module, so
+nothing of Transformer Engine is imported here. Both have the same attributes.
+
+`call` holds the ops of `CASTS`, as `adapt` binds them.
 """
 
 import functools
@@ -16,12 +17,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..core.errors import NotSupported
-from ._fp4 import decoded, encoded, rotated
-from ._tex import DType, Float8BlockScaleTensorFormat, check_tensor, torch_dtype, type_name
-from .quant import (
+from ...core.errors import BadArgument, NotSupported
+from ...specs._checks import check_tensor, type_name
+from ...specs.quant import (
     amax_abs,
     block_scales,
+    bytes_transpose,
     fp8_blocks_into,
     fp8_blocks_uncast,
     fp8_cast_into,
@@ -36,6 +37,8 @@ from .quant import (
     put,
     turned,
 )
+from .enums import DType, Float8BlockScaleTensorFormat, torch_dtype
+from .fp4 import decoded, encoded, rotated
 
 # ---- light classes --------------------------------------------------------------------------------------------------
 
@@ -204,7 +207,7 @@ class Quantized:
         return self._shape.numel()
 
     def dequantize(self, *, dtype: torch.dtype | None = None) -> Tensor:
-        return plain(self, self._dtype if dtype is None else dtype)
+        return plain(OPS, self, self._dtype if dtype is None else dtype)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(shape={tuple(self._shape)}, dtype={self._dtype})"
@@ -272,8 +275,8 @@ def kind_of(quantizer: Any, op: str = "tex", name: str = "quantizer") -> str | N
         return None
     found = _quantizer_class(type(quantizer))
     if found is None:
-        known = ", ".join(QUANTIZERS)
-        raise TypeError(f"{op}: {name} must be None or one of {known}; got {type_name(quantizer)}")
+        expected = f"be None or one of {', '.join(QUANTIZERS)}"
+        raise BadArgument.of(op, name, expected, type_name(quantizer), TypeError)
     return QUANTIZERS[found.__name__]
 
 
@@ -311,7 +314,7 @@ NOT_ALWAYS = (
 )
 
 
-def _new(quantizer: Any, shape: Any, dtype: torch.dtype, device: torch.device, given: dict[str, Any]) -> Any:
+def new_tensor(quantizer: Any, shape: Any, dtype: torch.dtype, device: torch.device, given: dict[str, Any]) -> Any:
     """The quantizer's kind of tensor, of these buffers."""
     cls, keywords = _made_by(type(quantizer), bool(quantizer.internal))
     if cls.__module__ == __name__:
@@ -432,7 +435,7 @@ def empty(quantizer: Any, shape: Any, dtype: torch.dtype, device: Any, pin_memor
     """A quantized tensor with the buffers that the quantizer wants, and nothing in them yet."""
     kind, device, shape = kind_of(quantizer) or "", torch.device(device), tuple(shape)
     given: Buffers = {n: _memory(f, device, pin_memory) for n, f in FIELDS[kind](quantizer, shape, device).items()}
-    return _new(quantizer, shape, dtype, device, given | FACTS[kind](quantizer))
+    return new_tensor(quantizer, shape, dtype, device, given | FACTS[kind](quantizer))
 
 
 def _coerced(quantizer: Any, kind: str, output: Any, shape: tuple[int, ...], device: torch.device) -> Any:
@@ -446,10 +449,8 @@ def _coerced(quantizer: Any, kind: str, output: Any, shape: tuple[int, ...], dev
         elif held is None:
             setattr(output, attribute, _memory(field, device))
         elif held.numel() != math.prod(field[0]):
-            raise ValueError(
-                f"quantize: output must have {attribute} of shape {field[0]}, as tensor is {shape}; "
-                f"got {tuple(held.shape)}"
-            )
+            expected = f"have {attribute} of shape {field[0]}, as {{tensor}} is {shape}"
+            raise BadArgument.of("tex", "output", expected, str(tuple(held.shape)))
     if kind in ("delayed", "current"):
         output._transpose_invalid = output._transpose is None
     if kind != "nvfp4":
@@ -472,13 +473,9 @@ def check_quantizer(
     if kind == "delayed":
         for part in ("scale", "amax"):
             number = f"{quantizer_name}.{part}"
-            check_tensor(op, number, getattr(quantizer, part, None), dtypes=(NUMBERS,), on=value)
-            if getattr(quantizer, part).numel() != 1:
-                raise ValueError(f"{op}: {number} must be a single number; got {tuple(getattr(quantizer, part).shape)}")
+            check_one(op, number, getattr(quantizer, part, None), value)
     elif kind == "block" and quantizer.block_scaling_dim not in (1, 2):
-        raise ValueError(
-            f"{op}: {quantizer_name}.block_scaling_dim must be 1 or 2; got {quantizer.block_scaling_dim}"
-        )  # fmt: skip
+        raise BadArgument.of(op, f"{quantizer_name}.block_scaling_dim", "be 1 or 2", str(quantizer.block_scaling_dim))
     check_steps(op, name, value.shape, quantizer)
 
 
@@ -489,15 +486,22 @@ def check_steps(op: str, name: str, shape: Any, quantizer: Any) -> None:
         return
     (m, k), step = matrix(shape), STEPS[kind]
     if k % step or (m % step and (kind == "mxfp8" or quantizer.columnwise_usage)):
-        found = f"rows and columns in multiples of {step}, for {kind}; got {tuple(shape)}"
-        raise ValueError(f"{op}: {name} must have {found}")
+        expected = f"have rows and columns in multiples of {step}, for {kind}"
+        raise BadArgument.of(op, name, expected, str(tuple(shape)))
 
 
-def check_output(op: str, quantizer: Any, output: Any) -> None:
+def check_one(op: str, name: str, value: Any, like: Any, optional: bool = False) -> None:
+    """Refuse what is not a single float32 number beside a tensor."""
+    check_tensor(op, name, value, dtypes=(NUMBERS,), on=device_of(like), optional=optional)
+    if value is not None and value.numel() != 1:
+        raise BadArgument.of(op, name, "be a single number", str(tuple(value.shape)))
+
+
+def check_output(op: str, quantizer: Any, output: Any, name: str = "output") -> None:
     """Refuse a tensor to write to that is not of the quantizer's kind."""
     kind = kind_of(quantizer, op) or ""
     if output is not None and tensor_kind(output) != {"delayed": "fp8", "current": "fp8"}.get(kind, kind):
-        raise TypeError(f"{op}: output must be None or a {TENSORS[kind]}; got {type_name(output)}")
+        raise BadArgument.of(op, name, f"be None or a {TENSORS[kind]}", type_name(output), TypeError)
 
 
 # The ops that quantizing and dequantizing take: for `over` of functions that do.
@@ -505,21 +509,13 @@ CASTS = (
     amax_abs, fp8_blocks_into, fp8_blocks_uncast, fp8_cast_into, fp8_current_into, fp8_scale, fp8_uncast, mxfp8_into,
     mxfp8_uncast,
 )  # fmt: skip
-
-
-def _ops() -> Any:
-    """The ops of `CASTS`, for callers that do not say whose."""
-    return types.SimpleNamespace(
-        amax_abs=amax_abs, fp8_blocks_into=fp8_blocks_into, fp8_blocks_uncast=fp8_blocks_uncast,
-        fp8_cast_into=fp8_cast_into, fp8_current_into=fp8_current_into, fp8_scale=fp8_scale, fp8_uncast=fp8_uncast,
-        mxfp8_into=mxfp8_into, mxfp8_uncast=mxfp8_uncast,
-    )  # fmt: skip
+OPS = types.SimpleNamespace(**{fn.spec.name: fn for fn in CASTS})  # for callers that are no adapter
 
 
 # ---- quantizing -----------------------------------------------------------------------------------------------------
 
 
-def quantized(value: Tensor, quantizer: Any, output: Any = None, noop: Tensor | None = None, call: Any = None) -> Any:
+def quantized(call: Any, value: Tensor, quantizer: Any, output: Any = None, noop: Tensor | None = None) -> Any:
     """The value as the quantizer wants it, in a tensor of the quantizer's own kind (`output`, where given).
 
     A quantizer of None gives the value itself. `noop` other than zero leaves output as it is; it is read on the device.
@@ -527,8 +523,7 @@ def quantized(value: Tensor, quantizer: Any, output: Any = None, noop: Tensor | 
     kind = kind_of(quantizer)
     if kind is None:
         return value
-    call = call or _ops()
-    x = plain(value, call=call) if is_quantized(value) else value.detach()
+    x = plain(call, value) if is_quantized(value) else value.detach()
     x = x if x.is_contiguous() else x.contiguous()
     shape = tuple(x.shape)
     if output is None:
@@ -583,16 +578,15 @@ def _current(call: Any, x: Tensor, quantizer: Any, made: Any, noop: Tensor | Non
     call.fp8_cast_into(x, scale, *_per_tensor(made, tuple(x.shape)), made._scale_inv, None, noop, dtype)
 
 
-def fp4_amaxes(x: Tensor, quantizer: Any, call: Any = None) -> tuple[Tensor | None, Tensor | None]:
+def fp4_amaxes(call: Any, x: Tensor, quantizer: Any) -> tuple[Tensor | None, Tensor | None]:
     """The amax of an NVFP4 tensor's rowwise and columnwise numbers, over all who take part."""
-    amax_abs = (call or _ops()).amax_abs
     flat = x.reshape(matrix(x.shape))
     row = col = None
     if quantizer.rowwise_usage:
         by_row = getattr(quantizer, "row_scaled_nvfp4", False)
-        row = magnitudes(flat).amax(1) if by_row and flat.numel() else amax_abs(flat)
+        row = magnitudes(flat).amax(1) if by_row and flat.numel() else call.amax_abs(flat)
     if quantizer.columnwise_usage:
-        col = amax_abs(_fp4_columns(flat, quantizer)) if quantizer.with_rht else amax_abs(flat)
+        col = call.amax_abs(_fp4_columns(flat, quantizer) if quantizer.with_rht else flat)
     if getattr(quantizer, "with_amax_reduction", False):
         row, col = (a if a is None else shared_amax(a, quantizer) for a in (row, col))
     return row, col
@@ -608,7 +602,7 @@ def _nvfp4(call: Any, x: Tensor, quantizer: Any, made: Any, noop: Tensor | None)
     if quantizer.with_rht and not quantizer.with_post_rht_amax:
         raise NotSupported("quantize: quantizer must have with_post_rht_amax where it has with_rht")
     if x.numel():
-        fp4_into(x, quantizer, made, *fp4_amaxes(x, quantizer, call), noop)
+        fp4_into(x, quantizer, made, *fp4_amaxes(call, x, quantizer), noop)
 
 
 def fp4_into(
@@ -665,7 +659,7 @@ def logical_shape(value: Any) -> torch.Size:
 # ---- and back -------------------------------------------------------------------------------------------------------
 
 
-def plain(value: Any, dtype: torch.dtype | None = None, columnwise: bool = False, call: Any = None) -> Tensor:
+def plain(call: Any, value: Any, dtype: torch.dtype | None = None, columnwise: bool = False) -> Tensor:
     """The numbers a tensor stands for, in a dtype (by default its own); a plain tensor is itself.
 
     Where data is held both ways, the rowwise is read; the other where `columnwise` says so. They differ in rounding.
@@ -675,7 +669,6 @@ def plain(value: Any, dtype: torch.dtype | None = None, columnwise: bool = False
         return value if dtype is None or value.dtype is dtype else value.to(dtype)
     own = getattr(value, "_dtype", None) or getattr(value, "dtype", torch.float32)  # 2.9's light ones have neither
     to: torch.dtype = own if dtype is None else dtype
-    call = call or _ops()
     if kind == "fp8":
         return _plain_fp8(call, value, to, columnwise)
     if kind == "nvfp4":
@@ -685,7 +678,7 @@ def plain(value: Any, dtype: torch.dtype | None = None, columnwise: bool = False
     data = value._columnwise_data if columnwise else value._rowwise_data
     scales = value._columnwise_scale_inv if columnwise else value._rowwise_scale_inv
     if data is None:
-        raise ValueError(f"dequantize: input must hold data; got a {type_name(value)} without any")
+        raise BadArgument.of("tex", "input", "hold data", f"a {type_name(value)} without any")
     if kind == "block":
         return call.fp8_blocks_uncast(data, scales, fp8, value._is_2D_scaled, columnwise, to)
     if getattr(value, "_with_gemm_swizzled_scales", False):
@@ -699,7 +692,7 @@ def _plain_fp8(call: Any, value: Any, dtype: torch.dtype, columnwise: bool) -> T
     if value._data is not None and not (columnwise and turned_there):
         return call.fp8_uncast(value._data, value._scale_inv, fp8, dtype)
     if not turned_there:
-        raise ValueError(f"dequantize: input must hold data; got a {type_name(value)} without any")
+        raise BadArgument.of("tex", "input", "hold data", f"a {type_name(value)} without any")
     found = call.fp8_uncast(value._transpose, value._scale_inv, fp8, dtype)
     return found.movedim(0, -1).contiguous() if found.dim() else found
 
@@ -715,7 +708,7 @@ def _plain_fp4(value: Any, dtype: torch.dtype, columnwise: bool) -> Tensor:
         return found.to(dtype).reshape(shape)
     data = value._columnwise_data
     if data is None:
-        raise ValueError(f"dequantize: input must hold data; got a {type_name(value)} without any")
+        raise BadArgument.of("tex", "input", "hold data", f"a {type_name(value)} without any")
     shape = (*data.shape[1:-1], 2 * data.shape[-1], data.shape[0])
     found = decoded(data.reshape(data.shape[0], -1), value._columnwise_scale_inv, value._amax_columnwise, most)
     if getattr(value._quantizer, "with_rht", False):
@@ -746,5 +739,28 @@ def wrapped_fp8(
     }
     held = data if data is not None else transpose
     if held is None:
-        raise ValueError("quantize: data or transpose must be given; both are None")
-    return _new(quantizer, shape, dtype, held.device, given)
+        raise BadArgument.of("tex", "data", "be given, or its transpose", "None for both")
+    return new_tensor(quantizer, shape, dtype, held.device, given)
+
+
+# ---- results that a kernel casts as it computes them ----------------------------------------------------------------
+
+
+def fuses(quantizer: Any) -> bool:
+    """Whether a kernel can cast its result as it computes it: the scale is known beforehand."""
+    return kind_of(quantizer) == "delayed"
+
+
+def fp8_of(quantizer: Any) -> torch.dtype:
+    return torch_dtype(quantizer.dtype)
+
+
+def fp8_tensor(call: Any, quantizer: Any, data: Tensor, scale_inv: Tensor, dtype: torch.dtype) -> Any:
+    """A tensor of the quantizer's kind of bytes that a kernel has written, with their transpose where it is wanted."""
+    turns = transposes(data.device)
+    held = data if quantizer.rowwise_usage or not turns else None
+    turned = call.bytes_transpose(data) if turns and quantizer.columnwise_usage else None
+    return wrapped_fp8(quantizer, held, data.shape, dtype, turned, scale_inv)
+
+
+FUSED_CASTS = (bytes_transpose, *CASTS)  # for `over` of functions with such a result

@@ -15,10 +15,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..core.spec import Sample, op
-from ._quantized import MXFP8Quantizer, is_quantized, quantized
-from ._tex import FP8_MAX, check_choice, check_int, check_list, check_tensor, type_name
-from .quant import bytes_of, power, tile_amax
+from ....core.errors import BadArgument
+from ....core.spec import Sample, op
+from ....specs._checks import check_choice, check_int, check_list, check_tensor, type_name
+from ....specs.quant import FP8_MAX, bytes_of, power, tile_amax
+from ..quantized import OPS, MXFP8Quantizer, is_quantized, quantized
 
 BYTES = (torch.uint8,)
 MASTERS = (torch.float32, torch.bfloat16, torch.float16)
@@ -41,8 +42,8 @@ def check_shard(op: str, name: str, shard: Any, h: Any, w: Any, start_offset: An
     for size, value in zip(names.split(), (h, w, start_offset), strict=True):
         check_int(op, size, value, least=0)
     if start_offset + shard.numel() > h * w:
-        raise ValueError(
-            f"{op}: {name} must end within the {h} x {w} matrix; got {shard.numel()} elements from {start_offset} on"
+        raise BadArgument.of(
+            op, name, f"end within the {h} x {w} matrix", f"{shard.numel()} elements from {start_offset} on"
         )
 
 
@@ -50,13 +51,13 @@ def check_blocks(op: str, name: str, value: Any, blocks: tuple[int, int], like: 
     """Refuse what has no number for each block; more rows and columns are padding."""
     check_tensor(op, name, value, dtypes=dtypes, dims=2, on=like)
     if value.shape[0] < blocks[0] or value.shape[1] < blocks[1]:
-        raise ValueError(f"{op}: {name} must have at least {blocks} entries, one a block; got {tuple(value.shape)}")
+        raise BadArgument.of(op, name, f"have at least {blocks} entries, one a block", str(tuple(value.shape)))
 
 
 def check_bytes(op: str, name: str, value: Any, numel: int, like: Tensor, dtypes: tuple = BYTES) -> None:
     check_tensor(op, name, value, dtypes=dtypes, on=like)
     if value.numel() != numel:
-        raise ValueError(f"{op}: {name} must have {numel} elements; got {tuple(value.shape)}")
+        raise BadArgument.of(op, name, f"have {numel} elements", str(tuple(value.shape)))
 
 
 def whole_rows(shard: Tensor, w: int, start_offset: int, block: int) -> tuple[Tensor, int]:
@@ -179,7 +180,7 @@ def check_mx(op: str, input: Any, rows: Any, cols: Any, start_offset: Any) -> tu
     check_shard(op, "input", input, rows, cols, start_offset, "rows cols start_offset")
     for name, value in (("rows", rows), ("cols", cols)):
         if value % MX:
-            raise ValueError(f"{op}: {name} must be a multiple of {MX}; got {value}")
+            raise BadArgument.of(op, name, f"be a multiple of {MX}", str(value))
     return (rows, cols // MX), (rows // MX, cols)
 
 
@@ -237,7 +238,7 @@ def mxfp8_scaling_partial_cast(
 
 def _mxfp8(device: Any) -> Any:
     values = torch.randn(32, 32, generator=torch.Generator().manual_seed(7)).to(device)
-    return quantized(values, MXFP8Quantizer())
+    return quantized(OPS, values, MXFP8Quantizer())
 
 
 def _one_tensor(dtype: torch.dtype, device: Any) -> Iterator[Sample]:
@@ -250,7 +251,7 @@ def _tensors(dtype: torch.dtype, device: Any) -> Iterator[Sample]:
 
 def check_quantized(op: str, name: str, value: Any) -> None:
     if not is_quantized(value):
-        raise TypeError(f"{op}: {name} must be a quantized tensor; got {type_name(value)}")
+        raise BadArgument.of(op, name, "be a quantized tensor", type_name(value), TypeError)
 
 
 @op(space="tex", out="", mutates=("tensor",), samples=_one_tensor)
@@ -305,7 +306,7 @@ def swizzle_scales_and_pack_ptrs_for_discrete_weights(
     def check_scales(at: str, t: Any) -> None:
         check_tensor(name, at, t, dtypes=(*BYTES, torch.float8_e4m3fn, torch.float8_e8m0fnu), dims=2, on=where)
         if t.shape[0] % tile[0] or t.shape[1] % tile[1]:
-            raise ValueError(f"{name}: {at} must be padded to multiples of {tile}; got {tuple(t.shape)}")
+            raise BadArgument.of(name, at, f"be padded to multiples of {tile}", str(tuple(t.shape)))
 
     check_list(name, "scale_tensors", scale_tensors, check_scales, len(data_tensors))
     with torch.no_grad():
@@ -332,9 +333,9 @@ def addresses(values: list[int], device: torch.device) -> Tensor:
 
 def check_device(op: str, device: Any) -> torch.device:
     if isinstance(device, bool) or not isinstance(device, (str, int, torch.device)):
-        raise TypeError(f"{op}: device must be a torch.device; got {type_name(device)}")
+        raise BadArgument.of(op, "device", "be a torch.device", type_name(device), TypeError)
     try:
         made = torch.device(device)
     except RuntimeError:
-        raise ValueError(f"{op}: device must name a device; got {device!r}") from None
+        raise BadArgument.of(op, "device", "name a device", repr(device)) from None
     return made if made.index is not None or made.type == "cpu" else torch.empty(0, device=made).device

@@ -10,10 +10,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ..core.spec import Sample, Samples, op
-from ._layouts import Lengths, token_places
-from ._numeric import FLOATS, wide
-from ._tex import check_choice, check_int, check_tensor
+from ....core.errors import BadArgument
+from ....core.spec import Sample, Samples, op
+from ....specs._checks import check_choice, check_int, check_tensor
+from ....specs._numeric import FLOATS, wide
+from ....specs._sequences import Lengths, token_places
 
 INTS = (torch.int32, torch.int64)
 MOVED = (*FLOATS, torch.uint8)
@@ -41,7 +42,7 @@ class Halves(NamedTuple):
 def _check_lengths(op: str, name: str, value: Any, on: Tensor) -> None:
     check_tensor(op, name, value, dtypes=INTS, dims=1, on=on)
     if value.shape[0] < 2:
-        raise ValueError(f"{op}: {name} must have sequences + 1 elements, at least 2; got {value.shape[0]}")
+        raise BadArgument.of(op, name, "have sequences + 1 elements, at least 2", str(value.shape[0]))
 
 
 def _check_tokens(op: str, name: str, value: Any, like: Tensor, tokens: int, of: str) -> None:
@@ -49,7 +50,7 @@ def _check_tokens(op: str, name: str, value: Any, like: Tensor, tokens: int, of:
     check_tensor(op, name, value, dtypes=(like.dtype,), dims=like.dim(), on=like)
     if value.shape != (*like.shape[:-3], tokens, *like.shape[-2:]):
         wanted = (*like.shape[:-3], tokens, *like.shape[-2:])
-        raise ValueError(f"{op}: {name} must have shape {wanted}, {of}; got {tuple(value.shape)}")
+        raise BadArgument.of(op, name, f"have shape {wanted}, {of}", str(tuple(value.shape)))
 
 
 def _check_lse(op: str, name: str, value: Any, packed: Any, b: int, on: Tensor, heads: int | None = None) -> None:
@@ -312,7 +313,7 @@ def _check_shares(op: str, cu_seqlens: Any, total: Any, world: Any, name: str) -
     check_int(op, "total_tokens", total, least=0)
     check_int(op, name, world, least=1)
     if total % world:
-        raise ValueError(f"{op}: total_tokens must be a multiple of {name}, {world}; got {total}")
+        raise BadArgument.of(op, "total_tokens", f"be a multiple of {name}, {world}", str(total))
 
 
 @op(space="tex", out="indices", samples=_once(
@@ -336,7 +337,7 @@ def _all_ranks(op: str, inp: Any, cu_seqlens: Any, cp_size: Any, total_tokens: A
     _check_lengths(op, "cu_seqlens", cu_seqlens, inp)
     _check_shares(op, cu_seqlens, total_tokens, cp_size, "cp_size")
     if not inp.dim() or inp.shape[0] != total_tokens:
-        raise ValueError(f"{op}: inp must have {total_tokens} tokens, as total_tokens says; got {tuple(inp.shape)}")
+        raise BadArgument.of(op, "inp", f"have {total_tokens} tokens, as total_tokens says", str(tuple(inp.shape)))
     ranks = torch.arange(cp_size, device=inp.device)[:, None]
     return _partitioned(cu_seqlens, total_tokens, cp_size, ranks).reshape(-1)
 
@@ -378,7 +379,7 @@ def thd_copy_valid_tokens_from_per_split_to_rank_local(
     _check_lengths(name, "cu_seqlens_padded", cu_seqlens_padded, out)
     check_tensor(name, "cu_seqlens", cu_seqlens, dtypes=INTS, shape=tuple(cu_seqlens_padded.shape), on=out)
     if not out.dim():
-        raise ValueError(f"{name}: out must have tokens in its first dimension; got ()")
+        raise BadArgument.of(name, "out", "have tokens in its first dimension", "()")
     with torch.no_grad():
         _, _, there = token_places(Lengths.of(cu_seqlens, cu_seqlens_padded), out.shape[0])
         out.copy_(torch.where(there.reshape(-1, *[1] * (out.dim() - 1)), inp, out))

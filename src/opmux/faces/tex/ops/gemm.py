@@ -12,15 +12,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..core.errors import NotSupported
-from ..core.spec import State, op
-from ._numeric import FLOATS, dtype_name
-from ._quantized import check_quantizer, device_of, kind_of, logical_shape, plain, quantized, tensor_kind
-from ._tex import check_list, check_number, check_tensor, torch_dtype, type_name
-from .activation import gelu as gelu_of
-from .activation import gelu_bwd
-from .gemm import BLOCK, SUMS, block_scaled_gemm, gemm, gemm_add_, gemm_dgelu, gemm_gelu, scaled_gemm
-from .samples import Case, Draw, Maker
+from ....core.adapter import adapt
+from ....core.contract import FLOATS, Float
+from ....core.errors import BadArgument, NotSupported
+from ....core.facts import dtype_name
+from ....core.spec import State
+from ....specs import activation, gemm
+from ....specs._checks import check_list, check_number, check_tensor, type_name
+from ....specs.gemm import BLOCK, SUMS
+from ....specs.samples import Case, Draw, Maker
+from ..enums import torch_dtype
+from ..quantized import CASTS, check_quantizer, device_of, kind_of, logical_shape, plain, quantized, tensor_kind
 
 F32 = torch.float32
 PLAIN = (Tensor, torch.nn.Parameter)
@@ -47,10 +49,10 @@ def shape_of(op: str, name: str, value: Any) -> torch.Size:
     elif isinstance(value, Tensor) and value.dtype in FLOATS and value.dim():
         return value.shape
     if isinstance(value, Tensor) and not value.dim():
-        raise ValueError(f"{op}: {name} must have at least one dimension; got a 0-dim tensor")
+        raise BadArgument.of(op, name, "have at least one dimension", "a 0-dim tensor")
     got = dtype_name(value.dtype) if isinstance(value, Tensor) else type_name(value)
-    raise TypeError(
-        f"{op}: {name} must be a Tensor of float16, bfloat16, float32 or float64, or a quantized tensor; got {got}"
+    raise BadArgument.of(
+        op, name, "be a Tensor of float16, bfloat16, float32 or float64, or a quantized tensor", str(got), TypeError
     )
 
 
@@ -65,10 +67,10 @@ def sizes(op: str, A: Any, transA: bool, B: Any, transB: bool) -> tuple[list[int
         forms = f"{'T' if transA else 'N'}{'T' if transB else 'N'}"
         part = "leading dimensions" if transB else "last dimension"
         what = f"as A is {tuple(a)} and the layout {forms}"
-        raise ValueError(f"{op}: B must have {k} in its {part}, {what}; got {tuple(b)}")
+        raise BadArgument.of(op, "B", f"have {k} in its {part}, {what}", str(tuple(b)))
     here, there = device_of(A), device_of(B)
     if here != there:
-        raise ValueError(f"{op}: B must be on {here}, the device of A; got {there}")
+        raise BadArgument.of(op, "B", f"be on {here}, the device of A", str(there))
     return [m, n] if transB or len(b) == 2 else [*b[:-1], n], m, k
 
 
@@ -78,7 +80,7 @@ def check_out(op: str, name: str, D: Any, shape: list[int], dtype: torch.dtype, 
             return
     check_tensor(op, name, D, dtypes=(dtype,), shape=shape, on=device_of(like), of="that of the product")
     if not D.is_contiguous():
-        raise ValueError(f"{op}: {name} must be contiguous; got strides {D.stride()}")
+        raise BadArgument.of(op, name, "be contiguous", f"strides {D.stride()}")
 
 
 def out_dtype_of(op: str, name: str, dtype: Any, A: Any, D: Any) -> torch.dtype:
@@ -87,7 +89,7 @@ def out_dtype_of(op: str, name: str, dtype: Any, A: Any, D: Any) -> torch.dtype:
         like = D if isinstance(D, Tensor) and tensor_kind(D) is None else A
         dtype = getattr(like, "_dtype", None) or like.dtype
     if dtype not in FLOATS:
-        raise TypeError(f"{op}: {name} must be None, float16, bfloat16, float32 or float64; got {dtype!r}")
+        raise BadArgument.of(op, name, "be None, float16, bfloat16, float32 or float64", repr(dtype), TypeError)
     return dtype
 
 
@@ -101,7 +103,7 @@ def check_epilogue(
     if gelu and grad:
         check_tensor(op, "gelu_in", gelu_in, on=device_of(like))
         if gelu_in.numel() != rows * shape[-1]:
-            raise ValueError(f"{op}: gelu_in must have shape {tuple(shape)}, that of D; got {tuple(gelu_in.shape)}")
+            raise BadArgument.of(op, "gelu_in", f"have shape {tuple(shape)}, that of D", str(tuple(gelu_in.shape)))
         if bias is not None:
             raise NotSupported(f"{op}: bias must be None with gelu and grad: no gradient of a bias behind a gelu")
 
@@ -133,7 +135,7 @@ def fp8_of(value: Any, columnwise: bool) -> Tensor:
     elif value._transpose is not None and not value._transpose_invalid:
         data = value._transpose.reshape(value._transpose.shape[0], -1).t().contiguous()
     else:
-        raise ValueError(f"generic_gemm: a {type_name(value)} must hold data; got one without any")
+        raise BadArgument.of("generic_gemm", "A or B", "hold data", f"a {type_name(value)} without any")
     return data
 
 
@@ -165,36 +167,44 @@ def plain_dtype(A: Any, B: Any) -> torch.dtype:
 
 
 def quantized_product(
-    A: Any, transA: bool, B: Any, transB: bool, bias: Tensor | None, dtype: torch.dtype, fast: bool
+    call: Any, A: Any, transA: bool, B: Any, transB: bool, bias: Tensor | None, dtype: torch.dtype, fast: bool
 ) -> Tensor:
     """op(B) op(A) + bias of factors of which one is quantized at least."""
     kind = tensor_kind(A) if tensor_kind(A) == tensor_kind(B) else None
     if dtype is torch.float64:
-        return quantized_product(A, transA, B, transB, bias, F32, fast).to(dtype)
+        return quantized_product(call, A, transA, B, transB, bias, F32, fast).to(dtype)
     if kind == "fp8":
         a, b = fp8_of(A, not transA), fp8_of(B, transB)
         kinds = torch_dtype(B._fp8_dtype), torch_dtype(A._fp8_dtype)
-        return scaled_gemm(b, a, B._scale_inv, A._scale_inv, *kinds, bias, dtype, fast)
+        return call.scaled_gemm(b, a, B._scale_inv, A._scale_inv, *kinds, bias, dtype, fast)
     if kind == "block" and holds_blocks(A, not transA) and holds_blocks(B, transB):
         (a, a_scale, a_rows), (b, b_scale, b_rows) = blocks_of(A, not transA), blocks_of(B, transB)
         kinds = torch_dtype(B._fp8_dtype), torch_dtype(A._fp8_dtype)
-        return block_scaled_gemm(b, a, b_scale, a_scale, *kinds, bias, b_rows, a_rows, dtype)
+        return call.block_scaled_gemm(b, a, b_scale, a_scale, *kinds, bias, b_rows, a_rows, dtype)
     inside = plain_dtype(A, B)
-    a, b = rows_of(plain(A, inside, not transA)), rows_of(plain(B, inside, transB))
-    return gemm(b, a, bias, transB, transA, 1.0, dtype)
+    a, b = rows_of(plain(call, A, inside, not transA)), rows_of(plain(call, B, inside, transB))
+    return call.gemm(b, a, bias, transB, transA, 1.0, dtype)
 
 
 def wide_product(
-    A: Any, transA: bool, B: Any, transB: bool, bias: Tensor | None, alpha: float, fast: bool, dtype: torch.dtype
+    call: Any,
+    A: Any,
+    transA: bool,
+    B: Any,
+    transB: bool,
+    bias: Tensor | None,
+    alpha: float,
+    fast: bool,
+    dtype: torch.dtype,
 ) -> Tensor:
     """alpha op(B) op(A) + bias that is not rounded yet: for what has no op of its own."""
     inside = torch.float64 if dtype is torch.float64 else F32
     if tensor_kind(A) is None and tensor_kind(B) is None:
         a, b = alike(A, B)
-        return gemm(b, a, bias, transB, transA, alpha, inside)
+        return call.gemm(b, a, bias, transB, transA, alpha, inside)
     if alpha == 1.0:
-        return quantized_product(A, transA, B, transB, bias, inside, fast)
-    y = quantized_product(A, transA, B, transB, None, inside, fast).mul_(alpha)
+        return quantized_product(call, A, transA, B, transB, bias, inside, fast)
+    y = quantized_product(call, A, transA, B, transB, None, inside, fast).mul_(alpha)
     return y if bias is None else y.add_(bias)
 
 
@@ -207,6 +217,7 @@ def alike(A: Tensor, B: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def multiplied(
+    call: Any,
     A: Any,
     transA: bool,
     B: Any,
@@ -229,27 +240,27 @@ def multiplied(
         to = None if a.dtype is dtype else dtype
         if gelu_in is not None:
             pre = gelu_in.reshape(-1, shape[-1])
-            return put(gemm_dgelu(b, a, pre, transB, transA, alpha, to), D), None
+            return put(call.gemm_dgelu(b, a, pre, transB, transA, alpha, to), D), None
         if gelu:
-            y, pre = gemm_gelu(b, a, bias, transB, transA, alpha, to)
+            y, pre = call.gemm_gelu(b, a, bias, transB, transA, alpha, to)
             return put(y, D), pre
         if D is None or bias is not None:
-            return put(gemm(b, a, bias, transB, transA, alpha, to), D), None
+            return put(call.gemm(b, a, bias, transB, transA, alpha, to), D), None
     if easy and not gelu and bias is None and D is not None:
         a, b = alike(A, B)
-        gemm_add_(rows_of(D), b, a, transB, transA, alpha, beta)
+        call.gemm_add_(rows_of(D), b, a, transB, transA, alpha, beta)
         return D, None
     if not gelu and beta == 0.0 and alpha == 1.0:
-        return put(quantized_product(A, transA, B, transB, bias, dtype, fast), D), None
-    y = wide_product(A, transA, B, transB, bias, alpha, fast, dtype)
+        return put(quantized_product(call, A, transA, B, transB, bias, dtype, fast), D), None
+    y = wide_product(call, A, transA, B, transB, bias, alpha, fast, dtype)
     if beta == 1.0 and D is not None and not gelu:
         return D.add_(y.view(D.shape)), None
     if beta != 0.0 and D is not None:
         y = y.add_(rows_of(D), alpha=beta)
     if gelu_in is not None:
-        return put(gelu_bwd(y, gelu_in.reshape(y.shape).to(y.dtype)), D, dtype), None
+        return put(call.gelu_bwd(y, gelu_in.reshape(y.shape).to(y.dtype)), D, dtype), None
     if gelu:
-        return put(gelu_of(y), D, dtype), y.to(pre_dtype)
+        return put(call.gelu(y), D, dtype), y.to(pre_dtype)
     return put(y, D, dtype), None
 
 
@@ -266,9 +277,9 @@ def nothing(shape: list[int], dtype: torch.dtype, like: Any, D: Tensor | None, b
     return D.zero_() if beta == 0.0 else D
 
 
-def column_sums(B: Any, columnwise: bool, dtype: torch.dtype) -> Tensor:
+def column_sums(call: Any, B: Any, columnwise: bool, dtype: torch.dtype) -> Tensor:
     """The gradient of a bias: the sum over the rows of B."""
-    b = rows_of(B if tensor_kind(B) is None else plain(B, F32, columnwise))
+    b = rows_of(B if tensor_kind(B) is None else plain(call, B, F32, columnwise))
     return b.sum(0, dtype=torch.promote_types(b.dtype, dtype)).to(dtype)
 
 
@@ -322,8 +333,15 @@ def as_list(value: Any) -> Any:
 # ---- the ops --------------------------------------------------------------------------------------------------------
 
 
-@op(
-    space="tex",
+PARTS = (
+    gemm.gemm, gemm.gemm_add_, gemm.gemm_dgelu, gemm.gemm_gelu, gemm.scaled_gemm, gemm.block_scaled_gemm,
+    activation.gelu, activation.gelu_bwd, *CASTS,
+)  # fmt: skip
+
+
+@adapt(
+    "tex::generic_gemm",
+    over=PARTS,
     out="D bias_grad pre_gelu_out extra",
     mutates=("D", "extra_output"),
     samples=GENERIC,
@@ -331,6 +349,7 @@ def as_list(value: Any) -> Any:
     result=as_list,
 )
 def generic_gemm(
+    call: Any,
     A: Any,
     transA: bool,
     B: Any,
@@ -338,7 +357,7 @@ def generic_gemm(
     D: Any,
     quantizer: State,
     output_dtype: torch.dtype | None,
-    bias: Tensor | None,
+    bias: Float[Tensor, "..."] | None,
     bias_type: torch.dtype | None,
     gelu: bool,
     gelu_in: Tensor | None,
@@ -364,9 +383,9 @@ def generic_gemm(
     if D is quantizer is comm_overlap is extra_output is None and not (gelu or accumulate or beta) and alpha == 1.0:
         check_epilogue(name, shape, rows, A, bias, False, None, grad)
         if rows and k and shape[-1] and easy(A, B, output_dtype):  # te.Linear, both ways, by the fewest steps
-            y = gemm(rows_of(B), rows_of(A), None if grad else bias, transB, transA)
+            y = call.gemm(rows_of(B), rows_of(A), None if grad else bias, transB, transA)
             y = y if len(shape) == 2 else shaped(y, shape)
-            return [y, column_sums(B, transB, A.dtype) if grad and bias is not None else None, None, None]
+            return [y, column_sums(call, B, transB, A.dtype) if grad and bias is not None else None, None, None]
     dtype = out_dtype_of(name, "output_dtype", output_dtype, A, D)
     if quantizer is not None:
         kind_of(quantizer, name)
@@ -375,25 +394,25 @@ def generic_gemm(
         check_out(name, "D", D, shape, dtype, A)
         given = D
     elif D is not None and quantizer is None:
-        raise ValueError(f"{name}: D must be a plain Tensor where quantizer is None; got {type_name(D)}")
+        raise BadArgument.of(name, "D", "be a plain Tensor where quantizer is None", type_name(D))
     check_epilogue(name, shape, rows, A, bias, gelu, gelu_in, grad)
     scale = scales(name, alpha, beta, accumulate, given)
     if given is not None and quantizer is comm_overlap is extra_output is None and not gelu and (grad or bias is None):
         if rows and k and shape[-1] and easy(A, B):  # a weight's gradient
-            gemm_add_(rows_of(given), rows_of(B), rows_of(A), transB, transA, alpha, scale)
-            return [D, column_sums(B, transB, dtype) if bias is not None else None, None, None]
+            call.gemm_add_(rows_of(given), rows_of(B), rows_of(A), transB, transA, alpha, scale)
+            return [D, column_sums(call, B, transB, dtype) if bias is not None else None, None, None]
     check_tensor(name, "extra_output", extra_output, dtypes=None, on=device_of(A), optional=True)
     if comm_overlap is not None:
         if not hasattr(comm_overlap, "around"):
             got = type_name(comm_overlap)
-            raise TypeError(f"{name}: comm_overlap must be a CommOverlap or CommOverlapP2P; got {got}")
-        call = lambda: finished(
-            A, transA, B, transB, D, given, quantizer, dtype, bias, bias_type, gelu, gelu_in, grad,
+            raise BadArgument.of(name, "comm_overlap", "be a CommOverlap or CommOverlapP2P", str(got), TypeError)
+        product = lambda: finished(
+            call, A, transA, B, transB, D, given, quantizer, dtype, bias, bias_type, gelu, gelu_in, grad,
             use_split_accumulator, alpha, scale, shape, k, None,
         )  # fmt: skip
-        return comm_overlap.around(call, comm_type, bulk_overlap, extra_output)
+        return comm_overlap.around(product, comm_type, bulk_overlap, extra_output)
     return finished(
-        A, transA, B, transB, D, given, quantizer, dtype, bias, bias_type, gelu, gelu_in, grad,
+        call, A, transA, B, transB, D, given, quantizer, dtype, bias, bias_type, gelu, gelu_in, grad,
         use_split_accumulator, alpha, scale, shape, k, extra_output,
     )  # fmt: skip
 
@@ -403,27 +422,27 @@ def scales(op: str, alpha: Any, beta: Any, accumulate: bool, D: Any) -> float:
     check_number(op, "alpha", alpha)
     if accumulate:
         if D is None:
-            raise ValueError(f"{op}: D must be a plain Tensor to accumulate in; got {type_name(D)}")
+            raise BadArgument.of(op, "D", "be a plain Tensor to accumulate in", type_name(D))
         if beta is None:
             return 1.0
     if beta is not None:
         check_number(op, "beta", beta)
         if not accumulate and beta != 0.0:
-            raise ValueError(f"{op}: beta must be None or 0 without accumulate; got {beta}")
+            raise BadArgument.of(op, "beta", "be None or 0 without accumulate", str(beta))
     return 0.0 if beta is None else float(beta)
 
 
 def finished(
-    A: Any, transA: bool, B: Any, transB: bool, D: Any, given: Tensor | None, quantizer: Any, dtype: torch.dtype,
-    bias: Tensor | None, bias_type: Any, gelu: bool, gelu_in: Tensor | None, grad: bool, split: bool, alpha: float,
-    beta: float, shape: list[int], k: int, extra: Tensor | None,
+    call: Any, A: Any, transA: bool, B: Any, transB: bool, D: Any, given: Tensor | None, quantizer: Any,
+    dtype: torch.dtype, bias: Tensor | None, bias_type: Any, gelu: bool, gelu_in: Tensor | None, grad: bool,
+    split: bool, alpha: float, beta: float, shape: list[int], k: int, extra: Tensor | None,
 ) -> list[Any]:  # fmt: skip
     """What generic_gemm returns for arguments that are right."""
     if torch.is_grad_enabled():  # 1.5 us, which callers inside an autograd.Function need not pay
         with torch.no_grad():
             return finished(
-                A, transA, B, transB, D, given, quantizer, dtype, bias, bias_type, gelu, gelu_in, grad, split, alpha,
-                beta, shape, k, extra,
+                call, A, transA, B, transB, D, given, quantizer, dtype, bias, bias_type, gelu, gelu_in, grad, split,
+                alpha, beta, shape, k, extra,
             )  # fmt: skip
     pre_dtype = dtype if not gelu or tensor_kind(A) is None else torch_dtype(bias_type, "generic_gemm", "bias_type")
     if not k or not math.prod(shape):
@@ -432,15 +451,15 @@ def finished(
             pre = torch.zeros(shape, dtype=pre_dtype, device=device_of(A))
     else:
         y, pre = multiplied(
-            A, transA, B, transB, given, shape, dtype, None if grad else bias, gelu,
+            call, A, transA, B, transB, given, shape, dtype, None if grad else bias, gelu,
             gelu_in if gelu and grad else None, pre_dtype, alpha, beta, not split,
         )  # fmt: skip
         y = shaped(y, shape)
         pre = pre if pre is None else shaped(pre, shape)
     if quantizer is not None:
         check_quantizer("generic_gemm", y, quantizer, "D")
-        y = quantized(y, quantizer, None if D is given else D)
-    bias_grad = column_sums(B, transB, dtype) if grad and bias is not None else None
+        y = quantized(call, y, quantizer, None if D is given else D)
+    bias_grad = column_sums(call, B, transB, dtype) if grad and bias is not None else None
     return [y, bias_grad, pre, extra]
 
 
@@ -477,8 +496,16 @@ GROUPED = Maker(
 )
 
 
-@op(space="tex", out="bias", mutates=("D", "bias", "pre_gelu_out"), samples=GROUPED, tol=SUMS)
+@adapt(
+    "tex::te_general_grouped_gemm",
+    over=PARTS,
+    out="bias",
+    mutates=("D", "bias", "pre_gelu_out"),
+    samples=GROUPED,
+    tol=SUMS,
+)
 def te_general_grouped_gemm(
+    call: Any,
     A: list[Any],
     transa: bool,
     B: list[Any],
@@ -513,13 +540,13 @@ def te_general_grouped_gemm(
                     pre.zero_()
             else:
                 _, got = multiplied(
-                    a, transa, b, transb, out, shape, D_type, own if has_bias and not grad else None, gelu,
+                    call, a, transa, b, transb, out, shape, D_type, own if has_bias and not grad else None, gelu,
                     pre if gelu and grad else None, pre.dtype if gelu else D_type, 1.0, beta, not use_split_accumulator,
                 )  # fmt: skip
                 if got is not None:
                     pre.copy_(got.view(pre.shape))
             if grad and has_bias:
-                own.copy_(column_sums(b, transb, own.dtype))
+                own.copy_(column_sums(call, b, transb, own.dtype))
     return bias
 
 
@@ -542,7 +569,7 @@ def grouped(
         check_list(op, name, value, lambda name, v: None, len(A))
     check_list(op, "D", D, lambda name, v: None, 1 if single else len(A))
     if dtype not in FLOATS:
-        raise TypeError(f"{op}: D_type must be float16, bfloat16, float32 or float64; got {dtype!r}")
+        raise BadArgument.of(op, "D_type", "be float16, bfloat16, float32 or float64", repr(dtype), TypeError)
     jobs, at = [], 0
     for i, (a, b) in enumerate(zip(A, B, strict=True)):
         shape, rows, k = sizes(f"{op}: [{i}]", a, transa, b, transb)
@@ -560,7 +587,7 @@ def grouped(
             check_tensor(op, f"{name}[{i}]", t)
             if t.numel() and (t.numel() != size or t.device != device_of(a)):
                 where = f"{size} elements on {device_of(a)}, or none"
-                raise ValueError(f"{op}: {name}[{i}] must have {where}; got {tuple(t.shape)} on {t.device}")
+                raise BadArgument.of(op, f"{name}[{i}]", f"have {where}", f"{tuple(t.shape)} on {t.device}")
         jobs.append((a, b, out, bias[i], pre[i], shape, k))
     return jobs
 

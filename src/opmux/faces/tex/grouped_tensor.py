@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..core.errors import NotSupported
-from ._quantized import FACTS, FIELDS, Fields, _new, kind_of
-from ._tex import type_name
+from ...core.errors import BadArgument, NotSupported
+from ...specs._checks import type_name
+from .quantized import FACTS, FIELDS, Fields, kind_of, new_tensor
 
 # A buffer of a member -> that of the group.
 SLOTS = {
@@ -74,7 +74,7 @@ def is_grouped(value: Any) -> bool:
 
 def check_grouped(op: str, name: str, value: Any) -> None:
     if not is_grouped(value):
-        raise TypeError(f"{op}: {name} must be a GroupedTensor; got {type_name(value)}")
+        raise BadArgument.of(op, name, "be a GroupedTensor", type_name(value), TypeError)
     if value.last_dims is not None:
         raise NotSupported(f"{op}: {name} must have members of one last dimension; got last_dims")
     if getattr(value, "_with_gemm_swizzled_scales", False):
@@ -100,11 +100,11 @@ def sizes(op: str, rows: int, num: int, first_dims: Tensor | None, name: str = "
     """The rows of each member, on the host: where they are on a device, this waits for it."""
     if first_dims is None:
         if rows % max(num, 1):
-            raise ValueError(f"{op}: {name} must be given where {num} members do not divide {rows} rows; got None")
+            raise BadArgument.of(op, name, f"be given where {num} members do not divide {rows} rows", "None")
         return [rows // num] * num
     found = first_dims.tolist()
     if min(found, default=0) < 0 or sum(found) > rows:
-        raise ValueError(f"{op}: {name} must add up to at most {rows} rows; got {found}")
+        raise BadArgument.of(op, name, f"add up to at most {rows} rows", str(found))
     return found
 
 
@@ -132,7 +132,7 @@ def members(group: Any, op: str = "tex", name: str = "tensor") -> list[Any]:
     for n in dims:
         wanted = fields(quantizer, (n, last), device).items()
         held = {f: None if of is None else part(SLOTS[f], of[0]) for f, of in wanted}
-        made.append(_new(quantizer, (n, last), group.fake_dtype, device, {**held, **facts(quantizer)}))
+        made.append(new_tensor(quantizer, (n, last), group.fake_dtype, device, {**held, **facts(quantizer)}))
     return made
 
 

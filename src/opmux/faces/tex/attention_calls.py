@@ -1,37 +1,18 @@
-"""A call of tex's fused attention, understood: its arguments checked, and its tensors as `attention` takes them."""
+"""A call of tex's fused attention as a `Job`: its arguments checked, its tensors as `attention` takes them."""
 
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from ..core.errors import NotSupported
-from ._layouts import (
-    FORMATS,
-    FROM_BHSD,
-    LAYOUTS,
-    TO_BHSD,
-    TO_BSHD,
-    Layout,
-    Lengths,
-    compacted,
-    packed,
-    paged_in,
-    spread,
-    unpacked,
-)
-from ._masked_attention import ALIBI, NO_BIAS, Masking
-from ._numeric import FLOATS
-from ._quantized import is_quantized, plain, tensor_kind
-from ._tex import (
-    NVTE_Bias_Type,
-    NVTE_Mask_Type,
-    NVTE_Softmax_Type,
-    check_int,
-    check_number,
-    check_tensor,
-    type_name,
-)
+from ...core.errors import BadArgument, NotSupported
+from ...specs._checks import check_int, check_number, check_tensor, type_name
+from ...specs._masked_attention import ALIBI, NO_BIAS, Masking
+from ...specs._numeric import FLOATS
+from ...specs._sequences import Lengths, compacted, packed, paged_in, spread, unpacked
+from .enums import NVTE_Bias_Type, NVTE_Mask_Type, NVTE_Softmax_Type
+from .layouts import FORMATS, FROM_BHSD, LAYOUTS, TO_BHSD, TO_BSHD, Layout
+from .quantized import is_quantized, plain, tensor_kind
 
 # Masks by number: whether sequences have lengths of their own, whether a query sees no later keys, and whether places
 # are counted from the end of both.
@@ -58,12 +39,12 @@ def known(op: str, name: str, value: Any, table: dict[int, Any], what: str) -> A
     try:
         return table[int(value)]
     except (KeyError, TypeError, ValueError):
-        raise ValueError(f"{op}: {name} must be a member of {what}; got {value!r}") from None
+        raise BadArgument.of(op, name, f"be a member of {what}", repr(value)) from None
 
 
 def check_window(op: str, window: Any) -> tuple[int, int]:
     if not isinstance(window, (tuple, list)) or len(window) != 2:
-        raise TypeError(f"{op}: window_size must be two ints, (left, right); got {window!r}")
+        raise BadArgument.of(op, "window_size", "be two ints, (left, right)", repr(window), TypeError)
     for i, side in enumerate(window):
         check_int(op, f"window_size[{i}]", side, least=-1)
     return window[0], window[1]
@@ -72,7 +53,7 @@ def check_window(op: str, window: Any) -> tuple[int, int]:
 def check_probability(op: str, p: Any) -> None:
     check_number(op, "p_dropout", p)
     if not 0 <= p <= 1:
-        raise ValueError(f"{op}: p_dropout must be from 0 to 1; got {p}")
+        raise BadArgument.of(op, "p_dropout", "be from 0 to 1", str(p))
 
 
 def check_lengths(op: str, name: str, value: Any, b: int | None, on: Tensor, optional: bool = False) -> None:
@@ -80,10 +61,10 @@ def check_lengths(op: str, name: str, value: Any, b: int | None, on: Tensor, opt
     shape = None if b is None else (b + 1,)
     check_tensor(op, name, value, dtypes=INTS, dims=1, shape=shape, on=on, optional=optional)
     if value is not None and not value.shape[0]:
-        raise ValueError(f"{op}: {name} must have shape (sequences + 1,); got (0,)")
+        raise BadArgument.of(op, name, "have shape (sequences + 1,)", "(0,)")
 
 
-def numbers(op: str, name: str, value: Any, fmt: str, dtype: torch.dtype | None = None) -> Tensor:
+def numbers(call: Any, op: str, name: str, value: Any, fmt: str, dtype: torch.dtype | None = None) -> Tensor:
     """A tensor of a format, dequantized (to that dtype) where it is not plain."""
     if is_quantized(value):
         kind = tensor_kind(value)
@@ -91,10 +72,10 @@ def numbers(op: str, name: str, value: Any, fmt: str, dtype: torch.dtype | None 
             raise NotSupported(
                 f"{op}: {name} must not be NVFP4, nor MXFP8 with swizzled scales; got {type_name(value)}"
             )
-        value = plain(value, dtype)
+        value = plain(call, value, dtype)
     check_tensor(op, name, value)
     if value.dim() != len(fmt):
-        raise ValueError(f"{op}: {name} must be [{', '.join(fmt)}], as its layout says; got {tuple(value.shape)}")
+        raise BadArgument.of(op, name, f"be [{', '.join(fmt)}], as its layout says", str(tuple(value.shape)))
     return value
 
 
@@ -110,25 +91,25 @@ def check_qkv(op: str, layout: Layout, q: Tensor, k: Tensor, v: Tensor) -> None:
     """Refuse what does not fit together: dtypes, devices, heads, dims, batches."""
     for name, t in (("K", k), ("V", v)):
         if t.dtype != q.dtype:
-            raise ValueError(f"{op}: {name} must have the dtype of Q, {q.dtype}; got {t.dtype}")
+            raise BadArgument.of(op, name, f"have the dtype of Q, {q.dtype}", str(t.dtype))
         if t.device != q.device:
-            raise ValueError(f"{op}: {name} must be on {q.device}, the device of Q; got {t.device}")
+            raise BadArgument.of(op, name, f"be on {q.device}, the device of Q", str(t.device))
     if k.shape[-1] != q.shape[-1]:
-        raise ValueError(f"{op}: K must have the head dim of Q, {q.shape[-1]}; got {k.shape[-1]}")
+        raise BadArgument.of(op, "K", f"have the head dim of Q, {q.shape[-1]}", str(k.shape[-1]))
     if v.shape[:-1] != k.shape[:-1]:
-        raise ValueError(f"{op}: V must have the shape of K, {tuple(k.shape)}, but for the last; got {tuple(v.shape)}")
+        raise BadArgument.of(op, "V", f"have the shape of K, {tuple(k.shape)}, but for the last", str(tuple(v.shape)))
     (b, h, _), (n, groups, _) = sizes(layout.q, q), sizes(layout.kv, k)
     if not groups or h % groups:
-        raise ValueError(f"{op}: K must have heads that divide those of Q evenly; got {groups} for {h}")
+        raise BadArgument.of(op, "K", "have heads that divide those of Q evenly", f"{groups} for {h}")
     if layout.dense and n != b:
-        raise ValueError(f"{op}: K must have the batch of Q, {b}; got {n}")
+        raise BadArgument.of(op, "K", f"have the batch of Q, {b}", str(n))
 
 
-# ---- a call, understood ---------------------------------------------------------------------------------------------
+# ---- a job -------------------------------------------------------------------------------------------------------
 
 
-class Call(NamedTuple):
-    """The arguments that forward and backward share, looked at."""
+class Job(NamedTuple):
+    """The arguments that forward and backward share, checked."""
 
     layout: Layout
     b: int
@@ -222,27 +203,28 @@ class Call(NamedTuple):
 
 
 def understood(
-    op: str, max_seqlen_q: Any, max_seqlen_kv: Any, attn_scale: Any, p_dropout: Any, qkv_layout: Any, bias_type: Any,
-    attn_mask_type: Any, softmax_type: Any, window_size: Any, bottom_right_diagonal: Any, cu_seqlens_q: Any,
-    cu_seqlens_kv: Any, Q: Any, K: Any, V: Any, fake_dtype: Any, cu_seqlens_q_padded: Any, cu_seqlens_kv_padded: Any,
-) -> tuple[Call, Tensor, Tensor, Tensor]:  # fmt: skip
+    call: Any, op: str, max_seqlen_q: Any, max_seqlen_kv: Any, attn_scale: Any, p_dropout: Any, qkv_layout: Any,
+    bias_type: Any, attn_mask_type: Any, softmax_type: Any, window_size: Any, bottom_right_diagonal: Any,
+    cu_seqlens_q: Any, cu_seqlens_kv: Any, Q: Any, K: Any, V: Any, fake_dtype: Any, cu_seqlens_q_padded: Any,
+    cu_seqlens_kv_padded: Any,
+) -> tuple[Job, Tensor, Tensor, Tensor]:  # fmt: skip
     check_int(op, "max_seqlen_q", max_seqlen_q, least=0)
     check_int(op, "max_seqlen_kv", max_seqlen_kv, least=0)
     check_number(op, "attn_scale", attn_scale)
     check_probability(op, p_dropout)
     if not isinstance(fake_dtype, torch.dtype) or fake_dtype not in FLOATS:
-        raise TypeError(f"{op}: fake_dtype must be a float dtype; got {fake_dtype!r}")
+        raise BadArgument.of(op, "fake_dtype", "be a float dtype", repr(fake_dtype), TypeError)
     layout: Layout = known(op, "qkv_layout", qkv_layout, LAYOUTS, "NVTE_QKV_Layout")
     bias = known(op, "bias_type", bias_type, BIASES, "NVTE_Bias_Type")
     has_padding, causal, at_end = known(op, "attn_mask_type", attn_mask_type, MASKS, "NVTE_Mask_Type")
     softmax = known(op, "softmax_type", softmax_type, SOFTMAXES, "NVTE_Softmax_Type")
     left, right = check_window(op, window_size)
-    q, k, v = (numbers(op, n, t, f, fake_dtype) for n, t, f in zip("QKV", (Q, K, V), layout.formats, strict=True))
+    q, k, v = (numbers(call, op, n, t, f, fake_dtype) for n, t, f in zip("QKV", (Q, K, V), layout.formats, strict=True))
     check_qkv(op, layout, q, k, v)
     how = Masking(float(attn_scale), causal, at_end, left, right, bool(bottom_right_diagonal), bias)
     (b, _, sq), (_, _, sk) = sizes(layout.q, q), sizes(layout.kv, k)
     if not has_padding and layout.dense:
-        return Call(layout, b, False, None, None, sq, sk, how, softmax), q, k, v
+        return Job(layout, b, False, None, None, sq, sk, how, softmax), q, k, v
     check_lengths(op, "cu_seqlens_q", cu_seqlens_q, None if layout.q == "thd" else b, q)
     b = cu_seqlens_q.shape[0] - 1
     check_lengths(op, "cu_seqlens_kv", cu_seqlens_kv, b, q)
@@ -253,7 +235,7 @@ def understood(
     check_lengths(op, "cu_seqlens_q_padded", q_gaps, b, q, optional=True)
     check_lengths(op, "cu_seqlens_kv_padded", kv_gaps, b, q, optional=True)
     if layout.kv != "thd" and not layout.paged and sizes(layout.kv, k)[0] != b:
-        raise ValueError(f"{op}: K must have the batch of cu_seqlens_q, {b}; got {sizes(layout.kv, k)[0]}")
+        raise BadArgument.of(op, "K", f"have the batch of cu_seqlens_q, {b}", str(sizes(layout.kv, k)[0]))
     sq = max_seqlen_q if layout.q == "thd" else sq
     sk = max_seqlen_kv if layout.kv == "thd" or layout.paged else sk
     of_q = Lengths.of(cu_seqlens_q, q_gaps, None if layout.q == "thd" else sq)
@@ -262,28 +244,28 @@ def understood(
         layout.q != "thd" or not (q_gaps is None or q_gaps is cu_seqlens_q),
         layout.kv != "thd" or not (kv_gaps is None or kv_gaps is cu_seqlens_kv),
     )
-    return Call(layout, b, True, of_q, of_kv, sq, sk, how, softmax, cu_seqlens_q, cu_seqlens_kv, gaps), q, k, v
+    return Job(layout, b, True, of_q, of_kv, sq, sk, how, softmax, cu_seqlens_q, cu_seqlens_kv, gaps), q, k, v
 
 
-def checked_bias(op: str, call: Call, bias: Any, q: Tensor, heads: int, name: str) -> Tensor | None:
+def checked_bias(op: str, job: Job, bias: Any, q: Tensor, heads: int, name: str) -> Tensor | None:
     """The bias that is added: [b or 1, h or 1, sq or 1, sk]."""
-    if call.how.bias in (NO_BIAS, ALIBI):
+    if job.how.bias in (NO_BIAS, ALIBI):
         return None
     check_tensor(op, name, bias, dims=4, on=q)
-    room = (call.b, heads, call.sq, call.sk)
+    room = (job.b, heads, job.sq, job.sk)
     if any(n not in (1, most) for n, most in zip(bias.shape, room, strict=True)):
-        raise ValueError(f"{op}: {name} must have shape {room}, or 1 in its places; got {tuple(bias.shape)}")
+        raise BadArgument.of(op, name, f"have shape {room}, or 1 in its places", str(tuple(bias.shape)))
     return bias
 
 
-def checked_sink(op: str, call: Call, offset: Any, q: Tensor, heads: int, name: str) -> Tensor | None:
+def checked_sink(op: str, job: Job, offset: Any, q: Tensor, heads: int, name: str) -> Tensor | None:
     """The score of each head that goes into the denominator alone; 0 where softmax is off by one."""
-    if call.softmax == VANILLA:
+    if job.softmax == VANILLA:
         return None
-    off_by_one = call.softmax == OFF_BY_ONE
+    off_by_one = job.softmax == OFF_BY_ONE
     check_tensor(op, name, offset, on=q, optional=off_by_one)
     if offset is not None and offset.numel() != heads:
-        raise ValueError(f"{op}: {name} must have shape (1, {heads}, 1, 1); got {tuple(offset.shape)}")
+        raise BadArgument.of(op, name, f"have shape (1, {heads}, 1, 1)", str(tuple(offset.shape)))
     if off_by_one or offset is None:  # the check above lets None through for it alone
         return torch.zeros(heads, dtype=torch.float32, device=q.device)
     return offset.reshape(heads)
@@ -293,5 +275,5 @@ def format_of(op: str, name: str, value: Any, layout: Layout) -> str:
     """The format of o or do; where none is set, q's."""
     found = known(op, name, value, FORMATS, "NVTE_QKV_Format: SBHD, BSHD, THD, BHSD or not set") or layout.q
     if (found == "thd") != (layout.q == "thd"):
-        raise ValueError(f"{op}: {name} must be THD where Q is, and nowhere else; got {found.upper()}")
+        raise BadArgument.of(op, name, "be THD where Q is, and nowhere else", str(found.upper()))
     return found

@@ -12,10 +12,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..core.spec import Sample, State, op
-from ._grouped import GroupedTensor, check_grouped, empty_group, members, new_group, sizes, with_buffers_of
-from ._numeric import FLOATS, wide
-from ._quantized import (
+from ....core.adapter import adapt
+from ....core.contract import FLOATS
+from ....core.errors import BadArgument
+from ....core.spec import Sample, State, op
+from ....specs._checks import check_int, check_list, check_tensor, type_name
+from ....specs._numeric import wide
+from ....specs.gemm import gemm
+from ..enums import torch_dtype
+from ..grouped_tensor import GroupedTensor, check_grouped, empty_group, members, new_group, sizes, with_buffers_of
+from ..quantized import (
+    CASTS,
     Float8BlockQuantizer,
     Float8CurrentScalingQuantizer,
     MXFP8Quantizer,
@@ -27,9 +34,7 @@ from ._quantized import (
     plain,
     quantized,
 )
-from ._tex import check_int, check_list, check_tensor, torch_dtype, type_name
-from .gemm import gemm
-from .tex_scaling import addresses, check_device
+from .scaling import addresses, check_device
 
 INTS = (torch.int64,)
 KINDS = ("current", "block", "mxfp8", "nvfp4")  # that can be grouped
@@ -90,13 +95,11 @@ def check_members(op: str, tensor: Any, quantizer: Any, num: Any, first_dims: An
     """Refuse what is no matrix with a quantizer and rows for each member. Nothing is read from a device yet."""
     check_tensor(op, "tensor", tensor, dims=2)
     if kind_of(quantizer, op) not in kinds:
-        raise TypeError(f"{op}: quantizer must be one of {', '.join(kinds)}; got {type_name(quantizer)}")
+        raise BadArgument.of(op, "quantizer", f"be one of {', '.join(kinds)}", type_name(quantizer), TypeError)
     check_int(op, "num_tensors", num, least=1)
     check_tensor(op, "first_dims", first_dims, dtypes=INTS, shape=(num,), on=tensor, optional=True, of="num_tensors")
     if last_dims is not None:
-        raise ValueError(
-            f"{op}: last_dims must be None, as members have one last dimension; got {type_name(last_dims)}"
-        )
+        raise BadArgument.of(op, "last_dims", "be None, as members have one last dimension", type_name(last_dims))
 
 
 def check_offsets(op: str, offsets: Any, num: int, like: Tensor) -> None:
@@ -120,16 +123,17 @@ def checked_parts(op: str, tensor: Tensor, quantizer: Any, num: int, first_dims:
     return parts[:-1]
 
 
-def filled(group: Any, parts: list[Tensor], quantizer: Any, noop: Tensor | None = None) -> Any:
+def filled(call: Any, group: Any, parts: list[Tensor], quantizer: Any, noop: Tensor | None = None) -> Any:
     """The group with its members quantized from these parts."""
     for member, part in zip(members(group), parts, strict=True):
         if part.numel():
-            quantized(part, quantizer, member, noop)
+            quantized(call, part, quantizer, member, noop)
     return group
 
 
-@op(space="tex", out="grouped", mutates=("output",), samples=_quantize)
+@adapt("tex::group_quantize", over=CASTS, out="grouped", mutates=("output",), samples=_quantize)
 def group_quantize(
+    call: Any,
     tensor: Tensor,
     quantizer: State,
     num_tensors: int,
@@ -151,9 +155,11 @@ def group_quantize(
         check_grouped(name, "output", output)
         shape = tuple(output.logical_shape)
         if first_dims is not None or shape != tuple(tensor.shape) or output.num_tensors != num_tensors:
-            raise ValueError(
-                f"{name}: output must be of {num_tensors} members of as many rows each, {tuple(tensor.shape)} in all, "
-                f"and first_dims None; got {output.num_tensors} of {shape}"
+            raise BadArgument.of(
+                name,
+                "output",
+                f"be of {num_tensors} members of as many rows each, {tuple(tensor.shape)} in all, and first_dims None",
+                f"{output.num_tensors} of {shape}",
             )
     with torch.no_grad():
         parts = checked_parts(name, tensor, quantizer, num_tensors, first_dims)
@@ -161,11 +167,12 @@ def group_quantize(
             offsets = offsets_of(first_dims, tensor.shape[1]) if tensor_offsets is None else tensor_offsets
             dims = [len(p) for p in parts]
             output = empty_group(quantizer, tensor, dims, first_dims=first_dims, tensor_offsets=offsets)
-        return filled(output, parts, with_buffers_of(output), noop_flag)
+        return filled(call, output, parts, with_buffers_of(output), noop_flag)
 
 
-@op(space="tex", out="grouped dbias", samples=_bgrad)
+@adapt("tex::bgrad_group_quantize", over=CASTS, out="grouped dbias", samples=_bgrad)
 def bgrad_group_quantize(
+    call: Any,
     tensor: Tensor,
     quantizer: State,
     num_tensors: int,
@@ -183,7 +190,7 @@ def bgrad_group_quantize(
         dims = [len(p) for p in parts]
         group = empty_group(quantizer, tensor, dims, first_dims=first_dims, tensor_offsets=offsets)
         dbias = torch.stack([wide(p).sum(0).to(tensor.dtype) for p in parts])
-        return filled(group, parts, quantizer), dbias
+        return filled(call, group, parts, quantizer), dbias
 
 
 @op(space="tex", out="grouped", samples=_amaxes)
@@ -222,14 +229,14 @@ def nvfp4_group_quantize_with_amax(
         return group
 
 
-@op(space="tex", out="grouped", samples=_dequantize)
-def group_dequantize(input: Any, otype: torch.dtype) -> Any:
+@adapt("tex::group_dequantize", over=CASTS, out="grouped", samples=_dequantize)
+def group_dequantize(call: Any, input: Any, otype: torch.dtype) -> Any:
     """The GroupedTensor of the numbers that one stands for, in a dtype. first_dims is read on the host."""
     name = "group_dequantize"
     check_grouped(name, "input", input)
     dtype = float_dtype(name, otype)
     with torch.no_grad():
-        values = whole(members(input, name, "input"), input, dtype)
+        values = whole(call, members(input, name, "input"), input, dtype)
         return new_group(
             input,
             not isinstance(input, (Tensor, GroupedTensor)),
@@ -245,21 +252,22 @@ def group_dequantize(input: Any, otype: torch.dtype) -> Any:
 def float_dtype(op: str, otype: Any) -> torch.dtype:
     dtype = torch_dtype(otype, op, "otype")
     if dtype not in FLOATS:
-        raise TypeError(f"{op}: otype must be a float dtype; got {dtype}")
+        raise BadArgument.of(op, "otype", "be a float dtype", str(dtype), TypeError)
     return dtype
 
 
-def whole(parts: list[Any], group: Any, dtype: torch.dtype) -> Tensor:
+def whole(call: Any, parts: list[Any], group: Any, dtype: torch.dtype) -> Tensor:
     """Members as the matrix that they are rows of; rows of none are 0."""
     rows, last = group.logical_shape
-    found = [plain(p, dtype).view(-1, last) for p in parts if math.prod(p.size())]
+    found = [plain(call, p, dtype).view(-1, last) for p in parts if math.prod(p.size())]
     missing = rows - sum(len(f) for f in found)
     device = (group.rowwise_data if group.rowwise_data is not None else group.columnwise_data).device
     return torch.cat([*found, torch.zeros(missing, last, dtype=dtype, device=device)])
 
 
-@op(space="tex", out="dequantized", mutates=("grouped_x",), samples=_requantize)
+@adapt("tex::group_requantize_inplace", over=CASTS, out="dequantized", mutates=("grouped_x",), samples=_requantize)
 def group_requantize_inplace(
+    call: Any,
     grouped_x: Any,
     quantizer: State,
     num_tensors: int,
@@ -276,14 +284,16 @@ def group_requantize_inplace(
     name = "group_requantize_inplace"
     check_grouped(name, "grouped_x", grouped_x)
     if kind_of(quantizer, name) != "mxfp8" or kind_of(grouped_x.quantizer, name) != "mxfp8":
-        raise TypeError(f"{name}: quantizer must be an MXFP8Quantizer, as of grouped_x; got {type_name(quantizer)}")
+        raise BadArgument.of(
+            name, "quantizer", "be an MXFP8Quantizer, as of grouped_x", type_name(quantizer), TypeError
+        )
     check_int(name, "num_tensors", num_tensors, least=1)
     held = grouped_x.rowwise_data
     check_tensor(name, "grouped_x.rowwise_data", held, dtypes=None)
     check_tensor(name, "first_dims", first_dims, dtypes=INTS, shape=(num_tensors,), on=held, optional=True)
     check_offsets(name, tensor_offsets, num_tensors, held)
     if grouped_x.num_tensors != num_tensors:
-        raise ValueError(f"{name}: num_tensors must be {grouped_x.num_tensors}, as of grouped_x; got {num_tensors}")
+        raise BadArgument.of(name, "num_tensors", f"be {grouped_x.num_tensors}, as of grouped_x", str(num_tensors))
     dtype = float_dtype(name, otype)
     missing = quantizer.columnwise_usage and grouped_x.columnwise_data is None
     if not missing and not return_dequantized:
@@ -292,13 +302,16 @@ def group_requantize_inplace(
         if grouped_x.first_dims is None and first_dims is not None:
             grouped_x.first_dims = first_dims
             grouped_x.tensor_offsets = tensor_offsets
-        values = whole(members(grouped_x, name, "grouped_x"), grouped_x, dtype)
+        values = whole(call, members(grouped_x, name, "grouped_x"), grouped_x, dtype)
         if missing:
             turning = quantizer.copy()
             turning.rowwise_usage = False
             parts = checked_parts(name, values, turning, num_tensors, grouped_x.first_dims)
             made = filled(
-                empty_group(turning, values, [len(p) for p in parts], first_dims=grouped_x.first_dims), parts, turning
+                call,
+                empty_group(turning, values, [len(p) for p in parts], first_dims=grouped_x.first_dims),
+                parts,
+                turning,
             )
             grouped_x.columnwise_data, grouped_x.columnwise_scale_inv = made.columnwise_data, made.columnwise_scale_inv
         return values if return_dequantized else None
@@ -350,7 +363,7 @@ def bulk_allocate(
 
 def check_flag(op: str, name: str, value: Any) -> None:
     if not isinstance(value, (bool, int)):
-        raise TypeError(f"{op}: {name} must be a bool; got {type_name(value)}")
+        raise BadArgument.of(op, name, "be a bool", type_name(value), TypeError)
 
 
 def check_any_dtype(op: str, name: str, value: Any) -> None:
@@ -428,6 +441,8 @@ def copy_data_ptrs_to_device(tensors: list[Tensor], device: Any) -> Tensor:
     return addresses([t.data_ptr() for t in tensors], where)
 
 
+PRODUCT = (gemm, *CASTS)
+
 # ---- gemms ----------------------------------------------------------------------------------------------------------
 
 
@@ -462,8 +477,15 @@ def _product(case: str) -> Any:
     return made
 
 
-@op(space="tex", out="D", mutates=("D",), samples=_product("grouped"))
+@adapt(
+    "tex::te_general_grouped_gemm_for_grouped_tensor",
+    over=PRODUCT,
+    out="D",
+    mutates=("D",),
+    samples=_product("grouped"),
+)
 def te_general_grouped_gemm_for_grouped_tensor(
+    call: Any,
     A: Any,
     transa: bool,
     B: Any,
@@ -486,12 +508,13 @@ def te_general_grouped_gemm_for_grouped_tensor(
     check_grouped(name, "A", A)
     check_grouped(name, "D", D)
     with torch.no_grad():
-        multiply(name, A, transa, B, transb, D, bias, bias_scale, alpha, beta)
+        multiply(call, name, A, transa, B, transb, D, bias, bias_scale, alpha, beta)
     return D
 
 
-@op(space="tex", out="D", mutates=("D",), samples=_product("in"))
+@adapt("tex::te_general_grouped_gemm_for_discrete_in", over=PRODUCT, out="D", mutates=("D",), samples=_product("in"))
 def te_general_grouped_gemm_for_discrete_in(
+    call: Any,
     A: list[Any],
     transa: bool,
     B: Any,
@@ -511,12 +534,13 @@ def te_general_grouped_gemm_for_discrete_in(
     check_list(name, "A", A, lambda at, t: check_operand(name, at, t))
     check_grouped(name, "D", D)
     with torch.no_grad():
-        multiply(name, A, transa, B, transb, D, bias, bias_scale, alpha, beta)
+        multiply(call, name, A, transa, B, transb, D, bias, bias_scale, alpha, beta)
     return D
 
 
-@op(space="tex", out="D", mutates=("D",), samples=_product("out"))
+@adapt("tex::te_general_grouped_gemm_for_discrete_out", over=PRODUCT, out="D", mutates=("D",), samples=_product("out"))
 def te_general_grouped_gemm_for_discrete_out(
+    call: Any,
     A: Any,
     transa: bool,
     B: Any,
@@ -536,9 +560,9 @@ def te_general_grouped_gemm_for_discrete_out(
     check_grouped(name, "A", A)
     check_list(name, "D", D, lambda at, t: check_tensor(name, at, t, dims=2))
     if bias is not None:
-        raise ValueError(f"{name}: bias must be None, as D is a list; got {type_name(bias)}")
+        raise BadArgument.of(name, "bias", "be None, as D is a list", type_name(bias))
     with torch.no_grad():
-        multiply(name, A, transa, B, transb, D, bias, bias_scale, alpha, beta)
+        multiply(call, name, A, transa, B, transb, D, bias, bias_scale, alpha, beta)
     return D
 
 
@@ -552,7 +576,17 @@ def parts_of(op: str, name: str, value: Any) -> list[Any]:
 
 
 def multiply(
-    op: str, A: Any, transa: Any, B: Any, transb: Any, D: Any, bias: Any, row_scale: Any, alpha: Any, beta: Any
+    call: Any,
+    op: str,
+    A: Any,
+    transa: Any,
+    B: Any,
+    transb: Any,
+    D: Any,
+    bias: Any,
+    row_scale: Any,
+    alpha: Any,
+    beta: Any,
 ) -> None:
     """All the products, once nothing is left to refuse."""
     check_grouped(op, "B", B)
@@ -563,7 +597,7 @@ def multiply(
     add = [None] * num if bias is None else bias_rows(op, bias, num)
     for name, parts in (("A", a), ("D", d), ("bias", add)):
         if len(parts) != num:
-            raise ValueError(f"{op}: {name} must have {num} members, as B; got {len(parts)}")
+            raise BadArgument.of(op, name, f"have {num} members, as B", str(len(parts)))
     check_flag(op, "transa", transa)
     check_flag(op, "transb", transb)
     for i in range(num):
@@ -572,26 +606,26 @@ def multiply(
     for name, number in (("alpha", alpha), ("beta", beta)):
         check_tensor(op, name, number, dtypes=(torch.float32,), on=lead)
         if number.numel() not in (1, num):
-            raise ValueError(f"{op}: {name} must have 1 or {num} elements; got {tuple(number.shape)}")
+            raise BadArgument.of(op, name, f"have 1 or {num} elements", str(tuple(number.shape)))
     scales: Any = [None] * num
     if row_scale is not None:
         rows = sum(len(m) for m in d)
         check_tensor(op, "bias_scale", row_scale, on=lead)
         if bias is None or row_scale.numel() < rows:
-            raise ValueError(
-                f"{op}: bias_scale must come with a bias, and be of {rows} rows; got {tuple(row_scale.shape)}"
+            raise BadArgument.of(
+                op, "bias_scale", f"come with a bias, and be of {rows} rows", str(tuple(row_scale.shape))
             )
         scales = row_scale.reshape(-1)[:rows].split([len(m) for m in d])
     alphas, betas = alpha.reshape(-1).expand(num), beta.reshape(-1).expand(num)
     for i in range(num):
-        put_product(d[i], a[i], transa, b[i], transb, add[i], scales[i], alphas[i], betas[i])
+        put_product(call, d[i], a[i], transa, b[i], transb, add[i], scales[i], alphas[i], betas[i])
 
 
 def bias_rows(op: str, bias: Any, num: int) -> list[Tensor]:
     """The bias of each member, a vector each, of however it was grouped."""
     data = bias.rowwise_data
     if bias.quantizer is not None or data is None or data.numel() % num:
-        raise ValueError(f"{op}: bias must be of plain data, as much for each of {num} members; got {bias!r}")
+        raise BadArgument.of(op, "bias", f"be of plain data, as much for each of {num} members", repr(bias))
     return list(data.view(num, -1))
 
 
@@ -599,25 +633,25 @@ def check_product(op: str, i: int, a: Any, transa: Any, b: Any, transb: Any, d: 
     (a0, a1), (b0, b1) = a.size(), b.size()  # storages have no shape
     inner, other = (a1 if transa else a0), (b0 if transb else b1)
     if inner != other:
-        raise ValueError(f"{op}: A[{i}] must fit B[{i}] of {(b0, b1)}; got {(a0, a1)}")
+        raise BadArgument.of(op, f"A[{i}]", f"fit B[{i}] of {(b0, b1)}", str((a0, a1)))
     shape = (b1 if transb else b0, a0 if transa else a1)
     check_tensor(op, f"D[{i}]", d, shape=shape, on=b.device, of="of B[i] A[i]")
     check_tensor(op, f"bias[{i}]", bias, shape=shape[1:], on=b.device, optional=True, of="the columns of D[i]")
     if a.device != b.device:
-        raise ValueError(f"{op}: A[{i}] must be on {b.device}; got {a.device}")
+        raise BadArgument.of(op, f"A[{i}]", f"be on {b.device}", str(a.device))
 
 
 def put_product(
-    d: Tensor, a: Any, transa: Any, b: Any, transb: Any, bias: Any, scale: Any, alpha: Tensor, beta: Tensor
+    call: Any, d: Tensor, a: Any, transa: Any, b: Any, transb: Any, bias: Any, scale: Any, alpha: Tensor, beta: Tensor
 ) -> None:
     """One product into its place, rounded once. What d held counts only where beta is not 0: it may be anything."""
     if not d.numel():
         return
-    left, right = plain(b, columnwise=bool(transb)), plain(a, columnwise=not transa)
+    left, right = plain(call, b, columnwise=bool(transb)), plain(call, a, columnwise=not transa)
     if left.dtype is not right.dtype:
         left, right = wide(left), wide(right)
     out = torch.float64 if left.dtype is torch.float64 else torch.float32
-    y = gemm(left, right, None, bool(transb), bool(transa), 1.0, out) * alpha
+    y = call.gemm(left, right, None, bool(transb), bool(transa), 1.0, out) * alpha
     y = y + torch.where(beta != 0, d.to(out) * beta, torch.zeros_like(y))
     if bias is not None:
         y = y + (bias.to(out) if scale is None else bias.to(out) * scale.to(out)[:, None])

@@ -11,11 +11,11 @@ import triton.language as tl
 from torch import Tensor
 
 from ..core.registry import impl
-from ..specs import tex_dropout as spec
+from ..specs import dropout as spec
 from .lib.config import Tiles, tunable
 from .lib.launch import Launcher
 from .lib.philox import seeded, weave2, weave4, words
-from .lib.plans import plans
+from .lib.plans import check, plans
 from .lib.rows import DEVICES, Room, wide_of
 
 
@@ -95,13 +95,13 @@ dropout = Launcher(_dropout, tensors=4, sizes="groups", free="threshold scale ke
 bwd = Launcher(_bwd, tensors=3, sizes="eights", free="scale")
 
 
-@tunable("tex_dropout.bits", free="BLOCK")
+@tunable("dropout.bits", free="BLOCK")
 def tiles(dtype: torch.dtype) -> Tiles:
     """Groups of a program, as many as threads: then no bit moves between them."""
     return Tiles(128, BLOCK=128)
 
 
-@tunable("tex_dropout.bits_bwd", free="TILES BLOCK")
+@tunable("dropout.bits_bwd", free="TILES BLOCK")
 def bwd_tiles(dtype: torch.dtype) -> Tiles:
     """Bytes of the mask of a tile, as many as threads."""
     return Tiles(128, TILES=2, BLOCK=128)
@@ -119,7 +119,7 @@ class Job(NamedTuple):
 
 @plans
 def _job(x: Tensor, seed: Tensor, p: float) -> Job:
-    spec.check_dropout("philox_dropout_bits", x, seed, p)
+    check("philox_dropout_bits", x=x, seed=seed, p=p)
     y, mask = Room.of(x.shape, x.dtype), Room.of((x.numel() // 8,), torch.uint8)
     on_host = seed.device != x.device
     if not x.numel() or p == 1:
@@ -148,7 +148,7 @@ def philox_dropout_bits(x: Tensor, seed: Tensor, p: float) -> tuple[Tensor, Tens
 
 @plans
 def _bwd_job(dy: Tensor, mask: Tensor, p: float) -> Job:
-    spec.check_bits("dropout_bits_bwd", dy, mask, p)
+    check("dropout_bits_bwd", dy=dy, mask=mask, p=p)
     room = Room.of(dy.shape, dy.dtype)
     if not dy.numel() or p == 1:
         return Job(room, room, None, False, False)

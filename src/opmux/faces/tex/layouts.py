@@ -1,0 +1,79 @@
+"""How tensors of attention lie, as tex names it: formats and layouts.
+
+A format is the order of a tensor's dimensions: tokens of a sequence (s), sequences (b), heads (h), dim (d); in "thd"
+the sequences follow each other without padding, and `cu_seqlens` says where each begins. A layout says that of q, k and
+v, and which of them are slices of one buffer.
+"""
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from .enums import NVTE_QKV_Format, NVTE_QKV_Layout
+
+# Format -> where batch, heads, seq and dim are; and the way back. "thd" has no batch: it is gathered first.
+TO_BHSD = {"sbhd": (1, 2, 0, 3), "bshd": (0, 2, 1, 3), "bhsd": (0, 1, 2, 3)}
+FROM_BHSD = {"sbhd": (2, 0, 1, 3), "bshd": (0, 2, 1, 3), "bhsd": (0, 1, 2, 3)}
+TO_BSHD = {"sbhd": (1, 0, 2, 3), "bshd": (0, 1, 2, 3), "bhsd": (0, 2, 1, 3)}  # each its own way back
+DENSE = frozenset(TO_BHSD)
+
+# What a tensor of that format is called; NOT_SET is whatever follows from the layout.
+FORMATS: dict[int, str | None] = {
+    int(NVTE_QKV_Format.NVTE_SBHD): "sbhd",
+    int(NVTE_QKV_Format.NVTE_BSHD): "bshd",
+    int(NVTE_QKV_Format.NVTE_THD): "thd",
+    int(NVTE_QKV_Format.NVTE_BHSD): "bhsd",
+    int(NVTE_QKV_Format.NVTE_QKV_Format_NOT_SET): None,
+}
+
+
+class Layout(NamedTuple):
+    """q's format and that of k and v; which of the three share a buffer, and its dimension that tells them apart."""
+
+    q: str
+    kv: str
+    paged: bool = False
+    shared: int = 1  # how many of the last ones share a buffer: 3 (q, k, v), 2 (k, v) or none
+    at: int = 0
+
+    @property
+    def dense(self) -> bool:
+        return not self.paged and self.q in DENSE and self.kv in DENSE
+
+    @property
+    def formats(self) -> tuple[str, str, str]:
+        return self.q, self.kv, self.kv
+
+
+def _layout(name: str) -> Layout:
+    """By its name: SBH3D, THD_T2HD, Paged_KV_BSHD_SBHD_SBHD."""
+    word = name.removeprefix("NVTE_").lower()
+    parts = word.removeprefix("paged_kv_").split("_")
+    plain = [p.replace("2", "").replace("3", "") for p in parts]
+    digit = next((c for c in parts[-1] if c.isdigit()), "1")
+    at = parts[-1].find(digit) if digit != "1" else 0
+    return Layout(plain[0], plain[-1], word.startswith("paged"), int(digit), at)
+
+
+LAYOUTS: dict[int, Layout] = {int(m): _layout(n) for n, m in NVTE_QKV_Layout.__members__.items() if "NOT_SET" not in n}
+
+
+# ---- results --------------------------------------------------------------------------------------------------------
+
+
+def landed(call: Any, layout: Layout, values: list[Tensor], dtype: torch.dtype) -> tuple[list[Tensor], Tensor | None]:
+    """dq, dk and dv, each in its format already, as results: packed and rounded; those of a layout that has them in one
+    buffer as slices of one, which comes along."""
+    n, at = layout.shared, layout.at
+    if n == 1:
+        return [t.to(dtype).contiguous() for t in values], None
+    one = values[-1]
+    if n == 3 and all(t.dtype == dtype for t in values):
+        room = call.weave(*values, at)
+        return [room.select(at, i) for i in range(n)], room
+    room = torch.empty((*one.shape[:at], n, *one.shape[at:]), dtype=dtype, device=one.device)
+    slices = [room.select(at, i) for i in range(n)]
+    for to, value in zip(slices, values[-n:], strict=True):
+        to.copy_(value)
+    return [*(t.to(dtype).contiguous() for t in values[:-n]), *slices], room

@@ -1,0 +1,192 @@
+"""tex's activations: NVIDIA's names and signatures over the ops of `specs.activation`.
+
+A function is made of two ops of ours: one that computes it, and one that also casts to float8, for a quantizer whose
+scale is known beforehand. With any other quantizer the result is quantized afterwards.
+"""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ....core.adapter import adapt
+from ....core.contract import Float, Grad
+from ....core.spec import State
+from ....specs import activation
+from ....specs.samples import Draw, Maker
+from ..quantized import FUSED_CASTS, check_quantizer, fp8_of, fp8_tensor, fuses, quantized
+
+Fn = Callable[..., Any]
+
+
+# ---- arguments ------------------------------------------------------------------------------------------------------
+
+
+def quantizes_input(op: str, input: Tensor, quantizer: Any) -> None:
+    check_quantizer(op, input, quantizer, "input")
+
+
+def quantizes_half(op: str, input: Tensor, quantizer: Any) -> None:
+    check_quantizer(op, activation.halves(input)[0], quantizer, "input")
+
+
+def quantizes_gradient(op: str, fwd_input: Tensor, quantizer: Any) -> None:
+    check_quantizer(op, fwd_input, quantizer, "fwd_input")
+
+
+# ---- forms ----------------------------------------------------------------------------------------------------------
+
+
+def forward(check: Fn, part: str, fused: str, act: str) -> Fn:
+    def fn(call: Any, input: Tensor, quantizer: State) -> Any:
+        compute = getattr(call, part)
+        with torch.no_grad():
+            if quantizer is None:
+                return compute(input)
+            check(input=input, quantizer=quantizer)  # before the quantizer's amax is written
+            if fuses(quantizer):
+                cast = getattr(call, fused)
+                y, inverse = cast(input, quantizer.scale, quantizer.amax, fp8_of(quantizer), act)
+                return fp8_tensor(call, quantizer, y, inverse, input.dtype)
+            return quantized(call, compute(input), quantizer)
+
+    return fn
+
+
+def backward(check: Fn, part: str, fused: str, act: str) -> Fn:
+    def fn(call: Any, grad: Tensor, fwd_input: Tensor, quantizer: State) -> Any:
+        compute = getattr(call, part)
+        with torch.no_grad():
+            if quantizer is None:
+                return compute(grad, fwd_input)
+            check(grad=grad, fwd_input=fwd_input, quantizer=quantizer)
+            if fuses(quantizer):
+                cast = getattr(call, fused)
+                dx, inverse = cast(grad, fwd_input, quantizer.scale, quantizer.amax, fp8_of(quantizer), act)
+                return fp8_tensor(call, quantizer, dx, inverse, fwd_input.dtype)
+            return quantized(call, compute(grad, fwd_input), quantizer)
+
+    return fn
+
+
+def backward_with_bias(check: Fn, part: str, fused: str, act: str) -> Fn:
+    def fn(call: Any, grad: Tensor, fwd_input: Tensor, quantizer: State) -> list[Any]:
+        compute = getattr(call, part)
+        with torch.no_grad():
+            if quantizer is None:
+                dact, dbias = compute(grad, fwd_input)
+                return [dbias if dbias.dtype is grad.dtype else dbias.to(grad.dtype), dact]
+            check(grad=grad, fwd_input=fwd_input, quantizer=quantizer)
+            if fuses(quantizer):
+                scale, amax = quantizer.scale, quantizer.amax
+                dx, inverse, dbias = getattr(call, fused)(grad, fwd_input, scale, amax, fp8_of(quantizer), act)
+                return [dbias.to(grad.dtype), fp8_tensor(call, quantizer, dx, inverse, fwd_input.dtype)]
+            dact, dbias = compute(grad, fwd_input)
+            return [dbias.to(grad.dtype), quantized(call, dact, quantizer)]
+
+    return fn
+
+
+def as_list(value: Any) -> Any:
+    return list(value) if isinstance(value, tuple) else value
+
+
+class Form(NamedTuple):
+    """Functions that differ in the activation alone: which ops of ours they are made of, and what they return."""
+
+    make: Callable[[Fn, str, str, str], Fn]
+    part: str  # the op of ours, of an activation
+    fused: str  # the one that casts too, of them all
+    where: Fn
+    out: str
+    doc: str
+    shapes: dict[str, Any]
+    more: dict[str, Any] = {}
+
+
+ANY = {"input": Float[Tensor, "..."]}
+HALVES = {"input": Float[Tensor, "*rows 2*n"]}
+ALIKE = {"grad": Grad[Tensor, "*rows"], "fwd_input": Float[Tensor, "*rows"]}
+COLUMNS = {"grad": Grad[Tensor, "*rows n"], "fwd_input": Float[Tensor, "*rows n"]}
+OF_HALVES = {"grad": Grad[Tensor, "*rows n"], "fwd_input": Float[Tensor, "*rows 2*n"]}
+
+
+FORMS = {
+    "": Form(forward, "{act}", "act_fp8", quantizes_input, "y", "f(input)", ANY),
+    "d": Form(backward, "{act}_bwd", "act_bwd_fp8", quantizes_gradient, "dx", "grad * f'(fwd_input)", ALIKE),
+    "dbias_d": Form(
+        backward_with_bias,
+        "{act}_bias_bwd",
+        "act_bias_bwd_fp8",
+        quantizes_gradient,
+        "dbias dact",
+        "[dbias, dact]: dact = grad * f'(fwd_input), dbias its sum over rows before rounding, in grad's dtype",
+        COLUMNS,
+        {"tol": activation.SUMS, "result": as_list},
+    ),
+    "glu": Form(
+        forward,
+        "{act}_glu",
+        "glu_fp8",
+        quantizes_half,
+        "y",
+        "f(a) * b, with a and b the halves of the last dimension of input",
+        HALVES,
+    ),
+    "dglu": Form(
+        backward,
+        "{act}_glu_bwd",
+        "glu_bwd_fp8",
+        quantizes_gradient,
+        "dx",
+        "[da, db] = [grad * b * f'(a), grad * f(a)], with a and b the halves of the last dimension of fwd_input",
+        OF_HALVES,
+    ),
+}
+
+# tex's name -> form, activation
+OPS = {
+    **{form + act: (form, act) for act in "gelu relu silu srelu qgelu".split() for form in ("", "d", "dbias_d")},
+    **{
+        d + name: (f"{d}glu", act)
+        for name, act in dict(
+            geglu="gelu", swiglu="silu", reglu="relu", sreglu="srelu", qgeglu="qgelu", glu="sigmoid"
+        ).items()
+        for d in ("", "d")
+    },
+}
+NAMES = {"forward": {"x": "input"}, "backward": {"dy": "grad", "x": "fwd_input"}}
+
+
+def named(of: Maker, names: dict[str, str]) -> Maker:
+    """The samples of an op of ours, under tex's names."""
+
+    def build(d: Draw) -> dict[str, Any]:
+        given = of.build(d)
+        return {**{new: given[old] for old, new in names.items()}, "quantizer": None}
+
+    return Maker(build, tuple(c for c in of.cases if not {"weight", "no_bias"} & set(c.options)))
+
+
+def declare(name: str, form: Form, act: str) -> None:
+    part: Any = getattr(activation, form.part.format(act=act))
+    fused = getattr(activation, form.fused)
+    names = NAMES["forward" if form.make is forward else "backward"]
+    fn = form.make(lambda **given: made.check(**given), part.spec.name, fused.spec.name, act)
+    fn.__name__ = fn.__qualname__ = name
+    fn.__doc__ = f"{form.doc}, f(x) = {activation.ACTS[act].text}."
+    fn.__annotations__ |= form.shapes
+    samples = named(part.spec.samples, names)
+    over = (part, fused, *FUSED_CASTS)
+    made: Any = adapt(f"tex::{name}", over=over, names=names, out=form.out, samples=samples, where=form.where,
+                      **form.more)(fn)  # fmt: skip
+    globals()[name] = made
+
+
+for _name, (_form, _act) in OPS.items():
+    declare(_name, FORMS[_form], _act)
+
+if TYPE_CHECKING:
+
+    def __getattr__(name: str) -> Callable[..., Any]: ...

@@ -1,0 +1,120 @@
+"""tex's dropout over the ops of `specs.dropout`."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Annotated, Any
+
+import torch
+from torch import Tensor
+
+from ....core.adapter import adapt
+from ....core.contract import Byte, between
+from ....core.errors import BadArgument
+from ....core.spec import Sample
+from ....specs._checks import check_tensor
+from ....specs.dropout import BWD, check_sixteens, dropout_bits_bwd, philox_dropout_bits
+from ....specs.random import next_seed
+from ....specs.samples import Case, Draw, Maker
+from ..quantized import CASTS, is_quantized, plain
+
+Rate = Annotated[float, between(0, 1)]
+
+
+def check_element(op: str, name: str, value: Any) -> None:
+    """Refuse what is neither a float tensor nor a quantized one, or has a rest after groups of 16."""
+    if not is_quantized(value):
+        check_tensor(op, name, value)
+        check_sixteens(op, name, value)
+
+
+def check_into(op: str, name: str, into: Any, like: Any) -> None:
+    if not is_quantized(like):
+        check_tensor(op, name, into, dtypes=(like.dtype,), shape=like.shape, on=like, optional=True)
+
+
+def drops(op: str, input: Any, out: Any) -> None:
+    check_element(op, "input", input)
+    check_into(op, "out", out, input)
+
+
+def drops_again(op: str, grad_output: Any, mask: Tensor, grad_input: Any) -> None:
+    check_element(op, "grad_output", grad_output)
+    check_into(op, "grad_input", grad_input, grad_output)
+    if not is_quantized(grad_output) and (mask.numel() * 8 != grad_output.numel() or mask.device != grad_output.device):
+        expected = (
+            f"be {grad_output.numel() // 8} bytes on {grad_output.device}, a bit for each element of {{grad_output}}"
+        )
+        raise BadArgument.of(op, "mask", expected, f"{tuple(mask.shape)} on {mask.device}")
+
+
+def given_back(value: Tensor, into: Tensor | None) -> Tensor:
+    """The value, in the place where it was wanted."""
+    if into is None:
+        return value
+    with torch.inference_mode(into.is_inference()), torch.no_grad():
+        return into.copy_(value)
+
+
+def _tex_args(d: Draw) -> dict[str, Any]:
+    x = d.full()
+    return {"input": x, "dropout_probability": 0.25, "out": torch.empty_like(x) if d.option("into") else None}
+
+
+def _tex_bwd_args(d: Draw) -> dict[str, Any]:
+    args = BWD.build(d)
+    into = torch.empty_like(args["dy"]) if d.option("into") else None
+    return {"grad_output": args["dy"], "mask": args["mask"], "dropout_probability": 0.25, "grad_input": into}
+
+
+TEX_CASES = (Case((5, 64)), Case((2, 3, 32), options={"into": True}), Case((0, 16)))
+
+
+def _random(dtype: torch.dtype, device: Any) -> Iterator[Sample]:
+    for sample in Maker(_tex_args, TEX_CASES)(dtype, device):
+        yield replace(sample, loose=True)
+
+
+@adapt(
+    "tex::dropout_fwd",
+    over=(philox_dropout_bits, *CASTS),
+    names={"x": "input", "p": "dropout_probability"},
+    out="y mask",
+    mutates=("out",),
+    samples=_random,
+    where=drops,
+)
+def dropout_fwd(call: Any, input: Any, dropout_probability: Rate, out: Tensor | None = None) -> list[Tensor]:
+    """[y, mask]: y = input / (1 - p) or 0, and the bits of what was kept; randomness is torch's default generator's."""
+    with torch.no_grad():
+        dropout_fwd.check(input=input, dropout_probability=dropout_probability, out=out)  # before a seed is drawn
+        x = plain(call, input)
+        if x is not input:
+            drops("dropout_fwd", x, out)
+        y, mask = call.philox_dropout_bits(x, next_seed(x), dropout_probability)
+        return [given_back(y, out), mask]
+
+
+@adapt(
+    "tex::dropout_bwd",
+    over=(dropout_bits_bwd, *CASTS),
+    names={"dy": "grad_output", "p": "dropout_probability"},
+    out="dx",
+    mutates=("grad_input",),
+    samples=Maker(_tex_bwd_args, TEX_CASES),
+    where=drops_again,
+)
+def dropout_bwd(
+    call: Any,
+    grad_output: Any,
+    mask: Byte[Tensor, "..."],
+    dropout_probability: Rate,
+    grad_input: Tensor | None = None,
+) -> Tensor:
+    """grad_output / (1 - p) where the bit of the mask is set, else 0."""
+    with torch.no_grad():
+        given = {"mask": mask, "dropout_probability": dropout_probability, "grad_input": grad_input}
+        dropout_bwd.check(grad_output=grad_output, **given)
+        dy = plain(call, grad_output)
+        if dy is not grad_output:
+            drops_again("dropout_bwd", dy, mask, grad_input)
+        return given_back(call.dropout_bits_bwd(dy, mask, dropout_probability), grad_input)

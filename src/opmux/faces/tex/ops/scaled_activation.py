@@ -1,0 +1,323 @@
+"""tex's gates with parameters, and its activations with a factor for each row, over `specs.scaled_activation`."""
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ....core.adapter import adapt
+from ....core.contract import Float, Grad
+from ....core.errors import BadArgument
+from ....core.spec import State
+from ....specs import scaled_activation as ours
+from ....specs.activation import SUMS, halves
+from ....specs.samples import Draw, Maker
+from ....specs.scaled_activation import CASES, NO_SCALES
+from ..quantized import CASTS, check_quantizer, quantized
+
+# ---- arguments ------------------------------------------------------------------------------------------------------
+
+
+def quantizes_half(op: str, input: Tensor, quantizer: Any) -> None:
+    check_quantizer(op, halves(input)[0], quantizer, "input")
+
+
+def quantizes_input(op: str, input: Tensor, quantizer: Any) -> None:
+    check_quantizer(op, input, quantizer, "input")
+
+
+def quantizes_gradient(op: str, fwd_input: Tensor, quantizer: Any) -> None:
+    check_quantizer(op, fwd_input, quantizer, "fwd_input")
+
+
+def one_a_row(op: str, name: str, x: Tensor, act_scales: Any, interleave: Any) -> None:
+    rows = math.prod(x.shape[:-1])
+    if act_scales is not None and act_scales.numel() != rows:
+        expected = f"have {rows} numbers, one for each row of {name} {tuple(x.shape)}"
+        raise BadArgument.of(op, "act_scales", expected, str(tuple(act_scales.shape)))
+    if interleave < 0 or (interleave and x.shape[-1] // 2 % interleave):
+        expected = f"be 0, or divide half the last dimension of {name} {tuple(x.shape)}"
+        raise BadArgument.of(op, "glu_interleave_size", expected, str(interleave))
+
+
+def scales_input(op: str, input: Tensor, act_scales: Any) -> None:
+    one_a_row(op, "input", input, act_scales, 0)
+
+
+def scales_gradient(op: str, fwd_input: Tensor, act_scales: Any) -> None:
+    one_a_row(op, "fwd_input", fwd_input, act_scales, 0)
+
+
+def turns_input(op: str, input: Tensor, glu_interleave_size: int) -> None:
+    one_a_row(op, "input", input, None, glu_interleave_size)
+
+
+def turns_gradient(op: str, fwd_input: Tensor, glu_interleave_size: int) -> None:
+    one_a_row(op, "fwd_input", fwd_input, None, glu_interleave_size)
+
+
+# ---- samples --------------------------------------------------------------------------------------------------------
+
+NAMES = {"dy": "grad", "scales": "act_scales", "offset": "glu_linear_offset", "interleave": "glu_interleave_size"}
+UNSCALED = (*(c for c in CASES if "interleave" not in c.options), NO_SCALES)
+
+
+def samples(gate: str, backward: bool, scaled: bool) -> Maker:
+    """Samples of an op of ours, in tex's order and under tex's names."""
+    of = ours.samples(gate, backward)
+
+    def build(d: Draw) -> dict[str, Any]:
+        given = of.build(d)
+        turns = {"glu_interleave_size": given.pop("interleave")} if "interleave" in given else {}
+        names = {**NAMES, "x": "fwd_input" if backward else "input"}
+        made = {names.get(k, k): v for k, v in given.items()}
+        tensors = {n: made.pop(n) for n in ("grad", "input", "fwd_input", "act_scales") if n in made}
+        if not scaled:
+            tensors.pop("act_scales")
+            return {**tensors, "quantizer": None, **made}
+        more = {"compute_scale_grad": True} if backward else {}
+        return {**tensors, "quantizer": None, **made, **turns, **more}
+
+    return Maker(build, CASES if scaled else UNSCALED)
+
+
+def as_tuple(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value
+
+
+def forward(name: str, gate: str, part: Any, scaled: bool = True) -> Any:
+    """How a forward is declared."""
+    where = (scales_input, turns_input, quantizes_half if gate != "srelu" else quantizes_input)
+    good = samples(gate, False, scaled)
+    return adapt(f"tex::{name}", over=(part, *CASTS), names={**NAMES, "x": "input"}, samples=good, where=where)
+
+
+def backward(name: str, gate: str, part: Any, scaled: bool = True) -> Any:
+    """How a backward is declared."""
+    names, good = {**NAMES, "x": "fwd_input"}, samples(gate, True, scaled)
+    more: dict[str, Any] = {"out": "dx"}
+    if scaled:
+        more = {"out": "grad_input grad_scales", "tol": SUMS, "result": as_tuple}
+    return adapt(
+        f"tex::{name}",
+        over=(part, *CASTS),
+        names=names,
+        samples=good,
+        where=(scales_gradient, turns_gradient, quantizes_gradient),
+        **more,
+    )
+
+
+# ---- gates with parameters ------------------------------------------------------------------------------------------
+
+
+@forward("situglu", "situ", ours.situ_glu, scaled=False)
+def situglu(
+    call: Any, input: Float[Tensor, "*rows 2*n"], quantizer: State, beta1: float = 4.0, beta2: float = 25.0
+) -> Any:
+    """f(a) * u(b), f(a) = beta1 * tanh(a / beta1) * sigmoid(a), u(b) = beta2 * tanh(b / beta2), for halves a and b."""
+    with torch.no_grad():
+        if quantizer is not None:
+            situglu.check(input=input, quantizer=quantizer, beta1=beta1, beta2=beta2)
+        return quantized(call, call.situ_glu(input, None, beta1, beta2), quantizer)
+
+
+@backward("dsituglu", "situ", ours.situ_glu_bwd, scaled=False)
+def dsituglu(
+    call: Any,
+    grad: Grad[Tensor, "*rows n"],
+    fwd_input: Float[Tensor, "*rows 2*n"],
+    quantizer: State,
+    beta1: float = 4.0,
+    beta2: float = 25.0,
+) -> Any:
+    """The gradient of situglu's input."""
+    with torch.no_grad():
+        if quantizer is not None:
+            dsituglu.check(grad=grad, fwd_input=fwd_input, quantizer=quantizer, beta1=beta1, beta2=beta2)
+        return quantized(call, call.situ_glu_bwd(grad, fwd_input, None, beta1, beta2)[0], quantizer)
+
+
+@forward("clamped_swiglu", "clamped", ours.clamped_glu, scaled=False)
+def clamped_swiglu(
+    call: Any,
+    input: Float[Tensor, "*rows 2*n"],
+    quantizer: State,
+    limit: float = 7.0,
+    alpha: float = 1.702,
+    glu_linear_offset: float = 1.0,
+) -> Any:
+    """f(min(a, limit)) * (clamp(b, -limit, limit) + glu_linear_offset), f(a) = a * sigmoid(alpha * a)."""
+    with torch.no_grad():
+        if quantizer is not None:
+            given = {"limit": limit, "alpha": alpha, "glu_linear_offset": glu_linear_offset}
+            clamped_swiglu.check(input=input, quantizer=quantizer, **given)
+        return quantized(call, call.clamped_glu(input, None, limit, alpha, glu_linear_offset), quantizer)
+
+
+@backward("clamped_dswiglu", "clamped", ours.clamped_glu_bwd, scaled=False)
+def clamped_dswiglu(
+    call: Any,
+    grad: Grad[Tensor, "*rows n"],
+    fwd_input: Float[Tensor, "*rows 2*n"],
+    quantizer: State,
+    limit: float = 7.0,
+    alpha: float = 1.702,
+    glu_linear_offset: float = 1.0,
+) -> Any:
+    """The gradient of clamped_swiglu's input: 0 where it was clamped."""
+    with torch.no_grad():
+        if quantizer is not None:
+            given = {"limit": limit, "alpha": alpha, "glu_linear_offset": glu_linear_offset}
+            clamped_dswiglu.check(grad=grad, fwd_input=fwd_input, quantizer=quantizer, **given)
+        dx = call.clamped_glu_bwd(grad, fwd_input, None, limit, alpha, glu_linear_offset)[0]
+        return quantized(call, dx, quantizer)
+
+
+# ---- with a factor for each row -------------------------------------------------------------------------------------
+
+
+@forward("scaled_swiglu", "silu", ours.silu_glu_scaled)
+def scaled_swiglu(
+    call: Any,
+    input: Float[Tensor, "*rows 2*n"],
+    act_scales: Float[Tensor, "..."],
+    quantizer: State,
+    glu_interleave_size: int = 0,
+) -> Any:
+    """s * silu(a) * b, with s the number of act_scales for each row."""
+    with torch.no_grad():
+        if quantizer is not None:
+            given = {"act_scales": act_scales, "glu_interleave_size": glu_interleave_size}
+            scaled_swiglu.check(input=input, quantizer=quantizer, **given)
+        return quantized(call, call.silu_glu_scaled(input, act_scales, glu_interleave_size), quantizer)
+
+
+@backward("scaled_dswiglu", "silu", ours.silu_glu_scaled_bwd)
+def scaled_dswiglu(
+    call: Any,
+    grad: Grad[Tensor, "*rows n"],
+    fwd_input: Float[Tensor, "*rows 2*n"],
+    act_scales: Float[Tensor, "..."],
+    quantizer: State,
+    glu_interleave_size: int = 0,
+    compute_scale_grad: bool = True,
+) -> tuple[Any, Tensor | None]:
+    """The gradients of scaled_swiglu's input and act_scales; None for the latter, where it is not wanted."""
+    with torch.no_grad():
+        if quantizer is not None:
+            given = {"act_scales": act_scales, "glu_interleave_size": glu_interleave_size}
+            scaled_dswiglu.check(grad=grad, fwd_input=fwd_input, quantizer=quantizer, **given)
+        dx, dscales = call.silu_glu_scaled_bwd(grad, fwd_input, act_scales, glu_interleave_size)
+        return quantized(call, dx, quantizer), dscales if compute_scale_grad else None
+
+
+@forward("scaled_srelu", "srelu", ours.srelu_scaled)
+def scaled_srelu(call: Any, input: Float[Tensor, "*rows n"], act_scales: Float[Tensor, "..."], quantizer: State) -> Any:
+    """s * max(x, 0)^2, with s the number of act_scales for each row."""
+    with torch.no_grad():
+        if quantizer is not None:
+            scaled_srelu.check(input=input, act_scales=act_scales, quantizer=quantizer)
+        return quantized(call, call.srelu_scaled(input, act_scales), quantizer)
+
+
+@backward("scaled_dsrelu", "srelu", ours.srelu_scaled_bwd)
+def scaled_dsrelu(
+    call: Any,
+    grad: Grad[Tensor, "*rows n"],
+    fwd_input: Float[Tensor, "*rows n"],
+    act_scales: Float[Tensor, "..."],
+    quantizer: State,
+    compute_scale_grad: bool = True,
+) -> tuple[Any, Tensor | None]:
+    """The gradients of scaled_srelu's input and act_scales; None for the latter, where it is not wanted."""
+    with torch.no_grad():
+        if quantizer is not None:
+            scaled_dsrelu.check(grad=grad, fwd_input=fwd_input, act_scales=act_scales, quantizer=quantizer)
+        dx, dscales = call.srelu_scaled_bwd(grad, fwd_input, act_scales)
+        return quantized(call, dx, quantizer), dscales if compute_scale_grad else None
+
+
+@forward("scaled_situglu", "situ", ours.situ_glu)
+def scaled_situglu(
+    call: Any,
+    input: Float[Tensor, "*rows 2*n"],
+    act_scales: Float[Tensor, "..."],
+    quantizer: State,
+    beta1: float = 4.0,
+    beta2: float = 25.0,
+    glu_interleave_size: int = 0,
+) -> Any:
+    """situglu times the number of act_scales for each row."""
+    with torch.no_grad():
+        if quantizer is not None or act_scales is None:  # to our op None is 1
+            given = {"beta1": beta1, "beta2": beta2, "glu_interleave_size": glu_interleave_size}
+            scaled_situglu.check(input=input, act_scales=act_scales, quantizer=quantizer, **given)
+        return quantized(call, call.situ_glu(input, act_scales, beta1, beta2, glu_interleave_size), quantizer)
+
+
+@backward("scaled_dsituglu", "situ", ours.situ_glu_bwd)
+def scaled_dsituglu(
+    call: Any,
+    grad: Grad[Tensor, "*rows n"],
+    fwd_input: Float[Tensor, "*rows 2*n"],
+    act_scales: Float[Tensor, "..."],
+    quantizer: State,
+    beta1: float = 4.0,
+    beta2: float = 25.0,
+    glu_interleave_size: int = 0,
+    compute_scale_grad: bool = True,
+) -> tuple[Any, Tensor | None]:
+    """The gradients of scaled_situglu's input and act_scales; None for the latter, where it is not wanted."""
+    with torch.no_grad():
+        if quantizer is not None or act_scales is None:
+            given = {"beta1": beta1, "beta2": beta2, "glu_interleave_size": glu_interleave_size}
+            scaled_dsituglu.check(grad=grad, fwd_input=fwd_input, act_scales=act_scales, quantizer=quantizer, **given)
+        dx, dscales = call.situ_glu_bwd(grad, fwd_input, act_scales, beta1, beta2, glu_interleave_size)
+        return quantized(call, dx, quantizer), dscales if compute_scale_grad else None
+
+
+@forward("scaled_clamped_swiglu", "clamped", ours.clamped_glu)
+def scaled_clamped_swiglu(
+    call: Any,
+    input: Float[Tensor, "*rows 2*n"],
+    act_scales: Float[Tensor, "..."],
+    quantizer: State,
+    limit: float = 7.0,
+    alpha: float = 1.702,
+    glu_linear_offset: float = 1.0,
+    glu_interleave_size: int = 0,
+) -> Any:
+    """clamped_swiglu times the number of act_scales for each row."""
+    with torch.no_grad():
+        numbers = (limit, alpha, glu_linear_offset, glu_interleave_size)
+        if quantizer is not None or act_scales is None:
+            given = dict(zip(("limit", "alpha", "glu_linear_offset", "glu_interleave_size"), numbers, strict=True))
+            scaled_clamped_swiglu.check(input=input, act_scales=act_scales, quantizer=quantizer, **given)
+        return quantized(call, call.clamped_glu(input, act_scales, *numbers), quantizer)
+
+
+@backward("scaled_clamped_dswiglu", "clamped", ours.clamped_glu_bwd)
+def scaled_clamped_dswiglu(
+    call: Any,
+    grad: Grad[Tensor, "*rows n"],
+    fwd_input: Float[Tensor, "*rows 2*n"],
+    act_scales: Float[Tensor, "..."],
+    quantizer: State,
+    limit: float = 7.0,
+    alpha: float = 1.702,
+    glu_linear_offset: float = 1.0,
+    glu_interleave_size: int = 0,
+    compute_scale_grad: bool = True,
+) -> tuple[Any, Tensor | None]:
+    """The gradients of scaled_clamped_swiglu's input and act_scales; None for the latter, where it is not wanted."""
+    with torch.no_grad():
+        numbers = (limit, alpha, glu_linear_offset, glu_interleave_size)
+        if quantizer is not None or act_scales is None:
+            given = dict(zip(("limit", "alpha", "glu_linear_offset", "glu_interleave_size"), numbers, strict=True))
+            scaled_clamped_dswiglu.check(
+                grad=grad, fwd_input=fwd_input, act_scales=act_scales, quantizer=quantizer, **given
+            )
+        dx, dscales = call.clamped_glu_bwd(grad, fwd_input, act_scales, *numbers)
+        return quantized(call, dx, quantizer), dscales if compute_scale_grad else None

@@ -1,0 +1,178 @@
+"""Dropout whose mask has a bit for each element.
+
+An element is dropped where a random byte is below floor(256 p): p counts in steps of 1/256, the scale 1 / (1 - p) does
+not. The bytes are Philox's (see `random`), 16 to a group. Of n elements the first half takes the bytes 0 to 7 of the
+groups in turn and the second half the bytes 8 to 15: so a thread has, in either half, eight neighbours (16 bytes of
+bfloat16) and a byte of the mask.
+"""
+
+import math
+from collections.abc import Iterator
+from typing import Annotated, Any
+
+import torch
+from torch import Tensor
+
+from ..core.contract import Byte, Float, between
+from ..core.errors import BadArgument
+from ..core.facts import dtype_name
+from ..core.spec import BadSample, BadSamples, Tol, op
+from ._numeric import rounded, wide
+from .random import LOW, philox
+from .samples import Case, Draw, Maker
+
+# ---- arithmetic -----------------------------------------------------------------------------------------------------
+
+
+def threshold(p: float) -> int:
+    """A byte below this drops its element."""
+    return math.floor(256 * p)
+
+
+def scale(p: float) -> float:
+    return 0.0 if p == 1 else 1 / (1 - p)
+
+
+def random_bytes(n: int, seed: Tensor, device: torch.device) -> Tensor:
+    """The bytes of n elements, a multiple of 16, in their order."""
+    group = torch.arange(n // 16, dtype=torch.int64, device=device)
+    halves = lambda x: (x & LOW, (x >> 32) & LOW)
+    counter = (w + torch.zeros_like(group) for w in halves(seed[1]))
+    words = torch.stack(philox((*counter, *halves(group)), halves(seed[0])), 1)
+    eights = (words[..., None] >> torch.arange(0, 32, 8, device=device)) & 255
+    return eights.reshape(-1, 2, 8).transpose(0, 1).reshape(n)
+
+
+def packed_bits(keep: Tensor) -> Tensor:
+    """Eight to a byte, the first the lowest."""
+    weights = 1 << torch.arange(8, device=keep.device)
+    return (keep.reshape(-1, 8) * weights).sum(1).to(torch.uint8)
+
+
+def bits_of(mask: Tensor) -> Tensor:
+    return (mask.reshape(-1, 1).int() >> torch.arange(8, device=mask.device)) & 1
+
+
+def kept(keep: Tensor, x: Tensor, p: float) -> Tensor:
+    """What is dropped is multiplied by 0: a NaN stays one. With p = 1 all is 0."""
+    if p == 1:
+        return torch.zeros(x.shape, dtype=x.dtype, device=x.device)
+    v = wide(x)
+    return rounded(v * (keep.reshape(x.shape).to(v.dtype) * scale(p)), x.dtype)
+
+
+# ---- arguments ------------------------------------------------------------------------------------------------------
+
+Rate = Annotated[float, between(0, 1)]
+
+
+def sixteens(op: str, x: Tensor) -> None:
+    check_sixteens(op, "x", x)
+
+
+def check_sixteens(op: str, name: str, x: Tensor) -> None:
+    if x.numel() % 16:
+        raise BadArgument.of(op, name, "have a multiple of 16 elements", str(tuple(x.shape)))
+
+
+def seeded(op: str, x: Tensor, seed: Tensor) -> None:
+    if seed.dtype is not torch.int64 or tuple(seed.shape) != (2,):
+        got = f"{dtype_name(seed.dtype)} {tuple(seed.shape)}"
+        raise BadArgument.of(op, "seed", "be int64 (2,), a key and a counter", got)
+    if seed.device != x.device and not seed.is_cpu:
+        raise BadArgument.of(op, "seed", f"be on {x.device}, the device of {{x}}, or on the CPU", str(seed.device))
+
+
+def bit_for_each(op: str, dy: Tensor, mask: Tensor) -> None:
+    check_sixteens(op, "dy", dy)
+    if mask.numel() * 8 != dy.numel():
+        expected = f"have {dy.numel() // 8} bytes, a bit for each element of {{dy}}"
+        raise BadArgument.of(op, "mask", expected, str(tuple(mask.shape)))
+
+
+# ---- samples --------------------------------------------------------------------------------------------------------
+
+EXACT = {torch.uint8: Tol(0, 0)}
+CASES = (
+    Case((16,)),
+    Case((5, 64), options={"host": True}),
+    Case((2, 3, 48), "swapped", {"p": 0.9}),
+    Case((37, 1040), "t", {"host": True}),
+    Case((3, 16), "step", {"p": 0.0}),
+    Case((3, 16), options={"p": 1.0}),
+    Case((5, 0, 3)),
+    Case((5, 64), "expanded", {"host": True}),
+)
+
+
+def _seed(d: Draw) -> Tensor:
+    there = "cpu" if d.option("host") else d.device
+    return torch.tensor((-0x123456789ABCDEF1, 0x7_1234_5678), dtype=torch.int64, device=there)
+
+
+def _args(d: Draw) -> dict[str, Any]:
+    return {"x": d.full(), "seed": _seed(d), "p": d.option("p", 0.25)}
+
+
+def _bwd_args(d: Draw) -> dict[str, Any]:
+    mask = packed_bits(d.full() > 0)
+    return {"dy": d.grad(), "mask": mask, "p": d.option("p", 0.25)}
+
+
+FWD, BWD = Maker(_args, CASES), Maker(_bwd_args, CASES)
+
+
+def _errors(good: Maker, *ways: tuple[str, Any, str]) -> BadSamples:
+    def bad(device: torch.device) -> Iterator[BadSample]:
+        args = good.named(Case((5, 64)), torch.float32, device)
+        for name, spoil, says in ways:
+            spoiled = {**args, name: spoil(args[name])}
+            yield BadSample(tuple(spoiled.values()), ValueError, says, id=f"{name}: {says}")
+
+    return bad
+
+
+BAD_X = ("x", lambda t: t[:, :3], "x must have a multiple of 16 elements")
+BAD_DY = ("dy", lambda t: t[:, :3], "dy must have a multiple of 16 elements")
+BAD_SEED = ("seed", lambda t: t[:1], r"seed must be int64 \(2,\)")
+BAD_MASK = ("mask", lambda t: t[:-1], "mask must have 40 bytes")
+
+# ---- the primitives -------------------------------------------------------------------------------------------------
+
+
+def _fake(x: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
+    y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    return y, torch.empty((x.numel() // 8,), dtype=torch.uint8, device=x.device)
+
+
+@op(
+    out="y mask",
+    grad="dropout_bits_bwd",
+    samples=FWD,
+    errors=_errors(FWD, BAD_X, BAD_SEED),
+    where=(sixteens, seeded),
+    fake=_fake,
+    tol=EXACT,
+)
+def philox_dropout_bits(x: Float[Tensor, "..."], seed: Tensor, p: Rate) -> tuple[Tensor, Tensor]:
+    """y = x / (1 - p), or 0 where a random byte is below floor(256 p); the mask has a bit for each element kept.
+
+    Args:
+        x: a multiple of 16 elements.
+        seed: int64 [2], key and counter of Philox; beside x or on the host.
+        p: the probability of an element to be dropped, in steps of 1/256.
+    """
+    keep = random_bytes(x.numel(), seed.to(x.device), x.device) >= threshold(p)
+    return kept(keep, x, p), packed_bits(keep)
+
+
+@op(out="dx", samples=BWD, errors=_errors(BWD, BAD_DY, BAD_MASK), where=bit_for_each)
+def dropout_bits_bwd(dy: Float[Tensor, "..."], mask: Byte[Tensor, "..."], p: Rate) -> Tensor:
+    """dx = dy / (1 - p) where the bit of the mask is set, else 0.
+
+    Args:
+        dy: the gradient of y.
+        mask: the second result of the forward: eight elements a byte, the first the lowest bit.
+        p: that of the forward.
+    """
+    return kept(bits_of(mask), dy, p)
