@@ -342,6 +342,7 @@ PARTS = (
 @adapt(
     "tex::generic_gemm",
     over=PARTS,
+    names={"a": "B", "b": "A", "trans_a": "transB", "trans_b": "transA"},
     out="D bias_grad pre_gelu_out extra",
     mutates=("D", "extra_output"),
     samples=GENERIC,
@@ -499,6 +500,7 @@ GROUPED = Maker(
 @adapt(
     "tex::te_general_grouped_gemm",
     over=PARTS,
+    names={"a": "B", "b": "A", "trans_a": "transb", "trans_b": "transa"},
     out="bias",
     mutates=("D", "bias", "pre_gelu_out"),
     samples=GROUPED,
