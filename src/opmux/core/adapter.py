@@ -65,7 +65,7 @@ class Adapter:
             try:
                 return fn(call, *args, **kwargs)
             except BadArgument as error:
-                if error.op == name:
+                if error.op == name and error.argument not in names:  # an op may have the function's name
                     raise
                 raise error.seen_as(name, names).with_traceback(None) from None
 
