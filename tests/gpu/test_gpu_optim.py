@@ -10,7 +10,7 @@ import torch
 
 from opmux.core import specs
 from opmux.faces.tex.ops import dropout as tex_dropout
-from opmux.specs import optim
+from opmux.specs import dropout, optim
 
 pytest.importorskip("triton")
 pytestmark = pytest.mark.gpu
@@ -163,11 +163,11 @@ def test_dropout_is_the_reference_bit_for_bit():
     for shape, dtype in (((1000, 4096), torch.bfloat16), ((37, 48), torch.float16), ((16,), torch.float32)):
         x, seed = torch.randn(shape, device=CUDA).to(dtype), torch.tensor([11, 12], device=CUDA)
         for at in (seed, seed.cpu()):
-            got, want = found.philox_dropout_bits(x, at, 0.3), tex_dropout.philox_dropout_bits.reference(x, at, 0.3)
+            got, want = found.philox_dropout_bits(x, at, 0.3), dropout.philox_dropout_bits.reference(x, at, 0.3)
             assert torch.equal(got[1], want[1])
             torch.testing.assert_close(got[0], want[0])
         back = found.dropout_bits_bwd(x, got[1], 0.3)
-        torch.testing.assert_close(back, tex_dropout.dropout_bits_bwd.reference(x, got[1], 0.3))
+        torch.testing.assert_close(back, dropout.dropout_bits_bwd.reference(x, got[1], 0.3))
 
 
 def test_dropout_in_a_graph_draws_anew():

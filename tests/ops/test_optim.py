@@ -8,7 +8,7 @@ import torch
 
 from opmux.core.spec import specs
 from opmux.faces.tex.ops import dropout as tex_dropout
-from opmux.specs import optim
+from opmux.specs import dropout, optim
 
 CPU = torch.device("cpu")
 OPS = [specs.by_key[f"tex::{name}"] for name in optim.FORMS]
@@ -266,7 +266,7 @@ def test_dropout_follows_torchs_seed_and_goes_where_it_is_told():
 
 
 def test_every_byte_value_is_as_likely_as_any():
-    found = tex_dropout.random_bytes(1 << 20, torch.tensor([3, 4]), CPU)
+    found = dropout.random_bytes(1 << 20, torch.tensor([3, 4]), CPU)
     counts = torch.bincount(found, minlength=256).double()
     assert ((counts - 4096) ** 2 / 4096).sum() < 350  # chi squared of 255: above in one of 10^4 worlds
     halves = found.reshape(2, -1)
@@ -277,7 +277,7 @@ def test_every_byte_value_is_as_likely_as_any():
     "args, error, says",
     [
         ((torch.ones(15), 0.5), ValueError, "input must have a multiple of 16"),
-        ((torch.ones(16), 1.5), ValueError, "dropout_probability must be from 0 to 1; got 1.5"),
+        ((torch.ones(16), 1.5), ValueError, "dropout_probability must be between 0 and 1; got 1.5"),
         ((torch.ones(16), None), TypeError, "dropout_probability must be a number"),
         ((None, 0.5), TypeError, "input must be a Tensor; got None"),
         ((torch.ones(16), 0.5, torch.ones(8)), ValueError, r"out must have shape \(16\)"),

@@ -5,7 +5,9 @@ them by `import *` and keep them, so what runs is switched inside the functions.
 
 | file | what |
 |---|---|
-| interface.py | the functions, made of the specs of space `tex`; dtypes converted; enums and classes |
+| ops/ | the functions: NVIDIA's signatures over the ops of `opmux.specs`, one file a family |
+| enums.py, quantized.py, grouped_tensor.py, layouts.py, ... | what those functions share |
+| interface.py | the module, made of the functions; dtypes converted; enums and classes |
 | versions.py | which version of the interface is served, and how the older one differs |
 | base.py | `TEXBackendBase`: a backend as a class |
 | registry.py | backends by name: registered, listed, chosen |

@@ -56,9 +56,12 @@ def shape_of(op: str, name: str, value: Any) -> torch.Size:
     )
 
 
-def sizes(op: str, A: Any, transA: bool, B: Any, transB: bool) -> tuple[list[int], int, int]:
-    """The shape of D, its rows, and the length summed over; ValueError where A and B do not fit together."""
-    a, b = shape_of(op, "A", A), shape_of(op, "B", B)
+def sizes(op: str, A: Any, transA: bool, B: Any, transB: bool, at: str = "") -> tuple[list[int], int, int]:
+    """The shape of D, its rows, and the length summed over; ValueError where A and B do not fit together.
+
+    `at` follows the names of A and B in an error.
+    """
+    a, b = shape_of(op, f"A{at}", A), shape_of(op, f"B{at}", B)
     ra = a[0] if len(a) == 2 else math.prod(a[:-1])
     rb = b[0] if len(b) == 2 else math.prod(b[:-1])
     n, k = (ra, a[-1]) if transA else (a[-1], ra)
@@ -66,11 +69,11 @@ def sizes(op: str, A: Any, transA: bool, B: Any, transB: bool) -> tuple[list[int
     if k != other:
         forms = f"{'T' if transA else 'N'}{'T' if transB else 'N'}"
         part = "leading dimensions" if transB else "last dimension"
-        what = f"as A is {tuple(a)} and the layout {forms}"
-        raise BadArgument.of(op, "B", f"have {k} in its {part}, {what}", str(tuple(b)))
+        what = f"as A{at} is {tuple(a)} and the layout {forms}"
+        raise BadArgument.of(op, f"B{at}", f"have {k} in its {part}, {what}", str(tuple(b)))
     here, there = device_of(A), device_of(B)
     if here != there:
-        raise BadArgument.of(op, "B", f"be on {here}, the device of A", str(there))
+        raise BadArgument.of(op, f"B{at}", f"be on {here}, the device of A{at}", str(there))
     return [m, n] if transB or len(b) == 2 else [*b[:-1], n], m, k
 
 
@@ -574,7 +577,7 @@ def grouped(
         raise BadArgument.of(op, "D_type", "be float16, bfloat16, float32 or float64", repr(dtype), TypeError)
     jobs, at = [], 0
     for i, (a, b) in enumerate(zip(A, B, strict=True)):
-        shape, rows, k = sizes(f"{op}: [{i}]", a, transa, b, transb)
+        shape, rows, k = sizes(op, a, transa, b, transb, f"[{i}]")
         if single:
             check_tensor(op, "D[0]", D[0], dtypes=(dtype,), dims=2, on=device_of(a))
             out = D[0][at : at + rows]
