@@ -489,7 +489,7 @@ def test_few_launches_for_many_histories():
         count.seen = 0
         histories, scales = [torch.rand(4, 3) for _ in range(n)], [torch.ones(3) for _ in range(n)]
         with count:
-            tex_quantize.update(torch.rand(3 * n), histories, scales, 4, 448.0, False)
+            tex_quantize.update(quant.amax_history, torch.rand(3 * n), histories, scales, 4, 448.0, False)
         return count.seen
 
     launches(1), launches(200)  # the order of their numbers is worked out once

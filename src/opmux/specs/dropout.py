@@ -8,17 +8,16 @@ bfloat16) and a byte of the mask.
 
 import math
 from collections.abc import Iterator
-from typing import Annotated, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from ..core.contract import Byte, Float, between
+from ..core.contract import Byte, Float
 from ..core.errors import BadArgument
-from ..core.facts import dtype_name
 from ..core.spec import BadSample, BadSamples, Tol, op
 from ._numeric import rounded, wide
-from .random import LOW, philox
+from .random import LOW, Probability, Seed, philox
 from .samples import Case, Draw, Maker
 
 # ---- arithmetic -----------------------------------------------------------------------------------------------------
@@ -63,8 +62,6 @@ def kept(keep: Tensor, x: Tensor, p: float) -> Tensor:
 
 # ---- arguments ------------------------------------------------------------------------------------------------------
 
-Rate = Annotated[float, between(0, 1)]
-
 
 def sixteens(op: str, x: Tensor) -> None:
     check_sixteens(op, "x", x)
@@ -73,14 +70,6 @@ def sixteens(op: str, x: Tensor) -> None:
 def check_sixteens(op: str, name: str, x: Tensor) -> None:
     if x.numel() % 16:
         raise BadArgument.of(op, name, "have a multiple of 16 elements", str(tuple(x.shape)))
-
-
-def seeded(op: str, x: Tensor, seed: Tensor) -> None:
-    if seed.dtype is not torch.int64 or tuple(seed.shape) != (2,):
-        got = f"{dtype_name(seed.dtype)} {tuple(seed.shape)}"
-        raise BadArgument.of(op, "seed", "be int64 (2,), a key and a counter", got)
-    if seed.device != x.device and not seed.is_cpu:
-        raise BadArgument.of(op, "seed", f"be on {x.device}, the device of {{x}}, or on the CPU", str(seed.device))
 
 
 def bit_for_each(op: str, dy: Tensor, mask: Tensor) -> None:
@@ -134,7 +123,6 @@ def _errors(good: Maker, *ways: tuple[str, Any, str]) -> BadSamples:
 
 BAD_X = ("x", lambda t: t[:, :3], "x must have a multiple of 16 elements")
 BAD_DY = ("dy", lambda t: t[:, :3], "dy must have a multiple of 16 elements")
-BAD_SEED = ("seed", lambda t: t[:1], r"seed must be int64 \(2,\)")
 BAD_MASK = ("mask", lambda t: t[:-1], "mask must have 40 bytes")
 
 # ---- the primitives -------------------------------------------------------------------------------------------------
@@ -149,12 +137,12 @@ def _fake(x: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
     out="y mask",
     grad="dropout_bits_bwd",
     samples=FWD,
-    errors=_errors(FWD, BAD_X, BAD_SEED),
-    where=(sixteens, seeded),
+    errors=_errors(FWD, BAD_X),
+    where=sixteens,
     fake=_fake,
     tol=EXACT,
 )
-def philox_dropout_bits(x: Float[Tensor, "..."], seed: Tensor, p: Rate) -> tuple[Tensor, Tensor]:
+def philox_dropout_bits(x: Float[Tensor, "..."], seed: Seed, p: Probability) -> tuple[Tensor, Tensor]:
     """y = x / (1 - p), or 0 where a random byte is below floor(256 p); the mask has a bit for each element kept.
 
     Args:
@@ -167,7 +155,7 @@ def philox_dropout_bits(x: Float[Tensor, "..."], seed: Tensor, p: Rate) -> tuple
 
 
 @op(out="dx", samples=BWD, errors=_errors(BWD, BAD_DY, BAD_MASK), where=bit_for_each)
-def dropout_bits_bwd(dy: Float[Tensor, "..."], mask: Byte[Tensor, "..."], p: Rate) -> Tensor:
+def dropout_bits_bwd(dy: Float[Tensor, "..."], mask: Byte[Tensor, "..."], p: Probability) -> Tensor:
     """dx = dy / (1 - p) where the bit of the mask is set, else 0.
 
     Args:

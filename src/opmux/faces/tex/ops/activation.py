@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from ....core.adapter import adapt
-from ....core.contract import Float, Grad
 from ....core.spec import State
 from ....specs import activation
 from ....specs.samples import Draw, Maker
@@ -101,20 +100,12 @@ class Form(NamedTuple):
     where: Fn
     out: str
     doc: str
-    shapes: dict[str, Any]
     more: dict[str, Any] = {}
 
 
-ANY = {"input": Float[Tensor, "..."]}
-HALVES = {"input": Float[Tensor, "*rows 2*n"]}
-ALIKE = {"grad": Grad[Tensor, "*rows"], "fwd_input": Float[Tensor, "*rows"]}
-COLUMNS = {"grad": Grad[Tensor, "*rows n"], "fwd_input": Float[Tensor, "*rows n"]}
-OF_HALVES = {"grad": Grad[Tensor, "*rows n"], "fwd_input": Float[Tensor, "*rows 2*n"]}
-
-
 FORMS = {
-    "": Form(forward, "{act}", "act_fp8", quantizes_input, "y", "f(input)", ANY),
-    "d": Form(backward, "{act}_bwd", "act_bwd_fp8", quantizes_gradient, "dx", "grad * f'(fwd_input)", ALIKE),
+    "": Form(forward, "{act}", "act_fp8", quantizes_input, "y", "f(input)"),
+    "d": Form(backward, "{act}_bwd", "act_bwd_fp8", quantizes_gradient, "dx", "grad * f'(fwd_input)"),
     "dbias_d": Form(
         backward_with_bias,
         "{act}_bias_bwd",
@@ -122,7 +113,6 @@ FORMS = {
         quantizes_gradient,
         "dbias dact",
         "[dbias, dact]: dact = grad * f'(fwd_input), dbias its sum over rows before rounding, in grad's dtype",
-        COLUMNS,
         {"tol": activation.SUMS, "result": as_list},
     ),
     "glu": Form(
@@ -132,7 +122,6 @@ FORMS = {
         quantizes_half,
         "y",
         "f(a) * b, with a and b the halves of the last dimension of input",
-        HALVES,
     ),
     "dglu": Form(
         backward,
@@ -141,7 +130,6 @@ FORMS = {
         quantizes_gradient,
         "dx",
         "[da, db] = [grad * b * f'(a), grad * f(a)], with a and b the halves of the last dimension of fwd_input",
-        OF_HALVES,
     ),
 }
 
@@ -176,7 +164,6 @@ def declare(name: str, form: Form, act: str) -> None:
     fn = form.make(lambda **given: made.check(**given), part.spec.name, fused.spec.name, act)
     fn.__name__ = fn.__qualname__ = name
     fn.__doc__ = f"{form.doc}, f(x) = {activation.ACTS[act].text}."
-    fn.__annotations__ |= form.shapes
     samples = named(part.spec.samples, names)
     over = (part, fused, *FUSED_CASTS)
     made: Any = adapt(f"tex::{name}", over=over, names=names, out=form.out, samples=samples, where=form.where,

@@ -2,22 +2,20 @@
 
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Annotated, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from ....core.adapter import adapt
-from ....core.contract import Byte, between
+from ....core.contract import Byte
 from ....core.errors import BadArgument
 from ....core.spec import Sample
 from ....specs._checks import check_tensor
 from ....specs.dropout import BWD, check_sixteens, dropout_bits_bwd, philox_dropout_bits
-from ....specs.random import next_seed
+from ....specs.random import Probability, next_seed
 from ....specs.samples import Case, Draw, Maker
 from ..quantized import CASTS, is_quantized, plain
-
-Rate = Annotated[float, between(0, 1)]
 
 
 def check_element(op: str, name: str, value: Any) -> None:
@@ -83,7 +81,7 @@ def _random(dtype: torch.dtype, device: Any) -> Iterator[Sample]:
     samples=_random,
     where=drops,
 )
-def dropout_fwd(call: Any, input: Any, dropout_probability: Rate, out: Tensor | None = None) -> list[Tensor]:
+def dropout_fwd(call: Any, input: Any, dropout_probability: Probability, out: Tensor | None = None) -> list[Tensor]:
     """[y, mask]: y = input / (1 - p) or 0, and the bits of what was kept; randomness is torch's default generator's."""
     with torch.no_grad():
         dropout_fwd.check(input=input, dropout_probability=dropout_probability, out=out)  # before a seed is drawn
@@ -107,7 +105,7 @@ def dropout_bwd(
     call: Any,
     grad_output: Any,
     mask: Byte[Tensor, "..."],
-    dropout_probability: Rate,
+    dropout_probability: Probability,
     grad_input: Tensor | None = None,
 ) -> Tensor:
     """grad_output / (1 - p) where the bit of the mask is set, else 0."""

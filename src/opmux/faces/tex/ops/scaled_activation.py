@@ -1,14 +1,11 @@
 """tex's gates with parameters, and its activations with a factor for each row, over `specs.scaled_activation`."""
 
-import math
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from ....core.adapter import adapt
-from ....core.contract import Float, Grad
-from ....core.errors import BadArgument
 from ....core.spec import State
 from ....specs import scaled_activation as ours
 from ....specs.activation import SUMS, halves
@@ -29,32 +26,6 @@ def quantizes_input(op: str, input: Tensor, quantizer: Any) -> None:
 
 def quantizes_gradient(op: str, fwd_input: Tensor, quantizer: Any) -> None:
     check_quantizer(op, fwd_input, quantizer, "fwd_input")
-
-
-def one_a_row(op: str, name: str, x: Tensor, act_scales: Any, interleave: Any) -> None:
-    rows = math.prod(x.shape[:-1])
-    if act_scales is not None and act_scales.numel() != rows:
-        expected = f"have {rows} numbers, one for each row of {name} {tuple(x.shape)}"
-        raise BadArgument.of(op, "act_scales", expected, str(tuple(act_scales.shape)))
-    if interleave < 0 or (interleave and x.shape[-1] // 2 % interleave):
-        expected = f"be 0, or divide half the last dimension of {name} {tuple(x.shape)}"
-        raise BadArgument.of(op, "glu_interleave_size", expected, str(interleave))
-
-
-def scales_input(op: str, input: Tensor, act_scales: Any) -> None:
-    one_a_row(op, "input", input, act_scales, 0)
-
-
-def scales_gradient(op: str, fwd_input: Tensor, act_scales: Any) -> None:
-    one_a_row(op, "fwd_input", fwd_input, act_scales, 0)
-
-
-def turns_input(op: str, input: Tensor, glu_interleave_size: int) -> None:
-    one_a_row(op, "input", input, None, glu_interleave_size)
-
-
-def turns_gradient(op: str, fwd_input: Tensor, glu_interleave_size: int) -> None:
-    one_a_row(op, "fwd_input", fwd_input, None, glu_interleave_size)
 
 
 # ---- samples --------------------------------------------------------------------------------------------------------
@@ -88,7 +59,7 @@ def as_tuple(value: Any) -> Any:
 
 def forward(name: str, gate: str, part: Any, scaled: bool = True) -> Any:
     """How a forward is declared."""
-    where = (scales_input, turns_input, quantizes_half if gate != "srelu" else quantizes_input)
+    where = quantizes_half if gate != "srelu" else quantizes_input
     good = samples(gate, False, scaled)
     return adapt(f"tex::{name}", over=(part, *CASTS), names={**NAMES, "x": "input"}, samples=good, where=where)
 
@@ -104,7 +75,7 @@ def backward(name: str, gate: str, part: Any, scaled: bool = True) -> Any:
         over=(part, *CASTS),
         names=names,
         samples=good,
-        where=(scales_gradient, turns_gradient, quantizes_gradient),
+        where=quantizes_gradient,
         **more,
     )
 
@@ -113,9 +84,7 @@ def backward(name: str, gate: str, part: Any, scaled: bool = True) -> Any:
 
 
 @forward("situglu", "situ", ours.situ_glu, scaled=False)
-def situglu(
-    call: Any, input: Float[Tensor, "*rows 2*n"], quantizer: State, beta1: float = 4.0, beta2: float = 25.0
-) -> Any:
+def situglu(call: Any, input: Tensor, quantizer: State, beta1: float = 4.0, beta2: float = 25.0) -> Any:
     """f(a) * u(b), f(a) = beta1 * tanh(a / beta1) * sigmoid(a), u(b) = beta2 * tanh(b / beta2), for halves a and b."""
     with torch.no_grad():
         if quantizer is not None:
@@ -126,8 +95,8 @@ def situglu(
 @backward("dsituglu", "situ", ours.situ_glu_bwd, scaled=False)
 def dsituglu(
     call: Any,
-    grad: Grad[Tensor, "*rows n"],
-    fwd_input: Float[Tensor, "*rows 2*n"],
+    grad: Tensor,
+    fwd_input: Tensor,
     quantizer: State,
     beta1: float = 4.0,
     beta2: float = 25.0,
@@ -142,7 +111,7 @@ def dsituglu(
 @forward("clamped_swiglu", "clamped", ours.clamped_glu, scaled=False)
 def clamped_swiglu(
     call: Any,
-    input: Float[Tensor, "*rows 2*n"],
+    input: Tensor,
     quantizer: State,
     limit: float = 7.0,
     alpha: float = 1.702,
@@ -159,8 +128,8 @@ def clamped_swiglu(
 @backward("clamped_dswiglu", "clamped", ours.clamped_glu_bwd, scaled=False)
 def clamped_dswiglu(
     call: Any,
-    grad: Grad[Tensor, "*rows n"],
-    fwd_input: Float[Tensor, "*rows 2*n"],
+    grad: Tensor,
+    fwd_input: Tensor,
     quantizer: State,
     limit: float = 7.0,
     alpha: float = 1.702,
@@ -181,8 +150,8 @@ def clamped_dswiglu(
 @forward("scaled_swiglu", "silu", ours.silu_glu_scaled)
 def scaled_swiglu(
     call: Any,
-    input: Float[Tensor, "*rows 2*n"],
-    act_scales: Float[Tensor, "..."],
+    input: Tensor,
+    act_scales: Tensor,
     quantizer: State,
     glu_interleave_size: int = 0,
 ) -> Any:
@@ -197,9 +166,9 @@ def scaled_swiglu(
 @backward("scaled_dswiglu", "silu", ours.silu_glu_scaled_bwd)
 def scaled_dswiglu(
     call: Any,
-    grad: Grad[Tensor, "*rows n"],
-    fwd_input: Float[Tensor, "*rows 2*n"],
-    act_scales: Float[Tensor, "..."],
+    grad: Tensor,
+    fwd_input: Tensor,
+    act_scales: Tensor,
     quantizer: State,
     glu_interleave_size: int = 0,
     compute_scale_grad: bool = True,
@@ -214,7 +183,7 @@ def scaled_dswiglu(
 
 
 @forward("scaled_srelu", "srelu", ours.srelu_scaled)
-def scaled_srelu(call: Any, input: Float[Tensor, "*rows n"], act_scales: Float[Tensor, "..."], quantizer: State) -> Any:
+def scaled_srelu(call: Any, input: Tensor, act_scales: Tensor, quantizer: State) -> Any:
     """s * max(x, 0)^2, with s the number of act_scales for each row."""
     with torch.no_grad():
         if quantizer is not None:
@@ -225,9 +194,9 @@ def scaled_srelu(call: Any, input: Float[Tensor, "*rows n"], act_scales: Float[T
 @backward("scaled_dsrelu", "srelu", ours.srelu_scaled_bwd)
 def scaled_dsrelu(
     call: Any,
-    grad: Grad[Tensor, "*rows n"],
-    fwd_input: Float[Tensor, "*rows n"],
-    act_scales: Float[Tensor, "..."],
+    grad: Tensor,
+    fwd_input: Tensor,
+    act_scales: Tensor,
     quantizer: State,
     compute_scale_grad: bool = True,
 ) -> tuple[Any, Tensor | None]:
@@ -242,8 +211,8 @@ def scaled_dsrelu(
 @forward("scaled_situglu", "situ", ours.situ_glu)
 def scaled_situglu(
     call: Any,
-    input: Float[Tensor, "*rows 2*n"],
-    act_scales: Float[Tensor, "..."],
+    input: Tensor,
+    act_scales: Tensor,
     quantizer: State,
     beta1: float = 4.0,
     beta2: float = 25.0,
@@ -260,9 +229,9 @@ def scaled_situglu(
 @backward("scaled_dsituglu", "situ", ours.situ_glu_bwd)
 def scaled_dsituglu(
     call: Any,
-    grad: Grad[Tensor, "*rows n"],
-    fwd_input: Float[Tensor, "*rows 2*n"],
-    act_scales: Float[Tensor, "..."],
+    grad: Tensor,
+    fwd_input: Tensor,
+    act_scales: Tensor,
     quantizer: State,
     beta1: float = 4.0,
     beta2: float = 25.0,
@@ -281,8 +250,8 @@ def scaled_dsituglu(
 @forward("scaled_clamped_swiglu", "clamped", ours.clamped_glu)
 def scaled_clamped_swiglu(
     call: Any,
-    input: Float[Tensor, "*rows 2*n"],
-    act_scales: Float[Tensor, "..."],
+    input: Tensor,
+    act_scales: Tensor,
     quantizer: State,
     limit: float = 7.0,
     alpha: float = 1.702,
@@ -301,9 +270,9 @@ def scaled_clamped_swiglu(
 @backward("scaled_clamped_dswiglu", "clamped", ours.clamped_glu_bwd)
 def scaled_clamped_dswiglu(
     call: Any,
-    grad: Grad[Tensor, "*rows n"],
-    fwd_input: Float[Tensor, "*rows 2*n"],
-    act_scales: Float[Tensor, "..."],
+    grad: Tensor,
+    fwd_input: Tensor,
+    act_scales: Tensor,
     quantizer: State,
     limit: float = 7.0,
     alpha: float = 1.702,
