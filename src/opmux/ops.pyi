@@ -215,7 +215,11 @@ def bgrad_group_quantize(tensor: Tensor, quantizer: Any, num_tensors: int, first
     """(group_quantize of the rows, the sum of the rows of each member [num_tensors, columns], in tensor's dtype)."""
 
 def bgrad_quantize(input: Tensor, quantizer: Any) -> list[Any]:
-    """[grad_bias, quantized]: the sum of input over its rows, in its dtype, and input as the quantizer wants it."""
+    """[grad_bias, quantized]: the sum of input over its rows, in its dtype, and input as the quantizer wants it.
+
+    Args:
+        input (float [..])
+    """
 
 def bitwise_and(self: Tensor | int | float, other: Tensor | int | float) -> Tensor:
     """torch.ops.aten.bitwise_and, elementwise."""
@@ -263,7 +267,12 @@ def clamp_min(self: Tensor, min: Tensor | int | float) -> Tensor:
     """torch.ops.aten.clamp_min, elementwise."""
 
 def clamped_dswiglu(grad: Tensor, fwd_input: Tensor, quantizer: Any, limit: float = 7.0, alpha: float = 1.702, glu_linear_offset: float = 1.0) -> Any:
-    """The gradient of clamped_swiglu's input: 0 where it was clamped."""
+    """The gradient of clamped_swiglu's input: 0 where it was clamped.
+
+    Args:
+        grad (float [*rows, n])
+        fwd_input (float [*rows, 2*n])
+    """
 
 def clamped_glu(x: Tensor, scales: Tensor | None = None, limit: float = 7.0, alpha: float = 1.702, offset: float = 1.0, interleave: int = 0) -> Tensor:
     """y = s * f(min(a, limit)) * (clamp(b, -limit, limit) + offset), f(a) = a * sigmoid(alpha * a).
@@ -291,13 +300,22 @@ def clamped_glu_bwd(dy: Tensor, x: Tensor, scales: Tensor | None = None, limit: 
     """
 
 def clamped_swiglu(input: Tensor, quantizer: Any, limit: float = 7.0, alpha: float = 1.702, glu_linear_offset: float = 1.0) -> Any:
-    """f(min(a, limit)) * (clamp(b, -limit, limit) + glu_linear_offset), f(a) = a * sigmoid(alpha * a)."""
+    """f(min(a, limit)) * (clamp(b, -limit, limit) + glu_linear_offset), f(a) = a * sigmoid(alpha * a).
+
+    Args:
+        input (float [*rows, 2*n])
+    """
 
 def clip(self: Tensor, min: Tensor | int | float | None = None, max: Tensor | int | float | None = None) -> Tensor:
     """torch.ops.aten.clip, elementwise."""
 
 def compute_amax(input: Tensor, amax: Tensor) -> None:
-    """amax = max |input|, in place."""
+    """amax = max |input|, in place.
+
+    Args:
+        input (float [..])
+        amax (float32 [..], one element)
+    """
 
 def convert_bshd_to_thd(tensor: Tensor, cu_seqlens: Tensor, t: int) -> Tensor:
     """[t, h, d]: the sequences one after another; zeros after the last."""
@@ -328,7 +346,11 @@ def count_nonzero(x: Tensor, dim: int | list[int] | None = None) -> Tensor:
     """How many elements are not zero."""
 
 def create_empty_quantized_tensor(quantizer: Any, shape: Any, dtype: torch.dtype, device: Any, pin_memory: bool) -> Any:
-    """A tensor with the buffers that the quantizer wants, of which nothing is written but zeros beside the scales."""
+    """A tensor with the buffers that the quantizer wants, of which nothing is written but zeros beside the scales.
+
+    Args:
+        dtype (one of float16, bfloat16, float32, float64)
+    """
 
 def create_nvshmem_tensor(shape: Any, dtype: Any) -> Any:
     """Not here: it needs NVSHMEM and several GPUs. Use torch.distributed._symmetric_memory.empty."""
@@ -417,37 +439,81 @@ def cusolvermp_ctx_destroy(ctx_ptr: int) -> None:
     """The end of a context."""
 
 def dbias_dgelu(grad: Tensor, fwd_input: Tensor, quantizer: Any) -> list[Any]:
-    """[dbias, dact]: dact = grad * f'(fwd_input), dbias its sum over rows before rounding, in grad's dtype, f(x) = x * (0.5 + 0.5 * tanh(sqrt(2/pi) * (x + 0.044715 x^3)))."""
+    """[dbias, dact]: dact = grad * f'(fwd_input), dbias its sum over rows before rounding, in grad's dtype, f(x) = x * (0.5 + 0.5 * tanh(sqrt(2/pi) * (x + 0.044715 x^3))).
+
+    Args:
+        grad (float [*rows, n])
+        fwd_input (float [*rows, n])
+    """
 
 def dbias_dqgelu(grad: Tensor, fwd_input: Tensor, quantizer: Any) -> list[Any]:
-    """[dbias, dact]: dact = grad * f'(fwd_input), dbias its sum over rows before rounding, in grad's dtype, f(x) = x * sigmoid(1.702 x)."""
+    """[dbias, dact]: dact = grad * f'(fwd_input), dbias its sum over rows before rounding, in grad's dtype, f(x) = x * sigmoid(1.702 x).
+
+    Args:
+        grad (float [*rows, n])
+        fwd_input (float [*rows, n])
+    """
 
 def dbias_drelu(grad: Tensor, fwd_input: Tensor, quantizer: Any) -> list[Any]:
-    """[dbias, dact]: dact = grad * f'(fwd_input), dbias its sum over rows before rounding, in grad's dtype, f(x) = max(x, 0)."""
+    """[dbias, dact]: dact = grad * f'(fwd_input), dbias its sum over rows before rounding, in grad's dtype, f(x) = max(x, 0).
+
+    Args:
+        grad (float [*rows, n])
+        fwd_input (float [*rows, n])
+    """
 
 def dbias_dsilu(grad: Tensor, fwd_input: Tensor, quantizer: Any) -> list[Any]:
-    """[dbias, dact]: dact = grad * f'(fwd_input), dbias its sum over rows before rounding, in grad's dtype, f(x) = x * sigmoid(x)."""
+    """[dbias, dact]: dact = grad * f'(fwd_input), dbias its sum over rows before rounding, in grad's dtype, f(x) = x * sigmoid(x).
+
+    Args:
+        grad (float [*rows, n])
+        fwd_input (float [*rows, n])
+    """
 
 def dbias_dsrelu(grad: Tensor, fwd_input: Tensor, quantizer: Any) -> list[Any]:
-    """[dbias, dact]: dact = grad * f'(fwd_input), dbias its sum over rows before rounding, in grad's dtype, f(x) = max(x, 0)^2."""
+    """[dbias, dact]: dact = grad * f'(fwd_input), dbias its sum over rows before rounding, in grad's dtype, f(x) = max(x, 0)^2.
+
+    Args:
+        grad (float [*rows, n])
+        fwd_input (float [*rows, n])
+    """
 
 def deg2rad(self: Tensor) -> Tensor:
     """torch.ops.aten.deg2rad, elementwise."""
 
 def dequantize(input: Any, otype: torch.dtype) -> Tensor:
-    """The numbers that a quantized tensor stands for, in otype."""
+    """The numbers that a quantized tensor stands for, in otype.
+
+    Args:
+        otype (one of float16, bfloat16, float32, float64)
+    """
 
 def device_supports_multicast(device_id: int = -1) -> bool:
     """False: nothing here writes to several GPUs at once."""
 
 def dgeglu(grad: Tensor, fwd_input: Tensor, quantizer: Any) -> Any:
-    """[da, db] = [grad * b * f'(a), grad * f(a)], with a and b the halves of the last dimension of fwd_input, f(x) = x * (0.5 + 0.5 * tanh(sqrt(2/pi) * (x + 0.044715 x^3)))."""
+    """[da, db] = [grad * b * f'(a), grad * f(a)], with a and b the halves of the last dimension of fwd_input, f(x) = x * (0.5 + 0.5 * tanh(sqrt(2/pi) * (x + 0.044715 x^3))).
+
+    Args:
+        grad (float [*rows, n])
+        fwd_input (float [*rows, 2*n])
+    """
 
 def dgelu(grad: Tensor, fwd_input: Tensor, quantizer: Any) -> Any:
-    """grad * f'(fwd_input), f(x) = x * (0.5 + 0.5 * tanh(sqrt(2/pi) * (x + 0.044715 x^3)))."""
+    """grad * f'(fwd_input), f(x) = x * (0.5 + 0.5 * tanh(sqrt(2/pi) * (x + 0.044715 x^3))).
+
+    Args:
+        grad (float [*shape])
+        fwd_input (float [*shape])
+    """
 
 def dglu(grad: Tensor, fwd_input: Tensor, quantizer: Any) -> Any:
-    """[da, db] = [grad * b * f'(a), grad * f(a)], with a and b the halves of the last dimension of fwd_input, f(x) = sigmoid(x)."""
+    """[da, db] = [grad * b * f'(a), grad * f(a)], with a and b the halves of the last dimension of fwd_input, f(x) = sigmoid(x).
+
+    Args:
+        grad (float [*rows, n])
+        fwd_input (float [*rows, 2*n])
+    """
 
 def digamma(self: Tensor) -> Tensor:
     """torch.ops.aten.digamma, elementwise."""
@@ -459,28 +525,63 @@ def divide(self: Tensor, other: Tensor | int | float, *, rounding_mode: str | No
     """torch.ops.aten.divide, elementwise."""
 
 def dqgeglu(grad: Tensor, fwd_input: Tensor, quantizer: Any) -> Any:
-    """[da, db] = [grad * b * f'(a), grad * f(a)], with a and b the halves of the last dimension of fwd_input, f(x) = x * sigmoid(1.702 x)."""
+    """[da, db] = [grad * b * f'(a), grad * f(a)], with a and b the halves of the last dimension of fwd_input, f(x) = x * sigmoid(1.702 x).
+
+    Args:
+        grad (float [*rows, n])
+        fwd_input (float [*rows, 2*n])
+    """
 
 def dqgelu(grad: Tensor, fwd_input: Tensor, quantizer: Any) -> Any:
-    """grad * f'(fwd_input), f(x) = x * sigmoid(1.702 x)."""
+    """grad * f'(fwd_input), f(x) = x * sigmoid(1.702 x).
+
+    Args:
+        grad (float [*shape])
+        fwd_input (float [*shape])
+    """
 
 def dreglu(grad: Tensor, fwd_input: Tensor, quantizer: Any) -> Any:
-    """[da, db] = [grad * b * f'(a), grad * f(a)], with a and b the halves of the last dimension of fwd_input, f(x) = max(x, 0)."""
+    """[da, db] = [grad * b * f'(a), grad * f(a)], with a and b the halves of the last dimension of fwd_input, f(x) = max(x, 0).
+
+    Args:
+        grad (float [*rows, n])
+        fwd_input (float [*rows, 2*n])
+    """
 
 def drelu(grad: Tensor, fwd_input: Tensor, quantizer: Any) -> Any:
-    """grad * f'(fwd_input), f(x) = max(x, 0)."""
+    """grad * f'(fwd_input), f(x) = max(x, 0).
+
+    Args:
+        grad (float [*shape])
+        fwd_input (float [*shape])
+    """
 
 def dropout(input: Tensor, p: float = 0.5, train: bool = True) -> Tensor:
     """input / (1 - p), or 0 with probability p; input itself if not train or p is 0. Saves a seed, no mask."""
 
 def dropout_bits_bwd(dy: Tensor, mask: Tensor, p: float) -> Tensor:
-    """dx = dy / (1 - p) where the bit of the mask is set, else 0."""
+    """dx = dy / (1 - p) where the bit of the mask is set, else 0.
+
+    Args:
+        dy (float [..]): the gradient of y.
+        mask (uint8 [..]): the second result of the forward: eight elements a byte, the first the lowest bit.
+        p (between 0 and 1): that of the forward.
+    """
 
 def dropout_bwd(grad_output: Any, mask: Tensor, dropout_probability: float, grad_input: Tensor | None = None) -> Tensor:
-    """grad_output / (1 - p) where the bit of the mask is set, else 0."""
+    """grad_output / (1 - p) where the bit of the mask is set, else 0.
+
+    Args:
+        mask (uint8 [..])
+        dropout_probability (between 0 and 1)
+    """
 
 def dropout_fwd(input: Any, dropout_probability: float, out: Tensor | None = None) -> list[Tensor]:
-    """[y, mask]: y = input / (1 - p) or 0, and the bits of what was kept; randomness is torch's default generator's."""
+    """[y, mask]: y = input / (1 - p) or 0, and the bits of what was kept; randomness is torch's default generator's.
+
+    Args:
+        dropout_probability (between 0 and 1)
+    """
 
 def dropout_mask_bwd(dy: Tensor, mask: Tensor, p: float) -> Tensor:
     """dx = dy / (1 - p) where the mask is true, else 0.
@@ -492,19 +593,44 @@ def dropout_mask_bwd(dy: Tensor, mask: Tensor, p: float) -> Tensor:
     """
 
 def dsilu(grad: Tensor, fwd_input: Tensor, quantizer: Any) -> Any:
-    """grad * f'(fwd_input), f(x) = x * sigmoid(x)."""
+    """grad * f'(fwd_input), f(x) = x * sigmoid(x).
+
+    Args:
+        grad (float [*shape])
+        fwd_input (float [*shape])
+    """
 
 def dsituglu(grad: Tensor, fwd_input: Tensor, quantizer: Any, beta1: float = 4.0, beta2: float = 25.0) -> Any:
-    """The gradient of situglu's input."""
+    """The gradient of situglu's input.
+
+    Args:
+        grad (float [*rows, n])
+        fwd_input (float [*rows, 2*n])
+    """
 
 def dsreglu(grad: Tensor, fwd_input: Tensor, quantizer: Any) -> Any:
-    """[da, db] = [grad * b * f'(a), grad * f(a)], with a and b the halves of the last dimension of fwd_input, f(x) = max(x, 0)^2."""
+    """[da, db] = [grad * b * f'(a), grad * f(a)], with a and b the halves of the last dimension of fwd_input, f(x) = max(x, 0)^2.
+
+    Args:
+        grad (float [*rows, n])
+        fwd_input (float [*rows, 2*n])
+    """
 
 def dsrelu(grad: Tensor, fwd_input: Tensor, quantizer: Any) -> Any:
-    """grad * f'(fwd_input), f(x) = max(x, 0)^2."""
+    """grad * f'(fwd_input), f(x) = max(x, 0)^2.
+
+    Args:
+        grad (float [*shape])
+        fwd_input (float [*shape])
+    """
 
 def dswiglu(grad: Tensor, fwd_input: Tensor, quantizer: Any) -> Any:
-    """[da, db] = [grad * b * f'(a), grad * f(a)], with a and b the halves of the last dimension of fwd_input, f(x) = x * sigmoid(x)."""
+    """[da, db] = [grad * b * f'(a), grad * f(a)], with a and b the halves of the last dimension of fwd_input, f(x) = x * sigmoid(x).
+
+    Args:
+        grad (float [*rows, n])
+        fwd_input (float [*rows, 2*n])
+    """
 
 def elu(self: Tensor, alpha: int | float = 1, scale: int | float = 1, input_scale: int | float = 1) -> Tensor:
     """torch.ops.aten.elu, elementwise."""
@@ -621,7 +747,12 @@ def fp8_scale(amax: Tensor, dtype: torch.dtype, pow2: bool = False, eps: float =
     """
 
 def fp8_transpose(input: Tensor, dtype: torch.dtype, *, out: Tensor | None) -> Tensor:
-    """input [..., K] as [K, ...], bytes of FP8; in out, where given."""
+    """input [..., K] as [K, ...], bytes of FP8; in out, where given.
+
+    Args:
+        input (uint8 [..])
+        dtype (one of float8_e4m3fn, float8_e5m2)
+    """
 
 def fp8_uncast(data: Tensor, scale_inv: Tensor, dtype: torch.dtype, out_dtype: torch.dtype) -> Tensor:
     """y = FP8 bytes * scale_inv, a single number."""
@@ -635,6 +766,11 @@ def fused_amax_and_scale_update_after_reduction(amax_reduction_buffer: Tensor, a
     The newest amax is that of the buffer (numbers of all tensors in a row), or of history[0] where that is 0. Where it
     is not 0 it comes to the end of the history, and history[0] becomes 0. A scale becomes largest * 2^-margin / amax,
     with the newest amax or the greatest of the history, and stays as it is where that is no number above 0.
+
+    Args:
+        amax_reduction_buffer (float32 [..])
+        amax_compute_algo (one of 'max', 'most_recent')
+        fp8_dtype (one of float8_e4m3fn, float8_e5m2)
     """
 
 def fused_attn_bwd(max_seqlen_q: int, max_seqlen_kv: int, attn_scale: float, p_dropout: float, set_zero: bool, qkv_layout: Any, o_format: Any, do_format: Any, dqkv_layout: Any, qkv_scale_inv_format: Any, do_scale_inv_format: Any, bias_type: Any, attn_mask_type: Any, softmax_type: Any, window_size: Any, bottom_right_diagonal: bool, deterministic: bool, cu_seqlens_q: Tensor | None, cu_seqlens_kv: Tensor | None, Q: Any, K: Any, V: Any, O: Any, dO: Any, fake_dtype: torch.dtype, Aux_CTX_Tensors: Any, cu_seqlens_q_padded: Tensor | None, cu_seqlens_kv_padded: Tensor | None, s_quantizer: Any, dp_quantizer: Any, dqkv_quantizer: Any, cuda_graph: bool) -> list[Any]:
@@ -712,7 +848,11 @@ def ge(self: Tensor, other: Tensor | int | float) -> Tensor:
     """torch.ops.aten.ge, elementwise."""
 
 def geglu(input: Tensor, quantizer: Any) -> Any:
-    """f(a) * b, with a and b the halves of the last dimension of input, f(x) = x * (0.5 + 0.5 * tanh(sqrt(2/pi) * (x + 0.044715 x^3)))."""
+    """f(a) * b, with a and b the halves of the last dimension of input, f(x) = x * (0.5 + 0.5 * tanh(sqrt(2/pi) * (x + 0.044715 x^3))).
+
+    Args:
+        input (float [*rows, 2*n])
+    """
 
 def gelu(x: Tensor) -> Tensor:
     """y = x * (0.5 + 0.5 * tanh(sqrt(2/pi) * (x + 0.044715 x^3))).
@@ -910,6 +1050,9 @@ def generic_gemm(A: Any, transA: bool, B: Any, transB: bool, D: Any, quantizer: 
 
     Forward: bias and then gelu (by tanh) before D is rounded, pre_gelu_out being what gelu was taken of. With grad:
     times gelu'(gelu_in) for gelu, and a bias asks for bias_grad, the sum over the rows of B. A quantizer quantizes D.
+
+    Args:
+        bias (float [..], optional)
     """
 
 def get_cublasLt_version() -> int:
@@ -941,7 +1084,11 @@ def get_stream_priority_range(device_id: int = -1) -> tuple[int, int]:
     """(lowest, highest) priority of a stream of CUDA: numbers fall as priorities rise; (0, 0) where there is none."""
 
 def glu(input: Tensor, quantizer: Any) -> Any:
-    """f(a) * b, with a and b the halves of the last dimension of input, f(x) = sigmoid(x)."""
+    """f(a) * b, with a and b the halves of the last dimension of input, f(x) = sigmoid(x).
+
+    Args:
+        input (float [*rows, 2*n])
+    """
 
 def glu_bwd_fp8(dy: Tensor, x: Tensor, scale: Tensor, amax: Tensor | None, dtype: torch.dtype, act: str) -> tuple[Tensor, Tensor]:
     """dx = [dy * b * f'(a), dy * f(a)] in float8, with a and b the halves of the last dimension of x.
@@ -1474,7 +1621,11 @@ def nvfp4_multi_tensor_fused_scale(block_amax_list: list[Tensor], global_amax_li
     """nvfp4_fused_scale of many."""
 
 def nvfp4_quantize_with_amax(tensor: Tensor, quantizer: Any, rowwise_amax: Tensor | None, columnwise_amax: Tensor | None) -> Any:
-    """The tensor in NVFP4, by amaxes that are known already."""
+    """The tensor in NVFP4, by amaxes that are known already.
+
+    Args:
+        tensor (float [..])
+    """
 
 def nvshmem_finalize() -> Any:
     """Not here: it needs NVSHMEM and several GPUs. Use torch.distributed.destroy_process_group."""
@@ -1515,7 +1666,13 @@ def philox_dropout(x: Tensor, seed: Tensor, p: float) -> Tensor:
     """
 
 def philox_dropout_bits(x: Tensor, seed: Tensor, p: float) -> tuple[Tensor, Tensor]:
-    """y = x / (1 - p), or 0 where a random byte is below floor(256 p); the mask has a bit for each element kept."""
+    """y = x / (1 - p), or 0 where a random byte is below floor(256 p); the mask has a bit for each element kept.
+
+    Args:
+        x (float [..]): a multiple of 16 elements.
+        seed (any [2], int64, a key and a counter, on the same device or on the CPU): int64 [2], key and counter of Philox; beside x or on the host.
+        p (between 0 and 1): the probability of an element to be dropped, in steps of 1/256.
+    """
 
 def philox_dropout_bwd(dy: Tensor, seed: Tensor, p: float) -> Tensor:
     """dx = dy / (1 - p), or 0 where that seed dropped x.
@@ -1587,7 +1744,11 @@ def prod_bwd(dy: Tensor, x: Tensor, dim: int | list[int] | None = None, keepdim:
     """dx = dy * the product of the others: without division where there is a zero."""
 
 def qgeglu(input: Tensor, quantizer: Any) -> Any:
-    """f(a) * b, with a and b the halves of the last dimension of input, f(x) = x * sigmoid(1.702 x)."""
+    """f(a) * b, with a and b the halves of the last dimension of input, f(x) = x * sigmoid(1.702 x).
+
+    Args:
+        input (float [*rows, 2*n])
+    """
 
 def qgelu(x: Tensor) -> Tensor:
     """y = x * sigmoid(1.702 x).
@@ -1677,8 +1838,12 @@ def qgelu_mul_bwd(dy: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
         da and db, like a: computed in float32 (float64 for float64) and rounded once.
     """
 
-def quantize(tensor: Tensor, quantizer: Any, output: Any = None, noop: Tensor | None = None) -> Any:
-    """The tensor as the quantizer wants it; written to output, where given, unless noop is other than zero."""
+def quantize(tensor: Any, quantizer: Any, output: Any = None, noop: Tensor | None = None) -> Any:
+    """The tensor as the quantizer wants it; written to output, where given, unless noop is other than zero.
+
+    Args:
+        noop (float32 [..], one element, optional)
+    """
 
 def rad2deg(self: Tensor) -> Tensor:
     """torch.ops.aten.rad2deg, elementwise."""
@@ -1705,7 +1870,11 @@ def reciprocal(self: Tensor) -> Tensor:
     """torch.ops.aten.reciprocal, elementwise."""
 
 def reglu(input: Tensor, quantizer: Any) -> Any:
-    """f(a) * b, with a and b the halves of the last dimension of input, f(x) = max(x, 0)."""
+    """f(a) * b, with a and b the halves of the last dimension of input, f(x) = max(x, 0).
+
+    Args:
+        input (float [*rows, 2*n])
+    """
 
 def relu(x: Tensor) -> Tensor:
     """y = max(x, 0).
@@ -1918,19 +2087,52 @@ def scaled_aligned_causal_masked_softmax_forward(input: Tensor, scale_factor: fl
     """
 
 def scaled_clamped_dswiglu(grad: Tensor, fwd_input: Tensor, act_scales: Tensor, quantizer: Any, limit: float = 7.0, alpha: float = 1.702, glu_linear_offset: float = 1.0, glu_interleave_size: int = 0, compute_scale_grad: bool = True) -> tuple[Any, Tensor | None]:
-    """The gradients of scaled_clamped_swiglu's input and act_scales; None for the latter, where it is not wanted."""
+    """The gradients of scaled_clamped_swiglu's input and act_scales; None for the latter, where it is not wanted.
+
+    Args:
+        grad (float [*rows, n])
+        fwd_input (float [*rows, 2*n])
+        act_scales (float [..], one element for each row of x)
+        glu_interleave_size (0, or a divisor of half the last dimension of x)
+    """
 
 def scaled_clamped_swiglu(input: Tensor, act_scales: Tensor, quantizer: Any, limit: float = 7.0, alpha: float = 1.702, glu_linear_offset: float = 1.0, glu_interleave_size: int = 0) -> Any:
-    """clamped_swiglu times the number of act_scales for each row."""
+    """clamped_swiglu times the number of act_scales for each row.
+
+    Args:
+        input (float [*rows, 2*n])
+        act_scales (float [..], one element for each row of x)
+        glu_interleave_size (0, or a divisor of half the last dimension of x)
+    """
 
 def scaled_dsituglu(grad: Tensor, fwd_input: Tensor, act_scales: Tensor, quantizer: Any, beta1: float = 4.0, beta2: float = 25.0, glu_interleave_size: int = 0, compute_scale_grad: bool = True) -> tuple[Any, Tensor | None]:
-    """The gradients of scaled_situglu's input and act_scales; None for the latter, where it is not wanted."""
+    """The gradients of scaled_situglu's input and act_scales; None for the latter, where it is not wanted.
+
+    Args:
+        grad (float [*rows, n])
+        fwd_input (float [*rows, 2*n])
+        act_scales (float [..], one element for each row of x)
+        glu_interleave_size (0, or a divisor of half the last dimension of x)
+    """
 
 def scaled_dsrelu(grad: Tensor, fwd_input: Tensor, act_scales: Tensor, quantizer: Any, compute_scale_grad: bool = True) -> tuple[Any, Tensor | None]:
-    """The gradients of scaled_srelu's input and act_scales; None for the latter, where it is not wanted."""
+    """The gradients of scaled_srelu's input and act_scales; None for the latter, where it is not wanted.
+
+    Args:
+        grad (float [*rows, n])
+        fwd_input (float [*rows, n])
+        act_scales (float [..], one element for each row of x)
+    """
 
 def scaled_dswiglu(grad: Tensor, fwd_input: Tensor, act_scales: Tensor, quantizer: Any, glu_interleave_size: int = 0, compute_scale_grad: bool = True) -> tuple[Any, Tensor | None]:
-    """The gradients of scaled_swiglu's input and act_scales; None for the latter, where it is not wanted."""
+    """The gradients of scaled_swiglu's input and act_scales; None for the latter, where it is not wanted.
+
+    Args:
+        grad (float [*rows, n])
+        fwd_input (float [*rows, 2*n])
+        act_scales (float [..], one element for each row of x)
+        glu_interleave_size (0, or a divisor of half the last dimension of x)
+    """
 
 def scaled_gemm(a: Tensor, b: Tensor, a_scale: Tensor, b_scale: Tensor, a_dtype: torch.dtype, b_dtype: torch.dtype, bias: Tensor | None = None, out_dtype: torch.dtype = torch.bfloat16, fast: bool = False) -> Tensor:
     """y = a_scale b_scale a b^T + bias, with a [M, K] and b [N, K] bytes of FP8, and a float32 each for the scales.
@@ -1955,7 +2157,13 @@ def scaled_masked_softmax_forward(input: Tensor, mask: Tensor | None, scale_fact
     """
 
 def scaled_situglu(input: Tensor, act_scales: Tensor, quantizer: Any, beta1: float = 4.0, beta2: float = 25.0, glu_interleave_size: int = 0) -> Any:
-    """situglu times the number of act_scales for each row."""
+    """situglu times the number of act_scales for each row.
+
+    Args:
+        input (float [*rows, 2*n])
+        act_scales (float [..], one element for each row of x)
+        glu_interleave_size (0, or a divisor of half the last dimension of x)
+    """
 
 def scaled_softmax(x: Tensor, mask: Tensor | None = None, scale: float = 1.0, causal: bool = False) -> Tensor:
     """y = softmax(scale * x) over the last dimension, of the keys that are not hidden; 0 for the others.
@@ -1999,10 +2207,21 @@ def scaled_softmax_forward(input: Tensor, scale_factor: float) -> Tensor:
     """
 
 def scaled_srelu(input: Tensor, act_scales: Tensor, quantizer: Any) -> Any:
-    """s * max(x, 0)^2, with s the number of act_scales for each row."""
+    """s * max(x, 0)^2, with s the number of act_scales for each row.
+
+    Args:
+        input (float [*rows, n])
+        act_scales (float [..], one element for each row of x)
+    """
 
 def scaled_swiglu(input: Tensor, act_scales: Tensor, quantizer: Any, glu_interleave_size: int = 0) -> Any:
-    """s * silu(a) * b, with s the number of act_scales for each row."""
+    """s * silu(a) * b, with s the number of act_scales for each row.
+
+    Args:
+        input (float [*rows, 2*n])
+        act_scales (float [..], one element for each row of x)
+        glu_interleave_size (0, or a divisor of half the last dimension of x)
+    """
 
 def scaled_upper_triang_masked_softmax_backward(output_grads: Tensor, softmax_results: Tensor, scale_factor: float) -> Tensor:
     """The gradient of scaled_upper_triang_masked_softmax_forward's input, in memory of its own.
@@ -2228,7 +2447,11 @@ def situ_glu_bwd(dy: Tensor, x: Tensor, scales: Tensor | None = None, beta1: flo
     """
 
 def situglu(input: Tensor, quantizer: Any, beta1: float = 4.0, beta2: float = 25.0) -> Any:
-    """f(a) * u(b), f(a) = beta1 * tanh(a / beta1) * sigmoid(a), u(b) = beta2 * tanh(b / beta2), for halves a and b."""
+    """f(a) * u(b), f(a) = beta1 * tanh(a / beta1) * sigmoid(a), u(b) = beta2 * tanh(b / beta2), for halves a and b.
+
+    Args:
+        input (float [*rows, 2*n])
+    """
 
 def softmax(x: Tensor, dim: int = -1) -> Tensor:
     """y = exp(x - max(x)) / sum(exp(x - max(x))) along dim.
@@ -2359,7 +2582,11 @@ def special_zeta(self: Tensor | int | float, other: Tensor | int | float) -> Ten
     """torch.ops.aten.special_zeta, elementwise."""
 
 def split_quantize(tensor: Tensor, split_sections: Any, quantizer_list: Any, disable_bulk_allocation: bool = False) -> list[Any]:
-    """The pieces of a tensor along its first dimension, each as its quantizer wants it."""
+    """The pieces of a tensor along its first dimension, each as its quantizer wants it.
+
+    Args:
+        tensor (float [rows, ..])
+    """
 
 def splits_to_offsets(first_dims: Tensor, logical_last_dim: int) -> Tensor:
     """Where each member begins, in elements, and where the last ends: int64 [n + 1]."""
@@ -2374,7 +2601,11 @@ def square(self: Tensor) -> Tensor:
     """torch.ops.aten.square, elementwise."""
 
 def sreglu(input: Tensor, quantizer: Any) -> Any:
-    """f(a) * b, with a and b the halves of the last dimension of input, f(x) = max(x, 0)^2."""
+    """f(a) * b, with a and b the halves of the last dimension of input, f(x) = max(x, 0)^2.
+
+    Args:
+        input (float [*rows, 2*n])
+    """
 
 def srelu(x: Tensor) -> Tensor:
     """y = max(x, 0)^2.
@@ -2506,10 +2737,18 @@ def sum_bwd(dy: Tensor, x: Tensor, dim: int | list[int] | None = None, keepdim: 
     """dx = dy."""
 
 def swap_first_dims(tensor: Tensor, *, out: Tensor | None) -> Tensor:
-    """The tensor with its first two dimensions exchanged, packed; in out, where given."""
+    """The tensor with its first two dimensions exchanged, packed; in out, where given.
+
+    Args:
+        tensor (any [a, b, ..])
+    """
 
 def swiglu(input: Tensor, quantizer: Any) -> Any:
-    """f(a) * b, with a and b the halves of the last dimension of input, f(x) = x * sigmoid(x)."""
+    """f(a) * b, with a and b the halves of the last dimension of input, f(x) = x * sigmoid(x).
+
+    Args:
+        input (float [*rows, 2*n])
+    """
 
 def swizzle_scales_and_pack_ptrs_for_discrete_weights(data_tensors: list[Tensor], scale_tensors: list[Tensor], swizzle_type: str, device: Any) -> tuple[Tensor, Tensor, Tensor]:
     """(addresses of the data, addresses of the scales, the buffer that they lie in): scales in tiles of 128 x 4.

@@ -171,7 +171,11 @@ def bgrad_group_quantize(tensor: Tensor, quantizer: Any, num_tensors: int, first
     """(group_quantize of the rows, the sum of the rows of each member [num_tensors, columns], in tensor's dtype)."""
 
 def bgrad_quantize(input: Tensor, quantizer: Any) -> list[Any]:
-    """[grad_bias, quantized]: the sum of input over its rows, in its dtype, and input as the quantizer wants it."""
+    """[grad_bias, quantized]: the sum of input over its rows, in its dtype, and input as the quantizer wants it.
+
+    Args:
+        input (float [..])
+    """
 
 def bulk_allocate(shapes: list[Any], dtypes: list[Any], device: Any = None, alignments: list[int] | None = None) -> list[Tensor]:
     """Tensors of these shapes and dtypes, in one buffer, each at a multiple of its alignment (its element's size)."""
@@ -180,13 +184,27 @@ def bulk_overlap_ag_with_external_gemm(allgather_communicator: Any, send_stream:
     """All-gather the buffer of a CommOverlap on streams of another, beside its gemm; the current stream then waits."""
 
 def clamped_dswiglu(grad: Tensor, fwd_input: Tensor, quantizer: Any, limit: float = 7.0, alpha: float = 1.702, glu_linear_offset: float = 1.0) -> Any:
-    """The gradient of clamped_swiglu's input: 0 where it was clamped."""
+    """The gradient of clamped_swiglu's input: 0 where it was clamped.
+
+    Args:
+        grad (float [*rows, n])
+        fwd_input (float [*rows, 2*n])
+    """
 
 def clamped_swiglu(input: Tensor, quantizer: Any, limit: float = 7.0, alpha: float = 1.702, glu_linear_offset: float = 1.0) -> Any:
-    """f(min(a, limit)) * (clamp(b, -limit, limit) + glu_linear_offset), f(a) = a * sigmoid(alpha * a)."""
+    """f(min(a, limit)) * (clamp(b, -limit, limit) + glu_linear_offset), f(a) = a * sigmoid(alpha * a).
+
+    Args:
+        input (float [*rows, 2*n])
+    """
 
 def compute_amax(input: Tensor, amax: Tensor) -> None:
-    """amax = max |input|, in place."""
+    """amax = max |input|, in place.
+
+    Args:
+        input (float [..])
+        amax (float32 [..], one element)
+    """
 
 def convert_bshd_to_thd(tensor: Tensor, cu_seqlens: Tensor, t: int) -> Tensor:
     """[t, h, d]: the sequences one after another; zeros after the last."""
@@ -205,7 +223,11 @@ def copy_to_kv_cache(new_k: Tensor, new_v: Tensor, k_cache: Tensor, v_cache: Ten
     """
 
 def create_empty_quantized_tensor(quantizer: Any, shape: Any, dtype: torch.dtype, device: Any, pin_memory: bool) -> Any:
-    """A tensor with the buffers that the quantizer wants, of which nothing is written but zeros beside the scales."""
+    """A tensor with the buffers that the quantizer wants, of which nothing is written but zeros beside the scales.
+
+    Args:
+        dtype (one of float16, bfloat16, float32, float64)
+    """
 
 def create_nvshmem_tensor(shape: Any, dtype: Any) -> Any:
     """Not here: it needs NVSHMEM and several GPUs. Use torch.distributed._symmetric_memory.empty."""
@@ -217,67 +239,165 @@ def cusolvermp_ctx_destroy(ctx_ptr: int) -> None:
     """The end of a context."""
 
 def dbias_dgelu(grad: Tensor, fwd_input: Tensor, quantizer: Any) -> list[Any]:
-    """[dbias, dact]: dact = grad * f'(fwd_input), dbias its sum over rows before rounding, in grad's dtype, f(x) = x * (0.5 + 0.5 * tanh(sqrt(2/pi) * (x + 0.044715 x^3)))."""
+    """[dbias, dact]: dact = grad * f'(fwd_input), dbias its sum over rows before rounding, in grad's dtype, f(x) = x * (0.5 + 0.5 * tanh(sqrt(2/pi) * (x + 0.044715 x^3))).
+
+    Args:
+        grad (float [*rows, n])
+        fwd_input (float [*rows, n])
+    """
 
 def dbias_dqgelu(grad: Tensor, fwd_input: Tensor, quantizer: Any) -> list[Any]:
-    """[dbias, dact]: dact = grad * f'(fwd_input), dbias its sum over rows before rounding, in grad's dtype, f(x) = x * sigmoid(1.702 x)."""
+    """[dbias, dact]: dact = grad * f'(fwd_input), dbias its sum over rows before rounding, in grad's dtype, f(x) = x * sigmoid(1.702 x).
+
+    Args:
+        grad (float [*rows, n])
+        fwd_input (float [*rows, n])
+    """
 
 def dbias_drelu(grad: Tensor, fwd_input: Tensor, quantizer: Any) -> list[Any]:
-    """[dbias, dact]: dact = grad * f'(fwd_input), dbias its sum over rows before rounding, in grad's dtype, f(x) = max(x, 0)."""
+    """[dbias, dact]: dact = grad * f'(fwd_input), dbias its sum over rows before rounding, in grad's dtype, f(x) = max(x, 0).
+
+    Args:
+        grad (float [*rows, n])
+        fwd_input (float [*rows, n])
+    """
 
 def dbias_dsilu(grad: Tensor, fwd_input: Tensor, quantizer: Any) -> list[Any]:
-    """[dbias, dact]: dact = grad * f'(fwd_input), dbias its sum over rows before rounding, in grad's dtype, f(x) = x * sigmoid(x)."""
+    """[dbias, dact]: dact = grad * f'(fwd_input), dbias its sum over rows before rounding, in grad's dtype, f(x) = x * sigmoid(x).
+
+    Args:
+        grad (float [*rows, n])
+        fwd_input (float [*rows, n])
+    """
 
 def dbias_dsrelu(grad: Tensor, fwd_input: Tensor, quantizer: Any) -> list[Any]:
-    """[dbias, dact]: dact = grad * f'(fwd_input), dbias its sum over rows before rounding, in grad's dtype, f(x) = max(x, 0)^2."""
+    """[dbias, dact]: dact = grad * f'(fwd_input), dbias its sum over rows before rounding, in grad's dtype, f(x) = max(x, 0)^2.
+
+    Args:
+        grad (float [*rows, n])
+        fwd_input (float [*rows, n])
+    """
 
 def dequantize(input: Any, otype: torch.dtype) -> Tensor:
-    """The numbers that a quantized tensor stands for, in otype."""
+    """The numbers that a quantized tensor stands for, in otype.
+
+    Args:
+        otype (one of float16, bfloat16, float32, float64)
+    """
 
 def device_supports_multicast(device_id: int = -1) -> bool:
     """False: nothing here writes to several GPUs at once."""
 
 def dgeglu(grad: Tensor, fwd_input: Tensor, quantizer: Any) -> Any:
-    """[da, db] = [grad * b * f'(a), grad * f(a)], with a and b the halves of the last dimension of fwd_input, f(x) = x * (0.5 + 0.5 * tanh(sqrt(2/pi) * (x + 0.044715 x^3)))."""
+    """[da, db] = [grad * b * f'(a), grad * f(a)], with a and b the halves of the last dimension of fwd_input, f(x) = x * (0.5 + 0.5 * tanh(sqrt(2/pi) * (x + 0.044715 x^3))).
+
+    Args:
+        grad (float [*rows, n])
+        fwd_input (float [*rows, 2*n])
+    """
 
 def dgelu(grad: Tensor, fwd_input: Tensor, quantizer: Any) -> Any:
-    """grad * f'(fwd_input), f(x) = x * (0.5 + 0.5 * tanh(sqrt(2/pi) * (x + 0.044715 x^3)))."""
+    """grad * f'(fwd_input), f(x) = x * (0.5 + 0.5 * tanh(sqrt(2/pi) * (x + 0.044715 x^3))).
+
+    Args:
+        grad (float [*shape])
+        fwd_input (float [*shape])
+    """
 
 def dglu(grad: Tensor, fwd_input: Tensor, quantizer: Any) -> Any:
-    """[da, db] = [grad * b * f'(a), grad * f(a)], with a and b the halves of the last dimension of fwd_input, f(x) = sigmoid(x)."""
+    """[da, db] = [grad * b * f'(a), grad * f(a)], with a and b the halves of the last dimension of fwd_input, f(x) = sigmoid(x).
+
+    Args:
+        grad (float [*rows, n])
+        fwd_input (float [*rows, 2*n])
+    """
 
 def dqgeglu(grad: Tensor, fwd_input: Tensor, quantizer: Any) -> Any:
-    """[da, db] = [grad * b * f'(a), grad * f(a)], with a and b the halves of the last dimension of fwd_input, f(x) = x * sigmoid(1.702 x)."""
+    """[da, db] = [grad * b * f'(a), grad * f(a)], with a and b the halves of the last dimension of fwd_input, f(x) = x * sigmoid(1.702 x).
+
+    Args:
+        grad (float [*rows, n])
+        fwd_input (float [*rows, 2*n])
+    """
 
 def dqgelu(grad: Tensor, fwd_input: Tensor, quantizer: Any) -> Any:
-    """grad * f'(fwd_input), f(x) = x * sigmoid(1.702 x)."""
+    """grad * f'(fwd_input), f(x) = x * sigmoid(1.702 x).
+
+    Args:
+        grad (float [*shape])
+        fwd_input (float [*shape])
+    """
 
 def dreglu(grad: Tensor, fwd_input: Tensor, quantizer: Any) -> Any:
-    """[da, db] = [grad * b * f'(a), grad * f(a)], with a and b the halves of the last dimension of fwd_input, f(x) = max(x, 0)."""
+    """[da, db] = [grad * b * f'(a), grad * f(a)], with a and b the halves of the last dimension of fwd_input, f(x) = max(x, 0).
+
+    Args:
+        grad (float [*rows, n])
+        fwd_input (float [*rows, 2*n])
+    """
 
 def drelu(grad: Tensor, fwd_input: Tensor, quantizer: Any) -> Any:
-    """grad * f'(fwd_input), f(x) = max(x, 0)."""
+    """grad * f'(fwd_input), f(x) = max(x, 0).
+
+    Args:
+        grad (float [*shape])
+        fwd_input (float [*shape])
+    """
 
 def dropout_bwd(grad_output: Any, mask: Tensor, dropout_probability: float, grad_input: Tensor | None = None) -> Tensor:
-    """grad_output / (1 - p) where the bit of the mask is set, else 0."""
+    """grad_output / (1 - p) where the bit of the mask is set, else 0.
+
+    Args:
+        mask (uint8 [..])
+        dropout_probability (between 0 and 1)
+    """
 
 def dropout_fwd(input: Any, dropout_probability: float, out: Tensor | None = None) -> list[Tensor]:
-    """[y, mask]: y = input / (1 - p) or 0, and the bits of what was kept; randomness is torch's default generator's."""
+    """[y, mask]: y = input / (1 - p) or 0, and the bits of what was kept; randomness is torch's default generator's.
+
+    Args:
+        dropout_probability (between 0 and 1)
+    """
 
 def dsilu(grad: Tensor, fwd_input: Tensor, quantizer: Any) -> Any:
-    """grad * f'(fwd_input), f(x) = x * sigmoid(x)."""
+    """grad * f'(fwd_input), f(x) = x * sigmoid(x).
+
+    Args:
+        grad (float [*shape])
+        fwd_input (float [*shape])
+    """
 
 def dsituglu(grad: Tensor, fwd_input: Tensor, quantizer: Any, beta1: float = 4.0, beta2: float = 25.0) -> Any:
-    """The gradient of situglu's input."""
+    """The gradient of situglu's input.
+
+    Args:
+        grad (float [*rows, n])
+        fwd_input (float [*rows, 2*n])
+    """
 
 def dsreglu(grad: Tensor, fwd_input: Tensor, quantizer: Any) -> Any:
-    """[da, db] = [grad * b * f'(a), grad * f(a)], with a and b the halves of the last dimension of fwd_input, f(x) = max(x, 0)^2."""
+    """[da, db] = [grad * b * f'(a), grad * f(a)], with a and b the halves of the last dimension of fwd_input, f(x) = max(x, 0)^2.
+
+    Args:
+        grad (float [*rows, n])
+        fwd_input (float [*rows, 2*n])
+    """
 
 def dsrelu(grad: Tensor, fwd_input: Tensor, quantizer: Any) -> Any:
-    """grad * f'(fwd_input), f(x) = max(x, 0)^2."""
+    """grad * f'(fwd_input), f(x) = max(x, 0)^2.
+
+    Args:
+        grad (float [*shape])
+        fwd_input (float [*shape])
+    """
 
 def dswiglu(grad: Tensor, fwd_input: Tensor, quantizer: Any) -> Any:
-    """[da, db] = [grad * b * f'(a), grad * f(a)], with a and b the halves of the last dimension of fwd_input, f(x) = x * sigmoid(x)."""
+    """[da, db] = [grad * b * f'(a), grad * f(a)], with a and b the halves of the last dimension of fwd_input, f(x) = x * sigmoid(x).
+
+    Args:
+        grad (float [*rows, n])
+        fwd_input (float [*rows, 2*n])
+    """
 
 def ep_combine(handle_mem: Any, expert_out: Any, result: Any) -> Any:
     """Not here: it needs NCCL's expert parallel library (2.30.4) and several GPUs. Use torch.distributed.all_to_all_single, with moe_permute_fwd and moe_unpermute_fwd on each rank."""
@@ -322,7 +442,12 @@ def fp8_block_scaling_partial_cast(inp: Tensor, out: Tensor, scale: Tensor, h: i
     """out = the shard times the scales of its blocks of block_len x block_len (128), in out_dtype, as bytes."""
 
 def fp8_transpose(input: Tensor, dtype: torch.dtype, *, out: Tensor | None) -> Tensor:
-    """input [..., K] as [K, ...], bytes of FP8; in out, where given."""
+    """input [..., K] as [K, ...], bytes of FP8; in out, where given.
+
+    Args:
+        input (uint8 [..])
+        dtype (one of float8_e4m3fn, float8_e5m2)
+    """
 
 def fused_amax_and_scale_update_after_reduction(amax_reduction_buffer: Tensor, amax_histories: Any, scales: Any, amax_compute_algo: str, fp8_dtype: torch.dtype, margin: float) -> None:
     """Move the histories of amax [L, n] on by one and give each scale its new value, for all tensors at once.
@@ -330,6 +455,11 @@ def fused_amax_and_scale_update_after_reduction(amax_reduction_buffer: Tensor, a
     The newest amax is that of the buffer (numbers of all tensors in a row), or of history[0] where that is 0. Where it
     is not 0 it comes to the end of the history, and history[0] becomes 0. A scale becomes largest * 2^-margin / amax,
     with the newest amax or the greatest of the history, and stays as it is where that is no number above 0.
+
+    Args:
+        amax_reduction_buffer (float32 [..])
+        amax_compute_algo (one of 'max', 'most_recent')
+        fp8_dtype (one of float8_e4m3fn, float8_e5m2)
     """
 
 def fused_attn_bwd(max_seqlen_q: int, max_seqlen_kv: int, attn_scale: float, p_dropout: float, set_zero: bool, qkv_layout: Any, o_format: Any, do_format: Any, dqkv_layout: Any, qkv_scale_inv_format: Any, do_scale_inv_format: Any, bias_type: Any, attn_mask_type: Any, softmax_type: Any, window_size: Any, bottom_right_diagonal: bool, deterministic: bool, cu_seqlens_q: Tensor | None, cu_seqlens_kv: Tensor | None, Q: Any, K: Any, V: Any, O: Any, dO: Any, fake_dtype: torch.dtype, Aux_CTX_Tensors: Any, cu_seqlens_q_padded: Tensor | None, cu_seqlens_kv_padded: Tensor | None, s_quantizer: Any, dp_quantizer: Any, dqkv_quantizer: Any, cuda_graph: bool) -> list[Any]:
@@ -401,16 +531,27 @@ def fused_topk_with_score_function_qb_fwd(logits: Tensor, topk: int, scaling_fac
     """
 
 def geglu(input: Tensor, quantizer: Any) -> Any:
-    """f(a) * b, with a and b the halves of the last dimension of input, f(x) = x * (0.5 + 0.5 * tanh(sqrt(2/pi) * (x + 0.044715 x^3)))."""
+    """f(a) * b, with a and b the halves of the last dimension of input, f(x) = x * (0.5 + 0.5 * tanh(sqrt(2/pi) * (x + 0.044715 x^3))).
+
+    Args:
+        input (float [*rows, 2*n])
+    """
 
 def gelu(input: Tensor, quantizer: Any) -> Any:
-    """f(input), f(x) = x * (0.5 + 0.5 * tanh(sqrt(2/pi) * (x + 0.044715 x^3)))."""
+    """f(input), f(x) = x * (0.5 + 0.5 * tanh(sqrt(2/pi) * (x + 0.044715 x^3))).
+
+    Args:
+        input (float [..])
+    """
 
 def generic_gemm(A: Any, transA: bool, B: Any, transB: bool, D: Any, quantizer: Any, output_dtype: torch.dtype | None, bias: Tensor | None, bias_type: torch.dtype | None, gelu: bool, gelu_in: Tensor | None, grad: bool, workspace: Any, workspace_size: Any, accumulate: bool, use_split_accumulator: bool, comm_overlap: Any = None, comm_type: Any = None, extra_output: Tensor | None = None, bulk_overlap: bool = False, alpha: float = 1.0, beta: float | None = None) -> list[Any]:
     """[D, bias_grad, pre_gelu_out, extra_output] with D = alpha op(B) op(A) + beta D, for row-major A and B.
 
     Forward: bias and then gelu (by tanh) before D is rounded, pre_gelu_out being what gelu was taken of. With grad:
     times gelu'(gelu_in) for gelu, and a bias asks for bias_grad, the sum over the rows of B. A quantizer quantizes D.
+
+    Args:
+        bias (float [..], optional)
     """
 
 def get_cublasLt_version() -> int:
@@ -442,7 +583,11 @@ def get_stream_priority_range(device_id: int = -1) -> tuple[int, int]:
     """(lowest, highest) priority of a stream of CUDA: numbers fall as priorities rise; (0, 0) where there is none."""
 
 def glu(input: Tensor, quantizer: Any) -> Any:
-    """f(a) * b, with a and b the halves of the last dimension of input, f(x) = sigmoid(x)."""
+    """f(a) * b, with a and b the halves of the last dimension of input, f(x) = sigmoid(x).
+
+    Args:
+        input (float [*rows, 2*n])
+    """
 
 def group_dequantize(input: Any, otype: torch.dtype) -> Any:
     """The GroupedTensor of the numbers that one stands for, in a dtype. first_dims is read on the host."""
@@ -620,7 +765,11 @@ def nvfp4_multi_tensor_fused_scale(block_amax_list: list[Tensor], global_amax_li
     """nvfp4_fused_scale of many."""
 
 def nvfp4_quantize_with_amax(tensor: Tensor, quantizer: Any, rowwise_amax: Tensor | None, columnwise_amax: Tensor | None) -> Any:
-    """The tensor in NVFP4, by amaxes that are known already."""
+    """The tensor in NVFP4, by amaxes that are known already.
+
+    Args:
+        tensor (float [..])
+    """
 
 def nvshmem_finalize() -> Any:
     """Not here: it needs NVSHMEM and several GPUs. Use torch.distributed.destroy_process_group."""
@@ -635,19 +784,39 @@ def nvte_built_with_cublasmp() -> bool:
     """False."""
 
 def qgeglu(input: Tensor, quantizer: Any) -> Any:
-    """f(a) * b, with a and b the halves of the last dimension of input, f(x) = x * sigmoid(1.702 x)."""
+    """f(a) * b, with a and b the halves of the last dimension of input, f(x) = x * sigmoid(1.702 x).
+
+    Args:
+        input (float [*rows, 2*n])
+    """
 
 def qgelu(input: Tensor, quantizer: Any) -> Any:
-    """f(input), f(x) = x * sigmoid(1.702 x)."""
+    """f(input), f(x) = x * sigmoid(1.702 x).
 
-def quantize(tensor: Tensor, quantizer: Any, output: Any = None, noop: Tensor | None = None) -> Any:
-    """The tensor as the quantizer wants it; written to output, where given, unless noop is other than zero."""
+    Args:
+        input (float [..])
+    """
+
+def quantize(tensor: Any, quantizer: Any, output: Any = None, noop: Tensor | None = None) -> Any:
+    """The tensor as the quantizer wants it; written to output, where given, unless noop is other than zero.
+
+    Args:
+        noop (float32 [..], one element, optional)
+    """
 
 def reglu(input: Tensor, quantizer: Any) -> Any:
-    """f(a) * b, with a and b the halves of the last dimension of input, f(x) = max(x, 0)."""
+    """f(a) * b, with a and b the halves of the last dimension of input, f(x) = max(x, 0).
+
+    Args:
+        input (float [*rows, 2*n])
+    """
 
 def relu(input: Tensor, quantizer: Any) -> Any:
-    """f(input), f(x) = max(x, 0)."""
+    """f(input), f(x) = max(x, 0).
+
+    Args:
+        input (float [..])
+    """
 
 def rmsnorm_bwd(dz: Tensor, x: Tensor, rsigma: Tensor, gamma: Tensor, sm_margin: int, zero_centered_gamma: bool) -> list[Tensor]:
     """[dx, dgamma] of rms_norm_bwd; rsigma has one number for each row of x.
@@ -694,19 +863,52 @@ def scaled_aligned_causal_masked_softmax_forward(input: Tensor, scale_factor: fl
     """
 
 def scaled_clamped_dswiglu(grad: Tensor, fwd_input: Tensor, act_scales: Tensor, quantizer: Any, limit: float = 7.0, alpha: float = 1.702, glu_linear_offset: float = 1.0, glu_interleave_size: int = 0, compute_scale_grad: bool = True) -> tuple[Any, Tensor | None]:
-    """The gradients of scaled_clamped_swiglu's input and act_scales; None for the latter, where it is not wanted."""
+    """The gradients of scaled_clamped_swiglu's input and act_scales; None for the latter, where it is not wanted.
+
+    Args:
+        grad (float [*rows, n])
+        fwd_input (float [*rows, 2*n])
+        act_scales (float [..], one element for each row of x)
+        glu_interleave_size (0, or a divisor of half the last dimension of x)
+    """
 
 def scaled_clamped_swiglu(input: Tensor, act_scales: Tensor, quantizer: Any, limit: float = 7.0, alpha: float = 1.702, glu_linear_offset: float = 1.0, glu_interleave_size: int = 0) -> Any:
-    """clamped_swiglu times the number of act_scales for each row."""
+    """clamped_swiglu times the number of act_scales for each row.
+
+    Args:
+        input (float [*rows, 2*n])
+        act_scales (float [..], one element for each row of x)
+        glu_interleave_size (0, or a divisor of half the last dimension of x)
+    """
 
 def scaled_dsituglu(grad: Tensor, fwd_input: Tensor, act_scales: Tensor, quantizer: Any, beta1: float = 4.0, beta2: float = 25.0, glu_interleave_size: int = 0, compute_scale_grad: bool = True) -> tuple[Any, Tensor | None]:
-    """The gradients of scaled_situglu's input and act_scales; None for the latter, where it is not wanted."""
+    """The gradients of scaled_situglu's input and act_scales; None for the latter, where it is not wanted.
+
+    Args:
+        grad (float [*rows, n])
+        fwd_input (float [*rows, 2*n])
+        act_scales (float [..], one element for each row of x)
+        glu_interleave_size (0, or a divisor of half the last dimension of x)
+    """
 
 def scaled_dsrelu(grad: Tensor, fwd_input: Tensor, act_scales: Tensor, quantizer: Any, compute_scale_grad: bool = True) -> tuple[Any, Tensor | None]:
-    """The gradients of scaled_srelu's input and act_scales; None for the latter, where it is not wanted."""
+    """The gradients of scaled_srelu's input and act_scales; None for the latter, where it is not wanted.
+
+    Args:
+        grad (float [*rows, n])
+        fwd_input (float [*rows, n])
+        act_scales (float [..], one element for each row of x)
+    """
 
 def scaled_dswiglu(grad: Tensor, fwd_input: Tensor, act_scales: Tensor, quantizer: Any, glu_interleave_size: int = 0, compute_scale_grad: bool = True) -> tuple[Any, Tensor | None]:
-    """The gradients of scaled_swiglu's input and act_scales; None for the latter, where it is not wanted."""
+    """The gradients of scaled_swiglu's input and act_scales; None for the latter, where it is not wanted.
+
+    Args:
+        grad (float [*rows, n])
+        fwd_input (float [*rows, 2*n])
+        act_scales (float [..], one element for each row of x)
+        glu_interleave_size (0, or a divisor of half the last dimension of x)
+    """
 
 def scaled_masked_softmax_backward(output_grad: Tensor, softmax_results: Tensor, scale_factor: float) -> Tensor:
     """The gradient of scaled_masked_softmax_forward's input, in memory of its own.
@@ -725,7 +927,13 @@ def scaled_masked_softmax_forward(input: Tensor, mask: Tensor | None, scale_fact
     """
 
 def scaled_situglu(input: Tensor, act_scales: Tensor, quantizer: Any, beta1: float = 4.0, beta2: float = 25.0, glu_interleave_size: int = 0) -> Any:
-    """situglu times the number of act_scales for each row."""
+    """situglu times the number of act_scales for each row.
+
+    Args:
+        input (float [*rows, 2*n])
+        act_scales (float [..], one element for each row of x)
+        glu_interleave_size (0, or a divisor of half the last dimension of x)
+    """
 
 def scaled_softmax_backward(output_grad: Tensor, softmax_results: Tensor, scale_factor: float) -> Tensor:
     """The gradient of scaled_softmax_forward's input, in memory of its own.
@@ -743,10 +951,21 @@ def scaled_softmax_forward(input: Tensor, scale_factor: float) -> Tensor:
     """
 
 def scaled_srelu(input: Tensor, act_scales: Tensor, quantizer: Any) -> Any:
-    """s * max(x, 0)^2, with s the number of act_scales for each row."""
+    """s * max(x, 0)^2, with s the number of act_scales for each row.
+
+    Args:
+        input (float [*rows, n])
+        act_scales (float [..], one element for each row of x)
+    """
 
 def scaled_swiglu(input: Tensor, act_scales: Tensor, quantizer: Any, glu_interleave_size: int = 0) -> Any:
-    """s * silu(a) * b, with s the number of act_scales for each row."""
+    """s * silu(a) * b, with s the number of act_scales for each row.
+
+    Args:
+        input (float [*rows, 2*n])
+        act_scales (float [..], one element for each row of x)
+        glu_interleave_size (0, or a divisor of half the last dimension of x)
+    """
 
 def scaled_upper_triang_masked_softmax_backward(output_grads: Tensor, softmax_results: Tensor, scale_factor: float) -> Tensor:
     """The gradient of scaled_upper_triang_masked_softmax_forward's input, in memory of its own.
@@ -764,13 +983,25 @@ def scaled_upper_triang_masked_softmax_forward(input: Tensor, scale_factor: floa
     """
 
 def silu(input: Tensor, quantizer: Any) -> Any:
-    """f(input), f(x) = x * sigmoid(x)."""
+    """f(input), f(x) = x * sigmoid(x).
+
+    Args:
+        input (float [..])
+    """
 
 def situglu(input: Tensor, quantizer: Any, beta1: float = 4.0, beta2: float = 25.0) -> Any:
-    """f(a) * u(b), f(a) = beta1 * tanh(a / beta1) * sigmoid(a), u(b) = beta2 * tanh(b / beta2), for halves a and b."""
+    """f(a) * u(b), f(a) = beta1 * tanh(a / beta1) * sigmoid(a), u(b) = beta2 * tanh(b / beta2), for halves a and b.
+
+    Args:
+        input (float [*rows, 2*n])
+    """
 
 def split_quantize(tensor: Tensor, split_sections: Any, quantizer_list: Any, disable_bulk_allocation: bool = False) -> list[Any]:
-    """The pieces of a tensor along its first dimension, each as its quantizer wants it."""
+    """The pieces of a tensor along its first dimension, each as its quantizer wants it.
+
+    Args:
+        tensor (float [rows, ..])
+    """
 
 def splits_to_offsets(first_dims: Tensor, logical_last_dim: int) -> Tensor:
     """Where each member begins, in elements, and where the last ends: int64 [n + 1]."""
@@ -779,16 +1010,32 @@ def splits_to_offsets_multi(split_sizes: Any, device: Any, *, strides: list[int]
     """(the sizes as int64 on a device, their running sums times each stride, from 0 where that is asked, as dtypes)."""
 
 def sreglu(input: Tensor, quantizer: Any) -> Any:
-    """f(a) * b, with a and b the halves of the last dimension of input, f(x) = max(x, 0)^2."""
+    """f(a) * b, with a and b the halves of the last dimension of input, f(x) = max(x, 0)^2.
+
+    Args:
+        input (float [*rows, 2*n])
+    """
 
 def srelu(input: Tensor, quantizer: Any) -> Any:
-    """f(input), f(x) = max(x, 0)^2."""
+    """f(input), f(x) = max(x, 0)^2.
+
+    Args:
+        input (float [..])
+    """
 
 def swap_first_dims(tensor: Tensor, *, out: Tensor | None) -> Tensor:
-    """The tensor with its first two dimensions exchanged, packed; in out, where given."""
+    """The tensor with its first two dimensions exchanged, packed; in out, where given.
+
+    Args:
+        tensor (any [a, b, ..])
+    """
 
 def swiglu(input: Tensor, quantizer: Any) -> Any:
-    """f(a) * b, with a and b the halves of the last dimension of input, f(x) = x * sigmoid(x)."""
+    """f(a) * b, with a and b the halves of the last dimension of input, f(x) = x * sigmoid(x).
+
+    Args:
+        input (float [*rows, 2*n])
+    """
 
 def swizzle_scales_for_gemm_(tensor: Any) -> None:
     """Nothing: our gemms read scales as they are, so `_with_gemm_swizzled_scales` stays False."""
