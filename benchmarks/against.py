@@ -1,0 +1,80 @@
+"""Two trees by turns, in one run: what a change did to the time of every case of a preset.
+
+    python benchmarks/against.py TREE [--rounds N] [--json FILE] -- --preset memory-bound --device cuda
+
+TREE is a folder with another `opmux` package in it (the `src` of a checkout of an older commit). What comes after `--`
+goes to `opmux bench`. A ratio is this tree's best time over the other tree's best time: below 1 is faster.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+HERE = Path(__file__).parents[1] / "src"
+
+
+def measured(src: Path, options: list[str]) -> dict:
+    """One run of `opmux bench` on our implementations in a tree."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "run.json"
+        command = [sys.executable, "-m", "opmux", "bench", *options, "--providers", "ours", "--json", str(file)]
+        path = os.pathsep.join([str(src), *filter(None, [os.environ.get("PYTHONPATH")])])
+        done = subprocess.run(command, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True)
+        if not file.is_file():
+            sys.exit(
+                f"opmux bench failed in {src} (exit {done.returncode}):\n{done.stdout[-2000:]}{done.stderr[-2000:]}"
+            )
+        return json.loads(file.read_text(encoding="utf-8"))
+
+
+def case(row: dict) -> str:
+    return f"{row['op']} {row['variant']} {'x'.join(map(str, row['shape']))} {row['dtype']} {row['metric']}"
+
+
+def best(runs: list[dict]) -> dict[str, float]:
+    """The best time of each case over runs, in ms."""
+    found: dict[str, float] = {}
+    for run in runs:
+        for row in run["rows"]:
+            time = row["ms"] if row["ms"] is not None else row["host_us"] and row["host_us"] / 1e3
+            if row["provider"] == "ours" and row["status"] == "ok" and time:
+                found[case(row)] = min(time, found.get(case(row), float("inf")))
+    return found
+
+
+def main(argv: list[str]) -> int:
+    own, _, options = " ".join(argv).partition(" -- ")
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("tree", type=Path, help="a folder with another opmux package")
+    parser.add_argument("--rounds", type=int, default=2, help="runs of each tree")
+    parser.add_argument("--json", type=Path, help="keep all times and ratios here")
+    asked = parser.parse_args(own.split())
+    if not (asked.tree / "opmux").is_dir():
+        parser.error(f"{asked.tree} has no opmux package in it: name the src folder of a checkout")
+    runs: dict[str, list[dict]] = {"before": [], "after": []}
+    for number in range(asked.rounds):
+        for side, src in (("before", asked.tree), ("after", HERE)):
+            print(f"round {number + 1} of {asked.rounds}: {side} ({src})", file=sys.stderr, flush=True)
+            runs[side].append(measured(src.resolve(), options.split()))
+    before, after = best(runs["before"]), best(runs["after"])
+    ratios = {name: after[name] / before[name] for name in before if name in after}
+    for name, ratio in sorted(ratios.items(), key=lambda item: -item[1]):
+        print(f"{ratio:6.3f}  {before[name]:9.4f} -> {after[name]:9.4f} ms  {name}")
+    slower = [name for name, ratio in ratios.items() if ratio > 1.02]
+    lost = sorted(set(before) - set(after))
+    print(f"{len(ratios)} cases, {len(slower)} slower by more than 2 %, {len(lost)} that are gone")
+    if asked.json is not None:
+        kept = {"facts": runs["after"][-1]["facts"], "limits": runs["after"][-1]["limits"], "lost": lost}
+        kept["cases"] = {n: {"before_ms": before[n], "after_ms": after[n], "ratio": r} for n, r in ratios.items()}
+        asked.json.write_text(json.dumps(kept, indent=1), encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
