@@ -1,21 +1,21 @@
 """Activations act(x), with a bias act(x + bias), and gated act(a) * b: of two tensors, or of the halves of one.
 
 The maths of each is a row of `ACTS`, the forms are rows of `VARIANTS`; a loop makes the ops: `<act>`, `<act>_bias`,
-`<act>_mul`, `<act>_glu`, and a `_bwd` of each. tex's names for them are in `tex_activation`.
+`<act>_mul`, `<act>_glu`, and a `_bwd` of each. tex's names for them are in faces/tex/ops.
 All of them compute in float32 (float64 for float64 inputs) and round once, into fresh contiguous results.
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from ..core.contract import Float, Grad, one_of, same_dtype
-from ..core.spec import BadSample, BadSamples, Tol, op
+from ..core.spec import Tol, op
 from . import _fp8
-from ._numeric import check_alike, check_dtype, rounded, wide
+from ._numeric import rounded, wide
 from .samples import FLAT, ROWS, Case, Draw, Maker, flat
 
 
@@ -74,38 +74,6 @@ ACTS = {
     "srelu": Act(lambda x: x.clamp(min=0).square(), lambda x: 2 * x.clamp(min=0), "max(x, 0)^2"),
     "sigmoid": Act(torch.sigmoid, lambda x: torch.sigmoid(x) * torch.sigmoid(-x), "sigmoid(x)", alone=False),
 }
-
-
-def check_bias(op: str, lead: str, x: Tensor, bias: Tensor | None = None, **like: Tensor) -> None:
-    """Refuse a bias that has not a number for each column of x (named `lead`), and others not shaped like x."""
-    if x.dim() == 0:
-        raise ValueError(f"{op}: {lead} must have at least one dimension, that of the bias; got a 0-dim tensor")
-    check_alike(op, lead, x, **like)
-    if bias is None:
-        return
-    check_dtype(op, "bias", bias.dtype)
-    if bias.shape != x.shape[-1:]:
-        what = f"the last dimension of {lead} {tuple(x.shape)}; got {tuple(bias.shape)}"
-        raise ValueError(f"{op}: bias must have shape {tuple(x.shape[-1:])}, {what}")
-    if bias.device != x.device:
-        raise ValueError(f"{op}: bias must be on {x.device}, the device of {lead}; got {bias.device}")
-
-
-def check_halves(op: str, lead: str, x: Tensor, **like: Tensor) -> None:
-    """Refuse a tensor without two halves along its last dimension, and gradients not shaped like one of them."""
-    check_dtype(op, lead, x.dtype)
-    if x.dim() == 0:
-        raise ValueError(f"{op}: {lead} must have at least one dimension, to be halved; got a 0-dim tensor")
-    if x.shape[-1] % 2:
-        raise ValueError(f"{op}: {lead} must have an even last dimension, to be halved; got {tuple(x.shape)}")
-    shape = (*x.shape[:-1], x.shape[-1] // 2)
-    for name, t in like.items():
-        check_dtype(op, name, t.dtype)
-        if tuple(t.shape) != shape:
-            shapes = f"{shape}, that of half of {lead} {tuple(x.shape)}; got {tuple(t.shape)}"
-            raise ValueError(f"{op}: {name} must have shape {shapes}")
-        if t.device != x.device:
-            raise ValueError(f"{op}: {name} must be on {x.device}, the device of {lead}; got {t.device}")
 
 
 def one(act: str) -> tuple[Callable[..., Any], Callable[..., Any]]:
@@ -213,18 +181,6 @@ def with_halves(names: str) -> Maker:
         return {"dy": d.grad(), "x": x} if "dy" in names else {"x": x}
 
     return Maker(build, tuple(cases) if "dy" in names else (*map(_doubled, cases), Case((1, 1000))))
-
-
-def odd(good: Maker, bad: BadSamples, name: str = "x") -> BadSamples:
-    """Bad samples, and one whose last dimension has no halves."""
-
-    def also(device: torch.device) -> Iterator[BadSample]:
-        yield from bad(device)
-        args = good.named(Case((5, 64)), torch.float32, device)
-        args[name] = args[name][..., :-1]
-        yield BadSample(tuple(args.values()), ValueError, f"{name} must have an even last dimension", id=f"{name} odd")
-
-    return also
 
 
 # ---- the ops --------------------------------------------------------------------------------------------------------

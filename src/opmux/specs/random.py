@@ -155,19 +155,6 @@ def counted(op: str, like: Tensor, low: int, high: int) -> None:
         raise BadArgument.of(op, "high", expected, f"low {low} and high {high}")
 
 
-def check_seed(op: str, lead: str, x: Tensor, seed: Tensor) -> None:
-    if seed.dtype is not torch.int64 or tuple(seed.shape) != (2,):
-        got = f"{dtype_name(seed.dtype)} {tuple(seed.shape)}"
-        raise ValueError(f"{op}: seed must be int64 (2,), a key and a counter; got {got}")
-    if seed.device != x.device and not seed.is_cpu:
-        raise ValueError(f"{op}: seed must be on {x.device}, the device of {lead}, or on the CPU; got {seed.device}")
-
-
-def check_probability(op: str, p: float) -> None:
-    if not 0 <= p <= 1:
-        raise ValueError(f"{op}: p must be from 0 to 1; got {p}")
-
-
 # The primitives that ops under ATen's names are made of.
 PRIMITIVES = {
     "dropout": "philox_dropout",

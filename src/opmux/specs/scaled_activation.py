@@ -1,9 +1,8 @@
 """Gates with parameters, and a factor for each row: y = s * f(a) * u(b), with a and b the halves of the last dimension.
 
-What mixtures of experts want: the factor is the probability by which a row was routed. f and u of each gate are a row
-of `GATES`. With `interleave` k the halves lie in turns, k columns of a and k of b. tex's names for them are in
-`tex_scaled_activation`. They compute in float32 (float64 for float64 inputs) and round once, into fresh contiguous
-results.
+For mixtures of experts: the factor is the router's probability of a row. f and u of each gate are a row of `GATES`.
+With `interleave` k, blocks of k columns of a and of b alternate. tex's names for them are in faces/tex/ops.
+They compute in float32 (float64 for float64 inputs) and round once, into fresh contiguous results.
 """
 
 import math
@@ -17,7 +16,7 @@ from torch import Tensor
 from ..core.contract import Float, Grad, Rule, each_row
 from ..core.spec import op
 from . import activation
-from ._numeric import check_dtype, rounded, wide
+from ._numeric import rounded, wide
 from .activation import SUMS
 from .samples import Case, Draw, Maker
 
@@ -68,45 +67,6 @@ GATES = {
         lambda b, limit, alpha, offset: torch.where(b.abs() > limit, 0.0, torch.ones_like(b)),
     ),
 }
-
-
-# ---- checks ---------------------------------------------------------------------------------------------------------
-
-
-def check(
-    op: str,
-    gated: bool,
-    x: Tensor,
-    scales: Tensor | None,
-    interleave: int = 0,
-    dy: Tensor | None = None,
-    *,
-    needed: bool = True,
-    names: tuple[str, str, str, str] = ("x", "scales", "dy", "interleave"),
-) -> None:
-    """Refuse an x without halves (of `interleave` columns in turns), scales that are not one for each row (and none,
-    where they are needed), and a gradient not shaped like the result."""
-    lead, scales_name, grad, turns = names
-    like = {} if dy is None else {grad: dy}
-    if gated:
-        activation.check_halves(op, lead, x, **like)
-    else:
-        activation.check_bias(op, lead, x, None, **like)
-    if scales is None and needed:
-        raise TypeError(f"{op}: {scales_name} must be a Tensor; got None")
-    if scales is not None:
-        check_dtype(op, scales_name, scales.dtype)
-        rows = math.prod(x.shape[:-1])
-        if scales.numel() != rows:
-            what = f"one for each row of {lead} {tuple(x.shape)}; got {tuple(scales.shape)}"
-            raise ValueError(f"{op}: {scales_name} must have {rows} numbers, {what}")
-        if scales.device != x.device:
-            raise ValueError(f"{op}: {scales_name} must be on {x.device}, the device of {lead}; got {scales.device}")
-    if isinstance(interleave, bool) or not isinstance(interleave, (int, torch.SymInt)):
-        raise TypeError(f"{op}: {turns} must be an int; got {type(interleave).__name__}")
-    if interleave < 0 or (interleave and x.shape[-1] // 2 % interleave):
-        what = f"0, or divide half the last dimension of {lead} {tuple(x.shape)}"
-        raise ValueError(f"{op}: {turns} must be {what}; got {interleave}")
 
 
 # ---- references -----------------------------------------------------------------------------------------------------
