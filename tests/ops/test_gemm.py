@@ -85,10 +85,10 @@ def test_flops():
 
 
 def test_shapes_are_said():
-    with pytest.raises(ValueError, match=r"linear: weight must be \[out, in\]; got \(8,\)"):
+    with pytest.raises(ValueError, match=r"linear: weight must have 2 dimensions, \[n, k\]; got \(8,\)"):
         opmux.ops.linear(torch.randn(3, 8), torch.randn(8))
     with pytest.raises(
-        ValueError, match=r"weight must have shape \(4, 8\), the last dimension of x \(3, 8\) being its"
+        ValueError, match=r"weight must have shape \(4, 8\), \[n, k\] where x \(3, 8\) is \[\*rows, k\]; got"
     ):
         opmux.ops.linear(torch.randn(3, 8), torch.randn(4, 9))
 
@@ -193,7 +193,7 @@ def test_cublas_calls_compute_the_same(fn, dtype):
             assert g.dtype is w.dtype and g.is_contiguous() and not g._is_view()
             torch.testing.assert_close(g, w, rtol=tol.rtol, atol=tol.atol, msg=lambda m, s=sample: f"{s.id}: {m}")
     assert ran or fn is cublas.block_scaled_gemm  # which a CPU has not
-    for bad in spec.errors(CPU):
+    for bad in (b for b in spec.errors(CPU) if b.typed):
         with pytest.raises(bad.error, match=bad.match):
             (when or fn)(*bad.args)
 

@@ -4,7 +4,8 @@
 
 A tensor's annotation has its dtypes and its dimensions, in the notation of jaxtyping: the same name is the same size,
 `*rows` is any number of dimensions, `#n` is n or 1, `2*n` is twice n, `3` is 3, `_` any size, `...` any dimensions.
-All tensors are on one device. Sizes are taken from the first tensor that names them, from gradients (`Grad`) last.
+All tensors are on one device. Sizes are taken from the first tensor that names them; gradients (`Grad`) and tensors
+whose shape is computed from other arguments (`shape`) come last.
 More rules stand behind the dimensions, or in an `Annotated`: `same_dtype("x")`, `one_of(...)`, `between(0, 1)`.
 
 The check costs microseconds, so it is made where a plan for new shapes is made, before a reference runs, and after an
@@ -551,8 +552,8 @@ class Contract:
     _order: tuple[Argument, ...] = field(init=False)
 
     def __post_init__(self) -> None:
-        shaped = [a for a in self.arguments if a.form is not None]
-        object.__setattr__(self, "_order", tuple(sorted(shaped, key=lambda a: bool(a.form and a.form.kind.last))))
+        late = lambda a: a.form.kind.last or any(isinstance(r, shape) for r in a.rules)
+        object.__setattr__(self, "_order", tuple(sorted((a for a in self.arguments if a.form is not None), key=late)))
 
     @classmethod
     def of(cls, op: str, hints: Mapping[str, Any], where: Iterable[Where] = ()) -> Contract:
@@ -616,7 +617,7 @@ class Contract:
         forms = {a.name: a.form.dims for a in self._order if a.form is not None}
         if len(sources) == 1 and forms[next(iter(sources))] == dims:
             return f"have shape {wanted}, that of {{{next(iter(sources))}}}"
-        of = " and ".join(f"{{{n}}} {tuple(given[n].shape)} is {forms[n]}" for n in forms if n in sources)
+        of = " and ".join(f"{{{n}}} {tuple(given[n].shape)} is {forms[n]}" for n in forms if n in sources - {name})
         return f"have shape {wanted}" + (f", {dims} where {of}" if of else f", {dims}")
 
     def documented(self, doc: str) -> str:

@@ -25,7 +25,7 @@ from .lib.config import Tiles, tunable
 from .lib.gates import gelu, gelu_slope
 from .lib.interpret import interpreting
 from .lib.launch import Launcher, _compiling_only
-from .lib.plans import plans
+from .lib.plans import check, checks, plans
 from .lib.rows import DEVICES, Room, wide_of
 
 # ---- the kernels ----------------------------------------------------------------------------------------------------
@@ -275,7 +275,8 @@ def _plan(
     act: str,
     how: str,
 ) -> Multiplied:
-    sizes = spec.check_gemm(op, a, b, bias, trans_a, trans_b, out_dtype, pre)
+    check(op, a=a, b=b, bias=bias, pre=pre, trans_a=trans_a, trans_b=trans_b, out_dtype=out_dtype)
+    sizes = spec.sizes_of(a, b, trans_a, trans_b)
     return _plan_product(sizes, a, b, trans_a, trans_b, out_dtype or a.dtype, act, False, False, how, alpha=alpha)
 
 
@@ -283,7 +284,8 @@ def _plan(
 def _plan_sum(
     c: Tensor, a: Tensor, b: Tensor, trans_a: bool, trans_b: bool, alpha: float, beta: float, how: str
 ) -> Multiplied:
-    sizes = spec.check_sum("gemm_add_", c, a, b, trans_a, trans_b)
+    check("gemm_add_", c=c, a=a, b=b, trans_a=trans_a, trans_b=trans_b)
+    sizes = spec.sizes_of(a, b, trans_a, trans_b)
     if c.stride(1) != 1 and c.shape[1] > 1:
         raise NotSupported("gemm_add_: c must have its rows in one piece")
     step = c.stride(0) if c.shape[0] > 1 else c.shape[1]
@@ -302,7 +304,11 @@ def _plan_scaled(
     out_dtype: torch.dtype,
     fast: bool,
 ) -> Multiplied:
-    sizes = spec.check_scaled("scaled_gemm", a, b, a_scale, b_scale, a_dtype, b_dtype, bias, out_dtype)
+    check(
+        "scaled_gemm",
+        a=a, b=b, a_scale=a_scale, b_scale=b_scale, a_dtype=a_dtype, b_dtype=b_dtype, bias=bias, out_dtype=out_dtype,
+    )  # fmt: skip
+    sizes = spec.sizes_of(a, b, False, True)
     kinds = (a_dtype, b_dtype)
     return _plan_product(sizes, a, b, False, True, out_dtype, "", False, not fast, "ieee", kinds=kinds)
 
@@ -320,9 +326,11 @@ def _plan_blocks(
     b_rows: int,
     out_dtype: torch.dtype,
 ) -> Multiplied:
-    m, n, k = spec.check_block_scaled(
-        "block_scaled_gemm", a, b, a_scale, b_scale, a_dtype, b_dtype, bias, a_rows, b_rows, out_dtype
-    )
+    check(
+        "block_scaled_gemm", a_rows=a_rows, b_rows=b_rows,
+        a=a, b=b, a_scale=a_scale, b_scale=b_scale, a_dtype=a_dtype, b_dtype=b_dtype, bias=bias, out_dtype=out_dtype,
+    )  # fmt: skip
+    m, n, k = spec.sizes_of(a, b, False, True)
     room = Room.of((m, n), out_dtype)
     if not (m and n):
         return Multiplied(None, room, None)
@@ -481,9 +489,13 @@ def block_scaled_gemm(
     return y
 
 
+# The products below see rows, and know the arguments by other names.
+check_linear, check_linear_bwd = checks(spec.linear), checks(spec.linear_bwd)
+
+
 @kernel(spec.linear)
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    spec.check("linear", x, weight, bias)
+    check_linear(x, weight, bias)
     if x.dim() == 2:
         return gemm(x, weight, bias, False, True, 1.0, None)
     y = gemm(x.reshape(math.prod(x.shape[:-1]), x.shape[-1]), weight, bias, False, True, 1.0, None)
@@ -492,7 +504,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 @kernel(spec.linear_bwd)
 def linear_bwd(dy: Tensor, x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    spec.check("linear_bwd", x, weight, dy=dy)
+    check_linear_bwd(dy, x, weight)
     m, (n, k) = math.prod(x.shape[:-1]), weight.shape
     g = dy.to(x.dtype).reshape(m, n)
     dx = gemm(g, weight, None, False, False, 1.0, None)

@@ -5,17 +5,18 @@ round float32 factors to TF32 is torch's setting (`torch.backends.cuda.matmul`),
 """
 
 import math
-import re
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Iterator
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor
 
+from ..core.contract import FLOATS, FP8, Byte, Float, Float32, Grad, one_of, same_dtype, shape, single
+from ..core.errors import BadArgument
 from ..core.spec import BadSample, BadSamples, Tol, op
-from ._numeric import FLOATS, check_dtype, dtype_name, rounded, wide
+from ._numeric import rounded, wide
 from .activation import ACTS
-from .samples import Case, Draw, Maker, errors
+from .samples import Case, Draw, Maker
 
 # Products are added up in another order; parts of a sum may be rounded to the inputs' dtype before they are added.
 SUMS = {
@@ -23,45 +24,6 @@ SUMS = {
     torch.float16: Tol(2e-3, 1e-2),
     torch.bfloat16: Tol(1.6e-2, 5e-2),
 }
-
-
-def fits(x: Tensor, weight: Tensor, bias: Tensor | None, dy: Tensor | None) -> bool:
-    """Whether all is right, in as few questions as will do: a library's call is not much longer."""
-    shape, outs, dtype, device = x.shape, weight.shape, x.dtype, x.device
-    if not shape or len(outs) != 2 or shape[-1] != outs[1] or weight.dtype != dtype or weight.device != device:
-        return False
-    if bias is not None and (bias.shape != outs[:1] or bias.dtype != dtype or bias.device != device):
-        return False
-    if dy is not None and (dy.shape != (*shape[:-1], outs[0]) or dy.dtype not in FLOATS or dy.device != device):
-        return False
-    return dtype in FLOATS
-
-
-def check(op: str, x: Tensor, weight: Tensor, bias: Tensor | None = None, dy: Tensor | None = None) -> None:
-    """Refuse what does not fit together: shapes, dtypes (but a gradient's, which may be any float), devices."""
-    if fits(x, weight, bias, dy):
-        return
-    if x.dim() == 0:
-        raise ValueError(f"{op}: x must have at least one dimension, that of weight's inputs; got a 0-dim tensor")
-    if weight.dim() != 2:
-        raise ValueError(f"{op}: weight must be [out, in]; got {tuple(weight.shape)}")
-    n, k = weight.shape[0], x.shape[-1]
-    expected = (
-        ("x", x, x.shape, ""),
-        ("weight", weight, (n, k), f"the last dimension of x {tuple(x.shape)} being its inputs"),
-        ("bias", bias, (n,), f"the outputs of weight {tuple(weight.shape)}"),
-        ("dy", dy, (*x.shape[:-1], n), f"the leading dimensions of x {tuple(x.shape)} and the outputs of weight"),
-    )
-    for name, t, wanted, what in expected:
-        if t is None:
-            continue
-        check_dtype(op, name, t.dtype)
-        if t.shape != wanted:
-            raise ValueError(f"{op}: {name} must have shape {tuple(wanted)}, {what}; got {tuple(t.shape)}")
-        if t.device != x.device:
-            raise ValueError(f"{op}: {name} must be on {x.device}, the device of x; got {t.device}")
-        if t.dtype != x.dtype and name != "dy":
-            raise ValueError(f"{op}: {name} must be {dtype_name(x.dtype)}, the dtype of x; got {dtype_name(t.dtype)}")
 
 
 def _args(d: Draw) -> dict[str, Any]:
@@ -101,13 +63,24 @@ def _flops(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> int:
 @op(
     grad="linear_bwd",
     samples=LINEAR,
-    errors=errors(LINEAR, x="0-dim ints", weight="short ints away dtype", bias="short ints away dtype"),
     tol=SUMS,
     flops=_flops,
 )
-def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """y = x weight^T + bias, with weight [out, in]."""
-    check("linear", x, weight, bias)
+def linear(
+    x: Float[Tensor, "*rows k"],
+    weight: Float[Tensor, "n k", same_dtype("x")],
+    bias: Float[Tensor, "n", same_dtype("x")] | None = None,
+) -> Tensor:
+    """y = x weight^T + bias, computed in float32 (float64 for float64) and rounded once.
+
+    Args:
+        x: the rows of inputs.
+        weight: one row for each output.
+        bias: added to each row of y.
+
+    Returns:
+        y [*rows, n], of x's dtype.
+    """
     v = wide(x)
     y = v @ weight.to(v.dtype).mT
     return rounded(y if bias is None else y + bias.to(v.dtype), x.dtype)
@@ -125,13 +98,22 @@ LINEAR_BWD = Maker(_bwd_args, CASES)
 @op(
     out="dx dweight dbias",
     samples=LINEAR_BWD,
-    errors=errors(LINEAR_BWD, dy="short few ints away", x="0-dim", weight="short dtype"),
     tol=SUMS,
     flops=lambda dy, x, weight: 2 * _flops(x, weight),
 )
-def linear_bwd(dy: Tensor, x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """dx = dy weight, dweight = dy^T x, dbias = sum(dy), both summed over all leading dimensions."""
-    check("linear_bwd", x, weight, dy=dy)
+def linear_bwd(
+    dy: Grad[Tensor, "*rows n"], x: Float[Tensor, "*rows k"], weight: Float[Tensor, "n k", same_dtype("x")]
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The gradients of linear: dx = dy weight, dweight = dy^T x, dbias = sum(dy), both summed over all rows.
+
+    Args:
+        dy: the gradient of y.
+        x: the input of the forward.
+        weight: that of the forward.
+
+    Returns:
+        dx, like x, dweight, like weight, and dbias [n], of weight's dtype.
+    """
     v = wide(x)
     g, w = dy.to(v.dtype), weight.to(v.dtype)
     (n, k), m = w.shape, math.prod(x.shape[:-1])
@@ -143,60 +125,36 @@ def linear_bwd(dy: Tensor, x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor, T
 # ---- gemm -----------------------------------------------------------------------------------------------------------
 
 
-def check_matrices(op: str, a: Tensor, b: Tensor, trans_a: bool, trans_b: bool) -> tuple[int, int, int]:
-    """Refuse what is no product of two matrices of one dtype and device; the sizes M, N, K where it is."""
-    sa, sb, dtype = a.shape, b.shape, a.dtype
-    if len(sa) == len(sb) == 2 and dtype is b.dtype and dtype in FLOATS and a.device == b.device:
-        m, k = sa
-        other, n = sb
-        if trans_a:
-            m, k = k, m
-        if trans_b:
-            other, n = n, other
-        if k == other:
-            return m, n, k
-    for name, t in (("a", a), ("b", b)):
-        check_dtype(op, name, t.dtype)
-        if t.dim() != 2:
-            raise ValueError(f"{op}: {name} must be a matrix; got shape {tuple(t.shape)}")
-    if b.dtype is not dtype:
-        raise ValueError(f"{op}: b must be {dtype_name(dtype)}, the dtype of a; got {dtype_name(b.dtype)}")
-    if b.device != a.device:
-        raise ValueError(f"{op}: b must be on {a.device}, the device of a; got {b.device}")
-    k = sa[0] if trans_a else sa[1]
-    wanted = (sb[0], k) if trans_b else (k, sb[1])
-    forms = f"a{'^T' if trans_a else ''} b{'^T' if trans_b else ''}"
-    raise ValueError(f"{op}: b must have shape {wanted}, as {forms} with a {tuple(sa)}; got {tuple(sb)}")
+OutDtype = Annotated[torch.dtype, one_of(*FLOATS)]
 
 
-def check_beside(op: str, name: str, t: Tensor | None, shape: tuple[int, ...], what: str, a: Tensor) -> None:
-    """Refuse a further tensor (any float) that has not this shape, or is not where a is."""
-    if t is None or (t.shape == shape and t.dtype in FLOATS and t.device == a.device):
-        return
-    check_dtype(op, name, t.dtype)
-    if t.shape != shape:
-        raise ValueError(f"{op}: {name} must have shape {shape}, {what}; got {tuple(t.shape)}")
-    raise ValueError(f"{op}: {name} must be on {a.device}, the device of a; got {t.device}")
+def sizes_of(a: Tensor, b: Tensor, trans_a: bool, trans_b: bool) -> tuple[int, int, int]:
+    """The sizes M, N, K of a product."""
+    m, k = a.shape
+    n = b.shape[0 if trans_b else 1]
+    return (k, n, m) if trans_a else (m, n, k)
 
 
-def check_gemm(
-    op: str,
-    a: Tensor,
-    b: Tensor,
-    bias: Tensor | None,
-    trans_a: bool,
-    trans_b: bool,
-    out_dtype: torch.dtype | None,
-    pre: Tensor | None = None,
-) -> tuple[int, int, int]:
-    m, n, k = check_matrices(op, a, b, trans_a, trans_b)
-    if bias is not None:
-        check_beside(op, "bias", bias, (n,), "a number for each column of the product", a)
-    if pre is not None:
-        check_beside(op, "pre", pre, (m, n), "that of the product", a)
-    if out_dtype is not None and out_dtype not in FLOATS:
-        check_dtype(op, "out_dtype", out_dtype)
-    return m, n, k
+def _product_shape(a: Tensor, b: Tensor, trans_a: bool, trans_b: bool) -> tuple[int, ...]:
+    return sizes_of(a, b, trans_a, trans_b)[:2]
+
+
+def _bias_shape(a: Tensor, b: Tensor, trans_a: bool, trans_b: bool) -> tuple[int, ...]:
+    return sizes_of(a, b, trans_a, trans_b)[1:2]
+
+
+Bias = Float[Tensor, "n", shape(_bias_shape)]
+LikeProduct = Float[Tensor, "m n", shape(_product_shape)]
+
+
+def factors_fit(op: str, a: Tensor, b: Tensor, trans_a: bool, trans_b: bool) -> None:
+    """Both factors have the same K; which dimension that is depends on `trans_a` and `trans_b`."""
+    k = a.shape[0 if trans_a else 1]
+    if b.shape[1 if trans_b else 0] != k:
+        wanted = (b.shape[0], k) if trans_b else (k, b.shape[1])
+        form = f"a{'^T' if trans_a else ''} b{'^T' if trans_b else ''}"
+        expected = f"have shape {wanted}, as {form} with {{a}} {tuple(a.shape)}"
+        raise BadArgument.of(op, "b", expected, str(tuple(b.shape)))
 
 
 def product(a: Tensor, b: Tensor, trans_a: bool, trans_b: bool, alpha: float) -> Tensor:
@@ -260,54 +218,74 @@ GEMM_CASES = (
     Case((5, 64), "expanded", {"bias": True}),
 )
 GEMM = Maker(_gemm_args, GEMM_CASES)
-GEMM_WRONG = {"a": "ints", "b": "ints away dtype", "bias": "short ints away", "out_dtype": "int8"}
 
 
-def wrong_gemm(good: Maker, **wrong: str) -> BadSamples:
-    """Bad samples of b^T (5, 64) by (64, 64), and factors that do not fit, or are no matrices."""
-    options = {"tb": True, "bias": True, "out": 64}
+def unfit_factors(good: Maker) -> BadSamples:
+    """Bad samples: (5, 64) by the transpose of a matrix with 63 columns, and by a matrix with 63 rows."""
 
     def bad(device: torch.device) -> Iterator[BadSample]:
-        yield from errors(good, options, **wrong)(device)
-        ways: dict[str, tuple[Callable[[Tensor], Tensor], str]] = {
-            "short": (lambda t: t[:, :-1], r"b must have shape \(64, 64\), as a b\^T with a \(5, 64\); got \(64, 63\)"),
-            "flat": (lambda t: t[0], r"b must be a matrix; got shape \(64,\)"),
-        }
-        for way, (spoil, says) in ways.items():
-            args = good.named(Case((5, 64), options=options), torch.float32, device)
-            args["b"] = spoil(args["b"])
-            yield BadSample(tuple(args.values()), ValueError, says, id=f"b {way}")
+        for turned, says in (
+            (True, r"b must have shape \(24, 64\), as a b\^T with a \(5, 64\); got \(24, 63\)"),
+            (False, r"b must have shape \(64, 24\), as a b with a \(5, 64\); got \(63, 24\)"),
+        ):
+            args = good.named(Case((5, 64), options={"tb": turned, "bias": True}), torch.float32, device)
+            args["b"] = args["b"][:, :-1] if turned else args["b"][:-1]
+            yield BadSample(tuple(args.values()), ValueError, says, id=f"b short, trans_b={turned}")
 
     return bad
 
 
-@op(samples=GEMM, errors=wrong_gemm(GEMM, **GEMM_WRONG), tol=SUMS, flops=gemm_flops)
+@op(samples=GEMM, errors=unfit_factors(GEMM), where=factors_fit, tol=SUMS, flops=gemm_flops)
 def gemm(
-    a: Tensor,
-    b: Tensor,
-    bias: Tensor | None = None,
+    a: Float[Tensor, "_ _"],
+    b: Float[Tensor, "_ _", same_dtype("a")],
+    bias: Bias | None = None,
     trans_a: bool = False,
     trans_b: bool = False,
     alpha: float = 1.0,
-    out_dtype: torch.dtype | None = None,
+    out_dtype: OutDtype | None = None,
 ) -> Tensor:
-    """y = alpha op(a) op(b) + bias, with op(x) = x^T where `trans_` says so; of a's dtype, or out_dtype."""
-    check_gemm("gemm", a, b, bias, trans_a, trans_b, out_dtype)
+    """y = alpha * op(a) op(b) + bias, where op(x) is x^T if `trans_` says so; rounded once.
+
+    Args:
+        a: [m, k]; [k, m] with trans_a.
+        b: [k, n]; [n, k] with trans_b.
+        bias: added to each row of the product.
+        trans_a: use a^T.
+        trans_b: use b^T.
+        alpha: multiplies the product, before the bias is added.
+        out_dtype: the dtype of the result; by default that of a.
+
+    Returns:
+        y [m, n].
+    """
     return rounded(with_bias(product(a, b, trans_a, trans_b, alpha), bias), out_dtype or a.dtype)
 
 
-@op(out="y pre", samples=GEMM, errors=wrong_gemm(GEMM, **GEMM_WRONG), tol=SUMS, flops=gemm_flops)
+@op(out="y pre", samples=GEMM, errors=unfit_factors(GEMM), where=factors_fit, tol=SUMS, flops=gemm_flops)
 def gemm_gelu(
-    a: Tensor,
-    b: Tensor,
-    bias: Tensor | None = None,
+    a: Float[Tensor, "_ _"],
+    b: Float[Tensor, "_ _", same_dtype("a")],
+    bias: Bias | None = None,
     trans_a: bool = False,
     trans_b: bool = False,
     alpha: float = 1.0,
-    out_dtype: torch.dtype | None = None,
+    out_dtype: OutDtype | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """pre = alpha op(a) op(b) + bias and y = gelu(pre), of what is not rounded yet; gelu by tanh."""
-    check_gemm("gemm_gelu", a, b, bias, trans_a, trans_b, out_dtype)
+    """gemm followed by gelu (tanh): pre = alpha * op(a) op(b) + bias, y = gelu(pre), of pre before it is rounded.
+
+    Args:
+        a: [m, k]; [k, m] with trans_a.
+        b: [k, n]; [n, k] with trans_b.
+        bias: added to each row of the product.
+        trans_a: use a^T.
+        trans_b: use b^T.
+        alpha: multiplies the product, before the bias is added.
+        out_dtype: the dtype of the result; by default that of a.
+
+    Returns:
+        y and pre, both [m, n].
+    """
     pre = with_bias(product(a, b, trans_a, trans_b, alpha), bias)
     dtype = out_dtype or a.dtype
     return rounded(ACTS["gelu"].value(pre), dtype), rounded(pre, dtype)
@@ -325,29 +303,36 @@ DGELU = Maker(_dgelu_args, tuple(c for c in GEMM_CASES if c.shape != (5, 0)))
 
 @op(
     samples=DGELU,
-    errors=wrong_gemm(DGELU, a="ints", b="ints away dtype", pre="short few ints away", out_dtype="int8"),
+    errors=unfit_factors(DGELU),
+    where=factors_fit,
     tol=SUMS,
     flops=gemm_flops,
 )
 def gemm_dgelu(
-    a: Tensor,
-    b: Tensor,
-    pre: Tensor,
+    a: Float[Tensor, "_ _"],
+    b: Float[Tensor, "_ _", same_dtype("a")],
+    pre: LikeProduct,
     trans_a: bool = False,
     trans_b: bool = False,
     alpha: float = 1.0,
-    out_dtype: torch.dtype | None = None,
+    out_dtype: OutDtype | None = None,
 ) -> Tensor:
-    """y = alpha op(a) op(b) * gelu'(pre); gelu by tanh."""
-    check_gemm("gemm_dgelu", a, b, None, trans_a, trans_b, out_dtype, pre)
+    """The gradient of gelu (tanh) after a product: y = alpha * op(a) op(b) * gelu'(pre).
+
+    Args:
+        a: [m, k]; [k, m] with trans_a.
+        b: [k, n]; [n, k] with trans_b.
+        pre: what gelu was applied to.
+        trans_a: use a^T.
+        trans_b: use b^T.
+        alpha: multiplies the product.
+        out_dtype: the dtype of the result; by default that of a.
+
+    Returns:
+        y [m, n].
+    """
     y = product(a, b, trans_a, trans_b, alpha)
     return rounded(y * ACTS["gelu"].slope(pre.to(y.dtype)), out_dtype or a.dtype)
-
-
-def check_sum(op: str, c: Tensor, a: Tensor, b: Tensor, trans_a: bool, trans_b: bool) -> tuple[int, int, int]:
-    m, n, k = check_matrices(op, a, b, trans_a, trans_b)
-    check_beside(op, "c", c, (m, n), "that of the product", a)
-    return m, n, k
 
 
 def _sum_args(d: Draw) -> dict[str, Any]:
@@ -383,105 +368,49 @@ SUM = Maker(
     out="",
     mutates=("c",),
     samples=SUM,
-    errors=wrong_gemm(SUM, c="short few ints away", a="ints", b="ints away dtype"),
+    errors=unfit_factors(SUM),
+    where=factors_fit,
     tol=SUMS,
     flops=lambda c, a, b, *rest: gemm_flops(a, b, *rest),
 )
 def gemm_add_(
-    c: Tensor,
-    a: Tensor,
-    b: Tensor,
+    c: LikeProduct,
+    a: Float[Tensor, "_ _"],
+    b: Float[Tensor, "_ _", same_dtype("a")],
     trans_a: bool = False,
     trans_b: bool = False,
     alpha: float = 1.0,
     beta: float = 1.0,
 ) -> None:
-    """c = alpha op(a) op(b) + beta c, in place; with beta 0, what was in c does not matter."""
-    check_sum("gemm_add_", c, a, b, trans_a, trans_b)
+    """c = alpha * op(a) op(b) + beta * c, in place.
+
+    Args:
+        c: the sum; its dtype need not be that of a.
+        a: [m, k]; [k, m] with trans_a.
+        b: [k, n]; [n, k] with trans_b.
+        trans_a: use a^T.
+        trans_b: use b^T.
+        alpha: multiplies the product.
+        beta: multiplies c; with 0, c is overwritten whatever it holds, NaN included.
+    """
     y = product(a, b, trans_a, trans_b, alpha)
     c.copy_(y if beta == 0.0 else y + c.to(y.dtype) * beta)
 
 
 # ---- products of FP8 ------------------------------------------------------------------------------------------------
 
-FP8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 FP8_SUMS = (torch.float16, torch.bfloat16, torch.float32)
 BLOCK = 128
 
 
-def check_fp8(
-    op: str,
-    a: Tensor,
-    b: Tensor,
-    a_scale: Tensor,
-    b_scale: Tensor,
-    a_dtype: torch.dtype,
-    b_dtype: torch.dtype,
-    bias: Tensor | None,
-    out_dtype: torch.dtype,
-) -> tuple[int, int, int]:
-    """Refuse what is no product a b^T of FP8 matrices with float32 scales; the sizes M, N, K where it is."""
-    for name, t, dtype in (("a", a, a_dtype), ("b", b, b_dtype)):
-        if t.dtype is not torch.uint8:
-            raise TypeError(f"{op}: {name} must be uint8, the bytes of FP8; got {dtype_name(t.dtype)}")
-        if dtype not in FP8:
-            raise TypeError(f"{op}: {name}_dtype must be float8_e4m3fn or float8_e5m2; got {dtype_name(dtype)}")
-        if t.dim() != 2:
-            raise ValueError(f"{op}: {name} must be a matrix; got shape {tuple(t.shape)}")
-    (m, k), n = a.shape, b.shape[0]
-    if b.shape[1] != k:
-        raise ValueError(f"{op}: b must have shape {(n, k)}, as a b^T with a {(m, k)}; got {tuple(b.shape)}")
-    for name, t in (("b", b), ("a_scale", a_scale), ("b_scale", b_scale)):
-        if t.device != a.device:
-            raise ValueError(f"{op}: {name} must be on {a.device}, the device of a; got {t.device}")
-        if t is not b and t.dtype is not torch.float32:
-            raise TypeError(f"{op}: {name} must be float32; got {dtype_name(t.dtype)}")
-    check_beside(op, "bias", bias, (n,), "a number for each column of the product", a)
-    if out_dtype not in FP8_SUMS:
-        raise TypeError(f"{op}: out_dtype must be float16, bfloat16 or float32; got {dtype_name(out_dtype)}")
-    return m, n, k
+Float8 = Annotated[torch.dtype, one_of(*FP8)]
+Fp8OutDtype = Annotated[torch.dtype, one_of(*FP8_SUMS)]
+Rows = Annotated[int, one_of(1, BLOCK)]
 
 
-def check_scaled(
-    op: str,
-    a: Tensor,
-    b: Tensor,
-    a_scale: Tensor,
-    b_scale: Tensor,
-    a_dtype: torch.dtype,
-    b_dtype: torch.dtype,
-    bias: Tensor | None,
-    out_dtype: torch.dtype,
-) -> tuple[int, int, int]:
-    sizes = check_fp8(op, a, b, a_scale, b_scale, a_dtype, b_dtype, bias, out_dtype)
-    for name, t in (("a_scale", a_scale), ("b_scale", b_scale)):
-        if t.numel() != 1:
-            raise ValueError(f"{op}: {name} must have one element; got shape {tuple(t.shape)}")
-    return sizes
-
-
-def check_block_scaled(
-    op: str,
-    a: Tensor,
-    b: Tensor,
-    a_scale: Tensor,
-    b_scale: Tensor,
-    a_dtype: torch.dtype,
-    b_dtype: torch.dtype,
-    bias: Tensor | None,
-    a_rows: int,
-    b_rows: int,
-    out_dtype: torch.dtype,
-) -> tuple[int, int, int]:
-    m, n, k = check_fp8(op, a, b, a_scale, b_scale, a_dtype, b_dtype, bias, out_dtype)
-    for name, t, rows, length in (("a", a_scale, a_rows, m), ("b", b_scale, b_rows, n)):
-        if rows not in (1, BLOCK):
-            raise ValueError(f"{op}: {name}_rows must be 1 or {BLOCK}; got {rows}")
-        wanted = (-(-length // rows), -(-k // BLOCK))
-        if t.shape != wanted:
-            what = f"one for each {rows}x{BLOCK} of {name}"
-            raise ValueError(f"{op}: {name}_scale must have shape {wanted}, {what}; got {tuple(t.shape)}")
-    return m, n, k
+def scales_shape(x: Tensor, rows: int) -> tuple[int, int]:
+    """The shape of the scales of a matrix that has one for each block of `rows` by 128."""
+    return -(-x.shape[0] // rows), -(-x.shape[1] // BLOCK)
 
 
 def _fp8_args(d: Draw) -> dict[str, Any]:
@@ -518,51 +447,38 @@ SCALED = Maker(
 )
 
 
-def wrong_fp8(good: Maker, *more: tuple[str, Callable[[Any], Any], str]) -> BadSamples:
-    ways: tuple[tuple[str, Callable[[Any], Any], str], ...] = (
-        ("a", lambda t: t.float(), "a must be uint8, the bytes of FP8; got float32"),
-        ("b_dtype", lambda t: torch.int8, "b_dtype must be float8_e4m3fn or float8_e5m2; got int8"),
-        ("b", lambda t: t[:, :-1], r"b must have shape \(24, 64\), as a b\^T with a \(5, 64\); got \(24, 63\)"),
-        ("b", lambda t: t[0], r"b must be a matrix; got shape \(64,\)"),
-        ("a_scale", lambda t: t.half(), "a_scale must be float32; got float16"),
-        ("b_scale", lambda t: t.to("meta" if t.is_cpu else "cpu"), "b_scale must be on .*, the device of a"),
-        ("bias", lambda t: t[:-1], r"bias must have shape \(24,\).*got \(23,\)"),
-        ("out_dtype", lambda t: torch.int8, "out_dtype must be float16, bfloat16 or float32; got int8"),
-        *more,
-    )
-
-    def bad(device: torch.device) -> Iterator[BadSample]:
-        for name, spoil, says in ways:
-            args = good.named(Case((5, 64), options={"bias": True}), torch.float32, device)
-            args[name] = spoil(args[name])
-            kind = TypeError if re.search("must be (float|uint8)", says) else ValueError
-            yield BadSample(tuple(args.values()), kind, says, id=f"{name}: {says}")
-
-    return bad
-
-
 @op(
     samples=SCALED,
-    errors=wrong_fp8(SCALED, ("a_scale", lambda t: t.expand(2), "a_scale must have one element; got shape")),
     tol=SUMS,
     flops=lambda a, b, *rest: 2 * a.numel() * b.shape[0],
 )
 def scaled_gemm(
-    a: Tensor,
-    b: Tensor,
-    a_scale: Tensor,
-    b_scale: Tensor,
-    a_dtype: torch.dtype,
-    b_dtype: torch.dtype,
-    bias: Tensor | None = None,
-    out_dtype: torch.dtype = torch.bfloat16,
+    a: Byte[Tensor, "m k"],
+    b: Byte[Tensor, "n k"],
+    a_scale: Float32[Tensor, "...", single()],
+    b_scale: Float32[Tensor, "...", single()],
+    a_dtype: Float8,
+    b_dtype: Float8,
+    bias: Float[Tensor, "n"] | None = None,
+    out_dtype: Fp8OutDtype = torch.bfloat16,
     fast: bool = False,
 ) -> Tensor:
-    """y = a_scale b_scale a b^T + bias, with a [M, K] and b [N, K] bytes of FP8, and a float32 each for the scales.
+    """y = a_scale * b_scale * a b^T + bias, of FP8 matrices that have one scale each.
 
-    `fast` allows sums of fewer bits than float32, where a chip has them.
+    Args:
+        a: the bytes of the first matrix.
+        b: the bytes of the second, which is transposed.
+        a_scale: multiplies a.
+        b_scale: multiplies b.
+        a_dtype: what the bytes of a are.
+        b_dtype: what the bytes of b are.
+        bias: added to each row of the product.
+        out_dtype: the dtype of y.
+        fast: allow sums of fewer bits than float32, on chips that have them.
+
+    Returns:
+        y [m, n].
     """
-    check_scaled("scaled_gemm", a, b, a_scale, b_scale, a_dtype, b_dtype, bias, out_dtype)
     y = (a.view(a_dtype).float() @ b.view(b_dtype).float().mT) * (a_scale.reshape(()) * b_scale.reshape(()))
     return rounded(with_bias(y, bias), out_dtype)
 
@@ -600,28 +516,38 @@ def each(scale: Tensor, rows: int, shape: torch.Size) -> Tensor:
 
 @op(
     samples=BLOCK_SCALED,
-    errors=wrong_fp8(
-        BLOCK_SCALED,
-        ("a_scale", lambda t: t[:-1], r"a_scale must have shape \(5, 1\), one for each 1x128 of a; got \(4, 1\)"),
-        ("b_rows", lambda v: 64, "b_rows must be 1 or 128; got 64"),
-    ),
     tol=SUMS,
     flops=lambda a, b, *rest: 2 * a.numel() * b.shape[0],
 )
 def block_scaled_gemm(
-    a: Tensor,
-    b: Tensor,
-    a_scale: Tensor,
-    b_scale: Tensor,
-    a_dtype: torch.dtype,
-    b_dtype: torch.dtype,
-    bias: Tensor | None = None,
-    a_rows: int = 1,
-    b_rows: int = 128,
-    out_dtype: torch.dtype = torch.bfloat16,
+    a: Byte[Tensor, "m k"],
+    b: Byte[Tensor, "n k"],
+    a_scale: Float32[Tensor, "_ _", shape(lambda a, a_rows: scales_shape(a, a_rows))],
+    b_scale: Float32[Tensor, "_ _", shape(lambda b, b_rows: scales_shape(b, b_rows))],
+    a_dtype: Float8,
+    b_dtype: Float8,
+    bias: Float[Tensor, "n"] | None = None,
+    a_rows: Rows = 1,
+    b_rows: Rows = 128,
+    out_dtype: Fp8OutDtype = torch.bfloat16,
 ) -> Tensor:
-    """y = a b^T + bias, with a [M, K] and b [N, K] bytes of FP8; each 1x128 or 128x128 has a scale in float32."""
-    check_block_scaled("block_scaled_gemm", a, b, a_scale, b_scale, a_dtype, b_dtype, bias, a_rows, b_rows, out_dtype)
+    """y = a b^T + bias, of FP8 matrices that have a scale for each block of 1x128 or 128x128.
+
+    Args:
+        a: the bytes of the first matrix.
+        b: the bytes of the second, which is transposed.
+        a_scale: multiplies the blocks of a: [ceil(m / a_rows), ceil(k / 128)].
+        b_scale: multiplies the blocks of b: [ceil(n / b_rows), ceil(k / 128)].
+        a_dtype: what the bytes of a are.
+        b_dtype: what the bytes of b are.
+        bias: added to each row of the product.
+        a_rows: the rows of a block of a.
+        b_rows: the rows of a block of b.
+        out_dtype: the dtype of y.
+
+    Returns:
+        y [m, n].
+    """
     x = a.view(a_dtype).float() * each(a_scale, a_rows, a.shape)
     w = b.view(b_dtype).float() * each(b_scale, b_rows, b.shape)
     return rounded(with_bias(x @ w.mT, bias), out_dtype)

@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ....kernels.lib.plans import checks
 from ....specs import gemm as spec
 from .tags import library
 
@@ -24,6 +25,11 @@ _addmm: Any = torch.ops.aten.addmm
 WIDE_MM = getattr(_mm, "dtype", None)
 WIDE_ADDMM = getattr(_addmm, "dtype_out", None)
 
+check_linear, check_linear_bwd = checks(spec.linear), checks(spec.linear_bwd)
+check_gemm, check_gemm_gelu, check_gemm_dgelu = checks(spec.gemm), checks(spec.gemm_gelu), checks(spec.gemm_dgelu)
+check_gemm_add_ = checks(spec.gemm_add_)
+check_scaled_gemm, check_block_scaled_gemm = checks(spec.scaled_gemm), checks(spec.block_scaled_gemm)
+
 
 def _shaped(y: Tensor, x: Tensor) -> Tensor:
     """Rows as x has them. Not a view to autograd: that lets nobody write to a view that a custom function returns."""
@@ -32,7 +38,7 @@ def _shaped(y: Tensor, x: Tensor) -> Tensor:
 
 @library("linear", "cublas")
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    spec.check("linear", x, weight, bias)
+    check_linear(x, weight, bias)
     if x.dim() == 2:
         return F.linear(x, weight, bias)
     # of rows, too: with more dimensions torch may round the product before it adds the bias
@@ -41,7 +47,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 @library("linear_bwd", "cublas")
 def linear_bwd(dy: Tensor, x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    spec.check("linear_bwd", x, weight, dy=dy)
+    check_linear_bwd(dy, x, weight)
     m, (n, k) = math.prod(x.shape[:-1]), weight.shape
     g = dy.to(x.dtype).reshape(m, n)
     return _shaped(torch.mm(g, weight), x), torch.mm(g.t(), x.reshape(m, k)), g.sum(0)
@@ -86,7 +92,7 @@ def gemm(
     alpha: float = 1.0,
     out_dtype: torch.dtype | None = None,
 ) -> Tensor:
-    spec.check_gemm("gemm", a, b, bias, trans_a, trans_b, out_dtype)
+    check_gemm(a, b, bias, trans_a, trans_b, alpha, out_dtype)
     if out_dtype is None and alpha == 1.0 and (bias is None or bias.dtype is a.dtype):  # by the fewest steps
         x = a.t() if trans_a else a
         if trans_b:
@@ -105,7 +111,7 @@ def gemm_gelu(
     alpha: float = 1.0,
     out_dtype: torch.dtype | None = None,
 ) -> tuple[Tensor, Tensor]:
-    spec.check_gemm("gemm_gelu", a, b, bias, trans_a, trans_b, out_dtype)
+    check_gemm_gelu(a, b, bias, trans_a, trans_b, alpha, out_dtype)
     pre = _product(*_turned(a, b, trans_a, trans_b), bias, alpha, out_dtype or a.dtype)
     return F.gelu(pre, approximate="tanh"), pre
 
@@ -120,7 +126,7 @@ def gemm_dgelu(
     alpha: float = 1.0,
     out_dtype: torch.dtype | None = None,
 ) -> Tensor:
-    spec.check_gemm("gemm_dgelu", a, b, None, trans_a, trans_b, out_dtype, pre)
+    check_gemm_dgelu(a, b, pre, trans_a, trans_b, alpha, out_dtype)
     dtype = out_dtype or a.dtype
     y = _product(*_turned(a, b, trans_a, trans_b), None, alpha, dtype)
     return torch.ops.aten.gelu_backward.grad_input(y, pre.to(dtype), approximate="tanh", grad_input=y)
@@ -136,9 +142,9 @@ def gemm_add_(
     alpha: float = 1.0,
     beta: float = 1.0,
 ) -> None:
-    _, _, k = spec.check_sum("gemm_add_", c, a, b, trans_a, trans_b)
+    check_gemm_add_(c, a, b, trans_a, trans_b, alpha, beta)
     x, w = _turned(a, b, trans_a, trans_b)
-    if not k:
+    if not x.shape[1]:
         c.zero_() if beta == 0.0 else c.mul_(beta)
     elif c.dtype is x.dtype:
         torch.addmm(c, x, w, beta=beta, alpha=alpha, out=c)
@@ -164,14 +170,13 @@ def scaled_when(
     out_dtype: torch.dtype = torch.bfloat16,
     fast: bool = False,
 ) -> bool | str:
-    m, n, k = spec.check_scaled("scaled_gemm", a, b, a_scale, b_scale, a_dtype, b_dtype, bias, out_dtype)
-    return fp8_limits(a, b, a_dtype is b_dtype is E5M2, bias, out_dtype, m, n, k)
+    check_scaled_gemm(a, b, a_scale, b_scale, a_dtype, b_dtype, bias, out_dtype, fast)
+    return fp8_limits(a, b, a_dtype is b_dtype is E5M2, bias, out_dtype)
 
 
-def fp8_limits(
-    a: Tensor, b: Tensor, both_e5m2: bool, bias: Tensor | None, out_dtype: torch.dtype, m: int, n: int, k: int
-) -> bool | str:
+def fp8_limits(a: Tensor, b: Tensor, both_e5m2: bool, bias: Tensor | None, out_dtype: torch.dtype) -> bool | str:
     """What cuBLAS multiplies in FP8, as torch calls it: rows in multiples of 16 bytes, no two e5m2."""
+    (m, k), n = a.shape, b.shape[0]
     if k % 16 or n % 16 or not (m and n and k):
         return f"takes inputs and columns in multiples of 16, and rows; there are {k}, {n} and {m}"
     if both_e5m2:
@@ -219,7 +224,7 @@ def scaled_gemm_plain(
     fast: bool = False,
 ) -> Tensor:
     """In bfloat16, which holds every number that FP8 has: for sizes, dtypes and chips without products of FP8."""
-    spec.check_scaled("scaled_gemm", a, b, a_scale, b_scale, a_dtype, b_dtype, bias, out_dtype)
+    check_scaled_gemm(a, b, a_scale, b_scale, a_dtype, b_dtype, bias, out_dtype, fast)
     y = _wide_product(a.view(a_dtype).to(torch.bfloat16), b.view(b_dtype).to(torch.bfloat16).t())
     y = y.mul_(a_scale.reshape(()) * b_scale.reshape(()))
     return (y if bias is None else y.add_(bias)).to(out_dtype)
@@ -237,14 +242,13 @@ def block_when(
     b_rows: int = 128,
     out_dtype: torch.dtype = torch.bfloat16,
 ) -> bool | str:
-    m, n, k = spec.check_block_scaled(
-        "block_scaled_gemm", a, b, a_scale, b_scale, a_dtype, b_dtype, bias, a_rows, b_rows, out_dtype
-    )
+    check_block_scaled_gemm(a, b, a_scale, b_scale, a_dtype, b_dtype, bias, a_rows, b_rows, out_dtype)
+    m, k = a.shape
     if a_rows == b_rows == 128:
         return "multiplies no two matrices with scales of 128x128"
     if m % 16:
         return f"takes rows in multiples of 16; there are {m}"
-    fits = fp8_limits(a, b, a_dtype is b_dtype is E5M2, None, out_dtype, m, n, k)
+    fits = fp8_limits(a, b, a_dtype is b_dtype is E5M2, None, out_dtype)
     if fits is not True:
         return fits
     return True if blockwise(a_rows, b_rows, k % 512 == 0, out_dtype, a.device) else "this torch or chip has none"
@@ -319,9 +323,7 @@ def block_scaled_gemm_plain(
 
     For results of more bits than bfloat16 has, in float32.
     """
-    spec.check_block_scaled(
-        "block_scaled_gemm", a, b, a_scale, b_scale, a_dtype, b_dtype, bias, a_rows, b_rows, out_dtype
-    )
+    check_block_scaled_gemm(a, b, a_scale, b_scale, a_dtype, b_dtype, bias, a_rows, b_rows, out_dtype)
     inside = torch.bfloat16 if out_dtype is torch.bfloat16 else F32
     x = _plain(a.view(a_dtype), a_scale, a_rows, inside)
     w = _plain(b.view(b_dtype), b_scale, b_rows, inside)
