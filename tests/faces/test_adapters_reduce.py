@@ -222,7 +222,7 @@ DECLINED = (
     ("sum.dim_IntList", (ROWS, [0, -2]), {}, "each dimension once"),
     ("amax", (ROWS[:0], [0]), {}, "must have elements"),
     ("max", (ROWS[:0],), {}, "must have elements"),
-    ("mean", (INTS,), {}, "got int32; pass dtype="),
+    ("mean", (INTS,), {}, "where dtype is None; got int32"),
     ("argmax", (INTS.bool(),), {}, "got bool"),
     ("any", (INTS.to(torch.complex64),), {}, "got complex64"),
     ("var.correction", (ROWS, [5]), {}, "dim must be a dimension"),
@@ -233,7 +233,7 @@ DECLINED = (
     ("std.correction", (torch.tensor(1.0),), {}, "no degree of freedom"),
     ("logsumexp", (ROWS, []), {}, "no dimension"),
     ("prod.dim_int", (torch.ones((1,) * 65), 3), {}, "64 dimensions at most"),
-    ("linalg_vector_norm", (ROWS, 1j), {}, "ord must be real"),
+    ("linalg_vector_norm", (ROWS, 1j), {}, "ord must be a number"),
     ("linalg_vector_norm", (INTS,), {"dtype": torch.float32}, "norms of floats"),
     ("norm.ScalarOpt_dtype", (ROWS, 2), {"dtype": torch.float16}, "dtype must hold float32"),
 )

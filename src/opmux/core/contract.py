@@ -19,7 +19,7 @@ import inspect
 import math
 import numbers
 import typing
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -30,6 +30,7 @@ from .errors import BadArgument, BadSpec
 from .facts import dtype_name
 
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+INTS = (torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8)
 FP8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 INTS = (torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64)
 
@@ -299,15 +300,61 @@ class contiguous(Rule):
 
 
 @dataclass(frozen=True)
+class ints(Rule):
+    """An int, a sequence of them, or None."""
+
+    error = TypeError
+
+    def problem(self, value: Any, given: Mapping[str, Any]) -> str | None:
+        if value is None or isinstance(value, int):
+            return None
+        fine = isinstance(value, Sequence) and all(isinstance(v, int) for v in value)
+        return None if fine else "be an int, several, or None"
+
+    def got(self, value: Any) -> str:
+        return repr(value)
+
+    def wrong(self, value: Any) -> Iterator[tuple[str, Any]]:
+        yield "text", "rows"
+        yield "a float", 0.5
+
+
+@dataclass(frozen=True)
+class dimension(Rule):
+    """A dimension of another argument, from the end where it is negative; or several different ones, or None."""
+
+    of: str
+
+    def problem(self, value: Any, given: Mapping[str, Any]) -> str | None:
+        x = given.get(self.of)
+        if value is None or not isinstance(x, Tensor):
+            return None
+        rank, asked = max(x.dim(), 1), (value,) if isinstance(value, int) else value
+        if not all(-rank <= d < rank for d in asked):
+            return f"be from {-rank} to {rank - 1}, as {{{self.of}}} is {tuple(x.shape)}"
+        if len({d % rank for d in asked}) < len(asked):
+            return f"name each dimension once, as {{{self.of}}} is {tuple(x.shape)}"
+        return None
+
+    def got(self, value: Any) -> str:
+        return repr(value)
+
+    def wrong(self, value: Any) -> Iterator[tuple[str, Any]]:
+        yield "no such dimension", 64
+        yield "the same twice", (0, 0)
+
+
+@dataclass(frozen=True)
 class shape(Rule):
     """A shape that is worked out from other arguments: `shape(lambda x, two_d: block_scales(x.shape, two_d))`."""
 
     of: Callable[..., tuple[int, ...]]
     text: str = ""  # for the documentation
+    none: bool = False  # whether `of` takes None; else nothing is asked where an argument is None
 
     def problem(self, value: Any, given: Mapping[str, Any]) -> str | None:
         names = parameters(self.of)
-        if not all(n in given and given[n] is not None for n in names):
+        if not all(n in given and (self.none or given[n] is not None) for n in names):
             return None
         wanted = tuple(self.of(*(given[n] for n in names)))
         if tuple(value.shape) == wanted:
@@ -670,7 +717,7 @@ class Contract:
         for at, word in enumerate(dims.words):
             before = dims.star is None or at <= dims.star
             axis = at if before else at - len(dims.words)
-            checked = word.name in shared or word.size is not None or word.factor > 1
+            checked = (word.name and word.name in shared) or word.size is not None or word.factor > 1
             if word.star and value.dim() == fixed:
                 continue
             if checked and not word.broadcast and value.shape[axis] > 1:

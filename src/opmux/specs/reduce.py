@@ -3,33 +3,36 @@
 Rules are torch's. Floats are added up in float32 (float64 for float64) and rounded once; integers in int64, exactly.
 `dim` is an int, several, or None for all; `dtype` casts before the work starts. Results are fresh and contiguous.
 
-The rules of each op stand in `RULES`; `declare` makes an op of a function, its schema from the names of its arguments.
+`RULES` says what each op gives; `declare` makes an op of a function, its schema from the names of its arguments.
 """
 
 import inspect
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from ..core.contract import FLOATS, INTS, Float, Grad, Int64, Number, Real, dimension, either, ints, one_of, shape
+from ..core.errors import BadArgument
+from ..core.facts import dtype_name
 from ..core.spec import BadSample, BadSamples, Tol, op
-from ._numeric import FLOATS, check_dtype, dtype_name, wide
-from .samples import WRONG, Case, Draw, Maker
+from ._numeric import wide
+from .samples import Case, Draw, Maker
 
-Dim = int | Sequence[int] | None
+Dim = Annotated[int | Sequence[int] | None, ints(), dimension("x")]
+OneDim = Annotated[int, dimension("x")]
+RealDtype = Annotated[torch.dtype, one_of(*FLOATS, *INTS, torch.bool)]
+FloatDtype = Annotated[torch.dtype, one_of(*FLOATS)]
 Dims = tuple[int, ...]
 
-INTS = (torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8)
-REAL = (*FLOATS, *INTS, torch.bool)
 EXACT = {torch.int64: Tol(0.0, 0.0), torch.bool: Tol(0.0, 0.0)}
 
 
 class Rule(NamedTuple):
-    """What an op takes and gives."""
+    """What an op gives."""
 
-    takes: tuple[torch.dtype, ...] = REAL
     gives: torch.dtype | None = None  # None: the dtype of x (of `dtype`)
     whole: bool = False  # integers are added up in int64
     empty: float | None = None  # the result where nothing is reduced; None: there is none
@@ -39,28 +42,28 @@ class Rule(NamedTuple):
 INF, NAN = math.inf, math.nan
 RULES = {
     "sum": Rule(whole=True, empty=0),
-    "mean": Rule(takes=FLOATS, empty=NAN),
+    "mean": Rule(empty=NAN),
     "prod": Rule(whole=True, empty=1),
     "amax": Rule(),
     "amin": Rule(),
     "max_dim": Rule(),
     "min_dim": Rule(),
-    "argmax": Rule(takes=(*FLOATS, *INTS), gives=torch.int64),
-    "argmin": Rule(takes=(*FLOATS, *INTS), gives=torch.int64),
+    "argmax": Rule(gives=torch.int64),
+    "argmin": Rule(gives=torch.int64),
     "any": Rule(gives=torch.bool, empty=0, none=True),
     "all": Rule(gives=torch.bool, empty=1, none=True),
     "count_nonzero": Rule(gives=torch.int64, empty=0),
-    "var": Rule(takes=FLOATS, empty=NAN),
-    "std": Rule(takes=FLOATS, empty=NAN),
-    "var_mean": Rule(takes=FLOATS, empty=NAN),
-    "std_mean": Rule(takes=FLOATS, empty=NAN),
+    "var": Rule(empty=NAN),
+    "std": Rule(empty=NAN),
+    "var_mean": Rule(empty=NAN),
+    "std_mean": Rule(empty=NAN),
     "logsumexp": Rule(empty=-INF),
-    "vector_norm": Rule(takes=FLOATS, empty=0),
+    "vector_norm": Rule(empty=0),
 }
 
 
 class Asked(NamedTuple):
-    """A request that was understood."""
+    """What a call of an op asks for."""
 
     dims: Dims  # without sign; of a tensor without dimensions, (0,)
     cast: torch.dtype  # what x becomes before the work
@@ -71,47 +74,65 @@ class Asked(NamedTuple):
 # ---- understanding a request ----------------------------------------------------------------------------------------
 
 
-def dims_of(op: str, x: Tensor, dim: Dim, none: bool = False) -> Dims:
+def dims_of(x: Tensor, dim: Any, none: bool = False) -> Dims:
     """The dimensions meant, without sign."""
     rank = max(x.dim(), 1)
-    given = (dim,) if isinstance(dim, int) else tuple(range(rank)) if dim is None or not (dim or none) else tuple(dim)
-    for d in given:
-        if not isinstance(d, int):
-            raise TypeError(f"{op}: dim must be an int, several, or None for all; got {dim!r}")
-        if not -rank <= d < rank:
-            raise ValueError(f"{op}: dim must be from {-rank} to {rank - 1}, as x is {tuple(x.shape)}; got {d}")
-    found = tuple(d % rank for d in given)
-    if len(set(found)) < len(found):
-        raise ValueError(f"{op}: dim must name each dimension once; got {dim!r} of x, which is {tuple(x.shape)}")
-    return found
+    given = (dim,) if isinstance(dim, int) else tuple(range(rank)) if dim is None or not (dim or none) else dim
+    return tuple(d % rank for d in given)
 
 
 def count_of(x: Tensor, dims: Dims) -> int:
     return math.prod(x.shape[d] for d in dims) if x.dim() else 1
 
 
-def check(op: str, x: Tensor, dim: Dim, dtype: torch.dtype | None = None, ord: float = 2) -> Asked:
-    """Understand a request, or refuse it by name."""
+def asked_of(op: str, x: Tensor, dim: Any, dtype: torch.dtype | None = None) -> Asked:
     rule = RULES[op]
-    dims = dims_of(op, x, dim, rule.none)
-    if dtype is not None and not isinstance(dtype, torch.dtype):
-        raise TypeError(f"{op}: dtype must be a torch.dtype or None; got {dtype!r}")
+    dims = dims_of(x, dim, rule.none)
     cast = dtype or x.dtype
-    for name, is_, allowed in (("x", x.dtype, REAL), ("x" if dtype is None else "dtype", cast, rule.takes)):
-        if is_ not in allowed:
-            hint = "; pass dtype=" if op == "mean" and name == "x" and is_ in REAL else ""
-            listed = f"{', '.join(map(dtype_name, allowed[:-1]))} or {dtype_name(allowed[-1])}"
-            raise TypeError(f"{op}: {name} must be {listed}; got {dtype_name(is_)}{hint}")
-    count = count_of(x, dims)
-    if count == 0 and (rule.empty is None or ord < 0 or ord == INF):
-        raise ValueError(f"{op}: dim must have elements, as there is no result without; x is {tuple(x.shape)}")
-    whole = rule.whole and dtype is None and not cast.is_floating_point
+    if rule.whole and dtype is None and not cast.is_floating_point:
+        cast = torch.int64
     if op == "logsumexp" and not cast.is_floating_point:
         cast = torch.get_default_dtype()
-    if op == "vector_norm" and torch.promote_types(x.dtype, cast) != cast:
-        raise TypeError(f"{op}: dtype must hold {dtype_name(x.dtype)}, that of x; got {dtype_name(cast)}")
-    cast = torch.int64 if whole else cast
-    return Asked(dims, cast, rule.gives or cast, count)
+    return Asked(dims, cast, rule.gives or cast, count_of(x, dims))
+
+
+def reduced_shape(x: Tensor, dim: Any, keepdim: bool) -> tuple[int, ...]:
+    """The shape of a result, for ops to which dim=() means all."""
+    dims = dims_of(x, dim)
+    return tuple(1 if d in dims else n for d, n in enumerate(x.shape) if keepdim or d not in dims)
+
+
+# ---- what annotations do not say ------------------------------------------------------------------------------------
+
+
+def has_elements(op: str, x: Tensor, dim: Any) -> None:
+    """An extreme of nothing does not exist."""
+    if count_of(x, dims_of(x, dim)) == 0:
+        raise BadArgument.of(op, "dim", f"have elements, as {{x}} is {tuple(x.shape)}", repr(dim))
+
+
+def norm_exists(op: str, x: Tensor, dim: Any, ord: float) -> None:
+    if ord < 0 or ord == INF:
+        has_elements(op, x, dim)
+
+
+def is_float(op: str, x: Tensor, dtype: torch.dtype | None) -> None:
+    """Integers only with a float dtype to cast them to."""
+    if dtype is None and x.dtype not in FLOATS:
+        expected = f"be {either(map(dtype_name, FLOATS))} where {{dtype}} is None"
+        raise BadArgument.of(op, "x", expected, dtype_name(x.dtype), TypeError)
+
+
+def holds_x(op: str, x: Tensor, dtype: torch.dtype | None) -> None:
+    if dtype is not None and torch.promote_types(x.dtype, dtype) != dtype:
+        expected = f"hold {dtype_name(x.dtype)}, the dtype of {{x}}"
+        raise BadArgument.of(op, "dtype", expected, dtype_name(dtype), TypeError)
+
+
+def is_dense(op: str, dvalues: Tensor) -> None:
+    """scatter_ of an mkldnn tensor ends the process."""
+    if dvalues.layout is not torch.strided:
+        raise BadArgument.of(op, "dvalues", "be dense: call its to_dense() first", str(dvalues.layout), TypeError)
 
 
 def _wide(x: Tensor, cast: torch.dtype) -> Tensor:
@@ -127,9 +148,9 @@ def _fresh(y: Tensor, dtype: torch.dtype) -> Tensor:
 # ---- references: forward --------------------------------------------------------------------------------------------
 
 
-def sum_(x: Tensor, dim: Dim = None, keepdim: bool = False, dtype: torch.dtype | None = None) -> Tensor:
+def sum_(x: Real[Tensor, "..."], dim: Dim = None, keepdim: bool = False, dtype: RealDtype | None = None) -> Tensor:
     """The sum; of integers in int64."""
-    asked = check("sum", x, dim, dtype)
+    asked = asked_of("sum", x, dim, dtype)
     return _fresh(torch.sum(_wide(x, asked.cast), asked.dims, keepdim, dtype=_sum_dtype(asked.cast)), asked.gives)
 
 
@@ -137,15 +158,15 @@ def _sum_dtype(cast: torch.dtype) -> torch.dtype | None:
     return cast if cast not in (torch.float16, torch.bfloat16) else None
 
 
-def mean(x: Tensor, dim: Dim = None, keepdim: bool = False, dtype: torch.dtype | None = None) -> Tensor:
+def mean(x: Real[Tensor, "..."], dim: Dim = None, keepdim: bool = False, dtype: FloatDtype | None = None) -> Tensor:
     """The mean; of integers only with dtype=."""
-    asked = check("mean", x, dim, dtype)
+    asked = asked_of("mean", x, dim, dtype)
     return _fresh(torch.mean(_wide(x, asked.cast), asked.dims, keepdim), asked.gives)
 
 
-def prod(x: Tensor, dim: Dim = None, keepdim: bool = False, dtype: torch.dtype | None = None) -> Tensor:
+def prod(x: Real[Tensor, "..."], dim: Dim = None, keepdim: bool = False, dtype: RealDtype | None = None) -> Tensor:
     """The product; of integers in int64."""
-    asked = check("prod", x, dim, dtype)
+    asked = asked_of("prod", x, dim, dtype)
     return _fresh(_product(_wide(x, asked.cast), asked, keepdim), asked.gives)
 
 
@@ -162,8 +183,8 @@ def _product(v: Tensor, asked: Asked, keepdim: bool) -> Tensor:
 def _extreme(op: str) -> Callable[..., Tensor]:
     torch_op = getattr(torch, op)
 
-    def reference(x: Tensor, dim: Dim = None, keepdim: bool = False) -> Tensor:
-        asked = check(op, x, dim)
+    def reference(x: Real[Tensor, "..."], dim: Dim = None, keepdim: bool = False) -> Tensor:
+        asked = asked_of(op, x, dim)
         return _fresh(torch_op(x, asked.dims, keepdim), asked.gives)
 
     return reference
@@ -172,8 +193,7 @@ def _extreme(op: str) -> Callable[..., Tensor]:
 def _place(op: str) -> Callable[..., Tensor]:
     torch_op = getattr(torch, op)
 
-    def reference(x: Tensor, dim: int | None = None, keepdim: bool = False) -> Tensor:
-        check(op, x, one_dim(op, dim, optional=True))
+    def reference(x: Number[Tensor, "..."], dim: OneDim | None = None, keepdim: bool = False) -> Tensor:
         return _fresh(torch_op(x, dim, keepdim), torch.int64)
 
     return reference
@@ -182,40 +202,36 @@ def _place(op: str) -> Callable[..., Tensor]:
 def _extreme_and_place(op: str) -> Callable[..., tuple[Tensor, Tensor]]:
     torch_op = getattr(torch, op.removesuffix("_dim"))
 
-    def reference(x: Tensor, dim: int, keepdim: bool = False) -> tuple[Tensor, Tensor]:
-        asked = check(op, x, one_dim(op, dim))
+    def reference(x: Real[Tensor, "..."], dim: OneDim, keepdim: bool = False) -> tuple[Tensor, Tensor]:
+        asked = asked_of(op, x, dim)
         values, indices = torch_op(x, asked.dims[0], keepdim)
         return _fresh(values, asked.gives), indices.contiguous()
 
     return reference
 
 
-def one_dim(op: str, dim: Any, optional: bool = False) -> int | None:
-    if isinstance(dim, int) or (optional and dim is None):
-        return dim
-    raise TypeError(f"{op}: dim must be an int{' or None for all' if optional else ''}; got {dim!r}")
-
-
-def any_(x: Tensor, dim: Dim = None, keepdim: bool = False) -> Tensor:
+def any_(x: Real[Tensor, "..."], dim: Dim = None, keepdim: bool = False) -> Tensor:
     """Whether any element is not zero; a bool for every dtype."""
-    return _fresh(torch.any(x != 0, check("any", x, dim).dims, keepdim), torch.bool)
+    return _fresh(torch.any(x != 0, asked_of("any", x, dim).dims, keepdim), torch.bool)
 
 
-def all_(x: Tensor, dim: Dim = None, keepdim: bool = False) -> Tensor:
+def all_(x: Real[Tensor, "..."], dim: Dim = None, keepdim: bool = False) -> Tensor:
     """Whether no element is zero; a bool for every dtype."""
-    return _fresh(torch.all(x != 0, check("all", x, dim).dims, keepdim), torch.bool)
+    return _fresh(torch.all(x != 0, asked_of("all", x, dim).dims, keepdim), torch.bool)
 
 
-def count_nonzero(x: Tensor, dim: Dim = None) -> Tensor:
+def count_nonzero(x: Real[Tensor, "..."], dim: Dim = None) -> Tensor:
     """How many elements are not zero."""
-    return _fresh(torch.sum(x != 0, check("count_nonzero", x, dim).dims), torch.int64)
+    return _fresh(torch.sum(x != 0, asked_of("count_nonzero", x, dim).dims), torch.int64)
 
 
 def _moment(op: str) -> Callable[..., Tensor]:
     torch_op = getattr(torch, op)
 
-    def reference(x: Tensor, dim: Dim = None, keepdim: bool = False, correction: float | None = 1) -> Tensor:
-        asked = check(op, x, dim)
+    def reference(
+        x: Float[Tensor, "..."], dim: Dim = None, keepdim: bool = False, correction: float | None = 1
+    ) -> Tensor:
+        asked = asked_of(op, x, dim)
         return _fresh(torch_op(_wide(x, asked.cast), asked.dims, correction=correction, keepdim=keepdim), asked.gives)
 
     return reference
@@ -225,9 +241,9 @@ def _moments(op: str) -> Callable[..., tuple[Tensor, Tensor]]:
     torch_op = getattr(torch, op)
 
     def reference(
-        x: Tensor, dim: Dim = None, keepdim: bool = False, correction: float | None = 1
+        x: Float[Tensor, "..."], dim: Dim = None, keepdim: bool = False, correction: float | None = 1
     ) -> tuple[Tensor, Tensor]:
-        asked = check(op, x, dim)
+        asked = asked_of(op, x, dim)
         v = _wide(x, asked.cast)
         spread, centre = torch_op(v, asked.dims, correction=correction, keepdim=keepdim)
         return _fresh(spread, asked.gives), _fresh(centre, asked.gives)
@@ -235,21 +251,30 @@ def _moments(op: str) -> Callable[..., tuple[Tensor, Tensor]]:
     return reference
 
 
-def logsumexp(x: Tensor, dim: Dim = None, keepdim: bool = False) -> Tensor:
+def logsumexp(x: Real[Tensor, "..."], dim: Dim = None, keepdim: bool = False) -> Tensor:
     """log(sum(exp(x))), without overflow."""
-    asked = check("logsumexp", x, dim)
+    asked = asked_of("logsumexp", x, dim)
     return _fresh(torch.logsumexp(_wide(x, asked.cast), asked.dims, keepdim), asked.gives)
 
 
 def vector_norm(
-    x: Tensor, ord: float = 2, dim: Dim = None, keepdim: bool = False, dtype: torch.dtype | None = None
+    x: Real[Tensor, "..."],
+    ord: float = 2,
+    dim: Dim = None,
+    keepdim: bool = False,
+    dtype: FloatDtype | None = None,
 ) -> Tensor:
     """sum(|x|^ord)^(1/ord); for inf and -inf the largest and the smallest |x|, for 0 how many are not zero."""
-    asked = check("vector_norm", x, dim, dtype, ord)
+    asked = asked_of("vector_norm", x, dim, dtype)
     return _fresh(torch.linalg.vector_norm(_wide(x, asked.cast), ord, asked.dims, keepdim), asked.gives)
 
 
 # ---- references: backward -------------------------------------------------------------------------------------------
+
+DY = Grad[Tensor, "...", shape(reduced_shape, none=True)]
+Y = Float[Tensor, "...", shape(reduced_shape, none=True)]
+Indices = Int64[Tensor, "...", shape(reduced_shape, none=True)]
+X = Float[Tensor, "..."]
 
 
 class Back(NamedTuple):
@@ -261,11 +286,11 @@ class Back(NamedTuple):
     n: int
 
     @classmethod
-    def of(cls, op: str, x: Tensor, dim: Dim, keepdim: bool, **per: Tensor) -> "Back":
-        """Check gradients and saved results against x, and bring all to the shape that broadcasts."""
-        dims = check_back(op, x, dim, keepdim, **per)
-        cast = torch.float64 if torch.float64 in (x.dtype, *(t.dtype for t in per.values())) else torch.float32
-        return cls(x.to(cast), [opened(t, x, dims, keepdim).to(cast) for t in per.values()], dims, count_of(x, dims))
+    def of(cls, x: Tensor, dim: Dim, keepdim: bool, *per: Tensor) -> "Back":
+        """Bring gradients and saved results to the shape that broadcasts."""
+        dims = dims_of(x, dim)
+        cast = torch.float64 if torch.float64 in (x.dtype, *(t.dtype for t in per)) else torch.float32
+        return cls(x.to(cast), [opened(t, x, dims, keepdim).to(cast) for t in per], dims, count_of(x, dims))
 
     def total(self, v: Tensor) -> Tensor:
         return v.sum(self.dims, keepdim=True)
@@ -276,42 +301,26 @@ def opened(t: Tensor, x: Tensor, dims: Dims, keepdim: bool) -> Tensor:
     return t if keepdim else t.reshape([1 if d in dims else n for d, n in enumerate(x.shape)])
 
 
-def check_back(op: str, x: Tensor, dim: Dim, keepdim: bool, **per: Tensor) -> Dims:
-    """Refuse what is no float, or has not the shape of a result, or is elsewhere."""
-    check_dtype(op, "x", x.dtype)
-    dims = dims_of(op, x, dim)
-    shape = tuple(1 if d in dims else n for d, n in enumerate(x.shape) if keepdim or d not in dims)
-    for name, t in per.items():
-        if name != "indices":
-            check_dtype(op, name, t.dtype)
-        if tuple(t.shape) != shape:
-            of = f"that of {op.removesuffix('_bwd')}(x), as x is {tuple(x.shape)}"
-            raise ValueError(f"{op}: {name} must have shape {shape}, {of}; got {tuple(t.shape)}")
-        if t.device != x.device:
-            raise ValueError(f"{op}: {name} must be on {x.device}, the device of x; got {t.device}")
-    return dims
-
-
 def _like(dx: Tensor, x: Tensor) -> Tensor:
     """A gradient: expanded to x's shape, rounded once, packed."""
     return dx.expand(x.shape).to(x.dtype, copy=True, memory_format=torch.contiguous_format)
 
 
-def sum_bwd(dy: Tensor, x: Tensor, dim: Dim = None, keepdim: bool = False) -> Tensor:
+def sum_bwd(dy: DY, x: X, dim: Dim = None, keepdim: bool = False) -> Tensor:
     """dx = dy."""
-    dims = check_back("sum_bwd", x, dim, keepdim, dy=dy)
+    dims = dims_of(x, dim)
     return _like(opened(dy, x, dims, keepdim), x)
 
 
-def mean_bwd(dy: Tensor, x: Tensor, dim: Dim = None, keepdim: bool = False) -> Tensor:
+def mean_bwd(dy: DY, x: X, dim: Dim = None, keepdim: bool = False) -> Tensor:
     """dx = dy / n."""
-    dims = check_back("mean_bwd", x, dim, keepdim, dy=dy)
+    dims = dims_of(x, dim)
     return _like(opened(wide(dy), x, dims, keepdim) / max(count_of(x, dims), 1), x)
 
 
-def prod_bwd(dy: Tensor, x: Tensor, dim: Dim = None, keepdim: bool = False) -> Tensor:
+def prod_bwd(dy: DY, x: X, dim: Dim = None, keepdim: bool = False) -> Tensor:
     """dx = dy * the product of the others: without division where there is a zero."""
-    b = Back.of("prod_bwd", x, dim, keepdim, dy=dy)
+    b = Back.of(x, dim, keepdim, dy)
     zero = b.x == 0
     zeros = b.total(zero)
     others = torch.where(zero, 1.0, b.x)
@@ -320,9 +329,9 @@ def prod_bwd(dy: Tensor, x: Tensor, dim: Dim = None, keepdim: bool = False) -> T
     return _like(b.per[0] * alone, x)
 
 
-def _extreme_bwd(op: str) -> Callable[..., Tensor]:
-    def reference(dy: Tensor, x: Tensor, y: Tensor, dim: Dim = None, keepdim: bool = False) -> Tensor:
-        dims = check_back(op, x, dim, keepdim, dy=dy, y=y)
+def _extreme_bwd() -> Callable[..., Tensor]:
+    def reference(dy: DY, x: X, y: Y, dim: Dim = None, keepdim: bool = False) -> Tensor:
+        dims = dims_of(x, dim)
         hit = x == opened(y, x, dims, keepdim)
         part = _wide(opened(dy, x, dims, keepdim), dy.dtype) / hit.sum(dims, keepdim=True)
         return _like(torch.where(hit, part, part * 0.0), x)  # of NaN none is equal, and all are NaN
@@ -330,13 +339,9 @@ def _extreme_bwd(op: str) -> Callable[..., Tensor]:
     return reference
 
 
-def _pick_bwd(op: str) -> Callable[..., Tensor]:
-    def reference(dvalues: Tensor, x: Tensor, indices: Tensor, dim: int, keepdim: bool = False) -> Tensor:
-        dims = check_back(op, x, one_dim(op, dim), keepdim, dvalues=dvalues, indices=indices)
-        if dvalues.layout is not torch.strided:  # scatter_ of an mkldnn tensor ends the process
-            raise TypeError(
-                f"{op}: dvalues must be a dense tensor; got {dvalues.layout}. Call dvalues.to_dense() first"
-            )
+def _pick_bwd() -> Callable[..., Tensor]:
+    def reference(dvalues: DY, x: X, indices: Indices, dim: OneDim, keepdim: bool = False) -> Tensor:
+        dims = dims_of(x, dim)
         dx = torch.zeros(x.shape, dtype=x.dtype, device=x.device)
         g, at = (opened(t, x, dims, keepdim) for t in (dvalues.to(x.dtype), indices))
         return dx.scatter_(dims[0], at, g)
@@ -356,47 +361,45 @@ def _std_rate(dstd: Tensor, std: Tensor) -> Tensor:
     return torch.where(std == 0, 0.0, dstd / (2 * std))
 
 
-def var_bwd(dy: Tensor, x: Tensor, dim: Dim = None, keepdim: bool = False, correction: float | None = 1) -> Tensor:
+def var_bwd(dy: DY, x: X, dim: Dim = None, keepdim: bool = False, correction: float | None = 1) -> Tensor:
     """dx = dy * 2 * (x - mean(x)) / (n - correction)."""
-    b = Back.of("var_bwd", x, dim, keepdim, dy=dy)
+    b = Back.of(x, dim, keepdim, dy)
     return _like(b.per[0] * _var_slope(b, correction), x)
 
 
-def std_bwd(
-    dy: Tensor, x: Tensor, y: Tensor, dim: Dim = None, keepdim: bool = False, correction: float | None = 1
-) -> Tensor:
+def std_bwd(dy: DY, x: X, y: Y, dim: Dim = None, keepdim: bool = False, correction: float | None = 1) -> Tensor:
     """dx = dy * (x - mean(x)) / (y * (n - correction)); 0 where y is."""
-    b = Back.of("std_bwd", x, dim, keepdim, dy=dy, y=y)
+    b = Back.of(x, dim, keepdim, dy, y)
     return _like(_std_rate(*b.per) * _var_slope(b, correction), x)
 
 
 def var_mean_bwd(
-    dvar: Tensor, dmean: Tensor, x: Tensor, dim: Dim = None, keepdim: bool = False, correction: float | None = 1
+    dvar: DY, dmean: DY, x: X, dim: Dim = None, keepdim: bool = False, correction: float | None = 1
 ) -> Tensor:
     """dx = dvar * 2 * (x - mean(x)) / (n - correction) + dmean / n."""
-    b = Back.of("var_mean_bwd", x, dim, keepdim, dvar=dvar, dmean=dmean)
+    b = Back.of(x, dim, keepdim, dvar, dmean)
     return _like(b.per[0] * _var_slope(b, correction) + b.per[1] / max(b.n, 1), x)
 
 
 def std_mean_bwd(
-    dstd: Tensor, dmean: Tensor, x: Tensor, std: Tensor, dim: Dim = None, keepdim: bool = False,
+    dstd: DY, dmean: DY, x: X, std: Y, dim: Dim = None, keepdim: bool = False,
     correction: float | None = 1,
 ) -> Tensor:  # fmt: skip
     """dx = dstd * (x - mean(x)) / (std * (n - correction)) + dmean / n."""
-    b = Back.of("std_mean_bwd", x, dim, keepdim, dstd=dstd, dmean=dmean, std=std)
+    b = Back.of(x, dim, keepdim, dstd, dmean, std)
     rate = _std_rate(b.per[0], b.per[2])
     return _like(rate * _var_slope(b, correction) + b.per[1] / max(b.n, 1), x)
 
 
-def logsumexp_bwd(dy: Tensor, x: Tensor, y: Tensor, dim: Dim = None, keepdim: bool = False) -> Tensor:
+def logsumexp_bwd(dy: DY, x: X, y: Y, dim: Dim = None, keepdim: bool = False) -> Tensor:
     """dx = dy * exp(x - y)."""
-    b = Back.of("logsumexp_bwd", x, dim, keepdim, dy=dy, y=y)
+    b = Back.of(x, dim, keepdim, dy, y)
     return _like(b.per[0] * torch.exp(b.x - b.per[1]), x)
 
 
-def vector_norm_bwd(dy: Tensor, x: Tensor, y: Tensor, ord: float = 2, dim: Dim = None, keepdim: bool = False) -> Tensor:
+def vector_norm_bwd(dy: DY, x: X, y: Y, ord: float = 2, dim: Dim = None, keepdim: bool = False) -> Tensor:
     """dx = dy * sign(x) * (|x| / y)^(ord - 1), 0 where y is; for inf and -inf, dy shared among the |x| that are y."""
-    b = Back.of("vector_norm_bwd", x, dim, keepdim, dy=dy, y=y)
+    b = Back.of(x, dim, keepdim, dy, y)
     g, norm = b.per
     far = b.x.abs()
     if ord == 0:
@@ -461,7 +464,7 @@ def _arguments(name: str, d: Draw, params: Sequence[str]) -> dict[str, Any]:
     """The arguments of a forward op for a case, in the order of its signature."""
     x = _drawn(name, d)
     given: dict[str, Any] = {"x": x, "dim": d.option("dim", -1), "keepdim": d.option("keepdim", False)}
-    dims = dims_of(name, x, given["dim"])
+    dims = dims_of(x, given["dim"])
     if "indices" in params or name in ("argmax", "argmin", "max_dim", "min_dim"):
         given["dim"] = given["dim"] if isinstance(given["dim"], int) else -1
         if given["dim"] == -1 and name.startswith("arg") and d.option("dim", -1) is None:
@@ -491,36 +494,21 @@ def _back_maker(name: str, forward: Any, params: Sequence[str], cases: Sequence[
     return Maker(build, tuple(cases))
 
 
-def _bad(good: Maker, *more: tuple[str, Any, type[Exception], str], wrong: Mapping[str, str] = {}) -> BadSamples:
-    """A good sample of (5, 64), with one argument exchanged, or spoiled by a way of `samples.WRONG`."""
+def _bad(good: Maker, *wrong: tuple[str, Any, type[Exception], str]) -> BadSamples:
+    """A good sample of (5, 64), with one argument changed to what a `where` refuses."""
 
     def bad(device: torch.device) -> Iterator[BadSample]:
-        for name, value, error, says in more:
+        for name, value, error, says in wrong:
             args = good.named(Case((5, 64)), torch.float32, device)
-            args[name] = value(args[name]) if callable(value) else value
+            args[name] = value(args[name])
             yield BadSample(tuple(args.values()), error, says, id=f"{name} {says}")
-        for name, way in ((n, w) for n, ways in wrong.items() for w in ways.split()):
-            spoil, error, says = WRONG[way]
-            args = good.named(Case((5, 64)), torch.float32, device)
-            args[name] = spoil(args[name])
-            yield BadSample(tuple(args.values()), error, f"{name} {says}", id=f"{name} {way}")
 
     return bad
 
 
-BAD_DIM = (
-    ("dim", 2, ValueError, r"dim must be from -2 to 1, as x is \(5, 64\); got 2"),
-    ("dim", (0, -2), ValueError, "dim must name each dimension once"),
-    ("dim", "rows", TypeError, "dim must be an int, several, or None"),
-)
-BAD_ONE = (BAD_DIM[0], ("dim", (0, 1), TypeError, "dim must be an int.*got"))
-BAD_X = (("x", lambda x: x.to(torch.complex64), TypeError, "x must be float16, .*got complex64"),)
-BAD_DTYPE = (
-    ("dtype", "float32", TypeError, "dtype must be a torch.dtype or None; got 'float32'"),
-    ("dtype", torch.complex64, TypeError, "dtype must be float16, .*got complex64"),
-)
-NO_INTS = (("x", lambda x: x.int(), TypeError, "x must be float16, bfloat16, float32 or float64; got int32"),)
-NO_EMPTY = (("x", lambda x: x[:, :0], ValueError, "dim must have elements"),)
+NO_EMPTY = (("x", lambda x: x[:, :0], ValueError, r"dim must have elements, as x is \(5, 0\)"),)
+NO_INTS = (("x", lambda x: x.int(), TypeError, "x must be .*float64 where dtype is None; got int32"),)
+NO_LESS = (("dtype", lambda _: torch.float16, TypeError, "dtype must hold float32, the dtype of x; got float16"),)
 
 
 # ---- the ops --------------------------------------------------------------------------------------------------------
@@ -537,11 +525,26 @@ ONE = {"dim": "int dim"}
 MAYBE = {"dim": "int? dim=None"}
 
 
+# What is said of an argument in the docstrings.
+NOTES = {
+    "x": "the tensor to reduce.",
+    "dim": "the dimension to reduce, several of them, or None for all.",
+    "keepdim": "keep the reduced dimensions, with size 1.",
+    "dtype": "x is cast to it first, and the result has it.",
+    "correction": "subtracted from the number of elements that squares are divided by; None is 1.",
+    "ord": "the order of the norm.",
+    "y": "the result of the forward.",
+    "std": "that of the forward.",
+    "indices": "those of the forward.",
+} | {f"d{result}": f"the gradient of {result}." for result in ("y", "values", "var", "std", "mean")}
+DIM_NOTES = {ONE["dim"]: "the dimension to reduce.", MAYBE["dim"]: "the dimension to reduce, or None for all."}
+
+
 def declare(
     fn: Callable[..., Any],
     name: str,
+    doc: str,
     samples: Maker,
-    errors: BadSamples,
     dim: Mapping[str, str] = SCHEMA,
     **fields: Any,
 ) -> Any:
@@ -550,9 +553,12 @@ def declare(
     types = {**SCHEMA, **dim}
     gives = "(Tensor, Tensor)" if " " in fields.get("out", "y") else "Tensor"
     schema = f"({', '.join(types.get(p, f'Tensor {p}') for p in params)}) -> {gives}"
+    notes = {**NOTES, "dim": DIM_NOTES.get(dim["dim"], NOTES["dim"])}
+    lines = (f"    {p}: {notes[p]}" for p in params if p in notes)
     fn.__name__ = fn.__qualname__ = name
+    fn.__doc__ = f"{doc or fn.__doc__}\n\nArgs:\n" + "\n".join(lines)
     tol = {**EXACT, **fields.pop("tol", {})}
-    globals()[name] = made = op(fn, name=name, schema=schema, samples=samples, errors=errors, tol=tol, **fields)
+    globals()[name] = made = op(fn, name=name, schema=schema, samples=samples, tol=tol, **fields)
     return made
 
 
@@ -560,10 +566,8 @@ def _forward(
     name: str, fn: Callable[..., Any], doc: str = "", more: Sequence[Case] = (), bad: Sequence[Any] = (),
     cases: Sequence[Case] = SHAPES, **fields: Any,
 ) -> Any:  # fmt: skip
-    fn.__doc__ = doc or fn.__doc__
     good = _maker(name, list(inspect.signature(fn).parameters), (*cases, *more))
-    single = "dim" in fields
-    return declare(fn, name, good, _bad(good, *(BAD_ONE if single else BAD_DIM), *BAD_X, *bad), **fields)
+    return declare(fn, name, doc, good, errors=_bad(good, *bad), **fields)
 
 
 def _backward(
@@ -571,12 +575,8 @@ def _backward(
     **fields: Any,
 ) -> None:  # fmt: skip
     name = forward.spec.name
-    fn.__doc__ = doc or fn.__doc__
-    params = list(inspect.signature(fn).parameters)
-    good = _back_maker(name, forward, params, (*cases, *more))
-    lead = params[0]
-    dims = BAD_ONE[:1] if "dim" in fields else BAD_DIM[:2]
-    declare(fn, f"{name}_bwd", good, _bad(good, *dims, wrong={lead: "few away ints", "x": "ints"}), out="dx", **fields)
+    good = _back_maker(name, forward, list(inspect.signature(fn).parameters), (*cases, *more))
+    declare(fn, f"{name}_bwd", doc, good, out="dx", **fields)
 
 
 # A product, and what is computed of one, is as wrong as all its factors together.
@@ -590,48 +590,52 @@ NORMS = tuple(
 )
 FEW = tuple(c for c in SHAPES if c.shape not in ((3, 2, 2, 5, 2), (2, 3, 4, 17)) or c.options["dim"] == (0, 2))
 
-_backward(_forward("sum", sum_, more=(*NOTHING, WIDER), bad=BAD_DTYPE, grad="sum_bwd"), sum_bwd, looks="x")
-_backward(_forward("mean", mean, more=(WIDER,), bad=(*BAD_DTYPE, *NO_INTS), grad="mean_bwd"), mean_bwd, looks="x")
+_backward(_forward("sum", sum_, more=(*NOTHING, WIDER), grad="sum_bwd"), sum_bwd, looks="x")
 _backward(
-    _forward("prod", prod, more=(*NOTHING, WIDER, *ZEROS), bad=BAD_DTYPE, grad="prod_bwd", tol=PROD_TOL),
+    _forward("mean", mean, more=(WIDER,), bad=NO_INTS, where=is_float, grad="mean_bwd"), mean_bwd, looks="x"
+)  # fmt: skip
+_backward(
+    _forward("prod", prod, more=(*NOTHING, WIDER, *ZEROS), grad="prod_bwd", tol=PROD_TOL),
     prod_bwd, more=ZEROS, tol=PROD_TOL,
 )  # fmt: skip
 for _name, _words in (("amax", "largest"), ("amin", "smallest")):
     _backward(
         _forward(
-            _name, _extreme(_name), f"The {_words} element; NaN where there is one.", bad=NO_EMPTY, grad=f"{_name}_bwd"
+            _name, _extreme(_name), f"The {_words} element; NaN where there is one.", bad=NO_EMPTY, where=has_elements,
+            grad=f"{_name}_bwd",
         ),
-        _extreme_bwd(f"{_name}_bwd"), f"dx = dy shared evenly among the {_words}.", more=ZEROS,
+        _extreme_bwd(), f"dx = dy shared evenly among the {_words}.", more=ZEROS,
     )  # fmt: skip
     _name = {"amax": "max_dim", "amin": "min_dim"}[_name]
     _backward(
         _forward(
             _name, _extreme_and_place(_name), f"The {_words} element along dim and its first index.",
-            bad=NO_EMPTY, cases=FEW, grad=f"{_name}_bwd", out="values indices", dim=ONE,
+            bad=NO_EMPTY, where=has_elements, cases=FEW, grad=f"{_name}_bwd", out="values indices", dim=ONE,
         ),
-        _pick_bwd(f"{_name}_bwd"), "dx = dvalues at the index, 0 elsewhere.", cases=FEW, dim=ONE,
+        _pick_bwd(), "dx = dvalues at the index, 0 elsewhere.", cases=FEW, where=is_dense, dim=ONE,
     )  # fmt: skip
     _name = {"max_dim": "argmax", "min_dim": "argmin"}[_name]
     _forward(_name, _place(_name), f"The first index of the {_words} element; of all, where dim is None.", more=ZEROS,
-             bad=NO_EMPTY, cases=FEW, dim=MAYBE)  # fmt: skip
+             bad=NO_EMPTY, where=has_elements, cases=FEW, dim=MAYBE)  # fmt: skip
 _forward("any", any_, more=(*NOTHING, *ZEROS, Case((5, 64), options={"scale": 0.0}), Case((3, 4), options={"dim": ()})))
 _forward("all", all_, more=(*NOTHING, *ZEROS))
 _forward("count_nonzero", count_nonzero, more=(*NOTHING, *ZEROS))
 for _name, _words in (("var", "variance"), ("std", "standard deviation")):
     _doc = f"The {_words}: squares are divided by n - correction (None: 1)."
     _back = var_bwd if _name == "var" else std_bwd
-    _backward(_forward(_name, _moment(_name), _doc, more=FAR, bad=NO_INTS, grad=f"{_name}_bwd"), _back, more=FAR)
+    _backward(_forward(_name, _moment(_name), _doc, more=FAR, grad=f"{_name}_bwd"), _back, more=FAR)
     _doc = f"The {_words} and the mean: squares are divided by n - correction (None: 1)."
     _name, _back = f"{_name}_mean", var_mean_bwd if _name == "var" else std_mean_bwd
     _backward(
-        _forward(_name, _moments(_name), _doc, more=FAR, bad=NO_INTS, grad=f"{_name}_bwd", out=_name.replace("_", " ")),
+        _forward(_name, _moments(_name), _doc, more=FAR, grad=f"{_name}_bwd", out=_name.replace("_", " ")),
         _back, more=FAR,
     )  # fmt: skip
 LOUD = (Case((5, 64), options={"scale": 50.0}), Case((5, 64), options={"scale": 50.0, "dim": 0}))
 _backward(_forward("logsumexp", logsumexp, more=LOUD, grad="logsumexp_bwd"), logsumexp_bwd, more=LOUD)
 _backward(
     _forward(
-        "vector_norm", vector_norm, more=(*NORMS, WIDER), bad=(*BAD_DTYPE, *NO_INTS), grad="vector_norm_bwd"
+        "vector_norm", vector_norm, more=(*NORMS, WIDER), bad=(*NO_INTS, *NO_LESS),
+        where=(is_float, holds_x, norm_exists), grad="vector_norm_bwd",
     ),
     vector_norm_bwd, more=NORMS[4:],
 )  # fmt: skip

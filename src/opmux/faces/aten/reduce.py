@@ -1,7 +1,6 @@
-"""ATen's reductions. What torch alone can judge, dimensions that are not there or dtypes that have no order, it gets.
+"""ATen's reductions. What the primitive refuses is left to torch: dimensions that are not there, dtypes without order.
 
-Arguments are not looked at before the call, as that costs more than all else here: what the primitive refuses, its spec
-is asked about afterwards. Results of ATen's reductions are contiguous whatever x is, as are the primitives'.
+Results of ATen's reductions are contiguous whatever x is, as are the primitives'.
 
 Left to torch: `aminmax` reads x once, and would read it twice as two of ours; `nansum` is no primitive. What ATen makes
 of these by itself (`var.dim`, `linalg_norm`, `_is_all_true`) comes back here.
@@ -19,109 +18,55 @@ from ...core.errors import NotSupported
 from ...specs import reduce
 
 Fn = Callable[..., Any]
-REFUSED = (TypeError, ValueError)
-
-
-def leave(op: str, x: Tensor, dim: Any, dtype: torch.dtype | None = None, ord: float = 2) -> None:
-    """Decline what the spec of a primitive refuses; what it does not was an error of the implementation."""
-    try:
-        reduce.check(op, x, dim, dtype, ord)
-    except REFUSED as error:
-        raise NotSupported(str(error)) from None
-
 
 # ---- one dimension, several or all ----------------------------------------------------------------------------------
 # A list of one is passed as a number, by which plans are found sooner.
 
 
-def cast(op: str) -> Fn:
-    def fn(call: Fn, self: Tensor, dim: Any = None, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> Any:
-        try:
-            return call(self, dim[0] if type(dim) is list and len(dim) == 1 else dim, keepdim, dtype)
-        except REFUSED:
-            leave(op, self, dim, dtype)
-            raise
-
-    return fn
+def cast(call: Fn, self: Tensor, dim: Any = None, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> Any:
+    return call(self, dim[0] if type(dim) is list and len(dim) == 1 else dim, keepdim, dtype)
 
 
-def plain(op: str) -> Fn:
-    def fn(call: Fn, self: Tensor, dim: Any = None, keepdim: bool = False) -> Any:
-        try:
-            return call(self, dim[0] if type(dim) is list and len(dim) == 1 else dim, keepdim)
-        except REFUSED:
-            leave(op, self, dim)
-            raise
-
-    return fn
+def plain(call: Fn, self: Tensor, dim: Any = None, keepdim: bool = False) -> Any:
+    return call(self, dim[0] if type(dim) is list and len(dim) == 1 else dim, keepdim)
 
 
-def listed(op: str) -> Fn:
+def listed(call: Fn, self: Tensor, dim: Any, keepdim: bool = False) -> Any:
     """`plain`, where ATen gives no result for an empty list unless dimensions are kept."""
-
-    def fn(call: Fn, self: Tensor, dim: Any, keepdim: bool = False) -> Any:
-        if not dim:
-            raise NotSupported(f"{op} over no dimension")
-        try:
-            return call(self, dim[0] if len(dim) == 1 else dim, keepdim)
-        except REFUSED:
-            leave(op, self, dim)
-            raise
-
-    return fn
+    if not dim:
+        raise NotSupported("a reduction over no dimension")
+    return call(self, dim[0] if len(dim) == 1 else dim, keepdim)
 
 
-def truth(op: str) -> Fn:
+def truth(call: Fn, self: Tensor, dim: Any = None, keepdim: bool = False) -> Any:
     """ATen's `any` and `all` of uint8 are uint8 themselves."""
-
-    def fn(call: Fn, self: Tensor, dim: Any = None, keepdim: bool = False) -> Any:
-        try:
-            y = call(self, dim[0] if type(dim) is list and len(dim) == 1 else dim, keepdim)
-        except REFUSED:
-            leave(op, self, dim)
-            raise
-        return y if self.dtype is not torch.uint8 else y.view(torch.uint8)
-
-    return fn
+    y = call(self, dim[0] if type(dim) is list and len(dim) == 1 else dim, keepdim)
+    return y if self.dtype is not torch.uint8 else y.view(torch.uint8)
 
 
-def count(op: str) -> Fn:
-    def fn(call: Fn, self: Tensor, dim: Any = None) -> Any:
-        try:
-            return call(self, dim)
-        except REFUSED:
-            leave(op, self, dim)
-            raise
-
-    return fn
+def count(call: Fn, self: Tensor, dim: Any = None) -> Any:
+    return call(self, dim)
 
 
 # ---- moments --------------------------------------------------------------------------------------------------------
 
 
-def moments(op: str) -> Fn:
-    """Without a degree of freedom torch warns, and so has the call."""
-
-    def fn(call: Fn, self: Tensor, dim: Any = None, *, correction: Any = None, keepdim: bool = False) -> Any:
-        less = 1 if correction is None else correction
-        try:
-            if dim and len(dim) == 1:
-                dim = dim[0]
-                free = self.shape[dim] > less
-            else:
-                free = (math.prod([self.shape[d] for d in dim]) if dim else self.numel()) > less
-            if free:
-                return call(self, dim, keepdim, less)
-        except REFUSED:
-            leave(op, self, dim)
-            if isinstance(less, complex):
-                raise NotSupported(f"correction must be real; got {less}") from None
-            raise
-        except IndexError:
-            raise NotSupported(f"dim must be a dimension of x, which is {tuple(self.shape)}; got {dim}") from None
+def moments(call: Fn, self: Tensor, dim: Any = None, *, correction: Any = None, keepdim: bool = False) -> Any:
+    """With no degrees of freedom left torch warns: the call is left to torch."""
+    less = 1 if correction is None else correction
+    try:
+        if dim and len(dim) == 1:
+            dim = dim[0]
+            free = self.shape[dim] > less
+        else:
+            free = (math.prod([self.shape[d] for d in dim]) if dim else self.numel()) > less
+    except IndexError:
+        raise NotSupported(f"dim must be a dimension of x, which is {tuple(self.shape)}; got {dim}") from None
+    except TypeError:  # complex numbers have no order
+        raise NotSupported(f"correction must be real; got {less}") from None
+    if not free:
         raise NotSupported("no degree of freedom is left")
-
-    return fn
+    return call(self, dim, keepdim, less)
 
 
 # ---- norms ----------------------------------------------------------------------------------------------------------
@@ -133,13 +78,7 @@ def vector_norm(
 ) -> Any:
     if dtype is not None and not self.is_floating_point():
         raise NotSupported("torch takes norms of floats alone")
-    try:
-        return call(self, ord, dim[0] if type(dim) is list and len(dim) == 1 else dim, keepdim, dtype)
-    except REFUSED:
-        if isinstance(ord, complex):
-            raise NotSupported(f"ord must be real; got {ord}") from None
-        leave("vector_norm", self, dim, dtype, ord)
-        raise
+    return call(self, ord, dim[0] if type(dim) is list and len(dim) == 1 else dim, keepdim, dtype)
 
 
 @adapt("norm.Scalar", "norm.ScalarOpt_dim", "norm.ScalarOpt_dtype", "norm.ScalarOpt_dim_dtype", over=reduce.vector_norm)
@@ -170,4 +109,4 @@ for _make, _op, _overloads in (
     (moments, "var_mean", "var_mean.correction"),
     (moments, "std_mean", "std_mean.correction"),
 ):
-    adapt(*_overloads.split(), over=getattr(reduce, _op))(_make(_op))
+    adapt(*_overloads.split(), over=getattr(reduce, _op))(_make)

@@ -24,7 +24,7 @@ from ...core.registry import impl
 from ...specs import reduce as spec
 from ..lib.config import Tiles, tunable
 from ..lib.launch import Launcher
-from ..lib.plans import plans
+from ..lib.plans import check, plans
 from ..lib.rows import DEVICES, Room, cores, fits, wide_of
 from . import device
 from .layout import SMALL, View, unit, view
@@ -378,7 +378,8 @@ def in_shares(
 def _plan(name: str, dim: Any, keepdim: bool, dtype: torch.dtype | None, extra: float, x: Tensor) -> Run:
     """What `name` will do for tensors that look like x."""
     norm = name == "vector_norm"
-    asked = spec.check(name, x, dim, dtype, extra if norm else 2)
+    check(name, x=x, dim=dim, dtype=dtype, ord=extra, correction=extra)
+    asked = spec.asked_of(name, x, dim, dtype)
     op = NORMS.get(extra, POWER) if norm else OPS[name]
     shape = [1 if d in asked.dims else n for d, n in enumerate(x.shape) if keepdim or d not in asked.dims]
     gives = (asked.gives, torch.int64 if op.give is device.give_both else asked.gives)[: op.outs]
@@ -444,7 +445,8 @@ def _mean(x: Tensor, dim: Any) -> Tensor:
 @plans
 def _back_plan(name: str, dim: Any, keepdim: bool, names: str, extra: float, x: Tensor, *per: Tensor) -> Any:
     """dx of an op that needs one pass over x; `names` are those of the gradients and results in `per`."""
-    dims = spec.check_back(name, x, dim, keepdim, **dict(zip(names.split(), per, strict=True)))
+    check(name, x=x, dim=dim, keepdim=keepdim, **dict(zip(names.split(), per, strict=True)))
+    dims = spec.dims_of(x, dim)
     decline_back(name, extra, x, per)
     if not x.numel():
         return lambda x, g, h, y: torch.empty_like(x, memory_format=torch.contiguous_format)
@@ -519,17 +521,6 @@ def declare_plain(name: str) -> None:
     tag(name, fn)
 
 
-def declare_place(name: str) -> None:
-    optional = name.startswith("arg")
-
-    def fn(x: Tensor, dim: Any, keepdim: bool) -> Any:
-        if type(dim) is not int:
-            spec.one_dim(name, dim, optional)
-        return _plan(name, dim, keepdim, None, 0, x)(x)
-
-    tag(name, fn)
-
-
 def declare_moments(name: str) -> None:
     def fn(x: Tensor, dim: Any, keepdim: bool, correction: float | None) -> Any:
         one = 1 if correction is None else correction
@@ -555,8 +546,7 @@ def vector_norm(x: Tensor, ord: float, dim: Any, keepdim: bool, dtype: torch.dty
 
 for _declare, _names in (
     (declare_cast, "sum mean prod"),
-    (declare_plain, "amax amin any all logsumexp"),
-    (declare_place, "argmax argmin max_dim min_dim"),
+    (declare_plain, "amax amin any all logsumexp argmax argmin max_dim min_dim"),
     (declare_moments, "var std var_mean std_mean"),
 ):
     for _name in _names.split():
