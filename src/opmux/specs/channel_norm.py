@@ -6,15 +6,17 @@ bias 0; a backward gives their gradients all the same, in the dtype of the stati
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor
 
+from ..core.contract import Float, Grad, dimension, shape
+from ..core.errors import BadArgument
 from ..core.spec import BadSample, BadSamples, Tol, op
-from ._numeric import check_alike, check_dtype, rounded, wide
-from .samples import OTHER, Case, Draw, Maker, errors
+from ._numeric import rounded, wide
+from .samples import OTHER, Case, Draw, Maker
 
 # Gradients of weights are sums over the batch: implementations add them in another order.
 SUMS = {torch.float32: Tol(1e-5, 1e-4)}
@@ -41,35 +43,9 @@ def sizes(x: Tensor) -> tuple[int, int, int]:
     return x.shape[0], x.shape[1], x.shape[2:].numel()
 
 
-def _check(
-    op: str,
-    x: Tensor,
-    full: Mapping[str, Tensor] | None = None,
-    /,
-    **shaped: tuple[Tensor | None, tuple[int, ...], str],
-) -> None:
-    """Refuse what has no channels; `full` ones are shaped like x, the others as said, for the reason said."""
-    if x.dim() < 2:
-        raise ValueError(f"{op}: x must have at least two dimensions, samples and channels; got {tuple(x.shape)}")
-    check_alike(op, "x", x, **(full or {}))
-    _check_shapes(op, "x", x, shaped)
-
-
-def _check_shapes(
-    op: str, lead: str, x: Tensor, shaped: Mapping[str, tuple[Tensor | None, tuple[int, ...], str]]
-) -> None:
-    for name, (t, wanted, what) in shaped.items():
-        if t is None:
-            continue
-        check_dtype(op, name, t.dtype)
-        if tuple(t.shape) != wanted:
-            raise ValueError(f"{op}: {name} must have shape {wanted}, {what} {tuple(x.shape)}; got {tuple(t.shape)}")
-        if t.device != x.device:
-            raise ValueError(f"{op}: {name} must be on {x.device}, the device of {lead}; got {t.device}")
-
-
-def _channels(x: Tensor, **tensors: Tensor | None) -> dict[str, tuple[Tensor | None, tuple[int, ...], str]]:
-    return {name: (t, tuple(x.shape[1:2]), "the channels of x") for name, t in tensors.items()}
+X = Float[Tensor, "samples channels *places"]
+DY = Grad[Tensor, "samples channels *places"]
+Channels = Float[Tensor, "channels"]
 
 
 def _by_channel(t: Tensor | None, like: Tensor) -> Tensor:
@@ -120,11 +96,10 @@ def _x(d: Draw) -> Tensor:
     return d.full() + d.option("mean", 0.0) if "mean" in d.case.options else d.full()
 
 
-def _also(wrong: BadSamples, good: Maker, *rows: tuple[str, str, Any, str], **options: Any) -> BadSamples:
-    """Bad samples, and more of them: (id, the argument, what it becomes or a function of it, what must be said)."""
+def _bad(good: Maker, *rows: tuple[str, str, Any, str], **options: Any) -> BadSamples:
+    """Bad samples: (id, the argument, what it becomes or a function of it, what must be said)."""
 
     def bad(device: torch.device) -> Iterator[BadSample]:
-        yield from wrong(device)
         for id, name, value, says in rows:
             args = good.named(Case((5, 64), options=options), torch.float32, device)
             args[name] = value(args[name]) if isinstance(value, Callable) else value
@@ -133,29 +108,15 @@ def _also(wrong: BadSamples, good: Maker, *rows: tuple[str, str, Any, str], **op
     return bad
 
 
-FLAT_X = ("one dimension", "x", lambda x: x[0], "x must have at least two dimensions, samples and channels; got")
-
-
 # ---- group norm -----------------------------------------------------------------------------------------------------
 
 
-def check_group(
-    op: str,
-    x: Tensor,
-    num_groups: int,
-    weight: Tensor | None,
-    bias: Tensor | None = None,
-    dy: Tensor | None = None,
-    mean: Tensor | None = None,
-    rstd: Tensor | None = None,
-) -> None:
-    by_group = ((x.shape[0] if x.dim() else 0, num_groups), "the samples and groups of x")
-    stats = {"mean": (mean, *by_group), "rstd": (rstd, *by_group)}
-    _check(op, x, {} if dy is None else {"dy": dy}, **_channels(x, weight=weight, bias=bias), **stats)
+def groups_divide(op: str, x: Tensor, num_groups: int) -> None:
     if num_groups < 1 or x.shape[1] % num_groups:
-        raise ValueError(
-            f"{op}: num_groups must divide the channels of x {tuple(x.shape)} evenly; got {num_groups} for {x.shape[1]}"
-        )
+        raise BadArgument.of(op, "num_groups", f"divide {x.shape[1]}, the channels of {{x}}", str(num_groups))
+
+
+Groups = Float[Tensor, "samples num_groups", shape(lambda x, num_groups: (x.shape[0], num_groups))]
 
 
 def _grouped(x: Tensor, num_groups: int) -> Tensor:
@@ -185,23 +146,33 @@ GROUP = Maker(
         Case((1, 64, 7, 7), options={"groups": 32}),
     ),
 )
-GROUPS = [
-    (f"{n} groups", "num_groups", n, r"num_groups must divide the channels of x \(5, 64\) evenly; got") for n in (0, 3)
-]
+GROUPS = [(f"{n} groups", "num_groups", n, "num_groups must divide 64, the channels of x; got") for n in (0, 3)]
 
 
 @op(
     out="y mean rstd",
     grad="group_norm_bwd",
     samples=GROUP,
-    errors=_also(errors(GROUP, x="ints", weight="short ints away", bias="short ints away"), GROUP, FLAT_X, *GROUPS),
+    errors=_bad(GROUP, *GROUPS),
+    where=groups_divide,
 )
 def group_norm(
-    x: Tensor, num_groups: int, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5
+    x: X, num_groups: int, weight: Channels | None = None, bias: Channels | None = None, eps: float = 1e-5
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """y = (x - mean) * rstd * weight + bias, rstd = rsqrt(var(x) + eps): statistics, with the biased variance, of each
-    group of adjacent channels of each sample; weight and bias of each channel."""
-    check_group("group_norm", x, num_groups, weight, bias)
+    """y = (x - mean) * rstd * weight + bias, rstd = rsqrt(var(x) + eps), with the biased variance.
+
+    Statistics are of each group of adjacent channels of each sample.
+
+    Args:
+        x: the input.
+        num_groups: divides the channels.
+        weight: the scale of each channel; absent, it is 1.
+        bias: added to each channel.
+        eps: added to the variance.
+
+    Returns:
+        y, like x, and mean and rstd, float32 [samples, num_groups] (float64 for float64).
+    """
     v = wide(x).reshape(sizes(x))
     grouped = _grouped(v, num_groups)
     count = grouped.shape[2]
@@ -233,20 +204,26 @@ GROUP_BWD = Maker(_group_bwd_args, GROUP.cases)
 @op(
     out="dx dweight dbias",
     samples=GROUP_BWD,
-    errors=_also(
-        errors(GROUP_BWD, dy="short ints away", weight="short", mean="few", rstd="few away"),
-        GROUP_BWD,
-        FLAT_X,
-        ("other groups", "num_groups", 4, r"mean must have shape \(5, 4\), the samples and groups of x"),
-    ),
+    errors=_bad(GROUP_BWD, ("other groups", "num_groups", 4, r"mean must have shape \(5, 4\), as x is \(5, 64\)")),
+    where=groups_divide,
     tol=SUMS,
 )
 def group_norm_bwd(
-    dy: Tensor, x: Tensor, weight: Tensor | None, mean: Tensor, rstd: Tensor, num_groups: int
+    dy: DY, x: X, weight: Channels | None, mean: Groups, rstd: Groups, num_groups: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """g = dy * weight, x' = (x - mean) * rstd: dx = rstd * (g - mean(g) - x' * mean(g * x')), the means of each group;
-    dweight = sum(dy * x'), dbias = sum(dy), of each channel, in weight's dtype."""
-    check_group("group_norm_bwd", x, num_groups, weight, None, dy, mean, rstd)
+    """The gradients of group_norm.
+
+    g = dy * weight, x' = (x - mean) * rstd: dx = rstd * (g - mean(g) - x' * mean(g * x')), the means of each group;
+    dweight = sum(dy * x'), dbias = sum(dy), of each channel, in weight's dtype
+
+    Args:
+        dy: the gradient of y.
+        x: the input of the forward.
+        weight: that of the forward.
+        mean: the second result of the forward.
+        rstd: the third result of the forward.
+        num_groups: that of the forward.
+    """
     v = wide(x).reshape(sizes(x))
     dz = dy.to(v.dtype).reshape(v.shape)
     mu, r = mean.to(v.dtype)[..., None], rstd.to(v.dtype)[..., None]
@@ -262,16 +239,16 @@ def group_norm_bwd(
 # ---- batch norm -----------------------------------------------------------------------------------------------------
 
 
-def check_batch(
-    op: str, x: Tensor, dy: Tensor | None = None, several: bool = False, /, **channels: Tensor | None
-) -> None:
-    """Refuse what does not fit; `several` values are needed of each channel where their variance is estimated."""
-    _check(op, x, {} if dy is None else {"dy": dy}, **_channels(x, **channels))
-    if several and x.shape[0] * x.shape[2:].numel() == 1:
-        raise ValueError(f"{op}: x must have more than one value per channel, to have a variance; got {tuple(x.shape)}")
-    if (channels.get("running_mean") is None) != (channels.get("running_var") is None):
-        given = "running_mean" if channels["running_var"] is None else "running_var"
-        raise ValueError(f"{op}: running_mean and running_var must both be given or both be None; got {given} alone")
+def has_variance(op: str, x: Tensor) -> None:
+    """The unbiased variance needs two values."""
+    if x.shape[0] * x.shape[2:].numel() == 1:
+        raise BadArgument.of(op, "x", "have more than one value per channel, to have a variance", str(tuple(x.shape)))
+
+
+def both_running(op: str, running_mean: Tensor | None, running_var: Tensor | None) -> None:
+    if (running_mean is None) != (running_var is None):
+        missing, given = ("running_mean", "running_var")[:: 1 if running_mean is None else -1]
+        raise BadArgument.of(op, missing, f"be given, as {{{given}}} is", "None")
 
 
 def _batch_args(d: Draw) -> dict[str, Any]:
@@ -304,13 +281,6 @@ BATCH = Maker(
         Case((70, 3)),
     ),
 )
-BATCH_WRONG = {
-    "x": "ints",
-    "weight": "short away",
-    "bias": "short ints",
-    "running_mean": "short",
-    "running_var": "short ints",
-}
 ONE_VALUE = ("one value", "x", lambda x: x[:1], "x must have more than one value per channel, to have a variance; got")
 
 
@@ -318,33 +288,42 @@ ONE_VALUE = ("one value", "x", lambda x: x[:1], "x must have more than one value
     out="y mean rstd new_mean new_var",
     grad="batch_norm_bwd",
     samples=BATCH,
-    errors=_also(
-        errors(BATCH, {"running": "same"}, **BATCH_WRONG),
+    errors=_bad(
         BATCH,
-        FLAT_X,
         ONE_VALUE,
-        ("half running", "running_var", None, "must both be given or both be None; got running_mean alone"),
+        ("no running_var", "running_var", None, "running_var must be given, as running_mean is; got None"),
+        ("no running_mean", "running_mean", None, "running_mean must be given, as running_var is; got None"),
         running="same",
     ),
+    where=(has_variance, both_running),
 )
 def batch_norm(
-    x: Tensor,
-    weight: Tensor | None = None,
-    bias: Tensor | None = None,
-    running_mean: Tensor | None = None,
-    running_var: Tensor | None = None,
+    x: X,
+    weight: Channels | None = None,
+    bias: Channels | None = None,
+    running_mean: Channels | None = None,
+    running_var: Channels | None = None,
     momentum: float = 0.1,
     eps: float = 1e-5,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """y = (x - mean) * rstd * weight + bias, rstd = rsqrt(var(x) + eps): statistics, with the biased variance, of each
-    channel over samples and places.
+    """y = (x - mean) * rstd * weight + bias, rstd = rsqrt(var(x) + eps), with the biased variance.
 
-    new_mean and new_var are what the running statistics become: (1 - momentum) * old + momentum * the batch's, with the
-    unbiased variance. With none given they are the batch's own; of an empty batch they are the old.
+    Statistics are of each channel, over samples and places. The running statistics are returned, not updated in place.
+
+    Args:
+        x: the input.
+        weight: the scale of each channel; absent, it is 1.
+        bias: added to each channel.
+        running_mean: the running mean before this batch.
+        running_var: the running variance before this batch.
+        momentum: the share of this batch in the new running statistics.
+        eps: added to the variance.
+
+    Returns:
+        y, like x; mean and rstd, float32 [channels] (float64 for float64); new_mean and new_var, what the running
+        statistics become: (1 - momentum) * old + momentum * the batch's, with the unbiased variance. With none given
+        they are the batch's own; of an empty batch they are the old.
     """
-    check_batch(
-        "batch_norm", x, None, True, weight=weight, bias=bias, running_mean=running_mean, running_var=running_var
-    )
     v = wide(x).reshape(sizes(x))
     count = v.shape[0] * v.shape[2]
     mean = _mean(v, (0, 2), count)
@@ -376,17 +355,23 @@ BATCH_BWD = Maker(_batch_bwd_args, (*SHAPES, Case((70, 3))))
 @op(
     out="dx dweight dbias",
     samples=BATCH_BWD,
-    errors=_also(
-        errors(BATCH_BWD, dy="short ints away", weight="short", mean="short", rstd="short away"), BATCH_BWD, FLAT_X
-    ),
     tol=SUMS,
 )
 def batch_norm_bwd(
-    dy: Tensor, x: Tensor, weight: Tensor | None, mean: Tensor, rstd: Tensor
+    dy: DY, x: X, weight: Channels | None, mean: Channels, rstd: Channels
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """x' = (x - mean) * rstd: dx = weight * rstd * (dy - mean(dy) - x' * mean(dy * x')), dweight = sum(dy * x'),
-    dbias = sum(dy), of each channel, in weight's dtype."""
-    check_batch("batch_norm_bwd", x, dy, weight=weight, mean=mean, rstd=rstd)
+    """The gradients of batch_norm.
+
+    x' = (x - mean) * rstd: dx = weight * rstd * (dy - mean(dy) - x' * mean(dy * x')), dweight = sum(dy * x'),
+    dbias = sum(dy), of each channel, in weight's dtype
+
+    Args:
+        dy: the gradient of y.
+        x: the input of the forward.
+        weight: that of the forward.
+        mean: the second result of the forward.
+        rstd: the third result of the forward.
+    """
     v = wide(x).reshape(sizes(x))
     dz, mu, r = dy.to(v.dtype).reshape(v.shape), _by_channel(mean, v), _by_channel(rstd, v)
     count = v.shape[0] * v.shape[2]
@@ -414,15 +399,28 @@ INFER = Maker(_infer_args, (*SHAPES, Case((1, 6)), Case((4, 6, 5), options={"run
 @op(
     grad="batch_norm_infer_bwd",
     samples=INFER,
-    errors=_also(
-        errors(INFER, x="ints", mean="short away", var="short", weight="short ints", bias="short"), INFER, FLAT_X
-    ),
 )
 def batch_norm_infer(
-    x: Tensor, mean: Tensor, var: Tensor, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5
+    x: X,
+    mean: Channels,
+    var: Channels,
+    weight: Channels | None = None,
+    bias: Channels | None = None,
+    eps: float = 1e-5,
 ) -> Tensor:
-    """y = (x - mean) * rsqrt(var + eps) * weight + bias, with statistics of each channel that are given."""
-    check_batch("batch_norm_infer", x, mean=mean, var=var, weight=weight, bias=bias)
+    """y = (x - mean) * rsqrt(var + eps) * weight + bias, with given statistics of each channel.
+
+    Args:
+        x: the input.
+        mean: the mean of each channel.
+        var: the variance of each channel.
+        weight: the scale of each channel; absent, it is 1.
+        bias: added to each channel.
+        eps: added to the variance.
+
+    Returns:
+        y, like x.
+    """
     v = wide(x).reshape(sizes(x))
     y = (v - _by_channel(mean, v)) * torch.rsqrt(_by_channel(var, v) + eps) * _by_channel(weight, v)
     return laid(y if bias is None else y + _by_channel(bias, v), x)
@@ -439,17 +437,24 @@ INFER_BWD = Maker(_infer_bwd_args, INFER.cases)
 @op(
     out="dx dmean dvar dweight dbias",
     samples=INFER_BWD,
-    errors=_also(
-        errors(INFER_BWD, dy="short ints away", mean="short", var="short away", weight="short"), INFER_BWD, FLAT_X
-    ),
     tol=SUMS,
 )
 def batch_norm_infer_bwd(
-    dy: Tensor, x: Tensor, mean: Tensor, var: Tensor, weight: Tensor | None, eps: float = 1e-5
+    dy: DY, x: X, mean: Channels, var: Channels, weight: Channels | None, eps: float = 1e-5
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """rstd = rsqrt(var + eps), x' = (x - mean) * rstd: dx = dy * weight * rstd, dweight = sum(dy * x'),
-    dbias = sum(dy), dmean = -weight * rstd * dbias, dvar = -weight * rstd^2 * dweight / 2, of each channel."""
-    check_batch("batch_norm_infer_bwd", x, dy, mean=mean, var=var, weight=weight)
+    """The gradients of batch_norm_infer.
+
+    rstd = rsqrt(var + eps), x' = (x - mean) * rstd: dx = dy * weight * rstd, dweight = sum(dy * x'),
+    dbias = sum(dy), dmean = -weight * rstd * dbias, dvar = -weight * rstd^2 * dweight / 2, of each channel
+
+    Args:
+        dy: the gradient of y.
+        x: the input of the forward.
+        mean: that of the forward.
+        var: that of the forward.
+        weight: that of the forward.
+        eps: that of the forward.
+    """
     v = wide(x).reshape(sizes(x))
     dz, r = dy.to(v.dtype).reshape(v.shape), torch.rsqrt(_by_channel(var, v) + eps)
     scale = (_by_channel(weight, v) * r)[0, :, 0]
@@ -483,17 +488,9 @@ def norm_shape(v: Tensor, dim: int | None) -> tuple[int, ...]:
     return tuple(n if i == at else 1 for i, n in enumerate(v.shape))
 
 
-def check_weight(
-    op: str, v: Tensor, dim: int | None, g: Tensor, dw: Tensor | None = None, norm: Tensor | None = None
-) -> None:
-    if v.dim() == 0:
-        raise ValueError(f"{op}: v must have at least one dimension; got a 0-dim tensor")
-    if dim is not None and not -v.dim() <= dim < v.dim():
-        given = f"{-v.dim()} to {v.dim() - 1}, or None for the whole tensor, as v is {tuple(v.shape)}; got {dim}"
-        raise ValueError(f"{op}: dim must be from {given}")
-    check_alike(op, "v", v, **({} if dw is None else {"dw": dw}))
-    by_norm = (norm_shape(v, dim), "that of the norms of v")
-    _check_shapes(op, "v", v, {"g": (g, *by_norm), "norm": (norm, *by_norm)})
+V = Float[Tensor, "*lead last"]
+PerNorm = Float[Tensor, "...", shape(norm_shape, none=True)]
+Dim = Annotated[int, dimension("v")]
 
 
 def _weight_args(d: Draw) -> dict[str, Any]:
@@ -522,19 +519,24 @@ WEIGHT = Maker(
         Case((70, 3), options={"dim": 1}),
     ),
 )
-DIMS = ("no such dim", "dim", 2, r"dim must be from -2 to 1, or None for the whole tensor, as v is \(5, 64\); got 2")
-NORMS = ("g of another dim", "g", lambda g: g.new_zeros(1, 64), r"g must have shape \(5, 1\), that of the norms of v")
 
 
 @op(
     out="w norm",
     grad="weight_norm_bwd",
     samples=WEIGHT,
-    errors=_also(errors(WEIGHT, v="0-dim ints", g="few ints away"), WEIGHT, DIMS, NORMS),
 )
-def weight_norm(v: Tensor, g: Tensor, dim: int | None = 0) -> tuple[Tensor, Tensor]:
-    """w = v * g / norm, with the 2-norm over every dimension but dim, or over all (None, or -1 as in torch)."""
-    check_weight("weight_norm", v, dim, g)
+def weight_norm(v: V, g: PerNorm, dim: Dim | None = 0) -> tuple[Tensor, Tensor]:
+    """w = v * g / norm, with the 2-norm over every dimension but dim.
+
+    Args:
+        v: the direction of the weight.
+        g: its length: of v's shape, with 1 in place of every dimension but dim; 0-dim where dim is None or -1.
+        dim: the dimension that has a norm of its own at each index; None, or -1 as in torch, for one norm of all.
+
+    Returns:
+        w, like v, and the norms, float32 (float64 for float64), of g's shape.
+    """
     u = wide(v).reshape(around(v, dim))
     norm = (u * u).sum((0, 2), keepdim=True).sqrt()  # on the CPU vector_norm adds one by one: 1e-4 off for a million
     w = u * (g.to(u.dtype).reshape(norm.shape) / norm)
@@ -553,14 +555,20 @@ WEIGHT_BWD = Maker(_weight_bwd_args, WEIGHT.cases)
 @op(
     out="dv dg",
     samples=WEIGHT_BWD,
-    errors=_also(
-        errors(WEIGHT_BWD, dw="short ints away", v="0-dim", g="few", norm="few away"), WEIGHT_BWD, DIMS, NORMS
-    ),
     tol=SUMS,
 )
-def weight_norm_bwd(dw: Tensor, v: Tensor, g: Tensor, norm: Tensor, dim: int | None = 0) -> tuple[Tensor, Tensor]:
-    """v' = v / norm: dg = sum(dw * v'), dv = g / norm * (dw - v' * dg)."""
-    check_weight("weight_norm_bwd", v, dim, g, dw, norm)
+def weight_norm_bwd(
+    dw: Grad[Tensor, "*lead last"], v: V, g: PerNorm, norm: PerNorm, dim: Dim | None = 0
+) -> tuple[Tensor, Tensor]:
+    """The gradients of weight_norm: v' = v / norm: dg = sum(dw * v'), dv = g / norm * (dw - v' * dg).
+
+    Args:
+        dw: the gradient of w.
+        v: that of the forward.
+        g: that of the forward.
+        norm: the second result of the forward.
+        dim: that of the forward.
+    """
     u = wide(v).reshape(around(v, dim))
     scale = 1 / norm.to(u.dtype).reshape(1, -1, 1)
     unit, dz = u * scale, dw.to(u.dtype).reshape(u.shape)
@@ -576,7 +584,7 @@ def functional_group_norm(
     input: Tensor, num_groups: int, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5
 ) -> Tensor:
     """torch.nn.functional.group_norm."""
-    check_group("group_norm", input, num_groups, weight, bias)
+    group_norm.check(x=input, num_groups=num_groups, weight=weight, bias=bias)
     if input.numel() == num_groups:
         _one_value("channel", input)
     return group_norm(input, num_groups, weight, bias, eps)[0]
@@ -619,12 +627,11 @@ def functional_instance_norm(
     """torch.nn.functional.instance_norm: groups of one channel; running statistics follow the mean of all samples."""
     if not use_input_stats:
         return functional_batch_norm(input, running_mean, running_var, weight, bias, False, momentum, eps)
-    check_batch(
-        "instance_norm", input, weight=weight, bias=bias, running_mean=running_mean, running_var=running_var
-    )  # fmt: skip
-    n, c, places = sizes(input)
-    if places == 1:
+    if input.dim() > 1 and input.shape[2:].numel() == 1:
         _one_value("spatial", input)
+    given = {"x": input, "weight": weight, "bias": bias, "running_mean": running_mean, "running_var": running_var}
+    batch_norm.spec.contract.check(given, "instance_norm")
+    n, c, _ = sizes(input)
     if running_mean is None or running_var is None or not input.numel():
         return group_norm(input, c, weight, bias, eps)[0]
     # every channel of every sample is one of a batch of one: its statistics are what the running ones follow

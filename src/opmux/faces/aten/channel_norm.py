@@ -22,16 +22,7 @@ from ...core.errors import NotSupported
 from ...specs import channel_norm
 from .norm import HALVES, mixed
 
-REFUSED = (TypeError, ValueError)
 Fn = Callable[..., Any]
-
-
-def leave(check: Fn, *args: Any, **named: Any) -> None:
-    """Decline what the spec of a primitive refuses; what it does not was an error of the implementation."""
-    try:
-        check(*args, **named)
-    except REFUSED as error:
-        raise NotSupported(str(error)) from None
 
 
 def _in_one_piece(x: Tensor, channels_last: bool = True) -> None:
@@ -64,11 +55,7 @@ def group_norm(
 ) -> Any:
     wider = mixed(input, weight, bias)
     _check_group(input, N, C, HxW)
-    try:
-        y, mean, rstd = call(input, group, weight, bias, eps)
-    except REFUSED:
-        leave(channel_norm.check_group, "group_norm", input, group, weight, bias)
-        raise
+    y, mean, rstd = call(input, group, weight, bias, eps)
     if input.dtype in HALVES and not wider:
         return y, mean.to(input.dtype), rstd.to(input.dtype)
     return y, mean, rstd
@@ -95,11 +82,7 @@ def group_norm_backward(
     want_x, want_w, want_b = output_mask
     if weight is None and (want_w or want_b):
         raise NotSupported("gradients of what is not there")
-    try:
-        dx, dweight, dbias = call(grad_out, input, weight, mean, rstd, group)
-    except REFUSED:
-        leave(channel_norm.check_group, "group_norm_bwd", input, group, weight, None, grad_out, mean, rstd)
-        raise
+    dx, dweight, dbias = call(grad_out, input, weight, mean, rstd, group)
     return dx if want_x else None, dweight if want_w else None, dbias if want_b else None
 
 
@@ -148,12 +131,7 @@ def batch_norm(
         return batch_norm_infer(infer, input, weight, bias, running_mean, running_var, momentum, eps)
     wider = _check_running(input, (weight, bias), (running_mean, running_var))
     _in_one_piece(input)
-    running = {"running_mean": running_mean, "running_var": running_var}
-    try:
-        y, mean, rstd, *new = call(input, weight, bias, running_mean, running_var, momentum, eps)
-    except REFUSED:
-        leave(channel_norm.check_batch, "batch_norm", input, None, True, weight=weight, bias=bias, **running)
-        raise
+    y, mean, rstd, *new = call(input, weight, bias, running_mean, running_var, momentum, eps)
     if running_mean is not None and running_var is not None:
         # .data: a kernel leaves version counters alone, and autograd has kept these tensors as they were before it
         torch._foreach_copy_([running_mean.data, running_var.data], new)
@@ -196,12 +174,7 @@ def batch_norm_infer(
         raise NotSupported("without statistics to use, torch is to judge")
     wider = _check_running(input, (weight, bias), (running_mean, running_var))
     _in_one_piece(input)
-    try:
-        y = call(input, running_mean, running_var, weight, bias, eps)
-    except REFUSED:
-        channels = {"mean": running_mean, "var": running_var, "weight": weight, "bias": bias}
-        leave(channel_norm.check_batch, "batch_norm_infer", input, **channels)
-        raise
+    y = call(input, running_mean, running_var, weight, bias, eps)
     stat = torch.float32 if wider or (not input.is_cpu and input.dtype in HALVES) else input.dtype
     if input.is_cpu:
         return y, input.new_empty(0, dtype=stat), input.new_empty(0, dtype=stat)
@@ -229,12 +202,7 @@ def batch_norm_backward(
         raise NotSupported("gradients of what is not there")
     mixed(input, weight)
     _in_one_piece(input)
-    try:
-        dx, dweight, dbias = call(grad_out, input, weight, save_mean, save_invstd)
-    except REFUSED:
-        channels = {"weight": weight, "mean": save_mean, "rstd": save_invstd}
-        leave(channel_norm.check_batch, "batch_norm_bwd", input, grad_out, **channels)
-        raise
+    dx, dweight, dbias = call(grad_out, input, weight, save_mean, save_invstd)
     return dx if want_x else None, dweight if want_w else None, dbias if want_b else None
 
 
@@ -252,11 +220,7 @@ def _check_weight(v: Tensor, g: Tensor, dim: int) -> None:
 @adapt("_weight_norm_interface", over=channel_norm.weight_norm)
 def weight_norm(call: Fn, v: Tensor, g: Tensor, dim: int = 0) -> Any:
     _check_weight(v, g, dim)
-    try:
-        return call(v, g, dim)
-    except REFUSED:
-        leave(channel_norm.check_weight, "weight_norm", v, dim, g)
-        raise
+    return call(v, g, dim)
 
 
 @adapt("_weight_norm_interface_backward", over=channel_norm.weight_norm_bwd)
@@ -266,8 +230,4 @@ def weight_norm_backward(
     _check_weight(saved_v, saved_g, dim)
     if grad_w.dtype is not saved_v.dtype:
         raise NotSupported("a gradient of another dtype is torch's to judge")
-    try:
-        return call(grad_w, saved_v, saved_g, saved_norms, dim)
-    except REFUSED:
-        leave(channel_norm.check_weight, "weight_norm_bwd", saved_v, dim, saved_g, grad_w, saved_norms)
-        raise
+    return call(grad_w, saved_v, saved_g, saved_norms, dim)

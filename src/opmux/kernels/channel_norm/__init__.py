@@ -17,7 +17,7 @@ from torch import Tensor
 from ...core.registry import impl
 from ...specs import channel_norm as spec
 from ..lib.config import Tiles, tunable
-from ..lib.plans import plans
+from ..lib.plans import check, plans
 from ..lib.rows import DEVICES, Room, cores, fits, wide_of
 from ..lib.totals import share_of
 from . import device as chip
@@ -363,12 +363,11 @@ def _plan_forward(
 ) -> Forward:
     running = (running_mean, running_var)
     if op == "weight_norm":
-        spec.check_weight(op, x, size, weight)
-    elif op == "group_norm":
-        spec.check_group(op, x, size, weight, bias)
+        check(op, v=x, g=weight, dim=size)
     else:
-        named = {"running_mean": running_mean, "running_var": running_var}
-        spec.check_batch(op, x, None, True, weight=weight, bias=bias, **named)
+        check(
+            op, x=x, num_groups=size, weight=weight, bias=bias, running_mean=running_mean, running_var=running_var
+        )  # fmt: skip
     at, shape, y, form = _look(op, size, x)
     stat = Room.of(shape, share_of(x.dtype))
     new = tuple(stat if t is None else Room.of(shape, t.dtype) for t in running) if op == "batch_norm" else None
@@ -437,7 +436,7 @@ def _of_nothing(
 
 @plans
 def _plan_infer(x: Tensor, mean: Tensor, var: Tensor, weight: Tensor | None, bias: Tensor | None) -> Forward:
-    spec.check_batch("batch_norm_infer", x, mean=mean, var=var, weight=weight, bias=bias)
+    check("batch_norm_infer", x=x, mean=mean, var=var, weight=weight, bias=bias)
     at, _, y, form = _look("batch_norm", None, x)
     packing = form if _loose(form, (x,), mean, var, weight, bias) else None
     job = Job(at, x.dtype, x.device, "var", False)
@@ -467,12 +466,10 @@ def _plan_backward(
     op: str, size: int | None, dy: Tensor, x: Tensor, weight: Tensor | None, mean: Tensor | None, stat: Tensor
 ) -> Backward:
     if op == "weight_norm_bwd":
-        spec.check_weight(op, x, size, weight, dy, stat)
-    elif op == "group_norm_bwd":
-        spec.check_group(op, x, size, weight, None, dy, mean, stat)
+        check(op, dw=dy, v=x, g=weight, norm=stat, dim=size)
     else:
-        given = "var" if op == "batch_norm_infer_bwd" else "rstd"
-        spec.check_batch(op, x, dy, weight=weight, **{"mean": mean, given: stat})
+        named = {"var" if op == "batch_norm_infer_bwd" else "rstd": stat}
+        check(op, dy=dy, x=x, num_groups=size, weight=weight, mean=mean, **named)
     at, _, dx, form = _look(op, size, x)
     wide = share_of(x.dtype)
     of_weight = Room.of((at.c,), wide) if weight is None else Room.of(weight.shape, weight.dtype)

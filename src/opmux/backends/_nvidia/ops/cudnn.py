@@ -3,9 +3,11 @@
 import torch
 from torch import Tensor
 
+from ....kernels.lib.plans import checks
 from ....specs import channel_norm as spec
 from .tags import library
 
+check_batch_norm, check_batch_norm_bwd = checks(spec.batch_norm), checks(spec.batch_norm_bwd)
 DTYPES = frozenset({torch.float16, torch.float32})
 
 
@@ -34,13 +36,12 @@ def batch_when(
     momentum: float = 0.1,
     eps: float = 1e-5,
 ) -> bool | str:
-    given = dict(weight=weight, bias=bias, running_mean=running_mean, running_var=running_var)
-    spec.check_batch("batch_norm", x, None, True, **given)
+    check_batch_norm(x, weight, bias, running_mean, running_var, momentum, eps)
     return limits(x, eps)
 
 
 def batch_bwd_when(dy: Tensor, x: Tensor, weight: Tensor | None, mean: Tensor, rstd: Tensor) -> bool | str:
-    spec.check_batch("batch_norm_bwd", x, dy, weight=weight, mean=mean, rstd=rstd)
+    check_batch_norm_bwd(dy, x, weight, mean, rstd)
     return limits(x)
 
 
