@@ -477,6 +477,11 @@ class Dims:
                 made += known.value if word.star else [known.value * word.factor]
         return tuple(made)
 
+    def partly(self, sizes: Mapping[str, Size]) -> str:
+        """The shape in numbers where they are known, else by name."""
+        parts = [Dims((word,), None, 1).wanted(sizes) or (word,) for word in self.words]
+        return f"({', '.join(str(size) for part in parts for size in part)})"
+
 
 # ---- annotations ----------------------------------------------------------------------------------------------------
 
@@ -658,14 +663,16 @@ class Contract:
         if wanted is None:
             if rank == fixed or (dims.star is not None and rank > fixed):
                 return f"have shape {dims}"
-            least = "at least " if dims.star is not None else ""
-            return f"have {least}{fixed} dimension{'s'[: fixed != 1]}, {dims}"
+            if rank < fixed or (rank > fixed and dims.star is None):
+                least = "at least " if dims.star is not None else ""
+                return f"have {least}{fixed} dimension{'s'[: fixed != 1]}, {dims}"
         sources = {s.of for n, s in sizes.items() if any(w.name == n for w in dims.words)}
         forms = {a.name: a.form.dims for a in self._order if a.form is not None}
+        shown = wanted if wanted is not None else dims.partly(sizes)
         if len(sources) == 1 and forms[next(iter(sources))] == dims:
-            return f"have shape {wanted}, that of {{{next(iter(sources))}}}"
+            return f"have shape {shown}, that of {{{next(iter(sources))}}}"
         of = " and ".join(f"{{{n}}} {tuple(given[n].shape)} is {forms[n]}" for n in forms if n in sources - {name})
-        return f"have shape {wanted}" + (f", {dims} where {of}" if of else f", {dims}")
+        return f"have shape {shown}" + (f", {dims} where {of}" if of else f", {dims}")
 
     def documented(self, doc: str) -> str:
         """A docstring whose `Args:` have dtypes and shapes; one that has none gets the arguments that are tensors."""

@@ -20,11 +20,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..core.contract import Float, Grad, Index, same_dtype
+from ..core.errors import BadArgument
 from ..core.spec import BadSample, BadSamples, Tol, op
 from ._masked_attention import Masking, masked_backward, masked_forward
-from ._numeric import FLOATS, check_dtype, dtype_name, rounded, wide
+from ._numeric import rounded, wide
 from ._sequences import Lengths, packed, unpacked
-from .samples import WRONG, Case, Draw, Maker
+from .samples import Case, Draw, Maker
 
 # Kernels round probabilities to the inputs' dtype before they multiply by v, and the gradient's products likewise.
 TOL = {
@@ -34,60 +36,16 @@ TOL = {
 }
 
 
-def fits(q: Tensor, k: Tensor, v: Tensor, o: Tensor | None, do: Tensor | None, lse: Tensor | None) -> bool:
-    """Whether all is right, in as few questions as will do: a library's call is not much longer."""
-    of_q, of_k, of_v, dtype, device = q.shape, k.shape, v.shape, q.dtype, q.device
-    if not len(of_q) == len(of_k) == len(of_v) == 4 or dtype not in FLOATS:
-        return False
-    (b, h, _, d), (n, heads, _, dim) = of_q, of_k
-    if n != b or dim != d or of_v[:3] != of_k[:3] or not heads or h % heads:
-        return False
-    if not (k.dtype == v.dtype == dtype and k.device == v.device == device):
-        return False
-    if o is None or do is None or lse is None:
-        return o is do is lse is None
-    if o.shape != (*of_q[:3], of_v[3]) or do.shape != o.shape or lse.shape != of_q[:3]:
-        return False
-    kinds = o.dtype == dtype and do.dtype in FLOATS and lse.dtype in FLOATS
-    return kinds and o.device == do.device == lse.device == device
+Q = Float[Tensor, "batch heads queries dim"]
+K = Float[Tensor, "batch kv_heads keys dim", same_dtype("q")]
+V = Float[Tensor, "batch kv_heads keys dim_v", same_dtype("q")]
 
 
-def check(
-    op: str,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    o: Tensor | None = None,
-    do: Tensor | None = None,
-    lse: Tensor | None = None,
-) -> None:
-    """Refuse what does not fit together: ranks, heads, lengths, dtypes, devices."""
-    if fits(q, k, v, o, do, lse):
-        return
-    for name, t in (("q", q), ("k", k), ("v", v)):
-        if t.dim() != 4:
-            raise ValueError(f"{op}: {name} must be [batch, heads, seq, dim]; got {tuple(t.shape)}")
-    (b, h, sq, d), (_, h_kv, sk, _), dim = q.shape, k.shape, v.shape[3]
-    if h_kv == 0 or h % h_kv:
-        raise ValueError(f"{op}: k must have heads that divide q's evenly; got {h_kv} for {h}")
-    expected = (
-        ("q", q, q.shape, ""),
-        ("k", k, (b, h_kv, sk, d), "batch and dim of q"),
-        ("v", v, (b, h_kv, sk, dim), "batch, heads and seq of k"),
-        ("o", o, (b, h, sq, dim), "batch, heads and seq of q, dim of v"),
-        ("do", do, (b, h, sq, dim), "that of o"),
-        ("lse", lse, (b, h, sq), "batch, heads and seq of q"),
-    )
-    for name, t, wanted, what in expected:
-        if t is None:
-            continue
-        check_dtype(op, name, t.dtype)
-        if t.shape != wanted:
-            raise ValueError(f"{op}: {name} must have shape {tuple(wanted)}, {what}; got {tuple(t.shape)}")
-        if t.device != q.device:
-            raise ValueError(f"{op}: {name} must be on {q.device}, the device of q; got {t.device}")
-        if t.dtype != q.dtype and name in ("k", "v", "o"):
-            raise ValueError(f"{op}: {name} must be {dtype_name(q.dtype)}, the dtype of q; got {dtype_name(t.dtype)}")
+def heads_divide(op: str, q: Tensor, k: Tensor) -> None:
+    """Each head of k serves as many heads of q."""
+    heads, kv_heads = q.shape[1], k.shape[1]
+    if not kv_heads or heads % kv_heads:
+        raise BadArgument.of(op, "k", f"have heads that divide the {heads} of {{q}}", str(kv_heads))
 
 
 def order(t: Tensor) -> tuple[int, int, int, int]:
@@ -172,23 +130,14 @@ CASES = (
 )
 GOOD = Maker(_args, CASES)
 
-# How an argument is spoiled -> what it becomes, what is raised, what the message says of it.
-SPOILED = {
-    "flat": (lambda t: t[0], ValueError, r"must be \[batch, heads, seq, dim\]; got"),
-    "short": (lambda t: t[..., :-1], ValueError, r"must have shape \(.*16\).*got \(.*15\)"),
-    "early": (lambda t: t[:, :, :-1], ValueError, r"must have shape \(2, 4, 37.*got \(2, 4, 36"),
-    "heads": (lambda t: t[:, :3], ValueError, "must have heads that divide q's evenly; got 3 for 4"),
-    **{way: WRONG[way] for way in ("ints", "away", "dtype")},
-}
 
+def _fewer_heads(good: Maker) -> BadSamples:
+    """Bad samples: three heads of k and v for four of q."""
 
-def _wrong(good: Maker, **wrong: str) -> BadSamples:
     def bad(device: torch.device) -> Iterator[BadSample]:
-        for name, way in ((n, w) for n, ways in wrong.items() for w in ways.split()):
-            spoil, error, says = SPOILED[way]
-            args = good.named(CASES[0], torch.float32, device)
-            args[name] = spoil(args[name])
-            yield BadSample(tuple(args.values()), error, f"{name} {says}", id=f"{name} {way}")
+        args = good.named(CASES[0], torch.float32, device)
+        args["k"], args["v"] = args["k"][:, :3], args["v"][:, :3]
+        yield BadSample(tuple(args.values()), ValueError, "k must have heads that divide the 4 of q; got 3", id="heads")
 
     return bad
 
@@ -209,8 +158,8 @@ def _flops_fwd(q: Tensor, k: Tensor, v: Tensor, causal: bool = False, scale: flo
 
 
 def _fake(q: Tensor, k: Tensor, v: Tensor, causal: bool = False, scale: float | None = None) -> tuple[Tensor, Tensor]:
-    """The look of the results alone: a tracer need not follow the maths."""
-    check("attention", q, k, v)
+    """Shape and dtype of the results: a tracer need not follow the maths."""
+    attention.check(q=q, k=k, v=v)
     return room(q, v.shape[3]), torch.empty(
         q.shape[:3], dtype=torch.float64 if q.dtype is torch.float64 else torch.float32, device=q.device
     )
@@ -220,17 +169,28 @@ def _fake(q: Tensor, k: Tensor, v: Tensor, causal: bool = False, scale: float | 
     out="o lse",
     grad="attention_bwd",
     samples=GOOD,
-    errors=_wrong(GOOD, q="flat ints", k="flat short ints away dtype heads", v="early ints away dtype"),
+    errors=_fewer_heads(GOOD),
+    where=heads_divide,
     tol=TOL,
     flops=_flops_fwd,
     fake=_fake,
 )
-def attention(
-    q: Tensor, k: Tensor, v: Tensor, causal: bool = False, scale: float | None = None
-) -> tuple[Tensor, Tensor]:
-    """o = softmax(s) v and lse = log(sum(exp(s))), float32, of the scores s = q k^T * scale (1 / sqrt(dim) by default);
-    causal: a query sees the keys up to its own place, counted from the last of both."""
-    check("attention", q, k, v)
+def attention(q: Q, k: K, v: V, causal: bool = False, scale: float | None = None) -> tuple[Tensor, Tensor]:
+    """o = softmax(s) v and lse = log(sum(exp(s))), of the scores s = q k^T * scale.
+
+    Args:
+        q: the queries.
+        k: the keys; each head serves heads / kv_heads adjacent heads of q.
+        v: the values.
+        causal: a query sees the keys up to its own place, counted from the last of both. A query that sees no key
+            gives o = 0 and lse = -inf.
+        scale: multiplies the scores; by default 1 / sqrt(dim).
+
+    Returns:
+        o [batch, heads, queries, dim_v], of q's dtype, and lse, float32 [batch, heads, queries] (float64 for float64).
+        o lies in memory as q does: contiguous, or as a contiguous [batch, queries, heads, dim_v] or
+        [queries, batch, heads, dim_v].
+    """
     x, y, z = (_grouped(wide(t), k.shape[1]) for t in (q, k, v))
     s = _scores(x, y, causal, scale_of(q, scale))
     lse = torch.logsumexp(s, -1)
@@ -257,27 +217,48 @@ def _flops_bwd(do: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tens
 def _fake_bwd(
     do: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, causal: bool, scale: float | None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    check("attention_bwd", q, k, v, o, do, lse)
+    attention_bwd.check(do=do, q=q, k=k, v=v, o=o, lse=lse)
     return room(q), room(k), room(v)
 
 
 @op(
     out="dq dk dv",
     samples=BWD,
-    errors=_wrong(BWD, do="short ints away", q="flat", k="heads", v="early", o="early dtype", lse="early away ints"),
+    errors=_fewer_heads(BWD),
+    where=heads_divide,
     tol=TOL,
     flops=_flops_bwd,
     fake=_fake_bwd,
 )
 def attention_bwd(
-    do: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, causal: bool, scale: float | None
+    do: Grad[Tensor, "batch heads queries dim_v"],
+    q: Q,
+    k: K,
+    v: V,
+    o: Float[Tensor, "batch heads queries dim_v", same_dtype("q")],
+    lse: Float[Tensor, "batch heads queries"],
+    causal: bool,
+    scale: float | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """p = exp(s - lse), dp = do v^T, ds = p * (dp - sum(do * o)) * scale: dq = ds k, dk = ds^T q, dv = p^T do.
+    """The gradients of attention.
 
-    lse and o are the forward's. They may be those of more keys than are here, as where a sequence's keys lie on several
-    devices: the gradients are then these keys' part of the whole, which sum(p * dp) would not give.
+    p = exp(s - lse), dp = do v^T, ds = p * (dp - sum(do * o)) * scale: dq = ds k, dk = ds^T q, dv = p^T do
+
+    Args:
+        do: the gradient of o.
+        q: that of the forward.
+        k: that of the forward.
+        v: that of the forward.
+        o: the first result of the forward.
+        lse: the second result of the forward. o and lse may be those of more keys than are here, as where the keys of
+            a sequence lie on several devices: the gradients are then the part of these keys, which sum(p * dp) would
+            not give.
+        causal: that of the forward.
+        scale: that of the forward.
+
+    Returns:
+        dq, like q, dk, like k, and dv, like v.
     """
-    check("attention_bwd", q, k, v, o, do, lse)
     groups, factor = k.shape[1], scale_of(q, scale)
     x, y, z = (_grouped(wide(t), groups) for t in (q, k, v))
     g = _grouped(do.to(x.dtype), groups)
@@ -291,41 +272,15 @@ def attention_bwd(
 # ---- sequences one after another ------------------------------------------------------------------------------------
 
 
-def check_varlen(
-    op: str, q: Tensor, k: Tensor, v: Tensor, cu_q: Tensor, cu_k: Tensor, o: Tensor | None = None,
-    do: Tensor | None = None, lse: Tensor | None = None,
-) -> None:  # fmt: skip
-    """Refuse what does not fit together: ranks, heads, tokens, dtypes, devices."""
-    for name, t in (("q", q), ("k", k), ("v", v)):
-        if t.dim() != 3:
-            raise ValueError(f"{op}: {name} must be [tokens, heads, dim]; got {tuple(t.shape)}")
-    (tokens, h, d), (keys, h_kv, _), dim = q.shape, k.shape, v.shape[2]
-    if h_kv == 0 or h % h_kv:
-        raise ValueError(f"{op}: k must have heads that divide q's evenly; got {h_kv} for {h}")
-    expected = (
-        ("q", q, (tokens, h, d), ""),
-        ("k", k, (keys, h_kv, d), "dim of q"),
-        ("v", v, (keys, h_kv, dim), "tokens and heads of k"),
-        ("o", o, (tokens, h, dim), "tokens and heads of q, dim of v"),
-        ("do", do, (tokens, h, dim), "that of o"),
-        ("lse", lse, (h, tokens), "heads and tokens of q"),
-    )
-    for name, t, wanted, what in expected:
-        if t is None:
-            continue
-        check_dtype(op, name, t.dtype)
-        if t.shape != wanted:
-            raise ValueError(f"{op}: {name} must have shape {tuple(wanted)}, {what}; got {tuple(t.shape)}")
-        if t.device != q.device:
-            raise ValueError(f"{op}: {name} must be on {q.device}, the device of q; got {t.device}")
-        if t.dtype != q.dtype and name in ("k", "v", "o"):
-            raise ValueError(f"{op}: {name} must be {dtype_name(q.dtype)}, the dtype of q; got {dtype_name(t.dtype)}")
-    for name, t in (("cu_q", cu_q), ("cu_k", cu_k)):
-        if t.dtype not in (torch.int32, torch.int64) or t.shape != cu_q.shape or t.dim() != 1 or not t.shape[0]:
-            got = f"{dtype_name(t.dtype)} {tuple(t.shape)}"
-            raise ValueError(f"{op}: {name} must be int32 or int64 [sequences + 1], as many of q as of k; got {got}")
-        if t.device != q.device:
-            raise ValueError(f"{op}: {name} must be on {q.device}, the device of q; got {t.device}")
+VarlenQ = Float[Tensor, "tokens heads dim"]
+VarlenK = Float[Tensor, "keys kv_heads dim", same_dtype("q")]
+VarlenV = Float[Tensor, "keys kv_heads dim_v", same_dtype("q")]
+Offsets = Index[Tensor, "sequences_and_1"]
+
+
+def has_offset(op: str, cu_q: Tensor) -> None:
+    if not cu_q.shape[0]:
+        raise BadArgument.of(op, "cu_q", "have at least one element, where the last sequence ends", "(0,)")
 
 
 def _unpacked(
@@ -367,20 +322,16 @@ VARLEN_CASES = (
 VARLEN = Maker(_varlen_args, VARLEN_CASES)
 
 
-def _varlen_wrong(good: Maker, **wrong: str) -> BadSamples:
-    ways = {
-        "flat": (lambda t: t[0], ValueError, r"must be \[tokens, heads, dim\]; got"),
-        "short": (lambda t: t[..., :-1], ValueError, "must have shape"),
-        "floats": (lambda t: t.float(), ValueError, "must be int32 or int64"),
-        **{way: WRONG[way] for way in ("ints", "away", "dtype")},
-    }
+def _varlen_wrong(good: Maker) -> BadSamples:
+    """Bad samples: no offset at all, and two heads of k for three of q."""
 
     def bad(device: torch.device) -> Iterator[BadSample]:
-        for name, way in ((n, w) for n, each in wrong.items() for w in each.split()):
-            spoil, error, says = ways[way]
-            args = good.named(VARLEN_CASES[0], torch.float32, device)
-            args[name] = spoil(args[name])
-            yield BadSample(tuple(args.values()), error, f"{name} {says}", id=f"{name} {way}")
+        args = good.named(VARLEN_CASES[0], torch.float32, device)
+        args["cu_q"], args["cu_k"] = args["cu_q"][:0], args["cu_k"][:0]
+        yield BadSample(tuple(args.values()), ValueError, "cu_q must have at least one element", id="no offsets")
+        args = good.named(Case((12, 4, 8), options={"lengths": (5, 0, 7)}), torch.float32, device)
+        args["k"], args["v"] = args["k"][:, :3], args["v"][:, :3]
+        yield BadSample(tuple(args.values()), ValueError, "k must have heads that divide the 4 of q; got 3", id="heads")
 
     return bad
 
@@ -389,7 +340,7 @@ def _fake_varlen(
     q: Tensor, k: Tensor, v: Tensor, cu_q: Tensor, cu_k: Tensor, max_q: int, max_k: int, left: int = -1,
     right: int = -1, scale: float | None = None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    check_varlen("attention_varlen", q, k, v, cu_q, cu_k)
+    attention_varlen.check(q=q, k=k, v=v, cu_q=cu_q, cu_k=cu_k)
     stats = torch.float64 if q.dtype is torch.float64 else torch.float32
     return q.new_empty((*q.shape[:2], v.shape[2])), q.new_empty((q.shape[1], q.shape[0]), dtype=stats)
 
@@ -398,20 +349,43 @@ def _fake_varlen(
     out="o lse",
     grad="attention_varlen_bwd",
     samples=VARLEN,
-    errors=_varlen_wrong(VARLEN, q="flat ints", k="flat short ints away dtype", v="away dtype", cu_q="floats away"),
+    errors=_varlen_wrong(VARLEN),
+    where=(heads_divide, has_offset),
     tol=TOL,
     fake=_fake_varlen,
 )
 def attention_varlen(
-    q: Tensor, k: Tensor, v: Tensor, cu_q: Tensor, cu_k: Tensor, max_q: int, max_k: int, left: int = -1,
-    right: int = -1, scale: float | None = None,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """o and lse, [heads, tokens], of sequences one after another: cu_q and cu_k, [sequences + 1], say where each begins
-    and the last ends, max_q and max_k how long they are at most. Tokens after the last have 0 in both.
+    q: VarlenQ,
+    k: VarlenK,
+    v: VarlenV,
+    cu_q: Offsets,
+    cu_k: Offsets,
+    max_q: int,
+    max_k: int,
+    left: int = -1,
+    right: int = -1,
+    scale: float | None = None,
+) -> tuple[Tensor, Tensor]:
+    """attention of sequences that lie one after another.
 
     A query sees the keys from `left` before its own place to `right` after it, counted from the last of both; -1: all.
+
+    Args:
+        q: the queries.
+        k: the keys; each head serves heads / kv_heads adjacent heads of q.
+        v: the values.
+        cu_q: where each sequence of q begins, and where the last one ends.
+        cu_k: where each sequence of k begins, and where the last one ends.
+        max_q: at least the length of the longest sequence of q.
+        max_k: at least the length of the longest sequence of k.
+        left: how many keys before its own place a query sees; -1 is all.
+        right: how many keys after its own place a query sees; -1 is all, 0 is causal.
+        scale: multiplies the scores; by default 1 / sqrt(dim).
+
+    Returns:
+        o [tokens, heads, dim_v], of q's dtype, and lse, float32 [heads, tokens] (float64 for float64). Both are 0 for
+        tokens after the last sequence.
     """
-    check_varlen("attention_varlen", q, k, v, cu_q, cu_k)
     of_q, of_k, how = _unpacked(q, cu_q, cu_k, max_q, max_k, left, right, scale)
     x = unpacked(q, of_q, max_q).transpose(1, 2)
     y, z = (unpacked(t, of_k, max_k).transpose(1, 2) for t in (k, v))
@@ -434,7 +408,7 @@ VARLEN_BWD = Maker(_varlen_bwd_args, VARLEN_CASES)
 def _fake_varlen_bwd(
     do: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, cu_q: Tensor, cu_k: Tensor, *rest: Any
 ) -> tuple[Tensor, Tensor, Tensor]:
-    check_varlen("attention_varlen_bwd", q, k, v, cu_q, cu_k, o, do, lse)
+    attention_varlen_bwd.check(do=do, q=q, k=k, v=v, o=o, lse=lse, cu_q=cu_q, cu_k=cu_k)
     dq, dk, dv = (t.new_empty(t.shape) for t in (q, k, v))
     return dq, dk, dv
 
@@ -442,16 +416,36 @@ def _fake_varlen_bwd(
 @op(
     out="dq dk dv",
     samples=VARLEN_BWD,
-    errors=_varlen_wrong(VARLEN_BWD, do="short ints away", q="flat", o="short dtype", lse="short away", cu_k="floats"),
+    errors=_varlen_wrong(VARLEN_BWD),
+    where=(heads_divide, has_offset),
     tol=TOL,
     fake=_fake_varlen_bwd,
 )
 def attention_varlen_bwd(
-    do: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, cu_q: Tensor, cu_k: Tensor, max_q: int,
-    max_k: int, left: int, right: int, scale: float | None,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """As `attention_bwd`, of `attention_varlen`; 0 for tokens after the last sequence."""
-    check_varlen("attention_varlen_bwd", q, k, v, cu_q, cu_k, o, do, lse)
+    do: Grad[Tensor, "tokens heads dim_v"],
+    q: VarlenQ,
+    k: VarlenK,
+    v: VarlenV,
+    o: Float[Tensor, "tokens heads dim_v", same_dtype("q")],
+    lse: Float[Tensor, "heads tokens"],
+    cu_q: Offsets,
+    cu_k: Offsets,
+    max_q: int,
+    max_k: int,
+    left: int,
+    right: int,
+    scale: float | None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The gradients of attention_varlen, as in attention_bwd; 0 for tokens after the last sequence.
+
+    Args:
+        do: the gradient of o.
+        o: the first result of the forward.
+        lse: the second result of the forward.
+
+    Returns:
+        dq, like q, dk, like k, and dv, like v.
+    """
     of_q, of_k, how = _unpacked(q, cu_q, cu_k, max_q, max_k, left, right, scale)
     g, x, out = (unpacked(t, of_q, max_q).transpose(1, 2) for t in (do, q, o))
     y, z = (unpacked(t, of_k, max_k).transpose(1, 2) for t in (k, v))

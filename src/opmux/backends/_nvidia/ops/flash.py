@@ -1,7 +1,6 @@
 """Attention through the flash kernels that are part of torch; and what every library's attention shares.
 
-`when` is the spec's own check and what the kernels are made for, in one pass over the shapes: a caller's mistake is
-raised from there, as the reference would.
+`when` checks the arguments first, so that a caller's mistake is raised there, as the reference raises it.
 """
 
 import math
@@ -11,9 +10,12 @@ import torch
 from torch import Tensor
 
 from ....core.errors import NotSupported
+from ....kernels.lib.plans import checks
 from ....specs import attention as spec
 from .tags import library
 
+check_attention, check_attention_bwd = checks(spec.attention), checks(spec.attention_bwd)
+check_varlen, check_varlen_bwd = checks(spec.attention_varlen), checks(spec.attention_varlen_bwd)
 HALVES = frozenset({torch.float16, torch.bfloat16})
 GRID = 65535  # batches and heads are dimensions of a launch
 
@@ -51,14 +53,14 @@ def settled(t: Tensor, like: Tensor) -> Tensor:
 
 
 def flash_when(q: Tensor, k: Tensor, v: Tensor, causal: bool = False, scale: float | None = None) -> bool | str:
-    spec.check("attention", q, k, v)
+    check_attention(q, k, v, causal, scale)
     return limits(q, k, v, causal)
 
 
 def flash_bwd_when(
     do: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, causal: bool, scale: float | None
 ) -> bool | str:
-    spec.check("attention_bwd", q, k, v, o, do, lse)
+    check_attention_bwd(do, q, k, v, o, lse, causal, scale)
     return limits(q, k, v, causal)
 
 
@@ -103,7 +105,7 @@ def varlen_when(
     q: Tensor, k: Tensor, v: Tensor, cu_q: Tensor, cu_k: Tensor, max_q: int, max_k: int, left: int = -1,
     right: int = -1, scale: float | None = None,
 ) -> bool | str:  # fmt: skip
-    spec.check_varlen("attention_varlen", q, k, v, cu_q, cu_k)
+    check_varlen(q, k, v, cu_q, cu_k, max_q, max_k, left, right, scale)
     return varlen_limits(q, k, v, cu_q, max_q, max_k)
 
 
@@ -111,7 +113,7 @@ def varlen_bwd_when(
     do: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, cu_q: Tensor, cu_k: Tensor, max_q: int,
     max_k: int, left: int, right: int, scale: float | None,
 ) -> bool | str:  # fmt: skip
-    spec.check_varlen("attention_varlen_bwd", q, k, v, cu_q, cu_k, o, do, lse)
+    check_varlen_bwd(do, q, k, v, o, lse, cu_q, cu_k, max_q, max_k, left, right, scale)
     return varlen_limits(q, k, v, cu_q, max_q, max_k)
 
 

@@ -5,10 +5,9 @@ import os
 import torch
 from torch import Tensor
 
-from .....specs import attention as spec
 from ... import ops  # noqa: F401 - as a whole, before its modules: another thread may be importing it
 from ...ops.cudnn import cudnn
-from ...ops.flash import HALVES, limits, plain, settled
+from ...ops.flash import HALVES, check_attention, check_attention_bwd, limits, plain, settled
 from ...ops.tags import library
 
 WIDEST = 128
@@ -28,14 +27,14 @@ def suits(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> bool | str:
 
 
 def cudnn_when(q: Tensor, k: Tensor, v: Tensor, causal: bool = False, scale: float | None = None) -> bool | str:
-    spec.check("attention", q, k, v)
+    check_attention(q, k, v, causal, scale)
     return suits(q, k, v, causal)
 
 
 def cudnn_bwd_when(
     do: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, causal: bool, scale: float | None
 ) -> bool | str:
-    spec.check("attention_bwd", q, k, v, o, do, lse)
+    check_attention_bwd(do, q, k, v, o, lse, causal, scale)
     if torch.are_deterministic_algorithms_enabled():
         return "adds up in any order, and torch is to be deterministic"
     return suits(q, k, v, causal)
