@@ -158,11 +158,9 @@ def test_flops_count_what_is_seen():
 
 def test_how_heads_are_grouped_is_said():
     q, k = torch.randn(1, 6, 4, 8), torch.randn(1, 4, 4, 8)
-    with pytest.raises(ValueError, match="attention: k must have heads that divide q's evenly; got 4 for 6"):
+    with pytest.raises(ValueError, match="attention: k must have heads that divide the 6 of q; got 4"):
         opmux.ops.attention(q, k, k)
-    with pytest.raises(
-        ValueError, match=r"v must have shape \(1, 2, 4, 8\), batch, heads and seq of k; got \(1, 3, 4, 8\)"
-    ):
+    with pytest.raises(ValueError, match=r"v must have shape \(1, 2, 4, dim_v\), .* is .*; got \(1, 3, 4, 8\)"):
         opmux.ops.attention(q, q[:, :2], q[:, :3])
 
 

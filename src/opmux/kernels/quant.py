@@ -21,7 +21,7 @@ from .lib.config import Tiles, tunable
 from .lib.fp8 import cast_of, has_casts
 from .lib.launch import Launcher
 from .lib.maths import div
-from .lib.plans import plans
+from .lib.plans import check, plans
 from .lib.rows import DEVICES, Room, inside, programs
 
 FLOAT_MAX = tl.constexpr(spec.FLOAT_MAX)
@@ -480,7 +480,9 @@ def _plan_cast(
     x: Tensor, scale: Tensor, y: Tensor | None, yt: Tensor | None, scale_inv: Tensor | None, amax: Tensor | None,
     noop: Tensor | None, dtype: torch.dtype,
 ) -> Cast:  # fmt: skip
-    spec.check_cast("fp8_cast_into", x, dtype, y, yt, scale=scale, scale_inv=scale_inv, amax=amax, noop=noop)
+    check(
+        "fp8_cast_into", x=x, scale=scale, y=y, yt=yt, scale_inv=scale_inv, amax=amax, noop=noop, dtype=dtype
+    )  # fmt: skip
     return _cast_plan(x, yt is not None, dtype, False, 0.0, False)
 
 
@@ -489,7 +491,7 @@ def _plan_current(
     x: Tensor, y: Tensor | None, yt: Tensor | None, scale_inv: Tensor | None, noop: Tensor | None, dtype: torch.dtype,
     pow2: bool, eps: float,
 ) -> Cast:  # fmt: skip
-    spec.check_cast("fp8_current_into", x, dtype, y, yt, scale_inv=scale_inv, noop=noop)
+    check("fp8_current_into", x=x, y=y, yt=yt, scale_inv=scale_inv, noop=noop, dtype=dtype)
     return _cast_plan(x, yt is not None, dtype, bool(pow2), float(eps), True)
 
 
@@ -533,7 +535,7 @@ class Amax(NamedTuple):
 
 @plans
 def _plan_amax(x: Tensor) -> Amax:
-    spec.check_float("amax_abs", x)
+    check("amax_abs", x=x)
     packs = not x.is_contiguous()
     if not x.numel():
         return Amax(None, packs, None)
@@ -564,7 +566,8 @@ def _plan_blocks(
     x: Tensor, y: Tensor | None, y_scale: Tensor | None, yt: Tensor | None, yt_scale: Tensor | None,
     noop: Tensor | None, dtype: torch.dtype, two_d: bool, pow2: bool, eps: float,
 ) -> Blocks:  # fmt: skip
-    spec.check_blocks("fp8_blocks_into", x, dtype, two_d, (y, y_scale, yt, yt_scale), noop)
+    buffers = {"y": y, "y_scale": y_scale, "yt": yt, "yt_scale": yt_scale}
+    check("fp8_blocks_into", x=x, **buffers, noop=noop, dtype=dtype, two_d=two_d)
     m, k = spec.matrix(x.shape)
     if not x.numel() or (y is None and yt is None):
         return Blocks(None, False)
@@ -598,7 +601,7 @@ def _plan_mx(
     x: Tensor, y: Tensor | None, y_scale: Tensor | None, yc: Tensor | None, yc_scale: Tensor | None,
     noop: Tensor | None, dtype: torch.dtype, two_d: bool,
 ) -> Blocks:  # fmt: skip
-    spec.check_mx("mxfp8_into", x, dtype, (y, y_scale, yc, yc_scale), noop)
+    check("mxfp8_into", x=x, y=y, y_scale=y_scale, yc=yc, yc_scale=yc_scale, noop=noop, dtype=dtype)
     m, k = spec.matrix(x.shape)
     if not x.numel() or (y is None and yc is None):
         return Blocks(None, False)
@@ -633,8 +636,7 @@ def _format(dtype: torch.dtype) -> dict[str, Any]:
 
 @plans
 def _plan_uncast(data: Tensor, scale_inv: Tensor, dtype: torch.dtype, out_dtype: torch.dtype) -> Back:
-    spec.check_data("fp8_uncast", data, dtype, out_dtype)
-    spec.check_buffer("fp8_uncast", "scale_inv", scale_inv, (1,), torch.float32, data)
+    check("fp8_uncast", data=data, scale_inv=scale_inv, dtype=dtype, out_dtype=out_dtype)
     room, n = Room.of(data.shape, out_dtype), data.numel()
     if not n:
         return Back(room, None, False)
@@ -672,10 +674,9 @@ def _back(
 def _plan_blocks_back(
     data: Tensor, scales: Tensor, dtype: torch.dtype, two_d: bool, columnwise: bool, out_dtype: torch.dtype
 ) -> Back:
-    spec.check_data("fp8_blocks_uncast", data, dtype, out_dtype)
-    shape = (*data.shape[1:], *data.shape[:1]) if columnwise else tuple(data.shape)
-    wanted = spec.block_scales(shape, two_d, columnwise)
-    spec.check_scales("fp8_blocks_uncast", scales, wanted, torch.float32, data)
+    kinds = {"dtype": dtype, "out_dtype": out_dtype}
+    check("fp8_blocks_uncast", data=data, scales=scales, two_d=two_d, columnwise=columnwise, **kinds)
+    shape = spec.unturned(data.shape) if columnwise else tuple(data.shape)
     first, second = scales.stride()
     # rows of blocks come first in the scales of 2D rows and of 1D columns
     steps = (first, second) if bool(two_d) != bool(columnwise) else (second, first)
@@ -695,8 +696,7 @@ def fp8_blocks_uncast(
 
 @plans
 def _plan_mx_back(data: Tensor, scales: Tensor, dtype: torch.dtype, columnwise: bool, out_dtype: torch.dtype) -> Back:
-    spec.check_data("mxfp8_uncast", data, dtype, out_dtype)
-    spec.check_scales("mxfp8_uncast", scales, spec.mx_scales(data.shape, columnwise), torch.uint8, data)
+    check("mxfp8_uncast", data=data, scales=scales, dtype=dtype, columnwise=columnwise, out_dtype=out_dtype)
     per = (spec.MX, 1) if columnwise else (1, spec.MX)
     return _back(data, data.shape, dtype, out_dtype, False, per, scales.stride())
 
@@ -711,7 +711,7 @@ def mxfp8_uncast(data: Tensor, scales: Tensor, dtype: torch.dtype, columnwise: b
 
 @plans
 def _plan_turn(data: Tensor) -> Back:
-    spec.check_bytes("bytes_transpose", data)
+    check("bytes_transpose", data=data)
     room, (m, k) = Room.of(spec.turned(data.shape), torch.uint8), spec.matrix(data.shape)
     if not data.numel():
         return Back(room, None, False)
@@ -739,7 +739,7 @@ def _plan_history(
     history: Tensor, first: Tensor, step: Tensor, newest: Tensor, scale: Tensor, length: int, largest: float,
     recent: bool,
 ) -> History:  # fmt: skip
-    spec.check_history("amax_history", history, first, step, newest, scale, length)
+    check("amax_history", history=history, first=first, step=step, newest=newest, scale=scale, length=length)
     n = first.numel()
     if not n or not all(t.is_contiguous() for t in (history, first, step, newest, scale)):
         return History(None)

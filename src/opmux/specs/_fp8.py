@@ -19,10 +19,6 @@ from .samples import Case, Draw, Maker
 # Adjacent bytes are adjacent float8 values: sums in another order may round to the next one.
 BYTES = {torch.uint8: Tol(0.0, 1.0)}
 
-# Types of the arguments of a cast: its scale and its amax, and the dtype that it casts to.
-One = Float32[Tensor, "...", single(), contiguous()]
-Float8 = Annotated[torch.dtype, one_of(*FP8)]
-
 
 def cast(value: Tensor, scale: Tensor, amax: Tensor | None, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """The bytes of what is computed, and the inverse of the scale; amax is raised."""

@@ -10,14 +10,17 @@ that is not wanted. A `noop` of other than zero leaves all of them as they are; 
 """
 
 import math
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor
 
+from ..core.contract import FLOATS, FP8, Byte, Float, Float32, Int64, Rule, contiguous, one_of, shape, single
+from ..core.errors import BadArgument
+from ..core.facts import dtype_name
 from ..core.spec import BadSample, BadSamples, op
-from ._numeric import FLOATS, dtype_name
 from .samples import Case, Draw, Maker
 
 FP8_MAX = {torch.float8_e4m3fn: 448.0, torch.float8_e5m2: 57344.0}
@@ -40,6 +43,11 @@ def turned(shape: Any) -> tuple[int, ...]:
     return (*shape[-1:], *shape[:-1])
 
 
+def unturned(shape: Any) -> tuple[int, ...]:
+    """The shape of what `turned` is the shape of."""
+    return (*shape[1:], *shape[:1])
+
+
 def up(n: int, step: int) -> int:
     return -(-n // step) * step
 
@@ -53,25 +61,76 @@ def block_scales(shape: Any, two_d: bool, columnwise: bool) -> tuple[int, int]:
     return (m_blocks, up(k, 4)) if columnwise else (k_blocks, up(m, 4))
 
 
+def _back_scales(data: Tensor, two_d: bool, columnwise: bool) -> tuple[int, int]:
+    return block_scales(unturned(data.shape) if columnwise else data.shape, two_d, columnwise)
+
+
 def mx_scales(shape: Any, columnwise: bool) -> tuple[int, int]:
     """The shape of the E8M0 scales of blocks of 32."""
     m, k = matrix(shape)
     return (up(m // MX, 4), up(k, 128)) if columnwise else (up(m, 128), up(k // MX, 4))
 
 
-# ---- checks ---------------------------------------------------------------------------------------------------------
+# ---- arguments ------------------------------------------------------------------------------------------------------
+
+Float8 = Annotated[torch.dtype, one_of(*FP8)]
+FloatDtype = Annotated[torch.dtype, one_of(*FLOATS)]
+One = Float32[Tensor, "...", single(), contiguous()]
+X = Float[Tensor, "*shape"]
+Data = Byte[Tensor, "*shape", contiguous()]
+Transposed = Byte[Tensor, "...", shape(lambda x: turned(x.shape), "transposed x"), contiguous()]
+
+
+def _scales(kind: Any, of: Any) -> Any:
+    return kind[Tensor, "_ _", shape(of), contiguous()]
+
+
+RowScales = _scales(Float32, lambda x, two_d: block_scales(x.shape, two_d, False))
+ColumnScales = _scales(Float32, lambda x, two_d: block_scales(x.shape, two_d, True))
+MxRowScales = _scales(Byte, lambda x: mx_scales(x.shape, False))
+MxColumnScales = _scales(Byte, lambda x: mx_scales(x.shape, True))
+
+
+@dataclass(frozen=True)
+class in_blocks(Rule):
+    """A tensor whose rows and columns, as a matrix, are multiples of a number."""
+
+    of: int
+
+    def problem(self, value: Any, given: Mapping[str, Any]) -> str | None:
+        m, k = matrix(value.shape)
+        return f"have rows and columns in multiples of {self.of}" if m % self.of or k % self.of else None
+
+    def wrong(self, value: Tensor) -> Iterator[tuple[str, Any]]:
+        yield "odd", value[:-1]
+
+    def doc(self) -> str:
+        return f"rows and columns in multiples of {self.of}"
+
+
+def both_or_none(op: str, **pair: Any) -> None:
+    """Bytes and their scales are wanted together."""
+    (name, data), (name_of_scale, scale) = pair.items()
+    if (data is None) != (scale is None):
+        missing, there = (name, name_of_scale) if data is None else (name_of_scale, name)
+        raise BadArgument.of(op, missing, f"be given, as {{{there}}} is", "None")
+
+
+def rows_paired(op: str, y: Any, y_scale: Any) -> None:
+    both_or_none(op, y=y, y_scale=y_scale)
+
+
+def transposed_paired(op: str, yt: Any, yt_scale: Any) -> None:
+    both_or_none(op, yt=yt, yt_scale=yt_scale)
+
+
+def columns_paired(op: str, yc: Any, yc_scale: Any) -> None:
+    both_or_none(op, yc=yc, yc_scale=yc_scale)
 
 
 def check_fp8(op: str, dtype: Any, name: str = "dtype") -> None:
     if dtype not in FP8_MAX:
         raise TypeError(f"{op}: {name} must be torch.float8_e4m3fn or torch.float8_e5m2; got {dtype!r}")
-
-
-def check_float(op: str, x: Tensor, name: str = "x") -> None:
-    if x.dtype not in FLOATS:
-        raise TypeError(
-            f"{op}: {name} must be float16, bfloat16, float32 or float64; got {dtype_name(x.dtype)}"
-        )  # fmt: skip
 
 
 def check_buffer(op: str, name: str, t: Buffer, shape: Any, dtype: torch.dtype, x: Tensor) -> None:
@@ -86,57 +145,6 @@ def check_buffer(op: str, name: str, t: Buffer, shape: Any, dtype: torch.dtype, 
         raise ValueError(f"{op}: {name} must be on {x.device}, the device of x; got {t.device}")
     if not t.is_contiguous():
         raise ValueError(f"{op}: {name} must be contiguous; got strides {t.stride()}")
-
-
-def check_cast(op: str, x: Tensor, dtype: Any, y: Buffer, yt: Buffer, **numbers: Buffer) -> None:
-    """Refuse what a cast with one scale cannot do."""
-    check_float(op, x)
-    check_fp8(op, dtype)
-    check_buffer(op, "y", y, x.shape, torch.uint8, x)
-    check_buffer(op, "yt", yt, turned(x.shape), torch.uint8, x)
-    for name, t in numbers.items():
-        check_buffer(op, name, t, (1,), torch.float32, x)
-
-
-def check_blocks(op: str, x: Tensor, dtype: Any, two_d: bool, buffers: tuple[Buffer, ...], noop: Buffer) -> None:
-    check_float(op, x)
-    check_fp8(op, dtype)
-    y, y_scale, yt, yt_scale = buffers
-    check_pair(op, y, y_scale, yt, yt_scale)
-    check_buffer(op, "y", y, x.shape, torch.uint8, x)
-    check_buffer(op, "y_scale", y_scale, block_scales(x.shape, two_d, False), torch.float32, x)
-    check_buffer(op, "yt", yt, turned(x.shape), torch.uint8, x)
-    check_buffer(op, "yt_scale", yt_scale, block_scales(x.shape, two_d, True), torch.float32, x)
-    check_buffer(op, "noop", noop, (1,), torch.float32, x)
-
-
-def check_mx(op: str, x: Tensor, dtype: Any, buffers: tuple[Buffer, ...], noop: Buffer) -> None:
-    check_float(op, x)
-    check_fp8(op, dtype)
-    m, k = matrix(x.shape)
-    if m % MX or k % MX:
-        raise ValueError(f"{op}: x must have rows and columns in multiples of {MX}; got {tuple(x.shape)}")
-    y, y_scale, yc, yc_scale = buffers
-    check_pair(op, y, y_scale, yc, yc_scale, "yc")
-    check_buffer(op, "y", y, x.shape, torch.uint8, x)
-    check_buffer(op, "y_scale", y_scale, mx_scales(x.shape, False), torch.uint8, x)
-    check_buffer(op, "yc", yc, x.shape, torch.uint8, x)
-    check_buffer(op, "yc_scale", yc_scale, mx_scales(x.shape, True), torch.uint8, x)
-    check_buffer(op, "noop", noop, (1,), torch.float32, x)
-
-
-def check_pair(op: str, y: Buffer, y_scale: Buffer, yt: Buffer, yt_scale: Buffer, other: str = "yt") -> None:
-    for name, data, scale in (("y", y, y_scale), (other, yt, yt_scale)):
-        if (data is None) != (scale is None):
-            raise ValueError(f"{op}: {name} and {name}_scale must be given both or neither; one is None")
-
-
-def check_data(op: str, data: Tensor, dtype: Any, out_dtype: Any) -> None:
-    check_fp8(op, dtype)
-    if data.dtype is not torch.uint8:
-        raise TypeError(f"{op}: data must be uint8; got {dtype_name(data.dtype)}")
-    if out_dtype not in FLOATS:
-        raise TypeError(f"{op}: out_dtype must be float16, bfloat16, float32 or float64; got {out_dtype!r}")
 
 
 # ---- arithmetic -----------------------------------------------------------------------------------------------------
@@ -316,27 +324,15 @@ ONE = Maker(
 )
 
 
-def spoiled(good: Maker, shape: tuple[int, ...], *wrong: tuple[str, Any, type[Exception], str]) -> BadSamples:
-    """Bad samples: a good one with one argument replaced by what a function makes of it."""
+def _unpaired(good: Maker, *names: str) -> BadSamples:
+    """Bad samples: a good one with one buffer of a pair left out."""
 
     def bad(device: torch.device) -> Iterator[BadSample]:
-        for name, spoil, error, says in wrong:
-            args = good.named(Case(shape), torch.float32, device)
-            args[name] = spoil(args[name])
-            yield BadSample(tuple(args.values()), error, f"{name} {says}", id=f"{name} {says}")
+        for name in names:
+            args = {**good.named(good.cases[0], torch.float32, device), name: None}
+            yield BadSample(tuple(args.values()), ValueError, f"{name} must be given, as y", id=f"{name} left out")
 
     return bad
-
-
-def _ints(t: Tensor) -> Tensor:
-    return t.int()
-
-
-INTS = ("x", _ints, TypeError, "must be float16, bfloat16, float32 or float64; got int32")
-NO_FP8 = ("dtype", lambda _: torch.float16, TypeError, "must be torch.float8_e4m3fn or torch.float8_e5m2")
-SHORT = ("y", lambda t: t[..., :-1], ValueError, "must have shape")
-LOOSE = ("yt", lambda t: t.t().contiguous().t(), ValueError, "must be contiguous")
-FLAGS = ("noop", lambda _: torch.zeros(2), ValueError, r"must have shape \(1,\)")
 
 
 # ---- quantizing -----------------------------------------------------------------------------------------------------
@@ -345,11 +341,9 @@ FLAGS = ("noop", lambda _: torch.zeros(2), ValueError, r"must have shape \(1,\)"
 @op(
     out="amax",
     samples=ONE,
-    errors=spoiled(ONE, (5, 64), INTS),
 )
-def amax_abs(x: Tensor) -> Tensor:
+def amax_abs(x: Float[Tensor, "..."]) -> Tensor:
     """amax = [max |x|] in float32, NaN left out; 0 for no elements."""
-    check_float("amax_abs", x)
     if not x.numel():
         return x.new_zeros(1, dtype=torch.float32)
     return magnitudes(x).amax().reshape(1)
@@ -370,16 +364,24 @@ SCALE = Maker(
 @op(
     out="scale",
     samples=SCALE,
-    errors=spoiled(SCALE, (5, 64), ("amax", _ints, TypeError, "must be float32; got int32"), NO_FP8),
 )
-def fp8_scale(amax: Tensor, dtype: torch.dtype, pow2: bool = False, eps: float = 0.0, margin: int = 0) -> Tensor:
+def fp8_scale(
+    amax: Float32[Tensor, "..."], dtype: Float8, pow2: bool = False, eps: float = 0.0, margin: int = 0
+) -> Tensor:
     """scale = largest / max(amax, eps), with largest that of the FP8 dtype times 2^-margin.
 
-    1 where that is no number or amax is 0, the largest float32 where it overflows; for pow2 the power of two below.
+    1 where that is no number or amax is 0, the largest float32 where it overflows.
+
+    Args:
+        amax: the largest magnitudes.
+        dtype: what will be cast to.
+        pow2: round down to a power of two.
+        eps: the smallest amax that is looked at.
+        margin: leaves so many powers of two unused.
+
+    Returns:
+        scale, like amax.
     """
-    check_fp8("fp8_scale", dtype)
-    if amax.dtype is not torch.float32:
-        raise TypeError(f"fp8_scale: amax must be float32; got {dtype_name(amax.dtype)}")
     return scale_from(amax, FP8_MAX[dtype] * 2.0**-margin, pow2, eps)
 
 
@@ -387,20 +389,29 @@ def fp8_scale(amax: Tensor, dtype: torch.dtype, pow2: bool = False, eps: float =
     out="",
     mutates=("y", "yt", "scale_inv", "amax"),
     samples=CAST,
-    errors=spoiled(CAST, (5, 64), INTS, NO_FP8, SHORT, LOOSE, FLAGS),
 )
 def fp8_cast_into(
-    x: Tensor,
-    scale: Tensor,
-    y: Buffer,
-    yt: Buffer,
-    scale_inv: Buffer,
-    amax: Buffer,
-    noop: Buffer,
-    dtype: torch.dtype,
+    x: X,
+    scale: One,
+    y: Data | None,
+    yt: Transposed | None,
+    scale_inv: One | None,
+    amax: One | None,
+    noop: One | None,
+    dtype: Float8,
 ) -> None:
-    """y = fp8(x * scale), yt its transpose, scale_inv = 1 / scale, amax = max(amax, max |x|)."""
-    check_cast("fp8_cast_into", x, dtype, y, yt, scale=scale, scale_inv=scale_inv, amax=amax, noop=noop)
+    """y = fp8(x * scale), yt its transpose, scale_inv = 1 / scale, amax = max(amax, max |x|).
+
+    Args:
+        x: what is quantized.
+        scale: multiplies x.
+        y: where the bytes go; None if they are not wanted.
+        yt: where the bytes of the transposed matrix go; None if they are not wanted.
+        scale_inv: where 1 / scale goes; None if it is not wanted.
+        amax: raised to the largest magnitude of x; None if it is not wanted.
+        noop: a flag on the device: other than 0, nothing is written.
+        dtype: what to cast to.
+    """
     put(scale_inv, inverse(scale), noop)
     if not x.numel():
         return
@@ -415,20 +426,29 @@ def fp8_cast_into(
     out="",
     mutates=("y", "yt", "scale_inv"),
     samples=CURRENT,
-    errors=spoiled(CURRENT, (5, 64), INTS, NO_FP8, SHORT, LOOSE, FLAGS),
 )
 def fp8_current_into(
-    x: Tensor,
-    y: Buffer,
-    yt: Buffer,
-    scale_inv: Buffer,
-    noop: Buffer,
-    dtype: torch.dtype,
+    x: X,
+    y: Data | None,
+    yt: Transposed | None,
+    scale_inv: One | None,
+    noop: One | None,
+    dtype: Float8,
     pow2: bool = False,
     eps: float = 0.0,
 ) -> None:
-    """y = fp8(x * scale), yt its transpose, scale_inv = 1 / scale, with the scale that fp8_scale has for amax of x."""
-    check_cast("fp8_current_into", x, dtype, y, yt, scale_inv=scale_inv, noop=noop)
+    """y = fp8(x * scale), yt its transpose, scale_inv = 1 / scale, with the scale that fp8_scale has for amax of x.
+
+    Args:
+        x: what is quantized.
+        y: where the bytes go; None if they are not wanted.
+        yt: where the bytes of the transposed matrix go; None if they are not wanted.
+        scale_inv: where 1 / scale goes; None if it is not wanted.
+        noop: a flag on the device: other than 0, nothing is written.
+        dtype: what to cast to.
+        pow2: round the scale down to a power of two.
+        eps: the smallest amax that is looked at.
+    """
     scale = scale_from(amax_of(x), FP8_MAX[dtype], pow2, eps)
     put(scale_inv, inverse(scale), noop)
     if not x.numel():
@@ -442,16 +462,17 @@ def fp8_current_into(
     out="",
     mutates=("y", "y_scale", "yt", "yt_scale"),
     samples=BLOCKS,
-    errors=spoiled(BLOCKS, (5, 64), INTS, NO_FP8, SHORT, LOOSE, FLAGS),
+    errors=_unpaired(BLOCKS, "y", "y_scale", "yt", "yt_scale"),
+    where=(rows_paired, transposed_paired),
 )
 def fp8_blocks_into(
-    x: Tensor,
-    y: Buffer,
-    y_scale: Buffer,
-    yt: Buffer,
-    yt_scale: Buffer,
-    noop: Buffer,
-    dtype: torch.dtype,
+    x: X,
+    y: Data | None,
+    y_scale: RowScales | None,
+    yt: Transposed | None,
+    yt_scale: ColumnScales | None,
+    noop: One | None,
+    dtype: Float8,
     two_d: bool = False,
     pow2: bool = True,
     eps: float = 0.0,
@@ -459,8 +480,19 @@ def fp8_blocks_into(
     """y in FP8 with a scale for each 1x128 (two_d: 128x128) of x, yt transposed with one for each 128x1 (128x128).
 
     The scales written are inverses. What there is of them beyond the blocks of x is left alone.
+
+    Args:
+        x: what is quantized.
+        y: where the bytes go; None if they are not wanted.
+        y_scale: where the scales of y go.
+        yt: where the bytes of the transposed matrix go; None if they are not wanted.
+        yt_scale: where the scales of yt go.
+        noop: a flag on the device: other than 0, nothing is written.
+        dtype: what to cast to.
+        two_d: blocks of 128x128.
+        pow2: round scales down to powers of two.
+        eps: the smallest amax that is looked at.
     """
-    check_blocks("fp8_blocks_into", x, dtype, two_d, (y, y_scale, yt, yt_scale), noop)
     if not x.numel():
         return
     flat = x.reshape(matrix(x.shape))
@@ -484,31 +516,33 @@ def fp8_blocks_into(
     out="",
     mutates=("y", "y_scale", "yc", "yc_scale"),
     samples=MXFP8,
-    errors=spoiled(
-        MXFP8,
-        (32, 64),
-        INTS,
-        NO_FP8,
-        SHORT,
-        FLAGS,
-        ("x", lambda t: t[:-1], ValueError, "must have rows and columns in multiples of 32"),
-    ),
+    errors=_unpaired(MXFP8, "y", "y_scale", "yc", "yc_scale"),
+    where=(rows_paired, columns_paired),
 )
 def mxfp8_into(
-    x: Tensor,
-    y: Buffer,
-    y_scale: Buffer,
-    yc: Buffer,
-    yc_scale: Buffer,
-    noop: Buffer,
-    dtype: torch.dtype,
+    x: Float[Tensor, "*shape", in_blocks(MX)],
+    y: Data | None,
+    y_scale: MxRowScales | None,
+    yc: Data | None,
+    yc_scale: MxColumnScales | None,
+    noop: One | None,
+    dtype: Float8,
     two_d: bool = False,
 ) -> None:
     """y in FP8 with an E8M0 scale for each 1x32 of x, yc with one for each 32x1; with two_d for each 32x32.
 
     Both lie as x does. What there is of the scales beyond the blocks of x is left alone.
+
+    Args:
+        x: what is quantized.
+        y: where the bytes go; None if they are not wanted.
+        y_scale: where the scales of y go.
+        yc: where the bytes go whose scales are of columns; None if they are not wanted.
+        yc_scale: where the scales of yc go.
+        noop: a flag on the device: other than 0, nothing is written.
+        dtype: what to cast to.
+        two_d: blocks of 32x32.
     """
-    check_mx("mxfp8_into", x, dtype, (y, y_scale, yc, yc_scale), noop)
     if not x.numel():
         return
     flat = x.reshape(matrix(x.shape))
@@ -558,39 +592,45 @@ def _mx_back_args(d: Draw) -> dict[str, Any]:
 UNCAST = Maker(_uncast_args, tuple(c for c in CASES if c.layout == "packed" and "noop" not in c.options))
 BLOCKS_BACK = Maker(_blocks_back_args, tuple(c for c in BLOCKS.cases if "noop" not in c.options))
 MX_BACK = Maker(_mx_back_args, tuple(c for c in MXFP8.cases if "noop" not in c.options))
-NO_BYTES = ("data", lambda t: t.int(), TypeError, "must be uint8; got int32")
-NO_FLOAT = (
-    "out_dtype",
-    lambda _: torch.int8,
-    TypeError,
-    "must be float16, bfloat16, float32 or float64; got torch.int8",
-)
 
 
 @op(
     samples=UNCAST,
-    errors=spoiled(UNCAST, (5, 64), NO_BYTES, NO_FP8, NO_FLOAT),
 )
-def fp8_uncast(data: Tensor, scale_inv: Tensor, dtype: torch.dtype, out_dtype: torch.dtype) -> Tensor:
-    """y = FP8 bytes * scale_inv, a single number."""
-    check_data("fp8_uncast", data, dtype, out_dtype)
-    check_buffer("fp8_uncast", "scale_inv", scale_inv, (1,), torch.float32, data)
+def fp8_uncast(data: Byte[Tensor, "..."], scale_inv: One, dtype: Float8, out_dtype: FloatDtype) -> Tensor:
+    """y = FP8 bytes * scale_inv.
+
+    Args:
+        data: the bytes of FP8.
+        scale_inv: multiplies them.
+        dtype: what the bytes are.
+        out_dtype: the dtype of y.
+    """
     return fresh(data.contiguous().view(dtype).float() * scale_inv.reshape(()), out_dtype)
 
 
 @op(
     samples=BLOCKS_BACK,
-    errors=spoiled(
-        BLOCKS_BACK, (5, 64), NO_BYTES, NO_FP8, NO_FLOAT, ("scales", lambda t: t[:, :1], ValueError, "must have shape")
-    ),
 )
 def fp8_blocks_uncast(
-    data: Tensor, scales: Tensor, dtype: torch.dtype, two_d: bool, columnwise: bool, out_dtype: torch.dtype
+    data: Byte[Tensor, "..."],
+    scales: Float32[Tensor, "_ _", shape(lambda data, two_d, columnwise: _back_scales(data, two_d, columnwise))],
+    dtype: Float8,
+    two_d: bool,
+    columnwise: bool,
+    out_dtype: FloatDtype,
 ) -> Tensor:
-    """y = what fp8_blocks_into made data and scales of; columnwise: they are the transposed ones, and y is not."""
-    check_data("fp8_blocks_uncast", data, dtype, out_dtype)
-    shape = (*data.shape[1:], *data.shape[:1]) if columnwise else tuple(data.shape)
-    check_scales("fp8_blocks_uncast", scales, block_scales(shape, two_d, columnwise), torch.float32, data)
+    """y = what fp8_blocks_into made data and scales of.
+
+    Args:
+        data: the bytes of FP8.
+        scales: those of the blocks.
+        dtype: what the bytes are.
+        two_d: whether blocks are 128x128.
+        columnwise: data and scales are the transposed ones; y is not.
+        out_dtype: the dtype of y.
+    """
+    shape = unturned(data.shape) if columnwise else tuple(data.shape)
     if not data.numel():
         return data.new_empty(shape, dtype=out_dtype)
     m, k = matrix(shape)
@@ -604,28 +644,26 @@ def fp8_blocks_uncast(
 
 @op(
     samples=MX_BACK,
-    errors=spoiled(
-        MX_BACK, (32, 64), NO_BYTES, NO_FP8, NO_FLOAT, ("scales", lambda t: t[:, :1], ValueError, "must have shape")
-    ),
 )
-def mxfp8_uncast(data: Tensor, scales: Tensor, dtype: torch.dtype, columnwise: bool, out_dtype: torch.dtype) -> Tensor:
-    """y = what mxfp8_into made data and scales of."""
-    check_data("mxfp8_uncast", data, dtype, out_dtype)
-    check_scales("mxfp8_uncast", scales, mx_scales(data.shape, columnwise), torch.uint8, data)
+def mxfp8_uncast(
+    data: Byte[Tensor, "..."],
+    scales: Byte[Tensor, "_ _", shape(lambda data, columnwise: mx_scales(data.shape, columnwise))],
+    dtype: Float8,
+    columnwise: bool,
+    out_dtype: FloatDtype,
+) -> Tensor:
+    """y = what mxfp8_into made data and scales of.
+
+    Args:
+        data: the bytes of FP8.
+        scales: those of the blocks.
+        dtype: what the bytes are.
+        columnwise: scales are those of columns.
+        out_dtype: the dtype of y.
+    """
     m, k = matrix(data.shape)
     scale = spread(power(scales), *((MX, 1) if columnwise else (1, MX)), m, k)
     return fresh(data.reshape(m, k).contiguous().view(dtype).float() * scale, out_dtype).reshape(data.shape)
-
-
-def check_scales(op: str, scales: Tensor, shape: tuple[int, int], dtype: torch.dtype, data: Tensor) -> None:
-    if scales.dtype is not dtype:
-        raise TypeError(f"{op}: scales must be {dtype_name(dtype)}; got {dtype_name(scales.dtype)}")
-    if tuple(scales.shape) != shape:
-        raise ValueError(
-            f"{op}: scales must have shape {shape}, as data is {tuple(data.shape)}; got {tuple(scales.shape)}"
-        )
-    if scales.device != data.device:
-        raise ValueError(f"{op}: scales must be on {data.device}, the device of data; got {scales.device}")
 
 
 def fresh(value: Tensor, dtype: torch.dtype) -> Tensor:
@@ -638,16 +676,10 @@ TURN = Maker(
 )
 
 
-@op(samples=TURN, errors=spoiled(TURN, (5, 64), NO_BYTES))
-def bytes_transpose(data: Tensor) -> Tensor:
+@op(samples=TURN)
+def bytes_transpose(data: Byte[Tensor, "..."]) -> Tensor:
     """y[k, ...] = data[..., k], for uint8."""
-    check_bytes("bytes_transpose", data)
     return data.reshape(matrix(data.shape)).t().clone(memory_format=torch.contiguous_format).reshape(turned(data.shape))
-
-
-def check_bytes(op: str, data: Tensor) -> None:
-    if data.dtype is not torch.uint8:
-        raise TypeError(f"{op}: data must be uint8; got {dtype_name(data.dtype)}")
 
 
 # ---- state of delayed scaling ---------------------------------------------------------------------------------------
@@ -672,30 +704,36 @@ HISTORY = Maker(_history_args, (Case((4,)), Case((1,)), Case((33,)), Case((4,), 
 @op(
     out="history scale",
     samples=HISTORY,
-    errors=spoiled(
-        HISTORY,
-        (4,),
-        ("history", _ints, TypeError, "must be float32; got int32"),
-        ("newest", lambda t: t[:-1], ValueError, r"must have shape \(5,\).*got \(4,\)"),
-    ),
 )
 def amax_history(
-    history: Tensor,
-    first: Tensor,
-    step: Tensor,
-    newest: Tensor,
-    scale: Tensor,
+    history: Float32[Tensor, "_", shape(lambda first, length: (length * first.numel(),))],
+    first: Int64[Tensor, "count"],
+    step: Int64[Tensor, "count"],
+    newest: Float32[Tensor, "count"],
+    scale: Float32[Tensor, "count"],
     length: int,
     largest: float,
     recent: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """Histories of amax moved on by one, and the scales that follow: history, scale.
+    """Histories of amax moved on by one, and the scales that follow.
 
     History j has `length` numbers: history[first[j] + i * step[j]]. Its newest amax is newest[j], or where that is 0
     its own first number. Where that is not 0 it comes to the end, all others move, and the first becomes 0. The scale
     is largest / amax, of the newest or (not `recent`) the greatest; without a number above 0 it stays as it is.
+
+    Args:
+        history: the numbers of all histories.
+        first: where each history begins.
+        step: how far apart the numbers of each history are.
+        newest: the newest amax of each history.
+        scale: the scales as they were.
+        length: how many numbers a history has.
+        largest: the largest number of the FP8 dtype.
+        recent: take the newest amax, not the greatest.
+
+    Returns:
+        history and scale, as they become.
     """
-    check_history("amax_history", history, first, step, newest, scale, length)
     places = first + torch.arange(length, device=history.device)[:, None] * step
     old = history[places]
     last = torch.where(newest != 0, newest, old[0])
@@ -707,21 +745,3 @@ def amax_history(
     moved = history.clone()
     moved[places] = torch.where(moves, rolled, old)
     return moved, found
-
-
-def check_history(op: str, history: Tensor, first: Tensor, step: Tensor, newest: Tensor, scale: Tensor, n: int) -> None:
-    count = first.numel()
-    wanted = {"history": (history, (n * count,)), "newest": (newest, (count,)), "scale": (scale, (count,))}
-    for name, (t, shape) in wanted.items():
-        if t.dtype is not torch.float32:
-            raise TypeError(f"{op}: {name} must be float32; got {dtype_name(t.dtype)}")
-        if tuple(t.shape) != shape:
-            raise ValueError(f"{op}: {name} must have shape {shape}; got {tuple(t.shape)}")
-    for name, t in (("first", first), ("step", step)):
-        if t.dtype is not torch.int64 or tuple(t.shape) != (count,):
-            raise TypeError(
-                f"{op}: {name} must be int64 of shape ({count},); got {dtype_name(t.dtype)} {tuple(t.shape)}"
-            )
-    for name, t in (("first", first), ("step", step), ("newest", newest), ("scale", scale)):
-        if t.device != history.device:
-            raise ValueError(f"{op}: {name} must be on {history.device}, the device of history; got {t.device}")
