@@ -218,7 +218,7 @@ def test_no_dimension_is_not_all_of_them_for_truth_alone():
 
 ROWS, INTS = torch.randn(3, 4), torch.ones(3, dtype=torch.int32)
 DECLINED = (
-    ("sum.dim_IntList", (ROWS, [2]), {}, "dim must be from -2 to 1"),
+    ("sum.dim_IntList", (ROWS, [2]), {}, "dim must be between -2 and 1"),
     ("sum.dim_IntList", (ROWS, [0, -2]), {}, "each dimension once"),
     ("amax", (ROWS[:0], [0]), {}, "must have elements"),
     ("max", (ROWS[:0],), {}, "must have elements"),

@@ -88,7 +88,7 @@ def test_shapes_are_said():
     with pytest.raises(ValueError, match=r"linear: weight must have 2 dimensions, \[n, k\]; got \(8,\)"):
         opmux.ops.linear(torch.randn(3, 8), torch.randn(8))
     with pytest.raises(
-        ValueError, match=r"weight must have shape \(4, 8\), \[n, k\] where x \(3, 8\) is \[\*rows, k\]; got"
+        ValueError, match=r"weight must have shape \(n, 8\), \[n, k\] where x \(3, 8\) is \[\*rows, k\]; got"
     ):
         opmux.ops.linear(torch.randn(3, 8), torch.randn(4, 9))
 

@@ -30,7 +30,6 @@ from .errors import BadArgument, BadSpec
 from .facts import dtype_name
 
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
-INTS = (torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8)
 FP8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 INTS = (torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64)
 
@@ -186,7 +185,7 @@ class one_of(Rule):
         return name_of(value)
 
     def wrong(self, value: Any) -> Iterator[tuple[str, Any]]:
-        others = (torch.int8, torch.bool) if isinstance(value, torch.dtype) else ("no such thing",)
+        others = (torch.int8, torch.bool, torch.complex64) if isinstance(value, torch.dtype) else ("no such thing",)
         yield "unknown", next(o for o in others if o not in self.allowed)
 
     def doc(self) -> str:
@@ -219,6 +218,49 @@ class dim_of(Rule):
 
     def doc(self) -> str:
         return f"a dimension of {self.of}" if not self.new else f"from 0 to the number of dimensions of {self.of}"
+
+
+@dataclass(frozen=True)
+class ints(Rule):
+    """An int, a sequence of them, or None."""
+
+    error = TypeError
+
+    def problem(self, value: Any, given: Mapping[str, Any]) -> str | None:
+        several = value if isinstance(value, Sequence) else (value,)
+        fine = value is None or all(isinstance(v, int) for v in several)
+        return None if fine else "be an int, several, or None"
+
+    def got(self, value: Any) -> str:
+        return repr(value)
+
+    def wrong(self, value: Any) -> Iterator[tuple[str, Any]]:
+        yield "text", "rows"
+        yield "a float", 0.5
+
+
+@dataclass(frozen=True)
+class dims_of(Rule):
+    """A dimension of another argument, as in `dim_of`, several different ones, or None."""
+
+    of: str
+
+    def problem(self, value: Any, given: Mapping[str, Any]) -> str | None:
+        other = given.get(self.of)
+        if value is None or not isinstance(other, Tensor):
+            return None
+        asked = (value,) if isinstance(value, int) else value
+        problem = next(filter(None, (dim_of(self.of).problem(d, given) for d in asked)), None)
+        if problem is None and len({d % max(other.dim(), 1) for d in asked}) < len(asked):
+            return f"name each dimension once, as {{{self.of}}} is {tuple(other.shape)}"
+        return problem
+
+    def got(self, value: Any) -> str:
+        return repr(value)
+
+    def wrong(self, value: Any) -> Iterator[tuple[str, Any]]:
+        yield "too large", 99
+        yield "the same twice", (0, 0)
 
 
 @dataclass(frozen=True)
@@ -297,51 +339,6 @@ class contiguous(Rule):
 
     def doc(self) -> str:
         return "contiguous"
-
-
-@dataclass(frozen=True)
-class ints(Rule):
-    """An int, a sequence of them, or None."""
-
-    error = TypeError
-
-    def problem(self, value: Any, given: Mapping[str, Any]) -> str | None:
-        if value is None or isinstance(value, int):
-            return None
-        fine = isinstance(value, Sequence) and all(isinstance(v, int) for v in value)
-        return None if fine else "be an int, several, or None"
-
-    def got(self, value: Any) -> str:
-        return repr(value)
-
-    def wrong(self, value: Any) -> Iterator[tuple[str, Any]]:
-        yield "text", "rows"
-        yield "a float", 0.5
-
-
-@dataclass(frozen=True)
-class dimension(Rule):
-    """A dimension of another argument, from the end where it is negative; or several different ones, or None."""
-
-    of: str
-
-    def problem(self, value: Any, given: Mapping[str, Any]) -> str | None:
-        x = given.get(self.of)
-        if value is None or not isinstance(x, Tensor):
-            return None
-        rank, asked = max(x.dim(), 1), (value,) if isinstance(value, int) else value
-        if not all(-rank <= d < rank for d in asked):
-            return f"be from {-rank} to {rank - 1}, as {{{self.of}}} is {tuple(x.shape)}"
-        if len({d % rank for d in asked}) < len(asked):
-            return f"name each dimension once, as {{{self.of}}} is {tuple(x.shape)}"
-        return None
-
-    def got(self, value: Any) -> str:
-        return repr(value)
-
-    def wrong(self, value: Any) -> Iterator[tuple[str, Any]]:
-        yield "no such dimension", 64
-        yield "the same twice", (0, 0)
 
 
 @dataclass(frozen=True)
@@ -657,22 +654,20 @@ class Contract:
                 raise BadArgument.of(op, a.name, problem, rule.got(value), rule.error)
 
     def _shape(self, dims: Dims, sizes: Mapping[str, Size], given: Mapping[str, Any], rank: int) -> str:
-        """What shape was expected, and why."""
-        wanted = dims.wanted(sizes)
-        fixed = dims.fixed
-        if wanted is None:
-            if rank == fixed or (dims.star is not None and rank > fixed):
-                return f"have shape {dims}"
-            if rank < fixed or (rank > fixed and dims.star is None):
-                least = "at least " if dims.star is not None else ""
-                return f"have {least}{fixed} dimension{'s'[: fixed != 1]}, {dims}"
+        """What shape was expected, and why. Sizes that are not known are shown by their names."""
+        wanted, fixed = dims.wanted(sizes), dims.fixed
         sources = {s.of for n, s in sizes.items() if any(w.name == n for w in dims.words)}
+        if wanted is None and (rank < fixed or (rank > fixed and dims.star is None)):
+            least = "at least " if dims.star is not None else ""
+            return f"have {least}{fixed} dimension{'s'[: fixed != 1]}, {dims}"
+        if wanted is None and not sources:
+            return f"have shape {dims}"
+        shape = wanted if wanted is not None else dims.partly(sizes)
         forms = {a.name: a.form.dims for a in self._order if a.form is not None}
-        shown = wanted if wanted is not None else dims.partly(sizes)
         if len(sources) == 1 and forms[next(iter(sources))] == dims:
-            return f"have shape {shown}, that of {{{next(iter(sources))}}}"
-        of = " and ".join(f"{{{n}}} {tuple(given[n].shape)} is {forms[n]}" for n in forms if n in sources - {name})
-        return f"have shape {shown}" + (f", {dims} where {of}" if of else f", {dims}")
+            return f"have shape {shape}, that of {{{next(iter(sources))}}}"
+        of = " and ".join(f"{{{n}}} {tuple(given[n].shape)} is {forms[n]}" for n in forms if n in sources)
+        return f"have shape {shape}" + (f", {dims} where {of}" if of else f", {dims}")
 
     def documented(self, doc: str) -> str:
         """A docstring whose `Args:` have dtypes and shapes; one that has none gets the arguments that are tensors."""
@@ -724,7 +719,7 @@ class Contract:
         for at, word in enumerate(dims.words):
             before = dims.star is None or at <= dims.star
             axis = at if before else at - len(dims.words)
-            checked = (word.name and word.name in shared) or word.size is not None or word.factor > 1
+            checked = word.name in shared or word.size is not None or word.factor > 1
             if word.star and value.dim() == fixed:
                 continue
             if checked and not word.broadcast and value.shape[axis] > 1:

@@ -6,13 +6,14 @@ Results are bytes, the inverse of the scale, and what the op has beside y.
 """
 
 from collections.abc import Callable
-from typing import Annotated, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from ..core.contract import FP8, Float32, contiguous, one_of, single
 from ..core.spec import Tol
+from .quant import Float8 as Float8
+from .quant import One as One
 from .quant import amax_of, bytes_of, inverse, put
 from .samples import Case, Draw, Maker
 

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import torch
 from torch import Tensor
 
-from ..core.contract import Float, Grad, dimension, shape
+from ..core.contract import Float, Grad, dim_of, shape
 from ..core.errors import BadArgument
 from ..core.spec import BadSample, BadSamples, Tol, op
 from ._numeric import rounded, wide
@@ -490,7 +490,7 @@ def norm_shape(v: Tensor, dim: int | None) -> tuple[int, ...]:
 
 V = Float[Tensor, "*lead last"]
 PerNorm = Float[Tensor, "...", shape(norm_shape, none=True)]
-Dim = Annotated[int, dimension("v")]
+Dim = Annotated[int, dim_of("v")]
 
 
 def _weight_args(d: Draw) -> dict[str, Any]:

@@ -19,7 +19,6 @@ from torch import Tensor
 
 from ..core.contract import FLOATS, FP8, Byte, Float, Float32, Int64, Rule, contiguous, one_of, shape, single
 from ..core.errors import BadArgument
-from ..core.facts import dtype_name
 from ..core.spec import BadSample, BadSamples, op
 from .samples import Case, Draw, Maker
 
@@ -81,14 +80,10 @@ Data = Byte[Tensor, "*shape", contiguous()]
 Transposed = Byte[Tensor, "...", shape(lambda x: turned(x.shape), "transposed x"), contiguous()]
 
 
-def _scales(kind: Any, of: Any) -> Any:
-    return kind[Tensor, "_ _", shape(of), contiguous()]
-
-
-RowScales = _scales(Float32, lambda x, two_d: block_scales(x.shape, two_d, False))
-ColumnScales = _scales(Float32, lambda x, two_d: block_scales(x.shape, two_d, True))
-MxRowScales = _scales(Byte, lambda x: mx_scales(x.shape, False))
-MxColumnScales = _scales(Byte, lambda x: mx_scales(x.shape, True))
+RowScales = Float32[Tensor, "_ _", shape(lambda x, two_d: block_scales(x.shape, two_d, False)), contiguous()]
+ColumnScales = Float32[Tensor, "_ _", shape(lambda x, two_d: block_scales(x.shape, two_d, True)), contiguous()]
+MxRowScales = Byte[Tensor, "_ _", shape(lambda x: mx_scales(x.shape, False)), contiguous()]
+MxColumnScales = Byte[Tensor, "_ _", shape(lambda x: mx_scales(x.shape, True)), contiguous()]
 
 
 @dataclass(frozen=True)
@@ -126,25 +121,6 @@ def transposed_paired(op: str, yt: Any, yt_scale: Any) -> None:
 
 def columns_paired(op: str, yc: Any, yc_scale: Any) -> None:
     both_or_none(op, yc=yc, yc_scale=yc_scale)
-
-
-def check_fp8(op: str, dtype: Any, name: str = "dtype") -> None:
-    if dtype not in FP8_MAX:
-        raise TypeError(f"{op}: {name} must be torch.float8_e4m3fn or torch.float8_e5m2; got {dtype!r}")
-
-
-def check_buffer(op: str, name: str, t: Buffer, shape: Any, dtype: torch.dtype, x: Tensor) -> None:
-    """Refuse a buffer that is not packed, not of this shape (or for one number, not one number) and dtype."""
-    if t is None:
-        return
-    if t.dtype is not dtype:
-        raise TypeError(f"{op}: {name} must be {dtype_name(dtype)}; got {dtype_name(t.dtype)}")
-    if tuple(t.shape) != tuple(shape) and not (tuple(shape) == (1,) and t.numel() == 1):
-        raise ValueError(f"{op}: {name} must have shape {tuple(shape)}, as x is {tuple(x.shape)}; got {tuple(t.shape)}")
-    if t.device != x.device:
-        raise ValueError(f"{op}: {name} must be on {x.device}, the device of x; got {t.device}")
-    if not t.is_contiguous():
-        raise ValueError(f"{op}: {name} must be contiguous; got strides {t.stride()}")
 
 
 # ---- arithmetic -----------------------------------------------------------------------------------------------------

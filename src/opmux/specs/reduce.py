@@ -14,15 +14,30 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ..core.contract import FLOATS, INTS, Float, Grad, Int64, Number, Real, dimension, either, ints, one_of, shape
+from ..core import contract
+from ..core.contract import (
+    FLOATS,
+    INTS,
+    AnyTensor,
+    Float,
+    Grad,
+    Int64,
+    Number,
+    dim_of,
+    dtypes,
+    either,
+    ints,
+    one_of,
+    shape,
+)
 from ..core.errors import BadArgument
 from ..core.facts import dtype_name
 from ..core.spec import BadSample, BadSamples, Tol, op
 from ._numeric import wide
 from .samples import Case, Draw, Maker
 
-Dim = Annotated[int | Sequence[int] | None, ints(), dimension("x")]
-OneDim = Annotated[int, dimension("x")]
+Dim = Annotated[int | Sequence[int] | None, ints(), contract.dims_of("x")]
+OneDim = Annotated[int, dim_of("x")]
 RealDtype = Annotated[torch.dtype, one_of(*FLOATS, *INTS, torch.bool)]
 FloatDtype = Annotated[torch.dtype, one_of(*FLOATS)]
 Dims = tuple[int, ...]
@@ -148,7 +163,7 @@ def _fresh(y: Tensor, dtype: torch.dtype) -> Tensor:
 # ---- references: forward --------------------------------------------------------------------------------------------
 
 
-def sum_(x: Real[Tensor, "..."], dim: Dim = None, keepdim: bool = False, dtype: RealDtype | None = None) -> Tensor:
+def sum_(x: Number[Tensor, "..."], dim: Dim = None, keepdim: bool = False, dtype: RealDtype | None = None) -> Tensor:
     """The sum; of integers in int64."""
     asked = asked_of("sum", x, dim, dtype)
     return _fresh(torch.sum(_wide(x, asked.cast), asked.dims, keepdim, dtype=_sum_dtype(asked.cast)), asked.gives)
@@ -158,13 +173,13 @@ def _sum_dtype(cast: torch.dtype) -> torch.dtype | None:
     return cast if cast not in (torch.float16, torch.bfloat16) else None
 
 
-def mean(x: Real[Tensor, "..."], dim: Dim = None, keepdim: bool = False, dtype: FloatDtype | None = None) -> Tensor:
+def mean(x: Number[Tensor, "..."], dim: Dim = None, keepdim: bool = False, dtype: FloatDtype | None = None) -> Tensor:
     """The mean; of integers only with dtype=."""
     asked = asked_of("mean", x, dim, dtype)
     return _fresh(torch.mean(_wide(x, asked.cast), asked.dims, keepdim), asked.gives)
 
 
-def prod(x: Real[Tensor, "..."], dim: Dim = None, keepdim: bool = False, dtype: RealDtype | None = None) -> Tensor:
+def prod(x: Number[Tensor, "..."], dim: Dim = None, keepdim: bool = False, dtype: RealDtype | None = None) -> Tensor:
     """The product; of integers in int64."""
     asked = asked_of("prod", x, dim, dtype)
     return _fresh(_product(_wide(x, asked.cast), asked, keepdim), asked.gives)
@@ -183,7 +198,7 @@ def _product(v: Tensor, asked: Asked, keepdim: bool) -> Tensor:
 def _extreme(op: str) -> Callable[..., Tensor]:
     torch_op = getattr(torch, op)
 
-    def reference(x: Real[Tensor, "..."], dim: Dim = None, keepdim: bool = False) -> Tensor:
+    def reference(x: Number[Tensor, "..."], dim: Dim = None, keepdim: bool = False) -> Tensor:
         asked = asked_of(op, x, dim)
         return _fresh(torch_op(x, asked.dims, keepdim), asked.gives)
 
@@ -193,7 +208,9 @@ def _extreme(op: str) -> Callable[..., Tensor]:
 def _place(op: str) -> Callable[..., Tensor]:
     torch_op = getattr(torch, op)
 
-    def reference(x: Number[Tensor, "..."], dim: OneDim | None = None, keepdim: bool = False) -> Tensor:
+    def reference(
+        x: AnyTensor[Tensor, "...", dtypes((*FLOATS, *INTS))], dim: OneDim | None = None, keepdim: bool = False
+    ) -> Tensor:
         return _fresh(torch_op(x, dim, keepdim), torch.int64)
 
     return reference
@@ -202,7 +219,7 @@ def _place(op: str) -> Callable[..., Tensor]:
 def _extreme_and_place(op: str) -> Callable[..., tuple[Tensor, Tensor]]:
     torch_op = getattr(torch, op.removesuffix("_dim"))
 
-    def reference(x: Real[Tensor, "..."], dim: OneDim, keepdim: bool = False) -> tuple[Tensor, Tensor]:
+    def reference(x: Number[Tensor, "..."], dim: OneDim, keepdim: bool = False) -> tuple[Tensor, Tensor]:
         asked = asked_of(op, x, dim)
         values, indices = torch_op(x, asked.dims[0], keepdim)
         return _fresh(values, asked.gives), indices.contiguous()
@@ -210,17 +227,17 @@ def _extreme_and_place(op: str) -> Callable[..., tuple[Tensor, Tensor]]:
     return reference
 
 
-def any_(x: Real[Tensor, "..."], dim: Dim = None, keepdim: bool = False) -> Tensor:
+def any_(x: Number[Tensor, "..."], dim: Dim = None, keepdim: bool = False) -> Tensor:
     """Whether any element is not zero; a bool for every dtype."""
     return _fresh(torch.any(x != 0, asked_of("any", x, dim).dims, keepdim), torch.bool)
 
 
-def all_(x: Real[Tensor, "..."], dim: Dim = None, keepdim: bool = False) -> Tensor:
+def all_(x: Number[Tensor, "..."], dim: Dim = None, keepdim: bool = False) -> Tensor:
     """Whether no element is zero; a bool for every dtype."""
     return _fresh(torch.all(x != 0, asked_of("all", x, dim).dims, keepdim), torch.bool)
 
 
-def count_nonzero(x: Real[Tensor, "..."], dim: Dim = None) -> Tensor:
+def count_nonzero(x: Number[Tensor, "..."], dim: Dim = None) -> Tensor:
     """How many elements are not zero."""
     return _fresh(torch.sum(x != 0, asked_of("count_nonzero", x, dim).dims), torch.int64)
 
@@ -251,14 +268,14 @@ def _moments(op: str) -> Callable[..., tuple[Tensor, Tensor]]:
     return reference
 
 
-def logsumexp(x: Real[Tensor, "..."], dim: Dim = None, keepdim: bool = False) -> Tensor:
+def logsumexp(x: Number[Tensor, "..."], dim: Dim = None, keepdim: bool = False) -> Tensor:
     """log(sum(exp(x))), without overflow."""
     asked = asked_of("logsumexp", x, dim)
     return _fresh(torch.logsumexp(_wide(x, asked.cast), asked.dims, keepdim), asked.gives)
 
 
 def vector_norm(
-    x: Real[Tensor, "..."],
+    x: Number[Tensor, "..."],
     ord: float = 2,
     dim: Dim = None,
     keepdim: bool = False,
