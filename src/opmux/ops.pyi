@@ -92,36 +92,93 @@ def addcmul(self: Tensor, tensor1: Tensor, tensor2: Tensor, *, value: int | floa
     """torch.ops.aten.addcmul, elementwise."""
 
 def all(x: Tensor, dim: int | list[int] | None = None, keepdim: bool = False) -> Tensor:
-    """Whether no element is zero; a bool for every dtype."""
+    """Whether no element is zero; a bool for every dtype.
+
+    Args:
+        x (float, int or bool [..]): the tensor to reduce.
+        dim: the dimension to reduce, several of them, or None for all.
+        keepdim: keep the reduced dimensions, with size 1.
+    """
 
 def amax(x: Tensor, dim: int | list[int] | None = None, keepdim: bool = False) -> Tensor:
-    """The largest element; NaN where there is one."""
+    """The largest element; NaN where there is one.
+
+    Args:
+        x (float, int or bool [..]): the tensor to reduce.
+        dim: the dimension to reduce, several of them, or None for all.
+        keepdim: keep the reduced dimensions, with size 1.
+    """
 
 def amax_abs(x: Tensor) -> Tensor:
-    """amax = [max |x|] in float32, NaN left out; 0 for no elements."""
+    """amax = [max |x|] in float32, NaN left out; 0 for no elements.
+
+    Args:
+        x (float [..])
+    """
 
 def amax_bwd(dy: Tensor, x: Tensor, y: Tensor, dim: int | list[int] | None = None, keepdim: bool = False) -> Tensor:
-    """dx = dy shared evenly among the largest."""
+    """dx = dy shared evenly among the largest.
+
+    Args:
+        dy (float [..]): the gradient of y.
+        x (float [..]): the tensor to reduce.
+        y (float [..]): the result of the forward.
+        dim: the dimension to reduce, several of them, or None for all.
+        keepdim: keep the reduced dimensions, with size 1.
+    """
 
 def amax_history(history: Tensor, first: Tensor, step: Tensor, newest: Tensor, scale: Tensor, length: int, largest: float, recent: bool = False) -> tuple[Tensor, Tensor]:
-    """Histories of amax moved on by one, and the scales that follow: history, scale.
+    """Histories of amax moved on by one, and the scales that follow.
 
     History j has `length` numbers: history[first[j] + i * step[j]]. Its newest amax is newest[j], or where that is 0
     its own first number. Where that is not 0 it comes to the end, all others move, and the first becomes 0. The scale
     is largest / amax, of the newest or (not `recent`) the greatest; without a number above 0 it stays as it is.
+
+    Args:
+        history (float32 [_]): the numbers of all histories.
+        first (int64 [count]): where each history begins.
+        step (int64 [count]): how far apart the numbers of each history are.
+        newest (float32 [count]): the newest amax of each history.
+        scale (float32 [count]): the scales as they were.
+        length: how many numbers a history has.
+        largest: the largest number of the FP8 dtype.
+        recent: take the newest amax, not the greatest.
+
+    Returns:
+        history and scale, as they become.
     """
 
 def amin(x: Tensor, dim: int | list[int] | None = None, keepdim: bool = False) -> Tensor:
-    """The smallest element; NaN where there is one."""
+    """The smallest element; NaN where there is one.
+
+    Args:
+        x (float, int or bool [..]): the tensor to reduce.
+        dim: the dimension to reduce, several of them, or None for all.
+        keepdim: keep the reduced dimensions, with size 1.
+    """
 
 def amin_bwd(dy: Tensor, x: Tensor, y: Tensor, dim: int | list[int] | None = None, keepdim: bool = False) -> Tensor:
-    """dx = dy shared evenly among the smallest."""
+    """dx = dy shared evenly among the smallest.
+
+    Args:
+        dy (float [..]): the gradient of y.
+        x (float [..]): the tensor to reduce.
+        y (float [..]): the result of the forward.
+        dim: the dimension to reduce, several of them, or None for all.
+        keepdim: keep the reduced dimensions, with size 1.
+    """
 
 def angle(self: Tensor) -> Tensor:
     """torch.ops.aten.angle, elementwise."""
 
 def any(x: Tensor, dim: int | list[int] | None = None, keepdim: bool = False) -> Tensor:
-    """Whether any element is not zero; a bool for every dtype."""
+    """Whether any element is not zero; a bool for every dtype.
+
+    Args:
+        x (float, int or bool [..]): the tensor to reduce.
+        dim: the dimension to reduce, several of them, or None for all.
+        keepdim: keep the reduced dimensions, with size 1.
+    """
 
 def arccos(self: Tensor) -> Tensor:
     """torch.ops.aten.arccos, elementwise."""
@@ -145,10 +202,22 @@ def arctanh(self: Tensor) -> Tensor:
     """torch.ops.aten.arctanh, elementwise."""
 
 def argmax(x: Tensor, dim: int | None = None, keepdim: bool = False) -> Tensor:
-    """The first index of the largest element; of all, where dim is None."""
+    """The first index of the largest element; of all, where dim is None.
+
+    Args:
+        x (any [..]): the tensor to reduce.
+        dim (a dimension of x): the dimension to reduce, or None for all.
+        keepdim: keep the reduced dimensions, with size 1.
+    """
 
 def argmin(x: Tensor, dim: int | None = None, keepdim: bool = False) -> Tensor:
-    """The first index of the smallest element; of all, where dim is None."""
+    """The first index of the smallest element; of all, where dim is None.
+
+    Args:
+        x (any [..]): the tensor to reduce.
+        dim (a dimension of x): the dimension to reduce, or None for all.
+        keepdim: keep the reduced dimensions, with size 1.
+    """
 
 def asin(self: Tensor) -> Tensor:
     """torch.ops.aten.asin, elementwise."""
@@ -166,46 +235,139 @@ def atanh(self: Tensor) -> Tensor:
     """torch.ops.aten.atanh, elementwise."""
 
 def attention(q: Tensor, k: Tensor, v: Tensor, causal: bool = False, scale: float | None = None) -> tuple[Tensor, Tensor]:
-    """o = softmax(s) v and lse = log(sum(exp(s))), float32, of the scores s = q k^T * scale (1 / sqrt(dim) by default);
-    causal: a query sees the keys up to its own place, counted from the last of both.
+    """o = softmax(s) v and lse = log(sum(exp(s))), of the scores s = q k^T * scale.
+
+    Args:
+        q (float [batch, heads, queries, dim]): the queries.
+        k (float [batch, kv_heads, keys, dim], of the dtype of q): the keys; each head serves heads / kv_heads adjacent heads of q.
+        v (float [batch, kv_heads, keys, dim_v], of the dtype of q): the values.
+        causal: a query sees the keys up to its own place, counted from the last of both. A query that sees no key
+            gives o = 0 and lse = -inf.
+        scale: multiplies the scores; by default 1 / sqrt(dim).
+
+    Returns:
+        o [batch, heads, queries, dim_v], of q's dtype, and lse, float32 [batch, heads, queries] (float64 for float64).
+        o lies in memory as q does: contiguous, or as a contiguous [batch, queries, heads, dim_v] or
+        [queries, batch, heads, dim_v].
     """
 
 def attention_bwd(do: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, causal: bool, scale: float | None) -> tuple[Tensor, Tensor, Tensor]:
-    """p = exp(s - lse), dp = do v^T, ds = p * (dp - sum(do * o)) * scale: dq = ds k, dk = ds^T q, dv = p^T do.
+    """The gradients of attention.
 
-    lse and o are the forward's. They may be those of more keys than are here, as where a sequence's keys lie on several
-    devices: the gradients are then these keys' part of the whole, which sum(p * dp) would not give.
+    p = exp(s - lse), dp = do v^T, ds = p * (dp - sum(do * o)) * scale: dq = ds k, dk = ds^T q, dv = p^T do
+
+    Args:
+        do (float [batch, heads, queries, dim_v]): the gradient of o.
+        q (float [batch, heads, queries, dim]): that of the forward.
+        k (float [batch, kv_heads, keys, dim], of the dtype of q): that of the forward.
+        v (float [batch, kv_heads, keys, dim_v], of the dtype of q): that of the forward.
+        o (float [batch, heads, queries, dim_v], of the dtype of q): the first result of the forward.
+        lse (float [batch, heads, queries]): the second result of the forward. o and lse may be those of more keys than are here, as where the keys of
+            a sequence lie on several devices: the gradients are then the part of these keys, which sum(p * dp) would
+            not give.
+        causal: that of the forward.
+        scale: that of the forward.
+
+    Returns:
+        dq, like q, dk, like k, and dv, like v.
     """
 
 def attention_varlen(q: Tensor, k: Tensor, v: Tensor, cu_q: Tensor, cu_k: Tensor, max_q: int, max_k: int, left: int = -1, right: int = -1, scale: float | None = None) -> tuple[Tensor, Tensor]:
-    """o and lse, [heads, tokens], of sequences one after another: cu_q and cu_k, [sequences + 1], say where each begins
-    and the last ends, max_q and max_k how long they are at most. Tokens after the last have 0 in both.
+    """attention of sequences that lie one after another.
 
     A query sees the keys from `left` before its own place to `right` after it, counted from the last of both; -1: all.
+
+    Args:
+        q (float [tokens, heads, dim]): the queries.
+        k (float [keys, kv_heads, dim], of the dtype of q): the keys; each head serves heads / kv_heads adjacent heads of q.
+        v (float [keys, kv_heads, dim_v], of the dtype of q): the values.
+        cu_q (index [sequences_and_1]): where each sequence of q begins, and where the last one ends.
+        cu_k (index [sequences_and_1]): where each sequence of k begins, and where the last one ends.
+        max_q: at least the length of the longest sequence of q.
+        max_k: at least the length of the longest sequence of k.
+        left: how many keys before its own place a query sees; -1 is all.
+        right: how many keys after its own place a query sees; -1 is all, 0 is causal.
+        scale: multiplies the scores; by default 1 / sqrt(dim).
+
+    Returns:
+        o [tokens, heads, dim_v], of q's dtype, and lse, float32 [heads, tokens] (float64 for float64). Both are 0 for
+        tokens after the last sequence.
     """
 
 def attention_varlen_bwd(do: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, cu_q: Tensor, cu_k: Tensor, max_q: int, max_k: int, left: int, right: int, scale: float | None) -> tuple[Tensor, Tensor, Tensor]:
-    """As `attention_bwd`, of `attention_varlen`; 0 for tokens after the last sequence."""
+    """The gradients of attention_varlen, as in attention_bwd; 0 for tokens after the last sequence.
+
+    Args:
+        do (float [tokens, heads, dim_v]): the gradient of o.
+        o (float [tokens, heads, dim_v], of the dtype of q): the first result of the forward.
+        lse (float [heads, tokens]): the second result of the forward.
+
+    Returns:
+        dq, like q, dk, like k, and dv, like v.
+    """
 
 def batch_norm(x: Tensor, weight: Tensor | None = None, bias: Tensor | None = None, running_mean: Tensor | None = None, running_var: Tensor | None = None, momentum: float = 0.1, eps: float = 1e-05) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """y = (x - mean) * rstd * weight + bias, rstd = rsqrt(var(x) + eps): statistics, with the biased variance, of each
-    channel over samples and places.
+    """y = (x - mean) * rstd * weight + bias, rstd = rsqrt(var(x) + eps), with the biased variance.
 
-    new_mean and new_var are what the running statistics become: (1 - momentum) * old + momentum * the batch's, with the
-    unbiased variance. With none given they are the batch's own; of an empty batch they are the old.
+    Statistics are of each channel, over samples and places. The running statistics are returned, not updated in place.
+
+    Args:
+        x (float [samples, channels, *places]): the input.
+        weight (float [channels], optional): the scale of each channel; absent, it is 1.
+        bias (float [channels], optional): added to each channel.
+        running_mean (float [channels], optional): the running mean before this batch.
+        running_var (float [channels], optional): the running variance before this batch.
+        momentum: the share of this batch in the new running statistics.
+        eps: added to the variance.
+
+    Returns:
+        y, like x; mean and rstd, float32 [channels] (float64 for float64); new_mean and new_var, what the running
+        statistics become: (1 - momentum) * old + momentum * the batch's, with the unbiased variance. With none given
+        they are the batch's own; of an empty batch they are the old.
     """
 
 def batch_norm_bwd(dy: Tensor, x: Tensor, weight: Tensor | None, mean: Tensor, rstd: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """x' = (x - mean) * rstd: dx = weight * rstd * (dy - mean(dy) - x' * mean(dy * x')), dweight = sum(dy * x'),
-    dbias = sum(dy), of each channel, in weight's dtype.
+    """The gradients of batch_norm.
+
+    x' = (x - mean) * rstd: dx = weight * rstd * (dy - mean(dy) - x' * mean(dy * x')), dweight = sum(dy * x'),
+    dbias = sum(dy), of each channel, in weight's dtype
+
+    Args:
+        dy (float [samples, channels, *places]): the gradient of y.
+        x (float [samples, channels, *places]): the input of the forward.
+        weight (float [channels], optional): that of the forward.
+        mean (float [channels]): the second result of the forward.
+        rstd (float [channels]): the third result of the forward.
     """
 
 def batch_norm_infer(x: Tensor, mean: Tensor, var: Tensor, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-05) -> Tensor:
-    """y = (x - mean) * rsqrt(var + eps) * weight + bias, with statistics of each channel that are given."""
+    """y = (x - mean) * rsqrt(var + eps) * weight + bias, with given statistics of each channel.
+
+    Args:
+        x (float [samples, channels, *places]): the input.
+        mean (float [channels]): the mean of each channel.
+        var (float [channels]): the variance of each channel.
+        weight (float [channels], optional): the scale of each channel; absent, it is 1.
+        bias (float [channels], optional): added to each channel.
+        eps: added to the variance.
+
+    Returns:
+        y, like x.
+    """
 
 def batch_norm_infer_bwd(dy: Tensor, x: Tensor, mean: Tensor, var: Tensor, weight: Tensor | None, eps: float = 1e-05) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """rstd = rsqrt(var + eps), x' = (x - mean) * rstd: dx = dy * weight * rstd, dweight = sum(dy * x'),
-    dbias = sum(dy), dmean = -weight * rstd * dbias, dvar = -weight * rstd^2 * dweight / 2, of each channel.
+    """The gradients of batch_norm_infer.
+
+    rstd = rsqrt(var + eps), x' = (x - mean) * rstd: dx = dy * weight * rstd, dweight = sum(dy * x'),
+    dbias = sum(dy), dmean = -weight * rstd * dbias, dvar = -weight * rstd^2 * dweight / 2, of each channel
+
+    Args:
+        dy (float [samples, channels, *places]): the gradient of y.
+        x (float [samples, channels, *places]): the input of the forward.
+        mean (float [channels]): that of the forward.
+        var (float [channels]): that of the forward.
+        weight (float [channels], optional): that of the forward.
+        eps: that of the forward.
     """
 
 def bernoulli(self: Tensor, p: float | None = None, *, generator: Any | None = None) -> Tensor:
@@ -240,7 +402,23 @@ def bitwise_xor(self: Tensor | int | float, other: Tensor | int | float) -> Tens
     """torch.ops.aten.bitwise_xor, elementwise."""
 
 def block_scaled_gemm(a: Tensor, b: Tensor, a_scale: Tensor, b_scale: Tensor, a_dtype: torch.dtype, b_dtype: torch.dtype, bias: Tensor | None = None, a_rows: int = 1, b_rows: int = 128, out_dtype: torch.dtype = torch.bfloat16) -> Tensor:
-    """y = a b^T + bias, with a [M, K] and b [N, K] bytes of FP8; each 1x128 or 128x128 has a scale in float32."""
+    """y = a b^T + bias, of FP8 matrices that have a scale for each block of 1x128 or 128x128.
+
+    Args:
+        a (uint8 [m, k]): the bytes of the first matrix.
+        b (uint8 [n, k]): the bytes of the second, which is transposed.
+        a_scale (float32 [_, _]): multiplies the blocks of a: [ceil(m / a_rows), ceil(k / 128)].
+        b_scale (float32 [_, _]): multiplies the blocks of b: [ceil(n / b_rows), ceil(k / 128)].
+        a_dtype (one of float8_e4m3fn, float8_e5m2): what the bytes of a are.
+        b_dtype (one of float8_e4m3fn, float8_e5m2): what the bytes of b are.
+        bias (float [n], optional): added to each row of the product.
+        a_rows (one of 1, 128): the rows of a block of a.
+        b_rows (one of 1, 128): the rows of a block of b.
+        out_dtype (one of float16, bfloat16, float32): the dtype of y.
+
+    Returns:
+        y [m, n].
+    """
 
 def bulk_allocate(shapes: list[Any], dtypes: list[Any], device: Any = None, alignments: list[int] | None = None) -> list[Tensor]:
     """Tensors of these shapes and dtypes, in one buffer, each at a multiple of its alignment (its element's size)."""
@@ -249,7 +427,11 @@ def bulk_overlap_ag_with_external_gemm(allgather_communicator: Any, send_stream:
     """All-gather the buffer of a CommOverlap on streams of another, beside its gemm; the current stream then waits."""
 
 def bytes_transpose(data: Tensor) -> Tensor:
-    """y[k, ...] = data[..., k], for uint8."""
+    """y[k, ...] = data[..., k], for uint8.
+
+    Args:
+        data (uint8 [..])
+    """
 
 def ceil(self: Tensor) -> Tensor:
     """torch.ops.aten.ceil, elementwise."""
@@ -343,7 +525,12 @@ def cosh(self: Tensor) -> Tensor:
     """torch.ops.aten.cosh, elementwise."""
 
 def count_nonzero(x: Tensor, dim: int | list[int] | None = None) -> Tensor:
-    """How many elements are not zero."""
+    """How many elements are not zero.
+
+    Args:
+        x (float, int or bool [..]): the tensor to reduce.
+        dim: the dimension to reduce, several of them, or None for all.
+    """
 
 def create_empty_quantized_tensor(quantizer: Any, shape: Any, dtype: torch.dtype, device: Any, pin_memory: bool) -> Any:
     """A tensor with the buffers that the quantizer wants, of which nothing is written but zeros beside the scales.
@@ -729,21 +916,74 @@ def fp8_blocks_into(x: Tensor, y: Tensor | None, y_scale: Tensor | None, yt: Ten
     """y in FP8 with a scale for each 1x128 (two_d: 128x128) of x, yt transposed with one for each 128x1 (128x128).
 
     The scales written are inverses. What there is of them beyond the blocks of x is left alone.
+
+    Args:
+        x (float [*shape]): what is quantized.
+        y (uint8 [*shape], contiguous, optional): where the bytes go; None if they are not wanted.
+        y_scale (float32 [_, _], contiguous, optional): where the scales of y go.
+        yt (uint8 [..], transposed x, contiguous, optional): where the bytes of the transposed matrix go; None if they are not wanted.
+        yt_scale (float32 [_, _], contiguous, optional): where the scales of yt go.
+        noop (float32 [..], one element, contiguous, optional): a flag on the device: other than 0, nothing is written.
+        dtype (one of float8_e4m3fn, float8_e5m2): what to cast to.
+        two_d: blocks of 128x128.
+        pow2: round scales down to powers of two.
+        eps: the smallest amax that is looked at.
     """
 
 def fp8_blocks_uncast(data: Tensor, scales: Tensor, dtype: torch.dtype, two_d: bool, columnwise: bool, out_dtype: torch.dtype) -> Tensor:
-    """y = what fp8_blocks_into made data and scales of; columnwise: they are the transposed ones, and y is not."""
+    """y = what fp8_blocks_into made data and scales of.
+
+    Args:
+        data (uint8 [..]): the bytes of FP8.
+        scales (float32 [_, _]): those of the blocks.
+        dtype (one of float8_e4m3fn, float8_e5m2): what the bytes are.
+        two_d: whether blocks are 128x128.
+        columnwise: data and scales are the transposed ones; y is not.
+        out_dtype (one of float16, bfloat16, float32, float64): the dtype of y.
+    """
 
 def fp8_cast_into(x: Tensor, scale: Tensor, y: Tensor | None, yt: Tensor | None, scale_inv: Tensor | None, amax: Tensor | None, noop: Tensor | None, dtype: torch.dtype) -> None:
-    """y = fp8(x * scale), yt its transpose, scale_inv = 1 / scale, amax = max(amax, max |x|)."""
+    """y = fp8(x * scale), yt its transpose, scale_inv = 1 / scale, amax = max(amax, max |x|).
+
+    Args:
+        x (float [*shape]): what is quantized.
+        scale (float32 [..], one element, contiguous): multiplies x.
+        y (uint8 [*shape], contiguous, optional): where the bytes go; None if they are not wanted.
+        yt (uint8 [..], transposed x, contiguous, optional): where the bytes of the transposed matrix go; None if they are not wanted.
+        scale_inv (float32 [..], one element, contiguous, optional): where 1 / scale goes; None if it is not wanted.
+        amax (float32 [..], one element, contiguous, optional): raised to the largest magnitude of x; None if it is not wanted.
+        noop (float32 [..], one element, contiguous, optional): a flag on the device: other than 0, nothing is written.
+        dtype (one of float8_e4m3fn, float8_e5m2): what to cast to.
+    """
 
 def fp8_current_into(x: Tensor, y: Tensor | None, yt: Tensor | None, scale_inv: Tensor | None, noop: Tensor | None, dtype: torch.dtype, pow2: bool = False, eps: float = 0.0) -> None:
-    """y = fp8(x * scale), yt its transpose, scale_inv = 1 / scale, with the scale that fp8_scale has for amax of x."""
+    """y = fp8(x * scale), yt its transpose, scale_inv = 1 / scale, with the scale that fp8_scale has for amax of x.
+
+    Args:
+        x (float [*shape]): what is quantized.
+        y (uint8 [*shape], contiguous, optional): where the bytes go; None if they are not wanted.
+        yt (uint8 [..], transposed x, contiguous, optional): where the bytes of the transposed matrix go; None if they are not wanted.
+        scale_inv (float32 [..], one element, contiguous, optional): where 1 / scale goes; None if it is not wanted.
+        noop (float32 [..], one element, contiguous, optional): a flag on the device: other than 0, nothing is written.
+        dtype (one of float8_e4m3fn, float8_e5m2): what to cast to.
+        pow2: round the scale down to a power of two.
+        eps: the smallest amax that is looked at.
+    """
 
 def fp8_scale(amax: Tensor, dtype: torch.dtype, pow2: bool = False, eps: float = 0.0, margin: int = 0) -> Tensor:
     """scale = largest / max(amax, eps), with largest that of the FP8 dtype times 2^-margin.
 
-    1 where that is no number or amax is 0, the largest float32 where it overflows; for pow2 the power of two below.
+    1 where that is no number or amax is 0, the largest float32 where it overflows.
+
+    Args:
+        amax (float32 [..]): the largest magnitudes.
+        dtype (one of float8_e4m3fn, float8_e5m2): what will be cast to.
+        pow2: round down to a power of two.
+        eps: the smallest amax that is looked at.
+        margin: leaves so many powers of two unused.
+
+    Returns:
+        scale, like amax.
     """
 
 def fp8_transpose(input: Tensor, dtype: torch.dtype, *, out: Tensor | None) -> Tensor:
@@ -755,7 +995,14 @@ def fp8_transpose(input: Tensor, dtype: torch.dtype, *, out: Tensor | None) -> T
     """
 
 def fp8_uncast(data: Tensor, scale_inv: Tensor, dtype: torch.dtype, out_dtype: torch.dtype) -> Tensor:
-    """y = FP8 bytes * scale_inv, a single number."""
+    """y = FP8 bytes * scale_inv.
+
+    Args:
+        data (uint8 [..]): the bytes of FP8.
+        scale_inv (float32 [..], one element, contiguous): multiplies them.
+        dtype (one of float8_e4m3fn, float8_e5m2): what the bytes are.
+        out_dtype (one of float16, bfloat16, float32, float64): the dtype of y.
+    """
 
 def frac(self: Tensor) -> Tensor:
     """torch.ops.aten.frac, elementwise."""
@@ -1034,16 +1281,65 @@ def gelu_mul_bwd(dy: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
     """
 
 def gemm(a: Tensor, b: Tensor, bias: Tensor | None = None, trans_a: bool = False, trans_b: bool = False, alpha: float = 1.0, out_dtype: torch.dtype | None = None) -> Tensor:
-    """y = alpha op(a) op(b) + bias, with op(x) = x^T where `trans_` says so; of a's dtype, or out_dtype."""
+    """y = alpha * op(a) op(b) + bias, where op(x) is x^T if `trans_` says so; rounded once.
+
+    Args:
+        a (float [_, _]): [m, k]; [k, m] with trans_a.
+        b (float [_, _], of the dtype of a): [k, n]; [n, k] with trans_b.
+        bias (float [n], optional): added to each row of the product.
+        trans_a: use a^T.
+        trans_b: use b^T.
+        alpha: multiplies the product, before the bias is added.
+        out_dtype (one of float16, bfloat16, float32, float64): the dtype of the result; by default that of a.
+
+    Returns:
+        y [m, n].
+    """
 
 def gemm_add_(c: Tensor, a: Tensor, b: Tensor, trans_a: bool = False, trans_b: bool = False, alpha: float = 1.0, beta: float = 1.0) -> None:
-    """c = alpha op(a) op(b) + beta c, in place; with beta 0, what was in c does not matter."""
+    """c = alpha * op(a) op(b) + beta * c, in place.
+
+    Args:
+        c (float [m, n]): the sum; its dtype need not be that of a.
+        a (float [_, _]): [m, k]; [k, m] with trans_a.
+        b (float [_, _], of the dtype of a): [k, n]; [n, k] with trans_b.
+        trans_a: use a^T.
+        trans_b: use b^T.
+        alpha: multiplies the product.
+        beta: multiplies c; with 0, c is overwritten whatever it holds, NaN included.
+    """
 
 def gemm_dgelu(a: Tensor, b: Tensor, pre: Tensor, trans_a: bool = False, trans_b: bool = False, alpha: float = 1.0, out_dtype: torch.dtype | None = None) -> Tensor:
-    """y = alpha op(a) op(b) * gelu'(pre); gelu by tanh."""
+    """The gradient of gelu (tanh) after a product: y = alpha * op(a) op(b) * gelu'(pre).
+
+    Args:
+        a (float [_, _]): [m, k]; [k, m] with trans_a.
+        b (float [_, _], of the dtype of a): [k, n]; [n, k] with trans_b.
+        pre (float [m, n]): what gelu was applied to.
+        trans_a: use a^T.
+        trans_b: use b^T.
+        alpha: multiplies the product.
+        out_dtype (one of float16, bfloat16, float32, float64): the dtype of the result; by default that of a.
+
+    Returns:
+        y [m, n].
+    """
 
 def gemm_gelu(a: Tensor, b: Tensor, bias: Tensor | None = None, trans_a: bool = False, trans_b: bool = False, alpha: float = 1.0, out_dtype: torch.dtype | None = None) -> tuple[Tensor, Tensor]:
-    """pre = alpha op(a) op(b) + bias and y = gelu(pre), of what is not rounded yet; gelu by tanh."""
+    """gemm followed by gelu (tanh): pre = alpha * op(a) op(b) + bias, y = gelu(pre), of pre before it is rounded.
+
+    Args:
+        a (float [_, _]): [m, k]; [k, m] with trans_a.
+        b (float [_, _], of the dtype of a): [k, n]; [n, k] with trans_b.
+        bias (float [n], optional): added to each row of the product.
+        trans_a: use a^T.
+        trans_b: use b^T.
+        alpha: multiplies the product, before the bias is added.
+        out_dtype (one of float16, bfloat16, float32, float64): the dtype of the result; by default that of a.
+
+    Returns:
+        y and pre, both [m, n].
+    """
 
 def generic_gemm(A: Any, transA: bool, B: Any, transB: bool, D: Any, quantizer: Any, output_dtype: torch.dtype | None, bias: Tensor | None, bias_type: torch.dtype | None, gelu: bool, gelu_in: Tensor | None, grad: bool, workspace: Any, workspace_size: Any, accumulate: bool, use_split_accumulator: bool, comm_overlap: Any = None, comm_type: Any = None, extra_output: Tensor | None = None, bulk_overlap: bool = False, alpha: float = 1.0, beta: float | None = None) -> list[Any]:
     """[D, bias_grad, pre_gelu_out, extra_output] with D = alpha op(B) op(A) + beta D, for row-major A and B.
@@ -1123,13 +1419,34 @@ def group_dequantize(input: Any, otype: torch.dtype) -> Any:
     """The GroupedTensor of the numbers that one stands for, in a dtype. first_dims is read on the host."""
 
 def group_norm(x: Tensor, num_groups: int, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-05) -> tuple[Tensor, Tensor, Tensor]:
-    """y = (x - mean) * rstd * weight + bias, rstd = rsqrt(var(x) + eps): statistics, with the biased variance, of each
-    group of adjacent channels of each sample; weight and bias of each channel.
+    """y = (x - mean) * rstd * weight + bias, rstd = rsqrt(var(x) + eps), with the biased variance.
+
+    Statistics are of each group of adjacent channels of each sample.
+
+    Args:
+        x (float [samples, channels, *places]): the input.
+        num_groups: divides the channels.
+        weight (float [channels], optional): the scale of each channel; absent, it is 1.
+        bias (float [channels], optional): added to each channel.
+        eps: added to the variance.
+
+    Returns:
+        y, like x, and mean and rstd, float32 [samples, num_groups] (float64 for float64).
     """
 
 def group_norm_bwd(dy: Tensor, x: Tensor, weight: Tensor | None, mean: Tensor, rstd: Tensor, num_groups: int) -> tuple[Tensor, Tensor, Tensor]:
-    """g = dy * weight, x' = (x - mean) * rstd: dx = rstd * (g - mean(g) - x' * mean(g * x')), the means of each group;
-    dweight = sum(dy * x'), dbias = sum(dy), of each channel, in weight's dtype.
+    """The gradients of group_norm.
+
+    g = dy * weight, x' = (x - mean) * rstd: dx = rstd * (g - mean(g) - x' * mean(g * x')), the means of each group;
+    dweight = sum(dy * x'), dbias = sum(dy), of each channel, in weight's dtype
+
+    Args:
+        dy (float [samples, channels, *places]): the gradient of y.
+        x (float [samples, channels, *places]): the input of the forward.
+        weight (float [channels], optional): that of the forward.
+        mean (float [samples, num_groups]): the second result of the forward.
+        rstd (float [samples, num_groups]): the third result of the forward.
+        num_groups: that of the forward.
     """
 
 def group_quantize(tensor: Tensor, quantizer: Any, num_tensors: int, first_dims: Tensor | None, last_dims: Tensor | None = None, tensor_offsets: Tensor | None = None, noop_flag: Tensor | None = None, output: Any = None) -> Any:
@@ -1294,10 +1611,28 @@ def lgamma(self: Tensor) -> Tensor:
     """torch.ops.aten.lgamma, elementwise."""
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """y = x weight^T + bias, with weight [out, in]."""
+    """y = x weight^T + bias, computed in float32 (float64 for float64) and rounded once.
+
+    Args:
+        x (float [*rows, k]): the rows of inputs.
+        weight (float [n, k], of the dtype of x): one row for each output.
+        bias (float [n], of the dtype of x, optional): added to each row of y.
+
+    Returns:
+        y [*rows, n], of x's dtype.
+    """
 
 def linear_bwd(dy: Tensor, x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """dx = dy weight, dweight = dy^T x, dbias = sum(dy), both summed over all leading dimensions."""
+    """The gradients of linear: dx = dy weight, dweight = dy^T x, dbias = sum(dy), both summed over all rows.
+
+    Args:
+        dy (float [*rows, n]): the gradient of y.
+        x (float [*rows, k]): the input of the forward.
+        weight (float [n, k], of the dtype of x): that of the forward.
+
+    Returns:
+        dx, like x, dweight, like weight, and dbias [n], of weight's dtype.
+    """
 
 def log(self: Tensor) -> Tensor:
     """torch.ops.aten.log, elementwise."""
@@ -1380,10 +1715,24 @@ def logit_backward(grad_output: Tensor, self: Tensor, eps: float | None = None) 
     """torch.ops.aten.logit_backward, elementwise."""
 
 def logsumexp(x: Tensor, dim: int | list[int] | None = None, keepdim: bool = False) -> Tensor:
-    """log(sum(exp(x))), without overflow."""
+    """log(sum(exp(x))), without overflow.
+
+    Args:
+        x (float, int or bool [..]): the tensor to reduce.
+        dim: the dimension to reduce, several of them, or None for all.
+        keepdim: keep the reduced dimensions, with size 1.
+    """
 
 def logsumexp_bwd(dy: Tensor, x: Tensor, y: Tensor, dim: int | list[int] | None = None, keepdim: bool = False) -> Tensor:
-    """dx = dy * exp(x - y)."""
+    """dx = dy * exp(x - y).
+
+    Args:
+        dy (float [..]): the gradient of y.
+        x (float [..]): the tensor to reduce.
+        y (float [..]): the result of the forward.
+        dim: the dimension to reduce, several of them, or None for all.
+        keepdim: keep the reduced dimensions, with size 1.
+    """
 
 def lt(self: Tensor, other: Tensor | int | float) -> Tensor:
     """torch.ops.aten.lt, elementwise."""
@@ -1392,25 +1741,67 @@ def masked_fill(self: Tensor, mask: Tensor, value: Tensor | int | float) -> Tens
     """torch.ops.aten.masked_fill, elementwise."""
 
 def max_dim(x: Tensor, dim: int, keepdim: bool = False) -> tuple[Tensor, Tensor]:
-    """The largest element along dim and its first index."""
+    """The largest element along dim and its first index.
+
+    Args:
+        x (float, int or bool [..]): the tensor to reduce.
+        dim (a dimension of x): the dimension to reduce.
+        keepdim: keep the reduced dimensions, with size 1.
+    """
 
 def max_dim_bwd(dvalues: Tensor, x: Tensor, indices: Tensor, dim: int, keepdim: bool = False) -> Tensor:
-    """dx = dvalues at the index, 0 elsewhere."""
+    """dx = dvalues at the index, 0 elsewhere.
+
+    Args:
+        dvalues (float [..]): the gradient of values.
+        x (float [..]): the tensor to reduce.
+        indices (int64 [..]): those of the forward.
+        dim (a dimension of x): the dimension to reduce.
+        keepdim: keep the reduced dimensions, with size 1.
+    """
 
 def maximum(self: Tensor, other: Tensor) -> Tensor:
     """torch.ops.aten.maximum, elementwise."""
 
 def mean(x: Tensor, dim: int | list[int] | None = None, keepdim: bool = False, dtype: torch.dtype | None = None) -> Tensor:
-    """The mean; of integers only with dtype=."""
+    """The mean; of integers only with dtype=.
+
+    Args:
+        x (float, int or bool [..]): the tensor to reduce.
+        dim: the dimension to reduce, several of them, or None for all.
+        keepdim: keep the reduced dimensions, with size 1.
+        dtype (one of float16, bfloat16, float32, float64): x is cast to it first, and the result has it.
+    """
 
 def mean_bwd(dy: Tensor, x: Tensor, dim: int | list[int] | None = None, keepdim: bool = False) -> Tensor:
-    """dx = dy / n."""
+    """dx = dy / n.
+
+    Args:
+        dy (float [..]): the gradient of y.
+        x (float [..]): the tensor to reduce.
+        dim: the dimension to reduce, several of them, or None for all.
+        keepdim: keep the reduced dimensions, with size 1.
+    """
 
 def min_dim(x: Tensor, dim: int, keepdim: bool = False) -> tuple[Tensor, Tensor]:
-    """The smallest element along dim and its first index."""
+    """The smallest element along dim and its first index.
+
+    Args:
+        x (float, int or bool [..]): the tensor to reduce.
+        dim (a dimension of x): the dimension to reduce.
+        keepdim: keep the reduced dimensions, with size 1.
+    """
 
 def min_dim_bwd(dvalues: Tensor, x: Tensor, indices: Tensor, dim: int, keepdim: bool = False) -> Tensor:
-    """dx = dvalues at the index, 0 elsewhere."""
+    """dx = dvalues at the index, 0 elsewhere.
+
+    Args:
+        dvalues (float [..]): the gradient of values.
+        x (float [..]): the tensor to reduce.
+        indices (int64 [..]): those of the forward.
+        dim (a dimension of x): the dimension to reduce.
+        keepdim: keep the reduced dimensions, with size 1.
+    """
 
 def minimum(self: Tensor, other: Tensor) -> Tensor:
     """torch.ops.aten.minimum, elementwise."""
@@ -1533,6 +1924,16 @@ def mxfp8_into(x: Tensor, y: Tensor | None, y_scale: Tensor | None, yc: Tensor |
     """y in FP8 with an E8M0 scale for each 1x32 of x, yc with one for each 32x1; with two_d for each 32x32.
 
     Both lie as x does. What there is of the scales beyond the blocks of x is left alone.
+
+    Args:
+        x (float [*shape], rows and columns in multiples of 32): what is quantized.
+        y (uint8 [*shape], contiguous, optional): where the bytes go; None if they are not wanted.
+        y_scale (uint8 [_, _], contiguous, optional): where the scales of y go.
+        yc (uint8 [*shape], contiguous, optional): where the bytes go whose scales are of columns; None if they are not wanted.
+        yc_scale (uint8 [_, _], contiguous, optional): where the scales of yc go.
+        noop (float32 [..], one element, contiguous, optional): a flag on the device: other than 0, nothing is written.
+        dtype (one of float8_e4m3fn, float8_e5m2): what to cast to.
+        two_d: blocks of 32x32.
     """
 
 def mxfp8_scaling_compute_partial_amax(input: Tensor, amax_rowwise: Tensor, amax_colwise: Tensor, rows: int, cols: int, start_offset: int) -> None:
@@ -1542,7 +1943,15 @@ def mxfp8_scaling_partial_cast(input: Tensor, output_rowwise: Tensor, output_col
     """The shard in E4M3, as bytes, twice: by the E8M0 scales of blocks of 1 x 32, and by those of 32 x 1."""
 
 def mxfp8_uncast(data: Tensor, scales: Tensor, dtype: torch.dtype, columnwise: bool, out_dtype: torch.dtype) -> Tensor:
-    """y = what mxfp8_into made data and scales of."""
+    """y = what mxfp8_into made data and scales of.
+
+    Args:
+        data (uint8 [..]): the bytes of FP8.
+        scales (uint8 [_, _]): those of the blocks.
+        dtype (one of float8_e4m3fn, float8_e5m2): what the bytes are.
+        columnwise: scales are those of columns.
+        out_dtype (one of float16, bfloat16, float32, float64): the dtype of y.
+    """
 
 def nan_to_num(self: Tensor, nan: float | None = None, posinf: float | None = None, neginf: float | None = None) -> Tensor:
     """torch.ops.aten.nan_to_num, elementwise."""
@@ -1738,10 +2147,24 @@ def pow(self: Tensor | int | float, exponent: Tensor | int | float) -> Tensor:
     """torch.ops.aten.pow, elementwise."""
 
 def prod(x: Tensor, dim: int | list[int] | None = None, keepdim: bool = False, dtype: torch.dtype | None = None) -> Tensor:
-    """The product; of integers in int64."""
+    """The product; of integers in int64.
+
+    Args:
+        x (float, int or bool [..]): the tensor to reduce.
+        dim: the dimension to reduce, several of them, or None for all.
+        keepdim: keep the reduced dimensions, with size 1.
+        dtype (one of float16, bfloat16, float32, float64, int8, uint8, int16, int32, int64, bool): x is cast to it first, and the result has it.
+    """
 
 def prod_bwd(dy: Tensor, x: Tensor, dim: int | list[int] | None = None, keepdim: bool = False) -> Tensor:
-    """dx = dy * the product of the others: without division where there is a zero."""
+    """dx = dy * the product of the others: without division where there is a zero.
+
+    Args:
+        dy (float [..]): the gradient of y.
+        x (float [..]): the tensor to reduce.
+        dim: the dimension to reduce, several of them, or None for all.
+        keepdim: keep the reduced dimensions, with size 1.
+    """
 
 def qgeglu(input: Tensor, quantizer: Any) -> Any:
     """f(a) * b, with a and b the halves of the last dimension of input, f(x) = x * sigmoid(1.702 x).
@@ -2135,9 +2558,21 @@ def scaled_dswiglu(grad: Tensor, fwd_input: Tensor, act_scales: Tensor, quantize
     """
 
 def scaled_gemm(a: Tensor, b: Tensor, a_scale: Tensor, b_scale: Tensor, a_dtype: torch.dtype, b_dtype: torch.dtype, bias: Tensor | None = None, out_dtype: torch.dtype = torch.bfloat16, fast: bool = False) -> Tensor:
-    """y = a_scale b_scale a b^T + bias, with a [M, K] and b [N, K] bytes of FP8, and a float32 each for the scales.
+    """y = a_scale * b_scale * a b^T + bias, of FP8 matrices that have one scale each.
 
-    `fast` allows sums of fewer bits than float32, where a chip has them.
+    Args:
+        a (uint8 [m, k]): the bytes of the first matrix.
+        b (uint8 [n, k]): the bytes of the second, which is transposed.
+        a_scale (float32 [..], one element): multiplies a.
+        b_scale (float32 [..], one element): multiplies b.
+        a_dtype (one of float8_e4m3fn, float8_e5m2): what the bytes of a are.
+        b_dtype (one of float8_e4m3fn, float8_e5m2): what the bytes of b are.
+        bias (float [n], optional): added to each row of the product.
+        out_dtype (one of float16, bfloat16, float32): the dtype of y.
+        fast: allow sums of fewer bits than float32, on chips that have them.
+
+    Returns:
+        y [m, n].
     """
 
 def scaled_masked_softmax_backward(output_grad: Tensor, softmax_results: Tensor, scale_factor: float) -> Tensor:
@@ -2713,16 +3148,49 @@ def srelu_scaled_bwd(dy: Tensor, x: Tensor, scales: Tensor) -> tuple[Tensor, Ten
     """
 
 def std(x: Tensor, dim: int | list[int] | None = None, keepdim: bool = False, correction: float | None = 1) -> Tensor:
-    """The standard deviation: squares are divided by n - correction (None: 1)."""
+    """The standard deviation: squares are divided by n - correction (None: 1).
+
+    Args:
+        x (float [..]): the tensor to reduce.
+        dim: the dimension to reduce, several of them, or None for all.
+        keepdim: keep the reduced dimensions, with size 1.
+        correction: subtracted from the number of elements that squares are divided by; None is 1.
+    """
 
 def std_bwd(dy: Tensor, x: Tensor, y: Tensor, dim: int | list[int] | None = None, keepdim: bool = False, correction: float | None = 1) -> Tensor:
-    """dx = dy * (x - mean(x)) / (y * (n - correction)); 0 where y is."""
+    """dx = dy * (x - mean(x)) / (y * (n - correction)); 0 where y is.
+
+    Args:
+        dy (float [..]): the gradient of y.
+        x (float [..]): the tensor to reduce.
+        y (float [..]): the result of the forward.
+        dim: the dimension to reduce, several of them, or None for all.
+        keepdim: keep the reduced dimensions, with size 1.
+        correction: subtracted from the number of elements that squares are divided by; None is 1.
+    """
 
 def std_mean(x: Tensor, dim: int | list[int] | None = None, keepdim: bool = False, correction: float | None = 1) -> tuple[Tensor, Tensor]:
-    """The standard deviation and the mean: squares are divided by n - correction (None: 1)."""
+    """The standard deviation and the mean: squares are divided by n - correction (None: 1).
+
+    Args:
+        x (float [..]): the tensor to reduce.
+        dim: the dimension to reduce, several of them, or None for all.
+        keepdim: keep the reduced dimensions, with size 1.
+        correction: subtracted from the number of elements that squares are divided by; None is 1.
+    """
 
 def std_mean_bwd(dstd: Tensor, dmean: Tensor, x: Tensor, std: Tensor, dim: int | list[int] | None = None, keepdim: bool = False, correction: float | None = 1) -> Tensor:
-    """dx = dstd * (x - mean(x)) / (std * (n - correction)) + dmean / n."""
+    """dx = dstd * (x - mean(x)) / (std * (n - correction)) + dmean / n.
+
+    Args:
+        dstd (float [..]): the gradient of std.
+        dmean (float [..]): the gradient of mean.
+        x (float [..]): the tensor to reduce.
+        std (float [..]): that of the forward.
+        dim: the dimension to reduce, several of them, or None for all.
+        keepdim: keep the reduced dimensions, with size 1.
+        correction: subtracted from the number of elements that squares are divided by; None is 1.
+    """
 
 def sub(self: Tensor, other: Tensor | int | float, *, alpha: int | float = 1) -> Tensor:
     """torch.ops.aten.sub, elementwise."""
@@ -2731,10 +3199,24 @@ def subtract(self: Tensor, other: Tensor | int | float, *, alpha: int | float = 
     """torch.ops.aten.subtract, elementwise."""
 
 def sum(x: Tensor, dim: int | list[int] | None = None, keepdim: bool = False, dtype: torch.dtype | None = None) -> Tensor:
-    """The sum; of integers in int64."""
+    """The sum; of integers in int64.
+
+    Args:
+        x (float, int or bool [..]): the tensor to reduce.
+        dim: the dimension to reduce, several of them, or None for all.
+        keepdim: keep the reduced dimensions, with size 1.
+        dtype (one of float16, bfloat16, float32, float64, int8, uint8, int16, int32, int64, bool): x is cast to it first, and the result has it.
+    """
 
 def sum_bwd(dy: Tensor, x: Tensor, dim: int | list[int] | None = None, keepdim: bool = False) -> Tensor:
-    """dx = dy."""
+    """dx = dy.
+
+    Args:
+        dy (float [..]): the gradient of y.
+        x (float [..]): the tensor to reduce.
+        dim: the dimension to reduce, several of them, or None for all.
+        keepdim: keep the reduced dimensions, with size 1.
+    """
 
 def swap_first_dims(tensor: Tensor, *, out: Tensor | None) -> Tensor:
     """The tensor with its first two dimensions exchanged, packed; in out, where given.
@@ -2839,22 +3321,70 @@ def uniform(self: Tensor, low: float = 0.0, high: float = 1.0, *, generator: Any
     """Uniform in [low, high), like self. (ATen's name `from` is a keyword in Python.)"""
 
 def var(x: Tensor, dim: int | list[int] | None = None, keepdim: bool = False, correction: float | None = 1) -> Tensor:
-    """The variance: squares are divided by n - correction (None: 1)."""
+    """The variance: squares are divided by n - correction (None: 1).
+
+    Args:
+        x (float [..]): the tensor to reduce.
+        dim: the dimension to reduce, several of them, or None for all.
+        keepdim: keep the reduced dimensions, with size 1.
+        correction: subtracted from the number of elements that squares are divided by; None is 1.
+    """
 
 def var_bwd(dy: Tensor, x: Tensor, dim: int | list[int] | None = None, keepdim: bool = False, correction: float | None = 1) -> Tensor:
-    """dx = dy * 2 * (x - mean(x)) / (n - correction)."""
+    """dx = dy * 2 * (x - mean(x)) / (n - correction).
+
+    Args:
+        dy (float [..]): the gradient of y.
+        x (float [..]): the tensor to reduce.
+        dim: the dimension to reduce, several of them, or None for all.
+        keepdim: keep the reduced dimensions, with size 1.
+        correction: subtracted from the number of elements that squares are divided by; None is 1.
+    """
 
 def var_mean(x: Tensor, dim: int | list[int] | None = None, keepdim: bool = False, correction: float | None = 1) -> tuple[Tensor, Tensor]:
-    """The variance and the mean: squares are divided by n - correction (None: 1)."""
+    """The variance and the mean: squares are divided by n - correction (None: 1).
+
+    Args:
+        x (float [..]): the tensor to reduce.
+        dim: the dimension to reduce, several of them, or None for all.
+        keepdim: keep the reduced dimensions, with size 1.
+        correction: subtracted from the number of elements that squares are divided by; None is 1.
+    """
 
 def var_mean_bwd(dvar: Tensor, dmean: Tensor, x: Tensor, dim: int | list[int] | None = None, keepdim: bool = False, correction: float | None = 1) -> Tensor:
-    """dx = dvar * 2 * (x - mean(x)) / (n - correction) + dmean / n."""
+    """dx = dvar * 2 * (x - mean(x)) / (n - correction) + dmean / n.
+
+    Args:
+        dvar (float [..]): the gradient of var.
+        dmean (float [..]): the gradient of mean.
+        x (float [..]): the tensor to reduce.
+        dim: the dimension to reduce, several of them, or None for all.
+        keepdim: keep the reduced dimensions, with size 1.
+        correction: subtracted from the number of elements that squares are divided by; None is 1.
+    """
 
 def vector_norm(x: Tensor, ord: float = 2, dim: int | list[int] | None = None, keepdim: bool = False, dtype: torch.dtype | None = None) -> Tensor:
-    """sum(|x|^ord)^(1/ord); for inf and -inf the largest and the smallest |x|, for 0 how many are not zero."""
+    """sum(|x|^ord)^(1/ord); for inf and -inf the largest and the smallest |x|, for 0 how many are not zero.
+
+    Args:
+        x (float, int or bool [..]): the tensor to reduce.
+        ord: the order of the norm.
+        dim: the dimension to reduce, several of them, or None for all.
+        keepdim: keep the reduced dimensions, with size 1.
+        dtype (one of float16, bfloat16, float32, float64): x is cast to it first, and the result has it.
+    """
 
 def vector_norm_bwd(dy: Tensor, x: Tensor, y: Tensor, ord: float = 2, dim: int | list[int] | None = None, keepdim: bool = False) -> Tensor:
-    """dx = dy * sign(x) * (|x| / y)^(ord - 1), 0 where y is; for inf and -inf, dy shared among the |x| that are y."""
+    """dx = dy * sign(x) * (|x| / y)^(ord - 1), 0 where y is; for inf and -inf, dy shared among the |x| that are y.
+
+    Args:
+        dy (float [..]): the gradient of y.
+        x (float [..]): the tensor to reduce.
+        y (float [..]): the result of the forward.
+        ord: the order of the norm.
+        dim: the dimension to reduce, several of them, or None for all.
+        keepdim: keep the reduced dimensions, with size 1.
+    """
 
 def weave(a: Tensor, b: Tensor, c: Tensor, at: int) -> Tensor:
     """a, b and c stacked along a new dimension, which becomes dimension `at` of the result.
@@ -2867,10 +3397,27 @@ def weave(a: Tensor, b: Tensor, c: Tensor, at: int) -> Tensor:
     """
 
 def weight_norm(v: Tensor, g: Tensor, dim: int | None = 0) -> tuple[Tensor, Tensor]:
-    """w = v * g / norm, with the 2-norm over every dimension but dim, or over all (None, or -1 as in torch)."""
+    """w = v * g / norm, with the 2-norm over every dimension but dim.
+
+    Args:
+        v (float [*lead, last]): the direction of the weight.
+        g (float [..]): its length: of v's shape, with 1 in place of every dimension but dim; 0-dim where dim is None or -1.
+        dim (a dimension of v): the dimension that has a norm of its own at each index; None, or -1 as in torch, for one norm of all.
+
+    Returns:
+        w, like v, and the norms, float32 (float64 for float64), of g's shape.
+    """
 
 def weight_norm_bwd(dw: Tensor, v: Tensor, g: Tensor, norm: Tensor, dim: int | None = 0) -> tuple[Tensor, Tensor]:
-    """v' = v / norm: dg = sum(dw * v'), dv = g / norm * (dw - v' * dg)."""
+    """The gradients of weight_norm: v' = v / norm: dg = sum(dw * v'), dv = g / norm * (dw - v' * dg).
+
+    Args:
+        dw (float [*lead, last]): the gradient of w.
+        v (float [*lead, last]): that of the forward.
+        g (float [..]): that of the forward.
+        norm (float [..]): the second result of the forward.
+        dim (a dimension of v): that of the forward.
+    """
 
 def where(condition: Tensor, self: Tensor | int | float, other: Tensor | int | float) -> Tensor:
     """torch.ops.aten.where, elementwise."""
