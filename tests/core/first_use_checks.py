@@ -37,6 +37,7 @@ LOOPS = ("<listcomp>", "<dictcomp>", "<setcomp>", "<genexpr>", "<lambda>")
 FAMILY = """
 from torch import Tensor
 from opmux.core import op
+from opmux.core.adapter import adapt
 
 @op(grad="fault_twice_bwd")
 def fault_twice(x: Tensor) -> Tensor:
@@ -46,9 +47,9 @@ def fault_twice(x: Tensor) -> Tensor:
 def fault_twice_bwd(dy: Tensor) -> Tensor:
     return late(dy)
 
-@op(space="tex")
-def fault_four(x: Tensor) -> Tensor:
-    return fault_twice(fault_twice(x))
+@adapt("tex::fault_four", over=fault_twice)
+def fault_four(call, x: Tensor) -> Tensor:
+    return call(call(x))
 
 def late(x):
     return x + x

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import types
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
@@ -18,7 +17,7 @@ from .lock import lock
 from .manager import OpManager, check_names
 from .policy import Layer, PolicyScope, Refused, SelectionPolicy, matches
 from .registry import BackendImplKind, OpImpl, OpRegistry, Origin, Tagged, tagged
-from .spec import DOORS, Derived, Spec, called, named_ops, plain, reached, specs
+from .spec import DOORS, Derived, Spec, specs
 
 
 class DefaultManager(OpManager):
@@ -233,9 +232,7 @@ def _reference(spec: Spec) -> OpImpl:
 
 def reference(spec: Spec) -> Callable[..., Any]:
     """An op's reference, with references all the way down."""
-    if spec.primitive or not spec.parts or spec.adapter is not None:
-        return spec.reference
-    return lift(spec, {key: reference(part) for key, part in spec.parts.items()})
+    return spec.reference
 
 
 def _own(spec: Spec) -> Origin:
@@ -249,25 +246,10 @@ def _token(impl: OpImpl) -> tuple[str, BackendImplKind, str | None]:
 
 
 def lift(spec: Spec, parts: dict[str, Callable[..., Any]]) -> Callable[..., Any]:
-    """A composition with its parts, by key, bound to given functions: the same code, other globals."""
-    if spec.adapter is not None:
-        bound: Any = spec.adapter.bind(parts)
-        bound.lifted_from = spec
-        return bound
-    made: dict[types.FunctionType, Any] = {}
-
-    def again(fn: types.FunctionType) -> Any:
-        if fn not in made:
-            names = dict(fn.__globals__)
-            made[fn] = types.FunctionType(fn.__code__, names, fn.__name__, fn.__defaults__, fn.__closure__)
-            made[fn].__kwdefaults__, made[fn].__module__ = fn.__kwdefaults__, fn.__module__
-            names.update({n: parts[s.key] for n, s in named_ops(fn).items() if s.key in parts})
-            names.update({n: again(v) for n, v in called(fn).items() if any(named_ops(f) for f in reached(v))})
-        return made[fn]
-
-    lifted = again(plain(spec.reference))
-    lifted.lifted_from = spec
-    return lifted
+    """A function of a face, with the ops it is made of, by key, bound to given implementations."""
+    bound: Any = spec.adapter.bind(parts)
+    bound.lifted_from = spec
+    return bound
 
 
 # ---- the doors users call -------------------------------------------------------------------------------------------

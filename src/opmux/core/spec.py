@@ -11,7 +11,6 @@ import functools
 import importlib.util
 import inspect
 import pkgutil
-import types
 import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -212,11 +211,8 @@ class Spec:
 
     @cached_property
     def parts(self) -> dict[str, Spec]:
-        """The ops a composition is made of, by key: those its code names, and that of the plain functions it calls."""
-        if self.adapter is not None:
-            return {s.key: s for s in self.adapter.over}
-        found = {s.key: s for fn in reached(self.reference) for s in named_ops(fn).values() if s is not self}
-        return dict(sorted(found.items()))
+        """The ops that an adapter is made of, by key."""
+        return {} if self.adapter is None else {s.key: s for s in self.adapter.over}
 
     @cached_property
     def gradient(self) -> Gradient:
@@ -585,53 +581,6 @@ def _check_declaration(spec: Spec) -> None:
     for p in spec.signature.parameters.values():
         if p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD, p.POSITIONAL_ONLY):
             raise BadSpec(f"{spec.key}: parameter {p} must be named and passable by keyword")
-
-
-# ---- what a composition's code names ---------------------------------------------------------------------------------
-
-
-def names_in(fn: Callable[..., Any]) -> dict[str, Any]:
-    """The globals that a function's code names, by name."""
-    names: set[str] = set()
-    codes = [plain(fn).__code__]
-    while codes:
-        code = codes.pop()
-        names.update(code.co_names)
-        codes += [c for c in code.co_consts if isinstance(c, types.CodeType)]
-    where = plain(fn).__globals__
-    return {n: where[n] for n in sorted(names) if n in where}
-
-
-def named_ops(fn: Callable[..., Any]) -> dict[str, Spec]:
-    """The ops that a function's code names, by the name it uses."""
-    found = {n: getattr(v, "spec", None) for n, v in names_in(fn).items()}
-    return {n: s for n, s in found.items() if isinstance(s, Spec)}
-
-
-def called(fn: Callable[..., Any]) -> dict[str, types.FunctionType]:
-    """The plain functions of the same package that a function's code names: part of the same composition."""
-    home = _package(fn)
-    return {
-        n: v
-        for n, v in names_in(fn).items()
-        if isinstance(v, types.FunctionType) and _package(v) == home and not hasattr(v, "spec") and plain(v) is v
-    }
-
-
-def reached(fn: Callable[..., Any]) -> list[types.FunctionType]:
-    """A function, and all plain functions that it leads to."""
-    found = [plain(fn)]
-    for one in found:
-        found += [v for v in called(one).values() if v not in found]
-    return found
-
-
-def plain(fn: Callable[..., Any]) -> types.FunctionType:
-    return inspect.unwrap(fn)  # type: ignore[return-value]
-
-
-def _package(fn: Callable[..., Any]) -> str:
-    return str(fn.__module__).rpartition(".")[0]
 
 
 def _annotations(annotation: Any) -> tuple[Any, ...]:

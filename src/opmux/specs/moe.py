@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..core.adapter import adapt
 from ..core.spec import BadSample, BadSamples, Tol, op
 from ._numeric import FLOATS, dtype_name
 from ._tex import FP8_MAX, check_int, check_list, check_tensor
@@ -390,20 +391,22 @@ TEX_WAYS: tuple[Way, ...] = (
 )
 
 
-@op(
-    space="tex",
+@adapt(
+    "tex::moe_permute_fwd",
+    over=(moe_row_map, moe_spread),
     out="permuted row_id_map workspace",
     samples=PERMUTES,
     errors=_wrong(
         PERMUTES,
         ("input", lambda t: t.half(), TypeError, "must be float32, as dtype says; got float16"),
-        ("dtype", lambda v: "float32", TypeError, "must be a DType; got 'float32'"),
+        ("dtype", lambda v: "float32", TypeError, "must be a torch.dtype; got 'float32'"),
         ("indices", lambda t: t[:-1], ValueError, r"must have shape \(5, any\)"),
         ("num_out_tokens", lambda v: -1, ValueError, "must be at least 0; got -1"),
         ("workspace", lambda v: None, TypeError, "must be a list; got None"),
     ),
 )
 def moe_permute_fwd(
+    call: Any,
     input: Tensor,
     dtype: torch.dtype,
     indices: Tensor,
@@ -424,18 +427,18 @@ def moe_permute_fwd(
         check_int(name, "max_expanded_token_num", max_expanded_token_num, 0)
         if not indices.shape[1]:
             raise ValueError(f"{name}: indices must have one column or more; got {tuple(indices.shape)}")
-        row_map = moe_row_map(indices, num_out_tokens)
-        permuted = moe_spread(input, row_map, indices.shape[1], num_out_tokens)
+        row_map = call.moe_row_map(indices, num_out_tokens)
+        permuted = call.moe_spread(input, row_map, indices.shape[1], num_out_tokens)
         return permuted, row_map, workspace
 
 
 def _unpermuted(
-    op: str, input: Tensor, dtype: torch.dtype, row_id_map: Tensor, prob: Tensor, tokens: int, topk: int
+    call: Any, op: str, input: Tensor, dtype: torch.dtype, row_id_map: Tensor, prob: Tensor, tokens: int, topk: int
 ) -> Tensor:
     with torch.no_grad():
         x = _numbers(op, "input", input, dtype)
         _tex_map(op, row_id_map, tokens, topk, x)
-        y = moe_collect(x, row_id_map, _probs(op, prob, (tokens, topk), x), topk)
+        y = call(x, row_id_map, _probs(op, prob, (tokens, topk), x), topk)
         return y if y.dtype is input.dtype else y.view(input.dtype)
 
 
@@ -444,24 +447,25 @@ UNPERMUTE_WRONG = _wrong(
 )
 
 
-@op(space="tex", samples=UNPERMUTES, errors=UNPERMUTE_WRONG, tol=SUMS)
+@adapt("tex::moe_permute_bwd", over=moe_collect, samples=UNPERMUTES, errors=UNPERMUTE_WRONG, tol=SUMS)
 def moe_permute_bwd(
-    input: Tensor, dtype: torch.dtype, row_id_map: Tensor, prob: Tensor, num_tokens: int, topK: int
+    call: Any, input: Tensor, dtype: torch.dtype, row_id_map: Tensor, prob: Tensor, num_tokens: int, topK: int
 ) -> Tensor:
     """The gradient of moe_permute_fwd's input: moe_unpermute_fwd of the rows' gradient."""
-    return _unpermuted("moe_permute_bwd", input, dtype, row_id_map, prob, num_tokens, topK)
+    return _unpermuted(call, "moe_permute_bwd", input, dtype, row_id_map, prob, num_tokens, topK)
 
 
-@op(space="tex", samples=UNPERMUTES, errors=UNPERMUTE_WRONG, tol=SUMS)
+@adapt("tex::moe_unpermute_fwd", over=moe_collect, samples=UNPERMUTES, errors=UNPERMUTE_WRONG, tol=SUMS)
 def moe_unpermute_fwd(
-    input: Tensor, dtype: torch.dtype, row_id_map: Tensor, prob: Tensor, num_tokens: int, topK: int
+    call: Any, input: Tensor, dtype: torch.dtype, row_id_map: Tensor, prob: Tensor, num_tokens: int, topK: int
 ) -> Tensor:
     """Each token the sum of its rows, times prob [num_tokens, topK] where that is not empty; as moe_collect."""
-    return _unpermuted("moe_unpermute_fwd", input, dtype, row_id_map, prob, num_tokens, topK)
+    return _unpermuted(call, "moe_unpermute_fwd", input, dtype, row_id_map, prob, num_tokens, topK)
 
 
-@op(
-    space="tex",
+@adapt(
+    "tex::moe_unpermute_bwd",
+    over=moe_collect_bwd,
     out="act_grad prob_grad",
     samples=UNPERMUTES_BWD,
     tol=SUMS,
@@ -473,7 +477,7 @@ def moe_unpermute_fwd(
     ),
 )
 def moe_unpermute_bwd(
-    input_bwd: Tensor, input_fwd: Tensor, dtype: torch.dtype, row_id_map: Tensor, prob: Tensor
+    call: Any, input_bwd: Tensor, input_fwd: Tensor, dtype: torch.dtype, row_id_map: Tensor, prob: Tensor
 ) -> tuple[Tensor, Tensor]:
     """(gradient of moe_unpermute_fwd's input, of prob in float32); an empty prob stands for topK = 1 and no prob."""
     with torch.no_grad():
@@ -485,7 +489,7 @@ def moe_unpermute_bwd(
         _tex_map(name, row_id_map, tokens, topk, x)
         dy = _numbers(name, "input_bwd", input_bwd, dtype, on=x)
         check_tensor(name, "input_bwd", dy, dtypes=None, shape=(tokens, x.shape[1]), of="tokens x columns of input_fwd")
-        dx, dprobs = moe_collect_bwd(dy, x, row_id_map, probs, topk)
+        dx, dprobs = call(dy, x, row_id_map, probs, topk)
         return dx if dx.dtype is input_bwd.dtype else dx.view(input_bwd.dtype), dprobs
 
 

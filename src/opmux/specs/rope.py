@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..core.adapter import adapt
 from ..core.spec import BadSample, BadSamples, op
 from ._numeric import check_dtype, dtype_name, rounded, wide
 from ._tex import NVTE_QKV_Format, check_choice, check_int, check_list, check_tensor, type_name
@@ -386,8 +387,9 @@ def _ways(lead: str) -> tuple[tuple[str, Any, type[Exception], str], ...]:
 TEX_GOOD = Case((6, 2, 3, 16), options={"starts": True})
 
 
-@op(space="tex", samples=TEX_FWD, errors=_tex_wrong(TEX_FWD, TEX_GOOD, _ways("input")))
+@adapt("tex::fused_rope_forward", over=rope_fwd, samples=TEX_FWD, errors=_tex_wrong(TEX_FWD, TEX_GOOD, _ways("input")))
 def fused_rope_forward(
+    call: Any,
     input: Tensor,
     freqs: Tensor,
     start_positions: Tensor | None,
@@ -404,11 +406,18 @@ def fused_rope_forward(
         layout = check_tex(name, "input", input, *given)
         edges = cu_seqlens if layout == "thd" else None
         table = freqs.squeeze((1, 2))
-        return rope_fwd(input, table, None, start_positions, edges, layout, bool(interleaved), cp_size, cp_rank)
+        return call(input, table, None, start_positions, edges, layout, bool(interleaved), cp_size, cp_rank)
 
 
-@op(space="tex", out="dx", samples=TEX_BWD, errors=_tex_wrong(TEX_BWD, TEX_GOOD, _ways("output_grads")))
+@adapt(
+    "tex::fused_rope_backward",
+    over=rope_bwd,
+    out="dx",
+    samples=TEX_BWD,
+    errors=_tex_wrong(TEX_BWD, TEX_GOOD, _ways("output_grads")),
+)
 def fused_rope_backward(
+    call: Any,
     output_grads: Tensor,
     freqs: Tensor,
     start_positions: Tensor | None,
@@ -425,7 +434,7 @@ def fused_rope_backward(
         layout = check_tex(name, "output_grads", output_grads, *given)
         edges = cu_seqlens if layout == "thd" else None
         table = freqs.squeeze((1, 2))
-        return rope_bwd(output_grads, table, None, start_positions, edges, layout, bool(interleaved), cp_size, cp_rank)
+        return call(output_grads, table, None, start_positions, edges, layout, bool(interleaved), cp_size, cp_rank)
 
 
 def check_qkv(
@@ -529,8 +538,9 @@ QKV_WAYS = (
 )
 
 
-@op(
-    space="tex",
+@adapt(
+    "tex::fused_qkv_rope_forward",
+    over=rope_fwd,
     out="q k v",
     samples=PACKED,
     errors=_tex_wrong(
@@ -538,6 +548,7 @@ QKV_WAYS = (
     ),
 )
 def fused_qkv_rope_forward(
+    call: Any,
     qkv_input: Tensor,
     q_freqs: Tensor,
     k_freqs: Tensor,
@@ -555,12 +566,13 @@ def fused_qkv_rope_forward(
         starts = start_positions if cp_size == 1 else None  # as NVIDIA's: here, and in none of the others
         q, k, v = _split(qkv_input, list(qkv_split_arg_list))
         how = (None, starts, None, layout, bool(interleaved), cp_size, cp_rank)
-        q, k = rope_fwd(q, q_freqs.squeeze((1, 2)), *how), rope_fwd(k, k_freqs.squeeze((1, 2)), *how)
+        q, k = call(q, q_freqs.squeeze((1, 2)), *how), call(k, k_freqs.squeeze((1, 2)), *how)
         return q, k, rounded(v, v.dtype)
 
 
-@op(
-    space="tex",
+@adapt(
+    "tex::fused_qkv_rope_backward",
+    over=rope_bwd,
     out="dqkv",
     samples=PARTS,
     errors=_tex_wrong(
@@ -568,6 +580,7 @@ def fused_qkv_rope_forward(
     ),
 )
 def fused_qkv_rope_backward(
+    call: Any,
     q_grad_out: Tensor,
     k_grad_out: Tensor,
     v_grad_out: Tensor,
@@ -585,6 +598,6 @@ def fused_qkv_rope_backward(
         given = (q_grad_out, k_grad_out, v_grad_out, q_freqs, k_freqs, qkv_split_arg_list)
         layout = check_parts(name, *given, *where)
         how = (None, None, None, layout, bool(interleaved), cp_size, cp_rank)
-        dq = rope_bwd(q_grad_out, q_freqs.squeeze((1, 2)), *how)
-        dk = rope_bwd(k_grad_out, k_freqs.squeeze((1, 2)), *how)
+        dq = call(q_grad_out, q_freqs.squeeze((1, 2)), *how)
+        dk = call(k_grad_out, k_freqs.squeeze((1, 2)), *how)
         return torch.cat([dq.reshape(*dk.shape[:3], qkv_split_arg_list[0]), dk, v_grad_out], -1)
