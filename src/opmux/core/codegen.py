@@ -12,7 +12,8 @@ from typing import Any
 
 def function(text: str, name: str, where: str, names: dict[str, Any]) -> types.FunctionType:
     """The function `name` that `text` defines; `names` become its globals, `where` is its file in tracebacks."""
-    exec(compile(text, _remember(text, where), "exec"), names)
+    # dont_inherit: without this module's postponed annotations, which Triton could not read
+    exec(compile(text, _remember(text, where), "exec", dont_inherit=True), names)
     return names[name]
 
 

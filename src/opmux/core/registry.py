@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from . import codegen
 from .errors import BadImpl, DuplicateImpl, UnknownName
 from .facts import split_arch
 from .loading import Home, current, on_failure
@@ -320,8 +321,8 @@ class Fit:
         call = f"_fix(_f({plan}))" if spec.result else f"_f({plan})"
         takes = ", ".join([*(n for n in spec.names if n not in keyword), *(["*", *keyword] if keyword else [])])
         name = spec.name.replace(".", "_")
-        exec(compile(f"def {name}({takes}):\n    return {call}\n", f"<opmux adapter of {impl.impl_id}>", "exec"), names)
-        return cls(names[name])
+        text = f"def {name}({takes}):\n    return {call}\n"
+        return cls(codegen.function(text, name, f"{spec.name} by {impl.impl_id}", names))
 
 
 def _plan_call(spec: Spec, params: list[inspect.Parameter]) -> str:

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..core import codegen
 from ..core.spec import Tol, op
 from .samples import Case, Draw, Maker
 
@@ -255,10 +256,9 @@ def _reference(row: Row) -> Callable[..., Any]:
     text = f"def {row.name}({row.args}) -> Tensor:\n    "
     text += f"if {left_out[0]} is None:\n        return torch.ops.aten.{row.name}({short})\n    " if left_out else ""
     text += f"return torch.ops.aten.{row.name}({full})\n"
-    made: dict[str, Any] = {}
-    exec(compile(text, __file__, "exec"), globals(), made)
-    made[row.name].__doc__ = f"torch.ops.aten.{row.name}, elementwise."
-    return made[row.name]
+    made = codegen.function(text, row.name, f"reference of aten::{row.name}", dict(globals()))
+    made.__doc__ = f"torch.ops.aten.{row.name}, elementwise."
+    return made
 
 
 ops: dict[str, Any] = {}

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ...core import codegen
 from ...core.adapter import ADAPTERS, Adapter
 from ...core.dispatch import is_fatal
 from ...core.errors import NotSupported
@@ -100,8 +101,7 @@ def fitted(shape: Shape, base: Spec, adapter: Adapter | None, impl: OpImpl) -> C
             return functools.partial(adapter.fn, names["_f"])
     names["_adapt"] = None if adapter is None else adapter.fn
     text = f"def {_identifier(shape.name)}({_parameters(shape)}):\n    return {call}\n"
-    exec(compile(text, f"<opmux aten::{shape.name} by {impl.impl_id}>", "exec"), names)
-    return names[_identifier(shape.name)]
+    return codegen.function(text, _identifier(shape.name), f"aten::{shape.name} by {impl.impl_id}", names)
 
 
 def _by_name(shape: Shape, base: Spec) -> str:

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ...core import codegen
 from ...core.jump import Form
 from ...core.lock import lock
 from ...core.spec import Spec, specs
@@ -114,8 +115,7 @@ def _converting(spec: Spec, jump: Callable[..., Any]) -> Callable[..., Any]:
     names |= {f"_{name}s": Dtypes(spec.name, name, optional) for name, optional in dtypes.items()}
     lines = [f"    try: {n} = _{n}s[{n}]\n    except TypeError: {n} = _{n}s.__missing__({n})\n" for n in dtypes]
     text = f"def {spec.name}({form.params}):\n{''.join(lines)}    return _jump({form.passed})\n"
-    exec(compile(text, f"<opmux tex {spec.name}>", "exec"), names)
-    return _dressed(names[spec.name], spec)
+    return _dressed(codegen.function(text, spec.name, f"tex {spec.name}", names), spec)
 
 
 def _dressed(fn: Callable[..., Any], spec: Spec) -> Callable[..., Any]:

@@ -21,7 +21,7 @@ import torch
 import triton
 from torch import Tensor
 
-from ...core import library
+from ...core import codegen, library
 from ...core.errors import NotSupported
 from . import layouts
 
@@ -226,9 +226,7 @@ def _code(
         ),
         back=f"return {', '.join(f't{i}' for i in makes)}" if makes else "",
     )
-    made: dict[str, Any] = {}
-    exec(compile(text, "<opmux launch>", "exec"), made)
-    return made["launch"].__code__
+    return codegen.function(text, "launch", f"launch, {way}", {}).__code__
 
 
 def _entry(compiled: Any) -> tuple[str, dict[str, Any]]:

@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 from torch import Tensor
 
+from ...core import codegen
 from ...core.errors import NotSupported
 from ...core.spec import specs
 
@@ -115,6 +116,4 @@ def _lookup(make: Callable[..., Any], look: str, names: dict[str, Any]) -> Any:
         "    try:\n        return _found[key]\n    except KeyError:\n"
         f"        return _make(key, {', '.join(passed)})\n"
     )
-    made = dict(names)
-    exec(compile(text, f"<opmux plan of {make.__module__}>", "exec"), made)
-    return made[make.__name__]
+    return codegen.function(text, make.__name__, f"plan {make.__module__}.{make.__name__}", dict(names))

@@ -27,7 +27,7 @@ import torch
 import triton.language as tl
 from torch import Tensor
 
-from ...core import library
+from ...core import codegen, library
 from ...core.errors import NotSupported
 from .launch import Launcher, Makes
 from .plans import BELOW, LOOK, keep, refuse_negated
@@ -165,7 +165,7 @@ def _doors(row: Row) -> tuple[Callable[..., Tensor], ...]:
         name=f"{row.name}_to", params=", ".join(["_y", *row.names]), key=", ".join([LOOK.format("_y"), *seen]),
         out="_y", passed=", ".join([*row.names, "_y"]), **fields,
     )  # fmt: skip
-    exec(compile(text, f"<opmux call of aten::{row.name}>", "exec"), names)
+    codegen.function(text, row.name, f"call of aten::{row.name}", names)
     return names[row.name], names[f"{row.name}_to"], names[f"{row.name}_below"]
 
 
@@ -338,9 +338,7 @@ def _caller(given: list[Arg], room: Room, launch: Callable[..., None] | None, ou
 
 @functools.cache
 def _compiled(text: str) -> types.CodeType:
-    made: dict[str, Any] = {}
-    exec(compile(text, "<opmux pointwise plan>", "exec"), made)
-    return made["call"].__code__
+    return codegen.function(text, "call", "pointwise plan", {}).__code__
 
 
 def _apart(y: Tensor, x: Tensor) -> None:

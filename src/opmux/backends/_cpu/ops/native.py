@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from ....core import get_default_manager
+from ....core import codegen, get_default_manager
 from ....core.errors import NotSupported
 from ....core.lock import ForkSafeLock
 from ....core.log import logger
@@ -123,8 +123,7 @@ def function(name: str, params: str, results: int, dtypes: Iterable[torch.dtype]
     scope: dict[str, Any] = {"NotSupported": NotSupported, "run": first, "declined": declined}
     args = ", ".join(p.partition("=")[0].strip() for p in params.split(","))
     text = TEXT.format(name=name, params=params, args=args, first="found" if results == 1 else "found[0]")
-    exec(compile(text, __file__, "exec"), scope)
-    made = scope[name]
+    made: Any = codegen.function(text, name, f"cpu kernel {name}", scope)
     made.__module__, made.__doc__ = __name__, f"{name}, in C++."
     made.dtypes, made._is_available = frozenset(dtypes), available
     made.declines_tracers = True  # the gate in rows.h
