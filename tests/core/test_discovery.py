@@ -57,6 +57,15 @@ class Site:
         importlib.invalidate_caches()
 
 
+@pytest.fixture(scope="module", autouse=True)
+def without_transformer_engine():
+    """Another test of the process may have loaded NVIDIA's layer: here its names are nobody's until a test says so."""
+    names = [n for n in sys.modules if n.partition(".")[0] in ("transformer_engine", "transformer_engine_torch")]
+    taken = {n: sys.modules.pop(n) for n in names}
+    yield
+    sys.modules.update(taken)
+
+
 @pytest.fixture(autouse=True)
 def site(tmp_path, monkeypatch):
     path = tmp_path / "site"

@@ -54,23 +54,33 @@ class Adapter:
         return list(self.signature.parameters.values())
 
     def bind(self, calls: Mapping[str, Fn]) -> Fn:
-        """The function, made of these implementations by the keys of their ops."""
-        fn, name, names = self.fn, self.name, self.names
+        """The function, made of these implementations by the keys of their ops. Errors keep the ops' names."""
         call: Any = types.SimpleNamespace(**{spec.name: calls[spec.key] for spec in self.over})
         if len(self.over) == 1:
             call = calls[self.over[0].key]
-
-        @functools.wraps(fn)
-        def bound(*args: Any, **kwargs: Any) -> Any:
-            try:
-                return fn(call, *args, **kwargs)
-            except BadArgument as error:
-                if error.op == name and error.argument not in names:  # an op may have the function's name
-                    raise
-                raise error.seen_as(name, names).with_traceback(None) from None
-
-        bound.__signature__ = self.signature  # type: ignore[attr-defined]
+        bound: Any = functools.partial(self.fn, call)
+        bound.__module__ = self.fn.__module__
         return bound
+
+    def reference(self) -> Fn:
+        """The function made of references, with errors under its own names."""
+        bound = self.bind({spec.key: spec.reference for spec in self.over})
+
+        @functools.wraps(self.fn)
+        def reference(*args: Any, **kwargs: Any) -> Any:
+            try:
+                return bound(*args, **kwargs)
+            except BadArgument as error:
+                raise self.seen(error) from None
+
+        reference.__signature__ = self.signature  # type: ignore[attr-defined]
+        return reference
+
+    def seen(self, error: BadArgument) -> BadArgument:
+        """An error of an op, as the caller of the function made it."""
+        if error.op == self.name and error.argument not in self.names:  # an op may have the function's name
+            return error
+        return error.seen_as(self.name, self.names)
 
     def contract(self, own: Contract) -> Contract:
         """A contract, with what the ops say of arguments that have no annotation of their own."""
@@ -103,8 +113,7 @@ def adapt(*targets: str, over: Any, names: Mapping[str, str] | None = None, **de
             space, _, name = target.rpartition("::")
             adapter = Adapter(target, parts, fn, dict(names or {}))
             if space not in ("", "aten"):
-                made = op(adapter.bind({p.key: p.reference for p in parts}), space=space, name=name, adapter=adapter,
-                          **declaration)  # fmt: skip
+                made = op(adapter.reference(), space=space, name=name, adapter=adapter, **declaration)
             elif not ADAPTERS.declare(name, adapter):
                 raise BadSpec(f"aten::{name} is adapted twice, by {ADAPTERS[name].fn.__module__} and {fn.__module__}")
         return made

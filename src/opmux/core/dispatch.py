@@ -447,7 +447,8 @@ class Walk:
             raise _with_trail(error, self.trail, chain)
         if not chain._declines(error, candidate):
             if isinstance(error, BadArgument):
-                raise error.with_traceback(None) from None
+                adapter = None if chain.spec is None else chain.spec.adapter
+                raise (error if adapter is None else adapter.seen(error)).with_traceback(None) from None
             self._raise_bad_argument()
         if self._ends_here(candidate, error, first_error):
             cause = first_error or error
