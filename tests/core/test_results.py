@@ -106,20 +106,10 @@ def test_a_vendors_own_errors_are_replaced_and_the_callers_are_not(plug):
 
 def test_a_quantizer_and_a_quantized_output_are_put_back(plug):
     """tex's quantize writes its output and the quantizer's amax; a failed impl must leave both as they were."""
-    from opmux.faces.tex.quantized import Float8Tensor  # noqa: F401 - the family is declared
+    from opmux.faces.tex.tensors import Float8Quantizer
 
     tex = opmux.tex
     made = {}
-
-    class Quantizer:
-        """Delayed scaling, as far as quantize looks at it."""
-
-        def __init__(self):
-            self.amax, self.scale, self.dtype = torch.zeros(1), torch.ones(1), torch.float8_e4m3fn
-
-    class Output:
-        def __init__(self):
-            self._data, self._scale_inv = torch.zeros(4, dtype=torch.uint8), torch.ones(1)
 
     def bad(tensor, quantizer, output=None, noop=None):
         quantizer.amax.fill_(1e4)
@@ -135,7 +125,9 @@ def test_a_quantizer_and_a_quantized_output_are_put_back(plug):
 
     plug("tex::quantize", "vendor.bad", VENDOR, bad, vendor="bad", priority=2)
     plug("tex::quantize", "vendor.good", VENDOR, good, vendor="good", priority=1)
-    quantizer, output = Quantizer(), Output()
+    quantizer = Float8Quantizer(torch.ones(1), torch.zeros(1), torch.float8_e4m3fn)
+    with opmux.policy("reference"):
+        output = tex.quantize(torch.zeros(4), quantizer)
     with opmux.policy("vendor"):
         assert tex.quantize(torch.ones(4), quantizer, output) is output
     assert made == {"amax": 0.0, "scale": 1.0, "data": [0, 0, 0, 0], "scale_inv": 1.0}
