@@ -87,8 +87,8 @@ class DefaultManager(OpManager):
         with lock.held:
             tagged[:] = [one for one in tagged if one is not row]
 
-    def prepare(self) -> bool:
-        done = super().prepare()
+    def prepare(self, announce: bool = True) -> bool:
+        done = super().prepare(announce)
         self._take_up()
         return done
 

@@ -40,6 +40,7 @@ class OpManager:
         self._why = "registration"
         self._epoch = 0  # counts what makes bindings stale
         self._start = Once(self._first_use, "loading plugins")
+        self._announced = False  # whether a line has said what is registered
         self._checked: weakref.WeakSet[SelectionPolicy] = weakref.WeakSet()
         lock.arm()
         _managers.append(weakref.ref(self, _managers.remove))
@@ -392,12 +393,17 @@ class OpManager:
         """In a child: whatever another thread was in the middle of, start from what is registered."""
         self.invalidate(self._why)
 
-    def prepare(self) -> bool:
+    def prepare(self, announce: bool = True) -> bool:
         """Before the first use: the log level, plugins, and a line that says what is here. Done once it succeeds.
 
         False while plugins are loaded that may be waiting for this very call: it sees what is registered so far.
+        `announce=False` leaves the line to the first caller that runs ops by this manager.
         """
-        return self._start.done or self._start.run()
+        done = self._start.done or self._start.run()
+        if done and announce and not self._announced:
+            self._announced = True
+            logger.info("Registered impl_ids: %s", self.registry.impl_ids())
+        return done
 
     @property
     def started(self) -> bool:
@@ -405,10 +411,7 @@ class OpManager:
 
     def _first_use(self) -> bool:
         log.from_knobs()
-        if not self._load():
-            return False
-        logger.info("Registered impl_ids: %s", self.registry.impl_ids())
-        return True
+        return self._load()
 
     def reference(self, spec: Spec) -> Callable[..., Any]:
         """An op's reference; of a composition, with the references of its parts."""

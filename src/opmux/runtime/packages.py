@@ -67,7 +67,7 @@ def known() -> dict[str, Package]:
     """Every vendor by name. The first call imports the packages of the tree, and loads plugins, which bring more."""
     manager = get_default_manager()
     if not manager.started:
-        manager.prepare()
+        manager.prepare(announce=False)
     return so_far()
 
 
