@@ -197,8 +197,8 @@ def test_an_impl_that_takes_its_process_down_costs_its_own_line(found):
 
 def test_bad_arguments_that_are_taken_are_named(found):
     wrong = found("srelu", "errors")
-    assert wrong["status"] == "fail" and wrong["sample"] == "x ints"
-    assert wrong["reason"].startswith("returned float32[5x64] on acm:0; expected TypeError")
+    assert wrong["status"] == "fail" and wrong["sample"] == "x: int32"
+    assert wrong["reason"].startswith("returned float32[37] on acm:0; expected BadArgument")
 
 
 def test_what_is_left_out_of_the_package_is_a_fail(found):

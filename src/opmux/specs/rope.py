@@ -372,7 +372,7 @@ def _tex_wrong(good: Maker, case: Case, ways: tuple[tuple[str, Any, type[Excepti
 
 def _ways(lead: str) -> tuple[tuple[str, Any, type[Exception], str], ...]:
     return (
-        (lead, lambda t: t.int(), TypeError, "must be float16 or bfloat16"),
+        (lead, lambda t: t.int(), TypeError, "must be float16, bfloat16"),
         (lead, lambda t: t[0], ValueError, "must have 4 dimensions"),
         ("freqs", lambda t: t.double(), TypeError, "must be float32; got float64"),
         ("freqs", lambda t: t[..., :-1], ValueError, "must have an even last dimension"),

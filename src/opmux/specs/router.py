@@ -248,7 +248,7 @@ def _wrong(good: Maker, case: Case, *ways: Way) -> BadSamples:
 
 
 ROUTE_WAYS: tuple[Way, ...] = (
-    ("logits", lambda t: t.double(), TypeError, "must be float32 or float16 or bfloat16; got float64"),
+    ("logits", lambda t: t.double(), TypeError, "must be float32, float16 or bfloat16; got float64"),
     ("topk", lambda v: 99, ValueError, "must be at least 1 and at most"),
     ("score_function", lambda v: "tanh", ValueError, "must be one of 'softmax', 'sigmoid', 'sqrtsoftplus'; got 'tanh'"),
     ("routing_map_format", lambda v: 2, ValueError, "must be one of BYTEMAP, BITMAP_U8; got 2"),
@@ -344,7 +344,7 @@ def check_backward(
         *GRAD_WAYS,
         ("routing_map", lambda t: t.float(), TypeError, "must be bool or uint8; got float32"),
         ("routing_map", lambda t: t[1:], ValueError, "must have shape"),
-        ("grad_probs", lambda t: t.double(), TypeError, "must be float32 or float16 or bfloat16; got float64"),
+        ("grad_probs", lambda t: t.double(), TypeError, "must be float32, float16 or bfloat16; got float64"),
         ("score_function", lambda v: None, ValueError, "must be one of"),
     ),
 )
@@ -595,7 +595,7 @@ LOSS_WAYS: tuple[Way, ...] = (
         "tokens_per_expert",
         lambda t: t.double(),
         TypeError,
-        "must be int32 or int64 or float32 or bfloat16; got float64",
+        "must be int32, int64, float32 or bfloat16; got float64",
     ),
     ("num_rows", lambda v: "5", TypeError, "must be an int; got str"),
     ("topk", lambda v: 0, ValueError, "must be at least 1; got 0"),
@@ -686,7 +686,7 @@ def check_loss_backward(op: str, const: Any, tokens_per_expert: Any, num_rows: A
         ("Const_buf", lambda t: t.double(), TypeError, "must be float32; got float64"),
         ("tokens_per_expert", lambda t: t[1:], ValueError, r"must have shape \(16\)"),
         ("num_cols", lambda v: None, TypeError, "must be an int; got None"),
-        ("grad_aux_loss", lambda t: t.int(), TypeError, "must be float32 or float16 or bfloat16; got int32"),
+        ("grad_aux_loss", lambda t: t.int(), TypeError, "must be float32, float16 or bfloat16; got int32"),
     ),
 )
 def fused_moe_aux_loss_bwd(

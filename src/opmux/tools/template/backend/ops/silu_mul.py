@@ -50,7 +50,7 @@ class Plan(NamedTuple):
 @plans
 def _plan(a: Tensor, b: Tensor) -> Plan:
     """Made once for each look of the tensors; all that costs time belongs here."""
-    spec.check("silu_mul", a=a, b=b)
+    spec.silu_mul.check(a=a, b=b)
     out, n = Room.of(a.shape, a.dtype), a.numel()
     if n == 0:
         return Plan(out, None, False)
