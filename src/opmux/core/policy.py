@@ -377,7 +377,7 @@ _watchers: list[Callable[[bool], None]] = []  # told when the first scope comes 
 
 
 def live_scopes() -> int:
-    return len(_live)
+    return sum(ref() is not None for ref in tuple(_live.values()))
 
 
 def _born(node: Scope) -> Scope:
@@ -393,6 +393,8 @@ def _gone(node: int, ref: weakref.ref[Scope]) -> None:
     with lock.held:
         if _live.get(node) is ref:
             del _live[node]
+        for key in [k for k, r in _live.items() if r() is None]:  # whose callback was interrupted: nobody hears of that
+            del _live[key]
         if not _live:
             for watch in _watchers:
                 watch(False)
