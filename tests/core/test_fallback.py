@@ -286,6 +286,33 @@ def test_a_device_of_its_own(monkeypatch):
     assert outcomes(manager, "own_op", torch.ones(2, device="meta")) == {"chip"}
 
 
+def test_what_a_meta_tensor_finds_is_not_kept_for_the_cpu():
+    """Without an accelerator no device is looked at: a first call on meta once gave the CPU the accelerators' impl."""
+    fields = {"devices": {facts.ACCELERATOR}, "supported_dtypes": {torch.float32}}
+    manager = manager_of("own_op", (VENDOR, lambda *a: "chip", fields), (REFERENCE, lambda *a: "ref"))
+    for device in ("meta", "cpu"):
+        assert outcomes(manager, "own_op", torch.ones(2, device=device)) == {"ref"}
+
+
+@pytest.mark.parametrize("first, second", [("meta", "cpu"), ("cpu", "meta")])
+@pytest.mark.parametrize("why", ["lacks", "unused"])
+def test_what_a_chip_lacks_says_nothing_of_the_cpu(monkeypatch, why, first, second):
+    """Whoever comes first: no impl names devices, and still the choice is by device."""
+
+    class Lacking(Made):
+        def lacks(self, device_type):
+            return frozenset({torch.float32} if device_type == "meta" and why == "lacks" else ())
+
+        def unused(self, device_type):
+            return {"own_op": "its vendor wants no such kernel"} if device_type == "meta" and why == "unused" else {}
+
+    monkeypatch.setattr(facts, "_machine", Lacking(None, ("meta",)))  # meta stands for a chip
+    manager = manager_of("own_op", (DEFAULT, lambda *a: "ours"), (REFERENCE, lambda *a: "ref"))
+    want = {"cpu": {"ours"}, "meta": {"ref"}}
+    for device in (first, second):
+        assert outcomes(manager, "own_op", torch.ones(2, device=device)) == want[device]
+
+
 # ---- mutating ops ---------------------------------------------------------------------------------------------------
 
 

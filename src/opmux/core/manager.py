@@ -229,15 +229,17 @@ class OpManager:
         """
         self._check(policy, key)
         ordered, refused = choose(policy, key, self._impls(key, policy))
-        chips = facts.accelerators()
-        by_dtype = any(i.supported_dtypes is not None for i in ordered)
-        by_dtype = by_dtype or any(facts.machine().lacks(chip) for chip in chips)
-        by_device = device is None and bool(chips) and any(i.min_arch or i.devices for i in ordered)
+        chips, machine = facts.accelerators(), facts.machine()
+        by_dtype = any(i.supported_dtypes is not None for i in ordered) or any(map(machine.lacks, chips))
+        restricted = any(i.min_arch or i.devices for i in ordered)
+        restricted = restricted or any(machine.lacks(chip) or key in machine.unused(chip) for chip in chips)
+        by_device = device is None and bool(chips) and restricted
 
         def leaf(x: Any) -> Pair:
-            at = device or (default_device() if x is None else "cpu" if x.is_cpu else x.device.type)
-            if by_device and at != "cpu" and len(chips) == 1:
-                at = chips[0]  # the table knows CPU and not CPU: what a meta tensor finds there is the chip's
+            at = device or default_device()
+            if by_device and x is not None:
+                # a table of one chip knows CPU and not CPU: what a meta tensor finds there is the chip's
+                at = "cpu" if x.is_cpu else chips[0] if len(chips) == 1 else x.device.type
             dtype = x.dtype if by_dtype and x is not None else ...
             return self._chain(key, policy, ordered, refused, at, dtype, form, typed).pair()
 
