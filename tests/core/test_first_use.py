@@ -529,6 +529,8 @@ def test_ctrl_c_in_the_first_use_of_an_op(tmp_path):
     code = """
     import opmux, opmux.ops
 
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs start with it ignored
+
     def interrupted(seconds):
         threading.Timer(seconds, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
         try:
