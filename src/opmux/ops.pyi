@@ -205,7 +205,7 @@ def argmax(x: Tensor, dim: int | None = None, keepdim: bool = False) -> Tensor:
     """The first index of the largest element; of all, where dim is None.
 
     Args:
-        x (any [..]): the tensor to reduce.
+        x (float16, bfloat16, float32, float64, int8, uint8, int16, int32 or int64 [..]): the tensor to reduce.
         dim (a dimension of x): the dimension to reduce, or None for all.
         keepdim: keep the reduced dimensions, with size 1.
     """
@@ -214,7 +214,7 @@ def argmin(x: Tensor, dim: int | None = None, keepdim: bool = False) -> Tensor:
     """The first index of the smallest element; of all, where dim is None.
 
     Args:
-        x (any [..]): the tensor to reduce.
+        x (float16, bfloat16, float32, float64, int8, uint8, int16, int32 or int64 [..]): the tensor to reduce.
         dim (a dimension of x): the dimension to reduce, or None for all.
         keepdim: keep the reduced dimensions, with size 1.
     """

@@ -21,13 +21,17 @@ from opmux.core.contract import (
     broadcasts_to,
     contiguous,
     dim_of,
+    dtypes,
+    each,
     each_row,
+    nonempty,
     one_of,
     or_cpu,
     real,
     same_dtype,
     shape,
     single,
+    up_to_size,
 )  # fmt: skip
 from opmux.core.errors import BadArgument, BadSpec, OpmuxError
 
@@ -160,6 +164,62 @@ def test_rules_about_another_argument():
         for word, _, args in made.bad(argument, good):
             assert says(made, **args) is not None, (name, word)
     assert says(contract(x=Float[Tensor, "..."], dim=Annotated[int, dim_of("x")]), x=torch.tensor(1.0), dim=-1) is None
+
+
+def test_an_int_argument_is_a_size():
+    made = contract(
+        x=Float[Tensor, "rows n"], row_map=Index[Tensor, "topk*tokens"], probs=Float[Tensor, "tokens topk"] | None,
+        topk=Annotated[int, at_least(1)], rows=int,
+    )  # fmt: skip
+    good = dict(x=torch.zeros(6, 4), row_map=torch.arange(10), probs=torch.zeros(5, 2), topk=2, rows=6)
+    assert says(made, **good) is None
+    assert says(made, **{n: v for n, v in good.items() if n != "topk"}) is None  # nothing is known of it
+    for name, value, text in (
+        ("x", torch.zeros(5, 4), "x must have shape (6, n), [rows, n] where rows is 6; got (5, 4)"),
+        ("row_map", torch.arange(9), "row_map must have shape (topk*tokens), [topk*tokens] where topk is 2; got (9,)"),
+        ("topk", 5, "probs must have shape (2, 5), [tokens, topk] where topk is 5 and row_map (10,) is [topk*tokens]"),
+        ("topk", 0, "topk must be at least 1; got 0"),
+    ):
+        assert str(says(made, **{**good, name: value})).startswith(f"f: {text}"), name
+    for name in ("x", "row_map", "probs"):
+        (argument,) = (a for a in made.arguments if a.name == name)
+        shorter = [(word, args) for word, _, args in made.bad(argument, good) if word.startswith("short")]
+        assert shorter
+        for word, args in shorter:
+            assert says(made, **args) is not None, (name, word)
+    assert "row_map (index [topk*tokens])" in made.documented("y = f(x).")
+
+
+def test_rules_about_sizes_and_lists():
+    made = contract(
+        x=AnyTensor[Tensor, "n experts", dtypes((torch.float32, torch.int32)), nonempty(-1)],
+        k=Annotated[int, up_to_size("x", less=1)], const=Float32[Tensor, "...", nonempty()],
+        sizes=Annotated[list[int], each(at_least(0))],
+    )  # fmt: skip
+    good = dict(x=torch.zeros(5, 4), k=3, const=torch.zeros(2), sizes=[2, 0])
+    assert says(made, **good) is None
+    assert says(made, **{**good, "sizes": ()}) is None
+    for name, value, text in (
+        ("x", torch.zeros(5, 4).double(), "x must be float32 or int32; got float64"),
+        ("k", 4, "k must be between 1 and 3, as x is (5, 4); got 4"),
+        ("const", torch.zeros(0), "const must have at least one element; got (0,)"),
+        ("sizes", 3, "sizes must be a list of ints; got 3"),
+        ("sizes", [2, "3"], "sizes must be a list of ints; got list"),
+        ("sizes", [2, -1], "sizes must be at least 0 in every item; got -1 at index 1"),
+    ):
+        assert says(made, **{**good, name: value}) == f"f: {text}", name
+    wide = contract(x=Float[Tensor, "n experts", nonempty(-1)])
+    assert says(wide, x=torch.zeros(5, 0)) == (
+        "f: x must have at least one element along the last dimension; got (5, 0)"
+    )
+    for name in good:
+        (argument,) = (a for a in made.arguments if a.name == name)
+        for word, _, args in made.bad(argument, good):
+            assert says(made, **args) is not None, (name, word)
+    documented = made.documented("y = f(x).")
+    assert "x (float32 or int32 [n, experts], at least one element along the last dimension)" in documented
+    assert "k (from 1 to 1 less than the size of the last dimension of x)" in documented
+    assert "sizes (each at least 0)" in documented
 
 
 def test_a_size_that_comes_twice_in_one_shape():

@@ -4,8 +4,9 @@
 
 A tensor's annotation has its dtypes and its dimensions, in the notation of jaxtyping: the same name is the same size,
 `*rows` is any number of dimensions, `#n` is n or 1, `2*n` is twice n, `3` is 3, `_` any size, `...` any dimensions.
-All tensors are on one device. Sizes are taken from the first tensor that names them; gradients (`Grad`) and tensors
-whose shape is computed from other arguments (`shape`) come last.
+All tensors are on one device. The name of an argument that is an int is that size (`topk`, `topk*tokens`); others are
+taken from the first tensor that names them. Gradients (`Grad`) and tensors whose shape is computed from other arguments
+(`shape`) come last.
 More rules stand behind the dimensions, or in an `Annotated`: `same_dtype("x")`, `one_of(...)`, `between(0, 1)`.
 
 The check costs microseconds, so it is made where a plan for new shapes is made, before a reference runs, and after an
@@ -14,6 +15,7 @@ implementation has failed; never on the way to a kernel.
 
 from __future__ import annotations
 
+import enum
 import functools
 import inspect
 import math
@@ -26,8 +28,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import torch
 from torch import Tensor
 
-from .errors import BadArgument, BadSpec
+from .errors import BadArgument
 from .facts import dtype_name
+from .shapes import Dims, Size
 
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 FP8 = (torch.float8_e4m3fn, torch.float8_e5m2)
@@ -342,6 +345,72 @@ class contiguous(Rule):
 
 
 @dataclass(frozen=True)
+class nonempty(Rule):
+    """A tensor with at least one element, along a dimension if one is named."""
+
+    dim: int | None = None
+
+    def problem(self, value: Any, given: Mapping[str, Any]) -> str | None:
+        if self.dim is None:
+            return None if value.numel() else "have at least one element"
+        if not -value.dim() <= self.dim < value.dim() or value.shape[self.dim]:
+            return None
+        return f"have {self.doc()}"
+
+    def wrong(self, value: Tensor) -> Iterator[tuple[str, Any]]:
+        yield "empty", value.flatten()[:0] if self.dim is None else value.narrow(self.dim, 0, 0)
+
+    def doc(self) -> str:
+        if self.dim is None:
+            return "at least one element"
+        return f"at least one element along {'the last dimension' if self.dim == -1 else f'dimension {self.dim}'}"
+
+
+@dataclass(frozen=True)
+class up_to_size(Rule):
+    """An int from 1 to the size of a dimension of another argument, less `less`."""
+
+    of: str
+    dim: int = -1
+    less: int = 0
+
+    def problem(self, value: Any, given: Mapping[str, Any]) -> str | None:
+        other = given.get(self.of)
+        if not isinstance(other, Tensor) or not -other.dim() <= self.dim < other.dim():
+            return None
+        most = other.shape[self.dim] - self.less
+        return None if 1 <= value <= most else f"be between 1 and {most}, as {{{self.of}}} is {tuple(other.shape)}"
+
+    def wrong(self, value: Any) -> Iterator[tuple[str, Any]]:
+        yield "too small", 0
+        yield "too large", 2**40
+
+    def doc(self) -> str:
+        which = "the last dimension" if self.dim == -1 else f"dimension {self.dim}"
+        return f"from 1 to {f'{self.less} less than ' if self.less else ''}the size of {which} of {self.of}"
+
+
+@dataclass(frozen=True)
+class each(Rule):
+    """A list whose items all keep a rule: `Annotated[list[int], each(at_least(0))]`."""
+
+    rule: Rule
+
+    def problem(self, value: Any, given: Mapping[str, Any]) -> str | None:
+        return next((f"{p} in every item" for p in (self.rule.problem(v, given) for v in value) if p), None)
+
+    def got(self, value: Any) -> str:
+        return next(f"{self.rule.got(v)} at index {i}" for i, v in enumerate(value) if self.rule.problem(v, {}))
+
+    def wrong(self, value: Any) -> Iterator[tuple[str, Any]]:
+        for word, item in self.rule.wrong(value[0]) if value else ():
+            yield f"an item {word}", [*value[:-1], item]
+
+    def doc(self) -> str:
+        return f"each {self.rule.doc()}"
+
+
+@dataclass(frozen=True)
 class shape(Rule):
     """A shape that is worked out from other arguments: `shape(lambda x, two_d: block_scales(x.shape, two_d))`."""
 
@@ -369,117 +438,6 @@ class shape(Rule):
         return self.text
 
 
-# ---- shapes ---------------------------------------------------------------------------------------------------------
-
-
-class Dim(typing.NamedTuple):
-    """One word of a shape."""
-
-    name: str  # "" for any size
-    star: bool = False  # any number of dimensions
-    broadcast: bool = False  # or 1
-    factor: int = 1  # so many times the size of that name
-    size: int | None = None  # a size that is always the same
-
-    @classmethod
-    def of(cls, word: str) -> Dim:
-        if word == "...":
-            return cls("", star=True)
-        if word == "_":
-            return cls("")
-        if word.isdecimal():
-            return cls(word, size=int(word))
-        factor, _, rest = word.rpartition("*") if word[0].isdecimal() else ("", "", word)
-        star, rest = rest.startswith("*"), rest.removeprefix("*")
-        broadcast, name = rest.startswith("#"), rest.removeprefix("#")
-        if not name.isidentifier():
-            raise BadSpec(f"'{word}' is no dimension: expected n, *n, #n, 2*n, 3, _ or ...")
-        return cls(name, star, broadcast, int(factor or 1))
-
-    def __str__(self) -> str:
-        if not self.name:
-            return ".." if self.star else "_"
-        return ("*" if self.star else f"{self.factor}*" if self.factor > 1 else "") + self.name
-
-
-class Size(typing.NamedTuple):
-    """A size, and the argument it was taken from."""
-
-    value: Any  # an int, or a tuple of them for *name
-    of: str
-
-
-@dataclass(frozen=True)
-class Dims:
-    """The shape of a tensor, in terms of names that the arguments of an op share."""
-
-    words: tuple[Dim, ...]
-    star: int | None  # where the word is that stands for any number of dimensions
-    fixed: int  # how many others there are
-
-    @classmethod
-    @functools.cache
-    def of(cls, text: str) -> Dims:
-        words = tuple(Dim.of(word) for word in text.split())
-        stars = [i for i, w in enumerate(words) if w.star]
-        if len(stars) > 1:
-            raise BadSpec(f"shape '{text}': only one name can stand for any number of dimensions")
-        return cls(words, stars[0] if stars else None, len(words) - len(stars))
-
-    def __str__(self) -> str:
-        return f"[{', '.join(map(str, self.words))}]"
-
-    def match(self, shape: tuple[Any, ...], sizes: dict[str, Size], name: str) -> bool:
-        """Whether a shape is of this form; sizes that were not known before are taken from it."""
-        star, spare = self.star, len(shape) - self.fixed
-        if spare and (star is None or spare < 0):
-            return False
-        parts: Any = (
-            shape if star is None else [*shape[:star], tuple(shape[star : star + spare]), *shape[star + spare :]]
-        )
-        return all(self._fits(word, part, sizes, name) for word, part in zip(self.words, parts, strict=True))
-
-    @staticmethod
-    def _fits(word: Dim, part: Any, sizes: dict[str, Size], name: str) -> bool:
-        if word.size is not None:
-            return part == word.size
-        if not word.name:
-            return True
-        known = sizes.get(word.name)
-        if known is None:
-            if not word.star and word.factor > 1:
-                if part % word.factor:
-                    return False
-                part //= word.factor
-            if not (word.broadcast and part == 1):
-                sizes[word.name] = Size(part, name)
-            return True
-        if word.star:
-            if not word.broadcast:
-                return part == known.value
-            tail = known.value[len(known.value) - len(part) :]
-            return len(part) <= len(known.value) and all(p in (1, k) for p, k in zip(part, tail, strict=True))
-        return part == known.value * word.factor or (word.broadcast and part == 1)
-
-    def wanted(self, sizes: Mapping[str, Size]) -> tuple[Any, ...] | None:
-        """The shape in numbers, where all of it is known."""
-        made: list[Any] = []
-        for word in self.words:
-            known = sizes.get(word.name)
-            if word.size is not None:
-                made.append(word.size)
-            elif known is None:
-                return None
-            else:
-                made += known.value if word.star else [known.value * word.factor]
-        return tuple(made)
-
-    def partly(self, sizes: Mapping[str, Size]) -> str:
-        """The shape in numbers where they are known, else by name."""
-        parts = [Dims((word,), None, 1).wanted(sizes) or (word,) for word in self.words]
-        return f"({', '.join(str(size) for part in parts for size in part)})"
-
-
 # ---- annotations ----------------------------------------------------------------------------------------------------
 
 
@@ -502,9 +460,12 @@ class Kind:
 
     def __getitem__(self, item: Any) -> Any:
         of, text, *rules = item if isinstance(item, tuple) else (item, "...")
+        kind = self
         if self.dtypes is not None:
             rules = [dtypes(self.dtypes), *rules]
-        return Annotated[of, Form(self, Dims.of(text), tuple(rules))]
+        elif rules and type(rules[0]) is dtypes:  # for the documentation
+            kind = Kind(either(map(dtype_name, rules[0].allowed)), None)
+        return Annotated[of, Form(kind, Dims.of(text), tuple(rules))]
 
 
 if TYPE_CHECKING:  # to a type checker they are `Annotated`, and "*rows n" is a note
@@ -538,11 +499,12 @@ else:
 # ---- an op's arguments ----------------------------------------------------------------------------------------------
 
 REAL, INTEGRAL = (numbers.Real, torch.SymFloat, torch.SymInt), (numbers.Integral, torch.SymInt)
-TYPES: dict[type, tuple[Callable[[Any], bool], str]] = {
+TYPES: dict[Any, tuple[Callable[[Any], bool], str]] = {
     float: (lambda v: type(v) in (float, int) or (isinstance(v, REAL) and type(v) is not bool), "a number"),
     int: (lambda v: type(v) is int or (isinstance(v, INTEGRAL) and type(v) is not bool), "an int"),
     bool: (lambda v: type(v) is bool or isinstance(v, (torch.SymBool, *INTEGRAL)), "a bool"),
     str: (lambda v: isinstance(v, str), "a str"),
+    list[int]: (lambda v: isinstance(v, (list, tuple)) and all(map(TYPES[int][0], v)), "a list of ints"),
     torch.dtype: (lambda v: isinstance(v, torch.dtype), "a torch.dtype"),
     torch.Tensor: (lambda v: isinstance(v, Tensor), "a Tensor"),
 }
@@ -628,8 +590,18 @@ class Contract:
             if all(n in given for n in wanted):
                 where(op, **{n: given[n] for n in wanted})
 
+    @functools.cached_property
+    def declared(self) -> bool:
+        """Whether anything is said of the arguments beyond their Python types."""
+        return bool(self.where) or any(a.form is not None or a.rules for a in self.arguments)
+
+    @functools.cached_property
+    def _numbers(self) -> tuple[str, ...]:
+        """The arguments whose names are sizes."""
+        return tuple(a.name for a in self.arguments if a.type is int)
+
     def _tensors(self, op: str, given: Mapping[str, Any]) -> None:
-        sizes: dict[str, Size] = {}
+        sizes = {n: Size(given[n], n) for n in self._numbers if given.get(n) is not None}
         first: tuple[str, Tensor] | None = None
         for a in self._order:
             value = given.get(a.name)
@@ -656,7 +628,7 @@ class Contract:
     def _shape(self, dims: Dims, sizes: Mapping[str, Size], given: Mapping[str, Any], rank: int) -> str:
         """What shape was expected, and why. Sizes that are not known are shown by their names."""
         wanted, fixed = dims.wanted(sizes), dims.fixed
-        sources = {s.of for n, s in sizes.items() if any(w.name == n for w in dims.words)}
+        sources = {s.of for n, s in sizes.items() if any(n in (w.name, w.factor) for w in dims.words)}
         if wanted is None and (rank < fixed or (rank > fixed and dims.star is None)):
             least = "at least " if dims.star is not None else ""
             return f"have {least}{fixed} dimension{'s'[: fixed != 1]}, {dims}"
@@ -664,9 +636,10 @@ class Contract:
             return f"have shape {dims}"
         shape = wanted if wanted is not None else dims.partly(sizes)
         forms = {a.name: a.form.dims for a in self._order if a.form is not None}
-        if len(sources) == 1 and forms[next(iter(sources))] == dims:
+        if len(sources) == 1 and forms.get(next(iter(sources))) == dims:
             return f"have shape {shape}, that of {{{next(iter(sources))}}}"
-        of = " and ".join(f"{{{n}}} {tuple(given[n].shape)} is {forms[n]}" for n in forms if n in sources)
+        of = [f"{{{n}}} is {given[n]}" for n in self._numbers if n in sources]
+        of = " and ".join([*of, *(f"{{{n}}} {tuple(given[n].shape)} is {forms[n]}" for n in forms if n in sources)])
         return f"have shape {shape}" + (f", {dims} where {of}" if of else f", {dims}")
 
     def documented(self, doc: str) -> str:
@@ -708,18 +681,18 @@ class Contract:
             yield "another device", torch.empty_like(value, device=away)
         yield from self._wrong_shapes(a.form.dims, value, others)
 
-    @staticmethod
-    def _wrong_shapes(dims: Dims, value: Tensor, others: list[Argument]) -> Iterator[tuple[str, Tensor]]:
+    def _wrong_shapes(self, dims: Dims, value: Tensor, others: list[Argument]) -> Iterator[tuple[str, Tensor]]:
         fixed = dims.fixed
         if fixed and value.dim():
             yield "0-dim", value.new_zeros(())
         if dims.star is None:
             yield "one dimension more", value[None]
         shared = {w.name for o in others if o.form is not None for w in o.form.dims.words if w.name}
+        shared.update(self._numbers)
         for at, word in enumerate(dims.words):
             before = dims.star is None or at <= dims.star
             axis = at if before else at - len(dims.words)
-            checked = word.name in shared or word.size is not None or word.factor > 1
+            checked = word.name in shared or word.size is not None or word.factor not in (1, *self._numbers)
             if word.star and value.dim() == fixed:
                 continue
             if checked and not word.broadcast and value.shape[axis] > 1:
@@ -741,6 +714,8 @@ def either(words: Iterable[str]) -> str:
 
 
 def name_of(value: Any) -> str:
+    if isinstance(value, enum.Enum):
+        return value.name
     return dtype_name(value) if isinstance(value, torch.dtype) else repr(value)
 
 

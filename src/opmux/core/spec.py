@@ -148,6 +148,11 @@ class Spec:
         own = Contract.of(self.name, {n: self.hints.get(n) for n in self.names}, self.where)
         return own if self.adapter is None else self.adapter.contract(own)
 
+    @property
+    def checked(self) -> bool:
+        """Whether the reference looks at its arguments first: torch's own ops are left to torch."""
+        return self.space == "opmux" or self.adapter is not None or (self.space != "aten" and self.contract.declared)
+
     @cached_property
     def signature(self) -> inspect.Signature:
         """The signature, with plain types."""
@@ -232,11 +237,14 @@ class Spec:
         device = torch.device(device)
         made = list(self.samples(torch.float32, device)) if self.samples is not None else []
         good = [{**dict(zip(self.names, s.args, strict=False)), **s.kwargs} for s in made]
-        for a in self.contract.arguments if self.space == "opmux" or self.adapter is not None else ():
+        named = {p.name for p in self.signature.parameters.values() if p.kind is p.KEYWORD_ONLY}
+        for a in self.contract.arguments if self.checked else ():
             base = next((g for g in good if g.get(a.name) is not None), None)
-            for word, typed, args in () if base is None else self.contract.bad(a, base):
+            for word, typed, spoiled in () if base is None else self.contract.bad(a, base):
                 match = rf"^{self.name}: (.*\b)?{a.name}\b"
-                yield BadSample(tuple(args.values()), BadArgument, match, id=f"{a.name}: {word}", typed=typed)
+                args = tuple(v for n, v in spoiled.items() if n not in named)
+                kwargs = {n: v for n, v in spoiled.items() if n in named}
+                yield BadSample(args, BadArgument, match, kwargs, id=f"{a.name}: {word}", typed=typed)
         if self.bad_samples is not None:
             yield from self.bad_samples(device)
 
@@ -526,7 +534,7 @@ def op(
             compared, recompute, where if isinstance(where, tuple) else (where,), adapter,
         )  # fmt: skip
         _check_declaration(spec)
-        if space == "opmux" or adapter is not None:
+        if spec.checked:
             object.__setattr__(spec, "reference", _checked(spec, reference))
             if fake is not None:
                 object.__setattr__(spec, "fake", _checked(spec, fake))

@@ -240,9 +240,6 @@ def create_empty_quantized_tensor(
     quantizer: State, shape: Any, dtype: FloatDtype, device: Any, pin_memory: bool
 ) -> Any:
     """A tensor with the buffers that the quantizer wants, of which nothing is written but zeros beside the scales."""
-    create_empty_quantized_tensor.check(
-        quantizer=quantizer, shape=shape, dtype=dtype, device=device, pin_memory=pin_memory
-    )
     with torch.no_grad():
         return empty(quantizer, shape, dtype, torch.device(device), pin_memory)
 
@@ -345,9 +342,6 @@ def nvfp4_quantize_with_amax(
     tensor: Float[Tensor, "..."], quantizer: State, rowwise_amax: Tensor | None, columnwise_amax: Tensor | None
 ) -> Any:
     """The tensor in NVFP4, by amaxes that are known already."""
-    nvfp4_quantize_with_amax.check(
-        tensor=tensor, quantizer=quantizer, rowwise_amax=rowwise_amax, columnwise_amax=columnwise_amax
-    )
     with torch.no_grad():
         x = tensor.detach().contiguous()
         made = empty(quantizer, x.shape, x.dtype, x.device)
@@ -392,7 +386,6 @@ def swaps_into(op: str, tensor: Tensor, out: Any) -> None:
 )
 def swap_first_dims(tensor: AnyTensor[Tensor, "a b ..."], *, out: Tensor | None) -> Tensor:
     """The tensor with its first two dimensions exchanged, packed; in out, where given."""
-    swap_first_dims.check(tensor=tensor, out=out)
     with torch.no_grad():
         swapped = tensor.transpose(0, 1)
         if out is None:

@@ -1,0 +1,127 @@
+"""The shape of a tensor in terms of names: `*rows n`, `2*n`, `topk*tokens`. What the words mean: `contract`."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from .errors import BadSpec
+
+
+class Dim(NamedTuple):
+    """One word of a shape."""
+
+    name: str  # "" for any size
+    star: bool = False  # any number of dimensions
+    broadcast: bool = False  # or 1
+    factor: int | str = 1  # so many times the size of that name; or the size of another name, which is an int argument
+    size: int | None = None  # a size that is always the same
+
+    @classmethod
+    def of(cls, word: str) -> Dim:
+        if word == "...":
+            return cls("", star=True)
+        if word == "_":
+            return cls("")
+        if word.isdecimal():
+            return cls(word, size=int(word))
+        factor, _, rest = word.rpartition("*") if "*" in word[1:] else ("", "", word)
+        star, rest = rest.startswith("*"), rest.removeprefix("*")
+        broadcast, name = rest.startswith("#"), rest.removeprefix("#")
+        if not name.isidentifier() or not (not factor or factor.isdecimal() or factor.isidentifier()):
+            raise BadSpec(f"'{word}' is no dimension: expected n, *n, #n, 2*n, k*n, 3, _ or ...")
+        return cls(name, star, broadcast, factor if factor.isidentifier() else int(factor or 1))
+
+    def times(self, sizes: Mapping[str, Size]) -> int | None:
+        """The factor in numbers; None where it is not known."""
+        if isinstance(self.factor, int):
+            return self.factor
+        known = sizes.get(self.factor)
+        return None if known is None else known.value
+
+    def __str__(self) -> str:
+        if not self.name:
+            return ".." if self.star else "_"
+        return ("*" if self.star else f"{self.factor}*" if self.factor != 1 else "") + self.name
+
+
+class Size(NamedTuple):
+    """A size, and the argument it was taken from."""
+
+    value: Any  # an int, or a tuple of them for *name
+    of: str
+
+
+@dataclass(frozen=True)
+class Dims:
+    """The shape of a tensor, in terms of names that the arguments of an op share."""
+
+    words: tuple[Dim, ...]
+    star: int | None  # where the word is that stands for any number of dimensions
+    fixed: int  # how many others there are
+
+    @classmethod
+    @functools.cache
+    def of(cls, text: str) -> Dims:
+        words = tuple(Dim.of(word) for word in text.split())
+        stars = [i for i, w in enumerate(words) if w.star]
+        if len(stars) > 1:
+            raise BadSpec(f"shape '{text}': only one name can stand for any number of dimensions")
+        return cls(words, stars[0] if stars else None, len(words) - len(stars))
+
+    def __str__(self) -> str:
+        return f"[{', '.join(map(str, self.words))}]"
+
+    def match(self, shape: tuple[Any, ...], sizes: dict[str, Size], name: str) -> bool:
+        """Whether a shape is of this form; sizes that were not known before are taken from it."""
+        star, spare = self.star, len(shape) - self.fixed
+        if spare and (star is None or spare < 0):
+            return False
+        parts: Any = (
+            shape if star is None else [*shape[:star], tuple(shape[star : star + spare]), *shape[star + spare :]]
+        )
+        return all(self._fits(word, part, sizes, name) for word, part in zip(self.words, parts, strict=True))
+
+    @staticmethod
+    def _fits(word: Dim, part: Any, sizes: dict[str, Size], name: str) -> bool:
+        if word.size is not None:
+            return part == word.size
+        if not word.name:
+            return True
+        known, times = sizes.get(word.name), word.times(sizes)
+        if times is None:
+            return True
+        if known is None:
+            if not word.star and times != 1:
+                if not times or part % times:
+                    return False
+                part //= times
+            if not (word.broadcast and part == 1):
+                sizes[word.name] = Size(part, name)
+            return True
+        if word.star:
+            if not word.broadcast:
+                return part == known.value
+            tail = known.value[len(known.value) - len(part) :]
+            return len(part) <= len(known.value) and all(p in (1, k) for p, k in zip(part, tail, strict=True))
+        return part == known.value * times or (word.broadcast and part == 1)
+
+    def wanted(self, sizes: Mapping[str, Size]) -> tuple[Any, ...] | None:
+        """The shape in numbers, where all of it is known."""
+        made: list[Any] = []
+        for word in self.words:
+            known, times = sizes.get(word.name), word.times(sizes)
+            if word.size is not None:
+                made.append(word.size)
+            elif known is None or times is None:
+                return None
+            else:
+                made += known.value if word.star else [known.value * times]
+        return tuple(made)
+
+    def partly(self, sizes: Mapping[str, Size]) -> str:
+        """The shape in numbers where they are known, else by name."""
+        parts = [Dims((word,), None, 1).wanted(sizes) or (word,) for word in self.words]
+        return f"({', '.join(str(size) for part in parts for size in part)})"
