@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import opmux
-from opmux.specs import masked_softmax as spec
+from opmux.specs import softmax as spec
 
 pytestmark = pytest.mark.gpu
 

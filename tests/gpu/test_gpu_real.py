@@ -22,7 +22,7 @@ pytest.importorskip("triton")
 CUDA = torch.device("cuda", 0)
 EACH = 3
 FAMILIES = (
-    "activation channel_norm gemm masked_softmax moe norm pointwise quant random reduce rope scaled_activation scan "
+    "activation channel_norm gemm moe norm pointwise quant random reduce rope scaled_activation scan "
     "softmax dropout weave"
 ).split()
 

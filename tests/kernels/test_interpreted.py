@@ -13,7 +13,8 @@ from opmux.core import BackendImplKind, get_default_manager, specs
 from opmux.core.spec import Tol
 
 pytest.importorskip("triton")
-from opmux.kernels import norm, softmax
+from opmux.kernels import norm
+from opmux.kernels.softmax import rows as softmax
 
 MODE = "interpret"
 CPU = torch.device("cpu")

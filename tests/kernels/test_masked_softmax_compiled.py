@@ -6,8 +6,8 @@ import pytest
 import torch
 
 pytest.importorskip("triton")
-from opmux.kernels import masked_softmax as kernels
 from opmux.kernels.lib.compile_only import CHIPS, compiling_for
+from opmux.kernels.softmax import scaled as kernels
 
 MODE = "compile"
 META = torch.device("meta")

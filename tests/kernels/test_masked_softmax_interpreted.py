@@ -6,10 +6,10 @@ import pytest
 import torch
 
 pytest.importorskip("triton")
-from opmux.kernels import masked_softmax as kernels
 from opmux.kernels.lib.config import Tiles
 from opmux.kernels.lib.plans import forget
-from opmux.specs import masked_softmax as spec
+from opmux.kernels.softmax import scaled as kernels
+from opmux.specs import softmax as spec
 
 MODE = "interpret"
 INF, NAN = float("inf"), float("nan")

@@ -10,7 +10,7 @@ import torch
 import opmux
 from opmux.core import specs
 from opmux.core.default import reference as whole_reference
-from opmux.specs import masked_softmax
+from opmux.specs import softmax as family
 
 CPU = torch.device("cpu")
 INF, NAN = float("inf"), float("nan")
@@ -32,7 +32,7 @@ def truth(x, mask=None, scale=1.0, causal=False):
 
 
 def close(got, want, dtype, what, slack=1):
-    tol = masked_softmax.scaled_softmax.spec.tol[dtype]
+    tol = family.scaled_softmax.spec.tol[dtype]
     torch.testing.assert_close(
         got.double(), want, rtol=slack * tol.rtol, atol=slack * tol.atol, msg=lambda m: f"{what}: {m}"
     )
@@ -40,7 +40,7 @@ def close(got, want, dtype, what, slack=1):
 
 @every_dtype
 def test_values_and_gradients(dtype):
-    for sample in masked_softmax.FWD(dtype, CPU):
+    for sample in family.SCALED_FWD(dtype, CPU):
         x, *rest = sample.args
         leaf, true_leaf = x.detach().clone().requires_grad_(), x.detach().double().requires_grad_()
         y, want = opmux.ops.scaled_softmax(leaf, *rest), truth(true_leaf, *rest)
@@ -65,7 +65,7 @@ def test_what_is_hidden_is_zero_whatever_it_holds():
     mask[:, 1] = mask[2] = True
     want = opmux.ops.scaled_softmax(x, mask, 0.5, True)
     for junk in (NAN, INF, -INF, 1e30):
-        spoiled = x.masked_fill(mask | masked_softmax.after(x), junk)
+        spoiled = x.masked_fill(mask | family.after(x), junk)
         assert torch.equal(opmux.ops.scaled_softmax(spoiled, mask, 0.5, True), want)
     assert want[:, 2].eq(0).all() and want[..., 1].eq(0).all() and want[:, 1, 0].gt(0).all()
 
@@ -74,7 +74,7 @@ def test_gradients_of_later_keys_are_not_looked_at():
     y = opmux.ops.scaled_softmax(torch.randn(4, 8), causal=True)
     dy = torch.randn(4, 8)
     want = opmux.ops.scaled_softmax_bwd(dy, y, 2.0, True)
-    spoiled = dy.masked_fill(masked_softmax.after(y), NAN)
+    spoiled = dy.masked_fill(family.after(y), NAN)
     assert torch.equal(opmux.ops.scaled_softmax_bwd(spoiled, y, 2.0, True), want)
     assert opmux.ops.scaled_softmax_bwd(spoiled, y, 2.0, False).isnan().any()
 

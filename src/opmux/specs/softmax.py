@@ -1,6 +1,6 @@
-"""Softmax and log-softmax along any dimension, forward and backward.
+"""Softmax and log-softmax along any dimension, and the softmax of attention logits: scaled, with a mask, causal.
 
-They compute in float32 (float64 for float64 inputs) and round once, into fresh contiguous results.
+They compute in float32 (float64 for float64 inputs) and round once, into new contiguous tensors.
 """
 
 from typing import Annotated, Any
@@ -8,10 +8,10 @@ from typing import Annotated, Any
 import torch
 from torch import Tensor
 
-from ..core.contract import Float, Grad, dim_of
+from ..core.contract import Float, Grad, Mask, broadcasts_to, dim_of
 from ..core.spec import op
 from ._numeric import rounded, wide
-from .samples import Case, Draw, rows
+from .samples import Case, Draw, Maker, rows
 
 ALONG = (
     Case((4, 5, 6), options={"dim": 0}),
@@ -106,3 +106,126 @@ def log_softmax_bwd(
     v = wide(y)
     g = dy.to(v.dtype)
     return rounded(g - torch.exp(v) * g.sum(dim, keepdim=True), y.dtype)
+
+
+# ---- attention logits -----------------------------------------------------------------------------------------------
+#
+# `causal` hides from query i the keys after i + (keys - queries): the last query sees all keys. Hidden keys get zeros,
+# and so do all keys of a query that sees none.
+
+
+def after(x: Tensor) -> Tensor:
+    """Which keys come after a query, where the last query sees the last key: bool [queries, keys]."""
+    queries, keys = x.shape[-2:]
+    i = torch.arange(queries, device=x.device)[:, None]
+    return torch.arange(keys, device=x.device) > i + (keys - queries)
+
+
+def hidden(x: Tensor, mask: Tensor | None, causal: bool) -> Tensor | None:
+    """What the mask or `causal` hides, in a shape that broadcasts to x's."""
+    if mask is None:
+        return after(x) if causal else None
+    return (mask != 0) | after(x) if causal else mask != 0
+
+
+# Options: mask (its shape), bits (its dtype), causal, scale; blind hides all keys from the first query by the mask.
+SCALED_CASES = (
+    Case((2, 3, 5, 64)),
+    Case((2, 3, 5, 64), options={"mask": (2, 1, 5, 64)}),
+    Case((2, 3, 8, 16), options={"causal": True, "scale": 0.25}),
+    Case((2, 3, 5, 64), options={"mask": (2, 1, 5, 64), "bits": torch.uint8, "blind": True, "scale": 0.125}),
+    Case((2, 3, 5, 64), options={"mask": (1, 1, 5, 64), "causal": True}),
+    Case((2, 3, 5, 37), options={"mask": (2, 1, 1, 37)}),
+    Case((2, 3, 5, 37), options={"mask": (2, 3, 5, 1)}),
+    Case((2, 2, 3, 5, 8), options={"mask": (2, 1, 3, 5, 8)}),
+    Case((2, 3, 5, 64), options={"mask": (5, 64), "layout": "t"}),
+    Case((6, 37, 37), options={"causal": True}),
+    Case((2, 3, 7, 40), options={"causal": True}),
+    Case((2, 9, 4), options={"causal": True}),
+    Case((1000, 37), options={"causal": True, "scale": -1.0}),
+    Case((37, 1000)),
+    Case((1, 1)),
+    Case((2, 0, 5)),
+    Case((2, 5, 0)),
+    Case((2, 3, 16, 64), "t", {"causal": True, "mask": (2, 3, 16, 64)}),
+    Case((3, 2, 5, 64), "swapped", {"mask": (3, 1, 5, 64)}),
+    Case((2, 5, 64), "step", {"causal": True}),
+    Case((2, 5, 37), "sliced", {"causal": True}),
+    Case((5, 64), "expanded"),
+    Case((37, 64), "t"),
+)
+
+
+def scaled_args(d: Draw) -> dict[str, Any]:
+    x = d.full(3.0)
+    mask, shape = None, d.option("mask")
+    if shape is not None:
+        mask = Draw(Case(shape, d.option("layout", "packed"), {"of": d.case.id}), torch.float32, d.device).full() > 0.3
+        if d.option("blind"):
+            mask[..., 0, :] = True
+        mask = mask.to(d.option("bits", torch.bool))
+    return {"x": x, "mask": mask, "scale": d.option("scale", 1.0), "causal": d.option("causal", False)}
+
+
+SCALED_FWD = Maker(scaled_args, SCALED_CASES)
+
+
+@op(grad="scaled_softmax_bwd", samples=SCALED_FWD)
+def scaled_softmax(
+    x: Float[Tensor, "*lead queries keys"],
+    mask: Mask[Tensor, "...", broadcasts_to("x")] | None = None,
+    scale: float = 1.0,
+    causal: bool = False,
+) -> Tensor:
+    """y = softmax(scale * x) over the last dimension, of the keys that are not hidden; 0 for the others.
+
+    Args:
+        x: the logits.
+        mask: hides keys where it is not 0.
+        scale: multiplies the logits.
+        causal: whether query i sees only the keys up to i + (keys - queries).
+
+    Returns:
+        y, like x: computed in float32 (float64 for float64) and rounded once. A query that sees no key gets zeros.
+    """
+    v = wide(x) * scale
+    out = hidden(x, mask, causal)
+    if out is None:
+        return rounded(torch.softmax(v, -1), x.dtype)
+    # a query that sees nothing is NaN until here
+    return rounded(torch.softmax(v.masked_fill(out, -torch.inf), -1).masked_fill(out, 0.0), x.dtype)
+
+
+def scaled_bwd_args(d: Draw) -> dict[str, Any]:
+    of = scaled_args(d)
+    return {"dy": d.grad(), "y": scaled_softmax.reference(**of), "scale": of["scale"], "causal": of["causal"]}
+
+
+SCALED_BWD = Maker(scaled_bwd_args, SCALED_CASES)
+
+
+@op(out="dx", samples=SCALED_BWD)
+def scaled_softmax_bwd(
+    dy: Grad[Tensor, "*lead queries keys"],
+    y: Float[Tensor, "*lead queries keys"],
+    scale: float = 1.0,
+    causal: bool = False,
+) -> Tensor:
+    """dx = scale * y * (dy - sum(dy * y)) over the last dimension.
+
+    Args:
+        dy: the gradient of y.
+        y: the result of the forward.
+        scale: that of the forward.
+        causal: that of the forward; later keys are then not read, and their gradients are 0.
+
+    Returns:
+        dx, like y.
+    """
+    v = wide(y)
+    g = dy.to(v.dtype)
+    if not causal:
+        return rounded(scale * (v * (g - (g * v).sum(-1, keepdim=True))), y.dtype)
+    out = after(y)
+    v, g = v.masked_fill(out, 0.0), g.masked_fill(out, 0.0)
+    return rounded((scale * (v * (g - (g * v).sum(-1, keepdim=True)))).masked_fill(out, 0.0), y.dtype)

@@ -1,4 +1,4 @@
-"""tex's softmaxes of attention logits: NVIDIA's names and signatures over the ops of `specs.masked_softmax`.
+"""tex's softmaxes of attention logits: NVIDIA's names and signatures over the ops of `specs.softmax`.
 
 tex replaces hidden logits by -10000, ours leave them out. The results are the same where a visible logit is above
 -9890.
@@ -12,8 +12,8 @@ from torch import Tensor
 
 from ....core.adapter import adapt
 from ....core.contract import Float
-from ....specs.masked_softmax import CASES, args_of, bwd_args_of, scaled_softmax, scaled_softmax_bwd
 from ....specs.samples import Case, Draw, Maker
+from ....specs.softmax import SCALED_CASES, scaled_args, scaled_bwd_args, scaled_softmax, scaled_softmax_bwd
 
 Square = Float[Tensor, "batches n n"]
 FWD_NAMES = {"x": "input", "scale": "scale_factor"}
@@ -36,7 +36,7 @@ class Form(NamedTuple):
 
     def cases(self) -> tuple[Case, ...]:
         """The cases of ours that this softmax takes."""
-        return tuple(c for c in CASES if self._takes(c))
+        return tuple(c for c in SCALED_CASES if self._takes(c))
 
     def _takes(self, case: Case) -> bool:
         if self.square and (len(case.shape) != 3 or case.shape[1] != case.shape[2]):
@@ -44,12 +44,12 @@ class Form(NamedTuple):
         return ("mask" in case.options, bool(case.options.get("causal"))) == (self.masked, self.causal)
 
     def forward_args(self, d: Draw) -> dict[str, Any]:
-        of = args_of(d)
+        of = scaled_args(d)
         mask = {"mask": of["mask"]} if self.masked else {}
         return {"input": of["x"], **mask, "scale_factor": of["scale"]}
 
     def backward_args(self, d: Draw) -> dict[str, Any]:
-        of = bwd_args_of(d)
+        of = scaled_bwd_args(d)
         return {self.grad: of["dy"], "softmax_results": of["y"], "scale_factor": of["scale"]}
 
 

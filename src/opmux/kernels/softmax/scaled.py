@@ -15,13 +15,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..core.errors import NotSupported
-from ..core.registry import impl
-from ..specs import masked_softmax as spec
-from .lib.config import Tiles, tunable
-from .lib.launch import Launcher
-from .lib.plans import check, plans
-from .lib.rows import DEVICES, Room, Rows, even_rows, packed, wide_of
+from ...core.errors import NotSupported
+from ...core.registry import impl
+from ...specs import softmax as spec
+from ..lib.config import Tiles, tunable
+from ..lib.launch import Launcher
+from ..lib.plans import check, plans
+from ..lib.rows import DEVICES, Room, Rows, even_rows, packed, wide_of
 
 
 @triton.jit

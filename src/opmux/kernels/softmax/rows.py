@@ -13,13 +13,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..core.registry import impl
-from ..specs import softmax as spec
-from .lib.config import Tiles, tunable
-from .lib.launch import Launcher
-from .lib.plans import check, plans
-from .lib.rows import DEVICES, Room, Rows, even_rows, inside, packed, wide_of
-from .lib.team import Team, can_meet, gather, gather_pairs, place, post
+from ...core.registry import impl
+from ...specs import softmax as spec
+from ..lib.config import Tiles, tunable
+from ..lib.launch import Launcher
+from ..lib.plans import check, plans
+from ..lib.rows import DEVICES, Room, Rows, even_rows, inside, packed, wide_of
+from ..lib.team import Team, can_meet, gather, gather_pairs, place, post
 
 
 def _fwd(

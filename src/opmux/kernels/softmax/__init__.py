@@ -1,0 +1,4 @@
+"""Softmax kernels: `rows` along any dimension, `scaled` for attention logits with a scale, a mask, causal."""
+
+from . import rows as rows
+from . import scaled as scaled
