@@ -1053,16 +1053,62 @@ def fused_multi_row_unpadding(input: Tensor, output: Tensor, input_row_list: lis
     """Writes the first rows of each block of input to output, where blocks follow each other without padding."""
 
 def fused_qkv_rope_backward(q_grad_out: Tensor, k_grad_out: Tensor, v_grad_out: Tensor, q_freqs: Tensor, k_freqs: Tensor, qkv_split_arg_list: list[int], qkv_format: Any, interleaved: bool, cp_size: int, cp_rank: int) -> Tensor:
-    """The gradient of fused_qkv_rope_forward's packed heads; places count from 0, as NVIDIA's."""
+    """The gradient of fused_qkv_rope_forward's qkv_input. Positions count from 0, as NVIDIA's do.
+
+    Args:
+        q_grad_out (float [a, b, q_heads, dim]): the gradient of q.
+        k_grad_out (float [a, b, heads, dim], of the dtype of dq): the gradient of k.
+        v_grad_out (float [a, b, heads, dim_v], of the dtype of dq): the gradient of v; the other arguments are those of fused_qkv_rope_forward.
+
+    Returns:
+        A new contiguous tensor of qkv_input's shape and dtype.
+    """
 
 def fused_qkv_rope_forward(qkv_input: Tensor, q_freqs: Tensor, k_freqs: Tensor, start_positions: Tensor | None, qkv_split_arg_list: list[int], qkv_format: Any, interleaved: bool, cp_size: int, cp_rank: int) -> tuple[Tensor, Tensor, Tensor]:
-    """(q, k, v) of packed heads [.., h, sum of the list]: rope_fwd of q, in heads of k's size, and of k; v as it is."""
+    """(q, k, v) of packed heads: rope_qkv_fwd by the angles q_freqs and k_freqs.
+
+    Args:
+        qkv_input (float [_, _, heads, width]): each head holds as many numbers of q, k and v as qkv_split_arg_list says.
+        q_freqs (float32 [q_positions, 1, 1, _]): the angles of each position for q.
+        k_freqs (float32 [k_positions, 1, 1, _]): the same for k.
+        start_positions (index [sequences], optional): the position of each sequence's first token; None for 0. Ignored if cp_size > 1, as NVIDIA does
+            here and in no other function.
+        qkv_split_arg_list: three sizes, the first a multiple of the second, which is the size of a head of q and k.
+        qkv_format (one of NVTE_SBHD, NVTE_BSHD): what the dimensions of qkv_input are.
+        interleaved: pairs are neighbours, not (i, i + d2/2).
+        cp_size (at least 1): context parallelism, as in fused_rope_forward.
+        cp_rank (at least 0, less than cp_size): which piece.
+
+    Returns:
+        q, k and v: new contiguous tensors, q in heads of the size of k's.
+    """
 
 def fused_rope_backward(output_grads: Tensor, freqs: Tensor, start_positions: Tensor | None, qkv_format: Any, interleaved: bool, cu_seqlens: Tensor | None, cp_size: int, cp_rank: int) -> Tensor:
-    """The gradient of fused_rope_forward's input."""
+    """The gradient of fused_rope_forward's input.
+
+    Args:
+        output_grads (float [..]): the gradient of the result; the other arguments are those of fused_rope_forward.
+
+    Returns:
+        A new contiguous tensor of output_grads' shape and dtype.
+    """
 
 def fused_rope_forward(input: Tensor, freqs: Tensor, start_positions: Tensor | None, qkv_format: Any, interleaved: bool, cu_seqlens: Tensor | None, cp_size: int, cp_rank: int) -> Tensor:
-    """rope_fwd of input by angles freqs [positions, 1, 1, d2], in a fresh contiguous tensor."""
+    """rope_fwd of input by the angles freqs.
+
+    Args:
+        input (float [..]): heads in the dimensions that qkv_format names.
+        freqs (float32 [positions, 1, 1, _]): the angles of each position, at least as many positions as the sequences are long.
+        start_positions (index [sequences], optional): the position of each sequence's first token; None for 0.
+        qkv_format (one of NVTE_SBHD, NVTE_BSHD, NVTE_THD): what the dimensions of input are.
+        interleaved: pairs are neighbours, not (i, i + d2/2).
+        cu_seqlens (index [edges], optional): for NVTE_THD, where each sequence begins, and the end; ignored in other formats.
+        cp_size (at least 1): context parallelism: input has one of 2 * cp_size pieces of each sequence and its mirror from the back.
+        cp_rank (at least 0, less than cp_size): which piece.
+
+    Returns:
+        A new contiguous tensor of input's shape and dtype.
+    """
 
 def fused_score_for_moe_aux_loss_bwd(intermediate_output: Tensor, grad_scores: Tensor, grad_logits: Tensor, topk: int, score_function: str) -> None:
     """Writes the gradient of fused_score_for_moe_aux_loss_fwd's logits to grad_logits."""
@@ -2475,14 +2521,65 @@ def rmsnorm_fwd(input: Tensor, weight: Tensor, eps: float, ln_out: Any, quantize
     """
 
 def rope_bwd(dy: Tensor, angles: Tensor, sin: Tensor | None = None, starts: Tensor | None = None, cu_seqlens: Tensor | None = None, layout: str = 'sbhd', interleaved: bool = False, cp_size: int = 1, cp_rank: int = 0) -> Tensor:
-    """The gradient of rope_fwd's x: the transpose of turning, also where the two angles of a pair differ."""
+    """The gradient of rope_fwd's x: the transpose of turning, also where the two angles of a pair differ.
+
+    Args:
+        dy (float [..]): the gradient of the result; the other arguments are those of rope_fwd.
+
+    Returns:
+        dx, contiguous, of dy's shape and dtype.
+    """
 
 def rope_fwd(x: Tensor, angles: Tensor, sin: Tensor | None = None, starts: Tensor | None = None, cu_seqlens: Tensor | None = None, layout: str = 'sbhd', interleaved: bool = False, cp_size: int = 1, cp_rank: int = 0) -> Tensor:
-    """x with pairs of its numbers turned by angles [positions, d2], or [batch, positions, d2]; they get no gradient.
+    """x with the first d2 numbers of each head turned by the angles of its place.
 
-    With `sin`, `angles` are cosines. layout: sbhd, bshd, bhsd; thd is tokens of sequences with edges `cu_seqlens`.
-    Places count from 0, or from a sequence's `starts`; on rank cp_rank of cp_size x is a sequence's two pieces, from
-    front and back (cu_seqlens are of whole sequences). Where the table has no row, nothing is turned.
+    Args:
+        x (float [..]): heads in the dimensions that `layout` names.
+        angles (float [*batch, positions, 2*pairs]): one row for each position, [positions, d2], or [batch, positions, d2]; d2 is even and at most the size
+            of a head. There are at least as many positions as the sequences are long. No gradient is computed.
+        sin (float [*batch, positions, 2*pairs], of the dtype of angles, optional): if given, `angles` holds cosines and this holds sines.
+        starts (index [sequences], optional): the position of each sequence's first token; by default 0.
+        cu_seqlens (index [edges], optional): for "thd" alone, where each sequence begins among the tokens, and the end: sequences + 1 numbers,
+            counted in whole sequences also if cp_size > 1. Tokens of no sequence are copied.
+        layout (one of 'sbhd', 'bshd', 'bhsd', 'thd'): what the dimensions are: s(equence), b(atch), h(eads), d (a head's numbers), t(okens of all sequences,
+            one after another).
+        interleaved: pairs are neighbours; by default (i, i + d2/2).
+        cp_size (at least 1): context parallelism: x has one of 2 * cp_size pieces of each sequence and its mirror from the back.
+        cp_rank (at least 0, less than cp_size): which piece.
+
+    Returns:
+        A contiguous tensor of x's shape and dtype. Where the table has no row for a position, x is copied.
+    """
+
+def rope_qkv_bwd(dq: Tensor, dk: Tensor, dv: Tensor, q_angles: Tensor, k_angles: Tensor, split: list[int], starts: Tensor | None = None, layout: str = 'sbhd', interleaved: bool = False, cp_size: int = 1, cp_rank: int = 0) -> Tensor:
+    """The gradient of rope_qkv_fwd's qkv.
+
+    Args:
+        dq (float [a, b, q_heads, dim]): the gradient of q.
+        dk (float [a, b, heads, dim], of the dtype of dq): the gradient of k.
+        dv (float [a, b, heads, dim_v], of the dtype of dq): the gradient of v; the other arguments are those of rope_qkv_fwd.
+
+    Returns:
+        dqkv [a, b, heads, sum of split], contiguous, of dq's dtype.
+    """
+
+def rope_qkv_fwd(qkv: Tensor, q_angles: Tensor, k_angles: Tensor, split: list[int], starts: Tensor | None = None, layout: str = 'sbhd', interleaved: bool = False, cp_size: int = 1, cp_rank: int = 0) -> tuple[Tensor, Tensor, Tensor]:
+    """(q, k, v) of packed heads: q and k turned as by rope_fwd, v copied.
+
+    Args:
+        qkv (float [_, _, heads, width]): each head holds split[0] numbers of q, split[1] of k and split[2] of v.
+        q_angles (float [q_positions, 2*q_pairs]): one row for each position, as wide as a head of k or less.
+        k_angles (float [k_positions, 2*k_pairs]): the same for k.
+        split (each at least 1): three sizes, the first a multiple of the second: q has split[0] / split[1] heads for each head of k.
+        starts (index [sequences], optional): the position of each sequence's first token; by default 0.
+        layout (one of 'sbhd', 'bshd'): whether the sequence or the batch is the first dimension.
+        interleaved: pairs are neighbours; by default (i, i + d2/2).
+        cp_size (at least 1): context parallelism: qkv has one of 2 * cp_size pieces of each sequence and its mirror from the back.
+        cp_rank (at least 0, less than cp_size): which piece.
+
+    Returns:
+        q [_, _, heads * split[0] / split[1], split[1]], k [_, _, heads, split[1]] and v [_, _, heads, split[2]],
+        contiguous, of qkv's dtype.
     """
 
 def round(self: Tensor, *, decimals: int | None = None) -> Tensor:

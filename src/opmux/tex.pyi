@@ -495,16 +495,62 @@ def fused_multi_row_unpadding(input: Tensor, output: Tensor, input_row_list: lis
     """Writes the first rows of each block of input to output, where blocks follow each other without padding."""
 
 def fused_qkv_rope_backward(q_grad_out: Tensor, k_grad_out: Tensor, v_grad_out: Tensor, q_freqs: Tensor, k_freqs: Tensor, qkv_split_arg_list: list[int], qkv_format: Any, interleaved: bool, cp_size: int, cp_rank: int) -> Tensor:
-    """The gradient of fused_qkv_rope_forward's packed heads; places count from 0, as NVIDIA's."""
+    """The gradient of fused_qkv_rope_forward's qkv_input. Positions count from 0, as NVIDIA's do.
+
+    Args:
+        q_grad_out (float [a, b, q_heads, dim]): the gradient of q.
+        k_grad_out (float [a, b, heads, dim], of the dtype of dq): the gradient of k.
+        v_grad_out (float [a, b, heads, dim_v], of the dtype of dq): the gradient of v; the other arguments are those of fused_qkv_rope_forward.
+
+    Returns:
+        A new contiguous tensor of qkv_input's shape and dtype.
+    """
 
 def fused_qkv_rope_forward(qkv_input: Tensor, q_freqs: Tensor, k_freqs: Tensor, start_positions: Tensor | None, qkv_split_arg_list: list[int], qkv_format: Any, interleaved: bool, cp_size: int, cp_rank: int) -> tuple[Tensor, Tensor, Tensor]:
-    """(q, k, v) of packed heads [.., h, sum of the list]: rope_fwd of q, in heads of k's size, and of k; v as it is."""
+    """(q, k, v) of packed heads: rope_qkv_fwd by the angles q_freqs and k_freqs.
+
+    Args:
+        qkv_input (float [_, _, heads, width]): each head holds as many numbers of q, k and v as qkv_split_arg_list says.
+        q_freqs (float32 [q_positions, 1, 1, _]): the angles of each position for q.
+        k_freqs (float32 [k_positions, 1, 1, _]): the same for k.
+        start_positions (index [sequences], optional): the position of each sequence's first token; None for 0. Ignored if cp_size > 1, as NVIDIA does
+            here and in no other function.
+        qkv_split_arg_list: three sizes, the first a multiple of the second, which is the size of a head of q and k.
+        qkv_format (one of NVTE_SBHD, NVTE_BSHD): what the dimensions of qkv_input are.
+        interleaved: pairs are neighbours, not (i, i + d2/2).
+        cp_size (at least 1): context parallelism, as in fused_rope_forward.
+        cp_rank (at least 0, less than cp_size): which piece.
+
+    Returns:
+        q, k and v: new contiguous tensors, q in heads of the size of k's.
+    """
 
 def fused_rope_backward(output_grads: Tensor, freqs: Tensor, start_positions: Tensor | None, qkv_format: Any, interleaved: bool, cu_seqlens: Tensor | None, cp_size: int, cp_rank: int) -> Tensor:
-    """The gradient of fused_rope_forward's input."""
+    """The gradient of fused_rope_forward's input.
+
+    Args:
+        output_grads (float [..]): the gradient of the result; the other arguments are those of fused_rope_forward.
+
+    Returns:
+        A new contiguous tensor of output_grads' shape and dtype.
+    """
 
 def fused_rope_forward(input: Tensor, freqs: Tensor, start_positions: Tensor | None, qkv_format: Any, interleaved: bool, cu_seqlens: Tensor | None, cp_size: int, cp_rank: int) -> Tensor:
-    """rope_fwd of input by angles freqs [positions, 1, 1, d2], in a fresh contiguous tensor."""
+    """rope_fwd of input by the angles freqs.
+
+    Args:
+        input (float [..]): heads in the dimensions that qkv_format names.
+        freqs (float32 [positions, 1, 1, _]): the angles of each position, at least as many positions as the sequences are long.
+        start_positions (index [sequences], optional): the position of each sequence's first token; None for 0.
+        qkv_format (one of NVTE_SBHD, NVTE_BSHD, NVTE_THD): what the dimensions of input are.
+        interleaved: pairs are neighbours, not (i, i + d2/2).
+        cu_seqlens (index [edges], optional): for NVTE_THD, where each sequence begins, and the end; ignored in other formats.
+        cp_size (at least 1): context parallelism: input has one of 2 * cp_size pieces of each sequence and its mirror from the back.
+        cp_rank (at least 0, less than cp_size): which piece.
+
+    Returns:
+        A new contiguous tensor of input's shape and dtype.
+    """
 
 def fused_score_for_moe_aux_loss_bwd(intermediate_output: Tensor, grad_scores: Tensor, grad_logits: Tensor, topk: int, score_function: str) -> None:
     """Writes the gradient of fused_score_for_moe_aux_loss_fwd's logits to grad_logits."""

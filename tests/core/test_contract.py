@@ -1,5 +1,6 @@
 """What a signature says of its arguments: shapes, dtypes, rules, and the error where one is not so."""
 
+from enum import IntEnum
 from typing import Annotated, Any
 
 import pytest
@@ -17,6 +18,7 @@ from opmux.core.contract import (
     Index,
     Mask,
     at_least,
+    below,
     between,
     broadcasts_to,
     contiguous,
@@ -93,9 +95,10 @@ def test_sizes_are_taken_from_gradients_last():
 def test_types_and_dtypes():
     made = contract(
         x=Float[Tensor, "..."], like=Float[Tensor, "...", same_dtype("x")], at=Index[Tensor, "n"], eps=float, n=int,
-        flag=bool, dtype=torch.dtype | None,
+        flag=bool, dtype=torch.dtype | None, sizes=list[int],
     )  # fmt: skip
-    good = dict(x=torch.zeros(2), like=torch.zeros(3), at=torch.zeros(2, dtype=torch.int64), eps=1, n=2, flag=True)
+    good = dict(x=torch.zeros(2), like=torch.zeros(3), at=torch.zeros(2, dtype=torch.int64), eps=1, n=2, flag=True,
+                sizes=(2, 3))  # fmt: skip
     assert says(made, **good, dtype=None) is None
     for name, value, text in (
         ("x", [1.0], "x must be a Tensor; got list"),
@@ -108,6 +111,8 @@ def test_types_and_dtypes():
         ("n", 2.0, "n must be an int; got 2.0"),
         ("flag", "yes", "flag must be a bool; got 'yes'"),
         ("dtype", 3, "dtype must be a torch.dtype or None; got 3"),
+        ("sizes", [2, 3.0], "sizes must be a list of ints; got list"),
+        ("sizes", 2, "sizes must be a list of ints; got 2"),
     ):
         assert says(made, **{**good, name: value}) == f"f: {text}", name
         with pytest.raises(TypeError if "the dtype of" not in text else ValueError) as raised:
@@ -115,19 +120,26 @@ def test_types_and_dtypes():
         assert isinstance(raised.value, OpmuxError) and raised.value.argument == name
 
 
+class Side(IntEnum):
+    LEFT, RIGHT = 1, 2
+
+
 def test_rules():
     made = contract(
         p=Annotated[float, between(0, 1)], k=Annotated[int, at_least(1)], act=Annotated[str, one_of("gelu", "silu")],
         scale=Float32[Tensor, "...", single()], out=Float[Tensor, "...", contiguous()],
-        halves=Float[Tensor, "...", shape(lambda out, k: (out.numel() // k,))],
+        halves=Float[Tensor, "...", shape(lambda out, k: (out.numel() // k,))], i=Annotated[int, below("k")],
+        side=Annotated[Any, one_of(*Side)],
     )  # fmt: skip
-    good = dict(p=0.5, k=2, act="silu", scale=torch.ones(1), out=torch.zeros(2, 4), halves=torch.zeros(4))
+    good = dict(p=0.5, k=2, act="silu", scale=torch.ones(1), out=torch.zeros(2, 4), halves=torch.zeros(4), i=1, side=2)
     assert says(made, **good) is None
     for name, value, text in (
         ("p", 1.5, "p must be between 0 and 1; got 1.5"),
         ("p", float("nan"), "p must be between 0 and 1; got nan"),
         ("k", 0, "k must be at least 1; got 0"),
         ("act", "tanh", "act must be one of 'gelu', 'silu'; got 'tanh'"),
+        ("i", 2, "i must be less than 2, the k; got 2"),
+        ("side", 3, "side must be one of LEFT, RIGHT; got 3"),
         ("scale", torch.ones(2), "scale must have shape (1,); got (2,)"),
         ("out", torch.zeros(4, 2).t(), "out must be contiguous; got strides (1, 2)"),
         ("halves", torch.zeros(3), "halves must have shape (4,), as out is (2, 4); got (3,)"),

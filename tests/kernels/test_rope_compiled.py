@@ -20,14 +20,14 @@ def empty(*shape, dtype=torch.bfloat16):
 
 def calls(dtype):
     """Each text of the kernel: angles and their sines, both pairings, ways to find a place, parts of packed heads."""
-    x, freqs = empty(256, 2, 8, 128, dtype=dtype), empty(512, 1, 1, 96, dtype=torch.float32)
+    x, angles = empty(256, 2, 8, 128, dtype=dtype), empty(512, 96, dtype=torch.float32)
     table, starts, edges = empty(256, 128, dtype=dtype), empty(2, dtype=torch.int32), empty(9, dtype=torch.int32)
     yield lambda: kernels.rope_fwd(x, table, table, None, None, "sbhd", True, 1, 0)
-    yield lambda: kernels.fused_rope_backward(x, freqs, None, 0, True, None, 2, 1)
-    yield lambda: kernels.fused_rope_forward(x.transpose(0, 1), freqs, starts, 1, False, None, 1, 0)
-    yield lambda: kernels.fused_rope_forward(x[:, 0], freqs, None, 2, False, edges, 2, 1)
-    yield lambda: kernels.fused_qkv_rope_forward(
-        empty(64, 2, 4, 384, dtype=dtype), freqs, freqs, None, [192, 96, 96], 0, False, 1, 0
+    yield lambda: kernels.rope_bwd(x, angles, None, None, None, "sbhd", True, 2, 1)
+    yield lambda: kernels.rope_fwd(x.transpose(0, 1), angles, None, starts, None, "bshd", False, 1, 0)
+    yield lambda: kernels.rope_fwd(x[:, 0], angles, None, None, edges, "thd", False, 2, 1)
+    yield lambda: kernels.rope_qkv_fwd(
+        empty(64, 2, 4, 384, dtype=dtype), angles, angles, [192, 96, 96], None, "sbhd", False, 1, 0
     )
 
 
@@ -43,11 +43,11 @@ def test_every_chip(number, chip, slow):
 @pytest.mark.parametrize("dtype, interleaved", list(zip(DTYPES, (False, True, True, False), strict=True)))
 def test_two_blocks_that_add_up_to_no_power_of_two(interleaved, dtype):
     """Heads of 192 of which 64 are turned: the sequences' rows in one program, and apart."""
-    x, freqs = empty(512, 2, 12, 192, dtype=dtype), empty(4096, 1, 1, 64, dtype=torch.float32)
+    x, angles = empty(512, 2, 12, 192, dtype=dtype), empty(4096, 64, dtype=torch.float32)
     starts = empty(2, dtype=torch.int32)
     with compiling_for("sm_90") as built:
-        kernels.fused_rope_forward(x, freqs, None, 0, interleaved, None, 1, 0)
-        kernels.fused_rope_backward(x.transpose(0, 1), freqs, starts, 1, interleaved, None, 2, 1)
+        kernels.rope_fwd(x, angles, None, None, None, "sbhd", interleaved, 1, 0)
+        kernels.rope_bwd(x.transpose(0, 1), angles, None, starts, None, "bshd", interleaved, 2, 1)
     assert len(built) == 2
     # the sine of a float64 keeps pi's digits on the stack
     assert dtype is torch.float64 or not any(kernel.spills() for kernel in built)
@@ -55,12 +55,12 @@ def test_two_blocks_that_add_up_to_no_power_of_two(interleaved, dtype):
 
 def test_parts_of_packed_heads_of_which_some_is_not_turned():
     """Keys of 128, 96 of them turned: 64 pairs, 48 of them there, and 32."""
-    split, rest = [384, 128, 128], (1, False, 1, 0)
-    q_freqs, k_freqs = empty(256, 1, 1, 128, dtype=torch.float32), empty(256, 1, 1, 96, dtype=torch.float32)
+    rest = ([384, 128, 128], None, "bshd", False, 1, 0)
+    q_angles, k_angles = empty(256, 128, dtype=torch.float32), empty(256, 96, dtype=torch.float32)
     wide = [empty(256, 4, heads, 128, dtype=torch.float32) for heads in (12, 4, 4)]
     with compiling_for("sm_90") as built:
-        kernels.fused_qkv_rope_forward(empty(256, 4, 4, 640), q_freqs, k_freqs, None, split, *rest)
-        kernels.fused_qkv_rope_backward(*wide, q_freqs, k_freqs, split, *rest)
+        kernels.rope_qkv_fwd(empty(256, 4, 4, 640), q_angles, k_angles, *rest)
+        kernels.rope_qkv_bwd(*wide, q_angles, k_angles, *rest)
     assert [kernel.spills() for kernel in built] == [0] * 6
 
 

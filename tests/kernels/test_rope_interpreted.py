@@ -1,28 +1,40 @@
-"""The rope kernels under tex's names, interpreted: all samples and mistakes, and what samples do not show."""
+"""The rope kernels, interpreted, under tex's names too: all samples and mistakes, and what samples do not show."""
 
 from __future__ import annotations
+
+import re
 
 import pytest
 import torch
 
 pytest.importorskip("triton")
 from opmux.core.default import reference
+from opmux.core.errors import BadArgument
+from opmux.faces.tex.ops import rope as tex
 from opmux.kernels import rope as kernels
 from opmux.specs import rope as spec
 
 MODE = "interpret"
 CPU = torch.device("cpu")
 TEX = (
-    spec.fused_rope_forward,
-    spec.fused_rope_backward,
-    spec.fused_qkv_rope_forward,
-    spec.fused_qkv_rope_backward,
+    tex.fused_rope_forward,
+    tex.fused_rope_backward,
+    tex.fused_qkv_rope_forward,
+    tex.fused_qkv_rope_backward,
 )
 by_name = {"ids": lambda v: v.spec.name}
 
 
+def ours(op):
+    """The kernel of an op; of a function of tex, the function made of kernels."""
+    adapter = op.spec.adapter
+    if adapter is None:
+        return getattr(kernels, op.spec.name)
+    return adapter.bind({s.key: getattr(kernels, s.name) for s in adapter.over})
+
+
 def same(op, *args):
-    got, want = getattr(kernels, op.spec.name)(*args), reference(op.spec)(*args)
+    got, want = ours(op)(*args), reference(op.spec)(*args)
     assert type(got) is type(want)
     pairs = zip(got, want, strict=True) if isinstance(want, tuple) else [(got, want)]
     for a, b in pairs:
@@ -37,8 +49,9 @@ def test_tex(op):
         for sample in op.spec.samples(dtype, CPU):
             same(op, *sample.args)
     for bad in (b for b in op.spec.errors(CPU) if b.typed):
-        with pytest.raises((TypeError, ValueError), match=bad.match):
-            getattr(kernels, op.spec.name)(*bad.args)
+        with pytest.raises(BadArgument) as raised:
+            ours(op)(*bad.args)
+        assert re.search(bad.match, str(op.spec.adapter.seen(raised.value))), bad.id
 
 
 @pytest.mark.parametrize("interleaved", [False, True])
@@ -80,4 +93,4 @@ def test_tokens_of_no_sequence_stay():
 def test_edges_are_ignored_where_the_format_has_none():
     x, freqs = torch.randn(4, 2, 3, 8), torch.randn(4, 1, 1, 8)
     edges = torch.tensor([0, 4, 8], dtype=torch.int32)
-    same(spec.fused_rope_forward, x, freqs, None, 0, False, edges, 1, 0)
+    same(tex.fused_rope_forward, x, freqs, None, 0, False, edges, 1, 0)

@@ -119,3 +119,48 @@ def test_tex_ignores_autograd_and_copies_nothing_back():
     back = opmux.ops.fused_rope_backward(y, torch.cat([freqs[..., :4]] * 2, -1), None, SBHD, False, None, 1, 0)
     there = opmux.ops.fused_rope_forward(back, torch.cat([freqs[..., :4]] * 2, -1), None, SBHD, False, None, 1, 0)
     torch.testing.assert_close(there, y)
+
+
+def test_packed_heads_differentiate():
+    """Autograd through rope_qkv_fwd, with the positions of each sequence."""
+    qkv = torch.randn(2, 6, 3, 44, dtype=torch.float64, requires_grad=True)
+    q_angles, k_angles = torch.randn(12, 8, dtype=torch.float64), torch.randn(12, 12, dtype=torch.float64)
+    starts = torch.tensor([0, 3])
+    call = lambda t: opmux.ops.rope_qkv_fwd(t, q_angles, k_angles, [24, 12, 8], starts, "bshd", True)
+    assert torch.autograd.gradcheck(call, qkv)
+
+
+GOOD = {"freqs": torch.zeros(6, 1, 1, 16), "q_freqs": torch.zeros(6, 1, 1, 16), "k_freqs": torch.zeros(6, 1, 1, 16),
+        "input": torch.zeros(6, 2, 3, 16), "qkv_input": torch.zeros(6, 2, 3, 48), "qkv_split_arg_list": [16, 16, 16],
+        "start_positions": torch.zeros(2, dtype=torch.int32), "qkv_format": SBHD, "interleaved": False,
+        "cu_seqlens": None, "cp_size": 1, "cp_rank": 0}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "names, argument, wrong, says",
+    [
+        ("input", "input", torch.zeros(2, 3, 16), "must have 4 dimensions, as qkv_format is sbhd"),
+        ("input", "freqs", torch.zeros(6, 1, 1, 16).double(), "must be float32; got float64"),
+        ("input", "freqs", torch.zeros(6, 2, 1, 16), r"must have shape \[positions, 1, 1, _\]"),
+        ("input", "freqs", torch.zeros(6, 1, 1, 15), "must have shape"),
+        ("input", "freqs", torch.zeros(6, 1, 1, 18), "must have at most 16 columns, the size of a head of input"),
+        ("input", "freqs", torch.zeros(3, 1, 1, 16), "must have 6 positions or more, the length of input"),
+        ("input", "start_positions", torch.zeros(3, dtype=torch.int32), r"must have shape \(2,\)"),
+        ("input", "qkv_format", 7, "must be one of NVTE_SBHD, NVTE_BSHD, NVTE_THD; got 7"),
+        ("input", "cp_rank", 1, "must be less than 1, the cp_size; got 1"),
+        ("input", "cp_size", 0, "must be at least 1; got 0"),
+        ("input", "interleaved", "no", "must be a bool; got 'no'"),
+        ("qkv", "qkv_input", torch.zeros(6, 2, 3, 47), "must have a last dimension of 48, as qkv_split_arg_list is"),
+        ("qkv", "k_freqs", torch.zeros(2, 1, 1, 16), "must have 6 positions or more"),
+        ("qkv", "qkv_split_arg_list", [16, 16], "must be three sizes"),
+        ("qkv", "qkv_split_arg_list", [16, "16", 16], "must be a list of ints; got list"),
+        ("qkv", "qkv_format", THD, "must be one of NVTE_SBHD, NVTE_BSHD; got 2"),
+    ],
+)
+def test_what_tex_refuses(names, argument, wrong, says):
+    """By its own names, whoever computes."""
+    op = opmux.ops.fused_rope_forward if names == "input" else opmux.ops.fused_qkv_rope_forward
+    given = {n: GOOD[n] for n in op.spec.names} | {argument: wrong}
+    for fn in (op, reference(op.spec)):
+        with pytest.raises((TypeError, ValueError), match=f"^{op.spec.name}: {argument} {says}"):
+            fn(**given)

@@ -169,6 +169,23 @@ def at_least(low: float) -> between:
 
 
 @dataclass(frozen=True)
+class below(Rule):
+    """A number less than another argument."""
+
+    of: str
+
+    def problem(self, value: Any, given: Mapping[str, Any]) -> str | None:
+        most = given.get(self.of)
+        return None if most is None or value < most else f"be less than {most}, the {{{self.of}}}"
+
+    def wrong(self, value: Any) -> Iterator[tuple[str, Any]]:
+        yield "too large", 1 << 20
+
+    def doc(self) -> str:
+        return f"less than {self.of}"
+
+
+@dataclass(frozen=True)
 class one_of(Rule):
     """One of these values."""
 

@@ -20,7 +20,7 @@ from ..specs import rope as spec
 from .lib.config import Tiles, tunable
 from .lib.launch import Launcher
 from .lib.maths import libdevice
-from .lib.plans import plans
+from .lib.plans import check, plans
 from .lib.rows import DEVICES, Room, wide_of
 
 
@@ -187,8 +187,7 @@ def _ready(x: Tensor, x_at: At, y_at: At, shape: Shape, how: How, makes: Room | 
     angles, sin = how.angles, how.sin
     d2, row, each, places = 0, 0, 0, 0
     if angles is not None:
-        d2, row, places = angles.shape[-1], angles.stride(0 if angles.dim() == 4 else -2), angles.shape[-2]
-        places = angles.shape[0] if angles.dim() == 4 else places
+        d2, row, places = angles.shape[-1], angles.stride(-2), angles.shape[-2]
         each = angles.stride(0) if angles.dim() == 3 and angles.shape[0] > 1 else 0
         if d2 and (angles.stride(-1) != 1 or (sin is not None and sin.stride() != angles.stride())):
             raise NotSupported("a table whose rows are not in one piece, or cosines and sines that lie differently")
@@ -203,8 +202,8 @@ def _ready(x: Tensor, x_at: At, y_at: At, shape: Shape, how: How, makes: Room | 
     step = x.stride(-1)
     sizes = (*x_at, *y_at, each, row)
     config = tile.config(
-        even=step == 1 and all(n % 16 == 0 for n in sizes), BACK=how.back, PAIRS=how.interleaved, HALF=half, REST=rest,
-        STEP=step, GROUPS=shape.groups, APART=apart, CP=how.cp_size, FULL=rows % tile["BLOCK_R"] == 0,
+        even=step == 1 and all(n % 16 == 0 for n in sizes), BACK=how.back, PAIRS=bool(how.interleaved), HALF=half,
+        REST=rest, STEP=step, GROUPS=shape.groups, APART=apart, CP=how.cp_size, FULL=rows % tile["BLOCK_R"] == 0,
         WIDE=wide_of(x.dtype), BLOCK_B=triton.next_power_of_2(max(edges, 1)), **blocks,
     )  # fmt: skip
     grid = (shape.length * (shape.batch if apart else 1), -(-rows // tile["BLOCK_R"]), 1)
@@ -237,7 +236,8 @@ def _plan(
     layout: str, interleaved: bool, cp_size: int, cp_rank: int, back: bool,
 ) -> Plan:  # fmt: skip
     op, lead = ("rope_bwd", "dy") if back else ("rope_fwd", "x")
-    spec.check(op, x, angles, sin, starts, cu_seqlens, layout, cp_size, cp_rank, lead)
+    given = dict(layout=layout, interleaved=interleaved, cp_size=cp_size, cp_rank=cp_rank)
+    check(op, **{lead: x}, angles=angles, sin=sin, starts=starts, cu_seqlens=cu_seqlens, **given)
     return _whole(x, layout, How(angles, sin, starts, cu_seqlens, interleaved, cp_size, cp_rank, back))
 
 
@@ -259,52 +259,7 @@ def rope_bwd(
     return out.on(dy) if launch is None else launch(dy, angles, sin, starts, cu_seqlens)
 
 
-# ---- tex: the same kernel, planned from tex's own arguments ---------------------------------------------------------
-
-
-class TexPlan(NamedTuple):
-    out: Room
-    launch: Callable[..., Tensor] | None
-    packed: bool  # whether sequences follow each other, with edges: in other formats those are ignored
-
-
-@plans
-def _plan_tex(
-    x: Tensor, freqs: Tensor, starts: Tensor | None, qkv_format: int, interleaved: bool, cu_seqlens: Tensor | None,
-    cp_size: int, cp_rank: int, back: bool,
-) -> TexPlan:  # fmt: skip
-    op, lead = ("fused_rope_backward", "output_grads") if back else ("fused_rope_forward", "input")
-    layout = spec.check_tex(op, lead, x, freqs, starts, qkv_format, interleaved, cu_seqlens, cp_size, cp_rank)
-    edges = cu_seqlens if layout == "thd" else None
-    how = How(freqs, None, starts, edges, bool(interleaved), cp_size, cp_rank, back)
-    return TexPlan(*_whole(x, layout, how), layout == "thd")
-
-
-def _turn_tex(op: str, lead: str, back: bool, x: Tensor, freqs: Tensor, starts: Tensor | None, *rest: Any) -> Tensor:
-    try:
-        out, launch, packed = _plan_tex(x, freqs, starts, *rest, back)
-    except (AttributeError, TypeError):  # what is no tensor, or cannot be a key: the spec has words for it
-        spec.check_tex(op, lead, x, freqs, starts, *rest)
-        raise
-    return out.on(x) if launch is None else launch(x, freqs, None, starts, rest[2] if packed else None)
-
-
-@impl(spec.fused_rope_forward, devices=DEVICES)
-def fused_rope_forward(
-    input: Tensor, freqs: Tensor, start_positions: Tensor | None, qkv_format: Any, interleaved: bool,
-    cu_seqlens: Tensor | None, cp_size: int, cp_rank: int,
-) -> Tensor:  # fmt: skip
-    rest = (qkv_format, interleaved, cu_seqlens, cp_size, cp_rank)
-    return _turn_tex("fused_rope_forward", "input", False, input, freqs, start_positions, *rest)
-
-
-@impl(spec.fused_rope_backward, devices=DEVICES)
-def fused_rope_backward(
-    output_grads: Tensor, freqs: Tensor, start_positions: Tensor | None, qkv_format: Any, interleaved: bool,
-    cu_seqlens: Tensor | None, cp_size: int, cp_rank: int,
-) -> Tensor:  # fmt: skip
-    rest = (qkv_format, interleaved, cu_seqlens, cp_size, cp_rank)
-    return _turn_tex("fused_rope_backward", "output_grads", True, output_grads, freqs, start_positions, *rest)
+# ---- packed q, k and v ----------------------------------------------------------------------------------------------
 
 
 class QkvPlan(NamedTuple):
@@ -332,83 +287,77 @@ def _parts(layout: str, packed: tuple[int, ...], split: tuple[int, ...]) -> list
 
 @plans
 def _plan_packed(
-    qkv: Tensor, q_freqs: Tensor, k_freqs: Tensor, starts: Tensor | None, split: tuple[int, ...], qkv_format: int,
+    qkv: Tensor, q_angles: Tensor, k_angles: Tensor, split: tuple[int, ...], starts: Tensor | None, layout: str,
     interleaved: bool, cp_size: int, cp_rank: int,
 ) -> QkvPlan:  # fmt: skip
-    where = (qkv_format, interleaved, cp_size, cp_rank)
-    layout = spec.check_packed("fused_qkv_rope_forward", qkv, q_freqs, k_freqs, starts, split, *where)
+    check(
+        "rope_qkv_fwd", qkv=qkv, q_angles=q_angles, k_angles=k_angles, split=split, starts=starts, layout=layout,
+        interleaved=interleaved, cp_size=cp_size, cp_rank=cp_rank,
+    )  # fmt: skip
     if not qkv.is_contiguous():
         raise NotSupported("packed heads that are not contiguous")
     rooms, launches = [], []
-    for freqs, (shape, inside, outside, own) in zip(
-        (q_freqs, k_freqs, None), _parts(layout, tuple(qkv.shape), split), strict=True
+    for angles, (shape, inside, outside, own) in zip(
+        (q_angles, k_angles, None), _parts(layout, tuple(qkv.shape), split), strict=True
     ):
         room = Room(own.shape, own.stride, qkv.dtype)
-        begin = starts if cp_size == 1 and freqs is not None else None
-        how = How(freqs, None, begin, None, bool(interleaved), cp_size, cp_rank, False)
+        begin = starts if angles is not None else None
+        how = How(angles, None, begin, None, interleaved, cp_size, cp_rank, False)
         rooms.append(room)
         launches += [_ready(qkv, inside, outside, shape, how, room)] if qkv.numel() else []
     return QkvPlan(tuple(rooms), tuple(launches))
 
 
-@impl(spec.fused_qkv_rope_forward, devices=DEVICES)
-def fused_qkv_rope_forward(
-    qkv_input: Tensor, q_freqs: Tensor, k_freqs: Tensor, start_positions: Tensor | None, qkv_split_arg_list: list[int],
-    qkv_format: Any, interleaved: bool, cp_size: int, cp_rank: int,
+@impl(spec.rope_qkv_fwd, devices=DEVICES)
+def rope_qkv_fwd(
+    qkv: Tensor, q_angles: Tensor, k_angles: Tensor, split: list[int], starts: Tensor | None, layout: str,
+    interleaved: bool, cp_size: int, cp_rank: int,
 ) -> tuple[Tensor, ...]:  # fmt: skip
-    rest = (qkv_format, interleaved, cp_size, cp_rank)
-    given = (qkv_input, q_freqs, k_freqs, start_positions)
-    try:
-        rooms, launches = _plan_packed(*given, tuple(qkv_split_arg_list), *rest)
-    except (AttributeError, TypeError):
-        spec.check_packed("fused_qkv_rope_forward", *given, qkv_split_arg_list, *rest)
-        raise
+    rest = (starts, layout, interleaved, cp_size, cp_rank)
+    rooms, launches = _plan_packed(qkv, q_angles, k_angles, tuple(split), *rest)
     if not launches:
-        return tuple(room.on(qkv_input) for room in rooms)
-    starts = start_positions if cp_size == 1 else None
+        return tuple(room.on(qkv) for room in rooms)
     turn_q, turn_k, copy_v = launches
     return (
-        turn_q(qkv_input, q_freqs, None, starts, None),
-        turn_k(qkv_input, k_freqs, None, starts, None),
-        copy_v(qkv_input, None, None, None, None),
+        turn_q(qkv, q_angles, None, starts, None),
+        turn_k(qkv, k_angles, None, starts, None),
+        copy_v(qkv, None, None, None, None),
     )
 
 
 @plans
 def _plan_parts(
-    dq: Tensor, dk: Tensor, dv: Tensor, q_freqs: Tensor, k_freqs: Tensor, split: tuple[int, ...], qkv_format: int,
-    interleaved: bool, cp_size: int, cp_rank: int,
+    dq: Tensor, dk: Tensor, dv: Tensor, q_angles: Tensor, k_angles: Tensor, split: tuple[int, ...],
+    starts: Tensor | None, layout: str, interleaved: bool, cp_size: int, cp_rank: int,
 ) -> QkvPlan:  # fmt: skip
-    where = (qkv_format, interleaved, cp_size, cp_rank)
-    layout = spec.check_parts("fused_qkv_rope_backward", dq, dk, dv, q_freqs, k_freqs, split, *where)
+    check(
+        "rope_qkv_bwd", dq=dq, dk=dk, dv=dv, q_angles=q_angles, k_angles=k_angles, split=split, starts=starts,
+        layout=layout, interleaved=interleaved, cp_size=cp_size, cp_rank=cp_rank,
+    )  # fmt: skip
     room = Room.of((*dk.shape[:3], sum(split)), dk.dtype)
     launches = []
-    for part, freqs, (shape, inside, _, _) in zip(
-        (dq, dk, dv), (q_freqs, k_freqs, None), _parts(layout, room.shape, split), strict=True
+    for part, angles, (shape, inside, _, _) in zip(
+        (dq, dk, dv), (q_angles, k_angles, None), _parts(layout, room.shape, split), strict=True
     ):
         at = At.of(layout, part.stride())
         at = at._replace(head=at.head * shape.groups, group=at.head)
-        how = How(freqs, None, None, None, bool(interleaved), cp_size, cp_rank, True)
+        begin = starts if angles is not None else None
+        how = How(angles, None, begin, None, interleaved, cp_size, cp_rank, True)
         launches += [_ready(part, at, inside, shape, how)] if dk.numel() else []
     return QkvPlan((room,), tuple(launches))
 
 
-@impl(spec.fused_qkv_rope_backward, devices=DEVICES)
-def fused_qkv_rope_backward(
-    q_grad_out: Tensor, k_grad_out: Tensor, v_grad_out: Tensor, q_freqs: Tensor, k_freqs: Tensor,
-    qkv_split_arg_list: list[int], qkv_format: Any, interleaved: bool, cp_size: int, cp_rank: int,
+@impl(spec.rope_qkv_bwd, devices=DEVICES)
+def rope_qkv_bwd(
+    dq: Tensor, dk: Tensor, dv: Tensor, q_angles: Tensor, k_angles: Tensor, split: list[int], starts: Tensor | None,
+    layout: str, interleaved: bool, cp_size: int, cp_rank: int,
 ) -> Tensor:  # fmt: skip
-    rest = (qkv_format, interleaved, cp_size, cp_rank)
-    given = (q_grad_out, k_grad_out, v_grad_out, q_freqs, k_freqs)
-    try:
-        (room,), launches = _plan_parts(*given, tuple(qkv_split_arg_list), *rest)
-    except (AttributeError, TypeError):
-        spec.check_parts("fused_qkv_rope_backward", *given, qkv_split_arg_list, *rest)
-        raise
-    dqkv = room.on(k_grad_out)
+    rest = (starts, layout, interleaved, cp_size, cp_rank)
+    (room,), launches = _plan_parts(dq, dk, dv, q_angles, k_angles, tuple(split), *rest)
+    dqkv = room.on(dk)
     if launches:
         turn_q, turn_k, copy_v = launches
-        turn_q(q_grad_out, dqkv, q_freqs, None, None, None)
-        turn_k(k_grad_out, dqkv, k_freqs, None, None, None)
-        copy_v(v_grad_out, dqkv, None, None, None, None)
+        turn_q(dq, dqkv, q_angles, None, starts, None)
+        turn_k(dk, dqkv, k_angles, None, starts, None)
+        copy_v(dv, dqkv, None, None, None, None)
     return dqkv

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..core.spec import BadSample, BadSamples, Sample
+from ..core.spec import Sample
 
 Shape = tuple[int, ...]
 
@@ -169,38 +169,3 @@ def flat(names: str) -> Maker:
         }
 
     return Maker(build, FLAT)
-
-
-# ---- what must be refused -------------------------------------------------------------------------------------------
-
-
-def _away(value: Tensor) -> Tensor:
-    return torch.empty_like(value, device="meta" if value.device.type == "cpu" else "cpu")
-
-
-# A way to spoil an argument -> (the spoiled value, what must be raised, what its message must say of the argument).
-WRONG: dict[str, tuple[Callable[[Any], Any], type[Exception], str]] = {
-    "0-dim": (lambda t: t.new_zeros(()), ValueError, "must have at least one dimension"),
-    "short": (lambda t: t[..., :-1], ValueError, r"must have shape \(.*64.*got \(.*63"),
-    "few": (lambda t: t[:-1], ValueError, r"must have shape \(.*5.*got \(.*4"),
-    "away": (_away, ValueError, "must be on .*, the device of"),
-    "ints": (lambda t: t.int(), TypeError, "must be float16, bfloat16, float32 or float64; got int32"),
-    "dtype": (lambda t: t.to(OTHER[t.dtype]), ValueError, "must be float32.*got bfloat16"),
-    "list": (lambda t: [t], TypeError, "must be a Tensor.*got list"),
-    "text": (lambda v: "float32", TypeError, "must be a torch.dtype.*got 'float32'"),
-    "int8": (lambda v: torch.int8, TypeError, "must be float16, bfloat16, float32 or float64; got int8"),
-    "given": (lambda v: object(), TypeError, "must be None or one of Float8Quantizer, .*got object"),
-}
-
-
-def errors(good: Maker, options: Mapping[str, Any] | None = None, /, **wrong: str) -> BadSamples:
-    """Bad samples: a good one of shape (5, 64) with one argument spoiled; `weight="short ints"` spoils it twice."""
-
-    def bad(device: torch.device) -> Iterator[BadSample]:
-        for name, way in ((n, w) for n, ways in wrong.items() for w in ways.split()):
-            spoil, error, says = WRONG[way]
-            args = good.named(Case((5, 64), options=options or {}), torch.float32, device)
-            args[name] = spoil(args[name])
-            yield BadSample(tuple(args.values()), error, f"{name} {says}", id=f"{name} {way}")
-
-    return bad

@@ -1,0 +1,224 @@
+"""tex's rope: NVIDIA's names and signatures over the ops of `specs.rope`."""
+
+from typing import Annotated, Any
+
+import torch
+from torch import Tensor
+
+from ....core.adapter import adapt
+from ....core.contract import Float32, one_of
+from ....specs import rope
+from ....specs.rope import CASES, SPLITS, packed_args, parts_args, rope_args
+from ....specs.samples import Draw, Maker
+from ..enums import NVTE_QKV_Format
+
+FORMATS = {NVTE_QKV_Format.NVTE_SBHD: "sbhd", NVTE_QKV_Format.NVTE_BSHD: "bshd", NVTE_QKV_Format.NVTE_THD: "thd"}
+PACKED_FORMATS = {f: layout for f, layout in FORMATS.items() if layout != "thd"}
+NUMBERS = {layout: int(f) for f, layout in FORMATS.items()}
+
+# ---- arguments ------------------------------------------------------------------------------------------------------
+
+Freqs = Float32[Tensor, "positions 1 1 _"]
+QFreqs = Float32[Tensor, "q_positions 1 1 _"]
+KFreqs = Float32[Tensor, "k_positions 1 1 _"]
+Format = Annotated[Any, one_of(*FORMATS)]
+PackedFormat = Annotated[Any, one_of(*PACKED_FORMATS)]
+
+NAMES = {"angles": "freqs", "starts": "start_positions", "layout": "qkv_format"}
+QKV_NAMES = {
+    "q_angles": "q_freqs", "k_angles": "k_freqs", "split": "qkv_split_arg_list", "starts": "start_positions",
+    "layout": "qkv_format",
+}  # fmt: skip
+
+
+def table(fn: Any, **freqs: Tensor) -> Tensor:
+    """[positions, d2] of an argument of tex's function: our ops take tables of more dtypes and shapes."""
+    (given,) = freqs.values()
+    if given.dtype is not torch.float32 or given.shape[1:-1] != (1, 1):
+        fn.check(**freqs)
+    return given.squeeze((1, 2))
+
+
+# ---- q or k ---------------------------------------------------------------------------------------------------------
+
+
+def _args(d: Draw, lead: str) -> dict[str, Any]:
+    of = rope_args(d)
+    return {
+        lead: of["x"],
+        "freqs": of["angles"].float()[:, None, None],
+        "start_positions": of["starts"],
+        "qkv_format": NUMBERS[of["layout"]],
+        "interleaved": of["interleaved"],
+        "cu_seqlens": of["cu_seqlens"],
+        "cp_size": of["cp_size"],
+        "cp_rank": of["cp_rank"],
+    }
+
+
+TEX = tuple(c for c in CASES if not {"sin", "batched"} & set(c.options))
+FORWARD = Maker(lambda d: _args(d, "input"), TEX)
+BACKWARD = Maker(lambda d: _args(d, "output_grads"), TEX)
+
+
+@adapt("tex::fused_rope_forward", over=rope.rope_fwd, names={"x": "input", **NAMES}, samples=FORWARD)
+def fused_rope_forward(
+    call: Any,
+    input: Tensor,
+    freqs: Freqs,
+    start_positions: Tensor | None,
+    qkv_format: Format,
+    interleaved: bool,
+    cu_seqlens: Tensor | None,
+    cp_size: int,
+    cp_rank: int,
+) -> Tensor:
+    """rope_fwd of input by the angles freqs.
+
+    Args:
+        input: heads in the dimensions that qkv_format names.
+        freqs: the angles of each position, at least as many positions as the sequences are long.
+        start_positions: the position of each sequence's first token; None for 0.
+        qkv_format: what the dimensions of input are.
+        interleaved: pairs are neighbours, not (i, i + d2/2).
+        cu_seqlens: for NVTE_THD, where each sequence begins, and the end; ignored in other formats.
+        cp_size: context parallelism: input has one of 2 * cp_size pieces of each sequence and its mirror from the back.
+        cp_rank: which piece.
+
+    Returns:
+        A new contiguous tensor of input's shape and dtype.
+    """
+    with torch.no_grad():
+        layout = FORMATS[qkv_format]
+        angles = table(fused_rope_forward, freqs=freqs)
+        edges = cu_seqlens if layout == "thd" else None
+        return call(input, angles, None, start_positions, edges, layout, interleaved, cp_size, cp_rank)
+
+
+@adapt("tex::fused_rope_backward", over=rope.rope_bwd, names={"dy": "output_grads", **NAMES}, out="dx",
+       samples=BACKWARD)  # fmt: skip
+def fused_rope_backward(
+    call: Any,
+    output_grads: Tensor,
+    freqs: Freqs,
+    start_positions: Tensor | None,
+    qkv_format: Format,
+    interleaved: bool,
+    cu_seqlens: Tensor | None,
+    cp_size: int,
+    cp_rank: int,
+) -> Tensor:
+    """The gradient of fused_rope_forward's input.
+
+    Args:
+        output_grads: the gradient of the result; the other arguments are those of fused_rope_forward.
+
+    Returns:
+        A new contiguous tensor of output_grads' shape and dtype.
+    """
+    with torch.no_grad():
+        layout = FORMATS[qkv_format]
+        angles = table(fused_rope_backward, freqs=freqs)
+        edges = cu_seqlens if layout == "thd" else None
+        return call(output_grads, angles, None, start_positions, edges, layout, interleaved, cp_size, cp_rank)
+
+
+# ---- packed q, k and v ----------------------------------------------------------------------------------------------
+
+
+def _tables(of: dict[str, Any]) -> dict[str, Any]:
+    return {name: of[ours][:, None, None] for ours, name in (("q_angles", "q_freqs"), ("k_angles", "k_freqs"))}
+
+
+def _rest(of: dict[str, Any]) -> dict[str, Any]:
+    form = {"qkv_split_arg_list": of["split"], "qkv_format": NUMBERS[of["layout"]]}
+    return {**form, **{name: of[name] for name in ("interleaved", "cp_size", "cp_rank")}}
+
+
+def _packed_args(d: Draw) -> dict[str, Any]:
+    of = packed_args(d)
+    return {"qkv_input": of["qkv"], **_tables(of), "start_positions": of["starts"], **_rest(of)}
+
+
+def _parts_args(d: Draw) -> dict[str, Any]:
+    of = parts_args(d)
+    return {**{f"{n}_grad_out": of[f"d{n}"] for n in "qkv"}, **_tables(of), **_rest(of)}
+
+
+@adapt(
+    "tex::fused_qkv_rope_forward",
+    over=rope.rope_qkv_fwd,
+    names={"qkv": "qkv_input", **QKV_NAMES},
+    out="q k v",
+    samples=Maker(_packed_args, SPLITS),
+)
+def fused_qkv_rope_forward(
+    call: Any,
+    qkv_input: Tensor,
+    q_freqs: QFreqs,
+    k_freqs: KFreqs,
+    start_positions: Tensor | None,
+    qkv_split_arg_list: list[int],
+    qkv_format: PackedFormat,
+    interleaved: bool,
+    cp_size: int,
+    cp_rank: int,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """(q, k, v) of packed heads: rope_qkv_fwd by the angles q_freqs and k_freqs.
+
+    Args:
+        qkv_input: each head holds as many numbers of q, k and v as qkv_split_arg_list says.
+        q_freqs: the angles of each position for q.
+        k_freqs: the same for k.
+        start_positions: the position of each sequence's first token; None for 0. Ignored if cp_size > 1, as NVIDIA does
+            here and in no other function.
+        qkv_split_arg_list: three sizes, the first a multiple of the second, which is the size of a head of q and k.
+        qkv_format: what the dimensions of qkv_input are.
+        interleaved: pairs are neighbours, not (i, i + d2/2).
+        cp_size: context parallelism, as in fused_rope_forward.
+        cp_rank: which piece.
+
+    Returns:
+        q, k and v: new contiguous tensors, q in heads of the size of k's.
+    """
+    with torch.no_grad():
+        layout, starts = PACKED_FORMATS[qkv_format], start_positions if cp_size == 1 else None
+        tables = table(fused_qkv_rope_forward, q_freqs=q_freqs), table(fused_qkv_rope_forward, k_freqs=k_freqs)
+        return call(qkv_input, *tables, qkv_split_arg_list, starts, layout, interleaved, cp_size, cp_rank)
+
+
+@adapt(
+    "tex::fused_qkv_rope_backward",
+    over=rope.rope_qkv_bwd,
+    names={"dq": "q_grad_out", "dk": "k_grad_out", "dv": "v_grad_out", **QKV_NAMES},
+    out="dqkv",
+    samples=Maker(_parts_args, SPLITS),
+)
+def fused_qkv_rope_backward(
+    call: Any,
+    q_grad_out: Tensor,
+    k_grad_out: Tensor,
+    v_grad_out: Tensor,
+    q_freqs: QFreqs,
+    k_freqs: KFreqs,
+    qkv_split_arg_list: list[int],
+    qkv_format: PackedFormat,
+    interleaved: bool,
+    cp_size: int,
+    cp_rank: int,
+) -> Tensor:
+    """The gradient of fused_qkv_rope_forward's qkv_input. Positions count from 0, as NVIDIA's do.
+
+    Args:
+        q_grad_out: the gradient of q.
+        k_grad_out: the gradient of k.
+        v_grad_out: the gradient of v; the other arguments are those of fused_qkv_rope_forward.
+
+    Returns:
+        A new contiguous tensor of qkv_input's shape and dtype.
+    """
+    with torch.no_grad():
+        layout = PACKED_FORMATS[qkv_format]
+        tables = table(fused_qkv_rope_backward, q_freqs=q_freqs), table(fused_qkv_rope_backward, k_freqs=k_freqs)
+        grads = (q_grad_out, k_grad_out, v_grad_out)
+        return call(*grads, *tables, qkv_split_arg_list, None, layout, interleaved, cp_size, cp_rank)
