@@ -559,10 +559,12 @@ def test_availability_hooks(says):
     def fn(x):
         return "vendor"
 
+    by_field = manager_of("own_op", (VENDOR, fn, {"available": says}), (REFERENCE, lambda x: "ref"))
     fn._is_available = says
-    manager = manager_of("own_op", (VENDOR, fn), (REFERENCE, lambda x: "ref"))
-    assert manager.call("own_op", torch.ones(2)) == "ref"
-    assert "_is_available()" in str(manager.explain("own_op"))
+    by_attribute = manager_of("own_op", (VENDOR, fn), (REFERENCE, lambda x: "ref"))
+    for manager in (by_field, by_attribute):
+        assert manager.call("own_op", torch.ones(2)) == "ref"
+        assert "_is_available()" in str(manager.explain("own_op"))
 
 
 @pytest.mark.parametrize("make", [

@@ -168,9 +168,12 @@ class DefaultManager(OpManager):
             impl_id = "default.flagos" if vendor is None else f"{kind}.{vendor}"
             if kind is BackendImplKind.REFERENCE or impl_id in taken:
                 continue
-            fn: Any = lift(spec, {key: self._first(part, token, policy) for key, part in spec.parts.items()})
-            fn.parts = [(key, token) for key, part in spec.parts.items() if token in self._tokens(part, policy, 0)]
-            made.append(OpImpl(spec.key, impl_id, kind, vendor, fn, devices=self._devices_of(fn.parts)))
+            parts = {key: token for key, part in spec.parts.items() if token in self._tokens(part, policy, 0)}
+            calls = {key: self._first(part, token, policy) for key, part in spec.parts.items()}
+            devices = self._devices_of(parts)
+            assert spec.adapter is not None
+            fn, of = spec.adapter.bind(calls), tuple(parts.items())
+            made.append(OpImpl(spec.key, impl_id, kind, vendor, fn, devices=devices, parts=of, as_passed=True))
         return made
 
     def _tokens(self, part: Spec, policy: SelectionPolicy, field: int | None = None) -> set[Any]:
@@ -179,15 +182,15 @@ class DefaultManager(OpManager):
         found = {_token(i) for i in (*own, *self._lift(part.key, own, policy))}
         return found if field is None else {f[field] for f in found}
 
-    def _devices_of(self, parts: list[tuple[str, str]]) -> frozenset[str] | None:
+    def _devices_of(self, parts: dict[str, str]) -> frozenset[str] | None:
         """Where any of the parts can run."""
-        found = [i.devices for key, token in parts for i in self.registry.impls(key) if matches(token, i)]
+        found = [i.devices for key, token in parts.items() for i in self.registry.impls(key) if matches(token, i)]
         return None if None in found else frozenset().union(*(d for d in found if d is not None)) or None
 
     def static_refusal(self, key: str, impl: OpImpl, device: str) -> Refused | None:
         """A composition is not of a kind where none of its parts is."""
         refusal = super().static_refusal(key, impl, device)
-        parts = getattr(impl.fn, "parts", ()) if refusal is None else ()
+        parts = impl.parts if refusal is None else ()
         found = [(part, self.static_refusal(part, i, device))
                  for part, token in parts for i in self.registry.impls(part) if matches(token, i)]  # fmt: skip
         if found and all(why for _, why in found):
@@ -243,13 +246,6 @@ def _token(impl: OpImpl) -> tuple[str, BackendImplKind, str | None]:
     if impl.kind is BackendImplKind.VENDOR:
         return f"vendor:{str(impl.vendor).casefold()}", impl.kind, impl.vendor
     return impl.kind.value, impl.kind, None
-
-
-def lift(spec: Spec, parts: dict[str, Callable[..., Any]]) -> Callable[..., Any]:
-    """A function of a face, with the ops it is made of, by key, bound to given implementations."""
-    bound: Any = spec.adapter.bind(parts)
-    bound.lifted_from = spec
-    return bound
 
 
 # ---- the doors users call -------------------------------------------------------------------------------------------

@@ -259,7 +259,7 @@ class OpManager:
         hands them plain tensors. Of an op with a reference alone, tracers shall still see the op.
         """
         here = [i for i in ordered if any(self.static_refusal(key, i, d) is None for d in devices)]
-        others = [i for i in here if i.kind is not BackendImplKind.REFERENCE and not hasattr(i.fn, "parts")]
+        others = [i for i in here if i.kind is not BackendImplKind.REFERENCE and not i.parts]
         if not others:
             return "all" if key.startswith("opmux::") else ""
         return "transforms" if all(map(_declines_tracers, others)) else "all"
@@ -311,10 +311,9 @@ class OpManager:
             reason = facts.arch_refusal(impl.min_arch, device)
             if reason is not None:
                 return Refused(impl, "arch", reason)
-        available = getattr(impl.fn, "_is_available", None)
-        if callable(available):
+        if impl.available is not None:
             try:
-                answer = available()
+                answer = impl.available()
                 reason = answer if isinstance(answer, str) else None if answer else "its _is_available() says no"
             except Exception as error:
                 reason = f"its _is_available() raised {type(error).__name__}: {error}"
@@ -511,7 +510,7 @@ def _dtype_refusal(impl: OpImpl, dtype: Any, device: str) -> Refused | None:
 
 def _declines_tracers(impl: OpImpl) -> bool:
     every = impl.supported_dtypes is None or set(facts.FLOATS) <= impl.supported_dtypes
-    return every and getattr(impl.fn, "declines_tracers", False)
+    return every and impl.declines_tracers
 
 
 def default_device() -> str:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import inspect
 import weakref
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
@@ -22,6 +22,7 @@ API_VERSION = 1  # of the plugin interface: OpImpl, register(registry), the name
 
 
 When = Callable[..., "bool | str | None"]
+Available = Callable[[], "bool | str"]
 
 
 @dataclass(frozen=True)
@@ -43,13 +44,27 @@ class OpImpl:
     when: When | None = None
     devices: frozenset[str] | None = None
     outside: bool | None = None  # from a plugin, a vendor's package or user code; told by fn's module where not said
+    # Asked before it is chosen: is its library here? True, or the reason why not. `fn._is_available` where not said.
+    available: Available | None = None
+    # The same op for calls that come from torch's dispatcher, below autograd: tensors need no second look.
+    below: Callable[..., Any] | None = None
+    # The op into a tensor that is there, cast to its dtype: into(out, *args). For `out=` and in-place overloads.
+    into: Callable[..., Any] | None = None
+    # Overloads of ATen that it computes as they are called; such a function returns None where the adapter is to do it.
+    aten: Mapping[str, Callable[..., Any]] = field(default_factory=dict, hash=False)
+    # Whether fn itself declines fake and wrapped tensors and live modes, so that a call need not ask for them.
+    declines_tracers: bool = False
+    # Of a composition: the ops it is made of, by key, each with the token of the impls that it takes first.
+    parts: tuple[tuple[str, str], ...] = ()
+    # Whether fn takes the op's arguments as they are passed, so that its signature is not looked at.
+    as_passed: bool = False
 
     def __post_init__(self) -> None:
         where = f"OpImpl({self.op_name!r}, {self.impl_id!r})"
-        for field in ("op_name", "impl_id"):
-            value = getattr(self, field)
+        for name in ("op_name", "impl_id"):
+            value = getattr(self, name)
             if not isinstance(value, str) or not value.strip():
-                raise BadImpl(f"{where}: {field} must be a name, got {value!r}")
+                raise BadImpl(f"{where}: {name} must be a name, got {value!r}")
         put = object.__setattr__
         try:
             put(self, "kind", BackendImplKind(self.kind))
@@ -62,6 +77,9 @@ class OpImpl:
             raise BadImpl(f"{where}: fn must be callable, got {self.fn!r}")
         if self.when is not None and not callable(self.when):
             raise BadImpl(f"{where}: when must be a predicate over the op's arguments, got {self.when!r}")
+        if self.available is None:
+            told = getattr(self.fn, "_is_available", None)  # how plugins written for other libraries say it
+            put(self, "available", told if callable(told) else None)
         if not isinstance(self.priority, int):
             raise BadImpl(f"{where}: priority must be an integer, got {self.priority!r}")
         if self.supported_dtypes is not None:
@@ -298,8 +316,7 @@ class Fit:
 
     @classmethod
     def of(cls, spec: Spec, impl: OpImpl) -> Fit:
-        own = impl.fn is spec.reference or getattr(impl.fn, "lifted_from", None) is spec
-        if own:
+        if impl.as_passed or impl.fn is spec.reference:
             return cls(impl.call)
         target: Any = getattr(impl.fn, "forward", None) if isinstance(impl.fn, type) else impl.fn
         try:
@@ -387,8 +404,16 @@ def impl(
     dtypes: Iterable[torch.dtype] | None = None,
     min_arch: str | None = None,
     devices: Iterable[str] | None = None,
+    available: Available | None = None,
+    below: Callable[..., Any] | None = None,
+    into: Callable[..., Any] | None = None,
+    aten: Mapping[str, Callable[..., Any]] | None = None,
+    declines_tracers: bool = False,
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Tag a function as an implementation of an op; the default manager takes it up on the op's first use."""
+    """Tag a function as an implementation of an op; the default manager takes it up on the op's first use.
+
+    The arguments are fields of `OpImpl`.
+    """
     spec = specs.find(op) if isinstance(op, str) else getattr(op, "spec", None)
     if not isinstance(spec, Spec):
         raise BadImpl(f"@impl takes an op declared by @op, or its name; got {op!r}")
@@ -410,6 +435,11 @@ def impl(
             min_arch,
             when,
             frozenset(devices) if devices is not None else None,
+            available=available,
+            below=below,
+            into=into,
+            aten=aten or {},
+            declines_tracers=declines_tracers,
         )
         check_fit(spec, made)
         row, loading = Tagged(made, Origin("opmux", file=_file_of(fn)), Home.here()), current()

@@ -15,7 +15,7 @@ import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import torch
 from torch import Tensor
@@ -28,6 +28,9 @@ from .facts import first_tensor, tensors
 from .jump import Jump, is_tensor
 from .loading import Home, on_failure
 from .lock import cached_property, lock
+
+if TYPE_CHECKING:
+    from .adapter import Adapter
 
 
 class Doors(dict[str, tuple[str, ...]]):
@@ -121,7 +124,7 @@ class Spec:
     compared: Callable[[dict[str, Any]], dict[str, Any]] | None = None  # of named results, what tolerances apply to
     recompute: Callable[..., tuple] | None = None  # the results again, from what the backward saves, by name
     where: tuple[Where, ...] = ()  # what the arguments must be beyond their annotations
-    adapter: Any = None  # of a function with a foreign signature: the ops it is made of (adapter.Adapter)
+    adapter: Adapter | None = None  # of a function with a foreign signature: the ops it is made of
 
     @property
     def key(self) -> str:
@@ -514,7 +517,7 @@ def op(
     compared: Callable[[dict[str, Any]], dict[str, Any]] | None = None,
     recompute: Callable[..., tuple] | None = None,
     where: Where | tuple[Where, ...] = (),
-    adapter: Any = None,
+    adapter: Adapter | None = None,
     space: str = "opmux",
     name: str | None = None,
 ) -> Callable[..., Any]:

@@ -6,7 +6,7 @@ second kernel adds the programs' shares up in a fixed order, so gradients are th
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -637,24 +637,8 @@ def _backward(
 # ---- the ops --------------------------------------------------------------------------------------------------------
 
 
-@impl(spec.rms_norm, devices=DEVICES)
-def rms_norm(x: Tensor, weight: Tensor, eps: float, offset: float) -> Any:
-    how = _plan_forward("rms_norm", x, None, weight, None, False)
-    if how.simple:
-        return how.launch(x, None, weight, None, None, None, None, None, None, float(eps), float(offset))
-    return _forward(how, x, None, weight, None, eps, offset, False)
-
-
-@impl(spec.layer_norm, devices=DEVICES)
-def layer_norm(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float, offset: float) -> Any:
-    how = _plan_forward("layer_norm", x, None, weight, bias, True)
-    if how.simple:
-        return how.launch(x, None, weight, bias, None, None, None, None, float(eps), float(offset))
-    return _forward(how, x, None, weight, bias, eps, offset, True)
-
-
 @plans
-def _plan_kept(op: str, x: Tensor, weight: Tensor, bias: Tensor | None, centred: bool, n: int) -> Forward | None:
+def _plan_aten(op: str, x: Tensor, weight: Tensor, bias: Tensor | None, centred: bool, n: int) -> Forward | None:
     """What ATen's norm over n columns will do, where that is one launch over tensors of one dtype on a chip."""
     given = [t for t in (weight, bias) if t is not None]
     if x.is_cpu or not n or x.shape[-1:] != (n,) or any(t.dtype is not x.dtype or t.dim() != 1 for t in given):
@@ -663,18 +647,42 @@ def _plan_kept(op: str, x: Tensor, weight: Tensor, bias: Tensor | None, centred:
     return how if how.simple else None
 
 
-def _kept_rms_norm(x: Tensor, weight: Tensor, n: int, eps: float) -> Any:
-    how = _plan_kept.below("rms_norm", x, weight, None, False, n)
-    return None if how is None else how.launch(x, None, weight, None, None, None, None, None, None, float(eps), 0.0)
+# As ATen calls them: statistics keep the last dimension, as a view of them costs 1 us.
 
 
-def _kept_layer_norm(x: Tensor, weight: Tensor, bias: Tensor | None, n: int, eps: float) -> Any:
-    how = _plan_kept.below("layer_norm", x, weight, bias, True, n)
+def _aten_rms_norm(x: Tensor, normalized_shape: Sequence[int], weight: Tensor | None, eps: float | None) -> Any:
+    if weight is None or len(normalized_shape) != 1:
+        return None
+    how = _plan_aten.below("rms_norm", x, weight, None, False, normalized_shape[0])
+    if how is None:
+        return None
+    eps = spec.TORCH_EPS.get(x.dtype, 0.0) if eps is None else float(eps)
+    return how.launch(x, None, weight, None, None, None, None, None, None, eps, 0.0)
+
+
+def _aten_layer_norm(
+    x: Tensor, normalized_shape: Sequence[int], weight: Tensor | None, bias: Tensor | None, eps: float
+) -> Any:
+    if weight is None or len(normalized_shape) != 1:
+        return None
+    how = _plan_aten.below("layer_norm", x, weight, bias, True, normalized_shape[0])
     return None if how is None else how.launch(x, None, weight, bias, None, None, None, None, float(eps), 0.0)
 
 
-# The ops for callers that are kernels of ATen: statistics keep the last dimension, as a view of them costs 1 us.
-rms_norm.kept, layer_norm.kept = _kept_rms_norm, _kept_layer_norm  # type: ignore[attr-defined]
+@impl(spec.rms_norm, devices=DEVICES, aten={"_fused_rms_norm": _aten_rms_norm})
+def rms_norm(x: Tensor, weight: Tensor, eps: float, offset: float) -> Any:
+    how = _plan_forward("rms_norm", x, None, weight, None, False)
+    if how.simple:
+        return how.launch(x, None, weight, None, None, None, None, None, None, float(eps), float(offset))
+    return _forward(how, x, None, weight, None, eps, offset, False)
+
+
+@impl(spec.layer_norm, devices=DEVICES, aten={"native_layer_norm": _aten_layer_norm})
+def layer_norm(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float, offset: float) -> Any:
+    how = _plan_forward("layer_norm", x, None, weight, bias, True)
+    if how.simple:
+        return how.launch(x, None, weight, bias, None, None, None, None, float(eps), float(offset))
+    return _forward(how, x, None, weight, bias, eps, offset, True)
 
 
 @impl(spec.rms_norm_bwd, devices=DEVICES)

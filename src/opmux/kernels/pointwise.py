@@ -756,7 +756,7 @@ def declare(row: spec.Row) -> None:
         rounds=of in ROUNDS,
         unless=UNLESS.get(of, ""),
     )
-    impl(op, devices=DEVICES)(made.call)
+    impl(op, devices=DEVICES, below=made.below, into=made.write)(made.call)
 
 
 for _row in spec.ROWS.values():

@@ -4,8 +4,8 @@
 (`("add.Tensor", add, Autograd.disable)`), `get_unused_ops()` names what is better left to torch. A mistake in one entry
 costs that entry, and is said once with its file and line.
 
-An exported function says more of itself by plain attributes: `dtypes`, `when`, `min_arch`, `priority`, `_is_available`;
-`kind` and `impl_id`, where it is not the vendor's one kernel for its op; and `op`, the op it implements, where its name
+An exported function says more of itself by plain attributes, which become the fields of its `OpImpl`: see TAGS. `kind`
+and `impl_id` are for one that is not the vendor's only kernel for its op. `op` is the op it implements, where its name
 is another: several exports may implement one op.
 """
 
@@ -34,6 +34,17 @@ from .vendor import Autograd
 from .vendors import Chip, folders
 
 PRIORITY = {"vendor": 100, "arch": 200}  # above the default for any chip, which has 0
+
+# An attribute of an exported function -> the field of OpImpl. (`_is_available` is honoured by OpImpl itself.)
+TAGS = {
+    "dtypes": "supported_dtypes",
+    "when": "when",
+    "min_arch": "min_arch",
+    "priority": "priority",
+    "kind": "kind",
+    "impl_id": "impl_id",
+    "declines_tracers": "declines_tracers",
+}
 
 
 @dataclass(frozen=True)
@@ -197,20 +208,10 @@ class _Reader:
 
     def _impl(self, key: str, fn: Any) -> OpImpl:
         """The function as an impl; plain attributes of it say what a name cannot."""
-        asked = lambda name, default=None: getattr(fn, name, default)
-        dtypes = asked("dtypes")
-        return OpImpl(
-            key,
-            asked("impl_id", self.id),
-            asked("kind", BackendImplKind.DEFAULT),
-            self.package.name,
-            fn,
-            asked("priority", self.priority),
-            None if dtypes is None else frozenset(dtypes),
-            asked("min_arch"),
-            asked("when"),
-            frozenset({self.package.device}),
-        )
+        usual: dict[str, Any] = {"impl_id": self.id, "kind": BackendImplKind.DEFAULT, "priority": self.priority}
+        said = {field: getattr(fn, tag) for tag, field in TAGS.items() if hasattr(fn, tag)}
+        devices = frozenset({self.package.device})
+        return OpImpl(op_name=key, vendor=self.package.name, fn=fn, devices=devices, **(usual | said))
 
     def _add(self, made: OpImpl) -> None:
         if not any((i.op_name, i.impl_id) == (made.op_name, made.impl_id) for i in self.found.impls):

@@ -19,6 +19,10 @@ from .samples import Case, Draw, rows
 # A weight's gradient is a sum over all rows: implementations add them in another order.
 SUMS = {torch.float32: Tol(1e-5, 1e-4)}
 
+# What torch's RMS norm adds where no eps is given: the epsilon of the dtype it computes in.
+TORCH_EPS = {d: torch.finfo(torch.float32).eps for d in (torch.float16, torch.bfloat16, torch.float32)}
+TORCH_EPS[torch.float64] = torch.finfo(torch.float64).eps
+
 
 def row_mean(x: Tensor) -> Tensor:
     """The mean of each row, 0 for a row of nothing."""

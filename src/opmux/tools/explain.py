@@ -93,7 +93,7 @@ def tiles_of(impl: OpImpl, spec: Spec, sample: Sample, chip: Chip | None) -> lis
         heard = stack.enter_context(config.asked())
         stack.enter_context(torch.no_grad())
         # of these very arguments; or a composition, for want of its first part's results: what was asked is of interest
-        lifted = (TypeError, AttributeError) if hasattr(impl.fn, "parts") else ()
+        lifted = (TypeError, AttributeError) if impl.parts else ()
         stack.enter_context(contextlib.suppress(NotSupported, *lifted))
         impl.call(*args, **kwargs)
     seen = {one.key: one for one in heard}.values()

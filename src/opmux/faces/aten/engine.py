@@ -173,7 +173,6 @@ class Device:
         lifts = composed or (row is not None and row.autograd is Autograd.enable)
         over = torch.library.get_kernel(f"aten::{shape.name}", autograd).call_boxed if lifts else None
         overload.natives[self.name] = kernel = native.kernel(shape, self.key)
-        kernel.lifted_from = overload  # type: ignore[attr-defined]  # it takes the overload's arguments as they are
         jump = self._made.get(overload.name)
         if jump is None:
             jump = self._made[overload.name] = _jump(overload, self.name)

@@ -2,8 +2,7 @@
 
 ATen's statistics keep those dimensions, as ones. They are float32 (float64 for float64), but for a layer norm of halves
 on the CPU, where they are halves unless the weight is wider. A weight wider than the input is known on the CPU alone.
-An absent weight is a tensor of ones, made once. An implementation may have the op with such statistics as `kept`, for
-what is one launch over the last dimension; where it is not, that answers None.
+An absent weight is a tensor of ones, made once.
 """
 
 import math
@@ -76,18 +75,6 @@ def _flat(p: Tensor | None, n: int) -> Tensor | None:
 def layer_norm(
     call: Fn, input: Tensor, normalized_shape: Sequence[int], weight: Tensor | None, bias: Tensor | None, eps: float
 ) -> Any:
-    kept = getattr(call, "kept", None)
-    if kept is not None and weight is not None and len(normalized_shape) == 1:
-        made = kept(input, weight, bias, normalized_shape[0], eps)
-        if made is not None:
-            return made
-    return _layer_norm(call, input, normalized_shape, weight, bias, eps)
-
-
-def _layer_norm(
-    call: Fn, input: Tensor, normalized_shape: Sequence[int], weight: Tensor | None, bias: Tensor | None, eps: float
-) -> Any:
-    """The same of several dimensions, without a weight, with a wider one, or of halves on the CPU."""
     wider = mixed(input, weight, bias)
     if wider and not input.is_cpu:
         raise NotSupported("a weight wider than the input is torch's to judge")
@@ -142,24 +129,11 @@ def _stats(lead: tuple[int, ...], *stats: Tensor) -> list[Tensor]:
 
 # ---- RMS norm -------------------------------------------------------------------------------------------------------
 
-EPS = {d: torch.finfo(torch.float32).eps for d in (torch.float16, torch.bfloat16, torch.float32)}
-EPS[torch.float64] = torch.finfo(torch.float64).eps
-
 
 @adapt("_fused_rms_norm", over=norm.rms_norm)
 def rms_norm(call: Fn, input: Tensor, normalized_shape: Sequence[int], weight: Tensor | None, eps: float | None) -> Any:
     if eps is None:
-        eps = EPS.get(input.dtype, 0.0)
-    kept = getattr(call, "kept", None)
-    if kept is not None and weight is not None and len(normalized_shape) == 1:
-        made = kept(input, weight, normalized_shape[0], eps)
-        if made is not None:
-            return made
-    return _rms_norm(call, input, normalized_shape, weight, eps)
-
-
-def _rms_norm(call: Fn, input: Tensor, normalized_shape: Sequence[int], weight: Tensor | None, eps: float) -> Any:
-    """The same of several dimensions, without a weight, or on the CPU, where a channels-last result stays so."""
+        eps = norm.TORCH_EPS.get(input.dtype, 0.0)
     if mixed(input, weight) and not input.is_cpu:
         raise NotSupported("a weight wider than the input is torch's to judge")
     lead, n = _rows(input, normalized_shape, weight)

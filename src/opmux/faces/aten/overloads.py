@@ -72,10 +72,11 @@ class Overload(Derived):
                 fn = fitted(self.shape, specs.by_key[base], self.adapter, impl)
                 yield OpImpl(
                     self.key, impl.impl_id, impl.kind, impl.vendor, fn, impl.priority,
-                    impl.supported_dtypes, impl.min_arch, None, impl.devices, impl.outside,
+                    impl.supported_dtypes, impl.min_arch, None, impl.devices, impl.outside, impl.available,
                 )  # fmt: skip
         for device, native in self.natives.items():
-            yield OpImpl(self.key, "native", BackendImplKind.REFERENCE, None, native, 10, devices=frozenset({device}))
+            kind, devices = BackendImplKind.REFERENCE, frozenset({device})
+            yield OpImpl(self.key, "native", kind, None, native, 10, devices=devices, as_passed=True)
 
 
 # ---- one impl of a base as an impl of an overload -------------------------------------------------------------------
@@ -83,21 +84,23 @@ class Overload(Derived):
 
 def fitted(shape: Shape, base: Spec, adapter: Adapter | None, impl: OpImpl) -> Callable[..., Any]:
     """The impl as a function of the overload's arguments."""
-    # an impl may have a shorter way for callers that are kernels of ATen
-    names: dict[str, Any] = {"_f": getattr(impl.fn, "below", impl.call), "_store": store}
+    names: dict[str, Any] = {"_f": impl.below or impl.call, "_store": store}
     if impl.when is not None:
         names["_f"] = _asking(base, impl)
-    into = getattr(impl.fn, "into", None) if adapter is None and impl.when is None else None
-    if into is not None and shape.written:
-        names["_into"] = into
+    direct = None if adapter is None or impl.when is not None else impl.aten.get(adapter.name)
+    if impl.into is not None and shape.written and adapter is None and impl.when is None:
+        names["_into"] = impl.into
         call = f"_into({', '.join([shape.written[0], *_in_order(shape, base).values()])})"
     else:
-        call = _by_name(shape, base) if adapter is None else _by_adapter_of(shape, adapter)
+        call = _by_name(shape, base) if adapter is None else f"_adapt(_f, {_for_adapter(shape, adapter)})"
+        if direct is not None and adapter is not None:
+            names["_direct"] = direct
+            call = f"(_made if (_made := _direct({_for_adapter(shape, adapter)})) is not None else {call})"
         if shape.written:
             call = f"_store({call}, {', '.join(shape.outs or ('self',))})"
         elif adapter is None and _called_alike(shape, base):
             return names["_f"]
-        elif adapter is not None and _all_by_place(shape, adapter):
+        elif adapter is not None and direct is None and _all_by_place(shape, adapter):
             return functools.partial(adapter.fn, names["_f"])
     names["_adapt"] = None if adapter is None else adapter.fn
     text = f"def {_identifier(shape.name)}({_parameters(shape)}):\n    return {call}\n"
@@ -110,15 +113,15 @@ def _by_name(shape: Shape, base: Spec) -> str:
     return "_f({})".format(", ".join(f"{n}={v}" if n in keyword else v for n, v in _in_order(shape, base).items()))
 
 
-def _by_adapter_of(shape: Shape, adapter: Adapter) -> str:
-    """The call of an adapter, which is given the impl."""
+def _for_adapter(shape: Shape, adapter: Adapter) -> str:
+    """The overload's arguments as an adapter takes them, after the impl."""
     kinds = {p.name: p.kind for p in adapter.parameters()}
     lost = [n for n in shape.names if n not in kinds]
     if lost:
         raise TypeError(f"{adapter.fn.__module__}.{adapter.fn.__name__} does not take {lost} of aten::{shape.name}")
     keyword = [n for n in shape.names if kinds[n] is inspect.Parameter.KEYWORD_ONLY]
     given = [n for n in shape.names if n not in keyword]
-    return f"_adapt({', '.join(['_f', *given, *(f'{n}={n}' for n in keyword)])})"
+    return ", ".join([*given, *(f"{n}={n}" for n in keyword)])
 
 
 def _all_by_place(shape: Shape, adapter: Adapter) -> bool:

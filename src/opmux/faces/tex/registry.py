@@ -31,6 +31,7 @@ class Backend:
 
     cls: type
     made: Any = None
+    impls: list[OpImpl] = field(default_factory=list)  # its methods, as they were registered
     known: dict[str, Any] = field(default_factory=dict)  # its answers, asked for once
 
     @property
@@ -86,10 +87,11 @@ def register_backend(cls: T) -> T:
     _backends[cls.NAME.casefold()] = backend
     on_failure(lambda: _backends.pop(cls.NAME.casefold(), None))
     if backend.token.startswith("vendor:"):
-        made = [_impl(backend, name) for name in METHODS if getattr(cls, name) is not getattr(TEXBackendBase, name)]
+        own = [name for name in METHODS if getattr(cls, name) is not getattr(TEXBackendBase, name)]
+        backend.impls = [_impl(backend, name) for name in own]
         origin = Origin(f"tex backend {cls.NAME}", file=inspect.getsourcefile(cls))
         try:
-            get_default_manager().registry.register_many(made, origin=origin)
+            get_default_manager().registry.register_many(backend.impls, origin=origin)
         except BaseException:
             _backends.pop(cls.NAME.casefold(), None)
             raise
@@ -108,10 +110,9 @@ def unregister_backend(name: str) -> None:
     """Take a registered backend out again."""
     backend = _backends.pop(name.casefold())
     registry = get_default_manager().registry
-    for key in [k for k in registry if k.startswith("tex::")]:
-        for impl in registry.impls(key):
-            if getattr(impl.fn, "backend", None) is backend:
-                registry.unregister(key, impl.impl_id)
+    for impl in backend.impls:
+        if any(one is impl for one in registry.impls(impl.op_name)):
+            registry.unregister(impl.op_name, impl.impl_id)
 
 
 def _impl(backend: Backend, name: str) -> OpImpl:
@@ -129,10 +130,10 @@ def _impl(backend: Backend, name: str) -> OpImpl:
     made: Any = call
     made.__name__ = made.__qualname__ = name
     made.__signature__ = method.replace(parameters=list(method.parameters.values())[1:])
-    made._is_available, made.backend = backend.available, backend
     cls = backend.cls
     impl_id = getattr(cls, "IMPL_ID", f"vendor.{cls.NAME.casefold()}")
-    return OpImpl(f"tex::{name}", impl_id, BackendImplKind.VENDOR, cls.NAME, made, _priority(cls))
+    kind = BackendImplKind.VENDOR
+    return OpImpl(f"tex::{name}", impl_id, kind, cls.NAME, made, _priority(cls), available=backend.available)
 
 
 def _priority(cls: type) -> int:

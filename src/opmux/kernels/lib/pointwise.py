@@ -81,7 +81,6 @@ class Row:
         self.roles = tuple(_role(p.annotation) for p in params)
         self.keywords = tuple(p.name for p in params if p.kind is p.KEYWORD_ONLY)
         self.call, self.write, self.below = _doors(self)
-        self.call.into, self.call.below = self.write, self.below  # type: ignore[attr-defined]  # found by dispatch
 
 
 def run(row: Row, args: tuple, out: Tensor | None = None) -> Tensor:

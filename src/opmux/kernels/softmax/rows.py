@@ -300,9 +300,8 @@ def declare(op: str, log: bool) -> None:
 
     for name, made, found in ((op, forward, plan), (f"{op}_bwd", backward, plan_bwd)):
         fn = made(found)
-        fn.below = made(found.below)
         fn.__name__ = fn.__qualname__ = name
-        globals()[name] = impl(getattr(spec, name), devices=DEVICES)(fn)
+        globals()[name] = impl(getattr(spec, name), devices=DEVICES, below=made(found.below))(fn)
 
 
 declare("softmax", log=False)
