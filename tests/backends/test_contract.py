@@ -276,6 +276,42 @@ found["reference"] = shown("softmax")["reference.torch"][0]
     assert got.unused["rms_norm"][0] == "chosen" and got.reference == "chosen"
 
 
+def test_preferred_ops_come_before_our_kernels(case):
+    """The kernel for any chip runs where a policy names it; a mistake costs its entry alone."""
+    ops = """
+from opmux.core import BackendImplKind
+
+def silu(x):
+    return x.new_full(x.shape, 7.0)
+
+silu.kind, silu.impl_id = BackendImplKind.VENDOR, "vendor.acme"
+
+def get_preferred_ops():
+    return {
+        "silu": "ours is faster", "relu": lambda: None, "softmax": lambda: 1 / 0, "sillu": "typo", "tanh": 3,
+    }
+
+__all__ = ["silu"]
+"""
+    code = """
+fake("npu")
+ours = lambda op: shown(op)["default.flagos"]
+found["ours"] = {op: ours(op) for op in ("opmux::silu", "opmux::relu", "softmax", "rms_norm")}
+found["theirs"] = shown("opmux::silu")["vendor.acme"][0]
+with opmux.policy(per_op={"opmux::silu": "flagos|*"}):
+    found["named"] = ours("opmux::silu")[0]
+with opmux.policy(deny=["acme"]):
+    found["denied"] = ours("opmux::silu")[0]
+"""
+    got = case(code, acme={"__init__.py": info(device="npu"), "ops/__init__.py": ops}, OPMUX_VENDOR="acme")
+    words = "ours is faster: it runs where a policy names it, by impl:default.flagos or an order for silu"
+    assert got.ours["opmux::silu"] == ["refused", "library", words] and got.theirs == "chosen"
+    assert got.ours["opmux::relu"][0] == got.ours["rms_norm"][0] == got.named == got.denied == "chosen"
+    assert "get_preferred_ops of acme raised ZeroDivisionError" in got.ours["softmax"][2]
+    assert [w for w in got.said if "preferred op 'sillu'" in w and "no such op" in w]
+    assert [w for w in got.said if "preferred op 'tanh'" in w and "expected the reason" in w]
+
+
 NAMES = {
     "__init__.py": info(),
     "ops/__init__.py": "from .add import add\nfrom .gelu import gelu\n\n__all__ = ['add', 'gelu']\n",

@@ -9,8 +9,9 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 import opmux
 from opmux.backends._nvidia.ops import cublas
-from opmux.core import facts
+from opmux.core import get_default_manager
 from opmux.core.spec import Tol, specs
+from opmux.runtime import detect
 
 CPU = torch.device("cpu")
 DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
@@ -212,35 +213,41 @@ def test_what_cublas_multiplies_in_fp8():
 # ---- who runs -------------------------------------------------------------------------------------------------------
 
 
-class Nvidias(facts.Machine):
-    """A machine with a chip of NVIDIA's."""
-
-    def accelerators(self):
-        return ("cuda",)
-
-    def arch_of(self, device_type):
-        return "sm_90"
-
-    def vendor_of(self, device_type):
-        return "nvidia" if device_type == "cuda" else None
-
-
 @pytest.fixture
-def on_nvidia(monkeypatch):
-    kernels = pytest.importorskip("opmux.kernels.gemm")
-    monkeypatch.setattr(facts, "_machine", Nvidias())
-    monkeypatch.setattr(kernels, "interpreting", lambda: False)
-    return kernels
+def refusal(monkeypatch):
+    """Why our kernel of an op does not run on a chip of NVIDIA's, or None."""
+    launch = pytest.importorskip("opmux.kernels.lib.launch")
+    monkeypatch.setattr(launch, "runs_on_chip", lambda: True)
+    manager = get_default_manager()
+    found = {}
+    for name in ("gemm", "linear"):
+        candidates = manager.registry.get_implementations(name)
+        found[name] = next(i for i in candidates if i.impl_id == "default.flagos")
+
+    def ask(name):
+        refused = manager.static_refusal(f"opmux::{name}", found[name], "cuda")
+        return None if refused is None else f"{refused.stage}: {refused.reason}"
+
+    with detect.assume("nvidia", "sm_90"):
+        yield ask
 
 
-def test_our_kernels_run_on_nvidias_chips_where_they_are_named(on_nvidia):
+def test_our_kernels_run_on_nvidias_chips_where_they_are_named(refusal):
     """Without being named they leave it to cuBLAS, unless a policy leaves that out."""
-    asked = {name: getattr(on_nvidia, name)._is_available for name in ("gemm", "linear")}
-    assert "cuBLAS is faster" in asked["gemm"]() and "an order for linear" in asked["linear"]()
+    words = "library: cuBLAS is faster: it runs where a policy names it, by impl:default.flagos or an order for {}"
+    assert refusal("gemm") == words.format("gemm") and refusal("linear") == words.format("linear")
     with opmux.policy(per_op={"gemm": "flagos|*"}):
-        assert asked["gemm"]() is True and asked["linear"]() is not True
+        assert refusal("gemm") is None and refusal("linear") is not None
     with opmux.policy(per_op={"linear": "impl:default.flagos"}):
-        assert asked["linear"]() is True and asked["gemm"]() is not True
+        assert refusal("linear") is None and refusal("gemm") is not None
     for scope in (opmux.policy("impl:default.flagos"), opmux.policy(deny=["nvidia"]), opmux.policy(allow=["acme"])):
         with scope:
-            assert asked["gemm"]() is True
+            assert refusal("gemm") is None
+    for scope in (opmux.policy("flagos"), opmux.policy(per_op={"gemm": "vendor|*"}), opmux.policy(allow=["nvidia"])):
+        with scope:
+            assert refusal("gemm") is not None
+
+
+def test_our_kernels_stand_back_for_nobody_where_they_do_not_run_on_a_chip(refusal, monkeypatch):
+    monkeypatch.setattr("opmux.kernels.lib.launch.runs_on_chip", lambda: False)
+    assert refusal("gemm") is None

@@ -13,6 +13,9 @@ from torch import Tensor
 
 from .. import wiring
 
+# Why a vendor's own impls of an op come first; or a function that returns this, or None while they do not.
+Preferred = str | Callable[[], str | None]
+
 
 class Machine:
     """What core asks of the machine it runs on. The runtime layer answers; this one knows of a CPU and nothing else."""
@@ -31,6 +34,10 @@ class Machine:
 
     def unused(self, device_type: str) -> Mapping[str, str]:
         """The ops (by key) that a device's vendor does not want our kernels for, and who says so."""
+        return {}
+
+    def preferred(self, device_type: str) -> Mapping[str, Preferred]:
+        """The ops (by key) for which a device's vendor wants its own impls before our kernels for any chip, and why."""
         return {}
 
     def lacks(self, device_type: str) -> frozenset[torch.dtype]:

@@ -232,7 +232,8 @@ class OpManager:
         chips, machine = facts.accelerators(), facts.machine()
         by_dtype = any(i.supported_dtypes is not None for i in ordered) or any(map(machine.lacks, chips))
         restricted = any(i.min_arch or i.devices for i in ordered)
-        restricted = restricted or any(machine.lacks(chip) or key in machine.unused(chip) for chip in chips)
+        told = lambda chip: machine.lacks(chip) or key in machine.unused(chip) or key in machine.preferred(chip)
+        restricted = restricted or any(map(told, chips))
         by_device = device is None and bool(chips) and restricted
 
         def leaf(x: Any) -> Pair:
@@ -319,6 +320,9 @@ class OpManager:
                 reason = f"its _is_available() raised {type(error).__name__}: {error}"
             if reason is not None:
                 return Refused(impl, "library", reason)
+        preferred = _vendors_first(key, impl, device)
+        if preferred is not None:
+            return Refused(impl, "library", preferred)
         known = self.memory.failures.get((key, impl.impl_id), {}).get(None)
         return None if known is None else Refused(impl, "library", known.reason)
 
@@ -506,6 +510,26 @@ def _dtype_refusal(impl: OpImpl, dtype: Any, device: str) -> Refused | None:
         return None
     takes = ", ".join(sorted(facts.dtype_name(d) for d in impl.supported_dtypes))
     return Refused(impl, "dtype", f"takes {takes}; the first tensor is {facts.dtype_name(dtype)}")
+
+
+def _vendors_first(key: str, impl: OpImpl, device: str) -> str | None:
+    """Why a kernel of ours for any chip stands back for the impls of the chip's vendor, or None."""
+    if impl.kind is not BackendImplKind.DEFAULT or impl.vendor is not None or impl.outside:
+        return None
+    machine, derived = facts.machine(), specs.derived.get(key)
+    preferred = machine.preferred(device)
+    op = next((k for k in (key, *(derived.bases if derived is not None else ())) if k in preferred), None)
+    if op is None:
+        return None
+    vendor, why = machine.vendor_of(device) or device, preferred[op]
+    try:
+        why = why() if callable(why) else why
+    except Exception as error:  # a vendor's code
+        why = f"get_preferred_ops of {vendor} raised {type(error).__name__}: {error}"
+    if why is None or policies.get_policy().asks_for(impl, op, instead_of=vendor):
+        return None
+    name = op.rpartition("::")[2]
+    return f"{why}: it runs where a policy names it, by impl:{impl.impl_id} or an order for {name}"
 
 
 def _declines_tracers(impl: OpImpl) -> bool:

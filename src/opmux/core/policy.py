@@ -103,13 +103,25 @@ class SelectionPolicy:
         """Why the vendor lists keep an impl out, or None. They touch only impls that have a vendor."""
         if impl.vendor is None:
             return None
-        name = impl.vendor.casefold()
+        return self._barred(impl.vendor, impl.kind is BackendImplKind.VENDOR)
+
+    def _barred(self, vendor: str, library: bool) -> str | None:
+        name = vendor.casefold()
         if name in self.deny_vendors:
-            return f"vendor '{impl.vendor}' is denied"
+            return f"vendor '{vendor}' is denied"
         if self.allow_vendors is not None and name not in self.allow_vendors:
             allowed = ", ".join(sorted(self.allow_vendors)) or "none"
-            return f"vendor '{impl.vendor}' is not allowed (allowed: {allowed})"
-        return dict(self.left_out).get(name) if impl.kind is BackendImplKind.VENDOR else None
+            return f"vendor '{vendor}' is not allowed (allowed: {allowed})"
+        return dict(self.left_out).get(name) if library else None
+
+    def asks_for(self, impl: OpImpl, key: str, instead_of: str) -> bool:
+        """Whether an impl of ours shall run where a vendor's own come first: it is named by its id, an order for the op
+        has its id or kind, or no library of that vendor may run."""
+        by_id = f"impl:{impl.impl_id.casefold()}"
+        names = {key.casefold(), key.rpartition("::")[2].casefold()}
+        said = {token for op, order in self.per_op_order if op in names for token in order}
+        named = self.prefer == by_id or not said.isdisjoint((by_id, impl.kind.value))
+        return named or self._barred(instead_of, library=True) is not None
 
     def over(self, layer: Layer) -> SelectionPolicy:
         """This policy with a layer on top: what the layer says wins, op by op; denials add up."""

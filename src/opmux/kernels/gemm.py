@@ -2,7 +2,6 @@
 
 A matrix is read where it lies, by rows or by columns, so a transposition is a constant of the kernel and no copy. FP8
 is multiplied as it is where the chip has such products, else as the bfloat16 numbers it stands for.
-On NVIDIA's chips cuBLAS is faster still: there these run when a policy names them.
 """
 
 from __future__ import annotations
@@ -16,15 +15,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..core import facts
-from ..core import policy as policies
 from ..core.errors import NotSupported
 from ..core.registry import impl
 from ..specs import gemm as spec
 from .lib.config import Tiles, tunable
 from .lib.gates import gelu, gelu_slope
 from .lib.interpret import interpreting
-from .lib.launch import Launcher, _compiling_only
+from .lib.launch import Launcher
 from .lib.plans import check, checks, plans
 from .lib.rows import DEVICES, Room, wide_of
 
@@ -350,35 +347,6 @@ def _plan_blocks(
 # ---- the ops --------------------------------------------------------------------------------------------------------
 
 
-def _without_nvidia(policy: policies.SelectionPolicy) -> bool:
-    """Whether a policy leaves NVIDIA's libraries out."""
-    allowed = policy.allow_vendors is None or "nvidia" in policy.allow_vendors
-    return "nvidia" in dict(policy.left_out) or "nvidia" in policy.deny_vendors or not allowed
-
-
-def kernel(op: Callable[..., Any]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Tag an impl that runs on NVIDIA's chips only where a policy names it: cuBLAS is faster."""
-    name = op.spec.name  # pyright: ignore[reportFunctionMemberAccess]
-
-    def named() -> bool | str:
-        if interpreting() or _compiling_only() or "nvidia" not in map(facts.machine().vendor_of, facts.accelerators()):
-            return True
-        policy = policies.get_policy()
-        own = [token for op, order in policy.per_op_order if op in (name, f"opmux::{name}") for token in order]
-        if policy.prefer == NAME or NAME in own or "flagos" in own or _without_nvidia(policy):
-            return True
-        return f"cuBLAS is faster: it runs where a policy names it, by {NAME} or an order for {name}"
-
-    def tag(fn: Any) -> Callable[..., Any]:
-        fn._is_available = named
-        return impl(op, devices=DEVICES)(fn)
-
-    return tag
-
-
-NAME = "impl:default.flagos"
-
-
 def _factors(how: Multiplied, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
     """Factors as the kernel reads them."""
     if how.packs[0]:
@@ -392,7 +360,7 @@ def _packed(t: Tensor | None) -> Tensor | None:
     return t if t is None or t.is_contiguous() else t.contiguous()
 
 
-@kernel(spec.gemm)
+@impl(spec.gemm, devices=DEVICES)
 def gemm(
     a: Tensor,
     b: Tensor,
@@ -409,7 +377,7 @@ def gemm(
     return y
 
 
-@kernel(spec.gemm_gelu)
+@impl(spec.gemm_gelu, devices=DEVICES)
 def gemm_gelu(
     a: Tensor,
     b: Tensor,
@@ -426,7 +394,7 @@ def gemm_gelu(
     return y, pre
 
 
-@kernel(spec.gemm_dgelu)
+@impl(spec.gemm_dgelu, devices=DEVICES)
 def gemm_dgelu(
     a: Tensor,
     b: Tensor,
@@ -443,14 +411,14 @@ def gemm_dgelu(
     return y
 
 
-@kernel(spec.gemm_add_)
+@impl(spec.gemm_add_, devices=DEVICES)
 def gemm_add_(c: Tensor, a: Tensor, b: Tensor, trans_a: bool, trans_b: bool, alpha: float, beta: float) -> None:
     how = _plan_sum(c, a, b, trans_a, trans_b, alpha, beta, precision())
     if how.launch is not None:
         how.launch(*_factors(how, a, b), None, None, None, None, c, None)
 
 
-@kernel(spec.scaled_gemm)
+@impl(spec.scaled_gemm, devices=DEVICES)
 def scaled_gemm(
     a: Tensor,
     b: Tensor,
@@ -469,7 +437,7 @@ def scaled_gemm(
     return y
 
 
-@kernel(spec.block_scaled_gemm)
+@impl(spec.block_scaled_gemm, devices=DEVICES)
 def block_scaled_gemm(
     a: Tensor,
     b: Tensor,
@@ -493,7 +461,7 @@ def block_scaled_gemm(
 check_linear, check_linear_bwd = checks(spec.linear), checks(spec.linear_bwd)
 
 
-@kernel(spec.linear)
+@impl(spec.linear, devices=DEVICES)
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     check_linear(x, weight, bias)
     if x.dim() == 2:
@@ -502,7 +470,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     return torch.ops.aten._unsafe_view(y, (*x.shape[:-1], weight.shape[0]))
 
 
-@kernel(spec.linear_bwd)
+@impl(spec.linear_bwd, devices=DEVICES)
 def linear_bwd(dy: Tensor, x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     check_linear_bwd(dy, x, weight)
     m, (n, k) = math.prod(x.shape[:-1]), weight.shape

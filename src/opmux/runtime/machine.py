@@ -46,6 +46,9 @@ class Here(facts.Machine):
             found = self._unused[key] = vendor_ops.mapping_of(self.ops(device_type))
         return found
 
+    def preferred(self, device_type: str) -> Mapping[str, facts.Preferred]:
+        return self.ops(device_type).preferred
+
     def lacks(self, device_type: str) -> frozenset[torch.dtype]:
         key = packages.generation(), device_type
         found = self._lacks.get(key)

@@ -1,7 +1,8 @@
 """What a vendor's `ops/` says: ops of ours that it implements, rows for ATen, ops it does not want, and extra names.
 
 `__all__` names ops of ours (then tex's, then ATen's), `get_specific_ops()` gives rows for ATen
-(`("add.Tensor", add, Autograd.disable)`), `get_unused_ops()` names what is better left to torch. A mistake in one entry
+(`("add.Tensor", add, Autograd.disable)`), `get_unused_ops()` names what is better left to torch,
+`get_preferred_ops()` the ops for which the vendor's libraries come before our kernels, and why. A mistake in one entry
 costs that entry, and is said once with its file and line.
 
 An exported function says more of itself by plain attributes, which become the fields of its `OpImpl`: see TAGS. `kind`
@@ -23,6 +24,7 @@ from typing import Any
 import torch
 
 from ..core.errors import BadImpl, nearest
+from ..core.facts import Preferred
 from ..core.loading import all_or_nothing
 from ..core.log import logger
 from ..core.registry import BackendImplKind, OpImpl, Origin, check_fit
@@ -34,6 +36,8 @@ from .vendor import Autograd
 from .vendors import Chip, folders
 
 PRIORITY = {"vendor": 100, "arch": 200}  # above the default for any chip, which has 0
+
+HOOKS = ("get_specific_ops", "get_unused_ops", "get_preferred_ops")
 
 # An attribute of an exported function -> the field of OpImpl. (`_is_available` is honoured by OpImpl itself.)
 TAGS = {
@@ -71,6 +75,7 @@ class Ops:
     impls: list[OpImpl] = field(default_factory=list)
     rows: dict[str, AtenRow] = field(default_factory=dict)  # by overload
     unused: dict[str, str] = field(default_factory=dict)  # "cumsum", "add.Tensor" -> who says so
+    preferred: dict[str, Preferred] = field(default_factory=dict)  # key -> why the vendor's own impls come first
     extras: dict[str, Any] = field(default_factory=dict)
 
 
@@ -124,6 +129,9 @@ class _Reader:
             self._guard(lambda row=row: self._row(row), what, "get_specific_ops")
         for name in self._call("get_unused_ops"):
             self._guard(lambda name=name: self._unused(name), f"the unused op {name!r}", "get_unused_ops")
+        for name, why in self._call("get_preferred_ops", dict).items():
+            what = f"the preferred op {name!r}"
+            self._guard(lambda name=name, why=why: self._preferred(name, why), what, "get_preferred_ops")
         taken = {fn for _, fn in ((r.overload, r.fn) for r in self.found.rows.values())}
         for name in self._names(bool(rows)):
             value = getattr(self.module, name, None)
@@ -138,20 +146,21 @@ class _Reader:
             return list(listed)
         if has_rows or hasattr(self.module, "get_specific_ops"):
             return ()
-        return [n for n, v in vars(self.module).items() if not n.startswith("_") and _is_own(v, self.module)]
+        public = (n for n in vars(self.module) if not n.startswith("_") and n not in HOOKS)
+        return [n for n in public if _is_own(getattr(self.module, n), self.module)]
 
-    def _call(self, name: str) -> tuple[Any, ...]:
+    def _call(self, name: str, read: Callable[..., Any] = tuple) -> Any:
         method = getattr(self.module, name, None)
         if method is None:
-            return ()
+            return read()
         try:
             with foreign_names():
-                return tuple(method())
+                return read(method())
         except MemoryError:
             raise
         except Exception as error:  # a vendor's code
             packages.leave_out(self.module.__name__, error, name)
-            return ()
+            return read()
 
     def _guard(self, take: Callable[[], None], what: str, at: str) -> None:
         try:
@@ -195,6 +204,14 @@ class _Reader:
         if spec is None:
             overloads_of(name)  # an error where ATen has no such op either
         self.found.unused.setdefault(name, words)
+
+    def _preferred(self, name: str, why: Any) -> None:
+        spec = specs.lookup(name, DOORS["export"])
+        if spec is None:
+            raise BadImpl("opmux has no such op")
+        if not (isinstance(why, str) or callable(why)):
+            raise BadImpl(f"expected the reason, or a function that returns it or None; got {why!r}")
+        self.found.preferred.setdefault(spec.key, why)
 
     def _export(self, name: str, value: Any) -> None:
         op = getattr(value, "op", name) if callable(value) else name

@@ -143,6 +143,11 @@ def _compiling_only() -> bool:
     return type(triton.runtime.driver._active).__name__ == "CompileOnly"
 
 
+def runs_on_chip() -> bool:
+    """Whether kernels run on a chip: they are neither interpreted nor only compiled."""
+    return not (triton.knobs.runtime.interpret or _compiling_only())
+
+
 class _Ready:
     """The state behind a ready launch: a function whose code is swapped once the kernel is compiled and bound."""
 

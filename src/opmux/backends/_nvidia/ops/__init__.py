@@ -6,6 +6,12 @@ from .flash import attention, attention_bwd, attention_varlen, attention_varlen_
 
 globals().update(cublas.IMPLS | providers.IMPLS)
 
+
+def get_preferred_ops():
+    """cuBLAS comes before our matrix products, which run where a policy names them."""
+    return dict.fromkeys((fn.op for fn in cublas.IMPLS.values()), cublas.faster)
+
+
 __all__ = [
     "attention",
     "attention_bwd",

@@ -31,6 +31,13 @@ check_gemm_add_ = checks(spec.gemm_add_)
 check_scaled_gemm, check_block_scaled_gemm = checks(spec.scaled_gemm), checks(spec.block_scaled_gemm)
 
 
+def faster() -> str | None:
+    """Why our own kernels stand back; not where these are interpreted or only compiled, which cuBLAS cannot be."""
+    from ....kernels.lib.launch import runs_on_chip  # there is Triton where this is asked
+
+    return "cuBLAS is faster" if runs_on_chip() else None
+
+
 def _shaped(y: Tensor, x: Tensor) -> Tensor:
     """Rows as x has them. Not a view to autograd: that lets nobody write to a view that a custom function returns."""
     return y if x.dim() == 2 else torch.ops.aten._unsafe_view(y, (*x.shape[:-1], y.shape[-1]))
