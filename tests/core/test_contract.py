@@ -26,11 +26,15 @@ from opmux.core.contract import (
     dtypes,
     each,
     each_row,
+    multiple_of,
+    ndim,
     nonempty,
+    numel,
     one_of,
     or_cpu,
     real,
     same_dtype,
+    same_len,
     shape,
     single,
     up_to_size,
@@ -288,3 +292,56 @@ def test_documented():
 def test_an_argument_of_several_types_is_left_alone():
     assert Argument.of("x", Tensor | float).type is None
     assert says(contract(x=Tensor | float), x="anything") is None
+
+
+def test_shapes_and_sizes_from_other_arguments():
+    made = contract(
+        x=Float[Tensor, "... h d", ndim(2, 3)], ends=Index[Tensor, "b+1", numel(2, least=True)],
+        again=Index[Tensor, "b+1"], n=Annotated[int, multiple_of(4)], part=Annotated[int, multiple_of("n")],
+        lse=Float[Tensor, "...", shape(lambda x, ends: (ends.shape[0] - 1, x.shape[-2], None))],
+        scales=Float32[Tensor, "...", shape(lambda n: (n, 2), least=True)],
+        bits=Float[Tensor, "...", numel(lambda x: x.numel() // 2)],
+    )  # fmt: skip
+    ends = torch.tensor([0, 3, 5])
+    good = dict(x=torch.zeros(5, 2, 4), ends=ends, again=ends, n=4, part=8, lse=torch.zeros(2, 2, 7),
+                scales=torch.zeros(5, 2), bits=torch.zeros(4, 5))  # fmt: skip
+    assert says(made, **good) is None
+    for name, value, text in (
+        ("x", torch.zeros(1, 5, 2, 4), "x must have 2 or 3 dimensions; got (1, 5, 2, 4)"),
+        ("ends", ends[:1], "ends must have at least 2 elements; got (1,)"),
+        ("again", ends[:2], "again must have shape (3,), that of ends; got (2,)"),
+        ("n", 6, "n must be a multiple of 4; got 6"),
+        ("part", 6, "part must be a multiple of 4, the n; got 6"),
+        ("lse", torch.zeros(2, 3), "lse must have shape (2, 2, any), as x is (5, 2, 4) and ends is (3,); got (2, 3)"),
+        ("scales", torch.zeros(3, 2), "scales must have shape (4, 2) or larger, as n is 4; got (3, 2)"),
+        ("bits", torch.zeros(4, 4), "bits must have 20 elements, as x is (5, 2, 4); got (4, 4)"),
+    ):  # fmt: skip
+        assert says(made, **{**good, name: value}) == f"f: {text}", name
+    assert "again must have shape [b+1]" in str(says(contract(again=Index[Tensor, "b+1"]), again=ends[:0]))
+    for name in good:
+        (argument,) = (a for a in made.arguments if a.name == name)
+        wrong = list(made.bad(argument, good))
+        assert wrong, name
+        for word, _, args in wrong:
+            assert says(made, **args) is not None, (name, word)
+    assert "ends (index [b+1], at least 2 elements)" in made.documented("y = f(x).")
+
+
+def test_lists_of_one_length():
+    made = contract(
+        xs=list[Any], ys=Annotated[list[int], same_len("xs")], ts=Annotated[list[Tensor], each(ndim(2))],
+        rank=Annotated[int, below("world")], world=int,
+    )  # fmt: skip
+    good = dict(xs=[1, "2"], ys=(1, 2), ts=[torch.zeros(2, 3)], rank=1, world=2)
+    assert says(made, **good) is None
+    assert says(made, **{**good, "xs": 3}) == "f: xs must be a list; got 3"
+    assert says(made, **{**good, "ys": [1]}) == "f: ys must have 2 items, as xs has; got 1"
+    assert says(made, **{**good, "ts": [None]}) == "f: ts must be a list of Tensors; got list"
+    assert says(made, **{**good, "ts": [torch.zeros(2, 3), torch.zeros(2)]}) == (
+        "f: ts must have 2 dimensions in every item; got (2,) at index 1"
+    )
+    assert says(made, **{**good, "rank": 2}) == "f: rank must be less than 2, the world; got 2"
+    for name in good:
+        (argument,) = (a for a in made.arguments if a.name == name)
+        for word, _, args in made.bad(argument, good):
+            assert says(made, **args) is not None, (name, word)

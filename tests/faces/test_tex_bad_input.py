@@ -85,6 +85,13 @@ def test_a_spoiled_argument_is_refused_by_name(name):
     assert not faults, "\n".join(faults)
 
 
+@pytest.mark.parametrize("name", sorted(n for n, s in SPECS.items() if s.checked and s.adapter is None))
+def test_what_a_signature_excludes(name):
+    for bad in SPECS[name].errors(CPU):
+        with pytest.raises(bad.error, match=bad.match):
+            FUNCTIONS[name](*bad.args, **bad.kwargs)
+
+
 @pytest.mark.parametrize("name", sorted(SPECS))
 def test_a_missing_argument(name):
     spec, fn = SPECS[name], FUNCTIONS[name]

@@ -8,6 +8,9 @@
 has one of each under the op's name, `call.rms_norm`, all of one kind: references all the way down, or a vendor's.
 `names` are the function's own names for the ops' arguments. An argument that goes to an op under its own or such a name
 must be what the op takes: nobody says it again, and an error of the op's is raised under the function's names.
+The function's own annotations and `where` say what else its arguments must be. They are looked at before a reference
+runs and after an implementation has failed; with `checks`, before every call: for a function that would have written
+something by then.
 """
 
 from __future__ import annotations
@@ -22,7 +25,7 @@ from typing import Any
 from .contract import Argument, Contract
 from .errors import BadArgument, BadSpec
 from .loading import Declarations
-from .spec import Spec, op
+from .spec import Spec, checked, op, specs
 
 Fn = Callable[..., Any]
 
@@ -35,6 +38,7 @@ class Adapter:
     over: tuple[Spec, ...]
     fn: Fn  # takes `call` first
     names: Mapping[str, str] = field(default_factory=dict)  # an op's argument -> the function's
+    checks: bool = False  # whether every call looks at its arguments first
 
     @property
     def name(self) -> str:
@@ -55,6 +59,10 @@ class Adapter:
 
     def bind(self, calls: Mapping[str, Fn]) -> Fn:
         """The function, made of these implementations by the keys of their ops. Errors keep the ops' names."""
+        bound = self._bound(calls)
+        return checked(specs.by_key[self.target], bound) if self.checks else bound
+
+    def _bound(self, calls: Mapping[str, Fn]) -> Fn:
         call: Any = types.SimpleNamespace(**{spec.name: calls[spec.key] for spec in self.over})
         if len(self.over) == 1:
             call = calls[self.over[0].key]
@@ -64,7 +72,7 @@ class Adapter:
 
     def reference(self) -> Fn:
         """The function made of references, with errors under its own names."""
-        bound = self.bind({spec.key: spec.reference for spec in self.over})
+        bound = self._bound({spec.key: spec.reference for spec in self.over})
 
         @functools.wraps(self.fn)
         def reference(*args: Any, **kwargs: Any) -> Any:
@@ -99,7 +107,9 @@ def _inherited(own: Argument, of: Argument | None) -> Argument:
 ADAPTERS: Declarations[Adapter] = Declarations()  # of ATen's overloads, by their names
 
 
-def adapt(*targets: str, over: Any, names: Mapping[str, str] | None = None, **declaration: Any) -> Callable[[Fn], Any]:
+def adapt(
+    *targets: str, over: Any, names: Mapping[str, str] | None = None, checks: bool = False, **declaration: Any
+) -> Callable[[Fn], Any]:
     """Say how functions of a foreign signature are computed by our ops.
 
     A target of ATen names an overload that torch declares. Any other is declared here, as an op of its space:
@@ -111,7 +121,7 @@ def adapt(*targets: str, over: Any, names: Mapping[str, str] | None = None, **de
         made: Any = fn
         for target in targets:
             space, _, name = target.rpartition("::")
-            adapter = Adapter(target, parts, fn, dict(names or {}))
+            adapter = Adapter(target, parts, fn, dict(names or {}), checks)
             if space not in ("", "aten"):
                 made = op(adapter.reference(), space=space, name=name, adapter=adapter, **declaration)
             elif not ADAPTERS.declare(name, adapter):

@@ -3,7 +3,8 @@
     def rms_norm(x: Float[Tensor, "*rows n"], weight: Float[Tensor, "n"], eps: Annotated[float, at_least(0)] = 1e-6)
 
 A tensor's annotation has its dtypes and its dimensions, in the notation of jaxtyping: the same name is the same size,
-`*rows` is any number of dimensions, `#n` is n or 1, `2*n` is twice n, `3` is 3, `_` any size, `...` any dimensions.
+`*rows` is any number of dimensions, `#n` is n or 1, `2*n` is twice n, `n+1` is one more, `3` is 3, `_` any size, `...`
+any dimensions.
 All tensors are on one device. The name of an argument that is an int is that size (`topk`, `topk*tokens`); others are
 taken from the first tensor that names them. Gradients (`Grad`) and tensors whose shape is computed from other arguments
 (`shape`) come last.
@@ -47,6 +48,7 @@ class Rule:
     """
 
     error: type[Exception] = ValueError
+    late = False  # whether other tensors are looked at, which must be right by then
 
     def problem(self, value: Any, given: Mapping[str, Any]) -> str | None:
         raise NotImplementedError
@@ -183,6 +185,25 @@ class below(Rule):
 
     def doc(self) -> str:
         return f"less than {self.of}"
+
+
+@dataclass(frozen=True)
+class multiple_of(Rule):
+    """An int that a number divides, or another argument does."""
+
+    of: int | str
+
+    def problem(self, value: Any, given: Mapping[str, Any]) -> str | None:
+        by = given.get(self.of) if isinstance(self.of, str) else self.of
+        if not isinstance(by, int) or by < 1 or value % by == 0:
+            return None
+        return f"be a multiple of {by}" + (f", the {{{self.of}}}" if isinstance(self.of, str) else "")
+
+    def wrong(self, value: Any) -> Iterator[tuple[str, Any]]:
+        yield "one more", value + 1
+
+    def doc(self) -> str:
+        return f"a multiple of {self.of}"
 
 
 @dataclass(frozen=True)
@@ -362,6 +383,56 @@ class contiguous(Rule):
 
 
 @dataclass(frozen=True)
+class ndim(Rule):
+    """A tensor of one of these numbers of dimensions."""
+
+    allowed: tuple[int, ...]
+
+    def __init__(self, *allowed: int):
+        object.__setattr__(self, "allowed", allowed)
+
+    def problem(self, value: Any, given: Mapping[str, Any]) -> str | None:
+        return None if value.dim() in self.allowed else f"have {self.doc()}"
+
+    def wrong(self, value: Tensor) -> Iterator[tuple[str, Any]]:
+        yield "too many dimensions", value[(None,) * 9]
+
+    def doc(self) -> str:
+        return f"{either(map(str, self.allowed))} dimensions"
+
+
+@dataclass(frozen=True)
+class numel(Rule):
+    """So many elements, of whatever shape: a number, or worked out from other arguments, `numel(lambda b: b + 1)`."""
+
+    of: int | Callable[..., int]
+    text: str = ""  # for the documentation
+    least: bool = False  # more will do
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "late", not isinstance(self.of, int))
+
+    def problem(self, value: Any, given: Mapping[str, Any]) -> str | None:
+        names = () if isinstance(self.of, int) else parameters(self.of)
+        if any(given.get(n) is None for n in names):
+            return None
+        wanted = self.of if isinstance(self.of, int) else self.of(*(given[n] for n in names))
+        if value.numel() == wanted or (self.least and value.numel() > wanted):
+            return None
+        return f"have {'at least ' if self.least else ''}{wanted} element{'s'[: wanted != 1]}{_because(names, given)}"
+
+    def wrong(self, value: Tensor) -> Iterator[tuple[str, Any]]:
+        if not self.least:
+            yield "one more", value.new_zeros(value.numel() + 1)
+        elif isinstance(self.of, int):
+            yield "too short", value.flatten()[: self.of - 1]
+
+    def doc(self) -> str:
+        count = self.text or (str(self.of) if isinstance(self.of, int) else "")
+        return f"{'at least ' if self.least else ''}{count} elements" if count else ""
+
+
+@dataclass(frozen=True)
 class nonempty(Rule):
     """A tensor with at least one element, along a dimension if one is named."""
 
@@ -408,16 +479,42 @@ class up_to_size(Rule):
 
 
 @dataclass(frozen=True)
+class same_len(Rule):
+    """A list of as many items as another."""
+
+    of: str
+
+    def problem(self, value: Any, given: Mapping[str, Any]) -> str | None:
+        other = given.get(self.of)
+        if not isinstance(other, (list, tuple)) or len(other) == len(value):
+            return None
+        return f"have {len(other)} items, as {{{self.of}}} has"
+
+    def got(self, value: Any) -> str:
+        return str(len(value))
+
+    def wrong(self, value: Any) -> Iterator[tuple[str, Any]]:
+        yield "longer", [*value, *value[:1]]
+
+    def doc(self) -> str:
+        return f"as many as {self.of}"
+
+
+@dataclass(frozen=True)
 class each(Rule):
     """A list whose items all keep a rule: `Annotated[list[int], each(at_least(0))]`."""
 
     rule: Rule
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "error", self.rule.error)
+
     def problem(self, value: Any, given: Mapping[str, Any]) -> str | None:
         return next((f"{p} in every item" for p in (self.rule.problem(v, given) for v in value) if p), None)
 
     def got(self, value: Any) -> str:
-        return next(f"{self.rule.got(v)} at index {i}" for i, v in enumerate(value) if self.rule.problem(v, {}))
+        wrong = (f"{self.rule.got(v)} at index {i}" for i, v in enumerate(value) if self.rule.problem(v, {}))
+        return next(wrong, shown(value))  # a rule about another argument finds nothing wrong without it
 
     def wrong(self, value: Any) -> Iterator[tuple[str, Any]]:
         for word, item in self.rule.wrong(value[0]) if value else ():
@@ -429,30 +526,46 @@ class each(Rule):
 
 @dataclass(frozen=True)
 class shape(Rule):
-    """A shape that is worked out from other arguments: `shape(lambda x, two_d: block_scales(x.shape, two_d))`."""
+    """A shape that is worked out from other arguments: `shape(lambda x, two_d: block_scales(x.shape, two_d))`.
 
-    of: Callable[..., tuple[int, ...]]
+    None in it is any size.
+    """
+
+    of: Callable[..., tuple[int | None, ...]]
     text: str = ""  # for the documentation
     none: bool = False  # whether `of` takes None; else nothing is asked where an argument is None
+    least: bool = False  # larger will do
+    late = True
 
     def problem(self, value: Any, given: Mapping[str, Any]) -> str | None:
         names = parameters(self.of)
         if not all(n in given and (self.none or given[n] is not None) for n in names):
             return None
         wanted = tuple(self.of(*(given[n] for n in names)))
-        if tuple(value.shape) == wanted:
+        if len(wanted) == value.dim() and all(map(self._fits, value.shape, wanted)):
             return None
-        tensors = [n for n in names if isinstance(given[n], Tensor)]
-        because = " and ".join(f"{{{n}}} is {tuple(given[n].shape)}" for n in tensors)
-        return f"have shape {wanted}" + (f", as {because}" if because else "")
+        text = str(tuple("any" if n is None else n for n in wanted)).replace("'", "")
+        return f"have shape {text}{' or larger' if self.least else ''}{_because(names, given)}"
+
+    def _fits(self, size: int, wanted: int | None) -> bool:
+        return wanted is None or size == wanted or (self.least and size > wanted)
 
     def wrong(self, value: Tensor) -> Iterator[tuple[str, Any]]:
         yield "one dimension more", value[None]
-        if value.dim() and value.shape[-1] > 1:
-            yield "short", value[..., :-1]
+        for at in range(value.dim()):
+            if value.shape[at] > 1:
+                yield f"short in dimension {at}", value.narrow(at, 0, value.shape[at] - 1)
 
     def doc(self) -> str:
         return self.text
+
+
+def _because(names: Iterable[str], given: Mapping[str, Any]) -> str:
+    """Where a size comes from: the tensors it was worked out from, or else the ints."""
+    tensors = [f"{{{n}}} is {tuple(given[n].shape)}" for n in names if isinstance(given[n], Tensor)]
+    ints = [f"{{{n}}} is {given[n]}" for n in names if type(given[n]) is int]
+    found = " and ".join(tensors or ints)
+    return f", as {found}" if found else ""
 
 
 # ---- annotations ----------------------------------------------------------------------------------------------------
@@ -516,15 +629,23 @@ else:
 # ---- an op's arguments ----------------------------------------------------------------------------------------------
 
 REAL, INTEGRAL = (numbers.Real, torch.SymFloat, torch.SymInt), (numbers.Integral, torch.SymInt)
+
+
+def _is_list_of(kind: Any, value: Any) -> bool:
+    return isinstance(value, (list, tuple)) and all(map(TYPES[kind][0], value))
+
+
 TYPES: dict[Any, tuple[Callable[[Any], bool], str]] = {
     float: (lambda v: type(v) in (float, int) or (isinstance(v, REAL) and type(v) is not bool), "a number"),
     int: (lambda v: type(v) is int or (isinstance(v, INTEGRAL) and type(v) is not bool), "an int"),
     bool: (lambda v: type(v) is bool or isinstance(v, (torch.SymBool, *INTEGRAL)), "a bool"),
     str: (lambda v: isinstance(v, str), "a str"),
-    list[int]: (lambda v: isinstance(v, (list, tuple)) and all(map(TYPES[int][0], v)), "a list of ints"),
     torch.dtype: (lambda v: isinstance(v, torch.dtype), "a torch.dtype"),
     torch.Tensor: (lambda v: isinstance(v, Tensor), "a Tensor"),
+    list[Any]: (lambda v: isinstance(v, (list, tuple)), "a list"),
 }
+for _type, _words in ((int, "ints"), (bool, "bools"), (Tensor, "Tensors"), (list[int], "lists of ints")):
+    TYPES[list[_type]] = (functools.partial(_is_list_of, _type), f"a list of {_words}")
 
 
 @dataclass(frozen=True)
@@ -563,7 +684,8 @@ class Argument:
         """Dtype, shape and rules in a few words."""
         if self.form is None:
             return ", ".join(filter(None, (r.doc() for r in self.rules)))
-        words = [f"{self.form.kind.name} {self.form.dims}", *(r.doc() for r in self.form.rules)]
+        told = any(isinstance(r, shape) and r.text for r in self.form.rules)
+        words = [self.form.kind.name + ("" if told else f" {self.form.dims}"), *(r.doc() for r in self.form.rules)]
         return ", ".join(filter(None, [*words, "optional" if self.optional else ""]))
 
 
@@ -580,7 +702,7 @@ class Contract:
     _order: tuple[Argument, ...] = field(init=False)
 
     def __post_init__(self) -> None:
-        late = lambda a: a.form.kind.last or any(isinstance(r, shape) for r in a.rules)
+        late = lambda a: a.form.kind.last or any(r.late for r in a.rules)
         object.__setattr__(self, "_order", tuple(sorted((a for a in self.arguments if a.form is not None), key=late)))
 
     @classmethod
@@ -591,16 +713,15 @@ class Contract:
     def check(self, given: Mapping[str, Any], op: str | None = None) -> None:
         """Raise BadArgument for the first argument that is not what it must be. Absent names are not looked at."""
         op = op or self.op
-        for a in self.arguments:
-            if a.name in given:
-                value = given[a.name]
-                if value is None and a.optional:
-                    continue
-                problem = a.type_problem(value)
-                if problem is not None:
-                    raise BadArgument.of(op, a.name, problem, shown(value), TypeError)
-                if a.form is None:
-                    self._rules(op, a, value, given)
+        there = [(a, given[a.name]) for a in self.arguments if a.name in given]
+        there = [(a, value) for a, value in there if value is not None or not a.optional]
+        for a, value in there:  # rules may look at other arguments: types come first
+            problem = a.type_problem(value)
+            if problem is not None:
+                raise BadArgument.of(op, a.name, problem, shown(value), TypeError)
+        for a, value in there:
+            if a.form is None:
+                self._rules(op, a, value, given)
         self._tensors(op, given)
         for where in self.where:
             wanted = parameters(where)[1:]
@@ -689,7 +810,9 @@ class Contract:
 
     def _wrong(self, a: Argument, value: Any, good: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
         for rule in a.rules:
-            yield from rule.wrong(value)
+            for word, wrong in rule.wrong(value):
+                if not rule.late or rule.problem(wrong, good) is not None:  # a size may be free
+                    yield word, wrong
         if a.form is None:
             return
         others = [o for o in self._order if o.name != a.name and isinstance(good.get(o.name), Tensor)]

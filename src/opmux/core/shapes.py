@@ -18,6 +18,7 @@ class Dim(NamedTuple):
     broadcast: bool = False  # or 1
     factor: int | str = 1  # so many times the size of that name; or the size of another name, which is an int argument
     size: int | None = None  # a size that is always the same
+    plus: int = 0  # so much more
 
     @classmethod
     def of(cls, word: str) -> Dim:
@@ -27,12 +28,14 @@ class Dim(NamedTuple):
             return cls("")
         if word.isdecimal():
             return cls(word, size=int(word))
-        factor, _, rest = word.rpartition("*") if "*" in word[1:] else ("", "", word)
+        rest, _, plus = word.partition("+")
+        factor, _, rest = rest.rpartition("*") if "*" in rest[1:] else ("", "", rest)
         star, rest = rest.startswith("*"), rest.removeprefix("*")
         broadcast, name = rest.startswith("#"), rest.removeprefix("#")
-        if not name.isidentifier() or not (not factor or factor.isdecimal() or factor.isidentifier()):
-            raise BadSpec(f"'{word}' is no dimension: expected n, *n, #n, 2*n, k*n, 3, _ or ...")
-        return cls(name, star, broadcast, factor if factor.isidentifier() else int(factor or 1))
+        right = name.isidentifier() and (not factor or factor.isdecimal() or factor.isidentifier())
+        if not right or ("+" in word and not plus.isdecimal()):
+            raise BadSpec(f"'{word}' is no dimension: expected n, *n, #n, 2*n, k*n, n+1, 3, _ or ...")
+        return cls(name, star, broadcast, factor if factor.isidentifier() else int(factor or 1), plus=int(plus or 0))
 
     def times(self, sizes: Mapping[str, Size]) -> int | None:
         """The factor in numbers; None where it is not known."""
@@ -44,7 +47,8 @@ class Dim(NamedTuple):
     def __str__(self) -> str:
         if not self.name:
             return ".." if self.star else "_"
-        return ("*" if self.star else f"{self.factor}*" if self.factor != 1 else "") + self.name
+        before = "*" if self.star else f"{self.factor}*" if self.factor != 1 else ""
+        return f"{before}{self.name}" + (f"+{self.plus}" if self.plus else "")
 
 
 class Size(NamedTuple):
@@ -93,6 +97,10 @@ class Dims:
         known, times = sizes.get(word.name), word.times(sizes)
         if times is None:
             return True
+        if word.plus:
+            part -= word.plus
+            if part < 0:
+                return False
         if known is None:
             if not word.star and times != 1:
                 if not times or part % times:
@@ -118,7 +126,7 @@ class Dims:
             elif known is None or times is None:
                 return None
             else:
-                made += known.value if word.star else [known.value * times]
+                made += known.value if word.star else [known.value * times + word.plus]
         return tuple(made)
 
     def partly(self, sizes: Mapping[str, Size]) -> str:

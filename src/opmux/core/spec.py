@@ -538,9 +538,9 @@ def op(
         )  # fmt: skip
         _check_declaration(spec)
         if spec.checked:
-            object.__setattr__(spec, "reference", _checked(spec, reference))
+            object.__setattr__(spec, "reference", checked(spec, reference))
             if fake is not None:
-                object.__setattr__(spec, "fake", _checked(spec, fake))
+                object.__setattr__(spec, "fake", checked(spec, fake))
         jump = library.make_jump(spec, specs.jumps)
         fn: Any = jump.fn
         fn.spec, fn.reference, fn.check = spec, spec.reference, lambda **given: spec.contract.check(given)
@@ -561,17 +561,18 @@ def op(
     return declare if reference is None else declare(reference)
 
 
-def _checked(spec: Spec, body: Callable[..., Any]) -> Callable[..., Any]:
-    """The reference or the fake of an op, which looks at its arguments first."""
+def checked(spec: Spec, body: Callable[..., Any]) -> Callable[..., Any]:
+    """A function of an op's arguments, which looks at them first: its reference, its fake."""
     names, contract = spec.names, spec.contract
+    defaults = {p.name: p.default for p in spec.signature.parameters.values() if p.default is not p.empty}
 
     @functools.wraps(body)
-    def checked(*args: Any, **kwargs: Any) -> Any:
-        contract.check({**dict(zip(names, args, strict=False)), **kwargs})
+    def looks_first(*args: Any, **kwargs: Any) -> Any:
+        contract.check({**defaults, **dict(zip(names, args, strict=False)), **kwargs})
         return body(*args, **kwargs)
 
-    checked.__signature__ = spec.signature  # type: ignore[attr-defined]  # without shapes, as torch knows types alone
-    return checked
+    looks_first.__signature__ = spec.signature  # type: ignore[attr-defined]  # without shapes: torch knows types alone
+    return looks_first
 
 
 def plain_signature(fn: Callable[..., Any]) -> inspect.Signature:

@@ -7,13 +7,13 @@ off this family, whose lists of tensors know their sizes. `splits_to_offsets` an
 
 import math
 from collections.abc import Iterator
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor
 
 from ....core.adapter import adapt
-from ....core.contract import FLOATS
+from ....core.contract import FLOATS, Int64, at_least, each, list_of, same_len
 from ....core.errors import BadArgument
 from ....core.spec import Sample, State, op
 from ....specs._checks import check_int, check_list, check_tensor, type_name
@@ -34,7 +34,8 @@ from ..quantized import (
     plain,
     quantized,
 )
-from .scaling import addresses, check_device
+from ..rules import any_dtype, device_name, with_index
+from .scaling import Size, addresses
 
 INTS = (torch.int64,)
 KINDS = ("current", "block", "mxfp8", "nvfp4")  # that can be grouped
@@ -338,15 +339,13 @@ def _shapes(dtype: torch.dtype, device: Any) -> Iterator[Sample]:
 
 @op(space="tex", out="tensors", samples=_shapes)
 def bulk_allocate(
-    shapes: list[Any], dtypes: list[Any], device: Any = None, alignments: list[int] | None = None
+    shapes: Annotated[list[Any], list_of(), each(list_of(int)), each(each(at_least(0)))],
+    dtypes: Annotated[list[Any], list_of(), same_len("shapes"), each(any_dtype())],
+    device: Annotated[Any, device_name()] | None = None,
+    alignments: Annotated[list[int], list_of(int), same_len("shapes"), each(at_least(1))] | None = None,
 ) -> list[Tensor]:
     """Tensors of these shapes and dtypes, in one buffer, each at a multiple of its alignment (its element's size)."""
-    name = "bulk_allocate"
-    check_list(name, "shapes", shapes, lambda at, s: check_list(name, at, s, lambda i, n: check_int(name, i, n, 0)))
-    check_list(name, "dtypes", dtypes, lambda at, d: check_any_dtype(name, at, d), len(shapes))
-    if alignments is not None:
-        check_list(name, "alignments", alignments, lambda at, n: check_int(name, at, n, least=1), len(shapes))
-    where = check_device(name, accelerator() if device is None else device)
+    where = with_index(accelerator() if device is None else device)
     kinds = [torch_dtype(d) for d in dtypes]
     steps = [math.lcm(a, k.itemsize) for k, a in zip(kinds, alignments or [1] * len(kinds), strict=True)]
     places, end = [], 0
@@ -361,15 +360,6 @@ def bulk_allocate(
     return [buffer[first + a : first + b].view(kind).view(tuple(shape)) for (a, b), kind, shape in made]
 
 
-def check_flag(op: str, name: str, value: Any) -> None:
-    if not isinstance(value, (bool, int)):
-        raise BadArgument.of(op, name, "be a bool", type_name(value), TypeError)
-
-
-def check_any_dtype(op: str, name: str, value: Any) -> None:
-    torch_dtype(value, op, name)
-
-
 def accelerator() -> torch.device:
     found = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
     return torch.device("cpu") if found is None else found
@@ -380,11 +370,8 @@ def _splits(dtype: torch.dtype, device: Any) -> Iterator[Sample]:
 
 
 @op(space="tex", out="offsets", samples=_splits)
-def splits_to_offsets(first_dims: Tensor, logical_last_dim: int) -> Tensor:
+def splits_to_offsets(first_dims: Int64[Tensor, "n"], logical_last_dim: Annotated[int, at_least(1)]) -> Tensor:
     """Where each member begins, in elements, and where the last ends: int64 [n + 1]."""
-    name = "splits_to_offsets"
-    check_tensor(name, "first_dims", first_dims, dtypes=INTS, dims=1)
-    check_int(name, "logical_last_dim", logical_last_dim, least=1)
     with torch.no_grad():
         return leading_zero(first_dims.cumsum(0) * logical_last_dim)
 
@@ -395,27 +382,26 @@ def _many_splits(dtype: torch.dtype, device: Any) -> Iterator[Sample]:
     yield Sample((_dims(device, 3, 0, 5), torch.device(device)), {**rest, "bulk_allocate": True}, id="tensor")
 
 
-@op(space="tex", out="sizes offsets", samples=_many_splits)
+def ints_on_host_or_device(op: str, split_sizes: Any) -> None:
+    if isinstance(split_sizes, Tensor):
+        check_tensor(op, "split_sizes", split_sizes, dtypes=(torch.int32, torch.int64), dims=1)
+    else:
+        check_list(op, "split_sizes", split_sizes, lambda at, n: check_int(op, at, n, least=0))
+
+
+@op(space="tex", out="sizes offsets", samples=_many_splits, where=ints_on_host_or_device)
 def splits_to_offsets_multi(
     split_sizes: Any,
-    device: Any,
+    device: Annotated[Any, device_name()],
     *,
-    strides: list[int],
-    include_leading_zero: list[bool],
-    dtypes: list[Any],
+    strides: Annotated[list[int], list_of(int)],
+    include_leading_zero: Annotated[list[bool], list_of(bool), same_len("strides")],
+    dtypes: Annotated[list[Any], list_of(), same_len("strides"), each(any_dtype())],
     bulk_allocate: bool = False,
 ) -> tuple[Tensor, list[Tensor]]:
     """(the sizes as int64 on a device, their running sums times each stride, from 0 where that is asked, as dtypes)."""
-    name = "splits_to_offsets_multi"
-    where = check_device(name, device)
-    if isinstance(split_sizes, Tensor):
-        check_tensor(name, "split_sizes", split_sizes, dtypes=(torch.int32, torch.int64), dims=1)
-    else:
-        check_list(name, "split_sizes", split_sizes, lambda at, n: check_int(name, at, n, least=0))
-    check_list(name, "strides", strides, lambda at, n: check_int(name, at, n))
-    check_list(name, "include_leading_zero", include_leading_zero, lambda at, b: check_flag(name, at, b), len(strides))
-    check_list(name, "dtypes", dtypes, lambda at, d: check_any_dtype(name, at, d), len(strides))
     with torch.no_grad():
+        where = with_index(device)
         if isinstance(split_sizes, Tensor):
             found = split_sizes.to(where, torch.int64)
         else:
@@ -433,12 +419,11 @@ def _some(dtype: torch.dtype, device: Any) -> Iterator[Sample]:
 
 
 @op(space="tex", out="addresses", samples=_some)
-def copy_data_ptrs_to_device(tensors: list[Tensor], device: Any) -> Tensor:
+def copy_data_ptrs_to_device(
+    tensors: Annotated[list[Tensor], list_of(Tensor)], device: Annotated[Any, device_name()]
+) -> Tensor:
     """The addresses of tensors: int64, on a device."""
-    name = "copy_data_ptrs_to_device"
-    where = check_device(name, device)
-    check_list(name, "tensors", tensors, lambda at, t: check_tensor(name, at, t, dtypes=None))
-    return addresses([t.data_ptr() for t in tensors], where)
+    return addresses([t.data_ptr() for t in tensors], with_index(device))
 
 
 PRODUCT = (gemm, *CASTS)
@@ -451,9 +436,8 @@ def _size(dtype: torch.dtype, device: Any) -> Iterator[Sample]:
 
 
 @op(space="tex", out="size", samples=_size)
-def get_grouped_gemm_setup_workspace_size(num_tensors: int) -> int:
+def get_grouped_gemm_setup_workspace_size(num_tensors: Size) -> int:
     """0: our gemms of groups need no memory beside their results."""
-    check_int("get_grouped_gemm_setup_workspace_size", "num_tensors", num_tensors, least=0)
     return 0
 
 
@@ -598,8 +582,6 @@ def multiply(
     for name, parts in (("A", a), ("D", d), ("bias", add)):
         if len(parts) != num:
             raise BadArgument.of(op, name, f"have {num} members, as B", str(len(parts)))
-    check_flag(op, "transa", transa)
-    check_flag(op, "transb", transb)
     for i in range(num):
         check_product(op, i, a[i], transa, b[i], transb, d[i], add[i])
     lead = d[0]

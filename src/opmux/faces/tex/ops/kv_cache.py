@@ -4,26 +4,36 @@ Which token goes where is computed on the device; nothing is read back.
 """
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor
 
+from ....core.contract import (
+    FLOATS,
+    AnyTensor,
+    Float,
+    Index,
+    at_least,
+    dtypes,
+    each,
+    list_of,
+    ndim,
+    numel,
+    one_of,
+    same_dtype,
+    shape,
+)
 from ....core.errors import BadArgument
 from ....core.spec import Sample, Samples, op
-from ....specs._checks import check_choice, check_int, check_list, check_tensor
+from ....specs._checks import check_list, check_tensor
 from ....specs._sequences import Lengths, packed, token_places, unpacked
 from ..enums import NVTE_QKV_Format
 from ..layouts import FORMATS
+from ..rules import member
 
-INTS = (torch.int32, torch.int64)
-MOVED = (torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.uint8)
-
-
-def _check_lengths(op: str, name: str, value: Any, b: int | None, on: Tensor) -> None:
-    check_tensor(op, name, value, dtypes=INTS, dims=1, on=on)
-    if value.shape[0] < (1 if b is None else b + 1):
-        raise BadArgument.of(op, name, f"have {'sequences' if b is None else b} + 1 elements", str(value.shape[0]))
+Count = Annotated[int, at_least(0)]
+Ends = Index[Tensor, "_", numel(lambda b: b + 1, "b + 1", least=True)]  # of b sequences, and perhaps of more
 
 
 def _counted(shape: tuple[int, ...], dtype: torch.dtype, device: Any) -> Tensor:
@@ -53,13 +63,8 @@ def _once(*builds: Any) -> Samples:
 @op(space="tex", out="bshd", samples=_once(lambda dtype, device: {
     "tensor": _counted((7, 2, 4), dtype, device), "cu_seqlens": _lengths(device, 3, 5), "b": 2, "max_seq_len": 4,
 }))  # fmt: skip
-def convert_thd_to_bshd(tensor: Tensor, cu_seqlens: Tensor, b: int, max_seq_len: int) -> Tensor:
+def convert_thd_to_bshd(tensor: AnyTensor[Tensor, "t h d"], cu_seqlens: Ends, b: Count, max_seq_len: Count) -> Tensor:
     """[b, max_seq_len, h, d] of sequences one after another; zeros after the end of each."""
-    name = "convert_thd_to_bshd"
-    check_tensor(name, "tensor", tensor, dtypes=None, dims=(3,))
-    check_int(name, "b", b, least=0)
-    check_int(name, "max_seq_len", max_seq_len, least=0)
-    _check_lengths(name, "cu_seqlens", cu_seqlens, b, tensor)
     with torch.no_grad():
         return unpacked(tensor, Lengths.of(cu_seqlens[: b + 1]), max_seq_len)
 
@@ -67,12 +72,8 @@ def convert_thd_to_bshd(tensor: Tensor, cu_seqlens: Tensor, b: int, max_seq_len:
 @op(space="tex", out="thd", samples=_once(lambda dtype, device: {
     "tensor": _counted((2, 4, 2, 4), dtype, device), "cu_seqlens": _lengths(device, 3, 5), "t": 7,
 }))  # fmt: skip
-def convert_bshd_to_thd(tensor: Tensor, cu_seqlens: Tensor, t: int) -> Tensor:
+def convert_bshd_to_thd(tensor: AnyTensor[Tensor, "b s h d"], cu_seqlens: Index[Tensor, "b+1"], t: Count) -> Tensor:
     """[t, h, d]: the sequences one after another; zeros after the last."""
-    name = "convert_bshd_to_thd"
-    check_tensor(name, "tensor", tensor, dtypes=None, dims=(4,))
-    check_int(name, "t", t, least=0)
-    check_tensor(name, "cu_seqlens", cu_seqlens, dtypes=INTS, shape=(tensor.shape[0] + 1,), on=tensor)
     with torch.no_grad():
         return packed(tensor, Lengths.of(cu_seqlens), t)
 
@@ -108,10 +109,56 @@ def _places(
     return table[sequence, at // page], at % page, there
 
 
-@op(space="tex", out="none", mutates=("k_cache", "v_cache"), samples=_once(_cache_args))
+FORMAT = member(NVTE_QKV_Format, "NVTE_SBHD", "NVTE_BSHD", "NVTE_THD")
+
+
+def new_shape(kv_format: Any, b: int) -> tuple[int | None, ...]:
+    return tuple({"b": b}.get(c) for c in FORMATS[int(kv_format)] or "")
+
+
+def cache_shape(new: Tensor, max_seq_len: int, max_pages_per_seq: int) -> tuple[int | None, ...]:
+    return None, max_seq_len // max_pages_per_seq, *new.shape[-2:]
+
+
+def table_shape(page_table: Tensor, b: int, max_pages_per_seq: int, is_non_paged: bool) -> tuple[int, ...]:
+    return (b,) if page_table.dim() == 1 else (b, 1 if is_non_paged else max_pages_per_seq)
+
+
+def values_fit_keys(op: str, new_k: Tensor, new_v: Tensor) -> None:
+    if new_v.shape[:-1] != new_k.shape[:-1]:
+        expected = f"have shape ({', '.join(map(str, new_k.shape[:-1]))}, any), as {{new_k}} is {tuple(new_k.shape)}"
+        raise BadArgument.of(op, "new_v", expected, str(tuple(new_v.shape)))
+
+
+CACHE = "[pages, max_seq_len / max_pages_per_seq, h, d]"
+New = AnyTensor[
+    Tensor,
+    "...",
+    dtypes((*FLOATS, torch.uint8)),
+    shape(new_shape, "[s, b, h, d], [b, s, h, d] or [t, h, d], as kv_format says"),
+]
+
+
+@op(space="tex", out="none", mutates=("k_cache", "v_cache"), samples=_once(_cache_args), where=values_fit_keys)
 def copy_to_kv_cache(
-    new_k: Tensor, new_v: Tensor, k_cache: Tensor, v_cache: Tensor, page_table: Tensor, cu_new_lens: Tensor,
-    cu_cached_lens: Tensor, kv_format: Any, b: int, max_ctx_len: int, max_seq_len: int, max_pages_per_seq: int,
+    new_k: New,
+    new_v: New,
+    k_cache: AnyTensor[
+        Tensor, "...", same_dtype("new_k"),
+        shape(lambda new_k, max_seq_len, max_pages_per_seq: cache_shape(new_k, max_seq_len, max_pages_per_seq), CACHE),
+    ],
+    v_cache: AnyTensor[
+        Tensor, "...", same_dtype("new_v"),
+        shape(lambda new_v, max_seq_len, max_pages_per_seq: cache_shape(new_v, max_seq_len, max_pages_per_seq), CACHE),
+    ],
+    page_table: Index[Tensor, "...", ndim(1, 2), shape(table_shape, "[b, pages] or [b]", least=True)],
+    cu_new_lens: Ends,
+    cu_cached_lens: Ends,
+    kv_format: Annotated[Any, FORMAT],
+    b: Count,
+    max_ctx_len: int,
+    max_seq_len: Annotated[int, at_least(1)],
+    max_pages_per_seq: Annotated[int, at_least(1)],
     is_non_paged: bool,
 ) -> None:  # fmt: skip
     """Put the new tokens of each sequence at its end in the caches, [pages, page, h, d], in place.
@@ -119,16 +166,9 @@ def copy_to_kv_cache(
     cu_cached_lens counts the new tokens too. A cache without pages has one for each sequence, and page_table says where
     those of now were before: they are moved to the front first.
     """
-    name = "copy_to_kv_cache"
-    fmt = _checked_cache(name, new_k, new_v, k_cache, v_cache, kv_format, b, max_seq_len, max_pages_per_seq)
-    check_tensor(name, "page_table", page_table, dtypes=INTS, dims=(1, 2), on=new_k)
-    _check_lengths(name, "cu_new_lens", cu_new_lens, b, new_k)
-    _check_lengths(name, "cu_cached_lens", cu_cached_lens, b, new_k)
-    pages = 1 if is_non_paged else max_pages_per_seq
-    if page_table.shape[0] < b or (page_table.dim() == 2 and page_table.shape[1] < pages):
-        raise BadArgument.of(name, "page_table", f"have shape ({b}, {pages})", str(tuple(page_table.shape)))
     if not b or not new_k.numel() or not k_cache.numel():
         return
+    fmt = FORMATS[int(kv_format)]
     with torch.no_grad():
         table = page_table.long().reshape(page_table.shape[0], -1)[:b]
         if is_non_paged:
@@ -147,47 +187,24 @@ def copy_to_kv_cache(
             cache[page, at] = torch.where(there.any(), flat, cache[page, at])
 
 
-def _checked_cache(
-    op: str, new_k: Any, new_v: Any, k_cache: Any, v_cache: Any, kv_format: Any, b: Any, most: Any, pages: Any
-) -> str:
-    for name, value, least in (("b", b, 0), ("max_seq_len", most, 1), ("max_pages_per_seq", pages, 1)):
-        check_int(op, name, value, least=least)
-    known = [int(NVTE_QKV_Format[f"NVTE_{n}"]) for n in ("SBHD", "BSHD", "THD")]
-    try:
-        fmt = FORMATS[int(kv_format)] if int(kv_format) in known else None
-    except (TypeError, ValueError):
-        fmt = None
-    if fmt is None:
-        raise BadArgument.of(op, "kv_format", "be NVTE_SBHD, NVTE_BSHD or NVTE_THD", repr(kv_format))
-    for name, t in (("new_k", new_k), ("new_v", new_v)):
-        check_tensor(op, name, t, dtypes=MOVED, dims=len(fmt), on=new_k if name == "new_v" else None)
-        rows = {"sbhd": 1, "bshd": 0}.get(fmt)
-        if rows is not None and t.shape[rows] != b:
-            raise BadArgument.of(op, name, f"have {b} sequences, as b says", str(tuple(t.shape)))
-    page = most // pages
-    for name, cache, new in (("k_cache", k_cache, new_k), ("v_cache", v_cache, new_v)):
-        check_tensor(op, name, cache, dtypes=(new.dtype,), shape=(None, page, *new.shape[-2:]), on=new_k)
-    if new_v.shape[:-1] != new_k.shape[:-1]:
-        raise BadArgument.of(op, "new_v", "have the shape of new_k, but for the last", str(tuple(new_v.shape)))
-    return fmt
-
-
 # ---- interleaved buffers --------------------------------------------------------------------------------------------
 
 
-@op(space="tex", out="qkv", samples=_once(lambda dtype, device: {
-    "qkvi": _counted((3, 2, 2, 12), dtype, device)[..., :4],
-}))  # fmt: skip
-def fa_prepare_fwd(qkvi: Tensor) -> Tensor:
-    """[3, b, s, n, h] of an interleaved [s, b, n, 3, h], of which q's slice is given."""
-    name = "fa_prepare_fwd"
-    check_tensor(name, "qkvi", qkvi, dims=4)
+def is_slice_of_q(op: str, qkvi: Tensor) -> None:
     (s, b, n, h), strides = qkvi.shape, qkvi.stride()
     room = qkvi.untyped_storage().nbytes() // qkvi.element_size() - qkvi.storage_offset()
     last = sum((size - 1) * stride for size, stride in zip((s, b, n, 3), (*strides[:3], h), strict=True)) + h
     if qkvi.numel() and (strides[3] != 1 or strides[2] != 3 * h or last > room):
-        raise BadArgument.of(name, "qkvi", f"be q's slice of [s, b, n, 3 * {h}]", f"strides {strides}")
+        raise BadArgument.of(op, "qkvi", f"be q's slice of [s, b, n, 3 * {h}]", f"strides {strides}")
+
+
+@op(space="tex", out="qkv", where=is_slice_of_q, samples=_once(lambda dtype, device: {
+    "qkvi": _counted((3, 2, 2, 12), dtype, device)[..., :4],
+}))  # fmt: skip
+def fa_prepare_fwd(qkvi: Float[Tensor, "s b n h"]) -> Tensor:
+    """[3, b, s, n, h] of an interleaved [s, b, n, 3, h], of which q's slice is given."""
     with torch.no_grad():
+        (s, b, n, h), strides = qkvi.shape, qkvi.stride()
         whole = (
             qkvi.as_strided((s, b, n, 3, h), (*strides[:3], h, 1)) if qkvi.numel() else qkvi.new_empty(s, b, n, 3, h)
         )
@@ -197,12 +214,12 @@ def fa_prepare_fwd(qkvi: Tensor) -> Tensor:
 @op(space="tex", out="dqkvi", samples=_once(lambda dtype, device: {
     n: _counted((2, 3, 2, 4), dtype, device) + i for i, n in enumerate("qkv")
 }))  # fmt: skip
-def fa_prepare_bwd(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+def fa_prepare_bwd(
+    q: Float[Tensor, "b s n h"],
+    k: Float[Tensor, "b s n h", same_dtype("q")],
+    v: Float[Tensor, "b s n h", same_dtype("q")],
+) -> Tensor:
     """[s, b, n, 3 * h] of three [b, s, n, h]: for each head its q, k and v."""
-    name = "fa_prepare_bwd"
-    check_tensor(name, "q", q, dims=4)
-    for what, t in (("k", k), ("v", v)):
-        check_tensor(name, what, t, dtypes=(q.dtype,), shape=tuple(q.shape), on=q, of="that of q")
     with torch.no_grad():
         return torch.stack((q, k, v), 3).transpose(0, 1).reshape(q.shape[1], q.shape[0], q.shape[2], 3 * q.shape[3])
 
@@ -212,30 +229,45 @@ def fa_prepare_bwd(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 ORDERS = {"sbhd": (1, 2, 0, 3), "bshd": (0, 2, 1, 3)}
 
 
-@op(space="tex", out="bhsd", mutates=("outputs",), samples=_once(lambda dtype, device: {
-    "inputs": [_counted((3, 2, 2, 4), torch.bfloat16, device), None, _counted((5, 2, 1, 8), torch.uint8, device)],
-    "original_format": "sbhd", "outputs": [],
-}))  # fmt: skip
-def multi_tensor_transpose_to_bhsd(inputs: Any, original_format: str, outputs: Any = []) -> Any:  # noqa: B006
+def can_be_transposed(op: str, inputs: Any, original_format: str, outputs: Any) -> None:
+    """Inputs and outputs may be None. An output may have a longer last dimension than its input."""
+    dtypes = (torch.float16, torch.bfloat16, torch.uint8)
+    check_list(op, "inputs", inputs, lambda at, t: check_tensor(op, at, t, dtypes=dtypes, dims=4, optional=True))
+    check_list(op, "outputs", outputs, lambda at, t: None, len(inputs) if outputs else None)
+    for i, (t, to) in enumerate(zip(inputs, outputs, strict=False)):
+        if t is not None:
+            *rows, columns = (t.shape[at] for at in ORDERS[original_format])
+            check_tensor(op, f"outputs[{i}]", to, dtypes=(t.dtype,), shape=(*rows, None), on=t, of="that of its input")
+            if to.shape[3] < columns:
+                raise BadArgument.of(op, f"outputs[{i}]", f"have {columns} columns", str(to.shape[3]))
+
+
+@op(
+    space="tex",
+    out="bhsd",
+    mutates=("outputs",),
+    where=can_be_transposed,
+    samples=_once(
+        lambda dtype, device: {
+            "inputs": [
+                _counted((3, 2, 2, 4), torch.bfloat16, device), None, _counted((5, 2, 1, 8), torch.uint8, device)
+            ],
+            "original_format": "sbhd",
+            "outputs": [],
+        }
+    ),
+)  # fmt: skip
+def multi_tensor_transpose_to_bhsd(
+    inputs: Any,
+    original_format: Annotated[str, one_of(*ORDERS)],
+    outputs: Any = [],  # noqa: B006
+) -> Any:
     """Each of the list as a contiguous [b, h, s, d], None where it is None.
 
     Where outputs are given they are written to and returned; one with a longer last dimension has zeros there.
     """
-    name = "multi_tensor_transpose_to_bhsd"
-    check_choice(name, "original_format", original_format, ORDERS)
-    dtypes = (torch.float16, torch.bfloat16, torch.uint8)
-    check_list(
-        name, "inputs", inputs, lambda what, t: check_tensor(name, what, t, dtypes=dtypes, dims=4, optional=True)
-    )
-    check_list(name, "outputs", outputs, lambda what, t: None, len(inputs) if outputs else None)
     with torch.no_grad():
         turned = [None if t is None else t.permute(ORDERS[original_format]) for t in inputs]
-        for i, (t, to) in enumerate(zip(turned, outputs, strict=False)):
-            if t is not None:
-                of = (*t.shape[:3], None)
-                check_tensor(name, f"outputs[{i}]", to, dtypes=(t.dtype,), shape=of, on=t, of="that of its input")
-                if to.shape[3] < t.shape[3]:
-                    raise BadArgument.of(name, f"outputs[{i}]", f"have {t.shape[3]} columns", str(to.shape[3]))
         if not outputs:
             return [None if t is None else t.contiguous() for t in turned]
         for t, to in zip(turned, outputs, strict=True):
@@ -248,11 +280,10 @@ def multi_tensor_transpose_to_bhsd(inputs: Any, original_format: str, outputs: A
 @op(space="tex", out="padded", samples=_once(lambda dtype, device: {
     "inputs": [_counted((3, 5), dtype, device), _counted((2, 8), dtype, device)], "alignment": 4,
 }))  # fmt: skip
-def multi_tensor_pad_last_dim(inputs: Any, alignment: int) -> Any:
+def multi_tensor_pad_last_dim(
+    inputs: Annotated[list[Tensor], list_of(Tensor), each(ndim(2))], alignment: Annotated[int, at_least(1)]
+) -> Any:
     """Each of the list with zeros up to a multiple of the alignment; those that need none are given back."""
-    name = "multi_tensor_pad_last_dim"
-    check_int(name, "alignment", alignment, least=1)
-    check_list(name, "inputs", inputs, lambda what, t: check_tensor(name, what, t, dtypes=None, dims=2))
     with torch.no_grad():
         return [
             torch.nn.functional.pad(t, (0, -t.shape[1] % alignment)) if t.shape[1] % alignment else t for t in inputs

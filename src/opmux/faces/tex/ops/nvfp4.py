@@ -6,22 +6,22 @@ amax. With S = 448 * 6 / amax (1 for an amax of 0), a tile's scale is amax_of_ti
 x * S / scale.
 """
 
-from collections.abc import Iterator
-from typing import Any
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor
 
 from ....core.adapter import adapt
+from ....core.contract import Byte, Float32, Rule, dtypes, each, list_of, numel, one_of, same_len, shape, single
 from ....core.errors import BadArgument
 from ....core.spec import Sample, op
-from ....specs._checks import check_choice, check_int, check_list, check_tensor
 from ....specs.quant import amax_abs, bytes_of
 from ..fp4 import codes, packed
-from .scaling import BYTES, MASTERS, check_blocks, check_shard, divided, shard_samples, spread, tile_amax_
+from .scaling import MASTERS, Shard, Size, divided, shard_samples, spread, tile_amax_
 
 TILE = 16
-FLOAT = (torch.float32,)
 MOST, LEAST = torch.finfo(torch.float32).max, torch.finfo(torch.float32).tiny
 
 
@@ -41,6 +41,46 @@ def tile_scale(block_amax: Tensor, global_amax: Tensor) -> Tensor:
     return (block_amax / torch.full_like(block_amax, 6.0) * encoding(global_amax.reshape(()))).clamp_max(MOST)
 
 
+# ---- arguments ------------------------------------------------------------------------------------------------------
+
+One = Float32[Tensor, "...", single()]
+Block = Annotated[int, one_of(TILE)]
+Tensors = Annotated[list[Tensor], list_of(Tensor)]
+Ints = Annotated[list[int], list_of(int)]
+
+
+def padded(of: Callable[..., tuple[int, int]], text: str) -> Rule:
+    return shape(of, f"{text} and padding", least=True)
+
+
+def each_of(one: Any, names: Mapping[str, str]) -> Callable[..., None]:
+    """A `where` for a function of lists: their items, side by side, are what the function of one takes.
+
+    `names` are the names of the lists by those of its arguments.
+    """
+
+    def items_fit(op: str, **lists: Any) -> None:
+        first, *_ = lists
+        for name, items in lists.items():
+            if len(items) != len(lists[first]):
+                expected = f"have {len(lists[first])} items, as {{{first}}} has"
+                raise BadArgument.of(op, name, expected, str(len(items)))
+        for i in range(len(lists[first])):
+            try:
+                one.check(**{n: lists[name][i] for n, name in names.items()})
+            except BadArgument as error:
+                raise error.seen_as(op, {n: f"{name}[{i}]" for n, name in names.items()}) from None
+
+    kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
+    taken: Any = items_fit
+    taken.__signature__ = inspect.Signature([inspect.Parameter(n, kind) for n in ("op", *names.values())])
+    return items_fit
+
+
+def listed(*names: str) -> dict[str, str]:
+    return {n: f"{n}_list" for n in names}
+
+
 # ---- transposes -----------------------------------------------------------------------------------------------------
 
 
@@ -54,23 +94,13 @@ def _data(dtype: torch.dtype, device: Any) -> Iterator[Sample]:
     yield Sample((_packed(0, 5, device),), {"out": None}, id="empty")
 
 
-def check_data(op: str, data: Any, names: tuple[str, str], out: Any, optional: bool = False) -> None:
-    """Refuse what is no packed [m, k / 2] with an even m, or an output that is not [k, m / 2]."""
-    check_tensor(op, names[0], data, dtypes=BYTES, dims=2)
-    if data.shape[0] % 2:
-        raise BadArgument.of(op, f"{names[0]}", "have an even number of rows", str(tuple(data.shape)))
-    shape, of = (data.shape[1] * 2, data.shape[0] // 2), f"that of {names[0]} turned"
-    check_tensor(op, names[1], out, dtypes=BYTES, shape=shape, on=data, optional=optional, of=of)
-
-
 def turned(data: Tensor) -> Tensor:
     return packed(halves(data).t())
 
 
 @op(space="tex", out="output", mutates=("out",), samples=_data)
-def nvfp4_data_transpose(input: Tensor, *, out: Tensor | None) -> Tensor:
+def nvfp4_data_transpose(input: Byte[Tensor, "2*m k"], *, out: Byte[Tensor, "2*k m"] | None) -> Tensor:
     """Packed [m, k / 2] as packed [k, m / 2]; `out` where it is given."""
-    check_data("nvfp4_data_transpose", input, ("input", "out"), out, optional=True)
     with torch.no_grad():
         made = turned(input)
         return made if out is None else out.copy_(made)
@@ -78,14 +108,6 @@ def nvfp4_data_transpose(input: Tensor, *, out: Tensor | None) -> Tensor:
 
 def _scale_bytes(dtype: torch.dtype, device: Any) -> Iterator[Sample]:
     yield Sample((_packed(48, 4, device), _packed(64, 4, device), 3, 2), id="3 x 2 tiles")
-
-
-def check_scale_bytes(op: str, input: Any, output: Any, m_tiles: Any, k_tiles: Any, names: tuple[str, str]) -> None:
-    check_int(op, "M_tiles", m_tiles, least=0)
-    check_int(op, "K_tiles", k_tiles, least=0)
-    check_tensor(op, names[0], input, dtypes=BYTES, dims=2)
-    check_blocks(op, names[0], input, (max((m_tiles - 1) * TILE + 1, 0) if m_tiles else 0, k_tiles), input, BYTES)
-    check_blocks(op, names[1], output, (k_tiles * TILE, m_tiles), input, BYTES)
 
 
 def turn_scales_(output: Tensor, input: Tensor, m_tiles: int, k_tiles: int) -> None:
@@ -96,11 +118,17 @@ def turn_scales_(output: Tensor, input: Tensor, m_tiles: int, k_tiles: int) -> N
         output[tiles.shape[0] :, :m_tiles] = 0
 
 
+ROWS = "the first row of each tile, [16 M_tiles - 15, K_tiles]"
+
+
 @op(space="tex", out="", mutates=("output",), samples=_scale_bytes)
-def nvfp4_2d_scale_transpose(input: Tensor, output: Tensor, M_tiles: int, K_tiles: int) -> None:
+def nvfp4_2d_scale_transpose(
+    input: Byte[Tensor, "...", padded(lambda M_tiles, K_tiles: (max(M_tiles * TILE - 15, 0), K_tiles), ROWS)],
+    output: Byte[Tensor, "...", padded(lambda K_tiles, M_tiles: (K_tiles * TILE, M_tiles), "[16 K_tiles, M_tiles]")],
+    M_tiles: Size,
+    K_tiles: Size,
+) -> None:
     """Scales of rows [.., K_tiles] as scales of columns [.., M_tiles]; each stands 16 times, once a row of its tile."""
-    name = "nvfp4_2d_scale_transpose"
-    check_scale_bytes(name, input, output, M_tiles, K_tiles, ("input", "output"))
     with torch.no_grad():
         turn_scales_(output, input, M_tiles, K_tiles)
 
@@ -112,51 +140,54 @@ def _turned_lists(dtype: torch.dtype, device: Any) -> Iterator[Sample]:
     yield Sample((data, turned_data, scales, turned_scales, [32, 16], [32, 16]), id="two")
 
 
-@op(space="tex", out="", mutates=("columnwise_data_list", "columnwise_scale_inv_list"), samples=_turned_lists)
-def nvfp4_2d_multi_tensor_transpose(
+def transposes_fit(
+    op: str,
     rowwise_data_list: list[Tensor],
-    columnwise_data_list: list[Tensor],
     rowwise_scale_inv_list: list[Tensor],
     columnwise_scale_inv_list: list[Tensor],
     M_list: list[int],
     K_list: list[int],
 ) -> None:
+    names = {"input": "rowwise_scale_inv_list", "output": "columnwise_scale_inv_list"}
+    lists = zip(rowwise_data_list, rowwise_scale_inv_list, columnwise_scale_inv_list, M_list, K_list, strict=True)
+    for i, (data, scales, to, m, k) in enumerate(lists):
+        if tuple(data.shape) != (m, k // 2):
+            expected = f"have shape {(m, k // 2)}, as M_list[{i}] is {m} and K_list[{i}] is {k}"
+            raise BadArgument.of(op, f"rowwise_data_list[{i}]", expected, str(tuple(data.shape)))
+        try:
+            nvfp4_2d_scale_transpose.check(input=scales, output=to, M_tiles=divided(m, TILE), K_tiles=divided(k, TILE))
+        except BadArgument as error:
+            raise error.seen_as(op, {n: f"{name}[{i}]" for n, name in names.items()}) from None
+
+
+Turned = Annotated[list[Tensor], list_of(Tensor), same_len("rowwise_data_list")]
+TurnedSizes = Annotated[list[int], list_of(int), same_len("rowwise_data_list")]
+
+
+@op(
+    space="tex",
+    out="",
+    mutates=("columnwise_data_list", "columnwise_scale_inv_list"),
+    samples=_turned_lists,
+    where=(
+        each_of(nvfp4_data_transpose, {"input": "rowwise_data_list", "out": "columnwise_data_list"}),
+        transposes_fit,
+    ),
+)
+def nvfp4_2d_multi_tensor_transpose(
+    rowwise_data_list: Tensors,
+    columnwise_data_list: Turned,
+    rowwise_scale_inv_list: Turned,
+    columnwise_scale_inv_list: Turned,
+    M_list: TurnedSizes,
+    K_list: TurnedSizes,
+) -> None:
     """Data and scales of rows of many [M, K] as those of their columns: the two transposes above."""
-    name = "nvfp4_2d_multi_tensor_transpose"
-    check_list(name, "rowwise_data_list", rowwise_data_list, anything)
-    each = check_lists(
-        name,
-        len(rowwise_data_list),
-        rowwise_data_list=rowwise_data_list,
-        columnwise_data_list=columnwise_data_list,
-        rowwise_scale_inv_list=rowwise_scale_inv_list,
-        columnwise_scale_inv_list=columnwise_scale_inv_list,
-        M_list=M_list,
-        K_list=K_list,
-    )
-    for i, (data, to, scales, scales_to, m, k) in enumerate(each):
-        check_int(name, f"M_list[{i}]", m, least=0)
-        check_int(name, f"K_list[{i}]", k, least=0)
-        shape = (m, k // 2)
-        check_tensor(name, f"rowwise_data_list[{i}]", data, dtypes=BYTES, shape=shape, of="M x K / 2")
-        check_data(name, data, (f"rowwise_data_list[{i}]", f"columnwise_data_list[{i}]"), to)
-        names = f"rowwise_scale_inv_list[{i}]", f"columnwise_scale_inv_list[{i}]"
-        check_scale_bytes(name, scales, scales_to, divided(m, TILE), divided(k, TILE), names)
+    lists = rowwise_data_list, columnwise_data_list, rowwise_scale_inv_list, columnwise_scale_inv_list, M_list, K_list
     with torch.no_grad():
-        for data, to, scales, scales_to, m, k in each:
+        for data, to, scales, scales_to, m, k in zip(*lists, strict=True):
             to.copy_(turned(data))
             turn_scales_(scales_to, scales, divided(m, TILE), divided(k, TILE))
-
-
-def anything(name: str, value: Any) -> None:
-    """No question is asked of this item yet."""
-
-
-def check_lists(op: str, length: int, **lists: Any) -> list[tuple[Any, ...]]:
-    """The items of lists of one length, side by side."""
-    for name, value in lists.items():
-        check_list(op, name, value, anything, length)
-    return list(zip(*lists.values(), strict=True))
 
 
 # ---- scales ---------------------------------------------------------------------------------------------------------
@@ -199,47 +230,26 @@ def _fused_lists(dtype: torch.dtype, device: Any) -> Iterator[Sample]:
     yield Sample((*map(list, zip(_fused_args(device), _fused_args(device, 8), strict=True)), TILE), id="two")
 
 
-def check_one(op: str, name: str, value: Any, like: Tensor) -> None:
-    check_tensor(op, name, value, dtypes=FLOAT, on=like)
-    if value.numel() != 1:
-        raise BadArgument.of(op, name, "have 1 element", str(tuple(value.shape)))
-
-
 @op(space="tex", out="", mutates=("global_scale",), samples=_global)
-def nvfp4_compute_global_scale(global_amax: Tensor, global_scale: Tensor) -> None:
+def nvfp4_compute_global_scale(global_amax: Float32[Tensor, "*shape"], global_scale: Float32[Tensor, "*shape"]) -> None:
     """global_scale = 2688 / global_amax, 1 for an amax of 0, at most the largest float32."""
-    name = "nvfp4_compute_global_scale"
-    check_tensor(name, "global_amax", global_amax, dtypes=FLOAT)
-    shape = tuple(global_amax.shape)
-    check_tensor(
-        name, "global_scale", global_scale, dtypes=FLOAT, shape=shape, on=global_amax, of="that of global_amax"
-    )
     with torch.no_grad():
         global_scale.copy_(encoding(global_amax))
 
 
 @op(space="tex", out="", mutates=("scale",), samples=_per_block)
-def nvfp4_compute_per_block_scale(block_amax: Tensor, scale: Tensor, global_amax: Tensor) -> None:
+def nvfp4_compute_per_block_scale(
+    block_amax: Float32[Tensor, "*shape"], scale: Float32[Tensor, "*shape"], global_amax: One
+) -> None:
     """scale = block_amax / 6 * S, S = 2688 / global_amax."""
-    name = "nvfp4_compute_per_block_scale"
-    check_tensor(name, "block_amax", block_amax, dtypes=FLOAT)
-    shape = tuple(block_amax.shape)
-    check_tensor(name, "scale", scale, dtypes=FLOAT, shape=shape, on=block_amax, of="that of block_amax")
-    check_one(name, "global_amax", global_amax, block_amax)
     with torch.no_grad():
         scale.copy_(tile_scale(block_amax, global_amax))
 
 
-def check_expansion(
-    op: str, tiles: Any, to: Any, sizes: tuple[Any, Any, Any], block_len: Any, names: tuple[str, str], at: str = ""
-) -> None:
-    tile_rows, tile_cols, rows_padded = sizes
-    for name, value in zip(("tile_rows", "tile_cols", "rows_padded"), sizes, strict=True):
-        check_int(op, name + at, value, least=0)
-    check_choice(op, "block_len", block_len, (TILE,))
-    of = "tile_rows x tile_cols"
-    check_tensor(op, names[0], tiles, dtypes=FLOAT, shape=(tile_rows, tile_cols), of=of)
-    check_blocks(op, names[1], to, (rows_padded, tile_cols), tiles, BYTES)
+TileScales = Float32[Tensor, "tile_rows tile_cols"]
+Expanded = Byte[
+    Tensor, "...", padded(lambda rows_padded, tile_cols: (rows_padded, tile_cols), "[rows_padded, tile_cols]")
+]
 
 
 def expand_(to: Tensor, tiles: Tensor, rows_padded: int) -> None:
@@ -251,26 +261,11 @@ def expand_(to: Tensor, tiles: Tensor, rows_padded: int) -> None:
 
 @op(space="tex", out="", mutates=("output",), samples=_expanded)
 def nvfp4_expand_scale_to_fp8(
-    input: Tensor, output: Tensor, tile_rows: int, tile_cols: int, rows_padded: int, block_len: int
+    input: TileScales, output: Expanded, tile_rows: Size, tile_cols: Size, rows_padded: Size, block_len: Block
 ) -> None:
     """Scales of tiles in E4M3, as bytes, each block_len (16) times below each other; 0 down to rows_padded."""
-    name = "nvfp4_expand_scale_to_fp8"
-    check_expansion(name, input, output, (tile_rows, tile_cols, rows_padded), block_len, ("input", "output"))
     with torch.no_grad():
         expand_(output, input, rows_padded)
-
-
-FUSED = "block_amax global_amax per_block_scale target_scale target_amax tile_rows tile_cols rows_padded".split()
-
-
-def check_fused(op: str, at: str, block_len: Any, given: tuple[Any, ...]) -> None:
-    """`at` follows the name of each argument: empty, or where in its list it stands."""
-    block, amax, scale, target, target_amax, rows, cols, padded = given
-    names = [n + at for n in FUSED]
-    check_expansion(op, block, target, (rows, cols, padded), block_len, (names[0], names[3]), at)
-    check_one(op, names[1], amax, block)
-    check_tensor(op, names[2], scale, dtypes=FLOAT, shape=tuple(block.shape), on=block, of=f"that of {names[0]}")
-    check_one(op, names[4], target_amax, block)
 
 
 def fuse_(
@@ -283,19 +278,17 @@ def fuse_(
 
 @op(space="tex", out="", mutates=("per_block_scale", "target_scale", "target_amax"), samples=_fused)
 def nvfp4_fused_scale(
-    block_amax: Tensor,
-    global_amax: Tensor,
-    per_block_scale: Tensor,
-    target_scale: Tensor,
-    target_amax: Tensor,
-    tile_rows: int,
-    tile_cols: int,
-    rows_padded: int,
-    block_len: int,
+    block_amax: TileScales,
+    global_amax: One,
+    per_block_scale: TileScales,
+    target_scale: Expanded,
+    target_amax: One,
+    tile_rows: Size,
+    tile_cols: Size,
+    rows_padded: Size,
+    block_len: Block,
 ) -> None:
     """nvfp4_compute_per_block_scale, nvfp4_expand_scale_to_fp8 of what it gives, and target_amax = global_amax."""
-    given = block_amax, global_amax, per_block_scale, target_scale, target_amax, tile_rows, tile_cols, rows_padded
-    check_fused("nvfp4_fused_scale", "", block_len, given)
     with torch.no_grad():
         fuse_(block_amax, global_amax, per_block_scale, target_scale, target_amax, rows_padded)
 
@@ -305,38 +298,24 @@ def nvfp4_fused_scale(
     out="",
     mutates=("per_block_scale_list", "target_scale_list", "target_amax_list"),
     samples=_fused_lists,
+    where=each_of(nvfp4_fused_scale, listed(*nvfp4_fused_scale.spec.names[:-1])),
 )
 def nvfp4_multi_tensor_fused_scale(
-    block_amax_list: list[Tensor],
-    global_amax_list: list[Tensor],
-    per_block_scale_list: list[Tensor],
-    target_scale_list: list[Tensor],
-    target_amax_list: list[Tensor],
-    tile_rows_list: list[int],
-    tile_cols_list: list[int],
-    rows_padded_list: list[int],
-    block_len: int,
+    block_amax_list: Tensors,
+    global_amax_list: Tensors,
+    per_block_scale_list: Tensors,
+    target_scale_list: Tensors,
+    target_amax_list: Tensors,
+    tile_rows_list: Ints,
+    tile_cols_list: Ints,
+    rows_padded_list: Ints,
+    block_len: Block,
 ) -> None:
     """nvfp4_fused_scale of many."""
-    name = "nvfp4_multi_tensor_fused_scale"
-    check_list(name, "block_amax_list", block_amax_list, anything)
-    each = check_lists(
-        name,
-        len(block_amax_list),
-        block_amax_list=block_amax_list,
-        global_amax_list=global_amax_list,
-        per_block_scale_list=per_block_scale_list,
-        target_scale_list=target_scale_list,
-        target_amax_list=target_amax_list,
-        tile_rows_list=tile_rows_list,
-        tile_cols_list=tile_cols_list,
-        rows_padded_list=rows_padded_list,
-    )
-    for i, given in enumerate(each):
-        check_fused(name, f"_list[{i}]", block_len, given)
+    lists = block_amax_list, global_amax_list, per_block_scale_list, target_scale_list, target_amax_list
     with torch.no_grad():
-        for block, amax, scale, target, target_amax, _rows, _cols, padded in each:
-            fuse_(block, amax, scale, target, target_amax, padded)
+        for *tensors, rows in zip(*lists, rows_padded_list, strict=True):
+            fuse_(*tensors, rows)
 
 
 # ---- shards ---------------------------------------------------------------------------------------------------------
@@ -377,76 +356,60 @@ def _shard_casts(dtype: torch.dtype, device: Any) -> Iterator[Sample]:
     yield Sample((*map(list, zip(*every, strict=True)), TILE), id="three")
 
 
-def check_amax(op: str, given: tuple[Any, ...], names: str = "tensor amax h w start_offset", at: str = "") -> None:
-    tensor, amax, h, w, start = given
-    shard, blocks, *sizes = (n + at for n in names.split())
-    check_shard(op, shard, tensor, h, w, start, " ".join(sizes))
-    check_blocks(op, blocks, amax, (divided(h, TILE), divided(w, TILE)), tensor, FLOAT)
+TileAmax = Float32[
+    Tensor,
+    "...",
+    padded(lambda h, w: (divided(h, TILE), divided(w, TILE)), "a number for each tile"),
+]
 
 
 @op(space="tex", out="", mutates=("amax",), samples=_shard_amax)
 def nvfp4_2d_compute_partial_amax(
-    tensor: Tensor, amax: Tensor, h: int, w: int, start_offset: int, block_len: int = 16
+    tensor: Shard, amax: TileAmax, h: Size, w: Size, start_offset: Size, block_len: Block = 16
 ) -> None:
     """amax[i, j] = max |x| over the shard's part of each tile of 16 x 16, 0 where it has none."""
-    name = "nvfp4_2d_compute_partial_amax"
-    check_amax(name, (tensor, amax, h, w, start_offset))
-    check_choice(name, "block_len", block_len, (TILE,))
     with torch.no_grad():
         tile_amax_(amax, tensor, h, w, start_offset, TILE)
+
+
+AMAX_LISTS = {
+    "tensor": "master_weight_list", "amax": "partial_amax_list", **listed("h", "w", "start_offset"),
+}  # fmt: skip
+
+
+def amaxes_beside_shards(op: str, master_weight_list: list[Tensor], global_amax_list: list[Tensor]) -> None:
+    for i, (shard, amax) in enumerate(zip(master_weight_list, global_amax_list, strict=True)):
+        if amax.device != shard.device:
+            raise BadArgument.of(op, f"global_amax_list[{i}]", f"be on {shard.device}", str(amax.device))
 
 
 @adapt(
     "tex::nvfp4_multi_tensor_compute_partial_amax",
     over=amax_abs,
+    checks=True,
     out="",
     mutates=("partial_amax_list", "global_amax_list"),
     samples=_shard_amaxes,
+    where=(each_of(nvfp4_2d_compute_partial_amax, AMAX_LISTS), amaxes_beside_shards),
 )
 def nvfp4_multi_tensor_compute_partial_amax(
     call: Any,
-    master_weight_list: list[Tensor],
-    partial_amax_list: list[Tensor],
-    global_amax_list: list[Tensor],
-    h_list: list[int],
-    w_list: list[int],
-    start_offset_list: list[int],
-    block_len: int = 16,
+    master_weight_list: Tensors,
+    partial_amax_list: Tensors,
+    global_amax_list: Annotated[
+        list[Tensor], list_of(Tensor), same_len("master_weight_list"), each(dtypes((torch.float32,))), each(single())
+    ],
+    h_list: Ints,
+    w_list: Ints,
+    start_offset_list: Ints,
+    block_len: Block = 16,
 ) -> None:
     """nvfp4_2d_compute_partial_amax of many shards, and global_amax = max |x| over each shard."""
-    name = "nvfp4_multi_tensor_compute_partial_amax"
-    check_choice(name, "block_len", block_len, (TILE,))
-    check_list(name, "master_weight_list", master_weight_list, anything)
-    each = check_lists(
-        name,
-        len(master_weight_list),
-        master_weight_list=master_weight_list,
-        partial_amax_list=partial_amax_list,
-        global_amax_list=global_amax_list,
-        h_list=h_list,
-        w_list=w_list,
-        start_offset_list=start_offset_list,
-    )
-    words = "master_weight_list partial_amax_list h_list w_list start_offset_list"
-    for i, (shard, amax, whole, h, w, start) in enumerate(each):
-        check_amax(name, (shard, amax, h, w, start), words, f"[{i}]")
-        check_one(name, f"global_amax_list[{i}]", whole, shard)
+    lists = master_weight_list, partial_amax_list, global_amax_list, h_list, w_list, start_offset_list
     with torch.no_grad():
-        for shard, amax, whole, h, w, start in each:
+        for shard, amax, whole, h, w, start in zip(*lists, strict=True):
             tile_amax_(amax, shard, h, w, start, TILE)
             whole.copy_(call(shard).view(whole.shape))
-
-
-def check_cast(op: str, given: tuple[Any, ...], names: str, at: str = "") -> None:
-    inp, out, scale, global_scale, h, w, start = given
-    shard, to, tiles, whole, *sizes = (n + at for n in names.split())
-    check_shard(op, shard, inp, h, w, start, " ".join(sizes))
-    check_tensor(op, to, out, dtypes=BYTES, on=inp)
-    size = (start + inp.numel() + 1) // 2 - start // 2 if inp.numel() else 0
-    if out.numel() < size:
-        raise BadArgument.of(op, to, f"have at least {size} bytes for {inp.numel()} elements", str(tuple(out.shape)))
-    check_blocks(op, tiles, scale, (divided(h, TILE), divided(w, TILE)), inp, FLOAT)
-    check_one(op, whole, global_scale, inp)
 
 
 def cast_(inp: Tensor, out: Tensor, scale: Tensor, global_scale: Tensor, h: int, w: int, start: int) -> None:
@@ -469,60 +432,49 @@ def cast_(inp: Tensor, out: Tensor, scale: Tensor, global_scale: Tensor, h: int,
     flat[: code.numel() // 2] = packed(code)
 
 
-CAST = "inp out scale global_scale h w start_offset"
+def packed_bytes(inp: Tensor, start_offset: int) -> int:
+    """The bytes that elements from start_offset on have a part of."""
+    return (start_offset + inp.numel() + 1) // 2 - start_offset // 2 if inp.numel() else 0
 
 
 @op(space="tex", out="", mutates=("out",), samples=_shard_cast)
 def nvfp4_2d_partial_cast(
-    inp: Tensor,
-    out: Tensor,
-    scale: Tensor,
-    global_scale: Tensor,
-    h: int,
-    w: int,
-    start_offset: int,
-    block_len: int = 16,
+    inp: Shard,
+    out: Byte[Tensor, "...", numel(packed_bytes, "half as many as inp's", least=True)],
+    scale: TileAmax,
+    global_scale: One,
+    h: Size,
+    w: Size,
+    start_offset: Size,
+    block_len: Block = 16,
 ) -> None:
     """out = the shard, packed, as x * global_scale / e4m3(scale of its tile of 16 x 16), in FP4.
 
     `out` begins with the byte of element start_offset; a half of it that the shard does not own stays as it is.
     """
-    name = "nvfp4_2d_partial_cast"
-    check_cast(name, (inp, out, scale, global_scale, h, w, start_offset), CAST)
-    check_choice(name, "block_len", block_len, (TILE,))
     with torch.no_grad():
         cast_(inp, out, scale, global_scale, h, w, start_offset)
 
 
-@op(space="tex", out="", mutates=("out_list",), samples=_shard_casts)
+@op(
+    space="tex",
+    out="",
+    mutates=("out_list",),
+    samples=_shard_casts,
+    where=each_of(nvfp4_2d_partial_cast, listed(*nvfp4_2d_partial_cast.spec.names[:-1])),
+)
 def nvfp4_multi_tensor_2d_partial_cast(
-    inp_list: list[Tensor],
-    out_list: list[Tensor],
-    scale_list: list[Tensor],
-    global_scale_list: list[Tensor],
-    h_list: list[int],
-    w_list: list[int],
-    start_offset_list: list[int],
-    block_len: int = 16,
+    inp_list: Tensors,
+    out_list: Tensors,
+    scale_list: Tensors,
+    global_scale_list: Tensors,
+    h_list: Ints,
+    w_list: Ints,
+    start_offset_list: Ints,
+    block_len: Block = 16,
 ) -> None:
     """nvfp4_2d_partial_cast of many shards."""
-    name = "nvfp4_multi_tensor_2d_partial_cast"
-    check_choice(name, "block_len", block_len, (TILE,))
-    check_list(name, "inp_list", inp_list, anything)
-    each = check_lists(
-        name,
-        len(inp_list),
-        inp_list=inp_list,
-        out_list=out_list,
-        scale_list=scale_list,
-        global_scale_list=global_scale_list,
-        h_list=h_list,
-        w_list=w_list,
-        start_offset_list=start_offset_list,
-    )
-    words = " ".join(f"{n}_list" for n in CAST.split())
-    for i, given in enumerate(each):
-        check_cast(name, given, words, f"[{i}]")
+    lists = inp_list, out_list, scale_list, global_scale_list, h_list, w_list, start_offset_list
     with torch.no_grad():
-        for given in each:
+        for given in zip(*lists, strict=True):
             cast_(*given)

@@ -9,19 +9,38 @@ cuBLAS reads the scales of MXFP8 and NVFP4 in tiles of 128 x 4. Nothing of ours 
 `swizzle_scales_and_pack_ptrs_for_discrete_weights` really swizzles: into a buffer of its own, for a kernel of others.
 """
 
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor
 
+from ....core.contract import (
+    FP8,
+    AnyTensor,
+    Byte,
+    Float32,
+    Rule,
+    at_least,
+    dtypes,
+    each,
+    list_of,
+    multiple_of,
+    ndim,
+    numel,
+    one_of,
+    same_dtype,
+    same_len,
+    shape,
+)
 from ....core.errors import BadArgument
+from ....core.facts import dtype_name
 from ....core.spec import Sample, op
-from ....specs._checks import check_choice, check_int, check_list, check_tensor, type_name
-from ....specs.quant import FP8_MAX, bytes_of, power, tile_amax
-from ..quantized import OPS, MXFP8Quantizer, is_quantized, quantized
+from ....specs.quant import bytes_of, power, tile_amax
+from ..quantized import OPS, MXFP8Quantizer, quantized
+from ..rules import device_name, on_device, quantized_tensor, with_index
 
-BYTES = (torch.uint8,)
 MASTERS = (torch.float32, torch.bfloat16, torch.float16)
 MX = 32  # elements of a block of MXFP8
 
@@ -33,31 +52,36 @@ def divided(n: int, by: int) -> int:
     return -(-n // by)
 
 
-SHARD = "h w start_offset"
+@dataclass(frozen=True)
+class shard_of(Rule):
+    """A flat piece of a matrix, from one of its elements on."""
+
+    rows: str = "h"
+    columns: str = "w"
+    start: str = "start_offset"
+
+    def problem(self, value: Any, given: Mapping[str, Any]) -> str | None:
+        h, w, start = given.get(self.rows), given.get(self.columns), given.get(self.start)
+        if h is None or w is None or start is None or start + value.numel() <= h * w:
+            return None
+        return f"end within the {h} x {w} matrix, from element {start} on"
+
+    def got(self, value: Any) -> str:
+        return f"{value.numel()} elements"
+
+    def wrong(self, value: Tensor) -> Iterator[tuple[str, Any]]:
+        yield "too long", value.new_zeros(1).expand(1 << 40)
+
+    def doc(self) -> str:
+        return f"a piece of the {self.rows} x {self.columns} matrix"
 
 
-def check_shard(op: str, name: str, shard: Any, h: Any, w: Any, start_offset: Any, names: str = SHARD) -> None:
-    """Refuse what is no flat piece of an [h, w] matrix."""
-    check_tensor(op, name, shard, dtypes=MASTERS)
-    for size, value in zip(names.split(), (h, w, start_offset), strict=True):
-        check_int(op, size, value, least=0)
-    if start_offset + shard.numel() > h * w:
-        raise BadArgument.of(
-            op, name, f"end within the {h} x {w} matrix", f"{shard.numel()} elements from {start_offset} on"
-        )
-
-
-def check_blocks(op: str, name: str, value: Any, blocks: tuple[int, int], like: Tensor, dtypes: Any) -> None:
-    """Refuse what has no number for each block; more rows and columns are padding."""
-    check_tensor(op, name, value, dtypes=dtypes, dims=2, on=like)
-    if value.shape[0] < blocks[0] or value.shape[1] < blocks[1]:
-        raise BadArgument.of(op, name, f"have at least {blocks} entries, one a block", str(tuple(value.shape)))
-
-
-def check_bytes(op: str, name: str, value: Any, numel: int, like: Tensor, dtypes: tuple = BYTES) -> None:
-    check_tensor(op, name, value, dtypes=dtypes, on=like)
-    if value.numel() != numel:
-        raise BadArgument.of(op, name, f"have {numel} elements", str(tuple(value.shape)))
+Size = Annotated[int, at_least(0)]
+Shard = AnyTensor[Tensor, "...", dtypes(MASTERS), shard_of()]
+Block = Annotated[int, one_of(128)]
+Blocks = Float32[
+    Tensor, "...", shape(lambda h, w: (divided(h, 128), divided(w, 128)), "one for each block, and padding", least=True)
+]
 
 
 def whole_rows(shard: Tensor, w: int, start_offset: int, block: int) -> tuple[Tensor, int]:
@@ -116,13 +140,9 @@ def _block_samples(cast: bool) -> Any:
 
 @op(space="tex", out="", mutates=("amax",), samples=_block_samples(cast=False))
 def fp8_block_scaling_compute_partial_amax(
-    tensor: Tensor, amax: Tensor, h: int, w: int, start_offset: int, block_len: int
+    tensor: Shard, amax: Blocks, h: Size, w: Size, start_offset: Size, block_len: Block
 ) -> None:
     """amax[i, j] = max |x| over the shard's part of each block of block_len x block_len (128), 0 where it has none."""
-    name = "fp8_block_scaling_compute_partial_amax"
-    check_shard(name, "tensor", tensor, h, w, start_offset)
-    check_choice(name, "block_len", block_len, (128,))
-    check_blocks(name, "amax", amax, (divided(h, 128), divided(w, 128)), tensor, (torch.float32,))
     with torch.no_grad():
         tile_amax_(amax, tensor, h, w, start_offset, 128)
 
@@ -136,17 +156,24 @@ def tile_amax_(amax: Tensor, shard: Tensor, h: int, w: int, start_offset: int, b
         to[first : first + rows.shape[0] // block] = tile_amax(rows, block, block)
 
 
-@op(space="tex", out="", mutates=("out",), samples=_block_samples(cast=True))
+def holds_dtype(op: str, out: Tensor, out_dtype: torch.dtype) -> None:
+    if out.dtype not in (torch.uint8, out_dtype):
+        expected = f"be uint8 or {dtype_name(out_dtype)}, the {{out_dtype}}"
+        raise BadArgument.of(op, "out", expected, dtype_name(out.dtype), TypeError)
+
+
+@op(space="tex", out="", mutates=("out",), samples=_block_samples(cast=True), where=holds_dtype)
 def fp8_block_scaling_partial_cast(
-    inp: Tensor, out: Tensor, scale: Tensor, h: int, w: int, start_offset: int, block_len: int, out_dtype: torch.dtype
+    inp: Shard,
+    out: AnyTensor[Tensor, "...", dtypes((torch.uint8, *FP8)), numel(lambda inp: inp.numel(), "as many as inp's")],
+    scale: Blocks,
+    h: Size,
+    w: Size,
+    start_offset: Size,
+    block_len: Block,
+    out_dtype: Annotated[torch.dtype, one_of(*FP8)],
 ) -> None:
     """out = the shard times the scales of its blocks of block_len x block_len (128), in out_dtype, as bytes."""
-    name = "fp8_block_scaling_partial_cast"
-    check_shard(name, "inp", inp, h, w, start_offset)
-    check_choice(name, "block_len", block_len, (128,))
-    check_choice(name, "out_dtype", out_dtype, FP8_MAX)
-    check_bytes(name, "out", out, inp.numel(), inp, (*BYTES, out_dtype))
-    check_blocks(name, "scale", scale, (divided(h, 128), divided(w, 128)), inp, (torch.float32,))
     with torch.no_grad():
         if inp.numel():
             scales = spread(scale, inp.numel(), w, start_offset, (128, 128))
@@ -175,24 +202,25 @@ def _mx_samples(cast: bool) -> Any:
     return samples
 
 
-def check_mx(op: str, input: Any, rows: Any, cols: Any, start_offset: Any) -> tuple[tuple[int, int], tuple[int, int]]:
-    """The numbers of blocks along rows and along columns, of a matrix that MXFP8 can hold."""
-    check_shard(op, "input", input, rows, cols, start_offset, "rows cols start_offset")
-    for name, value in (("rows", rows), ("cols", cols)):
-        if value % MX:
-            raise BadArgument.of(op, name, f"be a multiple of {MX}", str(value))
-    return (rows, cols // MX), (rows // MX, cols)
+MXShard = AnyTensor[Tensor, "...", dtypes(MASTERS), shard_of("rows", "cols")]
+MXSize = Annotated[int, at_least(0), multiple_of(MX)]
+E4M3 = AnyTensor[
+    Tensor, "...", dtypes((torch.uint8, torch.float8_e4m3fn)), numel(lambda input: input.numel(), "as many as input's")
+]
+ALONG = shape(lambda rows, cols: (rows, cols // MX), "[rows, cols / 32] and padding", least=True)
+ACROSS = shape(lambda rows, cols: (rows // MX, cols), "[rows / 32, cols] and padding", least=True)
 
 
 @op(space="tex", out="", mutates=("amax_rowwise", "amax_colwise"), samples=_mx_samples(cast=False))
 def mxfp8_scaling_compute_partial_amax(
-    input: Tensor, amax_rowwise: Tensor, amax_colwise: Tensor, rows: int, cols: int, start_offset: int
+    input: MXShard,
+    amax_rowwise: AnyTensor[Tensor, "...", same_dtype("input"), ALONG],
+    amax_colwise: AnyTensor[Tensor, "...", same_dtype("input"), ACROSS],
+    rows: MXSize,
+    cols: MXSize,
+    start_offset: Size,
 ) -> None:
     """max |x| over the shard's part of each block of 1 x 32 and of 32 x 1, 0 where it has none, in its dtype."""
-    name = "mxfp8_scaling_compute_partial_amax"
-    along, across = check_mx(name, input, rows, cols, start_offset)
-    check_blocks(name, "amax_rowwise", amax_rowwise, along, input, (input.dtype,))
-    check_blocks(name, "amax_colwise", amax_colwise, across, input, (input.dtype,))
     with torch.no_grad():
         amax_rowwise.zero_()
         amax_colwise.zero_()
@@ -205,23 +233,16 @@ def mxfp8_scaling_compute_partial_amax(
 
 @op(space="tex", out="", mutates=("output_rowwise", "output_colwise"), samples=_mx_samples(cast=True))
 def mxfp8_scaling_partial_cast(
-    input: Tensor,
-    output_rowwise: Tensor,
-    output_colwise: Tensor,
-    scale_inv_rowwise: Tensor,
-    scale_inv_colwise: Tensor,
-    rows: int,
-    cols: int,
-    start_offset: int,
+    input: MXShard,
+    output_rowwise: E4M3,
+    output_colwise: E4M3,
+    scale_inv_rowwise: Byte[Tensor, "...", ALONG],
+    scale_inv_colwise: Byte[Tensor, "...", ACROSS],
+    rows: MXSize,
+    cols: MXSize,
+    start_offset: Size,
 ) -> None:
     """The shard in E4M3, as bytes, twice: by the E8M0 scales of blocks of 1 x 32, and by those of 32 x 1."""
-    name = "mxfp8_scaling_partial_cast"
-    along, across = check_mx(name, input, rows, cols, start_offset)
-    kinds = (*BYTES, torch.float8_e4m3fn)
-    check_bytes(name, "output_rowwise", output_rowwise, input.numel(), input, kinds)
-    check_bytes(name, "output_colwise", output_colwise, input.numel(), input, kinds)
-    check_blocks(name, "scale_inv_rowwise", scale_inv_rowwise, along, input, BYTES)
-    check_blocks(name, "scale_inv_colwise", scale_inv_colwise, across, input, BYTES)
     with torch.no_grad():
         if input.numel():
             values = input.reshape(-1).float()
@@ -249,31 +270,26 @@ def _tensors(dtype: torch.dtype, device: Any) -> Iterator[Sample]:
     yield Sample(([_mxfp8(device), _mxfp8(device)], True, False), id="mxfp8")
 
 
-def check_quantized(op: str, name: str, value: Any) -> None:
-    if not is_quantized(value):
-        raise BadArgument.of(op, name, "be a quantized tensor", type_name(value), TypeError)
-
-
 @op(space="tex", out="", mutates=("tensor",), samples=_one_tensor)
-def swizzle_scales_for_gemm_(tensor: Any) -> None:
+def swizzle_scales_for_gemm_(tensor: Annotated[Any, quantized_tensor()]) -> None:
     """Nothing: our gemms read scales as they are, so `_with_gemm_swizzled_scales` stays False."""
-    check_quantized("swizzle_scales_for_gemm_", "tensor", tensor)
+
+
+QuantizedTensors = Annotated[list[Any], list_of(), each(quantized_tensor())]
 
 
 @op(space="tex", out="", mutates=("tensors",), samples=_tensors)
-def multi_tensor_swizzle_scales_for_gemm_(tensors: list[Any], rowwise_usage: bool, columnwise_usage: bool) -> None:
+def multi_tensor_swizzle_scales_for_gemm_(
+    tensors: QuantizedTensors, rowwise_usage: bool, columnwise_usage: bool
+) -> None:
     """Nothing, of several tensors: see swizzle_scales_for_gemm_."""
-    name = "multi_tensor_swizzle_scales_for_gemm_"
-    check_list(name, "tensors", tensors, lambda at, t: check_quantized(name, at, t))
 
 
 @op(space="tex", out="", mutates=("tensors",), samples=_tensors)
 def multi_tensor_swizzle_scales_for_gemm_unchecked_(
-    tensors: list[Any], rowwise_usage: bool, columnwise_usage: bool
+    tensors: QuantizedTensors, rowwise_usage: bool, columnwise_usage: bool
 ) -> None:
     """Nothing, of several tensors: see swizzle_scales_for_gemm_."""
-    name = "multi_tensor_swizzle_scales_for_gemm_unchecked_"
-    check_list(name, "tensors", tensors, lambda at, t: check_quantized(name, at, t))
 
 
 def _discrete(dtype: torch.dtype, device: Any) -> Iterator[Sample]:
@@ -284,31 +300,37 @@ def _discrete(dtype: torch.dtype, device: Any) -> Iterator[Sample]:
     yield Sample((data, across, "mxfp8_columnwise", torch.device(device)), id="columnwise", loose=True)
 
 
-SWIZZLES = ("mxfp8_rowwise", "mxfp8_columnwise", "nvfp4")
+ACROSS_ROWS = "mxfp8_columnwise"
+SCALES = (torch.uint8, torch.float8_e4m3fn, torch.float8_e8m0fnu)
 
 
-@op(space="tex", out="data_ptrs scale_ptrs buffer", samples=_discrete)
+def in_tiles(op: str, scale_tensors: list[Tensor], swizzle_type: str) -> None:
+    tile = (4, 128) if swizzle_type == ACROSS_ROWS else (128, 4)
+    for i, t in enumerate(scale_tensors):
+        if t.shape[0] % tile[0] or t.shape[1] % tile[1]:
+            raise BadArgument.of(op, f"scale_tensors[{i}]", f"be padded to multiples of {tile}", str(tuple(t.shape)))
+
+
+@op(space="tex", out="data_ptrs scale_ptrs buffer", samples=_discrete, where=in_tiles)
 def swizzle_scales_and_pack_ptrs_for_discrete_weights(
-    data_tensors: list[Tensor], scale_tensors: list[Tensor], swizzle_type: str, device: Any
+    data_tensors: Annotated[list[Tensor], list_of(Tensor), each(on_device("device"))],
+    scale_tensors: Annotated[
+        list[Tensor],
+        list_of(Tensor),
+        same_len("data_tensors"),
+        each(dtypes(SCALES)),
+        each(ndim(2)),
+        each(on_device("device")),
+    ],
+    swizzle_type: Annotated[str, one_of("mxfp8_rowwise", ACROSS_ROWS, "nvfp4")],
+    device: Annotated[Any, device_name()],
 ) -> tuple[Tensor, Tensor, Tensor]:
     """(addresses of the data, addresses of the scales, the buffer that they lie in): scales in tiles of 128 x 4.
 
     A tile's 512 scales lie together, the one of row r and column c at (r % 32) * 16 + r // 32 * 4 + c; tiles follow
     each other along a row. The scales of "mxfp8_columnwise" are taken transposed. Addresses are int64, on the device.
     """
-    name = "swizzle_scales_and_pack_ptrs_for_discrete_weights"
-    check_choice(name, "swizzle_type", swizzle_type, SWIZZLES)
-    across = swizzle_type == "mxfp8_columnwise"
-    where = check_device(name, device)
-    check_list(name, "data_tensors", data_tensors, lambda at, t: check_tensor(name, at, t, dtypes=None, on=where))
-    tile = (4, 128) if across else (128, 4)
-
-    def check_scales(at: str, t: Any) -> None:
-        check_tensor(name, at, t, dtypes=(*BYTES, torch.float8_e4m3fn, torch.float8_e8m0fnu), dims=2, on=where)
-        if t.shape[0] % tile[0] or t.shape[1] % tile[1]:
-            raise BadArgument.of(name, at, f"be padded to multiples of {tile}", str(tuple(t.shape)))
-
-    check_list(name, "scale_tensors", scale_tensors, check_scales, len(data_tensors))
+    across, where = swizzle_type == ACROSS_ROWS, with_index(device)
     with torch.no_grad():
         scales = [t.view(torch.uint8).t() if across else t.view(torch.uint8) for t in scale_tensors]
         buffer = torch.cat([swizzled(s).view(-1) for s in scales] or [torch.empty(0, dtype=torch.uint8, device=where)])
@@ -329,13 +351,3 @@ def addresses(values: list[int], device: torch.device) -> Tensor:
     """int64 on a device, of numbers known on the host: the copy does not wait for the device."""
     made = torch.tensor(values, dtype=torch.int64, pin_memory=device.type == "cuda")
     return made.to(device, non_blocking=True)
-
-
-def check_device(op: str, device: Any) -> torch.device:
-    if isinstance(device, bool) or not isinstance(device, (str, int, torch.device)):
-        raise BadArgument.of(op, "device", "be a torch.device", type_name(device), TypeError)
-    try:
-        made = torch.device(device)
-    except RuntimeError:
-        raise BadArgument.of(op, "device", "name a device", repr(device)) from None
-    return made if made.index is not None or made.type == "cpu" else torch.empty(0, device=made).device

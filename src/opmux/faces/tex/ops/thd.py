@@ -4,20 +4,54 @@ Each sequence is in two equal halves, the first and the last of its parts in the
 [b + 1], says where sequences begin; half of it says where halves do, once they are packed. It is read on the device.
 """
 
+import typing
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from ....core.errors import BadArgument
+from ....core.contract import (
+    FLOATS,
+    AnyTensor,
+    Contract,
+    Float,
+    Index,
+    at_least,
+    below,
+    dtypes,
+    multiple_of,
+    ndim,
+    numel,
+    one_of,
+    same_dtype,
+    shape,
+)
 from ....core.spec import Sample, Samples, op
-from ....specs._checks import check_choice, check_int, check_tensor
-from ....specs._numeric import FLOATS, wide
+from ....specs._numeric import wide
 from ....specs._sequences import Lengths, token_places
 
-INTS = (torch.int32, torch.int64)
-MOVED = (*FLOATS, torch.uint8)
+Moved = AnyTensor[Tensor, "... t h d", dtypes((*FLOATS, torch.uint8)), ndim(3, 4)]
+Ends = Index[Tensor, "b+1", numel(2, least=True)]  # of sequences: cu_seqlens
+
+
+def lse_shape(packed: bool, cu_seqlens: Tensor, heads: int | None = None) -> tuple[int | None, ...]:
+    return (heads, None) if packed else (cu_seqlens.shape[0] - 1, heads, None)
+
+
+LSE = "[h, t] if lse_packed, else [b, h, s]"
+OutOfStep = Float[
+    Tensor,
+    "...",
+    same_dtype("out"),
+    shape(
+        lambda out, only_second_half: (out.shape[0] // (2 if only_second_half else 1), *out.shape[1:]),
+        "[t, h, d], or [t / 2, h, d] if only_second_half",
+    ),
+]
+LseOfOut = Float[
+    Tensor, "...", shape(lambda lse_packed, cu_seqlens, out: lse_shape(lse_packed, cu_seqlens, out.shape[1]), LSE)
+]
 
 
 class Halves(NamedTuple):
@@ -37,27 +71,6 @@ class Halves(NamedTuple):
         second = place >= half
         in_half = lengths.starts[sequence] // 2 + place - torch.where(second, half, 0)
         return cls(sequence, place, in_half.clamp_(0, max(tokens // 2 - 1, 0)), second, there)
-
-
-def _check_lengths(op: str, name: str, value: Any, on: Tensor) -> None:
-    check_tensor(op, name, value, dtypes=INTS, dims=1, on=on)
-    if value.shape[0] < 2:
-        raise BadArgument.of(op, name, "have sequences + 1 elements, at least 2", str(value.shape[0]))
-
-
-def _check_tokens(op: str, name: str, value: Any, like: Tensor, tokens: int, of: str) -> None:
-    """Of a tensor beside another, [tokens, h, d] or [2, tokens, h, d]: the same but for the number of tokens."""
-    check_tensor(op, name, value, dtypes=(like.dtype,), dims=like.dim(), on=like)
-    if value.shape != (*like.shape[:-3], tokens, *like.shape[-2:]):
-        wanted = (*like.shape[:-3], tokens, *like.shape[-2:])
-        raise BadArgument.of(op, name, f"have shape {wanted}, {of}", str(tuple(value.shape)))
-
-
-def _check_lse(op: str, name: str, value: Any, packed: Any, b: int, on: Tensor, heads: int | None = None) -> None:
-    shape = (heads, None) if packed else (b, heads, None)
-    check_tensor(
-        op, name, value, shape=shape, on=on, of="heads and tokens" if packed else "sequences, heads and tokens"
-    )
 
 
 def _mask(there: Tensor, like: Tensor) -> Tensor:
@@ -91,12 +104,8 @@ def _once(*builds: Any) -> Samples:
     lambda new, cu: {"tensor": new(12, 2, 4), "cu_seqlens": cu, "half_idx": 1},
     lambda new, cu: {"tensor": new(2, 12, 2, 4), "cu_seqlens": cu, "half_idx": 0},
 ))  # fmt: skip
-def thd_read_half_tensor(tensor: Tensor, cu_seqlens: Tensor, half_idx: int) -> Tensor:
+def thd_read_half_tensor(tensor: Moved, cu_seqlens: Ends, half_idx: Annotated[int, one_of(0, 1)]) -> Tensor:
     """The first or the second half of every sequence, packed, of [t, h, d] or [2, t, h, d]."""
-    name = "thd_read_half_tensor"
-    check_tensor(name, "tensor", tensor, dtypes=MOVED, dims=(3, 4))
-    _check_lengths(name, "cu_seqlens", cu_seqlens, tensor)
-    check_choice(name, "half_idx", half_idx, (0, 1))
     tokens = tensor.shape[-3]
     with torch.no_grad():
         half = cu_seqlens.long() // 2
@@ -110,14 +119,15 @@ def thd_read_half_tensor(tensor: Tensor, cu_seqlens: Tensor, half_idx: int) -> T
     lambda new, cu: {"lse": new(2, 12), "lse_per_step": new(2, 6), "cu_seqlens": cu, "lse_packed": True},
     lambda new, cu: {"lse": new(3, 2, 8), "lse_per_step": new(3, 2, 4), "cu_seqlens": cu, "lse_packed": False},
 ))  # fmt: skip
-def thd_second_half_lse_correction(lse: Tensor, lse_per_step: Tensor, cu_seqlens: Tensor, lse_packed: bool) -> None:
+def thd_second_half_lse_correction(
+    lse: Float[Tensor, "...", shape(lambda lse_packed, cu_seqlens: lse_shape(lse_packed, cu_seqlens), LSE)],
+    lse_per_step: Float[
+        Tensor, "...", shape(lambda lse_packed, cu_seqlens, lse: lse_shape(lse_packed, cu_seqlens, lse.shape[-2]), LSE)
+    ],
+    cu_seqlens: Ends,
+    lse_packed: bool,
+) -> None:
     """lse = log(exp(lse) + exp(lse_per_step)) on second halves, in place; [h, t] if packed, else [b, h, s]."""
-    name = "thd_second_half_lse_correction"
-    check_tensor(name, "lse", lse, dims=2 if lse_packed else 3)
-    _check_lengths(name, "cu_seqlens", cu_seqlens, lse)
-    b = cu_seqlens.shape[0] - 1
-    _check_lse(name, "lse", lse, lse_packed, b, lse)
-    _check_lse(name, "lse_per_step", lse_per_step, lse_packed, b, lse, lse.shape[-2])
     if not lse.numel() or not lse_per_step.numel():
         return
     with torch.no_grad():
@@ -144,13 +154,13 @@ def _second_places(cu_seqlens: Tensor, longest: int) -> tuple[Tensor, Tensor]:
     lambda new, cu: {"lse": new(2, 12), "cu_seqlens": cu, "lse_packed": True, "second_half_lse_seqlen": 7},
     lambda new, cu: {"lse": new(3, 2, 8), "cu_seqlens": cu, "lse_packed": False, "second_half_lse_seqlen": 4},
 ))  # fmt: skip
-def thd_read_second_half_lse(lse: Tensor, cu_seqlens: Tensor, lse_packed: bool, second_half_lse_seqlen: int) -> Tensor:
+def thd_read_second_half_lse(
+    lse: Float[Tensor, "...", shape(lambda lse_packed, cu_seqlens: lse_shape(lse_packed, cu_seqlens), LSE)],
+    cu_seqlens: Ends,
+    lse_packed: bool,
+    second_half_lse_seqlen: Annotated[int, at_least(0)],
+) -> Tensor:
     """The second halves, with zeros behind them: [h, n] of [h, t] if packed, else [b, h, n] of [b, h, s]."""
-    name = "thd_read_second_half_lse"
-    check_tensor(name, "lse", lse, dims=2 if lse_packed else 3)
-    _check_lengths(name, "cu_seqlens", cu_seqlens, lse)
-    check_int(name, "second_half_lse_seqlen", second_half_lse_seqlen, least=0)
-    _check_lse(name, "lse", lse, lse_packed, cu_seqlens.shape[0] - 1, lse)
     n, size = second_half_lse_seqlen, lse.shape[-1]
     if not lse.numel():
         return lse.new_zeros((*lse.shape[:-1], n))
@@ -184,17 +194,10 @@ def _scaled(out: Tensor, factor: Tensor) -> Tensor:
 
 
 def corrected(
-    op: str, out: Any, out_per_step: Any, old_lse: Any, lse: Any, lse_per_step: Any, cu_seqlens: Any,
-    only_second_half: Any, lse_packed: Any,
+    out: Tensor, out_per_step: Tensor, old_lse: Tensor | None, lse: Tensor, lse_per_step: Tensor, cu_seqlens: Tensor,
+    only_second_half: bool, lse_packed: bool,
 ) -> None:  # fmt: skip
-    check_tensor(op, "out", out, dims=3)
-    _check_lengths(op, "cu_seqlens", cu_seqlens, out)
-    tokens, heads, b = out.shape[0], out.shape[1], cu_seqlens.shape[0] - 1
-    of_step = tokens // 2 if only_second_half else tokens
-    _check_tokens(op, "out_per_step", out_per_step, out, of_step, "that of out, or of its second halves")
-    for name, value in (("lse", lse), ("lse_per_step", lse_per_step), ("old_lse", old_lse)):
-        if value is not None or name != "old_lse":
-            _check_lse(op, name, value, lse_packed, b, out, heads)
+    tokens, of_step = out.shape[0], out_per_step.shape[0]
     if not out.numel() or not lse.numel() or not lse_per_step.numel():
         return
     with torch.no_grad():
@@ -225,27 +228,37 @@ def corrected(
     },
 ))  # fmt: skip
 def thd_out_correction(
-    out: Tensor, out_per_step: Tensor, lse: Tensor, lse_per_step: Tensor, cu_seqlens: Tensor, only_second_half: bool,
-    lse_packed: bool,
+    out: Float[Tensor, "t h d"], out_per_step: OutOfStep, lse: LseOfOut, lse_per_step: LseOfOut, cu_seqlens: Ends,
+    only_second_half: bool, lse_packed: bool,
 ) -> None:  # fmt: skip
     """out += out_per_step * exp(lse_per_step - lse), in place, on all tokens or those of second halves."""
-    corrected(
-        "thd_out_correction", out, out_per_step, None, lse, lse_per_step, cu_seqlens, only_second_half, lse_packed
-    )
+    corrected(out, out_per_step, None, lse, lse_per_step, cu_seqlens, only_second_half, lse_packed)
 
 
 def thd_out_correction_from_old(
-    out: Tensor, out_per_step: Tensor, old_lse: Tensor, lse: Tensor, lse_per_step: Tensor, cu_seqlens: Tensor,
-    only_second_half: bool, lse_packed: bool,
+    out: Float[Tensor, "t h d"], out_per_step: OutOfStep, old_lse: LseOfOut, lse: LseOfOut, lse_per_step: LseOfOut,
+    cu_seqlens: Ends, only_second_half: bool, lse_packed: bool,
 ) -> None:  # fmt: skip
     """`thd_out_correction` as 2.20.2 calls it, step by step:
     out = out * exp(old_lse - lse) + out_per_step * exp(lse_per_step - lse)."""
-    name = "thd_out_correction"
-    _check_lse(name, "old_lse", old_lse, lse_packed, cu_seqlens.shape[0] - 1, out, out.shape[1])
-    corrected(name, out, out_per_step, old_lse, lse, lse_per_step, cu_seqlens, only_second_half, lse_packed)
+    FROM_OLD.check(locals())
+    corrected(out, out_per_step, old_lse, lse, lse_per_step, cu_seqlens, only_second_half, lse_packed)
 
 
-WAYS = ("add", "copy", "zero", "none")
+FROM_OLD = Contract.of("thd_out_correction", typing.get_type_hints(thd_out_correction_from_old, include_extras=True))
+
+
+Way = Annotated[str, one_of("add", "copy", "zero", "none")]
+
+
+def whole_step(first_half: str, second_half: str) -> bool:
+    """Whether a step has both halves."""
+    return first_half in ("add", "copy") and second_half in ("add", "copy")
+
+
+def step_shape(grad: Tensor, first_half: str, second_half: str) -> tuple[int, ...]:
+    tokens = grad.shape[-3] if whole_step(first_half, second_half) else grad.shape[-3] // 2
+    return *grad.shape[:-3], tokens, *grad.shape[-2:]
 
 
 @op(space="tex", out="none", mutates=("grad",), samples=_once(
@@ -259,25 +272,21 @@ WAYS = ("add", "copy", "zero", "none")
     },
 ))  # fmt: skip
 def thd_grad_correction(
-    grad: Tensor, grad_per_step: Tensor, cu_seqlens: Tensor, first_half: str, second_half: str
+    grad: Moved,
+    grad_per_step: AnyTensor[Tensor, "...", same_dtype("grad"), shape(step_shape, "that of grad, or of one half")],
+    cu_seqlens: Ends,
+    first_half: Way,
+    second_half: Way,
 ) -> None:
     """Add grad_per_step to each half of grad, copy it there, put zeros there, or leave it, in place.
 
     Where one half gets nothing of it (zero, none), grad_per_step is of the other half alone.
     """
-    name = "thd_grad_correction"
-    check_tensor(name, "grad", grad, dtypes=MOVED, dims=(3, 4))
-    _check_lengths(name, "cu_seqlens", cu_seqlens, grad)
-    check_choice(name, "first_half", first_half, WAYS)
-    check_choice(name, "second_half", second_half, WAYS)
-    whole = first_half in ("add", "copy") and second_half in ("add", "copy")
-    tokens = grad.shape[-3]
-    of_step = tokens if whole else tokens // 2
-    _check_tokens(name, "grad_per_step", grad_per_step, grad, of_step, "that of grad, or of one half")
     if not grad.numel() or not grad_per_step.numel():
         return
     with torch.no_grad():
-        halves = Halves.of(cu_seqlens, tokens)
+        halves = Halves.of(cu_seqlens, grad.shape[-3])
+        whole = whole_step(first_half, second_half)
         step = grad_per_step if whole else grad_per_step.index_select(-3, halves.in_half)
         made = {
             "add": lambda: grad + step,
@@ -309,57 +318,48 @@ def _partitioned(cu_seqlens: Tensor, total: int, world: int, rank: Tensor | int)
     return torch.where(left < 0, found, cu[-1] + rank * (total // world - mine[-1]) + left)
 
 
-def _check_shares(op: str, cu_seqlens: Any, total: Any, world: Any, name: str) -> None:
-    check_int(op, "total_tokens", total, least=0)
-    check_int(op, name, world, least=1)
-    if total % world:
-        raise BadArgument.of(op, "total_tokens", f"be a multiple of {name}, {world}", str(total))
-
-
 @op(space="tex", out="indices", samples=_once(
     lambda new, cu: {"cu_seqlens": cu, "total_tokens": 12, "world_size": 2, "rank": 1},
 ))  # fmt: skip
-def thd_get_partitioned_indices(cu_seqlens: Tensor, total_tokens: int, world_size: int, rank: int) -> Tensor:
+def thd_get_partitioned_indices(
+    cu_seqlens: Ends,
+    total_tokens: Annotated[int, at_least(0), multiple_of("world_size")],
+    world_size: Annotated[int, at_least(1)],
+    rank: Annotated[int, at_least(0), below("world_size")],
+) -> Tensor:
     """The tokens of a rank, int32: of the 2 * world_size parts of each sequence its own from the front, and from the
     back."""
-    name = "thd_get_partitioned_indices"
-    check_tensor(name, "cu_seqlens", cu_seqlens, dtypes=INTS, dims=1)
-    _check_lengths(name, "cu_seqlens", cu_seqlens, cu_seqlens)
-    _check_shares(name, cu_seqlens, total_tokens, world_size, "world_size")
-    check_int(name, "rank", rank, least=0, most=world_size - 1)
     with torch.no_grad():
         return _partitioned(cu_seqlens, total_tokens, world_size, rank).int()
 
 
-def _all_ranks(op: str, inp: Any, cu_seqlens: Any, cp_size: Any, total_tokens: Any) -> Tensor:
+Tokens = AnyTensor[Tensor, "total_tokens ..."]
+Ranks = Annotated[int, at_least(1)]
+Shared = Annotated[int, at_least(0), multiple_of("cp_size")]
+
+
+def _all_ranks(cu_seqlens: Tensor, cp_size: int, total_tokens: int) -> Tensor:
     """The tokens of all ranks, one rank after another."""
-    check_tensor(op, "inp", inp, dtypes=None)
-    _check_lengths(op, "cu_seqlens", cu_seqlens, inp)
-    _check_shares(op, cu_seqlens, total_tokens, cp_size, "cp_size")
-    if not inp.dim() or inp.shape[0] != total_tokens:
-        raise BadArgument.of(op, "inp", f"have {total_tokens} tokens, as total_tokens says", str(tuple(inp.shape)))
-    ranks = torch.arange(cp_size, device=inp.device)[:, None]
+    ranks = torch.arange(cp_size, device=cu_seqlens.device)[:, None]
     return _partitioned(cu_seqlens, total_tokens, cp_size, ranks).reshape(-1)
 
 
 @op(space="tex", out="by_rank", samples=_once(
     lambda new, cu: {"inp": new(12, 2, 4), "cu_seqlens": cu, "cp_size": 2, "total_tokens": 12},
 ))  # fmt: skip
-def thd_sequence_order_to_cp_rank_order(inp: Tensor, cu_seqlens: Tensor, cp_size: int, total_tokens: int) -> Tensor:
+def thd_sequence_order_to_cp_rank_order(inp: Tokens, cu_seqlens: Ends, cp_size: Ranks, total_tokens: Shared) -> Tensor:
     """Tokens in the order of sequences -> those of each rank together."""
-    name = "thd_sequence_order_to_cp_rank_order"
     with torch.no_grad():
-        return inp[_all_ranks(name, inp, cu_seqlens, cp_size, total_tokens)]
+        return inp[_all_ranks(cu_seqlens, cp_size, total_tokens)]
 
 
 @op(space="tex", out="by_sequence", samples=_once(
     lambda new, cu: {"inp": new(12, 2, 4), "cu_seqlens": cu, "cp_size": 2, "total_tokens": 12},
 ))  # fmt: skip
-def thd_cp_rank_order_to_sequence_order(inp: Tensor, cu_seqlens: Tensor, cp_size: int, total_tokens: int) -> Tensor:
+def thd_cp_rank_order_to_sequence_order(inp: Tokens, cu_seqlens: Ends, cp_size: Ranks, total_tokens: Shared) -> Tensor:
     """Those of each rank together -> tokens in the order of sequences."""
-    name = "thd_cp_rank_order_to_sequence_order"
     with torch.no_grad():
-        order = _all_ranks(name, inp, cu_seqlens, cp_size, total_tokens)
+        order = _all_ranks(cu_seqlens, cp_size, total_tokens)
         return torch.empty_like(inp).index_copy_(0, order, inp)
 
 
@@ -370,16 +370,12 @@ def thd_cp_rank_order_to_sequence_order(inp: Tensor, cu_seqlens: Tensor, cp_size
     },
 ))  # fmt: skip
 def thd_copy_valid_tokens_from_per_split_to_rank_local(
-    out: Tensor, inp: Tensor, cu_seqlens_padded: Tensor, cu_seqlens: Tensor
+    out: AnyTensor[Tensor, "t *rest"],
+    inp: AnyTensor[Tensor, "t *rest", same_dtype("out")],
+    cu_seqlens_padded: Ends,
+    cu_seqlens: Index[Tensor, "b+1"],
 ) -> None:
     """out = inp, in place, on tokens that are no padding at the end of their sequence."""
-    name = "thd_copy_valid_tokens_from_per_split_to_rank_local"
-    check_tensor(name, "out", out, dtypes=None)
-    check_tensor(name, "inp", inp, dtypes=(out.dtype,), shape=tuple(out.shape), on=out, of="that of out")
-    _check_lengths(name, "cu_seqlens_padded", cu_seqlens_padded, out)
-    check_tensor(name, "cu_seqlens", cu_seqlens, dtypes=INTS, shape=tuple(cu_seqlens_padded.shape), on=out)
-    if not out.dim():
-        raise BadArgument.of(name, "out", "have tokens in its first dimension", "()")
     with torch.no_grad():
         _, _, there = token_places(Lengths.of(cu_seqlens, cu_seqlens_padded), out.shape[0])
         out.copy_(torch.where(there.reshape(-1, *[1] * (out.dim() - 1)), inp, out))
