@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ....core.adapter import adapt
-from ....core.contract import FLOATS, Int64, at_least, each, list_of, same_len
+from ....core.contract import FLOATS, Int64, at_least, each, same_len
 from ....core.errors import BadArgument
 from ....core.spec import Sample, State, op
 from ....specs._checks import check_int, check_list, check_tensor, type_name
@@ -339,10 +339,10 @@ def _shapes(dtype: torch.dtype, device: Any) -> Iterator[Sample]:
 
 @op(space="tex", out="tensors", samples=_shapes)
 def bulk_allocate(
-    shapes: Annotated[list[Any], list_of(), each(list_of(int)), each(each(at_least(0)))],
-    dtypes: Annotated[list[Any], list_of(), same_len("shapes"), each(any_dtype())],
+    shapes: Annotated[list[list[int]], each(each(at_least(0)))],
+    dtypes: Annotated[list[Any], same_len("shapes"), each(any_dtype())],
     device: Annotated[Any, device_name()] | None = None,
-    alignments: Annotated[list[int], list_of(int), same_len("shapes"), each(at_least(1))] | None = None,
+    alignments: Annotated[list[int], same_len("shapes"), each(at_least(1))] | None = None,
 ) -> list[Tensor]:
     """Tensors of these shapes and dtypes, in one buffer, each at a multiple of its alignment (its element's size)."""
     where = with_index(accelerator() if device is None else device)
@@ -394,9 +394,9 @@ def splits_to_offsets_multi(
     split_sizes: Any,
     device: Annotated[Any, device_name()],
     *,
-    strides: Annotated[list[int], list_of(int)],
-    include_leading_zero: Annotated[list[bool], list_of(bool), same_len("strides")],
-    dtypes: Annotated[list[Any], list_of(), same_len("strides"), each(any_dtype())],
+    strides: list[int],
+    include_leading_zero: Annotated[list[bool], same_len("strides")],
+    dtypes: Annotated[list[Any], same_len("strides"), each(any_dtype())],
     bulk_allocate: bool = False,
 ) -> tuple[Tensor, list[Tensor]]:
     """(the sizes as int64 on a device, their running sums times each stride, from 0 where that is asked, as dtypes)."""
@@ -419,9 +419,7 @@ def _some(dtype: torch.dtype, device: Any) -> Iterator[Sample]:
 
 
 @op(space="tex", out="addresses", samples=_some)
-def copy_data_ptrs_to_device(
-    tensors: Annotated[list[Tensor], list_of(Tensor)], device: Annotated[Any, device_name()]
-) -> Tensor:
+def copy_data_ptrs_to_device(tensors: list[Tensor], device: Annotated[Any, device_name()]) -> Tensor:
     """The addresses of tensors: int64, on a device."""
     return addresses([t.data_ptr() for t in tensors], with_index(device))
 

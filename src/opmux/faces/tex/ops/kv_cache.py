@@ -17,7 +17,6 @@ from ....core.contract import (
     at_least,
     dtypes,
     each,
-    list_of,
     ndim,
     numel,
     one_of,
@@ -281,7 +280,7 @@ def multi_tensor_transpose_to_bhsd(
     "inputs": [_counted((3, 5), dtype, device), _counted((2, 8), dtype, device)], "alignment": 4,
 }))  # fmt: skip
 def multi_tensor_pad_last_dim(
-    inputs: Annotated[list[Tensor], list_of(Tensor), each(ndim(2))], alignment: Annotated[int, at_least(1)]
+    inputs: Annotated[list[Tensor], each(ndim(2))], alignment: Annotated[int, at_least(1)]
 ) -> Any:
     """Each of the list with zeros up to a multiple of the alignment; those that need none are given back."""
     with torch.no_grad():

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from ....core.adapter import adapt
-from ....core.contract import Byte, Float32, Rule, dtypes, each, list_of, numel, one_of, same_len, shape, single
+from ....core.contract import Byte, Float32, Rule, dtypes, each, numel, one_of, same_len, shape, single
 from ....core.errors import BadArgument
 from ....core.spec import Sample, op
 from ....specs.quant import amax_abs, bytes_of
@@ -45,8 +45,6 @@ def tile_scale(block_amax: Tensor, global_amax: Tensor) -> Tensor:
 
 One = Float32[Tensor, "...", single()]
 Block = Annotated[int, one_of(TILE)]
-Tensors = Annotated[list[Tensor], list_of(Tensor)]
-Ints = Annotated[list[int], list_of(int)]
 
 
 def padded(of: Callable[..., tuple[int, int]], text: str) -> Rule:
@@ -160,8 +158,8 @@ def transposes_fit(
             raise error.seen_as(op, {n: f"{name}[{i}]" for n, name in names.items()}) from None
 
 
-Turned = Annotated[list[Tensor], list_of(Tensor), same_len("rowwise_data_list")]
-TurnedSizes = Annotated[list[int], list_of(int), same_len("rowwise_data_list")]
+Turned = Annotated[list[Tensor], same_len("rowwise_data_list")]
+TurnedSizes = Annotated[list[int], same_len("rowwise_data_list")]
 
 
 @op(
@@ -175,7 +173,7 @@ TurnedSizes = Annotated[list[int], list_of(int), same_len("rowwise_data_list")]
     ),
 )
 def nvfp4_2d_multi_tensor_transpose(
-    rowwise_data_list: Tensors,
+    rowwise_data_list: list[Tensor],
     columnwise_data_list: Turned,
     rowwise_scale_inv_list: Turned,
     columnwise_scale_inv_list: Turned,
@@ -301,14 +299,14 @@ def nvfp4_fused_scale(
     where=each_of(nvfp4_fused_scale, listed(*nvfp4_fused_scale.spec.names[:-1])),
 )
 def nvfp4_multi_tensor_fused_scale(
-    block_amax_list: Tensors,
-    global_amax_list: Tensors,
-    per_block_scale_list: Tensors,
-    target_scale_list: Tensors,
-    target_amax_list: Tensors,
-    tile_rows_list: Ints,
-    tile_cols_list: Ints,
-    rows_padded_list: Ints,
+    block_amax_list: list[Tensor],
+    global_amax_list: list[Tensor],
+    per_block_scale_list: list[Tensor],
+    target_scale_list: list[Tensor],
+    target_amax_list: list[Tensor],
+    tile_rows_list: list[int],
+    tile_cols_list: list[int],
+    rows_padded_list: list[int],
     block_len: Block,
 ) -> None:
     """nvfp4_fused_scale of many."""
@@ -394,14 +392,14 @@ def amaxes_beside_shards(op: str, master_weight_list: list[Tensor], global_amax_
 )
 def nvfp4_multi_tensor_compute_partial_amax(
     call: Any,
-    master_weight_list: Tensors,
-    partial_amax_list: Tensors,
+    master_weight_list: list[Tensor],
+    partial_amax_list: list[Tensor],
     global_amax_list: Annotated[
-        list[Tensor], list_of(Tensor), same_len("master_weight_list"), each(dtypes((torch.float32,))), each(single())
+        list[Tensor], same_len("master_weight_list"), each(dtypes((torch.float32,))), each(single())
     ],
-    h_list: Ints,
-    w_list: Ints,
-    start_offset_list: Ints,
+    h_list: list[int],
+    w_list: list[int],
+    start_offset_list: list[int],
     block_len: Block = 16,
 ) -> None:
     """nvfp4_2d_compute_partial_amax of many shards, and global_amax = max |x| over each shard."""
@@ -464,13 +462,13 @@ def nvfp4_2d_partial_cast(
     where=each_of(nvfp4_2d_partial_cast, listed(*nvfp4_2d_partial_cast.spec.names[:-1])),
 )
 def nvfp4_multi_tensor_2d_partial_cast(
-    inp_list: Tensors,
-    out_list: Tensors,
-    scale_list: Tensors,
-    global_scale_list: Tensors,
-    h_list: Ints,
-    w_list: Ints,
-    start_offset_list: Ints,
+    inp_list: list[Tensor],
+    out_list: list[Tensor],
+    scale_list: list[Tensor],
+    global_scale_list: list[Tensor],
+    h_list: list[int],
+    w_list: list[int],
+    start_offset_list: list[int],
     block_len: Block = 16,
 ) -> None:
     """nvfp4_2d_partial_cast of many shards."""

@@ -25,7 +25,6 @@ from ....core.contract import (
     at_least,
     dtypes,
     each,
-    list_of,
     multiple_of,
     ndim,
     numel,
@@ -275,7 +274,7 @@ def swizzle_scales_for_gemm_(tensor: Annotated[Any, quantized_tensor()]) -> None
     """Nothing: our gemms read scales as they are, so `_with_gemm_swizzled_scales` stays False."""
 
 
-QuantizedTensors = Annotated[list[Any], list_of(), each(quantized_tensor())]
+QuantizedTensors = Annotated[list[Any], each(quantized_tensor())]
 
 
 @op(space="tex", out="", mutates=("tensors",), samples=_tensors)
@@ -313,10 +312,9 @@ def in_tiles(op: str, scale_tensors: list[Tensor], swizzle_type: str) -> None:
 
 @op(space="tex", out="data_ptrs scale_ptrs buffer", samples=_discrete, where=in_tiles)
 def swizzle_scales_and_pack_ptrs_for_discrete_weights(
-    data_tensors: Annotated[list[Tensor], list_of(Tensor), each(on_device("device"))],
+    data_tensors: Annotated[list[Tensor], each(on_device("device"))],
     scale_tensors: Annotated[
         list[Tensor],
-        list_of(Tensor),
         same_len("data_tensors"),
         each(dtypes(SCALES)),
         each(ndim(2)),
