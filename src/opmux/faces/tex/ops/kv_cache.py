@@ -167,7 +167,7 @@ def copy_to_kv_cache(
     """
     if not b or not new_k.numel() or not k_cache.numel():
         return
-    fmt = FORMATS[int(kv_format)]
+    fmt = FORMATS[int(kv_format)] or ""
     with torch.no_grad():
         table = page_table.long().reshape(page_table.shape[0], -1)[:b]
         if is_non_paged:

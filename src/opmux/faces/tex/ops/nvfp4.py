@@ -312,8 +312,8 @@ def nvfp4_multi_tensor_fused_scale(
     """nvfp4_fused_scale of many."""
     lists = block_amax_list, global_amax_list, per_block_scale_list, target_scale_list, target_amax_list
     with torch.no_grad():
-        for *tensors, rows in zip(*lists, rows_padded_list, strict=True):
-            fuse_(*tensors, rows)
+        for given in zip(*lists, rows_padded_list, strict=True):
+            fuse_(*given)
 
 
 # ---- shards ---------------------------------------------------------------------------------------------------------
