@@ -420,8 +420,15 @@ def block_scaled_gemm(a: Tensor, b: Tensor, a_scale: Tensor, b_scale: Tensor, a_
         y [m, n].
     """
 
-def bulk_allocate(shapes: list[Any], dtypes: list[Any], device: Any = None, alignments: list[int] | None = None) -> list[Tensor]:
-    """Tensors of these shapes and dtypes, in one buffer, each at a multiple of its alignment (its element's size)."""
+def bulk_allocate(shapes: list[list[int]], dtypes: list[Any], device: Any | None = None, alignments: list[int] | None = None) -> list[Tensor]:
+    """Tensors of these shapes and dtypes, in one buffer, each at a multiple of its alignment (its element's size).
+
+    Args:
+        shapes (each each at least 0)
+        dtypes (as many as shapes, each a DType or a torch.dtype)
+        device (a torch.device or its name)
+        alignments (as many as shapes, each at least 1)
+    """
 
 def bulk_overlap_ag_with_external_gemm(allgather_communicator: Any, send_stream: Any, recv_stream: Any) -> None:
     """All-gather the buffer of a CommOverlap on streams of another, beside its gemm; the current stream then waits."""
@@ -500,19 +507,49 @@ def compute_amax(input: Tensor, amax: Tensor) -> None:
     """
 
 def convert_bshd_to_thd(tensor: Tensor, cu_seqlens: Tensor, t: int) -> Tensor:
-    """[t, h, d]: the sequences one after another; zeros after the last."""
+    """[t, h, d]: the sequences one after another; zeros after the last.
+
+    Args:
+        tensor (any [b, s, h, d])
+        cu_seqlens (index [b+1])
+        t (at least 0)
+    """
 
 def convert_thd_to_bshd(tensor: Tensor, cu_seqlens: Tensor, b: int, max_seq_len: int) -> Tensor:
-    """[b, max_seq_len, h, d] of sequences one after another; zeros after the end of each."""
+    """[b, max_seq_len, h, d] of sequences one after another; zeros after the end of each.
+
+    Args:
+        tensor (any [t, h, d])
+        cu_seqlens (index [_], at least b + 1 elements)
+        b (at least 0)
+        max_seq_len (at least 0)
+    """
 
 def copy_data_ptrs_to_device(tensors: list[Tensor], device: Any) -> Tensor:
-    """The addresses of tensors: int64, on a device."""
+    """The addresses of tensors: int64, on a device.
+
+    Args:
+        device (a torch.device or its name)
+    """
 
 def copy_to_kv_cache(new_k: Tensor, new_v: Tensor, k_cache: Tensor, v_cache: Tensor, page_table: Tensor, cu_new_lens: Tensor, cu_cached_lens: Tensor, kv_format: Any, b: int, max_ctx_len: int, max_seq_len: int, max_pages_per_seq: int, is_non_paged: bool) -> None:
     """Put the new tokens of each sequence at its end in the caches, [pages, page, h, d], in place.
 
     cu_cached_lens counts the new tokens too. A cache without pages has one for each sequence, and page_table says where
     those of now were before: they are moved to the front first.
+
+    Args:
+        new_k (float16, bfloat16, float32, float64 or uint8, [s, b, h, d], [b, s, h, d] or [t, h, d], as kv_format says)
+        new_v (float16, bfloat16, float32, float64 or uint8, [s, b, h, d], [b, s, h, d] or [t, h, d], as kv_format says)
+        k_cache (any, of the dtype of new_k, [pages, max_seq_len / max_pages_per_seq, h, d])
+        v_cache (any, of the dtype of new_v, [pages, max_seq_len / max_pages_per_seq, h, d])
+        page_table (index, 1 or 2 dimensions, [b, pages] or [b])
+        cu_new_lens (index [_], at least b + 1 elements)
+        cu_cached_lens (index [_], at least b + 1 elements)
+        kv_format (NVTE_SBHD, NVTE_BSHD or NVTE_THD)
+        b (at least 0)
+        max_seq_len (at least 1)
+        max_pages_per_seq (at least 1)
     """
 
 def copysign(self: Tensor, other: Tensor | int | float) -> Tensor:
@@ -880,10 +917,20 @@ def exponential(self: Tensor, lambd: float = 1.0, *, generator: Any | None = Non
     """Exponential of rate lambd, like self."""
 
 def fa_prepare_bwd(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """[s, b, n, 3 * h] of three [b, s, n, h]: for each head its q, k and v."""
+    """[s, b, n, 3 * h] of three [b, s, n, h]: for each head its q, k and v.
+
+    Args:
+        q (float [b, s, n, h])
+        k (float [b, s, n, h], of the dtype of q)
+        v (float [b, s, n, h], of the dtype of q)
+    """
 
 def fa_prepare_fwd(qkvi: Tensor) -> Tensor:
-    """[3, b, s, n, h] of an interleaved [s, b, n, 3, h], of which q's slice is given."""
+    """[3, b, s, n, h] of an interleaved [s, b, n, 3, h], of which q's slice is given.
+
+    Args:
+        qkvi (float [s, b, n, h])
+    """
 
 def fix(self: Tensor) -> Tensor:
     """torch.ops.aten.fix, elementwise."""
@@ -907,10 +954,30 @@ def fmod(self: Tensor, other: Tensor | int | float) -> Tensor:
     """torch.ops.aten.fmod, elementwise."""
 
 def fp8_block_scaling_compute_partial_amax(tensor: Tensor, amax: Tensor, h: int, w: int, start_offset: int, block_len: int) -> None:
-    """amax[i, j] = max |x| over the shard's part of each block of block_len x block_len (128), 0 where it has none."""
+    """amax[i, j] = max |x| over the shard's part of each block of block_len x block_len (128), 0 where it has none.
+
+    Args:
+        tensor (float32, bfloat16 or float16 [..], a piece of the h x w matrix)
+        amax (float32, one for each block, and padding)
+        h (at least 0)
+        w (at least 0)
+        start_offset (at least 0)
+        block_len (one of 128)
+    """
 
 def fp8_block_scaling_partial_cast(inp: Tensor, out: Tensor, scale: Tensor, h: int, w: int, start_offset: int, block_len: int, out_dtype: torch.dtype) -> None:
-    """out = the shard times the scales of its blocks of block_len x block_len (128), in out_dtype, as bytes."""
+    """out = the shard times the scales of its blocks of block_len x block_len (128), in out_dtype, as bytes.
+
+    Args:
+        inp (float32, bfloat16 or float16 [..], a piece of the h x w matrix)
+        out (uint8, float8_e4m3fn or float8_e5m2 [..], as many as inp's elements)
+        scale (float32, one for each block, and padding)
+        h (at least 0)
+        w (at least 0)
+        start_offset (at least 0)
+        block_len (one of 128)
+        out_dtype (one of float8_e4m3fn, float8_e5m2)
+    """
 
 def fp8_blocks_into(x: Tensor, y: Tensor | None, y_scale: Tensor | None, yt: Tensor | None, yt_scale: Tensor | None, noop: Tensor | None, dtype: torch.dtype, two_d: bool = False, pow2: bool = True, eps: float = 0.0) -> None:
     """y in FP8 with a scale for each 1x128 (two_d: 128x128) of x, yt transposed with one for each 128x1 (128x128).
@@ -921,7 +988,7 @@ def fp8_blocks_into(x: Tensor, y: Tensor | None, y_scale: Tensor | None, yt: Ten
         x (float [*shape]): what is quantized.
         y (uint8 [*shape], contiguous, optional): where the bytes go; None if they are not wanted.
         y_scale (float32 [_, _], contiguous, optional): where the scales of y go.
-        yt (uint8 [..], transposed x, contiguous, optional): where the bytes of the transposed matrix go; None if they are not wanted.
+        yt (uint8, transposed x, contiguous, optional): where the bytes of the transposed matrix go; None if they are not wanted.
         yt_scale (float32 [_, _], contiguous, optional): where the scales of yt go.
         noop (float32 [..], one element, contiguous, optional): a flag on the device: other than 0, nothing is written.
         dtype (one of float8_e4m3fn, float8_e5m2): what to cast to.
@@ -949,7 +1016,7 @@ def fp8_cast_into(x: Tensor, scale: Tensor, y: Tensor | None, yt: Tensor | None,
         x (float [*shape]): what is quantized.
         scale (float32 [..], one element, contiguous): multiplies x.
         y (uint8 [*shape], contiguous, optional): where the bytes go; None if they are not wanted.
-        yt (uint8 [..], transposed x, contiguous, optional): where the bytes of the transposed matrix go; None if they are not wanted.
+        yt (uint8, transposed x, contiguous, optional): where the bytes of the transposed matrix go; None if they are not wanted.
         scale_inv (float32 [..], one element, contiguous, optional): where 1 / scale goes; None if it is not wanted.
         amax (float32 [..], one element, contiguous, optional): raised to the largest magnitude of x; None if it is not wanted.
         noop (float32 [..], one element, contiguous, optional): a flag on the device: other than 0, nothing is written.
@@ -962,7 +1029,7 @@ def fp8_current_into(x: Tensor, y: Tensor | None, yt: Tensor | None, scale_inv: 
     Args:
         x (float [*shape]): what is quantized.
         y (uint8 [*shape], contiguous, optional): where the bytes go; None if they are not wanted.
-        yt (uint8 [..], transposed x, contiguous, optional): where the bytes of the transposed matrix go; None if they are not wanted.
+        yt (uint8, transposed x, contiguous, optional): where the bytes of the transposed matrix go; None if they are not wanted.
         scale_inv (float32 [..], one element, contiguous, optional): where 1 / scale goes; None if it is not wanted.
         noop (float32 [..], one element, contiguous, optional): a flag on the device: other than 0, nothing is written.
         dtype (one of float8_e4m3fn, float8_e5m2): what to cast to.
@@ -1417,7 +1484,11 @@ def get_fused_attn_backend(is_training: Any, q_dtype: torch.dtype | None = None,
     """
 
 def get_grouped_gemm_setup_workspace_size(num_tensors: int) -> int:
-    """0: our gemms of groups need no memory beside their results."""
+    """0: our gemms of groups need no memory beside their results.
+
+    Args:
+        num_tensors (at least 0)
+    """
 
 def get_num_cublas_streams() -> int:
     """4: as many workspaces are made for grouped gemms, which do not need them."""
@@ -1930,8 +2001,13 @@ def multi_tensor_compute_scale_inv_e8m0(chunk_size: int, dummy: Any, tensor_list
 def multi_tensor_l2norm(chunk_size: int, noop_flag: Tensor, tensor_lists: list[list[Tensor]], per_tensor: bool | None) -> tuple[Tensor, Tensor]:
     """The norm of all tensors together, float32 [1], and of each if asked for; one that is not finite sets the flag."""
 
-def multi_tensor_pad_last_dim(inputs: Any, alignment: int) -> Any:
-    """Each of the list with zeros up to a multiple of the alignment; those that need none are given back."""
+def multi_tensor_pad_last_dim(inputs: list[Tensor], alignment: int) -> Any:
+    """Each of the list with zeros up to a multiple of the alignment; those that need none are given back.
+
+    Args:
+        inputs (each 2 dimensions)
+        alignment (at least 1)
+    """
 
 def multi_tensor_quantize(tensor_list: Any, quantizer_list: Any) -> list[Any]:
     """Each tensor as its quantizer wants it."""
@@ -1949,15 +2025,26 @@ def multi_tensor_sgd(chunk_size: int, noop_flag: Tensor, tensor_lists: list[list
     """
 
 def multi_tensor_swizzle_scales_for_gemm_(tensors: list[Any], rowwise_usage: bool, columnwise_usage: bool) -> None:
-    """Nothing, of several tensors: see swizzle_scales_for_gemm_."""
+    """Nothing, of several tensors: see swizzle_scales_for_gemm_.
+
+    Args:
+        tensors (each a quantized tensor)
+    """
 
 def multi_tensor_swizzle_scales_for_gemm_unchecked_(tensors: list[Any], rowwise_usage: bool, columnwise_usage: bool) -> None:
-    """Nothing, of several tensors: see swizzle_scales_for_gemm_."""
+    """Nothing, of several tensors: see swizzle_scales_for_gemm_.
+
+    Args:
+        tensors (each a quantized tensor)
+    """
 
 def multi_tensor_transpose_to_bhsd(inputs: Any, original_format: str, outputs: Any = ...) -> Any:
     """Each of the list as a contiguous [b, h, s, d], None where it is None.
 
     Where outputs are given they are written to and returned; one with a longer last dimension has zeros there.
+
+    Args:
+        original_format (one of 'sbhd', 'bshd')
     """
 
 def multi_tensor_unscale_l2norm(chunk_size: int, noop_flag: Tensor, tensor_lists: list[list[Tensor]], inv_scale: Tensor, per_tensor: bool | None) -> tuple[Tensor, Tensor]:
@@ -1983,10 +2070,30 @@ def mxfp8_into(x: Tensor, y: Tensor | None, y_scale: Tensor | None, yc: Tensor |
     """
 
 def mxfp8_scaling_compute_partial_amax(input: Tensor, amax_rowwise: Tensor, amax_colwise: Tensor, rows: int, cols: int, start_offset: int) -> None:
-    """max |x| over the shard's part of each block of 1 x 32 and of 32 x 1, 0 where it has none, in its dtype."""
+    """max |x| over the shard's part of each block of 1 x 32 and of 32 x 1, 0 where it has none, in its dtype.
+
+    Args:
+        input (float32, bfloat16 or float16 [..], a piece of the rows x cols matrix)
+        amax_rowwise (any, of the dtype of input, [rows, cols / 32] and padding)
+        amax_colwise (any, of the dtype of input, [rows / 32, cols] and padding)
+        rows (at least 0, a multiple of 32)
+        cols (at least 0, a multiple of 32)
+        start_offset (at least 0)
+    """
 
 def mxfp8_scaling_partial_cast(input: Tensor, output_rowwise: Tensor, output_colwise: Tensor, scale_inv_rowwise: Tensor, scale_inv_colwise: Tensor, rows: int, cols: int, start_offset: int) -> None:
-    """The shard in E4M3, as bytes, twice: by the E8M0 scales of blocks of 1 x 32, and by those of 32 x 1."""
+    """The shard in E4M3, as bytes, twice: by the E8M0 scales of blocks of 1 x 32, and by those of 32 x 1.
+
+    Args:
+        input (float32, bfloat16 or float16 [..], a piece of the rows x cols matrix)
+        output_rowwise (uint8 or float8_e4m3fn [..], as many as input's elements)
+        output_colwise (uint8 or float8_e4m3fn [..], as many as input's elements)
+        scale_inv_rowwise (uint8, [rows, cols / 32] and padding)
+        scale_inv_colwise (uint8, [rows / 32, cols] and padding)
+        rows (at least 0, a multiple of 32)
+        cols (at least 0, a multiple of 32)
+        start_offset (at least 0)
+    """
 
 def mxfp8_uncast(data: Tensor, scales: Tensor, dtype: torch.dtype, columnwise: bool, out_dtype: torch.dtype) -> Tensor:
     """y = what mxfp8_into made data and scales of.
@@ -2034,46 +2141,130 @@ def not_equal(self: Tensor, other: Tensor | int | float) -> Tensor:
     """torch.ops.aten.not_equal, elementwise."""
 
 def nvfp4_2d_compute_partial_amax(tensor: Tensor, amax: Tensor, h: int, w: int, start_offset: int, block_len: int = 16) -> None:
-    """amax[i, j] = max |x| over the shard's part of each tile of 16 x 16, 0 where it has none."""
+    """amax[i, j] = max |x| over the shard's part of each tile of 16 x 16, 0 where it has none.
+
+    Args:
+        tensor (float32, bfloat16 or float16 [..], a piece of the h x w matrix)
+        amax (float32, a number for each tile and padding)
+        h (at least 0)
+        w (at least 0)
+        start_offset (at least 0)
+        block_len (one of 16)
+    """
 
 def nvfp4_2d_multi_tensor_transpose(rowwise_data_list: list[Tensor], columnwise_data_list: list[Tensor], rowwise_scale_inv_list: list[Tensor], columnwise_scale_inv_list: list[Tensor], M_list: list[int], K_list: list[int]) -> None:
-    """Data and scales of rows of many [M, K] as those of their columns: the two transposes above."""
+    """Data and scales of rows of many [M, K] as those of their columns: the two transposes above.
+
+    Args:
+        columnwise_data_list (as many as rowwise_data_list)
+        rowwise_scale_inv_list (as many as rowwise_data_list)
+        columnwise_scale_inv_list (as many as rowwise_data_list)
+        M_list (as many as rowwise_data_list)
+        K_list (as many as rowwise_data_list)
+    """
 
 def nvfp4_2d_partial_cast(inp: Tensor, out: Tensor, scale: Tensor, global_scale: Tensor, h: int, w: int, start_offset: int, block_len: int = 16) -> None:
     """out = the shard, packed, as x * global_scale / e4m3(scale of its tile of 16 x 16), in FP4.
 
     `out` begins with the byte of element start_offset; a half of it that the shard does not own stays as it is.
+
+    Args:
+        inp (float32, bfloat16 or float16 [..], a piece of the h x w matrix)
+        out (uint8 [..], at least half as many as inp's elements)
+        scale (float32, a number for each tile and padding)
+        global_scale (float32 [..], one element)
+        h (at least 0)
+        w (at least 0)
+        start_offset (at least 0)
+        block_len (one of 16)
     """
 
 def nvfp4_2d_scale_transpose(input: Tensor, output: Tensor, M_tiles: int, K_tiles: int) -> None:
-    """Scales of rows [.., K_tiles] as scales of columns [.., M_tiles]; each stands 16 times, once a row of its tile."""
+    """Scales of rows [.., K_tiles] as scales of columns [.., M_tiles]; each stands 16 times, once a row of its tile.
+
+    Args:
+        input (uint8, the first row of each tile, [16 M_tiles - 15, K_tiles] and padding)
+        output (uint8, [16 K_tiles, M_tiles] and padding)
+        M_tiles (at least 0)
+        K_tiles (at least 0)
+    """
 
 def nvfp4_compute_global_scale(global_amax: Tensor, global_scale: Tensor) -> None:
-    """global_scale = 2688 / global_amax, 1 for an amax of 0, at most the largest float32."""
+    """global_scale = 2688 / global_amax, 1 for an amax of 0, at most the largest float32.
+
+    Args:
+        global_amax (float32 [*shape])
+        global_scale (float32 [*shape])
+    """
 
 def nvfp4_compute_per_block_scale(block_amax: Tensor, scale: Tensor, global_amax: Tensor) -> None:
-    """scale = block_amax / 6 * S, S = 2688 / global_amax."""
+    """scale = block_amax / 6 * S, S = 2688 / global_amax.
+
+    Args:
+        block_amax (float32 [*shape])
+        scale (float32 [*shape])
+        global_amax (float32 [..], one element)
+    """
 
 def nvfp4_data_transpose(input: Tensor, *, out: Tensor | None) -> Tensor:
-    """Packed [m, k / 2] as packed [k, m / 2]; `out` where it is given."""
+    """Packed [m, k / 2] as packed [k, m / 2]; `out` where it is given.
+
+    Args:
+        input (uint8 [2*m, k])
+        out (uint8 [2*k, m], optional)
+    """
 
 def nvfp4_expand_scale_to_fp8(input: Tensor, output: Tensor, tile_rows: int, tile_cols: int, rows_padded: int, block_len: int) -> None:
-    """Scales of tiles in E4M3, as bytes, each block_len (16) times below each other; 0 down to rows_padded."""
+    """Scales of tiles in E4M3, as bytes, each block_len (16) times below each other; 0 down to rows_padded.
+
+    Args:
+        input (float32 [tile_rows, tile_cols])
+        output (uint8, [rows_padded, tile_cols] and padding)
+        tile_rows (at least 0)
+        tile_cols (at least 0)
+        rows_padded (at least 0)
+        block_len (one of 16)
+    """
 
 def nvfp4_fused_scale(block_amax: Tensor, global_amax: Tensor, per_block_scale: Tensor, target_scale: Tensor, target_amax: Tensor, tile_rows: int, tile_cols: int, rows_padded: int, block_len: int) -> None:
-    """nvfp4_compute_per_block_scale, nvfp4_expand_scale_to_fp8 of what it gives, and target_amax = global_amax."""
+    """nvfp4_compute_per_block_scale, nvfp4_expand_scale_to_fp8 of what it gives, and target_amax = global_amax.
+
+    Args:
+        block_amax (float32 [tile_rows, tile_cols])
+        global_amax (float32 [..], one element)
+        per_block_scale (float32 [tile_rows, tile_cols])
+        target_scale (uint8, [rows_padded, tile_cols] and padding)
+        target_amax (float32 [..], one element)
+        tile_rows (at least 0)
+        tile_cols (at least 0)
+        rows_padded (at least 0)
+        block_len (one of 16)
+    """
 
 def nvfp4_group_quantize_with_amax(tensor: Tensor, quantizer: Any, num_tensors: int, first_dims: Tensor | None, last_dims: Tensor | None = None, rowwise_amax: Tensor | None = None, columnwise_amax: Tensor | None = None, tensor_offsets: Tensor | None = None) -> Any:
     """group_quantize to NVFP4 with the amax of each member given; a way that the quantizer does not want needs none."""
 
 def nvfp4_multi_tensor_2d_partial_cast(inp_list: list[Tensor], out_list: list[Tensor], scale_list: list[Tensor], global_scale_list: list[Tensor], h_list: list[int], w_list: list[int], start_offset_list: list[int], block_len: int = 16) -> None:
-    """nvfp4_2d_partial_cast of many shards."""
+    """nvfp4_2d_partial_cast of many shards.
+
+    Args:
+        block_len (one of 16)
+    """
 
 def nvfp4_multi_tensor_compute_partial_amax(master_weight_list: list[Tensor], partial_amax_list: list[Tensor], global_amax_list: list[Tensor], h_list: list[int], w_list: list[int], start_offset_list: list[int], block_len: int = 16) -> None:
-    """nvfp4_2d_compute_partial_amax of many shards, and global_amax = max |x| over each shard."""
+    """nvfp4_2d_compute_partial_amax of many shards, and global_amax = max |x| over each shard.
+
+    Args:
+        global_amax_list (as many as master_weight_list, each , each one element)
+        block_len (one of 16)
+    """
 
 def nvfp4_multi_tensor_fused_scale(block_amax_list: list[Tensor], global_amax_list: list[Tensor], per_block_scale_list: list[Tensor], target_scale_list: list[Tensor], target_amax_list: list[Tensor], tile_rows_list: list[int], tile_cols_list: list[int], rows_padded_list: list[int], block_len: int) -> None:
-    """nvfp4_fused_scale of many."""
+    """nvfp4_fused_scale of many.
+
+    Args:
+        block_len (one of 16)
+    """
 
 def nvfp4_quantize_with_amax(tensor: Tensor, quantizer: Any, rowwise_amax: Tensor | None, columnwise_amax: Tensor | None) -> Any:
     """The tensor in NVFP4, by amaxes that are known already.
@@ -3121,10 +3312,21 @@ def split_quantize(tensor: Tensor, split_sections: Any, quantizer_list: Any, dis
     """
 
 def splits_to_offsets(first_dims: Tensor, logical_last_dim: int) -> Tensor:
-    """Where each member begins, in elements, and where the last ends: int64 [n + 1]."""
+    """Where each member begins, in elements, and where the last ends: int64 [n + 1].
+
+    Args:
+        first_dims (int64 [n])
+        logical_last_dim (at least 1)
+    """
 
 def splits_to_offsets_multi(split_sizes: Any, device: Any, *, strides: list[int], include_leading_zero: list[bool], dtypes: list[Any], bulk_allocate: bool = False) -> tuple[Tensor, list[Tensor]]:
-    """(the sizes as int64 on a device, their running sums times each stride, from 0 where that is asked, as dtypes)."""
+    """(the sizes as int64 on a device, their running sums times each stride, from 0 where that is asked, as dtypes).
+
+    Args:
+        device (a torch.device or its name)
+        include_leading_zero (as many as strides)
+        dtypes (as many as strides, each a DType or a torch.dtype)
+    """
 
 def sqrt(self: Tensor) -> Tensor:
     """torch.ops.aten.sqrt, elementwise."""
@@ -3334,10 +3536,20 @@ def swizzle_scales_and_pack_ptrs_for_discrete_weights(data_tensors: list[Tensor]
 
     A tile's 512 scales lie together, the one of row r and column c at (r % 32) * 16 + r // 32 * 4 + c; tiles follow
     each other along a row. The scales of "mxfp8_columnwise" are taken transposed. Addresses are int64, on the device.
+
+    Args:
+        data_tensors (each on device)
+        scale_tensors (as many as data_tensors, each , each 2 dimensions, each on device)
+        swizzle_type (one of 'mxfp8_rowwise', 'mxfp8_columnwise', 'nvfp4')
+        device (a torch.device or its name)
     """
 
 def swizzle_scales_for_gemm_(tensor: Any) -> None:
-    """Nothing: our gemms read scales as they are, so `_with_gemm_swizzled_scales` stays False."""
+    """Nothing: our gemms read scales as they are, so `_with_gemm_swizzled_scales` stays False.
+
+    Args:
+        tensor (a quantized tensor)
+    """
 
 def tan(self: Tensor) -> Tensor:
     """torch.ops.aten.tan, elementwise."""
@@ -3368,36 +3580,96 @@ def te_general_grouped_gemm_for_grouped_tensor(A: Any, transa: bool, B: Any, tra
     """
 
 def thd_copy_valid_tokens_from_per_split_to_rank_local(out: Tensor, inp: Tensor, cu_seqlens_padded: Tensor, cu_seqlens: Tensor) -> None:
-    """out = inp, in place, on tokens that are no padding at the end of their sequence."""
+    """out = inp, in place, on tokens that are no padding at the end of their sequence.
+
+    Args:
+        out (any [t, *rest])
+        inp (any [t, *rest], of the dtype of out)
+        cu_seqlens_padded (index [b+1], at least 2 elements)
+        cu_seqlens (index [b+1])
+    """
 
 def thd_cp_rank_order_to_sequence_order(inp: Tensor, cu_seqlens: Tensor, cp_size: int, total_tokens: int) -> Tensor:
-    """Those of each rank together -> tokens in the order of sequences."""
+    """Those of each rank together -> tokens in the order of sequences.
+
+    Args:
+        inp (any [total_tokens, ..])
+        cu_seqlens (index [b+1], at least 2 elements)
+        cp_size (at least 1)
+        total_tokens (at least 0, a multiple of cp_size)
+    """
 
 def thd_get_partitioned_indices(cu_seqlens: Tensor, total_tokens: int, world_size: int, rank: int) -> Tensor:
     """The tokens of a rank, int32: of the 2 * world_size parts of each sequence its own from the front, and from the
     back.
+
+    Args:
+        cu_seqlens (index [b+1], at least 2 elements)
+        total_tokens (at least 0, a multiple of world_size)
+        world_size (at least 1)
+        rank (at least 0, less than world_size)
     """
 
 def thd_grad_correction(grad: Tensor, grad_per_step: Tensor, cu_seqlens: Tensor, first_half: str, second_half: str) -> None:
     """Add grad_per_step to each half of grad, copy it there, put zeros there, or leave it, in place.
 
     Where one half gets nothing of it (zero, none), grad_per_step is of the other half alone.
+
+    Args:
+        grad (float16, bfloat16, float32, float64 or uint8 [.., t, h, d], 3 or 4 dimensions)
+        grad_per_step (any, of the dtype of grad, that of grad, or of one half)
+        cu_seqlens (index [b+1], at least 2 elements)
+        first_half (one of 'add', 'copy', 'zero', 'none')
+        second_half (one of 'add', 'copy', 'zero', 'none')
     """
 
 def thd_out_correction(out: Tensor, out_per_step: Tensor, lse: Tensor, lse_per_step: Tensor, cu_seqlens: Tensor, only_second_half: bool, lse_packed: bool) -> None:
-    """out += out_per_step * exp(lse_per_step - lse), in place, on all tokens or those of second halves."""
+    """out += out_per_step * exp(lse_per_step - lse), in place, on all tokens or those of second halves.
+
+    Args:
+        out (float [t, h, d])
+        out_per_step (float, of the dtype of out, [t, h, d], or [t / 2, h, d] if only_second_half)
+        lse (float, [h, t] if lse_packed, else [b, h, s])
+        lse_per_step (float, [h, t] if lse_packed, else [b, h, s])
+        cu_seqlens (index [b+1], at least 2 elements)
+    """
 
 def thd_read_half_tensor(tensor: Tensor, cu_seqlens: Tensor, half_idx: int) -> Tensor:
-    """The first or the second half of every sequence, packed, of [t, h, d] or [2, t, h, d]."""
+    """The first or the second half of every sequence, packed, of [t, h, d] or [2, t, h, d].
+
+    Args:
+        tensor (float16, bfloat16, float32, float64 or uint8 [.., t, h, d], 3 or 4 dimensions)
+        cu_seqlens (index [b+1], at least 2 elements)
+        half_idx (one of 0, 1)
+    """
 
 def thd_read_second_half_lse(lse: Tensor, cu_seqlens: Tensor, lse_packed: bool, second_half_lse_seqlen: int) -> Tensor:
-    """The second halves, with zeros behind them: [h, n] of [h, t] if packed, else [b, h, n] of [b, h, s]."""
+    """The second halves, with zeros behind them: [h, n] of [h, t] if packed, else [b, h, n] of [b, h, s].
+
+    Args:
+        lse (float, [h, t] if lse_packed, else [b, h, s])
+        cu_seqlens (index [b+1], at least 2 elements)
+        second_half_lse_seqlen (at least 0)
+    """
 
 def thd_second_half_lse_correction(lse: Tensor, lse_per_step: Tensor, cu_seqlens: Tensor, lse_packed: bool) -> None:
-    """lse = log(exp(lse) + exp(lse_per_step)) on second halves, in place; [h, t] if packed, else [b, h, s]."""
+    """lse = log(exp(lse) + exp(lse_per_step)) on second halves, in place; [h, t] if packed, else [b, h, s].
+
+    Args:
+        lse (float, [h, t] if lse_packed, else [b, h, s])
+        lse_per_step (float, [h, t] if lse_packed, else [b, h, s])
+        cu_seqlens (index [b+1], at least 2 elements)
+    """
 
 def thd_sequence_order_to_cp_rank_order(inp: Tensor, cu_seqlens: Tensor, cp_size: int, total_tokens: int) -> Tensor:
-    """Tokens in the order of sequences -> those of each rank together."""
+    """Tokens in the order of sequences -> those of each rank together.
+
+    Args:
+        inp (any [total_tokens, ..])
+        cu_seqlens (index [b+1], at least 2 elements)
+        cp_size (at least 1)
+        total_tokens (at least 0, a multiple of cp_size)
+    """
 
 def threshold(self: Tensor, threshold: int | float, value: int | float) -> Tensor:
     """torch.ops.aten.threshold, elementwise."""

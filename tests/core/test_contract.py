@@ -26,20 +26,17 @@ from opmux.core.contract import (
     dtypes,
     each,
     each_row,
-    multiple_of,
-    ndim,
     nonempty,
-    numel,
     one_of,
     or_cpu,
     real,
     same_dtype,
-    same_len,
     shape,
     single,
     up_to_size,
 )  # fmt: skip
 from opmux.core.errors import BadArgument, BadSpec, OpmuxError
+from opmux.core.rules import multiple_of, ndim, numel, same_len
 
 
 def contract(where=(), **hints: Any) -> Contract:

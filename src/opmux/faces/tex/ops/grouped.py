@@ -13,8 +13,9 @@ import torch
 from torch import Tensor
 
 from ....core.adapter import adapt
-from ....core.contract import FLOATS, Int64, at_least, each, same_len
+from ....core.contract import FLOATS, Int64, at_least, each
 from ....core.errors import BadArgument
+from ....core.rules import same_len
 from ....core.spec import Sample, State, op
 from ....specs._checks import check_int, check_list, check_tensor, type_name
 from ....specs._numeric import wide

@@ -9,21 +9,9 @@ from typing import Annotated, Any
 import torch
 from torch import Tensor
 
-from ....core.contract import (
-    FLOATS,
-    AnyTensor,
-    Float,
-    Index,
-    at_least,
-    dtypes,
-    each,
-    ndim,
-    numel,
-    one_of,
-    same_dtype,
-    shape,
-)
+from ....core.contract import FLOATS, AnyTensor, Float, Index, at_least, dtypes, each, one_of, same_dtype, shape
 from ....core.errors import BadArgument
+from ....core.rules import ndim, numel
 from ....core.spec import Sample, Samples, op
 from ....specs._checks import check_list, check_tensor
 from ....specs._sequences import Lengths, packed, token_places, unpacked

@@ -14,8 +14,9 @@ import torch
 from torch import Tensor
 
 from ....core.adapter import adapt
-from ....core.contract import Byte, Float32, Rule, dtypes, each, numel, one_of, same_len, shape, single
+from ....core.contract import Byte, Float32, Rule, dtypes, each, one_of, shape, single
 from ....core.errors import BadArgument
+from ....core.rules import numel, same_len
 from ....core.spec import Sample, op
 from ....specs.quant import amax_abs, bytes_of
 from ..fp4 import codes, packed

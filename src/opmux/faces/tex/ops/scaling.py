@@ -16,25 +16,10 @@ from typing import Annotated, Any
 import torch
 from torch import Tensor
 
-from ....core.contract import (
-    FP8,
-    AnyTensor,
-    Byte,
-    Float32,
-    Rule,
-    at_least,
-    dtypes,
-    each,
-    multiple_of,
-    ndim,
-    numel,
-    one_of,
-    same_dtype,
-    same_len,
-    shape,
-)
+from ....core.contract import FP8, AnyTensor, Byte, Float32, Rule, at_least, dtypes, each, one_of, same_dtype, shape
 from ....core.errors import BadArgument
 from ....core.facts import dtype_name
+from ....core.rules import multiple_of, ndim, numel, same_len
 from ....core.spec import Sample, op
 from ....specs.quant import bytes_of, power, tile_amax
 from ..quantized import OPS, MXFP8Quantizer, quantized

@@ -20,13 +20,11 @@ from ....core.contract import (
     at_least,
     below,
     dtypes,
-    multiple_of,
-    ndim,
-    numel,
     one_of,
     same_dtype,
     shape,
 )
+from ....core.rules import multiple_of, ndim, numel
 from ....core.spec import Sample, Samples, op
 from ....specs._numeric import wide
 from ....specs._sequences import Lengths, token_places

@@ -1,0 +1,102 @@
+"""More rules for arguments: numbers of dimensions and of elements, multiples, lists of one length."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from .contract import Rule, because, either, parameters
+
+
+@dataclass(frozen=True)
+class multiple_of(Rule):
+    """An int that a number divides, or another argument does."""
+
+    of: int | str
+
+    def problem(self, value: Any, given: Mapping[str, Any]) -> str | None:
+        by = given.get(self.of) if isinstance(self.of, str) else self.of
+        if not isinstance(by, int) or by < 1 or value % by == 0:
+            return None
+        return f"be a multiple of {by}" + (f", the {{{self.of}}}" if isinstance(self.of, str) else "")
+
+    def wrong(self, value: Any) -> Iterator[tuple[str, Any]]:
+        yield "one more", value + 1
+
+    def doc(self) -> str:
+        return f"a multiple of {self.of}"
+
+
+@dataclass(frozen=True)
+class ndim(Rule):
+    """A tensor of one of these numbers of dimensions."""
+
+    allowed: tuple[int, ...]
+
+    def __init__(self, *allowed: int):
+        object.__setattr__(self, "allowed", allowed)
+
+    def problem(self, value: Any, given: Mapping[str, Any]) -> str | None:
+        return None if value.dim() in self.allowed else f"have {self.doc()}"
+
+    def wrong(self, value: Tensor) -> Iterator[tuple[str, Any]]:
+        yield "too many dimensions", value[(None,) * 9]
+
+    def doc(self) -> str:
+        return f"{either(map(str, self.allowed))} dimensions"
+
+
+@dataclass(frozen=True)
+class numel(Rule):
+    """So many elements, of whatever shape: a number, or worked out from other arguments, `numel(lambda b: b + 1)`."""
+
+    of: int | Callable[..., int]
+    text: str = ""  # for the documentation
+    least: bool = False  # more will do
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "late", not isinstance(self.of, int))
+
+    def problem(self, value: Any, given: Mapping[str, Any]) -> str | None:
+        names = () if isinstance(self.of, int) else parameters(self.of)
+        if any(given.get(n) is None for n in names):
+            return None
+        wanted = self.of if isinstance(self.of, int) else self.of(*(given[n] for n in names))
+        if value.numel() == wanted or (self.least and value.numel() > wanted):
+            return None
+        return f"have {'at least ' if self.least else ''}{wanted} element{'s'[: wanted != 1]}{because(names, given)}"
+
+    def wrong(self, value: Tensor) -> Iterator[tuple[str, Any]]:
+        if not self.least:
+            yield "one more", value.new_zeros(value.numel() + 1)
+        elif isinstance(self.of, int):
+            yield "too short", value.flatten()[: self.of - 1]
+
+    def doc(self) -> str:
+        count = self.text or (str(self.of) if isinstance(self.of, int) else "")
+        return f"{'at least ' if self.least else ''}{count} elements" if count else ""
+
+
+@dataclass(frozen=True)
+class same_len(Rule):
+    """A list of as many items as another."""
+
+    of: str
+
+    def problem(self, value: Any, given: Mapping[str, Any]) -> str | None:
+        other = given.get(self.of)
+        if not isinstance(other, (list, tuple)) or len(other) == len(value):
+            return None
+        return f"have {len(other)} items, as {{{self.of}}} has"
+
+    def got(self, value: Any) -> str:
+        return str(len(value))
+
+    def wrong(self, value: Any) -> Iterator[tuple[str, Any]]:
+        yield "longer", [*value, *value[:1]]
+
+    def doc(self) -> str:
+        return f"as many as {self.of}"
