@@ -74,7 +74,25 @@ def test_what_wins_is_exported():
     for name in OURS:
         assert getattr(ops, name).dtypes == set(ops.DTYPES[name]) != set()
     assert "'reference.torch'" in str(opmux.explain("opmux::relu", torch.randn(3)))
-    assert "'default.flagos.cpu'" in str(opmux.explain("opmux::relu", torch.randn(3).bfloat16()))
+    assert "'cpp.cpu'" in str(opmux.explain("opmux::relu", torch.randn(3).bfloat16()))
+
+
+def test_they_are_listed_as_cpp_and_policies_reach_them():
+    x = torch.randn(3, 8), torch.randn(8)
+    runs = lambda **policy: _chosen(policy, *x)
+    assert (
+        runs() == runs(prefer="flagos") == runs(prefer="cpp") == runs(prefer="vendor:cpu") == ("cpp.cpu", "cpp", "cpu")
+    )
+    assert runs(per_op={"rms_norm": "flagos"}) == runs(per_op={"rms_norm": "cpp"}) == ("cpp.cpu", "cpp", "cpu")
+    reference = ("reference.torch", "reference", None)
+    assert runs(prefer="reference") == runs(deny=["cpu"]) == reference
+    assert runs(per_op={"rms_norm": "!flagos|*"}) == runs(per_op={"rms_norm": "!cpp|*"}) == reference
+
+
+def _chosen(policy, *args):
+    with opmux.policy(**policy):
+        found = opmux.explain("rms_norm", *args).chosen
+    return found.impl_id, str(found.kind), found.vendor
 
 
 # ---- right ----------------------------------------------------------------------------------------------------------
@@ -211,7 +229,7 @@ def test_gradients(name):
     spec, fn = spec_of(name), getattr(opmux.ops, name)
     dtype = next(d for d in (torch.float32, torch.bfloat16, torch.float16) if d in ops.DTYPES[name])
     sample = next(iter(spec.samples(dtype, CPU)))
-    assert "'default.flagos.cpu'" in str(opmux.explain(spec.key, *sample.args))
+    assert "'cpp.cpu'" in str(opmux.explain(spec.key, *sample.args))
     runs = []
     for policy in ("flagos", "reference"):
         fresh = lambda v: v.detach().clone().requires_grad_() if torch.is_tensor(v) and v.is_floating_point() else v

@@ -46,7 +46,7 @@ def test_a_wrong_impl_says_what_is_wrong(fields, words):
 
 
 def test_kinds_have_the_tokens_as_values():
-    assert [k.value for k in BackendImplKind] == ["flagos", "vendor", "reference"]
+    assert [k.value for k in BackendImplKind] == ["flagos", "vendor", "reference", "cpp"]
     assert OpImpl("op", "id", "flagos", fn=print).kind is DEFAULT
 
 

@@ -245,7 +245,8 @@ def _own(spec: Spec) -> Origin:
 def _token(impl: OpImpl) -> tuple[str, BackendImplKind, str | None]:
     if impl.kind is BackendImplKind.VENDOR:
         return f"vendor:{str(impl.vendor).casefold()}", impl.kind, impl.vendor
-    return impl.kind.value, impl.kind, None
+    kind = BackendImplKind.DEFAULT if impl.kind is BackendImplKind.CPP else impl.kind  # of ours, in either language
+    return kind.value, kind, None
 
 
 # ---- the doors users call -------------------------------------------------------------------------------------------

@@ -33,7 +33,7 @@ def matches(token: str, impl: OpImpl) -> bool:
     head, _, name = token.partition(":")
     if name:
         return impl.of_vendor(name) if head == "vendor" else impl.impl_id.casefold() == name
-    return impl.kind.value == token
+    return impl.kind.value == token or (token == "flagos" and impl.kind is BackendImplKind.CPP)
 
 
 # ---- the policy -----------------------------------------------------------------------------------------------------

@@ -10,11 +10,12 @@ from .errors import BadPolicy, nearest
 
 
 class BackendImplKind(str, Enum):  # noqa: UP042 - the value is what str() and comparison see
-    """What an impl is; its value is the token that policies use."""
+    """What an impl is; its value is the token that policies use. `flagos` as a token means CPP as well."""
 
     DEFAULT = "flagos"  # our own Triton kernels
     VENDOR = "vendor"  # a chip vendor's library, or a plugin
     REFERENCE = "reference"  # plain PyTorch
+    CPP = "cpp"  # our own kernels in C++, for the CPU
 
     def __str__(self) -> str:
         return self.value
@@ -22,7 +23,7 @@ class BackendImplKind(str, Enum):  # noqa: UP042 - the value is what str() and c
 
 KINDS = tuple(k.value for k in BackendImplKind)
 ALIASES = {"default": "flagos", "triton": "flagos"}
-GRAMMAR = "flagos, vendor, vendor:NAME, reference, impl:ID, !token (never), * (the rest)"
+GRAMMAR = "flagos, vendor, vendor:NAME, reference, cpp, impl:ID, !token (never), * (the rest)"
 
 
 def parse_token(text: str) -> str:

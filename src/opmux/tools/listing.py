@@ -143,7 +143,7 @@ def impl_text(verdict: Verdict) -> Text:
     style = "dim" if verdict.status == "refused" else screen.KIND_STYLES[impl.kind.value]
     text = Text("*" if verdict.status == "chosen" else "", "bold green")
     text.append(impl.impl_id, f"bold {style}" if verdict.status == "chosen" else style)
-    told = {"flagos": "default.flagos", "reference": "reference.torch", "vendor": f"vendor.{impl.vendor}"}
+    told = {"flagos": "default.flagos", "reference": "reference.torch", "cpp": "cpp", "vendor": f"vendor.{impl.vendor}"}
     about = []
     if not impl.impl_id.casefold().startswith(told[impl.kind.value].casefold()):
         about.append(f"{impl.kind} {impl.vendor}" if impl.vendor else str(impl.kind))

@@ -20,7 +20,7 @@ from ..core import log
 # A file or a pipe has no right edge: a row there is one line, however long.
 WIDE = 1000
 
-KIND_STYLES = {"flagos": "green", "vendor": "magenta", "reference": "blue"}
+KIND_STYLES = {"flagos": "green", "cpp": "cyan", "vendor": "magenta", "reference": "blue"}
 STATUS_STYLES = {"chosen": "bold green", "next": "", "refused": "dim"}
 
 

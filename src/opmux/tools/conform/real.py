@@ -129,9 +129,9 @@ def most(device: torch.device) -> int:
 
 
 def our_impls(spec: Spec, device: torch.device) -> list[OpImpl]:
-    """The default kernels for an op on a device, specialised ones among them."""
-    found = get_default_manager().registry.impls(spec.key)
-    return [i for i in found if i.kind is BackendImplKind.DEFAULT and facts.runs_on(i.devices, device.type)]
+    """Our kernels for an op on a device, those of one vendor's chips among them."""
+    found, ours = get_default_manager().registry.impls(spec.key), (BackendImplKind.DEFAULT, BackendImplKind.CPP)
+    return [i for i in found if i.kind in ours and facts.runs_on(i.devices, device.type)]
 
 
 def rows_of(spec: Spec, limit: int = MOST_ELSEWHERE) -> list[Sized]:

@@ -19,6 +19,7 @@ from ....core import codegen, get_default_manager
 from ....core.errors import NotSupported
 from ....core.lock import ForkSafeLock
 from ....core.log import logger
+from ....core.registry import BackendImplKind
 from ....runtime import build
 
 NAMESPACE = "opmux_cpu"
@@ -125,6 +126,7 @@ def function(name: str, params: str, results: int, dtypes: Iterable[torch.dtype]
     text = TEXT.format(name=name, params=params, args=args, first="found" if results == 1 else "found[0]")
     made: Any = codegen.function(text, name, f"cpu kernel {name}", scope)
     made.__module__, made.__doc__ = __name__, f"{name}, in C++."
+    made.kind, made.impl_id = BackendImplKind.CPP, "cpp.cpu"
     made.dtypes, made._is_available = frozenset(dtypes), available
     made.declines_tracers = True  # the gate in rows.h
     return made
