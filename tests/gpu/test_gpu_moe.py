@@ -6,7 +6,6 @@ import pytest
 import torch
 
 import opmux
-from opmux.core.default import reference
 from opmux.core.spec import specs
 
 pytestmark = pytest.mark.gpu
@@ -24,7 +23,7 @@ def check(name, *args, alike=None):
     spec = specs.find(name)
     for _ in range(2):
         ours, theirs = copies(args), copies(args)
-        want = reference(spec)(*theirs)
+        want = spec.reference(*theirs)
         torch.cuda.set_sync_debug_mode("error")
         try:
             with opmux.policy("flagos", strict=True):
@@ -99,7 +98,7 @@ def test_router(score, pre, groups, group_topk, experts, dtype):
         args = (logits, 8, pre, groups, group_topk, 2.5, score, bias, form, indices)
         with opmux.policy("flagos", strict=True):
             got = opmux.ops.fused_topk_with_score_function_fwd(*args)
-        want = reference(spec)(*args)
+        want = spec.reference(*args)
         same = (got[0] > 0) == (want[0] > 0)
         rows = same.all(-1)
         assert rows.float().mean() > 0.999
@@ -126,7 +125,7 @@ def test_histogram_counts_every_pair():
     args = (logits, 6, 1.0, bias, 0, None)
     with opmux.policy("flagos", strict=True):
         opmux.ops.fused_topk_with_score_function_qb_fwd(*args, histogram, bounds, 0, True)
-    reference(specs.find("fused_topk_with_score_function_qb_fwd"))(*args, want, bounds, 0, True)
+    specs.find("fused_topk_with_score_function_qb_fwd").reference(*args, want, bounds, 0, True)
     assert (histogram.sum(1) == 4096).all()
     assert (histogram - want).abs().sum() < 40  # at a bin's edge a rounding decides
 

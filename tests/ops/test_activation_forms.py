@@ -11,7 +11,6 @@ import torch.nn.functional as F
 
 import opmux
 from opmux.core import specs
-from opmux.core.default import reference as whole_reference
 from opmux.faces.tex.ops import activation as tex_activation
 from opmux.specs import activation
 
@@ -41,11 +40,6 @@ def gate(f):
 
 FORWARD = {**ONE, **{name: gate(ONE[act]) for name, act in GATE.items()}, "glu": gate(torch.sigmoid)}
 NAMES = {*FORWARD, *(f"d{n}" for n in FORWARD), *(f"dbias_d{n}" for n in ONE)}
-
-
-def reference(spec):
-    """The reference all the way down."""
-    return whole_reference(spec)
 
 
 def true_results(spec, args):
@@ -82,7 +76,7 @@ def test_tex(spec, dtype):
     for sample in found:
         given = [a for a in sample.args if torch.is_tensor(a)]
         before = [a.clone() for a in given]
-        results = reference(spec)(*sample.args)
+        results = spec.reference(*sample.args)
         assert isinstance(results, list) == spec.name.startswith("dbias")
         for got, want in zip(as_list(results), true_results(spec, sample.args), strict=True):
             tol = spec.tol[dtype]
@@ -99,7 +93,7 @@ def test_tex_mistakes_are_named(spec):
     assert found
     for bad in found:
         with pytest.raises(bad.error, match=bad.match) as raised:
-            reference(spec)(*bad.args)
+            spec.reference(*bad.args)
         assert str(raised.value).startswith(f"{spec.name}: "), bad.id
 
 
@@ -108,7 +102,7 @@ def test_tex_ignores_autograd_and_goes_through_dispatch(spec):
     for sample in list(spec.samples(torch.float32, CPU))[:4]:
         args = [a.detach().clone().requires_grad_() if torch.is_tensor(a) else a for a in sample.args]
         got = as_list(getattr(tex_activation, spec.name)(*args))
-        for a, b in zip(got, as_list(reference(spec)(*sample.args)), strict=True):
+        for a, b in zip(got, as_list(spec.reference(*sample.args)), strict=True):
             assert not a.requires_grad
             torch.testing.assert_close(a, b, rtol=0, atol=0)
 

@@ -9,7 +9,6 @@ import torch
 
 import opmux
 from opmux.core import specs
-from opmux.core.default import reference as whole_reference
 from opmux.specs import softmax as family
 
 CPU = torch.device("cpu")
@@ -107,11 +106,6 @@ SIGNATURES = {
 }
 
 
-def reference(spec):
-    """The reference all the way down."""
-    return whole_reference(spec)
-
-
 def true_tex(spec, *args):
     """What tex computes, in double precision: logits under a mask become -10000, a row of nothing else is zeros."""
     causal = "causal" in spec.name or "triang" in spec.name
@@ -148,7 +142,7 @@ def test_tex(spec, dtype):
     for sample in found:
         given = [a for a in sample.args if torch.is_tensor(a)]
         before = [a.clone() for a in given]
-        got = reference(spec)(*sample.args)
+        got = spec.reference(*sample.args)
         close(got, true_tex(spec, *sample.args), dtype, f"{spec.name} {sample.id}")
         assert got.dtype is dtype and got.is_contiguous()
         assert all(torch.equal(a, b) for a, b in zip(given, before, strict=True)), "tex 2.9 wrote here; we do not"
@@ -161,7 +155,7 @@ def test_tex_mistakes_are_named(spec):
     assert found
     for bad in found:
         with pytest.raises(bad.error, match=bad.match) as raised:
-            reference(spec)(*bad.args)
+            spec.reference(*bad.args)
         assert str(raised.value).startswith(f"{spec.name}: "), bad.id
 
 
@@ -172,7 +166,7 @@ def test_tex_ignores_autograd_and_goes_through_dispatch(spec):
                 for a in sample.args]  # fmt: skip
         got = getattr(opmux.ops, spec.name)(*args)
         assert not got.requires_grad
-        torch.testing.assert_close(got, reference(spec)(*sample.args), rtol=0, atol=0)
+        torch.testing.assert_close(got, spec.reference(*sample.args), rtol=0, atol=0)
 
 
 def test_a_triangle_is_the_aligned_form_of_a_square():

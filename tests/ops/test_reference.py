@@ -9,7 +9,6 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from opmux.core.default import reference
 from opmux.core.library import fake_call
 from opmux.core.spec import Gradient, Tol, specs
 from opmux.faces.tex.ops import norm as tex_norm
@@ -209,7 +208,7 @@ def test_results_are_packed_fresh_and_typed_and_inputs_are_left_alone(spec, few)
         given = dict(zip(spec.names, sample.args, strict=True))
         inputs = {n: a for n, a in given.items() if isinstance(a, Tensor) and n not in spec.mutates}
         before = {n: (a.clone(), a._version) for n, a in inputs.items()}
-        results = reference(spec)(*sample.args)
+        results = spec.reference(*sample.args)
         results = results if isinstance(results, (tuple, list)) else (results,)
         seen = {storage(a) for a in inputs.values() if a.numel()}
         for name, r in zip(spec.out, results, strict=True):
@@ -310,7 +309,7 @@ def test_samples_cover_what_finds_mistakes(spec):
 def test_one_sample_of_a_given_shape(spec):
     sample = spec.samples.at((3, 4, 6), torch.bfloat16, CPU)
     assert sample.args[0].shape == (3, 4, 6) and sample.args[0].dtype is torch.bfloat16
-    reference(spec)(*sample.args)
+    spec.reference(*sample.args)
 
 
 # ---- mistakes -------------------------------------------------------------------------------------------------------
@@ -322,7 +321,7 @@ def test_mistakes_are_named(spec):
     for bad in spec.errors(CPU):
         count += 1
         with pytest.raises(bad.error, match=bad.match) as raised:
-            reference(spec)(*bad.args, **bad.kwargs)
+            spec.reference(*bad.args, **bad.kwargs)
         assert str(raised.value).startswith(f"{spec.name}: "), bad.id
         written = dict(zip(spec.names, bad.args, strict=True)).get("ln_out")
         assert not isinstance(written, Tensor) or written.is_meta or written.isnan().all(), bad.id
@@ -433,7 +432,7 @@ def test_tex(spec, few):
     for sample in each_sample(spec, few):
         doubles = [a.double() if isinstance(a, Tensor) else a for a in sample.args]
         want = TEX_TRUTH[spec.name](*doubles)
-        got = reference(spec)(*sample.args)
+        got = spec.reference(*sample.args)
         assert isinstance(got, list)
         for name, g, w in zip(spec.out, got, want, strict=True):
             if w is None:
@@ -450,19 +449,19 @@ def test_tex_ignores_autograd(spec):
     options = {"ln_out": True} if spec.mutates else {}
     args = spec.samples.at((5, 64), torch.float32, CPU, **options).args
     args = [a.requires_grad_() if isinstance(a, Tensor) else a for a in args]
-    results = reference(spec)(*args)
+    results = spec.reference(*args)
     assert all(r is None or r.grad_fn is None for r in results)
 
 
 @over([s for s in TEX if s.mutates])
 def test_ln_out_may_be_the_input_and_may_be_a_view(spec):
     args = dict(zip(spec.names, spec.samples.at((5, 64), torch.float32, CPU).args))
-    want = reference(spec)(**args)[0]
+    want = spec.reference(**args)[0]
     buffer = torch.full((64, 5), float("nan"))
-    assert reference(spec)(**{**args, "ln_out": buffer.t()})[0].data_ptr() == buffer.data_ptr()
+    assert spec.reference(**{**args, "ln_out": buffer.t()})[0].data_ptr() == buffer.data_ptr()
     torch.testing.assert_close(buffer.t(), want, rtol=0, atol=0)
     own = args["input"].clone()
-    reference(spec)(**{**args, "input": own, "ln_out": own})
+    spec.reference(**{**args, "input": own, "ln_out": own})
     torch.testing.assert_close(own, want, rtol=0, atol=0)
 
 
@@ -470,11 +469,11 @@ def test_a_sum_is_rounded_once():
     """Rounding dx before the addition gives other numbers: these differ, and ours are the nearest ones."""
     spec = tex_norm.rmsnorm_bwd_add.spec
     args = dict(zip(spec.names, spec.samples.at((37, 64), torch.bfloat16, CPU).args))
-    got = reference(spec)(**args)[0]
+    got = spec.reference(**args)[0]
     doubles = [a.double() if isinstance(a, Tensor) else a for a in args.values()]
     assert (got != TEX_TRUTH[spec.name](*doubles)[0].to(torch.bfloat16)).double().mean() < 1e-3
     add = args.pop("add")
-    assert (got != reference(tex_norm.rmsnorm_bwd.spec)(**args)[0] + add).double().mean() > 0.01
+    assert (got != tex_norm.rmsnorm_bwd.spec.reference(**args)[0] + add).double().mean() > 0.01
 
 
 OUT, MU, RSIGMA = torch.ones(2, 3, 4), torch.ones(6), torch.ones(6) / 2

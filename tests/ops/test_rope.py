@@ -6,7 +6,6 @@ import pytest
 import torch
 
 import opmux
-from opmux.core.default import reference
 from opmux.core.spec import specs
 from opmux.specs import rope
 
@@ -100,7 +99,7 @@ def test_tex_packed_heads_there_and_back():
         q, opmux.ops.fused_rope_forward(qkv[..., :24].reshape(5, 2, 9, 8), q_freqs, None, SBHD, True, None, 1, 0)
     )
     leaf = qkv.double().requires_grad_()
-    outs = reference(specs.find("rope_fwd"))
+    outs = specs.find("rope_fwd").reference
     parts = [
         outs(leaf[..., :24].reshape(5, 2, 9, 8), q_freqs[:, 0, 0], None, None, None, "sbhd", True),
         outs(leaf[..., 24:32], k_freqs[:, 0, 0], None, None, None, "sbhd", True),
@@ -161,6 +160,6 @@ def test_what_tex_refuses(names, argument, wrong, says):
     """By its own names, whoever computes."""
     op = opmux.ops.fused_rope_forward if names == "input" else opmux.ops.fused_qkv_rope_forward
     given = {n: GOOD[n] for n in op.spec.names} | {argument: wrong}
-    for fn in (op, reference(op.spec)):
+    for fn in (op, op.spec.reference):
         with pytest.raises((TypeError, ValueError), match=f"^{op.spec.name}: {argument} {says}"):
             fn(**given)

@@ -146,9 +146,6 @@ class DefaultManager(OpManager):
             return ()
         return self._kept_lift((key, policy), lambda: self._lift_all(spec, own, policy))
 
-    def reference(self, spec: Spec) -> Callable[..., Any]:
-        return reference(spec)
-
     def _kept_lift(
         self, key: tuple[str, SelectionPolicy | None], make: Callable[[], Iterable[OpImpl]]
     ) -> tuple[OpImpl, ...]:
@@ -230,12 +227,7 @@ def get_default_manager() -> OpManager:
 
 
 def _reference(spec: Spec) -> OpImpl:
-    return OpImpl(spec.key, "reference.torch", BackendImplKind.REFERENCE, None, reference(spec))
-
-
-def reference(spec: Spec) -> Callable[..., Any]:
-    """An op's reference, with references all the way down."""
-    return spec.reference
+    return OpImpl(spec.key, "reference.torch", BackendImplKind.REFERENCE, None, spec.reference)
 
 
 def _own(spec: Spec) -> Origin:

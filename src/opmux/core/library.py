@@ -28,11 +28,6 @@ _libraries: dict[str, torch.library.Library] = {}
 reference_guard: Callable[[Callable[..., Any]], Callable[..., Any]] | None = None
 
 
-def whole_reference(spec: Spec) -> Callable[..., Any]:
-    """An op's reference, of a composition with the references of its parts."""
-    return spec.reference if spec.primitive else wiring.manager().reference(spec)
-
-
 def make_jump(spec: Spec, jumps: Mapping[str, Jump]) -> Jump:
     """The stable function of a spec, bound on first call by the default manager; `jumps` has those of all specs."""
 
@@ -123,7 +118,7 @@ def visible(spec: Spec, args: tuple, kwargs: dict) -> Any:
     looked_at = live_modes() or any(not is_real(t) for t in tensors((args, kwargs)))
     if spec.space == "opmux" and looked_at and forward_ad._current_level < 0 and not transforms_active():
         return packet(spec)(*args, **kwargs)
-    fn = whole_reference(spec)
+    fn = spec.reference
     return (fn if reference_guard is None else reference_guard(fn))(*args, **kwargs)
 
 

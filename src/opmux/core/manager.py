@@ -418,10 +418,6 @@ class OpManager:
         log.from_knobs()
         return self._load()
 
-    def reference(self, spec: Spec) -> Callable[..., Any]:
-        """An op's reference; of a composition, with the references of its parts."""
-        return spec.reference
-
     def load_kernels(self, spec: Spec | None) -> None:
         """Import our kernels of an op, where this manager has them."""
 

@@ -398,7 +398,7 @@ class Specs:
         return f"{self.roots.get(root, '')}{name}"
 
     def _unlikely(self, family: str, name: str) -> int:
-        """How unlikely a family that is not loaded has an op, by its text: importing one costs up to 0.2 s."""
+        """How unlikely a family that is not loaded has an op, by its text: importing all of them takes 2 s."""
         if family in self._loaded:
             return 0
         found = importlib.util.find_spec(self._modules[family])
