@@ -5,9 +5,12 @@ The text is kept in `linecache`, so that tracebacks, debuggers and `inspect.gets
 
 from __future__ import annotations
 
+import inspect
 import linecache
 import types
 from typing import Any
+
+from torch import Tensor
 
 
 def function(text: str, name: str, where: str, names: dict[str, Any]) -> types.FunctionType:
@@ -27,3 +30,35 @@ def _remember(text: str, where: str) -> str:
         if entry[2:3] == (lines,):
             return filename
         number += 1
+
+
+def lookup(make: Any, look: str, names: dict[str, Any], value: str = "{0}") -> Any:
+    """A function of `make`'s parameters that finds its result in the dict `_found`, or calls `_make(key, *arguments)`.
+
+    The key has `look` of each argument annotated `Tensor` or `Tensor | None` (also as `*args: Tensor`), and `value` of
+    all others; both are expressions of "{0}". One tuple display is half the time of a loop over the arguments.
+    """
+    signature = inspect.signature(make, eval_str=True)
+    params, passed, key = [], [], []
+    for p in signature.parameters.values():
+        name = p.name
+        if p.kind is p.VAR_POSITIONAL:
+            params.append(f"*{name}")
+            passed.append(f"*{name}")
+            key.append(f"*[({look.format('t')}) for t in {name}]" if p.annotation is Tensor else f"*{name}")
+            continue
+        params.append(name)
+        passed.append(name)
+        if p.annotation is Tensor:
+            key.append(look.format(name))
+        elif p.annotation == Tensor | None:
+            key.append(f"None if {name} is None else ({look.format(name)})")
+        else:
+            key.append(value.format(name))
+    text = (
+        f"def {make.__name__}({', '.join(params)}):\n"
+        f"    key = ({', '.join(key)},)\n"
+        "    try:\n        return _found[key]\n    except KeyError:\n"
+        f"        return _make(key, {', '.join(passed)})\n"
+    )
+    return function(text, make.__name__, f"lookup of {make.__module__}.{make.__name__}", dict(names))

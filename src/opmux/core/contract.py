@@ -619,6 +619,11 @@ class Contract:
         made = tuple(Argument.of(n, h) for n, h in hints.items() if n != "return")
         return cls(op, made, tuple(where))
 
+    @property
+    def plain(self) -> bool:
+        """Whether all arguments are tensors, numbers, strings or dtypes: what a table may keep as a key."""
+        return all(a.type is not None for a in self.arguments)
+
     def check(self, given: Mapping[str, Any], op: str | None = None) -> None:
         """Raise BadArgument for the first argument that is not what it must be. Absent names are not looked at."""
         op = op or self.op

@@ -85,8 +85,7 @@ def softmax_bwd(
         dx, like y.
     """
     v = wide(y)
-    g = dy.to(v.dtype)
-    return rounded(v * (g - (g * v).sum(dim, keepdim=True)), y.dtype)
+    return rounded(torch._softmax_backward_data(dy.to(v.dtype), v, dim, v.dtype), y.dtype)
 
 
 @op(out="dx", samples=LOG_SOFTMAX_BWD)
@@ -104,8 +103,7 @@ def log_softmax_bwd(
         dx, like y.
     """
     v = wide(y)
-    g = dy.to(v.dtype)
-    return rounded(g - torch.exp(v) * g.sum(dim, keepdim=True), y.dtype)
+    return rounded(torch._log_softmax_backward_data(dy.to(v.dtype), v, dim, v.dtype), y.dtype)
 
 
 # ---- attention logits -----------------------------------------------------------------------------------------------

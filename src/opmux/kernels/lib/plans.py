@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -31,7 +30,6 @@ def keep(found: dict[Any, P]) -> dict[Any, P]:
 
 
 LOOK = "{0}.dtype, {0}.shape, {0}.is_contiguous() or {0}.stride(), {0}.device, {0}.is_neg()"
-SHAPE = "{0}.dtype, {0}.shape, {0}.device, {0}.is_contiguous()"  # all that a check looks at
 BELOW = LOOK.replace("{0}.is_neg()", "False")  # as kernels of ATen see tensors: what negates was taken care of above
 
 
@@ -46,24 +44,9 @@ def check(op: str, **given: Any) -> None:
     specs.by_key[f"opmux::{op}"].contract.check(given)
 
 
-def checks(op: Callable[..., Any]) -> Callable[..., None]:
-    """The check of an op for callers that have no plan: it takes all arguments by position, and raises BadArgument.
-
-    Arguments that look like earlier ones are not checked again: 2 us for three tensors, where the check takes 20.
-    """
-    spec: Any = op.spec  # pyright: ignore[reportFunctionMemberAccess]
-    found: dict[Any, None] = {}
-
-    def check_once(key: Any, *args: Any) -> None:
-        spec.contract.check(dict(zip(spec.names, args, strict=True)))
-        if len(found) >= _MOST:
-            found.clear()
-        found[key] = None
-
-    def signature() -> None: ...
-
-    signature.__name__, signature.__signature__ = spec.name, spec.signature  # type: ignore[attr-defined]
-    return _lookup(signature, SHAPE, {"_found": found, "_make": check_once})
+def checks(op: Any) -> Callable[..., None]:
+    """The check of an op for callers that have no plan: `Spec.check_once`."""
+    return op.spec.check_once
 
 
 def plans(make: Callable[..., P]) -> Callable[..., P]:
@@ -86,34 +69,6 @@ def plans(make: Callable[..., P]) -> Callable[..., P]:
         return made
 
     names: dict[str, Any] = {"_found": found, "_make": first}
-    plan, plan.below = (_lookup(make, look, names) for look in (LOOK, BELOW))
+    plan, plan.below = (codegen.lookup(make, look, names) for look in (LOOK, BELOW))
     plan.__doc__, plan.__module__, plan.__wrapped__ = make.__doc__, make.__module__, make
     return plan
-
-
-def _lookup(make: Callable[..., Any], look: str, names: dict[str, Any]) -> Any:
-    """The function that finds what was made, by such a look at each tensor."""
-    signature = inspect.signature(make, eval_str=True)
-    params, passed, key = [], [], []
-    for p in signature.parameters.values():
-        name = p.name
-        if p.kind is p.VAR_POSITIONAL:
-            params.append(f"*{name}")
-            passed.append(f"*{name}")
-            key.append(f"*[({look.format('t')}) for t in {name}]" if p.annotation is Tensor else f"*{name}")
-            continue
-        params.append(name)
-        passed.append(name)
-        if p.annotation is Tensor:
-            key.append(look.format(name))
-        elif p.annotation == Tensor | None:
-            key.append(f"None if {name} is None else ({look.format(name)})")
-        else:
-            key.append(name)
-    text = (
-        f"def {make.__name__}({', '.join(params)}):\n"
-        f"    key = ({', '.join(key)},)\n"
-        "    try:\n        return _found[key]\n    except KeyError:\n"
-        f"        return _make(key, {', '.join(passed)})\n"
-    )
-    return codegen.function(text, make.__name__, f"plan {make.__module__}.{make.__name__}", dict(names))
