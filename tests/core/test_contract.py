@@ -1,5 +1,6 @@
 """What a signature says of its arguments: shapes, dtypes, rules, and the error where one is not so."""
 
+import traceback
 from enum import IntEnum
 from typing import Annotated, Any
 
@@ -7,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
+import opmux
 from opmux.core.contract import (
     AnyTensor,
     Argument,
@@ -342,3 +344,17 @@ def test_lists_of_one_length():
         (argument,) = (a for a in made.arguments if a.name == name)
         for word, _, args in made.bad(argument, good):
             assert says(made, **args) is not None, (name, word)
+
+
+@pytest.mark.parametrize("call", [opmux.ops.rms_norm, opmux.ops.rms_norm.reference], ids=["op", "reference"])
+@pytest.mark.parametrize(
+    "weight", [torch.ones(3), [1.0], torch.ones(4, dtype=torch.int32)], ids=["short", "list", "int"]
+)
+@pytest.mark.parametrize("times", [1, 2])
+def test_one_mistake_is_one_traceback(call, weight, times):
+    call(torch.ones(2, 4), torch.ones(4), 1e-6, 0.0)
+    for _ in range(times):
+        with pytest.raises(BadArgument, match="^rms_norm: weight must") as caught:
+            call(torch.ones(2, 4), weight, 1e-6, 0.0)
+    text = "".join(traceback.format_exception(caught.value))
+    assert text.count("Traceback (most recent call last)") == 1, text

@@ -64,6 +64,7 @@ class BadArgument(OpmuxError):
     def __init__(self, op: str, argument: str, expected: str, got: str, names: Mapping[str, str] | None = None):
         self.op, self.argument, self.expected, self.got, self.names = op, argument, expected, got, dict(names or {})
         super().__init__(op, argument, expected, got, self.names)
+        self.__suppress_context__ = True  # it is the reason: what led to the check says nothing, wherever it is raised
 
     @classmethod
     def of(cls, op: str, argument: str, expected: str, got: str, kind: type[Exception] = ValueError) -> BadArgument:

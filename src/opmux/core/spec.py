@@ -594,8 +594,8 @@ def checked(spec: Spec, body: Callable[..., Any]) -> Callable[..., Any]:
         """Whether arguments look right; False where they must be looked at one by one."""
         try:
             once(*args)  # type: ignore[misc]
-        except BadArgument as error:
-            raise error from None
+        except BadArgument:
+            raise
         except (TypeError, RuntimeError, AttributeError):  # what has no shape or no hash
             return False
         return True
