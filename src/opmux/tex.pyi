@@ -763,35 +763,104 @@ def moe_unpermute_bwd(input_bwd: Tensor, input_fwd: Tensor, dtype: torch.dtype, 
 def moe_unpermute_fwd(input: Tensor, dtype: torch.dtype, row_id_map: Tensor, prob: Tensor, num_tokens: int, topK: int) -> Tensor:
     """Each token the sum of its rows, times prob [num_tokens, topK] where that is not empty; as moe_collect."""
 
-def multi_tensor_adam(chunk_size: int, noop_flag: Tensor, tensor_lists: list[list[Tensor]], lr: float, beta1: float, beta2: float, epsilon: float, step: int, mode: int, bias_correction: int, weight_decay: float) -> None:
-    """Adam on lists [g, p, m, v] or [g, p, m, v, master]: mode 0 adds weight_decay * w to g, mode 1 to the update.
+def multi_tensor_adam(chunk_size: int, noop_flag: Tensor, tensor_lists: list[list[Tensor]], lr: float, beta1: float, beta2: float, epsilon: float, step: int, mode: int | bool, bias_correction: int | bool, weight_decay: float) -> None:
+    """One step of Adam or AdamW, in place.
 
-    With master weights those are what moves, in float32, and p is their rounded copy. The flag is not looked at.
+    m = beta1 * m + (1 - beta1) * g; v = beta2 * v + (1 - beta2) * g^2; p -= lr * m / (sqrt(v) + epsilon), with m and v
+    divided by 1 - beta^step if bias_correction is set.
+
+    Args:
+        chunk_size: not used.
+        noop_flag (int32 [..], one element): not read.
+        tensor_lists ([gradients, parameters, first moments, second moments] or [gradients, parameters, first moments, second moments, master weights]): the tensors. With master weights, those are updated in float32, and parameters become their
+            rounded copies.
+        lr: the learning rate.
+        beta1: the decay of the first moments.
+        beta2: the decay of the second moments.
+        epsilon: added to the root of the second moments.
+        step: the number of the step, from 1.
+        mode (one of 0, 1): 0 adds weight_decay * p to the gradients (Adam), 1 to the update (AdamW).
+        bias_correction (one of 0, 1): whether moments are corrected for their start at 0.
+        weight_decay: the weight decay.
     """
 
-def multi_tensor_adam_capturable(chunk_size: int, noop_flag: Tensor, tensor_lists: list[list[Tensor]], lr: Tensor, beta1: float, beta2: float, epsilon: float, step: Tensor, mode: int, bias_correction: int, weight_decay: float, inv_scale: Tensor) -> None:
-    """multi_tensor_adam on [g, p, m, v] with lr, step and inv_scale on the device: nothing if the flag is 1.
+def multi_tensor_adam_capturable(chunk_size: int, noop_flag: Tensor, tensor_lists: list[list[Tensor]], lr: Tensor, beta1: float, beta2: float, epsilon: float, step: Tensor, mode: int | bool, bias_correction: int | bool, weight_decay: float, inv_scale: Tensor) -> None:
+    """multi_tensor_adam with its numbers on the device, for CUDA graphs. Gradients become gradient * inv_scale.
 
-    g becomes g * inv_scale.
+    Args:
+        chunk_size: not used.
+        noop_flag (int32 [..], one element): nothing is written if it is 1.
+        tensor_lists ([gradients, parameters, first moments, second moments]): the tensors.
+        lr (float32 [..], one element): the learning rate.
+        step (int32 [..], one element): the number of the step, from 1.
+        inv_scale (float32 [..], one element): multiplies the gradients; the other arguments are those of multi_tensor_adam.
     """
 
-def multi_tensor_adam_capturable_master(chunk_size: int, noop_flag: Tensor, tensor_lists: list[list[Tensor]], lr: Tensor, beta1: float, beta2: float, epsilon: float, step: Tensor, mode: int, bias_correction: int, weight_decay: float, inv_scale: Tensor) -> None:
-    """multi_tensor_adam_capturable on [g, p, m, v, master]."""
+def multi_tensor_adam_capturable_master(chunk_size: int, noop_flag: Tensor, tensor_lists: list[list[Tensor]], lr: Tensor, beta1: float, beta2: float, epsilon: float, step: Tensor, mode: int | bool, bias_correction: int | bool, weight_decay: float, inv_scale: Tensor) -> None:
+    """multi_tensor_adam_capturable on master weights; parameters become their rounded copies.
 
-def multi_tensor_adam_fp8(chunk_size: int, noop_flag: Tensor, tensor_lists: list[list[Tensor]], lr: float, beta1: float, beta2: float, epsilon: float, step: int, mode: int, bias_correction: int, weight_decay: float, fp8_dtype: torch.dtype) -> None:
-    """multi_tensor_adam on [g, p, m, v, master, scale, amax, scale_inv]: p is master * scale, as FP8 bytes."""
+    Args:
+        chunk_size: not used.
+        noop_flag (int32 [..], one element): nothing is written if it is 1.
+        tensor_lists ([gradients, parameters, first moments, second moments, master weights]): the tensors.
+        lr (float32 [..], one element): the learning rate.
+        step (int32 [..], one element): the number of the step, from 1.
+        inv_scale (float32 [..], one element): multiplies the gradients; the other arguments are those of multi_tensor_adam.
+    """
 
-def multi_tensor_adam_param_remainder(chunk_size: int, noop_flag: Tensor, tensor_lists: list[list[Tensor]], lr: float, beta1: float, beta2: float, epsilon: float, step: int, mode: int, bias_correction: int, weight_decay: float) -> None:
-    """multi_tensor_adam on [g, p, m, v, remainder]: bfloat16 p, rounded, and 16 bits beside it are a float32 weight."""
+def multi_tensor_adam_fp8(chunk_size: int, noop_flag: Tensor, tensor_lists: list[list[Tensor]], lr: float, beta1: float, beta2: float, epsilon: float, step: int, mode: int | bool, bias_correction: int | bool, weight_decay: float, fp8_dtype: torch.dtype) -> None:
+    """multi_tensor_adam on master weights; parameters become FP8 bytes of master weight * scale.
 
-def multi_tensor_compute_scale_and_scale_inv(chunk_size: int, noop_flag: Tensor | None, tensor_lists: list[list[Tensor]], max_fp8: float, force_pow_2_scales: bool, epsilon: float) -> None:
-    """scale = max_fp8 / amax (1 where that is no number) and scale_inv = 1 / scale, of [amax, scale, scale_inv]."""
+    Args:
+        chunk_size: not used.
+        noop_flag (int32 [..], one element): not read.
+        tensor_lists ([gradients, FP8 parameters, first moments, second moments, master weights, scales, amaxes, inverse scales]): the tensors. Amaxes grow to the largest magnitude of the master weights, inverse scales become
+            1 / scale.
+        fp8_dtype (one of float8_e4m3fn, float8_e5m2): the format of the bytes; the other arguments are those of multi_tensor_adam.
+    """
+
+def multi_tensor_adam_param_remainder(chunk_size: int, noop_flag: Tensor, tensor_lists: list[list[Tensor]], lr: float, beta1: float, beta2: float, epsilon: float, step: int, mode: int | bool, bias_correction: int | bool, weight_decay: float) -> None:
+    """multi_tensor_adam on float32 weights in two halves: bfloat16 parameters, rounded, and 16 bits beside them.
+
+    Args:
+        chunk_size: not used.
+        noop_flag (int32 [..], one element): not read.
+        tensor_lists ([gradients, parameters, first moments, second moments, remainders]): the tensors; the other arguments are those of multi_tensor_adam.
+    """
+
+def multi_tensor_compute_scale_and_scale_inv(chunk_size: int, noop_flag: Tensor | None, tensor_lists: list[list[Tensor]], max_fp8: float, force_pow_2_scales: int | bool, epsilon: float) -> None:
+    """scale = max_fp8 / amax, 1 where that is not a finite number, and inverse scale = 1 / scale.
+
+    Args:
+        chunk_size: not used.
+        noop_flag: not read.
+        tensor_lists ([amaxes, scales, inverse scales]): the tensors; scales and inverse scales are written in place.
+        max_fp8: the largest number of the FP8 format.
+        force_pow_2_scales (one of 0, 1): whether scales are rounded down to powers of two.
+        epsilon: the least amax.
+    """
 
 def multi_tensor_compute_scale_inv_e8m0(chunk_size: int, dummy: Any, tensor_lists: list[list[Tensor]]) -> None:
-    """The E8M0 byte of amax / 448, rounded up, of lists [bfloat16 amax, byte]."""
+    """scale byte = the exponent of amax / 448, rounded up, as E8M0.
+
+    Args:
+        chunk_size: not used.
+        dummy: not used.
+        tensor_lists ([amaxes, scale bytes]): the tensors; scale bytes are written in place.
+    """
 
 def multi_tensor_l2norm(chunk_size: int, noop_flag: Tensor, tensor_lists: list[list[Tensor]], per_tensor: bool | None) -> tuple[Tensor, Tensor]:
-    """The norm of all tensors together, float32 [1], and of each if asked for; one that is not finite sets the flag."""
+    """The L2 norm of all tensors together, and of each.
+
+    Args:
+        chunk_size: not used.
+        noop_flag (int32 [..], one element): set to 1 if the norm is not finite.
+        tensor_lists ([inputs]): the tensors.
+        per_tensor: whether the norm of each tensor is wanted.
+
+    Returns:
+        The norm of all, float32 [1]; the norms of each, float32 [tensors], or an empty tensor.
+    """
 
 def multi_tensor_pad_last_dim(inputs: list[Tensor], alignment: int) -> Any:
     """Each of the list with zeros up to a multiple of the alignment; those that need none are given back.
@@ -805,15 +874,40 @@ def multi_tensor_quantize(tensor_list: Any, quantizer_list: Any) -> list[Any]:
     """Each tensor as its quantizer wants it."""
 
 def multi_tensor_scale(chunk_size: int, noop_flag: Tensor, tensor_lists: list[list[Tensor]], scale: float) -> None:
-    """out = in * scale for lists [in, out]; the flag is set to 1 where an input is not finite, and stops nothing."""
+    """outputs = inputs * scale.
+
+    Args:
+        chunk_size: not used; how NVIDIA's kernels cut the work.
+        noop_flag (int32 [..], one element): set to 1 if an input is not finite. It stops nothing.
+        tensor_lists ([inputs, outputs]): the tensors; outputs are written in place.
+        scale: the factor.
+    """
 
 def multi_tensor_scale_tensor(chunk_size: int, is_infinite: Tensor, tensor_lists: list[list[Tensor]], scale: Tensor) -> None:
-    """multi_tensor_scale with the scale on the device."""
+    """multi_tensor_scale with the scale on the device.
 
-def multi_tensor_sgd(chunk_size: int, noop_flag: Tensor, tensor_lists: list[list[Tensor]], wd: float, momentum: float, dampening: float, lr: float, nesterov: bool, first_run: bool, wd_after_momentum: bool, scale: float) -> None:
-    """SGD on lists [g, w, momentum] or [g, w, momentum, copy of w]; nothing if the flag is set.
+    Args:
+        chunk_size: not used.
+        is_infinite (int32 [..], one element): set to 1 if an input is not finite. It stops nothing.
+        tensor_lists ([inputs, outputs]): the tensors; outputs are written in place.
+        scale (float32 [..], one element): the factor.
+    """
 
-    On the first run the momentum becomes g * scale (and decay), without dampening. g stays as it is.
+def multi_tensor_sgd(chunk_size: int, noop_flag: Tensor, tensor_lists: list[list[Tensor]], wd: float, momentum: float, dampening: float, lr: float, nesterov: int | bool, first_run: int | bool, wd_after_momentum: int | bool, scale: float) -> None:
+    """One step of SGD, in place; gradients are not written.
+
+    Args:
+        chunk_size: not used.
+        noop_flag (int32 [..], one element): nothing is written if it is not 0.
+        tensor_lists ([gradients, weights, momenta] or [gradients, weights, momenta, copies]): the tensors; copies become the rounded weights.
+        wd: the weight decay.
+        momentum: the decay of the momenta; with 0 they are not read or written.
+        dampening: gradients enter the momenta times 1 - dampening.
+        lr: the learning rate.
+        nesterov (one of 0, 1): whether the update looks one step ahead.
+        first_run (one of 0, 1): whether momenta become the gradients, without dampening.
+        wd_after_momentum (one of 0, 1): whether the decay is added to the update, not to the gradients.
+        scale: multiplies the gradients.
     """
 
 def multi_tensor_swizzle_scales_for_gemm_(tensors: list[Any], rowwise_usage: bool, columnwise_usage: bool) -> None:
@@ -840,7 +934,18 @@ def multi_tensor_transpose_to_bhsd(inputs: Any, original_format: str, outputs: A
     """
 
 def multi_tensor_unscale_l2norm(chunk_size: int, noop_flag: Tensor, tensor_lists: list[list[Tensor]], inv_scale: Tensor, per_tensor: bool | None) -> tuple[Tensor, Tensor]:
-    """multi_tensor_l2norm of the tensors times inv_scale; they stay as they are."""
+    """multi_tensor_l2norm of the tensors times inv_scale; the tensors are not written.
+
+    Args:
+        chunk_size: not used.
+        noop_flag (int32 [..], one element): set to 1 if the norm is not finite.
+        tensor_lists ([inputs]): the tensors.
+        inv_scale (float32 [..], one element): the factor, on the device.
+        per_tensor: whether the norm of each tensor is wanted.
+
+    Returns:
+        The norm of all, float32 [1]; the norms of each, float32 [tensors], or an empty tensor.
+    """
 
 def mxfp8_scaling_compute_partial_amax(input: Tensor, amax_rowwise: Tensor, amax_colwise: Tensor, rows: int, cols: int, start_offset: int) -> None:
     """max |x| over the shard's part of each block of 1 x 32 and of 32 x 1, 0 where it has none, in its dtype.

@@ -26,7 +26,7 @@ def meta(dtype, *shape):
 def lists(name, dtype, which=0, state=torch.float32):
     kind = lambda each: state if each in (spec.M, spec.V) else dtype if dtype in each.dtypes else each.dtypes[0]
     sizes = lambda each: [(1,), (1,)] if each.one else [(4096, 4096), (37,)]
-    return [[meta(kind(each), *s) for s in sizes(each)] for each in spec.FORMS[name][which]]
+    return [[meta(kind(each), *s) for s in sizes(each)] for each in spec.FORMS[name].forms[which]]
 
 
 def call(name, dtype, *rest, which=0, state=torch.float32, flag=True):

@@ -72,6 +72,21 @@ def test_refuses_what_the_reference_refuses(name):
         assert str(raised.value).startswith(f"{name}: ")
 
 
+def test_numbers_are_looked_at_in_every_step():
+    """A check is not made again for what looks the same; what is wrong never does."""
+    flag, lists = torch.zeros(1, dtype=torch.int32), [[torch.ones(3)] for _ in range(4)]
+    for step in (1, 2, 3, 4):
+        kernels.multi_tensor_adam(0, flag, lists, 0.1 / step, *ADAM[1:4], step, *ADAM[5:])
+    for at, wrong, says in (
+        (0, "0.1", "lr must be a number"), (4, 0, "step must be at least 1"), (4, -3, "step must be at least 1"),
+        (4, 2.5, "step must be an int"), (5, 2, "mode must be one of 0, 1"), (5, 5, "mode must be one of 0, 1"),
+    ):  # fmt: skip
+        with pytest.raises((TypeError, ValueError), match=f"multi_tensor_adam: {says}"):
+            kernels.multi_tensor_adam(0, flag, lists, *ADAM[:at], wrong, *ADAM[at + 1 :])
+    with pytest.raises(TypeError, match="multi_tensor_adam: noop_flag must be int32; got int64"):
+        kernels.multi_tensor_adam(0, flag.long(), lists, *ADAM)
+
+
 def test_a_list_without_tensors_among_others():
     with pytest.raises(ValueError, match=r"multi_tensor_scale: tensor_lists\[1\] .*must have 1 tensors.*got 0"):
         kernels.multi_tensor_scale(0, torch.zeros(1, dtype=torch.int32), [[torch.ones(3)], []], 1.0)

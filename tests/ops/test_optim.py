@@ -77,6 +77,30 @@ def test_mistakes_are_named_and_nothing_is_written(spec):
         assert all(torch.equal(a.nan_to_num(), b.nan_to_num()) for a, b in zip(given, before, strict=True)), bad.id
 
 
+def test_a_message_says_which_tensor_and_why():
+    """Of the lists, and of the numbers that depend on each other."""
+    kept = lambda dtype: [torch.zeros(3, dtype=dtype), torch.zeros(4, dtype=dtype)]
+    lists = [kept(torch.float32), kept(torch.float32), kept(torch.float32), kept(torch.bfloat16)]
+    numbers = [0.1, 0.9, 0.99, 1e-8, 1, 1, True, 0.0]
+    says = {
+        "tensor_lists[3][0] (second moments) must be float32, the dtype of the first moment; got bfloat16": lists,
+        "tensor_lists must be [gradients, parameters, first moments, second moments] or [gradients, parameters, "
+        "first moments, second moments, master weights]; got 3 lists": lists[:3],
+        "tensor_lists[1] (parameters) must have 2 tensors, as the first list has; got 1": [lists[0], lists[1][:1]] * 2,
+        "tensor_lists[1][1] (parameters) must have 4 elements; got 3": [lists[0], lists[0][:1] * 2] * 2,
+    }
+    for words, given in says.items():
+        with pytest.raises((TypeError, ValueError)) as raised:
+            optim.multi_tensor_adam(0, flag(), given, *numbers)
+        assert str(raised.value) == f"multi_tensor_adam: {words}"
+    lists[3] = kept(torch.float32)
+    with pytest.raises(ValueError, match="multi_tensor_adam: step must be at least 1 with bias_correction; got 0"):
+        optim.multi_tensor_adam(0, flag(), lists, *numbers[:4], 0, *numbers[5:])
+    optim.multi_tensor_adam(0, flag(), lists, *numbers[:4], 0, True, 0, 0.0)
+    with pytest.raises(ValueError, match="multi_tensor_adam: mode must be one of 0, 1; got 2"):
+        optim.multi_tensor_adam(0, flag(), lists, *numbers[:5], 2, 1, 0.0)
+
+
 @every_op
 def test_writes_into_parameters_and_inference_tensors(spec):
     for inference in (False, True):

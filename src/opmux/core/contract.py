@@ -44,7 +44,8 @@ INTS = (torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64)
 class Rule:
     """One thing an argument must be. `problem` says what, as it follows "must", or None where the value will do.
 
-    The text may name other arguments in braces: "be float32, the dtype of {x}".
+    The text may name other arguments in braces: "be float32, the dtype of {x}". A rule whose error names a part of the
+    argument (an item of a list) has a `check` of its own instead.
     """
 
     error: type[Exception] = ValueError
@@ -55,6 +56,12 @@ class Rule:
 
     def got(self, value: Any) -> str:
         return shown(value)
+
+    def check(self, op: str, name: str, value: Any, given: Mapping[str, Any]) -> None:
+        """Raise BadArgument where the value will not do."""
+        problem = self.problem(value, given)
+        if problem is not None:
+            raise BadArgument.of(op, name, problem, self.got(value), self.error)
 
     def wrong(self, value: Any) -> Iterator[tuple[str, Any]]:
         """Values that the rule must refuse, each with a word for what is wrong about it: for tests."""
@@ -673,9 +680,7 @@ class Contract:
     @staticmethod
     def _rules(op: str, a: Argument, value: Any, given: Mapping[str, Any]) -> None:
         for rule in a.rules:
-            problem = rule.problem(value, given)
-            if problem is not None:
-                raise BadArgument.of(op, a.name, problem, rule.got(value), rule.error)
+            rule.check(op, a.name, value, given)
 
     def _shape(self, dims: Dims, sizes: Mapping[str, Size], given: Mapping[str, Any], rank: int) -> str:
         """What shape was expected, and why. Sizes that are not known are shown by their names."""

@@ -6,17 +6,19 @@ is never read on the host. `chunk_size` says how NVIDIA's kernels cut the work, 
 """
 
 import math
-from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from ..core.spec import BadSample, BadSamples, Sample, Samples, Tol, op
-from ._checks import check_choice, check_int, check_number, check_tensor, type_name
+from ..core.contract import Float32, Int32, Rule, one_of, shown, single
+from ..core.errors import BadArgument
+from ..core.facts import dtype_name
+from ..core.spec import Sample, Samples, op
+from ._checks import check_tensor
 from .quant import FP8_MAX, bytes_of, exponents, inverse, magnitudes, scale_from
-
-Lists = list[list[Tensor]]
 
 # ---- which lists an op takes ----------------------------------------------------------------------------------------
 
@@ -40,75 +42,98 @@ FP8, REMAINDERS = Each("FP8 parameters", BYTES), Each("remainders", (torch.int16
 IN, OUT = Each("inputs", HALVES), Each("outputs", HALVES)
 W, MOMENTUM = Each("weights", HALVES), Each("momenta", HALVES)
 
-# op -> the sets of lists it takes, told apart by their number
-FORMS: dict[str, tuple[tuple[Each, ...], ...]] = {
-    "multi_tensor_scale": ((IN, OUT),),
-    "multi_tensor_scale_tensor": ((IN, OUT),),
-    "multi_tensor_l2norm": ((IN,),),
-    "multi_tensor_unscale_l2norm": ((IN,),),
-    "multi_tensor_adam": ((G, P, M, V), (G, P, M, V, MASTER)),
-    "multi_tensor_adam_param_remainder": ((G, Each("parameters", (torch.bfloat16,)), M, V, REMAINDERS),),
-    "multi_tensor_adam_fp8": ((G, FP8, M, V, MASTER, SCALE, AMAX, SCALE_INV),),
-    "multi_tensor_adam_capturable": ((G, P, M, V),),
-    "multi_tensor_adam_capturable_master": ((G, P, M, V, MASTER),),
-    "multi_tensor_sgd": ((G, W, MOMENTUM), (G, W, MOMENTUM, Each("copies", HALVES))),
-    "multi_tensor_compute_scale_and_scale_inv": (
-        (Each("amaxes", FLOAT), Each("scales", FLOAT), Each("inverse scales", FLOAT)),
+
+@dataclass(frozen=True)
+class lists(Rule):
+    """Lists of tensors that run side by side, in one of these forms, which differ in the number of lists."""
+
+    forms: tuple[tuple[Each, ...], ...]
+    flag: str | None = "noop_flag"  # the argument that all tensors share a device with
+
+    def form(self, op: str, value: Any) -> tuple[Each, ...]:
+        """The lists that were given."""
+        if not isinstance(value, (list, tuple)):
+            raise BadArgument.of(op, "tensor_lists", "be a list of lists of tensors", shown(value), TypeError)
+        for form in self.forms:
+            if len(form) == len(value):
+                return form
+        raise BadArgument.of(op, "tensor_lists", f"be {self.doc()}", f"{len(value)} lists")
+
+    def check(self, op: str, name: str, value: Any, given: Mapping[str, Any]) -> None:
+        form = self.form(op, value)
+        for i, (each, items) in enumerate(zip(form, value, strict=True)):
+            part = f"{name}[{i}] ({each.name})"
+            if not isinstance(items, (list, tuple)):
+                raise BadArgument.of(op, part, "be a list of tensors", shown(items), TypeError)
+            if len(items) != len(value[0]):
+                raise BadArgument.of(op, part, f"have {len(value[0])} tensors, as the first list has", str(len(items)))
+        flag = given.get(self.flag or "")
+        on = value[0][0] if flag is None and value[0] else flag
+        for i, (each, items) in enumerate(zip(form, value, strict=True)):
+            for j, t in enumerate(items):
+                part = f"{name}[{i}][{j}] ({each.name})"
+                check_tensor(op, part, t, dtypes=each.dtypes)
+                if each is V and t.dtype is not value[2][j].dtype:
+                    expected = f"be {dtype_name(value[2][j].dtype)}, the dtype of the first moment"
+                    raise BadArgument.of(op, part, expected, dtype_name(t.dtype), TypeError)
+                wanted = 1 if each.one else value[0][j].numel()
+                if t.numel() != wanted:
+                    raise BadArgument.of(op, part, f"have {wanted} elements", str(t.numel()))
+                if on is not None and t.device != on.device:
+                    of = f", the device of {{{self.flag}}}" if flag is not None else ""
+                    raise BadArgument.of(op, part, f"be on {on.device}{of}", str(t.device))
+
+    def wrong(self, value: Any) -> Iterator[tuple[str, Any]]:
+        def changed(i: int, j: int, t: Any) -> list[list[Any]]:
+            return [[t if (i, j) == (a, b) else u for b, u in enumerate(items)] for a, items in enumerate(value)]
+
+        last, t = len(value) - 1, value[-1][0]
+        yield "no list", value[0][0]
+        yield "8 lists more", [*value, *[[]] * 8]
+        yield "None in it", changed(0, 0, None)
+        yield "bools in it", changed(last, 1, value[-1][1].bool())
+        yield "another device", changed(last, 0, torch.empty_like(t, device="meta" if t.is_cpu else "cpu"))
+        if last:
+            yield "a shorter list", [value[0], value[1][:-1], *value[2:]]
+            yield "a shorter tensor", changed(1, 1, value[1][1][:-1])
+
+    def doc(self) -> str:
+        return " or ".join(f"[{', '.join(e.name for e in form)}]" for form in self.forms)
+
+
+FORMS = {  # by op
+    "multi_tensor_scale": lists(((IN, OUT),)),
+    "multi_tensor_scale_tensor": lists(((IN, OUT),), "is_infinite"),
+    "multi_tensor_l2norm": lists(((IN,),)),
+    "multi_tensor_unscale_l2norm": lists(((IN,),)),
+    "multi_tensor_adam": lists(((G, P, M, V), (G, P, M, V, MASTER))),
+    "multi_tensor_adam_param_remainder": lists(((G, Each("parameters", (torch.bfloat16,)), M, V, REMAINDERS),)),
+    "multi_tensor_adam_fp8": lists(((G, FP8, M, V, MASTER, SCALE, AMAX, SCALE_INV),)),
+    "multi_tensor_adam_capturable": lists(((G, P, M, V),)),
+    "multi_tensor_adam_capturable_master": lists(((G, P, M, V, MASTER),)),
+    "multi_tensor_sgd": lists(((G, W, MOMENTUM), (G, W, MOMENTUM, Each("copies", HALVES)))),
+    "multi_tensor_compute_scale_and_scale_inv": lists(
+        ((Each("amaxes", FLOAT), Each("scales", FLOAT), Each("inverse scales", FLOAT)),), None
     ),
-    "multi_tensor_compute_scale_inv_e8m0": ((Each("amaxes", (torch.bfloat16,)), Each("scale bytes", BYTES[:1])),),
+    "multi_tensor_compute_scale_inv_e8m0": lists(
+        ((Each("amaxes", (torch.bfloat16,)), Each("scale bytes", BYTES[:1])),), None
+    ),
 }
 
-
-def form_of(op: str, tensor_lists: Any) -> tuple[Each, ...]:
-    """The lists that were given, or an error that says which an op takes."""
-    if not isinstance(tensor_lists, (list, tuple)):
-        raise TypeError(f"{op}: tensor_lists must be a list of lists of tensors; got {type_name(tensor_lists)}")
-    for form in FORMS[op]:
-        if len(form) == len(tensor_lists):
-            return form
-    wanted = " or ".join(f"{len(f)} list{'s' * (len(f) > 1)} ({', '.join(e.name for e in f)})" for f in FORMS[op])
-    raise ValueError(f"{op}: tensor_lists must be {wanted}; got {len(tensor_lists)}")
+Lists = list[list[Tensor]]
+Flag = Int32[Tensor, "...", single()]
+Held = Float32[Tensor, "...", single()]  # a number on the device
+HeldStep = Int32[Tensor, "...", single()]
+Switch = Annotated[int | bool, one_of(0, 1)]
 
 
-def check_lists(op: str, tensor_lists: Any, flag: Tensor | None = None) -> None:
-    """Refuse lists that do not run side by side, or hold what the op does not take."""
-    form = form_of(op, tensor_lists)
-    for i, (each, items) in enumerate(zip(form, tensor_lists, strict=True)):
-        name = f"tensor_lists[{i}] ({each.name})"
-        if not isinstance(items, (list, tuple)):
-            raise TypeError(f"{op}: {name} must be a list of tensors; got {type_name(items)}")
-        if len(items) != len(tensor_lists[0]):
-            raise ValueError(f"{op}: {name} must have {len(tensor_lists[0])} tensors, as the first; got {len(items)}")
-    first = tensor_lists[0][0] if tensor_lists[0] else None
-    on = flag.device if flag is not None else first.device if isinstance(first, Tensor) else None
-    for i, (each, items) in enumerate(zip(form, tensor_lists, strict=True)):
-        for j, (lead, t) in enumerate(zip(tensor_lists[0], items, strict=True)):
-            name = f"tensor_lists[{i}][{j}] (of the {each.name})"
-            check_tensor(op, name, t, dtypes=each.dtypes, on=on)
-            wanted = 1 if each.one else lead.numel()
-            if t.numel() != wanted:
-                raise ValueError(f"{op}: {name} must have {wanted} elements; got {t.numel()}")
-            if each is V and t.dtype is not tensor_lists[2][j].dtype:
-                raise TypeError(f"{op}: {name} must be {tensor_lists[2][j].dtype}, as the first moments; got {t.dtype}")
+def counts_from_one(op: str, step: int, bias_correction: int) -> None:
+    """The bias correction of step 0 is a division by zero."""
+    if bias_correction and step < 1:
+        raise BadArgument.of(op, "step", "be at least 1 with {bias_correction}", str(step))
 
 
-def check_one(op: str, name: str, value: Any, dtype: torch.dtype, on: Tensor | None = None) -> None:
-    """Refuse what is no tensor of a single number of this dtype."""
-    check_tensor(op, name, value, dtypes=(dtype,), on=on)
-    if value.numel() != 1:
-        raise ValueError(f"{op}: {name} must have one element; got {tuple(value.shape)}")
-
-
-def check_flag(op: str, flag: Any, name: str = "noop_flag") -> None:
-    check_one(op, name, flag, torch.int32)
-
-
-def check_norm(op: str, noop_flag: Any, per_tensor: Any, inv_scale: Any = None, unscale: bool = False) -> None:
-    check_flag(op, noop_flag)
-    if unscale:
-        check_one(op, "inv_scale", inv_scale, torch.float32, noop_flag)
-    if per_tensor is not None and not isinstance(per_tensor, (bool, int)):
-        raise TypeError(f"{op}: per_tensor must be a bool or None; got {type_name(per_tensor)}")
+# ---- how they compute -----------------------------------------------------------------------------------------------
 
 
 class Adam(NamedTuple):
@@ -122,21 +147,6 @@ class Adam(NamedTuple):
     mode: Any
     bias_correction: Any
     weight_decay: Any
-
-    def check(self, op: str, flag: Any, inv_scale: Any = None, held: bool = False) -> None:
-        """Refuse what is no number; with `held`, what is no number in a tensor beside the flag."""
-        check_flag(op, flag)
-        if held:
-            check_one(op, "lr", self.lr, torch.float32, flag)
-            check_one(op, "step", self.step, torch.int32, flag)
-            check_one(op, "inv_scale", inv_scale, torch.float32, flag)
-        else:
-            check_number(op, "lr", self.lr)
-            check_int(op, "step", self.step, 1 if self.bias_correction else None)
-        for name in ("beta1", "beta2", "epsilon", "weight_decay"):
-            check_number(op, name, getattr(self, name))
-        check_choice(op, "mode", self.mode, (0, 1))
-        check_choice(op, "bias_correction", self.bias_correction, (0, 1))
 
     def corrections(self) -> tuple[Any, Any]:
         """What the moments are divided by; in float64, as 1 - 0.999 is nothing for float32."""
@@ -181,7 +191,7 @@ def abreast(t: Tensor, lead: Tensor) -> Tensor:
 # ---- samples --------------------------------------------------------------------------------------------------------
 
 SIZES = ((5, 7), (64,), (0,), (2, 3, 16))
-EXACT = {torch.uint8: Tol(0, 0), torch.int16: Tol(0, 0), torch.int32: Tol(0, 0)}
+
 ADAM = {
     "lr": 1e-2, "beta1": 0.9, "beta2": 0.99, "epsilon": 1e-8, "step": 2, "mode": 1, "bias_correction": 1,
     "weight_decay": 0.1,
@@ -223,45 +233,13 @@ def samples(name: str, *variants: dict[str, Any], flag: int | None = 0, last: tu
             of = variant.get("state", dtype)
             lists = [
                 drawn(each, of if each in (M, V) else dtype, device, generator)
-                for each in FORMS[name][variant.get("lists", 0)]
+                for each in FORMS[name].forms[variant.get("lists", 0)]
             ]
             noop = None if flag is None else torch.full((1,), variant.get("flag", flag), dtype=torch.int32)
             noop = None if noop is None else noop.to(device)
             yield Sample((2048, noop, lists, *numbers.values()), id=" ".join(words) or "plain")
 
     return make
-
-
-def spoiled(good: Samples, **wrong: Any) -> BadSamples:
-    """Bad samples: lists that are too few, of other lengths, sizes and dtypes; numbers that are none."""
-
-    def bad(device: torch.device) -> Iterator[BadSample]:
-        def lists_with(change: Callable[[list], Any]) -> tuple:
-            chunk, flag, lists, *rest = next(iter(good(torch.float32, device))).args
-            change(lists)
-            return chunk, flag, lists, *rest
-
-        yield BadSample(lists_with(lambda x: x.extend([[]] * 8)), ValueError, "tensor_lists must be .* list", id="more")
-        yield BadSample(
-            lists_with(lambda x: x[0].__setitem__(0, None)), TypeError, r"tensor_lists\[0\]\[0\].*must be", id="none"
-        )
-        yield BadSample(
-            lists_with(lambda x: x[-1].__setitem__(1, x[-1][1].bool())), TypeError, r"\[1\].*must be .*bool", id="bools"
-        )
-        yield BadSample(
-            lists_with(lambda x: x[-1].__setitem__(0, x[-1][0].to("meta"))), ValueError, "must be on .*meta", id="away"
-        )
-        if len(lists_with(lambda x: None)[2]) > 1:
-            yield BadSample(lists_with(lambda x: x[1].pop()), ValueError, "must have 4 tensors.*got 3", id="few")
-            yield BadSample(
-                lists_with(lambda x: x[1].__setitem__(1, x[1][1][:-1])), ValueError, "64 elements; got 63", id="short"
-            )
-        for at, value in wrong.items():
-            args = [*lists_with(lambda x: None)]
-            args[int(at[1:])] = value
-            yield BadSample(tuple(args), TypeError, "must be .*got", id=f"argument {at[1:]}")
-
-    return bad
 
 
 # ---- scale and norm -------------------------------------------------------------------------------------------------
@@ -278,35 +256,35 @@ def scaled(flag: Tensor, tensor_lists: Lists, scale: Any) -> None:
     raised(flag, bad)
 
 
-@op(
-    space="tex",
-    out="",
-    mutates=("noop_flag", "tensor_lists"),
-    samples=SCALES,
-    errors=spoiled(SCALES, _1=None, _3="1"),
-)
-def multi_tensor_scale(chunk_size: int, noop_flag: Tensor, tensor_lists: Lists, scale: float) -> None:
-    """out = in * scale for lists [in, out]; the flag is set to 1 where an input is not finite, and stops nothing."""
+@op(space="tex", out="", mutates=("noop_flag", "tensor_lists"), samples=SCALES)
+def multi_tensor_scale(
+    chunk_size: int, noop_flag: Flag, tensor_lists: Annotated[Lists, FORMS["multi_tensor_scale"]], scale: float
+) -> None:
+    """outputs = inputs * scale.
+
+    Args:
+        chunk_size: not used; how NVIDIA's kernels cut the work.
+        noop_flag: set to 1 if an input is not finite. It stops nothing.
+        tensor_lists: the tensors; outputs are written in place.
+        scale: the factor.
+    """
     with torch.no_grad():
-        check_flag("multi_tensor_scale", noop_flag)
-        check_number("multi_tensor_scale", "scale", scale)
-        check_lists("multi_tensor_scale", tensor_lists, noop_flag)
         scaled(noop_flag, tensor_lists, scale)
 
 
-@op(
-    space="tex",
-    out="",
-    mutates=("is_infinite", "tensor_lists"),
-    samples=SCALES_HELD,
-    errors=spoiled(SCALES_HELD, _1=None, _3=0.5),
-)
-def multi_tensor_scale_tensor(chunk_size: int, is_infinite: Tensor, tensor_lists: Lists, scale: Tensor) -> None:
-    """multi_tensor_scale with the scale on the device."""
+@op(space="tex", out="", mutates=("is_infinite", "tensor_lists"), samples=SCALES_HELD)
+def multi_tensor_scale_tensor(
+    chunk_size: int, is_infinite: Flag, tensor_lists: Annotated[Lists, FORMS["multi_tensor_scale_tensor"]], scale: Held
+) -> None:
+    """multi_tensor_scale with the scale on the device.
+
+    Args:
+        chunk_size: not used.
+        is_infinite: set to 1 if an input is not finite. It stops nothing.
+        tensor_lists: the tensors; outputs are written in place.
+        scale: the factor.
+    """
     with torch.no_grad():
-        check_flag("multi_tensor_scale_tensor", is_infinite, "is_infinite")
-        check_one("multi_tensor_scale_tensor", "scale", scale, torch.float32, is_infinite)
-        check_lists("multi_tensor_scale_tensor", tensor_lists, is_infinite)
         scaled(is_infinite, tensor_lists, scale.reshape(()))
 
 
@@ -330,44 +308,55 @@ def norms(flag: Tensor, tensors: list[Tensor], inv_scale: Tensor | None, per_ten
     return whole, each if per_tensor else empty
 
 
-@op(
-    space="tex",
-    out="norm norms",
-    mutates=("noop_flag",),
-    samples=NORMS,
-    errors=spoiled(NORMS, _1=None, _3="yes"),
-)
+@op(space="tex", out="norm norms", mutates=("noop_flag",), samples=NORMS)
 def multi_tensor_l2norm(
-    chunk_size: int, noop_flag: Tensor, tensor_lists: Lists, per_tensor: bool | None
+    chunk_size: int,
+    noop_flag: Flag,
+    tensor_lists: Annotated[Lists, FORMS["multi_tensor_l2norm"]],
+    per_tensor: bool | None,
 ) -> tuple[Tensor, Tensor]:
-    """The norm of all tensors together, float32 [1], and of each if asked for; one that is not finite sets the flag."""
+    """The L2 norm of all tensors together, and of each.
+
+    Args:
+        chunk_size: not used.
+        noop_flag: set to 1 if the norm is not finite.
+        tensor_lists: the tensors.
+        per_tensor: whether the norm of each tensor is wanted.
+
+    Returns:
+        The norm of all, float32 [1]; the norms of each, float32 [tensors], or an empty tensor.
+    """
     with torch.no_grad():
-        check_norm("multi_tensor_l2norm", noop_flag, per_tensor)
-        check_lists("multi_tensor_l2norm", tensor_lists, noop_flag)
         return norms(noop_flag, tensor_lists[0], None, per_tensor)
 
 
-@op(
-    space="tex",
-    out="norm norms",
-    mutates=("noop_flag",),
-    samples=UNSCALED_NORMS,
-    errors=spoiled(UNSCALED_NORMS, _1=None, _3=0.5, _4="yes"),
-)
+@op(space="tex", out="norm norms", mutates=("noop_flag",), samples=UNSCALED_NORMS)
 def multi_tensor_unscale_l2norm(
-    chunk_size: int, noop_flag: Tensor, tensor_lists: Lists, inv_scale: Tensor, per_tensor: bool | None
+    chunk_size: int,
+    noop_flag: Flag,
+    tensor_lists: Annotated[Lists, FORMS["multi_tensor_unscale_l2norm"]],
+    inv_scale: Held,
+    per_tensor: bool | None,
 ) -> tuple[Tensor, Tensor]:
-    """multi_tensor_l2norm of the tensors times inv_scale; they stay as they are."""
+    """multi_tensor_l2norm of the tensors times inv_scale; the tensors are not written.
+
+    Args:
+        chunk_size: not used.
+        noop_flag: set to 1 if the norm is not finite.
+        tensor_lists: the tensors.
+        inv_scale: the factor, on the device.
+        per_tensor: whether the norm of each tensor is wanted.
+
+    Returns:
+        The norm of all, float32 [1]; the norms of each, float32 [tensors], or an empty tensor.
+    """
     with torch.no_grad():
-        check_norm("multi_tensor_unscale_l2norm", noop_flag, per_tensor, inv_scale, unscale=True)
-        check_lists("multi_tensor_unscale_l2norm", tensor_lists, noop_flag)
         return norms(noop_flag, tensor_lists[0], inv_scale, per_tensor)
 
 
 # ---- Adam -----------------------------------------------------------------------------------------------------------
 
 WRITES = ("tensor_lists",)
-ADAM_WRONG = {"_1": None, "_3": "1", "_7": 2.5}
 ADAMS = samples(
     "multi_tensor_adam",
     ADAM,
@@ -387,28 +376,41 @@ CAPTURABLE_ADAMS, MASTER_ADAMS = (
 )
 
 
-@op(space="tex", out="", mutates=WRITES, samples=ADAMS, errors=spoiled(ADAMS, **ADAM_WRONG))
+@op(space="tex", out="", mutates=WRITES, samples=ADAMS, where=counts_from_one)
 def multi_tensor_adam(
     chunk_size: int,
-    noop_flag: Tensor,
-    tensor_lists: Lists,
+    noop_flag: Flag,
+    tensor_lists: Annotated[Lists, FORMS["multi_tensor_adam"]],
     lr: float,
     beta1: float,
     beta2: float,
     epsilon: float,
     step: int,
-    mode: int,
-    bias_correction: int,
+    mode: Switch,
+    bias_correction: Switch,
     weight_decay: float,
 ) -> None:
-    """Adam on lists [g, p, m, v] or [g, p, m, v, master]: mode 0 adds weight_decay * w to g, mode 1 to the update.
+    """One step of Adam or AdamW, in place.
 
-    With master weights those are what moves, in float32, and p is their rounded copy. The flag is not looked at.
+    m = beta1 * m + (1 - beta1) * g; v = beta2 * v + (1 - beta2) * g^2; p -= lr * m / (sqrt(v) + epsilon), with m and v
+    divided by 1 - beta^step if bias_correction is set.
+
+    Args:
+        chunk_size: not used.
+        noop_flag: not read.
+        tensor_lists: the tensors. With master weights, those are updated in float32, and parameters become their
+            rounded copies.
+        lr: the learning rate.
+        beta1: the decay of the first moments.
+        beta2: the decay of the second moments.
+        epsilon: added to the root of the second moments.
+        step: the number of the step, from 1.
+        mode: 0 adds weight_decay * p to the gradients (Adam), 1 to the update (AdamW).
+        bias_correction: whether moments are corrected for their start at 0.
+        weight_decay: the weight decay.
     """
     how = Adam(lr, beta1, beta2, epsilon, step, mode, bias_correction, weight_decay)
     with torch.no_grad():
-        how.check("multi_tensor_adam", noop_flag)
-        check_lists("multi_tensor_adam", tensor_lists, noop_flag)
         for g, p, m, v, *master in zip(*tensor_lists, strict=True):
             w = master[0] if master else p
             for t, value in zip((p, m, v), how.moved(*(abreast(t, g) for t in (g, w, m, v))), strict=True):
@@ -430,32 +432,29 @@ def whole_weights(written: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
-@op(
-    space="tex",
-    out="",
-    mutates=WRITES,
-    samples=REMAINDER_ADAMS,
-    errors=spoiled(REMAINDER_ADAMS, **ADAM_WRONG),
-    compared=whole_weights,
-)
+@op(space="tex", out="", mutates=WRITES, samples=REMAINDER_ADAMS, where=counts_from_one, compared=whole_weights)
 def multi_tensor_adam_param_remainder(
     chunk_size: int,
-    noop_flag: Tensor,
-    tensor_lists: Lists,
+    noop_flag: Flag,
+    tensor_lists: Annotated[Lists, FORMS["multi_tensor_adam_param_remainder"]],
     lr: float,
     beta1: float,
     beta2: float,
     epsilon: float,
     step: int,
-    mode: int,
-    bias_correction: int,
+    mode: Switch,
+    bias_correction: Switch,
     weight_decay: float,
 ) -> None:
-    """multi_tensor_adam on [g, p, m, v, remainder]: bfloat16 p, rounded, and 16 bits beside it are a float32 weight."""
+    """multi_tensor_adam on float32 weights in two halves: bfloat16 parameters, rounded, and 16 bits beside them.
+
+    Args:
+        chunk_size: not used.
+        noop_flag: not read.
+        tensor_lists: the tensors; the other arguments are those of multi_tensor_adam.
+    """
     how = Adam(lr, beta1, beta2, epsilon, step, mode, bias_correction, weight_decay)
     with torch.no_grad():
-        how.check("multi_tensor_adam_param_remainder", noop_flag)
-        check_lists("multi_tensor_adam_param_remainder", tensor_lists, noop_flag)
         for g, p, m, v, low in zip(*tensor_lists, strict=True):
             w = joined(p.reshape(g.shape), low.reshape(g.shape))
             w, new_m, new_v = how.moved(abreast(g, g), w, abreast(m, g), abreast(v, g))
@@ -477,27 +476,32 @@ def parted(w: Tensor) -> tuple[Tensor, Tensor]:
     return high.view(torch.bfloat16), low
 
 
-@op(space="tex", out="", mutates=WRITES, samples=FP8_ADAMS, errors=spoiled(FP8_ADAMS, **ADAM_WRONG, _11=torch.int8))
+@op(space="tex", out="", mutates=WRITES, samples=FP8_ADAMS, where=counts_from_one)
 def multi_tensor_adam_fp8(
     chunk_size: int,
-    noop_flag: Tensor,
-    tensor_lists: Lists,
+    noop_flag: Flag,
+    tensor_lists: Annotated[Lists, FORMS["multi_tensor_adam_fp8"]],
     lr: float,
     beta1: float,
     beta2: float,
     epsilon: float,
     step: int,
-    mode: int,
-    bias_correction: int,
+    mode: Switch,
+    bias_correction: Switch,
     weight_decay: float,
-    fp8_dtype: torch.dtype,
+    fp8_dtype: Annotated[torch.dtype, one_of(*FP8_MAX)],
 ) -> None:
-    """multi_tensor_adam on [g, p, m, v, master, scale, amax, scale_inv]: p is master * scale, as FP8 bytes."""
+    """multi_tensor_adam on master weights; parameters become FP8 bytes of master weight * scale.
+
+    Args:
+        chunk_size: not used.
+        noop_flag: not read.
+        tensor_lists: the tensors. Amaxes grow to the largest magnitude of the master weights, inverse scales become
+            1 / scale.
+        fp8_dtype: the format of the bytes; the other arguments are those of multi_tensor_adam.
+    """
     how = Adam(lr, beta1, beta2, epsilon, step, mode, bias_correction, weight_decay)
     with torch.no_grad():
-        how.check("multi_tensor_adam_fp8", noop_flag)
-        check_fp8("multi_tensor_adam_fp8", fp8_dtype)
-        check_lists("multi_tensor_adam_fp8", tensor_lists, noop_flag)
         for g, p, m, v, master, scale, amax, scale_inv in zip(*tensor_lists, strict=True):
             w, new_m, new_v = how.moved(*(abreast(t, g) for t in (g, master, m, v)))
             for t, value in ((master, w), (m, new_m), (v, new_v)):
@@ -508,15 +512,8 @@ def multi_tensor_adam_fp8(
                 written(scale_inv, inverse(scale))
 
 
-def check_fp8(op: str, dtype: Any) -> None:
-    if not isinstance(dtype, torch.dtype) or dtype not in FP8_MAX:
-        raise TypeError(f"{op}: fp8_dtype must be float8_e4m3fn or float8_e5m2; got {dtype}")
-
-
-def captured(op: str, flag: Any, tensor_lists: Any, how: Adam, inv_scale: Any) -> None:
+def captured(flag: Tensor, tensor_lists: Lists, how: Adam, inv_scale: Tensor) -> None:
     """A step whose learning rate, number and flag are on the device; gradients are unscaled for good."""
-    how.check(op, flag, inv_scale, held=True)
-    check_lists(op, tensor_lists, flag)
     skip = flag.reshape(()) == 1
     for g, p, m, v, *master in zip(*tensor_lists, strict=True):
         unscaled = g.float() * inv_scale.reshape(())
@@ -525,61 +522,64 @@ def captured(op: str, flag: Any, tensor_lists: Any, how: Adam, inv_scale: Any) -
             written(t, value, skip)
 
 
-@op(
-    space="tex",
-    out="",
-    mutates=WRITES,
-    samples=CAPTURABLE_ADAMS,
-    errors=spoiled(CAPTURABLE_ADAMS, _1=None, _3=0.1, _7=1, _11=1.0),
-)
+@op(space="tex", out="", mutates=WRITES, samples=CAPTURABLE_ADAMS)
 def multi_tensor_adam_capturable(
     chunk_size: int,
-    noop_flag: Tensor,
-    tensor_lists: Lists,
-    lr: Tensor,
+    noop_flag: Flag,
+    tensor_lists: Annotated[Lists, FORMS["multi_tensor_adam_capturable"]],
+    lr: Held,
     beta1: float,
     beta2: float,
     epsilon: float,
-    step: Tensor,
-    mode: int,
-    bias_correction: int,
+    step: HeldStep,
+    mode: Switch,
+    bias_correction: Switch,
     weight_decay: float,
-    inv_scale: Tensor,
+    inv_scale: Held,
 ) -> None:
-    """multi_tensor_adam on [g, p, m, v] with lr, step and inv_scale on the device: nothing if the flag is 1.
+    """multi_tensor_adam with its numbers on the device, for CUDA graphs. Gradients become gradient * inv_scale.
 
-    g becomes g * inv_scale.
+    Args:
+        chunk_size: not used.
+        noop_flag: nothing is written if it is 1.
+        tensor_lists: the tensors.
+        lr: the learning rate.
+        step: the number of the step, from 1.
+        inv_scale: multiplies the gradients; the other arguments are those of multi_tensor_adam.
     """
     how = Adam(lr, beta1, beta2, epsilon, step, mode, bias_correction, weight_decay)
     with torch.no_grad():
-        captured("multi_tensor_adam_capturable", noop_flag, tensor_lists, how, inv_scale)
+        captured(noop_flag, tensor_lists, how, inv_scale)
 
 
-@op(
-    space="tex",
-    out="",
-    mutates=WRITES,
-    samples=MASTER_ADAMS,
-    errors=spoiled(MASTER_ADAMS, _1=None, _3=0.1, _7=1, _11=1.0),
-)
+@op(space="tex", out="", mutates=WRITES, samples=MASTER_ADAMS)
 def multi_tensor_adam_capturable_master(
     chunk_size: int,
-    noop_flag: Tensor,
-    tensor_lists: Lists,
-    lr: Tensor,
+    noop_flag: Flag,
+    tensor_lists: Annotated[Lists, FORMS["multi_tensor_adam_capturable_master"]],
+    lr: Held,
     beta1: float,
     beta2: float,
     epsilon: float,
-    step: Tensor,
-    mode: int,
-    bias_correction: int,
+    step: HeldStep,
+    mode: Switch,
+    bias_correction: Switch,
     weight_decay: float,
-    inv_scale: Tensor,
+    inv_scale: Held,
 ) -> None:
-    """multi_tensor_adam_capturable on [g, p, m, v, master]."""
+    """multi_tensor_adam_capturable on master weights; parameters become their rounded copies.
+
+    Args:
+        chunk_size: not used.
+        noop_flag: nothing is written if it is 1.
+        tensor_lists: the tensors.
+        lr: the learning rate.
+        step: the number of the step, from 1.
+        inv_scale: multiplies the gradients; the other arguments are those of multi_tensor_adam.
+    """
     how = Adam(lr, beta1, beta2, epsilon, step, mode, bias_correction, weight_decay)
     with torch.no_grad():
-        captured("multi_tensor_adam_capturable_master", noop_flag, tensor_lists, how, inv_scale)
+        captured(noop_flag, tensor_lists, how, inv_scale)
 
 
 # ---- SGD ------------------------------------------------------------------------------------------------------------
@@ -594,39 +594,36 @@ SGDS = samples(
 )
 
 
-def check_sgd(op: str, flag: Any, **numbers: Any) -> None:
-    check_flag(op, flag)
-    for name, value in numbers.items():
-        if name in ("nesterov", "first_run", "wd_after_momentum"):
-            check_choice(op, name, value, (0, 1))
-        else:
-            check_number(op, name, value)
-
-
-@op(space="tex", out="", mutates=WRITES, samples=SGDS, errors=spoiled(SGDS, _1=None, _3="1", _6="1"))
+@op(space="tex", out="", mutates=WRITES, samples=SGDS)
 def multi_tensor_sgd(
     chunk_size: int,
-    noop_flag: Tensor,
-    tensor_lists: Lists,
+    noop_flag: Flag,
+    tensor_lists: Annotated[Lists, FORMS["multi_tensor_sgd"]],
     wd: float,
     momentum: float,
     dampening: float,
     lr: float,
-    nesterov: bool,
-    first_run: bool,
-    wd_after_momentum: bool,
+    nesterov: Switch,
+    first_run: Switch,
+    wd_after_momentum: Switch,
     scale: float,
 ) -> None:
-    """SGD on lists [g, w, momentum] or [g, w, momentum, copy of w]; nothing if the flag is set.
+    """One step of SGD, in place; gradients are not written.
 
-    On the first run the momentum becomes g * scale (and decay), without dampening. g stays as it is.
+    Args:
+        chunk_size: not used.
+        noop_flag: nothing is written if it is not 0.
+        tensor_lists: the tensors; copies become the rounded weights.
+        wd: the weight decay.
+        momentum: the decay of the momenta; with 0 they are not read or written.
+        dampening: gradients enter the momenta times 1 - dampening.
+        lr: the learning rate.
+        nesterov: whether the update looks one step ahead.
+        first_run: whether momenta become the gradients, without dampening.
+        wd_after_momentum: whether the decay is added to the update, not to the gradients.
+        scale: multiplies the gradients.
     """
     with torch.no_grad():
-        check_sgd(
-            "multi_tensor_sgd", noop_flag, wd=wd, momentum=momentum, dampening=dampening, lr=lr, nesterov=nesterov,
-            first_run=first_run, wd_after_momentum=wd_after_momentum, scale=scale,
-        )  # fmt: skip
-        check_lists("multi_tensor_sgd", tensor_lists, noop_flag)
         skip = noop_flag.reshape(()) != 0
         for g, w, kept, *copy in zip(*tensor_lists, strict=True):
             value, weight = g.float() * scale, abreast(w, g)
@@ -653,36 +650,44 @@ SCALE_INVS = samples(
 E8M0S = samples("multi_tensor_compute_scale_inv_e8m0", {}, flag=None)
 
 
-def check_scales(op: str, max_fp8: Any, force_pow_2_scales: Any, epsilon: Any) -> None:
-    check_number(op, "max_fp8", max_fp8)
-    check_choice(op, "force_pow_2_scales", force_pow_2_scales, (0, 1))
-    check_number(op, "epsilon", epsilon)
-
-
-@op(space="tex", out="", mutates=WRITES, samples=SCALE_INVS, errors=spoiled(SCALE_INVS, _3="448", _5=None))
+@op(space="tex", out="", mutates=WRITES, samples=SCALE_INVS)
 def multi_tensor_compute_scale_and_scale_inv(
     chunk_size: int,
     noop_flag: Tensor | None,
-    tensor_lists: Lists,
+    tensor_lists: Annotated[Lists, FORMS["multi_tensor_compute_scale_and_scale_inv"]],
     max_fp8: float,
-    force_pow_2_scales: bool,
+    force_pow_2_scales: Switch,
     epsilon: float,
 ) -> None:
-    """scale = max_fp8 / amax (1 where that is no number) and scale_inv = 1 / scale, of [amax, scale, scale_inv]."""
+    """scale = max_fp8 / amax, 1 where that is not a finite number, and inverse scale = 1 / scale.
+
+    Args:
+        chunk_size: not used.
+        noop_flag: not read.
+        tensor_lists: the tensors; scales and inverse scales are written in place.
+        max_fp8: the largest number of the FP8 format.
+        force_pow_2_scales: whether scales are rounded down to powers of two.
+        epsilon: the least amax.
+    """
     with torch.no_grad():
-        check_scales("multi_tensor_compute_scale_and_scale_inv", max_fp8, force_pow_2_scales, epsilon)
-        check_lists("multi_tensor_compute_scale_and_scale_inv", tensor_lists)
         for amax, scale, scale_inv in zip(*tensor_lists, strict=True):
             value = scale_from(amax, max_fp8, bool(force_pow_2_scales), epsilon)
             written(scale, value)
             written(scale_inv, inverse(value))
 
 
-@op(space="tex", out="", mutates=WRITES, samples=E8M0S, errors=spoiled(E8M0S))
-def multi_tensor_compute_scale_inv_e8m0(chunk_size: int, dummy: Any, tensor_lists: Lists) -> None:
-    """The E8M0 byte of amax / 448, rounded up, of lists [bfloat16 amax, byte]."""
+@op(space="tex", out="", mutates=WRITES, samples=E8M0S)
+def multi_tensor_compute_scale_inv_e8m0(
+    chunk_size: int, dummy: Any, tensor_lists: Annotated[Lists, FORMS["multi_tensor_compute_scale_inv_e8m0"]]
+) -> None:
+    """scale byte = the exponent of amax / 448, rounded up, as E8M0.
+
+    Args:
+        chunk_size: not used.
+        dummy: not used.
+        tensor_lists: the tensors; scale bytes are written in place.
+    """
     with torch.no_grad():
-        check_lists("multi_tensor_compute_scale_inv_e8m0", tensor_lists)
         for amax, scale_inv in zip(*tensor_lists, strict=True):
             written(scale_inv, exponents(amax.float(), torch.float8_e4m3fn))
 

@@ -86,6 +86,37 @@ def launched(kernel: Launcher, what: Seen, given: tuple, constants: dict[str, An
         launch(table_of(what, cut), cut.rows, *given)
 
 
+_checked: dict[Any, None] = keep({})
+
+
+def _look(value: Any) -> Any:
+    """What a check depends on: of a float its type, of an int its value up to 2, of a tensor no contents."""
+    kind = type(value)
+    if kind is float:
+        return kind
+    if kind is int:
+        return kind, min(value, 2)
+    if isinstance(value, Tensor):
+        return value.dtype, value.shape, value.device
+    return kind if kind.__hash__ is None else value
+
+
+def check(op: str, *given: Any) -> None:
+    """Raise BadArgument where an argument is not what the op takes. `given` are all but tensor_lists, in order.
+
+    Numbers change with every step, so arguments that look like earlier ones are not checked again: that takes a third
+    of the time.
+    """
+    key = (op, *map(_look, given))
+    if key in _checked:
+        return
+    fn = getattr(spec, op)
+    fn.check(**dict(zip((n for n in fn.spec.names if n != "tensor_lists"), given, strict=True)))
+    if len(_checked) >= 1024:
+        _checked.clear()
+    _checked[key] = None
+
+
 def lanes(dtypes: tuple[torch.dtype, ...]) -> int:
     """Elements to an access: 16 bytes of the widest."""
     return 16 // max(d.itemsize for d in dtypes)
@@ -101,15 +132,13 @@ def _scale(op: str, flag: Tensor, lists: Any, held: Tensor | None, number: float
 
 @impl(spec.multi_tensor_scale, devices=DEVICES)
 def multi_tensor_scale(chunk_size: int, noop_flag: Tensor, tensor_lists: Any, scale: float) -> None:
-    spec.check_flag("multi_tensor_scale", noop_flag)
-    spec.check_number("multi_tensor_scale", "scale", scale)
+    check("multi_tensor_scale", chunk_size, noop_flag, scale)
     _scale("multi_tensor_scale", noop_flag, tensor_lists, None, float(scale))
 
 
 @impl(spec.multi_tensor_scale_tensor, devices=DEVICES)
 def multi_tensor_scale_tensor(chunk_size: int, is_infinite: Tensor, tensor_lists: Any, scale: Tensor) -> None:
-    spec.check_flag("multi_tensor_scale_tensor", is_infinite, "is_infinite")
-    spec.check_one("multi_tensor_scale_tensor", "scale", scale, torch.float32, is_infinite)
+    check("multi_tensor_scale_tensor", chunk_size, is_infinite, scale)
     _scale("multi_tensor_scale_tensor", is_infinite, tensor_lists, scale, 1.0)
 
 
@@ -160,7 +189,7 @@ def _norm_plan(what: Seen) -> Plan:
 def multi_tensor_l2norm(
     chunk_size: int, noop_flag: Tensor, tensor_lists: Any, per_tensor: bool | None
 ) -> tuple[Tensor, Tensor]:
-    spec.check_norm("multi_tensor_l2norm", noop_flag, per_tensor)
+    check("multi_tensor_l2norm", chunk_size, noop_flag, per_tensor)
     return _norm("multi_tensor_l2norm", noop_flag, tensor_lists, None, per_tensor)
 
 
@@ -168,7 +197,7 @@ def multi_tensor_l2norm(
 def multi_tensor_unscale_l2norm(
     chunk_size: int, noop_flag: Tensor, tensor_lists: Any, inv_scale: Tensor, per_tensor: bool | None
 ) -> tuple[Tensor, Tensor]:
-    spec.check_norm("multi_tensor_unscale_l2norm", noop_flag, per_tensor, inv_scale, unscale=True)
+    check("multi_tensor_unscale_l2norm", chunk_size, noop_flag, inv_scale, per_tensor)
     return _norm("multi_tensor_unscale_l2norm", noop_flag, tensor_lists, inv_scale, per_tensor)
 
 
@@ -199,9 +228,9 @@ def multi_tensor_adam(
     step: int, mode: int, bias_correction: int, weight_decay: float,
 ) -> None:  # fmt: skip
     how = spec.Adam(lr, beta1, beta2, epsilon, step, mode, bias_correction, weight_decay)
-    how.check("multi_tensor_adam", noop_flag)
-    home = "master" if len(spec.form_of("multi_tensor_adam", tensor_lists)) == 5 else "parameter"
-    _adam("multi_tensor_adam", tensor_lists, noop_flag, how, home)
+    check("multi_tensor_adam", chunk_size, noop_flag, *how)
+    form = spec.FORMS["multi_tensor_adam"].form("multi_tensor_adam", tensor_lists)
+    _adam("multi_tensor_adam", tensor_lists, noop_flag, how, "master" if spec.MASTER in form else "parameter")
 
 
 @impl(spec.multi_tensor_adam_param_remainder, devices=DEVICES)
@@ -210,7 +239,7 @@ def multi_tensor_adam_param_remainder(
     step: int, mode: int, bias_correction: int, weight_decay: float,
 ) -> None:  # fmt: skip
     how = spec.Adam(lr, beta1, beta2, epsilon, step, mode, bias_correction, weight_decay)
-    how.check("multi_tensor_adam_param_remainder", noop_flag)
+    check("multi_tensor_adam_param_remainder", chunk_size, noop_flag, *how)
     _adam("multi_tensor_adam_param_remainder", tensor_lists, noop_flag, how, "remainder")
 
 
@@ -220,8 +249,7 @@ def multi_tensor_adam_fp8(
     step: int, mode: int, bias_correction: int, weight_decay: float, fp8_dtype: torch.dtype,
 ) -> None:  # fmt: skip
     how = spec.Adam(lr, beta1, beta2, epsilon, step, mode, bias_correction, weight_decay)
-    how.check("multi_tensor_adam_fp8", noop_flag)
-    spec.check_fp8("multi_tensor_adam_fp8", fp8_dtype)
+    check("multi_tensor_adam_fp8", chunk_size, noop_flag, *how, fp8_dtype)
     _adam("multi_tensor_adam_fp8", tensor_lists, noop_flag, how, "master", fp8=fp8_dtype)
 
 
@@ -230,7 +258,6 @@ _holds: dict[Any, Callable[..., Any]] = keep({})
 
 
 def _captured(op: str, flag: Tensor, lists: Any, how: spec.Adam, inv_scale: Any, home: str) -> None:
-    how.check(op, flag, inv_scale, held=True)
     key = (flag.device, bool(how.bias_correction))
     launch = _holds.get(key)
     if launch is None:
@@ -248,6 +275,7 @@ def multi_tensor_adam_capturable(
     step: Tensor, mode: int, bias_correction: int, weight_decay: float, inv_scale: Tensor,
 ) -> None:  # fmt: skip
     how = spec.Adam(lr, beta1, beta2, epsilon, step, mode, bias_correction, weight_decay)
+    check("multi_tensor_adam_capturable", chunk_size, noop_flag, *how, inv_scale)
     _captured("multi_tensor_adam_capturable", noop_flag, tensor_lists, how, inv_scale, "parameter")
 
 
@@ -257,6 +285,7 @@ def multi_tensor_adam_capturable_master(
     step: Tensor, mode: int, bias_correction: int, weight_decay: float, inv_scale: Tensor,
 ) -> None:  # fmt: skip
     how = spec.Adam(lr, beta1, beta2, epsilon, step, mode, bias_correction, weight_decay)
+    check("multi_tensor_adam_capturable_master", chunk_size, noop_flag, *how, inv_scale)
     _captured("multi_tensor_adam_capturable_master", noop_flag, tensor_lists, how, inv_scale, "master")
 
 
@@ -268,10 +297,8 @@ def multi_tensor_sgd(
     chunk_size: int, noop_flag: Tensor, tensor_lists: Any, wd: float, momentum: float, dampening: float, lr: float,
     nesterov: bool, first_run: bool, wd_after_momentum: bool, scale: float,
 ) -> None:  # fmt: skip
-    spec.check_sgd(
-        "multi_tensor_sgd", noop_flag, wd=wd, momentum=momentum, dampening=dampening, lr=lr, nesterov=nesterov,
-        first_run=first_run, wd_after_momentum=wd_after_momentum, scale=scale,
-    )  # fmt: skip
+    given = (wd, momentum, dampening, lr, nesterov, first_run, wd_after_momentum, scale)
+    check("multi_tensor_sgd", chunk_size, noop_flag, *given)
     numbers = (float(wd), float(momentum), 1.0 - dampening, float(lr), float(scale))
     decay = "none" if not wd else "after" if wd_after_momentum else "before"
     for what in seen("multi_tensor_sgd", tensor_lists, noop_flag):
@@ -288,12 +315,14 @@ def multi_tensor_compute_scale_and_scale_inv(
     epsilon: float,
 ) -> None:  # fmt: skip
     op = "multi_tensor_compute_scale_and_scale_inv"
-    spec.check_scales(op, max_fp8, force_pow_2_scales, epsilon)
+    check(op, chunk_size, noop_flag, max_fp8, force_pow_2_scales, epsilon)
     for what in seen(op, tensor_lists):
         launched(scales, what, (float(max_fp8), float(epsilon)), {"POW2": bool(force_pow_2_scales)})
 
 
 @impl(spec.multi_tensor_compute_scale_inv_e8m0, devices=DEVICES)
 def multi_tensor_compute_scale_inv_e8m0(chunk_size: int, dummy: Any, tensor_lists: Any) -> None:
-    for what in seen("multi_tensor_compute_scale_inv_e8m0", tensor_lists):
+    op = "multi_tensor_compute_scale_inv_e8m0"
+    check(op, chunk_size, None)
+    for what in seen(op, tensor_lists):
         launched(e8m0, what, (1 / 448,), {})

@@ -49,21 +49,22 @@ class Seen(NamedTuple):
 
 def seen(op: str, lists: Any, flag: Tensor | None = None) -> list[Seen]:
     """The lists by their dtypes: nearly always all in one. What the spec refuses is refused as it does."""
-    form = spec.form_of(op, lists)
+    rule = spec.FORMS[op]
+    form = rule.form(op, lists)
     try:
         found = _alike(form, lists, flag)
     except (TypeError, AttributeError, IndexError):  # no lists, or no tensors in them
         found = None
     if found is not None:
         return [found]
-    spec.check_lists(op, lists, flag)
+    rule.check(op, "tensor_lists", lists, {rule.flag or "": flag})
     if not lists[0]:
         return []
     refuse_negated(*chain.from_iterable(lists))
     groups: dict[tuple[torch.dtype, ...], list[int]] = {}
     for i, together in enumerate(zip(*lists, strict=True)):
         groups.setdefault(tuple(map(_dtype, together)), []).append(i)
-        _check_memory([t for each, t in zip(form, together, strict=True) if not each.one])
+        _decline_gaps([t for each, t in zip(form, together, strict=True) if not each.one])
     return [_gathered([[items[i] for i in at] for items in lists]) for at in groups.values()]
 
 
@@ -105,7 +106,7 @@ def _gathered(lists: Any) -> Seen:
     )
 
 
-def _check_memory(together: list[Tensor]) -> None:
+def _decline_gaps(together: list[Tensor]) -> None:
     """Decline tensors that are not one piece of memory each, in the same order of elements."""
     if any(t.is_meta or (t.numel() and not t.data_ptr()) for t in together):
         raise NotSupported("a tensor without memory of its own: on meta, or a subclass that wraps others")
