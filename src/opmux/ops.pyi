@@ -2831,9 +2831,10 @@ def rope_fwd(x: Tensor, angles: Tensor, sin: Tensor | None = None, starts: Tenso
 
     Args:
         x (float [..]): heads in the dimensions that `layout` names.
-        angles (float [*batch, positions, 2*pairs]): one row for each position, [positions, d2], or [batch, positions, d2]; d2 is even and at most the size
-            of a head. There are at least as many positions as the sequences are long. No gradient is computed.
-        sin (float [*batch, positions, 2*pairs], of the dtype of angles, optional): if given, `angles` holds cosines and this holds sines.
+        angles (float [*lead, 2*pairs]): one row for each position: [positions, d2], [batch, positions, d2], or [positions, 1, 1, d2] as in
+            Transformer Engine. d2 is even and at most the size of a head. There are at least as many positions as the
+            sequences are long. No gradient is computed.
+        sin (float [*lead, 2*pairs], of the dtype of angles, optional): if given, `angles` holds cosines and this holds sines.
         starts (index [sequences], optional): the position of each sequence's first token; by default 0.
         cu_seqlens (index [edges], optional): for "thd" alone, where each sequence begins among the tokens, and the end: sequences + 1 numbers,
             counted in whole sequences also if cp_size > 1. Tokens of no sequence are copied.
@@ -2864,8 +2865,8 @@ def rope_qkv_fwd(qkv: Tensor, q_angles: Tensor, k_angles: Tensor, split: list[in
 
     Args:
         qkv (float [_, _, heads, width]): each head holds split[0] numbers of q, split[1] of k and split[2] of v.
-        q_angles (float [q_positions, 2*q_pairs]): one row for each position, as wide as a head of k or less.
-        k_angles (float [k_positions, 2*k_pairs]): the same for k.
+        q_angles (float [*q_lead, 2*q_pairs]): one row for each position, as in rope_fwd; d2 is at most split[1].
+        k_angles (float [*k_lead, 2*k_pairs]): the same for k.
         split (each at least 1): three sizes, the first a multiple of the second: q has split[0] / split[1] heads for each head of k.
         starts (index [sequences], optional): the position of each sequence's first token; by default 0.
         layout (one of 'sbhd', 'bshd'): whether the sequence or the batch is the first dimension.

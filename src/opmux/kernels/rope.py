@@ -187,7 +187,7 @@ def _ready(x: Tensor, x_at: At, y_at: At, shape: Shape, how: How, makes: Room | 
     angles, sin = how.angles, how.sin
     d2, row, each, places = 0, 0, 0, 0
     if angles is not None:
-        d2, row, places = angles.shape[-1], angles.stride(-2), angles.shape[-2]
+        d2, row, places = angles.shape[-1], angles.stride(0 if angles.dim() == 4 else -2), spec.rows_of(angles)
         each = angles.stride(0) if angles.dim() == 3 and angles.shape[0] > 1 else 0
         if d2 and (angles.stride(-1) != 1 or (sin is not None and sin.stride() != angles.stride())):
             raise NotSupported("a table whose rows are not in one piece, or cosines and sines that lie differently")

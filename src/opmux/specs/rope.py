@@ -23,13 +23,17 @@ LAYOUTS = {"sbhd": (1, 0), "bshd": (0, 1), "bhsd": (0, 2), "thd": (None, 0)}
 # ---- arguments ------------------------------------------------------------------------------------------------------
 
 Heads = Float[Tensor, "..."]
-Angles = Float[Tensor, "*batch positions 2*pairs"]
-Sines = Float[Tensor, "*batch positions 2*pairs", same_dtype("angles")]
+Angles = Float[Tensor, "*lead 2*pairs"]
+Sines = Float[Tensor, "*lead 2*pairs", same_dtype("angles")]
 Starts = Index[Tensor, "sequences"]
 Edges = Index[Tensor, "edges"]
 Layout = Annotated[str, one_of(*LAYOUTS)]
 Size = Annotated[int, at_least(1)]
 Rank = Annotated[int, at_least(0), below("cp_size")]
+
+
+def rows_of(table: Tensor) -> int:
+    return table.shape[0] if table.dim() == 4 else table.shape[-2]
 
 
 def tables_fit(
@@ -41,14 +45,14 @@ def tables_fit(
     n, shape = x.shape[length] * cp_size, tuple(x.shape)
     sequences = x.shape[batch] if batch is not None else 1 if cu_seqlens is None else cu_seqlens.shape[0] - 1
     for name, table in tables.items():
-        got = str(tuple(table.shape))
-        if table.dim() > 3 or (table.dim() == 3 and table.shape[0] not in (1, None if batch is None else sequences)):
-            raise BadArgument.of(
-                op, name, f"be [positions, d2], or one of those for each of the batch of {{{lead}}}", got
-            )
+        got, dims = str(tuple(table.shape)), table.dim()
+        each = dims == 3 and table.shape[0] in (1, None if batch is None else sequences)
+        if not (dims == 2 or each or (dims == 4 and table.shape[1:3] == (1, 1))):
+            expected = f"be [positions, d2], that for each of the batch of {{{lead}}}, or [positions, 1, 1, d2]"
+            raise BadArgument.of(op, name, expected, got)
         if table.shape[-1] > width:
             raise BadArgument.of(op, name, f"have at most {width} columns, the size of a head of {{{lead}}}", got)
-        if batch is not None and n > table.shape[-2]:
+        if batch is not None and n > rows_of(table):
             long = f"the length of {{{lead}}} {shape}" + (f" times {{cp_size}} = {cp_size}" if cp_size > 1 else "")
             raise BadArgument.of(op, name, f"have {n} positions or more, {long}", got)
     if batch is not None and cp_size > 1 and x.shape[length] % 2:
@@ -118,6 +122,7 @@ def positions(
 def table(x: Tensor, values: Tensor, at: Tensor, layout: str, beyond: float) -> Tensor:
     """The rows at these positions, so shaped that they go with x; `beyond` where there is none."""
     v = values.to(torch.float64 if x.dtype is torch.float64 else torch.float32)
+    v = v.squeeze((1, 2)) if v.dim() == 4 else v
     inside = (at >= 0) & (at < v.shape[-2])
     if v.shape[-2] == 0:
         found = v.new_full((*v.shape[:-2], *at.shape, v.shape[-1]), beyond)
@@ -221,6 +226,7 @@ def _ways(lead: str) -> Ways:
         ("angles", lambda t: torch.cat([t, t], -1), "must have at most 16 columns, the size of a head"),
         ("angles", lambda t: t[:5], "must have 6 positions or more, the length of"),
         ("angles", lambda t: t[None, None], r"must be \[positions, d2\]"),
+        ("angles", lambda t: t.expand(3, *t.shape), r"must be \[positions, d2\]"),
         ("starts", lambda t: t[:-1], r"must have shape \(2,\), one for each sequence"),
         ("cu_seqlens", lambda t: torch.zeros(3, dtype=torch.int32), "must be None, as layout is sbhd"),
     )
@@ -242,8 +248,9 @@ def rope_fwd(
 
     Args:
         x: heads in the dimensions that `layout` names.
-        angles: one row for each position, [positions, d2], or [batch, positions, d2]; d2 is even and at most the size
-            of a head. There are at least as many positions as the sequences are long. No gradient is computed.
+        angles: one row for each position: [positions, d2], [batch, positions, d2], or [positions, 1, 1, d2] as in
+            Transformer Engine. d2 is even and at most the size of a head. There are at least as many positions as the
+            sequences are long. No gradient is computed.
         sin: if given, `angles` holds cosines and this holds sines.
         starts: the position of each sequence's first token; by default 0.
         cu_seqlens: for "thd" alone, where each sequence begins among the tokens, and the end: sequences + 1 numbers,
@@ -287,8 +294,8 @@ def rope_bwd(
 
 # ---- packed q, k and v ----------------------------------------------------------------------------------------------
 
-QAngles = Float[Tensor, "q_positions 2*q_pairs"]
-KAngles = Float[Tensor, "k_positions 2*k_pairs"]
+QAngles = Float[Tensor, "*q_lead 2*q_pairs"]
+KAngles = Float[Tensor, "*k_lead 2*k_pairs"]
 Split = Annotated[list[int], each(at_least(1))]
 PackedLayout = Annotated[str, one_of("sbhd", "bshd")]
 
@@ -398,7 +405,7 @@ def rope_qkv_fwd(
 
     Args:
         qkv: each head holds split[0] numbers of q, split[1] of k and split[2] of v.
-        q_angles: one row for each position, as wide as a head of k or less.
+        q_angles: one row for each position, as in rope_fwd; d2 is at most split[1].
         k_angles: the same for k.
         split: three sizes, the first a multiple of the second: q has split[0] / split[1] heads for each head of k.
         starts: the position of each sequence's first token; by default 0.

@@ -31,12 +31,9 @@ QKV_NAMES = {
 }  # fmt: skip
 
 
-def table(fn: Any, **freqs: Tensor) -> Tensor:
-    """[positions, d2] of an argument of tex's function: our ops take tables of more dtypes and shapes."""
-    (given,) = freqs.values()
-    if given.dtype is not torch.float32 or given.shape[1:-1] != (1, 1):
-        fn.check(**freqs)
-    return given.squeeze((1, 2))
+def is_table(freqs: Tensor) -> bool:
+    """Whether tex's functions take it; our ops take tables of more dtypes and shapes."""
+    return freqs.dtype is torch.float32 and freqs.dim() == 4
 
 
 # ---- q or k ---------------------------------------------------------------------------------------------------------
@@ -90,9 +87,10 @@ def fused_rope_forward(
     """
     with torch.no_grad():
         layout = FORMATS[qkv_format]
-        angles = table(fused_rope_forward, freqs=freqs)
+        if not is_table(freqs):
+            fused_rope_forward.check(freqs=freqs)
         edges = cu_seqlens if layout == "thd" else None
-        return call(input, angles, None, start_positions, edges, layout, interleaved, cp_size, cp_rank)
+        return call(input, freqs, None, start_positions, edges, layout, interleaved, cp_size, cp_rank)
 
 
 @adapt("tex::fused_rope_backward", over=rope.rope_bwd, names={"dy": "output_grads", **NAMES}, out="dx",
@@ -118,9 +116,10 @@ def fused_rope_backward(
     """
     with torch.no_grad():
         layout = FORMATS[qkv_format]
-        angles = table(fused_rope_backward, freqs=freqs)
+        if not is_table(freqs):
+            fused_rope_backward.check(freqs=freqs)
         edges = cu_seqlens if layout == "thd" else None
-        return call(output_grads, angles, None, start_positions, edges, layout, interleaved, cp_size, cp_rank)
+        return call(output_grads, freqs, None, start_positions, edges, layout, interleaved, cp_size, cp_rank)
 
 
 # ---- packed q, k and v ----------------------------------------------------------------------------------------------
@@ -183,8 +182,9 @@ def fused_qkv_rope_forward(
     """
     with torch.no_grad():
         layout, starts = PACKED_FORMATS[qkv_format], start_positions if cp_size == 1 else None
-        tables = table(fused_qkv_rope_forward, q_freqs=q_freqs), table(fused_qkv_rope_forward, k_freqs=k_freqs)
-        return call(qkv_input, *tables, qkv_split_arg_list, starts, layout, interleaved, cp_size, cp_rank)
+        if not (is_table(q_freqs) and is_table(k_freqs)):
+            fused_qkv_rope_forward.check(q_freqs=q_freqs, k_freqs=k_freqs)
+        return call(qkv_input, q_freqs, k_freqs, qkv_split_arg_list, starts, layout, interleaved, cp_size, cp_rank)
 
 
 @adapt(
@@ -219,6 +219,7 @@ def fused_qkv_rope_backward(
     """
     with torch.no_grad():
         layout = PACKED_FORMATS[qkv_format]
-        tables = table(fused_qkv_rope_backward, q_freqs=q_freqs), table(fused_qkv_rope_backward, k_freqs=k_freqs)
+        if not (is_table(q_freqs) and is_table(k_freqs)):
+            fused_qkv_rope_backward.check(q_freqs=q_freqs, k_freqs=k_freqs)
         grads = (q_grad_out, k_grad_out, v_grad_out)
-        return call(*grads, *tables, qkv_split_arg_list, None, layout, interleaved, cp_size, cp_rank)
+        return call(*grads, q_freqs, k_freqs, qkv_split_arg_list, None, layout, interleaved, cp_size, cp_rank)
