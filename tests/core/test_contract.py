@@ -156,6 +156,13 @@ def test_rules():
             assert says(made, **args) is not None, (name, word)
 
 
+def test_the_members_of_two_enums_are_told_apart():
+    first, second = (IntEnum(name, {f"{name}_A": 0, f"{name}_B": 1}) for name in ("X", "Y"))
+    made = contract(x=Annotated[Any, one_of(*first)], y=Annotated[Any, one_of(*second)])
+    assert says(made, x=0, y=second.Y_B) is None
+    assert says(made, x=0, y=2) == "f: y must be one of Y_A, Y_B; got 2"
+
+
 def test_rules_about_another_argument():
     made = contract(
         x=Float[Tensor, "*lead q k"], dim=Annotated[int, dim_of("x")], at=Annotated[int, dim_of("x", new=True)],

@@ -46,7 +46,7 @@ def test_samples_and_mistakes(of):
         before = copies(bad.args)
         with pytest.raises((TypeError, ValueError), match=bad.match):
             getattr(kernels, of.name)(*bad.args)
-        pairs = [(a, b) for a, b in zip(bad.args, before, strict=True) if torch.is_tensor(a)]
+        pairs = [(a, b) for a, b in zip(bad.args, before, strict=True) if torch.is_tensor(a) and not a.is_meta]
         assert all(torch.equal(a.nan_to_num(), b.nan_to_num()) for a, b in pairs)
 
 

@@ -6,7 +6,10 @@ import pytest
 import torch
 
 import opmux
+from opmux.core.spec import specs
 
+specs.load("router")
+OPS = [s for s in specs.by_key.values() if s.family == "router"]
 SCORE = {
     "softmax": lambda x: torch.softmax(x, -1),
     "sigmoid": torch.sigmoid,
@@ -165,3 +168,24 @@ def test_loss(dtype):
         grad = opmux.ops.fused_moe_aux_loss_bwd(const, counts, 9, 8, torch.tensor(3.0, dtype=dtype))
         assert grad.dtype is dtype and grad.shape == (9, 8)
         torch.testing.assert_close(grad.double(), (3 * c * counts.double()).expand(9, 8), rtol=1e-2, atol=0)
+
+
+@pytest.mark.parametrize("spec", OPS, ids=lambda s: s.name)
+def test_mistakes_are_named_and_nothing_is_written(spec):
+    for bad in spec.errors(torch.device("cpu")):
+        written = [a for n, a in zip(spec.names, bad.args, strict=True) if n in spec.mutates and torch.is_tensor(a)]
+        before = [t.clone() for t in written]
+        with pytest.raises(bad.error, match=bad.match) as raised:
+            getattr(opmux.ops, spec.name)(*bad.args)
+        assert str(raised.value).startswith(f"{spec.name}: "), bad.id
+        for a, b in zip(written, before, strict=True):
+            torch.testing.assert_close(a, b, rtol=0, atol=0, equal_nan=True)
+
+
+def test_float64_is_refused():
+    for spec in OPS:
+        sample = next(iter(spec.samples(torch.float32, torch.device("cpu"))))
+        name = next(n for n in ("logits", "grad_probs", "grad_scores", "probs", "grad_aux_loss") if n in spec.names)
+        args = dict(zip(spec.names, sample.args, strict=True))
+        with pytest.raises(TypeError, match=f"{spec.name}: {name} must be float32, float16 or bfloat16; got float64"):
+            getattr(opmux.ops, spec.name)(**{**args, name: args[name].double()})

@@ -194,7 +194,7 @@ class below(Rule):
         return f"less than {self.of}"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)  # members of two enums are equal as ints, and `Annotated` keeps one of what is equal
 class one_of(Rule):
     """One of these values."""
 

@@ -262,11 +262,12 @@ class Plan(NamedTuple):
     cutoff: Room | None
     launch: Callable[..., None] | None  # None: nothing to compute
     packed: bool  # whether rows lie as the kernel reads them; else they are copied first
+    factor: float = 1.0  # what probabilities are multiplied by
 
 
 def _ready(
-    logits: Tensor, bias: Tensor | None, topk: int, pre: bool, groups: Any, group_topk: Any, score: str, form: Any,
-    indices: Tensor | None, histogram: Tensor | None = None, aux: bool = False,
+    logits: Tensor, bias: Tensor | None, topk: int, pre: bool, groups: Any, group_topk: Any, factor: float | None,
+    score: str, form: Any, indices: Tensor | None, histogram: Tensor | None = None, aux: bool = False,
 ) -> Plan:  # fmt: skip
     *lead, experts = logits.shape
     _many(experts)
@@ -294,22 +295,29 @@ def _ready(
     )  # fmt: skip
     bins = 1 if histogram is None else histogram.shape[1]
     launch = route.ready((rows, 1, 1), (stride, experts, count, experts // count, bins), config)
-    return Plan(**rooms, launch=launch, packed=even_rows(logits))
+    return Plan(**rooms, launch=launch, packed=even_rows(logits), factor=_factor(factor))
+
+
+def _factor(scaling_factor: float | None) -> float:
+    return 1.0 if scaling_factor is None else float(scaling_factor)
 
 
 @plans
 def _plan(
-    logits: Tensor, topk: int, pre: bool, num_groups: Any, group_topk: Any, score_function: str, bias: Tensor | None,
-    form: Any, indices: Tensor | None,
+    logits: Tensor, topk: int, pre: bool, num_groups: Any, group_topk: Any, factor: Any, score_function: str,
+    bias: Tensor | None, form: Any, indices: Tensor | None,
 ) -> Plan:  # fmt: skip
-    name = "fused_topk_with_score_function_fwd"
-    spec.check_forward(name, logits, topk, pre, num_groups, group_topk, None, score_function, bias, form, indices)
-    return _ready(logits, bias, topk, bool(pre), num_groups, group_topk, score_function, form, indices)
+    spec.fused_topk_with_score_function_fwd.check(
+        logits=logits, topk=topk, use_pre_softmax=pre, num_groups=num_groups, group_topk=group_topk,
+        scaling_factor=factor, score_function=score_function, expert_bias=bias, routing_map_format=form,
+        topk_indices=indices,
+    )  # fmt: skip
+    return _ready(logits, bias, topk, bool(pre), num_groups, group_topk, factor, score_function, form, indices)
 
 
 def _run(
-    plan: Plan, logits: Tensor, bias: Tensor | None, factor: Any, given: Tensor | None, *more: Any
-) -> list[Tensor]:
+    plan: Plan, logits: Tensor, bias: Tensor | None, given: Tensor | None, *more: Any
+) -> list[Tensor]:  # fmt: skip
     """Probabilities, the map or what is given for it, and what is kept."""
     histogram, bounds = more or (None, None)
     probs, kept = plan.probs.on(logits), plan.kept.on(logits)
@@ -317,8 +325,7 @@ def _run(
     cutoff = None if plan.cutoff is None else plan.cutoff.on(logits)
     if plan.launch is not None:
         x = logits if plan.packed else packed(logits)
-        scale = 1.0 if factor is None else float(factor)
-        plan.launch(x, bias, probs, routing_map, kept, cutoff, histogram, bounds, scale)
+        plan.launch(x, bias, probs, routing_map, kept, cutoff, histogram, bounds, plan.factor)
     results = [probs, routing_map, kept]
     return results if cutoff is None else [*results, cutoff]
 
@@ -329,28 +336,23 @@ def fused_topk_with_score_function_fwd(
     scaling_factor: float | None, score_function: str, expert_bias: Tensor | None, routing_map_format: Any,
     topk_indices: Tensor | None,
 ) -> tuple[Tensor, ...]:  # fmt: skip
-    groups = (num_groups, group_topk)
-    where = (routing_map_format, topk_indices)
-    try:
-        plan = _plan(logits, topk, use_pre_softmax, *groups, score_function, expert_bias, *where)
-        spec.check_scale("fused_topk_with_score_function_fwd", scaling_factor)
-    except (AttributeError, TypeError):  # what is no tensor, or cannot be a key: the spec has words for it
-        given = (topk, use_pre_softmax, *groups, scaling_factor, score_function, expert_bias)
-        spec.check_forward("fused_topk_with_score_function_fwd", logits, *given, *where)
-        raise
-    return tuple(_run(plan, logits, expert_bias, scaling_factor, topk_indices))
+    given = (topk, use_pre_softmax, num_groups, group_topk, scaling_factor, score_function)
+    plan = _plan(logits, *given, expert_bias, routing_map_format, topk_indices)
+    return tuple(_run(plan, logits, expert_bias, topk_indices))
 
 
 @plans
 def _plan_histogram(
-    logits: Tensor, topk: int, bias: Tensor, form: Any, indices: Tensor | None, histogram: Tensor, bounds: Tensor,
-    mode: Any,
+    logits: Tensor, topk: int, factor: Any, bias: Tensor, form: Any, indices: Tensor | None, histogram: Tensor,
+    bounds: Tensor, mode: Any,
 ) -> Plan:  # fmt: skip
-    name = "fused_topk_with_score_function_qb_fwd"
-    spec.check_histogram(name, logits, topk, None, bias, form, indices, histogram, bounds, mode, True)
+    spec.fused_topk_with_score_function_qb_fwd.check(
+        logits=logits, topk=topk, scaling_factor=factor, expert_bias=bias, routing_map_format=form,
+        topk_indices=indices, histogram=histogram, bin_bounds=bounds, histogram_mode=mode,
+    )  # fmt: skip
     if not bounds.is_contiguous():
         raise NotSupported("bounds that are not contiguous")
-    return _ready(logits, bias, topk, False, None, None, "sigmoid", form, indices, histogram)
+    return _ready(logits, bias, topk, False, None, None, factor, "sigmoid", form, indices, histogram)
 
 
 @impl(spec.fused_topk_with_score_function_qb_fwd, devices=DEVICES)
@@ -358,36 +360,27 @@ def fused_topk_with_score_function_qb_fwd(
     logits: Tensor, topk: int, scaling_factor: float | None, expert_bias: Tensor, routing_map_format: Any,
     topk_indices: Tensor | None, histogram: Tensor, bin_bounds: Tensor, histogram_mode: Any, bin_bounds_validated: bool,
 ) -> tuple[Tensor, ...]:  # fmt: skip
-    name = "fused_topk_with_score_function_qb_fwd"
-    rest = (expert_bias, routing_map_format, topk_indices, histogram, bin_bounds, histogram_mode)
-    try:
-        plan = _plan_histogram(logits, topk, *rest)
-        spec.check_scale(name, scaling_factor)
-    except (AttributeError, TypeError):
-        spec.check_histogram(name, logits, topk, scaling_factor, *rest, True)
-        raise
-    if not bin_bounds_validated:
-        spec.check_histogram(name, logits, topk, scaling_factor, *rest, False)
-    made = _run(plan, logits, expert_bias, scaling_factor, topk_indices, histogram, bin_bounds)
+    rest = (routing_map_format, topk_indices, histogram, bin_bounds, histogram_mode)
+    plan = _plan_histogram(logits, topk, scaling_factor, expert_bias, *rest)
+    spec.bounds_in_order("fused_topk_with_score_function_qb_fwd", bin_bounds, bin_bounds_validated)
+    made = _run(plan, logits, expert_bias, topk_indices, histogram, bin_bounds)
     return (*made, histogram)
 
 
 @plans
 def _plan_aux(logits: Tensor, topk: int, score_function: str, form: Any) -> Plan:
-    spec.check_router("fused_score_for_moe_aux_loss_fwd", logits, topk, score_function, form)
-    return _ready(logits, None, topk, True, None, None, score_function, form, None, aux=True)
+    spec.fused_score_for_moe_aux_loss_fwd.check(
+        logits=logits, topk=topk, score_function=score_function, routing_map_format=form
+    )
+    return _ready(logits, None, topk, True, None, None, None, score_function, form, None, aux=True)
 
 
 @impl(spec.fused_score_for_moe_aux_loss_fwd, devices=DEVICES)
 def fused_score_for_moe_aux_loss_fwd(
     logits: Tensor, topk: int, score_function: str, routing_map_format: Any
 ) -> tuple[Tensor, ...]:
-    try:
-        plan = _plan_aux(logits, topk, score_function, routing_map_format)
-    except (AttributeError, TypeError):
-        spec.check_router("fused_score_for_moe_aux_loss_fwd", logits, topk, score_function, routing_map_format)
-        raise
-    return tuple(_run(plan, logits, None, None, None))
+    plan = _plan_aux(logits, topk, score_function, routing_map_format)
+    return tuple(_run(plan, logits, None, None))
 
 
 # ---- backward -------------------------------------------------------------------------------------------------------
@@ -396,9 +389,13 @@ def fused_score_for_moe_aux_loss_fwd(
 class BackPlan(NamedTuple):
     launch: Callable[..., None] | None
     packed: bool
+    factor: float = 1.0
 
 
-def _ready_bwd(kept: Tensor, dy: Tensor, dx: Tensor, topk: int, score: str, late: bool, shares: bool, form: int) -> Any:
+def _ready_bwd(
+    kept: Tensor, dy: Tensor, dx: Tensor, topk: int, score: str, late: bool, shares: bool, form: int,
+    factor: float | None = None,
+) -> BackPlan:  # fmt: skip
     experts = kept.shape[-1]
     _many(experts)
     if not even_rows(dx):
@@ -411,18 +408,22 @@ def _ready_bwd(kept: Tensor, dy: Tensor, dx: Tensor, topk: int, score: str, late
         even=all(n % 16 == 0 for n in (*strides, experts)), SCORE=SCORES[score], LATE=late, SHARES=shares, FORMAT=form
     )
     launch = route_bwd.ready((kept.numel() // experts, 1, 1), (*strides, experts, topk), config)
-    return BackPlan(launch, even_rows(kept) and even_rows(dy))
+    return BackPlan(launch, even_rows(kept) and even_rows(dy), _factor(factor))
 
 
 @plans
 def _plan_bwd(
-    routing_map: Tensor, kept: Tensor, dy: Tensor, dx: Tensor, topk: int, pre: bool, score: str, dense: bool, form: Any
-) -> BackPlan:
-    name = "fused_topk_with_score_function_bwd"
-    spec.check_backward(name, routing_map, kept, dy, dx, topk, pre, None, score, dense, form)
+    routing_map: Tensor, kept: Tensor, dy: Tensor, dx: Tensor, topk: int, pre: bool, factor: Any, score: str,
+    dense: bool, form: Any,
+) -> BackPlan:  # fmt: skip
+    spec.fused_topk_with_score_function_bwd.check(
+        routing_map=routing_map, intermediate_output=kept, grad_probs=dy, grad_logits=dx, topk=topk,
+        use_pre_softmax=pre, scaling_factor=factor, score_function=score, use_dense_indices=dense,
+        routing_map_format=form,
+    )  # fmt: skip
     if not routing_map.is_contiguous():
         raise NotSupported("a routing map that is not contiguous")
-    return _ready_bwd(kept, dy, dx, topk, score, not pre, topk > 1, 2 if dense else int(form))
+    return _ready_bwd(kept, dy, dx, topk, score, not pre, topk > 1, 2 if dense else int(form), factor)
 
 
 @impl(spec.fused_topk_with_score_function_bwd, devices=DEVICES)
@@ -431,25 +432,20 @@ def fused_topk_with_score_function_bwd(
     use_pre_softmax: bool, scaling_factor: float | None, score_function: str, use_dense_indices: bool,
     routing_map_format: Any,
 ) -> None:  # fmt: skip
-    name = "fused_topk_with_score_function_bwd"
-    given = (routing_map, intermediate_output, grad_probs, grad_logits, topk, use_pre_softmax)
-    rest = (score_function, use_dense_indices, routing_map_format)
-    try:
-        launch, lies = _plan_bwd(*given, *rest)
-        spec.check_scale(name, scaling_factor)
-    except (AttributeError, TypeError):
-        spec.check_backward(name, *given, scaling_factor, *rest)
-        raise
+    tensors = (routing_map, intermediate_output, grad_probs, grad_logits)
+    given = (topk, use_pre_softmax, scaling_factor, score_function, use_dense_indices, routing_map_format)
+    launch, lies, factor = _plan_bwd(*tensors, *given)
     if launch is not None:
         if not lies:
             intermediate_output, grad_probs = packed(intermediate_output), packed(grad_probs)
-        scale = 1.0 if scaling_factor is None else float(scaling_factor)
-        launch(intermediate_output, grad_probs, grad_logits, routing_map, scale)
+        launch(intermediate_output, grad_probs, grad_logits, routing_map, factor)
 
 
 @plans
 def _plan_aux_bwd(kept: Tensor, dy: Tensor, dx: Tensor, topk: int, score: str) -> BackPlan:
-    spec.check_aux_backward("fused_score_for_moe_aux_loss_bwd", kept, dy, dx, topk, score)
+    spec.fused_score_for_moe_aux_loss_bwd.check(
+        intermediate_output=kept, grad_scores=dy, grad_logits=dx, topk=topk, score_function=score
+    )
     return _ready_bwd(kept, dy, dx, topk, score, False, True, 3)
 
 
@@ -457,16 +453,11 @@ def _plan_aux_bwd(kept: Tensor, dy: Tensor, dx: Tensor, topk: int, score: str) -
 def fused_score_for_moe_aux_loss_bwd(
     intermediate_output: Tensor, grad_scores: Tensor, grad_logits: Tensor, topk: int, score_function: str
 ) -> None:
-    given = (intermediate_output, grad_scores, grad_logits, topk, score_function)
-    try:
-        launch, lies = _plan_aux_bwd(*given)
-    except (AttributeError, TypeError):
-        spec.check_aux_backward("fused_score_for_moe_aux_loss_bwd", *given)
-        raise
+    launch, lies, factor = _plan_aux_bwd(intermediate_output, grad_scores, grad_logits, topk, score_function)
     if launch is not None:
         if not lies:
             intermediate_output, grad_scores = packed(intermediate_output), packed(grad_scores)
-        launch(intermediate_output, grad_scores, grad_logits, None, 1.0)
+        launch(intermediate_output, grad_scores, grad_logits, None, factor)
 
 
 # ---- the loss that balances experts ---------------------------------------------------------------------------------
@@ -476,15 +467,17 @@ class LossPlan(NamedTuple):
     rooms: tuple[Room, ...]  # shares, the loss, its factor
     share: Callable[..., None]
     finish: Callable[..., None]
+    factor: float  # C times the number of tokens squared
 
 
 @plans
 def _plan_loss(
-    op: str, probs: Tensor, tokens: Tensor, total: Tensor | None, experts: int, rows: int, cols: int, topk: int
-) -> LossPlan:
-    spec.check_loss(op, probs, tokens, experts, rows, cols, topk, 1.0)
-    if total is not None:
-        spec.check_total(op, total, probs)
+    op: Any, probs: Tensor, tokens: Tensor, total: Tensor | None, experts: int, rows: int, cols: int, topk: int,
+    coeff: float,
+) -> LossPlan:  # fmt: skip
+    sizes = dict(num_experts=experts, num_rows=rows, num_cols=cols, topk=topk)
+    on_device = {} if total is None else {"total_num_tokens": total}
+    op.check(probs=probs, tokens_per_expert=tokens, coeff=coeff, **sizes, **on_device)
     _many(cols)
     if not cols or not tokens.is_contiguous() or not even_rows(probs):
         raise NotSupported("no experts, or probabilities and counts that are not in one piece")
@@ -494,11 +487,11 @@ def _plan_loss(
     rooms = (Room.of((count,), torch.float32), Room.of((), probs.dtype), Room.of((2,), torch.float32))
     last = Tiles(128, BLOCK_N=triton.next_power_of_2(count)).config(even=count % 16 == 0)
     share = shares.ready((count, 1, 1), (stride, cols, rows), config)
-    return LossPlan(rooms, share, loss.ready((1, 1, 1), (count,), last))
+    return LossPlan(rooms, share, loss.ready((1, 1, 1), (count,), last), experts * coeff / topk)
 
 
 def _balance(plan: LossPlan, probs: Tensor, tokens: Tensor, total: Tensor | None, factor: float) -> tuple[Tensor, ...]:
-    (room, *results), share, finish = plan
+    (room, *results), share, finish, _ = plan
     part = room.on(probs)
     aux_loss, const = (r.on(probs) for r in results)
     share(probs, tokens, part)
@@ -511,15 +504,11 @@ def fused_moe_aux_loss_fwd(
     probs: Tensor, tokens_per_expert: Tensor, total_num_tokens: int, num_experts: int, num_rows: int, num_cols: int,
     topk: int, coeff: float,
 ) -> tuple[Tensor, ...]:  # fmt: skip
-    name, sizes = "fused_moe_aux_loss_fwd", (num_experts, num_rows, num_cols, topk)
-    try:
-        plan = _plan_loss(name, probs, tokens_per_expert, None, *sizes)
-        spec.check_int(name, "total_num_tokens", total_num_tokens, 1)
-        factor = num_experts * coeff / topk / total_num_tokens / total_num_tokens
-    except (AttributeError, TypeError):
-        spec.check_loss(name, probs, tokens_per_expert, *sizes, coeff)
-        raise
-    return _balance(plan, probs, tokens_per_expert, None, factor)
+    op, given = spec.fused_moe_aux_loss_fwd, (num_experts, num_rows, num_cols, topk, coeff)
+    plan = _plan_loss(op, probs, tokens_per_expert, None, *given)
+    if type(total_num_tokens) is not int or total_num_tokens < 1:  # no part of the plan: it changes from call to call
+        op.check(total_num_tokens=total_num_tokens)
+    return _balance(plan, probs, tokens_per_expert, None, plan.factor / total_num_tokens / total_num_tokens)
 
 
 @impl(spec.fused_moe_aux_loss_fwd_graph_safe, devices=DEVICES)
@@ -527,20 +516,16 @@ def fused_moe_aux_loss_fwd_graph_safe(
     probs: Tensor, tokens_per_expert: Tensor, total_num_tokens: Tensor, num_experts: int, num_rows: int, num_cols: int,
     topk: int, coeff: float,
 ) -> tuple[Tensor, ...]:  # fmt: skip
-    name, sizes = "fused_moe_aux_loss_fwd_graph_safe", (num_experts, num_rows, num_cols, topk)
-    try:
-        plan = _plan_loss(name, probs, tokens_per_expert, total_num_tokens, *sizes)
-        factor = num_experts * coeff / topk
-    except (AttributeError, TypeError):
-        spec.check_loss(name, probs, tokens_per_expert, *sizes, coeff)
-        spec.check_total(name, total_num_tokens, probs)
-        raise
-    return _balance(plan, probs, tokens_per_expert, total_num_tokens, factor)
+    op, given = spec.fused_moe_aux_loss_fwd_graph_safe, (num_experts, num_rows, num_cols, topk, coeff)
+    plan = _plan_loss(op, probs, tokens_per_expert, total_num_tokens, *given)
+    return _balance(plan, probs, tokens_per_expert, total_num_tokens, plan.factor)
 
 
 @plans
 def _plan_loss_bwd(const: Tensor, tokens: Tensor, rows: int, cols: int, grad: Tensor) -> Plan:
-    spec.check_loss_backward("fused_moe_aux_loss_bwd", const, tokens, rows, cols, grad)
+    spec.fused_moe_aux_loss_bwd.check(
+        Const_buf=const, tokens_per_expert=tokens, num_rows=rows, num_cols=cols, grad_aux_loss=grad
+    )
     _many(cols)
     if not tokens.is_contiguous():
         raise NotSupported("counts that are not in one piece")
@@ -556,12 +541,7 @@ def _plan_loss_bwd(const: Tensor, tokens: Tensor, rows: int, cols: int, grad: Te
 def fused_moe_aux_loss_bwd(
     Const_buf: Tensor, tokens_per_expert: Tensor, num_rows: int, num_cols: int, grad_aux_loss: Tensor
 ) -> Tensor:
-    given = (Const_buf, tokens_per_expert, num_rows, num_cols, grad_aux_loss)
-    try:
-        plan = _plan_loss_bwd(*given)
-    except (AttributeError, TypeError):
-        spec.check_loss_backward("fused_moe_aux_loss_bwd", *given)
-        raise
+    plan = _plan_loss_bwd(Const_buf, tokens_per_expert, num_rows, num_cols, grad_aux_loss)
     grad_probs = plan.probs.on(Const_buf)
     if plan.launch is not None:
         plan.launch(Const_buf, tokens_per_expert, grad_aux_loss, grad_probs)

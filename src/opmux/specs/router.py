@@ -1,18 +1,36 @@
 """tex's router of a mixture of experts: scores, top-k with groups and bias, and the loss that balances experts.
 
-Scores, sums and what is kept for the backward are float32. Of equal scores the lowest expert comes first.
+All of them compute in float32, and what they save for the backward is float32. Of equal scores the lowest expert comes
+first.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from enum import IntEnum
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ..core.contract import (
+    AnyTensor,
+    Float32,
+    Index,
+    Int32,
+    Int64,
+    at_least,
+    contiguous,
+    dtypes,
+    either,
+    nonempty,
+    one_of,
+    shape,
+    single,
+    up_to_size,
+)
+from ..core.errors import BadArgument
+from ..core.facts import dtype_name
 from ..core.spec import BadSample, BadSamples, Tol, op
-from ._checks import check_choice, check_int, check_number, check_tensor, type_name
 from .samples import Case, Draw, Maker
 
 # tex's enums, by NVIDIA's numbers.
@@ -26,64 +44,60 @@ EPS = 1e-20
 MAPS = {torch.bool: Tol(0, 0), torch.uint8: Tol(0, 0), torch.int32: Tol(0, 0), torch.int64: Tol(0, 0)}
 
 
-# ---- what must be refused -------------------------------------------------------------------------------------------
+# ---- arguments ------------------------------------------------------------------------------------------------------
+
+LOW = dtypes(LOGITS)
+Logits = AnyTensor[Tensor, "*tokens experts", LOW, nonempty(-1)]
+Gradient = AnyTensor[Tensor, "*tokens experts", LOW]
+Saved = Float32[Tensor, "*tokens experts", nonempty(-1)]
+Bias = AnyTensor[Tensor, "experts", LOW]
+Indices = Index[Tensor, "*tokens topk"]
+Probs = AnyTensor[Tensor, "num_rows num_cols", LOW]
+Counts = AnyTensor[Tensor, "num_cols", dtypes(COUNTS)]
+TopK = Annotated[int, up_to_size("logits")]
+Score = Annotated[str, one_of(*SCORES)]
+MapFormat = Annotated[Any, one_of(*RoutingMapFormat)]
+Size = Annotated[int, at_least(0)]
+Positive = Annotated[int, at_least(1)]
 
 
-def check_router(op: str, logits: Any, topk: Any, score_function: Any, routing_map_format: Any) -> None:
-    check_tensor(op, "logits", logits, dtypes=LOGITS)
-    if logits.dim() < 1 or not logits.shape[-1]:
-        raise ValueError(f"{op}: logits must be [.., experts], of one expert or more; got {tuple(logits.shape)}")
-    check_int(op, "topk", topk, 1, logits.shape[-1])
-    check_choice(op, "score_function", score_function, SCORES)
-    check_choice(op, "routing_map_format", routing_map_format, RoutingMapFormat)
-
-
-def check_groups(op: str, experts: int, topk: int, num_groups: Any, group_topk: Any) -> None:
-    for name, value in (("num_groups", num_groups), ("group_topk", group_topk)):
-        if value is not None:
-            check_int(op, name, value)
+def groups_divide(op: str, logits: Tensor, topk: int, num_groups: int | None, group_topk: int | None) -> None:
+    """With group_topk there are groups of one size, and each that is chosen has topk / group_topk experts to give."""
     if not group_topk or group_topk < 0:
         return
+    experts = logits.shape[-1]
     if num_groups is None or num_groups < 1 or experts % num_groups:
-        raise ValueError(
-            f"{op}: num_groups must divide {experts}, the experts, as there is group_topk; got {num_groups}"
-        )
-    each = topk // group_topk
-    if group_topk > num_groups or not 1 <= each <= experts // num_groups:
-        most = f"{num_groups} groups of {experts // num_groups} experts with topk {topk}"
-        raise ValueError(f"{op}: group_topk must choose among {most}; got {group_topk}")
+        expected = f"divide {experts}, the experts, as {{group_topk}} is {group_topk}"
+        raise BadArgument.of(op, "num_groups", expected, str(num_groups))
+    if group_topk > num_groups or not 1 <= topk // group_topk <= experts // num_groups:
+        groups = f"{num_groups} groups of {experts // num_groups} experts with {{topk}} {topk}"
+        raise BadArgument.of(op, "group_topk", f"choose among {groups}", str(group_topk))
 
 
-def check_bias(op: str, bias: Any, logits: Tensor, score_function: Any, optional: bool = True) -> None:
-    shape = (logits.shape[-1],)
-    check_tensor(op, "expert_bias", bias, dtypes=LOGITS, shape=shape, on=logits, optional=optional, of="the experts")
-    if bias is not None and score_function == "softmax":
-        raise ValueError(f"{op}: expert_bias must be None with the score function softmax; got a Tensor")
+def bias_is_allowed(op: str, score_function: str, expert_bias: Tensor | None) -> None:
+    if expert_bias is not None and score_function == "softmax":
+        raise BadArgument.of(op, "expert_bias", "be None, as {score_function} is 'softmax'", "a Tensor")
 
 
-def check_indices(op: str, topk_indices: Any, logits: Tensor, topk: int) -> None:
-    check_tensor(
-        op, "topk_indices", topk_indices, dtypes=INTS, shape=(*logits.shape[:-1], topk), on=logits, optional=True,
-        of="topk for each token",
-    )  # fmt: skip
+def bounds_in_order(op: str, bin_bounds: Tensor, bin_bounds_validated: bool) -> None:
+    """Reads the bounds, and so waits for the device, unless they are known to be right."""
+    if not bin_bounds_validated:
+        low, high = bin_bounds.tolist()
+        if not (-torch.inf < low < high < torch.inf):
+            raise BadArgument.of(op, "bin_bounds", "be finite, the lower first", f"[{low}, {high}]")
 
 
-def check_scale(op: str, scaling_factor: Any) -> None:
-    if scaling_factor is not None:
-        check_number(op, "scaling_factor", scaling_factor)
+def map_shape(grad_probs: Tensor, topk: int, use_dense_indices: bool, routing_map_format: Any) -> tuple[int, ...]:
+    *tokens, experts = grad_probs.shape
+    return (*tokens, topk if use_dense_indices else experts if int(routing_map_format) == 0 else -(-experts // 8))
 
 
-def check_forward(
-    op: str, logits: Any, topk: Any, use_pre_softmax: Any, num_groups: Any, group_topk: Any, scaling_factor: Any,
-    score_function: Any, expert_bias: Any, routing_map_format: Any, topk_indices: Any,
-) -> None:  # fmt: skip
-    check_router(op, logits, topk, score_function, routing_map_format)
-    if not isinstance(use_pre_softmax, (bool, int)):
-        raise TypeError(f"{op}: use_pre_softmax must be a bool; got {type_name(use_pre_softmax)}")
-    check_groups(op, logits.shape[-1], topk, num_groups, group_topk)
-    check_scale(op, scaling_factor)
-    check_bias(op, expert_bias, logits, score_function)
-    check_indices(op, topk_indices, logits, topk)
+def map_dtype_fits(op: str, routing_map: Tensor, use_dense_indices: bool, routing_map_format: Any) -> None:
+    maps = (torch.bool, torch.uint8) if int(routing_map_format) == 0 else (torch.uint8,)
+    allowed = INTS if use_dense_indices else maps
+    if routing_map.dtype not in allowed:
+        got = dtype_name(routing_map.dtype)
+        raise BadArgument.of(op, "routing_map", f"be {either(map(dtype_name, allowed))}", got, TypeError)
 
 
 # ---- in torch -------------------------------------------------------------------------------------------------------
@@ -234,30 +248,18 @@ def _aux_bwd_args(d: Draw) -> dict[str, Any]:
 
 
 FWD, BWD, AUX, AUX_BWD = (Maker(args, ROUTES) for args in (_fwd_args, _bwd_args, _aux_args, _aux_bwd_args))
-Way = tuple[str, Callable[[Any], Any], type[Exception], str]
 
 
-def _wrong(good: Maker, case: Case, *ways: Way) -> BadSamples:
+def _wrong(good: Maker, case: Case, **ways: tuple[Any, str]) -> BadSamples:
+    """Bad samples of rules that the signature does not say: for an argument another value, and what the error says."""
+
     def bad(device: torch.device) -> Iterator[BadSample]:
-        for number, (name, spoil, error, says) in enumerate(ways):
+        for name, (value, says) in ways.items():
             args = good.named(case, torch.float32, device)
-            args[name] = spoil(args[name])
-            yield BadSample(tuple(args.values()), error, f"{name} {says}", id=f"{name} {number}")
+            args[name] = value.to(device) if isinstance(value, Tensor) else value
+            yield BadSample(tuple(args.values()), BadArgument, says, id=name)
 
     return bad
-
-
-ROUTE_WAYS: tuple[Way, ...] = (
-    ("logits", lambda t: t.double(), TypeError, "must be float32, float16 or bfloat16; got float64"),
-    ("topk", lambda v: 99, ValueError, "must be at least 1 and at most"),
-    ("score_function", lambda v: "tanh", ValueError, "must be one of 'softmax', 'sigmoid', 'sqrtsoftplus'; got 'tanh'"),
-    ("routing_map_format", lambda v: 2, ValueError, "must be one of BYTEMAP, BITMAP_U8; got 2"),
-)
-GRAD_WAYS: tuple[Way, ...] = (
-    ("intermediate_output", lambda t: t.half(), TypeError, "must be float32; got float16"),
-    ("grad_logits", lambda t: t[:, 1:], ValueError, "must have shape"),
-    ("topk", lambda v: 0, ValueError, "must be at least 1"),
-)
 
 
 # ---- top-k ----------------------------------------------------------------------------------------------------------
@@ -269,68 +271,54 @@ GRAD_WAYS: tuple[Way, ...] = (
     mutates=("topk_indices",),
     samples=FWD,
     tol=MAPS,
+    where=(groups_divide, bias_is_allowed),
     errors=_wrong(
         FWD,
         ROUTES[2],
-        *ROUTE_WAYS,
-        ("num_groups", lambda v: 5, ValueError, "must divide 24"),
-        ("group_topk", lambda v: 5, ValueError, "must choose among 4 groups of 6 experts"),
-        ("expert_bias", lambda t: t[1:], ValueError, r"must have shape \(24\)"),
-        ("topk_indices", lambda v: torch.zeros(2, 3, 3).int(), ValueError, r"must have shape \(2, 3, 4\)"),
-        ("scaling_factor", lambda v: "2", TypeError, "must be a number; got str"),
+        num_groups=(5, "num_groups must divide 24, the experts"),
+        group_topk=(5, "group_topk must choose among 4 groups of 6 experts"),
+        score_function=("softmax", "expert_bias must be None, as score_function is 'softmax'"),
     ),
 )
 def fused_topk_with_score_function_fwd(
-    logits: Tensor,
-    topk: int,
+    logits: Logits,
+    topk: TopK,
     use_pre_softmax: bool,
     num_groups: int | None,
     group_topk: int | None,
     scaling_factor: float | None,
-    score_function: str,
-    expert_bias: Tensor | None,
-    routing_map_format: Any = 0,
-    topk_indices: Tensor | None = None,
+    score_function: Score,
+    expert_bias: Bias | None,
+    routing_map_format: MapFormat = 0,
+    topk_indices: Indices | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """(probabilities of the topk experts, 0 elsewhere; which they are; what the backward needs, in float32).
+    """Choose the topk experts with the highest scores for each token, and give their probabilities.
 
-    The scores are softmax before or after the choice, sigmoid, or the root of softplus; of the last two those chosen
-    are divided by their sum. expert_bias counts for the choice alone. topk_indices, where given, is written and
-    takes the place of the map.
+    score = softmax(logits), sigmoid(logits) or sqrt(softplus(logits)). The probabilities of the chosen experts are
+    their scores; those that are no softmax are divided by their sum, if there are several.
+
+    Args:
+        logits: a number for each token and expert.
+        topk: how many experts are chosen for a token.
+        use_pre_softmax: take the softmax of all experts before the choice; else of the chosen ones, after it.
+        num_groups: with group_topk, the number of groups that the experts are divided into.
+        group_topk: choose among the experts of this many groups, those whose best topk / group_topk scores add up to
+            most. None or 0: among all.
+        scaling_factor: multiplies the probabilities.
+        expert_bias: added to the scores for the choice alone; not with softmax.
+        routing_map_format: of the map: a bool for each expert, or a bit (uint8, the first expert in the lowest).
+        topk_indices: where to write the chosen experts, the best first; it is then returned instead of the map.
+
+    Returns:
+        The probabilities, like logits, 0 for experts that are not chosen; the routing map; and what the backward
+        needs, float32, in the shape of logits.
     """
     with torch.no_grad():
         given = (num_groups, group_topk, scaling_factor, score_function, expert_bias)
-        name, pre = "fused_topk_with_score_function_fwd", use_pre_softmax
-        check_forward(name, logits, topk, pre, *given, routing_map_format, topk_indices)
-        probs, indices, kept = routed(logits, topk, bool(pre), *given)
+        probs, indices, kept = routed(logits, topk, bool(use_pre_softmax), *given)
         if topk_indices is not None:
             return probs, topk_indices.copy_(indices), kept
         return probs, mapped(indices, logits.shape[-1], routing_map_format), kept
-
-
-def check_backward(
-    op: str, routing_map: Any, kept: Any, grad_probs: Any, grad_logits: Any, topk: Any, use_pre_softmax: Any,
-    scaling_factor: Any, score_function: Any, use_dense_indices: Any, routing_map_format: Any,
-) -> None:  # fmt: skip
-    check_tensor(op, "grad_probs", grad_probs, dtypes=LOGITS)
-    if grad_probs.dim() < 1 or not grad_probs.shape[-1]:
-        raise ValueError(f"{op}: grad_probs must be [.., experts]; got {tuple(grad_probs.shape)}")
-    shape, experts = tuple(grad_probs.shape), grad_probs.shape[-1]
-    check_int(op, "topk", topk, 1, experts)
-    check_choice(op, "score_function", score_function, SCORES)
-    check_choice(op, "routing_map_format", routing_map_format, RoutingMapFormat)
-    check_scale(op, scaling_factor)
-    for name, flag in (("use_pre_softmax", use_pre_softmax), ("use_dense_indices", use_dense_indices)):
-        if not isinstance(flag, (bool, int)):
-            raise TypeError(f"{op}: {name} must be a bool; got {type_name(flag)}")
-    like: dict[str, Any] = dict(shape=shape, on=grad_probs, of="that of grad_probs")
-    check_tensor(op, "intermediate_output", kept, dtypes=(torch.float32,), **like)
-    check_tensor(op, "grad_logits", grad_logits, dtypes=LOGITS, **like)
-    dtypes, last = (
-        ((torch.bool, torch.uint8), experts) if int(routing_map_format) == 0 else ((torch.uint8,), -(-experts // 8))
-    )
-    dtypes, last = (INTS, topk) if use_dense_indices else (dtypes, last)
-    check_tensor(op, "routing_map", routing_map, dtypes=dtypes, shape=(*shape[:-1], last), on=grad_probs)
 
 
 @op(
@@ -338,33 +326,37 @@ def check_backward(
     out="",
     mutates=("grad_logits",),
     samples=BWD,
-    errors=_wrong(
-        BWD,
-        ROUTES[1],
-        *GRAD_WAYS,
-        ("routing_map", lambda t: t.float(), TypeError, "must be bool or uint8; got float32"),
-        ("routing_map", lambda t: t[1:], ValueError, "must have shape"),
-        ("grad_probs", lambda t: t.double(), TypeError, "must be float32, float16 or bfloat16; got float64"),
-        ("score_function", lambda v: None, ValueError, "must be one of"),
-    ),
+    where=map_dtype_fits,
+    errors=_wrong(BWD, ROUTES[1], routing_map=(torch.zeros(4, 13), "routing_map must be bool or uint8; got float32")),
 )
 def fused_topk_with_score_function_bwd(
-    routing_map: Tensor,
-    intermediate_output: Tensor,
-    grad_probs: Tensor,
-    grad_logits: Tensor,
-    topk: int,
+    routing_map: AnyTensor[Tensor, "...", shape(map_shape, "the routing map of the forward")],
+    intermediate_output: Saved,
+    grad_probs: Gradient,
+    grad_logits: Gradient,
+    topk: Annotated[int, up_to_size("intermediate_output")],
     use_pre_softmax: bool,
     scaling_factor: float | None,
-    score_function: str,
+    score_function: Score,
     use_dense_indices: bool = False,
-    routing_map_format: Any = 0,
+    routing_map_format: MapFormat = 0,
 ) -> None:
-    """Writes the gradient of fused_topk_with_score_function_fwd's logits to grad_logits."""
+    """Write the gradient of fused_topk_with_score_function_fwd's logits to grad_logits.
+
+    Args:
+        routing_map: the second result of the forward.
+        intermediate_output: the third result of the forward.
+        grad_probs: the gradient of the probabilities.
+        grad_logits: is written.
+        topk: that of the forward.
+        use_pre_softmax: that of the forward.
+        scaling_factor: that of the forward.
+        score_function: that of the forward.
+        use_dense_indices: routing_map is the topk_indices of the forward.
+        routing_map_format: that of the forward.
+    """
     with torch.no_grad():
-        flags = (topk, use_pre_softmax, scaling_factor, score_function, use_dense_indices, routing_map_format)
-        name, kept = "fused_topk_with_score_function_bwd", intermediate_output
-        check_backward(name, routing_map, kept, grad_probs, grad_logits, *flags)
+        kept = intermediate_output
         here = unmapped(routing_map, grad_probs.shape[-1], routing_map_format, bool(use_dense_indices))
         g = torch.where(here, grad_probs.float() * (1.0 if scaling_factor is None else scaling_factor), 0.0)
         if score_function == "softmax":
@@ -378,28 +370,6 @@ def fused_topk_with_score_function_bwd(
 
 
 # ---- top-k with a histogram -----------------------------------------------------------------------------------------
-
-
-def check_histogram(
-    op: str, logits: Any, topk: Any, scaling_factor: Any, expert_bias: Any, routing_map_format: Any, topk_indices: Any,
-    histogram: Any, bin_bounds: Any, histogram_mode: Any, bin_bounds_validated: Any,
-) -> None:  # fmt: skip
-    check_router(op, logits, topk, "sigmoid", routing_map_format)
-    check_int(op, "topk", topk, 1, logits.shape[-1] - 1)
-    check_scale(op, scaling_factor)
-    check_bias(op, expert_bias, logits, "sigmoid", optional=False)
-    check_indices(op, topk_indices, logits, topk)
-    shape = (logits.shape[-1], None)
-    check_tensor(op, "histogram", histogram, dtypes=(torch.int32,), shape=shape, on=logits, of="bins for each expert")
-    if not histogram.is_contiguous() or not histogram.shape[1]:
-        words = "contiguous, of one bin or more"
-        raise ValueError(f"{op}: histogram must be {words}; got {tuple(histogram.shape)}, {histogram.stride()}")
-    check_tensor(op, "bin_bounds", bin_bounds, dtypes=(torch.float32,), shape=(2,), on=logits)
-    check_choice(op, "histogram_mode", histogram_mode, HistogramMode)
-    if not bin_bounds_validated:  # asked for: it waits for the device
-        low, high = bin_bounds.tolist()
-        if not (-torch.inf < low < high < torch.inf):
-            raise ValueError(f"{op}: bin_bounds must be finite, the lower first; got [{low}, {high}]")
 
 
 HISTOGRAMS = (
@@ -432,38 +402,43 @@ QB = Maker(_histogram_args, HISTOGRAMS)
     mutates=("topk_indices", "histogram"),
     samples=QB,
     tol=MAPS,
-    errors=_wrong(
-        QB,
-        HISTOGRAMS[0],
-        ROUTE_WAYS[0],
-        ("topk", lambda v: 16, ValueError, "must be at least 1 and at most 15"),
-        ("expert_bias", lambda t: None, TypeError, "must be a Tensor; got None"),
-        ("histogram", lambda t: t.long(), TypeError, "must be int32; got int64"),
-        ("bin_bounds", lambda t: t[:1], ValueError, r"must have shape \(2\)"),
-        ("histogram_mode", lambda v: 5, ValueError, "must be one of TWO_KERNEL, FUSED_ATOMIC; got 5"),
-    ),
+    where=bounds_in_order,
 )
 def fused_topk_with_score_function_qb_fwd(
-    logits: Tensor,
-    topk: int,
+    logits: Logits,
+    topk: Annotated[int, up_to_size("logits", less=1)],
     scaling_factor: float | None,
-    expert_bias: Tensor,
-    routing_map_format: Any,
-    topk_indices: Tensor | None,
-    histogram: Tensor,
-    bin_bounds: Tensor,
-    histogram_mode: Any,
+    expert_bias: Bias,
+    routing_map_format: MapFormat,
+    topk_indices: Indices | None,
+    histogram: Int32[Tensor, "experts bins", contiguous(), nonempty(-1)],
+    bin_bounds: Float32[Tensor, "2"],
+    histogram_mode: Annotated[Any, one_of(*HistogramMode)],
     bin_bounds_validated: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Sigmoid top-k, the (topk + 1)-th biased score of each token as its cutoff, and each expert's distances to it
-    counted into histogram [experts, bins], whose bins are even between bin_bounds and open at both ends."""
+    """fused_topk_with_score_function_fwd with sigmoid, which also counts how far each expert's score is from a cutoff.
+
+    The cutoff of a token is its (topk + 1)-th largest score with bias. cutoff - score, without bias, is counted in
+    histogram.
+
+    Args:
+        logits: a number for each token and expert.
+        topk: how many experts are chosen for a token.
+        scaling_factor: multiplies the probabilities.
+        expert_bias: added to the scores for the choice and the cutoff.
+        routing_map_format: of the map: a bool for each expert, or a bit (uint8, the first expert in the lowest).
+        topk_indices: where to write the chosen experts, the best first; it is then returned instead of the map.
+        histogram: is added to. The bins are equally wide; the first and the last also count what is outside.
+        bin_bounds: where the first bin begins, and where the last one ends.
+        histogram_mode: accepted and ignored.
+        bin_bounds_validated: the bounds are known to be finite and in order. Else they are read, which waits for the
+            device.
+
+    Returns:
+        The results of fused_topk_with_score_function_fwd, the cutoff, float32 with an element for each token, and
+        histogram.
+    """
     with torch.no_grad():
-        where = (routing_map_format, topk_indices)
-        name, rest = (
-            "fused_topk_with_score_function_qb_fwd",
-            (histogram, bin_bounds, histogram_mode, bin_bounds_validated),
-        )
-        check_histogram(name, logits, topk, scaling_factor, expert_bias, *where, *rest)
         experts, bins = histogram.shape
         given = (False, None, None, scaling_factor, "sigmoid", expert_bias)
         probs, indices, scores = routed(logits, topk, *given)
@@ -487,15 +462,24 @@ def fused_topk_with_score_function_qb_fwd(
     out="scores routing_map intermediate_output",
     samples=AUX,
     tol=MAPS,
-    errors=_wrong(AUX, ROUTES[0], *ROUTE_WAYS),
 )
 def fused_score_for_moe_aux_loss_fwd(
-    logits: Tensor, topk: int, score_function: str, routing_map_format: Any = 0
+    logits: Logits, topk: TopK, score_function: Score, routing_map_format: MapFormat = 0
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """(scores of all experts in float32, those that are no softmax divided by their sum; the map of the topk; what the
-    backward needs)."""
+    """The scores of all experts, for the loss that balances them, and which topk are the highest.
+
+    score = softmax(logits), sigmoid(logits) or sqrt(softplus(logits)); scores that are no softmax are divided by their
+    sum.
+
+    Args:
+        logits: a number for each token and expert.
+        topk: how many experts the map has for a token.
+        routing_map_format: of the map: a bool for each expert, or a bit (uint8, the first expert in the lowest).
+
+    Returns:
+        The scores, float32, in the shape of logits; the routing map; and what the backward needs, float32.
+    """
     with torch.no_grad():
-        check_router("fused_score_for_moe_aux_loss_fwd", logits, topk, score_function, routing_map_format)
         x = logits.float()
         raw = score(x, score_function)
         scores = raw.clone() if score_function == "softmax" else raw / (raw.sum(-1, keepdim=True) + EPS)
@@ -504,51 +488,31 @@ def fused_score_for_moe_aux_loss_fwd(
         return scores.contiguous(), routing_map, kept.contiguous()
 
 
-def check_aux_backward(op: str, kept: Any, grad_scores: Any, grad_logits: Any, topk: Any, score_function: Any) -> None:
-    check_tensor(op, "intermediate_output", kept, dtypes=(torch.float32,))
-    if kept.dim() < 1 or not kept.shape[-1]:
-        raise ValueError(f"{op}: intermediate_output must be [.., experts]; got {tuple(kept.shape)}")
-    like: dict[str, Any] = dict(shape=tuple(kept.shape), on=kept, of="that of intermediate_output")
-    check_tensor(op, "grad_scores", grad_scores, dtypes=LOGITS, **like)
-    check_tensor(op, "grad_logits", grad_logits, dtypes=LOGITS, **like)
-    check_int(op, "topk", topk, 1, kept.shape[-1])
-    check_choice(op, "score_function", score_function, SCORES)
-
-
-@op(
-    space="tex",
-    out="",
-    mutates=("grad_logits",),
-    samples=AUX_BWD,
-    errors=_wrong(AUX_BWD, ROUTES[1], *GRAD_WAYS, ("grad_scores", lambda t: t[1:], ValueError, "must have shape")),
-)
+@op(space="tex", out="", mutates=("grad_logits",), samples=AUX_BWD)
 def fused_score_for_moe_aux_loss_bwd(
-    intermediate_output: Tensor, grad_scores: Tensor, grad_logits: Tensor, topk: int, score_function: str
+    intermediate_output: Saved,
+    grad_scores: Gradient,
+    grad_logits: Gradient,
+    topk: Annotated[int, up_to_size("intermediate_output")],
+    score_function: Score,
 ) -> None:
-    """Writes the gradient of fused_score_for_moe_aux_loss_fwd's logits to grad_logits."""
+    """Write the gradient of fused_score_for_moe_aux_loss_fwd's logits to grad_logits.
+
+    Args:
+        intermediate_output: the third result of the forward.
+        grad_scores: the gradient of the scores.
+        grad_logits: is written.
+        topk: that of the forward.
+        score_function: that of the forward.
+    """
     with torch.no_grad():
-        kept, name = intermediate_output, "fused_score_for_moe_aux_loss_bwd"
-        check_aux_backward(name, kept, grad_scores, grad_logits, topk, score_function)
+        kept = intermediate_output
         g = grad_scores.float()
         if score_function == "softmax":
             grad_logits.copy_(kept * (g - (g * kept).sum(-1, keepdim=True)))
             return
         scores = score(kept, score_function) if score_function == "sqrtsoftplus" else kept
         grad_logits.copy_(slope(share_slope(g, scores), kept, scores, score_function))
-
-
-def check_loss(
-    op: str, probs: Any, tokens_per_expert: Any, num_experts: Any, num_rows: Any, num_cols: Any, topk: Any, coeff: Any
-) -> None:
-    check_int(op, "num_rows", num_rows, 0)
-    check_int(op, "num_cols", num_cols, 0)
-    check_tensor(op, "probs", probs, dtypes=LOGITS, shape=(num_rows, num_cols), of="num_rows x num_cols")
-    check_tensor(
-        op, "tokens_per_expert", tokens_per_expert, dtypes=COUNTS, shape=(num_cols,), on=probs, of="num_cols"
-    )  # fmt: skip
-    check_int(op, "num_experts", num_experts, 1)
-    check_int(op, "topk", topk, 1)
-    check_number(op, "coeff", coeff)
 
 
 def _balance(probs: Tensor, tokens_per_expert: Tensor, factor: Tensor) -> tuple[Tensor, Tensor]:
@@ -589,112 +553,90 @@ LOSS_SAFE = Maker(
     lambda d: {k: torch.tensor(v, device=d.device) if k == "total_num_tokens" else v for k, v in _loss_args(d).items()},
     LOSSES,
 )
-LOSS_WAYS: tuple[Way, ...] = (
-    ("probs", lambda t: t[1:], ValueError, r"must have shape \(5, 16\)"),
-    (
-        "tokens_per_expert",
-        lambda t: t.double(),
-        TypeError,
-        "must be int32, int64, float32 or bfloat16; got float64",
-    ),
-    ("num_rows", lambda v: "5", TypeError, "must be an int; got str"),
-    ("topk", lambda v: 0, ValueError, "must be at least 1; got 0"),
-    ("coeff", lambda v: None, TypeError, "must be a number; got None"),
-)
 
 
-@op(
-    space="tex",
-    out="aux_loss Const_buf",
-    samples=LOSS,
-    errors=_wrong(
-        LOSS, LOSSES[0], *LOSS_WAYS, ("total_num_tokens", lambda v: 0, ValueError, "must be at least 1; got 0")
-    ),
-)
+@op(space="tex", out="aux_loss Const_buf", samples=LOSS)
 def fused_moe_aux_loss_fwd(
-    probs: Tensor,
-    tokens_per_expert: Tensor,
-    total_num_tokens: int,
-    num_experts: int,
-    num_rows: int,
-    num_cols: int,
-    topk: int,
+    probs: Probs,
+    tokens_per_expert: Counts,
+    total_num_tokens: Positive,
+    num_experts: Positive,
+    num_rows: Size,
+    num_cols: Size,
+    topk: Positive,
     coeff: float,
 ) -> tuple[Tensor, Tensor]:
-    """(C * the sum of probs * tokens_per_expert, in probs' dtype; [C, 0] in float32), with
-    C = num_experts * coeff / topk / total_num_tokens^2."""
+    """loss = C * sum(probs * tokens_per_expert), C = num_experts * coeff / topk / total_num_tokens^2.
+
+    Args:
+        probs: the scores of each token, those of fused_score_for_moe_aux_loss_fwd.
+        tokens_per_expert: how many tokens each expert gets.
+        total_num_tokens: the number of tokens that C is made of.
+        num_experts: the number of experts that C is made of.
+        num_rows: the rows of probs.
+        num_cols: the columns of probs.
+        topk: how many experts each token goes to.
+        coeff: multiplies the loss.
+
+    Returns:
+        The loss, a 0-dim tensor of probs' dtype, and [C, 0], float32.
+    """
     with torch.no_grad():
-        name = "fused_moe_aux_loss_fwd"
-        check_loss(name, probs, tokens_per_expert, num_experts, num_rows, num_cols, topk, coeff)
-        check_int(name, "total_num_tokens", total_num_tokens, 1)
         factor = num_experts * coeff / topk / total_num_tokens / total_num_tokens
         return _balance(probs, tokens_per_expert, torch.full((), factor, dtype=torch.float32, device=probs.device))
 
 
-@op(
-    space="tex",
-    out="aux_loss Const_buf",
-    samples=LOSS_SAFE,
-    errors=_wrong(
-        LOSS_SAFE, LOSSES[0], *LOSS_WAYS, ("total_num_tokens", lambda t: t.int(), TypeError, "must be int64; got int32")
-    ),
-)
+@op(space="tex", out="aux_loss Const_buf", samples=LOSS_SAFE)
 def fused_moe_aux_loss_fwd_graph_safe(
-    probs: Tensor,
-    tokens_per_expert: Tensor,
-    total_num_tokens: Tensor,
-    num_experts: int,
-    num_rows: int,
-    num_cols: int,
-    topk: int,
+    probs: Probs,
+    tokens_per_expert: Counts,
+    total_num_tokens: Int64[Tensor, "...", single()],
+    num_experts: Positive,
+    num_rows: Size,
+    num_cols: Size,
+    topk: Positive,
     coeff: float,
 ) -> tuple[Tensor, Tensor]:
-    """fused_moe_aux_loss_fwd with the number of tokens on the device, where a graph may change it."""
+    """fused_moe_aux_loss_fwd with the number of tokens on the device, where a graph may change it.
+
+    Args:
+        probs: the scores of each token, those of fused_score_for_moe_aux_loss_fwd.
+        tokens_per_expert: how many tokens each expert gets.
+        total_num_tokens: the number of tokens that C is made of.
+        num_experts: the number of experts that C is made of.
+        num_rows: the rows of probs.
+        num_cols: the columns of probs.
+        topk: how many experts each token goes to.
+        coeff: multiplies the loss.
+
+    Returns:
+        The loss, a 0-dim tensor of probs' dtype, and [C, 0], float32.
+    """
     with torch.no_grad():
-        name = "fused_moe_aux_loss_fwd_graph_safe"
-        check_loss(name, probs, tokens_per_expert, num_experts, num_rows, num_cols, topk, coeff)
-        check_total(name, total_num_tokens, probs)
         total = total_num_tokens.reshape(()).float()
         return _balance(probs, tokens_per_expert, torch.full_like(total, num_experts * coeff / topk) / total / total)
 
 
-def check_total(op: str, total: Any, probs: Tensor) -> None:
-    check_tensor(op, "total_num_tokens", total, dtypes=(torch.int64,), on=probs)
-    if total.numel() != 1:
-        raise ValueError(f"{op}: total_num_tokens must be one number; got {tuple(total.shape)}")
-
-
-def check_loss_backward(op: str, const: Any, tokens_per_expert: Any, num_rows: Any, num_cols: Any, grad: Any) -> None:
-    check_int(op, "num_rows", num_rows, 0)
-    check_int(op, "num_cols", num_cols, 0)
-    check_tensor(op, "Const_buf", const, dtypes=(torch.float32,))
-    if not const.numel():
-        raise ValueError(f"{op}: Const_buf must have one number or more; got {tuple(const.shape)}")
-    check_tensor(op, "tokens_per_expert", tokens_per_expert, dtypes=COUNTS, shape=(num_cols,), on=const, of="num_cols")
-    check_tensor(op, "grad_aux_loss", grad, dtypes=LOGITS, on=const)
-    if grad.numel() != 1:
-        raise ValueError(f"{op}: grad_aux_loss must be one number; got {tuple(grad.shape)}")
-
-
-@op(
-    space="tex",
-    out="grad_probs",
-    samples=LOSS_BWD,
-    errors=_wrong(
-        LOSS_BWD,
-        LOSSES[0],
-        ("Const_buf", lambda t: t.double(), TypeError, "must be float32; got float64"),
-        ("tokens_per_expert", lambda t: t[1:], ValueError, r"must have shape \(16\)"),
-        ("num_cols", lambda v: None, TypeError, "must be an int; got None"),
-        ("grad_aux_loss", lambda t: t.int(), TypeError, "must be float32, float16 or bfloat16; got int32"),
-    ),
-)
+@op(space="tex", out="grad_probs", samples=LOSS_BWD)
 def fused_moe_aux_loss_bwd(
-    Const_buf: Tensor, tokens_per_expert: Tensor, num_rows: int, num_cols: int, grad_aux_loss: Tensor
+    Const_buf: Float32[Tensor, "...", nonempty()],
+    tokens_per_expert: Counts,
+    num_rows: Size,
+    num_cols: Size,
+    grad_aux_loss: AnyTensor[Tensor, "...", LOW, single()],
 ) -> Tensor:
-    """The gradient of probs, [num_rows, num_cols] in grad_aux_loss' dtype: C * tokens_per_expert * grad_aux_loss."""
+    """The gradient of fused_moe_aux_loss_fwd's probs: C * tokens_per_expert * grad_aux_loss, the same in every row.
+
+    Args:
+        Const_buf: the second result of the forward; its first element is C.
+        tokens_per_expert: that of the forward.
+        num_rows: that of the forward.
+        num_cols: that of the forward.
+        grad_aux_loss: the gradient of the loss.
+
+    Returns:
+        [num_rows, num_cols], of the dtype of grad_aux_loss.
+    """
     with torch.no_grad():
-        given = (Const_buf, tokens_per_expert, num_rows, num_cols, grad_aux_loss)
-        check_loss_backward("fused_moe_aux_loss_bwd", *given)
         row = Const_buf.reshape(-1)[0] * tokens_per_expert.float() * grad_aux_loss.reshape(()).float()
         return row.to(grad_aux_loss.dtype).expand(num_rows, num_cols).clone(memory_format=torch.contiguous_format)
