@@ -198,7 +198,7 @@ def test_an_int_argument_is_a_size():
     assert says(made, **{n: v for n, v in good.items() if n != "topk"}) is None  # nothing is known of it
     for name, value, text in (
         ("x", torch.zeros(5, 4), "x must have shape (6, n), [rows, n] where rows is 6; got (5, 4)"),
-        ("row_map", torch.arange(9), "row_map must have shape (topk*tokens), [topk*tokens] where topk is 2; got (9,)"),
+        ("row_map", torch.arange(9), "row_map must have shape (2*tokens), [topk*tokens] where topk is 2; got (9,)"),
         ("topk", 5, "probs must have shape (2, 5), [tokens, topk] where topk is 5 and row_map (10,) is [topk*tokens]"),
         ("topk", 0, "topk must be at least 1; got 0"),
     ):

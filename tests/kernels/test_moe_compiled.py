@@ -27,7 +27,7 @@ def build(chip, n, topk, dtype):
         kernels.moe_collect(rows, row_map, probs, topk)
         kernels.moe_spread_bwd(rows, row_map, topk)
         kernels.moe_collect_bwd(x, rows, row_map, probs, topk)
-        kernels.fused_multi_row_padding(x, empty(256, n, dtype=dtype), [32] * 4, [64] * 4)
+        kernels.moe_pad_into(x, empty(256, n, dtype=dtype), [32] * 4, [64] * 4)
     assert len(built) == 6
     assert all(kernel.shared <= CHIPS[chip][1] for kernel in built)
     return built
@@ -50,6 +50,6 @@ def test_loads_are_wide_and_nothing_spills(n, topk):
 
 def test_many_blocks_are_one_launch():
     with compiling_for("sm_90") as built:
-        kernels.fused_multi_row_padding(empty(640, 1024), empty(1024, 1024), [10] * 64, [16] * 64)
+        kernels.moe_pad_into(empty(640, 1024), empty(1024, 1024), [10] * 64, [16] * 64)
     (kernel,) = built
     assert kernel.spills() == 0

@@ -4,7 +4,10 @@ import pytest
 import torch
 
 import opmux
+from opmux.core.spec import specs
 
+specs.load("tex_moe")
+TEX = [s for s in specs.by_key.values() if s.family == "tex_moe"]
 FP8 = torch.float8_e4m3fn
 
 
@@ -103,3 +106,27 @@ def test_padding_writes_into_a_parameter():
     out = torch.nn.Parameter(torch.full((4, 2), 7.0))
     opmux.ops.fused_multi_row_padding(torch.ones(3, 2, requires_grad=True), out, [3], [4])
     assert out.detach().sum() == 6 and out.grad_fn is None
+
+
+@pytest.mark.parametrize("spec", TEX, ids=lambda s: s.name)
+def test_mistakes_are_named_and_nothing_is_written(spec):
+    for bad in spec.errors(torch.device("cpu")):
+        written = [a for n, a in zip(spec.names, bad.args, strict=True) if n in spec.mutates and torch.is_tensor(a)]
+        before = [t.clone() for t in written]
+        with pytest.raises(bad.error, match=bad.match) as raised:
+            getattr(opmux.ops, spec.name)(*bad.args)
+        assert str(raised.value).startswith(f"{spec.name}: "), bad.id
+        for a, b in zip(written, before, strict=True):
+            torch.testing.assert_close(a, b, rtol=0, atol=0)
+
+
+def test_errors_have_the_names_of_the_function():
+    x, y = torch.ones(3, 2), torch.zeros(4, 2)
+    with pytest.raises(
+        ValueError, match=r"^fused_multi_row_padding: padded_input_row_list must be at least 3 at index 0"
+    ):
+        opmux.ops.fused_multi_row_padding(x, y, [3], [2])
+    with pytest.raises(ValueError, match=r"input_row_list must add up to at most 3, the rows of input; got 4$"):
+        opmux.ops.fused_multi_row_unpadding(x, y, [4], [4])
+    with pytest.raises(ValueError, match=r"prob must have shape \(1, 3\), .* row_id_map \(3,\) is"):
+        opmux.ops.moe_unpermute_fwd(x, torch.float32, torch.arange(3).int(), torch.ones(3, 1), 1, 3)

@@ -510,11 +510,12 @@ class Kind:
         if self.dtypes is not None:
             rules = [dtypes(self.dtypes), *rules]
         elif rules and type(rules[0]) is dtypes:  # for the documentation
-            kind = Kind(either(map(dtype_name, rules[0].allowed)), None)
+            kind = Kind(either(map(dtype_name, rules[0].allowed)), None, self.last)
         return Annotated[of, Form(kind, Dims.of(text), tuple(rules))]
 
 
 if TYPE_CHECKING:  # to a type checker they are `Annotated`, and "*rows n" is a note
+    from typing import Annotated as AnyGrad
     from typing import Annotated as AnyTensor
     from typing import Annotated as Bool
     from typing import Annotated as Byte
@@ -529,6 +530,7 @@ if TYPE_CHECKING:  # to a type checker they are `Annotated`, and "*rows n" is a 
     from typing import Annotated as Number
 else:
     AnyTensor = Kind("any", None)
+    AnyGrad = Kind("any", None, last=True)
     Float = Kind("float", FLOATS)
     Grad = Kind("float", FLOATS, last=True)
     Float32 = Kind("float32", (torch.float32,))

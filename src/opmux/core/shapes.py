@@ -131,5 +131,6 @@ class Dims:
 
     def partly(self, sizes: Mapping[str, Size]) -> str:
         """The shape in numbers where they are known, else by name."""
-        parts = [Dims((word,), None, 1).wanted(sizes) or (word,) for word in self.words]
+        named = lambda word: word._replace(factor=word.times(sizes) or word.factor)
+        parts = [Dims((word,), None, 1).wanted(sizes) or (named(word),) for word in self.words]
         return f"({', '.join(str(size) for part in parts for size in part)})"

@@ -15,7 +15,7 @@ from ..core.registry import impl
 from ..specs import moe as spec
 from .lib.config import Tiles, tunable
 from .lib.launch import Launcher
-from .lib.plans import plans
+from .lib.plans import check, plans
 from .lib.rows import DEVICES, Room, Rows, even_rows, packed, wide_of
 from .lib.text import from_text
 
@@ -164,7 +164,7 @@ def _known(op: str, x: Tensor) -> None:
 
 @plans
 def _plan_map(indices: Tensor, rows: int) -> Plan:
-    spec.check_indices("moe_row_map", indices, rows)
+    check("moe_row_map", indices=indices, rows=rows)
     n, (tokens, topk) = indices.numel(), indices.shape
     if n >= 2**31:
         raise NotSupported(f"{n} rows do not fit a map of int32")
@@ -188,7 +188,7 @@ def moe_row_map(indices: Tensor, rows: int) -> Tensor:
 
 @plans
 def _plan_spread(x: Tensor, row_map: Tensor, topk: int, rows: int) -> Plan:
-    spec.check_spread("moe_spread", x, row_map, topk, rows)
+    check("moe_spread", x=x, row_map=row_map, topk=topk, rows=rows)
     _known("moe_spread", x)
     tokens, n = x.shape
     room, filled = Room.of((rows or tokens * topk, n), x.dtype), tokens * topk
@@ -213,8 +213,8 @@ def moe_spread(x: Tensor, row_map: Tensor, topk: int, rows: int) -> Tensor:
 
 @plans
 def _plan_collect(x: Tensor, row_map: Tensor, probs: Tensor | None, topk: int, back: bool) -> Plan:
-    op, lead = ("moe_spread_bwd", "dy") if back else ("moe_collect", "x")
-    spec.check_collect(op, x, row_map, probs, topk, lead=lead)
+    op, name = ("moe_spread_bwd", "dy") if back else ("moe_collect", "x")
+    check(op, **{name: x}, row_map=row_map, probs=probs, topk=topk)
     _known(op, x)
     tokens, n = row_map.shape[0] // topk, x.shape[1]
     room = Room.of((tokens, n), x.dtype)
@@ -248,7 +248,7 @@ def moe_spread_bwd(dy: Tensor, row_map: Tensor, topk: int) -> Tensor:
 
 @plans
 def _plan_collect_bwd(dy: Tensor, x: Tensor, row_map: Tensor, probs: Tensor | None, topk: int) -> Plan:
-    spec.check_collect("moe_collect_bwd", x, row_map, probs, topk, dy)
+    check("moe_collect_bwd", dy=dy, x=x, row_map=row_map, probs=probs, topk=topk)
     _known("moe_collect_bwd", x)
     tokens, n = row_map.shape[0] // topk, x.shape[1]
     slopes = Room.of((tokens, topk), torch.float32 if probs is None else probs.dtype)
@@ -320,46 +320,43 @@ def block_tiles(n: int, dtype: torch.dtype) -> Tiles:
 
 
 @plans
-def _plan_blocks(input: Tensor, output: Tensor, count: int) -> Callable[..., None] | None:
+def _plan_blocks(x: Tensor, y: Tensor, count: int) -> Callable[..., None] | None:
     """A launch that lacks where blocks begin and how long they are; None where there is nothing to write."""
-    if input.dtype in spec.FP8 or input.is_complex() or input.dtype is torch.float4_e2m1fn_x2:
-        raise NotSupported(f"rows of {input.dtype}")
-    if input.stride(-1) != 1 or output.stride(-1) != 1:
+    if x.dtype in spec.FP8 or x.is_complex() or x.dtype is torch.float4_e2m1fn_x2:
+        raise NotSupported(f"rows of {x.dtype}")
+    if x.stride(-1) != 1 or y.stride(-1) != 1:
         raise NotSupported("rows that are not in one piece")
-    (rows, n), strides = output.shape, (input.stride(0), output.stride(0))
+    (rows, n), strides = y.shape, (x.stride(0), y.stride(0))
     if not rows * n:
         return None
-    tiles = block_tiles(n=n, dtype=input.dtype)
+    tiles = block_tiles(n=n, dtype=x.dtype)
     grid = _grid(-(-rows // tiles["BLOCK_M"]), -(-n // tiles["BLOCK_N"]))
     config = tiles.config(even=all(k % 16 == 0 for k in (*strides, n)))
     return block_launchers[count].ready(grid, (*strides, n, rows), config)
 
 
-def _write(input: Tensor, output: Tensor, given: list[int], wanted: list[int]) -> None:
+def _write(x: Tensor, y: Tensor, given: list[int], wanted: list[int]) -> None:
     count = COUNTS[0] if len(given) <= COUNTS[0] else COUNTS[1]
-    launch = _plan_blocks(input, output, count)
+    launch = _plan_blocks(x, y, count)
     at = to = 0
     for first in range(0, len(given), count) if launch is not None else ():
         here = (given[first : first + count], wanted[first : first + count])
         sizes = [0] * (2 * count)
         sizes[: 2 * len(here[0]) : 2], sizes[1 : 2 * len(here[1]) : 2] = here
-        launch(input, output, at, to, *sizes)
+        launch(x, y, at, to, *sizes)
         at, to = at + sum(here[0]), to + sum(here[1])
 
 
-@impl(spec.fused_multi_row_padding, devices=DEVICES)
-def fused_multi_row_padding(
-    input: Tensor, output: Tensor, input_row_list: list[int], padded_input_row_list: list[int]
-) -> None:
-    lists = (input_row_list, padded_input_row_list)
-    spec.check_blocks("fused_multi_row_padding", input, output, *lists, spec.PAD_NAMES, padding=True)
-    _write(input, output, *lists)
+# Sizes are checked at every call: they come from the host, and what they say is written.
 
 
-@impl(spec.fused_multi_row_unpadding, devices=DEVICES)
-def fused_multi_row_unpadding(
-    input: Tensor, output: Tensor, input_row_list: list[int], unpadded_input_row_list: list[int]
-) -> None:
-    lists = (input_row_list, unpadded_input_row_list)
-    spec.check_blocks("fused_multi_row_unpadding", input, output, *lists, spec.UNPAD_NAMES, padding=False)
-    _write(input, output, *lists)
+@impl(spec.moe_pad_into, devices=DEVICES)
+def moe_pad_into(x: Tensor, y: Tensor, rows: list[int], padded: list[int]) -> None:
+    check("moe_pad_into", x=x, y=y, rows=rows, padded=padded)
+    _write(x, y, rows, padded)
+
+
+@impl(spec.moe_unpad_into, devices=DEVICES)
+def moe_unpad_into(x: Tensor, y: Tensor, rows: list[int], kept: list[int]) -> None:
+    check("moe_unpad_into", x=x, y=y, rows=rows, kept=kept)
+    _write(x, y, rows, kept)

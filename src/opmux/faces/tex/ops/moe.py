@@ -1,0 +1,345 @@
+"""tex's permutation and row padding of a mixture of experts, over the ops of `specs.moe`.
+
+Rows of float8 come as bytes, with their dtype beside them. An empty tensor of probabilities stands for none.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+import torch
+from torch import Tensor
+
+from ....core.adapter import adapt
+from ....core.contract import FP8, AnyTensor, Index, Int32, Rule, at_least, nonempty, or_cpu
+from ....core.errors import BadArgument
+from ....core.facts import dtype_name
+from ....core.spec import BadSample, BadSamples
+from ....specs import moe
+from ....specs._checks import type_name
+from ....specs.moe import MOVED, SUMS, TOKENS, collect_args, drawn_indices
+from ....specs.samples import Case, Draw, Maker
+
+# ---- arguments ------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class of_dtype(Rule):
+    """A tensor of the dtype that another argument is; float8 may come as bytes."""
+
+    of: str
+    error = TypeError
+
+    def problem(self, value: Any, given: Mapping[str, Any]) -> str | None:
+        dtype = given.get(self.of)
+        if dtype is None or value.dtype is dtype or (value.dtype is torch.uint8 and dtype in FP8):
+            return None
+        return f"be {dtype_name(dtype)}, as {{{self.of}}} says"
+
+    def got(self, value: Any) -> str:
+        return dtype_name(value.dtype)
+
+    def wrong(self, value: Tensor) -> Iterator[tuple[str, Any]]:
+        yield "another dtype", value.to(torch.float16 if value.dtype is not torch.float16 else torch.float32)
+
+    def doc(self) -> str:
+        return f"of {self.of}, or uint8 for float8"
+
+
+Rows = AnyTensor[Tensor, "rows n", MOVED, of_dtype("dtype")]
+Tokens = AnyTensor[Tensor, "tokens n", MOVED, of_dtype("dtype")]
+Prob = AnyTensor[Tensor, "...", or_cpu()]
+Count = Annotated[int, at_least(0)]
+
+
+def typed(fn: Any, name: str, x: Tensor, dtype: torch.dtype) -> Tensor:
+    """A tensor in the dtype that it is of: float8 comes as bytes."""
+    if x.dtype is dtype:
+        return x
+    fn.check(**{name: x, "dtype": dtype})
+    return x.view(dtype)
+
+
+def given_or_none(op: str, prob: Tensor) -> Tensor | None:
+    """The probabilities, or None for an empty tensor, which may be of any dtype and device."""
+    if not prob.numel():
+        return None
+    if prob.dtype is not torch.float32:
+        raise BadArgument.of(op, "prob", "be float32", dtype_name(prob.dtype), TypeError)
+    if prob.dim() != 2:
+        raise BadArgument.of(op, "prob", "have 2 dimensions, [tokens, topK]", str(tuple(prob.shape)))
+    return prob
+
+
+def workspace_is_listed(op: str, workspace: Any) -> None:
+    if not isinstance(workspace, (list, tuple)):
+        raise BadArgument.of(op, "workspace", "be a list", type_name(workspace), TypeError)
+    for i, t in enumerate(workspace):
+        if not isinstance(t, Tensor):
+            raise BadArgument.of(op, f"workspace[{i}]", "be a Tensor", type_name(t), TypeError)
+
+
+# ---- samples --------------------------------------------------------------------------------------------------------
+
+
+def _drawn(d: Draw, x: Tensor | None = None) -> Tensor:
+    x = d.full() if x is None else x
+    return x.to(d.option("fp8")).view(torch.uint8) if d.option("fp8") else x
+
+
+def _permute_args(d: Draw) -> dict[str, Any]:
+    return {
+        "input": _drawn(d),
+        "dtype": d.option("fp8", d.dtype),
+        "indices": drawn_indices(d, d.case.shape[0], d.option("topk", 1)),
+        "num_out_tokens": d.option("rows", 0),
+        "workspace": [],
+        "max_expanded_token_num": d.case.shape[0] * d.option("topk", 1),
+    }
+
+
+def _unpermute_args(d: Draw) -> dict[str, Any]:
+    of = collect_args(d)
+    return {
+        "input": _drawn(d, of["x"]),
+        "dtype": d.option("fp8", d.dtype),
+        "row_id_map": of["row_map"],
+        "prob": torch.empty(0) if of["probs"] is None else of["probs"],
+        "num_tokens": d.case.shape[0],
+        "topK": of["topk"],
+    }
+
+
+def _unpermute_bwd_args(d: Draw) -> dict[str, Any]:
+    of = _unpermute_args(d)
+    return {"input_bwd": _drawn(d), "input_fwd": of["input"], **{k: of[k] for k in ("dtype", "row_id_map", "prob")}}
+
+
+CASES = (
+    *TOKENS,
+    Case((5, 32), options={"topk": 2, "probs": True, "fp8": torch.float8_e4m3fn}),
+    Case((5, 32), options={"topk": 3, "rows": 11, "fp8": torch.float8_e5m2}),
+)
+PERMUTES, UNPERMUTES = Maker(_permute_args, CASES), Maker(_unpermute_args, CASES)
+UNPERMUTES_BWD = Maker(_unpermute_bwd_args, tuple(c for c in CASES if c.options.get("probs") or c.shape == (5, 64)))
+
+
+def _wrong(good: Maker, **ways: tuple[Any, str]) -> BadSamples:
+    """Bad samples of rules that the signature does not say: for an argument another value, and what the error says."""
+
+    def bad(device: torch.device) -> Iterator[BadSample]:
+        for name, (spoil, says) in ways.items():
+            args = good.named(Case((5, 64), options={"topk": 2, "probs": True}), torch.float32, device)
+            args[name] = spoil(args[name])
+            yield BadSample(tuple(args.values()), BadArgument, says, id=name)
+
+    return bad
+
+
+# ---- permutation ----------------------------------------------------------------------------------------------------
+
+
+@adapt(
+    "tex::moe_permute_fwd",
+    over=(moe.moe_row_map, moe.moe_spread),
+    names={"x": "input", "rows": "num_out_tokens"},
+    out="permuted row_id_map workspace",
+    samples=PERMUTES,
+    where=workspace_is_listed,
+    errors=_wrong(PERMUTES, workspace=(lambda v: None, "workspace must be a list; got None")),
+)
+def moe_permute_fwd(
+    call: Any,
+    input: Tokens,
+    dtype: torch.dtype,
+    indices: Index[Tensor, "tokens topk", nonempty(-1)],
+    num_out_tokens: int,
+    workspace: list[Tensor],
+    max_expanded_token_num: Count,
+) -> tuple[Tensor, Tensor, list[Tensor]]:
+    """Copy each token to the rows of its experts, in order of experts.
+
+    Args:
+        input: the tokens.
+        dtype: that of input.
+        indices: the experts of each token.
+        num_out_tokens: how many rows are kept, the first ones; 0 keeps all.
+        workspace: NVIDIA's scratch memory. None is needed here: it is returned as it came.
+        max_expanded_token_num: accepted and ignored.
+
+    Returns:
+        The rows, like input; row_id_map, int32 [topk * tokens] as of moe_row_map; and workspace.
+    """
+    with torch.no_grad():
+        listed = isinstance(workspace, (list, tuple)) and max_expanded_token_num >= 0
+        fits = indices.dim() == 2 and indices.shape[0] == input.shape[0] and indices.shape[1]
+        if not (listed and fits and input.dtype is dtype):
+            moe_permute_fwd.check(
+                input=input, dtype=dtype, indices=indices, workspace=workspace,
+                max_expanded_token_num=max_expanded_token_num,
+            )  # fmt: skip
+        row_map = call.moe_row_map(indices, num_out_tokens)
+        return call.moe_spread(input, row_map, indices.shape[1], num_out_tokens), row_map, workspace
+
+
+UNPERMUTE: Mapping[str, Any] = dict(
+    over=moe.moe_collect,
+    names={"x": "input", "row_map": "row_id_map", "probs": "prob", "topk": "topK"},
+    samples=UNPERMUTES,
+    tol=SUMS,
+    errors=_wrong(UNPERMUTES, prob=(lambda t: t.double(), "prob must be float32; got float64")),
+)
+
+
+def unpermuted(
+    call: Any, fn: Any, input: Tensor, dtype: torch.dtype, row_id_map: Tensor, prob: Tensor, tokens: int, topk: int
+) -> Tensor:
+    with torch.no_grad():
+        x = typed(fn, "input", input, dtype)
+        if row_id_map.shape != (tokens * topk,):
+            fn.check(row_id_map=row_id_map, num_tokens=tokens, topK=topk)
+        y = call(x, row_id_map, given_or_none(fn.spec.name, prob), topk)
+        return y if y.dtype is input.dtype else y.view(input.dtype)
+
+
+@adapt("tex::moe_permute_bwd", **UNPERMUTE)
+def moe_permute_bwd(
+    call: Any,
+    input: Rows,
+    dtype: torch.dtype,
+    row_id_map: Int32[Tensor, "topK*num_tokens"],
+    prob: Prob,
+    num_tokens: Count,
+    topK: int,
+) -> Tensor:
+    """The gradient of moe_permute_fwd's input: moe_unpermute_fwd of the gradient of the rows.
+
+    Args:
+        input: the gradient of the rows.
+        dtype: that of input.
+        row_id_map: the second result of the forward.
+        prob: float32 [num_tokens, topK], multiplies each copy; empty for none.
+        num_tokens: the number of tokens.
+        topK: how many copies a token has.
+
+    Returns:
+        The gradient of the tokens, [num_tokens, n], like input.
+    """
+    return unpermuted(call, moe_permute_bwd, input, dtype, row_id_map, prob, num_tokens, topK)
+
+
+@adapt("tex::moe_unpermute_fwd", **UNPERMUTE)
+def moe_unpermute_fwd(
+    call: Any,
+    input: Rows,
+    dtype: torch.dtype,
+    row_id_map: Int32[Tensor, "topK*num_tokens"],
+    prob: Prob,
+    num_tokens: Count,
+    topK: int,
+) -> Tensor:
+    """Add up the rows of each token, times its probabilities, rounded as by moe_collect.
+
+    Args:
+        input: the rows, in order of experts.
+        dtype: that of input.
+        row_id_map: the second result of moe_permute_fwd.
+        prob: float32 [num_tokens, topK], multiplies each copy; empty for none.
+        num_tokens: the number of tokens.
+        topK: how many copies a token has.
+
+    Returns:
+        The tokens, [num_tokens, n], like input.
+    """
+    return unpermuted(call, moe_unpermute_fwd, input, dtype, row_id_map, prob, num_tokens, topK)
+
+
+@adapt(
+    "tex::moe_unpermute_bwd",
+    over=moe.moe_collect_bwd,
+    names={"dy": "input_bwd", "x": "input_fwd", "row_map": "row_id_map", "probs": "prob"},
+    out="act_grad prob_grad",
+    samples=UNPERMUTES_BWD,
+    tol=SUMS,
+    errors=_wrong(
+        UNPERMUTES_BWD,
+        input_bwd=(lambda t: t[1:], r"input_bwd must have shape \(5, 64\)"),
+        row_id_map=(lambda t: t[:-1], "row_id_map must have shape"),
+        prob=(lambda t: t[0], "prob must have 2 dimensions"),
+    ),
+)
+def moe_unpermute_bwd(
+    call: Any,
+    input_bwd: AnyTensor[Tensor, "_ n", MOVED, of_dtype("dtype")],
+    input_fwd: Rows,
+    dtype: torch.dtype,
+    row_id_map: Tensor,
+    prob: Prob,
+) -> tuple[Tensor, Tensor]:
+    """The gradients of moe_unpermute_fwd.
+
+    Args:
+        input_bwd: the gradient of the tokens.
+        input_fwd: the rows of the forward.
+        dtype: that of both.
+        row_id_map: that of the forward.
+        prob: that of the forward; empty for topK = 1 without probabilities.
+
+    Returns:
+        The gradient of the rows, like input_fwd, and that of prob, float32 [tokens, topK].
+    """
+    with torch.no_grad():
+        x = typed(moe_unpermute_bwd, "input_fwd", input_fwd, dtype)
+        dy = typed(moe_unpermute_bwd, "input_bwd", input_bwd, dtype)
+        probs = given_or_none("moe_unpermute_bwd", prob)
+        dx, dprobs = call(dy, x, row_id_map, probs, 1 if probs is None else probs.shape[1])
+        return dx if dx.dtype is input_bwd.dtype else dx.view(input_bwd.dtype), dprobs
+
+
+# ---- blocks of rows -------------------------------------------------------------------------------------------------
+
+
+@adapt(
+    "tex::fused_multi_row_padding",
+    over=moe.moe_pad_into,
+    names={"x": "input", "y": "output", "rows": "input_row_list", "padded": "padded_input_row_list"},
+    out="",
+    mutates=("output",),
+    samples=moe.PADS,
+)
+def fused_multi_row_padding(
+    call: Any, input: Tensor, output: Tensor, input_row_list: list[int], padded_input_row_list: list[int]
+) -> None:
+    """Copy blocks of rows to output, each followed by zeros up to its padded size. An empty block is skipped.
+
+    Args:
+        input: the blocks, one after another.
+        output: is written; rows after the last block are left as they are.
+        input_row_list: the rows of each block.
+        padded_input_row_list: the rows of each block in output.
+    """
+    with torch.no_grad():
+        call(input, output, input_row_list, padded_input_row_list)
+
+
+@adapt(
+    "tex::fused_multi_row_unpadding",
+    over=moe.moe_unpad_into,
+    names={"x": "input", "y": "output", "rows": "input_row_list", "kept": "unpadded_input_row_list"},
+    out="",
+    mutates=("output",),
+    samples=moe.UNPADS,
+)
+def fused_multi_row_unpadding(
+    call: Any, input: Tensor, output: Tensor, input_row_list: list[int], unpadded_input_row_list: list[int]
+) -> None:
+    """Copy the first rows of each block of input to output, where blocks follow each other without padding.
+
+    Args:
+        input: the blocks, one after another.
+        output: is written; rows after the last block are left as they are.
+        input_row_list: the rows of each block in input.
+        unpadded_input_row_list: how many of them are copied.
+    """
+    with torch.no_grad():
+        call(input, output, input_row_list, unpadded_input_row_list)
