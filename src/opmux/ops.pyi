@@ -1103,21 +1103,72 @@ def fused_attn_fwd(max_seqlen_q: int, max_seqlen_kv: int, is_training: bool, att
     """
 
 def fused_moe_aux_loss_bwd(Const_buf: Tensor, tokens_per_expert: Tensor, num_rows: int, num_cols: int, grad_aux_loss: Tensor) -> Tensor:
-    """The gradient of probs, [num_rows, num_cols] in grad_aux_loss' dtype: C * tokens_per_expert * grad_aux_loss."""
+    """The gradient of fused_moe_aux_loss_fwd's probs: C * tokens_per_expert * grad_aux_loss, the same in every row.
+
+    Args:
+        Const_buf (float32 [..], at least one element): the second result of the forward; its first element is C.
+        tokens_per_expert (int32, int64, float32 or bfloat16 [num_cols]): that of the forward.
+        num_rows (at least 0): that of the forward.
+        num_cols (at least 0): that of the forward.
+        grad_aux_loss (float32, float16 or bfloat16 [..], one element): the gradient of the loss.
+
+    Returns:
+        [num_rows, num_cols], of the dtype of grad_aux_loss.
+    """
 
 def fused_moe_aux_loss_fwd(probs: Tensor, tokens_per_expert: Tensor, total_num_tokens: int, num_experts: int, num_rows: int, num_cols: int, topk: int, coeff: float) -> tuple[Tensor, Tensor]:
-    """(C * the sum of probs * tokens_per_expert, in probs' dtype; [C, 0] in float32), with
-    C = num_experts * coeff / topk / total_num_tokens^2.
+    """loss = C * sum(probs * tokens_per_expert), C = num_experts * coeff / topk / total_num_tokens^2.
+
+    Args:
+        probs (float32, float16 or bfloat16 [num_rows, num_cols]): the scores of each token, those of fused_score_for_moe_aux_loss_fwd.
+        tokens_per_expert (int32, int64, float32 or bfloat16 [num_cols]): how many tokens each expert gets.
+        total_num_tokens (at least 1): the number of tokens that C is made of.
+        num_experts (at least 1): the number of experts that C is made of.
+        num_rows (at least 0): the rows of probs.
+        num_cols (at least 0): the columns of probs.
+        topk (at least 1): how many experts each token goes to.
+        coeff: multiplies the loss.
+
+    Returns:
+        The loss, a 0-dim tensor of probs' dtype, and [C, 0], float32.
     """
 
 def fused_moe_aux_loss_fwd_graph_safe(probs: Tensor, tokens_per_expert: Tensor, total_num_tokens: Tensor, num_experts: int, num_rows: int, num_cols: int, topk: int, coeff: float) -> tuple[Tensor, Tensor]:
-    """fused_moe_aux_loss_fwd with the number of tokens on the device, where a graph may change it."""
+    """fused_moe_aux_loss_fwd with the number of tokens on the device, where a graph may change it.
+
+    Args:
+        probs (float32, float16 or bfloat16 [num_rows, num_cols]): the scores of each token, those of fused_score_for_moe_aux_loss_fwd.
+        tokens_per_expert (int32, int64, float32 or bfloat16 [num_cols]): how many tokens each expert gets.
+        total_num_tokens (int64 [..], one element): the number of tokens that C is made of.
+        num_experts (at least 1): the number of experts that C is made of.
+        num_rows (at least 0): the rows of probs.
+        num_cols (at least 0): the columns of probs.
+        topk (at least 1): how many experts each token goes to.
+        coeff: multiplies the loss.
+
+    Returns:
+        The loss, a 0-dim tensor of probs' dtype, and [C, 0], float32.
+    """
 
 def fused_multi_row_padding(input: Tensor, output: Tensor, input_row_list: list[int], padded_input_row_list: list[int]) -> None:
-    """Writes blocks of rows to output, each followed by zeros up to its padded size; an empty one is passed over."""
+    """Copy blocks of rows to output, each followed by zeros up to its padded size. An empty block is skipped.
+
+    Args:
+        input (any [x_rows, n]): the blocks, one after another.
+        output (any [y_rows, n], of the dtype of x): is written; rows after the last block are left as they are.
+        input_row_list: the rows of each block.
+        padded_input_row_list: the rows of each block in output.
+    """
 
 def fused_multi_row_unpadding(input: Tensor, output: Tensor, input_row_list: list[int], unpadded_input_row_list: list[int]) -> None:
-    """Writes the first rows of each block of input to output, where blocks follow each other without padding."""
+    """Copy the first rows of each block of input to output, where blocks follow each other without padding.
+
+    Args:
+        input (any [x_rows, n]): the blocks, one after another.
+        output (any [y_rows, n], of the dtype of x): is written; rows after the last block are left as they are.
+        input_row_list: the rows of each block in input.
+        unpadded_input_row_list: how many of them are copied.
+    """
 
 def fused_qkv_rope_backward(q_grad_out: Tensor, k_grad_out: Tensor, v_grad_out: Tensor, q_freqs: Tensor, k_freqs: Tensor, qkv_split_arg_list: list[int], qkv_format: Any, interleaved: bool, cp_size: int, cp_rank: int) -> Tensor:
     """The gradient of fused_qkv_rope_forward's qkv_input. Positions count from 0, as NVIDIA's do.
@@ -1178,27 +1229,92 @@ def fused_rope_forward(input: Tensor, freqs: Tensor, start_positions: Tensor | N
     """
 
 def fused_score_for_moe_aux_loss_bwd(intermediate_output: Tensor, grad_scores: Tensor, grad_logits: Tensor, topk: int, score_function: str) -> None:
-    """Writes the gradient of fused_score_for_moe_aux_loss_fwd's logits to grad_logits."""
+    """Write the gradient of fused_score_for_moe_aux_loss_fwd's logits to grad_logits.
+
+    Args:
+        intermediate_output (float32 [*tokens, experts], at least one element along the last dimension): the third result of the forward.
+        grad_scores (float32, float16 or bfloat16 [*tokens, experts]): the gradient of the scores.
+        grad_logits (float32, float16 or bfloat16 [*tokens, experts]): is written.
+        topk (from 1 to the size of the last dimension of intermediate_output): that of the forward.
+        score_function (one of 'softmax', 'sigmoid', 'sqrtsoftplus'): that of the forward.
+    """
 
 def fused_score_for_moe_aux_loss_fwd(logits: Tensor, topk: int, score_function: str, routing_map_format: Any = 0) -> tuple[Tensor, Tensor, Tensor]:
-    """(scores of all experts in float32, those that are no softmax divided by their sum; the map of the topk; what the
-    backward needs).
+    """The scores of all experts, for the loss that balances them, and which topk are the highest.
+
+    score = softmax(logits), sigmoid(logits) or sqrt(softplus(logits)); scores that are no softmax are divided by their
+    sum.
+
+    Args:
+        logits (float32, float16 or bfloat16 [*tokens, experts], at least one element along the last dimension): a number for each token and expert.
+        topk (from 1 to the size of the last dimension of logits): how many experts the map has for a token.
+        routing_map_format (one of BYTEMAP, BITMAP_U8): of the map: a bool for each expert, or a bit (uint8, the first expert in the lowest).
+
+    Returns:
+        The scores, float32, in the shape of logits; the routing map; and what the backward needs, float32.
     """
 
 def fused_topk_with_score_function_bwd(routing_map: Tensor, intermediate_output: Tensor, grad_probs: Tensor, grad_logits: Tensor, topk: int, use_pre_softmax: bool, scaling_factor: float | None, score_function: str, use_dense_indices: bool = False, routing_map_format: Any = 0) -> None:
-    """Writes the gradient of fused_topk_with_score_function_fwd's logits to grad_logits."""
+    """Write the gradient of fused_topk_with_score_function_fwd's logits to grad_logits.
+
+    Args:
+        routing_map (any [..], the routing map of the forward): the second result of the forward.
+        intermediate_output (float32 [*tokens, experts], at least one element along the last dimension): the third result of the forward.
+        grad_probs (float32, float16 or bfloat16 [*tokens, experts]): the gradient of the probabilities.
+        grad_logits (float32, float16 or bfloat16 [*tokens, experts]): is written.
+        topk (from 1 to the size of the last dimension of intermediate_output): that of the forward.
+        use_pre_softmax: that of the forward.
+        scaling_factor: that of the forward.
+        score_function (one of 'softmax', 'sigmoid', 'sqrtsoftplus'): that of the forward.
+        use_dense_indices: routing_map is the topk_indices of the forward.
+        routing_map_format (one of BYTEMAP, BITMAP_U8): that of the forward.
+    """
 
 def fused_topk_with_score_function_fwd(logits: Tensor, topk: int, use_pre_softmax: bool, num_groups: int | None, group_topk: int | None, scaling_factor: float | None, score_function: str, expert_bias: Tensor | None, routing_map_format: Any = 0, topk_indices: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
-    """(probabilities of the topk experts, 0 elsewhere; which they are; what the backward needs, in float32).
+    """Choose the topk experts with the highest scores for each token, and give their probabilities.
 
-    The scores are softmax before or after the choice, sigmoid, or the root of softplus; of the last two those chosen
-    are divided by their sum. expert_bias counts for the choice alone. topk_indices, where given, is written and
-    takes the place of the map.
+    score = softmax(logits), sigmoid(logits) or sqrt(softplus(logits)). The probabilities of the chosen experts are
+    their scores; those that are no softmax are divided by their sum, if there are several.
+
+    Args:
+        logits (float32, float16 or bfloat16 [*tokens, experts], at least one element along the last dimension): a number for each token and expert.
+        topk (from 1 to the size of the last dimension of logits): how many experts are chosen for a token.
+        use_pre_softmax: take the softmax of all experts before the choice; else of the chosen ones, after it.
+        num_groups: with group_topk, the number of groups that the experts are divided into.
+        group_topk: choose among the experts of this many groups, those whose best topk / group_topk scores add up to
+            most. None or 0: among all.
+        scaling_factor: multiplies the probabilities.
+        expert_bias (float32, float16 or bfloat16 [experts], optional): added to the scores for the choice alone; not with softmax.
+        routing_map_format (one of BYTEMAP, BITMAP_U8): of the map: a bool for each expert, or a bit (uint8, the first expert in the lowest).
+        topk_indices (index [*tokens, topk], optional): where to write the chosen experts, the best first; it is then returned instead of the map.
+
+    Returns:
+        The probabilities, like logits, 0 for experts that are not chosen; the routing map; and what the backward
+        needs, float32, in the shape of logits.
     """
 
 def fused_topk_with_score_function_qb_fwd(logits: Tensor, topk: int, scaling_factor: float | None, expert_bias: Tensor, routing_map_format: Any, topk_indices: Tensor | None, histogram: Tensor, bin_bounds: Tensor, histogram_mode: Any, bin_bounds_validated: bool = False) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Sigmoid top-k, the (topk + 1)-th biased score of each token as its cutoff, and each expert's distances to it
-    counted into histogram [experts, bins], whose bins are even between bin_bounds and open at both ends.
+    """fused_topk_with_score_function_fwd with sigmoid, which also counts how far each expert's score is from a cutoff.
+
+    The cutoff of a token is its (topk + 1)-th largest score with bias. cutoff - score, without bias, is counted in
+    histogram.
+
+    Args:
+        logits (float32, float16 or bfloat16 [*tokens, experts], at least one element along the last dimension): a number for each token and expert.
+        topk (from 1 to 1 less than the size of the last dimension of logits): how many experts are chosen for a token.
+        scaling_factor: multiplies the probabilities.
+        expert_bias (float32, float16 or bfloat16 [experts]): added to the scores for the choice and the cutoff.
+        routing_map_format (one of BYTEMAP, BITMAP_U8): of the map: a bool for each expert, or a bit (uint8, the first expert in the lowest).
+        topk_indices (index [*tokens, topk], optional): where to write the chosen experts, the best first; it is then returned instead of the map.
+        histogram (int32 [experts, bins], contiguous, at least one element along the last dimension): is added to. The bins are equally wide; the first and the last also count what is outside.
+        bin_bounds (float32 [2]): where the first bin begins, and where the last one ends.
+        histogram_mode (one of TWO_KERNEL, FUSED_ATOMIC): accepted and ignored.
+        bin_bounds_validated: the bounds are known to be finite and in order. Else they are read, which waits for the
+            device.
+
+    Returns:
+        The results of fused_topk_with_score_function_fwd, the cutoff, float32 with an element for each token, and
+        histogram.
     """
 
 def gcd(self: Tensor, other: Tensor) -> Tensor:
@@ -1930,43 +2046,152 @@ def mish_backward(grad_output: Tensor, self: Tensor) -> Tensor:
     """torch.ops.aten.mish_backward, elementwise."""
 
 def moe_collect(x: Tensor, row_map: Tensor, probs: Tensor | None = None, topk: int = 1) -> Tensor:
-    """y[t] = the sum of probs[t, k] * x[row_map[k * T + t]] over k, without what was dropped.
+    """Add up the rows of each token: y[t] = the sum of probs[t, k] * x[row_map[k * tokens + t]] over k.
 
-    As NVIDIA's: probs are rounded to x's dtype first, and so is every product and every sum. Of float8 that dtype is
-    float16, and without probs the sum is divided by topk.
+    Dropped copies are left out. As NVIDIA's: probs are rounded to x's dtype first, and so is every product and every
+    sum. Of float8 that dtype is float16, and without probs the sum is divided by topk.
+
+    Args:
+        x (float16, bfloat16, float32, float64, float8_e4m3fn or float8_e5m2 [rows, n]): the rows, in order of experts.
+        row_map (int32 [topk*tokens]): that of moe_row_map.
+        probs (float [tokens, topk], optional): multiplies each copy; without it they are added as they are.
+        topk (at least 1): how many copies a token has.
+
+    Returns:
+        y [tokens, n], of x's dtype.
     """
 
 def moe_collect_bwd(dy: Tensor, x: Tensor, row_map: Tensor, probs: Tensor | None = None, topk: int = 1) -> tuple[Tensor, Tensor]:
-    """With r = row_map[k * T + t]: dx[r] = probs[t, k] * dy[t], in x's dtype; dprobs[t, k] = dy[t] . x[r], added up in
-    float32, in probs' dtype; zeros where there are no probs, or the row was dropped.
+    """The gradients of moe_collect.
+
+    With r = row_map[k * tokens + t]: dx[r] = probs[t, k] * dy[t], dprobs[t, k] = dy[t] . x[r], added up in float32.
+
+    Args:
+        dy (float16, bfloat16, float32, float64, float8_e4m3fn or float8_e5m2 [tokens, n], of the dtype of x): the gradient of y.
+        x (float16, bfloat16, float32, float64, float8_e4m3fn or float8_e5m2 [rows, n]): that of the forward.
+        row_map (int32 [topk*tokens]): that of the forward.
+        probs (float [tokens, topk], optional): that of the forward.
+        topk (at least 1): that of the forward.
+
+    Returns:
+        dx, like x, 0 in rows of no token, and dprobs [tokens, topk], of probs' dtype, 0 for copies that were dropped;
+        without probs float32 zeros.
+    """
+
+def moe_pad_into(x: Tensor, y: Tensor, rows: list[int], padded: list[int]) -> None:
+    """Copy blocks of rows to y, each followed by zeros up to its padded size. An empty block is skipped, not zeroed.
+
+    Args:
+        x (any [x_rows, n]): the blocks, one after another.
+        y (any [y_rows, n], of the dtype of x): is written; rows after the last block are left as they are.
+        rows (each at least 0): the rows of each block.
+        padded (each at least 0): the rows of each block in y.
     """
 
 def moe_permute_bwd(input: Tensor, dtype: torch.dtype, row_id_map: Tensor, prob: Tensor, num_tokens: int, topK: int) -> Tensor:
-    """The gradient of moe_permute_fwd's input: moe_unpermute_fwd of the rows' gradient."""
+    """The gradient of moe_permute_fwd's input: moe_unpermute_fwd of the gradient of the rows.
+
+    Args:
+        input (float16, bfloat16, float32, float64, float8_e4m3fn, float8_e5m2 or uint8 [rows, n], of dtype, or uint8 for float8): the gradient of the rows.
+        dtype: that of input.
+        row_id_map (int32 [topK*num_tokens]): the second result of the forward.
+        prob (any [..], on the same device or on the CPU): float32 [num_tokens, topK], multiplies each copy; empty for none.
+        num_tokens (at least 0): the number of tokens.
+        topK (at least 1): how many copies a token has.
+
+    Returns:
+        The gradient of the tokens, [num_tokens, n], like input.
+    """
 
 def moe_permute_fwd(input: Tensor, dtype: torch.dtype, indices: Tensor, num_out_tokens: int, workspace: list[Tensor], max_expanded_token_num: int) -> tuple[Tensor, Tensor, list[Tensor]]:
-    """(rows of input in order of their experts, the row map, the workspace): of num_out_tokens rows, 0 for all.
+    """Copy each token to the rows of its experts, in order of experts.
 
-    The workspace is NVIDIA's scratch memory; nothing is needed here, and it is handed back as it came.
+    Args:
+        input (float16, bfloat16, float32, float64, float8_e4m3fn, float8_e5m2 or uint8 [tokens, n], of dtype, or uint8 for float8): the tokens.
+        dtype: that of input.
+        indices (index [tokens, topk], at least one element along the last dimension): the experts of each token.
+        num_out_tokens (at least 0): how many rows are kept, the first ones; 0 keeps all.
+        workspace: NVIDIA's scratch memory. None is needed here: it is returned as it came.
+        max_expanded_token_num (at least 0): accepted and ignored.
+
+    Returns:
+        The rows, like input; row_id_map, int32 [topk * tokens] as of moe_row_map; and workspace.
     """
 
 def moe_row_map(indices: Tensor, rows: int = 0) -> Tensor:
-    """The row map of tokens' experts [T, topk]: rows in order of experts, those of one expert in order of tokens.
+    """The row map of tokens whose experts are known: rows in order of experts, those of one expert in order of tokens.
 
-    Of the rows the first `rows` are kept, 0 for all; int32 [topk * T].
+    Args:
+        indices (index [tokens, topk]): the experts of each token.
+        rows (at least 0): how many rows are kept, the first ones; 0 keeps all.
+
+    Returns:
+        int32 [topk * tokens]: row_map[k * tokens + t] is the row of token t's k-th copy, -1 where it was dropped.
     """
 
 def moe_spread(x: Tensor, row_map: Tensor, topk: int = 1, rows: int = 0) -> Tensor:
-    """y[row_map[k * T + t]] = x[t]: `rows` rows, 0 for T * topk. The map names each once; beyond T * topk are zeros."""
+    """Copy each token to its rows: y[row_map[k * tokens + t]] = x[t].
+
+    Args:
+        x (float16, bfloat16, float32, float64, float8_e4m3fn, float8_e5m2 or uint8 [tokens, n]): the tokens.
+        row_map (int32 [topk*tokens]): that of moe_row_map; it names a row once at most.
+        topk (at least 1): how many copies a token has.
+        rows (at least 0): the rows of y; 0 for tokens * topk. Those beyond tokens * topk are zeros.
+
+    Returns:
+        y [rows, n], of x's dtype.
+    """
 
 def moe_spread_bwd(dy: Tensor, row_map: Tensor, topk: int = 1) -> Tensor:
-    """dx[t] = the sum of dy[row_map[k * T + t]] over k; added up as in moe_collect."""
+    """The gradient of moe_spread: dx[t] = the sum of dy[row_map[k * tokens + t]] over k, added up as in moe_collect.
+
+    Args:
+        dy (float16, bfloat16, float32, float64, float8_e4m3fn or float8_e5m2 [rows, n]): the gradient of y.
+        row_map (int32 [topk*tokens]): that of the forward.
+        topk (at least 1): that of the forward.
+
+    Returns:
+        dx [tokens, n], of dy's dtype.
+    """
+
+def moe_unpad_into(x: Tensor, y: Tensor, rows: list[int], kept: list[int]) -> None:
+    """Copy the first rows of each block to y, where the blocks follow each other without padding.
+
+    Args:
+        x (any [x_rows, n]): the blocks, one after another.
+        y (any [y_rows, n], of the dtype of x): is written; rows after the last block are left as they are.
+        rows (each at least 0): the rows of each block in x.
+        kept (each at least 0): how many of them are copied.
+    """
 
 def moe_unpermute_bwd(input_bwd: Tensor, input_fwd: Tensor, dtype: torch.dtype, row_id_map: Tensor, prob: Tensor) -> tuple[Tensor, Tensor]:
-    """(gradient of moe_unpermute_fwd's input, of prob in float32); an empty prob stands for topK = 1 and no prob."""
+    """The gradients of moe_unpermute_fwd.
+
+    Args:
+        input_bwd (float16, bfloat16, float32, float64, float8_e4m3fn, float8_e5m2 or uint8 [_, n], of dtype, or uint8 for float8): the gradient of the tokens.
+        input_fwd (float16, bfloat16, float32, float64, float8_e4m3fn, float8_e5m2 or uint8 [rows, n], of dtype, or uint8 for float8): the rows of the forward.
+        dtype: that of both.
+        row_id_map (int32 [topk*tokens]): that of the forward.
+        prob (any [..], on the same device or on the CPU): that of the forward; empty for topK = 1 without probabilities.
+
+    Returns:
+        The gradient of the rows, like input_fwd, and that of prob, float32 [tokens, topK].
+    """
 
 def moe_unpermute_fwd(input: Tensor, dtype: torch.dtype, row_id_map: Tensor, prob: Tensor, num_tokens: int, topK: int) -> Tensor:
-    """Each token the sum of its rows, times prob [num_tokens, topK] where that is not empty; as moe_collect."""
+    """Add up the rows of each token, times its probabilities, rounded as by moe_collect.
+
+    Args:
+        input (float16, bfloat16, float32, float64, float8_e4m3fn, float8_e5m2 or uint8 [rows, n], of dtype, or uint8 for float8): the rows, in order of experts.
+        dtype: that of input.
+        row_id_map (int32 [topK*num_tokens]): the second result of moe_permute_fwd.
+        prob (any [..], on the same device or on the CPU): float32 [num_tokens, topK], multiplies each copy; empty for none.
+        num_tokens (at least 0): the number of tokens.
+        topK (at least 1): how many copies a token has.
+
+    Returns:
+        The tokens, [num_tokens, n], like input.
+    """
 
 def mul(self: Tensor, other: Tensor | int | float) -> Tensor:
     """torch.ops.aten.mul, elementwise."""

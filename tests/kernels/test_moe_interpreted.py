@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-
 import pytest
 import torch
 
@@ -95,9 +93,10 @@ def test_views_are_written_as_they_lie():
 
 @pytest.mark.parametrize("op", [spec.moe_pad_into, spec.moe_unpad_into])
 def test_mistakes_are_named_and_nothing_is_written(op):
-    for bad in op.spec.errors(CPU):
-        before = copy.deepcopy(bad.args[1])
+    """All mistakes but those of a type that is neither a tensor nor a list, which dispatch finds."""
+    kinds = (torch.Tensor, torch.Tensor, list, list)
+    for bad in (b for b in op.spec.errors(CPU) if all(map(isinstance, b.args, kinds))):
+        before = bad.args[1].clone()
         with pytest.raises(bad.error, match=bad.match):
             getattr(kernels, op.spec.name)(*bad.args)
-        if torch.is_tensor(before):
-            torch.testing.assert_close(bad.args[1], before, rtol=0, atol=0)
+        torch.testing.assert_close(bad.args[1], before, rtol=0, atol=0)

@@ -320,8 +320,9 @@ def block_tiles(n: int, dtype: torch.dtype) -> Tiles:
 
 
 @plans
-def _plan_blocks(x: Tensor, y: Tensor, count: int) -> Callable[..., None] | None:
+def _plan_blocks(op: str, x: Tensor, y: Tensor, count: int) -> Callable[..., None] | None:
     """A launch that lacks where blocks begin and how long they are; None where there is nothing to write."""
+    check(op, x=x, y=y)
     if x.dtype in spec.FP8 or x.is_complex() or x.dtype is torch.float4_e2m1fn_x2:
         raise NotSupported(f"rows of {x.dtype}")
     if x.stride(-1) != 1 or y.stride(-1) != 1:
@@ -335,9 +336,12 @@ def _plan_blocks(x: Tensor, y: Tensor, count: int) -> Callable[..., None] | None
     return block_launchers[count].ready(grid, (*strides, n, rows), config)
 
 
-def _write(x: Tensor, y: Tensor, given: list[int], wanted: list[int]) -> None:
-    count = COUNTS[0] if len(given) <= COUNTS[0] else COUNTS[1]
-    launch = _plan_blocks(x, y, count)
+def _count(sizes: list[int]) -> int:
+    return COUNTS[0] if len(sizes) <= COUNTS[0] else COUNTS[1]
+
+
+def _write(launch: Callable[..., None] | None, x: Tensor, y: Tensor, given: list[int], wanted: list[int]) -> None:
+    count = _count(given)
     at = to = 0
     for first in range(0, len(given), count) if launch is not None else ():
         here = (given[first : first + count], wanted[first : first + count])
@@ -347,16 +351,20 @@ def _write(x: Tensor, y: Tensor, given: list[int], wanted: list[int]) -> None:
         at, to = at + sum(here[0]), to + sum(here[1])
 
 
-# Sizes are checked at every call: they come from the host, and what they say is written.
+# Sizes are checked at every call: they come from the host, and they say what is written.
 
 
 @impl(spec.moe_pad_into, devices=DEVICES)
 def moe_pad_into(x: Tensor, y: Tensor, rows: list[int], padded: list[int]) -> None:
-    check("moe_pad_into", x=x, y=y, rows=rows, padded=padded)
-    _write(x, y, rows, padded)
+    launch = _plan_blocks("moe_pad_into", x, y, _count(rows))
+    check("moe_pad_into", rows=rows, padded=padded)
+    spec.blocks_grow("moe_pad_into", x, y, rows, padded)
+    _write(launch, x, y, rows, padded)
 
 
 @impl(spec.moe_unpad_into, devices=DEVICES)
 def moe_unpad_into(x: Tensor, y: Tensor, rows: list[int], kept: list[int]) -> None:
-    check("moe_unpad_into", x=x, y=y, rows=rows, kept=kept)
-    _write(x, y, rows, kept)
+    launch = _plan_blocks("moe_unpad_into", x, y, _count(rows))
+    check("moe_unpad_into", rows=rows, kept=kept)
+    spec.blocks_shrink("moe_unpad_into", x, y, rows, kept)
+    _write(launch, x, y, rows, kept)

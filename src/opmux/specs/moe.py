@@ -11,7 +11,19 @@ from typing import Annotated, Any
 import torch
 from torch import Tensor
 
-from ..core.contract import FLOATS, FP8, AnyGrad, AnyTensor, Float, Index, Int32, at_least, dtypes, each, same_dtype
+from ..core.contract import (
+    FLOATS,
+    FP8,
+    AnyGrad,
+    AnyTensor,
+    Float,
+    Index,
+    Int32,
+    at_least,
+    dtypes,
+    each,
+    same_dtype,
+)
 from ..core.errors import BadArgument
 from ..core.spec import BadSample, BadSamples, Tol, op
 from .quant import FP8_MAX
