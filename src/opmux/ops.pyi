@@ -1258,7 +1258,7 @@ def fused_topk_with_score_function_bwd(routing_map: Tensor, intermediate_output:
     """Write the gradient of fused_topk_with_score_function_fwd's logits to grad_logits.
 
     Args:
-        routing_map (any [..], the routing map of the forward): the second result of the forward.
+        routing_map (any, the routing map of the forward): the second result of the forward.
         intermediate_output (float32 [*tokens, experts], at least one element along the last dimension): the third result of the forward.
         grad_probs (float32, float16 or bfloat16 [*tokens, experts]): the gradient of the probabilities.
         grad_logits (float32, float16 or bfloat16 [*tokens, experts]): is written.
@@ -2085,7 +2085,7 @@ def moe_pad_into(x: Tensor, y: Tensor, rows: list[int], padded: list[int]) -> No
         x (any [x_rows, n]): the blocks, one after another.
         y (any [y_rows, n], of the dtype of x): is written; rows after the last block are left as they are.
         rows (each at least 0): the rows of each block.
-        padded (each at least 0): the rows of each block in y.
+        padded (each at least 0, as many as rows): the rows of each block in y.
     """
 
 def moe_permute_bwd(input: Tensor, dtype: torch.dtype, row_id_map: Tensor, prob: Tensor, num_tokens: int, topK: int) -> Tensor:
@@ -2161,7 +2161,7 @@ def moe_unpad_into(x: Tensor, y: Tensor, rows: list[int], kept: list[int]) -> No
         x (any [x_rows, n]): the blocks, one after another.
         y (any [y_rows, n], of the dtype of x): is written; rows after the last block are left as they are.
         rows (each at least 0): the rows of each block in x.
-        kept (each at least 0): how many of them are copied.
+        kept (each at least 0, as many as rows): how many of them are copied.
     """
 
 def moe_unpermute_bwd(input_bwd: Tensor, input_fwd: Tensor, dtype: torch.dtype, row_id_map: Tensor, prob: Tensor) -> tuple[Tensor, Tensor]:

@@ -700,7 +700,7 @@ def fused_topk_with_score_function_bwd(routing_map: Tensor, intermediate_output:
     """Write the gradient of fused_topk_with_score_function_fwd's logits to grad_logits.
 
     Args:
-        routing_map (any [..], the routing map of the forward): the second result of the forward.
+        routing_map (any, the routing map of the forward): the second result of the forward.
         intermediate_output (float32 [*tokens, experts], at least one element along the last dimension): the third result of the forward.
         grad_probs (float32, float16 or bfloat16 [*tokens, experts]): the gradient of the probabilities.
         grad_logits (float32, float16 or bfloat16 [*tokens, experts]): is written.

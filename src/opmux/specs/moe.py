@@ -25,6 +25,7 @@ from ..core.contract import (
     same_dtype,
 )
 from ..core.errors import BadArgument
+from ..core.rules import same_len
 from ..core.spec import BadSample, BadSamples, Tol, op
 from .quant import FP8_MAX
 from .samples import Case, Draw, Maker
@@ -44,6 +45,7 @@ Probs = Float[Tensor, "tokens topk"]
 Count = Annotated[int, at_least(0)]
 TopK = Annotated[int, at_least(1)]
 Sizes = Annotated[list[int], each(at_least(0))]
+NewSizes = Annotated[list[int], each(at_least(0)), same_len("rows")]
 
 
 # ---- permutation ----------------------------------------------------------------------------------------------------
@@ -271,9 +273,7 @@ def moe_collect_bwd(
 
 
 def blocks_fit(op: str, x: Tensor, y: Tensor, rows: list[int], name: str, new: list[int]) -> None:
-    """There are as many new sizes as old ones, and they add up to no more rows than the tensors have."""
-    if len(new) != len(rows):
-        raise BadArgument.of(op, name, f"have {len(rows)} items, as many as {{rows}}", str(len(new)))
+    """The sizes add up to no more rows than the tensors have."""
     for argument, sizes, tensor, most in (("rows", rows, "x", x.shape[0]), (name, new, "y", y.shape[0])):
         if sum(sizes) > most:
             raise BadArgument.of(op, argument, f"add up to at most {most}, the rows of {{{tensor}}}", str(sum(sizes)))
@@ -331,14 +331,13 @@ def _wrong_sizes(good: Maker, *ways: tuple[str, list[int], str]) -> BadSamples:
     where=blocks_grow,
     errors=_wrong_sizes(
         PADS,
-        ("padded", [4, 0, 8], "have 4 items, as many as rows; got 3"),
         ("rows", [4, 0, 5, 4], "add up to at most 12, the rows of x; got 13"),
         ("padded", [4, 1, 8, 4], "add up to at most 16, the rows of y; got 17"),
         ("padded", [2, 0, 8, 4], "be at least 3 at index 0, as rows is; got 2"),
     ),
 )
 def moe_pad_into(
-    x: AnyTensor[Tensor, "x_rows n"], y: AnyTensor[Tensor, "y_rows n", same_dtype("x")], rows: Sizes, padded: Sizes
+    x: AnyTensor[Tensor, "x_rows n"], y: AnyTensor[Tensor, "y_rows n", same_dtype("x")], rows: Sizes, padded: NewSizes
 ) -> None:
     """Copy blocks of rows to y, each followed by zeros up to its padded size. An empty block is skipped, not zeroed.
 
@@ -363,14 +362,13 @@ def moe_pad_into(
     where=blocks_shrink,
     errors=_wrong_sizes(
         UNPADS,
-        ("kept", [3, 0, 5], "have 4 items, as many as rows; got 3"),
         ("rows", [4, 0, 8, 5], "add up to at most 16, the rows of x; got 17"),
         ("kept", [3, 0, 5, 5], "add up to at most 12, the rows of y; got 13"),
         ("kept", [2, 0, 5, 5], "be at most 4 at index 3, as rows is; got 5"),
     ),
 )
 def moe_unpad_into(
-    x: AnyTensor[Tensor, "x_rows n"], y: AnyTensor[Tensor, "y_rows n", same_dtype("x")], rows: Sizes, kept: Sizes
+    x: AnyTensor[Tensor, "x_rows n"], y: AnyTensor[Tensor, "y_rows n", same_dtype("x")], rows: Sizes, kept: NewSizes
 ) -> None:
     """Copy the first rows of each block to y, where the blocks follow each other without padding.
 

@@ -16,7 +16,6 @@ from ....core.errors import BadArgument
 from ....core.facts import dtype_name
 from ....core.spec import BadSample, BadSamples
 from ....specs import moe
-from ....specs._checks import type_name
 from ....specs.moe import MOVED, SUMS, TOKENS, collect_args, drawn_indices
 from ....specs.samples import Case, Draw, Maker
 
@@ -69,14 +68,6 @@ def given_or_none(op: str, prob: Tensor) -> Tensor | None:
     if prob.dim() != 2:
         raise BadArgument.of(op, "prob", "have 2 dimensions, [tokens, topK]", str(tuple(prob.shape)))
     return prob
-
-
-def workspace_is_listed(op: str, workspace: Any) -> None:
-    if not isinstance(workspace, (list, tuple)):
-        raise BadArgument.of(op, "workspace", "be a list", type_name(workspace), TypeError)
-    for i, t in enumerate(workspace):
-        if not isinstance(t, Tensor):
-            raise BadArgument.of(op, f"workspace[{i}]", "be a Tensor", type_name(t), TypeError)
 
 
 # ---- samples --------------------------------------------------------------------------------------------------------
@@ -145,8 +136,6 @@ def _wrong(good: Maker, **ways: tuple[Any, str]) -> BadSamples:
     names={"x": "input", "rows": "num_out_tokens"},
     out="permuted row_id_map workspace",
     samples=PERMUTES,
-    where=workspace_is_listed,
-    errors=_wrong(PERMUTES, workspace=(lambda v: None, "workspace must be a list; got None")),
 )
 def moe_permute_fwd(
     call: Any,
