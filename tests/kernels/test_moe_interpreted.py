@@ -6,11 +6,15 @@ import pytest
 import torch
 
 pytest.importorskip("triton")
+from opmux.core.errors import BadArgument
+from opmux.core.spec import specs
 from opmux.kernels import moe as kernels
 from opmux.specs import moe as spec
 
 MODE = "interpret"
 CPU = torch.device("cpu")
+specs.load("tex_moe")
+TEX = [s for s in specs.by_key.values() if s.family == "tex_moe"]
 
 
 def same(op, *args):
@@ -100,3 +104,26 @@ def test_mistakes_are_named_and_nothing_is_written(op):
         with pytest.raises(bad.error, match=bad.match):
             getattr(kernels, op.spec.name)(*bad.args)
         torch.testing.assert_close(bad.args[1], before, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("of", TEX, ids=lambda s: s.name)
+def test_functions_of_tex_over_the_kernels(of):
+    """Results as of the references; a mistake is refused on the way or by a kernel's plan, and nothing is written."""
+    copies = lambda args: [a.clone() if torch.is_tensor(a) else a for a in args]
+    bound = of.adapter.bind({part.key: getattr(kernels, part.name) for part in of.adapter.over})
+    for sample in of.samples(torch.bfloat16, CPU):
+        if torch.uint8 in (a.dtype for a in sample.args if torch.is_tensor(a)) and of.name != "moe_permute_fwd":
+            continue  # sums of float8 are left to the reference
+        ours, theirs = copies(sample.args), copies(sample.args)
+        got, want = bound(*ours), of.reference(*theirs)
+        results = lambda r: r if isinstance(r, tuple) else (r,)
+        for a, b in zip((*results(got), *ours), (*results(want), *theirs), strict=True):
+            if torch.is_tensor(b):
+                tol = of.tol.get(b.dtype)
+                torch.testing.assert_close(a, b, rtol=tol.rtol if tol else 0, atol=tol.atol if tol else 0)
+    for bad in (b for b in of.errors(CPU) if b.typed):
+        before = copies(bad.args)
+        with pytest.raises(BadArgument):
+            bound(*bad.args)
+        for a, b in zip(bad.args, before, strict=True):
+            assert not torch.is_tensor(a) or a.is_meta or torch.equal(a, b), bad.id

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ....core.adapter import adapt
-from ....core.contract import FP8, AnyTensor, Index, Int32, Rule, at_least, nonempty, or_cpu
+from ....core.contract import FP8, AnyTensor, Index, Int32, Rule, at_least, nonempty
 from ....core.errors import BadArgument
 from ....core.facts import dtype_name
 from ....core.spec import BadSample, BadSamples
@@ -45,9 +45,28 @@ class of_dtype(Rule):
         return f"of {self.of}, or uint8 for float8"
 
 
+@dataclass(frozen=True)
+class matrix_or_empty(Rule):
+    """A float32 tensor of two dimensions, or an empty one, of whatever shape, dtype and device, for none."""
+
+    def problem(self, value: Any, given: Mapping[str, Any]) -> str | None:
+        right = not value.numel() or (value.dtype is torch.float32 and value.dim() == 2)
+        return None if right else "be float32 [tokens, topK], or empty for none"
+
+    def got(self, value: Any) -> str:
+        return f"{dtype_name(value.dtype)} {tuple(value.shape)}"
+
+    def wrong(self, value: Tensor) -> Iterator[tuple[str, Any]]:
+        yield "another dtype", torch.zeros(5, 2, dtype=torch.float64)
+        yield "one dimension", torch.zeros(5)
+
+    def doc(self) -> str:
+        return "float32 [tokens, topK], or empty for none"
+
+
 Rows = AnyTensor[Tensor, "rows n", MOVED, of_dtype("dtype")]
 Tokens = AnyTensor[Tensor, "tokens n", MOVED, of_dtype("dtype")]
-Prob = AnyTensor[Tensor, "...", or_cpu()]
+Prob = Annotated[Tensor, matrix_or_empty()]
 Count = Annotated[int, at_least(0)]
 
 
@@ -59,14 +78,12 @@ def typed(fn: Any, name: str, x: Tensor, dtype: torch.dtype) -> Tensor:
     return x.view(dtype)
 
 
-def given_or_none(op: str, prob: Tensor) -> Tensor | None:
-    """The probabilities, or None for an empty tensor, which may be of any dtype and device."""
+def given_or_none(fn: Any, prob: Tensor) -> Tensor | None:
+    """The probabilities, or None for an empty tensor."""
     if not prob.numel():
         return None
-    if prob.dtype is not torch.float32:
-        raise BadArgument.of(op, "prob", "be float32", dtype_name(prob.dtype), TypeError)
-    if prob.dim() != 2:
-        raise BadArgument.of(op, "prob", "have 2 dimensions, [tokens, topK]", str(tuple(prob.shape)))
+    if prob.dtype is not torch.float32 or prob.dim() != 2:
+        fn.check(prob=prob)
     return prob
 
 
@@ -161,7 +178,8 @@ def moe_permute_fwd(
     """
     with torch.no_grad():
         listed = isinstance(workspace, (list, tuple)) and max_expanded_token_num >= 0
-        fits = indices.dim() == 2 and indices.shape[0] == input.shape[0] and indices.shape[1]
+        matrices = indices.dim() == input.dim() == 2 and indices.device == input.device
+        fits = matrices and indices.shape[0] == input.shape[0] and indices.shape[1]
         if not (listed and fits and input.dtype is dtype):
             moe_permute_fwd.check(
                 input=input, dtype=dtype, indices=indices, workspace=workspace,
@@ -176,7 +194,6 @@ UNPERMUTE: Mapping[str, Any] = dict(
     names={"x": "input", "row_map": "row_id_map", "probs": "prob", "topk": "topK"},
     samples=UNPERMUTES,
     tol=SUMS,
-    errors=_wrong(UNPERMUTES, prob=(lambda t: t.double(), "prob must be float32; got float64")),
 )
 
 
@@ -187,7 +204,7 @@ def unpermuted(
         x = typed(fn, "input", input, dtype)
         if row_id_map.shape != (tokens * topk,):
             fn.check(row_id_map=row_id_map, num_tokens=tokens, topK=topk)
-        y = call(x, row_id_map, given_or_none(fn.spec.name, prob), topk)
+        y = call(x, row_id_map, given_or_none(fn, prob), topk)
         return y if y.dtype is input.dtype else y.view(input.dtype)
 
 
@@ -207,7 +224,7 @@ def moe_permute_bwd(
         input: the gradient of the rows.
         dtype: that of input.
         row_id_map: the second result of the forward.
-        prob: float32 [num_tokens, topK], multiplies each copy; empty for none.
+        prob: multiplies each copy.
         num_tokens: the number of tokens.
         topK: how many copies a token has.
 
@@ -233,7 +250,7 @@ def moe_unpermute_fwd(
         input: the rows, in order of experts.
         dtype: that of input.
         row_id_map: the second result of moe_permute_fwd.
-        prob: float32 [num_tokens, topK], multiplies each copy; empty for none.
+        prob: multiplies each copy.
         num_tokens: the number of tokens.
         topK: how many copies a token has.
 
@@ -254,7 +271,6 @@ def moe_unpermute_fwd(
         UNPERMUTES_BWD,
         input_bwd=(lambda t: t[1:], r"input_bwd must have shape \(5, 64\)"),
         row_id_map=(lambda t: t[:-1], "row_id_map must have shape"),
-        prob=(lambda t: t[0], "prob must have 2 dimensions"),
     ),
 )
 def moe_unpermute_bwd(
@@ -272,7 +288,7 @@ def moe_unpermute_bwd(
         input_fwd: the rows of the forward.
         dtype: that of both.
         row_id_map: that of the forward.
-        prob: that of the forward; empty for topK = 1 without probabilities.
+        prob: that of the forward. Where it is empty, topK is 1.
 
     Returns:
         The gradient of the rows, like input_fwd, and that of prob, float32 [tokens, topK].
@@ -280,7 +296,7 @@ def moe_unpermute_bwd(
     with torch.no_grad():
         x = typed(moe_unpermute_bwd, "input_fwd", input_fwd, dtype)
         dy = typed(moe_unpermute_bwd, "input_bwd", input_bwd, dtype)
-        probs = given_or_none("moe_unpermute_bwd", prob)
+        probs = given_or_none(moe_unpermute_bwd, prob)
         dx, dprobs = call(dy, x, row_id_map, probs, 1 if probs is None else probs.shape[1])
         return dx if dx.dtype is input_bwd.dtype else dx.view(input_bwd.dtype), dprobs
 
