@@ -2095,7 +2095,7 @@ def moe_permute_bwd(input: Tensor, dtype: torch.dtype, row_id_map: Tensor, prob:
         input (float16, bfloat16, float32, float64, float8_e4m3fn, float8_e5m2 or uint8 [rows, n], of dtype, or uint8 for float8): the gradient of the rows.
         dtype: that of input.
         row_id_map (int32 [topK*num_tokens]): the second result of the forward.
-        prob (any [..], on the same device or on the CPU): float32 [num_tokens, topK], multiplies each copy; empty for none.
+        prob (float32 [tokens, topK], or empty for none): multiplies each copy.
         num_tokens (at least 0): the number of tokens.
         topK (at least 1): how many copies a token has.
 
@@ -2172,7 +2172,7 @@ def moe_unpermute_bwd(input_bwd: Tensor, input_fwd: Tensor, dtype: torch.dtype, 
         input_fwd (float16, bfloat16, float32, float64, float8_e4m3fn, float8_e5m2 or uint8 [rows, n], of dtype, or uint8 for float8): the rows of the forward.
         dtype: that of both.
         row_id_map (int32 [topk*tokens]): that of the forward.
-        prob (any [..], on the same device or on the CPU): that of the forward; empty for topK = 1 without probabilities.
+        prob (float32 [tokens, topK], or empty for none): that of the forward. Where it is empty, topK is 1.
 
     Returns:
         The gradient of the rows, like input_fwd, and that of prob, float32 [tokens, topK].
@@ -2185,7 +2185,7 @@ def moe_unpermute_fwd(input: Tensor, dtype: torch.dtype, row_id_map: Tensor, pro
         input (float16, bfloat16, float32, float64, float8_e4m3fn, float8_e5m2 or uint8 [rows, n], of dtype, or uint8 for float8): the rows, in order of experts.
         dtype: that of input.
         row_id_map (int32 [topK*num_tokens]): the second result of moe_permute_fwd.
-        prob (any [..], on the same device or on the CPU): float32 [num_tokens, topK], multiplies each copy; empty for none.
+        prob (float32 [tokens, topK], or empty for none): multiplies each copy.
         num_tokens (at least 0): the number of tokens.
         topK (at least 1): how many copies a token has.
 

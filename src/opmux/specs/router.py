@@ -80,7 +80,7 @@ def bias_is_allowed(op: str, score_function: str, expert_bias: Tensor | None) ->
 
 
 def bounds_in_order(op: str, bin_bounds: Tensor, bin_bounds_validated: bool) -> None:
-    """Reads the bounds, and so waits for the device, unless they are known to be right."""
+    """No part of the contract, which looks at no contents: this waits for the device, unless told that it need not."""
     if not bin_bounds_validated:
         low, high = bin_bounds.tolist()
         if not (-torch.inf < low < high < torch.inf):
@@ -402,7 +402,6 @@ QB = Maker(_histogram_args, HISTOGRAMS)
     mutates=("topk_indices", "histogram"),
     samples=QB,
     tol=MAPS,
-    where=bounds_in_order,
 )
 def fused_topk_with_score_function_qb_fwd(
     logits: Logits,
@@ -439,6 +438,7 @@ def fused_topk_with_score_function_qb_fwd(
         histogram.
     """
     with torch.no_grad():
+        bounds_in_order("fused_topk_with_score_function_qb_fwd", bin_bounds, bin_bounds_validated)
         experts, bins = histogram.shape
         given = (False, None, None, scaling_factor, "sigmoid", expert_bias)
         probs, indices, scores = routed(logits, topk, *given)
