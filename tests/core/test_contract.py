@@ -28,17 +28,15 @@ from opmux.core.contract import (
     dtypes,
     each,
     each_row,
-    nonempty,
     one_of,
     or_cpu,
     real,
     same_dtype,
     shape,
     single,
-    up_to_size,
 )  # fmt: skip
 from opmux.core.errors import BadArgument, BadSpec, OpmuxError
-from opmux.core.rules import multiple_of, ndim, numel, same_len
+from opmux.core.rules import multiple_of, ndim, nonempty, numel, same_len, up_to_size
 
 
 def contract(where=(), **hints: Any) -> Contract:

@@ -1,4 +1,4 @@
-"""More rules for arguments: numbers of dimensions and of elements, multiples, lists of one length."""
+"""More rules for arguments: numbers of dimensions and of elements, sizes, multiples, lists of one length."""
 
 from __future__ import annotations
 
@@ -47,6 +47,52 @@ class ndim(Rule):
 
     def doc(self) -> str:
         return f"{either(map(str, self.allowed))} dimensions"
+
+
+@dataclass(frozen=True)
+class nonempty(Rule):
+    """A tensor with at least one element, along a dimension if one is named."""
+
+    dim: int | None = None
+
+    def problem(self, value: Any, given: Mapping[str, Any]) -> str | None:
+        if self.dim is None:
+            return None if value.numel() else "have at least one element"
+        if not -value.dim() <= self.dim < value.dim() or value.shape[self.dim]:
+            return None
+        return f"have {self.doc()}"
+
+    def wrong(self, value: Tensor) -> Iterator[tuple[str, Any]]:
+        yield "empty", value.flatten()[:0] if self.dim is None else value.narrow(self.dim, 0, 0)
+
+    def doc(self) -> str:
+        if self.dim is None:
+            return "at least one element"
+        return f"at least one element along {'the last dimension' if self.dim == -1 else f'dimension {self.dim}'}"
+
+
+@dataclass(frozen=True)
+class up_to_size(Rule):
+    """An int from 1 to the size of a dimension of another argument, less `less`."""
+
+    of: str
+    dim: int = -1
+    less: int = 0
+
+    def problem(self, value: Any, given: Mapping[str, Any]) -> str | None:
+        other = given.get(self.of)
+        if not isinstance(other, Tensor) or not -other.dim() <= self.dim < other.dim():
+            return None
+        most = other.shape[self.dim] - self.less
+        return None if 1 <= value <= most else f"be between 1 and {most}, as {{{self.of}}} is {tuple(other.shape)}"
+
+    def wrong(self, value: Any) -> Iterator[tuple[str, Any]]:
+        yield "too small", 0
+        yield "too large", 2**40
+
+    def doc(self) -> str:
+        which = "the last dimension" if self.dim == -1 else f"dimension {self.dim}"
+        return f"from 1 to {f'{self.less} less than ' if self.less else ''}the size of {which} of {self.of}"
 
 
 @dataclass(frozen=True)

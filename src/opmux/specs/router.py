@@ -22,14 +22,13 @@ from ..core.contract import (
     contiguous,
     dtypes,
     either,
-    nonempty,
     one_of,
     shape,
     single,
-    up_to_size,
 )
 from ..core.errors import BadArgument
 from ..core.facts import dtype_name
+from ..core.rules import nonempty, up_to_size
 from ..core.spec import BadSample, BadSamples, Tol, op
 from .samples import Case, Draw, Maker
 
