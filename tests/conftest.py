@@ -30,6 +30,7 @@ def pytest_configure(config):
     # Workers that each take every core are slower together than one alone.
     if hasattr(config, "workerinput"):
         torch.set_num_threads(1)
+        os.environ.setdefault("OMP_NUM_THREADS", "1")  # of the programs that tests start
 
 
 def pytest_ignore_collect(collection_path):
@@ -102,10 +103,27 @@ def pytest_collection_modifyitems(config, items):
         slow = [item for item in items if item.get_closest_marker("slow")]
         config.hook.pytest_deselected(items=slow)
         items[:] = [item for item in items if not item.get_closest_marker("slow")]
+        left_out = _beyond_few(items)
+        config.hook.pytest_deselected(items=[item for item in items if item in left_out])
+        items[:] = [item for item in items if item not in left_out]
     if not torch.cuda.is_available():
         for item in items:
             if item.get_closest_marker("gpu"):
                 item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
+
+
+def _beyond_few(items):
+    """The cases that `few(n)` leaves out of each test that is marked so."""
+    cases = {}
+    for item in items:
+        if item.get_closest_marker("few"):
+            cases.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    left_out = set()
+    for found in cases.values():
+        n = found[0].get_closest_marker("few").args[0]
+        kept = {i * len(found) // n for i in range(n)} if len(found) > n else range(len(found))
+        left_out.update(item for i, item in enumerate(found) if i not in kept)
+    return left_out
 
 
 @pytest.fixture(autouse=True)

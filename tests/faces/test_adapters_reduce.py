@@ -115,6 +115,7 @@ def drawn(shape, dtype):
 
 
 @pytest.mark.parametrize("name", MINE)
+@pytest.mark.few(12)
 def test_agrees_on_any_arguments(name):
     dtypes = {torch.float32: SHAPES, torch.uint8: SHAPES[:3], torch.bool: SHAPES[1:2], torch.int32: SHAPES[1:3]}
     tensors = [drawn(shape, dtype) for dtype, shapes in dtypes.items() for shape in shapes]
@@ -153,6 +154,7 @@ def op_infos():
 
 
 @pytest.mark.parametrize("op", OPS)
+@pytest.mark.few(8)
 def test_agrees_on_pytorchs_samples(op, op_infos):
     info, compare = op_infos[op], Compare()
     for dtype, few in SAMPLES.items():

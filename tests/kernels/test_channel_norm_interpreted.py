@@ -119,6 +119,7 @@ def test_weight_norm(by, dim, way):
 
 
 @every_way
+@pytest.mark.few(4)
 def test_a_large_mean_costs_no_digits(by, lies, way):
     """Channels far from zero and from each other: in float32, sums of squares would have no digit of the variance."""
     shape, last, _ = SHAPES[lies]

@@ -42,6 +42,7 @@ def agree(op, *args):
 @pytest.mark.parametrize("trans_b", [False, True])
 @pytest.mark.parametrize("trans_a", [False, True])
 @pytest.mark.parametrize("m, n, k", [(1, 70, 37), (60, 37, 40), (37, 1, 70)])
+@pytest.mark.few(6)
 def test_tiles_of_any_sizes(m, n, k, trans_a, trans_b, small_tiles):
     a = torch.randn(*((k, m) if trans_a else (m, k))) / k**0.5
     b = torch.randn(*((n, k) if trans_b else (k, n)))

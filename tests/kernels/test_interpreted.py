@@ -1,6 +1,6 @@
 """Every kernel of ours, interpreted on the CPU, against its reference, in four dtypes, with poisoned results.
 
-Of float32 six samples, of each other dtype three; all samples of all dtypes with --slow.
+Of float32 five samples, of each other dtype two; all samples of all dtypes with --slow.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ from opmux.core.spec import Tol
 
 pytest.importorskip("triton")
 from opmux.kernels import norm
+from opmux.kernels.lib import plans, totals
+from opmux.kernels.lib.config import Tiles
 from opmux.kernels.softmax import rows as softmax
 
 MODE = "interpret"
@@ -68,7 +70,7 @@ def test_there_are_kernels():
 @pytest.mark.parametrize("spec, impl", KERNELS, ids=[s.name for s, _ in KERNELS])
 def test_agrees_with_the_reference(spec, impl, few):
     for dtype in DTYPES:
-        for sample in few(spec.samples(dtype, CPU), 6 if dtype is torch.float32 else 3):
+        for sample in few(spec.samples(dtype, CPU), 5 if dtype is torch.float32 else 2):
             agrees_on(spec, impl, sample, f"{dtype} {sample.id}")
 
 
@@ -94,8 +96,11 @@ def test_refuses_what_the_reference_refuses(spec, impl):
 
 @pytest.mark.parametrize("n, dtype", [(9000, torch.float64), (9000, torch.float32), (17000, torch.bfloat16),
                                        (17000, torch.float32), (33000, torch.bfloat16)])  # fmt: skip
-def test_rows_too_long_for_registers(n, dtype):
+def test_rows_too_long_for_registers(n, dtype, monkeypatch):
     """Each of the ways a norm is computed: whole rows, without shares, in pieces; a mean far from zero."""
+    # sums of columns in a few programs: the interpreter takes 10 ms for each of 500
+    monkeypatch.setattr(totals.total_tiles, "default", lambda n, dtype: Tiles(128, BLOCK_M=64, BLOCK_N=4096))
+    plans.forget()
     x, dy = torch.randn(3, n, dtype=dtype) * 2 + 3, torch.randn(3, n, dtype=dtype)
     w, b = torch.randn(n, dtype=dtype), torch.randn(n, dtype=dtype)
     given = {"rms_norm": (x, w, 1e-6, 0.0), "layer_norm": (x, w, b, 1e-6, 1.0), "add_rms_norm": (x, dy, w, 1e-6, 0.0)}

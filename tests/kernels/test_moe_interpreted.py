@@ -28,6 +28,7 @@ def same(op, *args):
 
 @pytest.mark.parametrize("topk", [1, 5, 17])
 @pytest.mark.parametrize("kept", [0, 20, 200])
+@pytest.mark.few(4)
 def test_there_and_back(topk, kept):
     """More copies than are unrolled, rows that are dropped, and more rows than there are copies."""
     indices = torch.rand(12, 30).argsort(-1)[:, :topk].int()

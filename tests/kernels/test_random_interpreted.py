@@ -55,6 +55,7 @@ def test_a_seed_on_the_host_is_a_seed_in_memory(name, monkeypatch):
 
 
 @pytest.mark.parametrize("name", ARGS)
+@pytest.mark.few(4)
 def test_tiles_do_not_matter(name, monkeypatch):
     x, found = torch.rand(3001), []
     for sizes in ({"TILES": 1, "BLOCK": 256}, {"TILES": 3, "BLOCK": 32}, {"TILES": 2, "BLOCK": 64}):

@@ -92,6 +92,7 @@ def test_integers_are_exact_in_64_bits():
 
 
 @pytest.mark.parametrize("spec", FORWARD, **by_name)
+@pytest.mark.few(9)
 def test_every_walk(spec, small_tiles):
     """Rows in pieces and in shares, planes, columns down many blocks; one dtype with a length of its own."""
     for shape, dim in (((2, 45), 1), ((1, 150), 1), ((15, 3), 0), ((40, 5), 0), ((3, 7, 9), 1)):
@@ -124,6 +125,7 @@ def test_a_mean_far_from_zero(name, small_tiles):
 
 @pytest.mark.parametrize("small", [True, False])
 @pytest.mark.parametrize("name", ["argmax", "argmin", "max_dim", "min_dim", "amax", "amin"])
+@pytest.mark.few(6)
 def test_nan_and_ties(name, small, request):
     """NaN is the largest and the smallest; of equals the first is meant; infinities are elements like others."""
     if small:

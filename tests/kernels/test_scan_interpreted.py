@@ -62,6 +62,7 @@ def arguments(name, shape, dim, dtype=torch.float32):
 
 @pytest.mark.parametrize("shape, dim", SHAPES.values(), ids=SHAPES)
 @pytest.mark.parametrize("name", NAMES)
+@pytest.mark.few(12)
 def test_carries(small, name, shape, dim):
     forward, back = arguments(name, shape, dim)
     agree(specs.find(name), forward)

@@ -236,6 +236,7 @@ def test_fakes_tell_the_truth(spec, few):
 
 
 @over(PRIMITIVES)
+@pytest.mark.few(20)
 def test_sizes_are_not_burned_in(spec):
     traced = make_fx(spec.reference, tracing_mode="symbolic")(*spec.samples.at((5, 64), torch.bfloat16, CPU).args)
     args = spec.samples.at((6, 38), torch.bfloat16, CPU).args

@@ -22,6 +22,7 @@ from opmux.tools.conform.record import CHECKS, SCHEMA, STATUSES, WHERE, Covered,
 from opmux.tools.conform.samples import Watch, drawn, moved, shared_memory
 from opmux.tools.conform.subject import Subject
 
+pytestmark = pytest.mark.xdist_group("conform")  # the run of `acme` is made once
 SRC = Path(__file__).parents[2] / "src"
 OWN = "default.flagos.acme"
 

@@ -187,6 +187,7 @@ def own_shape(spec) -> tuple[int, ...]:
 
 
 @pytest.mark.parametrize("spec", [s for s in specs if s.samples is not None], ids=lambda s: s.key)
+@pytest.mark.few(60)
 def test_explain_takes_every_op(cli, spec):
     done = cli("explain", spec.key, "--shape", "x".join(map(str, own_shape(spec))), "--json")
     assert done.exit_code == 0, done.stderr
