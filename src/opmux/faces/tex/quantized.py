@@ -269,6 +269,12 @@ def _quantizer_class(cls: type) -> type | None:
     return next((c for c in cls.__mro__ if c.__name__ in QUANTIZERS), None)
 
 
+def format_of(quantizer: Any) -> str | None:
+    """delayed, current, block, mxfp8 or nvfp4; None for what is no quantizer."""
+    found = _quantizer_class(type(quantizer))
+    return None if found is None else QUANTIZERS[found.__name__]
+
+
 def kind_of(quantizer: Any, op: str = "tex", name: str = "quantizer") -> str | None:
     """delayed, current, block, mxfp8 or nvfp4; None for None. TypeError for what is no quantizer."""
     if quantizer is None:

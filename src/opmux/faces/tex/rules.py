@@ -10,7 +10,8 @@ from ...core.contract import Rule, either
 from ...core.errors import BadArgument
 from ...specs._checks import type_name
 from .enums import torch_dtype
-from .quantized import is_quantized
+from .grouped_tensor import is_grouped
+from .quantized import QUANTIZERS, format_of, is_quantized
 
 
 @dataclass(frozen=True)
@@ -81,6 +82,65 @@ class quantized_tensor(Rule):
 
     def doc(self) -> str:
         return "a quantized tensor"
+
+
+@dataclass(frozen=True)
+class grouped(Rule):
+    """A GroupedTensor, or the storage of one."""
+
+    error = TypeError
+
+    def problem(self, value: Any, given: Mapping[str, Any]) -> str | None:
+        return None if is_grouped(value) else f"be {self.doc()}"
+
+    def got(self, value: Any) -> str:
+        return type_name(value)
+
+    def wrong(self, value: Any) -> Iterator[tuple[str, Any]]:
+        yield "a plain tensor", torch.zeros(2)
+
+    def doc(self) -> str:
+        return "a GroupedTensor"
+
+
+@dataclass(frozen=True)
+class quantizer_of(Rule):
+    """A quantizer of one of these formats, by default of any."""
+
+    formats: tuple[str, ...]
+    error = TypeError
+
+    def __init__(self, *formats: str):
+        object.__setattr__(self, "formats", formats or tuple(dict.fromkeys(QUANTIZERS.values())))
+
+    def problem(self, value: Any, given: Mapping[str, Any]) -> str | None:
+        return None if format_of(value) in self.formats else f"be {self.doc()}"
+
+    def got(self, value: Any) -> str:
+        return type_name(value)
+
+    def wrong(self, value: Any) -> Iterator[tuple[str, Any]]:
+        yield "a word", "fp8"
+        yield "None", None
+
+    def doc(self) -> str:
+        return f"of the format {either(self.formats)}"
+
+
+@dataclass(frozen=True)
+class absent(Rule):
+    """None: what NVIDIA has it for is not done here."""
+
+    why: str
+
+    def problem(self, value: Any, given: Mapping[str, Any]) -> str | None:
+        return f"be None, as {self.why}"
+
+    def got(self, value: Any) -> str:
+        return type_name(value)
+
+    def doc(self) -> str:
+        return "None"
 
 
 # ---- devices --------------------------------------------------------------------------------------------------------
