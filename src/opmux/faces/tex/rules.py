@@ -5,13 +5,15 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import Tensor
 
-from ...core.contract import Rule, either
+from ...core.contract import FLOATS, Rule, either
 from ...core.errors import BadArgument
+from ...core.facts import dtype_name
 from ...specs._checks import type_name
 from .enums import torch_dtype
 from .grouped_tensor import is_grouped
-from .quantized import QUANTIZERS, format_of, is_quantized
+from .quantized import QUANTIZERS, device_of, format_of, is_quantized
 
 
 @dataclass(frozen=True)
@@ -82,6 +84,51 @@ class quantized_tensor(Rule):
 
     def doc(self) -> str:
         return "a quantized tensor"
+
+
+@dataclass(frozen=True)
+class float_or_quantized(Rule):
+    """A tensor of floats, or a quantized one."""
+
+    error = TypeError
+
+    def problem(self, value: Any, given: Mapping[str, Any]) -> str | None:
+        if is_quantized(value) or (isinstance(value, Tensor) and value.dtype in FLOATS):
+            return None
+        return f"be {either(map(dtype_name, FLOATS))}, or quantized" if isinstance(value, Tensor) else "be a Tensor"
+
+    def got(self, value: Any) -> str:
+        return dtype_name(value.dtype) if isinstance(value, Tensor) else type_name(value)
+
+    def wrong(self, value: Any) -> Iterator[tuple[str, Any]]:
+        yield "ints", torch.zeros(2, dtype=torch.int32)
+        yield "a list", [1.0]
+
+    def doc(self) -> str:
+        return "float or quantized"
+
+
+@dataclass(frozen=True)
+class beside(Rule):
+    """A tensor on the device of another argument, which may be quantized."""
+
+    of: str
+
+    def problem(self, value: Any, given: Mapping[str, Any]) -> str | None:
+        other = given.get(self.of)
+        if other is None or not (isinstance(other, Tensor) or is_quantized(other)):
+            return None
+        device = device_of(other)
+        return None if value.device == device else f"be on {device}, the device of {{{self.of}}}"
+
+    def got(self, value: Any) -> str:
+        return str(value.device)
+
+    def wrong(self, value: Any) -> Iterator[tuple[str, Any]]:
+        yield "another device", value.to("meta")
+
+    def doc(self) -> str:
+        return f"on the device of {self.of}"
 
 
 @dataclass(frozen=True)

@@ -28,9 +28,10 @@ from ..quantized import (
     Float8CurrentScalingQuantizer,
     MXFP8Quantizer,
     NVFP4Quantizer,
-    check_quantizer,
+    can_quantize,
     format_of,
     fp4_into,
+    has_amaxes,
     is_quantized,
     plain,
     quantized,
@@ -122,7 +123,7 @@ def parts_to_quantize(op: str, tensor: Tensor, quantizer: Any, num: int, first_d
     """The rows of each member, of sizes that the quantizer can take."""
     parts = list(tensor.split([*(dims := sizes(op, tensor.shape[0], num, first_dims)), tensor.shape[0] - sum(dims)]))
     for part in parts[:-1]:
-        check_quantizer(op, part, quantizer)
+        can_quantize(op, part, quantizer)
     return parts[:-1]
 
 
@@ -185,16 +186,6 @@ def bgrad_group_quantize(
         group = empty_group(quantizer, tensor, dims, first_dims=first_dims, tensor_offsets=offsets)
         dbias = torch.stack([wide(p).sum(0).to(tensor.dtype) for p in parts])
         return filled(call, group, parts, quantizer), dbias
-
-
-def has_amaxes(op: str, quantizer: Any, rowwise_amax: Any, columnwise_amax: Any) -> None:
-    """A way that the quantizer wants has its amaxes."""
-    for name, amax, wanted in (
-        ("rowwise_amax", rowwise_amax, quantizer.rowwise_usage),
-        ("columnwise_amax", columnwise_amax, quantizer.columnwise_usage),
-    ):
-        if wanted and amax is None:
-            raise BadArgument.of(op, name, "be a Tensor, as {quantizer} has that usage", "None", TypeError)
 
 
 @op(space="tex", out="grouped", samples=_amaxes, where=has_amaxes)
