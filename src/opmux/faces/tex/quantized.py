@@ -476,7 +476,7 @@ def can_quantize(op: str, value: Any, quantizer: Any, name: str = "tensor", quan
     kind = kind_of(quantizer, op, quantizer_name)
     if kind == "delayed":
         for part in ("scale", "amax"):
-            number = getattr(quantizer, part, None)
+            number: Any = getattr(quantizer, part, None)
             check_tensor(op, f"{quantizer_name}.{part}", number, dtypes=(NUMBERS,), on=device_of(value))
             if number.numel() != 1:
                 raise BadArgument.of(op, f"{quantizer_name}.{part}", "be a single number", str(tuple(number.shape)))

@@ -21,18 +21,18 @@ class member(Rule):
     """A member of an enum, or its number, whoever's enum it is; with names, one of these."""
 
     enum: Any
-    names: tuple[str, ...] = ()
+    numbers: frozenset[int]
 
     def __init__(self, enum: Any, *names: str):
         object.__setattr__(self, "enum", enum)
-        object.__setattr__(self, "names", names)
+        object.__setattr__(self, "numbers", frozenset(int(enum[n]) for n in names or enum.__members__))
 
     def problem(self, value: Any, given: Mapping[str, Any]) -> str | None:
         try:
-            found = self.enum(int(value))
+            right = int(value) in self.numbers
         except (TypeError, ValueError):
-            return f"be {self.doc()}"
-        return None if not self.names or found.name in self.names else f"be {self.doc()}"
+            right = False
+        return None if right else f"be {self.doc()}"
 
     def got(self, value: Any) -> str:
         return repr(value)
@@ -41,7 +41,11 @@ class member(Rule):
         yield "unknown", 99
 
     def doc(self) -> str:
-        return either(self.names) if self.names else f"a member of {self.enum.__name__}"
+        return either(m.name for m in self.enum if int(m) in self.numbers) if len(self.numbers) < 6 else self._enum()
+
+    def _enum(self) -> str:
+        left_out = [m.name for m in self.enum if int(m) not in self.numbers]
+        return f"a member of {self.enum.__name__}" + (f" other than {either(left_out)}" if left_out else "")
 
 
 @dataclass(frozen=True)
@@ -172,6 +176,28 @@ class quantizer_of(Rule):
 
     def doc(self) -> str:
         return f"of the format {either(self.formats)}"
+
+
+@dataclass(frozen=True)
+class generator(Rule):
+    """A torch.Generator for the device of another argument, which may be quantized."""
+
+    of: str
+    error = TypeError
+
+    def problem(self, value: Any, given: Mapping[str, Any]) -> str | None:
+        if not isinstance(value, torch.Generator):
+            return "be a torch.Generator or None"
+        other = given.get(self.of)
+        if other is None or value.device.type == device_of(other).type:
+            return None
+        return f"be on {device_of(other).type}, as {{{self.of}}} is"
+
+    def got(self, value: Any) -> str:
+        return f"one on {value.device}" if isinstance(value, torch.Generator) else type_name(value)
+
+    def doc(self) -> str:
+        return f"a torch.Generator on the device of {self.of}"
 
 
 @dataclass(frozen=True)
