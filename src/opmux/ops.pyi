@@ -669,7 +669,12 @@ def cumsum_bwd(dy: Tensor, dim: int = -1, dtype: torch.dtype | None = None) -> T
     """
 
 def cusolvermp_ctx_create(nccl_comm_ptr: int, nranks: int, rank: int) -> int:
-    """The number of a context for newton_schulz, of a single rank."""
+    """The number of a context for newton_schulz, of a single rank.
+
+    Args:
+        nranks (at least 1)
+        rank (at least 0, less than nranks)
+    """
 
 def cusolvermp_ctx_destroy(ctx_ptr: int) -> None:
     """The end of a context."""
@@ -726,7 +731,11 @@ def dequantize(input: Any, otype: torch.dtype) -> Tensor:
     """
 
 def device_supports_multicast(device_id: int = -1) -> bool:
-    """False: nothing here writes to several GPUs at once."""
+    """False: nothing here writes to several GPUs at once.
+
+    Args:
+        device_id (at least -1)
+    """
 
 def dgeglu(grad: Tensor, fwd_input: Tensor, quantizer: Any) -> Any:
     """[da, db] = [grad * b * f'(a), grad * f(a)], with a and b the halves of the last dimension of fwd_input, f(x) = x * (0.5 + 0.5 * tanh(sqrt(2/pi) * (x + 0.044715 x^3))).
@@ -1668,7 +1677,11 @@ def get_num_cublas_streams() -> int:
     """4: as many workspaces are made for grouped gemms, which do not need them."""
 
 def get_stream_priority_range(device_id: int = -1) -> tuple[int, int]:
-    """(lowest, highest) priority of a stream of CUDA: numbers fall as priorities rise; (0, 0) where there is none."""
+    """(lowest, highest) priority of a stream of CUDA: numbers fall as priorities rise; (0, 0) where there is none.
+
+    Args:
+        device_id (at least -1)
+    """
 
 def glu(input: Tensor, quantizer: Any) -> Any:
     """f(a) * b, with a and b the halves of the last dimension of input, f(x) = sigmoid(x).
@@ -2549,6 +2562,12 @@ def newton_schulz(ctx_ptr: int, m: int, n: int, x: Tensor, num_iterations: int, 
 
     It goes to the nearest orthogonal matrix, from an x whose singular values are at most 1. It computes in float32 and
     rounds once.
+
+    Args:
+        m (at least 0)
+        n (at least 0)
+        x (float32 or bfloat16 [m, n])
+        num_iterations (at least 0)
     """
 
 def nextafter(self: Tensor, other: Tensor) -> Tensor:

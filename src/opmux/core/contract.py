@@ -473,7 +473,13 @@ TYPES: dict[Any, tuple[Callable[[Any], bool], str]] = {
     torch.Tensor: (lambda v: isinstance(v, Tensor), "a Tensor"),
     list[Any]: (lambda v: isinstance(v, (list, tuple)), "a list"),
 }
-for _type, _words in ((int, "ints"), (bool, "bools"), (Tensor, "Tensors"), (list[int], "lists of ints")):
+for _type, _words in (
+    (int, "ints"),
+    (float, "numbers"),
+    (bool, "bools"),
+    (Tensor, "Tensors"),
+    (list[int], "lists of ints"),
+):
     TYPES[list[_type]] = (functools.partial(_is_list_of, _type), f"a list of {_words}")
 
 
