@@ -363,3 +363,9 @@ def test_one_mistake_is_one_traceback(call, weight, times):
             call(torch.ones(2, 4), weight, 1e-6, 0.0)
     text = "".join(traceback.format_exception(caught.value))
     assert text.count("Traceback (most recent call last)") == 1, text
+
+
+def test_lists_of_tensors_are_no_keys():
+    assert contract(x=Float[Tensor, "n"], n=int, sizes=list[int]).plain
+    assert not contract(x=Float[Tensor, "n"], xs=list[Tensor]).plain
+    assert not contract(x=Float[Tensor, "n"], out=Any).plain

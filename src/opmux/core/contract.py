@@ -548,7 +548,7 @@ class Contract:
     @property
     def plain(self) -> bool:
         """Whether all arguments are tensors, numbers, strings or dtypes: what a table may keep as a key."""
-        return all(a.type is not None for a in self.arguments)
+        return all(a.type is not None and (a.type == list[int] or not is_list(a.type)) for a in self.arguments)
 
     def check(self, given: Mapping[str, Any], op: str | None = None) -> None:
         """Raise BadArgument for the first argument that is not what it must be. Absent names are not looked at."""
@@ -694,6 +694,10 @@ def parameters(fn: Callable[..., Any]) -> tuple[str, ...]:
 
 def is_union(hint: Any) -> bool:
     return typing.get_origin(hint) is typing.Union or type(hint).__name__ == "UnionType"
+
+
+def is_list(hint: Any) -> bool:
+    return typing.get_origin(hint) is list
 
 
 def either(words: Iterable[str]) -> str:

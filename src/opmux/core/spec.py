@@ -588,7 +588,8 @@ def checked(spec: Spec, body: Callable[..., Any]) -> Callable[..., Any]:
     """A function of an op's arguments, which looks at them first: its reference, its fake."""
     names, contract = spec.names, spec.contract
     defaults = {p.name: p.default for p in spec.signature.parameters.values() if p.default is not p.empty}
-    once = spec.check_once if spec.space == "opmux" and contract.plain else None
+    # A face's `where` may look at anything: strides, or what is open.
+    once = spec.check_once if contract.plain and (spec.space == "opmux" or not spec.where) else None
 
     def known(args: tuple) -> bool:
         """Whether arguments look right; False where they must be looked at one by one."""
