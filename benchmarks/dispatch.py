@@ -22,7 +22,7 @@ from pathlib import Path
 import torch
 
 import opmux
-from opmux.core import BackendImplKind, OpImpl, OpRegistry, facts, op, reset_global_policy
+from opmux.core import BackendImplKind, OpImpl, OpRegistry, machine, op, reset_global_policy
 
 TARGETS = {
     "opmux.ops.x": 2.5,
@@ -147,7 +147,7 @@ def measure(repeats: int, loops: int, ops: int, threads: int) -> list[dict]:
     return rows
 
 
-class TwoDevices(facts.Machine):
+class TwoDevices(machine.Machine):
     """A machine with an accelerator, so that impls for one device make the op ask for the device."""
 
     def accelerators(self) -> tuple[str, ...]:
@@ -156,13 +156,13 @@ class TwoDevices(facts.Machine):
 
 @contextmanager
 def second_device():
-    before = facts.machine()
-    facts.set_machine(TwoDevices())
+    before = machine.current()
+    machine.set_machine(TwoDevices())
     opmux.core.get_default_manager().invalidate("benchmark")
     try:
         yield
     finally:
-        facts.set_machine(before)
+        machine.set_machine(before)
         opmux.core.get_default_manager().invalidate("benchmark")
 
 

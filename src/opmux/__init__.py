@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from . import backends, compat, core, ops, tex
     from .core.default import explain, policy, set_policy
     from .core.extension import Extension
-    from .core.facts import Machine
+    from .core.machine import Machine
     from .core.manager import OpManager
     from .core.ranks import digest, sync
     from .faces.aten.switch import disable, enable, enabled_ops, native, use

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from .core import facts
+from .core import machine
 from .core.default import get_default_manager
 from .core.errors import unknown
 from .core.spec import DOORS, Spec, specs
@@ -40,7 +40,7 @@ def _spec(name: str) -> Spec | None:
 def _extras() -> Mapping[str, Any]:
     """What the vendors of this machine add."""
     get_default_manager().prepare()
-    return facts.machine().extras()
+    return machine.current().extras()
 
 
 def _names() -> list[str]:

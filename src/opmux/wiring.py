@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 
 if TYPE_CHECKING:
     from .core.extension import Extension
-    from .core.facts import Machine
+    from .core.machine import Machine
     from .core.manager import OpManager
 
 T = TypeVar("T")

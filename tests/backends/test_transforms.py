@@ -57,9 +57,9 @@ class Case:
 
 @pytest.fixture(autouse=True)
 def bound():
-    """Every op bound, as after its first call: what a jump asks for depends on what it leads to."""
+    """Every op bound, as after its first call: what an entry asks for depends on what it leads to."""
     for spec in DIFFERENTIABLE:
-        if not specs.jumps[spec.key].bound:
+        if not specs.entries[spec.key].bound:
             case = cases(spec, 1)[0]
             with torch.no_grad():
                 case.ours(*case.inputs)

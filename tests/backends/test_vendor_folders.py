@@ -14,7 +14,7 @@ import torch
 
 from opmux.backends import buffers, chips
 from opmux.core import NotSupported, get_default_manager, specs
-from opmux.core.facts import split_arch
+from opmux.core.machine import split_arch
 from opmux.runtime import packages, vendors
 from opmux.runtime.vendors import Chip
 
@@ -256,7 +256,7 @@ def test_a_chip_whose_buffer_is_not_known_keeps_the_defaults(tunables):
 @pytest.mark.parametrize("arch, stages", [("sm_80", 3), ("sm_86", 2), ("sm_90", 3), ("sm_100", 3), ("sm_120", 2)])
 def test_rows_on_their_way_fit_in_shared_memory(tunables, arch, stages):
     with config.as_on(Chip("nvidia", arch)):
-        assert tunables["softmax.team"](n=32768, dtype=BF16, backward=False)["STAGES"] == stages
+        assert tunables["softmax.cooperative"](n=32768, dtype=BF16, backward=False)["STAGES"] == stages
 
 
 def test_rows_are_spread_over_more_lanes_on_intel(tunables):

@@ -187,7 +187,7 @@ def portrait() -> dict:
         "stand-ins": foreign._StandIns.live is None and not foreign._importing,
         "meta_path": len(sys.meta_path),
         "enabled": sorted(engine.STATE.wanted),
-        "overridden": {d: sorted(made.jumps) for d, made in engine._devices.items()},
+        "overridden": {d: sorted(made.entries) for d, made in engine._devices.items()},
     }
 
 

@@ -35,7 +35,7 @@ def test_texts_of_one_name_keep_their_own_lines():
     assert again.__code__.co_filename == first.__code__.co_filename != other.__code__.co_filename
 
 
-def test_an_error_below_an_op_shows_the_lines_of_its_jump_guard_and_gradient(plug):
+def test_an_error_below_an_op_shows_the_lines_of_its_entry_guard_and_gradient(plug):
     def fails(*args):
         raise RuntimeError("no kernel")
 
@@ -48,7 +48,7 @@ def test_an_error_below_an_op_shows_the_lines_of_its_jump_guard_and_gradient(plu
 
     plug("rms_norm", "vendor.acme", BackendImplKind.VENDOR, fails, vendor="acme", when=lambda *a: True)
     text = shown(lambda: opmux.ops.rms_norm(x, w))
-    for line in ("return _t(x, weight, eps, offset)", "_found = _run(x, weight, eps, offset)", "return _walk("):
+    for line in ("return _t(x, weight, eps, offset)", "_found = _run(x, weight, eps, offset)", "return _fall_back("):
         assert line in text
     plug("gelu_bwd", "vendor.acme", BackendImplKind.VENDOR, fails, vendor="acme")
     text = shown(lambda: opmux.ops.gelu(x).sum().backward())

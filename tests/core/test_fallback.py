@@ -16,14 +16,14 @@ from opmux.core import (
     OpManager,
     OpRegistry,
     SelectionPolicy,
-    facts,
+    machine,
     policy_context,
     set_global_policy,
 )
 from opmux.core import snapshot as snapshots
 
 
-class Made(facts.Machine):
+class Made(machine.Machine):
     """A machine with these accelerators, of one arch."""
 
     def __init__(self, arch, chips):
@@ -250,7 +250,7 @@ def test_supported_dtypes_looks_at_the_first_tensor():
 ])  # fmt: skip
 def test_min_arch_compares_within_its_prefix(monkeypatch, have, wants, ok):
 
-    monkeypatch.setattr(facts, "_machine", Made(have, ()))
+    monkeypatch.setattr(machine, "_machine", Made(have, ()))
     manager = manager_of("own_op", (VENDOR, lambda *a: "vendor", {"min_arch": wants}), (REFERENCE, lambda *a: "ref"))
     assert outcomes(manager, "own_op", torch.ones(2)) == {"vendor" if ok else "ref"}
 
@@ -274,13 +274,13 @@ def test_strict_passes_over_what_is_not_for_this_machine_and_raises_what_refuses
 def test_a_device_of_its_own(monkeypatch):
     """On a machine with an accelerator, an impl for it is chosen by the device of the tensors, call by call."""
 
-    monkeypatch.setattr(facts, "_machine", Made(None, ("meta",)))  # meta stands for a chip
+    monkeypatch.setattr(machine, "_machine", Made(None, ("meta",)))  # meta stands for a chip
     fields = {"devices": {"meta"}}
     manager = manager_of("own_op", (VENDOR, lambda *a: "chip", fields), (REFERENCE, lambda *a: "ref"))
     for _ in range(2):
         assert outcomes(manager, "own_op", torch.ones(2)) == {"ref"}
         assert outcomes(manager, "own_op", torch.ones(2, device="meta")) == {"chip"}
-    monkeypatch.setattr(facts, "_machine", Made(None, ("meta", "other")))
+    monkeypatch.setattr(machine, "_machine", Made(None, ("meta", "other")))
     manager.invalidate("a second kind of chip")
     assert outcomes(manager, "own_op", torch.ones(2)) == {"ref"}
     assert outcomes(manager, "own_op", torch.ones(2, device="meta")) == {"chip"}
@@ -288,7 +288,7 @@ def test_a_device_of_its_own(monkeypatch):
 
 def test_what_a_meta_tensor_finds_is_not_kept_for_the_cpu():
     """Without an accelerator no device is looked at: a first call on meta once gave the CPU the accelerators' impl."""
-    fields = {"devices": {facts.ACCELERATOR}, "supported_dtypes": {torch.float32}}
+    fields = {"devices": {machine.ACCELERATOR}, "supported_dtypes": {torch.float32}}
     manager = manager_of("own_op", (VENDOR, lambda *a: "chip", fields), (REFERENCE, lambda *a: "ref"))
     for device in ("meta", "cpu"):
         assert outcomes(manager, "own_op", torch.ones(2, device=device)) == {"ref"}
@@ -306,7 +306,7 @@ def test_what_a_chip_lacks_says_nothing_of_the_cpu(monkeypatch, why, first, seco
         def unused(self, device_type):
             return {"own_op": "its vendor wants no such kernel"} if device_type == "meta" and why == "unused" else {}
 
-    monkeypatch.setattr(facts, "_machine", Lacking(None, ("meta",)))  # meta stands for a chip
+    monkeypatch.setattr(machine, "_machine", Lacking(None, ("meta",)))  # meta stands for a chip
     manager = manager_of("own_op", (DEFAULT, lambda *a: "ours"), (REFERENCE, lambda *a: "ref"))
     want = {"cpu": {"ours"}, "meta": {"ref"}}
     for device in (first, second):
@@ -510,7 +510,7 @@ def test_another_ops_refusal_is_no_promise_of_ours():
 
 def test_a_meta_tensor_does_not_decide_for_the_chip(monkeypatch):
 
-    monkeypatch.setattr(facts, "_machine", Made(None, ("cuda",)))
+    monkeypatch.setattr(machine, "_machine", Made(None, ("cuda",)))
     manager = manager_of("own_op", (VENDOR, lambda x: "chip", {"devices": {"cuda"}}), (REFERENCE, lambda x: "ref"))
     assert manager.call("own_op", torch.ones(1, device="meta")) == "chip"  # as a tensor of the chip would find it
     assert manager.call("own_op", torch.ones(1)) == "ref"

@@ -10,8 +10,8 @@ from torch.utils._pytree import tree_flatten, tree_map_only
 
 import opmux
 from opmux.core import BackendImplKind, NotSupported, OpImpl, get_default_manager
-from opmux.core.facts import tensors
 from opmux.core.spec import specs
+from opmux.core.tensors import tensors_in
 
 CPU = torch.device("cpu")
 
@@ -38,7 +38,7 @@ class Fault:
             if self.writes:
                 torch.rand(random.randrange(1, 9))
                 given = spec.signature.bind_partial(*args, **kwargs).arguments
-                spoil([t for n in spec.mutates for t in tensors(given.get(n))])
+                spoil([t for n in spec.mutates for t in tensors_in(given.get(n))])
             if self.after:
                 found = spec.reference(*args, **kwargs)
                 if self.error is None:
@@ -113,7 +113,7 @@ def test_faults(at, spec, slow):
         if (
             fault.after
             and fault.error is None
-            and not list(tensors(spec.reference(*copy_of(sample.args), **copy_of(sample.kwargs))))
+            and not list(tensors_in(spec.reference(*copy_of(sample.args), **copy_of(sample.kwargs))))
         ):
             continue  # an op that only writes: there is no result to be wrong
         args, kwargs = copy_of((sample.args, sample.kwargs))

@@ -97,7 +97,7 @@ IMPORTS = {
     "attribute ops": lambda: __import__("opmux").ops.__name__,
     "attribute policy": lambda: __import__("opmux").policy.__name__,
     **{n: name("opmux." + n) for n in ("core.library", "core.default", "ops", "runtime.machine", "runtime.detect",
-                                       "backends.registry", "backends", "core.discovery", "compat", "core.facts")},
+                                       "backends.registry", "backends", "core.discovery", "compat", "core.machine")},
 }
 """
 
@@ -384,7 +384,7 @@ def test_a_broken_plugin_leaves_nothing(tmp_path):
             "value": round(opmux.ops.silu(torch.ones(1)).item(), 4),
             "impls": sorted(f"{k} {i.impl_id}" for k in table for i in table.impls(k)),
             "policy": str(policies.get_policy()), "strict": policies.from_knobs().strict,
-            "scope": opmux.core.jump.scope.get() is None,
+            "scope": opmux.core.entry.scope.get() is None,
             "vendors": sorted(packages.known()), "tagged": len(registry.tagged), "specs": sorted(specs.by_key),
             "torch": hasattr(torch.ops.opmux, "left_op"), "backends": sorted(backends._backends),
             "enabled": opmux.enabled_ops(),

@@ -400,7 +400,7 @@ def _fixed(t: Any) -> Any:
 
 
 def _apart(t: Tensor) -> Tensor:
-    """Room with gaps in it."""
+    """OutputSpec with gaps in it."""
     return t.new_full((*t.shape, 2), 7)[..., 0]
 
 

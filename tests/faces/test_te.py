@@ -464,12 +464,12 @@ def fails(t):
 
 @pytest.fixture
 def read(tmp_path):
-    from opmux.faces.te import reading
+    from opmux.faces.te import rewrite
     from opmux.faces.te.chip import Chip
 
     def read(kind: str) -> dict:
-        names: dict = {reading.CHIP: Chip(kind)}
-        exec(reading.read_for(SOURCE.encode(), str(tmp_path / "source.py"), kind), names)
+        names: dict = {rewrite.CHIP: Chip(kind)}
+        exec(rewrite.read_for(SOURCE.encode(), str(tmp_path / "source.py"), kind), names)
         return names
 
     return read

@@ -9,7 +9,7 @@ import torch
 
 import opmux
 from opmux.core import BackendImplKind, OpImpl, OpManager, OpRegistry, get_default_manager, specs
-from opmux.core.facts import arch_of
+from opmux.core.machine import arch_of
 
 pytestmark = pytest.mark.gpu
 

@@ -62,7 +62,7 @@ def test_a_listener_hears_of_every_launch():
     assert len(heard) == 1
 
 
-def test_a_team_keeps_to_itself_beside_another():
+def test_a_group_keeps_to_itself_beside_another():
     """Two launches whose programs wait for each other, on two streams, many times: neither may wait for ever."""
     x, y = (torch.randn(512, 131072, device=CUDA, dtype=torch.bfloat16) for _ in range(2))
     wanted = torch.softmax(x.float(), -1), torch.softmax(y.float(), -1)
@@ -78,7 +78,7 @@ def test_a_team_keeps_to_itself_beside_another():
         torch.testing.assert_close(got.float(), want, rtol=1.6e-2, atol=1e-4)
 
 
-def test_a_team_in_a_graph():
+def test_a_group_in_a_graph():
     x, w = torch.randn(256, 131072, device=CUDA, dtype=torch.bfloat16), torch.randn(131072, device=CUDA)
     opmux.ops.rms_norm(x, w)
     graph, side = torch.cuda.CUDAGraph(), torch.cuda.Stream()

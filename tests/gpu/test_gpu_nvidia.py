@@ -10,7 +10,7 @@ import torch.nn.functional as F
 
 import opmux
 from opmux.core import get_default_manager, specs
-from opmux.core.facts import arch_of, split_arch
+from opmux.core.machine import arch_of, split_arch
 
 pytestmark = [
     pytest.mark.gpu,

@@ -23,7 +23,7 @@ CUDA = torch.device("cuda", 0)
 EACH = 3
 FAMILIES = (
     "activation channel_norm gemm moe norm pointwise quant random reduce rope scaled_activation scan "
-    "softmax dropout weave"
+    "softmax dropout stack3"
 ).split()
 
 

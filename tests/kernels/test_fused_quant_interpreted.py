@@ -108,10 +108,10 @@ def test_long_rows(name, n):
 
 
 @pytest.mark.parametrize("name", ["rms_norm_fp8", "layer_norm_fp8"])
-def test_a_team_of_one(name, monkeypatch):
+def test_a_group_of_one(name, monkeypatch):
     choose = lambda n, dtype, centred: Tiles(128, BLOCK_N=128, PER_CORE=1)
-    monkeypatch.setattr(norm.forward_team_tiles, "default", choose)
-    monkeypatch.setattr(norm, "can_meet", lambda wide: True)
+    monkeypatch.setattr(norm.forward_cooperative_tiles, "default", choose)
+    monkeypatch.setattr(norm, "can_cooperate", lambda wide: True)
     monkeypatch.setattr(norm, "FORWARD_TEAM", 0)
     forget()
     near(*both(name, arguments(name, 100, 20), 2.0, 0.0))

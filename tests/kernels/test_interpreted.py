@@ -14,7 +14,7 @@ from opmux.core.spec import Tol
 
 pytest.importorskip("triton")
 from opmux.kernels import norm
-from opmux.kernels.lib import plans, totals
+from opmux.kernels.lib import column_sum, plans
 from opmux.kernels.lib.config import Tiles
 from opmux.kernels.softmax import rows as softmax
 
@@ -99,7 +99,7 @@ def test_refuses_what_the_reference_refuses(spec, impl):
 def test_rows_too_long_for_registers(n, dtype, monkeypatch):
     """Each of the ways a norm is computed: whole rows, without shares, in pieces; a mean far from zero."""
     # sums of columns in a few programs: the interpreter takes 10 ms for each of 500
-    monkeypatch.setattr(totals.total_tiles, "default", lambda n, dtype: Tiles(128, BLOCK_M=64, BLOCK_N=4096))
+    monkeypatch.setattr(column_sum.tiles_of, "default", lambda n, dtype: Tiles(128, BLOCK_M=64, BLOCK_N=4096))
     plans.forget()
     x, dy = torch.randn(3, n, dtype=dtype) * 2 + 3, torch.randn(3, n, dtype=dtype)
     w, b = torch.randn(n, dtype=dtype), torch.randn(n, dtype=dtype)
@@ -149,26 +149,26 @@ def test_launching_on_meta_is_declined():
 
 @pytest.fixture
 def alone(monkeypatch):
-    """Every row goes to a team, and every team has one member: programs that wait for each other cannot be interpreted.
+    """Every row goes to a group of one program: the interpreter runs programs one after the other, so none can wait.
 
-    What several members do together is for tests/gpu.
+    Groups of several programs are for tests/gpu.
     """
     from opmux.kernels.lib.config import Tiles
     from opmux.kernels.lib.plans import forget
 
     extra = {
-        softmax.team_tiles: dict(STAGES=3),
-        norm.forward_team_tiles: {},
-        norm.backward_team_tiles: dict(PAIRS=False),
+        softmax.cooperative_tiles: dict(STAGES=3),
+        norm.forward_cooperative_tiles: {},
+        norm.backward_cooperative_tiles: dict(PAIRS=False),
     }
     for tiles, more in extra.items():
-        if tiles is softmax.team_tiles:
+        if tiles is softmax.cooperative_tiles:
             choose = lambda n, dtype, backward, m=more: Tiles(128, BLOCK_N=1024, PER_CORE=1, **({} if backward else m))
         else:
             choose = lambda n, dtype, centred, m=more: Tiles(128, BLOCK_N=1024, PER_CORE=1, **m)
         monkeypatch.setattr(tiles, "default", choose)
     for module, names in ((softmax, "TEAM_FROM TEAM_FROM_BWD"), (norm, "FORWARD_TEAM BACKWARD_TEAM")):
-        monkeypatch.setattr(module, "can_meet", lambda wide: True)
+        monkeypatch.setattr(module, "can_cooperate", lambda wide: True)
         for name in names.split():
             monkeypatch.setattr(module, name, 0)
     forget()
@@ -179,7 +179,7 @@ def alone(monkeypatch):
 @pytest.mark.parametrize(
     "spec, impl", [k for k in KERNELS if k[0].family in ("norm", "softmax")], ids=lambda v: getattr(v, "name", "")
 )
-def test_a_team_of_one_agrees_with_the_reference(spec, impl, alone, few):
+def test_a_group_of_one_agrees_with_the_reference(spec, impl, alone, few):
     for dtype in DTYPES[:3]:
         short = [s for s in spec.samples(dtype, CPU) if not s.args[0].dim() or s.args[0].shape[0] <= 100]
         for sample in few(short, 4 if dtype is torch.float32 else 1):

@@ -12,9 +12,9 @@ import torch
 pytest.importorskip("triton")
 from opmux.core.errors import NotSupported
 from opmux.kernels import pointwise as kernels  # noqa: F401 - it fills ROWS
+from opmux.kernels.lib.indexing import choose_indexing
 from opmux.kernels.lib.maths import FUNCTIONS
 from opmux.kernels.lib.pointwise import DTYPES, ROWS, run
-from opmux.kernels.lib.walk import way
 from opmux.specs import pointwise as spec
 
 MODE = "interpret"
@@ -364,15 +364,15 @@ def test_little_or_nothing(shape):
 
 def test_ways():
     f = torch.float32
-    assert way((4, 8), [(8, 1), (8, 1)], [f, f]).name == "flat"
-    assert way((4, 8), [(0, 0), (8, 1)], [f, f]).name == "flat"
-    assert way((400, 800), [(0, 1), (800, 1)], [f, f]).name == "tiles"
-    assert way((400, 800), [(1, 400), (800, 1)], [f, f]).name == "tiles"
-    assert way((9,), [(2,), (1,)], [f, f]).name == "steps"
-    assert way((100, 2, 3), [(0, 1, 2), (6, 3, 1)], [f, f]).name == "steps"
-    near, far = way((9,), [(2,), (1,)], [f, f]), way((2**31,), [(2,), (1,)], [f, f])
+    assert choose_indexing((4, 8), [(8, 1), (8, 1)], [f, f]).name == "flat"
+    assert choose_indexing((4, 8), [(0, 0), (8, 1)], [f, f]).name == "flat"
+    assert choose_indexing((400, 800), [(0, 1), (800, 1)], [f, f]).name == "tiles"
+    assert choose_indexing((400, 800), [(1, 400), (800, 1)], [f, f]).name == "tiles"
+    assert choose_indexing((9,), [(2,), (1,)], [f, f]).name == "steps"
+    assert choose_indexing((100, 2, 3), [(0, 1, 2), (6, 3, 1)], [f, f]).name == "steps"
+    near, far = choose_indexing((9,), [(2,), (1,)], [f, f]), choose_indexing((2**31,), [(2,), (1,)], [f, f])
     assert "int32" in near.head[0] and "int64" in far.head[0]
-    assert way((2**33,), [(1,), (1,)], [f, f]).grid == (2**33 // 1024, 1, 1)
+    assert choose_indexing((2**33,), [(1,), (1,)], [f, f]).grid == (2**33 // 1024, 1, 1)
 
 
 # ---- into a tensor that is there ------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ import torch
 
 from opmux.core import specs
 from opmux.core.spec import Sample, Tol
-from opmux.tools.conform import command, crew, gaps, page
+from opmux.tools.conform import command, gaps, page, workers
 from opmux.tools.conform.checks import Tally, forward
 from opmux.tools.conform.compare import difference, numbers
 from opmux.tools.conform.record import CHECKS, SCHEMA, STATUSES, WHERE, Covered, Record, Result
@@ -441,12 +441,12 @@ def test_what_an_op_writes_lies_in_its_argument():
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 def test_a_crew_outlives_its_members(tmp_path):
     """In a process of its own: this one has threads."""
-    script = tmp_path / "crew.py"
+    script = tmp_path / "workers.py"
     script.write_text(
-        "import os, time\nfrom opmux.tools.conform import crew\ncrew.PATIENCE = 1.0\n"
+        "import os, time\nfrom opmux.tools.conform import workers\ncrew.PATIENCE = 1.0\n"
         "def fails(): raise ValueError('no')\n"
         "tasks = [lambda: 1, lambda: os._exit(3), lambda: time.sleep(60), fails, lambda: 5]\n"
-        "made = dict(crew.Crew(tasks, 2).results(lambda at: None))\n"
+        "made = dict(workers.Workers(tasks, 2).results(lambda at: None))\n"
         "print([getattr(made[i], 'why', made[i]) for i in range(5)])\n"
     )
     start = time.monotonic()
@@ -458,7 +458,7 @@ def test_a_crew_outlives_its_members(tmp_path):
 
 
 def test_a_crew_of_one_is_this_process():
-    here = crew.Crew([os.getpid, lambda: 1 / 0], 1)
+    here = workers.Workers([os.getpid, lambda: 1 / 0], 1)
     (_, pid), (_, lost) = here.results(lambda at: None)
     assert pid == os.getpid() and lost.why.startswith("raised ZeroDivisionError: division by zero (")
 

@@ -87,7 +87,7 @@ def test_the_list_says_who_decides(cli):
     assert "tiles on sm_80" in done.stdout
     for name in config.tunables:
         assert rows(done.stdout, f" {name} ")
-    (line,) = rows(done.stdout, " softmax.team ")
+    (line,) = rows(done.stdout, " softmax.cooperative ")
     assert "_nvidia/ampere: STAGES" in line
     (line,) = rows(done.stdout, " softmax.pieces ")
     assert "_nvidia: 12" in line

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from ..core import facts
+from ..core import machine
 from ..runtime import detect, packages
 from ..runtime.packages import register_vendor
 from ..runtime.vendor import VendorInfo, VendorInfoBase
@@ -16,7 +16,7 @@ class _Active(Mapping[str, VendorInfoBase]):
     """Device type -> the vendor that stands for it here, looked up when asked."""
 
     def _devices(self) -> list[str]:
-        there = [*facts.accelerators(), "cpu"]
+        there = [*machine.accelerators(), "cpu"]
         return [d for d in dict.fromkeys([*there, *(p.device for p in packages.known().values())])]
 
     def __getitem__(self, device: str) -> VendorInfoBase:

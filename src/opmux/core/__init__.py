@@ -54,15 +54,16 @@ MODULES = (
     "discovery",
     "dispatch",
     "extension",
-    "facts",
-    "jump",
+    "entry",
     "knobs",
     "library",
     "loading",
     "lock",
     "log",
+    "machine",
     "ranks",
     "snapshot",
+    "tensors",
     "tokens",
 )
 

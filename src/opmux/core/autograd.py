@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 from . import codegen
+from .entry import EntryPoint, Form, dispatch_modes, is_tensor, scope, transforms_active
 from .errors import DispatchError
-from .facts import _PLAIN, _wrapped, is_plain, tensors
-from .jump import Form, Jump, is_tensor, live_modes, scope, transforms_active
+from .tensors import _PLAIN, _wrapped, is_plain, tensors_in
 
 if TYPE_CHECKING:
     from .spec import Gradient, Spec
@@ -28,7 +28,7 @@ Found = dict[tuple[str, int], Any]  # saved values by their source: ("in" | "loo
 # own tensors: subclasses, tensors of functorch, mistakes.
 ENTRY = """\
 def {name}({params}):
-    if {special} or _jump.plan.own_gradient or _scope() is not None:
+    if {special} or _entry.plan.own_gradient or _scope() is not None:
         return _with_gradient({passed})
     return _apply(_raw, {names})
 """
@@ -62,27 +62,27 @@ def backward(_ctx, {grads}):
 """
 
 
-def entry(spec: Spec, jump: Jump, backward: Jump, live: Callable[..., Any]) -> Callable[..., Any]:
+def make_call(spec: Spec, entry: EntryPoint, backward: EntryPoint, traced: Callable[..., Any]) -> Callable[..., Any]:
     """The function that runs a differentiable op so that autograd records it. It takes all arguments of the op."""
     special = [_special(name, kind) for name, kind in _kinds(spec).items() if kind != "plain"]
-    if spec.space != "opmux":  # of an op of ours the jump has asked
+    if spec.space != "opmux":  # of an op of ours the entry has asked
         special.append("_transforms()")
-    params = ", ".join(p.split("=")[0] for p in jump.form.params.split(", "))
+    params = ", ".join(p.split("=")[0] for p in entry.form.params.split(", "))
     text = ENTRY.format(
-        name=jump.form.name,
+        name=entry.form.name,
         params=params,
-        passed=jump.form.passed,
+        passed=entry.form.passed,
         names=", ".join(spec.names),
         special=" or ".join(special),
     )
 
     def slowly(*args: Any, **kwargs: Any) -> Any:
-        return with_gradient(spec, jump, backward, live, args, kwargs)
+        return with_gradient(spec, entry, backward, traced, args, kwargs)
 
     names = {
-        "_jump": jump,
-        "_raw": jump.raw,
-        "_apply": _apply_of(spec, jump, backward),
+        "_entry": entry,
+        "_raw": entry.raw,
+        "_apply": _apply_of(spec, entry, backward),
         "_with_gradient": slowly,
         "_scope": scope.get,
         "_plain": _PLAIN,
@@ -90,18 +90,20 @@ def entry(spec: Spec, jump: Jump, backward: Jump, live: Callable[..., Any]) -> C
         "_all_plain": _all_plain,
         "_transforms": transforms_active,
     }
-    return codegen.function(text, jump.form.name, f"{spec.name} with a gradient", names)
+    return codegen.function(text, entry.form.name, f"{spec.name} with a gradient", names)
 
 
-def with_gradient(spec: Spec, jump: Jump, backward: Jump, live: Callable[..., Any], args: tuple, kwargs: dict) -> Any:
+def with_gradient(
+    spec: Spec, entry: EntryPoint, backward: EntryPoint, traced: Callable[..., Any], args: tuple, kwargs: dict
+) -> Any:
     """The same for calls with arguments as given, under a policy scope, or to an impl that is an autograd.Function."""
     if transforms_active() or not _all_plain((args, kwargs)):
-        return live(*args, **kwargs)
-    pair = jump.pair()
+        return traced(*args, **kwargs)
+    pair = entry.pair()
     _, recover = getattr(pair[0], "follow", lambda *given: pair)(args, kwargs)
     chain: Any = getattr(recover, "__self__", None)
     own = None if chain is None else chain.with_own_gradient(args, kwargs)
-    run: Callable[..., Any] = lambda *_, **__: jump.raw(*args, **kwargs)
+    run: Callable[..., Any] = lambda *_, **__: entry.raw(*args, **kwargs)
     if chain is not None and own is not None:
         # an autograd.Function: it keeps what it likes and brings its own backward; if it fails, ours takes over
         call, place = own
@@ -114,8 +116,8 @@ def with_gradient(spec: Spec, jump: Jump, backward: Jump, live: Callable[..., An
     try:
         full = _in_full(spec)(*args, **kwargs)
     except TypeError:  # called by an interface of the impl's own: autograd sees the impl
-        return jump.raw(*args, **kwargs)
-    return _apply_of(spec, jump, backward)(run, *full)
+        return entry.raw(*args, **kwargs)
+    return _apply_of(spec, entry, backward)(run, *full)
 
 
 def _after(error: Exception, recover: Callable[..., Any], args: tuple, kwargs: dict) -> Any:
@@ -133,19 +135,19 @@ def _in_full(spec: Spec) -> Callable[..., tuple]:
     return codegen.function(text, form.name, f"arguments of {spec.name}", dict(form.defaults))
 
 
-def _apply_of(spec: Spec, jump: Jump, backward: Jump) -> Callable[..., Any]:
-    """`apply` of the op's Function; one per jump, as each has a backward of its own.
+def _apply_of(spec: Spec, entry: EntryPoint, backward: EntryPoint) -> Callable[..., Any]:
+    """`apply` of the op's Function; one per entry, as each has a backward of its own.
 
     It is the C function below `autograd.Function.apply`, whose questions (transforms, dead wrappers of functorch) have
     been asked by then.
     """
-    apply = jump.apply
+    apply = entry.apply
     if apply is None:
         body = _bodies(spec, backward)
         name = "".join(word.capitalize() for word in spec.name.split("_"))
         made: Any = type(name, (torch.autograd.Function,), {n: staticmethod(f) for n, f in body.items()})
         below: Any = super(torch.autograd.Function, made)
-        apply = jump.apply = below.apply
+        apply = entry.apply = below.apply
     return apply
 
 
@@ -176,7 +178,7 @@ def _special(name: str, kind: str) -> str:
 
 
 def _all_plain(value: Any) -> bool:
-    return all(is_plain(t) for t in tensors(value))
+    return all(is_plain(t) for t in tensors_in(value))
 
 
 class _Saved:
@@ -200,7 +202,7 @@ class _Saved:
         return found, numbers
 
 
-def _bodies(spec: Spec, backward: Jump) -> dict[str, Callable[..., Any]]:
+def _bodies(spec: Spec, backward: EntryPoint) -> dict[str, Callable[..., Any]]:
     """Forward and backward of an op's Function."""
     plan, saved = spec.gradient, _Saved(spec)
 
@@ -312,7 +314,7 @@ def _shell(value: Tensor) -> Tensor:
     The element is shared by all calls, as allocating it takes longer than the rest of a forward.
     """
     one = (
-        value.new_empty(()) if live_modes() else _element(value.dtype, value.device)
+        value.new_empty(()) if dispatch_modes() else _element(value.dtype, value.device)
     )  # a mode may return a fake tensor
     return one.expand(value.shape)
 

@@ -9,11 +9,11 @@ from typing import Any
 
 from . import discovery, extension
 from . import policy as policies
+from .entry import EntryPoint, Form, Pair, Plan, reraise
 from .errors import BadPolicy, OpmuxError
 from .explain import Explanation
-from .facts import machine
-from .jump import Form, Jump, Pair, Plan, reraise
 from .lock import lock
+from .machine import current
 from .manager import OpManager, check_names
 from .policy import Layer, PolicyScope, Refused, SelectionPolicy, matches
 from .registry import BackendImplKind, OpImpl, OpRegistry, Origin, Tagged, tagged
@@ -41,7 +41,7 @@ class DefaultManager(OpManager):
         self._take_up()
         if not discovery.load(self.registry, self._plugins):
             return False
-        machine().register(self.registry)
+        current().register(self.registry)
         return True
 
     def _take_up(self) -> None:
@@ -117,15 +117,15 @@ class DefaultManager(OpManager):
         self.prepare()
         return super()._plan(key, policy, form, typed, device)
 
-    def bind_derived(self, spec: Derived, jump: Jump, device: str) -> None:
+    def bind_derived(self, spec: Derived, entry: EntryPoint, device: str) -> None:
         """Point the door of a derived op, which tensors of one device type come through, at what the policy says."""
-        jump.keep = True
-        self._bind(jump, lambda policy: self._plan(spec.key, policy, jump.form, typed=True, device=device))
+        entry.keep = True
+        self._bind(entry, lambda policy: self._plan(spec.key, policy, entry.form, typed=True, device=device))
 
-    def derived_pair(self, spec: Derived, jump: Jump, policy: SelectionPolicy, device: str) -> Pair:
+    def derived_pair(self, spec: Derived, entry: EntryPoint, policy: SelectionPolicy, device: str) -> Pair:
         """The same under a scope's policy."""
-        self._adopt_jump(jump)
-        return jump.form.pair(self._plan(spec.key, policy, jump.form, typed=True, device=device))
+        self._adopt_entry(entry)
+        return entry.form.pair(self._plan(spec.key, policy, entry.form, typed=True, device=device))
 
     def load_kernels(self, spec: Spec | None) -> None:
         """Import the family's own kernels, by name, when an op of the family is first used."""
@@ -200,7 +200,7 @@ class DefaultManager(OpManager):
         orders = {k: o for k, o in policy.per_op_order if k in (part.key.casefold(), part.name.casefold())}
         order = tuple(dict.fromkeys((token, *policy.rest())))
         inside = policy if orders else replace(policy, per_op_order={**dict(policy.per_op_order), part.key: order})
-        form = specs.jumps[part.key].form
+        form = specs.entries[part.key].form
         return form.layer(self._plan(part.key, inside, form, typed=True))
 
     def _check(self, policy: SelectionPolicy, key: str) -> None:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from . import facts, knobs
+from . import knobs, machine
 from .errors import PluginError, nearest
 from .extension import extensions
 from .loading import Transaction, all_or_nothing
@@ -121,14 +121,14 @@ def _try(found: Plugin, fetch: Callable[[], Any], registry: OpRegistry, loading:
     settings = {name: os.environ.get(name) for name in knobs.variables()}
     loading.first = lambda: _forget_modules(found, there)
     loading.note(lambda: _restore(settings), None)
-    with facts.machine().foreign_names():
+    with machine.current().foreign_names():
         module = importlib.import_module(_module(found))  # waits where another thread imports it
         if getattr(getattr(module, "__spec__", None), "_initializing", False):
             raise _Later
         plugin = fetch()
         _check_api(found, plugin)
         origin = Origin(found.name, found.distribution, found.version, getattr(plugin, "__file__", None))
-        if not facts.machine().take_vendor(plugin, origin) or callable(getattr(plugin, "register", None)):
+        if not machine.current().take_vendor(plugin, origin) or callable(getattr(plugin, "register", None)):
             _register(found, plugin)(staged)
     for row in loading.tagged:
         staged.register_impl(row.impl)

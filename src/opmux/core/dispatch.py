@@ -1,8 +1,8 @@
-"""Running an op's candidates: the direct jump when nothing stands in its way, and the careful walk when something does.
+"""Running the candidates of an op: a direct call of the first, and a loop over the others when it fails.
 
-A `Chain` is the outcome of choosing for one op, policy, device class and dtype. Its `pair()` is what a jump points to.
-The walk tries candidates in order, takes back what a failed one wrote, remembers failures, and lets the caller's own
-mistakes, out-of-memory and broken devices through unchanged.
+A `Chain` is the outcome of choosing for one op, policy, device class and dtype. Its `pair()` is what an entry calls.
+`Fallback` is one call that goes on to the next candidate: it undoes what a failed one wrote, remembers failures, and
+raises the caller's own mistakes, out-of-memory errors and errors of a broken device unchanged.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ import torch
 from torch import Tensor
 
 from . import codegen, layouts, library, results, snapshot
+from .entry import Form, Pair, dispatch_modes, forward_ad, reraise, transforms_active
 from .errors import BadArgument, DispatchError, NoImplementation, NotSupported, WrongResult
-from .facts import dtype_name, first_tensor, is_plain, is_real, shape_class, tensors
-from .jump import Form, Pair, forward_ad, live_modes, reraise, transforms_active
 from .log import logger
 from .policy import Refused, SelectionPolicy
 from .registry import BackendImplKind, OpImpl
 from .spec import Derived, Spec
+from .tensors import dtype_name, first_tensor, is_plain, is_real, shape_class, tensors_in
 
 if TYPE_CHECKING:
     from .manager import OpManager
@@ -118,7 +118,7 @@ class Chain:
         self._typed = typed  # called with the op's own arguments, in full
         self._said: set[str] = set()
 
-    # -- the jump
+    # -- the entry
 
     def pair(self) -> Pair:
         """The target and its recovery. Asked for when an op is about to run: the log line is from here."""
@@ -143,11 +143,11 @@ class Chain:
         return (first.call, self._seen[True]) if asks_one else None
 
     def _own_recovery(self, error: Exception, args: tuple, kwargs: dict) -> Any:
-        """For targets that have walked already: what they raise is the last word."""
+        """For targets that have fallen back already: what they raise is final."""
         raise error
 
     def _questions(self, first: Candidate) -> list[str]:
-        """What a call must ask before it may jump to the first candidate, as text."""
+        """What a call must ask before it may entry to the first candidate, as text."""
         alone = self.policy.strict or len(self.candidates) == 1
         failed = not self.policy.strict and (self.key, first.impl.impl_id) in self.manager.memory.failures
         trial = is_foreign(first.impl) and (not alone or self._checks(first.impl))
@@ -184,7 +184,7 @@ class Chain:
         return " and ".join(f"(_args[{i}] if len(_args) > {i} else _kwargs.get({n!r})) is None" for n, i in spots)
 
     def _guard(self, first: Candidate, ask: str) -> Callable[..., Any]:
-        """A function of the door's own signature that asks first, and walks where the answer is no."""
+        """A function of the door's own signature that asks first, and falls back where the answer is no."""
         names: dict[str, Any] = {
             "_when": first.impl.when,
             "_call": first.call,
@@ -192,7 +192,7 @@ class Chain:
             "_seen_writing": self._seen[True],
             "_Tensor": Tensor,
             "_mark": lambda args, kwargs: _mark(self._first_tensor(args, kwargs)),
-            "_walk": self.run,
+            "_fall_back": self.run,
             "_recover": self.recover,
             "_said": [],
             "_say": lambda: self._announce(first.impl),
@@ -233,7 +233,7 @@ class Chain:
     def _first_tensor(self, args: tuple, kwargs: dict) -> Tensor | None:
         return first_tensor(args, kwargs) if self.spec is None else self.spec.first_tensor(args, kwargs)
 
-    # -- the walk
+    # -- falling back
 
     def recover(self, error: Exception, args: tuple, kwargs: dict) -> Any:
         """The first candidate has failed on the direct path: answer from the next one, or raise."""
@@ -245,29 +245,29 @@ class Chain:
         if self._must_be_visible(args, kwargs):
             assert self.spec is not None
             return library.visible(self.spec, args, kwargs)
-        walk = Walk(self, args, kwargs)
+        fallback = Fallback(self, args, kwargs)
         for index, candidate in enumerate(self.candidates):
             error, failed = failed, None
             if error is None:
-                if walk.passes_over(candidate):
+                if fallback.passes_over(candidate):
                     continue
-                result, error = walk.attempt(candidate, last=index + 1 == len(self.candidates))
+                result, error = fallback.attempt(candidate, last=index + 1 == len(self.candidates))
                 if error is None:
-                    seen = self._seen[bool(walk.written)]
-                    if index == 0 and len(seen) < 4096 and not walk.on_trial(candidate):
-                        seen.add(_mark(walk.first))
-                    self._succeeded(candidate, walk)
+                    seen = self._seen[bool(fallback.written)]
+                    if index == 0 and len(seen) < 4096 and not fallback.on_trial(candidate):
+                        seen.add(_mark(fallback.first))
+                    self._succeeded(candidate, fallback)
                     return result
-            walk.failed(candidate, error)
-        raise self._verdict(walk.trail)
+            fallback.failed(candidate, error)
+        raise self._verdict(fallback.trail)
 
     def _must_be_visible(self, args: tuple, kwargs: dict) -> bool:
         """Whether torch must be able to look into this call: it is traced or transformed, or has no plain tensors."""
         if self.spec is None or not self._typed or not self.spec.primitive or isinstance(self.spec, Derived):
             return False  # a derived op is a kernel below torch's dispatcher, which has shown the call to all who look
-        if live_modes() or forward_ad._current_level >= 0 or transforms_active():
+        if dispatch_modes() or forward_ad._current_level >= 0 or transforms_active():
             return True
-        return not all(is_plain(t) and is_real(t) for t in tensors((args, kwargs)))
+        return not all(is_plain(t) and is_real(t) for t in tensors_in((args, kwargs)))
 
     def _checks(self, impl: OpImpl) -> bool:
         """Whether an impl's results are checked until it is proven: those of others, where a fake kernel knows better.
@@ -294,13 +294,13 @@ class Chain:
             return True
         return False
 
-    def _succeeded(self, candidate: Candidate, walk: Walk) -> None:
-        for refusal, error in walk.trail:
-            if error is None or self._declines(error) or not is_real(walk.first):
+    def _succeeded(self, candidate: Candidate, fallback: Fallback) -> None:
+        for refusal, error in fallback.trail:
+            if error is None or self._declines(error) or not is_real(fallback.first):
                 self._say_passed(refusal)
                 continue
             everywhere = isinstance(error, ImportError)
-            failure = Failure(self.name, refusal.impl.impl_id, None if everywhere else walk.case, refusal.reason)
+            failure = Failure(self.name, refusal.impl.impl_id, None if everywhere else fallback.case, refusal.reason)
             if self.manager.quarantine(self.key, failure):
                 logger.warning(
                     "Op '%s': '%s' failed and is passed over from now on (%s), using '%s'",
@@ -309,7 +309,7 @@ class Chain:
                     failure,
                     candidate.impl.impl_id,
                 )
-        self._announce(candidate.impl, walk.trail[-1][0].reason if walk.trail else None)
+        self._announce(candidate.impl, fallback.trail[-1][0].reason if fallback.trail else None)
 
     def _say_passed(self, refusal: Refused) -> None:
         mark = f"passed {refusal.impl.impl_id}"
@@ -377,8 +377,8 @@ class Chain:
         return isinstance(error, NotSupported) or (isinstance(error, BadArgument) and isinstance(self.spec, Derived))
 
 
-class Walk:
-    """One call on its way along the candidates: what it may write, and what became of those before."""
+class Fallback:
+    """One call that tries the candidates in turn: what it may write, and how those before have failed."""
 
     def __init__(self, chain: Chain, args: tuple, kwargs: dict):
         self.chain, self.args, self.kwargs = chain, args, kwargs
@@ -483,8 +483,8 @@ class Walk:
                 raise bad.with_traceback(None) from None
 
 
-# A function that asks before it jumps to the first candidate, and walks where the answer is no. A question that raises
-# (a tensor without a shape, a `when` with a mistake) is asked again on the walk, which knows what to do.
+# A function that asks before it calls the first candidate, and falls back if the answer is no. A question that raises
+# (a tensor without a shape, a `when` with a mistake) is asked again on the fallback, which knows what to do.
 GUARD = """\
 def {name}({params}):
     try:
@@ -492,7 +492,7 @@ def {name}({params}):
     except Exception:
         _go = False
     if not _go:
-        return _walk({packed})
+        return _fall_back({packed})
     if not _said:
         _said.append(1)
         _say()

@@ -45,10 +45,10 @@ def complaint(spec: Spec, args: tuple, kwargs: dict, error: Exception) -> BadLay
 
 
 def explained(run: Callable[..., Any]) -> Callable[..., Any]:
-    """For the walk of a chain: errors that come from a tensor's layout say so. Costs nothing where there is none."""
+    """For `Chain.run`: errors that come from a tensor's layout say so. Costs nothing where there is none."""
 
     @functools.wraps(run)
-    def walk(chain: Any, args: tuple, kwargs: dict, failed: Exception | None = None) -> Any:
+    def explaining(chain: Any, args: tuple, kwargs: dict, failed: Exception | None = None) -> Any:
         try:
             return run(chain, args, kwargs, failed)
         except Exception as error:
@@ -60,4 +60,4 @@ def explained(run: Callable[..., Any]) -> Callable[..., Any]:
                 raise
             raise made from None
 
-    return walk
+    return explaining

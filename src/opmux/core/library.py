@@ -16,8 +16,8 @@ from torch import Tensor
 
 from .. import wiring
 from . import autograd, codegen
-from .facts import is_real, tensors
-from .jump import Form, Jump, forward_ad, live_modes, transforms_active
+from .entry import EntryPoint, Form, dispatch_modes, forward_ad, transforms_active
+from .tensors import is_real, tensors_in
 
 if TYPE_CHECKING:
     from .spec import Spec
@@ -28,48 +28,48 @@ _libraries: dict[str, torch.library.Library] = {}
 reference_guard: Callable[[Callable[..., Any]], Callable[..., Any]] | None = None
 
 
-def make_jump(spec: Spec, jumps: Mapping[str, Jump]) -> Jump:
-    """The stable function of a spec, bound on first call by the default manager; `jumps` has those of all specs."""
+def make_entry(spec: Spec, entries: Mapping[str, EntryPoint]) -> EntryPoint:
+    """The stable function of a spec, bound on first call by the default manager; `entries` has those of all specs."""
 
-    def bind(jump: Jump) -> None:
-        wiring.manager().bind_typed(spec, jump)
+    def bind(entry: EntryPoint) -> None:
+        wiring.manager().bind_typed(spec, entry)
 
-    def under(jump: Jump, policy: Any) -> Any:
-        return wiring.manager().typed_pair(spec, jump, policy)
+    def under(entry: EntryPoint, policy: Any) -> Any:
+        return wiring.manager().typed_pair(spec, entry, policy)
 
     def differentiable(*args: Any, **kwargs: Any) -> Any:
         """The first call that wants a gradient: by now the backward has been declared, and the text can be written."""
-        jump.globals["_g"] = entry = autograd.entry(spec, jump, jumps[spec.gradient.backward.key], live)
-        return entry(*args, **kwargs)
+        entry.globals["_g"] = made = autograd.make_call(spec, entry, entries[spec.gradient.backward.key], traced)
+        return made(*args, **kwargs)
 
-    def live(*args: Any, **kwargs: Any) -> Any:
+    def traced(*args: Any, **kwargs: Any) -> Any:
         return visible(spec, args, kwargs)
 
     native = spec.space == "aten"
     form = Form.of(spec.name, spec.signature, differentiable=native or spec.grad is not None)
-    form.native, form.check, form.live = native, spec.check, live
+    form.native, form.check, form.traced = native, spec.check, traced
     form.asks = spec.primitive and not dynamo_has_hooks()
-    jump = Jump(form, bind, under, spec.reference if native else differentiable)
-    return jump
+    entry = EntryPoint(form, bind, under, spec.reference if native else differentiable)
+    return entry
 
 
 # ---- torch.library --------------------------------------------------------------------------------------------------
 
 
-def define(spec: Spec, jump: Jump) -> None:
+def define(spec: Spec, entry: EntryPoint) -> None:
     """Give the op its schema, kernel, fake and gradient in torch.ops, and let Dynamo see that instead of us."""
     lib = _libraries[spec.key] = torch.library.Library(spec.space, "FRAGMENT")  # kept at once: `undefine` must find it
     schema = spec.schema or torch.library.infer_schema(spec.reference, mutates_args=spec.mutates)
     lib.define(f"{spec.name}{schema}", tags=(torch.Tag.pt2_compliant_tag,))
 
     def kernel(*args: Any, **kwargs: Any) -> Any:
-        return jump.raw(*args, **kwargs)
+        return entry.raw(*args, **kwargs)
 
     lib.impl(spec.name, kernel, "CompositeExplicitAutograd")
     torch.library.register_fake(spec.key, spec.fake or spec.reference, lib=lib)
     if spec.grad is not None:
         _define_gradient(spec, lib)
-    show_to_dynamo(spec, jump)
+    show_to_dynamo(spec, entry)
 
 
 def undefine(spec: Spec) -> None:
@@ -115,7 +115,7 @@ def visible(spec: Spec, args: tuple, kwargs: dict) -> Any:
     A tracer or a dispatch mode sees the op in torch.ops. Forward AD and functorch need formulas that the op does not
     have, and subclasses rules: they see its reference, which is plain PyTorch.
     """
-    looked_at = live_modes() or any(not is_real(t) for t in tensors((args, kwargs)))
+    looked_at = dispatch_modes() or any(not is_real(t) for t in tensors_in((args, kwargs)))
     if spec.space == "opmux" and looked_at and forward_ad._current_level < 0 and not transforms_active():
         return packet(spec)(*args, **kwargs)
     fn = spec.reference
@@ -133,15 +133,15 @@ def dynamo_has_hooks() -> bool:
     )
 
 
-def show_to_dynamo(spec: Spec, jump: Jump) -> None:
-    """Let Dynamo trace the op instead of the jump: a ContextVar or a lock on the path would fail fullgraph.
+def show_to_dynamo(spec: Spec, entry: EntryPoint) -> None:
+    """Let Dynamo trace the op instead of the entry: a ContextVar or a lock on the path would fail fullgraph.
 
     One hook is for the op called inside compiled code, the other for `torch.compile(opmux.ops.x)` itself. Where there
-    are none, the jump's text asks whether it is being compiled, which costs eager calls 180 ns.
+    are none, the entry's text asks whether it is being compiled, which costs eager calls 180 ns.
     """
-    form, fn = jump.form, jump.fn
+    form, fn = entry.form, entry.fn
     instead = packet(spec).default if spec.space == "opmux" else spec.reference
-    jump.globals["_op"] = instead
+    entry.globals["_op"] = instead
     if form.asks:
         return
     names = {"_op": instead, **form.defaults}

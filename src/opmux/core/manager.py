@@ -10,12 +10,12 @@ from typing import Any
 
 from torch import Tensor
 
-from . import autograd, facts, library, log
+from . import autograd, library, log, machine, tensors
 from . import policy as policies
 from .dispatch import Candidate, Chain, Failure, Memory, refusal_of
+from .entry import EntryPoint, Form, Pair, Plan, reraise
 from .errors import DispatchError, NoImplementation, UnknownName, unknown
 from .explain import Explanation, Verdict
-from .jump import Form, Jump, Pair, Plan, reraise
 from .loading import Once
 from .lock import lock
 from .log import logger
@@ -33,8 +33,8 @@ class OpManager:
         self.registry = OpRegistry() if registry is None else registry
         self.memory = Memory()
         self._doors = Doors(self)
-        self._jumps: dict[str, Jump] = {}  # the functions `resolve` has handed out, by key
-        self._known: dict[Jump, None] = {}  # every jump this manager has bound
+        self._entries: dict[str, EntryPoint] = {}  # the functions `resolve` has handed out, by key
+        self._known: dict[EntryPoint, None] = {}  # every entry this manager has bound
         self._lifted: dict[tuple[str, SelectionPolicy | None], tuple[OpImpl, ...]] = {}
         self._last: dict[str, str] = {}  # the impl each op was last said to use
         self._why = "registration"
@@ -65,7 +65,7 @@ class OpManager:
 
     def resolve(self, op_name: str) -> Callable[..., Any]:
         """The op as a function to hold: it follows every later change of policy and registry."""
-        return self._open_jump(self._key(op_name)).fn
+        return self._open_entry(self._key(op_name)).fn
 
     def resolve_candidates(self, op_name: str) -> list[OpImpl]:
         """The impls that may run under the policy that holds here, in order, as far as no tensor is looked at."""
@@ -88,7 +88,7 @@ class OpManager:
         """Which impl would run for these arguments, every other one, and why not."""
         key = self._key(op_name)
         policy, spec = policies.get_policy(), specs.get(key)
-        first = facts.first_tensor(args, kwargs) if spec is None else spec.first_tensor(args, kwargs)
+        first = tensors.first_tensor(args, kwargs) if spec is None else spec.first_tensor(args, kwargs)
         if spec is not None and spec.primitive and (args or kwargs):
             args, kwargs = spec.bound(args, kwargs)
         device = default_device() if first is None or first.is_meta else first.device.type
@@ -134,7 +134,7 @@ class OpManager:
                 return Refused(impl, "when", reason)
         if first is None or strict:
             return None
-        known = self.memory.failed(key, impl.impl_id, (first.dtype, facts.shape_class(first)))
+        known = self.memory.failed(key, impl.impl_id, (first.dtype, tensors.shape_class(first)))
         return None if known is None else Refused(impl, "quarantine", known.reason)
 
     def failures(self) -> list[Failure]:
@@ -164,18 +164,18 @@ class OpManager:
 
     # -- binding
 
-    def bind_typed(self, spec: Spec, jump: Jump) -> None:
+    def bind_typed(self, spec: Spec, entry: EntryPoint) -> None:
         """Point a spec's stable function at what the process's policy says."""
-        jump.keep = True
-        self._bind(jump, lambda policy: self._plan(spec.key, policy, jump.form, typed=True))
+        entry.keep = True
+        self._bind(entry, lambda policy: self._plan(spec.key, policy, entry.form, typed=True))
 
-    def typed_pair(self, spec: Spec, jump: Jump, policy: SelectionPolicy) -> Pair:
+    def typed_pair(self, spec: Spec, entry: EntryPoint, policy: SelectionPolicy) -> Pair:
         """What a spec's stable function runs under a scope's policy."""
-        self._adopt_jump(jump)
-        return jump.form.pair(self._plan(spec.key, policy, jump.form, typed=True))
+        self._adopt_entry(entry)
+        return entry.form.pair(self._plan(spec.key, policy, entry.form, typed=True))
 
-    def _bind(self, jump: Jump, make: Callable[[SelectionPolicy], Plan]) -> None:
-        """Point a jump at a plan. It is made with nothing locked, as that imports kernels, loads plugins and asks
+    def _bind(self, entry: EntryPoint, make: Callable[[SelectionPolicy], Plan]) -> None:
+        """Point an entry at a plan. It is made with nothing locked, as that imports kernels, loads plugins and asks
         impls whether they are available; where something has changed meanwhile, it is made again."""
         for _ in range(1000):
             epoch = self._epoch
@@ -183,56 +183,56 @@ class OpManager:
             with lock.held:
                 if epoch != self._epoch:
                     continue
-                self._adopt_jump(jump)
-                if not jump.bound:
-                    jump.point(plan)
+                self._adopt_entry(entry)
+                if not entry.bound:
+                    entry.point(plan)
                 return
         raise DispatchError(
-            f"op '{jump.form.name}': registry or policy changes whenever an impl is chosen: {self._why}"
+            f"op '{entry.form.name}': registry or policy changes whenever an impl is chosen: {self._why}"
         )
 
-    def _open_jump(self, key: str) -> Jump:
+    def _open_entry(self, key: str) -> EntryPoint:
         """The function that hands arguments to an op's impl as given; one per op and manager."""
-        made = self._jumps.get(key)
+        made = self._entries.get(key)
         if made is None:
             spec = specs.by_key.get(key)
             form = Form.open(self._name(key), differentiable=spec is not None and spec.grad is not None)
             bind, under = functools.partial(_bind_open, key, self), functools.partial(_open_pair, key, self)
-            made = Jump(form, bind, under, functools.partial(self._with_gradient, spec))
-            made = self._jumps.setdefault(key, made)
+            made = EntryPoint(form, bind, under, functools.partial(self._with_gradient, spec))
+            made = self._entries.setdefault(key, made)
         return made
 
     def _with_gradient(self, spec: Spec | None, *args: Any, **kwargs: Any) -> Any:
         """A differentiable op called by name, with a gradient wanted; with no backward here, autograd sees the impl."""
         assert spec is not None
-        jump, backward = self._open_jump(spec.key), spec.gradient.backward.key
+        entry, backward = self._open_entry(spec.key), spec.gradient.backward.key
         if not self.registry.impls(backward):
-            return jump.raw(*args, **kwargs)
-        live = lambda *args, **kwargs: library.visible(spec, args, kwargs)
-        return autograd.with_gradient(spec, jump, self._open_jump(backward), live, args, kwargs)
+            return entry.raw(*args, **kwargs)
+        traced = lambda *args, **kwargs: library.visible(spec, args, kwargs)
+        return autograd.with_gradient(spec, entry, self._open_entry(backward), traced, args, kwargs)
 
     def door(self, name: str) -> Pair:
         """The pair behind a name, for `call`; looked up by `Doors` when it is not there."""
-        jump = self._open_jump(self._key(name))
-        if jump.form.wants_grad is None and not policies.live_scopes():
-            if not jump.bound:
-                jump._bind(jump)
-            plan = jump.plan
-            if jump.bound and plan.key == "":
+        entry = self._open_entry(self._key(name))
+        if entry.form.wants_grad is None and not policies.live_scopes():
+            if not entry.bound:
+                entry._bind(entry)
+            plan = entry.plan
+            if entry.bound and plan.key == "":
                 return plan.table
-        return jump.fn, reraise
+        return entry.fn, reraise
 
     def _plan(self, key: str, policy: SelectionPolicy, form: Form, typed: bool, device: str | None = None) -> Plan:
-        """What a jump needs to look at for this op, and the pair or the table of pairs to look it up in.
+        """What an entry needs to look at for this op, and the pair or the table of pairs to look it up in.
 
         A door that only tensors of one device type come through says which.
         """
         self._check(policy, key)
         ordered, refused = choose(policy, key, self._impls(key, policy))
-        chips, machine = facts.accelerators(), facts.machine()
-        by_dtype = any(i.supported_dtypes is not None for i in ordered) or any(map(machine.lacks, chips))
+        chips, here = machine.accelerators(), machine.current()
+        by_dtype = any(i.supported_dtypes is not None for i in ordered) or any(map(here.lacks, chips))
         restricted = any(i.min_arch or i.devices for i in ordered)
-        told = lambda chip: machine.lacks(chip) or key in machine.unused(chip) or key in machine.preferred(chip)
+        told = lambda chip: here.lacks(chip) or key in here.unused(chip) or key in here.preferred(chip)
         restricted = restricted or any(map(told, chips))
         by_device = device is None and bool(chips) and restricted
 
@@ -246,15 +246,15 @@ class OpManager:
 
         looks = ["device" if len(chips) == 1 else "type"] if by_device else []
         looks += ["dtype"] if by_dtype else []
-        spec, watch = specs.get(key), self._watch(key, ordered, (device,) if device else (*chips, "cpu"))
+        spec, tracers = specs.get(key), self._tracer_check(key, ordered, (device,) if device else (*chips, "cpu"))
         own = any(i.call is not i.fn for i in ordered)
         if not looks:
-            return Plan("", leaf(None), watch=watch, own_gradient=own)
-        first = facts.first_tensor if spec is None else spec.first_tensor
-        return Plan(" ".join(looks), {}, leaf, watch, first, own)
+            return Plan("", leaf(None), tracers=tracers, own_gradient=own)
+        first = tensors.first_tensor if spec is None else spec.first_tensor
+        return Plan(" ".join(looks), {}, leaf, tracers, first, own)
 
-    def _watch(self, key: str, ordered: list[OpImpl], devices: tuple[str, ...]) -> str:
-        """What a jump must ask for before it leads to these impls: a key of WATCH.
+    def _tracer_check(self, key: str, ordered: list[OpImpl], devices: tuple[str, ...]) -> str:
+        """What an entry must ask for before it leads to these impls: a key of TRACER_CHECKS.
 
         A composition is asked in its parts. Kernels that ask by themselves, as the C++ ones do, cannot see vmap, which
         hands them plain tensors. Of an op with a reference alone, tracers shall still see the op.
@@ -302,14 +302,14 @@ class OpManager:
 
     def static_refusal(self, key: str, impl: OpImpl, device: str) -> Refused | None:
         """Why an impl cannot run on this machine, whatever the tensors."""
-        if not facts.runs_on(impl.devices, device):
-            takes = ", ".join(sorted(impl.devices or ())).replace(facts.ACCELERATOR, "accelerators")
+        if not machine.runs_on(impl.devices, device):
+            takes = ", ".join(sorted(impl.devices or ())).replace(machine.ACCELERATOR, "accelerators")
             return Refused(impl, "device", f"runs on {takes}, these tensors are on {device}")
-        unused = None if impl.kind is BackendImplKind.REFERENCE else facts.machine().unused(device).get(key)
+        unused = None if impl.kind is BackendImplKind.REFERENCE else machine.current().unused(device).get(key)
         if unused is not None:
             return Refused(impl, "vendor", unused)
         if impl.min_arch is not None:
-            reason = facts.arch_refusal(impl.min_arch, device)
+            reason = machine.arch_refusal(impl.min_arch, device)
             if reason is not None:
                 return Refused(impl, "arch", reason)
         if impl.available is not None:
@@ -346,8 +346,8 @@ class OpManager:
             self._why = why
             self._epoch += 1
             self._lifted.clear()
-            for jump in self._known:
-                jump.unbind()
+            for entry in self._known:
+                entry.unbind()
             self._doors.clear()
             policies.forget_bindings()
 
@@ -383,16 +383,16 @@ class OpManager:
         )
         self.invalidate("registration")
 
-    def _adopt_jump(self, jump: Jump) -> None:
+    def _adopt_entry(self, entry: EntryPoint) -> None:
         with lock.held:
-            self._known[jump] = None
-            jump.watch_scopes(policies.live_scopes() > 0)
+            self._known[entry] = None
+            entry.watch_scopes(policies.live_scopes() > 0)
 
     def watch_scopes(self, live: bool) -> None:
         self._epoch += 1
         self._doors.clear()
-        for jump in self._known:
-            jump.watch_scopes(live)
+        for entry in self._known:
+            entry.watch_scopes(live)
 
     def after_fork(self) -> None:
         """In a child: whatever another thread was in the middle of, start from what is registered."""
@@ -489,35 +489,35 @@ class Doors(dict):
         return door
 
 
-def _bind_open(key: str, manager: OpManager, jump: Jump) -> None:
-    manager._bind(jump, lambda policy: manager._plan(key, policy, jump.form, typed=False))
+def _bind_open(key: str, manager: OpManager, entry: EntryPoint) -> None:
+    manager._bind(entry, lambda policy: manager._plan(key, policy, entry.form, typed=False))
 
 
-def _open_pair(key: str, manager: OpManager, jump: Jump, policy: SelectionPolicy) -> Pair:
-    manager._adopt_jump(jump)
-    return jump.form.pair(manager._plan(key, policy, jump.form, typed=False))
+def _open_pair(key: str, manager: OpManager, entry: EntryPoint, policy: SelectionPolicy) -> Pair:
+    manager._adopt_entry(entry)
+    return entry.form.pair(manager._plan(key, policy, entry.form, typed=False))
 
 
 def _dtype_refusal(impl: OpImpl, dtype: Any, device: str) -> Refused | None:
-    if impl.kind is BackendImplKind.DEFAULT and impl.vendor is None and dtype in facts.machine().lacks(device):
-        whose = facts.machine().vendor_of(device) or device
-        return Refused(impl, "dtype", f"{whose}'s chips do not compute in {facts.dtype_name(dtype)}")
+    if impl.kind is BackendImplKind.DEFAULT and impl.vendor is None and dtype in machine.current().lacks(device):
+        whose = machine.current().vendor_of(device) or device
+        return Refused(impl, "dtype", f"{whose}'s chips do not compute in {tensors.dtype_name(dtype)}")
     if impl.supported_dtypes is None or dtype is None or dtype in impl.supported_dtypes:
         return None
-    takes = ", ".join(sorted(facts.dtype_name(d) for d in impl.supported_dtypes))
-    return Refused(impl, "dtype", f"takes {takes}; the first tensor is {facts.dtype_name(dtype)}")
+    takes = ", ".join(sorted(tensors.dtype_name(d) for d in impl.supported_dtypes))
+    return Refused(impl, "dtype", f"takes {takes}; the first tensor is {tensors.dtype_name(dtype)}")
 
 
 def _vendors_first(key: str, impl: OpImpl, device: str) -> str | None:
     """Why a kernel of ours for any chip stands back for the impls of the chip's vendor, or None."""
     if impl.kind is not BackendImplKind.DEFAULT or impl.vendor is not None or impl.outside:
         return None
-    machine, derived = facts.machine(), specs.derived.get(key)
-    preferred = machine.preferred(device)
+    here, derived = machine.current(), specs.derived.get(key)
+    preferred = here.preferred(device)
     op = next((k for k in (key, *(derived.bases if derived is not None else ())) if k in preferred), None)
     if op is None:
         return None
-    vendor, why = machine.vendor_of(device) or device, preferred[op]
+    vendor, why = here.vendor_of(device) or device, preferred[op]
     try:
         why = why() if callable(why) else why
     except Exception as error:  # a vendor's code
@@ -529,12 +529,12 @@ def _vendors_first(key: str, impl: OpImpl, device: str) -> str | None:
 
 
 def _declines_tracers(impl: OpImpl) -> bool:
-    every = impl.supported_dtypes is None or set(facts.FLOATS) <= impl.supported_dtypes
+    every = impl.supported_dtypes is None or set(tensors.FLOATS) <= impl.supported_dtypes
     return every and impl.declines_tracers
 
 
 def default_device() -> str:
-    chips = facts.accelerators()
+    chips = machine.accelerators()
     return chips[0] if chips else "cpu"
 
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from . import extension, jump, knobs
+from . import entry, extension, knobs
 from .errors import BadPolicy, OpmuxError
 from .extension import SpaceOrder
 from .loading import on_failure
@@ -19,7 +19,7 @@ from .spec import DOORS, specs
 from .tokens import fold_names, parse_order, parse_prefer
 
 if TYPE_CHECKING:
-    from .jump import Jump, Pair
+    from .entry import EntryPoint, Pair
 
 # prefer -> the kinds in order
 ORDERS = {
@@ -252,7 +252,7 @@ def get_global_policy() -> SelectionPolicy:
 
 def get_policy() -> SelectionPolicy:
     """The policy that holds here: that of the innermost scope, else the process's."""
-    live = jump.scope.get()
+    live = entry.scope.get()
     return (None if live is None else live.policy) or get_global_policy()
 
 
@@ -323,28 +323,28 @@ class Layer:
 
 
 class Table:
-    """What each jump runs under one policy; filled as ops are called."""
+    """What each entry runs under one policy; filled as ops are called."""
 
     def __init__(self, policy: SelectionPolicy):
         self.policy = policy
-        self.pairs: dict[Jump, Pair] = {}
+        self.pairs: dict[EntryPoint, Pair] = {}
         _every_table.add(self)
 
-    def miss(self, jump: Jump) -> Pair:
-        pair = self.pairs.get(jump)
+    def miss(self, entry: EntryPoint) -> Pair:
+        pair = self.pairs.get(entry)
         if pair is None:
             count = _forgotten
             try:
-                pair = jump.under(self.policy)  # with nothing locked: it may import kernels and load plugins
+                pair = entry.under(self.policy)  # with nothing locked: it may import kernels and load plugins
             except OpmuxError as error:
                 raise error from None  # the KeyError that led here says nothing
             with lock.held:
                 if count == _forgotten:
-                    self.pairs[jump] = pair
+                    self.pairs[entry] = pair
         return pair
 
 
-class Entry:
+class Entered:
     """A scope that was entered: whose, with what policy, and whether it was left from another context."""
 
     __slots__ = ("left", "owner", "table")
@@ -361,15 +361,15 @@ class Scope:
 
     __slots__ = ("__weakref__", "entries", "miss", "outer", "pairs", "policy")
 
-    def __init__(self, entries: tuple[Entry, ...], outer: Scope | None = None):
+    def __init__(self, entries: tuple[Entered, ...], outer: Scope | None = None):
         self.entries, self.outer = entries, outer
         self.policy: SelectionPolicy | None
-        self.pairs: dict[Jump, Pair]
-        self.miss: Callable[[Jump], Pair]
+        self.pairs: dict[EntryPoint, Pair]
+        self.miss: Callable[[EntryPoint], Pair]
         self.aim()
 
     def aim(self) -> None:
-        """Point what jumps read, one step away, at the innermost scope that was not left; else at the process's."""
+        """Point what entries read, one step away, at the innermost scope that was not left; else at the process's."""
         table = next((e.table for e in reversed(self.entries) if not e.left), None)
         if table is None:
             self.policy, self.pairs, self.miss = None, {}, _pair_of_process
@@ -377,8 +377,8 @@ class Scope:
             self.policy, self.pairs, self.miss = table.policy, table.pairs, table.miss
 
 
-def _pair_of_process(jump: Jump) -> Pair:
-    return jump.pair_of_process()
+def _pair_of_process(entry: EntryPoint) -> Pair:
+    return entry.pair_of_process()
 
 
 _tables: dict[SelectionPolicy, Table] = {}
@@ -411,8 +411,8 @@ def _gone(node: int, ref: weakref.ref[Scope]) -> None:
             for watch in _watchers:
                 watch(False)
             for table in tuple(_every_table):  # a manager of somebody's own must not be kept alive by a table
-                for jump in [j for j in table.pairs if not j.keep]:
-                    del table.pairs[jump]
+                for entry in [j for j in table.pairs if not j.keep]:
+                    del table.pairs[entry]
 
 
 def forget_bindings() -> None:
@@ -438,22 +438,22 @@ class PolicyScope:
     def __init__(self, layer: Layer | SelectionPolicy, check: Callable[[SelectionPolicy], None] | None = None):
         self._layer = layer
         self._check = check
-        self._entered: list[Entry] = []  # what was entered and not left yet, in any context
+        self._entered: list[Entered] = []  # what was entered and not left yet, in any context
 
     def __enter__(self) -> SelectionPolicy:
         policy = self._layer if isinstance(self._layer, SelectionPolicy) else get_policy().over(self._layer)
         if self._check is not None:
             self._check(policy)
         with lock.held:
-            entry = Entry(_table(policy), self)
-        outer = jump.scope.get()
-        on_failure(lambda: self._leave(entry))
-        self._entered.append(entry)
-        jump.scope.set(_born(Scope((*(() if outer is None else outer.entries), entry), outer)))
+            entered = Entered(_table(policy), self)
+        outer = entry.scope.get()
+        on_failure(lambda: self._leave(entered))
+        self._entered.append(entered)
+        entry.scope.set(_born(Scope((*(() if outer is None else outer.entries), entered), outer)))
         return policy
 
     def __exit__(self, *error: Any) -> None:
-        here = jump.scope.get()
+        here = entry.scope.get()
         found = [] if here is None else [e for e in here.entries if e.owner is self and not e.left]
         # A generator may be closed by another thread or task than the one that it was entered in.
         found = found or self._entered
@@ -461,18 +461,18 @@ class PolicyScope:
             raise RuntimeError("this policy scope is not entered here: it was left already")
         self._leave(found[-1])
 
-    def _leave(self, entry: Entry) -> None:
+    def _leave(self, entered: Entered) -> None:
         with lock.held:
-            if entry in self._entered:
-                self._entered.remove(entry)
-            here = jump.scope.get()
-            if here is not None and entry in here.entries:
-                jump.scope.set(_without(here, entry))
+            if entered in self._entered:
+                self._entered.remove(entered)
+            here = entry.scope.get()
+            if here is not None and entered in here.entries:
+                entry.scope.set(_without(here, entered))
                 return
-            entry.left = True
+            entered.left = True
             for ref in tuple(_live.values()):
                 scope = ref()
-                if scope is not None and entry in scope.entries:
+                if scope is not None and entered in scope.entries:
                     scope.aim()
 
     def __call__(self, fn: Callable[..., Any]) -> Callable[..., Any]:
@@ -495,9 +495,9 @@ class PolicyScope:
         return inside
 
 
-def _without(here: Scope, entry: Entry) -> Scope | None:
-    """The scope that holds once an entry is left; by hand they may be left in any order."""
-    rest = tuple(e for e in here.entries if e is not entry and not e.left)
+def _without(here: Scope, entered: Entered) -> Scope | None:
+    """The scope that holds once a scope is left; by hand they may be left in any order."""
+    rest = tuple(e for e in here.entries if e is not entered and not e.left)
     if not rest:
         return None
     outer = here.outer

@@ -12,9 +12,9 @@ import torch
 
 from . import codegen
 from .errors import BadImpl, DuplicateImpl, UnknownName
-from .facts import split_arch
 from .loading import Home, current, on_failure
 from .lock import lock
+from .machine import split_arch
 from .spec import DOORS, Spec, specs
 from .tokens import BackendImplKind
 

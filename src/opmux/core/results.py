@@ -7,9 +7,9 @@ from typing import Any
 from torch import Tensor
 
 from . import library
-from .facts import dtype_name
 from .log import logger
 from .spec import Spec
+from .tensors import dtype_name
 
 
 def mismatch(spec: Spec, results: Any, args: tuple, kwargs: dict) -> str | None:

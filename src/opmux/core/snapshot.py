@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .facts import has_memory
+from .tensors import has_memory
 
 LIMIT = 1 << 30  # bytes: a call that may write more has no snapshot, and so no fallback
 MOST_OBJECTS = 10_000  # objects that one call may lead to

@@ -23,11 +23,11 @@ from torch import Tensor
 from .. import wiring
 from . import codegen, extension, library
 from .contract import Contract, Where
+from .entry import EntryPoint, is_tensor
 from .errors import BadArgument, BadSpec, UnknownName
-from .facts import first_tensor, tensors
-from .jump import Jump, is_tensor
 from .loading import Home, on_failure
 from .lock import cached_property, lock
+from .tensors import first_tensor, tensors_in
 
 if TYPE_CHECKING:
     from .adapter import Adapter
@@ -183,7 +183,7 @@ class Spec:
     @cached_property
     def writes(self) -> tuple[str, ...]:
         """The arguments that a call may change: those the schema declares, and objects that hold state."""
-        stateful = (n for n, hint in self.hints.items() if any(map(_is_state, _annotations(hint))))
+        stateful = (n for n, hint in self.hints.items() if State in _annotations(hint))
         return tuple(dict.fromkeys((*self.mutates, *stateful)))
 
     @cached_property
@@ -275,7 +275,7 @@ class Spec:
         if self.traffic is not None:
             return self.traffic(*args, **kwargs)
         results = library.fake_call(self, args, kwargs)
-        return sum(t.nbytes for t in (*tensors(args), *tensors(kwargs), *tensors(results)))
+        return sum(t.nbytes for t in (*tensors_in(args), *tensors_in(kwargs), *tensors_in(results)))
 
 
 @dataclass(frozen=True, eq=False)
@@ -346,7 +346,7 @@ class Specs:
     def __init__(self, roots: Mapping[str, str], implementers: tuple[str, ...] = ()):
         self.by_key: dict[str, Spec] = {}
         self.functions: dict[str, Callable[..., Any]] = {}
-        self.jumps: dict[str, Jump] = {}
+        self.entries: dict[str, EntryPoint] = {}
         self.derived: dict[str, Derived] = {}
         self.version = 0  # counts declarations and removals
         self._folded: tuple[int, dict[str, str]] = (-1, {})  # keys by their folded names, of a version
@@ -355,7 +355,7 @@ class Specs:
         self._loaded: set[str] = set()
         self._homes: dict[str, Home] = {}  # by key, for as long as the import that declares it may fail
 
-    def add(self, spec: Spec, jump: Jump) -> None:
+    def add(self, spec: Spec, entry: EntryPoint) -> None:
         """Declare an op. The declarations of an import that failed are void, and may be made again."""
         home = Home.here()
         with lock.held:
@@ -367,8 +367,8 @@ class Specs:
             on_failure(lambda: self.remove(spec), home)
             if home is not None:
                 self._homes[spec.key] = home
-            self.jumps[spec.key] = jump
-            self.functions[spec.key] = jump.fn
+            self.entries[spec.key] = entry
+            self.functions[spec.key] = entry.fn
             self.by_key[spec.key] = spec  # last: who finds it here finds the others
             self.version += 1
 
@@ -378,7 +378,7 @@ class Specs:
             if self.by_key.get(spec.key, spec) is not spec:
                 return
             self.version += 1
-            for table in (self.by_key, self.jumps, self.functions, self._homes):
+            for table in (self.by_key, self.entries, self.functions, self._homes):
                 table.pop(spec.key, None)
         library.undefine(spec)
 
@@ -564,18 +564,18 @@ def op(
             object.__setattr__(spec, "reference", checked(spec, reference))
             if fake is not None:
                 object.__setattr__(spec, "fake", checked(spec, fake))
-        jump = library.make_jump(spec, specs.jumps)
-        fn: Any = jump.fn
+        entry = library.make_entry(spec, specs.entries)
+        fn: Any = entry.fn
         fn.spec, fn.reference, fn.check = spec, spec.reference, lambda **given: spec.contract.check(given)
         fn.__doc__, fn.__module__ = spec.doc, reference.__module__
         fn.__qualname__ = spec.name
         fn.__annotations__ = typing.get_type_hints(inspect.unwrap(reference))
-        specs.add(spec, jump)
+        specs.add(spec, entry)
         try:
             if space == "opmux":
-                library.define(spec, jump)
+                library.define(spec, entry)
             elif space == "aten":
-                library.show_to_dynamo(spec, jump)
+                library.show_to_dynamo(spec, entry)
         except BaseException:
             specs.remove(spec)
             raise
@@ -629,10 +629,6 @@ def _check_declaration(spec: Spec) -> None:
     for p in spec.signature.parameters.values():
         if p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD, p.POSITIONAL_ONLY):
             raise BadSpec(f"{spec.key}: parameter {p} must be named and passable by keyword")
-
-
-def _is_state(annotation: Any) -> bool:
-    return "state" in getattr(annotation, "__metadata__", ())
 
 
 def _annotations(annotation: Any) -> tuple[Any, ...]:

@@ -17,9 +17,7 @@ from torch import Tensor
 
 from ..core.registry import impl
 from ..specs import activation as spec
-from .lib.config import Tiles, tunable
-from .lib.fp8 import cast_of, inverse_room, note, put
-from .lib.gates import (
+from .lib.activation_math import (
     clamp,
     gate_slope,
     gelu,
@@ -33,10 +31,12 @@ from .lib.gates import (
     srelu_slope,
     tile,
 )  # fmt: skip
+from .lib.column_sum import adding_up, share_of
+from .lib.config import Tiles, tunable
+from .lib.fp8 import cast_of, inverse_scale, note, put
 from .lib.launch import Launcher
 from .lib.plans import check, plans
-from .lib.rows import DEVICES, Room, Rows, cores, even_rows, packed, wide_of
-from .lib.totals import adding_up, share_of
+from .lib.rows import DEVICES, OutputSpec, Rows, cores, even_rows, packed, wide_of
 
 SQRT_HALF = tl.constexpr(0.7071067811865476)
 INV_SQRT_2PI = tl.constexpr(0.3989422804014327)
@@ -263,14 +263,14 @@ def functions(act: str, uses: str, fp8: torch.dtype | None = None) -> dict[str, 
     return {u: MATHS[act][("VALUE", "SLOPE").index(u)] for u in uses.split()} | {"CAST": fp8 and cast_of(fp8)}
 
 
-def room_of(shape: Any, dtype: torch.dtype, fp8: torch.dtype | None) -> Room:
-    return Room.of(shape, dtype if fp8 is None else torch.uint8)
+def room_of(shape: Any, dtype: torch.dtype, fp8: torch.dtype | None) -> OutputSpec:
+    return OutputSpec.of(shape, dtype if fp8 is None else torch.uint8)
 
 
 class Elementwise(NamedTuple):
     """The launch of an op for tensors of such shapes, dtypes and strides."""
 
-    out: Room
+    out: OutputSpec
     launch: Callable[..., None] | None  # None: nothing to compute
     pack: bool
 
@@ -299,14 +299,14 @@ def plan_one(op: str, act: str, fp8: torch.dtype | None, *args: Tensor) -> Eleme
 def one_impls(act: str) -> dict[str, Callable[..., Any]]:
     def forward(x: Tensor) -> Tensor:
         out, launch, pack = _plan_one(act, x)
-        y = out.on(x)
+        y = out.empty(x)
         if launch is not None:
             launch(x.contiguous() if pack else x, y, None, None, None)
         return y
 
     def backward(dy: Tensor, x: Tensor) -> Tensor:
         out, launch, pack = _plan_one(act, dy, x)
-        dx = out.on(x)
+        dx = out.empty(x)
         if launch is not None:
             if pack:
                 dy, x = dy.contiguous(), x.contiguous()
@@ -360,7 +360,7 @@ def plan_gated(
 def mul_impls(act: str) -> dict[str, Callable[..., Any]]:
     def forward(a: Tensor, b: Tensor) -> Tensor:
         out, launch, pack = _plan_gated(act, False, False, a, b)
-        y = out.on(a)
+        y = out.empty(a)
         if launch is not None:
             if pack:
                 a, b = packed(a), packed(b)
@@ -369,7 +369,7 @@ def mul_impls(act: str) -> dict[str, Callable[..., Any]]:
 
     def backward(dy: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
         out, launch, pack = _plan_gated(act, False, True, dy, a, b)
-        da, db = out.on(a), out.on(a)
+        da, db = out.empty(a), out.empty(a)
         if launch is not None:
             if pack:
                 dy, a, b = packed(dy), packed(a), packed(b)
@@ -382,14 +382,14 @@ def mul_impls(act: str) -> dict[str, Callable[..., Any]]:
 def glu_impls(act: str) -> dict[str, Callable[..., Any]]:
     def forward(x: Tensor) -> Tensor:
         out, launch, pack = _plan_gated(act, True, False, x)
-        y = out.on(x)
+        y = out.empty(x)
         if launch is not None:
             launch(packed(x) if pack else x, None, y, None, None, None)
         return y
 
     def backward(dy: Tensor, x: Tensor) -> Tensor:
         out, launch, pack = _plan_gated(act, True, True, dy, x)
-        dx = out.on(x)
+        dx = out.empty(x)
         if launch is not None:
             if pack:
                 dy, x = packed(dy), packed(x)
@@ -405,7 +405,7 @@ def glu_impls(act: str) -> dict[str, Callable[..., Any]]:
 @plans
 def _plan_biased(act: str, x: Tensor, bias: Tensor) -> Elementwise:
     check(f"{act}_bias", x=x, bias=bias)
-    out = Room.of(x.shape, x.dtype)
+    out = OutputSpec.of(x.shape, x.dtype)
     if not x.numel():
         return Elementwise(out, None, False)
     at, n = Rows.of(packed(x)), x.shape[-1]
@@ -420,9 +420,9 @@ def _plan_biased(act: str, x: Tensor, bias: Tensor) -> Elementwise:
 class BiasedBackward(NamedTuple):
     """The launches of the gradient with a bias, for tensors of such shapes, dtypes and strides."""
 
-    dx: Room
-    dbias: Room
-    shares: Room | None
+    dx: OutputSpec
+    dbias: OutputSpec
+    shares: OutputSpec | None
     launch: Callable[..., None] | None  # None: nothing to compute
     total: Callable[..., None] | None
     pack: bool
@@ -438,7 +438,7 @@ def plan_biased_bwd(
 ) -> BiasedBackward:
     check(op, dy=dy, x=x, bias=bias)
     n, dtype = x.shape[-1], x.dtype
-    dx, dbias = room_of(x.shape, dtype, fp8), Room.of((n,), dtype if bias is None else bias.dtype)
+    dx, dbias = room_of(x.shape, dtype, fp8), OutputSpec.of((n,), dtype if bias is None else bias.dtype)
     if not x.numel():
         return BiasedBackward(dx, dbias, None, None, None, False)
     to, at = Rows.of(packed(dy)), Rows.of(packed(x))
@@ -448,7 +448,7 @@ def plan_biased_bwd(
     even = all(size % 16 == 0 for size in (n, to.stride, at.stride))
     config = tiles.config(even=even, WIDE=wide_of(dtype), **functions(act, "SLOPE", fp8))
     launch = biased_bwd.ready((across, parts, 1), (to.stride, at.stride, at.count, n), config)
-    shares = Room.of((parts, n), share_of(dtype))
+    shares = OutputSpec.of((parts, n), share_of(dtype))
     pack = not (even_rows(dy) and even_rows(x) and (bias is None or bias.is_contiguous()))
     return BiasedBackward(dx, dbias, shares, launch, adding_up(parts, n, dtype), pack)
 
@@ -456,7 +456,7 @@ def plan_biased_bwd(
 def bias_impls(act: str) -> dict[str, Callable[..., Any]]:
     def forward(x: Tensor, bias: Tensor) -> Tensor:
         out, launch, pack = _plan_biased(act, x, bias)
-        y = out.on(x)
+        y = out.empty(x)
         if launch is not None:
             if pack:
                 x, bias = packed(x), bias.contiguous()
@@ -465,12 +465,12 @@ def bias_impls(act: str) -> dict[str, Callable[..., Any]]:
 
     def backward(dy: Tensor, x: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor]:
         plan = _plan_biased_bwd(act, dy, x, bias)
-        dx, dbias = plan.dx.on(x), plan.dbias.on(x)
+        dx, dbias = plan.dx.empty(x), plan.dbias.empty(x)
         if plan.launch is None or plan.total is None or plan.shares is None:
             return dx, dbias.zero_()
         if plan.pack:
             dy, x, bias = packed(dy), packed(x), None if bias is None else bias.contiguous()
-        shares = plan.shares.on(x)
+        shares = plan.shares.empty(x)
         plan.launch(dy, x, bias, dx, shares, None, None, None)
         plan.total(shares, dbias)
         return dx, dbias
@@ -506,7 +506,7 @@ def _plan_act(
 @impl(spec.act_fp8, devices=DEVICES)
 def act_fp8(x: Tensor, scale: Tensor, amax: Tensor | None, dtype: torch.dtype, act: str) -> tuple[Tensor, Tensor]:
     how = _plan_act("act_fp8", act, scale, amax, dtype, False, x)
-    y, inv = how.out.on(x), inverse_room(how.launch is None, x, scale)
+    y, inv = how.out.empty(x), inverse_scale(how.launch is None, x, scale)
     if how.launch is not None:
         how.launch(x.contiguous() if how.pack else x, y, scale, amax, inv)
     return y, inv
@@ -517,7 +517,7 @@ def act_bwd_fp8(
     dy: Tensor, x: Tensor, scale: Tensor, amax: Tensor | None, dtype: torch.dtype, act: str
 ) -> tuple[Tensor, Tensor]:
     how = _plan_act("act_bwd_fp8", act, scale, amax, dtype, False, dy, x)
-    dx, inv = how.out.on(x), inverse_room(how.launch is None, x, scale)
+    dx, inv = how.out.empty(x), inverse_scale(how.launch is None, x, scale)
     if how.launch is not None:
         if how.pack:
             dy, x = dy.contiguous(), x.contiguous()
@@ -528,7 +528,7 @@ def act_bwd_fp8(
 @impl(spec.glu_fp8, devices=DEVICES)
 def glu_fp8(x: Tensor, scale: Tensor, amax: Tensor | None, dtype: torch.dtype, act: str) -> tuple[Tensor, Tensor]:
     how = _plan_act("glu_fp8", act, scale, amax, dtype, True, x)
-    y, inv = how.out.on(x), inverse_room(how.launch is None, x, scale)
+    y, inv = how.out.empty(x), inverse_scale(how.launch is None, x, scale)
     if how.launch is not None:
         how.launch(packed(x) if how.pack else x, None, y, scale, amax, inv)
     return y, inv
@@ -539,7 +539,7 @@ def glu_bwd_fp8(
     dy: Tensor, x: Tensor, scale: Tensor, amax: Tensor | None, dtype: torch.dtype, act: str
 ) -> tuple[Tensor, Tensor]:
     how = _plan_act("glu_bwd_fp8", act, scale, amax, dtype, True, dy, x)
-    dx, inv = how.out.on(x), inverse_room(how.launch is None, x, scale)
+    dx, inv = how.out.empty(x), inverse_scale(how.launch is None, x, scale)
     if how.launch is not None:
         if how.pack:
             dy, x = packed(dy), packed(x)
@@ -560,12 +560,12 @@ def act_bias_bwd_fp8(
     dy: Tensor, x: Tensor, scale: Tensor, amax: Tensor | None, dtype: torch.dtype, act: str
 ) -> tuple[Tensor, Tensor, Tensor]:
     how = _plan_bias(act, dy, x, scale, amax, dtype)
-    dx, dbias, inv = how.dx.on(x), how.dbias.on(x), inverse_room(how.launch is None, x, scale)
+    dx, dbias, inv = how.dx.empty(x), how.dbias.empty(x), inverse_scale(how.launch is None, x, scale)
     if how.launch is None or how.total is None or how.shares is None:
         return dx, inv, dbias.zero_()
     if how.pack:
         dy, x = packed(dy), packed(x)
-    shares = how.shares.on(x)
+    shares = how.shares.empty(x)
     how.launch(dy, x, None, dx, shares, scale, amax, inv)
     how.total(shares, dbias)
     return dx, inv, dbias

@@ -14,9 +14,9 @@ from ..core.registry import impl
 from ..specs import dropout as spec
 from .lib.config import Tiles, tunable
 from .lib.launch import Launcher
-from .lib.philox import seeded, weave2, weave4, words
+from .lib.philox import interleave2, interleave4, seeded, words
 from .lib.plans import check, plans
-from .lib.rows import DEVICES, Room, wide_of
+from .lib.rows import DEVICES, OutputSpec, wide_of
 
 
 @triton.jit
@@ -27,7 +27,7 @@ def byte_kept(word, PLACE: tl.constexpr, threshold):
 @triton.jit
 def eight(k0, k1, k2, k3, k4, k5, k6, k7):
     """k0[0], k1[0], ..., k7[0], k0[1], ..."""
-    return weave4(weave2(k0, k4), weave2(k1, k5), weave2(k2, k6), weave2(k3, k7))
+    return interleave4(interleave2(k0, k4), interleave2(k1, k5), interleave2(k2, k6), interleave2(k3, k7))
 
 
 @triton.jit
@@ -110,8 +110,8 @@ def bwd_tiles(dtype: torch.dtype) -> Tiles:
 class Job(NamedTuple):
     """What an op will do for tensors that look so."""
 
-    y: Room
-    mask: Room
+    y: OutputSpec
+    mask: OutputSpec
     launch: Callable[..., Any] | None  # None: all zeros, or nothing
     pack: bool
     on_host: bool
@@ -120,7 +120,7 @@ class Job(NamedTuple):
 @plans
 def _job(x: Tensor, seed: Tensor, p: float) -> Job:
     check("philox_dropout_bits", x=x, seed=seed, p=p)
-    y, mask = Room.of(x.shape, x.dtype), Room.of((x.numel() // 8,), torch.uint8)
+    y, mask = OutputSpec.of(x.shape, x.dtype), OutputSpec.of((x.numel() // 8,), torch.uint8)
     on_host = seed.device != x.device
     if not x.numel() or p == 1:
         return Job(y, mask, None, False, on_host)
@@ -134,7 +134,7 @@ def _job(x: Tensor, seed: Tensor, p: float) -> Job:
 @impl(spec.philox_dropout_bits, devices=DEVICES)
 def philox_dropout_bits(x: Tensor, seed: Tensor, p: float) -> tuple[Tensor, Tensor]:
     job = _job(x, seed, p)
-    y, mask = job.y.on(x), job.mask.on(x)
+    y, mask = job.y.empty(x), job.mask.empty(x)
     if job.launch is None:
         return y.zero_(), mask.zero_()
     if job.pack:
@@ -149,19 +149,19 @@ def philox_dropout_bits(x: Tensor, seed: Tensor, p: float) -> tuple[Tensor, Tens
 @plans
 def _bwd_job(dy: Tensor, mask: Tensor, p: float) -> Job:
     check("dropout_bits_bwd", dy=dy, mask=mask, p=p)
-    room = Room.of(dy.shape, dy.dtype)
+    output = OutputSpec.of(dy.shape, dy.dtype)
     if not dy.numel() or p == 1:
-        return Job(room, room, None, False, False)
+        return Job(output, output, None, False, False)
     how, eights = bwd_tiles(dtype=dy.dtype), dy.numel() // 8
     config = how.config(even=eights % 16 == 0, WIDE=wide_of(dy.dtype))
     launch = bwd.ready((-(-eights // (how["TILES"] * how["BLOCK"])), 1, 1), (eights, spec.scale(p)), config)
-    return Job(room, room, launch, not (dy.is_contiguous() and mask.is_contiguous()), False)
+    return Job(output, output, launch, not (dy.is_contiguous() and mask.is_contiguous()), False)
 
 
 @impl(spec.dropout_bits_bwd, devices=DEVICES)
 def dropout_bits_bwd(dy: Tensor, mask: Tensor, p: float) -> Tensor:
     job = _bwd_job(dy, mask, p)
-    dx = job.y.on(dy)
+    dx = job.y.empty(dy)
     if job.launch is None:
         return dx.zero_()
     if job.pack:

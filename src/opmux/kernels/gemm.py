@@ -18,12 +18,12 @@ from torch import Tensor
 from ..core.errors import NotSupported
 from ..core.registry import impl
 from ..specs import gemm as spec
+from .lib.activation_math import gelu, gelu_slope
 from .lib.config import Tiles, tunable
-from .lib.gates import gelu, gelu_slope
 from .lib.interpret import interpreting
 from .lib.launch import Launcher
 from .lib.plans import check, checks, plans
-from .lib.rows import DEVICES, Room, wide_of
+from .lib.rows import DEVICES, OutputSpec, wide_of
 
 # ---- the kernels ----------------------------------------------------------------------------------------------------
 
@@ -226,8 +226,8 @@ class Multiplied(NamedTuple):
     """What a product will do for tensors that look so."""
 
     launch: Callable[..., Any] | None  # None: there is nothing to add up, or nowhere to put it
-    out: Room
-    aux: Room | None
+    out: OutputSpec
+    aux: OutputSpec | None
     packs: tuple[bool, bool] = (False, False)  # whether factors have to be packed first
     seen: tuple[torch.dtype, torch.dtype] | None = None  # what bytes are read as, if not as bytes
 
@@ -238,10 +238,10 @@ def _plan_product(
     kinds: tuple[torch.dtype, torch.dtype] | None = None,
 ) -> Multiplied:  # fmt: skip
     m, n, k = sizes
-    room = Room.of((m, n), out_dtype)
-    aux = room if act == "gelu" else None
+    output = OutputSpec.of((m, n), out_dtype)
+    aux = output if act == "gelu" else None
     if not (m and n):
-        return Multiplied(None, room, aux)
+        return Multiplied(None, output, aux)
     la, lb = _laid(a, trans_a), _laid(b, not trans_b)
     tiles = gemm_tiles(m=m, n=n, k=k, dtype=a.dtype)
     raw = kinds is not None and not multiplies_fp8()
@@ -255,7 +255,7 @@ def _plan_product(
         FULL=k % tiles["BLOCK_K"] == 0,
     )  # fmt: skip
     grid = (-(-m // tiles["BLOCK_M"]) * -(-n // tiles["BLOCK_N"]), 1, 1)
-    return Multiplied(product.ready(grid, numbers, config), room, aux, (la.copied, lb.copied), None if raw else kinds)
+    return Multiplied(product.ready(grid, numbers, config), output, aux, (la.copied, lb.copied), None if raw else kinds)
 
 
 @plans
@@ -328,9 +328,9 @@ def _plan_blocks(
         a=a, b=b, a_scale=a_scale, b_scale=b_scale, a_dtype=a_dtype, b_dtype=b_dtype, bias=bias, out_dtype=out_dtype,
     )  # fmt: skip
     m, n, k = spec.sizes_of(a, b, False, True)
-    room = Room.of((m, n), out_dtype)
+    output = OutputSpec.of((m, n), out_dtype)
     if not (m and n):
-        return Multiplied(None, room, None)
+        return Multiplied(None, output, None)
     packs = (not a.is_contiguous(), not b.is_contiguous())
     tiles = block_tiles(m=m, n=n, k=k)
     raw = not multiplies_fp8()
@@ -341,7 +341,7 @@ def _plan_blocks(
         BLOCK_K=spec.BLOCK,
     )  # fmt: skip
     grid = (-(-m // tiles["BLOCK_M"]) * -(-n // tiles["BLOCK_N"]), 1, 1)
-    return Multiplied(blocks.ready(grid, numbers, config), room, None, packs, None if raw else (a_dtype, b_dtype))
+    return Multiplied(blocks.ready(grid, numbers, config), output, None, packs, None if raw else (a_dtype, b_dtype))
 
 
 # ---- the ops --------------------------------------------------------------------------------------------------------
@@ -371,7 +371,7 @@ def gemm(
     out_dtype: torch.dtype | None,
 ) -> Tensor:
     how = _plan("gemm", a, b, bias, None, trans_a, trans_b, alpha, out_dtype, "", precision())
-    y = how.out.on(a)
+    y = how.out.empty(a)
     if how.launch is not None:
         how.launch(*_factors(how, a, b), _packed(bias), None, None, None, y, None)
     return y
@@ -388,7 +388,7 @@ def gemm_gelu(
     out_dtype: torch.dtype | None,
 ) -> tuple[Tensor, Tensor]:
     how = _plan("gemm_gelu", a, b, bias, None, trans_a, trans_b, alpha, out_dtype, "gelu", precision())
-    y, pre = how.out.on(a), how.out.on(a)
+    y, pre = how.out.empty(a), how.out.empty(a)
     if how.launch is not None:
         how.launch(*_factors(how, a, b), _packed(bias), None, None, None, y, pre)
     return y, pre
@@ -405,7 +405,7 @@ def gemm_dgelu(
     out_dtype: torch.dtype | None,
 ) -> Tensor:
     how = _plan("gemm_dgelu", a, b, None, pre, trans_a, trans_b, alpha, out_dtype, "dgelu", precision())
-    y = how.out.on(a)
+    y = how.out.empty(a)
     if how.launch is not None:
         how.launch(*_factors(how, a, b), None, _packed(pre), None, None, y, None)
     return y
@@ -431,7 +431,7 @@ def scaled_gemm(
     fast: bool,
 ) -> Tensor:
     how = _plan_scaled(a, b, a_scale, b_scale, a_dtype, b_dtype, bias, out_dtype, fast)
-    y = how.out.on(a)
+    y = how.out.empty(a)
     if how.launch is not None:
         how.launch(*_factors(how, a, b), _packed(bias), None, a_scale, b_scale, y, None)
     return y
@@ -451,7 +451,7 @@ def block_scaled_gemm(
     out_dtype: torch.dtype,
 ) -> Tensor:
     how = _plan_blocks(a, b, a_scale, b_scale, a_dtype, b_dtype, bias, a_rows, b_rows, out_dtype)
-    y = how.out.on(a)
+    y = how.out.empty(a)
     if how.launch is not None:
         how.launch(*_factors(how, a, b), _packed(bias), a_scale, b_scale, y)
     return y

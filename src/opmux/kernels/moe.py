@@ -14,10 +14,10 @@ from ..core.errors import NotSupported
 from ..core.registry import impl
 from ..specs import moe as spec
 from .lib.config import Tiles, tunable
+from .lib.jit_source import jit_from_source
 from .lib.launch import Launcher
 from .lib.plans import check, plans
-from .lib.rows import DEVICES, Room, Rows, even_rows, packed, wide_of
-from .lib.text import from_text
+from .lib.rows import DEVICES, OutputSpec, Rows, even_rows, packed, wide_of
 
 UNROLLED = tl.constexpr(16)  # copies of a token up to which all its rows are on their way at once
 
@@ -134,7 +134,7 @@ def dot_tiles(n: int, topk: int, dtype: torch.dtype) -> Tiles:
 class Plan(NamedTuple):
     """What an op will do for tensors that look so."""
 
-    rooms: tuple[Room, ...]
+    outputs: tuple[OutputSpec, ...]
     launch: Callable[..., None] | None  # None: nothing to compute
     packed: bool  # whether rows lie as the kernel reads them; else they are copied first
     filled: int  # rows of the first result that are written; zeros beyond
@@ -146,9 +146,9 @@ def _grid(tokens: int, pieces: int = 1) -> tuple[int, int, int]:
     return (tokens, pieces, 1)
 
 
-def _begun(rooms: tuple[Room, ...], filled: int, like: Tensor) -> list[Tensor]:
-    """Room for results; rows that no launch will write are zeros."""
-    made = [room.on(like) for room in rooms]
+def _begun(outputs: tuple[OutputSpec, ...], filled: int, like: Tensor) -> list[Tensor]:
+    """OutputSpec for results; rows that no launch will write are zeros."""
+    made = [output.empty(like) for output in outputs]
     if filled < made[0].shape[0]:
         made[0][filled:].zero_()
     return made
@@ -168,16 +168,16 @@ def _plan_map(indices: Tensor, rows: int) -> Plan:
     n, (tokens, topk) = indices.numel(), indices.shape
     if n >= 2**31:
         raise NotSupported(f"{n} rows do not fit a map of int32")
-    room = Room.of((n,), torch.int32)
+    output = OutputSpec.of((n,), torch.int32)
     config = Tiles(128, BLOCK_N=512).config(even=n % 16 == 0)
     launch = map_rows.ready((-(-n // 512), 1, 1), (n, tokens, topk, rows or n), config) if n else None
-    return Plan((room,), launch, True, n)
+    return Plan((output,), launch, True, n)
 
 
 @impl(spec.moe_row_map, devices=DEVICES)
 def moe_row_map(indices: Tensor, rows: int) -> Tensor:
-    (room,), launch, _, _ = _plan_map(indices, rows)
-    row_map = room.on(indices)
+    (output,), launch, _, _ = _plan_map(indices, rows)
+    row_map = output.empty(indices)
     if launch is not None:
         launch(torch.sort(indices.reshape(-1), stable=True).indices, row_map)
     return row_map
@@ -191,21 +191,21 @@ def _plan_spread(x: Tensor, row_map: Tensor, topk: int, rows: int) -> Plan:
     check("moe_spread", x=x, row_map=row_map, topk=topk, rows=rows)
     _known("moe_spread", x)
     tokens, n = x.shape
-    room, filled = Room.of((rows or tokens * topk, n), x.dtype), tokens * topk
+    output, filled = OutputSpec.of((rows or tokens * topk, n), x.dtype), tokens * topk
     if not x.numel() or not row_map.is_contiguous():
         if x.numel():
             raise NotSupported("a row map that is not contiguous")
-        return Plan((room,), None, True, 0)
+        return Plan((output,), None, True, 0)
     tiles, stride = row_tiles(n=n, dtype=x.dtype), Rows.of(packed(x)).stride
     config = tiles.config(even=n % 16 == 0 and stride % 16 == 0, TOPK=topk)
-    launch = spread.ready(_grid(tokens, -(-n // tiles["BLOCK_N"])), (stride, n, tokens, room.shape[0]), config)
-    return Plan((room,), launch, even_rows(x), filled)
+    launch = spread.ready(_grid(tokens, -(-n // tiles["BLOCK_N"])), (stride, n, tokens, output.shape[0]), config)
+    return Plan((output,), launch, even_rows(x), filled)
 
 
 @impl(spec.moe_spread, devices=DEVICES)
 def moe_spread(x: Tensor, row_map: Tensor, topk: int, rows: int) -> Tensor:
-    rooms, launch, lies, filled = _plan_spread(x, row_map, topk, rows)
-    (y,) = _begun(rooms, filled, x)
+    outputs, launch, lies, filled = _plan_spread(x, row_map, topk, rows)
+    (y,) = _begun(outputs, filled, x)
     if launch is not None:
         launch(x if lies else packed(x), row_map, y)
     return y
@@ -217,20 +217,20 @@ def _plan_collect(x: Tensor, row_map: Tensor, probs: Tensor | None, topk: int, b
     check(op, **{name: x}, row_map=row_map, probs=probs, topk=topk)
     _known(op, x)
     tokens, n = row_map.shape[0] // topk, x.shape[1]
-    room = Room.of((tokens, n), x.dtype)
+    output = OutputSpec.of((tokens, n), x.dtype)
     if not tokens * n:
-        return Plan((room,), None, True, tokens)
+        return Plan((output,), None, True, tokens)
     if not row_map.is_contiguous() or (probs is not None and not probs.is_contiguous()):
         raise NotSupported("a row map or probabilities that are not contiguous")
     tiles, stride = row_tiles(n=n, dtype=x.dtype), Rows.of(packed(x)).stride
     config = tiles.config(even=n % 16 == 0 and stride % 16 == 0, TOPK=topk, WIDE=wide_of(x.dtype))
     launch = collect.ready(_grid(tokens, -(-n // tiles["BLOCK_N"])), (stride, n, tokens, x.shape[0]), config)
-    return Plan((room,), launch, even_rows(x), tokens)
+    return Plan((output,), launch, even_rows(x), tokens)
 
 
 def _sum(plan: Plan, x: Tensor, row_map: Tensor, probs: Tensor | None) -> Tensor:
-    (room,), launch, lies, _ = plan
-    y = room.on(x)
+    (output,), launch, lies, _ = plan
+    y = output.empty(x)
     if launch is not None:
         launch(x if lies else packed(x), row_map, probs, y)
     return y
@@ -251,23 +251,23 @@ def _plan_collect_bwd(dy: Tensor, x: Tensor, row_map: Tensor, probs: Tensor | No
     check("moe_collect_bwd", dy=dy, x=x, row_map=row_map, probs=probs, topk=topk)
     _known("moe_collect_bwd", x)
     tokens, n = row_map.shape[0] // topk, x.shape[1]
-    slopes = Room.of((tokens, topk), torch.float32 if probs is None else probs.dtype)
-    rooms, filled = (Room.of(x.shape, x.dtype), slopes), row_map.shape[0]
+    slopes = OutputSpec.of((tokens, topk), torch.float32 if probs is None else probs.dtype)
+    outputs, filled = (OutputSpec.of(x.shape, x.dtype), slopes), row_map.shape[0]
     if not tokens:
-        return Plan(rooms, None, True, 0)
+        return Plan(outputs, None, True, 0)
     if not row_map.is_contiguous() or (probs is not None and not probs.is_contiguous()):
         raise NotSupported("a row map or probabilities that are not contiguous")
     tiles = dot_tiles(n=n, topk=topk, dtype=x.dtype)
     strides = [Rows.of(packed(t)).stride for t in (dy, x)]
     config = tiles.config(even=all(k % 16 == 0 for k in (*strides, n)), TOPK=topk, WIDE=wide_of(x.dtype))
     launch = collect_bwd.ready(_grid(tokens), (*strides, n, tokens, x.shape[0]), config)
-    return Plan(rooms, launch, even_rows(dy) and even_rows(x), filled)
+    return Plan(outputs, launch, even_rows(dy) and even_rows(x), filled)
 
 
 @impl(spec.moe_collect_bwd, devices=DEVICES)
 def moe_collect_bwd(dy: Tensor, x: Tensor, row_map: Tensor, probs: Tensor | None, topk: int) -> tuple[Tensor, Tensor]:
-    rooms, launch, lies, filled = _plan_collect_bwd(dy, x, row_map, probs, topk)
-    dx, dprobs = _begun(rooms, filled, x)
+    outputs, launch, lies, filled = _plan_collect_bwd(dy, x, row_map, probs, topk)
+    dx, dprobs = _begun(outputs, filled, x)
     if launch is not None:
         if not lies:
             dy, x = packed(dy), packed(x)
@@ -305,7 +305,7 @@ COUNTS = (8, 64)  # blocks that a launch takes
 def _blocks(count: int) -> Launcher:
     sizes = [f"{side}{k}" for k in range(count) for side in "uv"]
     blocks = "".join(_BLOCK.format(k=k) for k in range(count))
-    kernel = from_text(_TEXT.format(name=f"_blocks_{count}", sizes=", ".join(sizes), blocks=blocks))
+    kernel = jit_from_source(_TEXT.format(name=f"_blocks_{count}", sizes=", ".join(sizes), blocks=blocks))
     return Launcher(kernel, tensors=2, sizes="x_stride y_stride n", free=f"n_rows at to {' '.join(sizes)}")
 
 

@@ -16,13 +16,13 @@ from torch import Tensor
 
 from ..core.registry import impl
 from ..specs import norm as spec
+from .lib.column_sum import adding_up, share_of
 from .lib.config import Tiles, tunable
-from .lib.fp8 import cast_of, inverse_room, note, put
+from .lib.cooperative import CooperativeRows, can_cooperate, gather, gather_pairs, place, post
+from .lib.fp8 import cast_of, inverse_scale, note, put
 from .lib.launch import Launcher
 from .lib.plans import check, plans
-from .lib.rows import DEVICES, Room, Rows, even_rows, fits, inside, packed, programs, wide_of
-from .lib.team import Team, can_meet, gather, gather_pairs, place, post
-from .lib.totals import adding_up, share_of
+from .lib.rows import DEVICES, OutputSpec, Rows, even_rows, fits, inside, packed, programs, wide_of
 
 # ---- forward --------------------------------------------------------------------------------------------------------
 
@@ -131,22 +131,22 @@ def _fwd_pieces(
         note(amax_ptr, inv_ptr, scale_ptr, top)
 
 
-def _fwd_team(
-    x_ptr, r_ptr, w_ptr, b_ptr, y_ptr, s_ptr, mean_ptr, rstd_ptr, scale_ptr, amax_ptr, inv_ptr, board_ptr,
+def _fwd_cooperative(
+    x_ptr, r_ptr, w_ptr, b_ptr, y_ptr, s_ptr, mean_ptr, rstd_ptr, scale_ptr, amax_ptr, inv_ptr, exchange_ptr,
     x_stride, r_stride, n_rows, n, eps, offset,
-    CENTRED: tl.constexpr, CAST: tl.constexpr, WIDE: tl.constexpr, TEAM: tl.constexpr, FULL: tl.constexpr,
+    CENTRED: tl.constexpr, CAST: tl.constexpr, WIDE: tl.constexpr, GROUP: tl.constexpr, FULL: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """Long rows, each held in registers by a team of programs; the next row is on its way meanwhile."""
-    member, team, n_teams = place(TEAM)
+    """Long rows, each held in registers by a group of programs; the next row is on its way meanwhile."""
+    member, group, n_groups = place(GROUP)
     o_n = member * BLOCK_N + tl.arange(0, BLOCK_N)
     m = inside(o_n, n, FULL)
-    x_next = tl.load(x_ptr + team.to(tl.int64) * x_stride + o_n, mask=m, other=0.0)
+    x_next = tl.load(x_ptr + group.to(tl.int64) * x_stride + o_n, mask=m, other=0.0)
     top = 0
-    for at in range(team, n_rows, n_teams):
+    for at in range(group, n_rows, n_groups):
         row = tl.zeros([], tl.int64) + at
         b_x = x_next.to(WIDE)
-        ahead = row + n_teams
+        ahead = row + n_groups
         x_next = tl.load(x_ptr + ahead * x_stride + o_n, mask=(ahead < n_rows) & m, other=0.0)
         if r_ptr is not None:
             b_x += tl.load(r_ptr + row * r_stride + o_n, mask=m, other=0.0).to(WIDE)
@@ -154,24 +154,24 @@ def _fwd_team(
             tl.store(s_ptr + row * n + o_n, b_s, mask=m)
             b_x = b_s.to(WIDE)
         mean = tl.zeros([], WIDE)
-        board_at = board_ptr + row * TEAM * 2
+        exchange_at = exchange_ptr + row * GROUP * 2
         if CENTRED:  # squares about each part's own mean, brought to the mean of all
             mean = tl.sum(b_x, 0) / tl.minimum(tl.maximum(n - member * BLOCK_N, 1), BLOCK_N)
             b_d = tl.where(m, b_x - mean, 0.0)
             total = tl.sum(b_d * b_d, 0)
-            if TEAM > 1:
-                post(board_at + member * 2, total)
-                post(board_at + member * 2 + 1, mean)
-                b_parts, b_means = gather_pairs(board_at, TEAM)
-                b_owns = tl.minimum(tl.maximum(n - tl.arange(0, TEAM) * BLOCK_N, 0), BLOCK_N)
+            if GROUP > 1:
+                post(exchange_at + member * 2, total)
+                post(exchange_at + member * 2 + 1, mean)
+                b_parts, b_means = gather_pairs(exchange_at, GROUP)
+                b_owns = tl.minimum(tl.maximum(n - tl.arange(0, GROUP) * BLOCK_N, 0), BLOCK_N)
                 mean = tl.sum(b_means * b_owns, 0) / n
                 b_means -= mean
                 total = tl.sum(b_parts + b_means * b_means * b_owns, 0)
         else:
             total = tl.sum(b_x * b_x, 0)
-            if TEAM > 1:
-                post(board_at + member, total)
-                total = tl.sum(gather(board_at, TEAM), 0)
+            if GROUP > 1:
+                post(exchange_at + member, total)
+                total = tl.sum(gather(exchange_at, GROUP), 0)
         rstd = 1.0 / tl.sqrt(total / n + eps)
         if member == 0:
             tl.store(rstd_ptr + row, rstd)
@@ -247,25 +247,25 @@ def _bwd(
         tl.store(db_ptr + at, tl.sum(b_db, 0), mask=m)
 
 
-def _bwd_team(
-    dy_ptr, ds_ptr, x_ptr, w_ptr, mean_ptr, rstd_ptr, dx_ptr, dr_ptr, dw_ptr, db_ptr, board_ptr,
+def _bwd_cooperative(
+    dy_ptr, ds_ptr, x_ptr, w_ptr, mean_ptr, rstd_ptr, dx_ptr, dr_ptr, dw_ptr, db_ptr, exchange_ptr,
     dy_stride, ds_stride, x_stride, n_rows, n, offset,
-    CENTRED: tl.constexpr, WIDE: tl.constexpr, TEAM: tl.constexpr, FULL: tl.constexpr, PAIRS: tl.constexpr,
+    CENTRED: tl.constexpr, WIDE: tl.constexpr, GROUP: tl.constexpr, FULL: tl.constexpr, PAIRS: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """A long row shared by a team: a member keeps to its columns, so the shares of dw and db stay in registers."""
-    member, team, n_teams = place(TEAM)
+    """A long row shared by a group: a member keeps to its columns, so the shares of dw and db stay in registers."""
+    member, group, n_groups = place(GROUP)
     o_n = member * BLOCK_N + tl.arange(0, BLOCK_N)
     m = inside(o_n, n, FULL)
     b_dw = tl.zeros([BLOCK_N], WIDE)
     b_db = tl.zeros([BLOCK_N], WIDE)
     b_w = tl.load(w_ptr + o_n, mask=m, other=0.0)
-    x_next = tl.load(x_ptr + team.to(tl.int64) * x_stride + o_n, mask=m, other=0.0)
-    dy_next = tl.load(dy_ptr + team.to(tl.int64) * dy_stride + o_n, mask=m, other=0.0)
-    for at in range(team, n_rows, n_teams):
+    x_next = tl.load(x_ptr + group.to(tl.int64) * x_stride + o_n, mask=m, other=0.0)
+    dy_next = tl.load(dy_ptr + group.to(tl.int64) * dy_stride + o_n, mask=m, other=0.0)
+    for at in range(group, n_rows, n_groups):
         row = tl.zeros([], tl.int64) + at
         b_x, b_dy = x_next.to(WIDE), dy_next.to(WIDE)
-        ahead = row + n_teams
+        ahead = row + n_groups
         x_next = tl.load(x_ptr + ahead * x_stride + o_n, mask=(ahead < n_rows) & m, other=0.0)
         dy_next = tl.load(dy_ptr + ahead * dy_stride + o_n, mask=(ahead < n_rows) & m, other=0.0)
         rstd = tl.load(rstd_ptr + row).to(WIDE)
@@ -276,29 +276,29 @@ def _bwd_team(
         b_dw += b_dy * b_x
         b_dy *= b_w.to(WIDE) + offset
         c_1 = tl.zeros([], WIDE)
-        board_at = board_ptr + row * TEAM * 2
+        exchange_at = exchange_ptr + row * GROUP * 2
         if CENTRED:
             if PAIRS:
                 c_2, c_1 = tl.reduce((b_dy * b_x, b_dy), 0, _add_pairs)
             else:
                 c_2, c_1 = tl.sum(b_dy * b_x, 0), tl.sum(b_dy, 0)
-            if TEAM > 1:
-                post(board_at + member * 2, c_2)
-                post(board_at + member * 2 + 1, c_1)
-                b_2, b_1 = gather_pairs(board_at, TEAM)
+            if GROUP > 1:
+                post(exchange_at + member * 2, c_2)
+                post(exchange_at + member * 2 + 1, c_1)
+                b_2, b_1 = gather_pairs(exchange_at, GROUP)
                 c_2, c_1 = tl.sum(b_2, 0), tl.sum(b_1, 0)
         else:
             c_2 = tl.sum(b_dy * b_x, 0)
-            if TEAM > 1:
-                post(board_at + member, c_2)
-                c_2 = tl.sum(gather(board_at, TEAM), 0)
+            if GROUP > 1:
+                post(exchange_at + member, c_2)
+                c_2 = tl.sum(gather(exchange_at, GROUP), 0)
         b_dx = (b_dy - b_x * (c_2 / n) - c_1 / n) * rstd
         if ds_ptr is not None:
             b_dx += tl.load(ds_ptr + row * ds_stride + o_n, mask=m, other=0.0).to(WIDE)
         tl.store(dx_ptr + row * n + o_n, b_dx.to(dx_ptr.dtype.element_ty), mask=m)
         if dr_ptr is not None:
             tl.store(dr_ptr + row * n + o_n, b_dx.to(dx_ptr.dtype.element_ty), mask=m)
-    at = team.to(tl.int64) * n + o_n
+    at = group.to(tl.int64) * n + o_n
     tl.store(dw_ptr + at, b_dw, mask=m)
     if CENTRED:
         tl.store(db_ptr + at, b_db, mask=m)
@@ -377,8 +377,8 @@ _forward_numbers = dict(tensors=11, sizes="x_stride r_stride n", free="n_rows ep
 _backward_numbers = dict(tensors=10, sizes="dy_stride ds_stride x_stride n", free="n_rows offset")
 fwd, fwd_pieces = Launcher(_fwd, **_forward_numbers), Launcher(_fwd_pieces, **_forward_numbers)
 bwd, bwd_pieces = Launcher(_bwd, **_backward_numbers), Launcher(_bwd_pieces, **_backward_numbers)
-fwd_team = Launcher(_fwd_team, **_forward_numbers | {"tensors": 12})
-bwd_team = Launcher(_bwd_team, **_backward_numbers | {"tensors": 11})
+fwd_cooperative = Launcher(_fwd_cooperative, **_forward_numbers | {"tensors": 12})
+bwd_cooperative = Launcher(_bwd_cooperative, **_backward_numbers | {"tensors": 11})
 bwd_columns = Launcher(_bwd_columns, tensors=6, sizes="dy_stride x_stride n", free="n_rows")
 
 FORWARD_TEAM = 32768  # columns of 16 bits beyond which programs share a row, where they can; with a mean, half
@@ -407,17 +407,17 @@ def forward_piece_tiles(n: int, dtype: torch.dtype, centred: bool) -> Tiles:
     return Tiles(1024, HOLD=fits(16384 if centred else 32768, dtype), BLOCK_N=fits(16384, dtype))
 
 
-@tunable("norm.team")
-def forward_team_tiles(n: int, dtype: torch.dtype, centred: bool) -> Tiles:
+@tunable("norm.cooperative")
+def forward_cooperative_tiles(n: int, dtype: torch.dtype, centred: bool) -> Tiles:
     """A long row, shared by programs."""
     return Tiles(256, BLOCK_N=fits(8192, dtype), PER_CORE=3)
 
 
-@tunable("norm_bwd.team")
-def backward_team_tiles(n: int, dtype: torch.dtype, centred: bool) -> Tiles:
+@tunable("norm_bwd.cooperative")
+def backward_cooperative_tiles(n: int, dtype: torch.dtype, centred: bool) -> Tiles:
     """A long row, shared by programs that keep to their columns."""
     pairs = not triton.knobs.runtime.interpret
-    if n > fits(65536, dtype):  # teams are large then: fewer of them wait for less
+    if n > fits(65536, dtype):  # groups are large then: fewer of them wait for less
         return Tiles(256, PAIRS=pairs, BLOCK_N=fits(4096, dtype), PER_CORE=2)
     return Tiles(128, PAIRS=pairs, BLOCK_N=fits(2048, dtype), PER_CORE=4)
 
@@ -431,7 +431,7 @@ def backward_tiles(n: int, dtype: torch.dtype, centred: bool) -> Tiles:
         threads = 128
     else:
         threads = 256 if block <= 8192 else 512 if block <= 16384 else 1024
-    stages = 2 if can_meet(wide_of(dtype)) and block <= fits(8192, dtype) else 1
+    stages = 2 if can_cooperate(wide_of(dtype)) and block <= fits(8192, dtype) else 1
     pairs = not triton.knobs.runtime.interpret
     rows = max(1, 1024 // block)
     return Tiles(threads, SHARES=shares, BIAS=bias, STAGES=stages, PAIRS=pairs, BLOCK_M=rows, BLOCK_N=block)
@@ -450,11 +450,11 @@ def column_tiles(n: int, dtype: torch.dtype) -> Tiles:
 class Forward(NamedTuple):
     """What a forward will do for tensors that look so: worked out once."""
 
-    full: Room
-    column: Room
+    full: OutputSpec
+    column: OutputSpec
     launch: Callable[..., Any] | None  # None: nothing to compute
     pack: bool  # whether some tensor must be packed first
-    team: Team | None = None
+    group: CooperativeRows | None = None
     simple: bool = False  # whether the launch makes its results: y, s, mean and rstd, as far as they are wanted
 
 
@@ -480,26 +480,26 @@ def _plan(
     pack = not all(even_rows(t) for t in given)
     x, residual = packed(x), None if residual is None else packed(residual)
     n, dtype = x.shape[-1], x.dtype
-    full = Room.of(x.shape, dtype if fp8 is None else torch.uint8)
-    column = Room.of((*x.shape[:-1], *([1] if keepdim else [])), share_of(dtype))
+    full = OutputSpec.of(x.shape, dtype if fp8 is None else torch.uint8)
+    column = OutputSpec.of((*x.shape[:-1], *([1] if keepdim else [])), share_of(dtype))
     if not x.numel():
         return Forward(full, column, None, pack)
     at, r_stride = Rows.of(x), 0 if residual is None else Rows.of(residual).stride
     even = n % 16 == 0 and at.stride % 16 == 0 and r_stride % 16 == 0
     constants: dict[str, Any] = dict(CENTRED=centred, CAST=fp8 and cast_of(fp8), WIDE=wide_of(dtype))
-    if n > fits(FORWARD_TEAM // 2 if centred else FORWARD_TEAM, dtype) and can_meet(wide_of(dtype)):
-        tiles = forward_team_tiles(n=n, dtype=dtype, centred=centred)
-        team = Team.of(tiles, x.device, at.count, n, 2, even=even, **constants)
-        if team is not None:
-            launch = fwd_team.ready((team.programs, 1, 1), (at.stride, r_stride, at.count, n), team.config)
-            return Forward(full, column, launch, pack, team)
+    if n > fits(FORWARD_TEAM // 2 if centred else FORWARD_TEAM, dtype) and can_cooperate(wide_of(dtype)):
+        tiles = forward_cooperative_tiles(n=n, dtype=dtype, centred=centred)
+        group = CooperativeRows.of(tiles, x.device, at.count, n, 2, even=even, **constants)
+        if group is not None:
+            launch = fwd_cooperative.ready((group.programs, 1, 1), (at.stride, r_stride, at.count, n), group.config)
+            return Forward(full, column, launch, pack, group)
     whole = n <= fits(FORWARD_FITS, dtype)
     tiles = (forward_tiles if whole else forward_piece_tiles)(n=n, dtype=dtype, centred=centred)
     wanted = -(-at.count // tiles["BLOCK_M"]) if whole else at.count
     full_rows = {"FULL": n == tiles["BLOCK_N"]} if whole else {}
     config = tiles.config(even=even, **constants, **full_rows)
     made = {4: full, 5: None if residual is None else full, 6: column if centred else None, 7: column}
-    makes = {} if pack else {i: room for i, room in made.items() if room is not None}
+    makes = {} if pack else {i: output for i, output in made.items() if output is not None}
     launch = (fwd if whole else fwd_pieces).ready((wanted, 1, 1), (at.stride, r_stride, at.count, n), config, makes)
     return Forward(full, column, launch, pack, None, not pack)
 
@@ -516,10 +516,10 @@ def _forward(
     *fp8: Tensor | None,
 ) -> tuple[Any, ...]:
     """The results of a forward that is not one simple launch, those that are wanted."""
-    full, column, launch, pack, team, _ = how
-    y, rstd = full.on(x), column.on(x)
-    s = None if residual is None else full.on(x)
-    mean = column.on(x) if centred else None
+    full, column, launch, pack, group, _ = how
+    y, rstd = full.empty(x), column.empty(x)
+    s = None if residual is None else full.empty(x)
+    mean = column.empty(x) if centred else None
     if launch is None:
         rstd.fill_(eps**-0.5 if eps else float("inf"))  # rows of nothing have a mean of 0
         if mean is not None:
@@ -528,23 +528,23 @@ def _forward(
         if pack:
             x, weight = packed(x), packed(weight)
             residual, bias = None if residual is None else packed(residual), None if bias is None else packed(bias)
-        board = () if team is None else (team.board(x),)
-        launch(x, residual, weight, bias, y, s, mean, rstd, *(fp8 or (None,) * 3), *board, float(eps), float(offset))
+        exchange = () if group is None else (group.exchange(x),)
+        launch(x, residual, weight, bias, y, s, mean, rstd, *(fp8 or (None,) * 3), *exchange, float(eps), float(offset))
     return tuple(t for t in (y, s, mean, rstd) if t is not None)
 
 
 class Backward(NamedTuple):
     """What a backward will do for tensors that look so."""
 
-    outs: tuple[Room | None, ...]  # dx, dr, dweight, dbias
-    shares: tuple[Room | None, ...]  # of the programs: dw, db
+    outs: tuple[OutputSpec | None, ...]  # dx, dr, dweight, dbias
+    shares: tuple[OutputSpec | None, ...]  # of the programs: dw, db
     rows: Callable[..., None] | None  # computes dx, with dw and db where they are `together`; None: nothing to compute
     together: tuple[bool, bool]  # whether dw, db come with dx, or from a kernel of their own
     columns: Callable[..., None] | None
     total_w: Callable[..., None] | None
     total_b: Callable[..., None] | None
     pack: bool
-    team: Team | None = None
+    group: CooperativeRows | None = None
 
 
 @plans
@@ -558,7 +558,7 @@ def _plan_backward(
         t is None or t.is_contiguous() for t in (mean, rstd)
     )  # read as one list, whatever their shape
     n, dtype, centred, wide = x.shape[-1], x.dtype, mean is not None, wide_of(x.dtype)
-    like_x, like_w = Room.of(x.shape, dtype), Room.of(weight.shape, weight.dtype)
+    like_x, like_w = OutputSpec.of(x.shape, dtype), OutputSpec.of(weight.shape, weight.dtype)
     outs = (like_x, like_x if twice else None, like_w, like_w if centred else None)
     if not x.numel():
         return Backward(outs, (None, None), None, (False, False), None, None, None, pack)
@@ -566,10 +566,10 @@ def _plan_backward(
     ds_stride = 0 if ds is None else Rows.of(packed(ds)).stride
     even = all(size % 16 == 0 for size in (n, at.stride, to.stride, ds_stride))
     facts: dict[str, Any] = dict(n=n, dtype=dtype)
-    team = None
-    if n > fits(BACKWARD_TEAM // 2 if centred else BACKWARD_TEAM, dtype) and can_meet(wide):
-        tiles = backward_team_tiles(**facts, centred=centred)
-        team = Team.of(tiles, x.device, at.count, n, 2, even=even, CENTRED=centred, WIDE=wide)
+    group = None
+    if n > fits(BACKWARD_TEAM // 2 if centred else BACKWARD_TEAM, dtype) and can_cooperate(wide):
+        tiles = backward_cooperative_tiles(**facts, centred=centred)
+        group = CooperativeRows.of(tiles, x.device, at.count, n, 2, even=even, CENTRED=centred, WIDE=wide)
     whole = n <= fits(BACKWARD_FITS // 2 if centred else BACKWARD_FITS, dtype)
     tiles = backward_tiles(**facts, centred=centred) if whole else backward_piece_tiles(**facts)
     per_core = 4 if n <= 2048 else 2 if n <= 4096 else 1
@@ -577,9 +577,9 @@ def _plan_backward(
     full_rows = {"FULL": n == tiles["BLOCK_N"]} if whole else {}
     config = tiles.config(even=even, CENTRED=centred, WIDE=wide, **full_rows)
     numbers = (to.stride, ds_stride, at.stride, at.count, n)
-    if team is not None:
-        walkers, together = team.count, (True, centred)
-        rows = bwd_team.ready((team.programs, 1, 1), numbers, team.config)
+    if group is not None:
+        walkers, together = group.count, (True, centred)
+        rows = bwd_cooperative.ready((group.programs, 1, 1), numbers, group.config)
     else:
         rows = (bwd if whole else bwd_pieces).ready((walkers, 1, 1), numbers, config)
         together = (tiles["SHARES"], tiles["BIAS"]) if whole else (False, False)
@@ -589,7 +589,7 @@ def _plan_backward(
     share = share_of(dtype)
     return Backward(
         outs,
-        (Room.of((parts[0], n), share), Room.of((parts[1], n), share) if centred else None),
+        (OutputSpec.of((parts[0], n), share), OutputSpec.of((parts[1], n), share) if centred else None),
         rows,
         together,
         bwd_columns.ready(
@@ -600,7 +600,7 @@ def _plan_backward(
         adding_up(parts[0], n, dtype),
         adding_up(parts[1], n, dtype),
         pack,
-        team,
+        group,
     )
 
 
@@ -616,15 +616,15 @@ def _backward(
     twice: bool,
 ) -> tuple[Any, ...]:
     plan = _plan_backward(op, dy, ds, x, weight, mean, rstd, twice)
-    dx, dr, dweight, dbias = [None if room is None else room.on(x) for room in plan.outs]
+    dx, dr, dweight, dbias = [None if output is None else output.empty(x) for output in plan.outs]
     if plan.rows is None or plan.columns is None or plan.total_w is None or plan.total_b is None:
         return dx, dr, dweight.zero_(), None if dbias is None else dbias.zero_()  # type: ignore[union-attr]
     if plan.pack:
         dy, x, weight, rstd = packed(dy), packed(x), packed(weight), rstd.contiguous()
         ds, mean = None if ds is None else packed(ds), None if mean is None else mean.contiguous()
-    dw, db = [None if room is None else room.on(x) for room in plan.shares]
-    board = () if plan.team is None else (plan.team.board(x),)
-    plan.rows(dy, ds, x, weight, mean, rstd, dx, dr, dw, db, *board, float(offset))
+    dw, db = [None if output is None else output.empty(x) for output in plan.shares]
+    exchange = () if plan.group is None else (plan.group.exchange(x),)
+    plan.rows(dy, ds, x, weight, mean, rstd, dx, dr, dw, db, *exchange, float(offset))
     dw_alone, db_alone = [None if inside else share for inside, share in zip(plan.together, (dw, db), strict=True)]
     if dw_alone is not None or db_alone is not None:
         plan.columns(dy, x, mean, rstd, dw_alone, db_alone)
@@ -740,7 +740,7 @@ def rms_norm_fp8(
     x: Tensor, weight: Tensor, scale: Tensor, amax: Tensor | None, dtype: torch.dtype, eps: float, offset: float
 ) -> tuple[Tensor, Tensor, Tensor]:
     how = _plan_norm("rms_norm_fp8", x, weight, None, scale, amax, dtype, False)
-    inv = inverse_room(how.launch is None, x, scale)
+    inv = inverse_scale(how.launch is None, x, scale)
     if how.simple:
         y, rstd = how.launch(x, None, weight, None, None, None, scale, amax, inv, float(eps), float(offset))
     else:
@@ -760,7 +760,7 @@ def layer_norm_fp8(
     offset: float,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     how = _plan_norm("layer_norm_fp8", x, weight, bias, scale, amax, dtype, True)
-    inv = inverse_room(how.launch is None, x, scale)
+    inv = inverse_scale(how.launch is None, x, scale)
     if how.simple:
         y, mean, rstd = how.launch(x, None, weight, bias, None, scale, amax, inv, float(eps), float(offset))
     else:

@@ -22,7 +22,7 @@ from .lib.fp8 import cast_of, has_casts
 from .lib.launch import Launcher
 from .lib.maths import div
 from .lib.plans import check, plans
-from .lib.rows import DEVICES, Room, inside, programs
+from .lib.rows import DEVICES, OutputSpec, inside, programs
 
 FLOAT_MAX = tl.constexpr(spec.FLOAT_MAX)
 Buffer = Tensor | None
@@ -437,7 +437,7 @@ class Cast(NamedTuple):
 class Parts(NamedTuple):
     """How the parts of an amax are found."""
 
-    room: Room
+    output: OutputSpec
     launch: Callable[..., Any]
 
 
@@ -447,8 +447,8 @@ def _parts(x: Tensor) -> Parts:
     count = 1 if n <= ALONE and n <= tiles["BLOCK"] else programs(x.device, triton.cdiv(n, tiles["BLOCK"]), 8)
     count = min(FEW, triton.next_power_of_2(count) // (2 if count & (count - 1) else 1))
     config = tiles.config(even=n % 16 == 0, FULL=count * tiles["BLOCK"] >= n)
-    room = Room.of((count,), torch.float32)
-    return Parts(room, amax_parts.ready((count, 1, 1), (n,), config, {1: room}))
+    output = OutputSpec.of((count,), torch.float32)
+    return Parts(output, amax_parts.ready((count, 1, 1), (n,), config, {1: output}))
 
 
 def _grid(m: int, k: int, block_m: int, block_n: int) -> tuple[int, int, int]:
@@ -462,7 +462,7 @@ def _cast_plan(x: Tensor, turns: bool, dtype: torch.dtype, pow2: bool, eps: floa
         return Cast(None, turns, packs)
     parts = _parts(x) if current else None
     how: dict[str, Any] = dict(CAST=cast_of(dtype), LARGEST=spec.FP8_MAX[dtype], POW2=pow2)
-    how["PARTS"] = parts.room.shape[0] if parts else 0
+    how["PARTS"] = parts.output.shape[0] if parts else 0
     (m, k), n = spec.matrix(x.shape), x.numel()
     if not turns:
         tiles = cast_tiles(dtype=x.dtype, current=current)
@@ -540,11 +540,11 @@ def _plan_amax(x: Tensor) -> Amax:
     if not x.numel():
         return Amax(None, packs, None)
     parts = _parts(x)
-    count = parts.room.shape[0]
+    count = parts.output.shape[0]
     if count == 1:
         return Amax(parts, packs, None)
     config = Tiles(128, BLOCK=FEW).config(even=count % 16 == 0)
-    return Amax(parts, packs, top.ready((1, 1, 1), (count,), config, {1: Room.of((1,), torch.float32)}))
+    return Amax(parts, packs, top.ready((1, 1, 1), (count,), config, {1: OutputSpec.of((1,), torch.float32)}))
 
 
 @impl(spec.amax_abs, devices=DEVICES)
@@ -624,7 +624,7 @@ def mxfp8_into(
 
 
 class Back(NamedTuple):
-    out: Room
+    out: OutputSpec
     launch: Callable[..., Any] | None
     packs: bool
 
@@ -637,20 +637,20 @@ def _format(dtype: torch.dtype) -> dict[str, Any]:
 @plans
 def _plan_uncast(data: Tensor, scale_inv: Tensor, dtype: torch.dtype, out_dtype: torch.dtype) -> Back:
     check("fp8_uncast", data=data, scale_inv=scale_inv, dtype=dtype, out_dtype=out_dtype)
-    room, n = Room.of(data.shape, out_dtype), data.numel()
+    output, n = OutputSpec.of(data.shape, out_dtype), data.numel()
     if not n:
-        return Back(room, None, False)
+        return Back(output, None, False)
     tiles = uncast_flat(dtype=out_dtype)
     config = tiles.config(even=n % 16 == 0, FULL=n % tiles["BLOCK"] == 0, **_format(dtype))
-    launch = uncast.ready((triton.cdiv(n, tiles["BLOCK"]), 1, 1), (n,), config, {2: room})
-    return Back(room, launch, not data.is_contiguous())
+    launch = uncast.ready((triton.cdiv(n, tiles["BLOCK"]), 1, 1), (n,), config, {2: output})
+    return Back(output, launch, not data.is_contiguous())
 
 
 @impl(spec.fp8_uncast, devices=DEVICES)
 def fp8_uncast(data: Tensor, scale_inv: Tensor, dtype: torch.dtype, out_dtype: torch.dtype) -> Tensor:
     how = _plan_uncast(data, scale_inv, dtype, out_dtype)
     if how.launch is None:
-        return how.out.on(data)
+        return how.out.empty(data)
     return how.launch(data.contiguous() if how.packs else data, scale_inv)
 
 
@@ -658,16 +658,16 @@ def _back(
     data: Tensor, shape: Any, dtype: torch.dtype, out_dtype: torch.dtype, turned: bool, per: tuple[int, int], steps: Any
 ) -> Back:
     """Bytes and scales of blocks to numbers; `steps` are the strides of the scales by row and by column of blocks."""
-    room, (m, k) = Room.of(shape, out_dtype), spec.matrix(shape)
+    output, (m, k) = OutputSpec.of(shape, out_dtype), spec.matrix(shape)
     if not data.numel():
-        return Back(room, None, False)
+        return Back(output, None, False)
     tiles = uncast_tile_sizes(dtype=out_dtype)
     full = m % tiles["BLOCK_M"] == 0 and k % tiles["BLOCK_N"] == 0
     config = tiles.config(
         even=m % 16 == 0 and k % 16 == 0, TURNED=turned, SCALE_M=per[0], SCALE_N=per[1], FULL=full, **_format(dtype)
     )
     grid = _grid(m, k, tiles["BLOCK_M"], tiles["BLOCK_N"])
-    return Back(room, uncast_tiles.ready(grid, (m, k, *steps), config, {2: room}), not data.is_contiguous())
+    return Back(output, uncast_tiles.ready(grid, (m, k, *steps), config, {2: output}), not data.is_contiguous())
 
 
 @plans
@@ -690,7 +690,7 @@ def fp8_blocks_uncast(
 ) -> Tensor:
     how = _plan_blocks_back(data, scales, dtype, two_d, columnwise, out_dtype)
     if how.launch is None:
-        return how.out.on(data)
+        return how.out.empty(data)
     return how.launch(data.contiguous() if how.packs else data, scales)
 
 
@@ -705,28 +705,28 @@ def _plan_mx_back(data: Tensor, scales: Tensor, dtype: torch.dtype, columnwise: 
 def mxfp8_uncast(data: Tensor, scales: Tensor, dtype: torch.dtype, columnwise: bool, out_dtype: torch.dtype) -> Tensor:
     how = _plan_mx_back(data, scales, dtype, columnwise, out_dtype)
     if how.launch is None:
-        return how.out.on(data)
+        return how.out.empty(data)
     return how.launch(data.contiguous() if how.packs else data, scales)
 
 
 @plans
 def _plan_turn(data: Tensor) -> Back:
     check("bytes_transpose", data=data)
-    room, (m, k) = Room.of(spec.turned(data.shape), torch.uint8), spec.matrix(data.shape)
+    output, (m, k) = OutputSpec.of(spec.turned(data.shape), torch.uint8), spec.matrix(data.shape)
     if not data.numel():
-        return Back(room, None, False)
+        return Back(output, None, False)
     tiles = turn_tiles()
     full = m % tiles["BLOCK_M"] == 0 and k % tiles["BLOCK_N"] == 0
     config = tiles.config(even=m % 16 == 0 and k % 16 == 0, FULL=full)
     grid = _grid(m, k, tiles["BLOCK_M"], tiles["BLOCK_N"])
-    return Back(room, turn.ready(grid, (m, k), config, {1: room}), not data.is_contiguous())
+    return Back(output, turn.ready(grid, (m, k), config, {1: output}), not data.is_contiguous())
 
 
 @impl(spec.bytes_transpose, devices=DEVICES)
 def bytes_transpose(data: Tensor) -> Tensor:
     how = _plan_turn(data)
     if how.launch is None:
-        return how.out.on(data)
+        return how.out.empty(data)
     return how.launch(data.contiguous() if how.packs else data)
 
 
@@ -745,9 +745,9 @@ def _plan_history(
         return History(None)
     tiles = Tiles(128, BLOCK=128)
     config = tiles.config(even=n % 16 == 0, RECENT=bool(recent))
-    rooms = {i: Room.of((size,), torch.float32) for i, size in ((5, length * n), (6, n))}
+    outputs = {i: OutputSpec.of((size,), torch.float32) for i, size in ((5, length * n), (6, n))}
     grid = (triton.cdiv(n, tiles["BLOCK"]), 1, 1)
-    return History(histories.ready(grid, (n, length, float(largest)), config, rooms))
+    return History(histories.ready(grid, (n, length, float(largest)), config, outputs))
 
 
 @impl(spec.amax_history, devices=DEVICES)

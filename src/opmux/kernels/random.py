@@ -19,9 +19,9 @@ from ..core.registry import impl
 from ..specs import random as spec
 from .lib.config import Tiles, Tunable, tunable
 from .lib.launch import Launcher
-from .lib.philox import pair, seeded, weave2, weave4, words
+from .lib.philox import interleave2, interleave4, pair, seeded, words
 from .lib.plans import check, plans
-from .lib.rows import DEVICES, Room, wide_of
+from .lib.rows import DEVICES, OutputSpec, wide_of
 
 TINY_32 = tl.constexpr(spec.NEARLY_ZERO[False])
 TINY_64 = tl.constexpr(spec.NEARLY_ZERO[True])
@@ -147,7 +147,7 @@ def kept(b_x, keep, scale):
 def chosen(key, counter, group, threshold, BLOCK: tl.constexpr):
     """Of each element of these groups, whether it is kept."""
     w0, w1, w2, w3 = words(key, counter, group, BLOCK)
-    return weave4(w0 >= threshold, w1 >= threshold, w2 >= threshold, w3 >= threshold)
+    return interleave4(w0 >= threshold, w1 >= threshold, w2 >= threshold, w3 >= threshold)
 
 
 def _dropout(
@@ -208,9 +208,9 @@ def _bernoulli_of(
         o = tile * (slots * BLOCK) + tl.arange(0, slots * BLOCK)
         w0, w1, w2, w3 = words(key, counter, group + tile * BLOCK, BLOCK)
         if PAIRS:
-            u = weave2(unit(pair(w0, w1)), unit(pair(w2, w3)))
+            u = interleave2(unit(pair(w0, w1)), unit(pair(w2, w3)))
         else:
-            u = weave4(unit(w0), unit(w1), unit(w2), unit(w3))
+            u = interleave4(unit(w0), unit(w1), unit(w2), unit(w3))
         put(y_ptr, o, n, (u < b_p[tile].to(u.dtype)).to(tl.int32))
 
 
@@ -229,11 +229,11 @@ def _floats(
         w0, w1, w2, w3 = words(key, counter, group + tile * BLOCK, BLOCK)
         if WIDE == tl.float64:
             v0, v1 = VALUES(pair(w0, w1), pair(w2, w3), a, b, c)
-            put(y_ptr, o, n, weave2(v0, v1))
+            put(y_ptr, o, n, interleave2(v0, v1))
         else:
             v0, v1 = VALUES(w0, w1, a, b, c)
             v2, v3 = VALUES(w2, w3, a, b, c)
-            put(y_ptr, o, n, weave4(v0, v1, v2, v3))
+            put(y_ptr, o, n, interleave4(v0, v1, v2, v3))
 
 
 def _integers(
@@ -249,11 +249,11 @@ def _integers(
         o = tile * (slots * BLOCK) + tl.arange(0, slots * BLOCK)
         w0, w1, w2, w3 = words(key, counter, group + tile * BLOCK, BLOCK)
         if PAIRS:
-            put(y_ptr, o, n, weave2(VALUE(pair(w0, w1), low, span), VALUE(pair(w2, w3), low, span)))
+            put(y_ptr, o, n, interleave2(VALUE(pair(w0, w1), low, span), VALUE(pair(w2, w3), low, span)))
         else:
             v0, v1 = VALUE(w0, low, span), VALUE(w1, low, span)
             v2, v3 = VALUE(w2, low, span), VALUE(w3, low, span)
-            put(y_ptr, o, n, weave4(v0, v1, v2, v3))
+            put(y_ptr, o, n, interleave4(v0, v1, v2, v3))
 
 
 dropout = Launcher(_dropout, tensors=4, sizes="n", free="threshold scale key counter")
@@ -290,7 +290,7 @@ def mask_bwd_tiles(dtype: torch.dtype) -> Tiles:
 class Job(NamedTuple):
     """The launch of an op for tensors of such shapes, dtypes and strides."""
 
-    out: Room
+    out: OutputSpec
     launch: Callable[..., None] | None  # None: all zeros
     pack: bool
     on_host: bool  # whether the seed is passed as two ints
@@ -312,30 +312,30 @@ def _job(
 ) -> Job:
     """The launch over groups of `slots` elements; its last numbers are the seed, where that is on the host."""
     n, on_host = x.numel(), seed_on_host(x, seed)
-    room = Room.of(x.shape, x.dtype)
+    output = OutputSpec.of(x.shape, x.dtype)
     if n == 0:
-        return Job(room, None, False, on_host)
+        return Job(output, None, False, on_host)
     tiles = choice(n=n, dtype=x.dtype)
     grid = (-(-n // (slots * tiles["TILES"] * tiles["BLOCK"])), 1, 1)
     config = tiles.config(even=n % 16 == 0, **constants)
     launch = launcher.ready(grid, (n, *numbers, *(() if on_host else (0, 0))), config)
-    return Job(room, launch, (reads and not x.is_contiguous()) or not seed.is_contiguous(), on_host)
+    return Job(output, launch, (reads and not x.is_contiguous()) or not seed.is_contiguous(), on_host)
 
 
 @plans
-def _dropout_job(op: str, lead: str, p: float, x: Tensor, seed: Tensor) -> tuple[Job, Room]:
+def _dropout_job(op: str, lead: str, p: float, x: Tensor, seed: Tensor) -> tuple[Job, OutputSpec]:
     """The launch, and the output spec of a mask."""
     check(op, **{lead: x}, seed=seed, p=p)
-    mask = Room.of(x.shape, torch.bool)
+    mask = OutputSpec.of(x.shape, torch.bool)
     if p == 1:
-        return Job(Room.of(x.shape, x.dtype), None, False, False), mask
+        return Job(OutputSpec.of(x.shape, x.dtype), None, False, False), mask
     numbers = (spec.threshold(p), spec.scale(p))
     return _job(dropout, dropout_tiles, 4, numbers, x, seed, True, WIDE=wide_of(x.dtype)), mask
 
 
 def _drop(job: Job, x: Tensor, seed: Tensor, mask: Tensor | None) -> Tensor:
-    room, launch, pack, on_host = job
-    y = room.on(x)
+    output, launch, pack, on_host = job
+    y = output.empty(x)
     if launch is None:
         return y.zero_()
     if pack:
@@ -359,8 +359,8 @@ def philox_dropout_bwd(dy: Tensor, seed: Tensor, p: float) -> Tensor:
 
 @impl(spec.philox_dropout_mask, devices=DEVICES)
 def philox_dropout_mask(x: Tensor, seed: Tensor, p: float) -> tuple[Tensor, Tensor]:
-    job, room = _dropout_job("philox_dropout_mask", "x", p, x, seed)
-    mask = room.on(x)
+    job, output = _dropout_job("philox_dropout_mask", "x", p, x, seed)
+    mask = output.empty(x)
     if job.launch is None:
         mask.zero_()
     return _drop(job, x, seed, mask), mask
@@ -369,19 +369,19 @@ def philox_dropout_mask(x: Tensor, seed: Tensor, p: float) -> tuple[Tensor, Tens
 @plans
 def _mask_bwd_job(p: float, dy: Tensor, mask: Tensor) -> Job:
     check("dropout_mask_bwd", dy=dy, mask=mask, p=p)
-    n, room = dy.numel(), Room.of(dy.shape, dy.dtype)
+    n, output = dy.numel(), OutputSpec.of(dy.shape, dy.dtype)
     if n == 0:
-        return Job(room, None, False, False)
+        return Job(output, None, False, False)
     tiles = mask_bwd_tiles(dtype=dy.dtype)
     config = tiles.config(even=n % 16 == 0, WIDE=wide_of(dy.dtype))
     launch = mask_bwd.ready((-(-n // (tiles["TILES"] * tiles["BLOCK"])), 1, 1), (n, spec.scale(p)), config)
-    return Job(room, launch, not (dy.is_contiguous() and mask.is_contiguous()), False)
+    return Job(output, launch, not (dy.is_contiguous() and mask.is_contiguous()), False)
 
 
 @impl(spec.dropout_mask_bwd, devices=DEVICES)
 def dropout_mask_bwd(dy: Tensor, mask: Tensor, p: float) -> Tensor:
-    room, launch, pack, _ = _mask_bwd_job(p, dy, mask)
-    dx = room.on(dy)
+    output, launch, pack, _ = _mask_bwd_job(p, dy, mask)
+    dx = output.empty(dy)
     if launch is not None:
         launch(*((dy.contiguous(), mask.contiguous()) if pack else (dy, mask)), dx)
     return dx
@@ -396,8 +396,8 @@ def _bernoulli_of_job(prob: Tensor, seed: Tensor) -> Job:
 
 @impl(spec.philox_bernoulli_of, devices=DEVICES)
 def philox_bernoulli_of(prob: Tensor, seed: Tensor) -> Tensor:
-    room, launch, pack, on_host = _bernoulli_of_job(prob, seed)
-    y = room.on(prob)
+    output, launch, pack, on_host = _bernoulli_of_job(prob, seed)
+    y = output.empty(prob)
     if launch is not None:
         if pack:
             prob, seed = prob.contiguous(), seed.contiguous()
@@ -451,8 +451,8 @@ def _bernoulli_job(p: float, like: Tensor, seed: Tensor) -> Job:
 
 
 def _fill(job: Job, like: Tensor, seed: Tensor) -> Tensor:
-    room, launch, pack, on_host = job
-    y = room.on(like)
+    output, launch, pack, on_host = job
+    y = output.empty(like)
     if launch is not None:
         if on_host:
             launch(y, None, *seed.tolist())

@@ -21,7 +21,7 @@ from .lib.config import Tiles, tunable
 from .lib.launch import Launcher
 from .lib.maths import libdevice
 from .lib.plans import check, plans
-from .lib.rows import DEVICES, Room, wide_of
+from .lib.rows import DEVICES, OutputSpec, wide_of
 
 
 @triton.jit
@@ -182,7 +182,9 @@ class How(NamedTuple):
     back: bool
 
 
-def _ready(x: Tensor, x_at: At, y_at: At, shape: Shape, how: How, makes: Room | None = None) -> Callable[..., Any]:
+def _ready(
+    x: Tensor, x_at: At, y_at: At, shape: Shape, how: How, makes: OutputSpec | None = None
+) -> Callable[..., Any]:
     """The launch: `launch(x, y, angles, sin, starts, cu_seqlens)`, without y where it is made."""
     angles, sin = how.angles, how.sin
     d2, row, each, places = 0, 0, 0, 0
@@ -216,18 +218,18 @@ def _ready(x: Tensor, x_at: At, y_at: At, shape: Shape, how: How, makes: Room | 
 class Plan(NamedTuple):
     """What an op will do for tensors that look so."""
 
-    out: Room
+    out: OutputSpec
     launch: Callable[..., Tensor] | None  # None: nothing to compute
 
 
 def _whole(x: Tensor, layout: str, how: How) -> Plan:
     """The plan for a tensor all of whose heads are turned."""
-    room = Room.of(x.shape, x.dtype)
+    output = OutputSpec.of(x.shape, x.dtype)
     if not x.numel():
-        return Plan(room, None)
+        return Plan(output, None)
     sizes = dict(zip(layout.replace("t", "s"), x.shape, strict=True))
     shape = Shape(sizes.get("b", 1), sizes["s"], sizes["h"], 1, sizes["d"])
-    return Plan(room, _ready(x, At.of(layout, x.stride()), At.of(layout, room.stride), shape, how, room))
+    return Plan(output, _ready(x, At.of(layout, x.stride()), At.of(layout, output.stride), shape, how, output))
 
 
 @plans
@@ -247,7 +249,7 @@ def rope_fwd(
     layout: str, interleaved: bool, cp_size: int, cp_rank: int,
 ) -> Tensor:  # fmt: skip
     out, launch = _plan(x, angles, sin, starts, cu_seqlens, layout, interleaved, cp_size, cp_rank, False)
-    return out.on(x) if launch is None else launch(x, angles, sin, starts, cu_seqlens)
+    return out.empty(x) if launch is None else launch(x, angles, sin, starts, cu_seqlens)
 
 
 @impl(spec.rope_bwd, devices=DEVICES)
@@ -256,28 +258,28 @@ def rope_bwd(
     layout: str, interleaved: bool, cp_size: int, cp_rank: int,
 ) -> Tensor:  # fmt: skip
     out, launch = _plan(dy, angles, sin, starts, cu_seqlens, layout, interleaved, cp_size, cp_rank, True)
-    return out.on(dy) if launch is None else launch(dy, angles, sin, starts, cu_seqlens)
+    return out.empty(dy) if launch is None else launch(dy, angles, sin, starts, cu_seqlens)
 
 
 # ---- packed q, k and v ----------------------------------------------------------------------------------------------
 
 
 class QkvPlan(NamedTuple):
-    """Rooms for the results and three launches, over the parts of packed heads."""
+    """Output specs and three launches, over the parts of packed heads."""
 
-    rooms: tuple[Room, ...]
+    outputs: tuple[OutputSpec, ...]
     launches: tuple[Callable[..., Any], ...]  # none: nothing to compute
 
 
-def _parts(layout: str, packed: tuple[int, ...], split: tuple[int, ...]) -> list[tuple[Shape, At, At, Room]]:
+def _parts(layout: str, packed: tuple[int, ...], split: tuple[int, ...]) -> list[tuple[Shape, At, At, OutputSpec]]:
     """Of q, k and v: the shape, where they lie in packed heads of these sizes, and where in a tensor of their own."""
     by = dict(zip(layout, packed, strict=True))
-    strides = dict(zip(layout, Room.of(packed, torch.uint8).stride, strict=True))
+    strides = dict(zip(layout, OutputSpec.of(packed, torch.uint8).stride, strict=True))
     found, before = [], 0
     for total, groups in zip(split, (split[0] // split[1], 1, 1), strict=True):
         width, heads = total // groups, by["h"]
         inside = At(before, strides["s"], strides["b"], strides["h"], width)
-        own = Room.of((*packed[:2], heads * groups, width), torch.uint8)
+        own = OutputSpec.of((*packed[:2], heads * groups, width), torch.uint8)
         at = dict(zip(layout, own.stride, strict=True))
         outside = At(0, at["s"], at["b"], groups * width, width)
         found.append((Shape(by["b"], by["s"], heads, groups, width), inside, outside, own))
@@ -296,16 +298,16 @@ def _plan_packed(
     )  # fmt: skip
     if not qkv.is_contiguous():
         raise NotSupported("packed heads that are not contiguous")
-    rooms, launches = [], []
+    outputs, launches = [], []
     for angles, (shape, inside, outside, own) in zip(
         (q_angles, k_angles, None), _parts(layout, tuple(qkv.shape), split), strict=True
     ):
-        room = Room(own.shape, own.stride, qkv.dtype)
+        output = OutputSpec(own.shape, own.stride, qkv.dtype)
         begin = starts if angles is not None else None
         how = How(angles, None, begin, None, interleaved, cp_size, cp_rank, False)
-        rooms.append(room)
-        launches += [_ready(qkv, inside, outside, shape, how, room)] if qkv.numel() else []
-    return QkvPlan(tuple(rooms), tuple(launches))
+        outputs.append(output)
+        launches += [_ready(qkv, inside, outside, shape, how, output)] if qkv.numel() else []
+    return QkvPlan(tuple(outputs), tuple(launches))
 
 
 @impl(spec.rope_qkv_fwd, devices=DEVICES)
@@ -314,9 +316,9 @@ def rope_qkv_fwd(
     interleaved: bool, cp_size: int, cp_rank: int,
 ) -> tuple[Tensor, ...]:  # fmt: skip
     rest = (starts, layout, interleaved, cp_size, cp_rank)
-    rooms, launches = _plan_packed(qkv, q_angles, k_angles, tuple(split), *rest)
+    outputs, launches = _plan_packed(qkv, q_angles, k_angles, tuple(split), *rest)
     if not launches:
-        return tuple(room.on(qkv) for room in rooms)
+        return tuple(output.empty(qkv) for output in outputs)
     turn_q, turn_k, copy_v = launches
     return (
         turn_q(qkv, q_angles, None, starts, None),
@@ -334,17 +336,17 @@ def _plan_parts(
         "rope_qkv_bwd", dq=dq, dk=dk, dv=dv, q_angles=q_angles, k_angles=k_angles, split=split, starts=starts,
         layout=layout, interleaved=interleaved, cp_size=cp_size, cp_rank=cp_rank,
     )  # fmt: skip
-    room = Room.of((*dk.shape[:3], sum(split)), dk.dtype)
+    output = OutputSpec.of((*dk.shape[:3], sum(split)), dk.dtype)
     launches = []
     for part, angles, (shape, inside, _, _) in zip(
-        (dq, dk, dv), (q_angles, k_angles, None), _parts(layout, room.shape, split), strict=True
+        (dq, dk, dv), (q_angles, k_angles, None), _parts(layout, output.shape, split), strict=True
     ):
         at = At.of(layout, part.stride())
         at = at._replace(head=at.head * shape.groups, group=at.head)
         begin = starts if angles is not None else None
         how = How(angles, None, begin, None, interleaved, cp_size, cp_rank, True)
         launches += [_ready(part, at, inside, shape, how)] if dk.numel() else []
-    return QkvPlan((room,), tuple(launches))
+    return QkvPlan((output,), tuple(launches))
 
 
 @impl(spec.rope_qkv_bwd, devices=DEVICES)
@@ -353,8 +355,8 @@ def rope_qkv_bwd(
     layout: str, interleaved: bool, cp_size: int, cp_rank: int,
 ) -> Tensor:  # fmt: skip
     rest = (starts, layout, interleaved, cp_size, cp_rank)
-    (room,), launches = _plan_parts(dq, dk, dv, q_angles, k_angles, tuple(split), *rest)
-    dqkv = room.on(dk)
+    (output,), launches = _plan_parts(dq, dk, dv, q_angles, k_angles, tuple(split), *rest)
+    dqkv = output.empty(dk)
     if launches:
         turn_q, turn_k, copy_v = launches
         turn_q(dq, dqkv, q_angles, None, starts, None)

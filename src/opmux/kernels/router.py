@@ -21,7 +21,7 @@ from .lib.config import Tiles, tunable
 from .lib.launch import Launcher
 from .lib.maths import div, libdevice, sqrt
 from .lib.plans import plans
-from .lib.rows import DEVICES, Room, Rows, even_rows, packed, programs
+from .lib.rows import DEVICES, OutputSpec, Rows, even_rows, packed, programs
 
 SOFTMAX, SIGMOID, ROOT = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
 BYTES, BITS, DENSE, ALL = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2), tl.constexpr(3)
@@ -256,10 +256,10 @@ SCORES = {name: number for number, name in enumerate(spec.SCORES)}
 class Plan(NamedTuple):
     """What an op will do for tensors that look so."""
 
-    probs: Room
-    kept: Room
-    map: Room | None  # None: it is given
-    cutoff: Room | None
+    probs: OutputSpec
+    kept: OutputSpec
+    map: OutputSpec | None  # None: it is given
+    cutoff: OutputSpec | None
     launch: Callable[..., None] | None  # None: nothing to compute
     packed: bool  # whether rows lie as the kernel reads them; else they are copied first
     factor: float = 1.0  # what probabilities are multiplied by
@@ -275,16 +275,16 @@ def _ready(
         raise NotSupported("a bias or indices that are not contiguous")
     kind = 2 if indices is not None else int(form)
     last, dtype = (experts, torch.bool) if kind == 0 else (-(-experts // 8), torch.uint8)
-    made = None if indices is not None else Room.of((*lead, last), dtype)
+    made = None if indices is not None else OutputSpec.of((*lead, last), dtype)
     rows = logits.numel() // experts
-    rooms = dict(
-        probs=Room.of(logits.shape, torch.float32 if aux else logits.dtype),
-        kept=Room.of(logits.shape, torch.float32),
+    outputs = dict(
+        probs=OutputSpec.of(logits.shape, torch.float32 if aux else logits.dtype),
+        kept=OutputSpec.of(logits.shape, torch.float32),
         map=made,
-        cutoff=None if histogram is None else Room.of((rows,), torch.float32),
+        cutoff=None if histogram is None else OutputSpec.of((rows,), torch.float32),
     )
     if not rows:
-        return Plan(**rooms, launch=None, packed=True)
+        return Plan(**outputs, launch=None, packed=True)
     grouped = group_topk is not None and group_topk > 0
     count = groups if grouped else 1
     tiles, stride = row_tiles(experts=experts, group=experts // count), Rows.of(packed(logits)).stride
@@ -295,7 +295,7 @@ def _ready(
     )  # fmt: skip
     bins = 1 if histogram is None else histogram.shape[1]
     launch = route.ready((rows, 1, 1), (stride, experts, count, experts // count, bins), config)
-    return Plan(**rooms, launch=launch, packed=even_rows(logits), factor=_factor(factor))
+    return Plan(**outputs, launch=launch, packed=even_rows(logits), factor=_factor(factor))
 
 
 def _factor(scaling_factor: float | None) -> float:
@@ -320,9 +320,9 @@ def _run(
 ) -> list[Tensor]:  # fmt: skip
     """Probabilities, the map or what is given for it, and what is kept."""
     histogram, bounds = more or (None, None)
-    probs, kept = plan.probs.on(logits), plan.kept.on(logits)
-    routing_map = plan.map.on(logits) if plan.map is not None else given
-    cutoff = None if plan.cutoff is None else plan.cutoff.on(logits)
+    probs, kept = plan.probs.empty(logits), plan.kept.empty(logits)
+    routing_map = plan.map.empty(logits) if plan.map is not None else given
+    cutoff = None if plan.cutoff is None else plan.cutoff.empty(logits)
     if plan.launch is not None:
         x = logits if plan.packed else packed(logits)
         plan.launch(x, bias, probs, routing_map, kept, cutoff, histogram, bounds, plan.factor)
@@ -464,7 +464,7 @@ def fused_score_for_moe_aux_loss_bwd(
 
 
 class LossPlan(NamedTuple):
-    rooms: tuple[Room, ...]  # shares, the loss, its factor
+    outputs: tuple[OutputSpec, ...]  # shares, the loss, its factor
     share: Callable[..., None]
     finish: Callable[..., None]
     factor: float  # C times the number of tokens squared
@@ -484,16 +484,20 @@ def _plan_loss(
     tiles, stride = loss_tiles(experts=cols), Rows.of(probs).stride
     count = programs(probs.device, -(-rows // (tiles["BLOCK_M"] * 4)), 2)
     config = tiles.config(even=cols % 16 == 0 and stride % 16 == 0)
-    rooms = (Room.of((count,), torch.float32), Room.of((), probs.dtype), Room.of((2,), torch.float32))
+    outputs = (
+        OutputSpec.of((count,), torch.float32),
+        OutputSpec.of((), probs.dtype),
+        OutputSpec.of((2,), torch.float32),
+    )
     last = Tiles(128, BLOCK_N=triton.next_power_of_2(count)).config(even=count % 16 == 0)
     share = shares.ready((count, 1, 1), (stride, cols, rows), config)
-    return LossPlan(rooms, share, loss.ready((1, 1, 1), (count,), last), experts * coeff / topk)
+    return LossPlan(outputs, share, loss.ready((1, 1, 1), (count,), last), experts * coeff / topk)
 
 
 def _balance(plan: LossPlan, probs: Tensor, tokens: Tensor, total: Tensor | None, factor: float) -> tuple[Tensor, ...]:
-    (room, *results), share, finish, _ = plan
-    part = room.on(probs)
-    aux_loss, const = (r.on(probs) for r in results)
+    (output, *results), share, finish, _ = plan
+    part = output.empty(probs)
+    aux_loss, const = (r.empty(probs) for r in results)
     share(probs, tokens, part)
     finish(part, total, aux_loss, const, factor)
     return aux_loss, const
@@ -529,12 +533,12 @@ def _plan_loss_bwd(const: Tensor, tokens: Tensor, rows: int, cols: int, grad: Te
     _many(cols)
     if not tokens.is_contiguous():
         raise NotSupported("counts that are not in one piece")
-    room = Room.of((rows, cols), grad.dtype)
+    output = OutputSpec.of((rows, cols), grad.dtype)
     if not rows * cols:
-        return Plan(room, room, None, None, None, True)
+        return Plan(output, output, None, None, None, True)
     tiles = loss_tiles(experts=cols)
     launch = loss_bwd.ready((-(-rows // tiles["BLOCK_M"]), 1, 1), (cols, rows), tiles.config(even=cols % 16 == 0))
-    return Plan(room, room, None, None, launch, True)
+    return Plan(output, output, None, None, launch, True)
 
 
 @impl(spec.fused_moe_aux_loss_bwd, devices=DEVICES)
@@ -542,7 +546,7 @@ def fused_moe_aux_loss_bwd(
     Const_buf: Tensor, tokens_per_expert: Tensor, num_rows: int, num_cols: int, grad_aux_loss: Tensor
 ) -> Tensor:
     plan = _plan_loss_bwd(Const_buf, tokens_per_expert, num_rows, num_cols, grad_aux_loss)
-    grad_probs = plan.probs.on(Const_buf)
+    grad_probs = plan.probs.empty(Const_buf)
     if plan.launch is not None:
         plan.launch(Const_buf, tokens_per_expert, grad_aux_loss, grad_probs)
     return grad_probs

@@ -16,12 +16,23 @@ from torch import Tensor
 
 from ..core.registry import impl
 from ..specs import scaled_activation as spec
+from .lib.activation_math import (
+    clamp,
+    gate_slope,
+    least_gap,
+    per_program,
+    sigmoid,
+    silu,
+    silu_slope,
+    srelu,
+    srelu_slope,
+    tile,
+)
 from .lib.config import Tiles, tunable
-from .lib.gates import clamp, gate_slope, least_gap, per_program, sigmoid, silu, silu_slope, srelu, srelu_slope, tile
 from .lib.launch import Launcher
 from .lib.maths import libdevice
 from .lib.plans import check, plans
-from .lib.rows import DEVICES, Room, Rows, even_rows, packed, wide_of
+from .lib.rows import DEVICES, OutputSpec, Rows, even_rows, packed, wide_of
 
 # ---- the maths, on values that are already wide, and up to three parameters -----------------------------------------
 
@@ -224,8 +235,8 @@ def row_tiles(n: int, dtype: torch.dtype) -> Tiles:
 class Gated(NamedTuple):
     """The launch of an op for tensors of such shapes, dtypes and strides."""
 
-    out: Room
-    scales: Room | None  # of their gradient
+    out: OutputSpec
+    scales: OutputSpec | None  # of their gradient
     launch: Callable[..., None] | None  # None: nothing to compute
     pack: bool
 
@@ -236,8 +247,8 @@ def _plan(op: str, gate: str, interleave: int, dy: Tensor | None, x: Tensor, sca
     gated, backward = up is not None, dy is not None
     check(op, x=x, scales=scales, interleave=interleave, **({} if dy is None else {"dy": dy}))
     n = x.shape[-1] // (2 if gated else 1)
-    out = Room.of(x.shape if backward else (*x.shape[:-1], n), x.dtype)
-    dscales = None if scales is None or not backward else Room.of(scales.shape, scales.dtype)
+    out = OutputSpec.of(x.shape if backward else (*x.shape[:-1], n), x.dtype)
+    dscales = None if scales is None or not backward else OutputSpec.of(scales.shape, scales.dtype)
     if not x.numel():
         return Gated(out, dscales, None, False)
     at = Rows.of(packed(x))
@@ -258,7 +269,7 @@ def _plan(op: str, gate: str, interleave: int, dy: Tensor | None, x: Tensor, sca
 
 
 def _forward(how: Gated, x: Tensor, scales: Tensor | None) -> Tensor:
-    y = how.out.on(x)
+    y = how.out.empty(x)
     if how.launch is not None:
         if how.pack:
             x, scales = packed(x), None if scales is None else scales.contiguous()
@@ -267,13 +278,13 @@ def _forward(how: Gated, x: Tensor, scales: Tensor | None) -> Tensor:
 
 
 def _backward(how: Gated, dy: Tensor, x: Tensor, scales: Tensor | None) -> tuple[Tensor, Tensor]:
-    dx = how.out.on(x)
+    dx = how.out.empty(x)
     if scales is None or how.scales is None:
         if how.launch is not None:
             dy, x = (packed(dy), packed(x)) if how.pack else (dy, x)
             how.launch(dy, x, dx)
-        return dx, NOTHING[x.dtype is torch.float64].on(x)
-    dscales = how.scales.on(x)
+        return dx, NOTHING[x.dtype is torch.float64].empty(x)
+    dscales = how.scales.empty(x)
     if how.launch is None:
         return dx, dscales.zero_()
     if how.pack:
@@ -282,7 +293,7 @@ def _backward(how: Gated, dy: Tensor, x: Tensor, scales: Tensor | None) -> tuple
     return dx, dscales
 
 
-NOTHING = (Room.of((0,), torch.float32), Room.of((0,), torch.float64))
+NOTHING = (OutputSpec.of((0,), torch.float32), OutputSpec.of((0,), torch.float64))
 
 
 # ---- the ops --------------------------------------------------------------------------------------------------------

@@ -28,7 +28,7 @@ from ..specs import scan as spec
 from .lib.config import Tiles, tunable
 from .lib.launch import Launcher
 from .lib.plans import check, plans
-from .lib.rows import DEVICES, Room, Rows, cores, even_rows
+from .lib.rows import DEVICES, OutputSpec, Rows, cores, even_rows
 
 # ---- kinds of scans -------------------------------------------------------------------------------------------------
 # The state of a scan is two numbers, a and b; where a kind has one, b is just passed on. Of each kind:
@@ -524,13 +524,13 @@ class Pass(NamedTuple):
 
     scan: Callable[..., None]
     totals: Callable[..., None] | None
-    held: tuple[Room | None, ...]  # a and b
+    held: tuple[OutputSpec | None, ...]  # a and b
 
     def __call__(self, u: Tensor, v: Tensor | None, w: Tensor | None, y: Tensor, z: Tensor | None) -> None:
         if self.totals is None:
             self.scan(u, v, w, y, z, *self.held)
             return
-        a, b = (None if room is None else room.on(u) for room in self.held)
+        a, b = (None if output is None else output.empty(u) for output in self.held)
         self.totals(u, v, a, b)
         self.scan(u, v, w, y, z, a, b)
 
@@ -580,7 +580,7 @@ def _pass(
     tiles = totals_tiles(inner=inner, dtype=dtype, pair=pair)
     config = tiles.config(even=even, ORDERED=kind.ordered, **carried)
     first = totals.ready(_grid(shape, tiles, count), (*strides[:2], n, step, span, lanes), config)
-    held = (Room.of((count, lanes), wide), Room.of((count, lanes), second) if pair else None)
+    held = (OutputSpec.of((count, lanes), wide), OutputSpec.of((count, lanes), second) if pair else None)
     return Pass(launch, first, held)
 
 
@@ -614,10 +614,12 @@ def _ordered(dtype: torch.dtype) -> torch.dtype:
 class Scan(NamedTuple):
     """The launches of an op for tensors of such shapes, dtypes and strides."""
 
-    results: tuple[Room, ...]
+    results: tuple[OutputSpec, ...]
     run: Pass | None  # None: nothing to compute
     pack: bool  # whether some input must be copied first
-    between: tuple[Room, Room] | None = None  # of a product's gradient: the terms, and to which sum each belongs
+    between: tuple[OutputSpec, OutputSpec] | None = (
+        None  # of a product's gradient: the terms, and to which sum each belongs
+    )
     first: Pass | None = None  # ... and how they are found
 
 
@@ -640,53 +642,53 @@ def _plan(op: str, dim: int, dtype: torch.dtype | None, *args: Tensor) -> Scan:
     stride = shape.n * shape.inner
     strides = (*(stride if pack else _stride(t, shape) for t in args), 0, 0)[:3]
     if op in ("cummax", "cummin"):
-        rooms = (Room.of(u.shape, u.dtype), Room.of(u.shape, torch.int64))
+        outputs = (OutputSpec.of(u.shape, u.dtype), OutputSpec.of(u.shape, torch.int64))
         make = lambda: _pass(op, shape, strides, u.dtype, u.device, wide=_ordered(u.dtype))
     elif op in ("cumsum", "cumprod"):
         to = spec.result_dtype(u.dtype, dtype)
-        rooms = (Room.of(u.shape, to),)
+        outputs = (OutputSpec.of(u.shape, to),)
         make = lambda: _pass(op, shape, strides, u.dtype, u.device, wide=_wide(to), cast=dtype)
     elif op == "cumprod_bwd":
         return _plan_product(shape, strides, u, pack)
     else:
         wide = _wide(last.dtype if op == "logcumsumexp_bwd" else u.dtype)
         to = last.dtype if op == "logcumsumexp_bwd" else u.dtype if dtype is None else wide
-        rooms = (Room.of(u.shape, to),)
+        outputs = (OutputSpec.of(u.shape, to),)
         name = "keyed_bwd" if op in ("cummax_bwd", "cummin_bwd") else op
         make = lambda: _pass(name, shape, strides, u.dtype, u.device, wide=wide)
-    return Scan(rooms, make() if u.numel() else None, pack)
+    return Scan(outputs, make() if u.numel() else None, pack)
 
 
 def _plan_product(shape: Shape, strides: tuple[int, int, int], x: Tensor, pack: bool) -> Scan:
-    rooms = (Room.of(x.shape, x.dtype),)
+    outputs = (OutputSpec.of(x.shape, x.dtype),)
     if not x.numel():
-        return Scan(rooms, None, pack)
+        return Scan(outputs, None, pack)
     wide, packed = _wide(x.dtype), shape.n * shape.inner
-    between = (Room.of(x.shape, wide), Room.of(x.shape, torch.int8))
+    between = (OutputSpec.of(x.shape, wide), OutputSpec.of(x.shape, torch.int8))
     first = _pass("cumprod_terms", shape, strides, x.dtype, x.device, wide=wide)
     then = _pass("cumprod_bwd", shape, (packed, packed, strides[0]), wide, x.device, wide=wide)
-    return Scan(rooms, then, pack, between, first)
+    return Scan(outputs, then, pack, between, first)
 
 
 def _one(op: str, dim: int, dtype: torch.dtype | None, x: Tensor) -> Tensor:
-    (room,), run, pack, *_ = _plan(op, dim, dtype, x)
-    y = room.on(x)
+    (output,), run, pack, *_ = _plan(op, dim, dtype, x)
+    y = output.empty(x)
     if run is not None:
         run(x.contiguous() if pack else x, None, None, y, None)
     return y
 
 
 def _extreme(op: str, dim: int, x: Tensor) -> tuple[Tensor, Tensor]:
-    (room, places), run, pack, *_ = _plan(op, dim, None, x)
-    values, indices = room.on(x), places.on(x)
+    (output, places), run, pack, *_ = _plan(op, dim, None, x)
+    values, indices = output.empty(x), places.empty(x)
     if run is not None:
         run(x.contiguous() if pack else x, None, None, values, indices)
     return values, indices
 
 
 def _keyed(op: str, dim: int, dvalues: Tensor, indices: Tensor) -> Tensor:
-    (room,), run, pack, *_ = _plan(op, dim, None, dvalues, indices)
-    dx = room.on(dvalues)
+    (output,), run, pack, *_ = _plan(op, dim, None, dvalues, indices)
+    dx = output.empty(dvalues)
     if run is not None:
         u, v = (dvalues.contiguous(), indices.contiguous()) if pack else (dvalues, indices)
         run(u, v, None, dx, None)
@@ -710,13 +712,13 @@ def cumprod(x: Tensor, dim: int, dtype: torch.dtype | None) -> Tensor:
 
 @impl(spec.cumprod_bwd, devices=DEVICES)
 def cumprod_bwd(dy: Tensor, x: Tensor, dim: int) -> Tensor:
-    (room,), run, pack, between, first = _plan("cumprod_bwd", dim, None, x, dy)
-    dx = room.on(x)
+    (output,), run, pack, between, first = _plan("cumprod_bwd", dim, None, x, dy)
+    dx = output.empty(x)
     if run is None or first is None or between is None:
         return dx
     if pack:
         x, dy = x.contiguous(), dy.contiguous()
-    terms, which = between[0].on(x), between[1].on(x)
+    terms, which = between[0].empty(x), between[1].empty(x)
     first(x, dy, None, terms, which)
     run(terms, which, x, dx, None)
     return dx
@@ -749,8 +751,8 @@ def logcumsumexp(x: Tensor, dim: int) -> Tensor:
 
 @impl(spec.logcumsumexp_bwd, devices=DEVICES)
 def logcumsumexp_bwd(dy: Tensor, x: Tensor, y: Tensor, dim: int) -> Tensor:
-    (room,), run, pack, *_ = _plan("logcumsumexp_bwd", dim, None, y, dy, x)
-    dx = room.on(x)
+    (output,), run, pack, *_ = _plan("logcumsumexp_bwd", dim, None, y, dy, x)
+    dx = output.empty(x)
     if run is not None:
         u, v, w = (y.contiguous(), dy.contiguous(), x.contiguous()) if pack else (y, dy, x)
         run(u, v, w, dx, None)

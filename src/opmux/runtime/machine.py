@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from ..core import facts
+from ..core import machine
 from ..core.default import get_default_manager
 from ..core.errors import OpmuxError
 from ..core.lock import lock
@@ -19,7 +19,7 @@ from .packages import Package
 from .vendor_ops import Ops
 
 
-class Here(facts.Machine):
+class Here(machine.Machine):
     """This machine. What vendors bring is read once for each device type, and again when a vendor comes or goes."""
 
     def __init__(self) -> None:
@@ -46,7 +46,7 @@ class Here(facts.Machine):
             found = self._unused[key] = vendor_ops.mapping_of(self.ops(device_type))
         return found
 
-    def preferred(self, device_type: str) -> Mapping[str, facts.Preferred]:
+    def preferred(self, device_type: str) -> Mapping[str, machine.Preferred]:
         return self.ops(device_type).preferred
 
     def lacks(self, device_type: str) -> frozenset[torch.dtype]:

@@ -22,8 +22,8 @@ from typing import Any
 
 import torch
 
-from ..core.facts import dtype_name, size_class
 from ..core.log import logger
+from ..core.tensors import dtype_name, size_class
 from . import cache_dir
 from .settings import CACHE_DIR
 from .vendors import Chip

@@ -24,9 +24,9 @@ from typing import Any
 import torch
 
 from ..core.errors import BadImpl, nearest
-from ..core.facts import Preferred
 from ..core.loading import all_or_nothing
 from ..core.log import logger
+from ..core.machine import Preferred
 from ..core.registry import BackendImplKind, OpImpl, Origin, check_fit
 from ..core.spec import DOORS, specs
 from . import packages

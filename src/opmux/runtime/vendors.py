@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import torch
 
 from ..core.errors import OpmuxError
-from ..core.facts import split_arch
+from ..core.machine import split_arch
 from . import detect, packages, target
 
 RULES, TRIALS = "heuristics_config_utils", "tune_configs.yaml"

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ..core.contract import either
 from ..core.errors import BadArgument
-from ..core.facts import dtype_name
+from ..core.tensors import dtype_name
 from ._numeric import FLOATS
 
 

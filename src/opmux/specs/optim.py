@@ -15,8 +15,8 @@ from torch import Tensor
 
 from ..core.contract import Float32, Int32, Rule, one_of, shown, single
 from ..core.errors import BadArgument
-from ..core.facts import dtype_name
 from ..core.spec import Sample, Samples, op
+from ..core.tensors import dtype_name
 from ._checks import check_tensor
 from .quant import FP8_MAX, bytes_of, exponents, inverse, magnitudes, scale_from
 

@@ -32,9 +32,9 @@ from torch import Tensor
 
 from ..core.contract import AnyTensor, Bool, Float, at_least, between, dtypes, or_cpu, real
 from ..core.errors import BadArgument
-from ..core.facts import dtype_name, is_real
 from ..core.lock import ForkSafeLock
 from ..core.spec import BadSample, BadSamples, Tol, op, specs
+from ..core.tensors import dtype_name, is_real
 from ._numeric import rounded, wide
 from .samples import Case, Draw, Maker
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ..core import rules
+from ..core import contract
 from ..core.contract import (
     FLOATS,
     INTS,
@@ -26,16 +26,17 @@ from ..core.contract import (
     dim_of,
     dtypes,
     either,
+    ints,
     one_of,
     shape,
 )
 from ..core.errors import BadArgument
-from ..core.facts import dtype_name
 from ..core.spec import BadSample, BadSamples, Tol, op
+from ..core.tensors import dtype_name
 from ._numeric import wide
 from .samples import Case, Draw, Maker
 
-Dim = Annotated[int | Sequence[int] | None, rules.ints(), rules.dims_of("x")]
+Dim = Annotated[int | Sequence[int] | None, ints(), contract.dims_of("x")]
 OneDim = Annotated[int, dim_of("x")]
 RealDtype = Annotated[torch.dtype, one_of(*FLOATS, *INTS, torch.bool)]
 FloatDtype = Annotated[torch.dtype, one_of(*FLOATS)]

@@ -27,9 +27,9 @@ from ..core.contract import (
     single,
 )
 from ..core.errors import BadArgument
-from ..core.facts import dtype_name
 from ..core.rules import nonempty, up_to_size
 from ..core.spec import BadSample, BadSamples, Tol, op
+from ..core.tensors import dtype_name
 from .samples import Case, Draw, Maker
 
 # tex's enums, by NVIDIA's numbers.

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 
 import torch
 
-from ..core import facts
+from ..core import machine
 from ..core.errors import OpmuxError, nearest
 
 DTYPES = "float64 float32 float16 bfloat16 float8_e4m3fn float8_e5m2 int64 int32 int16 int8 uint8 bool".split()
@@ -47,7 +47,7 @@ def shape(text: str) -> tuple[int, ...]:
 
 def devices() -> list[str]:
     """The device types of this machine, the one to use by default first."""
-    return [*facts.accelerators(), "cpu"]
+    return [*machine.accelerators(), "cpu"]
 
 
 def device(text: str | None) -> torch.device:

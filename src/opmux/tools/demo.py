@@ -19,11 +19,11 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from .. import ops as opmux_ops
-from ..core import facts
+from ..core import machine
 from ..core.default import get_default_manager
-from ..core.facts import dtype_name
 from ..core.registry import OpImpl
 from ..core.spec import Spec, specs
+from ..core.tensors import dtype_name
 from . import arguments, llama, screen
 
 # How far the two runs may be apart, in losses and in first gradients, each relative to the larger. In float32 on a CPU
@@ -186,7 +186,7 @@ def largest(gaps: Iterable[float]) -> float:
 def _show_head(
     console: Console, size: llama.Size, device: torch.device, dtype: torch.dtype, steps: int, seed: int
 ) -> None:
-    arch = facts.arch_of(device.type)
+    arch = machine.arch_of(device.type)
     where = f"{device.type} ({arch})" if arch else device.type
     console.print(f"[bold]A small Llama, {steps} steps, on {where}, {dtype_name(dtype)}, seed {seed}[/]")
     console.print(

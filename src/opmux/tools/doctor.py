@@ -15,7 +15,7 @@ from rich.console import Console, Group
 from rich.text import Text
 
 from .. import __version__
-from ..core import discovery, facts, knobs
+from ..core import discovery, knobs, machine
 from ..core import policy as policies
 from ..core.default import get_default_manager
 from ..core.errors import BadKnob
@@ -118,12 +118,12 @@ def _installed(name: str) -> str:
 
 def devices() -> list[dict[str, Any]]:
     found = [{"device": "cpu", "arch": platform.machine(), "name": f"{os.cpu_count()} cores"}]
-    for kind in facts.accelerators():
+    for kind in machine.accelerators():
         module = torch.get_device_module(kind)
         name_of = getattr(module, "get_device_name", None)
         for index in range(torch.accelerator.device_count()):
             name = kind if name_of is None else name_of(index)
-            found.append({"device": f"{kind}:{index}", "arch": facts.arch_of(kind), "name": name})
+            found.append({"device": f"{kind}:{index}", "arch": machine.arch_of(kind), "name": name})
     return found
 
 
@@ -164,7 +164,7 @@ def vendors() -> list[dict[str, Any]]:
 
 def chips() -> list[dict[str, Any]]:
     """The vendors that are known, and which of them stand for a device of this machine."""
-    here = {d: detect.vendor_of(d) for d in (*facts.accelerators(), "cpu")}
+    here = {d: detect.vendor_of(d) for d in (*machine.accelerators(), "cpu")}
     found = []
     for package in packages.known().values():
         info = package.info

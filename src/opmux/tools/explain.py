@@ -11,13 +11,13 @@ import torch
 from rich.text import Text
 from torch import Tensor
 
-from ..core import facts
+from ..core import machine, tensors
 from ..core.default import get_default_manager
 from ..core.errors import NotSupported, UnknownName, quoted
 from ..core.explain import Explanation, Verdict
-from ..core.facts import dtype_name
 from ..core.registry import BackendImplKind, OpImpl
 from ..core.spec import Sample, Spec, specs
+from ..core.tensors import dtype_name
 from ..runtime import detect, packages
 from ..runtime.machine import HERE
 from ..runtime.vendors import Chip
@@ -53,7 +53,7 @@ def chip_of(text: str) -> Chip:
         raise UnknownName("vendor", chip.vendor or text, list(packages.known()))
     if chip.arch:
         try:
-            facts.split_arch(chip.arch)
+            machine.split_arch(chip.arch)
         except ValueError as error:
             raise arguments.BadArgument(f"--assume {quoted(text)}: {error}") from None
     return chip
@@ -101,7 +101,7 @@ def tiles_of(impl: OpImpl, spec: Spec, sample: Sample, chip: Chip | None) -> lis
 
 
 def found_on_cpu(sample: Sample) -> bool:
-    return all(t.is_cpu for t in facts.tensors(sample.args))
+    return all(t.is_cpu for t in tensors.tensors_in(sample.args))
 
 
 def takes_shape(made_by: Any, dtype: torch.dtype) -> bool:
@@ -174,7 +174,7 @@ def as_data(found: Explanation, spec: Spec | None, sample: Sample) -> dict[str, 
         "key": found.key,
         "policy": found.policy,
         "device": found.device,
-        "arch": facts.arch_of(found.device),
+        "arch": machine.arch_of(found.device),
         "arguments": named(spec, sample),
         "chosen": None if found.chosen is None else found.chosen.impl_id,
         "verdicts": [listing.verdict_data(v) for v in found.verdicts],
@@ -183,7 +183,7 @@ def as_data(found: Explanation, spec: Spec | None, sample: Sample) -> dict[str, 
 
 def _show(found: Explanation, spec: Spec | None, sample: Sample, tiles: list[dict[str, str]], note: str | None) -> None:
     console = screen.out()
-    arch = facts.arch_of(found.device)
+    arch = machine.arch_of(found.device)
     assumed = detect.assumed()
     here = f", a {assumed.vendor} chip that is assumed" if assumed else ""
     given = ", ".join(f"{k}={v}" for k, v in named(spec, sample).items())

@@ -16,9 +16,9 @@ from triton import knobs
 
 from ..core.default import get_default_manager, policy
 from ..core.errors import OpmuxError
-from ..core.facts import dtype_name
 from ..core.registry import BackendImplKind
 from ..core.spec import DOORS, Sample, Spec, specs
+from ..core.tensors import dtype_name
 from ..kernels.lib import config
 from ..kernels.lib.config import Asked, Tiles
 from ..kernels.lib.plans import forget

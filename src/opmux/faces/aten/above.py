@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ...core import facts
+from ...core import tensors
 from ...core.dispatch import is_fatal
+from ...core.entry import dispatch_modes, forward_ad, transforms_active
 from ...core.errors import NoImplementation, NotSupported
-from ...core.jump import forward_ad, live_modes, transforms_active
 from ...core.log import logger
 from ...core.policy import get_policy
 from ...core.spec import specs
@@ -97,14 +97,14 @@ def _after(error: Exception, row: AtenRow, said: set[str], otherwise: Callable[[
 
 
 def wants_gradient(args: tuple, kwargs: dict) -> bool:
-    return torch.is_grad_enabled() and any(t.requires_grad for t in facts.tensors((args, kwargs)))
+    return torch.is_grad_enabled() and any(t.requires_grad for t in tensors.tensors_in((args, kwargs)))
 
 
 def plain(args: tuple, kwargs: dict) -> bool:
     """Whether no tracer, transform, forward gradient or tensor subclass takes part: those see ATen's own ops."""
     return (
-        not live_modes()
+        not dispatch_modes()
         and not transforms_active()
         and forward_ad._current_level < 0
-        and all(facts.is_plain(t) and not t.is_meta for t in facts.tensors((args, kwargs)))
+        and all(tensors.is_plain(t) and not t.is_meta for t in tensors.tensors_in((args, kwargs)))
     )

@@ -1,4 +1,4 @@
-"""Our kernels under torch's ops: overrides on a device's dispatch key, each a jump that asks whether it is on.
+"""Our kernels under torch's ops: overrides on a device's dispatch key, each an entry that asks whether it is on.
 
 Overrides are registered once. `use()` flips what is on, for the whole process, as backward passes run on other threads;
 an override that is off goes to the kernel that ATen had, which was taken before. `disable()` takes the overrides away.
@@ -17,9 +17,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...core import facts, library
+from ...core import library, machine
 from ...core.default import DefaultManager, get_default_manager
-from ...core.jump import Form, Jump
+from ...core.entry import EntryPoint, Form
 from ...core.lock import lock
 from ...core.log import logger
 from ...core.registry import BackendImplKind, OpImpl
@@ -107,8 +107,8 @@ class Device:
         self.key = {"cpu": "CPU"}.get(name, "PrivateUse1") if package is None else package.info.key
         self.rows = HERE.ops(name).rows
         self.unused = {n.removeprefix("aten::") for n in HERE.ops(name).unused}
-        self.jumps: dict[str, Jump] = {}  # of what is registered
-        self._made: dict[str, Jump] = {}  # that there ever were, to be used again
+        self.entries: dict[str, EntryPoint] = {}  # of what is registered
+        self._made: dict[str, EntryPoint] = {}  # that there ever were, to be used again
         self._libraries: list[torch.library.Library] = []  # one for each registration
 
     def choose(self) -> dict[str, Overload]:
@@ -141,17 +141,17 @@ class Device:
         impls = (*overload.rows.values(), *(i for base in overload.bases for i in manager.registry.impls(base)))
         return any(
             i.kind is not BackendImplKind.REFERENCE
-            and facts.runs_on(i.devices, self.name)
+            and machine.runs_on(i.devices, self.name)
             and manager.static_refusal(overload.bases[0] if overload.bases else overload.key, i, self.name) is None
             for i in impls
         )
 
     def register(self, wanted: Iterable[Overload]) -> None:
         """Put overrides for these overloads on the device's dispatch key, where there are none yet."""
-        new = [o for o in wanted if o.name not in self.jumps]
+        new = [o for o in wanted if o.name not in self.entries]
         if not new:
             return
-        before, self.jumps = self.jumps, dict(self.jumps)
+        before, self.entries = self.entries, dict(self.entries)
         lib = torch.library.Library("aten", "IMPL")
         try:
             with warnings.catch_warnings():  # torch warns of each kernel that is replaced, and that is what is meant
@@ -161,7 +161,7 @@ class Device:
             self._libraries.append(lib)
         except BaseException:  # an override that stays would be taken for ATen's kernel by the next registration
             self._destroy([lib], [o.name for o in new])
-            self.jumps = before
+            self.entries = before
             raise
 
     def _register_one(self, overload: Overload, lib: torch.library.Library) -> None:
@@ -173,24 +173,24 @@ class Device:
         lifts = composed or (row is not None and row.autograd is Autograd.enable)
         over = torch.library.get_kernel(f"aten::{shape.name}", autograd).call_boxed if lifts else None
         overload.natives[self.name] = kernel = native.kernel(shape, self.key)
-        jump = self._made.get(overload.name)
-        if jump is None:
-            jump = self._made[overload.name] = _jump(overload, self.name)
-        jump.globals["_native"] = kernel
-        self.jumps[overload.name] = jump
+        entry = self._made.get(overload.name)
+        if entry is None:
+            entry = self._made[overload.name] = _entry_point(overload, self.name)
+        entry.globals["_native"] = kernel
+        self.entries[overload.name] = entry
         if over is not None:
             made = native.taking_numbers(shape, over)
             if composed:
-                made = above.composed(overload, STATE, jump.fn, made)
+                made = above.composed(overload, STATE, entry.fn, made)
             if row is not None and row.autograd is Autograd.enable:
                 made = above.of_row(shape, row, overload.rows[self.name].fn, STATE, made)
             lib.impl(shape.name, made, autograd, with_keyset=True)
-        lib.impl(shape.name, jump.fn, self.key)
+        lib.impl(shape.name, entry.fn, self.key)
 
     def remove(self) -> None:
         """Take the overrides away: torch is as it was."""
-        self._destroy(self._libraries, self.jumps)
-        self.jumps = {}
+        self._destroy(self._libraries, self.entries)
+        self.entries = {}
 
     def _destroy(self, libraries: Iterable[torch.library.Library], names: Iterable[str]) -> None:
         for lib in tuple(libraries):
@@ -200,24 +200,24 @@ class Device:
             table()[name].natives.pop(self.name, None)
 
 
-def _jump(overload: Overload, device: str) -> Jump:
+def _entry_point(overload: Overload, device: str) -> EntryPoint:
     """The function that torch calls for an overload on a device."""
     form = _form(overload)
 
-    def bind(jump: Jump) -> None:
+    def bind(entry: EntryPoint) -> None:
         manager = get_default_manager()
         assert isinstance(manager, DefaultManager)
-        manager.bind_derived(overload, jump, device)
+        manager.bind_derived(overload, entry, device)
 
-    def under(jump: Jump, policy: Any) -> Any:
+    def under(entry: EntryPoint, policy: Any) -> Any:
         manager = get_default_manager()
         assert isinstance(manager, DefaultManager)
-        return manager.derived_pair(overload, jump, policy, device)
+        return manager.derived_pair(overload, entry, policy, device)
 
-    jump = Jump(form, bind, under)
-    jump.globals.update(_state=STATE, _Tensor=Tensor)
-    jump.watch_scopes(False)  # the text with the gate in it
-    return jump
+    entry = EntryPoint(form, bind, under)
+    entry.globals.update(_state=STATE, _Tensor=Tensor)
+    entry.watch_scopes(False)  # the text with the gate in it
+    return entry
 
 
 @functools.cache
@@ -284,7 +284,7 @@ def forget() -> None:
     global _generation
     with lock.held:
         _generation += 1
-        for name in [n for n, d in _devices.items() if not d.jumps]:
+        for name in [n for n, d in _devices.items() if not d.entries]:
             del _devices[name], _chosen[name]
 
 
@@ -293,10 +293,10 @@ packages.on_change(forget)
 
 def registered(name: str) -> bool:
     """Whether an overload has an override in place, on or off, on some device."""
-    return any(name in device.jumps for device in _devices.values())
+    return any(name in device.entries for device in _devices.values())
 
 
 def native_of(name: str, device: str) -> Callable[..., Any] | None:
     """ATen's own kernel of an overload that is overridden on a device."""
     found = _devices.get(device)
-    return table()[name].natives.get(device) if found is not None and name in found.jumps else None
+    return table()[name].natives.get(device) if found is not None and name in found.entries else None

@@ -197,7 +197,7 @@ def _in_order(shape: Shape, base: Spec) -> dict[str, str]:
 
 
 def _parameters(shape: Shape) -> str:
-    """As the jump passes them: all of them, so without defaults."""
+    """As the entry passes them: all of them, so without defaults."""
     made = []
     for p in shape.signature.parameters.values():
         if p.kind is p.KEYWORD_ONLY and "*" not in made:

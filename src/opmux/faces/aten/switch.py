@@ -10,9 +10,9 @@ from typing import Any
 import torch
 
 from ...core.errors import OpmuxError, UnknownName
-from ...core.facts import first_tensor
 from ...core.loading import on_failure
 from ...core.lock import lock
+from ...core.tensors import first_tensor
 from . import engine
 from .overloads import Overload
 from .schema import Shape, overloads

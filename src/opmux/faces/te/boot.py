@@ -3,7 +3,7 @@
 | module | what is done while it loads |
 |---|---|
 | `transformer_engine.common` | NVIDIA's libraries are not looked for; afterwards the extension is not loaded |
-| `transformer_engine.pytorch.*`, `.debug.*` | on a machine without CUDA: read for the chip here (`reading`) |
+| `transformer_engine.pytorch.*`, `.debug.*` | on a machine without CUDA: read for the chip here (`rewrite`) |
 | `transformer_engine.pytorch.jit` | there, too: nothing is compiled unless NVTE_TORCH_COMPILE says so |
 | `transformer_engine.pytorch.onnx_extensions` | stand-ins for onnx and onnxscript, where they are not installed |
 
@@ -28,9 +28,9 @@ from typing import Any
 
 import torch
 
-from ...core import facts
+from ...core import machine
 from ..tex import interface
-from . import reading
+from . import rewrite
 from .chip import Chip
 
 LAYER = "transformer_engine"
@@ -89,7 +89,7 @@ def chip_here() -> Chip | None:
     """What the sources are read for; None where they are right as they are."""
     if torch.cuda.is_available() and torch.version.cuda is not None:
         return None
-    return Chip(next(iter(facts.accelerators()), "cpu"))
+    return Chip(next(iter(machine.accelerators()), "cpu"))
 
 
 def look(tex: types.ModuleType) -> None:
@@ -182,15 +182,15 @@ class Loader(importlib.machinery.SourceFileLoader):
 
     def get_code(self, fullname: str) -> types.CodeType | None:
         path = self.get_filename(fullname)
-        if self.chip is None or not reading.concerns(source := self.get_data(path)):
+        if self.chip is None or not rewrite.concerns(source := self.get_data(path)):
             return super().get_code(fullname)
         # Never from or into the bytecode kept beside the file: that is of the file as it is written.
-        return reading.read_for(source, path, self.chip.type)
+        return rewrite.read_for(source, path, self.chip.type)
 
     def exec_module(self, module: types.ModuleType) -> None:
         name = module.__name__.removeprefix(f"{LAYER}.")
         if self.chip is not None:
-            setattr(module, reading.CHIP, self.chip)
+            setattr(module, rewrite.CHIP, self.chip)
         with contextlib.ExitStack() as stack:
             if name == "common":
                 stack.enter_context(_environment(NVTE_PROJECT_BUILDING="1", NVTE_RELEASE_BUILD="0"))

@@ -1,6 +1,6 @@
 """The chip of a machine without CUDA, as Transformer Engine's sources see it: all they ask of `torch.cuda` and more.
 
-`torch` is not changed: only those sources see this, as `reading` puts it in their way. A chip with a module of its own
+`torch` is not changed: only those sources see this, as `rewrite` puts it in their way. A chip with a module of its own
 in torch (`torch.npu`) answers for itself; what it does not have, and all of it on a CPU, is neutral: a stream that is
 always done, an event that has happened.
 """

@@ -1,6 +1,6 @@
 """The module tex: functions made of the specs, enums, classes and the management of backends, under one name each.
 
-A function is the spec's own stable one, which jumps to whatever is bound. Where tex takes a `DType`, a line in front of
+A function is the spec's own, which calls the chosen implementation. Where tex takes a `DType`, a line in front of
 it turns what is given (an enum's member, its number, a torch dtype) into torch's; two functions read their arguments in
 one more way, for callers that other documents have taught it.
 """
@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from ...core import codegen
-from ...core.jump import Form
+from ...core.entry import Form
 from ...core.lock import lock
 from ...core.spec import Spec, specs
 from . import backends, overlap, registry, versions
@@ -106,15 +106,15 @@ def dtype_arguments(spec: Spec) -> dict[str, bool]:
     return found
 
 
-def _converting(spec: Spec, jump: Callable[..., Any]) -> Callable[..., Any]:
+def _converting(spec: Spec, entry: Callable[..., Any]) -> Callable[..., Any]:
     dtypes = dtype_arguments(spec)
     if not dtypes:
-        return jump
+        return entry
     form = Form.of(spec.name, spec.signature, differentiable=False)
-    names: dict[str, Any] = {"_jump": jump, **form.defaults}
+    names: dict[str, Any] = {"_entry": entry, **form.defaults}
     names |= {f"_{name}s": Dtypes(spec.name, name, optional) for name, optional in dtypes.items()}
     lines = [f"    try: {n} = _{n}s[{n}]\n    except TypeError: {n} = _{n}s.__missing__({n})\n" for n in dtypes]
-    text = f"def {spec.name}({form.params}):\n{''.join(lines)}    return _jump({form.passed})\n"
+    text = f"def {spec.name}({form.params}):\n{''.join(lines)}    return _entry({form.passed})\n"
     return _dressed(codegen.function(text, spec.name, f"tex {spec.name}", names), spec)
 
 

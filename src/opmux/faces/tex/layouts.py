@@ -70,7 +70,7 @@ def landed(call: Any, layout: Layout, values: list[Tensor], dtype: torch.dtype) 
         return [t.to(dtype).contiguous() for t in values], None
     one = values[-1]
     if n == 3 and all(t.dtype == dtype for t in values):
-        room = call.weave(*values, at)
+        room = call.stack3(*values, at)
         return [room.select(at, i) for i in range(n)], room
     room = torch.empty((*one.shape[:at], n, *one.shape[at:]), dtype=dtype, device=one.device)
     slices = [room.select(at, i) for i in range(n)]

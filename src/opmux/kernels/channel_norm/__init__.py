@@ -16,10 +16,10 @@ from torch import Tensor
 
 from ...core.registry import impl
 from ...specs import channel_norm as spec
+from ..lib.column_sum import share_of
 from ..lib.config import Tiles, tunable
 from ..lib.plans import check, plans
-from ..lib.rows import DEVICES, Room, cores, fits, wide_of
-from ..lib.totals import share_of
+from ..lib.rows import DEVICES, OutputSpec, cores, fits, wide_of
 from . import device as chip
 
 Launch = Callable[..., None]
@@ -314,14 +314,19 @@ class Job(NamedTuple):
         return launcher.ready((grid, 1, 1), (at.s, at.n * at.c, at.c, at.width), config)
 
 
-def _look(op: str, size: int | None, x: Tensor) -> tuple[Extent, tuple[int, ...], Room, torch.memory_format]:
+def _look(op: str, size: int | None, x: Tensor) -> tuple[Extent, tuple[int, ...], OutputSpec, torch.memory_format]:
     """How an op cuts x into units, the shape of its statistics, and how results like x lie."""
     if op.startswith("weight_norm"):
-        return Extent.of_weight(x, size), spec.norm_shape(x, size), Room.of(x.shape, x.dtype), torch.contiguous_format
+        return (
+            Extent.of_weight(x, size),
+            spec.norm_shape(x, size),
+            OutputSpec.of(x.shape, x.dtype),
+            torch.contiguous_format,
+        )
     form = spec.memory_format(x)
     at = Extent.of(x, size or 0)
     stride = torch.empty(x.shape, device="meta", memory_format=form).stride()
-    return at, (at.n, at.groups) if at.groups else (at.c,), Room(tuple(x.shape), tuple(stride), x.dtype), form
+    return at, (at.n, at.groups) if at.groups else (at.c,), OutputSpec(tuple(x.shape), tuple(stride), x.dtype), form
 
 
 def _loose(form: torch.memory_format, full: tuple[Tensor, ...], *others: Tensor | None) -> bool:
@@ -340,12 +345,12 @@ def _packed(t: Tensor | None) -> Tensor | None:
 class Forward(NamedTuple):
     """What a forward will do for tensors that look so: worked out once."""
 
-    y: Room
-    stat: Room
-    new: tuple[Room, Room] | None
+    y: OutputSpec
+    stat: OutputSpec
+    new: tuple[OutputSpec, OutputSpec] | None
     form: torch.memory_format | None  # where some tensor must be packed first
     one: Launch | None = None  # all of it; or else, in turn:
-    share: Room | None = None
+    share: OutputSpec | None = None
     shares: Launch | None = None
     merge: Launch | None = None
     scale: Launch | None = None
@@ -369,8 +374,8 @@ def _plan_forward(
             op, x=x, num_groups=size, weight=weight, bias=bias, running_mean=running_mean, running_var=running_var
         )  # fmt: skip
     at, shape, y, form = _look(op, size, x)
-    stat = Room.of(shape, share_of(x.dtype))
-    new = tuple(stat if t is None else Room.of(shape, t.dtype) for t in running) if op == "batch_norm" else None
+    stat = OutputSpec.of(shape, share_of(x.dtype))
+    new = tuple(stat if t is None else OutputSpec.of(shape, t.dtype) for t in running) if op == "batch_norm" else None
     facts = (y, stat, new, form if _loose(form, (x,), weight, bias, *running) else None)
     if not x.numel():
         return Forward(*facts)
@@ -379,7 +384,7 @@ def _plan_forward(
     if chosen != "shares":
         return Forward(*facts, (job.whole if chosen == "whole" else job.pieces)()[0])
     launch, shares = job.shares()
-    return Forward(*facts, None, Room.of(shares, stat.dtype), launch, job.merge(shares), job.scale())
+    return Forward(*facts, None, OutputSpec.of(shares, stat.dtype), launch, job.merge(shares), job.scale())
 
 
 def _forward(
@@ -394,9 +399,9 @@ def _forward(
     eps: float,
 ) -> tuple[Any, ...]:
     plan = _plan_forward(op, size, x, weight, bias, running_mean, running_var)
-    y, rstd = plan.y.on(x), plan.stat.on(x)
-    mean = None if op == "weight_norm" else plan.stat.on(x)
-    new_mean, new_var = (None, None) if plan.new is None else (plan.new[0].on(x), plan.new[1].on(x))
+    y, rstd = plan.y.empty(x), plan.stat.empty(x)
+    mean = None if op == "weight_norm" else plan.stat.empty(x)
+    new_mean, new_var = (None, None) if plan.new is None else (plan.new[0].empty(x), plan.new[1].empty(x))
     if plan.form is not None:
         x = x.contiguous(memory_format=plan.form)
         weight, bias = _packed(weight), _packed(bias)
@@ -405,7 +410,7 @@ def _forward(
     if plan.one is not None:
         plan.one(x, weight, bias, y, mean, rstd, *moving, float(eps), float(momentum))
     elif plan.share is not None and plan.shares and plan.merge and plan.scale:
-        n, means, squares = plan.share.on(x), plan.share.on(x), plan.share.on(x)
+        n, means, squares = plan.share.empty(x), plan.share.empty(x), plan.share.empty(x)
         plan.shares(x, n, means, squares)
         plan.merge(n, means, squares, mean, rstd, *moving, float(eps), float(momentum))
         plan.scale(x, mean, rstd, weight, bias, y, float(eps))
@@ -449,14 +454,14 @@ def _plan_infer(x: Tensor, mean: Tensor, var: Tensor, weight: Tensor | None, bia
 class Backward(NamedTuple):
     """What a backward will do for tensors that look so."""
 
-    dx: Room
-    channels: tuple[Room, ...]  # dweight, dbias; of statistics that were given, their gradients too
+    dx: OutputSpec
+    channels: tuple[OutputSpec, ...]  # dweight, dbias; of statistics that were given, their gradients too
     form: torch.memory_format | None
     one: Launch | None = None  # dx, with shares of the rest where there are some; or else, in turn:
-    share: Room | None = None
+    share: OutputSpec | None = None
     shares: Launch | None = None
     total: Launch | None = None
-    unit: Room | None = None
+    unit: OutputSpec | None = None
     units: Launch | None = None  # where units are not channels
     scale: Launch | None = None
 
@@ -472,11 +477,11 @@ def _plan_backward(
         check(op, dy=dy, x=x, num_groups=size, weight=weight, mean=mean, **named)
     at, _, dx, form = _look(op, size, x)
     wide = share_of(x.dtype)
-    of_weight = Room.of((at.c,), wide) if weight is None else Room.of(weight.shape, weight.dtype)
+    of_weight = OutputSpec.of((at.c,), wide) if weight is None else OutputSpec.of(weight.shape, weight.dtype)
     given = {"weight_norm_bwd": "norm", "batch_norm_infer_bwd": "var"}.get(op, "rstd")
     channels = (of_weight,) if given == "norm" else (of_weight, of_weight)
     if given == "var" and mean is not None:
-        channels = (*channels, Room.of(mean.shape, mean.dtype), Room.of(stat.shape, stat.dtype))
+        channels = (*channels, OutputSpec.of(mean.shape, mean.dtype), OutputSpec.of(stat.shape, stat.dtype))
     facts = (dx, channels, form if _loose(form, (dy, x), weight, mean, stat) else None)
     if not x.numel():
         return Backward(*facts)
@@ -486,13 +491,13 @@ def _plan_backward(
         launch, parts = (job.whole if chosen == "whole" else job.pieces)()
         if not at.groups:
             return Backward(*facts, launch)
-        return Backward(*facts, launch, Room.of((parts, at.c), wide), None, job.total_channels(parts))
+        return Backward(*facts, launch, OutputSpec.of((parts, at.c), wide), None, job.total_channels(parts))
     launch, shares = job.shares()
-    room, total = Room.of(shares, wide), job.total_channels(shares[0] * shares[1])
+    output, total = OutputSpec.of(shares, wide), job.total_channels(shares[0] * shares[1])
     if given == "var":
-        return Backward(*facts, None, room, launch, total)
+        return Backward(*facts, None, output, launch, total)
     units = job.total_units(shares) if at.groups else None
-    return Backward(*facts, None, room, launch, total, Room.of((at.units,), wide), units, job.scale())
+    return Backward(*facts, None, output, launch, total, OutputSpec.of((at.units,), wide), units, job.scale())
 
 
 def _backward(
@@ -507,8 +512,8 @@ def _backward(
 ) -> tuple[Any, ...]:
     plan = _plan_backward(op, size, dy, x, weight, mean, stat)
     like = x
-    dx = plan.dx.on(like)
-    channels = [room.on(like) for room in plan.channels]
+    dx = plan.dx.empty(like)
+    channels = [output.empty(like) for output in plan.channels]
     dweight, dbias, dmean, dvar = (*channels, None, None, None)[:4]
     if plan.one is None and plan.shares is None:
         for gradient in channels:
@@ -520,7 +525,7 @@ def _backward(
     if plan.share is None:
         plan.one(dy, x, weight, mean, stat, dx, dweight, dbias)
         return dx, *channels
-    ds, db = plan.share.on(like), None if dbias is None else plan.share.on(like)
+    ds, db = plan.share.empty(like), None if dbias is None else plan.share.empty(like)
     if plan.one is not None:
         plan.one(dy, x, weight, mean, stat, dx, ds, db)
         plan.total(ds, db, None, None, dweight, dbias, None, None, None, None, 0.0)
@@ -529,7 +534,7 @@ def _backward(
         plan.total(ds, db, weight, stat, dweight, dbias, None, None, dmean, dvar, float(eps))
     else:
         plan.shares(dy, x, mean, stat, None, None, ds, db, 0.0)
-        c1, c2 = None if db is None else plan.unit.on(like), plan.unit.on(like)
+        c1, c2 = None if db is None else plan.unit.empty(like), plan.unit.empty(like)
         if plan.units is not None:
             plan.total(ds, db, None, None, dweight, dbias, None, None, None, None, 0.0)
             plan.units(ds, db, weight, c1, c2)
@@ -577,7 +582,7 @@ def batch_norm_infer(
     x: Tensor, mean: Tensor, var: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float
 ) -> Tensor:
     plan = _plan_infer(x, mean, var, weight, bias)
-    y = plan.y.on(x)
+    y = plan.y.empty(x)
     if plan.scale is None:
         return y
     if plan.form is not None:

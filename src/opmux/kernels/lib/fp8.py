@@ -20,7 +20,7 @@ import triton.language as tl
 from torch import Tensor
 
 from .interpret import interpreting
-from .rows import Room
+from .rows import OutputSpec
 
 E4M3_MAX = tl.constexpr(448.0)
 E5M2_MAX = tl.constexpr(57344.0)
@@ -101,12 +101,12 @@ def cast_of(dtype: torch.dtype) -> Any:
     return CASTS[dtype][has_casts()]
 
 
-ONE = Room.of((1,), torch.float32)
+ONE = OutputSpec.of((1,), torch.float32)
 
 
-def inverse_room(empty: bool, like: Tensor, scale: Tensor) -> Tensor:
-    """Room for the inverse of a scale, which the kernel fills; where none runs, as there is nothing to cast, filled."""
-    made = ONE.on(like)
+def inverse_scale(empty: bool, like: Tensor, scale: Tensor) -> Tensor:
+    """A tensor for 1 / scale, which the kernel writes; written here if no kernel runs, as there is nothing to cast."""
+    made = ONE.empty(like)
     return torch.div(torch.ones_like(scale), scale, out=made.view_as(scale)).view(1) if empty else made
 
 

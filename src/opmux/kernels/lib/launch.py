@@ -29,7 +29,7 @@ Grid = tuple[int, int, int]
 
 
 class Place(Protocol):
-    """Room for a result, on the device of another tensor (`rows.Room`)."""
+    """OutputSpec for a result, on the device of another tensor (`rows.OutputSpec`)."""
 
     def on(self, like: Tensor) -> Tensor: ...
 
@@ -165,7 +165,7 @@ class _Ready:
     def slow(self, given: tuple, late: tuple) -> Any:
         """The public path; where what it compiled can be launched quickly from now on, say so."""
         first, rest = given[0], iter(given)
-        made = {i: room.on(first) for i, room in self.makes.items()}
+        made = {i: output.empty(first) for i, output in self.makes.items()}
         tensors = tuple(made[i] if i in made else next(rest) for i in range(self.launcher.tensors))
         compiled = self.launcher(self.grid, (*tensors, *self.numbers, *late), self.config)
         if first.is_cuda and compiled is not None and not self.globals.get("_entry"):
@@ -181,7 +181,7 @@ class _Ready:
         if way:
             self.globals |= names | {"_device": first.get_device()}
             self.globals |= {f"_c{i}": self.config.constants[n] for i, n in enumerate(self.launcher.constants)}
-            self.globals |= {f"_room{i}": room.quickly(first) for i, room in self.makes.items()}
+            self.globals |= {f"_room{i}": output.allocator(first) for i, output in self.makes.items()}
             present = "".join("0" if t is None else "1" for t in tensors)
             self.function.__code__ = self._code(way, present)
 

@@ -19,7 +19,7 @@ import triton
 import triton.language as tl
 
 from .interpret import interpreting
-from .text import from_text
+from .jit_source import jit_from_source
 
 # What kernels may call, and what answers in the interpreter. Each is in the libraries of NVIDIA and of AMD.
 FUNCTIONS: dict[str, Callable[..., torch.Tensor]] = {
@@ -98,7 +98,9 @@ else:
 
 def library(name: str, args: str = "x") -> Any:
     """A scalar function that is the library's own."""
-    return triton.jit(from_text(f"def {name}({args}):\n    return libdevice.{name}({args})\n", libdevice=libdevice))
+    return triton.jit(
+        jit_from_source(f"def {name}({args}):\n    return libdevice.{name}({args})\n", libdevice=libdevice)
+    )
 
 
 # ---- as IEEE says ---------------------------------------------------------------------------------------------------

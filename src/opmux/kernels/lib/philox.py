@@ -57,12 +57,12 @@ def pair(low, high):
 
 
 @triton.jit
-def weave2(a, b):
+def interleave2(a, b):
     """a[0], b[0], a[1], b[1], ..."""
     return tl.reshape(tl.join(a, b), [2 * a.shape[0]])
 
 
 @triton.jit
-def weave4(a, b, c, d):
+def interleave4(a, b, c, d):
     """a[0], b[0], c[0], d[0], a[1], ...: with a group a thread, four neighbours a thread, and nothing moves."""
     return tl.reshape(tl.join(tl.join(a, c), tl.join(b, d)), [4 * a.shape[0]])

@@ -29,11 +29,11 @@ from torch import Tensor
 
 from ...core import codegen, library
 from ...core.errors import NotSupported
+from .indexing import Indexing, choose_indexing, spread
+from .jit_source import jit_from_source
 from .launch import Launcher, Makes
 from .plans import BELOW, LOOK, keep, refuse_negated
-from .rows import Room
-from .text import from_text
-from .walk import Walk, spread, way
+from .rows import OutputSpec
 
 # dtype -> what Triton calls it, and what it is computed in
 DTYPES = {
@@ -207,10 +207,10 @@ def _plan(row: Row, args: tuple, out: Tensor | None) -> Callable[..., Tensor]:
         given = [a._replace(read=f"_near({a.read})") if a.kind == "f" else a for a in given]
     if out is not None:
         _check_out(out, result, like, in_place=out is args[0])
-    room = Room(tuple(result.shape), tuple(result.stride()), result.dtype)
-    makes = {len(tensors): room} if out is None else {}
+    output = OutputSpec(tuple(result.shape), tuple(result.stride()), result.dtype)
+    makes = {len(tensors): output} if out is None else {}
     launch = _launch(row, given, types, out if out is not None else result, makes) if result.numel() else None
-    return _caller(given, room, launch, out)
+    return _caller(given, output, launch, out)
 
 
 def _given(row: Row, args: tuple) -> list[Arg]:
@@ -305,13 +305,13 @@ def _check_out(out: Tensor, result: Tensor, like: Tensor, in_place: bool) -> Non
 
 _CALLS = {
     "new": "def call({args}):\n    return _launch({tensors}{late})\n",
-    "new empty": "def call({args}):\n    return _room.on({like})\n",
+    "new empty": "def call({args}):\n    return _room.empty({like})\n",
     "out": "def call({args}, y):\n    {apart}\n    _launch({tensors}y, {late})\n    return y\n",
     "out empty": "def call({args}, y):\n    return y\n",
 }
 
 
-def _caller(given: list[Arg], room: Room, launch: Callable[..., None] | None, out: Tensor | None) -> Any:
+def _caller(given: list[Arg], output: OutputSpec, launch: Callable[..., None] | None, out: Tensor | None) -> Any:
     tensors = [a for a in given if a.kind == "t"]
     way = ("new" if out is None else "out") + ("" if launch else " empty")
     in_order = [a.kind == "t" for a in given] == sorted((a.kind == "t" for a in given), reverse=True)
@@ -328,10 +328,10 @@ def _caller(given: list[Arg], room: Room, launch: Callable[..., None] | None, ou
             for x in (a.read for a in tensors)
         ),
     )
-    near = functools.lru_cache(maxsize=64)(lambda number: torch.tensor(number, dtype=room.dtype).item())
+    near = functools.lru_cache(maxsize=64)(lambda number: torch.tensor(number, dtype=output.dtype).item())
     spans = {f"_span_{a.read}": _span(a.value) for a in tensors} if out is not None else {}
     spans |= {"_span_y": _span(out)} if out is not None else {}
-    names = {"_room": room, "_launch": launch, "_apart": _apart, "_near": near, **spans}
+    names = {"_room": output, "_launch": launch, "_apart": _apart, "_near": near, **spans}
     return types.FunctionType(_compiled(text), names)
 
 
@@ -361,7 +361,7 @@ def _span(t: Tensor) -> int:
 def _launch(row: Row, given: list[Arg], types: Types, y: Tensor, makes: Makes) -> Callable[..., Any]:
     tensors = [a.value for a in given if a.kind == "t"]
     strides = [spread(t.shape, t.stride(), y.shape) for t in tensors]
-    walk = way(y.shape, [*strides, tuple(y.stride())], [*(t.dtype for t in tensors), y.dtype])
+    indexing = choose_indexing(y.shape, [*strides, tuple(y.stride())], [*(t.dtype for t in tensors), y.dtype])
     baked = any(a.kind == "c" and a.name in row.baked for a in given)
     constants = {
         "FN": row.baked_function if baked else row.function,
@@ -370,13 +370,15 @@ def _launch(row: Row, given: list[Arg], types: Types, y: Tensor, makes: Makes) -
         "R": DTYPES[types.result][0],
         **{f"c{i}": a.value for i, a in enumerate(given) if a.kind == "c"},
     }
-    launcher = _launcher(_text(row, given, types, walk), len(tensors) + 1, " ".join(walk.sizes), _free(walk, given))
-    config = walk.tiles.config(even=all(n % 16 == 0 for n in walk.sizes.values()), **constants)
-    return launcher.ready(walk.grid, (*walk.sizes.values(), *walk.free.values()), config, makes)
+    launcher = _launcher(
+        _text(row, given, types, indexing), len(tensors) + 1, " ".join(indexing.sizes), _free(indexing, given)
+    )
+    config = indexing.tiles.config(even=all(n % 16 == 0 for n in indexing.sizes.values()), **constants)
+    return launcher.ready(indexing.grid, (*indexing.sizes.values(), *indexing.free.values()), config, makes)
 
 
-def _free(walk: Walk, given: list[Arg]) -> str:
-    return " ".join([*walk.free, *(f"v{i}" for i, a in enumerate(given) if a.kind in "if")])
+def _free(indexing: Indexing, given: list[Arg]) -> str:
+    return " ".join([*indexing.free, *(f"v{i}" for i, a in enumerate(given) if a.kind in "if")])
 
 
 _KERNEL = """\
@@ -387,7 +389,7 @@ def {name}({params}):
 """
 
 
-def _text(row: Row, given: list[Arg], types: Types, walk: Walk) -> str:
+def _text(row: Row, given: list[Arg], types: Types, indexing: Indexing) -> str:
     """The kernel, as a person would write it."""
     narrow = DTYPES[types.promoted][0] != DTYPES[types.promoted][1]
     exact = " .to(P).to(C)".strip() if narrow else ""
@@ -396,7 +398,7 @@ def _text(row: Row, given: list[Arg], types: Types, walk: Walk) -> str:
     pointers, late, constants, body, passed = [], [], [], [], []
     for i, a in enumerate(given):
         if a.kind == "t":
-            at, mask = walk.places[len(pointers)]
+            at, mask = indexing.places[len(pointers)]
             cast = ".to(tl.int1)" if a.name in MASKS else ".to(C)" + (exact if a.value.dtype != types.promoted else "")
             body.append(f"x{i} = tl.load(x{i}_ptr{_plus(at)}{_under(mask)}){cast}")
             pointers.append(f"x{i}_ptr")
@@ -407,13 +409,13 @@ def _text(row: Row, given: list[Arg], types: Types, walk: Walk) -> str:
             constants.append(f"c{i}: tl.constexpr")
         passed.append({"c": f"c{i}", "-": "None"}.get(a.kind, f"x{i}"))
     fixed = ["FN", "P", "C", "R"]
-    numbers = [*walk.sizes, *walk.free, *late]
-    constants = [f"{n}: tl.constexpr" for n in fixed] + constants + [f"{n}: tl.constexpr" for n in walk.tiles.sizes]
-    at, mask = walk.places[-1]
+    numbers = [*indexing.sizes, *indexing.free, *late]
+    constants = [f"{n}: tl.constexpr" for n in fixed] + constants + [f"{n}: tl.constexpr" for n in indexing.tiles.sizes]
+    at, mask = indexing.places[-1]
     return _KERNEL.format(
-        name=f"{row.name}_{walk.name}",
+        name=f"{row.name}_{indexing.name}",
         params=", ".join([*pointers, "y_ptr", *numbers, *constants]),
-        head="\n    ".join(walk.head),
+        head="\n    ".join(indexing.head),
         body="\n    ".join(body),
         passed=", ".join([*passed, "P"] if row.typed else passed),
         y_at=_plus(at),
@@ -431,4 +433,4 @@ def _under(mask: str) -> str:
 
 @functools.cache
 def _launcher(text: str, tensors: int, sizes: str, free: str) -> Launcher:
-    return Launcher(from_text(text), tensors=tensors, sizes=sizes, free=free)
+    return Launcher(jit_from_source(text), tensors=tensors, sizes=sizes, free=free)

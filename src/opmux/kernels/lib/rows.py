@@ -1,4 +1,4 @@
-"""Tensors as kernels see them: packed rows, room for results, programs to walk over them."""
+"""What host code of kernels shares: evenly spaced rows, output specs, and how many programs to launch."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ...core import facts
+from ...core import machine
 from ...runtime import target
 
-DEVICES = frozenset({facts.ACCELERATOR})
+DEVICES = frozenset({machine.ACCELERATOR})
 
 
 class Rows(NamedTuple):
@@ -63,15 +63,15 @@ empty_cuda: Callable[..., Tensor] | None = getattr(
 _here: Callable[[], int] = getattr(torch._C, "_cuda_getDevice", lambda: -1)
 
 
-class Room(NamedTuple):
-    """A result to be; `Room.of` makes it contiguous."""
+class OutputSpec(NamedTuple):
+    """Shape, strides and dtype of a result; `OutputSpec.of` makes it contiguous."""
 
     shape: tuple[int, ...]
     stride: tuple[int, ...]
     dtype: torch.dtype
 
     @classmethod
-    def of(cls, shape: Any, dtype: torch.dtype) -> Room:
+    def of(cls, shape: Any, dtype: torch.dtype) -> OutputSpec:
         stride = []
         step = 1
         for n in reversed(shape):
@@ -79,14 +79,14 @@ class Room(NamedTuple):
             step *= max(n, 1)
         return cls(tuple(shape), tuple(reversed(stride)), dtype)
 
-    def on(self, like: Tensor) -> Tensor:
-        """The tensor itself, on the device of another one; its contents are whatever was there."""
+    def empty(self, like: Tensor) -> Tensor:
+        """A tensor like this on the device of another one; its contents are undefined."""
         if like.is_cuda and empty_cuda is not None and like.get_device() == _here():
             return empty_cuda(*self)
         return torch.empty_strided(self.shape, self.stride, dtype=self.dtype, device=like.device)
 
-    def quickly(self, like: Tensor) -> Callable[[], Tensor]:
-        """The same as a function of nothing, for callers that know the device to be current."""
+    def allocator(self, like: Tensor) -> Callable[[], Tensor]:
+        """A function that allocates such a tensor; the device must be the current one."""
         if empty_cuda is not None and like.is_cuda:
             return functools.partial(empty_cuda, *self)
         return functools.partial(torch.empty_strided, self.shape, self.stride, dtype=self.dtype, device=like.device)
@@ -111,5 +111,5 @@ def cores(device: torch.device) -> int:
 
 
 def programs(device: torch.device, wanted: int, per_core: int) -> int:
-    """How many programs should walk over the work: enough to fill the chip, no more than there is work."""
+    """How many programs should loop over the work: enough to fill the chip, no more than there is work."""
     return max(1, min(wanted, cores(device) * per_core))

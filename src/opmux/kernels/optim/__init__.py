@@ -16,7 +16,7 @@ from ..lib.config import Tiles, tunable
 from ..lib.fp8 import cast_of
 from ..lib.launch import Launcher
 from ..lib.plans import keep
-from ..lib.rows import DEVICES, Room
+from ..lib.rows import DEVICES, OutputSpec
 from . import device
 from .tables import Seen, chunks_of, seen, table_of
 
@@ -142,7 +142,7 @@ def multi_tensor_scale_tensor(chunk_size: int, is_infinite: Tensor, tensor_lists
     _scale("multi_tensor_scale_tensor", is_infinite, tensor_lists, scale, 1.0)
 
 
-ONE, NONE = Room.of((1,), torch.float32), Room.of((0,), torch.float32)
+ONE, NONE = OutputSpec.of((1,), torch.float32), OutputSpec.of((0,), torch.float32)
 
 
 def _norm(
@@ -150,25 +150,27 @@ def _norm(
 ) -> tuple[Tensor, Tensor]:
     found = seen(op, lists, flag)
     if not found:
-        return ONE.on(flag).zero_(), NONE.on(flag)
+        return ONE.empty(flag).zero_(), NONE.empty(flag)
     if len(found) > 1:
         raise NotSupported("a norm over tensors of several dtypes")
     what, n = found[0], len(found[0].sizes)
     plan = planned(squares, what, (inv_scale is None,), lambda: _norm_plan(what))
     if not plan.launches:
-        return ONE.on(flag).zero_(), Room.of((n,), torch.float32).on(flag).zero_() if per_tensor else NONE.on(flag)
+        return ONE.empty(flag).zero_(), OutputSpec.of((n,), torch.float32).empty(
+            flag
+        ).zero_() if per_tensor else NONE.empty(flag)
     cut = chunks_of(what, plan.block)
-    table, norm = table_of(what, cut), ONE.on(flag)
-    shares, sums = (Room.of((k,), torch.float32).on(flag) for k in (cut.count, n))
+    table, norm = table_of(what, cut), ONE.empty(flag)
+    shares, sums = (OutputSpec.of((k,), torch.float32).empty(flag) for k in (cut.count, n))
     first, second, third = plan.launches
     first(table, cut.rows, inv_scale, shares)
     second(table, shares, sums)
     if per_tensor:
-        each = Room.of((n,), torch.float32).on(flag)
+        each = OutputSpec.of((n,), torch.float32).empty(flag)
         third(sums, flag, norm, each)
         return norm, each
     third(sums, flag, norm, sums)  # the norms of each go where their squares were: nobody asks for them
-    return norm, NONE.on(flag)
+    return norm, NONE.empty(flag)
 
 
 def _norm_plan(what: Seen) -> Plan:
@@ -253,7 +255,7 @@ def multi_tensor_adam_fp8(
     _adam("multi_tensor_adam_fp8", tensor_lists, noop_flag, how, "master", fp8=fp8_dtype)
 
 
-HELD = Room.of((5,), torch.float32)
+HELD = OutputSpec.of((5,), torch.float32)
 _holds: dict[Any, Callable[..., Any]] = keep({})
 
 
@@ -264,7 +266,7 @@ def _captured(op: str, flag: Tensor, lists: Any, how: spec.Adam, inv_scale: Any,
         launch = _holds[key] = hold.ready((1, 1, 1), (), Tiles(32).config(CORRECT=key[1]))
     found = seen(op, lists, flag)
     if found:
-        held = HELD.on(flag)
+        held = HELD.empty(flag)
         launch(flag, how.lr, how.step, inv_scale, held, spec.log_of(how.beta1), spec.log_of(how.beta2))
         _adam(op, lists, flag, how, home, held)
 

@@ -25,7 +25,7 @@ from ...specs import reduce as spec
 from ..lib.config import Tiles, tunable
 from ..lib.launch import Launcher
 from ..lib.plans import check, plans
-from ..lib.rows import DEVICES, Room, cores, fits, wide_of
+from ..lib.rows import DEVICES, OutputSpec, cores, fits, wide_of
 from . import device
 from .layout import SMALL, View, unit, view
 
@@ -231,7 +231,7 @@ class Task(NamedTuple):
     asked: spec.Asked
     types: Types
     extra: float
-    out: tuple[Room, ...]
+    out: tuple[OutputSpec, ...]
 
     def config(self, launcher: Launcher, tiles: Tiles, **more: Any) -> Any:
         """The constants of a kernel: tiles, what it is told of the layout, and what it wants to know of the op."""
@@ -268,7 +268,7 @@ class Task(NamedTuple):
         tiles = finish_tiles(parts=walk.parts, n=n)
         numbers = (walk.parts, walk.part, n, *tail)
         last = finish.ready((-(-n // tiles["BLOCK_N"]), 1, 1), numbers, self.config(finish, tiles))
-        share = Room.of((walk.parts, n), OF_TL[self.types.sum])
+        share = OutputSpec.of((walk.parts, n), OF_TL[self.types.sum])
         side = {"": None, "index": share._replace(dtype=torch.int64), "value": share}[self.form.side]
         return in_shares(launch, last, share, side, self.out)
 
@@ -338,20 +338,20 @@ class Walk(NamedTuple):
     part: int = 0  # elements of one share
 
 
-def straight(launch: Callable[..., None], out: tuple[Room, ...]) -> Run:
+def straight(launch: Callable[..., None], out: tuple[OutputSpec, ...]) -> Run:
     """One kernel."""
-    room = out[0]
+    output = out[0]
     if len(out) == 1:
 
         def one(x: Tensor) -> Tensor:
-            y = room.on(x)
+            y = output.empty(x)
             launch(x, y, None)
             return y
 
         return one
 
     def two(x: Tensor) -> tuple[Tensor, Tensor]:
-        y, z = room.on(x), out[1].on(x)
+        y, z = output.empty(x), out[1].empty(x)
         launch(x, y, z)
         return y, z
 
@@ -359,15 +359,19 @@ def straight(launch: Callable[..., None], out: tuple[Room, ...]) -> Run:
 
 
 def in_shares(
-    launch: Callable[..., None], last: Callable[..., None], share: Room, side: Room | None, out: tuple[Room, ...]
+    launch: Callable[..., None],
+    last: Callable[..., None],
+    share: OutputSpec,
+    side: OutputSpec | None,
+    out: tuple[OutputSpec, ...],
 ) -> Run:
     """Two kernels."""
 
     def run(x: Tensor) -> Any:
-        a = share.on(x)
-        b = None if side is None else side.on(x)
+        a = share.empty(x)
+        b = None if side is None else side.empty(x)
         launch(x, a, b)
-        results = tuple(room.on(x) for room in out)
+        results = tuple(output.empty(x) for output in out)
         last(a, b, results[0], results[1] if len(results) > 1 else None)
         return results if len(results) > 1 else results[0]
 
@@ -383,7 +387,7 @@ def _plan(name: str, dim: Any, keepdim: bool, dtype: torch.dtype | None, extra: 
     op = NORMS.get(extra, POWER) if norm else OPS[name]
     shape = [1 if d in asked.dims else n for d, n in enumerate(x.shape) if keepdim or d not in asked.dims]
     gives = (asked.gives, torch.int64 if op.give is device.give_both else asked.gives)[: op.outs]
-    out = tuple(Room.of(shape, g) for g in gives)
+    out = tuple(OutputSpec.of(shape, g) for g in gives)
     if not math.prod(shape) or not asked.n:
         return nothing(spec.RULES[name].empty, out)
     decline(name, asked, extra, x, op)
@@ -396,11 +400,11 @@ def _plan(name: str, dim: Any, keepdim: bool, dtype: torch.dtype | None, extra: 
     return lambda x: run(x.permute(seen.copied).contiguous())
 
 
-def nothing(value: float | None, out: tuple[Room, ...]) -> Run:
+def nothing(value: float | None, out: tuple[OutputSpec, ...]) -> Run:
     """No results, or no elements: a value that is known."""
 
     def run(x: Tensor) -> Any:
-        results = tuple(room.on(x).fill_(value or 0) for room in out)
+        results = tuple(output.empty(x).fill_(value or 0) for output in out)
         return results if len(results) > 1 else results[0]
 
     return run
@@ -463,17 +467,17 @@ def _back_plan(name: str, dim: Any, keepdim: bool, names: str, extra: float, x: 
     rows = x.numel() // n
     grid = (-(-rows // tiles["BLOCK_M"]) * -(-n // tiles["BLOCK_N"]), 1, 1)
     launch = spread.ready(grid, (rows, seen.elements, n // width, seen.elements, whole(extra)), config)
-    return spreading(launch, Room.of(x.shape, x.dtype), order, (dim,) if slope in CENTRED else None)
+    return spreading(launch, OutputSpec.of(x.shape, x.dtype), order, (dim,) if slope in CENTRED else None)
 
 
-def spreading(launch: Callable[..., None], room: Room, order: tuple[int, ...] | None, mean_of: Any) -> Any:
+def spreading(launch: Callable[..., None], output: OutputSpec, order: tuple[int, ...] | None, mean_of: Any) -> Any:
     """With an order, by way of a copy in which what is reduced comes last; `mean_of` is (dim,), or None for no mean."""
     packed = lambda t: None if t is None else t.contiguous()
 
     def run(x: Tensor, g: Tensor, h: Tensor | None, y: Tensor | None) -> Tensor:
         mean = None if mean_of is None else _mean(x, *mean_of)
         if order is None:
-            dx = room.on(x)
+            dx = output.empty(x)
             launch(x, packed(g), packed(h), packed(y), mean, dx)
             return dx
         x = x.permute(order).contiguous()

@@ -16,10 +16,10 @@ from torch import Tensor
 from ...core.registry import impl
 from ...specs import softmax as spec
 from ..lib.config import Tiles, tunable
+from ..lib.cooperative import CooperativeRows, can_cooperate, gather, gather_pairs, place, post
 from ..lib.launch import Launcher
 from ..lib.plans import check, plans
-from ..lib.rows import DEVICES, Room, Rows, even_rows, inside, packed, wide_of
-from ..lib.team import Team, can_meet, gather, gather_pairs, place, post
+from ..lib.rows import DEVICES, OutputSpec, Rows, even_rows, inside, packed, wide_of
 
 
 def _fwd(
@@ -103,16 +103,16 @@ def _bwd_pieces(
 
 
 @triton.jit
-def _finish(b_x, y_ptr, board_ptr, n, o_n, m, member, LOG: tl.constexpr, TEAM: tl.constexpr):
+def _finish(b_x, y_ptr, exchange_ptr, n, o_n, m, member, LOG: tl.constexpr, GROUP: tl.constexpr):
     """What becomes of a row, or of a member's part of it, that is loaded."""
     top = tl.max(b_x, 0)
     b_e = tl.exp(b_x - tl.where(top == -float("inf"), 0.0, top))  # a part of -inf alone: zeros, not NaN
     total = tl.sum(b_e, 0)
     highest = top
-    if TEAM > 1:
-        post(board_ptr + member * 2, top)
-        post(board_ptr + member * 2 + 1, total)
-        b_tops, b_totals = gather_pairs(board_ptr, TEAM)
+    if GROUP > 1:
+        post(exchange_ptr + member * 2, top)
+        post(exchange_ptr + member * 2 + 1, total)
+        b_tops, b_totals = gather_pairs(exchange_ptr, GROUP)
         highest = tl.max(b_tops, 0)
         total = tl.sum(tl.where(b_totals == 0, 0.0, b_totals * tl.exp(b_tops - highest)), 0)
     if LOG:
@@ -122,58 +122,58 @@ def _finish(b_x, y_ptr, board_ptr, n, o_n, m, member, LOG: tl.constexpr, TEAM: t
     tl.store(y_ptr + o_n, b_y.to(y_ptr.dtype.element_ty), mask=m)
 
 
-def _fwd_team(
-    x_ptr, y_ptr, board_ptr, x_stride, n_rows, n,
-    LOG: tl.constexpr, WIDE: tl.constexpr, TEAM: tl.constexpr, FULL: tl.constexpr, STAGES: tl.constexpr,
+def _fwd_cooperative(
+    x_ptr, y_ptr, exchange_ptr, x_stride, n_rows, n,
+    LOG: tl.constexpr, WIDE: tl.constexpr, GROUP: tl.constexpr, FULL: tl.constexpr, STAGES: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """Long rows, each held in registers by a team of programs; the next row is on its way meanwhile.
+    """Long rows, each held in registers by a group of programs; the next row is on its way meanwhile.
 
-    For a team of one it comes to shared memory, STAGES ahead: for registers there is no room.
+    For a group of one it comes to shared memory, STAGES ahead: for registers there is no room.
     """
-    member, team, n_teams = place(TEAM)
+    member, group, n_groups = place(GROUP)
     o_n = member * BLOCK_N + tl.arange(0, BLOCK_N)
     m = inside(o_n, n, FULL)
-    if TEAM == 1:
-        for at in tl.range(team, n_rows, n_teams, num_stages=STAGES):
+    if GROUP == 1:
+        for at in tl.range(group, n_rows, n_groups, num_stages=STAGES):
             row = tl.zeros([], tl.int64) + at
             b_x = tl.load(x_ptr + row * x_stride + o_n, mask=m, other=-float("inf")).to(WIDE)
-            _finish(b_x, y_ptr + row * n, board_ptr, n, o_n, m, member, LOG, TEAM)
+            _finish(b_x, y_ptr + row * n, exchange_ptr, n, o_n, m, member, LOG, GROUP)
     else:
-        x_next = tl.load(x_ptr + team.to(tl.int64) * x_stride + o_n, mask=m, other=-float("inf"))
-        for at in range(team, n_rows, n_teams):
+        x_next = tl.load(x_ptr + group.to(tl.int64) * x_stride + o_n, mask=m, other=-float("inf"))
+        for at in range(group, n_rows, n_groups):
             row = tl.zeros([], tl.int64) + at
             b_x = x_next.to(WIDE)
-            ahead = row + n_teams
+            ahead = row + n_groups
             x_next = tl.load(x_ptr + ahead * x_stride + o_n, mask=(ahead < n_rows) & m, other=-float("inf"))
-            _finish(b_x, y_ptr + row * n, board_ptr + row * TEAM * 2, n, o_n, m, member, LOG, TEAM)
+            _finish(b_x, y_ptr + row * n, exchange_ptr + row * GROUP * 2, n, o_n, m, member, LOG, GROUP)
 
 
-def _bwd_team(
-    dy_ptr, y_ptr, dx_ptr, board_ptr, dy_stride, y_stride, n_rows, n,
-    LOG: tl.constexpr, WIDE: tl.constexpr, TEAM: tl.constexpr, FULL: tl.constexpr, BLOCK_N: tl.constexpr,
+def _bwd_cooperative(
+    dy_ptr, y_ptr, dx_ptr, exchange_ptr, dy_stride, y_stride, n_rows, n,
+    LOG: tl.constexpr, WIDE: tl.constexpr, GROUP: tl.constexpr, FULL: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    member, team, n_teams = place(TEAM)
+    member, group, n_groups = place(GROUP)
     o_n = member * BLOCK_N + tl.arange(0, BLOCK_N)
     m = inside(o_n, n, FULL)
-    y_next = tl.load(y_ptr + team.to(tl.int64) * y_stride + o_n, mask=m, other=0.0)
-    dy_next = tl.load(dy_ptr + team.to(tl.int64) * dy_stride + o_n, mask=m, other=0.0)
-    for at in range(team, n_rows, n_teams):
+    y_next = tl.load(y_ptr + group.to(tl.int64) * y_stride + o_n, mask=m, other=0.0)
+    dy_next = tl.load(dy_ptr + group.to(tl.int64) * dy_stride + o_n, mask=m, other=0.0)
+    for at in range(group, n_rows, n_groups):
         row = tl.zeros([], tl.int64) + at
         b_y, b_dy = y_next.to(WIDE), dy_next.to(WIDE)
-        ahead = row + n_teams
+        ahead = row + n_groups
         y_next = tl.load(y_ptr + ahead * y_stride + o_n, mask=(ahead < n_rows) & m, other=0.0)
         dy_next = tl.load(dy_ptr + ahead * dy_stride + o_n, mask=(ahead < n_rows) & m, other=0.0)
         total = tl.sum(b_dy, 0) if LOG else tl.sum(b_dy * b_y, 0)
-        if TEAM > 1:
-            post(board_ptr + row * TEAM + member, total)
-            total = tl.sum(gather(board_ptr + row * TEAM, TEAM), 0)
+        if GROUP > 1:
+            post(exchange_ptr + row * GROUP + member, total)
+            total = tl.sum(gather(exchange_ptr + row * GROUP, GROUP), 0)
         b_dx = b_dy - tl.exp(b_y) * total if LOG else b_y * (b_dy - total)
         tl.store(dx_ptr + row * n + o_n, b_dx.to(dx_ptr.dtype.element_ty), mask=m)
 
 
-fwd_team = Launcher(_fwd_team, tensors=3, sizes="x_stride n", free="n_rows")
-bwd_team = Launcher(_bwd_team, tensors=4, sizes="dy_stride y_stride n", free="n_rows")
+fwd_cooperative = Launcher(_fwd_cooperative, tensors=3, sizes="x_stride n", free="n_rows")
+bwd_cooperative = Launcher(_bwd_cooperative, tensors=4, sizes="dy_stride y_stride n", free="n_rows")
 fwd = Launcher(_fwd, tensors=2, sizes="x_stride n", free="n_rows")
 fwd_pieces = Launcher(_fwd_pieces, tensors=2, sizes="x_stride n", free="n_rows")
 bwd = Launcher(_bwd, tensors=3, sizes="dy_stride y_stride n", free="n_rows")
@@ -198,8 +198,8 @@ def piece_tiles(n: int, dtype: torch.dtype) -> Tiles:
     return Tiles(512, BLOCK_N=LONGEST[dtype.itemsize] // 4)
 
 
-@tunable("softmax.team")
-def team_tiles(n: int, dtype: torch.dtype, backward: bool) -> Tiles:
+@tunable("softmax.cooperative")
+def cooperative_tiles(n: int, dtype: torch.dtype, backward: bool) -> Tiles:
     """A long row, shared by programs; where one still holds it, that one."""
     size = max(dtype.itemsize, 2)
     if backward:
@@ -212,11 +212,11 @@ def team_tiles(n: int, dtype: torch.dtype, backward: bool) -> Tiles:
 class Along(NamedTuple):
     """The launch of an op for tensors of such shapes, dtypes and strides."""
 
-    out: Room
+    out: OutputSpec
     launch: Callable[..., None] | None  # None: nothing to compute
     simple: bool  # whether the call is one launch over the tensors as they are
     last: bool  # whether the dimension is the last one, and rows are even
-    team: Team | None
+    group: CooperativeRows | None
 
 
 def _along(op: str, log: bool, dim: int, *args: Tensor) -> Along:
@@ -226,9 +226,9 @@ def _along(op: str, log: bool, dim: int, *args: Tensor) -> Along:
     moved = [_moved(t, dim) for t in args]
     n = moved[0].shape[-1]
     at = [Rows.of(t) for t in moved]
-    room = Room.of(like.shape if last else moved[0].shape, like.dtype)
+    output = OutputSpec.of(like.shape if last else moved[0].shape, like.dtype)
     if not like.numel():
-        return Along(room, None, False, last, None)
+        return Along(output, None, False, last, None)
     backward = len(args) > 1
     facts: dict[str, Any] = dict(n=n, dtype=like.dtype)
     numbers = (*(r.stride for r in at), at[0].count, n)
@@ -236,12 +236,12 @@ def _along(op: str, log: bool, dim: int, *args: Tensor) -> Along:
     constants["WIDE"] = wide_of(like.dtype)
     longest = LONGEST[like.dtype.itemsize]
     many = (TEAM_FROM_BWD if backward else TEAM_FROM) * 2 // max(like.dtype.itemsize, 2)
-    if n > many and can_meet(constants["WIDE"]):
-        tiles = team_tiles(**facts, backward=backward)
-        team = Team.of(tiles, like.device, at[0].count, n, 1 if backward else 2, **constants)
-        if team is not None:
-            launcher = bwd_team if backward else fwd_team
-            return Along(room, launcher.ready((team.programs, 1, 1), numbers, team.config), False, last, team)
+    if n > many and can_cooperate(constants["WIDE"]):
+        tiles = cooperative_tiles(**facts, backward=backward)
+        group = CooperativeRows.of(tiles, like.device, at[0].count, n, 1 if backward else 2, **constants)
+        if group is not None:
+            launcher = bwd_cooperative if backward else fwd_cooperative
+            return Along(output, launcher.ready((group.programs, 1, 1), numbers, group.config), False, last, group)
     whole = n <= longest
     tiles = (row_tiles if whole else piece_tiles)(**facts)
     launcher = (bwd if whole else bwd_pieces) if backward else (fwd if whole else fwd_pieces)
@@ -249,8 +249,8 @@ def _along(op: str, log: bool, dim: int, *args: Tensor) -> Along:
     if whole:
         constants["FULL"] = n == tiles["BLOCK_N"]
     config = tiles.config(**constants)
-    launch = launcher.ready(grid, numbers, config, {len(args): room} if last else None)
-    return Along(room, launch, last, last, None)
+    launch = launcher.ready(grid, numbers, config, {len(args): output} if last else None)
+    return Along(output, launch, last, last, None)
 
 
 def _moved(x: Tensor, dim: int) -> Tensor:
@@ -263,7 +263,7 @@ def _finish_elsewhere(how: Along, dim: int, out: Tensor, *args: Tensor) -> Tenso
     like = args[-1]
     if how.launch is not None:
         given = args if how.last else tuple(_moved(t, dim) for t in args)
-        how.launch(*given, out, *(() if how.team is None else (how.team.board(like),)))
+        how.launch(*given, out, *(() if how.group is None else (how.group.exchange(like),)))
     if how.last:
         return out
     return out.reshape(()) if like.dim() == 0 else out.movedim(-1, dim).contiguous()
@@ -285,7 +285,7 @@ def declare(op: str, log: bool) -> None:
             how = plan(x, dim)
             if how.simple:
                 return how.launch(x)
-            return _finish_elsewhere(how, dim, how.out.on(x), x)
+            return _finish_elsewhere(how, dim, how.out.empty(x), x)
 
         return run
 
@@ -294,7 +294,7 @@ def declare(op: str, log: bool) -> None:
             how = plan(dy, y, dim)
             if how.simple:
                 return how.launch(dy, y)
-            return _finish_elsewhere(how, dim, how.out.on(y), dy, y)
+            return _finish_elsewhere(how, dim, how.out.empty(y), dy, y)
 
         return run
 

@@ -21,7 +21,7 @@ from ...specs import softmax as spec
 from ..lib.config import Tiles, tunable
 from ..lib.launch import Launcher
 from ..lib.plans import check, plans
-from ..lib.rows import DEVICES, Room, Rows, even_rows, packed, wide_of
+from ..lib.rows import DEVICES, OutputSpec, Rows, even_rows, packed, wide_of
 
 
 @triton.jit
@@ -208,7 +208,7 @@ def piece_tiles(n: int, dtype: torch.dtype, backward: bool, causal: bool = False
 class Plan(NamedTuple):
     """The launch of an op for tensors of such shapes, dtypes and strides."""
 
-    out: Room
+    out: OutputSpec
     launch: Callable[..., None] | None  # None: nothing to compute
     pack: bool  # whether the logits must be copied first
     spread: bool  # whether the mask must be copied first
@@ -239,7 +239,7 @@ def _ready(x: Tensor, count: int, strides: list[int], between: list[int], backwa
 @plans
 def _plan_forward(x: Tensor, mask: Tensor | None, causal: bool) -> Plan:
     check("scaled_softmax", x=x, mask=mask, causal=causal)
-    out, pack, double = Room.of(x.shape, x.dtype), not even_rows(x), x.dtype is torch.float64
+    out, pack, double = OutputSpec.of(x.shape, x.dtype), not even_rows(x), x.dtype is torch.float64
     if not x.numel():
         return Plan(out, None, pack, False, double)
     at = Rows.of(packed(x))
@@ -260,7 +260,7 @@ def _plan_forward(x: Tensor, mask: Tensor | None, causal: bool) -> Plan:
 @plans
 def _plan_backward(dy: Tensor, y: Tensor, causal: bool) -> Plan:
     check("scaled_softmax_bwd", dy=dy, y=y, causal=causal)
-    out, pack = Room.of(y.shape, y.dtype), not (even_rows(dy) and even_rows(y))
+    out, pack = OutputSpec.of(y.shape, y.dtype), not (even_rows(dy) and even_rows(y))
     if not y.numel():
         return Plan(out, None, pack, False, False)
     at = [Rows.of(packed(t)) for t in (dy, y)]
@@ -277,7 +277,7 @@ def _parts(scale: float) -> tuple[float, float]:
 @impl(spec.scaled_softmax, devices=DEVICES)
 def scaled_softmax(x: Tensor, mask: Tensor | None, scale: float, causal: bool) -> Tensor:
     out, launch, pack, spread, double = _plan_forward(x, mask, causal)
-    y = out.on(x)
+    y = out.empty(x)
     if launch is not None:
         if pack:
             x = packed(x)
@@ -290,7 +290,7 @@ def scaled_softmax(x: Tensor, mask: Tensor | None, scale: float, causal: bool) -
 @impl(spec.scaled_softmax_bwd, devices=DEVICES)
 def scaled_softmax_bwd(dy: Tensor, y: Tensor, scale: float, causal: bool) -> Tensor:
     out, launch, pack, _, double = _plan_backward(dy, y, causal)
-    dx = out.on(y)
+    dx = out.empty(y)
     if launch is not None:
         if pack:
             dy, y = packed(dy), packed(y)

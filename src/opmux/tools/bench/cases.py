@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from ...core.errors import UnknownName
-from ...core.facts import dtype_name
 from ...core.spec import DOORS, Sample, Spec, specs
+from ...core.tensors import dtype_name
 from ...specs.samples import Case as Drawn
 from ...specs.samples import Draw, Maker
 from ..arguments import BadArgument

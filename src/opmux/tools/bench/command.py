@@ -13,7 +13,7 @@ from rich.text import Text
 from ...core import log
 from ...core.default import get_default_manager
 from ...core.errors import UnknownName
-from ...core.facts import dtype_name
+from ...core.tensors import dtype_name
 from .. import arguments, screen
 from . import page, report
 from .cases import PRESETS, Case, plan, sizes

@@ -13,9 +13,9 @@ import torch
 from ...core.default import get_default_manager, policy
 from ...core.errors import NoImplementation, NotSupported, OpmuxError
 from ...core.explain import Explanation
-from ...core.facts import dtype_name
 from ...core.registry import BackendImplKind
 from ...core.spec import Sample, specs
+from ...core.tensors import dtype_name
 from . import measure
 from .cases import Case
 from .measure import Limits, Truth, Wrong

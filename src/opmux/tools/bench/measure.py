@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
-from ...core.facts import dtype_name, tensors
 from ...core.spec import Sample, Spec, Tol
+from ...core.tensors import dtype_name, tensors_in
 
 Call = Callable[[], Any]
 
@@ -139,7 +139,7 @@ def _tolerance(spec: Spec, *dtypes: torch.dtype) -> Tol:
 
 def fits(spec: Spec, sample: Sample, device: torch.device) -> bool:
     """Whether the reference and its temporaries, in float32 or wider, find room beside the arguments."""
-    given = tensors((sample.args, sample.kwargs))
+    given = tensors_in((sample.args, sample.kwargs))
     largest = max((t.numel() * max(t.itemsize, 4) for t in given), default=0)
     return 12 * largest < free_bytes(device)  # backwards of norms hold eight such temporaries
 

@@ -15,9 +15,9 @@ from torch import Tensor
 
 from ...core.default import get_default_manager
 from ...core.errors import NoImplementation, NotSupported
-from ...core.facts import dtype_name, tensors
 from ...core.library import fake_call, packet
 from ...core.spec import Sample, Spec
+from ...core.tensors import dtype_name, tensors_in
 from .compare import difference
 from .record import FAIL, PASS, REFUSED, Refusal, Result
 from .samples import Drawn, Watch, as_tuple, bound, by_name, in_words, moved, named, shared_memory, written
@@ -218,7 +218,7 @@ def _refuses(subject: Subject, sample: Sample, error: type[Exception], match: st
         if not isinstance(actual, kinds) or not said:
             raise Wrong(f"raised {words(actual)}; {expected}") from None
         return
-    first = next(tensors(as_tuple(made)), None)
+    first = next(tensors_in(as_tuple(made)), None)
     raise Wrong(f"returned {'no tensor' if first is None else in_words(first)}; {expected}")
 
 
@@ -251,7 +251,7 @@ def gradient(subject: Subject, drawn: Drawn, device: torch.device) -> None:
 
 def _is_precise(drawn: Drawn) -> bool:
     """Whether autograd through the reference rounds no more than the backward does: it may do so at every step."""
-    involved = (*tensors((drawn.sample.args, drawn.sample.kwargs)), *tensors(list(drawn.results.values())))
+    involved = (*tensors_in((drawn.sample.args, drawn.sample.kwargs)), *tensors_in(list(drawn.results.values())))
     return all(t.dtype in (torch.float32, torch.float64) for t in involved if t.is_floating_point())
 
 

@@ -20,17 +20,18 @@ from rich.text import Text
 
 from ...core import knobs, log
 from ...core.default import get_default_manager
-from ...core.facts import arch_of, dtype_name
+from ...core.machine import arch_of
+from ...core.tensors import dtype_name
 from ...faces.aten.switch import disable, use
 from .. import arguments, doctor, screen
 from ..bench.record import chip, commit
 from ..simulator.launch import VARIABLE
 from . import coverage, gaps, opinfo, page, report
-from .crew import Crew, Lost, cores
 from .place import NeedsFreshProcess, Place, find, ready
 from .plan import Depth, Plan, check_names
 from .record import DISPATCH, FAIL, Covered, Record, Result
 from .scope import Scope
+from .workers import Lost, Workers, cores
 
 PACKAGE = "(package)"  # stands for an op in what is said of a vendor's files
 
@@ -169,10 +170,12 @@ def _check_aten(record: Record, plan: Plan, scope: Scope) -> None:
 
 def _all(title: str, tasks: list[Any], names: list[str], place: Place) -> Iterator[tuple[int, Any]]:
     """The outcomes of tasks, with a bar that says what is being checked."""
-    crew = Crew(tasks, cores() if place.interpreted else 1)  # before the bar, whose thread a worker must not inherit
+    workers = Workers(
+        tasks, cores() if place.interpreted else 1
+    )  # before the bar, whose thread a worker must not inherit
     with screen.progress("now") as bar:
         task = bar.add_task(title, total=len(tasks), now="")
-        for at, done in crew.results(lambda at: bar.update(task, now=names[at])):
+        for at, done in workers.results(lambda at: bar.update(task, now=names[at])):
             bar.update(task, advance=1)
             yield at, done
         bar.update(task, now="done")

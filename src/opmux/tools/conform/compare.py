@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...core.facts import dtype_name
 from ...core.spec import Spec, Tol
+from ...core.tensors import dtype_name
 
 EXACT = Tol(0.0, 0.0)
 

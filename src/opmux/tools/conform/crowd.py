@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from ...core.default import get_default_manager
-from ...core.facts import dtype_name
+from ...core.tensors import dtype_name
 from .asked import settled, wanted_by
 from .real import FAIL, Case, Outcome, cases
 

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_map_only
 
-from ...core.facts import dtype_name
 from ...core.spec import TOL, Spec, Tol, specs
+from ...core.tensors import dtype_name
 from ...faces.aten import engine
 from ...faces.aten.overloads import Overload
 from ...faces.aten.switch import use

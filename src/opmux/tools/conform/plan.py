@@ -10,7 +10,7 @@ from functools import cached_property, partial
 
 import torch
 
-from ...core import facts
+from ...core import machine
 from ...core.default import get_default_manager, policy
 from ...core.errors import UnknownName
 from ...core.spec import Spec
@@ -79,7 +79,7 @@ class Plan:
         """Those that are asked for, or all that the device computes in, those of the impl first."""
         if self.depth.dtypes:
             return list(self.depth.dtypes)
-        lacks = facts.machine().lacks(self.place.package.device)
+        lacks = machine.current().lacks(self.place.package.device)
         takes = None if subject.impl is None else subject.impl.supported_dtypes
         found = [d for d in DTYPES if d not in lacks]
         return sorted(found, key=lambda d: takes is not None and d not in takes)

@@ -19,11 +19,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...core import facts
+from ...core import machine
 from ...core.default import get_default_manager
-from ...core.facts import dtype_name, tensors
 from ...core.registry import BackendImplKind, OpImpl
 from ...core.spec import Sample, Spec, Tol, specs
+from ...core.tensors import dtype_name, tensors_in
 from ...faces.aten import engine
 from ...faces.aten.overloads import Overload, table
 from ...specs.samples import Case as SampleCase
@@ -131,7 +131,7 @@ def most(device: torch.device) -> int:
 def our_impls(spec: Spec, device: torch.device) -> list[OpImpl]:
     """Our kernels for an op on a device, those of one vendor's chips among them."""
     found, ours = get_default_manager().registry.impls(spec.key), (BackendImplKind.DEFAULT, BackendImplKind.CPP)
-    return [i for i in found if i.kind in ours and facts.runs_on(i.devices, device.type)]
+    return [i for i in found if i.kind in ours and machine.runs_on(i.devices, device.type)]
 
 
 def rows_of(spec: Spec, limit: int = MOST_ELSEWHERE) -> list[Sized]:
@@ -268,7 +268,7 @@ class Judge:
         except (TypeError, ValueError, RuntimeError) as error:
             raise Unchecked(f"the reference refuses it: {words(error)}") from None
         truth = {} if spec.family in BITS or "fp8" in spec.name else _in_float64(spec, sample, device)
-        floats = [t for t in tensors((sample.args, sample.kwargs)) if t.is_floating_point()]
+        floats = [t for t in tensors_in((sample.args, sample.kwargs)) if t.is_floating_point()]
         first = max(floats, key=Tensor.numel, default=None)
         size = 0.0 if first is None or not first.numel() else first.double().square().mean().sqrt().item()
         theirs = {**plain, **_native(spec, moved(sample, device))} if truth else plain
@@ -350,7 +350,7 @@ def _check_gradient(spec: Spec, sample: Sample, device: torch.device) -> None:
         return  # a dtype is among its arguments: the backward op alone is held to its reference
     with poisoned():
         got = _gradients(spec, specs.functions[spec.key], moved(sample, device))
-    floats = [t for t in tensors((sample.args, sample.kwargs)) if t.is_floating_point()]
+    floats = [t for t in tensors_in((sample.args, sample.kwargs)) if t.is_floating_point()]
     largest = max((t.shape for t in floats), key=torch.Size.numel, default=torch.Size())
     for name, value in got.items():
         terms = terms_of(spec.family, largest, value.numel())

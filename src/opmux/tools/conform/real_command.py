@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from rich.text import Text
 
-from ...core.facts import arch_of
+from ...core.machine import arch_of
 from ...runtime import detect
 from .. import arguments, doctor, screen
 from ..bench.record import chip, commit

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from ...core.facts import dtype_name, tensors
 from ...core.spec import Sample, Spec
+from ...core.tensors import dtype_name, tensors_in
 
 # In the order of preference: the first that an op takes is the one all of its samples are tried in.
 FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
@@ -152,7 +152,7 @@ class Watch:
             (name, t, t._version, _bytes(t))
             for name, value in arguments.items()
             if name not in skip
-            for t in tensors(value)
+            for t in tensors_in(value)
             if not t.is_meta
         ]
 
@@ -177,9 +177,9 @@ def _bytes(t: Tensor) -> Tensor:
 
 def shared_memory(arguments: dict[str, Any], results: dict[str, Any]) -> str | None:
     """The first result that lies in the memory of an argument, in words."""
-    given = {t.untyped_storage().data_ptr(): n for n, v in arguments.items() for t in tensors(v) if _has_memory(t)}
+    given = {t.untyped_storage().data_ptr(): n for n, v in arguments.items() for t in tensors_in(v) if _has_memory(t)}
     for name, value in results.items():
-        for t in tensors(value):
+        for t in tensors_in(value):
             owner = given.get(t.untyped_storage().data_ptr()) if _has_memory(t) else None
             if owner is not None:
                 return f"{name} lies in the memory of {owner}: results of this op are tensors of their own"

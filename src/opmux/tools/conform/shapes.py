@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...core.facts import dtype_name
+from ...core.tensors import dtype_name
 
 FILE = Path(__file__).with_name("real_shapes.json")
 _TENSOR = re.compile(r"^(?P<dtype>\w+)\[(?P<shape>[\dx]*)\](?:@(?P<stride>[\d,]+))?$")

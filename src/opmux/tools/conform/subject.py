@@ -10,14 +10,14 @@ from typing import Any
 
 import torch
 
-from ...core import facts
+from ...core import machine
 from ...core.default import get_default_manager, policy
 from ...core.dispatch import refusal_of
 from ...core.errors import NoImplementation, OpmuxError
 from ...core.explain import Verdict
-from ...core.facts import dtype_name
 from ...core.registry import BackendImplKind, Fit, OpImpl
 from ...core.spec import DOORS, Sample, Spec, specs
+from ...core.tensors import dtype_name
 from ...runtime import vendor_ops
 from ...runtime.packages import Package
 from ..simulator import fallbacks, forget_fallbacks
@@ -190,7 +190,7 @@ def subjects(spec: Spec, place: Place) -> Iterator[Subject]:
         yield Subject(spec, impl, True, direct=True)
     for impl in get_default_manager().registry.impls(spec.key):
         is_default = impl.kind is BackendImplKind.DEFAULT and impl.vendor is None
-        if is_default and facts.runs_on(impl.devices, place.package.device):
+        if is_default and machine.runs_on(impl.devices, place.package.device):
             yield Subject(spec, impl, False, direct=True)
 
 

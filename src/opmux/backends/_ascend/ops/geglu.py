@@ -21,7 +21,7 @@ from ....kernels.lib.config import Tiles, tunable
 from ....kernels.lib.interpret import interpreting
 from ....kernels.lib.launch import Launcher
 from ....kernels.lib.plans import check, plans
-from ....kernels.lib.rows import Room, Rows, cores, even_rows, packed, wide_of
+from ....kernels.lib.rows import OutputSpec, Rows, cores, even_rows, packed, wide_of
 from ....specs import activation as spec
 from ...buffers import Held, filling
 from .. import vendor_info
@@ -117,7 +117,7 @@ def vector_cores(device: torch.device) -> int:
 class Walk(NamedTuple):
     """What an op will do for tensors that look so."""
 
-    out: Room
+    out: OutputSpec
     launch: Callable[..., None] | None  # None: nothing to compute
     pack: bool
 
@@ -126,7 +126,7 @@ class Walk(NamedTuple):
 def _plan(backward: bool, *args: Tensor) -> Walk:
     a, b = args[-2:]
     check("gelu_mul_bwd" if backward else "gelu_mul", a=a, b=b, **({"dy": args[0]} if backward else {}))
-    out = Room.of(a.shape, a.dtype)
+    out = OutputSpec.of(a.shape, a.dtype)
     if not a.numel():
         return Walk(out, None, False)
     lie = [packed(t) for t in args]
@@ -147,7 +147,7 @@ def _plan(backward: bool, *args: Tensor) -> Walk:
 
 def gelu_mul(a: Tensor, b: Tensor) -> Tensor:
     out, launch, pack = _plan(False, a, b)
-    y = out.on(a)
+    y = out.empty(a)
     if launch is not None:
         if pack:
             a, b = packed(a), packed(b)
@@ -157,7 +157,7 @@ def gelu_mul(a: Tensor, b: Tensor) -> Tensor:
 
 def gelu_mul_bwd(dy: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
     out, launch, pack = _plan(True, dy, a, b)
-    da, db = out.on(a), out.on(a)
+    da, db = out.empty(a), out.empty(a)
     if launch is not None:
         if pack:
             dy, a, b = packed(dy), packed(a), packed(b)

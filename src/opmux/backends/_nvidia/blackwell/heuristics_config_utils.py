@@ -2,4 +2,4 @@
 
 from ..heuristics_config_utils import stages_that_fit
 
-HEURISTICS_CONFIGS = {"softmax.team": {"STAGES": stages_that_fit}}
+HEURISTICS_CONFIGS = {"softmax.cooperative": {"STAGES": stages_that_fit}}

@@ -13,9 +13,9 @@ from torch import Tensor
 from ....core.adapter import adapt
 from ....core.contract import FP8, AnyTensor, Index, Int32, Rule, at_least
 from ....core.errors import BadArgument
-from ....core.facts import dtype_name
 from ....core.rules import nonempty
 from ....core.spec import BadSample, BadSamples
+from ....core.tensors import dtype_name
 from ....specs import moe
 from ....specs.moe import MOVED, SUMS, TOKENS, collect_args, drawn_indices
 from ....specs.samples import Case, Draw, Maker

@@ -18,9 +18,9 @@ from torch import Tensor
 
 from ....core.contract import FP8, AnyTensor, Byte, Float32, Rule, at_least, dtypes, each, one_of, same_dtype, shape
 from ....core.errors import BadArgument
-from ....core.facts import dtype_name
 from ....core.rules import multiple_of, ndim, numel, same_len
 from ....core.spec import Sample, op
+from ....core.tensors import dtype_name
 from ....specs.quant import bytes_of, power, tile_amax
 from ..quantized import OPS, MXFP8Quantizer, quantized
 from ..rules import device_name, on_device, quantized_tensor, with_index

@@ -16,7 +16,7 @@ from torch import Tensor
 from opmux.kernels.lib.config import Tiles, tunable
 from opmux.kernels.lib.launch import Launcher
 from opmux.kernels.lib.plans import plans
-from opmux.kernels.lib.rows import Room
+from opmux.kernels.lib.rows import OutputSpec
 from opmux.specs import activation as spec
 
 
@@ -42,7 +42,7 @@ def tiles_of(dtype: torch.dtype) -> Tiles:
 class Plan(NamedTuple):
     """What to do for tensors that look so: dtype, shape, strides, device."""
 
-    out: Room
+    out: OutputSpec
     launch: Callable[..., None] | None  # None: there is nothing to compute
     pack: bool
 
@@ -51,7 +51,7 @@ class Plan(NamedTuple):
 def _plan(a: Tensor, b: Tensor) -> Plan:
     """Made once for each look of the tensors; all that costs time belongs here."""
     spec.silu_mul.check(a=a, b=b)
-    out, n = Room.of(a.shape, a.dtype), a.numel()
+    out, n = OutputSpec.of(a.shape, a.dtype), a.numel()
     if n == 0:
         return Plan(out, None, False)
     tiles = tiles_of(dtype=a.dtype)
@@ -62,7 +62,7 @@ def _plan(a: Tensor, b: Tensor) -> Plan:
 
 def silu_mul(a: Tensor, b: Tensor) -> Tensor:
     out, launch, pack = _plan(a, b)
-    y = out.on(a)
+    y = out.empty(a)
     if launch is not None:
         if pack:
             a, b = a.contiguous(), b.contiguous()

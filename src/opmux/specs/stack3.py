@@ -28,7 +28,7 @@ WEAVE = Maker(
 
 
 @op(samples=WEAVE)
-def weave(
+def stack3(
     a: Float[Tensor, "*shape"],
     b: Float[Tensor, "*shape", same_dtype("a")],
     c: Float[Tensor, "*shape", same_dtype("a")],

@@ -1,10 +1,10 @@
-"""The kernel that weaves compiles for all chips and moves wide."""
+"""The kernel compiles for all chips, with wide loads and stores."""
 
 import pytest
 import torch
 
 pytest.importorskip("triton")
-from opmux.kernels import weave as kernels
+from opmux.kernels import stack3 as kernels
 from opmux.kernels.lib.compile_only import CHIPS, compiling_for
 
 MODE = "compile"
@@ -14,7 +14,7 @@ MODE = "compile"
 def test_it_compiles_and_moves_wide(chip):
     like = torch.empty((64, 4, 32, 128), dtype=torch.bfloat16, device="meta")
     with compiling_for(chip) as built:
-        kernels.weave(like, like, like, 3)
+        kernels.stack3(like, like, like, 3)
     assert len(built) == 1 and built[0].spills() == 0
     if chip.startswith("sm_"):
         assert "v4.b32" in built[0].asm["ptx"]

@@ -11,14 +11,14 @@ import triton.language as tl
 from torch import Tensor
 
 from ..core.registry import impl
-from ..specs import weave as spec
+from ..specs import stack3 as spec
 from .lib.config import Tiles, tunable
 from .lib.launch import Launcher
 from .lib.plans import check, plans
-from .lib.rows import DEVICES, Room, inside
+from .lib.rows import DEVICES, OutputSpec, inside
 
 
-def _weave(a_ptr, b_ptr, c_ptr, y_ptr, n_rows, n, FULL: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
+def _stack3(a_ptr, b_ptr, c_ptr, y_ptr, n_rows, n, FULL: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
     """y[i] = a[i], b[i], c[i], one after another."""
     i_m = tl.program_id(0).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
     i_n = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
@@ -33,37 +33,37 @@ def _weave(a_ptr, b_ptr, c_ptr, y_ptr, n_rows, n, FULL: tl.constexpr, BLOCK_M: t
     tl.store(y_ptr + o + 2 * n, b_c, mask=m)
 
 
-three = Launcher(_weave, tensors=4, sizes="n_rows n")
+three = Launcher(_stack3, tensors=4, sizes="n_rows n")
 
 
-@tunable("weave.three")
+@tunable("stack3.three")
 def tiles_of(n: int) -> Tiles:
     width = min(triton.next_power_of_2(max(n, 1)), 1024)
     return Tiles(128, BLOCK_M=max(2048 // width, 1), BLOCK_N=width)
 
 
-class Woven(NamedTuple):
-    room: Room
+class Stacked(NamedTuple):
+    output: OutputSpec
     launch: Callable[..., Any] | None
 
 
 @plans
-def _plan(a: Tensor, b: Tensor, c: Tensor, at: int) -> Woven:
-    check("weave", a=a, b=b, c=c, at=at)
-    room = Room.of((*a.shape[:at], 3, *a.shape[at:]), a.dtype)
+def _plan(a: Tensor, b: Tensor, c: Tensor, at: int) -> Stacked:
+    check("stack3", a=a, b=b, c=c, at=at)
+    output = OutputSpec.of((*a.shape[:at], 3, *a.shape[at:]), a.dtype)
     rows, n = math.prod(a.shape[:at]), math.prod(a.shape[at:])
     if not rows * n:
-        return Woven(room, None)
+        return Stacked(output, None)
     tiles = tiles_of(n=n)
     height, width = tiles["BLOCK_M"], tiles["BLOCK_N"]
     config = tiles.config(even=n % 16 == 0, FULL=rows % height == 0 and n % width == 0)
     grid = (triton.cdiv(rows, height), triton.cdiv(n, width), 1)
-    return Woven(room, three.ready(grid, (rows, n), config, {3: room}))
+    return Stacked(output, three.ready(grid, (rows, n), config, {3: output}))
 
 
-@impl(spec.weave, devices=DEVICES)
-def weave(a: Tensor, b: Tensor, c: Tensor, at: int) -> Tensor:
+@impl(spec.stack3, devices=DEVICES)
+def stack3(a: Tensor, b: Tensor, c: Tensor, at: int) -> Tensor:
     how = _plan(a, b, c, at)
     if how.launch is None:
-        return how.room.on(a)
+        return how.output.empty(a)
     return how.launch(a.contiguous(), b.contiguous(), c.contiguous())

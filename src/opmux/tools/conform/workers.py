@@ -47,7 +47,7 @@ def attempt(task: Task) -> Any:
         return Lost(f"raised {type(error).__name__}: {error} ({at.filename}:{at.lineno})")
 
 
-class Crew:
+class Workers:
     """Workers over a list of tasks. They start at once; `results` gives what they have done."""
 
     def __init__(self, tasks: Sequence[Task], workers: int):

@@ -1,15 +1,15 @@
-"""Ways through tensors of one shape and any strides, as text for a kernel: flat, by tiles, or element by element.
+"""Index arithmetic of elementwise kernels over tensors of any strides, as lines of source for a kernel.
 
-    walk = way(shape, strides, dtypes)    # strides of every operand, the result's last; stride 0 where it is broadcast
-    walk.head                             # lines that say where a program is
-    walk.places                           # for each operand, the offset of its elements and their mask, as text
-    walk.sizes, walk.free, walk.grid, walk.tiles
+    indexing = choose_indexing(shape, strides, dtypes)   # strides of every operand, the result's last; 0 if broadcast
+    indexing.head                                        # lines that compute the indices of a program
+    indexing.places                                      # for each operand: its offset and its mask, as expressions
+    indexing.sizes, indexing.free, indexing.grid, indexing.tiles
 
-Dimensions of one element vanish, and those that lie in all operands as one are one. What is left over is
-  flat   one dimension, in every operand packed or a single element: loads at full width;
-  tiles  two dimensions a tile, the rest counted by programs: rows with gaps, a broadcast row or column (loaded once a
-         tile), and transposes, which are read along their own packed dimension and turned in the tile;
-  steps  any number of dimensions, each element's place worked out alone: small inner dimensions, stepped slices.
+Dimensions of size 1 are dropped, and adjacent dimensions are merged where all operands allow it. What is left is
+  flat   one dimension, contiguous or a single element in every operand: loads at full width;
+  tiles  tiles of two dimensions, the others enumerated by programs: rows with gaps, a broadcast row or column (loaded
+         once per tile), and transposes, which are loaded along their own contiguous dimension;
+  steps  any number of dimensions, with an offset computed per element: small inner dimensions, strided slices.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ LARGEST = 2**31 - 1  # offset of 32 bits
 SMALL = 256  # elements of two dimensions, below which a tile wastes more than it saves
 
 
-class Walk(NamedTuple):
+class Indexing(NamedTuple):
     name: str
     head: list[str]
     places: list[tuple[str, str]]
@@ -54,7 +54,7 @@ def flat_tiles(dtype: torch.dtype) -> Tiles:
 
 @tunable("pointwise.tiles")
 def tile_tiles(m: int, n: int, turned: bool, dtype: torch.dtype) -> Tiles:
-    """A tile of m rows and n columns; where an operand is `turned` (packed along m), as square as it gets."""
+    """A tile of m rows and n columns; where an operand is `turned` (packed along m), as square as possible."""
     most = _per_program(dtype)
     if turned:
         side = 64 if dtype.itemsize <= 2 else 32
@@ -78,7 +78,7 @@ def spread(shape: Sequence[int], stride: Sequence[int], to: Sequence[int]) -> St
 
 
 def collapsed(shape: Sequence[int], strides: Sequence[Strides]) -> tuple[list[int], list[Strides]]:
-    """The fewest dimensions that say the same, in the order in which the last operand, the result, lies in memory."""
+    """The fewest dimensions that describe the same elements, in the memory order of the last operand, the result."""
     dims = [(n, tuple(s[d] for s in strides)) for d, n in enumerate(shape) if n != 1]
     dims.sort(key=lambda dim: tuple(reversed(dim[1])), reverse=True)
     merged: list[tuple[int, Strides]] = []
@@ -90,8 +90,8 @@ def collapsed(shape: Sequence[int], strides: Sequence[Strides]) -> tuple[list[in
     return [n for n, _ in merged], [tuple(step[i] for _, step in merged) for i in range(len(strides))]
 
 
-def way(shape: Sequence[int], strides: Sequence[Strides], dtypes: Sequence[torch.dtype]) -> Walk:
-    """The best way for elements that lie so; there is at least one."""
+def choose_indexing(shape: Sequence[int], strides: Sequence[Strides], dtypes: Sequence[torch.dtype]) -> Indexing:
+    """The indexing that suits these strides; the shape has at least one element."""
     sizes, steps = collapsed(shape, strides)
     widest = max(dtypes, key=lambda d: d.itemsize)
     if not sizes or (len(sizes) == 1 and steps[-1] == (1,) and all(s[0] in (0, 1) for s in steps)):
@@ -104,24 +104,24 @@ def way(shape: Sequence[int], strides: Sequence[Strides], dtypes: Sequence[torch
 
 
 def _second(steps: list[Strides]) -> int:
-    """Which dimension makes a tile with the last: one along which an operand is packed, else the next one."""
+    """The dimension that makes a tile with the last: one along which an operand is contiguous, else the next one."""
     for s in steps:
         if s[-1] not in (0, 1) and 1 in s:
             return s.index(1)
     return len(steps[0]) - 2
 
 
-# ---- the ways -------------------------------------------------------------------------------------------------------
+# ---- the three kinds of indexing ------------------------------------------------------------------------------------
 
 
-def _flat(n: int, single: list[bool], dtype: torch.dtype) -> Walk:
+def _flat(n: int, single: list[bool], dtype: torch.dtype) -> Indexing:
     tiles = flat_tiles(dtype=dtype)
     head = ["o = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)", "m = o < n"]
     places = [("", "") if one else ("o", "m") for one in single]
-    return Walk("flat", head, places, {"n": n}, {}, (-(-n // tiles["BLOCK"]), 1, 1), tiles)
+    return Indexing("flat", head, places, {"n": n}, {}, (-(-n // tiles["BLOCK"]), 1, 1), tiles)
 
 
-def _tiles(sizes: list[int], steps: list[Strides], row: int, dtype: torch.dtype) -> Walk:
+def _tiles(sizes: list[int], steps: list[Strides], row: int, dtype: torch.dtype) -> Indexing:
     m, n = sizes[row], sizes[-1]
     turned = any(s[row] == 1 for s in steps)
     tiles = tile_tiles(m=m, n=n, turned=turned, dtype=dtype)
@@ -153,10 +153,10 @@ def _tiles(sizes: list[int], steps: list[Strides], row: int, dtype: torch.dtype)
         mask = {(True, True): "m_mn", (True, False): "m_m", (False, True): "m_n", (False, False): ""}
         places.append((" + ".join(t for t in terms if t), mask[s[row] != 0, s[-1] != 0]))
     grid = (math.prod(sizes[d] for d in outer) * downs * acrosses, 1, 1)
-    return Walk("tiles", head, places, strides, free, grid, tiles)
+    return Indexing("tiles", head, places, strides, free, grid, tiles)
 
 
-def _steps(sizes: list[int], steps: list[Strides], dtype: torch.dtype) -> Walk:
+def _steps(sizes: list[int], steps: list[Strides], dtype: torch.dtype) -> Indexing:
     tiles = step_tiles(dtype=dtype)
     count = math.prod(sizes)
     farthest = max(sum((n - 1) * s for n, s in zip(sizes, one, strict=True)) for one in steps)
@@ -174,7 +174,7 @@ def _steps(sizes: list[int], steps: list[Strides], dtype: torch.dtype) -> Walk:
     for i, s in enumerate(steps):
         terms = [_term(strides, f"i_{d}", f"s{i}_{d}", step) for d, step in enumerate(s)]
         places.append((" + ".join(t for t in terms if t), "m" if any(s) else ""))
-    return Walk("steps", head, places, strides, free, (-(-count // tiles["BLOCK"]), 1, 1), tiles)
+    return Indexing("steps", head, places, strides, free, (-(-count // tiles["BLOCK"]), 1, 1), tiles)
 
 
 def _term(strides: dict[str, int], index: str, name: str, step: int) -> str:

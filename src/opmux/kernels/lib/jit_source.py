@@ -10,7 +10,7 @@ import triton.language as tl
 from ...core import codegen
 
 
-def from_text(text: str, **names: Any) -> Callable[..., Any]:
+def jit_from_source(text: str, **names: Any) -> Callable[..., Any]:
     """The one function that the text defines, with `tl` and these globals; ready for `triton.jit`."""
     name = text.partition("(")[0].removeprefix("def ")
     return codegen.function(text, name, f"kernel {name}", {"__name__": __name__, "tl": tl, **names})

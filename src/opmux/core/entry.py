@@ -1,11 +1,11 @@
-"""The functions users hold: one per op, stable for the life of the process, each a jump to a rebindable target.
+"""The functions users hold: one per op, stable for the life of the process, each a call of a target that can change.
 
 A function's text is generated from the op's signature, so that keywords, defaults and `inspect` work and no call is
 packed into `*args`. What a call must look at (a live scope, the device, the dtype, whether a gradient is wanted)
 is in the text only while it is needed: rebinding swaps the function's `__code__` for another variant.
 
-The currency of dispatch is a *pair* `(target, recover)`: call the target, and hand what it raises to `recover`,
-which answers from the next candidate or raises. One read of one global gives both, so no lock is needed.
+What is bound is a *pair* `(target, recover)`: call the target, and pass what it raises to `recover`, which returns the
+result of the next candidate or raises. One read of one global gives both, so no lock is needed.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ import torch
 
 from . import codegen
 from .errors import OpmuxError
-from .facts import first_tensor, tensors
 from .lock import cached_property
+from .tensors import first_tensor, tensors_in
 
 Pair = tuple[Callable[..., Any], Callable[[Exception, tuple, dict], Any]]
 
@@ -31,7 +31,7 @@ _casting: Callable[[], bool] = getattr(torch._C, "_is_any_autocast_enabled", tor
 # Forward-mode AD says in `_current_level` whether a level is entered.
 forward_ad: Any = torch.autograd.forward_ad
 # How many dispatch modes (tracers, counters, checkpoints) look at what torch runs.
-live_modes: Callable[[], int] = torch._C._len_torch_dispatch_stack
+dispatch_modes: Callable[[], int] = torch._C._len_torch_dispatch_stack
 # Whether a transform of torch.func (vmap, grad, jvp) is at work.
 transforms_active: Callable[[], bool] = torch._C._are_functorch_transforms_active
 
@@ -59,8 +59,8 @@ LOOKS: dict[str, tuple[Callable[[Any], Any], ...]] = {
     "type dtype": (lambda x: x.device.type, lambda x: x.dtype),
 }
 
-# What is at work when torch must be able to look into a call. Asking for all costs 60 to 150 ns.
-WATCH = {
+# Whether torch must be able to see the call: a tracer or a transform is active. Asking for all costs 60 to 150 ns.
+TRACER_CHECKS = {
     "all": "_dual._current_level >= 0 or _modes() or _transforms()",
     "transforms": "_transforms()",  # of a kernel that asks for the rest by itself
     "": "",
@@ -84,15 +84,15 @@ def {name}({params}):{ask}
 
 @dataclass
 class Plan:
-    """What a jump must look at, and what it finds there: a pair, or a table of pairs that `make` fills as needed."""
+    """What an entry must look at, and what it finds there: a pair, or a table of pairs that `make` fills as needed."""
 
     key: str
     table: Any
     make: Callable[[Any], Pair] | None = None
-    watch: str = "all"  # what the jump asks for that must see the op or its reference: a key of WATCH
+    tracers: str = "all"  # which tracers the entry asks for: a key of TRACER_CHECKS
     first: Callable[[tuple, dict], Any] = first_tensor
     own_gradient: bool = True  # whether an impl may be an autograd.Function, with a backward of its own
-    pair: Pair | None = None  # this plan as one pair, once a jump points to it or it was asked for
+    pair: Pair | None = None  # this plan as one pair, once an entry points to it or it was asked for
 
     def follow(self, args: tuple, kwargs: dict) -> Pair:
         """The pair that a call with these arguments ends at."""
@@ -119,7 +119,7 @@ class Plan:
 
 
 def reraise(error: Exception, args: tuple, kwargs: dict) -> Any:
-    """The `recover` of a target that has done its own recovering."""
+    """The `recover` of a target that falls back by itself."""
     raise error
 
 
@@ -139,7 +139,7 @@ class Form:
     asks: bool = False  # whether the text asks if it is being compiled (where Dynamo has no hook to be told)
     check: Callable[[tuple, dict], None] = lambda args, kwargs: None  # names an argument that should be a tensor
     gate: str = ""  # a question of the text, and what to return where the answer is no: "x not in y: return z"
-    live: Callable[..., Any] | None = None  # what is called instead where torch must be able to look into the op
+    traced: Callable[..., Any] | None = None  # what is called instead where torch must be able to look into the op
     codes: dict[tuple[bool, str, bool, str], types.CodeType] = field(default_factory=dict)
 
     @classmethod
@@ -193,9 +193,9 @@ class Form:
             wants,
         )
 
-    def code(self, grad: bool, watch: str, scoped: bool, key: str) -> types.CodeType:
+    def code(self, grad: bool, tracers: str, scoped: bool, key: str) -> types.CodeType:
         """The code object of one variant; compiled once."""
-        variant = grad, "" if self.live is None else watch, scoped, key
+        variant = grad, "" if self.traced is None else tracers, scoped, key
         made = self.codes.get(variant)
         if made is None:
             words = [w for w in ("grad" if grad else "", variant[1], "scoped" if scoped else "", key) if w]
@@ -204,7 +204,7 @@ class Form:
             made = self.codes[variant] = codegen.function(text, self.name, where, dict(self.defaults)).__code__
         return made
 
-    def _text(self, grad: bool, watch: str, scoped: bool, key: str) -> str:
+    def _text(self, grad: bool, tracers: str, scoped: bool, key: str) -> str:
         pick = PICK[key].format(b=slot(key), x="_x" if "(" in str(self.first) else self.first)
         if key and "(" in str(self.first):
             pick = f"({pick.replace('_x.', '(_x := ' + str(self.first) + ').', 1)})"
@@ -225,30 +225,30 @@ class Form:
         return BODY.format(
             name=self.name,
             params=self.params,
-            ask=self._ask(watch),
+            ask=self._ask(tracers),
             passed=self.passed,
             packed=self.packed,
             miss=f"{self.first}) if _s is None else _s.miss(_k" if scoped else self.first,
             look="\n".join("        " + line for line in lines),
         )
 
-    def _ask(self, watch: str) -> str:
+    def _ask(self, tracers: str) -> str:
         first = ""
         if self.asks:
             first = f"\n    if _compiling():\n        return _op({self.passed})"
         elif self.gate:
             first = f"\n    {self.gate}"
-        return f"{first}\n    if {WATCH[watch]}:\n        return _live({self.passed})" if watch else first
+        return f"{first}\n    if {TRACER_CHECKS[tracers]}:\n        return _traced({self.passed})" if tracers else first
 
     @cached_property
     def ungated(self) -> Form:
-        """The same for who is inside already."""
+        """The same without the gate, for callers behind it."""
         return replace(self, gate="", codes={}) if self.gate else self
 
     def layer(self, plan: Plan) -> Callable[..., Any]:
-        """A free-standing function that follows a plan and recovers, for use as somebody's target."""
+        """A function that follows a plan and falls back, to be used as the target of a pair."""
         names = self.globals({slot(plan.key): plan.table, "_miss": plan.miss})
-        made: Any = self.ungated.function(names, grad=False, watch=plan.watch, key=plan.key)
+        made: Any = self.ungated.function(names, grad=False, tracers=plan.tracers, key=plan.key)
         made.follow = plan.follow  # what it would pick, for who must know before calling
         return made
 
@@ -271,24 +271,24 @@ class Form:
             "_asked": getattr,
             "_casting": _casting,
             "_dual": forward_ad,
-            "_modes": live_modes,
+            "_modes": dispatch_modes,
             "_transforms": transforms_active,
-            "_live": self.live,
+            "_traced": self.traced,
             "_reraise": reraise,
             "_bad": self.check,
             **more,
         }
 
-    def function(self, globals: dict[str, Any], *, grad: bool, watch: str, key: str = "") -> types.FunctionType:
-        fn = types.FunctionType(self.code(grad, watch, False, key), globals, self.name)
+    def function(self, globals: dict[str, Any], *, grad: bool, tracers: str, key: str = "") -> types.FunctionType:
+        fn = types.FunctionType(self.code(grad, tracers, False, key), globals, self.name)
         by_position = [v for n, v in self.defaults.items() if n.removeprefix("_d_") not in self.keyword_defaults]
         fn.__defaults__ = tuple(by_position) or None
         fn.__kwdefaults__ = dict(self.keyword_defaults) or None
         return fn
 
 
-class Jump:
-    """The stable functions of one op at one door, and the switch that says where they jump.
+class EntryPoint:
+    """The stable functions of one op, and the plan that says what they call.
 
     `fn` is the public one; `raw` is the same below autograd and tracers (for their own use and for compiled graphs).
     """
@@ -296,8 +296,8 @@ class Jump:
     def __init__(
         self,
         form: Form,
-        bind: Callable[[Jump], None],
-        under: Callable[[Jump, Any], Pair],
+        bind: Callable[[EntryPoint], None],
+        under: Callable[[EntryPoint, Any], Pair],
         differentiable: Callable[..., Any] | None = None,
     ):
         self.form = form
@@ -320,12 +320,12 @@ class Jump:
         self.plan = self._unbound
         self.globals = form.globals({"_k": self, "_g": differentiable})
         self.globals[slot("")] = self._unbound.table
-        self.fn = form.function(self.globals, grad=True, watch="all")
-        direct = form.wants_grad is None and form.live is None
-        self.raw = self.fn if direct else form.function(self.globals, grad=False, watch="")
+        self.fn = form.function(self.globals, grad=True, tracers="all")
+        direct = form.wants_grad is None and form.traced is None
+        self.raw = self.fn if direct else form.function(self.globals, grad=False, tracers="")
 
     def point(self, plan: Plan) -> None:
-        """Jump to what `plan` says."""
+        """Call what `plan` says."""
         if plan.key == "":
             plan.pair = plan.table
         self._aim(plan)
@@ -342,10 +342,10 @@ class Jump:
 
     def pair(self) -> Pair:
         """What a call made here and now would run; held by autograd for the backward."""
-        live = scope.get()
-        if live is None:
+        inner = scope.get()
+        if inner is None:
             return self.plan.pair or self.pair_of_process()
-        return live.pairs.get(self) or live.miss(self)
+        return inner.pairs.get(self) or inner.miss(self)
 
     def pair_of_process(self) -> Pair:
         """What a call outside of every scope would run."""
@@ -365,8 +365,8 @@ class Jump:
         self._swap()
 
     def _swap(self) -> None:
-        watch = "all" if self.scoped else self.plan.watch  # a scope may lead anywhere
-        self.fn.__code__ = self.form.code(True, watch, self.scoped, self.plan.key)
+        tracers = "all" if self.scoped else self.plan.tracers  # a scope may lead anywhere
+        self.fn.__code__ = self.form.code(True, tracers, self.scoped, self.plan.key)
         if self.raw is not self.fn:
             self.raw.__code__ = self.form.code(False, "", self.scoped, self.plan.key)
 
@@ -397,4 +397,4 @@ def _look_at(args: tuple, kwargs: dict) -> Any:
 
 
 def _wants_grad(args: tuple, kwargs: dict) -> bool:
-    return any(t.requires_grad for t in tensors(args)) or any(t.requires_grad for t in tensors(kwargs))
+    return any(t.requires_grad for t in tensors_in(args)) or any(t.requires_grad for t in tensors_in(kwargs))

@@ -1,4 +1,4 @@
-"""Sums over rows, the same in every run: programs leave their shares, and a second kernel adds them in their order."""
+"""Sums over rows that are the same in every run: programs write partial sums, a second kernel adds them in order."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ def _add_up(
 add_up = Launcher(_add_up, tensors=2, sizes="n", free="n_parts")
 
 
-@tunable("totals.columns")
-def total_tiles(n: int, dtype: torch.dtype) -> Tiles:
+@tunable("column_sum")
+def tiles_of(n: int, dtype: torch.dtype) -> Tiles:
     return Tiles(128, BLOCK_M=64, BLOCK_N=32)
 
 
 def adding_up(n_parts: int, n: int, dtype: torch.dtype) -> Callable[..., None]:
     """A launch that adds up shares [n_parts, n], computed for tensors of this dtype: `launch(shares, total)`."""
-    tiles = total_tiles(n=n, dtype=dtype)
+    tiles = tiles_of(n=n, dtype=dtype)
     config = tiles.config(even=n % 16 == 0, WIDE=wide_of(dtype))
     return add_up.ready((-(-n // tiles["BLOCK_N"]), 1, 1), (n_parts, n), config)
 

@@ -1,0 +1,87 @@
+"""Questions about tensors: the first one of a call, its shape class, whether it has memory of its own."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
+
+
+def tensors_in(value: Any) -> Iterator[Tensor]:
+    """Every tensor in an argument, those inside nested lists, tuples, sets and dicts included."""
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, dict):
+        for item in value.values():
+            yield from tensors_in(item)
+    elif isinstance(value, (list, tuple, set, frozenset)):
+        for item in value:
+            yield from tensors_in(item)
+
+
+def first_tensor(args: tuple, kwargs: dict) -> Tensor | None:
+    for value in args:
+        if isinstance(value, Tensor):
+            return value
+    found = next(tensors_in(args), None)
+    return found if found is not None else next(tensors_in(kwargs), None)
+
+
+def shape_class(tensor: Tensor | None) -> tuple[int, ...]:
+    """Rank, then the power-of-two bucket of each dimension: 0 for 0, 1 for 1, and n for (2^(n-2), 2^(n-1)].
+
+    Sizes with the same next power of two share a class, as they share a Triton block size.
+    """
+    if tensor is None:
+        return ()
+    try:
+        return _classes(tensor.shape)
+    except (RuntimeError, AttributeError, TypeError):  # nested and other tensors that have no plain sizes
+        return (-1,)
+
+
+@functools.lru_cache(maxsize=8192)
+def _classes(shape: torch.Size) -> tuple[int, ...]:
+    return (len(shape), *map(size_class, shape))
+
+
+def size_class(n: int) -> int:
+    """The power-of-two bucket of one length."""
+    return 1 + (n - 1).bit_length() if n else 0
+
+
+_PLAIN = (Tensor, torch.nn.Parameter)
+_wrapped: Callable[[Tensor], bool] = torch._C._functorch.is_functorch_wrapped_tensor  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def is_plain(tensor: Tensor) -> bool:
+    """Whether a tensor is torch's own: no subclass, and not one that functorch has wrapped."""
+    return type(tensor) in _PLAIN and not _wrapped(tensor)
+
+
+def is_real(tensor: Tensor | None) -> bool:
+    """Whether a tensor holds numbers: not on meta, not a stand-in of a tracer, not one of vmap's or jvp's."""
+    if tensor is None or type(tensor) in _PLAIN:
+        return tensor is None or not (tensor.is_meta or _wrapped(tensor))
+    from torch._subclasses.fake_tensor import is_fake
+
+    return not tensor.is_meta and not is_fake(tensor)
+
+
+def has_memory(tensor: Tensor) -> bool:
+    """Whether a tensor has numbers in memory of its own: not so a wrapper around other tensors."""
+    if not is_real(tensor) or (tensor.layout is torch.strided and not tensor.is_nested and tensor.numel() == 0):
+        return False
+    try:
+        return tensor.layout is not torch.strided or tensor.untyped_storage().data_ptr() != 0
+    except (RuntimeError, NotImplementedError):  # a wrapper subclass
+        return False
+
+
+def dtype_name(dtype: torch.dtype | None) -> str:
+    return str(dtype).removeprefix("torch.")

@@ -1,0 +1,104 @@
+"""Cooperative reductions: programs that share a row too long for one of them, and exchange partial results.
+
+Each program of a group keeps its part of the row in registers, so the row is read once. Once per row, every program
+posts its partial results to an exchange buffer in global memory and gathers those of the others. A word of that buffer
+is a float32 and a tag, written and read as one 64-bit value, so no fence is needed. A program spins until all tags are
+there, which is safe only if all programs of the launch are resident: a cooperative launch guarantees that, and only
+NVIDIA's chips have one. Elsewhere long rows are read twice, in pieces. In the interpreter, which runs programs one
+after the other, a group has one program.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from .config import Tiles
+from .launch import Config
+from .rows import OutputSpec, cores
+
+
+@triton.jit
+def place(GROUP: tl.constexpr):
+    """The index of this program in its group, the index of the group, and the number of groups."""
+    pid = tl.program_id(0)
+    return pid % GROUP, pid // GROUP, tl.num_programs(0) // GROUP
+
+
+@triton.jit
+def post(exchange_ptr, value):
+    """Write one partial result, a scalar, to its word of the exchange buffer."""
+    tl.store(exchange_ptr, (value.to(tl.float32).to(tl.int32, bitcast=True).to(tl.int64) << 32) | 1)
+
+
+@triton.jit
+def _value(words):
+    return (words >> 32).to(tl.int32).to(tl.float32, bitcast=True)
+
+
+# Polled by atomics that add 0: one thread polls for the program. With loads every warp would poll, which is slower.
+
+
+@triton.jit
+def gather(exchange_ptr, GROUP: tl.constexpr):
+    """The results that the programs of the group posted, one word each; waits for all of them."""
+    at = exchange_ptr + tl.arange(0, GROUP)
+    words = tl.atomic_add(at, 0, sem="relaxed")
+    while tl.min((words & 1).to(tl.int32), 0) == 0:
+        words = tl.atomic_add(at, 0, sem="relaxed")
+    return _value(words)
+
+
+@triton.jit
+def gather_pairs(exchange_ptr, GROUP: tl.constexpr):
+    """The same where each program posts two words."""
+    at = exchange_ptr + tl.arange(0, GROUP)[:, None] * 2 + tl.arange(0, 2)[None, :]
+    words = tl.atomic_add(at, 0, sem="relaxed")
+    while tl.min(tl.min((words & 1).to(tl.int32), 1), 0) == 0:
+        words = tl.atomic_add(at, 0, sem="relaxed")
+    first, second = tl.split(_value(words))
+    return first, second
+
+
+def can_cooperate(wide: Any = tl.float32) -> bool:
+    """Whether programs can wait for each other on the chip that kernels are compiled for."""
+    if triton.knobs.runtime.interpret or wide is not tl.float32:
+        return False
+    return triton.runtime.driver.active.get_current_target().backend == "cuda"
+
+
+class CooperativeRows(NamedTuple):
+    """The launch of a cooperative kernel: how many programs, in how many groups, and the exchange buffer."""
+
+    programs: int
+    count: int  # of groups
+    config: Config
+    words: OutputSpec  # the exchange buffer: for every row and program of a group
+
+    @classmethod
+    def of(
+        cls, tiles: Tiles, device: torch.device, n_rows: int, n: int, words: int, even: bool, **constants: Any
+    ) -> CooperativeRows | None:
+        """`words` is the number of partial results per program. Reads the sizes BLOCK_N and PER_CORE of `tiles`.
+
+        None if the whole chip has too few registers for one row.
+        """
+        sizes = dict(tiles.sizes)
+        per_core = sizes.pop("PER_CORE")
+        size = triton.next_power_of_2(-(-n // sizes["BLOCK_N"]))
+        count = min(n_rows, cores(device) * per_core // size)
+        if count == 0:
+            return None
+        # a cooperative launch needs PER_CORE programs resident on each core
+        registers = min(255, 65_536 // (tiles.threads * per_core) // 8 * 8) if size > 1 else None
+        constants |= {**sizes, "GROUP": size, "FULL": n == size * sizes["BLOCK_N"]}
+        config = Config(constants, tiles.threads, tiles.stages, even, size > 1, registers)
+        return cls(count * size, count, config, OutputSpec.of((n_rows, size, words), torch.int64))
+
+    def exchange(self, like: Tensor) -> Tensor:
+        """An empty exchange buffer."""
+        return self.words.empty(like).zero_()
