@@ -187,9 +187,9 @@ def _poison(allocate, *args, **kwargs):
 @pytest.fixture(scope="module")
 def no_kernels_of_the_cpu():
     """On the CPU the references run, as on a machine without a compiler."""
-    from opmux.runtime import packages
+    from opmux.runtime import vendors
 
-    kept = packages.known()["cpu"]
-    packages.forget("cpu")
+    kept = vendors.known()["cpu"]
+    vendors.forget("cpu")
     yield
-    packages._add(kept.info, kept.module, kept.origin)
+    vendors._add(kept.info, kept.module, kept.origin)

@@ -37,9 +37,9 @@ boot = {"early": [m for m in sys.modules if m.startswith(("opmux.runtime", "opmu
 import opmux.backends, opmux.ops
 from opmux.backends import VENDOR_REGISTRY, VendorInfo, VendorInfoBase, infer_device, register_vendor
 from opmux.core import BackendImplKind, get_default_manager, specs
-from opmux.runtime import detect, packages, vendor_ops, vendors
+from opmux.runtime import devices, tile_files, vendor_ops, vendors
 from opmux.runtime.machine import HERE
-boot |= {"looked": packages._tree.done, "imported": [m for m in sys.modules if m.startswith("opmux.backends._")]}
+boot |= {"looked": vendors._tree.done, "imported": [m for m in sys.modules if m.startswith("opmux.backends._")]}
 specs.load_all()
 for family in ("norm", "softmax", "activation", "pointwise"):
     specs.load_implementers(family)
@@ -432,7 +432,7 @@ def test_an_addition_appears_in_ops(case):
 found["y"] = opmux.ops.warp_shuffle(torch.ones(1)).tolist()
 found["named"] = "warp_shuffle" in dir(opmux.ops)
 del os.environ["OPMUX_VENDOR"]
-packages.forget("acme")
+vendors.forget("acme")
 found["gone"] = error_of(lambda: opmux.ops.warp_shuffle)
 """
     got = case(code, acme={**ACME, **ops}, OPMUX_VENDOR="acme")
@@ -455,7 +455,7 @@ TILES = {
 LOOK = """
 flat, rows = config.tunables["activation.flat"], config.tunables["softmax.rows"]
 def tiles(arch):
-    with config.as_on(vendors.Chip("acme", arch)):
+    with config.as_on(devices.Chip("acme", arch)):
         a, b = flat.look(dtype=torch.float32), rows.look(n=64, dtype=torch.float32)
         return [a.tiles["BLOCK"], a.tiles.threads, a.source, b.tiles.threads, b.source]
 """
@@ -467,7 +467,7 @@ def test_a_folder_of_tiles_alone(case):
         LOOK
         + """
 found["near"], found["far"] = tiles("a2"), tiles("a1")
-found["trials"] = vendors.candidates(vendors.Chip("acme", "a2"), "activation.flat").given
+found["trials"] = tile_files.candidates(devices.Chip("acme", "a2"), "activation.flat").given
 found["ids"] = shown("silu")
 """
     )
@@ -523,11 +523,11 @@ def test_what_the_guide_shows_works(case):
         LOOK
         + """
 fake("npu")
-found["ops"] = {op: list(shown(op))[0] for op in ("gelu_mul", "gelu_mul_bwd", "tanh")}
+found["ops"] = {op: opmux.explain(op).chosen.impl_id for op in ("gelu_mul", "gelu_mul_bwd", "tanh")}
 found["rows"], found["unused"] = list(HERE.ops("npu").rows), list(HERE.ops("npu").unused)
 found["tiles"] = tiles(None)
-found["trials"] = len(vendors.candidates(vendors.Chip("acme", None), "softmax.rows").given)
-found["cores"] = packages.get("acme").info.target(None).cores
+found["trials"] = len(tile_files.candidates(devices.Chip("acme", None), "softmax.rows").given)
+found["cores"] = vendors.get("acme").info.target(None).cores
 """
     )
     got = case(code, acme=files, OPMUX_VENDOR="acme")
@@ -568,7 +568,7 @@ def test_without_ops_everything_is_as_for_any_chip(case):
 # ---- mistakes --------------------------------------------------------------------------------------------------------
 
 GOOD = {"__init__.py": info("good"), "ops/__init__.py": MARK.format(-1.0)}
-STANDS = "found['known'] = [n in packages.known() for n in ('good', 'nvidia', 'ascend')]\n"
+STANDS = "found['known'] = [n in vendors.known() for n in ('good', 'nvidia', 'ascend')]\n"
 TWICE = CALL + CALL.replace("'y'", "'again'") + "infer_device()\n" + STANDS
 
 
@@ -594,7 +594,7 @@ TWICE = CALL + CALL.replace("'y'", "'again'") + "infer_device()\n" + STANDS
 )
 def test_a_broken_vendor_is_left_out(case, files, place, says):
     """One warning with file and line; the others work."""
-    got = case(TWICE + "found['acme'] = 'acme' in packages.known()\n", acme=files, good=GOOD, OPMUX_VENDOR="good")
+    got = case(TWICE + "found['acme'] = 'acme' in vendors.known()\n", acme=files, good=GOOD, OPMUX_VENDOR="good")
     (words,) = got.said
     assert f"{place}" in words and says in words and "is left out" in words
     assert got.y == got.again == [-1.0] and got.known == [True] * 3 and not got.acme
@@ -688,7 +688,7 @@ def test_an_unknown_unused_op_is_said(case):
     ],
 )
 def test_a_mistake_in_trials_is_an_error_that_names_the_file(case, text, says):
-    code = "f = config.tunables['activation.flat']\nchip = vendors.Chip('acme', None)\n"
+    code = "f = config.tunables['activation.flat']\nchip = devices.Chip('acme', None)\n"
     code += "found['error'] = error_of(lambda: f.candidates(chip, dtype=torch.float32))\n" + CALL
     got = case(code, acme={**ACME, "tune_configs.yaml": text}, OPMUX_VENDOR="acme")
     assert got.error.startswith("BadTiles: ") and "_acme/tune_configs.yaml" in got.error and says in got.error
@@ -722,7 +722,7 @@ def test_a_mistake_in_rules_is_an_error_that_names_the_file(case, text, says):
 
 def test_a_plugin_that_fails_after_it_has_registered_is_no_vendor(case):
     """Discovery says so, with its traceback."""
-    code = CALL + "found['known'], found['registry'] = 'acme' in packages.known(), 'npu' in VENDOR_REGISTRY\n"
+    code = CALL + "found['known'], found['registry'] = 'acme' in vendors.known(), 'npu' in VENDOR_REGISTRY\n"
     code += "found['vendor'] = VENDOR_REGISTRY['npu'].vendor_name\n"
     bad = LIGER["__init__.py"].replace('device="cpu"', 'device="npu"') + "1 / 0\n"
     got = case(code, plain=PLAIN, plugins={"bad_acme": {**LIGER, "__init__.py": bad}})
@@ -738,7 +738,7 @@ def shared(device: str = "gpu", **queries: str) -> dict:
     return {name: {"__init__.py": info(name, device, device_query_cmd=query)} for name, query in queries.items()}
 
 
-WHOSE = "fake('gpu')\nf = detect.vendor_of('gpu')\nfound['whose'] = None if f is None else f.name\n"
+WHOSE = "fake('gpu')\nf = devices.vendor_of('gpu')\nfound['whose'] = None if f is None else f.name\n"
 
 
 @pytest.mark.parametrize(
@@ -759,8 +759,8 @@ def test_queries_tell_vendors_of_one_device_apart(case, one, two, whose):
 
 
 def test_a_query_that_hangs_is_given_up(case):
-    code = "import time\ndetect.PATIENCE = 0.2\nstart = time.monotonic()\n" + WHOSE
-    code += "detect.vendor_of('gpu')\nfound['took'] = time.monotonic() - start\n"
+    code = "import time\ndevices.PATIENCE = 0.2\nstart = time.monotonic()\n" + WHOSE
+    code += "devices.vendor_of('gpu')\nfound['took'] = time.monotonic() - start\n"
     got = case(code, **shared(one="sleep 60", two="true"))
     (words,) = got.said
     assert words.startswith("one's query `sleep 60` was stopped after 0.2 s") and "OPMUX_VENDOR" in words
@@ -881,7 +881,7 @@ importlib.import_module("second_acme")
 again = opmux.ops.rms_norm(torch.ones(2, 16), torch.ones(16))[0]
 found["again"] = again.unique().tolist()
 found["ids"] = list(shown("rms_norm"))
-found["modules"] = [p.module for n, p in packages.known().items() if n == "acme"]
+found["modules"] = [p.module for n, p in vendors.known().items() if n == "acme"]
 register_vendor(VendorInfo(vendor="ACME", device="cpu"))
 found["bare"] = opmux.ops.rms_norm(torch.ones(2, 16), torch.ones(16))[0].unique().tolist()
 found["error"] = error_of(lambda: register_vendor("acme"))
@@ -911,7 +911,7 @@ import threading
 counts, gate = [], threading.Barrier(8)
 def ask():
     gate.wait()
-    counts.append(len(packages.known()))
+    counts.append(len(vendors.known()))
 threads = [threading.Thread(target=ask) for _ in range(8)]
 [t.start() for t in threads]
 [t.join() for t in threads]

@@ -76,13 +76,13 @@ import importlib, json, sys
 import torch
 import opmux
 from opmux.backends import infer_device, register_vendor
-from opmux.runtime import detect
+from opmux.runtime import devices
 from opmux.tools import coverage, llama
 
 device = torch._C._get_privateuse1_backend_name()
 size = llama.Size(dim=16, layers=1, heads=2, kv_heads=1, hidden=32, batch=1, context=8)
 has = lambda op: torch._C._dispatch_has_kernel_for_dispatch_key(op, "PrivateUse1")
-said = {"vendor": detect.vendor_of(device).name, "infer": infer_device(), "before": has("aten::log1p")}
+said = {"vendor": devices.vendor_of(device).name, "infer": infer_device(), "before": has("aten::log1p")}
 
 
 def train(where):
@@ -110,7 +110,7 @@ said["removed"] = has("aten::log1p")
 
 sys.path.insert(0, PLACE)
 register_vendor(importlib.import_module("acme_chip").vendor_info)
-said["after"] = detect.vendor_of(device).name
+said["after"] = devices.vendor_of(device).name
 x, y = torch.randn(4, 8, device=device), torch.randn(4, 8, device=device)
 agree = lambda a, b: torch.allclose(a.cpu(), b, atol=1e-6)
 right = agree(opmux.ops.silu_mul(x, y), torch.nn.functional.silu(x.cpu()) * y.cpu())

@@ -20,7 +20,7 @@ from opmux.backends._nvidia.hopper.ops import cudnn as hopper
 from opmux.backends._nvidia.ops import cublas, cudnn, flash, providers
 from opmux.core import BackendImplKind, OpManager, OpRegistry, get_default_manager, specs
 from opmux.core.errors import NotSupported
-from opmux.runtime import packages, vendor_ops
+from opmux.runtime import vendor_ops, vendors
 from opmux.specs import attention as attention_spec
 
 CPU, META = torch.device("cpu"), torch.device("meta")
@@ -48,7 +48,7 @@ def agree(spec, got, args, what=""):
 
 def impls(arch):
     get_default_manager().prepare()
-    return vendor_ops.read(packages.get("nvidia"), arch)
+    return vendor_ops.read(vendors.get("nvidia"), arch)
 
 
 @pytest.mark.parametrize(

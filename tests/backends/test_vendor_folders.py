@@ -15,8 +15,8 @@ import torch
 from opmux.backends import buffers, chips
 from opmux.core import NotSupported, get_default_manager, specs
 from opmux.core.machine import split_arch
-from opmux.runtime import packages, vendors
-from opmux.runtime.vendors import Chip
+from opmux.runtime import tile_files, vendors
+from opmux.runtime.devices import Chip
 
 pytest.importorskip("triton")
 import triton
@@ -44,8 +44,8 @@ VENDORS = {
 
 
 def package(name):
-    found = packages.get(name)
-    assert found is not None, packages.broken()
+    found = vendors.get(name)
+    assert found is not None, vendors.broken()
     return found
 
 
@@ -63,8 +63,8 @@ def test_a_vendor_says_who_it_is(name):
 
 
 def test_every_folder_of_the_tree_can_be_read():
-    assert {f"_{name}" for name in VENDORS} <= set(packages.in_tree())
-    assert not [module for module in packages.broken() if module.startswith("opmux.")]
+    assert {f"_{name}" for name in VENDORS} <= set(vendors.in_tree())
+    assert not [module for module in vendors.broken() if module.startswith("opmux.")]
 
 
 def test_vendors_of_one_device_can_be_told_apart():
@@ -104,7 +104,7 @@ def test_an_arch_map_names_folders_that_are_there(name):
     ],
 )
 def test_arch_folders(vendor, arch, folder):
-    found = vendors.folders(Chip(vendor, arch))
+    found = tile_files.folders(Chip(vendor, arch))
     home = f"opmux.backends._{vendor}"
     assert found == ((home,) if folder is None else (f"{home}.{folder}", home))
 
@@ -206,7 +206,7 @@ def questions(tunable):
 @pytest.mark.parametrize("chip", CHIPS, **by_chip)
 def test_tiles_suit_the_kernels(tunables, chip):
     """Whatever a tunable that a file names is asked, no rule and no trial is refused, and some say something."""
-    named = vendors.names_in_files(chip)
+    named = tile_files.names_in_files(chip)
     assert set(named) <= set(tunables)
     changed = tried = 0
     for name in named:

@@ -27,7 +27,7 @@ import torch
 import opmux
 from opmux.core import discovery, get_default_manager, policy, registry, specs
 from opmux.faces.aten import engine
-from opmux.runtime import foreign, packages
+from opmux.runtime import foreign, vendors
 
 SRC = str(Path(opmux.__file__).parent)
 SITE = tempfile.mkdtemp(prefix="first_use_")
@@ -128,7 +128,7 @@ def warm_up() -> None:
     for family in specs.families:
         if family != "fault_family":
             specs.load(family)
-    packages.so_far()
+    vendors.so_far()
     importlib.import_module("opmux.backends._cpu.ops")
     for name in ("triton", "torch._dynamo", "torch._subclasses.fake_tensor"):
         if importlib.util.find_spec(name) is not None:
@@ -179,8 +179,8 @@ def portrait() -> dict:
         "first": {k: get_default_manager().get_selected_impl_id(k) for k in own},
         "policy": str(policy.get_policy()),
         "scopes": policy.live_scopes(),
-        "vendors": sorted(packages.known()),
-        "left out": sorted(packages.broken()),
+        "vendors": sorted(vendors.known()),
+        "left out": sorted(vendors.broken()),
         "tagged": len(registry.tagged),
         "plugins": {p.name: p.status for p in discovery.plugins()},
         "torch": [n for n in ("fault_twice", "fault_twice_bwd", "plug_half") if hasattr(torch.ops.opmux, n)],

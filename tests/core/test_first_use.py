@@ -88,7 +88,7 @@ USES = {
     "explain": lambda: str(__import__("opmux").explain("silu").op),
     "enable": lambda: len(__import__("opmux").enable(include=["softmax"])) > 0,
     "backends": lambda: len(__import__("opmux").backends.VENDOR_REGISTRY) > 0,
-    "infer_device": lambda: importlib.import_module("opmux.runtime.detect").infer_device(),
+    "infer_device": lambda: importlib.import_module("opmux.runtime.devices").infer_device(),
 }
 IMPORTS = {
     "core": lambda: importlib.import_module("opmux.core").OpImpl.__name__,
@@ -96,7 +96,7 @@ IMPORTS = {
     "attribute core": lambda: __import__("opmux").core.get_default_manager.__name__,
     "attribute ops": lambda: __import__("opmux").ops.__name__,
     "attribute policy": lambda: __import__("opmux").policy.__name__,
-    **{n: name("opmux." + n) for n in ("core.library", "core.default", "ops", "runtime.machine", "runtime.detect",
+    **{n: name("opmux." + n) for n in ("core.library", "core.default", "ops", "runtime.machine", "runtime.devices",
                                        "backends.registry", "backends", "core.discovery", "compat", "core.machine")},
 }
 """
@@ -198,12 +198,12 @@ def test_nothing_is_imported_and_no_plugin_runs_while_the_lock_is_held(tmp_path)
     opmux.explain("watched_half", x)
     opmux.enable(include=["softmax", "add"])
     opmux.tex.get_backend()
-    from opmux.runtime import detect
-    with detect.assume("chippy"):
+    from opmux.runtime import devices
+    with devices.assume("chippy"):
         from opmux.runtime.machine import HERE
         HERE.changed()
         opmux.explain("watched_half")
-        detect.vendor_of("chip"), HERE.arch_of("chip")
+        devices.vendor_of("chip"), HERE.arch_of("chip")
     print(json.dumps({"counts": watch.counts, "imported": len(imported)}))
     """
     done = run(code, tmp_path)
@@ -373,7 +373,7 @@ def test_a_broken_plugin_leaves_nothing(tmp_path):
     from opmux.core import policy as policies
     from opmux.faces.aten import engine, switch
     from opmux.faces.tex import registry as backends
-    from opmux.runtime import packages
+    from opmux.runtime import vendors
     opmux.ops.silu  # its family
     specs.load_all()
     opmux.tex
@@ -385,7 +385,7 @@ def test_a_broken_plugin_leaves_nothing(tmp_path):
             "impls": sorted(f"{k} {i.impl_id}" for k in table for i in table.impls(k)),
             "policy": str(policies.get_policy()), "strict": policies.from_knobs().strict,
             "scope": opmux.core.entry.scope.get() is None,
-            "vendors": sorted(packages.known()), "tagged": len(registry.tagged), "specs": sorted(specs.by_key),
+            "vendors": sorted(vendors.known()), "tagged": len(registry.tagged), "specs": sorted(specs.by_key),
             "torch": hasattr(torch.ops.opmux, "left_op"), "backends": sorted(backends._backends),
             "enabled": opmux.enabled_ops(),
             "modules": [m for m in sys.modules if m.startswith(("left", "transformer_engine"))],
@@ -482,7 +482,7 @@ FIRST = {
     "use": lambda: opmux_().use(include=["silu"]).__enter__() is not None,
     "__version__": lambda: bool(opmux_().__version__),
     "VENDOR_REGISTRY": lambda: opmux_().backends.VENDOR_REGISTRY[HERE].vendor_name == VENDOR,
-    "infer_device": lambda: importlib.import_module("opmux.runtime.detect").infer_device() == HERE,
+    "infer_device": lambda: importlib.import_module("opmux.runtime.devices").infer_device() == HERE,
     "dir(ops)": lambda: ("twice" in dir(opmux_().ops)) == (VENDOR == "acme"),
     "OPMUX_VENDOR": lambda: forced(VENDOR) == VENDOR,
     "opmux list": lambda: "silu_mul" in cli("list", "--op", "silu_mul"),

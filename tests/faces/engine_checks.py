@@ -760,20 +760,20 @@ class Negated(torch.autograd.Function):
 
 def _rows_of(rows: list[tuple], unused: tuple[str, ...], body: Callable[[], None]) -> None:
     """Run with these rows as the vendor's of the device."""
-    from opmux.runtime import packages, vendor_ops
+    from opmux.runtime import vendor_ops, vendors
     from opmux.runtime.machine import HERE
 
     original = HERE.ops(DEVICE)
     module = types.ModuleType("acme.ops")
     module.__file__ = __file__
     module.get_specific_ops, module.get_unused_ops = lambda: rows, lambda: unused  # type: ignore[attr-defined]
-    from opmux.runtime import detect
+    from opmux.runtime import devices
 
-    package = detect.vendor_of(DEVICE)
+    package = devices.vendor_of(DEVICE)
     assert package is not None
     found = vendor_ops.Ops()
     vendor_ops._Reader(package, package.module, module, found).read()
-    key = (packages.generation(), package.name, HERE.arch_of(DEVICE))
+    key = (vendors.generation(), package.name, HERE.arch_of(DEVICE))
     HERE._ops[key] = found
     HERE._unused.clear()
     engine.forget()

@@ -14,9 +14,10 @@ pytest.importorskip("triton")
 from opmux.core import Origin, specs
 from opmux.kernels.lib import config
 from opmux.kernels.lib.config import Tiles, Tunable
-from opmux.runtime import packages, tuning, vendors
-from opmux.runtime.vendor import VendorInfoBase
-from opmux.runtime.vendors import BadTiles, Chip
+from opmux.runtime import tile_files, tuning, vendors
+from opmux.runtime.devices import Chip
+from opmux.runtime.tile_files import BadTiles
+from opmux.runtime.vendors import VendorInfoBase
 
 MODE = "interpret"
 BF16 = torch.bfloat16
@@ -45,8 +46,8 @@ def folder(tmp_path, monkeypatch):
     (tmp_path / root / "_acme" / "nine").mkdir(parents=True)
     (tmp_path / root / "_acme" / "__init__.py").write_text('ARCH_MAP = {9: "nine"}\n')
     importlib.import_module(f"{root}._acme")
-    packages.known()
-    packages._add(VendorInfoBase("acme", "acme"), f"{root}._acme", Origin())
+    vendors.known()
+    vendors._add(VendorInfoBase("acme", "acme"), f"{root}._acme", Origin())
     tuning.forget()
 
     def write(rules: str = "{}", trials: str = "", arch: bool = False):
@@ -56,7 +57,7 @@ def folder(tmp_path, monkeypatch):
         return to
 
     yield write
-    packages.forget("acme")
+    vendors.forget("acme")
     tuning.forget()
 
 
@@ -294,12 +295,12 @@ def ours():
 
 @pytest.mark.parametrize("arch", ["sm_80", "sm_89", "sm_90", "sm_100"])
 def test_nvidias_files_name_only_tunables_that_are_there(ours, arch):
-    assert set(vendors.names_in_files(Chip.of_arch(arch))) <= set(ours)
+    assert set(tile_files.names_in_files(Chip.of_arch(arch))) <= set(ours)
 
 
 @pytest.mark.parametrize("arch, folders", [("sm_80", 2), ("sm_86", 2), ("sm_90", 2), ("gfx942", 1), ("sm_75", 1)])
 def test_arch_folders(arch, folders):
-    found = vendors.folders(Chip.of_arch(arch))
+    found = tile_files.folders(Chip.of_arch(arch))
     assert len(found) == folders
     assert found[:1] == (
         (f"opmux.backends._nvidia.{'hopper' if arch == 'sm_90' else 'ampere'}",) if folders == 2 else found[:1]

@@ -11,7 +11,7 @@ import opmux
 from opmux.backends._nvidia.ops import cublas
 from opmux.core import get_default_manager
 from opmux.core.spec import Tol, specs
-from opmux.runtime import detect
+from opmux.runtime import devices
 
 CPU = torch.device("cpu")
 DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
@@ -228,7 +228,7 @@ def refusal(monkeypatch):
         refused = manager.static_refusal(f"opmux::{name}", found[name], "cuda")
         return None if refused is None else f"{refused.stage}: {refused.reason}"
 
-    with detect.assume("nvidia", "sm_90"):
+    with devices.assume("nvidia", "sm_90"):
         yield ask
 
 

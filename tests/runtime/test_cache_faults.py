@@ -27,8 +27,8 @@ import pytest
 
 from opmux.runtime import build, cache_dir, tuning
 from opmux.runtime.build import CannotBuild
+from opmux.runtime.devices import Chip
 from opmux.runtime.tuning import Entry
-from opmux.runtime.vendors import Chip
 
 CHIP = Chip("acme", "sm_90", "Acme One (80 GB)", "550.54")
 GOOD = {f"kernel_{i:02}[n<={2**i}]": Entry({"threads": 32 * i}, 0.5 + i, 1.5 + i, "softmax", "8x8") for i in range(12)}

@@ -17,9 +17,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from opmux.runtime import cache_dir, detect, tuning, vendors
+from opmux.runtime import cache_dir, devices, tuning
+from opmux.runtime.devices import Chip
 from opmux.runtime.tuning import Entry
-from opmux.runtime.vendors import Chip
 
 CHIP = Chip("acme", "sm_90", "Acme One (80 GB)", "550.54")
 fork = multiprocessing.get_context("fork")
@@ -414,35 +414,35 @@ def test_without_a_home(monkeypatch, lines):
 
 
 def forget():
-    vendors._chip.cache_clear()
-    detect.forget()
+    devices._chip.cache_clear()
+    devices.forget()
 
 
 def test_the_chip_is_that_of_the_current_device(monkeypatch):
-    devices = [("NVIDIA H200", (9, 0)), ("NVIDIA A10", (8, 6))]
+    chips = [("NVIDIA H200", (9, 0)), ("NVIDIA A10", (8, 6))]
     current = 0
-    monkeypatch.setattr(vendors.target, "accelerators", lambda: ("cuda",))
-    monkeypatch.setattr(vendors.target, "arch_of", lambda kind, i: "sm_{}{}".format(*devices[i][1]))
+    monkeypatch.setattr(devices, "accelerators", lambda: ("cuda",))
+    monkeypatch.setattr(devices, "arch_of", lambda kind, i=0: "sm_{}{}".format(*chips[i or 0][1]))
     monkeypatch.setattr(torch.cuda, "current_device", lambda: current)
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda i: devices[i][0])
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda i: chips[i][0])
     monkeypatch.setattr(torch.version, "hip", None)
     monkeypatch.setattr(torch.version, "cuda", "13.0")
     forget()
     try:
-        assert (vendors.here().vendor, vendors.here().arch, str(vendors.here())) == (
+        assert (devices.current_chip().vendor, devices.current_chip().arch, str(devices.current_chip())) == (
             "nvidia",
             "sm_90",
             "NVIDIA H200 (sm_90)",
         )
         current = 1
-        assert (vendors.here().name, vendors.here().arch) == ("NVIDIA A10", "sm_86")
+        assert (devices.current_chip().name, devices.current_chip().arch) == ("NVIDIA A10", "sm_86")
         monkeypatch.setattr(torch.version, "hip", "6.0")
         forget()
-        assert vendors.here().vendor == "amd"
+        assert devices.current_chip().vendor == "amd"
     finally:
         forget()
 
 
 def test_no_accelerator_no_chip(monkeypatch):
-    monkeypatch.setattr(vendors.target, "accelerators", lambda: ())
-    assert vendors.here() is None
+    monkeypatch.setattr(devices, "accelerators", lambda: ())
+    assert devices.current_chip() is None

@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from opmux.runtime import packages
-from opmux.runtime.vendor import VendorInfo
+from opmux.runtime import vendors
+from opmux.runtime.vendors import VendorInfo
 from opmux.tools import scaffold
 
 ROOT = Path(__file__).parents[2]
@@ -159,11 +159,11 @@ def test_what_is_there_stays_in_the_tree_too(cli, checkout, there):
 
 
 def test_a_vendor_that_code_has_registered_is_known(cli, tmp_path):
-    packages.register_vendor(VendorInfo("bolt", "npu"))
+    vendors.register_vendor(VendorInfo("bolt", "npu"))
     try:
         done = cli("new-backend", "bolt", "--device", "npu")
     finally:
-        packages.forget("bolt")
+        vendors.forget("bolt")
     assert done.exit_code == 2 and "a vendor 'bolt' is known already" in done.stderr and files(tmp_path) == []
 
 

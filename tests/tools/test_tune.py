@@ -13,7 +13,7 @@ from opmux.kernels.lib import config, plans
 from opmux.kernels.lib.config import Tiles
 from opmux.kernels.lib.launch import Launcher
 from opmux.runtime import tuning
-from opmux.runtime.vendors import Chip
+from opmux.runtime.devices import Chip
 from opmux.tools import screen, tune
 
 CPU = torch.device("cpu")

@@ -6,8 +6,8 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ..runtime.detect import infer_device
-    from ..runtime.vendor import Autograd, BadVendor, Target
+    from ..runtime.devices import infer_device
+    from ..runtime.vendors import Autograd, BadVendor, Target
     from .registry import VENDOR_REGISTRY, VendorInfo, VendorInfoBase, register_vendor
 
 __all__ = [
@@ -22,8 +22,8 @@ __all__ = [
 ]
 
 # Where each name is. No module is imported here: see core/__init__.py.
-_HOMES = {"infer_device": "opmux.runtime.detect"}
-_HOMES |= dict.fromkeys(("Autograd", "BadVendor", "Target"), "opmux.runtime.vendor")
+_HOMES = {"infer_device": "opmux.runtime.devices"}
+_HOMES |= dict.fromkeys(("Autograd", "BadVendor", "Target"), "opmux.runtime.vendors")
 _HOMES |= {"VENDOR_REGISTRY": "opmux.backends.registry", "VendorInfo": "opmux.backends.registry"}
 _HOMES |= {"VendorInfoBase": "opmux.backends.registry", "register_vendor": "opmux.backends.registry"}
 

@@ -1,6 +1,6 @@
 """The names that vendor packages written for FlagGems import from a module of this name."""
 
-from ..runtime.vendor import Autograd, Target, VendorInfoBase
+from ..runtime.vendors import Autograd, Target, VendorInfoBase
 
 VendorDescriptor = VendorInfoBase
 

@@ -15,7 +15,7 @@ import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from ..runtime.vendor import VendorInfoBase
+from ..runtime.vendors import VendorInfoBase
 
 COPIES = 2  # of what is loaded or stored: one is computed on while the other is on its way
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from ..core import machine
-from ..runtime import detect, packages
-from ..runtime.packages import register_vendor
-from ..runtime.vendor import VendorInfo, VendorInfoBase
+from ..runtime import devices, vendors
+from ..runtime.vendors import VendorInfo, VendorInfoBase, register_vendor
 
 __all__ = ["VENDOR_REGISTRY", "VendorInfo", "VendorInfoBase", "register_vendor"]
 
@@ -17,16 +16,16 @@ class _Active(Mapping[str, VendorInfoBase]):
 
     def _devices(self) -> list[str]:
         there = [*machine.accelerators(), "cpu"]
-        return [d for d in dict.fromkeys([*there, *(p.device for p in packages.known().values())])]
+        return [d for d in dict.fromkeys([*there, *(p.device for p in vendors.known().values())])]
 
     def __getitem__(self, device: str) -> VendorInfoBase:
-        found = detect.vendor_of(device)
+        found = devices.vendor_of(device)
         if found is None:
             raise KeyError(device)
         return found.info
 
     def __iter__(self) -> Iterator[str]:
-        return (d for d in self._devices() if detect.vendor_of(d) is not None)
+        return (d for d in self._devices() if devices.vendor_of(d) is not None)
 
     def __len__(self) -> int:
         return len(list(iter(self)))

@@ -1,1 +1,1 @@
-"""What machine this is: devices, vendors, target facts. Core loads it when it first asks; nothing is probed before."""
+"""This machine: its devices and vendors, their ops and tiles, caches, C++ builds. Nothing is probed before core asks."""

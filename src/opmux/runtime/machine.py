@@ -14,9 +14,9 @@ from ..core.errors import OpmuxError
 from ..core.lock import lock
 from ..core.log import logger
 from ..core.registry import OpImpl, OpRegistry
-from . import detect, foreign, packages, target, vendor_ops
-from .packages import Package
+from . import devices, foreign, vendor_ops, vendors
 from .vendor_ops import Ops
+from .vendors import Package
 
 
 class Here(machine.Machine):
@@ -30,17 +30,17 @@ class Here(machine.Machine):
         self._registered: list[tuple[str, OpImpl]] = []  # by key
 
     def accelerators(self) -> tuple[str, ...]:
-        return target.accelerators()
+        return devices.accelerators()
 
     def arch_of(self, device_type: str) -> str | None:
-        return target.arch_of(device_type)
+        return devices.arch_of(device_type)
 
     def vendor_of(self, device_type: str) -> str | None:
-        found = detect.vendor_of(device_type)
+        found = devices.vendor_of(device_type)
         return None if found is None else found.name
 
     def unused(self, device_type: str) -> Mapping[str, str]:
-        key = packages.generation(), device_type
+        key = vendors.generation(), device_type
         found = self._unused.get(key)
         if found is None:
             found = self._unused[key] = vendor_ops.mapping_of(self.ops(device_type))
@@ -50,17 +50,17 @@ class Here(machine.Machine):
         return self.ops(device_type).preferred
 
     def lacks(self, device_type: str) -> frozenset[torch.dtype]:
-        key = packages.generation(), device_type
+        key = vendors.generation(), device_type
         found = self._lacks.get(key)
         if found is None:
-            found = self._lacks[key] = target.lacks(device_type)
+            found = self._lacks[key] = devices.lacks(device_type)
         return found
 
     def foreign_names(self) -> AbstractContextManager[None]:
         return foreign.foreign_names()
 
     def take_vendor(self, plugin: Any, origin: Any) -> bool:
-        return packages.take(plugin, origin)
+        return vendors.take(plugin, origin)
 
     def devices(self) -> tuple[str, ...]:
         """The device types of this machine, accelerators first."""
@@ -68,10 +68,10 @@ class Here(machine.Machine):
 
     def ops(self, device_type: str) -> Ops:
         """What the vendor of a device type brings for the chip that is here."""
-        package = detect.vendor_of(device_type)
+        package = devices.vendor_of(device_type)
         if package is None:
             return Ops()
-        key = (packages.generation(), package.name, self.arch_of(device_type))
+        key = (vendors.generation(), package.name, self.arch_of(device_type))
         found = self._ops.get(key)
         if found is None:
             found = self._ops.setdefault(key, vendor_ops.read(package, key[2]))
@@ -82,11 +82,11 @@ class Here(machine.Machine):
 
         An entry that does not fit is said, and left out. Nothing is locked while the vendors' code is imported.
         """
-        detect.check_setting()
+        devices.check_setting()
         wanted = [
             (package, made)
             for device in self.devices()
-            if (package := detect.vendor_of(device)) is not None
+            if (package := devices.vendor_of(device)) is not None
             for made in self.ops(device).impls
         ]
         with lock.held:
@@ -123,4 +123,4 @@ class Here(machine.Machine):
 
 
 HERE = Here()
-packages.on_change(HERE.changed)
+vendors.on_change(HERE.changed)

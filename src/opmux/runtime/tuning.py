@@ -25,8 +25,8 @@ import torch
 from ..core.log import logger
 from ..core.tensors import dtype_name, size_class
 from . import cache_dir
+from .devices import Chip
 from .settings import CACHE_DIR
-from .vendors import Chip
 
 FORMAT = 1
 PATIENCE = 300.0  # seconds to wait for other writers; each takes milliseconds

@@ -29,11 +29,11 @@ from ..core.log import logger
 from ..core.machine import Preferred
 from ..core.registry import BackendImplKind, OpImpl, Origin, check_fit
 from ..core.spec import DOORS, specs
-from . import packages
+from . import vendors
+from .devices import Chip
 from .foreign import foreign_names
-from .packages import Package
-from .vendor import Autograd
-from .vendors import Chip, folders
+from .tile_files import folders
+from .vendors import Autograd, Package
 
 PRIORITY = {"vendor": 100, "arch": 200}  # above the default for any chip, which has 0
 
@@ -100,7 +100,7 @@ def load(folder: str) -> ModuleType | None:
     except MemoryError:
         raise
     except (Exception, SystemExit) as error:  # a vendor's code
-        packages.leave_out(name, error)
+        vendors.leave_out(name, error)
         return None
 
 
@@ -109,7 +109,7 @@ def _import(name: str) -> ModuleType:
         return importlib.import_module(name)
 
 
-packages.on_change(load.cache_clear)
+vendors.on_change(load.cache_clear)
 
 
 class _Reader:
@@ -159,7 +159,7 @@ class _Reader:
         except MemoryError:
             raise
         except Exception as error:  # a vendor's code
-            packages.leave_out(self.module.__name__, error, name)
+            vendors.leave_out(self.module.__name__, error, name)
             return read()
 
     def _guard(self, take: Callable[[], None], what: str, at: str) -> None:

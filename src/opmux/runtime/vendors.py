@@ -1,237 +1,341 @@
-"""Which chip this is, and what its vendor's folder says of tiles: `backends/_<vendor>/[<arch>/]`.
+"""Vendors: what a vendor says of itself, and which vendors are known.
 
-A folder may hold `heuristics_config_utils.py` (rules), `tune_configs.yaml` (what to try) and `ops/`. An arch folder
-comes before its vendor's, tunable by tunable and op by op; `ARCH_MAP` of the vendor's package names it. All are found
-on first use, and a package outside the tree has the same shape.
+They are the folders `opmux.backends._*`, what entry points bring, and what code registers. A package is imported when
+vendors are first asked for. One that is broken is left out, with one warning that names the file and the line.
 """
 
 from __future__ import annotations
 
-import functools
 import importlib
 import importlib.util
-import itertools
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+import pkgutil
+import shlex
+import sys
+import threading
+import traceback
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from enum import Enum
 from pathlib import Path
-from typing import Any, NamedTuple
+from types import MappingProxyType, ModuleType
+from typing import Any
 
-import torch
-
+from ..core.default import get_default_manager
 from ..core.errors import OpmuxError
-from ..core.machine import split_arch
-from . import detect, packages, target
+from ..core.loading import Once, all_or_nothing, on_failure
+from ..core.lock import lock
+from ..core.log import logger
+from ..core.registry import Origin
+from .foreign import foreign_names
 
-RULES, TRIALS = "heuristics_config_utils", "tune_configs.yaml"
+# ---- what a vendor says of itself -----------------------------------------------------------------------------------
 
 
-class BadTiles(OpmuxError, ValueError):
-    """Tiles that a kernel cannot take, or a vendor's file that cannot be read; the message names the file."""
+class BadVendor(OpmuxError, ValueError):
+    """A vendor's package that cannot be used; the message names the file and what to change."""
+
+
+class Autograd(Enum):
+    """Whether the function of a `get_specific_ops` row can be differentiated as it stands.
+
+    `disable`: it computes the result alone, and the gradient stays ATen's. `enable`: it is an autograd.Function, or
+    made of ops that autograd knows, and brings its own gradient.
+    """
+
+    disable = "disable"
+    enable = "enable"
 
 
 @dataclass(frozen=True)
-class Chip:
-    """A chip as tuning knows it; one that is not here (kernels are only compiled for it) has no name."""
+class Target:
+    """A chip in figures; what is None is asked of the device, or not known."""
 
-    vendor: str | None
-    arch: str | None
-    name: str = ""
-    driver: str = ""
+    cores: int | None = None  # multiprocessors, compute units, vector cores: what runs programs side by side
+    shared_memory: int | None = None  # bytes that one program may have
+    warp_size: int | None = None
+    registers: int | None = None  # 32-bit ones of a core
 
-    @classmethod
-    def of_arch(cls, arch: str) -> Chip:
-        """A chip that is not here: "sm_90", "gfx942", or with its vendor in front: "ascend:910b"."""
-        vendor, colon, name = arch.partition(":")
-        if colon:
-            return cls(vendor.casefold(), name or None)
-        return cls({"sm": "nvidia", "gfx": "amd"}.get(split_arch(arch)[0]), arch)
-
-    def __str__(self) -> str:
-        return " ".join(filter(None, (self.name, f"({self.arch})" if self.name and self.arch else self.arch))) or "?"
+    def __post_init__(self) -> None:
+        for name, value in vars(self).items():
+            if value is not None and (type(value) is not int or value < 1):
+                raise BadVendor(f"Target({name}={value!r}): allowed is a number above 0, or None where it is not known")
 
 
-def here() -> Chip | None:
-    """The chip of the current device; None on a machine without accelerators."""
-    kinds = target.accelerators()
-    if not kinds:
+@dataclass(frozen=True)
+class VendorInfoBase:
+    """A vendor, its device type, and how to find out whether such a device is here.
+
+    `device_query_cmd` is a command that succeeds only on a machine with the vendor's chip; it is run without a shell
+    and with a time limit, and only where torch itself cannot tell. `dispatch_key` is torch's key for the device's
+    kernels: by default the device's name in capitals where torch has such a key, else PrivateUse1.
+    """
+
+    vendor_name: str
+    device_name: str
+    device_query_cmd: str = ""
+    dispatch_key: str | None = None
+    torch_package: str = ""  # the package that brings torch.<device>: imported before the device is looked for
+    driver_files: tuple[str, ...] = ()  # paths that are there where the vendor's driver is: quicker than the query
+    triton_extra_name: str | None = None  # of tl.extra.<name>.libdevice, where that is not the device's
+    fp64_enabled: bool = True
+    bf16_enabled: bool = True
+    int64_enabled: bool = True
+    targets: Mapping[str, Target] = field(default_factory=dict, hash=False)  # by arch; "" is any chip of the vendor
+    verified: str = "nothing was run on this hardware"
+
+    def __post_init__(self) -> None:
+        where = f"VendorInfoBase(vendor_name={self.vendor_name!r})"
+        for name in ("vendor_name", "device_name"):
+            value = getattr(self, name)
+            if not isinstance(value, str) or not value.replace("_", "a").isalnum():
+                raise BadVendor(f"{where}: {name} = {value!r}. Allowed: a name of letters, digits and _")
+        if not isinstance(self.device_query_cmd, str):
+            raise BadVendor(f"{where}: device_query_cmd = {self.device_query_cmd!r}. Allowed: a command line, or ''")
+        try:
+            shlex.split(self.device_query_cmd)
+        except ValueError as error:
+            raise BadVendor(f"{where}: device_query_cmd = {self.device_query_cmd!r}: {error}") from None
+        if self.dispatch_key is not None and not isinstance(self.dispatch_key, str):
+            raise BadVendor(f"{where}: dispatch_key = {self.dispatch_key!r}. Allowed: a name such as 'PrivateUse1'")
+        object.__setattr__(self, "targets", MappingProxyType(dict(self.targets)))
+
+    @property
+    def key(self) -> str:
+        """torch's dispatch key for this device."""
+        if self.dispatch_key is not None:
+            return self.dispatch_key
+        return {"cpu": "CPU", "cuda": "CUDA", "xpu": "XPU", "mps": "MPS"}.get(self.device_name, "PrivateUse1")
+
+    def target(self, arch: str | None) -> Target:
+        """The figures of a chip of this arch, as far as they are known."""
+        return self.targets.get(arch or "", self.targets.get("", Target()))
+
+
+@dataclass(frozen=True)
+class VendorInfo:
+    """The short form: a vendor and its device type; its ops are the `ops` of the package that registers it."""
+
+    vendor: str
+    device: str
+
+    def in_full(self) -> VendorInfoBase:
+        return VendorInfoBase(self.vendor, self.device)
+
+
+# ---- which vendors are known ----------------------------------------------------------------------------------------
+
+ROOT = "opmux.backends"
+
+
+@dataclass(frozen=True)
+class Package:
+    """A vendor, and the package that speaks for it."""
+
+    info: VendorInfoBase
+    module: str  # its import name; "" for a vendor that code registered and that has no files
+    origin: Origin = field(default_factory=Origin)
+    arch_map: Mapping[Any, str] = field(default_factory=dict, hash=False)
+    arch_of: Callable[[int], str | None] | None = None
+
+    @property
+    def name(self) -> str:
+        return self.info.vendor_name
+
+    @property
+    def device(self) -> str:
+        return self.info.device_name
+
+    @property
+    def folder(self) -> Path | None:
+        found = _find(self.module) if self.module else None
+        places = list(found.submodule_search_locations or ()) if found else []
+        return Path(places[0]) if places else None
+
+
+_known: dict[str, Package] = {}  # replaced as a whole
+_broken: dict[str, str] = {}  # module -> why it is left out
+_generation = 0  # counts the changes
+_changed: list[Callable[[], None]] = []  # called when a vendor has come or gone
+# By thread, the package whose import is under way: whom `register_vendor` speaks for.
+_importing: dict[int, tuple[str, Origin]] = {}
+
+
+def known() -> dict[str, Package]:
+    """Every vendor by name. The first call imports the packages of the tree, and loads plugins, which bring more."""
+    manager = get_default_manager()
+    if not manager.started:
+        manager.prepare(announce=False)
+    return so_far()
+
+
+def so_far() -> dict[str, Package]:
+    """The vendors of the tree, and those that plugins and code have registered up to now."""
+    if not _tree.done:
+        _tree.run()
+    # One that registered itself and then failed to import, as a plugin may, is not there any more.
+    return {name: p for name, p in _known.items() if not p.module or p.module in sys.modules}
+
+
+def _read_tree() -> None:
+    for name in in_tree():
+        _try(f"{ROOT}.{name}")
+
+
+_tree = Once(_read_tree, "importing vendors' packages")
+
+
+def generation() -> int:
+    """A number that changes with the vendors: the key of what is kept about them."""
+    return _generation
+
+
+def broken() -> dict[str, str]:
+    """The packages that are left out, and why."""
+    known()
+    return dict(_broken)
+
+
+def in_tree() -> list[str]:
+    """The folders of the tree; a vendor is added by adding one."""
+    root = _find(ROOT)
+    places = list(root.submodule_search_locations or ()) if root else []
+    return sorted(m.name for m in pkgutil.iter_modules(places) if m.ispkg and m.name.startswith("_"))
+
+
+def get(name: str) -> Package | None:
+    return known().get(name.casefold())
+
+
+def register_vendor(info: VendorInfo | VendorInfoBase) -> None:
+    """Make a vendor known; its ops are those of the package that calls this. A second one of its name replaces it."""
+    if isinstance(info, VendorInfo):
+        info = info.in_full()
+    if not isinstance(info, VendorInfoBase):
+        raise BadVendor(f"register_vendor takes a VendorInfo or a VendorInfoBase; got {info!r}")
+    importing = _importing.get(threading.get_ident())
+    if importing is not None:
+        module, origin = importing
+    else:
+        caller = sys._getframe(1).f_globals
+        module = caller["__name__"] if caller.get("__path__") else _home_of(info)
+        origin = Origin(caller["__name__"], file=caller.get("__file__"))
+        so_far()  # those of the tree first: this one comes after, and may stand for one of them
+    _add(info, module, origin)
+
+
+def take(plugin: Any, origin: Origin) -> bool:
+    """Take up what an entry point names, where that is a vendor's package (or its `vendor_info`)."""
+    if isinstance(plugin, VendorInfoBase):
+        module = _home_of(plugin)
+    elif isinstance(plugin, ModuleType):
+        module = plugin.__name__
+    else:
+        return False
+    info = getattr(sys.modules.get(module), "vendor_info", None) if module else plugin
+    if info is None:
+        return any(p.module == module for p in so_far().values())  # it has called register_vendor
+    so_far()
+    _add(_checked(info, module), module, origin)
+    return True
+
+
+def _home_of(info: VendorInfoBase) -> str:
+    """The package whose `vendor_info` this is; "" where there is none."""
+    loaded = tuple(sys.modules.items())
+    return next((n for n, m in loaded if hasattr(m, "__path__") and vars(m).get("vendor_info") is info), "")
+
+
+def forget(name: str) -> None:
+    """Undo a registration."""
+    if name.casefold() in _known:
+        _put({n: p for n, p in _known.items() if n != name.casefold()})
+
+
+def on_change(listener: Callable[[], None]) -> None:
+    _changed.append(listener)
+
+
+def _put(packages: dict[str, Package]) -> None:
+    """Put these vendors in the place of those, and tell who listens."""
+    global _known, _generation
+    with lock.held:
+        before, added = _known, packages
+        on_failure(lambda: _put(_merged(before, added, _known)))
+        _known = packages
+        _generation += 1
+    for listener in _changed:
+        listener()
+
+
+def _merged(before: dict[str, Package], added: dict[str, Package], now: dict[str, Package]) -> dict[str, Package]:
+    """What there is now, with one change taken back: others may have changed the rest since."""
+    names = {n for n in {*before, *added} if before.get(n) is not added.get(n)}
+    return {**{n: p for n, p in now.items() if n not in names}, **{n: p for n, p in before.items() if n in names}}
+
+
+def _add(info: VendorInfoBase, module: str, origin: Origin) -> None:
+    loaded = sys.modules.get(module)
+    arch_map = getattr(loaded, "ARCH_MAP", {})
+    if not isinstance(arch_map, Mapping):
+        raise BadVendor(f"{module}: ARCH_MAP is {{arch: folder}}, such as {{'9': 'hopper'}}; got {arch_map!r}")
+    made = Package(info, module, origin, arch_map, getattr(loaded, "arch_of", None))
+    _put({**_known, info.vendor_name.casefold(): made})
+
+
+def _try(module: str) -> None:
+    try:
+        all_or_nothing(lambda loading: _import(module, Origin("opmux")))
+    except MemoryError:
+        raise
+    except (Exception, SystemExit) as error:  # a vendor's code
+        leave_out(module, error)
+
+
+def _import(module: str, origin: Origin) -> None:
+    me = threading.get_ident()
+    _importing[me] = module, origin
+    try:
+        with foreign_names():
+            loaded = importlib.import_module(module)
+        info = getattr(loaded, "vendor_info", None)
+        if info is not None:
+            _add(_checked(info, module), module, origin)
+        elif not any(p.module == module for p in _known.values()):
+            raise BadVendor("it has no vendor_info = VendorInfoBase(...), and does not call register_vendor")
+    finally:
+        _importing.pop(me, None)
+
+
+def _checked(info: Any, module: str) -> VendorInfoBase:
+    if not isinstance(info, VendorInfoBase):
+        raise BadVendor(f"{module}: vendor_info must be a VendorInfoBase; got {info!r}")
+    return info
+
+
+def leave_out(module: str, error: BaseException, part: str = "") -> None:
+    """Say once that a package, or a part of one, cannot be used, and where the mistake is."""
+    words = f"{place_of(module, error)}: {type(error).__name__}: {error}"
+    name = f"{module}.{part}" if part else module
+    if _broken.get(name) != words:
+        _broken[name] = words
+        logger.warning("%s is left out: %s", name, words)
+
+
+def place_of(module: str, error: BaseException) -> str:
+    """The file and line of a package where an error comes from."""
+    if isinstance(error, SyntaxError) and error.filename:
+        return f"{error.filename}:{error.lineno}"
+    found = _find(module)
+    home = str(Path(found.origin).parent) if found and found.origin else None
+    frames = traceback.extract_tb(error.__traceback__)
+    inside = [f for f in frames if home and f.filename.startswith(home)]
+    if inside:
+        return f"{inside[-1].filename}:{inside[-1].lineno}"
+    return str(found.origin) if found and found.origin else module
+
+
+def _find(module: str) -> Any:
+    try:
+        return importlib.util.find_spec(module)
+    except (ImportError, ValueError, OpmuxError):
         return None
-    module = torch.get_device_module(kinds[0])
-    return _chip(kinds[0], module.current_device() if hasattr(module, "current_device") else 0)
-
-
-@functools.cache
-def _chip(kind: str, index: int) -> Chip:
-    name_of = getattr(torch.get_device_module(kind), "get_device_name", None)
-    name = kind if name_of is None else name_of(index)
-    whose = detect.vendor_of(kind)
-    return Chip(None if whose is None else whose.name, target.arch_of(kind, index), name, _driver(kind))
-
-
-def _driver(kind: str) -> str:
-    """The driver's version: tuned times depend on it. "" where nothing tells."""
-    whose = detect.vendor_of(kind)
-    named = {"nvidia": "nvidia", "amd": "amdgpu"}.get(whose.name if whose else "", kind)
-    module = Path("/sys/module", named, "version")
-    if module.is_file():
-        return module.read_text(encoding="utf-8").strip()
-    of_cuda: Callable[[], int] | None = getattr(torch._C, "_cuda_getDriverVersion", None)
-    return str(of_cuda()) if kind == "cuda" and of_cuda is not None else ""
-
-
-# ---- the folders ----------------------------------------------------------------------------------------------------
-
-
-class Found(NamedTuple):
-    """What a file says of one tunable: rules by the name of a size, or a list of trials."""
-
-    file: Path
-    given: Any
-
-
-def heuristics(chip: Chip, name: str) -> Found | None:
-    """The rules for a tunable: {size: value, or function of the facts}."""
-    return _first(chip, name, _rules)
-
-
-def candidates(chip: Chip, name: str) -> Found | None:
-    """The configs worth trying for a tunable: [{size: value}]."""
-    found = _first(chip, name, _trials)
-    return None if found is None else Found(found.file, expand(found.given, f"{found.file}: {name}"))
-
-
-def names_in_files(chip: Chip) -> dict[str, set[Path]]:
-    """Every tunable that a file of this chip's vendor names, and where."""
-    found: dict[str, set[Path]] = {}
-    for folder in folders(chip):
-        for read in (_rules, _trials):
-            file, table = read(folder)
-            for name in table:
-                found.setdefault(name, set()).add(file)
-    return found
-
-
-def folders(chip: Chip) -> tuple[str, ...]:
-    """The packages that speak for a chip, the nearest first."""
-    package = None if chip.vendor is None else packages.get(chip.vendor)
-    if package is None or not package.module:
-        return ()
-    folder = next((package.arch_map[k] for k in _arch_keys(chip.arch) if k in package.arch_map), None)
-    near = f"{package.module}.{folder}"
-    return (package.module,) if folder is None or not _is_folder(near) else (near, package.module)
-
-
-@functools.cache
-def _is_folder(package: str) -> bool:
-    """Whether an arch folder is there: a package that was copied may lack what its ARCH_MAP names."""
-    found = importlib.util.find_spec(package)
-    return found is not None and bool(found.submodule_search_locations)
-
-
-def _arch_keys(arch: str | None) -> Iterable[Any]:
-    """What an ARCH_MAP may call an arch: sm_90, "9.0", "9", 9; of other vendors its name, or the start of it."""
-    if arch is None:
-        return
-    yield arch
-    if arch.startswith("sm_"):
-        number = split_arch(arch)[1]
-        yield from (f"{number // 10}.{number % 10}", str(number // 10), number // 10)
-    yield from (arch[:n] for n in range(len(arch) - 1, 2, -1))
-
-
-def _first(chip: Chip, name: str, read: Callable[[str], tuple[Path, dict[str, Any]]]) -> Found | None:
-    for folder in folders(chip):
-        file, table = read(folder)
-        if name in table:
-            return Found(file, table[name])
-    return None
-
-
-@functools.cache
-def _rules(folder: str) -> tuple[Path, dict[str, Any]]:
-    file = _place(folder) / f"{RULES}.py"
-    if not file.is_file():
-        return file, {}
-    try:
-        table = importlib.import_module(f"{folder}.{RULES}").HEURISTICS_CONFIGS
-    except Exception as error:  # a vendor's code
-        where = packages.place_of(folder, error)
-        raise BadTiles(f"{file} cannot be used: {where}: {type(error).__name__}: {error}") from error
-    if not isinstance(table, dict) or not all(isinstance(rules, Mapping) for rules in table.values()):
-        raise BadTiles(f"{file}: HEURISTICS_CONFIGS is {{tunable: {{size: value or function(args)}}}}")
-    return file, table
-
-
-@functools.cache
-def _trials(folder: str) -> tuple[Path, dict[str, Any]]:
-    file = _place(folder) / TRIALS
-    if not file.is_file():
-        return file, {}
-    import yaml
-
-    try:
-        table = yaml.load(file.read_text(encoding="utf-8"), getattr(yaml, "CSafeLoader", yaml.SafeLoader))
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise BadTiles(f"{file} is not valid YAML: {error}") from None
-    if table is not None and not isinstance(table, dict):
-        raise BadTiles(f"{file}: expected tunables, each with a list of configs; got {type(table).__name__}")
-    return file, table or {}
-
-
-def _place(folder: str) -> Path:
-    found = importlib.util.find_spec(folder)
-    assert found is not None and found.submodule_search_locations, folder
-    return Path(next(iter(found.submodule_search_locations)))
-
-
-# ---- tune_configs.yaml ----------------------------------------------------------------------------------------------
-
-_FIELDS = ("META", "num_warps", "num_stages")
-
-
-def expand(items: Any, where: str) -> list[dict[str, Any]]:
-    """Every config that a list of items stands for, as {size: value}; `gen: true` is a product of lists."""
-    if not isinstance(items, list) or not all(isinstance(item, dict) for item in items):
-        raise BadTiles(f"{where}: expected a list of configs such as {{META: {{BLOCK_M: 1}}, num_warps: 4}}")
-    made = [_product(item, where) if item.get("gen") else [_plain(item, where)] for item in items]
-    return [config for configs in made for config in configs]
-
-
-def _plain(item: dict[str, Any], where: str) -> dict[str, Any]:
-    meta = item.get("META", {})
-    _only(item, ("gen", *_FIELDS), where)
-    if not isinstance(meta, dict):
-        raise BadTiles(f"{where}: META = {meta!r}. Allowed: sizes by name, such as {{BLOCK_M: 1}}")
-    return {**meta, **{k: item[k] for k in _FIELDS[1:] if k in item}}
-
-
-def _product(item: dict[str, Any], where: str) -> list[dict[str, Any]]:
-    """`param_map` says which list each field takes its values from: by name, or written out."""
-    fields = item.get("param_map")
-    if not isinstance(fields, dict):
-        raise BadTiles(f"{where}: gen needs a param_map such as {{META: {{BLOCK_M: rows}}, num_warps: warps}}")
-    _only(fields, _FIELDS, f"{where}: param_map")
-    values = lambda v: _as_list(item[v] if isinstance(v, str) and v in item else v, where)
-    meta = fields.get("META", {})
-    blocks = values(meta) if not isinstance(meta, dict) else [
-        dict(zip(meta, row)) for row in itertools.product(*(values(v) for v in meta.values()))
-    ]  # fmt: skip
-    if not all(isinstance(block, dict) for block in blocks):
-        raise BadTiles(f"{where}: META = {meta!r}. Allowed: sizes by name, or the name of a list of such")
-    rest = [name for name in _FIELDS[1:] if name in fields]
-    return [
-        {**block, **dict(zip(rest, row))}
-        for block in blocks
-        for row in itertools.product(*(values(fields[name]) for name in rest))
-    ]
-
-
-def _as_list(value: Any, where: str) -> list[Any]:
-    if isinstance(value, str):
-        raise BadTiles(f"{where}: param_map names a list {value!r}, and there is none beside it")
-    return value if isinstance(value, list) else [value]
-
-
-def _only(given: dict[str, Any], allowed: tuple[str, ...], where: str) -> None:
-    strange = [str(k) for k in given if k not in allowed]
-    if strange:
-        raise BadTiles(f"{where}: {', '.join(strange)} means nothing here. Allowed: {', '.join(allowed)}")

@@ -19,8 +19,7 @@ from ..core import discovery, knobs, machine
 from ..core import policy as policies
 from ..core.default import get_default_manager
 from ..core.errors import BadKnob
-from ..runtime import detect, packages, tuning
-from ..runtime import vendors as vendor_files
+from ..runtime import devices, tuning, vendors
 from . import screen
 
 
@@ -62,7 +61,7 @@ def run(as_json: bool) -> int:
 
 def examine() -> Report:
     report = Report(versions=versions())
-    report.devices = report.guard("devices", devices, [])
+    report.devices = report.guard("devices", device_rows, [])
     # The file once, by itself: each setting that is not in the environment would complain of it again.
     file_is_good = report.guard("settings file", lambda: knobs.files() is not None, False)
     report.settings = [setting(k, file_is_good) for k in knobs.all_knobs()]
@@ -72,12 +71,12 @@ def examine() -> Report:
     with without(bad):  # so that the rest can be looked at
         report.guard("log", screen.show_log, None)
         report.policy = report.guard("policy", lambda: str(policies.get_policy()), None)
-        report.vendors = report.guard("implementations", vendors, [])
+        report.vendors = report.guard("implementations", vendor_rows, [])
         report.chips = report.guard("vendors", chips, [])
         report.plugins = report.guard("plugins", lambda: [asdict(p) for p in discovery.plugins()], [])
         report.tuning = report.guard("tuning cache", tuned, {})
     report.broken += [f"plugin '{p['name']}': {p['reason']}" for p in report.plugins if p["status"] == "broken"]
-    report.broken += [f"{module} is left out: {why}" for module, why in packages.broken().items()]
+    report.broken += [f"{module} is left out: {why}" for module, why in vendors.broken().items()]
     report.quarantine = [failure(f) for f in get_default_manager().failures()]
     return report
 
@@ -116,7 +115,7 @@ def _installed(name: str) -> str:
         return "not installed"
 
 
-def devices() -> list[dict[str, Any]]:
+def device_rows() -> list[dict[str, Any]]:
     found = [{"device": "cpu", "arch": platform.machine(), "name": f"{os.cpu_count()} cores"}]
     for kind in machine.accelerators():
         module = torch.get_device_module(kind)
@@ -150,7 +149,7 @@ def _plain(value: Any) -> Any:
     return list(value) if isinstance(value, tuple) else value
 
 
-def vendors() -> list[dict[str, Any]]:
+def vendor_rows() -> list[dict[str, Any]]:
     """Who implements how much: each vendor, and the impls that belong to none by their kind."""
     manager = get_default_manager()
     for name in manager.registry.list_operators():  # loads families and plugins
@@ -164,9 +163,9 @@ def vendors() -> list[dict[str, Any]]:
 
 def chips() -> list[dict[str, Any]]:
     """The vendors that are known, and which of them stand for a device of this machine."""
-    here = {d: detect.vendor_of(d) for d in (*machine.accelerators(), "cpu")}
+    here = {d: devices.vendor_of(d) for d in (*machine.accelerators(), "cpu")}
     found = []
-    for package in packages.known().values():
+    for package in vendors.known().values():
         info = package.info
         row = {"vendor": package.name, "device": package.device, "dispatch_key": info.key, "verified": info.verified}
         active = here.get(package.device)
@@ -176,7 +175,7 @@ def chips() -> list[dict[str, Any]]:
 
 def tuned() -> dict[str, Any]:
     """Where tuning results are kept, and how many there are for this chip."""
-    chip, folder = vendor_files.here(), tuning.directory()
+    chip, folder = devices.current_chip(), tuning.directory()
     entries = {} if chip is None else tuning.entries(chip)
     return {"directory": None if folder is None else str(folder), "entries": len(entries)}
 

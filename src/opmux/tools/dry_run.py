@@ -11,7 +11,7 @@ from ..kernels.lib import config
 from ..kernels.lib.compile_only import CHIPS, compiling_for
 from ..kernels.lib.launch import Launcher
 from ..kernels.lib.plans import forget
-from ..runtime.vendors import Chip
+from ..runtime.devices import Chip
 from . import arguments
 
 

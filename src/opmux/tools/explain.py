@@ -18,9 +18,9 @@ from ..core.explain import Explanation, Verdict
 from ..core.registry import BackendImplKind, OpImpl
 from ..core.spec import Sample, Spec, specs
 from ..core.tensors import dtype_name
-from ..runtime import detect, packages
+from ..runtime import devices, vendors
+from ..runtime.devices import Chip
 from ..runtime.machine import HERE
-from ..runtime.vendors import Chip
 from . import arguments, listing, screen
 
 
@@ -32,7 +32,7 @@ def run(op: str, dtype: str, shape: str | None, device: str | None, as_json: boo
     chip = chip_of(assume)
     if chip.vendor == "cpu":  # it is here
         return _run(op, dtype, shape, "cpu", as_json, None)
-    with detect.assume(str(chip.vendor), chip.arch):
+    with devices.assume(str(chip.vendor), chip.arch):
         HERE.changed()
         try:
             return _run(op, dtype, shape, "meta", as_json, chip)
@@ -43,14 +43,14 @@ def run(op: str, dtype: str, shape: str | None, device: str | None, as_json: boo
 def chip_of(text: str) -> Chip:
     """`nvidia:sm_90`, `sm_90`, `ascend`: a vendor that is known, and perhaps an arch."""
     try:
-        if ":" in text or packages.get(text) is None:
+        if ":" in text or vendors.get(text) is None:
             chip = Chip.of_arch(text)
         else:
             chip = Chip(text.casefold(), None)
     except ValueError:
         chip = Chip(text, None)
-    if chip.vendor is None or packages.get(chip.vendor) is None:
-        raise UnknownName("vendor", chip.vendor or text, list(packages.known()))
+    if chip.vendor is None or vendors.get(chip.vendor) is None:
+        raise UnknownName("vendor", chip.vendor or text, list(vendors.known()))
     if chip.arch:
         try:
             machine.split_arch(chip.arch)
@@ -184,7 +184,7 @@ def as_data(found: Explanation, spec: Spec | None, sample: Sample) -> dict[str, 
 def _show(found: Explanation, spec: Spec | None, sample: Sample, tiles: list[dict[str, str]], note: str | None) -> None:
     console = screen.out()
     arch = machine.arch_of(found.device)
-    assumed = detect.assumed()
+    assumed = devices.assumed()
     here = f", a {assumed.vendor} chip that is assumed" if assumed else ""
     given = ", ".join(f"{k}={v}" for k, v in named(spec, sample).items())
     title = Text.assemble((found.key, "bold"), "  ", ("" if spec is None else spec.summary, "dim"))

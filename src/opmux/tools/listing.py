@@ -15,9 +15,9 @@ from ..core.errors import UnknownName
 from ..core.explain import Explanation, Verdict
 from ..core.manager import OpManager
 from ..core.spec import Spec, specs
-from ..runtime import detect, packages
+from ..runtime import devices, vendors
 from ..runtime.machine import HERE
-from ..runtime.packages import Package
+from ..runtime.vendors import Package
 from . import screen
 
 NO_SPEC = "(no spec)"
@@ -79,7 +79,7 @@ def run(family: str | None, glob: str | None, as_json: bool) -> None:
     policy = str(policies.get_policy())
     device = found[0].found.device if found else "cpu"
     if as_json:
-        data = {"policy": policy, "device": device, "ops": [as_data(r) for r in found], "vendors": vendors()}
+        data = {"policy": policy, "device": device, "ops": [as_data(r) for r in found], "vendors": vendor_rows()}
         screen.print_json(data)
         return
     console = screen.out()
@@ -102,7 +102,7 @@ def _table(family: str, found: list[Row]) -> Any:
 
 
 def _vendor_table() -> Any:
-    known = vendors()
+    known = vendor_rows()
     table = screen.table("vendor", "device", "here", ("from", {"style": "dim"}), title=f"vendors: {len(known)}")
     for v in known:
         dist = f"{v['distribution']} {v['version']}" if v["distribution"] else v["plugin"]
@@ -112,7 +112,7 @@ def _vendor_table() -> Any:
     return table
 
 
-def vendors() -> list[dict[str, Any]]:
+def vendor_rows() -> list[dict[str, Any]]:
     """Every vendor that is known, whether its chip is here or not."""
     return [
         {
@@ -124,13 +124,13 @@ def vendors() -> list[dict[str, Any]]:
             "version": package.origin.version,
             "folder": None if package.folder is None else str(package.folder),
         }
-        for name, package in sorted(packages.known().items())
+        for name, package in sorted(vendors.known().items())
     ]
 
 
 def _is_here(package: Package) -> bool:
     """Asked of devices that are here alone: whose a device is may take a query to find out."""
-    return package.device in HERE.devices() and detect.vendor_of(package.device) == package
+    return package.device in HERE.devices() and devices.vendor_of(package.device) == package
 
 
 def count(number: int, noun: str) -> str:

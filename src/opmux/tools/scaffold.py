@@ -18,7 +18,7 @@ from ..core.default import get_default_manager
 from ..core.errors import OpmuxError
 from ..core.registry import BackendImplKind
 from ..faces.tex.names import BACKENDS
-from ..runtime import detect, packages
+from ..runtime import devices, vendors
 
 TEMPLATE = Path(__file__).with_name("template")
 
@@ -100,7 +100,7 @@ def run(name: str, device: str, out: Path | None, in_tree: bool) -> int:
     width = max(len(part.target) for part in made.parts)
     for part in made.parts:
         typer.echo(f"  {part.target:<{width}}  {part.about}")
-    others = sorted(p.name for p in packages.known().values() if p.device == device)
+    others = sorted(p.name for p in vendors.known().values() if p.device == device)
     if others:
         typer.echo(
             f"\n{device} is a device type of {', '.join(others)} too. Where both are there, their query commands"
@@ -117,7 +117,7 @@ def commands(made: Backend) -> list[str]:
     """What brings the package to life, and shows that it works."""
     install = [f"pip install --no-deps --no-build-isolation -e {shlex.quote(shown(made.root))}"]
     conform = f"opmux conform --vendor {made.name}"
-    if made.device in detect.available():
+    if made.device in devices.accelerators():
         conform = f"OPMUX_VENDOR={made.name} {conform}"  # another vendor's chip may be here under that name
     elif made.device in OF_TORCH:
         conform += " --device cpu"  # there is no simulating it
@@ -160,7 +160,7 @@ def _check_name(name: str) -> None:
     if name in {*BACKENDS, *(str(kind) for kind in BackendImplKind), "cpu", "native"}:
         raise CannotMake(f"'{name}' has another meaning where a vendor is named. Take another name")
     get_default_manager().prepare()  # plugins bring vendors
-    known = packages.get(name)
+    known = vendors.get(name)
     if known is not None:
         place = known.folder or known.origin
         raise CannotMake(f"a vendor '{name}' is known already: {place}. Take another name, or change what is there")

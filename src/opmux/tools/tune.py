@@ -22,8 +22,8 @@ from ..core.tensors import dtype_name
 from ..kernels.lib import config
 from ..kernels.lib.config import Asked, Tiles
 from ..kernels.lib.plans import forget
-from ..runtime import tuning, vendors
-from ..runtime.vendors import Chip
+from ..runtime import tile_files, tuning
+from ..runtime.devices import Chip
 from . import arguments, explain, screen
 from .dry_run import nothing_launched, standing_in
 
@@ -327,8 +327,8 @@ def show_list(chip: str | None) -> int:
     cached = [k.partition("[")[0] for k in (tuning.entries(at) if at is not None else {})]
     table = screen.table("tunable", "asked by", ("cache", {"justify": "right"}), "heuristics", "to try", "about")
     for name, one in sorted(config.tunables.items()):
-        rules = None if at is None else vendors.heuristics(at, name)
-        trials = None if at is None else vendors.candidates(at, name)
+        rules = None if at is None else tile_files.heuristics(at, name)
+        trials = None if at is None else tile_files.candidates(at, name)
         table.add_row(
             name,
             " ".join(one.facts),
@@ -338,7 +338,7 @@ def show_list(chip: str | None) -> int:
             Text((one.__doc__ or "").partition("\n")[0], "dim"),
         )
     console.print(table)
-    for name, files in sorted((vendors.names_in_files(at) if at is not None else {}).items()):
+    for name, files in sorted((tile_files.names_in_files(at) if at is not None else {}).items()):
         if name not in config.tunables:
             words = f"! {name} is no tunable of this version: {', '.join(map(str, sorted(files)))}"
             console.print(Text(words, "yellow"))
@@ -347,7 +347,7 @@ def show_list(chip: str | None) -> int:
     return 0
 
 
-def _folder(found: vendors.Found) -> str:
+def _folder(found: tile_files.Found) -> str:
     """`_nvidia/hopper` of a file there."""
     parts = found.file.parent.parts
     return "/".join(parts[next((i for i, p in enumerate(parts) if p.startswith("_")), len(parts) - 1) :])

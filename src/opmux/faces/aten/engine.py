@@ -24,10 +24,10 @@ from ...core.lock import lock
 from ...core.log import logger
 from ...core.registry import BackendImplKind, OpImpl
 from ...core.spec import specs
-from ...runtime import detect, packages
+from ...runtime import devices, vendors
 from ...runtime.machine import HERE
-from ...runtime.vendor import Autograd
 from ...runtime.vendor_ops import AtenRow
+from ...runtime.vendors import Autograd
 from . import above, native
 from .overloads import Overload, declining_numbers, row_for, table, vendors_own
 
@@ -102,7 +102,7 @@ class Device:
     """The overrides on one device type."""
 
     def __init__(self, name: str):
-        package = detect.vendor_of(name)
+        package = devices.vendor_of(name)
         self.name = name
         self.key = {"cpu": "CPU"}.get(name, "PrivateUse1") if package is None else package.info.key
         self.rows = HERE.ops(name).rows
@@ -288,7 +288,7 @@ def forget() -> None:
             del _devices[name], _chosen[name]
 
 
-packages.on_change(forget)
+vendors.on_change(forget)
 
 
 def registered(name: str) -> bool:

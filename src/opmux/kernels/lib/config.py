@@ -26,8 +26,9 @@ import triton
 
 from ...core.loading import Declarations
 from ...core.log import logger
-from ...runtime import tuning, vendors
-from ...runtime.vendors import BadTiles, Chip
+from ...runtime import devices, tile_files, tuning
+from ...runtime.devices import Chip
+from ...runtime.tile_files import BadTiles
 from .launch import Config, _compiling_only, warp_size
 
 MOST_THREADS = 1024
@@ -146,7 +147,7 @@ class Tunable:
 
     def candidates(self, chip: Chip, /, **facts: Any) -> list[tuple[Tiles, str]]:
         """What the vendor thinks worth trying for such facts: tiles, and why they are not for these facts, or ""."""
-        found = vendors.candidates(chip, self.name)
+        found = tile_files.candidates(chip, self.name)
         if found is None:
             return []
         default, where = self.default(**facts), f"{found.file}: {self.name}"
@@ -169,7 +170,7 @@ class Tunable:
         return Choice(tiles, "cache")
 
     def _by_heuristics(self, chip: Chip, default: Tiles, facts: dict[str, Any]) -> Choice | None:
-        found = vendors.heuristics(chip, self.name)
+        found = tile_files.heuristics(chip, self.name)
         if found is None:
             return None
         where = f"{found.file}: {self.name}"
@@ -244,7 +245,7 @@ def this_chip() -> Chip | None:
         return None
     if _compiling_only():
         return Chip.of_arch(triton.runtime.driver.active.get_current_device())
-    return vendors.here()
+    return devices.current_chip()
 
 
 @contextmanager

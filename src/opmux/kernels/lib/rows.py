@@ -13,7 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 from ...core import machine
-from ...runtime import target
+from ...runtime import devices
 
 DEVICES = frozenset({machine.ACCELERATOR})
 
@@ -107,7 +107,7 @@ def cores(device: torch.device) -> int:
     """The multiprocessors of a device; some number where it is not said."""
     if device.type in ("cpu", "meta"):  # on meta kernels are compiled only, as for a large chip
         return 132 if device.type == "meta" else 8
-    return target.cores(device.type, device.index or 0) or 8
+    return devices.cores(device.type, device.index or 0) or 8
 
 
 def programs(device: torch.device, wanted: int, per_core: int) -> int:

@@ -16,7 +16,7 @@ from ...core.registry import BackendImplKind, OpImpl
 from ...core.spec import Spec
 from ...faces.aten import engine
 from ...faces.aten.overloads import Overload, table
-from ...runtime import detect
+from ...runtime import devices
 from ...runtime.machine import HERE
 from .place import Place
 from .record import CPU, NATIVE, NOWHERE, OWN, PLUGIN, TRITON, Covered
@@ -74,7 +74,7 @@ def as_if_there(place: Place) -> Iterator[None]:
     if not place.direct:
         yield
         return
-    with detect.assume(place.package.name):
+    with devices.assume(place.package.name):
         HERE.changed()
         yield
     HERE.changed()

@@ -12,10 +12,10 @@ import torch
 
 from ...core.default import get_default_manager
 from ...core.errors import UnknownName
-from ...runtime import detect, packages
+from ...runtime import devices, vendors
 from ...runtime.machine import HERE
-from ...runtime.packages import Package
 from ...runtime.settings import VENDOR
+from ...runtime.vendors import Package
 from ..arguments import BadArgument
 from ..bench.record import chip
 from ..simulator import launch, simulate
@@ -69,8 +69,8 @@ def find(vendor: str | None, device: str | None) -> Place:
     asked = None if device is None else _device(device, package)
     if asked is not None and asked.type == "cpu" != package.device:
         return Place(package, asked, DIRECT)
-    if package.device in ("cpu", *detect.available()):
-        whose = detect.vendor_of(package.device)
+    if package.device in ("cpu", *devices.accelerators()):
+        whose = devices.vendor_of(package.device)
         if whose is None or whose.name == package.name:
             return Place(package, _there(asked or torch.device(package.device)), DEVICE)
         raise BadArgument(
@@ -91,18 +91,18 @@ def _on_cpu(package: Package) -> str:
 
 def _vendor(name: str | None) -> Package:
     if name is None:
-        found = detect.vendor_of(detect.infer_device())
+        found = devices.vendor_of(devices.infer_device())
         if found is None:
-            known = ", ".join(sorted(packages.known()))
+            known = ", ".join(sorted(vendors.known()))
             raise BadArgument(f"there is no accelerator here to check: name a vendor by --vendor. Known: {known}")
         return found
-    found = packages.get(name)
+    found = vendors.get(name)
     if found is None:
         get_default_manager().prepare()  # plugins may bring it
-        found = packages.get(name)
+        found = vendors.get(name)
     if found is None:
-        left_out = [f"({module} is left out: {why})" for module, why in packages.broken().items() if name in module]
-        raise UnknownName("vendor", name, list(packages.known()), hint=" ".join(left_out))
+        left_out = [f"({module} is left out: {why})" for module, why in vendors.broken().items() if name in module]
+        raise UnknownName("vendor", name, list(vendors.known()), hint=" ".join(left_out))
     return found
 
 
@@ -161,5 +161,5 @@ def _interpret_rightly() -> None:
 
 
 def _look_again() -> None:
-    detect.forget()
+    devices.forget()
     HERE.changed()

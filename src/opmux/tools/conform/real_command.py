@@ -18,7 +18,7 @@ import torch
 from rich.text import Text
 
 from ...core.machine import arch_of
-from ...runtime import detect
+from ...runtime import devices
 from .. import arguments, doctor, screen
 from ..bench.record import chip, commit
 from . import crowd
@@ -75,7 +75,7 @@ def run(asked: Any) -> int:
 def _device(text: str | None) -> torch.device:
     if text is not None:
         return arguments.device(text)
-    there = [d for d in detect.available() if d != "cpu"]
+    there = [d for d in devices.accelerators() if d != "cpu"]
     return torch.device(there[0], 0) if there else torch.device("cpu")
 
 

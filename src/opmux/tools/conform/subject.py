@@ -19,7 +19,7 @@ from ...core.registry import BackendImplKind, Fit, OpImpl
 from ...core.spec import DOORS, Sample, Spec, specs
 from ...core.tensors import dtype_name
 from ...runtime import vendor_ops
-from ...runtime.packages import Package
+from ...runtime.vendors import Package
 from ..simulator import fallbacks, forget_fallbacks
 from .place import Place
 from .record import DISPATCH

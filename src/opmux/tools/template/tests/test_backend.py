@@ -45,8 +45,8 @@ def test_an_op_agrees_with_its_reference(name, dtype):
 
 
 def test_the_package_is_found():
-    from opmux.runtime import packages
+    from opmux.runtime import vendors
 
-    found = packages.get("VENDOR_NAME")
-    assert found is not None, f"install it first, or see what is wrong: {packages.broken()}"
+    found = vendors.get("VENDOR_NAME")
+    assert found is not None, f"install it first, or see what is wrong: {vendors.broken()}"
     assert (found.device, found.module) == ("DEVICE_NAME", "PACKAGE_NAME")

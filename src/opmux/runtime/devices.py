@@ -1,7 +1,8 @@
-"""Whose chips are here. Nothing is looked at before it is asked for, and each answer is kept.
+"""The devices of this machine: which accelerators are here, whose they are, and the chip behind each.
 
-torch's own device modules are asked first. A device type that several vendors share (`cuda`) is told apart by the build
-of torch, then by the files of a driver, then by the vendors' query commands: without a shell, within a time limit.
+Nothing is looked at before it is asked for, and each answer is kept. torch's own device modules are asked first. A
+device type that several vendors share (`cuda`) is told apart by the build of torch, then by the files of a driver, then
+by the vendors' query commands: without a shell, within a time limit.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ import os
 import shlex
 import shutil
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
@@ -22,9 +24,10 @@ import torch
 
 from ..core.errors import UnknownName
 from ..core.log import logger
-from . import packages
-from .packages import Package
+from ..core.machine import split_arch
+from . import vendors
 from .settings import VENDOR
+from .vendors import Package
 
 PATIENCE = 5.0  # seconds that a query command may take
 FIRST = ("cuda", "npu", "xpu")  # the order of infer_device; other devices come after, as they were registered
@@ -42,23 +45,23 @@ _assumed: list[Assumed] = []
 
 def infer_device() -> str:
     """The device type to use on this machine: an accelerator that is here, else "cpu"."""
-    found = available()
+    found = accelerators()
     return found[0] if found else "cpu"
 
 
-def available() -> tuple[str, ...]:
+def accelerators() -> tuple[str, ...]:
     """The accelerator types that can be used here, the first of them by default."""
     if _assumed:
         return (_package(_assumed[-1].vendor).device,)
-    packages.known()
-    return _available(packages.generation())
+    vendors.known()
+    return _available(vendors.generation())
 
 
 # What is kept is kept for a generation of vendors: one that comes while another thread looks makes no answer stale.
 @functools.cache
 def _available(generation: int) -> tuple[str, ...]:
-    mine = [p.device for p in packages.known().values() if p.device != "cpu"]
-    for package in packages.known().values():
+    mine = [p.device for p in vendors.known().values() if p.device != "cpu"]
+    for package in vendors.known().values():
         _bring(package)
     current = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
     theirs = [current.type] if current is not None else []
@@ -92,8 +95,8 @@ def vendor_of(device: str) -> Package | None:
     """Whose a device type is here; one vendor for each device type of a process."""
     if _assumed and _package(_assumed[-1].vendor).device == device:
         return _package(_assumed[-1].vendor)
-    packages.known()
-    return _vendor_of(device, packages.generation())
+    vendors.known()
+    return _vendor_of(device, vendors.generation())
 
 
 def check_setting() -> None:
@@ -105,10 +108,10 @@ def check_setting() -> None:
 
 @functools.cache
 def _vendor_of(device: str, generation: int) -> Package | None:
-    forced = packages.get(VENDOR.get() or "")
+    forced = vendors.get(VENDOR.get() or "")
     if forced is not None and forced.device == device:
         return forced
-    claims = [p for p in packages.known().values() if p.device == device]
+    claims = [p for p in vendors.known().values() if p.device == device]
     if len(claims) < 2 and device != "cuda":
         return claims[0] if claims else None
     return _tell_apart(device, claims)
@@ -160,9 +163,9 @@ def answers(package: Package) -> bool:
 
 
 def _package(name: str) -> Package:
-    found = packages.get(name)
+    found = vendors.get(name)
     if found is None:
-        raise UnknownName("vendor", name, list(packages.known()))
+        raise UnknownName("vendor", name, list(vendors.known()))
     return found
 
 
@@ -187,6 +190,105 @@ def forget() -> None:
         cached.cache_clear()
 
 
-packages.on_change(forget)
+# ---- the chip behind a device type ----------------------------------------------------------------------------------
+
+
+def arch_of(device_type: str, index: int | None = None) -> str | None:
+    """'sm_90' for an NVIDIA chip, 'gfx942' for an AMD one; None where nothing tells it."""
+    instead = assumed()
+    if instead is not None and device_type in accelerators():
+        return instead.arch
+    return _arch_of(device_type, index, vendors.generation())
+
+
+@functools.cache
+def _arch_of(device_type: str, index: int | None, generation: int) -> str | None:
+    package = vendor_of(device_type)
+    if package is not None and package.arch_of is not None:
+        try:
+            return package.arch_of(index or 0)
+        except Exception as error:  # a vendor's code
+            logger.warning("%s's arch_of(%s) raised %s: %s", package.name, index, type(error).__name__, error)
+            return None
+    if device_type != "cuda" or not torch.cuda.is_available():
+        return None
+    if torch.version.hip:
+        return torch.cuda.get_device_properties(index or 0).gcnArchName.partition(":")[0]
+    major, minor = torch.cuda.get_device_capability(index)
+    return f"sm_{major}{minor}"
+
+
+def cores(device_type: str, index: int = 0) -> int | None:
+    """How many programs a device runs side by side, as torch says, else as its vendor does."""
+    properties = getattr(getattr(torch, device_type, None), "get_device_properties", None)
+    told = None if properties is None else getattr(properties(index), "multi_processor_count", None)
+    package = vendor_of(device_type)
+    return told or (None if package is None else package.info.target(arch_of(device_type, index)).cores)
+
+
+def lacks(device_type: str) -> frozenset[torch.dtype]:
+    """The dtypes that a vendor says its chips do not compute in."""
+    package = vendor_of(device_type)
+    if package is None:
+        return frozenset()
+    flags = {
+        torch.float64: package.info.fp64_enabled,
+        torch.bfloat16: package.info.bf16_enabled,
+        torch.int64: package.info.int64_enabled,
+    }
+    return frozenset(dtype for dtype, enabled in flags.items() if not enabled)
+
+
+@dataclass(frozen=True)
+class Chip:
+    """A chip as tuning knows it; one that is not here (kernels are only compiled for it) has no name."""
+
+    vendor: str | None
+    arch: str | None
+    name: str = ""
+    driver: str = ""
+
+    @classmethod
+    def of_arch(cls, arch: str) -> Chip:
+        """A chip that is not here: "sm_90", "gfx942", or with its vendor in front: "ascend:910b"."""
+        vendor, colon, name = arch.partition(":")
+        if colon:
+            return cls(vendor.casefold(), name or None)
+        return cls({"sm": "nvidia", "gfx": "amd"}.get(split_arch(arch)[0]), arch)
+
+    def __str__(self) -> str:
+        return " ".join(filter(None, (self.name, f"({self.arch})" if self.name and self.arch else self.arch))) or "?"
+
+
+def current_chip() -> Chip | None:
+    """The chip of the current device; None on a machine without accelerators."""
+    kinds = accelerators()
+    if not kinds:
+        return None
+    module = torch.get_device_module(kinds[0])
+    return _chip(kinds[0], module.current_device() if hasattr(module, "current_device") else 0)
+
+
+@functools.cache
+def _chip(kind: str, index: int) -> Chip:
+    name_of = getattr(torch.get_device_module(kind), "get_device_name", None)
+    name = kind if name_of is None else name_of(index)
+    whose = vendor_of(kind)
+    return Chip(None if whose is None else whose.name, arch_of(kind, index), name, _driver(kind))
+
+
+def _driver(kind: str) -> str:
+    """The driver's version: tuned times depend on it. "" where nothing tells."""
+    whose = vendor_of(kind)
+    named = {"nvidia": "nvidia", "amd": "amdgpu"}.get(whose.name if whose else "", kind)
+    module = Path("/sys/module", named, "version")
+    if module.is_file():
+        return module.read_text(encoding="utf-8").strip()
+    of_cuda: Callable[[], int] | None = getattr(torch._C, "_cuda_getDriverVersion", None)
+    return str(of_cuda()) if kind == "cuda" and of_cuda is not None else ""
+
+
+vendors.on_change(forget)
+vendors.on_change(_arch_of.cache_clear)
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=forget)

@@ -1,0 +1,186 @@
+"""What a vendor's folder says of tiles: `backends/_<vendor>/[<arch>/]`.
+
+A folder may hold `heuristics_config_utils.py` (rules), `tune_configs.yaml` (what to try) and `ops/`. An arch folder
+comes before its vendor's, tunable by tunable and op by op; `ARCH_MAP` of the vendor's package names it. All are found
+on first use, and a package outside the tree has the same shape.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import importlib.util
+import itertools
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from ..core.errors import OpmuxError
+from ..core.machine import split_arch
+from . import vendors
+from .devices import Chip
+
+RULES, TRIALS = "heuristics_config_utils", "tune_configs.yaml"
+
+
+class BadTiles(OpmuxError, ValueError):
+    """Tiles that a kernel cannot take, or a vendor's file that cannot be read; the message names the file."""
+
+
+# ---- the folders ----------------------------------------------------------------------------------------------------
+
+
+class Found(NamedTuple):
+    """What a file says of one tunable: rules by the name of a size, or a list of trials."""
+
+    file: Path
+    given: Any
+
+
+def heuristics(chip: Chip, name: str) -> Found | None:
+    """The rules for a tunable: {size: value, or function of the facts}."""
+    return _first(chip, name, _rules)
+
+
+def candidates(chip: Chip, name: str) -> Found | None:
+    """The configs worth trying for a tunable: [{size: value}]."""
+    found = _first(chip, name, _trials)
+    return None if found is None else Found(found.file, expand(found.given, f"{found.file}: {name}"))
+
+
+def names_in_files(chip: Chip) -> dict[str, set[Path]]:
+    """Every tunable that a file of this chip's vendor names, and where."""
+    found: dict[str, set[Path]] = {}
+    for folder in folders(chip):
+        for read in (_rules, _trials):
+            file, table = read(folder)
+            for name in table:
+                found.setdefault(name, set()).add(file)
+    return found
+
+
+def folders(chip: Chip) -> tuple[str, ...]:
+    """The packages that speak for a chip, the nearest first."""
+    package = None if chip.vendor is None else vendors.get(chip.vendor)
+    if package is None or not package.module:
+        return ()
+    folder = next((package.arch_map[k] for k in _arch_keys(chip.arch) if k in package.arch_map), None)
+    near = f"{package.module}.{folder}"
+    return (package.module,) if folder is None or not _is_folder(near) else (near, package.module)
+
+
+@functools.cache
+def _is_folder(package: str) -> bool:
+    """Whether an arch folder is there: a package that was copied may lack what its ARCH_MAP names."""
+    found = importlib.util.find_spec(package)
+    return found is not None and bool(found.submodule_search_locations)
+
+
+def _arch_keys(arch: str | None) -> Iterable[Any]:
+    """What an ARCH_MAP may call an arch: sm_90, "9.0", "9", 9; of other vendors its name, or the start of it."""
+    if arch is None:
+        return
+    yield arch
+    if arch.startswith("sm_"):
+        number = split_arch(arch)[1]
+        yield from (f"{number // 10}.{number % 10}", str(number // 10), number // 10)
+    yield from (arch[:n] for n in range(len(arch) - 1, 2, -1))
+
+
+def _first(chip: Chip, name: str, read: Callable[[str], tuple[Path, dict[str, Any]]]) -> Found | None:
+    for folder in folders(chip):
+        file, table = read(folder)
+        if name in table:
+            return Found(file, table[name])
+    return None
+
+
+@functools.cache
+def _rules(folder: str) -> tuple[Path, dict[str, Any]]:
+    file = _place(folder) / f"{RULES}.py"
+    if not file.is_file():
+        return file, {}
+    try:
+        table = importlib.import_module(f"{folder}.{RULES}").HEURISTICS_CONFIGS
+    except Exception as error:  # a vendor's code
+        where = vendors.place_of(folder, error)
+        raise BadTiles(f"{file} cannot be used: {where}: {type(error).__name__}: {error}") from error
+    if not isinstance(table, dict) or not all(isinstance(rules, Mapping) for rules in table.values()):
+        raise BadTiles(f"{file}: HEURISTICS_CONFIGS is {{tunable: {{size: value or function(args)}}}}")
+    return file, table
+
+
+@functools.cache
+def _trials(folder: str) -> tuple[Path, dict[str, Any]]:
+    file = _place(folder) / TRIALS
+    if not file.is_file():
+        return file, {}
+    import yaml
+
+    try:
+        table = yaml.load(file.read_text(encoding="utf-8"), getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise BadTiles(f"{file} is not valid YAML: {error}") from None
+    if table is not None and not isinstance(table, dict):
+        raise BadTiles(f"{file}: expected tunables, each with a list of configs; got {type(table).__name__}")
+    return file, table or {}
+
+
+def _place(folder: str) -> Path:
+    found = importlib.util.find_spec(folder)
+    assert found is not None and found.submodule_search_locations, folder
+    return Path(next(iter(found.submodule_search_locations)))
+
+
+# ---- tune_configs.yaml ----------------------------------------------------------------------------------------------
+
+_FIELDS = ("META", "num_warps", "num_stages")
+
+
+def expand(items: Any, where: str) -> list[dict[str, Any]]:
+    """Every config that a list of items stands for, as {size: value}; `gen: true` is a product of lists."""
+    if not isinstance(items, list) or not all(isinstance(item, dict) for item in items):
+        raise BadTiles(f"{where}: expected a list of configs such as {{META: {{BLOCK_M: 1}}, num_warps: 4}}")
+    made = [_product(item, where) if item.get("gen") else [_plain(item, where)] for item in items]
+    return [config for configs in made for config in configs]
+
+
+def _plain(item: dict[str, Any], where: str) -> dict[str, Any]:
+    meta = item.get("META", {})
+    _only(item, ("gen", *_FIELDS), where)
+    if not isinstance(meta, dict):
+        raise BadTiles(f"{where}: META = {meta!r}. Allowed: sizes by name, such as {{BLOCK_M: 1}}")
+    return {**meta, **{k: item[k] for k in _FIELDS[1:] if k in item}}
+
+
+def _product(item: dict[str, Any], where: str) -> list[dict[str, Any]]:
+    """`param_map` says which list each field takes its values from: by name, or written out."""
+    fields = item.get("param_map")
+    if not isinstance(fields, dict):
+        raise BadTiles(f"{where}: gen needs a param_map such as {{META: {{BLOCK_M: rows}}, num_warps: warps}}")
+    _only(fields, _FIELDS, f"{where}: param_map")
+    values = lambda v: _as_list(item[v] if isinstance(v, str) and v in item else v, where)
+    meta = fields.get("META", {})
+    blocks = values(meta) if not isinstance(meta, dict) else [
+        dict(zip(meta, row)) for row in itertools.product(*(values(v) for v in meta.values()))
+    ]  # fmt: skip
+    if not all(isinstance(block, dict) for block in blocks):
+        raise BadTiles(f"{where}: META = {meta!r}. Allowed: sizes by name, or the name of a list of such")
+    rest = [name for name in _FIELDS[1:] if name in fields]
+    return [
+        {**block, **dict(zip(rest, row))}
+        for block in blocks
+        for row in itertools.product(*(values(fields[name]) for name in rest))
+    ]
+
+
+def _as_list(value: Any, where: str) -> list[Any]:
+    if isinstance(value, str):
+        raise BadTiles(f"{where}: param_map names a list {value!r}, and there is none beside it")
+    return value if isinstance(value, list) else [value]
+
+
+def _only(given: dict[str, Any], allowed: tuple[str, ...], where: str) -> None:
+    strange = [str(k) for k in given if k not in allowed]
+    if strange:
+        raise BadTiles(f"{where}: {', '.join(strange)} means nothing here. Allowed: {', '.join(allowed)}")
