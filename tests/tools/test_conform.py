@@ -439,11 +439,11 @@ def test_what_an_op_writes_lies_in_its_argument():
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
-def test_a_crew_outlives_its_members(tmp_path):
+def test_workers_outlive_a_crash(tmp_path):
     """In a process of its own: this one has threads."""
     script = tmp_path / "workers.py"
     script.write_text(
-        "import os, time\nfrom opmux.tools.conform import workers\ncrew.PATIENCE = 1.0\n"
+        "import os, time\nfrom opmux.tools.conform import workers\nworkers.PATIENCE = 1.0\n"
         "def fails(): raise ValueError('no')\n"
         "tasks = [lambda: 1, lambda: os._exit(3), lambda: time.sleep(60), fails, lambda: 5]\n"
         "made = dict(workers.Workers(tasks, 2).results(lambda at: None))\n"
@@ -457,7 +457,7 @@ def test_a_crew_outlives_its_members(tmp_path):
     assert time.monotonic() - start < 50
 
 
-def test_a_crew_of_one_is_this_process():
+def test_one_worker_is_this_process():
     here = workers.Workers([os.getpid, lambda: 1 / 0], 1)
     (_, pid), (_, lost) = here.results(lambda at: None)
     assert pid == os.getpid() and lost.why.startswith("raised ZeroDivisionError: division by zero (")

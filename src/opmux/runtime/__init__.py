@@ -1,1 +1,1 @@
-"""This machine: its devices and vendors, their ops and tiles, caches, C++ builds. Nothing is probed before core asks."""
+"""This machine: devices, vendors, their ops and tiles, caches and C++ builds. Nothing is probed before core asks."""
