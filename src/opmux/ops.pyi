@@ -3611,6 +3611,12 @@ def special_modified_bessel_i0(self: Tensor) -> Tensor:
 def special_modified_bessel_i1(self: Tensor) -> Tensor:
     """torch.ops.aten.special_modified_bessel_i1, elementwise."""
 
+def special_modified_bessel_k0(self: Tensor) -> Tensor:
+    """torch.ops.aten.special_modified_bessel_k0, elementwise."""
+
+def special_modified_bessel_k1(self: Tensor) -> Tensor:
+    """torch.ops.aten.special_modified_bessel_k1, elementwise."""
+
 def special_ndtr(self: Tensor) -> Tensor:
     """torch.ops.aten.special_ndtr, elementwise."""
 
@@ -3619,6 +3625,12 @@ def special_psi(self: Tensor) -> Tensor:
 
 def special_round(self: Tensor, *, decimals: int = 0) -> Tensor:
     """torch.ops.aten.special_round, elementwise."""
+
+def special_scaled_modified_bessel_k0(x: Tensor) -> Tensor:
+    """torch.ops.aten.special_scaled_modified_bessel_k0, elementwise."""
+
+def special_scaled_modified_bessel_k1(x: Tensor) -> Tensor:
+    """torch.ops.aten.special_scaled_modified_bessel_k1, elementwise."""
 
 def special_sinc(self: Tensor) -> Tensor:
     """torch.ops.aten.special_sinc, elementwise."""

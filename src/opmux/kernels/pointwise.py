@@ -716,6 +716,8 @@ FUNCTIONS: dict[str, Any] = {
     "softshrink_backward": shrink_backward, "hardshrink_backward": shrink_backward,
     "sinc": special.sinc, "digamma": special.digamma, "special_entr": special.entr, "special_ndtr": special.ndtr,
     "special_log_ndtr": special.log_ndtr, "special_i0e": special.i0e, "special_i1e": special.i1e,
+    "special_modified_bessel_k0": special.k0, "special_modified_bessel_k1": special.k1,
+    "special_scaled_modified_bessel_k0": special.scaled_k0, "special_scaled_modified_bessel_k1": special.scaled_k1,
     "special_spherical_bessel_j0": special.spherical_bessel_j0, "special_xlog1py": xlog1py,
     "special_zeta": special.zeta,
     # an alias with other arguments than its row has

@@ -84,6 +84,9 @@ TABLE = (
     *rows(ONE, WIDE, "special_erfcx special_log_ndtr", tol=LOOSE),
     *rows(ONE, WIDE, "special_modified_bessel_i0 special_modified_bessel_i1", tol=LOOSE),
     *rows(ONE, WIDE, "special_bessel_j0 special_bessel_j1 special_bessel_y0@above special_bessel_y1@above", tol=LOOSE),
+    *rows(ONE, WIDE, "special_modified_bessel_k0@above special_modified_bessel_k1@above", tol=LOOSE),
+    Row("special_scaled_modified_bessel_k0", "x: Tensor", WIDE, "above", tol=LOOSE),
+    Row("special_scaled_modified_bessel_k1", "x: Tensor", WIDE, "above", tol=LOOSE),
     *rows("x: Tensor", WIDE, "special_spherical_bessel_j0"),
     # one tensor, and numbers
     Row("round", "self: Tensor, *, decimals: int | None = None", NUMBERS),
