@@ -112,7 +112,7 @@ def test_types_and_dtypes():
         ("n", 2.0, "n must be an int; got 2.0"),
         ("flag", "yes", "flag must be a bool; got 'yes'"),
         ("dtype", 3, "dtype must be a torch.dtype or None; got 3"),
-        ("sizes", [2, 3.0], "sizes must be a list of ints; got list"),
+        ("sizes", [2, 3.0], "sizes must be a list of ints; got 3.0 at index 1"),
         ("sizes", 2, "sizes must be a list of ints; got 2"),
     ):
         assert says(made, **{**good, name: value}) == f"f: {text}", name
@@ -224,7 +224,7 @@ def test_rules_about_sizes_and_lists():
         ("k", 4, "k must be between 1 and 3, as x is (5, 4); got 4"),
         ("const", torch.zeros(0), "const must have at least one element; got (0,)"),
         ("sizes", 3, "sizes must be a list of ints; got 3"),
-        ("sizes", [2, "3"], "sizes must be a list of ints; got list"),
+        ("sizes", [2, "3"], "sizes must be a list of ints; got '3' at index 1"),
         ("sizes", [2, -1], "sizes must be at least 0 in every item; got -1 at index 1"),
     ):
         assert says(made, **{**good, name: value}) == f"f: {text}", name
@@ -340,7 +340,7 @@ def test_lists_of_one_length():
     assert says(made, **good) is None
     assert says(made, **{**good, "xs": 3}) == "f: xs must be a list; got 3"
     assert says(made, **{**good, "ys": [1]}) == "f: ys must have 2 items, as xs has; got 1"
-    assert says(made, **{**good, "ts": [None]}) == "f: ts must be a list of Tensors; got list"
+    assert says(made, **{**good, "ts": [None]}) == "f: ts must be a list of Tensors; got None at index 0"
     assert says(made, **{**good, "ts": [torch.zeros(2, 3), torch.zeros(2)]}) == (
         "f: ts must have 2 dimensions in every item; got (2,) at index 1"
     )

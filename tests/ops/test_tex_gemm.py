@@ -379,7 +379,7 @@ def test_what_is_not_there_yet_is_said():
         (lambda A, B, D: A.pop(), ValueError, "B must have 1 items; got 2"),
         (lambda A, B, D: B.__setitem__(1, B[1][:, 1:]), ValueError, r"B\[1\] must have 64 in its last dimension"),
         (lambda A, B, D: D.__setitem__(1, D[1][:, 1:]), ValueError, r"D\[1\] must have shape \(5, 24\)"),
-        (lambda A, B, D: D.__setitem__(0, None), TypeError, r"D\[0\] must be a Tensor; got None"),
+        (lambda A, B, D: D.__setitem__(0, None), TypeError, "D must be a list of Tensors; got None at index 0"),
     ],
 )
 def test_mistakes_in_a_group_are_said_before_anything_is_written(spoil, error, says):

@@ -552,6 +552,13 @@ class Argument:
             return None
         return f"be {TYPES[self.type][1]}" + (" or None" if self.optional else "")
 
+    def type_got(self, value: Any) -> str:
+        """What was given instead; of a list, its first item that is wrong."""
+        item_type = next(iter(typing.get_args(self.type)), None)
+        if item_type is None or not isinstance(value, (list, tuple)):
+            return shown(value)
+        return next(f"{shown(v)} at index {i}" for i, v in enumerate(value) if not TYPES[item_type][0](v))
+
     def doc(self) -> str:
         """Dtype, shape and rules in a few words."""
         if self.form is None:
@@ -595,7 +602,7 @@ class Contract:
         for a, value in there:  # rules may look at other arguments: types come first
             problem = a.type_problem(value)
             if problem is not None:
-                raise BadArgument.of(op, a.name, problem, shown(value), TypeError)
+                raise BadArgument.of(op, a.name, problem, a.type_got(value), TypeError)
         for a, value in there:
             if a.form is None:
                 self._rules(op, a, value, given)
