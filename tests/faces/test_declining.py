@@ -18,7 +18,7 @@ print(json.dumps(decline_checks.main({{device!r}})))
 """
 
 
-@pytest.fixture(scope="module", params=["cpu", "npu"])
+@pytest.fixture(scope="module", params=[pytest.param("cpu", marks=pytest.mark.slow), "npu"])
 def outcome(request):
     device = request.param
     if device != "cpu":

@@ -87,6 +87,7 @@ def outcome(spec, fn, sample):
 
 
 @pytest.mark.parametrize("spec", PRIMITIVES, **by_name)
+@pytest.mark.few(90)
 def test_dispatch_runs_what_the_policy_says(spec, loopback, few):
     fn = getattr(opmux.ops, spec.name)
     for dtype in DTYPES:
@@ -101,6 +102,7 @@ def test_dispatch_runs_what_the_policy_says(spec, loopback, few):
 
 
 @pytest.mark.parametrize("spec", PRIMITIVES, **by_name)
+@pytest.mark.few(90)
 def test_arguments_are_not_written_and_results_are_fresh(spec, few):
     for sample in few(samples(spec), 8):
         named = {**dict(zip(spec.names, sample.args)), **sample.kwargs}
@@ -114,6 +116,7 @@ def test_arguments_are_not_written_and_results_are_fresh(spec, few):
 
 
 @pytest.mark.parametrize("spec", PRIMITIVES, **by_name)
+@pytest.mark.few(90)
 def test_the_fake_kernel_agrees(spec, few):
     for sample in few(samples(spec), 4):  # a fake call takes as long as 20 others
         real = tensors(getattr(opmux.ops, spec.name)(*sample.args, **sample.kwargs))
@@ -136,7 +139,7 @@ def test_bad_arguments_are_refused_by_name(spec):
 
 
 @pytest.mark.parametrize("spec", PRIMITIVES, **by_name)
-@pytest.mark.few(45)
+@pytest.mark.few(30)
 def test_opcheck(spec, few):
     """Schema, autograd registration, fake and AOT agreement, by torch's own checker."""
     for sample in few(samples(spec, most=3), 1):

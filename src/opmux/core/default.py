@@ -27,13 +27,17 @@ class DefaultManager(OpManager):
         super().__init__(OpRegistry(checked=True, fill=self._fill))
         self._taken: dict[str, Spec] = {}  # the specs whose references are registered
         self._version = -1  # of the specs that were taken up
+        self._filled = -1  # of the specs whose kernels are all imported
         self._kernels_asked: set[str] = set()
         self._plugins: discovery.Done = {}
         self._usable: set[tuple[str, str]] = set()  # space and token of spaces' orders that were checked
 
     def _fill(self) -> None:
-        for spec in specs:
-            self.load_kernels(spec)
+        """Before the registry is read as a whole: our kernels of all ops, and plugins."""
+        while self._filled != (version := specs.version):
+            for spec in specs:
+                self.load_kernels(spec)
+            self._filled = version  # last: interrupted before it, the next reading fills again
         self.prepare()
 
     def _load(self) -> bool:
