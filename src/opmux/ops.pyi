@@ -374,7 +374,16 @@ def bernoulli(self: Tensor, p: float | None = None, *, generator: Any | None = N
     """1 with probability p, else 0, like self; without p, self has the probabilities."""
 
 def bgrad_group_quantize(tensor: Tensor, quantizer: Any, num_tensors: int, first_dims: Tensor | None, last_dims: Tensor | None = None, tensor_offsets: Tensor | None = None) -> tuple[Any, Tensor]:
-    """(group_quantize of the rows, the sum of the rows of each member [num_tensors, columns], in tensor's dtype)."""
+    """(group_quantize of the rows, the sum of the rows of each member [num_tensors, columns], in tensor's dtype).
+
+    Args:
+        tensor (float [rows, columns])
+        quantizer (of the format block or mxfp8)
+        num_tensors (at least 1)
+        first_dims (int64 [num_tensors], optional)
+        last_dims (None)
+        tensor_offsets (int64 [num_tensors+1], optional)
+    """
 
 def bgrad_quantize(input: Tensor, quantizer: Any) -> list[Any]:
     """[grad_bias, quantized]: the sum of input over its rows, in its dtype, and input as the quantizer wants it.
@@ -569,11 +578,14 @@ def count_nonzero(x: Tensor, dim: int | list[int] | None = None) -> Tensor:
         dim: the dimension to reduce, several of them, or None for all.
     """
 
-def create_empty_quantized_tensor(quantizer: Any, shape: Any, dtype: torch.dtype, device: Any, pin_memory: bool) -> Any:
+def create_empty_quantized_tensor(quantizer: Any, shape: list[int], dtype: torch.dtype, device: Any, pin_memory: bool) -> Any:
     """A tensor with the buffers that the quantizer wants, of which nothing is written but zeros beside the scales.
 
     Args:
+        quantizer (of the format delayed, current, block, mxfp8 or nvfp4)
+        shape (each at least 0)
         dtype (one of float16, bfloat16, float32, float64)
+        device (a torch.device or its name)
     """
 
 def create_nvshmem_tensor(shape: Any, dtype: Any) -> Any:
@@ -657,7 +669,12 @@ def cumsum_bwd(dy: Tensor, dim: int = -1, dtype: torch.dtype | None = None) -> T
     """
 
 def cusolvermp_ctx_create(nccl_comm_ptr: int, nranks: int, rank: int) -> int:
-    """The number of a context for newton_schulz, of a single rank."""
+    """The number of a context for newton_schulz, of a single rank.
+
+    Args:
+        nranks (at least 1)
+        rank (at least 0, less than nranks)
+    """
 
 def cusolvermp_ctx_destroy(ctx_ptr: int) -> None:
     """The end of a context."""
@@ -709,11 +726,16 @@ def dequantize(input: Any, otype: torch.dtype) -> Tensor:
     """The numbers that a quantized tensor stands for, in otype.
 
     Args:
+        input (a quantized tensor)
         otype (one of float16, bfloat16, float32, float64)
     """
 
 def device_supports_multicast(device_id: int = -1) -> bool:
-    """False: nothing here writes to several GPUs at once."""
+    """False: nothing here writes to several GPUs at once.
+
+    Args:
+        device_id (at least -1)
+    """
 
 def dgeglu(grad: Tensor, fwd_input: Tensor, quantizer: Any) -> Any:
     """[da, db] = [grad * b * f'(a), grad * f(a)], with a and b the halves of the last dimension of fwd_input, f(x) = x * (0.5 + 0.5 * tanh(sqrt(2/pi) * (x + 0.044715 x^3))).
@@ -796,7 +818,8 @@ def dropout_bwd(grad_output: Any, mask: Tensor, dropout_probability: float, grad
     """grad_output / (1 - p) where the bit of the mask is set, else 0.
 
     Args:
-        mask (uint8 [..])
+        grad_output (float or quantized)
+        mask (uint8 [..], on the device of grad_output)
         dropout_probability (between 0 and 1)
     """
 
@@ -804,6 +827,7 @@ def dropout_fwd(input: Any, dropout_probability: float, out: Tensor | None = Non
     """[y, mask]: y = input / (1 - p) or 0, and the bits of what was kept; randomness is torch's default generator's.
 
     Args:
+        input (float or quantized)
         dropout_probability (between 0 and 1)
     """
 
@@ -1059,6 +1083,7 @@ def fp8_transpose(input: Tensor, dtype: torch.dtype, *, out: Tensor | None) -> T
     Args:
         input (uint8 [..])
         dtype (one of float8_e4m3fn, float8_e5m2)
+        out (uint8 [..], as many as input's elements, optional)
     """
 
 def fp8_uncast(data: Tensor, scale_inv: Tensor, dtype: torch.dtype, out_dtype: torch.dtype) -> Tensor:
@@ -1074,7 +1099,7 @@ def fp8_uncast(data: Tensor, scale_inv: Tensor, dtype: torch.dtype, out_dtype: t
 def frac(self: Tensor) -> Tensor:
     """torch.ops.aten.frac, elementwise."""
 
-def fused_amax_and_scale_update_after_reduction(amax_reduction_buffer: Tensor, amax_histories: Any, scales: Any, amax_compute_algo: str, fp8_dtype: torch.dtype, margin: float) -> None:
+def fused_amax_and_scale_update_after_reduction(amax_reduction_buffer: Tensor, amax_histories: list[Tensor], scales: list[Tensor], amax_compute_algo: str, fp8_dtype: torch.dtype, margin: float) -> None:
     """Move the histories of amax [L, n] on by one and give each scale its new value, for all tensors at once.
 
     The newest amax is that of the buffer (numbers of all tensors in a row), or of history[0] where that is 0. Where it
@@ -1083,23 +1108,65 @@ def fused_amax_and_scale_update_after_reduction(amax_reduction_buffer: Tensor, a
 
     Args:
         amax_reduction_buffer (float32 [..])
+        amax_histories (each , each contiguous, each on the device of amax_reduction_buffer)
+        scales (each , each contiguous, each on the device of amax_reduction_buffer, as many as amax_histories)
         amax_compute_algo (one of 'max', 'most_recent')
         fp8_dtype (one of float8_e4m3fn, float8_e5m2)
     """
 
-def fused_attn_bwd(max_seqlen_q: int, max_seqlen_kv: int, attn_scale: float, p_dropout: float, set_zero: bool, qkv_layout: Any, o_format: Any, do_format: Any, dqkv_layout: Any, qkv_scale_inv_format: Any, do_scale_inv_format: Any, bias_type: Any, attn_mask_type: Any, softmax_type: Any, window_size: Any, bottom_right_diagonal: bool, deterministic: bool, cu_seqlens_q: Tensor | None, cu_seqlens_kv: Tensor | None, Q: Any, K: Any, V: Any, O: Any, dO: Any, fake_dtype: torch.dtype, Aux_CTX_Tensors: Any, cu_seqlens_q_padded: Tensor | None, cu_seqlens_kv_padded: Tensor | None, s_quantizer: Any, dp_quantizer: Any, dqkv_quantizer: Any, cuda_graph: bool) -> list[Any]:
+def fused_attn_bwd(max_seqlen_q: int, max_seqlen_kv: int, attn_scale: float, p_dropout: float, set_zero: bool, qkv_layout: Any, o_format: Any, do_format: Any, dqkv_layout: Any, qkv_scale_inv_format: Any, do_scale_inv_format: Any, bias_type: Any, attn_mask_type: Any, softmax_type: Any, window_size: Any, bottom_right_diagonal: bool, deterministic: bool, cu_seqlens_q: Tensor | None, cu_seqlens_kv: Tensor | None, Q: Any, K: Any, V: Any, O: Any, dO: Any, fake_dtype: torch.dtype, Aux_CTX_Tensors: list[Any], cu_seqlens_q_padded: Tensor | None, cu_seqlens_kv_padded: Tensor | None, s_quantizer: Any | None, dp_quantizer: Any | None, dqkv_quantizer: Any | None, cuda_graph: bool) -> list[Any]:
     """[dQ, dK, dV, dBias or None, dSoftmaxOffset or None], by the S and rng_state of the forward.
 
     Aux_CTX_Tensors are the forward's results but for O and Max. S and O may be of more keys than are here, as they are
     where a sequence lies on several devices.
+
+    Args:
+        max_seqlen_q (at least 0)
+        max_seqlen_kv (at least 0)
+        p_dropout (between 0 and 1)
+        qkv_layout (a member of NVTE_QKV_Layout other than NVTE_QKV_Layout_NOT_SET)
+        o_format (NVTE_SBHD, NVTE_BSHD, NVTE_THD, NVTE_BHSD or NVTE_QKV_Format_NOT_SET)
+        do_format (NVTE_SBHD, NVTE_BSHD, NVTE_THD, NVTE_BHSD or NVTE_QKV_Format_NOT_SET)
+        dqkv_layout (a member of NVTE_QKV_Layout other than NVTE_QKV_Layout_NOT_SET)
+        bias_type (NVTE_NO_BIAS, NVTE_PRE_SCALE_BIAS, NVTE_POST_SCALE_BIAS or NVTE_ALIBI)
+        attn_mask_type (a member of NVTE_Mask_Type)
+        softmax_type (NVTE_VANILLA_SOFTMAX, NVTE_OFF_BY_ONE_SOFTMAX or NVTE_LEARNABLE_SOFTMAX)
+        window_size ((left, right), -1 for all)
+        Q (float or quantized)
+        K (float or quantized)
+        V (float or quantized)
+        O (float or quantized)
+        dO (float or quantized)
+        fake_dtype (one of float16, bfloat16, float32, float64)
+        s_quantizer (of the format delayed, current, block, mxfp8 or nvfp4)
+        dp_quantizer (of the format delayed, current, block, mxfp8 or nvfp4)
+        dqkv_quantizer (of the format delayed, current, block, mxfp8 or nvfp4)
     """
 
-def fused_attn_fwd(max_seqlen_q: int, max_seqlen_kv: int, is_training: bool, attn_scale: float, p_dropout: float, set_zero: bool, qkv_layout: Any, o_format: Any, qkv_scale_inv_format: Any, bias_type: Any, attn_mask_type: Any, softmax_type: Any, window_size: Any, bottom_right_diagonal: bool, cu_seqlens_q: Tensor | None, cu_seqlens_kv: Tensor | None, Q: Any, K: Any, V: Any, fake_dtype: torch.dtype, cu_seqlens_q_padded: Tensor | None, cu_seqlens_kv_padded: Tensor | None, page_table_k: Tensor | None, page_table_v: Tensor | None, s_quantizer: Any, o_quantizer: Any, Bias: Tensor | None, SoftmaxOffset: Tensor | None, rng_gen: Any, rng_elts_per_thread: int, return_max_logit: bool, cuda_graph: bool) -> list[Any]:
+def fused_attn_fwd(max_seqlen_q: int, max_seqlen_kv: int, is_training: bool, attn_scale: float, p_dropout: float, set_zero: bool, qkv_layout: Any, o_format: Any, qkv_scale_inv_format: Any, bias_type: Any, attn_mask_type: Any, softmax_type: Any, window_size: Any, bottom_right_diagonal: bool, cu_seqlens_q: Tensor | None, cu_seqlens_kv: Tensor | None, Q: Any, K: Any, V: Any, fake_dtype: torch.dtype, cu_seqlens_q_padded: Tensor | None, cu_seqlens_kv_padded: Tensor | None, page_table_k: Tensor | None, page_table_v: Tensor | None, s_quantizer: Any | None, o_quantizer: Any | None, Bias: Tensor | None, SoftmaxOffset: Tensor | None, rng_gen: Any | None, rng_elts_per_thread: int, return_max_logit: bool, cuda_graph: bool) -> list[Any]:
     """[O, S, (Max), rng_state, (Bias), (SoftmaxOffset)]: attention as NVIDIA's fused kernels have it.
 
     S is the logarithm of the softmax's denominator, [b, h, sq, 1], or [tokens, h, 1] where Q is THD (0 for tokens of no
     sequence); Max the greatest score of each query, likewise. A query that sees no key gives O = 0, S = Max = -inf.
     What is dropped follows from rng_state alone.
+
+    Args:
+        max_seqlen_q (at least 0)
+        max_seqlen_kv (at least 0)
+        p_dropout (between 0 and 1)
+        qkv_layout (a member of NVTE_QKV_Layout other than NVTE_QKV_Layout_NOT_SET)
+        o_format (NVTE_SBHD, NVTE_BSHD, NVTE_THD, NVTE_BHSD or NVTE_QKV_Format_NOT_SET)
+        bias_type (NVTE_NO_BIAS, NVTE_PRE_SCALE_BIAS, NVTE_POST_SCALE_BIAS or NVTE_ALIBI)
+        attn_mask_type (a member of NVTE_Mask_Type)
+        softmax_type (NVTE_VANILLA_SOFTMAX, NVTE_OFF_BY_ONE_SOFTMAX or NVTE_LEARNABLE_SOFTMAX)
+        window_size ((left, right), -1 for all)
+        Q (float or quantized)
+        K (float or quantized)
+        V (float or quantized)
+        fake_dtype (one of float16, bfloat16, float32, float64)
+        s_quantizer (of the format delayed, current, block, mxfp8 or nvfp4)
+        o_quantizer (of the format delayed, current, block, mxfp8 or nvfp4)
+        rng_gen (a torch.Generator on the device of Q)
     """
 
 def fused_moe_aux_loss_bwd(Const_buf: Tensor, tokens_per_expert: Tensor, num_rows: int, num_cols: int, grad_aux_loss: Tensor) -> Tensor:
@@ -1610,7 +1677,11 @@ def get_num_cublas_streams() -> int:
     """4: as many workspaces are made for grouped gemms, which do not need them."""
 
 def get_stream_priority_range(device_id: int = -1) -> tuple[int, int]:
-    """(lowest, highest) priority of a stream of CUDA: numbers fall as priorities rise; (0, 0) where there is none."""
+    """(lowest, highest) priority of a stream of CUDA: numbers fall as priorities rise; (0, 0) where there is none.
+
+    Args:
+        device_id (at least -1)
+    """
 
 def glu(input: Tensor, quantizer: Any) -> Any:
     """f(a) * b, with a and b the halves of the last dimension of input, f(x) = sigmoid(x).
@@ -1649,7 +1720,12 @@ def greater_equal(self: Tensor, other: Tensor | int | float) -> Tensor:
     """torch.ops.aten.greater_equal, elementwise."""
 
 def group_dequantize(input: Any, otype: torch.dtype) -> Any:
-    """The GroupedTensor of the numbers that one stands for, in a dtype. first_dims is read on the host."""
+    """The GroupedTensor of the numbers that one stands for, in a dtype. first_dims is read on the host.
+
+    Args:
+        input (a GroupedTensor)
+        otype (one of float16, bfloat16, float32, float64)
+    """
 
 def group_norm(x: Tensor, num_groups: int, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-05) -> tuple[Tensor, Tensor, Tensor]:
     """y = (x - mean) * rstd * weight + bias, rstd = rsqrt(var(x) + eps), with the biased variance.
@@ -1682,10 +1758,20 @@ def group_norm_bwd(dy: Tensor, x: Tensor, weight: Tensor | None, mean: Tensor, r
         num_groups: that of the forward.
     """
 
-def group_quantize(tensor: Tensor, quantizer: Any, num_tensors: int, first_dims: Tensor | None, last_dims: Tensor | None = None, tensor_offsets: Tensor | None = None, noop_flag: Tensor | None = None, output: Any = None) -> Any:
+def group_quantize(tensor: Tensor, quantizer: Any, num_tensors: int, first_dims: Tensor | None, last_dims: Tensor | None = None, tensor_offsets: Tensor | None = None, noop_flag: Tensor | None = None, output: Any | None = None) -> Any:
     """The rows of a matrix, first_dims[i] of them at a time, each quantized by itself: a GroupedTensor.
 
     `output` is written where it is given, which is for members of as many rows each. first_dims is read on the host.
+
+    Args:
+        tensor (float [rows, columns])
+        quantizer (of the format current, block, mxfp8 or nvfp4)
+        num_tensors (at least 1)
+        first_dims (int64 [num_tensors], optional)
+        last_dims (None)
+        tensor_offsets (int64 [num_tensors+1], optional)
+        noop_flag (float32 [..], optional)
+        output (a GroupedTensor)
     """
 
 def group_requantize_inplace(grouped_x: Any, quantizer: Any, num_tensors: int, first_dims: Tensor | None, otype: torch.dtype, tensor_offsets: Tensor | None = None, return_dequantized: bool = False) -> Tensor | None:
@@ -1693,10 +1779,22 @@ def group_requantize_inplace(grouped_x: Any, quantizer: Any, num_tensors: int, f
 
     It is made of the numbers that the rowwise data stands for, which come back as a matrix where that is asked. One
     that holds columnwise data already is left as it is. first_dims is read on the host.
+
+    Args:
+        grouped_x (a GroupedTensor)
+        quantizer (of the format mxfp8)
+        num_tensors (at least 1)
+        first_dims (int64 [num_tensors], optional)
+        otype (one of float16, bfloat16, float32, float64)
+        tensor_offsets (int64 [num_tensors+1], optional)
     """
 
 def grouped_swizzle_for_gemm(tensor: Any, rowwise: bool, columnwise: bool) -> None:
-    """Nothing: our gemms read scales as they are, so `_with_gemm_swizzled_scales` stays False."""
+    """Nothing: our gemms read scales as they are, so `_with_gemm_swizzled_scales` stays False.
+
+    Args:
+        tensor (a GroupedTensor)
+    """
 
 def gt(self: Tensor, other: Tensor | int | float) -> Tensor:
     """torch.ops.aten.gt, elementwise."""
@@ -2303,8 +2401,13 @@ def multi_tensor_pad_last_dim(inputs: list[Tensor], alignment: int) -> Any:
         alignment (at least 1)
     """
 
-def multi_tensor_quantize(tensor_list: Any, quantizer_list: Any) -> list[Any]:
-    """Each tensor as its quantizer wants it."""
+def multi_tensor_quantize(tensor_list: list[Tensor], quantizer_list: list[Any]) -> list[Any]:
+    """Each tensor as its quantizer wants it.
+
+    Args:
+        tensor_list (each )
+        quantizer_list (as many as tensor_list)
+    """
 
 def multi_tensor_scale(chunk_size: int, noop_flag: Tensor, tensor_lists: list[list[Tensor]], scale: float) -> None:
     """outputs = inputs * scale.
@@ -2459,6 +2562,12 @@ def newton_schulz(ctx_ptr: int, m: int, n: int, x: Tensor, num_iterations: int, 
 
     It goes to the nearest orthogonal matrix, from an x whose singular values are at most 1. It computes in float32 and
     rounds once.
+
+    Args:
+        m (at least 0)
+        n (at least 0)
+        x (float32 or bfloat16 [m, n])
+        num_iterations (at least 0)
     """
 
 def nextafter(self: Tensor, other: Tensor) -> Tensor:
@@ -2572,7 +2681,18 @@ def nvfp4_fused_scale(block_amax: Tensor, global_amax: Tensor, per_block_scale: 
     """
 
 def nvfp4_group_quantize_with_amax(tensor: Tensor, quantizer: Any, num_tensors: int, first_dims: Tensor | None, last_dims: Tensor | None = None, rowwise_amax: Tensor | None = None, columnwise_amax: Tensor | None = None, tensor_offsets: Tensor | None = None) -> Any:
-    """group_quantize to NVFP4 with the amax of each member given; a way that the quantizer does not want needs none."""
+    """group_quantize to NVFP4 with the amax of each member given; a way that the quantizer does not want needs none.
+
+    Args:
+        tensor (float [rows, columns])
+        quantizer (of the format nvfp4)
+        num_tensors (at least 1)
+        first_dims (int64 [num_tensors], optional)
+        last_dims (None)
+        rowwise_amax (float32 [num_tensors], optional)
+        columnwise_amax (float32 [num_tensors], optional)
+        tensor_offsets (int64 [num_tensors+1], optional)
+    """
 
 def nvfp4_multi_tensor_2d_partial_cast(inp_list: list[Tensor], out_list: list[Tensor], scale_list: list[Tensor], global_scale_list: list[Tensor], h_list: list[int], w_list: list[int], start_offset_list: list[int], block_len: int = 16) -> None:
     """nvfp4_2d_partial_cast of many shards.
@@ -2601,6 +2721,9 @@ def nvfp4_quantize_with_amax(tensor: Tensor, quantizer: Any, rowwise_amax: Tenso
 
     Args:
         tensor (float [..])
+        quantizer (of the format nvfp4)
+        rowwise_amax (float32 [..], one element, optional)
+        columnwise_amax (float32 [..], one element, optional)
     """
 
 def nvshmem_finalize() -> Any:
@@ -2832,7 +2955,9 @@ def quantize(tensor: Any, quantizer: Any, output: Any = None, noop: Tensor | Non
     """The tensor as the quantizer wants it; written to output, where given, unless noop is other than zero.
 
     Args:
-        noop (float32 [..], one element, optional)
+        tensor (float or quantized)
+        quantizer (of the format delayed, current, block, mxfp8 or nvfp4)
+        noop (float32 [..], one element, on the device of tensor, optional)
     """
 
 def rad2deg(self: Tensor) -> Tensor:
@@ -3647,11 +3772,13 @@ def special_xlogy(self: Tensor | int | float, other: Tensor | int | float) -> Te
 def special_zeta(self: Tensor | int | float, other: Tensor | int | float) -> Tensor:
     """torch.ops.aten.special_zeta, elementwise."""
 
-def split_quantize(tensor: Tensor, split_sections: Any, quantizer_list: Any, disable_bulk_allocation: bool = False) -> list[Any]:
+def split_quantize(tensor: Tensor, split_sections: list[int], quantizer_list: list[Any], disable_bulk_allocation: bool = False) -> list[Any]:
     """The pieces of a tensor along its first dimension, each as its quantizer wants it.
 
     Args:
         tensor (float [rows, ..])
+        split_sections (each at least 0)
+        quantizer_list (as many as split_sections)
     """
 
 def splits_to_offsets(first_dims: Tensor, logical_last_dim: int) -> Tensor:
@@ -3875,6 +4002,7 @@ def swap_first_dims(tensor: Tensor, *, out: Tensor | None) -> Tensor:
 
     Args:
         tensor (any [a, b, ..])
+        out (any [..], of the dtype of tensor, as many as tensor's elements, optional)
     """
 
 def swiglu(input: Tensor, quantizer: Any) -> Any:
@@ -3920,16 +4048,44 @@ def te_general_grouped_gemm(A: list[Any], transa: bool, B: list[Any], transb: bo
     the rows of B[i] goes, and pre_gelu_out[i] what gelu was taken of. Absent is a tensor without elements.
     """
 
-def te_general_grouped_gemm_for_discrete_in(A: list[Any], transa: bool, B: Any, transb: bool, D: Any, bias: Any, bias_scale: Tensor | None, alpha: Tensor, beta: Tensor, workspace_setup: Tensor | None, workspace_cublas: Tensor | None, use_split_accumulator: bool, math_sm_count: int) -> Any:
-    """The same with A a list of matrices: weights of their own."""
+def te_general_grouped_gemm_for_discrete_in(A: list[Any], transa: bool, B: Any, transb: bool, D: Any, bias: Any | None, bias_scale: Tensor | None, alpha: Tensor, beta: Tensor, workspace_setup: Tensor | None, workspace_cublas: Tensor | None, use_split_accumulator: bool, math_sm_count: int) -> Any:
+    """The same with A a list of matrices: weights of their own.
 
-def te_general_grouped_gemm_for_discrete_out(A: Any, transa: bool, B: Any, transb: bool, D: list[Tensor], bias: Any, bias_scale: Tensor | None, alpha: Tensor, beta: Tensor, workspace_setup: Tensor | None, workspace_cublas: Tensor | None, use_split_accumulator: bool, math_sm_count: int) -> Any:
-    """The same with D a list of matrices: gradients of weights; without a bias."""
+    Args:
+        B (a GroupedTensor)
+        D (a GroupedTensor)
+        bias (a GroupedTensor)
+        bias_scale (float [..], optional)
+        alpha (float32 [..])
+        beta (float32 [..])
+    """
 
-def te_general_grouped_gemm_for_grouped_tensor(A: Any, transa: bool, B: Any, transb: bool, D: Any, bias: Any, bias_scale: Tensor | None, alpha: Tensor, beta: Tensor, workspace_setup: Tensor | None, workspace_cublas: Tensor | None, use_split_accumulator: bool, math_sm_count: int) -> Any:
+def te_general_grouped_gemm_for_discrete_out(A: Any, transa: bool, B: Any, transb: bool, D: list[Tensor], bias: Any | None, bias_scale: Tensor | None, alpha: Tensor, beta: Tensor, workspace_setup: Tensor | None, workspace_cublas: Tensor | None, use_split_accumulator: bool, math_sm_count: int) -> Any:
+    """The same with D a list of matrices: gradients of weights; without a bias.
+
+    Args:
+        A (a GroupedTensor)
+        B (a GroupedTensor)
+        D (each , each 2 dimensions)
+        bias (None)
+        bias_scale (float [..], optional)
+        alpha (float32 [..])
+        beta (float32 [..])
+    """
+
+def te_general_grouped_gemm_for_grouped_tensor(A: Any, transa: bool, B: Any, transb: bool, D: Any, bias: Any | None, bias_scale: Tensor | None, alpha: Tensor, beta: Tensor, workspace_setup: Tensor | None, workspace_cublas: Tensor | None, use_split_accumulator: bool, math_sm_count: int) -> Any:
     """D[i] = alpha[i] op(B[i]) op(A[i]) + beta[i] D[i] + bias[i] (times bias_scale of each row), D returned.
 
     alpha and beta have one number, or one for each member. The members' sizes are read on the host.
+
+    Args:
+        A (a GroupedTensor)
+        B (a GroupedTensor)
+        D (a GroupedTensor)
+        bias (a GroupedTensor)
+        bias_scale (float [..], optional)
+        alpha (float32 [..])
+        beta (float32 [..])
     """
 
 def thd_copy_valid_tokens_from_per_split_to_rank_local(out: Tensor, inp: Tensor, cu_seqlens_padded: Tensor, cu_seqlens: Tensor) -> None:

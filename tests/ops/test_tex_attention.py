@@ -512,11 +512,11 @@ def test_fp8(layout, kind):
 @pytest.mark.parametrize(
     ("spoiled", "says"),
     [
-        ({"qkv_layout": 99}, "qkv_layout must be a member of NVTE_QKV_Layout; got 99"),
+        ({"qkv_layout": 99}, "qkv_layout must be a member of NVTE_QKV_Layout.*; got 99"),
         ({"attn_mask_type": "causal"}, "attn_mask_type must be a member of NVTE_Mask_Type"),
-        ({"window_size": (-2, 0)}, r"window_size\[0\] must be at least -1"),
+        ({"window_size": (-2, 0)}, r"window_size must be two ints of at least -1.*got \(-2, 0\)"),
         ({"window_size": 3}, "window_size must be two ints"),
-        ({"p_dropout": 1.5}, "p_dropout must be from 0 to 1; got 1.5"),
+        ({"p_dropout": 1.5}, "p_dropout must be between 0 and 1; got 1.5"),
         ({"Q": torch.zeros(2, 3)}, r"Q must be \[b, s, h, d\]"),
         ({"Q": torch.zeros(4, 5, 3, D, dtype=F64)}, "K must have heads that divide"),
         ({"V": torch.zeros(4, 6, 2, D, dtype=F64)}, "V must have the shape of K"),
@@ -527,16 +527,19 @@ def test_fp8(layout, kind):
         ({"bias_type": 1}, "Bias must be a Tensor; got None"),
         ({"softmax_type": 2}, "SoftmaxOffset must be a Tensor; got None"),
         ({"rng_gen": 3}, "rng_gen must be a torch.Generator or None; got int"),
-        ({"o_quantizer": 3}, "o_quantizer must be None or one of"),
-        ({"fake_dtype": torch.int32}, "fake_dtype must be a float dtype"),
+        ({"o_quantizer": 3}, "o_quantizer must be of the format delayed, .*; got int"),
+        ({"fake_dtype": torch.int32}, "fake_dtype must be one of float16.*; got int32"),
     ],
     ids=lambda v: next(iter(v)) if isinstance(v, dict) else "",
 )
 def test_refused(spoiled, says):
     call = Call(mask="PADDING_MASK")
     qkv, _ = tensors(call, torch.Generator().manual_seed(0))
+    given = forward_args(call, qkv, None, None, None, **spoiled)
     with pytest.raises((TypeError, ValueError), match=f"^fused_attn_fwd: {says}"):
-        FWD.reference(**forward_args(call, qkv, None, None, None, **spoiled))
+        FWD.reference(**given)
+    with pytest.raises((TypeError, ValueError, LookupError)):  # so that dispatch asks the contract
+        FWD.adapter.bind({key: part.reference for key, part in FWD.parts.items()})(**given)
 
 
 def test_a_cache_has_no_gradient():

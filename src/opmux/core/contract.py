@@ -22,7 +22,7 @@ import inspect
 import math
 import numbers
 import typing
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -250,49 +250,6 @@ class dim_of(Rule):
 
 
 @dataclass(frozen=True)
-class ints(Rule):
-    """An int, a sequence of them, or None."""
-
-    error = TypeError
-
-    def problem(self, value: Any, given: Mapping[str, Any]) -> str | None:
-        several = value if isinstance(value, Sequence) else (value,)
-        fine = value is None or all(isinstance(v, int) for v in several)
-        return None if fine else "be an int, several, or None"
-
-    def got(self, value: Any) -> str:
-        return repr(value)
-
-    def wrong(self, value: Any) -> Iterator[tuple[str, Any]]:
-        yield "text", "rows"
-        yield "a float", 0.5
-
-
-@dataclass(frozen=True)
-class dims_of(Rule):
-    """A dimension of another argument, as in `dim_of`, several different ones, or None."""
-
-    of: str
-
-    def problem(self, value: Any, given: Mapping[str, Any]) -> str | None:
-        other = given.get(self.of)
-        if value is None or not isinstance(other, Tensor):
-            return None
-        asked = (value,) if isinstance(value, int) else value
-        problem = next(filter(None, (dim_of(self.of).problem(d, given) for d in asked)), None)
-        if problem is None and len({d % max(other.dim(), 1) for d in asked}) < len(asked):
-            return f"name each dimension once, as {{{self.of}}} is {tuple(other.shape)}"
-        return problem
-
-    def got(self, value: Any) -> str:
-        return repr(value)
-
-    def wrong(self, value: Any) -> Iterator[tuple[str, Any]]:
-        yield "too large", 99
-        yield "the same twice", (0, 0)
-
-
-@dataclass(frozen=True)
 class broadcasts_to(Rule):
     """A tensor that broadcasts to the shape of another argument."""
 
@@ -516,7 +473,13 @@ TYPES: dict[Any, tuple[Callable[[Any], bool], str]] = {
     torch.Tensor: (lambda v: isinstance(v, Tensor), "a Tensor"),
     list[Any]: (lambda v: isinstance(v, (list, tuple)), "a list"),
 }
-for _type, _words in ((int, "ints"), (bool, "bools"), (Tensor, "Tensors"), (list[int], "lists of ints")):
+for _type, _words in (
+    (int, "ints"),
+    (float, "numbers"),
+    (bool, "bools"),
+    (Tensor, "Tensors"),
+    (list[int], "lists of ints"),
+):
     TYPES[list[_type]] = (functools.partial(_is_list_of, _type), f"a list of {_words}")
 
 
@@ -597,14 +560,13 @@ class Contract:
     def check(self, given: Mapping[str, Any], op: str | None = None) -> None:
         """Raise BadArgument for the first argument that is not what it must be. Absent names are not looked at."""
         op = op or self.op
-        there = [(a, given[a.name]) for a in self.arguments if a.name in given]
-        there = [(a, value) for a, value in there if value is not None or not a.optional]
-        for a, value in there:  # rules may look at other arguments: types come first
-            problem = a.type_problem(value)
-            if problem is not None:
-                raise BadArgument.of(op, a.name, problem, a.type_got(value), TypeError)
-        for a, value in there:
-            if a.form is None:
+        for a, right in self._typed:  # rules may look at other arguments: types come first
+            value = given.get(a.name, a)  # itself where absent
+            if value is not a and not right(value) and not (value is None and a.optional):
+                raise BadArgument.of(op, a.name, str(a.type_problem(value)), a.type_got(value), TypeError)
+        for a in self._ruled:
+            value = given.get(a.name, a)
+            if value is not a and not (value is None and a.optional):
                 self._rules(op, a, value, given)
         self._tensors(op, given)
         for where in self.where:
@@ -618,9 +580,20 @@ class Contract:
         return bool(self.where) or any(a.form is not None or a.rules for a in self.arguments)
 
     @functools.cached_property
+    def _typed(self) -> tuple[tuple[Argument, Callable[[Any], bool]], ...]:
+        """The arguments of a known Python type, and whether a value is of it."""
+        return tuple((a, TYPES[a.type][0]) for a in self.arguments if a.type is not None)
+
+    @functools.cached_property
+    def _ruled(self) -> tuple[Argument, ...]:
+        """The arguments with rules that are no tensors."""
+        return tuple(a for a in self.arguments if a.form is None and a.rules)
+
+    @functools.cached_property
     def _numbers(self) -> tuple[str, ...]:
         """The arguments whose names are sizes."""
-        return tuple(a.name for a in self.arguments if a.type is int)
+        said = {n for a in self._order if a.form is not None for w in a.form.dims.words for n in (w.name, w.factor)}
+        return tuple(a.name for a in self.arguments if a.type is int and a.name in said)
 
     def _tensors(self, op: str, given: Mapping[str, Any]) -> None:
         sizes = {n: Size(given[n], n) for n in self._numbers if given.get(n) is not None}

@@ -1,14 +1,57 @@
-"""More rules for arguments: numbers of dimensions and of elements, sizes, multiples, lists of one length."""
+"""More rules for arguments: dimensions, sizes, numbers of elements, multiples, lists of one length."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
 
-from .contract import Rule, because, either, parameters
+from .contract import Rule, because, dim_of, either, parameters
+
+
+@dataclass(frozen=True)
+class ints(Rule):
+    """An int, a sequence of them, or None."""
+
+    error = TypeError
+
+    def problem(self, value: Any, given: Mapping[str, Any]) -> str | None:
+        several = value if isinstance(value, Sequence) else (value,)
+        fine = value is None or all(isinstance(v, int) for v in several)
+        return None if fine else "be an int, several, or None"
+
+    def got(self, value: Any) -> str:
+        return repr(value)
+
+    def wrong(self, value: Any) -> Iterator[tuple[str, Any]]:
+        yield "text", "rows"
+        yield "a float", 0.5
+
+
+@dataclass(frozen=True)
+class dims_of(Rule):
+    """A dimension of another argument, as in `dim_of`, several different ones, or None."""
+
+    of: str
+
+    def problem(self, value: Any, given: Mapping[str, Any]) -> str | None:
+        other = given.get(self.of)
+        if value is None or not isinstance(other, Tensor):
+            return None
+        asked = (value,) if isinstance(value, int) else value
+        problem = next(filter(None, (dim_of(self.of).problem(d, given) for d in asked)), None)
+        if problem is None and len({d % max(other.dim(), 1) for d in asked}) < len(asked):
+            return f"name each dimension once, as {{{self.of}}} is {tuple(other.shape)}"
+        return problem
+
+    def got(self, value: Any) -> str:
+        return repr(value)
+
+    def wrong(self, value: Any) -> Iterator[tuple[str, Any]]:
+        yield "too large", 99
+        yield "the same twice", (0, 0)
 
 
 @dataclass(frozen=True)

@@ -183,7 +183,7 @@ class Spec:
     @cached_property
     def writes(self) -> tuple[str, ...]:
         """The arguments that a call may change: those the schema declares, and objects that hold state."""
-        stateful = (n for n, hint in self.hints.items() if State in _annotations(hint))
+        stateful = (n for n, hint in self.hints.items() if any(map(_is_state, _annotations(hint))))
         return tuple(dict.fromkeys((*self.mutates, *stateful)))
 
     @cached_property
@@ -629,6 +629,10 @@ def _check_declaration(spec: Spec) -> None:
     for p in spec.signature.parameters.values():
         if p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD, p.POSITIONAL_ONLY):
             raise BadSpec(f"{spec.key}: parameter {p} must be named and passable by keyword")
+
+
+def _is_state(annotation: Any) -> bool:
+    return "state" in getattr(annotation, "__metadata__", ())
 
 
 def _annotations(annotation: Any) -> tuple[Any, ...]:

@@ -64,16 +64,16 @@ def kept(keep: Tensor, x: Tensor, p: float) -> Tensor:
 
 
 def sixteens(op: str, x: Tensor) -> None:
-    check_sixteens(op, "x", x)
+    has_sixteens(op, "x", x)
 
 
-def check_sixteens(op: str, name: str, x: Tensor) -> None:
+def has_sixteens(op: str, name: str, x: Tensor) -> None:
     if x.numel() % 16:
         raise BadArgument.of(op, name, "have a multiple of 16 elements", str(tuple(x.shape)))
 
 
 def bit_for_each(op: str, dy: Tensor, mask: Tensor) -> None:
-    check_sixteens(op, "dy", dy)
+    has_sixteens(op, "dy", dy)
     if mask.numel() * 8 != dy.numel():
         expected = f"have {dy.numel() // 8} bytes, a bit for each element of {{dy}}"
         raise BadArgument.of(op, "mask", expected, str(tuple(mask.shape)))

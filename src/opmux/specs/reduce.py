@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ..core import contract
+from ..core import rules
 from ..core.contract import (
     FLOATS,
     INTS,
@@ -26,7 +26,6 @@ from ..core.contract import (
     dim_of,
     dtypes,
     either,
-    ints,
     one_of,
     shape,
 )
@@ -36,7 +35,7 @@ from ..core.tensors import dtype_name
 from ._numeric import wide
 from .samples import Case, Draw, Maker
 
-Dim = Annotated[int | Sequence[int] | None, ints(), contract.dims_of("x")]
+Dim = Annotated[int | Sequence[int] | None, rules.ints(), rules.dims_of("x")]
 OneDim = Annotated[int, dim_of("x")]
 RealDtype = Annotated[torch.dtype, one_of(*FLOATS, *INTS, torch.bool)]
 FloatDtype = Annotated[torch.dtype, one_of(*FLOATS)]

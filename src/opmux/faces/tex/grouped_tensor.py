@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from ...core.errors import BadArgument, NotSupported
-from ...specs._checks import type_name
 from .quantized import FACTS, FIELDS, Fields, kind_of, new_tensor
 
 # A buffer of a member -> that of the group.
@@ -72,9 +71,8 @@ def is_grouped(value: Any) -> bool:
     return any(c.__name__ in GROUPED for c in type(value).__mro__)
 
 
-def check_grouped(op: str, name: str, value: Any) -> None:
-    if not is_grouped(value):
-        raise BadArgument.of(op, name, "be a GroupedTensor", type_name(value), TypeError)
+def readable(op: str, name: str, value: Any) -> None:
+    """Decline groups that are not laid out as ours are."""
     if value.last_dims is not None:
         raise NotSupported(f"{op}: {name} must have members of one last dimension; got last_dims")
     if getattr(value, "_with_gemm_swizzled_scales", False):
@@ -114,6 +112,7 @@ def fields(quantizer: Any, shape: tuple[int, int], device: torch.device) -> Fiel
 
 def members(group: Any, op: str = "tex", name: str = "tensor") -> list[Any]:
     """The members, as views of the buffers: plain tensors where the group has no quantizer."""
+    readable(op, name, group)
     rows, last = group.logical_shape
     dims = sizes(op, rows, group.num_tensors, group.first_dims, f"{name}.first_dims")
     at = dict.fromkeys(SLOTS.values(), 0)

@@ -269,6 +269,12 @@ def _quantizer_class(cls: type) -> type | None:
     return next((c for c in cls.__mro__ if c.__name__ in QUANTIZERS), None)
 
 
+def format_of(quantizer: Any) -> str | None:
+    """delayed, current, block, mxfp8 or nvfp4; None for what is no quantizer."""
+    found = _quantizer_class(type(quantizer))
+    return None if found is None else QUANTIZERS[found.__name__]
+
+
 def kind_of(quantizer: Any, op: str = "tex", name: str = "quantizer") -> str | None:
     """delayed, current, block, mxfp8 or nvfp4; None for None. TypeError for what is no quantizer."""
     if quantizer is None:
@@ -465,22 +471,22 @@ def _coerced(quantizer: Any, kind: str, output: Any, shape: tuple[int, ...], dev
 STEPS = {"nvfp4": 16, "mxfp8": 32}
 
 
-def check_quantizer(
-    op: str, value: Any, quantizer: Any, name: str = "tensor", quantizer_name: str = "quantizer"
-) -> None:
-    """Refuse, by these names, what is no quantizer (None is one), or one that cannot take the tensor."""
+def can_quantize(op: str, value: Any, quantizer: Any, name: str = "tensor", quantizer_name: str = "quantizer") -> None:
+    """Raise, under these names, where a value is no quantizer (None is one), or one that cannot take the tensor."""
     kind = kind_of(quantizer, op, quantizer_name)
     if kind == "delayed":
         for part in ("scale", "amax"):
-            number = f"{quantizer_name}.{part}"
-            check_one(op, number, getattr(quantizer, part, None), value)
+            number: Any = getattr(quantizer, part, None)
+            check_tensor(op, f"{quantizer_name}.{part}", number, dtypes=(NUMBERS,), on=device_of(value))
+            if number.numel() != 1:
+                raise BadArgument.of(op, f"{quantizer_name}.{part}", "be a single number", str(tuple(number.shape)))
     elif kind == "block" and quantizer.block_scaling_dim not in (1, 2):
         raise BadArgument.of(op, f"{quantizer_name}.block_scaling_dim", "be 1 or 2", str(quantizer.block_scaling_dim))
-    check_steps(op, name, value.shape, quantizer)
+    in_whole_blocks(op, name, value.shape, quantizer)
 
 
-def check_steps(op: str, name: str, shape: Any, quantizer: Any) -> None:
-    """Refuse a shape that is not made of whole blocks, for the formats where it must be."""
+def in_whole_blocks(op: str, name: str, shape: Any, quantizer: Any) -> None:
+    """Raise where a shape has a rest after blocks, for the formats that do not take one."""
     kind = kind_of(quantizer, op)
     if kind not in STEPS:
         return
@@ -490,18 +496,21 @@ def check_steps(op: str, name: str, shape: Any, quantizer: Any) -> None:
         raise BadArgument.of(op, name, expected, str(tuple(shape)))
 
 
-def check_one(op: str, name: str, value: Any, like: Any, optional: bool = False) -> None:
-    """Refuse what is not a single float32 number beside a tensor."""
-    check_tensor(op, name, value, dtypes=(NUMBERS,), on=device_of(like), optional=optional)
-    if value is not None and value.numel() != 1:
-        raise BadArgument.of(op, name, "be a single number", str(tuple(value.shape)))
-
-
-def check_output(op: str, quantizer: Any, output: Any, name: str = "output") -> None:
-    """Refuse a tensor to write to that is not of the quantizer's kind."""
+def can_be_written(op: str, quantizer: Any, output: Any, name: str = "output") -> None:
+    """Raise where a tensor to write to is not of the quantizer's kind."""
     kind = kind_of(quantizer, op) or ""
     if output is not None and tensor_kind(output) != {"delayed": "fp8", "current": "fp8"}.get(kind, kind):
         raise BadArgument.of(op, name, f"be None or a {TENSORS[kind]}", type_name(output), TypeError)
+
+
+def has_amaxes(op: str, quantizer: Any, rowwise_amax: Any, columnwise_amax: Any) -> None:
+    """Raise where a way that the quantizer wants has no amax."""
+    for name, amax, wanted in (
+        ("rowwise_amax", rowwise_amax, quantizer.rowwise_usage),
+        ("columnwise_amax", columnwise_amax, quantizer.columnwise_usage),
+    ):
+        if wanted and amax is None:
+            raise BadArgument.of(op, name, "be a Tensor, as {quantizer} has that usage", "None", TypeError)
 
 
 # The ops that quantizing and dequantizing take: for `over` of functions that do.

@@ -5,12 +5,15 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import Tensor
 
-from ...core.contract import Rule, either
+from ...core.contract import FLOATS, Rule, either
 from ...core.errors import BadArgument
+from ...core.tensors import dtype_name
 from ...specs._checks import type_name
 from .enums import torch_dtype
-from .quantized import is_quantized
+from .grouped_tensor import is_grouped
+from .quantized import QUANTIZERS, device_of, format_of, is_quantized
 
 
 @dataclass(frozen=True)
@@ -18,18 +21,18 @@ class member(Rule):
     """A member of an enum, or its number, whoever's enum it is; with names, one of these."""
 
     enum: Any
-    names: tuple[str, ...] = ()
+    numbers: frozenset[int]
 
     def __init__(self, enum: Any, *names: str):
         object.__setattr__(self, "enum", enum)
-        object.__setattr__(self, "names", names)
+        object.__setattr__(self, "numbers", frozenset(int(enum[n]) for n in names or enum.__members__))
 
     def problem(self, value: Any, given: Mapping[str, Any]) -> str | None:
         try:
-            found = self.enum(int(value))
+            right = int(value) in self.numbers
         except (TypeError, ValueError):
-            return f"be {self.doc()}"
-        return None if not self.names or found.name in self.names else f"be {self.doc()}"
+            right = False
+        return None if right else f"be {self.doc()}"
 
     def got(self, value: Any) -> str:
         return repr(value)
@@ -38,7 +41,11 @@ class member(Rule):
         yield "unknown", 99
 
     def doc(self) -> str:
-        return either(self.names) if self.names else f"a member of {self.enum.__name__}"
+        return either(m.name for m in self.enum if int(m) in self.numbers) if len(self.numbers) < 6 else self._enum()
+
+    def _enum(self) -> str:
+        left_out = [m.name for m in self.enum if int(m) not in self.numbers]
+        return f"a member of {self.enum.__name__}" + (f" other than {either(left_out)}" if left_out else "")
 
 
 @dataclass(frozen=True)
@@ -81,6 +88,132 @@ class quantized_tensor(Rule):
 
     def doc(self) -> str:
         return "a quantized tensor"
+
+
+@dataclass(frozen=True)
+class float_or_quantized(Rule):
+    """A tensor of floats, or a quantized one."""
+
+    error = TypeError
+
+    def problem(self, value: Any, given: Mapping[str, Any]) -> str | None:
+        if is_quantized(value) or (isinstance(value, Tensor) and value.dtype in FLOATS):
+            return None
+        return f"be {either(map(dtype_name, FLOATS))}, or quantized" if isinstance(value, Tensor) else "be a Tensor"
+
+    def got(self, value: Any) -> str:
+        return dtype_name(value.dtype) if isinstance(value, Tensor) else type_name(value)
+
+    def wrong(self, value: Any) -> Iterator[tuple[str, Any]]:
+        yield "ints", torch.zeros(2, dtype=torch.int32)
+        yield "a list", [1.0]
+
+    def doc(self) -> str:
+        return "float or quantized"
+
+
+@dataclass(frozen=True)
+class beside(Rule):
+    """A tensor on the device of another argument, which may be quantized."""
+
+    of: str
+
+    def problem(self, value: Any, given: Mapping[str, Any]) -> str | None:
+        other = given.get(self.of)
+        if other is None or not (isinstance(other, Tensor) or is_quantized(other)):
+            return None
+        device = device_of(other)
+        return None if value.device == device else f"be on {device}, the device of {{{self.of}}}"
+
+    def got(self, value: Any) -> str:
+        return str(value.device)
+
+    def wrong(self, value: Any) -> Iterator[tuple[str, Any]]:
+        yield "another device", value.to("meta")
+
+    def doc(self) -> str:
+        return f"on the device of {self.of}"
+
+
+@dataclass(frozen=True)
+class grouped(Rule):
+    """A GroupedTensor, or the storage of one."""
+
+    error = TypeError
+
+    def problem(self, value: Any, given: Mapping[str, Any]) -> str | None:
+        return None if is_grouped(value) else f"be {self.doc()}"
+
+    def got(self, value: Any) -> str:
+        return type_name(value)
+
+    def wrong(self, value: Any) -> Iterator[tuple[str, Any]]:
+        yield "a plain tensor", torch.zeros(2)
+
+    def doc(self) -> str:
+        return "a GroupedTensor"
+
+
+@dataclass(frozen=True)
+class quantizer_of(Rule):
+    """A quantizer of one of these formats, by default of any."""
+
+    formats: tuple[str, ...]
+    error = TypeError
+
+    def __init__(self, *formats: str):
+        object.__setattr__(self, "formats", formats or tuple(dict.fromkeys(QUANTIZERS.values())))
+
+    def problem(self, value: Any, given: Mapping[str, Any]) -> str | None:
+        return None if format_of(value) in self.formats else f"be {self.doc()}"
+
+    def got(self, value: Any) -> str:
+        return type_name(value)
+
+    def wrong(self, value: Any) -> Iterator[tuple[str, Any]]:
+        yield "a word", "fp8"
+        yield "None", None
+
+    def doc(self) -> str:
+        return f"of the format {either(self.formats)}"
+
+
+@dataclass(frozen=True)
+class generator(Rule):
+    """A torch.Generator for the device of another argument, which may be quantized."""
+
+    of: str
+    error = TypeError
+
+    def problem(self, value: Any, given: Mapping[str, Any]) -> str | None:
+        if not isinstance(value, torch.Generator):
+            return "be a torch.Generator or None"
+        other = given.get(self.of)
+        if other is None or value.device.type == device_of(other).type:
+            return None
+        return f"be on {device_of(other).type}, as {{{self.of}}} is"
+
+    def got(self, value: Any) -> str:
+        return f"one on {value.device}" if isinstance(value, torch.Generator) else type_name(value)
+
+    def doc(self) -> str:
+        return f"a torch.Generator on the device of {self.of}"
+
+
+@dataclass(frozen=True)
+class absent(Rule):
+    """None: what NVIDIA has it for is not done here."""
+
+    why: str
+
+    def problem(self, value: Any, given: Mapping[str, Any]) -> str | None:
+        return f"be None, as {self.why}"
+
+    def got(self, value: Any) -> str:
+        return type_name(value)
+
+    def doc(self) -> str:
+        return "None"
 
 
 # ---- devices --------------------------------------------------------------------------------------------------------

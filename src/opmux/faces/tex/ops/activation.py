@@ -14,7 +14,7 @@ from ....core.adapter import adapt
 from ....core.spec import State
 from ....specs import activation
 from ....specs.samples import Draw, Maker
-from ..quantized import FUSED_CASTS, check_quantizer, fp8_of, fp8_tensor, fuses, quantized
+from ..quantized import FUSED_CASTS, can_quantize, fp8_of, fp8_tensor, fuses, quantized
 
 Fn = Callable[..., Any]
 
@@ -23,15 +23,15 @@ Fn = Callable[..., Any]
 
 
 def quantizes_input(op: str, input: Tensor, quantizer: Any) -> None:
-    check_quantizer(op, input, quantizer, "input")
+    can_quantize(op, input, quantizer, "input")
 
 
 def quantizes_half(op: str, input: Tensor, quantizer: Any) -> None:
-    check_quantizer(op, activation.halves(input)[0], quantizer, "input")
+    can_quantize(op, activation.halves(input)[0], quantizer, "input")
 
 
 def quantizes_gradient(op: str, fwd_input: Tensor, quantizer: Any) -> None:
-    check_quantizer(op, fwd_input, quantizer, "fwd_input")
+    can_quantize(op, fwd_input, quantizer, "fwd_input")
 
 
 # ---- forms ----------------------------------------------------------------------------------------------------------

@@ -13,16 +13,18 @@ bounds of them that cost nothing: 1 for probabilities, and for their gradient th
 """
 
 import math
+import typing
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from ....core.adapter import adapt
+from ....core.contract import Contract
 from ....core.errors import BadArgument, NotSupported
 from ....core.spec import Sample, Samples, State, op
-from ....specs._checks import check_int, check_number, check_tensor, type_name
+from ....specs._checks import check_tensor
 from ....specs._masked_attention import masked_backward, masked_forward
 from ....specs._numeric import wide
 from ....specs._sequences import Lengths, packed, unpacked
@@ -31,17 +33,25 @@ from ....specs.random import next_seed, philox_dropout, philox_dropout_bwd
 from ....specs.stack3 import stack3
 from ..attention_calls import (
     BIASED,
-    BIASES,
     INTS,
-    MASKS,
-    SOFTMAXES,
     VANILLA,
+    BiasNumber,
+    FloatDtype,
+    FormatNumber,
     Job,
-    checked_bias,
-    checked_sink,
-    format_of,
-    known,
+    LayoutNumber,
+    Length,
+    MaskNumber,
+    MaybeQuantizer,
+    Share,
+    SoftmaxNumber,
+    Values,
+    Window,
+    bias_of,
+    chosen_format,
+    look,
     numbers,
+    sink_of,
     sizes,
     understood,
 )
@@ -56,6 +66,7 @@ from ..enums import (
 )
 from ..layouts import LAYOUTS, Layout, landed
 from ..quantized import CASTS, kind_of, quantized, wrapped_fp8
+from ..rules import any_dtype, generator
 
 
 def raise_amax(quantizer: Any, bound: Tensor | float) -> None:
@@ -213,19 +224,12 @@ def stats_of_tokens(job: Job, lse: Tensor) -> Tensor:
     return job.from_tokens(lse.T[..., None], "bshd", empty=-math.inf).transpose(1, 2).contiguous()
 
 
-def check_tables(op: str, layout: Layout, b: int, q: Tensor, table_k: Any, table_v: Any) -> tuple[Any, Any]:
+def tables_of(op: str, layout: Layout, b: int, q: Tensor, table_k: Any, table_v: Any) -> tuple[Any, Any]:
     if not layout.paged:
         return None, None
     for name, table in (("page_table_k", table_k), ("page_table_v", table_v)):
         check_tensor(op, name, table, dtypes=INTS, shape=(b, None), on=q, of="sequences and pages of each")
     return table_k, table_v
-
-
-def check_generator(op: str, generator: Any, q: Tensor) -> None:
-    if generator is not None and not isinstance(generator, torch.Generator):
-        raise BadArgument.of(op, "rng_gen", "be a torch.Generator or None", type_name(generator), TypeError)
-    if generator is not None and generator.device.type != q.device.type:
-        raise BadArgument.of(op, "rng_gen", f"be on {q.device.type}, as Q is", str(generator.device))
 
 
 def as_list(value: Any) -> Any:
@@ -241,13 +245,14 @@ def as_list(value: Any) -> Any:
     result=as_list,
 )
 def fused_attn_fwd(
-    call: Any, max_seqlen_q: int, max_seqlen_kv: int, is_training: bool, attn_scale: float, p_dropout: float,
-    set_zero: bool, qkv_layout: Any, o_format: Any, qkv_scale_inv_format: Any, bias_type: Any, attn_mask_type: Any,
-    softmax_type: Any, window_size: Any, bottom_right_diagonal: bool, cu_seqlens_q: Tensor | None,
-    cu_seqlens_kv: Tensor | None, Q: Any, K: Any, V: Any, fake_dtype: torch.dtype,
+    call: Any, max_seqlen_q: Length, max_seqlen_kv: Length, is_training: bool, attn_scale: float, p_dropout: Share,
+    set_zero: bool, qkv_layout: LayoutNumber, o_format: FormatNumber, qkv_scale_inv_format: Any, bias_type: BiasNumber,
+    attn_mask_type: MaskNumber, softmax_type: SoftmaxNumber, window_size: Window, bottom_right_diagonal: bool,
+    cu_seqlens_q: Tensor | None, cu_seqlens_kv: Tensor | None, Q: Values, K: Values, V: Values, fake_dtype: FloatDtype,
     cu_seqlens_q_padded: Tensor | None, cu_seqlens_kv_padded: Tensor | None, page_table_k: Tensor | None,
-    page_table_v: Tensor | None, s_quantizer: State, o_quantizer: State, Bias: Tensor | None,
-    SoftmaxOffset: Tensor | None, rng_gen: State, rng_elts_per_thread: int, return_max_logit: bool, cuda_graph: bool,
+    page_table_v: Tensor | None, s_quantizer: MaybeQuantizer, o_quantizer: MaybeQuantizer, Bias: Tensor | None,
+    SoftmaxOffset: Tensor | None, rng_gen: Annotated[State, generator("Q")] | None, rng_elts_per_thread: int,
+    return_max_logit: bool, cuda_graph: bool,
 ) -> list[Any]:  # fmt: skip
     """[O, S, (Max), rng_state, (Bias), (SoftmaxOffset)]: attention as NVIDIA's fused kernels have it.
 
@@ -256,20 +261,18 @@ def fused_attn_fwd(
     What is dropped follows from rng_state alone.
     """
     name = "fused_attn_fwd"
+    look((max_seqlen_q, max_seqlen_kv), p_dropout, window_size, fake_dtype, (s_quantizer, o_quantizer), rng_gen)
     with torch.no_grad():
         job, q, k, v = understood(
-            call, name, max_seqlen_q, max_seqlen_kv, attn_scale, p_dropout, qkv_layout, bias_type, attn_mask_type,
-            softmax_type, window_size, bottom_right_diagonal, cu_seqlens_q, cu_seqlens_kv, Q, K, V, fake_dtype,
+            call, name, max_seqlen_q, max_seqlen_kv, attn_scale, qkv_layout, bias_type, attn_mask_type, softmax_type,
+            window_size, bottom_right_diagonal, cu_seqlens_q, cu_seqlens_kv, Q, K, V, fake_dtype,
             cu_seqlens_q_padded, cu_seqlens_kv_padded,
         )  # fmt: skip
-        fmt = format_of(name, "o_format", o_format, job.layout)
+        fmt = chosen_format(name, "o_format", o_format, job.layout)
         heads = sizes(job.layout.q, q)[1]
-        bias = checked_bias(name, job, Bias, q, heads, "Bias")
-        sink = checked_sink(name, job, SoftmaxOffset, q, heads, "SoftmaxOffset")
-        tables = check_tables(name, job.layout, job.b, q, page_table_k, page_table_v)
-        check_generator(name, rng_gen, q)
-        for what, quantizer in (("s_quantizer", s_quantizer), ("o_quantizer", o_quantizer)):
-            kind_of(quantizer, name, what)
+        bias = bias_of(name, job, Bias, q, heads, "Bias")
+        sink = sink_of(name, job, SoftmaxOffset, q, heads, "SoftmaxOffset")
+        tables = tables_of(name, job.layout, job.b, q, page_table_k, page_table_v)
 
         drops = float(p_dropout) if is_training else 0.0
         state = drawn(q, rng_gen) if drops else undrawn(q.device)
@@ -346,14 +349,15 @@ def tokens_of_stats(job: Job, stats: Tensor, tokens: int) -> Tensor:
     result=as_list,
 )
 def fused_attn_bwd(
-    call: Any, max_seqlen_q: int, max_seqlen_kv: int, attn_scale: float, p_dropout: float, set_zero: bool,
-    qkv_layout: Any, o_format: Any, do_format: Any, dqkv_layout: Any, qkv_scale_inv_format: Any,
-    do_scale_inv_format: Any, bias_type: Any, attn_mask_type: Any, softmax_type: Any, window_size: Any,
-    bottom_right_diagonal: bool, deterministic: bool, cu_seqlens_q: Tensor | None, cu_seqlens_kv: Tensor | None,
-    Q: Any, K: Any, V: Any, O: Any, dO: Any,  # noqa: E741
-    fake_dtype: torch.dtype, Aux_CTX_Tensors: Any, cu_seqlens_q_padded: Tensor | None,
-    cu_seqlens_kv_padded: Tensor | None, s_quantizer: State, dp_quantizer: State, dqkv_quantizer: State,
-    cuda_graph: bool,
+    call: Any, max_seqlen_q: Length, max_seqlen_kv: Length, attn_scale: float, p_dropout: Share, set_zero: bool,
+    qkv_layout: LayoutNumber, o_format: FormatNumber, do_format: FormatNumber, dqkv_layout: LayoutNumber,
+    qkv_scale_inv_format: Any, do_scale_inv_format: Any, bias_type: BiasNumber, attn_mask_type: MaskNumber,
+    softmax_type: SoftmaxNumber, window_size: Window, bottom_right_diagonal: bool, deterministic: bool,
+    cu_seqlens_q: Tensor | None, cu_seqlens_kv: Tensor | None, Q: Values, K: Values, V: Values,
+    O: Values, dO: Values,  # noqa: E741
+    fake_dtype: FloatDtype, Aux_CTX_Tensors: list[Any], cu_seqlens_q_padded: Tensor | None,
+    cu_seqlens_kv_padded: Tensor | None, s_quantizer: MaybeQuantizer, dp_quantizer: MaybeQuantizer,
+    dqkv_quantizer: MaybeQuantizer, cuda_graph: bool,
 ) -> list[Any]:  # fmt: skip
     """[dQ, dK, dV, dBias or None, dSoftmaxOffset or None], by the S and rng_state of the forward.
 
@@ -361,27 +365,27 @@ def fused_attn_bwd(
     where a sequence lies on several devices.
     """
     name = "fused_attn_bwd"
+    quantizers = s_quantizer, dp_quantizer, dqkv_quantizer
+    look((max_seqlen_q, max_seqlen_kv), p_dropout, window_size, fake_dtype, quantizers)
     with torch.no_grad():
         job, q, k, v = understood(
-            call, name, max_seqlen_q, max_seqlen_kv, attn_scale, p_dropout, qkv_layout, bias_type, attn_mask_type,
-            softmax_type, window_size, bottom_right_diagonal, cu_seqlens_q, cu_seqlens_kv, Q, K, V, fake_dtype,
+            call, name, max_seqlen_q, max_seqlen_kv, attn_scale, qkv_layout, bias_type, attn_mask_type, softmax_type,
+            window_size, bottom_right_diagonal, cu_seqlens_q, cu_seqlens_kv, Q, K, V, fake_dtype,
             cu_seqlens_q_padded, cu_seqlens_kv_padded,
         )  # fmt: skip
         if job.layout.paged:
             raise NotSupported(f"{name}: qkv_layout must not be paged, as there is no gradient of a cache")
-        to: Layout = known(name, "dqkv_layout", dqkv_layout, LAYOUTS, "NVTE_QKV_Layout")
-        check_result_layout(name, job.layout, to, q, v)
+        to = LAYOUTS[int(dqkv_layout)]
+        can_hold_gradients(name, job.layout, to, q, v)
         out_format, grad_format = (
-            format_of(name, n, f, job.layout) for n, f in (("o_format", o_format), ("do_format", do_format))
+            chosen_format(name, n, f, job.layout) for n, f in (("o_format", o_format), ("do_format", do_format))
         )
         heads = sizes(job.layout.q, q)[1]
         o, do = (
             numbers(call, name, n, t, f, fake_dtype) for n, t, f in (("O", O, out_format), ("dO", dO, grad_format))
         )
         stats, state, bias, sink = aux_of(name, job, Aux_CTX_Tensors, q, heads)
-        check_outputs(name, job, q, v, heads, (("O", o, out_format), ("dO", do, grad_format)))
-        for what, quantizer in (("s_", s_quantizer), ("dp_", dp_quantizer), ("dqkv_", dqkv_quantizer)):
-            kind_of(quantizer, name, f"{what}quantizer")
+        outputs_fit(name, job, q, v, heads, (("O", o, out_format), ("dO", do, grad_format)))
 
         drops = float(p_dropout)
         job = job._replace(how=job.how._replace(dropped=drops, seed=state)) if drops else job
@@ -417,7 +421,7 @@ def as_asked(call: Any, layout: Layout, grads: list[Tensor], room: Tensor | None
     ]
 
 
-def check_result_layout(op: str, of: Layout, to: Layout, q: Tensor, v: Tensor) -> None:
+def can_hold_gradients(op: str, of: Layout, to: Layout, q: Tensor, v: Tensor) -> None:
     if to.paged or (to.q == "thd", to.kv == "thd") != (of.q == "thd", of.kv == "thd"):
         raise BadArgument.of(op, "dqkv_layout", "be of THD where qkv_layout is, and not paged", f"{to} for {of}")
     if to.shared == 3 and (v.shape[-1] != q.shape[-1] or sizes(of.q, q)[1:] != sizes(of.kv, v)[1:]):
@@ -426,7 +430,7 @@ def check_result_layout(op: str, of: Layout, to: Layout, q: Tensor, v: Tensor) -
         raise BadArgument.of(op, "dqkv_layout", "not have K and V in one buffer where their dims differ", str(to))
 
 
-def check_outputs(
+def outputs_fit(
     op: str, job: Job, q: Tensor, v: Tensor, heads: int, given: tuple[tuple[str, Tensor, str], ...]
 ) -> None:
     of_q = sizes(job.layout.q, q)
@@ -443,17 +447,17 @@ def check_outputs(
 def aux_of(op: str, job: Job, given: Any, q: Tensor, heads: int) -> tuple[Tensor, Tensor, Any, Any]:
     """S, rng_state, bias and sink. More may follow: NVIDIA's layer adds dO in high precision for MXFP8."""
     what = "Aux_CTX_Tensors"
-    if not isinstance(given, (list, tuple)) or len(given) < 2:
-        got = f"{len(given)} items" if isinstance(given, (list, tuple)) else type_name(given)
-        raise BadArgument.of(op, what, "be a list of S, rng_state and what else the forward gave", str(got), TypeError)
+    if len(given) < 2:
+        expected = "be a list of S, rng_state and what else the forward gave"
+        raise BadArgument.of(op, what, expected, f"{len(given)} items", TypeError)
     lse, state, *rest = given
     check_tensor(op, f"{what}[0]", lse, on=q)
     check_tensor(op, f"{what}[1]", state, dtypes=(torch.int64, torch.uint64), shape=(2,))
     if state.dtype is torch.uint64:
         state = state.view(torch.int64)
     here = iter(rest)
-    bias = checked_bias(op, job, next(here, None), q, heads, f"{what}[2]") if job.how.bias in BIASED else None
-    sink = checked_sink(op, job, next(here, None), q, heads, f"{what}[{2 + (bias is not None)}]")
+    bias = bias_of(op, job, next(here, None), q, heads, f"{what}[2]") if job.how.bias in BIASED else None
+    sink = sink_of(op, job, next(here, None), q, heads, f"{what}[{2 + (bias is not None)}]")
     by_token = job.layout.q == "thd" and lse.dim() == 3
     wanted = (q.shape[0], heads, 1) if by_token else (job.b, heads, job.sq, 1)
     if tuple(lse.shape) != wanted:
@@ -476,21 +480,21 @@ class Asked(NamedTuple):
     """What is asked of a backend, under the names of 2.20.2's FusedAttentionParams."""
 
     is_training: Any
-    qkv_dtype: Any
-    kv_dtype: Any
-    qkv_layout: Any
-    bias_type: Any
-    attn_mask_type: Any
-    softmax_type: Any
-    dropout: Any
-    num_attn_heads: Any
-    num_gqa_groups: Any
-    max_seqlen_q: Any
-    max_seqlen_kv: Any
-    head_dim_qk: Any
-    head_dim_v: Any
-    window_size_left: Any
-    window_size_right: Any
+    qkv_dtype: Annotated[Any, any_dtype()]
+    kv_dtype: Annotated[Any, any_dtype()]
+    qkv_layout: LayoutNumber
+    bias_type: BiasNumber
+    attn_mask_type: MaskNumber
+    softmax_type: SoftmaxNumber
+    dropout: float
+    num_attn_heads: Length
+    num_gqa_groups: Length
+    max_seqlen_q: Length
+    max_seqlen_kv: Length
+    head_dim_qk: Length
+    head_dim_v: Length
+    window_size_left: int
+    window_size_right: int
     scaling_mode: Any = DELAYED
 
     @classmethod
@@ -499,18 +503,17 @@ class Asked(NamedTuple):
         return cls(**given, kv_dtype=params.qkv_dtype, scaling_mode=int(params.scaling_mode))
 
 
+ASKED = Contract.of("get_fused_attn_backend", typing.get_type_hints(Asked, include_extras=True))
+
+
 def backend_for(op: str, asked: Asked) -> tuple[Any, str]:
     """The backend, and why there is none; "" where there is."""
-    for name in ("num_attn_heads", "num_gqa_groups", "max_seqlen_q", "max_seqlen_kv", "head_dim_qk", "head_dim_v"):
-        check_int(op, name, getattr(asked, name), least=0)
-    for name in ("window_size_left", "window_size_right"):
-        check_int(op, name, getattr(asked, name))
-    check_number(op, "p_dropout", asked.dropout)
-    layout = known(op, "qkv_layout", asked.qkv_layout, LAYOUTS, "NVTE_QKV_Layout")
-    known(op, "bias_type", asked.bias_type, BIASES, "NVTE_Bias_Type")
-    known(op, "attn_mask_type", asked.attn_mask_type, MASKS, "NVTE_Mask_Type")
-    known(op, "softmax_type", asked.softmax_type, SOFTMAXES, "NVTE_Softmax_Type")
-    q_dtype, kv_dtype = (torch_dtype(getattr(asked, n), op, n) for n in ("qkv_dtype", "kv_dtype"))
+    try:
+        ASKED.check(asked._asdict())
+    except BadArgument as error:
+        raise error.seen_as(op, {"dropout": "p_dropout", "qkv_dtype": "q_dtype"}) from None
+    layout = LAYOUTS[int(asked.qkv_layout)]
+    q_dtype, kv_dtype = torch_dtype(asked.qkv_dtype), torch_dtype(asked.kv_dtype)
     backend = BACKENDS.get(q_dtype, NO_BACKEND)
     why = _reason(asked, layout, q_dtype, kv_dtype, backend)
     return (NO_BACKEND if why else backend), why

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor
@@ -12,37 +12,31 @@ from ....core.contract import Byte
 from ....core.errors import BadArgument
 from ....core.spec import Sample
 from ....specs._checks import check_tensor
-from ....specs.dropout import BWD, check_sixteens, dropout_bits_bwd, philox_dropout_bits
+from ....specs.dropout import BWD, dropout_bits_bwd, has_sixteens, philox_dropout_bits
 from ....specs.random import Probability, next_seed
 from ....specs.samples import Case, Draw, Maker
 from ..quantized import CASTS, is_quantized, plain
+from ..rules import beside, float_or_quantized
 
 
-def check_element(op: str, name: str, value: Any) -> None:
-    """Refuse what is neither a float tensor nor a quantized one, or has a rest after groups of 16."""
-    if not is_quantized(value):
-        check_tensor(op, name, value)
-        check_sixteens(op, name, value)
+def can_be_dropped(op: str, name: str, value: Tensor, into: Tensor | None, into_name: str) -> None:
+    """Raise where a tensor has a rest after groups of 16, or what is to hold the result is not like it."""
+    has_sixteens(op, name, value)
+    check_tensor(op, into_name, into, dtypes=(value.dtype,), shape=value.shape, on=value, optional=True)
 
 
-def check_into(op: str, name: str, into: Any, like: Any) -> None:
-    if not is_quantized(like):
-        check_tensor(op, name, into, dtypes=(like.dtype,), shape=like.shape, on=like, optional=True)
+def drops(op: str, input: Any, out: Tensor | None) -> None:
+    if not is_quantized(input):
+        can_be_dropped(op, "input", input, out, "out")
 
 
-def drops(op: str, input: Any, out: Any) -> None:
-    check_element(op, "input", input)
-    check_into(op, "out", out, input)
-
-
-def drops_again(op: str, grad_output: Any, mask: Tensor, grad_input: Any) -> None:
-    check_element(op, "grad_output", grad_output)
-    check_into(op, "grad_input", grad_input, grad_output)
-    if not is_quantized(grad_output) and (mask.numel() * 8 != grad_output.numel() or mask.device != grad_output.device):
-        expected = (
-            f"be {grad_output.numel() // 8} bytes on {grad_output.device}, a bit for each element of {{grad_output}}"
-        )
-        raise BadArgument.of(op, "mask", expected, f"{tuple(mask.shape)} on {mask.device}")
+def drops_again(op: str, grad_output: Any, mask: Tensor, grad_input: Tensor | None) -> None:
+    if is_quantized(grad_output):
+        return
+    can_be_dropped(op, "grad_output", grad_output, grad_input, "grad_input")
+    if mask.numel() * 8 != grad_output.numel():
+        expected = f"have {grad_output.numel() // 8} bytes, a bit for each element of {{grad_output}}"
+        raise BadArgument.of(op, "mask", expected, str(tuple(mask.shape)))
 
 
 def given_back(value: Tensor, into: Tensor | None) -> Tensor:
@@ -75,16 +69,21 @@ def _random(dtype: torch.dtype, device: Any) -> Iterator[Sample]:
 @adapt(
     "tex::dropout_fwd",
     over=(philox_dropout_bits, *CASTS),
+    checks=True,
     names={"x": "input", "p": "dropout_probability"},
     out="y mask",
     mutates=("out",),
     samples=_random,
     where=drops,
 )
-def dropout_fwd(call: Any, input: Any, dropout_probability: Probability, out: Tensor | None = None) -> list[Tensor]:
+def dropout_fwd(
+    call: Any,
+    input: Annotated[Any, float_or_quantized()],
+    dropout_probability: Probability,
+    out: Tensor | None = None,
+) -> list[Tensor]:
     """[y, mask]: y = input / (1 - p) or 0, and the bits of what was kept; randomness is torch's default generator's."""
     with torch.no_grad():
-        dropout_fwd.check(input=input, dropout_probability=dropout_probability, out=out)  # before a seed is drawn
         x = plain(call, input)
         if x is not input:
             drops("dropout_fwd", x, out)
@@ -95,6 +94,7 @@ def dropout_fwd(call: Any, input: Any, dropout_probability: Probability, out: Te
 @adapt(
     "tex::dropout_bwd",
     over=(dropout_bits_bwd, *CASTS),
+    checks=True,
     names={"dy": "grad_output", "p": "dropout_probability"},
     out="dx",
     mutates=("grad_input",),
@@ -103,15 +103,13 @@ def dropout_fwd(call: Any, input: Any, dropout_probability: Probability, out: Te
 )
 def dropout_bwd(
     call: Any,
-    grad_output: Any,
-    mask: Byte[Tensor, "..."],
+    grad_output: Annotated[Any, float_or_quantized()],
+    mask: Byte[Tensor, "...", beside("grad_output")],
     dropout_probability: Probability,
     grad_input: Tensor | None = None,
 ) -> Tensor:
     """grad_output / (1 - p) where the bit of the mask is set, else 0."""
     with torch.no_grad():
-        given = {"mask": mask, "dropout_probability": dropout_probability, "grad_input": grad_input}
-        dropout_bwd.check(grad_output=grad_output, **given)
         dy = plain(call, grad_output)
         if dy is not grad_output:
             drops_again("dropout_bwd", dy, mask, grad_input)

@@ -22,7 +22,7 @@ from ....specs._checks import check_list, check_number, check_tensor, type_name
 from ....specs.gemm import BLOCK, SUMS
 from ....specs.samples import Case, Draw, Maker
 from ..enums import torch_dtype
-from ..quantized import CASTS, check_quantizer, device_of, kind_of, logical_shape, plain, quantized, tensor_kind
+from ..quantized import CASTS, can_quantize, device_of, kind_of, logical_shape, plain, quantized, tensor_kind
 
 F32 = torch.float32
 PLAIN = (Tensor, torch.nn.Parameter)
@@ -461,7 +461,7 @@ def finished(
         y = shaped(y, shape)
         pre = pre if pre is None else shaped(pre, shape)
     if quantizer is not None:
-        check_quantizer("generic_gemm", y, quantizer, "D")
+        can_quantize("generic_gemm", y, quantizer, "D")
         y = quantized(call, y, quantizer, None if D is given else D)
     bias_grad = column_sums(call, B, transB, dtype) if grad and bias is not None else None
     return [y, bias_grad, pre, extra]

@@ -13,33 +13,31 @@ import torch
 from torch import Tensor
 
 from ....core.adapter import adapt
-from ....core.contract import FLOATS, Int64, at_least, each
+from ....core.contract import FLOATS, Float, Float32, Int64, at_least, dtypes, each, one_of
 from ....core.errors import BadArgument
-from ....core.rules import same_len
+from ....core.rules import ndim, same_len
 from ....core.spec import Sample, State, op
 from ....specs._checks import check_int, check_list, check_tensor, type_name
 from ....specs._numeric import wide
 from ....specs.gemm import gemm
 from ..enums import torch_dtype
-from ..grouped_tensor import GroupedTensor, check_grouped, empty_group, members, new_group, sizes, with_buffers_of
+from ..grouped_tensor import GroupedTensor, empty_group, members, new_group, readable, sizes, with_buffers_of
 from ..quantized import (
     CASTS,
     Float8BlockQuantizer,
     Float8CurrentScalingQuantizer,
     MXFP8Quantizer,
     NVFP4Quantizer,
-    check_quantizer,
+    can_quantize,
+    format_of,
     fp4_into,
+    has_amaxes,
     is_quantized,
-    kind_of,
     plain,
     quantized,
 )
-from ..rules import any_dtype, device_name, with_index
+from ..rules import absent, any_dtype, device_name, grouped, quantizer_of, with_index
 from .scaling import Size, addresses
-
-INTS = (torch.int64,)
-KINDS = ("current", "block", "mxfp8", "nvfp4")  # that can be grouped
 
 # ---- samples --------------------------------------------------------------------------------------------------------
 
@@ -93,20 +91,24 @@ def _requantize(dtype: torch.dtype, device: Any) -> Iterator[Sample]:
 # ---- quantizing -----------------------------------------------------------------------------------------------------
 
 
-def check_members(op: str, tensor: Any, quantizer: Any, num: Any, first_dims: Any, last_dims: Any, kinds: Any) -> None:
-    """Refuse what is no matrix with a quantizer and rows for each member. Nothing is read from a device yet."""
-    check_tensor(op, "tensor", tensor, dims=2)
-    if kind_of(quantizer, op) not in kinds:
-        raise BadArgument.of(op, "quantizer", f"be one of {', '.join(kinds)}", type_name(quantizer), TypeError)
-    check_int(op, "num_tensors", num, least=1)
-    check_tensor(op, "first_dims", first_dims, dtypes=INTS, shape=(num,), on=tensor, optional=True, of="num_tensors")
-    if last_dims is not None:
-        raise BadArgument.of(op, "last_dims", "be None, as members have one last dimension", type_name(last_dims))
+FORMATS = ("current", "block", "mxfp8", "nvfp4")  # that can be grouped
+Rows = Float[Tensor, "rows columns"]
+Members = Annotated[int, at_least(1)]
+FirstDims = Int64[Tensor, "num_tensors"] | None
+Offsets = Int64[Tensor, "num_tensors+1"] | None
+NoLastDims = Annotated[Tensor, absent("members have one last dimension")] | None
+FloatDtype = Annotated[torch.dtype, one_of(*FLOATS)]
 
 
-def check_offsets(op: str, offsets: Any, num: int, like: Tensor) -> None:
-    of = "num_tensors + 1"
-    check_tensor(op, "tensor_offsets", offsets, dtypes=INTS, shape=(num + 1,), on=like, optional=True, of=of)
+def output_fits(op: str, tensor: Tensor, num_tensors: int, first_dims: Tensor | None, output: Any) -> None:
+    if output is None:
+        return
+    shape = tuple(output.logical_shape)
+    if first_dims is not None or shape != tuple(tensor.shape) or output.num_tensors != num_tensors:
+        expected = (
+            f"be of {num_tensors} members of as many rows each, {tuple(tensor.shape)} in all, and first_dims None"
+        )
+        raise BadArgument.of(op, "output", expected, f"{output.num_tensors} of {shape}")
 
 
 def offsets_of(first_dims: Tensor | None, last: int) -> Tensor | None:
@@ -117,11 +119,11 @@ def leading_zero(sums: Tensor) -> Tensor:
     return torch.cat((sums.new_zeros(1), sums))
 
 
-def checked_parts(op: str, tensor: Tensor, quantizer: Any, num: int, first_dims: Tensor | None) -> list[Tensor]:
+def parts_to_quantize(op: str, tensor: Tensor, quantizer: Any, num: int, first_dims: Tensor | None) -> list[Tensor]:
     """The rows of each member, of sizes that the quantizer can take."""
     parts = list(tensor.split([*(dims := sizes(op, tensor.shape[0], num, first_dims)), tensor.shape[0] - sum(dims)]))
     for part in parts[:-1]:
-        check_quantizer(op, part, quantizer)
+        can_quantize(op, part, quantizer)
     return parts[:-1]
 
 
@@ -133,38 +135,32 @@ def filled(call: Any, group: Any, parts: list[Tensor], quantizer: Any, noop: Ten
     return group
 
 
-@adapt("tex::group_quantize", over=CASTS, out="grouped", mutates=("output",), samples=_quantize)
+@adapt(
+    "tex::group_quantize",
+    over=CASTS,
+    checks=True,
+    out="grouped",
+    mutates=("output",),
+    samples=_quantize,
+    where=output_fits,
+)
 def group_quantize(
     call: Any,
-    tensor: Tensor,
-    quantizer: State,
-    num_tensors: int,
-    first_dims: Tensor | None,
-    last_dims: Tensor | None = None,
-    tensor_offsets: Tensor | None = None,
-    noop_flag: Tensor | None = None,
-    output: Any = None,
+    tensor: Rows,
+    quantizer: Annotated[State, quantizer_of(*FORMATS)],
+    num_tensors: Members,
+    first_dims: FirstDims,
+    last_dims: NoLastDims = None,
+    tensor_offsets: Offsets = None,
+    noop_flag: Float32[Tensor, "..."] | None = None,
+    output: Annotated[Any, grouped()] | None = None,
 ) -> Any:
     """The rows of a matrix, first_dims[i] of them at a time, each quantized by itself: a GroupedTensor.
 
     `output` is written where it is given, which is for members of as many rows each. first_dims is read on the host.
     """
-    name = "group_quantize"
-    check_members(name, tensor, quantizer, num_tensors, first_dims, last_dims, KINDS)
-    check_offsets(name, tensor_offsets, num_tensors, tensor)
-    check_tensor(name, "noop_flag", noop_flag, dtypes=(torch.float32,), on=tensor, optional=True)
-    if output is not None:
-        check_grouped(name, "output", output)
-        shape = tuple(output.logical_shape)
-        if first_dims is not None or shape != tuple(tensor.shape) or output.num_tensors != num_tensors:
-            raise BadArgument.of(
-                name,
-                "output",
-                f"be of {num_tensors} members of as many rows each, {tuple(tensor.shape)} in all, and first_dims None",
-                f"{output.num_tensors} of {shape}",
-            )
     with torch.no_grad():
-        parts = checked_parts(name, tensor, quantizer, num_tensors, first_dims)
+        parts = parts_to_quantize("group_quantize", tensor, quantizer, num_tensors, first_dims)
         if output is None:
             offsets = offsets_of(first_dims, tensor.shape[1]) if tensor_offsets is None else tensor_offsets
             dims = [len(p) for p in parts]
@@ -172,22 +168,19 @@ def group_quantize(
         return filled(call, output, parts, with_buffers_of(output), noop_flag)
 
 
-@adapt("tex::bgrad_group_quantize", over=CASTS, out="grouped dbias", samples=_bgrad)
+@adapt("tex::bgrad_group_quantize", over=CASTS, checks=True, out="grouped dbias", samples=_bgrad)
 def bgrad_group_quantize(
     call: Any,
-    tensor: Tensor,
-    quantizer: State,
-    num_tensors: int,
-    first_dims: Tensor | None,
-    last_dims: Tensor | None = None,
-    tensor_offsets: Tensor | None = None,
+    tensor: Rows,
+    quantizer: Annotated[State, quantizer_of("block", "mxfp8")],
+    num_tensors: Members,
+    first_dims: FirstDims,
+    last_dims: NoLastDims = None,
+    tensor_offsets: Offsets = None,
 ) -> tuple[Any, Tensor]:
     """(group_quantize of the rows, the sum of the rows of each member [num_tensors, columns], in tensor's dtype)."""
-    name = "bgrad_group_quantize"
-    check_members(name, tensor, quantizer, num_tensors, first_dims, last_dims, ("block", "mxfp8"))
-    check_offsets(name, tensor_offsets, num_tensors, tensor)
     with torch.no_grad():
-        parts = checked_parts(name, tensor, quantizer, num_tensors, first_dims)
+        parts = parts_to_quantize("bgrad_group_quantize", tensor, quantizer, num_tensors, first_dims)
         offsets = offsets_of(first_dims, tensor.shape[1]) if tensor_offsets is None else tensor_offsets
         dims = [len(p) for p in parts]
         group = empty_group(quantizer, tensor, dims, first_dims=first_dims, tensor_offsets=offsets)
@@ -195,29 +188,20 @@ def bgrad_group_quantize(
         return filled(call, group, parts, quantizer), dbias
 
 
-@op(space="tex", out="grouped", samples=_amaxes)
+@op(space="tex", out="grouped", samples=_amaxes, where=has_amaxes)
 def nvfp4_group_quantize_with_amax(
-    tensor: Tensor,
-    quantizer: State,
-    num_tensors: int,
-    first_dims: Tensor | None,
-    last_dims: Tensor | None = None,
-    rowwise_amax: Tensor | None = None,
-    columnwise_amax: Tensor | None = None,
-    tensor_offsets: Tensor | None = None,
+    tensor: Rows,
+    quantizer: Annotated[State, quantizer_of("nvfp4")],
+    num_tensors: Members,
+    first_dims: FirstDims,
+    last_dims: NoLastDims = None,
+    rowwise_amax: Float32[Tensor, "num_tensors"] | None = None,
+    columnwise_amax: Float32[Tensor, "num_tensors"] | None = None,
+    tensor_offsets: Offsets = None,
 ) -> Any:
     """group_quantize to NVFP4 with the amax of each member given; a way that the quantizer does not want needs none."""
-    name = "nvfp4_group_quantize_with_amax"
-    check_members(name, tensor, quantizer, num_tensors, first_dims, last_dims, ("nvfp4",))
-    check_offsets(name, tensor_offsets, num_tensors, tensor)
-    for way, amax, used in (
-        ("rowwise_amax", rowwise_amax, quantizer.rowwise_usage),
-        ("columnwise_amax", columnwise_amax, quantizer.columnwise_usage),
-    ):
-        shape, of = (num_tensors,), "one of each member"
-        check_tensor(name, way, amax, dtypes=(torch.float32,), shape=shape, on=tensor, optional=not used, of=of)
     with torch.no_grad():
-        parts = checked_parts(name, tensor, quantizer, num_tensors, first_dims)
+        parts = parts_to_quantize("nvfp4_group_quantize_with_amax", tensor, quantizer, num_tensors, first_dims)
         offsets = offsets_of(first_dims, tensor.shape[1]) if tensor_offsets is None else tensor_offsets
         dims = [len(p) for p in parts]
         group = empty_group(quantizer, tensor, dims, first_dims=first_dims, tensor_offsets=offsets)
@@ -231,31 +215,21 @@ def nvfp4_group_quantize_with_amax(
         return group
 
 
-@adapt("tex::group_dequantize", over=CASTS, out="grouped", samples=_dequantize)
-def group_dequantize(call: Any, input: Any, otype: torch.dtype) -> Any:
+@adapt("tex::group_dequantize", over=CASTS, checks=True, out="grouped", samples=_dequantize)
+def group_dequantize(call: Any, input: Annotated[Any, grouped()], otype: FloatDtype) -> Any:
     """The GroupedTensor of the numbers that one stands for, in a dtype. first_dims is read on the host."""
-    name = "group_dequantize"
-    check_grouped(name, "input", input)
-    dtype = float_dtype(name, otype)
     with torch.no_grad():
-        values = whole(call, members(input, name, "input"), input, dtype)
+        values = whole(call, members(input, "group_dequantize", "input"), input, otype)
         return new_group(
             input,
             not isinstance(input, (Tensor, GroupedTensor)),
             tuple(input.logical_shape),
-            dtype,
+            otype,
             num_tensors=input.num_tensors,
             rowwise_data=values.view(-1),
             first_dims=input.first_dims,
             tensor_offsets=input.tensor_offsets,
         )
-
-
-def float_dtype(op: str, otype: Any) -> torch.dtype:
-    dtype = torch_dtype(otype, op, "otype")
-    if dtype not in FLOATS:
-        raise BadArgument.of(op, "otype", "be a float dtype", str(dtype), TypeError)
-    return dtype
 
 
 def whole(call: Any, parts: list[Any], group: Any, dtype: torch.dtype) -> Tensor:
@@ -267,15 +241,37 @@ def whole(call: Any, parts: list[Any], group: Any, dtype: torch.dtype) -> Tensor
     return torch.cat([*found, torch.zeros(missing, last, dtype=dtype, device=device)])
 
 
-@adapt("tex::group_requantize_inplace", over=CASTS, out="dequantized", mutates=("grouped_x",), samples=_requantize)
+def holds_mxfp8_rows(
+    op: str, grouped_x: Any, num_tensors: int, first_dims: Tensor | None, tensor_offsets: Tensor | None
+) -> None:
+    if format_of(grouped_x.quantizer) != "mxfp8":
+        raise BadArgument.of(op, "grouped_x", "be of MXFP8", type_name(grouped_x.quantizer), TypeError)
+    held = grouped_x.rowwise_data
+    check_tensor(op, "grouped_x.rowwise_data", held, dtypes=None)
+    for name, value in (("first_dims", first_dims), ("tensor_offsets", tensor_offsets)):
+        if value is not None and value.device != held.device:
+            raise BadArgument.of(op, name, f"be on {held.device}, the device of {{grouped_x}}", str(value.device))
+    if grouped_x.num_tensors != num_tensors:
+        raise BadArgument.of(op, "num_tensors", f"be {grouped_x.num_tensors}, as of {{grouped_x}}", str(num_tensors))
+
+
+@adapt(
+    "tex::group_requantize_inplace",
+    over=CASTS,
+    checks=True,
+    out="dequantized",
+    mutates=("grouped_x",),
+    samples=_requantize,
+    where=holds_mxfp8_rows,
+)
 def group_requantize_inplace(
     call: Any,
-    grouped_x: Any,
-    quantizer: State,
-    num_tensors: int,
-    first_dims: Tensor | None,
-    otype: torch.dtype,
-    tensor_offsets: Tensor | None = None,
+    grouped_x: Annotated[Any, grouped()],
+    quantizer: Annotated[State, quantizer_of("mxfp8")],
+    num_tensors: Members,
+    first_dims: FirstDims,
+    otype: FloatDtype,
+    tensor_offsets: Offsets = None,
     return_dequantized: bool = False,
 ) -> Tensor | None:
     """Give a grouped MXFP8 tensor that holds rowwise data the columnwise data that the quantizer wants too.
@@ -284,19 +280,7 @@ def group_requantize_inplace(
     that holds columnwise data already is left as it is. first_dims is read on the host.
     """
     name = "group_requantize_inplace"
-    check_grouped(name, "grouped_x", grouped_x)
-    if kind_of(quantizer, name) != "mxfp8" or kind_of(grouped_x.quantizer, name) != "mxfp8":
-        raise BadArgument.of(
-            name, "quantizer", "be an MXFP8Quantizer, as of grouped_x", type_name(quantizer), TypeError
-        )
-    check_int(name, "num_tensors", num_tensors, least=1)
-    held = grouped_x.rowwise_data
-    check_tensor(name, "grouped_x.rowwise_data", held, dtypes=None)
-    check_tensor(name, "first_dims", first_dims, dtypes=INTS, shape=(num_tensors,), on=held, optional=True)
-    check_offsets(name, tensor_offsets, num_tensors, held)
-    if grouped_x.num_tensors != num_tensors:
-        raise BadArgument.of(name, "num_tensors", f"be {grouped_x.num_tensors}, as of grouped_x", str(num_tensors))
-    dtype = float_dtype(name, otype)
+    readable(name, "grouped_x", grouped_x)
     missing = quantizer.columnwise_usage and grouped_x.columnwise_data is None
     if not missing and not return_dequantized:
         return None
@@ -304,11 +288,11 @@ def group_requantize_inplace(
         if grouped_x.first_dims is None and first_dims is not None:
             grouped_x.first_dims = first_dims
             grouped_x.tensor_offsets = tensor_offsets
-        values = whole(call, members(grouped_x, name, "grouped_x"), grouped_x, dtype)
+        values = whole(call, members(grouped_x, name, "grouped_x"), grouped_x, otype)
         if missing:
             turning = quantizer.copy()
             turning.rowwise_usage = False
-            parts = checked_parts(name, values, turning, num_tensors, grouped_x.first_dims)
+            parts = parts_to_quantize(name, values, turning, num_tensors, grouped_x.first_dims)
             made = filled(
                 call,
                 empty_group(turning, values, [len(p) for p in parts], first_dims=grouped_x.first_dims),
@@ -324,9 +308,9 @@ def _swizzled(dtype: torch.dtype, device: Any) -> Iterator[Sample]:
 
 
 @op(space="tex", out="", mutates=("tensor",), samples=_swizzled)
-def grouped_swizzle_for_gemm(tensor: Any, rowwise: bool, columnwise: bool) -> None:
+def grouped_swizzle_for_gemm(tensor: Annotated[Any, grouped()], rowwise: bool, columnwise: bool) -> None:
     """Nothing: our gemms read scales as they are, so `_with_gemm_swizzled_scales` stays False."""
-    check_grouped("grouped_swizzle_for_gemm", "tensor", tensor)
+    readable("grouped_swizzle_for_gemm", "tensor", tensor)
 
 
 # ---- sizes and addresses --------------------------------------------------------------------------------------------
@@ -460,24 +444,29 @@ def _product(case: str) -> Any:
     return made
 
 
+Group = Annotated[Any, grouped()]
+Matrices = Annotated[list[Tensor], each(dtypes(FLOATS)), each(ndim(2))]
+
+
 @adapt(
     "tex::te_general_grouped_gemm_for_grouped_tensor",
     over=PRODUCT,
+    checks=True,
     out="D",
     mutates=("D",),
     samples=_product("grouped"),
 )
 def te_general_grouped_gemm_for_grouped_tensor(
     call: Any,
-    A: Any,
+    A: Group,
     transa: bool,
-    B: Any,
+    B: Group,
     transb: bool,
-    D: Any,
-    bias: Any,
-    bias_scale: Tensor | None,
-    alpha: Tensor,
-    beta: Tensor,
+    D: Group,
+    bias: Group | None,
+    bias_scale: Float[Tensor, "..."] | None,
+    alpha: Float32[Tensor, "..."],
+    beta: Float32[Tensor, "..."],
     workspace_setup: Tensor | None,
     workspace_cublas: Tensor | None,
     use_split_accumulator: bool,
@@ -488,25 +477,37 @@ def te_general_grouped_gemm_for_grouped_tensor(
     alpha and beta have one number, or one for each member. The members' sizes are read on the host.
     """
     name = "te_general_grouped_gemm_for_grouped_tensor"
-    check_grouped(name, "A", A)
-    check_grouped(name, "D", D)
     with torch.no_grad():
         multiply(call, name, A, transa, B, transb, D, bias, bias_scale, alpha, beta)
     return D
 
 
-@adapt("tex::te_general_grouped_gemm_for_discrete_in", over=PRODUCT, out="D", mutates=("D",), samples=_product("in"))
+def are_matrices(op: str, A: list[Any]) -> None:
+    for i, a in enumerate(A):
+        if not is_quantized(a):
+            check_tensor(op, f"A[{i}]", a, dims=2)
+
+
+@adapt(
+    "tex::te_general_grouped_gemm_for_discrete_in",
+    over=PRODUCT,
+    checks=True,
+    out="D",
+    mutates=("D",),
+    samples=_product("in"),
+    where=are_matrices,
+)
 def te_general_grouped_gemm_for_discrete_in(
     call: Any,
     A: list[Any],
     transa: bool,
-    B: Any,
+    B: Group,
     transb: bool,
-    D: Any,
-    bias: Any,
-    bias_scale: Tensor | None,
-    alpha: Tensor,
-    beta: Tensor,
+    D: Group,
+    bias: Group | None,
+    bias_scale: Float[Tensor, "..."] | None,
+    alpha: Float32[Tensor, "..."],
+    beta: Float32[Tensor, "..."],
     workspace_setup: Tensor | None,
     workspace_cublas: Tensor | None,
     use_split_accumulator: bool,
@@ -514,25 +515,30 @@ def te_general_grouped_gemm_for_discrete_in(
 ) -> Any:
     """The same with A a list of matrices: weights of their own."""
     name = "te_general_grouped_gemm_for_discrete_in"
-    check_list(name, "A", A, lambda at, t: check_operand(name, at, t))
-    check_grouped(name, "D", D)
     with torch.no_grad():
         multiply(call, name, A, transa, B, transb, D, bias, bias_scale, alpha, beta)
     return D
 
 
-@adapt("tex::te_general_grouped_gemm_for_discrete_out", over=PRODUCT, out="D", mutates=("D",), samples=_product("out"))
+@adapt(
+    "tex::te_general_grouped_gemm_for_discrete_out",
+    over=PRODUCT,
+    checks=True,
+    out="D",
+    mutates=("D",),
+    samples=_product("out"),
+)
 def te_general_grouped_gemm_for_discrete_out(
     call: Any,
-    A: Any,
+    A: Group,
     transa: bool,
-    B: Any,
+    B: Group,
     transb: bool,
-    D: list[Tensor],
-    bias: Any,
-    bias_scale: Tensor | None,
-    alpha: Tensor,
-    beta: Tensor,
+    D: Matrices,
+    bias: Annotated[Any, absent("D is a list")] | None,
+    bias_scale: Float[Tensor, "..."] | None,
+    alpha: Float32[Tensor, "..."],
+    beta: Float32[Tensor, "..."],
     workspace_setup: Tensor | None,
     workspace_cublas: Tensor | None,
     use_split_accumulator: bool,
@@ -540,18 +546,9 @@ def te_general_grouped_gemm_for_discrete_out(
 ) -> Any:
     """The same with D a list of matrices: gradients of weights; without a bias."""
     name = "te_general_grouped_gemm_for_discrete_out"
-    check_grouped(name, "A", A)
-    check_list(name, "D", D, lambda at, t: check_tensor(name, at, t, dims=2))
-    if bias is not None:
-        raise BadArgument.of(name, "bias", "be None, as D is a list", type_name(bias))
     with torch.no_grad():
         multiply(call, name, A, transa, B, transb, D, bias, bias_scale, alpha, beta)
     return D
-
-
-def check_operand(op: str, name: str, value: Any) -> None:
-    if not is_quantized(value):
-        check_tensor(op, name, value, dims=2)
 
 
 def parts_of(op: str, name: str, value: Any) -> list[Any]:
@@ -572,30 +569,25 @@ def multiply(
     beta: Any,
 ) -> None:
     """All the products, once nothing is left to refuse."""
-    check_grouped(op, "B", B)
     num = B.num_tensors
-    if bias is not None:
-        check_grouped(op, "bias", bias)
     a, b, d = parts_of(op, "A", A), members(B, op, "B"), parts_of(op, "D", D)
     add = [None] * num if bias is None else bias_rows(op, bias, num)
     for name, parts in (("A", a), ("D", d), ("bias", add)):
         if len(parts) != num:
             raise BadArgument.of(op, name, f"have {num} members, as B", str(len(parts)))
     for i in range(num):
-        check_product(op, i, a[i], transa, b[i], transb, d[i], add[i])
+        fit_together(op, i, a[i], transa, b[i], transb, d[i], add[i])
     lead = d[0]
     for name, number in (("alpha", alpha), ("beta", beta)):
-        check_tensor(op, name, number, dtypes=(torch.float32,), on=lead)
-        if number.numel() not in (1, num):
-            raise BadArgument.of(op, name, f"have 1 or {num} elements", str(tuple(number.shape)))
+        if number.numel() not in (1, num) or number.device != lead.device:
+            got = f"{tuple(number.shape)} on {number.device}"
+            raise BadArgument.of(op, name, f"have 1 or {num} elements, on {lead.device}", got)
     scales: Any = [None] * num
     if row_scale is not None:
         rows = sum(len(m) for m in d)
-        check_tensor(op, "bias_scale", row_scale, on=lead)
-        if bias is None or row_scale.numel() < rows:
-            raise BadArgument.of(
-                op, "bias_scale", f"come with a bias, and be of {rows} rows", str(tuple(row_scale.shape))
-            )
+        if bias is None or row_scale.numel() < rows or row_scale.device != lead.device:
+            expected = f"come with a bias, and be of {rows} rows, on {lead.device}"
+            raise BadArgument.of(op, "bias_scale", expected, f"{tuple(row_scale.shape)} on {row_scale.device}")
         scales = row_scale.reshape(-1)[:rows].split([len(m) for m in d])
     alphas, betas = alpha.reshape(-1).expand(num), beta.reshape(-1).expand(num)
     for i in range(num):
@@ -604,13 +596,14 @@ def multiply(
 
 def bias_rows(op: str, bias: Any, num: int) -> list[Tensor]:
     """The bias of each member, a vector each, of however it was grouped."""
+    readable(op, "bias", bias)
     data = bias.rowwise_data
     if bias.quantizer is not None or data is None or data.numel() % num:
         raise BadArgument.of(op, "bias", f"be of plain data, as much for each of {num} members", repr(bias))
     return list(data.view(num, -1))
 
 
-def check_product(op: str, i: int, a: Any, transa: Any, b: Any, transb: Any, d: Tensor, bias: Tensor | None) -> None:
+def fit_together(op: str, i: int, a: Any, transa: Any, b: Any, transb: Any, d: Tensor, bias: Tensor | None) -> None:
     (a0, a1), (b0, b1) = a.size(), b.size()  # storages have no shape
     inner, other = (a1 if transa else a0), (b0 if transb else b1)
     if inner != other:

@@ -15,7 +15,7 @@ from ....specs import norm
 from ....specs._checks import type_name
 from ....specs.norm import SUMS, layer_bwd_args, rms_args, rms_bwd_args
 from ....specs.samples import OTHER, Case, Draw, rows
-from ..quantized import FUSED_CASTS, check_output, check_quantizer, fp8_of, fp8_tensor, fuses, quantized
+from ..quantized import FUSED_CASTS, can_be_written, can_quantize, fp8_of, fp8_tensor, fuses, quantized
 
 # ---- arguments ------------------------------------------------------------------------------------------------------
 
@@ -26,8 +26,8 @@ def output_fits(op: str, input: Tensor, ln_out: Any, quantizer: Any, otype: torc
     if dtype not in FLOATS:
         raise BadArgument.of(op, "otype", f"be {either(map(dtype_name, FLOATS))}", dtype_name(dtype), TypeError)
     if quantizer is not None:
-        check_quantizer(op, input, quantizer, "input")
-        check_output(op, quantizer, ln_out, "ln_out")
+        can_quantize(op, input, quantizer, "input")
+        can_be_written(op, quantizer, ln_out, "ln_out")
     elif ln_out is not None:
         if not isinstance(ln_out, Tensor):
             raise BadArgument.of(op, "ln_out", "be a Tensor or None", type_name(ln_out), TypeError)

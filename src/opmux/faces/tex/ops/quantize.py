@@ -1,18 +1,31 @@
 """tex's functions that quantize and dequantize, and that keep the state of delayed scaling."""
 
-import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Annotated, Any
 
 import torch
 from torch import Tensor
 
 from ....core.adapter import adapt
-from ....core.contract import FLOATS, FP8, AnyTensor, Byte, Float, Float32, one_of, single
+from ....core.contract import (
+    FLOATS,
+    FP8,
+    AnyTensor,
+    Byte,
+    Float,
+    Float32,
+    at_least,
+    contiguous,
+    dtypes,
+    each,
+    one_of,
+    same_dtype,
+    single,
+)  # fmt: skip
 from ....core.errors import BadArgument
+from ....core.rules import numel, same_len
 from ....core.spec import BadSample, BadSamples, Sample, State, op
-from ....specs._checks import check_int, check_list, check_tensor, type_name
-from ....specs.quant import FP8_MAX, amax_abs, amax_history, bytes_transpose, matrix, turned
+from ....specs.quant import FP8_MAX, amax_abs, amax_history, bytes_transpose, matrix
 from ..quantized import (
     CASTS,
     OPS,
@@ -21,20 +34,16 @@ from ..quantized import (
     Float8Quantizer,
     MXFP8Quantizer,
     NVFP4Quantizer,
-    check_one,
-    check_output,
-    check_quantizer,
-    check_steps,
-    device_of,
+    can_be_written,
+    can_quantize,
     empty,
     fp4_into,
-    is_quantized,
-    kind_of,
+    has_amaxes,
+    in_whole_blocks,
     plain,
     quantized,
 )
-
-FLAG = (torch.float32,)
+from ..rules import beside, device_name, float_or_quantized, quantized_tensor, quantizer_of
 
 # ---- samples --------------------------------------------------------------------------------------------------------
 
@@ -145,52 +154,32 @@ def _bad(good: Callable[..., Iterator[Sample]], **wrong: tuple[int, Any, type[Ex
 
 
 NO_QUANTIZER = (1, "fp8", TypeError, "must be .*got str")
-NO_TENSOR = (0, [1.0], TypeError, "must be a Tensor")
 
 
 # ---- arguments ------------------------------------------------------------------------------------------------------
 
 
-def check_quantizable(op: str, name: str, value: Any, quantizer: Any, quantizer_name: str = "quantizer") -> None:
-    """Refuse what is not a float tensor, and a quantizer that is none (None is) or cannot take it."""
-    if not is_quantized(value):
-        check_tensor(op, name, value)
-    check_quantizer(op, value, quantizer, name, quantizer_name)
+def takes_tensor(op: str, tensor: Any, quantizer: Any) -> None:
+    can_quantize(op, tensor, quantizer)
 
 
-def needed(op: str, quantizer: Any, kinds: Sequence[str] = ()) -> None:
-    """Refuse None, and what is not of these kinds."""
-    kind = kind_of(quantizer, op)
-    if kind is None or (kinds and kind not in kinds):
-        expected = f"be one with a format of {' or '.join(kinds) if kinds else 'its own'}"
-        raise BadArgument.of(op, "quantizer", expected, type_name(quantizer), TypeError)
+def takes_input(op: str, input: Tensor, quantizer: Any) -> None:
+    can_quantize(op, input, quantizer, "input")
 
 
-def quantizes(op: str, tensor: Any, quantizer: Any, output: Any, noop: Any) -> None:
-    needed(op, quantizer)
-    check_quantizable(op, "tensor", tensor, quantizer)
-    check_output(op, quantizer, output)
-    check_tensor(op, "noop", noop, dtypes=FLAG, on=device_of(tensor), optional=True)
+def output_fits(op: str, quantizer: Any, output: Any) -> None:
+    can_be_written(op, quantizer, output)
 
 
-def holds_bytes(op: str, input: Any) -> None:
-    if not is_quantized(input):
-        raise BadArgument.of(op, "input", "be a quantized tensor", type_name(input), TypeError)
-
-
-def makes_empty(op: str, quantizer: Any, shape: Any, device: Any) -> None:
-    needed(op, quantizer)
-    check_list(op, "shape", shape, functools.partial(check_int, op, least=0))
-    check_steps(op, "shape", shape, quantizer)
-    try:
-        torch.device(device)
-    except (TypeError, RuntimeError):
-        raise BadArgument.of(op, "device", "be a torch.device", repr(device), TypeError) from None
+def shape_fits(op: str, quantizer: Any, shape: Any) -> None:
+    in_whole_blocks(op, "shape", shape, quantizer)
 
 
 Flag = Float32[Tensor, "...", single()]
 FloatDtype = Annotated[torch.dtype, one_of(*FLOATS)]
 FP8Dtype = Annotated[torch.dtype, one_of(*FP8)]
+AnyQuantizer = Annotated[State, quantizer_of()]
+Sizes = Annotated[list[int], each(at_least(0))]
 
 
 # ---- quantizing -----------------------------------------------------------------------------------------------------
@@ -199,147 +188,106 @@ FP8Dtype = Annotated[torch.dtype, one_of(*FP8)]
 @adapt(
     "tex::quantize",
     over=CASTS,
+    checks=True,
     samples=_quantize,
     mutates=("output",),
-    where=quantizes,
-    errors=_bad(
-        _quantize,
-        tensor=NO_TENSOR,
-        quantizer=NO_QUANTIZER,
-        output=(2, torch.ones(2), TypeError, "must be None or a Float8Tensor; got Tensor"),
-    ),
+    where=(takes_tensor, output_fits),
+    errors=_bad(_quantize, output=(2, torch.ones(2), TypeError, "must be None or a Float8Tensor; got Tensor")),
 )
-def quantize(call: Any, tensor: Any, quantizer: State, output: Any = None, noop: Flag | None = None) -> Any:
+def quantize(
+    call: Any,
+    tensor: Annotated[Any, float_or_quantized()],
+    quantizer: AnyQuantizer,
+    output: Any = None,
+    noop: Float32[Tensor, "...", single(), beside("tensor")] | None = None,
+) -> Any:
     """The tensor as the quantizer wants it; written to output, where given, unless noop is other than zero."""
     with torch.no_grad():
-        quantize.check(tensor=tensor, quantizer=quantizer, output=output, noop=noop)
         return quantized(call, tensor, quantizer, output, noop)
 
 
-@adapt(
-    "tex::dequantize",
-    over=CASTS,
-    samples=_dequantize,
-    where=holds_bytes,
-    errors=_bad(_dequantize, input=(0, torch.ones(2), TypeError, "must be a quantized tensor; got Tensor")),
-)
-def dequantize(call: Any, input: Any, otype: FloatDtype) -> Tensor:
+@adapt("tex::dequantize", over=CASTS, checks=True, samples=_dequantize)
+def dequantize(call: Any, input: Annotated[Any, quantized_tensor()], otype: FloatDtype) -> Tensor:
     """The numbers that a quantized tensor stands for, in otype."""
     with torch.no_grad():
-        dequantize.check(input=input, otype=otype)
         return plain(call, input, otype)
 
 
-@op(
-    space="tex",
-    samples=_create,
-    where=makes_empty,
-    errors=_bad(_create, quantizer=(0, None, TypeError, "must be"), shape=(1, 3, TypeError, "must be a list")),
-)
+@op(space="tex", samples=_create, where=shape_fits)
 def create_empty_quantized_tensor(
-    quantizer: State, shape: Any, dtype: FloatDtype, device: Any, pin_memory: bool
+    quantizer: AnyQuantizer, shape: Sizes, dtype: FloatDtype, device: Annotated[Any, device_name()], pin_memory: bool
 ) -> Any:
     """A tensor with the buffers that the quantizer wants, of which nothing is written but zeros beside the scales."""
     with torch.no_grad():
         return empty(quantizer, shape, dtype, torch.device(device), pin_memory)
 
 
-def sums_and_quantizes(op: str, input: Tensor, quantizer: Any) -> None:
-    check_quantizable(op, "input", input, quantizer)
-
-
 @adapt(
     "tex::bgrad_quantize",
     over=CASTS,
+    checks=True,
     out="grad_bias quantized",
     samples=_bgrad,
-    where=sums_and_quantizes,
+    where=takes_input,
     errors=_bad(_bgrad, quantizer=NO_QUANTIZER),
 )
 def bgrad_quantize(call: Any, input: Float[Tensor, "..."], quantizer: State) -> list[Any]:
     """[grad_bias, quantized]: the sum of input over its rows, in its dtype, and input as the quantizer wants it."""
     with torch.no_grad():
-        bgrad_quantize.check(input=input, quantizer=quantizer)
         flat = input.reshape(matrix(input.shape))
         return [flat.sum(0), quantized(call, input.contiguous(), quantizer)]
 
 
-def quantizes_many(op: str, tensor_list: Any, quantizer_list: Any) -> None:
-    check_many(op, "tensor_list", tensor_list, quantizer_list)
+def each_takes(op: str, tensor_list: list[Tensor], quantizer_list: list[Any]) -> None:
+    for i, (t, q) in enumerate(zip(tensor_list, quantizer_list, strict=True)):
+        can_quantize(op, t, q, f"tensor_list[{i}]", f"quantizer_list[{i}]")
 
 
-@adapt(
-    "tex::multi_tensor_quantize",
-    over=CASTS,
-    samples=_multi,
-    where=quantizes_many,
-    errors=_bad(
-        _multi,
-        tensor_list=(0, torch.ones(2), TypeError, "must be a list"),
-        quantizer_list=(1, [None], ValueError, "must have 2 items; got 1"),
-    ),
-)
-def multi_tensor_quantize(call: Any, tensor_list: Any, quantizer_list: State) -> list[Any]:
+@adapt("tex::multi_tensor_quantize", over=CASTS, checks=True, samples=_multi, where=each_takes)
+def multi_tensor_quantize(
+    call: Any,
+    tensor_list: Annotated[list[Tensor], each(dtypes(FLOATS))],
+    quantizer_list: Annotated[list[Any], "state", same_len("tensor_list")],
+) -> list[Any]:
     """Each tensor as its quantizer wants it."""
     with torch.no_grad():
-        multi_tensor_quantize.check(tensor_list=tensor_list, quantizer_list=quantizer_list)
         return [quantized(call, t, q) for t, q in zip(tensor_list, quantizer_list, strict=True)]
 
 
-def check_many(op: str, name: str, tensors: Any, quantizers: Any) -> None:
-    check_list(op, name, tensors, functools.partial(check_tensor, op))
-    check_list(op, "quantizer_list", quantizers, lambda *_: None, len(tensors))
-    for i, (t, q) in enumerate(zip(tensors, quantizers, strict=True)):
-        check_quantizable(op, f"{name}[{i}]" if name.endswith("list") else name, t, q, f"quantizer_list[{i}]")
-
-
-def splits(op: str, tensor: Tensor, split_sections: Any, quantizer_list: Any) -> None:
-    check_list(op, "split_sections", split_sections, functools.partial(check_int, op, least=0))
+def pieces_fit(op: str, tensor: Tensor, split_sections: list[int], quantizer_list: list[Any]) -> None:
     if sum(split_sections) != tensor.shape[0]:
         raise BadArgument.of(op, "split_sections", f"add up to {tensor.shape[0]}", str(sum(split_sections)))
-    check_many(op, "tensor", tensor.split(list(split_sections)), quantizer_list)
+    for i, (t, q) in enumerate(zip(tensor.split(list(split_sections)), quantizer_list, strict=True)):
+        can_quantize(op, t, q, "tensor", f"quantizer_list[{i}]")
 
 
 @adapt(
     "tex::split_quantize",
     over=CASTS,
+    checks=True,
     samples=_split,
-    where=splits,
-    errors=_bad(
-        _split,
-        split_sections=(1, [32, 32], ValueError, "must add up to 96"),
-        quantizer_list=(2, [None], ValueError, "must have 3 items; got 1"),
-    ),
+    where=pieces_fit,
+    errors=_bad(_split, split_sections=(1, [32, 32, 0], ValueError, "must add up to 96")),
 )
 def split_quantize(
     call: Any,
     tensor: Float[Tensor, "rows ..."],
-    split_sections: Any,
-    quantizer_list: State,
+    split_sections: Sizes,
+    quantizer_list: Annotated[list[Any], "state", same_len("split_sections")],
     disable_bulk_allocation: bool = False,
 ) -> list[Any]:
     """The pieces of a tensor along its first dimension, each as its quantizer wants it."""
     with torch.no_grad():
-        split_quantize.check(tensor=tensor, split_sections=split_sections, quantizer_list=quantizer_list)
         pieces = tensor.split(list(split_sections))
         return [quantized(call, t, q) for t, q in zip(pieces, quantizer_list, strict=True)]
 
 
-def has_amaxes(op: str, tensor: Tensor, quantizer: Any, rowwise_amax: Any, columnwise_amax: Any) -> None:
-    needed(op, quantizer, ("nvfp4",))
-    check_quantizable(op, "tensor", tensor, quantizer)
-    check_one(op, "rowwise_amax", rowwise_amax, tensor, optional=not quantizer.rowwise_usage)
-    check_one(op, "columnwise_amax", columnwise_amax, tensor, optional=not quantizer.columnwise_usage)
-
-
-@op(
-    space="tex",
-    samples=_with_amax,
-    where=has_amaxes,
-    errors=_bad(_with_amax, quantizer=(1, MXFP8Quantizer(), TypeError, "must be .*nvfp4")),
-)
+@op(space="tex", samples=_with_amax, where=(has_amaxes, takes_tensor))
 def nvfp4_quantize_with_amax(
-    tensor: Float[Tensor, "..."], quantizer: State, rowwise_amax: Tensor | None, columnwise_amax: Tensor | None
+    tensor: Float[Tensor, "..."],
+    quantizer: Annotated[State, quantizer_of("nvfp4")],
+    rowwise_amax: Flag | None,
+    columnwise_amax: Flag | None,
 ) -> Any:
     """The tensor in NVFP4, by amaxes that are known already."""
     with torch.no_grad():
@@ -353,38 +301,27 @@ def nvfp4_quantize_with_amax(
 # ---- bytes ----------------------------------------------------------------------------------------------------------
 
 
-def turns_into(op: str, input: Tensor, out: Any) -> None:
-    check_out(op, out, input, turned(input.shape))
-
-
-@adapt(
-    "tex::fp8_transpose",
-    over=bytes_transpose,
-    samples=_transpose,
-    mutates=("out",),
-    where=turns_into,
-    errors=_bad(_transpose, input=(0, torch.ones(2, 2), TypeError, "must be .*got float32")),
-)
-def fp8_transpose(call: Any, input: Byte[Tensor, "..."], dtype: FP8Dtype, *, out: Tensor | None) -> Tensor:
+@adapt("tex::fp8_transpose", over=bytes_transpose, checks=True, samples=_transpose, mutates=("out",))
+def fp8_transpose(
+    call: Any,
+    input: Byte[Tensor, "..."],
+    dtype: FP8Dtype,
+    *,
+    out: Byte[Tensor, "...", numel(lambda input: input.numel(), "as many as input's")] | None,
+) -> Tensor:
     """input [..., K] as [K, ...], bytes of FP8; in out, where given."""
     with torch.no_grad():
-        fp8_transpose.check(input=input, dtype=dtype, out=out)
         found = call(input)
         return found if out is None else out.copy_(found.view(out.shape))
 
 
-def swaps_into(op: str, tensor: Tensor, out: Any) -> None:
-    check_out(op, out, tensor, (tensor.shape[1], tensor.shape[0], *tensor.shape[2:]))
-
-
-@op(
-    space="tex",
-    samples=_swap,
-    mutates=("out",),
-    where=swaps_into,
-    errors=_bad(_swap, tensor=(0, torch.ones(2), ValueError, "must have at least 2 dimensions")),
-)
-def swap_first_dims(tensor: AnyTensor[Tensor, "a b ..."], *, out: Tensor | None) -> Tensor:
+@op(space="tex", samples=_swap, mutates=("out",))
+def swap_first_dims(
+    tensor: AnyTensor[Tensor, "a b ..."],
+    *,
+    out: AnyTensor[Tensor, "...", same_dtype("tensor"), numel(lambda tensor: tensor.numel(), "as many as tensor's")]
+    | None,
+) -> Tensor:
     """The tensor with its first two dimensions exchanged, packed; in out, where given."""
     with torch.no_grad():
         swapped = tensor.transpose(0, 1)
@@ -393,21 +330,13 @@ def swap_first_dims(tensor: AnyTensor[Tensor, "a b ..."], *, out: Tensor | None)
         return out.copy_(swapped.reshape(out.shape))
 
 
-def check_out(op: str, out: Any, like: Tensor, shape: tuple[int, ...]) -> None:
-    """Refuse what cannot take a result of this shape: its elements count, as callers keep some of it flat."""
-    check_tensor(op, "out", out, dtypes=(like.dtype,), on=like, optional=True)
-    if out is not None and out.numel() != like.numel():
-        raise BadArgument.of(op, "out", f"have shape {shape}", str(tuple(out.shape)))
-
-
 # ---- state of delayed scaling ---------------------------------------------------------------------------------------
 
 
-@adapt("tex::compute_amax", over=amax_abs, samples=_amax, mutates=("amax",))
+@adapt("tex::compute_amax", over=amax_abs, checks=True, samples=_amax, mutates=("amax",))
 def compute_amax(call: Any, input: Float[Tensor, "..."], amax: Flag) -> None:
     """amax = max |input|, in place."""
     with torch.no_grad():
-        compute_amax.check(input=input, amax=amax)
         written([amax], [call(input).view(amax.shape)])
 
 
@@ -446,35 +375,33 @@ def _ordered(length: int, counts: tuple[int, ...], device: torch.device) -> tupl
     return torch.tensor(starts, device=device), torch.tensor(steps, device=device)
 
 
-def updates(op: str, amax_reduction_buffer: Tensor, amax_histories: Any, scales: Any) -> None:
-    numbers = functools.partial(check_tensor, op, dtypes=FLAG, on=amax_reduction_buffer)
-    check_list(op, "amax_histories", amax_histories, numbers)
-    check_list(op, "scales", scales, numbers, len(amax_histories))
+def histories_fit(op: str, amax_reduction_buffer: Tensor, amax_histories: Any, scales: Any) -> None:
     for i, (h, s) in enumerate(zip(amax_histories, scales, strict=True)):
         if not (h.numel() and s.numel() and h.numel() % s.numel() == 0) and s.numel() | h.numel():
             expected = f"have shape (any, {s.numel()}), as scales[{i}] is {tuple(s.shape)}"
             raise BadArgument.of(op, f"amax_histories[{i}]", expected, str(tuple(h.shape)))
-        for name, t in (("amax_histories", h), ("scales", s)):
-            if not t.is_contiguous():
-                raise BadArgument.of(op, f"{name}[{i}]", "be contiguous", f"strides {t.stride()}")
     total, given = sum(s.numel() for s in scales), amax_reduction_buffer.numel()
     if given not in (0, total):
         raise BadArgument.of(op, "amax_reduction_buffer", f"have {total} elements, as {{scales}} have", str(given))
 
 
+STATE = each(dtypes((torch.float32,))), each(contiguous()), each(beside("amax_reduction_buffer"))
+
+
 @adapt(
     "tex::fused_amax_and_scale_update_after_reduction",
     over=amax_history,
+    checks=True,
     samples=_update,
     mutates=("amax_histories", "scales"),
-    where=updates,
+    where=histories_fit,
     errors=_bad(_update, amax_reduction_buffer=(0, torch.ones(5), ValueError, "must have 8 elements.*got 5")),
 )
 def fused_amax_and_scale_update_after_reduction(
     call: Any,
     amax_reduction_buffer: Float32[Tensor, "..."],
-    amax_histories: Any,
-    scales: Any,
+    amax_histories: Annotated[list[Tensor], *STATE],
+    scales: Annotated[list[Tensor], *STATE, same_len("amax_histories")],
     amax_compute_algo: Annotated[str, one_of("max", "most_recent")],
     fp8_dtype: FP8Dtype,
     margin: float,
@@ -486,14 +413,6 @@ def fused_amax_and_scale_update_after_reduction(
     with the newest amax or the greatest of the history, and stays as it is where that is no number above 0.
     """
     with torch.no_grad():
-        fused_amax_and_scale_update_after_reduction.check(
-            amax_reduction_buffer=amax_reduction_buffer,
-            amax_histories=amax_histories,
-            scales=scales,
-            amax_compute_algo=amax_compute_algo,
-            fp8_dtype=fp8_dtype,
-            margin=margin,
-        )
         largest = FP8_MAX[fp8_dtype] * 2.0**-margin
         groups: dict[int, list[int]] = {}  # of histories of one length
         counts = [s.numel() for s in scales]

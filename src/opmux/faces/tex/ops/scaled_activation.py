@@ -11,21 +11,21 @@ from ....specs import scaled_activation as ours
 from ....specs.activation import SUMS, halves
 from ....specs.samples import Draw, Maker
 from ....specs.scaled_activation import CASES, NO_SCALES
-from ..quantized import CASTS, check_quantizer, quantized
+from ..quantized import CASTS, can_quantize, quantized
 
 # ---- arguments ------------------------------------------------------------------------------------------------------
 
 
 def quantizes_half(op: str, input: Tensor, quantizer: Any) -> None:
-    check_quantizer(op, halves(input)[0], quantizer, "input")
+    can_quantize(op, halves(input)[0], quantizer, "input")
 
 
 def quantizes_input(op: str, input: Tensor, quantizer: Any) -> None:
-    check_quantizer(op, input, quantizer, "input")
+    can_quantize(op, input, quantizer, "input")
 
 
 def quantizes_gradient(op: str, fwd_input: Tensor, quantizer: Any) -> None:
-    check_quantizer(op, fwd_input, quantizer, "fwd_input")
+    can_quantize(op, fwd_input, quantizer, "fwd_input")
 
 
 # ---- samples --------------------------------------------------------------------------------------------------------

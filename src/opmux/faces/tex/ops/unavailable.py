@@ -7,14 +7,15 @@ needs and what to use instead.
 import inspect
 import itertools
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from ....core.contract import AnyTensor, at_least, below, dtypes
 from ....core.errors import BadArgument, NotSupported
 from ....core.spec import Sample, op
-from ....specs._checks import check_int, check_list, check_number, check_tensor, type_name
+from ....specs._checks import type_name
 
 
 def samples(*args: Any, loose: bool = False) -> Callable[..., Iterable[Sample]]:
@@ -54,17 +55,18 @@ def get_num_cublas_streams() -> int:
 # ---- the device -----------------------------------------------------------------------------------------------------
 
 
+DeviceId = Annotated[int, at_least(-1)]
+
+
 @op(space="tex", out="supported", samples=samples(-1))
-def device_supports_multicast(device_id: int = -1) -> bool:
+def device_supports_multicast(device_id: DeviceId = -1) -> bool:
     """False: nothing here writes to several GPUs at once."""
-    check_int("device_supports_multicast", "device_id", device_id, least=-1)
     return False
 
 
 @op(space="tex", out="low high", samples=samples(-1))
-def get_stream_priority_range(device_id: int = -1) -> tuple[int, int]:
+def get_stream_priority_range(device_id: DeviceId = -1) -> tuple[int, int]:
     """(lowest, highest) priority of a stream of CUDA: numbers fall as priorities rise; (0, 0) where there is none."""
-    check_int("get_stream_priority_range", "device_id", device_id, least=-1)
     if not torch.cuda.is_available():
         return 0, 0
     stream: Any = torch.cuda.Stream
@@ -120,24 +122,21 @@ _numbers = itertools.count(1)
 
 
 @op(space="tex", out="ctx", samples=samples(0, 1, 0, loose=True))
-def cusolvermp_ctx_create(nccl_comm_ptr: int, nranks: int, rank: int) -> int:
+def cusolvermp_ctx_create(
+    nccl_comm_ptr: int, nranks: Annotated[int, at_least(1)], rank: Annotated[int, at_least(0), below("nranks")]
+) -> int:
     """The number of a context for newton_schulz, of a single rank."""
-    name = "cusolvermp_ctx_create"
-    check_int(name, "nccl_comm_ptr", nccl_comm_ptr)
-    check_int(name, "nranks", nranks, least=1)
-    check_int(name, "rank", rank, least=0, most=nranks - 1)
     if nranks != 1:
         raise NotSupported(
-            f"{name}: nranks must be 1, as a matrix spread over several ranks needs cuSOLVERMp, which is not built in; "
-            f"got {nranks}. Gather the matrix and use a context of one rank, (0, 1, 0)"
+            "cusolvermp_ctx_create: nranks must be 1, as a matrix spread over several ranks needs cuSOLVERMp, which is "
+            f"not built in; got {nranks}. Gather the matrix and use a context of one rank, (0, 1, 0)"
         )
     made = next(_numbers)
     CONTEXTS.add(made)
     return made
 
 
-def check_context(op: str, ctx_ptr: Any) -> None:
-    check_int(op, "ctx_ptr", ctx_ptr)
+def is_open(op: str, ctx_ptr: int) -> None:
     if ctx_ptr not in CONTEXTS:
         raise BadArgument.of(op, "ctx_ptr", "be of cusolvermp_ctx_create, and not destroyed", str(ctx_ptr))
 
@@ -146,10 +145,9 @@ def _context(dtype: torch.dtype, device: Any) -> Iterator[Sample]:
     yield Sample((cusolvermp_ctx_create(0, 1, 0),), id="one", loose=True)  # a context ends once
 
 
-@op(space="tex", out="", samples=_context)
+@op(space="tex", out="", samples=_context, where=is_open)
 def cusolvermp_ctx_destroy(ctx_ptr: int) -> None:
     """The end of a context."""
-    check_context("cusolvermp_ctx_destroy", ctx_ptr)
     CONTEXTS.discard(ctx_ptr)
 
 
@@ -165,20 +163,29 @@ def _matrices(dtype: torch.dtype, device: Any) -> Iterator[Sample]:
 SCHULZ = (torch.float32, torch.bfloat16)
 
 
-@op(space="tex", out="", mutates=("x",), samples=_matrices)
-def newton_schulz(ctx_ptr: int, m: int, n: int, x: Tensor, num_iterations: int, coefficients: list[float]) -> None:
+def three_for_each(op: str, num_iterations: int, coefficients: list[float]) -> None:
+    if len(coefficients) != 3 * num_iterations:
+        expected = f"have {3 * num_iterations} items, three for each of {{num_iterations}}"
+        raise BadArgument.of(op, "coefficients", expected, str(len(coefficients)))
+
+
+Count = Annotated[int, at_least(0)]
+
+
+@op(space="tex", out="", mutates=("x",), samples=_matrices, where=(is_open, three_for_each))
+def newton_schulz(
+    ctx_ptr: int,
+    m: Count,
+    n: Count,
+    x: AnyTensor[Tensor, "m n", dtypes(SCHULZ)],
+    num_iterations: Count,
+    coefficients: list[float],
+) -> None:
     """x, in place, after x = a x + b (x x') x + c (x x')(x x') x for each three of the coefficients.
 
     It goes to the nearest orthogonal matrix, from an x whose singular values are at most 1. It computes in float32 and
     rounds once.
     """
-    name = "newton_schulz"
-    check_context(name, ctx_ptr)
-    check_int(name, "m", m, least=0)
-    check_int(name, "n", n, least=0)
-    check_tensor(name, "x", x, dtypes=SCHULZ, shape=(m, n), of="m x n")
-    check_int(name, "num_iterations", num_iterations, least=0)
-    check_list(name, "coefficients", coefficients, lambda at, c: check_number(name, at, c), 3 * num_iterations)
     with torch.no_grad():
         y = x.float()
         y = y.t() if m > n else y  # the smaller of the two products
