@@ -235,7 +235,7 @@ def atanh(self: Tensor) -> Tensor:
     """torch.ops.aten.atanh, elementwise."""
 
 def attention(q: Tensor, k: Tensor, v: Tensor, causal: bool = False, scale: float | None = None) -> tuple[Tensor, Tensor]:
-    """o = softmax(s) v and lse = log(sum(exp(s))), of the scores s = q k^T * scale.
+    """Scaled dot product attention: o = softmax(s) v, lse = log(sum(exp(s))), s = q k^T * scale.
 
     Args:
         q (float [batch, heads, queries, dim]): the queries.
@@ -273,7 +273,7 @@ def attention_bwd(do: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: T
     """
 
 def attention_varlen(q: Tensor, k: Tensor, v: Tensor, cu_q: Tensor, cu_k: Tensor, max_q: int, max_k: int, left: int = -1, right: int = -1, scale: float | None = None) -> tuple[Tensor, Tensor]:
-    """attention of sequences that lie one after another.
+    """Attention of sequences of different lengths, packed one after another.
 
     A query sees the keys from `left` before its own place to `right` after it, counted from the last of both; -1: all.
 
@@ -307,7 +307,7 @@ def attention_varlen_bwd(do: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor,
     """
 
 def batch_norm(x: Tensor, weight: Tensor | None = None, bias: Tensor | None = None, running_mean: Tensor | None = None, running_var: Tensor | None = None, momentum: float = 0.1, eps: float = 1e-05) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """y = (x - mean) * rstd * weight + bias, rstd = rsqrt(var(x) + eps), with the biased variance.
+    """Batch norm: y = (x - mean) * rstd * weight + bias, rstd = rsqrt(var(x) + eps), with the biased variance.
 
     Statistics are of each channel, over samples and places. The running statistics are returned, not updated in place.
 
@@ -341,7 +341,7 @@ def batch_norm_bwd(dy: Tensor, x: Tensor, weight: Tensor | None, mean: Tensor, r
     """
 
 def batch_norm_infer(x: Tensor, mean: Tensor, var: Tensor, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-05) -> Tensor:
-    """y = (x - mean) * rsqrt(var + eps) * weight + bias, with given statistics of each channel.
+    """Batch norm in eval mode: y = (x - mean) * rsqrt(var + eps) * weight + bias, with given statistics.
 
     Args:
         x (float [samples, channels, *places]): the input.
@@ -1728,7 +1728,7 @@ def group_dequantize(input: Any, otype: torch.dtype) -> Any:
     """
 
 def group_norm(x: Tensor, num_groups: int, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-05) -> tuple[Tensor, Tensor, Tensor]:
-    """y = (x - mean) * rstd * weight + bias, rstd = rsqrt(var(x) + eps), with the biased variance.
+    """Group norm: y = (x - mean) * rstd * weight + bias, rstd = rsqrt(var(x) + eps), with the biased variance.
 
     Statistics are of each group of adjacent channels of each sample.
 
@@ -1854,7 +1854,9 @@ def isposinf(self: Tensor) -> Tensor:
     """torch.ops.aten.isposinf, elementwise."""
 
 def layer_norm(x: Tensor, weight: Tensor, bias: Tensor | None = None, eps: float = 1e-05, offset: float = 0.0) -> tuple[Tensor, Tensor, Tensor]:
-    """y = (x - mean) * rstd * (weight + offset) + bias, rstd = rsqrt(var(x) + eps), with the biased variance.
+    """Layer norm over the last dimension: y = (x - mean) * rstd * (weight + offset) + bias.
+
+    rstd = rsqrt(var(x) + eps), with the biased variance.
 
     Args:
         x (float [*rows, n]): the rows to normalise.
@@ -1942,7 +1944,7 @@ def lgamma(self: Tensor) -> Tensor:
     """torch.ops.aten.lgamma, elementwise."""
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """y = x weight^T + bias, computed in float32 (float64 for float64) and rounded once.
+    """Linear layer: y = x weight^T + bias, computed in float32 (float64 for float64) and rounded once.
 
     Args:
         x (float [*rows, k]): the rows of inputs.
@@ -1981,7 +1983,7 @@ def log_sigmoid(self: Tensor) -> Tensor:
     """torch.ops.aten.log_sigmoid, elementwise."""
 
 def log_softmax(x: Tensor, dim: int = -1) -> Tensor:
-    """y = x - max(x) - log(sum(exp(x - max(x)))) along dim.
+    """Logarithm of the softmax along dim: y = x - max(x) - log(sum(exp(x - max(x)))).
 
     Args:
         x (float [..]): the logits.
@@ -1992,7 +1994,7 @@ def log_softmax(x: Tensor, dim: int = -1) -> Tensor:
     """
 
 def log_softmax_bwd(dy: Tensor, y: Tensor, dim: int = -1) -> Tensor:
-    """dx = dy - exp(y) * sum(dy) along dim.
+    """The gradient of log_softmax: dx = dy - exp(y) * sum(dy) along dim.
 
     Args:
         dy (float [*shape]): the gradient of y.
@@ -3086,7 +3088,7 @@ def remainder(self: Tensor | int | float, other: Tensor | int | float) -> Tensor
     """torch.ops.aten.remainder, elementwise."""
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float = 1e-06, offset: float = 0.0) -> tuple[Tensor, Tensor]:
-    """y = x * rstd * (weight + offset), rstd = rsqrt(mean(x^2) + eps).
+    """RMS norm over the last dimension: y = x * rstd * (weight + offset), rstd = rsqrt(mean(x^2) + eps).
 
     Args:
         x (float [*rows, n]): the rows to normalise.
@@ -3167,7 +3169,7 @@ def rmsnorm_fwd(input: Tensor, weight: Tensor, eps: float, ln_out: Any, quantize
     """
 
 def rope_bwd(dy: Tensor, angles: Tensor, sin: Tensor | None = None, starts: Tensor | None = None, cu_seqlens: Tensor | None = None, layout: str = 'sbhd', interleaved: bool = False, cp_size: int = 1, cp_rank: int = 0) -> Tensor:
-    """The gradient of rope_fwd's x: the transpose of turning, also where the two angles of a pair differ.
+    """The gradient of rope_fwd: the transposed rotation, also if the two angles of a pair differ.
 
     Args:
         dy (float [..]): the gradient of the result; the other arguments are those of rope_fwd.
@@ -3177,7 +3179,7 @@ def rope_bwd(dy: Tensor, angles: Tensor, sin: Tensor | None = None, starts: Tens
     """
 
 def rope_fwd(x: Tensor, angles: Tensor, sin: Tensor | None = None, starts: Tensor | None = None, cu_seqlens: Tensor | None = None, layout: str = 'sbhd', interleaved: bool = False, cp_size: int = 1, cp_rank: int = 0) -> Tensor:
-    """x with the first d2 numbers of each head turned by the angles of its place.
+    """Rotary embedding: rotates the first d2 elements of each head by the angles of its position.
 
     Args:
         x (float [..]): heads in the dimensions that `layout` names.
@@ -3345,7 +3347,7 @@ def scaled_situglu(input: Tensor, act_scales: Tensor, quantizer: Any, beta1: flo
     """
 
 def scaled_softmax(x: Tensor, mask: Tensor | None = None, scale: float = 1.0, causal: bool = False) -> Tensor:
-    """y = softmax(scale * x) over the last dimension, of the keys that are not hidden; 0 for the others.
+    """Softmax of attention logits: y = softmax(scale * x) over the keys that are not masked, 0 for the others.
 
     Args:
         x (float [*lead, queries, keys]): the logits.
@@ -3366,7 +3368,7 @@ def scaled_softmax_backward(output_grad: Tensor, softmax_results: Tensor, scale_
     """
 
 def scaled_softmax_bwd(dy: Tensor, y: Tensor, scale: float = 1.0, causal: bool = False) -> Tensor:
-    """dx = scale * y * (dy - sum(dy * y)) over the last dimension.
+    """The gradient of scaled_softmax: dx = scale * y * (dy - sum(dy * y)) over the last dimension.
 
     Args:
         dy (float [*lead, queries, keys]): the gradient of y.
@@ -3633,7 +3635,7 @@ def situglu(input: Tensor, quantizer: Any, beta1: float = 4.0, beta2: float = 25
     """
 
 def softmax(x: Tensor, dim: int = -1) -> Tensor:
-    """y = exp(x - max(x)) / sum(exp(x - max(x))) along dim.
+    """Softmax along dim: y = exp(x - max(x)) / sum(exp(x - max(x))).
 
     Args:
         x (float [..]): the logits.
@@ -3644,7 +3646,7 @@ def softmax(x: Tensor, dim: int = -1) -> Tensor:
     """
 
 def softmax_bwd(dy: Tensor, y: Tensor, dim: int = -1) -> Tensor:
-    """dx = y * (dy - sum(dy * y)) along dim.
+    """The gradient of softmax: dx = y * (dy - sum(dy * y)) along dim.
 
     Args:
         dy (float [*shape]): the gradient of y.
@@ -4265,7 +4267,7 @@ def vector_norm_bwd(dy: Tensor, x: Tensor, y: Tensor, ord: float = 2, dim: int |
     """
 
 def weight_norm(v: Tensor, g: Tensor, dim: int | None = 0) -> tuple[Tensor, Tensor]:
-    """w = v * g / norm, with the 2-norm over every dimension but dim.
+    """Weight norm: w = v * g / norm, with the 2-norm over every dimension but dim.
 
     Args:
         v (float [*lead, last]): the direction of the weight.

@@ -68,13 +68,6 @@ def check_number(op: str, name: str, value: Any) -> None:
         raise BadArgument.of(op, name, "be a number", type_name(value), TypeError)
 
 
-def check_choice(op: str, name: str, value: Any, choices: Iterable[Any]) -> None:
-    """Refuse what is not one of the choices: members of an enum by number, or words."""
-    known = tuple(choices)
-    if not any(value == c for c in known):
-        raise BadArgument.of(op, name, f"be one of {', '.join(map(_word, known))}", repr(value))
-
-
 def check_list(op: str, name: str, value: Any, each: Callable[[str, Any], None], length: int | None = None) -> None:
     """Refuse what is not a list or tuple (of so many), or an item that `each(its name, it)` refuses."""
     if not isinstance(value, (list, tuple)):

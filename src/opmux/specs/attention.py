@@ -176,7 +176,7 @@ def _fake(q: Tensor, k: Tensor, v: Tensor, causal: bool = False, scale: float | 
     fake=_fake,
 )
 def attention(q: Q, k: K, v: V, causal: bool = False, scale: float | None = None) -> tuple[Tensor, Tensor]:
-    """o = softmax(s) v and lse = log(sum(exp(s))), of the scores s = q k^T * scale.
+    """Scaled dot product attention: o = softmax(s) v, lse = log(sum(exp(s))), s = q k^T * scale.
 
     Args:
         q: the queries.
@@ -366,7 +366,7 @@ def attention_varlen(
     right: int = -1,
     scale: float | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """attention of sequences that lie one after another.
+    """Attention of sequences of different lengths, packed one after another.
 
     A query sees the keys from `left` before its own place to `right` after it, counted from the last of both; -1: all.
 

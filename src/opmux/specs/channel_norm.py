@@ -159,7 +159,7 @@ GROUPS = [(f"{n} groups", "num_groups", n, "num_groups must divide 64, the chann
 def group_norm(
     x: X, num_groups: int, weight: Channels | None = None, bias: Channels | None = None, eps: float = 1e-5
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """y = (x - mean) * rstd * weight + bias, rstd = rsqrt(var(x) + eps), with the biased variance.
+    """Group norm: y = (x - mean) * rstd * weight + bias, rstd = rsqrt(var(x) + eps), with the biased variance.
 
     Statistics are of each group of adjacent channels of each sample.
 
@@ -306,7 +306,7 @@ def batch_norm(
     momentum: float = 0.1,
     eps: float = 1e-5,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """y = (x - mean) * rstd * weight + bias, rstd = rsqrt(var(x) + eps), with the biased variance.
+    """Batch norm: y = (x - mean) * rstd * weight + bias, rstd = rsqrt(var(x) + eps), with the biased variance.
 
     Statistics are of each channel, over samples and places. The running statistics are returned, not updated in place.
 
@@ -408,7 +408,7 @@ def batch_norm_infer(
     bias: Channels | None = None,
     eps: float = 1e-5,
 ) -> Tensor:
-    """y = (x - mean) * rsqrt(var + eps) * weight + bias, with given statistics of each channel.
+    """Batch norm in eval mode: y = (x - mean) * rsqrt(var + eps) * weight + bias, with given statistics.
 
     Args:
         x: the input.
@@ -527,7 +527,7 @@ WEIGHT = Maker(
     samples=WEIGHT,
 )
 def weight_norm(v: V, g: PerNorm, dim: Dim | None = 0) -> tuple[Tensor, Tensor]:
-    """w = v * g / norm, with the 2-norm over every dimension but dim.
+    """Weight norm: w = v * g / norm, with the 2-norm over every dimension but dim.
 
     Args:
         v: the direction of the weight.

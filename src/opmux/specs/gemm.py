@@ -71,7 +71,7 @@ def linear(
     weight: Float[Tensor, "n k", same_dtype("x")],
     bias: Float[Tensor, "n", same_dtype("x")] | None = None,
 ) -> Tensor:
-    """y = x weight^T + bias, computed in float32 (float64 for float64) and rounded once.
+    """Linear layer: y = x weight^T + bias, computed in float32 (float64 for float64) and rounded once.
 
     Args:
         x: the rows of inputs.

@@ -64,7 +64,7 @@ RMS = rows(rms_args)
 def rms_norm(
     x: Float[Tensor, "*rows n"], weight: Float[Tensor, "n"], eps: float = 1e-6, offset: float = 0.0
 ) -> tuple[Tensor, Tensor]:
-    """y = x * rstd * (weight + offset), rstd = rsqrt(mean(x^2) + eps).
+    """RMS norm over the last dimension: y = x * rstd * (weight + offset), rstd = rsqrt(mean(x^2) + eps).
 
     Args:
         x: the rows to normalise.
@@ -275,7 +275,9 @@ def layer_norm(
     eps: float = 1e-5,
     offset: float = 0.0,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """y = (x - mean) * rstd * (weight + offset) + bias, rstd = rsqrt(var(x) + eps), with the biased variance.
+    """Layer norm over the last dimension: y = (x - mean) * rstd * (weight + offset) + bias.
+
+    rstd = rsqrt(var(x) + eps), with the biased variance.
 
     Args:
         x: the rows to normalise.

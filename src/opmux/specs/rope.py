@@ -244,7 +244,7 @@ def rope_fwd(
     cp_size: Size = 1,
     cp_rank: Rank = 0,
 ) -> Tensor:
-    """x with the first d2 numbers of each head turned by the angles of its place.
+    """Rotary embedding: rotates the first d2 elements of each head by the angles of its position.
 
     Args:
         x: heads in the dimensions that `layout` names.
@@ -280,7 +280,7 @@ def rope_bwd(
     cp_size: Size = 1,
     cp_rank: Rank = 0,
 ) -> Tensor:
-    """The gradient of rope_fwd's x: the transpose of turning, also where the two angles of a pair differ.
+    """The gradient of rope_fwd: the transposed rotation, also if the two angles of a pair differ.
 
     Args:
         dy: the gradient of the result; the other arguments are those of rope_fwd.

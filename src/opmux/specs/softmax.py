@@ -40,7 +40,7 @@ FWD = rows(_args, *ALONG)
 
 @op(grad="softmax_bwd", samples=FWD)
 def softmax(x: Float[Tensor, "..."], dim: Annotated[int, dim_of("x")] = -1) -> Tensor:
-    """y = exp(x - max(x)) / sum(exp(x - max(x))) along dim.
+    """Softmax along dim: y = exp(x - max(x)) / sum(exp(x - max(x))).
 
     Args:
         x: the logits.
@@ -54,7 +54,7 @@ def softmax(x: Float[Tensor, "..."], dim: Annotated[int, dim_of("x")] = -1) -> T
 
 @op(grad="log_softmax_bwd", samples=FWD)
 def log_softmax(x: Float[Tensor, "..."], dim: Annotated[int, dim_of("x")] = -1) -> Tensor:
-    """y = x - max(x) - log(sum(exp(x - max(x)))) along dim.
+    """Logarithm of the softmax along dim: y = x - max(x) - log(sum(exp(x - max(x)))).
 
     Args:
         x: the logits.
@@ -74,7 +74,7 @@ LOG_SOFTMAX_BWD = rows(_bwd_args(log_softmax.reference), *ALONG)
 def softmax_bwd(
     dy: Grad[Tensor, "*shape"], y: Float[Tensor, "*shape"], dim: Annotated[int, dim_of("y")] = -1
 ) -> Tensor:
-    """dx = y * (dy - sum(dy * y)) along dim.
+    """The gradient of softmax: dx = y * (dy - sum(dy * y)) along dim.
 
     Args:
         dy: the gradient of y.
@@ -92,7 +92,7 @@ def softmax_bwd(
 def log_softmax_bwd(
     dy: Grad[Tensor, "*shape"], y: Float[Tensor, "*shape"], dim: Annotated[int, dim_of("y")] = -1
 ) -> Tensor:
-    """dx = dy - exp(y) * sum(dy) along dim.
+    """The gradient of log_softmax: dx = dy - exp(y) * sum(dy) along dim.
 
     Args:
         dy: the gradient of y.
@@ -175,7 +175,7 @@ def scaled_softmax(
     scale: float = 1.0,
     causal: bool = False,
 ) -> Tensor:
-    """y = softmax(scale * x) over the last dimension, of the keys that are not hidden; 0 for the others.
+    """Softmax of attention logits: y = softmax(scale * x) over the keys that are not masked, 0 for the others.
 
     Args:
         x: the logits.
@@ -209,7 +209,7 @@ def scaled_softmax_bwd(
     scale: float = 1.0,
     causal: bool = False,
 ) -> Tensor:
-    """dx = scale * y * (dy - sum(dy * y)) over the last dimension.
+    """The gradient of scaled_softmax: dx = scale * y * (dy - sum(dy * y)) over the last dimension.
 
     Args:
         dy: the gradient of y.
