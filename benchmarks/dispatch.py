@@ -42,7 +42,7 @@ def own_body(x, weight, eps=1e-6):
 
 
 # An impl of ours, which asks by itself whether it is traced.
-own_body.__module__, own_body.declines_tracers = "opmux.bench", True
+own_body.__module__ = "opmux.bench"
 
 
 def body_bwd(dy, x, weight, eps):
@@ -79,7 +79,9 @@ def declare_ops() -> None:
     op(fn, out="dx dweight", fake=lambda dy, x, weight: (dy.clone(), weight.clone()))
     registry = opmux.core.get_default_manager().registry
     for name in ("bench_plain", "bench_grad"):  # as the CPU's own kernels are registered
-        registry.register_impl(OpImpl(name, "default.bench", BackendImplKind.DEFAULT, fn=own_body))
+        registry.register_impl(
+            OpImpl(name, "default.bench", BackendImplKind.DEFAULT, fn=own_body, declines_tracers=True)
+        )
     registry.register_impl(
         OpImpl("bench_dtype", "vendor.bench", BackendImplKind.VENDOR, "bench", body, 0, {torch.float32})
     )

@@ -193,7 +193,8 @@ def test_installed_by_pip(package, tmp_path):
     assert rows(named, "plugin") == found  # loaded once
     assert named.stderr == ""
 
-    own = run(python, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", "tests", cwd=package)
+    quiet = ("-q", "-p", "no:cacheprovider", "-p", "no:xdist")
+    own = run(python, "-m", "pytest", *quiet, "tests", cwd=package, PYTEST_ADDOPTS="")
     assert re.search(r"^\d+ passed", own.stdout.splitlines()[-1]), own.stdout
 
 
