@@ -152,7 +152,7 @@ GOOD = {"freqs": torch.zeros(6, 1, 1, 16), "q_freqs": torch.zeros(6, 1, 1, 16), 
         ("qkv", "qkv_input", torch.zeros(6, 2, 3, 47), "must have a last dimension of 48, as qkv_split_arg_list is"),
         ("qkv", "k_freqs", torch.zeros(2, 1, 1, 16), "must have 6 positions or more"),
         ("qkv", "qkv_split_arg_list", [16, 16], "must be three sizes"),
-        ("qkv", "qkv_split_arg_list", [16, "16", 16], "must be a list of ints; got list"),
+        ("qkv", "qkv_split_arg_list", [16, "16", 16], "must be a list of ints; got '16' at index 1"),
         ("qkv", "qkv_format", THD, "must be one of NVTE_SBHD, NVTE_BSHD; got 2"),
     ],
 )

@@ -237,7 +237,8 @@ def test_the_command(cli, tmp_path, register, monkeypatch):
               "--seconds", "60", "--json", "run.json")  # fmt: skip
     assert ran.exit_code == 0, ran.output
     data = json.loads((tmp_path / "run.json").read_text())
-    assert {o["op"] for o in data["outcomes"]} == {"rms_norm"} and data["left"] == 0
+    ops = {o["op"] for o in data["outcomes"]}  # ATen's too, where no earlier test has asked what may be overridden
+    assert "rms_norm" in ops and ops <= {"rms_norm", "aten::_fused_rms_norm"} and data["left"] == 0
     assert {o["status"] for o in data["outcomes"]} == {"pass"} and data["facts"]["device"] == "cpu"
 
 
