@@ -266,9 +266,7 @@ def child(tree: Path, commit: str | None, options: argparse.Namespace) -> dict[s
         words += ["--quick"] if options.quick else []
         source = tree / "src" if (tree / "src").is_dir() else tree
         env = {**os.environ, "PYTHONPATH": str(source), **({"OPMUX_COMMIT": commit} if commit else {})}
-        subprocess.run(
-            [*words, *(["--quick"] if options.quick else [])], env=env, check=True, stdout=subprocess.DEVNULL
-        )
+        subprocess.run(words, env=env, check=True, stdout=subprocess.DEVNULL)
         return json.loads(path.read_text(encoding="utf-8"))
 
 

@@ -96,7 +96,7 @@ def test_what_a_chip_would_refuse_is_refused():
 
     x = torch.empty(256, 256, dtype=torch.bfloat16, device=META)
     with compiling_for("gfx942"), pytest.raises(triton.runtime.errors.OutOfResources):
-        Launcher(greedy, tensors=2, sizes="n")((1, 1, 1), (x, x, 16), Config({"BLOCK": 256}, threads=256))
+        Launcher(greedy, sizes="n")((1, 1, 1), (x, x, 16), Config({"BLOCK": 256}, threads=256))
 
 
 @pytest.mark.parametrize("chip", CHIPS)
@@ -112,7 +112,7 @@ def test_products_are_seen_on_the_matrix_unit(chip):
         tl.store(y_ptr + o[:, None] * n + o[None, :], y.to(y_ptr.dtype.element_ty))
 
     x = torch.empty(128, 128, dtype=torch.bfloat16, device=META)
-    launcher = Launcher(product, tensors=2, sizes="n")
+    launcher = Launcher(product, sizes="n")
     with compiling_for(chip) as built:
         for dot in (True, False):
             launcher((1, 1, 1), (x, x, 128), Config({"DOT": dot, "BLOCK": 128}, threads=256, even=True))

@@ -42,7 +42,8 @@ def quick(request):
         _device=0, _here=lambda: 0, _stream=lambda device: 99, _entry=lambda *given: entered.append(given),
         _slow=lambda tensors, late: stood_back.append((tensors, late)),
     )  # fmt: skip
-    function = types.FunctionType(launch._code(request.param, 3, "101", 1, (), 2, 1), names)
+    form = launch._Form(("x", "r", "y", "eps"), ("x", "r", "y"), (), ("_k0", "_k1", "eps"), 1, ())
+    function = types.FunctionType(launch._code(request.param, form, "101"), names)
     return types.SimpleNamespace(
         call=lambda first=16: function(Pointer(first), None, Pointer(32), 0.5),
         names=names, hooks=hooks, entered=entered, stood_back=stood_back, wanted=ENTRIES[request.param],

@@ -8,6 +8,8 @@ from __future__ import annotations
 import inspect
 import linecache
 import types
+import typing
+from collections.abc import Iterable
 from typing import Any
 
 from torch import Tensor
@@ -32,33 +34,40 @@ def _remember(text: str, where: str) -> str:
         number += 1
 
 
-def lookup(make: Any, look: str, names: dict[str, Any], value: str = "{0}") -> Any:
+def lookup(
+    make: Any, look: str, names: dict[str, Any], value: str = "{0}", then: str = "", params: Iterable[str] = ()
+) -> Any:
     """A function of `make`'s parameters that finds its result in the dict `_found`, or calls `_make(key, *arguments)`.
 
-    The key has `look` of each argument annotated `Tensor` or `Tensor | None` (also as `*args: Tensor`), and `value` of
-    all others; both are expressions of "{0}". One tuple display is half the time of a loop over the arguments.
+    The key has `look` of each argument annotated `Tensor` or `Tensor | None` (also as `*args: Tensor`), a list as a
+    tuple, and `value` of all others; both are expressions of "{0}". One tuple display is half the time of a loop over
+    the arguments. `then`: what is done with the result ("(x, eps)": it is called); `params`: parameters other than
+    make's, if `then` needs more.
     """
     signature = inspect.signature(make, eval_str=True)
-    params, passed, key = [], [], []
+    own, passed, key = [], [], []
     for p in signature.parameters.values():
         name = p.name
         if p.kind is p.VAR_POSITIONAL:
-            params.append(f"*{name}")
+            own.append(f"*{name}")
             passed.append(f"*{name}")
             key.append(f"*[({look.format('t')}) for t in {name}]" if p.annotation is Tensor else f"*{name}")
             continue
-        params.append(name)
+        own.append(name)
         passed.append(name)
         if p.annotation is Tensor:
             key.append(look.format(name))
         elif p.annotation == Tensor | None:
             key.append(f"None if {name} is None else ({look.format(name)})")
+        elif typing.get_origin(p.annotation) is list:
+            key.append(f"tuple({name})")
         else:
             key.append(value.format(name))
     text = (
-        f"def {make.__name__}({', '.join(params)}):\n"
+        f"def {make.__name__}({', '.join(params or own)}):\n"
         f"    key = ({', '.join(key)},)\n"
-        "    try:\n        return _found[key]\n    except KeyError:\n"
-        f"        return _make(key, {', '.join(passed)})\n"
+        "    try:\n        found = _found[key]\n    except KeyError:\n"
+        f"        found = _make(key, {', '.join(passed)})\n"
+        f"    return found{then}\n"
     )
     return function(text, make.__name__, f"lookup of {make.__module__}.{make.__name__}", dict(names))

@@ -211,11 +211,11 @@ def _biased_bwd(
         note(amax_ptr, inv_ptr, scale_ptr, top)
 
 
-one, one_bwd = Launcher(_one, tensors=5, sizes="n"), Launcher(_one_bwd, tensors=6, sizes="n")
-gated = Launcher(_gated, tensors=6, sizes="a_stride b_stride n", free="n_rows")
-gated_bwd = Launcher(_gated_bwd, tensors=8, sizes="dy_stride a_stride b_stride d_stride n", free="n_rows")
-biased = Launcher(_biased, tensors=3, sizes="x_stride n", free="n_rows")
-biased_bwd = Launcher(_biased_bwd, tensors=8, sizes="dy_stride x_stride n", free="n_rows")
+one, one_bwd = Launcher(_one, sizes="n"), Launcher(_one_bwd, sizes="n")
+gated = Launcher(_gated, sizes="a_stride b_stride n")
+gated_bwd = Launcher(_gated_bwd, sizes="dy_stride a_stride b_stride d_stride n")
+biased = Launcher(_biased, sizes="x_stride n")
+biased_bwd = Launcher(_biased_bwd, sizes="dy_stride x_stride n")
 
 
 # ---- tiles ----------------------------------------------------------------------------------------------------------

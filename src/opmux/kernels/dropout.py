@@ -91,8 +91,8 @@ def _bwd(
         tl.store(dx_at, b_dx.to(dx_ptr.dtype.element_ty), mask=o < (left - tile * BLOCK) * 8)
 
 
-dropout = Launcher(_dropout, tensors=4, sizes="groups", free="threshold scale key counter")
-bwd = Launcher(_bwd, tensors=3, sizes="eights", free="scale")
+dropout = Launcher(_dropout, sizes="groups")
+bwd = Launcher(_bwd, sizes="eights")
 
 
 @tunable("dropout.bits", free="BLOCK")

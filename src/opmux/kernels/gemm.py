@@ -161,8 +161,8 @@ def _blocks(
     finish(b_y, bias_ptr, None, y_ptr, None, i_m, i_n, m, n, n, 0.0, "", False, WIDE)
 
 
-product = Launcher(_gemm, tensors=8, sizes="m n k lda ldb ldy", free="alpha beta")
-blocks = Launcher(_blocks, tensors=6, sizes="m n k lda ldb", free="a_down a_right b_down b_right")
+product = Launcher(_gemm, sizes="m n k lda ldb ldy")
+blocks = Launcher(_blocks, sizes="m n k lda ldb")
 
 # ---- tiles ----------------------------------------------------------------------------------------------------------
 

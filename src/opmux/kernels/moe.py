@@ -111,10 +111,10 @@ def _collect_bwd(
     tl.store(dprobs_ptr + token * TOPK + o_k, b_dot.to(dprobs_ptr.dtype.element_ty), mask=o_k < TOPK)
 
 
-map_rows = Launcher(_map, tensors=2, sizes="n", free="tokens topk rows")
-spread = Launcher(_spread, tensors=3, sizes="x_stride n", free="tokens rows")
-collect = Launcher(_collect, tensors=4, sizes="x_stride n", free="tokens rows")
-collect_bwd = Launcher(_collect_bwd, tensors=6, sizes="dy_stride x_stride n", free="tokens rows")
+map_rows = Launcher(_map, sizes="n")
+spread = Launcher(_spread, sizes="x_stride n")
+collect = Launcher(_collect, sizes="x_stride n")
+collect_bwd = Launcher(_collect_bwd, sizes="dy_stride x_stride n")
 
 
 @tunable("moe.rows", free="BLOCK_N")
@@ -306,7 +306,7 @@ def _blocks(count: int) -> Launcher:
     sizes = [f"{side}{k}" for k in range(count) for side in "uv"]
     blocks = "".join(_BLOCK.format(k=k) for k in range(count))
     kernel = jit_from_source(_TEXT.format(name=f"_blocks_{count}", sizes=", ".join(sizes), blocks=blocks))
-    return Launcher(kernel, tensors=2, sizes="x_stride y_stride n", free=f"n_rows at to {' '.join(sizes)}")
+    return Launcher(kernel, sizes="x_stride y_stride n")
 
 
 block_launchers = {count: _blocks(count) for count in COUNTS}

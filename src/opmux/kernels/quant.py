@@ -355,18 +355,18 @@ def _history(
     tl.store(y_ptr + o, tl.where((amax > 0) & (amax < float("inf")) & moves, fresh, scale), mask=m)
 
 
-amax_parts = Launcher(_amax, tensors=2, sizes="n")
-top = Launcher(_top, tensors=2, sizes="n")
-cast = Launcher(_cast, tensors=6, sizes="n", free="eps")
-cast_turned = Launcher(_cast_turned, tensors=7, sizes="n_rows n", free="eps")
-turn = Launcher(_turn, tensors=2, sizes="n_rows n")
-blocks = Launcher(_blocks, tensors=6, sizes="n_rows n", free="y_stride yt_stride eps")
-mx = Launcher(_mx, tensors=6, sizes="n_rows n y_stride yc_stride")
-uncast = Launcher(_uncast, tensors=3, sizes="n")
-uncast_tiles = Launcher(_uncast_tiles, tensors=3, sizes="n_rows n", free="scale_m scale_n")
+amax_parts = Launcher(_amax, sizes="n")
+top = Launcher(_top, sizes="n")
+cast = Launcher(_cast, sizes="n")
+cast_turned = Launcher(_cast_turned, sizes="n_rows n")
+turn = Launcher(_turn, sizes="n_rows n")
+blocks = Launcher(_blocks, sizes="n_rows n")
+mx = Launcher(_mx, sizes="n_rows n y_stride yc_stride")
+uncast = Launcher(_uncast, sizes="n")
+uncast_tiles = Launcher(_uncast_tiles, sizes="n_rows n")
 
 
-histories = Launcher(_history, tensors=7, sizes="n", free="length largest")
+histories = Launcher(_history, sizes="n")
 
 
 # ---- tiles ----------------------------------------------------------------------------------------------------------

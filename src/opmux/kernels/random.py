@@ -256,11 +256,11 @@ def _integers(
             put(y_ptr, o, n, interleave4(v0, v1, v2, v3))
 
 
-dropout = Launcher(_dropout, tensors=4, sizes="n", free="threshold scale key counter")
-mask_bwd = Launcher(_mask_bwd, tensors=3, sizes="n", free="scale")
-bernoulli_of = Launcher(_bernoulli_of, tensors=3, sizes="n", free="key counter")
-floats = Launcher(_floats, tensors=2, sizes="n", free="a b c key counter")
-integers = Launcher(_integers, tensors=2, sizes="n", free="low span key counter")
+dropout = Launcher(_dropout, sizes="n")
+mask_bwd = Launcher(_mask_bwd, sizes="n")
+bernoulli_of = Launcher(_bernoulli_of, sizes="n")
+floats = Launcher(_floats, sizes="n")
+integers = Launcher(_integers, sizes="n")
 
 
 # ---- plans ----------------------------------------------------------------------------------------------------------

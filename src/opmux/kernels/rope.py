@@ -128,10 +128,7 @@ def _rope(
         tl.store(y_ptr + o_y + o_e, tl.load(x_ptr + o_x + o_e * STEP, mask=m), mask=m)
 
 
-rope_kernel = Launcher(
-    _rope, tensors=6, sizes="xo xs xb xh xg yo ys yb yh yg ab ar",
-    free="length rows heads n_places n_edges cp_rank",
-)  # fmt: skip
+rope_kernel = Launcher(_rope, sizes="xo xs xb xh xg yo ys yb yh yg ab ar")
 
 
 @tunable("rope.rows", free="BLOCK_R")

@@ -215,11 +215,11 @@ def _loss_bwd(
     tl.store(dx_ptr + i_r * experts + o, b_dx, mask=(i_r < n_rows) & (o < experts))
 
 
-route = Launcher(_route, tensors=8, sizes="stride experts", free="groups size bins factor")
-route_bwd = Launcher(_route_bwd, tensors=4, sizes="kept_stride dy_stride dx_stride experts", free="topk factor")
-shares = Launcher(_shares, tensors=3, sizes="stride experts", free="n_rows")
-loss = Launcher(_loss, tensors=4, sizes="n", free="factor")
-loss_bwd = Launcher(_loss_bwd, tensors=4, sizes="experts", free="n_rows")
+route = Launcher(_route, sizes="stride experts")
+route_bwd = Launcher(_route_bwd, sizes="kept_stride dy_stride dx_stride experts")
+shares = Launcher(_shares, sizes="stride experts")
+loss = Launcher(_loss, sizes="n")
+loss_bwd = Launcher(_loss_bwd, sizes="experts")
 
 
 @tunable("router.rows")

@@ -211,9 +211,9 @@ def _bwd_scaled(
     tl.store(ds_ptr + i_m, tl.sum(b_sum, 1)[:, None].to(ds_ptr.dtype.element_ty), mask=m_m)
 
 
-fwd = Launcher(_fwd, tensors=3, sizes="x_stride n", free="n_rows")
-bwd = Launcher(_bwd, tensors=3, sizes="dy_stride x_stride d_stride n", free="n_rows")
-bwd_scaled = Launcher(_bwd_scaled, tensors=5, sizes="dy_stride x_stride d_stride n", free="n_rows")
+fwd = Launcher(_fwd, sizes="x_stride n")
+bwd = Launcher(_bwd, sizes="dy_stride x_stride d_stride n")
+bwd_scaled = Launcher(_bwd_scaled, sizes="dy_stride x_stride d_stride n")
 
 
 @tunable("scaled_activation.tiles")

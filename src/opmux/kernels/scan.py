@@ -391,9 +391,9 @@ def _totals(
     _store(b_ptr, o, c_b, m_l)
 
 
-whole = Launcher(_whole, tensors=5, sizes="u_stride v_stride w_stride n step", free="n_lanes")
-walk = Launcher(_walk, tensors=7, sizes="u_stride v_stride w_stride n step span", free="n_lanes")
-totals = Launcher(_totals, tensors=4, sizes="u_stride v_stride n step span", free="n_lanes")
+whole = Launcher(_whole, sizes="u_stride v_stride w_stride n step")
+walk = Launcher(_walk, sizes="u_stride v_stride w_stride n step span")
+totals = Launcher(_totals, sizes="u_stride v_stride n step span")
 
 
 # ---- tiles ----------------------------------------------------------------------------------------------------------

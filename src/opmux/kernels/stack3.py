@@ -33,7 +33,7 @@ def _stack3(a_ptr, b_ptr, c_ptr, y_ptr, n_rows, n, FULL: tl.constexpr, BLOCK_M: 
     tl.store(y_ptr + o + 2 * n, b_c, mask=m)
 
 
-three = Launcher(_stack3, tensors=4, sizes="n_rows n")
+three = Launcher(_stack3, sizes="n_rows n")
 
 
 @tunable("stack3.three")

@@ -541,7 +541,7 @@ def amax_of(x: Tensor) -> Tensor:
 
 
 def _uncast_args(d: Draw) -> dict[str, Any]:
-    data = (_x(d).float() * 8).to(_fp8(d)).view(torch.uint8)
+    data = bytes_of(_x(d).float() * 8, _fp8(d))
     return {"data": data, "scale_inv": _number(d, 0.125), "dtype": _fp8(d), "out_dtype": d.dtype}
 
 

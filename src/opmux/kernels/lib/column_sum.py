@@ -8,6 +8,7 @@ import torch
 import triton.language as tl
 
 from .config import Tiles, tunable
+from .harness import Launch
 from .launch import Launcher
 from .rows import wide_of
 
@@ -25,7 +26,7 @@ def _add_up(
     tl.store(total_ptr + o, tl.sum(b_total, 0).to(total_ptr.dtype.element_ty), mask=o < n)
 
 
-add_up = Launcher(_add_up, tensors=2, sizes="n", free="n_parts")
+add_up = Launcher(_add_up, sizes="n")
 
 
 @tunable("column_sum")
@@ -38,6 +39,13 @@ def adding_up(n_parts: int, n: int, dtype: torch.dtype) -> Callable[..., None]:
     tiles = tiles_of(n=n, dtype=dtype)
     config = tiles.config(even=n % 16 == 0, WIDE=wide_of(dtype))
     return add_up.ready((-(-n // tiles["BLOCK_N"]), 1, 1), (n_parts, n), config)
+
+
+def column_sum(partial: str, total: str, n_parts: int, n: int, dtype: torch.dtype) -> Launch:
+    """A launch that adds up partial sums [n_parts, n], computed for tensors of this dtype; both tensors by name."""
+    tiles = tiles_of(n=n, dtype=dtype)
+    grid, numbers = (-(-n // tiles["BLOCK_N"]),), {"n_parts": n_parts, "n": n}
+    return Launch(add_up, grid, tiles.config(WIDE=wide_of(dtype)), numbers, {"share": partial, "total": total})
 
 
 def share_of(dtype: torch.dtype) -> torch.dtype:

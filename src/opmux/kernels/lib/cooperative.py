@@ -15,10 +15,10 @@ from typing import Any, NamedTuple
 import torch
 import triton
 import triton.language as tl
-from torch import Tensor
 
 from .config import Tiles
-from .launch import Config
+from .harness import Launch, RowSizes, Zeros
+from .launch import Config, Launcher
 from .rows import OutputSpec, cores
 
 
@@ -72,16 +72,17 @@ def can_cooperate(wide: Any = tl.float32) -> bool:
 
 
 class CooperativeRows(NamedTuple):
-    """The launch of a cooperative kernel: how many programs, in how many groups, and the exchange buffer."""
+    """A cooperative kernel over rows: how many programs, in how many groups, and the exchange buffer."""
 
     programs: int
     count: int  # of groups
     config: Config
-    words: OutputSpec  # the exchange buffer: for every row and program of a group
+    exchange: Zeros  # a buffer of words, for every row and program of a group
+    rows: RowSizes
 
     @classmethod
     def of(
-        cls, tiles: Tiles, device: torch.device, n_rows: int, n: int, words: int, even: bool, **constants: Any
+        cls, tiles: Tiles, device: torch.device, rows: RowSizes, words: int, **constants: Any
     ) -> CooperativeRows | None:
         """`words` is the number of partial results per program. Reads the sizes BLOCK_N and PER_CORE of `tiles`.
 
@@ -89,16 +90,17 @@ class CooperativeRows(NamedTuple):
         """
         sizes = dict(tiles.sizes)
         per_core = sizes.pop("PER_CORE")
-        size = triton.next_power_of_2(-(-n // sizes["BLOCK_N"]))
-        count = min(n_rows, cores(device) * per_core // size)
+        size = triton.next_power_of_2(-(-rows.n // sizes["BLOCK_N"]))
+        count = min(rows.count, cores(device) * per_core // size)
         if count == 0:
             return None
         # a cooperative launch needs PER_CORE programs resident on each core
         registers = min(255, 65_536 // (tiles.threads * per_core) // 8 * 8) if size > 1 else None
-        constants |= {**sizes, "GROUP": size, "FULL": n == size * sizes["BLOCK_N"]}
-        config = Config(constants, tiles.threads, tiles.stages, even, size > 1, registers)
-        return cls(count * size, count, config, OutputSpec.of((n_rows, size, words), torch.int64))
+        constants |= {**sizes, "GROUP": size, "FULL": rows.n == size * sizes["BLOCK_N"]}
+        config = Config(constants, tiles.threads, tiles.stages, together=size > 1, registers=registers)
+        exchange = Zeros(OutputSpec.of((rows.count, size, words), torch.int64))
+        return cls(count * size, count, config, exchange, rows)
 
-    def exchange(self, like: Tensor) -> Tensor:
-        """An empty exchange buffer."""
-        return self.words.empty(like).zero_()
+    def launch(self, kernel: Launcher) -> Launch:
+        """The launch of a kernel that takes the buffer as `exchange_ptr`."""
+        return Launch(kernel, (self.programs,), self.config, self.rows.numbers)

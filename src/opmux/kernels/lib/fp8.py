@@ -110,6 +110,11 @@ def inverse_scale(empty: bool, like: Tensor, scale: Tensor) -> Tensor:
     return torch.div(torch.ones_like(scale), scale, out=made.view_as(scale)).view(1) if empty else made
 
 
+def inverse_of_scale(scale_inv: Tensor, scale: Tensor) -> None:
+    """scale_inv = 1 / scale, for a call without anything to cast, of which no kernel runs."""
+    torch.div(torch.ones_like(scale), scale, out=scale_inv.view_as(scale))
+
+
 @triton.jit
 def put(y_ptr, b_y, m, scale_ptr, CAST: tl.constexpr):
     """Store a block of a result: rounded to the result's type or, with CAST, times the scale and cast to bytes.

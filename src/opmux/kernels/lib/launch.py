@@ -1,8 +1,8 @@
 """Launching a Triton kernel at a quarter of the usual host cost, and never wrongly.
 
 `kernel[grid](...)` spends about 20 us of Python finding, for every call, the compiled kernel that it found the time
-before. `Launcher.ready` makes a launch for one look of the tensors (a plan knows their dtypes, shapes and device), so
-nothing is left to find: pointers as integers, the stream, and the kernel's own entry point, about 6 us (H200 host).
+before. `Launcher.bind` makes a launch for tensors of one dtype, shape, stride and device, so nothing is left to find:
+pointers as integers, the stream, and the kernel's own entry point, about 6 us (H200 host).
 
 That entry point is private. It is used only where this module knows its shape and everything the compiled kernel
 assumed still holds; in all other cases the call goes through `kernel[grid](...)`.
@@ -13,9 +13,9 @@ from __future__ import annotations
 import functools
 import inspect
 import types
-from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Any, Protocol
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple, Protocol
 
 import torch
 import triton
@@ -28,15 +28,12 @@ from . import layouts
 Grid = tuple[int, int, int]
 
 
-class Place(Protocol):
-    """OutputSpec for a result, on the device of another tensor (`rows.OutputSpec`)."""
+class Output(Protocol):
+    """The shape and dtype of a tensor to allocate (`rows.OutputSpec`)."""
 
-    def on(self, like: Tensor) -> Tensor: ...
+    def empty(self, like: Tensor) -> Tensor: ...
 
-    def quickly(self, like: Tensor) -> Callable[[], Tensor]: ...
-
-
-Makes = dict[int, Place]  # by the place among a kernel's tensors
+    def allocator(self, like: Tensor) -> Callable[[], Tensor]: ...
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,7 +43,7 @@ class Config:
     constants: dict[str, Any]
     threads: int = 128
     stages: int = 2
-    even: bool = False  # whether all sizes are multiples of 16
+    even: bool = False  # whether all sizes are multiples of 16; `Launcher.bind` finds out by itself
     together: bool = False  # whether all programs must be on the chip at once
     registers: int | None = None  # the most a thread may have, where that decides how many programs a core takes
     options: dict[str, Any] = field(init=False, repr=False)
@@ -75,41 +72,86 @@ def warp_size() -> int:
 
 
 class Launcher:
-    """One kernel, whose parameters are tensors (None allowed), then numbers, then constants.
+    """One kernel. Its parameters are tensors, named `*_ptr` (None is allowed), then numbers, then constants.
 
-    It is made twice. `even` knows that the `sizes` (lengths and strides) are multiples of 16, without which no load
-    under a mask is wide; `odd` assumes nothing. The other numbers matter to neither.
+    `sizes` names the lengths and strides among the numbers. The kernel is compiled in one of two forms: `even` knows
+    that all of them are multiples of 16, without which no load under a mask is wide; `odd` assumes nothing. The other
+    numbers matter to neither.
     """
 
-    def __init__(self, kernel: Callable[..., Any], *, tensors: int, sizes: str, free: str = ""):
-        every = [*free.split(), *sizes.split()]
-        self.even = triton.jit(do_not_specialize=free.split())(kernel)
-        self.odd = triton.jit(do_not_specialize=every)(kernel)
-        self.tensors = tensors
-        names = list(inspect.signature(kernel).parameters)
-        self.numbers = names[tensors : tensors + len(every)]
-        self.constants = names[tensors + len(every) :]
-        if sorted(self.numbers) != sorted(every):
-            raise TypeError(f"{kernel.__name__}: after {tensors} tensors come {self.numbers}, not {every}")
+    def __init__(self, kernel: Callable[..., Any], *, sizes: str):
+        found = inspect.signature(kernel).parameters
+        constants = [n for n, p in found.items() if "constexpr" in str(p.annotation)]
+        self.tensors = [n for n in found if n.endswith("_ptr")]
+        self.numbers = [n for n in found if n not in self.tensors and n not in constants]
+        self.constants, self.sizes = constants, sizes.split()
+        free = [n for n in self.numbers if n not in self.sizes]
+        self.even = triton.jit(do_not_specialize=free)(kernel)
+        self.odd = triton.jit(do_not_specialize=self.numbers)(kernel)
+        if list(found) != [*self.tensors, *self.numbers, *constants] or not {*self.sizes} <= {*self.numbers}:
+            raise TypeError(
+                f"{kernel.__name__}: expected tensors (*_ptr), numbers (among them {self.sizes}), then constants; "
+                f"got {list(found)}"
+            )
 
-    def ready(self, grid: Grid, numbers: tuple, config: Config, makes: Makes | None = None) -> Callable[..., Any]:
-        """A launch for tensors of one look (dtypes, absences, device): `launch(*tensors, *numbers_still_missing)`.
+    def ready(
+        self, grid: Grid, numbers: tuple, config: Config, makes: Mapping[int, Output] | None = None
+    ) -> Callable[..., Any]:
+        """A launch by position: `launch(*tensors, *numbers_still_missing)`; `bind` is the same by name.
 
-        Tensors in the places of `makes` are not passed: the launch makes them, and returns it or them. Keep it with
-        what depends on that look, and use it for nothing else.
+        Tensors in the places of `makes` are not passed: the launch allocates and returns them.
         """
-        missing = [c for c in self.constants if c not in config.constants]
-        if missing or len(config.constants) != len(self.constants):
-            raise TypeError(f"constants must be {self.constants}; got {list(config.constants)}")
-        return _Ready(self, grid, numbers, config, makes or {}).function
+        makes = makes or {}
+        tensors = [f"t{i}" for i in range(len(self.tensors))]
+        known, late = [f"_k{i}" for i in range(len(numbers))], self.numbers[len(numbers) :]
+        made = tuple(tensors[i] for i in makes)
+        takes = (*(t for t in tensors if t not in made), *late)
+        form = _Form(takes, tuple(tensors), made, (*known, *late), len(self.constants), made)
+        return _Bound(self, form, grid, numbers, config, dict(zip(made, makes.values()))).function
+
+    def bind(
+        self,
+        takes: Iterable[str],
+        grid: Grid,
+        config: Config,
+        numbers: Mapping[str, Any],
+        makes: Mapping[str, Output],
+        names: Mapping[str, str | None],
+        returns: Iterable[str],
+    ) -> Callable[..., Any]:
+        """A launch as a function of `takes`, for tensors of one dtype, shape, stride and device.
+
+        The kernel's `x_ptr` is the argument `x`, or what `names` says it is; it is None where there is no such
+        argument. Tensors of `makes` are allocated, and those of `returns` returned. Numbers not among `numbers` are
+        arguments too; what `numbers` has beyond the kernel's is ignored.
+        """
+        takes, names = tuple(takes), {**{n: n for n in self.bare}, **names}
+        tensors = tuple(names[n] if names[n] in {*takes, *makes} else None for n in self.bare)
+        known = {n: numbers[n] for n in self.numbers if n in numbers}
+        even = all(known.get(n, 1) % 16 == 0 for n in self.sizes)
+        place = {n: f"_k{i}" for i, n in enumerate(known)}
+        late = [n for n in self.numbers if n not in known]
+        if not {*late} <= {*takes}:
+            raise TypeError(f"{self.even.__name__}: {[n for n in late if n not in takes]} are not given")
+        made = tuple(n for n in makes if n in tensors)
+        form = _Form(
+            takes, tensors, made, tuple(place.get(n, n) for n in self.numbers), len(self.constants), tuple(returns)
+        )
+        return _Bound(self, form, grid, tuple(known.values()), replace(config, even=even), dict(makes)).function
+
+    @functools.cached_property
+    def bare(self) -> tuple[str, ...]:
+        """The names of the tensors without `_ptr`."""
+        return tuple(n.removesuffix("_ptr") for n in self.tensors)
 
     def __call__(self, grid: Grid, args: tuple, config: Config) -> Any:
         """Launch by the public path."""
-        first = args[0]
+        tensors = [t for t in args[: len(self.tensors)] if t is not None]
+        first = tensors[0]
         if not _compiling_only():
             if first.is_meta:
                 raise NotSupported("a meta tensor has no memory to launch on")
-            if any(t is not None and not t.data_ptr() and t.numel() for t in args[: self.tensors]):
+            if any(not t.data_ptr() and t.numel() for t in tensors):
                 raise NotSupported("a tensor without memory of its own: a subclass that wraps others, or a stand-in")
         kernel = self.even if config.even else self.odd
         guard = library.reference_guard if triton.knobs.runtime.interpret else None
@@ -148,45 +190,67 @@ def runs_on_chip() -> bool:
     return not (triton.knobs.runtime.interpret or _compiling_only())
 
 
-class _Ready:
-    """The state behind a ready launch: a function whose code is swapped once the kernel is compiled and bound."""
+class _Form(NamedTuple):
+    """The names in the source of a launch."""
 
-    def __init__(self, launcher: Launcher, grid: Grid, numbers: tuple, config: Config, makes: Makes):
-        self.launcher, self.grid, self.numbers, self.config, self.makes = launcher, grid, numbers, config, makes
-        self.late = len(launcher.numbers) - len(numbers)
-        self.globals: dict[str, Any] = {"_slow": self.slow, **{f"_k{i}": n for i, n in enumerate(numbers)}}
+    takes: tuple[str, ...]  # its parameters
+    tensors: tuple[str | None, ...]  # for each tensor of the kernel the variable that has it; None: there is none
+    makes: tuple[str, ...]  # the variables that are allocated
+    numbers: tuple[str, ...]  # for each number of the kernel a parameter, or a global `_k0`
+    constants: int
+    returns: tuple[str, ...]
+
+    @property
+    def given(self) -> tuple[str, ...]:
+        """The tensors that are parameters, once each."""
+        return tuple(dict.fromkeys(t for t in self.tensors if t is not None and t not in self.makes))
+
+    @property
+    def late(self) -> tuple[str, ...]:
+        return tuple(n for n in self.numbers if not n.startswith("_k"))
+
+
+class _Bound:
+    """The state behind a launch: a function whose code is swapped once the kernel is compiled."""
+
+    def __init__(
+        self, launcher: Launcher, form: _Form, grid: Grid, known: tuple, config: Config, makes: dict[str, Output]
+    ):
+        if {*config.constants} != {*launcher.constants}:
+            raise TypeError(f"constants must be {launcher.constants}; got {list(config.constants)}")
+        self.launcher, self.form, self.grid, self.config = launcher, form, grid, config
+        self.makes = {name: makes[name] for name in form.makes}
+        self.globals: dict[str, Any] = {"_slow": self.slow, **{f"_k{i}": n for i, n in enumerate(known)}}
         self.globals["_x"], self.globals["_y"], self.globals["_z"] = grid
-        self.function = types.FunctionType(self._code("slow", ""), self.globals)
-
-    def _code(self, way: str, present: str) -> types.CodeType:
-        known = (len(self.numbers), len(self.launcher.constants))
-        return _code(way, self.launcher.tensors, present, self.late, tuple(self.makes), *known)
+        self.function = types.FunctionType(_code("slow", form, ""), self.globals)
 
     def slow(self, given: tuple, late: tuple) -> Any:
-        """The public path; where what it compiled can be launched quickly from now on, say so."""
-        first, rest = given[0], iter(given)
-        made = {i: output.empty(first) for i, output in self.makes.items()}
-        tensors = tuple(made[i] if i in made else next(rest) for i in range(self.launcher.tensors))
-        compiled = self.launcher(self.grid, (*tensors, *self.numbers, *late), self.config)
+        """Launch by the public path; swap the code if the compiled kernel can be launched directly from now on."""
+        first = next(t for t in given if t is not None)
+        scope = dict(zip(self.form.given, given, strict=True))
+        scope |= {name: output.empty(first) for name, output in self.makes.items()}
+        tensors = tuple(None if name is None else scope[name] for name in self.form.tensors)
+        rest = iter(late)
+        numbers = [self.globals[n] if n.startswith("_k") else next(rest) for n in self.form.numbers]
+        compiled = self.launcher(self.grid, (*tensors, *numbers), self.config)
         if first.is_cuda and compiled is not None and not self.globals.get("_entry"):
-            self._hasten(compiled, tensors)
-        results = tuple(made.values())
+            self._hasten(compiled, tensors, first)
+        results = tuple(scope[name] for name in self.form.returns)
         return results if len(results) > 1 else results[0] if results else None
 
-    def _hasten(self, compiled: Any, tensors: tuple) -> None:
-        first = tensors[0]
+    def _hasten(self, compiled: Any, tensors: tuple, first: Tensor) -> None:
         if any(t is not None and (t.data_ptr() % 16 or t.device != first.device) for t in tensors):
             return  # compiled for pointers that are no multiples of 16, or wrong in a way Triton has just said
         way, names = _entry(compiled)
         if way:
             self.globals |= names | {"_device": first.get_device()}
             self.globals |= {f"_c{i}": self.config.constants[n] for i, n in enumerate(self.launcher.constants)}
-            self.globals |= {f"_room{i}": output.allocator(first) for i, output in self.makes.items()}
+            self.globals |= {f"_new_{name}": output.allocator(first) for name, output in self.makes.items()}
             present = "".join("0" if t is None else "1" for t in tensors)
-            self.function.__code__ = self._code(way, present)
+            self.function.__code__ = _code(way, self.form, present)
 
 
-# How a launch is made, as text: one function per number of tensors, absences and late numbers.
+# The source of a launch, for the names in it and the tensors that are absent.
 _TEXTS = {
     "slow": "def launch({params}):\n    return _slow(({tensors}), ({late}))\n",
     "quick": """\
@@ -203,33 +267,31 @@ def launch({params}):
 """,
 }
 _CALLS = {
-    "generated": "None, None, _packed, None, None, None, {pointers}{numbers}{late}{constants}",
+    "generated": "None, None, _packed, None, None, None, {pointers}{numbers}{constants}",
     # triton 3.7 and later: one C launcher for all kernels
-    "shared": "_packed, None, None, None, None, None, _notes, _types, ({pointers}{numbers}{late}{constants})",
+    "shared": "_packed, None, None, None, None, None, _notes, _types, ({pointers}{numbers}{constants})",
 }
 
 
 @functools.cache
-def _code(
-    way: str, tensors: int, present: str, late: int, makes: tuple[int, ...] = (), numbers: int = 0, constants: int = 0
-) -> types.CodeType:
-    given, n = [f"t{i}" for i in range(tensors) if i not in makes], [f"n{i}" for i in range(late)]
-    there = [i for i in range(tensors) if present[i : i + 1] == "1"]
+def _code(way: str, form: _Form, present: str) -> types.CodeType:
+    there = [i for i in range(len(form.tensors)) if present[i : i + 1] == "1"]
     listed = lambda names: "".join(f"{name}, " for name in names)
     text = _TEXTS["slow" if way == "slow" else "quick"].format(
-        params=", ".join([*given, *n]),
-        tensors=listed(given),
-        late=listed(n),
-        pointers="; ".join([*(f"t{i} = _room{i}()" for i in makes), *(f"p{i} = t{i}.data_ptr()" for i in there)]),
-        joined=" | ".join(f"p{i}" for i in there),
-        real=" and ".join(f"p{i}" for i in there),
-        call=_CALLS.get(way, "").format(
-            pointers=listed(f"p{i}" if i in there else "0" for i in range(tensors)),
-            numbers=listed(f"_k{i}" for i in range(numbers)),  # each by its name: to unpack a tuple costs 0.1 us
-            late=listed(n),
-            constants=listed(f"_c{i}" for i in range(constants)),
+        params=", ".join(form.takes),
+        tensors=listed(form.given),
+        late=listed(form.late),
+        pointers="; ".join(
+            [*(f"{n} = _new_{n}()" for n in form.makes), *(f"_p{i} = {form.tensors[i]}.data_ptr()" for i in there)]
         ),
-        back=f"return {', '.join(f't{i}' for i in makes)}" if makes else "",
+        joined=" | ".join(f"_p{i}" for i in there),
+        real=" and ".join(f"_p{i}" for i in there),
+        call=_CALLS.get(way, "").format(
+            pointers=listed(f"_p{i}" if i in there else "0" for i in range(len(form.tensors))),
+            numbers=listed(form.numbers),  # each by its name: to unpack a tuple costs 0.1 us
+            constants=listed(f"_c{i}" for i in range(form.constants)),
+        ),
+        back=f"return {', '.join(form.returns)}" if form.returns else "",
     )
     return codegen.function(text, "launch", f"launch, {way}", {}).__code__
 

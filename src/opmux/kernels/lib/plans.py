@@ -57,10 +57,17 @@ def plans(make: Callable[..., P]) -> Callable[..., P]:
     hashable, and are told apart by value: 1, 1.0 and True are one. `.below` is the same for callers that are kernels of
     ATen: the table is one, and it costs a look less for each tensor.
     """
-    found: dict[Any, P] = {}
-    _forgetting.append(found.clear)
+    names = table(make)
+    plan, plan.below = (codegen.lookup(make, look, names) for look in (LOOK, BELOW))
+    plan.__doc__, plan.__module__, plan.__wrapped__ = make.__doc__, make.__module__, make
+    return plan
 
-    def first(key: Any, *args: Any) -> P:
+
+def table(make: Callable[..., Any]) -> dict[str, Any]:
+    """The names that `codegen.lookup` needs: a dict of plans that `forget` empties, and what adds a plan to it."""
+    found = keep({})
+
+    def first(key: Any, *args: Any) -> Any:
         refuse_negated(*args)
         made = make(*args)
         if len(found) >= _MOST:
@@ -68,7 +75,4 @@ def plans(make: Callable[..., P]) -> Callable[..., P]:
         found[key] = made
         return made
 
-    names: dict[str, Any] = {"_found": found, "_make": first}
-    plan, plan.below = (codegen.lookup(make, look, names) for look in (LOOK, BELOW))
-    plan.__doc__, plan.__module__, plan.__wrapped__ = make.__doc__, make.__module__, make
-    return plan
+    return {"_found": found, "_make": first}

@@ -31,7 +31,7 @@ from ...core import codegen, library
 from ...core.errors import NotSupported
 from .indexing import Indexing, choose_indexing, spread
 from .jit_source import jit_from_source
-from .launch import Launcher, Makes
+from .launch import Launcher, Output
 from .plans import BELOW, LOOK, keep, refuse_negated
 from .rows import OutputSpec
 
@@ -358,7 +358,7 @@ def _span(t: Tensor) -> int:
 # ---- a kernel -------------------------------------------------------------------------------------------------------
 
 
-def _launch(row: Row, given: list[Arg], types: Types, y: Tensor, makes: Makes) -> Callable[..., Any]:
+def _launch(row: Row, given: list[Arg], types: Types, y: Tensor, makes: dict[int, Output]) -> Callable[..., Any]:
     tensors = [a.value for a in given if a.kind == "t"]
     strides = [spread(t.shape, t.stride(), y.shape) for t in tensors]
     indexing = choose_indexing(y.shape, [*strides, tuple(y.stride())], [*(t.dtype for t in tensors), y.dtype])
@@ -370,15 +370,9 @@ def _launch(row: Row, given: list[Arg], types: Types, y: Tensor, makes: Makes) -
         "R": DTYPES[types.result][0],
         **{f"c{i}": a.value for i, a in enumerate(given) if a.kind == "c"},
     }
-    launcher = _launcher(
-        _text(row, given, types, indexing), len(tensors) + 1, " ".join(indexing.sizes), _free(indexing, given)
-    )
+    launcher = _launcher(_text(row, given, types, indexing), " ".join(indexing.sizes))
     config = indexing.tiles.config(even=all(n % 16 == 0 for n in indexing.sizes.values()), **constants)
     return launcher.ready(indexing.grid, (*indexing.sizes.values(), *indexing.free.values()), config, makes)
-
-
-def _free(indexing: Indexing, given: list[Arg]) -> str:
-    return " ".join([*indexing.free, *(f"v{i}" for i, a in enumerate(given) if a.kind in "if")])
 
 
 _KERNEL = """\
@@ -432,5 +426,5 @@ def _under(mask: str) -> str:
 
 
 @functools.cache
-def _launcher(text: str, tensors: int, sizes: str, free: str) -> Launcher:
-    return Launcher(jit_from_source(text), tensors=tensors, sizes=sizes, free=free)
+def _launcher(text: str, sizes: str) -> Launcher:
+    return Launcher(jit_from_source(text), sizes=sizes)

@@ -25,15 +25,15 @@ TYPES = {
     torch.uint8: tl.uint8, torch.float8_e4m3fn: tl.uint8, torch.float8_e5m2: tl.uint8,
 }  # fmt: skip
 
-scale_lists = Launcher(device.scale_lists, tensors=4, sizes="", free="scale")
-squares = Launcher(device.squares, tensors=4, sizes="")
-squares_of_each = Launcher(device.squares_of_each, tensors=3, sizes="")
-norms = Launcher(device.norms, tensors=4, sizes="", free="n")
-adam = Launcher(device.adam, tensors=3, sizes="", free="lr beta1 rest1 beta2 rest2 eps inv_c1 inv_c2 decay")
-hold = Launcher(device.hold, tensors=5, sizes="", free="log1 log2")
-sgd = Launcher(device.sgd, tensors=3, sizes="", free="decay momentum rest lr scale")
-scales = Launcher(device.scales, tensors=2, sizes="", free="most eps")
-e8m0 = Launcher(device.e8m0, tensors=2, sizes="", free="inv_most")
+scale_lists = Launcher(device.scale_lists, sizes="")
+squares = Launcher(device.squares, sizes="")
+squares_of_each = Launcher(device.squares_of_each, sizes="")
+norms = Launcher(device.norms, sizes="")
+adam = Launcher(device.adam, sizes="")
+hold = Launcher(device.hold, sizes="")
+sgd = Launcher(device.sgd, sizes="")
+scales = Launcher(device.scales, sizes="")
+e8m0 = Launcher(device.e8m0, sizes="")
 
 
 @tunable("optim.step")

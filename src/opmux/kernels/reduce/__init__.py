@@ -29,11 +29,11 @@ from ..lib.rows import DEVICES, OutputSpec, cores, fits, wide_of
 from . import device
 from .layout import SMALL, View, unit, view
 
-rows = Launcher(device._rows, tensors=3, sizes="", free="rows k_1 s_0 s_1 s_n n count extra")
-pieces = Launcher(device._pieces, tensors=3, sizes="", free="k_1 s_0 s_1 s_m s_n n_m n chunk count extra")
-columns = Launcher(device._columns, tensors=3, sizes="", free="r_1 s_k s_0 s_1 s_n rows n chunk outer count extra")
-finish = Launcher(device._finish, tensors=4, sizes="", free="parts part n count extra")
-spread = Launcher(device._spread, tensors=6, sizes="", free="rows reduced n count extra")
+rows = Launcher(device._rows, sizes="")
+pieces = Launcher(device._pieces, sizes="")
+columns = Launcher(device._columns, sizes="")
+finish = Launcher(device._finish, sizes="")
+spread = Launcher(device._spread, sizes="")
 
 
 # ---- the ops --------------------------------------------------------------------------------------------------------

@@ -5,21 +5,19 @@ A dimension that is not the last is brought there by a copy.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from ...core.registry import impl
 from ...specs import softmax as spec
 from ..lib.config import Tiles, tunable
 from ..lib.cooperative import CooperativeRows, can_cooperate, gather, gather_pairs, place, post
+from ..lib.harness import Plan, RowSizes, planned
 from ..lib.launch import Launcher
-from ..lib.plans import check, plans
-from ..lib.rows import DEVICES, OutputSpec, Rows, even_rows, inside, packed, wide_of
+from ..lib.rows import OutputSpec, inside, wide_of
 
 
 def _fwd(
@@ -172,12 +170,12 @@ def _bwd_cooperative(
         tl.store(dx_ptr + row * n + o_n, b_dx.to(dx_ptr.dtype.element_ty), mask=m)
 
 
-fwd_cooperative = Launcher(_fwd_cooperative, tensors=3, sizes="x_stride n", free="n_rows")
-bwd_cooperative = Launcher(_bwd_cooperative, tensors=4, sizes="dy_stride y_stride n", free="n_rows")
-fwd = Launcher(_fwd, tensors=2, sizes="x_stride n", free="n_rows")
-fwd_pieces = Launcher(_fwd_pieces, tensors=2, sizes="x_stride n", free="n_rows")
-bwd = Launcher(_bwd, tensors=3, sizes="dy_stride y_stride n", free="n_rows")
-bwd_pieces = Launcher(_bwd_pieces, tensors=3, sizes="dy_stride y_stride n", free="n_rows")
+fwd_cooperative = Launcher(_fwd_cooperative, sizes="x_stride n")
+bwd_cooperative = Launcher(_bwd_cooperative, sizes="dy_stride y_stride n")
+fwd = Launcher(_fwd, sizes="x_stride n")
+fwd_pieces = Launcher(_fwd_pieces, sizes="x_stride n")
+bwd = Launcher(_bwd, sizes="dy_stride y_stride n")
+bwd_pieces = Launcher(_bwd_pieces, sizes="dy_stride y_stride n")
 
 
 TEAM_FROM, TEAM_FROM_BWD = 16384, 32768  # columns of 16 bits beyond which programs share a row, where they can
@@ -209,100 +207,61 @@ def cooperative_tiles(n: int, dtype: torch.dtype, backward: bool) -> Tiles:
     return Tiles(256, STAGES=1, BLOCK_N=16384 // size, PER_CORE=3)
 
 
-class Along(NamedTuple):
-    """The launch of an op for tensors of such shapes, dtypes and strides."""
-
-    out: OutputSpec
-    launch: Callable[..., None] | None  # None: nothing to compute
-    simple: bool  # whether the call is one launch over the tensors as they are
-    last: bool  # whether the dimension is the last one, and rows are even
-    group: CooperativeRows | None
-
-
-def _along(op: str, log: bool, dim: int, *args: Tensor) -> Along:
-    like = args[-1]
-    check(op, dim=dim, **dict(zip(("x",) if len(args) == 1 else ("dy", "y"), args, strict=True)))
-    last = like.dim() > 0 and dim % like.dim() == like.dim() - 1 and all(even_rows(t) for t in args)
-    moved = [_moved(t, dim) for t in args]
-    n = moved[0].shape[-1]
-    at = [Rows.of(t) for t in moved]
-    output = OutputSpec.of(like.shape if last else moved[0].shape, like.dtype)
+def _along(dim: int, log: bool, **tensors: Tensor) -> Plan:
+    """A forward of x, or a backward of dy and y."""
+    *_, like = tensors.values()
+    backward, result = len(tensors) > 1, "dx" if len(tensors) > 1 else "y"
+    dtype, wide = like.dtype, wide_of(like.dtype)
+    moved, before, after = tensors, {}, {}
+    if not like.dim() or dim % like.dim() != like.dim() - 1:
+        moved = {name: _moved(t, dim) for name, t in tensors.items()}
+        before = dict.fromkeys(tensors, lambda t: _moved(t, dim).contiguous())
+        back = (lambda y: y.movedim(-1, dim).contiguous()) if like.dim() else (lambda y: y.reshape(()))
+        after = {result: back}
+    rows = RowSizes.of(**moved)
+    if before:
+        rows = rows.packed()
+    n = rows.n
+    makes: dict[str, Any] = {result: OutputSpec.of(moved[[*moved][-1]].shape, dtype)}
     if not like.numel():
-        return Along(output, None, False, last, None)
-    backward = len(args) > 1
-    facts: dict[str, Any] = dict(n=n, dtype=like.dtype)
-    numbers = (*(r.stride for r in at), at[0].count, n)
-    constants: dict[str, Any] = dict(even=all(k % 16 == 0 for k in (n, *(r.stride for r in at))), LOG=log)
-    constants["WIDE"] = wide_of(like.dtype)
-    longest = LONGEST[like.dtype.itemsize]
-    many = (TEAM_FROM_BWD if backward else TEAM_FROM) * 2 // max(like.dtype.itemsize, 2)
-    if n > many and can_cooperate(constants["WIDE"]):
-        tiles = cooperative_tiles(**facts, backward=backward)
-        group = CooperativeRows.of(tiles, like.device, at[0].count, n, 1 if backward else 2, **constants)
-        if group is not None:
-            launcher = bwd_cooperative if backward else fwd_cooperative
-            return Along(output, launcher.ready((group.programs, 1, 1), numbers, group.config), False, last, group)
-    whole = n <= longest
-    tiles = (row_tiles if whole else piece_tiles)(**facts)
-    launcher = (bwd if whole else bwd_pieces) if backward else (fwd if whole else fwd_pieces)
-    grid = (-(-at[0].count // tiles["BLOCK_M"]) if whole else at[0].count, 1, 1)
-    if whole:
-        constants["FULL"] = n == tiles["BLOCK_N"]
-    config = tiles.config(**constants)
-    launch = launcher.ready(grid, numbers, config, {len(args): output} if last else None)
-    return Along(output, launch, last, last, None)
+        return Plan(makes, after=after)
+    sizes: dict[str, Any] = dict(n=n, dtype=dtype)
+    constants: dict[str, Any] = dict(LOG=log, WIDE=wide)
+    cooperative_from = (TEAM_FROM_BWD if backward else TEAM_FROM) * 2 // max(dtype.itemsize, 2)
+    group = None
+    if n > cooperative_from and can_cooperate(wide):
+        tiles = cooperative_tiles(**sizes, backward=backward)
+        group = CooperativeRows.of(tiles, like.device, rows, 1 if backward else 2, **constants)
+    if group is not None:
+        makes["exchange"] = group.exchange
+        launch = group.launch(bwd_cooperative if backward else fwd_cooperative)
+    elif n <= LONGEST[dtype.itemsize]:
+        tiles = row_tiles(**sizes)
+        launch = rows.launch(bwd if backward else fwd, tiles, FULL=n == tiles["BLOCK_N"], **constants)
+    else:
+        launch = rows.launch(bwd_pieces if backward else fwd_pieces, piece_tiles(**sizes), rows.count, **constants)
+    return Plan(makes, [launch], rows.strided, before, after)
 
 
 def _moved(x: Tensor, dim: int) -> Tensor:
-    """The tensor with that dimension last, and evenly spaced rows."""
-    return packed(x.reshape(1) if x.dim() == 0 else x.movedim(dim, -1))
+    return x.reshape(1) if x.dim() == 0 else x.movedim(dim, -1)
 
 
-def _finish_elsewhere(how: Along, dim: int, out: Tensor, *args: Tensor) -> Tensor:
-    """A call that needs a copy, an empty result or a cooperative reduction."""
-    like = args[-1]
-    if how.launch is not None:
-        given = args if how.last else tuple(_moved(t, dim) for t in args)
-        how.launch(*given, out, *(() if how.group is None else (how.group.exchange(like),)))
-    if how.last:
-        return out
-    return out.reshape(()) if like.dim() == 0 else out.movedim(-1, dim).contiguous()
+@planned(spec.softmax, below=True)
+def softmax(x: Tensor, dim: int) -> Plan:
+    return _along(dim, False, x=x)
 
 
-def declare(op: str, log: bool) -> None:
-    """The impls of one op: forward and backward."""
-
-    @plans
-    def plan(x: Tensor, dim: int) -> Along:
-        return _along(op, log, dim, x)
-
-    @plans
-    def plan_bwd(dy: Tensor, y: Tensor, dim: int) -> Along:
-        return _along(f"{op}_bwd", log, dim, dy, y)
-
-    def forward(plan: Any) -> Any:
-        def run(x: Tensor, dim: int) -> Tensor:
-            how = plan(x, dim)
-            if how.simple:
-                return how.launch(x)
-            return _finish_elsewhere(how, dim, how.out.empty(x), x)
-
-        return run
-
-    def backward(plan: Any) -> Any:
-        def run(dy: Tensor, y: Tensor, dim: int) -> Tensor:
-            how = plan(dy, y, dim)
-            if how.simple:
-                return how.launch(dy, y)
-            return _finish_elsewhere(how, dim, how.out.empty(y), dy, y)
-
-        return run
-
-    for name, made, found in ((op, forward, plan), (f"{op}_bwd", backward, plan_bwd)):
-        fn = made(found)
-        fn.__name__ = fn.__qualname__ = name
-        globals()[name] = impl(getattr(spec, name), devices=DEVICES, below=made(found.below))(fn)
+@planned(spec.softmax_bwd, below=True)
+def softmax_bwd(dy: Tensor, y: Tensor, dim: int) -> Plan:
+    return _along(dim, False, dy=dy, y=y)
 
 
-declare("softmax", log=False)
-declare("log_softmax", log=True)
+@planned(spec.log_softmax, below=True)
+def log_softmax(x: Tensor, dim: int) -> Plan:
+    return _along(dim, True, x=x)
+
+
+@planned(spec.log_softmax_bwd, below=True)
+def log_softmax_bwd(dy: Tensor, y: Tensor, dim: int) -> Plan:
+    return _along(dim, True, dy=dy, y=y)

@@ -7,8 +7,7 @@ at such places.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import triton
@@ -16,12 +15,11 @@ import triton.language as tl
 from torch import Tensor
 
 from ...core.errors import NotSupported
-from ...core.registry import impl
 from ...specs import softmax as spec
 from ..lib.config import Tiles, tunable
+from ..lib.harness import Launch, Plan, RowSizes, planned
 from ..lib.launch import Launcher
-from ..lib.plans import check, plans
-from ..lib.rows import DEVICES, OutputSpec, Rows, even_rows, packed, wide_of
+from ..lib.rows import OutputSpec, wide_of
 
 
 @triton.jit
@@ -176,12 +174,9 @@ def _bwd_pieces(
             tl.store(dx_ptr + at + o_n, tl.zeros([BLOCK_N], dx_ptr.dtype.element_ty), mask=at + o_n < n)
 
 
-_forward = dict(
-    tensors=3, sizes="x_stride b_stride h_stride i_stride n", free="n_rows heads queries scale rest"
-)  # fmt: skip
-_backward = dict(tensors=3, sizes="dy_stride y_stride n", free="n_rows queries scale rest")
-fwd, fwd_pieces = Launcher(_fwd, **_forward), Launcher(_fwd_pieces, **_forward)
-bwd, bwd_pieces = Launcher(_bwd, **_backward), Launcher(_bwd_pieces, **_backward)
+_sizes, _bwd_sizes = "x_stride b_stride h_stride i_stride n", "dy_stride y_stride n"
+fwd, fwd_pieces = Launcher(_fwd, sizes=_sizes), Launcher(_fwd_pieces, sizes=_sizes)
+bwd, bwd_pieces = Launcher(_bwd, sizes=_bwd_sizes), Launcher(_bwd_pieces, sizes=_bwd_sizes)
 
 # columns of a dtype this wide that one program holds in registers: logits, or results and their gradients
 LONGEST, LONGEST_BACK = {2: 32768, 4: 16384, 8: 8192}, {2: 16384, 4: 16384, 8: 8192}
@@ -205,94 +200,59 @@ def piece_tiles(n: int, dtype: torch.dtype, backward: bool, causal: bool = False
     return Tiles(512, BLOCK_N=LONGEST[dtype.itemsize] // 4)
 
 
-class Plan(NamedTuple):
-    """The launch of an op for tensors of such shapes, dtypes and strides."""
-
-    out: OutputSpec
-    launch: Callable[..., None] | None  # None: nothing to compute
-    pack: bool  # whether the logits must be copied first
-    spread: bool  # whether the mask must be copied first
-    double: bool  # whether the scale needs more than float32
-
-
-def _readable(mask: Tensor, x: Tensor) -> Tensor:
+def _readable(mask: Tensor, shape: torch.Size) -> Tensor:
     """The mask, or a copy of it: columns follow each other, and at most two dimensions come before rows and columns."""
-    if x.dim() > 4:
-        return mask.expand(x.shape).contiguous().flatten(0, -3)
+    if len(shape) > 4:
+        return mask.expand(shape).contiguous().flatten(0, -3)
     return mask if mask.dim() == 0 or mask.shape[-1] == 1 or mask.stride(-1) == 1 else mask.contiguous()
 
 
-def _ready(x: Tensor, count: int, strides: list[int], between: list[int], backward: bool, **what: Any) -> Any:
-    """The launch over rows of x, whole ones where they fit: these strides, the number of rows, what is between, n."""
-    if count >= 2**31:
-        raise NotSupported(f"{count} rows are more than a launch can have")
-    n, dtype = x.shape[-1], x.dtype
-    fits = n <= (LONGEST_BACK if backward else LONGEST)[dtype.itemsize]
-    tiles = (row_tiles if fits else piece_tiles)(n=n, dtype=dtype, backward=backward, causal=what["CAUSAL"])
-    grid = (-(-count // tiles["BLOCK_M"]) if fits else count, 1, 1)
-    even = n % 16 == 0 and all(s % 16 == 0 for s in strides)
-    config = tiles.config(even=even, WIDE=wide_of(dtype), **what)
-    launcher = (bwd if fits else bwd_pieces) if backward else (fwd if fits else fwd_pieces)
-    return launcher.ready(grid, (*strides, count, *between, n), config)
+def _over_rows(rows: RowSizes, dtype: torch.dtype, backward: bool, numbers: dict[str, int], **constants: Any) -> Launch:
+    """The launch over rows, whole ones where they fit."""
+    if rows.count >= 2**31:
+        raise NotSupported(f"{rows.count} rows are more than a launch can have")
+    whole = rows.n <= (LONGEST_BACK if backward else LONGEST)[dtype.itemsize]
+    choose, causal = row_tiles if whole else piece_tiles, constants["CAUSAL"]
+    tiles = choose(n=rows.n, dtype=dtype, backward=backward, causal=causal)
+    kernel = (bwd if whole else bwd_pieces) if backward else (fwd if whole else fwd_pieces)
+    launch = rows.launch(kernel, tiles, *([] if whole else [rows.count]), WIDE=wide_of(dtype), **constants)
+    # a launch takes no float64: a number goes as the sum of two float32 numbers
+    split = {"scale": float32_of, "rest": beyond_float32} if dtype is torch.float64 else {"rest": 0.0}
+    return launch._replace(numbers={**launch.numbers, **numbers, **split})
 
 
-@plans
-def _plan_forward(x: Tensor, mask: Tensor | None, causal: bool) -> Plan:
-    check("scaled_softmax", x=x, mask=mask, causal=causal)
-    out, pack, double = OutputSpec.of(x.shape, x.dtype), not even_rows(x), x.dtype is torch.float64
+def float32_of(scale: float) -> float:
+    return ctypes.c_float(scale).value
+
+
+def beyond_float32(scale: float) -> float:
+    return scale - ctypes.c_float(scale).value
+
+
+@planned(spec.scaled_softmax)
+def scaled_softmax(x: Tensor, mask: Tensor | None, causal: bool) -> Plan:
+    makes = {"y": OutputSpec.of(x.shape, x.dtype)}
     if not x.numel():
-        return Plan(out, None, pack, False, double)
-    at = Rows.of(packed(x))
-    heads = x.shape[1] if x.dim() == 4 else 1
-    strides, columns, spread = [0, 0, 0], 0, False
+        return Plan(makes)
+    numbers = {"heads": x.shape[1] if x.dim() == 4 else 1, "queries": x.shape[-2]}
+    strides, columns, before = [0, 0, 0], 0, {}
     if mask is not None:
-        shape = x.shape if x.dim() <= 4 else x.flatten(0, -3).shape
-        read = _readable(mask, x)
-        spread = read is not mask
-        *lead, row, columns = read.expand(shape).stride()
+        read, shape = _readable(mask, x.shape), x.shape
+        if read is not mask:
+            before["mask"] = lambda mask: _readable(mask, shape)
+        *lead, row, columns = read.expand(x.shape if x.dim() <= 4 else x.flatten(0, -3).shape).stride()
         b_stride, h_stride, *_ = (*lead, 0, 0)
         strides = [b_stride, h_stride, row]
-    strides, between = [at.stride, *strides], [heads, x.shape[-2]]
-    launch = _ready(x, at.count, strides, between, False, CAUSAL=causal, COLUMNS=columns)
-    return Plan(out, launch, pack, spread, double)
+    rows = RowSizes.of(x=x)
+    numbers |= dict(zip(("b_stride", "h_stride", "i_stride"), strides))
+    launch = _over_rows(rows, x.dtype, False, numbers, CAUSAL=causal, COLUMNS=columns)
+    return Plan(makes, [launch], rows.strided, before)
 
 
-@plans
-def _plan_backward(dy: Tensor, y: Tensor, causal: bool) -> Plan:
-    check("scaled_softmax_bwd", dy=dy, y=y, causal=causal)
-    out, pack = OutputSpec.of(y.shape, y.dtype), not (even_rows(dy) and even_rows(y))
+@planned(spec.scaled_softmax_bwd)
+def scaled_softmax_bwd(dy: Tensor, y: Tensor, causal: bool) -> Plan:
+    makes = {"dx": OutputSpec.of(y.shape, y.dtype)}
     if not y.numel():
-        return Plan(out, None, pack, False, False)
-    at = [Rows.of(packed(t)) for t in (dy, y)]
-    launch = _ready(y, at[0].count, [r.stride for r in at], [y.shape[-2]], True, CAUSAL=causal)
-    return Plan(out, launch, pack, False, y.dtype is torch.float64)
-
-
-def _parts(scale: float) -> tuple[float, float]:
-    """A number as the sum of two float32 numbers, as a launch takes no float64."""
-    first = ctypes.c_float(scale).value
-    return first, scale - first
-
-
-@impl(spec.scaled_softmax, devices=DEVICES)
-def scaled_softmax(x: Tensor, mask: Tensor | None, scale: float, causal: bool) -> Tensor:
-    out, launch, pack, spread, double = _plan_forward(x, mask, causal)
-    y = out.empty(x)
-    if launch is not None:
-        if pack:
-            x = packed(x)
-        if spread and mask is not None:
-            mask = _readable(mask, x)
-        launch(x, mask, y, *(_parts(scale) if double else (float(+scale), 0.0)))
-    return y
-
-
-@impl(spec.scaled_softmax_bwd, devices=DEVICES)
-def scaled_softmax_bwd(dy: Tensor, y: Tensor, scale: float, causal: bool) -> Tensor:
-    out, launch, pack, _, double = _plan_backward(dy, y, causal)
-    dx = out.empty(y)
-    if launch is not None:
-        if pack:
-            dy, y = packed(dy), packed(y)
-        launch(dy, y, dx, *(_parts(scale) if double else (float(+scale), 0.0)))
-    return dx
+        return Plan(makes)
+    rows = RowSizes.of(dy=dy, y=y)
+    return Plan(makes, [_over_rows(rows, y.dtype, True, {"queries": y.shape[-2]}, CAUSAL=causal)], rows.strided)

@@ -92,8 +92,8 @@ def _geglu_bwd(
         tl.store(places(da_ptr, d_stride, i_m, i_n, BLOCK_M, BLOCK_N), b_da, mask=m)
 
 
-geglu = Launcher(_geglu, tensors=3, sizes="a_stride b_stride y_stride n", free="n_rows")
-geglu_bwd = Launcher(_geglu_bwd, tensors=5, sizes="dy_stride a_stride b_stride d_stride n", free="n_rows")
+geglu = Launcher(_geglu, sizes="a_stride b_stride y_stride n")
+geglu_bwd = Launcher(_geglu_bwd, sizes="dy_stride a_stride b_stride d_stride n")
 
 
 @tunable("ascend.geglu")

@@ -30,7 +30,7 @@ def _silu_mul(a_ptr, b_ptr, y_ptr, n, BLOCK: tl.constexpr):
     tl.store(y_ptr + o, b_y.to(y_ptr.dtype.element_ty), mask=m)
 
 
-kernel = Launcher(_silu_mul, tensors=3, sizes="n")
+kernel = Launcher(_silu_mul, sizes="n")
 
 
 @tunable("VENDOR_NAME.silu_mul")

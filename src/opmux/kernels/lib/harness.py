@@ -1,0 +1,221 @@
+"""Host code of an op, from a plan: what is made contiguous, allocated and launched, by name.
+
+    @planned(spec.rms_norm)
+    def rms_norm(x: Tensor, weight: Tensor) -> Plan:
+        rows = RowSizes.of(x=x)
+        launch = rows.launch(kernel, tiles_of(n=rows.n, dtype=x.dtype), WIDE=wide_of(x.dtype))
+        y, rstd = OutputSpec.of(x.shape, x.dtype), OutputSpec.of(x.shape[:-1], torch.float32)
+        return Plan({"y": y, "rstd": rstd}, [launch], [*rows.strided, *strided(weight=weight)])
+
+The function names the arguments of the op that decide, and is asked once for each dtype, shape, stride and device of
+its tensors and each value of the others. Its arguments have been checked against the op's signature. The plan becomes
+one flat function of all of the op's arguments; where it is a single launch, that launch.
+
+A kernel's parameter `x_ptr` is the op's argument `x`, a result or a workspace of that name; a number of the kernel that
+the plan does not give is the op's argument of that name (`eps`).
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import types
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+from ...core import codegen
+from ...core.registry import impl
+from ...core.spec import Spec
+from .config import Tiles
+from .launch import Config, Launcher
+from .plans import BELOW, LOOK, table
+from .rows import DEVICES, OutputSpec, Rows, even_rows
+
+
+class Zeros(NamedTuple):
+    """A tensor that must be zero before the first launch."""
+
+    output: OutputSpec
+
+    def empty(self, like: Tensor) -> Tensor:
+        return self.output.empty(like).zero_()
+
+
+class Launch(NamedTuple):
+    """One launch of a kernel."""
+
+    kernel: Launcher
+    grid: tuple[int, ...]
+    config: Config
+    numbers: Mapping[str, Any]  # may have more than the kernel takes; a function is called with the op's arguments
+    names: Mapping[str, str | None] = {}  # tensors of the kernel that have another name in the op, or none at all
+
+    def named(self, **names: str | None) -> Launch:
+        return self._replace(names={**self.names, **names})
+
+
+Step = Launch | Callable[..., Any]
+
+
+@dataclass
+class Plan:
+    """What an op does for tensors of one dtype, shape, stride and device."""
+
+    makes: Mapping[str, OutputSpec | Zeros]  # results and workspaces
+    steps: Iterable[Step] = ()  # launches, and functions that write to tensors, called by the names of their parameters
+    strided: Iterable[str] = ()  # arguments that must be made contiguous
+    before: Mapping[str, Callable[..., Any]] = field(default_factory=dict)  # changes an argument
+    after: Mapping[str, Callable[..., Any]] = field(default_factory=dict)  # changes a result
+
+    @property
+    def single(self) -> Launch | None:
+        """The launch, where the plan is one launch over tensors as they are."""
+        steps = list(self.steps)
+        if len(steps) != 1 or not isinstance(steps[0], Launch) or self.strided or self.before or self.after:
+            return None
+        whole = all(name in _tensors(steps[0]) and not isinstance(o, Zeros) for name, o in self.makes.items())
+        return steps[0] if whole and not any(map(callable, steps[0].numbers.values())) else None
+
+
+def planned(op: Any, *, below: bool = False, **fields: Any) -> Callable[[Callable[..., Plan]], Callable[..., Any]]:
+    """Make an impl of an op from a function that plans it. `fields` are those of `OpImpl`.
+
+    `below`: kernels of ATen call it too, which never see a view that negates: one question less for each tensor.
+    """
+    spec: Spec = op.spec
+
+    def declare(make: Callable[..., Plan]) -> Callable[..., Any]:
+        decides = inspect.signature(make).parameters
+
+        def flat(*args: Any) -> Callable[..., Any]:
+            given = dict(zip(decides, args, strict=True))
+            spec.contract.check(given)
+            return compiled(spec, make(*args), given)
+
+        names = table(flat)
+        shown = {n: f"float({n})" if p.annotation is float else n for n, p in spec.signature.parameters.items()}
+        call = f"({', '.join(shown.values())})"
+        fns = [codegen.lookup(make, look, names, then=call, params=shown) for look in (LOOK, BELOW)]
+        for fn in fns:
+            fn.__name__ = fn.__qualname__ = spec.name
+            fn.__module__, fn.__doc__ = make.__module__, make.__doc__
+        fields.setdefault("devices", DEVICES)
+        return impl(op, below=fns[1] if below else None, **fields)(fns[0])
+
+    return declare
+
+
+def compiled(spec: Spec, plan: Plan, given: Mapping[str, Any]) -> Callable[..., Any]:
+    """A plan as a function of the op's arguments; `given`: those that it was made for, by name."""
+    return _Body(spec, plan, given).function()
+
+
+class _Body:
+    """The source of a plan, line by line."""
+
+    def __init__(self, spec: Spec, plan: Plan, given: Mapping[str, Any]):
+        self.spec, self.plan = spec, plan
+        self.like = next(name for name, value in given.items() if isinstance(value, Tensor))
+        self.scope = {name for name in spec.names if given.get(name, 0) is not None}  # names with a value
+        self.lines: list[str] = []
+        self.globals: dict[str, Any] = {}
+
+    def function(self) -> Callable[..., Any]:
+        spec, plan, steps = self.spec, self.plan, list(self.plan.steps)
+        if plan.single is not None:
+            return self.bound(plan.single, spec.names, spec.out)
+        for name in plan.strided:
+            self.add(f"{name} = {name}.contiguous()")
+        for name, fn in plan.before.items():
+            self.add(f"{name} = {self.call(fn, [name])}")
+        launched = {name for step in steps if isinstance(step, Launch) for name in _tensors(step)}
+        for name, output in plan.makes.items():
+            if isinstance(output, Zeros) or name not in launched:
+                self.add(f"{name} = {self.call(output.empty, [self.like])}")
+                self.scope.add(name)
+        for step in steps:
+            self.step(step)
+        for name, fn in plan.after.items():
+            self.add(f"{name} = {self.call(fn, [name])}")
+        self.add(f"return {', '.join(spec.out)}")
+        text = f"def {spec.name}({', '.join(spec.names)}):\n" + "".join(f"    {line}\n" for line in self.lines)
+        return types.FunctionType(_code(text, spec.name), self.globals)
+
+    def add(self, line: str) -> None:
+        self.lines.append(line)
+
+    def call(self, fn: Callable[..., Any], args: Iterable[str] | None = None) -> str:
+        """The call of a function, by default with the values named as its parameters."""
+        name = f"_{len(self.globals)}"
+        self.globals[name] = fn
+        return f"{name}({', '.join(inspect.signature(fn).parameters if args is None else args)})"
+
+    def step(self, step: Step) -> None:
+        if not isinstance(step, Launch):
+            self.add(self.call(step))
+            return
+        late = [n for n in step.kernel.numbers if callable(step.numbers.get(n)) or n not in step.numbers]
+        values = [self.call(step.numbers[n]) if n in step.numbers else n for n in late]
+        used = list(dict.fromkeys(n for n in _tensors(step) if n in self.scope))
+        makes = [n for n in self.plan.makes if n not in self.scope and n in _tensors(step)]
+        call = self.call(self.bound(step, (*used, *late), makes), (*used, *values))
+        self.add(f"{', '.join(makes)} = {call}" if makes else call)
+        self.scope |= {*makes}
+
+    def bound(self, step: Launch, takes: Iterable[str], returns: Iterable[str]) -> Callable[..., Any]:
+        numbers = {name: value for name, value in step.numbers.items() if not callable(value)}
+        makes: Any = {n: o for n, o in self.plan.makes.items() if n not in self.scope}
+        grid = (*step.grid, 1, 1)[:3]
+        return step.kernel.bind(takes, grid, step.config, numbers, makes, step.names, returns)
+
+
+@functools.cache
+def _code(text: str, name: str) -> types.CodeType:
+    return codegen.function(text, name, f"host code of {name}", {}).__code__
+
+
+def _tensors(step: Launch) -> list[str]:
+    """The values that a launch takes or allocates."""
+    found = (step.names.get(name, name) for name in step.kernel.bare)
+    return [name for name in found if name is not None]
+
+
+# ---- sizes of rows --------------------------------------------------------------------------------------------------
+
+
+def strided(**tensors: Tensor | None) -> list[str]:
+    """The names of those that are not contiguous."""
+    return [name for name, t in tensors.items() if t is not None and not t.is_contiguous()]
+
+
+class RowSizes(NamedTuple):
+    """The rows of tensors of one shape [.., n], which may have gaps between them: a half of [.., 2n] has."""
+
+    count: int
+    n: int
+    strides: dict[str, int]  # from row to row; 0 for a tensor that is None
+    strided: list[str]  # tensors that must be made contiguous, as their rows are not evenly spaced
+
+    @classmethod
+    def of(cls, **tensors: Tensor | None) -> RowSizes:
+        first = next(t for t in tensors.values() if t is not None)
+        uneven = [name for name, t in tensors.items() if t is not None and not even_rows(t)]
+        step = lambda name, t: 0 if t is None else t.shape[-1] if name in uneven else Rows.of(t).stride
+        strides = {name: step(name, t) for name, t in tensors.items()}
+        return cls(first.shape[:-1].numel(), first.shape[-1], strides, uneven)
+
+    def packed(self) -> RowSizes:
+        """The same rows without gaps: those of contiguous copies."""
+        return RowSizes(self.count, self.n, dict.fromkeys(self.strides, self.n), [])
+
+    @property
+    def numbers(self) -> dict[str, int]:
+        return {**{f"{name}_stride": s for name, s in self.strides.items()}, "n_rows": self.count, "n": self.n}
+
+    def launch(self, kernel: Launcher, tiles: Tiles, *grid: int, **constants: Any) -> Launch:
+        """A launch over the rows, BLOCK_M of them a program where the grid is not given."""
+        programs = grid or (-(-self.count // tiles["BLOCK_M"]),)
+        return Launch(kernel, programs, tiles.config(**constants), self.numbers)

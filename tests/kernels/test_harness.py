@@ -1,0 +1,141 @@
+"""Host code from plans: what is copied, allocated, launched and returned, in the interpreter."""
+
+from __future__ import annotations
+
+import inspect
+
+import pytest
+import torch
+from torch import Tensor
+
+pytest.importorskip("triton")
+import triton.language as tl
+
+from opmux.core import specs
+from opmux.core.errors import BadArgument
+from opmux.core.spec import op
+from opmux.kernels.lib import harness
+from opmux.kernels.lib.config import Tiles
+from opmux.kernels.lib.harness import Launch, Plan, RowSizes, Zeros, planned, strided
+from opmux.kernels.lib.launch import Launcher
+from opmux.kernels.lib.rows import OutputSpec
+
+pytestmark = pytest.mark.usefixtures("interpreted")
+
+
+def _affine(x_ptr, w_ptr, y_ptr, count_ptr, x_stride, n_rows, n, eps, BLOCK_N: tl.constexpr):
+    row = tl.program_id(0)
+    o = tl.arange(0, BLOCK_N)
+    m = o < n
+    b_y = tl.load(x_ptr + row * x_stride + o, mask=m) * eps
+    if w_ptr is not None:
+        b_y += tl.load(w_ptr + o, mask=m)
+    tl.store(y_ptr + row * n + o, b_y, mask=m)
+    if count_ptr is not None:
+        tl.atomic_add(count_ptr, 1)
+
+
+affine = Launcher(_affine, sizes="x_stride n")
+
+
+def scaled_rows(x: Tensor, weight: Tensor | None, eps: float = 2.0) -> tuple[Tensor, Tensor]:
+    return x * eps + (0 if weight is None else weight), torch.tensor([x[..., 0].numel()], dtype=torch.int32)
+
+
+@pytest.fixture
+def scaled():
+    made = op(scaled_rows, name="harness_rows", out="y count")
+    asked = []
+
+    @planned(made)
+    def rows(x: Tensor, weight: Tensor | None) -> Plan:
+        asked.append(x.shape)
+        rows = RowSizes.of(x=x)
+        count = Zeros(OutputSpec.of((1,), torch.int32))
+        makes = {"y": OutputSpec.of(x.shape, x.dtype), "count": count}
+        if not x.numel():
+            return Plan(makes)
+        launch = rows.launch(affine, Tiles(BLOCK_N=16), rows.count).named(w="weight")
+        return Plan(makes, [launch], [*rows.strided, *strided(weight=weight)])
+
+    rows.asked = asked
+    yield rows
+    specs.remove(made.spec)
+
+
+@pytest.mark.parametrize("shape", [(3, 5), (2, 3, 16), (0, 4), (7,)])
+@pytest.mark.parametrize("weighted", [True, False])
+@pytest.mark.parametrize("layout", ["contiguous", "gaps", "turned"])
+def test_a_plan_does_what_the_op_does(scaled, shape, weighted, layout):
+    x = torch.randn(shape)
+    if layout == "gaps":
+        x = torch.cat([x, x], -1)[..., : shape[-1]]
+    elif layout == "turned":
+        x = x.mT.contiguous().mT if x.dim() > 1 else torch.stack([x, x], -1)[..., 0]
+    weight = torch.randn(2 * shape[-1])[::2] if weighted else None
+    y, count = scaled(x, weight, 3)  # an int for a float: the kernel must not be compiled for it
+    wanted, rows = scaled_rows(x, weight, 3.0)
+    torch.testing.assert_close(y, wanted)
+    assert y.is_contiguous() and torch.equal(count, rows)
+
+
+def test_it_is_asked_once_for_tensors_that_look_alike(scaled):
+    for eps in (1.0, 2.0, 3.0):
+        x = torch.randn(3, 5)
+        torch.testing.assert_close(scaled(x, None, eps)[0], x * eps)
+    scaled(torch.randn(4, 5), None, 1.0)
+    assert scaled.asked == [(3, 5), (4, 5)]
+
+
+def test_arguments_are_checked_before_a_plan_is_made():
+    from opmux.kernels import norm
+
+    with pytest.raises(BadArgument, match="weight"):
+        norm.rms_norm(torch.randn(3, 5), torch.randn(4), 1e-6, 0.0)
+
+
+def test_one_launch_over_tensors_as_they_are_is_the_call():
+    """No function of the harness stands between the lookup and the launch."""
+    from opmux.kernels import norm
+    from opmux.specs import norm as spec
+
+    x, weight = torch.randn(3, 5), torch.randn(5)
+    plan = norm._forward(x, weight)
+    assert plan.single is not None
+    fn = harness.compiled(spec.rms_norm.spec, plan, {"x": x, "weight": weight})
+    assert fn.__name__ == "launch" and list(inspect.signature(fn).parameters) == ["x", "weight", "eps", "offset"]
+    assert norm._forward(x.t().contiguous().t(), weight).single is None  # it must be copied first
+    assert norm._forward(x[:0], weight).single is None
+
+
+def test_numbers_may_be_functions_of_arguments_and_steps_may_be_functions():
+    made = op(scaled_rows, name="harness_steps", out="y count")
+    try:
+
+        @planned(made)
+        def rows(x: Tensor, weight: Tensor | None) -> Plan:
+            def count_rows(count: Tensor, x: Tensor) -> None:
+                count.fill_(x.shape[0])
+
+            sizes = RowSizes.of(x=x)
+            numbers = {**sizes.numbers, "eps": lambda eps: eps + 1}
+            launch = Launch(affine, (sizes.count,), Tiles(BLOCK_N=16).config(), numbers, {"count": None})
+            makes = {"y": OutputSpec.of(x.shape, x.dtype), "count": OutputSpec.of((1,), torch.int32)}
+            return Plan(makes, [launch, count_rows], after={"y": torch.neg})
+
+        x = torch.randn(3, 5)
+        y, count = rows(x, None, 1.0)
+        torch.testing.assert_close(y, -2 * x)
+        assert count.tolist() == [3]
+    finally:
+        specs.remove(made.spec)
+
+
+def test_what_a_kernel_lacks_is_said():
+    bind = lambda **numbers: affine.bind(["x"], (1, 1, 1), Tiles(BLOCK_N=16).config(), numbers, {}, {}, [])
+    with pytest.raises(TypeError, match="eps"):
+        bind(x_stride=16, n_rows=1, n=16)
+    with pytest.raises(TypeError, match="constants must be"):
+        affine.bind(["x"], (1, 1, 1), Tiles().config(), dict(x_stride=16, n_rows=1, n=16, eps=1.0), {}, {}, [])
+    with pytest.raises(TypeError, match="expected tensors"):
+        Launcher(lambda n, x_ptr: None, sizes="n")
