@@ -324,10 +324,10 @@ def test_geglu_of_halves_and_of_what_lies_far_out(geglu):
 
 
 def test_geglu_starts_as_many_programs_as_there_are_cores(geglu, monkeypatch):
-    """Each of which then walks over several blocks."""
+    """Each of which then takes several blocks."""
     grids = []
-    stock = launch.Launcher.ready
-    monkeypatch.setattr(launch.Launcher, "ready", lambda *args: grids.append(args[1]) or stock(*args))
+    stock = launch.Launcher.bind
+    monkeypatch.setattr(launch.Launcher, "bind", lambda *args: grids.append(args[2]) or stock(*args))
     args = [torch.randn(3, 37_001) for _ in range(3)]
     agree(specs.find("gelu_mul_bwd"), geglu.gelu_mul_bwd(*args), args)
     assert grids == [(rows.cores(args[0].device), 1, 1)]
@@ -345,7 +345,7 @@ def test_geglu_refuses_what_the_reference_refuses(geglu):
 def test_geglu_declines_rows_that_lie_too_far_apart(geglu):
     a = torch.empty(1, device="meta").as_strided((64, 8), (2**27, 1))
     with pytest.raises(NotSupported, match="too far apart"):
-        geglu._plan(False, a, a)
+        geglu._plan(a=a, b=a)
 
 
 def test_geglu_is_what_a_machine_with_npus_gets(geglu):

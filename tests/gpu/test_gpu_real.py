@@ -22,8 +22,7 @@ pytest.importorskip("triton")
 CUDA = torch.device("cuda", 0)
 EACH = 3
 FAMILIES = (
-    "activation channel_norm gemm moe norm pointwise quant random reduce rope scaled_activation scan "
-    "softmax dropout stack3"
+    "activation channel_norm gemm moe norm pointwise quant random reduce rope scan softmax dropout stack3"
 ).split()
 
 

@@ -7,8 +7,8 @@ import torch
 
 pytest.importorskip("triton")
 from opmux.core import get_default_manager, specs
-from opmux.kernels import activation as kernels
 from opmux.kernels import norm
+from opmux.kernels.activation import plain as kernels
 from opmux.kernels.lib import rows
 
 MODE = "interpret"

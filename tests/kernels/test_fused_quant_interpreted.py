@@ -10,7 +10,8 @@ import triton
 import triton.language as tl
 
 from opmux.core import specs
-from opmux.kernels import norm, scaled_activation, wrappers
+from opmux.kernels import norm, wrappers
+from opmux.kernels.activation import scaled
 from opmux.kernels.lib import fp8
 from opmux.kernels.lib.config import Tiles
 from opmux.kernels.lib.plans import forget
@@ -138,6 +139,6 @@ def test_factors_of_wide_and_narrow_rows(shape):
         "srelu_scaled_bwd": (dy, x[:, : shape[-1]], s),
     }.items():
         spec = specs.by_key[f"opmux::{name}"]
-        got, want = getattr(scaled_activation, name)(*args), spec.reference(*args)
+        got, want = getattr(scaled, name)(*args), spec.reference(*args)
         for a, b in zip(*((r if isinstance(r, tuple) else (r,)) for r in (got, want)), strict=True):
             torch.testing.assert_close(a, b, rtol=2e-5, atol=1e-4)

@@ -85,27 +85,37 @@ def planned(op: Any, *, below: bool = False, **fields: Any) -> Callable[[Callabl
 
     `below`: kernels of ATen call it too, which never see a view that negates: one question less for each tensor.
     """
-    spec: Spec = op.spec
 
     def declare(make: Callable[..., Plan]) -> Callable[..., Any]:
-        decides = inspect.signature(make).parameters
-
-        def flat(*args: Any) -> Callable[..., Any]:
-            given = dict(zip(decides, args, strict=True))
-            spec.contract.check(given)
-            return compiled(spec, make(*args), given)
-
-        names = table(flat)
-        shown = {n: f"float({n})" if p.annotation is float else n for n, p in spec.signature.parameters.items()}
-        call = f"({', '.join(shown.values())})"
-        fns = [codegen.lookup(make, look, names, then=call, params=shown) for look in (LOOK, BELOW)]
-        for fn in fns:
-            fn.__name__ = fn.__qualname__ = spec.name
-            fn.__module__, fn.__doc__ = make.__module__, make.__doc__
+        fn, fn_below = _functions(op.spec, make)
         fields.setdefault("devices", DEVICES)
-        return impl(op, below=fns[1] if below else None, **fields)(fns[0])
+        return impl(op, below=fn_below if below else None, **fields)(fn)
 
     return declare
+
+
+def host_code(op: Any) -> Callable[[Callable[..., Plan]], Callable[..., Any]]:
+    """The same without registration, for a vendor who exports the function under the name of the op."""
+    return lambda make: _functions(op.spec, make)[0]
+
+
+def _functions(spec: Spec, make: Callable[..., Plan]) -> list[Callable[..., Any]]:
+    """The op's function: finds the plan for tensors that look so, and calls it. The second is for kernels of ATen."""
+    decides = inspect.signature(make).parameters
+
+    def flat(*args: Any) -> Callable[..., Any]:
+        given = dict(zip(decides, args, strict=True))
+        spec.contract.check(given)
+        return compiled(spec, make(*args), given)
+
+    names = table(flat)
+    shown = {n: f"float({n})" if p.annotation is float else n for n, p in spec.signature.parameters.items()}
+    call = f"({', '.join(shown.values())})"
+    fns = [codegen.lookup(make, look, names, then=call, params=shown) for look in (LOOK, BELOW)]
+    for fn in fns:
+        fn.__name__ = fn.__qualname__ = spec.name
+        fn.__module__, fn.__doc__ = make.__module__, make.__doc__
+    return fns
 
 
 def compiled(spec: Spec, plan: Plan, given: Mapping[str, Any]) -> Callable[..., Any]:
@@ -192,7 +202,10 @@ def strided(**tensors: Tensor | None) -> list[str]:
 
 
 class RowSizes(NamedTuple):
-    """The rows of tensors of one shape [.., n], which may have gaps between them: a half of [.., 2n] has."""
+    """The rows of tensors of one shape [.., n], which may have gaps between them: a half of [.., 2n] has.
+
+    A number is a row of one.
+    """
 
     count: int
     n: int
@@ -203,9 +216,10 @@ class RowSizes(NamedTuple):
     def of(cls, **tensors: Tensor | None) -> RowSizes:
         first = next(t for t in tensors.values() if t is not None)
         uneven = [name for name, t in tensors.items() if t is not None and not even_rows(t)]
-        step = lambda name, t: 0 if t is None else t.shape[-1] if name in uneven else Rows.of(t).stride
-        strides = {name: step(name, t) for name, t in tensors.items()}
-        return cls(first.shape[:-1].numel(), first.shape[-1], strides, uneven)
+        length = lambda t: t.shape[-1] if t.dim() else 1
+        step = lambda name, t: length(t) if name in uneven or not t.dim() else Rows.of(t).stride
+        strides = {name: 0 if t is None else step(name, t) for name, t in tensors.items()}
+        return cls(first.shape[:-1].numel(), length(first), strides, uneven)
 
     def packed(self) -> RowSizes:
         """The same rows without gaps: those of contiguous copies."""

@@ -57,7 +57,7 @@ FLOAT32_TRUTH = ("_weight_norm_interface", "_weight_norm_interface_backward")
 # Families whose numbers are a matter of bits: held to the reference in the same dtype, and the spec's tolerance.
 BITS = ("quant", "random", "dropout", "moe")
 # What random rows may be: flat ones have any two sizes.
-FLAT = ("norm", "softmax", "reduce", "scan", "pointwise", "activation", "scaled_activation", "random")
+FLAT = ("norm", "softmax", "reduce", "scan", "pointwise", "activation", "random")
 # Families whose every result is made of a whole row, a channel or a product of rows.
 ALONG_ROWS = ("norm", "softmax", "reduce", "scan", "channel_norm", "gemm")
 CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}

@@ -1,4 +1,4 @@
-"""GEGLU on Ascend: as many programs as there are vector cores, each of which walks over blocks that fill its buffer.
+"""GEGLU on Ascend: as many programs as there are vector cores, each of which takes blocks that fill its buffer in turn.
 
 Programs beyond the cores are started one after the other, and starting one costs as much as thousands of elements.
 Within a block places are counted in 32 bits, because vector cores add 64-bit integers one by one; where a block lies is
@@ -8,8 +8,6 @@ a scalar.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
-from typing import NamedTuple
 
 import torch
 import triton
@@ -18,10 +16,10 @@ from torch import Tensor
 
 from ....core.errors import NotSupported
 from ....kernels.lib.config import Tiles, tunable
+from ....kernels.lib.harness import Plan, RowSizes, host_code
 from ....kernels.lib.interpret import interpreting
 from ....kernels.lib.launch import Launcher
-from ....kernels.lib.plans import check, plans
-from ....kernels.lib.rows import OutputSpec, Rows, cores, even_rows, packed, wide_of
+from ....kernels.lib.rows import OutputSpec, cores, wide_of
 from ....specs import activation as spec
 from ...buffers import Held, filling
 from .. import vendor_info
@@ -114,55 +112,33 @@ def vector_cores(device: torch.device) -> int:
     return told.get("num_vectorcore") or cores(device)
 
 
-class Walk(NamedTuple):
-    """What an op will do for tensors that look so."""
-
-    out: OutputSpec
-    launch: Callable[..., None] | None  # None: nothing to compute
-    pack: bool
-
-
-@plans
-def _plan(backward: bool, *args: Tensor) -> Walk:
-    a, b = args[-2:]
-    check("gelu_mul_bwd" if backward else "gelu_mul", a=a, b=b, **({"dy": args[0]} if backward else {}))
-    out = OutputSpec.of(a.shape, a.dtype)
+def _plan(**tensors: Tensor) -> Plan:
+    """gelu(a) * b or, with dy, its gradients."""
+    backward, a = "dy" in tensors, tensors["a"]
+    makes = dict.fromkeys(("da", "db") if backward else ("y",), OutputSpec.of(a.shape, a.dtype))
     if not a.numel():
-        return Walk(out, None, False)
-    lie = [packed(t) for t in args]
-    if all(t.is_contiguous() for t in lie):
-        count, n, strides = 1, a.numel(), [a.numel()] * len(args)
-    else:
-        at = [Rows.of(t) for t in lie]
-        count, n, strides = at[0].count, a.shape[-1], [r.stride for r in at]
-    tiles = tiles_of(n=n, dtype=a.dtype, backward=backward)
-    config = tiles.config(even=all(k % 16 == 0 for k in (n, *strides)), WIDE=wide_of(a.dtype))
-    if tiles["BLOCK_M"] * max(strides) >= 2**31 and count > 1:
+        return Plan(makes)
+    rows = RowSizes.of(**tensors)
+    if all(t.is_contiguous() or name in rows.strided for name, t in tensors.items()):
+        rows = RowSizes(1, a.numel(), dict.fromkeys(tensors, a.numel()), rows.strided)
+    tiles = tiles_of(n=rows.n, dtype=a.dtype, backward=backward)
+    if tiles["BLOCK_M"] * max(rows.strides.values()) >= 2**31 and rows.count > 1:
         raise NotSupported("rows too far apart to be counted in 32 bits within a block")
-    blocks = -(-count // tiles["BLOCK_M"]) * -(-n // tiles["BLOCK_N"])
-    grid = (min(blocks, vector_cores(a.device)), 1, 1)
-    launch = (geglu_bwd if backward else geglu).ready(grid, (*strides, n, count, n), config)
-    return Walk(out, launch, not all(even_rows(t) for t in args))
+    blocks = -(-rows.count // tiles["BLOCK_M"]) * -(-rows.n // tiles["BLOCK_N"])
+    programs = min(blocks, vector_cores(a.device))
+    launch = rows.launch(geglu_bwd if backward else geglu, tiles, programs, WIDE=wide_of(a.dtype))
+    numbers = {**launch.numbers, "y_stride": rows.n, "d_stride": rows.n}
+    return Plan(makes, [launch._replace(numbers=numbers)], rows.strided)
 
 
-def gelu_mul(a: Tensor, b: Tensor) -> Tensor:
-    out, launch, pack = _plan(False, a, b)
-    y = out.empty(a)
-    if launch is not None:
-        if pack:
-            a, b = packed(a), packed(b)
-        launch(a, b, y)
-    return y
+@host_code(spec.gelu_mul)
+def gelu_mul(a: Tensor, b: Tensor) -> Plan:
+    return _plan(a=a, b=b)
 
 
-def gelu_mul_bwd(dy: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-    out, launch, pack = _plan(True, dy, a, b)
-    da, db = out.empty(a), out.empty(a)
-    if launch is not None:
-        if pack:
-            dy, a, b = packed(dy), packed(a), packed(b)
-        launch(dy, a, b, da, db)
-    return da, db
+@host_code(spec.gelu_mul_bwd)
+def gelu_mul_bwd(dy: Tensor, a: Tensor, b: Tensor) -> Plan:
+    return _plan(dy=dy, a=a, b=b)
 
 
 gelu_mul.dtypes = gelu_mul_bwd.dtypes = {torch.float32, torch.float16, torch.bfloat16}

@@ -1,4 +1,4 @@
-"""tex's gates with parameters, and its activations with a factor for each row, over `specs.scaled_activation`."""
+"""tex's gates with parameters, and its activations with a factor for each row, over `specs.activation`."""
 
 from typing import Any
 
@@ -7,10 +7,9 @@ from torch import Tensor
 
 from ....core.adapter import adapt
 from ....core.spec import State
-from ....specs import scaled_activation as ours
-from ....specs.activation import SUMS, halves
+from ....specs import activation as ours
+from ....specs.activation import NO_SCALES, SCALED_CASES, SUMS, halves
 from ....specs.samples import Draw, Maker
-from ....specs.scaled_activation import CASES, NO_SCALES
 from ..quantized import CASTS, can_quantize, quantized
 
 # ---- arguments ------------------------------------------------------------------------------------------------------
@@ -31,12 +30,12 @@ def quantizes_gradient(op: str, fwd_input: Tensor, quantizer: Any) -> None:
 # ---- samples --------------------------------------------------------------------------------------------------------
 
 NAMES = {"dy": "grad", "scales": "act_scales", "offset": "glu_linear_offset", "interleave": "glu_interleave_size"}
-UNSCALED = (*(c for c in CASES if "interleave" not in c.options), NO_SCALES)
+UNSCALED = (*(c for c in SCALED_CASES if "interleave" not in c.options), NO_SCALES)
 
 
 def samples(gate: str, backward: bool, scaled: bool) -> Maker:
     """Samples of an op of ours, in tex's order and under tex's names."""
-    of = ours.samples(gate, backward)
+    of = ours.scaled_samples(gate, backward)
 
     def build(d: Draw) -> dict[str, Any]:
         given = of.build(d)
@@ -50,7 +49,7 @@ def samples(gate: str, backward: bool, scaled: bool) -> Maker:
         more = {"compute_scale_grad": True} if backward else {}
         return {**tensors, "quantizer": None, **made, **turns, **more}
 
-    return Maker(build, CASES if scaled else UNSCALED)
+    return Maker(build, SCALED_CASES if scaled else UNSCALED)
 
 
 def as_tuple(value: Any) -> Any:

@@ -5,17 +5,14 @@ Its backward stays the kernel for any chip: a forward saves what the op says, an
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import NamedTuple
-
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from opmux.kernels.lib.config import Tiles, tunable
+from opmux.kernels.lib.harness import Launch, Plan, host_code, strided
 from opmux.kernels.lib.launch import Launcher
-from opmux.kernels.lib.plans import plans
 from opmux.kernels.lib.rows import OutputSpec
 from opmux.specs import activation as spec
 
@@ -39,35 +36,15 @@ def tiles_of(dtype: torch.dtype) -> Tiles:
     return Tiles(threads=128, BLOCK=1024)
 
 
-class Plan(NamedTuple):
-    """What to do for tensors that look so: dtype, shape, strides, device."""
-
-    out: OutputSpec
-    launch: Callable[..., None] | None  # None: there is nothing to compute
-    pack: bool
-
-
-@plans
-def _plan(a: Tensor, b: Tensor) -> Plan:
-    """Made once for each look of the tensors; all that costs time belongs here."""
-    spec.silu_mul.check(a=a, b=b)
-    out, n = OutputSpec.of(a.shape, a.dtype), a.numel()
+@host_code(spec.silu_mul)
+def silu_mul(a: Tensor, b: Tensor) -> Plan:
+    """Asked once for each dtype, shape, stride and device of the tensors; all that costs time belongs here."""
+    y, n = OutputSpec.of(a.shape, a.dtype), a.numel()
     if n == 0:
-        return Plan(out, None, False)
+        return Plan({"y": y})
     tiles = tiles_of(dtype=a.dtype)
-    grid = (triton.cdiv(n, tiles["BLOCK"]), 1, 1)
-    launch = kernel.ready(grid, (n,), tiles.config(even=n % 16 == 0))
-    return Plan(out, launch, not (a.is_contiguous() and b.is_contiguous()))
-
-
-def silu_mul(a: Tensor, b: Tensor) -> Tensor:
-    out, launch, pack = _plan(a, b)
-    y = out.empty(a)
-    if launch is not None:
-        if pack:
-            a, b = a.contiguous(), b.contiguous()
-        launch(a, b, y)
-    return y
+    launch = Launch(kernel, (triton.cdiv(n, tiles["BLOCK"]),), tiles.config(), {"n": n})
+    return Plan({"y": y}, [launch], strided(a=a, b=b))
 
 
 silu_mul.dtypes = {torch.float32, torch.float16, torch.bfloat16}  # the others go to the kernel for any chip

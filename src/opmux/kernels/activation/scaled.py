@@ -1,22 +1,20 @@
 """Gates with parameters and a factor for each row: the maths of each is four device functions; three kernels serve all.
 
 Parameters are constants of the kernels: a model has one set of them. The gradient of the factors is a sum over a row,
-so there a program walks along its rows; without factors it is a tile as in `activation`.
+so there a program goes along its rows; without factors it computes a tile, as in `plain`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..core.registry import impl
-from ..specs import scaled_activation as spec
-from .lib.activation_math import (
+from ...specs import activation as spec
+from ..lib.activation_math import (
     clamp,
     gate_slope,
     least_gap,
@@ -28,11 +26,11 @@ from .lib.activation_math import (
     srelu_slope,
     tile,
 )
-from .lib.config import Tiles, tunable
-from .lib.launch import Launcher
-from .lib.maths import libdevice
-from .lib.plans import check, plans
-from .lib.rows import DEVICES, OutputSpec, Rows, even_rows, packed, wide_of
+from ..lib.config import Tiles, tunable
+from ..lib.harness import Launch, Plan, RowSizes, Zeros, planned, strided
+from ..lib.launch import Launcher
+from ..lib.maths import libdevice
+from ..lib.rows import OutputSpec, wide_of
 
 # ---- the maths, on values that are already wide, and up to three parameters -----------------------------------------
 
@@ -158,7 +156,7 @@ def _grads(
 
 
 def _fwd(
-    x_ptr, s_ptr, y_ptr, x_stride, n_rows, n,
+    x_ptr, scales_ptr, y_ptr, x_stride, n_rows, n,
     VALUE: tl.constexpr, UP: tl.constexpr, P: tl.constexpr, Q: tl.constexpr, R: tl.constexpr, TURNS: tl.constexpr,
     WIDE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
@@ -170,8 +168,8 @@ def _fwd(
     b_y = VALUE(tl.load(x_ptr + o_a, mask=m, other=0.0).to(WIDE), P, Q, R)
     if UP is not None:
         b_y *= UP(tl.load(x_ptr + o_a + (TURNS if TURNS else n), mask=m, other=0.0).to(WIDE), P, Q, R)
-    if s_ptr is not None:
-        b_y *= tl.load(s_ptr + i_m, mask=m_m, other=0.0).to(WIDE)
+    if scales_ptr is not None:
+        b_y *= tl.load(scales_ptr + i_m, mask=m_m, other=0.0).to(WIDE)
     tl.store(y_ptr + i_m * n + o_n, b_y.to(y_ptr.dtype.element_ty), mask=m)
 
 
@@ -191,7 +189,7 @@ def _bwd(
 
 
 def _bwd_scaled(
-    dy_ptr, x_ptr, s_ptr, dx_ptr, ds_ptr, dy_stride, x_stride, d_stride, n_rows, n,
+    dy_ptr, x_ptr, scales_ptr, dx_ptr, dscales_ptr, dy_stride, x_stride, d_stride, n_rows, n,
     VALUE: tl.constexpr, SLOPE: tl.constexpr, UP: tl.constexpr, UP_SLOPE: tl.constexpr,
     P: tl.constexpr, Q: tl.constexpr, R: tl.constexpr, TURNS: tl.constexpr,
     WIDE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
@@ -199,7 +197,7 @@ def _bwd_scaled(
     """Rows from one end to the other: the gradient of a row's factor is a sum along it."""
     i_m = tl.program_id(0).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)[:, None]
     m_m = i_m < n_rows
-    b_s = tl.load(s_ptr + i_m, mask=m_m, other=0.0).to(WIDE)
+    b_s = tl.load(scales_ptr + i_m, mask=m_m, other=0.0).to(WIDE)
     b_sum = tl.zeros([BLOCK_M, BLOCK_N], WIDE)
     for at in range(0, n, BLOCK_N):
         o_n = at + tl.arange(0, BLOCK_N)[None, :]
@@ -208,7 +206,7 @@ def _bwd_scaled(
             dy_ptr, x_ptr, dx_ptr, b_s, i_m * dy_stride, i_m * x_stride, i_m * d_stride, o_n, n, m,
             VALUE, SLOPE, UP, UP_SLOPE, P, Q, R, TURNS, WIDE,
         )  # fmt: skip
-    tl.store(ds_ptr + i_m, tl.sum(b_sum, 1)[:, None].to(ds_ptr.dtype.element_ty), mask=m_m)
+    tl.store(dscales_ptr + i_m, tl.sum(b_sum, 1)[:, None].to(dscales_ptr.dtype.element_ty), mask=m_m)
 
 
 fwd = Launcher(_fwd, sizes="x_stride n")
@@ -229,116 +227,75 @@ def row_tiles(n: int, dtype: torch.dtype) -> Tiles:
     return Tiles(128, BLOCK_M=per_program(dtype) // block, BLOCK_N=block)
 
 
-# ---- launching ------------------------------------------------------------------------------------------------------
-
-
-class Gated(NamedTuple):
-    """The launch of an op for tensors of such shapes, dtypes and strides."""
-
-    out: OutputSpec
-    scales: OutputSpec | None  # of their gradient
-    launch: Callable[..., None] | None  # None: nothing to compute
-    pack: bool
-
-
-@plans
-def _plan(op: str, gate: str, interleave: int, dy: Tensor | None, x: Tensor, scales: Tensor | None, *p: float) -> Gated:
-    value, slope, up, up_slope = MATHS[gate]
-    gated, backward = up is not None, dy is not None
-    check(op, x=x, scales=scales, interleave=interleave, **({} if dy is None else {"dy": dy}))
-    n = x.shape[-1] // (2 if gated else 1)
-    out = OutputSpec.of(x.shape if backward else (*x.shape[:-1], n), x.dtype)
-    dscales = None if scales is None or not backward else OutputSpec.of(scales.shape, scales.dtype)
-    if not x.numel():
-        return Gated(out, dscales, None, False)
-    at = Rows.of(packed(x))
-    strides = (*((Rows.of(packed(dy)).stride,) if dy is not None else ()), at.stride)
-    strides = (*strides, x.shape[-1]) if backward else strides
-    given = dict(zip("PQR", (*map(float, p), 0.0, 0.0, 0.0)))
-    constants: dict[str, Any] = dict(**given, TURNS=interleave, WIDE=wide_of(x.dtype), VALUE=value, UP=up)
-    if backward:
-        constants |= dict(SLOPE=slope, UP_SLOPE=up_slope)
-    even = all(size % 16 == 0 for size in (n, *strides)) and interleave % 16 == 0
-    walks = backward and scales is not None
-    tiles = (row_tiles if walks else tile_tiles)(n=n, dtype=x.dtype)
-    blocks = -(-at.count // tiles["BLOCK_M"]) * (1 if walks else -(-n // tiles["BLOCK_N"]))
-    launcher = (bwd_scaled if walks else bwd) if backward else fwd
-    launch = launcher.ready((blocks, 1, 1), (*strides, at.count, n), tiles.config(even=even, **constants))
-    pack = not all(even_rows(t) for t in (x, dy) if t is not None)
-    return Gated(out, dscales, launch, pack or not (scales is None or scales.is_contiguous()))
-
-
-def _forward(how: Gated, x: Tensor, scales: Tensor | None) -> Tensor:
-    y = how.out.empty(x)
-    if how.launch is not None:
-        if how.pack:
-            x, scales = packed(x), None if scales is None else scales.contiguous()
-        how.launch(x, scales, y)
-    return y
-
-
-def _backward(how: Gated, dy: Tensor, x: Tensor, scales: Tensor | None) -> tuple[Tensor, Tensor]:
-    dx = how.out.empty(x)
-    if scales is None or how.scales is None:
-        if how.launch is not None:
-            dy, x = (packed(dy), packed(x)) if how.pack else (dy, x)
-            how.launch(dy, x, dx)
-        return dx, NOTHING[x.dtype is torch.float64].empty(x)
-    dscales = how.scales.empty(x)
-    if how.launch is None:
-        return dx, dscales.zero_()
-    if how.pack:
-        dy, x, scales = packed(dy), packed(x), scales.contiguous()
-    how.launch(dy, x, scales, dx, dscales)
-    return dx, dscales
-
-
-NOTHING = (OutputSpec.of((0,), torch.float32), OutputSpec.of((0,), torch.float64))
-
-
 # ---- the ops --------------------------------------------------------------------------------------------------------
 
 
-@impl(spec.silu_glu_scaled, devices=DEVICES)
-def silu_glu_scaled(x: Tensor, scales: Tensor, interleave: int) -> Tensor:
-    return _forward(_plan("silu_glu_scaled", "silu", interleave, None, x, scales), x, scales)
+def _gate(gate: str, interleave: int, dy: Tensor | None, x: Tensor, scales: Tensor | None, *p: float) -> Plan:
+    """The result, or with dy the gradients; `p`: the parameters of the gate."""
+    value, slope, up, up_slope = MATHS[gate]
+    n = x.shape[-1] // (1 if up is None else 2)
+    makes: dict[str, Any] = {"y": OutputSpec.of((*x.shape[:-1], n), x.dtype)}
+    if dy is not None:
+        empty = OutputSpec.of((0,), torch.float64 if x.dtype is torch.float64 else torch.float32)
+        makes = {
+            "dx": OutputSpec.of(x.shape, x.dtype),
+            "dscales": empty if scales is None else OutputSpec.of(scales.shape, scales.dtype),
+        }
+    if not x.numel():
+        return Plan({name: Zeros(o) if name == "dscales" else o for name, o in makes.items()})
+    rows = RowSizes.of(x=x, dy=dy)
+    constants: dict[str, Any] = dict(zip("PQR", (*map(float, p), 0.0, 0.0, 0.0)))
+    constants |= dict(TURNS=interleave, WIDE=wide_of(x.dtype), VALUE=value, UP=up)
+    if dy is not None:
+        constants |= dict(SLOPE=slope, UP_SLOPE=up_slope)
+    along = dy is not None and scales is not None
+    tiles = (row_tiles if along else tile_tiles)(n=n, dtype=x.dtype)
+    blocks = -(-rows.count // tiles["BLOCK_M"]) * (1 if along else -(-n // tiles["BLOCK_N"]))
+    kernel = fwd if dy is None else bwd_scaled if along else bwd
+    numbers = {**rows.numbers, "n": n, "d_stride": x.shape[-1]}
+    launch = Launch(kernel, (blocks,), tiles.config(**constants), numbers)
+    return Plan(makes, [launch], [*rows.strided, *strided(scales=scales)])
 
 
-@impl(spec.silu_glu_scaled_bwd, devices=DEVICES)
-def silu_glu_scaled_bwd(dy: Tensor, x: Tensor, scales: Tensor, interleave: int) -> tuple[Tensor, Tensor]:
-    return _backward(_plan("silu_glu_scaled_bwd", "silu", interleave, dy, x, scales), dy, x, scales)
+@planned(spec.silu_glu_scaled)
+def silu_glu_scaled(x: Tensor, scales: Tensor, interleave: int) -> Plan:
+    return _gate("silu", interleave, None, x, scales)
 
 
-@impl(spec.srelu_scaled, devices=DEVICES)
-def srelu_scaled(x: Tensor, scales: Tensor) -> Tensor:
-    return _forward(_plan("srelu_scaled", "srelu", 0, None, x, scales), x, scales)
+@planned(spec.silu_glu_scaled_bwd)
+def silu_glu_scaled_bwd(dy: Tensor, x: Tensor, scales: Tensor, interleave: int) -> Plan:
+    return _gate("silu", interleave, dy, x, scales)
 
 
-@impl(spec.srelu_scaled_bwd, devices=DEVICES)
-def srelu_scaled_bwd(dy: Tensor, x: Tensor, scales: Tensor) -> tuple[Tensor, Tensor]:
-    return _backward(_plan("srelu_scaled_bwd", "srelu", 0, dy, x, scales), dy, x, scales)
+@planned(spec.srelu_scaled)
+def srelu_scaled(x: Tensor, scales: Tensor) -> Plan:
+    return _gate("srelu", 0, None, x, scales)
 
 
-@impl(spec.situ_glu, devices=DEVICES)
-def situ_glu(x: Tensor, scales: Tensor | None, beta1: float, beta2: float, interleave: int) -> Tensor:
-    return _forward(_plan("situ_glu", "situ", interleave, None, x, scales, beta1, beta2), x, scales)
+@planned(spec.srelu_scaled_bwd)
+def srelu_scaled_bwd(dy: Tensor, x: Tensor, scales: Tensor) -> Plan:
+    return _gate("srelu", 0, dy, x, scales)
 
 
-@impl(spec.situ_glu_bwd, devices=DEVICES)
+@planned(spec.situ_glu)
+def situ_glu(x: Tensor, scales: Tensor | None, beta1: float, beta2: float, interleave: int) -> Plan:
+    return _gate("situ", interleave, None, x, scales, beta1, beta2)
+
+
+@planned(spec.situ_glu_bwd)
 def situ_glu_bwd(
     dy: Tensor, x: Tensor, scales: Tensor | None, beta1: float, beta2: float, interleave: int
-) -> tuple[Tensor, Tensor]:
-    return _backward(_plan("situ_glu_bwd", "situ", interleave, dy, x, scales, beta1, beta2), dy, x, scales)
+) -> Plan:  # fmt: skip
+    return _gate("situ", interleave, dy, x, scales, beta1, beta2)
 
 
-@impl(spec.clamped_glu, devices=DEVICES)
-def clamped_glu(x: Tensor, scales: Tensor | None, limit: float, alpha: float, offset: float, interleave: int) -> Tensor:
-    return _forward(_plan("clamped_glu", "clamped", interleave, None, x, scales, limit, alpha, offset), x, scales)
+@planned(spec.clamped_glu)
+def clamped_glu(x: Tensor, scales: Tensor | None, limit: float, alpha: float, offset: float, interleave: int) -> Plan:
+    return _gate("clamped", interleave, None, x, scales, limit, alpha, offset)
 
 
-@impl(spec.clamped_glu_bwd, devices=DEVICES)
+@planned(spec.clamped_glu_bwd)
 def clamped_glu_bwd(
     dy: Tensor, x: Tensor, scales: Tensor | None, limit: float, alpha: float, offset: float, interleave: int
-) -> tuple[Tensor, Tensor]:
-    how = _plan("clamped_glu_bwd", "clamped", interleave, dy, x, scales, limit, alpha, offset)
-    return _backward(how, dy, x, scales)
+) -> Plan:
+    return _gate("clamped", interleave, dy, x, scales, limit, alpha, offset)
