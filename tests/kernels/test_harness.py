@@ -131,6 +131,57 @@ def test_numbers_may_be_functions_of_arguments_and_steps_may_be_functions():
         specs.remove(made.spec)
 
 
+def test_a_result_may_have_the_name_of_an_argument():
+    def doubled(x: Tensor, eps: float = 2.0) -> Tensor:
+        return x * eps
+
+    made = op(doubled, name="harness_returns", out="x")
+    try:
+
+        @planned(made)
+        def rows(x: Tensor) -> Plan:
+            sizes = RowSizes.of(x=x)
+            launch = sizes.launch(affine, Tiles(BLOCK_N=16), sizes.count).named(y="new_x")
+            return Plan({"new_x": OutputSpec.of(x.shape, x.dtype)}, [launch], sizes.strided, returns=["new_x"])
+
+        for x in (torch.randn(3, 5), torch.randn(5, 3).t()):  # the launch itself, and a function around it
+            before = x.clone()
+            torch.testing.assert_close(rows(x, 3.0), 3 * before)
+            assert torch.equal(x, before)
+    finally:
+        specs.remove(made.spec)
+
+
+def _filled(y_ptr, n, value, BLOCK_N: tl.constexpr):
+    o = tl.arange(0, BLOCK_N)
+    tl.store(y_ptr + o, value + o, mask=o < n)
+
+
+filled = Launcher(_filled, sizes="n")
+
+
+def test_a_launch_may_take_numbers_alone():
+    """Its result is on the device of the op's first tensor, which the kernel does not read."""
+
+    def counted(like: Tensor, start: Tensor) -> Tensor:
+        return torch.arange(like.numel(), dtype=like.dtype) + start
+
+    made = op(counted, name="harness_counted")
+    try:
+
+        @planned(made)
+        def count(like: Tensor, start: Tensor) -> Plan:
+            numbers = {"n": like.numel(), "value": lambda start: start[0]}
+            launch = Launch(filled, (1,), Tiles(BLOCK_N=16).config(), numbers)
+            makes = {"y": OutputSpec.of((like.numel(),), like.dtype)}
+            return Plan(makes, [launch], before={"start": Tensor.tolist})
+
+        assert count(torch.zeros(5), torch.tensor([3])).tolist() == [3, 4, 5, 6, 7]
+        assert count(torch.zeros(5), torch.tensor([4])).tolist() == [4, 5, 6, 7, 8]  # read at every call
+    finally:
+        specs.remove(made.spec)
+
+
 def test_what_a_kernel_lacks_is_said():
     bind = lambda **numbers: affine.bind(["x"], (1, 1, 1), Tiles(BLOCK_N=16).config(), numbers, {}, {}, [])
     with pytest.raises(TypeError, match="eps"):

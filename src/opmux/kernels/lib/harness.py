@@ -20,7 +20,7 @@ from __future__ import annotations
 import functools
 import inspect
 import types
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -69,6 +69,7 @@ class Plan:
     strided: Iterable[str] = ()  # arguments that must be made contiguous
     before: Mapping[str, Callable[..., Any]] = field(default_factory=dict)  # changes an argument
     after: Mapping[str, Callable[..., Any]] = field(default_factory=dict)  # changes a result
+    returns: Sequence[str] | None = None  # the results, where the op's name of one is that of an argument too
 
     @property
     def single(self) -> Launch | None:
@@ -127,7 +128,7 @@ class _Body:
     """The source of a plan, line by line."""
 
     def __init__(self, spec: Spec, plan: Plan, given: Mapping[str, Any]):
-        self.spec, self.plan = spec, plan
+        self.spec, self.plan, self.returns = spec, plan, spec.out if plan.returns is None else plan.returns
         self.like = next(name for name, value in given.items() if isinstance(value, Tensor))
         self.scope = {name for name in spec.names if given.get(name, 0) is not None}  # names with a value
         self.lines: list[str] = []
@@ -136,7 +137,7 @@ class _Body:
     def function(self) -> Callable[..., Any]:
         spec, plan, steps = self.spec, self.plan, list(self.plan.steps)
         if plan.single is not None:
-            return self.bound(plan.single, spec.names, spec.out)
+            return self.bound(plan.single, spec.names, self.returns)
         for name in plan.strided:
             self.add(f"{name} = {name}.contiguous()")
         for name, fn in plan.before.items():
@@ -144,13 +145,12 @@ class _Body:
         launched = {name for step in steps if isinstance(step, Launch) for name in _tensors(step)}
         for name, output in plan.makes.items():
             if isinstance(output, Zeros) or name not in launched:
-                self.add(f"{name} = {self.call(output.empty, [self.like])}")
-                self.scope.add(name)
+                self.allocate(name)
         for step in steps:
             self.step(step)
         for name, fn in plan.after.items():
             self.add(f"{name} = {self.call(fn, [name])}")
-        self.add(f"return {', '.join(spec.out)}")
+        self.add(f"return {', '.join(self.returns)}")
         text = f"def {spec.name}({', '.join(spec.names)}):\n" + "".join(f"    {line}\n" for line in self.lines)
         return types.FunctionType(_code(text, spec.name), self.globals)
 
@@ -163,14 +163,21 @@ class _Body:
         self.globals[name] = fn
         return f"{name}({', '.join(inspect.signature(fn).parameters if args is None else args)})"
 
+    def allocate(self, name: str) -> None:
+        self.add(f"{name} = {self.call(self.plan.makes[name].empty, [self.like])}")
+        self.scope.add(name)
+
     def step(self, step: Step) -> None:
         if not isinstance(step, Launch):
             self.add(self.call(step))
             return
         late = [n for n in step.kernel.numbers if callable(step.numbers.get(n)) or n not in step.numbers]
         values = [self.call(step.numbers[n]) if n in step.numbers else n for n in late]
-        used = list(dict.fromkeys(n for n in _tensors(step) if n in self.scope))
-        makes = [n for n in self.plan.makes if n not in self.scope and n in _tensors(step)]
+        tensors = _tensors(step)
+        if not self.scope.intersection(tensors):  # a launch allocates on the device of a tensor that it takes
+            self.allocate(next(n for n in self.plan.makes if n in tensors))
+        used = list(dict.fromkeys(n for n in tensors if n in self.scope))
+        makes = [n for n in self.plan.makes if n not in self.scope and n in tensors]
         call = self.call(self.bound(step, (*used, *late), makes), (*used, *values))
         self.add(f"{', '.join(makes)} = {call}" if makes else call)
         self.scope |= {*makes}
