@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, NamedTuple
-
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..core.registry import impl
 from ..specs import dropout as spec
 from .lib.config import Tiles, tunable
+from .lib.harness import Launch, Plan, Zeros, planned, strided
 from .lib.launch import Launcher
-from .lib.philox import interleave2, interleave4, seeded, words
-from .lib.plans import check, plans
-from .lib.rows import DEVICES, OutputSpec, wide_of
+from .lib.philox import interleave2, interleave4, seeded, with_seed, words
+from .lib.rows import OutputSpec, wide_of
 
 
 @triton.jit
@@ -107,64 +103,23 @@ def bwd_tiles(dtype: torch.dtype) -> Tiles:
     return Tiles(128, TILES=2, BLOCK=128)
 
 
-class Job(NamedTuple):
-    """What an op will do for tensors that look so."""
-
-    y: OutputSpec
-    mask: OutputSpec
-    launch: Callable[..., Any] | None  # None: all zeros, or nothing
-    pack: bool
-    on_host: bool
-
-
-@plans
-def _job(x: Tensor, seed: Tensor, p: float) -> Job:
-    check("philox_dropout_bits", x=x, seed=seed, p=p)
+@planned(spec.philox_dropout_bits)
+def philox_dropout_bits(x: Tensor, seed: Tensor, p: float) -> Plan:
     y, mask = OutputSpec.of(x.shape, x.dtype), OutputSpec.of((x.numel() // 8,), torch.uint8)
-    on_host = seed.device != x.device
     if not x.numel() or p == 1:
-        return Job(y, mask, None, False, on_host)
-    how, groups = tiles(dtype=x.dtype), x.numel() // 16
-    numbers = (groups, spec.threshold(p), spec.scale(p), *(() if on_host else (0, 0)))
-    config = how.config(even=groups % 16 == 0, WIDE=wide_of(x.dtype))
-    launch = dropout.ready((-(-groups // how["BLOCK"]), 1, 1), numbers, config)
-    return Job(y, mask, launch, not (x.is_contiguous() and seed.is_contiguous()), on_host)
+        return Plan({"y": Zeros(y), "mask": Zeros(mask)})
+    sizes, groups = tiles(dtype=x.dtype), x.numel() // 16
+    numbers = {"groups": groups, "threshold": spec.threshold(p), "scale": spec.scale(p)}
+    launch = Launch(dropout, (-(-groups // sizes["BLOCK"]),), sizes.config(WIDE=wide_of(x.dtype)), numbers)
+    return with_seed({"y": y, "mask": mask}, launch, x, seed, strided(x=x))
 
 
-@impl(spec.philox_dropout_bits, devices=DEVICES)
-def philox_dropout_bits(x: Tensor, seed: Tensor, p: float) -> tuple[Tensor, Tensor]:
-    job = _job(x, seed, p)
-    y, mask = job.y.empty(x), job.mask.empty(x)
-    if job.launch is None:
-        return y.zero_(), mask.zero_()
-    if job.pack:
-        x, seed = x.contiguous(), seed.contiguous()
-    if job.on_host:
-        job.launch(x, None, y, mask, *seed.tolist())
-    else:
-        job.launch(x, seed, y, mask)
-    return y, mask
-
-
-@plans
-def _bwd_job(dy: Tensor, mask: Tensor, p: float) -> Job:
-    check("dropout_bits_bwd", dy=dy, mask=mask, p=p)
-    output = OutputSpec.of(dy.shape, dy.dtype)
+@planned(spec.dropout_bits_bwd)
+def dropout_bits_bwd(dy: Tensor, mask: Tensor, p: float) -> Plan:
+    dx = OutputSpec.of(dy.shape, dy.dtype)
     if not dy.numel() or p == 1:
-        return Job(output, output, None, False, False)
-    how, eights = bwd_tiles(dtype=dy.dtype), dy.numel() // 8
-    config = how.config(even=eights % 16 == 0, WIDE=wide_of(dy.dtype))
-    launch = bwd.ready((-(-eights // (how["TILES"] * how["BLOCK"])), 1, 1), (eights, spec.scale(p)), config)
-    return Job(output, output, launch, not (dy.is_contiguous() and mask.is_contiguous()), False)
-
-
-@impl(spec.dropout_bits_bwd, devices=DEVICES)
-def dropout_bits_bwd(dy: Tensor, mask: Tensor, p: float) -> Tensor:
-    job = _bwd_job(dy, mask, p)
-    dx = job.y.empty(dy)
-    if job.launch is None:
-        return dx.zero_()
-    if job.pack:
-        dy, mask = dy.contiguous(), mask.contiguous()
-    job.launch(dy, mask, dx)
-    return dx
+        return Plan({"dx": Zeros(dx)})
+    sizes, eights = bwd_tiles(dtype=dy.dtype), dy.numel() // 8
+    grid = (-(-eights // (sizes["TILES"] * sizes["BLOCK"])),)
+    launch = Launch(bwd, grid, sizes.config(WIDE=wide_of(dy.dtype)), {"eights": eights, "scale": spec.scale(p)})
+    return Plan({"dx": dx}, [launch], strided(dy=dy, mask=mask))

@@ -2,14 +2,52 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
+
 import triton
 import triton.language as tl
+from torch import Tensor
 
 from ...specs import random as spec
+from .harness import Launch, Plan, Zeros, strided
+from .rows import OutputSpec
 
 ROUNDS = tl.constexpr(spec.ROUNDS)
 M0, M1 = (tl.constexpr(m) for m in spec.MULTIPLIERS)
 W0, W1 = (tl.constexpr(w) for w in spec.WEYL)
+
+
+# ---- host code ------------------------------------------------------------------------------------------------------
+
+
+def seed_on_host(x: Tensor, seed: Tensor) -> bool:
+    return seed.device != x.device
+
+
+def with_seed(
+    makes: Mapping[str, OutputSpec | Zeros], launch: Launch, x: Tensor, seed: Tensor, copied: Iterable[str] = ()
+) -> Plan:
+    """The plan of a launch whose kernel takes `seed_ptr`, `key` and `counter` (see `seeded`).
+
+    A seed on the device of x is a pointer; one on the host is read at every call, and passed as two numbers.
+    """
+    if not seed_on_host(x, seed):
+        numbers = {**launch.numbers, "key": 0, "counter": 0}
+        return Plan(makes, [launch._replace(numbers=numbers)], [*copied, *strided(seed=seed)])
+    numbers = {**launch.numbers, "key": _first, "counter": _second}
+    host = launch._replace(numbers=numbers).named(seed=None)
+    return Plan(makes, [host], copied, before={"seed": Tensor.tolist})
+
+
+def _first(seed: list[int]) -> int:
+    return seed[0]
+
+
+def _second(seed: list[int]) -> int:
+    return seed[1]
+
+
+# ---- device code ----------------------------------------------------------------------------------------------------
 
 
 @triton.jit
