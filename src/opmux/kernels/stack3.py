@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from typing import Any, NamedTuple
 
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..core.registry import impl
 from ..specs import stack3 as spec
 from .lib.config import Tiles, tunable
+from .lib.harness import Launch, Plan, planned, strided
 from .lib.launch import Launcher
-from .lib.plans import check, plans
-from .lib.rows import DEVICES, OutputSpec, inside
+from .lib.rows import OutputSpec, inside
 
 
 def _stack3(a_ptr, b_ptr, c_ptr, y_ptr, n_rows, n, FULL: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
@@ -33,7 +30,7 @@ def _stack3(a_ptr, b_ptr, c_ptr, y_ptr, n_rows, n, FULL: tl.constexpr, BLOCK_M: 
     tl.store(y_ptr + o + 2 * n, b_c, mask=m)
 
 
-three = Launcher(_stack3, sizes="n_rows n")
+three = Launcher(_stack3, sizes="n")
 
 
 @tunable("stack3.three")
@@ -42,28 +39,14 @@ def tiles_of(n: int) -> Tiles:
     return Tiles(128, BLOCK_M=max(2048 // width, 1), BLOCK_N=width)
 
 
-class Stacked(NamedTuple):
-    output: OutputSpec
-    launch: Callable[..., Any] | None
-
-
-@plans
-def _plan(a: Tensor, b: Tensor, c: Tensor, at: int) -> Stacked:
-    check("stack3", a=a, b=b, c=c, at=at)
-    output = OutputSpec.of((*a.shape[:at], 3, *a.shape[at:]), a.dtype)
+@planned(spec.stack3)
+def stack3(a: Tensor, b: Tensor, c: Tensor, at: int) -> Plan:
+    makes = {"y": OutputSpec.of((*a.shape[:at], 3, *a.shape[at:]), a.dtype)}
     rows, n = math.prod(a.shape[:at]), math.prod(a.shape[at:])
     if not rows * n:
-        return Stacked(output, None)
+        return Plan(makes)
     tiles = tiles_of(n=n)
     height, width = tiles["BLOCK_M"], tiles["BLOCK_N"]
-    config = tiles.config(even=n % 16 == 0, FULL=rows % height == 0 and n % width == 0)
-    grid = (triton.cdiv(rows, height), triton.cdiv(n, width), 1)
-    return Stacked(output, three.ready(grid, (rows, n), config, {3: output}))
-
-
-@impl(spec.stack3, devices=DEVICES)
-def stack3(a: Tensor, b: Tensor, c: Tensor, at: int) -> Tensor:
-    how = _plan(a, b, c, at)
-    if how.launch is None:
-        return how.output.empty(a)
-    return how.launch(a.contiguous(), b.contiguous(), c.contiguous())
+    config = tiles.config(FULL=rows % height == 0 and n % width == 0)
+    grid = (triton.cdiv(rows, height), triton.cdiv(n, width))
+    return Plan(makes, [Launch(three, grid, config, {"n_rows": rows, "n": n})], strided(a=a, b=b, c=c))
