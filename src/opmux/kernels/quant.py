@@ -1,28 +1,27 @@
 """Quantization to FP8 and back: each tensor read once (current scaling: twice), every buffer written in the same pass.
 
-Without a transpose a tensor is a line of numbers; with one it is cut into tiles, which turn in shared memory. Scales of
-blocks come of a tile of 128 x 128, both ways at once. Current scaling has no atomics and nothing to clear: at most 256
-programs leave an amax each, and every program of the cast takes the largest of those.
+Without a transpose a tensor counts as one dimension; with one it is cut into tiles, transposed in shared memory. A
+tile of 128 x 128 has the scales of both its rows and its columns. Current scaling needs no atomics and no memory set to
+zero: at most 256 programs write an amax each, and every program of the cast takes the largest of them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from collections.abc import Mapping
+from typing import Any
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..core.registry import impl
 from ..specs import quant as spec
 from .lib.config import Tiles, tunable
-from .lib.fp8 import cast_of, has_casts
+from .lib.fp8 import ONE, cast_of, has_casts
+from .lib.harness import Launch, Plan, Zeros, planned, strided
 from .lib.launch import Launcher
 from .lib.maths import div
-from .lib.plans import check, plans
-from .lib.rows import DEVICES, OutputSpec, inside, programs
+from .lib.rows import OutputSpec, inside, programs
 
 FLOAT_MAX = tl.constexpr(spec.FLOAT_MAX)
 Buffer = Tensor | None
@@ -39,7 +38,7 @@ def top_of(x, AXIS: tl.constexpr):
 
 @triton.jit
 def scale_of(amax, eps, LARGEST, TOP: tl.constexpr, POW2: tl.constexpr):
-    """What brings amax to the largest number; TOP where that overflows, 1 where there is no such thing."""
+    """What brings amax to the largest number; TOP where that overflows, 1 where amax is 0 or infinite."""
     amax = tl.maximum(amax, eps)
     if POW2:
         # of powers of two the exponents are enough; both formats have 1.75 * 2^k as their largest
@@ -77,7 +76,7 @@ def scale_at(scale_ptr, parts_ptr, eps, LARGEST: tl.constexpr, POW2: tl.constexp
 
 @triton.jit
 def raise_to(amax_ptr, amax):
-    """Make a number that is not negative at least so large: most programs see that it is, and leave it in peace."""
+    """Store the larger of amax and what is there, neither negative; most programs need no atomic for it."""
     word_ptr = amax_ptr.to(tl.pointer_type(tl.int32))
     word = amax.to(tl.int32, bitcast=True)  # in the order of the numbers themselves
     if word > tl.load(word_ptr):
@@ -110,7 +109,7 @@ def power_of(exponent):
 
 @triton.jit
 def number_of(byte, MANTISSA: tl.constexpr, BIAS: tl.constexpr, FORMAT: tl.constexpr):
-    """The float32 of an FP8 byte; FORMAT is the type where the chip converts it, else the bits are made here."""
+    """The float32 of an FP8 byte; FORMAT is the type where the chip converts it, None to compute the bits here."""
     if FORMAT is not None:
         return byte.to(FORMAT, bitcast=True).to(tl.float32)
     else:
@@ -132,10 +131,10 @@ def number_of(byte, MANTISSA: tl.constexpr, BIAS: tl.constexpr, FORMAT: tl.const
 
 
 def _amax(x_ptr, parts_ptr, n, FULL: tl.constexpr, BLOCK: tl.constexpr):
-    """The largest magnitude of what falls to each program."""
+    """The largest magnitude of each program's share."""
     start = tl.program_id(0).to(tl.int64) * BLOCK
     o = tl.arange(0, BLOCK)
-    if FULL:  # one piece of work a program
+    if FULL:  # one block a program
         b_top = tl.load(x_ptr + start + o, mask=start + o < n, other=0.0).to(tl.float32)
     else:
         b_top = tl.zeros([BLOCK], tl.float32)
@@ -145,10 +144,10 @@ def _amax(x_ptr, parts_ptr, n, FULL: tl.constexpr, BLOCK: tl.constexpr):
     tl.store(parts_ptr + tl.program_id(0), top_of(b_top, 0))
 
 
-def _top(parts_ptr, y_ptr, n, BLOCK: tl.constexpr):
+def _top(parts_ptr, amax_ptr, n, BLOCK: tl.constexpr):
     """The largest of the parts."""
     o = tl.arange(0, BLOCK)
-    tl.store(y_ptr, tl.max(tl.load(parts_ptr + o, mask=o < n, other=0.0), 0))
+    tl.store(amax_ptr, tl.max(tl.load(parts_ptr + o, mask=o < n, other=0.0), 0))
 
 
 def _cast(
@@ -198,12 +197,12 @@ def _cast_turned(
             tl.store(scale_inv_ptr, inverse(scale, POW2))
 
 
-def _turn(x_ptr, y_ptr, n_rows, n, FULL: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
+def _turn(data_ptr, y_ptr, n_rows, n, FULL: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
     """Bytes of a matrix transposed."""
     i_m = tl.program_id(1).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
     i_n = tl.program_id(0).to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N)
     m_m, m_n = inside(i_m, n_rows, FULL), inside(i_n, n, FULL)
-    b_x = tl.load(x_ptr + i_m[:, None] * n + i_n[None, :], mask=m_m[:, None] & m_n[None, :], other=0)
+    b_x = tl.load(data_ptr + i_m[:, None] * n + i_n[None, :], mask=m_m[:, None] & m_n[None, :], other=0)
     tl.store(y_ptr + i_n[:, None] * n_rows + i_m[None, :], tl.trans(b_x), mask=m_n[:, None] & m_m[None, :])
 
 
@@ -291,33 +290,33 @@ def _mx(
 
 
 def _uncast(
-    x_ptr, scale_ptr, y_ptr, n,
+    data_ptr, scale_inv_ptr, y_ptr, n,
     MANTISSA: tl.constexpr, BIAS: tl.constexpr, FORMAT: tl.constexpr, FULL: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     o = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     m = inside(o, n, FULL)
-    b_y = number_of(tl.load(x_ptr + o, mask=m, other=0), MANTISSA, BIAS, FORMAT) * tl.load(scale_ptr)
+    b_y = number_of(tl.load(data_ptr + o, mask=m, other=0), MANTISSA, BIAS, FORMAT) * tl.load(scale_inv_ptr)
     tl.store(y_ptr + o, b_y.to(y_ptr.dtype.element_ty), mask=m)
 
 
 def _uncast_tiles(
-    x_ptr, scale_ptr, y_ptr, n_rows, n, scale_m, scale_n,
+    data_ptr, scales_ptr, y_ptr, n_rows, n, scale_m, scale_n,
     MANTISSA: tl.constexpr, BIAS: tl.constexpr, FORMAT: tl.constexpr, TURNED: tl.constexpr,
     SCALE_M: tl.constexpr, SCALE_N: tl.constexpr, FULL: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """The matrix [n_rows, n] of bytes (TURNED: which lie transposed) with a scale for each SCALE_M x SCALE_N of it."""
+    """The matrix [n_rows, n] of bytes (TURNED: stored transposed) with a scale for each SCALE_M x SCALE_N of it."""
     i_m = tl.program_id(1).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
     i_n = tl.program_id(0).to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N)
     m_m, m_n = inside(i_m, n_rows, FULL), inside(i_n, n, FULL)
     m = m_m[:, None] & m_n[None, :]
     if TURNED:
         m_t = m_n[:, None] & m_m[None, :]
-        b_x = tl.trans(tl.load(x_ptr + i_n[:, None] * n_rows + i_m[None, :], mask=m_t, other=0))
+        b_x = tl.trans(tl.load(data_ptr + i_n[:, None] * n_rows + i_m[None, :], mask=m_t, other=0))
     else:
-        b_x = tl.load(x_ptr + i_m[:, None] * n + i_n[None, :], mask=m, other=0)
+        b_x = tl.load(data_ptr + i_m[:, None] * n + i_n[None, :], mask=m, other=0)
     o_scale = (i_m // SCALE_M)[:, None] * scale_m + (i_n // SCALE_N)[None, :] * scale_n
-    b_scale = tl.load(scale_ptr + o_scale, mask=m, other=0)
-    if scale_ptr.dtype.element_ty == tl.uint8:
+    b_scale = tl.load(scales_ptr + o_scale, mask=m, other=0)
+    if scales_ptr.dtype.element_ty == tl.uint8:
         b_power = power_of(b_scale.to(tl.int32))
         b_y = number_of(b_x, MANTISSA, BIAS, FORMAT) * tl.where(b_scale == 255, float("nan"), b_power)
     else:
@@ -329,30 +328,30 @@ def _uncast_tiles(
 
 
 def _history(
-    old_ptr, first_ptr, step_ptr, newest_ptr, scale_ptr, new_ptr, y_ptr, n, length, largest,
+    history_ptr, first_ptr, step_ptr, newest_ptr, scale_ptr, new_history_ptr, new_scale_ptr, n, length, largest,
     RECENT: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """A history for each thread: all but its first number move on by one, the newest comes last."""
+    """A history for each thread: all but its first number move down by one, the newest comes last."""
     o = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     m = o < n
     first, step = tl.load(first_ptr + o, mask=m, other=0), tl.load(step_ptr + o, mask=m, other=0)
     newest, scale = tl.load(newest_ptr + o, mask=m, other=0.0), tl.load(scale_ptr + o, mask=m, other=0.0)
-    start = tl.load(old_ptr + first, mask=m, other=0.0)
+    start = tl.load(history_ptr + first, mask=m, other=0.0)
     last = tl.where(newest != 0, newest, start)
     moves = last != 0
     amax = tl.maximum(tl.abs(last), 0.0)
     for i in range(1, length):
-        b = tl.load(old_ptr + first + i * step, mask=m, other=0.0)
+        b = tl.load(history_ptr + first + i * step, mask=m, other=0.0)
         amax = tl.maximum(amax, tl.abs(b))
-        if i > 1:  # what was in place i comes to i - 1, and the first becomes 0
-            tl.store(new_ptr + first + (i - 1) * step, b, mask=m & moves)
-        tl.store(new_ptr + first + i * step, b, mask=m & (moves == 0))
-    tl.store(new_ptr + first + (length - 1) * step, last, mask=m & moves)
-    tl.store(new_ptr + first, tl.where(moves, 0.0, start), mask=m)
+        if i > 1:  # index i moves to i - 1, and the first becomes 0
+            tl.store(new_history_ptr + first + (i - 1) * step, b, mask=m & moves)
+        tl.store(new_history_ptr + first + i * step, b, mask=m & (moves == 0))
+    tl.store(new_history_ptr + first + (length - 1) * step, last, mask=m & moves)
+    tl.store(new_history_ptr + first, tl.where(moves, 0.0, start), mask=m)
     if RECENT:
         amax = last
     fresh = scale_of(amax, 0.0, largest, FLOAT_MAX, False)
-    tl.store(y_ptr + o, tl.where((amax > 0) & (amax < float("inf")) & moves, fresh, scale), mask=m)
+    tl.store(new_scale_ptr + o, tl.where((amax > 0) & (amax < float("inf")) & moves, fresh, scale), mask=m)
 
 
 amax_parts = Launcher(_amax, sizes="n")
@@ -364,15 +363,13 @@ blocks = Launcher(_blocks, sizes="n_rows n")
 mx = Launcher(_mx, sizes="n_rows n y_stride yc_stride")
 uncast = Launcher(_uncast, sizes="n")
 uncast_tiles = Launcher(_uncast_tiles, sizes="n_rows n")
-
-
 histories = Launcher(_history, sizes="n")
 
 
 # ---- tiles ----------------------------------------------------------------------------------------------------------
 
-FEW = 256  # programs that look for an amax: each of the cast reads what all of them found
-ALONE = 8192  # elements up to which one program finds it
+FEW = 256  # programs that compute an amax: each program of the cast reads the results of all
+ALONE = 8192  # elements up to which one program computes it
 
 
 @tunable("quant.amax")
@@ -382,7 +379,7 @@ def amax_tiles(n: int, dtype: torch.dtype) -> Tiles:
 
 @tunable("quant.cast")
 def cast_tiles(dtype: torch.dtype, current: bool) -> Tiles:
-    """Where amax comes in parts, more of a tensor for a program: it reads them all."""
+    """With current scaling larger blocks: each program reads all parts of the amax."""
     return Tiles(512, BLOCK=8192) if current else Tiles(128, BLOCK=2048)
 
 
@@ -421,212 +418,8 @@ def uncast_tile_sizes(dtype: torch.dtype) -> Tiles:
 
 # ---- plans ----------------------------------------------------------------------------------------------------------
 
-# MANTISSA, BIAS and the type of a chip that has it
+# MANTISSA, BIAS, and the type on a chip that has it
 FORMATS = {torch.float8_e4m3fn: (3, 7, tl.float8e4nv), torch.float8_e5m2: (2, 15, tl.float8e5)}
-
-
-class Cast(NamedTuple):
-    """What a cast will do for tensors that look so."""
-
-    launch: Callable[..., None] | None  # None: nothing to compute, the reference writes the few numbers there are
-    turns: bool
-    packs: bool  # whether x must be packed first
-    parts: Parts | None = None
-
-
-class Parts(NamedTuple):
-    """How the parts of an amax are found."""
-
-    output: OutputSpec
-    launch: Callable[..., Any]
-
-
-def _parts(x: Tensor) -> Parts:
-    n = x.numel()
-    tiles = amax_tiles(n=n, dtype=x.dtype)
-    count = 1 if n <= ALONE and n <= tiles["BLOCK"] else programs(x.device, triton.cdiv(n, tiles["BLOCK"]), 8)
-    count = min(FEW, triton.next_power_of_2(count) // (2 if count & (count - 1) else 1))
-    config = tiles.config(even=n % 16 == 0, FULL=count * tiles["BLOCK"] >= n)
-    output = OutputSpec.of((count,), torch.float32)
-    return Parts(output, amax_parts.ready((count, 1, 1), (n,), config, {1: output}))
-
-
-def _grid(m: int, k: int, block_m: int, block_n: int) -> tuple[int, int, int]:
-    """Tiles along a row side by side, as they share lines of memory."""
-    return triton.cdiv(k, block_n), triton.cdiv(m, block_m), 1
-
-
-def _cast_plan(x: Tensor, turns: bool, dtype: torch.dtype, pow2: bool, eps: float, current: bool) -> Cast:
-    packs = not x.is_contiguous()
-    if not x.numel():
-        return Cast(None, turns, packs)
-    parts = _parts(x) if current else None
-    how: dict[str, Any] = dict(CAST=cast_of(dtype), LARGEST=spec.FP8_MAX[dtype], POW2=pow2)
-    how["PARTS"] = parts.output.shape[0] if parts else 0
-    (m, k), n = spec.matrix(x.shape), x.numel()
-    if not turns:
-        tiles = cast_tiles(dtype=x.dtype, current=current)
-        config = tiles.config(even=n % 16 == 0, FULL=n % tiles["BLOCK"] == 0, **how)
-        return Cast(cast.ready((triton.cdiv(n, tiles["BLOCK"]), 1, 1), (n, eps), config), turns, packs, parts)
-    tiles = turned_tiles(dtype=x.dtype)
-    full = m % tiles["BLOCK_M"] == 0 and k % tiles["BLOCK_N"] == 0
-    config = tiles.config(even=m % 16 == 0 and k % 16 == 0, FULL=full, **how)
-    grid = _grid(m, k, tiles["BLOCK_M"], tiles["BLOCK_N"])
-    return Cast(cast_turned.ready(grid, (m, k, eps), config), turns, packs, parts)
-
-
-@plans
-def _plan_cast(
-    x: Tensor, scale: Tensor, y: Tensor | None, yt: Tensor | None, scale_inv: Tensor | None, amax: Tensor | None,
-    noop: Tensor | None, dtype: torch.dtype,
-) -> Cast:  # fmt: skip
-    check(
-        "fp8_cast_into", x=x, scale=scale, y=y, yt=yt, scale_inv=scale_inv, amax=amax, noop=noop, dtype=dtype
-    )  # fmt: skip
-    return _cast_plan(x, yt is not None, dtype, False, 0.0, False)
-
-
-@plans
-def _plan_current(
-    x: Tensor, y: Tensor | None, yt: Tensor | None, scale_inv: Tensor | None, noop: Tensor | None, dtype: torch.dtype,
-    pow2: bool, eps: float,
-) -> Cast:  # fmt: skip
-    check("fp8_current_into", x=x, y=y, yt=yt, scale_inv=scale_inv, noop=noop, dtype=dtype)
-    return _cast_plan(x, yt is not None, dtype, bool(pow2), float(eps), True)
-
-
-@impl(spec.fp8_cast_into, devices=DEVICES)
-def fp8_cast_into(
-    x: Tensor, scale: Tensor, y: Buffer, yt: Buffer, scale_inv: Buffer, amax: Buffer, noop: Buffer, dtype: torch.dtype
-) -> None:
-    how = _plan_cast(x, scale, y, yt, scale_inv, amax, noop, dtype)
-    if how.packs:
-        x = x.contiguous()
-    if how.launch is None:
-        spec.fp8_cast_into.reference(x, scale, y, yt, scale_inv, amax, noop, dtype)
-    elif how.turns:
-        how.launch(x, scale, y, yt, scale_inv, amax, noop)
-    else:
-        how.launch(x, scale, y, scale_inv, amax, noop)
-
-
-@impl(spec.fp8_current_into, devices=DEVICES)
-def fp8_current_into(
-    x: Tensor, y: Buffer, yt: Buffer, scale_inv: Buffer, noop: Buffer, dtype: torch.dtype, pow2: bool, eps: float
-) -> None:
-    how = _plan_current(x, y, yt, scale_inv, noop, dtype, pow2, eps)
-    if how.packs:
-        x = x.contiguous()
-    if how.launch is None or how.parts is None:
-        spec.fp8_current_into.reference(x, y, yt, scale_inv, noop, dtype, pow2, eps)
-        return
-    parts = how.parts.launch(x)
-    if how.turns:
-        how.launch(x, parts, y, yt, scale_inv, None, noop)
-    else:
-        how.launch(x, parts, y, scale_inv, None, noop)
-
-
-class Amax(NamedTuple):
-    parts: Parts | None
-    packs: bool
-    launch: Callable[..., Any] | None  # None: there is only one part
-
-
-@plans
-def _plan_amax(x: Tensor) -> Amax:
-    check("amax_abs", x=x)
-    packs = not x.is_contiguous()
-    if not x.numel():
-        return Amax(None, packs, None)
-    parts = _parts(x)
-    count = parts.output.shape[0]
-    if count == 1:
-        return Amax(parts, packs, None)
-    config = Tiles(128, BLOCK=FEW).config(even=count % 16 == 0)
-    return Amax(parts, packs, top.ready((1, 1, 1), (count,), config, {1: OutputSpec.of((1,), torch.float32)}))
-
-
-@impl(spec.amax_abs, devices=DEVICES)
-def amax_abs(x: Tensor) -> Tensor:
-    how = _plan_amax(x)
-    if how.parts is None:
-        return spec.amax_abs.reference(x)
-    parts = how.parts.launch(x.contiguous() if how.packs else x)
-    return parts if how.launch is None else how.launch(parts)
-
-
-class Blocks(NamedTuple):
-    launch: Callable[..., None] | None
-    packs: bool
-
-
-@plans
-def _plan_blocks(
-    x: Tensor, y: Tensor | None, y_scale: Tensor | None, yt: Tensor | None, yt_scale: Tensor | None,
-    noop: Tensor | None, dtype: torch.dtype, two_d: bool, pow2: bool, eps: float,
-) -> Blocks:  # fmt: skip
-    buffers = {"y": y, "y_scale": y_scale, "yt": yt, "yt_scale": yt_scale}
-    check("fp8_blocks_into", x=x, **buffers, noop=noop, dtype=dtype, two_d=two_d)
-    m, k = spec.matrix(x.shape)
-    if not x.numel() or (y is None and yt is None):
-        return Blocks(None, False)
-    config = block_tiles(dtype=x.dtype).config(
-        even=m % 16 == 0 and k % 16 == 0,
-        CAST=cast_of(dtype),
-        LARGEST=spec.FP8_MAX[dtype],
-        TOP=min(torch.finfo(x.dtype).max, spec.FLOAT_MAX),
-        POW2=bool(pow2),
-        TWO_D=bool(two_d),
-        FULL=m % spec.BLOCK == 0 and k % spec.BLOCK == 0,
-        BLOCK=spec.BLOCK,
-    )
-    strides = (0 if t is None else t.stride(0) for t in (y_scale, yt_scale))
-    grid = _grid(m, k, spec.BLOCK, spec.BLOCK)
-    return Blocks(blocks.ready(grid, (m, k, *strides, float(eps)), config), not x.is_contiguous())
-
-
-@impl(spec.fp8_blocks_into, devices=DEVICES)
-def fp8_blocks_into(
-    x: Tensor, y: Buffer, y_scale: Buffer, yt: Buffer, yt_scale: Buffer, noop: Buffer, dtype: torch.dtype,
-    two_d: bool, pow2: bool, eps: float,
-) -> None:  # fmt: skip
-    how = _plan_blocks(x, y, y_scale, yt, yt_scale, noop, dtype, two_d, pow2, eps)
-    if how.launch is not None:
-        how.launch(x.contiguous() if how.packs else x, y, y_scale, yt, yt_scale, noop)
-
-
-@plans
-def _plan_mx(
-    x: Tensor, y: Tensor | None, y_scale: Tensor | None, yc: Tensor | None, yc_scale: Tensor | None,
-    noop: Tensor | None, dtype: torch.dtype, two_d: bool,
-) -> Blocks:  # fmt: skip
-    check("mxfp8_into", x=x, y=y, y_scale=y_scale, yc=yc, yc_scale=yc_scale, noop=noop, dtype=dtype)
-    m, k = spec.matrix(x.shape)
-    if not x.numel() or (y is None and yc is None):
-        return Blocks(None, False)
-    tiles = mx_tiles(dtype=x.dtype)
-    strides = [0 if t is None else t.stride(0) for t in (y_scale, yc_scale)]
-    even = all(size % 16 == 0 for size in (m, k, *strides))
-    full = m % tiles["BLOCK_M"] == 0 and k % tiles["BLOCK_N"] == 0
-    config = tiles.config(even=even, CAST=cast_of(dtype), LARGEST=spec.FP8_MAX[dtype], TWO_D=bool(two_d), FULL=full)
-    grid = _grid(m, k, tiles["BLOCK_M"], tiles["BLOCK_N"])
-    return Blocks(mx.ready(grid, (m, k, *strides), config), not x.is_contiguous())
-
-
-@impl(spec.mxfp8_into, devices=DEVICES)
-def mxfp8_into(
-    x: Tensor, y: Buffer, y_scale: Buffer, yc: Buffer, yc_scale: Buffer, noop: Buffer, dtype: torch.dtype, two_d: bool
-) -> None:
-    how = _plan_mx(x, y, y_scale, yc, yc_scale, noop, dtype, two_d)
-    if how.launch is not None:
-        how.launch(x.contiguous() if how.packs else x, y, y_scale, yc, yc_scale, noop)
-
-
-class Back(NamedTuple):
-    out: OutputSpec
-    launch: Callable[..., Any] | None
-    packs: bool
 
 
 def _format(dtype: torch.dtype) -> dict[str, Any]:
@@ -634,128 +427,180 @@ def _format(dtype: torch.dtype) -> dict[str, Any]:
     return dict(MANTISSA=mantissa, BIAS=bias, FORMAT=native if has_casts() else None)
 
 
-@plans
-def _plan_uncast(data: Tensor, scale_inv: Tensor, dtype: torch.dtype, out_dtype: torch.dtype) -> Back:
-    check("fp8_uncast", data=data, scale_inv=scale_inv, dtype=dtype, out_dtype=out_dtype)
-    output, n = OutputSpec.of(data.shape, out_dtype), data.numel()
-    if not n:
-        return Back(output, None, False)
-    tiles = uncast_flat(dtype=out_dtype)
-    config = tiles.config(even=n % 16 == 0, FULL=n % tiles["BLOCK"] == 0, **_format(dtype))
-    launch = uncast.ready((triton.cdiv(n, tiles["BLOCK"]), 1, 1), (n,), config, {2: output})
-    return Back(output, launch, not data.is_contiguous())
+def _flat(kernel: Launcher, n: int, tiles: Tiles, **constants: Any) -> Launch:
+    """A launch over n elements, BLOCK of them a program."""
+    config = tiles.config(FULL=n % tiles["BLOCK"] == 0, **constants)
+    return Launch(kernel, (triton.cdiv(n, tiles["BLOCK"]),), config, {"n": n})
 
 
-@impl(spec.fp8_uncast, devices=DEVICES)
-def fp8_uncast(data: Tensor, scale_inv: Tensor, dtype: torch.dtype, out_dtype: torch.dtype) -> Tensor:
-    how = _plan_uncast(data, scale_inv, dtype, out_dtype)
-    if how.launch is None:
-        return how.out.empty(data)
-    return how.launch(data.contiguous() if how.packs else data, scale_inv)
-
-
-def _back(
-    data: Tensor, shape: Any, dtype: torch.dtype, out_dtype: torch.dtype, turned: bool, per: tuple[int, int], steps: Any
-) -> Back:
-    """Bytes and scales of blocks to numbers; `steps` are the strides of the scales by row and by column of blocks."""
-    output, (m, k) = OutputSpec.of(shape, out_dtype), spec.matrix(shape)
-    if not data.numel():
-        return Back(output, None, False)
-    tiles = uncast_tile_sizes(dtype=out_dtype)
-    full = m % tiles["BLOCK_M"] == 0 and k % tiles["BLOCK_N"] == 0
-    config = tiles.config(
-        even=m % 16 == 0 and k % 16 == 0, TURNED=turned, SCALE_M=per[0], SCALE_N=per[1], FULL=full, **_format(dtype)
+def _tiled(
+    kernel: Launcher, shape: Any, tiles: Tiles, block: tuple[int, int], numbers: Mapping[str, Any], **constants: Any
+) -> Launch:
+    """A launch over tiles of this many rows and columns; those along a row come first, as they share cache lines."""
+    m, k = spec.matrix(shape)
+    config = tiles.config(FULL=m % block[0] == 0 and k % block[1] == 0, **constants)
+    return Launch(
+        kernel, (triton.cdiv(k, block[1]), triton.cdiv(m, block[0])), config, {"n_rows": m, "n": k, **numbers}
     )
-    grid = _grid(m, k, tiles["BLOCK_M"], tiles["BLOCK_N"])
-    return Back(output, uncast_tiles.ready(grid, (m, k, *steps), config, {2: output}), not data.is_contiguous())
 
 
-@plans
-def _plan_blocks_back(
+def _sides(tiles: Tiles) -> tuple[int, int]:
+    return tiles["BLOCK_M"], tiles["BLOCK_N"]
+
+
+def _parts(x: Tensor) -> Launch:
+    """The amax of each program's share of x, as `parts`: a power of two of them."""
+    n = x.numel()
+    tiles = amax_tiles(n=n, dtype=x.dtype)
+    count = 1 if n <= ALONE and n <= tiles["BLOCK"] else programs(x.device, triton.cdiv(n, tiles["BLOCK"]), 8)
+    count = min(FEW, triton.next_power_of_2(count) // (2 if count & (count - 1) else 1))
+    return Launch(amax_parts, (count,), tiles.config(FULL=count * tiles["BLOCK"] >= n), {"n": n})
+
+
+def _cast_launch(
+    x: Tensor, transposes: bool, dtype: torch.dtype, parts: int, pow2: bool, numbers: Mapping[str, Any]
+) -> Launch:
+    """The cast; with `parts` its kernel's `scale` is that many parts of an amax."""
+    constants: dict[str, Any] = dict(CAST=cast_of(dtype), LARGEST=spec.FP8_MAX[dtype], POW2=pow2, PARTS=parts)
+    if transposes:
+        tiles = turned_tiles(dtype=x.dtype)
+        return _tiled(cast_turned, x.shape, tiles, _sides(tiles), numbers, **constants)
+    launch = _flat(cast, x.numel(), cast_tiles(dtype=x.dtype, current=parts > 0), **constants)
+    return launch._replace(numbers={**launch.numbers, **numbers})
+
+
+# ---- the ops --------------------------------------------------------------------------------------------------------
+
+
+@planned(spec.fp8_cast_into)
+def fp8_cast_into(
+    x: Tensor, scale: Tensor, y: Buffer, yt: Buffer, scale_inv: Buffer, amax: Buffer, noop: Buffer, dtype: torch.dtype
+) -> Plan:
+    if not x.numel():
+        return Plan({}, [spec.fp8_cast_into.reference])  # scale_inv alone is written
+    launch = _cast_launch(x, yt is not None, dtype, 0, False, {"eps": 0.0})
+    return Plan({}, [launch], strided(x=x))
+
+
+@planned(spec.fp8_current_into)
+def fp8_current_into(
+    x: Tensor, y: Buffer, yt: Buffer, scale_inv: Buffer, noop: Buffer, dtype: torch.dtype, pow2: bool
+) -> Plan:
+    if not x.numel():
+        return Plan({}, [spec.fp8_current_into.reference])  # scale_inv alone is written
+    parts = _parts(x)
+    launch = _cast_launch(x, yt is not None, dtype, parts.grid[0], bool(pow2), {}).named(scale="parts")
+    return Plan({"parts": OutputSpec.of(parts.grid, torch.float32)}, [parts, launch], strided(x=x))
+
+
+@planned(spec.amax_abs)
+def amax_abs(x: Tensor) -> Plan:
+    if not x.numel():
+        return Plan({"amax": Zeros(ONE)})
+    parts = _parts(x)
+    (count,) = parts.grid
+    if count == 1:
+        return Plan({"amax": ONE}, [parts.named(parts="amax")], strided(x=x))
+    largest = Launch(top, (1,), Tiles(128, BLOCK=FEW).config(), {"n": count})
+    return Plan({"parts": OutputSpec.of((count,), torch.float32), "amax": ONE}, [parts, largest], strided(x=x))
+
+
+@planned(spec.fp8_blocks_into)
+def fp8_blocks_into(
+    x: Tensor, y: Buffer, y_scale: Buffer, yt: Buffer, yt_scale: Buffer, noop: Buffer, dtype: torch.dtype,
+    two_d: bool, pow2: bool,
+) -> Plan:  # fmt: skip
+    if not x.numel() or (y is None and yt is None):
+        return Plan({})
+    launch = _tiled(
+        blocks,
+        x.shape,
+        block_tiles(dtype=x.dtype),
+        (spec.BLOCK, spec.BLOCK),
+        _strides(y=y_scale, yt=yt_scale),
+        CAST=cast_of(dtype),
+        LARGEST=spec.FP8_MAX[dtype],
+        TOP=min(torch.finfo(x.dtype).max, spec.FLOAT_MAX),
+        POW2=bool(pow2),
+        TWO_D=bool(two_d),
+        BLOCK=spec.BLOCK,
+    )
+    return Plan({}, [launch], strided(x=x))
+
+
+def _strides(**scales: Buffer) -> dict[str, int]:
+    return {f"{name}_stride": 0 if t is None else t.stride(0) for name, t in scales.items()}
+
+
+@planned(spec.mxfp8_into)
+def mxfp8_into(
+    x: Tensor, y: Buffer, y_scale: Buffer, yc: Buffer, yc_scale: Buffer, noop: Buffer, dtype: torch.dtype, two_d: bool
+) -> Plan:
+    if not x.numel() or (y is None and yc is None):
+        return Plan({})
+    tiles, strides = mx_tiles(dtype=x.dtype), _strides(y=y_scale, yc=yc_scale)
+    constants: dict[str, Any] = dict(CAST=cast_of(dtype), LARGEST=spec.FP8_MAX[dtype], TWO_D=bool(two_d))
+    return Plan({}, [_tiled(mx, x.shape, tiles, _sides(tiles), strides, **constants)], strided(x=x))
+
+
+@planned(spec.fp8_uncast)
+def fp8_uncast(data: Tensor, scale_inv: Tensor, dtype: torch.dtype, out_dtype: torch.dtype) -> Plan:
+    makes = {"y": OutputSpec.of(data.shape, out_dtype)}
+    if not data.numel():
+        return Plan(makes)
+    launch = _flat(uncast, data.numel(), uncast_flat(dtype=out_dtype), **_format(dtype))
+    return Plan(makes, [launch], strided(data=data))
+
+
+def _uncast_blocks(
+    data: Tensor, shape: Any, dtype: torch.dtype, out_dtype: torch.dtype, turned: bool, per: tuple[int, int], steps: Any
+) -> Plan:
+    """Bytes and scales of blocks to numbers; `steps` are the strides of the scales by row and by column of blocks."""
+    makes = {"y": OutputSpec.of(shape, out_dtype)}
+    if not data.numel():
+        return Plan(makes)
+    tiles, numbers = uncast_tile_sizes(dtype=out_dtype), dict(zip(("scale_m", "scale_n"), steps))
+    constants: dict[str, Any] = dict(TURNED=turned, SCALE_M=per[0], SCALE_N=per[1], **_format(dtype))
+    return Plan(makes, [_tiled(uncast_tiles, shape, tiles, _sides(tiles), numbers, **constants)], strided(data=data))
+
+
+@planned(spec.fp8_blocks_uncast)
+def fp8_blocks_uncast(
     data: Tensor, scales: Tensor, dtype: torch.dtype, two_d: bool, columnwise: bool, out_dtype: torch.dtype
-) -> Back:
-    kinds = {"dtype": dtype, "out_dtype": out_dtype}
-    check("fp8_blocks_uncast", data=data, scales=scales, two_d=two_d, columnwise=columnwise, **kinds)
+) -> Plan:
     shape = spec.unturned(data.shape) if columnwise else tuple(data.shape)
     first, second = scales.stride()
     # rows of blocks come first in the scales of 2D rows and of 1D columns
     steps = (first, second) if bool(two_d) != bool(columnwise) else (second, first)
     per = (spec.BLOCK, spec.BLOCK) if two_d else (spec.BLOCK, 1) if columnwise else (1, spec.BLOCK)
-    return _back(data, shape, dtype, out_dtype, bool(columnwise), per, steps)
+    return _uncast_blocks(data, shape, dtype, out_dtype, bool(columnwise), per, steps)
 
 
-@impl(spec.fp8_blocks_uncast, devices=DEVICES)
-def fp8_blocks_uncast(
-    data: Tensor, scales: Tensor, dtype: torch.dtype, two_d: bool, columnwise: bool, out_dtype: torch.dtype
-) -> Tensor:
-    how = _plan_blocks_back(data, scales, dtype, two_d, columnwise, out_dtype)
-    if how.launch is None:
-        return how.out.empty(data)
-    return how.launch(data.contiguous() if how.packs else data, scales)
-
-
-@plans
-def _plan_mx_back(data: Tensor, scales: Tensor, dtype: torch.dtype, columnwise: bool, out_dtype: torch.dtype) -> Back:
-    check("mxfp8_uncast", data=data, scales=scales, dtype=dtype, columnwise=columnwise, out_dtype=out_dtype)
+@planned(spec.mxfp8_uncast)
+def mxfp8_uncast(data: Tensor, scales: Tensor, dtype: torch.dtype, columnwise: bool, out_dtype: torch.dtype) -> Plan:
     per = (spec.MX, 1) if columnwise else (1, spec.MX)
-    return _back(data, data.shape, dtype, out_dtype, False, per, scales.stride())
+    return _uncast_blocks(data, data.shape, dtype, out_dtype, False, per, scales.stride())
 
 
-@impl(spec.mxfp8_uncast, devices=DEVICES)
-def mxfp8_uncast(data: Tensor, scales: Tensor, dtype: torch.dtype, columnwise: bool, out_dtype: torch.dtype) -> Tensor:
-    how = _plan_mx_back(data, scales, dtype, columnwise, out_dtype)
-    if how.launch is None:
-        return how.out.empty(data)
-    return how.launch(data.contiguous() if how.packs else data, scales)
-
-
-@plans
-def _plan_turn(data: Tensor) -> Back:
-    check("bytes_transpose", data=data)
-    output, (m, k) = OutputSpec.of(spec.turned(data.shape), torch.uint8), spec.matrix(data.shape)
+@planned(spec.bytes_transpose)
+def bytes_transpose(data: Tensor) -> Plan:
+    makes = {"y": OutputSpec.of(spec.turned(data.shape), torch.uint8)}
     if not data.numel():
-        return Back(output, None, False)
+        return Plan(makes)
     tiles = turn_tiles()
-    full = m % tiles["BLOCK_M"] == 0 and k % tiles["BLOCK_N"] == 0
-    config = tiles.config(even=m % 16 == 0 and k % 16 == 0, FULL=full)
-    grid = _grid(m, k, tiles["BLOCK_M"], tiles["BLOCK_N"])
-    return Back(output, turn.ready(grid, (m, k), config, {1: output}), not data.is_contiguous())
+    return Plan(makes, [_tiled(turn, data.shape, tiles, _sides(tiles), {})], strided(data=data))
 
 
-@impl(spec.bytes_transpose, devices=DEVICES)
-def bytes_transpose(data: Tensor) -> Tensor:
-    how = _plan_turn(data)
-    if how.launch is None:
-        return how.out.empty(data)
-    return how.launch(data.contiguous() if how.packs else data)
-
-
-class History(NamedTuple):
-    launch: Callable[..., Any] | None
-
-
-@plans
-def _plan_history(
-    history: Tensor, first: Tensor, step: Tensor, newest: Tensor, scale: Tensor, length: int, largest: float,
-    recent: bool,
-) -> History:  # fmt: skip
-    check("amax_history", history=history, first=first, step=step, newest=newest, scale=scale, length=length)
-    n = first.numel()
-    if not n or not all(t.is_contiguous() for t in (history, first, step, newest, scale)):
-        return History(None)
-    tiles = Tiles(128, BLOCK=128)
-    config = tiles.config(even=n % 16 == 0, RECENT=bool(recent))
-    outputs = {i: OutputSpec.of((size,), torch.float32) for i, size in ((5, length * n), (6, n))}
-    grid = (triton.cdiv(n, tiles["BLOCK"]), 1, 1)
-    return History(histories.ready(grid, (n, length, float(largest)), config, outputs))
-
-
-@impl(spec.amax_history, devices=DEVICES)
+@planned(spec.amax_history)
 def amax_history(
-    history: Tensor, first: Tensor, step: Tensor, newest: Tensor, scale: Tensor, length: int, largest: float,
-    recent: bool,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
-    how = _plan_history(history, first, step, newest, scale, length, largest, recent)
-    if how.launch is None:
-        return spec.amax_history.reference(history, first, step, newest, scale, length, largest, recent)
-    return how.launch(history, first, step, newest, scale)
+    history: Tensor, first: Tensor, step: Tensor, newest: Tensor, scale: Tensor, length: int, recent: bool
+) -> Plan:
+    n, results = first.numel(), ("new_history", "new_scale")
+    makes = {name: OutputSpec.of((size,), torch.float32) for name, size in zip(results, (length * n, n))}
+    if not n:
+        return Plan(makes, returns=results)
+    tiles = Tiles(128, BLOCK=128)
+    grid, numbers = (triton.cdiv(n, tiles["BLOCK"]),), {"n": n, "length": length}
+    launch = Launch(histories, grid, tiles.config(RECENT=bool(recent)), numbers)
+    copied = strided(history=history, first=first, step=step, newest=newest, scale=scale)
+    return Plan(makes, [launch], copied, returns=results)
