@@ -7,21 +7,20 @@ result.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..core.registry import impl
 from ..specs import random as spec
 from .lib.config import Tiles, Tunable, tunable
+from .lib.harness import Launch, Plan, Zeros, planned, strided
 from .lib.launch import Launcher
-from .lib.philox import interleave2, interleave4, pair, seeded, words
-from .lib.plans import check, plans
-from .lib.rows import DEVICES, OutputSpec, wide_of
+from .lib.philox import interleave2, interleave4, pair, seeded, with_seed, words
+from .lib.rows import OutputSpec, wide_of
 
 TINY_32 = tl.constexpr(spec.NEARLY_ZERO[False])
 TINY_64 = tl.constexpr(spec.NEARLY_ZERO[True])
@@ -82,7 +81,7 @@ def turn(r):
     return tl.where((quarter == 1) | (quarter == 2), -cos, cos), tl.where(quarter >= 2, -sin, sin)
 
 
-# Of two raw numbers, two values; what a, b and c are is said by the plan.
+# Two raw numbers to two values; the plan of each op says what a, b and c are.
 
 
 @triton.jit
@@ -109,7 +108,7 @@ def exponential(r, q, a, b, c):
     return waited(r, a, b, c), waited(q, a, b, c)
 
 
-# Of one raw number, an integer.
+# One raw number to an integer.
 
 
 @triton.jit
@@ -131,7 +130,7 @@ def below(r, low, span):
 
 @triton.jit
 def put(y_ptr, o, n, value):
-    """Store, as whatever y holds."""
+    """Store, in the dtype of y."""
     if y_ptr.dtype.element_ty.is_floating() and value.dtype.is_int():
         value = value.to(tl.float64 if y_ptr.dtype.element_ty == tl.float64 else tl.float32)
     tl.store(y_ptr + o, value.to(y_ptr.dtype.element_ty), mask=o < n)
@@ -191,18 +190,18 @@ def _mask_bwd(
 
 
 def _bernoulli_of(
-    p_ptr, seed_ptr, y_ptr, n, key: tl.int64, counter: tl.int64,
+    prob_ptr, seed_ptr, y_ptr, n, key: tl.int64, counter: tl.int64,
     PAIRS: tl.constexpr, TILES: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     group = tl.program_id(0).to(tl.int64) * (TILES * BLOCK)
     slots: tl.constexpr = 2 if PAIRS else 4
-    p_ptr += group * slots
+    prob_ptr += group * slots
     y_ptr += group * slots
     n -= group * slots
     b_p = ()
     for tile in tl.static_range(TILES):
         o_p = tile * (slots * BLOCK) + tl.arange(0, slots * BLOCK)
-        b_p += (tl.load(p_ptr + o_p, mask=o_p < n),)
+        b_p += (tl.load(prob_ptr + o_p, mask=o_p < n),)
     key, counter = seeded(seed_ptr, key, counter)
     for tile in tl.static_range(TILES):
         o = tile * (slots * BLOCK) + tl.arange(0, slots * BLOCK)
@@ -263,7 +262,7 @@ floats = Launcher(_floats, sizes="n")
 integers = Launcher(_integers, sizes="n")
 
 
-# ---- plans ----------------------------------------------------------------------------------------------------------
+# ---- tiles ----------------------------------------------------------------------------------------------------------
 
 SMALL = 1 << 20  # below that many elements, more programs are worth more than fewer instructions
 
@@ -283,204 +282,119 @@ def fill_tiles(n: int, dtype: torch.dtype) -> Tiles:
 
 @tunable("random.mask_bwd")
 def mask_bwd_tiles(dtype: torch.dtype) -> Tiles:
-    """A wide load of the gradient a thread: with more, the bytes of the mask would be laid out in another way."""
+    """One wide load of the gradient a thread: with more, the mask would have another layout."""
     return Tiles(128, TILES=2, BLOCK=128 * 16 // max(dtype.itemsize, 2))
 
 
-class Job(NamedTuple):
-    """The launch of an op for tensors of such shapes, dtypes and strides."""
-
-    out: OutputSpec
-    launch: Callable[..., None] | None  # None: all zeros
-    pack: bool
-    on_host: bool  # whether the seed is passed as two ints
+# ---- plans ----------------------------------------------------------------------------------------------------------
 
 
-def seed_on_host(x: Tensor, seed: Tensor) -> bool:
-    return seed.device != x.device
-
-
-def _job(
-    launcher: Launcher,
-    choice: Tunable,
-    slots: int,
-    numbers: tuple,
-    x: Tensor,
-    seed: Tensor,
-    reads: bool,
-    **constants: Any,
-) -> Job:
-    """The launch over groups of `slots` elements; its last numbers are the seed, where that is on the host."""
-    n, on_host = x.numel(), seed_on_host(x, seed)
-    output = OutputSpec.of(x.shape, x.dtype)
-    if n == 0:
-        return Job(output, None, False, on_host)
+def _over_groups(
+    kernel: Launcher, choice: Tunable, slots: int, x: Tensor, numbers: Mapping[str, Any], **constants: Any
+) -> Launch:
+    """A launch over groups of `slots` elements."""
+    n = x.numel()
     tiles = choice(n=n, dtype=x.dtype)
-    grid = (-(-n // (slots * tiles["TILES"] * tiles["BLOCK"])), 1, 1)
-    config = tiles.config(even=n % 16 == 0, **constants)
-    launch = launcher.ready(grid, (n, *numbers, *(() if on_host else (0, 0))), config)
-    return Job(output, launch, (reads and not x.is_contiguous()) or not seed.is_contiguous(), on_host)
+    grid = (-(-n // (slots * tiles["TILES"] * tiles["BLOCK"])),)
+    return Launch(kernel, grid, tiles.config(**constants), {"n": n, **numbers})
 
 
-@plans
-def _dropout_job(op: str, lead: str, p: float, x: Tensor, seed: Tensor) -> tuple[Job, OutputSpec]:
-    """The launch, and the output spec of a mask."""
-    check(op, **{lead: x}, seed=seed, p=p)
-    mask = OutputSpec.of(x.shape, torch.bool)
-    if p == 1:
-        return Job(OutputSpec.of(x.shape, x.dtype), None, False, False), mask
-    numbers = (spec.threshold(p), spec.scale(p))
-    return _job(dropout, dropout_tiles, 4, numbers, x, seed, True, WIDE=wide_of(x.dtype)), mask
+def _dropped(x: Tensor, seed: Tensor, p: float, source: str = "x", result: str = "y", masked: bool = False) -> Plan:
+    """`source` and `result`: what the op calls x and y."""
+    makes = {result: OutputSpec.of(x.shape, x.dtype)}
+    if masked:
+        makes["mask"] = OutputSpec.of(x.shape, torch.bool)
+    if not x.numel() or p == 1:
+        return Plan({name: Zeros(output) for name, output in makes.items()})
+    numbers = {"threshold": spec.threshold(p), "scale": spec.scale(p)}
+    launch = _over_groups(dropout, dropout_tiles, 4, x, numbers, WIDE=wide_of(x.dtype))
+    return with_seed(makes, launch.named(x=source, y=result), x, seed, strided(**{source: x}))
 
 
-def _drop(job: Job, x: Tensor, seed: Tensor, mask: Tensor | None) -> Tensor:
-    output, launch, pack, on_host = job
-    y = output.empty(x)
-    if launch is None:
-        return y.zero_()
-    if pack:
-        x, seed = x.contiguous(), seed.contiguous()
-    if on_host:
-        launch(x, None, y, mask, *seed.tolist())
-    else:
-        launch(x, seed, y, mask)
-    return y
+def _drawn(
+    kernel: Launcher,
+    pairs: bool,
+    like: Tensor,
+    seed: Tensor,
+    numbers: Mapping[str, Any],
+    copied: Iterable[str] = (),
+    **constants: Any,
+) -> Plan:
+    """A result of the shape and dtype of `like`; `pairs`: of two words of Philox an element, not of one."""
+    makes = {"y": OutputSpec.of(like.shape, like.dtype)}
+    if not like.numel():
+        return Plan(makes)
+    launch = _over_groups(kernel, fill_tiles, 2 if pairs else 4, like, numbers, **constants)
+    return with_seed(makes, launch, like, seed, copied)
 
 
-@impl(spec.philox_dropout, devices=DEVICES)
-def philox_dropout(x: Tensor, seed: Tensor, p: float) -> Tensor:
-    return _drop(_dropout_job("philox_dropout", "x", p, x, seed)[0], x, seed, None)
+def _floats_drawn(values: Any, like: Tensor, seed: Tensor, a: float, b: float, c: float) -> Plan:
+    numbers = {"a": a, "b": b, "c": c}
+    return _drawn(floats, spec.is_double(like), like, seed, numbers, VALUES=values, WIDE=wide_of(like.dtype))
 
 
-@impl(spec.philox_dropout_bwd, devices=DEVICES)
-def philox_dropout_bwd(dy: Tensor, seed: Tensor, p: float) -> Tensor:
-    return _drop(_dropout_job("philox_dropout_bwd", "dy", p, dy, seed)[0], dy, seed, None)
+def _integers_drawn(value: Any, pairs: bool, like: Tensor, seed: Tensor, low: int, span: int) -> Plan:
+    numbers = {"low": low, "span": span - (1 << 64) if span >= 1 << 63 else span}
+    return _drawn(integers, pairs, like, seed, numbers, VALUE=value, PAIRS=pairs)
 
 
-@impl(spec.philox_dropout_mask, devices=DEVICES)
-def philox_dropout_mask(x: Tensor, seed: Tensor, p: float) -> tuple[Tensor, Tensor]:
-    job, output = _dropout_job("philox_dropout_mask", "x", p, x, seed)
-    mask = output.empty(x)
-    if job.launch is None:
-        mask.zero_()
-    return _drop(job, x, seed, mask), mask
+# ---- the ops --------------------------------------------------------------------------------------------------------
 
 
-@plans
-def _mask_bwd_job(p: float, dy: Tensor, mask: Tensor) -> Job:
-    check("dropout_mask_bwd", dy=dy, mask=mask, p=p)
-    n, output = dy.numel(), OutputSpec.of(dy.shape, dy.dtype)
-    if n == 0:
-        return Job(output, None, False, False)
+@planned(spec.philox_dropout)
+def philox_dropout(x: Tensor, seed: Tensor, p: float) -> Plan:
+    return _dropped(x, seed, p)
+
+
+@planned(spec.philox_dropout_bwd)
+def philox_dropout_bwd(dy: Tensor, seed: Tensor, p: float) -> Plan:
+    return _dropped(dy, seed, p, "dy", "dx")
+
+
+@planned(spec.philox_dropout_mask)
+def philox_dropout_mask(x: Tensor, seed: Tensor, p: float) -> Plan:
+    return _dropped(x, seed, p, masked=True)
+
+
+@planned(spec.dropout_mask_bwd)
+def dropout_mask_bwd(dy: Tensor, mask: Tensor, p: float) -> Plan:
+    makes, n = {"dx": OutputSpec.of(dy.shape, dy.dtype)}, dy.numel()
+    if not n:
+        return Plan(makes)
     tiles = mask_bwd_tiles(dtype=dy.dtype)
-    config = tiles.config(even=n % 16 == 0, WIDE=wide_of(dy.dtype))
-    launch = mask_bwd.ready((-(-n // (tiles["TILES"] * tiles["BLOCK"])), 1, 1), (n, spec.scale(p)), config)
-    return Job(output, launch, not (dy.is_contiguous() and mask.is_contiguous()), False)
+    grid, numbers = (-(-n // (tiles["TILES"] * tiles["BLOCK"])),), {"n": n, "scale": spec.scale(p)}
+    launch = Launch(mask_bwd, grid, tiles.config(WIDE=wide_of(dy.dtype)), numbers)
+    return Plan(makes, [launch], strided(dy=dy, mask=mask))
 
 
-@impl(spec.dropout_mask_bwd, devices=DEVICES)
-def dropout_mask_bwd(dy: Tensor, mask: Tensor, p: float) -> Tensor:
-    output, launch, pack, _ = _mask_bwd_job(p, dy, mask)
-    dx = output.empty(dy)
-    if launch is not None:
-        launch(*((dy.contiguous(), mask.contiguous()) if pack else (dy, mask)), dx)
-    return dx
+@planned(spec.philox_uniform)
+def philox_uniform(like: Tensor, seed: Tensor, low: float, high: float) -> Plan:
+    most = spec.largest_below(high, low, like.dtype)
+    return _floats_drawn(uniform, like, seed, float(high - low), float(low), most)
 
 
-@plans
-def _bernoulli_of_job(prob: Tensor, seed: Tensor) -> Job:
-    check("philox_bernoulli_of", prob=prob, seed=seed)
-    pairs = spec.is_double(prob)
-    return _job(bernoulli_of, fill_tiles, 2 if pairs else 4, (), prob, seed, True, PAIRS=pairs)
+@planned(spec.philox_normal)
+def philox_normal(like: Tensor, seed: Tensor, mean: float, std: float) -> Plan:
+    return _floats_drawn(normal, like, seed, float(std), float(mean), 0.0)
 
 
-@impl(spec.philox_bernoulli_of, devices=DEVICES)
-def philox_bernoulli_of(prob: Tensor, seed: Tensor) -> Tensor:
-    output, launch, pack, on_host = _bernoulli_of_job(prob, seed)
-    y = output.empty(prob)
-    if launch is not None:
-        if pack:
-            prob, seed = prob.contiguous(), seed.contiguous()
-        launch(*((prob, None, y, *seed.tolist()) if on_host else (prob, seed, y)))
-    return y
+@planned(spec.philox_exponential)
+def philox_exponential(like: Tensor, seed: Tensor, lambd: float) -> Plan:
+    return _floats_drawn(exponential, like, seed, 1 / lambd, spec.LEAST[like.dtype], torch.finfo(like.dtype).max)
 
 
-def _float_job(values: Any, numbers: tuple, like: Tensor, seed: Tensor) -> Job:
-    slots = 2 if spec.is_double(like) else 4
-    constants = {"VALUES": values, "WIDE": wide_of(like.dtype)}
-    return _job(floats, fill_tiles, slots, numbers, like, seed, False, **constants)
-
-
-@plans
-def _uniform_job(low: float, high: float, like: Tensor, seed: Tensor) -> Job:
-    check("philox_uniform", like=like, seed=seed, low=low, high=high)
-    numbers = (float(high - low), float(low), spec.largest_below(high, low, like.dtype))
-    return _float_job(uniform, numbers, like, seed)
-
-
-@plans
-def _normal_job(mean: float, std: float, like: Tensor, seed: Tensor) -> Job:
-    check("philox_normal", like=like, seed=seed, mean=mean, std=std)
-    return _float_job(normal, (float(std), float(mean), 0.0), like, seed)
-
-
-@plans
-def _exponential_job(lambd: float, like: Tensor, seed: Tensor) -> Job:
-    check("philox_exponential", like=like, seed=seed, lambd=lambd)
-    numbers = (1 / lambd, spec.LEAST[like.dtype], torch.finfo(like.dtype).max)
-    return _float_job(exponential, numbers, like, seed)
-
-
-def _integer_job(value: Any, pairs: bool, low: int, span: int, like: Tensor, seed: Tensor) -> Job:
-    constants = {"VALUE": value, "PAIRS": pairs}
-    numbers = (low, span - (1 << 64) if span >= 1 << 63 else span)
-    return _job(integers, fill_tiles, 2 if pairs else 4, numbers, like, seed, False, **constants)
-
-
-@plans
-def _randint_job(low: int, high: int, like: Tensor, seed: Tensor) -> Job:
-    check("philox_randint", like=like, seed=seed, low=low, high=high)
+@planned(spec.philox_randint)
+def philox_randint(like: Tensor, seed: Tensor, low: int, high: int) -> Plan:
     span = high - low
-    return _integer_job(scaled, spec.takes_pairs(like, span), low, span, like, seed)
+    return _integers_drawn(scaled, spec.takes_pairs(like, span), like, seed, low, span)
 
 
-@plans
-def _bernoulli_job(p: float, like: Tensor, seed: Tensor) -> Job:
-    check("philox_bernoulli", like=like, seed=seed, p=p)
-    return _integer_job(below, False, spec.threshold(p), 0, like, seed)
+@planned(spec.philox_bernoulli)
+def philox_bernoulli(like: Tensor, seed: Tensor, p: float) -> Plan:
+    return _integers_drawn(below, False, like, seed, spec.threshold(p), 0)
 
 
-def _fill(job: Job, like: Tensor, seed: Tensor) -> Tensor:
-    output, launch, pack, on_host = job
-    y = output.empty(like)
-    if launch is not None:
-        if on_host:
-            launch(y, None, *seed.tolist())
-        else:
-            launch(y, seed.contiguous() if pack else seed)
-    return y
-
-
-@impl(spec.philox_uniform, devices=DEVICES)
-def philox_uniform(like: Tensor, seed: Tensor, low: float, high: float) -> Tensor:
-    return _fill(_uniform_job(low, high, like, seed), like, seed)
-
-
-@impl(spec.philox_normal, devices=DEVICES)
-def philox_normal(like: Tensor, seed: Tensor, mean: float, std: float) -> Tensor:
-    return _fill(_normal_job(mean, std, like, seed), like, seed)
-
-
-@impl(spec.philox_exponential, devices=DEVICES)
-def philox_exponential(like: Tensor, seed: Tensor, lambd: float) -> Tensor:
-    return _fill(_exponential_job(lambd, like, seed), like, seed)
-
-
-@impl(spec.philox_randint, devices=DEVICES)
-def philox_randint(like: Tensor, seed: Tensor, low: int, high: int) -> Tensor:
-    return _fill(_randint_job(low, high, like, seed), like, seed)
-
-
-@impl(spec.philox_bernoulli, devices=DEVICES)
-def philox_bernoulli(like: Tensor, seed: Tensor, p: float) -> Tensor:
-    return _fill(_bernoulli_job(p, like, seed), like, seed)
+@planned(spec.philox_bernoulli_of)
+def philox_bernoulli_of(prob: Tensor, seed: Tensor) -> Plan:
+    pairs = spec.is_double(prob)
+    return _drawn(bernoulli_of, pairs, prob, seed, {}, strided(prob=prob), PAIRS=pairs)
