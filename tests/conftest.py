@@ -162,9 +162,11 @@ def interpreted(pytestconfig):
     pytest.importorskip("triton")
     if pytestconfig.getoption("--triton") != "interpret":
         pytest.skip("runs with --triton=interpret")
+    import quick_interpreter
+
     from opmux.kernels.lib import interpret
 
-    interpret.install()
+    quick_interpreter.install()
     interpret.self_test()
 
 

@@ -10,10 +10,12 @@ from opmux.tools import simulator
 pytestmark = pytest.mark.xdist_group("declining")
 
 HOME = Path(__file__).parent
+SHARED = HOME.parent / "shared"
 CODE = f"""
 import json, sys
-sys.path.insert(0, {str(HOME)!r})
-import decline_checks
+sys.path[:0] = [{str(HOME)!r}, {str(SHARED)!r}]
+import decline_checks, quick_interpreter
+quick_interpreter.install()
 print(json.dumps(decline_checks.main({{device!r}})))
 """
 

@@ -12,6 +12,7 @@ pytest.importorskip("triton")
 pytestmark = [pytest.mark.xdist_group("engine"), pytest.mark.timeout(600)]
 
 HOME = Path(__file__).parent
+SHARED = HOME.parent / "shared"
 PROGRAM = (HOME / "engine_checks.py").read_text(encoding="utf-8")
 CHECKS = [
     f.name
@@ -20,8 +21,9 @@ CHECKS = [
 ]
 CODE = f"""
 import json, sys
-sys.path.insert(0, {str(HOME)!r})
-import engine_checks
+sys.path[:0] = [{str(HOME)!r}, {str(SHARED)!r}]
+import engine_checks, quick_interpreter
+quick_interpreter.install()
 print(json.dumps([list(engine_checks.CHECKS), engine_checks.run("npu", thorough={{slow}})]))
 """
 

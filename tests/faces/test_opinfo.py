@@ -12,10 +12,12 @@ pytest.importorskip("triton")
 pytestmark = [pytest.mark.xdist_group("opinfo"), pytest.mark.timeout(600)]
 
 HOME = Path(__file__).parent
+SHARED = HOME.parent / "shared"
 CODE = f"""
 import sys
-sys.path.insert(0, {str(HOME)!r})
-import opinfo
+sys.path[:0] = [{str(HOME)!r}, {str(SHARED)!r}]
+import opinfo, quick_interpreter
+quick_interpreter.install()
 print(opinfo.run("toy", {{dtypes}}, limit={{limit}}).as_json())
 """
 
