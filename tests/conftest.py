@@ -2,7 +2,7 @@
 
 import functools
 import os
-from pathlib import Path
+import threading
 
 import pytest
 import torch
@@ -44,13 +44,33 @@ def pytest_sessionstart(session):
         return
     from opmux.backends._cpu.ops import native
     from opmux.runtime import build
+    from opmux.tools import simulator
 
-    simulator = Path(build.__file__).parents[1] / "tools" / "simulator"
-    try:
-        build.library("cpu_kernels", native.SOURCES, flags=native.flags())
-        build.library("simulator", sorted([*simulator.glob("*.cpp"), *simulator.glob("*.h")]), flags=("-O1",))
-    except build.CannotBuild as error:  # a machine without a compiler: tests that need one say so
-        print(error)
+    def make(name, sources, flags):
+        try:
+            build.library(name, sources, flags=flags)
+        except build.CannotBuild as error:  # a machine without a compiler: tests that need one say so
+            print(error)
+
+    made = [("cpu_kernels", native.SOURCES, native.flags()), ("simulator", simulator.sources(), simulator.FLAGS)]
+    _compiling.extend(threading.Thread(target=make, args=args) for args in made)
+    for thread in _compiling:
+        thread.start()
+
+
+_compiling: list[threading.Thread] = []
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_node_collection_finished():
+    """Workers collect while compilers work; then they wait."""
+    for thread in _compiling:
+        thread.join()
+
+
+def pytest_collection_finish():
+    for thread in _compiling:
+        thread.join()
 
 
 @functools.cache
