@@ -1,4 +1,4 @@
-"""opmux: say once what an operator is, hold many implementations of it, run the right one."""
+"""opmux: declare an operator once, register many implementations of it, run the best one for each call."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ __all__ = [
     "ops", "policy", "set_policy", "sync", "tex", "use",
 ]  # fmt: skip
 
-# Where each name lives. Loaded when first asked for: importing opmux costs next to nothing and does nothing.
+# The module of each public name, imported on first access: `import opmux` alone is cheap and has no side effects.
 _HOMES = {"explain": "core.default", "policy": "core.default", "set_policy": "core.default"}
 _HOMES |= {"digest": "core.ranks", "sync": "core.ranks"}
 _HOMES |= dict.fromkeys(("disable", "enable", "enabled_ops", "native", "use"), "faces.aten.switch")

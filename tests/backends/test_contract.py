@@ -304,7 +304,7 @@ with opmux.policy(deny=["acme"]):
     found["denied"] = ours("opmux::silu")[0]
 """
     got = case(code, acme={"__init__.py": info(device="npu"), "ops/__init__.py": ops}, OPMUX_VENDOR="acme")
-    words = "ours is faster: it runs where a policy names it, by impl:default.flagos or an order for silu"
+    words = "ours is faster: it runs only if a policy names it, by impl:default.flagos or an order for silu"
     assert got.ours["opmux::silu"] == ["refused", "library", words] and got.theirs == "chosen"
     assert got.ours["opmux::relu"][0] == got.ours["rms_norm"][0] == got.named == got.denied == "chosen"
     assert "get_preferred_ops of acme raised ZeroDivisionError" in got.ours["softmax"][2]

@@ -234,7 +234,7 @@ def test_the_lists_name_distributions(name, marking, monkeypatch, log):
     monkeypatch.setenv("OPMUX_ALLOW_PLUGINS", name)
     assert len(load()) == 0 and not marking.exists()
     (said,) = [p for p in problems(log) if p.startswith(f"OPMUX_ALLOW_PLUGINS names '{name}', which is no dist")]
-    assert said.endswith(": it is a name inside distribution Acme-Ops; name that")
+    assert said.endswith(": use the name of its distribution, Acme-Ops")
     monkeypatch.delenv("OPMUX_ALLOW_PLUGINS")
     monkeypatch.setenv("OPMUX_BLOCK_PLUGINS", name)
     assert ids(load()) == ["vendor.acme"]
@@ -244,7 +244,7 @@ def test_an_entry_that_means_nothing_is_said_once(marking, monkeypatch, log):
     monkeypatch.setenv("OPMUX_BLOCK_PLUGINS", "acme-opps,elsewhere")
     load()
     load()
-    words = "which is no distribution with a plugin and no named module"
+    words = "which is neither a distribution with a plugin nor a module of OPMUX_PLUGIN_MODULES"
     assert problems(log) == [
         f"OPMUX_BLOCK_PLUGINS names 'acme-opps', {words}: did you mean 'Acme-Ops'?",
         f"OPMUX_BLOCK_PLUGINS names 'elsewhere', {words}",
@@ -326,7 +326,7 @@ BROKEN = {
     "takes all": (TWO + "    registry.unregister('rms_norm')\n", "PluginError: plugin 'm_broken' took out"),
     "replaces": (
         TWO + "    registry.unregister('rms_norm', 'first')\n    registry.register_impl(made(impl_id='first'))\n",
-        "PluginError: plugin 'm_broken' took out or replaced",
+        "PluginError: plugin 'm_broken' removed or replaced",
     ),
 }
 

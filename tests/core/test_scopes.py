@@ -286,7 +286,7 @@ def test_leaving_a_scope_twice_is_an_error_and_changes_nothing(manager):
     scope = opmux.policy("reference")
     scope.__enter__()
     scope.__exit__(None, None, None)
-    with pytest.raises(RuntimeError, match="not entered here"):
+    with pytest.raises(RuntimeError, match="was exited already"):
         scope.__exit__(None, None, None)
     with scope:
         assert which(manager) == "reference"

@@ -168,9 +168,9 @@ def test_random_numbers_go_on_as_if_nothing_had_failed():
 @pytest.mark.parametrize(
     "value, words",
     [
-        (threading.Lock(), "leads to a lock, whose state cannot be copied"),
-        ([iter([1])], "leads to a list_iterator, whose state cannot be copied"),
-        (torch.zeros(100), "may write more than 0 MiB, too much to keep a copy of"),
+        (threading.Lock(), "refers to a lock, whose state cannot be copied"),
+        ([iter([1])], "refers to a list_iterator, whose state cannot be copied"),
+        (torch.zeros(100), "may write more than 0 MiB, which is too much to copy"),
     ],
     ids=["lock", "iterator", "large"],
 )
@@ -193,5 +193,5 @@ def test_an_error_while_undoing_does_not_hide_the_cause(monkeypatch):
 def test_a_graph_of_many_objects_is_not_walked_for_ever(monkeypatch):
     monkeypatch.setattr(snapshot, "MOST_OBJECTS", 50)
     manager = manager_of(lambda v: 1 / 0, lambda v: "good")
-    with pytest.raises(ZeroDivisionError, match="leads to more than 50 objects"):
+    with pytest.raises(ZeroDivisionError, match="refers to more than 50 objects"):
         manager.call("an_op", [[] for _ in range(100)])

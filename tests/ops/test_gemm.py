@@ -234,7 +234,7 @@ def refusal(monkeypatch):
 
 def test_our_kernels_run_on_nvidias_chips_where_they_are_named(refusal):
     """Without being named they leave it to cuBLAS, unless a policy leaves that out."""
-    words = "library: cuBLAS is faster: it runs where a policy names it, by impl:default.flagos or an order for {}"
+    words = "library: cuBLAS is faster: it runs only if a policy names it, by impl:default.flagos or an order for {}"
     assert refusal("gemm") == words.format("gemm") and refusal("linear") == words.format("linear")
     with opmux.policy(per_op={"gemm": "flagos|*"}):
         assert refusal("gemm") is None and refusal("linear") is not None

@@ -35,8 +35,8 @@ if TYPE_CHECKING:
     from .registry import API_VERSION, BackendImplKind, OpImpl, OpRegistry, Origin, impl
     from .spec import BadSample, Sample, Spec, Tol, op, specs
 
-# Where each name is. A package that imported its own modules could not be imported by two threads through two doors:
-# each would hold an import lock that the other waits for, and Python hands out a half-imported module then.
+# The module of each name. Names are imported lazily: a package that imports its own modules can deadlock when two
+# threads import different modules of it, and Python breaks that deadlock by returning a half-imported module.
 _NAMES = {
     "default": "get_default_manager policy_context with_allowed_vendors with_denied_vendors with_preference "
     "with_strict_mode",

@@ -1,16 +1,15 @@
-"""Foreign signatures over our ops: ATen's overloads, and the functions of other libraries that have a face.
+"""Adapters from foreign signatures to our ops: ATen's overloads, and the functions of other libraries (tex).
 
     @adapt("face::rmsnorm_bwd", over=norm.rms_norm_bwd, names={"dy": "dz", "weight": "gamma", "rstd": "rsigma"})
     def rmsnorm_bwd(call, dz, x, rsigma, gamma, sm_margin, zero_centered_gamma):
         return list(call(dz, x, gamma, rsigma, 1.0 if zero_centered_gamma else 0.0))
 
-`over` are the ops that the function is made of. `call` is an implementation of that op; where there are several ops, it
-has one of each under the op's name, `call.rms_norm`, all of one kind: references all the way down, or a vendor's.
-`names` are the function's own names for the ops' arguments. An argument that goes to an op under its own or such a name
-must be what the op takes: nobody says it again, and an error of the op's is raised under the function's names.
-The function's own annotations and `where` say what else its arguments must be. They are looked at before a reference
-runs and after an implementation has failed; with `checks`, before every call: for a function that would have written
-something by then.
+`over` lists the ops that the function calls. `call` is an implementation of that op; with several ops, it has one
+attribute per op, `call.rms_norm`, and all of them are of the same kind: all references, or all of one vendor.
+`names` maps the ops' argument names to the function's. An argument with the same or a mapped name inherits the op's
+rules, and an error of the op is raised with the function's names.
+The function's own annotations and `where` add more rules. Arguments are checked before a reference runs and after an
+implementation has failed; with `checks`, before every call, for functions that write before they could fail.
 """
 
 from __future__ import annotations
@@ -32,13 +31,13 @@ Fn = Callable[..., Any]
 
 @dataclass(frozen=True, eq=False)
 class Adapter:
-    """A function of a foreign signature, and the ops that it is made of."""
+    """A function with a foreign signature, and the ops that it calls."""
 
     target: str  # "face::rmsnorm_fwd", "aten::sum.dim_IntList"
     over: tuple[Spec, ...]
     fn: Fn  # takes `call` first
     names: Mapping[str, str] = field(default_factory=dict)  # an op's argument -> the function's
-    checks: bool = False  # whether every call looks at its arguments first
+    checks: bool = False  # whether every call checks its arguments first
 
     @property
     def name(self) -> str:
@@ -50,7 +49,7 @@ class Adapter:
 
     @functools.cached_property
     def signature(self) -> inspect.Signature:
-        """That of the function, without `call`."""
+        """The function's signature, without `call`."""
         found = inspect.signature(self.fn)
         return found.replace(parameters=list(found.parameters.values())[1:])
 
@@ -58,7 +57,7 @@ class Adapter:
         return list(self.signature.parameters.values())
 
     def bind(self, calls: Mapping[str, Fn]) -> Fn:
-        """The function, made of these implementations by the keys of their ops. Errors keep the ops' names."""
+        """The function over these implementations (by op key). Errors keep the ops' argument names."""
         bound = self._bound(calls)
         return checked(specs.by_key[self.target], bound) if self.checks else bound
 
@@ -71,7 +70,7 @@ class Adapter:
         return bound
 
     def reference(self) -> Fn:
-        """The function made of references, with errors under its own names."""
+        """The function over the ops' references, with errors under its own names."""
         bound = self._bound({spec.key: spec.reference for spec in self.over})
 
         @functools.wraps(self.fn)
@@ -85,13 +84,13 @@ class Adapter:
         return reference
 
     def seen(self, error: BadArgument) -> BadArgument:
-        """An error of an op, as the caller of the function made it."""
-        if error.op == self.name and error.argument not in self.names:  # an op may have the function's name
+        """An op's error with the function's name and argument names."""
+        if error.op == self.name and error.argument not in self.names:  # the op has the same name
             return error
         return error.seen_as(self.name, self.names)
 
     def contract(self, own: Contract) -> Contract:
-        """A contract, with what the ops say of arguments that have no annotation of their own."""
+        """`own`, with the ops' rules for the arguments that have no annotation of their own."""
         known: dict[str, Argument] = {}
         for spec in reversed(self.over):
             known |= {self.names.get(a.name, a.name): a for a in spec.contract.arguments}
@@ -104,16 +103,16 @@ def _inherited(own: Argument, of: Argument | None) -> Argument:
     return replace(own, form=of.form, rules=of.rules)
 
 
-ADAPTERS: Declarations[Adapter] = Declarations()  # of ATen's overloads, by their names
+ADAPTERS: Declarations[Adapter] = Declarations()  # ATen's overloads by name
 
 
 def adapt(
     *targets: str, over: Any, names: Mapping[str, str] | None = None, checks: bool = False, **declaration: Any
 ) -> Callable[[Fn], Any]:
-    """Say how functions of a foreign signature are computed by our ops.
+    """Declare how functions with a foreign signature are computed by our ops.
 
-    A target of ATen names an overload that torch declares. Any other is declared here, as an op of its space:
-    `declaration` is what `op` takes.
+    A target in `aten::` names an overload that torch declares. Any other target becomes an op of its namespace;
+    `declaration` is passed to `op`.
     """
     parts = tuple(fn.spec for fn in (over if isinstance(over, Iterable) else (over,)))
 

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
 Found = dict[tuple[str, int], Any]  # saved values by their source: ("in" | "look" | "out", index)
 
-# Runs instead of an op's implementation where a gradient is wanted. `{special}` asks for arguments that are not torch's
-# own tensors: subclasses, tensors of functorch, mistakes.
+# Runs instead of an op's implementation when a gradient is needed. `{special}` is true if an argument is not a plain
+# tensor: a subclass, a functorch wrapper, a wrong type.
 ENTRY = """\
 def {name}({params}):
     if {special} or _entry.plan.own_gradient or _scope() is not None:
@@ -65,7 +65,7 @@ def backward(_ctx, {grads}):
 def make_call(spec: Spec, entry: EntryPoint, backward: EntryPoint, traced: Callable[..., Any]) -> Callable[..., Any]:
     """The function that runs a differentiable op so that autograd records it. It takes all arguments of the op."""
     special = [_special(name, kind) for name, kind in _kinds(spec).items() if kind != "plain"]
-    if spec.space != "opmux":  # of an op of ours the entry has asked
+    if spec.space != "opmux":  # for our own ops the entry has already checked
         special.append("_transforms()")
     params = ", ".join(p.split("=")[0] for p in entry.form.params.split(", "))
     text = ENTRY.format(
@@ -96,7 +96,7 @@ def make_call(spec: Spec, entry: EntryPoint, backward: EntryPoint, traced: Calla
 def with_gradient(
     spec: Spec, entry: EntryPoint, backward: EntryPoint, traced: Callable[..., Any], args: tuple, kwargs: dict
 ) -> Any:
-    """The same for calls with arguments as given, under a policy scope, or to an impl that is an autograd.Function."""
+    """The slow path: a policy scope is active, the impl is an autograd.Function, or arguments are passed as given."""
     if transforms_active() or not _all_plain((args, kwargs)):
         return traced(*args, **kwargs)
     pair = entry.pair()
@@ -105,7 +105,7 @@ def with_gradient(
     own = None if chain is None else chain.with_own_gradient(args, kwargs)
     run: Callable[..., Any] = lambda *_, **__: entry.raw(*args, **kwargs)
     if chain is not None and own is not None:
-        # an autograd.Function: it keeps what it likes and brings its own backward; if it fails, ours takes over
+        # an autograd.Function has its own saved tensors and backward; if it fails, the fallback uses ours
         call, place = own
         try:
             return chain.examined(place, call(*args, **kwargs), args, kwargs)
@@ -115,7 +115,7 @@ def with_gradient(
                 run = lambda *_, **__: _after(error, chain.recover, args, kwargs)
     try:
         full = _in_full(spec)(*args, **kwargs)
-    except TypeError:  # called by an interface of the impl's own: autograd sees the impl
+    except TypeError:  # called with the impl's own signature: autograd records what the impl does
         return entry.raw(*args, **kwargs)
     return _apply_of(spec, entry, backward)(run, *full)
 
@@ -123,7 +123,7 @@ def with_gradient(
 def _after(error: Exception, recover: Callable[..., Any], args: tuple, kwargs: dict) -> Any:
     try:
         raise error
-    except Exception as raised:  # raised again, so that what `recover` raises has it as its context
+    except Exception as raised:  # re-raised so that it becomes the context of what `recover` raises
         return recover(raised, args, kwargs)
 
 
@@ -136,10 +136,10 @@ def _in_full(spec: Spec) -> Callable[..., tuple]:
 
 
 def _apply_of(spec: Spec, entry: EntryPoint, backward: EntryPoint) -> Callable[..., Any]:
-    """`apply` of the op's Function; one per entry, as each has a backward of its own.
+    """`apply` of the op's Function; one per entry, because each entry has its own backward.
 
-    It is the C function below `autograd.Function.apply`, whose questions (transforms, dead wrappers of functorch) have
-    been asked by then.
+    It is the C function that `autograd.Function.apply` calls: the checks of the Python layer (transforms, dead
+    functorch wrappers) have been made by the entry.
     """
     apply = entry.apply
     if apply is None:
@@ -151,11 +151,11 @@ def _apply_of(spec: Spec, entry: EntryPoint, backward: EntryPoint) -> Callable[.
     return apply
 
 
-# ---- the text -------------------------------------------------------------------------------------------------------
+# ---- generated source -----------------------------------------------------------------------------------------------
 
 
 def _kinds(spec: Spec) -> dict[str, str]:
-    """Each argument by what it may be: "tensor", "optional", "mixed" (a tensor, or something else) or "plain"."""
+    """The kind of each argument: "tensor", "optional" (tensor or None), "mixed" (tensor or other) or "plain"."""
     kinds = {}
     for p in spec.signature.parameters.values():
         if is_tensor(p.annotation):
@@ -170,7 +170,7 @@ def _kinds(spec: Spec) -> dict[str, str]:
 
 
 def _special(name: str, kind: str) -> str:
-    """The question whether an argument is something else than torch's own tensor."""
+    """A Python expression that is true if an argument is not a plain tensor."""
     if kind == "mixed":
         return f"not _all_plain({name})"
     ask = f"type({name}) not in _plain or _wrapped({name})"
@@ -182,7 +182,7 @@ def _all_plain(value: Any) -> bool:
 
 
 class _Saved:
-    """What a forward saves of an op: tensors by `save_for_backward`, other arguments on the context."""
+    """What an op's forward saves: tensors by `save_for_backward`, other arguments on the context."""
 
     def __init__(self, spec: Spec):
         self.kinds = _kinds(spec)
@@ -192,8 +192,8 @@ class _Saved:
                 self.tensors.append(source)
         self.others = [i for i, n in enumerate(spec.names) if self.kinds[n] in ("plain", "mixed")]
 
-    def found(self, ctx: Any) -> tuple[Found, dict[int, Any]]:
-        """Saved values by source, and the arguments that are no tensors by position."""
+    def values(self, ctx: Any) -> tuple[Found, dict[int, Any]]:
+        """Saved values by source, and the non-tensor arguments by position."""
         found: Found = dict(zip(self.tensors, ctx.saved_tensors, strict=True))
         numbers = dict(zip(self.others, ctx.kept[1:], strict=True))
         for i, value in numbers.items():
@@ -210,7 +210,7 @@ def _bodies(spec: Spec, backward: EntryPoint) -> dict[str, Callable[..., Any]]:
         needed = ctx.needs_input_grad[1:]
         if all(grads[i] is None for kind, i in plan.sources if kind == "grad"):
             return (None,) * (1 + len(needed))
-        return (None, *differentiable_backward(spec, grads, *saved.found(ctx), needed))
+        return (None, *differentiable_backward(spec, grads, *saved.values(ctx), needed))
 
     names = {
         "_Tensor": Tensor,
@@ -244,7 +244,7 @@ def _forward_text(spec: Spec, saved: _Saved) -> str:
         keeps.append(f"None if isinstance({name}, _Tensor) else {name}" if mixed else name)
     constants = [o for o, d in zip(outs, plan.differentiable, strict=True) if not d]
     options = [f"    _ctx.non_differentiable = {_tuple(constants)}"] if constants else []
-    # A missing gradient is a zero-filled tensor by default: a kernel for every result that has none.
+    # By default autograd replaces a missing gradient by zeros, which launches one kernel per unused result.
     if sum(plan.differentiable) == 1:
         options.append("    _ctx.materialize_grads = False")
     elif constants:
@@ -273,7 +273,7 @@ def _backward_text(spec: Spec, saved: _Saved) -> str:
     results = [f"_d_{spec.names[i]}" for i in plan.targets]
     dealt = ["None"] * (1 + len(spec.names))
     for i, result in zip(plan.targets, results, strict=True):
-        # a gradient of a tensor that needs none is dropped by autograd; one of None is an error
+        # autograd drops the gradient of a tensor that needs none, but raises on a gradient for None
         sure = saved.kinds[spec.names[i]] == "tensor"
         dealt[1 + i] = result if sure else f"{result} if _ctx.needs_input_grad[{1 + i}] else None"
     unneeded = []
@@ -301,7 +301,7 @@ def _tuple(names: list[str]) -> str:
 
 
 def _unpack(names: list[str], convert: str) -> str:
-    """Lines that name what an impl returned: the op's results as a tuple, or the only one as it is."""
+    """Source lines that unpack what an impl returned: a tuple of results, or a single tensor."""
     if len(names) == 1:
         return f"    {names[0]} = _found if type(_found) is _Tensor else {convert}(_found)[0]"
     wrong = f"    if type(_found) is not tuple or len(_found) != {len(names)}:\n        _found = {convert}(_found)\n"
@@ -311,7 +311,7 @@ def _unpack(names: list[str], convert: str) -> str:
 def _shell(value: Tensor) -> Tensor:
     """For an argument of which only shape and dtype matter, an expanded one-element tensor; its contents are undefined.
 
-    The element is shared by all calls, as allocating it takes longer than the rest of a forward.
+    The element is shared by all calls, because allocating it takes longer than the rest of a forward.
     """
     one = (
         value.new_empty(()) if dispatch_modes() else _element(value.dtype, value.device)
@@ -325,7 +325,7 @@ def _element(dtype: torch.dtype, device: torch.device) -> Tensor:
 
 
 def results_of(spec: Spec, results: Any) -> tuple:
-    """What an impl returned, as a tuple of the op's results; an error that names the op where there are others."""
+    """What an impl returned, as a tuple of the op's results; raises if their number is wrong."""
     outs = tuple(results) if isinstance(results, (tuple, list)) else (results,)
     if len(outs) != len(spec.out):
         raise DispatchError(
@@ -340,9 +340,9 @@ def results_of(spec: Spec, results: Any) -> tuple:
 def differentiable_backward(
     spec: Spec, grads: tuple, found: Found, numbers: dict[int, Any], needed: tuple[bool, ...]
 ) -> list[Any]:
-    """Gradients that torch can differentiate again: the backward's reference, on values that are part of the graph.
+    """Gradients that torch can differentiate again: runs the backward's reference on values that are in the graph.
 
-    A saved result that has no gradient of its own (the rstd of a norm) would count as a constant. It is computed again
+    A saved result that is not differentiable (the rstd of a norm) would be a constant, so it is computed again.
     from the arguments; where those were not saved, the gradients raise when they are differentiated.
     """
     plan = spec.gradient
@@ -358,9 +358,9 @@ def differentiable_backward(
 
 
 def _recomputed(spec: Spec, found: Found, numbers: dict[int, Any]) -> tuple | None:
-    """The results of a forward, from what was saved of its arguments; None where too little was.
+    """The results of the forward, recomputed from its saved arguments; None if some were not saved.
 
-    An optional argument that the backward does not take (a bias) has no part in the results that it does take.
+    An optional argument that the backward does not take (a bias) does not affect the results that it takes.
     """
     known = {spec.names[i]: v for i, v in numbers.items()}
     if spec.recompute is not None:
@@ -378,7 +378,7 @@ def backward_args(plan: Gradient, grads: tuple, found: Found) -> list[Any]:
 
 
 def deal(plan: Gradient, results: Any, needed: tuple[bool, ...]) -> list[Any]:
-    """Gradients in the order of the forward's arguments; None where none is wanted."""
+    """Gradients in the order of the forward's arguments; None where none is needed."""
     dealt: list[Any] = [None] * len(needed)
     for index, gradient in zip(plan.targets, results_of(plan.backward, results), strict=True):
         if index < len(needed) and needed[index]:  # torch.ops leaves trailing defaults out
@@ -387,9 +387,9 @@ def deal(plan: Gradient, results: Any, needed: tuple[bool, ...]) -> list[Any]:
 
 
 def _once(spec: Spec, gradients: list[Any]) -> list[Any]:
-    """Gradients under create_graph=True: they raise when differentiated again, as they would otherwise be constants.
+    """Gradients under create_graph=True that raise when differentiated again, instead of acting as constants.
 
-    (`once_differentiable` looks at the incoming gradient alone, and lets `y.sum()` through.)
+    (`once_differentiable` checks only the incoming gradient, so it does not catch `y.sum()`.)
     """
     words = f"{spec.key} can be differentiated once: its backward has no gradient of its own".encode()
     raises = torch._C._functions.DelayedError(words, sum(g is not None for g in gradients))  # pyright: ignore[reportAttributeAccessIssue]

@@ -1,6 +1,6 @@
-"""Functions made from source text, for calls so short that a loop or a packed argument list would show.
+"""Functions compiled from source text, where a loop over arguments or `*args` would cost more than the call itself.
 
-The text is kept in `linecache`, so that tracebacks, debuggers and `inspect.getsource` show its lines.
+The source is stored in `linecache`, so that tracebacks, debuggers and `inspect.getsource` show its lines.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from torch import Tensor
 
 def function(text: str, name: str, where: str, names: dict[str, Any]) -> types.FunctionType:
     """The function `name` that `text` defines; `names` become its globals, `where` is its file in tracebacks."""
-    # dont_inherit: without this module's postponed annotations, which Triton could not read
+    # dont_inherit: without this module's `from __future__ import annotations`, which Triton does not support
     exec(compile(text, _remember(text, where), "exec", dont_inherit=True), names)
     return names[name]
 
 
 def _remember(text: str, where: str) -> str:
-    """Keep a text in linecache, under a file name that no other text has."""
+    """Store source text in linecache under a unique file name."""
     lines, number = text.splitlines(keepends=True), 1
     while True:
         filename = f"<opmux {where}>" if number == 1 else f"<opmux {where} #{number}>"
-        # no modification time: `linecache.checkcache` leaves such an entry alone
+        # no modification time: `linecache.checkcache` keeps such an entry
         entry = linecache.cache.setdefault(filename, (len(text), None, lines, filename))
         if entry[2:3] == (lines,):
             return filename
@@ -37,12 +37,12 @@ def _remember(text: str, where: str) -> str:
 def lookup(
     make: Any, look: str, names: dict[str, Any], value: str = "{0}", then: str = "", params: Iterable[str] = ()
 ) -> Any:
-    """A function of `make`'s parameters that finds its result in the dict `_found`, or calls `_make(key, *arguments)`.
+    """A function with `make`'s parameters that returns its cached result from `_found`, or calls `_make(key, *args)`.
 
-    The key has `look` of each argument annotated `Tensor` or `Tensor | None` (also as `*args: Tensor`), a list as a
-    tuple, and `value` of all others; both are expressions of "{0}". One tuple display is half the time of a loop over
-    the arguments. `then`: what is done with the result ("(x, eps)": it is called); `params`: parameters other than
-    make's, if `then` needs more.
+    The cache key is `look` of each argument annotated `Tensor` or `Tensor | None` (also `*args: Tensor`), a tuple for a
+    list, and `value` of all others; both are expressions of "{0}". A tuple literal takes half the time of a loop over
+    the arguments. `then` is appended to the result ("(x, eps)" calls it); `params` replaces `make`'s parameters if
+    `then` needs more.
     """
     signature = inspect.signature(make, eval_str=True)
     own, passed, key = [], [], []

@@ -1,17 +1,17 @@
-"""What an op's arguments must be, read from its signature; and the error where one is not.
+"""The argument contract of an op: read from its signature, checked, and raised as an error.
 
     def rms_norm(x: Float[Tensor, "*rows n"], weight: Float[Tensor, "n"], eps: Annotated[float, at_least(0)] = 1e-6)
 
-A tensor's annotation has its dtypes and its dimensions, in the notation of jaxtyping: the same name is the same size,
-`*rows` is any number of dimensions, `#n` is n or 1, `2*n` is twice n, `n+1` is one more, `3` is 3, `_` any size, `...`
-any dimensions.
-All tensors are on one device. The name of an argument that is an int is that size (`topk`, `topk*tokens`); others are
-taken from the first tensor that names them. Gradients (`Grad`) and tensors whose shape is computed from other arguments
-(`shape`) come last.
-More rules stand behind the dimensions, or in an `Annotated`: `same_dtype("x")`, `one_of(...)`, `between(0, 1)`.
+A tensor annotation gives dtypes and dimensions in the notation of jaxtyping: equal names are equal sizes, `*rows` is
+any number of dimensions, `#n` is n or 1, `2*n` is twice n, `n+1` is n plus 1, `3` is 3, `_` is any size, `...` any
+dimensions.
+All tensors must be on one device. A dimension named like an int argument has that size (`topk`, `topk*tokens`); other
+sizes come from the first tensor that names them. Gradients (`Grad`) and tensors whose shape is computed from other
+arguments (`shape`) are matched last.
+More rules follow the dimensions, or are in an `Annotated`: `same_dtype("x")`, `one_of(...)`, `between(0, 1)`.
 
-The check costs microseconds, so it is made where a plan for new shapes is made, before a reference runs, and after an
-implementation has failed; never on the way to a kernel.
+A check takes microseconds, so it runs when a launch for new shapes is planned, before a reference runs, and after an
+implementation has failed; never on the path to a kernel.
 """
 
 from __future__ import annotations
@@ -42,14 +42,14 @@ INTS = (torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64)
 
 
 class Rule:
-    """One thing an argument must be. `problem` says what, as it follows "must", or None where the value will do.
+    """One requirement on an argument. `problem` returns the text after "must", or None if the value is valid.
 
     The text may name other arguments in braces: "be float32, the dtype of {x}". A rule whose error names a part of the
-    argument (an item of a list) has a `check` of its own instead.
+    argument (an item of a list) overrides `check` instead.
     """
 
     error: type[Exception] = ValueError
-    late = False  # whether other tensors are looked at, which must be right by then
+    late = False  # whether it reads other tensors, which must be checked before
 
     def problem(self, value: Any, given: Mapping[str, Any]) -> str | None:
         raise NotImplementedError
@@ -58,13 +58,13 @@ class Rule:
         return shown(value)
 
     def check(self, op: str, name: str, value: Any, given: Mapping[str, Any]) -> None:
-        """Raise BadArgument where the value will not do."""
+        """Raise BadArgument if the value is invalid."""
         problem = self.problem(value, given)
         if problem is not None:
             raise BadArgument.of(op, name, problem, self.got(value), self.error)
 
     def wrong(self, value: Any) -> Iterator[tuple[str, Any]]:
-        """Values that the rule must refuse, each with a word for what is wrong about it: for tests."""
+        """For tests: invalid values, each with a word for what is wrong."""
         return iter(())
 
     def doc(self) -> str:
@@ -113,7 +113,7 @@ class real(Rule):
 
 @dataclass(frozen=True)
 class or_cpu(Rule):
-    """A tensor that may also be on the CPU, wherever the others are."""
+    """A tensor that may also be on the CPU when the others are not."""
 
     def problem(self, value: Any, given: Mapping[str, Any]) -> str | None:
         return None  # `Contract` compares devices
@@ -194,7 +194,7 @@ class below(Rule):
         return f"less than {self.of}"
 
 
-@dataclass(frozen=True, eq=False)  # members of two enums are equal as ints, and `Annotated` keeps one of what is equal
+@dataclass(frozen=True, eq=False)  # members of two int enums compare equal, and `Annotated` drops equal duplicates
 class one_of(Rule):
     """One of these values."""
 
@@ -207,7 +207,7 @@ class one_of(Rule):
     def problem(self, value: Any, given: Mapping[str, Any]) -> str | None:
         try:
             return None if value in self.allowed else f"be {self.doc()}"
-        except (TypeError, RuntimeError):  # a tensor, which compares as one
+        except (TypeError, RuntimeError):  # a tensor: `==` is elementwise
             return f"be {self.doc()}"
 
     def got(self, value: Any) -> str:
@@ -223,9 +223,9 @@ class one_of(Rule):
 
 @dataclass(frozen=True)
 class dim_of(Rule):
-    """A dimension of another argument, counted from the first or (below zero) from the last; a 0-dim tensor has 0.
+    """A dimension of another argument; negative values count from the last. A 0-dim tensor counts as 1-dim.
 
-    With `new`, where a dimension can be added: from 0 to as many as there are.
+    With `new`, a position at which a dimension can be inserted: from 0 to `dim()`.
     """
 
     of: str
@@ -275,7 +275,7 @@ class broadcasts_to(Rule):
 
 @dataclass(frozen=True)
 class each_row(Rule):
-    """A tensor with one element for each row of another argument, of whatever shape."""
+    """A tensor of any shape with one element for each row of another argument."""
 
     of: str
 
@@ -297,7 +297,7 @@ class each_row(Rule):
 
 @dataclass(frozen=True)
 class single(Rule):
-    """A tensor with one element, of whatever shape."""
+    """A tensor of any shape with one element."""
 
     def problem(self, value: Any, given: Mapping[str, Any]) -> str | None:
         return None if value.numel() == 1 else "have shape (1,)"
@@ -311,7 +311,7 @@ class single(Rule):
 
 @dataclass(frozen=True)
 class contiguous(Rule):
-    """A tensor without gaps, in the order of its dimensions."""
+    """A contiguous tensor."""
 
     def problem(self, value: Any, given: Mapping[str, Any]) -> str | None:
         return None if value.is_contiguous() else "be contiguous"
@@ -329,7 +329,7 @@ class contiguous(Rule):
 
 @dataclass(frozen=True)
 class each(Rule):
-    """A list whose items all keep a rule: `Annotated[list[int], each(at_least(0))]`."""
+    """A list whose items all satisfy a rule: `Annotated[list[int], each(at_least(0))]`."""
 
     rule: Rule
 
@@ -341,7 +341,7 @@ class each(Rule):
 
     def got(self, value: Any) -> str:
         wrong = (f"{self.rule.got(v)} at index {i}" for i, v in enumerate(value) if self.rule.problem(v, {}))
-        return next(wrong, shown(value))  # a rule about another argument finds nothing wrong without it
+        return next(wrong, shown(value))  # a rule that reads another argument reports nothing without it
 
     def wrong(self, value: Any) -> Iterator[tuple[str, Any]]:
         for word, item in self.rule.wrong(value[0]) if value else ():
@@ -353,15 +353,15 @@ class each(Rule):
 
 @dataclass(frozen=True)
 class shape(Rule):
-    """A shape that is worked out from other arguments: `shape(lambda x, two_d: block_scales(x.shape, two_d))`.
+    """A shape computed from other arguments: `shape(lambda x, two_d: block_scales(x.shape, two_d))`.
 
-    None in it is any size.
+    None in the computed shape is any size.
     """
 
     of: Callable[..., tuple[int | None, ...]]
     text: str = ""  # for the documentation
-    none: bool = False  # whether `of` takes None; else nothing is asked where an argument is None
-    least: bool = False  # larger will do
+    none: bool = False  # whether `of` accepts None; if not, nothing is checked when an argument is None
+    least: bool = False  # whether a larger size is accepted
     late = True
 
     def problem(self, value: Any, given: Mapping[str, Any]) -> str | None:
@@ -388,7 +388,7 @@ class shape(Rule):
 
 
 def because(names: Iterable[str], given: Mapping[str, Any]) -> str:
-    """Where a size comes from: the tensors it was worked out from, or else the ints."""
+    """Where a size comes from: the tensors it was computed from, or else the ints."""
     tensors = [f"{{{n}}} is {tuple(given[n].shape)}" for n in names if isinstance(given[n], Tensor)]
     ints = [f"{{{n}}} is {given[n]}" for n in names if type(given[n]) is int]
     found = " and ".join(tensors or ints)
@@ -400,7 +400,7 @@ def because(names: Iterable[str], given: Mapping[str, Any]) -> str:
 
 @dataclass(frozen=True)
 class Form:
-    """What an annotation says of a tensor."""
+    """The annotation of a tensor."""
 
     kind: Kind
     dims: Dims
@@ -413,7 +413,7 @@ class Kind:
 
     name: str
     dtypes: tuple[torch.dtype, ...] | None  # None: any
-    last: bool = False  # whether sizes are taken from other arguments first
+    last: bool = False  # matched last: sizes are taken from other arguments first
 
     def __getitem__(self, item: Any) -> Any:
         of, text, *rules = item if isinstance(item, tuple) else (item, "...")
@@ -425,7 +425,7 @@ class Kind:
         return Annotated[of, Form(kind, Dims.of(text), tuple(rules))]
 
 
-if TYPE_CHECKING:  # to a type checker they are `Annotated`, and "*rows n" is a note
+if TYPE_CHECKING:  # a type checker sees `Annotated`, with "*rows n" as metadata
     from typing import Annotated as AnyGrad
     from typing import Annotated as AnyTensor
     from typing import Annotated as Bool
@@ -488,7 +488,7 @@ class Argument:
     """One argument of an op: its Python type, and for a tensor its dtypes and shape."""
 
     name: str
-    type: type | None  # a key of TYPES, or None where the annotation is of no such type
+    type: type | None  # a key of TYPES, or None for any other annotation
     optional: bool
     form: Form | None
     rules: tuple[Rule, ...]
@@ -516,7 +516,7 @@ class Argument:
         return f"be {TYPES[self.type][1]}" + (" or None" if self.optional else "")
 
     def type_got(self, value: Any) -> str:
-        """What was given instead; of a list, its first item that is wrong."""
+        """The wrong value for the error message; for a list, its first wrong item."""
         item_type = next(iter(typing.get_args(self.type)), None)
         if item_type is None or not isinstance(value, (list, tuple)):
             return shown(value)
@@ -531,7 +531,7 @@ class Argument:
         return ", ".join(filter(None, [*words, "optional" if self.optional else ""]))
 
 
-Where = Callable[..., None]  # of the op's name and the arguments it looks at, by their names
+Where = Callable[..., None]  # called with the op's name and, by keyword, the arguments that it names
 
 
 @dataclass(frozen=True, eq=False)
@@ -540,7 +540,7 @@ class Contract:
 
     op: str
     arguments: tuple[Argument, ...]
-    where: tuple[Where, ...] = ()  # what no annotation says
+    where: tuple[Where, ...] = ()  # checks that annotations cannot express
     _order: tuple[Argument, ...] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -554,14 +554,14 @@ class Contract:
 
     @property
     def plain(self) -> bool:
-        """Whether all arguments are tensors, numbers, strings or dtypes: what a table may keep as a key."""
+        """Whether all arguments are tensors, numbers, strings or dtypes, which can be made into a cache key."""
         return all(a.type is not None and (a.type == list[int] or not is_list(a.type)) for a in self.arguments)
 
     def check(self, given: Mapping[str, Any], op: str | None = None) -> None:
-        """Raise BadArgument for the first argument that is not what it must be. Absent names are not looked at."""
+        """Raise BadArgument for the first invalid argument. Names missing from `given` are not checked."""
         op = op or self.op
-        for a, right in self._typed:  # rules may look at other arguments: types come first
-            value = given.get(a.name, a)  # itself where absent
+        for a, right in self._typed:  # types first, as rules may read other arguments
+            value = given.get(a.name, a)  # `a` marks a missing argument
             if value is not a and not right(value) and not (value is None and a.optional):
                 raise BadArgument.of(op, a.name, str(a.type_problem(value)), a.type_got(value), TypeError)
         for a in self._ruled:
@@ -576,22 +576,22 @@ class Contract:
 
     @functools.cached_property
     def declared(self) -> bool:
-        """Whether anything is said of the arguments beyond their Python types."""
+        """Whether any argument has rules beyond its Python type."""
         return bool(self.where) or any(a.form is not None or a.rules for a in self.arguments)
 
     @functools.cached_property
     def _typed(self) -> tuple[tuple[Argument, Callable[[Any], bool]], ...]:
-        """The arguments of a known Python type, and whether a value is of it."""
+        """The arguments of a known Python type, each with a function that tests a value for it."""
         return tuple((a, TYPES[a.type][0]) for a in self.arguments if a.type is not None)
 
     @functools.cached_property
     def _ruled(self) -> tuple[Argument, ...]:
-        """The arguments with rules that are no tensors."""
+        """The non-tensor arguments with rules."""
         return tuple(a for a in self.arguments if a.form is None and a.rules)
 
     @functools.cached_property
     def _numbers(self) -> tuple[str, ...]:
-        """The arguments whose names are sizes."""
+        """The int arguments whose names are used as dimensions."""
         said = {n for a in self._order if a.form is not None for w in a.form.dims.words for n in (w.name, w.factor)}
         return tuple(a.name for a in self.arguments if a.type is int and a.name in said)
 
@@ -619,7 +619,7 @@ class Contract:
             rule.check(op, a.name, value, given)
 
     def _shape(self, dims: Dims, sizes: Mapping[str, Size], given: Mapping[str, Any], rank: int) -> str:
-        """What shape was expected, and why. Sizes that are not known are shown by their names."""
+        """The expected shape and the reason. Unknown sizes are shown by name."""
         wanted, fixed = dims.wanted(sizes), dims.fixed
         sources = {s.of for n, s in sizes.items() if any(n in (w.name, w.factor) for w in dims.words)}
         if wanted is None and (rank < fixed or (rank > fixed and dims.star is None)):
@@ -636,7 +636,7 @@ class Contract:
         return f"have shape {shape}" + (f", {dims} where {of}" if of else f", {dims}")
 
     def documented(self, doc: str) -> str:
-        """A docstring whose `Args:` have dtypes and shapes; one that has none gets the arguments that are tensors."""
+        """The docstring with dtypes and shapes in its `Args:`; without an `Args:` section, the tensors are appended."""
         notes = {a.name: f"{a.name} ({a.doc()})" for a in self.arguments if a.doc()}
         head, found, tail = doc.partition("Args:\n")
         if not found:
@@ -651,8 +651,10 @@ class Contract:
         return head + found + "\n".join(lines)
 
     def bad(self, a: Argument, good: Mapping[str, Any]) -> Iterator[tuple[str, bool, dict[str, Any]]]:
-        """For tests: calls that must raise, each a good one with one argument spoiled. (what is wrong, whether all are
-        of the right Python types, the arguments)"""
+        """For tests: calls that must raise, each a valid call with one argument made invalid.
+
+        Yields (what is wrong, whether all Python types are right, the arguments).
+        """
         value = good[a.name]
         types: list[tuple[str, Any]] = []
         if a.type is not None:
@@ -666,7 +668,7 @@ class Contract:
     def _wrong(self, a: Argument, value: Any, good: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
         for rule in a.rules:
             for word, wrong in rule.wrong(value):
-                if not rule.late or rule.problem(wrong, good) is not None:  # a size may be free
+                if not rule.late or rule.problem(wrong, good) is not None:  # a size may be unconstrained
                     yield word, wrong
         if a.form is None:
             return
@@ -719,7 +721,7 @@ def name_of(value: Any) -> str:
 
 
 def shown(value: Any) -> str:
-    """A value in an error: a tensor by its shape, a number or a short text as it is, anything else by its type."""
+    """A value in an error message: a tensor's shape, a number or short string itself, else the type's name."""
     if isinstance(value, Tensor):
         return str(tuple(value.shape)) if value.dim() else "a 0-dim tensor"
     if (

@@ -1,4 +1,4 @@
-"""The default manager, behind `opmux.ops`, and the doors that users call."""
+"""The default manager behind `opmux.ops`, and the public functions that use it."""
 
 from __future__ import annotations
 
@@ -21,27 +21,27 @@ from .spec import DOORS, Derived, Spec, specs
 
 
 class DefaultManager(OpManager):
-    """The manager of `opmux.ops`: references from the specs, our kernels, and plugins, taken up on first use."""
+    """The manager of `opmux.ops`: the specs' references, our kernels and plugins, each registered on first use."""
 
     def __init__(self) -> None:
         super().__init__(OpRegistry(checked=True, fill=self._fill))
         self._taken: dict[str, Spec] = {}  # the specs whose references are registered
-        self._version = -1  # of the specs that were taken up
-        self._filled = -1  # of the specs whose kernels are all imported
+        self._version = -1  # specs.version when references were last registered
+        self._filled = -1  # specs.version when all kernels were last imported
         self._kernels_asked: set[str] = set()
         self._plugins: discovery.Done = {}
-        self._usable: set[tuple[str, str]] = set()  # space and token of spaces' orders that were checked
+        self._usable: set[tuple[str, str]] = set()  # (space, token) that `Extension.check_token` has accepted
 
     def _fill(self) -> None:
-        """Before the registry is read as a whole: our kernels of all ops, and plugins."""
+        """Import our kernels of all ops and load plugins, before the whole registry is read."""
         while self._filled != (version := specs.version):
             for spec in specs:
                 self.load_kernels(spec)
-            self._filled = version  # last: interrupted before it, the next reading fills again
+            self._filled = version  # last: if interrupted before, the next read imports again
         self.prepare()
 
     def _load(self) -> bool:
-        """Plugins, one by one: what was interrupted goes on with the one that it had come to."""
+        """Load plugins one by one; after an interruption it continues with the plugin that was being loaded."""
         self._take_up()
         if not discovery.load(self.registry, self._plugins):
             return False
@@ -49,9 +49,9 @@ class DefaultManager(OpManager):
         return True
 
     def _take_up(self) -> None:
-        """Register the references of newly declared specs, and what @impl has tagged since.
+        """Register the references of newly declared specs, and the functions that @impl has tagged since.
 
-        What an import declares counts when that import has succeeded.
+        Declarations take effect once the import that made them has succeeded.
         """
         if self._version != specs.version:
             with lock.held:
@@ -66,7 +66,7 @@ class DefaultManager(OpManager):
         version, declared = specs.version, dict(specs.by_key)
         whole = {key: spec for key, spec in declared.items() if specs.is_whole(key)}
         of = lambda key: [i for i in self.registry.impls(key) if i.impl_id == "reference.torch"]
-        # of a declaration that was undone, or made again
+        # references of declarations that were undone or repeated
         old = [(key, i) for key, spec in self._taken.items() if whole.get(key) is not spec for i in of(key)]
         if old:
             self.registry.take_out(old)
@@ -97,18 +97,18 @@ class DefaultManager(OpManager):
         return done
 
     def _key(self, op: Any) -> str:
-        # before the first look into the registry: the family, its reference and its kernels
+        # before the registry is read: load the family, its references and its kernels
         spec = specs.lookup(op, DOORS["impl"]) if isinstance(op, str) else getattr(op, "spec", op)
         self.load_kernels(spec if isinstance(spec, Spec) else None)
         return super()._key(op)
 
     def resolve(self, op_name: str) -> Callable[..., Any]:
-        """The op as a function to hold; of a primitive, the one that `opmux.ops` has."""
+        """The op as a function that can be kept; for a primitive, the one in `opmux.ops`."""
         key = self._key(op_name)
         return specs.functions[key] if key.startswith("opmux::") else super().resolve(op_name)
 
     def door(self, name: str) -> Pair:
-        """A primitive by its name is the primitive: its defaults, its first tensor, its gradient."""
+        """For a primitive, the function in `opmux.ops`, with its defaults and its gradient."""
         key = self._key(name)
         return (specs.functions[key], reraise) if key.startswith("opmux::") else super().door(name)
 
@@ -122,17 +122,17 @@ class DefaultManager(OpManager):
         return super()._plan(key, policy, form, typed, device)
 
     def bind_derived(self, spec: Derived, entry: EntryPoint, device: str) -> None:
-        """Point the door of a derived op, which tensors of one device type come through, at what the policy says."""
+        """Bind the entry of a derived op for one device type under the process's policy."""
         entry.keep = True
         self._bind(entry, lambda policy: self._plan(spec.key, policy, entry.form, typed=True, device=device))
 
     def derived_pair(self, spec: Derived, entry: EntryPoint, policy: SelectionPolicy, device: str) -> Pair:
-        """The same under a scope's policy."""
+        """What that entry runs under a scope's policy."""
         self._adopt_entry(entry)
         return entry.form.pair(self._plan(spec.key, policy, entry.form, typed=True, device=device))
 
     def load_kernels(self, spec: Spec | None) -> None:
-        """Import the family's own kernels, by name, when an op of the family is first used."""
+        """Import our kernels of the op's family when an op of it is first used."""
         if isinstance(spec, Derived):
             for key in spec.bases:
                 self.load_kernels(specs.by_key.get(key))
@@ -140,7 +140,7 @@ class DefaultManager(OpManager):
         for one in () if spec is None else (spec, *spec.parts.values()):
             if one.family not in self._kernels_asked:
                 specs.load_implementers(one.family)
-                self._kernels_asked.add(one.family)  # now: interrupted before, it is asked again
+                self._kernels_asked.add(one.family)  # last: if interrupted before, the next call imports again
 
     def _lift(self, key: str, own: tuple[OpImpl, ...], policy: SelectionPolicy) -> tuple[OpImpl, ...]:
         spec = specs.get(key)
@@ -162,7 +162,7 @@ class DefaultManager(OpManager):
         return found
 
     def _lift_all(self, spec: Spec, own: tuple[OpImpl, ...], policy: SelectionPolicy) -> list[OpImpl]:
-        """One impl for each kind and vendor that implements a part: there its own come first, and then the rest."""
+        """One impl for each kind and vendor that implements a part; it prefers that kind's or vendor's parts."""
         taken = {i.impl_id for i in own}
         made = []
         for token, kind, vendor in sorted({t for p in spec.parts.values() for t in self._tokens(p, policy)}, key=str):
@@ -178,18 +178,18 @@ class DefaultManager(OpManager):
         return made
 
     def _tokens(self, part: Spec, policy: SelectionPolicy, field: int | None = None) -> set[Any]:
-        """Who implements a part: tokens, with kind and vendor or alone."""
+        """The (token, kind, vendor) of all impls of a part, or one field of them."""
         own = self.registry.impls(part.key)
         found = {_token(i) for i in (*own, *self._lift(part.key, own, policy))}
         return found if field is None else {f[field] for f in found}
 
     def _devices_of(self, parts: dict[str, str]) -> frozenset[str] | None:
-        """Where any of the parts can run."""
+        """The device types on which any of the parts can run; None for all."""
         found = [i.devices for key, token in parts.items() for i in self.registry.impls(key) if matches(token, i)]
         return None if None in found else frozenset().union(*(d for d in found if d is not None)) or None
 
     def static_refusal(self, key: str, impl: OpImpl, device: str) -> Refused | None:
-        """A composition is not of a kind where none of its parts is."""
+        """A composition cannot run as a kind none of whose parts can run."""
         refusal = super().static_refusal(key, impl, device)
         parts = impl.parts if refusal is None else ()
         found = [(part, self.static_refusal(part, i, device))
@@ -200,7 +200,7 @@ class DefaultManager(OpManager):
         return refusal
 
     def _first(self, part: Spec, token: str, policy: SelectionPolicy) -> Callable[..., Any]:
-        """A part for use inside a composition: what has the token first, then what the policy says."""
+        """A part for use inside a composition: impls that match the token first, then the policy's order."""
         orders = {k: o for k, o in policy.per_op_order if k in (part.key.casefold(), part.name.casefold())}
         order = tuple(dict.fromkeys((token, *policy.rest())))
         inside = policy if orders else replace(policy, per_op_order={**dict(policy.per_op_order), part.key: order})
@@ -241,15 +241,15 @@ def _own(spec: Spec) -> Origin:
 def _token(impl: OpImpl) -> tuple[str, BackendImplKind, str | None]:
     if impl.kind is BackendImplKind.VENDOR:
         return f"vendor:{str(impl.vendor).casefold()}", impl.kind, impl.vendor
-    kind = BackendImplKind.DEFAULT if impl.kind is BackendImplKind.CPP else impl.kind  # of ours, in either language
+    kind = BackendImplKind.DEFAULT if impl.kind is BackendImplKind.CPP else impl.kind  # both are ours
     return kind.value, kind, None
 
 
-# ---- the doors users call -------------------------------------------------------------------------------------------
+# ---- public functions -----------------------------------------------------------------------------------------------
 
 
 def _check_now(policy: SelectionPolicy) -> None:
-    if get_default_manager().prepare():  # while plugins are being loaded nobody can say what is unknown
+    if get_default_manager().prepare():  # while plugins are loading, an unknown name may still be registered
         check_names(policy)
 
 
@@ -264,7 +264,7 @@ def policy(
     """A policy for a block or a function: `with opmux.policy("reference"):`, `@opmux.policy(strict=True)`.
 
     `prefer` is flagos, vendor, reference, vendor:NAME or impl:ID; `per_op` maps ops to orders ("vendor:acme|*");
-    `allow` and `deny` are vendors. What is left out stays as it is. Re-entrant; local to the thread or task.
+    `allow` and `deny` are vendors. Omitted arguments keep their current value. Re-entrant; local to the thread or task.
     """
     return PolicyScope(Layer.of(prefer, strict, per_op, allow, deny), _check_now)
 
@@ -277,7 +277,7 @@ def set_policy(
     allow: Any = None,
     deny: Any = None,
 ) -> None:
-    """The same for the whole process, on top of what it has."""
+    """Change the policy of the whole process. Takes the arguments of `policy`; omitted ones keep their value."""
     made = policies.get_global_policy().over(Layer.of(prefer, strict, per_op, allow, deny))
     _check_now(made)
     policies.set_global_policy(made)
@@ -307,5 +307,5 @@ def with_denied_vendors(*vendors: str) -> PolicyScope:
 
 
 def explain(op: str | Callable[..., Any], /, *args: Any, **kwargs: Any) -> Explanation:
-    """Which impl of an op runs for these arguments, and why not the others."""
+    """Which impl of an op runs for these arguments, and why the others do not."""
     return get_default_manager().explain(op, *args, **kwargs)

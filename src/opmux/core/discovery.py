@@ -1,4 +1,4 @@
-"""Plugins: found by entry point or by name, tried on a copy of the registry, taken over whole or not at all."""
+"""Plugins: found by entry point or by name, loaded into a copy of the registry, and merged completely or not at all."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from .policy import get_global_policy
 from .registry import API_VERSION, OpImpl, OpRegistry, Origin
 from .spec import specs
 
-GROUP = "opmux.backends"  # of entry points; extensions may add more
+GROUP = "opmux.backends"  # the entry point group; extensions may add more
 
 
 @dataclass(frozen=True)
 class Plugin:
-    """A plugin that was found, and what became of it."""
+    """A discovered plugin and its status."""
 
     name: str
     source: str  # "entry point opmux.backends", "env OPMUX_PLUGIN_MODULES"
@@ -45,15 +45,15 @@ _seen: Done = {}
 
 
 def plugins() -> list[Plugin]:
-    """Every plugin that discovery has met, in the order of loading."""
+    """Every plugin that was found, in the order of loading."""
     return list(_seen.values())
 
 
 def load(registry: OpRegistry, done: Done | None = None) -> bool:
-    """Find and load all plugins; a broken one is reported once, with its traceback, and changes nothing.
+    """Find and load all plugins; a broken one is logged once with its traceback, and registers nothing.
 
-    `done` holds those that an earlier load, which was interrupted, had come to. False where a plugin is left for later:
-    this thread is in the middle of importing it.
+    `done` holds the plugins that an earlier, interrupted load has handled. Returns False if a plugin must be loaded
+    later because this thread is importing it.
     """
     done = {} if done is None else done
     _seen.clear()
@@ -74,7 +74,7 @@ def _found() -> Iterator[tuple[Plugin, Callable[[], Any]]]:
     met, modules = set(), set()
     for group in (GROUP, *(g for e in extensions() for g in e.plugin_groups)):
         for entry in importlib.metadata.entry_points(group=group):
-            if entry.value in met:  # one plugin, announced in both groups or under two names
+            if entry.value in met:  # the same plugin in two groups or under two names
                 continue
             met.add(entry.value)
             dist = entry.dist
@@ -96,7 +96,7 @@ def _found() -> Iterator[tuple[Plugin, Callable[[], Any]]]:
 
 
 def _load_one(found: Plugin, fetch: Callable[[], Any], registry: OpRegistry, strict: bool, done: Done) -> None:
-    """Load a plugin: all of it counts, or nothing. It is not `done` where this thread is importing it already."""
+    """Load a plugin completely or not at all. It is not added to `done` if this thread is importing it already."""
     where, refusal = (found.name, found.target), _blocked(found)
     if refusal is not None:
         done[where] = _with(found, "blocked", refusal)
@@ -107,7 +107,7 @@ def _load_one(found: Plugin, fetch: Callable[[], Any], registry: OpRegistry, str
         return
     except MemoryError:
         raise
-    except (Exception, SystemExit) as error:  # a vendor's import may call sys.exit where its chip is missing
+    except (Exception, SystemExit) as error:  # a vendor's module may call sys.exit if its chip is missing
         words = f"plugin '{found.name}' ({found.source}) could not be loaded: {type(error).__name__}: {error}"
         if strict:
             raise PluginError(words) from error
@@ -122,7 +122,7 @@ def _try(found: Plugin, fetch: Callable[[], Any], registry: OpRegistry, loading:
     loading.first = lambda: _forget_modules(found, there)
     loading.note(lambda: _restore(settings), None)
     with machine.current().foreign_names():
-        module = importlib.import_module(_module(found))  # waits where another thread imports it
+        module = importlib.import_module(_module(found))  # waits if another thread is importing it
         if getattr(getattr(module, "__spec__", None), "_initializing", False):
             raise _Later
         plugin = fetch()
@@ -135,7 +135,7 @@ def _try(found: Plugin, fetch: Callable[[], Any], registry: OpRegistry, loading:
     after = _contents(staged)
     gone = sorted(where for where, impl in before.items() if after.get(where) is not impl)
     if gone:
-        raise PluginError(f"plugin '{found.name}' took out or replaced {gone}: a plugin may only add")
+        raise PluginError(f"plugin '{found.name}' removed or replaced {gone}: a plugin may only add impls")
     added = [(key, impl) for (key, impl_id), impl in after.items() if (key, impl_id) not in before]
     _look_for_typos(found, [k for k, _ in added])
     for key, impl in added:
@@ -150,7 +150,7 @@ def _try(found: Plugin, fetch: Callable[[], Any], registry: OpRegistry, loading:
 
 
 class _Later(Exception):
-    """This thread is importing the plugin, and calls an op meanwhile: it has no register() to call yet."""
+    """This thread is importing the plugin and calls an op meanwhile: its register() does not exist yet."""
 
 
 def _module(found: Plugin) -> str:
@@ -158,8 +158,10 @@ def _module(found: Plugin) -> str:
 
 
 def _forget_modules(found: Plugin, there: set[str]) -> None:
-    """Take out what the plugin's own package has imported of itself: what that declared is void, and a later load
-    declares it again. Compiled modules stay: most cannot be loaded twice."""
+    """Remove the modules of the plugin's package from sys.modules, so that a later load imports them again.
+
+    Extension modules stay: most cannot be loaded twice.
+    """
     own = _module(found).partition(".")[0]
     for name in [n for n in tuple(sys.modules) if n not in there and n.partition(".")[0] == own]:
         loader = getattr(getattr(sys.modules.get(name), "__spec__", None), "loader", None)
@@ -168,7 +170,7 @@ def _forget_modules(found: Plugin, there: set[str]) -> None:
 
 
 def _restore(settings: dict[str, str | None]) -> None:
-    """Settings of opmux that a failed plugin has changed."""
+    """Restore the opmux settings that a failed plugin has changed."""
     for name, value in settings.items():
         if value is None:
             os.environ.pop(name, None)
@@ -189,7 +191,7 @@ def _with(found: Plugin, status: str, reason: str = "", impls: tuple[str, ...] =
 
 
 def _blocked(found: Plugin) -> str | None:
-    """Why the lists keep a plugin out; asked before anything of it is imported."""
+    """Why the allow and block lists exclude a plugin, or None; evaluated before any of it is imported."""
     names = _names_of(found)
     if names & _normal(knobs.BLOCK_PLUGINS.get() or ()):
         return "named in OPMUX_BLOCK_PLUGINS"
@@ -200,9 +202,9 @@ def _blocked(found: Plugin) -> str | None:
 
 
 def _names_of(found: Plugin) -> set[str]:
-    """What the lists know a plugin by: its distribution. An entry point's own name is anybody's to choose.
+    """The names by which the lists identify a plugin: its distribution, as any package can pick any entry point name.
 
-    A module that was named to be loaded has no distribution: there it is the module, or a package above it.
+    A module from OPMUX_PLUGIN_MODULES has no distribution: it is identified by itself or a parent package.
     """
     if found.distribution is not None:
         return _normal([found.distribution])
@@ -211,7 +213,7 @@ def _names_of(found: Plugin) -> set[str]:
 
 
 def _normal(names: Iterable[str]) -> set[str]:
-    """Names of distributions in the one spelling of PEP 503."""
+    """Names of distributions, normalized as in PEP 503."""
     return {re.sub(r"[-_.]+", "-", n).lower() for n in names}
 
 
@@ -219,7 +221,7 @@ _warned: set[tuple[str, str]] = set()
 
 
 def _check_lists(found: list[Plugin]) -> None:
-    """Warn once of an entry of the lists that means no plugin: a list that is misspelt guards nothing."""
+    """Warn once about a list entry that matches no plugin: a misspelt entry would block or allow nothing."""
     known = {name for plugin in found for name in _names_of(plugin)}
     for knob in (knobs.ALLOW_PLUGINS, knobs.BLOCK_PLUGINS):
         for name in knob.get() or ():
@@ -227,7 +229,7 @@ def _check_lists(found: list[Plugin]) -> None:
                 continue
             _warned.add((knob.name, name))
             logger.warning(
-                "%s names '%s', which is no distribution with a plugin and no named module%s",
+                "%s names '%s', which is neither a distribution with a plugin nor a module of OPMUX_PLUGIN_MODULES%s",
                 knob.name, name, _hint(name, found),
             )  # fmt: skip
 
@@ -235,20 +237,20 @@ def _check_lists(found: list[Plugin]) -> None:
 def _hint(name: str, found: list[Plugin]) -> str:
     means = sorted({str(p.distribution) for p in found if p.distribution and _normal([name]) <= _also(p)})
     if means:
-        return f": it is a name inside distribution {', '.join(means)}; name that"
+        return f": use the name of its distribution, {', '.join(means)}"
     close = nearest(name, sorted({p.distribution or _module(p) for p in found}))
     return f": did you mean '{close}'?" if close else ""
 
 
 def _also(found: Plugin) -> set[str]:
-    """What people may take for the name of a plugin."""
+    """Other names that a user may take for the plugin's name."""
     module = _module(found)
     return _normal((found.name, module, module.partition(".")[0]))
 
 
 def _check_api(found: Plugin, plugin: Any) -> None:
     wants = getattr(plugin, "OPMUX_API", None)
-    if wants is None:  # a function, a class or an object: its module says
+    if wants is None:  # a function, a class or an object: read it from its module
         wants = getattr(sys.modules.get(_module_of(plugin)), "OPMUX_API", None)
     if wants is not None and wants != API_VERSION:
         raise PluginError(
@@ -272,7 +274,7 @@ def _register(found: Plugin, plugin: Any) -> Callable[[OpRegistry], Any]:
 
 
 def _look_for_typos(found: Plugin, keys: list[str]) -> None:
-    """An op no spec knows is the plugin's own; one that nearly has a known name is worth a word."""
+    """Log the ops that only the plugin knows; warn if such a name is close to a known op's."""
     known = specs.short_names()
     for key in dict.fromkeys(k for k in keys if k not in specs.by_key):
         close = nearest(key, known)

@@ -1,8 +1,8 @@
-"""Running the candidates of an op: a direct call of the first, and a loop over the others when it fails.
+"""Runs the candidates of an op: a direct call of the first, and a loop over the others if it fails.
 
-A `Chain` is the outcome of choosing for one op, policy, device class and dtype. Its `pair()` is what an entry calls.
-`Fallback` is one call that goes on to the next candidate: it undoes what a failed one wrote, remembers failures, and
-raises the caller's own mistakes, out-of-memory errors and errors of a broken device unchanged.
+A `Chain` holds the candidates for one op, policy, device class and dtype. An entry calls its `pair()`.
+A `Fallback` is one call that tries the next candidate: it undoes what the failed one wrote, records the failure, and
+raises bad arguments, out-of-memory errors and errors of a broken device unchanged.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from .tensors import dtype_name, first_tensor, is_plain, is_real, shape_class, t
 if TYPE_CHECKING:
     from .manager import OpManager
 
-PROVEN_AFTER = 3  # clean calls of an impl, for a dtype and shape class, before it runs without snapshot and checks
+PROVEN_AFTER = 3  # successful calls, per impl, dtype and shape class, before it runs without snapshot and checks
 
-# What torch says when the device itself is gone; every later call on it fails too.
+# Parts of torch's message when the device itself is broken: every later call on it fails too.
 _STICKY = (
     "CUDA error",
     "HIP error",
@@ -44,7 +44,7 @@ Case = tuple[Any, tuple[int, ...]]  # dtype and shape class of the first tensor
 @dataclass(frozen=True)
 class Candidate:
     impl: OpImpl
-    call: Callable[..., Any]  # the impl, taking the arguments as this door passes them
+    call: Callable[..., Any]  # the impl, with the signature that this chain's entry uses
 
     @property
     def own_gradient(self) -> bool:
@@ -53,7 +53,7 @@ class Candidate:
 
 @dataclass
 class Failure:
-    """A remembered failure: this impl is passed over for this dtype and shape class, or altogether (case None)."""
+    """A quarantined impl: skipped for this dtype and shape class, or always if `case` is None."""
 
     op: str
     impl_id: str
@@ -70,11 +70,11 @@ class Failure:
 
 
 class Memory:
-    """What calls have taught: failures to steer around, and mutating impls that have proven themselves."""
+    """What earlier calls have shown: failures to skip, and how often an impl has succeeded."""
 
     def __init__(self) -> None:
         self.failures: dict[tuple[str, str], dict[Case | None, Failure]] = {}
-        self.clean: dict[tuple[str, str, Case, bool], int] = {}  # writing calls and others
+        self.clean: dict[tuple[str, str, Case, bool], int] = {}  # the bool: whether the calls write
 
     def failed(self, key: str, impl_id: str, case: Case | None) -> Failure | None:
         found = self.failures.get((key, impl_id))
@@ -110,18 +110,18 @@ class Chain:
     ):
         self.manager, self.key, self.name, self.spec, self.policy = manager, key, name, spec, policy
         self.candidates, self.refused = candidates, refused
-        self.barred = barred  # strict, and the preferred impl does not take this dtype
+        self.barred = barred  # under strict: the preferred impl, which does not support this dtype
         self.form = form
-        # Dtypes and shapes for which the first candidate runs at once: it has not failed, and has proven itself. Calls
-        # that write are proven apart from calls that do not (an output buffer may be optional).
+        # Dtypes and shapes for which the first candidate is called directly: it has not failed and is proven. Two sets,
+        # as calls that write are proven separately from calls that do not (an output buffer may be optional).
         self._seen: tuple[set[Any], set[Any]] = (set(), set())
-        self._typed = typed  # called with the op's own arguments, in full
+        self._typed = typed  # called with all arguments of the op's own signature
         self._said: set[str] = set()
 
     # -- the entry
 
     def pair(self) -> Pair:
-        """The target and its recovery. Asked for when an op is about to run: the log line is from here."""
+        """The target and its recovery. Called when an op is about to run, so it logs the choice."""
         if self.barred is not None or not self.candidates:
             return self._refuse, reraise
         first = self.candidates[0]
@@ -132,9 +132,9 @@ class Chain:
         return first.call, self.recover
 
     def known_calls(self) -> tuple[Callable[..., Any], set[Any]] | None:
-        """For an op without a spec: the first candidate, and the dtypes and shapes for which it may run at once.
+        """For an op without a spec: the first candidate, and the dtypes and shapes for which it may be called directly.
 
-        None where more must be asked before a call.
+        None if a call needs other checks.
         """
         if self.spec is not None or self.barred is not None or not self.candidates:
             return None
@@ -143,11 +143,11 @@ class Chain:
         return (first.call, self._seen[True]) if asks_one else None
 
     def _own_recovery(self, error: Exception, args: tuple, kwargs: dict) -> Any:
-        """For targets that have fallen back already: what they raise is final."""
+        """The recovery of targets that fall back by themselves. A bound method: `__self__` leads to the chain."""
         raise error
 
     def _questions(self, first: Candidate) -> list[str]:
-        """What a call must ask before it may entry to the first candidate, as text."""
+        """Python expressions that must be true before the first candidate may be called directly."""
         alone = self.policy.strict or len(self.candidates) == 1
         failed = not self.policy.strict and (self.key, first.impl.impl_id) in self.manager.memory.failures
         trial = is_foreign(first.impl) and (not alone or self._checks(first.impl))
@@ -161,7 +161,7 @@ class Chain:
         return asks
 
     def _mark_of(self) -> str:
-        """The dtype and the shape of a call, as text."""
+        """A Python expression for the dtype and shape of a call."""
         first = self.form.first
         if self._typed and first is not None and first.isidentifier():
             return f"({first}.dtype, {first}.shape)"
@@ -176,7 +176,7 @@ class Chain:
         return f"(_seen if {self._nothing_written()} else _seen_writing)" if self.spec.writes else "_seen"
 
     def _nothing_written(self) -> str:
-        """The question whether the arguments that the op would write are absent (an optional output buffer)."""
+        """A Python expression that is true if all (optional) arguments that the op would write are None."""
         assert self.spec is not None
         if self._typed:
             return " and ".join(f"{n} is None" for n in self.spec.writes)
@@ -184,7 +184,7 @@ class Chain:
         return " and ".join(f"(_args[{i}] if len(_args) > {i} else _kwargs.get({n!r})) is None" for n, i in spots)
 
     def _guard(self, first: Candidate, ask: str) -> Callable[..., Any]:
-        """A function of the door's own signature that asks first, and falls back where the answer is no."""
+        """A function with the entry's signature that tests `ask` first, and falls back if it is false."""
         names: dict[str, Any] = {
             "_when": first.impl.when,
             "_call": first.call,
@@ -206,7 +206,7 @@ class Chain:
         return codegen.function(body, form.name, f"guard of {self.name}", names)
 
     def with_own_gradient(self, args: tuple, kwargs: dict) -> tuple[Callable[..., Any], int] | None:
-        """The impl that would run and its place, where that is an autograd.Function with a backward of its own."""
+        """The impl that would run and its index, if it is an autograd.Function with its own backward."""
         if not any(c.own_gradient for c in self.candidates):
             return None
         first = self._first_tensor(args, kwargs)
@@ -221,7 +221,7 @@ class Chain:
         return None
 
     def examined(self, place: int, found: Any, args: tuple, kwargs: dict) -> Any:
-        """What a candidate that was called from outside returned, if it is what the op returns."""
+        """`found`, the result of a candidate; raises WrongResult if it does not fit the op."""
         self._examine(self.candidates[place], found, args, kwargs)
         return found
 
@@ -236,12 +236,12 @@ class Chain:
     # -- falling back
 
     def recover(self, error: Exception, args: tuple, kwargs: dict) -> Any:
-        """The first candidate has failed on the direct path: answer from the next one, or raise."""
+        """The first candidate has failed on the direct path: return the next one's result, or raise."""
         return self.run(args, kwargs, failed=error)
 
     @layouts.explained
     def run(self, args: tuple, kwargs: dict, failed: Exception | None = None) -> Any:
-        """Try the candidates in order. `failed` is what the first one raised already, on the direct path."""
+        """Try the candidates in order. `failed` is the error of the first one, if it has run on the direct path."""
         if self._must_be_visible(args, kwargs):
             assert self.spec is not None
             return library.visible(self.spec, args, kwargs)
@@ -262,17 +262,17 @@ class Chain:
         raise self._verdict(fallback.trail)
 
     def _must_be_visible(self, args: tuple, kwargs: dict) -> bool:
-        """Whether torch must be able to look into this call: it is traced or transformed, or has no plain tensors."""
+        """Whether torch must see the op: the call is traced or transformed, or has tensors that are not plain."""
         if self.spec is None or not self._typed or not self.spec.primitive or isinstance(self.spec, Derived):
-            return False  # a derived op is a kernel below torch's dispatcher, which has shown the call to all who look
+            return False  # a derived op runs below torch's dispatcher, where tracers have already seen the call
         if dispatch_modes() or forward_ad._current_level >= 0 or transforms_active():
             return True
         return not all(is_plain(t) and is_real(t) for t in tensors_in((args, kwargs)))
 
     def _checks(self, impl: OpImpl) -> bool:
-        """Whether an impl's results are checked until it is proven: those of others, where a fake kernel knows better.
+        """Whether an impl's results are compared with the fake kernel's until it is proven.
 
-        Our own are tested in all dtypes and many shapes.
+        Only results of foreign impls are: ours are tested in all dtypes and many shapes.
         """
         return self._typed and self.spec is not None and self.spec.primitive and is_foreign(impl)
 
@@ -284,7 +284,7 @@ class Chain:
                 raise WrongResult(f"'{candidate.impl.impl_id}', an impl of {self.spec.key}, {wrong}")
 
     def _fake_fails(self, args: tuple, kwargs: dict) -> bool:
-        """Whether the op's fake kernel refuses these inputs too: then the mistake is the caller's."""
+        """Whether the op's fake kernel fails on these inputs too: then the arguments are wrong."""
         if self.spec is None or not self.spec.primitive or not self.spec.takes(args, kwargs):
             return False
         try:
@@ -303,7 +303,7 @@ class Chain:
             failure = Failure(self.name, refusal.impl.impl_id, None if everywhere else fallback.case, refusal.reason)
             if self.manager.quarantine(self.key, failure):
                 logger.warning(
-                    "Op '%s': '%s' failed and is passed over from now on (%s), using '%s'",
+                    "Op '%s': '%s' failed and is skipped from now on (%s), using '%s'",
                     self.name,
                     refusal.impl.impl_id,
                     failure,
@@ -328,17 +328,17 @@ class Chain:
     # -- what a call may write
 
     def _written(self, args: tuple, kwargs: dict) -> list[tuple[str, Any]]:
-        """What this call may write, by name: the arguments that the op declares; without a spec, all."""
+        """The arguments that this call may write, by name: those that the op declares; without a spec, all."""
         everything = [(f"argument {i}", a) for i, a in enumerate(args)] + list(kwargs.items())
         if self.spec is not None:
             try:
                 given = self.spec.signature.bind_partial(*args, **kwargs).arguments
-            except TypeError:  # called by an interface of the impl's own
+            except TypeError:  # called with the impl's own signature
                 return everything if self.spec.writes else []
             everything = [(n, given[n]) for n in self.spec.writes if n in given]
         return [(n, v) for n, v in everything if v is not None]
 
-    # -- last words
+    # -- errors
 
     def _verdict(self, trail: list[tuple[Refused, Exception | None]]) -> Exception:
         errors = tuple(e for _, e in trail if e is not None and not self._declines(e))
@@ -354,7 +354,7 @@ class Chain:
     def _strict_words(self, refusal: Refused) -> str:
         return (
             f"{self.name} not implemented by '{refusal.impl.impl_id}' for these arguments: {refusal.reason} "
-            f"(strict: the preferred impl is not replaced by another)"
+            f"(strict: no other impl is tried)"
         )
 
     def _nobody(self, declined: tuple[Refused, ...]) -> NoImplementation:
@@ -366,10 +366,12 @@ class Chain:
         return error
 
     def _declines(self, error: Exception, candidate: Candidate | None = None) -> bool:
-        """Whether an impl has declined before its first write. To an op of torch's, an argument that ours does not take
-        is that: torch's own kernel may take it, or raises torch's own error.
+        """Whether an error means that the impl declined before its first write.
 
-        That no impl of *another* op could run is an ordinary error, except to a composition, which is its parts.
+        For an op of ATen, a BadArgument counts as that: torch's own kernel may accept the argument, or raises its own
+        error.
+
+        NoImplementation of *another* op is an ordinary error, except for a composition, which calls other ops.
         """
         if isinstance(error, NoImplementation):
             lifted = any(hasattr(c.impl.fn, "parts") for c in ((candidate,) if candidate else self.candidates))
@@ -378,7 +380,7 @@ class Chain:
 
 
 class Fallback:
-    """One call that tries the candidates in turn: what it may write, and how those before have failed."""
+    """One call that tries the candidates in order: what it may write, and the failures so far."""
 
     def __init__(self, chain: Chain, args: tuple, kwargs: dict):
         self.chain, self.args, self.kwargs = chain, args, kwargs
@@ -387,10 +389,10 @@ class Fallback:
         self.case: Case = (None if self.first is None else self.first.dtype, shape_class(self.first))
         self.written = chain._written(args, kwargs)
         self.trail: list[tuple[Refused, Exception | None]] = []
-        self.saved: snapshot.Snapshot | str | None = None  # or the reason why there is none
+        self.saved: snapshot.Snapshot | str | None = None  # a str is the reason why there is no snapshot
 
     def passes_over(self, candidate: Candidate) -> bool:
-        """Whether a candidate is not to be tried: it has failed before, or its `when` says no; strict raises that."""
+        """Whether to skip a candidate: it is quarantined, or its `when` refuses. Under strict, raises instead."""
         impl = candidate.impl
         known = None if self.strict else self.memory.failed(self.chain.key, impl.impl_id, self.case)
         refusal = None if known is None else Refused(impl, "quarantine", known.reason)
@@ -409,7 +411,10 @@ class Fallback:
         return True
 
     def attempt(self, candidate: Candidate, last: bool) -> tuple[Any, Exception | None]:
-        """Call a candidate; its result, or its error. One that is on trial is examined, and can be undone."""
+        """Call a candidate: (result, None) or (None, error).
+
+        While it is on trial, its results are checked and its writes can be undone.
+        """
         trial = self.on_trial(candidate)
         if trial and self.saved is None and not last and not self.strict:
             self.saved = snapshot.take(self.written, _generators(self.first))
@@ -428,13 +433,13 @@ class Fallback:
         return result, None
 
     def on_trial(self, candidate: Candidate) -> bool:
-        """Whether an impl has still to prove itself for this dtype and shape class."""
+        """Whether an impl is not yet proven for this dtype and shape class."""
         if not self.written and not is_foreign(candidate.impl):
             return False
         return not self.memory.proven(self.chain.key, candidate.impl.impl_id, self.case, bool(self.written))
 
     def failed(self, candidate: Candidate, error: Exception) -> None:
-        """Undo what a candidate did. Raises where the next one must not be tried: the caller is to see the error."""
+        """Undo a failed candidate's writes, or raise its error if no other candidate may be tried."""
         chain = self.chain
         first_error = next((e for _, e in self.trail if e is not None and not chain._declines(e)), None)
         if isinstance(self.saved, snapshot.Snapshot):
@@ -456,25 +461,25 @@ class Fallback:
         self.trail.append((Refused(candidate.impl, "error", _words(error)), error))
 
     def _ends_here(self, candidate: Candidate, error: Exception, first_error: Exception | None) -> bool:
-        """Whether no other candidate may answer: strict, something written, or the caller's own mistake."""
+        """Whether no other candidate may be tried: strict, writes that cannot be undone, or a wrong argument."""
         chain = self.chain
         if self.strict:
             return True
         if chain._declines(error, candidate):
             return False
         if self.written and not isinstance(self.saved, snapshot.Snapshot):
-            why = self.saved or "it had run before without failing, so no copy was kept of what it may write"
+            why = self.saved or "it has succeeded before, so no copy of what it may write was kept"
             error.add_note(f"opmux: op '{chain.name}': no other impl is tried after '{candidate.impl.impl_id}': {why}")
             return True
         last = candidate is chain.candidates[-1]
         if candidate.impl.kind is BackendImplKind.REFERENCE and (first_error is not None or last):
-            return True  # the reference fails on the same inputs: the first error is the caller's to see
+            return True  # the reference fails on the same inputs: raise the first error
         if isinstance(error, (NotImplementedError, ImportError, WrongResult)):
             return False
         return chain._fake_fails(self.args, self.kwargs)
 
     def _raise_bad_argument(self) -> None:
-        """Raise BadArgument where an argument is not what the op takes: an impl's own error may say anything."""
+        """Raise BadArgument if an argument is invalid: an impl's own error may not name the reason."""
         spec = self.chain.spec
         if spec is not None and self.chain._typed and spec.space != "aten":
             try:
@@ -483,8 +488,8 @@ class Fallback:
                 raise bad.with_traceback(None) from None
 
 
-# A function that asks before it calls the first candidate, and falls back if the answer is no. A question that raises
-# (a tensor without a shape, a `when` with a mistake) is asked again on the fallback, which knows what to do.
+# Tests a condition before it calls the first candidate, and falls back if it is false. A condition that raises (a
+# tensor without a shape, a bug in a `when`) is evaluated again by the fallback, which handles the error.
 GUARD = """\
 def {name}({params}):
     try:
@@ -504,7 +509,7 @@ def {name}({params}):
 
 
 def is_foreign(impl: OpImpl) -> bool:
-    """Whether an impl is to be examined: it comes from outside. A reference is what others are held to."""
+    """Whether an impl's results must be checked: it is not part of opmux, and not a reference."""
     return bool(impl.outside) and impl.kind is not BackendImplKind.REFERENCE
 
 
@@ -517,7 +522,7 @@ def _generators(first: Tensor | None) -> list[torch.Generator]:
 
 
 def _mark(first: Tensor | None) -> Any:
-    """A call by the dtype and the exact shape of its first tensor."""
+    """The dtype and the exact shape of a call's first tensor."""
     try:
         return None if first is None else (first.dtype, first.shape)
     except RuntimeError:  # nested tensors have no shape
@@ -525,16 +530,16 @@ def _mark(first: Tensor | None) -> Any:
 
 
 def refusal_of(answer: Any) -> str | None:
-    """What a `when` answered, as a reason why not, or None for yes."""
+    """The answer of a `when` as a reason for refusal, or None if it accepts."""
     if answer is None or answer is True:
         return None
     if isinstance(answer, str):
-        return answer or "its `when` says no"
-    return None if bool(answer) else "its `when` says no"
+        return answer or "its `when` returned an empty reason"
+        return None if bool(answer) else "its `when` returned False"
 
 
 def is_fatal(error: Exception) -> bool:
-    """No memory, or a device that is gone: to be seen by the caller whatever came before."""
+    """Out of memory, or a broken device: always raised to the caller."""
     if isinstance(error, (MemoryError, torch.OutOfMemoryError, getattr(torch, "AcceleratorError", ()))):
         return True
     return isinstance(error, RuntimeError) and any(words in str(error) for words in _STICKY)
@@ -546,7 +551,7 @@ def _words(error: BaseException) -> str:
 
 
 def _with_trail(error: Exception, trail: list[tuple[Refused, Exception | None]], chain: Chain) -> Exception:
-    """The error itself, with a note of who else was asked."""
+    """The error itself, with a note that lists the other impls that were tried."""
     others = [f"{r.impl.impl_id} ({r.stage}: {r.reason})" for r, e in trail if e is not error]
     note = f"opmux: op '{chain.name}': tried before this error: " + "; ".join(others)
     if others and note not in getattr(error, "__notes__", ()):

@@ -1,11 +1,11 @@
-"""The functions users hold: one per op, stable for the life of the process, each a call of a target that can change.
+"""The functions that users call: one per op, which never changes identity and calls a target that can change.
 
-A function's text is generated from the op's signature, so that keywords, defaults and `inspect` work and no call is
-packed into `*args`. What a call must look at (a live scope, the device, the dtype, whether a gradient is wanted)
-is in the text only while it is needed: rebinding swaps the function's `__code__` for another variant.
+A function's source is generated from the op's signature, so that keywords, defaults and `inspect` work and arguments
+are not packed into `*args`. A check (for a live scope, the device, the dtype, a needed gradient) is in the source only
+while it is needed: rebinding replaces the function's `__code__` by another variant.
 
-What is bound is a *pair* `(target, recover)`: call the target, and pass what it raises to `recover`, which returns the
-result of the next candidate or raises. One read of one global gives both, so no lock is needed.
+An entry is bound to a *pair* `(target, recover)`: it calls the target, and passes an exception to `recover`, which
+returns the next candidate's result or raises. Both are read from one global, so no lock is needed.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ Pair = tuple[Callable[..., Any], Callable[[Exception, tuple, dict], Any]]
 
 _casting: Callable[[], bool] = getattr(torch._C, "_is_any_autocast_enabled", torch.is_autocast_enabled)
 
-# Forward-mode AD says in `_current_level` whether a level is entered.
+# `_current_level` is >= 0 while forward-mode AD is active.
 forward_ad: Any = torch.autograd.forward_ad
-# How many dispatch modes (tracers, counters, checkpoints) look at what torch runs.
+# The number of active torch dispatch modes (tracers, counters, checkpoints).
 dispatch_modes: Callable[[], int] = torch._C._len_torch_dispatch_stack
-# Whether a transform of torch.func (vmap, grad, jvp) is at work.
+# Whether a torch.func transform (vmap, grad, jvp) is active.
 transforms_active: Callable[[], bool] = torch._C._are_functorch_transforms_active
 
 # The one context variable: the innermost live policy scope (policy.Scope), or None.
 scope: ContextVar[Any] = ContextVar("opmux_scope", default=None)
 
-# What a binding is keyed by -> how the text picks the pair. `is_cpu` and `dtype` cost 100 ns each and
-# `device.type` 800, so the latter is for processes with two kinds of accelerator.
+# What a table of pairs is keyed by -> the expression that picks the pair. `is_cpu` and `dtype` take 100 ns each and
+# `device.type` 800, so the latter is only used in processes with two kinds of accelerator.
 PICK = {
     "": "{b}",
     "dtype": "{b}[{x}.dtype]",
@@ -49,7 +49,7 @@ PICK = {
     "type dtype": "{b}[{x}.device.type][{x}.dtype]",
 }
 
-# The same keys, for filling a table in.
+# The same keys as functions, to fill the table.
 LOOKS: dict[str, tuple[Callable[[Any], Any], ...]] = {
     "": (),
     "dtype": (lambda x: x.dtype,),
@@ -59,10 +59,10 @@ LOOKS: dict[str, tuple[Callable[[Any], Any], ...]] = {
     "type dtype": (lambda x: x.device.type, lambda x: x.dtype),
 }
 
-# Whether torch must be able to see the call: a tracer or a transform is active. Asking for all costs 60 to 150 ns.
+# Whether torch must see the op: a tracer or a transform is active. Checking for all of them takes 60 to 150 ns.
 TRACER_CHECKS = {
     "all": "_dual._current_level >= 0 or _modes() or _transforms()",
-    "transforms": "_transforms()",  # of a kernel that asks for the rest by itself
+    "transforms": "_transforms()",  # for kernels that check for the others themselves
     "": "",
 }
 
@@ -84,23 +84,23 @@ def {name}({params}):{ask}
 
 @dataclass
 class Plan:
-    """What an entry must look at, and what it finds there: a pair, or a table of pairs that `make` fills as needed."""
+    """What an entry is keyed by, and the pair to call, or a table of pairs that `make` fills on first use."""
 
     key: str
     table: Any
     make: Callable[[Any], Pair] | None = None
-    tracers: str = "all"  # which tracers the entry asks for: a key of TRACER_CHECKS
+    tracers: str = "all"  # which tracers the entry checks for: a key of TRACER_CHECKS
     first: Callable[[tuple, dict], Any] = first_tensor
-    own_gradient: bool = True  # whether an impl may be an autograd.Function, with a backward of its own
-    pair: Pair | None = None  # this plan as one pair, once an entry points to it or it was asked for
+    own_gradient: bool = True  # whether an impl may be an autograd.Function with its own backward
+    pair: Pair | None = None  # this plan as one pair; made when first needed
 
     def follow(self, args: tuple, kwargs: dict) -> Pair:
-        """The pair that a call with these arguments ends at."""
+        """The pair that a call with these arguments runs."""
         found = self.first(args, kwargs)
         return self.miss(_NoTensor if found is None else found)
 
     def miss(self, x: Any) -> Pair:
-        """The pair for a first tensor that the table does not know yet."""
+        """The pair for a first tensor that is not in the table yet."""
         if self.make is None:
             return self.table
         at = self.table
@@ -110,36 +110,34 @@ class Plan:
         pair = at.get(last)
         if pair is None:
             try:
-                pair = at.setdefault(
-                    last, self.make(x)
-                )  # with nothing locked: it asks impls whether they are available
+                pair = at.setdefault(last, self.make(x))  # without a lock: it runs impls' availability checks
             except OpmuxError as error:
-                raise error from None  # the KeyError that led here says nothing
+                raise error from None  # hide the table's KeyError
         return pair
 
 
 def reraise(error: Exception, args: tuple, kwargs: dict) -> Any:
-    """The `recover` of a target that falls back by itself."""
+    """The `recover` of a target that handles its own fallback."""
     raise error
 
 
 @dataclass
 class Form:
-    """How an op is called, as text: its parameters, how they are passed on, where its first tensor is."""
+    """How an op is called, as source text: its parameters, how they are passed on, which is its first tensor."""
 
     name: str
     params: str
     passed: str
     packed: str  # "(args tuple), {kwargs}", for the slow paths
     first: str | None  # an expression for the first tensor
-    wants_grad: str | None  # an expression that says whether a tensor argument requires grad
+    wants_grad: str | None  # an expression that is true if a tensor argument requires grad
     defaults: dict[str, Any] = field(default_factory=dict)
     keyword_defaults: dict[str, Any] = field(default_factory=dict)
-    native: bool = False  # whether torch's own op is called where autocast or a forward gradient wants it
-    asks: bool = False  # whether the text asks if it is being compiled (where Dynamo has no hook to be told)
-    check: Callable[[tuple, dict], None] = lambda args, kwargs: None  # names an argument that should be a tensor
-    gate: str = ""  # a question of the text, and what to return where the answer is no: "x not in y: return z"
-    traced: Callable[..., Any] | None = None  # what is called instead where torch must be able to look into the op
+    native: bool = False  # whether torch's own op runs under autocast and when a gradient is needed
+    asks: bool = False  # whether to check for compilation on each call (a Dynamo without the hooks we use)
+    check: Callable[[tuple, dict], None] = lambda args, kwargs: None  # raises for an argument that is not a tensor
+    gate: str = ""  # an early return at the start of the function: "if x not in y: return z"
+    traced: Callable[..., Any] | None = None  # called instead if torch must see the op
     codes: dict[tuple[bool, str, bool, str], types.CodeType] = field(default_factory=dict)
 
     @classmethod
@@ -181,7 +179,7 @@ class Form:
 
     @classmethod
     def open(cls, name: str, differentiable: bool = False) -> Form:
-        """The form of a call whose arguments are handed on as given."""
+        """The form of a function that passes `*args, **kwargs` on."""
         wants = "_wants(_args, _kwargs)" if differentiable else None
         ident = "".join(c if c.isalnum() else "_" for c in name)
         return cls(
@@ -210,7 +208,7 @@ class Form:
             pick = f"({pick.replace('_x.', '(_x := ' + str(self.first) + ').', 1)})"
         look = []
         if grad and self.wants_grad:
-            # _g recovers by itself: it becomes the target, so that its errors pass through reraise
+            # _g handles its own fallback, so its `recover` is reraise
             wants = f"_grad() and ({self.wants_grad})"
             if self.native:
                 wants = f"({wants}) or _casting()"
@@ -242,18 +240,18 @@ class Form:
 
     @cached_property
     def ungated(self) -> Form:
-        """The same without the gate, for callers behind it."""
+        """The same form without the gate, for callers that have passed it."""
         return replace(self, gate="", codes={}) if self.gate else self
 
     def layer(self, plan: Plan) -> Callable[..., Any]:
-        """A function that follows a plan and falls back, to be used as the target of a pair."""
+        """A function that looks its pair up in a plan and falls back; used as the target of another pair."""
         names = self.globals({slot(plan.key): plan.table, "_miss": plan.miss})
         made: Any = self.ungated.function(names, grad=False, tracers=plan.tracers, key=plan.key)
-        made.follow = plan.follow  # what it would pick, for who must know before calling
+        made.follow = plan.follow  # lets autograd find the pair before the call
         return made
 
     def pair(self, plan: Plan) -> Pair:
-        """A plan as a pair: the one it holds, or a layer over its table."""
+        """A plan as a pair: its only pair, or a layer over its table."""
         if plan.key == "":
             return plan.table
         if plan.pair is None:
@@ -290,7 +288,8 @@ class Form:
 class EntryPoint:
     """The stable functions of one op, and the plan that says what they call.
 
-    `fn` is the public one; `raw` is the same below autograd and tracers (for their own use and for compiled graphs).
+    `fn` is the public one; `raw` is the same without the checks for gradients and tracers, for autograd and compiled
+    graphs.
     """
 
     def __init__(
@@ -303,8 +302,8 @@ class EntryPoint:
         self.form = form
         self.bound = False
         self.scoped = False
-        self.keep = False  # whether tables may hold on to it when no scope is live
-        self.apply: Callable[..., Any] | None = None  # of the op's autograd.Function, made when first asked for
+        self.keep = False  # whether policy tables keep it when no scope is live
+        self.apply: Callable[..., Any] | None = None  # `apply` of the op's autograd.Function, made on first use
 
         self._bind = bind
         self._under = under
@@ -325,14 +324,14 @@ class EntryPoint:
         self.raw = self.fn if direct else form.function(self.globals, grad=False, tracers="")
 
     def point(self, plan: Plan) -> None:
-        """Call what `plan` says."""
+        """Bind the functions to `plan`."""
         if plan.key == "":
             plan.pair = plan.table
         self._aim(plan)
-        self.bound = True  # last: interrupted before it, the next call binds again
+        self.bound = True  # last: if interrupted before, the next call binds again
 
     def unbind(self) -> None:
-        """Choose anew at the next call."""
+        """Choose an impl again at the next call."""
         self.bound = False
         self._aim(self._unbound)
 
@@ -341,38 +340,38 @@ class EntryPoint:
         self._swap()
 
     def pair(self) -> Pair:
-        """What a call made here and now would run; held by autograd for the backward."""
+        """The pair that a call in the current scope runs; autograd keeps it for the backward."""
         inner = scope.get()
         if inner is None:
             return self.plan.pair or self.pair_of_process()
         return inner.pairs.get(self) or inner.miss(self)
 
     def pair_of_process(self) -> Pair:
-        """What a call outside of every scope would run."""
+        """The pair that a call outside of all scopes runs."""
         if not self.bound:
             self._bind(self)
         return self.form.pair(self.plan)
 
     def under(self, policy: Any) -> Pair:
-        """What a call under this policy runs."""
+        """The pair that a call under this policy runs."""
         return self._under(self, policy)
 
     def _aim(self, plan: Plan) -> None:
-        # The table first, then the code that reads it: another thread runs the old code on the old table or the new.
+        # The table before the code that reads it: another thread then runs the old code on the old table, or the new.
         self.plan = plan
         self.globals["_miss"] = plan.miss
         self.globals[slot(plan.key)] = plan.table
         self._swap()
 
     def _swap(self) -> None:
-        tracers = "all" if self.scoped else self.plan.tracers  # a scope may lead anywhere
+        tracers = "all" if self.scoped else self.plan.tracers  # a scope's policy may pick any impl
         self.fn.__code__ = self.form.code(True, tracers, self.scoped, self.plan.key)
         if self.raw is not self.fn:
             self.raw.__code__ = self.form.code(False, "", self.scoped, self.plan.key)
 
 
 def slot(key: str) -> str:
-    """The global that holds the table of a variant: one name each, so that a swap cannot mix two."""
+    """The global that holds the table of a code variant; distinct names, so that a swap cannot mix two variants."""
     return "_b_" + key.replace(" ", "_")
 
 
@@ -384,7 +383,7 @@ def is_tensor(annotation: Any, optional: bool = False) -> bool:
 
 
 class _NoTensor:
-    """Stands for the first tensor of a call that has none."""
+    """Placeholder for the first tensor of a call without tensors."""
 
     dtype = None
     is_cpu = True

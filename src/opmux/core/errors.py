@@ -1,4 +1,4 @@
-"""One class per mistake. Each message says what was asked, what is allowed, and what to do."""
+"""One class per kind of error. A message says what was given, what is allowed, and what to do."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from typing import Any
 
 
 class OpmuxError(Exception):
-    """The base of everything opmux raises of its own accord."""
+    """The base class of all opmux errors."""
 
 
 class NotSupported(OpmuxError, NotImplementedError):
-    """An implementation declines these arguments, and promises that it has written nothing yet.
+    """An implementation declines these arguments and has written nothing.
 
-    Raise it from an implementation, before its first write or launch, to hand the call to the next candidate.
+    Raise it from an implementation, before its first write or launch, to pass the call to the next candidate.
     """
 
 
 class NoImplementation(OpmuxError, NotImplementedError):
-    """Every candidate was passed over or declined; the message lists each with its reason."""
+    """Every candidate was skipped or declined; the message lists each with its reason."""
 
-    op_key: str | None = None  # of which op, where dispatch raised it
+    op_key: str | None = None  # the op's key, if dispatch raised the error
 
 
 class DispatchError(OpmuxError, RuntimeError):
@@ -37,13 +37,13 @@ class WrongResult(OpmuxError, RuntimeError):
 
 
 class UnknownName(OpmuxError, LookupError):
-    """A name of an op, a vendor, an impl or a plugin that nothing here answers to."""
+    """An unknown name of an op, a vendor, an impl or a plugin."""
 
     def __init__(self, what: str, name: str, known: Iterable[str], hint: str = ""):
         super().__init__(unknown(what, name, known, hint))
         self.name = name
 
-    def __reduce__(self) -> tuple[Any, ...]:  # the message alone travels between processes
+    def __reduce__(self) -> tuple[Any, ...]:  # pickles the message, without the list of known names
         return _unknown_again, (self.args[0], self.name)
 
 
@@ -54,25 +54,25 @@ def _unknown_again(message: str, name: str) -> UnknownName:
 
 
 class BadArgument(OpmuxError):
-    """An argument that an op does not take. It is a TypeError or a ValueError as well.
+    """An invalid argument. Every instance is also a TypeError or a ValueError.
 
-    `expected` follows "must" ("be float32, the dtype of {x}") and names other arguments in braces. A function in front
-    of the op that has other names for them raises the same error with those:
-    `raise error.seen_as("rmsnorm_fwd", {"x": "input"}) from None`.
+    `expected` is the text after "must" ("be float32, the dtype of {x}"), with other arguments in braces. A function
+    that calls the op and has other names for its arguments raises the same error with those: `raise
+    error.seen_as("rmsnorm_fwd", {"x": "input"}) from None`.
     """
 
     def __init__(self, op: str, argument: str, expected: str, got: str, names: Mapping[str, str] | None = None):
         self.op, self.argument, self.expected, self.got, self.names = op, argument, expected, got, dict(names or {})
         super().__init__(op, argument, expected, got, self.names)
-        self.__suppress_context__ = True  # it is the reason: what led to the check says nothing, wherever it is raised
+        self.__suppress_context__ = True  # the impl's error that led to this check is not helpful
 
     @classmethod
     def of(cls, op: str, argument: str, expected: str, got: str, kind: type[Exception] = ValueError) -> BadArgument:
-        """An error of the subclass that is also of that kind: TypeError or ValueError."""
+        """The subclass that is also of `kind`: TypeError or ValueError."""
         return (BadArgumentType if kind is TypeError else BadArgumentValue)(op, argument, expected, got)
 
     def seen_as(self, op: str, names: Mapping[str, str]) -> BadArgument:
-        """The same mistake, as the caller of another function made it."""
+        """The same error with another function's name and argument names."""
         before = {k: names.get(v, v) for k, v in self.names.items()}
         return type(self)(op, self.argument, self.expected, self.got, {**names, **before})
 
@@ -90,7 +90,7 @@ class BadArgumentValue(BadArgument, ValueError):
 
 
 class _Own(dict):
-    """Names of arguments, each its own where it has no other."""
+    """Argument names by the op's names; an unmapped name maps to itself."""
 
     def __missing__(self, name: str) -> str:
         return name
@@ -101,15 +101,15 @@ class BadLayout(OpmuxError, TypeError):
 
 
 class BackendNotFound(OpmuxError, RuntimeError):
-    """A setting or `set_backend` named a backend that is not there."""
+    """A setting or `set_backend` named a backend that does not exist."""
 
 
 class BadPolicy(OpmuxError, ValueError):
-    """A policy, an order or a token that cannot mean anything."""
+    """An invalid policy, order or token."""
 
 
 class BadKnob(OpmuxError, ValueError):
-    """An environment variable or a line of opmux.toml whose value cannot be read."""
+    """An environment variable or a line of opmux.toml with an invalid value."""
 
 
 class BadImpl(OpmuxError, ValueError):
@@ -133,21 +133,21 @@ class RanksDiffer(OpmuxError, RuntimeError):
 
 
 def quoted(text: str, most: int = 200) -> str:
-    """Text that a user gave, for a message: in quotes, on one line, and not longer than needed to know it by."""
+    """User input for a message: in quotes, on one line, truncated to `most` characters."""
     cut = text if len(text) <= most else f"{text[:most]}..."
     shown = f"'{cut}'" if cut.isprintable() else repr(cut)
     return shown if cut == text else f"{shown} ({len(text)} characters)"
 
 
 def nearest(name: str, known: Iterable[str]) -> str | None:
-    """The known name a typist most likely meant, or None where nothing is near."""
+    """The known name closest to a misspelt one, or None if none is close."""
     by_fold = {k.casefold(): k for k in known}
     close = difflib.get_close_matches(name.casefold(), by_fold, n=1, cutoff=0.6)
     return by_fold[close[0]] if close else None
 
 
 def unknown(what: str, name: str, known: Iterable[str], hint: str = "") -> str:
-    """The sentence for an unknown name: the nearest valid one where there is one, else the valid ones."""
+    """The message for an unknown name: suggests the closest valid name, or lists the valid names."""
     known = sorted(set(known))
     text = f"unknown {what} {quoted(name)}"
     close = nearest(name, known)

@@ -20,7 +20,7 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Explanation:
-    """Why an op runs where it runs: data first, one screen of text by str()."""
+    """Why an op runs the impl that it runs. `str()` of it is one screen of text."""
 
     op: str
     key: str

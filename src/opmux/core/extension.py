@@ -1,7 +1,7 @@
-"""What a layer above core adds to it: a space of ops, settings under other names, plugins written for another library.
+"""What a layer above core adds to it: a namespace of ops, aliases of settings, plugins written for another library.
 
-Core names no face and no vendor. The package's root lists the extensions; core asks for them when it first reads a
-setting, looks up a bare name, or loads plugins.
+Core does not know any face or vendor. `opmux/__init__.py` lists the extensions; core imports them when it first reads a
+setting, looks up an unqualified name, or loads plugins.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class SpaceOrder(NamedTuple):
-    """Tokens for the ops of one space: `first` is tried before all others, `fallback` after flagos."""
+    """Tokens for the ops of one namespace: `first` comes before all others, `fallback` after flagos."""
 
     first: str | None = None
     fallback: str | None = None
@@ -27,20 +27,20 @@ class SpaceOrder(NamedTuple):
 
 @dataclass(frozen=True)
 class Extension:
-    """One layer's additions. Everything is optional; functions are called when the answer is needed."""
+    """One layer's additions. Every field is optional; functions are called on first use."""
 
-    space: str = ""  # bare names of ops are looked up in this space too
-    # The tokens that the settings ask for, for the ops of the space. It is given a function: setting -> value or None.
+    space: str = ""  # a namespace in which unqualified op names are looked up too
+    # The tokens for the ops of the space, from settings. The argument is a function: setting -> value or None.
     order: Callable[[Callable[[Any], Any]], SpaceOrder] | None = None
-    # Raises where a token of the space's order cannot be used on this machine.
+    # Raises if a token of the space's order cannot be used on this machine.
     check_token: Callable[[OpManager, str], None] | None = None
-    # Vendors whose impls of kind VENDOR the settings leave out, and the reason; the vendors' own kernels stay.
+    # Vendors whose impls of kind VENDOR the settings disable, and the reason.
     left_out: Callable[[], Mapping[str, str]] = dict
     settings: tuple[Knob[Any], ...] = ()
     aliases: Mapping[str, str] = field(default_factory=dict)  # a setting's other name -> its name
-    prefixes: tuple[str, ...] = ()  # of environment variables: one that is no setting is reported as misspelt
+    prefixes: tuple[str, ...] = ()  # environment variables with these prefixes that are no settings are reported
     plugin_groups: tuple[str, ...] = ()  # entry point groups
-    register_names: tuple[str, ...] = ()  # what a plugin may call its register(registry)
+    register_names: tuple[str, ...] = ()  # other names of a plugin's register(registry)
 
 
 @functools.cache
@@ -49,7 +49,7 @@ def extensions() -> tuple[Extension, ...]:
 
 
 def spaces() -> tuple[str, ...]:
-    """The spaces of ops that extensions bring."""
+    """The namespaces of ops that extensions add."""
     return tuple(e.space for e in extensions() if e.space)
 
 

@@ -1,10 +1,10 @@
-"""Every setting of opmux, one typed line each: its name, the names it also answers to, its type, what it means.
+"""Every setting of opmux, one typed line each: its name, its type, what it means.
 
-A setting is looked for under its own name, then under its aliases, then in a TOML file under its name in lower case
-without `OPMUX_`: the file that `OPMUX_CONFIG` names; else `opmux.toml` in the current directory, then `opmux/opmux.toml`
-in the user's configuration folder (`$XDG_CONFIG_HOME`, else `~/.config`). Nothing is read at import.
+A setting is read from the environment variable of its name, then from its aliases, then from a TOML file, in lower case
+and without `OPMUX_`. The file is the one that `OPMUX_CONFIG` names; else `opmux.toml` in the current directory, then
+`opmux/opmux.toml` in the user's configuration folder (`$XDG_CONFIG_HOME`, else `~/.config`). Importing reads nothing.
 
-The current directory may be anybody's: a file found there cannot name modules to import.
+The current directory is not trusted: a file found there cannot name modules to import.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ ORDER_EXAMPLE = "rmsnorm_fwd=vendor:acme|flagos;rope_fwd=flagos|reference"
 
 @dataclass(frozen=True)
 class Kind(Generic[T]):
-    """How a setting is read from text or from TOML; `parse` raises ValueError on a value that means nothing."""
+    """How a setting is read from text or from TOML; `parse` raises ValueError for an invalid value."""
 
     name: str
     example: str
@@ -36,7 +36,7 @@ class Kind(Generic[T]):
 
 @dataclass(frozen=True)
 class Setting(Generic[T]):
-    """One setting as this process sees it: the value, and where it came from."""
+    """The value of a setting in this process, and its source."""
 
     value: T | None
     source: str  # "env OPMUX_PREFER", "file opmux.toml", "default"
@@ -57,8 +57,8 @@ class Knob(Generic[T]):
     default: T | None
     doc: str
     in_file: bool = True
-    blank: bool = False  # whether a variable that is set and blank is an empty list; else it is as if unset
-    trusted: bool = False  # whether a file found in the current directory may not set it
+    blank: bool = False  # whether a blank variable is an empty list; if not, it counts as unset
+    trusted: bool = False  # whether an opmux.toml found in the current directory is ignored for it
 
     @property
     def key(self) -> str:
@@ -70,10 +70,10 @@ class Knob(Generic[T]):
         return tuple(alias for e in extensions() for alias, name in e.aliases.items() if name == self.name)
 
     def look(self) -> Setting[T]:
-        """The value and its source; BadKnob quotes a value that cannot be read."""
+        """The value and its source; raises BadKnob for an invalid value."""
         for name in (self.name, *self.aliases):
             text = os.environ.get(name)
-            if text is not None and (text.strip() or self.blank):  # set but blank is how a shell unsets
+            if text is not None and (text.strip() or self.blank):  # blank counts as unset
                 return Setting(self._read(text, name, f"{name}={self.kind.example}"), f"env {name}")
         for path, table, found_here in files() if self.in_file else ():
             if self.key not in table:
@@ -113,11 +113,11 @@ class File(NamedTuple):
 
     path: Path
     table: dict[str, Any]
-    found_here: bool  # in the current directory, without having been named
+    found_here: bool  # found in the current directory, not named by OPMUX_CONFIG
 
 
 def files() -> list[File]:
-    """The files of settings, the first of them first; one that was named is the only one, and must exist."""
+    """The settings files by precedence. A file named by OPMUX_CONFIG is the only one, and must exist."""
     asked = os.environ.get("OPMUX_CONFIG", "").strip()
     if asked:
         named = _read_file(Path(asked), found_here=False)
@@ -133,7 +133,7 @@ def files() -> list[File]:
 def _read_file(path: Path, found_here: bool) -> File | None:
     try:
         return File(path, _parse_toml(path), found_here) if path.is_file() else None
-    except OSError as error:  # a name that is too long, a file that may not be read
+    except OSError as error:  # the name is too long, or the file is not readable
         raise BadKnob(
             f"{_shown(str(path))} cannot be read: {error.strerror}. Name a TOML file by OPMUX_CONFIG"
         ) from None
@@ -172,12 +172,12 @@ def all_knobs() -> list[Knob[Any]]:
 
 
 def variables() -> list[str]:
-    """The environment variables that are settings of opmux, not those of other programs that it shows."""
+    """The environment variables that belong to opmux, without those of other programs."""
     return [name for k in all_knobs() if k.name.startswith("OPMUX_") for name in (k.name, *k.aliases)]
 
 
 def strangers() -> list[str]:
-    """One sentence for each setting that no knob answers to: a misspelt variable, an unknown key of the file."""
+    """One message for each unknown setting: a misspelt environment variable, an unknown key of a file."""
     names = {n for k in all_knobs() for n in (k.name, *k.aliases)}
     ours = ("OPMUX_", *(prefix for e in extensions() for prefix in e.prefixes))
     found = [
@@ -213,7 +213,7 @@ def _flag(value: Any) -> bool:
 def _names(value: Any) -> tuple[str, ...]:
     items = value.split(",") if isinstance(value, str) else value
     if not isinstance(items, (list, tuple)) or not all(isinstance(i, str) for i in items):
-        raise ValueError("expected names with commas between them")
+        raise ValueError("expected names separated by commas")
     return tuple(name for name in (i.strip() for i in items) if name)
 
 
@@ -239,8 +239,8 @@ def _orders(value: Any) -> dict[str, tuple[str, ...]]:
         for (op, eq, order), part in zip(pairs, parts, strict=True):
             if not eq or not op.strip() or not order.strip():
                 raise ValueError(f"'{part}' is not op=token|token")
-            if "=" in order or "," in order:  # it would pass for a part of a vendor's name
-                raise ValueError(f"'{part}' is not op=token|token; between two ops stands ';'")
+            if "=" in order or "," in order:  # it would be read as part of a vendor's name
+                raise ValueError(f"'{part}' is not op=token|token; separate two ops by ';'")
         items = [(op.strip(), order) for op, _, order in pairs]
     elif isinstance(value, dict):
         items = list(value.items())
@@ -277,17 +277,17 @@ def knob(
 # ---- the settings ---------------------------------------------------------------------------------------------------
 # fmt: off
 PREFER = knob("OPMUX_PREFER", prefer, doc="which kind comes first: flagos, vendor, reference")
-PREFER_VENDOR = knob("OPMUX_PREFER_VENDOR", flag, doc="1 prefers vendor, 0 flagos; OPMUX_PREFER wins over it")
+PREFER_VENDOR = knob("OPMUX_PREFER_VENDOR", flag, doc="1 prefers vendor, 0 flagos; OPMUX_PREFER overrides it")
 STRICT = knob("OPMUX_STRICT", flag, default=False, doc="1 raises the preferred impl's error instead of falling back")
-ALLOW_VENDORS = knob("OPMUX_ALLOW_VENDORS", names, doc="only impls of these vendors, and impls of no vendor")
-DENY_VENDORS = knob("OPMUX_DENY_VENDORS", names, doc="no impl of these vendors; beats the allow list")
+ALLOW_VENDORS = knob("OPMUX_ALLOW_VENDORS", names, doc="run only impls of these vendors, and impls without a vendor")
+DENY_VENDORS = knob("OPMUX_DENY_VENDORS", names, doc="run no impl of these vendors; overrides OPMUX_ALLOW_VENDORS")
 PER_OP = knob("OPMUX_PER_OP", orders, doc=f"the order for single ops: {ORDER_EXAMPLE}")
-PLUGIN_MODULES = knob("OPMUX_PLUGIN_MODULES", modules, default=(), doc="modules to load as plugins; not from an opmux.toml that was found in the current directory", trusted=True)
-ALLOW_PLUGINS = knob("OPMUX_ALLOW_PLUGINS", modules, doc="load no plugin but these: distributions, and modules of OPMUX_PLUGIN_MODULES; set and blank: none", blank=True)
-BLOCK_PLUGINS = knob("OPMUX_BLOCK_PLUGINS", modules, default=(), doc="never load these plugins, named in the same way; nothing of them is imported")
+PLUGIN_MODULES = knob("OPMUX_PLUGIN_MODULES", modules, default=(), doc="modules to load as plugins; ignored in an opmux.toml found in the current directory", trusted=True)
+ALLOW_PLUGINS = knob("OPMUX_ALLOW_PLUGINS", modules, doc="load only these plugins: distributions, or modules of OPMUX_PLUGIN_MODULES; set but blank: none", blank=True)
+BLOCK_PLUGINS = knob("OPMUX_BLOCK_PLUGINS", modules, default=(), doc="never load or import these plugins, named as in OPMUX_ALLOW_PLUGINS")
 LOG_LEVEL = knob("OPMUX_LOG_LEVEL", level, doc="show log lines of this level and above")
 DEBUG = knob("OPMUX_DEBUG", flag, default=False, doc="1 is OPMUX_LOG_LEVEL=DEBUG")
 CONFIG = knob("OPMUX_CONFIG", toml, doc="a TOML file of settings, instead of ./opmux.toml", in_file=False)
-COMMIT = knob("OPMUX_COMMIT", word, doc="the commit that measurements are kept under, where there is no git", in_file=False)
+COMMIT = knob("OPMUX_COMMIT", word, doc="the commit to record with measurements, outside of a git checkout", in_file=False)
 # fmt: on
 OWN: tuple[Knob[Any], ...] = tuple(value for value in vars().values() if isinstance(value, Knob))

@@ -1,6 +1,6 @@
-"""Tensors that are not plain memory: nested, sparse, mkldnn, quantized.
+"""Tensors that are not dense: nested, sparse, mkldnn, quantized.
 
-Few ops take them, and torch's errors are about its own internals; ours name the op, the argument and what to do.
+Few ops accept them, and torch's errors are about its internals; ours name the op, the argument and what to do.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from .spec import Derived, Spec
 
 
 def kind_of(tensor: Tensor) -> tuple[str, str] | None:
-    """What a tensor is, where it is not dense, and how to make it so, with {} for its name."""
+    """For a tensor that is not dense: what it is, and how to make it dense, with {} for its name."""
     if tensor.is_nested:
         return "a nested tensor", "call the op on each of {}.unbind(), or on torch.nested.to_padded_tensor({}, 0.0)"
     if tensor.is_quantized:
@@ -28,7 +28,7 @@ def kind_of(tensor: Tensor) -> tuple[str, str] | None:
 
 
 def complaint(spec: Spec, args: tuple, kwargs: dict, error: Exception) -> BadLayout | None:
-    """The error to raise for one that comes from a tensor's layout; None where it does not, or says so itself."""
+    """A better error if `error` is caused by a tensor's layout; None if it is not, or says so already."""
     if isinstance(error, OpmuxError) or str(error).startswith(f"{spec.name}: "):
         return None
     for name, value in (*zip(spec.names, args), *kwargs.items()):
@@ -45,7 +45,7 @@ def complaint(spec: Spec, args: tuple, kwargs: dict, error: Exception) -> BadLay
 
 
 def explained(run: Callable[..., Any]) -> Callable[..., Any]:
-    """For `Chain.run`: errors that come from a tensor's layout say so. Costs nothing where there is none."""
+    """Decorates `Chain.run`: errors that are caused by a tensor's layout say so."""
 
     @functools.wraps(run)
     def explaining(chain: Any, args: tuple, kwargs: dict, failed: Exception | None = None) -> Any:

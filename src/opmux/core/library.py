@@ -1,7 +1,7 @@
-"""An op as torch sees it: schema, kernel, fake kernel and gradient in `torch.ops.opmux`, and eager autograd.
+"""Registration with torch: schema, kernel, fake kernel and gradient in `torch.ops.opmux`, and the hooks for Dynamo.
 
-Compiled code sees the opaque op; eager code never goes through torch's dispatcher to reach ours (a Python kernel
-behind it costs 5 us, `custom_op` 20); its gradients are in `autograd.py`.
+Compiled code sees the opaque op. Eager code does not go through torch's dispatcher (a Python kernel behind it takes
+5 us, `custom_op` 20); its gradients are in `autograd.py`.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ if TYPE_CHECKING:
 
 _libraries: dict[str, torch.library.Library] = {}
 
-# Wraps a reference before it runs, while ATen itself may lead to our kernels: a reference must not come back to them.
+# Set while ATen's ops are overridden: wraps a reference so that the torch ops it calls do not run our kernels.
 reference_guard: Callable[[Callable[..., Any]], Callable[..., Any]] | None = None
 
 
 def make_entry(spec: Spec, entries: Mapping[str, EntryPoint]) -> EntryPoint:
-    """The stable function of a spec, bound on first call by the default manager; `entries` has those of all specs."""
+    """The function of a spec, bound on first call by the default manager; `entries` has those of all specs."""
 
     def bind(entry: EntryPoint) -> None:
         wiring.manager().bind_typed(spec, entry)
@@ -38,7 +38,7 @@ def make_entry(spec: Spec, entries: Mapping[str, EntryPoint]) -> EntryPoint:
         return wiring.manager().typed_pair(spec, entry, policy)
 
     def differentiable(*args: Any, **kwargs: Any) -> Any:
-        """The first call that wants a gradient: by now the backward has been declared, and the text can be written."""
+        """The first call that needs a gradient: the backward is declared by now, so the source can be generated."""
         entry.globals["_g"] = made = autograd.make_call(spec, entry, entries[spec.gradient.backward.key], traced)
         return made(*args, **kwargs)
 
@@ -57,8 +57,8 @@ def make_entry(spec: Spec, entries: Mapping[str, EntryPoint]) -> EntryPoint:
 
 
 def define(spec: Spec, entry: EntryPoint) -> None:
-    """Give the op its schema, kernel, fake and gradient in torch.ops, and let Dynamo see that instead of us."""
-    lib = _libraries[spec.key] = torch.library.Library(spec.space, "FRAGMENT")  # kept at once: `undefine` must find it
+    """Register the op's schema, kernel, fake kernel and gradient in torch.ops, and make Dynamo trace that op."""
+    lib = _libraries[spec.key] = torch.library.Library(spec.space, "FRAGMENT")  # stored first: `undefine` must find it
     schema = spec.schema or torch.library.infer_schema(spec.reference, mutates_args=spec.mutates)
     lib.define(f"{spec.name}{schema}", tags=(torch.Tag.pt2_compliant_tag,))
 
@@ -100,7 +100,7 @@ def _define_gradient(spec: Spec, lib: torch.library.Library) -> None:
 
 
 def _kept(kind: str, value: Any) -> Any:
-    """What is saved of a value: of an argument of which only shape and dtype matter, an expanded one-element tensor."""
+    """The value to save: an expanded one-element tensor for an argument of which only shape and dtype matter."""
     return value.new_empty(()).expand(value.shape) if kind == "look" else value
 
 
@@ -110,10 +110,10 @@ def packet(spec: Spec) -> Any:
 
 
 def visible(spec: Spec, args: tuple, kwargs: dict) -> Any:
-    """Compute an op in a form that torch can look into.
+    """Run an op so that torch's tracers and transforms can see it.
 
-    A tracer or a dispatch mode sees the op in torch.ops. Forward AD and functorch need formulas that the op does not
-    have, and subclasses rules: they see its reference, which is plain PyTorch.
+    A tracer or a dispatch mode sees the op in torch.ops. Forward AD, functorch and tensor subclasses need rules that
+    the op does not have: they see its reference, which is plain PyTorch.
     """
     looked_at = dispatch_modes() or any(not is_real(t) for t in tensors_in((args, kwargs)))
     if spec.space == "opmux" and looked_at and forward_ad._current_level < 0 and not transforms_active():
@@ -124,7 +124,7 @@ def visible(spec: Spec, args: tuple, kwargs: dict) -> Any:
 
 @functools.cache
 def dynamo_has_hooks() -> bool:
-    """Whether this torch's Dynamo can be told to trace another function: private hooks, so its source is asked."""
+    """Whether this torch's Dynamo has the private hooks to trace another function; its source is searched for them."""
     dynamo = Path(torch.__file__).parent / "_dynamo"
     inner, outer = dynamo / "variables" / "functions.py", dynamo / "eval_frame.py"
     return all(
@@ -134,10 +134,10 @@ def dynamo_has_hooks() -> bool:
 
 
 def show_to_dynamo(spec: Spec, entry: EntryPoint) -> None:
-    """Let Dynamo trace the op instead of the entry: a ContextVar or a lock on the path would fail fullgraph.
+    """Make Dynamo trace the op in torch.ops instead of the entry, whose ContextVar would break fullgraph=True.
 
-    One hook is for the op called inside compiled code, the other for `torch.compile(opmux.ops.x)` itself. Where there
-    are none, the entry's text asks whether it is being compiled, which costs eager calls 180 ns.
+    One hook is for the op called inside compiled code, the other for `torch.compile(opmux.ops.x)` itself. Without them
+    the entry checks on each call whether it is being compiled, which takes 180 ns.
     """
     form, fn = entry.form, entry.fn
     instead = packet(spec).default if spec.space == "opmux" else spec.reference
@@ -153,7 +153,7 @@ def show_to_dynamo(spec: Spec, entry: EntryPoint) -> None:
 
 
 def fake_call(spec: Spec, args: tuple, kwargs: dict) -> Any:
-    """What the op returns for tensors like these, in shape, dtype and device, with no data touched."""
+    """Fake tensors with the shape, dtype and device of the op's results; no data is read."""
     from torch._subclasses.fake_tensor import FakeTensorMode
     from torch.utils._pytree import tree_map_only
 

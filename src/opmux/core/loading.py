@@ -1,8 +1,8 @@
-"""First use: what is loaded is loaded whole or not at all, once, and with nothing locked.
+"""Lazy loading: everything is loaded once, completely or not at all, and without holding a lock.
 
-`Home` is the import that a declaration belongs to: the declaration counts when that import has succeeded.
-`all_or_nothing` takes back what a thread has changed in a block that raises. `Once` is work that one thread does while
-the others wait. A child process starts afresh: see `_forget_other_threads`.
+`Home` is the import that a declaration belongs to: the declaration takes effect when that import succeeds.
+`all_or_nothing` undoes what a thread has changed in a block that raises. `Once` is work that one thread does while the
+others wait. After a fork, the child drops the unfinished work of other threads: see `_forget_other_threads`.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from .log import logger
 
 T = TypeVar("T")
 
-PATIENCE = 30.0  # seconds that a thread waits for another one's work before it goes on without
+PATIENCE = 30.0  # seconds that a thread waits for another one's work before it continues without it
 
 
 class Home:
-    """The import that a declaration is part of. Where that fails, nobody has to undo the declaration for it to be void.
+    """The import that a declaration is part of. If that import fails, the declaration is void without an undo step.
 
-    An import can end at any line (Ctrl-C, no memory), also while it is being undone, so nothing relies on an undo step:
-    Python takes a module that fails out of `sys.modules`, and what it declared is `gone` from then on.
+    An import can fail at any line (Ctrl-C, out of memory), and so can an undo step. But Python always removes a failed
+    module from `sys.modules`, so that is what `gone` tests.
     """
 
     __slots__ = ("_names", "name")
@@ -38,7 +38,7 @@ class Home:
 
     @classmethod
     def here(cls) -> Home | None:
-        """The innermost import under way in this thread; None outside of one."""
+        """The innermost import that this thread is running; None outside of one."""
         frame: FrameType | None = sys._getframe(1)
         while frame is not None:
             names = frame.f_globals
@@ -49,12 +49,12 @@ class Home:
 
     @property
     def gone(self) -> bool:
-        """Whether the import has failed, or the module was taken out since."""
+        """Whether the import has failed, or the module was removed from sys.modules since."""
         there = sys.modules.get(self.name)
         if there is None:
             return True
         names = getattr(there, "__dict__", {})
-        # A module may put another object in its place; one from the same file is a second import.
+        # A module may replace itself in sys.modules; another object from the same file is a second import.
         return names is not self._names and names.get("__file__") == self._names.get("__file__")
 
     @property
@@ -63,14 +63,14 @@ class Home:
 
 
 class Declarations(dict[str, T]):
-    """What modules declare by name when they are imported, each name once; void where the import failed."""
+    """What modules declare by name at import, each name once; void if the import failed."""
 
     def __init__(self) -> None:
         super().__init__()
         self._homes: dict[str, Home | None] = {}
 
     def declare(self, name: str, value: T) -> bool:
-        """False where the name is declared already."""
+        """Returns False if the name is already declared."""
         home = self._homes.get(name)
         if name in self and (home is None or not home.gone):
             return False
@@ -83,20 +83,20 @@ class Declarations(dict[str, T]):
 
 
 class Transaction:
-    """What one thread has changed since a block began, and how to take it back."""
+    """What one thread has changed since a block began, and how to undo it."""
 
     def __init__(self) -> None:
-        self.tagged: list[Any] | None = None  # what @impl tags meanwhile, where it is not for everybody at once
-        self.first: Callable[[], Any] = lambda: None  # what is to be done before anything is taken back
+        self.tagged: list[Any] | None = None  # collects what @impl tags, if it must not be registered at once
+        self.first: Callable[[], Any] = lambda: None  # called before anything is undone
         self._undo: list[tuple[Home | None, Callable[[], Any]]] = []
         self._over = False
 
     def note(self, undo: Callable[[], Any], home: Home | None) -> None:
-        if not self._over:  # taking back is a change too
+        if not self._over:  # an undo step is itself a change, which is not recorded
             self._undo.append((home, undo))
 
     def roll_back(self) -> None:
-        """Take back all of it, the latest first; what a module has declared whose import succeeded stays."""
+        """Undo all changes, the latest first, except declarations of modules whose import succeeded."""
         self._over = True
         self.first()
         while self._undo:
@@ -105,15 +105,15 @@ class Transaction:
                 continue
             try:
                 undo()
-            except Exception as error:  # the rest must be taken back all the same
-                logger.warning("could not be taken back: %s: %s", type(error).__name__, error)
+            except Exception as error:  # continue with the other changes
+                logger.warning("a change could not be undone: %s: %s", type(error).__name__, error)
 
 
 _open: dict[int, list[Transaction]] = {}  # by thread, the outermost first
 
 
 def all_or_nothing(work: Callable[[Transaction], T]) -> T:
-    """Do some work; where it raises, whatever it is that it raises, take back what this thread has changed."""
+    """Run `work`; if it raises anything, undo what this thread has changed."""
     mine = _open.setdefault(threading.get_ident(), [])
     depth, made = len(mine), Transaction()
     try:
@@ -127,13 +127,13 @@ def all_or_nothing(work: Callable[[Transaction], T]) -> T:
 
 
 def current() -> Transaction | None:
-    """The innermost block of this thread that may be taken back."""
+    """The innermost transaction of this thread."""
     mine = _open.get(threading.get_ident())
     return mine[-1] if mine else None
 
 
 def on_failure(undo: Callable[[], Any], home: Home | None = None) -> None:
-    """How to take back a change that this thread is about to make, should the block around it fail."""
+    """Register how to undo a change that this thread is about to make, if the transaction around it fails."""
     open_here = current()
     if open_here is not None:
         open_here.note(undo, home)
@@ -143,25 +143,25 @@ def on_failure(undo: Callable[[], Any], home: Home | None = None) -> None:
 
 
 class Once:
-    """Work that is done once, by one thread, with nothing locked: it may import and run anybody's code.
+    """Work that is done once, by one thread, without holding a lock: it may import and run any code.
 
-    The other threads wait for it, unless the one at work may be waiting for them: because they were started since it
-    began, or because they import a module that it needs. Who is at work is read off the threads' stacks, so a thread
-    that was interrupted anywhere, or is not in this process, is not.
+    Other threads wait for it, unless the working thread may be waiting for them: if they were started after it began,
+    or are importing a module that it needs. Whether a thread is working is read from its stack, so a thread that was
+    interrupted, or does not exist in this process, does not count.
     """
 
     def __init__(self, work: Callable[[], Any], what: str):
         self.done = False
         self._work, self._what = work, what
-        self._by: int | None = None  # the thread that took the work up
-        self._there: frozenset[int] = frozenset()  # the threads that there were then
+        self._by: int | None = None  # the working thread
+        self._there: frozenset[int] = frozenset()  # the threads that existed when it began
         self._over = threading.Event()
 
     def run(self) -> bool:
-        """Have the work done. False: it is not, and this thread goes on with what there is so far."""
+        """Do the work or wait for it. False: it is not done, and the caller must continue without it."""
         me = threading.get_ident()
         if self._by == me and self._is_below(sys._getframe(1)):
-            return False  # the work itself asks
+            return False  # called by the work itself
         until = time.monotonic() + PATIENCE
         while not self.done:
             if self._take(me):
@@ -175,7 +175,7 @@ class Once:
             if worker is not None and (me not in self._there or _waits_for(worker, me)):
                 return False
             if time.monotonic() > until:
-                logger.warning("%s takes over %g s in another thread: this one goes on without", self._what, PATIENCE)
+                logger.warning("%s takes over %g s in another thread: continuing without it", self._what, PATIENCE)
                 return False
             self._over.wait(0.02)
         return True
@@ -198,7 +198,7 @@ class Once:
 
 
 def _runs_once(thread: int | None) -> bool:
-    """Whether a thread is inside of `Once.run`."""
+    """Whether a thread is inside `Once.run`."""
     frame = sys._current_frames().get(thread) if thread is not None else None
     while frame is not None:
         if frame.f_code is Once.run.__code__:
@@ -208,13 +208,13 @@ def _runs_once(thread: int | None) -> bool:
 
 
 # ---- import locks ----------------------------------------------------------------------------------------------------
-# Python tells nobody which thread is importing what; these are importlib's own tables, the same in 3.11 to 3.14.
+# Python has no API for which thread is importing what; these are importlib's private tables, the same in 3.11 to 3.14.
 
 _bootstrap: Any = getattr(importlib, "_bootstrap", None)
 
 
 def _waits_for(thread: int, me: int) -> bool:
-    """Whether a thread is held up by an import of this one's, or of others that are."""
+    """Whether a thread waits, directly or through other threads, for an import by this one."""
     blocking, seen = getattr(_bootstrap, "_blocking_on", {}), set()
     while thread not in seen:
         seen.add(thread)
@@ -229,9 +229,9 @@ def _waits_for(thread: int, me: int) -> bool:
 
 
 def _forget_other_threads() -> None:
-    """In a child: what threads that are not here were in the middle of has not happened.
+    """After a fork, in the child: undo the unfinished work of threads that do not exist here.
 
-    A module that one of them was importing would be waited for for ever: it is taken out, and imported afresh.
+    A module that one of them was importing would block its next import forever: it is removed, to be imported again.
     """
     me = threading.get_ident()
     locks = getattr(_bootstrap, "_module_locks", {})

@@ -1,8 +1,8 @@
-"""Locks that are replaced after a fork, and the one of core: taken to change what is registered or bound, never on a
-call's path, nor while something is compiled.
+"""Locks that are replaced after a fork, and core's lock: held while registrations or bindings change, never during an
+op's call or a compilation.
 
-Use it as `with lock.held:`. That enters a lock made in C: between taking it and the first line of the block there is no
-Python code in which Ctrl-C could arrive and leave it taken for ever.
+Use it as `with lock.held:`, which enters the C lock directly: Ctrl-C cannot arrive between acquiring it and the first
+line of the block, which would leave it locked forever.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from typing import TYPE_CHECKING, Any
 
 
 class ForkSafeLock:
-    """A re-entrant lock. A child process gets a new one: the thread that held the old one does not exist there."""
+    """A re-entrant lock. A forked child gets a new one: the thread that held the old one does not exist there."""
 
     def __init__(self) -> None:
         self.held = threading.RLock()
-        self.after_fork: list[Callable[[], None]] = []  # run in the child, with nothing locked
+        self.after_fork: list[Callable[[], None]] = []  # run in the child, with the lock free
         self._armed = False
 
     def arm(self) -> ForkSafeLock:
-        """Ask to be told of forks; once is enough, and before the first use is early enough."""
+        """Register the fork handler; call it before the first use."""
         if not self._armed:
             self._armed = True
             os.register_at_fork(after_in_child=self._renew)
@@ -42,8 +42,8 @@ if TYPE_CHECKING:
 else:
 
     class cached_property:
-        """functools.cached_property without a lock. In Python 3.11 it has one for all objects of a class, taken while
-        the value is computed: a child process whose parent was computing one would wait for ever."""
+        """functools.cached_property without a lock. In Python 3.11 it has one lock per class, held while the value is
+        computed: a child forked at that moment would wait forever."""
 
         def __init__(self, compute: Callable[[Any], Any]):
             self._compute, self.__doc__ = compute, compute.__doc__

@@ -1,4 +1,4 @@
-"""The logger `opmux`: standard, propagating, silent until a level is asked for."""
+"""The standard logger `opmux`: it propagates, and is silent until a level is set."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ FORMAT = "[opmux %(filename)s:%(lineno)d %(levelname)s] %(message)s"
 
 
 def show(level: str | int) -> None:
-    """Let lines of `level` and above appear; add a stderr handler only where the program has none of its own."""
+    """Show messages of `level` and above; adds a stderr handler only if the program has no handler."""
     logger.setLevel(level)
     if logging.getLogger().handlers or logger.handlers:
         return
@@ -23,7 +23,7 @@ def show(level: str | int) -> None:
 
 
 def from_knobs() -> None:
-    """Obey OPMUX_LOG_LEVEL (an explicit level wins), else OPMUX_DEBUG; without either, change nothing."""
+    """Apply OPMUX_LOG_LEVEL, else OPMUX_DEBUG; if neither is set, change nothing."""
     level = knobs.LOG_LEVEL.get()
     if level is None and knobs.DEBUG.get():
         level = "DEBUG"

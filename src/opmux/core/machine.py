@@ -1,4 +1,4 @@
-"""The machine as dispatch knows it: its accelerators, their archs, what their vendors bring."""
+"""What dispatch needs to know about the machine: its accelerators, their archs, what their vendors provide."""
 
 from __future__ import annotations
 
@@ -11,50 +11,50 @@ import torch
 
 from .. import wiring
 
-# Why a vendor's own impls of an op come first; or a function that returns this, or None while they do not.
+# The reason why a vendor's impls of an op come first; or a function that returns it, or None while they do not.
 Preferred = str | Callable[[], str | None]
 
 
 class Machine:
-    """What core asks of the machine it runs on. The runtime layer answers; this one knows of a CPU and nothing else."""
+    """Core's interface to the machine, implemented by the runtime layer. This base class is a CPU-only machine."""
 
     def accelerators(self) -> tuple[str, ...]:
-        """The accelerator types of this machine; empty where there is none."""
+        """The accelerator types of this machine; may be empty."""
         return ()
 
     def arch_of(self, device_type: str) -> str | None:
-        """The arch of a device type ("sm_90", "gfx942"), or None where it states none."""
+        """The arch of a device type ("sm_90", "gfx942"), or None if unknown."""
         return None
 
     def vendor_of(self, device_type: str) -> str | None:
-        """Whose chip a device type is here."""
+        """The vendor of a device type."""
         return None
 
     def unused(self, device_type: str) -> Mapping[str, str]:
-        """The ops (by key) that a device's vendor does not want our kernels for, and who says so."""
+        """The ops (by key) for which a device's vendor disables our kernels, and the reason."""
         return {}
 
     def preferred(self, device_type: str) -> Mapping[str, Preferred]:
-        """The ops (by key) for which a device's vendor wants its own impls before our kernels for any chip, and why."""
+        """The ops (by key) for which a device's vendor puts its impls before our generic kernels, and the reason."""
         return {}
 
     def lacks(self, device_type: str) -> frozenset[torch.dtype]:
-        """The dtypes that a device does not compute in."""
+        """The dtypes that a device does not support."""
         return frozenset()
 
     def foreign_names(self) -> contextlib.AbstractContextManager[None]:
-        """A block in which packages written for other libraries can be imported: their module names are served."""
+        """A context in which packages written for other libraries can be imported: it provides those modules' names."""
         return contextlib.nullcontext()
 
     def take_vendor(self, plugin: Any, origin: Any) -> bool:
-        """Take up what an entry point names, where that is a vendor's package."""
+        """Register the object of an entry point if it is a vendor's package; returns whether it is."""
         return False
 
     def register(self, registry: Any) -> None:
-        """Put what the vendors of this machine bring into a registry."""
+        """Add the impls of this machine's vendors to a registry."""
 
     def extras(self) -> Mapping[str, Any]:
-        """What vendors export under names that are no op: shown in `opmux.ops` as it is."""
+        """Vendors' exports that are no ops, available in `opmux.ops` unchanged."""
         return {}
 
 
@@ -62,13 +62,13 @@ _machine: Machine | None = None
 
 
 def set_machine(machine: Machine) -> None:
-    """Tell core whom to ask about the machine."""
+    """Set the machine that core uses."""
     global _machine
     _machine = machine
 
 
 def current() -> Machine:
-    """Whom to ask about the machine; the layer that knows it is loaded by the first call."""
+    """The machine that core uses; the first call imports the runtime layer."""
     global _machine
     if _machine is None:
         _machine = wiring.machine()
@@ -87,15 +87,15 @@ ACCELERATOR = "accelerator"  # in `OpImpl.devices`: any device type but the CPU
 
 
 def runs_on(devices: frozenset[str] | None, device_type: str) -> bool:
-    """Whether an impl for these device types takes tensors of this one."""
+    """Whether an impl for `devices` accepts tensors of `device_type`."""
     return devices is None or device_type in devices or (ACCELERATOR in devices and device_type != "cpu")
 
 
 def arch_refusal(min_arch: str, device_type: str) -> str | None:
-    """Why a device of this type does not meet `min_arch`, or None when it does."""
+    """Why a device of this type does not meet `min_arch`, or None if it does."""
     have = arch_of(device_type)
     if have is None:
-        return f"needs {min_arch}, and '{device_type}' states no arch"
+        return f"needs {min_arch}, and the arch of '{device_type}' is unknown"
     want_prefix, want = split_arch(min_arch)
     have_prefix, number = split_arch(have)
     if want_prefix != have_prefix:

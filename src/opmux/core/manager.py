@@ -1,4 +1,4 @@
-"""`OpManager`: binds ops to impls under a policy, and answers for its choice."""
+"""`OpManager`: binds ops to impls under a policy, and explains its choice."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _managers: list[weakref.ref[OpManager]] = []
 
 
 class OpManager:
-    """Chooses and calls implementations out of one registry, which holds what its owner registered and no more."""
+    """Chooses and calls implementations from one registry."""
 
     def __init__(self, registry: OpRegistry | None = None):
         self.registry = OpRegistry() if registry is None else registry
@@ -36,11 +36,11 @@ class OpManager:
         self._entries: dict[str, EntryPoint] = {}  # the functions `resolve` has handed out, by key
         self._known: dict[EntryPoint, None] = {}  # every entry this manager has bound
         self._lifted: dict[tuple[str, SelectionPolicy | None], tuple[OpImpl, ...]] = {}
-        self._last: dict[str, str] = {}  # the impl each op was last said to use
+        self._last: dict[str, str] = {}  # the impl that was last logged for each op
         self._why = "registration"
-        self._epoch = 0  # counts what makes bindings stale
+        self._epoch = 0  # incremented by every change that makes bindings stale
         self._start = Once(self._first_use, "loading plugins")
-        self._announced = False  # whether a line has said what is registered
+        self._announced = False  # whether the registered impls were logged
         self._checked: weakref.WeakSet[SelectionPolicy] = weakref.WeakSet()
         lock.arm()
         _managers.append(weakref.ref(self, _managers.remove))
@@ -49,7 +49,7 @@ class OpManager:
     # -- calling
 
     def call(self, op_name: str, /, *args: Any, **kwargs: Any) -> Any:
-        """Call an op: the arguments go to the impl as given, its result comes back untouched."""
+        """Call an op: the impl gets the arguments as given, and its result is returned unchanged."""
         target, recover, known, ask = self._doors[op_name]
         if known is not None:
             try:
@@ -64,11 +64,11 @@ class OpManager:
             return recover(error, args, kwargs)
 
     def resolve(self, op_name: str) -> Callable[..., Any]:
-        """The op as a function to hold: it follows every later change of policy and registry."""
+        """The op as a function that can be kept: it follows later changes of policy and registry."""
         return self._open_entry(self._key(op_name)).fn
 
     def resolve_candidates(self, op_name: str) -> list[OpImpl]:
-        """The impls that may run under the policy that holds here, in order, as far as no tensor is looked at."""
+        """The impls that may run under the current policy, in order. Conditions on tensors are not evaluated."""
         key, policy = self._key(op_name), policies.get_policy()
         self._check(policy, key)
         ordered, _ = choose(policy, key, self._impls(key, policy))
@@ -82,10 +82,10 @@ class OpManager:
             raise NoImplementation(f"{op_name} not implemented here\n{self.explain(op_name)}")
         return candidates[0].impl_id
 
-    # -- answering
+    # -- explaining
 
     def explain(self, op_name: str | Callable[..., Any], /, *args: Any, **kwargs: Any) -> Explanation:
-        """Which impl would run for these arguments, every other one, and why not."""
+        """Which impl would run for these arguments, and why each other one would not."""
         key = self._key(op_name)
         policy, spec = policies.get_policy(), specs.get(key)
         first = tensors.first_tensor(args, kwargs) if spec is None else spec.first_tensor(args, kwargs)
@@ -101,7 +101,7 @@ class OpManager:
             if refusal is None:
                 refusal = self._refusal_of_these(key, impl, first, args, kwargs, policy.strict)
                 if refusal is not None and policy.strict and chosen is None:
-                    barred = barred or refusal  # strict: these tensors are refused, and no other impl steps in
+                    barred = barred or refusal  # strict: no other impl replaces the refused one
             origin = self.registry.origin(key, impl.impl_id)
             if refusal is not None:
                 rows.append(Verdict(impl, origin, "refused", refusal.stage, refusal.reason))
@@ -120,7 +120,7 @@ class OpManager:
     def _refusal_of_these(
         self, key: str, impl: OpImpl, first: Any, args: tuple, kwargs: dict, strict: bool
     ) -> Refused | None:
-        """Why an impl would not take these arguments: dtype, `when`, or a failure that is remembered."""
+        """Why an impl would not accept these arguments: dtype, `when`, or quarantine."""
         if first is not None:
             refusal = _dtype_refusal(impl, first.dtype, first.device.type)
             if refusal is not None:
@@ -138,11 +138,11 @@ class OpManager:
         return None if known is None else Refused(impl, "quarantine", known.reason)
 
     def failures(self) -> list[Failure]:
-        """The quarantine: what is passed over, and why."""
+        """The quarantine: which impls are skipped, and why."""
         return [f for cases in tuple(self.memory.failures.values()) for f in tuple(cases.values())]
 
     def clear_quarantine(self, op_name: str | None = None) -> int:
-        """Give failed impls another chance, of one op or of all; returns how many entries went."""
+        """Remove the failed impls of one op, or of all, from quarantine; returns the number of entries removed."""
         key = None if op_name is None else self._key(op_name)
         with lock.held:
             gone = [k for k in self.memory.failures if key is None or k[0] == key]
@@ -151,32 +151,35 @@ class OpManager:
         return count
 
     def bindings(self) -> dict[str, tuple[str, ...]]:
-        """For every op, the impl ids in the order in which they would be tried."""
+        """For every op, the impl ids in the order in which they are tried."""
         self.prepare()
         return {
             name: tuple(i.impl_id for i in self.resolve_candidates(name)) for name in self.registry.list_operators()
         }
 
     def digest(self) -> str:
-        """A short hash of all bindings: equal on two ranks that would run the same."""
+        """A short hash of all bindings; equal on ranks that would run the same impls."""
         text = "\n".join(f"{op}={'|'.join(ids)}" for op, ids in sorted(self.bindings().items()))
         return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
     # -- binding
 
     def bind_typed(self, spec: Spec, entry: EntryPoint) -> None:
-        """Point a spec's stable function at what the process's policy says."""
+        """Bind a spec's function under the process's policy."""
         entry.keep = True
         self._bind(entry, lambda policy: self._plan(spec.key, policy, entry.form, typed=True))
 
     def typed_pair(self, spec: Spec, entry: EntryPoint, policy: SelectionPolicy) -> Pair:
-        """What a spec's stable function runs under a scope's policy."""
+        """What a spec's function runs under a scope's policy."""
         self._adopt_entry(entry)
         return entry.form.pair(self._plan(spec.key, policy, entry.form, typed=True))
 
     def _bind(self, entry: EntryPoint, make: Callable[[SelectionPolicy], Plan]) -> None:
-        """Point an entry at a plan. It is made with nothing locked, as that imports kernels, loads plugins and asks
-        impls whether they are available; where something has changed meanwhile, it is made again."""
+        """Make a plan and bind an entry to it.
+
+        The plan is made without a lock, as that imports kernels, loads plugins and runs impls' availability checks. If
+        registry or policy change meanwhile, it is made again.
+        """
         for _ in range(1000):
             epoch = self._epoch
             plan = make(policies.get_global_policy())
@@ -188,11 +191,11 @@ class OpManager:
                     entry.point(plan)
                 return
         raise DispatchError(
-            f"op '{entry.form.name}': registry or policy changes whenever an impl is chosen: {self._why}"
+            f"op '{entry.form.name}': registry or policy changed 1000 times while an impl was chosen: {self._why}"
         )
 
     def _open_entry(self, key: str) -> EntryPoint:
-        """The function that hands arguments to an op's impl as given; one per op and manager."""
+        """The entry that passes arguments to an op's impl as given; one per op and manager."""
         made = self._entries.get(key)
         if made is None:
             spec = specs.by_key.get(key)
@@ -203,7 +206,7 @@ class OpManager:
         return made
 
     def _with_gradient(self, spec: Spec | None, *args: Any, **kwargs: Any) -> Any:
-        """A differentiable op called by name, with a gradient wanted; with no backward here, autograd sees the impl."""
+        """A differentiable op called by name that needs a gradient; without a backward, autograd records the impl."""
         assert spec is not None
         entry, backward = self._open_entry(spec.key), spec.gradient.backward.key
         if not self.registry.impls(backward):
@@ -212,7 +215,7 @@ class OpManager:
         return autograd.with_gradient(spec, entry, self._open_entry(backward), traced, args, kwargs)
 
     def door(self, name: str) -> Pair:
-        """The pair behind a name, for `call`; looked up by `Doors` when it is not there."""
+        """The pair that `call` runs for a name; `Doors` caches it."""
         entry = self._open_entry(self._key(name))
         if entry.form.wants_grad is None and not policies.live_scopes():
             if not entry.bound:
@@ -223,9 +226,9 @@ class OpManager:
         return entry.fn, reraise
 
     def _plan(self, key: str, policy: SelectionPolicy, form: Form, typed: bool, device: str | None = None) -> Plan:
-        """What an entry needs to look at for this op, and the pair or the table of pairs to look it up in.
+        """What an entry of this op is keyed by, and its pair or table of pairs.
 
-        A door that only tensors of one device type come through says which.
+        `device` is given if the entry only gets tensors of one device type.
         """
         self._check(policy, key)
         ordered, refused = choose(policy, key, self._impls(key, policy))
@@ -239,7 +242,7 @@ class OpManager:
         def leaf(x: Any) -> Pair:
             at = device or default_device()
             if by_device and x is not None:
-                # a table of one chip knows CPU and not CPU: what a meta tensor finds there is the chip's
+                # with one accelerator the key is `is_cpu`: a meta tensor gets the accelerator's pair
                 at = "cpu" if x.is_cpu else chips[0] if len(chips) == 1 else x.device.type
             dtype = x.dtype if by_dtype and x is not None else ...
             return self._chain(key, policy, ordered, refused, at, dtype, form, typed).pair()
@@ -254,10 +257,10 @@ class OpManager:
         return Plan(" ".join(looks), {}, leaf, tracers, first, own)
 
     def _tracer_check(self, key: str, ordered: list[OpImpl], devices: tuple[str, ...]) -> str:
-        """What an entry must ask for before it leads to these impls: a key of TRACER_CHECKS.
+        """Which tracers an entry must check for before it calls these impls: a key of TRACER_CHECKS.
 
-        A composition is asked in its parts. Kernels that ask by themselves, as the C++ ones do, cannot see vmap, which
-        hands them plain tensors. Of an op with a reference alone, tracers shall still see the op.
+        A composition's parts do their own checks. Kernels that check for tracers themselves, as the C++ ones do, cannot
+        detect vmap, which passes them plain tensors. Tracers see the op even if it has only a reference.
         """
         here = [i for i in ordered if any(self.static_refusal(key, i, d) is None for d in devices)]
         others = [i for i in here if i.kind is not BackendImplKind.REFERENCE and not i.parts]
@@ -301,7 +304,7 @@ class OpManager:
         return Chain(self, key, self._name(key), spec, policy, tuple(candidates), tuple(out), barred, form, typed)
 
     def static_refusal(self, key: str, impl: OpImpl, device: str) -> Refused | None:
-        """Why an impl cannot run on this machine, whatever the tensors."""
+        """Why an impl cannot run on this machine, independent of the tensors."""
         if not machine.runs_on(impl.devices, device):
             takes = ", ".join(sorted(impl.devices or ())).replace(machine.ACCELERATOR, "accelerators")
             return Refused(impl, "device", f"runs on {takes}, these tensors are on {device}")
@@ -315,7 +318,7 @@ class OpManager:
         if impl.available is not None:
             try:
                 answer = impl.available()
-                reason = answer if isinstance(answer, str) else None if answer else "its _is_available() says no"
+                reason = answer if isinstance(answer, str) else None if answer else "its _is_available() returned False"
             except Exception as error:
                 reason = f"its _is_available() raised {type(error).__name__}: {error}"
             if reason is not None:
@@ -327,7 +330,7 @@ class OpManager:
         return None if known is None else Refused(impl, "library", known.reason)
 
     def _impls(self, key: str, policy: SelectionPolicy) -> tuple[OpImpl, ...]:
-        """What is registered for an op, and what follows for a composition from the impls of its parts."""
+        """The impls registered for an op and, for a composition, those made from the impls of its parts."""
         self.prepare()
         own = self.registry.impls(key)
         if not own and key not in specs.derived:
@@ -335,13 +338,13 @@ class OpManager:
         return (*own, *self._lift(key, own, policy))
 
     def _lift(self, key: str, own: tuple[OpImpl, ...], policy: SelectionPolicy) -> tuple[OpImpl, ...]:
-        """A composition has, beside its own impls, one per kind or vendor that implements all of its parts."""
+        """The impls of a composition that are made from its parts, one per kind or vendor."""
         return ()
 
-    # -- keeping up
+    # -- changes
 
     def invalidate(self, why: str) -> None:
-        """Choose anew for every op at its next call."""
+        """Choose an impl again for every op, at its next call."""
         with lock.held:
             self._why = why
             self._epoch += 1
@@ -352,7 +355,7 @@ class OpManager:
             policies.forget_bindings()
 
     def quarantine(self, key: str, failure: Failure) -> bool:
-        """Remember a failure; False where it was known."""
+        """Record a failure; returns False if it was known."""
         with lock.held:
             cases = self.memory.failures.setdefault((key, failure.impl_id), {})
             if failure.case in cases:
@@ -362,7 +365,7 @@ class OpManager:
             return True
 
     def announce(self, key: str, name: str, impl: OpImpl, why: str | None) -> None:
-        """One line when an op is first used, one when it changes hands, none after."""
+        """Log one line when an op is first used, and one when another impl takes over."""
         with lock.held:
             last, self._last[key] = self._last.get(key), impl.impl_id
         if last is None:
@@ -377,7 +380,7 @@ class OpManager:
         return policies.get_global_policy()
 
     def _registered(self, keys: set[str]) -> None:
-        """What was learnt of an impl goes with it: another one under its id starts afresh."""
+        """Forget the failures and successes of removed impls: a new impl under the same id starts without them."""
         self.memory.forget(
             lambda key, impl_id: key in keys and all(i.impl_id != impl_id for i in self.registry.impls(key))
         )
@@ -395,14 +398,14 @@ class OpManager:
             entry.watch_scopes(live)
 
     def after_fork(self) -> None:
-        """In a child: whatever another thread was in the middle of, start from what is registered."""
+        """After a fork, in the child: choose again from what is registered, as another thread may have been binding."""
         self.invalidate(self._why)
 
     def prepare(self, announce: bool = True) -> bool:
-        """Before the first use: the log level, plugins, and a line that says what is here. Done once it succeeds.
+        """Before the first use: set the log level, load plugins, log what is registered. Runs until it succeeds once.
 
-        False while plugins are loaded that may be waiting for this very call: it sees what is registered so far.
-        `announce=False` leaves the line to the first caller that runs ops by this manager.
+        Returns False while plugins are loading that may wait for this call: it then sees what is registered so far.
+        `announce=False` leaves the log line to the first caller that runs ops.
         """
         done = self._start.done or self._start.run()
         if done and announce and not self._announced:
@@ -419,10 +422,10 @@ class OpManager:
         return self._load()
 
     def load_kernels(self, spec: Spec | None) -> None:
-        """Import our kernels of an op, where this manager has them."""
+        """Import our kernels of an op, if this manager uses them."""
 
     def _load(self) -> bool:
-        """Nothing to load: a manager over its owner's registry holds what the owner put there."""
+        """Nothing to load: a user's manager uses only what is in its registry."""
         return True
 
     # -- names
@@ -449,9 +452,9 @@ class OpManager:
         return self.registry.list_operators()
 
     def _check(self, policy: SelectionPolicy, key: str) -> None:
-        """Hold a policy's names against what is known: an error for code's, one warning for settings'.
+        """Check the names in a policy: raise for names from code, warn once for names from settings.
 
-        While plugins are being loaded nobody can say what is unknown.
+        Not while plugins are loading, as an unknown name may still be registered.
         """
         if policy not in self._checked and self.started:
             check_names(policy)
@@ -461,13 +464,13 @@ class OpManager:
 # ---- tables ---------------------------------------------------------------------------------------------------------
 
 
-# What `call` needs for a name: a pair; where that is right for some dtypes and shapes of the first argument only, these
-# and the function to call for others.
+# What `call` needs for a name: a pair. If that is valid only for some dtypes and shapes of the first argument, also
+# these, and the function to call for others.
 Door = tuple[Callable[..., Any], Callable[..., Any], set[Any] | None, Callable[..., Any] | None]
 
 
 class Doors(dict):
-    """name -> Door; a name is looked up once."""
+    """Name -> Door, filled on first use."""
 
     def __init__(self, manager: OpManager):
         super().__init__()
@@ -509,7 +512,7 @@ def _dtype_refusal(impl: OpImpl, dtype: Any, device: str) -> Refused | None:
 
 
 def _vendors_first(key: str, impl: OpImpl, device: str) -> str | None:
-    """Why a kernel of ours for any chip stands back for the impls of the chip's vendor, or None."""
+    """Why our generic kernel is skipped in favour of the impls of the chip's vendor, or None."""
     if impl.kind is not BackendImplKind.DEFAULT or impl.vendor is not None or impl.outside:
         return None
     here, derived = machine.current(), specs.derived.get(key)
@@ -525,7 +528,7 @@ def _vendors_first(key: str, impl: OpImpl, device: str) -> str | None:
     if why is None or policies.get_policy().asks_for(impl, op, instead_of=vendor):
         return None
     name = op.rpartition("::")[2]
-    return f"{why}: it runs where a policy names it, by impl:{impl.impl_id} or an order for {name}"
+    return f"{why}: it runs only if a policy names it, by impl:{impl.impl_id} or an order for {name}"
 
 
 def _declines_tracers(impl: OpImpl) -> bool:
@@ -538,7 +541,7 @@ def default_device() -> str:
     return chips[0] if chips else "cpu"
 
 
-# ---- policies and managers together ---------------------------------------------------------------------------------
+# ---- policies and managers ------------------------------------------------------------------------------------------
 
 
 def _live_managers() -> list[OpManager]:
@@ -569,13 +572,13 @@ lock.after_fork.append(_after_fork)
 def check_names(policy: SelectionPolicy) -> None:
     """Raise for an unknown op, vendor or impl in a policy made in code; warn once for one from the settings.
 
-    Names are known if any live manager or any spec knows them. Vendor lists travel between machines: they only warn.
+    A name is known if any live manager or any spec knows it. Vendor lists are shared between machines: they only warn.
     """
     if not (policy.per_op_order or policy.deny_vendors or policy.allow_vendors or ":" in policy.prefer):
         return
     impls = [i for m in _live_managers() for i in m.registry.all_impls()]
     vendors = {str(i.vendor).casefold() for i in impls if i.vendor}
-    ids = {i.impl_id.casefold() for i in impls} | {"native"}  # which ops of ATen have
+    ids = {i.impl_id.casefold() for i in impls} | {"native"}  # ATen's ops have a native impl
     ops = {n.casefold() for m in _live_managers() for n in (*m.registry, *map(specs.short_name, m.registry))}
     for op, order in policy.per_op_order:
         if op not in ops and specs.lookup(op, DOORS["impl"]) is None:

@@ -1,4 +1,4 @@
-"""Which impls may run, and in which order: tokens, `SelectionPolicy`, and the scopes that change it for a while."""
+"""Which impls may run, and in which order: tokens, `SelectionPolicy`, and scopes that change it temporarily."""
 
 from __future__ import annotations
 
@@ -49,8 +49,8 @@ class SelectionPolicy:
     deny_vendors: frozenset[str] = frozenset()
     allow_vendors: frozenset[str] | None = None
     left_out: Any = ()  # vendors whose impls of kind VENDOR do not run, and why: ((vendor, reason), ...)
-    by_space: Any = ()  # tokens for the ops of one space: ((space, SpaceOrder), ...)
-    # names that settings brought: these may be unknown here, as settings travel between machines
+    by_space: Any = ()  # tokens for the ops of one namespace: ((space, SpaceOrder), ...)
+    # names from settings, which may be unknown here, as settings are shared between machines
     lax: frozenset[str] = field(default=frozenset(), compare=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -70,7 +70,7 @@ class SelectionPolicy:
         return cls(**fields)
 
     def order_for(self, key: str) -> tuple[str, ...]:
-        """The tokens for an op, most wanted first."""
+        """The tokens for an op, in order of preference."""
         if self.per_op_order:
             derived = specs.derived.get(key)
             keys = (key, *(derived.bases if derived is not None else ()))
@@ -88,11 +88,11 @@ class SelectionPolicy:
         return tuple(dict.fromkeys(order))
 
     def space_order(self, key: str) -> SpaceOrder:
-        """What this policy says of all ops of the key's space."""
+        """The tokens for all ops of the key's namespace."""
         return dict(self.by_space).get(key.partition("::")[0], SpaceOrder()) if self.by_space else SpaceOrder()
 
     def with_space_order(self, space: str, **tokens: str | None) -> SelectionPolicy:
-        """This policy with other tokens (`first`, `fallback`) for the ops of a space."""
+        """This policy with other tokens (`first`, `fallback`) for the ops of a namespace."""
         changed = self.space_order(f"{space}::")._replace(**tokens)
         return replace(self, by_space={**dict(self.by_space), space: changed})
 
@@ -100,7 +100,7 @@ class SelectionPolicy:
         return ORDERS.get(self.prefer) or (self.prefer, *ORDERS["flagos"])
 
     def filtered(self, impl: OpImpl) -> str | None:
-        """Why the vendor lists keep an impl out, or None. They touch only impls that have a vendor."""
+        """Why the vendor lists exclude an impl, or None. Impls without a vendor are never excluded."""
         if impl.vendor is None:
             return None
         return self._barred(impl.vendor, impl.kind is BackendImplKind.VENDOR)
@@ -115,8 +115,8 @@ class SelectionPolicy:
         return dict(self.left_out).get(name) if library else None
 
     def asks_for(self, impl: OpImpl, key: str, instead_of: str) -> bool:
-        """Whether an impl of ours shall run where a vendor's own come first: it is named by its id, an order for the op
-        has its id or kind, or no library of that vendor may run."""
+        """Whether our impl runs although the vendor's own come first: the policy names its id, an order for the op has
+        its id or kind, or the policy excludes that vendor's libraries."""
         by_id = f"impl:{impl.impl_id.casefold()}"
         names = {key.casefold(), key.rpartition("::")[2].casefold()}
         said = {token for op, order in self.per_op_order if op in names for token in order}
@@ -124,7 +124,7 @@ class SelectionPolicy:
         return named or self._barred(instead_of, library=True) is not None
 
     def over(self, layer: Layer) -> SelectionPolicy:
-        """This policy with a layer on top: what the layer says wins, op by op; denials add up."""
+        """This policy with a layer on top: the layer's values override ours, op by op; denied vendors are united."""
         per_op = dict(self.per_op_order) if layer.prefer is None else {}
         return replace(
             self,
@@ -156,7 +156,7 @@ class SelectionPolicy:
 
 @dataclass(frozen=True)
 class Refused:
-    """An impl that will not run, the stage at which it was passed over, and why."""
+    """An impl that will not run, the stage at which it was refused, and why."""
 
     impl: OpImpl
     stage: str  # policy, device, arch, library, dtype, when, quarantine, error
@@ -164,7 +164,7 @@ class Refused:
 
 
 def choose(policy: SelectionPolicy, key: str, impls: Iterable[OpImpl]) -> tuple[list[OpImpl], list[Refused]]:
-    """The candidates of an op in order, and the others with their reasons. Pure: no device, no tensor is looked at."""
+    """The candidates of an op in order, and the others with their reasons. Pure: reads no device and no tensor."""
     refused: list[Refused] = []
     pool: list[OpImpl] = []
     for impl in sorted(impls, key=lambda i: (-i.priority, i.impl_id)):
@@ -190,12 +190,12 @@ def choose(policy: SelectionPolicy, key: str, impls: Iterable[OpImpl]) -> tuple[
 # ---- the policy of the process --------------------------------------------------------------------------------------
 
 _global: SelectionPolicy | None = None
-_count = 0  # of the times it was set
-_listeners: list[Callable[[str], None]] = []  # told when the process's policy changes, with the reason
+_count = 0  # how often it was set
+_listeners: list[Callable[[str], None]] = []  # called with the reason when the process's policy changes
 
 
 def from_knobs() -> SelectionPolicy:
-    """The policy that the settings ask for: what the file says, and the environment's word on top of it."""
+    """The policy from the settings: the environment overrides the file."""
     strict, allowed = knobs.STRICT.get() or False, knobs.ALLOW_VENDORS.get()
     policy = SelectionPolicy(
         strict=strict,
@@ -209,7 +209,7 @@ def from_knobs() -> SelectionPolicy:
 
 
 def _settled(base: SelectionPolicy, said: Callable[[knobs.Knob[Any]], Any]) -> SelectionPolicy:
-    """A source's settings over `base`: orders of ops over those of spaces over the preference over what was before."""
+    """`base` overridden by one source's settings. Precedence: orders of ops, orders of namespaces, preference."""
     prefer, legacy = said(knobs.PREFER), said(knobs.PREFER_VENDOR)
     if prefer is None and legacy is not None:
         prefer = "vendor" if legacy else "flagos"
@@ -242,7 +242,7 @@ def get_global_policy() -> SelectionPolicy:
     global _global
     found = _global
     while found is None:
-        count, made = _count, from_knobs()  # with nothing locked: names of ops may load a family
+        count, made = _count, from_knobs()  # without a lock: looking up an op's name may import its family
         with lock.held:
             if _global is None and count == _count:
                 _global = made
@@ -251,20 +251,20 @@ def get_global_policy() -> SelectionPolicy:
 
 
 def get_policy() -> SelectionPolicy:
-    """The policy that holds here: that of the innermost scope, else the process's."""
+    """The current policy: that of the innermost scope, else the process's."""
     live = entry.scope.get()
     return (None if live is None else live.policy) or get_global_policy()
 
 
 def set_global_policy(policy: SelectionPolicy) -> None:
-    """Replace the process's policy, for every thread; scopes that are live keep theirs."""
+    """Replace the process's policy, for every thread; live scopes keep theirs."""
     if not isinstance(policy, SelectionPolicy):
         raise BadPolicy(f"expected a SelectionPolicy, got {policy!r}")
     _set(policy, f"policy set to {policy}")
 
 
 def reset_global_policy() -> None:
-    """Back to what environment and file say, read anew."""
+    """Read the process's policy from the environment and the file again."""
     _set(None, "policy reset")
 
 
@@ -284,7 +284,7 @@ def _set(policy: SelectionPolicy | None, why: str) -> None:
 
 
 def _unset(policy: SelectionPolicy | None, before: SelectionPolicy | None) -> None:
-    """Put back an earlier policy, unless somebody has set a third one."""
+    """Restore an earlier policy, unless another one was set since."""
     if _global is policy or policy is None:
         _set(before, "policy restored")
 
@@ -298,7 +298,7 @@ def on_change(listener: Callable[[str], None]) -> None:
 
 @dataclass(frozen=True)
 class Layer:
-    """What a scope changes; None and empty leave things as they are."""
+    """What a scope changes; None and empty values change nothing."""
 
     prefer: str | None = None
     strict: bool | None = None
@@ -323,7 +323,7 @@ class Layer:
 
 
 class Table:
-    """What each entry runs under one policy; filled as ops are called."""
+    """The pair of each entry under one policy, filled on first use."""
 
     def __init__(self, policy: SelectionPolicy):
         self.policy = policy
@@ -335,9 +335,9 @@ class Table:
         if pair is None:
             count = _forgotten
             try:
-                pair = entry.under(self.policy)  # with nothing locked: it may import kernels and load plugins
+                pair = entry.under(self.policy)  # without a lock: it may import kernels and load plugins
             except OpmuxError as error:
-                raise error from None  # the KeyError that led here says nothing
+                raise error from None  # hide the table's KeyError
             with lock.held:
                 if count == _forgotten:
                     self.pairs[entry] = pair
@@ -345,7 +345,7 @@ class Table:
 
 
 class Entered:
-    """A scope that was entered: whose, with what policy, and whether it was left from another context."""
+    """A scope that was entered: its owner, its table, and whether it was exited from another context."""
 
     __slots__ = ("left", "owner", "table")
 
@@ -354,9 +354,10 @@ class Entered:
 
 
 class Scope:
-    """What the context variable points to: the scopes entered here, the innermost last.
+    """The value of the context variable: the scopes entered in this context, the innermost last.
 
-    It is live for as long as any context points to it, also that of a task which outlives the block it was started in.
+    It is live as long as any context refers to it, for example that of a task that outlives the block it was started
+    in.
     """
 
     __slots__ = ("__weakref__", "entries", "miss", "outer", "pairs", "policy")
@@ -369,7 +370,7 @@ class Scope:
         self.aim()
 
     def aim(self) -> None:
-        """Point what entries read, one step away, at the innermost scope that was not left; else at the process's."""
+        """Set what entries read to the table of the innermost scope that was not exited, else to the process's."""
         table = next((e.table for e in reversed(self.entries) if not e.left), None)
         if table is None:
             self.policy, self.pairs, self.miss = None, {}, _pair_of_process
@@ -384,8 +385,8 @@ def _pair_of_process(entry: EntryPoint) -> Pair:
 _tables: dict[SelectionPolicy, Table] = {}
 _every_table: weakref.WeakSet[Table] = weakref.WeakSet()
 _forgotten = 0  # counts how often all tables were emptied
-_live: dict[int, weakref.ref[Scope]] = {}  # the scopes that some context points to, by id
-_watchers: list[Callable[[bool], None]] = []  # told when the first scope comes to life, and when the last is gone
+_live: dict[int, weakref.ref[Scope]] = {}  # the scopes that some context refers to, by id
+_watchers: list[Callable[[bool], None]] = []  # called when the first scope is created, and when the last is freed
 
 
 def live_scopes() -> int:
@@ -405,18 +406,18 @@ def _gone(node: int, ref: weakref.ref[Scope]) -> None:
     with lock.held:
         if _live.get(node) is ref:
             del _live[node]
-        for key in [k for k, r in _live.items() if r() is None]:  # whose callback was interrupted: nobody hears of that
+        for key in [k for k, r in _live.items() if r() is None]:  # their callback was interrupted
             del _live[key]
         if not _live:
             for watch in _watchers:
                 watch(False)
-            for table in tuple(_every_table):  # a manager of somebody's own must not be kept alive by a table
+            for table in tuple(_every_table):  # a table must not keep a user's manager alive
                 for entry in [j for j in table.pairs if not j.keep]:
                     del table.pairs[entry]
 
 
 def forget_bindings() -> None:
-    """Empty every scope's table: what is registered has changed."""
+    """Clear every scope's table after a change of the registry."""
     global _forgotten
     _forgotten += 1
     for table in tuple(_every_table):
@@ -426,7 +427,7 @@ def forget_bindings() -> None:
 def _table(policy: SelectionPolicy) -> Table:
     table = _tables.get(policy)
     if table is None:
-        if len(_tables) >= 64:  # policies made in a loop: drop the oldest; a live scope keeps its own
+        if len(_tables) >= 64:  # policies made in a loop: drop the oldest; a live scope keeps its table
             _tables.pop(next(iter(_tables)))
         table = _tables[policy] = Table(policy)
     return table
@@ -438,7 +439,7 @@ class PolicyScope:
     def __init__(self, layer: Layer | SelectionPolicy, check: Callable[[SelectionPolicy], None] | None = None):
         self._layer = layer
         self._check = check
-        self._entered: list[Entered] = []  # what was entered and not left yet, in any context
+        self._entered: list[Entered] = []  # entered and not yet exited, in any context
 
     def __enter__(self) -> SelectionPolicy:
         policy = self._layer if isinstance(self._layer, SelectionPolicy) else get_policy().over(self._layer)
@@ -455,10 +456,10 @@ class PolicyScope:
     def __exit__(self, *error: Any) -> None:
         here = entry.scope.get()
         found = [] if here is None else [e for e in here.entries if e.owner is self and not e.left]
-        # A generator may be closed by another thread or task than the one that it was entered in.
+        # A generator may be closed by another thread or task than the one that entered the scope.
         found = found or self._entered
         if not found:
-            raise RuntimeError("this policy scope is not entered here: it was left already")
+            raise RuntimeError("this policy scope was exited already")
         self._leave(found[-1])
 
     def _leave(self, entered: Entered) -> None:
@@ -477,7 +478,7 @@ class PolicyScope:
 
     def __call__(self, fn: Callable[..., Any]) -> Callable[..., Any]:
         if inspect.isgeneratorfunction(fn) or inspect.isasyncgenfunction(fn):
-            raise TypeError(f"{fn.__qualname__} is a generator: use `with` inside it, around what should obey")
+            raise TypeError(f"{fn.__qualname__} is a generator function: use `with opmux.policy(...)` inside it")
         if inspect.iscoroutinefunction(fn):
 
             @functools.wraps(fn)
@@ -496,7 +497,7 @@ class PolicyScope:
 
 
 def _without(here: Scope, entered: Entered) -> Scope | None:
-    """The scope that holds once a scope is left; by hand they may be left in any order."""
+    """The current scope after one is exited; scopes entered by hand may be exited in any order."""
     rest = tuple(e for e in here.entries if e is not entered and not e.left)
     if not rest:
         return None

@@ -1,4 +1,4 @@
-"""Ranks that must agree: a digest of all bindings, and its comparison over torch.distributed."""
+"""Checks that all ranks run the same impls: a digest of all bindings, compared over torch.distributed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MODES = ("error", "warn", "adopt")
 
 
 def digest() -> str:
-    """A short hash of which impls would run, for every op; equal on ranks that would run the same."""
+    """A short hash of the impls that would run for every op; equal on ranks that would run the same."""
     return get_default_manager().digest()
 
 
@@ -60,7 +60,7 @@ def _adopt(tables: list[dict[str, tuple[str, ...]]], rank: int, group: Any) -> N
     missing = {
         op: sorted(set(ids) - set(mine.get(op, ()))) for op, ids in lead.items() if set(ids) - set(mine.get(op, ()))
     }
-    # every rank must know whether all could follow, or some would wait for ever in the next collective
+    # every rank must know whether all can follow, or some would block forever in the next collective
     lacking: list[Any] = [None] * len(tables)
     dist.all_gather_object(lacking, missing, group=group)
     short = {r: m for r, m in enumerate(lacking) if m}

@@ -1,4 +1,4 @@
-"""Who implements what: `OpImpl`, and the registry that holds them by op."""
+"""`OpImpl`, one implementation of an op, and the registry that holds them by op."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .machine import split_arch
 from .spec import DOORS, Spec, specs
 from .tokens import BackendImplKind
 
-API_VERSION = 1  # of the plugin interface: OpImpl, register(registry), the names of opmux.core
+API_VERSION = 1  # version of the plugin interface: OpImpl, register(registry), the names of opmux.core
 
 
 When = Callable[..., "bool | str | None"]
@@ -27,10 +27,10 @@ Available = Callable[[], "bool | str"]
 
 @dataclass(frozen=True)
 class OpImpl:
-    """One way to compute an op, and when it applies.
+    """One implementation of an op, and when it applies.
 
-    `when(*args)` answers True (or None), or the reason why not; it must not write. `supported_dtypes` looks at the
-    call's first tensor; `min_arch` ("sm_90", "gfx942") and `devices` ("cuda",) at its device.
+    `when(*args)` returns True or None, or the reason why the impl does not apply; it must not write. `supported_dtypes`
+    is tested on the call's first tensor; `min_arch` ("sm_90", "gfx942") and `devices` ("cuda",) on its device.
     """
 
     op_name: str
@@ -43,20 +43,20 @@ class OpImpl:
     min_arch: str | None = None
     when: When | None = None
     devices: frozenset[str] | None = None
-    outside: bool | None = None  # from a plugin, a vendor's package or user code; told by fn's module where not said
-    # Asked before it is chosen: is its library here? True, or the reason why not. `fn._is_available` where not said.
+    outside: bool | None = None  # from a plugin, a vendor's package or user code; default: fn's module is not in opmux
+    # Called before it is chosen: True, or the reason why its library is not available. Default: `fn._is_available`.
     available: Available | None = None
-    # The same op for calls that come from torch's dispatcher, below autograd: tensors need no second look.
+    # The op for calls from torch's dispatcher, below autograd, where the checks for tracers can be skipped.
     below: Callable[..., Any] | None = None
-    # The op into a tensor that is there, cast to its dtype: into(out, *args). For `out=` and in-place overloads.
+    # The op with a given output tensor, cast to its dtype: into(out, *args). For `out=` and in-place overloads.
     into: Callable[..., Any] | None = None
-    # Overloads of ATen that it computes as they are called; such a function returns None where the adapter is to do it.
+    # Functions for overloads of ATen, with ATen's signature; one may return None to leave the call to the adapter.
     aten: Mapping[str, Callable[..., Any]] = field(default_factory=dict, hash=False)
-    # Whether fn itself declines fake and wrapped tensors and live modes, so that a call need not ask for them.
+    # Whether fn itself declines fake and wrapped tensors and active modes, so that the entry need not check for them.
     declines_tracers: bool = False
-    # Of a composition: the ops it is made of, by key, each with the token of the impls that it takes first.
+    # For a composition: the keys of the ops it calls, each with the token of the impls that it prefers.
     parts: tuple[tuple[str, str], ...] = ()
-    # Whether fn takes the op's arguments as they are passed, so that its signature is not looked at.
+    # Whether fn accepts the op's arguments as they are passed, so that its signature is not inspected.
     as_passed: bool = False
 
     def __post_init__(self) -> None:
@@ -72,13 +72,13 @@ class OpImpl:
             kinds = ", ".join(f"{k.name} ('{k.value}')" for k in BackendImplKind)
             raise BadImpl(f"{where}: kind must be one of {kinds}; got {self.kind!r}") from None
         if self.kind is BackendImplKind.VENDOR and not self.vendor:
-            raise BadImpl(f"{where}: an impl of kind VENDOR must say whose it is: pass vendor=")
+            raise BadImpl(f"{where}: an impl of kind VENDOR must name its vendor: pass vendor=")
         if not callable(self.fn):
             raise BadImpl(f"{where}: fn must be callable, got {self.fn!r}")
         if self.when is not None and not callable(self.when):
             raise BadImpl(f"{where}: when must be a predicate over the op's arguments, got {self.when!r}")
         if self.available is None:
-            told = getattr(self.fn, "_is_available", None)  # how plugins written for other libraries say it
+            told = getattr(self.fn, "_is_available", None)  # the convention of plugins written for other libraries
             put(self, "available", told if callable(told) else None)
         if not isinstance(self.priority, int):
             raise BadImpl(f"{where}: priority must be an integer, got {self.priority!r}")
@@ -96,7 +96,7 @@ class OpImpl:
 
     @property
     def call(self) -> Callable[..., Any]:
-        """What to call: an autograd.Function is called by its `apply`."""
+        """The function to call; for an autograd.Function, its `apply`."""
         fn: Any = self.fn
         is_function = isinstance(fn, type) and issubclass(fn, torch.autograd.Function)
         return fn.apply if is_function else fn
@@ -117,7 +117,7 @@ def _dtype(value: Any, where: str) -> torch.dtype:
 
 @dataclass(frozen=True)
 class Origin:
-    """Where an impl came from: what `opmux list` and `opmux doctor` show."""
+    """Where an impl comes from, as shown by `opmux list` and `opmux doctor`."""
 
     plugin: str = "opmux"
     distribution: str | None = None
@@ -130,10 +130,10 @@ class Origin:
 
 
 class OpRegistry:
-    """Impls by op. Reads need no lock: each op's impls are one immutable tuple, replaced as a whole.
+    """Impls by op. Reads take no lock: each op's impls are one immutable tuple that is replaced.
 
-    A registry of your own holds exactly what you put in. `checked` registries (the default one) refuse an impl that
-    cannot be called with its op's arguments.
+    A user's registry holds exactly what was registered in it. A `checked` registry (the default one) refuses an impl
+    that cannot be called with its op's arguments.
     """
 
     def __init__(self, *, checked: bool = False, fill: Callable[[], None] | None = None):
@@ -149,11 +149,11 @@ class OpRegistry:
         self.register_many((impl,), origin=origin)
 
     def register_many(self, impls: Iterable[OpImpl], *, origin: Origin | None = None) -> None:
-        """All of them, or, where one of them is wrong, none."""
+        """Register all of them, or none if one is invalid."""
         self.put((impl, origin or Origin("code", file=_file_of(impl.fn))) for impl in impls if self._is_impl(impl))
 
     def put(self, given: Iterable[tuple[OpImpl, Origin]]) -> None:
-        # What may load a family or look at somebody's function comes before the lock.
+        # Before the lock: this may import a family or inspect a user's function.
         rows = [(self.key(impl.op_name), impl, origin) for impl, origin in given]
         for key, impl, _ in rows if self._checked else ():
             check_fit(specs.by_key.get(key), impl)
@@ -171,7 +171,7 @@ class OpRegistry:
             self._replace(added, {key for key, _, _ in rows})
 
     def take_out(self, rows: Iterable[tuple[str, OpImpl]]) -> None:
-        """Take out these very impls, as far as they are here."""
+        """Remove these impl objects; those that are not registered are ignored."""
         rows = tuple(rows)
         if not rows:
             return
@@ -183,7 +183,7 @@ class OpRegistry:
             self._replace(kept, {key for key, _ in rows})
 
     def _replace(self, impls: dict[str, tuple[OpImpl, ...]], changed: set[str]) -> None:
-        """Put other impls in the place of these, and tell who listens; both or neither."""
+        """Replace the impls and notify listeners; if a listener raises, nothing is replaced."""
         before, self._impls = self._impls, impls
         try:
             self._changed(changed)
@@ -192,7 +192,7 @@ class OpRegistry:
             raise
 
     def unregister(self, op_name: str, impl_id: str | None = None) -> int:
-        """Take out one impl of an op, or all of them; returns how many went."""
+        """Remove one impl of an op, or all of them; returns how many were removed."""
         key = self.key(op_name)
         have = self._impls.get(key, ())
         if impl_id and have and all(i.impl_id.casefold() != impl_id.casefold() for i in have):
@@ -213,7 +213,7 @@ class OpRegistry:
     # -- reading
 
     def key(self, op_name: str) -> str:
-        """The key of a name: the qualified key of the spec it means, else the name as it stands."""
+        """The key of a name: the qualified key of its spec, else the name itself."""
         if op_name in self._impls:
             return op_name
         spec = specs.lookup(op_name, DOORS["impl"])
@@ -230,7 +230,7 @@ class OpRegistry:
         return self._impls.get(key, ())
 
     def list_operators(self) -> list[str]:
-        """The ops with an impl here, each by the shortest name that reaches it."""
+        """The ops with an impl, each by its shortest unambiguous name."""
         self._fill_up()
         return sorted(specs.short_name(k) for k in self._impls)
 
@@ -252,20 +252,20 @@ class OpRegistry:
     def __len__(self) -> int:
         return len(self._impls)
 
-    # -- plumbing
+    # -- internal
 
     def listen(self, method: Callable[[set[str]], None]) -> None:
-        """Call a bound method after each change, for as long as its object lives."""
+        """Call a bound method after each change; its object is held weakly."""
         self._listeners.append(weakref.WeakMethod(method))
 
     def stage(self) -> OpRegistry:
-        """A copy to try changes on; `adopt` takes them over."""
+        """A copy to make changes in; `adopt` merges them."""
         copy = OpRegistry(checked=self._checked)
         copy._impls, copy._origins = dict(self._impls), dict(self._origins)
         return copy
 
     def adopt(self, staged: OpRegistry) -> list[OpImpl]:
-        """Take over what was added to a staged copy; returns the new impls."""
+        """Add what was added to a staged copy; returns the new impls."""
         with lock.held:
             new = {k: [i for i in v if i not in self._impls.get(k, ())] for k, v in staged._impls.items()}
             new = {k: v for k, v in new.items() if v}
@@ -296,11 +296,11 @@ class OpRegistry:
         return True
 
 
-# ---- an impl's call against its op's --------------------------------------------------------------------------------
+# ---- an impl's signature and its op's -------------------------------------------------------------------------------
 
 
 def check_fit(spec: Spec | None, impl: OpImpl) -> None:
-    """Raise BadImpl where an impl cannot be called with its op's arguments."""
+    """Raise BadImpl if an impl cannot be called with its op's arguments."""
     if spec is not None:
         fit = Fit.of(spec, impl)
         if fit.refusal:
@@ -309,7 +309,7 @@ def check_fit(spec: Spec | None, impl: OpImpl) -> None:
 
 @dataclass(frozen=True)
 class Fit:
-    """How an impl takes the arguments of its op: `call` does it, or `refusal` says why it cannot."""
+    """How an impl is called with its op's arguments: `call`, or `refusal` with the reason why it cannot be."""
 
     call: Callable[..., Any] | None = None
     refusal: str | None = None
@@ -321,7 +321,7 @@ class Fit:
         target: Any = getattr(impl.fn, "forward", None) if isinstance(impl.fn, type) else impl.fn
         try:
             signature = inspect.signature(target)
-        except (TypeError, ValueError):  # a builtin that does not say: take it at its word
+        except (TypeError, ValueError):  # a builtin without a signature: assume that it fits
             return cls(_finish(impl.call, spec))
         params = list(signature.parameters.values())
         if target is not impl.fn:
@@ -343,9 +343,10 @@ class Fit:
 
 
 def _plan_call(spec: Spec, params: list[inspect.Parameter]) -> str:
-    """The text of the arguments for an impl with these parameters, or a _Refusal: words why there is none.
+    """The argument list, as source, for an impl with these parameters, or a _Refusal with the reason.
 
-    Slots are filled in order, whatever their names; an impl that speaks the op's own names is called by name.
+    Positional parameters are filled in order, whatever their names; an impl with the op's own names in another order is
+    called with those.
     """
     slots = [p for p in params if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
     by_keyword = {p.name: p for p in params if p.kind is p.KEYWORD_ONLY}
@@ -369,7 +370,7 @@ def _plan_call(spec: Spec, params: list[inspect.Parameter]) -> str:
 
 
 class _Refusal(str):
-    """Words why an impl cannot take a call, where a plan of the call was expected."""
+    """The reason why an impl cannot be called with its op's arguments."""
 
 
 def _finish(call: Callable[..., Any], spec: Spec) -> Callable[..., Any]:
@@ -383,14 +384,14 @@ def _finish(call: Callable[..., Any], spec: Spec) -> Callable[..., Any]:
 
 
 class Tagged(NamedTuple):
-    """What @impl has tagged, and the import that this was part of: it counts when that has succeeded."""
+    """A function tagged by @impl, and the import that it is part of; registered once that import has succeeded."""
 
     impl: OpImpl
     origin: Origin
     home: Home | None
 
 
-tagged: list[Tagged] = []  # what no manager has taken up yet
+tagged: list[Tagged] = []  # not yet registered
 
 
 def impl(
@@ -410,7 +411,7 @@ def impl(
     aten: Mapping[str, Callable[..., Any]] | None = None,
     declines_tracers: bool = False,
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Tag a function as an implementation of an op; the default manager takes it up on the op's first use.
+    """Tag a function as an implementation of an op; the default manager registers it on the op's first use.
 
     The arguments are fields of `OpImpl`.
     """

@@ -1,4 +1,4 @@
-"""What an implementation returned, held against what its op returns."""
+"""Compares what an implementation returned with what its op returns."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from .tensors import dtype_name
 
 
 def mismatch(spec: Spec, results: Any, args: tuple, kwargs: dict) -> str | None:
-    """What is wrong with an implementation's results, by number, shape, dtype and device; None where nothing is.
+    """What is wrong with the number, shape, dtype or device of an implementation's results; None if nothing is.
 
-    The fake kernel says what is right. Where it cannot (results whose size depends on the data), nothing is checked.
+    They are compared with the fake kernel's. If it fails (the size depends on the data), nothing is checked.
     """
     try:
         expected = library.fake_call(spec, args, kwargs)
@@ -28,7 +28,7 @@ def mismatch(spec: Spec, results: Any, args: tuple, kwargs: dict) -> str | None:
     names = spec.out if len(spec.out) == len(right) else tuple(f"result {i}" for i in range(len(right)))
     for at, (name, one, other) in enumerate(zip(names, right, got, strict=True)):
         if at and spec.space == "aten" and isinstance(other, Tensor) and isinstance(one, Tensor):
-            one = one.to(other.dtype)  # torch's own fakes are wrong about the dtype of statistics of half precision
+            one = one.to(other.dtype)  # torch's fake kernels return a wrong dtype for statistics of half precision
         if isinstance(one, Tensor) and _look(one) != _look(other):
             return f"returned {_look(other)} as '{name}'; expected {_look(one)}"
         if one is None and other is not None:

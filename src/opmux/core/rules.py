@@ -56,7 +56,7 @@ class dims_of(Rule):
 
 @dataclass(frozen=True)
 class multiple_of(Rule):
-    """An int that a number divides, or another argument does."""
+    """A multiple of a number or of another argument."""
 
     of: int | str
 
@@ -116,7 +116,7 @@ class nonempty(Rule):
 
 @dataclass(frozen=True)
 class up_to_size(Rule):
-    """An int from 1 to the size of a dimension of another argument, less `less`."""
+    """An int from 1 to the size of a dimension of another argument minus `less`."""
 
     of: str
     dim: int = -1
@@ -140,11 +140,11 @@ class up_to_size(Rule):
 
 @dataclass(frozen=True)
 class numel(Rule):
-    """So many elements, of whatever shape: a number, or worked out from other arguments, `numel(lambda b: b + 1)`."""
+    """A tensor of any shape with a number of elements, which is fixed or computed: `numel(lambda b: b + 1)`."""
 
     of: int | Callable[..., int]
     text: str = ""  # for the documentation
-    least: bool = False  # more will do
+    least: bool = False  # whether more elements are accepted
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "late", not isinstance(self.of, int))

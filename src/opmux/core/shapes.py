@@ -1,4 +1,4 @@
-"""The shape of a tensor in terms of names: `*rows n`, `2*n`, `topk*tokens`. What the words mean: `contract`."""
+"""Symbolic shapes: `*rows n`, `2*n`, `topk*tokens`. The notation is explained in `contract`."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ class Dim(NamedTuple):
     name: str  # "" for any size
     star: bool = False  # any number of dimensions
     broadcast: bool = False  # or 1
-    factor: int | str = 1  # so many times the size of that name; or the size of another name, which is an int argument
-    size: int | None = None  # a size that is always the same
-    plus: int = 0  # so much more
+    factor: int | str = 1  # a multiplier, or the name of an int argument that is the multiplier
+    size: int | None = None  # a constant size
+    plus: int = 0  # an addend
 
     @classmethod
     def of(cls, word: str) -> Dim:
@@ -34,11 +34,11 @@ class Dim(NamedTuple):
         broadcast, name = rest.startswith("#"), rest.removeprefix("#")
         right = name.isidentifier() and (not factor or factor.isdecimal() or factor.isidentifier())
         if not right or ("+" in word and not plus.isdecimal()):
-            raise BadSpec(f"'{word}' is no dimension: expected n, *n, #n, 2*n, k*n, n+1, 3, _ or ...")
+            raise BadSpec(f"'{word}' is not a dimension: expected n, *n, #n, 2*n, k*n, n+1, 3, _ or ...")
         return cls(name, star, broadcast, factor if factor.isidentifier() else int(factor or 1), plus=int(plus or 0))
 
     def times(self, sizes: Mapping[str, Size]) -> int | None:
-        """The factor in numbers; None where it is not known."""
+        """The value of the factor; None if it is unknown."""
         if isinstance(self.factor, int):
             return self.factor
         known = sizes.get(self.factor)
@@ -63,8 +63,8 @@ class Dims:
     """The shape of a tensor, in terms of names that the arguments of an op share."""
 
     words: tuple[Dim, ...]
-    star: int | None  # where the word is that stands for any number of dimensions
-    fixed: int  # how many others there are
+    star: int | None  # the index of the word for any number of dimensions
+    fixed: int  # the number of other words
 
     @classmethod
     @functools.cache
@@ -79,7 +79,7 @@ class Dims:
         return f"[{', '.join(map(str, self.words))}]"
 
     def match(self, shape: tuple[Any, ...], sizes: dict[str, Size], name: str) -> bool:
-        """Whether a shape is of this form; sizes that were not known before are taken from it."""
+        """Whether a shape matches; sizes that were unknown are added to `sizes`."""
         star, spare = self.star, len(shape) - self.fixed
         if spare and (star is None or spare < 0):
             return False
@@ -117,7 +117,7 @@ class Dims:
         return part == known.value * times or (word.broadcast and part == 1)
 
     def wanted(self, sizes: Mapping[str, Size]) -> tuple[Any, ...] | None:
-        """The shape in numbers, where all of it is known."""
+        """The shape in numbers, or None if a size is unknown."""
         made: list[Any] = []
         for word in self.words:
             known, times = sizes.get(word.name), word.times(sizes)
@@ -130,7 +130,7 @@ class Dims:
         return tuple(made)
 
     def partly(self, sizes: Mapping[str, Size]) -> str:
-        """The shape in numbers where they are known, else by name."""
+        """The shape with known sizes as numbers and the others as names."""
         named = lambda word: word._replace(factor=word.times(sizes) or word.factor)
         parts = [Dims((word,), None, 1).wanted(sizes) or (named(word),) for word in self.words]
         return f"({', '.join(str(size) for part in parts for size in part)})"

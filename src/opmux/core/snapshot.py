@@ -1,8 +1,8 @@
 """A copy of what a call may write, so that a failed attempt can be undone before the next implementation runs.
 
-What an argument leads to is copied: tensors with their storage, shape and version counter, their `.grad` and their
+Everything reachable from an argument is copied: tensors with their storage, shape, version counter, `.grad` and
 attributes, numpy arrays, containers, and the attributes of objects (a quantizer's amax, a quantized tensor's scales).
-What cannot be copied is a reason not to fall back, and `take` returns that reason.
+If something cannot be copied, `take` returns the reason, and the call cannot fall back.
 """
 
 from __future__ import annotations
@@ -20,28 +20,28 @@ from torch import Tensor
 
 from .tensors import has_memory
 
-LIMIT = 1 << 30  # bytes: a call that may write more has no snapshot, and so no fallback
-MOST_OBJECTS = 10_000  # objects that one call may lead to
+LIMIT = 1 << 30  # bytes: a call that may write more gets no snapshot, and so no fallback
+MOST_OBJECTS = 10_000  # reachable objects of one call
 
 _IMMUTABLE = (
     type(None), bool, int, float, complex, str, bytes, range, slice, enum.Enum, PurePath,
     torch.dtype, torch.device, torch.layout, torch.memory_format, torch.Size,
     type, types.FunctionType, types.BuiltinFunctionType, types.MethodType, types.ModuleType,
 )  # fmt: skip
-# Handles: a call may use them, and there is nothing in them to put back.
+# Handles have no state to restore.
 _HANDLES = (torch.Stream, torch.Event)
 
 
 class Unsaved(Exception):
-    """A value that cannot be copied and put back; the message says which and why."""
+    """A value that cannot be copied and restored; the message says which and why."""
 
 
 class Snapshot:
-    """The state of some values, and of all that they lead to."""
+    """The state of some values, and of everything reachable from them."""
 
     def __init__(self, values: Iterable[tuple[str, Any]], generators: Iterable[torch.Generator] = ()):
         self._undo: list[Callable[[], None]] = []
-        self._seen: dict[int, Any] = {}  # by id; holding the object keeps its id its own
+        self._seen: dict[int, Any] = {}  # by id; holding the object keeps its id unique
         self._nbytes = 0
         for name, value in values:
             self._save(value, name)
@@ -49,7 +49,7 @@ class Snapshot:
             self._undo.append(_rewind(generator))
 
     def restore(self) -> None:
-        """Put everything back as it was."""
+        """Restore the saved state."""
         with torch.no_grad():
             for undo in self._undo:
                 undo()
@@ -59,7 +59,7 @@ class Snapshot:
             return
         self._seen[id(value)] = value
         if len(self._seen) > MOST_OBJECTS:
-            raise Unsaved(f"'{name}' leads to more than {MOST_OBJECTS} objects")
+            raise Unsaved(f"'{name}' refers to more than {MOST_OBJECTS} objects")
         if isinstance(value, Tensor):
             self._save_tensor(value, name)
         elif isinstance(value, (tuple, frozenset)):
@@ -91,7 +91,7 @@ class Snapshot:
         if not hasattr(value, "__dict__") and not slots:
             if _is_group(value):
                 return
-            raise Unsaved(f"'{name}' leads to a {type(value).__name__}, whose state cannot be copied")
+            raise Unsaved(f"'{name}' refers to a {type(value).__name__}, whose state cannot be copied")
         held = {s: getattr(value, s) for s in slots}
         self._save_all(held.values(), name)
         self._undo.append(lambda: [object.__setattr__(value, s, v) for s, v in held.items()])  # type: ignore[func-returns-value]
@@ -119,7 +119,9 @@ class Snapshot:
         self._undo.append(undo)
 
     def _save_tensor(self, value: Tensor, name: str) -> None:
-        self._save_attributes(value, name)  # the parts of a wrapper subclass; what users hang on a parameter
+        self._save_attributes(
+            value, name
+        )  # the inner tensors of a wrapper subclass; attributes that users set on a parameter
         grad = value.grad if value.is_leaf else None
         if grad is not None:
             self._save(grad, f"{name}.grad")
@@ -142,7 +144,7 @@ class Snapshot:
     def _count(self, nbytes: int) -> None:
         self._nbytes += nbytes
         if self._nbytes > LIMIT:
-            raise Unsaved(f"the call may write more than {LIMIT >> 20} MiB, too much to keep a copy of")
+            raise Unsaved(f"the call may write more than {LIMIT >> 20} MiB, which is too much to copy")
 
 
 def take(values: Iterable[tuple[str, Any]], generators: Iterable[torch.Generator] = ()) -> Snapshot | str:
@@ -157,15 +159,15 @@ def take(values: Iterable[tuple[str, Any]], generators: Iterable[torch.Generator
         return f"what the call may write cannot be copied: {str(error).strip().partition(chr(10))[0]}"
 
 
-# ---- putting back ---------------------------------------------------------------------------------------------------
+# ---- undo functions -------------------------------------------------------------------------------------------------
 
 
 def _dense(tensor: Tensor) -> Callable[[], None]:
-    """Undo for a tensor with memory: its storage and place in it, the contents, the version counter."""
+    """Undo for a dense tensor: storage, offset, shape, strides, contents and version counter."""
     storage, nbytes = tensor.untyped_storage(), tensor.untyped_storage().nbytes()
     place = (tensor.storage_offset(), tensor.shape, tensor.stride())
     version = None if tensor.is_inference() else tensor._version
-    # Elements that share memory (an expanded tensor) cannot be written back one by one.
+    # Elements that share memory (an expanded tensor) cannot be written back by copy_.
     whole = nbytes <= 2 * tensor.nbytes or _overlaps(tensor)
     copy = storage.clone() if whole else tensor.detach().clone()
 

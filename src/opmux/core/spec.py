@@ -1,8 +1,8 @@
-"""What an op is: the declaration from which schema, fake kernel, CPU path, tests, benchmarks and docs are derived.
+"""The declaration of an op, from which schema, fake kernel, CPU path, tests, benchmarks and docs are derived.
 
-The decorated function *is* the reference. Names do the linking: `out` names the results, and a backward op takes
-gradients as `d<result>`, saved values under the name they had in the forward (argument or result), and returns
-`d<argument>`s. Nothing about a device stands here: what a chip cannot do is its impl's `when`.
+The decorated function *is* the reference. Forward and backward are linked by names: `out` names the results, and a
+backward op takes gradients as `d<result>`, saved values under the name they had in the forward (argument or result),
+and returns `d<argument>`s. A spec says nothing about devices: what a chip cannot do is in its impl's `when`.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ if TYPE_CHECKING:
 
 
 class Doors(dict[str, tuple[str, ...]]):
-    """A bare name is looked up in these spaces, in this order, by the door it comes through."""
+    """The namespaces in which an unqualified op name is looked up, in order, by where the name is used."""
 
-    FACES = "faces"  # stands for the spaces that the faces bring
+    FACES = "faces"  # replaced by the namespaces of the faces
     ORDERS: Mapping[str, tuple[str, ...]] = {
         "impl": (FACES, "opmux", "aten"),  # OpImpl, per-op orders, plugins, manager.call
         "export": ("opmux", FACES, "aten"),  # a vendor's __all__
@@ -55,13 +55,13 @@ DOORS = Doors()
 
 @dataclass(frozen=True)
 class Tol:
-    """How far an impl may be from the reference: |a - b| <= atol + rtol * |b|."""
+    """The tolerance of an impl's results: |a - b| <= atol + rtol * |b|, where b is the reference's."""
 
     rtol: float
     atol: float
 
 
-# One rounding of the result, and a little for the order of a sum.
+# One rounding of the result, and a margin for the order of summation.
 TOL: Mapping[torch.dtype, Tol] = {
     torch.float64: Tol(1e-7, 1e-7),
     torch.float32: Tol(1.3e-6, 1e-5),
@@ -72,7 +72,7 @@ TOL: Mapping[torch.dtype, Tol] = {
 
 @dataclass(frozen=True)
 class Sample:
-    """Arguments an op must handle; `loose` where results differ from call to call (addresses, random numbers)."""
+    """Arguments that an op must handle; `loose` if results differ between calls (addresses, random numbers)."""
 
     args: tuple
     kwargs: dict[str, Any] = field(default_factory=dict)
@@ -82,9 +82,9 @@ class Sample:
 
 @dataclass(frozen=True)
 class BadSample:
-    """Arguments an op must refuse, the exception it must raise, and a pattern its message must match.
+    """Arguments that an op must refuse, the exception it must raise, and a pattern its message must match.
 
-    With `typed`, each argument is at least of the right Python type: then every impl refuses it by itself.
+    `typed`: every argument has the right Python type, so every impl must refuse the call, not only the entry.
     """
 
     args: tuple
@@ -95,7 +95,7 @@ class BadSample:
     typed: bool = True
 
 
-# An argument that is an object with a state of its own, which the op may update: a quantizer's amax and scale.
+# Annotates an object whose state the op may update: a quantizer's amax and scale.
 State = Annotated[Any, "state"]
 
 Samples = Callable[[torch.dtype, torch.device], Iterable[Sample]]
@@ -104,7 +104,7 @@ BadSamples = Callable[[torch.device], Iterable[BadSample]]
 
 @dataclass(frozen=True, eq=False)
 class Spec:
-    """One op. `reference` is the op; everything else says how to check, measure and describe it."""
+    """One op. `reference` computes it; the other fields say how to check, measure and describe it."""
 
     name: str
     space: str
@@ -113,18 +113,18 @@ class Spec:
     grad: str | None = None
     mutates: tuple[str, ...] = ()
     samples: Samples | None = None
-    bad_samples: BadSamples | None = None  # of rules that the signature does not say
+    bad_samples: BadSamples | None = None  # for checks that are not in the signature
     tol: Mapping[torch.dtype, Tol] = field(default_factory=lambda: TOL)
     traffic: Callable[..., int] | None = None
     flops: Callable[..., int] | None = None
     schema: str | None = None
     fake: Callable[..., Any] | None = None
-    result: Callable[[Any], Any] | None = None  # brings what a foreign impl may return to this op's shape
-    looks: tuple[str, ...] = ()  # arguments of a backward of which shape and dtype count alone: they are not kept
-    compared: Callable[[dict[str, Any]], dict[str, Any]] | None = None  # of named results, what tolerances apply to
-    recompute: Callable[..., tuple] | None = None  # the results again, from what the backward saves, by name
-    where: tuple[Where, ...] = ()  # what the arguments must be beyond their annotations
-    adapter: Adapter | None = None  # of a function with a foreign signature: the ops it is made of
+    result: Callable[[Any], Any] | None = None  # converts what a foreign impl returns to this op's results
+    looks: tuple[str, ...] = ()  # arguments of a backward of which only shape and dtype matter: their data is not saved
+    compared: Callable[[dict[str, Any]], dict[str, Any]] | None = None  # named results -> what tolerances apply to
+    recompute: Callable[..., tuple] | None = None  # the results again, from the values saved for backward, by name
+    where: tuple[Where, ...] = ()  # checks of the arguments beyond their annotations
+    adapter: Adapter | None = None  # for a function with a foreign signature: the ops it calls
 
     @property
     def key(self) -> str:
@@ -132,28 +132,28 @@ class Spec:
 
     @property
     def primitive(self) -> bool:
-        """Whether the op is no composition: called by its own signature alone, and traceable as one op."""
+        """Whether the op is not a composition: always called with its own signature, and traced as one op."""
         return self.space in ("opmux", "aten")
 
     @property
     def family(self) -> str:
-        """The file that declares the op; that of a face's function with the space before it, `face_norm`."""
+        """The name of the file that declares the op, with a prefix for a face's functions: `norm`, `tex_norm`."""
         return specs.family_of(self.reference.__module__)
 
     @cached_property
     def hints(self) -> dict[str, Any]:
-        """The annotations in full, with shapes and rules."""
+        """The annotations with shapes and rules."""
         return typing.get_type_hints(inspect.unwrap(self.reference), include_extras=True)
 
     @cached_property
     def contract(self) -> Contract:
-        """What the arguments must be."""
+        """The rules for the arguments."""
         own = Contract.of(self.name, {n: self.hints.get(n) for n in self.names}, self.where)
         return own if self.adapter is None else self.adapter.contract(own)
 
     @property
     def checked(self) -> bool:
-        """Whether the reference looks at its arguments first: torch's own ops are left to torch."""
+        """Whether the reference checks its arguments first; torch checks those of ATen's ops."""
         return self.space == "opmux" or self.adapter is not None or (self.space != "aten" and self.contract.declared)
 
     @cached_property
@@ -182,17 +182,17 @@ class Spec:
 
     @cached_property
     def writes(self) -> tuple[str, ...]:
-        """The arguments that a call may change: those the schema declares, and objects that hold state."""
+        """The arguments that a call may change: those that the schema declares, and stateful objects."""
         stateful = (n for n, hint in self.hints.items() if any(map(_is_state, _annotations(hint))))
         return tuple(dict.fromkeys((*self.mutates, *stateful)))
 
     @cached_property
     def lead(self) -> str | None:
-        """The argument whose dtype, device and shape decide: the first that must be a tensor."""
+        """The argument whose dtype, device and shape determine the impl: the first that must be a tensor."""
         return next((p.name for p in self.signature.parameters.values() if is_tensor(p.annotation)), None)
 
     def first_tensor(self, args: tuple, kwargs: dict) -> Tensor | None:
-        """The deciding tensor of a call, however its arguments were passed."""
+        """The tensor that determines the impl, passed by position or keyword."""
         if self.lead is not None:
             at = self.names.index(self.lead)
             value = args[at] if at < len(args) else kwargs.get(self.lead)
@@ -201,7 +201,7 @@ class Spec:
         return first_tensor(args, kwargs)
 
     def takes(self, args: tuple, kwargs: dict) -> bool:
-        """Whether these are arguments of the op, and not of an interface that an impl has of its own."""
+        """Whether these arguments fit the op's signature, rather than an impl's own."""
         try:
             self.signature.bind(*args, **kwargs)
         except TypeError:
@@ -209,7 +209,7 @@ class Spec:
         return True
 
     def bound(self, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
-        """Arguments in full, by position, where they are the op's own; else as given."""
+        """The arguments with defaults filled in, if they fit the op's signature; else unchanged."""
         try:
             found = self.signature.bind(*args, **kwargs)
         except TypeError:
@@ -219,7 +219,7 @@ class Spec:
 
     @cached_property
     def parts(self) -> dict[str, Spec]:
-        """The ops that an adapter is made of, by key."""
+        """The ops that the adapter calls, by key."""
         return {} if self.adapter is None else {s.key: s for s in self.adapter.over}
 
     @cached_property
@@ -227,19 +227,19 @@ class Spec:
         return Gradient.of(self, specs.find(self.grad or "", (self.space,)))
 
     def check(self, args: tuple, kwargs: dict) -> None:
-        """Raise BadArgument for the first argument that is not what the op takes."""
+        """Raise BadArgument for the first invalid argument."""
         try:
             bound = self.signature.bind(*args, **kwargs)
-        except TypeError:  # called by an interface that an impl has of its own
+        except TypeError:  # called with an impl's own signature
             return
         bound.apply_defaults()
         self.contract.check(bound.arguments)
 
     @cached_property
     def check_once(self) -> Callable[..., None]:
-        """The check, for all arguments by position; those that look like earlier ones are not checked again.
+        """The check, cached by dtypes, shapes and values; takes all arguments by position.
 
-        It takes 2 us for three tensors, where the check takes 30.
+        A cached check of three tensors takes 2 us, a new one 30.
         """
         found: dict[Any, None] = {}
 
@@ -255,7 +255,7 @@ class Spec:
         return codegen.lookup(signature, CHECKED, {"_found": found, "_make": first}, "type({0}), {0}")
 
     def errors(self, device: torch.device | str) -> Iterator[BadSample]:
-        """Calls that must raise: each argument spoiled in every way that its annotation excludes, and `bad_samples`."""
+        """Calls that must raise: each argument made invalid in every way that its rules exclude, and `bad_samples`."""
         device = torch.device(device)
         made = list(self.samples(torch.float32, device)) if self.samples is not None else []
         good = [{**dict(zip(self.names, s.args, strict=False)), **s.kwargs} for s in made]
@@ -280,15 +280,15 @@ class Spec:
 
 @dataclass(frozen=True, eq=False)
 class Derived(Spec):
-    """An op that follows from others, with no place in `opmux.ops`: its impls are made of theirs.
+    """An op whose impls are made from those of other ops; it is not in `opmux.ops`.
 
-    `bases` are the keys it follows from: what a policy says of one of them holds for it.
+    `bases` are the keys of those ops: a policy for one of them applies to this op too.
     """
 
     bases: tuple[str, ...] = ()
 
     def lifted(self, impls_of: Callable[[str], tuple[Any, ...]]) -> Iterable[Any]:
-        """Its impls, from those of its bases."""
+        """Its impls, made from those of its bases."""
         return ()
 
 
@@ -336,12 +336,12 @@ class Gradient:
         )
 
 
-CHECKED = "{0}.dtype, {0}.shape, {0}.device, {0}.is_contiguous()"  # all that a check looks at
-MOST_CHECKS = 4096  # of one op that are remembered; beyond that all are dropped, as shapes seem never to come back
+CHECKED = "{0}.dtype, {0}.shape, {0}.device, {0}.is_contiguous()"  # everything that a check reads
+MOST_CHECKS = 4096  # cached checks per op; beyond that the cache is cleared, as shapes do not seem to repeat
 
 
 class Specs:
-    """Every declared op by its key, and the families that have not been looked into yet."""
+    """Every declared op by key; families are imported on first use."""
 
     def __init__(self, roots: Mapping[str, str], implementers: tuple[str, ...] = ()):
         self.by_key: dict[str, Spec] = {}
@@ -349,14 +349,14 @@ class Specs:
         self.entries: dict[str, EntryPoint] = {}
         self.derived: dict[str, Derived] = {}
         self.version = 0  # counts declarations and removals
-        self._folded: tuple[int, dict[str, str]] = (-1, {})  # keys by their folded names, of a version
-        self.roots = roots  # packages of families, and what comes before the names of theirs
+        self._folded: tuple[int, dict[str, str]] = (-1, {})  # a version, and its keys by case-folded name
+        self.roots = roots  # packages of families, and the prefix of their families' names
         self.implementers = implementers
         self._loaded: set[str] = set()
         self._homes: dict[str, Home] = {}  # by key, for as long as the import that declares it may fail
 
     def add(self, spec: Spec, entry: EntryPoint) -> None:
-        """Declare an op. The declarations of an import that failed are void, and may be made again."""
+        """Declare an op. A declaration of a failed import is void and may be repeated."""
         home = Home.here()
         with lock.held:
             known = self.by_key.get(spec.key)
@@ -369,11 +369,11 @@ class Specs:
                 self._homes[spec.key] = home
             self.entries[spec.key] = entry
             self.functions[spec.key] = entry.fn
-            self.by_key[spec.key] = spec  # last: who finds it here finds the others
+            self.by_key[spec.key] = spec  # last: a reader that finds it finds the others
             self.version += 1
 
     def remove(self, spec: Spec) -> None:
-        """Undo a declaration: what failed leaves nothing behind."""
+        """Undo a declaration."""
         with lock.held:
             if self.by_key.get(spec.key, spec) is not spec:
                 return
@@ -421,18 +421,18 @@ class Specs:
         return f"{self.roots.get(root, '')}{name}"
 
     def _unlikely(self, family: str, name: str) -> int:
-        """How unlikely a family that is not loaded has an op, by its text: importing all of them takes 2 s."""
+        """A sort key: how unlikely a family declares an op, judged by its source. Importing all families takes 2 s."""
         if family in self._loaded:
             return 0
         found = importlib.util.find_spec(self._modules[family])
         try:
             text = Path(found.origin).read_text(encoding="utf-8") if found and found.origin else ""
-        except (OSError, UnicodeDecodeError):  # no source: compiled alone, or in an archive
+        except (OSError, UnicodeDecodeError):  # no source file: bytecode only, or in an archive
             text = ""
         return 1 if f"def {name}(" in text else 2 if name in text else 3
 
     def load(self, family: str) -> None:
-        """Import a family, whole or not at all. Takes no lock: Python has one for each module."""
+        """Import a family. Takes no lock: Python has one for each module."""
         if family in self._loaded:
             return
         try:
@@ -440,7 +440,7 @@ class Specs:
         except BaseException:
             self.sweep()
             raise
-        if not getattr(module.__spec__, "_initializing", False):  # it asks for an op of its own while it is imported
+        if not getattr(module.__spec__, "_initializing", False):  # False if it looks up its own op while being imported
             self._loaded.add(family)
 
     def load_all(self) -> None:
@@ -448,10 +448,9 @@ class Specs:
             self.load(family)
 
     def load_implementers(self, family: str) -> None:
-        """Import the modules that implement a family, by name: a missing one is no error, a broken one is.
+        """Import the modules that implement a family, by name; a missing module is not an error, a broken one is.
 
-        Without Triton there are no kernels of ours, and that is a supported machine. What an import that fails has
-        tagged is void.
+        A machine without Triton is supported: it has no kernels of ours.
         """
         for root in self.implementers:
             if importlib.util.find_spec(root) is None or importlib.util.find_spec(f"{root}.{family}") is None:
@@ -463,7 +462,7 @@ class Specs:
                     raise
 
     def lookup(self, name: str, spaces: tuple[str, ...]) -> Spec | None:
-        """The spec a name means: a qualified key as it stands, a bare name by the spaces of its door."""
+        """The spec of a qualified key, or of an unqualified name in these namespaces."""
         keys = (name,) if "::" in name else tuple(f"{s}::{name}" for s in spaces)
         for best, key in enumerate(keys):
             found = self._settled(key)
@@ -482,7 +481,7 @@ class Specs:
         return next((self.by_key[folded[k.casefold()]] for k in keys if k.casefold() in folded), None)
 
     def _settled(self, key: str) -> Spec | None:
-        """A declared op, once its family is there in whole; None for one whose import has failed."""
+        """A declared op after its family's import has finished; None if that import failed."""
         found = self.by_key.get(key)
         if found is None or self.is_whole(key):
             return found
@@ -494,7 +493,7 @@ class Specs:
         return self.by_key.get(key)
 
     def get(self, key: str) -> Spec | None:
-        """The spec of a key, of a derived op too; nothing is loaded."""
+        """The spec of a key, derived ops included; imports nothing."""
         return self.by_key.get(key) or self.derived.get(key)
 
     def find(self, name: str, spaces: tuple[str, ...] | None = None) -> Spec:
@@ -504,7 +503,7 @@ class Specs:
         return found
 
     def short_name(self, key: str) -> str:
-        """The name by which an OpImpl or a policy reaches the op: bare where that is not another's."""
+        """The name of the op for an OpImpl or a policy: unqualified if that is unambiguous."""
         bare = key.rpartition("::")[2]
         owner = next((f"{s}::{bare}" for s in DOORS["impl"] if f"{s}::{bare}" in self.by_key), key)
         return bare if owner == key else key
@@ -544,13 +543,13 @@ def op(
     space: str = "opmux",
     name: str | None = None,
 ) -> Callable[..., Any]:
-    """Declare an op: the decorated function is its reference; what comes back is the op's stable function.
+    """Declare an op: the decorated function is its reference; returns the function in `opmux.ops`.
 
     The function has `.spec`, `.reference` and `.check(x=..., ...)`, which raises BadArgument.
 
-    Only ops of the space `opmux` get a torch schema and a fake kernel. An op
-    of the space `aten` is one torch has, under ATen's name and signature: where a gradient is wanted it is torch's own
-    that runs, and so it is in compiled code, where the compiler fuses what would be opaque otherwise.
+    Only ops of the namespace `opmux` get a torch schema and a fake kernel. An op of the namespace `aten` is one of
+    torch's, with ATen's name and signature: torch's own kernel runs if a gradient is needed, and in compiled code,
+    where the compiler can fuse it.
     """
 
     def declare(reference: Callable[..., Any]) -> Callable[..., Any]:
@@ -585,19 +584,19 @@ def op(
 
 
 def checked(spec: Spec, body: Callable[..., Any]) -> Callable[..., Any]:
-    """A function of an op's arguments, which looks at them first: its reference, its fake."""
+    """`body` (an op's reference or fake kernel) with a check of its arguments before the call."""
     names, contract = spec.names, spec.contract
     defaults = {p.name: p.default for p in spec.signature.parameters.values() if p.default is not p.empty}
-    # A face's `where` may look at anything: strides, or what is open.
+    # A face's `where` may depend on more than the cache key has: strides, open communicators.
     once = spec.check_once if contract.plain and (spec.space == "opmux" or not spec.where) else None
 
     def known(args: tuple) -> bool:
-        """Whether arguments look right; False where they must be looked at one by one."""
+        """Check with the cache; False if the arguments cannot be a cache key."""
         try:
             once(*args)  # type: ignore[misc]
         except BadArgument:
             raise
-        except (TypeError, RuntimeError, AttributeError):  # what has no shape or no hash
+        except (TypeError, RuntimeError, AttributeError):  # no shape, or not hashable
             return False
         return True
 
@@ -607,12 +606,12 @@ def checked(spec: Spec, body: Callable[..., Any]) -> Callable[..., Any]:
             contract.check({**defaults, **dict(zip(names, args, strict=False)), **kwargs})
         return body(*args, **kwargs)
 
-    looks_first.__signature__ = spec.signature  # type: ignore[attr-defined]  # without shapes: torch knows types alone
+    looks_first.__signature__ = spec.signature  # type: ignore[attr-defined]  # without shapes, which torch cannot parse
     return looks_first
 
 
 def plain_signature(fn: Callable[..., Any]) -> inspect.Signature:
-    """A function's signature with its types alone: `Float[Tensor, "n"]` is `Tensor`."""
+    """A function's signature with plain types: `Float[Tensor, "n"]` becomes `Tensor`."""
     types = typing.get_type_hints(inspect.unwrap(fn))
     found = inspect.signature(fn)
     params = [p.replace(annotation=types.get(p.name, p.annotation)) for p in found.parameters.values()]
@@ -625,7 +624,7 @@ def _check_declaration(spec: Spec) -> None:
     if missing:
         raise BadSpec(f"{spec.key} mutates {missing}, which it does not take; it takes {spec.names}")
     if len(set(spec.out)) != len(spec.out) or not all(o.isidentifier() for o in spec.out):
-        raise BadSpec(f"{spec.key}: out={' '.join(spec.out)!r} must be distinct names with spaces between them")
+        raise BadSpec(f"{spec.key}: out={' '.join(spec.out)!r} must be distinct names separated by spaces")
     for p in spec.signature.parameters.values():
         if p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD, p.POSITIONAL_ONLY):
             raise BadSpec(f"{spec.key}: parameter {p} must be named and passable by keyword")
@@ -636,5 +635,5 @@ def _is_state(annotation: Any) -> bool:
 
 
 def _annotations(annotation: Any) -> tuple[Any, ...]:
-    """An annotation, and what it is a list or a union of."""
+    """An annotation, and the members of a list or union."""
     return (annotation, *getattr(annotation, "__args__", ()))

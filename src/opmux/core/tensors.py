@@ -1,4 +1,4 @@
-"""Questions about tensors: the first one of a call, its shape class, whether it has memory of its own."""
+"""Helpers for tensors: the first one of a call, its shape class, whether it has its own memory."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def shape_class(tensor: Tensor | None) -> tuple[int, ...]:
         return ()
     try:
         return _classes(tensor.shape)
-    except (RuntimeError, AttributeError, TypeError):  # nested and other tensors that have no plain sizes
+    except (RuntimeError, AttributeError, TypeError):  # nested tensors and others without plain sizes
         return (-1,)
 
 
@@ -60,12 +60,12 @@ _wrapped: Callable[[Tensor], bool] = torch._C._functorch.is_functorch_wrapped_te
 
 
 def is_plain(tensor: Tensor) -> bool:
-    """Whether a tensor is torch's own: no subclass, and not one that functorch has wrapped."""
+    """Whether a tensor is neither a subclass nor wrapped by functorch."""
     return type(tensor) in _PLAIN and not _wrapped(tensor)
 
 
 def is_real(tensor: Tensor | None) -> bool:
-    """Whether a tensor holds numbers: not on meta, not a stand-in of a tracer, not one of vmap's or jvp's."""
+    """Whether a tensor holds data: not a meta tensor, not a fake tensor, not wrapped by functorch."""
     if tensor is None or type(tensor) in _PLAIN:
         return tensor is None or not (tensor.is_meta or _wrapped(tensor))
     from torch._subclasses.fake_tensor import is_fake
@@ -74,7 +74,7 @@ def is_real(tensor: Tensor | None) -> bool:
 
 
 def has_memory(tensor: Tensor) -> bool:
-    """Whether a tensor has numbers in memory of its own: not so a wrapper around other tensors."""
+    """Whether a tensor has data in its own storage, unlike a wrapper around other tensors."""
     if not is_real(tensor) or (tensor.layout is torch.strided and not tensor.is_nested and tensor.numel() == 0):
         return False
     try:

@@ -1,4 +1,4 @@
-"""The words of a policy: the kinds of impls, and the tokens that an order is made of."""
+"""The kinds of impls, and the tokens of a policy's order."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from .errors import BadPolicy, nearest
 
 
 class BackendImplKind(str, Enum):  # noqa: UP042 - the value is what str() and comparison see
-    """What an impl is; its value is the token that policies use. `flagos` as a token means CPP as well."""
+    """The kind of an impl; its value is the token for policies. The token `flagos` includes CPP."""
 
     DEFAULT = "flagos"  # our own Triton kernels
     VENDOR = "vendor"  # a chip vendor's library, or a plugin
@@ -27,7 +27,7 @@ GRAMMAR = "flagos, vendor, vendor:NAME, reference, cpp, impl:ID, !token (never),
 
 
 def parse_token(text: str) -> str:
-    """A token in its one spelling: case-folded, aliases resolved."""
+    """A token in canonical form: case-folded, aliases resolved."""
     token = text.strip().casefold()
     never = token.startswith("!")
     body = token[1:].strip() if never else token
@@ -49,7 +49,7 @@ def parse_order(value: str | Iterable[str]) -> tuple[str, ...]:
     """`"vendor:acme|flagos"`, or a list of tokens."""
     parts = value.split("|") if isinstance(value, str) else value
     if not isinstance(parts, (list, tuple)) or not all(isinstance(p, str) for p in parts):
-        raise BadPolicy(f"an order is tokens with | between them, or a list of tokens; got {value!r}")
+        raise BadPolicy(f"an order is a list of tokens, or tokens separated by |; got {value!r}")
     parts = [p for p in parts if p.strip()]
     if not parts:
         raise BadPolicy(f"an order needs at least one token; got {value!r}. Tokens: {GRAMMAR}")
