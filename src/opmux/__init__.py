@@ -22,9 +22,9 @@ __all__ = [
 ]  # fmt: skip
 
 # The module of each public name, imported on first access: `import opmux` alone is cheap and has no side effects.
-_HOMES = {"explain": "core.default", "policy": "core.default", "set_policy": "core.default"}
-_HOMES |= {"digest": "core.ranks", "sync": "core.ranks"}
-_HOMES |= dict.fromkeys(("disable", "enable", "enabled_ops", "native", "use"), "faces.aten.switch")
+_MODULE_OF = {"explain": "core.default", "policy": "core.default", "set_policy": "core.default"}
+_MODULE_OF |= {"digest": "core.ranks", "sync": "core.ranks"}
+_MODULE_OF |= dict.fromkeys(("disable", "enable", "enabled_ops", "native", "use"), "faces.aten.switch")
 _MODULES = ("backends", "compat", "core", "faces", "ops", "runtime", "specs", "te", "tex", "tools")
 
 
@@ -64,8 +64,8 @@ def __getattr__(name: str) -> Any:
 
     if name in _MODULES:
         return importlib.import_module(f"{__name__}.{name}")
-    if name in _HOMES:
-        found = globals()[name] = getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
+    if name in _MODULE_OF:
+        found = globals()[name] = getattr(importlib.import_module(f"{__name__}.{_MODULE_OF[name]}"), name)
         return found
     raise AttributeError(f"module 'opmux' has no attribute '{name}'")
 

@@ -12,7 +12,7 @@ from typing import Any
 from .core import machine
 from .core.default import get_default_manager
 from .core.errors import unknown
-from .core.spec import DOORS, Spec, specs
+from .core.spec import NAME_LOOKUP, Spec, specs
 
 
 def __getattr__(name: str) -> Any:
@@ -27,13 +27,13 @@ def __getattr__(name: str) -> Any:
     if spec is None:
         raise AttributeError(f"opmux.ops: {unknown('op', name, _names())}")
     fn = specs.functions[spec.key]
-    if specs.is_whole(spec.key):
+    if specs.import_succeeded(spec.key):
         globals()[name] = fn
     return fn
 
 
 def _spec(name: str) -> Spec | None:
-    spec = specs.lookup(name, DOORS["ops"])
+    spec = specs.lookup(name, NAME_LOOKUP["ops"])
     return spec if spec is not None and spec.name == name else None
 
 

@@ -133,7 +133,7 @@ def warm_up() -> None:
     for name in ("triton", "torch._dynamo", "torch._subclasses.fake_tensor"):
         if importlib.util.find_spec(name) is not None:
             importlib.import_module(name)
-    get_default_manager()._take_up()
+    get_default_manager()._register_declared()
     # Only these: to look through all that is installed takes longer than all the rest of a child.
     here = f"{SITE}/site"
     importlib.metadata.entry_points = lambda group: [

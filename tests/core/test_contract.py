@@ -279,9 +279,9 @@ def test_an_error_is_seen_under_the_callers_names():
     with pytest.raises(ValueError) as raised:
         ROWS.check({"x": torch.zeros(5, 4), "weight": torch.zeros(3)})
     assert isinstance(raised.value, BadArgument)
-    seen = raised.value.seen_as("norm", {"x": "input", "weight": "gamma"})
+    seen = raised.value.renamed("norm", {"x": "input", "weight": "gamma"})
     assert str(seen) == "norm: gamma must have shape (4,), [n] where input (5, 4) is [*rows, n]; got (3,)"
-    again = seen.seen_as("layer", {"input": "hidden"})
+    again = seen.renamed("layer", {"input": "hidden"})
     assert str(again) == "layer: gamma must have shape (4,), [n] where hidden (5, 4) is [*rows, n]; got (3,)"
     assert isinstance(again, ValueError)
 

@@ -12,7 +12,7 @@ import torch
 
 from opmux.core import BackendImplKind, OpImpl, OpRegistry, PluginError, discovery, op, reset_global_policy, specs
 from opmux.core import registry as registry_module
-from opmux.core.spec import DOORS
+from opmux.core.spec import NAME_LOOKUP
 
 SRC = Path(__file__).parents[2] / "src"
 
@@ -233,7 +233,7 @@ def test_allowed(name, marking, monkeypatch):
 def test_the_lists_name_distributions(name, marking, monkeypatch, log):
     monkeypatch.setenv("OPMUX_ALLOW_PLUGINS", name)
     assert len(load()) == 0 and not marking.exists()
-    (said,) = [p for p in problems(log) if p.startswith(f"OPMUX_ALLOW_PLUGINS names '{name}', which is no dist")]
+    (said,) = [p for p in problems(log) if p.startswith(f"OPMUX_ALLOW_PLUGINS names '{name}', which is neither a dist")]
     assert said.endswith(": use the name of its distribution, Acme-Ops")
     monkeypatch.delenv("OPMUX_ALLOW_PLUGINS")
     monkeypatch.setenv("OPMUX_BLOCK_PLUGINS", name)
@@ -322,8 +322,8 @@ BROKEN = {
     "twice": (TWO + "    registry.register_impl(made())\n", "DuplicateImpl"),
     "another's id": (HEAD + "\ndef register(r):\n    r.register_impl(made(impl_id='First'))\n", "DuplicateImpl"),
     "another API": ("OPMUX_API = 99\n" + REGISTER, "PluginError: plugin 'm_broken' is written for plugin interface 99"),
-    "takes out": (TWO + "    registry.unregister('rms_norm', 'first')\n", "PluginError: plugin 'm_broken' took out"),
-    "takes all": (TWO + "    registry.unregister('rms_norm')\n", "PluginError: plugin 'm_broken' took out"),
+    "takes out": (TWO + "    registry.unregister('rms_norm', 'first')\n", "PluginError: plugin 'm_broken' removed"),
+    "takes all": (TWO + "    registry.unregister('rms_norm')\n", "PluginError: plugin 'm_broken' removed"),
     "replaces": (
         TWO + "    registry.unregister('rms_norm', 'first')\n    registry.register_impl(made(impl_id='first'))\n",
         "PluginError: plugin 'm_broken' removed or replaced",
@@ -450,7 +450,7 @@ def test_a_declared_op_goes_with_a_plugin_that_fails(where, site, name_modules, 
     name_modules(site.module("declares", DECLARES + (raises if where == "import" else "    " + raises)))
     load()
     assert states() == {"declares": "broken"}
-    assert specs.lookup("acme_twice", DOORS["impl"]) is None
+    assert specs.lookup("acme_twice", NAME_LOOKUP["impl"]) is None
     assert not hasattr(torch.ops.opmux, "acme_twice")
     again = op(acme_twice)  # the name is free
     assert specs.find("acme_twice") is again.spec

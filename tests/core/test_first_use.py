@@ -92,7 +92,7 @@ USES = {
 }
 IMPORTS = {
     "core": lambda: importlib.import_module("opmux.core").OpImpl.__name__,
-    "core.spec": lambda: importlib.import_module("opmux.core.spec").DOORS is not None,
+    "core.spec": lambda: importlib.import_module("opmux.core.spec").NAME_LOOKUP is not None,
     "attribute core": lambda: __import__("opmux").core.get_default_manager.__name__,
     "attribute ops": lambda: __import__("opmux").ops.__name__,
     "attribute policy": lambda: __import__("opmux").policy.__name__,

@@ -10,7 +10,7 @@ import pytest
 
 from opmux.core import knobs
 from opmux.core.errors import BadKnob
-from opmux.core.knobs import strangers
+from opmux.core.knobs import unknown_settings
 
 KNOBS = {k.name: k for k in knobs.all_knobs()}
 
@@ -334,12 +334,12 @@ def test_a_malformed_alias_is_not_looked_at_behind_our_name(monkeypatch):
 
 
 def test_strangers(monkeypatch):
-    assert strangers() == []
+    assert unknown_settings() == []
     for name in ("OPMUX_PREFFER", "TE_FL_STRICKT", "TEFL_LOGLEVEL", "OPMUX_QQQQQQ", "TE_OTHER"):
         monkeypatch.setenv(name, "1")
     monkeypatch.setenv("OPMUX_STRICT", "1")
     toml('prefered = "vendor"\nstrict = true\nconfig = "other.toml"')
-    assert strangers() == [
+    assert unknown_settings() == [
         "environment variable OPMUX_PREFFER is no setting of opmux: did you mean OPMUX_PREFER?",
         "environment variable OPMUX_QQQQQQ is no setting of opmux",
         "environment variable TEFL_LOGLEVEL is no setting of opmux: did you mean TEFL_LOG_LEVEL?",

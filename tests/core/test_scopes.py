@@ -196,7 +196,7 @@ def test_a_per_op_order_is_exclusive_unless_it_has_a_star(manager):
     (dict(per_op={"which": ""}), BadPolicy, "at least one token"),
     (dict(per_op={"which": "vendor:"}), BadPolicy, "is no token"),
     (dict(per_op={"which": "kind:x"}), BadPolicy, "is no token"),
-    (dict(per_op={"which": 3}), BadPolicy, "an order is tokens"),
+    (dict(per_op={"which": 3}), BadPolicy, "an order is a list of tokens"),
     (dict(allow=3), BadPolicy, "names of vendors"),
     (dict(per_op="which=flagos"), BadPolicy, "per_op maps ops to orders"),
     (dict(strict="no"), BadPolicy, "strict is True or False"),

@@ -10,7 +10,7 @@ import torch
 
 from opmux.core import get_default_manager, specs
 from opmux.core.registry import BackendImplKind, OpImpl
-from opmux.core.spec import DOORS
+from opmux.core.spec import NAME_LOOKUP
 from opmux.faces.aten.overloads import table
 from opmux.specs.samples import LAYOUTS
 from opmux.tools.conform import calls, real, shapes, yardstick
@@ -22,7 +22,7 @@ ATTACKED = shapes.Sized(("activation",), (), (31, 4098), ("attacked",))
 
 
 def op_named(name):
-    return specs.find(name, DOORS["ops"])
+    return specs.find(name, NAME_LOOKUP["ops"])
 
 
 # ---- the table ------------------------------------------------------------------------------------------------------

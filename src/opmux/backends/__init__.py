@@ -22,18 +22,18 @@ __all__ = [
 ]
 
 # Where each name is. No module is imported here: see core/__init__.py.
-_HOMES = {"infer_device": "opmux.runtime.devices"}
-_HOMES |= dict.fromkeys(("Autograd", "BadVendor", "Target"), "opmux.runtime.vendors")
-_HOMES |= {"VENDOR_REGISTRY": "opmux.backends.registry", "VendorInfo": "opmux.backends.registry"}
-_HOMES |= {"VendorInfoBase": "opmux.backends.registry", "register_vendor": "opmux.backends.registry"}
+_MODULE_OF = {"infer_device": "opmux.runtime.devices"}
+_MODULE_OF |= dict.fromkeys(("Autograd", "BadVendor", "Target"), "opmux.runtime.vendors")
+_MODULE_OF |= {"VENDOR_REGISTRY": "opmux.backends.registry", "VendorInfo": "opmux.backends.registry"}
+_MODULE_OF |= {"VendorInfoBase": "opmux.backends.registry", "register_vendor": "opmux.backends.registry"}
 
 
 def __getattr__(name: str) -> Any:
     if name in ("registry", "backend_utils"):
         return importlib.import_module(f"{__name__}.{name}")
-    if name not in _HOMES:
+    if name not in _MODULE_OF:
         raise AttributeError(f"module '{__name__}' has no attribute '{name}'")
-    found = globals()[name] = getattr(importlib.import_module(_HOMES[name]), name)
+    found = globals()[name] = getattr(importlib.import_module(_MODULE_OF[name]), name)
     return found
 
 

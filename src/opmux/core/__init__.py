@@ -48,7 +48,7 @@ _NAMES = {
     "registry": "API_VERSION BackendImplKind OpImpl OpRegistry Origin impl",
     "spec": "BadSample Sample Spec Tol op specs",
 }
-_HOMES = {name: module for module, names in _NAMES.items() for name in names.split()}
+_MODULE_OF = {name: module for module, names in _NAMES.items() for name in names.split()}
 MODULES = (
     *_NAMES,
     "discovery",
@@ -112,9 +112,9 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name in MODULES:
         return importlib.import_module(f"{__name__}.{name}")
-    if name not in _HOMES:
+    if name not in _MODULE_OF:
         raise AttributeError(f"module '{__name__}' has no attribute '{name}'")
-    found = globals()[name] = getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
+    found = globals()[name] = getattr(importlib.import_module(f"{__name__}.{_MODULE_OF[name]}"), name)
     return found
 
 

@@ -1,4 +1,4 @@
-"""Adapters from foreign signatures to our ops: ATen's overloads, and the functions of other libraries (tex).
+"""Adapters from foreign signatures to our ops: ATen's overloads, and the functions of other libraries.
 
     @adapt("face::rmsnorm_bwd", over=norm.rms_norm_bwd, names={"dy": "dz", "weight": "gamma", "rstd": "rsigma"})
     def rmsnorm_bwd(call, dz, x, rsigma, gamma, sm_margin, zero_centered_gamma):
@@ -78,16 +78,16 @@ class Adapter:
             try:
                 return bound(*args, **kwargs)
             except BadArgument as error:
-                raise self.seen(error) from None
+                raise self.rename(error) from None
 
         reference.__signature__ = self.signature  # type: ignore[attr-defined]
         return reference
 
-    def seen(self, error: BadArgument) -> BadArgument:
+    def rename(self, error: BadArgument) -> BadArgument:
         """An op's error with the function's name and argument names."""
         if error.op == self.name and error.argument not in self.names:  # the op has the same name
             return error
-        return error.seen_as(self.name, self.names)
+        return error.renamed(self.name, self.names)
 
     def contract(self, own: Contract) -> Contract:
         """`own`, with the ops' rules for the arguments that have no annotation of their own."""

@@ -22,7 +22,7 @@ from .tensors import _PLAIN, _wrapped, is_plain, tensors_in
 if TYPE_CHECKING:
     from .spec import Gradient, Spec
 
-Found = dict[tuple[str, int], Any]  # saved values by their source: ("in" | "look" | "out", index)
+SavedValues = dict[tuple[str, int], Any]  # saved values by their source: ("in" | "look" | "out", index)
 
 # Runs instead of an op's implementation when a gradient is needed. `{special}` is true if an argument is not a plain
 # tensor: a subclass, a functorch wrapper, a wrong type.
@@ -58,13 +58,13 @@ def backward(_ctx, {grads}):
     except Exception as _error:
         _found = _recover(_error, {packed}, {{}})
 {unpack}
-    return {dealt}
+    return {returned}
 """
 
 
 def make_call(spec: Spec, entry: EntryPoint, backward: EntryPoint, traced: Callable[..., Any]) -> Callable[..., Any]:
     """The function that runs a differentiable op so that autograd records it. It takes all arguments of the op."""
-    special = [_special(name, kind) for name, kind in _kinds(spec).items() if kind != "plain"]
+    special = [_is_special(name, kind) for name, kind in _kinds(spec).items() if kind != "plain"]
     if spec.space != "opmux":  # for our own ops the entry has already checked
         special.append("_transforms()")
     params = ", ".join(p.split("=")[0] for p in entry.form.params.split(", "))
@@ -76,14 +76,14 @@ def make_call(spec: Spec, entry: EntryPoint, backward: EntryPoint, traced: Calla
         special=" or ".join(special),
     )
 
-    def slowly(*args: Any, **kwargs: Any) -> Any:
+    def slow_path(*args: Any, **kwargs: Any) -> Any:
         return with_gradient(spec, entry, backward, traced, args, kwargs)
 
     names = {
         "_entry": entry,
         "_raw": entry.raw,
         "_apply": _apply_of(spec, entry, backward),
-        "_with_gradient": slowly,
+        "_with_gradient": slow_path,
         "_scope": scope.get,
         "_plain": _PLAIN,
         "_wrapped": _wrapped,
@@ -112,15 +112,15 @@ def with_gradient(
         except Exception as raised:
             if place == 0:
                 error = raised
-                run = lambda *_, **__: _after(error, chain.recover, args, kwargs)
+                run = lambda *_, **__: _recover_from(error, chain.recover, args, kwargs)
     try:
-        full = _in_full(spec)(*args, **kwargs)
+        full = _all_arguments(spec)(*args, **kwargs)
     except TypeError:  # called with the impl's own signature: autograd records what the impl does
         return entry.raw(*args, **kwargs)
     return _apply_of(spec, entry, backward)(run, *full)
 
 
-def _after(error: Exception, recover: Callable[..., Any], args: tuple, kwargs: dict) -> Any:
+def _recover_from(error: Exception, recover: Callable[..., Any], args: tuple, kwargs: dict) -> Any:
     try:
         raise error
     except Exception as raised:  # re-raised so that it becomes the context of what `recover` raises
@@ -128,7 +128,7 @@ def _after(error: Exception, recover: Callable[..., Any], args: tuple, kwargs: d
 
 
 @functools.cache
-def _in_full(spec: Spec) -> Callable[..., tuple]:
+def _all_arguments(spec: Spec) -> Callable[..., tuple]:
     """A function that returns all arguments of the op in order: `signature.bind` at a tenth of its time."""
     form = Form.of(spec.name, spec.signature, differentiable=False)
     text = f"def {form.name}({form.params}):\n    return ({', '.join(spec.names)},)\n"
@@ -143,7 +143,7 @@ def _apply_of(spec: Spec, entry: EntryPoint, backward: EntryPoint) -> Callable[.
     """
     apply = entry.apply
     if apply is None:
-        body = _bodies(spec, backward)
+        body = _make_forward_and_backward(spec, backward)
         name = "".join(word.capitalize() for word in spec.name.split("_"))
         made: Any = type(name, (torch.autograd.Function,), {n: staticmethod(f) for n, f in body.items()})
         below: Any = super(torch.autograd.Function, made)
@@ -169,7 +169,7 @@ def _kinds(spec: Spec) -> dict[str, str]:
     return kinds
 
 
-def _special(name: str, kind: str) -> str:
+def _is_special(name: str, kind: str) -> str:
     """A Python expression that is true if an argument is not a plain tensor."""
     if kind == "mixed":
         return f"not _all_plain({name})"
@@ -192,9 +192,9 @@ class _Saved:
                 self.tensors.append(source)
         self.others = [i for i, n in enumerate(spec.names) if self.kinds[n] in ("plain", "mixed")]
 
-    def values(self, ctx: Any) -> tuple[Found, dict[int, Any]]:
+    def values(self, ctx: Any) -> tuple[SavedValues, dict[int, Any]]:
         """Saved values by source, and the non-tensor arguments by position."""
-        found: Found = dict(zip(self.tensors, ctx.saved_tensors, strict=True))
+        found: SavedValues = dict(zip(self.tensors, ctx.saved_tensors, strict=True))
         numbers = dict(zip(self.others, ctx.kept[1:], strict=True))
         for i, value in numbers.items():
             if found.get(("in", i)) is None:
@@ -202,7 +202,7 @@ class _Saved:
         return found, numbers
 
 
-def _bodies(spec: Spec, backward: EntryPoint) -> dict[str, Callable[..., Any]]:
+def _make_forward_and_backward(spec: Spec, backward: EntryPoint) -> dict[str, Callable[..., Any]]:
     """Forward and backward of an op's Function."""
     plan, saved = spec.gradient, _Saved(spec)
 
@@ -219,7 +219,7 @@ def _bodies(spec: Spec, backward: EntryPoint) -> dict[str, Callable[..., Any]]:
         "_create_graph": create_graph,
         "_results": functools.partial(results_of, spec),
         "_gradients": functools.partial(results_of, plan.backward),
-        "_shell": _shell,
+        "_shape_only": _shape_only,
     }
     made = {}
     for name, text in (("forward", _forward_text(spec, saved)), ("backward", _backward_text(spec, saved))):
@@ -234,7 +234,7 @@ def _forward_text(spec: Spec, saved: _Saved) -> str:
     for kind, i in saved.tensors:
         name = outs[i] if kind == "out" else spec.names[i]
         if kind == "look":
-            name = f"_shell({name})"
+            name = f"_shape_only({name})"
         elif kind == "in" and saved.kinds[name] == "mixed":
             name = f"{name} if isinstance({name}, _Tensor) else None"
         saves.append(name)
@@ -271,28 +271,29 @@ def _backward_text(spec: Spec, saved: _Saved) -> str:
     merge += [f"    {n} = _kept_{n}" for n in mixed if n not in in_graph]
     keeps = [f"_kept_{spec.names[i]}" if spec.names[i] in mixed else spec.names[i] for i in saved.others]
     results = [f"_d_{spec.names[i]}" for i in plan.targets]
-    dealt = ["None"] * (1 + len(spec.names))
+    returned = ["None"] * (1 + len(spec.names))
     for i, result in zip(plan.targets, results, strict=True):
         # autograd drops the gradient of a tensor that needs none, but raises on a gradient for None
         sure = saved.kinds[spec.names[i]] == "tensor"
-        dealt[1 + i] = result if sure else f"{result} if _ctx.needs_input_grad[{1 + i}] else None"
+        returned[1 + i] = result if sure else f"{result} if _ctx.needs_input_grad[{1 + i}] else None"
     unneeded = []
     if sum(plan.differentiable) == 1:
         unneeded.append(f"{grads[plan.differentiable.index(True)]} is None")
     if any(k != "plain" and i not in plan.targets for i, k in enumerate(saved.kinds.values())):
         needs = [f"_ctx.needs_input_grad[{1 + i}]" for i in sorted(plan.targets)]
         unneeded.append(f"not ({' or '.join(needs)})")
+    no_gradients = _tuple(["None"] * len(returned))
     return BACKWARD.format(
         grads=", ".join(grads),
         grads_tuple=_tuple(grads),
-        unneeded=f"    if {' or '.join(unneeded)}:\n        return {_tuple(['None'] * len(dealt))}" if unneeded else "",
+        unneeded=f"    if {' or '.join(unneeded)}:\n        return {no_gradients}" if unneeded else "",
         saved=f"    {_tuple([value[s] for s in saved.tensors])} = _ctx.saved_tensors" if saved.tensors else "",
         kept=_tuple(["(_target, _recover)", *keeps]),
         merge="\n".join(merge),
         args=", ".join(value[s] for s in plan.sources),
         packed=_tuple([value[s] for s in plan.sources]),
         unpack=_unpack(results, "_gradients"),
-        dealt=_tuple(dealt),
+        returned=_tuple(returned),
     )
 
 
@@ -308,7 +309,7 @@ def _unpack(names: list[str], convert: str) -> str:
     return wrong + f"    {_tuple(names)} = _found"
 
 
-def _shell(value: Tensor) -> Tensor:
+def _shape_only(value: Tensor) -> Tensor:
     """For an argument of which only shape and dtype matter, an expanded one-element tensor; its contents are undefined.
 
     The element is shared by all calls, because allocating it takes longer than the rest of a forward.
@@ -338,7 +339,7 @@ def results_of(spec: Spec, results: Any) -> tuple:
 
 
 def differentiable_backward(
-    spec: Spec, grads: tuple, found: Found, numbers: dict[int, Any], needed: tuple[bool, ...]
+    spec: Spec, grads: tuple, found: SavedValues, numbers: dict[int, Any], needed: tuple[bool, ...]
 ) -> list[Any]:
     """Gradients that torch can differentiate again: runs the backward's reference on values that are in the graph.
 
@@ -346,18 +347,19 @@ def differentiable_backward(
     from the arguments; where those were not saved, the gradients raise when they are differentiated.
     """
     plan = spec.gradient
-    lost = [i for kind, i in plan.sources if kind == "out" and not plan.differentiable[i] and _is_float(found[kind, i])]
-    if lost:
+    saved = [i for kind, i in plan.sources if kind == "out" and not plan.differentiable[i]]
+    constants = [i for i in saved if _is_float(found["out", i])]
+    if constants:
         again = _recomputed(spec, found, numbers)
         if again is None:
             with torch.no_grad():
                 results = plan.backward.reference(*backward_args(plan, grads, found))
-            return _once(spec, deal(plan, results, needed))
-        found = {**found, **{("out", i): again[i] for i in lost}}
-    return deal(plan, plan.backward.reference(*backward_args(plan, grads, found)), needed)
+            return _raise_if_differentiated_again(spec, gradients_by_argument(plan, results, needed))
+        found = {**found, **{("out", i): again[i] for i in constants}}
+    return gradients_by_argument(plan, plan.backward.reference(*backward_args(plan, grads, found)), needed)
 
 
-def _recomputed(spec: Spec, found: Found, numbers: dict[int, Any]) -> tuple | None:
+def _recomputed(spec: Spec, found: SavedValues, numbers: dict[int, Any]) -> tuple | None:
     """The results of the forward, recomputed from its saved arguments; None if some were not saved.
 
     An optional argument that the backward does not take (a bias) does not affect the results that it takes.
@@ -373,20 +375,20 @@ def _recomputed(spec: Spec, found: Found, numbers: dict[int, Any]) -> tuple | No
     return results_of(spec, spec.reference(**left_out | known))
 
 
-def backward_args(plan: Gradient, grads: tuple, found: Found) -> list[Any]:
+def backward_args(plan: Gradient, grads: tuple, found: SavedValues) -> list[Any]:
     return [grads[i] if kind == "grad" else found[kind, i] for kind, i in plan.sources]
 
 
-def deal(plan: Gradient, results: Any, needed: tuple[bool, ...]) -> list[Any]:
+def gradients_by_argument(plan: Gradient, results: Any, needed: tuple[bool, ...]) -> list[Any]:
     """Gradients in the order of the forward's arguments; None where none is needed."""
-    dealt: list[Any] = [None] * len(needed)
+    returned: list[Any] = [None] * len(needed)
     for index, gradient in zip(plan.targets, results_of(plan.backward, results), strict=True):
         if index < len(needed) and needed[index]:  # torch.ops leaves trailing defaults out
-            dealt[index] = gradient
-    return dealt
+            returned[index] = gradient
+    return returned
 
 
-def _once(spec: Spec, gradients: list[Any]) -> list[Any]:
+def _raise_if_differentiated_again(spec: Spec, gradients: list[Any]) -> list[Any]:
     """Gradients under create_graph=True that raise when differentiated again, instead of acting as constants.
 
     (`once_differentiable` checks only the incoming gradient, so it does not catch `y.sum()`.)

@@ -526,8 +526,9 @@ class Argument:
         """Dtype, shape and rules in a few words."""
         if self.form is None:
             return ", ".join(filter(None, (r.doc() for r in self.rules)))
-        told = any(isinstance(r, shape) and r.text for r in self.form.rules)
-        words = [self.form.kind.name + ("" if told else f" {self.form.dims}"), *(r.doc() for r in self.form.rules)]
+        explicit_shape = any(isinstance(r, shape) and r.text for r in self.form.rules)
+        head = self.form.kind.name + ("" if explicit_shape else f" {self.form.dims}")
+        words = [head, *(r.doc() for r in self.form.rules)]
         return ", ".join(filter(None, [*words, "optional" if self.optional else ""]))
 
 
@@ -592,8 +593,9 @@ class Contract:
     @functools.cached_property
     def _numbers(self) -> tuple[str, ...]:
         """The int arguments whose names are used as dimensions."""
-        said = {n for a in self._order if a.form is not None for w in a.form.dims.words for n in (w.name, w.factor)}
-        return tuple(a.name for a in self.arguments if a.type is int and a.name in said)
+        dims = [w for a in self._order if a.form is not None for w in a.form.dims.words]
+        dim_names = {name for w in dims for name in (w.name, w.factor)}
+        return tuple(a.name for a in self.arguments if a.type is int and a.name in dim_names)
 
     def _tensors(self, op: str, given: Mapping[str, Any]) -> None:
         sizes = {n: Size(given[n], n) for n in self._numbers if given.get(n) is not None}

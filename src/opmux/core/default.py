@@ -17,7 +17,7 @@ from .machine import current
 from .manager import OpManager, check_names
 from .policy import Layer, PolicyScope, Refused, SelectionPolicy, matches
 from .registry import BackendImplKind, OpImpl, OpRegistry, Origin, Tagged, tagged
-from .spec import DOORS, Derived, Spec, specs
+from .spec import NAME_LOOKUP, Derived, Spec, specs
 
 
 class DefaultManager(OpManager):
@@ -25,63 +25,63 @@ class DefaultManager(OpManager):
 
     def __init__(self) -> None:
         super().__init__(OpRegistry(checked=True, fill=self._fill))
-        self._taken: dict[str, Spec] = {}  # the specs whose references are registered
+        self._referenced: dict[str, Spec] = {}  # the specs whose references are registered
         self._version = -1  # specs.version when references were last registered
-        self._filled = -1  # specs.version when all kernels were last imported
-        self._kernels_asked: set[str] = set()
-        self._plugins: discovery.Done = {}
-        self._usable: set[tuple[str, str]] = set()  # (space, token) that `Extension.check_token` has accepted
+        self._kernels_version = -1  # specs.version when all kernels were last imported
+        self._families_loaded: set[str] = set()
+        self._plugins: discovery.Handled = {}
+        self._checked_tokens: set[tuple[str, str]] = set()  # (space, token) that `Extension.check_token` has accepted
 
     def _fill(self) -> None:
         """Import our kernels of all ops and load plugins, before the whole registry is read."""
-        while self._filled != (version := specs.version):
+        while self._kernels_version != (version := specs.version):
             for spec in specs:
                 self.load_kernels(spec)
-            self._filled = version  # last: if interrupted before, the next read imports again
+            self._kernels_version = version  # last: if interrupted before, the next read imports again
         self.prepare()
 
     def _load(self) -> bool:
         """Load plugins one by one; after an interruption it continues with the plugin that was being loaded."""
-        self._take_up()
+        self._register_declared()
         if not discovery.load(self.registry, self._plugins):
             return False
         current().register(self.registry)
         return True
 
-    def _take_up(self) -> None:
+    def _register_declared(self) -> None:
         """Register the references of newly declared specs, and the functions that @impl has tagged since.
 
         Declarations take effect once the import that made them has succeeded.
         """
         if self._version != specs.version:
             with lock.held:
-                self._take_references()
+                self._register_references()
         for row in tuple(tagged):
-            if row.home is None or row.home.whole:
-                self._take_tagged(row)
-            elif row.home.gone:
+            if row.declared_in is None or row.declared_in.succeeded:
+                self._register_tagged(row)
+            elif row.declared_in.failed:
                 self._drop(row)
 
-    def _take_references(self) -> None:
+    def _register_references(self) -> None:
         version, declared = specs.version, dict(specs.by_key)
-        whole = {key: spec for key, spec in declared.items() if specs.is_whole(key)}
+        ready = {key: spec for key, spec in declared.items() if specs.import_succeeded(key)}
         of = lambda key: [i for i in self.registry.impls(key) if i.impl_id == "reference.torch"]
         # references of declarations that were undone or repeated
-        old = [(key, i) for key, spec in self._taken.items() if whole.get(key) is not spec for i in of(key)]
+        old = [(key, i) for key, spec in self._referenced.items() if ready.get(key) is not spec for i in of(key)]
         if old:
-            self.registry.take_out(old)
-            self._taken = {key: spec for key, spec in self._taken.items() if whole.get(key) is spec}
-        new = [spec for key, spec in whole.items() if self._taken.get(key) is not spec and not of(key)]
+            self.registry.remove_impls(old)
+            self._referenced = {key: spec for key, spec in self._referenced.items() if ready.get(key) is spec}
+        new = [spec for key, spec in ready.items() if self._referenced.get(key) is not spec and not of(key)]
         if new:
-            self.registry.put([(_reference(spec), _own(spec)) for spec in new])
-        self._taken = whole
-        self._version = version if len(whole) == len(declared) else -1
+            self.registry.add_impls([(_reference(spec), _reference_origin(spec)) for spec in new])
+        self._referenced = ready
+        self._version = version if len(ready) == len(declared) else -1
 
-    def _take_tagged(self, row: Tagged) -> None:
+    def _register_tagged(self, row: Tagged) -> None:
         try:
             with lock.held:
                 if not any(i is row.impl for i in self.registry.impls(row.impl.op_name)):
-                    self.registry.put([(row.impl, row.origin)])
+                    self.registry.add_impls([(row.impl, row.origin)])
         except OpmuxError:
             self._drop(row)
             raise
@@ -93,12 +93,12 @@ class DefaultManager(OpManager):
 
     def prepare(self, announce: bool = True) -> bool:
         done = super().prepare(announce)
-        self._take_up()
+        self._register_declared()
         return done
 
     def _key(self, op: Any) -> str:
         # before the registry is read: load the family, its references and its kernels
-        spec = specs.lookup(op, DOORS["impl"]) if isinstance(op, str) else getattr(op, "spec", op)
+        spec = specs.lookup(op, NAME_LOOKUP["impl"]) if isinstance(op, str) else getattr(op, "spec", op)
         self.load_kernels(spec if isinstance(spec, Spec) else None)
         return super()._key(op)
 
@@ -107,13 +107,13 @@ class DefaultManager(OpManager):
         key = self._key(op_name)
         return specs.functions[key] if key.startswith("opmux::") else super().resolve(op_name)
 
-    def door(self, name: str) -> Pair:
+    def pair_for_call(self, name: str) -> Pair:
         """For a primitive, the function in `opmux.ops`, with its defaults and its gradient."""
         key = self._key(name)
-        return (specs.functions[key], reraise) if key.startswith("opmux::") else super().door(name)
+        return (specs.functions[key], reraise) if key.startswith("opmux::") else super().pair_for_call(name)
 
     def _registered(self, keys: set[str]) -> None:
-        self._usable.clear()
+        self._checked_tokens.clear()
         super()._registered(keys)
 
     def _plan(self, key: str, policy: SelectionPolicy, form: Form, typed: bool, device: str | None = None) -> Plan:
@@ -138,19 +138,19 @@ class DefaultManager(OpManager):
                 self.load_kernels(specs.by_key.get(key))
             return
         for one in () if spec is None else (spec, *spec.parts.values()):
-            if one.family not in self._kernels_asked:
+            if one.family not in self._families_loaded:
                 specs.load_implementers(one.family)
-                self._kernels_asked.add(one.family)  # last: if interrupted before, the next call imports again
+                self._families_loaded.add(one.family)  # last: if interrupted before, the next call imports again
 
     def _lift(self, key: str, own: tuple[OpImpl, ...], policy: SelectionPolicy) -> tuple[OpImpl, ...]:
         spec = specs.get(key)
         if isinstance(spec, Derived):
-            return self._kept_lift((key, None), lambda: spec.lifted(self.registry.impls))
+            return self._cached_lift((key, None), lambda: spec.lifted(self.registry.impls))
         if spec is None or spec.primitive or not spec.parts:
             return ()
-        return self._kept_lift((key, policy), lambda: self._lift_all(spec, own, policy))
+        return self._cached_lift((key, policy), lambda: self._lift_all(spec, own, policy))
 
-    def _kept_lift(
+    def _cached_lift(
         self, key: tuple[str, SelectionPolicy | None], make: Callable[[], Iterable[OpImpl]]
     ) -> tuple[OpImpl, ...]:
         found = self._lifted.get(key)
@@ -211,10 +211,12 @@ class DefaultManager(OpManager):
         super()._check(policy, key)
         space = key.partition("::")[0]
         for token in policy.space_order(key):
-            brought = extension.of_space(space) if token is not None and (space, token) not in self._usable else None
-            if token is not None and brought is not None and brought.check_token is not None:
-                brought.check_token(self, token)
-                self._usable.add((space, token))
+            if token is None or (space, token) in self._checked_tokens:
+                continue
+            added_by = extension.of_space(space)
+            if added_by is not None and added_by.check_token is not None:
+                added_by.check_token(self, token)
+                self._checked_tokens.add((space, token))
 
 
 _default: DefaultManager | None = None
@@ -234,7 +236,7 @@ def _reference(spec: Spec) -> OpImpl:
     return OpImpl(spec.key, "reference.torch", BackendImplKind.REFERENCE, None, spec.reference)
 
 
-def _own(spec: Spec) -> Origin:
+def _reference_origin(spec: Spec) -> Origin:
     return Origin("opmux", file=inspect.unwrap(spec.reference).__code__.co_filename)
 
 

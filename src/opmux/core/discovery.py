@@ -10,7 +10,7 @@ import re
 import sys
 import traceback
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from . import knobs, machine
@@ -39,9 +39,9 @@ class Plugin:
     impls: tuple[str, ...] = ()  # "op=impl_id"
 
 
-Done = dict[tuple[str, str], Plugin]  # by name and target
+Handled = dict[tuple[str, str], Plugin]  # by name and target
 
-_seen: Done = {}
+_seen: Handled = {}
 
 
 def plugins() -> list[Plugin]:
@@ -49,7 +49,7 @@ def plugins() -> list[Plugin]:
     return list(_seen.values())
 
 
-def load(registry: OpRegistry, done: Done | None = None) -> bool:
+def load(registry: OpRegistry, done: Handled | None = None) -> bool:
     """Find and load all plugins; a broken one is logged once with its traceback, and registers nothing.
 
     `done` holds the plugins that an earlier, interrupted load has handled. Returns False if a plugin must be loaded
@@ -57,7 +57,7 @@ def load(registry: OpRegistry, done: Done | None = None) -> bool:
     """
     done = {} if done is None else done
     _seen.clear()
-    found = sorted(_found(), key=lambda f: (f[0].name, f[0].source))
+    found = sorted(_discover(), key=lambda f: (f[0].name, f[0].source))
     _check_lists([plugin for plugin, _ in found])
     later = False
     for plugin, fetch in found:
@@ -70,13 +70,13 @@ def load(registry: OpRegistry, done: Done | None = None) -> bool:
     return not later
 
 
-def _found() -> Iterator[tuple[Plugin, Callable[[], Any]]]:
-    met, modules = set(), set()
+def _discover() -> Iterator[tuple[Plugin, Callable[[], Any]]]:
+    targets, modules = set(), set()
     for group in (GROUP, *(g for e in extensions() for g in e.plugin_groups)):
         for entry in importlib.metadata.entry_points(group=group):
-            if entry.value in met:  # the same plugin in two groups or under two names
+            if entry.value in targets:  # the same plugin in two groups or under two names
                 continue
-            met.add(entry.value)
+            targets.add(entry.value)
             dist = entry.dist
             found = Plugin(
                 entry.name,
@@ -95,40 +95,42 @@ def _found() -> Iterator[tuple[Plugin, Callable[[], Any]]]:
             yield found, lambda name=name: importlib.import_module(name)
 
 
-def _load_one(found: Plugin, fetch: Callable[[], Any], registry: OpRegistry, strict: bool, done: Done) -> None:
+def _load_one(found: Plugin, fetch: Callable[[], Any], registry: OpRegistry, strict: bool, done: Handled) -> None:
     """Load a plugin completely or not at all. It is not added to `done` if this thread is importing it already."""
     where, refusal = (found.name, found.target), _blocked(found)
     if refusal is not None:
-        done[where] = _with(found, "blocked", refusal)
+        done[where] = replace(found, status="blocked", reason=refusal)
         return
     try:
-        all_or_nothing(lambda loading: _try(found, fetch, registry, loading, done))
-    except _Later:
+        all_or_nothing(lambda loading: _load_staged(found, fetch, registry, loading, done))
+    except _StillImporting:
         return
     except MemoryError:
         raise
     except (Exception, SystemExit) as error:  # a vendor's module may call sys.exit if its chip is missing
-        words = f"plugin '{found.name}' ({found.source}) could not be loaded: {type(error).__name__}: {error}"
+        message = f"plugin '{found.name}' ({found.source}) could not be loaded: {type(error).__name__}: {error}"
         if strict:
-            raise PluginError(words) from error
-        done[where] = _with(found, "broken", f"{type(error).__name__}: {error}")
-        logger.error("%s; nothing of it is registered\n%s", words, traceback.format_exc().rstrip())
+            raise PluginError(message) from error
+        done[where] = replace(found, status="broken", reason=f"{type(error).__name__}: {error}")
+        logger.error("%s; nothing of it is registered\n%s", message, traceback.format_exc().rstrip())
 
 
-def _try(found: Plugin, fetch: Callable[[], Any], registry: OpRegistry, loading: Transaction, done: Done) -> None:
+def _load_staged(
+    found: Plugin, fetch: Callable[[], Any], registry: OpRegistry, loading: Transaction, done: Handled
+) -> None:
     staged, loading.tagged = registry.stage(), []
-    before, there = _contents(staged), set(sys.modules)
+    before, modules_before = _contents(staged), set(sys.modules)
     settings = {name: os.environ.get(name) for name in knobs.variables()}
-    loading.first = lambda: _forget_modules(found, there)
+    loading.first = lambda: _forget_modules(found, modules_before)
     loading.note(lambda: _restore(settings), None)
     with machine.current().foreign_names():
         module = importlib.import_module(_module(found))  # waits if another thread is importing it
         if getattr(getattr(module, "__spec__", None), "_initializing", False):
-            raise _Later
+            raise _StillImporting
         plugin = fetch()
         _check_api(found, plugin)
         origin = Origin(found.name, found.distribution, found.version, getattr(plugin, "__file__", None))
-        if not machine.current().take_vendor(plugin, origin) or callable(getattr(plugin, "register", None)):
+        if not machine.current().register_vendor(plugin, origin) or callable(getattr(plugin, "register", None)):
             _register(found, plugin)(staged)
     for row in loading.tagged:
         staged.register_impl(row.impl)
@@ -137,19 +139,19 @@ def _try(found: Plugin, fetch: Callable[[], Any], registry: OpRegistry, loading:
     if gone:
         raise PluginError(f"plugin '{found.name}' removed or replaced {gone}: a plugin may only add impls")
     added = [(key, impl) for (key, impl_id), impl in after.items() if (key, impl_id) not in before]
-    _look_for_typos(found, [k for k, _ in added])
+    _log_new_ops(found, [k for k, _ in added])
     for key, impl in added:
         staged._origins[key, impl.impl_id] = Origin(
             found.name, found.distribution, found.version, staged.origin(key, impl.impl_id).file
         )
-    made = _with(found, "loaded", impls=tuple(f"{specs.short_name(k)}={i.impl_id}" for k, i in added))
+    made = replace(found, status="loaded", impls=tuple(f"{specs.short_name(k)}={i.impl_id}" for k, i in added))
     loading.note(lambda: done.pop((found.name, found.target), None), None)
     registry.adopt(staged)
     done[found.name, found.target] = made
     logger.debug("plugin '%s' (%s): %s", found.name, found.source, ", ".join(made.impls) or "no impl")
 
 
-class _Later(Exception):
+class _StillImporting(Exception):
     """This thread is importing the plugin and calls an op meanwhile: its register() does not exist yet."""
 
 
@@ -157,13 +159,13 @@ def _module(found: Plugin) -> str:
     return found.target.partition(":")[0].strip()
 
 
-def _forget_modules(found: Plugin, there: set[str]) -> None:
+def _forget_modules(found: Plugin, modules_before: set[str]) -> None:
     """Remove the modules of the plugin's package from sys.modules, so that a later load imports them again.
 
     Extension modules stay: most cannot be loaded twice.
     """
     own = _module(found).partition(".")[0]
-    for name in [n for n in tuple(sys.modules) if n not in there and n.partition(".")[0] == own]:
+    for name in [n for n in tuple(sys.modules) if n not in modules_before and n.partition(".")[0] == own]:
         loader = getattr(getattr(sys.modules.get(name), "__spec__", None), "loader", None)
         if not isinstance(loader, importlib.machinery.ExtensionFileLoader):
             sys.modules.pop(name, None)
@@ -184,10 +186,6 @@ def _contents(registry: OpRegistry) -> dict[tuple[str, str], OpImpl]:
 
 def _module_of(value: Any) -> str:
     return getattr(value, "__module__", None) or ""
-
-
-def _with(found: Plugin, status: str, reason: str = "", impls: tuple[str, ...] = ()) -> Plugin:
-    return Plugin(found.name, found.source, found.target, found.distribution, found.version, status, reason, impls)
 
 
 def _blocked(found: Plugin) -> str | None:
@@ -235,14 +233,14 @@ def _check_lists(found: list[Plugin]) -> None:
 
 
 def _hint(name: str, found: list[Plugin]) -> str:
-    means = sorted({str(p.distribution) for p in found if p.distribution and _normal([name]) <= _also(p)})
+    means = sorted({str(p.distribution) for p in found if p.distribution and _normal([name]) <= _other_names(p)})
     if means:
         return f": use the name of its distribution, {', '.join(means)}"
     close = nearest(name, sorted({p.distribution or _module(p) for p in found}))
     return f": did you mean '{close}'?" if close else ""
 
 
-def _also(found: Plugin) -> set[str]:
+def _other_names(found: Plugin) -> set[str]:
     """Other names that a user may take for the plugin's name."""
     module = _module(found)
     return _normal((found.name, module, module.partition(".")[0]))
@@ -273,7 +271,7 @@ def _register(found: Plugin, plugin: Any) -> Callable[[OpRegistry], Any]:
     )
 
 
-def _look_for_typos(found: Plugin, keys: list[str]) -> None:
+def _log_new_ops(found: Plugin, keys: list[str]) -> None:
     """Log the ops that only the plugin knows; warn if such a name is close to a known op's."""
     known = specs.short_names()
     for key in dict.fromkeys(k for k in keys if k not in specs.by_key):

@@ -84,7 +84,7 @@ class Memory:
         self.failures = {k: v for k, v in self.failures.items() if not gone(k[0], k[1])}
         self.clean = {k: v for k, v in self.clean.items() if not gone(k[0], k[1])}
 
-    def went_well(self, key: str, impl_id: str, case: Case, writing: bool) -> None:
+    def record_success(self, key: str, impl_id: str, case: Case, writing: bool) -> None:
         proof = (key, impl_id, case, writing)
         self.clean[proof] = self.clean.get(proof, 0) + 1
 
@@ -116,7 +116,7 @@ class Chain:
         # as calls that write are proven separately from calls that do not (an output buffer may be optional).
         self._seen: tuple[set[Any], set[Any]] = (set(), set())
         self._typed = typed  # called with all arguments of the op's own signature
-        self._said: set[str] = set()
+        self._logged: set[str] = set()
 
     # -- the entry
 
@@ -125,9 +125,9 @@ class Chain:
         if self.barred is not None or not self.candidates:
             return self._refuse, reraise
         first = self.candidates[0]
-        questions = self._questions(first)
-        if questions:
-            return self._guard(first, " and ".join(questions)), self._own_recovery
+        conditions = self._conditions(first)
+        if conditions:
+            return self._guard(first, " and ".join(conditions)), self._raise_final
         self._announce(first.impl)
         return first.call, self.recover
 
@@ -139,43 +139,43 @@ class Chain:
         if self.spec is not None or self.barred is not None or not self.candidates:
             return None
         first = self.candidates[0]
-        asks_one = first.impl.when is None and len(self._questions(first)) == 1
-        return (first.call, self._seen[True]) if asks_one else None
+        one_condition = first.impl.when is None and len(self._conditions(first)) == 1
+        return (first.call, self._seen[True]) if one_condition else None
 
-    def _own_recovery(self, error: Exception, args: tuple, kwargs: dict) -> Any:
+    def _raise_final(self, error: Exception, args: tuple, kwargs: dict) -> Any:
         """The recovery of targets that fall back by themselves. A bound method: `__self__` leads to the chain."""
         raise error
 
-    def _questions(self, first: Candidate) -> list[str]:
+    def _conditions(self, first: Candidate) -> list[str]:
         """Python expressions that must be true before the first candidate may be called directly."""
         alone = self.policy.strict or len(self.candidates) == 1
         failed = not self.policy.strict and (self.key, first.impl.impl_id) in self.manager.memory.failures
         trial = is_foreign(first.impl) and (not alone or self._checks(first.impl))
-        asks = []
+        conditions = []
         if failed or trial or (self.spec is None and not alone):
-            asks.append(f"{self._mark_of()} in {self._where_seen()}")
+            conditions.append(f"{self._call_key_text()} in {self._seen_text()}")
         elif self.spec is not None and self.spec.writes and not alone:
-            asks.append(f"({self._nothing_written()} or {self._mark_of()} in _seen_writing)")
+            conditions.append(f"({self._writes_nothing_text()} or {self._call_key_text()} in _seen_writing)")
         if first.impl.when is not None:
-            asks.append(f"((_answer := _when({self.form.passed})) is True or _answer is None)")
-        return asks
+            conditions.append(f"((_answer := _when({self.form.passed})) is True or _answer is None)")
+        return conditions
 
-    def _mark_of(self) -> str:
+    def _call_key_text(self) -> str:
         """A Python expression for the dtype and shape of a call."""
         first = self.form.first
         if self._typed and first is not None and first.isidentifier():
             return f"({first}.dtype, {first}.shape)"
-        packed = f"_mark({self.form.packed})"
+        packed = f"_call_key({self.form.packed})"
         if self._typed or (self.spec is not None and self.spec.lead not in self.spec.names[:1]):
             return packed
         return f"((_x.dtype, _x.shape) if _args and type(_x := _args[0]) is _Tensor else {packed})"
 
-    def _where_seen(self) -> str:
+    def _seen_text(self) -> str:
         if self.spec is None:
             return "_seen_writing"
-        return f"(_seen if {self._nothing_written()} else _seen_writing)" if self.spec.writes else "_seen"
+        return f"(_seen if {self._writes_nothing_text()} else _seen_writing)" if self.spec.writes else "_seen"
 
-    def _nothing_written(self) -> str:
+    def _writes_nothing_text(self) -> str:
         """A Python expression that is true if all (optional) arguments that the op would write are None."""
         assert self.spec is not None
         if self._typed:
@@ -191,11 +191,11 @@ class Chain:
             "_seen": self._seen[False],
             "_seen_writing": self._seen[True],
             "_Tensor": Tensor,
-            "_mark": lambda args, kwargs: _mark(self._first_tensor(args, kwargs)),
+            "_call_key": lambda args, kwargs: _call_key(self._first_tensor(args, kwargs)),
             "_fall_back": self.run,
             "_recover": self.recover,
-            "_said": [],
-            "_say": lambda: self._announce(first.impl),
+            "_logged": [],
+            "_log": lambda: self._announce(first.impl),
         }
         form = self.form
         params = form.params if not self._typed else ", ".join(p.split("=")[0] for p in form.params.split(", "))
@@ -227,8 +227,8 @@ class Chain:
 
     def _refuse(self, *args: Any, **kwargs: Any) -> Any:
         if self.barred is not None:
-            raise NotSupported(self._strict_words(self.barred))
-        raise self._nobody(())
+            raise NotSupported(self._strict_message(self.barred))
+        raise self._no_implementation(())
 
     def _first_tensor(self, args: tuple, kwargs: dict) -> Tensor | None:
         return first_tensor(args, kwargs) if self.spec is None else self.spec.first_tensor(args, kwargs)
@@ -242,26 +242,26 @@ class Chain:
     @layouts.explained
     def run(self, args: tuple, kwargs: dict, failed: Exception | None = None) -> Any:
         """Try the candidates in order. `failed` is the error of the first one, if it has run on the direct path."""
-        if self._must_be_visible(args, kwargs):
+        if self._must_be_traceable(args, kwargs):
             assert self.spec is not None
-            return library.visible(self.spec, args, kwargs)
+            return library.run_traceable(self.spec, args, kwargs)
         fallback = Fallback(self, args, kwargs)
         for index, candidate in enumerate(self.candidates):
             error, failed = failed, None
             if error is None:
-                if fallback.passes_over(candidate):
+                if fallback.skips(candidate):
                     continue
                 result, error = fallback.attempt(candidate, last=index + 1 == len(self.candidates))
                 if error is None:
                     seen = self._seen[bool(fallback.written)]
                     if index == 0 and len(seen) < 4096 and not fallback.on_trial(candidate):
-                        seen.add(_mark(fallback.first))
+                        seen.add(_call_key(fallback.first))
                     self._succeeded(candidate, fallback)
                     return result
             fallback.failed(candidate, error)
-        raise self._verdict(fallback.trail)
+        raise self._final_error(fallback.trail)
 
-    def _must_be_visible(self, args: tuple, kwargs: dict) -> bool:
+    def _must_be_traceable(self, args: tuple, kwargs: dict) -> bool:
         """Whether torch must see the op: the call is traced or transformed, or has tensors that are not plain."""
         if self.spec is None or not self._typed or not self.spec.primitive or isinstance(self.spec, Derived):
             return False  # a derived op runs below torch's dispatcher, where tracers have already seen the call
@@ -290,14 +290,14 @@ class Chain:
         try:
             library.fake_call(self.spec, args, kwargs)
         except Exception as error:
-            logger.debug("the fake kernel of '%s' fails too: %s", self.name, _words(error))
+            logger.debug("the fake kernel of '%s' fails too: %s", self.name, _summary(error))
             return True
         return False
 
     def _succeeded(self, candidate: Candidate, fallback: Fallback) -> None:
         for refusal, error in fallback.trail:
             if error is None or self._declines(error) or not is_real(fallback.first):
-                self._say_passed(refusal)
+                self._log_declined(refusal)
                 continue
             everywhere = isinstance(error, ImportError)
             failure = Failure(self.name, refusal.impl.impl_id, None if everywhere else fallback.case, refusal.reason)
@@ -311,18 +311,18 @@ class Chain:
                 )
         self._announce(candidate.impl, fallback.trail[-1][0].reason if fallback.trail else None)
 
-    def _say_passed(self, refusal: Refused) -> None:
+    def _log_declined(self, refusal: Refused) -> None:
         mark = f"passed {refusal.impl.impl_id}"
-        if mark not in self._said:
-            self._said.add(mark)
+        if mark not in self._logged:
+            self._logged.add(mark)
             logger.debug("Op '%s': '%s' declined: %s", self.name, refusal.impl.impl_id, refusal.reason)
 
     def _announce(self, impl: OpImpl, why: str | None = None) -> None:
-        if impl.impl_id not in self._said:
-            self._said.add(impl.impl_id)
-            self.manager.announce(self.key, self.name, impl, why or self._scope_words())
+        if impl.impl_id not in self._logged:
+            self._logged.add(impl.impl_id)
+            self.manager.announce(self.key, self.name, impl, why or self._scope_reason())
 
-    def _scope_words(self) -> str | None:
+    def _scope_reason(self) -> str | None:
         return None if self.policy == self.manager.base_policy() else f"policy {self.policy}"
 
     # -- what a call may write
@@ -340,10 +340,10 @@ class Chain:
 
     # -- errors
 
-    def _verdict(self, trail: list[tuple[Refused, Exception | None]]) -> Exception:
+    def _final_error(self, trail: list[tuple[Refused, Exception | None]]) -> Exception:
         errors = tuple(e for _, e in trail if e is not None and not self._declines(e))
         if not errors:
-            return self._nobody(tuple(r for r, _ in trail))
+            return self._no_implementation(tuple(r for r, _ in trail))
         if len(errors) == 1:
             return _with_trail(errors[0], trail, self)
         lines = "\n".join(f"  {r.impl.impl_id}: {r.reason}" for r, _ in trail)
@@ -351,13 +351,13 @@ class Chain:
         verdict.__cause__ = errors[0]
         return verdict
 
-    def _strict_words(self, refusal: Refused) -> str:
+    def _strict_message(self, refusal: Refused) -> str:
         return (
             f"{self.name} not implemented by '{refusal.impl.impl_id}' for these arguments: {refusal.reason} "
             f"(strict: no other impl is tried)"
         )
 
-    def _nobody(self, declined: tuple[Refused, ...]) -> NoImplementation:
+    def _no_implementation(self, declined: tuple[Refused, ...]) -> NoImplementation:
         passed = [*declined, *self.refused]
         lines = "".join(f"\n  {r.impl.impl_id}: {r.stage}: {r.reason}" for r in passed)
         what = "every candidate declined" if declined else "no impl may run"
@@ -391,7 +391,7 @@ class Fallback:
         self.trail: list[tuple[Refused, Exception | None]] = []
         self.saved: snapshot.Snapshot | str | None = None  # a str is the reason why there is no snapshot
 
-    def passes_over(self, candidate: Candidate) -> bool:
+    def skips(self, candidate: Candidate) -> bool:
         """Whether to skip a candidate: it is quarantined, or its `when` refuses. Under strict, raises instead."""
         impl = candidate.impl
         known = None if self.strict else self.memory.failed(self.chain.key, impl.impl_id, self.case)
@@ -406,7 +406,7 @@ class Fallback:
         if refusal is None:
             return False
         if self.strict:
-            raise NotSupported(self.chain._strict_words(refusal))
+            raise NotSupported(self.chain._strict_message(refusal))
         self.trail.append((refusal, None))
         return True
 
@@ -429,7 +429,7 @@ class Fallback:
                 self.saved.restore()
             raise
         if trial:
-            self.memory.went_well(self.chain.key, candidate.impl.impl_id, self.case, bool(self.written))
+            self.memory.record_success(self.chain.key, candidate.impl.impl_id, self.case, bool(self.written))
         return result, None
 
     def on_trial(self, candidate: Candidate) -> bool:
@@ -446,21 +446,21 @@ class Fallback:
             try:
                 self.saved.restore()
             except Exception as trouble:
-                error.add_note(f"opmux: what '{candidate.impl.impl_id}' wrote cannot be undone: {_words(trouble)}")
+                error.add_note(f"opmux: what '{candidate.impl.impl_id}' wrote cannot be undone: {_summary(trouble)}")
                 raise error from None
         if is_fatal(error):
             raise _with_trail(error, self.trail, chain)
         if not chain._declines(error, candidate):
             if isinstance(error, BadArgument):
                 adapter = None if chain.spec is None else chain.spec.adapter
-                raise (error if adapter is None else adapter.seen(error)).with_traceback(None) from None
+                raise (error if adapter is None else adapter.rename(error)).with_traceback(None) from None
             self._raise_bad_argument()
-        if self._ends_here(candidate, error, first_error):
+        if self._stops_at(candidate, error, first_error):
             cause = first_error or error
             raise _with_trail(cause, self.trail, chain)
-        self.trail.append((Refused(candidate.impl, "error", _words(error)), error))
+        self.trail.append((Refused(candidate.impl, "error", _summary(error)), error))
 
-    def _ends_here(self, candidate: Candidate, error: Exception, first_error: Exception | None) -> bool:
+    def _stops_at(self, candidate: Candidate, error: Exception, first_error: Exception | None) -> bool:
         """Whether no other candidate may be tried: strict, writes that cannot be undone, or a wrong argument."""
         chain = self.chain
         if self.strict:
@@ -498,9 +498,9 @@ def {name}({params}):
         _go = False
     if not _go:
         return _fall_back({packed})
-    if not _said:
-        _said.append(1)
-        _say()
+    if not _logged:
+        _logged.append(1)
+        _log()
     try:
         return {call}
     except Exception as _e:
@@ -521,7 +521,7 @@ def _generators(first: Tensor | None) -> list[torch.Generator]:
     return found
 
 
-def _mark(first: Tensor | None) -> Any:
+def _call_key(first: Tensor | None) -> Any:
     """The dtype and the exact shape of a call's first tensor."""
     try:
         return None if first is None else (first.dtype, first.shape)
@@ -535,7 +535,7 @@ def refusal_of(answer: Any) -> str | None:
         return None
     if isinstance(answer, str):
         return answer or "its `when` returned an empty reason"
-        return None if bool(answer) else "its `when` returned False"
+    return None if bool(answer) else "its `when` returned False"
 
 
 def is_fatal(error: Exception) -> bool:
@@ -545,7 +545,7 @@ def is_fatal(error: Exception) -> bool:
     return isinstance(error, RuntimeError) and any(words in str(error) for words in _STICKY)
 
 
-def _words(error: BaseException) -> str:
+def _summary(error: BaseException) -> str:
     text = str(error).strip().split("\n")[0]
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
 

@@ -264,7 +264,7 @@ class Form:
             "_grad": torch.is_grad_enabled,
             "_compiling": torch.compiler.is_compiling,
             "_scope": scope.get,
-            "_first": _look_at,
+            "_first": _first_or_placeholder,
             "_wants": _wants_grad,
             "_asked": getattr,
             "_casting": _casting,
@@ -327,13 +327,13 @@ class EntryPoint:
         """Bind the functions to `plan`."""
         if plan.key == "":
             plan.pair = plan.table
-        self._aim(plan)
+        self._set_plan(plan)
         self.bound = True  # last: if interrupted before, the next call binds again
 
     def unbind(self) -> None:
         """Choose an impl again at the next call."""
         self.bound = False
-        self._aim(self._unbound)
+        self._set_plan(self._unbound)
 
     def watch_scopes(self, scoped: bool) -> None:
         self.scoped = scoped
@@ -356,7 +356,7 @@ class EntryPoint:
         """The pair that a call under this policy runs."""
         return self._under(self, policy)
 
-    def _aim(self, plan: Plan) -> None:
+    def _set_plan(self, plan: Plan) -> None:
         # The table before the code that reads it: another thread then runs the old code on the old table, or the new.
         self.plan = plan
         self.globals["_miss"] = plan.miss
@@ -390,7 +390,7 @@ class _NoTensor:
     device = types.SimpleNamespace(type="cpu")
 
 
-def _look_at(args: tuple, kwargs: dict) -> Any:
+def _first_or_placeholder(args: tuple, kwargs: dict) -> Any:
     found = first_tensor(args, kwargs)
     return _NoTensor if found is None else found
 

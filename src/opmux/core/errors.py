@@ -58,7 +58,7 @@ class BadArgument(OpmuxError):
 
     `expected` is the text after "must" ("be float32, the dtype of {x}"), with other arguments in braces. A function
     that calls the op and has other names for its arguments raises the same error with those: `raise
-    error.seen_as("rmsnorm_fwd", {"x": "input"}) from None`.
+    error.renamed("rmsnorm_fwd", {"x": "input"}) from None`.
     """
 
     def __init__(self, op: str, argument: str, expected: str, got: str, names: Mapping[str, str] | None = None):
@@ -71,14 +71,14 @@ class BadArgument(OpmuxError):
         """The subclass that is also of `kind`: TypeError or ValueError."""
         return (BadArgumentType if kind is TypeError else BadArgumentValue)(op, argument, expected, got)
 
-    def seen_as(self, op: str, names: Mapping[str, str]) -> BadArgument:
+    def renamed(self, op: str, names: Mapping[str, str]) -> BadArgument:
         """The same error with another function's name and argument names."""
         before = {k: names.get(v, v) for k, v in self.names.items()}
         return type(self)(op, self.argument, self.expected, self.got, {**names, **before})
 
     def __str__(self) -> str:
         name = self.names.get(self.argument, self.argument)
-        return f"{self.op}: {name} must {self.expected.format_map(_Own(self.names))}; got {self.got}"
+        return f"{self.op}: {name} must {self.expected.format_map(_ArgumentNames(self.names))}; got {self.got}"
 
 
 class BadArgumentType(BadArgument, TypeError):
@@ -89,7 +89,7 @@ class BadArgumentValue(BadArgument, ValueError):
     """An argument of the wrong shape, device or value."""
 
 
-class _Own(dict):
+class _ArgumentNames(dict):
     """Argument names by the op's names; an unmapped name maps to itself."""
 
     def __missing__(self, name: str) -> str:

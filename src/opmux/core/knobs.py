@@ -176,21 +176,21 @@ def variables() -> list[str]:
     return [name for k in all_knobs() if k.name.startswith("OPMUX_") for name in (k.name, *k.aliases)]
 
 
-def strangers() -> list[str]:
+def unknown_settings() -> list[str]:
     """One message for each unknown setting: a misspelt environment variable, an unknown key of a file."""
     names = {n for k in all_knobs() for n in (k.name, *k.aliases)}
     ours = ("OPMUX_", *(prefix for e in extensions() for prefix in e.prefixes))
     found = [
-        _stranger(f"environment variable {name}", name, names)
+        _unknown_message(f"environment variable {name}", name, names)
         for name in sorted(os.environ)
         if name.startswith(ours) and name not in names
     ]
     keys = {k.key for k in all_knobs() if k.in_file}
-    found += [_stranger(f"{f.path}: {key}", key, keys) for f in files() for key in f.table if key not in keys]
+    found += [_unknown_message(f"{f.path}: {key}", key, keys) for f in files() for key in f.table if key not in keys]
     return found
 
 
-def _stranger(where: str, name: str, names: set[str]) -> str:
+def _unknown_message(where: str, name: str, names: set[str]) -> str:
     close = nearest(name, names)
     return f"{where} is no setting of opmux" + (f": did you mean {close}?" if close else "")
 

@@ -43,7 +43,7 @@ def make_entry(spec: Spec, entries: Mapping[str, EntryPoint]) -> EntryPoint:
         return made(*args, **kwargs)
 
     def traced(*args: Any, **kwargs: Any) -> Any:
-        return visible(spec, args, kwargs)
+        return run_traceable(spec, args, kwargs)
 
     native = spec.space == "aten"
     form = Form.of(spec.name, spec.signature, differentiable=native or spec.grad is not None)
@@ -94,7 +94,7 @@ def _define_gradient(spec: Spec, lib: torch.library.Library) -> None:
         if torch.is_grad_enabled():  # create_graph=True
             return tuple(autograd.differentiable_backward(spec, grads, found, ctx.numbers, ctx.needs_input_grad))
         results = packet(plan.backward)(*autograd.backward_args(plan, grads, found))
-        return tuple(autograd.deal(plan, results, ctx.needs_input_grad))
+        return tuple(autograd.gradients_by_argument(plan, results, ctx.needs_input_grad))
 
     torch.library.register_autograd(spec.key, backward, setup_context=setup, lib=lib)
 
@@ -109,7 +109,7 @@ def packet(spec: Spec) -> Any:
     return getattr(getattr(torch.ops, spec.space), spec.name)
 
 
-def visible(spec: Spec, args: tuple, kwargs: dict) -> Any:
+def run_traceable(spec: Spec, args: tuple, kwargs: dict) -> Any:
     """Run an op so that torch's tracers and transforms can see it.
 
     A tracer or a dispatch mode sees the op in torch.ops. Forward AD, functorch and tensor subclasses need rules that

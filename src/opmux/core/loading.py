@@ -1,6 +1,6 @@
 """Lazy loading: everything is loaded once, completely or not at all, and without holding a lock.
 
-`Home` is the import that a declaration belongs to: the declaration takes effect when that import succeeds.
+`DeclaringImport` is the import that a declaration belongs to: the declaration takes effect when that import succeeds.
 `all_or_nothing` undoes what a thread has changed in a block that raises. `Once` is work that one thread does while the
 others wait. After a fork, the child drops the unfinished work of other threads: see `_forget_other_threads`.
 """
@@ -20,14 +20,14 @@ from .log import logger
 
 T = TypeVar("T")
 
-PATIENCE = 30.0  # seconds that a thread waits for another one's work before it continues without it
+WAIT_SECONDS = 30.0  # seconds that a thread waits for another one's work before it continues without it
 
 
-class Home:
+class DeclaringImport:
     """The import that a declaration is part of. If that import fails, the declaration is void without an undo step.
 
     An import can fail at any line (Ctrl-C, out of memory), and so can an undo step. But Python always removes a failed
-    module from `sys.modules`, so that is what `gone` tests.
+    module from `sys.modules`, so that is what `failed` tests.
     """
 
     __slots__ = ("_names", "name")
@@ -37,7 +37,7 @@ class Home:
         self._names = names
 
     @classmethod
-    def here(cls) -> Home | None:
+    def here(cls) -> DeclaringImport | None:
         """The innermost import that this thread is running; None outside of one."""
         frame: FrameType | None = sys._getframe(1)
         while frame is not None:
@@ -48,7 +48,7 @@ class Home:
         return None
 
     @property
-    def gone(self) -> bool:
+    def failed(self) -> bool:
         """Whether the import has failed, or the module was removed from sys.modules since."""
         there = sys.modules.get(self.name)
         if there is None:
@@ -58,8 +58,8 @@ class Home:
         return names is not self._names and names.get("__file__") == self._names.get("__file__")
 
     @property
-    def whole(self) -> bool:
-        return not self.gone and not getattr(self._names.get("__spec__"), "_initializing", False)
+    def succeeded(self) -> bool:
+        return not self.failed and not getattr(self._names.get("__spec__"), "_initializing", False)
 
 
 class Declarations(dict[str, T]):
@@ -67,14 +67,14 @@ class Declarations(dict[str, T]):
 
     def __init__(self) -> None:
         super().__init__()
-        self._homes: dict[str, Home | None] = {}
+        self._declared_in: dict[str, DeclaringImport | None] = {}
 
     def declare(self, name: str, value: T) -> bool:
         """Returns False if the name is already declared."""
-        home = self._homes.get(name)
-        if name in self and (home is None or not home.gone):
+        declared_in = self._declared_in.get(name)
+        if name in self and (declared_in is None or not declared_in.failed):
             return False
-        self._homes[name] = Home.here()
+        self._declared_in[name] = DeclaringImport.here()
         self[name] = value
         return True
 
@@ -88,20 +88,20 @@ class Transaction:
     def __init__(self) -> None:
         self.tagged: list[Any] | None = None  # collects what @impl tags, if it must not be registered at once
         self.first: Callable[[], Any] = lambda: None  # called before anything is undone
-        self._undo: list[tuple[Home | None, Callable[[], Any]]] = []
+        self._undo: list[tuple[DeclaringImport | None, Callable[[], Any]]] = []
         self._over = False
 
-    def note(self, undo: Callable[[], Any], home: Home | None) -> None:
+    def note(self, undo: Callable[[], Any], declared_in: DeclaringImport | None) -> None:
         if not self._over:  # an undo step is itself a change, which is not recorded
-            self._undo.append((home, undo))
+            self._undo.append((declared_in, undo))
 
     def roll_back(self) -> None:
         """Undo all changes, the latest first, except declarations of modules whose import succeeded."""
         self._over = True
         self.first()
         while self._undo:
-            home, undo = self._undo.pop()
-            if home is not None and home.whole:
+            declared_in, undo = self._undo.pop()
+            if declared_in is not None and declared_in.succeeded:
                 continue
             try:
                 undo()
@@ -132,11 +132,11 @@ def current() -> Transaction | None:
     return mine[-1] if mine else None
 
 
-def on_failure(undo: Callable[[], Any], home: Home | None = None) -> None:
+def on_failure(undo: Callable[[], Any], declared_in: DeclaringImport | None = None) -> None:
     """Register how to undo a change that this thread is about to make, if the transaction around it fails."""
     open_here = current()
     if open_here is not None:
-        open_here.note(undo, home)
+        open_here.note(undo, declared_in)
 
 
 # ---- once ------------------------------------------------------------------------------------------------------------
@@ -162,7 +162,7 @@ class Once:
         me = threading.get_ident()
         if self._by == me and self._is_below(sys._getframe(1)):
             return False  # called by the work itself
-        until = time.monotonic() + PATIENCE
+        until = time.monotonic() + WAIT_SECONDS
         while not self.done:
             if self._take(me):
                 try:
@@ -175,7 +175,7 @@ class Once:
             if worker is not None and (me not in self._there or _waits_for(worker, me)):
                 return False
             if time.monotonic() > until:
-                logger.warning("%s takes over %g s in another thread: continuing without it", self._what, PATIENCE)
+                logger.warning("%s takes over %g s in another thread: continuing without it", self._what, WAIT_SECONDS)
                 return False
             self._over.wait(0.02)
         return True

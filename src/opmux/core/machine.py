@@ -46,7 +46,7 @@ class Machine:
         """A context in which packages written for other libraries can be imported: it provides those modules' names."""
         return contextlib.nullcontext()
 
-    def take_vendor(self, plugin: Any, origin: Any) -> bool:
+    def register_vendor(self, plugin: Any, origin: Any) -> bool:
         """Register the object of an entry point if it is a vendor's package; returns whether it is."""
         return False
 

@@ -21,7 +21,7 @@ from .lock import lock
 from .log import logger
 from .policy import Refused, SelectionPolicy, choose
 from .registry import BackendImplKind, Fit, OpImpl, OpRegistry
-from .spec import DOORS, Spec, specs
+from .spec import NAME_LOOKUP, Spec, specs
 
 _managers: list[weakref.ref[OpManager]] = []
 
@@ -32,7 +32,7 @@ class OpManager:
     def __init__(self, registry: OpRegistry | None = None):
         self.registry = OpRegistry() if registry is None else registry
         self.memory = Memory()
-        self._doors = Doors(self)
+        self._call_table = CallTable(self)
         self._entries: dict[str, EntryPoint] = {}  # the functions `resolve` has handed out, by key
         self._known: dict[EntryPoint, None] = {}  # every entry this manager has bound
         self._lifted: dict[tuple[str, SelectionPolicy | None], tuple[OpImpl, ...]] = {}
@@ -50,7 +50,7 @@ class OpManager:
 
     def call(self, op_name: str, /, *args: Any, **kwargs: Any) -> Any:
         """Call an op: the impl gets the arguments as given, and its result is returned unchanged."""
-        target, recover, known, ask = self._doors[op_name]
+        target, recover, known, ask = self._call_table[op_name]
         if known is not None:
             try:
                 at_once = args and type(x := args[0]) is Tensor and (x.dtype, x.shape) in known
@@ -99,7 +99,7 @@ class OpManager:
         for impl in ordered:
             refusal = self.static_refusal(key, impl, device)
             if refusal is None:
-                refusal = self._refusal_of_these(key, impl, first, args, kwargs, policy.strict)
+                refusal = self._call_refusal(key, impl, first, args, kwargs, policy.strict)
                 if refusal is not None and policy.strict and chosen is None:
                     barred = barred or refusal  # strict: no other impl replaces the refused one
             origin = self.registry.origin(key, impl.impl_id)
@@ -117,7 +117,7 @@ class OpManager:
             rows.append(Verdict(refusal.impl, origin, "refused", refusal.stage, refusal.reason))
         return Explanation(self._name(key), key, str(policy), device, chosen, tuple(rows))
 
-    def _refusal_of_these(
+    def _call_refusal(
         self, key: str, impl: OpImpl, first: Any, args: tuple, kwargs: dict, strict: bool
     ) -> Refused | None:
         """Why an impl would not accept these arguments: dtype, `when`, or quarantine."""
@@ -211,11 +211,11 @@ class OpManager:
         entry, backward = self._open_entry(spec.key), spec.gradient.backward.key
         if not self.registry.impls(backward):
             return entry.raw(*args, **kwargs)
-        traced = lambda *args, **kwargs: library.visible(spec, args, kwargs)
+        traced = lambda *args, **kwargs: library.run_traceable(spec, args, kwargs)
         return autograd.with_gradient(spec, entry, self._open_entry(backward), traced, args, kwargs)
 
-    def door(self, name: str) -> Pair:
-        """The pair that `call` runs for a name; `Doors` caches it."""
+    def pair_for_call(self, name: str) -> Pair:
+        """The pair that `call` runs for a name; `CallTable` caches it."""
         entry = self._open_entry(self._key(name))
         if entry.form.wants_grad is None and not policies.live_scopes():
             if not entry.bound:
@@ -235,8 +235,8 @@ class OpManager:
         chips, here = machine.accelerators(), machine.current()
         by_dtype = any(i.supported_dtypes is not None for i in ordered) or any(map(here.lacks, chips))
         restricted = any(i.min_arch or i.devices for i in ordered)
-        told = lambda chip: here.lacks(chip) or key in here.unused(chip) or key in here.preferred(chip)
-        restricted = restricted or any(map(told, chips))
+        restricted_by_vendor = lambda chip: here.lacks(chip) or key in here.unused(chip) or key in here.preferred(chip)
+        restricted = restricted or any(map(restricted_by_vendor, chips))
         by_device = device is None and bool(chips) and restricted
 
         def leaf(x: Any) -> Pair:
@@ -323,7 +323,7 @@ class OpManager:
                 reason = f"its _is_available() raised {type(error).__name__}: {error}"
             if reason is not None:
                 return Refused(impl, "library", reason)
-        preferred = _vendors_first(key, impl, device)
+        preferred = _yields_to_vendor(key, impl, device)
         if preferred is not None:
             return Refused(impl, "library", preferred)
         known = self.memory.failures.get((key, impl.impl_id), {}).get(None)
@@ -351,7 +351,7 @@ class OpManager:
             self._lifted.clear()
             for entry in self._known:
                 entry.unbind()
-            self._doors.clear()
+            self._call_table.clear()
             policies.forget_bindings()
 
     def quarantine(self, key: str, failure: Failure) -> bool:
@@ -393,7 +393,7 @@ class OpManager:
 
     def watch_scopes(self, live: bool) -> None:
         self._epoch += 1
-        self._doors.clear()
+        self._call_table.clear()
         for entry in self._known:
             entry.watch_scopes(live)
 
@@ -466,30 +466,30 @@ class OpManager:
 
 # What `call` needs for a name: a pair. If that is valid only for some dtypes and shapes of the first argument, also
 # these, and the function to call for others.
-Door = tuple[Callable[..., Any], Callable[..., Any], set[Any] | None, Callable[..., Any] | None]
+CallTarget = tuple[Callable[..., Any], Callable[..., Any], set[Any] | None, Callable[..., Any] | None]
 
 
-class Doors(dict):
-    """Name -> Door, filled on first use."""
+class CallTable(dict):
+    """Name -> CallTarget, filled on first use."""
 
     def __init__(self, manager: OpManager):
         super().__init__()
         self._manager = weakref.ref(manager)
 
-    def __missing__(self, name: str) -> Door:
+    def __missing__(self, name: str) -> CallTarget:
         manager = self._manager()
         assert manager is not None
         epoch = manager._epoch
-        target, recover = manager.door(name)
-        door: Door = (target, recover, None, None)
+        target, recover = manager.pair_for_call(name)
+        pair_for_call: CallTarget = (target, recover, None, None)
         chain = getattr(recover, "__self__", None)
         known = chain.known_calls() if isinstance(chain, Chain) else None
         if chain is not None and known is not None:
-            door = (known[0], chain.recover, known[1], target)
+            pair_for_call = (known[0], chain.recover, known[1], target)
         with lock.held:
             if epoch == manager._epoch:
-                self[name] = door
-        return door
+                self[name] = pair_for_call
+        return pair_for_call
 
 
 def _bind_open(key: str, manager: OpManager, entry: EntryPoint) -> None:
@@ -511,7 +511,7 @@ def _dtype_refusal(impl: OpImpl, dtype: Any, device: str) -> Refused | None:
     return Refused(impl, "dtype", f"takes {takes}; the first tensor is {tensors.dtype_name(dtype)}")
 
 
-def _vendors_first(key: str, impl: OpImpl, device: str) -> str | None:
+def _yields_to_vendor(key: str, impl: OpImpl, device: str) -> str | None:
     """Why our generic kernel is skipped in favour of the impls of the chip's vendor, or None."""
     if impl.kind is not BackendImplKind.DEFAULT or impl.vendor is not None or impl.outside:
         return None
@@ -581,7 +581,7 @@ def check_names(policy: SelectionPolicy) -> None:
     ids = {i.impl_id.casefold() for i in impls} | {"native"}  # ATen's ops have a native impl
     ops = {n.casefold() for m in _live_managers() for n in (*m.registry, *map(specs.short_name, m.registry))}
     for op, order in policy.per_op_order:
-        if op not in ops and specs.lookup(op, DOORS["impl"]) is None:
+        if op not in ops and specs.lookup(op, NAME_LOOKUP["impl"]) is None:
             _unknown("op", op, ops | {n.casefold() for n in specs.short_names()}, op in policy.lax)
         for token in order:
             _check_token(token, vendors, ids, token in policy.lax)

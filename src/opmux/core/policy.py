@@ -15,7 +15,7 @@ from .extension import SpaceOrder
 from .loading import on_failure
 from .lock import lock
 from .registry import BackendImplKind, OpImpl
-from .spec import DOORS, specs
+from .spec import NAME_LOOKUP, specs
 from .tokens import fold_names, parse_order, parse_prefer
 
 if TYPE_CHECKING:
@@ -119,8 +119,8 @@ class SelectionPolicy:
         its id or kind, or the policy excludes that vendor's libraries."""
         by_id = f"impl:{impl.impl_id.casefold()}"
         names = {key.casefold(), key.rpartition("::")[2].casefold()}
-        said = {token for op, order in self.per_op_order if op in names for token in order}
-        named = self.prefer == by_id or not said.isdisjoint((by_id, impl.kind.value))
+        tokens = {token for op, order in self.per_op_order if op in names for token in order}
+        named = self.prefer == by_id or not tokens.isdisjoint((by_id, impl.kind.value))
         return named or self._barred(instead_of, library=True) is not None
 
     def over(self, layer: Layer) -> SelectionPolicy:
@@ -142,16 +142,16 @@ class SelectionPolicy:
         return replace(self, lax=frozenset(names))
 
     def __str__(self) -> str:
-        said = [f"prefer={self.prefer}"]
-        said += ["strict"] if self.strict else []
-        said += [f"{op}={'|'.join(order)}" for op, order in self.per_op_order]
-        said += [f"allow={','.join(sorted(self.allow_vendors))}"] if self.allow_vendors is not None else []
-        said += [f"deny={','.join(sorted(self.deny_vendors))}"] if self.deny_vendors else []
+        parts = [f"prefer={self.prefer}"]
+        parts += ["strict"] if self.strict else []
+        parts += [f"{op}={'|'.join(order)}" for op, order in self.per_op_order]
+        parts += [f"allow={','.join(sorted(self.allow_vendors))}"] if self.allow_vendors is not None else []
+        parts += [f"deny={','.join(sorted(self.deny_vendors))}"] if self.deny_vendors else []
         for space, order in self.by_space:
-            said += [f"{space}={order.first}"] if order.first else []
-            said += [f"{space} fallback={order.fallback}"] if order.fallback else []
-        said += [f"no libraries of {','.join(dict(self.left_out))}"] if self.left_out else []
-        return " ".join(said)
+            parts += [f"{space}={order.first}"] if order.first else []
+            parts += [f"{space} fallback={order.fallback}"] if order.fallback else []
+        parts += [f"no libraries of {','.join(dict(self.left_out))}"] if self.left_out else []
+        return " ".join(parts)
 
 
 @dataclass(frozen=True)
@@ -182,8 +182,8 @@ def choose(policy: SelectionPolicy, key: str, impls: Iterable[OpImpl]) -> tuple[
     for token in wanted:
         for part in policy.rest() if token == "*" else (token,):
             chosen += [i for i in pool if matches(part, i) and i not in chosen]
-    said = "|".join(order)
-    refused += [Refused(i, "policy", f"not in the order {said}") for i in pool if i not in chosen]
+    text = "|".join(order)
+    refused += [Refused(i, "policy", f"not in the order {text}") for i in pool if i not in chosen]
     return chosen, refused
 
 
@@ -204,37 +204,37 @@ def from_knobs() -> SelectionPolicy:
         left_out={vendor: why for e in extension.extensions() for vendor, why in e.left_out().items()},
     )
     for from_file in (True, False):
-        policy = _settled(policy, lambda knob, where=from_file: _said(knob, where))
+        policy = _overridden(policy, lambda knob, where=from_file: _value_from(knob, where))
     return policy.relaxed()
 
 
-def _settled(base: SelectionPolicy, said: Callable[[knobs.Knob[Any]], Any]) -> SelectionPolicy:
+def _overridden(base: SelectionPolicy, value_of: Callable[[knobs.Knob[Any]], Any]) -> SelectionPolicy:
     """`base` overridden by one source's settings. Precedence: orders of ops, orders of namespaces, preference."""
-    prefer, legacy = said(knobs.PREFER), said(knobs.PREFER_VENDOR)
+    prefer, legacy = value_of(knobs.PREFER), value_of(knobs.PREFER_VENDOR)
     if prefer is None and legacy is not None:
         prefer = "vendor" if legacy else "flagos"
     if prefer is not None:
         base = replace(base, prefer=prefer, per_op_order=())
         for space, _ in base.by_space:
             base = base.with_space_order(space, first=None)
-    for brought in extension.extensions():
-        order = SpaceOrder() if brought.order is None else brought.order(said)
+    for extension_ in extension.extensions():
+        order = SpaceOrder() if extension_.order is None else extension_.order(value_of)
         if order.first:
-            kept = tuple((op, o) for op, o in base.per_op_order if not _is_of(op, brought.space))
+            kept = tuple((op, o) for op, o in base.per_op_order if not _is_of(op, extension_.space))
             base = replace(base, per_op_order=kept)
-        said_now = {name: token for name, token in order._asdict().items() if token}
-        base = base.with_space_order(brought.space, **said_now) if said_now else base
-    orders = {op.strip().casefold(): order for op, order in (said(knobs.PER_OP) or {}).items()}
+        given = {name: token for name, token in order._asdict().items() if token}
+        base = base.with_space_order(extension_.space, **given) if given else base
+    orders = {op.strip().casefold(): order for op, order in (value_of(knobs.PER_OP) or {}).items()}
     return replace(base, per_op_order={**dict(base.per_op_order), **orders})
 
 
-def _said(knob: knobs.Knob[Any], from_file: bool) -> Any:
+def _value_from(knob: knobs.Knob[Any], from_file: bool) -> Any:
     setting = knob.look()
     return setting.value if setting.is_set and setting.from_file == from_file else None
 
 
 def _is_of(op: str, space: str) -> bool:
-    found = specs.lookup(op, DOORS["impl"])
+    found = specs.lookup(op, NAME_LOOKUP["impl"])
     return found is not None and found.space == space
 
 
@@ -322,7 +322,7 @@ class Layer:
         )
 
 
-class Table:
+class PairTable:
     """The pair of each entry under one policy, filled on first use."""
 
     def __init__(self, policy: SelectionPolicy):
@@ -344,12 +344,12 @@ class Table:
         return pair
 
 
-class Entered:
+class EnteredScope:
     """A scope that was entered: its owner, its table, and whether it was exited from another context."""
 
     __slots__ = ("left", "owner", "table")
 
-    def __init__(self, table: Table, owner: Any):
+    def __init__(self, table: PairTable, owner: Any):
         self.table, self.owner, self.left = table, owner, False
 
 
@@ -362,14 +362,14 @@ class Scope:
 
     __slots__ = ("__weakref__", "entries", "miss", "outer", "pairs", "policy")
 
-    def __init__(self, entries: tuple[Entered, ...], outer: Scope | None = None):
+    def __init__(self, entries: tuple[EnteredScope, ...], outer: Scope | None = None):
         self.entries, self.outer = entries, outer
         self.policy: SelectionPolicy | None
         self.pairs: dict[EntryPoint, Pair]
         self.miss: Callable[[EntryPoint], Pair]
-        self.aim()
+        self.select_table()
 
-    def aim(self) -> None:
+    def select_table(self) -> None:
         """Set what entries read to the table of the innermost scope that was not exited, else to the process's."""
         table = next((e.table for e in reversed(self.entries) if not e.left), None)
         if table is None:
@@ -382,8 +382,8 @@ def _pair_of_process(entry: EntryPoint) -> Pair:
     return entry.pair_of_process()
 
 
-_tables: dict[SelectionPolicy, Table] = {}
-_every_table: weakref.WeakSet[Table] = weakref.WeakSet()
+_tables: dict[SelectionPolicy, PairTable] = {}
+_every_table: weakref.WeakSet[PairTable] = weakref.WeakSet()
 _forgotten = 0  # counts how often all tables were emptied
 _live: dict[int, weakref.ref[Scope]] = {}  # the scopes that some context refers to, by id
 _watchers: list[Callable[[bool], None]] = []  # called when the first scope is created, and when the last is freed
@@ -393,16 +393,16 @@ def live_scopes() -> int:
     return sum(ref() is not None for ref in tuple(_live.values()))
 
 
-def _born(node: Scope) -> Scope:
+def _track(node: Scope) -> Scope:
     with lock.held:
         first = not _live
-        _live[id(node)] = weakref.ref(node, functools.partial(_gone, id(node)))
+        _live[id(node)] = weakref.ref(node, functools.partial(_released, id(node)))
         for watch in _watchers if first else ():
             watch(True)
     return node
 
 
-def _gone(node: int, ref: weakref.ref[Scope]) -> None:
+def _released(node: int, ref: weakref.ref[Scope]) -> None:
     with lock.held:
         if _live.get(node) is ref:
             del _live[node]
@@ -424,12 +424,12 @@ def forget_bindings() -> None:
         table.pairs.clear()
 
 
-def _table(policy: SelectionPolicy) -> Table:
+def _table(policy: SelectionPolicy) -> PairTable:
     table = _tables.get(policy)
     if table is None:
         if len(_tables) >= 64:  # policies made in a loop: drop the oldest; a live scope keeps its table
             _tables.pop(next(iter(_tables)))
-        table = _tables[policy] = Table(policy)
+        table = _tables[policy] = PairTable(policy)
     return table
 
 
@@ -439,18 +439,18 @@ class PolicyScope:
     def __init__(self, layer: Layer | SelectionPolicy, check: Callable[[SelectionPolicy], None] | None = None):
         self._layer = layer
         self._check = check
-        self._entered: list[Entered] = []  # entered and not yet exited, in any context
+        self._entered: list[EnteredScope] = []  # entered and not yet exited, in any context
 
     def __enter__(self) -> SelectionPolicy:
         policy = self._layer if isinstance(self._layer, SelectionPolicy) else get_policy().over(self._layer)
         if self._check is not None:
             self._check(policy)
         with lock.held:
-            entered = Entered(_table(policy), self)
+            entered = EnteredScope(_table(policy), self)
         outer = entry.scope.get()
         on_failure(lambda: self._leave(entered))
         self._entered.append(entered)
-        entry.scope.set(_born(Scope((*(() if outer is None else outer.entries), entered), outer)))
+        entry.scope.set(_track(Scope((*(() if outer is None else outer.entries), entered), outer)))
         return policy
 
     def __exit__(self, *error: Any) -> None:
@@ -462,7 +462,7 @@ class PolicyScope:
             raise RuntimeError("this policy scope was exited already")
         self._leave(found[-1])
 
-    def _leave(self, entered: Entered) -> None:
+    def _leave(self, entered: EnteredScope) -> None:
         with lock.held:
             if entered in self._entered:
                 self._entered.remove(entered)
@@ -474,7 +474,7 @@ class PolicyScope:
             for ref in tuple(_live.values()):
                 scope = ref()
                 if scope is not None and entered in scope.entries:
-                    scope.aim()
+                    scope.select_table()
 
     def __call__(self, fn: Callable[..., Any]) -> Callable[..., Any]:
         if inspect.isgeneratorfunction(fn) or inspect.isasyncgenfunction(fn):
@@ -496,10 +496,10 @@ class PolicyScope:
         return inside
 
 
-def _without(here: Scope, entered: Entered) -> Scope | None:
+def _without(here: Scope, entered: EnteredScope) -> Scope | None:
     """The current scope after one is exited; scopes entered by hand may be exited in any order."""
     rest = tuple(e for e in here.entries if e is not entered and not e.left)
     if not rest:
         return None
     outer = here.outer
-    return outer if outer is not None and outer.entries == rest else _born(Scope(rest))
+    return outer if outer is not None and outer.entries == rest else _track(Scope(rest))

@@ -12,10 +12,10 @@ import torch
 
 from . import codegen
 from .errors import BadImpl, DuplicateImpl, UnknownName
-from .loading import Home, current, on_failure
+from .loading import DeclaringImport, current, on_failure
 from .lock import lock
 from .machine import split_arch
-from .spec import DOORS, Spec, specs
+from .spec import NAME_LOOKUP, Spec, specs
 from .tokens import BackendImplKind
 
 API_VERSION = 1  # version of the plugin interface: OpImpl, register(registry), the names of opmux.core
@@ -78,8 +78,8 @@ class OpImpl:
         if self.when is not None and not callable(self.when):
             raise BadImpl(f"{where}: when must be a predicate over the op's arguments, got {self.when!r}")
         if self.available is None:
-            told = getattr(self.fn, "_is_available", None)  # the convention of plugins written for other libraries
-            put(self, "available", told if callable(told) else None)
+            available = getattr(self.fn, "_is_available", None)  # the convention of plugins written for other libraries
+            put(self, "available", available if callable(available) else None)
         if not isinstance(self.priority, int):
             raise BadImpl(f"{where}: priority must be an integer, got {self.priority!r}")
         if self.supported_dtypes is not None:
@@ -150,9 +150,10 @@ class OpRegistry:
 
     def register_many(self, impls: Iterable[OpImpl], *, origin: Origin | None = None) -> None:
         """Register all of them, or none if one is invalid."""
-        self.put((impl, origin or Origin("code", file=_file_of(impl.fn))) for impl in impls if self._is_impl(impl))
+        checked = [impl for impl in impls if self._is_impl(impl)]
+        self.add_impls((impl, origin or Origin("code", file=_file_of(impl.fn))) for impl in checked)
 
-    def put(self, given: Iterable[tuple[OpImpl, Origin]]) -> None:
+    def add_impls(self, given: Iterable[tuple[OpImpl, Origin]]) -> None:
         # Before the lock: this may import a family or inspect a user's function.
         rows = [(self.key(impl.op_name), impl, origin) for impl, origin in given]
         for key, impl, _ in rows if self._checked else ():
@@ -166,11 +167,11 @@ class OpRegistry:
                         f"pick another impl_id, or unregister the first"
                     )
                 added[key] = (*added.get(key, ()), impl)
-            on_failure(lambda: self.take_out([(key, impl) for key, impl, _ in rows]))
+            on_failure(lambda: self.remove_impls([(key, impl) for key, impl, _ in rows]))
             self._origins.update({(key, impl.impl_id): origin for key, impl, origin in rows})
             self._replace(added, {key for key, _, _ in rows})
 
-    def take_out(self, rows: Iterable[tuple[str, OpImpl]]) -> None:
+    def remove_impls(self, rows: Iterable[tuple[str, OpImpl]]) -> None:
         """Remove these impl objects; those that are not registered are ignored."""
         rows = tuple(rows)
         if not rows:
@@ -204,7 +205,7 @@ class OpRegistry:
             keep = tuple(i for i in have if impl_id and i.impl_id.casefold() != impl_id.casefold())
             impls = {k: v for k, v in self._impls.items() if k != key}
             gone = [(impl, self.origin(key, impl.impl_id)) for impl in have if impl not in keep]
-            on_failure(lambda: self.put(gone))
+            on_failure(lambda: self.add_impls(gone))
             self._replace({**impls, key: keep} if keep else impls, {key})
             for impl, _ in gone:
                 self._origins.pop((key, impl.impl_id), None)
@@ -216,7 +217,7 @@ class OpRegistry:
         """The key of a name: the qualified key of its spec, else the name itself."""
         if op_name in self._impls:
             return op_name
-        spec = specs.lookup(op_name, DOORS["impl"])
+        spec = specs.lookup(op_name, NAME_LOOKUP["impl"])
         if spec is not None:
             return spec.key
         folded = op_name.casefold()
@@ -273,7 +274,7 @@ class OpRegistry:
                 for impl in impls:
                     self._origins[key, impl.impl_id] = staged.origin(key, impl.impl_id)
             added = {k: (*self._impls.get(k, ()), *v) for k, v in new.items()}
-            on_failure(lambda: self.take_out([(k, i) for k, v in new.items() for i in v]))
+            on_failure(lambda: self.remove_impls([(k, i) for k, v in new.items() for i in v]))
             self._replace({**self._impls, **added}, set(new))
         return [i for impls in new.values() for i in impls]
 
@@ -388,7 +389,7 @@ class Tagged(NamedTuple):
 
     impl: OpImpl
     origin: Origin
-    home: Home | None
+    declared_in: DeclaringImport | None
 
 
 tagged: list[Tagged] = []  # not yet registered
@@ -443,8 +444,8 @@ def impl(
             declines_tracers=declines_tracers,
         )
         check_fit(spec, made)
-        row, loading = Tagged(made, Origin("opmux", file=_file_of(fn)), Home.here()), current()
-        ours = row.home is not None and row.home.name.startswith("opmux.")
+        row, loading = Tagged(made, Origin("opmux", file=_file_of(fn)), DeclaringImport.here()), current()
+        ours = row.declared_in is not None and row.declared_in.name.startswith("opmux.")
         staged = None if loading is None or ours else loading.tagged
         (tagged if staged is None else staged).append(row)
         return fn

@@ -29,10 +29,10 @@ def mismatch(spec: Spec, results: Any, args: tuple, kwargs: dict) -> str | None:
     for at, (name, one, other) in enumerate(zip(names, right, got, strict=True)):
         if at and spec.space == "aten" and isinstance(other, Tensor) and isinstance(one, Tensor):
             one = one.to(other.dtype)  # torch's fake kernels return a wrong dtype for statistics of half precision
-        if isinstance(one, Tensor) and _look(one) != _look(other):
-            return f"returned {_look(other)} as '{name}'; expected {_look(one)}"
+        if isinstance(one, Tensor) and _described(one) != _described(other):
+            return f"returned {_described(other)} as '{name}'; expected {_described(one)}"
         if one is None and other is not None:
-            return f"returned {_look(other)} as '{name}'; expected None"
+            return f"returned {_described(other)} as '{name}'; expected None"
     return None
 
 
@@ -40,7 +40,7 @@ def _flat(results: Any) -> list[Any]:
     return list(results) if isinstance(results, (tuple, list)) else [results]
 
 
-def _look(value: Any) -> str:
+def _described(value: Any) -> str:
     if not isinstance(value, Tensor):
         return "None" if value is None else f"a {type(value).__name__}"
     return f"{dtype_name(value.dtype)}{list(value.shape)} on {value.device.type}"

@@ -119,9 +119,7 @@ class Snapshot:
         self._undo.append(undo)
 
     def _save_tensor(self, value: Tensor, name: str) -> None:
-        self._save_attributes(
-            value, name
-        )  # the inner tensors of a wrapper subclass; attributes that users set on a parameter
+        self._save_attributes(value, name)  # inner tensors of a wrapper subclass, attributes set by users
         grad = value.grad if value.is_leaf else None
         if grad is not None:
             self._save(grad, f"{name}.grad")

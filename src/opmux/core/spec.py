@@ -25,7 +25,7 @@ from . import codegen, extension, library
 from .contract import Contract, Where
 from .entry import EntryPoint, is_tensor
 from .errors import BadArgument, BadSpec, UnknownName
-from .loading import Home, on_failure
+from .loading import DeclaringImport, on_failure
 from .lock import cached_property, lock
 from .tensors import first_tensor, tensors_in
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from .adapter import Adapter
 
 
-class Doors(dict[str, tuple[str, ...]]):
+class NameLookup(dict[str, tuple[str, ...]]):
     """The namespaces in which an unqualified op name is looked up, in order, by where the name is used."""
 
     FACES = "faces"  # replaced by the namespaces of the faces
@@ -44,13 +44,13 @@ class Doors(dict[str, tuple[str, ...]]):
         "ops": ("opmux", FACES, "aten"),  # opmux.ops
     }
 
-    def __missing__(self, door: str) -> tuple[str, ...]:
-        order = self.ORDERS[door]
-        self[door] = found = tuple(s for n in order for s in (extension.spaces() if n == self.FACES else (n,)))
+    def __missing__(self, use: str) -> tuple[str, ...]:
+        order = self.ORDERS[use]
+        self[use] = found = tuple(s for n in order for s in (extension.spaces() if n == self.FACES else (n,)))
         return found
 
 
-DOORS = Doors()
+NAME_LOOKUP = NameLookup()
 
 
 @dataclass(frozen=True)
@@ -137,7 +137,7 @@ class Spec:
 
     @property
     def family(self) -> str:
-        """The name of the file that declares the op, with a prefix for a face's functions: `norm`, `tex_norm`."""
+        """The name of the file that declares the op, with a prefix for a face's functions: `norm`, `face_norm`."""
         return specs.family_of(self.reference.__module__)
 
     @cached_property
@@ -353,20 +353,20 @@ class Specs:
         self.roots = roots  # packages of families, and the prefix of their families' names
         self.implementers = implementers
         self._loaded: set[str] = set()
-        self._homes: dict[str, Home] = {}  # by key, for as long as the import that declares it may fail
+        self._declared_in: dict[str, DeclaringImport] = {}  # by key, while that import may still fail
 
     def add(self, spec: Spec, entry: EntryPoint) -> None:
         """Declare an op. A declaration of a failed import is void and may be repeated."""
-        home = Home.here()
+        declared_in = DeclaringImport.here()
         with lock.held:
             known = self.by_key.get(spec.key)
-            if known is not None and not self._is_gone(spec.key):
+            if known is not None and not self._import_failed(spec.key):
                 raise BadSpec(f"{spec.key} is declared twice: in {known.family} and {spec.family}")
             if known is not None:
                 self.remove(known)
-            on_failure(lambda: self.remove(spec), home)
-            if home is not None:
-                self._homes[spec.key] = home
+            on_failure(lambda: self.remove(spec), declared_in)
+            if declared_in is not None:
+                self._declared_in[spec.key] = declared_in
             self.entries[spec.key] = entry
             self.functions[spec.key] = entry.fn
             self.by_key[spec.key] = spec  # last: a reader that finds it finds the others
@@ -378,28 +378,28 @@ class Specs:
             if self.by_key.get(spec.key, spec) is not spec:
                 return
             self.version += 1
-            for table in (self.by_key, self.entries, self.functions, self._homes):
+            for table in (self.by_key, self.entries, self.functions, self._declared_in):
                 table.pop(spec.key, None)
         library.undefine(spec)
 
     def sweep(self) -> None:
         """Undo the declarations of imports that have failed."""
-        for key in [k for k in tuple(self._homes) if self._is_gone(k)]:
+        for key in [k for k in tuple(self._declared_in) if self._import_failed(k)]:
             spec = self.by_key.get(key)
             if spec is not None:
                 self.remove(spec)
 
-    def is_whole(self, key: str) -> bool:
+    def import_succeeded(self, key: str) -> bool:
         """Whether the import that declares an op has succeeded."""
-        home = self._homes.get(key)
-        if home is not None and home.whole:
-            self._homes.pop(key, None)
+        declared_in = self._declared_in.get(key)
+        if declared_in is not None and declared_in.succeeded:
+            self._declared_in.pop(key, None)
             return True
-        return home is None
+        return declared_in is None
 
-    def _is_gone(self, key: str) -> bool:
-        home = self._homes.get(key)
-        return home is not None and home.gone
+    def _import_failed(self, key: str) -> bool:
+        declared_in = self._declared_in.get(key)
+        return declared_in is not None and declared_in.failed
 
     @property
     def families(self) -> tuple[str, ...]:
@@ -465,7 +465,7 @@ class Specs:
         """The spec of a qualified key, or of an unqualified name in these namespaces."""
         keys = (name,) if "::" in name else tuple(f"{s}::{name}" for s in spaces)
         for best, key in enumerate(keys):
-            found = self._settled(key)
+            found = self._if_imported(key)
             if found is not None and (best == 0 or len(self._loaded) == len(self.families)):
                 return found
         for family in sorted(self.families, key=lambda f: self._unlikely(f, keys[0].rpartition("::")[2])):
@@ -480,15 +480,15 @@ class Specs:
         folded = self._folded[1]
         return next((self.by_key[folded[k.casefold()]] for k in keys if k.casefold() in folded), None)
 
-    def _settled(self, key: str) -> Spec | None:
+    def _if_imported(self, key: str) -> Spec | None:
         """A declared op after its family's import has finished; None if that import failed."""
         found = self.by_key.get(key)
-        if found is None or self.is_whole(key):
+        if found is None or self.import_succeeded(key):
             return found
-        home = self._homes.get(key)
-        if home is not None and home.name in self._modules.values():
-            self.load(self.family_of(home.name))  # waits for a thread that imports it, or imports it again
-        elif home is not None and home.gone:
+        declared_in = self._declared_in.get(key)
+        if declared_in is not None and declared_in.name in self._modules.values():
+            self.load(self.family_of(declared_in.name))  # waits for a thread that imports it, or imports it again
+        elif declared_in is not None and declared_in.failed:
             self.sweep()
         return self.by_key.get(key)
 
@@ -497,7 +497,7 @@ class Specs:
         return self.by_key.get(key) or self.derived.get(key)
 
     def find(self, name: str, spaces: tuple[str, ...] | None = None) -> Spec:
-        found = self.lookup(name, DOORS["impl"] if spaces is None else spaces)
+        found = self.lookup(name, NAME_LOOKUP["impl"] if spaces is None else spaces)
         if found is None:
             raise UnknownName("op", name, self.short_names())
         return found
@@ -505,7 +505,7 @@ class Specs:
     def short_name(self, key: str) -> str:
         """The name of the op for an OpImpl or a policy: unqualified if that is unambiguous."""
         bare = key.rpartition("::")[2]
-        owner = next((f"{s}::{bare}" for s in DOORS["impl"] if f"{s}::{bare}" in self.by_key), key)
+        owner = next((f"{s}::{bare}" for s in NAME_LOOKUP["impl"] if f"{s}::{bare}" in self.by_key), key)
         return bare if owner == key else key
 
     def short_names(self) -> list[str]:
@@ -601,13 +601,13 @@ def checked(spec: Spec, body: Callable[..., Any]) -> Callable[..., Any]:
         return True
 
     @functools.wraps(body)
-    def looks_first(*args: Any, **kwargs: Any) -> Any:
+    def checked_call(*args: Any, **kwargs: Any) -> Any:
         if once is None or kwargs or len(args) != len(names) or not known(args):
             contract.check({**defaults, **dict(zip(names, args, strict=False)), **kwargs})
         return body(*args, **kwargs)
 
-    looks_first.__signature__ = spec.signature  # type: ignore[attr-defined]  # without shapes, which torch cannot parse
-    return looks_first
+    checked_call.__signature__ = spec.signature  # type: ignore[attr-defined]  # without shapes, which torch cannot parse
+    return checked_call
 
 
 def plain_signature(fn: Callable[..., Any]) -> inspect.Signature:

@@ -59,7 +59,7 @@ class Here(machine.Machine):
     def foreign_names(self) -> AbstractContextManager[None]:
         return foreign.foreign_names()
 
-    def take_vendor(self, plugin: Any, origin: Any) -> bool:
+    def register_vendor(self, plugin: Any, origin: Any) -> bool:
         return vendors.take(plugin, origin)
 
     def devices(self) -> tuple[str, ...]:
@@ -91,14 +91,14 @@ class Here(machine.Machine):
         ]
         with lock.held:
             keep = {id(made) for _, made in wanted}
-            registry.take_out([(key, made) for key, made in self._registered if id(made) not in keep])
+            registry.remove_impls([(key, made) for key, made in self._registered if id(made) not in keep])
             new = [(p, made) for p, made in wanted if all(made is not one for one in registry.impls(made.op_name))]
             self._register(registry, new)
             self._registered = [(made.op_name, made) for _, made in wanted]
 
     def _register(self, registry: OpRegistry, new: list[tuple[Package, OpImpl]]) -> None:
         try:
-            registry.put([(made, vendor_ops.origin_of(package, made)) for package, made in new])
+            registry.add_impls([(made, vendor_ops.origin_of(package, made)) for package, made in new])
         except OpmuxError as error:
             if len(new) > 1:  # one of them does not fit: the others do
                 for one in new:

@@ -28,7 +28,7 @@ from ..core.loading import all_or_nothing
 from ..core.log import logger
 from ..core.machine import Preferred
 from ..core.registry import BackendImplKind, OpImpl, Origin, check_fit
-from ..core.spec import DOORS, specs
+from ..core.spec import NAME_LOOKUP, specs
 from . import vendors
 from .devices import Chip
 from .foreign import foreign_names
@@ -188,7 +188,7 @@ class _Reader:
                 continue
             made = AtenRow(overload, fn, Autograd[autograd.name], self.id, self.priority)
             self.found.rows.setdefault(overload, made)
-        spec = specs.lookup(name.partition(".")[0], DOORS["row"])
+        spec = specs.lookup(name.partition(".")[0], NAME_LOOKUP["row"])
         if spec is not None:
             made = self._impl(spec.key, fn)
             try:
@@ -200,13 +200,13 @@ class _Reader:
 
     def _unused(self, name: Any) -> None:
         words = f"{self.package.name} declares it unused ({_where(self.module)})"
-        spec = specs.lookup(name, DOORS["export"])
+        spec = specs.lookup(name, NAME_LOOKUP["export"])
         if spec is None:
             overloads_of(name)  # an error where ATen has no such op either
         self.found.unused.setdefault(name, words)
 
     def _preferred(self, name: str, why: Any) -> None:
-        spec = specs.lookup(name, DOORS["export"])
+        spec = specs.lookup(name, NAME_LOOKUP["export"])
         if spec is None:
             raise BadImpl("opmux has no such op")
         if not (isinstance(why, str) or callable(why)):
@@ -215,7 +215,7 @@ class _Reader:
 
     def _export(self, name: str, value: Any) -> None:
         op = getattr(value, "op", name) if callable(value) else name
-        spec = specs.lookup(op, DOORS["export"]) if callable(value) else None
+        spec = specs.lookup(op, NAME_LOOKUP["export"]) if callable(value) else None
         if spec is None or op not in (spec.name, spec.key):
             self.found.extras.setdefault(name, value)
             return
@@ -310,7 +310,7 @@ def mapping_of(ops: Ops) -> Mapping[str, str]:
     """The unused ops by the keys of our specs."""
     found = {}
     for name, words in ops.unused.items():
-        for space in DOORS["export"]:
+        for space in NAME_LOOKUP["export"]:
             spec = specs.by_key.get(f"{space}::{name.removeprefix('aten::')}")
             if spec is not None:
                 found[spec.key] = words

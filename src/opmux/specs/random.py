@@ -177,7 +177,7 @@ def fits(op: str, dtype: torch.dtype | None = None, **numbers: float) -> None:
     try:
         specs.by_key[f"opmux::{PRIMITIVES[op]}"].contract.check({**like, **numbers}, op)
     except BadArgument as bad:
-        raise bad.seen_as(op, {"like": "self"}) from None
+        raise bad.renamed(op, {"like": "self"}) from None
 
 
 # ---- samples --------------------------------------------------------------------------------------------------------

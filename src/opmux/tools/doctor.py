@@ -66,7 +66,7 @@ def examine() -> Report:
     file_is_good = report.guard("settings file", lambda: knobs.files() is not None, False)
     report.settings = [setting(k, file_is_good) for k in knobs.all_knobs()]
     report.broken += [s["error"] for s in report.settings if s["error"]]
-    report.strangers = report.guard("settings", knobs.strangers, [])
+    report.strangers = report.guard("settings", knobs.unknown_settings, [])
     bad = [s["source"].removeprefix("env ") for s in report.settings if s["error"]]
     with without(bad):  # so that the rest can be looked at
         report.guard("log", screen.show_log, None)

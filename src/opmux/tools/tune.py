@@ -17,7 +17,7 @@ from triton import knobs
 from ..core.default import get_default_manager, policy
 from ..core.errors import OpmuxError
 from ..core.registry import BackendImplKind
-from ..core.spec import DOORS, Sample, Spec, specs
+from ..core.spec import NAME_LOOKUP, Sample, Spec, specs
 from ..core.tensors import dtype_name
 from ..kernels.lib import config
 from ..kernels.lib.config import Asked, Tiles
@@ -119,7 +119,7 @@ def _listed(results: Any) -> list[Any]:
 
 def case_of(op: str, shape: str, dtype: str, device: torch.device, anywhere: bool) -> Case:
     """The op's own kernel and arguments for it; `anywhere`: although its device may not be here."""
-    spec = specs.find(op, DOORS["ops"])
+    spec = specs.find(op, NAME_LOOKUP["ops"])
     kind, sizes = arguments.dtype(dtype), arguments.shape(shape)
     if not hasattr(spec.samples, "at"):
         raise arguments.BadArgument(f"{spec.name} declares no samples that take a shape, so there is nothing to time")
@@ -225,7 +225,7 @@ class Tuner:
 def run(
     op: str, shapes: Sequence[str], dtypes: Sequence[str], device: str | None, dry_run: bool, chip: str | None
 ) -> int:
-    specs.find(op, DOORS["ops"])  # an unknown op is the first thing to say
+    specs.find(op, NAME_LOOKUP["ops"])  # an unknown op is the first thing to say
     at = arguments.device(device)
     if chip is not None and not dry_run:
         raise arguments.BadArgument("--chip names a chip that is not here, where nothing can be timed. Add --dry-run")

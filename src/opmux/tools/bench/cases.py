@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ...core.errors import UnknownName
-from ...core.spec import DOORS, Sample, Spec, specs
+from ...core.spec import NAME_LOOKUP, Sample, Spec, specs
 from ...core.tensors import dtype_name
 from ...specs.samples import Case as Drawn
 from ...specs.samples import Draw, Maker
@@ -57,7 +57,7 @@ class Case:
     def name(self) -> str:
         """The op as `opmux.ops` has it, and the variant."""
         spec = self.spec
-        bare = spec.name if specs.lookup(spec.name, DOORS["ops"]) is spec else spec.key
+        bare = spec.name if specs.lookup(spec.name, NAME_LOOKUP["ops"]) is spec else spec.key
         return f"{bare} ({self.variant})" if self.variant else bare
 
     def __str__(self) -> str:
@@ -184,7 +184,7 @@ def _selected(word: str) -> list[Spec]:
         if not hit:
             raise UnknownName("op", word, specs.short_names())
         return hit
-    return [specs.find(word, DOORS["ops"])]
+    return [specs.find(word, NAME_LOOKUP["ops"])]
 
 
 @dataclass(frozen=True)
@@ -239,7 +239,7 @@ def _lines(
         pairs, missing = [], []
         for line in base.lines:
             for op in line.ops.split():
-                spec = specs.lookup(op, DOORS["ops"])
+                spec = specs.lookup(op, NAME_LOOKUP["ops"])
                 missing += [op] if spec is None else []
                 pairs += [(spec, line)] if spec is not None and (not asked or spec in asked) else []
         if missing:

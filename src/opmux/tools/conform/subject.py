@@ -16,7 +16,7 @@ from ...core.dispatch import refusal_of
 from ...core.errors import NoImplementation, OpmuxError
 from ...core.explain import Verdict
 from ...core.registry import BackendImplKind, Fit, OpImpl
-from ...core.spec import DOORS, Sample, Spec, specs
+from ...core.spec import NAME_LOOKUP, Sample, Spec, specs
 from ...core.tensors import dtype_name
 from ...runtime import vendor_ops
 from ...runtime.vendors import Package
@@ -145,7 +145,7 @@ class Subject:
 
 def name_of(spec: Spec) -> str:
     """The op as `opmux.ops` has it; its key where that name is another's."""
-    return spec.name if specs.lookup(spec.name, DOORS["ops"]) is spec else spec.key
+    return spec.name if specs.lookup(spec.name, NAME_LOOKUP["ops"]) is spec else spec.key
 
 
 def candidates(spec: Spec, sample: Sample) -> list[Verdict]:

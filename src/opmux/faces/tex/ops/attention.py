@@ -511,7 +511,7 @@ def backend_for(op: str, asked: Asked) -> tuple[Any, str]:
     try:
         ASKED.check(asked._asdict())
     except BadArgument as error:
-        raise error.seen_as(op, {"dropout": "p_dropout", "qkv_dtype": "q_dtype"}) from None
+        raise error.renamed(op, {"dropout": "p_dropout", "qkv_dtype": "q_dtype"}) from None
     layout = LAYOUTS[int(asked.qkv_layout)]
     q_dtype, kv_dtype = torch_dtype(asked.qkv_dtype), torch_dtype(asked.kv_dtype)
     backend = BACKENDS.get(q_dtype, NO_BACKEND)

@@ -68,7 +68,7 @@ def each_of(one: Any, names: Mapping[str, str]) -> Callable[..., None]:
             try:
                 one.check(**{n: lists[name][i] for n, name in names.items()})
             except BadArgument as error:
-                raise error.seen_as(op, {n: f"{name}[{i}]" for n, name in names.items()}) from None
+                raise error.renamed(op, {n: f"{name}[{i}]" for n, name in names.items()}) from None
 
     kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
     taken: Any = items_fit
@@ -156,7 +156,7 @@ def transposes_fit(
         try:
             nvfp4_2d_scale_transpose.check(input=scales, output=to, M_tiles=divided(m, TILE), K_tiles=divided(k, TILE))
         except BadArgument as error:
-            raise error.seen_as(op, {n: f"{name}[{i}]" for n, name in names.items()}) from None
+            raise error.renamed(op, {n: f"{name}[{i}]" for n, name in names.items()}) from None
 
 
 Turned = Annotated[list[Tensor], same_len("rowwise_data_list")]
