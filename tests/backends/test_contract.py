@@ -759,7 +759,7 @@ def test_queries_tell_vendors_of_one_device_apart(case, one, two, whose):
 
 
 def test_a_query_that_hangs_is_given_up(case):
-    code = "import time\ndevices.PATIENCE = 0.2\nstart = time.monotonic()\n" + WHOSE
+    code = "import time\ndevices.QUERY_TIMEOUT = 0.2\nstart = time.monotonic()\n" + WHOSE
     code += "devices.vendor_of('gpu')\nfound['took'] = time.monotonic() - start\n"
     got = case(code, **shared(one="sleep 60", two="true"))
     (words,) = got.said

@@ -128,7 +128,7 @@ def warm_up() -> None:
     for family in specs.families:
         if family != "fault_family":
             specs.load(family)
-    vendors.so_far()
+    vendors.known_so_far()
     importlib.import_module("opmux.backends._cpu.ops")
     for name in ("triton", "torch._dynamo", "torch._subclasses.fake_tensor"):
         if importlib.util.find_spec(name) is not None:
@@ -184,7 +184,7 @@ def portrait() -> dict:
         "tagged": len(registry.tagged),
         "plugins": {p.name: p.status for p in discovery.plugins()},
         "torch": [n for n in ("fault_twice", "fault_twice_bwd", "plug_half") if hasattr(torch.ops.opmux, n)],
-        "stand-ins": foreign._StandIns.live is None and not foreign._importing,
+        "stand-ins": foreign._ForeignModules.live is None and not foreign._importing,
         "meta_path": len(sys.meta_path),
         "enabled": sorted(engine.STATE.wanted),
         "overridden": {d: sorted(made.entries) for d, made in engine._devices.items()},

@@ -171,10 +171,10 @@ def test_a_compiler_that_does_not_run(source, tmp_path, monkeypatch):
 @needs_compiler
 def test_a_mistake_in_the_source(source, cache):
     with pytest.raises(
-        CannotBuild, match=r"failed \(exit status 1\): .*answer.cpp:2:\d+: error: .*nothing.*All of it: "
+        CannotBuild, match=r"failed \(exit status 1\): .*answer.cpp:2:\d+: error: .*nothing.*Full output: "
     ) as error:
         build.library("thing", [source("int f() {\n  return nothing;\n}")])
-    log = Path(str(error.value).partition("All of it: ")[2])
+    log = Path(str(error.value).partition("Full output: ")[2])
     assert "answer.cpp" in log.read_text() and log.parent == cache and leftovers(cache) == []
 
 
@@ -188,7 +188,7 @@ def test_a_folder_that_cannot_be_written(source, compiler, tmp_path, monkeypatch
     compiler(WRITES)
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("OPMUX_CACHE_DIR", str(tmp_path / "file"))
-    with pytest.raises(CannotBuild, match="thing cannot be compiled: .*Set OPMUX_CACHE_DIR to a folder to write to"):
+    with pytest.raises(CannotBuild, match="thing cannot be compiled: .*Set OPMUX_CACHE_DIR to a writable folder"):
         build.library("thing", [source("1")])
 
 

@@ -66,7 +66,7 @@ def test_they_are_many():
 def cache(tmp_path, monkeypatch):
     monkeypatch.setenv("OPMUX_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setattr(os, "fsync", lambda fd: None)  # hundreds of them take minutes on a busy disk
-    monkeypatch.setattr(tuning, "PATIENCE", 20.0)
+    monkeypatch.setattr(tuning, "LOCK_TIMEOUT", 20.0)
     monkeypatch.setattr(build, "LIMIT", 20.0)
     tuning.forget()
     yield tmp_path / "cache"
@@ -318,7 +318,7 @@ def test_a_folder_that_others_can_write_to_is_not_used(mode, which, cache, thing
     assert "chmod go-w" in line
     before = tuned.read_bytes()
     assert tuning.store(CHIP, NEW) is None and tuned.read_bytes() == before
-    assert "what was tuned is not kept" in lines()[1] and tuning.clear() == [] and tuned.exists()
+    assert "tuning results are not stored" in lines()[1] and tuning.clear() == [] and tuned.exists()
     with pytest.raises(CannotBuild, match=r"other users can write to .* \(mode .*chmod go-w.*Set OPMUX_CACHE_DIR"):
         thing.build()
     assert len(thing.runs) == 1
@@ -520,7 +520,7 @@ def test_a_disk_that_is_full_for_long(thing, monkeypatch, lines):
     monkeypatch.setattr(os, "fsync", no_space)
     assert tuning.store(CHIP, NEW) is None and tuning.entries(CHIP) == GOOD
     assert lines() == [
-        "what was tuned is not kept: [Errno 28] No space left on device. Set OPMUX_CACHE_DIR to a folder to write to"
+        "tuning results are not stored: [Errno 28] No space left on device. Set OPMUX_CACHE_DIR to a writable folder"
     ]
     with pytest.raises(CannotBuild, match="thing cannot be compiled: .*No space left on device. Set OPMUX_CACHE_DIR"):
         thing.build()
@@ -644,10 +644,10 @@ def test_a_compiler_that_fails_is_not_started_again(thing, monkeypatch, lines):
     runs = []
     monkeypatch.setattr(build, "_run", lambda command: runs.append(command) or (1, "thing.cpp:1: error: out of ink"))
     with pytest.raises(
-        CannotBuild, match=r"thing: made_up failed \(exit status 1\): .*out of ink. All of it: (.*)"
+        CannotBuild, match=r"thing: made_up failed \(exit status 1\): .*out of ink. Full output: (.*)"
     ) as e:
         thing.build()
-    log = Path(str(e.value).partition("All of it: ")[2])
+    log = Path(str(e.value).partition("Full output: ")[2])
     assert "error: out of ink" in log.read_text() and temporary(log.parent) == []
     for _ in range(3):
         with pytest.raises(CannotBuild, match=rf"out of ink. Tried 0 minutes ago; to try again now, remove {log}"):

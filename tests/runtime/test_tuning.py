@@ -93,7 +93,7 @@ def test_versions_are_part_of_the_name(monkeypatch):
 
 
 def test_a_chip_that_is_not_here_remembers_nothing():
-    with pytest.raises(ValueError, match="sm_90, which is not here"):
+    with pytest.raises(ValueError, match="sm_90: this chip is not present"):
         tuning.store(Chip.of_arch("sm_90"), {"k": entry()})
     assert tuning.find(Chip.of_arch("sm_90"), "k") is None
 
@@ -174,7 +174,7 @@ def test_one_damaged_entry_is_left_out_and_the_others_stay(bad, lines):
     assert tuning.find(CHIP, "k7") == entry(7) and tuning.find(CHIP, "worn") is None
     tuning.store(CHIP, {"new": entry(50)})
     tuning.store(CHIP, {"newer": entry(51)})
-    assert lines() == [f"tuning cache {file}: left out as damaged, of 51 entries: 'worn'"]
+    assert lines() == [f"tuning cache {file}: damaged entries are skipped, of 51: 'worn'"]
     tuning.forget()
     assert tuning.entries(CHIP) == good | {"new": entry(50), "newer": entry(51)}
 
@@ -235,7 +235,7 @@ def test_a_writer_killed_in_the_middle_harms_nobody(cache, monkeypatch, lines):
     theirs.touch()
     start = time.monotonic()
     tuning.store(CHIP, {"l": entry(2)})
-    assert time.monotonic() - start < tuning.PATIENCE / 2  # the lock died with its holder
+    assert time.monotonic() - start < tuning.LOCK_TIMEOUT / 2  # the lock died with its holder
     assert set(tuning.entries(CHIP)) == {"k", "l"}
     assert not left.exists()
     assert theirs.exists()  # it might belong to somebody ...
@@ -264,7 +264,7 @@ def test_killed_at_any_moment(lines):
 
 
 def _hold_the_lock(folder: Path, started) -> None:
-    with tuning._alone(folder):
+    with tuning._exclusive(folder):
         started.set()
         time.sleep(60)
 
@@ -276,13 +276,13 @@ def test_a_writer_that_does_not_get_the_lock_stores_nothing(cache, monkeypatch, 
     holder = fork.Process(target=_hold_the_lock, args=(cache, started))
     holder.start()
     assert started.wait(30)
-    monkeypatch.setattr(tuning, "PATIENCE", 0.2)
+    monkeypatch.setattr(tuning, "LOCK_TIMEOUT", 0.2)
     monkeypatch.setattr(cache_dir, "NOTICE", 0.1)
     assert tuning.store(CHIP, {"l": entry(2)}) is None
     assert file.read_bytes() == before and tuning.clear() == []
     held = f"another process has held {cache}/.lock for 0.2 s"
     waiting = f"waiting for another process that holds {cache}/.lock, 0.2 s at most"
-    kept, cleared = f"what was tuned is not kept: {held}", f"the tuning cache is not cleared: {held}"
+    kept, cleared = f"tuning results are not stored: {held}", f"the tuning cache is not cleared: {held}"
     assert lines() == [waiting, kept, waiting, cleared]
     holder.kill()
     holder.join()
@@ -311,7 +311,7 @@ def test_a_file_system_without_locks(monkeypatch, lines, cache):
     assert tuning.store(CHIP, {"k": entry()}) is not None
     assert len(lines()) == 1 and "No locks available" in lines()[0]
     (cache / ".lock.held").touch()  # a killed process left it
-    monkeypatch.setattr(tuning, "PATIENCE", 0.1)
+    monkeypatch.setattr(tuning, "LOCK_TIMEOUT", 0.1)
     assert tuning.store(CHIP, {"l": entry()}) is None
     assert "/.lock.held for 0.1 s. Remove the file if no process uses it" in lines()[-1]
 
@@ -329,12 +329,12 @@ def test_a_folder_removed_while_a_writer_waits(cache, monkeypatch):
         return flock(lock, how)
 
     monkeypatch.setattr(cache_dir.fcntl, "flock", remove_first)
-    with tuning._alone(cache):
+    with tuning._exclusive(cache):
         assert (cache / ".lock").exists()
 
 
 def _kill_me_forked(folder: Path, pids) -> None:
-    with tuning._alone(folder):
+    with tuning._exclusive(folder):
         child = os.fork()
         if not child:
             time.sleep(60)
@@ -351,7 +351,7 @@ def test_a_forked_child_does_not_keep_the_lock_of_a_killed_parent(cache, monkeyp
     child = pids.get()
     holder.kill()
     holder.join()
-    monkeypatch.setattr(tuning, "PATIENCE", 5.0)
+    monkeypatch.setattr(tuning, "LOCK_TIMEOUT", 5.0)
     try:
         assert tuning.store(CHIP, {"l": entry(2)}) is not None
     finally:
@@ -391,8 +391,8 @@ def test_a_read_only_folder_is_a_warning(monkeypatch, there):
         home.chmod(0o755)
         shutil.rmtree(home)
     assert (kept, found, level) == (None, None, "WARNING")
-    assert line.startswith("what was tuned is not kept: ")
-    assert line.endswith("Set OPMUX_CACHE_DIR to a folder to write to")
+    assert line.startswith("tuning results are not stored: ")
+    assert line.endswith("Set OPMUX_CACHE_DIR to a writable folder")
 
 
 def test_without_a_home(monkeypatch, lines):
@@ -406,7 +406,7 @@ def test_without_a_home(monkeypatch, lines):
     assert tuning.directory() is None
     assert tuning.find(CHIP, "k") is None
     assert tuning.store(CHIP, {"k": entry()}) is None
-    assert lines() == ["what was tuned is not kept: there is no home directory. Set OPMUX_CACHE_DIR"]
+    assert lines() == ["tuning results are not stored: there is no home directory. Set OPMUX_CACHE_DIR"]
     assert tuning.clear() == []
 
 

@@ -1,1 +1,1 @@
-"""This machine: devices, vendors, their ops and tiles, caches and C++ builds. Nothing is probed before core asks."""
+"""The machine: devices, vendors, their ops and tiles, caches and C++ builds. Devices are probed on first use."""

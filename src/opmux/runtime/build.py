@@ -1,8 +1,8 @@
-"""Compiling C++ against torch's headers with the compiler of the system, once for each machine.
+"""Compiles C++ against torch's headers with the system's compiler, once per machine.
 
-What was built is in `build/` of the cache directory (`OPMUX_CACHE_DIR`), named after all that it depends on: sources,
-flags, torch, the compiler, and the processor where the code is made for it. A library is used only if it holds what the
-compiler wrote; otherwise it is compiled again. A failure is remembered, and tried again after hours.
+Libraries are in `build/` of the cache directory (`OPMUX_CACHE_DIR`), named by a hash of everything they depend on:
+sources, flags, torch, the compiler, and the processor if the code is specific to it. A library whose bytes are not what
+the compiler wrote is compiled again. A failure is recorded, and retried after six hours.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _FLAGS = ("-O2", "-std=c++20", "-fPIC", "-shared")
 
 
 class CannotBuild(OpmuxError, RuntimeError):
-    """There is no compiler, it failed, or there is no place for what it makes; the message says which."""
+    """There is no compiler, it failed, or its output cannot be stored; the message says which."""
 
 
 class Compiler(NamedTuple):
@@ -48,30 +48,30 @@ class Compiler(NamedTuple):
 
 
 def library(name: str, sources: Sequence[Path], *, flags: tuple[str, ...] = ()) -> Path:
-    """The shared library made of these sources, compiled now if there is no good one; `load` loads it.
+    """The shared library of these sources, compiled now if there is no valid one; `load` loads it.
 
-    Headers may be among the sources: they are not compiled, but a change of them counts. `flags` come after ours.
+    Headers in `sources` are not compiled, but a change of them causes a rebuild. `flags` follow the default ones.
     """
     with _open_library(name, sources, flags) as file:
         return Path(file.name)
 
 
 def load(name: str, sources: Sequence[Path], *, flags: tuple[str, ...] = ()) -> None:
-    """Load the library made of these sources into this process, so that the ops it registers are in `torch.ops`."""
+    """Load the library of these sources into this process, so that the ops it registers are in `torch.ops`."""
     file = _open_library(name, sources, flags)
-    # By the descriptor whose bytes were verified: the path may mean another file by now.
+    # By the descriptor whose bytes were verified: the file at the path may have been replaced since.
     verified = Path("/proc/self/fd", str(file.fileno()))
     try:
         ctypes.CDLL(str(verified) if verified.exists() else file.name)
     except OSError as error:
         file.close()
         raise CannotBuild(f"{file.name} was built, but cannot be loaded: {error}") from error
-    # Never closed: to the dynamic loader, another library under the same number would be this one.
+    # Never closed: the dynamic loader would take another library under the same descriptor number for this one.
     _loaded.append(file)
 
 
 def directory() -> Path:
-    """The folder of what was built."""
+    """The folder of compiled libraries."""
     root = cache_dir.root()
     if root is None:
         raise CannotBuild(f"nothing can be compiled: there is no home directory. Set {CACHE_DIR.name}")
@@ -93,7 +93,7 @@ def _open_library(name: str, sources: Sequence[Path], flags: tuple[str, ...]) ->
             return found
         _raise_known_failure(target)
         cache_dir.make(folder)
-        # It ends with its process, so what is waited for is a compiler at work.
+        # The lock ends with its process, so a held lock means that a compiler is running.
         with cache_dir.locked(target.with_suffix(".lock"), LIMIT, required=False):
             cache_dir.sweep(target)
             found = _open_verified(target, warn=True)  # another process may have made it while this one waited
@@ -106,11 +106,11 @@ def _open_library(name: str, sources: Sequence[Path], flags: tuple[str, ...]) ->
             f"{name} cannot be compiled: {error}. Set {CACHE_DIR.name} to a folder to write to"
         ) from error
     if found is None:
-        raise CannotBuild(f"{name}: {target} does not hold what was written to it. Check the disk")
+        raise CannotBuild(f"{name}: {target} does not contain what was written to it. Check the disk")
     return found
 
 
-# ---- what it depends on ---------------------------------------------------------------------------------------------
+# ---- dependencies ---------------------------------------------------------------------------------------------------
 
 
 def compiler() -> Compiler:
@@ -144,16 +144,16 @@ def _version(*command: str) -> str:
     except (OSError, subprocess.TimeoutExpired) as error:
         raise CannotBuild(f"`{shlex.join(command)} --version` does not run: {error}. Set CXX to another") from error
     if done.returncode:
-        said = (done.stderr.strip() or f"exit status {done.returncode}").splitlines()[0]
-        raise CannotBuild(f"`{shlex.join(command)} --version` does not run: {said}. Set CXX to another")
+        output = (done.stderr.strip() or f"exit status {done.returncode}").splitlines()[0]
+        raise CannotBuild(f"`{shlex.join(command)} --version` does not run: {output}. Set CXX to another")
     return done.stdout.partition("\n")[0]
 
 
 def _torch() -> tuple[str, ...]:
-    """Where torch's headers and libraries are. No rpath: whoever loads the result has those libraries loaded."""
+    """Compiler flags for torch's headers and libraries. No rpath: the process that loads the result has them loaded."""
     root = Path(torch.__file__).parent
     include = root / "include"
-    # As headers of the system: torch's own warnings are torch's.
+    # As system headers, so that warnings in them are not shown.
     headers = ("-isystem", str(include), "-isystem", str(include / "torch/csrc/api/include"))
     return (*headers, f"-L{root / 'lib'}", "-ltorch_cpu", "-lc10")
 
@@ -179,7 +179,7 @@ def _digest(sources: Sequence[Path], flags: tuple[str, ...], used: Compiler) -> 
 
 @functools.cache
 def _processor() -> str:
-    """What code made for "this processor" depends on: a home directory may be shared with another machine."""
+    """A description of this processor for `-march=native`: a home directory may be shared with another machine."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
@@ -188,22 +188,22 @@ def _processor() -> str:
     return "\n".join(dict.fromkeys(line for line in lines if line.startswith(wanted)))
 
 
-# ---- what came of it ------------------------------------------------------------------------------------------------
+# ---- build records --------------------------------------------------------------------------------------------------
 
-# The first line of `<library>.log` is ours: {"size": ..., "digest": ...} or {"failed": ..., "time": ...}. The command
-# and what the compiler printed follow.
+# The first line of `<library>.log` is our record: {"size": ..., "digest": ...} or {"failed": ..., "time": ...}. The
+# command and the compiler's output follow.
 
 
 def _open_verified(target: Path, *, warn: bool) -> BinaryIO | None:
-    """The library, if it is there and holds what was built; otherwise None, and with `warn` why it is not used."""
+    """The library, if it exists and its bytes match its record; else None, with a log line if `warn`."""
     file = None
     try:
         file = cache_dir.open_file(target)
         data = file.read()
-        said = _record(target)
-        if said.get("size") == len(data) and said.get("digest") == _digest_of(data):
+        record = _record(target)
+        if record.get("size") == len(data) and record.get("digest") == _digest_of(data):
             return file
-        why = f"its {len(data)} bytes are not those that were built" if said else "there is no record of its build"
+        why = f"its {len(data)} bytes are not those that were built" if record else "there is no record of its build"
     except FileNotFoundError:
         return None
     except OSError as error:
@@ -220,7 +220,7 @@ def _digest_of(data: bytes) -> str:
 
 
 def _record(target: Path) -> dict[str, Any]:
-    """The first line of a library's log; empty where there is none that can be read."""
+    """The record in a library's log; empty if it cannot be read."""
     try:
         first = cache_dir.read(target.with_suffix(".log")).partition(b"\n")[0]
         found = json.loads(first)
@@ -229,13 +229,13 @@ def _record(target: Path) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def _write_record(target: Path, facts: dict[str, Any], command: list[str], said: str) -> None:
-    text = f"{json.dumps(facts)}\n\n{shlex.join(command)}\n\n{said}"
+def _write_record(target: Path, facts: dict[str, Any], command: list[str], output: str) -> None:
+    text = f"{json.dumps(facts)}\n\n{shlex.join(command)}\n\n{output}"
     cache_dir.replace(target.with_suffix(".log"), text.encode(errors="replace"))
 
 
 def _raise_known_failure(target: Path) -> None:
-    """A compiler that failed is not asked again for hours: each attempt takes as long as a success."""
+    """Raise the recorded failure for some hours: each attempt takes as long as a successful build."""
     known = _record(target)
     reason, at = known.get("failed"), known.get("time")
     if not isinstance(reason, str) or not isinstance(at, int | float):
@@ -246,36 +246,36 @@ def _raise_known_failure(target: Path) -> None:
         raise CannotBuild(f"{reason}. Tried {ago / 60:.0f} minutes ago; to try again now, remove {log}")
 
 
-# ---- making it ------------------------------------------------------------------------------------------------------
+# ---- compiling ------------------------------------------------------------------------------------------------------
 
 
 def _compile(name: str, target: Path, command: list[str]) -> None:
     print(f"opmux: compiling {name.replace('_', ' ')} (once, about 20 s)", file=sys.stderr, flush=True)
-    written = cache_dir.fresh(target)
+    written = cache_dir.temporary_name(target)
     try:
-        status, said = _run([*command, "-o", str(written)])
+        status, output = _run([*command, "-o", str(written)])
         if status == 0 and written.exists():
             written.chmod(0o755)
             data = written.read_bytes()
-            _write_record(target, {"size": len(data), "digest": _digest_of(data)}, command, said)
-            cache_dir.put(written, target)
+            _write_record(target, {"size": len(data), "digest": _digest_of(data)}, command, output)
+            cache_dir.commit(written, target)
             return
-        reason = f"{name}: {command[0]} failed (exit status {status}): {_first_error(said)}"
+        reason = f"{name}: {command[0]} failed (exit status {status}): {_first_error(output)}"
     except subprocess.TimeoutExpired:
-        status, said, reason = 1, "", f"{name}: {command[0]} was stopped after {LIMIT:g} s"
+        status, output, reason = 1, "", f"{name}: {command[0]} was stopped after {LIMIT:g} s"
     finally:
         written.unlink(missing_ok=True)
     if status < 0:
-        raise CannotBuild(reason)  # killed: the next attempt may do better
+        raise CannotBuild(reason)  # killed by a signal: not recorded, the next attempt may succeed
     try:
-        _write_record(target, {"failed": reason, "time": time.time()}, command, said)
+        _write_record(target, {"failed": reason, "time": time.time()}, command, output)
     except OSError as error:
-        raise CannotBuild(f"{reason}. What it printed could not be kept: {error}") from error
-    raise CannotBuild(f"{reason}. All of it: {target.with_suffix('.log')}")
+        raise CannotBuild(f"{reason}. Its output could not be stored: {error}") from error
+    raise CannotBuild(f"{reason}. Full output: {target.with_suffix('.log')}")
 
 
 def _run(command: list[str]) -> tuple[int, str]:
-    """Run a compiler in a session of its own: what it starts must not outlive it."""
+    """Run a compiler in its own session, so that its child processes can be killed with it."""
     process = subprocess.Popen(
         command,
         stdin=subprocess.DEVNULL,
@@ -284,18 +284,18 @@ def _run(command: list[str]) -> tuple[int, str]:
         encoding="utf-8",
         errors="replace",
         start_new_session=True,
-        env=os.environ | {"LC_ALL": "C"},  # errors are found by the English word
+        env=os.environ | {"LC_ALL": "C"},  # the first error is found by the English word
     )
     try:
-        said, _ = process.communicate(timeout=LIMIT)
+        output, _ = process.communicate(timeout=LIMIT)
     except BaseException:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         process.communicate()
         raise
-    return process.returncode, said
+    return process.returncode, output
 
 
-def _first_error(said: str) -> str:
-    lines = [line.strip() for line in said.splitlines() if line.strip()]
-    return next((line for line in lines if "error" in line.lower()), lines[-1] if lines else "it said nothing")
+def _first_error(output: str) -> str:
+    lines = [line.strip() for line in output.splitlines() if line.strip()]
+    return next((line for line in lines if "error" in line.lower()), lines[-1] if lines else "no output")

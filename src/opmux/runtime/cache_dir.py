@@ -1,8 +1,8 @@
-"""The cache directory: where it is, who may write there, and files that are read, replaced and locked as a whole.
+"""The cache directory: its path, the check of its permissions, and atomic reading, replacing and locking of files.
 
-Compiled code is loaded from here, so nothing is read that another user could have written: every folder on the way must
-belong to us or to root, and be closed to other writers; a sticky folder such as /tmp may be open, as nobody can rename
-what is ours in it. Once the folders are checked, a path in them means the same file until we change it ourselves.
+Compiled code is loaded from here, so nothing is read that another user could have written: every folder of the path
+must belong to this user or root and not be writable by others, except a sticky folder such as /tmp, where others cannot
+rename our files. After the check, only this user can change what a path refers to.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ try:
     import fcntl
     import grp
     import pwd
-except ImportError:  # not a Unix: no owners to check, no locks; files are still replaced as a whole
+except ImportError:  # not Unix: no owners to check, no locks; files are still replaced atomically
     fcntl = grp = pwd = None
 
-LEFTOVER = 3600.0  # seconds after which an unfinished file belongs to nobody
+LEFTOVER = 3600.0  # seconds after which a temporary file counts as abandoned
 NOTICE = 30.0  # seconds of waiting for a lock after which the wait is logged
-OTHERS = stat.S_IWGRP | stat.S_IWOTH
+WRITABLE_BY_OTHERS = stat.S_IWGRP | stat.S_IWOTH
 
 
 class NotTrusted(PermissionError):
@@ -43,31 +43,31 @@ class NotTrusted(PermissionError):
 
 
 def root() -> Path | None:
-    """OPMUX_CACHE_DIR, else opmux in XDG_CACHE_HOME or ~/.cache; None where there is neither a setting nor a home."""
+    """OPMUX_CACHE_DIR, else opmux in XDG_CACHE_HOME or ~/.cache; None without a setting and a home directory."""
     asked = CACHE_DIR.get()
     base = os.environ.get("XDG_CACHE_HOME", "").strip()
-    if not Path(base).is_absolute():  # the XDG specification: a relative path is invalid, ignore it
+    if not Path(base).is_absolute():  # XDG specification: a relative path is ignored
         base = "~/.cache"
     try:
         return Path(asked or Path(base, "opmux")).expanduser().absolute()
-    except RuntimeError:  # a user without a home, as in many containers
+    except RuntimeError:  # a user without a home directory, as in many containers
         return None
 
 
 def make(folder: Path) -> None:
-    """Create a folder and what is missing above it, closed to other users, and check all of it."""
+    """Create a folder and its parents with permissions for this user only, and check them."""
     check(folder)
     for path in (*reversed(folder.parents), folder):
         if not path.exists():
-            with contextlib.suppress(FileExistsError):  # another process was first: its folder is checked below
+            with contextlib.suppress(FileExistsError):  # created by another process: checked below
                 path.mkdir(0o700)
     check(folder)
 
 
 def check(folder: Path) -> None:
-    """Raise NotTrusted where a user other than us and root could put files into a folder, or replace the folder.
+    """Raise NotTrusted if a user other than this one and root could write to a folder, or replace it.
 
-    Symbolic links on the way are followed; they, and what they lead to, must pass too. What does not exist passes.
+    Symbolic links in the path are followed; they and their targets are checked too. A missing folder passes.
     """
     if pwd is None:
         return
@@ -77,7 +77,7 @@ def check(folder: Path) -> None:
             found = os.lstat(path)
         except FileNotFoundError:
             continue
-        # In a user namespace root may have no number, and what belongs to root has that of "/".
+        # In a user namespace root may not be uid 0: files of root have the owner of "/".
         if found.st_uid not in (os.geteuid(), 0, Path("/").stat().st_uid):
             raise NotTrusted(f"{path} belongs to another user ({_user(found.st_uid)}), who could put files there")
         if stat.S_ISDIR(found.st_mode) and _open_to_others(found):
@@ -94,7 +94,7 @@ def _open_to_others(found: os.stat_result) -> bool:
 
 
 def _is_our_own_group(gid: int) -> bool:
-    """Whether we are the only member: many systems give each user a group of the same name, and umask 002."""
+    """Whether this user is the only member: many systems give each user a group of the same name, and umask 002."""
     assert grp is not None and pwd is not None
     try:
         group, user = grp.getgrgid(gid), pwd.getpwuid(os.geteuid())
@@ -115,12 +115,12 @@ def _user(uid: int) -> str:
 
 
 def open_file(file: Path) -> BinaryIO:
-    """Open a file of a checked folder. Raises NotTrusted unless it is a regular file, ours or root's, and no link."""
+    """Open a file of a checked folder. Raises NotTrusted unless it is a regular file of this user or root."""
     return open(file, "rb", opener=_open_trusted)
 
 
 def _open_trusted(path: str, flags: int) -> int:
-    # Non-blocking: opening a named pipe would wait for a writer. Windows has neither flag.
+    # Non-blocking, as opening a named pipe would wait for a writer. Windows has neither flag.
     flags |= getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
     try:
         opened = os.open(path, flags)
@@ -143,32 +143,32 @@ def _open_trusted(path: str, flags: int) -> int:
 
 
 def read(file: Path) -> bytes:
-    """All of a file, under the conditions of `open_file`."""
+    """The contents of a file, opened with `open_file`."""
     with open_file(file) as opened:
         return opened.read()
 
 
-def fresh(file: Path) -> Path:
-    """A name beside a file, under which to write what will replace it."""
-    # The process id is not enough of a name: on a shared disk, another machine has the same one.
+def temporary_name(file: Path) -> Path:
+    """A temporary name next to a file, for the contents that will replace it."""
+    # The process id alone is not unique: on a shared disk, another machine may use the same one.
     return file.with_name(f".{file.name}.{os.getpid()}.{secrets.token_hex(4)}.tmp")
 
 
 def replace(file: Path, data: bytes) -> None:
-    """Write a file as a whole: a reader sees the old one or the new one. A link there is replaced, not followed."""
-    written = fresh(file)
+    """Write a file atomically: a reader sees the old or the new contents. A symbolic link is replaced, not followed."""
+    written = temporary_name(file)
     try:
         opened = os.open(written, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0), 0o644)
         with os.fdopen(opened, "wb") as out:
             out.write(data)
-        put(written, file)
+        commit(written, file)
     except BaseException:
         written.unlink(missing_ok=True)
         raise
 
 
-def put(written: Path, file: Path) -> None:
-    """Bring a written file to the disk and give it its name."""
+def commit(written: Path, file: Path) -> None:
+    """Sync a written file to disk and rename it to its final name."""
     with written.open("r+b") as done:
         os.fsync(done.fileno())
     if file.is_dir() and not file.is_symlink():
@@ -177,18 +177,19 @@ def put(written: Path, file: Path) -> None:
 
 
 def move_aside(file: Path, why: str) -> None:
-    """Rename what cannot be used, so that nothing in it is lost, and say so."""
+    """Rename a file that cannot be used, to keep its contents, and log that."""
     aside = file.with_name(f"{file.name}.damaged-{secrets.token_hex(4)}")
     file.replace(aside)
     logger.warning("%s cannot be used (%s): it is kept as %s", file, why, aside.name)
 
 
 def sweep(file: Path) -> None:
-    """Remove what killed writers left behind: of a file and those beside it of the same stem, at once; of others, after
-    an hour. The caller holds the file's lock, so nobody else is writing it.
+    """Remove temporary files of killed writers: those of this file's stem at once, others after an hour.
+
+    The caller holds the file's lock, so no other process is writing it.
     """
     for path in file.parent.glob(".*.tmp"):
-        with contextlib.suppress(OSError):  # gone meanwhile
+        with contextlib.suppress(OSError):  # removed meanwhile
             if path.name.startswith(f".{file.stem}.") or time.time() - path.lstat().st_mtime > LEFTOVER:
                 path.unlink()
 
@@ -199,19 +200,19 @@ _held: weakref.WeakSet[io.FileIO] = weakref.WeakSet()
 
 
 @contextlib.contextmanager
-def locked(path: Path, patience: float, *, required: bool) -> Iterator[None]:
-    """Keep other processes and threads out. The lock ends with its process.
+def locked(path: Path, timeout: float, *, required: bool) -> Iterator[None]:
+    """Hold a lock against other processes and threads. It ends with its process.
 
-    If it does not come within `patience` seconds: raises TimeoutError if `required`, else goes on without. On a file
-    system without locks: if `required`, whoever creates the file `<path>.held` holds the lock, else there is none.
+    After `timeout` seconds without the lock: raises TimeoutError if `required`, else continues without it. On a file
+    system without locks: if `required`, the process that creates `<path>.held` holds the lock, else there is none.
     """
     release: Callable[[], None] | None = None
     try:
-        release = _wait(_flock, path, patience)
+        release = _wait(_flock, path, timeout)
     except _NoLocks as error:
         logger.info("%s: there are no locks on this file system (%s)", path, error)
         if required:
-            release = _wait(_create, path.with_name(f"{path.name}.held"), patience)
+            release = _wait(_create, path.with_name(f"{path.name}.held"), timeout)
     except TimeoutError as error:
         if required:
             raise
@@ -227,17 +228,17 @@ class _NoLocks(OSError):
     """The file system does not support locks."""
 
 
-def _wait(take: Callable[[Path], Callable[[], None] | None], path: Path, patience: float) -> Callable[[], None]:
-    """Try to take a lock until it comes; returns the function that releases it."""
+def _wait(take: Callable[[Path], Callable[[], None] | None], path: Path, timeout: float) -> Callable[[], None]:
+    """Wait for a lock; returns the function that releases it."""
     start, told = time.monotonic(), False
     while (release := take(path)) is None:
         waited = time.monotonic() - start
-        if waited >= patience:
+        if waited >= timeout:
             stale = ". Remove the file if no process uses it" if take is _create else ""
-            raise TimeoutError(f"another process has held {path} for {patience:g} s{stale}")
+            raise TimeoutError(f"another process has held {path} for {timeout:g} s{stale}")
         if waited >= NOTICE and not told:
             told = True
-            logger.warning("waiting for another process that holds %s, %g s at most", path, patience)
+            logger.warning("waiting for another process that holds %s, %g s at most", path, timeout)
         time.sleep(0.01)
     return release
 
@@ -245,7 +246,7 @@ def _wait(take: Callable[[Path], Callable[[], None] | None], path: Path, patienc
 def _flock(path: Path) -> Callable[[], None] | None:
     if fcntl is None:
         raise _NoLocks("not a Unix")
-    # A file object, not a number: where Ctrl-C arrives before the caller has it, it is closed, and the lock released.
+    # A file object, not a descriptor: if Ctrl-C arrives before the caller has it, it is closed and the lock released.
     lock = open(path, "rb", buffering=0, opener=_open_lock)  # noqa: SIM115
     _held.add(lock)
     try:
@@ -257,7 +258,7 @@ def _flock(path: Path) -> Callable[[], None] | None:
     except OSError as error:
         lock.close()
         raise _NoLocks(*error.args) from None
-    _unlock(lock)  # another one has it, or the folder was removed while we waited: then this lock excludes nobody
+    _unlock(lock)  # another process holds it, or the folder was removed while we waited, so that this lock is useless
     return None
 
 
@@ -268,12 +269,12 @@ def _open_lock(path: str, flags: int) -> int:
     except PermissionError:
         if not Path(path).exists():
             raise
-        return os.open(path, flags)  # root's: to wait for it, reading is enough
+        return os.open(path, flags)  # a file of root: read access is enough to wait for the lock
 
 
 def _unlock(lock: io.FileIO) -> None:
     assert fcntl is not None
-    fcntl.flock(lock, fcntl.LOCK_UN)  # a child that was forked meanwhile has the descriptor too
+    fcntl.flock(lock, fcntl.LOCK_UN)  # a child forked meanwhile has the descriptor too
     lock.close()
 
 
@@ -286,7 +287,7 @@ def _create(path: Path) -> Callable[[], None] | None:
 
 
 def _after_fork() -> None:
-    """A child must not keep the locks of its parent's threads: they would outlive a parent that is killed."""
+    """Close the locks of the parent's threads: held by the child, they would outlive a killed parent."""
     for lock in tuple(_held):
         lock.close()
 

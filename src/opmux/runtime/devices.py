@@ -1,8 +1,8 @@
-"""The devices of this machine: which accelerators are here, whose they are, and the chip behind each.
+"""The devices of this machine: which accelerators are available, their vendors, and their chips.
 
-Nothing is looked at before it is asked for, and each answer is kept. torch's own device modules are asked first. A
-device type that several vendors share (`cuda`) is told apart by the build of torch, then by the files of a driver, then
-by the vendors' query commands: without a shell, within a time limit.
+Everything is probed on first use and cached. torch's device modules come first. For a device type that several vendors
+share (`cuda`), the vendor is determined by the build of torch, then by files of a driver, then by the vendors' query
+commands, which run without a shell and with a time limit.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from . import vendors
 from .settings import VENDOR
 from .vendors import Package
 
-PATIENCE = 5.0  # seconds that a query command may take
-FIRST = ("cuda", "npu", "xpu")  # the order of infer_device; other devices come after, as they were registered
+QUERY_TIMEOUT = 5.0  # seconds that a query command may take
+FIRST = ("cuda", "npu", "xpu")  # the order of infer_device; other devices follow in the order of registration
 
 
 class Assumed(NamedTuple):
-    """A chip that is not here, as if it were."""
+    """A chip that is assumed to be present, to explain or compile for it."""
 
     vendor: str
     arch: str | None
@@ -44,32 +44,32 @@ _assumed: list[Assumed] = []
 
 
 def infer_device() -> str:
-    """The device type to use on this machine: an accelerator that is here, else "cpu"."""
+    """The device type to use on this machine: an available accelerator, else "cpu"."""
     found = accelerators()
     return found[0] if found else "cpu"
 
 
 def accelerators() -> tuple[str, ...]:
-    """The accelerator types that can be used here, the first of them by default."""
+    """The usable accelerator types; the first is the default."""
     if _assumed:
         return (_package(_assumed[-1].vendor).device,)
     vendors.known()
     return _available(vendors.generation())
 
 
-# What is kept is kept for a generation of vendors: one that comes while another thread looks makes no answer stale.
+# Caches are keyed by the vendors' generation: a vendor registered while another thread probes makes no result stale.
 @functools.cache
 def _available(generation: int) -> tuple[str, ...]:
     mine = [p.device for p in vendors.known().values() if p.device != "cpu"]
     for package in vendors.known().values():
-        _bring(package)
+        _import_torch_package(package)
     current = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
     theirs = [current.type] if current is not None else []
-    return tuple(d for d in dict.fromkeys([*FIRST, *theirs, *mine]) if d in theirs or is_here(d))
+    return tuple(d for d in dict.fromkeys([*FIRST, *theirs, *mine]) if d in theirs or is_available(d))
 
 
-def is_here(device: str) -> bool:
-    """Whether torch has such a device, and can use it."""
+def is_available(device: str) -> bool:
+    """Whether torch has this device type and can use it."""
     module = getattr(torch, device, None)
     asked = getattr(module, "is_available", None)
     try:
@@ -79,8 +79,8 @@ def is_here(device: str) -> bool:
         return False
 
 
-def _bring(package: Package) -> None:
-    """Import the package that brings a device to torch, where it is installed and has not come by itself."""
+def _import_torch_package(package: Package) -> None:
+    """Import the package that adds a device type to torch, if it is installed and not loaded yet."""
     name = package.info.torch_package
     if not name or hasattr(torch, package.device):
         return
@@ -92,7 +92,7 @@ def _bring(package: Package) -> None:
 
 
 def vendor_of(device: str) -> Package | None:
-    """Whose a device type is here; one vendor for each device type of a process."""
+    """The vendor of a device type on this machine."""
     if _assumed and _package(_assumed[-1].vendor).device == device:
         return _package(_assumed[-1].vendor)
     vendors.known()
@@ -100,7 +100,7 @@ def vendor_of(device: str) -> Package | None:
 
 
 def check_setting() -> None:
-    """Raise where OPMUX_VENDOR names nobody; asked when all plugins are there, as one of them may bring the vendor."""
+    """Raise if OPMUX_VENDOR names an unknown vendor. Called after plugins are loaded, as they may register vendors."""
     forced = VENDOR.get()
     if forced is not None:
         _package(forced)
@@ -114,11 +114,11 @@ def _vendor_of(device: str, generation: int) -> Package | None:
     claims = [p for p in vendors.known().values() if p.device == device]
     if len(claims) < 2 and device != "cuda":
         return claims[0] if claims else None
-    return _tell_apart(device, claims)
+    return _detect_vendor(device, claims)
 
 
-def _tell_apart(device: str, claims: list[Package]) -> Package | None:
-    """Which of several vendors of one device type is here; where none of them shows, the one torch was built for."""
+def _detect_vendor(device: str, claims: list[Package]) -> Package | None:
+    """Which of several vendors of one device type is present; if none is detected, the one torch was built for."""
     built = "amd" if torch.version.hip else "nvidia" if torch.version.cuda else ""
     strangers = {"nvidia", "amd"} - {built} if device == "cuda" and built else set()
     claims = [p for p in claims if p.name not in strangers]
@@ -127,15 +127,15 @@ def _tell_apart(device: str, claims: list[Package]) -> Package | None:
     seen = [p for p in claims if any(Path(f).exists() for f in p.info.driver_files)]
     if len(seen) == 1:
         return seen[0]
-    answered = next((p for p in seen or claims if answers(p)), None)
-    if answered is None and device == "cuda":
+    by_query = next((p for p in seen or claims if query_succeeds(p)), None)
+    if by_query is None and device == "cuda":
         return next((p for p in claims if p.name == built), None)
-    return answered or claims[-1]  # the latest to come: a package beside the tree was put there for a reason
+    return by_query or claims[-1]  # the last one: an external package was installed on purpose
 
 
 @functools.cache
-def answers(package: Package) -> bool:
-    """Whether a vendor's query command succeeds: run once, without a shell, and not for long."""
+def query_succeeds(package: Package) -> bool:
+    """Whether a vendor's query command succeeds; run once, without a shell, with a time limit."""
     command = shlex.split(package.info.device_query_cmd)
     program = shutil.which(command[0]) if command else None
     if program is None:
@@ -147,13 +147,13 @@ def answers(package: Package) -> bool:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
-            timeout=PATIENCE,
+            timeout=QUERY_TIMEOUT,
             start_new_session=True,
             check=False,
         )
     except subprocess.TimeoutExpired:
         logger.warning(
-            "%s was stopped after %g s, and counts as unanswered. OPMUX_VENDOR names a vendor", words, PATIENCE
+            "%s was stopped after %g s and counts as failed. Set OPMUX_VENDOR to skip the query", words, QUERY_TIMEOUT
         )
         return False
     except OSError as error:
@@ -171,7 +171,7 @@ def _package(name: str) -> Package:
 
 @contextlib.contextmanager
 def assume(vendor: str, arch: str | None = None) -> Iterator[Package]:
-    """Answer as on a machine with a chip of this vendor; for explaining and compiling, nothing can run on it."""
+    """Behave as on a machine with a chip of this vendor, to explain and compile; nothing can run on it."""
     package = _package(vendor)
     _assumed.append(Assumed(package.name, arch))
     try:
@@ -185,8 +185,8 @@ def assumed() -> Assumed | None:
 
 
 def forget() -> None:
-    """Look again when next asked."""
-    for cached in (_available, _vendor_of, answers):
+    """Clear the caches: probe again on next use."""
+    for cached in (_available, _vendor_of, query_succeeds):
         cached.cache_clear()
 
 
@@ -194,7 +194,7 @@ def forget() -> None:
 
 
 def arch_of(device_type: str, index: int | None = None) -> str | None:
-    """'sm_90' for an NVIDIA chip, 'gfx942' for an AMD one; None where nothing tells it."""
+    """'sm_90' for an NVIDIA chip, 'gfx942' for an AMD one; None if unknown."""
     instead = assumed()
     if instead is not None and device_type in accelerators():
         return instead.arch
@@ -219,7 +219,7 @@ def _arch_of(device_type: str, index: int | None, generation: int) -> str | None
 
 
 def cores(device_type: str, index: int = 0) -> int | None:
-    """How many programs a device runs side by side, as torch says, else as its vendor does."""
+    """The number of cores (multiprocessors) of a device, from torch or else from its vendor."""
     properties = getattr(getattr(torch, device_type, None), "get_device_properties", None)
     told = None if properties is None else getattr(properties(index), "multi_processor_count", None)
     package = vendor_of(device_type)
@@ -227,7 +227,7 @@ def cores(device_type: str, index: int = 0) -> int | None:
 
 
 def lacks(device_type: str) -> frozenset[torch.dtype]:
-    """The dtypes that a vendor says its chips do not compute in."""
+    """The dtypes that a vendor declares unsupported by its chips."""
     package = vendor_of(device_type)
     if package is None:
         return frozenset()
@@ -241,7 +241,7 @@ def lacks(device_type: str) -> frozenset[torch.dtype]:
 
 @dataclass(frozen=True)
 class Chip:
-    """A chip as tuning knows it; one that is not here (kernels are only compiled for it) has no name."""
+    """A chip, for tuning; one that is not present (kernels are only compiled for it) has no name."""
 
     vendor: str | None
     arch: str | None
@@ -250,7 +250,7 @@ class Chip:
 
     @classmethod
     def of_arch(cls, arch: str) -> Chip:
-        """A chip that is not here: "sm_90", "gfx942", or with its vendor in front: "ascend:910b"."""
+        """A chip that is not present: "sm_90", "gfx942", or with its vendor: "ascend:910b"."""
         vendor, colon, name = arch.partition(":")
         if colon:
             return cls(vendor.casefold(), name or None)
@@ -278,7 +278,7 @@ def _chip(kind: str, index: int) -> Chip:
 
 
 def _driver(kind: str) -> str:
-    """The driver's version: tuned times depend on it. "" where nothing tells."""
+    """The driver's version, on which tuned times depend; "" if unknown."""
     whose = vendor_of(kind)
     named = {"nvidia": "nvidia", "amd": "amdgpu"}.get(whose.name if whose else "", kind)
     module = Path("/sys/module", named, "version")

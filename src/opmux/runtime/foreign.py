@@ -1,4 +1,4 @@
-"""Foreign module names: while a plugin or a vendor's package is imported, names of other libraries are our modules."""
+"""Foreign module names: while a plugin or vendor package is imported, other libraries' module names are ours."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from ..core.loading import on_failure
 from ..core.lock import lock
 from ..core.log import logger
 
-# What packages written for other libraries import, and which of our modules that is.
+# Modules that packages written for other libraries import -> our modules.
 SERVED = {
     "backend_utils": "opmux.backends.backend_utils",
     "liger_kernel.ops.backends.registry": "opmux.backends.registry",
@@ -29,18 +29,18 @@ SERVED = {
 
 @contextmanager
 def foreign_names() -> Iterator[None]:
-    """While a plugin is imported, the module names of other libraries that it may be written for are ours.
+    """While a plugin is imported, module names of the libraries that it may be written for refer to our modules.
 
-    `transformer_engine.plugin.core` is opmux.core; for the others see SERVED. A library that is installed keeps its
-    name; where it is installed and does not load (NVIDIA's, without its extension), an empty module has its name.
+    `transformer_engine.plugin.core` is opmux.core; for the others see SERVED. An installed library keeps its name; if
+    it is installed but cannot be imported (NVIDIA's, without its extension), an empty module replaces it.
     """
-    me, made = threading.get_ident(), _StandIns()
+    me, made = threading.get_ident(), _ForeignModules()
     depth = _importing.get(me, 0)
     on_failure(lambda: _leave(me, depth))
     try:
         with lock.held:
             _importing[me] = depth + 1
-            if _StandIns.live is None:
+            if _ForeignModules.live is None:
                 made.put()
         yield
     finally:
@@ -51,37 +51,37 @@ def _leave(thread: int, depth: int) -> None:
     with lock.held:
         _importing.pop(thread, None)
         _importing.update({thread: depth} if depth else {})
-        _StandIns.clear()
+        _ForeignModules.clear()
 
 
-_importing: dict[int, int] = {}  # threads that import plugins or vendors' packages, and how deep
+_importing: dict[int, int] = {}  # threads that import plugins or vendors' packages -> nesting depth
 
 
-class _StandIns:
-    """Our modules under foreign names, for as long as some thread needs them there."""
+class _ForeignModules:
+    """Our modules in sys.modules under foreign names, while some thread needs them."""
 
-    live: _StandIns | None = None
+    live: _ForeignModules | None = None
 
     def __init__(self) -> None:
         self.added: dict[str, types.ModuleType] = {}
         if not _provided():
-            _stand_in(TEFL, core, self.added)
+            _add_foreign_module(TEFL, core, self.added)
             # Its submodules too: a second import under the other name would create a second OpImpl.
             for name in core.MODULES if TEFL in self.added else ():
                 self.added[f"{TEFL}.{name}"] = importlib.import_module(f"opmux.core.{name}")
         for name, ours in SERVED.items():
-            _stand_in(name, importlib.import_module(ours), self.added)
+            _add_foreign_module(name, importlib.import_module(ours), self.added)
         self.root = _Installed(TEFL.partition(".")[0], self.added)
 
     def put(self) -> None:
-        _StandIns.live = self
+        _ForeignModules.live = self
         sys.modules.update(self.added)
         sys.meta_path.insert(0, self.root)
         self.root.complete()
 
     @classmethod
     def clear(cls) -> None:
-        """Take them away where nobody needs them any more."""
+        """Remove them if no thread needs them any more."""
         if cls.live is None or _importing:
             return
         live = cls.live
@@ -98,7 +98,7 @@ def _after_fork() -> None:
     me = threading.get_ident()
     for thread in [t for t in _importing if t != me]:
         del _importing[thread]
-    _StandIns.clear()
+    _ForeignModules.clear()
 
 
 lock.after_fork.append(_after_fork)
@@ -106,8 +106,8 @@ lock.after_fork.append(_after_fork)
 TEFL = "transformer_engine.plugin.core"
 
 
-def _stand_in(full: str, module: types.ModuleType, added: dict[str, types.ModuleType]) -> None:
-    """Put a module under a foreign name, with packages above it; not where the name is taken."""
+def _add_foreign_module(full: str, module: types.ModuleType, added: dict[str, types.ModuleType]) -> None:
+    """Add a module under a foreign name, with its parent packages, unless the name is taken."""
     parts = full.split(".")
     if full in sys.modules or (len(parts) == 1 and importlib.util.find_spec(full) is not None):
         return
@@ -117,7 +117,7 @@ def _stand_in(full: str, module: types.ModuleType, added: dict[str, types.Module
         name = ".".join(parts[:n])
         if name in sys.modules or name in added or (n == 1 and importlib.util.find_spec(name) is not None):
             continue
-        package = types.ModuleType(name, "Stands in while a plugin is imported.")
+        package = types.ModuleType(name, "A placeholder while a plugin is imported.")
         package.__path__ = []
         package.__spec__ = importlib.machinery.ModuleSpec(name, None, is_package=True)  # find_spec asks for it
         added[name] = package
@@ -130,7 +130,7 @@ def _stand_in(full: str, module: types.ModuleType, added: dict[str, types.Module
 
 
 class _Installed(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Finds an installed package and loads it, with what we add below it; an empty one where it raises."""
+    """Loads an installed package and adds our submodules to it; an empty package if its import fails."""
 
     def __init__(self, name: str, added: dict[str, types.ModuleType]):
         self._name, self._added = name, added
@@ -159,16 +159,16 @@ class _Installed(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         try:
             self._loader.exec_module(module)
         except Exception as error:
-            logger.debug("%s is installed and does not load: %s: %s", self._name, type(error).__name__, error)
+            logger.debug("%s is installed but cannot be imported: %s: %s", self._name, type(error).__name__, error)
             for name in [n for n in sys.modules if n.startswith(f"{self._name}.") and n not in there]:
                 del sys.modules[name]
-            why = f"{self._name} is installed and does not load: {type(error).__name__}: {error}"
+            why = f"{self._name} is installed but cannot be imported: {type(error).__name__}: {error}"
             module.__dict__.update(__path__=[], __getattr__=functools.partial(_absent, why))
             self._added[self._name] = module
         self.complete(module)
 
     def complete(self, module: types.ModuleType | None = None) -> None:
-        """`import a.b` gives `a` its `b` where it loads it: what is there already must be given."""
+        """Set submodules as attributes: `import a.b` sets `a.b` only if it loads `a.b`, and ours are loaded already."""
         module = module or sys.modules.get(self._name)
         for name, below in self._added.items():
             above, _, last = name.rpartition(".")
@@ -186,7 +186,7 @@ def _absent(why: str, name: str) -> Any:
 
 
 def _provided() -> bool:
-    """Whether an installed transformer_engine has a plugin.core of its own; looked up without importing it."""
+    """Whether an installed transformer_engine has its own plugin.core; found without importing it."""
     found = importlib.util.find_spec("transformer_engine") if "transformer_engine" not in sys.modules else None
     loaded = sys.modules.get("transformer_engine")
     paths = list(getattr(loaded, "__path__", None) or (found.submodule_search_locations or () if found else ()))

@@ -1,4 +1,4 @@
-"""The machine as core asks about it: its accelerators, whose they are, and what their vendors bring."""
+"""Implements core's `Machine`: the accelerators, their vendors, and the vendors' ops."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from .vendor_ops import Ops
 from .vendors import Package
 
 
-class Here(machine.Machine):
-    """This machine. What vendors bring is read once for each device type, and again when a vendor comes or goes."""
+class LocalMachine(machine.Machine):
+    """This machine. Vendors' ops are read once per device type, and again when a vendor is added or removed."""
 
     def __init__(self) -> None:
-        # By the generation of the vendors, and more.
+        # Keyed by the vendors' generation, among others.
         self._ops: dict[tuple[int, str, str | None], Ops] = {}
         self._unused: dict[tuple[int, str], Mapping[str, str]] = {}
         self._lacks: dict[tuple[int, str], frozenset[torch.dtype]] = {}
@@ -43,7 +43,7 @@ class Here(machine.Machine):
         key = vendors.generation(), device_type
         found = self._unused.get(key)
         if found is None:
-            found = self._unused[key] = vendor_ops.mapping_of(self.ops(device_type))
+            found = self._unused[key] = vendor_ops.unused_by_key(self.ops(device_type))
         return found
 
     def preferred(self, device_type: str) -> Mapping[str, machine.Preferred]:
@@ -60,14 +60,14 @@ class Here(machine.Machine):
         return foreign.foreign_names()
 
     def register_vendor(self, plugin: Any, origin: Any) -> bool:
-        return vendors.take(plugin, origin)
+        return vendors.register_plugin(plugin, origin)
 
     def devices(self) -> tuple[str, ...]:
         """The device types of this machine, accelerators first."""
         return (*self.accelerators(), "cpu")
 
     def ops(self, device_type: str) -> Ops:
-        """What the vendor of a device type brings for the chip that is here."""
+        """The ops of a device type's vendor for the chip of this machine."""
         package = devices.vendor_of(device_type)
         if package is None:
             return Ops()
@@ -78,9 +78,9 @@ class Here(machine.Machine):
         return found
 
     def register(self, registry: OpRegistry) -> None:
-        """Put the vendors' impls of this machine into a registry, and take out those that it had of others.
+        """Add the impls of this machine's vendors to a registry, and remove those of other vendors.
 
-        An entry that does not fit is said, and left out. Nothing is locked while the vendors' code is imported.
+        An impl that does not fit its op is logged and skipped. No lock is held while vendors' code is imported.
         """
         devices.check_setting()
         wanted = [
@@ -100,7 +100,7 @@ class Here(machine.Machine):
         try:
             registry.add_impls([(made, vendor_ops.origin_of(package, made)) for package, made in new])
         except OpmuxError as error:
-            if len(new) > 1:  # one of them does not fit: the others do
+            if len(new) > 1:  # one of them does not fit: register them one by one
                 for one in new:
                     self._register(registry, [one])
             else:
@@ -113,7 +113,7 @@ class Here(machine.Machine):
         return found
 
     def changed(self) -> None:
-        """A vendor has come or gone, or another chip is assumed: choose anew."""
+        """A vendor was added or removed, or another chip is assumed: choose impls again."""
         for kept in (self._ops, self._unused, self._lacks):
             kept.clear()
         manager = get_default_manager()
@@ -122,5 +122,5 @@ class Here(machine.Machine):
             manager.invalidate("the vendors have changed")
 
 
-HERE = Here()
+HERE = LocalMachine()
 vendors.on_change(HERE.changed)

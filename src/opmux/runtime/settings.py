@@ -1,4 +1,4 @@
-"""The settings of this layer: whose chip this is, where files are kept, and which vendor's libraries are left out."""
+"""The settings of this layer: the chip's vendor, the cache directory, and whether NVIDIA's libraries are used."""
 
 from __future__ import annotations
 
@@ -7,22 +7,20 @@ from collections.abc import Mapping
 from ..core.extension import Extension
 from ..core.knobs import flag, knob, path, word
 
-VENDOR = knob("OPMUX_VENDOR", word, doc="whose chip this is, where detection should not decide: nvidia, ascend, ...")
-SKIP_CUDA = knob(
-    "OPMUX_SKIP_CUDA", flag, default=False, doc="1 leaves out NVIDIA's own libraries; Triton on CUDA stays"
-)
+VENDOR = knob("OPMUX_VENDOR", word, doc="the chip's vendor, if it should not be detected: nvidia, ascend, ...")
+SKIP_CUDA = knob("OPMUX_SKIP_CUDA", flag, default=False, doc="1 disables NVIDIA's own libraries; Triton on CUDA stays")
 CACHE_DIR = knob(
     "OPMUX_CACHE_DIR",
     path,
-    doc="where tuning results and compiled C++ are kept; unset: opmux in $XDG_CACHE_HOME or ~/.cache",
+    doc="where tuning results and compiled C++ are stored; unset: opmux in $XDG_CACHE_HOME or ~/.cache",
     in_file=False,
 )
-CUDA_HOME = knob("CUDA_HOME", path, doc="where the CUDA toolkit is; shown, never changed", in_file=False)
+CUDA_HOME = knob("CUDA_HOME", path, doc="the path of the CUDA toolkit; shown, never changed", in_file=False)
 CUDA_PATH = knob("CUDA_PATH", path, doc="as CUDA_HOME", in_file=False)
 
 
 def _left_out() -> Mapping[str, str]:
-    why = f"NVIDIA's libraries are left out ({SKIP_CUDA.name})"
+    why = f"NVIDIA's libraries are disabled ({SKIP_CUDA.name})"
     return {"nvidia": why, "cuda": why} if SKIP_CUDA.get() else {}
 
 

@@ -1,8 +1,8 @@
-"""What a vendor's folder says of tiles: `backends/_<vendor>/[<arch>/]`.
+"""Tile settings in a vendor's folder: `backends/_<vendor>/[<arch>/]`.
 
-A folder may hold `heuristics_config_utils.py` (rules), `tune_configs.yaml` (what to try) and `ops/`. An arch folder
-comes before its vendor's, tunable by tunable and op by op; `ARCH_MAP` of the vendor's package names it. All are found
-on first use, and a package outside the tree has the same shape.
+A folder may contain `heuristics_config_utils.py` (rules), `tune_configs.yaml` (configs to try) and `ops/`. An arch
+folder overrides its vendor's, per tunable and op; `ARCH_MAP` of the vendor's package names it. Files are read on first
+use; a package outside the tree has the same layout.
 """
 
 from __future__ import annotations
@@ -24,32 +24,32 @@ RULES, TRIALS = "heuristics_config_utils", "tune_configs.yaml"
 
 
 class BadTiles(OpmuxError, ValueError):
-    """Tiles that a kernel cannot take, or a vendor's file that cannot be read; the message names the file."""
+    """Tiles that a kernel does not accept, or a vendor's file that cannot be read; the message names the file."""
 
 
 # ---- the folders ----------------------------------------------------------------------------------------------------
 
 
-class Found(NamedTuple):
-    """What a file says of one tunable: rules by the name of a size, or a list of trials."""
+class FileEntry(NamedTuple):
+    """The settings of one tunable in a file: rules by the name of a size, or a list of configs to try."""
 
     file: Path
     given: Any
 
 
-def heuristics(chip: Chip, name: str) -> Found | None:
-    """The rules for a tunable: {size: value, or function of the facts}."""
+def heuristics(chip: Chip, name: str) -> FileEntry | None:
+    """The rules for a tunable: {size: value, or function of the call's facts}."""
     return _first(chip, name, _rules)
 
 
-def candidates(chip: Chip, name: str) -> Found | None:
+def candidates(chip: Chip, name: str) -> FileEntry | None:
     """The configs worth trying for a tunable: [{size: value}]."""
     found = _first(chip, name, _trials)
-    return None if found is None else Found(found.file, expand(found.given, f"{found.file}: {name}"))
+    return None if found is None else FileEntry(found.file, expand(found.given, f"{found.file}: {name}"))
 
 
 def names_in_files(chip: Chip) -> dict[str, set[Path]]:
-    """Every tunable that a file of this chip's vendor names, and where."""
+    """Every tunable that a file of this chip's vendor names, and the files."""
     found: dict[str, set[Path]] = {}
     for folder in folders(chip):
         for read in (_rules, _trials):
@@ -60,7 +60,7 @@ def names_in_files(chip: Chip) -> dict[str, set[Path]]:
 
 
 def folders(chip: Chip) -> tuple[str, ...]:
-    """The packages that speak for a chip, the nearest first."""
+    """The packages with settings for a chip, the most specific first."""
     package = None if chip.vendor is None else vendors.get(chip.vendor)
     if package is None or not package.module:
         return ()
@@ -71,13 +71,13 @@ def folders(chip: Chip) -> tuple[str, ...]:
 
 @functools.cache
 def _is_folder(package: str) -> bool:
-    """Whether an arch folder is there: a package that was copied may lack what its ARCH_MAP names."""
+    """Whether an arch folder exists: a copied package may not have all folders of its ARCH_MAP."""
     found = importlib.util.find_spec(package)
     return found is not None and bool(found.submodule_search_locations)
 
 
 def _arch_keys(arch: str | None) -> Iterable[Any]:
-    """What an ARCH_MAP may call an arch: sm_90, "9.0", "9", 9; of other vendors its name, or the start of it."""
+    """The keys that an ARCH_MAP may use for an arch: sm_90, "9.0", "9", 9; for other vendors a prefix of its name."""
     if arch is None:
         return
     yield arch
@@ -87,11 +87,11 @@ def _arch_keys(arch: str | None) -> Iterable[Any]:
     yield from (arch[:n] for n in range(len(arch) - 1, 2, -1))
 
 
-def _first(chip: Chip, name: str, read: Callable[[str], tuple[Path, dict[str, Any]]]) -> Found | None:
+def _first(chip: Chip, name: str, read: Callable[[str], tuple[Path, dict[str, Any]]]) -> FileEntry | None:
     for folder in folders(chip):
         file, table = read(folder)
         if name in table:
-            return Found(file, table[name])
+            return FileEntry(file, table[name])
     return None
 
 
@@ -138,7 +138,7 @@ _FIELDS = ("META", "num_warps", "num_stages")
 
 
 def expand(items: Any, where: str) -> list[dict[str, Any]]:
-    """Every config that a list of items stands for, as {size: value}; `gen: true` is a product of lists."""
+    """Every config of a list of items, as {size: value}; `gen: true` is a Cartesian product of lists."""
     if not isinstance(items, list) or not all(isinstance(item, dict) for item in items):
         raise BadTiles(f"{where}: expected a list of configs such as {{META: {{BLOCK_M: 1}}, num_warps: 4}}")
     made = [_product(item, where) if item.get("gen") else [_plain(item, where)] for item in items]
@@ -154,7 +154,7 @@ def _plain(item: dict[str, Any], where: str) -> dict[str, Any]:
 
 
 def _product(item: dict[str, Any], where: str) -> list[dict[str, Any]]:
-    """`param_map` says which list each field takes its values from: by name, or written out."""
+    """`param_map` gives the list of values of each field, by name or literally."""
     fields = item.get("param_map")
     if not isinstance(fields, dict):
         raise BadTiles(f"{where}: gen needs a param_map such as {{META: {{BLOCK_M: rows}}, num_warps: warps}}")
@@ -176,7 +176,7 @@ def _product(item: dict[str, Any], where: str) -> list[dict[str, Any]]:
 
 def _as_list(value: Any, where: str) -> list[Any]:
     if isinstance(value, str):
-        raise BadTiles(f"{where}: param_map names a list {value!r}, and there is none beside it")
+        raise BadTiles(f"{where}: param_map names a list {value!r}, and there is none of that name")
     return value if isinstance(value, list) else [value]
 
 

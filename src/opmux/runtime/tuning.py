@@ -1,9 +1,8 @@
-"""The tuning cache: which tiles were fastest on which chip, in files that many processes and ranks share.
+"""The tuning cache: the fastest tiles per chip, in files that many processes and ranks share.
 
-One JSON file for each chip, driver and set of versions, in `tuning/` of the cache directory (`OPMUX_CACHE_DIR`). A file
-is replaced as a whole, so a reader sees the old one or the new one; writers merge under a lock, and a writer that does
-not get it stores nothing. Results never depend on this cache, only speed: what cannot be read is left out, with a
-warning.
+One JSON file per chip, driver and set of versions, in `tuning/` of the cache directory (`OPMUX_CACHE_DIR`). A file is
+replaced atomically, so a reader sees the old or the new one; writers merge under a lock, and a writer that does not get
+it stores nothing. Only speed depends on this cache, never results: unreadable entries are skipped with a warning.
 """
 
 from __future__ import annotations
@@ -29,22 +28,22 @@ from .devices import Chip
 from .settings import CACHE_DIR
 
 FORMAT = 1
-PATIENCE = 300.0  # seconds to wait for other writers; each takes milliseconds
+LOCK_TIMEOUT = 300.0  # seconds to wait for other writers; each takes milliseconds
 
 
 @dataclass(frozen=True)
 class Entry:
-    """What was found for one key: the tiles, and how it was measured."""
+    """The result for one key: the tiles, and how they were measured."""
 
-    tiles: dict[str, Any]  # threads, stages, sizes: where they are not the default's
+    tiles: dict[str, Any]  # warps, stages, sizes that differ from the default
     ms: float
-    before_ms: float  # with the tiles that held until then
+    before_ms: float  # with the tiles that were used before
     op: str
     sample: str
 
 
 def key(name: str, facts: Mapping[str, Any]) -> str:
-    """`softmax.rows[dtype=bfloat16 n<=8192]`: lengths by their shape class, all else as it is."""
+    """`softmax.rows[dtype=bfloat16 n<=8192]`: lengths by their shape class, other facts by value."""
     return f"{name}[{' '.join(_word(k, facts[k]) for k in sorted(facts))}]"
 
 
@@ -58,13 +57,13 @@ def _word(fact: str, value: Any) -> str:
 
 
 def directory() -> Path | None:
-    """The folder of the files; None where there is neither a setting nor a home."""
+    """The folder of the files; None without a setting and a home directory."""
     root = cache_dir.root()
     return None if root is None else root / "tuning"
 
 
 def path(chip: Chip) -> Path | None:
-    """The file of a chip under the versions of this process; a chip that is not here has none."""
+    """The file of a chip for the versions of this process; None for a chip that is not present."""
     folder = directory()
     if folder is None or not chip.name:
         return None
@@ -96,11 +95,11 @@ def _triton() -> str:
 # ---- reading --------------------------------------------------------------------------------------------------------
 
 _tables: dict[Chip, dict[str, Entry]] = {}
-_said: set[str] = set()
+_warned: set[str] = set()
 
 
 def find(chip: Chip, key: str) -> Entry | None:
-    """What is remembered for a key on this chip."""
+    """The stored entry of a key for this chip."""
     table = _tables.get(chip)
     if table is None:
         table = _tables[chip] = entries(chip)
@@ -108,7 +107,7 @@ def find(chip: Chip, key: str) -> Entry | None:
 
 
 def entries(chip: Chip) -> dict[str, Entry]:
-    """All that the file of a chip holds now."""
+    """All entries in the file of a chip."""
     file = path(chip)
     if file is None:
         return {}
@@ -118,22 +117,22 @@ def entries(chip: Chip) -> dict[str, Entry]:
     except FileNotFoundError:
         return {}
     except (OSError, _Unusable) as error:
-        _say_once(f"tuning cache {file} is ignored: {error}")
+        _warn_once(f"tuning cache {file} is ignored: {error}")
         return {}
 
 
 def forget() -> None:
-    """Read the files again when next asked."""
+    """Drop the entries in memory: read the files again on next use."""
     _tables.clear()
-    _said.clear()
+    _warned.clear()
 
 
 class _Unusable(ValueError):
-    """A file that holds nothing for this chip and these versions."""
+    """A file without valid entries for this chip and these versions."""
 
 
 def _read(file: Path, expected: dict[str, str]) -> dict[str, Entry]:
-    """The entries of a file; those that are damaged are left out, with one line in the log."""
+    """The entries of a file; damaged ones are skipped with one log line."""
     text = cache_dir.read(file)
     try:
         data = json.loads(text)
@@ -147,7 +146,7 @@ def _read(file: Path, expected: dict[str, str]) -> dict[str, Entry]:
         raise _Unusable("it has no entries")
     made = {k: _entry(v) for k, v in data["entries"].items()}
     if bad := [ascii(k) for k, e in made.items() if e is None]:
-        _say_once(f"tuning cache {file}: left out as damaged, of {len(made)} entries: {', '.join(bad)}")
+        _warn_once(f"tuning cache {file}: damaged entries are skipped, of {len(made)}: {', '.join(bad)}")
     return {k: e for k, e in made.items() if e is not None}
 
 
@@ -162,9 +161,9 @@ def _entry(data: Any) -> Entry | None:
     return made if right and isinstance(made.tiles, dict) else None
 
 
-def _say_once(line: str) -> None:
-    if line not in _said:
-        _said.add(line)
+def _warn_once(line: str) -> None:
+    if line not in _warned:
+        _warned.add(line)
         logger.warning("%s", line)
 
 
@@ -172,29 +171,29 @@ def _say_once(line: str) -> None:
 
 
 def store(chip: Chip, found: Mapping[str, Entry]) -> Path | None:
-    """Add entries to the file of a chip; None, and a warning, where it cannot be written."""
+    """Add entries to the file of a chip; logs a warning and returns None if it cannot be written."""
     if not chip.name:
-        raise ValueError(f"nothing can have been measured on {chip}, which is not here")
+        raise ValueError(f"cannot store measurements of {chip}: this chip is not present")
     file = path(chip)
     if file is None:
-        logger.warning("what was tuned is not kept: there is no home directory. Set %s", CACHE_DIR.name)
+        logger.warning("tuning results are not stored: there is no home directory. Set %s", CACHE_DIR.name)
         return None
     try:
         table = _merge(file, made_for(chip), found)
     except TimeoutError as error:
-        logger.warning("what was tuned is not kept: %s", error)
+        logger.warning("tuning results are not stored: %s", error)
         return None
     except OSError as error:
-        logger.warning("what was tuned is not kept: %s. Set %s to a folder to write to", error, CACHE_DIR.name)
+        logger.warning("tuning results are not stored: %s. Set %s to a writable folder", error, CACHE_DIR.name)
         return None
     _tables[chip] = table
     return file
 
 
 def _merge(file: Path, expected: dict[str, str], found: Mapping[str, Entry]) -> dict[str, Entry]:
-    """Add entries to a file and return all that it holds; OSError where that could lose entries of another process."""
+    """Add entries to a file and return all its entries; OSError if that could lose another process's entries."""
     cache_dir.make(file.parent)
-    with _alone(file.parent):
+    with _exclusive(file.parent):
         cache_dir.sweep(file)
         table: dict[str, Entry] = {}
         try:
@@ -210,13 +209,13 @@ def _merge(file: Path, expected: dict[str, str], found: Mapping[str, Entry]) -> 
 
 
 def clear() -> list[Path]:
-    """Remove every file of the cache, of any chip and version; returns what was removed."""
+    """Remove all files of the cache, for every chip and version; returns the removed files."""
     folder = directory()
     gone = []
     try:
         if folder is not None and folder.is_dir():
             cache_dir.check(folder)
-            with _alone(folder):
+            with _exclusive(folder):
                 for file in sorted([*folder.glob("*.json"), *folder.glob("*.json.damaged-*")]):
                     if not file.is_dir():
                         file.unlink(missing_ok=True)
@@ -227,6 +226,6 @@ def clear() -> list[Path]:
     return gone
 
 
-def _alone(folder: Path) -> contextlib.AbstractContextManager[None]:
-    """Keep other writers out. A writer who cannot must not write: it would drop what they add."""
-    return cache_dir.locked(folder / ".lock", PATIENCE, required=True)
+def _exclusive(folder: Path) -> contextlib.AbstractContextManager[None]:
+    """Lock out other writers. A writer without the lock must not write: it would drop their entries."""
+    return cache_dir.locked(folder / ".lock", LOCK_TIMEOUT, required=True)

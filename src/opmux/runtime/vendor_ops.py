@@ -1,13 +1,13 @@
-"""What a vendor's `ops/` says: ops of ours that it implements, rows for ATen, ops it does not want, and extra names.
+"""Reads a vendor's `ops/`: impls of our ops, rows for ATen, unused ops, preferred ops, and extra names.
 
 `__all__` names ops of ours (then tex's, then ATen's), `get_specific_ops()` gives rows for ATen
-(`("add.Tensor", add, Autograd.disable)`), `get_unused_ops()` names what is better left to torch,
-`get_preferred_ops()` the ops for which the vendor's libraries come before our kernels, and why. A mistake in one entry
-costs that entry, and is said once with its file and line.
+(`("add.Tensor", add, Autograd.disable)`), `get_unused_ops()` names ops that torch should run,
+`get_preferred_ops()` the ops for which the vendor's libraries come before our kernels, and why. An invalid entry is
+skipped and logged once with its file and line.
 
-An exported function says more of itself by plain attributes, which become the fields of its `OpImpl`: see TAGS. `kind`
-and `impl_id` are for one that is not the vendor's only kernel for its op. `op` is the op it implements, where its name
-is another: several exports may implement one op.
+Attributes of an exported function become fields of its `OpImpl`: see TAGS. `kind` and `impl_id` are for a vendor with
+several kernels for one op. `op` is the op that the function implements, if that is not its name: several exports may
+implement one op.
 """
 
 from __future__ import annotations
@@ -63,24 +63,24 @@ class AtenRow:
 
     @property
     def call(self) -> Callable[..., Any]:
-        """What to call: an autograd.Function is called by its `apply`."""
+        """The function to call; for an autograd.Function, its `apply`."""
         fn: Any = self.fn
         return fn.apply if isinstance(fn, type) and issubclass(fn, torch.autograd.Function) else fn
 
 
 @dataclass
 class Ops:
-    """All that the folders of one chip bring, the nearest first."""
+    """Everything in the folders of one chip; the most specific folder overrides the others."""
 
     impls: list[OpImpl] = field(default_factory=list)
     rows: dict[str, AtenRow] = field(default_factory=dict)  # by overload
-    unused: dict[str, str] = field(default_factory=dict)  # "cumsum", "add.Tensor" -> who says so
+    unused: dict[str, str] = field(default_factory=dict)  # "cumsum", "add.Tensor" -> which vendor and file
     preferred: dict[str, Preferred] = field(default_factory=dict)  # key -> why the vendor's own impls come first
     extras: dict[str, Any] = field(default_factory=dict)
 
 
 def read(package: Package, arch: str | None) -> Ops:
-    """What a vendor's folders say for a chip of this arch."""
+    """Read a vendor's folders for a chip of this arch."""
     found = Ops()
     for folder in folders(Chip(package.name, arch)):
         module = load(folder)
@@ -91,7 +91,7 @@ def read(package: Package, arch: str | None) -> Ops:
 
 @functools.cache
 def load(folder: str) -> ModuleType | None:
-    """The `ops` of a folder; None where there is none, or it cannot be imported (which is said once)."""
+    """The `ops` of a folder; None if there is none, or it cannot be imported (logged once)."""
     name = f"{folder}.ops"
     try:
         if importlib.util.find_spec(name) is None:
@@ -100,7 +100,7 @@ def load(folder: str) -> ModuleType | None:
     except MemoryError:
         raise
     except (Exception, SystemExit) as error:  # a vendor's code
-        vendors.leave_out(name, error)
+        vendors.skip_package(name, error)
         return None
 
 
@@ -113,7 +113,7 @@ vendors.on_change(load.cache_clear)
 
 
 class _Reader:
-    """Reads one `ops` module into what was found so far; what a nearer folder said stays."""
+    """Reads one `ops` module into `found`; entries of a more specific folder are kept."""
 
     def __init__(self, package: Package, folder: str, module: ModuleType, found: Ops):
         self.package, self.module, self.found = package, module, found
@@ -136,8 +136,8 @@ class _Reader:
         for name in self._names(bool(rows)):
             value = getattr(self.module, name, None)
             if value is None:
-                self._say(f"__all__ has '{name}', which the module does not")
-            elif not (_hashable(value) and value in taken):  # a row beats __all__
+                self._warn(f"__all__ has '{name}', which the module does not define")
+            elif not (_hashable(value) and value in taken):  # a row overrides __all__
                 self._guard(lambda name=name, value=value: self._export(name, value), f"'{name}'", name)
 
     def _names(self, has_rows: bool) -> Iterable[str]:
@@ -159,17 +159,17 @@ class _Reader:
         except MemoryError:
             raise
         except Exception as error:  # a vendor's code
-            vendors.leave_out(self.module.__name__, error, name)
+            vendors.skip_package(self.module.__name__, error, name)
             return read()
 
     def _guard(self, take: Callable[[], None], what: str, at: str) -> None:
         try:
             take()
         except (BadImpl, ValueError, TypeError) as error:
-            self._say(f"{what} is left out: {error}", at)
+            self._warn(f"{what} is left out: {error}", at)
 
-    def _say(self, words: str, at: str = "") -> None:
-        """A warning that starts with file and line of what the module calls `at`."""
+    def _warn(self, words: str, at: str = "") -> None:
+        """Log a warning that starts with the file and line of the module's attribute `at`."""
         logger.warning("%s: %s", _where(self.module, getattr(self.module, at, None)), words)
 
     def _row(self, row: Any) -> None:
@@ -183,7 +183,7 @@ class _Reader:
             overload, why = next(iter(refusals.items()))
             raise BadImpl(f"{_where(self.module, fn)} cannot be called as aten::{overload}: {why}")
         for overload, why in refusals.items():
-            if why:  # of a name that means every overload
+            if why:  # the name stands for every overload, and the function does not fit this one
                 logger.debug("%s: aten::%s is not served: %s", self.id, overload, why)
                 continue
             made = AtenRow(overload, fn, Autograd[autograd.name], self.id, self.priority)
@@ -193,7 +193,7 @@ class _Reader:
             made = self._impl(spec.key, fn)
             try:
                 check_fit(spec, made)
-            except BadImpl as error:  # it fits the overload, and that is where it serves
+            except BadImpl as error:  # it fits the overload, so it is used only for that
                 logger.debug("%s: opmux.ops.%s does not use the row %s: %s", made.impl_id, spec.name, name, error)
             else:
                 self._add(made)
@@ -202,7 +202,7 @@ class _Reader:
         words = f"{self.package.name} declares it unused ({_where(self.module)})"
         spec = specs.lookup(name, NAME_LOOKUP["export"])
         if spec is None:
-            overloads_of(name)  # an error where ATen has no such op either
+            overloads_of(name)  # raises if ATen has no such op either
         self.found.unused.setdefault(name, words)
 
     def _preferred(self, name: str, why: Any) -> None:
@@ -224,7 +224,7 @@ class _Reader:
         self._add(made)
 
     def _impl(self, key: str, fn: Any) -> OpImpl:
-        """The function as an impl; plain attributes of it say what a name cannot."""
+        """The function as an OpImpl, with its attributes as fields."""
         usual: dict[str, Any] = {"impl_id": self.id, "kind": BackendImplKind.DEFAULT, "priority": self.priority}
         said = {field: getattr(fn, tag) for tag, field in TAGS.items() if hasattr(fn, tag)}
         devices = frozenset({self.package.device})
@@ -236,14 +236,14 @@ class _Reader:
 
 
 def overloads_of(name: str) -> list[str]:
-    """The overloads a row means: `add.Tensor` that one, `add` all of its packet. ValueError where ATen has none."""
+    """The overloads of a row: `add.Tensor` is one, `add` all of its packet. Raises ValueError if ATen has none."""
     packet, dot, overload = name.removeprefix("aten::").partition(".")
     found = getattr(torch.ops.aten, packet, None)
     if found is None:
         close = nearest(packet, aten_names())
         raise ValueError(f"ATen has no op '{packet}'" + (f"; did you mean '{close}'?" if close else ""))
     named = lambda n: f"aten::{packet}.{n}" if n != "default" else f"aten::{packet}"
-    # TorchScript has overloads of its own, which no tensor comes through
+    # without TorchScript's overloads, which take no tensors
     have = [n.replace("default", "") for n in found.overloads() if torch._C._dispatch_has_kernel(named(n))]
     if dot and overload != "default" and overload not in have:
         raise ValueError(
@@ -260,7 +260,7 @@ def misfit(fn: Callable[..., Any], overload: str) -> str:
     is_class = isinstance(fn, type) and issubclass(fn, torch.autograd.Function)
     try:
         signature = inspect.signature(fn.forward if is_class else fn)
-    except (TypeError, ValueError):  # a builtin that does not say: take it at its word
+    except (TypeError, ValueError):  # a builtin without a signature: assume that it fits
         return ""
     ctx = [None] if is_class else []
     plain, named = [a for a in arguments if not a.kwarg_only], {a.name: a for a in arguments if a.kwarg_only}
@@ -289,7 +289,7 @@ def origin_of(package: Package, made: OpImpl) -> Origin:
 
 
 def _is_own(value: Any, module: ModuleType) -> bool:
-    """Whether a public name is something the package defines, not a module or what it imported to write it."""
+    """Whether a public name is defined by the package, not imported into it."""
     home = getattr(value, "__module__", None) or ""
     return callable(value) and home.startswith(module.__name__.rpartition(".")[0])
 
@@ -306,7 +306,7 @@ def _where(module: ModuleType, fn: Any = None) -> str:
     return f"{code.co_filename}:{code.co_firstlineno}" if code is not None else str(module.__file__)
 
 
-def mapping_of(ops: Ops) -> Mapping[str, str]:
+def unused_by_key(ops: Ops) -> Mapping[str, str]:
     """The unused ops by the keys of our specs."""
     found = {}
     for name, words in ops.unused.items():

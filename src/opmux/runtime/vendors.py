@@ -1,7 +1,7 @@
-"""Vendors: what a vendor says of itself, and which vendors are known.
+"""Vendors: the description of a vendor, and the table of known vendors.
 
-They are the folders `opmux.backends._*`, what entry points bring, and what code registers. A package is imported when
-vendors are first asked for. One that is broken is left out, with one warning that names the file and the line.
+Vendors are the folders `opmux.backends._*`, entry points, and those registered by code. Packages are imported on first
+use. A broken package is skipped, with one warning that names the file and the line.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from ..core.log import logger
 from ..core.registry import Origin
 from .foreign import foreign_names
 
-# ---- what a vendor says of itself -----------------------------------------------------------------------------------
+# ---- the description of a vendor ------------------------------------------------------------------------------------
 
 
 class BadVendor(OpmuxError, ValueError):
@@ -36,10 +36,10 @@ class BadVendor(OpmuxError, ValueError):
 
 
 class Autograd(Enum):
-    """Whether the function of a `get_specific_ops` row can be differentiated as it stands.
+    """Whether the function of a `get_specific_ops` row is differentiable.
 
-    `disable`: it computes the result alone, and the gradient stays ATen's. `enable`: it is an autograd.Function, or
-    made of ops that autograd knows, and brings its own gradient.
+    `disable`: it computes only the result, and ATen's gradient is used. `enable`: it is an autograd.Function, or calls
+    ops that autograd knows, and has its own gradient.
     """
 
     disable = "disable"
@@ -48,35 +48,35 @@ class Autograd(Enum):
 
 @dataclass(frozen=True)
 class Target:
-    """A chip in figures; what is None is asked of the device, or not known."""
+    """The size of a chip; None is read from the device, or unknown."""
 
-    cores: int | None = None  # multiprocessors, compute units, vector cores: what runs programs side by side
-    shared_memory: int | None = None  # bytes that one program may have
+    cores: int | None = None  # multiprocessors, compute units or vector cores
+    shared_memory: int | None = None  # bytes available to one program
     warp_size: int | None = None
-    registers: int | None = None  # 32-bit ones of a core
+    registers: int | None = None  # 32-bit registers per core
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
             if value is not None and (type(value) is not int or value < 1):
-                raise BadVendor(f"Target({name}={value!r}): allowed is a number above 0, or None where it is not known")
+                raise BadVendor(f"Target({name}={value!r}): expected a number above 0, or None if unknown")
 
 
 @dataclass(frozen=True)
 class VendorInfoBase:
-    """A vendor, its device type, and how to find out whether such a device is here.
+    """A vendor, its device type, and how to detect its device.
 
     `device_query_cmd` is a command that succeeds only on a machine with the vendor's chip; it is run without a shell
-    and with a time limit, and only where torch itself cannot tell. `dispatch_key` is torch's key for the device's
-    kernels: by default the device's name in capitals where torch has such a key, else PrivateUse1.
+    and with a time limit, and only if torch cannot tell. `dispatch_key` is torch's key for the device's kernels: by
+    default the device's name in capitals if torch has such a key, else PrivateUse1.
     """
 
     vendor_name: str
     device_name: str
     device_query_cmd: str = ""
     dispatch_key: str | None = None
-    torch_package: str = ""  # the package that brings torch.<device>: imported before the device is looked for
-    driver_files: tuple[str, ...] = ()  # paths that are there where the vendor's driver is: quicker than the query
-    triton_extra_name: str | None = None  # of tl.extra.<name>.libdevice, where that is not the device's
+    torch_package: str = ""  # the package that adds torch.<device>: imported before the device is probed
+    driver_files: tuple[str, ...] = ()  # paths that exist if the vendor's driver is installed: faster than the query
+    triton_extra_name: str | None = None  # the name in tl.extra.<name>.libdevice, if it is not the device's
     fp64_enabled: bool = True
     bf16_enabled: bool = True
     int64_enabled: bool = True
@@ -107,7 +107,7 @@ class VendorInfoBase:
         return {"cpu": "CPU", "cuda": "CUDA", "xpu": "XPU", "mps": "MPS"}.get(self.device_name, "PrivateUse1")
 
     def target(self, arch: str | None) -> Target:
-        """The figures of a chip of this arch, as far as they are known."""
+        """The known sizes of a chip of this arch."""
         return self.targets.get(arch or "", self.targets.get("", Target()))
 
 
@@ -122,17 +122,17 @@ class VendorInfo:
         return VendorInfoBase(self.vendor, self.device)
 
 
-# ---- which vendors are known ----------------------------------------------------------------------------------------
+# ---- the known vendors ----------------------------------------------------------------------------------------------
 
 ROOT = "opmux.backends"
 
 
 @dataclass(frozen=True)
 class Package:
-    """A vendor, and the package that speaks for it."""
+    """A vendor and its package."""
 
     info: VendorInfoBase
-    module: str  # its import name; "" for a vendor that code registered and that has no files
+    module: str  # its import name; "" for a vendor registered by code that has no package
     origin: Origin = field(default_factory=Origin)
     arch_map: Mapping[Any, str] = field(default_factory=dict, hash=False)
     arch_of: Callable[[int], str | None] | None = None
@@ -152,51 +152,51 @@ class Package:
         return Path(places[0]) if places else None
 
 
-_known: dict[str, Package] = {}  # replaced as a whole
-_broken: dict[str, str] = {}  # module -> why it is left out
-_generation = 0  # counts the changes
-_changed: list[Callable[[], None]] = []  # called when a vendor has come or gone
-# By thread, the package whose import is under way: whom `register_vendor` speaks for.
+_known: dict[str, Package] = {}  # never changed in place
+_broken: dict[str, str] = {}  # module -> why it is skipped
+_generation = 0  # incremented by every change
+_changed: list[Callable[[], None]] = []  # called when a vendor is added or removed
+# By thread, the package that is being imported, to which `register_vendor` belongs.
 _importing: dict[int, tuple[str, Origin]] = {}
 
 
 def known() -> dict[str, Package]:
-    """Every vendor by name. The first call imports the packages of the tree, and loads plugins, which bring more."""
+    """Every vendor by name. The first call imports the packages of the tree and loads plugins, which may add more."""
     manager = get_default_manager()
     if not manager.started:
         manager.prepare(announce=False)
-    return so_far()
+    return known_so_far()
 
 
-def so_far() -> dict[str, Package]:
-    """The vendors of the tree, and those that plugins and code have registered up to now."""
+def known_so_far() -> dict[str, Package]:
+    """The vendors of the tree, and those that plugins and code have registered so far."""
     if not _tree.done:
         _tree.run()
-    # One that registered itself and then failed to import, as a plugin may, is not there any more.
+    # Without those whose package registered them and then failed to import, as a plugin may.
     return {name: p for name, p in _known.items() if not p.module or p.module in sys.modules}
 
 
 def _read_tree() -> None:
     for name in in_tree():
-        _try(f"{ROOT}.{name}")
+        _import_or_skip(f"{ROOT}.{name}")
 
 
 _tree = Once(_read_tree, "importing vendors' packages")
 
 
 def generation() -> int:
-    """A number that changes with the vendors: the key of what is kept about them."""
+    """A number that changes with the vendors, for cache keys."""
     return _generation
 
 
 def broken() -> dict[str, str]:
-    """The packages that are left out, and why."""
+    """The packages that are skipped, and why."""
     known()
     return dict(_broken)
 
 
 def in_tree() -> list[str]:
-    """The folders of the tree; a vendor is added by adding one."""
+    """The vendor folders of the tree; adding a folder adds a vendor."""
     root = _find(ROOT)
     places = list(root.submodule_search_locations or ()) if root else []
     return sorted(m.name for m in pkgutil.iter_modules(places) if m.ispkg and m.name.startswith("_"))
@@ -207,7 +207,7 @@ def get(name: str) -> Package | None:
 
 
 def register_vendor(info: VendorInfo | VendorInfoBase) -> None:
-    """Make a vendor known; its ops are those of the package that calls this. A second one of its name replaces it."""
+    """Register a vendor; its ops are those of the calling package. It replaces a vendor of the same name."""
     if isinstance(info, VendorInfo):
         info = info.in_full()
     if not isinstance(info, VendorInfoBase):
@@ -217,30 +217,30 @@ def register_vendor(info: VendorInfo | VendorInfoBase) -> None:
         module, origin = importing
     else:
         caller = sys._getframe(1).f_globals
-        module = caller["__name__"] if caller.get("__path__") else _home_of(info)
+        module = caller["__name__"] if caller.get("__path__") else _package_of(info)
         origin = Origin(caller["__name__"], file=caller.get("__file__"))
-        so_far()  # those of the tree first: this one comes after, and may stand for one of them
+        known_so_far()  # load the tree first: this vendor may replace one of them
     _add(info, module, origin)
 
 
-def take(plugin: Any, origin: Origin) -> bool:
-    """Take up what an entry point names, where that is a vendor's package (or its `vendor_info`)."""
+def register_plugin(plugin: Any, origin: Origin) -> bool:
+    """Register the object of an entry point if it is a vendor's package (or its `vendor_info`)."""
     if isinstance(plugin, VendorInfoBase):
-        module = _home_of(plugin)
+        module = _package_of(plugin)
     elif isinstance(plugin, ModuleType):
         module = plugin.__name__
     else:
         return False
     info = getattr(sys.modules.get(module), "vendor_info", None) if module else plugin
     if info is None:
-        return any(p.module == module for p in so_far().values())  # it has called register_vendor
-    so_far()
+        return any(p.module == module for p in known_so_far().values())  # it has called register_vendor
+    known_so_far()
     _add(_checked(info, module), module, origin)
     return True
 
 
-def _home_of(info: VendorInfoBase) -> str:
-    """The package whose `vendor_info` this is; "" where there is none."""
+def _package_of(info: VendorInfoBase) -> str:
+    """The package whose `vendor_info` this is; "" if there is none."""
     loaded = tuple(sys.modules.items())
     return next((n for n, m in loaded if hasattr(m, "__path__") and vars(m).get("vendor_info") is info), "")
 
@@ -248,19 +248,19 @@ def _home_of(info: VendorInfoBase) -> str:
 def forget(name: str) -> None:
     """Undo a registration."""
     if name.casefold() in _known:
-        _put({n: p for n, p in _known.items() if n != name.casefold()})
+        _set_known({n: p for n, p in _known.items() if n != name.casefold()})
 
 
 def on_change(listener: Callable[[], None]) -> None:
     _changed.append(listener)
 
 
-def _put(packages: dict[str, Package]) -> None:
-    """Put these vendors in the place of those, and tell who listens."""
+def _set_known(packages: dict[str, Package]) -> None:
+    """Replace the known vendors and notify listeners."""
     global _known, _generation
     with lock.held:
         before, added = _known, packages
-        on_failure(lambda: _put(_merged(before, added, _known)))
+        on_failure(lambda: _set_known(_merged(before, added, _known)))
         _known = packages
         _generation += 1
     for listener in _changed:
@@ -268,7 +268,7 @@ def _put(packages: dict[str, Package]) -> None:
 
 
 def _merged(before: dict[str, Package], added: dict[str, Package], now: dict[str, Package]) -> dict[str, Package]:
-    """What there is now, with one change taken back: others may have changed the rest since."""
+    """The current vendors with one change undone; other changes since then are kept."""
     names = {n for n in {*before, *added} if before.get(n) is not added.get(n)}
     return {**{n: p for n, p in now.items() if n not in names}, **{n: p for n, p in before.items() if n in names}}
 
@@ -279,16 +279,16 @@ def _add(info: VendorInfoBase, module: str, origin: Origin) -> None:
     if not isinstance(arch_map, Mapping):
         raise BadVendor(f"{module}: ARCH_MAP is {{arch: folder}}, such as {{'9': 'hopper'}}; got {arch_map!r}")
     made = Package(info, module, origin, arch_map, getattr(loaded, "arch_of", None))
-    _put({**_known, info.vendor_name.casefold(): made})
+    _set_known({**_known, info.vendor_name.casefold(): made})
 
 
-def _try(module: str) -> None:
+def _import_or_skip(module: str) -> None:
     try:
         all_or_nothing(lambda loading: _import(module, Origin("opmux")))
     except MemoryError:
         raise
     except (Exception, SystemExit) as error:  # a vendor's code
-        leave_out(module, error)
+        skip_package(module, error)
 
 
 def _import(module: str, origin: Origin) -> None:
@@ -312,8 +312,8 @@ def _checked(info: Any, module: str) -> VendorInfoBase:
     return info
 
 
-def leave_out(module: str, error: BaseException, part: str = "") -> None:
-    """Say once that a package, or a part of one, cannot be used, and where the mistake is."""
+def skip_package(module: str, error: BaseException, part: str = "") -> None:
+    """Log once that a package, or a part of one, cannot be used, with file and line of the error."""
     words = f"{place_of(module, error)}: {type(error).__name__}: {error}"
     name = f"{module}.{part}" if part else module
     if _broken.get(name) != words:
@@ -322,7 +322,7 @@ def leave_out(module: str, error: BaseException, part: str = "") -> None:
 
 
 def place_of(module: str, error: BaseException) -> str:
-    """The file and line of a package where an error comes from."""
+    """The file and line of a package that raised an error."""
     if isinstance(error, SyntaxError) and error.filename:
         return f"{error.filename}:{error.lineno}"
     found = _find(module)
