@@ -404,7 +404,7 @@ def test_another_version_is_said(boot, monkeypatch, version, warned):
         warnings.simplefilter("always")
         boot.look(boot.interface.module())
     assert [
-        w for w in seen if "2.12.0 is here; opmux.te was tested with 2.20.x and 2.9.x" in str(w.message)
+        w for w in seen if "2.12.0 is installed; opmux.te was tested with 2.20.x and 2.9.x" in str(w.message)
     ] or not warned
     assert len(seen) == warned
 

@@ -1,1 +1,4 @@
-"""Under which name people call it: foreign interfaces over the same ops. A face calls the dispatcher, no kernel."""
+"""Faces: other libraries' interfaces (ATen, tex, Transformer Engine) over our ops.
+
+A face never calls a kernel directly.
+"""

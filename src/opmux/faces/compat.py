@@ -1,10 +1,10 @@
-"""Foreign names: a program that imports another library's modules gets ours, unchanged.
+"""Foreign module names: an unchanged program that imports another library's modules gets ours.
 
     opmux.compat.install("transformer_engine")     # and opmux.compat.uninstall(...)
     opmux run --as transformer_engine script.py
 
-What is installed keeps its name, unless `shadow=True`. A name of ours that is added below an installed package does not
-shadow it.
+An installed library keeps its name, unless `shadow=True`. Adding a module of ours to an installed package does not
+shadow the package.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ HOLDER = "opmux.compat"
 
 
 class CannotServe(OpmuxError, RuntimeError):
-    """A foreign name that cannot be served: something else has it."""
+    """A foreign module name that is already taken."""
 
 
 def _tex() -> types.ModuleType:
@@ -34,7 +34,7 @@ def _ours(name: str) -> Callable[[], types.ModuleType]:
     return lambda: importlib.import_module(f"opmux.{name}")
 
 
-# Below `transformer_engine.plugin` and `transformer_engine.plugins`, which are one package.
+# Submodules of `transformer_engine.plugin` and its alias `transformer_engine.plugins`.
 BELOW_PLUGINS: dict[str, Callable[[], types.ModuleType]] = {
     "core": _ours("core"),
     "tex": _tex,
@@ -42,7 +42,7 @@ BELOW_PLUGINS: dict[str, Callable[[], types.ModuleType]] = {
     "transformer_engine_fl_torch": _tex,
 }
 
-# Library -> foreign module -> what is served for it; None is a package that holds what is below it.
+# Library -> foreign module -> our module; None is an empty parent package.
 SERVED: dict[str, dict[str, Callable[[], types.ModuleType] | None]] = {
     "transformer_engine": {
         "transformer_engine_torch": _tex,
@@ -57,9 +57,9 @@ SERVED: dict[str, dict[str, Callable[[], types.ModuleType] | None]] = {
 
 @dataclass
 class Installed:
-    """What was put under foreign names, and how to take it back."""
+    """The modules that were added under foreign names, and how to remove them."""
 
-    times: int = 1  # how often it was asked for
+    times: int = 1  # how often it was installed
     modules: dict[str, types.ModuleType] = field(default_factory=dict)
     displaced: dict[str, types.ModuleType] = field(default_factory=dict)
     attributes: list[tuple[types.ModuleType, str]] = field(default_factory=list)
@@ -70,10 +70,10 @@ _installed: dict[str, Installed] = {}
 
 
 def install(*libraries: str, shadow: bool = False) -> None:
-    """Serve the modules of these libraries by ours, until each caller has taken that back by `uninstall`."""
+    """Provide these libraries' modules by ours, until each `install` is undone by an `uninstall`."""
     for library in libraries:
         if library not in SERVED:
-            raise UnknownName("library", library, SERVED, "(libraries whose names opmux can serve)")
+            raise UnknownName("library", library, SERVED, "(libraries whose modules opmux can provide)")
     for library in libraries:
         if library in _installed:
             _installed[library].times += 1
@@ -87,9 +87,9 @@ def install(*libraries: str, shadow: bool = False) -> None:
 
 
 def uninstall(*libraries: str) -> None:
-    """Take back one `install` of each of these libraries; without names, every `install` of all of them.
+    """Undo one `install` of each of these libraries; without names, every `install` of all of them.
 
-    What `import opmux.te` has installed is not ours to take back: `opmux.te.uninstall()` does that.
+    It does not undo `import opmux.te`: use `opmux.te.uninstall()`.
     """
     for library in libraries or tuple(_installed):
         done = _installed.get(library)
@@ -124,22 +124,22 @@ def _serve(library: str, done: Installed, shadow: bool) -> None:
     for name, where in () if shadow else taken.items():
         if name.partition(".")[0] != library:
             raise CannotServe(
-                f"'{name}' is installed ({where}) and keeps its name: uninstall it, or ask for ours with shadow=True "
+                f"'{name}' is installed ({where}) and keeps its name: uninstall it, or pass shadow=True "
                 f"(opmux run --shadow)"
             )
     done.displaced |= {name: sys.modules[name] for name in taken if name in sys.modules}
     _root(library, done, shadow)
     for name, serves in SERVED[library].items():
-        if name in taken and not shadow:  # an installed package has a module of this name: it stays
+        if name in taken and not shadow:  # keep the installed module
             continue
-        module = serves() if serves is not None else _package(name, f"Names of {library}, served by opmux.")
+        module = serves() if serves is not None else _package(name, f"Modules of {library}, provided by opmux.")
         _put(name, module, done)
         if serves is not None:
             _with_submodules(name, module, done)
 
 
 def _root(library: str, done: Installed, shadow: bool) -> None:
-    """The library itself: what is installed, on our tex where it has none of its own; else an empty package."""
+    """The library itself: the installed one, over our tex if it has no extension; else an empty package."""
     from .te import boot
 
     if boot.installed():
@@ -147,7 +147,7 @@ def _root(library: str, done: Installed, shadow: bool) -> None:
     if library in sys.modules:
         return
     if importlib.machinery.PathFinder.find_spec(library) is None:
-        _put(library, _package(library, "Names of a library that is not installed, served by opmux."), done)
+        _put(library, _package(library, "Modules of a library that is not installed, provided by opmux."), done)
     elif library == "transformer_engine":
         from .tex.backends.nvidia import nvidia
 
@@ -156,7 +156,7 @@ def _root(library: str, done: Installed, shadow: bool) -> None:
 
 
 def _boot(done: Installed) -> None:
-    """NVIDIA's layer on our tex, for as long as this is installed."""
+    """Install NVIDIA's layer over our tex."""
     from .te import boot
 
     boot.install(HOLDER)
@@ -171,7 +171,7 @@ def _package(name: str, doc: str) -> types.ModuleType:
 
 
 def _taken(name: str) -> str | None:
-    """Where a foreign module lies, if something other than we has it."""
+    """The location of a foreign module, unless it is ours."""
     there = sys.modules.get(name)
     if there is not None:
         return (
@@ -198,7 +198,7 @@ def _put(name: str, module: types.ModuleType, done: Installed) -> None:
 
 
 def _with_submodules(name: str, module: types.ModuleType, done: Installed) -> None:
-    """What lies below a module of ours goes under the foreign name too: loaded twice, it would be two things."""
+    """Add our module's submodules under the foreign name too: a second import would create second copies of them."""
     own = module.__name__
     for full, below in _loaded_below(own):
         _put(name + full.removeprefix(own), below, done)

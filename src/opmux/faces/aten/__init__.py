@@ -1,1 +1,1 @@
-"""ATen's face: `opmux.enable()` puts our kernels under torch's own ops, on the dispatch keys of the chips here."""
+"""ATen's face: `opmux.enable()` overrides torch's ops with our kernels, on the dispatch keys of this machine."""

@@ -1,10 +1,10 @@
-"""Overrides above autograd: a vendor's function with its own gradient, and ops that ATen composes on a device.
+"""Overrides above autograd: for a vendor's function with its own gradient, and for ops that ATen composes from others.
 
-Where ATen has no kernel of an op for a device and composes it of others (`_fused_rms_norm` on the CPU), the gradients
-are those of the parts. A kernel on the device's key alone would make torch use the op's own gradient formula, and that
-may call an op with no kernel on the device, also after `disable()`. Such an op is overridden above autograd: by the
-primitive with its own gradient, or, where the primitive has none, only for calls that need no gradient. Calls that this
-does not serve run the composition, as before.
+If ATen has no kernel of an op for a device and composes it from others (`_fused_rms_norm` on the CPU), its gradient is
+that of the parts. With only a kernel on the device's key, torch would use the op's own gradient formula, which may call
+an op without a kernel on the device, even after `disable()`. Such an op is overridden above autograd: by the primitive
+with its own gradient or, if the primitive has none, only for calls that need no gradient. All other calls run ATen's
+composition.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Fn = Callable[..., Any]
 
 
 def composed_on(shape: Shape, key: str) -> bool:
-    """Whether ATen composes an op of others on a device, though it has a gradient formula for other devices."""
+    """Whether ATen composes an op from others on a device, but has a gradient formula for other devices."""
     return shape.has("CompositeImplicitAutograd") and not shape.has(key)
 
 
@@ -57,7 +57,7 @@ def composed(overload: Overload, state: Any, below: Fn, kept: Fn) -> Fn:
 
 
 def _differentiable(overload: Overload) -> Fn | None:
-    """The primitive as a function of the overload's arguments, with its gradient."""
+    """The primitive, with its gradient, as a function of the overload's arguments."""
     base = specs.by_key[overload.bases[0]] if overload.bases else None
     if base is None or overload.adapter is None or not base.primitive or base.grad is None or overload.shape.written:
         return None
@@ -65,8 +65,8 @@ def _differentiable(overload: Overload) -> Fn | None:
 
 
 def of_row(shape: Shape, row: AtenRow, run: Fn, state: Any, otherwise: Fn) -> Fn:
-    """The override by a vendor's function that brings its own gradient; where it fails, ATen's own answers."""
-    said: set[str] = set()
+    """The override by a vendor's function with its own gradient; if it fails, ATen's op runs."""
+    logged: set[str] = set()
 
     def above(keys: Any, *args: Any, **kwargs: Any) -> Any:
         if shape.name in state.on:
@@ -77,22 +77,22 @@ def of_row(shape: Shape, row: AtenRow, run: Fn, state: Any, otherwise: Fn) -> Fn
             except Exception as error:
                 if shape.written or get_policy().strict or is_fatal(error):
                     raise
-                return _after(error, row, said, lambda: otherwise(keys, *args, **kwargs))
+                return _native_after(error, row, logged, lambda: otherwise(keys, *args, **kwargs))
         return otherwise(keys, *args, **kwargs)
 
     return above
 
 
-def _after(error: Exception, row: AtenRow, said: set[str], otherwise: Callable[[], Any]) -> Any:
-    """ATen's result in place of a failed vendor function; where ATen fails too, the first error is raised."""
+def _native_after(error: Exception, row: AtenRow, logged: set[str], otherwise: Callable[[], Any]) -> Any:
+    """ATen's result after a vendor's function has failed; if ATen fails too, the first error is raised."""
     try:
         made = otherwise()
     except Exception:
         raise error from None
-    words = f"{type(error).__name__}: {error}"
-    if words not in said:
-        said.add(words)
-        logger.warning("aten::%s: '%s' failed (%s), using ATen's own", row.overload, row.impl_id, words)
+    reason = f"{type(error).__name__}: {error}"
+    if reason not in logged:
+        logged.add(reason)
+        logger.warning("aten::%s: '%s' failed (%s), using ATen's own", row.overload, row.impl_id, reason)
     return made
 
 
@@ -101,7 +101,7 @@ def wants_gradient(args: tuple, kwargs: dict) -> bool:
 
 
 def plain(args: tuple, kwargs: dict) -> bool:
-    """Whether no tracer, transform, forward gradient or tensor subclass takes part: those see ATen's own ops."""
+    """Whether no tracer, transform, forward gradient or tensor subclass is involved: those get ATen's own ops."""
     return (
         not dispatch_modes()
         and not transforms_active()

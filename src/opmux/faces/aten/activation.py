@@ -1,7 +1,7 @@
 """ATen's gated linear unit and its gradient: the first half of a dimension times the sigmoid of the second.
 
-All other activations are rows of the pointwise table. A gradient on CUDA is left to torch, whose kernel writes both
-halves where they belong: ours writes two tensors, which are then put together, 9 passes over a half where torch has 5.
+All other activations are rows of the pointwise table. The gradient on CUDA is left to torch, whose kernel writes both
+halves in place: ours writes two tensors, which are then concatenated, 9 passes over a half instead of 5.
 """
 
 import math
@@ -19,10 +19,10 @@ Fn = Callable[..., Any]
 
 
 def _dimension(x: Tensor, dim: int) -> int:
-    """The dimension, counted from the first; raises NotSupported where it cannot be halved."""
+    """The dimension as a non-negative number; raises NotSupported if its size is odd."""
     rank = x.dim()
     if not -rank <= dim < rank or x.shape[dim] % 2:
-        raise NotSupported(f"dimension {dim} of x {tuple(x.shape)} has no halves")
+        raise NotSupported(f"dimension {dim} of x {tuple(x.shape)} cannot be halved")
     return dim % rank
 
 
@@ -30,10 +30,10 @@ def _dimension(x: Tensor, dim: int) -> int:
 def glu(call: Fn, self: Tensor, dim: int = -1) -> Any:
     at = _dimension(self, dim)
     if not self.is_contiguous():
-        raise NotSupported("x is not contiguous, and the result would have its strides")
+        raise NotSupported("x is not contiguous, and torch's result keeps its strides")
     shape = self.shape
     last = at == len(shape) - 1
-    # halves of a dimension before the last are those of longer rows
+    # halves of an inner dimension are halves of longer rows
     x = self if last else self.view(math.prod(shape[:at]), math.prod(shape[at:]))
     value, gate = x.tensor_split(2, -1)
     y = call(gate, value)
@@ -43,7 +43,7 @@ def glu(call: Fn, self: Tensor, dim: int = -1) -> Any:
 @adapt("glu_backward", over=activation.sigmoid_mul_bwd)
 def glu_backward(call: Fn, grad_output: Tensor, self: Tensor, dim: int) -> Any:
     if self.is_cuda or grad_output.dtype is not self.dtype:
-        raise NotSupported("torch's kernel writes both halves where they belong")
+        raise NotSupported("torch's kernel writes both halves in place")
     at = _dimension(self, dim)
     value, gate = self.tensor_split(2, at)
     dgate, dvalue = call(grad_output, gate, value)

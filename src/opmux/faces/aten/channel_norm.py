@@ -1,13 +1,13 @@
 """ATen's group norm, batch norm and weight norm, and their gradients.
 
-Statistics are float32 (float64 for float64), but halves where ATen has them so: those of a group norm of halves, and of
-a batch norm of halves on the CPU, unless parameters are wider. Inputs lie in one piece, or channels-last where ATen
-keeps that; how results of any other lie is torch's to choose.
+Statistics are float32 (float64 for float64), but half precision where ATen's are: for a group norm of half-precision
+inputs, and for a batch norm of them on the CPU, unless parameters are wider. Inputs must be contiguous, or
+channels-last where ATen keeps that format; for other strides the call is left to torch.
 
-Left to torch: `cudnn_batch_norm` and `miopen_batch_norm` (what they return beside statistics is their library's, and
-its backward must find it, also where ours is off by then); what synchronised batch norm is made of, as no primitive
-computes statistics alone; the gradient of batch norm in evaluation, of which dx alone is wanted as a rule.
-`_native_batch_norm_legit_functional` and `instance_norm` are made of what is here.
+Left to torch: `cudnn_batch_norm` and `miopen_batch_norm` (their reserve tensor is for their own backward, which may run
+after ours is disabled); the parts of synchronised batch norm, as no primitive computes only statistics; the gradient of
+batch norm in evaluation mode, where usually only dx is needed. ATen composes `_native_batch_norm_legit_functional` and
+`instance_norm` from the ops here.
 """
 
 from collections.abc import Callable, Sequence
@@ -25,20 +25,20 @@ from .norm import HALVES, mixed
 Fn = Callable[..., Any]
 
 
-def _in_one_piece(x: Tensor, channels_last: bool = True) -> None:
-    """Decline what is empty or lies in a way of its own."""
+def _check_memory_format(x: Tensor, channels_last: bool = True) -> None:
+    """Decline empty tensors, and those that are neither contiguous nor channels-last."""
     last = channels_last and channel_norm.memory_format(x) is not torch.contiguous_format
     if not (x.is_contiguous() or last) or not x.numel():
-        raise NotSupported(f"x is empty, or lies in a way of its own: {tuple(x.shape)} by {x.stride()}")
+        raise NotSupported(f"x is empty, or neither contiguous nor channels-last: {tuple(x.shape)} by {x.stride()}")
 
 
 # ---- group norm -----------------------------------------------------------------------------------------------------
 
 
 def _check_group(x: Tensor, n: int, c: int, places: int) -> None:
-    _in_one_piece(x, x.is_cpu)
+    _check_memory_format(x, x.is_cpu)
     if x.dim() < 2 or x.shape[:2] != (n, c) or x.numel() != n * c * places:
-        raise NotSupported(f"x {tuple(x.shape)} is not of {n} samples, {c} channels and {places} places")
+        raise NotSupported(f"x {tuple(x.shape)} does not have {n} samples, {c} channels and {places} positions")
 
 
 @adapt("native_group_norm", over=channel_norm.group_norm)
@@ -76,12 +76,12 @@ def group_norm_backward(
     output_mask: Sequence[bool],
 ) -> Any:
     if grad_out.dtype is not input.dtype:
-        raise NotSupported("a gradient of another dtype is torch's to judge")
+        raise NotSupported("a gradient of another dtype is left to torch")
     mixed(input, weight)
     _check_group(input, N, C, HxW)
     want_x, want_w, want_b = output_mask
     if weight is None and (want_w or want_b):
-        raise NotSupported("gradients of what is not there")
+        raise NotSupported("a gradient of an absent parameter is asked for")
     dx, dweight, dbias = call(grad_out, input, weight, mean, rstd, group)
     return dx if want_x else None, dweight if want_w else None, dbias if want_b else None
 
@@ -90,7 +90,7 @@ def group_norm_backward(
 
 
 def _check_running(x: Tensor, params: tuple[Tensor | None, ...], running: tuple[Tensor | None, ...]) -> bool:
-    """Whether parameters are wider than x. On the CPU running statistics have their dtype; elsewhere either's."""
+    """Whether parameters are wider than x. Running statistics have their dtype on the CPU, on other devices either."""
     if x.is_cpu:
         return mixed(x, *params, *running)
     mixed(x, *running)
@@ -109,8 +109,8 @@ def batch_norm_out(
     momentum: float,
     eps: float,
 ) -> Any:
-    """Stands before the one it would follow from: whether `out` fits shows when statistics are written already."""
-    raise NotSupported("results into tensors that may not fit, after running statistics have changed")
+    """Declared explicitly so that it is not derived: a wrong `out` would be noticed after statistics are written."""
+    raise NotSupported("out= tensors are checked only after running statistics have changed")
 
 
 @adapt("native_batch_norm", "_native_batch_norm_legit", over=channel_norm.batch_norm)
@@ -130,10 +130,10 @@ def batch_norm(
         infer = _evaluating()
         return batch_norm_infer(infer, input, weight, bias, running_mean, running_var, momentum, eps)
     wider = _check_running(input, (weight, bias), (running_mean, running_var))
-    _in_one_piece(input)
+    _check_memory_format(input)
     y, mean, rstd, *new = call(input, weight, bias, running_mean, running_var, momentum, eps)
     if running_mean is not None and running_var is not None:
-        # .data: a kernel leaves version counters alone, and autograd has kept these tensors as they were before it
+        # .data: ATen's kernel does not bump version counters, and autograd has saved these tensors
         torch._foreach_copy_([running_mean.data, running_var.data], new)
     if input.is_cpu and not wider:
         mean, rstd = mean.to(input.dtype), rstd.to(input.dtype)
@@ -148,11 +148,11 @@ def batch_norm_alone(
 
 
 def _evaluating() -> Fn:
-    """The other primitive, by whatever implementation comes first: an adapter is handed one alone."""
+    """The evaluation-mode primitive, through dispatch: `call` is only the training-mode one."""
     key, manager = channel_norm.batch_norm_infer.spec.key, get_default_manager()
 
     def call(*args: Any) -> Any:
-        with torch.no_grad():  # torch has its gradient already
+        with torch.no_grad():  # torch records the gradient of the ATen op
             return manager.call(key, *args)
 
     return call
@@ -169,11 +169,11 @@ def batch_norm_infer(
     momentum: float,
     eps: float,
 ) -> Any:
-    """The statistics that come with it are those given, but on the CPU nothing."""
+    """The returned statistics are the given ones; on the CPU they are empty."""
     if running_mean is None or running_var is None:
-        raise NotSupported("without statistics to use, torch is to judge")
+        raise NotSupported("without statistics to use, the call is left to torch")
     wider = _check_running(input, (weight, bias), (running_mean, running_var))
-    _in_one_piece(input)
+    _check_memory_format(input)
     y = call(input, running_mean, running_var, weight, bias, eps)
     stat = torch.float32 if wider or (not input.is_cpu and input.dtype in HALVES) else input.dtype
     if input.is_cpu:
@@ -197,11 +197,11 @@ def batch_norm_backward(
 ) -> Any:
     want_x, want_w, want_b = output_mask
     if not train or save_mean is None or save_invstd is None or grad_out.dtype is not input.dtype:
-        raise NotSupported("in evaluation, or without what the forward kept, the gradient is torch's")
+        raise NotSupported("in evaluation mode, or without saved statistics, the gradient is left to torch")
     if weight is None and (want_w or want_b):
-        raise NotSupported("gradients of what is not there")
+        raise NotSupported("a gradient of an absent parameter is asked for")
     mixed(input, weight)
-    _in_one_piece(input)
+    _check_memory_format(input)
     dx, dweight, dbias = call(grad_out, input, weight, save_mean, save_invstd)
     return dx if want_x else None, dweight if want_w else None, dbias if want_b else None
 
@@ -210,11 +210,11 @@ def batch_norm_backward(
 
 
 def _check_weight(v: Tensor, g: Tensor, dim: int) -> None:
-    """ATen's fused kernels have the first and the last dimension, of tensors in one piece and one dtype."""
+    """ATen's fused kernels support the first and the last dimension of contiguous tensors of one dtype."""
     if v.dtype is not g.dtype or dim not in (0, v.dim() - 1) or not v.dim():
-        raise NotSupported(f"v {v.dtype}, g {g.dtype}, dim {dim} are torch's to judge")
+        raise NotSupported(f"v {v.dtype}, g {g.dtype}, dim {dim} are left to torch")
     if not (v.is_contiguous() and g.is_contiguous() and v.numel()):
-        raise NotSupported("v or g is empty, or lies in a way of its own")
+        raise NotSupported("v or g is empty, or neither contiguous nor channels-last")
 
 
 @adapt("_weight_norm_interface", over=channel_norm.weight_norm)
@@ -229,5 +229,5 @@ def weight_norm_backward(
 ) -> Any:
     _check_weight(saved_v, saved_g, dim)
     if grad_w.dtype is not saved_v.dtype:
-        raise NotSupported("a gradient of another dtype is torch's to judge")
+        raise NotSupported("a gradient of another dtype is left to torch")
     return call(grad_w, saved_v, saved_g, saved_norms, dim)

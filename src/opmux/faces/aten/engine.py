@@ -1,7 +1,8 @@
-"""Our kernels under torch's ops: overrides on a device's dispatch key, each an entry that asks whether it is on.
+"""Overrides of torch's ops on a device's dispatch key; each is an entry that checks whether it is enabled.
 
-Overrides are registered once. `use()` flips what is on, for the whole process, as backward passes run on other threads;
-an override that is off goes to the kernel that ATen had, which was taken before. `disable()` takes the overrides away.
+Overrides are registered once. `use()` changes the set of enabled ones for the whole process, because backward passes
+run on other threads; a disabled override calls ATen's original kernel, saved at registration. `disable()` removes the
+overrides.
 """
 
 from __future__ import annotations
@@ -33,21 +34,21 @@ from .overloads import Overload, declining_numbers, row_for, table, vendors_own
 
 
 class State:
-    """What is on: `on` holds the names of the overloads, and is all that an override looks at."""
+    """The enabled overloads: `on` holds their names, and is all that an override reads."""
 
     def __init__(self) -> None:
         self.on: Any = frozenset()
         self.wanted: frozenset[str] = frozenset()
-        self.inside: set[int] = set()  # threads that run a reference: nothing is on for them
-        self.counts: Counter[str] | None = None  # calls of what is on, while somebody counts them
+        self.inside: set[int] = set()  # threads that run a reference: overrides are disabled for them
+        self.counts: Counter[str] | None = None  # calls of enabled overloads, inside `counted()`
 
     def want(self, names: frozenset[str]) -> None:
         self.wanted = names
-        self.on = Watched(names, self.inside, self.counts) if self.inside or self.counts is not None else names
+        self.on = WatchedState(names, self.inside, self.counts) if self.inside or self.counts is not None else names
 
 
-class Watched:
-    """What is on, where asking takes more: nothing is on for threads that run a reference, or calls are counted."""
+class WatchedState:
+    """`State.on` while a thread runs a reference, for which nothing is enabled, or while calls are counted."""
 
     def __init__(self, names: frozenset[str], inside: set[int], counts: Counter[str] | None):
         self._names, self._inside, self._counts = names, inside, counts
@@ -64,7 +65,7 @@ STATE = State()
 
 @contextlib.contextmanager
 def counted() -> Iterator[Counter[str]]:
-    """How often which overload led to us meanwhile, on any thread."""
+    """Count the calls of enabled overloads in this block, on all threads."""
     with lock.held:
         before, STATE.counts = STATE.counts, Counter()
         STATE.want(STATE.wanted)
@@ -78,7 +79,7 @@ def counted() -> Iterator[Counter[str]]:
 
 
 def off_inside(fn: Callable[..., Any]) -> Callable[..., Any]:
-    """A function whose own calls of ATen's ops run ATen's kernels."""
+    """Wraps a function so that the ATen ops it calls run ATen's kernels."""
 
     def reference(*args: Any, **kwargs: Any) -> Any:
         me = threading.get_ident()
@@ -107,14 +108,14 @@ class Device:
         self.key = {"cpu": "CPU"}.get(name, "PrivateUse1") if package is None else package.info.key
         self.rows = HERE.ops(name).rows
         self.unused = {n.removeprefix("aten::") for n in HERE.ops(name).unused}
-        self.entries: dict[str, EntryPoint] = {}  # of what is registered
-        self._made: dict[str, EntryPoint] = {}  # that there ever were, to be used again
+        self.entries: dict[str, EntryPoint] = {}  # of the registered overrides
+        self._made: dict[str, EntryPoint] = {}  # all entries ever made, for reuse
         self._libraries: list[torch.library.Library] = []  # one for each registration
 
     def choose(self) -> dict[str, Overload]:
         """The overloads that some impl can compute on this device."""
         for row in self.rows.values():
-            self._take(row)
+            self._add_row(row)
         found = {n: o for n, o in table().items() if n not in self.unused and o.shape.packet not in self.unused}
         manager = get_default_manager()
         for family in {o.family for o in found.values()} - {"vendor"}:
@@ -122,8 +123,8 @@ class Device:
         manager.prepare()
         return {n: o for n, o in found.items() if self._can(manager, o)}
 
-    def _take(self, row: AtenRow) -> None:
-        """Make a vendor's function an impl of its overload; a row of a whole packet may not fit all of it."""
+    def _add_row(self, row: AtenRow) -> None:
+        """Make a vendor's function an impl of its overload, if it fits: a packet's row need not fit each overload."""
         made = vendors_own(row.overload)
         call = row_for(made, row)
         if call is None:
@@ -137,7 +138,7 @@ class Device:
 
     def _can(self, manager: Any, overload: Overload) -> bool:
         if self.name == "cpu" and not native.exists(overload.shape, self.key):
-            return False  # torch has no kernel to decline to, and nothing calls the op on a CPU
+            return False  # there is no torch kernel to fall back to, and torch does not call the op on a CPU
         impls = (*overload.rows.values(), *(i for base in overload.bases for i in manager.registry.impls(base)))
         return any(
             i.kind is not BackendImplKind.REFERENCE
@@ -147,25 +148,25 @@ class Device:
         )
 
     def register(self, wanted: Iterable[Overload]) -> None:
-        """Put overrides for these overloads on the device's dispatch key, where there are none yet."""
+        """Register overrides for these overloads on the device's dispatch key, unless they exist."""
         new = [o for o in wanted if o.name not in self.entries]
         if not new:
             return
         before, self.entries = self.entries, dict(self.entries)
         lib = torch.library.Library("aten", "IMPL")
         try:
-            with warnings.catch_warnings():  # torch warns of each kernel that is replaced, and that is what is meant
+            with warnings.catch_warnings():  # torch warns about each replaced kernel, which is intended
                 warnings.simplefilter("ignore")
                 for overload in new:
                     self._register_one(overload, lib)
             self._libraries.append(lib)
-        except BaseException:  # an override that stays would be taken for ATen's kernel by the next registration
+        except BaseException:  # the next registration would take a leftover override for ATen's kernel
             self._destroy([lib], [o.name for o in new])
             self.entries = before
             raise
 
     def _register_one(self, overload: Overload, lib: torch.library.Library) -> None:
-        """An override on the device's key; above autograd too, where a kernel below it would change gradients."""
+        """Register an override on the device's key; also above autograd if a kernel below it would change gradients."""
         shape = overload.shape
         row = self.rows.get(overload.name) if self.name in overload.rows else None
         autograd = f"Autograd{self.key}"
@@ -188,7 +189,7 @@ class Device:
         lib.impl(shape.name, entry.fn, self.key)
 
     def remove(self) -> None:
-        """Take the overrides away: torch is as it was."""
+        """Remove the overrides."""
         self._destroy(self._libraries, self.entries)
         self.entries = {}
 
@@ -216,7 +217,7 @@ def _entry_point(overload: Overload, device: str) -> EntryPoint:
 
     entry = EntryPoint(form, bind, under)
     entry.globals.update(_state=STATE, _Tensor=Tensor)
-    entry.watch_scopes(False)  # the text with the gate in it
+    entry.watch_scopes(False)  # select the code variant with the gate
     return entry
 
 
@@ -224,7 +225,7 @@ def _entry_point(overload: Overload, device: str) -> EntryPoint:
 def _form(overload: Overload) -> Form:
     form = Form.of(overload.name.replace(".", "_"), overload.signature, differentiable=False)
     off = f"{overload.name!r} not in _state.on"
-    if len(overload.shape.tensors) > 1:  # torch may pass a number for any of them; the first says what is to be done
+    if len(overload.shape.tensors) > 1:  # torch may pass a number for any of them; the first tensor determines the impl
         off += f" or not isinstance({overload.shape.tensors[0]}, _Tensor)"
     form.gate = f"if {off}:\n        return _native({form.passed})"
     return form
@@ -234,7 +235,7 @@ def _form(overload: Overload) -> Form:
 
 _devices: dict[str, Device] = {}
 _chosen: dict[str, dict[str, Overload]] = {}
-_generation = 0  # counts what makes a registration stale: removals, and vendors that come or go
+_generation = 0  # incremented when a registration becomes stale: by removals and changes of vendors
 
 
 def generation() -> int:
@@ -242,13 +243,13 @@ def generation() -> int:
 
 
 def choosable() -> dict[str, dict[str, Overload]]:
-    """For each device type of this machine, the overloads that could be put there."""
-    get_default_manager().prepare()  # plugins first: one may bring the vendor of a device
+    """For each device type of this machine, the overloads that can be overridden."""
+    get_default_manager().prepare()  # plugins first: one may register the vendor of a device
     for name in HERE.devices():
         if name in _chosen:
             continue
         made = Device(name)
-        chosen = made.choose()  # with nothing locked: it imports kernels and asks impls whether they are available
+        chosen = made.choose()  # without a lock: it imports kernels and runs impls' availability checks
         with lock.held:
             if name not in _chosen:
                 _devices[name], _chosen[name] = made, chosen
@@ -256,19 +257,19 @@ def choosable() -> dict[str, dict[str, Overload]]:
 
 
 def register(names: Iterable[str]) -> None:
-    """Have overrides for these overloads on every device that can compute them."""
+    """Register overrides for these overloads on every device that can compute them."""
     wanted, chosen = set(names), choosable()
     with lock.held:
         for device, overloads in chosen.items():
-            if device in _devices:  # else its vendor has gone meanwhile
+            if device in _devices:  # its vendor may have been removed meanwhile
                 _devices[device].register([o for n, o in overloads.items() if n in wanted])
         if library.reference_guard is None:
             library.reference_guard = off_inside
-            get_default_manager().invalidate("ATen leads to our kernels")
+            get_default_manager().invalidate("ATen's ops are overridden")
 
 
 def remove() -> None:
-    """Take every override away."""
+    """Remove all overrides."""
     global _generation
     with lock.held:
         _generation += 1
@@ -276,11 +277,11 @@ def remove() -> None:
             device.remove()
         if library.reference_guard is not None:
             library.reference_guard = None
-            get_default_manager().invalidate("ATen is torch's own again")
+            get_default_manager().invalidate("ATen's overrides are removed")
 
 
 def forget() -> None:
-    """The vendors have changed: choose anew. What is registered stays until it is removed."""
+    """The vendors have changed: choose overloads again. Registered overrides stay until they are removed."""
     global _generation
     with lock.held:
         _generation += 1
@@ -292,11 +293,11 @@ vendors.on_change(forget)
 
 
 def registered(name: str) -> bool:
-    """Whether an overload has an override in place, on or off, on some device."""
+    """Whether an overload has an override, enabled or not, on some device."""
     return any(name in device.entries for device in _devices.values())
 
 
 def native_of(name: str, device: str) -> Callable[..., Any] | None:
-    """ATen's own kernel of an overload that is overridden on a device."""
+    """ATen's original kernel of an overload that is overridden on a device."""
     found = _devices.get(device)
     return table()[name].natives.get(device) if found is not None and name in found.entries else None

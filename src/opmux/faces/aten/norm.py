@@ -1,8 +1,8 @@
-"""ATen's layer norm and RMS norm, and their gradients: over the last dimensions, which become one for the primitives.
+"""ATen's layer norm and RMS norm, and their gradients: the normalized dimensions are flattened for the primitives.
 
-ATen's statistics keep those dimensions, as ones. They are float32 (float64 for float64), but for a layer norm of halves
-on the CPU, where they are halves unless the weight is wider. A weight wider than the input is known on the CPU alone.
-An absent weight is a tensor of ones, made once.
+ATen's statistics keep those dimensions with size 1. They are float32 (float64 for float64), except for a half-precision
+layer norm on the CPU, where they are half precision unless the weight is wider. Only the CPU supports a weight wider
+than the input. A missing weight becomes a cached tensor of ones.
 """
 
 import math
@@ -22,13 +22,13 @@ HALVES = frozenset({torch.float16, torch.bfloat16})
 
 
 def mixed(x: Tensor, *params: Tensor | None) -> bool:
-    """Whether parameters are floats beside halves. They have one dtype; any other than x's, torch refuses."""
+    """Whether x is half precision and the parameters are float32. Other mixed dtypes are declined."""
     given = {p.dtype for p in params if p is not None}
     if not given or given == {x.dtype}:
         return False
     if given == {torch.float32} and x.dtype in HALVES:
         return True
-    raise NotSupported(f"parameters of {given} beside {x.dtype} are torch's to judge")
+    raise NotSupported(f"parameters of {given} beside {x.dtype} are left to torch")
 
 
 _ones: dict[tuple[int, torch.dtype, torch.device], Tensor] = {}
@@ -36,20 +36,20 @@ _MOST = 256
 
 
 def ones(n: int, dtype: torch.dtype, like: Tensor) -> Tensor:
-    """The weight of a norm that has none. It is kept for good, as a graph may have captured it."""
+    """The weight of a norm that has none. Never freed, as a CUDA graph may have captured it."""
     key = (n, dtype, like.device)
     found = _ones.get(key)
     if found is None:
         found = torch.ones(n, dtype=dtype, device=like.device)
         capturing = like.is_cuda and torch.cuda.is_current_stream_capturing()
         if n and len(_ones) < _MOST and not capturing:
-            found[0].item()  # waits: other streams may use it from now on
+            found[0].item()  # synchronizes, as other streams may use it from now on
             _ones[key] = found
     return found
 
 
 def _rows(x: Tensor, normalized_shape: Sequence[int], *params: Tensor | None) -> tuple[tuple[int, ...], int]:
-    """The leading dimensions of x, and the length of what is normalised; declines shapes that do not fit."""
+    """The leading dimensions of x, and the number of normalized elements; declines shapes that do not fit."""
     shape, dims = x.shape, tuple(normalized_shape)
     n = math.prod(dims)
     if not dims or shape[-len(dims) :] != dims or any(p is not None and p.shape != dims for p in params):
@@ -58,7 +58,7 @@ def _rows(x: Tensor, normalized_shape: Sequence[int], *params: Tensor | None) ->
 
 
 def _check_row(x: Tensor, n: int) -> None:
-    """The same of a single dimension, of which the weight's length is the primitive's to check."""
+    """The same check for a single dimension; the primitive checks the weight's length."""
     shape = x.shape
     if not n or not shape or shape[-1] != n:
         raise NotSupported(f"normalized_shape [{n}] of x {tuple(shape)}")
@@ -77,10 +77,10 @@ def layer_norm(
 ) -> Any:
     wider = mixed(input, weight, bias)
     if wider and not input.is_cpu:
-        raise NotSupported("a weight wider than the input is torch's to judge")
+        raise NotSupported("a weight wider than the input is left to torch")
     lead, n = _rows(input, normalized_shape, weight, bias)
     if n == 0:
-        raise NotSupported("rows of nothing")
+        raise NotSupported("empty rows")
     given = ones(n, input.dtype if bias is None else bias.dtype, input) if weight is None else _flat(weight, n)
     x, bias = input.reshape(*lead, n), _flat(bias, n)
     y, mean, rstd = call(x, given, bias, eps, 0.0)
@@ -105,11 +105,11 @@ def layer_norm_backward(
 ) -> Any:
     wider = mixed(input, weight, bias)
     if grad_out.dtype is not input.dtype or (wider and (weight is None or not input.is_cpu)):
-        raise NotSupported("dtypes that differ are torch's to judge")
+        raise NotSupported("dtypes that differ are left to torch")
     lead, n = _rows(input, normalized_shape, weight, bias)
     want_x, want_w, want_b = output_mask
     if n == 0 or (want_w and weight is None) or (want_b and bias is None):
-        raise NotSupported("gradients of what is not there")
+        raise NotSupported("a gradient of an absent parameter is asked for")
     shape = (*lead, n)
     given = ones(n, input.dtype if bias is None else bias.dtype, input) if weight is None else _flat(weight, n)
     dy, x = (grad_out, input) if len(normalized_shape) == 1 else (grad_out.reshape(shape), input.reshape(shape))
@@ -121,7 +121,7 @@ def layer_norm_backward(
 
 
 def _stats(lead: tuple[int, ...], *stats: Tensor) -> list[Tensor]:
-    """Statistics by the rows of x."""
+    """Statistics in the shape of the rows of x."""
     if any(s.numel() != math.prod(lead) for s in stats):
         raise NotSupported("statistics that do not fit the input")
     return [s.reshape(lead) for s in stats]
@@ -135,10 +135,10 @@ def rms_norm(call: Fn, input: Tensor, normalized_shape: Sequence[int], weight: T
     if eps is None:
         eps = norm.TORCH_EPS.get(input.dtype, 0.0)
     if mixed(input, weight) and not input.is_cpu:
-        raise NotSupported("a weight wider than the input is torch's to judge")
+        raise NotSupported("a weight wider than the input is left to torch")
     lead, n = _rows(input, normalized_shape, weight)
     if n == 0 or (input.is_cpu and memory_format(input) is not torch.contiguous_format):
-        raise NotSupported("rows of nothing, or channels-last ones")
+        raise NotSupported("empty rows, or channels-last ones")
     given = ones(n, input.dtype, input) if weight is None else _flat(weight, n)
     x = input.reshape(*lead, n)
     y, rstd = call(x, given, eps, 0.0)
@@ -157,11 +157,11 @@ def rms_norm_backward(
 ) -> Any:
     """Only CUDA has a native backward to fall back to; elsewhere the forward is overridden above autograd."""
     if grad_out.dtype is not input.dtype or (mixed(input, weight) and not input.is_cpu):
-        raise NotSupported("dtypes that differ are torch's to judge")
+        raise NotSupported("dtypes that differ are left to torch")
     lead, n = _rows(input, normalized_shape, weight)
     want_x, want_w = output_mask
     if want_w and weight is None:
-        raise NotSupported("gradients of what is not there")
+        raise NotSupported("a gradient of an absent parameter is asked for")
     shape = (*lead, n)
     given = ones(n, input.dtype, input) if weight is None else _flat(weight, n)
     dy, x = (grad_out, input) if len(normalized_shape) == 1 else (grad_out.reshape(shape), input.reshape(shape))

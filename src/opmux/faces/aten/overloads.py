@@ -1,8 +1,8 @@
 """Every overload of ATen that we can compute, derived by one loop from the table of pointwise ops and the adapters.
 
-An `Overload` is an op like any other, with candidates in order: a vendor's own functions for it, our kernels, and last
-the kernel ATen had (`native`). Functional overloads follow from a spec or an adapter; `out=` and in-place ones from the
-functional ones by their schemas, and write nothing before the whole result is there.
+An `Overload` is an op like any other, with candidates in order: a vendor's functions for it, our kernels, and last
+ATen's original kernel (`native`). Functional overloads are derived from a spec or an adapter; `out=` and in-place ones
+from the functional ones by their schemas, and they write nothing before the whole result is computed.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Overload(Derived):
 
     @property
     def key(self) -> str:  # type: ignore[override]
-        """`aten::relu.default`: as `aten::relu` is the op of ours that may stand behind it."""
+        """With the overload's name, `aten::relu.default`: `aten::relu` may be one of our ops."""
         return f"aten::{self.name if '.' in self.name else f'{self.name}.default'}"
 
     @property
@@ -52,14 +52,14 @@ class Overload(Derived):
         return specs.by_key[self.bases[0]].family if self.bases else "vendor"
 
     def check(self, args: tuple, kwargs: dict) -> None:
-        """torch has checked the arguments before, and passes numbers where a schema says Tensor."""
+        """Nothing: torch has checked the arguments, and passes numbers where a schema says Tensor."""
 
     @property
     def parts(self) -> dict[str, Spec]:  # type: ignore[override]
         return {}
 
     def lifted(self, impls_of: Callable[[str], tuple[Any, ...]]) -> Iterator[OpImpl]:
-        """Rows, our kernels made to fit, ATen's own."""
+        """Vendors' rows, our kernels adapted to the overload, ATen's kernel."""
         yield from self.rows.values()
         taken = {(r.impl_id, *sorted(r.devices or ())) for r in self.rows.values()}
         rows = [row.fn for device in HERE.devices() for row in HERE.ops(device).rows.values()]
@@ -67,7 +67,7 @@ class Overload(Derived):
             for impl in impls_of(base):
                 if impl.kind is BackendImplKind.REFERENCE or (impl.impl_id, *sorted(impl.devices or ())) in taken:
                     continue
-                if any(impl.fn is fn for fn in rows):  # a row serves the overloads that it names, and no other
+                if any(impl.fn is fn for fn in rows):  # a row is used only for the overloads that it names
                     continue
                 fn = fitted(self.shape, specs.by_key[base], self.adapter, impl)
                 yield OpImpl(
@@ -79,18 +79,18 @@ class Overload(Derived):
             yield OpImpl(self.key, "native", kind, None, native, 10, devices=devices, as_passed=True)
 
 
-# ---- one impl of a base as an impl of an overload -------------------------------------------------------------------
+# ---- impls of an op as impls of an overload -------------------------------------------------------------------------
 
 
 def fitted(shape: Shape, base: Spec, adapter: Adapter | None, impl: OpImpl) -> Callable[..., Any]:
     """The impl as a function of the overload's arguments."""
     names: dict[str, Any] = {"_f": impl.below or impl.call, "_store": store}
     if impl.when is not None:
-        names["_f"] = _asking(base, impl)
+        names["_f"] = _with_when(base, impl)
     direct = None if adapter is None or impl.when is not None else impl.aten.get(adapter.name)
     if impl.into is not None and shape.written and adapter is None and impl.when is None:
         names["_into"] = impl.into
-        call = f"_into({', '.join([shape.written[0], *_in_order(shape, base).values()])})"
+        call = f"_into({', '.join([shape.written[0], *_expressions(shape, base).values()])})"
     else:
         call = _by_name(shape, base) if adapter is None else f"_adapt(_f, {_for_adapter(shape, adapter)})"
         if direct is not None and adapter is not None:
@@ -98,9 +98,9 @@ def fitted(shape: Shape, base: Spec, adapter: Adapter | None, impl: OpImpl) -> C
             call = f"(_made if (_made := _direct({_for_adapter(shape, adapter)})) is not None else {call})"
         if shape.written:
             call = f"_store({call}, {', '.join(shape.outs or ('self',))})"
-        elif adapter is None and _called_alike(shape, base):
+        elif adapter is None and _same_parameters(shape, base):
             return names["_f"]
-        elif adapter is not None and direct is None and _all_by_place(shape, adapter):
+        elif adapter is not None and direct is None and _all_positional(shape, adapter):
             return functools.partial(adapter.fn, names["_f"])
     names["_adapt"] = None if adapter is None else adapter.fn
     text = f"def {_identifier(shape.name)}({_parameters(shape)}):\n    return {call}\n"
@@ -108,13 +108,13 @@ def fitted(shape: Shape, base: Spec, adapter: Adapter | None, impl: OpImpl) -> C
 
 
 def _by_name(shape: Shape, base: Spec) -> str:
-    """The call of an impl that has ATen's own arguments."""
+    """The call, as source, of an impl with ATen's argument names."""
     keyword = [p.name for p in base.signature.parameters.values() if p.kind is p.KEYWORD_ONLY]
-    return "_f({})".format(", ".join(f"{n}={v}" if n in keyword else v for n, v in _in_order(shape, base).items()))
+    return "_f({})".format(", ".join(f"{n}={v}" if n in keyword else v for n, v in _expressions(shape, base).items()))
 
 
 def _for_adapter(shape: Shape, adapter: Adapter) -> str:
-    """The overload's arguments as an adapter takes them, after the impl."""
+    """The overload's arguments for an adapter, as source, after the impl."""
     kinds = {p.name: p.kind for p in adapter.parameters()}
     lost = [n for n in shape.names if n not in kinds]
     if lost:
@@ -124,23 +124,23 @@ def _for_adapter(shape: Shape, adapter: Adapter) -> str:
     return ", ".join([*given, *(f"{n}={n}" for n in keyword)])
 
 
-def _all_by_place(shape: Shape, adapter: Adapter) -> bool:
-    """Whether an adapter takes the overload's arguments in their order, none by its name."""
+def _all_positional(shape: Shape, adapter: Adapter) -> bool:
+    """Whether an adapter takes all of the overload's arguments by position, in order."""
     kinds = {p.kind for p in (*adapter.parameters(), *shape.signature.parameters.values())}
     by_place = kinds <= {inspect.Parameter.POSITIONAL_OR_KEYWORD}
     return by_place and [p.name for p in adapter.parameters()] == list(shape.names)
 
 
-def _called_alike(shape: Shape, base: Spec) -> bool:
-    """Whether the overload is called as the op of ours is: the same names, of the same kinds."""
+def _same_parameters(shape: Shape, base: Spec) -> bool:
+    """Whether the overload and our op have the same parameters: equal names and kinds."""
     described = lambda signature: [(p.name, p.kind) for p in signature.parameters.values()]
     return described(shape.signature) == described(base.signature)
 
 
 def row_for(overload: Overload, row: Any) -> Callable[..., Any] | None:
-    """A vendor's function as a function of an overload's arguments, or None where it does not fit.
+    """A vendor's function as a function of an overload's arguments, or None if it does not fit.
 
-    An overload with `out=` that it knows nothing of is served by its result.
+    For an `out=` overload, the result of a function without `out` is copied.
     """
     probe = OpImpl(overload.key, row.impl_id, BackendImplKind.DEFAULT, "vendor", row.fn)
     if Fit.of(overload, probe).refusal is None:
@@ -158,7 +158,7 @@ def row_for(overload: Overload, row: Any) -> Callable[..., Any] | None:
 
 
 def declining_numbers(shape: Shape, call: Callable[..., Any]) -> Callable[..., Any]:
-    """A vendor's function that may take tensors only: it declines a number in a tensor's place (`x + 1`) by failing."""
+    """A vendor's function, where a failure on a number in a tensor's place (`x + 1`) counts as declining."""
     if len(shape.slots) < 2:
         return call
 
@@ -168,14 +168,14 @@ def declining_numbers(shape: Shape, call: Callable[..., Any]) -> Callable[..., A
         except Exception as error:
             if is_fatal(error) or all(isinstance(args[i], Tensor) for i in shape.slots if i < len(args)):
                 raise
-            raise NotSupported(f"it does not take a number as a tensor ({type(error).__name__}: {error})") from error
+            raise NotSupported(f"it does not accept a number for a tensor ({type(error).__name__}: {error})") from error
 
     row.__wrapped__ = call  # type: ignore[attr-defined]  # it takes what the function takes
     return row
 
 
-def _asking(base: Spec, impl: OpImpl) -> Callable[..., Any]:
-    """An impl that may say no, as a function that declines then."""
+def _with_when(base: Spec, impl: OpImpl) -> Callable[..., Any]:
+    """An impl with a `when`, as a function that raises NotSupported if it refuses."""
     when, run = impl.when, Fit.of(base, impl).call or impl.call
     assert when is not None
 
@@ -188,8 +188,8 @@ def _asking(base: Spec, impl: OpImpl) -> Callable[..., Any]:
     return call
 
 
-def _in_order(shape: Shape, base: Spec) -> dict[str, str]:
-    """For each argument of the base, the text that gives it: the overload's own, or the base's default."""
+def _expressions(shape: Shape, base: Spec) -> dict[str, str]:
+    """For each argument of our op, an expression: the overload's argument, or the op's default."""
     made = {}
     for p in base.signature.parameters.values():
         made[p.name] = p.name if p.name in shape.names else repr(p.default)
@@ -197,7 +197,7 @@ def _in_order(shape: Shape, base: Spec) -> dict[str, str]:
 
 
 def _parameters(shape: Shape) -> str:
-    """As the entry passes them: all of them, so without defaults."""
+    """The parameter list, without defaults: the entry passes every argument."""
     made = []
     for p in shape.signature.parameters.values():
         if p.kind is p.KEYWORD_ONLY and "*" not in made:
@@ -211,7 +211,7 @@ def _identifier(name: str) -> str:
 
 
 def store(made: Any, *outs: Tensor) -> Any:
-    """Put results into the tensors given for them; declines what torch would resize, cast or refuse."""
+    """Copy results to `outs`; declines if torch would resize, cast or refuse."""
     results = made if isinstance(made, tuple) else (made,)
     for y, out in zip(results, outs, strict=True):
         if out.shape != y.shape or out.dtype is not y.dtype or out.device != y.device:
@@ -224,14 +224,14 @@ def store(made: Any, *outs: Tensor) -> Any:
     return outs[0] if len(outs) == 1 else outs
 
 
-# ---- the loop -------------------------------------------------------------------------------------------------------
+# ---- the table ------------------------------------------------------------------------------------------------------
 
 
 _table: dict[str, Overload] | None = None
 
 
 def table() -> dict[str, Overload]:
-    """Every overload we can compute, by name; one table for all threads."""
+    """Every overload that we can compute, by name."""
     global _table
     if _table is None:
         made = _make_table()
@@ -243,17 +243,17 @@ def table() -> dict[str, Overload]:
 
 
 def _make_table() -> dict[str, Overload]:
-    """Composite ops are not among them: they are made of these."""
+    """Without composite ops, which ATen composes from these."""
     _load_adapters()
     found: dict[str, Overload] = {}
-    for shape, bases, adapter in (*_by_adapter(), *_by_spec()):  # what is said of one op alone comes first
+    for shape, bases, adapter in (*_by_adapter(), *_by_spec()):  # adapters override the table of pointwise ops
         if shape.name not in found and not shape.composite and shape.kind != "other":
             found[shape.name] = _overload(shape, bases, adapter)
     return found
 
 
 def vendors_own(name: str) -> Overload:
-    """The overload of a vendor's row, which may be of an op that is none of ours."""
+    """The overload of a vendor's row, which need not be in our table."""
     found = table().get(name)
     if found is None:
         made = _overload(Shape(name), (), None)
@@ -273,7 +273,7 @@ def _overload(shape: Shape, bases: Iterable[str], adapter: Adapter | None) -> Ov
 
 
 def _by_spec() -> Iterator[tuple[Shape, tuple[str, ...], None]]:
-    """Ops that we have under ATen's own name and arguments: the overloads whose arguments are among the spec's."""
+    """Our ops with ATen's name and arguments: the overloads whose arguments are a subset of the spec's."""
     for spec in specs:
         if spec.space != "aten":
             continue
@@ -291,7 +291,7 @@ def _by_adapter() -> Iterator[tuple[Shape, tuple[str, ...], Adapter]]:
 
 
 def _load_adapters() -> None:
-    """Import the modules beside this one: those of the families declare adapters."""
+    """Import the modules of this package, which declare adapters."""
     package = importlib.import_module(__package__ or "")
     for found in pkgutil.iter_modules(package.__path__):
         importlib.import_module(f"{package.__name__}.{found.name}")

@@ -1,9 +1,9 @@
-"""ATen's random numbers: a step of the generator, and a primitive. Factories are here too: made of in-place ops, as
-ATen makes them, they would be written twice.
+"""ATen's random numbers: advance the generator, then call a primitive. Factories (`rand`) are here too: ATen composes
+them from in-place ops, which would write the memory twice.
 
-On the CPU all is torch's: people know its numbers by heart. Also left to torch: distributions that are no primitive
-(`cauchy_`, `geometric_`, `log_normal_`, `poisson`, `multinomial`, `randperm`, `normal` about tensors), bounds of which
-it warns, and an exponential of an infinite rate, which is 0 and nothing to be drawn.
+On the CPU everything is left to torch, because users rely on its exact numbers. Also left to torch: distributions
+without a primitive (`cauchy_`, `geometric_`, `log_normal_`, `poisson`, `multinomial`, `randperm`, `normal` with tensor
+parameters), bounds about which torch warns, and an exponential of infinite rate, which is 0.
 """
 
 import math
@@ -23,7 +23,7 @@ from ...specs.channel_norm import memory_format as format_of
 Fn = Callable[..., Any]
 Gen = torch.Generator | None
 
-# Up to 2^digits a float counts every integer.
+# A float represents every integer up to 2^digits.
 DIGITS = {torch.float16: 11, torch.bfloat16: 8, torch.float32: 24, torch.float64: 53}
 INTS = (torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8)
 KINDS = frozenset((*FLOATS, *INTS, torch.bool))
@@ -32,11 +32,11 @@ _drawing = threading.local()
 
 
 def seed(like: Tensor, generator: Gen) -> Tensor:
-    """The generator's next seed. Where torch draws it on the device, it does so without coming back here."""
+    """The generator's next seed. Drawn on the device by torch's own kernel, not through our override."""
     if like.is_cpu:
-        raise NotSupported("on the CPU torch's own stream of numbers is what people expect")
+        raise NotSupported("on the CPU torch's own sequence of numbers is expected")
     if generator is not None and generator.device.type != like.device.type:
-        raise NotSupported(f"a generator of {generator.device} is torch's to judge")
+        raise NotSupported(f"a generator of {generator.device} is left to torch")
     if getattr(_drawing, "now", False):
         raise NotSupported("torch draws a seed")
     _drawing.now = True
@@ -47,11 +47,11 @@ def seed(like: Tensor, generator: Gen) -> Tensor:
 
 
 def known(*overloads: str) -> list[str]:
-    """Those overloads that this torch has."""
+    """Those of the overloads that this version of torch has."""
     return [o for o in overloads if torch._C._dispatch_has_kernel(f"aten::{o}")]
 
 
-# ---- like a tensor, or into it --------------------------------------------------------------------------------------
+# ---- in place -------------------------------------------------------------------------------------------------------
 
 
 @adapt("uniform", "uniform_", over=random.philox_uniform)
@@ -89,9 +89,9 @@ def bernoulli(call: Fn, self: Tensor, *, generator: Gen = None) -> Any:
 
 @adapt("bernoulli_.Tensor", over=random.philox_bernoulli_of)
 def bernoulli_tensor(call: Fn, self: Tensor, p: Tensor, *, generator: Gen = None) -> Any:
-    """Probabilities of self's own dtype, as the primitive's results have theirs."""
+    """Declines probabilities of another dtype than self: the primitive's results have their dtype."""
     if not isinstance(p, Tensor) or p.dtype is not self.dtype or p.device != self.device:
-        raise NotSupported("probabilities of another dtype, or from elsewhere")
+        raise NotSupported("probabilities of another dtype or device")
     _check_float(p)
     if p.shape != self.shape:
         try:
@@ -103,26 +103,26 @@ def bernoulli_tensor(call: Fn, self: Tensor, p: Tensor, *, generator: Gen = None
 
 def _check_float(x: Tensor) -> None:
     if x.dtype not in DIGITS:
-        raise NotSupported(f"{x.dtype} is torch's to judge")
+        raise NotSupported(f"{x.dtype} is left to torch")
 
 
 def _check_kind(x: Tensor) -> None:
     if x.dtype not in KINDS:
-        raise NotSupported(f"{x.dtype} is torch's to judge")
+        raise NotSupported(f"{x.dtype} is left to torch")
 
 
 def _integers(call: Fn, x: Tensor, low: int, high: int, generator: Gen) -> Any:
-    """Integers from low to high - 1, like x; declines those that x's dtype does not count."""
+    """Integers from low to high - 1, like x; declines a range that x's dtype cannot represent."""
     _check_kind(x)
     random.fits("randint", x.dtype, low=low, high=high)
     exact = 2 ** DIGITS.get(x.dtype, 64)
     if low < -exact or high - 1 > exact:
-        raise NotSupported(f"{x.dtype} does not count every integer from {low} to {high}: torch warns")
+        raise NotSupported(f"{x.dtype} does not represent every integer from {low} to {high}: torch warns")
     return random.laid(x, lambda x: call(x, seed(x, generator), low, high))
 
 
 def _beyond(dtype: torch.dtype) -> int:
-    """One more than the largest integer that torch draws of a dtype."""
+    """One more than the largest integer that torch draws for a dtype."""
     if dtype is torch.bool:
         return 2
     return 2 ** DIGITS[dtype] + 1 if dtype in DIGITS else torch.iinfo(dtype).max + 1
@@ -145,13 +145,13 @@ def random_from(call: Fn, self: Tensor, from_: int, to: int | None, *, generator
     return _integers(call, self, from_, _beyond(self.dtype) if to is None else to, generator)
 
 
-# ---- new ones -------------------------------------------------------------------------------------------------------
+# ---- factories ------------------------------------------------------------------------------------------------------
 
 
 def _sized(size: Sequence[int], dtype: Any, layout: Any, device: Any, pin_memory: Any) -> Tensor:
     """An expanded one-element tensor of that size."""
     if layout not in (None, torch.strided) or pin_memory or any(n < 0 for n in size):
-        raise NotSupported("layouts, pinned memory and sizes below 0 are torch's")
+        raise NotSupported("other layouts, pinned memory and negative sizes are left to torch")
     return random.sized(size, dtype, device)
 
 
@@ -222,17 +222,17 @@ def randint(
     return _integers(call, _sized(size, dtype, layout, device, pin_memory), 0, high, generator)
 
 
-# ---- new ones, like a tensor ----------------------------------------------------------------------------------------
+# ---- factories: *_like ----------------------------------------------------------------------------------------------
 
 
 def _like(self: Tensor, dtype: Any, layout: Any, device: Any, pin_memory: Any, memory_format: Any) -> Tensor:
     """self, or a tensor of its shape with another dtype. Only self decides the memory layout of the result."""
     if layout not in (None, torch.strided) or pin_memory or (device is not None and device != self.device):
-        raise NotSupported("layouts, pinned memory and other devices are torch's")
+        raise NotSupported("other layouts, pinned memory and other devices are left to torch")
     same = dtype is None or dtype is self.dtype
     if memory_format not in (None, torch.preserve_format) or not same:
         if memory_format not in (None, torch.preserve_format, torch.contiguous_format) or not self.is_contiguous():
-            raise NotSupported("a memory format of its own")
+            raise NotSupported("another memory format")
     return self if same else random.sized(self.shape, dtype, self.device)
 
 
@@ -295,17 +295,17 @@ def randint_like(
 
 @adapt("native_dropout", over=random.philox_dropout_mask)
 def native_dropout(call: Fn, input: Tensor, p: float, train: bool | None) -> Any:
-    """Declines where nothing or everything is dropped: there is nothing to draw."""
+    """Declines if nothing or everything is dropped: no random numbers are needed."""
     if train is False or not 0 <= p < 1 or input.dtype not in DIGITS:
-        raise NotSupported("nothing to draw, or torch's to judge")
+        raise NotSupported("no random numbers are needed, or a dtype is left to torch")
     return random.laid(input, lambda x: call(x, seed(x, None), p))
 
 
 @adapt("native_dropout_backward", over=random.dropout_mask_bwd)
 def native_dropout_backward(call: Fn, grad_output: Tensor, mask: Tensor, scale: float) -> Any:
-    """Takes tensors of one layout: contiguous, or channels-last, which ATen keeps."""
+    """Accepts contiguous or channels-last tensors; ATen keeps the format."""
     if not 1 <= scale < math.inf:
-        raise NotSupported(f"a scale of {scale} is of no probability")
+        raise NotSupported(f"a scale of {scale} does not correspond to a probability")
     p = 1 - 1 / scale
     if grad_output.is_contiguous() and mask.is_contiguous():
         return call(grad_output, mask, p)

@@ -1,9 +1,9 @@
-"""ATen's reductions. What the primitive refuses is left to torch: dimensions that are not there, dtypes without order.
+"""ATen's reductions. What the primitive refuses is left to torch: invalid dimensions, dtypes without an order.
 
-Results of ATen's reductions are contiguous whatever x is, as are the primitives'.
+Results are contiguous for any strides of x, like the primitives'.
 
-Left to torch: `aminmax` reads x once, and would read it twice as two of ours; `nansum` is no primitive. What ATen makes
-of these by itself (`var.dim`, `linalg_norm`, `_is_all_true`) comes back here.
+Left to torch: `aminmax`, which would read x twice as two of our reductions; `nansum`, which has no primitive. Ops that
+ATen composes from these (`var.dim`, `linalg_norm`, `_is_all_true`) call the overrides here.
 """
 
 import math
@@ -20,7 +20,7 @@ from ...specs import reduce
 Fn = Callable[..., Any]
 
 # ---- one dimension, several or all ----------------------------------------------------------------------------------
-# A list of one is passed as a number, by which plans are found sooner.
+# A one-element list is passed as a number, which makes a cheaper cache key.
 
 
 def cast(call: Fn, self: Tensor, dim: Any = None, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> Any:
@@ -32,7 +32,7 @@ def plain(call: Fn, self: Tensor, dim: Any = None, keepdim: bool = False) -> Any
 
 
 def listed(call: Fn, self: Tensor, dim: Any, keepdim: bool = False) -> Any:
-    """`plain`, where ATen gives no result for an empty list unless dimensions are kept."""
+    """`plain` for overloads where ATen raises for an empty list of dimensions unless keepdim is set."""
     if not dim:
         raise NotSupported("a reduction over no dimension")
     return call(self, dim[0] if len(dim) == 1 else dim, keepdim)
@@ -65,7 +65,7 @@ def moments(call: Fn, self: Tensor, dim: Any = None, *, correction: Any = None, 
     except TypeError:  # complex numbers have no order
         raise NotSupported(f"correction must be real; got {less}") from None
     if not free:
-        raise NotSupported("no degree of freedom is left")
+        raise NotSupported("no degrees of freedom are left")
     return call(self, dim, keepdim, less)
 
 
@@ -77,7 +77,7 @@ def vector_norm(
     call: Fn, self: Tensor, ord: Any = 2, dim: Any = None, keepdim: bool = False, *, dtype: torch.dtype | None = None
 ) -> Any:
     if dtype is not None and not self.is_floating_point():
-        raise NotSupported("torch takes norms of floats alone")
+        raise NotSupported("torch computes norms of floats only")
     return call(self, ord, dim[0] if type(dim) is list and len(dim) == 1 else dim, keepdim, dtype)
 
 

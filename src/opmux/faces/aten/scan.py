@@ -1,7 +1,7 @@
-"""ATen's scans: the primitives of that name.
+"""ATen's scans: the primitives of the same names.
 
-Left to torch: the backwards (`cumprod_backward`, `cummaxmin_backward`), as they are compositions that have gradients of
-their own; `_cummax_helper` and `_cummin_helper`, which `cummax` and `cummin` are made of.
+Left to torch: the backwards (`cumprod_backward`, `cummaxmin_backward`), which are compositions with their own
+gradients; `_cummax_helper` and `_cummin_helper`, which `cummax` and `cummin` call.
 """
 
 from collections.abc import Callable

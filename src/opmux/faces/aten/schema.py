@@ -1,4 +1,4 @@
-"""ATen's overloads as their schemas describe them: what they take, what they write, who is whose in-place form."""
+"""ATen's overloads as described by their schemas: arguments, written arguments, in-place and out= forms."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Shape:
 
     @cached_property
     def outs(self) -> tuple[str, ...]:
-        """The arguments that are nothing but room for results."""
+        """The `out=` arguments."""
         return tuple(
             python_name(a.name)
             for a in self.arguments
@@ -56,17 +56,17 @@ class Shape:
 
     @cached_property
     def names(self) -> tuple[str, ...]:
-        """The arguments that say what to compute, by the names they have in Python."""
+        """The other arguments, by their Python names."""
         return tuple(n for n in (python_name(a.name) for a in self.arguments) if n not in self.outs)
 
     @cached_property
     def tensors(self) -> tuple[str, ...]:
-        """Those that are a tensor, or a number where torch takes one for a tensor."""
+        """Those that are a tensor, or a number that torch accepts for a tensor."""
         return tuple(python_name(a.name) for a in self.arguments if str(a.type) == "Tensor")
 
     @cached_property
     def slots(self) -> tuple[int, ...]:
-        """The places of those that are passed by position."""
+        """The indices of those that are passed by position."""
         return tuple(i for i, a in enumerate(self.arguments) if str(a.type) == "Tensor" and not a.kwarg_only)
 
     @cached_property
@@ -79,12 +79,12 @@ class Shape:
         return inspect.Signature(made)
 
     def has(self, key: str) -> bool:
-        """Whether a kernel stands under a dispatch key."""
+        """Whether a kernel is registered on a dispatch key."""
         return torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{self.name}", key)
 
     @cached_property
     def composite(self) -> bool:
-        """Whether the op is made of others and has no gradient but theirs: a kernel of its own would lose it."""
+        """Whether ATen composes the op from others and differentiates those: an override would lose the gradient."""
         return self.has("CompositeImplicitAutograd") and not self.has("Autograd")
 
 
@@ -92,7 +92,7 @@ def python_name(name: str) -> str:
     return f"{name}_" if keyword.iskeyword(name) else name
 
 
-# Schemas state defaults of these types as the number that C++ has for them.
+# Schemas give defaults of these types as C++ enum numbers.
 _ENUMS = {"ScalarType": {4: torch.int64}, "MemoryFormat": {0: torch.contiguous_format}}
 
 
@@ -111,7 +111,7 @@ def _type(argument: Any) -> Any:
 
 @functools.cache
 def overloads(packet: str) -> tuple[Shape, ...]:
-    """The overloads of a packet that torch's dispatcher knows (TorchScript has a few of its own)."""
+    """The overloads of a packet that torch's dispatcher knows (without those of TorchScript)."""
     found = getattr(torch.ops.aten, packet, None)
     if found is None:
         return ()

@@ -1,7 +1,6 @@
 """ATen's softmax and log-softmax, and their gradients.
 
-Left to torch: `half_to_float`, which torch does in one kernel and ours would do in two. `_safe_softmax` calls
-`_softmax`.
+Left to torch: `half_to_float`, one kernel in torch and two of ours. `_safe_softmax` calls `_softmax`.
 """
 
 from collections.abc import Callable
@@ -19,13 +18,13 @@ Fn = Callable[..., Any]
 
 def forward(call: Fn, self: Tensor, dim: int, half_to_float: bool) -> Any:
     if half_to_float:
-        raise NotSupported("halves that become floats are one kernel of torch's, and two of ours")
+        raise NotSupported("half_to_float is one kernel in torch, and two of ours")
     return call(self, dim)
 
 
 def backward(call: Fn, grad_output: Tensor, output: Tensor, dim: int, input_dtype: torch.dtype) -> Any:
     if grad_output.dtype is not input_dtype or output.dtype is not input_dtype:
-        raise NotSupported("gradients of another dtype than the input are torch's to judge")
+        raise NotSupported("gradients of another dtype than the input are left to torch")
     return call(grad_output, output, dim)
 
 

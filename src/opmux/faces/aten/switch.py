@@ -1,4 +1,4 @@
-"""The switch: `enable`, `disable`, `use`, `enabled_ops`, `native`."""
+"""The public functions of ATen's face: `enable`, `disable`, `use`, `enabled_ops`, `native`."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ class Selection:
         self._of = -1  # the generation of what is registered
 
     def turn_on(self, apply: Callable[[], Any]) -> None:
-        """Have an override in place for all that this selection means, and apply it.
+        """Register an override for every overload of this selection, and apply it.
 
-        Overloads are chosen with nothing locked, as that loads plugins and kernels; where `disable()` or a vendor comes
-        meanwhile, they are chosen again.
+        Overloads are chosen without a lock, as that loads plugins and kernels; if `disable()` is called or a vendor is
+        registered meanwhile, they are chosen again.
         """
         while True:
             generation = engine.generation()
@@ -58,10 +58,11 @@ _stack: list[Selection] = []  # of live `use()` blocks; the innermost decides
 
 
 def enable(include: Names = None, exclude: Names = None, mode: str = "all") -> list[str]:
-    """Put our kernels under torch's own ops, for the whole process; returns the names of the overloads.
+    """Override torch's own ops with our kernels, for the whole process; returns the names of the overloads.
 
-    `include` and `exclude` take names of ATen (`add`: every form of it; `add.Tensor`: that one), globs (`*softmax*`)
-    and families (`family:norm`). An unknown name is an error. This selection takes the place of an earlier one.
+    `include` and `exclude` take ATen's names (`add`: all its overloads and in-place forms; `add.Tensor`: that
+    overload), globs (`*softmax*`) and families (`family:norm`). An unknown name raises. The selection replaces an
+    earlier one.
     """
     made = Selection(include, exclude, mode)
     made.turn_on(lambda: _set_base(made))
@@ -78,7 +79,7 @@ def _set_base(made: Selection | None) -> None:
 
 
 def disable() -> None:
-    """Take our kernels away again: every op is torch's own, as if nothing had been enabled."""
+    """Undo `enable`: every op runs torch's own kernel again."""
     global _base
     with lock.held:
         _base = None
@@ -88,10 +89,10 @@ def disable() -> None:
 
 
 class use:
-    """`with opmux.use():` or `@opmux.use(include=["softmax"])`: our kernels under torch's ops meanwhile.
+    """`with opmux.use():` or `@opmux.use(include=["softmax"])`: override torch's ops in a block or function.
 
-    Holds for the whole process, as backward passes run on threads of their own. Blocks nest, and the innermost decides;
-    the same object may be entered again.
+    It applies to the whole process, because backward passes run on other threads. Blocks nest, and the innermost
+    decides; the same object may be entered again.
     """
 
     def __init__(self, include: Names = None, exclude: Names = None, mode: str = "all"):
@@ -119,14 +120,14 @@ class use:
 
 
 def enabled_ops() -> list[str]:
-    """The overloads of ATen that lead to our kernels here and now, on some device."""
+    """The overloads of ATen that currently run our kernels, on some device."""
     return sorted(n for n in engine.STATE.wanted if engine.registered(n))
 
 
 def native(op: Any) -> Callable[..., Any]:
-    """ATen's own kernel of an op, whatever is enabled: `opmux.native("add.Tensor")`, or by `torch.ops.aten.relu`.
+    """ATen's own kernel of an op, even if it is overridden: `opmux.native("add.Tensor")` or of `torch.ops.aten.relu`.
 
-    Runs below autograd, as a kernel does. Of a packet (`"add"`) the overload is found by the arguments.
+    It runs below autograd, as a kernel does. For a packet (`"add"`) the overload is chosen by the arguments.
     """
     name = _name_of(op)
     if "." not in name and len(overloads(name)) > 1 and not isinstance(op, torch._ops.OpOverload):
@@ -177,7 +178,7 @@ def _listed(value: Names, what: str) -> tuple[str, ...] | None:
 
 
 def resolved(include: tuple[str, ...] | None, exclude: tuple[str, ...] | None) -> frozenset[str]:
-    """The overloads that a selection means, of those that some chip here can compute."""
+    """The overloads of a selection that some device of this machine can compute."""
     known = {n: o for can in engine.choosable().values() for n, o in can.items()}
     chosen = set(known) if include is None else _matching(include, known)
     return frozenset(chosen - (_matching(exclude, known) if exclude else set()))
@@ -187,15 +188,15 @@ def _matching(asked: Iterable[str], known: dict[str, Overload]) -> set[str]:
     found: set[str] = set()
     for name in asked:
         plain = name.strip().removeprefix("aten::")
-        hits = {n for n, o in known.items() if _means(plain, n, o)}
+        hits = {n for n, o in known.items() if _refers_to(plain, n, o)}
         if not hits and not _exists(plain):
             raise UnknownName("op or family", name, _names(known))
         found |= hits
     return found
 
 
-def _means(asked: str, name: str, overload: Overload) -> bool:
-    """Whether a name means an overload: itself, its op with all overloads and its in-place form, the op of ours that
+def _refers_to(asked: str, name: str, overload: Overload) -> bool:
+    """Whether a name refers to an overload: by its name, its op (all overloads and the in-place form), our op that
     computes it, a glob, or its family."""
     if asked.startswith("family:"):
         return overload.family == asked.removeprefix("family:")
@@ -209,10 +210,10 @@ def _means(asked: str, name: str, overload: Overload) -> bool:
 
 
 def _exists(name: str) -> bool:
-    """Whether a name is right and yet means nothing here: an op that no kernel of this machine computes."""
+    """Whether a name is valid although no kernel of this machine computes it."""
     from .overloads import table
 
-    if any(_means(name, n, o) for n, o in table().items()):
+    if any(_refers_to(name, n, o) for n, o in table().items()):
         return True
     packet, dot, _ = name.partition(".")
     have = overloads(packet)

@@ -1,1 +1,1 @@
-"""NVIDIA's Transformer Engine for PyTorch, its Python untouched, over our tex. `opmux.te` is the door."""
+"""NVIDIA's Transformer Engine for PyTorch: its unmodified Python layer over our tex. Import it by `import opmux.te`."""

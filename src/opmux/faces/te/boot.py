@@ -1,13 +1,13 @@
-"""How `transformer_engine` is imported over our tex: one finder, for the modules of that package alone.
+"""Imports `transformer_engine` over our tex, with one import finder for the modules of that package.
 
-| module | what is done while it loads |
+| module | what happens when it is imported |
 |---|---|
-| `transformer_engine.common` | NVIDIA's libraries are not looked for; afterwards the extension is not loaded |
-| `transformer_engine.pytorch.*`, `.debug.*` | on a machine without CUDA: read for the chip here (`rewrite`) |
-| `transformer_engine.pytorch.jit` | there, too: nothing is compiled unless NVTE_TORCH_COMPILE says so |
-| `transformer_engine.pytorch.onnx_extensions` | stand-ins for onnx and onnxscript, where they are not installed |
+| `transformer_engine.common` | NVIDIA's libraries are not searched, and its extension is not loaded |
+| `transformer_engine.pytorch.*`, `.debug.*` | without CUDA: the source is rewritten for this device (`rewrite`) |
+| `transformer_engine.pytorch.jit` | without CUDA: nothing is compiled unless NVTE_TORCH_COMPILE is set |
+| `transformer_engine.pytorch.onnx_extensions` | placeholders for onnx and onnxscript, if they are not installed |
 
-No file is written, and no other module, torch among them, is changed.
+No file is written, and no other module (torch, for example) is changed.
 """
 
 from __future__ import annotations
@@ -35,18 +35,18 @@ from .chip import Chip
 
 LAYER = "transformer_engine"
 EXTENSION = "transformer_engine_torch"
-VERSIONS = ("2.20", "2.9")  # whose interface our tex has
-NEEDED = ("einops", "numpy", "packaging", "pydantic", "triton")  # what the layer imports, whatever is used of it
-ABSENT = ("onnx", "onnxscript")  # what it imports for its export to ONNX alone
-READ = ("pytorch", "debug", "common.triton")  # what is read for a chip; the rest asks nothing of torch
-GET = "pip install opmux[te]"
+VERSIONS = ("2.20", "2.9")  # the versions whose interface our tex has
+NEEDED = ("einops", "numpy", "packaging", "pydantic", "triton")  # packages that the layer always imports
+OPTIONAL = ("onnx", "onnxscript")  # packages that it needs only for export to ONNX
+REWRITTEN = ("pytorch", "debug", "common.triton")  # modules that are rewritten; the others do not use torch
+INSTALL_HINT = "pip install opmux[te]"
 
 _finder: Finder | None = None
-_holders: set[str] = set()  # who has installed it, and not taken that back
+_holders: set[str] = set()  # the callers of `install` that have not called `uninstall`
 
 
 def install(holder: str = "opmux.te") -> None:
-    """From here on `import transformer_engine.pytorch` gives NVIDIA's layer over our tex."""
+    """Make `import transformer_engine.pytorch` load NVIDIA's layer over our tex."""
     global _finder
     if _finder is not None:
         _holders.add(holder)
@@ -56,15 +56,15 @@ def install(holder: str = "opmux.te") -> None:
     _finder = Finder(chip_here())
     sys.meta_path.insert(0, _finder)
     sys.modules[EXTENSION] = tex
-    if f"{LAYER}.common" in sys.modules:  # imported for something else, without its torch half
+    if f"{LAYER}.common" in sys.modules:  # already imported, without its torch part
         _skip_extension(sys.modules[f"{LAYER}.common"])
     _holders.add(holder)
 
 
 def uninstall(holder: str = "opmux.te") -> None:
-    """Undo `install`: a later import finds what is on the disk. What was made with the layer stays as it is.
+    """Undo `install`: a later import loads the installed package. Objects made with the layer stay valid.
 
-    What another holder has installed too (`opmux.compat`) stays until that one takes it back.
+    If another holder (`opmux.compat`) has installed it too, it stays until that one uninstalls it.
     """
     global _finder
     _holders.discard(holder)
@@ -86,34 +86,34 @@ def needs(name: str) -> bool:
 
 
 def chip_here() -> Chip | None:
-    """What the sources are read for; None where they are right as they are."""
+    """The device for which sources are rewritten; None if no rewrite is needed."""
     if torch.cuda.is_available() and torch.version.cuda is not None:
         return None
     return Chip(next(iter(machine.accelerators()), "cpu"))
 
 
 def look(tex: types.ModuleType) -> None:
-    """Refuse what cannot work, and say what might not."""
+    """Raise if the layer cannot work here, and warn if it may not."""
     if sys.modules.get(EXTENSION, tex) is not tex and f"{LAYER}.pytorch" in sys.modules:
         raise ImportError(
             f"{LAYER}.pytorch is already imported, on NVIDIA's own extension. Put `import opmux.te` before the first "
             f"`import {LAYER}` of the program"
         )
     if importlib.util.find_spec(LAYER) is None:
-        raise ImportError(f"{LAYER} is not installed: {GET}")
+        raise ImportError(f"{LAYER} is not installed: {INSTALL_HINT}")
     missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
     if missing:
-        raise ImportError(f"{LAYER} imports {', '.join(missing)}, not installed here: {GET}")
+        raise ImportError(f"{LAYER} imports {', '.join(missing)}, not installed here: {INSTALL_HINT}")
     version = layer_version()
     if not version.startswith(tuple(f"{v}." for v in VERSIONS)):
         warnings.warn(
-            f"{LAYER} {version} is here; opmux.te was tested with {' and '.join(f'{v}.x' for v in VERSIONS)}",
+            f"{LAYER} {version} is installed; opmux.te was tested with {' and '.join(f'{v}.x' for v in VERSIONS)}",
             stacklevel=4,
         )
 
 
 def layer_version() -> str:
-    """The version of the layer that would be imported: of its distribution, or of the sources it lies in."""
+    """The version of the layer that would be imported, from its distribution or its source tree."""
     try:
         return importlib.metadata.version(LAYER)
     except importlib.metadata.PackageNotFoundError:
@@ -127,7 +127,7 @@ def _source_version() -> str:
 
 
 class Finder(importlib.abc.MetaPathFinder):
-    """Finds the modules of the layer where the other finders do, and gives them loaders of ours."""
+    """Finds the layer's modules through the other finders, and replaces their loaders."""
 
     def __init__(self, chip: Chip | None):
         self.chip = chip
@@ -140,14 +140,14 @@ class Finder(importlib.abc.MetaPathFinder):
         spec = next((s for f in self._others() if (s := f.find_spec(fullname, path, target)) is not None), None)
         if spec is None or not isinstance(spec.loader, importlib.machinery.SourceFileLoader):
             return spec
-        chip = self.chip if fullname.startswith(tuple(f"{LAYER}.{part}" for part in READ)) else None
+        chip = self.chip if fullname.startswith(tuple(f"{LAYER}.{part}" for part in REWRITTEN)) else None
         spec.loader = Loader(spec.loader.name, spec.loader.path, chip)
         return spec
 
     def find_distributions(
         self, context: importlib.metadata.DistributionFinder.Context | None = None
     ) -> Iterable[importlib.metadata.Distribution]:
-        """A distribution for sources that were not installed: the layer asks for its own version."""
+        """A distribution for an uninstalled source tree, because the layer queries its own version."""
         name = getattr(context, "name", None)
         if name is None or name.replace("-", "_") != LAYER or context is None:
             return
@@ -182,10 +182,10 @@ class Loader(importlib.machinery.SourceFileLoader):
 
     def get_code(self, fullname: str) -> types.CodeType | None:
         path = self.get_filename(fullname)
-        if self.chip is None or not rewrite.concerns(source := self.get_data(path)):
+        if self.chip is None or not rewrite.may_need_rewrite(source := self.get_data(path)):
             return super().get_code(fullname)
-        # Never from or into the bytecode kept beside the file: that is of the file as it is written.
-        return rewrite.read_for(source, path, self.chip.type)
+        # Never through the bytecode cache: that is for the unmodified file.
+        return rewrite.rewritten(source, path, self.chip.type)
 
     def exec_module(self, module: types.ModuleType) -> None:
         name = module.__name__.removeprefix(f"{LAYER}.")
@@ -195,10 +195,10 @@ class Loader(importlib.machinery.SourceFileLoader):
             if name == "common":
                 stack.enter_context(_environment(NVTE_PROJECT_BUILDING="1", NVTE_RELEASE_BUILD="0"))
             elif name == "pytorch.jit" and self.chip is not None:
-                # Without a GPU there may be no compiler either, and small functions gain nothing from one.
+                # Without a GPU there may be no compiler, and small functions gain nothing from it.
                 stack.enter_context(_environment(NVTE_TORCH_COMPILE=os.environ.get("NVTE_TORCH_COMPILE", "0")))
             elif name == "pytorch.onnx_extensions":
-                stack.enter_context(_stand_ins())
+                stack.enter_context(_placeholders())
             super().exec_module(module)
         if name == "common":
             _skip_extension(module)
@@ -211,7 +211,7 @@ def _skip_extension(common: types.ModuleType) -> None:
 
 @contextlib.contextmanager
 def _environment(**values: str) -> Iterator[None]:
-    """Variables set for a block."""
+    """Set environment variables for a block."""
     before = {name: os.environ.get(name) for name in values}
     os.environ.update(values)
     try:
@@ -225,32 +225,32 @@ def _environment(**values: str) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _stand_ins() -> Iterator[None]:
-    """Absent packages in `sys.modules` for a block; what was taken of them says on use that they are absent."""
-    missing = [name for name in ABSENT if name not in sys.modules and importlib.util.find_spec(name) is None]
+def _placeholders() -> Iterator[None]:
+    """Placeholders for missing packages in `sys.modules` for a block; using anything from them raises ImportError."""
+    missing = [name for name in OPTIONAL if name not in sys.modules and importlib.util.find_spec(name) is None]
     for name in missing:
-        sys.modules[name] = Absent(name)
-    Absent.importing = True
+        sys.modules[name] = Placeholder(name)
+    Placeholder.importing = True
     try:
         yield
     finally:
-        Absent.importing = False
+        Placeholder.importing = False
         for name in missing:
             del sys.modules[name]
 
 
-class Absent(types.ModuleType):
-    """A package that is not installed, or anything of it."""
+class Placeholder(types.ModuleType):
+    """A placeholder for a missing package, or for any attribute of it."""
 
     importing = False
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
-        return Absent(f"{self.__name__}.{name}")
+        return Placeholder(f"{self.__name__}.{name}")
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if not Absent.importing:
+        if not Placeholder.importing:
             package = self.__name__.partition(".")[0]
             raise ImportError(f"{self.__name__}: export to ONNX needs {package}: pip install onnxscript")
         return self

@@ -1,8 +1,7 @@
-"""The chip of a machine without CUDA, as Transformer Engine's sources see it: all they ask of `torch.cuda` and more.
+"""A replacement for `torch.cuda` in Transformer Engine's sources, on a machine without CUDA.
 
-`torch` is not changed: only those sources see this, as `rewrite` puts it in their way. A chip with a module of its own
-in torch (`torch.npu`) answers for itself; what it does not have, and all of it on a CPU, is neutral: a stream that is
-always done, an event that has happened.
+`torch` is not changed: `rewrite` makes only those sources use this. A device with its own module in torch (`torch.npu`)
+uses that; anything the module does not have, and everything on a CPU, is a no-op: an idle stream, a completed event.
 """
 
 from __future__ import annotations
@@ -16,29 +15,29 @@ import torch
 
 from ...core.errors import NotSupported
 
-# What is answered where the layer asks which kinds of fp8 the device has. Ours are emulated where the chip has none;
-# with these numbers delayed, current and block scaling are on, and what is a Blackwell's is off.
+# What the layer gets when it queries the device's FP8 support. We emulate FP8 on chips without it; with these numbers
+# delayed, current and block scaling are enabled, and Blackwell's formats are not.
 CAPABILITY = (9, 0)
 CUDA_VERSION = "12.9"
-CORES = 132  # of a chip of that capability, where this one does not say
+CORES = 132  # the cores of a chip of that capability, if this one's number is unknown
 
 
 class Chip:
-    """The device that stands where the sources say "cuda"."""
+    """The device that replaces "cuda" in the sources."""
 
     def __init__(self, kind: str):
         self.type = kind
         self.cuda = Cuda(kind)
 
     def device(self, device: Any = None, index: int | None = None, **named: Any) -> torch.device:
-        """What `torch.device` makes of its arguments, and this chip for "cuda" and for a number."""
+        """`torch.device`, with this device for "cuda" and for a number."""
         device = named.pop("type", device)
         if isinstance(index, int):
             device = f"{device}:{index}"
         return torch.device(self.here(device))
 
     def here(self, device: Any) -> Any:
-        """A device that was asked for, by name or number; this chip for "cuda"."""
+        """A device given by name or number; this device for "cuda"."""
         if device is None or isinstance(device, bool):
             return device
         if isinstance(device, int):
@@ -53,25 +52,25 @@ class Chip:
         return device
 
     def _numbered(self, index: int | None) -> torch.device:
-        # A CPU has no numbers: cpu:0 is another device than cpu, and no tensor is on it.
+        # No index on a CPU: cpu:0 is not equal to cpu, and tensors are on cpu.
         return torch.device(self.type) if index is None or self.type == "cpu" else torch.device(self.type, index)
 
 
 class Cuda:
-    """What stands for `torch.cuda`."""
+    """The replacement for `torch.cuda`."""
 
     def __init__(self, kind: str):
         # torch.cpu has streams and a current device too, but no number for it and no generator.
         self._own = getattr(torch, kind, None) if kind != "cpu" else None
         self.amp = types.SimpleNamespace(autocast=_autocast(kind))
-        self.nvtx = types.SimpleNamespace(range=_range, range_push=_nothing, range_pop=_nothing)
+        self.nvtx = types.SimpleNamespace(range=_range, range_push=_no_op, range_pop=_no_op)
 
     def __getattr__(self, name: str) -> Any:
         found = getattr(self._own, name, None)
         if found is None and name in NEUTRAL:
             found = NEUTRAL[name]
         if found is None:
-            raise AttributeError(f"torch.cuda.{name} has no equal on this machine, which has no CUDA")
+            raise AttributeError(f"torch.cuda.{name} has no equivalent on this machine, which has no CUDA")
         return found
 
     def is_available(self) -> bool:
@@ -93,14 +92,14 @@ class Cuda:
         )
 
     def _lazy_init(self) -> None:
-        """torch sets other devices up by itself."""
+        """Nothing: torch initializes other devices itself."""
 
     def _lazy_call(self, call: Callable[[], Any], **_: Any) -> None:
         call()
 
 
-def _nothing(*args: Any, **kwargs: Any) -> None:
-    """What is asked of a device that has nothing to do."""
+def _no_op(*args: Any, **kwargs: Any) -> None:
+    """A no-op."""
 
 
 @contextlib.contextmanager
@@ -116,12 +115,12 @@ def _autocast(kind: str) -> Callable[..., Any]:
 
 
 class Event:
-    """Something that has happened already."""
+    """An event that is always complete."""
 
     def __init__(self, *args: Any, **kwargs: Any):
         pass
 
-    record = wait = synchronize = _nothing
+    record = wait = synchronize = _no_op
 
     def query(self) -> bool:
         return True
@@ -131,14 +130,14 @@ class Event:
 
 
 class Stream:
-    """A queue where nothing waits."""
+    """A stream that is always idle."""
 
     cuda_stream = 0
 
     def __init__(self, *args: Any, **kwargs: Any):
         pass
 
-    wait_stream = wait_event = synchronize = _nothing
+    wait_stream = wait_event = synchronize = _no_op
 
     def record_event(self, event: Event | None = None) -> Event:
         return event or Event()
@@ -148,14 +147,14 @@ class Stream:
 
 
 class CUDAGraph:
-    """There is none; the layer asks what the class can do."""
+    """A class that cannot be instantiated; the layer only inspects it."""
 
     def __init__(self, *args: Any, **kwargs: Any):
         raise NotSupported("CUDA graphs need a CUDA device; this machine has none. Call the module without a graph")
 
 
 class device(contextlib.nullcontext):  # the name is torch.cuda's
-    """The only device there is, made the current one."""
+    """A no-op: there is only one device."""
 
 
 class _Generators:
@@ -173,7 +172,7 @@ NEUTRAL: dict[str, Any] = {
     "default_stream": lambda device=None: Stream(),
     "device": device,
     "device_count": lambda: 1,
-    "empty_cache": _nothing,
+    "empty_cache": _no_op,
     "get_rng_state": lambda device=None: torch.get_rng_state(),
     "graph": CUDAGraph,
     "is_current_stream_capturing": lambda: False,
@@ -181,9 +180,9 @@ NEUTRAL: dict[str, Any] = {
     "manual_seed_all": torch.manual_seed,
     "max_memory_allocated": lambda device=None: 0,
     "memory_allocated": lambda device=None: 0,
-    "reset_peak_memory_stats": _nothing,
-    "set_device": _nothing,
+    "reset_peak_memory_stats": _no_op,
+    "set_device": _no_op,
     "set_rng_state": lambda state, device=None: torch.set_rng_state(state),
     "stream": lambda stream: contextlib.nullcontext(stream),
-    "synchronize": _nothing,
+    "synchronize": _no_op,
 }

@@ -1,15 +1,15 @@
-"""Sources that say "cuda", read for another chip: what is compiled differs, the files and their line numbers do not.
+"""Rewrites sources that use "cuda" for another device. Files and line numbers do not change, only the compiled code.
 
-| in the source | is read as |
+| source | rewritten as |
 |---|---|
 | `"cuda"`, `"cuda:0"` | the chip's device type |
-| `torch.cuda`, `from torch.cuda import f` | the chip's view of it |
-| `torch.version.cuda` | a version that has what the layer asks for |
-| `torch.device(x)`, `f(device=x)` | the same, where x may be "cuda" or a number at run time |
+| `torch.cuda`, `from torch.cuda import f` | `chip.Cuda` |
+| `torch.version.cuda` | a version that the layer accepts |
+| `torch.device(x)`, `f(device=x)` | the same, with x replaced if it is "cuda" or a number at run time |
 | `t.is_cuda` | whether t is on the chip |
 | `t.cuda()` | `t.to(chip)` |
-| `torch.is_autocast_enabled()` | asked of the chip's type, as it is of CUDA's by default |
-| `triton.autotune(configs=x)` | the first of them, on a CPU: its interpreter has nothing to measure |
+| `torch.is_autocast_enabled()` | the same for the chip's device type (the default is CUDA's) |
+| `triton.autotune(configs=x)` | only the first config, on a CPU: the interpreter cannot be timed |
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from typing import Any
 
 from .chip import CUDA_VERSION
 
-CHIP = "__opmux_chip__"  # the Chip, in each module that was read so
+CHIP = "__opmux_chip__"  # the Chip, a global of each rewritten module
 
 
-def concerns(source: bytes) -> bool:
-    """Whether there is anything in a source to be read for a chip."""
+def may_need_rewrite(source: bytes) -> bool:
+    """Whether a source may need a rewrite."""
     return b"cuda" in source or b"triton.autotune" in source
 
 
-def read_for(source: bytes, path: str, device: str) -> Any:
-    """The code of a source, read for a chip of this device type."""
-    return compile(_Reader(device, source).visit(ast.parse(source, path)), path, "exec", dont_inherit=True)
+def rewritten(source: bytes, path: str, device: str) -> Any:
+    """The compiled code of a source, rewritten for this device type."""
+    return compile(_Rewriter(device, source).visit(ast.parse(source, path)), path, "exec", dont_inherit=True)
 
 
 def _is(node: ast.AST, package: str, *names: str) -> bool:
@@ -50,27 +50,27 @@ def _of_torch(node: ast.AST, *names: str) -> bool:
 _WORDS = re.compile(rb"cuda|device|autocast|configs=")
 
 
-class _Reader(ast.NodeTransformer):
+class _Rewriter(ast.NodeTransformer):
     def __init__(self, device: str, source: bytes):
         self.device = device
-        # How many lines up to each have anything for us: most functions have nothing, and walking over all is slow.
+        # Prefix counts of lines with such words: functions without any are skipped, as visiting every node is slow.
         self.lines = list(accumulate((bool(_WORDS.search(line)) for line in source.split(b"\n")), initial=0))
 
     def visit(self, node: ast.AST) -> Any:
         first, last = getattr(node, "lineno", None), getattr(node, "end_lineno", None)
         if first and last:
-            first = min([first, *(d.lineno for d in getattr(node, "decorator_list", ()))])  # those stand above it
+            first = min([first, *(d.lineno for d in getattr(node, "decorator_list", ()))])  # with decorators
             if self.lines[last] == self.lines[first - 1]:
                 return node
         return super().visit(node)
 
-    def _placed(self, node: ast.AST, text: str, part: ast.expr | None = None) -> Any:
-        """An expression of this text, on the lines of the node that it replaces; PART in it stands for the part."""
+    def _expression(self, node: ast.AST, text: str, part: ast.expr | None = None) -> Any:
+        """The expression `text` at the location of the node that it replaces, with `part` in place of PART."""
         made = ast.parse(text, mode="eval").body
         for new in ast.walk(made):
             if hasattr(new, "lineno"):
                 ast.copy_location(new, node)
-        return made if part is None else _Put(part).visit(made)
+        return made if part is None else _ReplacePart(part).visit(made)
 
     def visit_Constant(self, node: ast.Constant) -> Any:
         value = node.value
@@ -80,7 +80,7 @@ class _Reader(ast.NodeTransformer):
         return node
 
     def visit_JoinedStr(self, node: ast.JoinedStr) -> Any:
-        # Only what is put in: a device's name made at run time meets `here`, and the rest are messages.
+        # Only the expressions: the literal parts are messages, and device names built at run time go through `here`.
         node.values = [v if isinstance(v, ast.Constant) else self.visit(v) for v in node.values]
         return node
 
@@ -88,49 +88,49 @@ class _Reader(ast.NodeTransformer):
         if _of_torch(node, "version", "cuda"):
             return ast.copy_location(ast.Constant(CUDA_VERSION), node)
         if _of_torch(node, "cuda"):
-            return self._placed(node, f"{CHIP}.cuda")
+            return self._expression(node, f"{CHIP}.cuda")
         self.generic_visit(node)
         if node.attr == "is_cuda" and isinstance(node.ctx, ast.Load):
-            return self._placed(node, f"(PART.device.type == {self.device!r})", node.value)
+            return self._expression(node, f"(PART.device.type == {self.device!r})", node.value)
         return node
 
     def visit_Call(self, node: ast.Call) -> Any:
         if _of_torch(node.func, "device"):
-            node.func = self._placed(node.func, f"{CHIP}.device")
+            node.func = self._expression(node.func, f"{CHIP}.device")
         elif _of_torch(node.func, "is_autocast_enabled") and not node.args:
             node.args = [ast.copy_location(ast.Constant(self.device), node)]
         elif _of_torch(node.func, "get_autocast_gpu_dtype"):
-            return self._placed(node, f"torch.get_autocast_dtype({self.device!r})")
+            return self._expression(node, f"torch.get_autocast_dtype({self.device!r})")
         elif isinstance(node.func, ast.Attribute) and node.func.attr == "cuda" and not _of_torch(node.func, "cuda"):
             node.func.attr = "to"
             where = node.args[0] if node.args else ast.Constant(self.device)
-            node.args = [self._placed(node, f"{CHIP}.here(PART)", ast.copy_location(where, node))]
+            node.args = [self._expression(node, f"{CHIP}.here(PART)", ast.copy_location(where, node))]
         self.generic_visit(node)
         tuned = self.device == "cpu" and _is(node.func, "triton", "autotune")
         for keyword in node.keywords:
             if keyword.arg == "configs" and tuned:
-                keyword.value = self._placed(keyword.value, "PART[:1]", keyword.value)
+                keyword.value = self._expression(keyword.value, "PART[:1]", keyword.value)
             if keyword.arg == "device" and not isinstance(keyword.value, ast.Constant):
-                keyword.value = self._placed(keyword.value, f"{CHIP}.here(PART)", keyword.value)
+                keyword.value = self._expression(keyword.value, f"{CHIP}.here(PART)", keyword.value)
         return node
 
     def visit_FunctionDef(self, node: ast.FunctionDef) -> Any:
-        if node.name == "is_cuda":  # what the layer's own tensors say of themselves stays true
+        if node.name == "is_cuda":  # the layer's own tensor classes keep theirs
             return node
         return self.generic_visit(node)
 
     def visit_ImportFrom(self, node: ast.ImportFrom) -> Any:
         if node.module != "torch.cuda" or node.level:
             return node
-        got = [(a.asname or a.name, self._placed(node, f"{CHIP}.cuda.{a.name}")) for a in node.names]
+        got = [(a.asname or a.name, self._expression(node, f"{CHIP}.cuda.{a.name}")) for a in node.names]
         return [
             ast.copy_location(ast.Assign([ast.copy_location(ast.Name(name, ast.Store()), node)], value), node)
             for name, value in got
         ]
 
 
-class _Put(ast.NodeTransformer):
-    """Puts an expression where PART stands for it; it keeps its own lines."""
+class _ReplacePart(ast.NodeTransformer):
+    """Replaces PART by an expression, which keeps its own location."""
 
     def __init__(self, part: ast.expr):
         self.part = part
