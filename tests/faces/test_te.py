@@ -469,7 +469,7 @@ def read(tmp_path):
 
     def read(kind: str) -> dict:
         names: dict = {rewrite.CHIP: Chip(kind)}
-        exec(rewrite.read_for(SOURCE.encode(), str(tmp_path / "source.py"), kind), names)
+        exec(rewrite.rewritten(SOURCE.encode(), str(tmp_path / "source.py"), kind), names)
         return names
 
     return read

@@ -52,7 +52,7 @@ def install(holder: str = "opmux.te") -> None:
         _holders.add(holder)
         return
     tex = interface.module()
-    look(tex)
+    check_layer(tex)
     _finder = Finder(chip_here())
     sys.meta_path.insert(0, _finder)
     sys.modules[EXTENSION] = tex
@@ -92,7 +92,7 @@ def chip_here() -> Chip | None:
     return Chip(next(iter(machine.accelerators()), "cpu"))
 
 
-def look(tex: types.ModuleType) -> None:
+def check_layer(tex: types.ModuleType) -> None:
     """Raise if the layer cannot work here, and warn if it may not."""
     if sys.modules.get(EXTENSION, tex) is not tex and f"{LAYER}.pytorch" in sys.modules:
         raise ImportError(
