@@ -1,1 +1,1 @@
-"""What each op computes: one file per family. The decorated torch function is the op's reference."""
+"""The declarations of our ops, one file per family. The decorated PyTorch function is the op's reference."""

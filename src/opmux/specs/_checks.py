@@ -1,4 +1,4 @@
-"""Questions asked of arguments that no annotation can say: of lists, of sizes that follow from other arguments.
+"""Checks that annotations cannot express: for lists, and for sizes that depend on other arguments.
 
 Each raises BadArgument, which names the function and the argument.
 """
@@ -32,9 +32,9 @@ def check_tensor(
     optional: bool = False,
     of: str = "",
 ) -> None:
-    """Refuse what is not a tensor of these dtypes, shape (None is any size), number of dimensions and device.
+    """Raise if `value` is not a tensor of these dtypes, shape (None is any size), number of dimensions and device.
 
-    `of` says in the message where a shape comes from.
+    `of` explains in the message where the shape comes from.
     """
     if value is None and optional:
         return
@@ -69,7 +69,7 @@ def check_number(op: str, name: str, value: Any) -> None:
 
 
 def check_list(op: str, name: str, value: Any, each: Callable[[str, Any], None], length: int | None = None) -> None:
-    """Refuse what is not a list or tuple (of so many), or an item that `each(its name, it)` refuses."""
+    """Raise if `value` is not a list or tuple (of this length), or if `each(name of item, item)` raises."""
     if not isinstance(value, (list, tuple)):
         raise BadArgument.of(op, name, "be a list", type_name(value), TypeError)
     if length is not None and len(value) != length:

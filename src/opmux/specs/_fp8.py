@@ -1,8 +1,8 @@
-"""What ops with a float8 result share: the cast from float32, the types of its arguments, and samples.
+"""Shared by ops with a float8 result: the cast from float32, the types of its arguments, and samples.
 
-This is what delayed scaling wants: y = fp8(value * scale), with a scale known beforehand and no rounding to the input's
-dtype between, and amax raised to the largest magnitude of the values (NaN left out), where it is given. Casts saturate.
-Results are bytes, the inverse of the scale, and what the op has beside y.
+This is the cast of delayed scaling: y = fp8(value * scale), with a scale known beforehand and without rounding to the
+input's dtype first; amax, if given, is raised to the largest magnitude of the values (NaN is ignored). Casts saturate.
+Results are the bytes, the inverse of the scale, and the op's results other than y.
 """
 
 from collections.abc import Callable
@@ -17,12 +17,12 @@ from .quant import One as One
 from .quant import amax_of, bytes_of, inverse, put
 from .samples import Case, Draw, Maker
 
-# Adjacent bytes are adjacent float8 values: sums in another order may round to the next one.
+# Adjacent bytes are adjacent float8 values: a sum in another order may round to the next one.
 BYTES = {torch.uint8: Tol(0.0, 1.0)}
 
 
 def cast(value: Tensor, scale: Tensor, amax: Tensor | None, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """The bytes of what is computed, and the inverse of the scale; amax is raised."""
+    """The bytes of the value, and the inverse of the scale; amax is raised in place."""
     value = value.float().contiguous()
     if amax is not None and value.numel():
         put(amax, torch.maximum(amax, amax_of(value).reshape(amax.shape)), None)
@@ -49,7 +49,7 @@ def numbers(d: Draw) -> dict[str, Any]:
 
 
 def samples(of: Callable[[Draw], dict[str, Any]], after: str) -> Maker:
-    """Samples of an op with a cast: its own arguments, with those named in `after` behind the cast's."""
+    """Samples of an op with a cast: its own arguments, where those named in `after` follow the cast's."""
 
     def build(d: Draw) -> dict[str, Any]:
         given = of(d)

@@ -1,7 +1,7 @@
-"""Attention by its definition, with all that tex's fused attention has: masks, windows, biases, dropout, sinks.
+"""Attention in plain PyTorch, with all features of tex's fused attention: masks, windows, biases, dropout, sinks.
 
-Scores are made in full, in float32 (float64 for float64), so it takes memory for every pair of a query and a key; it is
-what runs where no library's kernel does. Tensors are [batch, heads, seq, dim], as in `attention`.
+It materializes the matrix of scores in float32 (float64 for float64); it runs if no library's kernel supports the call.
+Tensors are [batch, heads, seq, dim], as in `attention`.
 """
 
 import math
@@ -16,26 +16,26 @@ NO_BIAS, PRE_SCALE, POST_SCALE, ALIBI = range(4)  # as NVIDIA numbers them
 
 
 class Masking(NamedTuple):
-    """Which keys a query sees, and what is done to scores and probabilities.
+    """Which keys a query attends to, and what is applied to scores and probabilities.
 
-    A diagonal is the top left's (query i stands at key i) or the bottom right's (the last query at the last key); with
-    sizes, the last of each sequence.
+    The diagonal is aligned to the top left (query i at key i) or to the bottom right (the last query at the last key;
+    with sizes, the last of each sequence).
     """
 
     scale: float
     causal: bool = False
     causal_at_end: bool = False
-    left: int = -1  # how many keys before the diagonal are seen; -1: all
+    left: int = -1  # the number of keys before the diagonal in the window; -1: all
     right: int = -1
-    at_end: bool = False  # whose diagonal the window and ALiBi go by
+    at_end: bool = False  # whether the diagonal of the window and ALiBi is aligned to the bottom right
     bias: int = NO_BIAS
-    q_sizes: Tensor | None = None  # int64 [b]: how many tokens each sequence has, of those there is room for
+    q_sizes: Tensor | None = None  # int64 [b]: the length of each sequence; the rest is padding
     kv_sizes: Tensor | None = None
     dropped: float = 0.0
     seed: Tensor | None = None
 
     def shift(self, queries: int, keys: int, at_end: bool) -> Tensor | int:
-        """The key at which the diagonal has query 0."""
+        """The key on the diagonal of query 0."""
         if not at_end:
             return 0
         if self.q_sizes is None or self.kv_sizes is None:
@@ -43,7 +43,7 @@ class Masking(NamedTuple):
         return (self.kv_sizes - self.q_sizes)[:, None, None]
 
     def hidden(self, queries: int, keys: int, device: torch.device) -> Tensor | None:
-        """[batch or 1, queries, keys], True where a query does not see a key; None: it sees all."""
+        """[batch or 1, queries, keys], True where a key is masked; None if nothing is."""
         if not self.causal and self.left < 0 and self.right < 0 and self.q_sizes is None and self.kv_sizes is None:
             return None
         i = torch.arange(queries, device=device)[None, :, None]
@@ -63,7 +63,7 @@ class Masking(NamedTuple):
         return found
 
     def kept(self, t: Tensor, sizes: Tensor | None) -> Tensor:
-        """A [b, h, s, d] tensor in float32, without what lies after the end of a sequence: that may be anything."""
+        """A [b, h, s, d] tensor in float32, with zeros for padding, whose contents are undefined."""
         if sizes is None:
             return wide(t)
         after = torch.arange(t.shape[2], device=t.device) >= sizes[:, None]
@@ -71,20 +71,19 @@ class Masking(NamedTuple):
 
 
 def alibi_slopes(heads: int, device: torch.device) -> Tensor:
-    """2^(-8 k / n) for the first n heads, n the greatest power of two among `heads`; for the others what 2n heads would
-    have at every second place."""
+    """2^(-8 k / n) for the first n heads, n the largest power of two <= `heads`; then every second slope of 2n."""
     n = 1 << (heads.bit_length() - 1)
     k = torch.arange(heads, dtype=torch.float32, device=device)
     return torch.exp2(torch.where(k < n, (k + 1) * (-8 / n), (2 * (k - n) + 1) * (-4 / n)))
 
 
 def _grouped(t: Tensor, groups: int) -> Tensor:
-    """[b, kv heads, heads of each, ...] of [b or 1, heads or 1, ...]."""
+    """[b or 1, heads or 1, ...] as [b, kv heads, heads per kv head, ...]."""
     return t.unsqueeze(1) if t.shape[1] == 1 else t.unflatten(1, (groups, t.shape[1] // groups))
 
 
 def _scores(x: Tensor, y: Tensor, how: Masking, bias: Tensor | None) -> Tensor:
-    """Of grouped q and k; -inf where a query does not see a key."""
+    """The scores of grouped q and k; -inf where a key is masked."""
     groups, per, queries, keys = x.shape[1], x.shape[2], x.shape[3], y.shape[3]
     s = x @ y.mT
     if how.bias == PRE_SCALE and bias is not None:
@@ -102,14 +101,14 @@ def _scores(x: Tensor, y: Tensor, how: Masking, bias: Tensor | None) -> Tensor:
 
 
 def _probabilities(s: Tensor, lse: Tensor) -> Tensor:
-    """exp(s - lse); 0 in rows that see nothing, where both are -inf."""
+    """exp(s - lse); 0 in fully masked rows, where both are -inf."""
     return torch.exp(s - lse.masked_fill(lse == -math.inf, 0.0)[..., None])
 
 
 def masked_forward(
     q: Tensor, k: Tensor, v: Tensor, how: Masking, bias: Tensor | None, sink: Tensor | None, call: Any = None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """o, lse and the greatest score of each query, in float32. A sink, [heads], is a score more with a value of 0.
+    """o, lse and the largest score of each query, in float32. A sink, [heads], is an extra score with a value of 0.
 
     `call` holds `philox_dropout` and `philox_dropout_bwd`; only dropout needs it.
     """
@@ -139,7 +138,7 @@ def masked_backward(
     do: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, how: Masking, bias: Tensor | None,
     sink: Tensor | None, call: Any = None,
 ) -> Gradients:  # fmt: skip
-    """By the o and lse that are given, which may be of more keys than there are here: those of other devices."""
+    """The gradients, from o and lse, which may cover more keys than k has: those of other devices."""
     groups = k.shape[1]
     x, g, out = (_grouped(how.kept(t, how.q_sizes), groups) for t in (q, do, o))
     y, z = (_grouped(how.kept(t, how.kv_sizes), groups) for t in (k, v))

@@ -1,4 +1,4 @@
-"""How every reference computes: in float32 (float64 for float64 inputs), rounded once, into memory of its own."""
+"""Numerics of all references: computed in float32 (float64 for float64), rounded once, in a new tensor."""
 
 import torch
 from torch import Tensor
@@ -15,5 +15,5 @@ def wide(x: Tensor) -> Tensor:
 
 
 def rounded(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """A result: rounded once, packed, and nobody else's memory."""
+    """A result: rounded once, contiguous, and not a view."""
     return x.to(dtype, copy=True, memory_format=torch.contiguous_format)

@@ -1,7 +1,7 @@
 """Sequences of several lengths: packed one after another ("thd"), or padded to one length.
 
-Nothing here looks at the values of a tensor on the host: where a token is, is computed on the device, in shapes that
-follow from the numbers the caller gives.
+No values are read on the host: the positions of tokens are computed on the device, in shapes that depend only on the
+caller's numbers.
 """
 
 from typing import NamedTuple
@@ -11,7 +11,7 @@ from torch import Tensor
 
 
 class Lengths(NamedTuple):
-    """Of sequences: where each begins among the tokens, where the next one does, and how long it is; int64 [b]."""
+    """For each sequence: the offset of its first token, that of the next sequence, and its length; int64 [b]."""
 
     starts: Tensor
     ends: Tensor
@@ -19,7 +19,7 @@ class Lengths(NamedTuple):
 
     @classmethod
     def of(cls, cu_seqlens: Tensor, padded: Tensor | None = None, room: int | None = None) -> "Lengths":
-        """`padded` says where sequences begin that have gaps after them; with `room` each has that much."""
+        """`padded` has the offsets of sequences with padding after them; with `room`, each is padded to that length."""
         cu = cu_seqlens.long()
         places = cu if padded is None else padded.long()
         if room is not None:
@@ -28,7 +28,7 @@ class Lengths(NamedTuple):
 
 
 def token_places(of: Lengths, tokens: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Of each token: its sequence, its place there, and whether it is of the sequence, not of the gap after it."""
+    """For each token: its sequence, its position there, and whether it is valid, not padding."""
     token = torch.arange(tokens, device=of.starts.device)
     sequence = torch.searchsorted(of.ends.contiguous(), token, right=True).clamp_(max=of.ends.shape[0] - 1)
     place = token - of.starts[sequence]
@@ -36,7 +36,7 @@ def token_places(of: Lengths, tokens: int) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def unpacked(t: Tensor, of: Lengths, longest: int) -> Tensor:
-    """[b, longest, ...] of [tokens, ...]; zeros after the end of a sequence."""
+    """[tokens, ...] as [b, longest, ...], padded with zeros."""
     b = of.starts.shape[0]
     if not t.shape[0]:
         return t.new_zeros((b, longest, *t.shape[1:]))
@@ -46,7 +46,7 @@ def unpacked(t: Tensor, of: Lengths, longest: int) -> Tensor:
 
 
 def packed(t: Tensor, of: Lengths, tokens: int, empty: float = 0.0) -> Tensor:
-    """[tokens, ...] of [b, longest, ...]; `empty` for tokens that are of no sequence."""
+    """[b, longest, ...] as [tokens, ...]; padding tokens get the value `empty`."""
     if not t.shape[0] or not t.shape[1] or not tokens:
         return t.new_full((tokens, *t.shape[2:]), empty)
     sequence, place, there = token_places(of, tokens)
@@ -55,7 +55,7 @@ def packed(t: Tensor, of: Lengths, tokens: int, empty: float = 0.0) -> Tensor:
 
 
 def compacted(t: Tensor, of: Lengths) -> Tensor:
-    """[tokens, ...] without the gaps, which come last then; what stands there is anything."""
+    """[tokens, ...] with all padding moved to the end, where its contents are undefined."""
     if not t.shape[0]:
         return t
     last = of.sizes.cumsum(0)
@@ -66,7 +66,7 @@ def compacted(t: Tensor, of: Lengths) -> Tensor:
 
 
 def spread(t: Tensor, of: Lengths, empty: float = 0.0) -> Tensor:
-    """The way back of `compacted`; `empty` in the gaps."""
+    """The inverse of `compacted`; padding gets the value `empty`."""
     if not t.shape[0]:
         return t
     sequence, place, there = token_places(of, t.shape[0])
@@ -75,12 +75,12 @@ def spread(t: Tensor, of: Lengths, empty: float = 0.0) -> Tensor:
 
 
 def zeroed(t: Tensor, keep: Tensor, value: float = 0.0) -> Tensor:
-    """A tensor with `value` where the leading dimensions are not to be kept: what stood there may be anything."""
+    """A tensor with `value` where `keep` is false; the contents there may be undefined (NaN)."""
     return t.masked_fill(~keep.reshape(*keep.shape, *[1] * (t.dim() - keep.dim())), value)
 
 
 def paged_in(cache: Tensor, table: Tensor, kv: str, longest: int) -> Tensor:
-    """[b, longest, h, d] of a cache of pages, [pages, page, h, d] (or in "sbhd" [page, pages, h, d])."""
+    """A paged cache [pages, page, h, d] (or in "sbhd" [page, pages, h, d]) as [b, longest, h, d]."""
     pages = cache.transpose(0, 1) if kv == "sbhd" else cache
     found = pages[table.long().clamp(0, max(pages.shape[0] - 1, 0))].flatten(1, 2)
     short = longest - found.shape[1]

@@ -1,8 +1,8 @@
 """Activations act(x), with a bias act(x + bias), and gated act(a) * b: of two tensors, or of the halves of one.
 
-The maths of each is a row of `ACTS`, the forms are rows of `VARIANTS`; a loop makes the ops: `<act>`, `<act>_bias`,
-`<act>_mul`, `<act>_glu`, and a `_bwd` of each. tex's names for them are in faces/tex/ops.
-All of them compute in float32 (float64 for float64 inputs) and round once, into fresh contiguous results.
+The formula of each is a row of `ACTS`, the forms are rows of `VARIANTS`; a loop declares the ops: `<act>`,
+`<act>_bias`, `<act>_mul`, `<act>_glu`, and a `_bwd` of each. tex's names for them are in faces/tex/ops.
+All of them compute in float32 (float64 for float64 inputs) and round once, to new contiguous tensors.
 """
 
 import math
@@ -29,7 +29,7 @@ class Act(NamedTuple):
     alone: bool = True  # whether there is an op without a gate
 
 
-# Beyond this the slope of every x * sigmoid(...) below is 0 or 1, to the last bit of a float64.
+# Beyond this the derivative of every x * sigmoid(...) below is exactly 0 or 1 in float64.
 FAR = 1e3
 
 
@@ -37,7 +37,7 @@ def swish(gate: Callable[[Tensor], Tensor], rate: Callable[[Tensor], Tensor | fl
     """x * sigmoid(gate(x)), with rate = gate'."""
 
     def slope(x: Tensor) -> Tensor:
-        x = x.clamp(-FAR, FAR)  # beyond it would be infinity times zero
+        x = x.clamp(-FAR, FAR)  # avoids infinity times zero
         k = gate(x)
         s = torch.sigmoid(k)
         return s + x * rate(x) * s * torch.sigmoid(-k)  # 1 - s would cancel
@@ -186,14 +186,14 @@ def with_halves(names: str) -> Maker:
 
 # ---- the ops --------------------------------------------------------------------------------------------------------
 
-# A bias' gradient is a sum over all rows: implementations add them in another order.
+# A bias' gradient is a sum over all rows, which implementations compute in another order.
 SUMS: Mapping[torch.dtype, Tol] = {torch.float32: Tol(1e-5, 1e-4)}
 
 ROUNDED = "computed in float32 (float64 for float64) and rounded once"
 
 
 class Variant(NamedTuple):
-    """A pair of ops that activations have: how they are made, named, documented and sampled."""
+    """A forward and backward op of every activation: how they are computed, named, documented and sampled."""
 
     make: Callable[[str], tuple[Callable[..., Any], Callable[..., Any]]]
     suffix: str
@@ -201,7 +201,7 @@ class Variant(NamedTuple):
     doc: str
     bwd_doc: str
     good: Callable[[str], Maker]
-    gated: bool = False  # whether activations that exist only as gates have it too
+    gated: bool = False  # whether activations that exist only as gates have this variant
     tol: Mapping[torch.dtype, Tol] | None = None  # of the backward
 
 
@@ -247,7 +247,7 @@ VARIANTS = (
         Args:
             dy: the gradient of y.
             x: the input of the forward.
-            bias: that of the forward; None if x includes it.
+            bias: as in the forward; None if x includes it.
 
         Returns:
             dx, like x, and dbias, in bias' dtype (x's without bias): {ROUNDED}. dbias sums dx before it is rounded.
@@ -263,7 +263,7 @@ VARIANTS = (
 
         Args:
             a: the gate, before its activation.
-            b: what is gated.
+            b: the values that the gate multiplies.
 
         Returns:
             y, like a: {ROUNDED}.
@@ -272,8 +272,8 @@ VARIANTS = (
 
         Args:
             dy: the gradient of y.
-            a: that of the forward.
-            b: that of the forward.
+            a: as in the forward.
+            b: as in the forward.
 
         Returns:
             da and db, like a: {ROUNDED}.
@@ -288,7 +288,7 @@ VARIANTS = (
         f"""y = f(a) * b, with a and b the halves of the last dimension of x, f(x) = {{f}}.
 
         Args:
-            x: the gate a, before its activation, and what is gated, b, side by side.
+            x: [a, b] along the last dimension: the gate before its activation, and the values that it multiplies.
 
         Returns:
             y [*rows, n], in x's dtype: {ROUNDED}.
@@ -326,7 +326,7 @@ for _act, _row in ACTS.items():
         declare(_forward, _name, _v.inputs, _docs[0], _v, grad=f"{_name}_bwd")
         declare(_backward, f"{_name}_bwd", f"dy {_v.inputs}", _docs[1], _v, out=_grads, tol=_v.tol)
 
-# ---- with a float8 result: the activation by its name, as all of them are one op -------------------------------------
+# ---- with a float8 result: one op for all activations, chosen by name ------------------------------------------------
 
 
 Alone = Annotated[str, one_of(*(a for a, row in ACTS.items() if row.alone))]

@@ -1,14 +1,14 @@
 """Attention: o = softmax(q k^T * scale) v, forward and backward.
 
-Tensors are [batch, heads, seq, dim]. k and v may have fewer heads than q (grouped queries): each of theirs then serves
-as many adjacent heads of q as their number divides it by. v may have a dim of its own, which is o's.
+Tensors are [batch, heads, seq, dim]. k and v may have fewer heads than q (grouped-query attention): each head of k and
+v is used by heads / kv_heads adjacent heads of q. v and o may have another dim than q and k.
 
-`causal` is aligned to the bottom right: the last query sees every key, the one before all but the last, and where there
-are fewer keys than queries the first queries see none. A query that sees nothing gives o = 0 and lse = -inf.
+`causal` is aligned to the bottom right: the last query attends to every key, the one before to all but the last; with
+fewer keys than queries the first queries attend to none. A query without keys gives o = 0 and lse = -inf.
 
-It computes in float32 (float64 for float64 inputs) and rounds once, into fresh results. o and dq lie in memory as q
-does, dk as k, dv as v: contiguous, or, where the sequence has the greater stride than the heads, as a contiguous
-[batch, seq, heads, dim] or, where it has the greatest of all, [seq, batch, heads, dim]. Those are what projections give
+Computed in float32 (float64 for float64 inputs) and rounded once, in new tensors. o and dq have the memory layout of q,
+dk of k, dv of v: contiguous, or the layout of a contiguous [batch, seq, heads, dim] if the sequence has a larger stride
+than the heads, or [seq, batch, heads, dim] if it has the largest stride. Those are what projections give
 and kernels write.
 
 `attention_varlen` is for sequences of any lengths, one after another: [tokens, heads, dim].
@@ -28,7 +28,7 @@ from ._numeric import rounded, wide
 from ._sequences import Lengths, packed, unpacked
 from .samples import Case, Draw, Maker
 
-# Kernels round probabilities to the inputs' dtype before they multiply by v, and the gradient's products likewise.
+# Kernels round probabilities to the inputs' dtype before the product with v, and do the same in the backward.
 TOL = {
     torch.float32: Tol(1e-5, 1e-4),
     torch.float16: Tol(4e-3, 4e-3),
@@ -42,14 +42,14 @@ V = Float[Tensor, "batch kv_heads keys dim_v", same_dtype("q")]
 
 
 def heads_divide(op: str, q: Tensor, k: Tensor) -> None:
-    """Each head of k serves as many heads of q."""
+    """[batch, kv_heads, heads / kv_heads, ...]: the heads of q grouped by their head of k."""
     heads, kv_heads = q.shape[1], k.shape[1]
     if not kv_heads or heads % kv_heads:
         raise BadArgument.of(op, "k", f"have heads that divide the {heads} of {{q}}", str(kv_heads))
 
 
 def order(t: Tensor) -> tuple[int, int, int, int]:
-    """The order in which results that follow a tensor lie: its dimensions, the outermost first."""
+    """The memory layout of results that follow a tensor: its dimensions, the outermost first."""
     b, h, s, _ = t.stride()
     if h >= s:
         return (0, 1, 2, 3)
@@ -72,7 +72,7 @@ def scale_of(q: Tensor, scale: float | None) -> float:
 
 
 def _scores(q: Tensor, k: Tensor, causal: bool, scale: float) -> Tensor:
-    """q k^T * scale of grouped q and k, -inf where a query does not see a key."""
+    """q k^T * scale of grouped q and k, -inf where a key is masked."""
     s = (q @ k.mT) * scale
     if not causal:
         return s
@@ -83,7 +83,7 @@ def _scores(q: Tensor, k: Tensor, causal: bool, scale: float) -> Tensor:
 
 
 def _probabilities(s: Tensor, lse: Tensor) -> Tensor:
-    """exp(s - lse); 0 in rows that see nothing, where both are -inf."""
+    """exp(s - lse); 0 in fully masked rows, where both are -inf."""
     return torch.exp(s - lse.masked_fill(lse == -torch.inf, 0.0)[..., None])
 
 
@@ -146,7 +146,7 @@ def _fewer_heads(good: Maker) -> BadSamples:
 
 
 def _flops(products: int, q: Tensor, k: Tensor, v: Tensor, causal: bool) -> int:
-    """Of so many products over q's dim and as many over v's; pairs that causal hides are not counted."""
+    """The FLOPs of this many products over q's dim and over v's dim; masked pairs are not counted."""
     b, h, sq, d = q.shape
     sk = k.shape[2]
     pairs = sum(max(0, min(sk, i + 1 + sk - sq)) for i in range(sq)) if causal else sq * sk
@@ -246,15 +246,15 @@ def attention_bwd(
 
     Args:
         do: the gradient of o.
-        q: that of the forward.
-        k: that of the forward.
-        v: that of the forward.
+        q: as in the forward.
+        k: as in the forward.
+        v: as in the forward.
         o: the first result of the forward.
         lse: the second result of the forward. o and lse may be those of more keys than are here, as where the keys of
             a sequence lie on several devices: the gradients are then the part of these keys, which sum(p * dp) would
             not give.
-        causal: that of the forward.
-        scale: that of the forward.
+        causal: as in the forward.
+        scale: as in the forward.
 
     Returns:
         dq, like q, dk, like k, and dv, like v.

@@ -1,4 +1,4 @@
-"""Norms over channels and groups of them: group norm, batch norm, weight norm; and torch's functions made of them.
+"""Group norm, batch norm and weight norm, and torch's functions over them.
 
 They compute in float32 (float64 for float64 inputs) and round once. Statistics are float32 (float64). Results are
 fresh and contiguous, but where x is channels-last (4-d or 5-d), so are y and dx. An absent weight is 1 and an absent
@@ -21,12 +21,12 @@ from .samples import OTHER, Case, Draw, Maker
 # Gradients of weights are sums over the batch: implementations add them in another order.
 SUMS = {torch.float32: Tol(1e-5, 1e-4)}
 
-# How 4-d and 5-d tensors may lie beside contiguous.
+# Memory formats of 4-d and 5-d tensors other than contiguous.
 CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
 
 
 def memory_format(x: Tensor) -> torch.memory_format:
-    """How results of x's shape lie: channels-last if x does (and is not contiguous as well), else contiguous."""
+    """The memory format of results: channels-last if x is (and is not contiguous as well), else contiguous."""
     last = CHANNELS_LAST.get(x.dim())
     if last is None or x.is_contiguous() or not x.is_contiguous(memory_format=last):
         return torch.contiguous_format
@@ -49,12 +49,12 @@ Channels = Float[Tensor, "channels"]
 
 
 def _by_channel(t: Tensor | None, like: Tensor) -> Tensor:
-    """A number for each channel, beside [samples, channels, places]; absent, it is 1."""
+    """A parameter per channel, broadcastable to [samples, channels, positions]; 1 if absent."""
     return like.new_ones(()) if t is None else t.to(like.dtype)[None, :, None]
 
 
 def _mean(x: Tensor, dim: Any, count: int) -> Tensor:
-    """The mean, 0 where there is nothing."""
+    """The mean; 0 of an empty dimension."""
     return x.sum(dim, keepdim=True) / torch.sym_max(count, 1)
 
 
@@ -97,7 +97,7 @@ def _x(d: Draw) -> Tensor:
 
 
 def _bad(good: Maker, *rows: tuple[str, str, Any, str], **options: Any) -> BadSamples:
-    """Bad samples: (id, the argument, what it becomes or a function of it, what must be said)."""
+    """Bad samples: (id, the argument, its new value or a function of it, the pattern of the error)."""
 
     def bad(device: torch.device) -> Iterator[BadSample]:
         for id, name, value, says in rows:
@@ -219,10 +219,10 @@ def group_norm_bwd(
     Args:
         dy: the gradient of y.
         x: the input of the forward.
-        weight: that of the forward.
+        weight: as in the forward.
         mean: the second result of the forward.
         rstd: the third result of the forward.
-        num_groups: that of the forward.
+        num_groups: as in the forward.
     """
     v = wide(x).reshape(sizes(x))
     dz = dy.to(v.dtype).reshape(v.shape)
@@ -368,7 +368,7 @@ def batch_norm_bwd(
     Args:
         dy: the gradient of y.
         x: the input of the forward.
-        weight: that of the forward.
+        weight: as in the forward.
         mean: the second result of the forward.
         rstd: the third result of the forward.
     """
@@ -450,10 +450,10 @@ def batch_norm_infer_bwd(
     Args:
         dy: the gradient of y.
         x: the input of the forward.
-        mean: that of the forward.
-        var: that of the forward.
-        weight: that of the forward.
-        eps: that of the forward.
+        mean: as in the forward.
+        var: as in the forward.
+        weight: as in the forward.
+        eps: as in the forward.
     """
     v = wide(x).reshape(sizes(x))
     dz, r = dy.to(v.dtype).reshape(v.shape), torch.rsqrt(_by_channel(var, v) + eps)
@@ -532,7 +532,7 @@ def weight_norm(v: V, g: PerNorm, dim: Dim | None = 0) -> tuple[Tensor, Tensor]:
     Args:
         v: the direction of the weight.
         g: its length: of v's shape, with 1 in place of every dimension but dim; 0-dim where dim is None or -1.
-        dim: the dimension that has a norm of its own at each index; None, or -1 as in torch, for one norm of all.
+        dim: the dimension along which each index has its own norm; None, or -1 as in torch, for one norm of everything.
 
     Returns:
         w, like v, and the norms, float32 (float64 for float64), of g's shape.
@@ -564,10 +564,10 @@ def weight_norm_bwd(
 
     Args:
         dw: the gradient of w.
-        v: that of the forward.
-        g: that of the forward.
+        v: as in the forward.
+        g: as in the forward.
         norm: the second result of the forward.
-        dim: that of the forward.
+        dim: as in the forward.
     """
     u = wide(v).reshape(around(v, dim))
     scale = 1 / norm.to(u.dtype).reshape(1, -1, 1)
@@ -634,7 +634,7 @@ def functional_instance_norm(
     n, c, _ = sizes(input)
     if running_mean is None or running_var is None or not input.numel():
         return group_norm(input, c, weight, bias, eps)[0]
-    # every channel of every sample is one of a batch of one: its statistics are what the running ones follow
+    # every channel of every sample counts as a channel of a batch of one, whose statistics update the running ones
     one = input.reshape(1, n * c, *input.shape[2:])
     repeated = [None if t is None else t.repeat(n) for t in (weight, bias)]
     y, _, _, mean, var = batch_norm(one, *repeated, None, None, 1.0, eps)

@@ -1,4 +1,4 @@
-"""Dropout whose mask has a bit for each element.
+"""Dropout with a bit mask: one bit for each element.
 
 An element is dropped where a random byte is below floor(256 p): p counts in steps of 1/256, the scale 1 / (1 - p) does
 not. The bytes are Philox's (see `random`), 16 to a group. Of n elements the first half takes the bytes 0 to 7 of the
@@ -147,7 +147,7 @@ def philox_dropout_bits(x: Float[Tensor, "..."], seed: Seed, p: Probability) -> 
 
     Args:
         x: a multiple of 16 elements.
-        seed: int64 [2], key and counter of Philox; beside x or on the host.
+        seed: int64 [2], key and counter of Philox; on x's device or on the CPU.
         p: the probability of an element to be dropped, in steps of 1/256.
     """
     keep = random_bytes(x.numel(), seed.to(x.device), x.device) >= threshold(p)
@@ -161,6 +161,6 @@ def dropout_bits_bwd(dy: Float[Tensor, "..."], mask: Byte[Tensor, "..."], p: Pro
     Args:
         dy: the gradient of y.
         mask: the second result of the forward: eight elements a byte, the first the lowest bit.
-        p: that of the forward.
+        p: as in the forward.
     """
     return kept(bits_of(mask), dy, p)

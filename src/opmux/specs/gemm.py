@@ -109,7 +109,7 @@ def linear_bwd(
     Args:
         dy: the gradient of y.
         x: the input of the forward.
-        weight: that of the forward.
+        weight: as in the forward.
 
     Returns:
         dx, like x, dweight, like weight, and dbias [n], of weight's dtype.
@@ -169,13 +169,13 @@ def with_bias(y: Tensor, bias: Tensor | None) -> Tensor:
 
 
 def gemm_flops(a: Tensor, b: Tensor, *rest: Any) -> int:
-    """2 M N K: the first flag among the further arguments says which side of a is K."""
+    """2 M N K; the first bool of the other arguments (trans_a) determines which dimension of a is K."""
     turned = next((v for v in rest if isinstance(v, bool)), False)
     return 2 * a.numel() * b.numel() // max(a.shape[0 if turned else 1], 1)
 
 
 def _gemm_args(d: Draw) -> dict[str, Any]:
-    """The case's shape is that of a. Options: out (columns of the product), ta, tb, bias, alpha, to (its dtype)."""
+    """The case's shape is a's. Options: out (columns of the product), ta, tb, bias, alpha, to (its dtype)."""
     rows, cols = d.case.shape
     k = rows if d.option("ta") else cols
     n = d.option("out", 24)
@@ -191,7 +191,7 @@ def _gemm_args(d: Draw) -> dict[str, Any]:
 
 
 def _drawn(d: Draw, name: str, shape: tuple[int, ...], scale: float = 1.0) -> Tensor:
-    """A tensor beside the first, laid out as the case says where it is a matrix."""
+    """Another tensor; a matrix has the case's memory layout."""
     layout = d.case.layout if len(shape) > 1 else "packed"
     return Draw(Case(shape, layout, {"of": d.case.id, "name": name}), d.dtype, d.device).full(scale)
 
@@ -245,7 +245,7 @@ def gemm(
     alpha: float = 1.0,
     out_dtype: OutDtype | None = None,
 ) -> Tensor:
-    """y = alpha * op(a) op(b) + bias, where op(x) is x^T if `trans_` says so; rounded once.
+    """y = alpha * op(a) op(b) + bias, where op(x) is x^T if trans_a (trans_b) is set; rounded once.
 
     Args:
         a: [m, k]; [k, m] with trans_a.
@@ -254,7 +254,7 @@ def gemm(
         trans_a: use a^T.
         trans_b: use b^T.
         alpha: multiplies the product, before the bias is added.
-        out_dtype: the dtype of the result; by default that of a.
+        out_dtype: the dtype of the result; by default a's.
 
     Returns:
         y [m, n].
@@ -281,7 +281,7 @@ def gemm_gelu(
         trans_a: use a^T.
         trans_b: use b^T.
         alpha: multiplies the product, before the bias is added.
-        out_dtype: the dtype of the result; by default that of a.
+        out_dtype: the dtype of the result; by default a's.
 
     Returns:
         y and pre, both [m, n].
@@ -326,7 +326,7 @@ def gemm_dgelu(
         trans_a: use a^T.
         trans_b: use b^T.
         alpha: multiplies the product.
-        out_dtype: the dtype of the result; by default that of a.
+        out_dtype: the dtype of the result; by default a's.
 
     Returns:
         y [m, n].
@@ -336,7 +336,7 @@ def gemm_dgelu(
 
 
 def _sum_args(d: Draw) -> dict[str, Any]:
-    """Options beside gemm's: beta, wider (c in float32)."""
+    """More options than gemm's: beta, wider (c in float32)."""
     of = _gemm_args(d)
     m = d.case.shape[1 if d.option("ta") else 0]
     c = _drawn(d, "c", (m, d.option("out", 24))).contiguous()
@@ -385,13 +385,13 @@ def gemm_add_(
     """c = alpha * op(a) op(b) + beta * c, in place.
 
     Args:
-        c: the sum; its dtype need not be that of a.
+        c: the output, updated in place; its dtype may differ from a's.
         a: [m, k]; [k, m] with trans_a.
         b: [k, n]; [n, k] with trans_b.
         trans_a: use a^T.
         trans_b: use b^T.
         alpha: multiplies the product.
-        beta: multiplies c; with 0, c is overwritten whatever it holds, NaN included.
+        beta: multiplies c; with 0, c is overwritten even if it contains NaN.
     """
     y = product(a, b, trans_a, trans_b, alpha)
     c.copy_(y if beta == 0.0 else y + c.to(y.dtype) * beta)
@@ -414,7 +414,7 @@ def scales_shape(x: Tensor, rows: int) -> tuple[int, int]:
 
 
 def _fp8_args(d: Draw) -> dict[str, Any]:
-    """The case's shape is that of a. Options: out, bias, e5m2 (of a)."""
+    """The case's shape is a's. Options: out, bias, e5m2 (for a)."""
     k, n = d.case.shape[-1], d.option("out", 24)
     kind = FP8[1 if d.option("e5m2") else 0]
     return {
@@ -470,8 +470,8 @@ def scaled_gemm(
         b: the bytes of the second, which is transposed.
         a_scale: multiplies a.
         b_scale: multiplies b.
-        a_dtype: what the bytes of a are.
-        b_dtype: what the bytes of b are.
+        a_dtype: the float8 dtype of a.
+        b_dtype: the float8 dtype of b.
         bias: added to each row of the product.
         out_dtype: the dtype of y.
         fast: allow sums of fewer bits than float32, on chips that have them.
@@ -484,7 +484,7 @@ def scaled_gemm(
 
 
 def _block_args(d: Draw) -> dict[str, Any]:
-    """Options beside those of FP8: ar, br (the rows of a block of a and of b)."""
+    """More options than FP8's: ar, br (the rows of a block of a and of b)."""
     of = _fp8_args(d)
     m, k = d.case.shape
     rows = {"a": (d.option("ar", 1), m), "b": (d.option("br", BLOCK), of["b"].shape[0])}
@@ -538,8 +538,8 @@ def block_scaled_gemm(
         b: the bytes of the second, which is transposed.
         a_scale: multiplies the blocks of a: [ceil(m / a_rows), ceil(k / 128)].
         b_scale: multiplies the blocks of b: [ceil(n / b_rows), ceil(k / 128)].
-        a_dtype: what the bytes of a are.
-        b_dtype: what the bytes of b are.
+        a_dtype: the float8 dtype of a.
+        b_dtype: the float8 dtype of b.
         bias: added to each row of the product.
         a_rows: the rows of a block of a.
         b_rows: the rows of a block of b.

@@ -52,7 +52,7 @@ NewSizes = Annotated[list[int], each(at_least(0)), same_len("rows")]
 
 
 def drawn_indices(d: Draw, tokens: int, topk: int) -> Tensor:
-    """Different experts for a token, out of few; the last expert gets nothing."""
+    """Different experts for each token; the last expert gets no tokens."""
     experts = topk + 2
     drawn = Draw(Case((tokens, experts), options={"of": d.case.id}), torch.float32, torch.device("cpu")).full()
     return drawn.argsort(-1)[:, :topk].to(d.device, torch.int32)
@@ -133,7 +133,7 @@ def moe_spread(x: AnyTensor[Tensor, "tokens n", MOVED], row_map: RowMap, topk: T
 
     Args:
         x: the tokens.
-        row_map: that of moe_row_map; it names a row once at most.
+        row_map: the result of moe_row_map; it names a row once at most.
         topk: how many copies a token has.
         rows: the rows of y; 0 for tokens * topk. Those beyond tokens * topk are zeros.
 
@@ -143,7 +143,7 @@ def moe_spread(x: AnyTensor[Tensor, "tokens n", MOVED], row_map: RowMap, topk: T
     y = x.new_zeros(rows or x.shape[0] * topk, x.shape[1])
     if not y.numel():
         return y
-    # what is dropped goes to a row of its own, which is cut off
+    # dropped copies go to an extra row, which is cut off
     at = torch.where(_missing(row_map, y.shape[0]), y.shape[0], row_map).long()
     spare = torch.cat([_raw(y), _raw(y[:1])])
     spare = spare.index_copy(0, at, _raw(x).repeat(topk, 1))
@@ -155,7 +155,7 @@ def _missing(rows: Tensor, count: int) -> Tensor:
 
 
 def _raw(x: Tensor) -> Tensor:
-    """The same rows, as bytes where torch can do nothing else with them."""
+    """The same rows, as bytes for dtypes that torch cannot index."""
     return x.view(torch.uint8) if x.dtype in FP8 else x
 
 
@@ -170,8 +170,8 @@ def moe_spread_bwd(dy: Rows, row_map: RowMap, topk: TopK = 1) -> Tensor:
 
     Args:
         dy: the gradient of y.
-        row_map: that of the forward.
-        topk: that of the forward.
+        row_map: as in the forward.
+        topk: as in the forward.
 
     Returns:
         dx [tokens, n], of dy's dtype.
@@ -188,8 +188,8 @@ def moe_collect(x: Rows, row_map: RowMap, probs: Probs | None = None, topk: TopK
 
     Args:
         x: the rows, in order of experts.
-        row_map: that of moe_row_map.
-        probs: multiplies each copy; without it they are added as they are.
+        row_map: the result of moe_row_map.
+        probs: multiplies each copy; None for 1.
         topk: how many copies a token has.
 
     Returns:
@@ -203,12 +203,12 @@ def working(dtype: torch.dtype) -> torch.dtype:
 
 
 def finished(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """A result in its dtype; float8 has no infinities to fall into."""
+    """A result in its dtype; clamped for float8, which has no infinity."""
     return x.clamp(-FP8_MAX[dtype], FP8_MAX[dtype]).to(dtype) if dtype in FP8 else x
 
 
 def _picked(x: Tensor, rows: Tensor) -> Tensor:
-    """The rows of x, zeros where there is none."""
+    """The rows of x; zeros for dropped copies."""
     if not x.shape[0]:
         return x.new_zeros(rows.shape[0], x.shape[1]).to(working(x.dtype))
     found = _as(_raw(x)[rows.clamp(0, x.shape[0] - 1).long()], x.dtype).to(working(x.dtype))
@@ -243,10 +243,10 @@ def moe_collect_bwd(
 
     Args:
         dy: the gradient of y.
-        x: that of the forward.
-        row_map: that of the forward.
-        probs: that of the forward.
-        topk: that of the forward.
+        x: as in the forward.
+        row_map: as in the forward.
+        probs: as in the forward.
+        topk: as in the forward.
 
     Returns:
         dx, like x, 0 in rows of no token, and dprobs [tokens, topk], of probs' dtype, 0 for copies that were dropped;
@@ -343,7 +343,7 @@ def moe_pad_into(
 
     Args:
         x: the blocks, one after another.
-        y: is written; rows after the last block are left as they are.
+        y: is written; rows after the last block are not changed.
         rows: the rows of each block.
         padded: the rows of each block in y.
     """
@@ -370,11 +370,11 @@ def moe_pad_into(
 def moe_unpad_into(
     x: AnyTensor[Tensor, "x_rows n"], y: AnyTensor[Tensor, "y_rows n", same_dtype("x")], rows: Sizes, kept: NewSizes
 ) -> None:
-    """Copy the first rows of each block to y, where the blocks follow each other without padding.
+    """Copy the first rows of each block to y, where blocks are concatenated without padding.
 
     Args:
         x: the blocks, one after another.
-        y: is written; rows after the last block are left as they are.
+        y: is written; rows after the last block are not changed.
         rows: the rows of each block in x.
         kept: how many of them are copied.
     """

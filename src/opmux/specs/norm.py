@@ -19,13 +19,13 @@ from .samples import Case, Draw, rows
 # A weight's gradient is a sum over all rows: implementations add them in another order.
 SUMS = {torch.float32: Tol(1e-5, 1e-4)}
 
-# What torch's RMS norm adds where no eps is given: the epsilon of the dtype it computes in.
+# torch's default eps of RMS norm: the epsilon of the dtype it computes in.
 TORCH_EPS = {d: torch.finfo(torch.float32).eps for d in (torch.float16, torch.bfloat16, torch.float32)}
 TORCH_EPS[torch.float64] = torch.finfo(torch.float64).eps
 
 
 def row_mean(x: Tensor) -> Tensor:
-    """The mean of each row, 0 for a row of nothing."""
+    """The mean of each row; 0 for an empty row."""
     return x.sum(-1) / torch.sym_max(x.shape[-1], 1)
 
 
@@ -107,9 +107,9 @@ def rms_norm_bwd(
     Args:
         dy: the gradient of y.
         x: the input of the forward.
-        weight: that of the forward.
+        weight: as in the forward.
         rstd: the second result of the forward.
-        offset: that of the forward.
+        offset: as in the forward.
 
     Returns:
         dx, like x, and dweight, like weight.
@@ -188,7 +188,7 @@ def add_rms_norm(
 
     Args:
         x: the output of a block.
-        residual: what it is added to.
+        residual: the tensor that x is added to.
         weight: the scale of each column.
         eps: added to the mean square.
         offset: added to the weight; 1.0 for a zero-centred weight.
@@ -197,7 +197,7 @@ def add_rms_norm(
         y and s, like x, and rstd, float32 [*rows] (float64 for float64).
     """
     s = rounded(wide(x) + wide(residual), x.dtype)
-    # From the rounded sum: it is what the backward will see.
+    # From the rounded sum, which the backward gets.
     y, rstd = rms_parts(wide(s), weight, eps, offset)
     return rounded(y, x.dtype), s, rounded(rstd, rstd.dtype)
 
@@ -324,10 +324,10 @@ def layer_norm_bwd(
     Args:
         dy: the gradient of y.
         x: the input of the forward.
-        weight: that of the forward.
+        weight: as in the forward.
         mean: the second result of the forward.
         rstd: the third result of the forward.
-        offset: that of the forward.
+        offset: as in the forward.
     """
     v = wide(x)
     dz, mu, r = dy.to(v.dtype), mean.to(v.dtype)[..., None], rstd.to(v.dtype)[..., None]

@@ -149,7 +149,7 @@ class Adam(NamedTuple):
     weight_decay: Any
 
     def corrections(self) -> tuple[Any, Any]:
-        """What the moments are divided by; in float64, as 1 - 0.999 is nothing for float32."""
+        """The bias corrections of the moments; in float64, as float32 loses the digits of 1 - 0.999^step."""
         if not self.bias_correction:
             return 1.0, 1.0
         if isinstance(self.step, Tensor):
@@ -179,7 +179,7 @@ def written(t: Tensor, value: Tensor, skip: Tensor | None = None) -> None:
 
 
 def raised(flag: Tensor, bad: Tensor) -> None:
-    """Set a flag where something is bad; nothing clears it."""
+    """Set a flag if a value is not finite; it is never cleared."""
     written(flag, torch.where(bad, 1, flag.reshape(())))
 
 
@@ -264,7 +264,7 @@ def multi_tensor_scale(
 
     Args:
         chunk_size: not used; how NVIDIA's kernels cut the work.
-        noop_flag: set to 1 if an input is not finite. It stops nothing.
+        noop_flag: set to 1 if an input is not finite. It does not stop the computation.
         tensor_lists: the tensors; outputs are written in place.
         scale: the factor.
     """
@@ -280,7 +280,7 @@ def multi_tensor_scale_tensor(
 
     Args:
         chunk_size: not used.
-        is_infinite: set to 1 if an input is not finite. It stops nothing.
+        is_infinite: set to 1 if an input is not finite. It does not stop the computation.
         tensor_lists: the tensors; outputs are written in place.
         scale: the factor.
     """
@@ -321,7 +321,7 @@ def multi_tensor_l2norm(
         chunk_size: not used.
         noop_flag: set to 1 if the norm is not finite.
         tensor_lists: the tensors.
-        per_tensor: whether the norm of each tensor is wanted.
+        per_tensor: whether to return the norm of each tensor.
 
     Returns:
         The norm of all, float32 [1]; the norms of each, float32 [tensors], or an empty tensor.
@@ -345,7 +345,7 @@ def multi_tensor_unscale_l2norm(
         noop_flag: set to 1 if the norm is not finite.
         tensor_lists: the tensors.
         inv_scale: the factor, on the device.
-        per_tensor: whether the norm of each tensor is wanted.
+        per_tensor: whether to return the norm of each tensor.
 
     Returns:
         The norm of all, float32 [1]; the norms of each, float32 [tensors], or an empty tensor.
@@ -513,7 +513,7 @@ def multi_tensor_adam_fp8(
 
 
 def captured(flag: Tensor, tensor_lists: Lists, how: Adam, inv_scale: Tensor) -> None:
-    """A step whose learning rate, number and flag are on the device; gradients are unscaled for good."""
+    """A step whose learning rate, number and flag are on the device; gradients are unscaled in place."""
     skip = flag.reshape(()) == 1
     for g, p, m, v, *master in zip(*tensor_lists, strict=True):
         unscaled = g.float() * inv_scale.reshape(())
@@ -618,7 +618,7 @@ def multi_tensor_sgd(
         momentum: the decay of the momenta; with 0 they are not read or written.
         dampening: gradients enter the momenta times 1 - dampening.
         lr: the learning rate.
-        nesterov: whether the update looks one step ahead.
+        nesterov: whether to use Nesterov momentum.
         first_run: whether momenta become the gradients, without dampening.
         wd_after_momentum: whether the decay is added to the update, not to the gradients.
         scale: multiplies the gradients.
@@ -659,7 +659,7 @@ def multi_tensor_compute_scale_and_scale_inv(
     force_pow_2_scales: Switch,
     epsilon: float,
 ) -> None:
-    """scale = max_fp8 / amax, 1 where that is not a finite number, and inverse scale = 1 / scale.
+    """scale = max_fp8 / amax, or 1 if that is not finite, and inverse scale = 1 / scale.
 
     Args:
         chunk_size: not used.

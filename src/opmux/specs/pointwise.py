@@ -38,12 +38,12 @@ ROUGH: Mapping[torch.dtype, Tol] = {torch.float16: Tol(4e-3, 4e-3), torch.bfloat
 
 @dataclass(frozen=True)
 class Row:
-    """One op. A keyword-only argument that is None by default is then left out of the call, for an overload without."""
+    """One op. A keyword-only argument with the default None is omitted from the call, for overloads without it."""
 
     name: str
     args: str
     dtypes: frozenset[torch.dtype]
-    domain: str = ""  # where arguments of samples lie, by a name of DOMAINS
+    domain: str = ""  # the range of sample values, a name of DOMAINS
     numbers: Mapping[str, Any] = field(default_factory=dict)  # arguments of samples that have no default
     tol: Mapping[torch.dtype, Tol] | None = None
     alias: str = ""  # the row of which this is another name
@@ -62,13 +62,13 @@ GRAD = "grad_output: Tensor, self: Tensor"
 
 
 def rows(args: str, dtypes: frozenset[torch.dtype], names: str, **fields: Any) -> Iterator[Row]:
-    """Rows that differ in nothing but their names; `name@domain` says where samples of that one lie."""
+    """Rows that differ only in their names; `name@domain` gives the range of its sample values."""
     for name, _, domain in (n.partition("@") for n in names.split()):
         yield Row(name, args, dtypes, domain, **fields)
 
 
 TABLE = (
-    # one tensor; integers become float32 where the dtypes are floats alone
+    # one tensor; if only float dtypes are listed, integers are converted to float32
     *rows(ONE, NUMBERS, "abs neg floor ceil trunc relu relu6 square"),
     *rows(ONE, ALL, "sign sgn signbit isnan isinf isfinite isposinf isneginf logical_not"),
     *rows(ONE, INTS | BOOL, "bitwise_not"),
@@ -151,7 +151,7 @@ TABLE = (
     Row("hardshrink_backward", "grad_out: Tensor, self: Tensor, lambd: Number", FLOATS, numbers={"lambd": 0.5}),
 )  # fmt: skip
 
-# Other names of ATen for the same: the row they stand for, its arguments and all.
+# ATen's aliases -> the row with the same arguments.
 ALIASES = {
     "abs": "absolute", "neg": "negative", "trunc": "fix", "clamp": "clip", "div": "divide", "mul": "multiply",
     "asin": "arcsin", "acos": "arccos", "atan": "arctan", "asinh": "arcsinh", "acosh": "arccosh", "atanh": "arctanh",
@@ -165,7 +165,7 @@ ALIASES = {
 
 
 def _also() -> Iterator[Row]:
-    """Rows for the other names; where an alias takes fewer kinds of arguments, its own line says so."""
+    """Rows for the aliases; an alias that accepts fewer kinds of arguments has its own entry."""
     named = {row.name: row for row in TABLE}
     for name, others in ALIASES.items():
         for other in others.split():
@@ -182,7 +182,7 @@ ROWS = {row.name: row for row in (*TABLE, *_also())}
 
 # ---- samples --------------------------------------------------------------------------------------------------------
 
-# Where the numbers of a sample lie, made from normal ones.
+# Ranges of sample values: functions of normally distributed numbers.
 DOMAINS: dict[str, Callable[[Tensor], Tensor]] = {
     "": lambda x: x,
     "above": lambda x: x.abs() + 0.1,
@@ -229,7 +229,7 @@ def _tensor(row: Row, d: Draw, name: str, at: int) -> Tensor:
 
 
 def samples_of(row: Row) -> Maker:
-    """Samples of floats and of integers; numbers where the op has no default are the row's."""
+    """Samples of floats and of integers; scalar arguments without a default are the row's."""
 
     def build(d: Draw) -> dict[str, Any]:
         made: dict[str, Any] = {}

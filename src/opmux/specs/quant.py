@@ -4,9 +4,9 @@ A tensor counts as the matrix [M, K] of its rows. Casts saturate: beyond the lar
 stays NaN; values are rounded once, to the nearest even, from float32 (float64 is taken as float32). The largest
 magnitude of a tensor (amax) leaves NaN out.
 
-What quantizes writes into buffers of the caller (bytes, and scales to multiply by on the way back), as a tensor in FP8
-has several, of which any may be wanted or not, and as one that is quantized anew keeps its memory. None is a buffer
-that is not wanted. A `noop` of other than zero leaves all of them as they are; it is read on the device.
+Ops that quantize write to the caller's buffers (bytes, and scales for dequantizing), because an FP8 tensor has several
+optional buffers, and one that is quantized again keeps its memory. None is a buffer that is not needed. If `noop` is
+not zero no buffer is changed; it is read on the device.
 """
 
 import math
@@ -52,7 +52,7 @@ def up(n: int, step: int) -> int:
 
 
 def block_scales(shape: Any, two_d: bool, columnwise: bool) -> tuple[int, int]:
-    """The shape of the scales of blocks of 128: along rows they lie with the blocks first."""
+    """The shape of the scales of blocks of 128; for 1 x 128 blocks the dimension of blocks comes first."""
     m, k = matrix(shape)
     m_blocks, k_blocks = -(-m // BLOCK), -(-k // BLOCK)
     if two_d:
@@ -88,7 +88,7 @@ MxColumnScales = Byte[Tensor, "_ _", shape(lambda x: mx_scales(x.shape, True)), 
 
 @dataclass(frozen=True)
 class in_blocks(Rule):
-    """A tensor whose rows and columns, as a matrix, are multiples of a number."""
+    """A tensor that, as a matrix, has rows and columns in multiples of a number."""
 
     of: int
 
@@ -104,7 +104,7 @@ class in_blocks(Rule):
 
 
 def both_or_none(op: str, **pair: Any) -> None:
-    """Bytes and their scales are wanted together."""
+    """Raise if only one of bytes and their scales is given."""
     (name, data), (name_of_scale, scale) = pair.items()
     if (data is None) != (scale is None):
         missing, there = (name, name_of_scale) if data is None else (name_of_scale, name)
@@ -132,7 +132,7 @@ def magnitudes(x: Tensor) -> Tensor:
 
 
 def scale_from(amax: Tensor, largest: float, pow2: bool, eps: float, top: float = FLOAT_MAX) -> Tensor:
-    """NVIDIA's rule: the scale that brings amax to the largest number; `top` is for where that overflows."""
+    """NVIDIA's rule: the scale that maps amax to the largest number; `top` if that overflows."""
     amax = amax.clamp_min(eps)
     scale = torch.full_like(amax, largest) / amax
     scale = torch.where(torch.isinf(scale), torch.full_like(scale, top), scale)
@@ -181,7 +181,7 @@ def power(exponent: Tensor) -> Tensor:
 
 
 def put(buffer: Buffer, value: Tensor, noop: Buffer, into: tuple[int, int] | None = None) -> None:
-    """Write, unless the flag says otherwise; a value smaller than the buffer (`into`) goes to its corner."""
+    """Write unless the flag is set; a value smaller than the buffer (`into`) is written to its top left."""
     if buffer is None:
         return
     part = buffer if into is None else buffer[: into[0], : into[1]]
@@ -301,7 +301,7 @@ ONE = Maker(
 
 
 def _unpaired(good: Maker, *names: str) -> BadSamples:
-    """Bad samples: a good one with one buffer of a pair left out."""
+    """Bad samples: a good one with one buffer of a pair omitted."""
 
     def bad(device: torch.device) -> Iterator[BadSample]:
         for name in names:
@@ -319,7 +319,7 @@ def _unpaired(good: Maker, *names: str) -> BadSamples:
     samples=ONE,
 )
 def amax_abs(x: Float[Tensor, "..."]) -> Tensor:
-    """amax = [max |x|] in float32, NaN left out; 0 for no elements."""
+    """amax = [max |x|] in float32, ignoring NaN; 0 for an empty tensor."""
     if not x.numel():
         return x.new_zeros(1, dtype=torch.float32)
     return magnitudes(x).amax().reshape(1)
@@ -346,14 +346,14 @@ def fp8_scale(
 ) -> Tensor:
     """scale = largest / max(amax, eps), with largest that of the FP8 dtype times 2^-margin.
 
-    1 where that is no number or amax is 0, the largest float32 where it overflows.
+    1 if that is NaN or amax is 0; the largest float32 if it overflows.
 
     Args:
         amax: the largest magnitudes.
         dtype: what will be cast to.
         pow2: round down to a power of two.
-        eps: the smallest amax that is looked at.
-        margin: leaves so many powers of two unused.
+        eps: a lower bound of amax.
+        margin: the number of powers of two of headroom.
 
     Returns:
         scale, like amax.
@@ -379,13 +379,13 @@ def fp8_cast_into(
     """y = fp8(x * scale), yt its transpose, scale_inv = 1 / scale, amax = max(amax, max |x|).
 
     Args:
-        x: what is quantized.
+        x: the input.
         scale: multiplies x.
-        y: where the bytes go; None if they are not wanted.
-        yt: where the bytes of the transposed matrix go; None if they are not wanted.
-        scale_inv: where 1 / scale goes; None if it is not wanted.
-        amax: raised to the largest magnitude of x; None if it is not wanted.
-        noop: a flag on the device: other than 0, nothing is written.
+        y: receives the bytes; None if not needed.
+        yt: receives the bytes of the transposed matrix; None if not needed.
+        scale_inv: receives 1 / scale; None if not needed.
+        amax: raised to the largest magnitude of x; None if not needed.
+        noop: a flag on the device: if it is not 0, nothing is written.
         dtype: what to cast to.
     """
     put(scale_inv, inverse(scale), noop)
@@ -416,14 +416,14 @@ def fp8_current_into(
     """y = fp8(x * scale), yt its transpose, scale_inv = 1 / scale, with the scale that fp8_scale has for amax of x.
 
     Args:
-        x: what is quantized.
-        y: where the bytes go; None if they are not wanted.
-        yt: where the bytes of the transposed matrix go; None if they are not wanted.
-        scale_inv: where 1 / scale goes; None if it is not wanted.
-        noop: a flag on the device: other than 0, nothing is written.
+        x: the input.
+        y: receives the bytes; None if not needed.
+        yt: receives the bytes of the transposed matrix; None if not needed.
+        scale_inv: receives 1 / scale; None if not needed.
+        noop: a flag on the device: if it is not 0, nothing is written.
         dtype: what to cast to.
         pow2: round the scale down to a power of two.
-        eps: the smallest amax that is looked at.
+        eps: a lower bound of amax.
     """
     scale = scale_from(amax_of(x), FP8_MAX[dtype], pow2, eps)
     put(scale_inv, inverse(scale), noop)
@@ -455,19 +455,19 @@ def fp8_blocks_into(
 ) -> None:
     """y in FP8 with a scale for each 1x128 (two_d: 128x128) of x, yt transposed with one for each 128x1 (128x128).
 
-    The scales written are inverses. What there is of them beyond the blocks of x is left alone.
+    The written scales are inverses. Padding of the scales is not written.
 
     Args:
-        x: what is quantized.
-        y: where the bytes go; None if they are not wanted.
-        y_scale: where the scales of y go.
-        yt: where the bytes of the transposed matrix go; None if they are not wanted.
-        yt_scale: where the scales of yt go.
-        noop: a flag on the device: other than 0, nothing is written.
+        x: the input.
+        y: receives the bytes; None if not needed.
+        y_scale: receives the scales of y.
+        yt: receives the bytes of the transposed matrix; None if not needed.
+        yt_scale: receives the scales of yt.
+        noop: a flag on the device: if it is not 0, nothing is written.
         dtype: what to cast to.
         two_d: blocks of 128x128.
         pow2: round scales down to powers of two.
-        eps: the smallest amax that is looked at.
+        eps: a lower bound of amax.
     """
     if not x.numel():
         return
@@ -507,15 +507,15 @@ def mxfp8_into(
 ) -> None:
     """y in FP8 with an E8M0 scale for each 1x32 of x, yc with one for each 32x1; with two_d for each 32x32.
 
-    Both lie as x does. What there is of the scales beyond the blocks of x is left alone.
+    Both have x's layout. Padding of the scales is not written.
 
     Args:
-        x: what is quantized.
-        y: where the bytes go; None if they are not wanted.
-        y_scale: where the scales of y go.
-        yc: where the bytes go whose scales are of columns; None if they are not wanted.
-        yc_scale: where the scales of yc go.
-        noop: a flag on the device: other than 0, nothing is written.
+        x: the input.
+        y: receives the bytes; None if not needed.
+        y_scale: receives the scales of y.
+        yc: receives the bytes with columnwise scales; None if not needed.
+        yc_scale: receives the scales of yc.
+        noop: a flag on the device: if it is not 0, nothing is written.
         dtype: what to cast to.
         two_d: blocks of 32x32.
     """
@@ -579,7 +579,7 @@ def fp8_uncast(data: Byte[Tensor, "..."], scale_inv: One, dtype: Float8, out_dty
     Args:
         data: the bytes of FP8.
         scale_inv: multiplies them.
-        dtype: what the bytes are.
+        dtype: the float8 dtype of the bytes.
         out_dtype: the dtype of y.
     """
     return fresh(data.contiguous().view(dtype).float() * scale_inv.reshape(()), out_dtype)
@@ -600,8 +600,8 @@ def fp8_blocks_uncast(
 
     Args:
         data: the bytes of FP8.
-        scales: those of the blocks.
-        dtype: what the bytes are.
+        scales: the scales of the blocks.
+        dtype: the float8 dtype of the bytes.
         two_d: whether blocks are 128x128.
         columnwise: data and scales are the transposed ones; y is not.
         out_dtype: the dtype of y.
@@ -632,9 +632,9 @@ def mxfp8_uncast(
 
     Args:
         data: the bytes of FP8.
-        scales: those of the blocks.
-        dtype: what the bytes are.
-        columnwise: scales are those of columns.
+        scales: the scales of the blocks.
+        dtype: the float8 dtype of the bytes.
+        columnwise: whether the scales are columnwise.
         out_dtype: the dtype of y.
     """
     m, k = matrix(data.shape)

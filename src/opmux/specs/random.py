@@ -51,7 +51,7 @@ EXACT = {torch.bool: Tol(0, 0), torch.int64: Tol(0, 0)}
 
 
 def _product(a: Tensor, b: int) -> tuple[Tensor, Tensor]:
-    """The two halves of a product of words; int64 wraps, and its bits are those of the unsigned product."""
+    """The two halves of a product of 32-bit words; int64 wraps around with the bits of the unsigned product."""
     whole = a * b
     return (whole >> 32) & LOW, whole & LOW
 
@@ -155,7 +155,7 @@ def counted(op: str, like: Tensor, low: int, high: int) -> None:
         raise BadArgument.of(op, "high", expected, f"low {low} and high {high}")
 
 
-# The primitives that ops under ATen's names are made of.
+# The primitives of the ops with ATen's names.
 PRIMITIVES = {
     "dropout": "philox_dropout",
     "native_dropout": "philox_dropout_mask",
@@ -235,7 +235,7 @@ def _wrong(good: Maker, **wrong: tuple[Any, ...]) -> BadSamples:
 
 
 def threshold(p: float) -> int:
-    """A word below this has probability p: 1 alone is certain."""
+    """The threshold below which a random word has probability p; p = 1 includes every word."""
     return WORD if p == 1 else min(round(p * WORD), LOW)
 
 
@@ -279,7 +279,7 @@ def philox_dropout(x: Float[Tensor, "..."], seed: Seed, p: Probability) -> Tenso
 
 @op(out="dx", samples=DROPOUT_BWD, fake=_like)
 def philox_dropout_bwd(dy: Float[Tensor, "..."], seed: Seed, p: Probability) -> Tensor:
-    """dx = dy / (1 - p), or 0 where that seed dropped x."""
+    """dx = dy / (1 - p), or 0 where x was dropped with this seed."""
     return _dropout(dy, seed, p)[0]
 
 
@@ -291,7 +291,7 @@ def philox_dropout_bwd(dy: Float[Tensor, "..."], seed: Seed, p: Probability) -> 
     tol=EXACT,
 )
 def philox_dropout_mask(x: Float[Tensor, "..."], seed: Seed, p: Probability) -> tuple[Tensor, Tensor]:
-    """y of philox_dropout, and the mask of what was kept.
+    """y of philox_dropout, and the mask of kept elements.
 
     Args:
         x: the input.
@@ -311,7 +311,7 @@ def dropout_mask_bwd(dy: Float[Tensor, "*shape"], mask: Bool[Tensor, "*shape"], 
     Args:
         dy: the gradient of y.
         mask: the second result of the forward.
-        p: that of the forward.
+        p: as in the forward.
     """
     return _kept(mask, dy, p)
 
@@ -324,7 +324,7 @@ def is_double(like: Tensor) -> bool:
 
 
 def largest_below(high: float, low: float, dtype: torch.dtype) -> float:
-    """The largest number of a dtype below `high`; `low`, rounded, where that would be below `low`."""
+    """The largest number of a dtype below `high`, but at least `low` (rounded)."""
     top = torch.tensor(high, dtype=torch.float64).to(dtype)
     if top.item() >= high:
         top = torch.nextafter(top, torch.tensor(-math.inf, dtype=dtype))
@@ -489,7 +489,7 @@ def _traced(x: Tensor) -> bool:
 
 
 def _torchs(x: Tensor) -> bool:
-    """Whether torch's own generator serves better: compiled code fuses it, and the CPU's is not Philox."""
+    """Whether to use torch's own generator: compiled code fuses it, and the CPU's is not Philox."""
     return x.is_cpu or _traced(x)
 
 
@@ -517,7 +517,7 @@ def dropout(input: Tensor, p: float = 0.5, train: bool = True) -> Tensor:
 
 @op(space="aten", out="y mask")
 def native_dropout(input: Tensor, p: float, train: bool | None = True) -> tuple[Tensor, Tensor]:
-    """dropout, with the mask of what was kept."""
+    """dropout, with the mask of kept elements."""
     if not 0 <= p <= 1:
         fits("native_dropout", p=p)
     if _torchs(input):

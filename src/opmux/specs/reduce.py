@@ -49,7 +49,7 @@ class Rule(NamedTuple):
 
     gives: torch.dtype | None = None  # None: the dtype of x (of `dtype`)
     whole: bool = False  # integers are added up in int64
-    empty: float | None = None  # the result where nothing is reduced; None: there is none
+    empty: float | None = None  # the result of an empty reduction; None: it raises
     none: bool = False  # whether dim=() means no dimension; else it means all, as None
 
 
@@ -77,7 +77,7 @@ RULES = {
 
 
 class Asked(NamedTuple):
-    """What a call of an op asks for."""
+    """The parameters of a call."""
 
     dims: Dims  # without sign; of a tensor without dimensions, (0,)
     cast: torch.dtype  # what x becomes before the work
@@ -116,11 +116,11 @@ def reduced_shape(x: Tensor, dim: Any, keepdim: bool) -> tuple[int, ...]:
     return tuple(1 if d in dims else n for d, n in enumerate(x.shape) if keepdim or d not in dims)
 
 
-# ---- what annotations do not say ------------------------------------------------------------------------------------
+# ---- checks beyond annotations --------------------------------------------------------------------------------------
 
 
 def has_elements(op: str, x: Tensor, dim: Any) -> None:
-    """An extreme of nothing does not exist."""
+    """Raise for the extreme of an empty dimension."""
     if count_of(x, dims_of(x, dim)) == 0:
         raise BadArgument.of(op, "dim", f"have elements, as {{x}} is {tuple(x.shape)}", repr(dim))
 
@@ -155,7 +155,7 @@ def _wide(x: Tensor, cast: torch.dtype) -> Tensor:
 
 
 def _fresh(y: Tensor, dtype: torch.dtype) -> Tensor:
-    """A result: reductions make memory of their own, but may lay it out like x."""
+    """A contiguous result: reductions return new memory, but maybe in x's memory format."""
     return y.to(dtype).contiguous()
 
 
@@ -350,7 +350,7 @@ def _extreme_bwd() -> Callable[..., Tensor]:
         dims = dims_of(x, dim)
         hit = x == opened(y, x, dims, keepdim)
         part = _wide(opened(dy, x, dims, keepdim), dy.dtype) / hit.sum(dims, keepdim=True)
-        return _like(torch.where(hit, part, part * 0.0), x)  # of NaN none is equal, and all are NaN
+        return _like(torch.where(hit, part, part * 0.0), x)  # NaN equals nothing, and all gradients are NaN
 
     return reference
 
@@ -373,7 +373,7 @@ def _var_slope(b: Back, correction: float | None) -> Tensor:
 
 
 def _std_rate(dstd: Tensor, std: Tensor) -> Tensor:
-    """The gradient of the variance; where the deviation is 0 there is none."""
+    """The gradient of the variance; 0 where the deviation is 0."""
     return torch.where(std == 0, 0.0, dstd / (2 * std))
 
 
@@ -433,7 +433,8 @@ def vector_norm_bwd(dy: DY, x: X, y: Y, ord: float = 2, dim: Dim = None, keepdim
 
 # ---- samples --------------------------------------------------------------------------------------------------------
 
-# Each way a tensor may lie for a reduction: along rows, columns, planes, all of it, with steps, gaps and repeats.
+# All memory layouts for a reduction: over rows, columns, planes, everything; with strides, gaps and expanded
+# dimensions.
 SHAPES = (
     Case((5, 64)),
     Case((5, 64), options={"dim": 0}),
@@ -485,7 +486,7 @@ def _arguments(name: str, d: Draw, params: Sequence[str]) -> dict[str, Any]:
         given["dim"] = given["dim"] if isinstance(given["dim"], int) else -1
         if given["dim"] == -1 and name.startswith("arg") and d.option("dim", -1) is None:
             given["dim"] = None
-    # with one element there is no deviation; its square root has no slope
+    # with one element the deviation is 0, where the square root is not differentiable
     given["correction"] = d.option("correction", 1 if count_of(x, dims) > 1 else 0)
     given["ord"] = d.option("ord", 2)
     given["dtype"] = TO[x.dtype] if d.option("wider") else None
@@ -529,7 +530,7 @@ NO_LESS = (("dtype", lambda _: torch.float16, TypeError, "dtype must hold float3
 
 # ---- the ops --------------------------------------------------------------------------------------------------------
 
-# How an argument stands in a schema: torch.ops takes an int where several are meant, which no annotation can say.
+# The schema of an argument: torch.ops accepts an int for int[1], which no annotation can express.
 SCHEMA = {
     "dim": "int[1]? dim=None",
     "keepdim": "bool keepdim=False",
@@ -541,7 +542,7 @@ ONE = {"dim": "int dim"}
 MAYBE = {"dim": "int? dim=None"}
 
 
-# What is said of an argument in the docstrings.
+# The documentation of arguments.
 NOTES = {
     "x": "the tensor to reduce.",
     "dim": "the dimension to reduce, several of them, or None for all.",
@@ -564,7 +565,7 @@ def declare(
     dim: Mapping[str, str] = SCHEMA,
     **fields: Any,
 ) -> Any:
-    """Make a reference an op of this module, under a name of its own."""
+    """Declare a reference as an op of this module, under its name."""
     params = list(inspect.signature(fn).parameters)
     types = {**SCHEMA, **dim}
     gives = "(Tensor, Tensor)" if " " in fields.get("out", "y") else "Tensor"
@@ -595,7 +596,7 @@ def _backward(
     declare(fn, f"{name}_bwd", doc, good, out="dx", **fields)
 
 
-# A product, and what is computed of one, is as wrong as all its factors together.
+# The error of a product is the sum of the errors of its factors.
 PROD_TOL = {torch.float32: Tol(1e-5, 1e-5), torch.float64: Tol(1e-6, 1e-7)}
 ZEROS = (Case((5, 64), options={"zeros": 1}), Case((5, 64), options={"zeros": 2, "dim": 0}))
 FAR = (Case((5, 64), options={"correction": 0}), Case((5, 64), options={"correction": None, "dim": 0}),
@@ -617,7 +618,7 @@ _backward(
 for _name, _words in (("amax", "largest"), ("amin", "smallest")):
     _backward(
         _forward(
-            _name, _extreme(_name), f"The {_words} element; NaN where there is one.", bad=NO_EMPTY, where=has_elements,
+            _name, _extreme(_name), f"The {_words} element; NaN if there is one.", bad=NO_EMPTY, where=has_elements,
             grad=f"{_name}_bwd",
         ),
         _extreme_bwd(), f"dx = dy shared evenly among the {_words}.", more=ZEROS,

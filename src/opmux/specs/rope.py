@@ -40,7 +40,7 @@ def tables_fit(
     op: str, lead: str, x: Tensor, layout: str, cp_size: int, width: int, starts: Tensor | None,
     cu_seqlens: Tensor | None = None, **tables: Tensor,
 ) -> None:  # fmt: skip
-    """The tables have a row for each place of x (named `lead`) and no more columns than the `width` of a head."""
+    """Raise unless the tables have a row for each position of x (named `lead`) and at most `width` columns."""
     batch, length = LAYOUTS[layout]
     n, shape = x.shape[length] * cp_size, tuple(x.shape)
     sequences = x.shape[batch] if batch is not None else 1 if cu_seqlens is None else cu_seqlens.shape[0] - 1
@@ -95,7 +95,7 @@ def dy_fits(
 def positions(
     x: Tensor, starts: Tensor | None, cu_seqlens: Tensor | None, layout: str, cp_size: int, cp_rank: int
 ) -> Tensor:
-    """The row of the table for each place: [length], or [batch, length] where they start at different ones.
+    """The row of the table for each position: [length], or [batch, length] if sequences start at different ones.
 
     Of context parallelism a rank holds two pieces of each sequence, one from the front and its mirror from the back.
     """
@@ -120,7 +120,7 @@ def positions(
 
 
 def table(x: Tensor, values: Tensor, at: Tensor, layout: str, beyond: float) -> Tensor:
-    """The rows at these positions, so shaped that they go with x; `beyond` where there is none."""
+    """The rows at these positions, broadcastable to x; `beyond` for positions without a row."""
     v = values.to(torch.float64 if x.dtype is torch.float64 else torch.float32)
     v = v.squeeze((1, 2)) if v.dim() == 4 else v
     inside = (at >= 0) & (at < v.shape[-2])
@@ -140,7 +140,7 @@ def table(x: Tensor, values: Tensor, at: Tensor, layout: str, beyond: float) -> 
 
 
 def turned(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool, back: bool) -> Tensor:
-    """x turned by a table of its own shape, or turned back: the transpose of turning, whatever the angles."""
+    """x rotated by tables of its shape, or the transposed rotation (the gradient), for any angles."""
     d2 = cos.shape[-1]
     v = wide(x)
     pairs = lambda t: (t[..., ::2], t[..., 1::2]) if interleaved else (t[..., : d2 // 2], t[..., d2 // 2 :])
@@ -205,7 +205,7 @@ def _bwd_args(d: Draw) -> dict[str, Any]:
 
 FWD, BWD = Maker(rope_args, CASES), Maker(_bwd_args, CASES)
 GOOD = Case((6, 2, 3, 16), options={"starts": True})
-Ways = tuple[tuple[str, Any, str], ...]  # an argument, how to spoil it, and what the error says of it
+Ways = tuple[tuple[str, Any, str], ...]  # an argument, how to make it invalid, and the pattern of the error
 
 
 def spoiled(good: Maker, case: Case, ways: Ways) -> BadSamples:
@@ -301,7 +301,7 @@ PackedLayout = Annotated[str, one_of("sbhd", "bshd")]
 
 
 def split_fits(op: str, split: list[int]) -> None:
-    """The sizes of q, k and v in a packed head; those of q are several of k's."""
+    """The sizes of q, k and v in a packed head; q's is a multiple of k's."""
     if len(split) != 3 or split[0] % split[1]:
         expected = "be three sizes, those of q, k and v in a head, the first a multiple of the second"
         raise BadArgument.of(op, "split", expected, str(list(split)))

@@ -79,7 +79,7 @@ def bias_is_allowed(op: str, score_function: str, expert_bias: Tensor | None) ->
 
 
 def bounds_in_order(op: str, bin_bounds: Tensor, bin_bounds_validated: bool) -> None:
-    """No part of the contract, which looks at no contents: this waits for the device, unless told that it need not."""
+    """Not part of the contract, which reads no data: this synchronizes with the device, unless already validated."""
     if not bin_bounds_validated:
         low, high = bin_bounds.tolist()
         if not (-torch.inf < low < high < torch.inf):
@@ -114,7 +114,7 @@ def best(x: Tensor, k: int) -> Tensor:
 
 
 def chosen(scores: Tensor, topk: int, num_groups: int | None, group_topk: int | None) -> Tensor:
-    """The experts of each token, out of the best groups: those whose best topk / group_topk scores add up to most."""
+    """The experts of each token, from the groups with the largest sum of their best topk / group_topk scores."""
     if group_topk is not None and group_topk > 0 and num_groups is not None:
         groups = scores.unflatten(-1, (num_groups, -1))
         each = groups.gather(-1, best(groups, topk // group_topk)).sum(-1)
@@ -124,7 +124,7 @@ def chosen(scores: Tensor, topk: int, num_groups: int | None, group_topk: int | 
 
 
 def mapped(indices: Tensor, experts: int, routing_map_format: Any) -> Tensor:
-    """Which experts each token goes to: a bool for each, or a bit, the first in the lowest."""
+    """The routing map: a bool for each expert, or a bit, the first in the lowest."""
     shape = (*indices.shape[:-1], experts)
     found = torch.zeros(shape, dtype=torch.bool, device=indices.device).scatter_(-1, indices, True)
     if int(routing_map_format) == 0:
@@ -147,7 +147,7 @@ def unmapped(routing_map: Tensor, experts: int, routing_map_format: Any, dense: 
 def routed(
     logits: Tensor, topk: int, pre: bool, num_groups: Any, group_topk: Any, factor: Any, function: str, bias: Any
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Probabilities, the experts in order, and what the backward needs."""
+    """Probabilities, the experts in order, and values for the backward."""
     x = logits.float()
     late = function == "softmax" and not pre
     scores = x if late else score(x, function)
@@ -166,14 +166,14 @@ def routed(
 
 
 def slope(g: Tensor, kept: Tensor, score: Tensor, function: str) -> Tensor:
-    """The gradient of logits, from that of their sigmoids or the roots of their softplus."""
+    """The gradient of logits, from the gradient of sigmoid(logits) or sqrt(softplus(logits))."""
     if function == "sigmoid":
         return g * score * (1 - score)
     return g * torch.where(kept > 20, 1.0, torch.sigmoid(kept)) / (2 * score + EPS)
 
 
 def share_slope(g: Tensor, scores: Tensor) -> Tensor:
-    """The gradient of scores, from that of scores / (their sum + eps)."""
+    """The gradient of scores, from the gradient of scores / (sum(scores) + eps)."""
     total = scores.sum(-1, keepdim=True) + EPS
     return g / total - (g * scores).sum(-1, keepdim=True) / total / total
 
@@ -250,7 +250,7 @@ FWD, BWD, AUX, AUX_BWD = (Maker(args, ROUTES) for args in (_fwd_args, _bwd_args,
 
 
 def _wrong(good: Maker, case: Case, **ways: tuple[Any, str]) -> BadSamples:
-    """Bad samples of rules that the signature does not say: for an argument another value, and what the error says."""
+    """Bad samples for checks that are not in the signature: (function of the argument, pattern of the error)."""
 
     def bad(device: torch.device) -> Iterator[BadSample]:
         for name, (value, says) in ways.items():
@@ -304,7 +304,7 @@ def fused_topk_with_score_function_fwd(
         group_topk: choose among the experts of this many groups, those whose best topk / group_topk scores add up to
             most. None or 0: among all.
         scaling_factor: multiplies the probabilities.
-        expert_bias: added to the scores for the choice alone; not with softmax.
+        expert_bias: added to the scores only to choose experts; not with softmax.
         routing_map_format: of the map: a bool for each expert, or a bit (uint8, the first expert in the lowest).
         topk_indices: where to write the chosen experts, the best first; it is then returned instead of the map.
 
@@ -347,12 +347,12 @@ def fused_topk_with_score_function_bwd(
         intermediate_output: the third result of the forward.
         grad_probs: the gradient of the probabilities.
         grad_logits: is written.
-        topk: that of the forward.
-        use_pre_softmax: that of the forward.
-        scaling_factor: that of the forward.
-        score_function: that of the forward.
+        topk: as in the forward.
+        use_pre_softmax: as in the forward.
+        scaling_factor: as in the forward.
+        score_function: as in the forward.
         use_dense_indices: routing_map is the topk_indices of the forward.
-        routing_map_format: that of the forward.
+        routing_map_format: as in the forward.
     """
     with torch.no_grad():
         kept = intermediate_output
@@ -426,8 +426,8 @@ def fused_topk_with_score_function_qb_fwd(
         expert_bias: added to the scores for the choice and the cutoff.
         routing_map_format: of the map: a bool for each expert, or a bit (uint8, the first expert in the lowest).
         topk_indices: where to write the chosen experts, the best first; it is then returned instead of the map.
-        histogram: is added to. The bins are equally wide; the first and the last also count what is outside.
-        bin_bounds: where the first bin begins, and where the last one ends.
+        histogram: incremented in place. The bins are equally wide; the first and the last also count values outside.
+        bin_bounds: the start of the first bin, and the end of the last one.
         histogram_mode: accepted and ignored.
         bin_bounds_validated: the bounds are known to be finite and in order. Else they are read, which waits for the
             device.
@@ -501,8 +501,8 @@ def fused_score_for_moe_aux_loss_bwd(
         intermediate_output: the third result of the forward.
         grad_scores: the gradient of the scores.
         grad_logits: is written.
-        topk: that of the forward.
-        score_function: that of the forward.
+        topk: as in the forward.
+        score_function: as in the forward.
     """
     with torch.no_grad():
         kept = intermediate_output
@@ -570,11 +570,11 @@ def fused_moe_aux_loss_fwd(
     Args:
         probs: the scores of each token, those of fused_score_for_moe_aux_loss_fwd.
         tokens_per_expert: how many tokens each expert gets.
-        total_num_tokens: the number of tokens that C is made of.
-        num_experts: the number of experts that C is made of.
+        total_num_tokens: the number of tokens in C.
+        num_experts: the number of experts in C.
         num_rows: the rows of probs.
         num_cols: the columns of probs.
-        topk: how many experts each token goes to.
+        topk: the number of experts per token.
         coeff: multiplies the loss.
 
     Returns:
@@ -596,16 +596,16 @@ def fused_moe_aux_loss_fwd_graph_safe(
     topk: Positive,
     coeff: float,
 ) -> tuple[Tensor, Tensor]:
-    """fused_moe_aux_loss_fwd with the number of tokens on the device, where a graph may change it.
+    """fused_moe_aux_loss_fwd with the number of tokens on the device, so that a CUDA graph may change it.
 
     Args:
         probs: the scores of each token, those of fused_score_for_moe_aux_loss_fwd.
         tokens_per_expert: how many tokens each expert gets.
-        total_num_tokens: the number of tokens that C is made of.
-        num_experts: the number of experts that C is made of.
+        total_num_tokens: the number of tokens in C.
+        num_experts: the number of experts in C.
         num_rows: the rows of probs.
         num_cols: the columns of probs.
-        topk: how many experts each token goes to.
+        topk: the number of experts per token.
         coeff: multiplies the loss.
 
     Returns:
@@ -628,9 +628,9 @@ def fused_moe_aux_loss_bwd(
 
     Args:
         Const_buf: the second result of the forward; its first element is C.
-        tokens_per_expert: that of the forward.
-        num_rows: that of the forward.
-        num_cols: that of the forward.
+        tokens_per_expert: as in the forward.
+        num_rows: as in the forward.
+        num_cols: as in the forward.
         grad_aux_loss: the gradient of the loss.
 
     Returns:

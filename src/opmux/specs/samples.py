@@ -30,7 +30,7 @@ def _swapped(new: Callable[[Shape], Tensor], shape: Shape) -> Tensor:
     return new(shape) if len(shape) < 2 else new((shape[1], shape[0], *shape[2:])).transpose(0, 1)
 
 
-# How a tensor of a given shape lies in memory: each takes a function that draws a packed one.
+# Memory layouts of samples: each takes a function that draws a contiguous tensor.
 LAYOUTS: dict[str, Callable[[Callable[[Shape], Tensor], Shape], Tensor]] = {
     "packed": lambda new, shape: new(shape),
     "t": lambda new, shape: new(shape[::-1]).permute(*range(len(shape))[::-1]),
@@ -43,7 +43,7 @@ LAYOUTS: dict[str, Callable[[Callable[[Shape], Tensor], Shape], Tensor]] = {
 
 @dataclass(frozen=True)
 class Case:
-    """One line of a table of samples: a shape, a layout, and whatever else the maker of an op looks at."""
+    """One row of a table of samples: a shape, a memory layout, and options for the op's maker."""
 
     shape: Shape
     layout: str = "packed"
@@ -58,7 +58,7 @@ class Case:
 
 
 class Draw:
-    """The tensors of one case. Numbers come from a generator of its own, on the CPU: the same for any device."""
+    """Draws the tensors of one case. It has its own generator on the CPU: values are equal on all devices."""
 
     def __init__(self, case: Case, dtype: torch.dtype, device: torch.device):
         self.case, self.dtype, self.device = case, dtype, device
@@ -72,7 +72,7 @@ class Draw:
         return self._laid(self.case.layout, self.case.shape, self.dtype, scale)
 
     def grad(self) -> Tensor:
-        """A gradient of that shape; where the case is expanded, one number everywhere, as `sum()` gives it."""
+        """A gradient of that shape; for an expanded case, one expanded number, as the gradient of `sum()`."""
         if self.case.layout == "expanded":
             return self._new((), self.dtype).expand(self.case.shape)
         return self.full()
@@ -133,7 +133,10 @@ ROWS = (
 
 
 def rows(build: Callable[[Draw], dict[str, Any]], *more: Case) -> Maker:
-    """Samples of an op along the last dimension. Options of the cases: weight, offset, eps, and those of `more`."""
+    """Samples of an op along the last dimension.
+
+    Options of the cases: weight, offset, eps, and the options of `more`.
+    """
     return Maker(build, (*ROWS, *more))
 
 

@@ -17,7 +17,7 @@ from ._numeric import rounded, wide
 from .samples import Case, Draw, Maker
 
 EXACT = {dtype: Tol(0, 0) for dtype in (*INTS, torch.bool)}
-# Implementations add in another order: the error is that of the largest sum on the way.
+# Implementations add in another order: the error is relative to the largest partial sum.
 SUMS = {**EXACT, torch.float32: Tol(1e-5, 1e-4)}
 # ... and one of n factors has n roundings, in any order.
 PRODUCTS = {**EXACT, torch.float32: Tol(2e-5, 1e-5)}
@@ -75,7 +75,7 @@ def _drawn(d: Draw) -> Tensor:
 
 
 def _near_one(d: Draw) -> Tensor:
-    """Factors whose products stay in range; with the option `zeros`, every so many of them are 0."""
+    """Factors whose products stay in range; with the option `zeros`, some of them are 0."""
     if d.option("of") is not None:
         return _drawn(d)
     x = d.full()
@@ -87,7 +87,7 @@ def _near_one(d: Draw) -> Tensor:
 
 
 def _along(draw: Callable[[Draw], Tensor], *, result: bool = False) -> Callable[[Draw], dict[str, Any]]:
-    """Arguments (x, dim) or, of ops that can be told the dtype of their result, (x, dim, dtype)."""
+    """Arguments (x, dim) or, for ops with a dtype argument, (x, dim, dtype)."""
 
     def build(d: Draw) -> dict[str, Any]:
         args: dict[str, Any] = {"x": draw(d), "dim": d.option("dim", -1)}
@@ -100,7 +100,7 @@ def _along(draw: Callable[[Draw], Tensor], *, result: bool = False) -> Callable[
 
 
 def result_dtype(x: torch.dtype, asked: torch.dtype | None) -> torch.dtype:
-    """The dtype of a sum or product: as asked, else that of a float, else int64."""
+    """The dtype of a sum or product: the given one, else x's if it is a float, else int64."""
     return asked if asked is not None else x if x in FLOATS else torch.int64
 
 
@@ -142,8 +142,8 @@ def cumsum_bwd(
 
     Args:
         dy: the gradient of y.
-        dim: that of the forward.
-        dtype: that of the forward. Where it is given, the dtype of x is unknown: dx is float32 (float64 for float64),
+        dim: as in the forward.
+        dtype: as in the forward. Where it is given, the dtype of x is unknown: dx is float32 (float64 for float64),
             and autograd rounds it.
     """
     v = wide(dy)
@@ -180,7 +180,7 @@ def cumprod_bwd(dy: Grad[Tensor, "*shape"], x: Float[Tensor, "*shape"], dim: Dim
     Args:
         dy: the gradient of y.
         x: the input of the forward.
-        dim: that of the forward.
+        dim: as in the forward.
     """
     # Let p be the products of all that is not 0, and c count the zeros so far. A product without x_i is p_j / x_i where
     # c_j = 0, p_j where x_i is the only zero up to j, else 0: two sums from the end, of dy * p where c is 0 and where
@@ -255,7 +255,7 @@ def cummax_bwd(
     Args:
         dvalues: the gradient of values.
         indices: the second result of cummax.
-        dim: that of the forward.
+        dim: as in the forward.
     """
     return _gathered(dvalues, indices, dim)
 
@@ -269,7 +269,7 @@ def cummin_bwd(
     Args:
         dvalues: the gradient of values.
         indices: the second result of cummin.
-        dim: that of the forward.
+        dim: as in the forward.
     """
     return _gathered(dvalues, indices, dim)
 
@@ -308,7 +308,7 @@ def logcumsumexp_bwd(
         dy: the gradient of y.
         x: the input of the forward.
         y: the result of the forward.
-        dim: that of the forward.
+        dim: as in the forward.
     """
     # exp(-y) is unbounded, so the sum is taken of logarithms, of positive and negative terms separately; in float64, as
     # a float32 logarithm would leave fewer than six digits of it.
@@ -318,7 +318,7 @@ def logcumsumexp_bwd(
         logs = weights.log() - far
         return (logs.flip(dim).logcumsumexp(dim).flip(dim) + v).exp()
 
-    if any(t.requires_grad for t in (g, v, far)):  # to be differentiated again: the logarithm of zero has no slope
+    if any(t.requires_grad for t in (g, v, far)):  # differentiated again: log(0) has no finite derivative
         above = g.detach().abs() + 1
         return rounded(part(g + above) - part(above), x.dtype)
     return rounded(part(g.clamp(min=0)) - part((-g).clamp(min=0)), x.dtype)

@@ -79,7 +79,7 @@ def softmax_bwd(
     Args:
         dy: the gradient of y.
         y: the result of the forward.
-        dim: that of the forward.
+        dim: as in the forward.
 
     Returns:
         dx, like y.
@@ -97,7 +97,7 @@ def log_softmax_bwd(
     Args:
         dy: the gradient of y.
         y: the result of the forward.
-        dim: that of the forward.
+        dim: as in the forward.
 
     Returns:
         dx, like y.
@@ -113,7 +113,7 @@ def log_softmax_bwd(
 
 
 def after(x: Tensor) -> Tensor:
-    """Which keys come after a query, where the last query sees the last key: bool [queries, keys]."""
+    """bool [queries, keys], true for keys after a query, with the last query aligned to the last key."""
     queries, keys = x.shape[-2:]
     i = torch.arange(queries, device=x.device)[:, None]
     return torch.arange(keys, device=x.device) > i + (keys - queries)
@@ -179,7 +179,7 @@ def scaled_softmax(
 
     Args:
         x: the logits.
-        mask: hides keys where it is not 0.
+        mask: keys are masked where it is not 0.
         scale: multiplies the logits.
         causal: whether query i sees only the keys up to i + (keys - queries).
 
@@ -190,7 +190,7 @@ def scaled_softmax(
     out = hidden(x, mask, causal)
     if out is None:
         return rounded(torch.softmax(v, -1), x.dtype)
-    # a query that sees nothing is NaN until here
+    # a fully masked row is NaN until here
     return rounded(torch.softmax(v.masked_fill(out, -torch.inf), -1).masked_fill(out, 0.0), x.dtype)
 
 
@@ -214,8 +214,8 @@ def scaled_softmax_bwd(
     Args:
         dy: the gradient of y.
         y: the result of the forward.
-        scale: that of the forward.
-        causal: that of the forward; later keys are then not read, and their gradients are 0.
+        scale: as in the forward.
+        causal: as in the forward; masked keys are not read, and their gradients are 0.
 
     Returns:
         dx, like y.

@@ -1,4 +1,4 @@
-"""Three tensors stacked in one buffer: the gradients of q, k and v as that of their fused projection."""
+"""Three tensors stacked in one buffer: the gradients of q, k and v as the gradient of their fused projection."""
 
 from typing import Annotated, Any
 
@@ -37,7 +37,7 @@ def stack3(
     """a, b and c stacked along a new dimension, which becomes dimension `at` of the result.
 
     Args:
-        at: where the dimension of size 3 is added.
+        at: the position of the new dimension of size 3.
 
     Returns:
         A contiguous tensor of a's dtype.
