@@ -65,7 +65,7 @@ def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float = 1e-06
 
     Args:
         x (float [*rows, n]): the output of a block.
-        residual (float [*rows, n], of the dtype of x): what it is added to.
+        residual (float [*rows, n], of the dtype of x): the tensor that x is added to.
         weight (float [n]): the scale of each column.
         eps: added to the mean square.
         offset: added to the weight; 1.0 for a zero-centred weight.
@@ -101,7 +101,7 @@ def all(x: Tensor, dim: int | list[int] | None = None, keepdim: bool = False) ->
     """
 
 def amax(x: Tensor, dim: int | list[int] | None = None, keepdim: bool = False) -> Tensor:
-    """The largest element; NaN where there is one.
+    """The largest element; NaN if there is one.
 
     Args:
         x (float, int or bool [..]): the tensor to reduce.
@@ -110,7 +110,7 @@ def amax(x: Tensor, dim: int | list[int] | None = None, keepdim: bool = False) -
     """
 
 def amax_abs(x: Tensor) -> Tensor:
-    """amax = [max |x|] in float32, NaN left out; 0 for no elements.
+    """amax = [max |x|] in float32, ignoring NaN; 0 for an empty tensor.
 
     Args:
         x (float [..])
@@ -149,7 +149,7 @@ def amax_history(history: Tensor, first: Tensor, step: Tensor, newest: Tensor, s
     """
 
 def amin(x: Tensor, dim: int | list[int] | None = None, keepdim: bool = False) -> Tensor:
-    """The smallest element; NaN where there is one.
+    """The smallest element; NaN if there is one.
 
     Args:
         x (float, int or bool [..]): the tensor to reduce.
@@ -258,15 +258,15 @@ def attention_bwd(do: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: T
 
     Args:
         do (float [batch, heads, queries, dim_v]): the gradient of o.
-        q (float [batch, heads, queries, dim]): that of the forward.
-        k (float [batch, kv_heads, keys, dim], of the dtype of q): that of the forward.
-        v (float [batch, kv_heads, keys, dim_v], of the dtype of q): that of the forward.
+        q (float [batch, heads, queries, dim]): as in the forward.
+        k (float [batch, kv_heads, keys, dim], of the dtype of q): as in the forward.
+        v (float [batch, kv_heads, keys, dim_v], of the dtype of q): as in the forward.
         o (float [batch, heads, queries, dim_v], of the dtype of q): the first result of the forward.
         lse (float [batch, heads, queries]): the second result of the forward. o and lse may be those of more keys than are here, as where the keys of
             a sequence lie on several devices: the gradients are then the part of these keys, which sum(p * dp) would
             not give.
-        causal: that of the forward.
-        scale: that of the forward.
+        causal: as in the forward.
+        scale: as in the forward.
 
     Returns:
         dq, like q, dk, like k, and dv, like v.
@@ -335,7 +335,7 @@ def batch_norm_bwd(dy: Tensor, x: Tensor, weight: Tensor | None, mean: Tensor, r
     Args:
         dy (float [samples, channels, *places]): the gradient of y.
         x (float [samples, channels, *places]): the input of the forward.
-        weight (float [channels], optional): that of the forward.
+        weight (float [channels], optional): as in the forward.
         mean (float [channels]): the second result of the forward.
         rstd (float [channels]): the third result of the forward.
     """
@@ -364,10 +364,10 @@ def batch_norm_infer_bwd(dy: Tensor, x: Tensor, mean: Tensor, var: Tensor, weigh
     Args:
         dy (float [samples, channels, *places]): the gradient of y.
         x (float [samples, channels, *places]): the input of the forward.
-        mean (float [channels]): that of the forward.
-        var (float [channels]): that of the forward.
-        weight (float [channels], optional): that of the forward.
-        eps: that of the forward.
+        mean (float [channels]): as in the forward.
+        var (float [channels]): as in the forward.
+        weight (float [channels], optional): as in the forward.
+        eps: as in the forward.
     """
 
 def bernoulli(self: Tensor, p: float | None = None, *, generator: Any | None = None) -> Tensor:
@@ -386,7 +386,7 @@ def bgrad_group_quantize(tensor: Tensor, quantizer: Any, num_tensors: int, first
     """
 
 def bgrad_quantize(input: Tensor, quantizer: Any) -> list[Any]:
-    """[grad_bias, quantized]: the sum of input over its rows, in its dtype, and input as the quantizer wants it.
+    """[grad_bias, quantized]: the sum of input over its rows, in its dtype, and the quantized input.
 
     Args:
         input (float [..])
@@ -418,8 +418,8 @@ def block_scaled_gemm(a: Tensor, b: Tensor, a_scale: Tensor, b_scale: Tensor, a_
         b (uint8 [n, k]): the bytes of the second, which is transposed.
         a_scale (float32 [_, _]): multiplies the blocks of a: [ceil(m / a_rows), ceil(k / 128)].
         b_scale (float32 [_, _]): multiplies the blocks of b: [ceil(n / b_rows), ceil(k / 128)].
-        a_dtype (one of float8_e4m3fn, float8_e5m2): what the bytes of a are.
-        b_dtype (one of float8_e4m3fn, float8_e5m2): what the bytes of b are.
+        a_dtype (one of float8_e4m3fn, float8_e5m2): the float8 dtype of a.
+        b_dtype (one of float8_e4m3fn, float8_e5m2): the float8 dtype of b.
         bias (float [n], optional): added to each row of the product.
         a_rows (one of 1, 128): the rows of a block of a.
         b_rows (one of 1, 128): the rows of a block of b.
@@ -440,7 +440,9 @@ def bulk_allocate(shapes: list[list[int]], dtypes: list[Any], device: Any | None
     """
 
 def bulk_overlap_ag_with_external_gemm(allgather_communicator: Any, send_stream: Any, recv_stream: Any) -> None:
-    """All-gather the buffer of a CommOverlap on streams of another, beside its gemm; the current stream then waits."""
+    """All-gather the buffer of a CommOverlap on another object's streams, parallel to its gemm; then synchronize the
+    current stream.
+    """
 
 def bytes_transpose(data: Tensor) -> Tensor:
     """y[k, ...] = data[..., k], for uint8.
@@ -488,7 +490,7 @@ def clamped_glu(x: Tensor, scales: Tensor | None = None, limit: float = 7.0, alp
     """
 
 def clamped_glu_bwd(dy: Tensor, x: Tensor, scales: Tensor | None = None, limit: float = 7.0, alpha: float = 1.702, offset: float = 1.0, interleave: int = 0) -> tuple[Tensor, Tensor]:
-    """The gradients of clamped_glu: 0 where a or b was clamped; dscales is empty where there are no scales.
+    """The gradients of clamped_glu: 0 where a or b was clamped; dscales is empty if there are no scales.
 
     Args:
         dy (float [*rows, n])
@@ -516,7 +518,7 @@ def compute_amax(input: Tensor, amax: Tensor) -> None:
     """
 
 def convert_bshd_to_thd(tensor: Tensor, cu_seqlens: Tensor, t: int) -> Tensor:
-    """[t, h, d]: the sequences one after another; zeros after the last.
+    """The sequences concatenated to [t, h, d]; zeros after the last.
 
     Args:
         tensor (any [b, s, h, d])
@@ -525,7 +527,7 @@ def convert_bshd_to_thd(tensor: Tensor, cu_seqlens: Tensor, t: int) -> Tensor:
     """
 
 def convert_thd_to_bshd(tensor: Tensor, cu_seqlens: Tensor, b: int, max_seq_len: int) -> Tensor:
-    """[b, max_seq_len, h, d] of sequences one after another; zeros after the end of each.
+    """Concatenated sequences as [b, max_seq_len, h, d], padded with zeros.
 
     Args:
         tensor (any [t, h, d])
@@ -542,10 +544,10 @@ def copy_data_ptrs_to_device(tensors: list[Tensor], device: Any) -> Tensor:
     """
 
 def copy_to_kv_cache(new_k: Tensor, new_v: Tensor, k_cache: Tensor, v_cache: Tensor, page_table: Tensor, cu_new_lens: Tensor, cu_cached_lens: Tensor, kv_format: Any, b: int, max_ctx_len: int, max_seq_len: int, max_pages_per_seq: int, is_non_paged: bool) -> None:
-    """Put the new tokens of each sequence at its end in the caches, [pages, page, h, d], in place.
+    """Append the new tokens of each sequence to the caches, [pages, page, h, d], in place.
 
-    cu_cached_lens counts the new tokens too. A cache without pages has one for each sequence, and page_table says where
-    those of now were before: they are moved to the front first.
+    cu_cached_lens includes the new tokens. A non-paged cache has one page per sequence, and page_table has the previous
+    index of each current sequence: these are moved to the front first.
 
     Args:
         new_k (float16, bfloat16, float32, float64 or uint8, [s, b, h, d], [b, s, h, d] or [t, h, d], as kv_format says)
@@ -579,7 +581,7 @@ def count_nonzero(x: Tensor, dim: int | list[int] | None = None) -> Tensor:
     """
 
 def create_empty_quantized_tensor(quantizer: Any, shape: list[int], dtype: torch.dtype, device: Any, pin_memory: bool) -> Any:
-    """A tensor with the buffers that the quantizer wants, of which nothing is written but zeros beside the scales.
+    """A quantized tensor with uninitialized buffers, except for the padding of scales, which is 0.
 
     Args:
         quantizer (of the format delayed, current, block, mxfp8 or nvfp4)
@@ -589,7 +591,7 @@ def create_empty_quantized_tensor(quantizer: Any, shape: list[int], dtype: torch
     """
 
 def create_nvshmem_tensor(shape: Any, dtype: Any) -> Any:
-    """Not here: it needs NVSHMEM and several GPUs. Use torch.distributed._symmetric_memory.empty."""
+    """Not supported: it needs NVSHMEM and several GPUs. Use torch.distributed._symmetric_memory.empty."""
 
 def cummax(x: Tensor, dim: int = -1) -> tuple[Tensor, Tensor]:
     """values_i = max(x_0 ... x_i) along dim, and the last index where it occurs.
@@ -608,7 +610,7 @@ def cummax_bwd(dvalues: Tensor, indices: Tensor, dim: int = -1) -> Tensor:
     Args:
         dvalues (float [*shape]): the gradient of values.
         indices (int64 [*shape]): the second result of cummax.
-        dim (a dimension of dvalues): that of the forward.
+        dim (a dimension of dvalues): as in the forward.
     """
 
 def cummin(x: Tensor, dim: int = -1) -> tuple[Tensor, Tensor]:
@@ -628,7 +630,7 @@ def cummin_bwd(dvalues: Tensor, indices: Tensor, dim: int = -1) -> Tensor:
     Args:
         dvalues (float [*shape]): the gradient of values.
         indices (int64 [*shape]): the second result of cummin.
-        dim (a dimension of dvalues): that of the forward.
+        dim (a dimension of dvalues): as in the forward.
     """
 
 def cumprod(x: Tensor, dim: int = -1, dtype: torch.dtype | None = None) -> Tensor:
@@ -646,7 +648,7 @@ def cumprod_bwd(dy: Tensor, x: Tensor, dim: int = -1) -> Tensor:
     Args:
         dy (float [*shape]): the gradient of y.
         x (float [*shape]): the input of the forward.
-        dim (a dimension of x): that of the forward.
+        dim (a dimension of x): as in the forward.
     """
 
 def cumsum(x: Tensor, dim: int = -1, dtype: torch.dtype | None = None) -> Tensor:
@@ -663,13 +665,13 @@ def cumsum_bwd(dy: Tensor, dim: int = -1, dtype: torch.dtype | None = None) -> T
 
     Args:
         dy (float [..]): the gradient of y.
-        dim (a dimension of dy): that of the forward.
-        dtype: that of the forward. Where it is given, the dtype of x is unknown: dx is float32 (float64 for float64),
+        dim (a dimension of dy): as in the forward.
+        dtype: as in the forward. Where it is given, the dtype of x is unknown: dx is float32 (float64 for float64),
             and autograd rounds it.
     """
 
 def cusolvermp_ctx_create(nccl_comm_ptr: int, nranks: int, rank: int) -> int:
-    """The number of a context for newton_schulz, of a single rank.
+    """The number of a new context for newton_schulz with a single rank.
 
     Args:
         nranks (at least 1)
@@ -677,7 +679,7 @@ def cusolvermp_ctx_create(nccl_comm_ptr: int, nranks: int, rank: int) -> int:
     """
 
 def cusolvermp_ctx_destroy(ctx_ptr: int) -> None:
-    """The end of a context."""
+    """Destroy a context."""
 
 def dbias_dgelu(grad: Tensor, fwd_input: Tensor, quantizer: Any) -> list[Any]:
     """[dbias, dact]: dact = grad * f'(fwd_input), dbias its sum over rows before rounding, in grad's dtype, f(x) = x * (0.5 + 0.5 * tanh(sqrt(2/pi) * (x + 0.044715 x^3))).
@@ -723,7 +725,7 @@ def deg2rad(self: Tensor) -> Tensor:
     """torch.ops.aten.deg2rad, elementwise."""
 
 def dequantize(input: Any, otype: torch.dtype) -> Tensor:
-    """The numbers that a quantized tensor stands for, in otype.
+    """The dequantized tensor, in otype.
 
     Args:
         input (a quantized tensor)
@@ -731,7 +733,7 @@ def dequantize(input: Any, otype: torch.dtype) -> Tensor:
     """
 
 def device_supports_multicast(device_id: int = -1) -> bool:
-    """False: nothing here writes to several GPUs at once.
+    """False: multicast is not supported.
 
     Args:
         device_id (at least -1)
@@ -811,7 +813,7 @@ def dropout_bits_bwd(dy: Tensor, mask: Tensor, p: float) -> Tensor:
     Args:
         dy (float [..]): the gradient of y.
         mask (uint8 [..]): the second result of the forward: eight elements a byte, the first the lowest bit.
-        p (between 0 and 1): that of the forward.
+        p (between 0 and 1): as in the forward.
     """
 
 def dropout_bwd(grad_output: Any, mask: Tensor, dropout_probability: float, grad_input: Tensor | None = None) -> Tensor:
@@ -824,7 +826,7 @@ def dropout_bwd(grad_output: Any, mask: Tensor, dropout_probability: float, grad
     """
 
 def dropout_fwd(input: Any, dropout_probability: float, out: Tensor | None = None) -> list[Tensor]:
-    """[y, mask]: y = input / (1 - p) or 0, and the bits of what was kept; randomness is torch's default generator's.
+    """[y, mask]: y = input / (1 - p) or 0, and a bit for each kept element; uses torch's default generator.
 
     Args:
         input (float or quantized)
@@ -837,7 +839,7 @@ def dropout_mask_bwd(dy: Tensor, mask: Tensor, p: float) -> Tensor:
     Args:
         dy (float [*shape]): the gradient of y.
         mask (bool [*shape]): the second result of the forward.
-        p (between 0 and 1): that of the forward.
+        p (between 0 and 1): as in the forward.
     """
 
 def dsilu(grad: Tensor, fwd_input: Tensor, quantizer: Any) -> Any:
@@ -887,31 +889,31 @@ def elu_backward(grad_output: Tensor, alpha: int | float, scale: int | float, in
     """torch.ops.aten.elu_backward, elementwise."""
 
 def ep_combine(handle_mem: Any, expert_out: Any, result: Any) -> Any:
-    """Not here: it needs NCCL's expert parallel library (2.30.4) and several GPUs. Use torch.distributed.all_to_all_single, with moe_permute_fwd and moe_unpermute_fwd on each rank."""
+    """Not supported: it needs NCCL's expert parallel library (2.30.4) and several GPUs. Use torch.distributed.all_to_all_single, with moe_permute_fwd and moe_unpermute_fwd on each rank."""
 
 def ep_combine_bwd(handle_mem: Any, grad: Any, grad_expert_out: Any, grad_scale_inv: Any = None, grad_expert_out_scale_inv: Any = None) -> Any:
-    """Not here: it needs NCCL's expert parallel library (2.30.4) and several GPUs. Use torch.distributed.all_to_all_single, with moe_permute_fwd and moe_unpermute_fwd on each rank."""
+    """Not supported: it needs NCCL's expert parallel library (2.30.4) and several GPUs. Use torch.distributed.all_to_all_single, with moe_permute_fwd and moe_unpermute_fwd on each rank."""
 
 def ep_dispatch(handle_mem: Any, topk_idx: Any, tokens: Any, topk_weights: Any, recv_tokens: Any, recv_topk_weights: Any, tokens_scale_inv: Any = None, recv_scale_inv: Any = None) -> Any:
-    """Not here: it needs NCCL's expert parallel library (2.30.4) and several GPUs. Use torch.distributed.all_to_all_single, with moe_permute_fwd and moe_unpermute_fwd on each rank."""
+    """Not supported: it needs NCCL's expert parallel library (2.30.4) and several GPUs. Use torch.distributed.all_to_all_single, with moe_permute_fwd and moe_unpermute_fwd on each rank."""
 
 def ep_dispatch_bwd(handle_mem: Any, grad: Any, g_recv_topk_weights: Any, grad_tokens: Any, grad_topk_weights: Any) -> Any:
-    """Not here: it needs NCCL's expert parallel library (2.30.4) and several GPUs. Use torch.distributed.all_to_all_single, with moe_permute_fwd and moe_unpermute_fwd on each rank."""
+    """Not supported: it needs NCCL's expert parallel library (2.30.4) and several GPUs. Use torch.distributed.all_to_all_single, with moe_permute_fwd and moe_unpermute_fwd on each rank."""
 
 def ep_finalize() -> None:
-    """Nothing: no expert-parallel group is open."""
+    """No-op: no expert-parallel group is open."""
 
 def ep_get_zero_copy() -> bool:
     """False: no expert-parallel group is open."""
 
 def ep_handle_mem_size(top_k: Any, dispatch_output_per_expert_alignment: Any = 0) -> Any:
-    """Not here: it needs NCCL's expert parallel library (2.30.4) and several GPUs. Use torch.distributed.all_to_all_single, with moe_permute_fwd and moe_unpermute_fwd on each rank."""
+    """Not supported: it needs NCCL's expert parallel library (2.30.4) and several GPUs. Use torch.distributed.all_to_all_single, with moe_permute_fwd and moe_unpermute_fwd on each rank."""
 
 def ep_initialize(comm_ptr: Any, group_name: Any, num_experts: Any, max_tokens_per_rank: Any, max_recv_tokens_per_rank: Any, hidden_dim: Any, max_num_sms: Any = 0, max_token_dtype: Any = None, zero_copy: Any = False, num_topk: Any = 0, drop_on_overflow: Any = False) -> Any:
-    """Not here: it needs NCCL's expert parallel library (2.30.4) and several GPUs. Use torch.distributed.all_to_all_single, with moe_permute_fwd and moe_unpermute_fwd on each rank."""
+    """Not supported: it needs NCCL's expert parallel library (2.30.4) and several GPUs. Use torch.distributed.all_to_all_single, with moe_permute_fwd and moe_unpermute_fwd on each rank."""
 
 def ep_prepare(handle_mem: Any, topk_idx: Any, tokens_per_expert: Any, top_k: Any, dispatch_output_per_expert_alignment: Any, total_recv_tokens: Any) -> Any:
-    """Not here: it needs NCCL's expert parallel library (2.30.4) and several GPUs. Use torch.distributed.all_to_all_single, with moe_permute_fwd and moe_unpermute_fwd on each rank."""
+    """Not supported: it needs NCCL's expert parallel library (2.30.4) and several GPUs. Use torch.distributed.all_to_all_single, with moe_permute_fwd and moe_unpermute_fwd on each rank."""
 
 def ep_zero_copy_supported() -> bool:
     """False."""
@@ -941,7 +943,7 @@ def exponential(self: Tensor, lambd: float = 1.0, *, generator: Any | None = Non
     """Exponential of rate lambd, like self."""
 
 def fa_prepare_bwd(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """[s, b, n, 3 * h] of three [b, s, n, h]: for each head its q, k and v.
+    """[s, b, n, 3 * h] from three [b, s, n, h]: q, k and v of each head together.
 
     Args:
         q (float [b, s, n, h])
@@ -950,7 +952,7 @@ def fa_prepare_bwd(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """
 
 def fa_prepare_fwd(qkvi: Tensor) -> Tensor:
-    """[3, b, s, n, h] of an interleaved [s, b, n, 3, h], of which q's slice is given.
+    """[3, b, s, n, h] from an interleaved [s, b, n, 3, h], whose slice for q is passed.
 
     Args:
         qkvi (float [s, b, n, h])
@@ -1006,19 +1008,19 @@ def fp8_block_scaling_partial_cast(inp: Tensor, out: Tensor, scale: Tensor, h: i
 def fp8_blocks_into(x: Tensor, y: Tensor | None, y_scale: Tensor | None, yt: Tensor | None, yt_scale: Tensor | None, noop: Tensor | None, dtype: torch.dtype, two_d: bool = False, pow2: bool = True, eps: float = 0.0) -> None:
     """y in FP8 with a scale for each 1x128 (two_d: 128x128) of x, yt transposed with one for each 128x1 (128x128).
 
-    The scales written are inverses. What there is of them beyond the blocks of x is left alone.
+    The written scales are inverses. Padding of the scales is not written.
 
     Args:
-        x (float [*shape]): what is quantized.
-        y (uint8 [*shape], contiguous, optional): where the bytes go; None if they are not wanted.
-        y_scale (float32 [_, _], contiguous, optional): where the scales of y go.
-        yt (uint8, transposed x, contiguous, optional): where the bytes of the transposed matrix go; None if they are not wanted.
-        yt_scale (float32 [_, _], contiguous, optional): where the scales of yt go.
-        noop (float32 [..], one element, contiguous, optional): a flag on the device: other than 0, nothing is written.
+        x (float [*shape]): the input.
+        y (uint8 [*shape], contiguous, optional): receives the bytes; None if not needed.
+        y_scale (float32 [_, _], contiguous, optional): receives the scales of y.
+        yt (uint8, transposed x, contiguous, optional): receives the bytes of the transposed matrix; None if not needed.
+        yt_scale (float32 [_, _], contiguous, optional): receives the scales of yt.
+        noop (float32 [..], one element, contiguous, optional): a flag on the device: if it is not 0, nothing is written.
         dtype (one of float8_e4m3fn, float8_e5m2): what to cast to.
         two_d: blocks of 128x128.
         pow2: round scales down to powers of two.
-        eps: the smallest amax that is looked at.
+        eps: a lower bound of amax.
     """
 
 def fp8_blocks_uncast(data: Tensor, scales: Tensor, dtype: torch.dtype, two_d: bool, columnwise: bool, out_dtype: torch.dtype) -> Tensor:
@@ -1026,8 +1028,8 @@ def fp8_blocks_uncast(data: Tensor, scales: Tensor, dtype: torch.dtype, two_d: b
 
     Args:
         data (uint8 [..]): the bytes of FP8.
-        scales (float32 [_, _]): those of the blocks.
-        dtype (one of float8_e4m3fn, float8_e5m2): what the bytes are.
+        scales (float32 [_, _]): the scales of the blocks.
+        dtype (one of float8_e4m3fn, float8_e5m2): the float8 dtype of the bytes.
         two_d: whether blocks are 128x128.
         columnwise: data and scales are the transposed ones; y is not.
         out_dtype (one of float16, bfloat16, float32, float64): the dtype of y.
@@ -1037,13 +1039,13 @@ def fp8_cast_into(x: Tensor, scale: Tensor, y: Tensor | None, yt: Tensor | None,
     """y = fp8(x * scale), yt its transpose, scale_inv = 1 / scale, amax = max(amax, max |x|).
 
     Args:
-        x (float [*shape]): what is quantized.
+        x (float [*shape]): the input.
         scale (float32 [..], one element, contiguous): multiplies x.
-        y (uint8 [*shape], contiguous, optional): where the bytes go; None if they are not wanted.
-        yt (uint8, transposed x, contiguous, optional): where the bytes of the transposed matrix go; None if they are not wanted.
-        scale_inv (float32 [..], one element, contiguous, optional): where 1 / scale goes; None if it is not wanted.
-        amax (float32 [..], one element, contiguous, optional): raised to the largest magnitude of x; None if it is not wanted.
-        noop (float32 [..], one element, contiguous, optional): a flag on the device: other than 0, nothing is written.
+        y (uint8 [*shape], contiguous, optional): receives the bytes; None if not needed.
+        yt (uint8, transposed x, contiguous, optional): receives the bytes of the transposed matrix; None if not needed.
+        scale_inv (float32 [..], one element, contiguous, optional): receives 1 / scale; None if not needed.
+        amax (float32 [..], one element, contiguous, optional): raised to the largest magnitude of x; None if not needed.
+        noop (float32 [..], one element, contiguous, optional): a flag on the device: if it is not 0, nothing is written.
         dtype (one of float8_e4m3fn, float8_e5m2): what to cast to.
     """
 
@@ -1051,34 +1053,34 @@ def fp8_current_into(x: Tensor, y: Tensor | None, yt: Tensor | None, scale_inv: 
     """y = fp8(x * scale), yt its transpose, scale_inv = 1 / scale, with the scale that fp8_scale has for amax of x.
 
     Args:
-        x (float [*shape]): what is quantized.
-        y (uint8 [*shape], contiguous, optional): where the bytes go; None if they are not wanted.
-        yt (uint8, transposed x, contiguous, optional): where the bytes of the transposed matrix go; None if they are not wanted.
-        scale_inv (float32 [..], one element, contiguous, optional): where 1 / scale goes; None if it is not wanted.
-        noop (float32 [..], one element, contiguous, optional): a flag on the device: other than 0, nothing is written.
+        x (float [*shape]): the input.
+        y (uint8 [*shape], contiguous, optional): receives the bytes; None if not needed.
+        yt (uint8, transposed x, contiguous, optional): receives the bytes of the transposed matrix; None if not needed.
+        scale_inv (float32 [..], one element, contiguous, optional): receives 1 / scale; None if not needed.
+        noop (float32 [..], one element, contiguous, optional): a flag on the device: if it is not 0, nothing is written.
         dtype (one of float8_e4m3fn, float8_e5m2): what to cast to.
         pow2: round the scale down to a power of two.
-        eps: the smallest amax that is looked at.
+        eps: a lower bound of amax.
     """
 
 def fp8_scale(amax: Tensor, dtype: torch.dtype, pow2: bool = False, eps: float = 0.0, margin: int = 0) -> Tensor:
     """scale = largest / max(amax, eps), with largest that of the FP8 dtype times 2^-margin.
 
-    1 where that is no number or amax is 0, the largest float32 where it overflows.
+    1 if that is NaN or amax is 0; the largest float32 if it overflows.
 
     Args:
         amax (float32 [..]): the largest magnitudes.
         dtype (one of float8_e4m3fn, float8_e5m2): what will be cast to.
         pow2: round down to a power of two.
-        eps: the smallest amax that is looked at.
-        margin: leaves so many powers of two unused.
+        eps: a lower bound of amax.
+        margin: the number of powers of two of headroom.
 
     Returns:
         scale, like amax.
     """
 
 def fp8_transpose(input: Tensor, dtype: torch.dtype, *, out: Tensor | None) -> Tensor:
-    """input [..., K] as [K, ...], bytes of FP8; in out, where given.
+    """Transpose FP8 bytes [..., K] to [K, ...], into out if given.
 
     Args:
         input (uint8 [..])
@@ -1092,7 +1094,7 @@ def fp8_uncast(data: Tensor, scale_inv: Tensor, dtype: torch.dtype, out_dtype: t
     Args:
         data (uint8 [..]): the bytes of FP8.
         scale_inv (float32 [..], one element, contiguous): multiplies them.
-        dtype (one of float8_e4m3fn, float8_e5m2): what the bytes are.
+        dtype (one of float8_e4m3fn, float8_e5m2): the float8 dtype of the bytes.
         out_dtype (one of float16, bfloat16, float32, float64): the dtype of y.
     """
 
@@ -1100,11 +1102,11 @@ def frac(self: Tensor) -> Tensor:
     """torch.ops.aten.frac, elementwise."""
 
 def fused_amax_and_scale_update_after_reduction(amax_reduction_buffer: Tensor, amax_histories: list[Tensor], scales: list[Tensor], amax_compute_algo: str, fp8_dtype: torch.dtype, margin: float) -> None:
-    """Move the histories of amax [L, n] on by one and give each scale its new value, for all tensors at once.
+    """Roll the histories of amax [L, n] by one and update each scale, for all tensors at once.
 
-    The newest amax is that of the buffer (numbers of all tensors in a row), or of history[0] where that is 0. Where it
-    is not 0 it comes to the end of the history, and history[0] becomes 0. A scale becomes largest * 2^-margin / amax,
-    with the newest amax or the greatest of the history, and stays as it is where that is no number above 0.
+    The newest amax is in the buffer (concatenated for all tensors), or history[0] if that is 0. If it is not 0 it is
+    appended to the history, and history[0] becomes 0. A scale becomes fp8_max * 2^-margin / amax, with the newest amax
+    or the maximum of the history; it is not changed if that amax is not a positive number.
 
     Args:
         amax_reduction_buffer (float32 [..])
@@ -1115,10 +1117,10 @@ def fused_amax_and_scale_update_after_reduction(amax_reduction_buffer: Tensor, a
     """
 
 def fused_attn_bwd(max_seqlen_q: int, max_seqlen_kv: int, attn_scale: float, p_dropout: float, set_zero: bool, qkv_layout: Any, o_format: Any, do_format: Any, dqkv_layout: Any, qkv_scale_inv_format: Any, do_scale_inv_format: Any, bias_type: Any, attn_mask_type: Any, softmax_type: Any, window_size: Any, bottom_right_diagonal: bool, deterministic: bool, cu_seqlens_q: Tensor | None, cu_seqlens_kv: Tensor | None, Q: Any, K: Any, V: Any, O: Any, dO: Any, fake_dtype: torch.dtype, Aux_CTX_Tensors: list[Any], cu_seqlens_q_padded: Tensor | None, cu_seqlens_kv_padded: Tensor | None, s_quantizer: Any | None, dp_quantizer: Any | None, dqkv_quantizer: Any | None, cuda_graph: bool) -> list[Any]:
-    """[dQ, dK, dV, dBias or None, dSoftmaxOffset or None], by the S and rng_state of the forward.
+    """[dQ, dK, dV, dBias or None, dSoftmaxOffset or None], from the S and rng_state of the forward.
 
-    Aux_CTX_Tensors are the forward's results but for O and Max. S and O may be of more keys than are here, as they are
-    where a sequence lies on several devices.
+    Aux_CTX_Tensors are the forward's results without O and Max. S and O may cover more keys than K has, if a sequence
+    is distributed over several devices.
 
     Args:
         max_seqlen_q (at least 0)
@@ -1144,11 +1146,11 @@ def fused_attn_bwd(max_seqlen_q: int, max_seqlen_kv: int, attn_scale: float, p_d
     """
 
 def fused_attn_fwd(max_seqlen_q: int, max_seqlen_kv: int, is_training: bool, attn_scale: float, p_dropout: float, set_zero: bool, qkv_layout: Any, o_format: Any, qkv_scale_inv_format: Any, bias_type: Any, attn_mask_type: Any, softmax_type: Any, window_size: Any, bottom_right_diagonal: bool, cu_seqlens_q: Tensor | None, cu_seqlens_kv: Tensor | None, Q: Any, K: Any, V: Any, fake_dtype: torch.dtype, cu_seqlens_q_padded: Tensor | None, cu_seqlens_kv_padded: Tensor | None, page_table_k: Tensor | None, page_table_v: Tensor | None, s_quantizer: Any | None, o_quantizer: Any | None, Bias: Tensor | None, SoftmaxOffset: Tensor | None, rng_gen: Any | None, rng_elts_per_thread: int, return_max_logit: bool, cuda_graph: bool) -> list[Any]:
-    """[O, S, (Max), rng_state, (Bias), (SoftmaxOffset)]: attention as NVIDIA's fused kernels have it.
+    """[O, S, (Max), rng_state, (Bias), (SoftmaxOffset)]: fused attention with NVIDIA's arguments.
 
-    S is the logarithm of the softmax's denominator, [b, h, sq, 1], or [tokens, h, 1] where Q is THD (0 for tokens of no
-    sequence); Max the greatest score of each query, likewise. A query that sees no key gives O = 0, S = Max = -inf.
-    What is dropped follows from rng_state alone.
+    S is the logarithm of the softmax's denominator, [b, h, sq, 1], or [tokens, h, 1] if Q is THD (0 for padding); Max
+    is the largest score of each query, in the same shape. A query that attends to no key gives O = 0, S = Max = -inf.
+    The dropout mask depends only on rng_state.
 
     Args:
         max_seqlen_q (at least 0)
@@ -1174,9 +1176,9 @@ def fused_moe_aux_loss_bwd(Const_buf: Tensor, tokens_per_expert: Tensor, num_row
 
     Args:
         Const_buf (float32 [..], at least one element): the second result of the forward; its first element is C.
-        tokens_per_expert (int32, int64, float32 or bfloat16 [num_cols]): that of the forward.
-        num_rows (at least 0): that of the forward.
-        num_cols (at least 0): that of the forward.
+        tokens_per_expert (int32, int64, float32 or bfloat16 [num_cols]): as in the forward.
+        num_rows (at least 0): as in the forward.
+        num_cols (at least 0): as in the forward.
         grad_aux_loss (float32, float16 or bfloat16 [..], one element): the gradient of the loss.
 
     Returns:
@@ -1189,11 +1191,11 @@ def fused_moe_aux_loss_fwd(probs: Tensor, tokens_per_expert: Tensor, total_num_t
     Args:
         probs (float32, float16 or bfloat16 [num_rows, num_cols]): the scores of each token, those of fused_score_for_moe_aux_loss_fwd.
         tokens_per_expert (int32, int64, float32 or bfloat16 [num_cols]): how many tokens each expert gets.
-        total_num_tokens (at least 1): the number of tokens that C is made of.
-        num_experts (at least 1): the number of experts that C is made of.
+        total_num_tokens (at least 1): the number of tokens in C.
+        num_experts (at least 1): the number of experts in C.
         num_rows (at least 0): the rows of probs.
         num_cols (at least 0): the columns of probs.
-        topk (at least 1): how many experts each token goes to.
+        topk (at least 1): the number of experts per token.
         coeff: multiplies the loss.
 
     Returns:
@@ -1201,16 +1203,16 @@ def fused_moe_aux_loss_fwd(probs: Tensor, tokens_per_expert: Tensor, total_num_t
     """
 
 def fused_moe_aux_loss_fwd_graph_safe(probs: Tensor, tokens_per_expert: Tensor, total_num_tokens: Tensor, num_experts: int, num_rows: int, num_cols: int, topk: int, coeff: float) -> tuple[Tensor, Tensor]:
-    """fused_moe_aux_loss_fwd with the number of tokens on the device, where a graph may change it.
+    """fused_moe_aux_loss_fwd with the number of tokens on the device, so that a CUDA graph may change it.
 
     Args:
         probs (float32, float16 or bfloat16 [num_rows, num_cols]): the scores of each token, those of fused_score_for_moe_aux_loss_fwd.
         tokens_per_expert (int32, int64, float32 or bfloat16 [num_cols]): how many tokens each expert gets.
-        total_num_tokens (int64 [..], one element): the number of tokens that C is made of.
-        num_experts (at least 1): the number of experts that C is made of.
+        total_num_tokens (int64 [..], one element): the number of tokens in C.
+        num_experts (at least 1): the number of experts in C.
         num_rows (at least 0): the rows of probs.
         num_cols (at least 0): the columns of probs.
-        topk (at least 1): how many experts each token goes to.
+        topk (at least 1): the number of experts per token.
         coeff: multiplies the loss.
 
     Returns:
@@ -1302,8 +1304,8 @@ def fused_score_for_moe_aux_loss_bwd(intermediate_output: Tensor, grad_scores: T
         intermediate_output (float32 [*tokens, experts], at least one element along the last dimension): the third result of the forward.
         grad_scores (float32, float16 or bfloat16 [*tokens, experts]): the gradient of the scores.
         grad_logits (float32, float16 or bfloat16 [*tokens, experts]): is written.
-        topk (from 1 to the size of the last dimension of intermediate_output): that of the forward.
-        score_function (one of 'softmax', 'sigmoid', 'sqrtsoftplus'): that of the forward.
+        topk (from 1 to the size of the last dimension of intermediate_output): as in the forward.
+        score_function (one of 'softmax', 'sigmoid', 'sqrtsoftplus'): as in the forward.
     """
 
 def fused_score_for_moe_aux_loss_fwd(logits: Tensor, topk: int, score_function: str, routing_map_format: Any = 0) -> tuple[Tensor, Tensor, Tensor]:
@@ -1329,12 +1331,12 @@ def fused_topk_with_score_function_bwd(routing_map: Tensor, intermediate_output:
         intermediate_output (float32 [*tokens, experts], at least one element along the last dimension): the third result of the forward.
         grad_probs (float32, float16 or bfloat16 [*tokens, experts]): the gradient of the probabilities.
         grad_logits (float32, float16 or bfloat16 [*tokens, experts]): is written.
-        topk (from 1 to the size of the last dimension of intermediate_output): that of the forward.
-        use_pre_softmax: that of the forward.
-        scaling_factor: that of the forward.
-        score_function (one of 'softmax', 'sigmoid', 'sqrtsoftplus'): that of the forward.
+        topk (from 1 to the size of the last dimension of intermediate_output): as in the forward.
+        use_pre_softmax: as in the forward.
+        scaling_factor: as in the forward.
+        score_function (one of 'softmax', 'sigmoid', 'sqrtsoftplus'): as in the forward.
         use_dense_indices: routing_map is the topk_indices of the forward.
-        routing_map_format (one of BYTEMAP, BITMAP_U8): that of the forward.
+        routing_map_format (one of BYTEMAP, BITMAP_U8): as in the forward.
     """
 
 def fused_topk_with_score_function_fwd(logits: Tensor, topk: int, use_pre_softmax: bool, num_groups: int | None, group_topk: int | None, scaling_factor: float | None, score_function: str, expert_bias: Tensor | None, routing_map_format: Any = 0, topk_indices: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
@@ -1351,7 +1353,7 @@ def fused_topk_with_score_function_fwd(logits: Tensor, topk: int, use_pre_softma
         group_topk: choose among the experts of this many groups, those whose best topk / group_topk scores add up to
             most. None or 0: among all.
         scaling_factor: multiplies the probabilities.
-        expert_bias (float32, float16 or bfloat16 [experts], optional): added to the scores for the choice alone; not with softmax.
+        expert_bias (float32, float16 or bfloat16 [experts], optional): added to the scores only to choose experts; not with softmax.
         routing_map_format (one of BYTEMAP, BITMAP_U8): of the map: a bool for each expert, or a bit (uint8, the first expert in the lowest).
         topk_indices (index [*tokens, topk], optional): where to write the chosen experts, the best first; it is then returned instead of the map.
 
@@ -1373,8 +1375,8 @@ def fused_topk_with_score_function_qb_fwd(logits: Tensor, topk: int, scaling_fac
         expert_bias (float32, float16 or bfloat16 [experts]): added to the scores for the choice and the cutoff.
         routing_map_format (one of BYTEMAP, BITMAP_U8): of the map: a bool for each expert, or a bit (uint8, the first expert in the lowest).
         topk_indices (index [*tokens, topk], optional): where to write the chosen experts, the best first; it is then returned instead of the map.
-        histogram (int32 [experts, bins], contiguous, at least one element along the last dimension): is added to. The bins are equally wide; the first and the last also count what is outside.
-        bin_bounds (float32 [2]): where the first bin begins, and where the last one ends.
+        histogram (int32 [experts, bins], contiguous, at least one element along the last dimension): incremented in place. The bins are equally wide; the first and the last also count values outside.
+        bin_bounds (float32 [2]): the start of the first bin, and the end of the last one.
         histogram_mode (one of TWO_KERNEL, FUSED_ATOMIC): accepted and ignored.
         bin_bounds_validated: the bounds are known to be finite and in order. Else they are read, which waits for the
             device.
@@ -1427,7 +1429,7 @@ def gelu_bias_bwd(dy: Tensor, x: Tensor, bias: Tensor | None = None) -> tuple[Te
     Args:
         dy (float [*rows, n]): the gradient of y.
         x (float [*rows, n]): the input of the forward.
-        bias (float [n], optional): that of the forward; None if x includes it.
+        bias (float [n], optional): as in the forward; None if x includes it.
 
     Returns:
         dx, like x, and dbias, in bias' dtype (x's without bias): computed in float32 (float64 for float64) and rounded once. dbias sums dx before it is rounded.
@@ -1471,7 +1473,7 @@ def gelu_erf_bias_bwd(dy: Tensor, x: Tensor, bias: Tensor | None = None) -> tupl
     Args:
         dy (float [*rows, n]): the gradient of y.
         x (float [*rows, n]): the input of the forward.
-        bias (float [n], optional): that of the forward; None if x includes it.
+        bias (float [n], optional): as in the forward; None if x includes it.
 
     Returns:
         dx, like x, and dbias, in bias' dtype (x's without bias): computed in float32 (float64 for float64) and rounded once. dbias sums dx before it is rounded.
@@ -1492,7 +1494,7 @@ def gelu_erf_glu(x: Tensor) -> Tensor:
     """y = f(a) * b, with a and b the halves of the last dimension of x, f(x) = x * (0.5 + 0.5 * erf(x / sqrt(2))).
 
     Args:
-        x (float [*rows, 2*n]): the gate a, before its activation, and what is gated, b, side by side.
+        x (float [*rows, 2*n]): [a, b] along the last dimension: the gate before its activation, and the values that it multiplies.
 
     Returns:
         y [*rows, n], in x's dtype: computed in float32 (float64 for float64) and rounded once.
@@ -1514,7 +1516,7 @@ def gelu_erf_mul(a: Tensor, b: Tensor) -> Tensor:
 
     Args:
         a (float [*shape]): the gate, before its activation.
-        b (float [*shape], of the dtype of a): what is gated.
+        b (float [*shape], of the dtype of a): the values that the gate multiplies.
 
     Returns:
         y, like a: computed in float32 (float64 for float64) and rounded once.
@@ -1525,8 +1527,8 @@ def gelu_erf_mul_bwd(dy: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
 
     Args:
         dy (float [*shape]): the gradient of y.
-        a (float [*shape]): that of the forward.
-        b (float [*shape], of the dtype of a): that of the forward.
+        a (float [*shape]): as in the forward.
+        b (float [*shape], of the dtype of a): as in the forward.
 
     Returns:
         da and db, like a: computed in float32 (float64 for float64) and rounded once.
@@ -1536,7 +1538,7 @@ def gelu_glu(x: Tensor) -> Tensor:
     """y = f(a) * b, with a and b the halves of the last dimension of x, f(x) = x * (0.5 + 0.5 * tanh(sqrt(2/pi) * (x + 0.044715 x^3))).
 
     Args:
-        x (float [*rows, 2*n]): the gate a, before its activation, and what is gated, b, side by side.
+        x (float [*rows, 2*n]): [a, b] along the last dimension: the gate before its activation, and the values that it multiplies.
 
     Returns:
         y [*rows, n], in x's dtype: computed in float32 (float64 for float64) and rounded once.
@@ -1558,7 +1560,7 @@ def gelu_mul(a: Tensor, b: Tensor) -> Tensor:
 
     Args:
         a (float [*shape]): the gate, before its activation.
-        b (float [*shape], of the dtype of a): what is gated.
+        b (float [*shape], of the dtype of a): the values that the gate multiplies.
 
     Returns:
         y, like a: computed in float32 (float64 for float64) and rounded once.
@@ -1569,15 +1571,15 @@ def gelu_mul_bwd(dy: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
 
     Args:
         dy (float [*shape]): the gradient of y.
-        a (float [*shape]): that of the forward.
-        b (float [*shape], of the dtype of a): that of the forward.
+        a (float [*shape]): as in the forward.
+        b (float [*shape], of the dtype of a): as in the forward.
 
     Returns:
         da and db, like a: computed in float32 (float64 for float64) and rounded once.
     """
 
 def gemm(a: Tensor, b: Tensor, bias: Tensor | None = None, trans_a: bool = False, trans_b: bool = False, alpha: float = 1.0, out_dtype: torch.dtype | None = None) -> Tensor:
-    """y = alpha * op(a) op(b) + bias, where op(x) is x^T if `trans_` says so; rounded once.
+    """y = alpha * op(a) op(b) + bias, where op(x) is x^T if trans_a (trans_b) is set; rounded once.
 
     Args:
         a (float [_, _]): [m, k]; [k, m] with trans_a.
@@ -1586,7 +1588,7 @@ def gemm(a: Tensor, b: Tensor, bias: Tensor | None = None, trans_a: bool = False
         trans_a: use a^T.
         trans_b: use b^T.
         alpha: multiplies the product, before the bias is added.
-        out_dtype (one of float16, bfloat16, float32, float64): the dtype of the result; by default that of a.
+        out_dtype (one of float16, bfloat16, float32, float64): the dtype of the result; by default a's.
 
     Returns:
         y [m, n].
@@ -1596,13 +1598,13 @@ def gemm_add_(c: Tensor, a: Tensor, b: Tensor, trans_a: bool = False, trans_b: b
     """c = alpha * op(a) op(b) + beta * c, in place.
 
     Args:
-        c (float [m, n]): the sum; its dtype need not be that of a.
+        c (float [m, n]): the output, updated in place; its dtype may differ from a's.
         a (float [_, _]): [m, k]; [k, m] with trans_a.
         b (float [_, _], of the dtype of a): [k, n]; [n, k] with trans_b.
         trans_a: use a^T.
         trans_b: use b^T.
         alpha: multiplies the product.
-        beta: multiplies c; with 0, c is overwritten whatever it holds, NaN included.
+        beta: multiplies c; with 0, c is overwritten even if it contains NaN.
     """
 
 def gemm_dgelu(a: Tensor, b: Tensor, pre: Tensor, trans_a: bool = False, trans_b: bool = False, alpha: float = 1.0, out_dtype: torch.dtype | None = None) -> Tensor:
@@ -1615,7 +1617,7 @@ def gemm_dgelu(a: Tensor, b: Tensor, pre: Tensor, trans_a: bool = False, trans_b
         trans_a: use a^T.
         trans_b: use b^T.
         alpha: multiplies the product.
-        out_dtype (one of float16, bfloat16, float32, float64): the dtype of the result; by default that of a.
+        out_dtype (one of float16, bfloat16, float32, float64): the dtype of the result; by default a's.
 
     Returns:
         y [m, n].
@@ -1631,7 +1633,7 @@ def gemm_gelu(a: Tensor, b: Tensor, bias: Tensor | None = None, trans_a: bool = 
         trans_a: use a^T.
         trans_b: use b^T.
         alpha: multiplies the product, before the bias is added.
-        out_dtype (one of float16, bfloat16, float32, float64): the dtype of the result; by default that of a.
+        out_dtype (one of float16, bfloat16, float32, float64): the dtype of the result; by default a's.
 
     Returns:
         y and pre, both [m, n].
@@ -1640,44 +1642,44 @@ def gemm_gelu(a: Tensor, b: Tensor, bias: Tensor | None = None, trans_a: bool = 
 def generic_gemm(A: Any, transA: bool, B: Any, transB: bool, D: Any, quantizer: Any, output_dtype: torch.dtype | None, bias: Tensor | None, bias_type: torch.dtype | None, gelu: bool, gelu_in: Tensor | None, grad: bool, workspace: Any, workspace_size: Any, accumulate: bool, use_split_accumulator: bool, comm_overlap: Any = None, comm_type: Any = None, extra_output: Tensor | None = None, bulk_overlap: bool = False, alpha: float = 1.0, beta: float | None = None) -> list[Any]:
     """[D, bias_grad, pre_gelu_out, extra_output] with D = alpha op(B) op(A) + beta D, for row-major A and B.
 
-    Forward: bias and then gelu (by tanh) before D is rounded, pre_gelu_out being what gelu was taken of. With grad:
-    times gelu'(gelu_in) for gelu, and a bias asks for bias_grad, the sum over the rows of B. A quantizer quantizes D.
+    Forward: bias and then gelu (tanh) are applied before D is rounded; pre_gelu_out is gelu's input. With grad: gelu
+    multiplies by gelu'(gelu_in), and a bias requests bias_grad, the sum over the rows of B. A quantizer quantizes D.
 
     Args:
         bias (float [..], optional)
     """
 
 def get_cublasLt_version() -> int:
-    """120900, whatever is installed.
+    """120900, independent of what is installed.
 
-    From 130300 on Transformer Engine takes gemms of experts through GroupedTensors, whose sizes are on the device. Ours
-    read them on the host; the lists of gemms that it takes below that version do not. 120103 is what FP8 needs.
+    From 130300 on Transformer Engine runs expert gemms through GroupedTensors, whose sizes are on the device. Ours
+    would read them on the host; the lists of gemms that it uses below that version avoid this. FP8 needs 120103.
     """
 
 def get_cudnn_version() -> int:
-    """cuDNN's number, major * 10000 + minor * 100 + patch: torch's where it has one, else 91200.
+    """cuDNN's version, major * 10000 + minor * 100 + patch: torch's if it has one, else 91200.
 
-    The choice between attention backends reads it; what is there to choose from, get_fused_attn_backend says.
+    The layer reads it to choose an attention backend, from those that get_fused_attn_backend reports.
     """
 
 def get_fused_attn_backend(is_training: Any, q_dtype: torch.dtype | None = None, kv_dtype: torch.dtype | None = None, qkv_layout: Any = None, bias_type: Any = None, attn_mask_type: Any = None, softmax_type: Any = None, p_dropout: Any = None, num_attn_heads: Any = None, num_gqa_groups: Any = None, max_seqlen_q: Any = None, max_seqlen_kv: Any = None, head_dim_qk: Any = None, head_dim_v: Any = None, window_size_left: Any = None, window_size_right: Any = None, return_max_logit: Any = None, cuda_graph: Any = None, deterministic: Any = None) -> Any:
-    """The backend that would run it, a member of NVTE_Fused_Attn_Backend.
+    """The backend for such a call, a member of NVTE_Fused_Attn_Backend.
 
-    From 2.20.2 on the layer asks with one object that holds all of it, and wants (backend, why there is none).
+    From 2.20.2 on the layer passes one object with all arguments, and expects (backend, reason if there is none).
     """
 
 def get_grouped_gemm_setup_workspace_size(num_tensors: int) -> int:
-    """0: our gemms of groups need no memory beside their results.
+    """0: our grouped gemms need no workspace.
 
     Args:
         num_tensors (at least 0)
     """
 
 def get_num_cublas_streams() -> int:
-    """4: as many workspaces are made for grouped gemms, which do not need them."""
+    """4: the layer allocates as many workspaces for grouped gemms, which do not need them."""
 
 def get_stream_priority_range(device_id: int = -1) -> tuple[int, int]:
-    """(lowest, highest) priority of a stream of CUDA: numbers fall as priorities rise; (0, 0) where there is none.
+    """(lowest, highest) priority of a CUDA stream, where a lower number is a higher priority; (0, 0) without CUDA.
 
     Args:
         device_id (at least -1)
@@ -1720,7 +1722,7 @@ def greater_equal(self: Tensor, other: Tensor | int | float) -> Tensor:
     """torch.ops.aten.greater_equal, elementwise."""
 
 def group_dequantize(input: Any, otype: torch.dtype) -> Any:
-    """The GroupedTensor of the numbers that one stands for, in a dtype. first_dims is read on the host.
+    """The dequantized GroupedTensor, in a dtype. first_dims is read on the host.
 
     Args:
         input (a GroupedTensor)
@@ -1752,16 +1754,16 @@ def group_norm_bwd(dy: Tensor, x: Tensor, weight: Tensor | None, mean: Tensor, r
     Args:
         dy (float [samples, channels, *places]): the gradient of y.
         x (float [samples, channels, *places]): the input of the forward.
-        weight (float [channels], optional): that of the forward.
+        weight (float [channels], optional): as in the forward.
         mean (float [samples, num_groups]): the second result of the forward.
         rstd (float [samples, num_groups]): the third result of the forward.
-        num_groups: that of the forward.
+        num_groups: as in the forward.
     """
 
 def group_quantize(tensor: Tensor, quantizer: Any, num_tensors: int, first_dims: Tensor | None, last_dims: Tensor | None = None, tensor_offsets: Tensor | None = None, noop_flag: Tensor | None = None, output: Any | None = None) -> Any:
-    """The rows of a matrix, first_dims[i] of them at a time, each quantized by itself: a GroupedTensor.
+    """Quantize blocks of first_dims[i] rows of a matrix separately: a GroupedTensor.
 
-    `output` is written where it is given, which is for members of as many rows each. first_dims is read on the host.
+    `output`, if given, is written; its members must have equal numbers of rows. first_dims is read on the host.
 
     Args:
         tensor (float [rows, columns])
@@ -1775,10 +1777,10 @@ def group_quantize(tensor: Tensor, quantizer: Any, num_tensors: int, first_dims:
     """
 
 def group_requantize_inplace(grouped_x: Any, quantizer: Any, num_tensors: int, first_dims: Tensor | None, otype: torch.dtype, tensor_offsets: Tensor | None = None, return_dequantized: bool = False) -> Tensor | None:
-    """Give a grouped MXFP8 tensor that holds rowwise data the columnwise data that the quantizer wants too.
+    """Add columnwise data to a grouped MXFP8 tensor with rowwise data, if the quantizer has that usage.
 
-    It is made of the numbers that the rowwise data stands for, which come back as a matrix where that is asked. One
-    that holds columnwise data already is left as it is. first_dims is read on the host.
+    It is computed from the dequantized rowwise data, which is returned if return_dequantized. A tensor that has
+    columnwise data is not changed. first_dims is read on the host.
 
     Args:
         grouped_x (a GroupedTensor)
@@ -1790,7 +1792,7 @@ def group_requantize_inplace(grouped_x: Any, quantizer: Any, num_tensors: int, f
     """
 
 def grouped_swizzle_for_gemm(tensor: Any, rowwise: bool, columnwise: bool) -> None:
-    """Nothing: our gemms read scales as they are, so `_with_gemm_swizzled_scales` stays False.
+    """No-op: our gemms read unswizzled scales, so `_with_gemm_swizzled_scales` stays False.
 
     Args:
         tensor (a GroupedTensor)
@@ -1833,7 +1835,7 @@ def i0(self: Tensor) -> Tensor:
     """torch.ops.aten.i0, elementwise."""
 
 def init_nvshmem_backend(process_group: Any) -> Any:
-    """Not here: it needs NVSHMEM and several GPUs. Use torch.distributed._symmetric_memory."""
+    """Not supported: it needs NVSHMEM and several GPUs. Use torch.distributed._symmetric_memory."""
 
 def isclose(self: Tensor, other: Tensor, rtol: float = 1e-05, atol: float = 1e-08, equal_nan: bool = False) -> Tensor:
     """torch.ops.aten.isclose, elementwise."""
@@ -1878,10 +1880,10 @@ def layer_norm_bwd(dy: Tensor, x: Tensor, weight: Tensor, mean: Tensor, rstd: Te
     Args:
         dy (float [*rows, n]): the gradient of y.
         x (float [*rows, n]): the input of the forward.
-        weight (float [n]): that of the forward.
+        weight (float [n]): as in the forward.
         mean (float [*rows]): the second result of the forward.
         rstd (float [*rows]): the third result of the forward.
-        offset: that of the forward.
+        offset: as in the forward.
     """
 
 def layer_norm_fp8(x: Tensor, weight: Tensor, bias: Tensor | None, scale: Tensor, amax: Tensor | None, dtype: torch.dtype, eps: float = 1e-05, offset: float = 0.0) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -1961,7 +1963,7 @@ def linear_bwd(dy: Tensor, x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor, T
     Args:
         dy (float [*rows, n]): the gradient of y.
         x (float [*rows, k]): the input of the forward.
-        weight (float [n, k], of the dtype of x): that of the forward.
+        weight (float [n, k], of the dtype of x): as in the forward.
 
     Returns:
         dx, like x, dweight, like weight, and dbias [n], of weight's dtype.
@@ -1999,7 +2001,7 @@ def log_softmax_bwd(dy: Tensor, y: Tensor, dim: int = -1) -> Tensor:
     Args:
         dy (float [*shape]): the gradient of y.
         y (float [*shape]): the result of the forward.
-        dim (a dimension of y): that of the forward.
+        dim (a dimension of y): as in the forward.
 
     Returns:
         dx, like y.
@@ -2026,7 +2028,7 @@ def logcumsumexp_bwd(dy: Tensor, x: Tensor, y: Tensor, dim: int = -1) -> Tensor:
         dy (float [*shape]): the gradient of y.
         x (float [*shape]): the input of the forward.
         y (float [*shape]): the result of the forward.
-        dim (a dimension of x): that of the forward.
+        dim (a dimension of x): as in the forward.
     """
 
 def logical_and(self: Tensor, other: Tensor) -> Tensor:
@@ -2153,8 +2155,8 @@ def moe_collect(x: Tensor, row_map: Tensor, probs: Tensor | None = None, topk: i
 
     Args:
         x (float16, bfloat16, float32, float64, float8_e4m3fn or float8_e5m2 [rows, n]): the rows, in order of experts.
-        row_map (int32 [topk*tokens]): that of moe_row_map.
-        probs (float [tokens, topk], optional): multiplies each copy; without it they are added as they are.
+        row_map (int32 [topk*tokens]): the result of moe_row_map.
+        probs (float [tokens, topk], optional): multiplies each copy; None for 1.
         topk (at least 1): how many copies a token has.
 
     Returns:
@@ -2168,10 +2170,10 @@ def moe_collect_bwd(dy: Tensor, x: Tensor, row_map: Tensor, probs: Tensor | None
 
     Args:
         dy (float16, bfloat16, float32, float64, float8_e4m3fn or float8_e5m2 [tokens, n], of the dtype of x): the gradient of y.
-        x (float16, bfloat16, float32, float64, float8_e4m3fn or float8_e5m2 [rows, n]): that of the forward.
-        row_map (int32 [topk*tokens]): that of the forward.
-        probs (float [tokens, topk], optional): that of the forward.
-        topk (at least 1): that of the forward.
+        x (float16, bfloat16, float32, float64, float8_e4m3fn or float8_e5m2 [rows, n]): as in the forward.
+        row_map (int32 [topk*tokens]): as in the forward.
+        probs (float [tokens, topk], optional): as in the forward.
+        topk (at least 1): as in the forward.
 
     Returns:
         dx, like x, 0 in rows of no token, and dprobs [tokens, topk], of probs' dtype, 0 for copies that were dropped;
@@ -2183,7 +2185,7 @@ def moe_pad_into(x: Tensor, y: Tensor, rows: list[int], padded: list[int]) -> No
 
     Args:
         x (any [x_rows, n]): the blocks, one after another.
-        y (any [y_rows, n], of the dtype of x): is written; rows after the last block are left as they are.
+        y (any [y_rows, n], of the dtype of x): is written; rows after the last block are not changed.
         rows (each at least 0): the rows of each block.
         padded (each at least 0, as many as rows): the rows of each block in y.
     """
@@ -2234,7 +2236,7 @@ def moe_spread(x: Tensor, row_map: Tensor, topk: int = 1, rows: int = 0) -> Tens
 
     Args:
         x (float16, bfloat16, float32, float64, float8_e4m3fn, float8_e5m2 or uint8 [tokens, n]): the tokens.
-        row_map (int32 [topk*tokens]): that of moe_row_map; it names a row once at most.
+        row_map (int32 [topk*tokens]): the result of moe_row_map; it names a row once at most.
         topk (at least 1): how many copies a token has.
         rows (at least 0): the rows of y; 0 for tokens * topk. Those beyond tokens * topk are zeros.
 
@@ -2247,19 +2249,19 @@ def moe_spread_bwd(dy: Tensor, row_map: Tensor, topk: int = 1) -> Tensor:
 
     Args:
         dy (float16, bfloat16, float32, float64, float8_e4m3fn or float8_e5m2 [rows, n]): the gradient of y.
-        row_map (int32 [topk*tokens]): that of the forward.
-        topk (at least 1): that of the forward.
+        row_map (int32 [topk*tokens]): as in the forward.
+        topk (at least 1): as in the forward.
 
     Returns:
         dx [tokens, n], of dy's dtype.
     """
 
 def moe_unpad_into(x: Tensor, y: Tensor, rows: list[int], kept: list[int]) -> None:
-    """Copy the first rows of each block to y, where the blocks follow each other without padding.
+    """Copy the first rows of each block to y, where blocks are concatenated without padding.
 
     Args:
         x (any [x_rows, n]): the blocks, one after another.
-        y (any [y_rows, n], of the dtype of x): is written; rows after the last block are left as they are.
+        y (any [y_rows, n], of the dtype of x): is written; rows after the last block are not changed.
         rows (each at least 0): the rows of each block in x.
         kept (each at least 0, as many as rows): how many of them are copied.
     """
@@ -2362,7 +2364,7 @@ def multi_tensor_adam_param_remainder(chunk_size: int, noop_flag: Tensor, tensor
     """
 
 def multi_tensor_compute_scale_and_scale_inv(chunk_size: int, noop_flag: Tensor | None, tensor_lists: list[list[Tensor]], max_fp8: float, force_pow_2_scales: int | bool, epsilon: float) -> None:
-    """scale = max_fp8 / amax, 1 where that is not a finite number, and inverse scale = 1 / scale.
+    """scale = max_fp8 / amax, or 1 if that is not finite, and inverse scale = 1 / scale.
 
     Args:
         chunk_size: not used.
@@ -2389,14 +2391,14 @@ def multi_tensor_l2norm(chunk_size: int, noop_flag: Tensor, tensor_lists: list[l
         chunk_size: not used.
         noop_flag (int32 [..], one element): set to 1 if the norm is not finite.
         tensor_lists ([inputs]): the tensors.
-        per_tensor: whether the norm of each tensor is wanted.
+        per_tensor: whether to return the norm of each tensor.
 
     Returns:
         The norm of all, float32 [1]; the norms of each, float32 [tensors], or an empty tensor.
     """
 
 def multi_tensor_pad_last_dim(inputs: list[Tensor], alignment: int) -> Any:
-    """Each of the list with zeros up to a multiple of the alignment; those that need none are given back.
+    """Each tensor padded with zeros to a multiple of the alignment; one that needs no padding is returned itself.
 
     Args:
         inputs (each 2 dimensions)
@@ -2404,7 +2406,7 @@ def multi_tensor_pad_last_dim(inputs: list[Tensor], alignment: int) -> Any:
     """
 
 def multi_tensor_quantize(tensor_list: list[Tensor], quantizer_list: list[Any]) -> list[Any]:
-    """Each tensor as its quantizer wants it.
+    """Each tensor quantized by its quantizer.
 
     Args:
         tensor_list (each )
@@ -2416,7 +2418,7 @@ def multi_tensor_scale(chunk_size: int, noop_flag: Tensor, tensor_lists: list[li
 
     Args:
         chunk_size: not used; how NVIDIA's kernels cut the work.
-        noop_flag (int32 [..], one element): set to 1 if an input is not finite. It stops nothing.
+        noop_flag (int32 [..], one element): set to 1 if an input is not finite. It does not stop the computation.
         tensor_lists ([inputs, outputs]): the tensors; outputs are written in place.
         scale: the factor.
     """
@@ -2426,7 +2428,7 @@ def multi_tensor_scale_tensor(chunk_size: int, is_infinite: Tensor, tensor_lists
 
     Args:
         chunk_size: not used.
-        is_infinite (int32 [..], one element): set to 1 if an input is not finite. It stops nothing.
+        is_infinite (int32 [..], one element): set to 1 if an input is not finite. It does not stop the computation.
         tensor_lists ([inputs, outputs]): the tensors; outputs are written in place.
         scale (float32 [..], one element): the factor.
     """
@@ -2442,7 +2444,7 @@ def multi_tensor_sgd(chunk_size: int, noop_flag: Tensor, tensor_lists: list[list
         momentum: the decay of the momenta; with 0 they are not read or written.
         dampening: gradients enter the momenta times 1 - dampening.
         lr: the learning rate.
-        nesterov (one of 0, 1): whether the update looks one step ahead.
+        nesterov (one of 0, 1): whether to use Nesterov momentum.
         first_run (one of 0, 1): whether momenta become the gradients, without dampening.
         wd_after_momentum (one of 0, 1): whether the decay is added to the update, not to the gradients.
         scale: multiplies the gradients.
@@ -2463,9 +2465,9 @@ def multi_tensor_swizzle_scales_for_gemm_unchecked_(tensors: list[Any], rowwise_
     """
 
 def multi_tensor_transpose_to_bhsd(inputs: Any, original_format: str, outputs: Any = ...) -> Any:
-    """Each of the list as a contiguous [b, h, s, d], None where it is None.
+    """Each tensor of the list as a contiguous [b, h, s, d]; None stays None.
 
-    Where outputs are given they are written to and returned; one with a longer last dimension has zeros there.
+    Outputs, if given, are written and returned; a longer last dimension of an output is padded with zeros.
 
     Args:
         original_format (one of 'sbhd', 'bshd')
@@ -2479,7 +2481,7 @@ def multi_tensor_unscale_l2norm(chunk_size: int, noop_flag: Tensor, tensor_lists
         noop_flag (int32 [..], one element): set to 1 if the norm is not finite.
         tensor_lists ([inputs]): the tensors.
         inv_scale (float32 [..], one element): the factor, on the device.
-        per_tensor: whether the norm of each tensor is wanted.
+        per_tensor: whether to return the norm of each tensor.
 
     Returns:
         The norm of all, float32 [1]; the norms of each, float32 [tensors], or an empty tensor.
@@ -2491,15 +2493,15 @@ def multiply(self: Tensor, other: Tensor | int | float) -> Tensor:
 def mxfp8_into(x: Tensor, y: Tensor | None, y_scale: Tensor | None, yc: Tensor | None, yc_scale: Tensor | None, noop: Tensor | None, dtype: torch.dtype, two_d: bool = False) -> None:
     """y in FP8 with an E8M0 scale for each 1x32 of x, yc with one for each 32x1; with two_d for each 32x32.
 
-    Both lie as x does. What there is of the scales beyond the blocks of x is left alone.
+    Both have x's layout. Padding of the scales is not written.
 
     Args:
-        x (float [*shape], rows and columns in multiples of 32): what is quantized.
-        y (uint8 [*shape], contiguous, optional): where the bytes go; None if they are not wanted.
-        y_scale (uint8 [_, _], contiguous, optional): where the scales of y go.
-        yc (uint8 [*shape], contiguous, optional): where the bytes go whose scales are of columns; None if they are not wanted.
-        yc_scale (uint8 [_, _], contiguous, optional): where the scales of yc go.
-        noop (float32 [..], one element, contiguous, optional): a flag on the device: other than 0, nothing is written.
+        x (float [*shape], rows and columns in multiples of 32): the input.
+        y (uint8 [*shape], contiguous, optional): receives the bytes; None if not needed.
+        y_scale (uint8 [_, _], contiguous, optional): receives the scales of y.
+        yc (uint8 [*shape], contiguous, optional): receives the bytes with columnwise scales; None if not needed.
+        yc_scale (uint8 [_, _], contiguous, optional): receives the scales of yc.
+        noop (float32 [..], one element, contiguous, optional): a flag on the device: if it is not 0, nothing is written.
         dtype (one of float8_e4m3fn, float8_e5m2): what to cast to.
         two_d: blocks of 32x32.
     """
@@ -2535,9 +2537,9 @@ def mxfp8_uncast(data: Tensor, scales: Tensor, dtype: torch.dtype, columnwise: b
 
     Args:
         data (uint8 [..]): the bytes of FP8.
-        scales (uint8 [_, _]): those of the blocks.
-        dtype (one of float8_e4m3fn, float8_e5m2): what the bytes are.
-        columnwise: scales are those of columns.
+        scales (uint8 [_, _]): the scales of the blocks.
+        dtype (one of float8_e4m3fn, float8_e5m2): the float8 dtype of the bytes.
+        columnwise: whether the scales are columnwise.
         out_dtype (one of float16, bfloat16, float32, float64): the dtype of y.
     """
 
@@ -2545,7 +2547,7 @@ def nan_to_num(self: Tensor, nan: float | None = None, posinf: float | None = No
     """torch.ops.aten.nan_to_num, elementwise."""
 
 def native_dropout(input: Tensor, p: float, train: bool | None = True) -> tuple[Tensor, Tensor]:
-    """dropout, with the mask of what was kept."""
+    """dropout, with the mask of kept elements."""
 
 def native_dropout_backward(grad_output: Tensor, mask: Tensor, scale: float) -> Tensor:
     """grad_output * scale where the mask is true, else 0."""
@@ -2560,10 +2562,10 @@ def negative(self: Tensor) -> Tensor:
     """torch.ops.aten.negative, elementwise."""
 
 def newton_schulz(ctx_ptr: int, m: int, n: int, x: Tensor, num_iterations: int, coefficients: list[float]) -> None:
-    """x, in place, after x = a x + b (x x') x + c (x x')(x x') x for each three of the coefficients.
+    """Iterate x = a x + b (x x') x + c (x x')(x x') x in place, for each triple of coefficients.
 
-    It goes to the nearest orthogonal matrix, from an x whose singular values are at most 1. It computes in float32 and
-    rounds once.
+    It converges to the nearest orthogonal matrix, if the singular values of x are at most 1. Computed in float32 and
+    rounded once.
 
     Args:
         m (at least 0)
@@ -2594,7 +2596,7 @@ def nvfp4_2d_compute_partial_amax(tensor: Tensor, amax: Tensor, h: int, w: int, 
     """
 
 def nvfp4_2d_multi_tensor_transpose(rowwise_data_list: list[Tensor], columnwise_data_list: list[Tensor], rowwise_scale_inv_list: list[Tensor], columnwise_scale_inv_list: list[Tensor], M_list: list[int], K_list: list[int]) -> None:
-    """Data and scales of rows of many [M, K] as those of their columns: the two transposes above.
+    """Columnwise data and scales from the rowwise ones of many [M, K]: the two transposes above.
 
     Args:
         columnwise_data_list (as many as rowwise_data_list)
@@ -2621,7 +2623,7 @@ def nvfp4_2d_partial_cast(inp: Tensor, out: Tensor, scale: Tensor, global_scale:
     """
 
 def nvfp4_2d_scale_transpose(input: Tensor, output: Tensor, M_tiles: int, K_tiles: int) -> None:
-    """Scales of rows [.., K_tiles] as scales of columns [.., M_tiles]; each stands 16 times, once a row of its tile.
+    """Rowwise scales [.., K_tiles] as columnwise scales [.., M_tiles], each repeated for the 16 rows of its tile.
 
     Args:
         input (uint8, the first row of each tile, [16 M_tiles - 15, K_tiles] and padding)
@@ -2648,7 +2650,7 @@ def nvfp4_compute_per_block_scale(block_amax: Tensor, scale: Tensor, global_amax
     """
 
 def nvfp4_data_transpose(input: Tensor, *, out: Tensor | None) -> Tensor:
-    """Packed [m, k / 2] as packed [k, m / 2]; `out` where it is given.
+    """Transpose packed [m, k / 2] to packed [k, m / 2], into `out` if given.
 
     Args:
         input (uint8 [2*m, k])
@@ -2656,7 +2658,7 @@ def nvfp4_data_transpose(input: Tensor, *, out: Tensor | None) -> Tensor:
     """
 
 def nvfp4_expand_scale_to_fp8(input: Tensor, output: Tensor, tile_rows: int, tile_cols: int, rows_padded: int, block_len: int) -> None:
-    """Scales of tiles in E4M3, as bytes, each block_len (16) times below each other; 0 down to rows_padded.
+    """Scales of tiles in E4M3, as bytes, each repeated for block_len (16) rows; padded with 0 to rows_padded.
 
     Args:
         input (float32 [tile_rows, tile_cols])
@@ -2668,7 +2670,7 @@ def nvfp4_expand_scale_to_fp8(input: Tensor, output: Tensor, tile_rows: int, til
     """
 
 def nvfp4_fused_scale(block_amax: Tensor, global_amax: Tensor, per_block_scale: Tensor, target_scale: Tensor, target_amax: Tensor, tile_rows: int, tile_cols: int, rows_padded: int, block_len: int) -> None:
-    """nvfp4_compute_per_block_scale, nvfp4_expand_scale_to_fp8 of what it gives, and target_amax = global_amax.
+    """nvfp4_compute_per_block_scale, then nvfp4_expand_scale_to_fp8 of the result, and target_amax = global_amax.
 
     Args:
         block_amax (float32 [tile_rows, tile_cols])
@@ -2683,7 +2685,7 @@ def nvfp4_fused_scale(block_amax: Tensor, global_amax: Tensor, per_block_scale: 
     """
 
 def nvfp4_group_quantize_with_amax(tensor: Tensor, quantizer: Any, num_tensors: int, first_dims: Tensor | None, last_dims: Tensor | None = None, rowwise_amax: Tensor | None = None, columnwise_amax: Tensor | None = None, tensor_offsets: Tensor | None = None) -> Any:
-    """group_quantize to NVFP4 with the amax of each member given; a way that the quantizer does not want needs none.
+    """group_quantize to NVFP4 with the amax of each member given; only for the usages that the quantizer has.
 
     Args:
         tensor (float [rows, columns])
@@ -2712,14 +2714,14 @@ def nvfp4_multi_tensor_compute_partial_amax(master_weight_list: list[Tensor], pa
     """
 
 def nvfp4_multi_tensor_fused_scale(block_amax_list: list[Tensor], global_amax_list: list[Tensor], per_block_scale_list: list[Tensor], target_scale_list: list[Tensor], target_amax_list: list[Tensor], tile_rows_list: list[int], tile_cols_list: list[int], rows_padded_list: list[int], block_len: int) -> None:
-    """nvfp4_fused_scale of many.
+    """nvfp4_fused_scale of many tensors.
 
     Args:
         block_len (one of 16)
     """
 
 def nvfp4_quantize_with_amax(tensor: Tensor, quantizer: Any, rowwise_amax: Tensor | None, columnwise_amax: Tensor | None) -> Any:
-    """The tensor in NVFP4, by amaxes that are known already.
+    """The tensor quantized to NVFP4 with given amaxes.
 
     Args:
         tensor (float [..])
@@ -2729,13 +2731,13 @@ def nvfp4_quantize_with_amax(tensor: Tensor, quantizer: Any, rowwise_amax: Tenso
     """
 
 def nvshmem_finalize() -> Any:
-    """Not here: it needs NVSHMEM and several GPUs. Use torch.distributed.destroy_process_group."""
+    """Not supported: it needs NVSHMEM and several GPUs. Use torch.distributed.destroy_process_group."""
 
 def nvshmem_send_on_current_stream(src: Any, dst: Any, peer: Any, signal: Any) -> Any:
-    """Not here: it needs NVSHMEM and several GPUs. Use torch.distributed.isend."""
+    """Not supported: it needs NVSHMEM and several GPUs. Use torch.distributed.isend."""
 
 def nvshmem_wait_on_current_stream(signal: Any, wait_kind: Any) -> Any:
-    """Not here: it needs NVSHMEM and several GPUs. Use torch.distributed.irecv."""
+    """Not supported: it needs NVSHMEM and several GPUs. Use torch.distributed.irecv."""
 
 def nvte_built_with_cublasmp() -> bool:
     """False."""
@@ -2771,12 +2773,12 @@ def philox_dropout_bits(x: Tensor, seed: Tensor, p: float) -> tuple[Tensor, Tens
 
     Args:
         x (float [..]): a multiple of 16 elements.
-        seed (any [2], int64, a key and a counter, on the same device or on the CPU): int64 [2], key and counter of Philox; beside x or on the host.
+        seed (any [2], int64, a key and a counter, on the same device or on the CPU): int64 [2], key and counter of Philox; on x's device or on the CPU.
         p (between 0 and 1): the probability of an element to be dropped, in steps of 1/256.
     """
 
 def philox_dropout_bwd(dy: Tensor, seed: Tensor, p: float) -> Tensor:
-    """dx = dy / (1 - p), or 0 where that seed dropped x.
+    """dx = dy / (1 - p), or 0 where x was dropped with this seed.
 
     Args:
         dy (float [..])
@@ -2785,7 +2787,7 @@ def philox_dropout_bwd(dy: Tensor, seed: Tensor, p: float) -> Tensor:
     """
 
 def philox_dropout_mask(x: Tensor, seed: Tensor, p: float) -> tuple[Tensor, Tensor]:
-    """y of philox_dropout, and the mask of what was kept.
+    """y of philox_dropout, and the mask of kept elements.
 
     Args:
         x (float [..]): the input.
@@ -2892,7 +2894,7 @@ def qgelu_bias_bwd(dy: Tensor, x: Tensor, bias: Tensor | None = None) -> tuple[T
     Args:
         dy (float [*rows, n]): the gradient of y.
         x (float [*rows, n]): the input of the forward.
-        bias (float [n], optional): that of the forward; None if x includes it.
+        bias (float [n], optional): as in the forward; None if x includes it.
 
     Returns:
         dx, like x, and dbias, in bias' dtype (x's without bias): computed in float32 (float64 for float64) and rounded once. dbias sums dx before it is rounded.
@@ -2913,7 +2915,7 @@ def qgelu_glu(x: Tensor) -> Tensor:
     """y = f(a) * b, with a and b the halves of the last dimension of x, f(x) = x * sigmoid(1.702 x).
 
     Args:
-        x (float [*rows, 2*n]): the gate a, before its activation, and what is gated, b, side by side.
+        x (float [*rows, 2*n]): [a, b] along the last dimension: the gate before its activation, and the values that it multiplies.
 
     Returns:
         y [*rows, n], in x's dtype: computed in float32 (float64 for float64) and rounded once.
@@ -2935,7 +2937,7 @@ def qgelu_mul(a: Tensor, b: Tensor) -> Tensor:
 
     Args:
         a (float [*shape]): the gate, before its activation.
-        b (float [*shape], of the dtype of a): what is gated.
+        b (float [*shape], of the dtype of a): the values that the gate multiplies.
 
     Returns:
         y, like a: computed in float32 (float64 for float64) and rounded once.
@@ -2946,15 +2948,15 @@ def qgelu_mul_bwd(dy: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
 
     Args:
         dy (float [*shape]): the gradient of y.
-        a (float [*shape]): that of the forward.
-        b (float [*shape], of the dtype of a): that of the forward.
+        a (float [*shape]): as in the forward.
+        b (float [*shape], of the dtype of a): as in the forward.
 
     Returns:
         da and db, like a: computed in float32 (float64 for float64) and rounded once.
     """
 
 def quantize(tensor: Any, quantizer: Any, output: Any = None, noop: Tensor | None = None) -> Any:
-    """The tensor as the quantizer wants it; written to output, where given, unless noop is other than zero.
+    """The quantized tensor; written to output, if given, unless noop is not zero.
 
     Args:
         tensor (float or quantized)
@@ -3023,7 +3025,7 @@ def relu_bias_bwd(dy: Tensor, x: Tensor, bias: Tensor | None = None) -> tuple[Te
     Args:
         dy (float [*rows, n]): the gradient of y.
         x (float [*rows, n]): the input of the forward.
-        bias (float [n], optional): that of the forward; None if x includes it.
+        bias (float [n], optional): as in the forward; None if x includes it.
 
     Returns:
         dx, like x, and dbias, in bias' dtype (x's without bias): computed in float32 (float64 for float64) and rounded once. dbias sums dx before it is rounded.
@@ -3044,7 +3046,7 @@ def relu_glu(x: Tensor) -> Tensor:
     """y = f(a) * b, with a and b the halves of the last dimension of x, f(x) = max(x, 0).
 
     Args:
-        x (float [*rows, 2*n]): the gate a, before its activation, and what is gated, b, side by side.
+        x (float [*rows, 2*n]): [a, b] along the last dimension: the gate before its activation, and the values that it multiplies.
 
     Returns:
         y [*rows, n], in x's dtype: computed in float32 (float64 for float64) and rounded once.
@@ -3066,7 +3068,7 @@ def relu_mul(a: Tensor, b: Tensor) -> Tensor:
 
     Args:
         a (float [*shape]): the gate, before its activation.
-        b (float [*shape], of the dtype of a): what is gated.
+        b (float [*shape], of the dtype of a): the values that the gate multiplies.
 
     Returns:
         y, like a: computed in float32 (float64 for float64) and rounded once.
@@ -3077,8 +3079,8 @@ def relu_mul_bwd(dy: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
 
     Args:
         dy (float [*shape]): the gradient of y.
-        a (float [*shape]): that of the forward.
-        b (float [*shape], of the dtype of a): that of the forward.
+        a (float [*shape]): as in the forward.
+        b (float [*shape], of the dtype of a): as in the forward.
 
     Returns:
         da and db, like a: computed in float32 (float64 for float64) and rounded once.
@@ -3108,9 +3110,9 @@ def rms_norm_bwd(dy: Tensor, x: Tensor, weight: Tensor, rstd: Tensor, offset: fl
     Args:
         dy (float [*rows, n]): the gradient of y.
         x (float [*rows, n]): the input of the forward.
-        weight (float [n]): that of the forward.
+        weight (float [n]): as in the forward.
         rstd (float [*rows]): the second result of the forward.
-        offset: that of the forward.
+        offset: as in the forward.
 
     Returns:
         dx, like x, and dweight, like weight.
@@ -3241,7 +3243,7 @@ def rsub(self: Tensor, other: Tensor | int | float, *, alpha: int | float = 1) -
     """torch.ops.aten.rsub, elementwise."""
 
 def scaled_aligned_causal_masked_softmax_backward(output_grads: Tensor, softmax_results: Tensor, scale_factor: float) -> Tensor:
-    """The gradient of scaled_aligned_causal_masked_softmax_forward's input, in memory of its own.
+    """The gradient of scaled_aligned_causal_masked_softmax_forward's input, in a new tensor.
 
     Args:
         output_grads (float [*lead, queries, keys])
@@ -3311,8 +3313,8 @@ def scaled_gemm(a: Tensor, b: Tensor, a_scale: Tensor, b_scale: Tensor, a_dtype:
         b (uint8 [n, k]): the bytes of the second, which is transposed.
         a_scale (float32 [..], one element): multiplies a.
         b_scale (float32 [..], one element): multiplies b.
-        a_dtype (one of float8_e4m3fn, float8_e5m2): what the bytes of a are.
-        b_dtype (one of float8_e4m3fn, float8_e5m2): what the bytes of b are.
+        a_dtype (one of float8_e4m3fn, float8_e5m2): the float8 dtype of a.
+        b_dtype (one of float8_e4m3fn, float8_e5m2): the float8 dtype of b.
         bias (float [n], optional): added to each row of the product.
         out_dtype (one of float16, bfloat16, float32): the dtype of y.
         fast: allow sums of fewer bits than float32, on chips that have them.
@@ -3322,7 +3324,7 @@ def scaled_gemm(a: Tensor, b: Tensor, a_scale: Tensor, b_scale: Tensor, a_dtype:
     """
 
 def scaled_masked_softmax_backward(output_grad: Tensor, softmax_results: Tensor, scale_factor: float) -> Tensor:
-    """The gradient of scaled_masked_softmax_forward's input, in memory of its own.
+    """The gradient of scaled_masked_softmax_forward's input, in a new tensor.
 
     Args:
         output_grad (float [*lead, queries, keys])
@@ -3351,7 +3353,7 @@ def scaled_softmax(x: Tensor, mask: Tensor | None = None, scale: float = 1.0, ca
 
     Args:
         x (float [*lead, queries, keys]): the logits.
-        mask (bool or uint8 [..], broadcasts to x, optional): hides keys where it is not 0.
+        mask (bool or uint8 [..], broadcasts to x, optional): keys are masked where it is not 0.
         scale: multiplies the logits.
         causal: whether query i sees only the keys up to i + (keys - queries).
 
@@ -3360,7 +3362,7 @@ def scaled_softmax(x: Tensor, mask: Tensor | None = None, scale: float = 1.0, ca
     """
 
 def scaled_softmax_backward(output_grad: Tensor, softmax_results: Tensor, scale_factor: float) -> Tensor:
-    """The gradient of scaled_softmax_forward's input, in memory of its own.
+    """The gradient of scaled_softmax_forward's input, in a new tensor.
 
     Args:
         output_grad (float [*lead, queries, keys])
@@ -3373,8 +3375,8 @@ def scaled_softmax_bwd(dy: Tensor, y: Tensor, scale: float = 1.0, causal: bool =
     Args:
         dy (float [*lead, queries, keys]): the gradient of y.
         y (float [*lead, queries, keys]): the result of the forward.
-        scale: that of the forward.
-        causal: that of the forward; later keys are then not read, and their gradients are 0.
+        scale: as in the forward.
+        causal: as in the forward; masked keys are not read, and their gradients are 0.
 
     Returns:
         dx, like y.
@@ -3405,7 +3407,7 @@ def scaled_swiglu(input: Tensor, act_scales: Tensor, quantizer: Any, glu_interle
     """
 
 def scaled_upper_triang_masked_softmax_backward(output_grads: Tensor, softmax_results: Tensor, scale_factor: float) -> Tensor:
-    """The gradient of scaled_upper_triang_masked_softmax_forward's input, in memory of its own.
+    """The gradient of scaled_upper_triang_masked_softmax_forward's input, in a new tensor.
 
     Args:
         output_grads (float [*lead, queries, keys])
@@ -3435,7 +3437,7 @@ def sigmoid_glu(x: Tensor) -> Tensor:
     """y = f(a) * b, with a and b the halves of the last dimension of x, f(x) = sigmoid(x).
 
     Args:
-        x (float [*rows, 2*n]): the gate a, before its activation, and what is gated, b, side by side.
+        x (float [*rows, 2*n]): [a, b] along the last dimension: the gate before its activation, and the values that it multiplies.
 
     Returns:
         y [*rows, n], in x's dtype: computed in float32 (float64 for float64) and rounded once.
@@ -3457,7 +3459,7 @@ def sigmoid_mul(a: Tensor, b: Tensor) -> Tensor:
 
     Args:
         a (float [*shape]): the gate, before its activation.
-        b (float [*shape], of the dtype of a): what is gated.
+        b (float [*shape], of the dtype of a): the values that the gate multiplies.
 
     Returns:
         y, like a: computed in float32 (float64 for float64) and rounded once.
@@ -3468,8 +3470,8 @@ def sigmoid_mul_bwd(dy: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
 
     Args:
         dy (float [*shape]): the gradient of y.
-        a (float [*shape]): that of the forward.
-        b (float [*shape], of the dtype of a): that of the forward.
+        a (float [*shape]): as in the forward.
+        b (float [*shape], of the dtype of a): as in the forward.
 
     Returns:
         da and db, like a: computed in float32 (float64 for float64) and rounded once.
@@ -3511,7 +3513,7 @@ def silu_bias_bwd(dy: Tensor, x: Tensor, bias: Tensor | None = None) -> tuple[Te
     Args:
         dy (float [*rows, n]): the gradient of y.
         x (float [*rows, n]): the input of the forward.
-        bias (float [n], optional): that of the forward; None if x includes it.
+        bias (float [n], optional): as in the forward; None if x includes it.
 
     Returns:
         dx, like x, and dbias, in bias' dtype (x's without bias): computed in float32 (float64 for float64) and rounded once. dbias sums dx before it is rounded.
@@ -3532,7 +3534,7 @@ def silu_glu(x: Tensor) -> Tensor:
     """y = f(a) * b, with a and b the halves of the last dimension of x, f(x) = x * sigmoid(x).
 
     Args:
-        x (float [*rows, 2*n]): the gate a, before its activation, and what is gated, b, side by side.
+        x (float [*rows, 2*n]): [a, b] along the last dimension: the gate before its activation, and the values that it multiplies.
 
     Returns:
         y [*rows, n], in x's dtype: computed in float32 (float64 for float64) and rounded once.
@@ -3576,7 +3578,7 @@ def silu_mul(a: Tensor, b: Tensor) -> Tensor:
 
     Args:
         a (float [*shape]): the gate, before its activation.
-        b (float [*shape], of the dtype of a): what is gated.
+        b (float [*shape], of the dtype of a): the values that the gate multiplies.
 
     Returns:
         y, like a: computed in float32 (float64 for float64) and rounded once.
@@ -3587,8 +3589,8 @@ def silu_mul_bwd(dy: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
 
     Args:
         dy (float [*shape]): the gradient of y.
-        a (float [*shape]): that of the forward.
-        b (float [*shape], of the dtype of a): that of the forward.
+        a (float [*shape]): as in the forward.
+        b (float [*shape], of the dtype of a): as in the forward.
 
     Returns:
         da and db, like a: computed in float32 (float64 for float64) and rounded once.
@@ -3610,7 +3612,7 @@ def situ_glu(x: Tensor, scales: Tensor | None = None, beta1: float = 4.0, beta2:
         x (float [*rows, 2*n]): a and b, the halves of its last dimension.
         scales (float [..], one element for each row of x, optional): s, a number for each row; 1 where it is None.
         beta1: the bound of the gate.
-        beta2: the bound of what is gated.
+        beta2: the bound of u(b).
         interleave (0, or a divisor of half the last dimension of x): k where columns of a and b alternate in blocks of k; 0 for a before b.
 
     Returns:
@@ -3618,7 +3620,7 @@ def situ_glu(x: Tensor, scales: Tensor | None = None, beta1: float = 4.0, beta2:
     """
 
 def situ_glu_bwd(dy: Tensor, x: Tensor, scales: Tensor | None = None, beta1: float = 4.0, beta2: float = 25.0, interleave: int = 0) -> tuple[Tensor, Tensor]:
-    """The gradients of situ_glu; dscales is empty where there are no scales.
+    """The gradients of situ_glu; dscales is empty if there are no scales.
 
     Args:
         dy (float [*rows, n])
@@ -3651,7 +3653,7 @@ def softmax_bwd(dy: Tensor, y: Tensor, dim: int = -1) -> Tensor:
     Args:
         dy (float [*shape]): the gradient of y.
         y (float [*shape]): the result of the forward.
-        dim (a dimension of y): that of the forward.
+        dim (a dimension of y): as in the forward.
 
     Returns:
         dx, like y.
@@ -3775,7 +3777,7 @@ def special_zeta(self: Tensor | int | float, other: Tensor | int | float) -> Ten
     """torch.ops.aten.special_zeta, elementwise."""
 
 def split_quantize(tensor: Tensor, split_sections: list[int], quantizer_list: list[Any], disable_bulk_allocation: bool = False) -> list[Any]:
-    """The pieces of a tensor along its first dimension, each as its quantizer wants it.
+    """The pieces of a tensor along its first dimension, each quantized by its quantizer.
 
     Args:
         tensor (float [rows, ..])
@@ -3784,7 +3786,7 @@ def split_quantize(tensor: Tensor, split_sections: list[int], quantizer_list: li
     """
 
 def splits_to_offsets(first_dims: Tensor, logical_last_dim: int) -> Tensor:
-    """Where each member begins, in elements, and where the last ends: int64 [n + 1].
+    """The offset of each member in elements, and the end of the last: int64 [n + 1].
 
     Args:
         first_dims (int64 [n])
@@ -3792,7 +3794,7 @@ def splits_to_offsets(first_dims: Tensor, logical_last_dim: int) -> Tensor:
     """
 
 def splits_to_offsets_multi(split_sizes: Any, device: Any, *, strides: list[int], include_leading_zero: list[bool], dtypes: list[Any], bulk_allocate: bool = False) -> tuple[Tensor, list[Tensor]]:
-    """(the sizes as int64 on a device, their running sums times each stride, from 0 where that is asked, as dtypes).
+    """(the sizes as int64 on a device, their cumulative sums times each stride, with a leading 0 if requested).
 
     Args:
         device (a torch.device or its name)
@@ -3840,7 +3842,7 @@ def srelu_bias_bwd(dy: Tensor, x: Tensor, bias: Tensor | None = None) -> tuple[T
     Args:
         dy (float [*rows, n]): the gradient of y.
         x (float [*rows, n]): the input of the forward.
-        bias (float [n], optional): that of the forward; None if x includes it.
+        bias (float [n], optional): as in the forward; None if x includes it.
 
     Returns:
         dx, like x, and dbias, in bias' dtype (x's without bias): computed in float32 (float64 for float64) and rounded once. dbias sums dx before it is rounded.
@@ -3861,7 +3863,7 @@ def srelu_glu(x: Tensor) -> Tensor:
     """y = f(a) * b, with a and b the halves of the last dimension of x, f(x) = max(x, 0)^2.
 
     Args:
-        x (float [*rows, 2*n]): the gate a, before its activation, and what is gated, b, side by side.
+        x (float [*rows, 2*n]): [a, b] along the last dimension: the gate before its activation, and the values that it multiplies.
 
     Returns:
         y [*rows, n], in x's dtype: computed in float32 (float64 for float64) and rounded once.
@@ -3883,7 +3885,7 @@ def srelu_mul(a: Tensor, b: Tensor) -> Tensor:
 
     Args:
         a (float [*shape]): the gate, before its activation.
-        b (float [*shape], of the dtype of a): what is gated.
+        b (float [*shape], of the dtype of a): the values that the gate multiplies.
 
     Returns:
         y, like a: computed in float32 (float64 for float64) and rounded once.
@@ -3894,8 +3896,8 @@ def srelu_mul_bwd(dy: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
 
     Args:
         dy (float [*shape]): the gradient of y.
-        a (float [*shape]): that of the forward.
-        b (float [*shape], of the dtype of a): that of the forward.
+        a (float [*shape]): as in the forward.
+        b (float [*shape], of the dtype of a): as in the forward.
 
     Returns:
         da and db, like a: computed in float32 (float64 for float64) and rounded once.
@@ -3922,7 +3924,7 @@ def stack3(a: Tensor, b: Tensor, c: Tensor, at: int) -> Tensor:
     """a, b and c stacked along a new dimension, which becomes dimension `at` of the result.
 
     Args:
-        at (from 0 to the number of dimensions of a): where the dimension of size 3 is added.
+        at (from 0 to the number of dimensions of a): the position of the new dimension of size 3.
 
     Returns:
         A contiguous tensor of a's dtype.
@@ -4000,7 +4002,7 @@ def sum_bwd(dy: Tensor, x: Tensor, dim: int | list[int] | None = None, keepdim: 
     """
 
 def swap_first_dims(tensor: Tensor, *, out: Tensor | None) -> Tensor:
-    """The tensor with its first two dimensions exchanged, packed; in out, where given.
+    """A contiguous copy with the first two dimensions swapped, in out if given.
 
     Args:
         tensor (any [a, b, ..])
@@ -4015,10 +4017,10 @@ def swiglu(input: Tensor, quantizer: Any) -> Any:
     """
 
 def swizzle_scales_and_pack_ptrs_for_discrete_weights(data_tensors: list[Tensor], scale_tensors: list[Tensor], swizzle_type: str, device: Any) -> tuple[Tensor, Tensor, Tensor]:
-    """(addresses of the data, addresses of the scales, the buffer that they lie in): scales in tiles of 128 x 4.
+    """(addresses of the data, addresses of the scales, the buffer of the scales), with scales in tiles of 128 x 4.
 
-    A tile's 512 scales lie together, the one of row r and column c at (r % 32) * 16 + r // 32 * 4 + c; tiles follow
-    each other along a row. The scales of "mxfp8_columnwise" are taken transposed. Addresses are int64, on the device.
+    A tile's 512 scales are contiguous, that of row r and column c at (r % 32) * 16 + r // 32 * 4 + c; tiles are stored
+    row by row. The scales of "mxfp8_columnwise" are transposed first. Addresses are int64, on the device.
 
     Args:
         data_tensors (each on device)
@@ -4028,7 +4030,7 @@ def swizzle_scales_and_pack_ptrs_for_discrete_weights(data_tensors: list[Tensor]
     """
 
 def swizzle_scales_for_gemm_(tensor: Any) -> None:
-    """Nothing: our gemms read scales as they are, so `_with_gemm_swizzled_scales` stays False.
+    """No-op: our gemms read unswizzled scales, so `_with_gemm_swizzled_scales` stays False.
 
     Args:
         tensor (a quantized tensor)
@@ -4044,14 +4046,14 @@ def tanh_backward(grad_output: Tensor, output: Tensor) -> Tensor:
     """torch.ops.aten.tanh_backward, elementwise."""
 
 def te_general_grouped_gemm(A: list[Any], transa: bool, B: list[Any], transb: bool, D: list[Tensor], D_type: torch.dtype, m_splits: list[int] | None, bias: list[Tensor], bias_type: torch.dtype | None, single_output: bool, pre_gelu_out: list[Tensor], grad: bool, workspace: Any, workspaceSize: Any, accumulate: bool, use_split_accumulator: bool, math_sm_count: Any) -> list[Tensor]:
-    """D[i] = op(B[i]) op(A[i]), each with its bias, and gelu where pre_gelu_out[i] has elements; returns bias.
+    """D[i] = op(B[i]) op(A[i]), each with its bias, and gelu if pre_gelu_out[i] is not empty; returns bias.
 
-    single_output: D is one tensor, of whose rows each product has the next. With grad, bias[i] is where the sum over
-    the rows of B[i] goes, and pre_gelu_out[i] what gelu was taken of. Absent is a tensor without elements.
+    single_output: D is one tensor, which holds the products one after another. With grad, bias[i] receives the sum over
+    the rows of B[i], and pre_gelu_out[i] is gelu's input. An empty tensor means None.
     """
 
 def te_general_grouped_gemm_for_discrete_in(A: list[Any], transa: bool, B: Any, transb: bool, D: Any, bias: Any | None, bias_scale: Tensor | None, alpha: Tensor, beta: Tensor, workspace_setup: Tensor | None, workspace_cublas: Tensor | None, use_split_accumulator: bool, math_sm_count: int) -> Any:
-    """The same with A a list of matrices: weights of their own.
+    """The same with A a list of matrices: separate weights.
 
     Args:
         B (a GroupedTensor)
@@ -4091,7 +4093,7 @@ def te_general_grouped_gemm_for_grouped_tensor(A: Any, transa: bool, B: Any, tra
     """
 
 def thd_copy_valid_tokens_from_per_split_to_rank_local(out: Tensor, inp: Tensor, cu_seqlens_padded: Tensor, cu_seqlens: Tensor) -> None:
-    """out = inp, in place, on tokens that are no padding at the end of their sequence.
+    """out = inp, in place, except for padding tokens at the end of a sequence.
 
     Args:
         out (any [t, *rest])
@@ -4101,7 +4103,7 @@ def thd_copy_valid_tokens_from_per_split_to_rank_local(out: Tensor, inp: Tensor,
     """
 
 def thd_cp_rank_order_to_sequence_order(inp: Tensor, cu_seqlens: Tensor, cp_size: int, total_tokens: int) -> Tensor:
-    """Those of each rank together -> tokens in the order of sequences.
+    """Reorder tokens from rank order to sequence order.
 
     Args:
         inp (any [total_tokens, ..])
@@ -4111,8 +4113,8 @@ def thd_cp_rank_order_to_sequence_order(inp: Tensor, cu_seqlens: Tensor, cp_size
     """
 
 def thd_get_partitioned_indices(cu_seqlens: Tensor, total_tokens: int, world_size: int, rank: int) -> Tensor:
-    """The tokens of a rank, int32: of the 2 * world_size parts of each sequence its own from the front, and from the
-    back.
+    """The tokens of a rank, int32: of the 2 * world_size parts of each sequence, number `rank` from the front and from
+    the back.
 
     Args:
         cu_seqlens (index [b+1], at least 2 elements)
@@ -4122,9 +4124,9 @@ def thd_get_partitioned_indices(cu_seqlens: Tensor, total_tokens: int, world_siz
     """
 
 def thd_grad_correction(grad: Tensor, grad_per_step: Tensor, cu_seqlens: Tensor, first_half: str, second_half: str) -> None:
-    """Add grad_per_step to each half of grad, copy it there, put zeros there, or leave it, in place.
+    """For each half of grad, in place: add grad_per_step, copy it, write zeros, or leave it unchanged.
 
-    Where one half gets nothing of it (zero, none), grad_per_step is of the other half alone.
+    If one half does not use it (zero, none), grad_per_step has only the other half.
 
     Args:
         grad (float16, bfloat16, float32, float64 or uint8 [.., t, h, d], 3 or 4 dimensions)
@@ -4146,7 +4148,7 @@ def thd_out_correction(out: Tensor, out_per_step: Tensor, lse: Tensor, lse_per_s
     """
 
 def thd_read_half_tensor(tensor: Tensor, cu_seqlens: Tensor, half_idx: int) -> Tensor:
-    """The first or the second half of every sequence, packed, of [t, h, d] or [2, t, h, d].
+    """The first or the second half of every sequence of [t, h, d] or [2, t, h, d], packed.
 
     Args:
         tensor (float16, bfloat16, float32, float64 or uint8 [.., t, h, d], 3 or 4 dimensions)
@@ -4155,7 +4157,7 @@ def thd_read_half_tensor(tensor: Tensor, cu_seqlens: Tensor, half_idx: int) -> T
     """
 
 def thd_read_second_half_lse(lse: Tensor, cu_seqlens: Tensor, lse_packed: bool, second_half_lse_seqlen: int) -> Tensor:
-    """The second halves, with zeros behind them: [h, n] of [h, t] if packed, else [b, h, n] of [b, h, s].
+    """The second halves, padded with zeros: [h, n] from [h, t] if packed, else [b, h, n] from [b, h, s].
 
     Args:
         lse (float, [h, t] if lse_packed, else [b, h, s])
@@ -4173,7 +4175,7 @@ def thd_second_half_lse_correction(lse: Tensor, lse_per_step: Tensor, cu_seqlens
     """
 
 def thd_sequence_order_to_cp_rank_order(inp: Tensor, cu_seqlens: Tensor, cp_size: int, total_tokens: int) -> Tensor:
-    """Tokens in the order of sequences -> those of each rank together.
+    """Reorder tokens from sequence order to rank order, where the tokens of each rank are together.
 
     Args:
         inp (any [total_tokens, ..])
@@ -4195,7 +4197,7 @@ def trunc(self: Tensor) -> Tensor:
     """torch.ops.aten.trunc, elementwise."""
 
 def ubuf_built_with_mpi() -> bool:
-    """False: processes find each other by torch.distributed."""
+    """False: torch.distributed is used instead of MPI."""
 
 def uniform(self: Tensor, low: float = 0.0, high: float = 1.0, *, generator: Any | None = None) -> Tensor:
     """Uniform in [low, high), like self. (ATen's name `from` is a keyword in Python.)"""
@@ -4272,7 +4274,7 @@ def weight_norm(v: Tensor, g: Tensor, dim: int | None = 0) -> tuple[Tensor, Tens
     Args:
         v (float [*lead, last]): the direction of the weight.
         g (float [..]): its length: of v's shape, with 1 in place of every dimension but dim; 0-dim where dim is None or -1.
-        dim (a dimension of v): the dimension that has a norm of its own at each index; None, or -1 as in torch, for one norm of all.
+        dim (a dimension of v): the dimension along which each index has its own norm; None, or -1 as in torch, for one norm of everything.
 
     Returns:
         w, like v, and the norms, float32 (float64 for float64), of g's shape.
@@ -4283,10 +4285,10 @@ def weight_norm_bwd(dw: Tensor, v: Tensor, g: Tensor, norm: Tensor, dim: int | N
 
     Args:
         dw (float [*lead, last]): the gradient of w.
-        v (float [*lead, last]): that of the forward.
-        g (float [..]): that of the forward.
+        v (float [*lead, last]): as in the forward.
+        g (float [..]): as in the forward.
         norm (float [..]): the second result of the forward.
-        dim (a dimension of v): that of the forward.
+        dim (a dimension of v): as in the forward.
     """
 
 def where(condition: Tensor, self: Tensor | int | float, other: Tensor | int | float) -> Tensor:

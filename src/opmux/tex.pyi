@@ -180,7 +180,7 @@ def bgrad_group_quantize(tensor: Tensor, quantizer: Any, num_tensors: int, first
     """
 
 def bgrad_quantize(input: Tensor, quantizer: Any) -> list[Any]:
-    """[grad_bias, quantized]: the sum of input over its rows, in its dtype, and input as the quantizer wants it.
+    """[grad_bias, quantized]: the sum of input over its rows, in its dtype, and the quantized input.
 
     Args:
         input (float [..])
@@ -197,7 +197,9 @@ def bulk_allocate(shapes: list[list[int]], dtypes: list[Any], device: Any | None
     """
 
 def bulk_overlap_ag_with_external_gemm(allgather_communicator: Any, send_stream: Any, recv_stream: Any) -> None:
-    """All-gather the buffer of a CommOverlap on streams of another, beside its gemm; the current stream then waits."""
+    """All-gather the buffer of a CommOverlap on another object's streams, parallel to its gemm; then synchronize the
+    current stream.
+    """
 
 def clamped_dswiglu(grad: Tensor, fwd_input: Tensor, quantizer: Any, limit: float = 7.0, alpha: float = 1.702, glu_linear_offset: float = 1.0) -> Any:
     """The gradient of clamped_swiglu's input: 0 where it was clamped.
@@ -223,7 +225,7 @@ def compute_amax(input: Tensor, amax: Tensor) -> None:
     """
 
 def convert_bshd_to_thd(tensor: Tensor, cu_seqlens: Tensor, t: int) -> Tensor:
-    """[t, h, d]: the sequences one after another; zeros after the last.
+    """The sequences concatenated to [t, h, d]; zeros after the last.
 
     Args:
         tensor (any [b, s, h, d])
@@ -232,7 +234,7 @@ def convert_bshd_to_thd(tensor: Tensor, cu_seqlens: Tensor, t: int) -> Tensor:
     """
 
 def convert_thd_to_bshd(tensor: Tensor, cu_seqlens: Tensor, b: int, max_seq_len: int) -> Tensor:
-    """[b, max_seq_len, h, d] of sequences one after another; zeros after the end of each.
+    """Concatenated sequences as [b, max_seq_len, h, d], padded with zeros.
 
     Args:
         tensor (any [t, h, d])
@@ -249,10 +251,10 @@ def copy_data_ptrs_to_device(tensors: list[Tensor], device: Any) -> Tensor:
     """
 
 def copy_to_kv_cache(new_k: Tensor, new_v: Tensor, k_cache: Tensor, v_cache: Tensor, page_table: Tensor, cu_new_lens: Tensor, cu_cached_lens: Tensor, kv_format: Any, b: int, max_ctx_len: int, max_seq_len: int, max_pages_per_seq: int, is_non_paged: bool) -> None:
-    """Put the new tokens of each sequence at its end in the caches, [pages, page, h, d], in place.
+    """Append the new tokens of each sequence to the caches, [pages, page, h, d], in place.
 
-    cu_cached_lens counts the new tokens too. A cache without pages has one for each sequence, and page_table says where
-    those of now were before: they are moved to the front first.
+    cu_cached_lens includes the new tokens. A non-paged cache has one page per sequence, and page_table has the previous
+    index of each current sequence: these are moved to the front first.
 
     Args:
         new_k (float16, bfloat16, float32, float64 or uint8, [s, b, h, d], [b, s, h, d] or [t, h, d], as kv_format says)
@@ -269,7 +271,7 @@ def copy_to_kv_cache(new_k: Tensor, new_v: Tensor, k_cache: Tensor, v_cache: Ten
     """
 
 def create_empty_quantized_tensor(quantizer: Any, shape: list[int], dtype: torch.dtype, device: Any, pin_memory: bool) -> Any:
-    """A tensor with the buffers that the quantizer wants, of which nothing is written but zeros beside the scales.
+    """A quantized tensor with uninitialized buffers, except for the padding of scales, which is 0.
 
     Args:
         quantizer (of the format delayed, current, block, mxfp8 or nvfp4)
@@ -279,10 +281,10 @@ def create_empty_quantized_tensor(quantizer: Any, shape: list[int], dtype: torch
     """
 
 def create_nvshmem_tensor(shape: Any, dtype: Any) -> Any:
-    """Not here: it needs NVSHMEM and several GPUs. Use torch.distributed._symmetric_memory.empty."""
+    """Not supported: it needs NVSHMEM and several GPUs. Use torch.distributed._symmetric_memory.empty."""
 
 def cusolvermp_ctx_create(nccl_comm_ptr: int, nranks: int, rank: int) -> int:
-    """The number of a context for newton_schulz, of a single rank.
+    """The number of a new context for newton_schulz with a single rank.
 
     Args:
         nranks (at least 1)
@@ -290,7 +292,7 @@ def cusolvermp_ctx_create(nccl_comm_ptr: int, nranks: int, rank: int) -> int:
     """
 
 def cusolvermp_ctx_destroy(ctx_ptr: int) -> None:
-    """The end of a context."""
+    """Destroy a context."""
 
 def dbias_dgelu(grad: Tensor, fwd_input: Tensor, quantizer: Any) -> list[Any]:
     """[dbias, dact]: dact = grad * f'(fwd_input), dbias its sum over rows before rounding, in grad's dtype, f(x) = x * (0.5 + 0.5 * tanh(sqrt(2/pi) * (x + 0.044715 x^3))).
@@ -333,7 +335,7 @@ def dbias_dsrelu(grad: Tensor, fwd_input: Tensor, quantizer: Any) -> list[Any]:
     """
 
 def dequantize(input: Any, otype: torch.dtype) -> Tensor:
-    """The numbers that a quantized tensor stands for, in otype.
+    """The dequantized tensor, in otype.
 
     Args:
         input (a quantized tensor)
@@ -341,7 +343,7 @@ def dequantize(input: Any, otype: torch.dtype) -> Tensor:
     """
 
 def device_supports_multicast(device_id: int = -1) -> bool:
-    """False: nothing here writes to several GPUs at once.
+    """False: multicast is not supported.
 
     Args:
         device_id (at least -1)
@@ -413,7 +415,7 @@ def dropout_bwd(grad_output: Any, mask: Tensor, dropout_probability: float, grad
     """
 
 def dropout_fwd(input: Any, dropout_probability: float, out: Tensor | None = None) -> list[Tensor]:
-    """[y, mask]: y = input / (1 - p) or 0, and the bits of what was kept; randomness is torch's default generator's.
+    """[y, mask]: y = input / (1 - p) or 0, and a bit for each kept element; uses torch's default generator.
 
     Args:
         input (float or quantized)
@@ -461,37 +463,37 @@ def dswiglu(grad: Tensor, fwd_input: Tensor, quantizer: Any) -> Any:
     """
 
 def ep_combine(handle_mem: Any, expert_out: Any, result: Any) -> Any:
-    """Not here: it needs NCCL's expert parallel library (2.30.4) and several GPUs. Use torch.distributed.all_to_all_single, with moe_permute_fwd and moe_unpermute_fwd on each rank."""
+    """Not supported: it needs NCCL's expert parallel library (2.30.4) and several GPUs. Use torch.distributed.all_to_all_single, with moe_permute_fwd and moe_unpermute_fwd on each rank."""
 
 def ep_combine_bwd(handle_mem: Any, grad: Any, grad_expert_out: Any, grad_scale_inv: Any = None, grad_expert_out_scale_inv: Any = None) -> Any:
-    """Not here: it needs NCCL's expert parallel library (2.30.4) and several GPUs. Use torch.distributed.all_to_all_single, with moe_permute_fwd and moe_unpermute_fwd on each rank."""
+    """Not supported: it needs NCCL's expert parallel library (2.30.4) and several GPUs. Use torch.distributed.all_to_all_single, with moe_permute_fwd and moe_unpermute_fwd on each rank."""
 
 def ep_dispatch(handle_mem: Any, topk_idx: Any, tokens: Any, topk_weights: Any, recv_tokens: Any, recv_topk_weights: Any, tokens_scale_inv: Any = None, recv_scale_inv: Any = None) -> Any:
-    """Not here: it needs NCCL's expert parallel library (2.30.4) and several GPUs. Use torch.distributed.all_to_all_single, with moe_permute_fwd and moe_unpermute_fwd on each rank."""
+    """Not supported: it needs NCCL's expert parallel library (2.30.4) and several GPUs. Use torch.distributed.all_to_all_single, with moe_permute_fwd and moe_unpermute_fwd on each rank."""
 
 def ep_dispatch_bwd(handle_mem: Any, grad: Any, g_recv_topk_weights: Any, grad_tokens: Any, grad_topk_weights: Any) -> Any:
-    """Not here: it needs NCCL's expert parallel library (2.30.4) and several GPUs. Use torch.distributed.all_to_all_single, with moe_permute_fwd and moe_unpermute_fwd on each rank."""
+    """Not supported: it needs NCCL's expert parallel library (2.30.4) and several GPUs. Use torch.distributed.all_to_all_single, with moe_permute_fwd and moe_unpermute_fwd on each rank."""
 
 def ep_finalize() -> None:
-    """Nothing: no expert-parallel group is open."""
+    """No-op: no expert-parallel group is open."""
 
 def ep_get_zero_copy() -> bool:
     """False: no expert-parallel group is open."""
 
 def ep_handle_mem_size(top_k: Any, dispatch_output_per_expert_alignment: Any = 0) -> Any:
-    """Not here: it needs NCCL's expert parallel library (2.30.4) and several GPUs. Use torch.distributed.all_to_all_single, with moe_permute_fwd and moe_unpermute_fwd on each rank."""
+    """Not supported: it needs NCCL's expert parallel library (2.30.4) and several GPUs. Use torch.distributed.all_to_all_single, with moe_permute_fwd and moe_unpermute_fwd on each rank."""
 
 def ep_initialize(comm_ptr: Any, group_name: Any, num_experts: Any, max_tokens_per_rank: Any, max_recv_tokens_per_rank: Any, hidden_dim: Any, max_num_sms: Any = 0, max_token_dtype: Any = None, zero_copy: Any = False, num_topk: Any = 0, drop_on_overflow: Any = False) -> Any:
-    """Not here: it needs NCCL's expert parallel library (2.30.4) and several GPUs. Use torch.distributed.all_to_all_single, with moe_permute_fwd and moe_unpermute_fwd on each rank."""
+    """Not supported: it needs NCCL's expert parallel library (2.30.4) and several GPUs. Use torch.distributed.all_to_all_single, with moe_permute_fwd and moe_unpermute_fwd on each rank."""
 
 def ep_prepare(handle_mem: Any, topk_idx: Any, tokens_per_expert: Any, top_k: Any, dispatch_output_per_expert_alignment: Any, total_recv_tokens: Any) -> Any:
-    """Not here: it needs NCCL's expert parallel library (2.30.4) and several GPUs. Use torch.distributed.all_to_all_single, with moe_permute_fwd and moe_unpermute_fwd on each rank."""
+    """Not supported: it needs NCCL's expert parallel library (2.30.4) and several GPUs. Use torch.distributed.all_to_all_single, with moe_permute_fwd and moe_unpermute_fwd on each rank."""
 
 def ep_zero_copy_supported() -> bool:
     """False."""
 
 def fa_prepare_bwd(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """[s, b, n, 3 * h] of three [b, s, n, h]: for each head its q, k and v.
+    """[s, b, n, 3 * h] from three [b, s, n, h]: q, k and v of each head together.
 
     Args:
         q (float [b, s, n, h])
@@ -500,7 +502,7 @@ def fa_prepare_bwd(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """
 
 def fa_prepare_fwd(qkvi: Tensor) -> Tensor:
-    """[3, b, s, n, h] of an interleaved [s, b, n, 3, h], of which q's slice is given.
+    """[3, b, s, n, h] from an interleaved [s, b, n, 3, h], whose slice for q is passed.
 
     Args:
         qkvi (float [s, b, n, h])
@@ -533,7 +535,7 @@ def fp8_block_scaling_partial_cast(inp: Tensor, out: Tensor, scale: Tensor, h: i
     """
 
 def fp8_transpose(input: Tensor, dtype: torch.dtype, *, out: Tensor | None) -> Tensor:
-    """input [..., K] as [K, ...], bytes of FP8; in out, where given.
+    """Transpose FP8 bytes [..., K] to [K, ...], into out if given.
 
     Args:
         input (uint8 [..])
@@ -542,11 +544,11 @@ def fp8_transpose(input: Tensor, dtype: torch.dtype, *, out: Tensor | None) -> T
     """
 
 def fused_amax_and_scale_update_after_reduction(amax_reduction_buffer: Tensor, amax_histories: list[Tensor], scales: list[Tensor], amax_compute_algo: str, fp8_dtype: torch.dtype, margin: float) -> None:
-    """Move the histories of amax [L, n] on by one and give each scale its new value, for all tensors at once.
+    """Roll the histories of amax [L, n] by one and update each scale, for all tensors at once.
 
-    The newest amax is that of the buffer (numbers of all tensors in a row), or of history[0] where that is 0. Where it
-    is not 0 it comes to the end of the history, and history[0] becomes 0. A scale becomes largest * 2^-margin / amax,
-    with the newest amax or the greatest of the history, and stays as it is where that is no number above 0.
+    The newest amax is in the buffer (concatenated for all tensors), or history[0] if that is 0. If it is not 0 it is
+    appended to the history, and history[0] becomes 0. A scale becomes fp8_max * 2^-margin / amax, with the newest amax
+    or the maximum of the history; it is not changed if that amax is not a positive number.
 
     Args:
         amax_reduction_buffer (float32 [..])
@@ -557,10 +559,10 @@ def fused_amax_and_scale_update_after_reduction(amax_reduction_buffer: Tensor, a
     """
 
 def fused_attn_bwd(max_seqlen_q: int, max_seqlen_kv: int, attn_scale: float, p_dropout: float, set_zero: bool, qkv_layout: Any, o_format: Any, do_format: Any, dqkv_layout: Any, qkv_scale_inv_format: Any, do_scale_inv_format: Any, bias_type: Any, attn_mask_type: Any, softmax_type: Any, window_size: Any, bottom_right_diagonal: bool, deterministic: bool, cu_seqlens_q: Tensor | None, cu_seqlens_kv: Tensor | None, Q: Any, K: Any, V: Any, O: Any, dO: Any, fake_dtype: torch.dtype, Aux_CTX_Tensors: list[Any], cu_seqlens_q_padded: Tensor | None, cu_seqlens_kv_padded: Tensor | None, s_quantizer: Any | None, dp_quantizer: Any | None, dqkv_quantizer: Any | None, cuda_graph: bool) -> list[Any]:
-    """[dQ, dK, dV, dBias or None, dSoftmaxOffset or None], by the S and rng_state of the forward.
+    """[dQ, dK, dV, dBias or None, dSoftmaxOffset or None], from the S and rng_state of the forward.
 
-    Aux_CTX_Tensors are the forward's results but for O and Max. S and O may be of more keys than are here, as they are
-    where a sequence lies on several devices.
+    Aux_CTX_Tensors are the forward's results without O and Max. S and O may cover more keys than K has, if a sequence
+    is distributed over several devices.
 
     Args:
         max_seqlen_q (at least 0)
@@ -586,11 +588,11 @@ def fused_attn_bwd(max_seqlen_q: int, max_seqlen_kv: int, attn_scale: float, p_d
     """
 
 def fused_attn_fwd(max_seqlen_q: int, max_seqlen_kv: int, is_training: bool, attn_scale: float, p_dropout: float, set_zero: bool, qkv_layout: Any, o_format: Any, qkv_scale_inv_format: Any, bias_type: Any, attn_mask_type: Any, softmax_type: Any, window_size: Any, bottom_right_diagonal: bool, cu_seqlens_q: Tensor | None, cu_seqlens_kv: Tensor | None, Q: Any, K: Any, V: Any, fake_dtype: torch.dtype, cu_seqlens_q_padded: Tensor | None, cu_seqlens_kv_padded: Tensor | None, page_table_k: Tensor | None, page_table_v: Tensor | None, s_quantizer: Any | None, o_quantizer: Any | None, Bias: Tensor | None, SoftmaxOffset: Tensor | None, rng_gen: Any | None, rng_elts_per_thread: int, return_max_logit: bool, cuda_graph: bool) -> list[Any]:
-    """[O, S, (Max), rng_state, (Bias), (SoftmaxOffset)]: attention as NVIDIA's fused kernels have it.
+    """[O, S, (Max), rng_state, (Bias), (SoftmaxOffset)]: fused attention with NVIDIA's arguments.
 
-    S is the logarithm of the softmax's denominator, [b, h, sq, 1], or [tokens, h, 1] where Q is THD (0 for tokens of no
-    sequence); Max the greatest score of each query, likewise. A query that sees no key gives O = 0, S = Max = -inf.
-    What is dropped follows from rng_state alone.
+    S is the logarithm of the softmax's denominator, [b, h, sq, 1], or [tokens, h, 1] if Q is THD (0 for padding); Max
+    is the largest score of each query, in the same shape. A query that attends to no key gives O = 0, S = Max = -inf.
+    The dropout mask depends only on rng_state.
 
     Args:
         max_seqlen_q (at least 0)
@@ -616,9 +618,9 @@ def fused_moe_aux_loss_bwd(Const_buf: Tensor, tokens_per_expert: Tensor, num_row
 
     Args:
         Const_buf (float32 [..], at least one element): the second result of the forward; its first element is C.
-        tokens_per_expert (int32, int64, float32 or bfloat16 [num_cols]): that of the forward.
-        num_rows (at least 0): that of the forward.
-        num_cols (at least 0): that of the forward.
+        tokens_per_expert (int32, int64, float32 or bfloat16 [num_cols]): as in the forward.
+        num_rows (at least 0): as in the forward.
+        num_cols (at least 0): as in the forward.
         grad_aux_loss (float32, float16 or bfloat16 [..], one element): the gradient of the loss.
 
     Returns:
@@ -631,11 +633,11 @@ def fused_moe_aux_loss_fwd(probs: Tensor, tokens_per_expert: Tensor, total_num_t
     Args:
         probs (float32, float16 or bfloat16 [num_rows, num_cols]): the scores of each token, those of fused_score_for_moe_aux_loss_fwd.
         tokens_per_expert (int32, int64, float32 or bfloat16 [num_cols]): how many tokens each expert gets.
-        total_num_tokens (at least 1): the number of tokens that C is made of.
-        num_experts (at least 1): the number of experts that C is made of.
+        total_num_tokens (at least 1): the number of tokens in C.
+        num_experts (at least 1): the number of experts in C.
         num_rows (at least 0): the rows of probs.
         num_cols (at least 0): the columns of probs.
-        topk (at least 1): how many experts each token goes to.
+        topk (at least 1): the number of experts per token.
         coeff: multiplies the loss.
 
     Returns:
@@ -643,16 +645,16 @@ def fused_moe_aux_loss_fwd(probs: Tensor, tokens_per_expert: Tensor, total_num_t
     """
 
 def fused_moe_aux_loss_fwd_graph_safe(probs: Tensor, tokens_per_expert: Tensor, total_num_tokens: Tensor, num_experts: int, num_rows: int, num_cols: int, topk: int, coeff: float) -> tuple[Tensor, Tensor]:
-    """fused_moe_aux_loss_fwd with the number of tokens on the device, where a graph may change it.
+    """fused_moe_aux_loss_fwd with the number of tokens on the device, so that a CUDA graph may change it.
 
     Args:
         probs (float32, float16 or bfloat16 [num_rows, num_cols]): the scores of each token, those of fused_score_for_moe_aux_loss_fwd.
         tokens_per_expert (int32, int64, float32 or bfloat16 [num_cols]): how many tokens each expert gets.
-        total_num_tokens (int64 [..], one element): the number of tokens that C is made of.
-        num_experts (at least 1): the number of experts that C is made of.
+        total_num_tokens (int64 [..], one element): the number of tokens in C.
+        num_experts (at least 1): the number of experts in C.
         num_rows (at least 0): the rows of probs.
         num_cols (at least 0): the columns of probs.
-        topk (at least 1): how many experts each token goes to.
+        topk (at least 1): the number of experts per token.
         coeff: multiplies the loss.
 
     Returns:
@@ -744,8 +746,8 @@ def fused_score_for_moe_aux_loss_bwd(intermediate_output: Tensor, grad_scores: T
         intermediate_output (float32 [*tokens, experts], at least one element along the last dimension): the third result of the forward.
         grad_scores (float32, float16 or bfloat16 [*tokens, experts]): the gradient of the scores.
         grad_logits (float32, float16 or bfloat16 [*tokens, experts]): is written.
-        topk (from 1 to the size of the last dimension of intermediate_output): that of the forward.
-        score_function (one of 'softmax', 'sigmoid', 'sqrtsoftplus'): that of the forward.
+        topk (from 1 to the size of the last dimension of intermediate_output): as in the forward.
+        score_function (one of 'softmax', 'sigmoid', 'sqrtsoftplus'): as in the forward.
     """
 
 def fused_score_for_moe_aux_loss_fwd(logits: Tensor, topk: int, score_function: str, routing_map_format: Any = 0) -> tuple[Tensor, Tensor, Tensor]:
@@ -771,12 +773,12 @@ def fused_topk_with_score_function_bwd(routing_map: Tensor, intermediate_output:
         intermediate_output (float32 [*tokens, experts], at least one element along the last dimension): the third result of the forward.
         grad_probs (float32, float16 or bfloat16 [*tokens, experts]): the gradient of the probabilities.
         grad_logits (float32, float16 or bfloat16 [*tokens, experts]): is written.
-        topk (from 1 to the size of the last dimension of intermediate_output): that of the forward.
-        use_pre_softmax: that of the forward.
-        scaling_factor: that of the forward.
-        score_function (one of 'softmax', 'sigmoid', 'sqrtsoftplus'): that of the forward.
+        topk (from 1 to the size of the last dimension of intermediate_output): as in the forward.
+        use_pre_softmax: as in the forward.
+        scaling_factor: as in the forward.
+        score_function (one of 'softmax', 'sigmoid', 'sqrtsoftplus'): as in the forward.
         use_dense_indices: routing_map is the topk_indices of the forward.
-        routing_map_format (one of BYTEMAP, BITMAP_U8): that of the forward.
+        routing_map_format (one of BYTEMAP, BITMAP_U8): as in the forward.
     """
 
 def fused_topk_with_score_function_fwd(logits: Tensor, topk: int, use_pre_softmax: bool, num_groups: int | None, group_topk: int | None, scaling_factor: float | None, score_function: str, expert_bias: Tensor | None, routing_map_format: Any = 0, topk_indices: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
@@ -793,7 +795,7 @@ def fused_topk_with_score_function_fwd(logits: Tensor, topk: int, use_pre_softma
         group_topk: choose among the experts of this many groups, those whose best topk / group_topk scores add up to
             most. None or 0: among all.
         scaling_factor: multiplies the probabilities.
-        expert_bias (float32, float16 or bfloat16 [experts], optional): added to the scores for the choice alone; not with softmax.
+        expert_bias (float32, float16 or bfloat16 [experts], optional): added to the scores only to choose experts; not with softmax.
         routing_map_format (one of BYTEMAP, BITMAP_U8): of the map: a bool for each expert, or a bit (uint8, the first expert in the lowest).
         topk_indices (index [*tokens, topk], optional): where to write the chosen experts, the best first; it is then returned instead of the map.
 
@@ -815,8 +817,8 @@ def fused_topk_with_score_function_qb_fwd(logits: Tensor, topk: int, scaling_fac
         expert_bias (float32, float16 or bfloat16 [experts]): added to the scores for the choice and the cutoff.
         routing_map_format (one of BYTEMAP, BITMAP_U8): of the map: a bool for each expert, or a bit (uint8, the first expert in the lowest).
         topk_indices (index [*tokens, topk], optional): where to write the chosen experts, the best first; it is then returned instead of the map.
-        histogram (int32 [experts, bins], contiguous, at least one element along the last dimension): is added to. The bins are equally wide; the first and the last also count what is outside.
-        bin_bounds (float32 [2]): where the first bin begins, and where the last one ends.
+        histogram (int32 [experts, bins], contiguous, at least one element along the last dimension): incremented in place. The bins are equally wide; the first and the last also count values outside.
+        bin_bounds (float32 [2]): the start of the first bin, and the end of the last one.
         histogram_mode (one of TWO_KERNEL, FUSED_ATOMIC): accepted and ignored.
         bin_bounds_validated: the bounds are known to be finite and in order. Else they are read, which waits for the
             device.
@@ -843,44 +845,44 @@ def gelu(input: Tensor, quantizer: Any) -> Any:
 def generic_gemm(A: Any, transA: bool, B: Any, transB: bool, D: Any, quantizer: Any, output_dtype: torch.dtype | None, bias: Tensor | None, bias_type: torch.dtype | None, gelu: bool, gelu_in: Tensor | None, grad: bool, workspace: Any, workspace_size: Any, accumulate: bool, use_split_accumulator: bool, comm_overlap: Any = None, comm_type: Any = None, extra_output: Tensor | None = None, bulk_overlap: bool = False, alpha: float = 1.0, beta: float | None = None) -> list[Any]:
     """[D, bias_grad, pre_gelu_out, extra_output] with D = alpha op(B) op(A) + beta D, for row-major A and B.
 
-    Forward: bias and then gelu (by tanh) before D is rounded, pre_gelu_out being what gelu was taken of. With grad:
-    times gelu'(gelu_in) for gelu, and a bias asks for bias_grad, the sum over the rows of B. A quantizer quantizes D.
+    Forward: bias and then gelu (tanh) are applied before D is rounded; pre_gelu_out is gelu's input. With grad: gelu
+    multiplies by gelu'(gelu_in), and a bias requests bias_grad, the sum over the rows of B. A quantizer quantizes D.
 
     Args:
         bias (float [..], optional)
     """
 
 def get_cublasLt_version() -> int:
-    """120900, whatever is installed.
+    """120900, independent of what is installed.
 
-    From 130300 on Transformer Engine takes gemms of experts through GroupedTensors, whose sizes are on the device. Ours
-    read them on the host; the lists of gemms that it takes below that version do not. 120103 is what FP8 needs.
+    From 130300 on Transformer Engine runs expert gemms through GroupedTensors, whose sizes are on the device. Ours
+    would read them on the host; the lists of gemms that it uses below that version avoid this. FP8 needs 120103.
     """
 
 def get_cudnn_version() -> int:
-    """cuDNN's number, major * 10000 + minor * 100 + patch: torch's where it has one, else 91200.
+    """cuDNN's version, major * 10000 + minor * 100 + patch: torch's if it has one, else 91200.
 
-    The choice between attention backends reads it; what is there to choose from, get_fused_attn_backend says.
+    The layer reads it to choose an attention backend, from those that get_fused_attn_backend reports.
     """
 
 def get_fused_attn_backend(is_training: Any, q_dtype: torch.dtype | None, kv_dtype: torch.dtype | None, qkv_layout: Any, bias_type: Any, attn_mask_type: Any, softmax_type: Any, p_dropout: Any, num_attn_heads: Any, num_gqa_groups: Any, max_seqlen_q: Any, max_seqlen_kv: Any, head_dim_qk: Any, head_dim_v: Any, window_size_left: Any, window_size_right: Any, return_max_logit: Any, cuda_graph: Any, deterministic: Any) -> Any:
-    """The backend that would run it, a member of NVTE_Fused_Attn_Backend.
+    """The backend for such a call, a member of NVTE_Fused_Attn_Backend.
 
-    From 2.20.2 on the layer asks with one object that holds all of it, and wants (backend, why there is none).
+    From 2.20.2 on the layer passes one object with all arguments, and expects (backend, reason if there is none).
     """
 
 def get_grouped_gemm_setup_workspace_size(num_tensors: int) -> int:
-    """0: our gemms of groups need no memory beside their results.
+    """0: our grouped gemms need no workspace.
 
     Args:
         num_tensors (at least 0)
     """
 
 def get_num_cublas_streams() -> int:
-    """4: as many workspaces are made for grouped gemms, which do not need them."""
+    """4: the layer allocates as many workspaces for grouped gemms, which do not need them."""
 
 def get_stream_priority_range(device_id: int = -1) -> tuple[int, int]:
-    """(lowest, highest) priority of a stream of CUDA: numbers fall as priorities rise; (0, 0) where there is none.
+    """(lowest, highest) priority of a CUDA stream, where a lower number is a higher priority; (0, 0) without CUDA.
 
     Args:
         device_id (at least -1)
@@ -894,7 +896,7 @@ def glu(input: Tensor, quantizer: Any) -> Any:
     """
 
 def group_dequantize(input: Any, otype: torch.dtype) -> Any:
-    """The GroupedTensor of the numbers that one stands for, in a dtype. first_dims is read on the host.
+    """The dequantized GroupedTensor, in a dtype. first_dims is read on the host.
 
     Args:
         input (a GroupedTensor)
@@ -902,9 +904,9 @@ def group_dequantize(input: Any, otype: torch.dtype) -> Any:
     """
 
 def group_quantize(tensor: Tensor, quantizer: Any, num_tensors: int, first_dims: Tensor | None, last_dims: Tensor | None = None, tensor_offsets: Tensor | None = None, noop_flag: Tensor | None = None, output: Any | None = None) -> Any:
-    """The rows of a matrix, first_dims[i] of them at a time, each quantized by itself: a GroupedTensor.
+    """Quantize blocks of first_dims[i] rows of a matrix separately: a GroupedTensor.
 
-    `output` is written where it is given, which is for members of as many rows each. first_dims is read on the host.
+    `output`, if given, is written; its members must have equal numbers of rows. first_dims is read on the host.
 
     Args:
         tensor (float [rows, columns])
@@ -918,10 +920,10 @@ def group_quantize(tensor: Tensor, quantizer: Any, num_tensors: int, first_dims:
     """
 
 def group_requantize_inplace(grouped_x: Any, quantizer: Any, num_tensors: int, first_dims: Tensor | None, otype: torch.dtype, tensor_offsets: Tensor | None = None, return_dequantized: bool = False) -> Tensor | None:
-    """Give a grouped MXFP8 tensor that holds rowwise data the columnwise data that the quantizer wants too.
+    """Add columnwise data to a grouped MXFP8 tensor with rowwise data, if the quantizer has that usage.
 
-    It is made of the numbers that the rowwise data stands for, which come back as a matrix where that is asked. One
-    that holds columnwise data already is left as it is. first_dims is read on the host.
+    It is computed from the dequantized rowwise data, which is returned if return_dequantized. A tensor that has
+    columnwise data is not changed. first_dims is read on the host.
 
     Args:
         grouped_x (a GroupedTensor)
@@ -933,14 +935,14 @@ def group_requantize_inplace(grouped_x: Any, quantizer: Any, num_tensors: int, f
     """
 
 def grouped_swizzle_for_gemm(tensor: Any, rowwise: bool, columnwise: bool) -> None:
-    """Nothing: our gemms read scales as they are, so `_with_gemm_swizzled_scales` stays False.
+    """No-op: our gemms read unswizzled scales, so `_with_gemm_swizzled_scales` stays False.
 
     Args:
         tensor (a GroupedTensor)
     """
 
 def init_nvshmem_backend(process_group: Any) -> Any:
-    """Not here: it needs NVSHMEM and several GPUs. Use torch.distributed._symmetric_memory."""
+    """Not supported: it needs NVSHMEM and several GPUs. Use torch.distributed._symmetric_memory."""
 
 def layernorm_bwd(dz: Tensor, x: Tensor, mu: Tensor, rsigma: Tensor, gamma: Tensor, sm_margin: int, zero_centered_gamma: bool) -> list[Tensor]:
     """[dx, dgamma, dbeta] of layer_norm_bwd; mu and rsigma have one number for each row of x.
@@ -1087,7 +1089,7 @@ def multi_tensor_adam_param_remainder(chunk_size: int, noop_flag: Tensor, tensor
     """
 
 def multi_tensor_compute_scale_and_scale_inv(chunk_size: int, noop_flag: Tensor | None, tensor_lists: list[list[Tensor]], max_fp8: float, force_pow_2_scales: int | bool, epsilon: float) -> None:
-    """scale = max_fp8 / amax, 1 where that is not a finite number, and inverse scale = 1 / scale.
+    """scale = max_fp8 / amax, or 1 if that is not finite, and inverse scale = 1 / scale.
 
     Args:
         chunk_size: not used.
@@ -1114,14 +1116,14 @@ def multi_tensor_l2norm(chunk_size: int, noop_flag: Tensor, tensor_lists: list[l
         chunk_size: not used.
         noop_flag (int32 [..], one element): set to 1 if the norm is not finite.
         tensor_lists ([inputs]): the tensors.
-        per_tensor: whether the norm of each tensor is wanted.
+        per_tensor: whether to return the norm of each tensor.
 
     Returns:
         The norm of all, float32 [1]; the norms of each, float32 [tensors], or an empty tensor.
     """
 
 def multi_tensor_pad_last_dim(inputs: list[Tensor], alignment: int) -> Any:
-    """Each of the list with zeros up to a multiple of the alignment; those that need none are given back.
+    """Each tensor padded with zeros to a multiple of the alignment; one that needs no padding is returned itself.
 
     Args:
         inputs (each 2 dimensions)
@@ -1129,7 +1131,7 @@ def multi_tensor_pad_last_dim(inputs: list[Tensor], alignment: int) -> Any:
     """
 
 def multi_tensor_quantize(tensor_list: list[Tensor], quantizer_list: list[Any]) -> list[Any]:
-    """Each tensor as its quantizer wants it.
+    """Each tensor quantized by its quantizer.
 
     Args:
         tensor_list (each )
@@ -1141,7 +1143,7 @@ def multi_tensor_scale(chunk_size: int, noop_flag: Tensor, tensor_lists: list[li
 
     Args:
         chunk_size: not used; how NVIDIA's kernels cut the work.
-        noop_flag (int32 [..], one element): set to 1 if an input is not finite. It stops nothing.
+        noop_flag (int32 [..], one element): set to 1 if an input is not finite. It does not stop the computation.
         tensor_lists ([inputs, outputs]): the tensors; outputs are written in place.
         scale: the factor.
     """
@@ -1151,7 +1153,7 @@ def multi_tensor_scale_tensor(chunk_size: int, is_infinite: Tensor, tensor_lists
 
     Args:
         chunk_size: not used.
-        is_infinite (int32 [..], one element): set to 1 if an input is not finite. It stops nothing.
+        is_infinite (int32 [..], one element): set to 1 if an input is not finite. It does not stop the computation.
         tensor_lists ([inputs, outputs]): the tensors; outputs are written in place.
         scale (float32 [..], one element): the factor.
     """
@@ -1167,7 +1169,7 @@ def multi_tensor_sgd(chunk_size: int, noop_flag: Tensor, tensor_lists: list[list
         momentum: the decay of the momenta; with 0 they are not read or written.
         dampening: gradients enter the momenta times 1 - dampening.
         lr: the learning rate.
-        nesterov (one of 0, 1): whether the update looks one step ahead.
+        nesterov (one of 0, 1): whether to use Nesterov momentum.
         first_run (one of 0, 1): whether momenta become the gradients, without dampening.
         wd_after_momentum (one of 0, 1): whether the decay is added to the update, not to the gradients.
         scale: multiplies the gradients.
@@ -1188,9 +1190,9 @@ def multi_tensor_swizzle_scales_for_gemm_unchecked_(tensors: list[Any], rowwise_
     """
 
 def multi_tensor_transpose_to_bhsd(inputs: Any, original_format: str, outputs: Any = ...) -> Any:
-    """Each of the list as a contiguous [b, h, s, d], None where it is None.
+    """Each tensor of the list as a contiguous [b, h, s, d]; None stays None.
 
-    Where outputs are given they are written to and returned; one with a longer last dimension has zeros there.
+    Outputs, if given, are written and returned; a longer last dimension of an output is padded with zeros.
 
     Args:
         original_format (one of 'sbhd', 'bshd')
@@ -1204,7 +1206,7 @@ def multi_tensor_unscale_l2norm(chunk_size: int, noop_flag: Tensor, tensor_lists
         noop_flag (int32 [..], one element): set to 1 if the norm is not finite.
         tensor_lists ([inputs]): the tensors.
         inv_scale (float32 [..], one element): the factor, on the device.
-        per_tensor: whether the norm of each tensor is wanted.
+        per_tensor: whether to return the norm of each tensor.
 
     Returns:
         The norm of all, float32 [1]; the norms of each, float32 [tensors], or an empty tensor.
@@ -1237,10 +1239,10 @@ def mxfp8_scaling_partial_cast(input: Tensor, output_rowwise: Tensor, output_col
     """
 
 def newton_schulz(ctx_ptr: int, m: int, n: int, x: Tensor, num_iterations: int, coefficients: list[float]) -> None:
-    """x, in place, after x = a x + b (x x') x + c (x x')(x x') x for each three of the coefficients.
+    """Iterate x = a x + b (x x') x + c (x x')(x x') x in place, for each triple of coefficients.
 
-    It goes to the nearest orthogonal matrix, from an x whose singular values are at most 1. It computes in float32 and
-    rounds once.
+    It converges to the nearest orthogonal matrix, if the singular values of x are at most 1. Computed in float32 and
+    rounded once.
 
     Args:
         m (at least 0)
@@ -1262,7 +1264,7 @@ def nvfp4_2d_compute_partial_amax(tensor: Tensor, amax: Tensor, h: int, w: int, 
     """
 
 def nvfp4_2d_multi_tensor_transpose(rowwise_data_list: list[Tensor], columnwise_data_list: list[Tensor], rowwise_scale_inv_list: list[Tensor], columnwise_scale_inv_list: list[Tensor], M_list: list[int], K_list: list[int]) -> None:
-    """Data and scales of rows of many [M, K] as those of their columns: the two transposes above.
+    """Columnwise data and scales from the rowwise ones of many [M, K]: the two transposes above.
 
     Args:
         columnwise_data_list (as many as rowwise_data_list)
@@ -1289,7 +1291,7 @@ def nvfp4_2d_partial_cast(inp: Tensor, out: Tensor, scale: Tensor, global_scale:
     """
 
 def nvfp4_2d_scale_transpose(input: Tensor, output: Tensor, M_tiles: int, K_tiles: int) -> None:
-    """Scales of rows [.., K_tiles] as scales of columns [.., M_tiles]; each stands 16 times, once a row of its tile.
+    """Rowwise scales [.., K_tiles] as columnwise scales [.., M_tiles], each repeated for the 16 rows of its tile.
 
     Args:
         input (uint8, the first row of each tile, [16 M_tiles - 15, K_tiles] and padding)
@@ -1316,7 +1318,7 @@ def nvfp4_compute_per_block_scale(block_amax: Tensor, scale: Tensor, global_amax
     """
 
 def nvfp4_data_transpose(input: Tensor, *, out: Tensor | None) -> Tensor:
-    """Packed [m, k / 2] as packed [k, m / 2]; `out` where it is given.
+    """Transpose packed [m, k / 2] to packed [k, m / 2], into `out` if given.
 
     Args:
         input (uint8 [2*m, k])
@@ -1324,7 +1326,7 @@ def nvfp4_data_transpose(input: Tensor, *, out: Tensor | None) -> Tensor:
     """
 
 def nvfp4_expand_scale_to_fp8(input: Tensor, output: Tensor, tile_rows: int, tile_cols: int, rows_padded: int, block_len: int) -> None:
-    """Scales of tiles in E4M3, as bytes, each block_len (16) times below each other; 0 down to rows_padded.
+    """Scales of tiles in E4M3, as bytes, each repeated for block_len (16) rows; padded with 0 to rows_padded.
 
     Args:
         input (float32 [tile_rows, tile_cols])
@@ -1336,7 +1338,7 @@ def nvfp4_expand_scale_to_fp8(input: Tensor, output: Tensor, tile_rows: int, til
     """
 
 def nvfp4_fused_scale(block_amax: Tensor, global_amax: Tensor, per_block_scale: Tensor, target_scale: Tensor, target_amax: Tensor, tile_rows: int, tile_cols: int, rows_padded: int, block_len: int) -> None:
-    """nvfp4_compute_per_block_scale, nvfp4_expand_scale_to_fp8 of what it gives, and target_amax = global_amax.
+    """nvfp4_compute_per_block_scale, then nvfp4_expand_scale_to_fp8 of the result, and target_amax = global_amax.
 
     Args:
         block_amax (float32 [tile_rows, tile_cols])
@@ -1351,7 +1353,7 @@ def nvfp4_fused_scale(block_amax: Tensor, global_amax: Tensor, per_block_scale: 
     """
 
 def nvfp4_group_quantize_with_amax(tensor: Tensor, quantizer: Any, num_tensors: int, first_dims: Tensor | None, last_dims: Tensor | None = None, rowwise_amax: Tensor | None = None, columnwise_amax: Tensor | None = None, tensor_offsets: Tensor | None = None) -> Any:
-    """group_quantize to NVFP4 with the amax of each member given; a way that the quantizer does not want needs none.
+    """group_quantize to NVFP4 with the amax of each member given; only for the usages that the quantizer has.
 
     Args:
         tensor (float [rows, columns])
@@ -1380,14 +1382,14 @@ def nvfp4_multi_tensor_compute_partial_amax(master_weight_list: list[Tensor], pa
     """
 
 def nvfp4_multi_tensor_fused_scale(block_amax_list: list[Tensor], global_amax_list: list[Tensor], per_block_scale_list: list[Tensor], target_scale_list: list[Tensor], target_amax_list: list[Tensor], tile_rows_list: list[int], tile_cols_list: list[int], rows_padded_list: list[int], block_len: int) -> None:
-    """nvfp4_fused_scale of many.
+    """nvfp4_fused_scale of many tensors.
 
     Args:
         block_len (one of 16)
     """
 
 def nvfp4_quantize_with_amax(tensor: Tensor, quantizer: Any, rowwise_amax: Tensor | None, columnwise_amax: Tensor | None) -> Any:
-    """The tensor in NVFP4, by amaxes that are known already.
+    """The tensor quantized to NVFP4 with given amaxes.
 
     Args:
         tensor (float [..])
@@ -1397,13 +1399,13 @@ def nvfp4_quantize_with_amax(tensor: Tensor, quantizer: Any, rowwise_amax: Tenso
     """
 
 def nvshmem_finalize() -> Any:
-    """Not here: it needs NVSHMEM and several GPUs. Use torch.distributed.destroy_process_group."""
+    """Not supported: it needs NVSHMEM and several GPUs. Use torch.distributed.destroy_process_group."""
 
 def nvshmem_send_on_current_stream(src: Any, dst: Any, peer: Any, signal: Any) -> Any:
-    """Not here: it needs NVSHMEM and several GPUs. Use torch.distributed.isend."""
+    """Not supported: it needs NVSHMEM and several GPUs. Use torch.distributed.isend."""
 
 def nvshmem_wait_on_current_stream(signal: Any, wait_kind: Any) -> Any:
-    """Not here: it needs NVSHMEM and several GPUs. Use torch.distributed.irecv."""
+    """Not supported: it needs NVSHMEM and several GPUs. Use torch.distributed.irecv."""
 
 def nvte_built_with_cublasmp() -> bool:
     """False."""
@@ -1423,7 +1425,7 @@ def qgelu(input: Tensor, quantizer: Any) -> Any:
     """
 
 def quantize(tensor: Any, quantizer: Any, output: Any = None, noop: Tensor | None = None) -> Any:
-    """The tensor as the quantizer wants it; written to output, where given, unless noop is other than zero.
+    """The quantized tensor; written to output, if given, unless noop is not zero.
 
     Args:
         tensor (float or quantized)
@@ -1475,7 +1477,7 @@ def rmsnorm_fwd(input: Tensor, weight: Tensor, eps: float, ln_out: Any, quantize
     """
 
 def scaled_aligned_causal_masked_softmax_backward(output_grads: Tensor, softmax_results: Tensor, scale_factor: float) -> Tensor:
-    """The gradient of scaled_aligned_causal_masked_softmax_forward's input, in memory of its own.
+    """The gradient of scaled_aligned_causal_masked_softmax_forward's input, in a new tensor.
 
     Args:
         output_grads (float [*lead, queries, keys])
@@ -1538,7 +1540,7 @@ def scaled_dswiglu(grad: Tensor, fwd_input: Tensor, act_scales: Tensor, quantize
     """
 
 def scaled_masked_softmax_backward(output_grad: Tensor, softmax_results: Tensor, scale_factor: float) -> Tensor:
-    """The gradient of scaled_masked_softmax_forward's input, in memory of its own.
+    """The gradient of scaled_masked_softmax_forward's input, in a new tensor.
 
     Args:
         output_grad (float [*lead, queries, keys])
@@ -1563,7 +1565,7 @@ def scaled_situglu(input: Tensor, act_scales: Tensor, quantizer: Any, beta1: flo
     """
 
 def scaled_softmax_backward(output_grad: Tensor, softmax_results: Tensor, scale_factor: float) -> Tensor:
-    """The gradient of scaled_softmax_forward's input, in memory of its own.
+    """The gradient of scaled_softmax_forward's input, in a new tensor.
 
     Args:
         output_grad (float [*lead, queries, keys])
@@ -1595,7 +1597,7 @@ def scaled_swiglu(input: Tensor, act_scales: Tensor, quantizer: Any, glu_interle
     """
 
 def scaled_upper_triang_masked_softmax_backward(output_grads: Tensor, softmax_results: Tensor, scale_factor: float) -> Tensor:
-    """The gradient of scaled_upper_triang_masked_softmax_forward's input, in memory of its own.
+    """The gradient of scaled_upper_triang_masked_softmax_forward's input, in a new tensor.
 
     Args:
         output_grads (float [*lead, queries, keys])
@@ -1624,7 +1626,7 @@ def situglu(input: Tensor, quantizer: Any, beta1: float = 4.0, beta2: float = 25
     """
 
 def split_quantize(tensor: Tensor, split_sections: list[int], quantizer_list: list[Any], disable_bulk_allocation: bool = False) -> list[Any]:
-    """The pieces of a tensor along its first dimension, each as its quantizer wants it.
+    """The pieces of a tensor along its first dimension, each quantized by its quantizer.
 
     Args:
         tensor (float [rows, ..])
@@ -1633,7 +1635,7 @@ def split_quantize(tensor: Tensor, split_sections: list[int], quantizer_list: li
     """
 
 def splits_to_offsets(first_dims: Tensor, logical_last_dim: int) -> Tensor:
-    """Where each member begins, in elements, and where the last ends: int64 [n + 1].
+    """The offset of each member in elements, and the end of the last: int64 [n + 1].
 
     Args:
         first_dims (int64 [n])
@@ -1641,7 +1643,7 @@ def splits_to_offsets(first_dims: Tensor, logical_last_dim: int) -> Tensor:
     """
 
 def splits_to_offsets_multi(split_sizes: Any, device: Any, *, strides: list[int], include_leading_zero: list[bool], dtypes: list[Any], bulk_allocate: bool = False) -> tuple[Tensor, list[Tensor]]:
-    """(the sizes as int64 on a device, their running sums times each stride, from 0 where that is asked, as dtypes).
+    """(the sizes as int64 on a device, their cumulative sums times each stride, with a leading 0 if requested).
 
     Args:
         device (a torch.device or its name)
@@ -1664,7 +1666,7 @@ def srelu(input: Tensor, quantizer: Any) -> Any:
     """
 
 def swap_first_dims(tensor: Tensor, *, out: Tensor | None) -> Tensor:
-    """The tensor with its first two dimensions exchanged, packed; in out, where given.
+    """A contiguous copy with the first two dimensions swapped, in out if given.
 
     Args:
         tensor (any [a, b, ..])
@@ -1679,21 +1681,21 @@ def swiglu(input: Tensor, quantizer: Any) -> Any:
     """
 
 def swizzle_scales_for_gemm_(tensor: Any) -> None:
-    """Nothing: our gemms read scales as they are, so `_with_gemm_swizzled_scales` stays False.
+    """No-op: our gemms read unswizzled scales, so `_with_gemm_swizzled_scales` stays False.
 
     Args:
         tensor (a quantized tensor)
     """
 
 def te_general_grouped_gemm(A: list[Any], transa: bool, B: list[Any], transb: bool, D: list[Tensor], D_type: torch.dtype, m_splits: list[int] | None, bias: list[Tensor], bias_type: torch.dtype | None, single_output: bool, pre_gelu_out: list[Tensor], grad: bool, workspace: Any, workspaceSize: Any, accumulate: bool, use_split_accumulator: bool, math_sm_count: Any) -> list[Tensor]:
-    """D[i] = op(B[i]) op(A[i]), each with its bias, and gelu where pre_gelu_out[i] has elements; returns bias.
+    """D[i] = op(B[i]) op(A[i]), each with its bias, and gelu if pre_gelu_out[i] is not empty; returns bias.
 
-    single_output: D is one tensor, of whose rows each product has the next. With grad, bias[i] is where the sum over
-    the rows of B[i] goes, and pre_gelu_out[i] what gelu was taken of. Absent is a tensor without elements.
+    single_output: D is one tensor, which holds the products one after another. With grad, bias[i] receives the sum over
+    the rows of B[i], and pre_gelu_out[i] is gelu's input. An empty tensor means None.
     """
 
 def te_general_grouped_gemm_for_discrete_in(A: list[Any], transa: bool, B: Any, transb: bool, D: Any, bias: Any | None, bias_scale: Tensor | None, alpha: Tensor, beta: Tensor, workspace_setup: Tensor | None, workspace_cublas: Tensor | None, use_split_accumulator: bool, math_sm_count: int) -> Any:
-    """The same with A a list of matrices: weights of their own.
+    """The same with A a list of matrices: separate weights.
 
     Args:
         B (a GroupedTensor)
@@ -1733,7 +1735,7 @@ def te_general_grouped_gemm_for_grouped_tensor(A: Any, transa: bool, B: Any, tra
     """
 
 def thd_copy_valid_tokens_from_per_split_to_rank_local(out: Tensor, inp: Tensor, cu_seqlens_padded: Tensor, cu_seqlens: Tensor) -> None:
-    """out = inp, in place, on tokens that are no padding at the end of their sequence.
+    """out = inp, in place, except for padding tokens at the end of a sequence.
 
     Args:
         out (any [t, *rest])
@@ -1743,7 +1745,7 @@ def thd_copy_valid_tokens_from_per_split_to_rank_local(out: Tensor, inp: Tensor,
     """
 
 def thd_cp_rank_order_to_sequence_order(inp: Tensor, cu_seqlens: Tensor, cp_size: int, total_tokens: int) -> Tensor:
-    """Those of each rank together -> tokens in the order of sequences.
+    """Reorder tokens from rank order to sequence order.
 
     Args:
         inp (any [total_tokens, ..])
@@ -1753,8 +1755,8 @@ def thd_cp_rank_order_to_sequence_order(inp: Tensor, cu_seqlens: Tensor, cp_size
     """
 
 def thd_get_partitioned_indices(cu_seqlens: Tensor, total_tokens: int, world_size: int, rank: int) -> Tensor:
-    """The tokens of a rank, int32: of the 2 * world_size parts of each sequence its own from the front, and from the
-    back.
+    """The tokens of a rank, int32: of the 2 * world_size parts of each sequence, number `rank` from the front and from
+    the back.
 
     Args:
         cu_seqlens (index [b+1], at least 2 elements)
@@ -1764,9 +1766,9 @@ def thd_get_partitioned_indices(cu_seqlens: Tensor, total_tokens: int, world_siz
     """
 
 def thd_grad_correction(grad: Tensor, grad_per_step: Tensor, cu_seqlens: Tensor, first_half: str, second_half: str) -> None:
-    """Add grad_per_step to each half of grad, copy it there, put zeros there, or leave it, in place.
+    """For each half of grad, in place: add grad_per_step, copy it, write zeros, or leave it unchanged.
 
-    Where one half gets nothing of it (zero, none), grad_per_step is of the other half alone.
+    If one half does not use it (zero, none), grad_per_step has only the other half.
 
     Args:
         grad (float16, bfloat16, float32, float64 or uint8 [.., t, h, d], 3 or 4 dimensions)
@@ -1788,7 +1790,7 @@ def thd_out_correction(out: Tensor, out_per_step: Tensor, lse: Tensor, lse_per_s
     """
 
 def thd_read_half_tensor(tensor: Tensor, cu_seqlens: Tensor, half_idx: int) -> Tensor:
-    """The first or the second half of every sequence, packed, of [t, h, d] or [2, t, h, d].
+    """The first or the second half of every sequence of [t, h, d] or [2, t, h, d], packed.
 
     Args:
         tensor (float16, bfloat16, float32, float64 or uint8 [.., t, h, d], 3 or 4 dimensions)
@@ -1797,7 +1799,7 @@ def thd_read_half_tensor(tensor: Tensor, cu_seqlens: Tensor, half_idx: int) -> T
     """
 
 def thd_read_second_half_lse(lse: Tensor, cu_seqlens: Tensor, lse_packed: bool, second_half_lse_seqlen: int) -> Tensor:
-    """The second halves, with zeros behind them: [h, n] of [h, t] if packed, else [b, h, n] of [b, h, s].
+    """The second halves, padded with zeros: [h, n] from [h, t] if packed, else [b, h, n] from [b, h, s].
 
     Args:
         lse (float, [h, t] if lse_packed, else [b, h, s])
@@ -1815,7 +1817,7 @@ def thd_second_half_lse_correction(lse: Tensor, lse_per_step: Tensor, cu_seqlens
     """
 
 def thd_sequence_order_to_cp_rank_order(inp: Tensor, cu_seqlens: Tensor, cp_size: int, total_tokens: int) -> Tensor:
-    """Tokens in the order of sequences -> those of each rank together.
+    """Reorder tokens from sequence order to rank order, where the tokens of each rank are together.
 
     Args:
         inp (any [total_tokens, ..])
@@ -1825,7 +1827,7 @@ def thd_sequence_order_to_cp_rank_order(inp: Tensor, cu_seqlens: Tensor, cp_size
     """
 
 def ubuf_built_with_mpi() -> bool:
-    """False: processes find each other by torch.distributed."""
+    """False: torch.distributed is used instead of MPI."""
 
 def get_backend(*args: Any, **kwargs: Any) -> Any: ...
 

@@ -402,7 +402,7 @@ def test_another_version_is_said(boot, monkeypatch, version, warned):
     monkeypatch.setattr(importlib.metadata, "version", lambda name: version)
     with warnings.catch_warnings(record=True) as seen:
         warnings.simplefilter("always")
-        boot.look(boot.interface.module())
+        boot.check_layer(boot.interface.module())
     assert [
         w for w in seen if "2.12.0 is installed; opmux.te was tested with 2.20.x and 2.9.x" in str(w.message)
     ] or not warned

@@ -1,4 +1,4 @@
-"""A call of tex's fused attention as a `Job`: its arguments checked, its tensors as `attention` takes them."""
+"""A call of tex's fused attention as a `Job`: checked arguments, and tensors converted for `attention`."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -19,8 +19,8 @@ from .layouts import FORMATS, FROM_BHSD, LAYOUTS, TO_BHSD, TO_BSHD, Layout
 from .quantized import format_of, is_quantized, plain, tensor_kind
 from .rules import float_or_quantized, member, quantizer_of
 
-# Masks by number: whether sequences have lengths of their own, whether a query sees no later keys, and whether places
-# are counted from the end of both.
+# Masks by number: (whether sequences have different lengths, whether attention is causal, whether the causal diagonal
+# is aligned to the bottom right).
 MASKS: dict[int, tuple[bool, bool, bool]] = {
     int(m): ("PADDING" in n, "CAUSAL" in n, "BOTTOM_RIGHT" in n) for n, m in NVTE_Mask_Type.__members__.items()
 }
@@ -37,7 +37,7 @@ INTS = (torch.int32, torch.int64)
 
 @dataclass(frozen=True)
 class window(Rule):
-    """How many keys before and after its own a query sees; -1 is all."""
+    """The number of keys before and after its own position that a query attends to; -1 is all."""
 
     error = TypeError
 
@@ -73,9 +73,9 @@ SoftmaxNumber = Annotated[Any, member(NVTE_Softmax_Type)]
 def look(
     lengths: tuple[Any, Any], p: Any, window: Any, dtype: Any, quantizers: tuple[Any, ...], generator: Any = None
 ) -> None:
-    """Raise where an argument is wrong that nothing below would trip over: dispatch then asks the contract which.
+    """Raise for a wrong argument that would not fail later; dispatch then finds which one by the contract.
 
-    It takes 3 us, and the contract of 33 arguments 20.
+    It takes 3 us; the contract of 33 arguments takes 20.
     """
     right = min(map(index, lengths)) >= 0 and 0 <= p <= 1 and min(map(index, window)) >= -1 and dtype in FLOATS
     right = right and all(q is None or format_of(q) is not None for q in quantizers)
@@ -84,7 +84,7 @@ def look(
 
 
 def ends_fit(op: str, name: str, value: Any, b: int | None, on: Tensor, optional: bool = False) -> None:
-    """Of cumulative lengths: [sequences + 1]."""
+    """Check cumulative lengths: [sequences + 1]."""
     shape = None if b is None else (b + 1,)
     check_tensor(op, name, value, dtypes=INTS, dims=1, shape=shape, on=on, optional=optional)
     if value is not None and not value.shape[0]:
@@ -92,7 +92,7 @@ def ends_fit(op: str, name: str, value: Any, b: int | None, on: Tensor, optional
 
 
 def numbers(call: Any, op: str, name: str, value: Any, fmt: str, dtype: torch.dtype | None = None) -> Tensor:
-    """A tensor of a format, dequantized (to that dtype) where it is not plain."""
+    """A tensor in a format, dequantized (to `dtype`) if it is quantized."""
     if is_quantized(value):
         kind = tensor_kind(value)
         if kind == "nvfp4" or getattr(value, "_with_gemm_swizzled_scales", False):
@@ -107,7 +107,7 @@ def numbers(call: Any, op: str, name: str, value: Any, fmt: str, dtype: torch.dt
 
 
 def sizes(fmt: str, t: Tensor) -> tuple[int, int, int]:
-    """Batch (of "thd": 0), heads and tokens."""
+    """Batch (0 for "thd"), heads and tokens."""
     if fmt == "thd":
         return 0, t.shape[1], t.shape[0]
     b, h, s, _ = TO_BHSD[fmt]
@@ -115,7 +115,7 @@ def sizes(fmt: str, t: Tensor) -> tuple[int, int, int]:
 
 
 def fit_together(op: str, layout: Layout, q: Tensor, k: Tensor, v: Tensor) -> None:
-    """Raise where dtypes, devices, heads, dims or batches differ."""
+    """Raise if dtypes, devices, heads, dims or batches differ."""
     for name, t in (("K", k), ("V", v)):
         if t.dtype != q.dtype:
             raise BadArgument.of(op, name, f"have the dtype of Q, {q.dtype}", str(t.dtype))
@@ -140,19 +140,19 @@ class Job(NamedTuple):
 
     layout: Layout
     b: int
-    padded: bool  # sequences have lengths of their own
+    padded: bool  # whether sequences have different lengths
     q_lengths: Lengths | None
     kv_lengths: Lengths | None
-    sq: int  # the room there is for a sequence
+    sq: int  # the maximal length of a sequence of q
     sk: int
     how: Masking
     softmax: int
     cu_q: Tensor | None = None
     cu_kv: Tensor | None = None
-    gaps: tuple[bool, bool] = (False, False)  # whether there are any between the sequences of q, of k and v
+    gaps: tuple[bool, bool] = (False, False)  # whether there is padding between the sequences of q, and of k and v
 
     def causal_alone(self) -> bool | None:
-        """What `attention` is to be told, where it can do all that is asked; else None."""
+        """The `causal` argument if `attention` supports this job, else None."""
         how = self.how
         if not self.layout.dense or self.padded or how.bias != NO_BIAS or self.softmax != VANILLA or how.dropped:
             return None
@@ -162,7 +162,7 @@ class Job(NamedTuple):
         return None if self.sq != self.sk and not all(ends) else bool(ends)
 
     def bounds(self) -> tuple[int, int] | None:
-        """What `attention_varlen` is to be told, where it can do all that is asked; else None."""
+        """The window arguments if `attention_varlen` supports this job, else None."""
         how = self.how
         if how.bias != NO_BIAS or self.softmax != VANILLA or how.dropped:
             return None
@@ -181,12 +181,12 @@ class Job(NamedTuple):
         return count * self.sq, count * self.sk
 
     def query_tokens(self, t: Tensor, fmt: str) -> Tensor:
-        """[tokens, ...] of q, o or do (or, in the format of b, s and heads alone, of lse), without gaps."""
+        """q, o or do (or lse, in a format without d) as [tokens, ...] without padding."""
         flat = t if fmt == "thd" else t.permute(TO_BSHD[fmt]).flatten(0, 1)
         return compacted(flat, self.q_lengths) if self.gaps[0] and self.q_lengths is not None else flat
 
     def key_tokens(self, t: Tensor, table: Tensor | None = None) -> Tensor:
-        """[tokens, h, d] of k or v, without gaps."""
+        """k or v as [tokens, h, d] without padding."""
         if table is not None:
             flat = paged_in(t, table, self.layout.kv, self.sk).flatten(0, 1)
         else:
@@ -194,7 +194,7 @@ class Job(NamedTuple):
         return compacted(flat, self.kv_lengths) if self.gaps[1] and self.kv_lengths is not None else flat
 
     def from_tokens(self, t: Tensor, fmt: str, of: int = 0, empty: float = 0.0) -> Tensor:
-        """The way back, of q's (0) or of k's (1) tokens: a tensor in a format."""
+        """The inverse: tokens of q (`of` = 0) or of k (1) as a tensor in a format."""
         lengths = (self.q_lengths, self.kv_lengths)[of]
         there = spread(t, lengths, empty) if self.gaps[of] and lengths is not None else t
         return there if fmt == "thd" else there.unflatten(0, (self.b, (self.sq, self.sk)[of])).permute(TO_BSHD[fmt])
@@ -206,14 +206,14 @@ class Job(NamedTuple):
         return self.how._replace(q_sizes=self.q_lengths.sizes, kv_sizes=self.kv_lengths.sizes)
 
     def queries(self, t: Tensor, fmt: str) -> Tensor:
-        """[b, h, s, d] of q, o or do."""
+        """q, o or do as [b, h, s, d]."""
         if fmt != "thd":
             return t.permute(TO_BHSD[fmt])
-        assert self.q_lengths is not None  # `understood` sees to it
+        assert self.q_lengths is not None  # set by `understood`
         return unpacked(t, self.q_lengths, self.sq).transpose(1, 2)
 
     def keys(self, t: Tensor, table: Tensor | None = None) -> Tensor:
-        """[b, h, s, d] of k or v."""
+        """k or v as [b, h, s, d]."""
         if table is not None:
             return paged_in(t, table, self.layout.kv, self.sk).transpose(1, 2)
         if self.layout.kv != "thd":
@@ -222,7 +222,7 @@ class Job(NamedTuple):
         return unpacked(t, self.kv_lengths, self.sk).transpose(1, 2)
 
     def back(self, t: Tensor, fmt: str, tokens: int, of: Lengths | None) -> Tensor:
-        """A [b, h, s, d] tensor in a format; with "thd" that many tokens, zeros where none is."""
+        """A [b, h, s, d] tensor in a format; "thd" gets `tokens` tokens, with zeros for padding."""
         if fmt != "thd":
             return t.permute(FROM_BHSD[fmt])
         assert of is not None
@@ -267,7 +267,7 @@ def understood(
 
 
 def bias_of(op: str, job: Job, bias: Any, q: Tensor, heads: int, name: str) -> Tensor | None:
-    """The bias that is added: [b or 1, h or 1, sq or 1, sk]."""
+    """The bias to add: [b or 1, h or 1, sq or 1, sk]."""
     if job.how.bias in (NO_BIAS, ALIBI):
         return None
     check_tensor(op, name, bias, dims=4, on=q)
@@ -278,20 +278,20 @@ def bias_of(op: str, job: Job, bias: Any, q: Tensor, heads: int, name: str) -> T
 
 
 def sink_of(op: str, job: Job, offset: Any, q: Tensor, heads: int, name: str) -> Tensor | None:
-    """The score of each head that goes into the denominator alone; 0 where softmax is off by one."""
+    """The sink of each head, a score that is only in the denominator; 0 for the off-by-one softmax."""
     if job.softmax == VANILLA:
         return None
     off_by_one = job.softmax == OFF_BY_ONE
     check_tensor(op, name, offset, on=q, optional=off_by_one)
     if offset is not None and offset.numel() != heads:
         raise BadArgument.of(op, name, f"have shape (1, {heads}, 1, 1)", str(tuple(offset.shape)))
-    if off_by_one or offset is None:  # the check above lets None through for it alone
+    if off_by_one or offset is None:  # the check above allows None only for off_by_one
         return torch.zeros(heads, dtype=torch.float32, device=q.device)
     return offset.reshape(heads)
 
 
 def chosen_format(op: str, name: str, value: Any, layout: Layout) -> str:
-    """The format of o or do; where none is set, q's."""
+    """The format of o or do; q's if none is set."""
     found = FORMATS[int(value)] or layout.q
     if (found == "thd") != (layout.q == "thd"):
         raise BadArgument.of(op, name, "be THD where Q is, and nowhere else", str(found.upper()))

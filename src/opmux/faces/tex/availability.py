@@ -11,7 +11,7 @@ from .names import backend_name
 
 
 def check(manager: OpManager, token: str) -> None:
-    """Raise BackendNotFound where a backend cannot run here; the message lists those that can."""
+    """Raise BackendNotFound if a backend cannot run here; the message lists those that can."""
     why = refusal(manager, token)
     if why is None:
         return
@@ -25,7 +25,7 @@ def check(manager: OpManager, token: str) -> None:
 def refusal(manager: OpManager, token: str) -> str | None:
     """Why a backend cannot run on this machine, or None: at least one of its impls of tex's ops must be able to.
 
-    A vendor whose own library of tex's ops does not load is unavailable, whatever else it has. A vendor without such a
+    A vendor whose library for tex cannot be loaded is unavailable, even if it has other impls. A vendor without such a
     library, and flagos, compute tex's ops by their impls of the primitives.
     """
     manager.prepare()

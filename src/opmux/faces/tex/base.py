@@ -1,7 +1,7 @@
-"""A backend as a class: a method for every function of tex, each of which says that it is not implemented.
+"""A backend as a class: a method for every function of tex, which raises NotSupported by default.
 
-Override what you have; only that becomes an impl, and the dispatcher goes on to the next backend for all the rest.
-The methods are made of the specs: `help(TEXBackendBase)` shows every one with its signature and meaning.
+Override what you have; only that becomes an impl, and the dispatcher uses the next backend for the rest. The methods
+are generated from the specs: `help(TEXBackendBase)` shows every one with its signature and docstring.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from ...core.spec import Spec, specs
 
 
 class TEXBackendBase:
-    """The interface of a tex backend. `NAME` is required; `is_available` says whether it works on this machine.
+    """The interface of a tex backend. `NAME` is required; `is_available` returns whether it works on this machine.
 
-    `name`, `vendor` and `priority` follow from `NAME` and `PRIORITY` and may be overridden as properties. No `__init__`
-    is needed; an instance is made on first use. Among vendors' backends the higher priority comes first.
+    `name`, `vendor` and `priority` default to `NAME` and `PRIORITY` and may be overridden as properties. No `__init__`
+    is needed; an instance is created on first use. Among vendors' backends the higher priority comes first.
     """
 
     NAME: str = ""

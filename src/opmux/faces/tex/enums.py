@@ -1,7 +1,7 @@
 """NVIDIA's enums, and dtypes by their numbers.
 
-The enums are those of the newest interface; `versions` makes those of an older one from these. Functions compare by
-integer, so it does not matter whose enum a caller passes. They get torch's dtypes: `interface` converts tex's.
+The enums are those of the newest interface; `versions` derives the older ones. Functions compare integers, so callers
+may pass NVIDIA's enums or ours. Functions get torch's dtypes: `interface` converts tex's.
 """
 
 from enum import IntEnum
@@ -15,7 +15,7 @@ from ...core.errors import BadArgument
 
 
 def _enum(name: str, members: str, start: int = 0, prefix: str = "", **given: int) -> Any:
-    """An enum of words counted from `start`, and of what is given by number."""
+    """An enum of `members` numbered from `start`, and of `given` members with their numbers."""
     counted = {f"{prefix}{word}": i for i, word in enumerate(members.split(), start)}
     made = IntEnum(name, {**counted, **given}, module=__name__)
     made.__doc__ = f"tex's {name}; the numbers are NVIDIA's."
@@ -77,7 +77,7 @@ ENUMS = (
 
 # ---- dtypes by their numbers ----------------------------------------------------------------------------------------
 
-# Also those numbers that NVIDIA's library has and its module does not name.
+# Including numbers that NVIDIA's library has but its module does not name.
 DTYPES: dict[int, torch.dtype] = {
     0: torch.uint8, 1: torch.int16, 2: torch.int32, 3: torch.int64, 4: torch.float32, 5: torch.float16,
     6: torch.bfloat16, 7: torch.float8_e4m3fn, 8: torch.float8_e5m2, 9: torch.float8_e8m0fnu,
@@ -87,7 +87,7 @@ NUMBERS = {dtype: number for number, dtype in DTYPES.items()}
 
 
 def torch_dtype(value: Any, op: str = "tex", name: str = "dtype") -> torch.dtype:
-    """torch's dtype of a `DType`, of its number, or of itself."""
+    """torch's dtype for a `DType`, its number, or a torch dtype."""
     if isinstance(value, torch.dtype):
         return value
     try:

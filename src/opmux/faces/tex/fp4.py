@@ -1,7 +1,7 @@
 """NVFP4: E2M1 numbers in pairs, an E4M3 scale for each block of 16, and one float32 amax for all of a matrix.
 
-In torch alone: no chip here has the format, so nothing of it is worth a kernel yet. The arithmetic is NVIDIA's, step by
-step, as its scales are compared bit for bit.
+Plain PyTorch: no chip that we test on has the format, so there is no kernel yet. The arithmetic follows NVIDIA's step
+by step, because scales must be equal bit for bit.
 """
 
 import torch
@@ -16,13 +16,13 @@ BLOCK = 16
 
 
 def global_scale(amax: Tensor, e4m3_max: float = 448.0) -> Tensor:
-    """What brings amax to the largest number that a scale and an E2M1 make together; 1 where there is no such thing."""
+    """The scale that maps amax to the largest product of an E4M3 scale and an E2M1 number; 1 if it is not finite."""
     scale = (torch.full_like(amax, e4m3_max * LARGEST) / amax).clamp_max(FLOAT_MAX)
     return torch.where((amax == 0) | (scale == 0), torch.ones_like(scale), scale)
 
 
 def codes(x: Tensor, stochastic: bool = False) -> Tensor:
-    """The four bits of each number: to the nearest, ties to even; or up and down at random, right on average."""
+    """The four bits of each number, rounded to nearest even, or stochastically (unbiased)."""
     a = x.abs().clamp_max(LARGEST)
     if stochastic:
         level = sum(((a >= v).to(torch.uint8) for v in LEVELS[1:-1]), torch.zeros_like(a, dtype=torch.uint8))
@@ -40,7 +40,7 @@ def packed(code: Tensor) -> Tensor:
 
 
 def value_of(code: Tensor) -> Tensor:
-    """The number of four bits, in float32; without a table, which would have to come from the host."""
+    """The number of four bits, in float32; computed, as a lookup table would have to be copied from the host."""
     level = (code & 7).to(torch.int32)
     half = (level & 1).float() * 0.5
     size = torch.where(level < 2, half, (1.0 + half) * (1 << ((level >> 1) - 1).clamp_min(0)))
@@ -48,12 +48,12 @@ def value_of(code: Tensor) -> Tensor:
 
 
 def unpacked(data: Tensor) -> Tensor:
-    """The numbers of pairs, in float32."""
+    """The numbers of packed pairs, in float32."""
     return value_of(torch.stack((data & 15, data >> 4), -1).flatten(-2))
 
 
 def block_amax(x: Tensor, two_d: bool) -> Tensor:
-    """amax of each 1x16, or of the 16x16 it is in: [M, K/16]."""
+    """The amax of each 1x16 block, or of its 16x16 tile: [M, K/16]."""
     m, k = x.shape
     rows = magnitudes(x).view(m, k // BLOCK, BLOCK).amax(-1)
     if not two_d:
@@ -63,7 +63,7 @@ def block_amax(x: Tensor, two_d: bool) -> Tensor:
 
 
 def _with_scales(x: Tensor, wanted: Tensor, back: Tensor, stochastic: bool) -> tuple[Tensor, Tensor]:
-    """Codes of blocks [M, K/16, 16] and their scales as bytes, for the scales that are wanted."""
+    """Codes of blocks [M, K/16, 16] and their scales as bytes, for these scales before rounding."""
     scale = bytes_of(wanted, E4M3)
     used = scale.view(E4M3).float() * back
     encode = (torch.ones_like(used) / used).clamp_max(FLOAT_MAX)
@@ -73,7 +73,7 @@ def _with_scales(x: Tensor, wanted: Tensor, back: Tensor, stochastic: bool) -> t
 def _errors(
     x: Tensor, code: Tensor, scale: Tensor, amax: Tensor, e4m3_max: float, squares: bool, two_d: bool
 ) -> Tensor:
-    """How far each block is from what it stands for, summed in NVIDIA's order."""
+    """The quantization error of each block, summed in NVIDIA's order."""
     values = unpacked(packed(code)) * scale.view(E4M3).float()[..., None] * amax
     apart = values / torch.full_like(values, LARGEST * e4m3_max) - x
     apart = apart * apart if squares else apart.abs()
@@ -121,7 +121,7 @@ def encoded(
 
 
 def decoded(data: Tensor, scales: Tensor, amax: Tensor, e4m3_max: float = 448.0) -> Tensor:
-    """The matrix [M, K], in float32, of pairs [M, K/2] and of scales with at least [M, K/16]."""
+    """The float32 matrix [M, K] of packed pairs [M, K/2] and scales of at least [M, K/16]."""
     m, k = data.shape[0], 2 * data.shape[1]
     scale = scales[:m, : k // BLOCK].contiguous().view(E4M3).float() * amax.reshape(-1, 1)
     scale = scale * torch.full_like(scale, 1.0 / (LARGEST * e4m3_max))
@@ -129,6 +129,6 @@ def decoded(data: Tensor, scales: Tensor, amax: Tensor, e4m3_max: float = 448.0)
 
 
 def rotated(x: Tensor, matrix: Tensor, back: bool = False) -> Tensor:
-    """Each 16 in a row times a Hadamard matrix, in x's dtype; `back` undoes it."""
+    """Each 16 elements of a row times a Hadamard matrix, in x's dtype; `back` is the inverse."""
     by = matrix.to(x.dtype)
     return (x.reshape(-1, BLOCK) @ (by.t() if back else by)).view(x.shape)

@@ -1,7 +1,7 @@
 """Grouped tensors: matrices of one last dimension in one buffer, with the attributes of Transformer Engine's class.
 
-A group is made of their class where the quantizer is theirs, of the light one here where not. Its buffers are flat:
-those of the members behind each other. Scales are never swizzled.
+A group is of Transformer Engine's class if its quantizer is, else of the light class here. Its buffers are the flat
+concatenation of its members' buffers. Scales are never swizzled.
 """
 
 import importlib
@@ -14,7 +14,7 @@ from torch import Tensor
 from ...core.errors import BadArgument, NotSupported
 from .quantized import FACTS, FIELDS, Fields, kind_of, new_tensor
 
-# A buffer of a member -> that of the group.
+# A buffer of a member -> the buffer of the group.
 SLOTS = {
     "data": "rowwise_data",
     "data_transpose": "columnwise_data",
@@ -89,13 +89,13 @@ def group_class(like: Any, internal: bool) -> Any:
 
 
 def new_group(like: Any, internal: bool, shape: tuple[int, int], dtype: torch.dtype, **given: Any) -> Any:
-    """A group like that, of buffers by the names of their attributes."""
+    """A group of the same class as `like`, with buffers by attribute name."""
     given["data"] = given.pop("rowwise_data", None)
     return group_class(like, internal)(shape=shape, dtype=dtype, **given)
 
 
 def sizes(op: str, rows: int, num: int, first_dims: Tensor | None, name: str = "first_dims") -> list[int]:
-    """The rows of each member, on the host: where they are on a device, this waits for it."""
+    """The rows of each member, on the host; synchronizes if they are on a device."""
     if first_dims is None:
         if rows % max(num, 1):
             raise BadArgument.of(op, name, f"be given where {num} members do not divide {rows} rows", "None")
@@ -111,7 +111,7 @@ def fields(quantizer: Any, shape: tuple[int, int], device: torch.device) -> Fiel
 
 
 def members(group: Any, op: str = "tex", name: str = "tensor") -> list[Any]:
-    """The members, as views of the buffers: plain tensors where the group has no quantizer."""
+    """The members as views of the buffers; plain tensors if the group has no quantizer."""
     readable(op, name, group)
     rows, last = group.logical_shape
     dims = sizes(op, rows, group.num_tensors, group.first_dims, f"{name}.first_dims")
@@ -136,7 +136,7 @@ def members(group: Any, op: str = "tex", name: str = "tensor") -> list[Any]:
 
 
 def with_buffers_of(group: Any) -> Any:
-    """The group's quantizer, for what the group holds: usages may have been changed since."""
+    """The group's quantizer with the usages of the group's buffers, which may differ from the current ones."""
     quantizer = group.quantizer.copy()
     quantizer.rowwise_usage = group.rowwise_data is not None
     quantizer.columnwise_usage = group.columnwise_data is not None
@@ -144,14 +144,14 @@ def with_buffers_of(group: Any) -> Any:
 
 
 def empty_group(quantizer: Any, x: Tensor, dims: list[int], **rest: Any) -> Any:
-    """A group with the buffers that the quantizer wants for members of these rows."""
+    """A group with the buffers that the quantizer needs for members with these numbers of rows."""
     total: dict[str, tuple[int, torch.dtype]] = {}
     for n in dims:
         for field, of in fields(quantizer, (n, x.shape[1]), x.device).items():
             if of is not None:
                 size, _ = total.get(SLOTS[field], (0, None))
                 total[SLOTS[field]] = size + math.prod(of[0]), of[1]
-    spare = (x.shape[0] - sum(dims)) * x.shape[1]  # rows of no member
+    spare = (x.shape[0] - sum(dims)) * x.shape[1]  # rows that belong to no member
     share = 2 if kind_of(quantizer) == "nvfp4" else 1
     made = {
         slot: torch.zeros(size + (spare // share if slot.endswith("data") else 0), dtype=dtype, device=x.device)

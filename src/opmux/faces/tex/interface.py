@@ -1,8 +1,8 @@
-"""The module tex: functions made of the specs, enums, classes and the management of backends, under one name each.
+"""Builds the module tex: functions from the specs, enums, classes, and functions to manage backends.
 
-A function is the spec's own, which calls the chosen implementation. Where tex takes a `DType`, a line in front of
-it turns what is given (an enum's member, its number, a torch dtype) into torch's; two functions read their arguments in
-one more way, for callers that other documents have taught it.
+A function is the spec's entry, which calls the chosen implementation. If tex takes a `DType`, a generated line converts
+the argument (an enum member, its number, a torch dtype) to torch's dtype. A few functions accept a second calling
+convention as well.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ CLASSES = (
     "CommOverlapP2P",
 )  # fmt: skip
 MANAGEMENT = ("get_backend", "set_backend", "list_backends", "register_backend", "TEXBackendBase")
-# A function that lies in a module of tex's own.
+# Functions that are in a submodule of tex.
 INSIDE = {"swizzle_scales_and_pack_ptrs_for_discrete_weights": "grouped_mlp_experimental"}
 
 
@@ -38,7 +38,7 @@ _module: types.ModuleType | None = None
 
 
 def module() -> types.ModuleType:
-    """tex in the version that this process serves, made when first asked for; one for all threads."""
+    """tex in the version that this process provides; built on first use."""
     global _module
     if _module is None:
         made = _make_module()
@@ -75,8 +75,8 @@ def tex_specs() -> list[Spec]:
 # ---- functions ------------------------------------------------------------------------------------------------------
 
 
-class Dtypes(dict):
-    """What may be given for a dtype -> torch's; what is not known raises, naming the argument."""
+class DtypeTable(dict):
+    """Any form of a dtype -> torch's dtype; an unknown one raises and names the argument."""
 
     def __init__(self, op: str, name: str, optional: bool):
         super().__init__(DTYPES)
@@ -92,8 +92,8 @@ class Dtypes(dict):
 def function(spec: Spec) -> Callable[..., Any]:
     """The function of a spec as tex has it."""
     made = _converting(spec, specs.functions[spec.key])
-    more = MORE.get(spec.name)
-    return made if more is None else _dressed(more(made), spec)
+    more = CONVENTIONS.get(spec.name)
+    return made if more is None else _with_signature_of(more(made), spec)
 
 
 def dtype_arguments(spec: Spec) -> dict[str, bool]:
@@ -112,14 +112,14 @@ def _converting(spec: Spec, entry: Callable[..., Any]) -> Callable[..., Any]:
         return entry
     form = Form.of(spec.name, spec.signature, differentiable=False)
     names: dict[str, Any] = {"_entry": entry, **form.defaults}
-    names |= {f"_{name}s": Dtypes(spec.name, name, optional) for name, optional in dtypes.items()}
+    names |= {f"_{name}s": DtypeTable(spec.name, name, optional) for name, optional in dtypes.items()}
     lines = [f"    try: {n} = _{n}s[{n}]\n    except TypeError: {n} = _{n}s.__missing__({n})\n" for n in dtypes]
     text = f"def {spec.name}({form.params}):\n{''.join(lines)}    return _entry({form.passed})\n"
-    return _dressed(codegen.function(text, spec.name, f"tex {spec.name}", names), spec)
+    return _with_signature_of(codegen.function(text, spec.name, f"tex {spec.name}", names), spec)
 
 
-def _dressed(fn: Callable[..., Any], spec: Spec) -> Callable[..., Any]:
-    """A function in front of a spec's, that looks like it."""
+def _with_signature_of(fn: Callable[..., Any], spec: Spec) -> Callable[..., Any]:
+    """`fn` with the name, docstring and signature of a spec's function."""
     dressed: Any = fn
     dressed.__name__ = dressed.__qualname__ = spec.name
     dressed.__doc__, dressed.__module__ = spec.doc, "opmux.tex"
@@ -128,18 +128,18 @@ def _dressed(fn: Callable[..., Any], spec: Spec) -> Callable[..., Any]:
 
 
 def shown_signature(spec: Spec) -> inspect.Signature:
-    """The signature to show: one whose arguments are optional for a newer form alone is shown in the older."""
-    if MORE.get(spec.name) is not also_of_one_object:
+    """The documented signature: arguments that are optional only for a second calling convention are required."""
+    if CONVENTIONS.get(spec.name) is not accepts_one_object:
         return spec.signature
     own = spec.signature.parameters.values()
     return spec.signature.replace(parameters=[p.replace(default=p.empty) for p in own])
 
 
-# ---- arguments that may be read in one more way ---------------------------------------------------------------------
+# ---- alternative calling conventions --------------------------------------------------------------------------------
 
 
-def also_called(**aliases: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """More names for arguments."""
+def accepts_aliases(**aliases: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Accept aliases of argument names."""
 
     def around(fn: Callable[..., Any]) -> Callable[..., Any]:
         def called(*args: Any, **kwargs: Any) -> Any:
@@ -150,31 +150,31 @@ def also_called(**aliases: str) -> Callable[[Callable[..., Any]], Callable[..., 
     return around
 
 
-def also_row_major(gemm: Callable[..., Any]) -> Callable[..., Any]:
-    """generic_gemm with D = A B for who writes matrices by rows, where D can mean nothing else.
+def accepts_row_major(gemm: Callable[..., Any]) -> Callable[..., Any]:
+    """generic_gemm that also accepts the row-major convention D = op(A) op(B), if the shapes leave no other choice.
 
-    tex reads D = op(B) op(A). Where that cannot be, by the shapes, and D has the shape of op(A) op(B), the latter is
-    meant; it is tex's reading with A and B exchanged.
+    tex computes D = op(B) op(A). If the shapes do not allow that and D has the shape of op(A) op(B), A and B are
+    swapped.
     """
 
     def generic_gemm(A: Any, transA: Any, B: Any, transB: Any, D: Any, *args: Any, **kwargs: Any) -> Any:
         if D is not None and type(A) is Tensor and type(B) is Tensor and type(D) is Tensor:
-            if meant_by_rows(A, transA, B, transB, D):
+            if is_row_major(A, transA, B, transB, D):
                 return gemm(B, transB, A, transA, D, *args, **kwargs)
         return gemm(A, transA, B, transB, D, *args, **kwargs)
 
     return generic_gemm
 
 
-def meant_by_rows(A: Tensor, transA: bool, B: Tensor, transB: bool, D: Tensor) -> bool:
+def is_row_major(A: Tensor, transA: bool, B: Tensor, transB: bool, D: Tensor) -> bool:
     if not A.dim() == B.dim() == D.dim() == 2:
         return False
     (m, k), (n, j) = A.shape[:: -1 if transA else 1], B.shape[:: -1 if transB else 1]  # op(A), op(B)
     return j != m and k == n and tuple(D.shape) == (m, j)
 
 
-def also_of_one_object(fn: Callable[..., Any]) -> Callable[..., Any]:
-    """A function that newer callers hand one object with all of its arguments; the others must give them all."""
+def accepts_one_object(fn: Callable[..., Any]) -> Callable[..., Any]:
+    """Accept one object with all arguments, as newer callers pass, or all arguments separately."""
     spec: Spec = fn.spec  # type: ignore[attr-defined]
     shown = shown_signature(spec)
 
@@ -189,8 +189,8 @@ def also_of_one_object(fn: Callable[..., Any]) -> Callable[..., Any]:
     return called
 
 
-def also_from_old(fn: Callable[..., Any]) -> Callable[..., Any]:
-    """thd_out_correction as 2.20.2 calls it, with the lse before this step as its third of eight arguments."""
+def accepts_old_lse(fn: Callable[..., Any]) -> Callable[..., Any]:
+    """Accept thd_out_correction's eight arguments of 2.20.2, where the third is the lse before this step."""
 
     def thd_out_correction(*args: Any, **kwargs: Any) -> Any:
         if len(args) + len(kwargs) > len(inspect.signature(fn).parameters):
@@ -200,10 +200,10 @@ def also_from_old(fn: Callable[..., Any]) -> Callable[..., Any]:
     return thd_out_correction
 
 
-MORE: dict[str, Callable[[Callable[..., Any]], Callable[..., Any]]] = {
-    "generic_gemm": also_row_major,
-    "get_fused_attn_backend": also_of_one_object,
-    "thd_out_correction": also_from_old,
-    "rmsnorm_bwd": also_called(dy="dz"),
-    "layernorm_bwd": also_called(dy="dz"),
+CONVENTIONS: dict[str, Callable[[Callable[..., Any]], Callable[..., Any]]] = {
+    "generic_gemm": accepts_row_major,
+    "get_fused_attn_backend": accepts_one_object,
+    "thd_out_correction": accepts_old_lse,
+    "rmsnorm_bwd": accepts_aliases(dy="dz"),
+    "layernorm_bwd": accepts_aliases(dy="dz"),
 }

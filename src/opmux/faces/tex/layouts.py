@@ -1,8 +1,8 @@
-"""How tensors of attention lie, as tex names it: formats and layouts.
+"""tex's formats and layouts of attention tensors.
 
 A format is the order of a tensor's dimensions: tokens of a sequence (s), sequences (b), heads (h), dim (d); in "thd"
-the sequences follow each other without padding, and `cu_seqlens` says where each begins. A layout says that of q, k and
-v, and which of them are slices of one buffer.
+sequences are concatenated, and `cu_seqlens` has their offsets. A layout gives the formats of q, k and v, and which of
+them are slices of one buffer.
 """
 
 from typing import Any, NamedTuple
@@ -12,13 +12,13 @@ from torch import Tensor
 
 from .enums import NVTE_QKV_Format, NVTE_QKV_Layout
 
-# Format -> where batch, heads, seq and dim are; and the way back. "thd" has no batch: it is gathered first.
+# Format -> permutation to bhsd, and back. "thd" has no batch dimension: it is padded first.
 TO_BHSD = {"sbhd": (1, 2, 0, 3), "bshd": (0, 2, 1, 3), "bhsd": (0, 1, 2, 3)}
 FROM_BHSD = {"sbhd": (2, 0, 1, 3), "bshd": (0, 2, 1, 3), "bhsd": (0, 1, 2, 3)}
-TO_BSHD = {"sbhd": (1, 0, 2, 3), "bshd": (0, 1, 2, 3), "bhsd": (0, 2, 1, 3)}  # each its own way back
+TO_BSHD = {"sbhd": (1, 0, 2, 3), "bshd": (0, 1, 2, 3), "bhsd": (0, 2, 1, 3)}  # each is its own inverse
 DENSE = frozenset(TO_BHSD)
 
-# What a tensor of that format is called; NOT_SET is whatever follows from the layout.
+# The names of formats; NOT_SET means the layout's format.
 FORMATS: dict[int, str | None] = {
     int(NVTE_QKV_Format.NVTE_SBHD): "sbhd",
     int(NVTE_QKV_Format.NVTE_BSHD): "bshd",
@@ -29,12 +29,12 @@ FORMATS: dict[int, str | None] = {
 
 
 class Layout(NamedTuple):
-    """q's format and that of k and v; which of the three share a buffer, and its dimension that tells them apart."""
+    """The format of q, that of k and v, which of the three share a buffer, and the dimension that separates them."""
 
     q: str
     kv: str
     paged: bool = False
-    shared: int = 1  # how many of the last ones share a buffer: 3 (q, k, v), 2 (k, v) or none
+    shared: int = 1  # how many share a buffer: 3 (q, k, v), 2 (k, v) or 1 (none)
     at: int = 0
 
     @property
@@ -47,7 +47,7 @@ class Layout(NamedTuple):
 
 
 def _layout(name: str) -> Layout:
-    """By its name: SBH3D, THD_T2HD, Paged_KV_BSHD_SBHD_SBHD."""
+    """Parse a layout's name: SBH3D, THD_T2HD, Paged_KV_BSHD_SBHD_SBHD."""
     word = name.removeprefix("NVTE_").lower()
     parts = word.removeprefix("paged_kv_").split("_")
     plain = [p.replace("2", "").replace("3", "") for p in parts]
@@ -62,9 +62,13 @@ LAYOUTS: dict[int, Layout] = {int(m): _layout(n) for n, m in NVTE_QKV_Layout.__m
 # ---- results --------------------------------------------------------------------------------------------------------
 
 
-def landed(call: Any, layout: Layout, values: list[Tensor], dtype: torch.dtype) -> tuple[list[Tensor], Tensor | None]:
-    """dq, dk and dv, each in its format already, as results: packed and rounded; those of a layout that has them in one
-    buffer as slices of one, which comes along."""
+def as_results(
+    call: Any, layout: Layout, values: list[Tensor], dtype: torch.dtype
+) -> tuple[list[Tensor], Tensor | None]:
+    """dq, dk and dv (already in their formats) contiguous and cast to `dtype`, and their shared buffer.
+
+    If the layout has them in one buffer they are slices of it; else the buffer is None.
+    """
     n, at = layout.shared, layout.at
     if n == 1:
         return [t.to(dtype).contiguous() for t in values], None

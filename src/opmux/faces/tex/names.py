@@ -1,4 +1,4 @@
-"""The names that tex's users give to backends, and the tokens of a policy that they stand for."""
+"""Names of tex's backends, and the policy tokens for them."""
 
 from __future__ import annotations
 
@@ -14,6 +14,6 @@ def backend_token(name: str) -> str:
 
 
 def backend_name(token: str) -> str:
-    """The name that a backend has for users."""
+    """The backend's name for a token."""
     names = {known: name for name, known in BACKENDS.items()}
     return names.get(token, token.removeprefix("vendor:"))

@@ -1,23 +1,23 @@
-"""tex's classes: overlap of communication with a gemm over torch.distributed, and the holder of FP8 metadata.
+"""tex's classes: communication that overlaps with a gemm, over torch.distributed, and the container of FP8 metadata.
 
-A `CommOverlap` owns a buffer of this rank; the ranks of a tensor-parallel group each hold `1 / tp_size` of its rows, by
-their place in the group. `generic_gemm` hands a gemm to `around`, which puts a collective before, after or beside it:
+A `CommOverlap` owns a buffer of this rank; each rank of a tensor-parallel group holds `1 / tp_size` of its rows, in the
+order of ranks. `generic_gemm` passes a gemm to `around`, which runs a collective before, after or parallel to it:
 
-- AG: gather the buffer, then the gemm, which reads it. Asked for by the forward of a column-parallel layer, of x, and
-  by the dgrad of a row-parallel one, of dy. extra_output, where given, gets this rank's own part of the buffer.
-- RS: the gemm, then the sum of its results over the ranks, of which this rank's rows go into extra_output. By the
-  forward of a row-parallel layer and the dgrad of a column-parallel one.
-- bulk AG: gather the buffer beside a gemm that has nothing to do with it. By dgrad, which gathers x for wgrad.
-- bulk RS: sum the buffer over the ranks beside such a gemm; this rank's rows go into extra_output, or stay in place
-  where none is given. By wgrad, which scatters dx.
+- AG: gather the buffer, then run the gemm, which reads it. Used by the forward of a column-parallel layer for x, and by
+  the dgrad of a row-parallel one for dy. extra_output, if given, receives this rank's part of the buffer.
+- RS: run the gemm, then sum its results over the ranks; this rank's rows go to extra_output. Used by the forward of a
+  row-parallel layer and the dgrad of a column-parallel one.
+- bulk AG: gather the buffer parallel to an unrelated gemm. Used by dgrad, which gathers x for wgrad.
+- bulk RS: sum the buffer over the ranks parallel to an unrelated gemm; this rank's rows go to extra_output, or stay in
+  place if there is none. Used by wgrad, which scatters dx.
 
-Callers fill the buffer with `copy_into_buffer(x, local_chunk=True)` and read it with `get_buffer`, a view: so a gemm
-must read its operands when it is called. The gemm is the ordinary one, called once, and all its arguments have been
-checked: a bulk sum in place cannot be done twice.
+Callers fill the buffer with `copy_into_buffer(x, local_chunk=True)` and read it with `get_buffer`, which returns a
+view: a gemm must read its operands when it is called. The gemm is the ordinary one, called once after all its arguments
+are checked, because a bulk sum in place cannot be repeated.
 
-This is the plain form. A collective beside a gemm runs on the process group's own stream (NCCL) or thread (gloo); one
-before or after it is not pipelined with pieces of the gemm, so `atomic_gemm`, `num_splits`, `num_comm_sm` and the like
-are taken and have no effect. cuBLASMp and MPI are not built in.
+A collective parallel to a gemm runs on the process group's own stream (NCCL) or thread (gloo); one before or after it
+is not pipelined with pieces of the gemm, so `atomic_gemm`, `num_splits`, `num_comm_sm` and the like are accepted and
+have no effect. cuBLASMp and MPI are not supported.
 """
 
 import math
@@ -36,13 +36,13 @@ from .quantized import OPS, plain
 
 RS, AG = CommOverlapType.RS, CommOverlapType.AG
 
-# torch 2.13 has new names for these two, and warns about the old ones.
+# torch 2.13 renames these two, and warns about the old names.
 _all_gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 _reduce_scatter: Any = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
 
 class FP8TensorMeta:
-    """The scales and the history of amaxes of a set of FP8 tensors: three attributes, of whoever sets them."""
+    """The scales and the amax history of a set of FP8 tensors: three attributes, set by callers."""
 
     def __init__(self) -> None:
         self.scale: Tensor = torch.empty(0)
@@ -51,7 +51,7 @@ class FP8TensorMeta:
 
 
 class CommOverlapHelper:
-    """The process groups that overlap objects speak over: all ranks, and those of this tensor-parallel domain."""
+    """The process groups of overlap objects: all ranks, and those of this tensor-parallel domain."""
 
     def __init__(self, world_group: Any = None, intra_node_group: Any = None) -> None:
         if world_group is None:
@@ -65,10 +65,10 @@ class CommOverlapHelper:
         self._groups: dict[tuple[int, str], Any] = {}
 
     def group(self, tp_size: int, device: torch.device) -> Any:
-        """The tensor-parallel group of this rank that moves tensors of a device; a call of all its ranks together.
+        """The tensor-parallel group of this rank for tensors of a device; must be called by all its ranks.
 
-        The groups given are those of the bootstrap, gloo by default, which would take tensors of an accelerator through
-        the host: then a group of the same ranks is made on the device's own backend.
+        The given groups are for bootstrap, gloo by default, which would copy an accelerator's tensors through the host:
+        in that case a group of the same ranks is created on the device's own backend.
         """
         key = tp_size, device.type
         if key not in self._groups:
@@ -90,7 +90,7 @@ class CommOverlapHelper:
 
 
 class CommOverlapCore:
-    """A buffer of which each rank of a group holds a part, and the collectives over it."""
+    """A buffer of which each rank of a group owns a part, and the collectives on it."""
 
     p2p = False
     _buffer: Tensor
@@ -101,7 +101,7 @@ class CommOverlapCore:
         self._atomic = False
         self._streams: tuple[Any, Any] | None = None
 
-    def _open(
+    def _setup(
         self,
         buffer_shape: Sequence[int],
         buffer_dtype: Any,
@@ -124,7 +124,7 @@ class CommOverlapCore:
             raise ValueError(
                 f"{name}: buffer_shape must have a first size that tp_size, {tp_size}, divides; got {shape}"
             )
-        device = here()
+        device = this_device()
         self._buffer = torch.empty(shape, dtype=torch_dtype(buffer_dtype, name, "buffer_dtype"), device=device)
         self._group = helper.group(tp_size, device)
         self._tp_size, self._tp_rank = tp_size, dist.get_rank(self._group)
@@ -134,7 +134,7 @@ class CommOverlapCore:
         has = f", {tuple(self._buffer.shape)} {self._buffer.dtype}" if hasattr(self, "_buffer") else ""
         return f"{type(self).__name__}(rank {self._tp_rank} of {self._tp_size}{has})"
 
-    # -- what it is
+    # -- queries
 
     def get_tp_size(self) -> int:
         return self._tp_size
@@ -146,7 +146,7 @@ class CommOverlapCore:
         return self.p2p
 
     def is_fp8_ubuf(self) -> bool:
-        """Whether the buffer holds bytes: FP8 values are sent as such."""
+        """Whether the buffer holds bytes: FP8 values are sent as bytes."""
         return self._buffer.element_size() == 1
 
     def with_cublasmp(self) -> bool:
@@ -155,7 +155,7 @@ class CommOverlapCore:
     # -- the buffer
 
     def copy_into_buffer(self, input: Tensor, local_chunk: bool = False) -> None:
-        """Fill the buffer, or this rank's part of it, with the values of a tensor of as many elements of that width."""
+        """Copy a tensor of the same number and size of elements to the buffer, or to this rank's part of it."""
         name = f"{type(self).__name__}.copy_into_buffer"
         to = self._part() if local_chunk else self._buffer
         if not isinstance(input, Tensor):
@@ -169,7 +169,7 @@ class CommOverlapCore:
             to.view(-1).copy_(input.detach().contiguous().view(to.dtype).view(-1))
 
     def get_buffer(self, local_chunk: bool = False, shape: Sequence[int] | None = None) -> Tensor:
-        """The buffer, or this rank's part of it, in a shape of as many elements: a view."""
+        """A view of the buffer, or of this rank's part of it, in a shape with the same number of elements."""
         of = self._part() if local_chunk else self._buffer
         if shape is None:
             return of
@@ -185,20 +185,21 @@ class CommOverlapCore:
     # -- streams
 
     def get_communication_stream(self) -> tuple[Any, Any]:
-        """The streams on which others may send and receive beside this object's gemms; (None, None) on a CPU.
+        """The streams on which other objects may send and receive parallel to this object's gemms; (None, None) on a
+        CPU.
 
-        They have seen what was enqueued before the gemm that `around` ran last.
+        They wait for everything that was enqueued before the last gemm of `around`.
         """
         if self._buffer.device.type != "cuda":
             return None, None
         if self._streams is None:
             send = torch.cuda.Stream(self._buffer.device, priority=self._priority)
             self._streams = send, torch.cuda.Stream(self._buffer.device, priority=self._priority) if self.p2p else send
-            self._let_streams_see()
+            self._sync_streams()
         return self._streams
 
-    def _let_streams_see(self) -> None:
-        """What the current stream has been given so far comes before what these streams will be given."""
+    def _sync_streams(self) -> None:
+        """Make these streams wait for what the current stream has enqueued so far."""
         for stream in set(self._streams or ()):
             stream.wait_stream(torch.cuda.current_stream(self._buffer.device))
 
@@ -211,16 +212,16 @@ class CommOverlapCore:
         bulk_overlap: bool = False,
         extra_output: Tensor | None = None,
     ) -> list[Any]:
-        """The results of a gemm with a collective before, after or beside it, and extra_output as their last."""
+        """The results of a gemm with a collective before, after or parallel to it; the last one is extra_output."""
         of = kind("generic_gemm", comm_type)
         if of == RS and extra_output is None and not bulk_overlap:
             raise ValueError("generic_gemm: extra_output must be a Tensor for comm_type RS; got None")
         if of == RS and self.is_fp8_ubuf() and bulk_overlap:
             raise NotSupported("generic_gemm: comm_overlap must not have a buffer of bytes for a bulk RS; got one")
         if self._streams is not None:
-            self._let_streams_see()
+            self._sync_streams()
         if bulk_overlap:
-            results = self._beside(gemm, of, extra_output)
+            results = self._run_parallel(gemm, of, extra_output)
         elif of == AG:
             self.gather()
             results = gemm()
@@ -232,30 +233,30 @@ class CommOverlapCore:
             self._scatter_sum(plain(OPS, results[0]), extra_output)
         return [*results[:-1], extra_output]
 
-    def _beside(self, gemm: Callable[[], list[Any]], of: int, extra_output: Tensor | None) -> list[Any]:
+    def _run_parallel(self, gemm: Callable[[], list[Any]], of: int, extra_output: Tensor | None) -> list[Any]:
         finish = self.gather(later=True) if of == AG else self._scatter_sum(self._buffer, extra_output, later=True)
         try:
             return gemm()
-        finally:  # others wait in the collective: it ends whatever the gemm does
+        finally:  # complete the collective even if the gemm fails, as other ranks wait in it
             finish()
 
     def gather(self, later: bool = False) -> Callable[[], None]:
-        """Every rank's part into every rank's buffer; `later` leaves the waiting to a call of what is returned."""
+        """All-gather the buffer; with `later`, the returned function waits for the result."""
         part = self._part()
-        source = part if self._native else part.clone()  # gloo does not gather a buffer into itself
+        source = part if self._native else part.clone()  # gloo cannot gather in place
         work = _all_gather(self._buffer.view(-1), source.view(-1), group=self._group, async_op=True)
-        return self._waited(work, nothing, later)
+        return self._waited(work, no_op, later)
 
     def gather_on(self, send_stream: Any, recv_stream: Any) -> None:
-        """Gather on streams of another, whose gemm goes on beside it; the current stream then waits for the result."""
-        del recv_stream  # the process group has its own
+        """All-gather on another object's streams, parallel to its gemm; then the current stream waits."""
+        del recv_stream  # the process group has its own stream
         with torch.cuda.stream(send_stream) if send_stream is not None else nullcontext():
             self.gather()
         if send_stream is not None:
             torch.cuda.current_stream(self._buffer.device).wait_stream(send_stream)
 
     def _scatter_sum(self, whole: Tensor, out: Tensor | None, later: bool = False) -> Callable[[], None]:
-        """This rank's rows of the sum of `whole` over the ranks, into `out` or where they stand in it."""
+        """Reduce-scatter `whole`: this rank's rows of the sum, written to `out` or in place."""
         whole = whole.contiguous()
         rows = whole.shape[0] // self._tp_size
         mine = slice(self._tp_rank * rows, (self._tp_rank + 1) * rows)
@@ -266,7 +267,7 @@ class CommOverlapCore:
         if self._native:
             got = torch.empty_like(whole[mine])
             work = _reduce_scatter(got, whole, group=self._group, async_op=True)
-        else:  # gloo has no such sum for every dtype: one in float32, of which we take our rows
+        else:  # gloo has no reduce-scatter for every dtype: all-reduce in float32, and take our rows
             total = whole.to(torch.float64 if whole.dtype == torch.float64 else torch.float32, copy=True)
             got = total[mine]
             work = dist.all_reduce(total, group=self._group, async_op=True)
@@ -275,7 +276,7 @@ class CommOverlapCore:
 
     @property
     def _native(self) -> bool:
-        """Whether the collectives are those of an accelerator; gloo's are fewer."""
+        """Whether the process group is an accelerator's; gloo supports fewer collectives."""
         return self._buffer.device.type != "cpu"
 
     def _waited(self, work: Any, then: Callable[[], Any], later: bool) -> Callable[[], None]:
@@ -287,21 +288,21 @@ class CommOverlapCore:
         if later:
             return finish
         finish()
-        return nothing
+        return no_op
 
 
 class CommOverlapBase(CommOverlapCore):
-    """Collectives of the whole buffer at once."""
+    """Collectives on the whole buffer."""
 
 
 class CommOverlapP2PBase(CommOverlapCore):
-    """What tex does by a ring of sends; here the same collectives."""
+    """tex uses a ring of sends; here the same collectives are used."""
 
     p2p = True
 
 
 class CommOverlap(CommOverlapBase):
-    """Overlap by collectives: all-gather and reduce-scatter of a buffer around a gemm."""
+    """Overlap by collectives: all-gather and reduce-scatter of a buffer with a gemm."""
 
     def __init__(
         self,
@@ -324,11 +325,11 @@ class CommOverlap(CommOverlapBase):
         super().__init__()
         del num_splits, num_max_streams, comm_cga_size, gemm_priority, num_comm_sm, set_sm_margin
         del rs_overlap_first_gemm
-        self._open(buffer_shape, buffer_dtype, helper, tp_size, comm_type, use_cublasmp, atomic_gemm, comm_priority)
+        self._setup(buffer_shape, buffer_dtype, helper, tp_size, comm_type, use_cublasmp, atomic_gemm, comm_priority)
 
 
 class CommOverlapP2P(CommOverlapP2PBase):
-    """Overlap by sends from rank to rank, by its interface; the collectives are those of CommOverlap."""
+    """The interface of overlap by point-to-point sends; the collectives are those of CommOverlap."""
 
     def __init__(
         self,
@@ -350,7 +351,7 @@ class CommOverlapP2P(CommOverlapP2PBase):
     ) -> None:
         super().__init__()
         del num_max_streams, comm_cga_size, gemm_priority, num_comm_sm, set_sm_margin, use_ce, aggregate
-        self._open(buffer_shape, buffer_dtype, helper, tp_size, comm_type, use_cublasmp, atomic_gemm, comm_priority)
+        self._setup(buffer_shape, buffer_dtype, helper, tp_size, comm_type, use_cublasmp, atomic_gemm, comm_priority)
 
 
 CLASSES = (
@@ -359,18 +360,18 @@ CLASSES = (
 
 
 def kind(op: str, comm_type: Any) -> int:
-    """RS or AG, of whosever enum."""
+    """RS or AG, from NVIDIA's enum or ours."""
     try:
         return CommOverlapType(int(comm_type))
     except (TypeError, ValueError):
         raise ValueError(f"{op}: comm_type must be RS or AG, with a comm_overlap; got {comm_type!r}") from None
 
 
-def here() -> torch.device:
-    """The device of this rank: its accelerator, where there is one."""
+def this_device() -> torch.device:
+    """The device of this rank: its accelerator, if there is one."""
     found = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
     return torch.device("cpu") if found is None else torch.device(found.type, torch.accelerator.current_device_index())
 
 
-def nothing() -> None:
-    """What is left to do after a collective that has been waited for."""
+def no_op() -> None:
+    """A no-op, for a collective that is already complete."""

@@ -1,9 +1,9 @@
 """Quantizers and quantized tensors: Transformer Engine's, or the light ones of this module.
 
-A quantizer is recognised by the name of its class. A tensor that it makes is of the class beside it in its module, so
-nothing of Transformer Engine is imported here. Both have the same attributes.
+A quantizer is recognized by the name of its class, and its tensor class is looked up in the same module, so Transformer
+Engine is not imported here. Both kinds have the same attributes.
 
-`call` holds the ops of `CASTS`, as `adapt` binds them.
+`call` has the ops of `CASTS` as attributes, bound by `adapt`.
 """
 
 import functools
@@ -44,7 +44,7 @@ from .fp4 import decoded, encoded, rotated
 
 
 class Quantizer:
-    """How a tensor is to be quantized."""
+    """How to quantize a tensor."""
 
     def __init__(self, dtype: Any, rowwise: bool, columnwise: bool):
         self.dtype = DType(int(dtype)) if not isinstance(dtype, torch.dtype) else dtype
@@ -69,7 +69,7 @@ class Quantizer:
 
 
 class Float8Quantizer(Quantizer):
-    """One scale, from earlier tensors: amax is kept for the next."""
+    """Delayed scaling: one scale, from earlier tensors; amax is recorded for later ones."""
 
     def __init__(
         self,
@@ -85,7 +85,7 @@ class Float8Quantizer(Quantizer):
 
 
 class Float8CurrentScalingQuantizer(Quantizer):
-    """One scale, from the tensor itself."""
+    """Current scaling: one scale, computed from the tensor itself."""
 
     def __init__(
         self,
@@ -123,7 +123,7 @@ class Float8BlockQuantizer(Quantizer):
 
 
 class MXFP8Quantizer(Quantizer):
-    """A power of two for each block of 32."""
+    """A power-of-two scale for each block of 32."""
 
     def __init__(
         self,
@@ -172,7 +172,7 @@ class NVFP4Quantizer(Quantizer):
 
 
 class Quantized:
-    """A tensor kept as bytes and scales. Each keyword of its class is an attribute with an underscore before it."""
+    """A tensor stored as bytes and scales. Each keyword of its class is an attribute with a leading underscore."""
 
     KEYWORDS = ""
     RENAMED: dict[str, str] = {}
@@ -237,7 +237,7 @@ class NVFP4Tensor(Quantized):
     )
 
 
-# ---- whose is it, and what ------------------------------------------------------------------------------------------
+# ---- classes of quantizers and tensors ------------------------------------------------------------------------------
 
 QUANTIZERS = {
     "Float8Quantizer": "delayed",
@@ -246,7 +246,7 @@ QUANTIZERS = {
     "MXFP8Quantizer": "mxfp8",
     "NVFP4Quantizer": "nvfp4",
 }
-# The tensor class of a kind; its storage has the same name and an ending, in older versions another one.
+# The tensor class of a kind; its storage class has the same name with one of the suffixes below.
 TENSORS = {
     "delayed": "Float8Tensor",
     "current": "Float8Tensor",
@@ -265,18 +265,18 @@ KINDS = {
 
 @functools.cache
 def _quantizer_class(cls: type) -> type | None:
-    """The class among a quantizer's ancestors that is one of the five."""
+    """The base class of a quantizer that is one of the five known ones."""
     return next((c for c in cls.__mro__ if c.__name__ in QUANTIZERS), None)
 
 
 def format_of(quantizer: Any) -> str | None:
-    """delayed, current, block, mxfp8 or nvfp4; None for what is no quantizer."""
+    """delayed, current, block, mxfp8 or nvfp4; None if it is not a quantizer."""
     found = _quantizer_class(type(quantizer))
     return None if found is None else QUANTIZERS[found.__name__]
 
 
 def kind_of(quantizer: Any, op: str = "tex", name: str = "quantizer") -> str | None:
-    """delayed, current, block, mxfp8 or nvfp4; None for None. TypeError for what is no quantizer."""
+    """delayed, current, block, mxfp8 or nvfp4; None for None. Raises TypeError if it is not a quantizer."""
     if quantizer is None:
         return None
     found = _quantizer_class(type(quantizer))
@@ -297,15 +297,15 @@ def is_quantized(value: Any) -> bool:
 
 
 def tensor_kind(value: Any) -> str | None:
-    """fp8 (one scale), block, mxfp8 or nvfp4; None for what is no quantized tensor."""
+    """fp8 (one scale), block, mxfp8 or nvfp4; None if it is not a quantized tensor."""
     return _tensor_kind(type(value))
 
 
 @functools.cache
 def _made_by(cls: type, internal: bool) -> tuple[type, frozenset[str]]:
-    """The class of the tensors that quantizers of a class make, and the keywords that it knows."""
+    """The tensor class of a quantizer class, and the keywords that it accepts."""
     own = _quantizer_class(cls)
-    assert own is not None  # kind_of has looked
+    assert own is not None  # checked by kind_of
     module, name = sys.modules[own.__module__], TENSORS[QUANTIZERS[own.__name__]]
     found = getattr(module, name)
     if internal and own.__module__ != __name__:
@@ -314,14 +314,14 @@ def _made_by(cls: type, internal: bool) -> tuple[type, frozenset[str]]:
     return found, frozenset(keywords)
 
 
-# Keywords that not all versions of Transformer Engine know.
+# Keywords that some versions of Transformer Engine do not accept.
 NOT_ALWAYS = (
     "device fake_dtype data_format with_gemm_swizzled_scales row_scaled_nvfp4 nvfp4_use_4over6 nvfp4_e4m3_max".split()
 )
 
 
 def new_tensor(quantizer: Any, shape: Any, dtype: torch.dtype, device: torch.device, given: dict[str, Any]) -> Any:
-    """The quantizer's kind of tensor, of these buffers."""
+    """A tensor of the quantizer's tensor class with these buffers."""
     cls, keywords = _made_by(type(quantizer), bool(quantizer.internal))
     if cls.__module__ == __name__:
         return cls(shape, dtype, device, quantizer=quantizer, **given)
@@ -338,7 +338,7 @@ def new_tensor(quantizer: Any, shape: Any, dtype: torch.dtype, device: torch.dev
 
 @functools.cache
 def transposes(device: torch.device) -> bool:
-    """Whether FP8 gemms want the transposed data too: NVIDIA's 10.x, 11.x and 13.x read it as it is."""
+    """Whether FP8 gemms need transposed data: NVIDIA's sm_10x, sm_11x and sm_13x do not."""
     if device.type != "cuda" or torch.version.cuda is None:
         return True
     capability = torch.cuda.get_device_capability(device)
@@ -348,7 +348,7 @@ def transposes(device: torch.device) -> bool:
 # ---- buffers --------------------------------------------------------------------------------------------------------
 
 Buffers = dict[str, Any]
-Field = tuple[tuple[int, ...], torch.dtype, bool]  # the last: whether there is more of it than is ever written
+Field = tuple[tuple[int, ...], torch.dtype, bool]  # shape, dtype, whether some of it is padding that is never written
 Fields = dict[str, Field | None]
 BYTES, NUMBERS = torch.uint8, torch.float32
 FP4_BLOCK = 16
@@ -368,7 +368,7 @@ def _fp8_fields(q: Any, shape: tuple[int, ...], device: torch.device) -> Fields:
 
 
 def _both_ways(q: Any, data: tuple[Any, Any], scales: tuple[Any, Any], used: tuple[int, int], dtype: Any) -> Fields:
-    """Data and scales, by rows and by columns, from their shapes; `used` counts the scales that blocks have."""
+    """Rowwise and columnwise data and scales from their shapes; `used` are the numbers of scales without padding."""
     found: Fields = {}
     for i, (way, wanted) in enumerate((("rowwise", q.rowwise_usage), ("columnwise", q.columnwise_usage))):
         found[f"{way}_data"] = (tuple(data[i]), BYTES, False) if wanted else None
@@ -426,11 +426,11 @@ FACTS: dict[str, Callable[[Any], dict[str, Any]]] = {
     "mxfp8": lambda q: {"fp8_dtype": q.dtype, "with_gemm_swizzled_scales": False},
     "nvfp4": _fp4_facts,
 }
-ATTRIBUTES = {"fp8_scale_inv": "_scale_inv", "data_transpose": "_transpose"}  # of keywords that have another name
+ATTRIBUTES = {"fp8_scale_inv": "_scale_inv", "data_transpose": "_transpose"}  # where they are not _<keyword>
 
 
 def _memory(field: Field | None, device: torch.device, pin: bool = False) -> Any:
-    """OutputSpec for a buffer; zeros where some of it is never written."""
+    """A new buffer; filled with zeros if it has padding."""
     if field is None:
         return None
     shape, dtype, more = field
@@ -438,14 +438,14 @@ def _memory(field: Field | None, device: torch.device, pin: bool = False) -> Any
 
 
 def empty(quantizer: Any, shape: Any, dtype: torch.dtype, device: Any, pin_memory: bool = False) -> Any:
-    """A quantized tensor with the buffers that the quantizer wants, and nothing in them yet."""
+    """A quantized tensor with the buffers that the quantizer needs, uninitialized."""
     kind, device, shape = kind_of(quantizer) or "", torch.device(device), tuple(shape)
     given: Buffers = {n: _memory(f, device, pin_memory) for n, f in FIELDS[kind](quantizer, shape, device).items()}
     return new_tensor(quantizer, shape, dtype, device, given | FACTS[kind](quantizer))
 
 
-def _coerced(quantizer: Any, kind: str, output: Any, shape: tuple[int, ...], device: torch.device) -> Any:
-    """The tensor to write to, with the buffers that the quantizer wants now: missing ones made, others dropped."""
+def _with_needed_buffers(quantizer: Any, kind: str, output: Any, shape: tuple[int, ...], device: torch.device) -> Any:
+    """The tensor to write to, with the buffers that the quantizer needs now: missing ones are added, others removed."""
     for name, field in FIELDS[kind](quantizer, shape, device).items():
         attribute = ATTRIBUTES.get(name, f"_{name}")
         held = getattr(output, attribute, None)
@@ -463,7 +463,7 @@ def _coerced(quantizer: Any, kind: str, output: Any, shape: tuple[int, ...], dev
         output._fp8_dtype = quantizer.dtype
     if kind == "block":
         output._is_2D_scaled = quantizer.block_scaling_dim == 2
-    if getattr(output, "_with_gemm_swizzled_scales", False):  # by somebody else: ours are as they are
+    if getattr(output, "_with_gemm_swizzled_scales", False):  # another library has swizzled them; ours are not
         output._with_gemm_swizzled_scales = False
     return output
 
@@ -472,7 +472,7 @@ STEPS = {"nvfp4": 16, "mxfp8": 32}
 
 
 def can_quantize(op: str, value: Any, quantizer: Any, name: str = "tensor", quantizer_name: str = "quantizer") -> None:
-    """Raise, under these names, where a value is no quantizer (None is one), or one that cannot take the tensor."""
+    """Raise, with these names, if `quantizer` is not None or a quantizer, or does not support the tensor."""
     kind = kind_of(quantizer, op, quantizer_name)
     if kind == "delayed":
         for part in ("scale", "amax"):
@@ -486,7 +486,7 @@ def can_quantize(op: str, value: Any, quantizer: Any, name: str = "tensor", quan
 
 
 def in_whole_blocks(op: str, name: str, shape: Any, quantizer: Any) -> None:
-    """Raise where a shape has a rest after blocks, for the formats that do not take one."""
+    """Raise if a shape is not a multiple of the block size, for the formats that require it."""
     kind = kind_of(quantizer, op)
     if kind not in STEPS:
         return
@@ -497,14 +497,14 @@ def in_whole_blocks(op: str, name: str, shape: Any, quantizer: Any) -> None:
 
 
 def can_be_written(op: str, quantizer: Any, output: Any, name: str = "output") -> None:
-    """Raise where a tensor to write to is not of the quantizer's kind."""
+    """Raise if a tensor to write to is not of the quantizer's tensor class."""
     kind = kind_of(quantizer, op) or ""
     if output is not None and tensor_kind(output) != {"delayed": "fp8", "current": "fp8"}.get(kind, kind):
         raise BadArgument.of(op, name, f"be None or a {TENSORS[kind]}", type_name(output), TypeError)
 
 
 def has_amaxes(op: str, quantizer: Any, rowwise_amax: Any, columnwise_amax: Any) -> None:
-    """Raise where a way that the quantizer wants has no amax."""
+    """Raise if the amax of one of the quantizer's usages is missing."""
     for name, amax, wanted in (
         ("rowwise_amax", rowwise_amax, quantizer.rowwise_usage),
         ("columnwise_amax", columnwise_amax, quantizer.columnwise_usage),
@@ -513,21 +513,21 @@ def has_amaxes(op: str, quantizer: Any, rowwise_amax: Any, columnwise_amax: Any)
             raise BadArgument.of(op, name, "be a Tensor, as {quantizer} has that usage", "None", TypeError)
 
 
-# The ops that quantizing and dequantizing take: for `over` of functions that do.
+# The ops that quantizing and dequantizing use: for `over` of functions that do either.
 CASTS = (
     amax_abs, fp8_blocks_into, fp8_blocks_uncast, fp8_cast_into, fp8_current_into, fp8_scale, fp8_uncast, mxfp8_into,
     mxfp8_uncast,
 )  # fmt: skip
-OPS = types.SimpleNamespace(**{fn.spec.name: fn for fn in CASTS})  # for callers that are no adapter
+OPS = types.SimpleNamespace(**{fn.spec.name: fn for fn in CASTS})  # for callers outside of an adapter
 
 
 # ---- quantizing -----------------------------------------------------------------------------------------------------
 
 
 def quantized(call: Any, value: Tensor, quantizer: Any, output: Any = None, noop: Tensor | None = None) -> Any:
-    """The value as the quantizer wants it, in a tensor of the quantizer's own kind (`output`, where given).
+    """The value quantized to a tensor of the quantizer's tensor class (`output`, if given).
 
-    A quantizer of None gives the value itself. `noop` other than zero leaves output as it is; it is read on the device.
+    Without a quantizer, the value itself. If `noop` is not zero, output is not changed; it is read on the device.
     """
     kind = kind_of(quantizer)
     if kind is None:
@@ -538,7 +538,7 @@ def quantized(call: Any, value: Tensor, quantizer: Any, output: Any = None, noop
     if output is None:
         made = empty(quantizer, shape, x.dtype, x.device)
     else:
-        made = _coerced(quantizer, kind, output, shape, x.device)
+        made = _with_needed_buffers(quantizer, kind, output, shape, x.device)
     if kind == "delayed":
         dtype = torch_dtype(quantizer.dtype)
         scale = quantizer.scale
@@ -558,7 +558,7 @@ def quantized(call: Any, value: Tensor, quantizer: Any, output: Any = None, noop
 
 
 def _per_tensor(made: Any, shape: tuple[int, ...]) -> tuple[Any, Any]:
-    """Data and its transpose in the shapes they are to have now."""
+    """Data and its transpose, reshaped to their current shapes."""
     data, transpose = made._data, made._transpose
     if data is not None and data.shape != shape:
         data = data.view(shape)
@@ -588,7 +588,7 @@ def _current(call: Any, x: Tensor, quantizer: Any, made: Any, noop: Tensor | Non
 
 
 def fp4_amaxes(call: Any, x: Tensor, quantizer: Any) -> tuple[Tensor | None, Tensor | None]:
-    """The amax of an NVFP4 tensor's rowwise and columnwise numbers, over all who take part."""
+    """The amax of an NVFP4 tensor's rowwise and columnwise data, over all ranks of the reduction."""
     flat = x.reshape(matrix(x.shape))
     row = col = None
     if quantizer.rowwise_usage:
@@ -602,7 +602,7 @@ def fp4_amaxes(call: Any, x: Tensor, quantizer: Any) -> tuple[Tensor | None, Ten
 
 
 def _fp4_columns(flat: Tensor, quantizer: Any) -> Tensor:
-    """The transposed matrix, rotated where the quantizer says so."""
+    """The transposed matrix, with the Hadamard rotation if the quantizer has it."""
     columns = flat.t().contiguous()
     return rotated(columns, quantizer.rht_matrix.to(flat.device)) if quantizer.with_rht else columns
 
@@ -617,7 +617,7 @@ def _nvfp4(call: Any, x: Tensor, quantizer: Any, made: Any, noop: Tensor | None)
 def fp4_into(
     x: Tensor, quantizer: Any, made: Any, row: Tensor | None, col: Tensor | None, noop: Tensor | None = None
 ) -> None:
-    """Fill the buffers of an NVFP4 tensor, by these amaxes."""
+    """Fill the buffers of an NVFP4 tensor, with these amaxes."""
     flat = x.reshape(matrix(x.shape))
     how: dict[str, Any] = {"two_d": quantizer.with_2d_quantization, "stochastic": quantizer.stochastic_rounding}
     if getattr(quantizer, "nvfp4_use_4over6", False):
@@ -635,13 +635,13 @@ def fp4_into(
 
 
 def shared_amax(amax: Tensor, quantizer: Any) -> Tensor:
-    """The largest amax of all who take part in the quantizer's reduction, in place."""
+    """The largest amax over all ranks of the quantizer's reduction, in place."""
     group = quantizer._canonicalized_amax_reduction_group()
     torch.distributed.all_reduce(amax, op=torch.distributed.ReduceOp.MAX, group=group)
     return amax
 
 
-# ---- what tensors without attributes of their own are ----------------------------------------------------------------
+# ---- device and shape ------------------------------------------------------------------------------------------------
 
 
 def _buffers(value: Any) -> Iterator[tuple[str, Tensor]]:
@@ -652,26 +652,26 @@ def _buffers(value: Any) -> Iterator[tuple[str, Tensor]]:
 
 
 def device_of(value: Any) -> torch.device:
-    """Where a tensor is; 2.9's light ones do not say, and their buffers do."""
+    """The device of a tensor; that of its buffers for 2.9's storages, which have no device."""
     own = getattr(value, "device", None)
     return own if own is not None else next(held.device for _, held in _buffers(value))
 
 
 def logical_shape(value: Any) -> torch.Size:
-    """The shape of a quantized tensor by its data: what is held transposed has its last dimension first."""
+    """The shape of a quantized tensor from its data; transposed data has the last dimension first."""
     name, held = next(_buffers(value))
     lies_so = name in ("_data", "_rowwise_data") or tensor_kind(value) == "mxfp8"
     shape = tuple(held.shape) if lies_so else (*held.shape[1:], held.shape[0])
     return torch.Size((*shape[:-1], shape[-1] * 2) if tensor_kind(value) == "nvfp4" else shape)
 
 
-# ---- and back -------------------------------------------------------------------------------------------------------
+# ---- dequantizing ---------------------------------------------------------------------------------------------------
 
 
 def plain(call: Any, value: Any, dtype: torch.dtype | None = None, columnwise: bool = False) -> Tensor:
-    """The numbers a tensor stands for, in a dtype (by default its own); a plain tensor is itself.
+    """The dequantized tensor, in a dtype (by default its own); a plain tensor is returned itself.
 
-    Where data is held both ways, the rowwise is read; the other where `columnwise` says so. They differ in rounding.
+    If it has both, rowwise data is used, or columnwise data if `columnwise`. They differ in rounding.
     """
     kind = tensor_kind(value)
     if kind is None:
@@ -733,9 +733,9 @@ def wrapped_fp8(
     transpose: Tensor | None = None,
     scale_inv: Tensor | None = None,
 ) -> Any:
-    """A tensor of the quantizer's kind (delayed or current) of bytes that are written already.
+    """A tensor of the quantizer's tensor class (delayed or current scaling) from existing bytes.
 
-    `scale_inv` is [1]; None makes it of the quantizer's scale.
+    `scale_inv` is [1]; by default it is computed from the quantizer's scale.
     """
     kind_of(quantizer)
     if scale_inv is None:
@@ -752,11 +752,11 @@ def wrapped_fp8(
     return new_tensor(quantizer, shape, dtype, held.device, given)
 
 
-# ---- results that a kernel casts as it computes them ----------------------------------------------------------------
+# ---- fused casts ----------------------------------------------------------------------------------------------------
 
 
 def fuses(quantizer: Any) -> bool:
-    """Whether a kernel can cast its result as it computes it: the scale is known beforehand."""
+    """Whether a kernel can cast its result to FP8 itself, because the scale is known beforehand."""
     return kind_of(quantizer) == "delayed"
 
 
@@ -765,11 +765,11 @@ def fp8_of(quantizer: Any) -> torch.dtype:
 
 
 def fp8_tensor(call: Any, quantizer: Any, data: Tensor, scale_inv: Tensor, dtype: torch.dtype) -> Any:
-    """A tensor of the quantizer's kind of bytes that a kernel has written, with their transpose where it is wanted."""
+    """A tensor of the quantizer's tensor class from bytes that a kernel has written, and their transpose if needed."""
     turns = transposes(data.device)
     held = data if quantizer.rowwise_usage or not turns else None
     turned = call.bytes_transpose(data) if turns and quantizer.columnwise_usage else None
     return wrapped_fp8(quantizer, held, data.shape, dtype, turned, scale_inv)
 
 
-FUSED_CASTS = (bytes_transpose, *CASTS)  # for `over` of functions with such a result
+FUSED_CASTS = (bytes_transpose, *CASTS)  # for `over` of functions with a fused cast

@@ -1,7 +1,7 @@
-"""tex's backends by name: registered as classes, listed, and put first.
+"""tex's backends by name: register a class, list them, select one.
 
-A class-based backend and `OpImpl`s are two doors to one registry: each method that a class overrides is registered as
-an impl of tex's op, of kind VENDOR. The built-in `flaggems` and `torch` are names for what is registered already: our
+Class-based backends and `OpImpl`s end in the same registry: each method that a class overrides is registered as an impl
+of tex's op, of kind VENDOR. The built-in `flaggems` and `torch` are names for impls that are registered already: our
 kernels, and the references.
 """
 
@@ -27,12 +27,12 @@ T = TypeVar("T", bound=type[TEXBackendBase])
 
 @dataclass
 class Backend:
-    """A class that was registered, its instance once there is one, and whether it works here."""
+    """A registered class, its instance, and whether it is available."""
 
     cls: type
     made: Any = None
-    impls: list[OpImpl] = field(default_factory=list)  # its methods, as they were registered
-    known: dict[str, Any] = field(default_factory=dict)  # its answers, asked for once
+    impls: list[OpImpl] = field(default_factory=list)  # its methods as impls
+    known: dict[str, Any] = field(default_factory=dict)  # its cached answers
 
     @property
     def token(self) -> str:
@@ -52,38 +52,38 @@ class Backend:
     def _refusal(self) -> str | None:
         try:
             answer = self.instance().is_available()
-        except Exception as error:  # whatever a vendor's probe raises means that it is not there
+        except Exception as error:  # any exception means that the backend is unavailable
             return f"its is_available() raised {type(error).__name__}: {error}"
         if isinstance(answer, str):
             return answer
-        return None if answer else "its is_available() says no"
+        return None if answer else "its is_available() returned False"
 
     def available(self) -> bool | str:
         return self.refusal() or True
 
     def row(self) -> dict[str, Any]:
         fields = {"name": self.cls.NAME, "vendor": self.cls.NAME, "priority": self.cls.PRIORITY}
-        said = {name: _said(self.cls, name, default) for name, default in fields.items()}
-        return {**said, "available": self.refusal() is None}
+        properties = {name: _class_property(self.cls, name, default) for name, default in fields.items()}
+        return {**properties, "available": self.refusal() is None}
 
 
 _backends: dict[str, Backend] = {}  # by folded NAME
 
 
 def register_backend(cls: T) -> T:
-    """Register a subclass of `TEXBackendBase`; to be used as a decorator. What it overrides becomes impls."""
+    """A decorator that registers a subclass of `TEXBackendBase`; the methods that it overrides become impls."""
     if not isinstance(cls, type) or not issubclass(cls, TEXBackendBase):
         raise BadImpl(f"@register_backend takes a subclass of TEXBackendBase; got {cls!r}")
     if not isinstance(cls.NAME, str) or not cls.NAME.strip():
-        raise BadImpl(f"@register_backend: {cls.__qualname__} must say its NAME, such as NAME = 'hygon'")
+        raise BadImpl(f"@register_backend: {cls.__qualname__} must have a NAME, such as NAME = 'hygon'")
     known = _backends.get(cls.NAME.casefold())
     if known is not None and known.cls.__qualname__ != cls.__qualname__:
         raise BadImpl(f"@register_backend: a backend '{cls.NAME}' is registered already, by {known.cls!r}")
-    if known is not None:  # the same class again: its module was loaded once more
+    if known is not None:  # the same class: its module was imported again
         unregister_backend(cls.NAME)
-    _look_for_typos(cls)
+    _warn_near_misses(cls)
     backend = Backend(cls)
-    # First: interrupted below, the next registration finds it here and takes out what this one has registered.
+    # First: if interrupted below, the next registration finds it here and removes what this one has registered.
     _backends[cls.NAME.casefold()] = backend
     on_failure(lambda: _backends.pop(cls.NAME.casefold(), None))
     if backend.token.startswith("vendor:"):
@@ -98,8 +98,8 @@ def register_backend(cls: T) -> T:
     return cls
 
 
-def _look_for_typos(cls: type) -> None:
-    """A method that nearly has the name of a function is worth a word: it would never be called."""
+def _warn_near_misses(cls: type) -> None:
+    """Warn about a method whose name is close to a function's: it would never be called."""
     for name in (n for n, v in vars(cls).items() if callable(v) and not n.startswith("_")):
         close = None if hasattr(TEXBackendBase, name) else nearest(name, METHODS)
         if close is not None and abs(len(close) - len(name)) <= 2:
@@ -107,7 +107,7 @@ def _look_for_typos(cls: type) -> None:
 
 
 def unregister_backend(name: str) -> None:
-    """Take a registered backend out again."""
+    """Remove a registered backend."""
     backend = _backends.pop(name.casefold())
     registry = get_default_manager().registry
     for impl in backend.impls:
@@ -116,7 +116,7 @@ def unregister_backend(name: str) -> None:
 
 
 def _impl(backend: Backend, name: str) -> OpImpl:
-    """A method as an impl. The instance is made by the first call."""
+    """A method as an impl. The first call creates the instance."""
     method = inspect.signature(getattr(backend.cls, name))
 
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -124,7 +124,7 @@ def _impl(backend: Backend, name: str) -> OpImpl:
             return getattr(backend.instance(), name)(*args, **kwargs)
         except NotSupported:
             raise
-        except NotImplementedError as error:  # about these arguments, not about the method: nothing to remember
+        except NotImplementedError as error:  # it declines these arguments: no quarantine
             raise NotSupported(f"{name} not implemented by backend '{backend.cls.NAME}': {error}") from error
 
     made: Any = call
@@ -137,11 +137,11 @@ def _impl(backend: Backend, name: str) -> OpImpl:
 
 
 def _priority(cls: type) -> int:
-    return _said(cls, "priority", getattr(cls, "PRIORITY", 0))
+    return _class_property(cls, "priority", getattr(cls, "PRIORITY", 0))
 
 
-def _said(cls: type, name: str, default: Any) -> Any:
-    """What a property of a class answers, if it needs no more than the class; else the default."""
+def _class_property(cls: type, name: str, default: Any) -> Any:
+    """The value of a property, evaluated without an instance; the default if that fails."""
     own = getattr(cls, name)
     if own is getattr(TEXBackendBase, name):
         return default
@@ -151,11 +151,11 @@ def _said(cls: type, name: str, default: Any) -> Any:
         return default
 
 
-# ---- the backends there are -----------------------------------------------------------------------------------------
+# ---- the known backends ---------------------------------------------------------------------------------------------
 
 
 def _all() -> list[Backend]:
-    """Every backend: the built-in ones, registered classes, and vendors with impls of tex's ops and no class."""
+    """Every backend: the built-in ones, registered classes, and vendors that have impls of tex's ops but no class."""
     from . import backends
 
     backends.load()
@@ -170,12 +170,12 @@ def _all() -> list[Backend]:
 
 
 def _view(vendor: str, rank: int) -> type:
-    """A class for a vendor whose impls were registered one by one."""
+    """A class for a vendor whose impls were registered without one."""
     return type(f"{vendor.title()}Backend", (ViewOfImpls,), {"NAME": vendor, "PRIORITY": rank})
 
 
 class ViewOfImpls(TEXBackendBase):
-    """A backend that is a name for impls in the registry: its methods call them, and no others."""
+    """A backend that is a name for impls in the registry: its methods call only those."""
 
     def is_available(self) -> Any:
         return availability.refusal(get_default_manager(), backend_token(self.NAME)) or True
@@ -204,7 +204,7 @@ def list_backends() -> list[dict[str, Any]]:
 
 
 def get_backend() -> Any:
-    """The backend that comes first for tex's functions, under the policy that holds."""
+    """The preferred backend for tex's functions under the current policy."""
     order = policies.get_policy().order_for("tex::")
     backends = _all()
     for token in order:
@@ -216,10 +216,10 @@ def get_backend() -> Any:
 
 
 def set_backend(name: str) -> None:
-    """Put a backend first for tex's functions, in the whole process; what it lacks falls back to the others."""
+    """Prefer a backend for tex's functions, in the whole process; functions that it lacks fall back to the others."""
     backends = _all()
     folded = str(name).strip().casefold() if isinstance(name, str) else name
-    found = next((b for b in backends if folded in (b.cls.NAME.casefold(), *_also(b))), None)
+    found = next((b for b in backends if folded in (b.cls.NAME.casefold(), *_aliases(b))), None)
     if found is None or found.refusal() is not None:
         have = [b.cls.NAME for b in backends if b.refusal() is None]
         why = "no such backend is registered" if found is None else found.refusal()
@@ -227,8 +227,8 @@ def set_backend(name: str) -> None:
     policies.set_global_policy(policies.get_global_policy().with_space_order("tex", first=found.token))
 
 
-def _also(backend: Backend) -> tuple[str, ...]:
-    """A backend's own name, where it is not NAME."""
+def _aliases(backend: Backend) -> tuple[str, ...]:
+    """A backend's `name`, if it is not NAME."""
     return () if backend.refusal() is not None else (str(backend.instance().name).casefold(),)
 
 

@@ -1,4 +1,4 @@
-"""Rules for arguments that only tex has: members of NVIDIA's enums, quantized tensors, devices by name."""
+"""Rules for tex's arguments: members of NVIDIA's enums, quantized tensors, devices by name."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ from .quantized import QUANTIZERS, device_of, format_of, is_quantized
 
 @dataclass(frozen=True)
 class member(Rule):
-    """A member of an enum, or its number, whoever's enum it is; with names, one of these."""
+    """A member of an enum (NVIDIA's or ours), or its number; with names, one of these."""
 
     enum: Any
     numbers: frozenset[int]
@@ -202,7 +202,7 @@ class generator(Rule):
 
 @dataclass(frozen=True)
 class absent(Rule):
-    """None: what NVIDIA has it for is not done here."""
+    """None: NVIDIA's use of the argument is not supported."""
 
     why: str
 
@@ -221,7 +221,7 @@ class absent(Rule):
 
 @dataclass(frozen=True)
 class device_name(Rule):
-    """A torch.device, or what torch.device takes."""
+    """A torch.device, or an argument for torch.device."""
 
     error = TypeError
 
@@ -269,6 +269,6 @@ class on_device(Rule):
 
 
 def with_index(device: Any) -> torch.device:
-    """A device, with the index of the current one where none was named."""
+    """A device, with the current index if none was given."""
     made = torch.device(device)
     return made if made.index is not None or made.type == "cpu" else torch.empty(0, device=made).device

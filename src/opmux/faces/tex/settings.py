@@ -1,6 +1,6 @@
-"""What tex adds to core: its space of ops, its settings, and the names that TransformerEngine-FL's programs use.
+"""What tex adds to core: its namespace of ops, its settings, and TransformerEngine-FL's names for settings.
 
-Core loads this when it first reads a setting: it imports nothing but the parts of core that it fills.
+Core imports this module when it first reads a setting, so it imports only parts of core.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from .names import backend_token
 if TYPE_CHECKING:
     from ...core.manager import OpManager
 
-BACKEND = knob("OPMUX_BACKEND", word, doc="the backend that comes first for tex ops: flaggems, torch, or a vendor")
-PLUGIN = knob("OPMUX_PLUGIN", word, doc="as OPMUX_BACKEND, which wins over it")
+BACKEND = knob("OPMUX_BACKEND", word, doc="the preferred backend for tex ops: flaggems, torch, or a vendor")
+PLUGIN = knob("OPMUX_PLUGIN", word, doc="the same as OPMUX_BACKEND, which overrides it")
 FALLBACK_BACKEND = knob("OPMUX_FALLBACK_BACKEND", word, doc="the backend tried for tex ops after flaggems")
 TEX_VERSION = knob(
     "OPMUX_TEX_VERSION",
@@ -26,8 +26,8 @@ TEX_VERSION = knob(
 )
 
 
-def _order(said: Callable[[knobs.Knob[Any]], Any]) -> SpaceOrder:
-    first, fallback = said(BACKEND) or said(PLUGIN), said(FALLBACK_BACKEND)
+def _space_order(value_of: Callable[[knobs.Knob[Any]], Any]) -> SpaceOrder:
+    first, fallback = value_of(BACKEND) or value_of(PLUGIN), value_of(FALLBACK_BACKEND)
     return SpaceOrder(backend_token(first) if first else None, backend_token(fallback) if fallback else None)
 
 
@@ -39,7 +39,7 @@ def _check_token(manager: OpManager, token: str) -> None:
 
 EXTENSION = Extension(
     space="tex",
-    order=_order,
+    order=_space_order,
     check_token=_check_token,
     settings=(BACKEND, PLUGIN, FALLBACK_BACKEND, TEX_VERSION),
     aliases={

@@ -1,7 +1,6 @@
-"""Quantizers and quantized tensors of our own, for programs without Transformer Engine's Python layer.
+"""Light quantizers and quantized tensors, for programs without Transformer Engine's Python layer.
 
-They have the attributes that tex's functions read of that layer's classes, and nothing else; with the layer installed
-its own classes are used.
+They have only the attributes that tex's functions read; if the layer is installed, its classes are used.
 """
 
 from .quantized import (

@@ -1,6 +1,6 @@
-"""Which version of tex's interface is served, and how the older one differs from the newest.
+"""Which version of tex's interface is provided, and how the older one differs from the newest.
 
-Specs have the newest signatures. A function of 2.9 that was called otherwise is a small one here, over the new one.
+Specs have the newest signatures. A function that has other arguments in 2.9 is a wrapper here.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from .settings import TEX_VERSION
 
 NEWEST, OLDER = "2.20", "2.9"
 
-# Functions that came after 2.9, and those of its functions that were called otherwise: see below.
+# Functions that are newer than 2.9. Those with other arguments in 2.9: see below.
 NEW = frozenset("""
     bgrad_group_quantize bulk_allocate copy_data_ptrs_to_device create_empty_quantized_tensor cusolvermp_ctx_create
     cusolvermp_ctx_destroy dglu dsituglu ep_combine ep_combine_bwd ep_dispatch ep_dispatch_bwd ep_finalize
@@ -39,7 +39,7 @@ NEW = frozenset("""
     thd_cp_rank_order_to_sequence_order thd_sequence_order_to_cp_rank_order
 """.split())  # fmt: skip
 
-# Members of the newest enums that 2.9 lacks, and those it has beside them; None for an enum it has not.
+# Members of the newest enums that 2.9 lacks, and members that only 2.9 has; None for an enum that 2.9 lacks.
 OLDER_ENUMS: dict[str, tuple[tuple[str, ...], dict[str, int]] | None] = {
     "NVTE_QKV_Format": (("NVTE_BHSD", "NVTE_QKV_Format_NOT_SET"), {}),
     "NVTE_QKV_Layout": (("NVTE_BHSD_BHSD_BHSD", "NVTE_QKV_Layout_NOT_SET"), {}),
@@ -52,7 +52,7 @@ OLDER_ENUMS: dict[str, tuple[tuple[str, ...], dict[str, int]] | None] = {
 
 
 def served() -> str:
-    """The version to serve: the one asked for, else the installed transformer_engine's, else the newest."""
+    """The version to provide: the setting's, else the installed transformer_engine's, else the newest."""
     asked = TEX_VERSION.look()
     if asked.is_set and asked.value is not None:
         return _nearest(asked.value, asked.source)
@@ -63,7 +63,7 @@ def served() -> str:
 
 
 def _nearest(text: str, source: str) -> str:
-    """Up to 2.9 the interface was 2.9's; what came after it is served as the newest."""
+    """The provided version for a version: 2.9 up to 2.9, the newest for all later ones."""
     found = re.match(r"(\d+)\.(\d+)", text)
     if found is None:
         raise BadKnob(f"{source} is '{text}': expected a version of tex's interface, {OLDER} or {NEWEST}")
@@ -88,14 +88,14 @@ def enums(version: str) -> dict[str, Any]:
 
 
 def functions(version: str, newest: dict[str, Callable[..., Any]]) -> dict[str, Callable[..., Any]]:
-    """The functions of a version, of those of the newest."""
+    """The functions of a version, derived from the newest ones."""
     if version == NEWEST:
         return newest
-    return {n: f for n, f in newest.items() if n not in NEW} | called_otherwise(newest)
+    return {n: f for n, f in newest.items() if n not in NEW} | wrappers_of_old_signatures(newest)
 
 
-def called_otherwise(new: dict[str, Callable[..., Any]]) -> dict[str, Callable[..., Any]]:
-    """The functions that 2.9 calls with other arguments, over the newest ones."""
+def wrappers_of_old_signatures(new: dict[str, Callable[..., Any]]) -> dict[str, Callable[..., Any]]:
+    """The functions that have other arguments in 2.9, as wrappers of the newest ones."""
     import torch
 
     def clamped_swiglu(input, quantizer, limit=7.0, alpha=1.702):
@@ -194,6 +194,6 @@ NOT_SET = int(NVTE_QKV_Format.NVTE_QKV_Format_NOT_SET)
 
 
 def is_bottom_right(mask: Any) -> bool:
-    """2.9 says by the mask alone on which diagonal a window lies."""
+    """Whether a window is aligned to the bottom right: in 2.9 the mask alone determines it."""
     types = NVTE_Mask_Type
     return int(mask) in (types.NVTE_CAUSAL_BOTTOM_RIGHT_MASK, types.NVTE_PADDING_CAUSAL_BOTTOM_RIGHT_MASK)

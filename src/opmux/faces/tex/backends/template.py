@@ -1,6 +1,6 @@
-"""A backend to start from. Copy this file to `<vendor>.py`, change the names, and override what your library has.
+"""A backend template. Copy this file to `<vendor>.py`, change the names, and override the functions of your library.
 
-A method that you do not override runs on the next backend, so start with one. In order of payoff:
+A method that you do not override runs on the next backend, so you can start with one. By importance:
 
 | | functions |
 |---|---|
@@ -8,14 +8,14 @@ A method that you do not override runs on the next backend, so start with one. I
 | important | layernorm_fwd, layernorm_bwd; gelu, swiglu and their like, with gradients; scaled_*_softmax_* |
 | optional | overlap of communication, NVSHMEM, the rarer formats of FP8 and FP4 |
 
-Arguments are tex's, in its order, with dtypes as torch's. Raise `NotImplementedError` before the first write for what
-you do not take (a quantizer, a layout): the call goes on to the next backend. Then:
+Arguments are tex's, in its order, with torch's dtypes. For arguments that you do not support (a quantizer, a layout),
+raise `NotImplementedError` before the first write: the next backend gets the call. Then:
 
     import transformer_engine_fl_torch as tex
     tex.set_backend("template")
 
 In this folder, add to `__init__.py`: `try: from . import <vendor>` / `except ImportError: pass`. In a package of your
-own, import this module from your entry point. `opmux explain tex::rmsnorm_fwd` shows who runs, and why not the others.
+own, import this module from your entry point. `opmux explain tex::rmsnorm_fwd` shows which backend runs, and why.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class TemplateBackend(TEXBackendBase):
     PRIORITY = 90
 
     def is_available(self) -> bool:
-        # Ask your driver here. Whatever this raises means "not on this machine", and is shown as the reason.
+        # Query your driver here. An exception means "not available", and is shown as the reason.
         return True
 
     def rmsnorm_fwd(

@@ -1,7 +1,7 @@
 """tex's activations: NVIDIA's names and signatures over the ops of `specs.activation`.
 
-A function is made of two ops of ours: one that computes it, and one that also casts to float8, for a quantizer whose
-scale is known beforehand. With any other quantizer the result is quantized afterwards.
+A function calls one of two ops: one that computes the activation, and one that also casts to float8, for a quantizer
+whose scale is known beforehand. With any other quantizer the result is quantized in a second step.
 """
 
 from collections.abc import Callable
@@ -92,11 +92,11 @@ def as_list(value: Any) -> Any:
 
 
 class Form(NamedTuple):
-    """Functions that differ in the activation alone: which ops of ours they are made of, and what they return."""
+    """Functions that differ only in the activation: the ops that they call, and what they return."""
 
     make: Callable[[Fn, str, str, str], Fn]
-    part: str  # the op of ours, of an activation
-    fused: str  # the one that casts too, of them all
+    part: str  # the op for an activation
+    fused: str  # the op that also casts to float8, for all activations
     where: Fn
     out: str
     doc: str
@@ -148,7 +148,7 @@ NAMES = {"forward": {"x": "input"}, "backward": {"dy": "grad", "x": "fwd_input"}
 
 
 def named(of: Maker, names: dict[str, str]) -> Maker:
-    """The samples of an op of ours, under tex's names."""
+    """The samples of our op, under tex's names."""
 
     def build(d: Draw) -> dict[str, Any]:
         given = of.build(d)

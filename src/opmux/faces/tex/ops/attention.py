@@ -1,15 +1,15 @@
-"""tex's attention: NVIDIA's fused attention over `attention` and `masked_attention`, and what moves its tensors about.
+"""tex's fused attention over `attention`, `attention_varlen` and `masked_attention`.
 
-A call without anything special (dense formats, no padding, bias, dropout or window, vanilla softmax) is the primitive
-`attention` on views, so that a library's kernel reads q, k and v where they lie and writes o as tex wants it. Padding,
-windows and sequences one after another ("thd") are `attention_varlen`, whose causal is aligned to the bottom right; the
-top left is the same where lengths are: without padding by the shapes, else if cu_seqlens_q is cu_seqlens_kv, the very
-tensor, as nothing is read on the host. Biases, dropout, sinks and Max are computed by the definition, in full.
+A plain call (dense formats; no padding, bias, dropout or window; vanilla softmax) is the primitive `attention` on
+views, so that a library's kernel reads q, k and v in place and writes o in tex's format. Padding, windows and "thd" use
+`attention_varlen`, whose causal mask is aligned to the bottom right. A top-left mask is equal to it if the lengths of
+queries and keys are: without padding by the shapes, else if cu_seqlens_q and cu_seqlens_kv are the same tensor object,
+as nothing is read on the host. Biases, dropout, sinks and Max use the full matrix of scores.
 
-FP8 attention is emulated: what is quantized is dequantized, computed on, and quantized again where a delayed-scaling
-quantizer asks for it (with current scaling and MXFP8 NVIDIA's own results are in high precision). The probabilities and
-their gradient are never rounded to FP8, so their quantizers are not used; their amax, which recipes read, is raised to
-bounds of them that cost nothing: 1 for probabilities, and for their gradient the largest |row of dO| |row of V|.
+FP8 attention is emulated: quantized inputs are dequantized, and results are quantized if a delayed-scaling quantizer is
+given (with current scaling and MXFP8, NVIDIA's own results are in high precision). The probabilities and their gradient
+are never rounded to FP8, so their quantizers are not used; their amax, which recipes read, is set to a cheap upper
+bound: 1 for probabilities, and the largest |row of dO| |row of V| for their gradient.
 """
 
 import math
@@ -64,13 +64,13 @@ from ..enums import (
     NVTE_Softmax_Type,
     torch_dtype,
 )
-from ..layouts import LAYOUTS, Layout, landed
+from ..layouts import LAYOUTS, Layout, as_results
 from ..quantized import CASTS, kind_of, quantized, wrapped_fp8
 from ..rules import any_dtype, generator
 
 
 def raise_amax(quantizer: Any, bound: Tensor | float) -> None:
-    """The amax of a delayed-scaling quantizer, at least that; it may have been made in inference mode."""
+    """Raise the amax of a delayed-scaling quantizer to `bound`; it may be an inference tensor."""
     if kind_of(quantizer) == "delayed":
         with torch.inference_mode():
             quantizer.amax.clamp_(min=bound)
@@ -87,7 +87,7 @@ def _randn(shape: tuple[int, ...], dtype: torch.dtype, device: Any, seed: int) -
 
 
 class Case(NamedTuple):
-    """One call: layout, mask, bias, softmax by the ends of their names, and sizes of tensors."""
+    """One call: layout, mask, bias and softmax by the suffixes of their names, and sizes."""
 
     layout: str = "BSHD_BSHD_BSHD"
     mask: str = "NO_MASK"
@@ -157,8 +157,8 @@ def _samples(build: Any, cases: tuple[Case, ...] = CASES) -> Samples:
     return made
 
 
-def _once(build: Any) -> Samples:
-    """A single sample, of arguments by name."""
+def _one_sample(build: Any) -> Samples:
+    """A single sample from named arguments."""
 
     def made(dtype: torch.dtype, device: Any) -> Iterator[Sample]:
         yield Sample(tuple(build(dtype, device).values()), id="plain")
@@ -168,18 +168,18 @@ def _once(build: Any) -> Samples:
 
 # ---- forward --------------------------------------------------------------------------------------------------------
 
-_UNDRAWN: dict[torch.device, Tensor] = {}
+_NO_RNG_STATE: dict[torch.device, Tensor] = {}
 
 
-def undrawn(device: torch.device) -> Tensor:
-    """The state of a generator that was not asked: zeros, made once for each device."""
-    found = _UNDRAWN.get(device)
+def no_rng_state(device: torch.device) -> Tensor:
+    """The rng_state of a call without dropout: zeros, cached per device."""
+    found = _NO_RNG_STATE.get(device)
     if found is None:
         with torch.inference_mode(False):
             found = torch.zeros(2, dtype=torch.int64, device=device)
         capturing = device.type == "cuda" and torch.cuda.is_current_stream_capturing()
-        if type(found) is Tensor and not capturing:  # not a tracer's, nor a graph's memory
-            _UNDRAWN[device] = found
+        if type(found) is Tensor and not capturing:  # do not cache fake tensors or memory of a CUDA graph
+            _NO_RNG_STATE[device] = found
     return found
 
 
@@ -191,7 +191,7 @@ def forward_of(
     call: Any, job: Job, q: Tensor, k: Tensor, v: Tensor, tables: tuple[Any, Any], bias: Tensor | None,
     sink: Tensor | None, fmt: str, tops: bool,
 ) -> tuple[Tensor, Tensor, Tensor | None]:  # fmt: skip
-    """O in its format, S and, if that is wanted, Max; by whatever can do what is asked."""
+    """O in its format, S and, if `tops`, Max, by the fastest primitive that supports the job."""
     causal = None if tops else job.causal_alone()
     if causal is not None:
         x, y, z = job.queries(q, job.layout.q), job.keys(k), job.keys(v)
@@ -211,14 +211,14 @@ def forward_of(
 
 
 def rows(job: Job, t: Tensor, tokens: int, empty: float) -> Tensor:
-    """A number for each query, [b, h, s], as tex gives it."""
+    """A statistic [b, h, s] in tex's shape."""
     if job.layout.q != "thd" or job.q_lengths is None:
         return t.unsqueeze(3)
     return packed(t.transpose(1, 2), job.q_lengths, tokens, empty).unsqueeze(2)
 
 
 def stats_of_tokens(job: Job, lse: Tensor) -> Tensor:
-    """S of [heads, tokens]."""
+    """S in tex's shape, from lse [heads, tokens]."""
     if job.layout.q == "thd":
         return job.from_tokens(lse.T, "thd").unsqueeze(2).contiguous()
     return job.from_tokens(lse.T[..., None], "bshd", empty=-math.inf).transpose(1, 2).contiguous()
@@ -254,11 +254,11 @@ def fused_attn_fwd(
     SoftmaxOffset: Tensor | None, rng_gen: Annotated[State, generator("Q")] | None, rng_elts_per_thread: int,
     return_max_logit: bool, cuda_graph: bool,
 ) -> list[Any]:  # fmt: skip
-    """[O, S, (Max), rng_state, (Bias), (SoftmaxOffset)]: attention as NVIDIA's fused kernels have it.
+    """[O, S, (Max), rng_state, (Bias), (SoftmaxOffset)]: fused attention with NVIDIA's arguments.
 
-    S is the logarithm of the softmax's denominator, [b, h, sq, 1], or [tokens, h, 1] where Q is THD (0 for tokens of no
-    sequence); Max the greatest score of each query, likewise. A query that sees no key gives O = 0, S = Max = -inf.
-    What is dropped follows from rng_state alone.
+    S is the logarithm of the softmax's denominator, [b, h, sq, 1], or [tokens, h, 1] if Q is THD (0 for padding); Max
+    is the largest score of each query, in the same shape. A query that attends to no key gives O = 0, S = Max = -inf.
+    The dropout mask depends only on rng_state.
     """
     name = "fused_attn_fwd"
     look((max_seqlen_q, max_seqlen_kv), p_dropout, window_size, fake_dtype, (s_quantizer, o_quantizer), rng_gen)
@@ -275,7 +275,7 @@ def fused_attn_fwd(
         tables = tables_of(name, job.layout, job.b, q, page_table_k, page_table_v)
 
         drops = float(p_dropout) if is_training else 0.0
-        state = drawn(q, rng_gen) if drops else undrawn(q.device)
+        state = drawn(q, rng_gen) if drops else no_rng_state(q.device)
         job = job._replace(how=job.how._replace(dropped=drops, seed=state)) if drops else job
         o, stats, top = forward_of(call, job, q, k, v, tables, bias, sink, fmt, bool(return_max_logit))
 
@@ -289,8 +289,8 @@ def fused_attn_fwd(
 # ---- backward -------------------------------------------------------------------------------------------------------
 
 
-class Found(NamedTuple):
-    """Gradients of q, k and v, in their formats; of the bias and the sink, where there are."""
+class Gradients(NamedTuple):
+    """Gradients of q, k and v in their formats, and of the bias and the sink, if there are any."""
 
     grads: list[Tensor]
     dbias: Tensor | None = None
@@ -300,8 +300,9 @@ class Found(NamedTuple):
 def backward_of(
     call: Any, job: Job, to: Layout, q: Tensor, k: Tensor, v: Tensor, o: tuple[Tensor, str], do: tuple[Tensor, str],
     stats: Tensor, bias: Tensor | None, sink: Tensor | None, deterministic: bool,
-) -> Found:  # fmt: skip
-    """By whatever can do what is asked. A library may add up in any order, unless torch as a whole is told not to."""
+) -> Gradients:  # fmt: skip
+    """Gradients, by the fastest primitive that supports the job. A library may sum in any order, unless
+    `torch.use_deterministic_algorithms` is set."""
     may_differ = not deterministic or torch.are_deterministic_algorithms_enabled()
     causal = job.causal_alone() if may_differ else None
     bounds = job.bounds() if may_differ and causal is None else None
@@ -311,7 +312,7 @@ def backward_of(
         cu_q, cu_k = job.lengths(q)
         lse = tokens_of_stats(job, stats, q.shape[0]).T
         dq, dk, dv = call.attention_varlen_bwd(g, x, y, z, out, lse, cu_q, cu_k, job.sq, job.sk, *bounds, job.how.scale)
-        return Found([job.from_tokens(dq, to.q), *(job.from_tokens(t, to.kv, 1) for t in (dk, dv))])
+        return Gradients([job.from_tokens(dq, to.q), *(job.from_tokens(t, to.kv, 1) for t in (dk, dv))])
     x, g, out = (job.queries(t, fmt) for t, fmt in ((q, job.layout.q), do, o))
     y, z = job.keys(k), job.keys(v)
     lse = queries_of_stats(job, stats)
@@ -321,18 +322,18 @@ def backward_of(
     else:
         dq, dk, dv, dbias, dsink = masked_backward(g, x, y, z, out, lse, job.masking(), bias, sink, call)
     keys = [job.back(t, to.kv, k.shape[0], job.kv_lengths) for t in (dk, dv)]
-    return Found([job.back(dq, to.q, q.shape[0], job.q_lengths), *keys], dbias, dsink)
+    return Gradients([job.back(dq, to.q, q.shape[0], job.q_lengths), *keys], dbias, dsink)
 
 
 def queries_of_stats(job: Job, stats: Tensor) -> Tensor:
-    """[b, h, s] of S."""
+    """S as [b, h, s]."""
     if stats.dim() == 4 or job.q_lengths is None:
         return stats.squeeze(3)
     return unpacked(stats.squeeze(2), job.q_lengths, job.sq).transpose(1, 2)
 
 
 def tokens_of_stats(job: Job, stats: Tensor, tokens: int) -> Tensor:
-    """[tokens, h] of S, without gaps."""
+    """S as [tokens, h], without padding."""
     if stats.dim() == 3:
         return job.query_tokens(stats.squeeze(2), "thd")
     if job.layout.q == "thd":
@@ -359,10 +360,10 @@ def fused_attn_bwd(
     cu_seqlens_kv_padded: Tensor | None, s_quantizer: MaybeQuantizer, dp_quantizer: MaybeQuantizer,
     dqkv_quantizer: MaybeQuantizer, cuda_graph: bool,
 ) -> list[Any]:  # fmt: skip
-    """[dQ, dK, dV, dBias or None, dSoftmaxOffset or None], by the S and rng_state of the forward.
+    """[dQ, dK, dV, dBias or None, dSoftmaxOffset or None], from the S and rng_state of the forward.
 
-    Aux_CTX_Tensors are the forward's results but for O and Max. S and O may be of more keys than are here, as they are
-    where a sequence lies on several devices.
+    Aux_CTX_Tensors are the forward's results without O and Max. S and O may cover more keys than K has, if a sequence
+    is distributed over several devices.
     """
     name = "fused_attn_bwd"
     quantizers = s_quantizer, dp_quantizer, dqkv_quantizer
@@ -393,21 +394,23 @@ def fused_attn_bwd(
             call, job, to, q, k, v, (o, out_format), (do, grad_format), stats, bias, sink, bool(deterministic)
         )  # fmt: skip
         if kind_of(dp_quantizer) == "delayed":
-            raise_amax(dp_quantizer, torch.nan_to_num(longest(do) * longest(v)))
-        made = as_asked(call, to, *landed(call, to, found.grads, fake_dtype), dqkv_quantizer)
+            raise_amax(dp_quantizer, torch.nan_to_num(largest_norm(do) * largest_norm(v)))
+        made = quantized_gradients(call, to, *as_results(call, to, found.grads, fake_dtype), dqkv_quantizer)
         dbias = None if found.dbias is None or bias is None else found.dbias.to(bias.dtype)
         dsink = None if found.dsink is None else found.dsink.float().reshape(1, heads, 1, 1)
         return [*made, dbias, dsink]
 
 
-def longest(t: Tensor) -> Tensor:
-    """The greatest length of a row, float32 [1]; 0 where there is none."""
+def largest_norm(t: Tensor) -> Tensor:
+    """The largest norm of a row, float32 [1]; 0 if there are no rows."""
     found = torch.linalg.vector_norm(wide(t), dim=-1).flatten().float()
     return found.amax(0, keepdim=True) if found.numel() else found.new_zeros(1)
 
 
-def as_asked(call: Any, layout: Layout, grads: list[Tensor], room: Tensor | None, quantizer: Any) -> list[Any]:
-    """dq, dk and dv, quantized with delayed scaling where that is asked; a shared buffer is quantized as one."""
+def quantized_gradients(
+    call: Any, layout: Layout, grads: list[Tensor], room: Tensor | None, quantizer: Any
+) -> list[Any]:
+    """dq, dk and dv, quantized if a delayed-scaling quantizer is given; a shared buffer is quantized as one tensor."""
     if kind_of(quantizer) != "delayed":
         return grads
     if room is None:
@@ -445,7 +448,7 @@ def outputs_fit(
 
 
 def aux_of(op: str, job: Job, given: Any, q: Tensor, heads: int) -> tuple[Tensor, Tensor, Any, Any]:
-    """S, rng_state, bias and sink. More may follow: NVIDIA's layer adds dO in high precision for MXFP8."""
+    """S, rng_state, bias and sink. More items are ignored: NVIDIA's layer appends dO in high precision for MXFP8."""
     what = "Aux_CTX_Tensors"
     if len(given) < 2:
         expected = "be a list of S, rng_state and what else the forward gave"
@@ -477,7 +480,7 @@ DELAYED = 0  # NVTEScalingMode: one scale for a tensor; the others are of blocks
 
 
 class Asked(NamedTuple):
-    """What is asked of a backend, under the names of 2.20.2's FusedAttentionParams."""
+    """The query for a backend, with the field names of 2.20.2's FusedAttentionParams."""
 
     is_training: Any
     qkv_dtype: Annotated[Any, any_dtype()]
@@ -507,7 +510,7 @@ ASKED = Contract.of("get_fused_attn_backend", typing.get_type_hints(Asked, inclu
 
 
 def backend_for(op: str, asked: Asked) -> tuple[Any, str]:
-    """The backend, and why there is none; "" where there is."""
+    """The backend, and the reason if there is none, else ""."""
     try:
         ASKED.check(asked._asdict())
     except BadArgument as error:
@@ -520,7 +523,7 @@ def backend_for(op: str, asked: Asked) -> tuple[Any, str]:
 
 
 def _reason(asked: Asked, layout: Layout, q_dtype: torch.dtype, kv_dtype: torch.dtype, backend: Any) -> str:
-    """Why not, or ""."""
+    """Why no backend supports the call, or ""."""
     differ = asked.head_dim_qk != asked.head_dim_v
     reasons = {
         "takes float16, bfloat16 and FP8, the same for all": backend == NO_BACKEND or q_dtype != kv_dtype,
@@ -548,7 +551,7 @@ def _backend_args(dtype: torch.dtype, device: Any) -> dict[str, Any]:
     }  # fmt: skip
 
 
-@op(space="tex", out="backend", samples=_once(_backend_args))
+@op(space="tex", out="backend", samples=_one_sample(_backend_args))
 def get_fused_attn_backend(
     is_training: Any, q_dtype: torch.dtype | None = None, kv_dtype: torch.dtype | None = None, qkv_layout: Any = None,
     bias_type: Any = None, attn_mask_type: Any = None, softmax_type: Any = None, p_dropout: Any = None,
@@ -556,9 +559,9 @@ def get_fused_attn_backend(
     head_dim_qk: Any = None, head_dim_v: Any = None, window_size_left: Any = None, window_size_right: Any = None,
     return_max_logit: Any = None, cuda_graph: Any = None, deterministic: Any = None,
 ) -> Any:  # fmt: skip
-    """The backend that would run it, a member of NVTE_Fused_Attn_Backend.
+    """The backend for such a call, a member of NVTE_Fused_Attn_Backend.
 
-    From 2.20.2 on the layer asks with one object that holds all of it, and wants (backend, why there is none).
+    From 2.20.2 on the layer passes one object with all arguments, and expects (backend, reason if there is none).
     """
     name = "get_fused_attn_backend"
     if hasattr(is_training, "qkv_layout"):

@@ -20,7 +20,7 @@ from ..rules import beside, float_or_quantized
 
 
 def can_be_dropped(op: str, name: str, value: Tensor, into: Tensor | None, into_name: str) -> None:
-    """Raise where a tensor has a rest after groups of 16, or what is to hold the result is not like it."""
+    """Raise if the number of elements is not a multiple of 16, or the output tensor does not match."""
     has_sixteens(op, name, value)
     check_tensor(op, into_name, into, dtypes=(value.dtype,), shape=value.shape, on=value, optional=True)
 
@@ -39,8 +39,8 @@ def drops_again(op: str, grad_output: Any, mask: Tensor, grad_input: Tensor | No
         raise BadArgument.of(op, "mask", expected, str(tuple(mask.shape)))
 
 
-def given_back(value: Tensor, into: Tensor | None) -> Tensor:
-    """The value, in the place where it was wanted."""
+def copied_to(value: Tensor, into: Tensor | None) -> Tensor:
+    """The value, copied to `into` if given."""
     if into is None:
         return value
     with torch.inference_mode(into.is_inference()), torch.no_grad():
@@ -82,13 +82,13 @@ def dropout_fwd(
     dropout_probability: Probability,
     out: Tensor | None = None,
 ) -> list[Tensor]:
-    """[y, mask]: y = input / (1 - p) or 0, and the bits of what was kept; randomness is torch's default generator's."""
+    """[y, mask]: y = input / (1 - p) or 0, and a bit for each kept element; uses torch's default generator."""
     with torch.no_grad():
         x = plain(call, input)
         if x is not input:
             drops("dropout_fwd", x, out)
         y, mask = call.philox_dropout_bits(x, next_seed(x), dropout_probability)
-        return [given_back(y, out), mask]
+        return [copied_to(y, out), mask]
 
 
 @adapt(
@@ -113,4 +113,4 @@ def dropout_bwd(
         dy = plain(call, grad_output)
         if dy is not grad_output:
             drops_again("dropout_bwd", dy, mask, grad_input)
-        return given_back(call.dropout_bits_bwd(dy, mask, dropout_probability), grad_input)
+        return copied_to(call.dropout_bits_bwd(dy, mask, dropout_probability), grad_input)

@@ -1,9 +1,9 @@
 """tex's matrix products: NVIDIA's names and signatures over the ops of `gemm`.
 
-Their convention is column-major: with A and B as row-major matrices, D = alpha op(B) op(A), so that B's rows are D's.
-Quantized factors are multiplied as they are kept where both are FP8 with one scale, or both in blocks of 128: of each,
-the data whose last dimension is summed over, which is the rowwise of A for transA and of B without transB, else the
-columnwise. All others are multiplied as the numbers they stand for.
+The convention is column-major: for row-major A and B, D = alpha op(B) op(A), so B's rows are D's rows. Quantized
+factors are product_with_epilogue without dequantizing if both are FP8 with one scale, or both have blocks of 128. The
+data that is used has the summed dimension last: rowwise data of A for transA and of B without transB, else columnwise
+data. All other quantized factors are dequantized first.
 """
 
 import math
@@ -28,11 +28,11 @@ F32 = torch.float32
 PLAIN = (Tensor, torch.nn.Parameter)
 
 
-# ---- what comes in --------------------------------------------------------------------------------------------------
+# ---- arguments ------------------------------------------------------------------------------------------------------
 
 
-def easy(A: Any, B: Any, to: Any = None) -> bool:
-    """Whether there is nothing about factors and their product to see to, and no graph to keep out of."""
+def is_plain_product(A: Any, B: Any, to: Any = None) -> bool:
+    """Whether A and B are plain tensors of the product's dtype and no gradient is recorded: the fast path."""
     if type(A) not in PLAIN or type(B) not in PLAIN or torch.is_grad_enabled():
         return False
     dtype = A.dtype
@@ -40,7 +40,7 @@ def easy(A: Any, B: Any, to: Any = None) -> bool:
 
 
 def shape_of(op: str, name: str, value: Any) -> torch.Size:
-    """The shape of a factor; TypeError for what is neither a tensor of floats nor a quantized one."""
+    """The shape of a factor; raises TypeError if it is neither a float tensor nor quantized."""
     if type(value) in PLAIN:
         if value.dtype in FLOATS and value.dim():
             return value.shape
@@ -57,9 +57,9 @@ def shape_of(op: str, name: str, value: Any) -> torch.Size:
 
 
 def sizes(op: str, A: Any, transA: bool, B: Any, transB: bool, at: str = "") -> tuple[list[int], int, int]:
-    """The shape of D, its rows, and the length summed over; ValueError where A and B do not fit together.
+    """The shape of D, its rows, and the summed length; raises ValueError if A and B do not fit.
 
-    `at` follows the names of A and B in an error.
+    `at` is appended to the names of A and B in an error.
     """
     a, b = shape_of(op, f"A{at}", A), shape_of(op, f"B{at}", B)
     ra = a[0] if len(a) == 2 else math.prod(a[:-1])
@@ -87,7 +87,7 @@ def check_out(op: str, name: str, D: Any, shape: list[int], dtype: torch.dtype, 
 
 
 def out_dtype_of(op: str, name: str, dtype: Any, A: Any, D: Any) -> torch.dtype:
-    """The dtype of the product: the one asked for, else D's, else A's."""
+    """The dtype of the product: the given one, else D's, else A's."""
     if dtype is None:
         like = D if isinstance(D, Tensor) and tensor_kind(D) is None else A
         dtype = getattr(like, "_dtype", None) or like.dtype
@@ -101,7 +101,7 @@ def check_epilogue(
 ) -> None:
     fits = bias is None or (bias.__class__ in PLAIN and bias.shape == (shape[-1],) and bias.dtype in FLOATS)
     if bias is not None and (not fits or bias.device != device_of(like)):
-        wanted = None if grad else (shape[-1],)  # a gradient is only asked for
+        wanted = None if grad else (shape[-1],)  # with grad, the bias only requests its gradient
         check_tensor(op, "bias", bias, shape=wanted, on=device_of(like), of="a number for each column of D")
     if gelu and grad:
         check_tensor(op, "gelu_in", gelu_in, on=device_of(like))
@@ -119,15 +119,15 @@ def rows_of(x: Tensor) -> Tensor:
 
 
 def shaped(y: Tensor, shape: list[int]) -> Tensor:
-    """A result of ours with rows as D has them.
+    """A result in the shape of D.
 
-    Not a view: autograd lets nobody write to a view that a custom function returns. `_unsafe_view` costs 10 us more.
+    Not a view: autograd forbids writing to a view that a custom function returns. `_unsafe_view` takes 10 us more.
     """
     return y if y.dim() == len(shape) else y.resize_(shape)
 
 
 def fp8_of(value: Any, columnwise: bool) -> Tensor:
-    """The bytes of a tensor with one scale whose columns are summed over."""
+    """The bytes of a tensor with one scale, with the summed dimension last."""
     if not columnwise and value._data is not None:
         data = rows_of(value._data)
     elif columnwise and value._transpose is not None and not value._transpose_invalid:
@@ -143,7 +143,7 @@ def fp8_of(value: Any, columnwise: bool) -> Tensor:
 
 
 def blocks_of(value: Any, columnwise: bool) -> tuple[Tensor, Tensor, int]:
-    """The bytes of a tensor with blocks whose columns are summed over, its scales, and a block's rows."""
+    """The bytes of a block-scaled tensor, with the summed dimension last, its scales, and the rows of a block."""
     data = value._columnwise_data if columnwise else value._rowwise_data
     scale = value._columnwise_scale_inv if columnwise else value._rowwise_scale_inv
     data = data.reshape(data.shape[0], -1) if columnwise else rows_of(data)
@@ -160,7 +160,7 @@ def holds_blocks(value: Any, columnwise: bool) -> bool:
 
 
 def plain_dtype(A: Any, B: Any) -> torch.dtype:
-    """What quantized factors are multiplied in: bfloat16 holds what FP8 and its powers of two make."""
+    """The dtype to dequantize factors to: bfloat16 represents FP8 with power-of-two scales exactly."""
     kinds = {tensor_kind(A), tensor_kind(B)}
     if kinds == {"mxfp8"}:
         return torch.bfloat16
@@ -172,7 +172,7 @@ def plain_dtype(A: Any, B: Any) -> torch.dtype:
 def quantized_product(
     call: Any, A: Any, transA: bool, B: Any, transB: bool, bias: Tensor | None, dtype: torch.dtype, fast: bool
 ) -> Tensor:
-    """op(B) op(A) + bias of factors of which one is quantized at least."""
+    """op(B) op(A) + bias, if at least one factor is quantized."""
     kind = tensor_kind(A) if tensor_kind(A) == tensor_kind(B) else None
     if dtype is torch.float64:
         return quantized_product(call, A, transA, B, transB, bias, F32, fast).to(dtype)
@@ -200,10 +200,10 @@ def wide_product(
     fast: bool,
     dtype: torch.dtype,
 ) -> Tensor:
-    """alpha op(B) op(A) + bias that is not rounded yet: for what has no op of its own."""
+    """alpha op(B) op(A) + bias before rounding, for epilogues without their own op."""
     inside = torch.float64 if dtype is torch.float64 else F32
     if tensor_kind(A) is None and tensor_kind(B) is None:
-        a, b = alike(A, B)
+        a, b = as_matrices(A, B)
         return call.gemm(b, a, bias, transB, transA, alpha, inside)
     if alpha == 1.0:
         return quantized_product(call, A, transA, B, transB, bias, inside, fast)
@@ -211,15 +211,15 @@ def wide_product(
     return y if bias is None else y.add_(bias)
 
 
-def alike(A: Tensor, B: Tensor) -> tuple[Tensor, Tensor]:
-    """Two plain factors as matrices of one dtype."""
+def as_matrices(A: Tensor, B: Tensor) -> tuple[Tensor, Tensor]:
+    """Two plain factors converted to matrices of one dtype."""
     if A.dtype is not B.dtype:
         dtype = torch.promote_types(A.dtype, B.dtype)
         A, B = A.to(dtype), B.to(dtype)
     return rows_of(A), rows_of(B)
 
 
-def multiplied(
+def product_with_epilogue(
     call: Any,
     A: Any,
     transA: bool,
@@ -236,10 +236,10 @@ def multiplied(
     beta: float,
     fast: bool,
 ) -> tuple[Tensor, Tensor | None]:
-    """The product with its epilogue, a matrix or D itself, and what gelu was taken of. gelu_in given: gelu's slope."""
-    easy = tensor_kind(A) is None and tensor_kind(B) is None
-    if easy and beta == 0.0 and (not gelu or pre_dtype is dtype):
-        a, b = alike(A, B)
+    """The product with its epilogue (D itself if given), and gelu's input. With gelu_in: times gelu'(gelu_in)."""
+    is_plain_product = tensor_kind(A) is None and tensor_kind(B) is None
+    if is_plain_product and beta == 0.0 and (not gelu or pre_dtype is dtype):
+        a, b = as_matrices(A, B)
         to = None if a.dtype is dtype else dtype
         if gelu_in is not None:
             pre = gelu_in.reshape(-1, shape[-1])
@@ -249,8 +249,8 @@ def multiplied(
             return put(y, D), pre
         if D is None or bias is not None:
             return put(call.gemm(b, a, bias, transB, transA, alpha, to), D), None
-    if easy and not gelu and bias is None and D is not None:
-        a, b = alike(A, B)
+    if is_plain_product and not gelu and bias is None and D is not None:
+        a, b = as_matrices(A, B)
         call.gemm_add_(rows_of(D), b, a, transB, transA, alpha, beta)
         return D, None
     if not gelu and beta == 0.0 and alpha == 1.0:
@@ -273,8 +273,8 @@ def put(y: Tensor, D: Tensor | None, dtype: torch.dtype | None = None) -> Tensor
     return D.copy_(y.view(D.shape))
 
 
-def nothing(shape: list[int], dtype: torch.dtype, like: Any, D: Tensor | None, beta: float) -> Tensor:
-    """The product of factors without elements: zero, or what there is, whatever the epilogue."""
+def empty_product(shape: list[int], dtype: torch.dtype, like: Any, D: Tensor | None, beta: float) -> Tensor:
+    """The product of empty factors: zero, or beta D; the epilogue does not apply."""
     if D is None:
         return torch.zeros(shape, dtype=dtype, device=device_of(like))
     return D.zero_() if beta == 0.0 else D
@@ -327,7 +327,7 @@ GENERIC = Maker(
 
 
 def as_list(value: Any) -> Any:
-    """What others return, as tex does: a list of four."""
+    """An impl's results as tex returns them: a list of four."""
     if not isinstance(value, (list, tuple)):
         value = [value]
     return [*value, *[None] * (4 - len(value))] if not isinstance(value, list) or len(value) < 4 else value
@@ -379,14 +379,16 @@ def generic_gemm(
 ) -> list[Any]:
     """[D, bias_grad, pre_gelu_out, extra_output] with D = alpha op(B) op(A) + beta D, for row-major A and B.
 
-    Forward: bias and then gelu (by tanh) before D is rounded, pre_gelu_out being what gelu was taken of. With grad:
-    times gelu'(gelu_in) for gelu, and a bias asks for bias_grad, the sum over the rows of B. A quantizer quantizes D.
+    Forward: bias and then gelu (tanh) are applied before D is rounded; pre_gelu_out is gelu's input. With grad: gelu
+    multiplies by gelu'(gelu_in), and a bias requests bias_grad, the sum over the rows of B. A quantizer quantizes D.
     """
     name = "generic_gemm"
     shape, rows, k = sizes(name, A, transA, B, transB)
     if D is quantizer is comm_overlap is extra_output is None and not (gelu or accumulate or beta) and alpha == 1.0:
         check_epilogue(name, shape, rows, A, bias, False, None, grad)
-        if rows and k and shape[-1] and easy(A, B, output_dtype):  # te.Linear, both ways, by the fewest steps
+        if (
+            rows and k and shape[-1] and is_plain_product(A, B, output_dtype)
+        ):  # the fast path of te.Linear, forward and backward
             y = call.gemm(rows_of(B), rows_of(A), None if grad else bias, transB, transA)
             y = y if len(shape) == 2 else shaped(y, shape)
             return [y, column_sums(call, B, transB, A.dtype) if grad and bias is not None else None, None, None]
@@ -402,7 +404,7 @@ def generic_gemm(
     check_epilogue(name, shape, rows, A, bias, gelu, gelu_in, grad)
     scale = scales(name, alpha, beta, accumulate, given)
     if given is not None and quantizer is comm_overlap is extra_output is None and not gelu and (grad or bias is None):
-        if rows and k and shape[-1] and easy(A, B):  # a weight's gradient
+        if rows and k and shape[-1] and is_plain_product(A, B):  # a weight's gradient
             call.gemm_add_(rows_of(given), rows_of(B), rows_of(A), transB, transA, alpha, scale)
             return [D, column_sums(call, B, transB, dtype) if bias is not None else None, None, None]
     check_tensor(name, "extra_output", extra_output, dtypes=None, on=device_of(A), optional=True)
@@ -410,19 +412,19 @@ def generic_gemm(
         if not hasattr(comm_overlap, "around"):
             got = type_name(comm_overlap)
             raise BadArgument.of(name, "comm_overlap", "be a CommOverlap or CommOverlapP2P", str(got), TypeError)
-        product = lambda: finished(
+        product = lambda: checked_gemm(
             call, A, transA, B, transB, D, given, quantizer, dtype, bias, bias_type, gelu, gelu_in, grad,
             use_split_accumulator, alpha, scale, shape, k, None,
         )  # fmt: skip
         return comm_overlap.around(product, comm_type, bulk_overlap, extra_output)
-    return finished(
+    return checked_gemm(
         call, A, transA, B, transB, D, given, quantizer, dtype, bias, bias_type, gelu, gelu_in, grad,
         use_split_accumulator, alpha, scale, shape, k, extra_output,
     )  # fmt: skip
 
 
 def scales(op: str, alpha: Any, beta: Any, accumulate: bool, D: Any) -> float:
-    """beta as it is meant: 1 by default where D is added to, 0 where it is not."""
+    """beta with its default: 1 if accumulate, else 0."""
     check_number(op, "alpha", alpha)
     if accumulate:
         if D is None:
@@ -436,25 +438,25 @@ def scales(op: str, alpha: Any, beta: Any, accumulate: bool, D: Any) -> float:
     return 0.0 if beta is None else float(beta)
 
 
-def finished(
+def checked_gemm(
     call: Any, A: Any, transA: bool, B: Any, transB: bool, D: Any, given: Tensor | None, quantizer: Any,
     dtype: torch.dtype, bias: Tensor | None, bias_type: Any, gelu: bool, gelu_in: Tensor | None, grad: bool,
     split: bool, alpha: float, beta: float, shape: list[int], k: int, extra: Tensor | None,
 ) -> list[Any]:  # fmt: skip
-    """What generic_gemm returns for arguments that are right."""
-    if torch.is_grad_enabled():  # 1.5 us, which callers inside an autograd.Function need not pay
+    """The results of generic_gemm for checked arguments."""
+    if torch.is_grad_enabled():  # no_grad takes 1.5 us: skipped inside an autograd.Function
         with torch.no_grad():
-            return finished(
+            return checked_gemm(
                 call, A, transA, B, transB, D, given, quantizer, dtype, bias, bias_type, gelu, gelu_in, grad, split,
                 alpha, beta, shape, k, extra,
             )  # fmt: skip
     pre_dtype = dtype if not gelu or tensor_kind(A) is None else torch_dtype(bias_type, "generic_gemm", "bias_type")
     if not k or not math.prod(shape):
-        y, pre = nothing(shape, dtype, A, given, beta), None
+        y, pre = empty_product(shape, dtype, A, given, beta), None
         if gelu and not grad:
             pre = torch.zeros(shape, dtype=pre_dtype, device=device_of(A))
     else:
-        y, pre = multiplied(
+        y, pre = product_with_epilogue(
             call, A, transA, B, transB, given, shape, dtype, None if grad else bias, gelu,
             gelu_in if gelu and grad else None, pre_dtype, alpha, beta, not split,
         )  # fmt: skip
@@ -471,7 +473,7 @@ def finished(
 
 
 def _grouped_args(d: Draw) -> dict[str, Any]:
-    """As for one, three times, the second without rows."""
+    """Arguments of three products, the second without rows."""
     shape = d.case.shape
     parts = [
         _args(Draw(Case(s, options={**d.case.options, "part": i}), d.dtype, d.device))
@@ -529,10 +531,10 @@ def te_general_grouped_gemm(
     use_split_accumulator: bool,
     math_sm_count: Any,
 ) -> list[Tensor]:
-    """D[i] = op(B[i]) op(A[i]), each with its bias, and gelu where pre_gelu_out[i] has elements; returns bias.
+    """D[i] = op(B[i]) op(A[i]), each with its bias, and gelu if pre_gelu_out[i] is not empty; returns bias.
 
-    single_output: D is one tensor, of whose rows each product has the next. With grad, bias[i] is where the sum over
-    the rows of B[i] goes, and pre_gelu_out[i] what gelu was taken of. Absent is a tensor without elements.
+    single_output: D is one tensor, which holds the products one after another. With grad, bias[i] receives the sum over
+    the rows of B[i], and pre_gelu_out[i] is gelu's input. An empty tensor means None.
     """
     jobs = grouped("te_general_grouped_gemm", A, transa, B, transb, D, D_type, bias, single_output, pre_gelu_out, grad)
     with torch.no_grad():
@@ -540,11 +542,11 @@ def te_general_grouped_gemm(
             beta = 1.0 if accumulate else 0.0
             has_bias, gelu = own.numel() > 0, pre.numel() > 0
             if not k or not out.numel():
-                nothing(shape, D_type, a, out, beta)
+                empty_product(shape, D_type, a, out, beta)
                 if gelu and not grad:
                     pre.zero_()
             else:
-                _, got = multiplied(
+                _, got = product_with_epilogue(
                     call, a, transa, b, transb, out, shape, D_type, own if has_bias and not grad else None, gelu,
                     pre if gelu and grad else None, pre.dtype if gelu else D_type, 1.0, beta, not use_split_accumulator,
                 )  # fmt: skip
@@ -568,7 +570,7 @@ def grouped(
     pre: Any,
     grad: bool,
 ) -> list[tuple[Any, ...]]:
-    """Of each product: factors, where it goes, bias, pre_gelu_out, shape, and the length summed over."""
+    """For each product: factors, output, bias, pre_gelu_out, shape, and the summed length."""
     check_list(op, "A", A, lambda name, v: None)
     for name, value in (("B", B), ("bias", bias), ("pre_gelu_out", pre)):
         check_list(op, name, value, lambda name, v: None, len(A))

@@ -1,8 +1,8 @@
-"""tex's GroupedTensor: matrices one after the other in one buffer, quantized and multiplied together.
+"""tex's GroupedTensor: matrices in one buffer, quantized and multiplied together.
 
-The members are [first_dims[i], last dimension]; a first_dims of None gives all of them as many rows. Where first_dims
-is on a device, these functions read it on the host, and so wait for it: `get_cublasLt_version` keeps Transformer Engine
-off this family, whose lists of tensors know their sizes. `splits_to_offsets` and the like do not wait.
+The members are [first_dims[i], last dimension]; with first_dims None all have the same number of rows. These functions
+read first_dims on the host, which synchronizes if it is on a device; `get_cublasLt_version` makes Transformer Engine
+use lists of tensors instead, whose sizes are known. `splits_to_offsets` and the like do not synchronize.
 """
 
 import math
@@ -91,7 +91,7 @@ def _requantize(dtype: torch.dtype, device: Any) -> Iterator[Sample]:
 # ---- quantizing -----------------------------------------------------------------------------------------------------
 
 
-FORMATS = ("current", "block", "mxfp8", "nvfp4")  # that can be grouped
+FORMATS = ("current", "block", "mxfp8", "nvfp4")  # formats that can be grouped
 Rows = Float[Tensor, "rows columns"]
 Members = Annotated[int, at_least(1)]
 FirstDims = Int64[Tensor, "num_tensors"] | None
@@ -120,7 +120,7 @@ def leading_zero(sums: Tensor) -> Tensor:
 
 
 def parts_to_quantize(op: str, tensor: Tensor, quantizer: Any, num: int, first_dims: Tensor | None) -> list[Tensor]:
-    """The rows of each member, of sizes that the quantizer can take."""
+    """The rows of each member; raises if the quantizer does not support their sizes."""
     parts = list(tensor.split([*(dims := sizes(op, tensor.shape[0], num, first_dims)), tensor.shape[0] - sum(dims)]))
     for part in parts[:-1]:
         can_quantize(op, part, quantizer)
@@ -155,9 +155,9 @@ def group_quantize(
     noop_flag: Float32[Tensor, "..."] | None = None,
     output: Annotated[Any, grouped()] | None = None,
 ) -> Any:
-    """The rows of a matrix, first_dims[i] of them at a time, each quantized by itself: a GroupedTensor.
+    """Quantize blocks of first_dims[i] rows of a matrix separately: a GroupedTensor.
 
-    `output` is written where it is given, which is for members of as many rows each. first_dims is read on the host.
+    `output`, if given, is written; its members must have equal numbers of rows. first_dims is read on the host.
     """
     with torch.no_grad():
         parts = parts_to_quantize("group_quantize", tensor, quantizer, num_tensors, first_dims)
@@ -199,7 +199,7 @@ def nvfp4_group_quantize_with_amax(
     columnwise_amax: Float32[Tensor, "num_tensors"] | None = None,
     tensor_offsets: Offsets = None,
 ) -> Any:
-    """group_quantize to NVFP4 with the amax of each member given; a way that the quantizer does not want needs none."""
+    """group_quantize to NVFP4 with the amax of each member given; only for the usages that the quantizer has."""
     with torch.no_grad():
         parts = parts_to_quantize("nvfp4_group_quantize_with_amax", tensor, quantizer, num_tensors, first_dims)
         offsets = offsets_of(first_dims, tensor.shape[1]) if tensor_offsets is None else tensor_offsets
@@ -217,7 +217,7 @@ def nvfp4_group_quantize_with_amax(
 
 @adapt("tex::group_dequantize", over=CASTS, checks=True, out="grouped", samples=_dequantize)
 def group_dequantize(call: Any, input: Annotated[Any, grouped()], otype: FloatDtype) -> Any:
-    """The GroupedTensor of the numbers that one stands for, in a dtype. first_dims is read on the host."""
+    """The dequantized GroupedTensor, in a dtype. first_dims is read on the host."""
     with torch.no_grad():
         values = whole(call, members(input, "group_dequantize", "input"), input, otype)
         return new_group(
@@ -233,7 +233,7 @@ def group_dequantize(call: Any, input: Annotated[Any, grouped()], otype: FloatDt
 
 
 def whole(call: Any, parts: list[Any], group: Any, dtype: torch.dtype) -> Tensor:
-    """Members as the matrix that they are rows of; rows of none are 0."""
+    """The members concatenated to the matrix that they are rows of; rows of no member are 0."""
     rows, last = group.logical_shape
     found = [plain(call, p, dtype).view(-1, last) for p in parts if math.prod(p.size())]
     missing = rows - sum(len(f) for f in found)
@@ -274,10 +274,10 @@ def group_requantize_inplace(
     tensor_offsets: Offsets = None,
     return_dequantized: bool = False,
 ) -> Tensor | None:
-    """Give a grouped MXFP8 tensor that holds rowwise data the columnwise data that the quantizer wants too.
+    """Add columnwise data to a grouped MXFP8 tensor with rowwise data, if the quantizer has that usage.
 
-    It is made of the numbers that the rowwise data stands for, which come back as a matrix where that is asked. One
-    that holds columnwise data already is left as it is. first_dims is read on the host.
+    It is computed from the dequantized rowwise data, which is returned if return_dequantized. A tensor that has
+    columnwise data is not changed. first_dims is read on the host.
     """
     name = "group_requantize_inplace"
     readable(name, "grouped_x", grouped_x)
@@ -309,7 +309,7 @@ def _swizzled(dtype: torch.dtype, device: Any) -> Iterator[Sample]:
 
 @op(space="tex", out="", mutates=("tensor",), samples=_swizzled)
 def grouped_swizzle_for_gemm(tensor: Annotated[Any, grouped()], rowwise: bool, columnwise: bool) -> None:
-    """Nothing: our gemms read scales as they are, so `_with_gemm_swizzled_scales` stays False."""
+    """No-op: our gemms read unswizzled scales, so `_with_gemm_swizzled_scales` stays False."""
     readable("grouped_swizzle_for_gemm", "tensor", tensor)
 
 
@@ -356,7 +356,7 @@ def _splits(dtype: torch.dtype, device: Any) -> Iterator[Sample]:
 
 @op(space="tex", out="offsets", samples=_splits)
 def splits_to_offsets(first_dims: Int64[Tensor, "n"], logical_last_dim: Annotated[int, at_least(1)]) -> Tensor:
-    """Where each member begins, in elements, and where the last ends: int64 [n + 1]."""
+    """The offset of each member in elements, and the end of the last: int64 [n + 1]."""
     with torch.no_grad():
         return leading_zero(first_dims.cumsum(0) * logical_last_dim)
 
@@ -384,7 +384,7 @@ def splits_to_offsets_multi(
     dtypes: Annotated[list[Any], same_len("strides"), each(any_dtype())],
     bulk_allocate: bool = False,
 ) -> tuple[Tensor, list[Tensor]]:
-    """(the sizes as int64 on a device, their running sums times each stride, from 0 where that is asked, as dtypes)."""
+    """(the sizes as int64 on a device, their cumulative sums times each stride, with a leading 0 if requested)."""
     with torch.no_grad():
         where = with_index(device)
         if isinstance(split_sizes, Tensor):
@@ -420,7 +420,7 @@ def _size(dtype: torch.dtype, device: Any) -> Iterator[Sample]:
 
 @op(space="tex", out="size", samples=_size)
 def get_grouped_gemm_setup_workspace_size(num_tensors: Size) -> int:
-    """0: our gemms of groups need no memory beside their results."""
+    """0: our grouped gemms need no workspace."""
     return 0
 
 
@@ -513,7 +513,7 @@ def te_general_grouped_gemm_for_discrete_in(
     use_split_accumulator: bool,
     math_sm_count: int,
 ) -> Any:
-    """The same with A a list of matrices: weights of their own."""
+    """The same with A a list of matrices: separate weights."""
     name = "te_general_grouped_gemm_for_discrete_in"
     with torch.no_grad():
         multiply(call, name, A, transa, B, transb, D, bias, bias_scale, alpha, beta)
@@ -568,7 +568,7 @@ def multiply(
     alpha: Any,
     beta: Any,
 ) -> None:
-    """All the products, once nothing is left to refuse."""
+    """All products, after all checks."""
     num = B.num_tensors
     a, b, d = parts_of(op, "A", A), members(B, op, "B"), parts_of(op, "D", D)
     add = [None] * num if bias is None else bias_rows(op, bias, num)
@@ -595,7 +595,7 @@ def multiply(
 
 
 def bias_rows(op: str, bias: Any, num: int) -> list[Tensor]:
-    """The bias of each member, a vector each, of however it was grouped."""
+    """The bias vector of each member."""
     readable(op, "bias", bias)
     data = bias.rowwise_data
     if bias.quantizer is not None or data is None or data.numel() % num:
@@ -618,7 +618,10 @@ def fit_together(op: str, i: int, a: Any, transa: Any, b: Any, transb: Any, d: T
 def put_product(
     call: Any, d: Tensor, a: Any, transa: Any, b: Any, transb: Any, bias: Any, scale: Any, alpha: Tensor, beta: Tensor
 ) -> None:
-    """One product into its place, rounded once. What d held counts only where beta is not 0: it may be anything."""
+    """One product written to d, rounded once.
+
+    The contents of d are used only if beta is not 0: they may be undefined.
+    """
     if not d.numel():
         return
     left, right = plain(call, b, columnwise=bool(transb)), plain(call, a, columnwise=not transa)

@@ -1,6 +1,6 @@
-"""tex's moves of attention tensors: into a cache, between formats, in and out of interleaved buffers.
+"""tex's copies of attention tensors: to a KV cache, between formats, to and from interleaved buffers.
 
-Which token goes where is computed on the device; nothing is read back.
+Indices are computed on the device, without synchronization.
 """
 
 from collections.abc import Iterator
@@ -20,7 +20,7 @@ from ..layouts import FORMATS
 from ..rules import member
 
 Count = Annotated[int, at_least(0)]
-Ends = Index[Tensor, "_", numel(lambda b: b + 1, "b + 1", least=True)]  # of b sequences, and perhaps of more
+Ends = Index[Tensor, "_", numel(lambda b: b + 1, "b + 1", least=True)]  # of at least b sequences
 
 
 def _counted(shape: tuple[int, ...], dtype: torch.dtype, device: Any) -> Tensor:
@@ -34,8 +34,8 @@ def _lengths(device: Any, *ends: int) -> Tensor:
     return torch.tensor([0, *ends], dtype=torch.int32, device=device)
 
 
-def _once(*builds: Any) -> Samples:
-    """A sample of each, of arguments by name."""
+def _one_sample_each(*builds: Any) -> Samples:
+    """One sample of each, from named arguments."""
 
     def made(dtype: torch.dtype, device: Any) -> Iterator[Sample]:
         for i, build in enumerate(builds):
@@ -47,20 +47,20 @@ def _once(*builds: Any) -> Samples:
 # ---- formats --------------------------------------------------------------------------------------------------------
 
 
-@op(space="tex", out="bshd", samples=_once(lambda dtype, device: {
+@op(space="tex", out="bshd", samples=_one_sample_each(lambda dtype, device: {
     "tensor": _counted((7, 2, 4), dtype, device), "cu_seqlens": _lengths(device, 3, 5), "b": 2, "max_seq_len": 4,
 }))  # fmt: skip
 def convert_thd_to_bshd(tensor: AnyTensor[Tensor, "t h d"], cu_seqlens: Ends, b: Count, max_seq_len: Count) -> Tensor:
-    """[b, max_seq_len, h, d] of sequences one after another; zeros after the end of each."""
+    """Concatenated sequences as [b, max_seq_len, h, d], padded with zeros."""
     with torch.no_grad():
         return unpacked(tensor, Lengths.of(cu_seqlens[: b + 1]), max_seq_len)
 
 
-@op(space="tex", out="thd", samples=_once(lambda dtype, device: {
+@op(space="tex", out="thd", samples=_one_sample_each(lambda dtype, device: {
     "tensor": _counted((2, 4, 2, 4), dtype, device), "cu_seqlens": _lengths(device, 3, 5), "t": 7,
 }))  # fmt: skip
 def convert_bshd_to_thd(tensor: AnyTensor[Tensor, "b s h d"], cu_seqlens: Index[Tensor, "b+1"], t: Count) -> Tensor:
-    """[t, h, d]: the sequences one after another; zeros after the last."""
+    """The sequences concatenated to [t, h, d]; zeros after the last."""
     with torch.no_grad():
         return packed(tensor, Lengths.of(cu_seqlens), t)
 
@@ -82,7 +82,7 @@ def _cache_args(dtype: torch.dtype, device: Any) -> dict[str, Any]:
 def _places(
     new: Tensor, fmt: str, of: Lengths, cached: Tensor, table: Tensor, page: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Of each token of `new` ([tokens, ...] or [b, s, ...], flattened): its page, its place there, and if it is one."""
+    """For each token of `new` ([tokens, ...] or [b, s, ...], flattened): its page, its index there, its validity."""
     if fmt == "thd":
         sequence, place, there = token_places(of, new.shape[0])
     else:
@@ -126,7 +126,13 @@ New = AnyTensor[
 ]
 
 
-@op(space="tex", out="none", mutates=("k_cache", "v_cache"), samples=_once(_cache_args), where=values_fit_keys)
+@op(
+    space="tex",
+    out="none",
+    mutates=("k_cache", "v_cache"),
+    samples=_one_sample_each(_cache_args),
+    where=values_fit_keys,
+)
 def copy_to_kv_cache(
     new_k: New,
     new_v: New,
@@ -148,10 +154,10 @@ def copy_to_kv_cache(
     max_pages_per_seq: Annotated[int, at_least(1)],
     is_non_paged: bool,
 ) -> None:  # fmt: skip
-    """Put the new tokens of each sequence at its end in the caches, [pages, page, h, d], in place.
+    """Append the new tokens of each sequence to the caches, [pages, page, h, d], in place.
 
-    cu_cached_lens counts the new tokens too. A cache without pages has one for each sequence, and page_table says where
-    those of now were before: they are moved to the front first.
+    cu_cached_lens includes the new tokens. A non-paged cache has one page per sequence, and page_table has the previous
+    index of each current sequence: these are moved to the front first.
     """
     if not b or not new_k.numel() or not k_cache.numel():
         return
@@ -165,8 +171,8 @@ def copy_to_kv_cache(
         of, cached = Lengths.of(cu_new_lens[: b + 1]), cu_cached_lens[: b + 1].long().diff()
         news = [t.transpose(0, 1) if fmt == "sbhd" else t for t in (new_k, new_v)]
         page, at, there = _places(news[0], fmt, of, cached, table, max_seq_len // max_pages_per_seq)
-        # What is no token does what the first one does, so that no place is written twice with different values; if
-        # there is none at all, a place gets what it has.
+        # Invalid tokens repeat the write of the first valid one, so that no element is written with two values; if
+        # there is no valid token, an element is written with its own value.
         token = torch.where(there, torch.arange(there.shape[0], device=there.device), there.long().argmax())
         page, at = page[token], at[token]
         for cache, new in zip((k_cache, v_cache), news, strict=True):
@@ -185,11 +191,11 @@ def is_slice_of_q(op: str, qkvi: Tensor) -> None:
         raise BadArgument.of(op, "qkvi", f"be q's slice of [s, b, n, 3 * {h}]", f"strides {strides}")
 
 
-@op(space="tex", out="qkv", where=is_slice_of_q, samples=_once(lambda dtype, device: {
+@op(space="tex", out="qkv", where=is_slice_of_q, samples=_one_sample_each(lambda dtype, device: {
     "qkvi": _counted((3, 2, 2, 12), dtype, device)[..., :4],
 }))  # fmt: skip
 def fa_prepare_fwd(qkvi: Float[Tensor, "s b n h"]) -> Tensor:
-    """[3, b, s, n, h] of an interleaved [s, b, n, 3, h], of which q's slice is given."""
+    """[3, b, s, n, h] from an interleaved [s, b, n, 3, h], whose slice for q is passed."""
     with torch.no_grad():
         (s, b, n, h), strides = qkvi.shape, qkvi.stride()
         whole = (
@@ -198,7 +204,7 @@ def fa_prepare_fwd(qkvi: Float[Tensor, "s b n h"]) -> Tensor:
         return whole.permute(3, 1, 0, 2, 4).contiguous()
 
 
-@op(space="tex", out="dqkvi", samples=_once(lambda dtype, device: {
+@op(space="tex", out="dqkvi", samples=_one_sample_each(lambda dtype, device: {
     n: _counted((2, 3, 2, 4), dtype, device) + i for i, n in enumerate("qkv")
 }))  # fmt: skip
 def fa_prepare_bwd(
@@ -206,7 +212,7 @@ def fa_prepare_bwd(
     k: Float[Tensor, "b s n h", same_dtype("q")],
     v: Float[Tensor, "b s n h", same_dtype("q")],
 ) -> Tensor:
-    """[s, b, n, 3 * h] of three [b, s, n, h]: for each head its q, k and v."""
+    """[s, b, n, 3 * h] from three [b, s, n, h]: q, k and v of each head together."""
     with torch.no_grad():
         return torch.stack((q, k, v), 3).transpose(0, 1).reshape(q.shape[1], q.shape[0], q.shape[2], 3 * q.shape[3])
 
@@ -234,7 +240,7 @@ def can_be_transposed(op: str, inputs: Any, original_format: str, outputs: Any) 
     out="bhsd",
     mutates=("outputs",),
     where=can_be_transposed,
-    samples=_once(
+    samples=_one_sample_each(
         lambda dtype, device: {
             "inputs": [
                 _counted((3, 2, 2, 4), torch.bfloat16, device), None, _counted((5, 2, 1, 8), torch.uint8, device)
@@ -249,9 +255,9 @@ def multi_tensor_transpose_to_bhsd(
     original_format: Annotated[str, one_of(*ORDERS)],
     outputs: Any = [],  # noqa: B006
 ) -> Any:
-    """Each of the list as a contiguous [b, h, s, d], None where it is None.
+    """Each tensor of the list as a contiguous [b, h, s, d]; None stays None.
 
-    Where outputs are given they are written to and returned; one with a longer last dimension has zeros there.
+    Outputs, if given, are written and returned; a longer last dimension of an output is padded with zeros.
     """
     with torch.no_grad():
         turned = [None if t is None else t.permute(ORDERS[original_format]) for t in inputs]
@@ -264,13 +270,13 @@ def multi_tensor_transpose_to_bhsd(
         return list(outputs)
 
 
-@op(space="tex", out="padded", samples=_once(lambda dtype, device: {
+@op(space="tex", out="padded", samples=_one_sample_each(lambda dtype, device: {
     "inputs": [_counted((3, 5), dtype, device), _counted((2, 8), dtype, device)], "alignment": 4,
 }))  # fmt: skip
 def multi_tensor_pad_last_dim(
     inputs: Annotated[list[Tensor], each(ndim(2))], alignment: Annotated[int, at_least(1)]
 ) -> Any:
-    """Each of the list with zeros up to a multiple of the alignment; those that need none are given back."""
+    """Each tensor padded with zeros to a multiple of the alignment; one that needs no padding is returned itself."""
     with torch.no_grad():
         return [
             torch.nn.functional.pad(t, (0, -t.shape[1] % alignment)) if t.shape[1] % alignment else t for t in inputs

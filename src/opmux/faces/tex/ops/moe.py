@@ -1,6 +1,6 @@
 """tex's permutation and row padding of a mixture of experts, over the ops of `specs.moe`.
 
-Rows of float8 come as bytes, with their dtype beside them. An empty tensor of probabilities stands for none.
+Rows of float8 are passed as bytes, with their dtype as another argument. An empty tensor of probabilities means None.
 """
 
 from collections.abc import Iterator, Mapping
@@ -25,7 +25,7 @@ from ....specs.samples import Case, Draw, Maker
 
 @dataclass(frozen=True)
 class of_dtype(Rule):
-    """A tensor of the dtype that another argument is; float8 may come as bytes."""
+    """A tensor of the dtype that another argument names; float8 may be passed as bytes."""
 
     of: str
     error = TypeError
@@ -48,7 +48,7 @@ class of_dtype(Rule):
 
 @dataclass(frozen=True)
 class matrix_or_empty(Rule):
-    """A float32 tensor of two dimensions, or an empty one, of whatever shape, dtype and device, for none."""
+    """A float32 tensor of two dimensions, or an empty tensor of any shape, dtype and device for None."""
 
     def problem(self, value: Any, given: Mapping[str, Any]) -> str | None:
         right = not value.numel() or (value.dtype is torch.float32 and value.dim() == 2)
@@ -72,7 +72,7 @@ Count = Annotated[int, at_least(0)]
 
 
 def typed(fn: Any, name: str, x: Tensor, dtype: torch.dtype) -> Tensor:
-    """A tensor in the dtype that it is of: float8 comes as bytes."""
+    """A tensor viewed as its dtype: float8 is passed as bytes."""
     if x.dtype is dtype:
         return x
     fn.check(**{name: x, "dtype": dtype})
@@ -134,7 +134,7 @@ UNPERMUTES_BWD = Maker(_unpermute_bwd_args, tuple(c for c in CASES if c.options.
 
 
 def _wrong(good: Maker, **ways: tuple[Any, str]) -> BadSamples:
-    """Bad samples of rules that the signature does not say: for an argument another value, and what the error says."""
+    """Bad samples for checks that are not in the signature: (function of the argument, pattern of the error)."""
 
     def bad(device: torch.device) -> Iterator[BadSample]:
         for name, (spoil, says) in ways.items():

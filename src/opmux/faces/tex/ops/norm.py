@@ -21,7 +21,7 @@ from ..quantized import FUSED_CASTS, can_be_written, can_quantize, fp8_of, fp8_t
 
 
 def output_fits(op: str, input: Tensor, ln_out: Any, quantizer: Any, otype: torch.dtype | None) -> None:
-    """The output is of a float dtype; ln_out, where given, is what would be returned without it."""
+    """Check that the output dtype is a float, and that ln_out, if given, has the output's dtype, shape and device."""
     dtype = input.dtype if otype is None else otype
     if dtype not in FLOATS:
         raise BadArgument.of(op, "otype", f"be {either(map(dtype_name, FLOATS))}", dtype_name(dtype), TypeError)
@@ -41,7 +41,7 @@ def output_fits(op: str, input: Tensor, ln_out: Any, quantizer: Any, otype: torc
 
 
 def per_row(op: str, x: Tensor, name: str, stat: Tensor) -> Tensor:
-    """A statistic in the shape of our ops: tex keeps a list of rows, whatever the shape of x."""
+    """A statistic in the shape of our ops; tex's are flat, for any shape of x."""
     if stat.dim() == 1 and x.dim() == 2:
         return stat
     lead = x.shape[:-1]
@@ -52,13 +52,13 @@ def per_row(op: str, x: Tensor, name: str, stat: Tensor) -> Tensor:
                          str(tuple(stat.shape)) if x.dim() else "a 0-dim tensor")  # fmt: skip
 
 
-def holding(input: Tensor, dtype: torch.dtype) -> Tensor:
-    """The input in a dtype that holds both it and the output: no rounding then comes before the one to otype."""
+def widened(input: Tensor, dtype: torch.dtype) -> Tensor:
+    """The input in a dtype at least as wide as the output's, so that results are rounded only once, to otype."""
     return input.to(torch.promote_types(input.dtype, dtype))
 
 
-def stored(call: Any, y: Tensor, ln_out: Any, quantizer: Any, dtype: torch.dtype) -> Any:
-    """The result where and how it is wanted."""
+def as_requested(call: Any, y: Tensor, ln_out: Any, quantizer: Any, dtype: torch.dtype) -> Any:
+    """The result, quantized or written to ln_out if requested."""
     if quantizer is not None:
         return quantized(call, y.to(dtype), quantizer, ln_out)
     return y.to(dtype) if ln_out is None else ln_out.copy_(y)
@@ -68,14 +68,14 @@ def stored(call: Any, y: Tensor, ln_out: Any, quantizer: Any, dtype: torch.dtype
 
 
 def _stat(value: Tensor | None) -> Tensor | None:
-    """A statistic in the shape of tex: float32, a list of rows."""
+    """A statistic in tex's shape: float32 [rows]."""
     if value is None or (value.dim() == 1 and value.dtype is torch.float32):
         return value
     return value.float().flatten()
 
 
 def rms_result(value: Any) -> Any:
-    """[out, None, rsigma] of what an implementation returns: (out, rsigma) will do, with rsigma of any shape."""
+    """[out, None, rsigma] from an impl's results, which may be (out, rsigma), with rsigma of any shape."""
     if not isinstance(value, (list, tuple)) or len(value) not in (2, 3):
         return value
     out, rsigma = value[0], _stat(value[-1])
@@ -84,7 +84,7 @@ def rms_result(value: Any) -> Any:
 
 
 def layer_result(value: Any) -> Any:
-    """[out, mu, rsigma] of what an implementation returns, the statistics of any shape."""
+    """[out, mu, rsigma] from an impl's results, with statistics of any shape."""
     if not isinstance(value, (list, tuple)) or len(value) != 3:
         return value
     mu, rsigma = _stat(value[1]), _stat(value[2])
@@ -130,7 +130,7 @@ def _layernorm_fwd_args(d: Draw) -> dict[str, Any]:
 
 
 def _tex_bwd_args(of: dict[str, Any], **between: Tensor) -> dict[str, Any]:
-    """What a backward of ours takes, in tex's order and under tex's names, the statistics as lists of rows."""
+    """Arguments of our backward in tex's order and under tex's names, with flat statistics."""
     mu = {"mu": _stat(of["mean"])} if "mean" in of else {}
     return {
         "dz": of["dy"],
@@ -189,8 +189,8 @@ def rmsnorm_fwd(
             scale, amax = quantizer.scale, quantizer.amax
             y, scale_inv, rstd = call.rms_norm_fp8(input, weight, scale, amax, fp8_of(quantizer), eps, offset)
             return [fp8_tensor(call, quantizer, y, scale_inv, dtype), None, _stat(rstd)]
-        y, rstd = call.rms_norm(holding(input, dtype), weight, eps, offset)
-        return [stored(call, y, ln_out, quantizer, dtype), None, _stat(rstd)]
+        y, rstd = call.rms_norm(widened(input, dtype), weight, eps, offset)
+        return [as_requested(call, y, ln_out, quantizer, dtype), None, _stat(rstd)]
 
 
 @adapt(
@@ -278,8 +278,8 @@ def layernorm_fwd(
             numbers = (quantizer.scale, quantizer.amax, fp8_of(quantizer))
             y, scale_inv, mu, rstd = call.layer_norm_fp8(input, weight, bias, *numbers, eps, offset)
             return [fp8_tensor(call, quantizer, y, scale_inv, dtype), _stat(mu), _stat(rstd)]
-        y, mu, rstd = call.layer_norm(holding(input, dtype), weight, bias, eps, offset)
-        return [stored(call, y, ln_out, quantizer, dtype), _stat(mu), _stat(rstd)]
+        y, mu, rstd = call.layer_norm(widened(input, dtype), weight, bias, eps, offset)
+        return [as_requested(call, y, ln_out, quantizer, dtype), _stat(mu), _stat(rstd)]
 
 
 @adapt(

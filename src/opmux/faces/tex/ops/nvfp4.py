@@ -1,9 +1,9 @@
-"""tex's NVFP4 by hand: transposes of what is packed, scales from amaxes, casts of a shard of a matrix.
+"""tex's functions for NVFP4: transposes of packed data, scales from amaxes, casts of a shard of a matrix.
 
-An element is 4 bits (sign and the number of one of 0, 0.5, 1, 1.5, 2, 3, 4, 6), the first of a pair in the low half of
-its byte. A tile of 16 x 16 has a decoding scale in E4M3, kept as a byte once for each of its 16 rows; a tensor has one
-amax. With S = 448 * 6 / amax (1 for an amax of 0), a tile's scale is amax_of_tile / 6 * S, and an element is
-x * S / scale.
+An element has 4 bits (the sign, and the index of one of 0, 0.5, 1, 1.5, 2, 3, 4, 6), the first of a pair in the low
+half of a byte. A tile of 16 x 16 has a decoding scale in E4M3, stored as a byte for each of its 16 rows; a tensor has
+one amax. With S = 448 * 6 / amax (1 for an amax of 0), a tile's scale is amax_of_tile / 6 * S, and an element is x * S
+/ scale.
 """
 
 import inspect
@@ -53,9 +53,9 @@ def padded(of: Callable[..., tuple[int, int]], text: str) -> Rule:
 
 
 def each_of(one: Any, names: Mapping[str, str]) -> Callable[..., None]:
-    """A `where` for a function of lists: their items, side by side, are what the function of one takes.
+    """A `where` for a function of lists, whose items must fit the function of single arguments.
 
-    `names` are the names of the lists by those of its arguments.
+    `names` maps that function's argument names to the names of the lists.
     """
 
     def items_fit(op: str, **lists: Any) -> None:
@@ -93,15 +93,15 @@ def _data(dtype: torch.dtype, device: Any) -> Iterator[Sample]:
     yield Sample((_packed(0, 5, device),), {"out": None}, id="empty")
 
 
-def turned(data: Tensor) -> Tensor:
+def transposed(data: Tensor) -> Tensor:
     return packed(halves(data).t())
 
 
 @op(space="tex", out="output", mutates=("out",), samples=_data)
 def nvfp4_data_transpose(input: Byte[Tensor, "2*m k"], *, out: Byte[Tensor, "2*k m"] | None) -> Tensor:
-    """Packed [m, k / 2] as packed [k, m / 2]; `out` where it is given."""
+    """Transpose packed [m, k / 2] to packed [k, m / 2], into `out` if given."""
     with torch.no_grad():
-        made = turned(input)
+        made = transposed(input)
         return made if out is None else out.copy_(made)
 
 
@@ -110,7 +110,7 @@ def _scale_bytes(dtype: torch.dtype, device: Any) -> Iterator[Sample]:
 
 
 def turn_scales_(output: Tensor, input: Tensor, m_tiles: int, k_tiles: int) -> None:
-    """The scale of tile (i, j), at row 16 i, to rows 16 j .. 16 j + 15; rows of no tile are 0."""
+    """Copy the scale of tile (i, j), at row 16 i, to rows 16 j .. 16 j + 15; rows of no tile are 0."""
     if m_tiles and k_tiles:
         tiles = input[: m_tiles * TILE : TILE, :k_tiles].t().repeat_interleave(TILE, 0)
         output[: tiles.shape[0], :m_tiles] = tiles
@@ -127,7 +127,7 @@ def nvfp4_2d_scale_transpose(
     M_tiles: Size,
     K_tiles: Size,
 ) -> None:
-    """Scales of rows [.., K_tiles] as scales of columns [.., M_tiles]; each stands 16 times, once a row of its tile."""
+    """Rowwise scales [.., K_tiles] as columnwise scales [.., M_tiles], each repeated for the 16 rows of its tile."""
     with torch.no_grad():
         turn_scales_(output, input, M_tiles, K_tiles)
 
@@ -181,11 +181,11 @@ def nvfp4_2d_multi_tensor_transpose(
     M_list: TurnedSizes,
     K_list: TurnedSizes,
 ) -> None:
-    """Data and scales of rows of many [M, K] as those of their columns: the two transposes above."""
+    """Columnwise data and scales from the rowwise ones of many [M, K]: the two transposes above."""
     lists = rowwise_data_list, columnwise_data_list, rowwise_scale_inv_list, columnwise_scale_inv_list, M_list, K_list
     with torch.no_grad():
         for data, to, scales, scales_to, m, k in zip(*lists, strict=True):
-            to.copy_(turned(data))
+            to.copy_(transposed(data))
             turn_scales_(scales_to, scales, divided(m, TILE), divided(k, TILE))
 
 
@@ -252,7 +252,7 @@ Expanded = Byte[
 
 
 def expand_(to: Tensor, tiles: Tensor, rows_padded: int) -> None:
-    """E4M3 of each tile's scale in the 16 rows of its tile; the padding below is 0."""
+    """Each tile's scale in E4M3, repeated for the 16 rows of its tile; padding is 0."""
     rows = bytes_of(tiles, torch.float8_e4m3fn).repeat_interleave(TILE, 0)[:rows_padded]
     to[: rows.shape[0], : rows.shape[1]] = rows
     to[rows.shape[0] : rows_padded, : rows.shape[1]] = 0
@@ -262,7 +262,7 @@ def expand_(to: Tensor, tiles: Tensor, rows_padded: int) -> None:
 def nvfp4_expand_scale_to_fp8(
     input: TileScales, output: Expanded, tile_rows: Size, tile_cols: Size, rows_padded: Size, block_len: Block
 ) -> None:
-    """Scales of tiles in E4M3, as bytes, each block_len (16) times below each other; 0 down to rows_padded."""
+    """Scales of tiles in E4M3, as bytes, each repeated for block_len (16) rows; padded with 0 to rows_padded."""
     with torch.no_grad():
         expand_(output, input, rows_padded)
 
@@ -287,7 +287,7 @@ def nvfp4_fused_scale(
     rows_padded: Size,
     block_len: Block,
 ) -> None:
-    """nvfp4_compute_per_block_scale, nvfp4_expand_scale_to_fp8 of what it gives, and target_amax = global_amax."""
+    """nvfp4_compute_per_block_scale, then nvfp4_expand_scale_to_fp8 of the result, and target_amax = global_amax."""
     with torch.no_grad():
         fuse_(block_amax, global_amax, per_block_scale, target_scale, target_amax, rows_padded)
 
@@ -310,7 +310,7 @@ def nvfp4_multi_tensor_fused_scale(
     rows_padded_list: list[int],
     block_len: Block,
 ) -> None:
-    """nvfp4_fused_scale of many."""
+    """nvfp4_fused_scale of many tensors."""
     lists = block_amax_list, global_amax_list, per_block_scale_list, target_scale_list, target_amax_list
     with torch.no_grad():
         for given in zip(*lists, rows_padded_list, strict=True):
@@ -412,7 +412,7 @@ def nvfp4_multi_tensor_compute_partial_amax(
 
 
 def cast_(inp: Tensor, out: Tensor, scale: Tensor, global_scale: Tensor, h: int, w: int, start: int) -> None:
-    """A shard in FP4. The half of a byte at either end that belongs to another shard is kept."""
+    """Cast a shard to FP4. Half bytes at either end that belong to another shard are kept."""
     if not inp.numel():
         return
     encode = global_scale.reshape(())
@@ -432,7 +432,7 @@ def cast_(inp: Tensor, out: Tensor, scale: Tensor, global_scale: Tensor, h: int,
 
 
 def packed_bytes(inp: Tensor, start_offset: int) -> int:
-    """The bytes that elements from start_offset on have a part of."""
+    """The number of bytes that hold the elements from start_offset on."""
     return (start_offset + inp.numel() + 1) // 2 - start_offset // 2 if inp.numel() else 0
 
 

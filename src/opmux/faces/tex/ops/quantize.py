@@ -1,4 +1,4 @@
-"""tex's functions that quantize and dequantize, and that keep the state of delayed scaling."""
+"""tex's functions that quantize and dequantize, and that update the state of delayed scaling."""
 
 from collections.abc import Callable, Iterator
 from typing import Annotated, Any
@@ -141,7 +141,7 @@ def _update(dtype: torch.dtype, device: Any) -> Iterator[Sample]:
 
 
 def _bad(good: Callable[..., Iterator[Sample]], **wrong: tuple[int, Any, type[Exception], str]) -> BadSamples:
-    """Bad samples: the first good one with an argument, by its place, replaced."""
+    """Bad samples: the first good one with one argument, given by its index, replaced."""
 
     def bad(device: torch.device) -> Iterator[BadSample]:
         for name, (at, value, error, says) in wrong.items():
@@ -201,14 +201,14 @@ def quantize(
     output: Any = None,
     noop: Float32[Tensor, "...", single(), beside("tensor")] | None = None,
 ) -> Any:
-    """The tensor as the quantizer wants it; written to output, where given, unless noop is other than zero."""
+    """The quantized tensor; written to output, if given, unless noop is not zero."""
     with torch.no_grad():
         return quantized(call, tensor, quantizer, output, noop)
 
 
 @adapt("tex::dequantize", over=CASTS, checks=True, samples=_dequantize)
 def dequantize(call: Any, input: Annotated[Any, quantized_tensor()], otype: FloatDtype) -> Tensor:
-    """The numbers that a quantized tensor stands for, in otype."""
+    """The dequantized tensor, in otype."""
     with torch.no_grad():
         return plain(call, input, otype)
 
@@ -217,7 +217,7 @@ def dequantize(call: Any, input: Annotated[Any, quantized_tensor()], otype: Floa
 def create_empty_quantized_tensor(
     quantizer: AnyQuantizer, shape: Sizes, dtype: FloatDtype, device: Annotated[Any, device_name()], pin_memory: bool
 ) -> Any:
-    """A tensor with the buffers that the quantizer wants, of which nothing is written but zeros beside the scales."""
+    """A quantized tensor with uninitialized buffers, except for the padding of scales, which is 0."""
     with torch.no_grad():
         return empty(quantizer, shape, dtype, torch.device(device), pin_memory)
 
@@ -232,7 +232,7 @@ def create_empty_quantized_tensor(
     errors=_bad(_bgrad, quantizer=NO_QUANTIZER),
 )
 def bgrad_quantize(call: Any, input: Float[Tensor, "..."], quantizer: State) -> list[Any]:
-    """[grad_bias, quantized]: the sum of input over its rows, in its dtype, and input as the quantizer wants it."""
+    """[grad_bias, quantized]: the sum of input over its rows, in its dtype, and the quantized input."""
     with torch.no_grad():
         flat = input.reshape(matrix(input.shape))
         return [flat.sum(0), quantized(call, input.contiguous(), quantizer)]
@@ -249,7 +249,7 @@ def multi_tensor_quantize(
     tensor_list: Annotated[list[Tensor], each(dtypes(FLOATS))],
     quantizer_list: Annotated[list[Any], "state", same_len("tensor_list")],
 ) -> list[Any]:
-    """Each tensor as its quantizer wants it."""
+    """Each tensor quantized by its quantizer."""
     with torch.no_grad():
         return [quantized(call, t, q) for t, q in zip(tensor_list, quantizer_list, strict=True)]
 
@@ -276,7 +276,7 @@ def split_quantize(
     quantizer_list: Annotated[list[Any], "state", same_len("split_sections")],
     disable_bulk_allocation: bool = False,
 ) -> list[Any]:
-    """The pieces of a tensor along its first dimension, each as its quantizer wants it."""
+    """The pieces of a tensor along its first dimension, each quantized by its quantizer."""
     with torch.no_grad():
         pieces = tensor.split(list(split_sections))
         return [quantized(call, t, q) for t, q in zip(pieces, quantizer_list, strict=True)]
@@ -289,7 +289,7 @@ def nvfp4_quantize_with_amax(
     rowwise_amax: Flag | None,
     columnwise_amax: Flag | None,
 ) -> Any:
-    """The tensor in NVFP4, by amaxes that are known already."""
+    """The tensor quantized to NVFP4 with given amaxes."""
     with torch.no_grad():
         x = tensor.detach().contiguous()
         made = empty(quantizer, x.shape, x.dtype, x.device)
@@ -309,7 +309,7 @@ def fp8_transpose(
     *,
     out: Byte[Tensor, "...", numel(lambda input: input.numel(), "as many as input's")] | None,
 ) -> Tensor:
-    """input [..., K] as [K, ...], bytes of FP8; in out, where given."""
+    """Transpose FP8 bytes [..., K] to [K, ...], into out if given."""
     with torch.no_grad():
         found = call(input)
         return found if out is None else out.copy_(found.view(out.shape))
@@ -322,7 +322,7 @@ def swap_first_dims(
     out: AnyTensor[Tensor, "...", same_dtype("tensor"), numel(lambda tensor: tensor.numel(), "as many as tensor's")]
     | None,
 ) -> Tensor:
-    """The tensor with its first two dimensions exchanged, packed; in out, where given."""
+    """A contiguous copy with the first two dimensions swapped, in out if given."""
     with torch.no_grad():
         swapped = tensor.transpose(0, 1)
         if out is None:
@@ -341,7 +341,7 @@ def compute_amax(call: Any, input: Float[Tensor, "..."], amax: Flag) -> None:
 
 
 def written(to: list[Tensor], values: list[Tensor]) -> None:
-    """Copy in as few launches as torch can, to state that may have been made in inference mode."""
+    """Copy with as few launches as torch allows, to tensors that may be inference tensors."""
     if any(t.is_inference() for t in to):
         with torch.inference_mode():
             torch._foreach_copy_(to, values)
@@ -349,18 +349,18 @@ def written(to: list[Tensor], values: list[Tensor]) -> None:
         torch._foreach_copy_(to, values)
 
 
-_ORDERS: dict[Any, tuple[Tensor, Tensor]] = {}  # for good: a captured graph may read them
+_ORDERS: dict[Any, tuple[Tensor, Tensor]] = {}  # never freed: a captured CUDA graph may read them
 
 
 def _order(length: int, counts: tuple[int, ...], like: Tensor) -> tuple[Tensor, Tensor]:
-    """Of histories [length, n] one after the other: where each number's begins, and how far apart its entries are."""
+    """For concatenated histories [length, n]: the offset of each column's first entry, and its stride."""
     device = like.device
-    if is_traced(like):  # a tracer's tensors and ours do not mix
+    if is_traced(like):  # fake tensors cannot be mixed with cached ones
         return _ordered(length, counts, device)
     found = _ORDERS.get((length, counts, device))
     if found is None:
         found = _ordered(length, counts, device)
-        if not (device.type == "cuda" and torch.cuda.is_current_stream_capturing()):  # not a graph's memory
+        if not (device.type == "cuda" and torch.cuda.is_current_stream_capturing()):  # no memory of a CUDA graph
             _ORDERS[length, counts, device] = found
     return found
 
@@ -406,15 +406,15 @@ def fused_amax_and_scale_update_after_reduction(
     fp8_dtype: FP8Dtype,
     margin: float,
 ) -> None:
-    """Move the histories of amax [L, n] on by one and give each scale its new value, for all tensors at once.
+    """Roll the histories of amax [L, n] by one and update each scale, for all tensors at once.
 
-    The newest amax is that of the buffer (numbers of all tensors in a row), or of history[0] where that is 0. Where it
-    is not 0 it comes to the end of the history, and history[0] becomes 0. A scale becomes largest * 2^-margin / amax,
-    with the newest amax or the greatest of the history, and stays as it is where that is no number above 0.
+    The newest amax is in the buffer (concatenated for all tensors), or history[0] if that is 0. If it is not 0 it is
+    appended to the history, and history[0] becomes 0. A scale becomes fp8_max * 2^-margin / amax, with the newest amax
+    or the maximum of the history; it is not changed if that amax is not a positive number.
     """
     with torch.no_grad():
         largest = FP8_MAX[fp8_dtype] * 2.0**-margin
-        groups: dict[int, list[int]] = {}  # of histories of one length
+        groups: dict[int, list[int]] = {}  # length -> indices of the histories of that length
         counts = [s.numel() for s in scales]
         for i, h in enumerate(amax_histories):
             if counts[i]:
@@ -436,7 +436,7 @@ def update(
     largest: float,
     recent: bool,
 ) -> None:
-    """The update for histories of one length: a few launches on all of them laid one after the other."""
+    """The update for histories of one length: a few launches on their concatenation."""
     counts = tuple(s.numel() for s in scales)
     first, step = _order(length, counts, newest)
     history = torch.cat([h.flatten() for h in histories])

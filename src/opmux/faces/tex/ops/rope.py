@@ -32,7 +32,7 @@ QKV_NAMES = {
 
 
 def is_table(freqs: Tensor) -> bool:
-    """Whether tex's functions take it; our ops take tables of more dtypes and shapes."""
+    """Whether tex's functions accept it; our ops accept more dtypes and shapes."""
     return freqs.dtype is torch.float32 and freqs.dim() == 4
 
 

@@ -34,7 +34,7 @@ UNSCALED = (*(c for c in SCALED_CASES if "interleave" not in c.options), NO_SCAL
 
 
 def samples(gate: str, backward: bool, scaled: bool) -> Maker:
-    """Samples of an op of ours, in tex's order and under tex's names."""
+    """Samples of our op, in tex's order and under tex's names."""
     of = ours.scaled_samples(gate, backward)
 
     def build(d: Draw) -> dict[str, Any]:
@@ -57,14 +57,14 @@ def as_tuple(value: Any) -> Any:
 
 
 def forward(name: str, gate: str, part: Any, scaled: bool = True) -> Any:
-    """How a forward is declared."""
+    """The decorator that declares a forward."""
     where = quantizes_half if gate != "srelu" else quantizes_input
     good = samples(gate, False, scaled)
     return adapt(f"tex::{name}", over=(part, *CASTS), names={**NAMES, "x": "input"}, samples=good, where=where)
 
 
 def backward(name: str, gate: str, part: Any, scaled: bool = True) -> Any:
-    """How a backward is declared."""
+    """The decorator that declares a backward."""
     names, good = {**NAMES, "x": "fwd_input"}, samples(gate, True, scaled)
     more: dict[str, Any] = {"out": "dx"}
     if scaled:
@@ -219,7 +219,7 @@ def scaled_situglu(
 ) -> Any:
     """situglu times the number of act_scales for each row."""
     with torch.no_grad():
-        if quantizer is not None or act_scales is None:  # to our op None is 1
+        if quantizer is not None or act_scales is None:  # our op takes None as 1
             given = {"beta1": beta1, "beta2": beta2, "glu_interleave_size": glu_interleave_size}
             scaled_situglu.check(input=input, act_scales=act_scales, quantizer=quantizer, **given)
         return quantized(call, call.situ_glu(input, act_scales, beta1, beta2, glu_interleave_size), quantizer)

@@ -1,12 +1,12 @@
-"""tex's casts of a shard of a matrix with block scales, and what it does to scales for the sake of cuBLAS.
+"""tex's casts of a shard of a matrix with block scales, and its swizzling of scales for cuBLAS.
 
-A distributed optimizer owns a flat piece of an [h, w] matrix, from element `start_offset` on. Its share of the amax of
-each block is found, the shares are reduced over the ranks (by the caller), and the piece is cast with the scales of its
-blocks. Blocks without elements of the shard have an amax of 0.
+A distributed optimizer owns a flat shard of an [h, w] matrix, from element `start_offset` on. It computes its part of
+the amax of each block, the caller reduces these over the ranks, and the shard is cast with the scales of its blocks.
+Blocks without elements of the shard have an amax of 0.
 
-cuBLAS reads the scales of MXFP8 and NVFP4 in tiles of 128 x 4. Nothing of ours does: scales stay as they are,
-`_with_gemm_swizzled_scales` stays False, and the functions that swizzle in place do nothing. Only
-`swizzle_scales_and_pack_ptrs_for_discrete_weights` really swizzles: into a buffer of its own, for a kernel of others.
+cuBLAS reads the scales of MXFP8 and NVFP4 in tiles of 128 x 4. Our gemms do not: scales are not swizzled,
+`_with_gemm_swizzled_scales` stays False, and the functions that swizzle in place are no-ops. Only
+`swizzle_scales_and_pack_ptrs_for_discrete_weights` swizzles, to a new buffer for another library's kernel.
 """
 
 from collections.abc import Iterator, Mapping
@@ -38,7 +38,7 @@ def divided(n: int, by: int) -> int:
 
 @dataclass(frozen=True)
 class shard_of(Rule):
-    """A flat piece of a matrix, from one of its elements on."""
+    """A flat shard of a matrix, from element `start_offset` on."""
 
     rows: str = "h"
     columns: str = "w"
@@ -69,7 +69,7 @@ Blocks = Float32[
 
 
 def whole_rows(shard: Tensor, w: int, start_offset: int, block: int) -> tuple[Tensor, int]:
-    """The shard among zeros, in rows of blocks in full, and the number of the first row of blocks."""
+    """The shard padded with zeros to complete rows of blocks, and the index of the first row of blocks."""
     first = start_offset // w // block
     last = divided(divided(start_offset + shard.numel(), w), block)
     rows = torch.zeros((last - first) * block * w, dtype=torch.float32, device=shard.device)
@@ -79,7 +79,7 @@ def whole_rows(shard: Tensor, w: int, start_offset: int, block: int) -> tuple[Te
 
 
 def spread(scale: Tensor, n: int, w: int, start_offset: int, block: tuple[int, int]) -> Tensor:
-    """The scale of each element of a shard of `n`, of scales of one block each."""
+    """The scale of each of the shard's `n` elements, from the scales of the blocks."""
     first, last = start_offset // w, divided(start_offset + n, w)
     rows = torch.arange(first, last, device=scale.device) // block[0]
     columns = torch.arange(w, device=scale.device) // block[1]
@@ -95,7 +95,7 @@ def put_bytes(to: Tensor, values: Tensor) -> None:
 
 
 def shard_samples(w: int, h: int) -> Any:
-    """Pieces of an [h, w] matrix: all of it, one from the middle of a row, none."""
+    """Shards of an [h, w] matrix: all of it, one from the middle of a row, an empty one."""
 
     def pieces(dtype: torch.dtype, device: Any) -> Iterator[tuple[Tensor, int, str]]:
         values = torch.randn(h * w, generator=torch.Generator().manual_seed(7)).to(device, dtype)
@@ -132,7 +132,7 @@ def fp8_block_scaling_compute_partial_amax(
 
 
 def tile_amax_(amax: Tensor, shard: Tensor, h: int, w: int, start_offset: int, block: int) -> None:
-    """The amax of each square tile, of a shard of an [h, w] matrix, into the tiles' corner of `amax`."""
+    """Write the amax of each square tile of a shard of an [h, w] matrix to the top left of `amax`."""
     to = amax[: divided(h, block), : divided(w, block)]
     to.zero_()
     if shard.numel():
@@ -256,7 +256,7 @@ def _tensors(dtype: torch.dtype, device: Any) -> Iterator[Sample]:
 
 @op(space="tex", out="", mutates=("tensor",), samples=_one_tensor)
 def swizzle_scales_for_gemm_(tensor: Annotated[Any, quantized_tensor()]) -> None:
-    """Nothing: our gemms read scales as they are, so `_with_gemm_swizzled_scales` stays False."""
+    """No-op: our gemms read unswizzled scales, so `_with_gemm_swizzled_scales` stays False."""
 
 
 QuantizedTensors = Annotated[list[Any], each(quantized_tensor())]
@@ -308,10 +308,10 @@ def swizzle_scales_and_pack_ptrs_for_discrete_weights(
     swizzle_type: Annotated[str, one_of("mxfp8_rowwise", ACROSS_ROWS, "nvfp4")],
     device: Annotated[Any, device_name()],
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """(addresses of the data, addresses of the scales, the buffer that they lie in): scales in tiles of 128 x 4.
+    """(addresses of the data, addresses of the scales, the buffer of the scales), with scales in tiles of 128 x 4.
 
-    A tile's 512 scales lie together, the one of row r and column c at (r % 32) * 16 + r // 32 * 4 + c; tiles follow
-    each other along a row. The scales of "mxfp8_columnwise" are taken transposed. Addresses are int64, on the device.
+    A tile's 512 scales are contiguous, that of row r and column c at (r % 32) * 16 + r // 32 * 4 + c; tiles are stored
+    row by row. The scales of "mxfp8_columnwise" are transposed first. Addresses are int64, on the device.
     """
     across, where = swizzle_type == ACROSS_ROWS, with_index(device)
     with torch.no_grad():
@@ -325,12 +325,12 @@ def swizzle_scales_and_pack_ptrs_for_discrete_weights(
 
 
 def swizzled(scales: Tensor) -> Tensor:
-    """Scales [rows, columns] in tiles of 128 x 4, each as cuBLAS reads it: rows 32 apart stand together."""
+    """Scales [rows, columns] in cuBLAS's tiles of 128 x 4: rows 32 apart are adjacent."""
     rows, columns = scales.shape
     return scales.reshape(rows // 128, 4, 32, columns // 4, 4).permute(0, 3, 2, 1, 4).contiguous()
 
 
 def addresses(values: list[int], device: torch.device) -> Tensor:
-    """int64 on a device, of numbers known on the host: the copy does not wait for the device."""
+    """int64 on a device from numbers on the host, copied without synchronization."""
     made = torch.tensor(values, dtype=torch.int64, pin_memory=device.type == "cuda")
     return made.to(device, non_blocking=True)

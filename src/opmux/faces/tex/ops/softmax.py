@@ -1,7 +1,6 @@
 """tex's softmaxes of attention logits: NVIDIA's names and signatures over the ops of `specs.softmax`.
 
-tex replaces hidden logits by -10000, ours leave them out. The results are the same where a visible logit is above
--9890.
+tex replaces masked logits by -10000, our ops exclude them. Results are equal if an unmasked logit is above -9890.
 """
 
 from collections.abc import Callable
@@ -24,7 +23,7 @@ class Form(NamedTuple):
     """One of tex's softmaxes, a forward and a backward."""
 
     name: str
-    over: str  # the keys that a query sees, for the documentation
+    over: str  # the keys that a query attends to, for the documentation
     masked: bool = False
     causal: bool = False
     square: bool = False
@@ -35,7 +34,7 @@ class Form(NamedTuple):
         return "output_grads" if self.causal else "output_grad"
 
     def cases(self) -> tuple[Case, ...]:
-        """The cases of ours that this softmax takes."""
+        """The cases of our op that this softmax supports."""
         return tuple(c for c in SCALED_CASES if self._takes(c))
 
     def _takes(self, case: Case) -> bool:
@@ -86,7 +85,7 @@ def backward_of(form: Form) -> Callable[..., Any]:
 
 
 def check_square(op: str, **logits: Tensor) -> None:
-    """Raise where there are not as many keys as queries: our op takes any number of them."""
+    """Raise if the numbers of keys and queries differ, which our op would allow."""
     (x,) = logits.values()
     if x.dim() != 3 or x.shape[1] != x.shape[2]:
         globals()[op].check(**logits)
@@ -129,7 +128,7 @@ for _form in FORMS:
     declare(
         f"{_form.name}_backward",
         backward_of(_form),
-        f"The gradient of {_form.name}_forward's input, in memory of its own.",
+        f"The gradient of {_form.name}_forward's input, in a new tensor.",
         "softmax_results" if _form.square else "",
         over=scaled_softmax_bwd,
         names={**BWD_NAMES, "dy": _form.grad},

@@ -1,7 +1,8 @@
-"""tex's moves of sequences that lie one after another and are shared among devices in halves.
+"""tex's functions for concatenated ("thd") sequences that are distributed over devices (context parallelism).
 
-Each sequence is in two equal halves, the first and the last of its parts in the order of the text. `cu_seqlens`, int32
-[b + 1], says where sequences begin; half of it says where halves do, once they are packed. It is read on the device.
+A device has two equal halves of each sequence: one of its first parts, and the matching one of its last parts.
+`cu_seqlens`, int32 [b + 1], has the offsets of the sequences; half of it, those of packed halves. It is read on the
+device.
 """
 
 import typing
@@ -53,27 +54,27 @@ LseOfOut = Float[
 
 
 class Halves(NamedTuple):
-    """Of each token: its sequence, its place there, where that is in its half alone, and which half it is in."""
+    """For each token: its sequence, its index there, its index among packed halves, and which half it is in."""
 
     sequence: Tensor
     place: Tensor
-    in_half: Tensor  # among tokens of one half, packed
+    in_half: Tensor  # its index among the packed tokens of its half
     second: Tensor
-    there: Tensor  # whether it is of a sequence at all
+    valid: Tensor  # whether it belongs to a sequence
 
     @classmethod
     def of(cls, cu_seqlens: Tensor, tokens: int) -> "Halves":
         lengths = Lengths.of(cu_seqlens)
-        sequence, place, there = token_places(lengths, tokens)
+        sequence, place, valid = token_places(lengths, tokens)
         half = lengths.sizes[sequence] // 2
         second = place >= half
         in_half = lengths.starts[sequence] // 2 + place - torch.where(second, half, 0)
-        return cls(sequence, place, in_half.clamp_(0, max(tokens // 2 - 1, 0)), second, there)
+        return cls(sequence, place, in_half.clamp_(0, max(tokens // 2 - 1, 0)), second, valid)
 
 
-def _mask(there: Tensor, like: Tensor) -> Tensor:
+def _mask(valid: Tensor, like: Tensor) -> Tensor:
     """A mask of tokens for [tokens, h, d] or [2, tokens, h, d]."""
-    return there[:, None, None].expand(like.shape[-3:])
+    return valid[:, None, None].expand(like.shape[-3:])
 
 
 # ---- samples --------------------------------------------------------------------------------------------------------
@@ -86,7 +87,7 @@ def _counted(shape: tuple[int, ...], dtype: torch.dtype, device: Any) -> Tensor:
     return (torch.arange(n, device=device) % 37).reshape(shape).to(dtype) / 8
 
 
-def _once(*builds: Any) -> Samples:
+def _one_sample_each(*builds: Any) -> Samples:
     def made(dtype: torch.dtype, device: Any) -> Iterator[Sample]:
         for i, build in enumerate(builds):
             cu = torch.tensor([0, 4, 4, 12], dtype=torch.int32, device=device)
@@ -98,12 +99,12 @@ def _once(*builds: Any) -> Samples:
 # ---- halves ---------------------------------------------------------------------------------------------------------
 
 
-@op(space="tex", out="half", samples=_once(
+@op(space="tex", out="half", samples=_one_sample_each(
     lambda new, cu: {"tensor": new(12, 2, 4), "cu_seqlens": cu, "half_idx": 1},
     lambda new, cu: {"tensor": new(2, 12, 2, 4), "cu_seqlens": cu, "half_idx": 0},
 ))  # fmt: skip
 def thd_read_half_tensor(tensor: Moved, cu_seqlens: Ends, half_idx: Annotated[int, one_of(0, 1)]) -> Tensor:
-    """The first or the second half of every sequence, packed, of [t, h, d] or [2, t, h, d]."""
+    """The first or the second half of every sequence of [t, h, d] or [2, t, h, d], packed."""
     tokens = tensor.shape[-3]
     with torch.no_grad():
         half = cu_seqlens.long() // 2
@@ -113,7 +114,7 @@ def thd_read_half_tensor(tensor: Moved, cu_seqlens: Ends, half_idx: Annotated[in
         return tensor.index_select(-3, found)
 
 
-@op(space="tex", out="none", mutates=("lse",), samples=_once(
+@op(space="tex", out="none", mutates=("lse",), samples=_one_sample_each(
     lambda new, cu: {"lse": new(2, 12), "lse_per_step": new(2, 6), "cu_seqlens": cu, "lse_packed": True},
     lambda new, cu: {"lse": new(3, 2, 8), "lse_per_step": new(3, 2, 4), "cu_seqlens": cu, "lse_packed": False},
 ))  # fmt: skip
@@ -131,24 +132,24 @@ def thd_second_half_lse_correction(
     with torch.no_grad():
         if lse_packed:
             halves = Halves.of(cu_seqlens, lse.shape[1])
-            there, at = halves.there & halves.second, halves.in_half.clamp(max=lse_per_step.shape[1] - 1)
+            valid, at = halves.valid & halves.second, halves.in_half.clamp(max=lse_per_step.shape[1] - 1)
             step = lse_per_step[:, at]
         else:
-            there, at = _second_places(cu_seqlens, lse.shape[2])
+            valid, at = _second_places(cu_seqlens, lse.shape[2])
             at = at.clamp(0, lse_per_step.shape[2] - 1)[:, None].expand(-1, lse.shape[1], -1)
-            there, step = there[:, None], lse_per_step.gather(2, at)
-        lse.copy_(torch.where(there, torch.logaddexp(wide(lse), wide(step)).to(lse.dtype), lse))
+            valid, step = valid[:, None], lse_per_step.gather(2, at)
+        lse.copy_(torch.where(valid, torch.logaddexp(wide(lse), wide(step)).to(lse.dtype), lse))
 
 
 def _second_places(cu_seqlens: Tensor, longest: int) -> tuple[Tensor, Tensor]:
-    """[b, longest]: whether a place is of a sequence's second half, and where in it."""
+    """[b, longest]: whether a position is in a sequence's second half, and its index there."""
     size = cu_seqlens.long().diff()[:, None]
     place = torch.arange(longest, device=cu_seqlens.device)
     at = place - size // 2
     return (at >= 0) & (place < size), at
 
 
-@op(space="tex", out="half_lse", samples=_once(
+@op(space="tex", out="half_lse", samples=_one_sample_each(
     lambda new, cu: {"lse": new(2, 12), "cu_seqlens": cu, "lse_packed": True, "second_half_lse_seqlen": 7},
     lambda new, cu: {"lse": new(3, 2, 8), "cu_seqlens": cu, "lse_packed": False, "second_half_lse_seqlen": 4},
 ))  # fmt: skip
@@ -158,7 +159,7 @@ def thd_read_second_half_lse(
     lse_packed: bool,
     second_half_lse_seqlen: Annotated[int, at_least(0)],
 ) -> Tensor:
-    """The second halves, with zeros behind them: [h, n] of [h, t] if packed, else [b, h, n] of [b, h, s]."""
+    """The second halves, padded with zeros: [h, n] from [h, t] if packed, else [b, h, n] from [b, h, s]."""
     n, size = second_half_lse_seqlen, lse.shape[-1]
     if not lse.numel():
         return lse.new_zeros((*lse.shape[:-1], n))
@@ -174,11 +175,11 @@ def thd_read_second_half_lse(
         return lse.gather(2, at).masked_fill((token >= half)[:, None], 0.0)
 
 
-# ---- what steps add up to -------------------------------------------------------------------------------------------
+# ---- combining steps ------------------------------------------------------------------------------------------------
 
 
 def _of_tokens(lse: Tensor, packed: bool, halves: Halves, at: Tensor, place: Tensor) -> Tensor:
-    """[tokens, h, 1] of lse: at a token's place among all (packed), or in its sequence."""
+    """lse as [tokens, h, 1], indexed by the token (packed), or by its position in its sequence."""
     if packed:
         found = lse.transpose(0, 1)[at.clamp(0, lse.shape[1] - 1)]
     else:
@@ -187,7 +188,7 @@ def _of_tokens(lse: Tensor, packed: bool, halves: Halves, at: Tensor, place: Ten
 
 
 def _scaled(out: Tensor, factor: Tensor) -> Tensor:
-    """0 stays 0, whatever it is multiplied by."""
+    """out * factor, where 0 stays 0 even if the factor is infinite."""
     return torch.where(out == 0, 0.0, wide(out) * torch.exp(factor))
 
 
@@ -201,10 +202,10 @@ def corrected(
     with torch.no_grad():
         halves = Halves.of(cu_seqlens, tokens)
         token = torch.arange(tokens, device=out.device)
-        there, at, place = halves.there, token, halves.place
+        valid, at, place = halves.valid, token, halves.place
         if only_second_half:
             half = cu_seqlens.long().diff()[halves.sequence] // 2
-            there, at, place = there & halves.second, halves.in_half, place - half
+            valid, at, place = valid & halves.second, halves.in_half, place - half
         now = _of_tokens(lse, lse_packed, halves, token, halves.place)
         step = _of_tokens(lse_per_step, lse_packed, halves, at, place)
         total = _scaled(out_per_step[at.clamp(0, max(of_step - 1, 0))], step - now)
@@ -212,10 +213,10 @@ def corrected(
             total = wide(out) + total
         else:
             total = _scaled(out, _of_tokens(old_lse, lse_packed, halves, token, halves.place) - now) + total
-        out.copy_(torch.where(_mask(there, out), total.to(out.dtype), out))
+        out.copy_(torch.where(_mask(valid, out), total.to(out.dtype), out))
 
 
-@op(space="tex", out="none", mutates=("out",), samples=_once(
+@op(space="tex", out="none", mutates=("out",), samples=_one_sample_each(
     lambda new, cu: {
         "out": new(12, 2, 4), "out_per_step": new(6, 2, 4), "lse": new(2, 12), "lse_per_step": new(2, 6),
         "cu_seqlens": cu, "only_second_half": True, "lse_packed": True,
@@ -259,7 +260,7 @@ def step_shape(grad: Tensor, first_half: str, second_half: str) -> tuple[int, ..
     return *grad.shape[:-3], tokens, *grad.shape[-2:]
 
 
-@op(space="tex", out="none", mutates=("grad",), samples=_once(
+@op(space="tex", out="none", mutates=("grad",), samples=_one_sample_each(
     lambda new, cu: {
         "grad": new(12, 2, 4), "grad_per_step": -new(12, 2, 4), "cu_seqlens": cu, "first_half": "copy",
         "second_half": "add",
@@ -276,9 +277,9 @@ def thd_grad_correction(
     first_half: Way,
     second_half: Way,
 ) -> None:
-    """Add grad_per_step to each half of grad, copy it there, put zeros there, or leave it, in place.
+    """For each half of grad, in place: add grad_per_step, copy it, write zeros, or leave it unchanged.
 
-    Where one half gets nothing of it (zero, none), grad_per_step is of the other half alone.
+    If one half does not use it (zero, none), grad_per_step has only the other half.
     """
     if not grad.numel() or not grad_per_step.numel():
         return
@@ -294,16 +295,16 @@ def thd_grad_correction(
         }
         first, second = made[first_half](), made[second_half]()
         both = torch.where(_mask(halves.second, grad), second, first)
-        grad.copy_(torch.where(_mask(halves.there, grad), both, grad))
+        grad.copy_(torch.where(_mask(halves.valid, grad), both, grad))
 
 
 # ---- order of devices -----------------------------------------------------------------------------------------------
 
 
 def _partitioned(cu_seqlens: Tensor, total: int, world: int, rank: Tensor | int) -> Tensor:
-    """[.., total / world]: the tokens of a rank, or, with [world, 1] of ranks, of all.
+    """[.., total / world]: the tokens of a rank, or of all ranks for a [world, 1] tensor of ranks.
 
-    Tokens after the last sequence are shared evenly, so that each is somebody's.
+    Tokens after the last sequence are divided evenly, so that each belongs to a rank.
     """
     cu = cu_seqlens.long()
     mine = cu // world
@@ -316,7 +317,7 @@ def _partitioned(cu_seqlens: Tensor, total: int, world: int, rank: Tensor | int)
     return torch.where(left < 0, found, cu[-1] + rank * (total // world - mine[-1]) + left)
 
 
-@op(space="tex", out="indices", samples=_once(
+@op(space="tex", out="indices", samples=_one_sample_each(
     lambda new, cu: {"cu_seqlens": cu, "total_tokens": 12, "world_size": 2, "rank": 1},
 ))  # fmt: skip
 def thd_get_partitioned_indices(
@@ -325,8 +326,8 @@ def thd_get_partitioned_indices(
     world_size: Annotated[int, at_least(1)],
     rank: Annotated[int, at_least(0), below("world_size")],
 ) -> Tensor:
-    """The tokens of a rank, int32: of the 2 * world_size parts of each sequence its own from the front, and from the
-    back."""
+    """The tokens of a rank, int32: of the 2 * world_size parts of each sequence, number `rank` from the front and from
+    the back."""
     with torch.no_grad():
         return _partitioned(cu_seqlens, total_tokens, world_size, rank).int()
 
@@ -342,26 +343,26 @@ def _all_ranks(cu_seqlens: Tensor, cp_size: int, total_tokens: int) -> Tensor:
     return _partitioned(cu_seqlens, total_tokens, cp_size, ranks).reshape(-1)
 
 
-@op(space="tex", out="by_rank", samples=_once(
+@op(space="tex", out="by_rank", samples=_one_sample_each(
     lambda new, cu: {"inp": new(12, 2, 4), "cu_seqlens": cu, "cp_size": 2, "total_tokens": 12},
 ))  # fmt: skip
 def thd_sequence_order_to_cp_rank_order(inp: Tokens, cu_seqlens: Ends, cp_size: Ranks, total_tokens: Shared) -> Tensor:
-    """Tokens in the order of sequences -> those of each rank together."""
+    """Reorder tokens from sequence order to rank order, where the tokens of each rank are together."""
     with torch.no_grad():
         return inp[_all_ranks(cu_seqlens, cp_size, total_tokens)]
 
 
-@op(space="tex", out="by_sequence", samples=_once(
+@op(space="tex", out="by_sequence", samples=_one_sample_each(
     lambda new, cu: {"inp": new(12, 2, 4), "cu_seqlens": cu, "cp_size": 2, "total_tokens": 12},
 ))  # fmt: skip
 def thd_cp_rank_order_to_sequence_order(inp: Tokens, cu_seqlens: Ends, cp_size: Ranks, total_tokens: Shared) -> Tensor:
-    """Those of each rank together -> tokens in the order of sequences."""
+    """Reorder tokens from rank order to sequence order."""
     with torch.no_grad():
         order = _all_ranks(cu_seqlens, cp_size, total_tokens)
         return torch.empty_like(inp).index_copy_(0, order, inp)
 
 
-@op(space="tex", out="none", mutates=("out",), samples=_once(
+@op(space="tex", out="none", mutates=("out",), samples=_one_sample_each(
     lambda new, cu: {
         "out": new(12, 2, 4), "inp": -new(12, 2, 4), "cu_seqlens_padded": cu,
         "cu_seqlens": torch.tensor([0, 3, 3, 8], dtype=torch.int32, device=cu.device),
@@ -373,7 +374,7 @@ def thd_copy_valid_tokens_from_per_split_to_rank_local(
     cu_seqlens_padded: Ends,
     cu_seqlens: Index[Tensor, "b+1"],
 ) -> None:
-    """out = inp, in place, on tokens that are no padding at the end of their sequence."""
+    """out = inp, in place, except for padding tokens at the end of a sequence."""
     with torch.no_grad():
-        _, _, there = token_places(Lengths.of(cu_seqlens, cu_seqlens_padded), out.shape[0])
-        out.copy_(torch.where(there.reshape(-1, *[1] * (out.dim() - 1)), inp, out))
+        _, _, valid = token_places(Lengths.of(cu_seqlens, cu_seqlens_padded), out.shape[0])
+        out.copy_(torch.where(valid.reshape(-1, *[1] * (out.dim() - 1)), inp, out))

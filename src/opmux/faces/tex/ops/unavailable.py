@@ -1,7 +1,7 @@
-"""tex's functions about the machine it runs on, and those that need several GPUs or libraries that are not built in.
+"""tex's functions that query the machine, and those that need several GPUs or libraries that opmux does not have.
 
-What has a meaning on one device is done. The rest is the table UNAVAILABLE: each raises NotSupported, and says what it
-needs and what to use instead.
+Functions that make sense on one device are implemented. The rest is the table UNAVAILABLE: each raises NotSupported,
+with what it needs and what to use instead.
 """
 
 import inspect
@@ -19,7 +19,7 @@ from ....specs._checks import type_name
 
 
 def samples(*args: Any, loose: bool = False) -> Callable[..., Iterable[Sample]]:
-    """One sample, whatever the dtype and the device."""
+    """One sample for every dtype and device."""
     return lambda dtype, device: [Sample(args, id="one", loose=loose)]
 
 
@@ -28,19 +28,19 @@ def samples(*args: Any, loose: bool = False) -> Callable[..., Iterable[Sample]]:
 
 @op(space="tex", out="version", samples=samples())
 def get_cublasLt_version() -> int:
-    """120900, whatever is installed.
+    """120900, independent of what is installed.
 
-    From 130300 on Transformer Engine takes gemms of experts through GroupedTensors, whose sizes are on the device. Ours
-    read them on the host; the lists of gemms that it takes below that version do not. 120103 is what FP8 needs.
+    From 130300 on Transformer Engine runs expert gemms through GroupedTensors, whose sizes are on the device. Ours
+    would read them on the host; the lists of gemms that it uses below that version avoid this. FP8 needs 120103.
     """
     return 120900
 
 
 @op(space="tex", out="version", samples=samples())
 def get_cudnn_version() -> int:
-    """cuDNN's number, major * 10000 + minor * 100 + patch: torch's where it has one, else 91200.
+    """cuDNN's version, major * 10000 + minor * 100 + patch: torch's if it has one, else 91200.
 
-    The choice between attention backends reads it; what is there to choose from, get_fused_attn_backend says.
+    The layer reads it to choose an attention backend, from those that get_fused_attn_backend reports.
     """
     found = torch.backends.cudnn.version() if torch.backends.cudnn.is_available() else None
     return 91200 if found is None else found
@@ -48,7 +48,7 @@ def get_cudnn_version() -> int:
 
 @op(space="tex", out="number", samples=samples())
 def get_num_cublas_streams() -> int:
-    """4: as many workspaces are made for grouped gemms, which do not need them."""
+    """4: the layer allocates as many workspaces for grouped gemms, which do not need them."""
     return 4
 
 
@@ -60,13 +60,13 @@ DeviceId = Annotated[int, at_least(-1)]
 
 @op(space="tex", out="supported", samples=samples(-1))
 def device_supports_multicast(device_id: DeviceId = -1) -> bool:
-    """False: nothing here writes to several GPUs at once."""
+    """False: multicast is not supported."""
     return False
 
 
 @op(space="tex", out="low high", samples=samples(-1))
 def get_stream_priority_range(device_id: DeviceId = -1) -> tuple[int, int]:
-    """(lowest, highest) priority of a stream of CUDA: numbers fall as priorities rise; (0, 0) where there is none."""
+    """(lowest, highest) priority of a CUDA stream, where a lower number is a higher priority; (0, 0) without CUDA."""
     if not torch.cuda.is_available():
         return 0, 0
     stream: Any = torch.cuda.Stream
@@ -77,7 +77,7 @@ def get_stream_priority_range(device_id: DeviceId = -1) -> tuple[int, int]:
 
 @op(space="tex", out="built", samples=samples())
 def ubuf_built_with_mpi() -> bool:
-    """False: processes find each other by torch.distributed."""
+    """False: torch.distributed is used instead of MPI."""
     return False
 
 
@@ -91,7 +91,7 @@ def nvte_built_with_cublasmp() -> bool:
 
 
 class Alone:
-    """The communicator of a sample: one rank has nothing to gather."""
+    """The communicator of a sample: with one rank there is nothing to gather."""
 
     def gather_on(self, send_stream: Any, recv_stream: Any) -> None:
         """Nothing."""
@@ -99,7 +99,8 @@ class Alone:
 
 @op(space="tex", out="", mutates=("allgather_communicator",), samples=samples(Alone(), None, None))
 def bulk_overlap_ag_with_external_gemm(allgather_communicator: Any, send_stream: Any, recv_stream: Any) -> None:
-    """All-gather the buffer of a CommOverlap on streams of another, beside its gemm; the current stream then waits."""
+    """All-gather the buffer of a CommOverlap on another object's streams, parallel to its gemm; then synchronize the
+    current stream."""
     if not hasattr(allgather_communicator, "gather_on"):
         got = type_name(allgather_communicator)
         raise BadArgument.of(
@@ -116,7 +117,7 @@ def bulk_overlap_ag_with_external_gemm(allgather_communicator: Any, send_stream:
 
 # ---- Newton-Schulz --------------------------------------------------------------------------------------------------
 
-# The contexts that are alive; a number is never given twice, and 0 is none.
+# The open contexts; a number is never reused, and 0 is no context.
 CONTEXTS: set[int] = set()
 _numbers = itertools.count(1)
 
@@ -125,7 +126,7 @@ _numbers = itertools.count(1)
 def cusolvermp_ctx_create(
     nccl_comm_ptr: int, nranks: Annotated[int, at_least(1)], rank: Annotated[int, at_least(0), below("nranks")]
 ) -> int:
-    """The number of a context for newton_schulz, of a single rank."""
+    """The number of a new context for newton_schulz with a single rank."""
     if nranks != 1:
         raise NotSupported(
             "cusolvermp_ctx_create: nranks must be 1, as a matrix spread over several ranks needs cuSOLVERMp, which is "
@@ -142,12 +143,12 @@ def is_open(op: str, ctx_ptr: int) -> None:
 
 
 def _context(dtype: torch.dtype, device: Any) -> Iterator[Sample]:
-    yield Sample((cusolvermp_ctx_create(0, 1, 0),), id="one", loose=True)  # a context ends once
+    yield Sample((cusolvermp_ctx_create(0, 1, 0),), id="one", loose=True)  # a context can be destroyed once
 
 
 @op(space="tex", out="", samples=_context, where=is_open)
 def cusolvermp_ctx_destroy(ctx_ptr: int) -> None:
-    """The end of a context."""
+    """Destroy a context."""
     CONTEXTS.discard(ctx_ptr)
 
 
@@ -181,10 +182,10 @@ def newton_schulz(
     num_iterations: Count,
     coefficients: list[float],
 ) -> None:
-    """x, in place, after x = a x + b (x x') x + c (x x')(x x') x for each three of the coefficients.
+    """Iterate x = a x + b (x x') x + c (x x')(x x') x in place, for each triple of coefficients.
 
-    It goes to the nearest orthogonal matrix, from an x whose singular values are at most 1. It computes in float32 and
-    rounds once.
+    It converges to the nearest orthogonal matrix, if the singular values of x are at most 1. Computed in float32 and
+    rounded once.
     """
     with torch.no_grad():
         y = x.float()
@@ -196,12 +197,12 @@ def newton_schulz(
         x.copy_(y.t() if m > n else y)
 
 
-# ---- expert parallel: the answers that are true of none -------------------------------------------------------------
+# ---- expert parallel: queries, without a group ----------------------------------------------------------------------
 
 
 @op(space="tex", out="", samples=samples())
 def ep_finalize() -> None:
-    """Nothing: no expert-parallel group is open."""
+    """No-op: no expert-parallel group is open."""
 
 
 @op(space="tex", out="on", samples=samples())
@@ -220,9 +221,9 @@ def ep_zero_copy_supported() -> bool:
 
 
 class Unavailable(NamedTuple):
-    """A function that is not done here: its parameters, what it needs, what to use instead."""
+    """A function that is not supported: its parameters, what it needs, what to use instead."""
 
-    parameters: str  # one with a default after = ; `?` is one that others with defaults stand before
+    parameters: str  # `name=default`; `name=?` is required, but follows parameters with defaults
     needs: str
     instead: str
 
@@ -267,7 +268,7 @@ DEFAULTS: dict[str, Any] = {"0": 0, "False": False, "None": None, "?": None}
 
 
 def signature(row: Unavailable) -> inspect.Signature:
-    """The parameters of a row. One that must be given, after some that need not, has a default too: None."""
+    """The signature of a row. A required parameter after optional ones gets the default None."""
     made = []
     for word in row.parameters.split():
         name, given, default = word.partition("=")
@@ -289,7 +290,7 @@ def declare(name: str, row: Unavailable) -> None:
     made.__name__ = name
     made.__signature__ = takes
     made.__annotations__ = dict.fromkeys(takes.parameters, Any)
-    made.__doc__ = f"Not here: it needs {row.needs}. Use {row.instead}."
+    made.__doc__ = f"Not supported: it needs {row.needs}. Use {row.instead}."
     given = tuple(None for p in takes.parameters.values() if p.default is p.empty)
     globals()[name] = op(made, space="tex", out="", samples=samples(*given))
 

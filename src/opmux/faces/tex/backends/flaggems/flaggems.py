@@ -1,4 +1,4 @@
-"""The backend `flaggems`: our own kernels, on any chip that Triton or a vendor's folder serves."""
+"""The backend `flaggems`: our own kernels, on any chip that Triton or a vendor's folder supports."""
 
 from ...registry import ViewOfImpls, register_backend
 

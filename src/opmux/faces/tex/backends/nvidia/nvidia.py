@@ -1,7 +1,7 @@
-"""The backend `nvidia`: NVIDIA's own compiled transformer_engine_torch, where it is installed.
+"""The backend `nvidia`: NVIDIA's compiled transformer_engine_torch, if it is installed.
 
-It is loaded from its file on first use, never from `sys.modules`, where a module of ours may have its name. Its enums
-are its own: members of ours and torch's dtypes are turned into them on the way in, and back on the way out.
+It is loaded from its file on first use, never from `sys.modules`, where one of our modules may have its name. It has
+its own enums: our enum members and torch's dtypes are converted in arguments, and converted back in results.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ EXTENSION, CORE = "transformer_engine_torch", "libtransformer_engine.so"
 
 
 def find() -> Path | None:
-    """NVIDIA's extension, in one of the places where installations of TransformerEngine have it."""
+    """The path of NVIDIA's extension, in one of the places where TransformerEngine installs it."""
     package = PathFinder.find_spec("transformer_engine")
     homes = [Path(p) for p in (package.submodule_search_locations or ())] if package is not None else []
     for home in homes:
@@ -42,7 +42,7 @@ def find() -> Path | None:
 
 @functools.cache
 def load() -> ModuleType:
-    """The extension, beside the library it needs, in `sys.modules` or not."""
+    """Load the extension and the library it needs."""
     file = find()
     if file is None:
         raise NotSupported(f"{EXTENSION} is not installed")
@@ -58,7 +58,7 @@ def load() -> ModuleType:
 
 
 def theirs(value: Any) -> Any:
-    """A dtype or a member of an enum as the extension has it."""
+    """A dtype or enum member converted to the extension's."""
     if isinstance(value, torch.dtype):
         return load().DType(enums.NUMBERS[value])
     if isinstance(value, enum.IntEnum):
@@ -68,7 +68,7 @@ def theirs(value: Any) -> Any:
 
 
 def ours(value: Any) -> Any:
-    """A member of one of the extension's enums as one of ours."""
+    """A member of one of the extension's enums converted to ours."""
     kind = getattr(enums, type(value).__name__, None)
     return kind(int(value)) if isinstance(kind, type) and issubclass(kind, enum.IntEnum) else value
 
@@ -81,7 +81,7 @@ def _forward(name: str) -> Callable[..., Any]:
         if found is None:
             raise NotSupported(f"{name} not implemented by the installed {EXTENSION}")
         given = {**dict(zip(spec.names, args)), **kwargs}
-        # its kernels do not look at strides
+        # its kernels ignore strides
         read = {n: v.contiguous() if type(v) is Tensor and n not in spec.mutates else v for n, v in given.items()}
         return ours(found(*(theirs(read[n]) for n in spec.names[: len(args)]), **{n: theirs(read[n]) for n in kwargs}))
 
@@ -93,7 +93,7 @@ def _forward(name: str) -> Callable[..., Any]:
 
 
 class Forwards(TEXBackendBase):
-    """Every function of tex, handed to the extension."""
+    """Passes every function of tex to the extension."""
 
 
 for _name in METHODS:
