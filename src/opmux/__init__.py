@@ -28,7 +28,7 @@ _MODULE_OF |= dict.fromkeys(("disable", "enable", "enabled_ops", "native", "use"
 _MODULES = ("backends", "compat", "core", "faces", "ops", "runtime", "specs", "te", "tex", "tools")
 
 
-# ---- what core asks of the layers above it: each function imports its layer when core first needs it ----------------
+# ---- what core needs from the layers above it; each function imports its layer on first use -------------------------
 
 
 def _machine() -> Machine:

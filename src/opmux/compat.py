@@ -1,4 +1,4 @@
-"""Other libraries' module names, served by opmux: `opmux.compat.install("transformer_engine")`."""
+"""Provides other libraries' modules: `opmux.compat.install("transformer_engine")`."""
 
 from .faces.compat import CannotServe, install, installed, uninstall
 

@@ -1,7 +1,7 @@
 """The public namespace of callable ops: `opmux.ops.rms_norm(x, weight)`.
 
-A name is looked for among our primitives, then among the tex ops, then ATen's; its family is loaded on first access,
-and the function found stays the same object for the life of the process. What the vendor of a chip adds is here too.
+A name is looked up in our primitives, then in the tex ops, then in ATen's; its family is imported on first access, and
+the function is always the same object. Extra names of the chip's vendor are available too.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def __getattr__(name: str) -> Any:
     spec = _spec(name)
     if spec is None:
         extras = _extras()
-        if name in extras:  # not kept: it goes with the vendor that brings it
+        if name in extras:  # not cached: its vendor may be removed
             return extras[name]
         spec = _spec(name)  # now that plugins are loaded: one of them may declare it
     if spec is None:

@@ -1,6 +1,6 @@
 """Transformer Engine's compiled core: `from opmux import tex` has NVIDIA's functions, enums and classes.
 
-The module that takes this one's place is made when first asked for, in the version of the interface that is served
+The module that replaces this one is built on first use, in the version of the interface that is provided
 (`OPMUX_TEX_VERSION`, else that of the installed transformer_engine).
 """
 

@@ -1,4 +1,4 @@
-"""How the layers are joined: what core asks of the layers above it, without knowing them.
+"""Dependency injection between layers: what core needs from the layers above it, without importing them.
 
 `opmux/__init__.py` registers how each is made; core calls it when it first needs it. This file imports nothing, so that
 every layer may import it.

@@ -453,7 +453,7 @@ def test_an_older_flash_attn(installs):
 def test_a_signature_that_is_not_known_is_declined(installs):
     text = "def swiglu_forward(a, b, surprise):\n    raise AssertionError\n"
     installs({**LIGER, "liger_kernel/ops/swiglu.py": text})
-    with pytest.raises(NotSupported, match=r"swiglu_forward.* wants \['surprise'\], which is not known here"):
+    with pytest.raises(NotSupported, match=r"swiglu_forward.* requires \['surprise'\], which opmux does not know"):
         made("silu_mul_liger_kernel")(torch.ones(2, 8), torch.ones(2, 8))
     with pytest.raises(NotSupported, match="the installed liger_kernel has no liger_kernel.ops.swiglu:swiglu_backward"):
         made("silu_mul_bwd_liger_kernel")(*[torch.ones(2, 8)] * 3)
@@ -484,7 +484,7 @@ def test_what_stands_in_for_a_library_is_not_it(installs, monkeypatch):
     ours.__spec__ = importlib.util.spec_from_file_location("flag_gems", providers.__file__)
     monkeypatch.setitem(sys.modules, "flag_gems", ours)
     assert providers.installed("flag_gems") == "flag_gems is not installed"
-    with pytest.raises(NotSupported, match="'flag_gems' is a stand-in in this process"):
+    with pytest.raises(NotSupported, match="'flag_gems' is a placeholder in this process"):
         providers.loaded("flag_gems")
 
 

@@ -130,7 +130,7 @@ def test_unknown_and_unavailable_names():
     with pytest.raises(RuntimeError, match=r"^Backend 'hygon' not found\. Available backends: \[.*'torch'.*\]"):
         tex.set_backend("hygon")
     registry.register_backend(acme(is_available=lambda self: False))
-    with pytest.raises(RuntimeError, match=r"Backend 'acme' not found.*is_available\(\) says no"):
+    with pytest.raises(RuntimeError, match=r"Backend 'acme' not found.*is_available\(\) returned False"):
         tex.set_backend("acme")
     assert {r["name"]: r["available"] for r in tex.list_backends()}["acme"] is False
 

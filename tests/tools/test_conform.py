@@ -411,7 +411,7 @@ def test_arguments_are_watched_beyond_their_edges():
     assert again.changed() == "x was written in place (version 1, then 2), with the same numbers"
     assert Watch({"x": x}, allowed=["x"]).changed() is None
     assert shared_memory({"x": x}, {"y": around[:1]}) == (
-        "y lies in the memory of x: results of this op are tensors of their own"
+        "y shares memory with x: results of this op must be new tensors"
     )
     assert shared_memory({"x": x}, {"y": x.clone()}) is None
 

@@ -202,7 +202,7 @@ def test_explain_gives_the_first_sample_where_shapes_cannot_be_asked_for(cli):
         first = next(iter(specs.find(name).samples(torch.float32, torch.device("cpu"))))
         data = json.loads(cli("explain", name, "--shape", "3x5", "--device", "cpu", "--json").stdout)
         assert list(data["arguments"].values()) == [in_words(value) for value in first.args]
-        assert data["note"] == "its samples have shapes of their own: these are the first, not of 3x5"
+        assert data["note"] == "its samples have fixed shapes: this is the first one, not 3x5"
         assert data["note"] in cli("explain", name, "--shape", "3x5", "--device", "cpu").stdout
         assert json.loads(cli("explain", name, "--device", "cpu", "--json").stdout)["note"] is None
 

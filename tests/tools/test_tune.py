@@ -42,7 +42,7 @@ def test_a_cpu_is_refused_in_one_line(cli):
     assert (done.exit_code, done.stdout) == (2, "")
     (line,) = rows(done.stderr, "opmux: ")
     assert line.endswith(
-        "softmax cannot be tuned on the CPU, whose times say nothing of a chip. Allowed: an accelerator, or --dry-run"
+        "softmax cannot be tuned on the CPU: its times are not those of a chip. Allowed: an accelerator, or --dry-run"
     )
 
 
@@ -148,7 +148,7 @@ def test_the_fastest_is_kept_and_used(case, monkeypatch, capsys):
     assert case.disagreement() == ""
     # tuned again, it holds: what is there is the best
     tune._tune_case(screen.out(), case, CHIP)
-    assert rows(capsys.readouterr().out, "the present tiles stay: the best others take 2.000x")
+    assert rows(capsys.readouterr().out, "the current tiles are kept: the best others take 2.000x")
     assert tuning.entries(CHIP)[KEY] == kept
 
 
@@ -158,7 +158,7 @@ def test_a_small_gain_is_noise(case, monkeypatch, capsys):
     tune._tune_case(screen.out(), case, CHIP)
     assert tuning.entries(CHIP) == {}
     assert rows(
-        capsys.readouterr().out, "the present tiles stay: the best others take 0.985x their time, not under 0.98x"
+        capsys.readouterr().out, "the current tiles are kept: the best others take 0.985x their time, not under 0.98x"
     )
 
 
@@ -252,4 +252,4 @@ def test_on_the_device(cli):
     done = cli("tune", "softmax", "--shape", "512x1024", "--dtype", "float32")
     assert done.exit_code == 0, done.output
     assert rows(done.stdout, "softmax.rows[dtype=float32 n<=1024]")
-    assert rows(done.stdout, "the present tiles stay") or rows(done.stdout, "kept in")
+    assert rows(done.stdout, "the current tiles are kept") or rows(done.stdout, "kept in")

@@ -1,4 +1,4 @@
-"""What a chip does differently: one folder `_<vendor>/` for each vendor, found by name when it is first needed."""
+"""Vendor-specific ops and tiles: one folder `_<vendor>/` per vendor, imported on first use."""
 
 from __future__ import annotations
 

@@ -1,11 +1,11 @@
-"""Tiles for chips whose programs work in a buffer of their own: blocks are copied into it, computed on, and copied out.
+"""Tiles for chips whose programs compute in a local buffer: blocks are copied in, computed on, and copied out.
 
 Such a chip has few cores and starts programs slowly, so a block should fill the buffer; what does not fit in it, its
 compiler refuses. A vendor says how large the buffer is (`Target.shared_memory`) and takes the rules as they are:
 
     HEURISTICS_CONFIGS = buffers.rules(vendor_info)
 
-What a kernel holds at once was counted in its text; on a chip none of this was measured.
+The buffers of each kernel were counted in its source; nothing was measured on a chip.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from ..runtime.vendors import VendorInfoBase
 
-COPIES = 2  # of what is loaded or stored: one is computed on while the other is on its way
+COPIES = 2  # double buffering of loads and stores
 
 
 class Held(NamedTuple):
@@ -25,7 +25,7 @@ class Held(NamedTuple):
 
     size: str
     tensors: int  # values of the tensors' dtype, loaded or stored
-    wide: int  # values of 32 bits beside them
+    wide: int  # 32-bit temporaries
     grows: bool = True  # whether a larger tile is worth it; else it is only cut until it fits
 
 
@@ -51,7 +51,7 @@ HELD = {
 
 
 def filling(info: VendorInfoBase, arch: str | None, held: Held, itemsize: int) -> int | None:
-    """How many elements a tile may have, a power of two; None where the buffer's size is not known."""
+    """The largest number of elements of a tile, a power of two; None if the buffer's size is unknown."""
     room = info.target(arch).shared_memory
     if room is None:
         return None

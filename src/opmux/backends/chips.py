@@ -1,4 +1,4 @@
-"""Which arch a device is, for vendors whose torch does not say it outright."""
+"""The arch of a device, for vendors whose torch does not report it directly."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ import torch
 
 
 def by_name(device_type: str, index: int, names: Mapping[str, str]) -> str | None:
-    """The arch whose key is a part of the device's name, the first that is; None where torch gives no such name."""
+    """The first arch whose key is part of the device's name; None if there is none."""
     name_of = getattr(getattr(torch, device_type, None), "get_device_name", None)
     name = str(name_of(index)).casefold() if callable(name_of) else ""
     return next((arch for part, arch in names.items() if part.casefold() in name), None)
 
 
 def by_capability(device_type: str, index: int, prefix: str, digits: int = 1) -> str | None:
-    """`prefix` and the capability's two numbers, the second with so many digits: mp_31, gcu300."""
+    """`prefix` and the capability's two numbers, the second padded to `digits`: mp_31, gcu300."""
     asked = getattr(getattr(torch, device_type, None), "get_device_capability", None)
     told = asked(index) if callable(asked) else None
     if not isinstance(told, tuple) or len(told) < 2:

@@ -1,4 +1,4 @@
-"""Which vendor stands for which device: `VendorInfo`, `register_vendor`, `VENDOR_REGISTRY`."""
+"""The vendor of each device type: `VendorInfo`, `register_vendor`, `VENDOR_REGISTRY`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["VENDOR_REGISTRY", "VendorInfo", "VendorInfoBase", "register_vendor"]
 
 
 class _Active(Mapping[str, VendorInfoBase]):
-    """Device type -> the vendor that stands for it here, looked up when asked."""
+    """Device type -> its vendor on this machine, detected on first use."""
 
     def _devices(self) -> list[str]:
         there = [*machine.accelerators(), "cpu"]

@@ -1,1 +1,1 @@
-"""The command line: what is here, what would run, what is wrong, and a demonstration."""
+"""The command line `opmux`: listing, explaining, diagnosing, benchmarking, tuning, and a demonstration."""

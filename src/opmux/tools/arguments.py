@@ -1,4 +1,4 @@
-"""Dtypes, shapes and devices as a user types them; a mistake is answered with what is allowed."""
+"""Parses dtypes, shapes and devices of the command line; an error lists the allowed values."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from ..core import machine
 from ..core.errors import OpmuxError, nearest
 
 DTYPES = "float64 float32 float16 bfloat16 float8_e4m3fn float8_e5m2 int64 int32 int16 int8 uint8 bool".split()
-# Arguments are real tensors, several of them, and a machine that overcommits memory kills who asks for too much.
+# Arguments are real tensors: on a machine that overcommits memory, the OOM killer may end the process.
 LARGEST = 2**28
 SHORT = {"fp64": "float64", "fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
 SHORT |= {"double": "float64", "float": "float32", "half": "float16", "int": "int32"}
 
 
 class BadArgument(OpmuxError, ValueError):
-    """An option of the command line whose value means nothing here."""
+    """An option of the command line with an invalid value."""
 
 
 def dtype(text: str, allowed: Iterable[str] = DTYPES) -> torch.dtype:

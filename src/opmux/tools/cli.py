@@ -1,4 +1,4 @@
-"""The command `opmux`. Nothing heavy is imported before a command asks for it: `opmux --help` does without torch."""
+"""The command `opmux`. Heavy imports are made by the commands: `opmux --help` does not import torch."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .. import __version__
 
 
 class Commands(TyperGroup):
-    """Commands whose own errors, and errors of files and streams, are one line on stderr and exit code 2."""
+    """Commands that report opmux errors and I/O errors as one line on stderr, with exit code 2."""
 
     def invoke(self, ctx: Any) -> Any:
         try:
@@ -26,9 +26,9 @@ class Commands(TyperGroup):
                 return super().invoke(ctx)
             finally:
                 if sys.stdout is not None:
-                    sys.stdout.flush()  # now, and not when the interpreter ends: a full disk is an error of ours
+                    sys.stdout.flush()  # now, not at interpreter exit, so that a full disk is reported
         except OSError as error:
-            if error.errno == errno.EPIPE:  # the reader of a pipe has gone; typer leaves quietly
+            if error.errno == errno.EPIPE:  # the reader of the pipe has exited; typer exits silently
                 raise
             if error.filename is None:
                 _drop_output()
@@ -42,7 +42,7 @@ class Commands(TyperGroup):
 
 
 def _exit(words: str) -> typer.Exit:
-    """Say why, and leave with exit code 2. A word of 300 characters is no word: it is cut."""
+    """Print the reason and exit with code 2. Words over 300 characters are truncated."""
     typer.echo("opmux: " + re.sub(r"\S{300,}", lambda long: f"{long[0][:100]}... (cut)", words), err=True)
     return typer.Exit(2)
 
@@ -59,14 +59,14 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
-    help="Operators for PyTorch: what there is, which implementation runs, and why.",
+    help="Operators for PyTorch: list them, see which implementation runs and why, benchmark and tune.",
 )
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, and nothing else, on stdout.")]
-# Named in full, as some versions of typer take a metavar that is the parameter in capitals for the option.
+# Explicit option names: some versions of typer mistake a metavar that is the upper-case parameter for the option.
 Dtype = Annotated[str, typer.Option("--dtype", metavar="DTYPE", help="float32, bfloat16, ...")]
 Device = Annotated[
-    str | None, typer.Option("--device", metavar="DEVICE", help="cpu, cuda, cuda:1, ... [default: what is there]")
+    str | None, typer.Option("--device", metavar="DEVICE", help="cpu, cuda, cuda:1, ... [default: this machine's]")
 ]
 
 
@@ -89,7 +89,7 @@ def options(
         raise _exit("stdout is closed, and all that this command does is print")
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="replace")  # under LC_ALL=C, a `?` for what is not ASCII
+            stream.reconfigure(errors="replace")  # under LC_ALL=C, print `?` for non-ASCII characters
 
 
 @app.command("list")
@@ -116,7 +116,10 @@ def explain(
     ] = None,
     json: AsJson = False,
 ) -> None:
-    """Which implementation of an op would run, in which tiles, and why not the others. Exit code 1 if none can."""
+    """Show which implementation of an op would run, with which tiles, and why the others do not.
+
+    Exit code 1 if none can.
+    """
     from . import explain, screen
 
     screen.show_log()
@@ -134,14 +137,14 @@ def tune(
         list[str] | None, typer.Option("--dtype", metavar="DTYPE", help="May be repeated. [default: bfloat16]")
     ] = None,
     device: Device = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be tried, and run nothing.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would be tried, without running it.")] = False,
     chip: Annotated[
         str | None, typer.Option(metavar="ARCH", help="With --dry-run or --list: as on sm_80, sm_90, ...")
     ] = None,
-    listing: Annotated[bool, typer.Option("--list", help="Every tunable, and who decides on it.")] = False,
+    listing: Annotated[bool, typer.Option("--list", help="List every tunable, and the source of its values.")] = False,
     clear: Annotated[bool, typer.Option("--clear", help="Forget all that was tuned, on any chip.")] = False,
 ) -> None:
-    """Try the tiles that a kernel can work in, on this chip, and keep the fastest for every program to come."""
+    """Time a kernel with different tiles on this chip, and store the fastest for later runs."""
     if importlib.util.find_spec("triton") is None:
         typer.echo("opmux: there is nothing to tune without Triton: pip install triton", err=True)
         raise typer.Exit(2)
@@ -193,7 +196,7 @@ def bench(
     device: Device = None,
     json: Annotated[str | None, typer.Option(metavar="FILE", help="Keep the run here; - is stdout.")] = None,
     html: Annotated[Path | None, typer.Option(metavar="FILE", help="Draw it: one page that loads nothing.")] = None,
-    mib: Annotated[int, typer.Option(min=1, help="Size of one tensor, where no shape is given.")] = 256,
+    mib: Annotated[int, typer.Option(min=1, help="Size of one tensor, if no shape is given.")] = 256,
     dynamic: Annotated[bool, typer.Option("--dynamic", help="Compile for any shape instead of each.")] = False,
     listing: Annotated[bool, typer.Option("--list", help="Say what would be measured, and stop.")] = False,
     source: Annotated[Path | None, typer.Option("--from", metavar="FILE", help="Show a run that was kept.")] = None,
@@ -218,7 +221,7 @@ def new_backend(
         bool, typer.Option("--in-tree", help="A folder of opmux itself; --out is then a checkout of it.")
     ] = False,
 ) -> None:
-    """Write a package for a vendor's chip: it can be installed, is found, and conforms before anything is changed."""
+    """Generate a package for a vendor's chip that can be installed and passes `opmux conform` unchanged."""
     from . import scaffold
 
     raise typer.Exit(scaffold.run(name, device, out, in_tree))
@@ -276,12 +279,12 @@ def run_program(
     program: Annotated[list[str] | None, typer.Argument(metavar="SCRIPT [ARGS]", help="As python takes them.")] = None,
     serve: Annotated[
         list[str] | None,
-        typer.Option("--as", metavar="NAME", help="A library whose names are ours: transformer_engine; may repeat."),
+        typer.Option("--as", metavar="NAME", help="A library that opmux replaces: transformer_engine; may repeat."),
     ] = None,
     module: Annotated[bool, typer.Option("-m", help="SCRIPT is the name of a module.")] = False,
-    shadow: Annotated[bool, typer.Option("--shadow", help="Also where that library is installed.")] = False,
+    shadow: Annotated[bool, typer.Option("--shadow", help="Even if that library is installed.")] = False,
 ) -> None:
-    """Run a program unchanged, with the names of other libraries served by opmux. Its exit code is ours."""
+    """Run an unchanged program, with opmux in place of other libraries' modules. Exits with the program's exit code."""
     from . import run, screen
 
     screen.show_log()

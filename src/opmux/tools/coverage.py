@@ -1,4 +1,4 @@
-"""What a program runs on: which ops of ATen led to a chip's own kernels, to ours, back to torch, or to the CPU.
+"""What a program runs on: which ops of ATen ran the chip's own kernels, ours, torch's, or the CPU's.
 
 with coverage.watch("npu") as seen:
     train()
@@ -66,7 +66,7 @@ class Seen:
 def watch(device: str) -> Iterator[Seen]:
     """Watch the ops of ATen on a device; the rows are there when the block ends.
 
-    Ops that no kernel of ours is for are known on a simulated device alone, whose fallbacks count themselves.
+    Ops without a kernel of ours are only known on a simulated device, which counts its fallbacks.
     """
     seen = Seen(device)
     before = Counter(simulator.fallbacks())
@@ -82,7 +82,7 @@ def watch(device: str) -> Iterator[Seen]:
 
 
 def _row(name: str, calls: int, device: str, left: Counter[str]) -> Row:
-    if left[name] >= calls:  # ours was asked and declined each time
+    if left[name] >= calls:  # our kernel declined every call
         left[name] -= calls
         return Row(name, calls, CPU, "native")
     chosen = _chosen(name, device)

@@ -63,7 +63,7 @@ class Run:
     losses: list[float] = field(default_factory=list)
     seconds: list[float] = field(default_factory=list)
     first_grads: list[Tensor] = field(default_factory=list)  # of every weight, after the first backward
-    peak: int | None = None  # bytes on the device; None where nothing tells
+    peak: int | None = None  # bytes on the device; None if unknown
 
     @property
     def step_ms(self) -> float:
@@ -147,7 +147,7 @@ def train(one: Run, model: llama.Llama, batches: Tensor, bar: Progress, task: Ta
         loss = llama.loss_of(model, batch)
         loss.backward()
         if not one.first_grads:
-            # Adam forgives a gradient that is wrong by a factor: the losses alone would not show it.
+            # Adam is insensitive to a constant factor in a gradient: the losses would not show such an error.
             one.first_grads = [p.grad.clone() for p in model.parameters() if p.grad is not None]
         optimizer.step()
         optimizer.zero_grad()
@@ -175,7 +175,7 @@ def grad_gap(a: Tensor, b: Tensor) -> float:
 
 
 def largest(gaps: Iterable[float]) -> float:
-    """The largest; infinite where one is not a number, for nan compares as nothing."""
+    """The largest number; infinity if one is NaN, which does not compare."""
     gaps = list(gaps)
     return max(gaps) if all(map(math.isfinite, gaps)) else math.inf
 

@@ -1,4 +1,4 @@
-"""`opmux doctor`: what this machine and this environment mean for opmux, and what is wrong with them."""
+"""`opmux doctor`: how opmux sees this machine and its settings, and what is wrong with them."""
 
 from __future__ import annotations
 
@@ -40,10 +40,10 @@ class Report:
     broken: list[str] = field(default_factory=list)
 
     def guard(self, what: str, look: Callable[[], Any], otherwise: Any) -> Any:
-        """What `look` finds; where it fails, `otherwise`, and a sentence under `broken`."""
+        """The result of `look`; if it fails, `otherwise`, and a message in `broken`."""
         try:
             return look()
-        except Exception as error:  # a doctor that dies of the disease helps nobody
+        except Exception as error:  # report it, and continue
             words = str(error) if isinstance(error, BadKnob) else f"{what}: {type(error).__name__}: {error}"
             if words not in self.broken:
                 self.broken.append(words)
@@ -62,13 +62,13 @@ def run(as_json: bool) -> int:
 def examine() -> Report:
     report = Report(versions=versions())
     report.devices = report.guard("devices", device_rows, [])
-    # The file once, by itself: each setting that is not in the environment would complain of it again.
+    # The file is checked once: each setting that is not in the environment would report its error again.
     file_is_good = report.guard("settings file", lambda: knobs.files() is not None, False)
     report.settings = [setting(k, file_is_good) for k in knobs.all_knobs()]
     report.broken += [s["error"] for s in report.settings if s["error"]]
     report.strangers = report.guard("settings", knobs.unknown_settings, [])
     bad = [s["source"].removeprefix("env ") for s in report.settings if s["error"]]
-    with without(bad):  # so that the rest can be looked at
+    with without(bad):  # so that the rest can be checked
         report.guard("log", screen.show_log, None)
         report.policy = report.guard("policy", lambda: str(policies.get_policy()), None)
         report.vendors = report.guard("implementations", vendor_rows, [])
@@ -127,7 +127,7 @@ def device_rows() -> list[dict[str, Any]]:
 
 
 def setting(knob: knobs.Knob[Any], file_is_good: bool) -> dict[str, Any]:
-    """A knob as it is set; one that cannot be read has its text as value, and an error."""
+    """A setting and its value; an invalid one has its text as value, and an error."""
     made = {"name": knob.name, "aliases": list(knob.aliases), "doc": knob.doc, "error": None}
     try:
         seen = knob.look()
@@ -143,14 +143,14 @@ def setting(knob: knobs.Knob[Any], file_is_good: bool) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    """A value as JSON knows it."""
+    """A value converted for JSON."""
     if isinstance(value, dict):
         return {k: _plain(v) for k, v in value.items()}
     return list(value) if isinstance(value, tuple) else value
 
 
 def vendor_rows() -> list[dict[str, Any]]:
-    """Who implements how much: each vendor, and the impls that belong to none by their kind."""
+    """The number of impls by vendor, and by kind for impls without a vendor."""
     manager = get_default_manager()
     for name in manager.registry.list_operators():  # loads families and plugins
         manager.resolve_candidates(name)  # and kernels
@@ -162,7 +162,7 @@ def vendor_rows() -> list[dict[str, Any]]:
 
 
 def chips() -> list[dict[str, Any]]:
-    """The vendors that are known, and which of them stand for a device of this machine."""
+    """The known vendors, and which of them have a device in this machine."""
     here = {d: devices.vendor_of(d) for d in (*machine.accelerators(), "cpu")}
     found = []
     for package in vendors.known().values():

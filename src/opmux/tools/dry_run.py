@@ -1,4 +1,4 @@
-"""Plans without launches: what a kernel would do, here or on a chip that is not here."""
+"""Launch plans without launches: what a kernel would do, on this chip or another one."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def standing_in(chip: str | None) -> Iterator[None]:
 
 @contextlib.contextmanager
 def nothing_launched() -> Iterator[None]:
-    """Plans are made, and their launches do nothing."""
+    """Make plans whose launches are no-ops."""
     before = Launcher.ready, Launcher.__call__
     Launcher.ready = lambda self, grid, numbers, config, makes=None: lambda *args: None
     Launcher.__call__ = lambda self, grid, args, config: None

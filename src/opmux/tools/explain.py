@@ -62,7 +62,7 @@ def chip_of(text: str) -> Chip:
 def _run(op: str, dtype: str, shape: str | None, device: str | None, as_json: bool, chip: Chip | None) -> int:
     manager = get_default_manager()
     manager.registry.list_operators()  # loads the families and the plugins: any of them may have the op
-    key = manager.explain(op).key  # an unknown op is the first thing to say
+    key = manager.explain(op).key  # first, to report an unknown op
     asked = arguments.dtype(dtype), torch.device("meta") if chip is not None else arguments.device(device)
     sizes = None if shape is None else arguments.shape(shape)
     spec = specs.get(key)
@@ -77,7 +77,7 @@ def _run(op: str, dtype: str, shape: str | None, device: str | None, as_json: bo
 
 
 def tiles_of(impl: OpImpl, spec: Spec, sample: Sample, chip: Chip | None) -> list[dict[str, str]]:
-    """The tiles that a kernel of ours would work in, and who says so; also on a chip that is not here."""
+    """The tiles that our kernel would use, and their source; also for a chip that is not present."""
     if impl.kind is not BackendImplKind.DEFAULT or importlib.util.find_spec("triton") is None:
         return []
     from ..kernels.lib import config
@@ -105,9 +105,9 @@ def found_on_cpu(sample: Sample) -> bool:
 
 
 def takes_shape(made_by: Any, dtype: torch.dtype) -> bool:
-    """Whether these samples can be had in a shape that is asked for, and need nothing else to be known.
+    """Whether these samples can be made in a given shape.
 
-    Then they can be had in that of their first; where that itself cannot be had, it is for the dtype's sake.
+    If so, they can be made in the shape of the first one; if that fails, the dtype is not supported.
     """
     if not hasattr(made_by, "at"):
         return False
@@ -128,18 +128,18 @@ def _goes(make: Callable[[], Any]) -> bool:
 def nearest_sample(
     spec: Spec | None, name: str, shape: tuple[int, ...] | None, dtype: torch.dtype, device: torch.device
 ) -> tuple[Sample, str | None]:
-    """Arguments in that shape; where the op's samples have shapes of their own, the first, and a word on it."""
+    """Arguments in that shape; if the op's samples have fixed shapes, the first one, and a note."""
     made_by = getattr(spec, "samples", None)
     if shape is None or made_by is None or takes_shape(made_by, dtype):
         return sample_of(spec, name, shape, dtype, device), None
     sample = sample_of(spec, name, None, dtype, device)
-    return sample, f"its samples have shapes of their own: these are the first, not of {'x'.join(map(str, shape))}"
+    return sample, f"its samples have fixed shapes: this is the first one, not {'x'.join(map(str, shape))}"
 
 
 def sample_of(
     spec: Spec | None, name: str, shape: tuple[int, ...] | None, dtype: torch.dtype, device: torch.device
 ) -> Sample:
-    """Arguments of the op as its spec makes them; for an op without samples one tensor, where a shape is given."""
+    """Arguments of the op from its spec's samples; for an op without samples, one tensor if a shape is given."""
     made_by: Any = getattr(spec, "samples", None)
     try:
         if made_by is None:
@@ -157,7 +157,7 @@ def sample_of(
 
 
 def in_words(value: Any) -> str:
-    """An argument in a word: `float32[5x64]`, or the value as it is."""
+    """An argument in short form: `float32[5x64]`, or its value."""
     if isinstance(value, Tensor):
         return f"{dtype_name(value.dtype)}[{'x'.join(map(str, value.shape))}]"
     return dtype_name(value) if isinstance(value, torch.dtype) else repr(value)

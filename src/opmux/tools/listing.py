@@ -25,7 +25,7 @@ NO_SPEC = "(no spec)"
 
 @dataclass(frozen=True)
 class Row:
-    """One op: its declaration, where it has one, and what dispatch says of its impls."""
+    """One op: its declaration, if it has one, and its impls in dispatch's order."""
 
     name: str
     key: str
@@ -129,7 +129,7 @@ def vendor_rows() -> list[dict[str, Any]]:
 
 
 def _is_here(package: Package) -> bool:
-    """Asked of devices that are here alone: whose a device is may take a query to find out."""
+    """Only for available devices: finding out a device's vendor may run a query command."""
     return package.device in HERE.devices() and devices.vendor_of(package.device) == package
 
 
@@ -138,7 +138,7 @@ def count(number: int, noun: str) -> str:
 
 
 def impl_text(verdict: Verdict) -> Text:
-    """An impl in a word: its id, kind and vendor where the id does not say them, and where it came from."""
+    """An impl in short form: its id, its kind and vendor if the id does not contain them, and its origin."""
     impl, origin = verdict.impl, verdict.origin
     style = "dim" if verdict.status == "refused" else screen.KIND_STYLES[impl.kind.value]
     text = Text("*" if verdict.status == "chosen" else "", "bold green")
@@ -155,7 +155,7 @@ def impl_text(verdict: Verdict) -> Text:
 
 
 def short_signature(spec: Spec) -> str:
-    """`x, weight [eps, offset] -> y rstd`: what must be given, what may be, what comes back."""
+    """`x, weight [eps, offset] -> y rstd`: required arguments, optional arguments, results."""
     parameters = spec.signature.parameters.values()
     must = ", ".join(p.name for p in parameters if p.default is inspect.Parameter.empty)
     may = ", ".join(p.name for p in parameters if p.default is not inspect.Parameter.empty)

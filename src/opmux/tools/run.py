@@ -1,4 +1,4 @@
-"""`opmux run`: an unchanged program, with the names of other libraries served by opmux."""
+"""`opmux run`: runs an unchanged program with opmux in place of other libraries' modules."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ..core.errors import quoted
 from ..faces import compat
 from .arguments import BadArgument
 
-INTERRUPTED = 130  # as a shell says of a program that Ctrl-C has ended
+INTERRUPTED = 130  # a shell's exit code for a program ended by Ctrl-C
 
 
 def run(program: list[str], libraries: list[str], shadow: bool, module: bool) -> int:
@@ -55,7 +55,7 @@ def run(program: list[str], libraries: list[str], shadow: bool, module: bool) ->
 
 
 def _below(trace: types.TracebackType | None) -> types.TracebackType | None:
-    """A traceback without the frames that lead to the program: ours and runpy's."""
+    """A traceback without our frames and runpy's above the program."""
     above = (__file__, runpy.__file__, "<frozen runpy>", "<frozen importlib._bootstrap>")
     while trace is not None and trace.tb_frame.f_code.co_filename in above:
         trace = trace.tb_next
@@ -63,7 +63,7 @@ def _below(trace: types.TracebackType | None) -> types.TracebackType | None:
 
 
 def _missing_module(name: str) -> str | None:
-    """Why there is nothing to run under a module's name, in python's words."""
+    """Why a module cannot be run, with Python's message."""
     try:
         found = importlib.util.find_spec(name) if name else None
         if found is not None and found.submodule_search_locations is not None:

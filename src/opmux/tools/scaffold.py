@@ -1,4 +1,4 @@
-"""`opmux new-backend`: a complete package for a vendor's chip, that works before anything in it is changed."""
+"""`opmux new-backend`: generates a complete package for a vendor's chip that works unchanged."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ TEMPLATE = Path(__file__).with_name("template")
 
 
 class CannotMake(OpmuxError, ValueError):
-    """A backend that cannot be made as asked; nothing was written."""
+    """A backend that cannot be generated; nothing was written."""
 
 
 class Part(NamedTuple):
@@ -36,7 +36,7 @@ class Part(NamedTuple):
 
 
 FOLDER = (
-    Part("__init__.py", "__init__.py", "who the vendor is, and how to find out whether a chip is here"),
+    Part("__init__.py", "__init__.py", "the vendor's name and device type, and how to detect a chip"),
     Part("heuristics_config_utils.py", "heuristics_config_utils.py", "tiles that suit the chip"),
     Part("tune_configs.yaml", "tune_configs.yaml", "what `opmux tune` tries"),
     Part("ops/__init__.py", "ops/__init__.py", "which ops it brings"),
@@ -46,7 +46,7 @@ FOLDER = (
 
 @dataclass(frozen=True)
 class Backend:
-    """A package to be: its vendor, its device type, and where it goes."""
+    """The package to write: its vendor, its device type, and its folder."""
 
     name: str
     device: str
@@ -92,7 +92,7 @@ OF_TORCH = ("cpu", "cuda", "xpu", "mps", "mtia", "hpu")  # device types that nee
 
 
 def run(name: str, device: str, out: Path | None, in_tree: bool) -> int:
-    """Write the package, and say what to do with it."""
+    """Write the package, and print the next steps."""
     made = plan(name, device, out, in_tree)
     write(made)
     where = shown(made.root)
@@ -130,11 +130,11 @@ def shown(path: Path) -> str:
     return str(path.relative_to(here)) if path.is_relative_to(here) and path != here else str(path)
 
 
-# ---- what is asked for, checked -------------------------------------------------------------------------------------
+# ---- checks of the options ------------------------------------------------------------------------------------------
 
 
 def plan(name: str, device: str, out: Path | None, in_tree: bool) -> Backend:
-    """The package as asked for; CannotMake where it must not be written."""
+    """The requested package; raises CannotMake if it must not be written."""
     _check_name(name)
     if not re.fullmatch(r"[a-z][a-z_]*", device):
         raise CannotMake(f"--device {device!r} is no name of a device type. Allowed: small letters and _, such as npu")
@@ -181,7 +181,7 @@ def _checkout(out: Path | None) -> Path:
 
 
 def write(made: Backend) -> None:
-    """All files, or none: they are written beside their place, and moved there in the end."""
+    """Write all files or none: they are written to a temporary folder, which is renamed at the end."""
     target, *more = made.new
     texts = {part.target: made.text(part) for part in made.parts}
     try:

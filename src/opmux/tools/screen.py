@@ -1,4 +1,4 @@
-"""Where output goes: tables and JSON to stdout; log lines and progress to stderr, out of each other's way."""
+"""Output: tables and JSON to stdout; log lines and progress bars to stderr."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from rich.text import Text
 
 from ..core import log
 
-# A file or a pipe has no right edge: a row there is one line, however long.
+# Lines are not wrapped in a file or a pipe.
 WIDE = 1000
 
 KIND_STYLES = {"flagos": "green", "cpp": "cyan", "vendor": "magenta", "reference": "blue"}
@@ -73,7 +73,7 @@ def pairs(rows: Iterable[tuple[str, Any]], title: str | None = None) -> Table:
 
 @contextlib.contextmanager
 def progress(*more: str) -> Iterator[Progress]:
-    """A progress bar on stderr; log lines that come meanwhile are printed above it. `more` are fields to show."""
+    """A progress bar on stderr; log lines are printed above it. `more` are fields to show."""
     columns = (
         TextColumn("{task.description}"),
         BarColumn(bar_width=30),

@@ -1,7 +1,7 @@
-"""Type stubs of the modules whose names are made when asked for: `opmux/ops.pyi` and `opmux/tex.pyi`, from the specs.
+"""Type stubs of the modules with dynamic attributes, `opmux/ops.pyi` and `opmux/tex.pyi`, generated from the specs.
 
-Editors and type checkers read them; `python -m opmux.tools.docs` writes them beside the modules, and its `--check`
-fails where one is out of date.
+Editors and type checkers read them; `python -m opmux.tools.docs` writes them next to the modules, and its `--check`
+fails if one is out of date.
 """
 
 from __future__ import annotations

@@ -28,16 +28,16 @@ from . import arguments, explain, screen
 from .dry_run import nothing_launched, standing_in
 
 GAIN = 0.02  # less than this is noise, and not worth an entry
-LONG_SUM = 10.0  # times the tolerance, where the present tiles need it: thousands of float32 in another order
+LONG_SUM = 10.0  # factor on the tolerance if the current tiles need it: sums of thousands of float32 in another order
 SHAPES, DTYPES = ("4096x8192",), ("bfloat16",)
-STAND_IN = "sm_90"  # what a dry run plans for on a machine without an accelerator
+STAND_IN = "sm_90"  # the chip of a dry run on a machine without an accelerator
 SHOWN = 12  # rows of a table; the slowest are counted
 
 Bench = Callable[[Callable[[], Any]], float]
 
 
 class DeviceLost(OpmuxError, RuntimeError):
-    """A candidate left the device in a state in which nothing can be measured."""
+    """A candidate broke the device, so that nothing more can be measured."""
 
 
 def median_ms(fn: Callable[[], Any]) -> float:
@@ -49,7 +49,7 @@ def median_ms(fn: Callable[[], Any]) -> float:
 
 @dataclass
 class Trial:
-    """Tiles to be timed: whose they are, and in the end a time, or the reason why there is none."""
+    """Tiles to be timed, their source, and a time or the reason why there is none."""
 
     tiles: Tiles
     source: str
@@ -59,12 +59,12 @@ class Trial:
 
 @dataclass
 class Outcome:
-    """What came of one question of a plan."""
+    """The outcome of tuning one tunable."""
 
     asked: Asked
-    trials: list[Trial]  # the tiles that hold now come first
-    best: Trial | None = None  # what is faster than the present tiles by GAIN, measured twice
-    times: tuple[float, float] = (0.0, 0.0)  # of the present tiles and the fastest others, side by side
+    trials: list[Trial]  # the current tiles come first
+    best: Trial | None = None  # faster than the current tiles by GAIN, measured twice
+    times: tuple[float, float] = (0.0, 0.0)  # of the current tiles and the fastest others
 
 
 @dataclass
@@ -86,7 +86,7 @@ class Case:
         return self.call(*self.sample.args, **self.sample.kwargs)
 
     def plan(self) -> list[Asked]:
-        """What the kernel asks for when it works out its plan, each question once."""
+        """The tunables that the kernel looks up when it makes its plan, each once."""
         forget()
         with config.asked() as heard, torch.no_grad():
             try:
@@ -138,7 +138,7 @@ def case_of(op: str, shape: str, dtype: str, device: torch.device, anywhere: boo
 
 
 def trials_for(one: Asked, chip: Chip | None) -> list[Trial]:
-    """The present tiles, the default, and what the vendor lists; none twice."""
+    """The current tiles, the default, and the vendor's configs, without duplicates."""
     made = [Trial(one.choice.tiles, one.choice.source)]
     listed = [] if chip is None else one.tunable.candidates(chip, **one.facts)
     for trial in (
@@ -163,7 +163,7 @@ class Tuner:
     held: dict[str, Tiles] = field(default_factory=dict)
 
     def tune(self, one: Asked, tick: Callable[[float | None], None] = lambda best: None) -> Outcome:
-        """Time every trial; `tick` is told the best time so far after each."""
+        """Time every trial; `tick` gets the best time so far after each."""
         out = Outcome(one, trials_for(one, self.chip))
         present, *others = out.trials
         self._time(one.key, present)
@@ -187,7 +187,7 @@ class Tuner:
         return out
 
     def _time(self, key: str, trial: Trial) -> None:
-        """No time for a wrong result, and for what the chip refuses a reason."""
+        """Check and time a trial; a wrong result or an error of the chip gives a reason instead of a time."""
         with self._using(key, trial.tiles):
             try:
                 trial.reason = self.case.disagreement()
@@ -198,7 +198,7 @@ class Tuner:
                 self._check_device(trial)
 
     def _side_by_side(self, key: str, one: Tiles, other: Tiles) -> tuple[float, float]:
-        """Medians of three rounds each, taken in turn: a clock that drifts must not decide."""
+        """Medians of three interleaved rounds, so that a drifting clock does not affect the comparison."""
         times: tuple[list[float], list[float]] = ([], [])
         for _ in range(3):
             for tiles, into in zip((one, other), times, strict=True):
@@ -225,14 +225,14 @@ class Tuner:
 def run(
     op: str, shapes: Sequence[str], dtypes: Sequence[str], device: str | None, dry_run: bool, chip: str | None
 ) -> int:
-    specs.find(op, NAME_LOOKUP["ops"])  # an unknown op is the first thing to say
+    specs.find(op, NAME_LOOKUP["ops"])  # first, to report an unknown op
     at = arguments.device(device)
     if chip is not None and not dry_run:
-        raise arguments.BadArgument("--chip names a chip that is not here, where nothing can be timed. Add --dry-run")
+        raise arguments.BadArgument("--chip names a chip that is not present: nothing can be timed. Add --dry-run")
     timed = at.type != "cpu" and not knobs.runtime.interpret
     if not timed and not dry_run:
         where = "the CPU" if at.type == "cpu" else "the interpreter"
-        words = f"{op} cannot be tuned on {where}, whose times say nothing of a chip"
+        words = f"{op} cannot be tuned on {where}: its times are not those of a chip"
         raise arguments.BadArgument(f"{words}. Allowed: an accelerator, or --dry-run")
     asked = [(s, d) for s in shapes or SHAPES for d in dtypes or DTYPES]
     console = screen.out()
@@ -252,7 +252,7 @@ def _tune_case(console: Console, case: Case, chip: Chip | None) -> None:
     tuner = Tuner(case, chip, median_ms)
     questions = case.plan()
     if not questions:
-        console.print(f"{case}: its kernel asks for no tiles, there is nothing to tune")
+        console.print(f"{case}: its kernel has no tunables")
     for one in questions:
         with screen.progress("best") as bar:
             task = bar.add_task(f"{case} {one.tunable.name}", total=len(trials_for(one, chip)), best="     -")
@@ -271,7 +271,7 @@ def _tune_case(console: Console, case: Case, chip: Chip | None) -> None:
 
 
 def _show_plan(console: Console, case: Case, chip: Chip | None) -> None:
-    console.print(f"[bold]{case}, as on {chip or 'a chip that nobody knows'}[/]: nothing is run")
+    console.print(f"[bold]{case}, as on {chip or 'an unknown chip'}[/]: nothing is run")
     for one in case.plan():
         table = screen.table("", "tiles", "from", "", title=escape(one.key))
         trials = trials_for(one, chip)
@@ -305,11 +305,9 @@ def _show_outcome(console: Console, case: Case, outcome: Outcome) -> None:
 def _verdict(outcome: Outcome) -> str:
     before, after = outcome.times
     if not before:
-        return "  nothing else could be timed; the present tiles stay"
+        return "  no other tiles could be timed; the current ones are kept"
     if outcome.best is None:
-        return (
-            f"  the present tiles stay: the best others take {after / before:.3f}x their time, not under {1 - GAIN:g}x"
-        )
+        return f"  the current tiles are kept: the best others take {after / before:.3f}x their time, not under {1 - GAIN:g}x"
     return f"  {outcome.best.tiles}: {before:.4f} ms -> {after:.4f} ms, {before / after:.3f}x as fast"
 
 
@@ -317,7 +315,7 @@ def _verdict(outcome: Outcome) -> str:
 
 
 def show_list(chip: str | None) -> int:
-    """Every tunable, and who decides on it on this chip."""
+    """Every tunable, and the source of its values on this chip."""
     for family in specs.families:
         specs.load_implementers(family)
     with standing_in(chip):

@@ -5,7 +5,7 @@ from opmux.backends import Target, VendorInfoBase
 # By the name of an arch, or the start of it. What CDNA 2 and 3 (gfx90a, gfx942) share is in this folder itself.
 ARCH_MAP = {"gfx950": "cdna4", "gfx10": "rdna", "gfx11": "rdna", "gfx12": "rdna"}
 
-# ROCm documentation, "AMD GPU specifications". Cores are asked of the device: an MI300X has 304, an MI300A 228.
+# ROCm documentation, "AMD GPU specifications". Cores are read from the device: an MI300X has 304, an MI300A 228.
 _CDNA = Target(shared_memory=64 << 10, warp_size=64, registers=131_072)
 _RDNA = Target(shared_memory=64 << 10, warp_size=32)
 _RADEON = "gfx1030 gfx1031 gfx1032 gfx1100 gfx1101 gfx1102 gfx1103 gfx1150 gfx1151 gfx1152 gfx1200 gfx1201"
@@ -13,7 +13,7 @@ _RADEON = "gfx1030 gfx1031 gfx1032 gfx1100 gfx1101 gfx1102 gfx1103 gfx1150 gfx11
 vendor_info = VendorInfoBase(
     vendor_name="amd",
     device_name="cuda",
-    # Not rocm-smi: it succeeds on machines without a chip, and comes with other vendors' copies of ROCm.
+    # Not rocm-smi: it succeeds on machines without a chip, and is part of other vendors' copies of ROCm.
     device_query_cmd="amd-smi list",
     driver_files=("/sys/module/amdgpu",),
     triton_extra_name="hip",

@@ -1,4 +1,4 @@
-"""The processor itself: kernels in C++, compiled on the machine where they are first called."""
+"""The CPU: kernels in C++, compiled on the machine when they are first called."""
 
 from .. import VendorInfoBase
 

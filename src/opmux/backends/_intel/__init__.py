@@ -13,7 +13,7 @@ _XE2 = Target(shared_memory=128 << 10, warp_size=32, registers=131_072)
 vendor_info = VendorInfoBase(
     vendor_name="intel",
     device_name="xpu",
-    # Kunlunxin's tool has the same name, and knows no such subcommand.
+    # Kunlunxin's tool has the same name, but no such subcommand.
     device_query_cmd="xpu-smi discovery",
     triton_extra_name="intel",
     targets={

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-A_LANE = 16  # elements: as they came, widened, and what is computed of them
+A_LANE = 16  # elements per lane: each needs registers for its input, the widened value and the result
 MOST = 32  # warps: a work group has 1024 lanes
 
 

@@ -17,5 +17,5 @@ vendor_info = VendorInfoBase(
 
 
 def arch_of(index: int) -> str | None:
-    """As MetaX' compiler names it (--offload-arch); the capability that torch tells is for programs made for CUDA."""
+    """The name of MetaX' compiler (--offload-arch); torch's capability imitates a CUDA chip's."""
     return by_name("cuda", index, {"C500": "xcore1000", "C550": "xcore1000"})

@@ -7,7 +7,7 @@ ARCH_MAP = {"12": "blackwell", "10": "blackwell", "9": "hopper", "8": "ampere"}
 
 
 def _chip(shared_kib: int) -> Target:
-    """Cores are asked of the device: chips of one capability differ (sm_90: 132 on an H200, 78 on an H20)."""
+    """Cores are read from the device: chips of one capability differ (sm_90: 132 on an H200, 78 on an H20)."""
     return Target(shared_memory=shared_kib << 10, warp_size=32, registers=65_536)
 
 

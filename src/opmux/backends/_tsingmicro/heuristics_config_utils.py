@@ -1,4 +1,4 @@
-"""Tiles on Tsingmicro's chips, where they differ: 16 programs side by side, each with megabytes to fill."""
+"""Tiles on Tsingmicro's chips, where they differ: 16 parallel programs, each with megabytes of memory."""
 
 from opmux.backends import buffers
 

@@ -1,4 +1,4 @@
-"""What is measured: ops, shapes and dtypes, as asked for or as a preset has them."""
+"""What is measured: ops, shapes and dtypes, from the command line or a preset."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from ..explain import takes_shape
 
 Shape = tuple[int, ...]
 
-# What samples are asked for beside a shape: ops that work along a dimension do so along rows.
+# Options of samples other than the shape: ops along a dimension use the last one.
 ALONG = {"dim": -1}
 # How the arguments of a sample are changed: a variant's name -> what becomes of them.
 VARIANTS: dict[str, Callable[[tuple], tuple]] = {
@@ -64,7 +64,7 @@ class Case:
         return f"{self.name} {sizes(self.shape)} {dtype_name(self.dtype)}"
 
     def sample(self, device: torch.device, rows: int | None = None) -> Sample:
-        """The op's arguments in full; with `rows`, of so many rows only. BadArgument where the op has none such."""
+        """All arguments of the op; with `rows`, of that many rows. Raises BadArgument if the op has no such samples."""
         shape = self.shape if rows is None else (rows, *self.shape[1:])
         made_by: Any = self.spec.samples
         try:
@@ -73,7 +73,7 @@ class Case:
                 bound = self.spec.signature.bind(**named)
                 args, kwargs = bound.args, bound.kwargs
             elif not hasattr(made_by, "at"):
-                raise ValueError("its samples have shapes of their own")
+                raise ValueError("its samples have fixed shapes")
             else:
                 drawn = made_by.at(shape, self.dtype, device, **ALONG)
                 args, kwargs = drawn.args, drawn.kwargs
@@ -141,7 +141,7 @@ _ALL = (
     ),
     Preset(
         "host",
-        "what a call costs the host: tensors so small that nothing else counts, under no_grad",
+        "the host time of a call: tensors so small that the kernel does not matter, under no_grad",
         (
             Line("add", (256,)),
             Line("mul", (256,), "scalar"),
@@ -189,7 +189,7 @@ def _selected(word: str) -> list[Spec]:
 
 @dataclass(frozen=True)
 class Plan:
-    """The cases, and a sentence for each thing that was asked for and is not there."""
+    """The cases, and a note for each requested thing that does not exist."""
 
     cases: list[Case]
     notes: list[str]
@@ -250,8 +250,8 @@ def _lines(
 
 
 def _measurable(lines: list[tuple[Spec, Line]], kinds: list[torch.dtype], notes: list[str]) -> list[tuple[Spec, Line]]:
-    """Those whose arguments can be had in a shape that is asked for; notes name the others."""
-    ways: dict[str, list[str]] = {"": [], "no samples to measure with": [], "samples of shapes of their own alone": []}
+    """The ops with samples of the requested shape; notes name the others."""
+    ways: dict[str, list[str]] = {"": [], "no samples to measure with": [], "only samples of fixed shapes": []}
     fits, bare, own = ways.values()
     for spec in {s.key: s for s, _ in lines}.values():
         shaped = spec.samples is not None and any(takes_shape(spec.samples, kind) for kind in kinds)

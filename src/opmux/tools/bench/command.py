@@ -22,7 +22,7 @@ from .measure import Limits
 from .providers import Choice, Provider
 from .record import Record, facts, limits_data
 
-# A limit is measured on what no cache holds.
+# A limit is measured on tensors that do not fit in a cache.
 COPY_MIB = {"cpu": 64}
 COPY_MIB_OF_CHIPS = 512
 
@@ -106,7 +106,7 @@ def _keep(record: Record, asked: Asked) -> None:
 def _measure(record: Record, bench: Bench, cases: list[Case], asked: Asked) -> None:
     """Fill in the record, with a line on the screen for each case as it is done."""
     console = _console(asked)
-    console.file = console.file  # the stream of now: the bar puts one of its own in the place of sys.stdout
+    console.file = console.file  # fix the current stream: the bar replaces sys.stdout
     columns = {p.name: None for c in {c.spec.key: c for c in cases}.values() for p in bench.choice.of_op(c.spec)}
     with screen.progress("now") as bar:
         task = bar.add_task("measuring", total=len(cases), now="limits")
@@ -125,7 +125,7 @@ def _measure(record: Record, bench: Bench, cases: list[Case], asked: Asked) -> N
             record.limits = limits_data(bench.limits)
             lines.add(made)
             if asked.json not in (None, "-"):
-                record.save(Path(asked.json))  # a run that is stopped has been worth its time
+                record.save(Path(asked.json))  # keeps the results of an interrupted run
             bar.update(task, advance=1)
         bar.update(task, now="done")
     console.print(report.summary(record))

@@ -21,9 +21,9 @@ from .cases import Case
 from .measure import Limits, Truth, Wrong
 from .providers import COMPILE, OURS, Choice, Provider
 
-# Up to so many elements a call's own cost shows on a device, and it is measured too.
+# Up to this many elements the host time of a call matters on a device, and is measured too.
 SMALL = 2**16
-# Rows for the gate where the reference of all of them would not fit.
+# Rows for the correctness check, if the reference of all rows would not fit in memory.
 FEW = 64
 
 
@@ -31,7 +31,7 @@ FEW = 64
 class Row:
     """One provider on one case: `ok` with its figures, or `wrong`, `failed`, `declined` or `skipped` with the reason.
 
-    What is skipped has no arguments or no reference to be held against.
+    Skipped providers have no arguments, or no reference to compare with.
     """
 
     op: str
@@ -64,14 +64,14 @@ class Row:
 
 @dataclass(frozen=True)
 class Bench:
-    """What is constant in a run: where, against which limits, and who."""
+    """The constants of a run: device, limits and providers."""
 
     device: torch.device
     limits: Limits
     choice: Choice
 
     def rows(self, cases: list[Case], started: Callable[[Case, Provider], None]) -> Iterator[list[Row]]:
-        """The rows of each case, as it is done."""
+        """Yields the rows of each case when it is done."""
         last = None
         providers: list[Provider] = []
         for case in cases:
@@ -128,7 +128,7 @@ class Bench:
                 del call
             if provider.name == OURS:
                 failures = get_default_manager().failures()[known:]
-                if failures:  # what was timed is another impl, which took over
+                if failures:  # another impl took over, and was timed
                     raise RuntimeError(str(failures[0]))
                 row.impl, row.reason = who_runs(case, sample)
             self._rates(row, case.dtype)
@@ -164,7 +164,7 @@ def _work(case: Case, sample: Sample) -> tuple[int, int | None]:
 
 
 def _forget_compiled() -> None:
-    """Dynamo allows a function so many recompilations: each op starts anew."""
+    """Reset Dynamo, which limits the recompilations of a function, before each op."""
     import torch._dynamo
 
     torch._dynamo.reset()
@@ -184,7 +184,7 @@ def who_runs(case: Case, sample: Sample) -> tuple[str | None, str | None]:
         refused = next((v for v in found.verdicts if v.status == "refused"), None)
         why = None if refused is None else f"{refused.impl.impl_id}: {refused.reason}"
         return None if found.chosen is None else found.chosen.impl_id, why
-    try:  # it may still decline when it is called: dispatch then goes on to the next, and remembers nothing
+    try:  # it may still decline when called: dispatch then uses the next one
         with policy(strict=True):
             specs.functions[case.spec.key](*sample.args, **sample.kwargs)
     except NotSupported as error:

@@ -22,7 +22,7 @@ from ...core.tensors import dtype_name, tensors_in
 Call = Callable[[], Any]
 
 WARMUP_MS, REPEAT_MS = 10, 50
-# Floats that float32 holds: differences are taken in it, and in float64 for all other numbers.
+# Floats that float32 can represent: differences are computed in float32, and in float64 for all others.
 NARROW = {torch.float16, torch.bfloat16, torch.float32, torch.float8_e4m3fn, torch.float8_e5m2}
 # Who is no impl of opmux need not round once only: where terms cancel, torch's own backwards of norms are further off
 # than a spec allows. Theirs is so many times as wide, and relative to the mean of a result too: is it the same op?
@@ -33,7 +33,7 @@ LOOSE = 4
 
 
 class Wrong(Exception):
-    """A result that is not the op's; `error` is the largest difference, None where there is no number for it."""
+    """A wrong result; `error` is the largest difference, None if there is no number."""
 
     def __init__(self, words: str, error: float | None = None):
         super().__init__(words)
@@ -42,7 +42,7 @@ class Wrong(Exception):
 
 @dataclass(frozen=True)
 class Truth:
-    """What the reference says for a sample: the results by name, and what the op must have written."""
+    """The reference's results for a sample, by name, and what the op must have written."""
 
     spec: Spec
     sample: Sample
@@ -58,7 +58,7 @@ class Truth:
     def check(
         self, build: Callable[[Spec, Sample], Call], gives: Sequence[str], *, exact: bool, random: bool = False
     ) -> float | None:
-        """The largest difference of a provider's results; Wrong where one is too far from the reference's.
+        """The largest difference of a provider's results; raises Wrong if one is too far from the reference's.
 
         `exact` is for impls of opmux: the spec's own tolerance, the reference's dtypes, and a second call, for a launch
         that is kept takes another way than the first.
@@ -85,7 +85,7 @@ def as_tuple(results: Any) -> tuple:
 
 
 def _fresh(spec: Spec, sample: Sample) -> tuple[tuple, dict]:
-    """The arguments, copied where the op writes to them."""
+    """The arguments, with copies of those that the op writes."""
     if not spec.mutates:
         return sample.args, sample.kwargs
     return tree_map_only(Tensor, torch.clone, (sample.args, sample.kwargs))
@@ -97,7 +97,7 @@ def _written(spec: Spec, args: tuple, kwargs: dict) -> dict[str, Any]:
 
 
 def compare(name: str, got: Any, want: Any, spec: Spec, *, exact: bool) -> float:
-    """The largest difference of one result; Wrong where it is more than the spec allows."""
+    """The largest difference of one result; raises Wrong if it exceeds the spec's tolerance."""
     if not isinstance(want, Tensor) or not isinstance(got, Tensor):
         if type(got) is not type(want) or (not isinstance(want, Tensor) and got != want):
             raise Wrong(f"{name} is {type(got).__name__}, expected {type(want).__name__}")
@@ -132,13 +132,13 @@ def check_shape(name: str, got: Tensor, want: Tensor) -> None:
 
 
 def _tolerance(spec: Spec, *dtypes: torch.dtype) -> Tol:
-    """The wider of what the spec allows for these dtypes; whole numbers are exact."""
+    """The larger of the spec's tolerances for these dtypes; integers must be exact."""
     found = [spec.tol.get(d, Tol(0.0, 0.0)) for d in dtypes if d.is_floating_point]
     return max(found, key=lambda t: t.rtol, default=Tol(0.0, 0.0))
 
 
 def fits(spec: Spec, sample: Sample, device: torch.device) -> bool:
-    """Whether the reference and its temporaries, in float32 or wider, find room beside the arguments."""
+    """Whether the reference and its temporaries, in float32 or wider, fit in memory with the arguments."""
     given = tensors_in((sample.args, sample.kwargs))
     largest = max((t.numel() * max(t.itemsize, 4) for t in given), default=0)
     return 12 * largest < free_bytes(device)  # backwards of norms hold eight such temporaries
@@ -149,7 +149,7 @@ def free_bytes(device: torch.device) -> int:
         unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
         return torch.cuda.mem_get_info(device)[0] + unused
     if "SC_AVPHYS_PAGES" not in os.sysconf_names:
-        return sys.maxsize  # not Linux: nobody tells
+        return sys.maxsize  # not Linux: unknown
     return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
@@ -200,7 +200,7 @@ def host_us(fn: Call, device: torch.device, loops: int = 100, repeats: int = 9) 
 
 
 def peak_bytes(fn: Call, device: torch.device) -> int | None:
-    """The most memory a call holds beyond its arguments; None where nothing tells."""
+    """The peak memory of a call beyond its arguments; None if unknown."""
     if device.type != "cuda":
         return None
     wait(device)
@@ -239,7 +239,7 @@ class Limits:
         return self.matmul_tflops[name]
 
     def least_ms(self, nbytes: int, flops: int | None, dtype: torch.dtype) -> tuple[float, str]:
-        """The least time for so much work, and which limit says so."""
+        """The minimal time for this much work, and the limit that determines it."""
         found = [(nbytes / self.copy_gbs / 1e6, "copy")]
         if flops and dtype.is_floating_point:
             found.append((flops / self.matmul(dtype) / 1e9, "matmul"))

@@ -1,4 +1,4 @@
-"""How torch itself computes an op: the call a good engineer would write, and autograd's own backward by itself."""
+"""How torch itself computes an op: the call that a user would write, and autograd's backward alone."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ ACTS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 def _activations() -> Iterator[tuple[str, Native]]:
-    """Each activation alone, with a bias, as a gate, and as a gate in one tensor with what it gates."""
+    """Each activation plain, with a bias, as a gate of two tensors, and as a gate of the halves of one."""
     for name, act in ACTS.items():
         yield name, Native(act)
         yield f"{name}_bias", Native(lambda x, bias, act=act: act(x + bias))
@@ -105,7 +105,7 @@ def _random() -> Iterator[tuple[str, Native]]:
         yield f"philox_{name}", Native(way, random=True)
 
 
-# Ops of ours that torch has under another name or in pieces. An op of the space `aten` is torch's own already.
+# Our ops that torch has under another name or as several calls. An op of the namespace `aten` is torch's own.
 NATIVE: dict[str, Native] = {
     "rms_norm": Native(_rms_norm, "y"),
     "add_rms_norm": Native(
@@ -132,7 +132,7 @@ class Backward(NamedTuple):
 
 
 def native(spec: Spec) -> Native | Backward | None:
-    """Torch's way to compute an op; None where torch has none but the reference."""
+    """Torch's way to compute an op; None if that is the reference."""
     if spec.space == "aten":
         return Native(getattr(torch, spec.name, spec.reference), short=True)
     if spec.space != "opmux":
@@ -166,7 +166,7 @@ def shortened(spec: Spec, sample: Sample) -> Sample:
 
 
 def call_of(fn: Callable[..., Any], sample: Sample) -> Callable[[], Any]:
-    """A call ready to be timed: the same arguments each time, and no Python of ours around it."""
+    """A call to be timed: with fixed arguments, and no Python code of ours around it."""
     return functools.partial(fn, *sample.args, **sample.kwargs)
 
 
@@ -178,7 +178,7 @@ def backward_of(fn: Callable[..., Any], how: Backward, spec: Spec, sample: Sampl
     known |= {n: given[n] for n in forward.names if n in given}
     filled = {p.name: known.get(p.name, p.default) for p in forward.signature.parameters.values()}
     wanted = [name.removeprefix("d") for name in spec.out]
-    # Copies: some libraries write their gradients over what they saved.
+    # Copies: some libraries overwrite saved tensors with gradients.
     leaves = [filled[name].detach().clone().requires_grad_() for name in wanted]
     with torch.enable_grad():
         results = fn(*{**filled, **dict(zip(wanted, leaves))}.values())

@@ -1,4 +1,4 @@
-"""A run as one self-contained page: charts, a table that sorts, the facts. It loads nothing from anywhere."""
+"""A run as one self-contained HTML page: charts, a sortable table, the facts. It loads no other resources."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .engine import Row
 from .providers import OURS
 from .record import LEVEL, Record
 
-# One colour a provider, in the order they come; ours is always the first.
+# One colour per provider, in order; ours is always the first.
 COLOURS = ("#2f6fde", "#8a94a6", "#d98a2b", "#3f9d6b", "#a35bb8", "#c2555f", "#4aa3b5", "#8b7d4e")
 GROUP, BAR, HEIGHT, LEFT, TOP = 30, 15, 170, 38, 14
 WIDE = 700  # a chart wider than this gets a line to itself
@@ -117,7 +117,7 @@ def _ticks(chart: Chart) -> list[float]:
 
 
 def told(row: Row) -> str:
-    """All of a row in a sentence: what a bar says when it is pointed at."""
+    """A row in one sentence: the tooltip of a bar."""
     who = row.provider if row.impl in (None, row.provider) else f"{row.provider} ({row.impl})"
     words = [f"{row.op} {sizes(row.shape)} {row.dtype}, {who}"]
     if row.status != "ok":

@@ -34,14 +34,14 @@ class Provider:
     gives: tuple[str, ...]  # the results it returns, by the names the op has for them
     around: Callable[[], AbstractContextManager[Any]] = contextlib.nullcontext
     impl: str | None = None  # of opmux, "" for the one that dispatch chooses: held to the spec more strictly
-    random: bool = False  # results agree in their shapes alone
+    random: bool = False  # only the shapes of results are compared
 
 
 # ---- opmux ----------------------------------------------------------------------------------------------------------
 
 
 def ours(spec: Spec) -> Provider:
-    """`opmux.ops.<name>`, with whatever dispatch chooses."""
+    """`opmux.ops.<name>`, with dispatch's choice."""
     return Provider(OURS, _public, spec.out, impl="")
 
 
@@ -57,12 +57,12 @@ def _public(spec: Spec, sample: Sample) -> Callable[[], Any]:
 
 
 def impl_ids(spec: Spec) -> list[str]:
-    """Every impl of an op, those that follow from its parts too."""
+    """Every impl of an op, including those made from its parts."""
     return [v.impl.impl_id for v in get_default_manager().explain(spec.key).verdicts]
 
 
 def vendor_impl_ids(spec: Spec) -> list[str]:
-    """The impls that are measured by default: ours is measured as `ours`, and the reference is no way to be fast."""
+    """The impls that are measured by default: without ours, which is measured as `ours`, and the reference."""
     found = get_default_manager().explain(spec.key).verdicts
     return [v.impl.impl_id for v in found if v.impl.kind is BackendImplKind.VENDOR]
 
@@ -71,7 +71,7 @@ def vendor_impl_ids(spec: Spec) -> list[str]:
 
 
 def torch_native(spec: Spec) -> Provider:
-    """Torch's own call; of an op that torch has no call for, the reference, under that name."""
+    """Torch's own call; for an op without one, the reference, under that name."""
     way = native(spec)
     if way is None:
         return Provider(REFERENCE, lambda spec, sample: call_of(spec.reference, sample), spec.out)
@@ -87,8 +87,8 @@ def torch_compile(spec: Spec, dynamic: bool | None) -> Provider:
 
 @contextlib.contextmanager
 def _compiling() -> Iterator[None]:
-    """Compiled backwards that may run twice (else they take the memory of what the forward saved), and as many shapes
-    as are asked for (else the ninth runs uncompiled)."""
+    """Let compiled backwards run twice (by default they free saved tensors), and allow any number of shapes (by default
+    the ninth runs uncompiled)."""
     import torch._dynamo.config
     import torch._functorch.config
 
@@ -129,10 +129,10 @@ LIGER: dict[str, tuple[str, Callable[..., tuple], str]] = {
 
 @functools.cache
 def load(module: str) -> tuple[Any, str]:
-    """Somebody else's package, or why there is none."""
+    """Another library, or the reason why it is not available."""
     try:
         return importlib.import_module(module), ""
-    except Exception as error:  # some fail in ways of their own where there is no device
+    except Exception as error:  # some libraries raise other errors without a device
         return None, f"{type(error).__name__}: {(str(error).strip() or 'no reason given').splitlines()[0]}"
 
 
@@ -155,7 +155,7 @@ def liger(spec: Spec) -> Provider | None:
 
 
 def flaggems(spec: Spec) -> Provider | None:
-    """The native call while FlagGems stands in for ATen's kernels."""
+    """The native call while FlagGems overrides ATen's kernels."""
     package, _ = load("flag_gems")
     way = native(spec)
     if package is None or way is None:
@@ -171,7 +171,7 @@ FOREIGN = {"liger": ("liger_kernel.transformers.functional", liger), "flaggems":
 
 @dataclass(frozen=True)
 class Choice:
-    """Which providers to measure: words of the command line, or those that suit the device."""
+    """The providers to measure: from the command line, or the defaults for the device."""
 
     names: tuple[str, ...]
     impls: bool  # every vendor's impl too
@@ -180,7 +180,7 @@ class Choice:
     @classmethod
     def of(cls, text: str | None, device: str, ops: list[Spec], dynamic: bool = False) -> Choice:
         if text is None:
-            # Compiling takes a CPU a minute, and the other libraries have nothing there.
+            # Compiling takes a minute on a CPU, and the other libraries do not support it.
             names = (OURS, NATIVE) if device == "cpu" else (OURS, NATIVE, COMPILE, *FOREIGN)
             return cls(names, True, None if dynamic else False)
         asked = tuple(dict.fromkeys(w.strip() for w in text.split(",") if w.strip()))
@@ -193,7 +193,7 @@ class Choice:
     def notes(self) -> list[str]:
         """A sentence for each library that cannot be had."""
         tried = {name: load(FOREIGN[name][0])[1] for name in self.names if name in FOREIGN}
-        return [f"{name} is left out: {why}" for name, why in tried.items() if why]
+        return [f"{name} is skipped: {why}" for name, why in tried.items() if why]
 
     def of_op(self, spec: Spec) -> list[Provider]:
         """The providers of an op, one of each name."""

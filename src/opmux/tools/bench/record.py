@@ -55,14 +55,14 @@ class Record:
         if not isinstance(data, dict) or data.get("schema") != SCHEMA:
             got = data.get("schema", "none") if isinstance(data, dict) else "no object"
             raise BadRecord(
-                f"{path} is no run of `opmux bench --json` of this version: schema {got}, expected {SCHEMA}"
+                f"{path} is not a run of `opmux bench --json` of this version: schema {got}, expected {SCHEMA}"
             )
         known = {f.name for f in fields(Row)}
         try:
             rows = [Row(**{k: v for k, v in row.items() if k in known}) for row in data["rows"]]
             return cls(data["facts"], data["limits"], rows, data["notes"])
         except (KeyError, TypeError, AttributeError) as error:
-            raise BadRecord(f"{path} lacks what a run has: {error}") from None
+            raise BadRecord(f"{path} is not a complete run: {error}") from None
 
     # -- what follows from the rows
 
@@ -134,16 +134,16 @@ def chip(device: torch.device) -> str:
 
 
 def driver() -> str | None:
-    """The version of NVIDIA's driver, where the kernel tells."""
+    """The version of NVIDIA's driver, if the kernel reports it."""
     path = Path("/proc/driver/nvidia/version")
     found = re.search(r"\b\d{3,}\.\d+(\.\d+)?\b", path.read_text(encoding="utf-8")) if path.is_file() else None
     return None if found is None else found.group()
 
 
 def commit() -> str | None:
-    """The commit of this tree, with -dirty where files differ from it; without git, what OPMUX_COMMIT says."""
+    """The commit of this tree, with -dirty if files differ from it; without git, OPMUX_COMMIT."""
     here = Path(__file__)
-    ours = _git("ls-files", "--error-unmatch", here.name)  # a package installed into somebody's repository is not it
+    ours = _git("ls-files", "--error-unmatch", here.name)  # not another repository that contains an installed opmux
     return (ours and _git("describe", "--always", "--dirty", "--abbrev=12", "--exclude=*")) or knobs.COMMIT.get()
 
 

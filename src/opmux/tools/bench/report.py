@@ -1,4 +1,4 @@
-"""A run on the screen: a line a case as it is done, then what to look at."""
+"""A run on the screen: one line per case when it is done, then a summary."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Lines:
 
 
 def cell(row: Row | None, best: Row | None) -> tuple[str, str]:
-    """A provider's figure in a word: share of the limit and time, or why there is none."""
+    """A provider's result: share of the limit and time, or why there is none."""
     if row is None:
         return "-", "dim"
     if row.status != "ok":
@@ -90,7 +90,7 @@ def head(record: Record) -> Text:
 
 
 def summary(record: Record) -> Group:
-    """What to look at: what is wrong, where ours is behind, where it is furthest from the limit."""
+    """The summary: wrong results, cases where ours is slower, and where it is furthest from the limit."""
     parts: list[Any] = [Text()]
     parts += _broken(record)
     parts += _elsewhere(record)
@@ -115,7 +115,7 @@ def _broken(record: Record) -> list[Any]:
 
 
 def _elsewhere(record: Record) -> list[Any]:
-    """Where a call of ours ended at the reference although there is another impl for this device."""
+    """Cases in which our call ran the reference although there is another impl for this device."""
     ops: dict[str, dict[str, None]] = {}
     for row in record.rows:
         if row.provider == OURS and row.impl == "reference.torch" and row.reason:
@@ -128,7 +128,7 @@ def _behind(record: Record) -> list[Any]:
     if not found:
         return []
     columns = ("op", "shape", "dtype", ("ours", {"justify": "right"}), "best other", ("ours is", {"justify": "right"}))
-    title = f"ours is behind by more than {1 - LEVEL:.0%} in {len(found)} cases"
+    title = f"ours is slower by more than {1 - LEVEL:.0%} in {len(found)} cases"
     table = screen.table(*columns, title=title)
     by_case = {id(r): rows for rows in record.cases() for r in rows}
     for row in found[:SHOWN]:

@@ -1,1 +1,1 @@
-"""`opmux conform`: holds a vendor's implementations against the references, and says what runs where on its chip."""
+"""`opmux conform`: compares a vendor's implementations with the references, and shows what runs where on its chip."""

@@ -1,4 +1,4 @@
-"""What a run of `opmux conform --real` is asked for, and the state that its cases run in."""
+"""The options of `opmux conform --real`, and the state in which its cases run."""
 
 from __future__ import annotations
 

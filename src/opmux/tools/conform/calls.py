@@ -20,9 +20,9 @@ from ...faces.aten.switch import use
 from .poison import poisoned
 from .shapes import Call, Look, Under
 
-# Arguments that are positive whatever the op: one over a deviation, a variance, a norm.
+# Arguments that must be positive for every op: an inverse deviation, a variance, a norm.
 POSITIVE = ("rstd", "invstd", "var", "norms")
-# Ops that are defined, or differ little from one number to the next, on positive numbers alone.
+# Ops that are defined, or well conditioned, only for positive numbers.
 POSITIVE_OPS = ("log", "sqrt", "rsqrt", "pow", "xlogy", "lgamma", "digamma", "polygamma", "reciprocal", "div", "acosh")
 BATCH_ARGUMENTS = {"native_group_norm": "N", "native_group_norm_backward": "N"}  # samples, as a number
 
@@ -35,7 +35,7 @@ class Declined(Exception):
 
 
 def scaled(call: Call, most: int) -> Call | None:
-    """The call with fewer samples, so that its largest tensor has at most so many elements; None where it cannot."""
+    """The call with fewer rows, so that its largest tensor has at most `most` elements; None if that is impossible."""
     lead = max(call.looks, key=lambda k: k.numel)
     if lead.numel <= most:
         return call
@@ -44,7 +44,7 @@ def scaled(call: Call, most: int) -> Call | None:
     if dim is None:
         return None
     before = lead.shape[dim]
-    after = max(min(before, 2), most * before // lead.numel)  # a variance takes two
+    after = max(min(before, 2), most * before // lead.numel)  # a variance needs two
     if lead.numel // before * after > 16 * most:
         return None
 
@@ -115,7 +115,7 @@ class Arguments:
         return x.to(dtype)
 
     def fresh(self, wide: bool = False) -> tuple[list[Any], dict[str, Any]]:
-        """Copies that lie as the originals do; `wide`: floats, and dtypes that are asked for, as float64."""
+        """Copies with the same strides; `wide`: floats, and dtype arguments, become float64."""
         return tree_map(lambda v: _copied(v, wide), (self.args, self.kwargs))
 
 
@@ -143,7 +143,7 @@ def truth(arguments: Arguments) -> list[Tensor]:
 
 
 def results(shape: Shape, args: list[Any], kwargs: dict[str, Any]) -> list[Tensor]:
-    """What a call returns, then what it has written."""
+    """The results of a call, then the arguments that it has written."""
     with torch.no_grad():
         made = shape.op(*args, **kwargs)
     found = [t for t in tree_leaves(made) if isinstance(t, Tensor)]
@@ -152,7 +152,7 @@ def results(shape: Shape, args: list[Any], kwargs: dict[str, Any]) -> list[Tenso
 
 
 def ours(arguments: Arguments) -> list[Tensor]:
-    """By our kernels and no others: Declined where they leave the call to torch."""
+    """Run only our kernels; raises Declined if they leave the call to torch."""
     args, kwargs = arguments.fresh()
     shape = Shape(arguments.call.op)
     try:
@@ -166,7 +166,7 @@ def ours(arguments: Arguments) -> list[Tensor]:
 
 
 def derived(overload: Overload, shape: tuple[int, ...], dtype: torch.dtype) -> Call | None:
-    """A call of an overload made of the samples of the op behind it; None where they do not fit its arguments."""
+    """A call of an overload from the samples of the op that computes it; None if they do not fit."""
     base = specs.by_key[overload.bases[0]]
     if base.space != "aten" or base.samples is None or not hasattr(base.samples, "at"):
         return None
@@ -202,7 +202,7 @@ def sibling(overload: Overload, rows: Sequence[Call]) -> Call | None:
 
 
 def _alike(a: Shape, b: Shape) -> bool:
-    """Whether two overloads take the same arguments, but for room for results."""
+    """Whether two overloads take the same arguments, apart from `out=`."""
     types = lambda shape: [(x.name, str(x.type)) for x in shape.arguments if x.name not in shape.outs]
     return types(a) == types(b)
 
@@ -219,7 +219,7 @@ def _fitted(kind: str, value: Any, dtype: torch.dtype, shape: tuple[int, ...]) -
 
 
 def _with_outs(shape: Shape, made: dict[str, Any], dtype: torch.dtype) -> Call | None:
-    """The call with tensors to write, of the looks that torch gives its results on meta."""
+    """The call with `out=` tensors, with the shapes and dtypes that torch infers on meta."""
     under = Call(shape.name, (), made, ("samples",))
     if not shape.outs:
         return under

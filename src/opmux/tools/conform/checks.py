@@ -1,4 +1,4 @@
-"""The checks of one subject: values, what it writes, errors, fake kernel, gradient, opcheck, torch.compile."""
+"""The checks of one subject: values, writes, errors, fake kernel, gradient, opcheck, torch.compile."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from .record import FAIL, PASS, REFUSED, Refusal, Result
 from .samples import Drawn, Watch, as_tuple, bound, by_name, in_words, moved, named, shared_memory, written
 from .subject import Called, Crashed, Declined, Subject, words
 
-# A gradient is made of a forward and a backward, each of which may be as far off as its own tolerance.
+# A gradient has the errors of a forward and a backward, each within its own tolerance.
 SLACK = 4.0
-# opcheck's own list of devices for the one of its tests that asks for a key of torch's.
+# opcheck's list of devices for its one test that needs a dispatch key of torch.
 REGISTRATION = ("cpu", "cuda", "xpu")
 OPCHECKS = ("test_schema", "test_autograd_registration", "test_faketensor", "test_aot_dispatch_dynamic")
 
@@ -49,7 +49,7 @@ class Tally:
 
     @contextmanager
     def trial(self, drawn: Drawn | None, sample: str = "") -> Iterator[None]:
-        """One sample: what is raised inside is what became of it."""
+        """One sample: an exception inside determines its outcome."""
         start = time.perf_counter()
         try:
             yield
@@ -60,7 +60,7 @@ class Tally:
             self.fail(str(error) if error.impl == self.subject.id else f"{error.impl} {error}", drawn, sample)
         except Wrong as error:
             self.fail(str(error), drawn, sample)
-        except Exception as error:  # whatever an impl or its device does is its own check's business
+        except Exception as error:  # any error of an impl or its device fails this check only
             self.fail(f"raised {words(error)}", drawn, sample)
         self.seconds += time.perf_counter() - start
 
@@ -73,7 +73,7 @@ class Tally:
         self.declined.setdefault((error.impl, error.stage, error.reason), []).append(dtype)
 
     def result(self) -> Result | None:
-        """None where nothing was tried: the check is not for this op."""
+        """None if nothing was tried: the check does not apply to this op."""
         if not self.tried and not self.declined:
             return None
         spec = self.subject.spec
@@ -96,7 +96,7 @@ class Tally:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Without the warnings that edge cases make torch say."""
+    """Suppress torch's warnings about edge cases."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield
@@ -108,9 +108,9 @@ def quiet() -> Iterator[None]:
 def forward(
     subject: Subject, drawn: Drawn, device: torch.device, tallies: dict[str, Tally], every: bool = True
 ) -> Called | None:
-    """One sample through the forward: its numbers, its arguments afterwards, and what the fake kernel foretold.
+    """Run the forward on one sample, and check its results, its arguments afterwards, and the fake kernel's prediction.
 
-    Returns what became of the call; None where there was none, or it failed. Without `every`, the fake kernel is asked
+    Returns the outcome of the call; None if there was none, or it failed. Without `every`, the fake kernel is checked
     only where strides may differ.
     """
     spec = subject.spec
@@ -182,7 +182,7 @@ def _as_foretold(spec: Spec, sample: Sample, got: dict[str, Any]) -> None:
 
 
 def strides(t: Tensor) -> tuple[int, ...]:
-    """Those that say where a number is: of a length of 1 they say nothing."""
+    """The strides that matter: without dimensions of size 1."""
     return tuple(s for n, s in zip(t.shape, t.stride()) if n > 1) if t.numel() else ()
 
 
@@ -190,7 +190,8 @@ def strides(t: Tensor) -> tuple[int, ...]:
 
 
 def errors(subject: Subject, device: torch.device, tally: Tally) -> None:
-    """Arguments that must be refused, by name, with nothing written. An impl may leave that to the reference."""
+    """Invalid arguments must raise an error that names them, and nothing may be written. An impl may leave that to the
+    reference."""
     assert subject.spec.errors is not None
     for bad in subject.spec.errors(device):
         sample = bound(subject.spec, bad)
@@ -212,7 +213,7 @@ def _refuses(subject: Subject, sample: Sample, error: type[Exception], match: st
         return
     except Exception as raised:
         actual = raised.error if isinstance(raised, Crashed) else raised
-        # Dispatch has a word of its own where every impl declines, and where an argument should be a tensor.
+        # Dispatch has its own errors if every impl declines, and if an argument should be a tensor.
         kinds = (error, NoImplementation) if error is NotSupported else (error,)
         said = re.search(match, str(actual)) or _named_by_dispatch(subject.spec, actual)
         if not isinstance(actual, kinds) or not said:
@@ -256,14 +257,14 @@ def _is_precise(drawn: Drawn) -> bool:
 
 
 def is_differentiable(drawn: Drawn) -> bool:
-    """Whether a sample has an argument and a result that a gradient goes between."""
+    """Whether a sample has a differentiable argument and result."""
     spec = drawn.spec
     outs = zip(drawn.results.values(), spec.gradient.differentiable)
     return bool(_leaves(spec, drawn.sample)) and any(d and o.is_floating_point() for o, d in outs)
 
 
 def _nobody_failed() -> None:
-    """Dispatch goes on after a failure: here it is one all the same."""
+    """Dispatch falls back after a failure: here that is an error."""
     manager = get_default_manager()
     first = next(iter(manager.failures()), None)
     if first is not None:
@@ -279,7 +280,7 @@ def backward(spec: Spec, call: Callable[..., Any], sample: Sample) -> tuple[dict
         outs = _by_name(spec, call(*bound_now.args, **bound_now.kwargs))
     counted = [o for o, d in zip(outs.values(), spec.gradient.differentiable, strict=True) if d and o.requires_grad]
     if not counted:
-        raise Wrong("no result wants a gradient: autograd does not see the op")
+        raise Wrong("no result requires grad: autograd does not record the op")
     torch.autograd.backward(counted, [_weights(o, i) for i, o in enumerate(counted)])
     grads = {f"d{n}": t.grad if t.grad is not None else torch.zeros_like(t) for n, t in leaves.items()}
     return {n: o.detach() if isinstance(o, Tensor) else o for n, o in outs.items()}, grads
@@ -299,7 +300,7 @@ def _weights(out: Tensor, seed: int) -> Tensor:
 
 
 def _autograd(spec: Spec, drawn: Drawn) -> dict[str, Any] | None:
-    """Gradients by autograd through the reference; None where it cannot be differentiated."""
+    """Gradients by autograd through the reference; None if it is not differentiable."""
     try:
         return backward(spec, spec.reference, moved(drawn.sample, torch.device("cpu")))[1]
     except (Wrong, RuntimeError):
@@ -324,7 +325,7 @@ def _by_the_backward(spec: Spec, drawn: Drawn) -> dict[str, Any]:
 
 
 def opcheck(subject: Subject, drawn: Drawn, device: torch.device, all_tests: bool = True) -> None:
-    """Torch's own checker of custom ops, as far as it knows this device; its last test takes half a second."""
+    """Torch's checker of custom ops, as far as it supports this device; its last test takes half a second."""
     spec = subject.spec
     sample = drawn.on(device)
     if spec.grad:

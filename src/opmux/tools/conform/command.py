@@ -33,7 +33,7 @@ from .record import DISPATCH, FAIL, Covered, Record, Result
 from .scope import Scope
 from .workers import Lost, Workers, cores
 
-PACKAGE = "(package)"  # stands for an op in what is said of a vendor's files
+PACKAGE = "(package)"  # in place of an op, in results about a vendor's files
 
 
 @dataclass(frozen=True)
@@ -169,7 +169,7 @@ def _check_aten(record: Record, plan: Plan, scope: Scope) -> None:
 
 
 def _all(title: str, tasks: list[Any], names: list[str], place: Place) -> Iterator[tuple[int, Any]]:
-    """The outcomes of tasks, with a bar that says what is being checked."""
+    """The outcomes of tasks, with a progress bar."""
     workers = Workers(
         tasks, cores() if place.interpreted else 1
     )  # before the bar, whose thread a worker must not inherit
@@ -181,11 +181,11 @@ def _all(title: str, tasks: list[Any], names: list[str], place: Place) -> Iterat
         bar.update(task, now="done")
 
 
-# ---- what is asked for ----------------------------------------------------------------------------------------------
+# ---- options --------------------------------------------------------------------------------------------------------
 
 
 def _reproduce(asked: Asked, place: Place, result: Result) -> str:
-    """A command line that shows this failure, and nothing else."""
+    """A command line that reproduces only this failure."""
     env = [f"{k.name}={shlex.quote(os.environ[k.name])}" for k in (knobs.PLUGIN_MODULES,) if k.name in os.environ]
     again = Asked(
         vendor=place.package.name,
@@ -218,11 +218,11 @@ def _facts(asked: Asked, place: Place) -> dict:
     }
 
 
-# ---- what a package says while it is loaded -------------------------------------------------------------------------
+# ---- warnings while a package is loaded -----------------------------------------------------------------------------
 
 
 class Heard(logging.Handler):
-    """Listens to opmux's warnings: what is left out of a vendor's package is said there, and must not be missed."""
+    """Collects opmux's warnings, which report the skipped parts of a vendor's package."""
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)

@@ -28,7 +28,7 @@ COMPOSITE = ("CompositeImplicitAutograd", "CompositeExplicitAutograd", "Composit
 
 
 def served(spec: Spec, place: Place, drawn: Drawn, called: Called) -> Covered:
-    """Where an op runs, as a sample was served."""
+    """Where an op ran for a sample."""
     why = _first_of((d.impl, d.stage, d.reason) for d in called.before)
     on_cpu = list(called.on_cpu)
     if called.impl.kind is REFERENCE and not place.simulated:
@@ -37,7 +37,7 @@ def served(spec: Spec, place: Place, drawn: Drawn, called: Called) -> Covered:
 
 
 def foretold(spec: Spec, place: Place) -> Covered:
-    """Where an op would run, as far as dispatch can say without tensors."""
+    """Where an op would run, as far as that is known without tensors."""
     found = get_default_manager().explain(spec.key)
     why = _refused(found.verdicts)
     if found.chosen is None:
@@ -55,7 +55,7 @@ def _refused(verdicts: Iterable[Verdict]) -> str | None:
 
 
 def _first_of(refusals: Iterable[tuple[str, str, str]]) -> str | None:
-    """The first refusal, in words; that an impl is for another device says nothing of this one."""
+    """The first reason for refusal, except that an impl is for another device."""
     return next((": ".join(r) for r in refusals if r[1] != "device"), None)
 
 
@@ -98,9 +98,10 @@ def of_aten(place: Place, found: Iterable[Overload]) -> Iterator[Covered]:
 
 
 def rest_of_aten(place: Place) -> dict[str, int]:
-    """The overloads of ATen that are none of ours: how many have a kernel of the device's, and how many the CPU's.
+    """For the overloads of ATen that we do not compute: how many have a kernel for the device, and how many run on the
+    CPU.
 
-    Those that are made of others are not counted: they run wherever their parts do.
+    Composite overloads are not counted: they run where their parts run.
     """
     names = (n.removeprefix("aten::") for n in torch._C._dispatch_get_all_op_names() if n.startswith("aten::"))
     ours = table()
@@ -126,14 +127,14 @@ def _exists(name: str) -> bool:
 
 
 def _line(name: str, key: str) -> str | None:
-    """What torch's table of kernels says of an overload under a dispatch key."""
+    """The entry for an overload and a dispatch key in torch's table of kernels."""
     lines = torch._C._dispatch_dump_table(f"aten::{name}").splitlines()
     found = next((line for line in lines if line.startswith(f"{key}:")), None)
     return None if found is None or "[missing]" in found else found
 
 
 def _is_real(name: str) -> bool:
-    """Whether an overload has kernels, and is not made of other ops."""
+    """Whether an overload has kernels and is not composite."""
     has = lambda key: torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{name}", key)
     try:
         return not any(map(has, COMPOSITE))
@@ -142,7 +143,7 @@ def _is_real(name: str) -> bool:
 
 
 class _Recorder(TorchDispatchMode):
-    """The overloads of ATen that a call comes to."""
+    """The overloads of ATen that a call runs."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -154,7 +155,7 @@ class _Recorder(TorchDispatchMode):
 
 
 def _left_to_cpu(spec: Spec, drawn: Drawn, place: Place) -> list[str]:
-    """The overloads that a reference comes to and that a real device has no kernel of its own for."""
+    """The overloads that a reference runs and for which a real device has no kernel."""
     if place.package.info.key != "PrivateUse1":
         return []
     sample = drawn.on(place.device)

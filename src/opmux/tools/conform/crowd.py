@@ -94,7 +94,7 @@ class Member:
         return cls(asked, device, share, ours, process)
 
     def left(self, found: Sequence[Case]) -> tuple[int, Outcome] | None:
-        """The case that a process has not come back from."""
+        """The case during which a process died."""
         self.process.join()
         if self.at is None:
             return None

@@ -8,7 +8,7 @@
     reason = "no double precision on the chip"
 
 A row names an op (its name, its key such as `"aten::add"`, or a glob; quoted where TOML wants it) and a check, or `"*"`
-for all of them. The reason must be said; `impl` narrows a row to one impl. A fail that a row covers is expected. A row
+for all of them. The reason is required; `impl` limits a row to one impl. A failure that a row covers is expected. A row
 that covers no fail has had its day, and what passed is reported.
 """
 
@@ -30,7 +30,7 @@ FIELDS = ("reason", "impl")
 
 
 class BadGaps(OpmuxError, ValueError):
-    """An `xfail.toml` that cannot be read, or means nothing; the message names the file and the row."""
+    """An `xfail.toml` that cannot be read or is invalid; the message names the file and the row."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class Gap:
 
 
 def read(folder: Path | None) -> list[Gap]:
-    """The rows of a vendor's file; none where there is no file."""
+    """The rows of a vendor's file; empty if there is no file."""
     file = None if folder is None else folder / FILE
     if file is None or not file.is_file():
         return []
@@ -74,14 +74,14 @@ def _gap(file: Path, op: str, check: str, row: dict[str, Any]) -> Gap:
     if strange:
         raise BadGaps(f"{where}: {', '.join(strange)} means nothing here. Allowed: {', '.join(FIELDS)}")
     if not isinstance(row.get("reason"), str) or not row["reason"].strip():
-        raise BadGaps(f'{where}: say why, such as reason = "rounds twice before driver 2.1"')
+        raise BadGaps(f'{where}: a reason is required, such as reason = "rounds twice before driver 2.1"')
     if not isinstance(row.get("impl", ""), str):
         raise BadGaps(f"{where}: impl = {row['impl']!r}. Allowed: the id of an impl")
     return Gap(op, check, row["reason"].strip(), row.get("impl"))
 
 
 def unknown_ops(rows: Iterable[Gap]) -> list[str]:
-    """A sentence for each row whose op does not exist: it travels between versions, so it is no error."""
+    """A note for each row whose op does not exist; not an error, as the file is used with several versions."""
     names = {n.casefold(): n for s in specs for n in (s.name, s.key)}
     names |= {n.casefold(): n for k in specs.derived for n in (k, k.removeprefix("aten::"))}
     said = []
@@ -93,7 +93,7 @@ def unknown_ops(rows: Iterable[Gap]) -> list[str]:
 
 
 def apply(rows: Iterable[Gap], results: Iterable[Result]) -> None:
-    """Turn fails that a row covers into expected ones; where a row covers passes alone, nobody expected those."""
+    """Mark failures that a row covers as expected; if a row covers only passes, mark those as unexpected."""
     found: dict[int, list[Result]] = {}
     rows = list(rows)
     for result in results:

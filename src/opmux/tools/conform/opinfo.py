@@ -28,7 +28,7 @@ from .subject import words
 DTYPES = (torch.float32, torch.bfloat16, torch.int32, torch.bool)
 LOW = (torch.bfloat16, torch.float16)
 Told = tuple[list[Tensor], list[Tensor]]  # results, gradients
-RANDOM = "random"  # the family whose results agree in their looks alone
+RANDOM = "random"  # the family of which only shapes and dtypes are compared
 
 
 def absent() -> str | None:
@@ -62,7 +62,7 @@ class Info:
         self.own = any(_is_own(o, place) for o in of)
 
     def run(self, depth: Depth) -> Result | None:
-        """Every sample that is asked for; None where the op has none in these dtypes."""
+        """Run every requested sample; None if the op has none in these dtypes."""
         made = Result(self.packet, f"aten::{self.packet}", self.family, DISPATCH, self.own, "opinfo")
         for name, dtype, sample, call, grad in self._samples(depth):
             try:
@@ -72,7 +72,7 @@ class Info:
                         continue
                     made.tried += 1
                     self._compare(call, sample, grad, told)
-            except Exception as error:  # of a kernel of ours, or of torch's own in the middle of ours
+            except Exception as error:  # from our kernel, or from a torch op that it calls
                 made.failed += 1
                 if made.reason is None:
                     made.status, made.sample, made.dtype = FAIL, name, dtype_name(dtype)
@@ -101,7 +101,7 @@ class Info:
                         yield name, dtype, sample, entry.op, grad
 
     def _told(self, call: Callable[..., Any], sample: Any, grad: bool) -> Told | None:
-        """What ATen's own kernels make of a sample, the CPU's where the device is made up; None where they refuse."""
+        """The results of ATen's own kernels (the CPU's for a simulated device); None if they refuse the sample."""
         try:
             return _both(call, *_on(sample, torch.device("cpu") if self.place.simulated else self.place.device), grad)
         except (RuntimeError, TypeError, ValueError, IndexError):
@@ -137,7 +137,7 @@ class Info:
 
 
 def _on(sample: Any, device: torch.device) -> tuple[list[Any], dict[str, Any]]:
-    """The arguments on a device; those that make tensors are told to make them there."""
+    """The arguments on a device, `device=` arguments included."""
     move = lambda t: t.detach().to(device, copy=True).requires_grad_(t.requires_grad)
     args, kwargs = tree_map_only(Tensor, move, ([sample.input, *sample.args], dict(sample.kwargs)))
     return args, kwargs | ({"device": device} if "device" in kwargs else {})
@@ -167,7 +167,7 @@ def _both(call: Callable[..., Any], args: list[Any], kwargs: dict[str, Any], gra
 
 
 def _is_own(overload: Overload, place: Place) -> bool:
-    """Whether the vendor has a kernel of its own for an overload."""
+    """Whether the vendor has its own kernel for an overload."""
     from ...core.default import get_default_manager
 
     registry = get_default_manager().registry

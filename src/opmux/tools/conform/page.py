@@ -1,4 +1,4 @@
-"""A run as one self-contained page: what failed, what was checked, where ops run. It loads nothing from anywhere."""
+"""A run as one self-contained HTML page: failures, checks, where ops run. It loads no other resources."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ from ..bench.record import chip
 from ..simulator import launch, simulate
 
 DEVICE, SIMULATED, DIRECT = "device", "simulated", "direct"
-# torch's own device types: there is no making one of them up.
+# torch's own device types, which cannot be simulated.
 NOT_SIMULATED = ("cpu", "cuda", "xpu", "mps", "hip", "hpu", "mtia", "meta", "xla", "vulkan", "ipu", "ve")
 
 
@@ -64,7 +64,7 @@ class Place:
 
 
 def find(vendor: str | None, device: str | None) -> Place:
-    """The vendor that is asked for (by default the machine's own), and where its impls can be run."""
+    """The requested vendor (by default this machine's), and where its impls can run."""
     package = _vendor(vendor)
     asked = None if device is None else _device(device, package)
     if asked is not None and asked.type == "cpu" != package.device:
@@ -101,7 +101,7 @@ def _vendor(name: str | None) -> Package:
         get_default_manager().prepare()  # plugins may bring it
         found = vendors.get(name)
     if found is None:
-        left_out = [f"({module} is left out: {why})" for module, why in vendors.broken().items() if name in module]
+        left_out = [f"({module} is skipped: {why})" for module, why in vendors.broken().items() if name in module]
         raise UnknownName("vendor", name, list(vendors.known()), hint=" ".join(left_out))
     return found
 
@@ -128,7 +128,7 @@ def _there(device: torch.device) -> torch.device:
 
 @contextmanager
 def ready(place: Place) -> Iterator[Place]:
-    """The place with its device in it: made up where it must be, and the vendor's own where vendors share its name."""
+    """Set the device up: simulate it if necessary, and select the vendor if several share the device type."""
     if place.interpreted:
         if launch.compiles():
             raise NeedsFreshProcess

@@ -31,7 +31,7 @@ class Depth:
     """How much of everything is tried."""
 
     full: bool = False
-    dtypes: tuple[torch.dtype, ...] = ()  # as asked for; none: those that ops and the device have
+    dtypes: tuple[torch.dtype, ...] = ()  # the requested ones; empty: all that ops and the device support
     checks: tuple[str, ...] = CHECKS
     sample: str | None = None  # ids that match, and no others
 
@@ -76,7 +76,7 @@ class Plan:
     # -- samples
 
     def dtypes(self, subject: Subject) -> list[torch.dtype]:
-        """Those that are asked for, or all that the device computes in, those of the impl first."""
+        """The requested dtypes, or all that the device supports, with the impl's first."""
         if self.depth.dtypes:
             return list(self.depth.dtypes)
         lacks = machine.current().lacks(self.place.package.device)
@@ -85,7 +85,7 @@ class Plan:
         return sorted(found, key=lambda d: takes is not None and d not in takes)
 
     def samples(self, subject: Subject) -> Iterator[Drawn]:
-        """In full all; else all of the vendor's own in one dtype and the first in others, and one of anything else."""
+        """All samples if full; else all of a vendor's impl in one dtype and the first in others, and one of others."""
         wanted = lambda id: self.depth.sample is None or id == self.depth.sample or fnmatchcase(id, self.depth.sample)
         whole, asked = self.depth.full or self.named, bool(self.depth.dtypes)
         main = None  # the dtype in which all of them are tried
@@ -103,7 +103,7 @@ class Plan:
 
     def run(self, subject: Subject) -> tuple[list[Result], Covered | None]:
         """Every check of a subject; of dispatch, also where its first sample ran."""
-        with policy():  # one scope around all: the first to come and the last to go cost every op a look
+        with policy():  # one scope around all: creating the first and freeing the last scope updates every op
             return self._run(subject)
 
     def _run(self, subject: Subject) -> tuple[list[Result], Covered | None]:
@@ -150,7 +150,7 @@ class Plan:
         return [c for c in OF_A_SUBJECT if c in have and c in self.depth.checks]
 
     def _differentiable(self, found: list[Drawn]) -> list[Drawn]:
-        """Samples for the gradient: of low precision only in full, or where they are asked for."""
+        """Samples for the gradient: of low precision only if full or requested."""
         floats = [d for d in found if d.dtype.is_floating_point and d.spec.grad and checks.is_differentiable(d)]
         if self.depth.full or self.depth.dtypes:
             return floats
@@ -174,7 +174,7 @@ def _has_numbers(one: Drawn) -> bool:
 
 
 def check_names(words: list[str]) -> tuple[str, ...]:
-    """The checks that are asked for; all of them by default."""
+    """The requested checks; all by default."""
     for word in words:
         if word not in CHECKS:
             raise UnknownName("check", word, CHECKS)

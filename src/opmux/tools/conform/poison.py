@@ -1,4 +1,4 @@
-"""Memory that a kernel is given for its results is filled first: what it does not write is seen."""
+"""Fills the memory of results before a kernel runs, so that elements that it does not write are detected."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _deterministic = getattr(torch._C, "_set_deterministic_algorithms", torch.use_de
 
 @contextlib.contextmanager
 def poisoned() -> Iterator[None]:
-    """`torch.empty` and its kind fill what they return with NaN or the largest integer, around one call."""
+    """Make `torch.empty` and similar functions fill their result with NaN or the largest integer, during one call."""
     settings = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
     fills = torch.utils.deterministic.fill_uninitialized_memory
     with warnings.catch_warnings():
@@ -35,7 +35,7 @@ def poisoned() -> Iterator[None]:
 
 @contextlib.contextmanager
 def launches_poisoned() -> Iterator[None]:
-    """The same of the allocation that our launches take past torch's, around a whole run: plans are made anew."""
+    """The same for the allocations of our launches, during a whole run: plans are made again."""
     if importlib.util.find_spec("triton") is None:
         yield
         return

@@ -1,7 +1,7 @@
 """`opmux conform --real`: every kernel of ours at the sizes of real models, forward and gradients, against float64.
 
-A case is one op, one row of the table and one dtype. Cases are taken in turn from all ops, each with another dtype than
-before: however soon the time is up, no op is left out for another.
+A case is one op, one row of the table and one dtype. Cases are taken from all ops in turn, each time with another
+dtype, so that every op is covered even if time runs out early.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ OF_INTEGERS = ("pointwise", "reduce", "scan")  # families that take integers
 INTEGERS = (torch.int32, torch.int64, torch.uint8)
 SAMPLES = ("samples",)  # in the place of models: no model makes such a call
 PASS, FAIL, DECLINED, UNCHECKED = "pass", "fail", "declined", "unchecked"
-# Elements of the largest tensor: half a GiB in float64, and what a CPU's references do in milliseconds.
+# Elements of the largest tensor: half a GiB in float64, which a CPU's references compute in milliseconds.
 MOST = {"cpu": 1 << 16}
 MOST_ELSEWHERE = 1 << 26
 RANDOM_ROWS = 2  # drawn for each op
@@ -52,13 +52,13 @@ RANDOM_ROWS = 2  # drawn for each op
 FP8_SUMS = 2e-3
 # Torch's own of float64 are off by up to 3e-11 (j0 at 3.3, against mpmath).
 TORCH_IS_OFF = "special_bessel_"
-# Torch adds the squares of these in float32, of float64 too: they are no truth beyond that.
+# Torch sums the squares of these in float32 even for float64, so its results are not more precise than that.
 FLOAT32_TRUTH = ("_weight_norm_interface", "_weight_norm_interface_backward")
-# Families whose numbers are a matter of bits: held to the reference in the same dtype, and the spec's tolerance.
+# Families whose results depend on single bits: compared with the reference in the same dtype and the spec's tolerance.
 BITS = ("quant", "random", "dropout", "moe")
 # What random rows may be: flat ones have any two sizes.
 FLAT = ("norm", "softmax", "reduce", "scan", "pointwise", "activation", "random")
-# Families whose every result is made of a whole row, a channel or a product of rows.
+# Families whose results each depend on a whole row, a channel or a product of rows.
 ALONG_ROWS = ("norm", "softmax", "reduce", "scan", "channel_norm", "gemm")
 CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
 
@@ -79,7 +79,7 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Case:
-    """One op on one row in one dtype; `run` says what became of it."""
+    """One op on one row in one dtype; `run` returns the outcome."""
 
     op: str
     words: str
@@ -101,14 +101,14 @@ class Case:
             made.status, made.reason = UNCHECKED, str(error)
         except torch.OutOfMemoryError:
             made.status, made.reason = UNCHECKED, "out of memory"
-        except Exception as error:  # whatever a kernel does is its own case's business
+        except Exception as error:  # any error of a kernel fails its case only
             made.status, made.reason = FAIL, str(error) if isinstance(error, Crashed) else f"raised {words(error)}"
         made.seconds = round(time.perf_counter() - start, 4)
         return made
 
 
 def terms_of(family: str, largest: Sequence[int], results: int) -> float:
-    """How many elements of the largest argument a result is made of, about."""
+    """About how many elements of the largest argument a result depends on."""
     shared = torch.Size(largest).numel() / max(results, 1)
     return max(1.0, shared, max(largest, default=1) if family in ALONG_ROWS else 1.0)
 
@@ -125,11 +125,11 @@ def most(device: torch.device) -> int:
     return MOST.get(device.type, MOST_ELSEWHERE)
 
 
-# ---- ops of ours ----------------------------------------------------------------------------------------------------
+# ---- our ops --------------------------------------------------------------------------------------------------------
 
 
 def our_impls(spec: Spec, device: torch.device) -> list[OpImpl]:
-    """Our kernels for an op on a device, those of one vendor's chips among them."""
+    """Our kernels for an op on a device, including those for one vendor's chips."""
     found, ours = get_default_manager().registry.impls(spec.key), (BackendImplKind.DEFAULT, BackendImplKind.CPP)
     return [i for i in found if i.kind in ours and machine.runs_on(i.devices, device.type)]
 
@@ -173,12 +173,12 @@ def cut(shape: tuple[int, ...], limit: int) -> tuple[int, ...] | None:
     return (first, *shape[1:]) if one * first <= 16 * limit else None
 
 
-TINY = ((32, 64), (2, 32, 2, 2))  # the shapes with which an op is asked what dtypes it takes
+TINY = ((32, 64), (2, 32, 2, 2))  # shapes to find out which dtypes an op supports
 
 
 @functools.cache
 def dtypes_of(spec: Spec) -> tuple[torch.dtype, ...]:
-    """The floats that an op's reference takes; of one that takes none, the integers."""
+    """The float dtypes that an op's reference accepts; if it accepts none, the integers."""
     takes = [d for d in FLOATS if _takes(spec, d)]
     return tuple(takes or [d for d in INTEGERS if _takes(spec, d)] or FLOATS)
 
@@ -197,7 +197,7 @@ def _takes(spec: Spec, dtype: torch.dtype) -> bool:
 
 
 def sample_of(spec: Spec, row: Sized, dtype: torch.dtype, device: torch.device) -> Sample:
-    """The arguments of a row; Unchecked where the op has none such."""
+    """The arguments of a row; raises Unchecked if the op has no such samples."""
     shape = cut(row.shape, most(device))
     if shape is None:
         raise Unchecked(f"one sample of {row.shape} is too large for a {device.type}")
@@ -314,7 +314,7 @@ def _reference(spec: Spec, sample: Sample) -> dict[str, Any]:
 
 
 def _in_float64(spec: Spec, sample: Sample, device: torch.device) -> dict[str, Any]:
-    """The reference's results in float64; none where it cannot be asked for them (a dtype is among its arguments)."""
+    """The reference's results in float64; empty if that is impossible (it has a dtype argument)."""
     wide = moved(sample, device, torch.float64)
     try:
         made = _reference(spec, wide)
@@ -324,7 +324,7 @@ def _in_float64(spec: Spec, sample: Sample, device: torch.device) -> dict[str, A
 
 
 def _native(spec: Spec, sample: Sample) -> dict[str, Any]:
-    """Torch's own results for those that it has; none where torch has no such op."""
+    """Torch's own results, if torch has the op; else empty."""
     way = native.native(spec)
     if not isinstance(way, native.Native) or way.random or spec.mutates:
         return {}
@@ -347,14 +347,14 @@ def _check_gradient(spec: Spec, sample: Sample, device: torch.device) -> None:
         true = _by_the_references(spec, moved(sample, device, torch.float64))
         theirs = _by_the_references(spec, moved(sample, device))
     except (TypeError, ValueError, RuntimeError):
-        return  # a dtype is among its arguments: the backward op alone is held to its reference
+        return  # it has a dtype argument: only the backward op is compared with its reference
     with poisoned():
         got = _gradients(spec, specs.functions[spec.key], moved(sample, device))
     floats = [t for t in tensors_in((sample.args, sample.kwargs)) if t.is_floating_point()]
     largest = max((t.shape for t in floats), key=torch.Size.numel, default=torch.Size())
     for name, value in got.items():
         terms = terms_of(spec.family, largest, value.numel())
-        # what the forward saves is rounded too: its error comes on top of the backward's
+        # saved values are rounded too, which adds to the backward's error
         found = yardstick.far_off(f"d{name}", value, theirs[name], true[name], 4 * terms, 1.0)
         if found is not None:
             raise Wrong(f"gradient: {found}")
@@ -388,7 +388,7 @@ def _gradients(spec: Spec, call: Callable[..., Any], sample: Sample) -> dict[str
 
 
 def _weights(out: Tensor) -> Tensor:
-    """A gradient to go back with: the same numbers in every dtype, those that bfloat16 holds."""
+    """An incoming gradient: the same numbers in every dtype, representable in bfloat16."""
     generator = torch.Generator(out.device).manual_seed(out.numel())
     drawn = torch.randn(out.shape, generator=generator, device=out.device, dtype=torch.float32)
     return drawn.bfloat16().to(out.dtype)
@@ -454,7 +454,7 @@ class Wanted:
         return not self.models or any(fnmatchcase(m, g) for m in models for g in self.models)
 
 
-FIRST = 3  # cases of each op that come before forms that no model calls
+FIRST = 3  # cases of each op before those that no model calls
 
 
 def cases(wanted: Wanted, device: torch.device) -> list[Case]:
@@ -492,7 +492,7 @@ def _of_spec(spec: Spec, wanted: Wanted, limit: int) -> Iterator[Case]:
 
 
 def _of_overload(overload: Overload, wanted: Wanted) -> Iterator[Case]:
-    """The calls of models; of an overload that none calls, one of the samples of the op behind it."""
+    """The calls of models; for an overload that none calls, one sample of the op that computes it."""
     if overload.family == "random":
         return
     rows: list[Call] = [c for c in shapes.read().calls if c.op == overload.name and wanted.has(c.models)]
@@ -508,7 +508,7 @@ def _of_overload(overload: Overload, wanted: Wanted) -> Iterator[Case]:
 
 
 def without_cases(found: Sequence[Case], wanted: Wanted, device: torch.device) -> dict[str, str]:
-    """What has a kernel of ours and no case, and why."""
+    """Ops with our kernel but without a case, and why."""
     have = {c.op for c in found}
     told = shapes.read().without
     missing = {}
@@ -518,6 +518,6 @@ def without_cases(found: Sequence[Case], wanted: Wanted, device: torch.device) -
     for name, overload in wanted.overloads.items():
         if name in engine.choosable().get(device.type, {}) and f"aten::{name}" not in have:
             random_one = overload.family == "random"
-            why = "its numbers are drawn: only the ops behind it are compared" if random_one else "no model calls it"
+            why = "its results are random: only its primitives are compared" if random_one else "no model calls it"
             missing[f"aten::{name}"] = why
     return missing

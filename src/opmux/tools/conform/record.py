@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 SCHEMA = 1
-DISPATCH = "dispatch"  # in the place of an impl's id: whatever runs when a user calls the op
+DISPATCH = "dispatch"  # in place of an impl's id: dispatch's choice when a user calls the op
 
-# In the order of the columns. What each of them asks is in docs/conform.md.
+# In the order of the columns. docs/conform.md describes each check.
 CHECKS = ("load", "values", "mutation", "errors", "fake", "gradient", "opcheck", "compile", "opinfo")
 PASS, REFUSED, FAIL, EXPECTED, UNEXPECTED = STATUSES = ("pass", "refused", "fail", "expected", "unexpected")
 # Where an op runs.
@@ -96,7 +96,7 @@ class Record:
         return {w: found[w] for w in WHERE if found[w]}
 
     def headline(self) -> str:
-        """One sentence: what was checked, and what came of it."""
+        """One sentence: what was checked, and the outcome."""
         ops, counts = len({r.key for r in self.results}), self.counts()
         words = [f"{counts[FAIL]} failed" if counts[FAIL] else "nothing failed"]
         words += [f"{counts[s]} {w}" for s, w in LATER.items() if counts[s]]

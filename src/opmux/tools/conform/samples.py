@@ -38,14 +38,14 @@ class Drawn:
 
 
 def drawn(spec: Spec, dtype: torch.dtype, wanted: Callable[[str], bool] = lambda id: True) -> Iterator[Drawn]:
-    """The samples of an op in a dtype; none where the op's samples or its reference do not have it."""
+    """The samples of an op in a dtype; empty if its samples or its reference do not support it."""
     cpu = torch.device("cpu")
     assert spec.samples is not None
     with warnings.catch_warnings(), torch.no_grad():
         warnings.simplefilter("ignore")  # edge cases are what samples are for
         try:
             made = [s for s in spec.samples(dtype, cpu) if wanted(s.id)]
-        except (TypeError, ValueError, KeyError, RuntimeError):  # a maker knows the dtypes of its op alone
+        except (TypeError, ValueError, KeyError, RuntimeError):  # a maker only supports its op's dtypes
             return
     for sample in made:
         given = bound(spec, sample)
@@ -136,7 +136,7 @@ def _laid(t: Tensor, device: torch.device, dtype: torch.dtype | None) -> Tensor:
 
 
 def whole(t: Tensor) -> Tensor:
-    """All the memory that a tensor lies in, in a row."""
+    """The whole storage of a tensor, as one dimension."""
     return t.detach().as_strided((t.untyped_storage().nbytes() // t.itemsize,), (1,), 0)
 
 
@@ -144,7 +144,7 @@ def whole(t: Tensor) -> Tensor:
 
 
 class Watch:
-    """The arguments of a call as they were before it: bytes of all the memory they lie in, and version counters."""
+    """The arguments of a call before it: the bytes of their storages, and version counters."""
 
     def __init__(self, arguments: dict[str, Any], allowed: Iterable[str] = ()):
         skip = set(allowed)
@@ -176,13 +176,13 @@ def _bytes(t: Tensor) -> Tensor:
 
 
 def shared_memory(arguments: dict[str, Any], results: dict[str, Any]) -> str | None:
-    """The first result that lies in the memory of an argument, in words."""
+    """A message about the first result that shares memory with an argument."""
     given = {t.untyped_storage().data_ptr(): n for n, v in arguments.items() for t in tensors_in(v) if _has_memory(t)}
     for name, value in results.items():
         for t in tensors_in(value):
             owner = given.get(t.untyped_storage().data_ptr()) if _has_memory(t) else None
             if owner is not None:
-                return f"{name} lies in the memory of {owner}: results of this op are tensors of their own"
+                return f"{name} shares memory with {owner}: results of this op must be new tensors"
     return None
 
 

@@ -29,7 +29,7 @@ UNDER_TEST = "T"  # in the place of a dtype
 
 @dataclass(frozen=True)
 class Look:
-    """What a tensor of a call looks like; dtype None is the one under test."""
+    """The dtype, shape and strides of a tensor of a call; dtype None is the one under test."""
 
     dtype: torch.dtype | None
     shape: tuple[int, ...]
@@ -158,7 +158,7 @@ def _decoded(value: Any) -> Any:
 
 
 class Under:
-    """Stands for the dtype under test where an argument is a dtype."""
+    """Placeholder for the dtype under test, for an argument that is a dtype."""
 
 
 def text_of(args: Any, kwargs: dict[str, Any], under_test: torch.dtype) -> str:
@@ -183,7 +183,7 @@ def elements(text: str) -> int:
 
 
 def oddness(text: str) -> int:
-    """How many sizes above 16 are no multiple of 16."""
+    """The number of sizes above 16 that are not a multiple of 16."""
     return sum(1 for k in _looks(text) for n in k.shape if n > 16 and n % 16)
 
 

@@ -1,4 +1,4 @@
-"""What is checked: an op as dispatch serves it, or one impl of it alone."""
+"""What is checked: an op through dispatch, or one impl of it."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def words(error: BaseException) -> str:
 
 @dataclass(frozen=True)
 class Called:
-    """What became of a call: the results, who gave them, who had declined, and what torch left to the CPU meanwhile."""
+    """The outcome of a call: its results, the impl that ran, those that declined, and ops that torch ran on the CPU."""
 
     results: Any
     impl: OpImpl
@@ -58,7 +58,7 @@ class Called:
 
 @dataclass(frozen=True)
 class Subject:
-    """An op and who computes it: `impl` is None for whatever a user's call comes to."""
+    """An op and an impl of it; `impl` is None for dispatch's choice."""
 
     spec: Spec
     impl: OpImpl | None
@@ -79,7 +79,7 @@ class Subject:
         return Fit.of(self.spec, self.impl)
 
     def call(self, sample: Sample) -> Called:
-        """Call it, and no other if it fails. Declined where nobody takes the sample, Crashed where somebody fails."""
+        """Call it, without fallback. Raises Declined if no impl accepts the sample, Crashed if one fails."""
         if self.impl is None:
             return self._walk(sample)
         refusal = self._refusal(sample)
@@ -90,7 +90,7 @@ class Subject:
         return Called(*strictly(self.spec, self.impl, sample))
 
     def _refusal(self, sample: Sample) -> Declined | None:
-        """Why the impl says beforehand that it does not take a sample."""
+        """Why the impl's `when` refuses a sample."""
         assert self.impl is not None
         if self.direct:
             args, kwargs = self.spec.bound(sample.args, sample.kwargs)
@@ -115,7 +115,7 @@ class Subject:
         return _guarded(self.id, lambda: call(*args, **kwargs))
 
     def _walk(self, sample: Sample) -> Called:
-        """The candidates in dispatch's order, each alone: an impl that fails is seen, and not passed over."""
+        """Call the candidates in dispatch's order one by one, so that a failure is reported instead of skipped."""
         before: list[Declined] = []
         for verdict in candidates(self.spec, sample):
             if verdict.status == "refused" and verdict.stage != "quarantine":
@@ -144,12 +144,12 @@ class Subject:
 
 
 def name_of(spec: Spec) -> str:
-    """The op as `opmux.ops` has it; its key where that name is another's."""
+    """The op's name in `opmux.ops`; its key if the name is ambiguous."""
     return spec.name if specs.lookup(spec.name, NAME_LOOKUP["ops"]) is spec else spec.key
 
 
 def candidates(spec: Spec, sample: Sample) -> list[Verdict]:
-    """Every impl of an op for these arguments, in the order of choice, but for those that a policy leaves out."""
+    """Every impl of an op for these arguments, in order, without those that the policy excludes."""
     found = get_default_manager().explain(spec.key, *sample.args, **sample.kwargs).verdicts
     return [v for v in found if v.stage != "policy"]
 
@@ -176,7 +176,7 @@ def _guarded(impl_id: str, call: Callable[[], Any]) -> Any:
         raise Crashed(impl_id, error) from error
 
 
-# ---- who there is ---------------------------------------------------------------------------------------------------
+# ---- ops and impls --------------------------------------------------------------------------------------------------
 
 
 def subjects(spec: Spec, place: Place) -> Iterator[Subject]:
@@ -195,7 +195,7 @@ def subjects(spec: Spec, place: Place) -> Iterator[Subject]:
 
 
 def own_impls(spec: Spec, place: Place) -> list[OpImpl]:
-    """The impls of an op that are the vendor's, those that follow for a composition from its parts not among them."""
+    """The vendor's impls of an op, without those of a composition that are made from its parts."""
     mine = place.package.name
     found = [i for i in get_default_manager().registry.impls(spec.key) if i.of_vendor(mine)]
     if place.direct:  # the machine registers what its own devices have

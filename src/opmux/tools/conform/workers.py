@@ -1,7 +1,7 @@
 """Many small tasks on all cores. Interpreted kernels are Python, and one process is one core.
 
 Workers are forked, as loading everything takes as long as checking it, and take tasks as they become free. One that
-dies (a kernel that writes where it must not) costs the task it was at, and another takes its place.
+dies (a kernel that writes out of bounds) loses its current task, and another one replaces it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import torch
 
 Task = Callable[[], Any]
 
-PATIENCE = 300.0  # seconds that a task may take in a worker: a kernel may never come back
+PATIENCE = 300.0  # seconds that a task may take in a worker: a kernel may hang
 
 
 class Lost:
@@ -39,7 +39,7 @@ def cores() -> int:
 
 
 def attempt(task: Task) -> Any:
-    """What a task returns; whatever it raises is the loss of this one task."""
+    """What a task returns; any exception loses only this task."""
     try:
         return task()
     except Exception as error:
@@ -48,7 +48,7 @@ def attempt(task: Task) -> Any:
 
 
 class Workers:
-    """Workers over a list of tasks. They start at once; `results` gives what they have done."""
+    """Workers over a list of tasks. They start immediately; `results` yields the outcomes."""
 
     def __init__(self, tasks: Sequence[Task], workers: int):
         self._tasks = tasks
@@ -61,7 +61,7 @@ class Workers:
                 self._hire()
 
     def results(self, started: Callable[[int], None]) -> Iterator[tuple[int, Any]]:
-        """The outcome of each task with its number, as they are done."""
+        """Yields the index and outcome of each task when it is done."""
         if self._context is None:
             for at, task in enumerate(self._tasks):
                 started(at)
@@ -91,7 +91,7 @@ class Workers:
             yield at, outcome[0]
 
     def _left(self, worker: Connection) -> Iterator[tuple[int, Any]]:
-        """A worker that has gone: with its work done, or in the middle of a task."""
+        """Handle a worker that has exited, with its work done or during a task."""
         member = self._members.pop(worker)
         member.join()
         worker.close()
@@ -115,7 +115,7 @@ class Workers:
 
     def _work(self, to: Connection) -> None:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent's to answer
-        torch.set_num_threads(1)  # workers that each take every core are slower together than one alone
+        torch.set_num_threads(1)  # several workers that each use every core are slower than one
         while (at := self._take()) < len(self._tasks):
             to.send((at, None))
             to.send((at, (attempt(self._tasks[at]),)))

@@ -35,17 +35,18 @@ from ...core.errors import OpmuxError
 from ...runtime import build
 
 FLAGS = ("-O1",)
-_now: dict[str, Any] = {}  # what is simulated in this process
+_now: dict[str, Any] = {}  # the simulated device of this process
 
 
 class CannotSimulate(OpmuxError, RuntimeError):
-    """The process is not one in which this device can be simulated; the message says what to do."""
+    """This device cannot be simulated in this process; the message says what to do."""
 
 
 def simulate(device: str, arch: str | None = None, name: str | None = None, count: int = 2) -> None:
-    """Make `count` devices of the type `device` exist in this process; to ask for the same again does nothing.
+    """Create `count` simulated devices of the type `device` in this process; repeating the same call is a no-op.
 
-    `torch.<device>.get_device_properties(i)` will tell `arch` and `name`. See the module for what it is and is not.
+    `torch.<device>.get_device_properties(i)` returns `arch` and `name`. For the limits of the simulation see the
+    module.
     """
     from . import launch
 
@@ -60,7 +61,7 @@ def simulate(device: str, arch: str | None = None, name: str | None = None, coun
             f"triton was imported before simulate({device!r}), and compiles its kernels: call simulate first, or set "
             f"{launch.VARIABLE}=1 before the import"
         )
-    build.library("simulator", sources(), flags=FLAGS)  # what cannot be built is to fail before anything is changed
+    build.library("simulator", sources(), flags=FLAGS)  # fail before anything is changed
     launch.interpret()
     name = name or f"Simulated {device}"
     _bring(device, arch, name, count)
@@ -69,7 +70,7 @@ def simulate(device: str, arch: str | None = None, name: str | None = None, coun
 
 
 def sources() -> list[Path]:
-    """What the simulator's library is made of."""
+    """The source files of the simulator's library."""
     here = Path(__file__).parent
     return sorted([*here.glob("*.cpp"), *here.glob("*.h")])
 
@@ -99,9 +100,9 @@ def run(
     env: Mapping[str, str] | None = None,
     limit: float = 300.0,
 ) -> Any:
-    """Run a program in a fresh process with that device, or with none; returns what it prints last, read as JSON.
+    """Run a program in a new process with that device, or without; returns its last line of output, parsed as JSON.
 
-    RuntimeError shows what the program wrote to stderr, where it fails or takes more than `limit` seconds.
+    Raises RuntimeError with the program's stderr if it fails or takes more than `limit` seconds.
     """
     start = "import runpy, sys; runpy.run_path(sys.argv[1], run_name='__main__')"
     if device is not None:

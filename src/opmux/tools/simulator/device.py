@@ -1,4 +1,4 @@
-"""What stands under `torch.<device>` while a device is simulated: the functions that vendors' packages put there."""
+"""The module `torch.<device>` of a simulated device: the functions that vendors' packages provide."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Properties:
     multi_processor_count: int = 8
 
 
-# Set by `simulate`: the name of the device type, how many devices there are, and what they say of themselves.
+# Set by `simulate`: the name of the device type, the number of devices, and their properties.
 type_name, count = "", 0
 properties = Properties("", None)
 
@@ -39,7 +39,7 @@ Place = torch.device | str | int | None
 
 
 def index_of(place: Place = None) -> int:
-    """The number of a device; of the current one where none is said."""
+    """The index of a device; the current one by default."""
     if isinstance(place, int):
         return place
     found = None if place is None else torch.device(place)
@@ -63,7 +63,7 @@ def init() -> None:
     """Nothing is left to do."""
 
 
-# Names that torch looks for: to start a device on first use, and, in checkpoint(), to keep its random numbers.
+# Names that torch uses: to initialize a device on first use and, in checkpoint(), to save its generator's state.
 _lazy_init, _initialized = init, True
 
 
@@ -94,7 +94,7 @@ class device:
 
 
 class device_of(device):
-    """The same for the device of a tensor; nothing where it is on another type of device."""
+    """The same for the device of a tensor; a no-op if it is on another type of device."""
 
     def __init__(self, tensor: torch.Tensor):
         super().__init__(tensor.device if tensor.device.type == type_name else None)
@@ -141,7 +141,7 @@ class Stream(torch.Stream):
 
 
 def Event(enable_timing: bool = False, blocking: bool = False, interprocess: bool = False) -> torch.Event:
-    """An event; with `enable_timing`, the time between two of them is that of the host's clock."""
+    """An event; with `enable_timing`, elapsed time is measured by the host's clock."""
     # No subclass: `elapsed_time` takes torch.Event alone.
     return torch.Event(
         torch.device(type_name), enable_timing=enable_timing, blocking=blocking, interprocess=interprocess

@@ -1,4 +1,4 @@
-"""Triton's interpreter on a simulated device: kernels work on its memory where it is."""
+"""Triton's interpreter on a simulated device: kernels access its memory directly."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def interpret() -> None:
 
 
 def on(device: str) -> None:
-    """Let interpreted kernels take tensors of this device type; nothing to do where there is no triton."""
+    """Let interpreted kernels accept tensors of this device type; a no-op without triton."""
     if importlib.util.find_spec("triton") is None:
         return
     _repair_small_types()

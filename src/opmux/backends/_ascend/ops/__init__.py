@@ -1,4 +1,4 @@
-"""Ops for Ascend: what is exported here replaces the kernels for any chip, on NPUs."""
+"""Ops for Ascend: the exported functions replace our generic kernels on NPUs."""
 
 from .geglu import gelu_mul, gelu_mul_bwd
 

@@ -1,4 +1,4 @@
-"""GEGLU on Ascend: as many programs as there are vector cores, each of which takes blocks that fill its buffer in turn.
+"""GEGLU on Ascend: one program per vector core, each of which loops over blocks that fill its buffer.
 
 Programs beyond the cores are started one after the other, and starting one costs as much as thousands of elements.
 Within a block places are counted in 32 bits, because vector cores add 64-bit integers one by one; where a block lies is
@@ -96,7 +96,7 @@ geglu_bwd = Launcher(_geglu_bwd, sizes="dy_stride a_stride b_stride d_stride n")
 
 @tunable("ascend.geglu")
 def tiles_of(n: int, dtype: torch.dtype, backward: bool) -> Tiles:
-    """A block as large as the unified buffer takes, along a row as far as that goes."""
+    """The largest block that fits in the unified buffer, preferably along a row."""
     held = Held("BLOCK_N", 5, 6) if backward else Held("BLOCK_N", 3, 4)
     elements = filling(vendor_info, None, held, dtype.itemsize) or 1024
     block = min(elements, max(triton.next_power_of_2(n), 16))
@@ -105,7 +105,7 @@ def tiles_of(n: int, dtype: torch.dtype, backward: bool) -> Tiles:
 
 @functools.cache
 def vector_cores(device: torch.device) -> int:
-    """As Triton's driver counts them: torch does not say, and chips of one arch differ."""
+    """From Triton's driver: torch does not report it, and chips of one arch differ."""
     if interpreting():
         return cores(device)
     told = triton.runtime.driver.active.utils.get_device_properties(device.index or 0)

@@ -1,4 +1,4 @@
-"""What the CPU has kernels of its own for, and for which dtypes: where they beat both the reference and ATen.
+"""The ops and dtypes for which the CPU has its own kernels: where they are faster than the reference and ATen.
 
 How many times as long as ours the op's reference takes / what a torch programmer would write with ATen takes: one
 thread of a Neoverse N1, torch 2.13 (`benchmarks/cpu.py` measures it anywhere).
@@ -48,7 +48,7 @@ from .native import function
 F64, F32, F16, BF16 = torch.float64, torch.float32, torch.float16, torch.bfloat16
 ALL = (F64, F32, F16, BF16)
 
-# An op of ours -> its parameters, and how many results it has.
+# Op -> its parameters, and its number of results.
 OPS = {
     "rms_norm": ("x, weight, eps=1e-6, offset=0.0", 2),
     "rms_norm_bwd": ("dy, x, weight, rstd, offset=0.0", 2),

@@ -57,7 +57,7 @@ def openmp() -> tuple[str, ...]:
     loaded = runtimes()
     root = str(Path(torch.__file__).parent)
     found = next((p for p in loaded if p.startswith(root)), loaded[0] if loaded else None)
-    # The compiler adds its own runtime at the end of the line; it is dropped, as nothing is left for it to define.
+    # The compiler appends its own runtime, which the linker drops, as all symbols are defined by then.
     return () if found is None else ("-fopenmp", "-Wl,--as-needed", found)
 
 
@@ -72,7 +72,7 @@ def runtimes() -> list[str]:
 
 
 def available() -> bool | str:
-    """True, or why there are no kernels here: what is known of it so far, nothing is built."""
+    """True, or why there are no kernels, as far as known; builds nothing."""
     return True if _State.reason is None else _State.reason
 
 
@@ -95,14 +95,14 @@ def load(name: str) -> Callable[..., Any]:
     return getattr(op, "_op", op)  # what calling it calls, 0.6 us later
 
 
-# A call has no *args: packing and unpacking them costs as much as everything else here.
+# Without *args: packing and unpacking them takes as long as everything else here.
 TEXT = """\
 def {name}({params}):
     try:
         found = run({args})
     except NotSupported:
         raise
-    except (RuntimeError, TypeError) as error:  # no tensor where one must be
+    except (RuntimeError, TypeError) as error:  # an argument is not a tensor
         raise declined({args}) from error
     if {first} is None:
         raise declined({args})
@@ -135,7 +135,7 @@ def function(name: str, params: str, results: int, dtypes: Iterable[torch.dtype]
 def _look(value: Any) -> str:
     if not isinstance(value, torch.Tensor):
         return repr(value)
-    if value.is_nested:  # has no shape to ask for
+    if value.is_nested:  # has no shape
         return "a nested tensor"
     dtype = str(value.dtype).removeprefix("torch.")
     return f"{dtype}{list(value.shape)} on {value.device}" + (

@@ -1,4 +1,4 @@
-"""Ops for NVIDIA's chips by libraries: cuBLAS, cuDNN and flash attention as torch has them, and what is installed."""
+"""Ops for NVIDIA's chips by libraries: torch's cuBLAS, cuDNN and flash attention, and other installed libraries."""
 
 from . import cublas, providers
 from .cudnn import batch_norm, batch_norm_bwd
@@ -8,7 +8,7 @@ globals().update(cublas.IMPLS | providers.IMPLS)
 
 
 def get_preferred_ops():
-    """cuBLAS comes before our matrix products, which run where a policy names them."""
+    """cuBLAS comes before our gemm kernels, which run only if a policy names them."""
     return dict.fromkeys((fn.op for fn in cublas.IMPLS.values()), cublas.faster)
 
 

@@ -32,14 +32,17 @@ check_scaled_gemm, check_block_scaled_gemm = checks(spec.scaled_gemm), checks(sp
 
 
 def faster() -> str | None:
-    """Why our own kernels stand back; not where these are interpreted or only compiled, which cuBLAS cannot be."""
+    """Why cuBLAS comes before our kernels; None if kernels are interpreted or only compiled, which needs ours."""
     from ....kernels.lib.launch import runs_on_chip  # there is Triton where this is asked
 
     return "cuBLAS is faster" if runs_on_chip() else None
 
 
 def _shaped(y: Tensor, x: Tensor) -> Tensor:
-    """Rows as x has them. Not a view to autograd: that lets nobody write to a view that a custom function returns."""
+    """A result in the shape of x's rows.
+
+    Not a view: autograd forbids writing to a view that a custom function returns.
+    """
     return y if x.dim() == 2 else torch.ops.aten._unsafe_view(y, (*x.shape[:-1], y.shape[-1]))
 
 
@@ -77,7 +80,7 @@ def _product(x: Tensor, w: Tensor, bias: Tensor | None, alpha: float, dtype: tor
 
 
 def _wide_product(x: Tensor, w: Tensor) -> Tensor:
-    """x w of 16-bit factors in float32, of others as they are; there is memory to write to."""
+    """x w, in float32 for 16-bit factors, else in their dtype; written to a new tensor."""
     if x.dtype not in HALVES:
         return torch.mm(x, w)
     if WIDE_MM is None or not x.is_cuda:
@@ -266,7 +269,7 @@ def blockwise(a_rows: int, b_rows: int, whole: bool, dtype: torch.dtype, device:
     """Whether torch multiplies such blocks here: its layout of 128x128 scales has changed between versions."""
     if device.type != "cuda":
         return False
-    n, k = 256, 512 if whole else 384  # two blocks each way: of one, strides are not looked at
+    n, k = 256, 512 if whole else 384  # two blocks in each dimension: with one, strides do not matter
     ones = torch.ones(n, k, device=device).to(torch.float8_e4m3fn)
     scale = lambda rows: torch.ones(-(-n // rows), k // 128, device=device)
     try:
@@ -279,7 +282,7 @@ def blockwise(a_rows: int, b_rows: int, whole: bool, dtype: torch.dtype, device:
 def _block_scaled(
     a: Tensor, b: Tensor, a_scale: Tensor, b_scale: Tensor, a_rows: int, b_rows: int, dtype: torch.dtype
 ) -> Tensor:
-    """Scales as cuBLAS reads them: those of 1x128 column by column, those of 128x128 in rows of a multiple of four."""
+    """Scales in cuBLAS's layout: column-major for 1x128 blocks, rows padded to a multiple of four for 128x128."""
     sa, sb = _laid(a_scale, a_rows), _laid(b_scale, b_rows)
     return torch._scaled_mm(a, b.t(), sa, sb.t(), out_dtype=dtype, use_fast_accum=False)
 

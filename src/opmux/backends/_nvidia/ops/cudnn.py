@@ -19,7 +19,7 @@ def cudnn(oldest: int = 8) -> bool | str:
 
 
 def limits(x: Tensor, eps: float = 1.0) -> bool | str:
-    """What is not channels-last: for that cuDNN's backward wants a buffer of its forward, which no op of ours keeps."""
+    """Declines channels-last: for that cuDNN's backward needs a buffer of its forward, which our op does not save."""
     if x.dtype not in DTYPES or x.dim() not in (4, 5) or not x.is_contiguous():
         return "takes contiguous float16 and float32 of 4 and 5 dimensions"
     if x.shape[1] < 2 or x.shape[2:].numel() < 2 or not x.numel() or x.shape[0] > 65535 or eps <= 0:
@@ -62,7 +62,7 @@ def batch_norm(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     old = (running_mean, running_var)
     new = [x.new_zeros(x.shape[1], dtype=torch.float32) if t is None else t.to(torch.float32, copy=True) for t in old]
-    rate = 1.0 if running_mean is None else momentum  # with none given, the new ones are the batch's own
+    rate = 1.0 if running_mean is None else momentum  # without running statistics the new ones are the batch's
     y, mean, rstd, _ = torch.ops.aten.cudnn_batch_norm.default(
         x, _filled(weight, 1.0, x), _filled(bias, 0.0, x), new[0], new[1], True, rate, eps
     )

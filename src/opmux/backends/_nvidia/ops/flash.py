@@ -47,7 +47,7 @@ def plain(t: Tensor) -> Tensor:
 
 
 def settled(t: Tensor, like: Tensor) -> Tensor:
-    """A tensor in the dtype of another, and lying in its order: itself, where it does."""
+    """A tensor with the dtype and memory layout of another; itself if it has both."""
     packed = t.permute(spec.order(like))
     return t if t.dtype == like.dtype and packed.is_contiguous() else spec.room(like, t.shape[3]).copy_(t)
 
@@ -126,14 +126,14 @@ def plain_rows(t: Tensor) -> Tensor:
 
 
 def seen(left: int, right: int) -> tuple[bool, dict[str, Any]]:
-    """Whether it is causal and nothing else; if not, the window. Both are aligned to the bottom right, as ours."""
+    """Whether the mask is only causal; if not, the window. Both are aligned to the bottom right, like our op's."""
     if left < 0 and right == 0:
         return True, {}
     return False, {n: None if w < 0 else w for n, w in (("window_size_left", left), ("window_size_right", right))}
 
 
 def after(t: Tensor, cu: Tensor) -> Tensor:
-    """Which tokens come after the last sequence: kernels leave those as they find them."""
+    """The tokens after the last sequence, which kernels do not write."""
     return torch.arange(t.shape[0], device=t.device) >= cu[-1]
 
 
@@ -151,7 +151,7 @@ def attention_varlen(
         raise NotSupported(f"torch's flash attention has lse as {tuple(lse.shape)} here, not by tokens")
     beyond = after(q, cu_q)
     o = o.contiguous().masked_fill_(beyond[:, None, None], 0.0)
-    # a query that sees nothing has +inf there
+    # a fully masked query has +inf there
     lse = lse.masked_fill(lse == math.inf, -math.inf).masked_fill_(beyond, 0.0)
     return o, lse
 

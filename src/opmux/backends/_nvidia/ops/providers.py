@@ -1,7 +1,7 @@
-"""Other people's kernels, where they are installed: a table of what each library has for which op.
+"""Kernels of other installed libraries: a table of the functions that each library has for our ops.
 
-A library is imported when one of its rows is first called, and never at import. A module of ours that stands in for one
-is not it. Rows rank below all that comes with torch: they are for `vendor:nvidia` and `impl:vendor.nvidia.<library>`.
+A library is imported when one of its rows is first called. Our own modules under a library's name do not count. Rows
+have a lower priority than torch's libraries: they are for `vendor:nvidia` and `impl:vendor.nvidia.<library>`.
 None of them writes to a caller's tensor.
 """
 
@@ -25,7 +25,7 @@ from .flash import spec as attention_spec
 from .tags import library
 
 FLOATS = frozenset({torch.float16, torch.bfloat16, torch.float32})
-PRIORITY = 50  # what comes with torch has 100
+PRIORITY = 50  # torch's libraries have 100
 OURS = Path(__file__).parents[3]
 
 
@@ -33,7 +33,7 @@ OURS = Path(__file__).parents[3]
 
 
 def places(spec: ModuleSpec | None) -> list[Path]:
-    """Where a module lies on disk; nowhere, if something of this process or of opmux has its name."""
+    """The file of a module; None if its name is taken by this process or by opmux."""
     if spec is None:
         return []
     found = [Path(p) for p in ([spec.origin] if spec.has_location else spec.submodule_search_locations or ()) if p]
@@ -41,11 +41,11 @@ def places(spec: ModuleSpec | None) -> list[Path]:
 
 
 def find(module: str) -> ModuleSpec | None:
-    """An installed module; nothing is imported, the packages above it neither."""
+    """The spec of an installed module, found without importing it or its parents."""
     top, *below = module.split(".")
     try:
         found = importlib.util.find_spec(top)
-    except ValueError:  # a stand-in without a spec
+    except ValueError:  # a placeholder without a spec
         return None
     for n in range(len(below)):
         if found is None or not places(found):
@@ -62,7 +62,7 @@ def loaded(module: str) -> ModuleType:
     """A module of an installed library, imported now."""
     made = importlib.import_module(module)
     if not places(made.__spec__):
-        raise NotSupported(f"'{module}' is a stand-in in this process, not what is installed")
+        raise NotSupported(f"'{module}' is a placeholder in this process, not the installed module")
     return made
 
 
@@ -72,11 +72,11 @@ def parameters(fn: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
 
 
 def by_name(fn: Callable[..., Any], given: dict[str, Any]) -> Any:
-    """Call a function with those of the given values that it has a name for: signatures drift between versions."""
+    """Call a function with those values that are in its signature, which differs between versions."""
     known = parameters(fn)
     unknown = [p.name for p in known.values() if p.default is p.empty and p.name not in given]
     if unknown:
-        raise NotSupported(f"{fn!r} as it is installed wants {unknown}, which is not known here")
+        raise NotSupported(f"the installed {fn!r} requires {unknown}, which opmux does not know")
     return fn(**{n: given[n] for n in known if n in given})
 
 
@@ -142,8 +142,8 @@ def fits(
     """A `when` for an op on rows, by the places of its arguments: those of one shape, those with a number for each
     column, those with one for each row, and an offset that must be 0.
 
-    These libraries do not look: a tensor of another shape would be read beyond its end. What does not fit is declined,
-    and refused by whoever comes next.
+    These libraries do not check shapes: a wrong one would be read out of bounds. Such calls are declined, and the next
+    impl raises the error.
     """
 
     def when(*args: Any) -> bool | str:
@@ -166,7 +166,7 @@ def fits(
 
 def flash_fwd(fn: Any, q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None) -> tuple[Tensor, Tensor]:
     found = by_name(fn, _flash_given(q, k, v, causal, scale) | {"return_softmax": False})
-    lse = found[1] if len(found) == 4 else found[5]  # before 2.7 padded inputs came back too
+    lse = found[1] if len(found) == 4 else found[5]  # before 2.7 padded inputs are returned too
     return settled(found[0].transpose(1, 2), q), lse
 
 

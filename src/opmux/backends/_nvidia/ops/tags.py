@@ -7,7 +7,7 @@ from ....core.registry import BackendImplKind
 
 
 def library(op: str, name: str, **tags: Any) -> Callable[[Callable[..., Any]], Any]:
-    """Mark a function as what the library `name` has for an op; `tags` are further attributes of the impl."""
+    """Mark a function as the library `name`'s impl of an op; `tags` are more attributes of the impl."""
 
     def tag(fn: Any) -> Any:
         fn.op, fn.impl_id, fn.kind = op, f"vendor.nvidia.{name}", BackendImplKind.VENDOR

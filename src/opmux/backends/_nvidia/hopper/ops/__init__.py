@@ -1,4 +1,4 @@
-"""Ops for Hopper: what is exported here comes before the vendor's."""
+"""Ops for Hopper: the exported functions come before the vendor's."""
 
 from .cudnn import attention, attention_bwd
 
