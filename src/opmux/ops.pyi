@@ -3100,6 +3100,8 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float = 1e-06, offset: float = 0.0)
 
     Returns:
         y, like x, and rstd, float32 [*rows] (float64 for float64).
+
+    Computed in float32 (float64 for float64) and rounded once. y is differentiable in x and weight; rstd is not.
     """
 
 def rms_norm_bwd(dy: Tensor, x: Tensor, weight: Tensor, rstd: Tensor, offset: float = 0.0) -> tuple[Tensor, Tensor]:

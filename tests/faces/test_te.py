@@ -504,5 +504,5 @@ def test_a_chip_with_numbers_keeps_them():
     assert chip.here("cuda:1") == chip.here(1) == chip.device("cuda", 1) == torch.device("meta:1")
     assert chip.here("cpu") == "cpu" and chip.here(None) is None
     assert chip.here(torch.device("cpu")) == torch.device("cpu")
-    with pytest.raises(AttributeError, match="torch.cuda.nonsense has no equal"):
+    with pytest.raises(AttributeError, match="torch.cuda.nonsense has no equivalent"):
         _ = chip.cuda.nonsense

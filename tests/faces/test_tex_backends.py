@@ -201,7 +201,7 @@ def test_the_base_has_every_method_with_signature_and_words():
 
 @pytest.mark.parametrize(
     ("what", "words"),
-    [(int, "subclass of TEXBackendBase"), (type("X", (TEXBackendBase,), {}), "must say its NAME")],
+    [(int, "subclass of TEXBackendBase"), (type("X", (TEXBackendBase,), {}), "must have a NAME")],
 )
 def test_what_cannot_be_registered(what, words):
     with pytest.raises(BadImpl, match=words):

@@ -74,6 +74,8 @@ def rms_norm(
 
     Returns:
         y, like x, and rstd, float32 [*rows] (float64 for float64).
+
+    Computed in float32 (float64 for float64) and rounded once. y is differentiable in x and weight; rstd is not.
     """
     y, rstd = rms_parts(wide(x), weight, eps, offset)
     return rounded(y, x.dtype), rounded(rstd, rstd.dtype)

@@ -307,7 +307,8 @@ def _verdict(outcome: Outcome) -> str:
     if not before:
         return "  no other tiles could be timed; the current ones are kept"
     if outcome.best is None:
-        return f"  the current tiles are kept: the best others take {after / before:.3f}x their time, not under {1 - GAIN:g}x"
+        share = after / before
+        return f"  the current tiles are kept: the best others take {share:.3f}x their time, not under {1 - GAIN:g}x"
     return f"  {outcome.best.tiles}: {before:.4f} ms -> {after:.4f} ms, {before / after:.3f}x as fast"
 
 
