@@ -479,7 +479,7 @@ def clamped_glu(x: Tensor, scales: Tensor | None = None, limit: float = 7.0, alp
 
     Args:
         x (float [*rows, 2*n]): a and b, the halves of its last dimension.
-        scales (float [..], one element for each row of x, optional): s, a number for each row; 1 where it is None.
+        scales (float [..], one element for each row of x, optional): s, a number for each row; None for 1.
         limit: a is clamped from above, b from both sides.
         alpha: the slope of the sigmoid.
         offset: added to b.
@@ -3557,7 +3557,7 @@ def silu_glu_scaled(x: Tensor, scales: Tensor, interleave: int = 0) -> Tensor:
     """y = s * silu(a) * b, with a and b the halves of the last dimension of x, s a number for each row.
 
     Args:
-        x (float [*rows, 2*n]): the gate a, before its activation, and what is gated, b.
+        x (float [*rows, 2*n]): the gate a, before its activation, and the values b that it multiplies.
         scales (float [..], one element for each row of x): s.
         interleave (0, or a divisor of half the last dimension of x): k where columns of a and b alternate in blocks of k; 0 for a before b.
 
@@ -3612,7 +3612,7 @@ def situ_glu(x: Tensor, scales: Tensor | None = None, beta1: float = 4.0, beta2:
 
     Args:
         x (float [*rows, 2*n]): a and b, the halves of its last dimension.
-        scales (float [..], one element for each row of x, optional): s, a number for each row; 1 where it is None.
+        scales (float [..], one element for each row of x, optional): s, a number for each row; None for 1.
         beta1: the bound of the gate.
         beta2: the bound of u(b).
         interleave (0, or a divisor of half the last dimension of x): k where columns of a and b alternate in blocks of k; 0 for a before b.

@@ -433,7 +433,7 @@ if TYPE_CHECKING:
 
 
 class ScaledGate(NamedTuple):
-    """f, f', u and u' of float32 or float64 tensors and the parameters; u is None where there is no b."""
+    """f, f', u and u' of float32 or float64 tensors and the parameters; u is None if there is no b."""
 
     value: Callable[..., Tensor]
     slope: Callable[..., Tensor]
@@ -601,7 +601,7 @@ def silu_glu_scaled(x: Float[Tensor, "*rows 2*n"], scales: Scales, interleave: I
     """y = s * silu(a) * b, with a and b the halves of the last dimension of x, s a number for each row.
 
     Args:
-        x: the gate a, before its activation, and what is gated, b.
+        x: the gate a, before its activation, and the values b that it multiplies.
         scales: s.
         interleave: k where columns of a and b alternate in blocks of k; 0 for a before b.
 
@@ -648,9 +648,9 @@ def situ_glu(
 
     Args:
         x: a and b, the halves of its last dimension.
-        scales: s, a number for each row; 1 where it is None.
+        scales: s, a number for each row; None for 1.
         beta1: the bound of the gate.
-        beta2: the bound of what is gated.
+        beta2: the bound of u(b).
         interleave: k where columns of a and b alternate in blocks of k; 0 for a before b.
 
     Returns:
@@ -668,7 +668,7 @@ def situ_glu_bwd(
     beta2: float = 25.0,
     interleave: Interleave = 0,
 ) -> tuple[Tensor, Tensor]:
-    """The gradients of situ_glu; dscales is empty where there are no scales."""
+    """The gradients of situ_glu; dscales is empty if there are no scales."""
     return _scaled_backward("situ", dy, x, scales, interleave, beta1, beta2)
 
 
@@ -685,7 +685,7 @@ def clamped_glu(
 
     Args:
         x: a and b, the halves of its last dimension.
-        scales: s, a number for each row; 1 where it is None.
+        scales: s, a number for each row; None for 1.
         limit: a is clamped from above, b from both sides.
         alpha: the slope of the sigmoid.
         offset: added to b.
@@ -707,5 +707,5 @@ def clamped_glu_bwd(
     offset: float = 1.0,
     interleave: Interleave = 0,
 ) -> tuple[Tensor, Tensor]:
-    """The gradients of clamped_glu: 0 where a or b was clamped; dscales is empty where there are no scales."""
+    """The gradients of clamped_glu: 0 where a or b was clamped; dscales is empty if there are no scales."""
     return _scaled_backward("clamped", dy, x, scales, interleave, limit, alpha, offset)
