@@ -44,7 +44,7 @@ def found(name):
 
 
 def test_every_function_is_there():
-    assert len(SIGNATURES) == 176
+    assert len(SIGNATURES) >= 176
     missing = [name for name in SIGNATURES if not callable(found(name))]
     assert not missing
     assert sorted(s.name for s in interface.tex_specs()) == sorted(SIGNATURES)

@@ -17,26 +17,31 @@ from .settings import TEX_VERSION
 
 NEWEST, OLDER = "2.20", "2.9"
 
-# Functions that are newer than 2.9. Those with other arguments in 2.9: see below.
-NEW = frozenset("""
-    bgrad_group_quantize bulk_allocate copy_data_ptrs_to_device create_empty_quantized_tensor cusolvermp_ctx_create
-    cusolvermp_ctx_destroy dglu dsituglu ep_combine ep_combine_bwd ep_dispatch ep_dispatch_bwd ep_finalize
-    ep_get_zero_copy ep_handle_mem_size ep_initialize ep_prepare ep_zero_copy_supported
-    fused_moe_aux_loss_fwd_graph_safe fused_topk_with_score_function_qb_fwd get_grouped_gemm_setup_workspace_size glu
-    group_dequantize group_quantize group_requantize_inplace grouped_swizzle_for_gemm
-    multi_tensor_compute_scale_inv_e8m0 multi_tensor_pad_last_dim multi_tensor_scale_tensor
-    multi_tensor_swizzle_scales_for_gemm_
-    multi_tensor_swizzle_scales_for_gemm_unchecked_ multi_tensor_transpose_to_bhsd mxfp8_scaling_compute_partial_amax
-    mxfp8_scaling_partial_cast newton_schulz nvfp4_2d_compute_partial_amax nvfp4_2d_multi_tensor_transpose
-    nvfp4_2d_partial_cast nvfp4_2d_scale_transpose nvfp4_compute_global_scale nvfp4_compute_per_block_scale
-    nvfp4_data_transpose nvfp4_expand_scale_to_fp8 nvfp4_fused_scale nvfp4_group_quantize_with_amax
-    nvfp4_multi_tensor_2d_partial_cast nvfp4_multi_tensor_compute_partial_amax nvfp4_multi_tensor_fused_scale
-    nvfp4_quantize_with_amax nvte_built_with_cublasmp scaled_clamped_dswiglu scaled_clamped_swiglu scaled_dsituglu
-    scaled_dsrelu scaled_dswiglu scaled_situglu scaled_srelu scaled_swiglu situglu splits_to_offsets
-    splits_to_offsets_multi swizzle_scales_and_pack_ptrs_for_discrete_weights swizzle_scales_for_gemm_
-    te_general_grouped_gemm_for_discrete_in te_general_grouped_gemm_for_discrete_out
-    te_general_grouped_gemm_for_grouped_tensor thd_copy_valid_tokens_from_per_split_to_rank_local
-    thd_cp_rank_order_to_sequence_order thd_sequence_order_to_cp_rank_order
+# The functions of 2.9, a closed list: a new function belongs to the newest interface only. Those with other arguments in
+# 2.9: see below.
+IN_OLDER = frozenset("""
+    bgrad_quantize bulk_overlap_ag_with_external_gemm clamped_dswiglu clamped_swiglu compute_amax
+    convert_bshd_to_thd convert_thd_to_bshd copy_to_kv_cache create_nvshmem_tensor dbias_dgelu dbias_dqgelu
+    dbias_drelu dbias_dsilu dbias_dsrelu dequantize device_supports_multicast dgeglu dgelu dqgeglu dqgelu dreglu
+    drelu dropout_bwd dropout_fwd dsilu dsreglu dsrelu dswiglu fa_prepare_bwd fa_prepare_fwd
+    fp8_block_scaling_compute_partial_amax fp8_block_scaling_partial_cast fp8_transpose
+    fused_amax_and_scale_update_after_reduction fused_attn_bwd fused_attn_fwd fused_moe_aux_loss_bwd
+    fused_moe_aux_loss_fwd fused_multi_row_padding fused_multi_row_unpadding fused_qkv_rope_backward
+    fused_qkv_rope_forward fused_rope_backward fused_rope_forward fused_score_for_moe_aux_loss_bwd
+    fused_score_for_moe_aux_loss_fwd fused_topk_with_score_function_bwd fused_topk_with_score_function_fwd geglu
+    gelu generic_gemm get_cublasLt_version get_cudnn_version get_fused_attn_backend get_num_cublas_streams
+    get_stream_priority_range init_nvshmem_backend layernorm_bwd layernorm_fwd moe_permute_bwd moe_permute_fwd
+    moe_unpermute_bwd moe_unpermute_fwd multi_tensor_adam multi_tensor_adam_capturable
+    multi_tensor_adam_capturable_master multi_tensor_adam_fp8 multi_tensor_adam_param_remainder
+    multi_tensor_compute_scale_and_scale_inv multi_tensor_l2norm multi_tensor_quantize multi_tensor_scale
+    multi_tensor_sgd multi_tensor_unscale_l2norm nvshmem_finalize nvshmem_send_on_current_stream
+    nvshmem_wait_on_current_stream qgeglu qgelu quantize reglu relu rmsnorm_bwd rmsnorm_bwd_add rmsnorm_fwd
+    scaled_aligned_causal_masked_softmax_backward scaled_aligned_causal_masked_softmax_forward
+    scaled_masked_softmax_backward scaled_masked_softmax_forward scaled_softmax_backward scaled_softmax_forward
+    scaled_upper_triang_masked_softmax_backward scaled_upper_triang_masked_softmax_forward silu split_quantize
+    sreglu srelu swap_first_dims swiglu te_general_grouped_gemm thd_get_partitioned_indices thd_grad_correction
+    thd_out_correction thd_read_half_tensor thd_read_second_half_lse thd_second_half_lse_correction
+    ubuf_built_with_mpi
 """.split())  # fmt: skip
 
 # Members of the newest enums that 2.9 lacks, and members that only 2.9 has; None for an enum that 2.9 lacks.
@@ -91,7 +96,7 @@ def functions(version: str, newest: dict[str, Callable[..., Any]]) -> dict[str, 
     """The functions of a version, derived from the newest ones."""
     if version == NEWEST:
         return newest
-    return {n: f for n, f in newest.items() if n not in NEW} | wrappers_of_old_signatures(newest)
+    return {n: f for n, f in newest.items() if n in IN_OLDER} | wrappers_of_old_signatures(newest)
 
 
 def wrappers_of_old_signatures(new: dict[str, Callable[..., Any]]) -> dict[str, Callable[..., Any]]:
