@@ -17,8 +17,8 @@ from .settings import TEX_VERSION
 
 NEWEST, OLDER = "2.20", "2.9"
 
-# The functions of 2.9, a closed list: a new function belongs to the newest interface only. Those with other arguments in
-# 2.9: see below.
+# The functions of 2.9, a closed list: a new function belongs to the newest interface only. Those with other arguments
+# in 2.9: see below.
 IN_OLDER = frozenset("""
     bgrad_quantize bulk_overlap_ag_with_external_gemm clamped_dswiglu clamped_swiglu compute_amax
     convert_bshd_to_thd convert_thd_to_bshd copy_to_kv_cache create_nvshmem_tensor dbias_dgelu dbias_dqgelu
