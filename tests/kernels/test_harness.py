@@ -182,6 +182,31 @@ def test_a_launch_may_take_numbers_alone():
         specs.remove(made.spec)
 
 
+@pytest.mark.parametrize("single", [True, False])
+def test_a_result_may_be_an_argument_and_a_tensor_zero_in_part(single):
+    def into(x: Tensor, weight: Tensor | None, eps: float, out: Tensor) -> tuple[Tensor, Tensor]:
+        return out, x
+
+    made = op(into, name=f"harness_into_{single}", out="y count", mutates=("out",))
+    try:
+
+        @planned(made)
+        def rows(x: Tensor, weight: Tensor | None, out: Tensor) -> Plan:
+            launch = RowSizes.of(x=x).launch(affine, Tiles(BLOCK_N=16), len(x)).named(w="weight", y="out", count=None)
+            if single:
+                return Plan({}, [launch], returns=["out", "x"])
+            part = Zeros(OutputSpec.of((4, 2), torch.int32), 3)
+            return Plan({"count": part}, [launch], returns=["out", "count"])
+
+        x, out = torch.randn(3, 5), torch.empty(3, 5)
+        y, count = rows(x, None, 2.0, out)
+        assert y is out
+        torch.testing.assert_close(out, 2 * x)
+        assert count is x if single else count[3].tolist() == [0, 0]
+    finally:
+        specs.remove(made.spec)
+
+
 def test_what_a_kernel_lacks_is_said():
     bind = lambda **numbers: affine.bind(["x"], (1, 1, 1), Tiles(BLOCK_N=16).config(), numbers, {}, {}, [])
     with pytest.raises(TypeError, match="eps"):

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import NamedTuple
+from collections.abc import Callable, Mapping
 
 import torch
 import triton
@@ -14,31 +13,32 @@ from ..core.errors import NotSupported
 from ..core.registry import impl
 from ..specs import moe as spec
 from .lib.config import Tiles, tunable
+from .lib.harness import Launch, Plan, RowSizes, Zeros, planned, strided
 from .lib.jit_source import jit_from_source
 from .lib.launch import Launcher
 from .lib.plans import check, plans
-from .lib.rows import DEVICES, OutputSpec, Rows, even_rows, packed, wide_of
+from .lib.rows import DEVICES, OutputSpec, wide_of
 
 UNROLLED = tl.constexpr(16)  # copies of a token up to which all its rows are on their way at once
 
 
-def _map(order_ptr, map_ptr, n, tokens, topk, rows, BLOCK_N: tl.constexpr):
+def _map(order_ptr, row_map_ptr, n, tokens, topk, rows, BLOCK_N: tl.constexpr):
     """Where each copy went, from which copy each row is: the inverse."""
     o = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     m = o < n
     b_from = tl.load(order_ptr + o, mask=m, other=0)
     b_at = b_from % topk * tokens + b_from // topk
-    tl.store(map_ptr + b_at, tl.where(o < rows, o, -1), mask=m)
+    tl.store(row_map_ptr + b_at, tl.where(o < rows, o, -1), mask=m)
 
 
 @triton.jit
-def _row(map_ptr, token, k, tokens, rows):
+def _row(row_map_ptr, token, k, tokens, rows):
     """The row of a token's k-th copy; -1 where there is none."""
-    row = tl.load(map_ptr + k * tokens + token)
+    row = tl.load(row_map_ptr + k * tokens + token)
     return tl.where(row < rows, row, -1).to(tl.int64)
 
 
-def _spread(x_ptr, map_ptr, y_ptr, x_stride, n, tokens, rows, TOPK: tl.constexpr, BLOCK_N: tl.constexpr):
+def _spread(x_ptr, row_map_ptr, y_ptr, x_stride, n, tokens, rows, TOPK: tl.constexpr, BLOCK_N: tl.constexpr):
     """A piece of a token, read once and written to each of its rows."""
     token = tl.program_id(0).to(tl.int64)
     o = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
@@ -46,18 +46,18 @@ def _spread(x_ptr, map_ptr, y_ptr, x_stride, n, tokens, rows, TOPK: tl.constexpr
     b_x = tl.load(x_ptr + token * x_stride + o, mask=m)
     if TOPK <= UNROLLED:
         for k in tl.static_range(TOPK):
-            row = _row(map_ptr, token, k, tokens, rows)
+            row = _row(row_map_ptr, token, k, tokens, rows)
             tl.store(y_ptr + row * n + o, b_x, mask=m & (row >= 0))
     else:
         for k in range(TOPK):
-            row = _row(map_ptr, token, k, tokens, rows)
+            row = _row(row_map_ptr, token, k, tokens, rows)
             tl.store(y_ptr + row * n + o, b_x, mask=m & (row >= 0))
 
 
 @triton.jit
-def _one(x_ptr, map_ptr, probs_ptr, token, k, tokens, rows, x_stride, o, m, TOPK: tl.constexpr, WIDE: tl.constexpr):
+def _one(x_ptr, row_map_ptr, probs_ptr, token, k, tokens, rows, x_stride, o, m, TOPK: tl.constexpr, WIDE: tl.constexpr):
     """A piece of a token's k-th row, times its probability, rounded."""
-    row = _row(map_ptr, token, k, tokens, rows)
+    row = _row(row_map_ptr, token, k, tokens, rows)
     b_x = tl.load(x_ptr + row * x_stride + o, mask=m & (row >= 0), other=0.0)
     b_y = b_x.to(WIDE)
     if probs_ptr is not None:
@@ -67,7 +67,7 @@ def _one(x_ptr, map_ptr, probs_ptr, token, k, tokens, rows, x_stride, o, m, TOPK
 
 
 def _collect(
-    x_ptr, map_ptr, probs_ptr, y_ptr, x_stride, n, tokens, rows,
+    x_ptr, row_map_ptr, probs_ptr, y_ptr, x_stride, n, tokens, rows,
     TOPK: tl.constexpr, WIDE: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """A piece of a token, the sum of its rows; each addition is rounded, as NVIDIA's."""
@@ -75,26 +75,26 @@ def _collect(
     o = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
     m = o < n
     kind = x_ptr.dtype.element_ty
-    b_y = _one(x_ptr, map_ptr, probs_ptr, token, 0, tokens, rows, x_stride, o, m, TOPK, WIDE)
+    b_y = _one(x_ptr, row_map_ptr, probs_ptr, token, 0, tokens, rows, x_stride, o, m, TOPK, WIDE)
     if TOPK <= UNROLLED:
         for k in tl.static_range(1, TOPK):
-            b_x = _one(x_ptr, map_ptr, probs_ptr, token, k, tokens, rows, x_stride, o, m, TOPK, WIDE)
+            b_x = _one(x_ptr, row_map_ptr, probs_ptr, token, k, tokens, rows, x_stride, o, m, TOPK, WIDE)
             b_y = (b_y + b_x).to(kind).to(WIDE)
     else:
         for k in range(1, TOPK):
-            b_x = _one(x_ptr, map_ptr, probs_ptr, token, k, tokens, rows, x_stride, o, m, TOPK, WIDE)
+            b_x = _one(x_ptr, row_map_ptr, probs_ptr, token, k, tokens, rows, x_stride, o, m, TOPK, WIDE)
             b_y = (b_y + b_x).to(kind).to(WIDE)
     tl.store(y_ptr + token * n + o, b_y.to(kind), mask=m)
 
 
 def _collect_bwd(
-    dy_ptr, x_ptr, map_ptr, probs_ptr, dx_ptr, dprobs_ptr, dy_stride, x_stride, n, tokens, rows,
+    dy_ptr, x_ptr, row_map_ptr, probs_ptr, dx_ptr, dprobs_ptr, dy_stride, x_stride, n, tokens, rows,
     TOPK: tl.constexpr, WIDE: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """A token's gradient, written to its rows, and its products with them."""
     token = tl.program_id(0).to(tl.int64)
     o_k = tl.arange(0, BLOCK_K)
-    b_row = tl.load(map_ptr + o_k * tokens + token, mask=o_k < TOPK, other=-1).to(tl.int64)[:, None]
+    b_row = tl.load(row_map_ptr + o_k * tokens + token, mask=o_k < TOPK, other=-1).to(tl.int64)[:, None]
     b_dot = tl.zeros([BLOCK_K], WIDE)
     kind = dx_ptr.dtype.element_ty
     for at in range(0, n, BLOCK_N):
@@ -131,148 +131,103 @@ def dot_tiles(n: int, topk: int, dtype: torch.dtype) -> Tiles:
     return Tiles(128, BLOCK_K=block, BLOCK_N=min(triton.next_power_of_2(max(n, 1)), most))
 
 
-class Plan(NamedTuple):
-    """What an op will do for tensors that look so."""
-
-    outputs: tuple[OutputSpec, ...]
-    launch: Callable[..., None] | None  # None: nothing to compute
-    packed: bool  # whether rows lie as the kernel reads them; else they are copied first
-    filled: int  # rows of the first result that are written; zeros beyond
-
-
 def _grid(tokens: int, pieces: int = 1) -> tuple[int, int, int]:
     if tokens >= 2**31 or pieces >= 2**16:
         raise NotSupported(f"a grid of {tokens} x {pieces} programs is more than a launch can have")
     return (tokens, pieces, 1)
 
 
-def _begun(outputs: tuple[OutputSpec, ...], filled: int, like: Tensor) -> list[Tensor]:
-    """OutputSpec for results; rows that no launch will write are zeros."""
-    made = [output.empty(like) for output in outputs]
-    if filled < made[0].shape[0]:
-        made[0][filled:].zero_()
-    return made
-
-
-def _known(op: str, x: Tensor) -> None:
+def _refuse_fp8(op: str, x: Tensor) -> None:
     if x.dtype in spec.FP8:
         raise NotSupported(f"{op} of float8")
+
+
+def _refuse_strided(row_map: Tensor, probs: Tensor | None = None) -> None:
+    if strided(row_map=row_map, probs=probs):
+        raise NotSupported("a row map or probabilities that are not contiguous")
+
+
+def _zeros_from(row: int, output: OutputSpec) -> OutputSpec | Zeros:
+    """A result whose rows from this one on are zero unless a launch writes them."""
+    return Zeros(output, row) if row < output.shape[0] else output
 
 
 # ---- the map --------------------------------------------------------------------------------------------------------
 
 
-@plans
-def _plan_map(indices: Tensor, rows: int) -> Plan:
-    check("moe_row_map", indices=indices, rows=rows)
+def expert_order(indices: Tensor) -> Tensor:
+    """The copies of all tokens in order of their experts."""
+    return torch.sort(indices.reshape(-1), stable=True).indices
+
+
+@planned(spec.moe_row_map)
+def moe_row_map(indices: Tensor, rows: int) -> Plan:
     n, (tokens, topk) = indices.numel(), indices.shape
     if n >= 2**31:
         raise NotSupported(f"{n} rows do not fit a map of int32")
-    output = OutputSpec.of((n,), torch.int32)
-    config = Tiles(128, BLOCK_N=512).config(even=n % 16 == 0)
-    launch = map_rows.ready((-(-n // 512), 1, 1), (n, tokens, topk, rows or n), config) if n else None
-    return Plan((output,), launch, True, n)
+    makes, numbers = {"row_map": OutputSpec.of((n,), torch.int32)}, dict(n=n, tokens=tokens, topk=topk, rows=rows or n)
+    launch = Launch(map_rows, (-(-n // 512),), Tiles(128, BLOCK_N=512).config(), numbers, {"order": "indices"})
+    return Plan(makes, [launch], before={"indices": expert_order}) if n else Plan(makes)
 
 
-@impl(spec.moe_row_map, devices=DEVICES)
-def moe_row_map(indices: Tensor, rows: int) -> Tensor:
-    (output,), launch, _, _ = _plan_map(indices, rows)
-    row_map = output.empty(indices)
-    if launch is not None:
-        launch(torch.sort(indices.reshape(-1), stable=True).indices, row_map)
-    return row_map
+# ---- to the rows of experts and back ---------------------------------------------------------------------------------
 
 
-# ---- there and back -------------------------------------------------------------------------------------------------
-
-
-@plans
-def _plan_spread(x: Tensor, row_map: Tensor, topk: int, rows: int) -> Plan:
-    check("moe_spread", x=x, row_map=row_map, topk=topk, rows=rows)
-    _known("moe_spread", x)
+@planned(spec.moe_spread)
+def moe_spread(x: Tensor, row_map: Tensor, topk: int, rows: int) -> Plan:
+    _refuse_fp8("moe_spread", x)
     tokens, n = x.shape
-    output, filled = OutputSpec.of((rows or tokens * topk, n), x.dtype), tokens * topk
-    if not x.numel() or not row_map.is_contiguous():
-        if x.numel():
-            raise NotSupported("a row map that is not contiguous")
-        return Plan((output,), None, True, 0)
-    tiles, stride = row_tiles(n=n, dtype=x.dtype), Rows.of(packed(x)).stride
-    config = tiles.config(even=n % 16 == 0 and stride % 16 == 0, TOPK=topk)
-    launch = spread.ready(_grid(tokens, -(-n // tiles["BLOCK_N"])), (stride, n, tokens, output.shape[0]), config)
-    return Plan((output,), launch, even_rows(x), filled)
+    count = rows or tokens * topk
+    y = OutputSpec.of((count, n), x.dtype)
+    if not x.numel():
+        return Plan({"y": Zeros(y)})
+    _refuse_strided(row_map)
+    tiles, sizes = row_tiles(n=n, dtype=x.dtype), RowSizes.of(x=x)
+    launch = sizes.launch(spread, tiles, *_grid(tokens, -(-n // tiles["BLOCK_N"])), TOPK=topk)
+    launch = launch.given(tokens=tokens, rows=count)
+    return Plan({"y": _zeros_from(tokens * topk, y)}, [launch], sizes.strided)
 
 
-@impl(spec.moe_spread, devices=DEVICES)
-def moe_spread(x: Tensor, row_map: Tensor, topk: int, rows: int) -> Tensor:
-    outputs, launch, lies, filled = _plan_spread(x, row_map, topk, rows)
-    (y,) = _begun(outputs, filled, x)
-    if launch is not None:
-        launch(x if lies else packed(x), row_map, y)
-    return y
-
-
-@plans
-def _plan_collect(x: Tensor, row_map: Tensor, probs: Tensor | None, topk: int, back: bool) -> Plan:
-    op, name = ("moe_spread_bwd", "dy") if back else ("moe_collect", "x")
-    check(op, **{name: x}, row_map=row_map, probs=probs, topk=topk)
-    _known(op, x)
+def _collected(
+    op: str, x: Tensor, row_map: Tensor, probs: Tensor | None, topk: int, names: Mapping[str, str] = {}
+) -> Plan:
+    """`names`: what the op calls x and y."""
+    _refuse_fp8(op, x)
     tokens, n = row_map.shape[0] // topk, x.shape[1]
-    output = OutputSpec.of((tokens, n), x.dtype)
+    makes = {names.get("y", "y"): OutputSpec.of((tokens, n), x.dtype)}
     if not tokens * n:
-        return Plan((output,), None, True, tokens)
-    if not row_map.is_contiguous() or (probs is not None and not probs.is_contiguous()):
-        raise NotSupported("a row map or probabilities that are not contiguous")
-    tiles, stride = row_tiles(n=n, dtype=x.dtype), Rows.of(packed(x)).stride
-    config = tiles.config(even=n % 16 == 0 and stride % 16 == 0, TOPK=topk, WIDE=wide_of(x.dtype))
-    launch = collect.ready(_grid(tokens, -(-n // tiles["BLOCK_N"])), (stride, n, tokens, x.shape[0]), config)
-    return Plan((output,), launch, even_rows(x), tokens)
+        return Plan(makes)
+    _refuse_strided(row_map, probs)
+    tiles, sizes = row_tiles(n=n, dtype=x.dtype), RowSizes.of(x=x)
+    grid = _grid(tokens, -(-n // tiles["BLOCK_N"]))
+    launch = sizes.launch(collect, tiles, *grid, TOPK=topk, WIDE=wide_of(x.dtype))
+    launch = launch.given(tokens=tokens, rows=x.shape[0]).named(**names)
+    return Plan(makes, [launch], [names.get(name, name) for name in sizes.strided])
 
 
-def _sum(plan: Plan, x: Tensor, row_map: Tensor, probs: Tensor | None) -> Tensor:
-    (output,), launch, lies, _ = plan
-    y = output.empty(x)
-    if launch is not None:
-        launch(x if lies else packed(x), row_map, probs, y)
-    return y
+@planned(spec.moe_collect)
+def moe_collect(x: Tensor, row_map: Tensor, probs: Tensor | None, topk: int) -> Plan:
+    return _collected("moe_collect", x, row_map, probs, topk)
 
 
-@impl(spec.moe_collect, devices=DEVICES)
-def moe_collect(x: Tensor, row_map: Tensor, probs: Tensor | None, topk: int) -> Tensor:
-    return _sum(_plan_collect(x, row_map, probs, topk, False), x, row_map, probs)
+@planned(spec.moe_spread_bwd)
+def moe_spread_bwd(dy: Tensor, row_map: Tensor, topk: int) -> Plan:
+    return _collected("moe_spread_bwd", dy, row_map, None, topk, {"x": "dy", "y": "dx"})
 
 
-@impl(spec.moe_spread_bwd, devices=DEVICES)
-def moe_spread_bwd(dy: Tensor, row_map: Tensor, topk: int) -> Tensor:
-    return _sum(_plan_collect(dy, row_map, None, topk, True), dy, row_map, None)
-
-
-@plans
-def _plan_collect_bwd(dy: Tensor, x: Tensor, row_map: Tensor, probs: Tensor | None, topk: int) -> Plan:
-    check("moe_collect_bwd", dy=dy, x=x, row_map=row_map, probs=probs, topk=topk)
-    _known("moe_collect_bwd", x)
+@planned(spec.moe_collect_bwd)
+def moe_collect_bwd(dy: Tensor, x: Tensor, row_map: Tensor, probs: Tensor | None, topk: int) -> Plan:
+    _refuse_fp8("moe_collect_bwd", x)
     tokens, n = row_map.shape[0] // topk, x.shape[1]
-    slopes = OutputSpec.of((tokens, topk), torch.float32 if probs is None else probs.dtype)
-    outputs, filled = (OutputSpec.of(x.shape, x.dtype), slopes), row_map.shape[0]
+    dx = _zeros_from(row_map.shape[0], OutputSpec.of(x.shape, x.dtype))
+    makes = {"dx": dx, "dprobs": OutputSpec.of((tokens, topk), torch.float32 if probs is None else probs.dtype)}
     if not tokens:
-        return Plan(outputs, None, True, 0)
-    if not row_map.is_contiguous() or (probs is not None and not probs.is_contiguous()):
-        raise NotSupported("a row map or probabilities that are not contiguous")
+        return Plan(makes)
+    _refuse_strided(row_map, probs)
+    sizes = RowSizes.of(dy=dy, x=x)
     tiles = dot_tiles(n=n, topk=topk, dtype=x.dtype)
-    strides = [Rows.of(packed(t)).stride for t in (dy, x)]
-    config = tiles.config(even=all(k % 16 == 0 for k in (*strides, n)), TOPK=topk, WIDE=wide_of(x.dtype))
-    launch = collect_bwd.ready(_grid(tokens), (*strides, n, tokens, x.shape[0]), config)
-    return Plan(outputs, launch, even_rows(dy) and even_rows(x), filled)
-
-
-@impl(spec.moe_collect_bwd, devices=DEVICES)
-def moe_collect_bwd(dy: Tensor, x: Tensor, row_map: Tensor, probs: Tensor | None, topk: int) -> tuple[Tensor, Tensor]:
-    outputs, launch, lies, filled = _plan_collect_bwd(dy, x, row_map, probs, topk)
-    dx, dprobs = _begun(outputs, filled, x)
-    if launch is not None:
-        if not lies:
-            dy, x = packed(dy), packed(x)
-        launch(dy, x, row_map, probs, dx, dprobs)
-    return dx, dprobs
+    launch = sizes.launch(collect_bwd, tiles, *_grid(tokens), TOPK=topk, WIDE=wide_of(x.dtype))
+    return Plan(makes, [launch.given(tokens=tokens, rows=x.shape[0])], sizes.strided)
 
 
 # ---- rows padded ----------------------------------------------------------------------------------------------------

@@ -36,12 +36,15 @@ from .rows import DEVICES, OutputSpec, Rows, even_rows
 
 
 class Zeros(NamedTuple):
-    """A tensor that must be zero before the first launch."""
+    """A tensor that must be zero before the first launch, from index `begin` of its first dimension on."""
 
     output: OutputSpec
+    begin: int = 0
 
     def empty(self, like: Tensor) -> Tensor:
-        return self.output.empty(like).zero_()
+        made = self.output.empty(like)
+        (made[self.begin :] if self.begin else made).zero_()
+        return made
 
 
 class Launch(NamedTuple):
@@ -56,6 +59,9 @@ class Launch(NamedTuple):
     def named(self, **names: str | None) -> Launch:
         return self._replace(names={**self.names, **names})
 
+    def given(self, **numbers: Any) -> Launch:
+        return self._replace(numbers={**self.numbers, **numbers})
+
 
 Step = Launch | Callable[..., Any]
 
@@ -69,7 +75,7 @@ class Plan:
     strided: Iterable[str] = ()  # arguments that must be made contiguous
     before: Mapping[str, Callable[..., Any]] = field(default_factory=dict)  # changes an argument
     after: Mapping[str, Callable[..., Any]] = field(default_factory=dict)  # changes a result
-    returns: Sequence[str] | None = None  # the results, where the op's name of one is that of an argument too
+    returns: Sequence[str] | None = None  # the results, where one has another name than in the op
 
     @property
     def single(self) -> Launch | None:
