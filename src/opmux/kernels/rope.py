@@ -1,12 +1,12 @@
 """Rotary embedding: a program turns all heads that share their angles, or a block of them; float32 inside.
 
-Tensors are read and written as they lie, whatever their strides. Sines and cosines are computed once a program, spread
+Tensors are read and written with any strides. Sines and cosines are computed once a program, spread
 over its threads, and shared by all heads: as many as there are angles, not as there are numbers to turn.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -15,23 +15,22 @@ import triton.language as tl
 from torch import Tensor
 
 from ..core.errors import NotSupported
-from ..core.registry import impl
 from ..specs import rope as spec
 from .lib.config import Tiles, tunable
+from .lib.harness import Launch, Plan, planned
 from .lib.launch import Launcher
 from .lib.maths import libdevice
-from .lib.plans import check, plans
-from .lib.rows import DEVICES, OutputSpec, wide_of
+from .lib.rows import OutputSpec, wide_of
 
 
 @triton.jit
-def _place(starts_ptr, cu_ptr, i_b, i_s, length, n_edges, cp_rank, CP: tl.constexpr, BLOCK_B: tl.constexpr):
+def _place(starts_ptr, cu_seqlens_ptr, i_b, i_s, length, n_edges, cp_rank, CP: tl.constexpr, BLOCK_B: tl.constexpr):
     """The row of the table for place i_s of sequence i_b; -1 for a token that is of no sequence."""
     place = i_s
     outside = i_s < 0
-    if cu_ptr is not None:
+    if cu_seqlens_ptr is not None:
         o_b = tl.arange(0, BLOCK_B)
-        b_edges = tl.load(cu_ptr + o_b, mask=o_b < n_edges, other=2147483647).to(tl.int64)
+        b_edges = tl.load(cu_seqlens_ptr + o_b, mask=o_b < n_edges, other=2147483647).to(tl.int64)
         b_edges = tl.where(o_b < n_edges, b_edges // CP, 9223372036854775807)
         i_b = tl.sum((b_edges <= i_s).to(tl.int32), 0) - 1
         begin = tl.max(tl.where(b_edges <= i_s, b_edges, 0), 0)
@@ -74,7 +73,7 @@ def _turned(b_u, b_v, b_ca, b_sa, b_cb, b_sb, BACK: tl.constexpr):
 
 
 def _rope(
-    x_ptr, y_ptr, angles_ptr, sin_ptr, starts_ptr, cu_ptr,
+    x_ptr, y_ptr, angles_ptr, sin_ptr, starts_ptr, cu_seqlens_ptr,
     xo, xs, xb, xh, xg, yo, ys, yb, yh, yg, ab, ar, length, rows, heads, n_places, n_edges, cp_rank,
     BACK: tl.constexpr, PAIRS: tl.constexpr, HALF: tl.constexpr, REST: tl.constexpr, STEP: tl.constexpr,
     GROUPS: tl.constexpr, APART: tl.constexpr, CP: tl.constexpr, FULL: tl.constexpr, WIDE: tl.constexpr,
@@ -110,7 +109,7 @@ def _rope(
             o_p = o_d[None, :]
             b_u = tl.load(x_ptr + o_x + o_p * STEP, mask=m, other=0.0)
             b_v = tl.load(x_ptr + o_x + (o_p + HALF) * STEP, mask=m, other=0.0)
-        place = _place(starts_ptr, cu_ptr, i_b, i_s, length, n_edges, cp_rank, CP, BLOCK_B)
+        place = _place(starts_ptr, cu_seqlens_ptr, i_b, i_s, length, n_edges, cp_rank, CP, BLOCK_B)
         there = (place >= 0) & (place < n_places)
         at = tl.where(there, place, 0) * ar + i_b * ab
         b_ca, b_sa = _table(angles_ptr, sin_ptr, at + (o_d * 2 if PAIRS else o_d), m_d & there, WIDE)
@@ -140,20 +139,20 @@ def tiles(rows: int, width: int, dtype: torch.dtype) -> Tiles:
     return Tiles(min(256, max(32, block * width // 32)), BLOCK_R=block)
 
 
-# ---- what follows from the look of the tensors ----------------------------------------------------------------------
+# ---- plans ----------------------------------------------------------------------------------------------------------
 
 
-class At(NamedTuple):
-    """Where heads lie in a tensor: what comes before the first, and the steps of sequence, batch, head and group."""
+class HeadStrides(NamedTuple):
+    """Where heads are in memory: the first one's offset, and the strides of sequence, batch, head and group."""
 
-    before: int
+    offset: int
     length: int
     batch: int
     head: int
     group: int = 0
 
     @classmethod
-    def of(cls, layout: str, strides: tuple[int, ...]) -> At:
+    def of(cls, layout: str, strides: tuple[int, ...]) -> HeadStrides:
         by = dict(zip(layout.replace("t", "s"), strides, strict=True))
         return cls(0, by["s"], by.get("b", 0), by["h"])
 
@@ -166,197 +165,139 @@ class Shape(NamedTuple):
     width: int
 
 
-class How(NamedTuple):
-    """What turning depends on besides the tensors' places in memory."""
-
-    angles: Tensor | None  # None: nothing is turned
-    sin: Tensor | None
-    starts: Tensor | None
-    cu_seqlens: Tensor | None
-    interleaved: bool
-    cp_size: int
-    cp_rank: int
-    back: bool
-
-
-def _ready(
-    x: Tensor, x_at: At, y_at: At, shape: Shape, how: How, makes: OutputSpec | None = None
-) -> Callable[..., Any]:
-    """The launch: `launch(x, y, angles, sin, starts, cu_seqlens)`, without y where it is made."""
-    angles, sin = how.angles, how.sin
+def _launch(
+    x: Tensor, reads: HeadStrides, writes: HeadStrides, shape: Shape, angles: Tensor | None, sin: Tensor | None,
+    starts: Tensor | None, cu_seqlens: Tensor | None, *, interleaved: bool, cp_size: int, cp_rank: int, back: bool,
+) -> Launch:  # fmt: skip
+    """Rotate the heads of x; without angles copy them."""
     d2, row, each, places = 0, 0, 0, 0
     if angles is not None:
         d2, row, places = angles.shape[-1], angles.stride(0 if angles.dim() == 4 else -2), spec.rows_of(angles)
         each = angles.stride(0) if angles.dim() == 3 and angles.shape[0] > 1 else 0
         if d2 and (angles.stride(-1) != 1 or (sin is not None and sin.stride() != angles.stride())):
-            raise NotSupported("a table whose rows are not in one piece, or cosines and sines that lie differently")
-    starts = how.starts is not None and how.cu_seqlens is None
-    apart = shape.batch > 1 and (starts or each > 0)
+            raise NotSupported("a table whose rows are not contiguous, or cosines and sines with different strides")
+    apart = shape.batch > 1 and ((starts is not None and cu_seqlens is None) or each > 0)
     heads = shape.heads * shape.groups
     rows = heads if apart else heads * shape.batch
     half, rest = d2 // 2, shape.width - d2
     blocks = dict(BLOCK_D=triton.next_power_of_2(max(half, 1)), BLOCK_E=triton.next_power_of_2(max(rest, 1)))
     tile = tiles(rows=rows, width=2 * blocks["BLOCK_D"] * (half > 0) + blocks["BLOCK_E"] * (rest > 0), dtype=x.dtype)
-    edges = 0 if how.cu_seqlens is None else how.cu_seqlens.shape[0]
-    step = x.stride(-1)
-    sizes = (*x_at, *y_at, each, row)
+    edges = 0 if cu_seqlens is None else cu_seqlens.shape[0]
     config = tile.config(
-        even=step == 1 and all(n % 16 == 0 for n in sizes), BACK=how.back, PAIRS=bool(how.interleaved), HALF=half,
-        REST=rest, STEP=step, GROUPS=shape.groups, APART=apart, CP=how.cp_size, FULL=rows % tile["BLOCK_R"] == 0,
-        WIDE=wide_of(x.dtype), BLOCK_B=triton.next_power_of_2(max(edges, 1)), **blocks,
+        BACK=back, PAIRS=bool(interleaved), HALF=half, REST=rest, STEP=x.stride(-1), GROUPS=shape.groups, APART=apart,
+        CP=cp_size, FULL=rows % tile["BLOCK_R"] == 0, WIDE=wide_of(x.dtype),
+        BLOCK_B=triton.next_power_of_2(max(edges, 1)), **blocks,
     )  # fmt: skip
-    grid = (shape.length * (shape.batch if apart else 1), -(-rows // tile["BLOCK_R"]), 1)
+    grid = (shape.length * (shape.batch if apart else 1), -(-rows // tile["BLOCK_R"]))
     if grid[0] >= 2**31 or grid[1] >= 2**16:
         raise NotSupported(f"a grid of {grid[0]} x {grid[1]} programs is more than a launch can have")
-    numbers = (*sizes, shape.length, rows, heads, places, edges, how.cp_rank)
-    return rope_kernel.ready(grid, numbers, config, None if makes is None else {1: makes})
+    numbers = dict(zip(("xo", "xs", "xb", "xh", "xg"), reads)) | dict(zip(("yo", "ys", "yb", "yh", "yg"), writes))
+    numbers |= dict(ab=each, ar=row, length=shape.length, rows=rows, heads=heads, n_places=places, n_edges=edges)
+    return Launch(rope_kernel, grid, config, {**numbers, "cp_rank": cp_rank})
 
 
-class Plan(NamedTuple):
-    """What an op will do for tensors that look so."""
-
-    out: OutputSpec
-    launch: Callable[..., Tensor] | None  # None: nothing to compute
-
-
-def _whole(x: Tensor, layout: str, how: How) -> Plan:
-    """The plan for a tensor all of whose heads are turned."""
+def _rotated(
+    x: Tensor, angles: Tensor, sin: Tensor | None, starts: Tensor | None, cu_seqlens: Tensor | None, layout: str,
+    names: Mapping[str, str], **form: Any,
+) -> Plan:  # fmt: skip
+    """All heads of a tensor. `names`: what the op calls x and y."""
     output = OutputSpec.of(x.shape, x.dtype)
+    makes = {names["y"]: output}
     if not x.numel():
-        return Plan(output, None)
+        return Plan(makes)
     sizes = dict(zip(layout.replace("t", "s"), x.shape, strict=True))
     shape = Shape(sizes.get("b", 1), sizes["s"], sizes["h"], 1, sizes["d"])
-    return Plan(output, _ready(x, At.of(layout, x.stride()), At.of(layout, output.stride), shape, how, output))
+    strides = (HeadStrides.of(layout, stride) for stride in (x.stride(), output.stride))
+    return Plan(makes, [_launch(x, *strides, shape, angles, sin, starts, cu_seqlens, **form).named(**names)])
 
 
-@plans
-def _plan(
-    x: Tensor, angles: Tensor, sin: Tensor | None, starts: Tensor | None, cu_seqlens: Tensor | None,
-    layout: str, interleaved: bool, cp_size: int, cp_rank: int, back: bool,
-) -> Plan:  # fmt: skip
-    op, lead = ("rope_bwd", "dy") if back else ("rope_fwd", "x")
-    given = dict(layout=layout, interleaved=interleaved, cp_size=cp_size, cp_rank=cp_rank)
-    check(op, **{lead: x}, angles=angles, sin=sin, starts=starts, cu_seqlens=cu_seqlens, **given)
-    return _whole(x, layout, How(angles, sin, starts, cu_seqlens, interleaved, cp_size, cp_rank, back))
-
-
-@impl(spec.rope_fwd, devices=DEVICES)
+@planned(spec.rope_fwd)
 def rope_fwd(
     x: Tensor, angles: Tensor, sin: Tensor | None, starts: Tensor | None, cu_seqlens: Tensor | None,
     layout: str, interleaved: bool, cp_size: int, cp_rank: int,
-) -> Tensor:  # fmt: skip
-    out, launch = _plan(x, angles, sin, starts, cu_seqlens, layout, interleaved, cp_size, cp_rank, False)
-    return out.empty(x) if launch is None else launch(x, angles, sin, starts, cu_seqlens)
+) -> Plan:  # fmt: skip
+    form = dict(interleaved=interleaved, cp_size=cp_size, cp_rank=cp_rank, back=False)
+    return _rotated(x, angles, sin, starts, cu_seqlens, layout, {"x": "x", "y": "y"}, **form)
 
 
-@impl(spec.rope_bwd, devices=DEVICES)
+@planned(spec.rope_bwd)
 def rope_bwd(
     dy: Tensor, angles: Tensor, sin: Tensor | None, starts: Tensor | None, cu_seqlens: Tensor | None,
     layout: str, interleaved: bool, cp_size: int, cp_rank: int,
-) -> Tensor:  # fmt: skip
-    out, launch = _plan(dy, angles, sin, starts, cu_seqlens, layout, interleaved, cp_size, cp_rank, True)
-    return out.empty(dy) if launch is None else launch(dy, angles, sin, starts, cu_seqlens)
+) -> Plan:  # fmt: skip
+    form = dict(interleaved=interleaved, cp_size=cp_size, cp_rank=cp_rank, back=True)
+    return _rotated(dy, angles, sin, starts, cu_seqlens, layout, {"x": "dy", "y": "dx"}, **form)
 
 
 # ---- packed q, k and v ----------------------------------------------------------------------------------------------
 
 
-class QkvPlan(NamedTuple):
-    """Output specs and three launches, over the parts of packed heads."""
+class Part(NamedTuple):
+    """Of q, k or v: the shape, where its heads are in packed heads, and where in a tensor of its own."""
 
-    outputs: tuple[OutputSpec, ...]
-    launches: tuple[Callable[..., Any], ...]  # none: nothing to compute
+    shape: Shape
+    packed: HeadStrides
+    own: HeadStrides
+    output: OutputSpec
 
 
-def _parts(layout: str, packed: tuple[int, ...], split: tuple[int, ...]) -> list[tuple[Shape, At, At, OutputSpec]]:
-    """Of q, k and v: the shape, where they lie in packed heads of these sizes, and where in a tensor of their own."""
+def _parts(layout: str, packed: tuple[int, ...], split: list[int], dtype: torch.dtype) -> list[Part]:
+    """q, k and v in packed heads of these sizes."""
     by = dict(zip(layout, packed, strict=True))
-    strides = dict(zip(layout, OutputSpec.of(packed, torch.uint8).stride, strict=True))
-    found, before = [], 0
+    strides = dict(zip(layout, OutputSpec.of(packed, dtype).stride, strict=True))
+    found, offset = [], 0
     for total, groups in zip(split, (split[0] // split[1], 1, 1), strict=True):
         width, heads = total // groups, by["h"]
-        inside = At(before, strides["s"], strides["b"], strides["h"], width)
-        own = OutputSpec.of((*packed[:2], heads * groups, width), torch.uint8)
-        at = dict(zip(layout, own.stride, strict=True))
-        outside = At(0, at["s"], at["b"], groups * width, width)
-        found.append((Shape(by["b"], by["s"], heads, groups, width), inside, outside, own))
-        before += total
+        inside = HeadStrides(offset, strides["s"], strides["b"], strides["h"], width)
+        output = OutputSpec.of((*packed[:2], heads * groups, width), dtype)
+        at = dict(zip(layout, output.stride, strict=True))
+        own = HeadStrides(0, at["s"], at["b"], groups * width, width)
+        found.append(Part(Shape(by["b"], by["s"], heads, groups, width), inside, own, output))
+        offset += total
     return found
 
 
-@plans
-def _plan_packed(
-    qkv: Tensor, q_angles: Tensor, k_angles: Tensor, split: tuple[int, ...], starts: Tensor | None, layout: str,
-    interleaved: bool, cp_size: int, cp_rank: int,
-) -> QkvPlan:  # fmt: skip
-    check(
-        "rope_qkv_fwd", qkv=qkv, q_angles=q_angles, k_angles=k_angles, split=split, starts=starts, layout=layout,
-        interleaved=interleaved, cp_size=cp_size, cp_rank=cp_rank,
-    )  # fmt: skip
-    if not qkv.is_contiguous():
-        raise NotSupported("packed heads that are not contiguous")
-    outputs, launches = [], []
-    for angles, (shape, inside, outside, own) in zip(
-        (q_angles, k_angles, None), _parts(layout, tuple(qkv.shape), split), strict=True
-    ):
-        output = OutputSpec(own.shape, own.stride, qkv.dtype)
-        begin = starts if angles is not None else None
-        how = How(angles, None, begin, None, interleaved, cp_size, cp_rank, False)
-        outputs.append(output)
-        launches += [_ready(qkv, inside, outside, shape, how, output)] if qkv.numel() else []
-    return QkvPlan(tuple(outputs), tuple(launches))
-
-
-@impl(spec.rope_qkv_fwd, devices=DEVICES)
+@planned(spec.rope_qkv_fwd)
 def rope_qkv_fwd(
     qkv: Tensor, q_angles: Tensor, k_angles: Tensor, split: list[int], starts: Tensor | None, layout: str,
     interleaved: bool, cp_size: int, cp_rank: int,
-) -> tuple[Tensor, ...]:  # fmt: skip
-    rest = (starts, layout, interleaved, cp_size, cp_rank)
-    outputs, launches = _plan_packed(qkv, q_angles, k_angles, tuple(split), *rest)
-    if not launches:
-        return tuple(output.empty(qkv) for output in outputs)
-    turn_q, turn_k, copy_v = launches
-    return (
-        turn_q(qkv, q_angles, None, starts, None),
-        turn_k(qkv, k_angles, None, starts, None),
-        copy_v(qkv, None, None, None, None),
-    )
+) -> Plan:  # fmt: skip
+    if not qkv.is_contiguous():
+        raise NotSupported("packed heads that are not contiguous")
+    q, k, v = _parts(layout, tuple(qkv.shape), split, qkv.dtype)
+    makes = {"q": q.output, "k": k.output, "v": v.output}
+    if not qkv.numel():
+        return Plan(makes)
+    form: dict[str, Any] = dict(interleaved=interleaved, cp_size=cp_size, cp_rank=cp_rank, back=False)
+    read = lambda part, angles, starts: _launch(
+        qkv, part.packed, part.own, part.shape, angles, None, starts, None, **form
+    ).named(x="qkv")
+    return Plan(makes, [
+        read(q, q_angles, starts).named(y="q", angles="q_angles"),
+        read(k, k_angles, starts).named(y="k", angles="k_angles"),
+        read(v, None, None).named(y="v", starts=None),
+    ])  # fmt: skip
 
 
-@plans
-def _plan_parts(
-    dq: Tensor, dk: Tensor, dv: Tensor, q_angles: Tensor, k_angles: Tensor, split: tuple[int, ...],
-    starts: Tensor | None, layout: str, interleaved: bool, cp_size: int, cp_rank: int,
-) -> QkvPlan:  # fmt: skip
-    check(
-        "rope_qkv_bwd", dq=dq, dk=dk, dv=dv, q_angles=q_angles, k_angles=k_angles, split=split, starts=starts,
-        layout=layout, interleaved=interleaved, cp_size=cp_size, cp_rank=cp_rank,
-    )  # fmt: skip
-    output = OutputSpec.of((*dk.shape[:3], sum(split)), dk.dtype)
-    launches = []
-    for part, angles, (shape, inside, _, _) in zip(
-        (dq, dk, dv), (q_angles, k_angles, None), _parts(layout, output.shape, split), strict=True
-    ):
-        at = At.of(layout, part.stride())
-        at = at._replace(head=at.head * shape.groups, group=at.head)
-        begin = starts if angles is not None else None
-        how = How(angles, None, begin, None, interleaved, cp_size, cp_rank, True)
-        launches += [_ready(part, at, inside, shape, how)] if dk.numel() else []
-    return QkvPlan((output,), tuple(launches))
-
-
-@impl(spec.rope_qkv_bwd, devices=DEVICES)
+@planned(spec.rope_qkv_bwd)
 def rope_qkv_bwd(
     dq: Tensor, dk: Tensor, dv: Tensor, q_angles: Tensor, k_angles: Tensor, split: list[int], starts: Tensor | None,
     layout: str, interleaved: bool, cp_size: int, cp_rank: int,
-) -> Tensor:  # fmt: skip
-    rest = (starts, layout, interleaved, cp_size, cp_rank)
-    (output,), launches = _plan_parts(dq, dk, dv, q_angles, k_angles, tuple(split), *rest)
-    dqkv = output.empty(dk)
-    if launches:
-        turn_q, turn_k, copy_v = launches
-        turn_q(dq, dqkv, q_angles, None, starts, None)
-        turn_k(dk, dqkv, k_angles, None, starts, None)
-        copy_v(dv, dqkv, None, None, None, None)
-    return dqkv
+) -> Plan:  # fmt: skip
+    output = OutputSpec.of((*dk.shape[:3], sum(split)), dk.dtype)
+    makes = {"dqkv": output}
+    if not dk.numel():
+        return Plan(makes)
+    form: dict[str, Any] = dict(interleaved=interleaved, cp_size=cp_size, cp_rank=cp_rank, back=True)
+
+    def write(grad: Tensor, part: Part, angles: Tensor | None, starts: Tensor | None) -> Launch:
+        at = HeadStrides.of(layout, grad.stride())
+        at = at._replace(head=at.head * part.shape.groups, group=at.head)
+        return _launch(grad, at, part.packed, part.shape, angles, None, starts, None, **form).named(y="dqkv")
+
+    q, k, v = _parts(layout, output.shape, split, dk.dtype)
+    return Plan(makes, [
+        write(dq, q, q_angles, starts).named(x="dq", angles="q_angles"),
+        write(dk, k, k_angles, starts).named(x="dk", angles="k_angles"),
+        write(dv, v, None, None).named(x="dv", starts=None),
+    ])  # fmt: skip
