@@ -7,7 +7,8 @@ for: bytes, bits, or the experts in order.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from dataclasses import replace
+from typing import Any
 
 import torch
 import triton
@@ -15,13 +16,12 @@ import triton.language as tl
 from torch import Tensor
 
 from ..core.errors import NotSupported
-from ..core.registry import impl
 from ..specs import router as spec
 from .lib.config import Tiles, tunable
+from .lib.harness import Launch, Plan, RowSizes, Step, planned, strided
 from .lib.launch import Launcher
 from .lib.maths import div, libdevice, sqrt
-from .lib.plans import plans
-from .lib.rows import DEVICES, OutputSpec, Rows, even_rows, packed, programs
+from .lib.rows import OutputSpec, programs
 
 SOFTMAX, SIGMOID, ROOT = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
 BYTES, BITS, DENSE, ALL = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2), tl.constexpr(3)
@@ -73,8 +73,8 @@ def _best_groups(b_v, m_gone, o_s, groups, GROUP_TOPK: tl.constexpr, EACH: tl.co
 
 
 def _route(
-    logits_ptr, bias_ptr, probs_ptr, map_ptr, kept_ptr, cutoff_ptr, histogram_ptr, bounds_ptr,
-    stride, experts, groups, size, bins, factor,
+    logits_ptr, expert_bias_ptr, probs_ptr, routing_map_ptr, kept_ptr, cutoff_ptr, histogram_ptr, bin_bounds_ptr,
+    logits_stride, experts, groups, size, bins, factor,
     SCORE: tl.constexpr, LATE: tl.constexpr, AUX: tl.constexpr, TOPK: tl.constexpr, GROUP_TOPK: tl.constexpr,
     EACH: tl.constexpr, FORMAT: tl.constexpr, BLOCK_G: tl.constexpr, BLOCK_S: tl.constexpr, BLOCK_B: tl.constexpr,
 ):  # fmt: skip
@@ -83,7 +83,7 @@ def _route(
     o_g, o_s = tl.arange(0, BLOCK_G)[:, None], tl.arange(0, BLOCK_S)[None, :]
     o = o_g * size + o_s
     m = (o_g < groups) & (o_s < size)
-    b_x = tl.load(logits_ptr + row * stride + o, mask=m, other=-float("inf")).to(tl.float32)
+    b_x = tl.load(logits_ptr + row * logits_stride + o, mask=m, other=-float("inf")).to(tl.float32)
     if LATE:
         b_s = b_x
     elif SCORE == SOFTMAX:
@@ -97,8 +97,8 @@ def _route(
     if AUX and SCORE != SOFTMAX:
         b_s = div(b_s, _total(tl.where(m, b_s, 0.0)) + EPS)
     b_v = b_s
-    if bias_ptr is not None:
-        b_v += tl.load(bias_ptr + o, mask=m, other=0.0).to(tl.float32)
+    if expert_bias_ptr is not None:
+        b_v += tl.load(expert_bias_ptr + o, mask=m, other=0.0).to(tl.float32)
     b_v = tl.where(b_v != b_v, float("inf"), b_v)
     m_gone = m == 0
     if GROUP_TOPK > 0:
@@ -113,7 +113,7 @@ def _route(
         m_here = m_here | (o == at) & m
         m_gone = m_gone | (o == at)
         if FORMAT == DENSE:
-            tl.store(map_ptr + row * TOPK + k, at.to(map_ptr.dtype.element_ty))
+            tl.store(routing_map_ptr + row * TOPK + k, at.to(routing_map_ptr.dtype.element_ty))
         if FORMAT == BITS:
             b_bits = b_bits | tl.where(o_b == at // 8, 1 << (at % 8), 0)
     if AUX:
@@ -131,21 +131,21 @@ def _route(
         tl.store(probs_ptr + row * experts + o, b_p.to(probs_ptr.dtype.element_ty), mask=m)
     tl.store(kept_ptr + row * experts + o, b_kept, mask=m)
     if FORMAT == BYTES:
-        tl.store(map_ptr + row * experts + o, m_here, mask=m)
+        tl.store(routing_map_ptr + row * experts + o, m_here, mask=m)
     if FORMAT == BITS:
         n_bytes = (experts + 7) // 8
-        tl.store(map_ptr + row * n_bytes + o_b, b_bits.to(tl.uint8), mask=o_b < n_bytes)
+        tl.store(routing_map_ptr + row * n_bytes + o_b, b_bits.to(tl.uint8), mask=o_b < n_bytes)
     if histogram_ptr is not None:
         cutoff = _most(tl.where(m_gone, -float("inf"), b_v))
         tl.store(cutoff_ptr + row, cutoff)
-        low, high = tl.load(bounds_ptr), tl.load(bounds_ptr + 1)
+        low, high = tl.load(bin_bounds_ptr), tl.load(bin_bounds_ptr + 1)
         b_bin = tl.floor((cutoff - b_s - low) * div(bins.to(tl.float32), high - low))
         b_bin = tl.minimum(tl.maximum(b_bin, 0.0), (bins - 1).to(tl.float32)).to(tl.int32)
         tl.atomic_add(histogram_ptr + o * bins + b_bin, 1, mask=m, sem="relaxed")
 
 
 def _route_bwd(
-    kept_ptr, dy_ptr, dx_ptr, map_ptr, kept_stride, dy_stride, dx_stride, experts, topk, factor,
+    kept_ptr, dy_ptr, dx_ptr, routing_map_ptr, kept_stride, dy_stride, dx_stride, experts, topk, factor,
     SCORE: tl.constexpr, LATE: tl.constexpr, SHARES: tl.constexpr, FORMAT: tl.constexpr, BLOCK_E: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
@@ -155,14 +155,14 @@ def _route_bwd(
     b_g = tl.load(dy_ptr + row * dy_stride + o, mask=m, other=0.0).to(tl.float32) * factor
     m_here = m
     if FORMAT == BYTES:
-        m_here = tl.load(map_ptr + row * experts + o, mask=m, other=0) != 0
+        m_here = tl.load(routing_map_ptr + row * experts + o, mask=m, other=0) != 0
     if FORMAT == BITS:
-        b_byte = tl.load(map_ptr + row * ((experts + 7) // 8) + o // 8, mask=m, other=0).to(tl.int32)
+        b_byte = tl.load(routing_map_ptr + row * ((experts + 7) // 8) + o // 8, mask=m, other=0).to(tl.int32)
         m_here = ((b_byte >> (o % 8)) & 1) != 0
     if FORMAT == DENSE:
         m_here = o < 0
         for k in range(topk):
-            m_here = m_here | (o == tl.load(map_ptr + row * topk + k))
+            m_here = m_here | (o == tl.load(routing_map_ptr + row * topk + k))
     b_g = tl.where(m_here, b_g, 0.0)
     if SCORE == SOFTMAX:
         b_p = tl.where(m_here, b_kept, 0.0) if LATE else b_kept
@@ -180,44 +180,49 @@ def _route_bwd(
     tl.store(dx_ptr + row * dx_stride + o, b_dx.to(dx_ptr.dtype.element_ty), mask=m)
 
 
-def _shares(probs_ptr, tokens_ptr, shares_ptr, stride, experts, n_rows, BLOCK_M: tl.constexpr, BLOCK_E: tl.constexpr):
+def _shares(
+    probs_ptr, tokens_per_expert_ptr, shares_ptr, probs_stride, experts, n_rows,
+    BLOCK_M: tl.constexpr, BLOCK_E: tl.constexpr,
+):  # fmt: skip
     """A program's share of the sum, over every so many rows."""
     o = tl.arange(0, BLOCK_E)[None, :]
     i_m = tl.arange(0, BLOCK_M)[:, None]
     b_sum = tl.zeros([BLOCK_M, BLOCK_E], tl.float32)
     for at in range(tl.program_id(0) * BLOCK_M, n_rows, tl.num_programs(0) * BLOCK_M):
         i_r = (at + i_m).to(tl.int64)
-        b_sum += tl.load(probs_ptr + i_r * stride + o, mask=(i_r < n_rows) & (o < experts), other=0.0).to(tl.float32)
-    b_tokens = tl.load(tokens_ptr + o, mask=o < experts, other=0).to(tl.float32)
+        m = (i_r < n_rows) & (o < experts)
+        b_sum += tl.load(probs_ptr + i_r * probs_stride + o, mask=m, other=0.0).to(tl.float32)
+    b_tokens = tl.load(tokens_per_expert_ptr + o, mask=o < experts, other=0).to(tl.float32)
     tl.store(shares_ptr + tl.program_id(0), _total(b_sum * b_tokens))
 
 
-def _loss(shares_ptr, total_ptr, loss_ptr, const_ptr, n, factor, BLOCK_N: tl.constexpr):
+def _loss(shares_ptr, total_ptr, aux_loss_ptr, Const_buf_ptr, n, factor, BLOCK_N: tl.constexpr):
     o = tl.arange(0, BLOCK_N)
     c = tl.zeros([], tl.float32) + factor
     if total_ptr is not None:
         total = tl.load(total_ptr).to(tl.float32)
         c = div(div(c, total), total)
     loss = tl.sum(tl.load(shares_ptr + o, mask=o < n, other=0.0), 0) * c
-    tl.store(loss_ptr, loss.to(loss_ptr.dtype.element_ty))
-    tl.store(const_ptr, c)
-    tl.store(const_ptr + 1, tl.zeros([], tl.float32))
+    tl.store(aux_loss_ptr, loss.to(aux_loss_ptr.dtype.element_ty))
+    tl.store(Const_buf_ptr, c)
+    tl.store(Const_buf_ptr + 1, tl.zeros([], tl.float32))
 
 
 def _loss_bwd(
-    const_ptr, tokens_ptr, grad_ptr, dx_ptr, experts, n_rows, BLOCK_M: tl.constexpr, BLOCK_E: tl.constexpr
+    Const_buf_ptr, tokens_per_expert_ptr, grad_aux_loss_ptr, grad_probs_ptr, experts, n_rows,
+    BLOCK_M: tl.constexpr, BLOCK_E: tl.constexpr,
 ):  # fmt: skip
     o = tl.arange(0, BLOCK_E)[None, :]
     i_r = tl.program_id(0).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)[:, None]
-    b_tokens = tl.load(tokens_ptr + o, mask=o < experts, other=0).to(tl.float32)
-    b_dx = (tl.load(const_ptr) * b_tokens * tl.load(grad_ptr).to(tl.float32)).to(dx_ptr.dtype.element_ty)
-    b_dx = tl.broadcast_to(b_dx, [BLOCK_M, BLOCK_E])
-    tl.store(dx_ptr + i_r * experts + o, b_dx, mask=(i_r < n_rows) & (o < experts))
+    b_tokens = tl.load(tokens_per_expert_ptr + o, mask=o < experts, other=0).to(tl.float32)
+    b_dx = tl.load(Const_buf_ptr) * b_tokens * tl.load(grad_aux_loss_ptr).to(tl.float32)
+    b_dx = tl.broadcast_to(b_dx.to(grad_probs_ptr.dtype.element_ty), [BLOCK_M, BLOCK_E])
+    tl.store(grad_probs_ptr + i_r * experts + o, b_dx, mask=(i_r < n_rows) & (o < experts))
 
 
-route = Launcher(_route, sizes="stride experts")
+route = Launcher(_route, sizes="logits_stride experts")
 route_bwd = Launcher(_route_bwd, sizes="kept_stride dy_stride dx_stride experts")
-shares = Launcher(_shares, sizes="stride experts")
+shares = Launcher(_shares, sizes="probs_stride experts")
 loss = Launcher(_loss, sizes="n")
 loss_bwd = Launcher(_loss_bwd, sizes="experts")
 
@@ -242,7 +247,7 @@ def loss_tiles(experts: int) -> Tiles:
     return Tiles(128, BLOCK_M=max(1, 2048 // block), BLOCK_E=block)
 
 
-def _many(experts: int) -> None:
+def _refuse_many(experts: int) -> None:
     if experts > MOST:
         raise NotSupported(f"{experts} experts are more than {MOST}")
 
@@ -253,300 +258,190 @@ SCORES = {name: number for number, name in enumerate(spec.SCORES)}
 # ---- forward --------------------------------------------------------------------------------------------------------
 
 
-class Plan(NamedTuple):
-    """What an op will do for tensors that look so."""
-
-    probs: OutputSpec
-    kept: OutputSpec
-    map: OutputSpec | None  # None: it is given
-    cutoff: OutputSpec | None
-    launch: Callable[..., None] | None  # None: nothing to compute
-    packed: bool  # whether rows lie as the kernel reads them; else they are copied first
-    factor: float = 1.0  # what probabilities are multiplied by
-
-
-def _ready(
-    logits: Tensor, bias: Tensor | None, topk: int, pre: bool, groups: Any, group_topk: Any, factor: float | None,
-    score: str, form: Any, indices: Tensor | None, histogram: Tensor | None = None, aux: bool = False,
+def _routed(
+    logits: Tensor, topk: int, score: str, form: Any, *, bias: Tensor | None = None, indices: Tensor | None = None,
+    histogram: Tensor | None = None, pre: bool = False, groups: int | None = None, group_topk: int | None = None,
+    factor: float | None = None, aux: bool = False,
 ) -> Plan:  # fmt: skip
     *lead, experts = logits.shape
-    _many(experts)
-    if any(t is not None and not t.is_contiguous() for t in (bias, indices)):
+    _refuse_many(experts)
+    if strided(bias=bias, indices=indices):
         raise NotSupported("a bias or indices that are not contiguous")
     kind = 2 if indices is not None else int(form)
-    last, dtype = (experts, torch.bool) if kind == 0 else (-(-experts // 8), torch.uint8)
-    made = None if indices is not None else OutputSpec.of((*lead, last), dtype)
-    rows = logits.numel() // experts
-    outputs = dict(
-        probs=OutputSpec.of(logits.shape, torch.float32 if aux else logits.dtype),
-        kept=OutputSpec.of(logits.shape, torch.float32),
-        map=made,
-        cutoff=None if histogram is None else OutputSpec.of((rows,), torch.float32),
-    )
-    if not rows:
-        return Plan(**outputs, launch=None, packed=True)
+    rows = RowSizes.of(logits=logits)
+    probs = "scores" if aux else "probs"
+    makes = {
+        probs: OutputSpec.of(logits.shape, torch.float32 if aux else logits.dtype),
+        "intermediate_output": OutputSpec.of(logits.shape, torch.float32),
+    }
+    if indices is None:
+        last, dtype = (experts, torch.bool) if kind == 0 else (-(-experts // 8), torch.uint8)
+        makes["routing_map"] = OutputSpec.of((*lead, last), dtype)
+    if histogram is not None:
+        makes["cutoff"] = OutputSpec.of((rows.count,), torch.float32)
+    routing_map = "routing_map" if indices is None else "topk_indices"
+    returns = [probs, routing_map, "intermediate_output", *(["cutoff", "histogram"] if histogram is not None else [])]
+    if not rows.count:
+        return Plan(makes, returns=returns)
     grouped = group_topk is not None and group_topk > 0
-    count = groups if grouped else 1
-    tiles, stride = row_tiles(experts=experts, group=experts // count), Rows.of(packed(logits)).stride
-    config = tiles.config(
-        even=experts % 16 == 0 and stride % 16 == 0, SCORE=SCORES[score], LATE=score == "softmax" and not pre, AUX=aux,
-        TOPK=topk, GROUP_TOPK=group_topk if grouped else 0, EACH=topk // group_topk if grouped else 0, FORMAT=kind,
+    count = groups if grouped and groups else 1
+    tiles = row_tiles(experts=experts, group=experts // count)
+    launch = rows.launch(
+        route, tiles, rows.count, SCORE=SCORES[score], LATE=score == "softmax" and not pre, AUX=aux, TOPK=topk,
+        GROUP_TOPK=group_topk if grouped else 0, EACH=topk // group_topk if grouped else 0, FORMAT=kind,
         BLOCK_B=triton.next_power_of_2(-(-experts // 8)),
     )  # fmt: skip
     bins = 1 if histogram is None else histogram.shape[1]
-    launch = route.ready((rows, 1, 1), (stride, experts, count, experts // count, bins), config)
-    return Plan(**outputs, launch=launch, packed=even_rows(logits), factor=_factor(factor))
+    launch = launch.given(experts=experts, groups=count, size=experts // count, bins=bins, factor=_factor(factor))
+    launch = launch.named(probs=probs, routing_map=routing_map, kept="intermediate_output")
+    return Plan(makes, [launch], rows.strided, returns=returns)
 
 
 def _factor(scaling_factor: float | None) -> float:
     return 1.0 if scaling_factor is None else float(scaling_factor)
 
 
-@plans
-def _plan(
-    logits: Tensor, topk: int, pre: bool, num_groups: Any, group_topk: Any, factor: Any, score_function: str,
-    bias: Tensor | None, form: Any, indices: Tensor | None,
-) -> Plan:  # fmt: skip
-    spec.fused_topk_with_score_function_fwd.check(
-        logits=logits, topk=topk, use_pre_softmax=pre, num_groups=num_groups, group_topk=group_topk,
-        scaling_factor=factor, score_function=score_function, expert_bias=bias, routing_map_format=form,
-        topk_indices=indices,
-    )  # fmt: skip
-    return _ready(logits, bias, topk, bool(pre), num_groups, group_topk, factor, score_function, form, indices)
-
-
-def _run(
-    plan: Plan, logits: Tensor, bias: Tensor | None, given: Tensor | None, *more: Any
-) -> list[Tensor]:  # fmt: skip
-    """Probabilities, the map or what is given for it, and what is kept."""
-    histogram, bounds = more or (None, None)
-    probs, kept = plan.probs.empty(logits), plan.kept.empty(logits)
-    routing_map = plan.map.empty(logits) if plan.map is not None else given
-    cutoff = None if plan.cutoff is None else plan.cutoff.empty(logits)
-    if plan.launch is not None:
-        x = logits if plan.packed else packed(logits)
-        plan.launch(x, bias, probs, routing_map, kept, cutoff, histogram, bounds, plan.factor)
-    results = [probs, routing_map, kept]
-    return results if cutoff is None else [*results, cutoff]
-
-
-@impl(spec.fused_topk_with_score_function_fwd, devices=DEVICES)
+@planned(spec.fused_topk_with_score_function_fwd)
 def fused_topk_with_score_function_fwd(
     logits: Tensor, topk: int, use_pre_softmax: bool, num_groups: int | None, group_topk: int | None,
     scaling_factor: float | None, score_function: str, expert_bias: Tensor | None, routing_map_format: Any,
     topk_indices: Tensor | None,
-) -> tuple[Tensor, ...]:  # fmt: skip
-    given = (topk, use_pre_softmax, num_groups, group_topk, scaling_factor, score_function)
-    plan = _plan(logits, *given, expert_bias, routing_map_format, topk_indices)
-    return tuple(_run(plan, logits, expert_bias, topk_indices))
-
-
-@plans
-def _plan_histogram(
-    logits: Tensor, topk: int, factor: Any, bias: Tensor, form: Any, indices: Tensor | None, histogram: Tensor,
-    bounds: Tensor, mode: Any,
 ) -> Plan:  # fmt: skip
-    spec.fused_topk_with_score_function_qb_fwd.check(
-        logits=logits, topk=topk, scaling_factor=factor, expert_bias=bias, routing_map_format=form,
-        topk_indices=indices, histogram=histogram, bin_bounds=bounds, histogram_mode=mode,
+    return _routed(
+        logits, topk, score_function, routing_map_format, bias=expert_bias, indices=topk_indices,
+        pre=bool(use_pre_softmax), groups=num_groups, group_topk=group_topk, factor=scaling_factor,
     )  # fmt: skip
-    if not bounds.is_contiguous():
-        raise NotSupported("bounds that are not contiguous")
-    return _ready(logits, bias, topk, False, None, None, factor, "sigmoid", form, indices, histogram)
 
 
-@impl(spec.fused_topk_with_score_function_qb_fwd, devices=DEVICES)
+@planned(spec.fused_topk_with_score_function_qb_fwd)
 def fused_topk_with_score_function_qb_fwd(
     logits: Tensor, topk: int, scaling_factor: float | None, expert_bias: Tensor, routing_map_format: Any,
-    topk_indices: Tensor | None, histogram: Tensor, bin_bounds: Tensor, histogram_mode: Any, bin_bounds_validated: bool,
-) -> tuple[Tensor, ...]:  # fmt: skip
-    rest = (routing_map_format, topk_indices, histogram, bin_bounds, histogram_mode)
-    plan = _plan_histogram(logits, topk, scaling_factor, expert_bias, *rest)
+    topk_indices: Tensor | None, histogram: Tensor, bin_bounds: Tensor, histogram_mode: Any,
+) -> Plan:  # fmt: skip
+    if not bin_bounds.is_contiguous():
+        raise NotSupported("bounds that are not contiguous")
+    plan = _routed(
+        logits, topk, "sigmoid", routing_map_format, bias=expert_bias, indices=topk_indices, histogram=histogram,
+        factor=scaling_factor,
+    )  # fmt: skip
+    return replace(plan, steps=[check_bounds, *plan.steps])
+
+
+def check_bounds(bin_bounds: Tensor, bin_bounds_validated: bool) -> None:
     spec.bounds_in_order("fused_topk_with_score_function_qb_fwd", bin_bounds, bin_bounds_validated)
-    made = _run(plan, logits, expert_bias, topk_indices, histogram, bin_bounds)
-    return (*made, histogram)
 
 
-@plans
-def _plan_aux(logits: Tensor, topk: int, score_function: str, form: Any) -> Plan:
-    spec.fused_score_for_moe_aux_loss_fwd.check(
-        logits=logits, topk=topk, score_function=score_function, routing_map_format=form
-    )
-    return _ready(logits, None, topk, True, None, None, None, score_function, form, None, aux=True)
-
-
-@impl(spec.fused_score_for_moe_aux_loss_fwd, devices=DEVICES)
-def fused_score_for_moe_aux_loss_fwd(
-    logits: Tensor, topk: int, score_function: str, routing_map_format: Any
-) -> tuple[Tensor, ...]:
-    plan = _plan_aux(logits, topk, score_function, routing_map_format)
-    return tuple(_run(plan, logits, None, None))
+@planned(spec.fused_score_for_moe_aux_loss_fwd)
+def fused_score_for_moe_aux_loss_fwd(logits: Tensor, topk: int, score_function: str, routing_map_format: Any) -> Plan:
+    return _routed(logits, topk, score_function, routing_map_format, pre=True, aux=True)
 
 
 # ---- backward -------------------------------------------------------------------------------------------------------
 
 
-class BackPlan(NamedTuple):
-    launch: Callable[..., None] | None
-    packed: bool
-    factor: float = 1.0
-
-
-def _ready_bwd(
-    kept: Tensor, dy: Tensor, dx: Tensor, topk: int, score: str, late: bool, shares: bool, form: int,
-    factor: float | None = None,
-) -> BackPlan:  # fmt: skip
+def _routed_bwd(
+    kept: Tensor, dy: Tensor, dx: Tensor, topk: int, score: str, factor: float | None, dy_name: str, **constants: Any
+) -> Plan:
+    """`dy_name`: what the op calls dy."""
     experts = kept.shape[-1]
-    _many(experts)
-    if not even_rows(dx):
+    _refuse_many(experts)
+    rows = RowSizes.of(kept=kept, dy=dy, dx=dx)
+    if "dx" in rows.strided:
         raise NotSupported("grad_logits whose rows are not evenly spaced")
     if not kept.numel():
-        return BackPlan(None, True)
-    strides = tuple(Rows.of(packed(t)).stride for t in (kept, dy, dx))
-    tiles = row_bwd_tiles(experts=experts)
-    config = tiles.config(
-        even=all(n % 16 == 0 for n in (*strides, experts)), SCORE=SCORES[score], LATE=late, SHARES=shares, FORMAT=form
-    )
-    launch = route_bwd.ready((kept.numel() // experts, 1, 1), (*strides, experts, topk), config)
-    return BackPlan(launch, even_rows(kept) and even_rows(dy), _factor(factor))
+        return Plan({})
+    launch = rows.launch(route_bwd, row_bwd_tiles(experts=experts), rows.count, SCORE=SCORES[score], **constants)
+    launch = launch.given(experts=experts, topk=topk, factor=_factor(factor))
+    names = {"kept": "intermediate_output", "dy": dy_name, "dx": "grad_logits"}
+    return Plan({}, [launch.named(**names)], [names[name] for name in rows.strided])
 
 
-@plans
-def _plan_bwd(
-    routing_map: Tensor, kept: Tensor, dy: Tensor, dx: Tensor, topk: int, pre: bool, factor: Any, score: str,
-    dense: bool, form: Any,
-) -> BackPlan:  # fmt: skip
-    spec.fused_topk_with_score_function_bwd.check(
-        routing_map=routing_map, intermediate_output=kept, grad_probs=dy, grad_logits=dx, topk=topk,
-        use_pre_softmax=pre, scaling_factor=factor, score_function=score, use_dense_indices=dense,
-        routing_map_format=form,
-    )  # fmt: skip
-    if not routing_map.is_contiguous():
-        raise NotSupported("a routing map that is not contiguous")
-    return _ready_bwd(kept, dy, dx, topk, score, not pre, topk > 1, 2 if dense else int(form), factor)
-
-
-@impl(spec.fused_topk_with_score_function_bwd, devices=DEVICES)
+@planned(spec.fused_topk_with_score_function_bwd)
 def fused_topk_with_score_function_bwd(
     routing_map: Tensor, intermediate_output: Tensor, grad_probs: Tensor, grad_logits: Tensor, topk: int,
     use_pre_softmax: bool, scaling_factor: float | None, score_function: str, use_dense_indices: bool,
     routing_map_format: Any,
-) -> None:  # fmt: skip
-    tensors = (routing_map, intermediate_output, grad_probs, grad_logits)
-    given = (topk, use_pre_softmax, scaling_factor, score_function, use_dense_indices, routing_map_format)
-    launch, lies, factor = _plan_bwd(*tensors, *given)
-    if launch is not None:
-        if not lies:
-            intermediate_output, grad_probs = packed(intermediate_output), packed(grad_probs)
-        launch(intermediate_output, grad_probs, grad_logits, routing_map, factor)
+) -> Plan:  # fmt: skip
+    if not routing_map.is_contiguous():
+        raise NotSupported("a routing map that is not contiguous")
+    kind = 2 if use_dense_indices else int(routing_map_format)
+    return _routed_bwd(
+        intermediate_output, grad_probs, grad_logits, topk, score_function, scaling_factor, "grad_probs",
+        LATE=not use_pre_softmax, SHARES=topk > 1, FORMAT=kind,
+    )  # fmt: skip
 
 
-@plans
-def _plan_aux_bwd(kept: Tensor, dy: Tensor, dx: Tensor, topk: int, score: str) -> BackPlan:
-    spec.fused_score_for_moe_aux_loss_bwd.check(
-        intermediate_output=kept, grad_scores=dy, grad_logits=dx, topk=topk, score_function=score
-    )
-    return _ready_bwd(kept, dy, dx, topk, score, False, True, 3)
-
-
-@impl(spec.fused_score_for_moe_aux_loss_bwd, devices=DEVICES)
+@planned(spec.fused_score_for_moe_aux_loss_bwd)
 def fused_score_for_moe_aux_loss_bwd(
     intermediate_output: Tensor, grad_scores: Tensor, grad_logits: Tensor, topk: int, score_function: str
-) -> None:
-    launch, lies, factor = _plan_aux_bwd(intermediate_output, grad_scores, grad_logits, topk, score_function)
-    if launch is not None:
-        if not lies:
-            intermediate_output, grad_scores = packed(intermediate_output), packed(grad_scores)
-        launch(intermediate_output, grad_scores, grad_logits, None, factor)
+) -> Plan:
+    return _routed_bwd(
+        intermediate_output, grad_scores, grad_logits, topk, score_function, None, "grad_scores",
+        LATE=False, SHARES=True, FORMAT=3,
+    )  # fmt: skip
 
 
 # ---- the loss that balances experts ---------------------------------------------------------------------------------
 
 
-class LossPlan(NamedTuple):
-    outputs: tuple[OutputSpec, ...]  # shares, the loss, its factor
-    share: Callable[..., None]
-    finish: Callable[..., None]
-    factor: float  # C times the number of tokens squared
-
-
-@plans
-def _plan_loss(
-    op: Any, probs: Tensor, tokens: Tensor, total: Tensor | None, experts: int, rows: int, cols: int, topk: int,
-    coeff: float,
-) -> LossPlan:  # fmt: skip
-    sizes = dict(num_experts=experts, num_rows=rows, num_cols=cols, topk=topk)
-    on_device = {} if total is None else {"total_num_tokens": total}
-    op.check(probs=probs, tokens_per_expert=tokens, coeff=coeff, **sizes, **on_device)
-    _many(cols)
-    if not cols or not tokens.is_contiguous() or not even_rows(probs):
-        raise NotSupported("no experts, or probabilities and counts that are not in one piece")
-    tiles, stride = loss_tiles(experts=cols), Rows.of(probs).stride
+def _balanced(
+    probs: Tensor, tokens: Tensor, rows: int, cols: int, factor: float | Callable[..., float], *checks: Step,
+    **names: str,
+) -> Plan:  # fmt: skip
+    """`factor`: C, or C times the square of the number of tokens, which is on the device."""
+    _refuse_many(cols)
+    sizes = RowSizes.of(probs=probs)
+    if not cols or sizes.strided or not tokens.is_contiguous():
+        raise NotSupported("no experts, rows of probabilities that are not evenly spaced, or strided counts")
+    tiles = loss_tiles(experts=cols)
     count = programs(probs.device, -(-rows // (tiles["BLOCK_M"] * 4)), 2)
-    config = tiles.config(even=cols % 16 == 0 and stride % 16 == 0)
-    outputs = (
-        OutputSpec.of((count,), torch.float32),
-        OutputSpec.of((), probs.dtype),
-        OutputSpec.of((2,), torch.float32),
-    )
-    last = Tiles(128, BLOCK_N=triton.next_power_of_2(count)).config(even=count % 16 == 0)
-    share = shares.ready((count, 1, 1), (stride, cols, rows), config)
-    return LossPlan(outputs, share, loss.ready((1, 1, 1), (count,), last), experts * coeff / topk)
+    makes = {
+        "shares": OutputSpec.of((count,), torch.float32),
+        "aux_loss": OutputSpec.of((), probs.dtype),
+        "Const_buf": OutputSpec.of((2,), torch.float32),
+    }
+    last = Tiles(128, BLOCK_N=triton.next_power_of_2(count))
+    return Plan(makes, [
+        *checks,
+        sizes.launch(shares, tiles, count).given(experts=cols),
+        Launch(loss, (1,), last.config(), {"n": count, "factor": factor}, names),
+    ])  # fmt: skip
 
 
-def _balance(plan: LossPlan, probs: Tensor, tokens: Tensor, total: Tensor | None, factor: float) -> tuple[Tensor, ...]:
-    (output, *results), share, finish, _ = plan
-    part = output.empty(probs)
-    aux_loss, const = (r.empty(probs) for r in results)
-    share(probs, tokens, part)
-    finish(part, total, aux_loss, const, factor)
-    return aux_loss, const
-
-
-@impl(spec.fused_moe_aux_loss_fwd, devices=DEVICES)
+@planned(spec.fused_moe_aux_loss_fwd)
 def fused_moe_aux_loss_fwd(
-    probs: Tensor, tokens_per_expert: Tensor, total_num_tokens: int, num_experts: int, num_rows: int, num_cols: int,
-    topk: int, coeff: float,
-) -> tuple[Tensor, ...]:  # fmt: skip
-    op, given = spec.fused_moe_aux_loss_fwd, (num_experts, num_rows, num_cols, topk, coeff)
-    plan = _plan_loss(op, probs, tokens_per_expert, None, *given)
-    if type(total_num_tokens) is not int or total_num_tokens < 1:  # no part of the plan: it changes from call to call
-        op.check(total_num_tokens=total_num_tokens)
-    return _balance(plan, probs, tokens_per_expert, None, plan.factor / total_num_tokens / total_num_tokens)
+    probs: Tensor, tokens_per_expert: Tensor, num_experts: int, num_rows: int, num_cols: int, topk: int, coeff: float
+) -> Plan:
+    factor = num_experts * coeff / topk
+    by_tokens = lambda total_num_tokens: factor / total_num_tokens / total_num_tokens
+    return _balanced(probs, tokens_per_expert, num_rows, num_cols, by_tokens, check_total)
 
 
-@impl(spec.fused_moe_aux_loss_fwd_graph_safe, devices=DEVICES)
+def check_total(total_num_tokens: int) -> None:
+    """Checked at every call: it is no part of the plan, as it changes from call to call."""
+    if type(total_num_tokens) is not int or total_num_tokens < 1:
+        spec.fused_moe_aux_loss_fwd.check(total_num_tokens=total_num_tokens)
+
+
+@planned(spec.fused_moe_aux_loss_fwd_graph_safe)
 def fused_moe_aux_loss_fwd_graph_safe(
     probs: Tensor, tokens_per_expert: Tensor, total_num_tokens: Tensor, num_experts: int, num_rows: int, num_cols: int,
     topk: int, coeff: float,
-) -> tuple[Tensor, ...]:  # fmt: skip
-    op, given = spec.fused_moe_aux_loss_fwd_graph_safe, (num_experts, num_rows, num_cols, topk, coeff)
-    plan = _plan_loss(op, probs, tokens_per_expert, total_num_tokens, *given)
-    return _balance(plan, probs, tokens_per_expert, total_num_tokens, plan.factor)
+) -> Plan:  # fmt: skip
+    factor = num_experts * coeff / topk
+    return _balanced(probs, tokens_per_expert, num_rows, num_cols, factor, total="total_num_tokens")
 
 
-@plans
-def _plan_loss_bwd(const: Tensor, tokens: Tensor, rows: int, cols: int, grad: Tensor) -> Plan:
-    spec.fused_moe_aux_loss_bwd.check(
-        Const_buf=const, tokens_per_expert=tokens, num_rows=rows, num_cols=cols, grad_aux_loss=grad
-    )
-    _many(cols)
-    if not tokens.is_contiguous():
-        raise NotSupported("counts that are not in one piece")
-    output = OutputSpec.of((rows, cols), grad.dtype)
-    if not rows * cols:
-        return Plan(output, output, None, None, None, True)
-    tiles = loss_tiles(experts=cols)
-    launch = loss_bwd.ready((-(-rows // tiles["BLOCK_M"]), 1, 1), (cols, rows), tiles.config(even=cols % 16 == 0))
-    return Plan(output, output, None, None, launch, True)
-
-
-@impl(spec.fused_moe_aux_loss_bwd, devices=DEVICES)
+@planned(spec.fused_moe_aux_loss_bwd)
 def fused_moe_aux_loss_bwd(
     Const_buf: Tensor, tokens_per_expert: Tensor, num_rows: int, num_cols: int, grad_aux_loss: Tensor
-) -> Tensor:
-    plan = _plan_loss_bwd(Const_buf, tokens_per_expert, num_rows, num_cols, grad_aux_loss)
-    grad_probs = plan.probs.empty(Const_buf)
-    if plan.launch is not None:
-        plan.launch(Const_buf, tokens_per_expert, grad_aux_loss, grad_probs)
-    return grad_probs
+) -> Plan:
+    _refuse_many(num_cols)
+    if not tokens_per_expert.is_contiguous():
+        raise NotSupported("counts that are not contiguous")
+    makes = {"grad_probs": OutputSpec.of((num_rows, num_cols), grad_aux_loss.dtype)}
+    if not num_rows * num_cols:
+        return Plan(makes)
+    tiles = loss_tiles(experts=num_cols)
+    numbers = {"experts": num_cols, "n_rows": num_rows}
+    return Plan(makes, [Launch(loss_bwd, (-(-num_rows // tiles["BLOCK_M"]),), tiles.config(), numbers)])
