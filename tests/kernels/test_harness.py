@@ -207,6 +207,16 @@ def test_a_result_may_be_an_argument_and_a_tensor_zero_in_part(single):
         specs.remove(made.spec)
 
 
+def test_a_plan_may_say_that_sizes_are_even():
+    def even(x_stride, n, **told):
+        numbers = dict(x_stride=x_stride, n_rows=1, n=n, eps=1.0)
+        launch = affine.bind(["x"], (1, 1, 1), Tiles(BLOCK_N=16).config(**told), numbers, {}, {}, [])
+        return launch.__globals__["_slow"].__self__.config.even
+
+    assert even(16, 32) and not even(16, 5) and not even(1, 32)
+    assert even(1, 32, even=True)  # Triton makes a constant of a size of 1
+
+
 def test_what_a_kernel_lacks_is_said():
     bind = lambda **numbers: affine.bind(["x"], (1, 1, 1), Tiles(BLOCK_N=16).config(), numbers, {}, {}, [])
     with pytest.raises(TypeError, match="eps"):

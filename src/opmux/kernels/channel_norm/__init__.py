@@ -1,30 +1,42 @@
-"""Group norm, batch norm and weight norm: where each of them lies in memory, and which kernels that takes.
+"""Group norm, batch norm and weight norm: the layout of each in memory, and the kernels for it.
 
-Small units (what has one statistic) are held in registers and read once. Longer ones are one program's, which reads
-them a second time out of L2; or many programs', whose shares are merged in a fixed order before another kernel scales
-all elements. Channels-last tensors go the last way, along columns. No result depends on the order of programs.
+A unit, that is all elements with one statistic, is held in registers and read once where it is small. A longer one is
+computed by one program, which reads it a second time from L2; or by many programs, whose shares are merged in a fixed
+order before another kernel scales all elements. Channels-last tensors take the last way, along columns. No result
+depends on the order of programs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import torch
 import triton
 from torch import Tensor
 
-from ...core.registry import impl
+from ...core.spec import Spec
 from ...specs import channel_norm as spec
 from ..lib.column_sum import share_of
 from ..lib.config import Tiles, tunable
-from ..lib.plans import check, plans
-from ..lib.rows import DEVICES, OutputSpec, cores, fits, wide_of
+from ..lib.harness import Launch, Plan, Step, Zeros, planned, strided
+from ..lib.launch import Launcher
+from ..lib.rows import OutputSpec, cores, fits, wide_of
 from . import device as chip
 
-Launch = Callable[..., None]
+# ---- layouts --------------------------------------------------------------------------------------------------------
 
-# ---- where things lie -----------------------------------------------------------------------------------------------
+
+class Runs(NamedTuple):
+    """The units in memory, as the kernels take them (see `device`)."""
+
+    r_stride: int
+    f_stride: int
+    k_stride: int
+    n_l: int
+    n_k: int
+    n_r: int
+    n_f: int
 
 
 class Extent(NamedTuple):
@@ -65,19 +77,13 @@ class Extent(NamedTuple):
         """Channels-last: how many matrices of channels, of how many rows."""
         return (self.n, self.s) if self.groups else (1, self.n * self.s)
 
-    def runs(self) -> tuple[int, ...]:
-        """r_stride, f_stride, k_stride, n_l, n_k, n_r, n_f, as the kernels take them."""
+    def runs(self) -> Runs:
         n, c, s, w = self.n, self.c, self.s, self.width
         if self.groups:
             if self.last:
-                return s * c, w, c, w, s, n, self.groups
-            return c * s, w * s, s, s, w, n, self.groups
-        return (1, 0, c, 1, n * s, c, 1) if self.last else (s, 0, c * s, s, n, c, 1)
-
-    @property
-    def even(self) -> bool:
-        """Whether every length and stride is a multiple of 16."""
-        return all(size % 16 == 0 for size in ((self.c,) if self.tight else self.runs()[:4]))
+                return Runs(s * c, w, c, w, s, n, self.groups)
+            return Runs(c * s, w * s, s, s, w, n, self.groups)
+        return Runs(1, 0, c, 1, n * s, c, 1) if self.last else Runs(s, 0, c * s, s, n, c, 1)
 
     @classmethod
     def of(cls, x: Tensor, groups: int) -> Extent:
@@ -91,17 +97,17 @@ class Extent(NamedTuple):
 
 
 WHOLE = {False: 32768, True: 8192}  # elements of 16 bits that one program holds: forward; backward, x and dy
-HELD = 40 << 20  # bytes that the units under way may fill: what L2 keeps for their second reading
-RUN = 32  # bytes of memory that come together: shorter runs are not read one by one, but for a tensor that L2 holds
+HELD = 40 << 20  # bytes of units that may be in progress: L2 keeps that much for their second reading
+RUN = 32  # bytes of memory that are read together: shorter runs are not read one by one, unless L2 holds the tensor
 
 
 def way(at: Extent, dtype: torch.dtype, device: torch.device, backward: bool) -> str:
-    """How units are computed: "whole" in registers, in "pieces" by one program, or in "shares" by many."""
-    _, _, _, n_l, n_k, _, _ = at.runs()
-    block = triton.next_power_of_2(n_k) * triton.next_power_of_2(n_l) * (COLUMNS if at.tight else 1)
+    """Which kernels compute units: "whole" in registers, in "pieces" by one program, or in "shares" by many."""
+    runs = at.runs()
+    block = triton.next_power_of_2(runs.n_k) * triton.next_power_of_2(runs.n_l) * (COLUMNS if at.tight else 1)
     size = dtype.itemsize * (2 if backward else 1)
     if block <= fits(WHOLE[backward], dtype):
-        short = at.channel == "place" and n_k > 1 and n_l * dtype.itemsize < RUN
+        short = at.channel == "place" and runs.n_k > 1 and runs.n_l * dtype.itemsize < RUN
         if not short or at.units * at.count * size <= HELD // 4:
             return "whole"
     many = at.units * 2 >= cores(device)
@@ -193,81 +199,94 @@ def total_tiles(n_shares: int, dtype: torch.dtype) -> Tiles:
 
 # ---- launches -------------------------------------------------------------------------------------------------------
 
+# what weight norm calls the tensors of these kernels
+OF_WEIGHT_NORM = {"x": "v", "weight": "g", "y": "w", "dy": "dw", "dx": "dv", "dweight": "dg"}
 
-class Job(NamedTuple):
-    """What launches depend on, beside the shape."""
 
+class Launches(NamedTuple):
+    """The launches of an op for one layout, dtype and device."""
+
+    op: Spec
     at: Extent
     dtype: torch.dtype
     device: torch.device
-    given: str  # what the statistic is: rstd, var, norm
+    given: str  # what the op calls its statistic: rstd, var, norm
     backward: bool
 
-    @property
-    def constants(self) -> dict[str, Any]:
-        return {"WIDE": wide_of(self.dtype)}
+    def _launch(
+        self,
+        kernel: Launcher,
+        programs: int,
+        tiles: Tiles,
+        numbers: Mapping[str, Any],
+        names: Mapping[str, str | None] = {},
+        even: bool = False,
+        **constants: Any,
+    ) -> Launch:
+        config = tiles.config(even=even, WIDE=wide_of(self.dtype), **constants)
+        absent = {name: 0.0 for name in ("eps", "momentum") if name not in self.op.names}
+        names = {name: name for name in kernel.bare} | {"rstd": self.given, "stat": self.given} | dict(names)
+        if self.given == "norm":
+            names = {name: OF_WEIGHT_NORM.get(told or "", told) for name, told in names.items()}
+        return Launch(kernel, (programs,), config, {**numbers, **absent}, names)
 
-    def whole(self) -> tuple[Launch, int]:
-        """dx with shares where a unit has several channels: how many of them."""
-        at = self.at
-        numbers = at.runs()
-        _, _, _, n_l, n_k, n_r, n_f = numbers
+    def _of_units(self) -> dict[str, Any]:
+        """The constants of kernels that compute a unit at once."""
+        pairs = {"PAIRS": not triton.knobs.runtime.interpret} if self.backward else {}
+        return {"CHANNEL": self.at.channel, "CENTRED": self.given != "norm", **pairs}
+
+    def _of_shares(self) -> dict[str, Any]:
+        return {"GIVEN": self.given} if self.backward else {"CENTRED": self.given != "norm"}
+
+    def whole(self, **names: str) -> tuple[Launch, int]:
+        """Units in registers; and, for a backward of units of several channels, how many shares of sums that makes."""
+        at, runs = self.at, self.at.runs()
         tiles = whole_tiles(
-            n_k=n_k, n_l=n_l, n_units=at.units, tight=at.tight, backward=self.backward, dtype=self.dtype
+            n_k=runs.n_k, n_l=runs.n_l, n_units=at.units, tight=at.tight, backward=self.backward, dtype=self.dtype
         )  # fmt: skip
-        parts = -(-n_r // tiles["BLOCK_U"])
+        parts = -(-runs.n_r // tiles["BLOCK_U"])
         if self.backward and at.groups:
             tile = tiles["BLOCK_U"] * tiles["BLOCK_K"] * tiles["BLOCK_L"]
             per_core = 8 if tile <= 2048 else 4 if tile <= 4096 else 2
-            parts = max(1, min(parts, cores(self.device) * per_core // n_f))
-        more = {"PAIRS": not triton.knobs.runtime.interpret} if self.backward else {}
-        config = tiles.config(
-            even=at.even, CHANNEL=at.channel, TIGHT=at.tight, CENTRED=self.given != "norm", **more, **self.constants
-        )  # fmt: skip
-        return (chip.bwd if self.backward else chip.fwd).ready((n_f * parts, 1, 1), numbers, config), parts
+            parts = max(1, min(parts, cores(self.device) * per_core // runs.n_f))
+        kernel, even = chip.bwd if self.backward else chip.fwd, at.tight and at.c % 16 == 0
+        constants = {**self._of_units(), "TIGHT": at.tight}
+        return self._launch(kernel, runs.n_f * parts, tiles, runs._asdict(), names, even, **constants), parts
 
-    def pieces(self) -> tuple[Launch, int]:
-        at = self.at
-        numbers = at.runs()
-        tiles = piece_tiles(n_k=numbers[4], n_l=numbers[3], backward=self.backward, dtype=self.dtype)
-        more = {"PAIRS": not triton.knobs.runtime.interpret} if self.backward else {}
-        config = tiles.config(
-            even=at.even, CHANNEL=at.channel, CENTRED=self.given != "norm", **more, **self.constants
-        )  # fmt: skip
-        launcher = chip.bwd_pieces if self.backward else chip.fwd_pieces
-        return launcher.ready((at.units, 1, 1), numbers, config), at.n
+    def pieces(self, **names: str) -> tuple[Launch, int]:
+        """The same with units in pieces."""
+        at, runs = self.at, self.at.runs()
+        tiles = piece_tiles(n_k=runs.n_k, n_l=runs.n_l, backward=self.backward, dtype=self.dtype)
+        kernel = chip.bwd_pieces if self.backward else chip.fwd_pieces
+        return self._launch(kernel, at.units, tiles, runs._asdict(), names, **self._of_units()), at.n
 
-    def shares(self) -> tuple[Launch, tuple[int, int, int]]:
-        """A launch that leaves shares, and their shape: outer, parts, inner."""
-        return self._column_shares() if self.at.last else self._row_shares()
+    def shares(self, **names: None) -> tuple[Launch, tuple[int, int, int]]:
+        """A launch that writes shares of statistics or sums, and their shape: outer, parts, inner."""
+        return self._column_shares(names) if self.at.last else self._row_shares(names)
 
-    def _row_shares(self) -> tuple[Launch, tuple[int, int, int]]:
-        at = self.at
-        *strides, n_l, n_k, n_r, n_f = at.runs()
+    def _row_shares(self, names: Mapping[str, None]) -> tuple[Launch, tuple[int, int, int]]:
+        at, runs = self.at, self.at.runs()
         if self.backward:  # sums of each channel: runs of its own, in each sample or over all
-            n_k, n_r, n_f = (1, at.n, at.c) if at.groups else (at.n, 1, at.c)
-            strides = [at.c * at.s, at.s, at.c * at.s]
-        tiles = share_tiles(n_k=n_k, n_l=n_l, backward=self.backward, dtype=self.dtype)
-        units = n_r * n_f
-        pieces = -(-n_k // tiles["BLOCK_K"]) * -(-n_l // tiles["BLOCK_L"])
-        parts = self._parts(units, pieces)
-        numbers = (*strides, n_l, n_k, n_f, *((at.width,) if self.backward else ()), parts)
-        more = {"GIVEN": self.given} if self.backward else {"CENTRED": self.given != "norm"}
-        config = tiles.config(even=all(k % 16 == 0 for k in (*strides, n_l)), **more, **self.constants)
-        launcher = chip.bwd_shares if self.backward else chip.shares
-        return launcher.ready((units * parts, 1, 1), numbers, config), (n_r, parts, n_f)
+            sample = at.c * at.s
+            runs = Runs(sample, at.s, sample, runs.n_l, *((1, at.n, at.c) if at.groups else (at.n, 1, at.c)))
+        tiles = share_tiles(n_k=runs.n_k, n_l=runs.n_l, backward=self.backward, dtype=self.dtype)
+        units = runs.n_r * runs.n_f
+        parts = self._parts(units, -(-runs.n_k // tiles["BLOCK_K"]) * -(-runs.n_l // tiles["BLOCK_L"]))
+        numbers = {**runs._asdict(), "n_w": at.width, "n_parts": parts}
+        kernel = chip.bwd_shares if self.backward else chip.shares
+        launch = self._launch(kernel, units * parts, tiles, numbers, names, **self._of_shares())
+        return launch, (runs.n_r, parts, runs.n_f)
 
-    def _column_shares(self) -> tuple[Launch, tuple[int, int, int]]:
+    def _column_shares(self, names: Mapping[str, None]) -> tuple[Launch, tuple[int, int, int]]:
         at = self.at
         outer, n_m = at.matrices
         tiles = column_share_tiles(n_c=at.c, backward=self.backward, dtype=self.dtype)
         blocks = -(-at.c // tiles["BLOCK_N"])
         parts = self._parts(outer * blocks, -(-n_m // tiles["BLOCK_M"]))
-        numbers = (at.c, n_m, *((at.width,) if self.backward else ()), parts)
-        more = {"GIVEN": self.given} if self.backward else {"CENTRED": self.given != "norm"}
-        config = tiles.config(even=at.c % 16 == 0, **more, **self.constants)
-        launcher = chip.bwd_column_shares if self.backward else chip.column_shares
-        return launcher.ready((outer * blocks * parts, 1, 1), numbers, config), (outer, parts, at.c)
+        numbers = {"n_c": at.c, "n_m": n_m, "n_w": at.width, "n_parts": parts}
+        kernel = chip.bwd_column_shares if self.backward else chip.column_shares
+        launch = self._launch(kernel, outer * blocks * parts, tiles, numbers, names, **self._of_shares())
+        return launch, (outer, parts, at.c)
 
     def _parts(self, units: int, pieces: int) -> int:
         """Enough programs to fill the chip several times over, each with some pieces of work; never one with none."""
@@ -278,44 +297,46 @@ class Job(NamedTuple):
         at, (_, parts, inner) = self.at, shape
         width = at.width if at.last else 1
         tiles = total_tiles(n_shares=parts * width, dtype=self.dtype)
-        config = tiles.config(even=inner % 16 == 0, CENTRED=self.given != "norm", **self.constants)
-        numbers = (inner, width, parts, at.units, at.count)
-        return chip.merge.ready((-(-at.units // tiles["BLOCK_U"]), 1, 1), numbers, config)
+        numbers = {"n_c": inner, "n_w": width, "n_parts": parts, "n_units": at.units, "count": at.count}
+        programs = -(-at.units // tiles["BLOCK_U"])
+        return self._launch(chip.merge, programs, tiles, numbers, CENTRED=self.given != "norm")
 
-    def total_units(self, shape: tuple[int, int, int]) -> Launch:
-        """Shares of sums -> what the dx of groups takes."""
+    def total_units(self, parts: int) -> Launch:
+        """Shares of sums -> c1 and c2, from which the dx of groups is computed."""
         at = self.at
-        tiles = total_tiles(n_shares=shape[1] * at.width, dtype=self.dtype)
-        config = tiles.config(even=at.c % 16 == 0, **self.constants)
-        numbers = (at.c, at.width, shape[1], at.units, at.count)
-        return chip.total_units.ready((-(-at.units // tiles["BLOCK_U"]), 1, 1), numbers, config)
+        tiles = total_tiles(n_shares=parts * at.width, dtype=self.dtype)
+        numbers = {"n_c": at.c, "n_w": at.width, "n_parts": parts, "n_units": at.units, "count": at.count}
+        return self._launch(chip.total_units, -(-at.units // tiles["BLOCK_U"]), tiles, numbers)
 
-    def total_channels(self, parts: int) -> Launch:
+    def total_channels(self, parts: int, **names: None) -> Launch:
         """Shares of sums -> gradients of each channel."""
         at = self.at
         tiles = total_tiles(n_shares=parts, dtype=self.dtype)
-        config = tiles.config(even=at.c % 16 == 0, **self.constants)
-        numbers = (at.c, parts, 1 if self.given == "norm" else at.count)
-        return chip.total_channels.ready((-(-at.c // tiles["BLOCK_U"]), 1, 1), numbers, config)
+        numbers = {"n_c": at.c, "n_parts": parts, "count": 1 if self.given == "norm" else at.count}
+        return self._launch(chip.total_channels, -(-at.c // tiles["BLOCK_U"]), tiles, numbers, names)
 
     def scale(self) -> Launch:
-        """All elements, by statistics that are there."""
-        at, constants = self.at, {"GIVEN": self.given, **self.constants}
+        """All elements, by known statistics."""
+        at = self.at
         if at.last:
             outer, n_m = at.matrices
             tiles = column_tiles(n_c=at.c, backward=self.backward, dtype=self.dtype)
-            grid = outer * -(-n_m // tiles["BLOCK_M"]) * -(-at.c // tiles["BLOCK_N"])
-            launcher = chip.bwd_columns if self.backward else chip.columns
-            return launcher.ready((grid, 1, 1), (at.c, n_m, at.width), tiles.config(even=at.c % 16 == 0, **constants))
+            programs = outer * -(-n_m // tiles["BLOCK_M"]) * -(-at.c // tiles["BLOCK_N"])
+            numbers = {"n_c": at.c, "n_m": n_m, "n_w": at.width}
+            kernel = chip.bwd_columns if self.backward else chip.columns
+            return self._launch(kernel, programs, tiles, numbers, GIVEN=self.given)
         tiles = row_tiles(n_l=at.s, backward=self.backward, dtype=self.dtype)
-        grid = -(-at.n * at.c // tiles["BLOCK_M"]) * -(-at.s // tiles["BLOCK_N"])
-        launcher = chip.bwd_rows if self.backward else chip.rows
-        config = tiles.config(even=at.s % 16 == 0, GROUPED=at.groups > 0, **constants)
-        return launcher.ready((grid, 1, 1), (at.s, at.n * at.c, at.c, at.width), config)
+        programs = -(-at.n * at.c // tiles["BLOCK_M"]) * -(-at.s // tiles["BLOCK_N"])
+        numbers = {"n_l": at.s, "n_rows": at.n * at.c, "n_c": at.c, "n_w": at.width}
+        kernel = chip.bwd_rows if self.backward else chip.rows
+        return self._launch(kernel, programs, tiles, numbers, GROUPED=at.groups > 0, GIVEN=self.given)
+
+
+# ---- plans ----------------------------------------------------------------------------------------------------------
 
 
 def _look(op: str, size: int | None, x: Tensor) -> tuple[Extent, tuple[int, ...], OutputSpec, torch.memory_format]:
-    """How an op cuts x into units, the shape of its statistics, and how results like x lie."""
+    """The units of x, the shape of its statistics, the output spec of a result like x, and its memory format."""
     if op.startswith("weight_norm"):
         return (
             Extent.of_weight(x, size),
@@ -329,283 +350,168 @@ def _look(op: str, size: int | None, x: Tensor) -> tuple[Extent, tuple[int, ...]
     return at, (at.n, at.groups) if at.groups else (at.c,), OutputSpec(tuple(x.shape), tuple(stride), x.dtype), form
 
 
-def _loose(form: torch.memory_format, full: tuple[Tensor, ...], *others: Tensor | None) -> bool:
-    """Whether some tensor must be packed first."""
-    alike = all(t.is_contiguous(memory_format=form) for t in full)
-    return not alike or not all(t is None or t.is_contiguous() for t in others)
-
-
-def _packed(t: Tensor | None) -> Tensor | None:
-    return None if t is None else t.contiguous()
-
-
-# ---- forward --------------------------------------------------------------------------------------------------------
-
-
-class Forward(NamedTuple):
-    """What a forward will do for tensors that look so: worked out once."""
-
-    y: OutputSpec
-    stat: OutputSpec
-    new: tuple[OutputSpec, OutputSpec] | None
-    form: torch.memory_format | None  # where some tensor must be packed first
-    one: Launch | None = None  # all of it; or else, in turn:
-    share: OutputSpec | None = None
-    shares: Launch | None = None
-    merge: Launch | None = None
-    scale: Launch | None = None
-
-
-@plans
-def _plan_forward(
-    op: str,
-    size: int | None,
-    x: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    running_mean: Tensor | None,
-    running_var: Tensor | None,
-) -> Forward:
-    running = (running_mean, running_var)
-    if op == "weight_norm":
-        check(op, v=x, g=weight, dim=size)
-    else:
-        check(
-            op, x=x, num_groups=size, weight=weight, bias=bias, running_mean=running_mean, running_var=running_var
-        )  # fmt: skip
-    at, shape, y, form = _look(op, size, x)
-    stat = OutputSpec.of(shape, share_of(x.dtype))
-    new = tuple(stat if t is None else OutputSpec.of(shape, t.dtype) for t in running) if op == "batch_norm" else None
-    facts = (y, stat, new, form if _loose(form, (x,), weight, bias, *running) else None)
-    if not x.numel():
-        return Forward(*facts)
-    job = Job(at, x.dtype, x.device, "norm" if op == "weight_norm" else "rstd", False)
-    chosen = way(at, x.dtype, x.device, False)
-    if chosen != "shares":
-        return Forward(*facts, (job.whole if chosen == "whole" else job.pieces)()[0])
-    launch, shares = job.shares()
-    return Forward(*facts, None, OutputSpec.of(shares, stat.dtype), launch, job.merge(shares), job.scale())
+def _in_format(form: torch.memory_format, **tensors: Tensor) -> dict[str, Callable[[Tensor], Tensor]]:
+    """Copies of the tensors that are not contiguous in the memory format, as `Plan.before`."""
+    copy = lambda t: t.contiguous(memory_format=form)
+    return {name: copy for name, t in tensors.items() if not t.is_contiguous(memory_format=form)}
 
 
 def _forward(
-    op: str,
+    op: Any,
     size: int | None,
     x: Tensor,
     weight: Tensor | None,
-    bias: Tensor | None,
-    running_mean: Tensor | None,
-    running_var: Tensor | None,
-    momentum: float,
-    eps: float,
-) -> tuple[Any, ...]:
-    plan = _plan_forward(op, size, x, weight, bias, running_mean, running_var)
-    y, rstd = plan.y.empty(x), plan.stat.empty(x)
-    mean = None if op == "weight_norm" else plan.stat.empty(x)
-    new_mean, new_var = (None, None) if plan.new is None else (plan.new[0].empty(x), plan.new[1].empty(x))
-    if plan.form is not None:
-        x = x.contiguous(memory_format=plan.form)
-        weight, bias = _packed(weight), _packed(bias)
-        running_mean, running_var = _packed(running_mean), _packed(running_var)
-    moving = (running_mean, running_var, new_mean, new_var)
-    if plan.one is not None:
-        plan.one(x, weight, bias, y, mean, rstd, *moving, float(eps), float(momentum))
-    elif plan.share is not None and plan.shares and plan.merge and plan.scale:
-        n, means, squares = plan.share.empty(x), plan.share.empty(x), plan.share.empty(x)
-        plan.shares(x, n, means, squares)
-        plan.merge(n, means, squares, mean, rstd, *moving, float(eps), float(momentum))
-        plan.scale(x, mean, rstd, weight, bias, y, float(eps))
-    else:
-        _of_nothing(mean, rstd, *moving, eps)
-    return y, mean, rstd, new_mean, new_var
-
-
-def _of_nothing(
-    mean: Tensor | None,
-    rstd: Tensor,
-    running_mean: Tensor | None,
-    running_var: Tensor | None,
-    new_mean: Tensor | None,
-    new_var: Tensor | None,
-    eps: float,
-) -> None:
-    """The statistics of no elements: a mean and a variance of 0, a norm of 0; running ones stay as they are."""
-    if mean is None:
-        rstd.zero_()
-        return
-    mean.zero_()
-    rstd.fill_(eps**-0.5)
-    for new, old in ((new_mean, running_mean), (new_var, running_var)):
-        if new is not None:
-            new.zero_() if old is None else new.copy_(old)
-
-
-@plans
-def _plan_infer(x: Tensor, mean: Tensor, var: Tensor, weight: Tensor | None, bias: Tensor | None) -> Forward:
-    check("batch_norm_infer", x=x, mean=mean, var=var, weight=weight, bias=bias)
-    at, _, y, form = _look("batch_norm", None, x)
-    packing = form if _loose(form, (x,), mean, var, weight, bias) else None
-    job = Job(at, x.dtype, x.device, "var", False)
-    return Forward(y, y, None, packing, scale=job.scale() if x.numel() else None)
-
-
-# ---- backward -------------------------------------------------------------------------------------------------------
-
-
-class Backward(NamedTuple):
-    """What a backward will do for tensors that look so."""
-
-    dx: OutputSpec
-    channels: tuple[OutputSpec, ...]  # dweight, dbias; of statistics that were given, their gradients too
-    form: torch.memory_format | None
-    one: Launch | None = None  # dx, with shares of the rest where there are some; or else, in turn:
-    share: OutputSpec | None = None
-    shares: Launch | None = None
-    total: Launch | None = None
-    unit: OutputSpec | None = None
-    units: Launch | None = None  # where units are not channels
-    scale: Launch | None = None
-
-
-@plans
-def _plan_backward(
-    op: str, size: int | None, dy: Tensor, x: Tensor, weight: Tensor | None, mean: Tensor | None, stat: Tensor
-) -> Backward:
-    if op == "weight_norm_bwd":
-        check(op, dw=dy, v=x, g=weight, norm=stat, dim=size)
-    else:
-        named = {"var" if op == "batch_norm_infer_bwd" else "rstd": stat}
-        check(op, dy=dy, x=x, num_groups=size, weight=weight, mean=mean, **named)
-    at, _, dx, form = _look(op, size, x)
-    wide = share_of(x.dtype)
-    of_weight = OutputSpec.of((at.c,), wide) if weight is None else OutputSpec.of(weight.shape, weight.dtype)
-    given = {"weight_norm_bwd": "norm", "batch_norm_infer_bwd": "var"}.get(op, "rstd")
-    channels = (of_weight,) if given == "norm" else (of_weight, of_weight)
-    if given == "var" and mean is not None:
-        channels = (*channels, OutputSpec.of(mean.shape, mean.dtype), OutputSpec.of(stat.shape, stat.dtype))
-    facts = (dx, channels, form if _loose(form, (dy, x), weight, mean, stat) else None)
+    bias: Tensor | None = None,
+    running_mean: Tensor | None = None,
+    running_var: Tensor | None = None,
+) -> Plan:
+    at, shape, y, form = _look(op.spec.name, size, x)
+    stat = OutputSpec.of(shape, share_of(x.dtype))
+    makes: dict[str, Any] = {"w": y, "norm": stat} if op is spec.weight_norm else {"y": y, "mean": stat, "rstd": stat}
+    if op is spec.batch_norm:
+        for name, running in (("new_mean", running_mean), ("new_var", running_var)):
+            makes[name] = stat if running is None else OutputSpec.of(shape, running.dtype)
     if not x.numel():
-        return Backward(*facts)
-    job = Job(at, x.dtype, x.device, given, True)
-    chosen = "shares" if given == "var" else way(at, x.dtype, x.device, True)
+        return _of_nothing(makes)
+    if op is spec.weight_norm:
+        before, copied = _in_format(form, v=x), strided(g=weight)
+    else:
+        copied = strided(weight=weight, bias=bias, running_mean=running_mean, running_var=running_var)
+        before = _in_format(form, x=x)
+    launches = Launches(op.spec, at, x.dtype, x.device, "norm" if op is spec.weight_norm else "rstd", False)
+    chosen = way(at, x.dtype, x.device, False)
     if chosen != "shares":
-        launch, parts = (job.whole if chosen == "whole" else job.pieces)()
-        if not at.groups:
-            return Backward(*facts, launch)
-        return Backward(*facts, launch, OutputSpec.of((parts, at.c), wide), None, job.total_channels(parts))
-    launch, shares = job.shares()
-    output, total = OutputSpec.of(shares, wide), job.total_channels(shares[0] * shares[1])
-    if given == "var":
-        return Backward(*facts, None, output, launch, total)
-    units = job.total_units(shares) if at.groups else None
-    return Backward(*facts, None, output, launch, total, OutputSpec.of((at.units,), wide), units, job.scale())
+        launch, _ = launches.whole() if chosen == "whole" else launches.pieces()
+        return Plan(makes, [launch], copied, before)
+    launch, shares = launches.shares()
+    makes |= dict.fromkeys(("counts", "means", "squares"), OutputSpec.of(shares, stat.dtype))
+    return Plan(makes, [launch, launches.merge(shares), launches.scale()], copied, before)
+
+
+def _of_nothing(makes: dict[str, Any]) -> Plan:
+    """Statistics of no elements: a mean, a variance or a norm of 0; running ones stay as they are."""
+    steps: list[Step] = []
+    for name in {"mean", "norm"} & {*makes}:
+        makes[name] = Zeros(makes[name])
+    if "rstd" in makes:
+        steps.append(_rstd_of_nothing)
+    if "new_mean" in makes:
+        steps.append(_keep_running)
+    return Plan(makes, steps)
+
+
+def _rstd_of_nothing(rstd: Tensor, eps: float) -> None:
+    rstd.fill_(eps**-0.5 if eps else float("inf"))
+
+
+def _keep_running(
+    new_mean: Tensor, new_var: Tensor, running_mean: Tensor | None, running_var: Tensor | None
+) -> None:  # fmt: skip
+    for new, old in ((new_mean, running_mean), (new_var, running_var)):
+        new.zero_() if old is None else new.copy_(old)
 
 
 def _backward(
-    op: str,
+    op: Any,
     size: int | None,
     dy: Tensor,
     x: Tensor,
     weight: Tensor | None,
     mean: Tensor | None,
+    given: str,
     stat: Tensor,
-    eps: float = 0.0,
-) -> tuple[Any, ...]:
-    plan = _plan_backward(op, size, dy, x, weight, mean, stat)
-    like = x
-    dx = plan.dx.empty(like)
-    channels = [output.empty(like) for output in plan.channels]
-    dweight, dbias, dmean, dvar = (*channels, None, None, None)[:4]
-    if plan.one is None and plan.shares is None:
-        for gradient in channels:
-            gradient.zero_()
-        return dx, *channels
-    if plan.form is not None:
-        dy, x = dy.contiguous(memory_format=plan.form), x.contiguous(memory_format=plan.form)
-        weight, mean, stat = _packed(weight), _packed(mean), stat.contiguous()
-    if plan.share is None:
-        plan.one(dy, x, weight, mean, stat, dx, dweight, dbias)
-        return dx, *channels
-    ds, db = plan.share.empty(like), None if dbias is None else plan.share.empty(like)
-    if plan.one is not None:
-        plan.one(dy, x, weight, mean, stat, dx, ds, db)
-        plan.total(ds, db, None, None, dweight, dbias, None, None, None, None, 0.0)
-    elif plan.scale is None:  # the statistics were given: dx is but dy scaled, and comes with the shares
-        plan.shares(dy, x, mean, stat, weight, dx, ds, db, float(eps))
-        plan.total(ds, db, weight, stat, dweight, dbias, None, None, dmean, dvar, float(eps))
+) -> Plan:
+    """`given`: what the op calls its statistic."""
+    at, _, dx, form = _look(op.spec.name, size, x)
+    wide = share_of(x.dtype)
+    of_weight = OutputSpec.of((at.c,), wide) if weight is None else OutputSpec.of(weight.shape, weight.dtype)
+    if given == "norm":
+        makes: dict[str, Any] = {"dv": dx, "dg": of_weight}
+        before, copied = _in_format(form, dw=dy, v=x), strided(g=weight, norm=stat)
     else:
-        plan.shares(dy, x, mean, stat, None, None, ds, db, 0.0)
-        c1, c2 = None if db is None else plan.unit.empty(like), plan.unit.empty(like)
-        if plan.units is not None:
-            plan.total(ds, db, None, None, dweight, dbias, None, None, None, None, 0.0)
-            plan.units(ds, db, weight, c1, c2)
+        makes = {"dx": dx, "dweight": of_weight, "dbias": of_weight}
+        before, copied = _in_format(form, dy=dy, x=x), strided(weight=weight, mean=mean, **{given: stat})
+    if given == "var" and mean is not None:
+        makes |= {"dmean": OutputSpec.of(mean.shape, mean.dtype), "dvar": OutputSpec.of(stat.shape, stat.dtype)}
+    if not x.numel():
+        return Plan({name: Zeros(o) if name not in ("dx", "dv") else o for name, o in makes.items()})
+    launches = Launches(op.spec, at, x.dtype, x.device, given, True)
+    chosen = "shares" if given == "var" else way(at, x.dtype, x.device, True)
+    sums = ("ds",) if given == "norm" else ("ds", "db")
+    if chosen != "shares":
+        at_once = launches.whole if chosen == "whole" else launches.pieces
+        if not at.groups:
+            launch, _ = at_once(ds="dweight", db="dbias")
+            return Plan(makes, [launch], copied, before)
+        launch, parts = at_once()
+        makes |= dict.fromkeys(sums, OutputSpec.of((parts, at.c), wide))
+        return Plan(makes, [launch, launches.total_channels(parts, weight=None, stat=None)], copied, before)
+    if given == "var":  # dx is dy scaled, and written along with the shares
+        launch, shares = launches.shares()
+        steps: list[Step] = [launch, launches.total_channels(shares[0] * shares[1])]
+    else:
+        launch, shares = launches.shares(weight=None, dx=None)
+        makes |= dict.fromkeys(("c2",) if given == "norm" else ("c1", "c2"), OutputSpec.of((at.units,), wide))
+        if at.groups:
+            total = launches.total_channels(shares[0] * shares[1], weight=None, stat=None, c1=None, c2=None)
+            steps = [launch, total, launches.total_units(shares[1]), launches.scale()]
         else:
-            plan.total(ds, db, weight, None, dweight, dbias, c1, c2, None, None, 0.0)
-        plan.scale(dy, x, mean, stat, weight, c1, c2, dx)
-    return dx, *channels
+            steps = [launch, launches.total_channels(shares[0] * shares[1], stat=None), launches.scale()]
+    makes |= dict.fromkeys(sums, OutputSpec.of(shares, wide))
+    return Plan(makes, steps, copied, before)
 
 
 # ---- the ops --------------------------------------------------------------------------------------------------------
 
 
-@impl(spec.group_norm, devices=DEVICES)
-def group_norm(x: Tensor, num_groups: int, weight: Tensor | None, bias: Tensor | None, eps: float) -> Any:
-    return _forward("group_norm", num_groups, x, weight, bias, None, None, 0.0, eps)[:3]
+@planned(spec.group_norm)
+def group_norm(x: Tensor, num_groups: int, weight: Tensor | None, bias: Tensor | None) -> Plan:
+    return _forward(spec.group_norm, num_groups, x, weight, bias)
 
 
-@impl(spec.group_norm_bwd, devices=DEVICES)
+@planned(spec.group_norm_bwd)
 def group_norm_bwd(
     dy: Tensor, x: Tensor, weight: Tensor | None, mean: Tensor, rstd: Tensor, num_groups: int
-) -> tuple[Any, ...]:
-    return _backward("group_norm_bwd", num_groups, dy, x, weight, mean, rstd)
+) -> Plan:  # fmt: skip
+    return _backward(spec.group_norm_bwd, num_groups, dy, x, weight, mean, "rstd", rstd)
 
 
-@impl(spec.batch_norm, devices=DEVICES)
+@planned(spec.batch_norm)
 def batch_norm(
     x: Tensor,
     weight: Tensor | None,
     bias: Tensor | None,
     running_mean: Tensor | None,
     running_var: Tensor | None,
-    momentum: float,
-    eps: float,
-) -> tuple[Any, ...]:
-    return _forward("batch_norm", None, x, weight, bias, running_mean, running_var, momentum, eps)
+) -> Plan:
+    return _forward(spec.batch_norm, None, x, weight, bias, running_mean, running_var)
 
 
-@impl(spec.batch_norm_bwd, devices=DEVICES)
-def batch_norm_bwd(dy: Tensor, x: Tensor, weight: Tensor | None, mean: Tensor, rstd: Tensor) -> tuple[Any, ...]:
-    return _backward("batch_norm_bwd", None, dy, x, weight, mean, rstd)
+@planned(spec.batch_norm_bwd)
+def batch_norm_bwd(dy: Tensor, x: Tensor, weight: Tensor | None, mean: Tensor, rstd: Tensor) -> Plan:
+    return _backward(spec.batch_norm_bwd, None, dy, x, weight, mean, "rstd", rstd)
 
 
-@impl(spec.batch_norm_infer, devices=DEVICES)
-def batch_norm_infer(
-    x: Tensor, mean: Tensor, var: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float
-) -> Tensor:
-    plan = _plan_infer(x, mean, var, weight, bias)
-    y = plan.y.empty(x)
-    if plan.scale is None:
-        return y
-    if plan.form is not None:
-        x, mean, var = x.contiguous(memory_format=plan.form), mean.contiguous(), var.contiguous()
-        weight, bias = _packed(weight), _packed(bias)
-    plan.scale(x, mean, var, weight, bias, y, float(eps))
-    return y
+@planned(spec.batch_norm_infer)
+def batch_norm_infer(x: Tensor, mean: Tensor, var: Tensor, weight: Tensor | None, bias: Tensor | None) -> Plan:
+    at, _, y, form = _look("batch_norm", None, x)
+    if not x.numel():
+        return Plan({"y": y})
+    launch = Launches(spec.batch_norm_infer.spec, at, x.dtype, x.device, "var", False).scale()
+    copied = strided(mean=mean, var=var, weight=weight, bias=bias)
+    return Plan({"y": y}, [launch], copied, _in_format(form, x=x))
 
 
-@impl(spec.batch_norm_infer_bwd, devices=DEVICES)
-def batch_norm_infer_bwd(
-    dy: Tensor, x: Tensor, mean: Tensor, var: Tensor, weight: Tensor | None, eps: float
-) -> tuple[Any, ...]:
-    dx, dweight, dbias, dmean, dvar = _backward("batch_norm_infer_bwd", None, dy, x, weight, mean, var, eps)
-    return dx, dmean, dvar, dweight, dbias
+@planned(spec.batch_norm_infer_bwd)
+def batch_norm_infer_bwd(dy: Tensor, x: Tensor, mean: Tensor, var: Tensor, weight: Tensor | None) -> Plan:
+    return _backward(spec.batch_norm_infer_bwd, None, dy, x, weight, mean, "var", var)
 
 
-@impl(spec.weight_norm, devices=DEVICES)
-def weight_norm(v: Tensor, g: Tensor, dim: int | None) -> tuple[Any, ...]:
-    w, _, norm, _, _ = _forward("weight_norm", dim, v, g, None, None, None, 0.0, 0.0)
-    return w, norm
+@planned(spec.weight_norm)
+def weight_norm(v: Tensor, g: Tensor, dim: int | None) -> Plan:
+    return _forward(spec.weight_norm, dim, v, g)
 
 
-@impl(spec.weight_norm_bwd, devices=DEVICES)
-def weight_norm_bwd(dw: Tensor, v: Tensor, g: Tensor, norm: Tensor, dim: int | None) -> tuple[Any, ...]:
-    return _backward("weight_norm_bwd", dim, dw, v, g, None, norm)
+@planned(spec.weight_norm_bwd)
+def weight_norm_bwd(dw: Tensor, v: Tensor, g: Tensor, norm: Tensor, dim: int | None) -> Plan:
+    return _backward(spec.weight_norm_bwd, dim, dw, v, g, None, "norm", norm)

@@ -1,7 +1,7 @@
 """What runs on the chip for group norm, batch norm and weight norm: one family, as all scale *units* by statistics.
 
-A unit is what has one statistic: a group of channels of a sample, a channel of the batch, a slice of a weight. It lies
-in memory as `n_k` runs of `n_l` adjacent elements, `k_stride` apart; there are `n_r` times `n_f` units, `r_stride` and
+A unit is what has one statistic: a group of channels of a sample, a channel of the batch, a slice of a weight. In
+memory it is `n_k` runs of `n_l` adjacent elements, `k_stride` apart; there are `n_r` times `n_f` units, `r_stride` and
 `f_stride` apart. Channels-last tensors are matrices of channels as well, `n_m` rows of `n_c` columns.
 """
 
@@ -22,7 +22,7 @@ def _add_pairs(a, b, c, d):
 
 @triton.jit
 def _sums(b_a, b_b, AXIS: tl.constexpr, BOTH: tl.constexpr, PAIRS: tl.constexpr):
-    """The sums of both along an axis, or of the first alone; in PAIRS half the waiting, which no interpreter can do."""
+    """The sums of both along an axis, or of the first alone. PAIRS: one fused reduction; not for the interpreter."""
     if BOTH and PAIRS:
         a, b = tl.reduce((b_a, b_b), AXIS, _add_pairs)
     else:
@@ -60,22 +60,23 @@ def _inverse(stat_ptr, i_u, m_u, eps, GIVEN: tl.constexpr, WIDE: tl.constexpr):
 
 @triton.jit
 def _keep(
-    mean, m2, i_u, m_u, mean_ptr, rstd_ptr, rm_ptr, rv_ptr, nm_ptr, nv_ptr, count, eps, momentum, CENTRED: tl.constexpr
+    mean, m2, i_u, m_u, mean_ptr, rstd_ptr, running_mean_ptr, running_var_ptr, new_mean_ptr, new_var_ptr,
+    count, eps, momentum, CENTRED: tl.constexpr,
 ):  # fmt: skip
     """Store the statistics of units, of their mean and sum of squares; returns one over their deviations (norms)."""
     if CENTRED:
         rstd = 1.0 / tl.sqrt(m2 / count + eps)
         tl.store(mean_ptr + i_u, mean, mask=m_u)
         tl.store(rstd_ptr + i_u, rstd, mask=m_u)
-        if nm_ptr is not None:
+        if new_mean_ptr is not None:
             var = m2 / (count - 1)
-            if rm_ptr is not None:
-                old_mean = tl.load(rm_ptr + i_u, mask=m_u, other=0.0).to(mean.dtype)
-                old_var = tl.load(rv_ptr + i_u, mask=m_u, other=0.0).to(mean.dtype)
+            if running_mean_ptr is not None:
+                old_mean = tl.load(running_mean_ptr + i_u, mask=m_u, other=0.0).to(mean.dtype)
+                old_var = tl.load(running_var_ptr + i_u, mask=m_u, other=0.0).to(mean.dtype)
                 mean = (1.0 - momentum) * old_mean + momentum * mean
                 var = (1.0 - momentum) * old_var + momentum * var
-            tl.store(nm_ptr + i_u, mean.to(nm_ptr.dtype.element_ty), mask=m_u)
-            tl.store(nv_ptr + i_u, var.to(nv_ptr.dtype.element_ty), mask=m_u)
+            tl.store(new_mean_ptr + i_u, mean.to(new_mean_ptr.dtype.element_ty), mask=m_u)
+            tl.store(new_var_ptr + i_u, var.to(new_var_ptr.dtype.element_ty), mask=m_u)
     else:
         norm = tl.sqrt(m2)
         tl.store(rstd_ptr + i_u, norm, mask=m_u)
@@ -84,11 +85,11 @@ def _keep(
 
 
 @triton.jit
-def _scale(b_x, w_ptr, b_ptr, i_c, m_c, WIDE: tl.constexpr):
-    if w_ptr is not None:
-        b_x *= tl.load(w_ptr + i_c, mask=m_c, other=0.0).to(WIDE)
-    if b_ptr is not None:
-        b_x += tl.load(b_ptr + i_c, mask=m_c, other=0.0).to(WIDE)
+def _scale(b_x, weight_ptr, bias_ptr, i_c, m_c, WIDE: tl.constexpr):
+    if weight_ptr is not None:
+        b_x *= tl.load(weight_ptr + i_c, mask=m_c, other=0.0).to(WIDE)
+    if bias_ptr is not None:
+        b_x += tl.load(bias_ptr + i_c, mask=m_c, other=0.0).to(WIDE)
     return b_x
 
 
@@ -100,7 +101,7 @@ def _places(
     i_r, i_f, r_stride, f_stride, k_stride, n_l, n_k, n_r,
     TIGHT: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_L: tl.constexpr,
 ):  # fmt: skip
-    """Where the elements of units lie, [BLOCK_U, BLOCK_K, BLOCK_L]. TIGHT: adjacent units, runs of one element."""
+    """Offsets of the elements of units, [BLOCK_U, BLOCK_K, BLOCK_L]. TIGHT: adjacent units, runs of one element."""
     o_k = tl.arange(0, BLOCK_K)[None, :, None]
     o_l = tl.arange(0, BLOCK_L)[None, None, :]
     i_u = i_r[:, None, None].to(tl.int64)
@@ -133,7 +134,8 @@ def _channels(
 
 
 def _fwd(
-    x_ptr, w_ptr, b_ptr, y_ptr, mean_ptr, rstd_ptr, rm_ptr, rv_ptr, nm_ptr, nv_ptr,
+    x_ptr, weight_ptr, bias_ptr, y_ptr, mean_ptr, rstd_ptr,
+    running_mean_ptr, running_var_ptr, new_mean_ptr, new_var_ptr,
     r_stride, f_stride, k_stride, n_l, n_k, n_r, n_f, eps, momentum,
     CHANNEL: tl.constexpr, TIGHT: tl.constexpr, CENTRED: tl.constexpr, WIDE: tl.constexpr,
     BLOCK_U: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_L: tl.constexpr,
@@ -149,17 +151,17 @@ def _fwd(
         b_x = tl.where(m, b_x - mean[:, None, None], 0.0)
     m2 = _unit_sums(b_x * b_x, b_x, False, False)[0]
     rstd = _keep(
-        mean, m2, i_r * n_f + i_f, i_r < n_r, mean_ptr, rstd_ptr, rm_ptr, rv_ptr, nm_ptr, nv_ptr,
-        count, eps, momentum, CENTRED,
+        mean, m2, i_r * n_f + i_f, i_r < n_r, mean_ptr, rstd_ptr,
+        running_mean_ptr, running_var_ptr, new_mean_ptr, new_var_ptr, count, eps, momentum, CENTRED,
     )  # fmt: skip
     i_c, m_c = _channels(i_r, i_f, n_l, n_k, n_r, CHANNEL, BLOCK_K, BLOCK_L)
-    b_y = _scale(b_x * rstd[:, None, None], w_ptr, b_ptr, i_c, m_c, WIDE)
+    b_y = _scale(b_x * rstd[:, None, None], weight_ptr, bias_ptr, i_c, m_c, WIDE)
     tl.store(y_ptr + o, b_y.to(y_ptr.dtype.element_ty), mask=m)
 
 
 @triton.jit
 def _dx_of_units(
-    dy_ptr, x_ptr, w_ptr, mean_ptr, rstd_ptr, dx_ptr, i_r, i_f,
+    dy_ptr, x_ptr, weight_ptr, mean_ptr, rstd_ptr, dx_ptr, i_r, i_f,
     r_stride, f_stride, k_stride, n_l, n_k, n_r, n_f,
     CHANNEL: tl.constexpr, TIGHT: tl.constexpr, CENTRED: tl.constexpr, WIDE: tl.constexpr, PAIRS: tl.constexpr,
     BLOCK_U: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_L: tl.constexpr,
@@ -177,8 +179,8 @@ def _dx_of_units(
     b_x *= rstd[:, None, None]
     i_c, m_c = _channels(i_r, i_f, n_l, n_k, n_r, CHANNEL, BLOCK_K, BLOCK_L)
     b_w = tl.full([1, 1, 1], 1.0, WIDE)
-    if w_ptr is not None:
-        b_w = tl.load(w_ptr + i_c, mask=m_c, other=0.0).to(WIDE)
+    if weight_ptr is not None:
+        b_w = tl.load(weight_ptr + i_c, mask=m_c, other=0.0).to(WIDE)
     # b_dy is 0 where nothing is: so are the products, whatever b_x is there
     if CHANNEL == "unit":
         s_2, s_1 = _unit_sums(b_dy * b_x, b_dy, CENTRED, PAIRS)
@@ -202,23 +204,23 @@ def _dx_of_units(
 
 
 def _bwd(
-    dy_ptr, x_ptr, w_ptr, mean_ptr, rstd_ptr, dx_ptr, dw_ptr, db_ptr,
+    dy_ptr, x_ptr, weight_ptr, mean_ptr, rstd_ptr, dx_ptr, ds_ptr, db_ptr,
     r_stride, f_stride, k_stride, n_l, n_k, n_r, n_f,
     CHANNEL: tl.constexpr, TIGHT: tl.constexpr, CENTRED: tl.constexpr, WIDE: tl.constexpr, PAIRS: tl.constexpr,
     BLOCK_U: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_L: tl.constexpr,
 ):  # fmt: skip
-    """dx, with dw and db where a unit has a channel of its own; else this program's shares of them, of all its units:
-    it keeps to one group of channels, and takes samples p, p + P, ..."""
+    """dx, with ds = dweight and db = dbias where a unit is one channel; else this program's shares of them, over all
+    its units: it keeps to one group of channels, and takes samples p, p + P, ..."""
     i_f = tl.program_id(0) % n_f
     part = tl.program_id(0) // n_f
     o_u = tl.arange(0, BLOCK_U)
     if CHANNEL == "unit":
         i_r = part * BLOCK_U + o_u
         s_2, s_1 = _dx_of_units(
-            dy_ptr, x_ptr, w_ptr, mean_ptr, rstd_ptr, dx_ptr, i_r, i_f, r_stride, f_stride, k_stride,
+            dy_ptr, x_ptr, weight_ptr, mean_ptr, rstd_ptr, dx_ptr, i_r, i_f, r_stride, f_stride, k_stride,
             n_l, n_k, n_r, n_f, CHANNEL, TIGHT, CENTRED, WIDE, PAIRS, BLOCK_U, BLOCK_K, BLOCK_L,
         )  # fmt: skip
-        tl.store(dw_ptr + i_r, s_2.to(dw_ptr.dtype.element_ty), mask=i_r < n_r)
+        tl.store(ds_ptr + i_r, s_2.to(ds_ptr.dtype.element_ty), mask=i_r < n_r)
         if db_ptr is not None:
             tl.store(db_ptr + i_r, s_1.to(db_ptr.dtype.element_ty), mask=i_r < n_r)
     else:
@@ -229,14 +231,14 @@ def _bwd(
         parts = tl.num_programs(0) // n_f
         for at in range(part * BLOCK_U, n_r, parts * BLOCK_U):
             s_2, s_1 = _dx_of_units(
-                dy_ptr, x_ptr, w_ptr, mean_ptr, rstd_ptr, dx_ptr, at + o_u, i_f, r_stride, f_stride, k_stride,
+                dy_ptr, x_ptr, weight_ptr, mean_ptr, rstd_ptr, dx_ptr, at + o_u, i_f, r_stride, f_stride, k_stride,
                 n_l, n_k, n_r, n_f, CHANNEL, TIGHT, CENTRED, WIDE, PAIRS, BLOCK_U, BLOCK_K, BLOCK_L,
             )  # fmt: skip
             b_2 += s_2
             b_1 += s_1
         o_c = tl.arange(0, N_C)
         o = (part * n_f + i_f).to(tl.int64) * n_c + o_c
-        tl.store(dw_ptr + o, tl.sum(b_2, 0), mask=o_c < n_c)
+        tl.store(ds_ptr + o, tl.sum(b_2, 0), mask=o_c < n_c)
         tl.store(db_ptr + o, tl.sum(b_1, 0), mask=o_c < n_c)
 
 
@@ -245,7 +247,7 @@ def _bwd(
 
 @triton.jit
 def _tile(t, k_stride, n_l, n_k, BLOCK_K: tl.constexpr, BLOCK_L: tl.constexpr):
-    """Where the elements of a unit's t-th tile lie, which of them are there, how many, and of which runs."""
+    """Of a unit's t-th tile: the offsets of its elements, which of them exist, how many, and their runs."""
     n_b = tl.cdiv(n_l, BLOCK_L)
     at_k, at_l = (t // n_b) * BLOCK_K, (t % n_b) * BLOCK_L
     o_k = at_k + tl.arange(0, BLOCK_K)[:, None]
@@ -294,12 +296,13 @@ def _moments(
 
 
 def _fwd_pieces(
-    x_ptr, w_ptr, b_ptr, y_ptr, mean_ptr, rstd_ptr, rm_ptr, rv_ptr, nm_ptr, nv_ptr,
+    x_ptr, weight_ptr, bias_ptr, y_ptr, mean_ptr, rstd_ptr,
+    running_mean_ptr, running_var_ptr, new_mean_ptr, new_var_ptr,
     r_stride, f_stride, k_stride, n_l, n_k, n_r, n_f, eps, momentum,
     CHANNEL: tl.constexpr, CENTRED: tl.constexpr, WIDE: tl.constexpr,
     BLOCK_K: tl.constexpr, BLOCK_L: tl.constexpr,
 ):  # fmt: skip
-    """A unit is read again from its end, where L2 has it still."""
+    """A unit is read again from its end, which is still in L2."""
     pid = tl.program_id(0)
     i_r, i_f = pid // n_f, pid % n_f
     base = i_r.to(tl.int64) * r_stride + i_f.to(tl.int64) * f_stride
@@ -308,16 +311,17 @@ def _fwd_pieces(
     n_tiles = tl.cdiv(n_k, BLOCK_K) * tl.cdiv(n_l, BLOCK_L)
     n, mean, m2 = _moments(x_ptr, 0, 1, n_tiles, k_stride, n_l, n_k, CENTRED, WIDE, BLOCK_K, BLOCK_L)
     rstd = _keep(
-        mean, m2, pid, i_r < n_r, mean_ptr, rstd_ptr, rm_ptr, rv_ptr, nm_ptr, nv_ptr, n, eps, momentum, CENTRED
+        mean, m2, pid, i_r < n_r, mean_ptr, rstd_ptr,
+        running_mean_ptr, running_var_ptr, new_mean_ptr, new_var_ptr, n, eps, momentum, CENTRED,
     )  # fmt: skip
     for t in range(0, n_tiles):
         o, m, _, o_k = _tile(n_tiles - 1 - t, k_stride, n_l, n_k, BLOCK_K, BLOCK_L)
         b_x = tl.load(x_ptr + o, mask=m, other=0.0, eviction_policy="evict_first").to(WIDE)
         b_y = (b_x - mean) * rstd
         if CHANNEL == "run":
-            b_y = _scale(b_y, w_ptr, b_ptr, i_f * n_k + o_k, o_k < n_k, WIDE)
+            b_y = _scale(b_y, weight_ptr, bias_ptr, i_f * n_k + o_k, o_k < n_k, WIDE)
         else:
-            b_y = _scale(b_y, w_ptr, b_ptr, i_r, i_r < n_r, WIDE)
+            b_y = _scale(b_y, weight_ptr, bias_ptr, i_r, i_r < n_r, WIDE)
         tl.store(y_ptr + o, b_y.to(y_ptr.dtype.element_ty), mask=m)
 
 
@@ -329,12 +333,12 @@ def _products(dy_ptr, x_ptr, o, m, mean, WIDE: tl.constexpr):
 
 
 def _bwd_pieces(
-    dy_ptr, x_ptr, w_ptr, mean_ptr, rstd_ptr, dx_ptr, dw_ptr, db_ptr,
+    dy_ptr, x_ptr, weight_ptr, mean_ptr, rstd_ptr, dx_ptr, ds_ptr, db_ptr,
     r_stride, f_stride, k_stride, n_l, n_k, n_r, n_f,
     CHANNEL: tl.constexpr, CENTRED: tl.constexpr, WIDE: tl.constexpr, PAIRS: tl.constexpr,
     BLOCK_K: tl.constexpr, BLOCK_L: tl.constexpr,
 ):  # fmt: skip
-    """dx of a unit, with dw and db of its channel; or their shares, one of each sample, where it has several."""
+    """dx of a unit, with ds = dweight and db = dbias of its channel; of several channels shares, one of each sample."""
     pid = tl.program_id(0)
     i_r, i_f = pid // n_f, pid % n_f
     base = i_r.to(tl.int64) * r_stride + i_f.to(tl.int64) * f_stride
@@ -363,10 +367,10 @@ def _bwd_pieces(
             o_k = at_k + tl.arange(0, BLOCK_K)
             i_c = i_f * n_k + o_k
             at = i_r.to(tl.int64) * n_f * n_k + i_c
-            tl.store(dw_ptr + at, s_2, mask=o_k < n_k)
+            tl.store(ds_ptr + at, s_2, mask=o_k < n_k)
             tl.store(db_ptr + at, s_1, mask=o_k < n_k)
-            if w_ptr is not None:
-                b_w = tl.load(w_ptr + i_c, mask=o_k < n_k, other=0.0).to(WIDE)
+            if weight_ptr is not None:
+                b_w = tl.load(weight_ptr + i_c, mask=o_k < n_k, other=0.0).to(WIDE)
                 s_2 *= b_w
                 s_1 *= b_w
             c_2 += tl.sum(s_2, 0)
@@ -380,12 +384,12 @@ def _bwd_pieces(
             b_2 += b_p
             b_1 += b_dy
         c_2 = tl.sum(b_2) * rstd
-        tl.store(dw_ptr + i_r, c_2.to(dw_ptr.dtype.element_ty))
+        tl.store(ds_ptr + i_r, c_2.to(ds_ptr.dtype.element_ty))
         if db_ptr is not None:
             c_1 = tl.sum(b_1)
             tl.store(db_ptr + i_r, c_1.to(db_ptr.dtype.element_ty))
-        if w_ptr is not None:
-            w = tl.load(w_ptr + i_r).to(WIDE)
+        if weight_ptr is not None:
+            w = tl.load(weight_ptr + i_r).to(WIDE)
             c_2 *= w
             c_1 *= w
     if CENTRED:
@@ -396,9 +400,9 @@ def _bwd_pieces(
         b_x = tl.load(x_ptr + o, mask=m, other=0.0, eviction_policy="evict_first").to(WIDE)
         b_g = tl.load(dy_ptr + o, mask=m, other=0.0, eviction_policy="evict_first").to(WIDE)
         if CHANNEL == "run":
-            b_g = _scale(b_g, w_ptr, None, i_f * n_k + o_k, o_k < n_k, WIDE)
+            b_g = _scale(b_g, weight_ptr, None, i_f * n_k + o_k, o_k < n_k, WIDE)
         else:
-            b_g = _scale(b_g, w_ptr, None, i_r, i_r < n_r, WIDE)
+            b_g = _scale(b_g, weight_ptr, None, i_r, i_r < n_r, WIDE)
         b_dx = rstd * (b_g - c_1 - (b_x - mean) * rstd * c_2)
         tl.store(dx_ptr + o, b_dx.to(dx_ptr.dtype.element_ty), mask=m)
 
@@ -407,7 +411,7 @@ def _bwd_pieces(
 
 
 def _shares(
-    x_ptr, n_ptr, mean_ptr, m2_ptr, r_stride, f_stride, k_stride, n_l, n_k, n_f, n_parts,
+    x_ptr, counts_ptr, means_ptr, squares_ptr, r_stride, f_stride, k_stride, n_l, n_k, n_f, n_parts,
     CENTRED: tl.constexpr, WIDE: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_L: tl.constexpr,
 ):  # fmt: skip
     """Shares [n_r, n_parts, n_f] of the statistics."""
@@ -417,13 +421,13 @@ def _shares(
     n_tiles = tl.cdiv(n_k, BLOCK_K) * tl.cdiv(n_l, BLOCK_L)
     n, mean, m2 = _moments(x_ptr, part, n_parts, n_tiles, k_stride, n_l, n_k, CENTRED, WIDE, BLOCK_K, BLOCK_L)
     at = (i_r * n_parts + part).to(tl.int64) * n_f + i_f
-    tl.store(n_ptr + at, n.to(WIDE))
-    tl.store(mean_ptr + at, mean)
-    tl.store(m2_ptr + at, m2)
+    tl.store(counts_ptr + at, n.to(WIDE))
+    tl.store(means_ptr + at, mean)
+    tl.store(squares_ptr + at, m2)
 
 
 def _bwd_shares(
-    dy_ptr, x_ptr, mean_ptr, stat_ptr, w_ptr, dx_ptr, ds_ptr, db_ptr,
+    dy_ptr, x_ptr, mean_ptr, stat_ptr, weight_ptr, dx_ptr, ds_ptr, db_ptr,
     r_stride, f_stride, k_stride, n_l, n_k, n_f, n_w, n_parts, eps,
     GIVEN: tl.constexpr, WIDE: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_L: tl.constexpr,
 ):  # fmt: skip
@@ -442,8 +446,8 @@ def _bwd_shares(
     scale = rstd
     if dx_ptr is not None:
         dx_ptr += base
-        if w_ptr is not None:
-            scale *= tl.load(w_ptr + i_f).to(WIDE)
+        if weight_ptr is not None:
+            scale *= tl.load(weight_ptr + i_f).to(WIDE)
     b_1 = tl.zeros([BLOCK_K, BLOCK_L], WIDE)
     b_2 = tl.zeros([BLOCK_K, BLOCK_L], WIDE)
     for t in range(part, tl.cdiv(n_k, BLOCK_K) * tl.cdiv(n_l, BLOCK_L), n_parts):
@@ -460,7 +464,7 @@ def _bwd_shares(
 
 
 def _column_shares(
-    x_ptr, n_ptr, mean_ptr, m2_ptr, n_c, n_m, n_parts,
+    x_ptr, counts_ptr, means_ptr, squares_ptr, n_c, n_m, n_parts,
     CENTRED: tl.constexpr, WIDE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """Shares [matrices, n_parts, n_c] of the statistics of the columns of matrices [n_m, n_c]."""
@@ -496,13 +500,13 @@ def _column_shares(
         m2 -= total * (total / n)
         m2 = tl.where(m2 < 0, 0.0, m2)
     at = (i_o * n_parts + part).to(tl.int64) * n_c + o_c
-    tl.store(n_ptr + at, tl.zeros([BLOCK_N], WIDE) + n, mask=m_c)
-    tl.store(mean_ptr + at, mean, mask=m_c)
-    tl.store(m2_ptr + at, m2, mask=m_c)
+    tl.store(counts_ptr + at, tl.zeros([BLOCK_N], WIDE) + n, mask=m_c)
+    tl.store(means_ptr + at, mean, mask=m_c)
+    tl.store(squares_ptr + at, m2, mask=m_c)
 
 
 def _bwd_column_shares(
-    dy_ptr, x_ptr, mean_ptr, stat_ptr, w_ptr, dx_ptr, ds_ptr, db_ptr, n_c, n_m, n_w, n_parts, eps,
+    dy_ptr, x_ptr, mean_ptr, stat_ptr, weight_ptr, dx_ptr, ds_ptr, db_ptr, n_c, n_m, n_w, n_parts, eps,
     GIVEN: tl.constexpr, WIDE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """`_bwd_shares` for the columns of matrices."""
@@ -516,8 +520,8 @@ def _bwd_column_shares(
         mean = tl.load(mean_ptr + i_u, mask=m_c, other=0.0).to(WIDE)
     rstd = _inverse(stat_ptr, i_u, m_c, eps, GIVEN, WIDE)
     scale = rstd
-    if w_ptr is not None:
-        scale *= tl.load(w_ptr + o_c, mask=m_c, other=0.0).to(WIDE)
+    if weight_ptr is not None:
+        scale *= tl.load(weight_ptr + o_c, mask=m_c, other=0.0).to(WIDE)
     o_m = tl.arange(0, BLOCK_M)[:, None]
     b_1 = tl.zeros([BLOCK_M, BLOCK_N], WIDE)
     b_2 = tl.zeros([BLOCK_M, BLOCK_N], WIDE)
@@ -541,7 +545,7 @@ def _bwd_column_shares(
 
 @triton.jit
 def _slots(i_u, at, n_c, n_w, n_parts, n_units, BLOCK_I: tl.constexpr):
-    """Where shares [outer, n_parts, n_c] of units lie that are n_w adjacent columns each: [BLOCK_I, BLOCK_U]."""
+    """Offsets of shares [outer, n_parts, n_c], for units of n_w adjacent columns each: [BLOCK_I, BLOCK_U]."""
     n_j = n_c // n_w
     i = at + tl.arange(0, BLOCK_I)[:, None]
     i_c = (i_u % n_j)[None, :] * n_w + i % n_w
@@ -550,7 +554,8 @@ def _slots(i_u, at, n_c, n_w, n_parts, n_units, BLOCK_I: tl.constexpr):
 
 
 def _merge(
-    n_ptr, m_ptr, m2_ptr, mean_ptr, rstd_ptr, rm_ptr, rv_ptr, nm_ptr, nv_ptr,
+    counts_ptr, means_ptr, squares_ptr, mean_ptr, rstd_ptr,
+    running_mean_ptr, running_var_ptr, new_mean_ptr, new_var_ptr,
     n_c, n_w, n_parts, n_units, count, eps, momentum,
     CENTRED: tl.constexpr, WIDE: tl.constexpr, BLOCK_I: tl.constexpr, BLOCK_U: tl.constexpr,
 ):  # fmt: skip
@@ -561,23 +566,23 @@ def _merge(
         b_1 = tl.zeros([BLOCK_I, BLOCK_U], WIDE)
         for at in range(0, n_parts * n_w, BLOCK_I):
             o, m, _ = _slots(i_u, at, n_c, n_w, n_parts, n_units, BLOCK_I)
-            b_1 += tl.load(n_ptr + o, mask=m, other=0.0) * tl.load(m_ptr + o, mask=m, other=0.0)
+            b_1 += tl.load(counts_ptr + o, mask=m, other=0.0) * tl.load(means_ptr + o, mask=m, other=0.0)
         mean = tl.sum(b_1, 0) / count
     b_2 = tl.zeros([BLOCK_I, BLOCK_U], WIDE)
     for at in range(0, n_parts * n_w, BLOCK_I):
         o, m, _ = _slots(i_u, at, n_c, n_w, n_parts, n_units, BLOCK_I)
-        b_2 += tl.load(m2_ptr + o, mask=m, other=0.0)
+        b_2 += tl.load(squares_ptr + o, mask=m, other=0.0)
         if CENTRED:
-            b_d = tl.load(m_ptr + o, mask=m, other=0.0) - mean[None, :]
-            b_2 += tl.load(n_ptr + o, mask=m, other=0.0) * b_d * b_d
+            b_d = tl.load(means_ptr + o, mask=m, other=0.0) - mean[None, :]
+            b_2 += tl.load(counts_ptr + o, mask=m, other=0.0) * b_d * b_d
     _keep(
-        mean, tl.sum(b_2, 0), i_u, i_u < n_units, mean_ptr, rstd_ptr, rm_ptr, rv_ptr, nm_ptr, nv_ptr,
-        count, eps, momentum, CENTRED,
+        mean, tl.sum(b_2, 0), i_u, i_u < n_units, mean_ptr, rstd_ptr,
+        running_mean_ptr, running_var_ptr, new_mean_ptr, new_var_ptr, count, eps, momentum, CENTRED,
     )  # fmt: skip
 
 
 def _total_units(
-    ds_ptr, db_ptr, w_ptr, c1_ptr, c2_ptr, n_c, n_w, n_parts, n_units, count,
+    ds_ptr, db_ptr, weight_ptr, c1_ptr, c2_ptr, n_c, n_w, n_parts, n_units, count,
     WIDE: tl.constexpr, BLOCK_I: tl.constexpr, BLOCK_U: tl.constexpr,
 ):  # fmt: skip
     """What the dx of groups takes: means of dy * weight and of dy * weight * x'."""
@@ -587,8 +592,8 @@ def _total_units(
     for at in range(0, n_parts * n_w, BLOCK_I):
         o, m, i_c = _slots(i_u, at, n_c, n_w, n_parts, n_units, BLOCK_I)
         b_w = tl.full([BLOCK_I, BLOCK_U], 1.0, WIDE)
-        if w_ptr is not None:
-            b_w = tl.load(w_ptr + i_c, mask=m, other=0.0).to(WIDE)
+        if weight_ptr is not None:
+            b_w = tl.load(weight_ptr + i_c, mask=m, other=0.0).to(WIDE)
         b_1 += tl.load(db_ptr + o, mask=m, other=0.0) * b_w
         b_2 += tl.load(ds_ptr + o, mask=m, other=0.0) * b_w
     tl.store(c1_ptr + i_u, tl.sum(b_1, 0) / count, mask=i_u < n_units)
@@ -596,7 +601,8 @@ def _total_units(
 
 
 def _total_channels(
-    ds_ptr, db_ptr, w_ptr, stat_ptr, dw_ptr, dbias_ptr, c1_ptr, c2_ptr, dmean_ptr, dvar_ptr, n_c, n_parts, count, eps,
+    ds_ptr, db_ptr, weight_ptr, stat_ptr, dweight_ptr, dbias_ptr, c1_ptr, c2_ptr, dmean_ptr, dvar_ptr,
+    n_c, n_parts, count, eps,
     WIDE: tl.constexpr, BLOCK_I: tl.constexpr, BLOCK_U: tl.constexpr,
 ):  # fmt: skip
     """Shares [n_parts, n_c] added up: dweight and dbias; and what follows where a channel is a unit: what its dx
@@ -613,11 +619,11 @@ def _total_channels(
         if db_ptr is not None:
             b_1 += tl.load(db_ptr + o, mask=m, other=0.0)
     s_1, s_2 = tl.sum(b_1, 0), tl.sum(b_2, 0)
-    tl.store(dw_ptr + i_c, s_2.to(dw_ptr.dtype.element_ty), mask=m_c)
+    tl.store(dweight_ptr + i_c, s_2.to(dweight_ptr.dtype.element_ty), mask=m_c)
     if dbias_ptr is not None:
         tl.store(dbias_ptr + i_c, s_1.to(dbias_ptr.dtype.element_ty), mask=m_c)
-    if w_ptr is not None:
-        b_w = tl.load(w_ptr + i_c, mask=m_c, other=0.0).to(WIDE)
+    if weight_ptr is not None:
+        b_w = tl.load(weight_ptr + i_c, mask=m_c, other=0.0).to(WIDE)
         s_1 *= b_w
         s_2 *= b_w
     if c1_ptr is not None:
@@ -635,7 +641,7 @@ def _total_channels(
 
 @triton.jit
 def _row_block(n_l, n_rows, n_c, n_w, GROUPED: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
-    """Rows of one sample and channel: where they lie, their channels and units. From the end: L2 has that still."""
+    """Rows of one sample and channel: their offsets, channels and units. From the end, which is still in L2."""
     pid = tl.num_programs(0) - 1 - tl.program_id(0)
     n_b = tl.cdiv(n_l, BLOCK_N)
     i_m = (pid // n_b) * BLOCK_M + tl.arange(0, BLOCK_M)[:, None]
@@ -661,25 +667,26 @@ def _column_block(n_c, n_m, n_w, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
 
 @triton.jit
 def _y(
-    x_ptr, mean_ptr, stat_ptr, w_ptr, b_ptr, y_ptr, o, m, m_c, i_c, i_u, eps, GIVEN: tl.constexpr, WIDE: tl.constexpr
-):
+    x_ptr, mean_ptr, stat_ptr, weight_ptr, bias_ptr, y_ptr, o, m, m_c, i_c, i_u, eps,
+    GIVEN: tl.constexpr, WIDE: tl.constexpr,
+):  # fmt: skip
     b_x = tl.load(x_ptr + o, mask=m, other=0.0).to(WIDE)
     if mean_ptr is not None:
         b_x -= tl.load(mean_ptr + i_u, mask=m_c, other=0.0).to(WIDE)
     b_x *= _inverse(stat_ptr, i_u, m_c, eps, GIVEN, WIDE)
-    b_y = _scale(b_x, w_ptr, b_ptr, i_c, m_c, WIDE)
+    b_y = _scale(b_x, weight_ptr, bias_ptr, i_c, m_c, WIDE)
     tl.store(y_ptr + o, b_y.to(y_ptr.dtype.element_ty), mask=m)
 
 
 @triton.jit
 def _dx(
-    dy_ptr, x_ptr, mean_ptr, stat_ptr, w_ptr, c1_ptr, c2_ptr, dx_ptr, o, m, m_c, i_c, i_u,
+    dy_ptr, x_ptr, mean_ptr, stat_ptr, weight_ptr, c1_ptr, c2_ptr, dx_ptr, o, m, m_c, i_c, i_u,
     GIVEN: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
     b_x = tl.load(x_ptr + o, mask=m, other=0.0).to(WIDE)
     b_dy = tl.load(dy_ptr + o, mask=m, other=0.0).to(WIDE)
     rstd = _inverse(stat_ptr, i_u, m_c, 0.0, GIVEN, WIDE)
-    b_g = _scale(b_dy, w_ptr, None, i_c, m_c, WIDE)
+    b_g = _scale(b_dy, weight_ptr, None, i_c, m_c, WIDE)
     if mean_ptr is not None:
         b_x -= tl.load(mean_ptr + i_u, mask=m_c, other=0.0).to(WIDE)
         b_g -= tl.load(c1_ptr + i_u, mask=m_c, other=0.0)
@@ -688,35 +695,35 @@ def _dx(
 
 
 def _rows(
-    x_ptr, mean_ptr, stat_ptr, w_ptr, b_ptr, y_ptr, n_l, n_rows, n_c, n_w, eps,
+    x_ptr, mean_ptr, stat_ptr, weight_ptr, bias_ptr, y_ptr, n_l, n_rows, n_c, n_w, eps,
     GROUPED: tl.constexpr, GIVEN: tl.constexpr, WIDE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     o, m, m_c, i_c, i_u = _row_block(n_l, n_rows, n_c, n_w, GROUPED, BLOCK_M, BLOCK_N)
-    _y(x_ptr, mean_ptr, stat_ptr, w_ptr, b_ptr, y_ptr, o, m, m_c, i_c, i_u, eps, GIVEN, WIDE)
+    _y(x_ptr, mean_ptr, stat_ptr, weight_ptr, bias_ptr, y_ptr, o, m, m_c, i_c, i_u, eps, GIVEN, WIDE)
 
 
 def _columns(
-    x_ptr, mean_ptr, stat_ptr, w_ptr, b_ptr, y_ptr, n_c, n_m, n_w, eps,
+    x_ptr, mean_ptr, stat_ptr, weight_ptr, bias_ptr, y_ptr, n_c, n_m, n_w, eps,
     GIVEN: tl.constexpr, WIDE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     o, m, m_c, i_c, i_u = _column_block(n_c, n_m, n_w, BLOCK_M, BLOCK_N)
-    _y(x_ptr, mean_ptr, stat_ptr, w_ptr, b_ptr, y_ptr, o, m, m_c, i_c, i_u, eps, GIVEN, WIDE)
+    _y(x_ptr, mean_ptr, stat_ptr, weight_ptr, bias_ptr, y_ptr, o, m, m_c, i_c, i_u, eps, GIVEN, WIDE)
 
 
 def _bwd_rows(
-    dy_ptr, x_ptr, mean_ptr, stat_ptr, w_ptr, c1_ptr, c2_ptr, dx_ptr, n_l, n_rows, n_c, n_w,
+    dy_ptr, x_ptr, mean_ptr, stat_ptr, weight_ptr, c1_ptr, c2_ptr, dx_ptr, n_l, n_rows, n_c, n_w,
     GROUPED: tl.constexpr, GIVEN: tl.constexpr, WIDE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     o, m, m_c, i_c, i_u = _row_block(n_l, n_rows, n_c, n_w, GROUPED, BLOCK_M, BLOCK_N)
-    _dx(dy_ptr, x_ptr, mean_ptr, stat_ptr, w_ptr, c1_ptr, c2_ptr, dx_ptr, o, m, m_c, i_c, i_u, GIVEN, WIDE)
+    _dx(dy_ptr, x_ptr, mean_ptr, stat_ptr, weight_ptr, c1_ptr, c2_ptr, dx_ptr, o, m, m_c, i_c, i_u, GIVEN, WIDE)
 
 
 def _bwd_columns(
-    dy_ptr, x_ptr, mean_ptr, stat_ptr, w_ptr, c1_ptr, c2_ptr, dx_ptr, n_c, n_m, n_w,
+    dy_ptr, x_ptr, mean_ptr, stat_ptr, weight_ptr, c1_ptr, c2_ptr, dx_ptr, n_c, n_m, n_w,
     GIVEN: tl.constexpr, WIDE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     o, m, m_c, i_c, i_u = _column_block(n_c, n_m, n_w, BLOCK_M, BLOCK_N)
-    _dx(dy_ptr, x_ptr, mean_ptr, stat_ptr, w_ptr, c1_ptr, c2_ptr, dx_ptr, o, m, m_c, i_c, i_u, GIVEN, WIDE)
+    _dx(dy_ptr, x_ptr, mean_ptr, stat_ptr, weight_ptr, c1_ptr, c2_ptr, dx_ptr, o, m, m_c, i_c, i_u, GIVEN, WIDE)
 
 
 # ---- launching ------------------------------------------------------------------------------------------------------

@@ -43,7 +43,7 @@ class Config:
     constants: dict[str, Any]
     threads: int = 128
     stages: int = 2
-    even: bool = False  # whether all sizes are multiples of 16; `Launcher.bind` finds out by itself
+    even: bool = False  # whether all sizes are multiples of 16: where some are always 1, `Launcher.bind` must be told
     together: bool = False  # whether all programs must be on the chip at once
     registers: int | None = None  # the most a thread may have, where that decides how many programs a core takes
     options: dict[str, Any] = field(init=False, repr=False)
@@ -128,7 +128,7 @@ class Launcher:
         takes, names = tuple(takes), {**{n: n for n in self.bare}, **names}
         tensors = tuple(names[n] if names[n] in {*takes, *makes} else None for n in self.bare)
         known = {n: numbers[n] for n in self.numbers if n in numbers}
-        even = all(known.get(n, 1) % 16 == 0 for n in self.sizes)
+        even = config.even or all(known.get(n, 1) % 16 == 0 for n in self.sizes)
         place = {n: f"_k{i}" for i, n in enumerate(known)}
         late = [n for n in self.numbers if n not in known]
         if not {*late} <= {*takes}:
