@@ -16,7 +16,7 @@ from opmux.core.errors import BadArgument
 from opmux.core.spec import op
 from opmux.kernels.lib import harness
 from opmux.kernels.lib.config import Tiles
-from opmux.kernels.lib.harness import Launch, Plan, RowSizes, Zeros, planned, strided
+from opmux.kernels.lib.harness import Launch, Plan, RowSizes, Zeros, host_code, strided
 from opmux.kernels.lib.launch import Launcher
 from opmux.kernels.lib.rows import OutputSpec
 
@@ -47,7 +47,7 @@ def scaled():
     made = op(scaled_rows, name="harness_rows", out="y count")
     asked = []
 
-    @planned(made)
+    @host_code(made)
     def rows(x: Tensor, weight: Tensor | None) -> Plan:
         asked.append(x.shape)
         rows = RowSizes.of(x=x)
@@ -112,7 +112,7 @@ def test_numbers_may_be_functions_of_arguments_and_steps_may_be_functions():
     made = op(scaled_rows, name="harness_steps", out="y count")
     try:
 
-        @planned(made)
+        @host_code(made)
         def rows(x: Tensor, weight: Tensor | None) -> Plan:
             def count_rows(count: Tensor, x: Tensor) -> None:
                 count.fill_(x.shape[0])
@@ -138,7 +138,7 @@ def test_a_result_may_have_the_name_of_an_argument():
     made = op(doubled, name="harness_returns", out="x")
     try:
 
-        @planned(made)
+        @host_code(made)
         def rows(x: Tensor) -> Plan:
             sizes = RowSizes.of(x=x)
             launch = sizes.launch(affine, Tiles(BLOCK_N=16), sizes.count).named(y="new_x")
@@ -169,7 +169,7 @@ def test_a_launch_may_take_numbers_alone():
     made = op(counted, name="harness_counted")
     try:
 
-        @planned(made)
+        @host_code(made)
         def count(like: Tensor, start: Tensor) -> Plan:
             numbers = {"n": like.numel(), "value": lambda start: start[0]}
             launch = Launch(filled, (1,), Tiles(BLOCK_N=16).config(), numbers)
@@ -190,7 +190,7 @@ def test_a_result_may_be_an_argument_and_a_tensor_zero_in_part(single):
     made = op(into, name=f"harness_into_{single}", out="y count", mutates=("out",))
     try:
 
-        @planned(made)
+        @host_code(made)
         def rows(x: Tensor, weight: Tensor | None, out: Tensor) -> Plan:
             launch = RowSizes.of(x=x).launch(affine, Tiles(BLOCK_N=16), len(x)).named(w="weight", y="out", count=None)
             if single:
