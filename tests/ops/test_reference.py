@@ -188,7 +188,7 @@ def expected_dtype(name, given):
     if name in ("mu", "rsigma"):
         return torch.float32
     if name == "out":
-        return given["otype"] or lead.dtype
+        return given.get("otype") or lead.dtype
     source = {"dbeta": "gamma"}.get(name, name.removeprefix("d"))
     source = "weight" if name == "dbias" and "weight" in given else source
     return lead.dtype if given.get(source) is None else given[source].dtype
