@@ -185,7 +185,7 @@ def _show(found: Explanation, spec: Spec | None, sample: Sample, tiles: list[dic
     console = screen.out()
     arch = machine.arch_of(found.device)
     assumed = devices.assumed()
-    here = f", a {assumed.vendor} chip that is assumed" if assumed else ""
+    here = f", an assumed {assumed.vendor} chip" if assumed else ""
     given = ", ".join(f"{k}={v}" for k, v in named(spec, sample).items())
     title = Text.assemble((found.key, "bold"), "  ", ("" if spec is None else spec.summary, "dim"))
     console.print(title)
