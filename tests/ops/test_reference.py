@@ -268,7 +268,7 @@ def test_forward_and_backward_are_linked_by_name(spec):
 def test_every_backward_has_a_forward_and_every_forward_a_truth():
     assert {*(s.grad for s in FORWARDS), "rms_norm_bwd_add"} == {s.name for s in BACKWARDS}
     assert {s.name for s in FORWARDS} == {*TRUTH, "add_rms_norm"}
-    assert {s.name for s in TEX} == set(TEX_TRUTH)
+    assert set(TEX_TRUTH) <= {s.name for s in TEX}
 
 
 @over(OPS)
