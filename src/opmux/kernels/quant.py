@@ -465,8 +465,7 @@ def _cast_launch(
     if transposes:
         tiles = turned_tiles(dtype=x.dtype)
         return _tiled(cast_turned, x.shape, tiles, _sides(tiles), numbers, **constants)
-    launch = _flat(cast, x.numel(), cast_tiles(dtype=x.dtype, current=parts > 0), **constants)
-    return launch._replace(numbers={**launch.numbers, **numbers})
+    return _flat(cast, x.numel(), cast_tiles(dtype=x.dtype, current=parts > 0), **constants).given(**numbers)
 
 
 # ---- the ops --------------------------------------------------------------------------------------------------------

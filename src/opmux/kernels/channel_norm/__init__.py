@@ -40,7 +40,7 @@ class Runs(NamedTuple):
 
 
 class Extent(NamedTuple):
-    """A tensor as samples, channels and places, and how its channels make units."""
+    """A tensor as samples, channels and places, and its division into units."""
 
     n: int
     c: int
@@ -74,7 +74,7 @@ class Extent(NamedTuple):
 
     @property
     def matrices(self) -> tuple[int, int]:
-        """Channels-last: how many matrices of channels, of how many rows."""
+        """Channels-last: the number of matrices of channels, and of their rows."""
         return (self.n, self.s) if self.groups else (1, self.n * self.s)
 
     def runs(self) -> Runs:
@@ -239,7 +239,7 @@ class Launches(NamedTuple):
         return {"GIVEN": self.given} if self.backward else {"CENTRED": self.given != "norm"}
 
     def whole(self, **names: str) -> tuple[Launch, int]:
-        """Units in registers; and, for a backward of units of several channels, how many shares of sums that makes."""
+        """Units in registers; and, for a backward of units of several channels, the number of shares of each sum."""
         at, runs = self.at, self.at.runs()
         tiles = whole_tiles(
             n_k=runs.n_k, n_l=runs.n_l, n_units=at.units, tight=at.tight, backward=self.backward, dtype=self.dtype

@@ -32,19 +32,9 @@ def with_seed(
     A seed on the device of x is a pointer; one on the host is read at every call, and passed as two numbers.
     """
     if not seed_on_host(x, seed):
-        numbers = {**launch.numbers, "key": 0, "counter": 0}
-        return Plan(makes, [launch._replace(numbers=numbers)], [*copied, *strided(seed=seed)])
-    numbers = {**launch.numbers, "key": _first, "counter": _second}
-    host = launch._replace(numbers=numbers).named(seed=None)
-    return Plan(makes, [host], copied, before={"seed": Tensor.tolist})
-
-
-def _first(seed: list[int]) -> int:
-    return seed[0]
-
-
-def _second(seed: list[int]) -> int:
-    return seed[1]
+        return Plan(makes, [launch.given(key=0, counter=0)], [*copied, *strided(seed=seed)])
+    launch = launch.given(key=lambda seed: seed[0], counter=lambda seed: seed[1]).named(seed=None)
+    return Plan(makes, [launch], copied, before={"seed": Tensor.tolist})
 
 
 # ---- device code ----------------------------------------------------------------------------------------------------
