@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...core import knobs
 from ...core.extension import Extension, SpaceOrder
-from ...core.knobs import knob, word
+from ...core.knobs import flag, knob, word
 from .names import backend_token
 
 if TYPE_CHECKING:
@@ -23,6 +23,13 @@ TEX_VERSION = knob(
     "OPMUX_TEX_VERSION",
     word,
     doc="the version of tex's interface: 2.9 or 2.20 [default: that of the installed transformer_engine, else 2.20]",
+)
+TE_STARTUP = knob(
+    "OPMUX_TE_STARTUP",
+    flag,
+    default=True,
+    doc="0 leaves `import transformer_engine` to NVIDIA's loader; read at the start of Python",
+    in_file=False,
 )
 
 
@@ -41,7 +48,7 @@ EXTENSION = Extension(
     space="tex",
     order=_space_order,
     check_token=_check_token,
-    settings=(BACKEND, PLUGIN, FALLBACK_BACKEND, TEX_VERSION),
+    settings=(BACKEND, PLUGIN, FALLBACK_BACKEND, TEX_VERSION, TE_STARTUP),
     aliases={
         "TE_FL_PREFER": "OPMUX_PREFER",
         "TE_FL_PREFER_VENDOR": "OPMUX_PREFER_VENDOR",

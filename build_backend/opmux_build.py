@@ -1,0 +1,42 @@
+"""Builds wheels with setuptools, and adds one file: `opmux_startup.pth`, which Python runs at each start.
+
+It makes an unmodified `import transformer_engine` work (see src/opmux_startup.py). setuptools has no way to put a .pth
+file into a wheel, and none at all for editable installs.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import zipfile
+from pathlib import Path
+
+from setuptools import build_meta
+from setuptools.build_meta import *  # noqa: F403 - the other hooks of a build backend are setuptools' own
+
+PTH = "opmux_startup.pth"
+# Without a message where the module is gone: Python would print one at each start.
+LINE = 'import sys; exec("try:\\n    import opmux_startup\\nexcept ImportError:\\n    pass")\n'
+
+
+def build_wheel(wheel_directory, config_settings=None, metadata_directory=None):
+    return _with_pth(wheel_directory, build_meta.build_wheel(wheel_directory, config_settings, metadata_directory))
+
+
+def build_editable(wheel_directory, config_settings=None, metadata_directory=None):
+    return _with_pth(wheel_directory, build_meta.build_editable(wheel_directory, config_settings, metadata_directory))
+
+
+def _with_pth(folder: str, name: str) -> str:
+    """Add the file to a wheel, and to the list of its files: pip removes what is listed there."""
+    path = Path(folder) / name
+    with zipfile.ZipFile(path) as wheel:
+        entries = [(info, wheel.read(info)) for info in wheel.infolist()]
+    data = LINE.encode()
+    digest = base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b"=").decode()
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as wheel:
+        wheel.writestr(PTH, data)
+        for info, content in entries:
+            listed = f"{PTH},sha256={digest},{len(data)}\n".encode() if info.filename.endswith("/RECORD") else b""
+            wheel.writestr(info, listed + content)
+    return name

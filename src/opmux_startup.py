@@ -1,0 +1,62 @@
+"""Run by Python at each start (opmux_startup.pth): an unmodified `import transformer_engine` runs on opmux.
+
+`pip install opmux[te]` installs NVIDIA's Python layer without its compiled extension. Its own loader then raises, and
+with it every program that imports the layer because it found it: accelerate, peft, transformers' Trainer. So the first
+import of the layer installs `opmux.te`. Until then nothing is imported, and a start of Python takes 0.5 ms longer.
+
+Nothing is done where NVIDIA's extension is installed, or with OPMUX_TE_STARTUP=0.
+"""
+
+import os
+import sys
+
+LAYER = "transformer_engine"
+EXTENSIONS = ("transformer-engine-cu12", "transformer-engine-cu13", "transformer-engine-torch")  # NVIDIA's
+
+
+class Finder:
+    """Finds the layer as Python does, and has `opmux.te` installed before its first line runs."""
+
+    @classmethod
+    def find_spec(cls, name, path=None, target=None):
+        if name != LAYER:
+            return None
+        from importlib import machinery
+
+        spec = machinery.PathFinder.find_spec(name, path, target)
+        if spec is None or not isinstance(spec.loader, machinery.SourceFileLoader):
+            return spec
+
+        class Loader(machinery.SourceFileLoader):
+            def exec_module(self, module):
+                if not has_extension(self.path):
+                    from opmux.faces.te import boot
+
+                    boot.install("startup")
+                super().exec_module(module)
+
+        spec.loader = Loader(spec.loader.name, spec.loader.path)
+        return spec
+
+
+def has_extension(layer: str) -> bool:
+    """Whether NVIDIA's compiled extension is installed or built, or another program has put one in its place."""
+    from importlib import metadata, util
+    from pathlib import Path
+
+    package = Path(layer).parent
+    if any(file for at in (package.parent, package, package / "wheel_lib") for file in at.glob(f"{LAYER}_torch*.so")):
+        return True
+    if f"{LAYER}_torch" in sys.modules or util.find_spec(f"{LAYER}_torch") is not None:
+        return True
+    for name in EXTENSIONS:
+        try:
+            metadata.distribution(name)
+        except metadata.PackageNotFoundError:
+            continue
+        return True
+    return False
+
+
+if os.environ.get("OPMUX_TE_STARTUP") != "0" and Finder not in sys.meta_path:
+    sys.meta_path.insert(0, Finder)

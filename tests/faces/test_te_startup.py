@@ -1,0 +1,105 @@
+"""An unmodified `import transformer_engine`, and packages that import it because they found it."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import os
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("transformer_engine")
+ROOT = Path(__file__).parents[2]
+
+BEFORE = """
+import json, sys
+import opmux_startup  # what the .pth file does
+state = dict(start=sorted({"opmux", "torch", "importlib.util", "importlib.metadata"} & set(sys.modules) - EARLIER))
+import importlib.util
+state["found"] = importlib.util.find_spec("transformer_engine") is not None
+state["found_only"] = "opmux" in sys.modules
+"""
+
+
+def python(text, **env):
+    text = "import sys; EARLIER = set(sys.modules)\n" + text
+    env = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1", **env}
+    done = subprocess.run([sys.executable, "-c", text], env=env, capture_output=True, text=True, check=False)
+    return done
+
+
+def test_the_layer_and_its_finders_work_with_nothing_imported_before():
+    """accelerate, peft and Trainer look for the layer and import it. Nothing of opmux is imported until then."""
+    done = python(
+        BEFORE
+        + """
+import torch
+import transformer_engine.pytorch as te
+state["shape"] = list(te.Linear(8, 4)(torch.randn(2, 8)).shape)
+import transformer_engine_torch, opmux.tex
+state["tex"] = transformer_engine_torch is opmux.tex or "opmux" in transformer_engine_torch.__name__
+import accelerate, peft
+from transformers import Trainer
+state["trainer"] = Trainer.__name__
+print(json.dumps(state))
+"""
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    state = json.loads(done.stdout.splitlines()[-1])
+    assert state == {
+        "start": [],
+        "found": True,
+        "found_only": False,
+        "shape": [2, 4],
+        "tex": True,
+        "trainer": "Trainer",
+    }
+
+
+def test_it_can_be_switched_off():
+    done = python(BEFORE + "import transformer_engine", OPMUX_TE_STARTUP="0")
+    assert "Found empty `transformer-engine` meta package" in done.stderr
+
+
+def test_nvidias_own_extension_comes_first(tmp_path):
+    import opmux_startup
+
+    layer = tmp_path / "transformer_engine" / "__init__.py"
+    layer.parent.mkdir()
+    known = sys.modules.pop("transformer_engine_torch", None)
+    try:
+        assert not opmux_startup.has_extension(str(layer))
+        built = layer.parent / "transformer_engine_torch.cpython-311-x86_64-linux-gnu.so"
+        built.touch()
+        assert opmux_startup.has_extension(str(layer))
+        built.unlink()
+        sys.modules["transformer_engine_torch"] = sys
+        assert opmux_startup.has_extension(str(layer))
+    finally:
+        sys.modules.pop("transformer_engine_torch", None)
+        if known is not None:
+            sys.modules["transformer_engine_torch"] = known
+
+
+def test_a_wheel_has_the_file_that_python_runs_at_start(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "build_backend"))
+    import opmux_build
+
+    with zipfile.ZipFile(tmp_path / "a.whl", "w") as wheel:
+        wheel.writestr("a.py", "")
+        wheel.writestr("a.dist-info/RECORD", "a.py,,\na.dist-info/RECORD,,\n")
+    opmux_build._with_pth(str(tmp_path), "a.whl")
+    with zipfile.ZipFile(tmp_path / "a.whl") as wheel:
+        line = wheel.read("opmux_startup.pth")
+        record = wheel.read("a.dist-info/RECORD").decode().splitlines()
+    assert line.startswith(b"import ") and line.count(b"\n") == 1  # site runs lines that start so
+    digest = base64.urlsafe_b64encode(hashlib.sha256(line).digest()).decode().rstrip("=")
+    assert record == [f"opmux_startup.pth,sha256={digest},{len(line)}", "a.py,,", "a.dist-info/RECORD,,"]
+    assert opmux_build.prepare_metadata_for_build_wheel and opmux_build.get_requires_for_build_editable
+    exec(compile(line, "opmux_startup.pth", "exec"), {})
+    exec(compile(line.replace(b"opmux_startup", b"opmux_that_is_gone"), "opmux_startup.pth", "exec"), {})
