@@ -8,10 +8,10 @@ import inspect
 import json
 import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 
+import fresh
 import pytest
 import torch
 
@@ -322,11 +322,9 @@ def facts(tmp_path_factory):
         cases[name] = {"CXX": str(path)}
     for name in SAYS:
         cases[name]["OPMUX_CACHE_DIR"] = str(folder / f"cache of {name}")
-    done = subprocess.run(
+    done = fresh.run(
         [sys.executable, "-c", ORIGIN, json.dumps(cases)],
         env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
-        capture_output=True,
-        text=True,
         timeout=240,
     )
     assert done.returncode == 0, done.stderr

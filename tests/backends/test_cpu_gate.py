@@ -4,10 +4,10 @@ kernel declines it by itself, whoever calls."""
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 from pathlib import Path
 
+import fresh
 import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -231,11 +231,9 @@ print("right")
 
 
 def test_export_and_aot_of_a_model():
-    done = subprocess.run(
+    done = fresh.run(
         [sys.executable, "-c", TRACED],
         env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
-        capture_output=True,
-        text=True,
         timeout=240,
     )
     assert (done.returncode, done.stdout.split()[-1:]) == (0, ["right"]), done.stderr[-3000:]

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 from pathlib import Path
+
+import fresh
 
 from opmux.backends._cpu.ops import native
 from opmux.runtime import build
@@ -79,13 +80,10 @@ print(free)
 
 
 def run(code: str, **env: str) -> str:
-    done = subprocess.run(
+    done = fresh.run(
         [sys.executable, "-c", code],
         env={**os.environ, "PYTHONPATH": str(SRC), **env},
-        capture_output=True,
-        text=True,
         timeout=200,
-        check=False,
     )
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()

@@ -2,11 +2,11 @@
 
 import json
 import os
-import subprocess
 import sys
 import textwrap
 from pathlib import Path
 
+import fresh
 import pytest
 
 SRC = Path(__file__).parents[2] / "src"
@@ -54,14 +54,21 @@ def together(*works):
     return problems or results
 """
 
+# What takes time and is no use: modules. test_any_two_doors_at_once has children without them.
+MODULES = """
+import opmux
+for name in ("ops", "faces.aten.switch", "faces.tex.interface", "tools.listing", "tools.doctor", "tools.explain"):
+    importlib.import_module("opmux." + name)
+opmux.core.specs.load_all()
+assert opmux.core.default._default is None or not opmux.core.get_default_manager().started
+"""
+
 
 def run(code: str, tmp_path: Path, limit: float = 250, **env: str) -> dict:
     clean = {k: v for k, v in os.environ.items() if not k.startswith(("OPMUX", "TE_", "TEFL"))}
     clean |= CACHE | {"PYTHONPATH": f"{SRC}{os.pathsep}{tmp_path / 'site'}", "XDG_CONFIG_HOME": str(tmp_path / "none")}
     program = HEAD + textwrap.dedent(code)
-    done = subprocess.run(
-        [sys.executable, "-c", program], env=clean | env, cwd=tmp_path, capture_output=True, text=True, timeout=limit
-    )
+    done = fresh.run([sys.executable, "-c", program], env=clean | env, cwd=tmp_path, timeout=limit)
     assert done.returncode == 0, done.stderr[-4000:]
     return {**json.loads(done.stdout.splitlines()[-1]), "stderr": done.stderr}
 
@@ -251,7 +258,6 @@ def test_plugins_that_wait_for_threads_and_threads_that_wait_for_plugins(tmp_pat
     write(site / "starter.py", STARTS_A_THREAD)
     write(site / "sleepy.py", SLEEPS_AND_ENTERS)
     code = """
-    import opmux
     value = lambda: round(opmux.ops.silu(torch.ones(1)).item(), 4)
 
     def named(name, work):
@@ -286,7 +292,7 @@ def test_plugins_that_wait_for_threads_and_threads_that_wait_for_plugins(tmp_pat
         "seconds": time.monotonic() - started,
     }))
     """
-    done = run(code, tmp_path)
+    done = run(MODULES + textwrap.dedent(code), tmp_path)
     assert done["starts a thread"] == [0.7311, ["starter loaded"]]
     for case in ("imported by a thread", "imported before"):
         assert done[case] == [7.0, ["sleepy loaded"]], done["stderr"]
@@ -498,30 +504,29 @@ HERE, VENDOR, ASSUMED = "npu", "acme", "acme"
 """
 PLAIN = 'HERE, VENDOR, ASSUMED = "cpu", "cpu", "nvidia:sm_90"\n'
 LOOP = """
-# What takes time and is no use: modules. test_any_two_doors_at_once has children without them.
-import opmux
-for name in ("ops", "faces.aten.switch", "faces.tex.interface", "tools.listing", "tools.doctor", "tools.explain"):
-    importlib.import_module("opmux." + name)
-opmux.core.specs.load_all()
-assert opmux.core.default._default is None or not opmux.core.get_default_manager().started
-
+missing = sorted(set(opmux.__all__) - set(FIRST))
+FIRST = {name: work for i, (name, work) in enumerate(FIRST.items()) if i % STEP == 0}
 bad = {name: found for name, work in FIRST.items() if (found := child(lambda: bool(work()))) is not True}
-print(json.dumps({"bad": bad, "missing": sorted(set(opmux.__all__) - set(FIRST))}))
+print(json.dumps({"bad": bad, "missing": missing, "tried": len(FIRST)}))
 """
 
 
 @pytest.mark.parametrize("vendor", [False, True], ids=["plain", "a vendor of its own package"])
-def test_any_door_first(vendor, tmp_path):
-    """Everything in `opmux.__all__`, and the commands, each as the first call of a process."""
+def test_any_door_first(vendor, tmp_path, slow):
+    """Everything in `opmux.__all__`, and the commands, each as the first call of a process.
+
+    Without a vendor of its own every third of them; all with --slow.
+    """
     if vendor:
         write(tmp_path / "site" / "acme_chip" / "__init__.py", ACME)
         write(tmp_path / "site" / "acme_chip" / "ops" / "__init__.py", ACME_OPS)
         distribution(tmp_path / "site", "acme_chip", acme="acme_chip")
     env = {"TRITON_INTERPRET": "1"} if vendor else {}
     # acme's device is a device of ascend's too: the later one, a package beside the tree, is meant
-    done = run((SIMULATED if vendor else PLAIN) + FIRST + LOOP, tmp_path, **env)
+    step = f"STEP = {1 if vendor or slow else 3}\n"
+    done = run(step + (SIMULATED if vendor else PLAIN) + FIRST + MODULES + LOOP, tmp_path, **env)
     assert done["bad"] == {}, done["stderr"][-3000:]
-    assert done["missing"] == []
+    assert done["missing"] == [] and done["tried"] >= (24 if vendor or slow else 8)
 
 
 def test_ctrl_c_in_the_first_use_of_an_op(tmp_path):

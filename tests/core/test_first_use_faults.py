@@ -2,10 +2,10 @@
 
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 
+import fresh
 import pytest
 
 ROOT = Path(__file__).parents[2]
@@ -22,7 +22,7 @@ def test_faults(tmp_path, part):
     env = {k: v for k, v in os.environ.items() if not k.startswith(("OPMUX", "TE_", "TEFL"))}
     env |= {"PYTHONPATH": str(ROOT / "src"), "TMPDIR": str(tmp_path), "XDG_CONFIG_HOME": str(tmp_path)}
     command = [sys.executable, str(CHECKS), ",".join(FAULTS), str(part)]
-    done = subprocess.run(command, env=env, cwd=tmp_path, capture_output=True, text=True, timeout=280)
+    done = fresh.run(command, env=env, cwd=tmp_path, timeout=280)
     assert done.returncode == 0, done.stderr[-3000:]
     reports = json.loads(done.stdout.splitlines()[-1])
     bad = [one for report in reports.values() for one in report["bad"]]

@@ -1,11 +1,11 @@
 """Settings: where each is looked for, which place wins, and what is said about a value that cannot be read."""
 
 import os
-import subprocess
 import sys
 import tomllib
 from pathlib import Path
 
+import fresh
 import pytest
 
 from opmux.core import knobs
@@ -354,11 +354,9 @@ def test_strangers(monkeypatch):
 
 def python(code, **env):
     clean = {k: v for k, v in os.environ.items() if not k.startswith(("OPMUX", "TE_", "TEFL"))}
-    return subprocess.run(
+    return fresh.run(
         [sys.executable, "-c", code],
         env=clean | {"PYTHONPATH": str(SRC)} | env,
-        capture_output=True,
-        text=True,
         timeout=120,
     )
 

@@ -5,11 +5,11 @@ import itertools
 import logging
 import os
 import re
-import subprocess
 import sys
 from contextlib import contextmanager
 from pathlib import Path
 
+import fresh
 import pytest
 import torch
 
@@ -388,7 +388,7 @@ def test_a_backend_known_by_a_primitive_alone_runs(setenv, plug):
 def python(code, **env):
     clean = {k: v for k, v in os.environ.items() if not k.startswith(("OPMUX", "TE_", "TEFL"))}
     env = clean | {"PYTHONPATH": str(SRC)} | env
-    return subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=120)
+    return fresh.run([sys.executable, "-c", code], env=env, timeout=120)
 
 
 TEX_CALL = """

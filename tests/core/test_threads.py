@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 import random
-import subprocess
 import sys
 import textwrap
 import threading
 import time
 
+import fresh
 import pytest
 import torch
 
@@ -119,7 +119,7 @@ needs_fork = pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this
 
 
 def run(script: str) -> str:
-    done = subprocess.run([sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True, timeout=120)
+    done = fresh.run([sys.executable, "-c", textwrap.dedent(script)], timeout=120)
     assert done.returncode == 0, done.stderr
     return done.stdout
 

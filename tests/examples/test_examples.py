@@ -4,11 +4,11 @@ import ast
 import os
 import re
 import shutil
-import subprocess
 import sys
 import sysconfig
 from pathlib import Path
 
+import fresh
 import pytest
 
 ROOT = Path(__file__).parents[2]
@@ -23,9 +23,7 @@ def run(*command, cwd, path=(), **env):
     clean |= {"PYTHONDONTWRITEBYTECODE": "1"}  # nothing of a run stays in the tree
     if path:
         clean["PYTHONPATH"] = os.pathsep.join(map(str, path))
-    done = subprocess.run(
-        [str(c) for c in command], cwd=cwd, env=clean | env, capture_output=True, text=True, timeout=240
-    )
+    done = fresh.run([str(c) for c in command], cwd=cwd, env=clean | env, timeout=240)
     assert done.returncode == 0, done.stdout + done.stderr
     return done
 

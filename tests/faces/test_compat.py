@@ -2,12 +2,12 @@
 
 import importlib.util
 import json
-import subprocess
 import sys
 import textwrap
 import types
 from pathlib import Path
 
+import fresh
 import pytest
 
 from opmux.faces import compat
@@ -19,10 +19,8 @@ def run(*words, **variables):
     import os
 
     clean = {k: v for k, v in os.environ.items() if not k.startswith(("OPMUX", "TE_", "TEFL", "TRITON"))}
-    return subprocess.run(
-        [sys.executable, "-m", "opmux", *map(str, words)], env=clean | {"PYTHONPATH": str(SRC)} | variables,
-        capture_output=True, text=True, timeout=240,
-    )  # fmt: skip
+    env = clean | {"PYTHONPATH": str(SRC)} | variables
+    return fresh.run([sys.executable, "-m", "opmux", *map(str, words)], env=env, timeout=240)
 
 
 def test_names_are_served_and_taken_back():

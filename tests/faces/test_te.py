@@ -6,7 +6,6 @@ import importlib.metadata
 import importlib.util
 import json
 import os
-import subprocess
 import sys
 import types
 import warnings
@@ -14,6 +13,7 @@ from collections import OrderedDict
 from importlib.machinery import PathFinder
 from pathlib import Path
 
+import fresh
 import pytest
 import torch
 import torch.nn.functional as F
@@ -265,9 +265,7 @@ def python(code: str, *paths: Path, **extra: str) -> dict:
     """What a program says last, as JSON, in a process of its own."""
     env = {k: v for k, v in os.environ.items() if not k.startswith(("NVTE", "TRITON_INTERPRET"))}
     env["PYTHONPATH"] = os.pathsep.join(map(str, [*paths, SRC]))
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", code], env=env | extra, capture_output=True, text=True, timeout=240
-    )
+    done = fresh.run([sys.executable, "-W", "ignore", "-c", code], env=env | extra, timeout=240)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1])
 

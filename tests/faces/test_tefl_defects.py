@@ -1,10 +1,10 @@
 """What the TE-FL plugin gets wrong (found by running its reference backend), each as a test that holds here."""
 
 import os
-import subprocess
 import sys
 from pathlib import Path
 
+import fresh
 import pytest
 import torch
 import torch.nn.functional as F
@@ -164,11 +164,9 @@ def test_nothing_is_printed_and_no_foreign_top_level_module_appears():
         "tops = {n.partition('.')[0] for n in set(sys.modules) - before}\n"
         "assert not tops & {'core', 'ops', 'backends', 'transformer_engine_torch', 'transformer_engine'}, tops"
     )
-    done = subprocess.run(
+    done = fresh.run(
         [sys.executable, "-c", code],
         env={"PYTHONPATH": str(SRC), "PATH": os.environ["PATH"], "HOME": os.environ.get("HOME", "/")},
-        capture_output=True,
-        text=True,
         timeout=240,
     )
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")

@@ -2,11 +2,11 @@
 
 import inspect
 import re
-import subprocess
 import sys
 import textwrap
 from pathlib import Path
 
+import fresh
 import pytest
 import torch
 
@@ -28,9 +28,7 @@ def python(code, **env):
 
     clean = {k: v for k, v in os.environ.items() if not k.startswith(("OPMUX", "TE_", "TEFL", "TRITON"))}
     clean |= {"PYTHONPATH": str(SRC), **env}
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(code)], env=clean, capture_output=True, text=True, timeout=240
-    )
+    done = fresh.run([sys.executable, "-c", textwrap.dedent(code)], env=clean, timeout=240)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 

@@ -2,12 +2,12 @@
 
 import os
 import shutil
-import subprocess
 import sys
 import textwrap
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 
+import fresh
 import pytest
 import torch
 
@@ -322,10 +322,9 @@ FIRST = """
 
 def python(code, path=SRC, fails=False, **env):
     clean = {k: v for k, v in os.environ.items() if not k.startswith(("OPMUX", "TE_", "TEFL", "TRITON"))}
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(code)], env=clean | {"PYTHONPATH": str(path), **env},
-        capture_output=True, text=True, timeout=240,
-    )  # fmt: skip
+    done = fresh.run(
+        [sys.executable, "-c", textwrap.dedent(code)], env=clean | {"PYTHONPATH": str(path), **env}, timeout=240
+    )
     assert (done.returncode != 0) == fails, done.stdout + done.stderr
     return done.stdout, done.stderr
 

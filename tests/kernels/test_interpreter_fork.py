@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 from pathlib import Path
+
+import fresh
 
 SRC = Path(__file__).parents[2] / "src"
 
@@ -45,7 +46,5 @@ def test_a_fork_during_a_launch(tmp_path):
     program = tmp_path / "program.py"
     program.write_text(PROGRAM)
     env = {**os.environ, "PYTHONPATH": str(SRC), "TRITON_INTERPRET": "1"}
-    done = subprocess.run(
-        [sys.executable, str(program)], env=env, capture_output=True, text=True, timeout=200, check=False
-    )
+    done = fresh.run([sys.executable, str(program)], env=env, timeout=200)
     assert done.stdout == "child 0\n", done.stderr

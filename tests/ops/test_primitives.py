@@ -5,6 +5,7 @@ The loopback backend forwards each op to its reference and counts: it shows that
 
 from __future__ import annotations
 
+import fresh
 import pytest
 import torch
 from torch.utils._pytree import tree_map_only
@@ -196,7 +197,6 @@ def test_compiled_code_follows_a_policy_switch_without_recompiling(loopback):
 
 def test_the_first_call_ever_may_be_compiled():
     """In a fresh process, before any eager call; and directly from the family's module."""
-    import subprocess
     import sys
 
     script = (
@@ -209,7 +209,7 @@ def test_the_first_call_ever_may_be_compiled():
         "torch.testing.assert_close(y, F.silu(a) * b + F.gelu(a, approximate='tanh'))\n"
         "print(a.grad.isfinite().all())\n"
     )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=240)
+    done = fresh.run([sys.executable, "-c", script], timeout=240)
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == "tensor(True)"
 

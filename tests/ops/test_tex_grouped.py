@@ -2,11 +2,11 @@
 
 import importlib.util
 import os
-import subprocess
 import sys
 import textwrap
 from pathlib import Path
 
+import fresh
 import pytest
 import torch
 
@@ -329,7 +329,5 @@ print("right")
 def test_groups_are_theirs_where_the_quantizer_is():
     clean = {k: v for k, v in os.environ.items() if not k.startswith(("OPMUX", "TE_", "TEFL", "TRITON"))}
     clean["PYTHONPATH"] = str(Path(__file__).parents[2] / "src")
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(THEIRS)], env=clean, capture_output=True, text=True, timeout=240
-    )
+    done = fresh.run([sys.executable, "-c", textwrap.dedent(THEIRS)], env=clean, timeout=240)
     assert done.returncode == 0 and "right" in done.stdout, done.stdout + done.stderr

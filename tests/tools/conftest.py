@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import fresh
 import pytest
 from typer.testing import CliRunner
 
@@ -19,12 +20,16 @@ SRC = Path(__file__).parents[2] / "src"
 def shell(tmp_path):
     """Run `python -m opmux ...` in an empty folder; variables are given by keyword."""
 
-    def run(*words: str, script: str | None = None, **variables: str) -> subprocess.CompletedProcess:
+    def run(
+        *words: str, script: str | None = None, bare: bool = False, **variables: str
+    ) -> subprocess.CompletedProcess:
         path = os.pathsep.join([str(SRC), str(tmp_path)])
         env = {**os.environ, "PYTHONPATH": path, "PYTHONIOENCODING": "utf-8", **variables}
         start = ["-m", "opmux"] if script is None else ["-c", script]
         command = [sys.executable, *start, *words]
-        return subprocess.run(command, env=env, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+        if bare:  # without torch
+            return subprocess.run(command, env=env, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+        return fresh.run(command, env=env, cwd=tmp_path, timeout=120)
 
     return run
 

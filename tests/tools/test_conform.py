@@ -10,6 +10,7 @@ import sys
 import time
 from pathlib import Path
 
+import fresh
 import pytest
 import torch
 
@@ -123,7 +124,7 @@ def conform(root: Path, *words: str, **variables: str) -> subprocess.CompletedPr
     """`opmux conform ...` in a process of its own, where the vendor can be imported."""
     env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(SRC), str(root)]), **variables}
     command = [sys.executable, "-m", "opmux", "conform", *words]
-    return subprocess.run(command, env=env, cwd=root, capture_output=True, text=True, timeout=300)
+    return fresh.run(command, env=env, cwd=root, timeout=300)
 
 
 @pytest.fixture(scope="module")
@@ -451,7 +452,7 @@ def test_workers_outlive_a_crash(tmp_path):
     )
     start = time.monotonic()
     env = {**os.environ, "PYTHONPATH": str(SRC)}
-    done = subprocess.run([sys.executable, script], env=env, capture_output=True, text=True, timeout=60)
+    done = fresh.run([sys.executable, script], env=env, timeout=60)
     words = "[1, 'took its process down (exit code 3)', 'was stopped after 1 s', 'raised ValueError: no ("
     assert done.stdout.startswith(words) and done.stdout.strip().endswith("5]"), done.stderr
     assert time.monotonic() - start < 50

@@ -28,7 +28,7 @@ def lines(text: str, start: str) -> list[str]:
 
 
 def test_help_and_version_do_without_torch(shell):
-    done = shell(script=QUICK)
+    done = shell(script=QUICK, bare=True)
     assert done.stdout.splitlines() == ["0 False ", f"0 False {opmux.__version__}", "0 False "], done.stderr
 
 

@@ -1,0 +1,53 @@
+"""Programs that tests run in a forked process (tests/shared/fresh.py) find what they would in a new one."""
+
+import os
+import subprocess
+import sys
+
+import fresh
+import pytest
+
+PORTRAIT = """
+import atexit, json, os, sys
+import torch
+atexit.register(print, "at the end")
+print(json.dumps({
+    "argv": sys.argv, "path": sys.path, "cwd": os.getcwd(), "env": dict(os.environ), "name": __name__,
+    "main": sys.modules["__main__"].__dict__ is globals(), "ours": [m for m in sys.modules if "opmux" in m],
+    "encoding": sys.stdout.encoding, "tty": sys.stdout.isatty(),
+    "bytecode": sys.dont_write_bytecode, "others": [m for m in ("fresh", "triton", "pytest") if m in sys.modules],
+}, sort_keys=True))
+sys.stdout.flush()
+def fail():
+    1 / 0
+fail()
+"""
+
+
+def test_as_a_new_process(tmp_path):
+    """Arguments, environment, folder, module path, output, what happens at exit, and the traceback."""
+    env = {**os.environ, "PYTHONPATH": str(tmp_path / "site"), "PYTHONIOENCODING": "utf-8", "MINE": "1"}
+    env["PYTHONDONTWRITEBYTECODE"] = "1"
+    command = [sys.executable, "-c", PORTRAIT, "a word"]
+    ours = fresh.run(command, env=env, cwd=tmp_path, timeout=100)
+    wanted = subprocess.run(command, env=env, cwd=tmp_path, capture_output=True, encoding="utf-8", timeout=100)
+    assert (ours.returncode, ours.stdout, ours.stderr) == (wanted.returncode, wanted.stdout, wanted.stderr)
+    assert '"ours": []' in ours.stdout and "at the end" in ours.stdout and ours.returncode == 1
+
+
+def test_how_programs_end():
+    run = lambda code: fresh.run([sys.executable, "-c", code], timeout=100)
+    assert run("raise SystemExit(7)").returncode == 7
+    ended = run("import sys; sys.exit('no')")
+    assert (ended.returncode, ended.stderr) == (1, "no\n")
+    assert run("import os; os.kill(os.getpid(), 9)").returncode == -9
+    with pytest.raises(subprocess.TimeoutExpired):
+        fresh.run([sys.executable, "-c", "import time; time.sleep(60)"], timeout=0.5)
+    assert run("print(1)").stdout == "1\n"
+
+
+def test_what_must_be_new_is_new():
+    """A variable that is read when Python starts."""
+    code = "import sys; print('torch' in sys.modules, sys.flags.hash_randomization)"
+    run = lambda **more: fresh.run([sys.executable, "-c", code], env={**os.environ, **more}, timeout=100).stdout
+    assert run(MINE="1") == "True 1\n" and run(PYTHONHASHSEED="0") == "False 0\n"

@@ -1,0 +1,197 @@
+"""A Python program in a process of its own that has imported torch, and nothing of ours: `run` is for `subprocess.run`.
+
+To start Python and import torch takes two to three seconds, and tests run hundreds of programs. One process does it for
+each worker, and forks for each program: the child has the arguments, environment, working directory and module path of
+a new process, runs the program as `__main__`, and ends as Python does. What depends on how a process begins (the import
+of torch itself, options of the interpreter, a `sitecustomize`) needs `subprocess`.
+"""
+
+from __future__ import annotations
+
+import array
+import atexit
+import contextlib
+import json
+import os
+import runpy
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import tempfile
+import types
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+# Read once, when Python starts or torch is imported: a program with another value of one needs a process of its own.
+EARLY = ("PYTHON", "OMP_", "MKL_", "KMP_", "GOMP_", "TORCH", "PYTORCH", "LD_", "CUDA_", "LC_", "LANG")
+LATE = {"PYTHONPATH", "PYTHONDONTWRITEBYTECODE"}  # which a child sets for itself
+FLAGS = {"-W": 2}  # options of the interpreter that a child can have
+
+OURS = (__file__, runpy.__file__, "<frozen runpy>")  # files whose frames are above a program's
+
+_nursery: Nursery | None = None
+
+
+def run(
+    command: Sequence[str | Path],
+    *,
+    env: Mapping[str, str] | None = None,
+    cwd: str | Path | None = None,
+    timeout: float | None = None,
+) -> subprocess.CompletedProcess[str]:
+    """What `python -c code`, `python -m module` or `python file.py` writes, and its exit status."""
+    global _nursery
+    program, *words = map(str, command)
+    variables = dict(os.environ if env is None else env)
+    if program != sys.executable or not _can_be_forked(words, variables):
+        return subprocess.run(
+            [program, *words], env=variables, cwd=cwd, capture_output=True, encoding="utf-8", timeout=timeout
+        )
+    if _nursery is None or _nursery.owner != os.getpid():
+        _nursery = Nursery()
+    status, out, err = _nursery.run(words, variables, str(cwd or Path.cwd()), timeout)
+    return subprocess.CompletedProcess([program, *words], status, out, err)
+
+
+def _can_be_forked(words: list[str], variables: Mapping[str, str]) -> bool:
+    if not hasattr(os, "fork") or (words[0].startswith("-") and words[0] not in ("-c", "-m", *FLAGS)):
+        return False
+    ours = {**os.environ, "PYTHONIOENCODING": "utf-8"}
+    early = {k: v for k, v in variables.items() if k.startswith(EARLY) and k not in LATE}
+    return all(ours.get(k) == v for k, v in early.items())
+
+
+class Nursery:
+    """A process with torch in it, that forks at request."""
+
+    def __init__(self) -> None:
+        self.owner = os.getpid()
+        ours, theirs = socket.socketpair()
+        env = {k: v for k, v in os.environ.items() if k not in LATE} | {"PYTHONIOENCODING": "utf-8"}
+        command = [sys.executable, __file__, str(theirs.fileno())]
+        with theirs:
+            self.process = subprocess.Popen(command, env=env, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL)
+        self.socket = ours
+        atexit.register(self.close)
+
+    def close(self) -> None:
+        self.socket.close()  # which it reads as the end
+        if self.owner == os.getpid():
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self.process.wait(10)
+
+    def run(self, words: list[str], variables: dict[str, str], cwd: str, timeout: float | None) -> tuple[int, str, str]:
+        with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
+            request = json.dumps({"words": words, "env": variables, "cwd": cwd}).encode()
+            files = array.array("i", [out.fileno(), err.fileno()])
+            head = struct.pack("!I", len(request))
+            self.socket.settimeout(None)
+            self.socket.sendmsg([head], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, files)])
+            self.socket.sendall(request)
+            (pid,) = struct.unpack("!i", _exactly(self.socket, 4))
+            self.socket.settimeout(timeout)
+            try:
+                (status,) = struct.unpack("!i", _exactly(self.socket, 4))
+            except TimeoutError:
+                os.kill(pid, signal.SIGKILL)
+                self.socket.settimeout(None)
+                _exactly(self.socket, 4)
+                raise subprocess.TimeoutExpired(words, timeout or 0, _text(out), _text(err)) from None
+            return status, _text(out), _text(err)
+
+
+def _text(file: Any) -> str:
+    file.seek(0)
+    return file.read().decode()
+
+
+def _exactly(stream: socket.socket, size: int) -> bytes:
+    found = b""
+    while len(found) < size:
+        more = stream.recv(size - len(found))
+        if not more:
+            raise EOFError("the other process has ended")
+        found += more
+    return found
+
+
+# ---- the other process ----------------------------------------------------------------------------------------------
+
+
+def _serve(stream: socket.socket) -> dict[str, Any] | None:
+    """In the child: what it shall run. In the parent: None, at the end."""
+    import torch  # noqa: F401
+
+    while True:
+        try:
+            head, rights, _, _ = socket.recv_fds(stream, 4, 2)
+            if not head:
+                return None
+            request = json.loads(_exactly(stream, struct.unpack("!I", head)[0]))
+        except (EOFError, ConnectionError):
+            return None
+        pid = os.fork()
+        if pid == 0:
+            stream.close()
+            for file, to in zip(rights, (1, 2), strict=True):
+                os.dup2(file, to)
+            for file in rights:
+                os.close(file)
+            return request
+        for file in rights:
+            os.close(file)
+        try:
+            stream.sendall(struct.pack("!i", pid))
+            stream.sendall(struct.pack("!i", os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])))
+        except ConnectionError:
+            return None
+
+
+def _begin(request: dict[str, Any]) -> None:
+    """Become the new process that was asked for, and run its program."""
+    words, base = request["words"], sys.path[1:]
+    os.environ.clear()
+    os.environ.update(request["env"])
+    os.chdir(request["cwd"])
+    sys.dont_write_bytecode = bool(os.environ.get("PYTHONDONTWRITEBYTECODE"))
+    while words[0] in FLAGS:
+        import warnings
+
+        assert words[1] == "ignore", words
+        warnings.simplefilter("ignore")
+        words = words[2:]
+    first = {"-c": "", "-m": str(Path.cwd())}.get(words[0], str(Path(words[0]).resolve().parent))
+    given = os.environ.get("PYTHONPATH", "")
+    sys.path[:] = [first, *given.split(os.pathsep), *base] if given else [first, *base]
+    sys.path_importer_cache.clear()
+    if words[0] == "-c":
+        sys.argv[:] = ["-c", *words[2:]]
+        main = sys.modules["__main__"] = types.ModuleType("__main__")
+        main.__dict__["__builtins__"] = __builtins__
+        exec(compile(words[1], "<string>", "exec"), main.__dict__)
+    elif words[0] == "-m":
+        sys.argv[:] = words[1:]
+        runpy.run_module(words[1], run_name="__main__", alter_sys=True)
+    else:
+        sys.argv[:] = words
+        runpy.run_path(words[0], run_name="__main__")
+
+
+if __name__ == "__main__":
+    _request = _serve(socket.socket(fileno=int(sys.argv[1])))
+    if _request is not None:
+        try:
+            _begin(_request)
+        except Exception as error:
+            trace = error.__traceback__
+            while trace is not None and trace.tb_frame.f_code.co_filename in (
+                __file__,
+                runpy.__file__,
+                "<frozen runpy>",
+            ):
+                trace = trace.tb_next
+            sys.excepthook(type(error), error.with_traceback(trace), trace)
+            sys.exit(1)
