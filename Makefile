@@ -9,7 +9,7 @@ JOBS ?= 2
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo lint format test test-all bench docs site clean
+.PHONY: help setup demo lint style types format test test-all interpreted interpreted-all bench docs site clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-9s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -41,22 +41,33 @@ setup: .venv/.ready  ## make .venv with everything in it (PYTHON=... picks the i
 demo: .venv/.ready  ## set everything up and run the demo
 	@$(BIN)/opmux demo
 
-lint: .venv/.ready  ## ruff and basedpyright
+lint: style types  ## ruff and basedpyright
+
+style: .venv/.ready
 	$(RUN) ruff check .
 	$(RUN) ruff format --check .
+
+types: .venv/.ready
 	$(RUN) basedpyright
 
 format: .venv/.ready  ## let ruff fix and format
 	$(RUN) ruff check --fix .
 	$(RUN) ruff format .
 
-test: lint  ## lint, then the tests that should fit in 10 minutes on two cores
-	$(RUN) pytest -n $(JOBS) --dist loadgroup
+# The type checker has one thread: it runs beside the first tests.
+test: style  ## lint, and the tests that should fit in 10 minutes on two cores
+	@$(MAKE) --no-print-directory -j 2 types interpreted
 	$(RUN) pytest -n $(JOBS) --triton compile tests/kernels
 
-test-all: lint  ## lint, then every test, the slow ones too
-	$(RUN) pytest -n $(JOBS) --dist loadgroup --slow
+test-all: style  ## lint, and every test, the slow ones too
+	@$(MAKE) --no-print-directory -j 2 types interpreted-all
 	$(RUN) pytest -n $(JOBS) --triton compile --slow tests/kernels
+
+interpreted: .venv/.ready
+	$(RUN) pytest -n $(JOBS) --dist loadgroup
+
+interpreted-all: .venv/.ready
+	$(RUN) pytest -n $(JOBS) --dist loadgroup --slow
 
 bench: .venv/.ready  ## what a call through the dispatcher costs
 	$(BIN)/python benchmarks/dispatch.py
