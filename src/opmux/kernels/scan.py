@@ -15,7 +15,7 @@ sums of integers); results are rounded once.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -23,12 +23,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..core.registry import impl
 from ..specs import scan as spec
 from .lib.config import Tiles, tunable
+from .lib.harness import Launch, Plan, planned
 from .lib.launch import Launcher
-from .lib.plans import check, plans
-from .lib.rows import DEVICES, OutputSpec, Rows, cores, even_rows
+from .lib.rows import OutputSpec, Rows, cores, even_rows
 
 # ---- kinds of scans -------------------------------------------------------------------------------------------------
 # The state of a scan is two numbers, a and b; where a kind has one, b is just passed on. Of each kind:
@@ -511,7 +510,7 @@ class Shape(NamedTuple):
 
 
 def _fits(x: Tensor, shape: Shape, dim: int) -> bool:
-    """Whether the kernels can read a tensor as it lies: packed, or rows along the last dimension that are apart."""
+    """Whether the kernels can read a tensor without a copy: contiguous, or evenly spaced rows along the last dim."""
     return x.is_contiguous() or (shape.inner == 1 and dim % x.dim() == x.dim() - 1 and even_rows(x))
 
 
@@ -519,33 +518,29 @@ def _stride(x: Tensor, shape: Shape) -> int:
     return shape.n * shape.inner if x.is_contiguous() else Rows.of(x).stride
 
 
-class Pass(NamedTuple):
-    """The launches of one scan: over (u, v, w, y, z), and for the totals of its spans over (u, v, a, b)."""
-
-    scan: Callable[..., None]
-    totals: Callable[..., None] | None
-    held: tuple[OutputSpec | None, ...]  # a and b
-
-    def __call__(self, u: Tensor, v: Tensor | None, w: Tensor | None, y: Tensor, z: Tensor | None) -> None:
-        if self.totals is None:
-            self.scan(u, v, w, y, z, *self.held)
-            return
-        a, b = (None if output is None else output.empty(u) for output in self.held)
-        self.totals(u, v, a, b)
-        self.scan(u, v, w, y, z, a, b)
+def _strides(shape: Shape, dim: int, **inputs: Tensor) -> tuple[list[int], list[str]]:
+    """From one outer index of u, v and w to the next, and the inputs that must be copied: all, if one must."""
+    copied = list(inputs) if not all(_fits(t, shape, dim) for t in inputs.values()) else []
+    packed = shape.n * shape.inner
+    strides = [packed if copied else _stride(t, shape) for t in inputs.values()]
+    return [*strides, 0, 0][:3], copied
 
 
-def _pass(
+def _scan(
     name: str,
     shape: Shape,
-    strides: tuple[int, int, int],
+    strides: Sequence[int],
     dtype: torch.dtype,
     device: torch.device,
+    names: Mapping[str, str],
     *,
     wide: torch.dtype,
     cast: torch.dtype | None = None,
-) -> Pass:
-    """A scan of u, of this dtype, in `wide`; each element becomes a `cast` first."""
+) -> tuple[dict[str, OutputSpec], list[Launch]]:
+    """Workspaces and launches of a scan of u, of this dtype, in `wide`; each element becomes a `cast` first.
+
+    `names`: what u, v, w (inputs) and y, z (results) are in the op; those not named are absent.
+    """
     kind, pair = KINDS[name], bool(KINDS[name].second)
     outer, n, inner = shape
     index = torch.int32 if n < 1 << 31 else torch.int64
@@ -561,27 +556,46 @@ def _pass(
     step = 0 if inner == 1 else inner
     lanes = outer * inner
     even = all(s % 16 == 0 for s in (*strides, step, n if inner == 1 else 0))
+    numbers = dict(zip(("u_stride", "v_stride", "w_stride"), strides)) | dict(n=n, step=step, n_lanes=lanes)
+    tensors: dict[str, str | None] = {**dict.fromkeys("uvwyzab"), **names}
     if n <= (LONGEST[wide.itemsize] if inner == 1 else DEEPEST) // (2 if pair else 1):
         tiles = whole_tiles(n=n, inner=inner, dtype=dtype, pair=pair)
-        grid = _grid(shape, tiles, 1)
-        return Pass(
-            whole.ready(grid, (*strides, n, step, lanes), tiles.config(even=even, LOWER=kind.lower, **what)), None, ()
-        )
+        config = tiles.config(even=even, LOWER=kind.lower, **what)
+        return {}, [Launch(whole, _grid(shape, tiles, 1), config, numbers, tensors)]
     tiles = walk_tiles(n=n, outer=outer, inner=inner, dtype=dtype, pair=pair, chip=cores(device))
-    span = -(-n // tiles["SPLITS"] // tiles["BLOCK_N"]) * tiles["BLOCK_N"]
+    numbers["span"] = span = -(-n // tiles["SPLITS"] // tiles["BLOCK_N"]) * tiles["BLOCK_N"]
     count = -(-n // span)
-    launch = walk.ready(
-        _grid(shape, tiles, count),
-        (*strides, n, step, span, lanes),
-        tiles.config(even=even, LOWER=kind.lower, **carried),
-    )
+    config = tiles.config(even=even, LOWER=kind.lower, **carried)
+    launch = Launch(walk, _grid(shape, tiles, count), config, numbers, tensors)
     if tiles["SPLITS"] == 1:
-        return Pass(launch, None, (None, None))
+        return {}, [launch]
     tiles = totals_tiles(inner=inner, dtype=dtype, pair=pair)
     config = tiles.config(even=even, ORDERED=kind.ordered, **carried)
-    first = totals.ready(_grid(shape, tiles, count), (*strides[:2], n, step, span, lanes), config)
-    held = (OutputSpec.of((count, lanes), wide), OutputSpec.of((count, lanes), second) if pair else None)
-    return Pass(launch, first, held)
+    first = Launch(totals, _grid(shape, tiles, count), config, numbers, tensors)
+    held = {f"{name}_a": OutputSpec.of((count, lanes), wide)}
+    if pair:
+        held[f"{name}_b"] = OutputSpec.of((count, lanes), second)
+    states = dict(zip("ab", held))
+    return held, [first.named(**states), launch.named(**states)]
+
+
+def _scanned(
+    name: str,
+    dim: int,
+    makes: Mapping[str, OutputSpec],
+    wide: torch.dtype,
+    cast: torch.dtype | None = None,
+    **inputs: Tensor,
+) -> Plan:
+    """One scan: of these inputs, u, v and w in this order, with the results y and z."""
+    u = next(iter(inputs.values()))
+    if not u.numel():
+        return Plan(makes)
+    shape = Shape.of(u, dim)
+    strides, copied = _strides(shape, dim, **inputs)
+    names = {**dict(zip("uvw", inputs)), **dict(zip("yz", makes))}
+    held, steps = _scan(name, shape, strides, u.dtype, u.device, names, wide=wide, cast=cast)
+    return Plan({**makes, **held}, steps, copied)
 
 
 def _grid(shape: Shape, tiles: Tiles, spans: int) -> tuple[int, int, int]:
@@ -611,149 +625,71 @@ def _ordered(dtype: torch.dtype) -> torch.dtype:
     return _wide(dtype) if dtype.is_floating_point or dtype.itemsize == 8 else torch.int32
 
 
-class Scan(NamedTuple):
-    """The launches of an op for tensors of such shapes, dtypes and strides."""
-
-    results: tuple[OutputSpec, ...]
-    run: Pass | None  # None: nothing to compute
-    pack: bool  # whether some input must be copied first
-    between: tuple[OutputSpec, OutputSpec] | None = (
-        None  # of a product's gradient: the terms, and to which sum each belongs
-    )
-    first: Pass | None = None  # ... and how they are found
+def _like(x: Tensor, dtype: torch.dtype | None = None) -> OutputSpec:
+    return OutputSpec.of(x.shape, x.dtype if dtype is None else dtype)
 
 
-# The names of an op's inputs, in the order in which the kernels take them: u, v, w.
-INPUTS = {
-    "cumsum_bwd": ("dy",),
-    "cumprod_bwd": ("x", "dy"),
-    "cummax_bwd": ("dvalues", "indices"),
-    "cummin_bwd": ("dvalues", "indices"),
-    "logcumsumexp_bwd": ("y", "dy", "x"),
-}
+@planned(spec.cumsum)
+def cumsum(x: Tensor, dim: int, dtype: torch.dtype | None) -> Plan:
+    to = spec.result_dtype(x.dtype, dtype)
+    return _scanned("cumsum", dim, {"y": _like(x, to)}, _wide(to), dtype, x=x)
 
 
-@plans
-def _plan(op: str, dim: int, dtype: torch.dtype | None, *args: Tensor) -> Scan:
-    check(op, dim=dim, dtype=dtype, **dict(zip(INPUTS.get(op, ("x",)), args, strict=True)))
-    u, last = args[0], args[-1]
-    shape = Shape.of(u, dim)
-    pack = not all(_fits(t, shape, dim) for t in args)
-    stride = shape.n * shape.inner
-    strides = (*(stride if pack else _stride(t, shape) for t in args), 0, 0)[:3]
-    if op in ("cummax", "cummin"):
-        outputs = (OutputSpec.of(u.shape, u.dtype), OutputSpec.of(u.shape, torch.int64))
-        make = lambda: _pass(op, shape, strides, u.dtype, u.device, wide=_ordered(u.dtype))
-    elif op in ("cumsum", "cumprod"):
-        to = spec.result_dtype(u.dtype, dtype)
-        outputs = (OutputSpec.of(u.shape, to),)
-        make = lambda: _pass(op, shape, strides, u.dtype, u.device, wide=_wide(to), cast=dtype)
-    elif op == "cumprod_bwd":
-        return _plan_product(shape, strides, u, pack)
-    else:
-        wide = _wide(last.dtype if op == "logcumsumexp_bwd" else u.dtype)
-        to = last.dtype if op == "logcumsumexp_bwd" else u.dtype if dtype is None else wide
-        outputs = (OutputSpec.of(u.shape, to),)
-        name = "keyed_bwd" if op in ("cummax_bwd", "cummin_bwd") else op
-        make = lambda: _pass(name, shape, strides, u.dtype, u.device, wide=wide)
-    return Scan(outputs, make() if u.numel() else None, pack)
+@planned(spec.cumsum_bwd)
+def cumsum_bwd(dy: Tensor, dim: int, dtype: torch.dtype | None) -> Plan:
+    wide = _wide(dy.dtype)
+    return _scanned("cumsum_bwd", dim, {"dx": _like(dy, None if dtype is None else wide)}, wide, dy=dy)
 
 
-def _plan_product(shape: Shape, strides: tuple[int, int, int], x: Tensor, pack: bool) -> Scan:
-    outputs = (OutputSpec.of(x.shape, x.dtype),)
+@planned(spec.cumprod)
+def cumprod(x: Tensor, dim: int, dtype: torch.dtype | None) -> Plan:
+    to = spec.result_dtype(x.dtype, dtype)
+    return _scanned("cumprod", dim, {"y": _like(x, to)}, _wide(to), dtype, x=x)
+
+
+@planned(spec.cumprod_bwd)
+def cumprod_bwd(dy: Tensor, x: Tensor, dim: int) -> Plan:
+    """Two scans: the terms, and which of two sums each belongs to; then these sums from the end."""
+    makes = {"dx": _like(x)}
     if not x.numel():
-        return Scan(outputs, None, pack)
-    wide, packed = _wide(x.dtype), shape.n * shape.inner
-    between = (OutputSpec.of(x.shape, wide), OutputSpec.of(x.shape, torch.int8))
-    first = _pass("cumprod_terms", shape, strides, x.dtype, x.device, wide=wide)
-    then = _pass("cumprod_bwd", shape, (packed, packed, strides[0]), wide, x.device, wide=wide)
-    return Scan(outputs, then, pack, between, first)
+        return Plan(makes)
+    shape, wide = Shape.of(x, dim), _wide(x.dtype)
+    strides, copied = _strides(shape, dim, x=x, dy=dy)
+    names = dict(u="x", v="dy", y="terms", z="which")
+    held, first = _scan("cumprod_terms", shape, strides, x.dtype, x.device, names, wide=wide)
+    packed, names = shape.n * shape.inner, dict(u="terms", v="which", w="x", y="dx")
+    more, then = _scan("cumprod_bwd", shape, (packed, packed, strides[0]), wide, x.device, names, wide=wide)
+    makes |= {"terms": _like(x, wide), "which": _like(x, torch.int8)}
+    return Plan({**makes, **held, **more}, [*first, *then], copied)
 
 
-def _one(op: str, dim: int, dtype: torch.dtype | None, x: Tensor) -> Tensor:
-    (output,), run, pack, *_ = _plan(op, dim, dtype, x)
-    y = output.empty(x)
-    if run is not None:
-        run(x.contiguous() if pack else x, None, None, y, None)
-    return y
+@planned(spec.cummax)
+def cummax(x: Tensor, dim: int) -> Plan:
+    return _scanned("cummax", dim, {"values": _like(x), "indices": _like(x, torch.int64)}, _ordered(x.dtype), x=x)
 
 
-def _extreme(op: str, dim: int, x: Tensor) -> tuple[Tensor, Tensor]:
-    (output, places), run, pack, *_ = _plan(op, dim, None, x)
-    values, indices = output.empty(x), places.empty(x)
-    if run is not None:
-        run(x.contiguous() if pack else x, None, None, values, indices)
-    return values, indices
+@planned(spec.cummax_bwd)
+def cummax_bwd(dvalues: Tensor, indices: Tensor, dim: int) -> Plan:
+    makes = {"dx": _like(dvalues)}
+    return _scanned("keyed_bwd", dim, makes, _wide(dvalues.dtype), dvalues=dvalues, indices=indices)
 
 
-def _keyed(op: str, dim: int, dvalues: Tensor, indices: Tensor) -> Tensor:
-    (output,), run, pack, *_ = _plan(op, dim, None, dvalues, indices)
-    dx = output.empty(dvalues)
-    if run is not None:
-        u, v = (dvalues.contiguous(), indices.contiguous()) if pack else (dvalues, indices)
-        run(u, v, None, dx, None)
-    return dx
+@planned(spec.cummin)
+def cummin(x: Tensor, dim: int) -> Plan:
+    return _scanned("cummin", dim, {"values": _like(x), "indices": _like(x, torch.int64)}, _ordered(x.dtype), x=x)
 
 
-@impl(spec.cumsum, devices=DEVICES)
-def cumsum(x: Tensor, dim: int, dtype: torch.dtype | None) -> Tensor:
-    return _one("cumsum", dim, dtype, x)
+@planned(spec.cummin_bwd)
+def cummin_bwd(dvalues: Tensor, indices: Tensor, dim: int) -> Plan:
+    makes = {"dx": _like(dvalues)}
+    return _scanned("keyed_bwd", dim, makes, _wide(dvalues.dtype), dvalues=dvalues, indices=indices)
 
 
-@impl(spec.cumsum_bwd, devices=DEVICES)
-def cumsum_bwd(dy: Tensor, dim: int, dtype: torch.dtype | None) -> Tensor:
-    return _one("cumsum_bwd", dim, dtype, dy)
+@planned(spec.logcumsumexp)
+def logcumsumexp(x: Tensor, dim: int) -> Plan:
+    return _scanned("logcumsumexp", dim, {"y": _like(x)}, _wide(x.dtype), x=x)
 
 
-@impl(spec.cumprod, devices=DEVICES)
-def cumprod(x: Tensor, dim: int, dtype: torch.dtype | None) -> Tensor:
-    return _one("cumprod", dim, dtype, x)
-
-
-@impl(spec.cumprod_bwd, devices=DEVICES)
-def cumprod_bwd(dy: Tensor, x: Tensor, dim: int) -> Tensor:
-    (output,), run, pack, between, first = _plan("cumprod_bwd", dim, None, x, dy)
-    dx = output.empty(x)
-    if run is None or first is None or between is None:
-        return dx
-    if pack:
-        x, dy = x.contiguous(), dy.contiguous()
-    terms, which = between[0].empty(x), between[1].empty(x)
-    first(x, dy, None, terms, which)
-    run(terms, which, x, dx, None)
-    return dx
-
-
-@impl(spec.cummax, devices=DEVICES)
-def cummax(x: Tensor, dim: int) -> tuple[Tensor, Tensor]:
-    return _extreme("cummax", dim, x)
-
-
-@impl(spec.cummax_bwd, devices=DEVICES)
-def cummax_bwd(dvalues: Tensor, indices: Tensor, dim: int) -> Tensor:
-    return _keyed("cummax_bwd", dim, dvalues, indices)
-
-
-@impl(spec.cummin, devices=DEVICES)
-def cummin(x: Tensor, dim: int) -> tuple[Tensor, Tensor]:
-    return _extreme("cummin", dim, x)
-
-
-@impl(spec.cummin_bwd, devices=DEVICES)
-def cummin_bwd(dvalues: Tensor, indices: Tensor, dim: int) -> Tensor:
-    return _keyed("cummin_bwd", dim, dvalues, indices)
-
-
-@impl(spec.logcumsumexp, devices=DEVICES)
-def logcumsumexp(x: Tensor, dim: int) -> Tensor:
-    return _one("logcumsumexp", dim, None, x)
-
-
-@impl(spec.logcumsumexp_bwd, devices=DEVICES)
-def logcumsumexp_bwd(dy: Tensor, x: Tensor, y: Tensor, dim: int) -> Tensor:
-    (output,), run, pack, *_ = _plan("logcumsumexp_bwd", dim, None, y, dy, x)
-    dx = output.empty(x)
-    if run is not None:
-        u, v, w = (y.contiguous(), dy.contiguous(), x.contiguous()) if pack else (y, dy, x)
-        run(u, v, w, dx, None)
-    return dx
+@planned(spec.logcumsumexp_bwd)
+def logcumsumexp_bwd(dy: Tensor, x: Tensor, y: Tensor, dim: int) -> Plan:
+    return _scanned("logcumsumexp_bwd", dim, {"dx": OutputSpec.of(y.shape, x.dtype)}, _wide(x.dtype), y=y, dy=dy, x=x)
