@@ -217,6 +217,45 @@ def test_a_plan_may_say_that_sizes_are_even():
     assert even(1, 32, even=True)  # Triton makes a constant of a size of 1
 
 
+def test_a_value_may_be_made_before_an_argument_is_changed():
+    made = op(scaled_rows, name="harness_values", out="y count")
+    try:
+
+        @host_code(made)
+        def rows(x: Tensor, weight: Tensor | None) -> Plan:
+            sizes = RowSizes.of(x=x)
+            launch = sizes.launch(affine, Tiles(BLOCK_N=16), sizes.count).named(w="sums", count=None)
+            makes = {"y": OutputSpec.of(x.shape, x.dtype)}
+            before = {"sums": lambda x, weight: x.sum(0) + weight, "x": torch.neg}
+            return Plan(makes, [launch], before=before, returns=["y", "sums"])
+
+        x, weight = torch.randn(3, 5), torch.randn(5)
+        y, sums = rows(x, weight, 2.0)
+        torch.testing.assert_close(sums, x.sum(0) + weight)
+        torch.testing.assert_close(y, -2 * x + sums)
+    finally:
+        specs.remove(made.spec)
+
+
+def test_a_list_decides_like_a_tuple():
+    def summed(x: Tensor, dim: int | list[int] | None) -> Tensor:
+        return x
+
+    made, asked = op(summed, name="harness_lists", schema="(Tensor x, int[]? dim) -> Tensor"), []
+    try:
+
+        @host_code(made)
+        def summing(x: Tensor, dim: int | list[int] | None) -> Plan:
+            asked.append(dim)
+            return Plan({"y": OutputSpec.of(x.shape, x.dtype)}, after={"y": torch.zero_})
+
+        for dim in ([0, 1], (0, 1), [0, 1], None, 1, [1]):
+            summing(torch.ones(2, 2), dim)
+        assert asked == [[0, 1], None, 1, [1]]
+    finally:
+        specs.remove(made.spec)
+
+
 def test_what_a_kernel_lacks_is_said():
     bind = lambda **numbers: affine.bind(["x"], (1, 1, 1), Tiles(BLOCK_N=16).config(), numbers, {}, {}, [])
     with pytest.raises(TypeError, match="eps"):

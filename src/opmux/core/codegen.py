@@ -40,9 +40,9 @@ def lookup(
     """A function with `make`'s parameters that returns its cached result from `_found`, or calls `_make(key, *args)`.
 
     The cache key is `look` of each argument annotated `Tensor` or `Tensor | None` (also `*args: Tensor`), a tuple for a
-    list, and `value` of all others; both are expressions of "{0}". A tuple literal takes half the time of a loop over
-    the arguments. `then` is appended to the result ("(x, eps)" calls it); `params` replaces `make`'s parameters if
-    `then` needs more.
+    list (for `int | list[int]` too, if `value` is the default), and `value` of all others; both are expressions of
+    "{0}". A tuple literal takes half the time of a loop over the arguments. `then` is appended to the result
+    ("(x, eps)" calls it); `params` replaces `make`'s parameters if `then` needs more.
     """
     signature = inspect.signature(make, eval_str=True)
     own, passed, key = [], [], []
@@ -61,6 +61,8 @@ def lookup(
             key.append(f"None if {name} is None else ({look.format(name)})")
         elif typing.get_origin(p.annotation) is list:
             key.append(f"tuple({name})")
+        elif value == "{0}" and any(typing.get_origin(a) is list for a in typing.get_args(p.annotation)):
+            key.append(f"tuple({name}) if type({name}) is list else {name}")
         else:
             key.append(value.format(name))
     text = (

@@ -73,7 +73,8 @@ class Plan:
     makes: Mapping[str, OutputSpec | Zeros]  # results and workspaces
     steps: Iterable[Step] = ()  # launches, and functions that write to tensors, called by the names of their parameters
     strided: Iterable[str] = ()  # arguments that must be made contiguous
-    before: Mapping[str, Callable[..., Any]] = field(default_factory=dict)  # changes an argument
+    # changes an argument, or makes a value from those named as the function's parameters
+    before: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
     after: Mapping[str, Callable[..., Any]] = field(default_factory=dict)  # changes a result
     returns: Sequence[str] | None = None  # the results, where one has another name than in the op
 
@@ -147,7 +148,8 @@ class _Body:
         for name in plan.strided:
             self.add(f"{name} = {name}.contiguous()")
         for name, fn in plan.before.items():
-            self.add(f"{name} = {self.call(fn, [name])}")
+            self.add(f"{name} = {self.call(fn, [name] if name in self.scope else None)}")
+            self.scope.add(name)
         launched = {name for step in steps if isinstance(step, Launch) for name in _tensors(step)}
         for name, output in plan.makes.items():
             if isinstance(output, Zeros) or name not in launched:

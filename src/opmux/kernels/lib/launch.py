@@ -43,7 +43,7 @@ class Config:
     constants: dict[str, Any]
     threads: int = 128
     stages: int = 2
-    even: bool = False  # whether all sizes that matter are multiples of 16; `Launcher.bind` must be told where others are not
+    even: bool = False  # whether all sizes are multiples of 16: where some are always 1, `Launcher.bind` must be told
     together: bool = False  # whether all programs must be on the chip at once
     registers: int | None = None  # the most a thread may have, where that decides how many programs a core takes
     options: dict[str, Any] = field(init=False, repr=False)

@@ -1,7 +1,7 @@
 """Reductions: the maths of each is a row of `OPS`; four kernels serve them all, and a fifth their gradients.
 
 A tensor is seen as (kept, reduced) with the fastest dimension last: `_rows` holds whole rows in registers, `_pieces`
-walks over a long row (or over planes: rows far apart that belong together), `_columns` walks down columns. Where there
+loops over a long row (or over planes: rows far apart that belong together), `_columns` loops down columns. Where there
 are too few results to fill the chip, programs leave shares, which `_finish` puts together in their order: results are
 the same in every run. x is read once.
 
@@ -11,7 +11,7 @@ Gradients that need one pass over x have a kernel; those that only spread a numb
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -20,12 +20,11 @@ import triton.language as tl
 from torch import Tensor
 
 from ...core.errors import NotSupported
-from ...core.registry import impl
 from ...specs import reduce as spec
 from ..lib.config import Tiles, tunable
+from ..lib.harness import Launch, Plan, planned, strided
 from ..lib.launch import Launcher
-from ..lib.plans import check, plans
-from ..lib.rows import DEVICES, OutputSpec, cores, fits, wide_of
+from ..lib.rows import OutputSpec, cores, fits, wide_of
 from . import device
 from .layout import SMALL, View, unit, view
 
@@ -218,11 +217,23 @@ def split(blocks: int, programs: int, least: int, per_core: int, chip: torch.dev
 
 # ---- plans ----------------------------------------------------------------------------------------------------------
 
-Run = Callable[[Tensor], Any]
+Dim = int | list[int] | None  # a tuple too
+
+
+class Pass(NamedTuple):
+    """The kernel that reads x, its grid and its numbers; `parts` programs share a result."""
+
+    kernel: Launcher
+    tiles: Tiles
+    programs: int
+    numbers: dict[str, int]
+    layout: dict[str, Any]
+    parts: int = 1
+    part: int = 0  # elements of one share
 
 
 class Task(NamedTuple):
-    """A reduction of tensors that look so: everything a launch depends on."""
+    """A reduction of tensors of one dtype, shape and stride: everything a launch depends on."""
 
     op: Op
     form: Form
@@ -231,19 +242,18 @@ class Task(NamedTuple):
     asked: spec.Asked
     types: Types
     extra: float
-    out: tuple[OutputSpec, ...]
 
-    def config(self, launcher: Launcher, tiles: Tiles, **more: Any) -> Any:
+    def config(self, kernel: Launcher, tiles: Tiles, **more: Any) -> Any:
         """The constants of a kernel: tiles, what it is told of the layout, and what it wants to know of the op."""
         form, types = self.form, self.types
         known = dict(
             MAP=self.op.map, LIFT=form.lift, STEP=form.step, SETTLE=form.settle, FINISH=self.op.give,
             SHIFT=form.shift, PLACE=form.side == "index", FILL=self.fill(),
-            START=limit(form.start, OF_TL[types.sum if launcher is finish else types.lane]),
+            START=limit(form.start, OF_TL[types.sum if kernel is finish else types.lane]),
             SIDE=tl.int32 if form.side == "index" else types.lane,
             CAST=types.cast, WORK=types.work, LANE=types.lane, SUM=types.sum,
         )  # fmt: skip
-        wanted = {n: known[n] for n in launcher.constants if n in known}
+        wanted = {n: known[n] for n in kernel.constants if n in known}
         return tiles.config(**wanted, **more)
 
     def fill(self) -> float | int:
@@ -255,24 +265,31 @@ class Task(NamedTuple):
             return 0
         return limit(start, self.x.dtype)
 
-    def run(self) -> Run:
+    def plan(self, makes: Mapping[str, OutputSpec]) -> Plan:
         """Into the results; where several programs work on one, into shares, which a second kernel puts together."""
-        walk = self.columns() if self.view.columns else self.rows()
-        tail = (self.asked.n, self.extra)
-        shares = {"SHARES": walk.parts > 1} if "SHARES" in walk.launcher.constants else {}
-        config = self.config(walk.launcher, walk.tiles, **walk.layout, **shares)
-        launch = walk.launcher.ready((walk.programs, walk.parts, 1), (*walk.numbers, *tail), config)
-        if walk.parts == 1:
-            return straight(launch, self.out)
+        over = self.columns() if self.view.columns else self.rows()
+        order = self.view.copied
+        before = {} if order is None else {"x": lambda x: x.permute(order).contiguous()}
+        tail = {"count": self.asked.n, "extra": self.extra}
+        shares = {"SHARES": over.parts > 1} if "SHARES" in over.kernel.constants else {}
+        config = self.config(over.kernel, over.tiles, **over.layout, **shares)
+        results: dict[str, str | None] = {"z": None, **dict(zip("yz", makes))}
+        launch = Launch(over.kernel, (over.programs, over.parts), config, {**over.numbers, **tail}, results)
+        if over.parts == 1:
+            return Plan(makes, [launch], before=before)
         n = self.view.outputs
-        tiles = finish_tiles(parts=walk.parts, n=n)
-        numbers = (walk.parts, walk.part, n, *tail)
-        last = finish.ready((-(-n // tiles["BLOCK_N"]), 1, 1), numbers, self.config(finish, tiles))
-        share = OutputSpec.of((walk.parts, n), OF_TL[self.types.sum])
-        side = {"": None, "index": share._replace(dtype=torch.int64), "value": share}[self.form.side]
-        return in_shares(launch, last, share, side, self.out)
+        tiles = finish_tiles(parts=over.parts, n=n)
+        numbers = {"parts": over.parts, "part": over.part, "n": n, **tail}
+        last = Launch(finish, (-(-n // tiles["BLOCK_N"]),), self.config(finish, tiles), numbers, results)
+        share = OutputSpec.of((over.parts, n), OF_TL[self.types.sum])
+        held = {"share_a": share}
+        if self.form.side:
+            held["share_b"] = share._replace(dtype=torch.int64) if self.form.side == "index" else share
+        side = "share_b" if self.form.side else None
+        steps = [launch.named(y="share_a", z=side), last.named(a="share_a", b=side)]
+        return Plan({**makes, **held}, steps, before=before)
 
-    def rows(self) -> Walk:
+    def rows(self) -> Pass:
         """The fastest dimension is reduced."""
         (k_0, k_1), (r_0, r_1) = self.view.kept, self.view.reduced
         dtype, n, out = self.x.dtype, r_1.size, self.view.outputs
@@ -285,11 +302,11 @@ class Task(NamedTuple):
         if tiles["BLOCK_N"] < n:
             return self.pieces(tiles)
         per = min(unit(n, k_0.stride, k_1.stride) if r_1.stride == 1 else 1, tiles["BLOCK_N"])
-        numbers = (out, k_1.size, k_0.stride // per, k_1.stride // per, r_1.stride, n // per)
+        numbers = dict(rows=out, k_1=k_1.size, s_0=k_0.stride // per, s_1=k_1.stride // per, s_n=r_1.stride, n=n // per)
         layout = dict(UNIT=per, TWO=k_0.size > 1, DENSE=r_1.stride == 1)
-        return Walk(rows, tiles, -(-out // tiles["BLOCK_M"]), numbers, layout)
+        return Pass(rows, tiles, -(-out // tiles["BLOCK_M"]), numbers, layout)
 
-    def pieces(self, tiles: Tiles, planes: bool = False) -> Walk:
+    def pieces(self, tiles: Tiles, planes: bool = False) -> Pass:
         """A row (the rows of a plane) a program, or several programs a row."""
         (k_0, k_1), (r_0, r_1) = self.view.kept, self.view.reduced
         n, out, chip = r_1.size, self.view.outputs, self.x.device
@@ -303,13 +320,16 @@ class Task(NamedTuple):
         chunk = -(-blocks() // parts)
         dense = r_1.stride == 1
         per = min(unit(n, k_0.stride, k_1.stride, r_0.stride) if dense else 1, tiles["BLOCK_N"])
-        strides = (k_0.stride // per, k_1.stride // per, r_0.stride // per, r_1.stride)
+        numbers = dict(
+            k_1=k_1.size, s_0=k_0.stride // per, s_1=k_1.stride // per, s_m=r_0.stride // per, s_n=r_1.stride,
+            n_m=r_0.size, n=n // per, chunk=chunk,
+        )  # fmt: skip
         full = n <= tiles["BLOCK_N"] or n % tiles["BLOCK_N"] == 0
         layout = dict(UNIT=per, TWO=k_0.size > 1, DENSE=dense, PLANES=planes, FULL=full, AHEAD=self.form.side != "")
         part = chunk * (tiles["BLOCK_M"] * n if planes else tiles["BLOCK_N"])
-        return Walk(pieces, tiles, out, (k_1.size, *strides, r_0.size, n // per, chunk), layout, parts, part)
+        return Pass(pieces, tiles, out, numbers, layout, parts, part)
 
-    def columns(self) -> Walk:
+    def columns(self) -> Pass:
         """The fastest dimension is kept."""
         (k_0, k_1), (r_0, r_1) = self.view.kept, self.view.reduced
         n, down, outer = k_1.size, self.view.elements, k_0.size
@@ -320,94 +340,35 @@ class Task(NamedTuple):
         chunk = -(-blocks // parts)
         dense = k_1.stride == 1
         per = min(unit(n, k_0.stride, r_0.stride, r_1.stride) if dense else 1, tiles["BLOCK_N"])
-        strides = (k_0.stride // per, r_0.stride // per, r_1.stride // per, k_1.stride)
+        numbers = dict(
+            r_1=r_1.size, s_k=k_0.stride // per, s_0=r_0.stride // per, s_1=r_1.stride // per, s_n=k_1.stride,
+            rows=down, n=n // per, chunk=chunk, outer=outer,
+        )  # fmt: skip
         layout = dict(UNIT=per, TWO=r_0.size > 1, DENSE=dense, LOOP=chunk > 1)
-        numbers = (r_1.size, *strides, down, n // per, chunk, outer)
-        return Walk(columns, tiles, programs, numbers, layout, parts, chunk * tiles["BLOCK_M"])
+        return Pass(columns, tiles, programs, numbers, layout, parts, chunk * tiles["BLOCK_M"])
 
 
-class Walk(NamedTuple):
-    """How a kernel goes over a tensor: programs, and how many of them share a result."""
-
-    launcher: Launcher
-    tiles: Tiles
-    programs: int
-    numbers: tuple
-    layout: dict[str, Any]
-    parts: int = 1
-    part: int = 0  # elements of one share
-
-
-def straight(launch: Callable[..., None], out: tuple[OutputSpec, ...]) -> Run:
-    """One kernel."""
-    output = out[0]
-    if len(out) == 1:
-
-        def one(x: Tensor) -> Tensor:
-            y = output.empty(x)
-            launch(x, y, None)
-            return y
-
-        return one
-
-    def two(x: Tensor) -> tuple[Tensor, Tensor]:
-        y, z = output.empty(x), out[1].empty(x)
-        launch(x, y, z)
-        return y, z
-
-    return two
-
-
-def in_shares(
-    launch: Callable[..., None],
-    last: Callable[..., None],
-    share: OutputSpec,
-    side: OutputSpec | None,
-    out: tuple[OutputSpec, ...],
-) -> Run:
-    """Two kernels."""
-
-    def run(x: Tensor) -> Any:
-        a = share.empty(x)
-        b = None if side is None else side.empty(x)
-        launch(x, a, b)
-        results = tuple(output.empty(x) for output in out)
-        last(a, b, results[0], results[1] if len(results) > 1 else None)
-        return results if len(results) > 1 else results[0]
-
-    return run
-
-
-@plans
-def _plan(name: str, dim: Any, keepdim: bool, dtype: torch.dtype | None, extra: float, x: Tensor) -> Run:
-    """What `name` will do for tensors that look like x."""
-    norm = name == "vector_norm"
-    check(name, x=x, dim=dim, dtype=dtype, ord=extra, correction=extra)
+def _reduced(
+    name: str,
+    x: Tensor,
+    dim: Dim,
+    keepdim: bool = False,
+    dtype: torch.dtype | None = None,
+    extra: float = 0,
+) -> Plan:
     asked = spec.asked_of(name, x, dim, dtype)
-    op = NORMS.get(extra, POWER) if norm else OPS[name]
+    op = NORMS.get(extra, POWER) if name == "vector_norm" else OPS[name]
     shape = [1 if d in asked.dims else n for d, n in enumerate(x.shape) if keepdim or d not in asked.dims]
     gives = (asked.gives, torch.int64 if op.give is device.give_both else asked.gives)[: op.outs]
-    out = tuple(OutputSpec.of(shape, g) for g in gives)
+    makes = {out: OutputSpec.of(shape, g) for out, g in zip(getattr(spec, name).spec.out, gives, strict=True)}
     if not math.prod(shape) or not asked.n:
-        return nothing(spec.RULES[name].empty, out)
+        value = spec.RULES[name].empty or 0  # of no elements
+        return Plan(makes, after=dict.fromkeys(makes, lambda y: y.fill_(value)))
     decline(name, asked, extra, x, op)
     form = FORMS[op.form]
     seen = view(x.shape, x.stride(), asked.dims if x.dim() else (), form.side == "index")
     number = whole(extra) if op is POWER or form.shift else 0
-    run = Task(op, form, x, seen, asked, types(op, asked, x), number, out).run()
-    if seen.copied is None:
-        return run
-    return lambda x: run(x.permute(seen.copied).contiguous())
-
-
-def nothing(value: float | None, out: tuple[OutputSpec, ...]) -> Run:
-    """No results, or no elements: a value that is known."""
-
-    def run(x: Tensor) -> Any:
-        results = tuple(output.empty(x).fill_(value or 0) for output in out)
-        return results if len(results) > 1 else results[0]
-
-    return run
+    return Task(op, form, x, seen, asked, types(op, asked, x), number).plan(makes)
 
 
 def decline(name: str, asked: spec.Asked, extra: float, x: Tensor, op: Op) -> None:
@@ -442,18 +403,15 @@ CENTRED = (device.slope_var, device.slope_std)
 NORM_SLOPES = {1: device.slope_size, 2: device.slope_root}
 
 
-def _mean(x: Tensor, dim: Any) -> Tensor:
-    return _plan("mean", dim, False, torch.float64 if x.dtype is torch.float64 else torch.float32, 0, x)(x)
+def _gradient(name: str, x: Tensor, dim: Dim, extra: float, names: Mapping[str, str], *per: Tensor) -> Plan:
+    """dx of an op that needs one pass over x. `names`: what the op calls g, h and y, the tensors in `per`.
 
-
-@plans
-def _back_plan(name: str, dim: Any, keepdim: bool, names: str, extra: float, x: Tensor, *per: Tensor) -> Any:
-    """dx of an op that needs one pass over x; `names` are those of the gradients and results in `per`."""
-    check(name, x=x, dim=dim, keepdim=keepdim, **dict(zip(names.split(), per, strict=True)))
-    dims = spec.dims_of(x, dim)
+    Where x is read in another order, it is copied first with the reduced dimensions last.
+    """
+    dims, per_name = spec.dims_of(x, dim), dict(zip(names.values(), per, strict=True))
     decline_back(name, extra, x, per)
     if not x.numel():
-        return lambda x, g, h, y: torch.empty_like(x, memory_format=torch.contiguous_format)
+        return Plan({"dx": OutputSpec.of(x.shape, x.dtype)})
     seen = view(x.shape, x.stride(), dims if x.dim() else (), False)
     order = None
     if not x.is_contiguous() or seen.copied or seen.reduced[0].size > 1 or (not seen.columns and seen.kept[0].size > 1):
@@ -465,27 +423,20 @@ def _back_plan(name: str, dim: Any, keepdim: bool, names: str, extra: float, x: 
     slope = NORM_SLOPES.get(extra, device.slope_power) if name == "vector_norm_bwd" else SLOPES[name]
     config = tiles.config(SLOPE=slope, WIDE=wide_of(x.dtype), UNIT=width, COLUMNS=columns)
     rows = x.numel() // n
-    grid = (-(-rows // tiles["BLOCK_M"]) * -(-n // tiles["BLOCK_N"]), 1, 1)
-    launch = spread.ready(grid, (rows, seen.elements, n // width, seen.elements, whole(extra)), config)
-    return spreading(launch, OutputSpec.of(x.shape, x.dtype), order, (dim,) if slope in CENTRED else None)
-
-
-def spreading(launch: Callable[..., None], output: OutputSpec, order: tuple[int, ...] | None, mean_of: Any) -> Any:
-    """With an order, by way of a copy in which what is reduced comes last; `mean_of` is (dim,), or None for no mean."""
-    packed = lambda t: None if t is None else t.contiguous()
-
-    def run(x: Tensor, g: Tensor, h: Tensor | None, y: Tensor | None) -> Tensor:
-        mean = None if mean_of is None else _mean(x, *mean_of)
-        if order is None:
-            dx = output.empty(x)
-            launch(x, packed(g), packed(h), packed(y), mean, dx)
-            return dx
-        x = x.permute(order).contiguous()
-        dx = torch.empty_like(x)
-        launch(x, packed(g), packed(h), packed(y), mean, dx)
-        return dx.permute([order.index(d) for d in range(len(order))]).contiguous()
-
-    return run
+    grid = (-(-rows // tiles["BLOCK_M"]) * -(-n // tiles["BLOCK_N"]),)
+    numbers = dict(rows=rows, reduced=seen.elements, n=n // width, count=seen.elements, extra=whole(extra))
+    launch = Launch(spread, grid, config, numbers, {"h": None, "y": None, **names})
+    before: dict[str, Callable[..., Tensor]] = {}
+    if slope in CENTRED:
+        wide = torch.float64 if x.dtype is torch.float64 else torch.float32
+        before["mean"] = lambda x: mean(x, dims, False, wide)
+    if order is None:
+        return Plan({"dx": OutputSpec.of(x.shape, x.dtype)}, [launch], strided(**per_name), before)
+    before["x"] = lambda x: x.permute(order).contiguous()
+    back = [order.index(d) for d in range(len(order))]
+    after = {"dx": lambda dx: dx.permute(back).contiguous()}
+    makes = {"dx": OutputSpec.of([x.shape[d] for d in order], x.dtype)}
+    return Plan(makes, [launch], strided(**per_name), before, after)
 
 
 def decline_back(name: str, extra: float, x: Tensor, per: tuple[Tensor, ...]) -> None:
@@ -507,49 +458,36 @@ def short(number: float) -> bool:
     return float(torch.tensor(number, dtype=torch.float32)) == number
 
 
-# ---- impls ----------------------------------------------------------------------------------------------------------
-# torch.ops gives `dim` as a list, which no plan can be kept by; asking for the type costs less than a function would.
+# ---- the ops --------------------------------------------------------------------------------------------------------
 
 
-def declare_cast(name: str) -> None:
-    def fn(x: Tensor, dim: Any, keepdim: bool, dtype: torch.dtype | None) -> Tensor:
-        return _plan(name, tuple(dim) if type(dim) is list else dim, keepdim, dtype, 0, x)(x)
+def declare_cast(name: str) -> Callable[..., Any]:
+    @planned(getattr(spec, name))
+    def plan(x: Tensor, dim: Dim, keepdim: bool, dtype: torch.dtype | None) -> Plan:
+        return _reduced(name, x, dim, keepdim, dtype)
 
-    tag(name, fn)
+    return plan
 
 
 def declare_plain(name: str) -> None:
-    def fn(x: Tensor, dim: Any, keepdim: bool) -> Any:
-        return _plan(name, tuple(dim) if type(dim) is list else dim, keepdim, None, 0, x)(x)
-
-    tag(name, fn)
+    @planned(getattr(spec, name))
+    def plan(x: Tensor, dim: Dim, keepdim: bool) -> Plan:
+        return _reduced(name, x, dim, keepdim)
 
 
 def declare_moments(name: str) -> None:
-    def fn(x: Tensor, dim: Any, keepdim: bool, correction: float | None) -> Any:
-        one = 1 if correction is None else correction
-        return _plan(name, tuple(dim) if type(dim) is list else dim, keepdim, None, one, x)(x)
-
-    tag(name, fn)
+    @planned(getattr(spec, name))
+    def plan(x: Tensor, dim: Dim, keepdim: bool, correction: float | None) -> Plan:
+        return _reduced(name, x, dim, keepdim, None, _one(correction))
 
 
-def tag(name: str, fn: Callable[..., Any]) -> None:
-    fn.__name__ = fn.__qualname__ = name
-    impl(getattr(spec, name), devices=DEVICES)(fn)
+def _one(correction: float | None) -> float:
+    return 1 if correction is None else correction
 
 
-@impl(spec.count_nonzero, devices=DEVICES)
-def count_nonzero(x: Tensor, dim: Any) -> Tensor:
-    return _plan("count_nonzero", tuple(dim) if type(dim) is list else dim, False, None, 0, x)(x)
-
-
-@impl(spec.vector_norm, devices=DEVICES)
-def vector_norm(x: Tensor, ord: float, dim: Any, keepdim: bool, dtype: torch.dtype | None) -> Tensor:
-    return _plan("vector_norm", tuple(dim) if type(dim) is list else dim, keepdim, dtype, ord, x)(x)
-
-
+mean = declare_cast("mean")
 for _declare, _names in (
-    (declare_cast, "sum mean prod"),
+    (declare_cast, "sum prod"),
     (declare_plain, "amax amin any all logsumexp argmax argmin max_dim min_dim"),
     (declare_moments, "var std var_mean std_mean"),
 ):
@@ -557,39 +495,44 @@ for _declare, _names in (
         _declare(_name)
 
 
-@impl(spec.logsumexp_bwd, devices=DEVICES)
-def logsumexp_bwd(dy: Tensor, x: Tensor, y: Tensor, dim: Any, keepdim: bool) -> Tensor:
-    dim = tuple(dim) if type(dim) is list else dim
-    return _back_plan("logsumexp_bwd", dim, keepdim, "dy y", 0, x, dy, y)(x, dy, None, y)
+@planned(spec.count_nonzero)
+def count_nonzero(x: Tensor, dim: Dim) -> Plan:
+    return _reduced("count_nonzero", x, dim)
 
 
-@impl(spec.vector_norm_bwd, devices=DEVICES)
-def vector_norm_bwd(dy: Tensor, x: Tensor, y: Tensor, ord: float, dim: Any, keepdim: bool) -> Tensor:
-    dim = tuple(dim) if type(dim) is list else dim
-    return _back_plan("vector_norm_bwd", dim, keepdim, "dy y", ord, x, dy, y)(x, dy, None, y)
+@planned(spec.vector_norm)
+def vector_norm(x: Tensor, ord: float, dim: Dim, keepdim: bool, dtype: torch.dtype | None) -> Plan:
+    return _reduced("vector_norm", x, dim, keepdim, dtype, ord)
 
 
-@impl(spec.var_bwd, devices=DEVICES)
-def var_bwd(dy: Tensor, x: Tensor, dim: Any, keepdim: bool, correction: float | None) -> Tensor:
-    dim, one = tuple(dim) if type(dim) is list else dim, 1 if correction is None else correction
-    return _back_plan("var_bwd", dim, keepdim, "dy", one, x, dy)(x, dy, None, None)
+@planned(spec.logsumexp_bwd)
+def logsumexp_bwd(dy: Tensor, x: Tensor, y: Tensor, dim: Dim, keepdim: bool) -> Plan:
+    return _gradient("logsumexp_bwd", x, dim, 0, {"g": "dy", "y": "y"}, dy, y)
 
 
-@impl(spec.std_bwd, devices=DEVICES)
-def std_bwd(dy: Tensor, x: Tensor, y: Tensor, dim: Any, keepdim: bool, correction: float | None) -> Tensor:
-    dim, one = tuple(dim) if type(dim) is list else dim, 1 if correction is None else correction
-    return _back_plan("std_bwd", dim, keepdim, "dy y", one, x, dy, y)(x, dy, None, y)
+@planned(spec.vector_norm_bwd)
+def vector_norm_bwd(dy: Tensor, x: Tensor, y: Tensor, ord: float, dim: Dim, keepdim: bool) -> Plan:
+    return _gradient("vector_norm_bwd", x, dim, ord, {"g": "dy", "y": "y"}, dy, y)
 
 
-@impl(spec.var_mean_bwd, devices=DEVICES)
-def var_mean_bwd(dvar: Tensor, dmean: Tensor, x: Tensor, dim: Any, keepdim: bool, correction: float | None) -> Tensor:
-    dim, one = tuple(dim) if type(dim) is list else dim, 1 if correction is None else correction
-    return _back_plan("var_mean_bwd", dim, keepdim, "dvar dmean", one, x, dvar, dmean)(x, dvar, dmean, None)
+@planned(spec.var_bwd)
+def var_bwd(dy: Tensor, x: Tensor, dim: Dim, keepdim: bool, correction: float | None) -> Plan:
+    return _gradient("var_bwd", x, dim, _one(correction), {"g": "dy"}, dy)
 
 
-@impl(spec.std_mean_bwd, devices=DEVICES)
+@planned(spec.std_bwd)
+def std_bwd(dy: Tensor, x: Tensor, y: Tensor, dim: Dim, keepdim: bool, correction: float | None) -> Plan:
+    return _gradient("std_bwd", x, dim, _one(correction), {"g": "dy", "y": "y"}, dy, y)
+
+
+@planned(spec.var_mean_bwd)
+def var_mean_bwd(dvar: Tensor, dmean: Tensor, x: Tensor, dim: Dim, keepdim: bool, correction: float | None) -> Plan:
+    return _gradient("var_mean_bwd", x, dim, _one(correction), {"g": "dvar", "h": "dmean"}, dvar, dmean)
+
+
+@planned(spec.std_mean_bwd)
 def std_mean_bwd(
-    dstd: Tensor, dmean: Tensor, x: Tensor, std: Tensor, dim: Any, keepdim: bool, correction: float | None
-) -> Tensor:
-    dim, one = tuple(dim) if type(dim) is list else dim, 1 if correction is None else correction
-    return _back_plan("std_mean_bwd", dim, keepdim, "dstd dmean std", one, x, dstd, dmean, std)(x, dstd, dmean, std)
+    dstd: Tensor, dmean: Tensor, x: Tensor, std: Tensor, dim: Dim, keepdim: bool, correction: float | None
+) -> Plan:
+    names = {"g": "dstd", "h": "dmean", "y": "std"}
+    return _gradient("std_mean_bwd", x, dim, _one(correction), names, dstd, dmean, std)
