@@ -256,6 +256,23 @@ def test_a_list_decides_like_a_tuple():
         specs.remove(made.spec)
 
 
+def test_a_plan_may_depend_on_a_setting():
+    made, setting = op(scaled_rows, name="harness_setting", out="y count"), [2.0]
+    try:
+
+        @host_code(made, state={"factor": lambda: setting[0]})
+        def rows(x: Tensor, weight: Tensor | None, factor: float) -> Plan:
+            launch = RowSizes.of(x=x).launch(affine, Tiles(BLOCK_N=16), len(x)).named(count=None)
+            return Plan({"y": OutputSpec.of(x.shape, x.dtype)}, [launch.given(eps=factor)], returns=["y", "x"])
+
+        x = torch.randn(3, 5)
+        torch.testing.assert_close(rows(x, None, 1.0)[0], 2 * x)
+        setting[0] = 3.0  # read at every call
+        torch.testing.assert_close(rows(x, None, 1.0)[0], 3 * x)
+    finally:
+        specs.remove(made.spec)
+
+
 def test_what_a_kernel_lacks_is_said():
     bind = lambda **numbers: affine.bind(["x"], (1, 1, 1), Tiles(BLOCK_N=16).config(), numbers, {}, {}, [])
     with pytest.raises(TypeError, match="eps"):

@@ -9,7 +9,7 @@ import inspect
 import linecache
 import types
 import typing
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from torch import Tensor
@@ -35,19 +35,26 @@ def _remember(text: str, where: str) -> str:
 
 
 def lookup(
-    make: Any, look: str, names: dict[str, Any], value: str = "{0}", then: str = "", params: Iterable[str] = ()
+    make: Any,
+    look: str,
+    names: dict[str, Any],
+    value: str = "{0}",
+    then: str = "",
+    params: Iterable[str] = (),
+    calls: Mapping[str, str] = {},
 ) -> Any:
     """A function with `make`'s parameters that returns its cached result from `_found`, or calls `_make(key, *args)`.
 
     The cache key is `look` of each argument annotated `Tensor` or `Tensor | None` (also `*args: Tensor`), a tuple for a
     list (for `int | list[int]` too, if `value` is the default), and `value` of all others; both are expressions of
     "{0}". A tuple literal takes half the time of a loop over the arguments. `then` is appended to the result
-    ("(x, eps)" calls it); `params` replaces `make`'s parameters if `then` needs more.
+    ("(x, eps)" calls it); `params` replaces `make`'s parameters if `then` needs more; `calls` has expressions for
+    parameters of `make` that are not passed.
     """
     signature = inspect.signature(make, eval_str=True)
     own, passed, key = [], [], []
     for p in signature.parameters.values():
-        name = p.name
+        name = calls.get(p.name, p.name)
         if p.kind is p.VAR_POSITIONAL:
             own.append(f"*{name}")
             passed.append(f"*{name}")

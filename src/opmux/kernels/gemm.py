@@ -1,13 +1,13 @@
 """Matrix products: tiles of the result, each added up over K by one program; bias, gelu and its slope at the end.
 
-A matrix is read where it lies, by rows or by columns, so a transposition is a constant of the kernel and no copy. FP8
+A matrix is read in place, by rows or by columns, so a transposition is a constant of the kernel and no copy. FP8
 is multiplied as it is where the chip has such products, else as the bfloat16 numbers it stands for.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -20,9 +20,10 @@ from ..core.registry import impl
 from ..specs import gemm as spec
 from .lib.activation_math import gelu, gelu_slope
 from .lib.config import Tiles, tunable
+from .lib.harness import Launch, Plan, planned, strided
 from .lib.interpret import interpreting
 from .lib.launch import Launcher
-from .lib.plans import check, checks, plans
+from .lib.plans import checks
 from .lib.rows import DEVICES, OutputSpec, wide_of
 
 # ---- the kernels ----------------------------------------------------------------------------------------------------
@@ -42,7 +43,7 @@ def tile(m, n, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, GROUP: tl.constexpr
 
 @triton.jit
 def at(ptr, i_r, o_k, ld, TURNED: tl.constexpr):
-    """Where the elements of a factor lie: rows down, K to the right. TURNED: K is what is ld apart."""
+    """Where the elements of a factor are: rows down, K to the right. TURNED: K is what is ld apart."""
     if TURNED:
         return ptr + o_k.to(tl.int64) * ld + i_r
     else:
@@ -85,7 +86,7 @@ def finish(
     b_y, bias_ptr, pre_ptr, y_ptr, aux_ptr, i_m, i_n, m, n, ldy, beta,
     ACT: tl.constexpr, ADD: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
-    """What is done to a tile that is added up, and where it goes. pre_ptr and aux_ptr: packed, read and written."""
+    """What is done to a tile that is added up, and where it goes. pre_ptr and aux_ptr: contiguous, read and written."""
     i_m, i_n = i_m.to(tl.int64)[:, None], i_n[None, :]
     inside = (i_m < m) & (i_n < n)
     if bias_ptr is not None:
@@ -190,23 +191,23 @@ def block_tiles(m: int, n: int, k: int) -> Tiles:
 NUMBERS: dict[torch.dtype, Any] = {torch.float8_e4m3fn: e4m3_numbers, torch.float8_e5m2: e5m2_numbers}
 
 
-class Laid(NamedTuple):
-    """How a factor [rows, K] lies: the step between rows, or between columns where it is turned."""
+class Factor(NamedTuple):
+    """How the kernel reads a factor [rows, K]: the step between rows, or between columns where it is turned."""
 
     step: int
     turned: bool
-    copied: bool  # whether it has to be packed first
+    copied: bool = False  # whether it has to be made contiguous first
 
-
-def _laid(x: Tensor, turned: bool) -> Laid:
-    """Of a matrix that the kernel reads as x, or as x^T where `turned`."""
-    rows, cols = x.shape
-    down, right = x.stride()
-    if right == 1 or cols == 1:
-        return Laid(down, turned, False)
-    if down == 1 or rows == 1:
-        return Laid(right, not turned, False)
-    return Laid(cols, turned, True)
+    @classmethod
+    def of(cls, x: Tensor, turned: bool) -> Factor:
+        """Of a matrix that the kernel reads as x, or as x^T where `turned`."""
+        rows, cols = x.shape
+        down, right = x.stride()
+        if right == 1 or cols == 1:
+            return cls(down, turned)
+        if down == 1 or rows == 1:
+            return cls(right, not turned)
+        return cls(cols, turned, True)
 
 
 def multiplies_fp8() -> bool:
@@ -222,203 +223,107 @@ def precision() -> str:
     return "tf32" if torch.backends.cuda.matmul.allow_tf32 else "ieee"
 
 
-class Multiplied(NamedTuple):
-    """What a product will do for tensors that look so."""
-
-    launch: Callable[..., Any] | None  # None: there is nothing to add up, or nowhere to put it
-    out: OutputSpec
-    aux: OutputSpec | None
-    packs: tuple[bool, bool] = (False, False)  # whether factors have to be packed first
-    seen: tuple[torch.dtype, torch.dtype] | None = None  # what bytes are read as, if not as bytes
+Kinds = tuple[torch.dtype, torch.dtype]  # of two factors of bytes
 
 
-def _plan_product(
-    sizes: tuple[int, int, int], a: Tensor, b: Tensor, trans_a: bool, trans_b: bool, out_dtype: torch.dtype,
-    act: str, add: bool, exact: bool, how: str, ldy: int | None = None, alpha: float = 1.0, beta: float = 0.0,
-    kinds: tuple[torch.dtype, torch.dtype] | None = None,
-) -> Multiplied:  # fmt: skip
-    m, n, k = sizes
-    output = OutputSpec.of((m, n), out_dtype)
-    aux = output if act == "gelu" else None
+def _view_as(dtype: torch.dtype) -> Callable[[Tensor], Tensor]:
+    return lambda x: x.view(dtype)
+
+
+def _read_as(kinds: Kinds | None) -> tuple[dict[str, Callable[[Tensor], Tensor]], dict[str, Any]]:
+    """Bytes as FP8 where the chip multiplies it; else the functions that make numbers of them, as constants."""
+    if kinds is None:
+        return {}, {"A_NUMBERS": None, "B_NUMBERS": None}
+    if multiplies_fp8():
+        return {"a": _view_as(kinds[0]), "b": _view_as(kinds[1])}, {"A_NUMBERS": None, "B_NUMBERS": None}
+    return {}, {"A_NUMBERS": NUMBERS[kinds[0]], "B_NUMBERS": NUMBERS[kinds[1]]}
+
+
+def _product(
+    makes: Mapping[str, OutputSpec], a: Tensor, b: Tensor, trans_a: bool, trans_b: bool, precision: str, *,
+    bias: Tensor | None = None, pre: Tensor | None = None, act: str = "", add: bool = False, exact: bool = False,
+    ldy: int | None = None, kinds: Kinds | None = None, numbers: Mapping[str, float] = {},
+    names: Mapping[str, str | None] = {},
+) -> Plan:  # fmt: skip
+    """`numbers`: alpha and beta where they are no arguments of the op; `names`: tensors of other names there."""
+    m, n, k = spec.sizes_of(a, b, trans_a, trans_b)
     if not (m and n):
-        return Multiplied(None, output, aux)
-    la, lb = _laid(a, trans_a), _laid(b, not trans_b)
+        return Plan(makes)
+    factors = {"a": Factor.of(a, trans_a), "b": Factor.of(b, not trans_b)}
     tiles = gemm_tiles(m=m, n=n, k=k, dtype=a.dtype)
-    raw = kinds is not None and not multiplies_fp8()
-    numbers = (m, n, k, la.step, lb.step, n if ldy is None else ldy, alpha, beta)
+    views, read_as = _read_as(kinds)
     config = tiles.config(
-        even=all(v % 16 == 0 for v in numbers[:6]), A_TURNED=la.turned, B_TURNED=lb.turned,
-        A_NUMBERS=NUMBERS[kinds[0]] if kinds and raw else None, B_NUMBERS=NUMBERS[kinds[1]] if kinds and raw else None,
-        ACT=act, ADD=add,
-        WIDE=wide_of(a.dtype),
-        PRECISION=how if a.dtype is torch.float32 else "ieee", EXACT=exact and not raw,
-        FULL=k % tiles["BLOCK_K"] == 0,
+        A_TURNED=factors["a"].turned, B_TURNED=factors["b"].turned, ACT=act, ADD=add, WIDE=wide_of(a.dtype),
+        PRECISION=precision if a.dtype is torch.float32 else "ieee", EXACT=exact and bool(views),
+        FULL=k % tiles["BLOCK_K"] == 0, **read_as,
     )  # fmt: skip
-    grid = (-(-m // tiles["BLOCK_M"]) * -(-n // tiles["BLOCK_N"]), 1, 1)
-    return Multiplied(product.ready(grid, numbers, config), output, aux, (la.copied, lb.copied), None if raw else kinds)
+    sizes = dict(m=m, n=n, k=k, lda=factors["a"].step, ldb=factors["b"].step, ldy=n if ldy is None else ldy)
+    grid = (-(-m // tiles["BLOCK_M"]) * -(-n // tiles["BLOCK_N"]),)
+    copied = [*(name for name, factor in factors.items() if factor.copied), *strided(bias=bias, pre=pre)]
+    return Plan(makes, [Launch(product, grid, config, {**sizes, **numbers}, names)], copied, views)
 
 
-@plans
-def _plan(
-    op: str,
-    a: Tensor,
-    b: Tensor,
-    bias: Tensor | None,
-    pre: Tensor | None,
-    trans_a: bool,
-    trans_b: bool,
-    alpha: float,
-    out_dtype: torch.dtype | None,
-    act: str,
-    how: str,
-) -> Multiplied:
-    check(op, a=a, b=b, bias=bias, pre=pre, trans_a=trans_a, trans_b=trans_b, out_dtype=out_dtype)
-    sizes = spec.sizes_of(a, b, trans_a, trans_b)
-    return _plan_product(sizes, a, b, trans_a, trans_b, out_dtype or a.dtype, act, False, False, how, alpha=alpha)
-
-
-@plans
-def _plan_sum(
-    c: Tensor, a: Tensor, b: Tensor, trans_a: bool, trans_b: bool, alpha: float, beta: float, how: str
-) -> Multiplied:
-    check("gemm_add_", c=c, a=a, b=b, trans_a=trans_a, trans_b=trans_b)
-    sizes = spec.sizes_of(a, b, trans_a, trans_b)
-    if c.stride(1) != 1 and c.shape[1] > 1:
-        raise NotSupported("gemm_add_: c must have its rows in one piece")
-    step = c.stride(0) if c.shape[0] > 1 else c.shape[1]
-    return _plan_product(sizes, a, b, trans_a, trans_b, c.dtype, "", beta != 0.0, False, how, step, alpha, beta)
-
-
-@plans
-def _plan_scaled(
-    a: Tensor,
-    b: Tensor,
-    a_scale: Tensor,
-    b_scale: Tensor,
-    a_dtype: torch.dtype,
-    b_dtype: torch.dtype,
-    bias: Tensor | None,
-    out_dtype: torch.dtype,
-    fast: bool,
-) -> Multiplied:
-    check(
-        "scaled_gemm",
-        a=a, b=b, a_scale=a_scale, b_scale=b_scale, a_dtype=a_dtype, b_dtype=b_dtype, bias=bias, out_dtype=out_dtype,
-    )  # fmt: skip
-    sizes = spec.sizes_of(a, b, False, True)
-    kinds = (a_dtype, b_dtype)
-    return _plan_product(sizes, a, b, False, True, out_dtype, "", False, not fast, "ieee", kinds=kinds)
-
-
-@plans
-def _plan_blocks(
-    a: Tensor,
-    b: Tensor,
-    a_scale: Tensor,
-    b_scale: Tensor,
-    a_dtype: torch.dtype,
-    b_dtype: torch.dtype,
-    bias: Tensor | None,
-    a_rows: int,
-    b_rows: int,
-    out_dtype: torch.dtype,
-) -> Multiplied:
-    check(
-        "block_scaled_gemm", a_rows=a_rows, b_rows=b_rows,
-        a=a, b=b, a_scale=a_scale, b_scale=b_scale, a_dtype=a_dtype, b_dtype=b_dtype, bias=bias, out_dtype=out_dtype,
-    )  # fmt: skip
-    m, n, k = spec.sizes_of(a, b, False, True)
-    output = OutputSpec.of((m, n), out_dtype)
-    if not (m and n):
-        return Multiplied(None, output, None)
-    packs = (not a.is_contiguous(), not b.is_contiguous())
-    tiles = block_tiles(m=m, n=n, k=k)
-    raw = not multiplies_fp8()
-    numbers = (m, n, k, k, k, *a_scale.stride(), *b_scale.stride())
-    config = tiles.config(
-        even=not (m % 16 or n % 16 or k % 16), A_NUMBERS=NUMBERS[a_dtype] if raw else None,
-        B_NUMBERS=NUMBERS[b_dtype] if raw else None, A_ROWS=a_rows, B_ROWS=b_rows, WIDE=wide_of(out_dtype),
-        BLOCK_K=spec.BLOCK,
-    )  # fmt: skip
-    grid = (-(-m // tiles["BLOCK_M"]) * -(-n // tiles["BLOCK_N"]), 1, 1)
-    return Multiplied(blocks.ready(grid, numbers, config), output, None, packs, None if raw else (a_dtype, b_dtype))
+def _result(a: Tensor, b: Tensor, trans_a: bool, trans_b: bool, dtype: torch.dtype | None) -> OutputSpec:
+    m, n, _ = spec.sizes_of(a, b, trans_a, trans_b)
+    return OutputSpec.of((m, n), dtype or a.dtype)
 
 
 # ---- the ops --------------------------------------------------------------------------------------------------------
 
 
-def _factors(how: Multiplied, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-    """Factors as the kernel reads them."""
-    if how.packs[0]:
-        a = a.contiguous()
-    if how.packs[1]:
-        b = b.contiguous()
-    return (a, b) if how.seen is None else (a.view(how.seen[0]), b.view(how.seen[1]))
-
-
-def _packed(t: Tensor | None) -> Tensor | None:
-    return t if t is None or t.is_contiguous() else t.contiguous()
-
-
-@impl(spec.gemm, devices=DEVICES)
+@planned(spec.gemm, state={"precision": precision})
 def gemm(
     a: Tensor,
     b: Tensor,
     bias: Tensor | None,
     trans_a: bool,
     trans_b: bool,
-    alpha: float,
     out_dtype: torch.dtype | None,
-) -> Tensor:
-    how = _plan("gemm", a, b, bias, None, trans_a, trans_b, alpha, out_dtype, "", precision())
-    y = how.out.empty(a)
-    if how.launch is not None:
-        how.launch(*_factors(how, a, b), _packed(bias), None, None, None, y, None)
-    return y
+    precision: str,
+) -> Plan:
+    makes = {"y": _result(a, b, trans_a, trans_b, out_dtype)}
+    return _product(makes, a, b, trans_a, trans_b, precision, bias=bias, numbers={"beta": 0.0})
 
 
-@impl(spec.gemm_gelu, devices=DEVICES)
+@planned(spec.gemm_gelu, state={"precision": precision})
 def gemm_gelu(
     a: Tensor,
     b: Tensor,
     bias: Tensor | None,
     trans_a: bool,
     trans_b: bool,
-    alpha: float,
     out_dtype: torch.dtype | None,
-) -> tuple[Tensor, Tensor]:
-    how = _plan("gemm_gelu", a, b, bias, None, trans_a, trans_b, alpha, out_dtype, "gelu", precision())
-    y, pre = how.out.empty(a), how.out.empty(a)
-    if how.launch is not None:
-        how.launch(*_factors(how, a, b), _packed(bias), None, None, None, y, pre)
-    return y, pre
+    precision: str,
+) -> Plan:
+    makes = dict.fromkeys(("y", "pre"), _result(a, b, trans_a, trans_b, out_dtype))
+    names = {"pre": None, "aux": "pre"}  # it is written
+    numbers = {"beta": 0.0}
+    return _product(makes, a, b, trans_a, trans_b, precision, bias=bias, act="gelu", numbers=numbers, names=names)
 
 
-@impl(spec.gemm_dgelu, devices=DEVICES)
+@planned(spec.gemm_dgelu, state={"precision": precision})
 def gemm_dgelu(
     a: Tensor,
     b: Tensor,
     pre: Tensor,
     trans_a: bool,
     trans_b: bool,
-    alpha: float,
     out_dtype: torch.dtype | None,
-) -> Tensor:
-    how = _plan("gemm_dgelu", a, b, None, pre, trans_a, trans_b, alpha, out_dtype, "dgelu", precision())
-    y = how.out.empty(a)
-    if how.launch is not None:
-        how.launch(*_factors(how, a, b), None, _packed(pre), None, None, y, None)
-    return y
+    precision: str,
+) -> Plan:
+    makes = {"y": _result(a, b, trans_a, trans_b, out_dtype)}
+    return _product(makes, a, b, trans_a, trans_b, precision, pre=pre, act="dgelu", numbers={"beta": 0.0})
 
 
-@impl(spec.gemm_add_, devices=DEVICES)
-def gemm_add_(c: Tensor, a: Tensor, b: Tensor, trans_a: bool, trans_b: bool, alpha: float, beta: float) -> None:
-    how = _plan_sum(c, a, b, trans_a, trans_b, alpha, beta, precision())
-    if how.launch is not None:
-        how.launch(*_factors(how, a, b), None, None, None, None, c, None)
+@planned(spec.gemm_add_, state={"precision": precision})
+def gemm_add_(c: Tensor, a: Tensor, b: Tensor, trans_a: bool, trans_b: bool, beta: float, precision: str) -> Plan:
+    if c.stride(1) != 1 and c.shape[1] > 1:
+        raise NotSupported("gemm_add_: c must have its rows in one piece")
+    step = c.stride(0) if c.shape[0] > 1 else c.shape[1]
+    return _product({}, a, b, trans_a, trans_b, precision, add=beta != 0.0, ldy=step, names={"y": "c"})
 
 
-@impl(spec.scaled_gemm, devices=DEVICES)
+@planned(spec.scaled_gemm)
 def scaled_gemm(
     a: Tensor,
     b: Tensor,
@@ -429,15 +334,13 @@ def scaled_gemm(
     bias: Tensor | None,
     out_dtype: torch.dtype,
     fast: bool,
-) -> Tensor:
-    how = _plan_scaled(a, b, a_scale, b_scale, a_dtype, b_dtype, bias, out_dtype, fast)
-    y = how.out.empty(a)
-    if how.launch is not None:
-        how.launch(*_factors(how, a, b), _packed(bias), None, a_scale, b_scale, y, None)
-    return y
+) -> Plan:
+    makes, numbers = {"y": _result(a, b, False, True, out_dtype)}, {"alpha": 1.0, "beta": 0.0}
+    kinds = (a_dtype, b_dtype)
+    return _product(makes, a, b, False, True, "ieee", bias=bias, exact=not fast, kinds=kinds, numbers=numbers)
 
 
-@impl(spec.block_scaled_gemm, devices=DEVICES)
+@planned(spec.block_scaled_gemm)
 def block_scaled_gemm(
     a: Tensor,
     b: Tensor,
@@ -449,12 +352,18 @@ def block_scaled_gemm(
     a_rows: int,
     b_rows: int,
     out_dtype: torch.dtype,
-) -> Tensor:
-    how = _plan_blocks(a, b, a_scale, b_scale, a_dtype, b_dtype, bias, a_rows, b_rows, out_dtype)
-    y = how.out.empty(a)
-    if how.launch is not None:
-        how.launch(*_factors(how, a, b), _packed(bias), a_scale, b_scale, y)
-    return y
+) -> Plan:
+    m, n, k = spec.sizes_of(a, b, False, True)
+    makes = {"y": OutputSpec.of((m, n), out_dtype)}
+    if not (m and n):
+        return Plan(makes)
+    tiles = block_tiles(m=m, n=n, k=k)
+    views, read_as = _read_as((a_dtype, b_dtype))
+    steps = zip(("a_down", "a_right", "b_down", "b_right"), (*a_scale.stride(), *b_scale.stride()))
+    config = tiles.config(A_ROWS=a_rows, B_ROWS=b_rows, WIDE=wide_of(out_dtype), BLOCK_K=spec.BLOCK, **read_as)
+    grid = (-(-m // tiles["BLOCK_M"]) * -(-n // tiles["BLOCK_N"]),)
+    launch = Launch(blocks, grid, config, dict(m=m, n=n, k=k, lda=k, ldb=k, **dict(steps)))
+    return Plan(makes, [launch], strided(a=a, b=b, bias=bias), views)
 
 
 # The products below see rows, and know the arguments by other names.

@@ -132,7 +132,7 @@ rope_kernel = Launcher(_rope, sizes="xo xs xb xh xg yo ys yb yh yg ab ar")
 
 @tunable("rope.rows", free="BLOCK_R")
 def tiles(rows: int, width: int, dtype: torch.dtype) -> Tiles:
-    """So many heads a program: more of them share a sine, fewer leave room for more programs."""
+    """So many heads a program: more of them share a sine, fewer allow more programs."""
     width = triton.next_power_of_2(width)  # a part that is turned and one that is not are two blocks, of any sum
     most = max(1, 8192 // (width * max(1, dtype.itemsize // 2)))
     block = min(triton.next_power_of_2(rows), most)

@@ -78,7 +78,7 @@ def _route(
     SCORE: tl.constexpr, LATE: tl.constexpr, AUX: tl.constexpr, TOPK: tl.constexpr, GROUP_TOPK: tl.constexpr,
     EACH: tl.constexpr, FORMAT: tl.constexpr, BLOCK_G: tl.constexpr, BLOCK_S: tl.constexpr, BLOCK_B: tl.constexpr,
 ):  # fmt: skip
-    """A token: its experts lie in groups, BLOCK_G x BLOCK_S of them; without groups that is one."""
+    """A token: its experts are in groups, BLOCK_G x BLOCK_S of them; without groups that is one."""
     row = tl.program_id(0).to(tl.int64)
     o_g, o_s = tl.arange(0, BLOCK_G)[:, None], tl.arange(0, BLOCK_S)[None, :]
     o = o_g * size + o_s

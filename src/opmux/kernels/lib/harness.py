@@ -88,26 +88,34 @@ class Plan:
         return steps[0] if whole and not any(map(callable, steps[0].numbers.values())) else None
 
 
-def planned(op: Any, *, below: bool = False, **fields: Any) -> Callable[[Callable[..., Plan]], Callable[..., Any]]:
+def planned(
+    op: Any, *, below: bool = False, state: Mapping[str, Callable[[], Any]] = {}, **fields: Any
+) -> Callable[[Callable[..., Plan]], Callable[..., Any]]:
     """Make an impl of an op from a function that plans it. `fields` are those of `OpImpl`.
 
     `below`: kernels of ATen call it too, which never see a view that negates: one question less for each tensor.
+    `state`: what decides but is no argument, a setting of torch; each function is called at every call, and the
+    planning function has its result as a parameter.
     """
 
     def declare(make: Callable[..., Plan]) -> Callable[..., Any]:
-        fn, fn_below = _functions(op.spec, make)
+        fn, fn_below = _functions(op.spec, make, state)
         fields.setdefault("devices", DEVICES)
         return impl(op, below=fn_below if below else None, **fields)(fn)
 
     return declare
 
 
-def host_code(op: Any) -> Callable[[Callable[..., Plan]], Callable[..., Any]]:
+def host_code(
+    op: Any, *, state: Mapping[str, Callable[[], Any]] = {}
+) -> Callable[[Callable[..., Plan]], Callable[..., Any]]:
     """The same without registration, for a vendor who exports the function under the name of the op."""
-    return lambda make: _functions(op.spec, make)[0]
+    return lambda make: _functions(op.spec, make, state)[0]
 
 
-def _functions(spec: Spec, make: Callable[..., Plan]) -> list[Callable[..., Any]]:
+def _functions(
+    spec: Spec, make: Callable[..., Plan], state: Mapping[str, Callable[[], Any]]
+) -> list[Callable[..., Any]]:
     """The op's function: finds the plan for tensors that look so, and calls it. The second is for kernels of ATen."""
     decides = inspect.signature(make).parameters
 
@@ -116,10 +124,11 @@ def _functions(spec: Spec, make: Callable[..., Plan]) -> list[Callable[..., Any]
         spec.contract.check(given)
         return compiled(spec, make(*args), given)
 
-    names = table(flat)
+    calls = {name: f"_{name}()" for name in state}
+    names = table(flat) | {f"_{name}": fn for name, fn in state.items()}
     shown = {n: f"float({n})" if p.annotation is float else n for n, p in spec.signature.parameters.items()}
     call = f"({', '.join(shown.values())})"
-    fns = [codegen.lookup(make, look, names, then=call, params=shown) for look in (LOOK, BELOW)]
+    fns = [codegen.lookup(make, look, names, then=call, params=shown, calls=calls) for look in (LOOK, BELOW)]
     for fn in fns:
         fn.__name__ = fn.__qualname__ = spec.name
         fn.__module__, fn.__doc__ = make.__module__, make.__doc__
