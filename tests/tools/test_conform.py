@@ -326,8 +326,8 @@ def test_the_list(cli, monkeypatch):
     [
         ("[a.values", "is not valid TOML"),
         ("[a.value]\nreason = 'x'", "there is no check 'value'. did you mean 'values'?"),
-        ("[a.values]", "say why"),
-        ("[a.values]\nreason = ' '", "say why"),
+        ("[a.values]", "a reason is required"),
+        ("[a.values]\nreason = ' '", "a reason is required"),
         ("[a.values]\nreason = 'x'\nwhy = 'y'", "why means nothing here. Allowed: reason, impl"),
         ("[a.values]\nreason = 'x'\nimpl = 3", "Allowed: the id of an impl"),
         ("a = 3", "a row is [op.check]"),
