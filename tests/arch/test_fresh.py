@@ -13,7 +13,7 @@ import torch
 atexit.register(print, "at the end")
 print(json.dumps({
     "argv": sys.argv, "path": sys.path, "cwd": os.getcwd(), "env": dict(os.environ), "name": __name__,
-    "main": sys.modules["__main__"].__dict__ is globals(), "ours": [m for m in sys.modules if "opmux" in m],
+    "main": sys.modules["__main__"].__dict__ is globals(), "ours": "opmux" in sys.modules,
     "encoding": sys.stdout.encoding, "tty": sys.stdout.isatty(),
     "bytecode": sys.dont_write_bytecode, "others": [m for m in ("fresh", "triton", "pytest") if m in sys.modules],
 }, sort_keys=True))
@@ -32,7 +32,7 @@ def test_as_a_new_process(tmp_path):
     ours = fresh.run(command, env=env, cwd=tmp_path, timeout=100)
     wanted = subprocess.run(command, env=env, cwd=tmp_path, capture_output=True, encoding="utf-8", timeout=100)
     assert (ours.returncode, ours.stdout, ours.stderr) == (wanted.returncode, wanted.stdout, wanted.stderr)
-    assert '"ours": []' in ours.stdout and "at the end" in ours.stdout and ours.returncode == 1
+    assert '"ours": false' in ours.stdout and "at the end" in ours.stdout and ours.returncode == 1
 
 
 def test_how_programs_end():
@@ -51,3 +51,4 @@ def test_what_must_be_new_is_new():
     code = "import sys; print('torch' in sys.modules, sys.flags.hash_randomization)"
     run = lambda **more: fresh.run([sys.executable, "-c", code], env={**os.environ, **more}, timeout=100).stdout
     assert run(MINE="1") == "True 1\n" and run(PYTHONHASHSEED="0") == "False 0\n"
+    assert run(OPMUX_TE_STARTUP="0") == "False 1\n"  # read by opmux_startup, which runs before any program

@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 # Read once, when Python starts or torch is imported: a program with another value of one needs a process of its own.
-EARLY = ("PYTHON", "OMP_", "MKL_", "KMP_", "GOMP_", "TORCH", "PYTORCH", "LD_", "CUDA_", "LC_", "LANG")
+EARLY = tuple("PYTHON OMP_ MKL_ KMP_ GOMP_ TORCH PYTORCH LD_ CUDA_ LC_ LANG OPMUX_TE_STARTUP".split())
 LATE = {"PYTHONPATH", "PYTHONDONTWRITEBYTECODE"}  # which a child sets for itself
 FLAGS = {"-W": 2}  # options of the interpreter that a child can have
 
