@@ -1,7 +1,7 @@
 """Matrix products: tiles of the result, each added up over K by one program; bias, gelu and its slope at the end.
 
 A matrix is read in place, by rows or by columns, so a transposition is a constant of the kernel and no copy. FP8
-is multiplied as it is where the chip has such products, else as the bfloat16 numbers it stands for.
+is multiplied as it is where the chip has such products, else converted to bfloat16.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def at(ptr, i_r, o_k, ld, TURNED: tl.constexpr):
 
 @triton.jit
 def e4m3_numbers(x):
-    """The bfloat16 numbers of bytes: their exponent is 120 too small as they stand, which a product mends exactly."""
+    """The bfloat16 numbers of bytes: shifted, their exponent is 120 too small; a product with 2^120 is exact."""
     b = x.to(tl.int16)
     magnitude = ((b & 0x7F) << 4).to(tl.bfloat16, bitcast=True).to(tl.float32) * 1.329227995784916e36
     magnitude = tl.where((b & 0x7F) == 0x7F, float("nan"), magnitude)

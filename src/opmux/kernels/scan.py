@@ -1,13 +1,13 @@
 """Scans along any dimension: one pair of kernels, in which a kind of scan is a handful of device functions.
 
 A tensor is [outer, n, inner], scanned along n; a lane is one of its outer * inner scans, and a tile is some lanes by
-some places. Where inner is 1 the places of a tile lie side by side, else its lanes do: loads are wide in both, and
+some places. Where inner is 1 the places of a tile are contiguous, else its lanes are: loads are wide in both, and
 nothing is transposed. Three ways to do the work:
 
 - whole: a tile holds all n places of its lanes;
-- walk: a program goes over its lanes a tile at a time, with a carry, and has the next tile on its way;
+- walk: a program loops over its lanes a tile at a time, with a carry, and loads the next tile meanwhile;
 - split: where there are fewer lanes than the chip needs programs, lanes are cut into spans. A first kernel finds the
-  total of each span, and the walk over a span begins with the totals before it, added in a fixed order.
+  total of each span, and the loop over a span begins with the totals before it, added in a fixed order.
 
 A scan from the end is the same kernel with REVERSE. State, carry and totals are float32 (float64 of float64, int64 of
 sums of integers); results are rounded once.
@@ -415,7 +415,7 @@ def whole_tiles(n: int, inner: int, dtype: torch.dtype, pair: bool) -> Tiles:
 
 @tunable("scan.walk", free="BLOCK_L BLOCK_N SPLITS")
 def walk_tiles(n: int, outer: int, inner: int, dtype: torch.dtype, pair: bool, chip: int) -> Tiles:
-    """A tile at a time, the larger the fewer of them lie side by side; in spans where a chip of so many cores would not
+    """A tile at a time, the larger the fewer of them there are; in spans where a chip of so many cores would not
     be busy. Columns: 128 bytes of them, and down to 32 where there are few; one warp, as a scan across warps along
     columns costs four loads of shared memory an element."""
     lanes = 1
@@ -440,7 +440,7 @@ def totals_tiles(inner: int, dtype: torch.dtype, pair: bool) -> Tiles:
 
 
 def _spans(tiles: int, worth: int, n: int, most: int, chip: int) -> int:
-    """In how many spans lanes are cut where so many tiles lie side by side, at most `worth`: all is read twice then.
+    """Into how many spans lanes are cut for so many tiles, at most `worth`: everything is read twice then.
 
     Places within a span are counted in 32 bits.
     """
@@ -459,7 +459,7 @@ class Kind(NamedTuple):
     scan: Any
     combine: Any
     lower: Any
-    fill: float = 0.0  # stands for u beyond the end
+    fill: float = 0.0  # replaces u beyond the end
     unit: tuple[float, int] = (0.0, 0)  # the state of nothing
     second: str = ""  # what b is: "" for nothing, "wide", "index", "count"
     reverse: bool = False

@@ -1,4 +1,4 @@
-"""How a tensor lies for a reduction: its dimensions as two kept and two reduced, and which of them runs fastest."""
+"""The layout of a tensor for a reduction: two kept and two reduced dimensions, and which of them is the fastest."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class View(NamedTuple):
     columns: bool
     kept: tuple[Level, Level]
     reduced: tuple[Level, Level]
-    copied: tuple[int, ...] | None = None  # the order to copy x in first, where it lies too oddly
+    copied: tuple[int, ...] | None = None  # the order to copy x in first, if the kernels cannot read it
 
     @property
     def outputs(self) -> int:
@@ -51,7 +51,7 @@ def view(shape: Sequence[int], stride: Sequence[int], dims: tuple[int, ...], in_
 
 
 def collapsed(levels: Iterable[Level]) -> list[Level]:
-    """Neighbours that lie as one dimension made one."""
+    """Adjacent dimensions merged where their strides allow it."""
     found: list[Level] = []
     for level in levels:
         if level.size == 1:
@@ -69,7 +69,7 @@ def padded(levels: list[Level]) -> tuple[Level, Level]:
 
 
 def fits(kept: list[Level], reduced: list[Level], in_order: bool) -> bool:
-    """Whether the kernels can read it as it lies, and reading it so is no waste."""
+    """Whether the kernels can read it without a copy, and neighbours are read by one program."""
     if len(kept) > 2 or len(reduced) > (1 if in_order else 2):
         return False
     if len(kept) == 2:
