@@ -102,9 +102,7 @@ def _open_library(name: str, sources: Sequence[Path], flags: tuple[str, ...]) ->
                 _compile(name, target, [*used.command, *_inputs(sources), *given, *_torch()])
                 found = _open_verified(target, warn=True)
     except OSError as error:
-        raise CannotBuild(
-            f"{name} cannot be compiled: {error}. Set {CACHE_DIR.name} to a writable folder"
-        ) from error
+        raise CannotBuild(f"{name} cannot be compiled: {error}. Set {CACHE_DIR.name} to a writable folder") from error
     if found is None:
         raise CannotBuild(f"{name}: {target} does not contain what was written to it. Check the disk")
     return found
