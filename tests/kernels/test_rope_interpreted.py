@@ -50,7 +50,7 @@ def test_tex(op):
     for bad in (b for b in op.spec.errors(CPU) if b.typed):
         with pytest.raises(BadArgument) as raised:
             ours(op)(*bad.args)
-        assert re.search(bad.match, str(op.spec.adapter.seen(raised.value))), bad.id
+        assert re.search(bad.match, str(op.spec.adapter.rename(raised.value))), bad.id
 
 
 @pytest.mark.parametrize("interleaved", [False, True])
