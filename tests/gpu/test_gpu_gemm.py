@@ -8,6 +8,8 @@ import torch.nn.functional as F
 
 import opmux
 from opmux.core import get_default_manager, specs
+from opmux.core.dispatch import PROVEN_AFTER
+from opmux.core.spec import Tol
 from opmux.faces.tex import quantized as q
 from opmux.faces.tex.ops import gemm as tex_gemm
 
@@ -37,6 +39,10 @@ def fresh(args):
     return tuple(a.clone() if torch.is_tensor(a) and a.is_contiguous() else a for a in args)
 
 
+# Tensor cores of sm_90 add the FP8 products of a block in about 14 bits. cuBLAS' errors are the same as our kernel's.
+SUMS_OF_FP8 = Tol(1e-5, 5e-3)
+
+
 def agree(op, impl_id, args, what=""):
     """An impl against the reference, or None where it does not take the arguments."""
     made, spec = impl_of(op, impl_id), specs.find(op)
@@ -47,7 +53,7 @@ def agree(op, impl_id, args, what=""):
     if spec.mutates:
         got, want = mine[0], other[0]
     for g, w in zip(as_tuple(got), as_tuple(want), strict=True):
-        tol = spec.tol[w.dtype]
+        tol = SUMS_OF_FP8 if op == "block_scaled_gemm" and w.dtype is F32 else spec.tol[w.dtype]
         assert g.dtype is w.dtype and g.shape == w.shape and g.isfinite().all(), what
         torch.testing.assert_close(g, w, rtol=tol.rtol, atol=tol.atol, msg=lambda m: f"{op} {impl_id} {what}: {m}")
     return got
@@ -130,8 +136,9 @@ def call(A, B, layout="TN", out=None, to=None, bias=None, grad=False, accumulate
 
 
 def launches(fn):
-    """The kernels that a call launches, by name."""
-    fn()
+    """The kernels that a call launches, by name, once what it writes to is not copied first any more."""
+    for _ in range(PROVEN_AFTER):
+        fn()
     torch.cuda.synchronize()
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as seen:
         fn()

@@ -67,11 +67,11 @@ def test_mistakes_are_one_line(cli, words, says):
 
 
 def test_a_dry_run_lists_and_runs_nothing(cli, monkeypatch, cache):
-    stock = Launcher.ready, Launcher.__call__
+    stock = Launcher.__call__
     shapes = ("--shape", "64x1000", "--shape", "64x4096")
     done = cli("tune", "softmax", "--dry-run", "--chip", "sm_90", "--device", "cpu", *shapes, "--dtype", "float32")
     assert done.exit_code == 0, done.output
-    assert (Launcher.ready, Launcher.__call__) == stock
+    assert Launcher.__call__ is stock
     assert rows(done.stdout, "softmax 64x1000 float32, as on sm_90: nothing is run")
     assert rows(done.stdout, "softmax.rows[dtype=float32 n<=1024]")
     assert rows(done.stdout, "softmax.rows[dtype=float32 n<=4096]")
@@ -183,14 +183,14 @@ def test_a_wrong_result_is_never_timed(case, monkeypatch):
 
 @pytest.mark.usefixtures("on_the_chip")
 def test_what_cannot_be_compiled_is_skipped_with_the_reason(case, monkeypatch, capsys):
-    stock = Launcher.ready
+    stock = Launcher.__call__
 
-    def ready(self, grid, numbers, made, makes=None):
+    def launch(self, grid, args, made):
         if made.threads == 1024:
             raise RuntimeError("out of resource: shared memory,\n Required: 300000")
-        return stock(self, grid, numbers, made, makes)
+        return stock(self, grid, args, made)
 
-    monkeypatch.setattr(Launcher, "ready", ready)
+    monkeypatch.setattr(Launcher, "__call__", launch)
     monkeypatch.setattr(tune, "median_ms", clock({"BLOCK_M": 2, "threads": 128}))
     tune._tune_case(screen.out(), case, CHIP)
     assert rows(
