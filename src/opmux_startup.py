@@ -22,10 +22,13 @@ class Finder:
         if name != LAYER:
             return None
         from importlib import machinery
+        from pathlib import Path
 
         spec = machinery.PathFinder.find_spec(name, path, target)
         if spec is None or not isinstance(spec.loader, machinery.SourceFileLoader):
             return spec
+        if not Path(spec.loader.path).with_name("pytorch").is_dir():
+            return spec  # another package of that name
 
         class Loader(machinery.SourceFileLoader):
             def exec_module(self, module):

@@ -86,6 +86,15 @@ def test_nvidias_own_extension_comes_first(tmp_path):
             sys.modules["transformer_engine_torch"] = known
 
 
+def test_another_package_of_that_name_is_left_alone(tmp_path):
+    package = tmp_path / "transformer_engine" / "__init__.py"
+    package.parent.mkdir()
+    package.write_text("mine = True")
+    text = BEFORE + "import transformer_engine; print(transformer_engine.mine, 'opmux' in sys.modules)"
+    done = python(text, PYTHONPATH=os.pathsep.join([str(tmp_path), str(ROOT / "src")]))
+    assert done.stdout == "True False\n", done.stderr
+
+
 def test_a_wheel_has_the_file_that_python_runs_at_start(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(str(ROOT / "build_backend"))
     import opmux_build
