@@ -11,6 +11,7 @@ import fresh
 import pytest
 
 from opmux.faces import compat
+from opmux.faces.te import boot
 
 SRC = Path(__file__).parents[2] / "src"
 
@@ -45,6 +46,7 @@ def test_names_are_served_and_taken_back():
     finally:
         compat.uninstall()
     left = {n for n in set(sys.modules) - before if n.startswith("transformer_engine") and "fl_torch" not in n}
+    left = {n for n in left if not boot.needs(n)}  # another test of the process may have installed the layer
     assert not left and compat.installed() == ()
 
 

@@ -49,6 +49,7 @@ def install(holder: str = "opmux.te") -> None:
     """Make `import transformer_engine.pytorch` load NVIDIA's layer over our tex."""
     global _finder
     if _finder is not None:
+        sys.modules.setdefault(EXTENSION, interface.module())
         _holders.add(holder)
         return
     tex = interface.module()
