@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 import triton.language as tl
 
@@ -32,13 +30,6 @@ add_up = Launcher(_add_up, sizes="n")
 @tunable("column_sum")
 def tiles_of(n: int, dtype: torch.dtype) -> Tiles:
     return Tiles(128, BLOCK_M=64, BLOCK_N=32)
-
-
-def adding_up(n_parts: int, n: int, dtype: torch.dtype) -> Callable[..., None]:
-    """A launch that adds up shares [n_parts, n], computed for tensors of this dtype: `launch(shares, total)`."""
-    tiles = tiles_of(n=n, dtype=dtype)
-    config = tiles.config(even=n % 16 == 0, WIDE=wide_of(dtype))
-    return add_up.ready((-(-n // tiles["BLOCK_N"]), 1, 1), (n_parts, n), config)
 
 
 def column_sum(partial: str, total: str, n_parts: int, n: int, dtype: torch.dtype) -> Launch:

@@ -104,12 +104,6 @@ def cast_of(dtype: torch.dtype) -> Any:
 ONE = OutputSpec.of((1,), torch.float32)
 
 
-def inverse_scale(empty: bool, like: Tensor, scale: Tensor) -> Tensor:
-    """A tensor for 1 / scale, which the kernel writes; written here if no kernel runs, as there is nothing to cast."""
-    made = ONE.empty(like)
-    return torch.div(torch.ones_like(scale), scale, out=made.view_as(scale)).view(1) if empty else made
-
-
 def inverse_of_scale(scale_inv: Tensor, scale: Tensor) -> None:
     """scale_inv = 1 / scale, for a call without anything to cast, of which no kernel runs."""
     torch.div(torch.ones_like(scale), scale, out=scale_inv.view_as(scale))
