@@ -15,6 +15,10 @@ _CATEGORY = {bool: 0, int: 1, float: 2, complex: 3}
 _WIDEST = {bool: torch.bool, int: torch.int64, float: torch.float64, complex: torch.complex128}
 _NOT_PROMOTING = ("condition", "mask")  # tensors that do not affect type promotion
 
+# Ops whose kernel calls another op with its number as a tensor on the device. torch cannot pass such a tensor to a
+# Python override of the other op: these are overridden too, and call the other op with a number.
+DELEGATES = {"pow.Scalar": "pow.Tensor_Tensor", "pow.Scalar_out": "pow.Tensor_Tensor_out"}
+
 
 def exists(shape: Shape, key: str) -> bool:
     """Whether torch can run an overload on a dispatch key: by a kernel, a composition or a backend's fallback."""
@@ -26,6 +30,9 @@ def kernel(shape: Shape, key: str) -> Callable[..., Any]:
     at = getattr(torch._C.DispatchKey, key)
     if not exists(shape, key):  # only we have a kernel
         return _missing(shape, key)
+    if shape.name in DELEGATES:
+        other = Shape(DELEGATES[shape.name])
+        return functools.partial(taking_numbers(other, lambda keys, *args, **kwargs: other.op(*args, **kwargs)), None)
     boxed = torch.library.get_kernel(f"aten::{shape.name}", at).call_boxed
     return functools.partial(taking_numbers(shape, boxed), torch._C.DispatchKeySet(at))
 

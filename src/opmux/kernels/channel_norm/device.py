@@ -37,9 +37,9 @@ def _sums(b_a, b_b, AXIS: tl.constexpr, BOTH: tl.constexpr, PAIRS: tl.constexpr)
 def _unit_sums(b_a, b_b, BOTH: tl.constexpr, PAIRS: tl.constexpr):
     """The sums of [BLOCK_U, BLOCK_K, BLOCK_L] over each unit, as `_sums`. Of several units one dimension after the
     other: Triton before 3.7 reduces wrongly along a dimension that a reshape has merged (`lib/layouts.py`). A unit
-    alone has nothing to be mixed up with, and is quicker at once."""
-    if b_a.shape[0] == 1:
-        N: tl.constexpr = b_a.shape[1] * b_a.shape[2]
+    alone has nothing to be mixed up with, and is quicker at once; Triton 3.6 does not compile that for two elements."""
+    N: tl.constexpr = b_a.shape[1] * b_a.shape[2]
+    if b_a.shape[0] == 1 and N > 2:
         a, b = _sums(tl.reshape(b_a, [1, N]), tl.reshape(b_b, [1, N]), 1, BOTH, PAIRS)
     else:
         a, b = _sums(b_a, b_b, 1, BOTH, PAIRS)
