@@ -62,8 +62,8 @@ ATEN: dict[str, Callable[..., Any]] = {
     "scaled_softmax_bwd": lambda dy, y, scale, causal: torch._softmax_backward_data(dy, y, -1, y.dtype) * scale,
 }
 VALUES: dict[str, Callable[..., Any]] = {
-    "gelu": lambda x: F.gelu(x, approximate="tanh"),
-    "gelu_erf": F.gelu,
+    "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
+    "gelu": F.gelu,
     "silu": F.silu,
     "qgelu": lambda x: x * torch.sigmoid(1.702 * x),
     "relu": F.relu,
@@ -71,8 +71,8 @@ VALUES: dict[str, Callable[..., Any]] = {
     "sigmoid": torch.sigmoid,
 }
 GRADS: dict[str, Callable[..., Any]] = {
-    "gelu": lambda dy, x: GELU_BWD(dy, x, approximate="tanh"),
-    "gelu_erf": GELU_BWD,
+    "gelu_tanh": lambda dy, x: GELU_BWD(dy, x, approximate="tanh"),
+    "gelu": GELU_BWD,
     "silu": SILU_BWD,
     "relu": lambda dy, x: RELU_BWD(dy, x, 0),
 }

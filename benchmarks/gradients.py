@@ -121,9 +121,9 @@ def cases(device: str) -> dict[str, tuple[list[Tensor], dict[str, Callable[..., 
             "opmux": lambda x: ops.softmax(x, -1),
             "minimal": lambda x: of_result(x, -1),
         }),
-        "gelu": ([x], {
+        "gelu_tanh": ([x], {
             "torch": lambda x: F.gelu(x, approximate="tanh"),
-            "opmux": lambda x: ops.gelu(x),
+            "opmux": lambda x: ops.gelu_tanh(x),
             "minimal": of_input,
         }),
         "silu_mul": ([x, y], {

@@ -26,7 +26,7 @@ def act_bias_bwd_fp8(dy: Tensor, x: Tensor, scale: Tensor, amax: Tensor | None, 
         scale (float32 [..], one element, contiguous)
         amax (float32 [..], one element, contiguous, optional)
         dtype (one of float8_e4m3fn, float8_e5m2)
-        act (one of 'gelu', 'gelu_erf', 'silu', 'qgelu', 'relu', 'srelu')
+        act (one of 'gelu_tanh', 'gelu', 'silu', 'qgelu', 'relu', 'srelu')
     """
 
 def act_bwd_fp8(dy: Tensor, x: Tensor, scale: Tensor, amax: Tensor | None, dtype: torch.dtype, act: str) -> tuple[Tensor, Tensor]:
@@ -38,7 +38,7 @@ def act_bwd_fp8(dy: Tensor, x: Tensor, scale: Tensor, amax: Tensor | None, dtype
         scale (float32 [..], one element, contiguous)
         amax (float32 [..], one element, contiguous, optional)
         dtype (one of float8_e4m3fn, float8_e5m2)
-        act (one of 'gelu', 'gelu_erf', 'silu', 'qgelu', 'relu', 'srelu')
+        act (one of 'gelu_tanh', 'gelu', 'silu', 'qgelu', 'relu', 'srelu')
     """
 
 def act_fp8(x: Tensor, scale: Tensor, amax: Tensor | None, dtype: torch.dtype, act: str) -> tuple[Tensor, Tensor]:
@@ -49,7 +49,7 @@ def act_fp8(x: Tensor, scale: Tensor, amax: Tensor | None, dtype: torch.dtype, a
         scale (float32 [..], one element, contiguous): the result is multiplied by it before the cast.
         amax (float32 [..], one element, contiguous, optional): raised to the largest magnitude of the result, before the scale.
         dtype (one of float8_e4m3fn, float8_e5m2): the float8 dtype of the result.
-        act (one of 'gelu', 'gelu_erf', 'silu', 'qgelu', 'relu', 'srelu'): the name of the activation.
+        act (one of 'gelu_tanh', 'gelu', 'silu', 'qgelu', 'relu', 'srelu'): the name of the activation.
 
     Returns:
         y, the bytes of the result, uint8 in x's shape, and scale_inv = 1 / scale.
@@ -1400,7 +1400,7 @@ def geglu(input: Tensor, quantizer: Any) -> Any:
     """
 
 def gelu(x: Tensor) -> Tensor:
-    """y = x * (0.5 + 0.5 * tanh(sqrt(2/pi) * (x + 0.044715 x^3))).
+    """y = x * (0.5 + 0.5 * erf(x / sqrt(2))).
 
     Args:
         x (float [..]): the input.
@@ -1413,50 +1413,6 @@ def gelu_backward(grad_output: Tensor, self: Tensor, *, approximate: str = 'none
     """torch.ops.aten.gelu_backward, elementwise."""
 
 def gelu_bias(x: Tensor, bias: Tensor) -> Tensor:
-    """y = f(x + bias), f(x) = x * (0.5 + 0.5 * tanh(sqrt(2/pi) * (x + 0.044715 x^3))).
-
-    Args:
-        x (float [*rows, n]): the input.
-        bias (float [n]): added to each row.
-
-    Returns:
-        y, like x: computed in float32 (float64 for float64) and rounded once.
-    """
-
-def gelu_bias_bwd(dy: Tensor, x: Tensor, bias: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """dx = dy * f'(x + bias), dbias = sum(dx) over rows, f(x) = x * (0.5 + 0.5 * tanh(sqrt(2/pi) * (x + 0.044715 x^3))).
-
-    Args:
-        dy (float [*rows, n]): the gradient of y.
-        x (float [*rows, n]): the input of the forward.
-        bias (float [n], optional): as in the forward; None if x includes it.
-
-    Returns:
-        dx, like x, and dbias, in bias' dtype (x's without bias): computed in float32 (float64 for float64) and rounded once. dbias sums dx before it is rounded.
-    """
-
-def gelu_bwd(dy: Tensor, x: Tensor) -> Tensor:
-    """dx = dy * f'(x), f(x) = x * (0.5 + 0.5 * tanh(sqrt(2/pi) * (x + 0.044715 x^3))).
-
-    Args:
-        dy (float [*shape]): the gradient of y.
-        x (float [*shape]): the input of the forward.
-
-    Returns:
-        dx, like x: computed in float32 (float64 for float64) and rounded once.
-    """
-
-def gelu_erf(x: Tensor) -> Tensor:
-    """y = x * (0.5 + 0.5 * erf(x / sqrt(2))).
-
-    Args:
-        x (float [..]): the input.
-
-    Returns:
-        y, like x: computed in float32 (float64 for float64) and rounded once.
-    """
-
-def gelu_erf_bias(x: Tensor, bias: Tensor) -> Tensor:
     """y = f(x + bias), f(x) = x * (0.5 + 0.5 * erf(x / sqrt(2))).
 
     Args:
@@ -1467,7 +1423,7 @@ def gelu_erf_bias(x: Tensor, bias: Tensor) -> Tensor:
         y, like x: computed in float32 (float64 for float64) and rounded once.
     """
 
-def gelu_erf_bias_bwd(dy: Tensor, x: Tensor, bias: Tensor | None = None) -> tuple[Tensor, Tensor]:
+def gelu_bias_bwd(dy: Tensor, x: Tensor, bias: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """dx = dy * f'(x + bias), dbias = sum(dx) over rows, f(x) = x * (0.5 + 0.5 * erf(x / sqrt(2))).
 
     Args:
@@ -1479,7 +1435,7 @@ def gelu_erf_bias_bwd(dy: Tensor, x: Tensor, bias: Tensor | None = None) -> tupl
         dx, like x, and dbias, in bias' dtype (x's without bias): computed in float32 (float64 for float64) and rounded once. dbias sums dx before it is rounded.
     """
 
-def gelu_erf_bwd(dy: Tensor, x: Tensor) -> Tensor:
+def gelu_bwd(dy: Tensor, x: Tensor) -> Tensor:
     """dx = dy * f'(x), f(x) = x * (0.5 + 0.5 * erf(x / sqrt(2))).
 
     Args:
@@ -1490,7 +1446,7 @@ def gelu_erf_bwd(dy: Tensor, x: Tensor) -> Tensor:
         dx, like x: computed in float32 (float64 for float64) and rounded once.
     """
 
-def gelu_erf_glu(x: Tensor) -> Tensor:
+def gelu_glu(x: Tensor) -> Tensor:
     """y = f(a) * b, with a and b the halves of the last dimension of x, f(x) = x * (0.5 + 0.5 * erf(x / sqrt(2))).
 
     Args:
@@ -1500,7 +1456,7 @@ def gelu_erf_glu(x: Tensor) -> Tensor:
         y [*rows, n], in x's dtype: computed in float32 (float64 for float64) and rounded once.
     """
 
-def gelu_erf_glu_bwd(dy: Tensor, x: Tensor) -> Tensor:
+def gelu_glu_bwd(dy: Tensor, x: Tensor) -> Tensor:
     """dx = [dy * b * f'(a), dy * f(a)], with a and b the halves of the last dimension of x, f(x) = x * (0.5 + 0.5 * erf(x / sqrt(2))).
 
     Args:
@@ -1511,7 +1467,7 @@ def gelu_erf_glu_bwd(dy: Tensor, x: Tensor) -> Tensor:
         dx, like x: computed in float32 (float64 for float64) and rounded once.
     """
 
-def gelu_erf_mul(a: Tensor, b: Tensor) -> Tensor:
+def gelu_mul(a: Tensor, b: Tensor) -> Tensor:
     """y = f(a) * b, f(x) = x * (0.5 + 0.5 * erf(x / sqrt(2))).
 
     Args:
@@ -1522,7 +1478,7 @@ def gelu_erf_mul(a: Tensor, b: Tensor) -> Tensor:
         y, like a: computed in float32 (float64 for float64) and rounded once.
     """
 
-def gelu_erf_mul_bwd(dy: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+def gelu_mul_bwd(dy: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
     """da = dy * b * f'(a), db = dy * f(a), f(x) = x * (0.5 + 0.5 * erf(x / sqrt(2))).
 
     Args:
@@ -1534,7 +1490,51 @@ def gelu_erf_mul_bwd(dy: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
         da and db, like a: computed in float32 (float64 for float64) and rounded once.
     """
 
-def gelu_glu(x: Tensor) -> Tensor:
+def gelu_tanh(x: Tensor) -> Tensor:
+    """y = x * (0.5 + 0.5 * tanh(sqrt(2/pi) * (x + 0.044715 x^3))).
+
+    Args:
+        x (float [..]): the input.
+
+    Returns:
+        y, like x: computed in float32 (float64 for float64) and rounded once.
+    """
+
+def gelu_tanh_bias(x: Tensor, bias: Tensor) -> Tensor:
+    """y = f(x + bias), f(x) = x * (0.5 + 0.5 * tanh(sqrt(2/pi) * (x + 0.044715 x^3))).
+
+    Args:
+        x (float [*rows, n]): the input.
+        bias (float [n]): added to each row.
+
+    Returns:
+        y, like x: computed in float32 (float64 for float64) and rounded once.
+    """
+
+def gelu_tanh_bias_bwd(dy: Tensor, x: Tensor, bias: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """dx = dy * f'(x + bias), dbias = sum(dx) over rows, f(x) = x * (0.5 + 0.5 * tanh(sqrt(2/pi) * (x + 0.044715 x^3))).
+
+    Args:
+        dy (float [*rows, n]): the gradient of y.
+        x (float [*rows, n]): the input of the forward.
+        bias (float [n], optional): as in the forward; None if x includes it.
+
+    Returns:
+        dx, like x, and dbias, in bias' dtype (x's without bias): computed in float32 (float64 for float64) and rounded once. dbias sums dx before it is rounded.
+    """
+
+def gelu_tanh_bwd(dy: Tensor, x: Tensor) -> Tensor:
+    """dx = dy * f'(x), f(x) = x * (0.5 + 0.5 * tanh(sqrt(2/pi) * (x + 0.044715 x^3))).
+
+    Args:
+        dy (float [*shape]): the gradient of y.
+        x (float [*shape]): the input of the forward.
+
+    Returns:
+        dx, like x: computed in float32 (float64 for float64) and rounded once.
+    """
+
+def gelu_tanh_glu(x: Tensor) -> Tensor:
     """y = f(a) * b, with a and b the halves of the last dimension of x, f(x) = x * (0.5 + 0.5 * tanh(sqrt(2/pi) * (x + 0.044715 x^3))).
 
     Args:
@@ -1544,7 +1544,7 @@ def gelu_glu(x: Tensor) -> Tensor:
         y [*rows, n], in x's dtype: computed in float32 (float64 for float64) and rounded once.
     """
 
-def gelu_glu_bwd(dy: Tensor, x: Tensor) -> Tensor:
+def gelu_tanh_glu_bwd(dy: Tensor, x: Tensor) -> Tensor:
     """dx = [dy * b * f'(a), dy * f(a)], with a and b the halves of the last dimension of x, f(x) = x * (0.5 + 0.5 * tanh(sqrt(2/pi) * (x + 0.044715 x^3))).
 
     Args:
@@ -1555,7 +1555,7 @@ def gelu_glu_bwd(dy: Tensor, x: Tensor) -> Tensor:
         dx, like x: computed in float32 (float64 for float64) and rounded once.
     """
 
-def gelu_mul(a: Tensor, b: Tensor) -> Tensor:
+def gelu_tanh_mul(a: Tensor, b: Tensor) -> Tensor:
     """y = f(a) * b, f(x) = x * (0.5 + 0.5 * tanh(sqrt(2/pi) * (x + 0.044715 x^3))).
 
     Args:
@@ -1566,7 +1566,7 @@ def gelu_mul(a: Tensor, b: Tensor) -> Tensor:
         y, like a: computed in float32 (float64 for float64) and rounded once.
     """
 
-def gelu_mul_bwd(dy: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+def gelu_tanh_mul_bwd(dy: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
     """da = dy * b * f'(a), db = dy * f(a), f(x) = x * (0.5 + 0.5 * tanh(sqrt(2/pi) * (x + 0.044715 x^3))).
 
     Args:
@@ -1701,7 +1701,7 @@ def glu_bwd_fp8(dy: Tensor, x: Tensor, scale: Tensor, amax: Tensor | None, dtype
         scale (float32 [..], one element, contiguous)
         amax (float32 [..], one element, contiguous, optional)
         dtype (one of float8_e4m3fn, float8_e5m2)
-        act (one of 'gelu', 'gelu_erf', 'silu', 'qgelu', 'relu', 'srelu', 'sigmoid')
+        act (one of 'gelu_tanh', 'gelu', 'silu', 'qgelu', 'relu', 'srelu', 'sigmoid')
     """
 
 def glu_fp8(x: Tensor, scale: Tensor, amax: Tensor | None, dtype: torch.dtype, act: str) -> tuple[Tensor, Tensor]:
@@ -1712,7 +1712,7 @@ def glu_fp8(x: Tensor, scale: Tensor, amax: Tensor | None, dtype: torch.dtype, a
         scale (float32 [..], one element, contiguous)
         amax (float32 [..], one element, contiguous, optional)
         dtype (one of float8_e4m3fn, float8_e5m2)
-        act (one of 'gelu', 'gelu_erf', 'silu', 'qgelu', 'relu', 'srelu', 'sigmoid')
+        act (one of 'gelu_tanh', 'gelu', 'silu', 'qgelu', 'relu', 'srelu', 'sigmoid')
     """
 
 def greater(self: Tensor, other: Tensor | int | float) -> Tensor:

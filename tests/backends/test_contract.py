@@ -332,6 +332,19 @@ found["keys"] = sorted(i.op_name for i in HERE.ops("cpu").impls)
     assert got.said == []
 
 
+def test_a_name_in_two_spaces_is_the_op_that_has_its_parameters(case):
+    code = """
+a = torch.ones(3)
+opmux.enable()
+found["gelu"] = [torch.nn.functional.gelu(a, approximate=form).tolist() for form in ("none", "tanh")]
+found["keys"] = sorted(i.op_name for i in HERE.ops("cpu").impls)
+"""
+    gelu = "def gelu(A, *, approximate='none'):\n    return A.new_full(A.shape, 7.0 + len(approximate))\n"
+    got = case(code, acme=NAMES | {"ops/gelu.py": gelu}, OPMUX_VENDOR="acme")
+    assert got.gelu == [[11.0] * 3] * 2
+    assert got.keys == ["aten::add", "aten::gelu"] and got.said == []
+
+
 LIGER = {
     "__init__.py": (
         "from liger_kernel.ops.backends.registry import VendorInfo, register_vendor\n\n"
@@ -343,8 +356,8 @@ LIGER = {
         "    geglu_backward_acme as geglu_backward,\n"
         "    geglu_forward_acme as geglu_forward,\n"
         ")\n\n"
-        '__all__ = ["LigerGELUMulFunction", "geglu_forward", "geglu_backward", "gelu_mul"]\n\n'
-        "gelu_mul = LigerGELUMulFunction\n"
+        '__all__ = ["LigerGELUMulFunction", "geglu_forward", "geglu_backward", "gelu_tanh_mul"]\n\n'
+        "gelu_tanh_mul = LigerGELUMulFunction\n"
     ),
     "ops/geglu.py": (
         "import torch\n\n"
@@ -369,7 +382,7 @@ a = torch.full((2,), 2.0, requires_grad=True)
 b = torch.full((2,), 3.0, requires_grad=True)
 found["forward"] = opmux.ops.geglu_forward(a, b)[2].tolist()
 found["named"] = "LigerGELUMulFunction" in dir(opmux.ops)
-for fn in (opmux.ops.LigerGELUMulFunction.apply, opmux.ops.gelu_mul):
+for fn in (opmux.ops.LigerGELUMulFunction.apply, opmux.ops.gelu_tanh_mul):
     a.grad = b.grad = None
     y = fn(a, b)
     y.sum().backward()
@@ -516,14 +529,14 @@ def test_what_the_guide_shows_works(case):
             "__all__ = [", "from .tanh import tanh\n__all__ = ['tanh', "
         ),
         "ops/tanh.py": blocks["A pointwise row"],
-        "ops/geglu.py": "def gelu_mul(a, b):\n    return a\ndef gelu_mul_bwd(dy, a, b):\n    return a, b\n",
+        "ops/geglu.py": "def gelu_tanh_mul(a, b):\n    return a\ndef gelu_tanh_mul_bwd(dy, a, b):\n    return a, b\n",
         "ops/mm.py": "def mm(self, mat2):\n    return self\n",
     }
     code = (
         LOOK
         + """
 fake("npu")
-found["ops"] = {op: opmux.explain(op).chosen.impl_id for op in ("gelu_mul", "gelu_mul_bwd", "tanh")}
+found["ops"] = {op: opmux.explain(op).chosen.impl_id for op in ("gelu_tanh_mul", "gelu_tanh_mul_bwd", "tanh")}
 found["rows"], found["unused"] = list(HERE.ops("npu").rows), list(HERE.ops("npu").unused)
 found["tiles"] = tiles(None)
 found["trials"] = len(tile_files.candidates(devices.Chip("acme", None), "softmax.rows").given)

@@ -117,7 +117,14 @@ def test_agrees_with_the_reference(name):
 def test_rows_of_any_length(n):
     """Shorter than a vector, one more, one less; longer than what is added up in one go."""
     for dtype in (torch.float32, torch.bfloat16):
-        for name in ("layer_norm", "rms_norm_bwd", "log_softmax", "scaled_softmax", "silu_mul_bwd", "gelu_bias_bwd"):
+        for name in (
+            "layer_norm",
+            "rms_norm_bwd",
+            "log_softmax",
+            "scaled_softmax",
+            "silu_mul_bwd",
+            "gelu_tanh_bias_bwd",
+        ):
             args = spec_of(name).bound(spec_of(name).samples.at((3, n), dtype, CPU).args, {})[0]
             agree(name, KERNEL[name](*args), spec_of(name).reference(*args))
 
@@ -197,7 +204,7 @@ def test_rows_with_gaps_are_read_where_they_lie(monkeypatch):
         "silu_mul_bwd": (dy, a, b),
         "silu_glu": (wide[..., 5:79],),
         "silu_glu_bwd": (dy, wide[..., 5:79]),
-        "gelu_bias": (a, weight),
+        "gelu_tanh_bias": (a, weight),
         "rms_norm": (a, weight, 1e-6, 1.0),
         "add_rms_norm": (a, b, weight, 1e-6, 0.0),
         "softmax": (a, -1),
@@ -205,7 +212,9 @@ def test_rows_with_gaps_are_read_where_they_lie(monkeypatch):
         agree(name, KERNEL[name](*args), spec_of(name).reference(*args))
 
 
-@pytest.mark.parametrize("name", ["rms_norm", "rms_norm_bwd", "layer_norm_bwd", "softmax", "silu_mul", "gelu_bias_bwd"])
+@pytest.mark.parametrize(
+    "name", ["rms_norm", "rms_norm_bwd", "layer_norm_bwd", "softmax", "silu_mul", "gelu_tanh_bias_bwd"]
+)
 def test_threads_share_the_rows(name):
     """Sums over rows are the same in every run, and with another number of threads the same but for rounding."""
     args = spec_of(name).bound(spec_of(name).samples.at((300, 700), torch.float32, CPU).args, {})[0]

@@ -396,7 +396,9 @@ def tried(name, dtypes=(F32, BF16), least=4):
     assert taken >= least * len(dtypes)
 
 
-@pytest.mark.parametrize("op", ["rms_norm", "rms_norm_bwd", "silu_mul", "silu_mul_bwd", "gelu_mul", "gelu_mul_bwd"])
+@pytest.mark.parametrize(
+    "op", ["rms_norm", "rms_norm_bwd", "silu_mul", "silu_mul_bwd", "gelu_tanh_mul", "gelu_tanh_mul_bwd"]
+)
 def test_liger(installs, op):
     installs(LIGER)
     tried(f"{op}_liger_kernel")
@@ -412,7 +414,7 @@ def test_liger_is_asked_to_round_once_and_to_leave_dy_alone(installs):
 
 @pytest.mark.parametrize(
     "op",
-    "rms_norm rms_norm_bwd silu_mul silu_mul_bwd gelu_mul gelu_mul_bwd gelu_erf_mul gelu_erf_mul_bwd".split(),
+    "rms_norm rms_norm_bwd silu_mul silu_mul_bwd gelu_tanh_mul gelu_tanh_mul_bwd gelu_mul gelu_mul_bwd".split(),
 )
 def test_flag_gems(installs, op):
     installs(GEMS)

@@ -307,7 +307,7 @@ def agree(spec, got, args):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, BF16], ids=lambda d: str(d).removeprefix("torch."))
-@pytest.mark.parametrize("name", ["gelu_mul", "gelu_mul_bwd"])
+@pytest.mark.parametrize("name", ["gelu_tanh_mul", "gelu_tanh_mul_bwd"])
 def test_geglu_agrees_with_the_reference(geglu, name, dtype):
     spec = specs.find(name)
     for sample in spec.samples(dtype, torch.device("cpu")):
@@ -319,8 +319,8 @@ def test_geglu_of_halves_and_of_what_lies_far_out(geglu):
     x, dy = torch.randn(70, 600), torch.randn(70, 300)
     far = torch.tensor([0.0, -0.0, 1e3, -1e3, 3e38, -3e38, float("inf"), -float("inf"), float("nan"), 88.0, -88.0])
     for d, a, b in ((dy, x[:, :300], x[:, 300:]), (torch.ones(11), far, torch.full((11,), 2.0))):
-        agree(specs.find("gelu_mul"), geglu.gelu_mul(a, b), (a, b))
-        agree(specs.find("gelu_mul_bwd"), geglu.gelu_mul_bwd(d, a, b), (d, a, b))
+        agree(specs.find("gelu_tanh_mul"), geglu.gelu_tanh_mul(a, b), (a, b))
+        agree(specs.find("gelu_tanh_mul_bwd"), geglu.gelu_tanh_mul_bwd(d, a, b), (d, a, b))
 
 
 def test_geglu_starts_as_many_programs_as_there_are_cores(geglu, monkeypatch):
@@ -329,14 +329,14 @@ def test_geglu_starts_as_many_programs_as_there_are_cores(geglu, monkeypatch):
     stock = launch.Launcher.bind
     monkeypatch.setattr(launch.Launcher, "bind", lambda *args: grids.append(args[2]) or stock(*args))
     args = [torch.randn(3, 37_001) for _ in range(3)]
-    agree(specs.find("gelu_mul_bwd"), geglu.gelu_mul_bwd(*args), args)
+    agree(specs.find("gelu_tanh_mul_bwd"), geglu.gelu_tanh_mul_bwd(*args), args)
     assert grids == [(rows.cores(args[0].device), 1, 1)]
     block = geglu.tiles_of(n=3 * 37_001, dtype=torch.float32, backward=True)["BLOCK_N"]
     assert grids[0][0] * block * 3 < 3 * 37_001
 
 
 def test_geglu_refuses_what_the_reference_refuses(geglu):
-    for name in ("gelu_mul", "gelu_mul_bwd"):
+    for name in ("gelu_tanh_mul", "gelu_tanh_mul_bwd"):
         for bad in (b for b in specs.find(name).errors("cpu") if b.typed):
             with pytest.raises(bad.error, match=bad.match):
                 getattr(geglu, name)(*bad.args)
@@ -354,7 +354,7 @@ def test_geglu_is_what_a_machine_with_npus_gets(geglu):
 
     get_default_manager().prepare()
     found = {made.op_name: made for made in vendor_ops.read(package("ascend"), "ascend910b").impls}
-    assert sorted(found) == ["opmux::gelu_mul", "opmux::gelu_mul_bwd"]
-    made = found["opmux::gelu_mul"]
+    assert sorted(found) == ["opmux::gelu_tanh_mul", "opmux::gelu_tanh_mul_bwd"]
+    made = found["opmux::gelu_tanh_mul"]
     assert (made.impl_id, made.kind, made.vendor) == ("default.flagos.ascend", BackendImplKind.DEFAULT, "ascend")
-    assert made.fn is geglu.gelu_mul and made.devices == {"npu"} and torch.float64 not in made.supported_dtypes
+    assert made.fn is geglu.gelu_tanh_mul and made.devices == {"npu"} and torch.float64 not in made.supported_dtypes

@@ -165,7 +165,7 @@ def test_orders_of_the_file_give_way_op_by_op(monkeypatch):
     monkeypatch.setenv("TE_FL_PER_OP", "rmsnorm_fwd=flagos")
     policy = from_knobs()
     assert policy.order_for(TEX) == ("flagos",)
-    assert first("opmux::gelu_mul", policy) == "flagos"
+    assert first("opmux::gelu_tanh_mul", policy) == "flagos"
 
 
 # ---- code over settings ---------------------------------------------------------------------------------------------
@@ -201,10 +201,10 @@ def test_a_scope_beats_the_processs_policy():
 
 
 def test_an_order_in_code_beats_an_order_in_the_settings(setenv):
-    setenv(TE_FL_PER_OP="rmsnorm_fwd=flagos;gelu_erf=reference")
+    setenv(TE_FL_PER_OP="rmsnorm_fwd=flagos;gelu_tanh=reference")
     with opmux.policy(per_op={"rmsnorm_fwd": ["reference", "*"]}):
         assert get_policy().order_for(TEX) == ("reference", "*")
-        assert get_policy().order_for("opmux::gelu_erf") == ("reference",)
+        assert get_policy().order_for("opmux::gelu_tanh") == ("reference",)
 
 
 def test_a_scope_keeps_the_filters_of_the_settings(setenv):

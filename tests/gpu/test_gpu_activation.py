@@ -34,9 +34,9 @@ def test_halves(shape, dtype):
         n = shape[-1]
         x, dy = (torch.randn(*shape[:-1], k * n, device="cuda", dtype=dtype) for k in (2, 1))
         check("silu_glu", x)
-        check("gelu_glu_bwd", dy, x)
+        check("gelu_tanh_glu_bwd", dy, x)
         check("silu_mul", *x.chunk(2, -1))
-        check("gelu_mul_bwd", dy, *x.chunk(2, -1))
+        check("gelu_tanh_mul_bwd", dy, *x.chunk(2, -1))
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -45,7 +45,7 @@ def test_biases(shape, dtype):
     with opmux.policy("flagos", strict=True):
         x, dy = (torch.randn(shape, device="cuda", dtype=dtype) for _ in range(2))
         bias = torch.randn(shape[-1], device="cuda", dtype=dtype)
-        check("gelu_bias", x, bias)
+        check("gelu_tanh_bias", x, bias)
         spec = specs.by_key["opmux::silu_bias_bwd"]
         for b in (bias, None):
             (dx, dbias), (true_dx, _) = opmux.ops.silu_bias_bwd(dy, x, b), spec.reference(dy, x, b)

@@ -23,8 +23,8 @@ CASES = {
     "silu_mul_bwd": lambda n: (rows(n), *rows(2 * n).chunk(2, -1)),
     "silu_glu": lambda n: (rows(2 * n),),
     "silu_glu_bwd": lambda n: (rows(n), rows(2 * n)),
-    "gelu_bias": lambda n: (rows(n), rows(n)[0]),
-    "gelu_bias_bwd": lambda n: (rows(n), rows(n), rows(n)[0]),
+    "gelu_tanh_bias": lambda n: (rows(n), rows(n)[0]),
+    "gelu_tanh_bias_bwd": lambda n: (rows(n), rows(n), rows(n)[0]),
 }
 
 
@@ -33,7 +33,7 @@ CASES = {
 def test_loads_are_wide_and_nothing_spills(name, n):
     with compiling_for("sm_90") as built:
         IMPLS[f"opmux::{name}"](*CASES[name](n))
-    assert len(built) == (2 if name == "gelu_bias_bwd" else 1)
+    assert len(built) == (2 if name == "gelu_tanh_bias_bwd" else 1)
     lines = built[0].asm["ptx"].splitlines()
     assert any("ld.global.v4.b32" in line for line in lines) and any("st.global.v4.b32" in line for line in lines)
     assert not any(move in line and ".b16" in line for line in lines for move in ("ld.global", "st.global"))

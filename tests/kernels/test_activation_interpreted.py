@@ -50,9 +50,9 @@ def test_halves_are_read_where_they_lie(shape, no_copies):
 
 def test_rows_with_gaps_are_read_where_they_lie(no_copies):
     x, dy, bias = torch.randn(2, 3, 40)[..., :37], torch.randn(2, 3, 50)[..., 3:40], torch.randn(37)
-    agree("gelu_bias", x, bias)
-    agree("gelu_bias_bwd", dy, x, bias)
-    agree("gelu_glu", x[..., 1:])
+    agree("gelu_tanh_bias", x, bias)
+    agree("gelu_tanh_bias_bwd", dy, x, bias)
+    agree("gelu_tanh_glu", x[..., 1:])
 
 
 @pytest.mark.parametrize("shape", [(3, 5000), (1, 3), (700, 20), (2050, 2)])
@@ -66,7 +66,7 @@ def test_tiles_of_all_kinds(shape):
 
 def test_the_gradient_of_a_bias_is_the_same_in_every_run():
     x, dy = torch.randn(300, 20), torch.randn(300, 20)
-    once, again = (kernel("gelu_bias_bwd")(dy, x, None)[1] for _ in range(2))
+    once, again = (kernel("gelu_tanh_bias_bwd")(dy, x, None)[1] for _ in range(2))
     assert torch.equal(once, again)
 
 

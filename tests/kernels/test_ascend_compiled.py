@@ -14,6 +14,6 @@ MODE = "compile"
 def test_geglu_compiles(chip):
     x = torch.empty(64, 4096, device="meta", dtype=torch.bfloat16)
     with compiling_for(chip) as built:
-        geglu.gelu_mul(x, x)
-        geglu.gelu_mul_bwd(x[:, :37], x[:, 64:101], x[:, 128:165])
+        geglu.gelu_tanh_mul(x, x)
+        geglu.gelu_tanh_mul_bwd(x[:, :37], x[:, 64:101], x[:, 128:165])
     assert [b.grid for b in built] == [(64, 1, 1), (1, 1, 1)]

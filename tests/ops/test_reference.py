@@ -64,8 +64,8 @@ def true_glu(f, x):
 
 
 ACTS = {
-    "gelu": lambda x: F.gelu(x, approximate="tanh"),
-    "gelu_erf": F.gelu,
+    "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
+    "gelu": F.gelu,
     "silu": F.silu,
     "relu": F.relu,
     "srelu": lambda x: F.relu(x) ** 2,

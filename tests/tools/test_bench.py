@@ -297,7 +297,9 @@ def test_what_the_reference_refuses_is_skipped(cli):
 
 # ---- providers ------------------------------------------------------------------------------------------------------
 
-BACKWARDS = "rms_norm_bwd add_rms_norm_bwd layer_norm_bwd softmax_bwd log_softmax_bwd silu_mul_bwd gelu_bwd".split()
+BACKWARDS = (
+    "rms_norm_bwd add_rms_norm_bwd layer_norm_bwd softmax_bwd log_softmax_bwd silu_mul_bwd gelu_tanh_bwd".split()
+)
 
 
 @pytest.mark.parametrize("op", BACKWARDS)

@@ -304,7 +304,7 @@ def test_functions_on_the_cpu(cli, monkeypatch):
     """What a vendor exports, called as it stands: no device is made up, and the first line says so."""
     pytest.importorskip("triton")
     monkeypatch.setattr(command, "cores", lambda: 1)  # this process has computed, and cannot be forked
-    words = "conform --vendor ascend --device cpu --op gelu_mul --check values --check mutation --sample 5x64*"
+    words = "conform --vendor ascend --device cpu --op gelu_tanh_mul --check values --check mutation --sample 5x64*"
     done = cli(*words.split())
     assert done.exit_code == 0, done.output
     assert done.output.startswith("ascend's functions called directly on CPU tensors")
@@ -313,7 +313,7 @@ def test_functions_on_the_cpu(cli, monkeypatch):
 
 def test_the_list(cli, monkeypatch):
     pytest.importorskip("triton")
-    done = cli("conform", "--vendor", "ascend", "--device", "cpu", "--op", "gelu_mul", "--list")
+    done = cli("conform", "--vendor", "ascend", "--device", "cpu", "--op", "gelu_tanh_mul", "--list")
     assert done.exit_code == 0 and "2 impls of them" in done.output
     assert "default.flagos.ascend" in done.output and "values, mutation, errors, fake" in done.output
 

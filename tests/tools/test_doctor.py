@@ -128,7 +128,7 @@ GOOD = """
 from opmux.core import BackendImplKind, OpImpl
 
 def register(registry):
-    registry.register_impl(OpImpl("gelu_erf", "vendor.acme", BackendImplKind.VENDOR, "acme", lambda x: x))
+    registry.register_impl(OpImpl("gelu_tanh", "vendor.acme", BackendImplKind.VENDOR, "acme", lambda x: x))
 """
 
 
@@ -139,7 +139,7 @@ def test_plugins_good_and_broken(shell, tmp_path):
     assert done.returncode == 1
     data = json.loads(done.stdout)
     found = {p["name"]: p for p in data["plugins"]}
-    assert (found["good_ops"]["status"], found["good_ops"]["impls"]) == ("loaded", ["gelu_erf=vendor.acme"])
+    assert (found["good_ops"]["status"], found["good_ops"]["impls"]) == ("loaded", ["gelu_tanh=vendor.acme"])
     assert found["broken_ops"]["status"] == "broken"
     assert "what_is_not_there" in found["broken_ops"]["reason"]
     assert data["broken"] == [f"plugin 'broken_ops': {found['broken_ops']['reason']}"]

@@ -18,7 +18,7 @@ from torch import Tensor
 from ..core.errors import NotSupported
 from ..core.registry import impl
 from ..specs import gemm as spec
-from .lib.activation_math import gelu, gelu_slope
+from .lib.activation_math import gelu_tanh, gelu_tanh_slope
 from .lib.config import Tiles, tunable
 from .lib.harness import Launch, Plan, planned, strided
 from .lib.interpret import interpreting
@@ -96,9 +96,9 @@ def finish(
     if aux_ptr is not None:
         tl.store(aux_ptr + i_m * n + i_n, b_y.to(aux_ptr.dtype.element_ty), mask=inside)
     if ACT == "gelu":
-        b_y = gelu(b_y)
+        b_y = gelu_tanh(b_y)
     if ACT == "dgelu":
-        b_y *= gelu_slope(tl.load(pre_ptr + i_m * n + i_n, mask=inside, other=0.0).to(WIDE))
+        b_y *= gelu_tanh_slope(tl.load(pre_ptr + i_m * n + i_n, mask=inside, other=0.0).to(WIDE))
     tl.store(y_ptr + i_m * ldy + i_n, b_y.to(y_ptr.dtype.element_ty), mask=inside)
 
 

@@ -1,9 +1,9 @@
 """Reads a vendor's `ops/`: impls of our ops, rows for ATen, unused ops, preferred ops, and extra names.
 
-`__all__` names ops of ours (then tex's, then ATen's), `get_specific_ops()` gives rows for ATen
-(`("add.Tensor", add, Autograd.disable)`), `get_unused_ops()` names ops that torch should run,
-`get_preferred_ops()` the ops for which the vendor's libraries come before our kernels, and why. An invalid entry is
-skipped and logged once with its file and line.
+`__all__` names ops of ours, then tex's, then ATen's: the first op that has all parameters of the function.
+`get_specific_ops()` gives rows for ATen (`("add.Tensor", add, Autograd.disable)`), `get_unused_ops()` names ops that
+torch should run, `get_preferred_ops()` the ops for which the vendor's libraries come before our kernels, and why. An
+invalid entry is skipped and logged once with its file and line.
 
 Attributes of an exported function become fields of its `OpImpl`: see TAGS. `kind` and `impl_id` are for a vendor with
 several kernels for one op. `op` is the op that the function implements, if that is not its name: several exports may
@@ -27,8 +27,8 @@ from ..core.errors import BadImpl, nearest
 from ..core.loading import all_or_nothing
 from ..core.log import logger
 from ..core.machine import Preferred
-from ..core.registry import BackendImplKind, OpImpl, Origin, check_fit
-from ..core.spec import NAME_LOOKUP, specs
+from ..core.registry import BackendImplKind, Fit, OpImpl, Origin, check_fit
+from ..core.spec import NAME_LOOKUP, Spec, specs
 from . import vendors
 from .devices import Chip
 from .foreign import foreign_names
@@ -215,10 +215,13 @@ class _Reader:
 
     def _export(self, name: str, value: Any) -> None:
         op = getattr(value, "op", name) if callable(value) else name
-        spec = specs.lookup(op, NAME_LOOKUP["export"]) if callable(value) else None
-        if spec is None or op not in (spec.name, spec.key):
+        named = [] if not callable(value) else [specs.lookup(op, (space,)) for space in NAME_LOOKUP["export"]]
+        found = [spec for spec in named if spec is not None and op in (spec.name, spec.key)]
+        if not found:
             self.found.extras.setdefault(name, value)
             return
+        fitting = [spec for spec in found if Fit.of(spec, self._impl(spec.key, value)).refusal is None]
+        spec = next((s for s in fitting if _has_all_parameters(s, value)), (fitting or found)[0])
         made = self._impl(spec.key, value)
         check_fit(spec, made)
         self._add(made)
@@ -279,6 +282,18 @@ def aten_names() -> list[str]:
     """The names of ATen's ops."""
     names = (s.name for s in torch._C._jit_get_all_schemas())
     return sorted({n.removeprefix("aten::") for n in names if n.startswith("aten::")})
+
+
+def _has_all_parameters(spec: Spec, fn: Any) -> bool:
+    """Whether an op has every parameter of a function: `gelu(x, *, approximate)` is ATen's gelu, not ours of one x."""
+    is_class = isinstance(fn, type) and issubclass(fn, torch.autograd.Function)
+    try:
+        params = list(inspect.signature(fn.forward if is_class else fn).parameters.values())[is_class:]
+    except (TypeError, ValueError):  # a builtin without a signature: assume that it has
+        return True
+    by_name = {p.name for p in params if p.kind is p.KEYWORD_ONLY}
+    by_place = [p for p in params if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    return by_name <= set(spec.names) and len(by_place) + len(by_name) <= len(spec.names)
 
 
 def origin_of(package: Package, made: OpImpl) -> Origin:

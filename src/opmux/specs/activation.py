@@ -59,12 +59,12 @@ def _normal_cdf(x: Tensor) -> Tensor:
 
 
 ACTS = {
-    "gelu": swish(
+    "gelu_tanh": swish(
         _gelu_gate,
         lambda x: K1 + 3 * K3 * x * x,
         "x * (0.5 + 0.5 * tanh(sqrt(2/pi) * (x + 0.044715 x^3)))",
     ),
-    "gelu_erf": Act(
+    "gelu": Act(
         lambda x: x * _normal_cdf(x),
         lambda x: _normal_cdf(x) + x * torch.exp(-0.5 * x * x) / math.sqrt(2 * math.pi),
         "x * (0.5 + 0.5 * erf(x / sqrt(2)))",
@@ -339,7 +339,7 @@ def _acting(names: str) -> Maker:
     def build(d: Draw) -> dict[str, Any]:
         doubled = Draw(Case((*d.case.shape[:-1], 2 * d.case.shape[-1]), d.case.layout), d.dtype, d.device)
         ways = {"dy": lambda: ("dy", d.grad()), "x": lambda: ("x", d.full()), "x2": lambda: ("x", doubled.full())}
-        return {**dict(ways[n]() for n in names.split()), **_fp8.numbers(d), "act": d.option("act", "gelu")}
+        return {**dict(ways[n]() for n in names.split()), **_fp8.numbers(d), "act": d.option("act", "gelu_tanh")}
 
     return Maker(build, _fp8.CASES)
 

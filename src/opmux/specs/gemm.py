@@ -288,7 +288,7 @@ def gemm_gelu(
     """
     pre = with_bias(product(a, b, trans_a, trans_b, alpha), bias)
     dtype = out_dtype or a.dtype
-    return rounded(ACTS["gelu"].value(pre), dtype), rounded(pre, dtype)
+    return rounded(ACTS["gelu_tanh"].value(pre), dtype), rounded(pre, dtype)
 
 
 def _dgelu_args(d: Draw) -> dict[str, Any]:
@@ -332,7 +332,7 @@ def gemm_dgelu(
         y [m, n].
     """
     y = product(a, b, trans_a, trans_b, alpha)
-    return rounded(y * ACTS["gelu"].slope(pre.to(y.dtype)), out_dtype or a.dtype)
+    return rounded(y * ACTS["gelu_tanh"].slope(pre.to(y.dtype)), out_dtype or a.dtype)
 
 
 def _sum_args(d: Draw) -> dict[str, Any]:

@@ -17,8 +17,8 @@ from ...specs import activation as spec
 from ..lib.activation_math import (
     clamp,
     gate_slope,
-    gelu,
-    gelu_slope,
+    gelu_tanh,
+    gelu_tanh_slope,
     least_gap,
     per_program,
     sigmoid,
@@ -43,12 +43,12 @@ INV_SQRT_2PI = tl.constexpr(0.3989422804014327)
 
 
 @triton.jit
-def gelu_erf(x):
+def gelu(x):
     return x * (0.5 + 0.5 * tl.erf(x * SQRT_HALF))
 
 
 @triton.jit
-def gelu_erf_slope(x):
+def gelu_slope(x):
     return 0.5 + 0.5 * tl.erf(x * SQRT_HALF) + x * tl.exp(-0.5 * x * x) * INV_SQRT_2PI
 
 
@@ -79,8 +79,8 @@ def sigmoid_slope(x):
 
 
 MATHS = {
+    "gelu_tanh": (gelu_tanh, gelu_tanh_slope),
     "gelu": (gelu, gelu_slope),
-    "gelu_erf": (gelu_erf, gelu_erf_slope),
     "silu": (silu, silu_slope),
     "qgelu": (qgelu, qgelu_slope),
     "relu": (relu, relu_slope),

@@ -32,12 +32,12 @@ def gate_slope(x, k, rate):
 
 
 @triton.jit
-def gelu(x):
+def gelu_tanh(x):
     return x * sigmoid(x * (K1 + K3 * x * x))
 
 
 @triton.jit
-def gelu_slope(x):
+def gelu_tanh_slope(x):
     x = clamp(x)
     return gate_slope(x, x * (K1 + K3 * x * x), K1 + 3 * K3 * x * x)
 

@@ -122,7 +122,7 @@ ALONG_ROWS = (
     "rms_norm layer_norm add_rms_norm softmax log_softmax sum amax var_mean cumsum argmax "
     "rms_norm_bwd layer_norm_bwd add_rms_norm_bwd softmax_bwd log_softmax_bwd"
 )
-ELEMENTWISE = "silu_mul gelu_mul add gelu philox_dropout silu_mul_bwd gelu_bwd"
+ELEMENTWISE = "silu_mul gelu_tanh_mul add gelu_tanh philox_dropout silu_mul_bwd gelu_tanh_bwd"
 
 _ALL = (
     Preset(
@@ -134,7 +134,7 @@ _ALL = (
     Preset(
         "quick",
         "a few small cases, seconds on a CPU",
-        (Line("rms_norm softmax silu_mul gelu sum rms_norm_bwd softmax_bwd silu_mul_bwd", (1024,)),),
+        (Line("rms_norm softmax silu_mul gelu_tanh sum rms_norm_bwd softmax_bwd silu_mul_bwd", (1024,)),),
         ("float32",),
         rows=256,
         providers="ours,native",
@@ -145,7 +145,7 @@ _ALL = (
         (
             Line("add", (256,)),
             Line("mul", (256,), "scalar"),
-            Line("softmax rms_norm sum gelu layer_norm silu_mul", (256,)),
+            Line("softmax rms_norm sum gelu_tanh layer_norm silu_mul", (256,)),
         ),
         ("bfloat16",),
         rows=16,

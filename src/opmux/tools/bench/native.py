@@ -55,8 +55,8 @@ def _group_norm(x: Tensor, num_groups: int, weight: Any, bias: Any, eps: float) 
 
 
 ACTS: dict[str, Callable[[Tensor], Tensor]] = {
-    "gelu": functools.partial(F.gelu, approximate="tanh"),
-    "gelu_erf": F.gelu,
+    "gelu_tanh": functools.partial(F.gelu, approximate="tanh"),
+    "gelu": F.gelu,
     "silu": F.silu,
     "relu": F.relu,
     "srelu": lambda x: F.relu(x).square(),

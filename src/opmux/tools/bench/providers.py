@@ -122,7 +122,7 @@ LIGER: dict[str, tuple[str, Callable[..., tuple], str]] = {
     "layer_norm": ("liger_layer_norm", lambda x, w, b, eps, offset: (x, w + offset if offset else w, b, eps), "y"),
     "softmax": ("liger_softmax", lambda x, dim: (x,), "y"),
     "silu_mul": ("liger_swiglu", lambda a, b: (a, b), "y"),
-    "gelu_mul": ("liger_geglu", lambda a, b: (a, b), "y"),
+    "gelu_tanh_mul": ("liger_geglu", lambda a, b: (a, b), "y"),
     "srelu": ("liger_relu_squared", lambda x: (x,), "y"),
 }  # fmt: skip
 

@@ -1,6 +1,6 @@
 """Known gaps: the vendor's `xfail.toml`, beside its `__init__.py`.
 
-    [gelu_mul.values]
+    [gelu_tanh_mul.values]
     reason = "rounds twice before driver 2.1"
 
     ["cum*".gradient]

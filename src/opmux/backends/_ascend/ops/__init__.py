@@ -1,5 +1,5 @@
 """Ops for Ascend: the exported functions replace our generic kernels on NPUs."""
 
-from .geglu import gelu_mul, gelu_mul_bwd
+from .geglu import gelu_tanh_mul, gelu_tanh_mul_bwd
 
-__all__ = ["gelu_mul", "gelu_mul_bwd"]
+__all__ = ["gelu_tanh_mul", "gelu_tanh_mul_bwd"]

@@ -31,7 +31,7 @@ FAR = tl.constexpr(spec.FAR)
 
 @triton.jit
 def gate(x):
-    """sigmoid(k) for gelu(x) = x * sigmoid(k), and its slope in k, of one exponential that cannot overflow."""
+    """sigmoid(k) for gelu_tanh(x) = x * sigmoid(k), and its slope in k, of one exponential that cannot overflow."""
     k = x * (K1 + K3 * x * x)
     small = tl.exp(-tl.abs(k))
     near = 1.0 / (1.0 + small)  # sigmoid(|k|)
@@ -113,7 +113,7 @@ def vector_cores(device: torch.device) -> int:
 
 
 def _plan(**tensors: Tensor) -> Plan:
-    """gelu(a) * b or, with dy, its gradients."""
+    """gelu_tanh(a) * b or, with dy, its gradients."""
     backward, a = "dy" in tensors, tensors["a"]
     makes = dict.fromkeys(("da", "db") if backward else ("y",), OutputSpec.of(a.shape, a.dtype))
     if not a.numel():
@@ -131,14 +131,14 @@ def _plan(**tensors: Tensor) -> Plan:
     return Plan(makes, [launch._replace(numbers=numbers)], rows.strided)
 
 
-@host_code(spec.gelu_mul)
-def gelu_mul(a: Tensor, b: Tensor) -> Plan:
+@host_code(spec.gelu_tanh_mul)
+def gelu_tanh_mul(a: Tensor, b: Tensor) -> Plan:
     return _plan(a=a, b=b)
 
 
-@host_code(spec.gelu_mul_bwd)
-def gelu_mul_bwd(dy: Tensor, a: Tensor, b: Tensor) -> Plan:
+@host_code(spec.gelu_tanh_mul_bwd)
+def gelu_tanh_mul_bwd(dy: Tensor, a: Tensor, b: Tensor) -> Plan:
     return _plan(dy=dy, a=a, b=b)
 
 
-gelu_mul.dtypes = gelu_mul_bwd.dtypes = {torch.float32, torch.float16, torch.bfloat16}
+gelu_tanh_mul.dtypes = gelu_tanh_mul_bwd.dtypes = {torch.float32, torch.float16, torch.bfloat16}

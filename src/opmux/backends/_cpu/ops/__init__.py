@@ -17,17 +17,17 @@ thread of a Neoverse N1, torch 2.13 (`benchmarks/cpu.py` measures it anywhere).
     log_softmax_bwd    7.2/1.2    3.3/2.2    2.6/2.5     8.9/1.3    3.3/2.1    2.6/2.1
     scaled_softmax     5.4/2.5    2.7/2.2    2.2/2.2     5.5/2.4    2.4/2.0    2.1/2.1
     scaled_softmax_bwd 9.0/2.5    5.1/1.8    3.5/1.6     9.9/2.5    4.5/2.7    3.5/2.6
-    gelu               10.6/5.3   3.1/1.8    2.7/1.7     10.7/2.8   2.9/4.7    2.2/4.2
-    gelu_bwd           18.5/2.9   4.6/3.9    4.2/3.8     18.2/2.8   4.3/3.4    3.5/3.1
+    gelu_tanh          10.6/5.3   3.1/1.8    2.7/1.7     10.7/2.8   2.9/4.7    2.2/4.2
+    gelu_tanh_bwd      18.5/2.9   4.6/3.9    4.2/3.8     18.2/2.8   4.3/3.4    3.5/3.1
     silu               6.6/1.3    2.6/2.0    2.4/2.0     7.1/1.4    2.6/2.0    1.9/1.8
     silu_bwd           13.6/1.5   4.5/1.6    3.9/1.5     13.5/1.5   4.0/1.6    2.8/1.4
     silu_bias_bwd      12.3/2.7   4.7/1.7    4.1/2.1     12.3/2.8   4.3/2.2    3.1/1.9
     silu_mul           8.5/1.9    2.8/2.1    2.6/2.2     8.7/2.0    2.7/2.3    2.1/2.0
     silu_mul_bwd       14.5/3.2   5.4/2.6    4.8/2.7     14.3/3.2   4.4/2.8    3.7/2.5
     silu_glu_bwd       19.5/6.3   5.9/3.0    5.0/2.9     18.8/6.0   4.9/3.0    3.7/2.6
-    gelu_erf           11.5/5.0   8.3/1.4    8.0/0.5     11.4/1.1   7.3/1.4    6.1/1.3
-    gelu_erf_mul       12.6/5.5   8.0/1.8    7.8/0.7     12.8/1.9   7.0/1.6    5.8/1.4
-    gelu_erf_mul_bwd   21.8/15.2  15.2/11.2  14.6/10.6   21.2/3.6   11.8/3.4   8.8/2.6
+    gelu               11.5/5.0   8.3/1.4    8.0/0.5     11.4/1.1   7.3/1.4    6.1/1.3
+    gelu_mul           12.6/5.5   8.0/1.8    7.8/0.7     12.8/1.9   7.0/1.6    5.8/1.4
+    gelu_mul_bwd       21.8/15.2  15.2/11.2  14.6/10.6   21.2/3.6   11.8/3.4   8.8/2.6
     relu               5.7/1.1    3.0/1.1    2.0/1.0     6.3/1.1    2.3/1.3    1.7/1.2
     relu_bwd           13.8/1.7   9.1/1.3    6.2/1.1     13.7/1.6   5.3/1.1    4.1/1.0
     relu_mul           8.0/2.1    3.6/1.8    2.2/1.6     8.8/1.9    2.9/2.1    1.6/1.4
@@ -65,7 +65,7 @@ OPS = {
 }
 GATED = {"_mul": ("a, b", 1), "_mul_bwd": ("dy, a, b", 2), "_glu": ("x", 1), "_glu_bwd": ("dy, x", 1)}
 ALONE = {"": ("x", 1), "_bwd": ("dy, x", 1), "_bias": ("x, bias", 1), "_bias_bwd": ("dy, x, bias=None", 2)}
-FORMS = dict.fromkeys(("gelu", "gelu_erf", "silu", "qgelu", "relu", "srelu"), ALONE | GATED) | {"sigmoid": GATED}
+FORMS = dict.fromkeys(("gelu_tanh", "gelu", "silu", "qgelu", "relu", "srelu"), ALONE | GATED) | {"sigmoid": GATED}
 OPS |= {act + suffix: takes for act, forms in FORMS.items() for suffix, takes in forms.items()}
 
 # What is not worth it, by dtype.
@@ -73,9 +73,9 @@ LEFT = {
     "softmax_bwd": ALL,
     "relu": (F64, F32, F16),
     "relu_bwd": (F16, BF16),
-    "gelu_erf": (F32,),
-    "gelu_erf_bias": (F64, F32),
-    "gelu_erf_mul": (F32,),
+    "gelu": (F32,),
+    "gelu_bias": (F64, F32),
+    "gelu_mul": (F32,),
 }
 DTYPES = {name: tuple(d for d in ALL if d not in LEFT.get(name, ())) for name in OPS}
 

@@ -704,8 +704,8 @@ TORCH_LIBRARY_FRAGMENT(opmux_cpu, m) {
   OP("log_softmax_bwd", "(Tensor dy, Tensor y, int dim) -> Tensor", log_softmax_bwd);
   OP("scaled_softmax", "(Tensor x, Tensor? mask, float scale, bool causal) -> Tensor", scaled_softmax);
   OP("scaled_softmax_bwd", "(Tensor dy, Tensor y, float scale, bool causal) -> Tensor", scaled_softmax_bwd);
+  ACT(gelu_tanh);
   ACT(gelu);
-  ACT(gelu_erf);
   ACT(silu);
   ACT(qgelu);
   ACT(relu);

@@ -282,16 +282,16 @@ struct Steep {
   template <class W> HOT static Pack<W> rate(Pack<W>) { return Pack<W>(W(1.702)); }
 };
 
-using gelu = Swish<Cubic>;
+using gelu_tanh = Swish<Cubic>;
 using silu = Swish<Straight>;
 using qgelu = Swish<Steep>;
 
-struct gelu_erf {
+struct gelu {
   static constexpr float Q[] = {0.254829592f, -0.284496736f, 1.421413741f, -1.453152027f, 1.061405429f};
   // The normal distribution's share beyond |x|: Abramowitz and Stegun 7.1.26, error 1.5e-7; `bell` is exp(-x^2 / 2).
   HOT static Pack<float> tail(Pack<float> x, Pack<float> bell) {
     Pack<float> t = 1.0f / fma(magnitude(x), Pack<float>(0.3275911f * 0.70710678f), 1.0f);
-    return polynomial<gelu_erf>(t) * t * bell * 0.5f;
+    return polynomial<gelu>(t) * t * bell * 0.5f;
   }
   template <class W> HOT static Both<W> both(Pack<W> x) {
     Pack<W> bell = exp<true>(x * x * W(-0.5)), share = bell;

@@ -267,14 +267,14 @@ def table() -> Iterator[Row]:
     lib, at = "liger_kernel", "liger_kernel.ops.rms_norm:rms_norm"
     yield Row(lib, "rms_norm", f"{at}_forward", liger_rms_fwd, fits((0,), (1,)))
     yield Row(lib, "rms_norm_bwd", f"{at}_backward", liger_rms_bwd, fits((0, 1), (2,), (3,)))
-    for op, name in (("silu_mul", "swiglu"), ("gelu_mul", "geglu")):
+    for op, name in (("silu_mul", "swiglu"), ("gelu_tanh_mul", "geglu")):
         yield Row(lib, op, f"liger_kernel.ops.{name}:{name}_forward", liger_glu_fwd, two)
         yield Row(lib, f"{op}_bwd", f"liger_kernel.ops.{name}:{name}_backward", liger_glu_bwd, three)
 
     lib, at = "flag_gems", "flag_gems.ops.rms_norm:rms_norm"
     yield Row(lib, "rms_norm", f"{at}_forward", gems_rms_fwd, fits((0,), (1,), zero=3))
     yield Row(lib, "rms_norm_bwd", f"{at}_backward", gems_rms_bwd, fits((0, 1), (2,), (3,), zero=4))
-    for op, name, form in (("silu_mul", "silu", ""), ("gelu_mul", "gelu", "tanh"), ("gelu_erf_mul", "gelu", "none")):
+    for op, name, form in (("silu_mul", "silu", ""), ("gelu_tanh_mul", "gelu", "tanh"), ("gelu_mul", "gelu", "none")):
         at, grad = f"flag_gems.fused.{name}_and_mul", "_".join(filter(None, (name, form, "and_mul_grad_kernel")))
         yield Row(lib, op, f"{at}:{name}_and_mul", functools.partial(gems_glu_fwd, form), two)
         yield Row(lib, f"{op}_bwd", f"{at}:{grad}", gems_glu_bwd, three)

@@ -135,11 +135,15 @@ FORMS = {
 
 # tex's name -> form, activation
 OPS = {
-    **{form + act: (form, act) for act in "gelu relu silu srelu qgelu".split() for form in ("", "d", "dbias_d")},
+    **{
+        form + name: (form, act)
+        for name, act in dict(gelu="gelu_tanh", relu="relu", silu="silu", srelu="srelu", qgelu="qgelu").items()
+        for form in ("", "d", "dbias_d")
+    },
     **{
         d + name: (f"{d}glu", act)
         for name, act in dict(
-            geglu="gelu", swiglu="silu", reglu="relu", sreglu="srelu", qgeglu="qgelu", glu="sigmoid"
+            geglu="gelu_tanh", swiglu="silu", reglu="relu", sreglu="srelu", qgeglu="qgelu", glu="sigmoid"
         ).items()
         for d in ("", "d")
     },

@@ -261,9 +261,9 @@ def product_with_epilogue(
     if beta != 0.0 and D is not None:
         y = y.add_(rows_of(D), alpha=beta)
     if gelu_in is not None:
-        return put(call.gelu_bwd(y, gelu_in.reshape(y.shape).to(y.dtype)), D, dtype), None
+        return put(call.gelu_tanh_bwd(y, gelu_in.reshape(y.shape).to(y.dtype)), D, dtype), None
     if gelu:
-        return put(call.gelu(y), D, dtype), y.to(pre_dtype)
+        return put(call.gelu_tanh(y), D, dtype), y.to(pre_dtype)
     return put(y, D, dtype), None
 
 
@@ -338,7 +338,7 @@ def as_list(value: Any) -> Any:
 
 PARTS = (
     gemm.gemm, gemm.gemm_add_, gemm.gemm_dgelu, gemm.gemm_gelu, gemm.scaled_gemm, gemm.block_scaled_gemm,
-    activation.gelu, activation.gelu_bwd, *CASTS,
+    activation.gelu_tanh, activation.gelu_tanh_bwd, *CASTS,
 )  # fmt: skip
 
 
