@@ -777,6 +777,7 @@ def _rows_of(rows: list[tuple], unused: tuple[str, ...], body: Callable[[], None
     HERE._ops[key] = found
     HERE._unused.clear()
     engine.forget()
+    get_default_manager().clear_quarantine()  # a check before this one may have had a row of the same id that fails
     try:
         body()
     finally:
@@ -875,8 +876,8 @@ def rows_that_take_tensors_only() -> None:
         calls.clear()
         same((x + y).cpu(), plain[2])
         same(x.clone().add_(y).cpu(), plain[2])
-        assert calls == ["add", "add_", "add"], calls
-        assert not [f for f in get_default_manager().failures() if "add" in f.op]
+        failed = [str(f) for f in get_default_manager().failures() if "add" in f.op]
+        assert (calls, failed) == (["add", "add_", "add"], [])
 
     _rows_of([("add.Tensor", add, Autograd.disable), ("add_.Tensor", add_, Autograd.disable)], (), body)
 

