@@ -257,7 +257,8 @@ class Chip:
         return cls({"sm": "nvidia", "gfx": "amd"}.get(split_arch(arch)[0]), arch)
 
     def __str__(self) -> str:
-        return " ".join(filter(None, (self.name, f"({self.arch})" if self.name and self.arch else self.arch))) or "?"
+        known = " ".join(filter(None, (self.name, f"({self.arch})" if self.name and self.arch else self.arch)))
+        return known or (f"a chip of {self.vendor}" if self.vendor else "?")
 
 
 def current_chip() -> Chip | None:

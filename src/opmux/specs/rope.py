@@ -211,13 +211,14 @@ Ways = tuple[tuple[str, Any, str], ...]  # an argument, how to make it invalid, 
 def spoiled(good: Maker, case: Case, ways: Ways) -> BadSamples:
     """Bad samples: a good one with one argument spoiled."""
 
-    def bad(device: torch.device) -> Iterator[BadSample]:
+    def samples(device: torch.device) -> Iterator[BadSample]:
         for number, (name, spoil, says) in enumerate(ways):
             args = good.named(case, torch.float32, device)
-            args[name] = spoil(args[name])
+            bad = spoil(args[name])
+            args[name] = bad.to(device) if isinstance(bad, Tensor) else bad
             yield BadSample(tuple(args.values()), ValueError, f"{name} {says}", id=f"{name} {number}")
 
-    return bad
+    return samples
 
 
 def _ways(lead: str) -> Ways:

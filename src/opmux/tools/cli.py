@@ -139,7 +139,8 @@ def tune(
     device: Device = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would be tried, without running it.")] = False,
     chip: Annotated[
-        str | None, typer.Option(metavar="ARCH", help="With --dry-run or --list: as on sm_80, sm_90, ...")
+        str | None,
+        typer.Option(metavar="CHIP", help="With --dry-run or --list: as on sm_80, sm_90, ..., or on a vendor's chip."),
     ] = None,
     listing: Annotated[bool, typer.Option("--list", help="List every tunable, and the source of its values.")] = False,
     clear: Annotated[bool, typer.Option("--clear", help="Forget all that was tuned, on any chip.")] = False,
@@ -151,8 +152,10 @@ def tune(
     from . import arguments, screen, tune
 
     screen.show_log()
+    if op is None and dry_run and chip is not None and not listing and not clear:
+        raise typer.Exit(tune.show_trials(chip))
     if (op is not None) + listing + clear != 1:
-        raise arguments.BadArgument("tune takes one of: an OP, --list, --clear")
+        raise arguments.BadArgument("tune takes one of: an OP, --list, --clear, or --dry-run with --chip")
     if listing:
         raise typer.Exit(tune.show_list(chip))
     raise typer.Exit(tune.clear() if op is None else tune.run(op, shape or (), dtype or (), device, dry_run, chip))

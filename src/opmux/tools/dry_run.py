@@ -11,20 +11,34 @@ from ..kernels.lib import config
 from ..kernels.lib.compile_only import CHIPS, compiling_for
 from ..kernels.lib.launch import Launcher
 from ..kernels.lib.plans import forget
+from ..runtime import vendors
 from ..runtime.devices import Chip
-from . import arguments
+from . import arguments, tile_checks
 
 
 @contextlib.contextmanager
 def standing_in(chip: str | None) -> Iterator[None]:
-    """Plans as on a chip that is not here; None: as here."""
+    """Plans as on a chip that is not here, by its arch or by its vendor; None: as here."""
     if chip is None:
         yield
-    elif chip not in CHIPS:
-        raise arguments.BadArgument(f"--chip {chip!r} is not known. Allowed: {', '.join(CHIPS)}")
-    else:
-        with config.as_on(Chip.of_arch(chip)) if knobs.runtime.interpret else compiling_for(chip):
-            yield
+        return
+    of_vendor = None if chip in CHIPS else tile_checks.of_vendor(chip)
+    if chip not in CHIPS and of_vendor is None:
+        allowed = f"{', '.join(CHIPS)}, or a vendor: {', '.join(sorted(vendors.known()))}"
+        raise arguments.BadArgument(f"--chip {chip!r} is not known. Allowed: {allowed}")
+    with contextlib.ExitStack() as stack:
+        if not knobs.runtime.interpret:
+            stack.enter_context(compiling_for(chip if of_vendor is None else _carrier(of_vendor)))
+        if of_vendor is not None or knobs.runtime.interpret:
+            stack.enter_context(config.as_on(of_vendor or Chip.of_arch(chip)))
+        yield
+
+
+def _carrier(chip: Chip) -> str:
+    """A chip that plans can be made for where a vendor's compiler is not installed; warps are of the same width."""
+    package = vendors.get(chip.vendor or "")
+    width = None if package is None else package.info.target(chip.arch).warp_size
+    return next((name for name, (target, _) in CHIPS.items() if target.warp_size == width), "sm_90")
 
 
 @contextlib.contextmanager

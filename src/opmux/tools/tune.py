@@ -16,15 +16,15 @@ from triton import knobs
 
 from ..core.default import get_default_manager, policy
 from ..core.errors import OpmuxError
-from ..core.registry import BackendImplKind
+from ..core.registry import BackendImplKind, OpImpl
 from ..core.spec import NAME_LOOKUP, Sample, Spec, specs
 from ..core.tensors import dtype_name
 from ..kernels.lib import config
 from ..kernels.lib.config import Asked, Tiles
 from ..kernels.lib.plans import forget
-from ..runtime import tile_files, tuning
+from ..runtime import tile_files, tuning, vendor_ops, vendors
 from ..runtime.devices import Chip
-from . import arguments, explain, screen
+from . import arguments, explain, screen, tile_checks
 from .dry_run import nothing_launched, standing_in
 
 GAIN = 0.02  # less than this is noise, and not worth an entry
@@ -127,6 +127,9 @@ def case_of(op: str, shape: str, dtype: str, device: torch.device, anywhere: boo
         words = f"{spec.name} writes to {', '.join(spec.mutates)}, so a second run is not the same"
         raise arguments.BadArgument(f"{words}. Tune an op that does not")
     sample = explain.sample_of(spec, spec.name, sizes, kind, device)
+    mine = _of_vendor(spec, config.this_chip())
+    if mine is not None:
+        return Case(spec, mine.call, sample, "x".join(map(str, sizes)), kind)
     with policy("flagos", strict=True):
         found = get_default_manager().explain(spec.key, *sample.args, **sample.kwargs)
     ours = [v for v in found.verdicts if v.impl.kind is BackendImplKind.DEFAULT and v.impl.vendor is None]
@@ -135,6 +138,16 @@ def case_of(op: str, shape: str, dtype: str, device: torch.device, anywhere: boo
         why = f"{ours[0].stage}: {ours[0].reason}" if ours else "there is none"
         raise arguments.BadArgument(f"{spec.name} has no kernel of ours for such arguments: {why}")
     return Case(spec, usable[0].call, sample, "x".join(map(str, sizes)), kind)
+
+
+def _of_vendor(spec: Spec, chip: Chip | None) -> OpImpl | None:
+    """The kernel of the chip's vendor for an op, if its file declares tiles."""
+    package = vendors.get(chip.vendor) if chip is not None and chip.vendor is not None else None
+    if chip is None or package is None:
+        return None
+    mine = (i for i in vendor_ops.read(package, chip.arch).impls if i.op_name == spec.key)
+    tuned = {t.default.__module__ for t in config.tunables.values()}
+    return next((i for i in mine if i.kind is BackendImplKind.DEFAULT and i.fn.__module__ in tuned), None)
 
 
 def trials_for(one: Asked, chip: Chip | None) -> list[Trial]:
@@ -312,13 +325,49 @@ def _verdict(outcome: Outcome) -> str:
     return f"  {outcome.best.tiles}: {before:.4f} ms -> {after:.4f} ms, {before / after:.3f}x as fast"
 
 
-# ---- --list, --clear ------------------------------------------------------------------------------------------------
+# ---- --dry-run --chip, --list, --clear ------------------------------------------------------------------------------------------------
+
+
+def show_trials(chip: str) -> int:
+    """For each tunable, the configs that the chip's own files list; raises BadTiles for one that its kernel refuses."""
+    console = screen.out()
+    with standing_in(chip):
+        _load(chip)
+        at = config.this_chip()
+        assert at is not None
+        found = {name: tile_files.candidates(at, name) for name in sorted(config.tunables)}
+        table = screen.table("tunable", "configs that would be tried", "from")
+        for name, trials in found.items():
+            if trials is None:
+                continue
+            wrong = tile_checks.fault(at, config.tunables[name])
+            if wrong is not None:
+                raise tile_files.BadTiles(wrong)
+            for i, given in enumerate(trials.given):
+                words = " ".join(f"{size}={value}" for size, value in given.items())
+                table.add_row(name if i == 0 else "", words, _folder(trials) if i == 0 else "")
+    console.print(f"[bold]what `opmux tune` would try on {escape(chip)}[/]: nothing is run")
+    if table.row_count:
+        console.print(table)
+    listed = [name for name, trials in found.items() if trials is not None]
+    console.print(f"{table.row_count} configs for {len(listed)} of {len(found)} tunables", highlight=False)
+    words = "the others have none in the chip's files: their rule or default holds. opmux tune OP --dry-run --chip"
+    console.print(f"{words} {escape(chip)} shows one op at a shape", style="dim", highlight=False)
+    return 0
+
+
+def _load(chip: str | None) -> None:
+    """Import every kernel, and those of the chip's vendor, so that all tunables are declared."""
+    tile_checks.load()
+    of_vendor = None if chip is None else tile_checks.of_vendor(chip)
+    if of_vendor is not None:
+        for folder in tile_files.folders(of_vendor):
+            vendor_ops.load(folder)
 
 
 def show_list(chip: str | None) -> int:
     """Every tunable, and the source of its values on this chip."""
-    for family in specs.families:
-        specs.load_implementers(family)
+    _load(chip)
     with standing_in(chip):
         at = config.this_chip()
     console = screen.out()
@@ -346,7 +395,7 @@ def show_list(chip: str | None) -> int:
     return 0
 
 
-def _folder(found: tile_files.Found) -> str:
+def _folder(found: tile_files.FileEntry) -> str:
     """`_nvidia/hopper` of a file there."""
     parts = found.file.parent.parts
     return "/".join(parts[next((i for i, p in enumerate(parts) if p.startswith("_")), len(parts) - 1) :])

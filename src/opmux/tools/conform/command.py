@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import logging
 import os
 import shlex
@@ -26,11 +27,13 @@ from ...faces.aten.switch import disable, use
 from .. import arguments, doctor, screen
 from ..bench.record import chip, commit
 from ..simulator.launch import VARIABLE
-from . import coverage, gaps, opinfo, page, report
+from . import coverage, gaps, opinfo, page, report, rows
 from .place import NeedsFreshProcess, Place, find, ready
 from .plan import Depth, Plan, check_names
-from .record import DISPATCH, FAIL, Covered, Record, Result
+from .record import DISPATCH, FAIL, Covered, Record, Result, Unchecked
+from .rows import Row
 from .scope import Scope
+from .subject import extras_of
 from .workers import Lost, Workers, cores
 
 PACKAGE = "(package)"  # in place of an op, in results about a vendor's files
@@ -96,6 +99,7 @@ def _again(asked: Asked) -> int:
 def _run(asked: Asked, place: Place, depth: Depth, heard: Heard) -> int:
     start = time.perf_counter()
     get_default_manager().registry.list_operators()  # loads families, kernels, plugins, vendors
+    mine, left = rows.served(place)  # before the scope, which knows the overloads of the vendor's rows by this
     scope = Scope.of(asked.ops)
     plan = Plan.of(scope.specs, place, depth)
     known = gaps.read(place.package.folder)
@@ -105,9 +109,15 @@ def _run(asked: Asked, place: Place, depth: Depth, heard: Heard) -> int:
     record = Record(_facts(asked, place), notes=[*gaps.unknown_ops(known)])
     if plan.bare:
         record.notes.append(f"no samples to check with: {', '.join(plan.bare)}")
+    record.unchecked += plan.unchecked
+    record.unchecked += [one for one in left if scope.includes(one.op)]
+    record.unchecked += [
+        Unchecked(name, place.package.name, "it is no op of opmux, so there is no reference") for name in extras_of(place)
+        if not scope.words
+    ]  # fmt: skip
     record.results += heard.loading(place, depth)
     try:
-        _check(record, plan, scope, _console(asked))
+        _check(record, plan, scope, [r for r in mine if scope.includes(r.name)], _console(asked))
     finally:
         disable()
     for result in record.failures:
@@ -119,7 +129,7 @@ def _run(asked: Asked, place: Place, depth: Depth, heard: Heard) -> int:
     return 1 if record.failures else 0
 
 
-def _check(record: Record, plan: Plan, scope: Scope, console: Console) -> None:
+def _check(record: Record, plan: Plan, scope: Scope, mine: list[Row], console: Console) -> None:
     """Fill in the record."""
     place = plan.place
     console.print(Text(str(place), "bold"), soft_wrap=True)
@@ -129,7 +139,11 @@ def _check(record: Record, plan: Plan, scope: Scope, console: Console) -> None:
     for at, done in _all("checking", [partial(plan.run, s) for s in plan.subjects], names, place):
         results, where = (plan.lost(plan.subjects[at], done.why), None) if isinstance(done, Lost) else done
         record.results += results
+        untried = plan.untried(plan.subjects[at], results)
+        record.unchecked += [] if untried is None else [untried]
         covered |= {where.key: where} if where is not None else {}
+    if mine and {"values", "mutation"} & set(plan.depth.checks):
+        _check_rows(record, plan, mine)
     if "opinfo" in plan.depth.checks and not place.direct:
         _check_aten(record, plan, scope)
     order = {s.spec.key: i for i, s in enumerate(plan.subjects, 1)}
@@ -151,6 +165,20 @@ def _warm(plan: Plan) -> None:
 
         with FakeTensorMode():
             torch.empty(2, 2).abs()
+
+
+def _check_rows(record: Record, plan: Plan, mine: list[Row]) -> None:
+    """The vendor's functions for overloads of ATen, each called alone."""
+    absent = opinfo.absent()
+    if absent is not None:
+        record.unchecked += [Unchecked(r.name, r.impl.impl_id, absent) for r in mine]
+        return
+    for at, done in _all(
+        "the vendor's rows", [partial(r.run, plan.depth) for r in mine], [r.name for r in mine], plan.place
+    ):
+        results, unchecked = (mine[at].lost(done.why), None) if isinstance(done, Lost) else done
+        record.results += results
+        record.unchecked += [] if unchecked is None else [unchecked]
 
 
 def _check_aten(record: Record, plan: Plan, scope: Scope) -> None:
@@ -255,6 +283,10 @@ class Heard(logging.Handler):
             return
         marks = (place.package.module, str(place.package.folder), f"{place.package.name}'s ")
         mine = [line for line in self.lines if any(m in line for m in marks)]
+        if importlib.util.find_spec("triton") is not None:
+            from .. import tile_checks
+
+            mine += tile_checks.faults(place.package)
         name = place.package.module
         result = Result(PACKAGE, name, PACKAGE, name, True, "load", tried=1, failed=min(len(mine), 1))
         if mine:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import itertools
 import random
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -93,8 +94,8 @@ class Info:
             dtypes = [d for d in depth.dtypes or DTYPES if d in can]
             for dtype in dtypes if depth.full or depth.dtypes or named else dtypes[:1]:
                 grad = bool(dtype is torch.float32 and entry.supports_autograd and (depth.full or self.own or named))
-                drawn = enumerate(_drawn(entry, dtype, grad))
-                some = drawn if depth.full or self.own or named else itertools.islice(drawn, 1)
+                every = enumerate(drawn(entry, dtype, grad))
+                some = every if depth.full or self.own or named else itertools.islice(every, 1)
                 for at, sample in some:
                     name = f"{title} {at}"
                     if not named or name == depth.sample:
@@ -103,37 +104,40 @@ class Info:
     def _told(self, call: Callable[..., Any], sample: Any, grad: bool) -> Told | None:
         """The results of ATen's own kernels (the CPU's for a simulated device); None if they refuse the sample."""
         try:
-            return _both(call, *_on(sample, torch.device("cpu") if self.place.simulated else self.place.device), grad)
+            return both(call, *_on(sample, torch.device("cpu") if self.place.simulated else self.place.device), grad)
         except (RuntimeError, TypeError, ValueError, IndexError):
             return None
 
     def _compare(self, call: Callable[..., Any], sample: Any, grad: bool, told: Told) -> None:
         with use():
-            got = _both(call, *_on(sample, self.place.device), grad)
+            got = both(call, *_on(sample, self.place.device), grad)
         for what, ours, theirs, slack in zip(("result", "gradient"), got, told, (SLACK, 4 * SLACK)):
             if len(ours) != len(theirs):
                 raise Wrong(f"{len(ours)} {what}s, expected {len(theirs)}")
             for at, (a, b) in enumerate(zip(ours, theirs)):
-                self._agree(f"{what} {at}" if len(theirs) > 1 else what, a, b, slack)
+                name = f"{what} {at}" if len(theirs) > 1 else what
+                agree(name, a, b, self.place, None if self.family == RANDOM else self.tol, slack)
 
-    def _agree(self, name: str, got: Tensor, want: Tensor, slack: float) -> None:
-        if self.place.simulated:  # statistics of norms: on accelerators there always, and in float32
-            if want.shape == (0,) != got.shape:
-                return
-            got = got.to(want.dtype) if got.dtype is torch.float32 and want.dtype in LOW else got
-        if (got.shape, got.dtype, got.device.type) != (want.shape, want.dtype, self.place.device.type):
-            raise Wrong(f"{name} is {in_words(got)}, expected {in_words(want)}")
-        if self.family != RANDOM:
-            found = numbers(name, got, want, self._tolerance(want), slack)
-            if found is not None:
-                raise Wrong(found)
 
-    def _tolerance(self, want: Tensor) -> Tol:
-        """ATen's kernels need not round once only, and where terms cancel they lose more: relative to the mean too."""
-        tol = self.tol.get(want.dtype, EXACT)
-        size = want.detach().abs().double() if want.is_complex() else want.detach().double().abs()
-        mean = size[size.isfinite()].mean().nan_to_num().item()
-        return Tol(tol.rtol, tol.atol + tol.rtol * mean)
+def agree(name: str, got: Tensor, want: Tensor, place: Place, tol: Mapping[Any, Tol] | None, slack: float) -> None:
+    """Raise Wrong if a result on the device is not ATen's; without `tol`, only shape and dtype are compared."""
+    if place.simulated:  # statistics of norms: on accelerators there always, and in float32
+        if want.shape == (0,) != got.shape:
+            return
+        got = got.to(want.dtype) if got.dtype is torch.float32 and want.dtype in LOW else got
+    if (got.shape, got.dtype, got.device.type) != (want.shape, want.dtype, place.device.type):
+        raise Wrong(f"{name} is {in_words(got)}, expected {in_words(want)}")
+    found = None if tol is None else numbers(name, got, want, _tolerance(want, tol), slack)
+    if found is not None:
+        raise Wrong(found)
+
+
+def _tolerance(want: Tensor, tols: Mapping[Any, Tol]) -> Tol:
+    """ATen's kernels need not round once only, and where terms cancel they lose more: relative to the mean too."""
+    tol = tols.get(want.dtype, EXACT)
+    size = want.detach().abs().double() if want.is_complex() else want.detach().double().abs()
+    mean = size[size.isfinite()].mean().nan_to_num().item()
+    return Tol(tol.rtol, tol.atol + tol.rtol * mean)
 
 
 def _on(sample: Any, device: torch.device) -> tuple[list[Any], dict[str, Any]]:
@@ -143,7 +147,7 @@ def _on(sample: Any, device: torch.device) -> tuple[list[Any], dict[str, Any]]:
     return args, kwargs | ({"device": device} if "device" in kwargs else {})
 
 
-def _drawn(entry: Any, dtype: torch.dtype, grad: bool) -> Iterator[Any]:
+def drawn(entry: Any, dtype: torch.dtype, grad: bool) -> Iterator[Any]:
     """OpInfo's samples, on the CPU, from one seed.
 
     The function itself, as `entry.sample_inputs` first looks through the stack for the name of a test: 0.1 s.
@@ -154,7 +158,7 @@ def _drawn(entry: Any, dtype: torch.dtype, grad: bool) -> Iterator[Any]:
         yield from entry.sample_inputs_func(entry, "cpu", dtype, grad)
 
 
-def _both(call: Callable[..., Any], args: list[Any], kwargs: dict[str, Any], grad: bool) -> Told:
+def both(call: Callable[..., Any], args: list[Any], kwargs: dict[str, Any], grad: bool) -> Told:
     """The results of a call, and the gradients of its arguments."""
     outs = [t for t in tree_flatten(call(*args, **kwargs))[0] if isinstance(t, Tensor)]
     leaves = [t for t in tree_flatten((args, kwargs))[0] if isinstance(t, Tensor) and t.requires_grad]
@@ -177,16 +181,28 @@ def _is_own(overload: Overload, place: Place) -> bool:
 
 def infos(found: Iterable[Overload], place: Place) -> list[Info]:
     """The ops of these overloads that OpInfo has samples for."""
+    made = ((packet, of, entries_of(packet)) for packet, of in packets(found).items())
+    return [Info(packet, of, entries, place) for packet, of, entries in made if entries]
+
+
+def entries_of(packet: str) -> list[Any]:
+    """OpInfo's entries for an op of ATen; softmax's are those of _softmax too."""
+    return _entries().get(packet) or _entries().get(packet.lstrip("_"), [])
+
+
+def every_entry() -> Iterable[Any]:
+    return itertools.chain.from_iterable(_entries().values())
+
+
+@functools.cache
+def _entries() -> dict[str, list[Any]]:
+    """OpInfo's entries by ATen's name of the op."""
     from torch.testing._internal.common_methods_invocations import op_db
 
     by_name: dict[str, list[Any]] = {}
     for entry in op_db:
         by_name.setdefault(entry.aten_name, []).append(entry)
-    made = []
-    for packet, of in packets(found).items():
-        entries = by_name.get(packet) or by_name.get(packet.lstrip("_"))  # softmax is all but _softmax
-        made += [Info(packet, of, entries, place)] if entries else []
-    return made
+    return by_name
 
 
 def of_specs(found: Iterable[Overload], wanted: Iterable[Spec]) -> list[Overload]:

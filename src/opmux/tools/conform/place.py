@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -144,7 +144,8 @@ def ready(place: Place) -> Iterator[Place]:
         elif place.direct:
             _interpret_rightly()
         _look_again()
-        yield place
+        with _tiles_of(place):
+            yield place
     finally:
         torch.set_num_threads(threads)
         os.environ.pop(VENDOR.name, None)
@@ -158,6 +159,16 @@ def _interpret_rightly() -> None:
         from ...kernels.lib import interpret
 
         interpret.install()
+
+
+def _tiles_of(place: Place) -> AbstractContextManager[None]:
+    """Interpreted kernels with the vendor's own tiles: the interpreter itself belongs to no chip."""
+    if not place.interpreted or importlib.util.find_spec("triton") is None:
+        return nullcontext()
+    from ...kernels.lib import config
+
+    arch = None if place.direct else devices.arch_of(place.device.type)
+    return config.as_on(devices.Chip(place.package.name, arch))
 
 
 def _look_again() -> None:

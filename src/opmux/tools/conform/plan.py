@@ -17,13 +17,15 @@ from ...core.spec import Spec
 from . import checks, coverage
 from .checks import Tally
 from .place import Place
-from .record import CHECKS, Covered, Result
+from .record import CHECKS, Covered, Result, Unchecked
 from .samples import DTYPES, Drawn, drawn
 from .subject import Subject, name_of, own_impls, subjects
 
 OF_A_SUBJECT = ("values", "mutation", "errors", "fake", "gradient", "opcheck", "compile")
 # What a short run takes of each.
 FEW = 3
+NO_SAMPLES = "the op declares no samples"
+NONE_DRAWN = "none of the op's samples can be drawn in a dtype of the device, copied there and compared"
 
 
 @dataclass(frozen=True)
@@ -43,6 +45,7 @@ class Plan:
     specs: list[Spec]
     subjects: list[Subject] = field(default_factory=list)
     bare: list[str] = field(default_factory=list)  # ops without samples
+    unchecked: list[Unchecked] = field(default_factory=list)  # impls of the vendor's own without samples
 
     @classmethod
     def of(cls, found: list[Spec], place: Place, depth: Depth) -> Plan:
@@ -50,6 +53,7 @@ class Plan:
         for spec in found:
             if spec.samples is None:
                 made.bare.append(name_of(spec))
+                made.unchecked += [Unchecked(name_of(spec), i.impl_id, NO_SAMPLES) for i in own_impls(spec, place)]
             else:
                 made.subjects += [s for s in subjects(spec, place) if made.checks(s)]
         made.subjects.sort(key=lambda s: s.spec.family)
@@ -129,6 +133,13 @@ class Plan:
                         self._deep(check)(subject, one, device)
         get_default_manager().clear_quarantine()
         return [made for t in tallies.values() if (made := t.result()) is not None], covered
+
+    def untried(self, subject: Subject, results: list[Result]) -> Unchecked | None:
+        """The vendor's impl, if no sample of it was even tried."""
+        if not subject.own or "values" not in self.depth.checks or self.named or self.depth.dtypes:
+            return None
+        tried = any(r.check == "values" for r in results)
+        return None if tried else Unchecked(subject.name, subject.id, NONE_DRAWN)
 
     def lost(self, subject: Subject, why: str) -> list[Result]:
         """The result of a subject that took its process down."""

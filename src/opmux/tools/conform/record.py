@@ -58,6 +58,18 @@ class Result:
 
 
 @dataclass(frozen=True)
+class Unchecked:
+    """Something of the vendor's that no check could be made for, and why."""
+
+    op: str
+    impl: str
+    reason: str
+
+    def __str__(self) -> str:
+        return f"not checked: {self.op}: {self.reason}"
+
+
+@dataclass(frozen=True)
 class Covered:
     """Where an op runs on this device, and by whom."""
 
@@ -77,6 +89,7 @@ class Record:
     results: list[Result] = field(default_factory=list)
     coverage: list[Covered] = field(default_factory=list)
     rest_of_aten: dict[str, int] = field(default_factory=dict)  # where -> overloads that are none of ours
+    unchecked: list[Unchecked] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     seconds: float = 0.0
 
@@ -100,6 +113,7 @@ class Record:
         ops, counts = len({r.key for r in self.results}), self.counts()
         words = [f"{counts[FAIL]} failed" if counts[FAIL] else "nothing failed"]
         words += [f"{counts[s]} {w}" for s, w in LATER.items() if counts[s]]
+        words += [f"{len(self.unchecked)} not checked"] if self.unchecked else []
         return f"{self.facts['vendor']}: {len(self.results)} checks of {ops} ops, {', '.join(words)}"
 
     def text(self) -> str:

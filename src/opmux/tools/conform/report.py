@@ -54,6 +54,7 @@ def report(record: Record, known: list[Gap]) -> Group:
     parts += _coverage(record)
     parts += _refusals(record)
     parts += [Text(f"note: {note}", "dim") for note in record.notes]
+    parts += [Text(str(one), "yellow") for one in record.unchecked]
     parts += _gaps(record)
     parts += _failures(record)
     parts.append(Text(f"{record.headline()} ({record.seconds:.0f} s)", "bold red" if record.failures else "bold green"))

@@ -39,6 +39,10 @@ class Scope:
             overloads |= names | {o.name: o for o in opinfo.of_specs(table().values(), mine)}
         return cls(words, list(found.values()), overloads)
 
+    def includes(self, row: str) -> bool:
+        """Whether the words mean a vendor's row, by the key of its overload (`aten::mm`)."""
+        return not self.words or row.removeprefix("aten::") in self.overloads
+
 
 def _means(word: str, name: str, overload: Overload) -> bool:
     if word.startswith("family:"):

@@ -19,6 +19,8 @@ from ...core.registry import BackendImplKind, Fit, OpImpl
 from ...core.spec import NAME_LOOKUP, Sample, Spec, specs
 from ...core.tensors import dtype_name
 from ...runtime import vendor_ops
+from ...runtime.machine import HERE
+from ...runtime.vendor_ops import AtenRow
 from ...runtime.vendors import Package
 from ..simulator import fallbacks, forget_fallbacks
 from .place import Place
@@ -203,12 +205,29 @@ def own_impls(spec: Spec, place: Place) -> list[OpImpl]:
     return list({i.impl_id: i for i in found}.values())
 
 
+def rows_of(place: Place) -> dict[str, AtenRow]:
+    """The vendor's functions for overloads of ATen, by overload."""
+    if not place.direct:
+        return HERE.ops(place.device.type).rows
+    return {name: row for ops in _read(place.package) for name, row in ops.rows.items()}
+
+
+def extras_of(place: Place) -> dict[str, Any]:
+    """What the vendor exports that is no op."""
+    if not place.direct:
+        return HERE.ops(place.device.type).extras
+    return {name: value for ops in _read(place.package) for name, value in ops.extras.items()}
+
+
 def exported(package: Package) -> list[OpImpl]:
     """What a vendor's folders export for any of its chips."""
-    if package.name not in _exported:
-        found = [vendor_ops.read(package, arch) for arch in (None, *map(str, package.arch_map))]
-        _exported[package.name] = list({(i.op_name, i.impl_id): i for ops in found for i in ops.impls}.values())
-    return _exported[package.name]
+    return list({(i.op_name, i.impl_id): i for ops in _read(package) for i in ops.impls}.values())
 
 
-_exported: dict[str, list[OpImpl]] = {}
+def _read(package: Package) -> list[vendor_ops.Ops]:
+    if package.name not in _found:
+        _found[package.name] = [vendor_ops.read(package, arch) for arch in (None, *map(str, package.arch_map))]
+    return _found[package.name]
+
+
+_found: dict[str, list[vendor_ops.Ops]] = {}

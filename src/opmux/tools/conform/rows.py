@@ -1,0 +1,349 @@
+"""A vendor's functions for overloads of ATen, each called alone: no other impl answers for one that fails.
+
+Calls are recorded from PyTorch's own samples (OpInfo): of the op itself, else of every op that runs it on the way, as
+`layer_norm` runs `native_layer_norm`. The truth is ATen's kernel of the CPU.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map_only
+
+from ...core.errors import NotSupported
+from ...core.registry import BackendImplKind, Fit, OpImpl
+from ...core.spec import TOL, Sample, specs
+from ...core.tensors import dtype_name
+from ...faces.aten import engine
+from ...faces.aten.overloads import Overload, row_for, vendors_own
+from ...faces.aten.schema import Shape, overloads, siblings
+from ...runtime.machine import HERE
+from . import opinfo
+from .checks import SLACK, Wrong, quiet
+from .place import Place
+from .plan import Depth
+from .record import FAIL, PASS, REFUSED, Refusal, Result, Unchecked
+from .samples import Watch, moved
+from .subject import rows_of, words
+
+CPU = torch.device("cpu")
+DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.int32, torch.int64, torch.bool)
+MOST = 40  # calls of one row in a dtype, unless the run is full
+FEW = 2  # samples of an op that is only tried because it may run another one
+# What torch raises for arguments that it does not take; AssertionError: samples that need another device.
+REFUSALS = (RuntimeError, TypeError, ValueError, IndexError, AssertionError)
+CONTENT_IS_UNDEFINED = ("empty", "new_empty")  # results of which only shape and dtype are compared
+
+
+@dataclass(frozen=True)
+class Call:
+    """Arguments of an overload, on the CPU."""
+
+    id: str
+    dtype: torch.dtype
+    sample: Sample
+
+
+class Row:
+    """A vendor's function for one overload."""
+
+    def __init__(self, overload: Overload, impl: OpImpl, place: Place):
+        self.overload, self.impl, self.place = overload, impl, place
+        self.shape = overload.shape
+        base = next((specs.by_key[b] for b in overload.bases), None)
+        self.tol = TOL if base is None else base.tol
+
+    @property
+    def name(self) -> str:
+        return f"aten::{self.shape.name}"
+
+    @cached_property
+    def _call(self) -> Callable[..., Any]:
+        call = Fit.of(self.overload, self.impl).call
+        assert call is not None, self.name  # rows that do not fit were left out
+        return call
+
+    def run(self, depth: Depth) -> tuple[list[Result], Unchecked | None]:
+        """The checks of its results and of its arguments afterwards."""
+        values, mutation = (self._result(check) for check in ("values", "mutation"))
+        refused: dict[str, list[str]] = {}
+        for call in self.calls(depth):
+            with quiet():
+                truth = _truth(self.shape, call.sample)
+                if truth is not None:
+                    self._try(call, truth, values, mutation, refused)
+        values.refusals = [
+            Refusal(self.impl.impl_id, "declined", why, len(dtypes), sorted(set(dtypes)))
+            for why, dtypes in refused.items()
+        ]
+        if not values.tried and not refused:
+            return [], Unchecked(self.name, self.impl.impl_id, "PyTorch has no samples that call this overload")
+        if not values.tried:
+            values.status, values.reason = REFUSED, f"declined: {next(iter(refused))}"
+        return [r for r in (values, mutation) if r.check in depth.checks and (r.tried or r is values)], None
+
+    def lost(self, why: str) -> list[Result]:
+        """The result of a function that took its process down."""
+        made = self._result("values")
+        made.status, made.reason, made.tried, made.failed = FAIL, why, 1, 1
+        return [made]
+
+    def _result(self, check: str) -> Result:
+        return Result(self.shape.name, self.name, self.overload.family, self.impl.impl_id, True, check, PASS)
+
+    def _try(
+        self, call: Call, truth: list[Any], values: Result, mutation: Result, refused: dict[str, list[str]]
+    ) -> None:
+        sample = moved(call.sample, self.place.device)
+        given = _named(self.shape, sample)
+        watch = Watch(given, self.shape.written)
+        try:
+            got = _results(self._call, self.shape, sample)
+        except NotSupported as error:
+            refused.setdefault(str(error), []).append(dtype_name(call.dtype))
+            return
+        except Exception as error:  # a vendor's code
+            _failed(values, call, f"raised {words(error)}")
+            return
+        found = self._difference(got, truth)
+        _failed(values, call, found) if found else _passed(values)
+        changed = watch.changed()
+        _failed(mutation, call, changed) if changed else _passed(mutation)
+
+    def _difference(self, got: list[Any], want: list[Any]) -> str | None:
+        if len(got) != len(want):
+            return f"{len(got)} results, expected {len(want)}"
+        packet = self.shape.packet
+        exact = torch.Tag.nondeterministic_seeded not in self.shape.op.tags
+        exact = exact and not packet.startswith(CONTENT_IS_UNDEFINED)
+        for at, (a, b) in enumerate(zip(got, want)):
+            name = f"result {at}" if len(want) > 1 else "result"
+            if not isinstance(b, Tensor) or not isinstance(a, Tensor):
+                if type(a) is not type(b) or (exact and a != b):
+                    return f"{name} is {a!r}, expected {b!r}"
+                continue
+            try:
+                opinfo.agree(name, a, b, self.place, self.tol if exact else None, SLACK)
+            except Wrong as error:
+                return str(error)
+        return None
+
+    # -- samples
+
+    def calls(self, depth: Depth) -> Iterator[Call]:
+        """The calls to try: all in one dtype and one in each of the others; all in all of them if full or asked."""
+        named = depth.sample is not None
+        every = depth.full or bool(depth.dtypes) or named
+        first = True
+        for dtype in depth.dtypes or DTYPES:
+            if dtype in HERE.lacks(self.place.package.device):
+                continue
+            most = None if depth.full or named else MOST if first or every else 1
+            taken = 0
+            for call in itertools.islice(self._laid_out(dtype), most):
+                taken += 1
+                if not named or call.id == depth.sample:
+                    yield call
+            first = first and not taken
+
+    def _laid_out(self, dtype: torch.dtype) -> Iterator[Call]:
+        """The recorded calls, and the first one that has matrices again with transposed ones."""
+        transposed = False
+        for call in _recorded(self.shape, dtype):
+            yield call
+            if not transposed and any(t.dim() > 1 for t in tree_leaves(call.sample.args) if isinstance(t, Tensor)):
+                transposed = True
+                args, kwargs = tree_map_only(Tensor, _transposed, (call.sample.args, call.sample.kwargs))
+                yield Call(f"{call.id} transposed", dtype, Sample(args, kwargs))
+
+
+def _passed(result: Result) -> None:
+    result.tried += 1
+
+
+def _failed(result: Result, call: Call, why: str) -> None:
+    result.tried, result.failed, result.status = result.tried + 1, result.failed + 1, FAIL
+    if result.reason is None:
+        result.reason, result.sample, result.dtype = why, call.id, dtype_name(call.dtype)
+
+
+def _transposed(t: Tensor) -> Tensor:
+    return t.mT.contiguous().mT if t.dim() > 1 else t
+
+
+# ---- calls ----------------------------------------------------------------------------------------------------------
+
+
+def _results(run: Callable[..., Any], shape: Shape, sample: Sample) -> list[Any]:
+    """What a call returns, then the arguments that it has written."""
+    with torch.no_grad():
+        made = run(*sample.args, **sample.kwargs)
+    given = _named(shape, sample)
+    return [*tree_leaves(made), *(given[n] for n in shape.written if isinstance(given.get(n), Tensor))]
+
+
+def _named(shape: Shape, sample: Sample) -> dict[str, Any]:
+    return dict(zip(shape.names, sample.args)) | sample.kwargs
+
+
+def _truth(shape: Shape, sample: Sample) -> list[Any] | None:
+    """The results of ATen's kernel of the CPU; None if it refuses the arguments."""
+    try:
+        return _results(shape.op, shape, moved(sample, CPU))
+    except REFUSALS:
+        return None
+
+
+class _Recorder(TorchDispatchMode):
+    """Keeps copies of the arguments with which some overloads are called."""
+
+    def __init__(self, wanted: Iterable[str]):
+        super().__init__()
+        self.wanted, self.calls = set(wanted), dict[str, list[Sample]]()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = func._schema.name.removeprefix("aten::")
+        name += f".{func._schema.overload_name}" if func._schema.overload_name else ""
+        if name in self.wanted and all(_is_plain(t) for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)):
+            self.calls.setdefault(name, []).append(moved(Sample(tuple(args), dict(kwargs or {})), CPU))
+        return func(*args, **(kwargs or {}))
+
+
+def _is_plain(t: Tensor) -> bool:
+    return t.layout is torch.strided and not (t.is_quantized or t.is_conj() or t.is_neg())
+
+
+def _recorded(shape: Shape, dtype: torch.dtype) -> Iterator[Call]:
+    """Calls of an overload, from samples of its own op, else of others; in-place and `out=` ones from the plain ones."""
+    plain = _plain(shape)
+    found = list(_of_own_samples(shape, plain, dtype))
+    yield from found or _of_others(shape, plain, dtype)
+
+
+def _plain(shape: Shape) -> Shape | None:
+    """The overload that returns new tensors and is computed from the same arguments."""
+    if not shape.written:
+        return shape
+    packets = dict.fromkeys((shape.packet, shape.packet.removesuffix("_")))
+    near = (s for packet in packets for s in overloads(packet) if not s.written)
+    return next((s for s in near if shape in siblings(s)), None)
+
+
+def _of_own_samples(shape: Shape, plain: Shape | None, dtype: torch.dtype) -> Iterator[Call]:
+    for entry in opinfo.entries_of(shape.packet.removesuffix("_")):
+        if dtype not in entry.supported_dtypes("cpu"):
+            continue
+        title = ".".join(filter(None, (entry.name, entry.variant_test_name)))
+        for at, sample in enumerate(opinfo.drawn(entry, dtype, False)):
+            given = Sample((sample.input, *sample.args), dict(sample.kwargs))
+            made = _record(shape, plain, lambda given=given, op=entry.op: op(*given.args, **given.kwargs))
+            made = made or [s for s in (_bound(shape, plain, given),) if s is not None]
+            yield from (Call(f"{title} {at}", dtype, s) for s in made[:1])
+
+
+def _record(shape: Shape, plain: Shape | None, run: Callable[[], Any]) -> list[Sample]:
+    """The calls of an overload that a function makes."""
+    wanted = {shape.name, *({plain.name} if plain is not None else ())}
+    with quiet(), _Recorder(wanted) as recorder, torch.no_grad():
+        try:
+            run()
+        except REFUSALS:
+            return []
+    return _as_calls(shape, plain, recorder.calls)
+
+
+def _as_calls(shape: Shape, plain: Shape | None, found: dict[str, list[Sample]]) -> list[Sample]:
+    """Recorded calls as calls of the overload: with memory for its results if it takes `out=`."""
+    if found.get(shape.name):
+        return found[shape.name]
+    made = (_with_outs(shape, plain, s) for s in (found.get(plain.name, ()) if plain is not None else ()))
+    return [s for s in made if s is not None]
+
+
+def _with_outs(shape: Shape, plain: Shape, sample: Sample) -> Sample | None:
+    results = _truth(plain, sample)
+    if results is None or not all(isinstance(r, Tensor) for r in results):
+        return None
+    if shape.kind == "inplace":
+        target = sample.args[0]
+        same = isinstance(target, Tensor) and (target.shape, target.dtype) == (results[0].shape, results[0].dtype)
+        return sample if same and torch._debug_has_internal_overlap(target) == 0 else None
+    if len(results) != len(shape.outs):
+        return None
+    return Sample(sample.args, {**sample.kwargs, **dict(zip(shape.outs, map(torch.empty_like, results)))})
+
+
+def _bound(shape: Shape, plain: Shape | None, given: Sample) -> Sample | None:
+    """A sample's arguments as they are, if the overload takes them: composite ops are not recorded."""
+    if plain is None or _truth(plain, given) is None:
+        return None
+    return given if plain == shape else _with_outs(shape, plain, given)
+
+
+# -- overloads that have no samples of their own
+
+_calls_of_others: dict[str, list[Call]] = {}  # by overload, once it was looked for
+_wanted: dict[str, Shape | None] = {}  # overloads to look for, and the plain ones
+
+
+def _of_others(shape: Shape, plain: Shape | None, dtype: torch.dtype) -> list[Call]:
+    """Calls that samples of other ops lead to, forward and backward; all ops are tried once, for all rows."""
+    if dtype is not torch.float32:
+        return []
+    if shape.name not in _calls_of_others:
+        _scan({**_wanted, shape.name: plain})
+    return _calls_of_others[shape.name]
+
+
+def _scan(wanted: dict[str, Shape | None]) -> None:
+    wanted = {n: plain for n, plain in wanted.items() if n not in _calls_of_others}
+    _calls_of_others.update({name: [] for name in wanted})
+    names = {n for name, plain in wanted.items() for n in (name, *((plain.name,) if plain is not None else ()))}
+    dtype = torch.float32
+    for entry in opinfo.every_entry():
+        if dtype not in entry.supported_dtypes("cpu"):
+            continue
+        grad = bool(entry.supports_autograd)
+        for at, sample in enumerate(itertools.islice(opinfo.drawn(entry, dtype, grad), FEW)):
+            with quiet(), _Recorder(names) as recorder:
+                try:
+                    opinfo.both(entry.op, [sample.input, *sample.args], dict(sample.kwargs), grad)
+                except REFUSALS:
+                    continue
+            for name, plain in wanted.items():
+                made = _as_calls(Shape(name), plain, recorder.calls)[:1]
+                _calls_of_others[name] += [Call(f"{entry.name} {at}", dtype, s) for s in made]
+
+
+# ---- the rows of a vendor -------------------------------------------------------------------------------------------
+
+
+def served(place: Place) -> tuple[list[Row], list[Unchecked]]:
+    """Every row of the vendor's, and those that cannot be tried, with the reason."""
+    found, left = [], []
+    can = {} if place.direct else engine.choosable().get(place.device.type, {})
+    for given in rows_of(place).values():
+        overload = vendors_own(given.overload)
+        if place.direct:
+            call = row_for(overload, given)
+            impl = None if call is None else OpImpl(
+                overload.key, given.impl_id, BackendImplKind.DEFAULT, place.package.name, call
+            )  # fmt: skip
+        else:
+            impl = overload.rows.get(place.device.type) if overload.name in can else None
+        if impl is None:
+            why = "no override is registered for it: its signature does not fit, or torch never calls it on this device"
+            left.append(Unchecked(f"aten::{given.overload}", given.impl_id, why))
+        else:
+            found.append(Row(overload, impl, place))
+    _wanted.update(
+        {r.shape.name: _plain(r.shape) for r in found if not opinfo.entries_of(r.shape.packet.removesuffix("_"))}
+    )
+    return found, left

@@ -1,0 +1,84 @@
+"""A vendor's tile files, applied without its chip: every rule and every config is asked for typical facts."""
+
+from __future__ import annotations
+
+import inspect
+import itertools
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from ..core.errors import nearest
+from ..core.spec import specs
+from ..kernels.lib import config
+from ..kernels.lib.config import Tunable
+from ..runtime import tile_files, vendors
+from ..runtime.devices import Chip
+from ..runtime.tile_files import BadTiles
+from ..runtime.vendors import Package
+
+# What tunables are asked by, by the annotation of their parameters.
+FACTS: dict[str, tuple[Any, ...]] = {
+    "torch.dtype": (torch.bfloat16, torch.float32),
+    "bool": (True, False),
+    "int": (1, 40, 1000, 4096, 65536),
+}
+
+
+def load() -> None:
+    """Import every kernel, so that all tunables are declared."""
+    for family in specs.families:
+        specs.load_implementers(family)
+
+
+def questions(tunable: Tunable) -> Iterator[dict[str, Any]]:
+    """Facts that a kernel may ask a tunable by."""
+    kinds = [p.annotation for p in inspect.signature(tunable.default).parameters.values()]
+    for values in itertools.product(*(FACTS[kind] for kind in kinds)):
+        yield dict(zip(tunable.facts, values, strict=True))
+
+
+def chips(package: Package) -> list[Chip]:
+    """The vendor's chips as far as its files tell them apart."""
+    found = [Chip(package.name, arch or None) for arch in ("", *filter(None, package.info.targets))]
+    known = {tile_files.folders(chip) for chip in found}
+    more = [Chip(package.name, str(arch)) for arch in package.arch_map]
+    return found + [chip for chip in more if tile_files.folders(chip) not in known]
+
+
+def faults(package: Package) -> list[str]:
+    """What is wrong with a vendor's tile files: the file, the tunable, the size, and what is allowed; each once."""
+    found: dict[str, None] = {}
+    for chip in chips(package):
+        try:
+            named = tile_files.names_in_files(chip)
+        except BadTiles as error:
+            found[str(error)] = None
+            continue
+        for name, files in named.items():
+            if name not in config.tunables:
+                close = nearest(name, config.tunables)
+                hint = f"; did you mean '{close}'?" if close else ""
+                found[f"{', '.join(map(str, sorted(files)))}: {name} is no tunable{hint}"] = None
+            elif (words := fault(chip, config.tunables[name])) is not None:
+                found[words] = None
+    return list(found)
+
+
+def fault(chip: Chip, tunable: Tunable) -> str | None:
+    """The first rule or config of a tunable that its kernel does not accept."""
+    for facts in questions(tunable):
+        try:
+            with config.as_on(chip):
+                tunable.look(**facts)
+            tunable.candidates(chip, **facts)
+        except BadTiles as error:
+            return str(error)
+    return None
+
+
+def of_vendor(name: str) -> Chip | None:
+    """The chip that a vendor's name means, with an arch after a colon: `acme`, `acme:a200`; None for other names."""
+    chip = Chip.of_arch(name if ":" in name else f"{name}:")
+    return chip if chip.vendor is not None and vendors.get(chip.vendor) is not None else None
