@@ -4,7 +4,11 @@
 with it every program that imports the layer because it found it: accelerate, peft, transformers' Trainer. So the first
 import of the layer installs `opmux.te`. Until then nothing is imported, and a start of Python takes 0.5 ms longer.
 
-Nothing is done where NVIDIA's extension is installed, or with OPMUX_TE_STARTUP=0.
+A vendor's package that was written for FlagGems imports `backend_utils`: where no other module has that name, opmux's
+is found, so that the vendor's own tests can import the package directly.
+
+Nothing is done for the layer where NVIDIA's extension is installed, and nothing at all with
+OPMUX_TE_STARTUP=0.
 """
 
 import os
@@ -42,6 +46,23 @@ class Finder:
         return spec
 
 
+class BackendUtils:
+    """The last finder: FlagGems's own module of this name comes first."""
+
+    @classmethod
+    def find_spec(cls, name, path=None, target=None):
+        if name != "backend_utils":
+            return None
+        from importlib import util
+        from pathlib import Path
+
+        ours = util.find_spec("opmux")
+        if ours is None or not ours.submodule_search_locations:
+            return None
+        file = Path(next(iter(ours.submodule_search_locations)), "backends", "backend_utils.py")
+        return util.spec_from_file_location(name, file) if file.is_file() else None
+
+
 def has_extension(layer: str) -> bool:
     """Whether NVIDIA's compiled extension is installed or built, or another program has put one in its place."""
     from importlib import metadata, util
@@ -63,3 +84,4 @@ def has_extension(layer: str) -> bool:
 
 if os.environ.get("OPMUX_TE_STARTUP") != "0" and Finder not in sys.meta_path:
     sys.meta_path.insert(0, Finder)
+    sys.meta_path.append(BackendUtils)

@@ -56,7 +56,7 @@ def package(name):
 def test_a_vendor_says_who_it_is(name):
     info = package(name).info
     assert (info.device_name, info.key, info.torch_package) == VENDORS[name]
-    assert shlex.split(info.device_query_cmd) and info.verified
+    assert shlex.split(info.device_query_cmd) and info.statement
     assert all(Path(file).is_absolute() for file in info.driver_files)
     for arch in filter(None, info.targets):
         assert split_arch(arch)[1] > 0  # min_arch compares within a prefix
@@ -127,7 +127,7 @@ def test_the_page_of_vendors_says_what_the_folders_say():
             assert word in line, f"{name}: {word}"
         lacks = {"float64": info.fp64_enabled, "bfloat16": info.bf16_enabled, "int64": info.int64_enabled}
         assert {dtype for dtype in lacks if dtype in line} == {dtype for dtype, has in lacks.items() if not has}
-        assert re.search(rf"^- \*\*{name}\*\*: {re.escape(info.verified)}", page, re.M), f"{name}: verified"
+        assert re.search(rf"^- \*\*{name}\*\*: {re.escape(info.statement)}", page, re.M), f"{name}: verified"
 
 
 # ---- which arch a device is -----------------------------------------------------------------------------------------

@@ -1,6 +1,9 @@
-"""The names that vendor packages written for FlagGems import from a module of this name."""
+"""The names that vendor packages written for FlagGems import from a module of this name.
 
-from ..runtime.vendors import Autograd, Target, VendorInfoBase
+It is imported as `backend_utils` too (opmux_startup.py), so its own imports name the package in full.
+"""
+
+from opmux.runtime.vendors import Autograd, Target, VendorInfoBase
 
 VendorDescriptor = VendorInfoBase
 

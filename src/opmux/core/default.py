@@ -7,12 +7,13 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
 
-from . import discovery, extension
+from . import discovery, extension, knobs
 from . import policy as policies
 from .entry import EntryPoint, Form, Pair, Plan, reraise
 from .errors import BadPolicy, OpmuxError
 from .explain import Explanation
 from .lock import lock
+from .log import logger
 from .machine import current
 from .manager import OpManager, check_names
 from .policy import Layer, PolicyScope, Refused, SelectionPolicy, matches
@@ -30,6 +31,7 @@ class DefaultManager(OpManager):
         self._kernels_version = -1  # specs.version when all kernels were last imported
         self._families_loaded: set[str] = set()
         self._plugins: discovery.Handled = {}
+        self._settings_checked = False  # whether unknown settings were warned of
         self._checked_tokens: set[tuple[str, str]] = set()  # (space, token) that `Extension.check_token` has accepted
 
     def _fill(self) -> None:
@@ -42,6 +44,10 @@ class DefaultManager(OpManager):
 
     def _load(self) -> bool:
         """Load plugins one by one; after an interruption it continues with the plugin that was being loaded."""
+        if not self._settings_checked:
+            self._settings_checked = True
+            for words in knobs.unknown_settings():
+                logger.warning("%s", words)
         self._register_declared()
         if not discovery.load(self.registry, self._plugins):
             return False

@@ -160,10 +160,13 @@ class OpRegistry:
             check_fit(specs.by_key.get(key), impl)
         with lock.held:
             added = dict(self._impls)
+            owners = {(key, impl.impl_id): origin for key, impl, origin in rows}
             for key, impl, _ in rows:
-                if any(i.impl_id.casefold() == impl.impl_id.casefold() for i in added.get(key, ())):
+                first = next((i for i in added.get(key, ()) if i.impl_id.casefold() == impl.impl_id.casefold()), None)
+                if first is not None:
+                    owner = self._origins.get((key, first.impl_id)) or owners.get((key, first.impl_id))
                     raise DuplicateImpl(
-                        f"op '{impl.op_name}' has an impl '{impl.impl_id}' already: "
+                        f"op '{impl.op_name}' has an impl '{first.impl_id}' already, from {owner or 'opmux'}: "
                         f"pick another impl_id, or unregister the first"
                     )
                 added[key] = (*added.get(key, ()), impl)

@@ -109,7 +109,7 @@ TEFL = "transformer_engine.plugin.core"
 def _add_foreign_module(full: str, module: types.ModuleType, added: dict[str, types.ModuleType]) -> None:
     """Add a module under a foreign name, with its parent packages, unless the name is taken."""
     parts = full.split(".")
-    if full in sys.modules or (len(parts) == 1 and importlib.util.find_spec(full) is not None):
+    if full in sys.modules or (len(parts) == 1 and _is_anothers(full, module)):
         return
     if len(parts) > 1 and full != TEFL and parts[0] not in sys.modules and importlib.util.find_spec(parts[0]):
         return
@@ -127,6 +127,12 @@ def _add_foreign_module(full: str, module: types.ModuleType, added: dict[str, ty
         child = added.get(".".join(parts[: n + 1]))
         if parent is not None and child is not None:
             setattr(parent, parts[n], child)
+
+
+def _is_anothers(name: str, ours: types.ModuleType) -> bool:
+    """Whether another library provides a module of this name; the start-up finder finds ours."""
+    found = importlib.util.find_spec(name)
+    return found is not None and found.origin != ours.__file__
 
 
 class _Installed(importlib.abc.MetaPathFinder, importlib.abc.Loader):

@@ -119,11 +119,14 @@ class _Reader:
         self.package, self.module, self.found = package, module, found
         variant = folder.removeprefix(package.module).strip(".")
         self.id = ".".join(filter(None, ("default.flagos", package.name, variant)))
+        self.library_id = ".".join(filter(None, ("vendor", package.name, variant)))  # of functions of kind VENDOR
         self.priority = PRIORITY["arch" if variant else "vendor"]
+        self.rows: dict[tuple[str, bool], AtenRow] = {}  # of this folder, by overload and whether it was named in full
 
     def read(self) -> None:
         rows = self._call("get_specific_ops")
-        for row in rows:
+        # A row of one overload comes before a row of all of them, in whichever order they are listed.
+        for row in sorted(rows, key=lambda row: not _is_row(row) or "." not in row[0]):
             named = isinstance(row, tuple) and row and isinstance(row[0], str)
             what = f"the row of '{row[0]}'" if named else f"the row {row!r}"
             self._guard(lambda row=row: self._row(row), what, "get_specific_ops")
@@ -136,12 +139,17 @@ class _Reader:
         for name in self._names(bool(rows)):
             value = getattr(self.module, name, None)
             if value is None:
-                self._warn(f"__all__ has '{name}', which the module does not define")
+                close = nearest(name, [n for n in vars(self.module) if not n.startswith("_") and n not in HOOKS])
+                hint = f"; did you mean '{close}'?" if close else ""
+                self._warn(f"__all__ has '{name}', which the module does not define{hint}")
             elif not (_hashable(value) and value in taken):  # a row overrides __all__
                 self._guard(lambda name=name, value=value: self._export(name, value), f"'{name}'", name)
 
     def _names(self, has_rows: bool) -> Iterable[str]:
         listed = getattr(self.module, "__all__", None)
+        if isinstance(listed, str):
+            self._warn(f"__all__ is the string {listed!r}, and is read as [{listed!r}]: write a list")
+            return [listed]
         if listed is not None:
             return list(listed)
         if has_rows or hasattr(self.module, "get_specific_ops"):
@@ -155,7 +163,12 @@ class _Reader:
             return read()
         try:
             with foreign_names():
-                return read(method())
+                made = method()
+            if isinstance(made, str) or _is_row(made):
+                shown = repr(made) if isinstance(made, str) else f"the row of '{made[0]}'"
+                self._warn(f"{name}() returns {shown}, and is read as a tuple of that one: write a comma after it", name)
+                made = (made,)
+            return read(made)
         except MemoryError:
             raise
         except Exception as error:  # a vendor's code
@@ -173,7 +186,7 @@ class _Reader:
         logger.warning("%s: %s", _where(self.module, getattr(self.module, at, None)), words)
 
     def _row(self, row: Any) -> None:
-        if not isinstance(row, tuple) or len(row) not in (2, 3) or not isinstance(row[0], str) or not callable(row[1]):
+        if not _is_row(row):
             raise BadImpl('expected ("add.Tensor", function, Autograd.disable)')
         name, fn, autograd = (*row, Autograd.disable)[:3]
         if getattr(autograd, "name", None) not in Autograd.__members__:
@@ -187,6 +200,10 @@ class _Reader:
                 logger.debug("%s: aten::%s is not served: %s", self.id, overload, why)
                 continue
             made = AtenRow(overload, fn, Autograd[autograd.name], self.id, self.priority)
+            first = self.rows.setdefault((overload, "." in name), made)
+            if first.fn is not fn:
+                used, other = _where(self.module, first.fn), _where(self.module, fn)
+                self._warn(f"two rows for aten::{overload}: {used} is used, {other} is not", "get_specific_ops")
             self.found.rows.setdefault(overload, made)
         spec = specs.lookup(name.partition(".")[0], NAME_LOOKUP["row"])
         if spec is not None:
@@ -218,6 +235,9 @@ class _Reader:
         named = [] if not callable(value) else [specs.lookup(op, (space,)) for space in NAME_LOOKUP["export"]]
         found = [spec for spec in named if spec is not None and op in (spec.name, spec.key)]
         if not found:
+            close = _misspelt(name) if callable(value) else None
+            if close is not None:
+                self._warn(f"'{name}' is no op, and becomes a new function opmux.ops.{name}; did you mean '{close}'?", name)
             self.found.extras.setdefault(name, value)
             return
         fitting = [spec for spec in found if Fit.of(spec, self._impl(spec.key, value)).refusal is None]
@@ -228,7 +248,9 @@ class _Reader:
 
     def _impl(self, key: str, fn: Any) -> OpImpl:
         """The function as an OpImpl, with its attributes as fields."""
-        usual: dict[str, Any] = {"impl_id": self.id, "kind": BackendImplKind.DEFAULT, "priority": self.priority}
+        is_library = getattr(fn, "kind", None) in (BackendImplKind.VENDOR, BackendImplKind.VENDOR.value)
+        impl_id = self.library_id if is_library else self.id
+        usual: dict[str, Any] = {"impl_id": impl_id, "kind": BackendImplKind.DEFAULT, "priority": self.priority}
         said = {field: getattr(fn, tag) for tag, field in TAGS.items() if hasattr(fn, tag)}
         devices = frozenset({self.package.device})
         return OpImpl(op_name=key, vendor=self.package.name, fn=fn, devices=devices, **(usual | said))
@@ -236,6 +258,22 @@ class _Reader:
     def _add(self, made: OpImpl) -> None:
         if not any((i.op_name, i.impl_id) == (made.op_name, made.impl_id) for i in self.found.impls):
             self.found.impls.append(made)
+
+
+def _is_row(value: Any) -> bool:
+    return isinstance(value, tuple) and len(value) in (2, 3) and isinstance(value[0], str) and callable(value[1])
+
+
+def _misspelt(name: str) -> str | None:
+    """The op whose name is one letter off: a new function may have any other name."""
+    close = nearest(name, (k.rpartition("::")[2] for k in specs.by_key))
+    if close is None or len(name) < 5 or any(c.isdigit() for c in name) or close.rstrip("_") == name.rstrip("_"):
+        return None
+    longer, shorter = (name, close) if len(name) >= len(close) else (close, name)
+    if len(longer) == len(shorter):
+        return close if sum(a != b for a, b in zip(longer, shorter)) <= 2 and sorted(name) == sorted(close) else None
+    one_off = any(longer[:i] + longer[i + 1 :] == shorter for i in range(len(longer)))
+    return close if one_off else None
 
 
 def overloads_of(name: str) -> list[str]:

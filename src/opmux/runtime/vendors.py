@@ -6,6 +6,7 @@ use. A broken package is skipped, with one warning that names the file and the l
 
 from __future__ import annotations
 
+import functools
 import importlib
 import importlib.util
 import pkgutil
@@ -20,8 +21,10 @@ from pathlib import Path
 from types import MappingProxyType, ModuleType
 from typing import Any
 
+import torch
+
 from ..core.default import get_default_manager
-from ..core.errors import OpmuxError
+from ..core.errors import OpmuxError, nearest
 from ..core.loading import Once, all_or_nothing, on_failure
 from ..core.lock import lock
 from ..core.log import logger
@@ -61,6 +64,16 @@ class Target:
                 raise BadVendor(f"Target({name}={value!r}): expected a number above 0, or None if unknown")
 
 
+NOT_VERIFIED = "nothing was run on this hardware"
+
+
+@functools.cache
+def dispatch_keys() -> tuple[str, ...]:
+    """torch's dispatch keys of devices: those that have an autograd key of their own."""
+    names = torch._C.DispatchKey.__members__
+    return tuple(sorted(n for n in names if f"Autograd{n}" in names and n != "Other"))
+
+
 @dataclass(frozen=True)
 class VendorInfoBase:
     """A vendor, its device type, and how to detect its device.
@@ -81,7 +94,8 @@ class VendorInfoBase:
     bf16_enabled: bool = True
     int64_enabled: bool = True
     targets: Mapping[str, Target] = field(default_factory=dict, hash=False)  # by arch; "" is any chip of the vendor
-    verified: str = "nothing was run on this hardware"
+    # What was run on the hardware. By vendor's name, it is not true of a vendor who copies the file.
+    verified: str | Mapping[str, str] = field(default=NOT_VERIFIED, hash=False)
 
     def __post_init__(self) -> None:
         where = f"VendorInfoBase(vendor_name={self.vendor_name!r})"
@@ -95,9 +109,19 @@ class VendorInfoBase:
             shlex.split(self.device_query_cmd)
         except ValueError as error:
             raise BadVendor(f"{where}: device_query_cmd = {self.device_query_cmd!r}: {error}") from None
-        if self.dispatch_key is not None and not isinstance(self.dispatch_key, str):
-            raise BadVendor(f"{where}: dispatch_key = {self.dispatch_key!r}. Allowed: a name such as 'PrivateUse1'")
+        if self.dispatch_key is not None and self.dispatch_key not in dispatch_keys():
+            close = nearest(self.dispatch_key, dispatch_keys()) if isinstance(self.dispatch_key, str) else None
+            hint = f"; did you mean '{close}'?" if close else ""
+            raise BadVendor(
+                f"{where}: dispatch_key = {self.dispatch_key!r}. Allowed: {', '.join(dispatch_keys())}{hint}"
+            )
         object.__setattr__(self, "targets", MappingProxyType(dict(self.targets)))
+
+    @property
+    def statement(self) -> str:
+        """What was run on this vendor's hardware, in words."""
+        said = self.verified
+        return said if isinstance(said, str) else said.get(self.vendor_name, NOT_VERIFIED)
 
     @property
     def key(self) -> str:

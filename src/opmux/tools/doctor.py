@@ -167,7 +167,7 @@ def chips() -> list[dict[str, Any]]:
     found = []
     for package in vendors.known().values():
         info = package.info
-        row = {"vendor": package.name, "device": package.device, "dispatch_key": info.key, "verified": info.verified}
+        row = {"vendor": package.name, "device": package.device, "dispatch_key": info.key, "verified": info.statement}
         active = here.get(package.device)
         found.append(row | {"active": active is not None and active.name == package.name, "from": str(package.origin)})
     return found

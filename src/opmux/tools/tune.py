@@ -325,7 +325,7 @@ def _verdict(outcome: Outcome) -> str:
     return f"  {outcome.best.tiles}: {before:.4f} ms -> {after:.4f} ms, {before / after:.3f}x as fast"
 
 
-# ---- --dry-run --chip, --list, --clear ------------------------------------------------------------------------------------------------
+# ---- --dry-run --chip, --list, --clear ------------------------------------------------------------------------------
 
 
 def show_trials(chip: str) -> int:

@@ -24,5 +24,5 @@ vendor_info = VendorInfoBase(
         "gfx950": Target(shared_memory=160 << 10, warp_size=64, registers=131_072),
         **dict.fromkeys(_RADEON.split(), _RDNA),
     },
-    verified="gfx942: compiled only, without spills; nothing was run on this hardware",
+    verified={"amd": "gfx942: compiled only, without spills; nothing was run on this hardware"},
 )

@@ -5,5 +5,5 @@ from .. import VendorInfoBase
 vendor_info = VendorInfoBase(
     vendor_name="cpu",
     device_name="cpu",
-    verified="tested and measured on aarch64 (Neoverse N1), tested on x86-64",
+    verified={"cpu": "tested and measured on aarch64 (Neoverse N1), tested on x86-64"},
 )

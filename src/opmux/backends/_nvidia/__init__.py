@@ -31,5 +31,5 @@ vendor_info = VendorInfoBase(
         "sm_120": _chip(99),
         "sm_121": _chip(99),
     },
-    verified="H200: kernels tested and measured; sm_80, sm_100: compiled only; others: nothing was run",
+    verified={"nvidia": "H200: kernels tested and measured; sm_80, sm_100: compiled only; others: nothing was run"},
 )

@@ -111,10 +111,8 @@ def _run(asked: Asked, place: Place, depth: Depth, heard: Heard) -> int:
         record.notes.append(f"no samples to check with: {', '.join(plan.bare)}")
     record.unchecked += plan.unchecked
     record.unchecked += [one for one in left if scope.includes(one.op)]
-    record.unchecked += [
-        Unchecked(name, place.package.name, "it is no op of opmux, so there is no reference") for name in extras_of(place)
-        if not scope.words
-    ]  # fmt: skip
+    for name in () if scope.words else extras_of(place):
+        record.unchecked.append(Unchecked(name, place.package.name, "it is no op of opmux, so there is no reference"))
     record.results += heard.loading(place, depth)
     try:
         _check(record, plan, scope, [r for r in mine if scope.includes(r.name)], _console(asked))
@@ -235,7 +233,7 @@ def _facts(asked: Asked, place: Place) -> dict:
         "where": str(place),
         "chip": chip(place.device),
         "arch": None if direct else arch_of(place.device.type),
-        "verified": info.verified,
+        "verified": info.statement,
         "folder": None if place.package.folder is None else str(place.package.folder),
         "depth": "full" if asked.full else "quick",
         "dtypes": [dtype_name(arguments.dtype(d)) for word in asked.dtypes for d in word.split()],

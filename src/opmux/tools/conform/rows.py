@@ -221,7 +221,7 @@ def _is_plain(t: Tensor) -> bool:
 
 
 def _recorded(shape: Shape, dtype: torch.dtype) -> Iterator[Call]:
-    """Calls of an overload, from samples of its own op, else of others; in-place and `out=` ones from the plain ones."""
+    """Calls of an overload, from samples of its own op, else of others; in-place and `out=` ones are derived."""
     plain = _plain(shape)
     found = list(_of_own_samples(shape, plain, dtype))
     yield from found or _of_others(shape, plain, dtype)
@@ -237,7 +237,7 @@ def _plain(shape: Shape) -> Shape | None:
 
 
 def _of_own_samples(shape: Shape, plain: Shape | None, dtype: torch.dtype) -> Iterator[Call]:
-    for entry in opinfo.entries_of(shape.packet.removesuffix("_")):
+    for entry in _entries(shape):
         if dtype not in entry.supported_dtypes("cpu"):
             continue
         title = ".".join(filter(None, (entry.name, entry.variant_test_name)))
@@ -246,6 +246,10 @@ def _of_own_samples(shape: Shape, plain: Shape | None, dtype: torch.dtype) -> It
             made = _record(shape, plain, lambda given=given, op=entry.op: op(*given.args, **given.kwargs))
             made = made or [s for s in (_bound(shape, plain, given),) if s is not None]
             yield from (Call(f"{title} {at}", dtype, s) for s in made[:1])
+
+
+def _entries(shape: Shape) -> list[Any]:
+    return opinfo.entries_of(shape.packet.removesuffix("_"))
 
 
 def _record(shape: Shape, plain: Shape | None, run: Callable[[], Any]) -> list[Sample]:
