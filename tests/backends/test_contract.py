@@ -15,6 +15,7 @@ import sys
 from pathlib import Path
 from types import SimpleNamespace
 
+import fresh
 import pytest
 
 pytest.importorskip("triton")
@@ -517,36 +518,59 @@ with opmux.use(include="tanh"):
     assert got.said == []
 
 
+def guide() -> dict[str, str]:
+    """The files of a vendor that the guide shows, and the op that `opmux new-backend` writes."""
+    text = (SRC / "opmux/backends/README.md").read_text(encoding="utf-8")
+    blocks = re.findall(r"^```python\n(.*?)^```", text, re.M | re.S)
+    marks = {
+        "__init__.py": "vendor_info = VendorInfoBase(",
+        "heuristics_config_utils.py": "HEURISTICS_CONFIGS = ",
+        "ops/__init__.py": "def get_specific_ops",
+        "ops/tanh.py": "# ops/tanh.py",
+        "ops/mm.py": "# ops/mm.py",
+    }
+    files = {name: next(b for b in blocks if mark in b) for name, mark in marks.items()}
+    example = (SRC / "opmux/tools/template/backend/ops/silu_mul.py").read_text(encoding="utf-8")
+    return {
+        **files,
+        "tune_configs.yaml": re.search(r"^```yaml\n(.*?)^```", text, re.M | re.S)[1],
+        "ops/silu_mul.py": example.replace("VENDOR_NAME", "acme"),
+    }
+
+
 def test_what_the_guide_shows_works(case):
     """Its blocks of code are files of a vendor, as they stand."""
-    guide = (SRC / "opmux/backends/README.md").read_text(encoding="utf-8")
-    blocks = dict(re.findall(r"^## \d\. ([^\n]+)\n.*?^```python\n(.*?)^```", guide, re.M | re.S))
-    files = {
-        "__init__.py": blocks["`__init__.py`"],
-        "heuristics_config_utils.py": blocks["Tiles"],
-        "tune_configs.yaml": re.search(r"^```yaml\n(.*?)^```", guide, re.M | re.S)[1],
-        "ops/__init__.py": blocks["`ops/__init__.py`"].replace(
-            "__all__ = [", "from .tanh import tanh\n__all__ = ['tanh', "
-        ),
-        "ops/tanh.py": blocks["A pointwise row"],
-        "ops/geglu.py": "def gelu_tanh_mul(a, b):\n    return a\ndef gelu_tanh_mul_bwd(dy, a, b):\n    return a, b\n",
-        "ops/mm.py": "def mm(self, mat2):\n    return self\n",
-    }
     code = (
         LOOK
         + """
 fake("npu")
-found["ops"] = {op: opmux.explain(op).chosen.impl_id for op in ("gelu_tanh_mul", "gelu_tanh_mul_bwd", "tanh")}
+found["ops"] = {op: opmux.explain(op).chosen.impl_id for op in ("silu_mul", "tanh")}
 found["rows"], found["unused"] = list(HERE.ops("npu").rows), list(HERE.ops("npu").unused)
 found["tiles"] = tiles(None)
 found["trials"] = len(tile_files.candidates(devices.Chip("acme", None), "softmax.rows").given)
 found["cores"] = vendors.get("acme").info.target(None).cores
 """
     )
-    got = case(code, acme=files, OPMUX_VENDOR="acme")
+    got = case(code, acme=guide(), OPMUX_VENDOR="acme")
     assert set(got.ops.values()) == {"default.flagos.acme"} and got.said == []
     assert (got.rows, got.unused, got.trials, got.cores) == (["mm"], ["cumsum"], 7, 40)
     assert got.tiles[2:] == ["default", 256, "heuristics"]
+
+
+def test_what_the_guide_shows_conforms(tmp_path):
+    """By the page's own command, on a simulated device; and it shows the files that `opmux new-backend` writes."""
+    from opmux.tools import scaffold
+
+    write(tmp_path / "opmux_acme", guide())
+    env = {**os.environ, "PYTHONPATH": f"{SRC}{os.pathsep}{tmp_path}", "OPMUX_PLUGIN_MODULES": "opmux_acme"}
+    words = "--vendor acme --op silu_mul --op tanh --op mm --check load --check values".split()
+    done = fresh.run([sys.executable, "-m", "opmux", "conform", *words], env=env, cwd=tmp_path, timeout=300)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "acme: 6 checks of 4 ops, nothing failed" in done.stdout
+    text = (SRC / "opmux/backends/README.md").read_text(encoding="utf-8")
+    tree = re.search(r"^opmux_acme/.*?^```", text, re.M | re.S)[0]
+    shown = set(re.findall(r"[├└]── (\S+)", tree)) - {"ops/"}
+    assert shown == {Path(part.target).name for part in scaffold.FOLDER}
 
 
 def test_a_rule_alone(case):
@@ -663,6 +687,174 @@ def test_a_bad_row_costs_that_row(case, row, says):
     (words,) = got.said
     assert "_acme/ops/__init__.py:4" in words and says in words
     assert got.rows == ["mul.Tensor"] and got.y == ORDINARY
+
+
+LIKELY = {
+    "two rows": (
+        "def add(a, b, alpha=1):\n    return a\ndef other(a, b, alpha=1):\n    return b\n"
+        "def get_specific_ops():\n    return (('add.Tensor', add), ('add.Tensor', other))\n",
+        r"ops/__init__.py:5: two rows for aten::add.Tensor: \S+:1 is used, \S+:3 is not",
+    ),
+    "a misspelt export": (
+        "def silu(x):\n    return x\n__all__ = ['sillu']\n",
+        r"ops/__init__.py: __all__ has 'sillu', which the module does not define; did you mean 'silu'\?",
+    ),
+    "a misspelt op": (
+        "def cumsumm(x, dim):\n    return x\n__all__ = ['cumsumm']\n",
+        r"ops/__init__.py:1: 'cumsumm' is no op, and becomes a new function opmux.ops.cumsumm; did you mean 'cumsum'\?",
+    ),
+    "a string of unused ops": (
+        "def get_unused_ops():\n    return ('cumsum')\n",
+        r"ops/__init__.py:1: get_unused_ops\(\) returns 'cumsum', and is read as a tuple of that one: write a comma",
+    ),
+    "a string of exports": (
+        "def silu(x):\n    return x\n__all__ = ('silu')\n",
+        r"ops/__init__.py: __all__ is the string 'silu', and is read as \['silu'\]: write a list",
+    ),
+    "a row where a tuple of rows is meant": (
+        "def add(a, b, alpha=1):\n    return a\ndef get_specific_ops():\n    return ('add.Tensor', add)\n",
+        r"ops/__init__.py:3: get_specific_ops\(\) returns the row of 'add.Tensor', and is read as a tuple of that one",
+    ),
+}
+
+
+@pytest.mark.parametrize("text, says", LIKELY.values(), ids=list(LIKELY))
+def test_a_likely_mistake_is_one_warning(case, text, says):
+    """However often the ops are read; what was meant is done where that is plain."""
+    code = """
+for _ in range(2):
+    opmux.ops.silu(torch.ones(1))
+    ops = HERE.ops("cpu")
+found["ops"] = [list(ops.rows), list(ops.unused), [i.op_name for i in ops.impls], list(ops.extras)]
+"""
+    got = case(code, acme={"__init__.py": info(), "ops/__init__.py": text}, OPMUX_VENDOR="acme")
+    assert len(got.said) == 1 and re.search(says, got.said[0]), got.said
+    meant = [["add.Tensor"], [], ["aten::add"], []], [[], ["cumsum"], [], []], [[], [], ["opmux::silu"], []]
+    assert got.ops in (*meant, [[], [], [], []], [[], [], [], ["cumsumm"]])
+
+
+def test_a_row_of_one_overload_comes_before_a_row_of_all(case):
+    text = (
+        "def every(self, mat2):\n    return self\ndef out(self, mat2, *, out):\n    return out\n"
+        "def get_specific_ops():\n    return (('mm', every), ('mm.out', out))\n"
+    )
+    code = "found['rows'] = {n: r.fn.__name__ for n, r in HERE.ops('cpu').rows.items()}\n"
+    got = case(code, acme={"__init__.py": info(), "ops/__init__.py": text}, OPMUX_VENDOR="acme")
+    assert got.rows == {"mm.out": "out", "mm": "every"} and got.said == []
+
+
+def test_a_row_that_takes_tensors_only(case):
+    """ATen's own kernel adds a number."""
+    text = (
+        "import torch\n"
+        "def add(A, B, *, alpha=1):\n"
+        "    assert isinstance(A, torch.Tensor) and isinstance(B, torch.Tensor)\n"
+        "    return torch.full_like(A, 7.0)\n"
+        "def get_specific_ops():\n    return (('add.Tensor', add),)\n"
+    )
+    code = """
+opmux.enable()
+x = torch.ones(3)
+found["y"] = [t.tolist() for t in (x + x, x + 1, torch.add(x, 1), 1 + x, x.clone().add_(1))]
+"""
+    got = case(code, acme={"__init__.py": info(), "ops/__init__.py": text}, OPMUX_VENDOR="acme")
+    assert got.y == [[7.0] * 3, *([[2.0] * 3] * 4)] and got.said == []
+
+
+def test_a_library_beside_the_triton_kernels(case):
+    """`fn.kind = VENDOR`: behind them by default, before them if the vendor or the user prefers it."""
+    text = (
+        "from opmux.core import BackendImplKind\n"
+        "def silu(x):\n    return x.new_full(x.shape, 7.0)\n"
+        "silu.kind = BackendImplKind.VENDOR\n__all__ = ['silu']\n"
+    )
+    preferred = text + "def get_preferred_ops():\n    return {'silu': 'the library is faster'}\n"
+    code = """
+fake("npu")
+key = "opmux::silu"
+found["first"] = opmux.explain(key).chosen.impl_id
+found["ids"] = [v.impl.impl_id for v in opmux.explain(key).verdicts]
+found["kind"] = str(next(i.kind for i in HERE.ops("npu").impls))
+"""
+    files = lambda ops: {"__init__.py": info(device="npu"), "ops/__init__.py": ops}
+    for ops, env, first in ((text, {}, "default.flagos"), (preferred, {}, "vendor.acme"),
+                            (text, {"OPMUX_PREFER": "vendor"}, "vendor.acme")):  # fmt: skip
+        got = case(code, acme=files(ops), OPMUX_VENDOR="acme", **env)
+        assert got.first == first and {"default.flagos", "vendor.acme"} <= set(got.ids) and got.kind == "vendor"
+        assert got.said == []
+
+
+def test_a_dispatch_key_that_torch_does_not_have(case):
+    files = {"__init__.py": info(dispatch_key="PrivatUse1")}
+    got = case("found['known'] = 'acme' in vendors.known()\n", acme=files)
+    assert not got.known and len(got.said) == 1
+    assert re.search(r"__init__.py:2: BadVendor: .*dispatch_key = 'PrivatUse1'. Allowed: .*CUDA, ", got.said[0])
+    assert got.said[0].endswith("did you mean 'PrivateUse1'?")
+
+
+def test_a_copied_folder_does_not_claim_what_was_verified(case):
+    code = "found['says'] = {n: vendors.get(n).info.statement for n in ('acme', 'nvidia')}\n"
+    got = case(code, acme={"__init__.py": nvidias("acme", "npu")})
+    assert got.says["acme"] == "nothing was run on this hardware"
+    assert got.says["nvidia"].startswith("H200: kernels tested and measured")
+
+
+def test_an_id_that_is_taken_names_its_owner(case):
+    code = """
+from opmux.core import OpImpl
+mine = lambda: OpImpl("opmux::silu", "vendor.bolt", BackendImplKind.VENDOR, "bolt", lambda x: x)
+get_default_manager().registry.register_impl(mine())
+found["error"] = error_of(lambda: get_default_manager().registry.register_impl(mine()))
+taken = OpImpl("opmux::silu", "default.flagos.acme", BackendImplKind.DEFAULT, "acme", lambda x: x)
+opmux.explain("opmux::silu")
+found["vendors"] = error_of(lambda: get_default_manager().registry.register_impl(taken))
+"""
+    files = {"__init__.py": info(), "ops/__init__.py": "def silu(x):\n    return x\n"}
+    got = case(code, acme=files, OPMUX_VENDOR="acme")
+    assert "has an impl 'vendor.bolt' already, from code (<case>): pick another impl_id" in got.error
+    assert re.search(r"'default.flagos.acme' already, from opmux \(\S+_acme/ops/__init__.py\): pick", got.vendors)
+
+
+def test_a_misspelt_variable_is_one_warning(case):
+    code = "for _ in range(2):\n    opmux.ops.silu(torch.ones(1))\n"
+    got = case(code, acme=PLAIN, OPMUX_VENDOR="plain", OPMUX_STRIKT="1", TE_FL_PREFR="vendor")
+    assert got.said == [
+        "environment variable OPMUX_STRIKT is no setting of opmux: did you mean OPMUX_STRICT?",
+        "environment variable TE_FL_PREFR is no setting of opmux: did you mean TE_FL_PREFER?",
+    ]
+
+
+def test_a_package_for_flaggems_is_imported_directly(case, tmp_path):
+    """By its own tests: the start-up finder knows `backend_utils`, and another module of that name comes first."""
+    ops = "from backend_utils import Autograd\ndef get_specific_ops():\n    return ()\n"
+    init = "from backend_utils import VendorInfoBase\nvendor_info = VendorInfoBase('acme', 'npu', 'acme-smi')\n"
+    code = """
+import opmux_startup
+sys.meta_path[:] = [f for f in sys.meta_path if f is not opmux_startup.BackendUtils] + [opmux_startup.BackendUtils]
+import acme.ops
+from opmux.backends import Autograd
+found["same"] = acme.ops.Autograd is Autograd
+found["known"] = "acme" in vendors.known()
+"""
+    got = case(code, {"acme": {"__init__.py": init, "ops/__init__.py": ops}})
+    assert got.same and got.known and got.said == []
+    theirs = {"acme": {"__init__.py": "", "ops/__init__.py": "from backend_utils import Autograd\n"},
+              "backend_utils": {"__init__.py": "Autograd = 'theirs'\n"}}  # fmt: skip
+    code = code.partition("from opmux.backends")[0] + "found['theirs'] = acme.ops.Autograd\n"
+    assert case(code, theirs, OPMUX_PLUGIN_MODULES="").theirs == "theirs"
+
+
+def test_functions_that_are_no_ops_are_named(case):
+    """For `opmux conform`, which has nothing to compare them with."""
+    code = """
+from opmux.tools.conform.place import DIRECT, Place
+from opmux.tools.conform.subject import extras_of, rows_of
+place = Place(vendors.get("acme"), torch.device("cpu"), DIRECT)
+found["extras"], found["rows"] = list(extras_of(place)), list(rows_of(place))
+"""
+    text = "def mine(x):\n    return x\ndef get_specific_ops():\n    return (('mm', lambda self, mat2: self),)\n"
+    got = case(code, acme={"__init__.py": info(), "ops/__init__.py": text + "__all__ = ['mine']\n"})
+    assert (got.extras, got.rows) == (["mine"], ["mm"])
 
 
 @pytest.mark.parametrize(

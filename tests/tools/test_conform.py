@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -37,10 +38,42 @@ OPS = """
 import os
 
 import torch
+from opmux.backends import Autograd
 from opmux.core import NotSupported
 from opmux.specs import activation, softmax as family
 
 __all__ = ["silu", "relu", "silu_mul", "softmax", "gelu", "qgelu", "srelu", "not_there"]
+
+
+def mm(self, mat2):
+    return 2 * torch.einsum("ij,jk->ik", self, mat2)
+
+
+def bmm(self, mat2):
+    return torch.einsum("bij,bjk->bik", self, mat2)
+
+
+def addmm(self, mat1, mat2, *, beta=1, alpha=1):
+    if alpha != 1:
+        raise NotSupported("alpha is 1 here")
+    self.add_(0)
+    return beta * self + torch.einsum("ij,jk->ik", mat1, mat2)
+
+
+def packed_only(input, normalized_shape, weight, bias, eps):
+    if not input.is_contiguous():
+        raise RuntimeError("stride")
+    return torch.ops.aten.native_layer_norm.default(input.contiguous(), normalized_shape, weight, bias, eps)
+
+
+def get_specific_ops():
+    return (
+        ("mm", mm, Autograd.disable),
+        ("bmm", bmm, Autograd.disable),
+        ("addmm", addmm, Autograd.disable),
+        ("native_layer_norm", packed_only, Autograd.disable),
+        ("_nnpack_available", lambda: False, Autograd.disable),
+    )
 
 
 def silu(x):
@@ -95,6 +128,19 @@ def get_unused_ops():
     return ("log_softmax",)
 """
 
+RULES = """
+def rows(args):
+    raise LookupError("no such chip")
+
+HEURISTICS_CONFIGS = {"rope.rows": {"num_warps": rows}}
+"""
+TRIALS = """
+moe.rows:
+  - {num_warps: 7}
+router.rowz:
+  - {num_warps: 4}
+"""
+
 GAPS = """
 [srelu.values]
 reason = "two dimensions come with the next chip"
@@ -113,6 +159,8 @@ def write_vendor(root: Path, *, entry_point: bool) -> None:
     (package / "__init__.py").write_text(PACKAGE)
     (package / "ops" / "__init__.py").write_text(OPS)
     (package / "xfail.toml").write_text(GAPS)
+    (package / "heuristics_config_utils.py").write_text(RULES)
+    (package / "tune_configs.yaml").write_text(TRIALS)
     if entry_point:
         info = root / "opmux_acme-1.0.dist-info"
         info.mkdir()
@@ -132,7 +180,8 @@ def acme(tmp_path_factory):
     """The run over the vendor's ops, without what needs torch's tracer: (process, data, page)."""
     root = tmp_path_factory.mktemp("acme")
     write_vendor(root, entry_point=True)
-    ops = "silu relu silu_mul softmax gelu qgelu srelu log_softmax".split()
+    ops = "silu relu silu_mul softmax gelu qgelu srelu log_softmax mm bmm addmm native_layer_norm".split()
+    ops += ["_nnpack_available"]
     checks = "load values mutation errors gradient".split()
     words = [w for o in ops for w in ("--op", o)] + [w for c in checks for w in ("--check", c)]
     done = conform(root, "--vendor", "acme", *words, "--json", "run.json", "--html", "run.html")
@@ -208,6 +257,47 @@ def test_what_is_left_out_of_the_package_is_a_fail(found):
     assert wrong["status"] == "fail" and "__all__ has 'not_there', which the module does not" in wrong["reason"]
 
 
+def test_a_row_that_returns_twice_the_product_is_a_fail(acme, found):
+    wrong = found("mm", "values")
+    assert wrong["status"] == "fail" and wrong["own"] and wrong["sample"] == "mm 0"
+    assert "25 of 25 numbers are too far" in wrong["reason"]
+    assert wrong["reproduce"].endswith("--op aten::mm --dtype float32 --check values --sample 'mm 0'")
+    assert f"FAIL mm by {OWN}: values float32 [mm 0]" in acme[0].stdout
+
+
+def test_a_row_that_is_right_passes_and_one_that_declines_is_refused(found):
+    assert found("bmm", "values")["status"] == "pass" and found("bmm", "values")["tried"] > 10
+    taken = found("addmm", "values")
+    assert taken["status"] == "pass" and [r["reason"] for r in taken["refusals"]] == ["alpha is 1 here"]
+
+
+def test_a_row_that_writes_its_argument_is_a_fail(found):
+    wrong = found("addmm", "mutation")
+    assert wrong["status"] == "fail" and wrong["reason"].startswith("self was written")
+
+
+def test_a_row_is_tried_with_other_strides(found):
+    wrong = found("native_layer_norm", "values")
+    assert wrong["status"] == "fail" and "transposed" in wrong["sample"] and "stride" in wrong["reason"]
+    assert wrong["failed"] < wrong["tried"]
+
+
+def test_what_is_not_checked_is_said(acme):
+    said = {u["op"]: u["reason"] for u in acme[1]["unchecked"]}
+    assert said == {"aten::_nnpack_available": "PyTorch has no samples that call this overload"}
+    assert "not checked: aten::_nnpack_available: PyTorch has no samples" in acme[0].stdout
+    assert "failed as expected" in acme[0].stdout and ", 1 not checked (" in acme[0].stdout
+    assert "not checked: aten::_nnpack_available" in acme[2]
+
+
+def test_tile_files_are_applied(found):
+    """A rule that raises, a config that the kernel refuses, and a tunable that is not there: each with its file."""
+    why = found("(package)", "load", "acme")["reason"]
+    assert re.search(r"heuristics_config_utils\.py: rope\.rows: num_warps: LookupError: no such chip", why)
+    assert re.search(r"tune_configs\.yaml: moe\.rows: num_warps = 7\. Allowed: a power of two", why)
+    assert re.search(r"tune_configs\.yaml: router\.rowz is no tunable; did you mean 'router\.rows'\?", why)
+
+
 def test_known_gaps(acme, found):
     assert found("srelu", "values")["status"] == "expected"
     assert found("srelu", "values")["gap"] == "two dimensions come with the next chip"
@@ -231,7 +321,7 @@ def test_the_data_has_its_fields(acme):
     data = acme[1]
     assert data["schema"] == SCHEMA == 1
     assert set(data) == {
-        "schema", "facts", "results", "coverage", "rest_of_aten", "notes", "seconds", "counts", "covered",
+        "schema", "facts", "results", "coverage", "rest_of_aten", "unchecked", "notes", "seconds", "counts", "covered",
     }  # fmt: skip
     assert set("vendor device how where chip depth torch triton opmux date".split()) <= set(data["facts"])
     fields = "op key family impl own check status reason sample dtype tried failed refusals ran gap reproduce seconds"

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
+import re
+import sys
+
 import pytest
 import torch
 
@@ -9,10 +13,11 @@ pytest.importorskip("triton")
 
 from opmux.core import specs
 from opmux.core.errors import OpmuxError
+from opmux.core.registry import Origin
 from opmux.kernels.lib import config, plans
 from opmux.kernels.lib.config import Tiles
 from opmux.kernels.lib.launch import Launcher
-from opmux.runtime import tuning
+from opmux.runtime import tile_files, tuning, vendors
 from opmux.runtime.devices import Chip
 from opmux.tools import screen, tune
 
@@ -50,7 +55,11 @@ def test_a_cpu_is_refused_in_one_line(cli):
     "words, says",
     [
         (("softmaxx",), "unknown op 'softmaxx': did you mean 'softmax'?"),
-        ((), "tune takes one of: an OP, --list, --clear"),
+        ((), "tune takes one of: an OP, --list, --clear, or --dry-run with --chip"),
+        (
+            ("--dry-run", "--chip", "acm"),
+            "--chip 'acm' is not known. Allowed: sm_80, sm_90, sm_100, gfx942, or a vendor: ",
+        ),
         (("softmax", "--list"), "tune takes one of: an OP, --list, --clear"),
         (("softmax", "--device", "cpu", "--chip", "sm_90"), "Add --dry-run"),
         (("softmax", "--dry-run", "--chip", "sm_1"), "--chip 'sm_1' is not known. Allowed: sm_80, sm_90"),
@@ -79,6 +88,55 @@ def test_a_dry_run_lists_and_runs_nothing(cli, monkeypatch, cache):
     assert present.split()[0] == "*" and present.split()[-1] == "default"
     assert rows(done.stdout, "threads=512 stages=2 BLOCK_M=8 BLOCK_N=1024", "tune_configs")
     assert not cache.exists()
+
+
+@pytest.fixture
+def acme(tmp_path, monkeypatch):
+    """A vendor with tile files; `acme(text)` replaces its tune_configs.yaml."""
+    package = tmp_path / "acme_tiles"
+    package.mkdir()
+    (package / "__init__.py").write_text(
+        "from opmux.backends import VendorInfoBase\nvendor_info = VendorInfoBase('acme', 'acm', 'acme-smi')\n"
+    )
+    (package / "heuristics_config_utils.py").write_text("HEURISTICS_CONFIGS = {'softmax.rows': {'num_warps': 8}}\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    vendors.register_plugin(importlib.import_module("acme_tiles"), Origin("acme"))
+
+    def write(text: str) -> None:
+        (package / "tune_configs.yaml").write_text(text)
+        tile_files._trials.cache_clear()
+        tile_files._rules.cache_clear()
+
+    yield write
+    vendors.forget("acme")
+    for name in [n for n in sys.modules if n.partition(".")[0] == "acme_tiles"]:
+        del sys.modules[name]
+    tile_files._trials.cache_clear()
+    tile_files._rules.cache_clear()
+
+
+def test_a_dry_run_for_a_vendors_chip(cli, acme):
+    """All configs of its own files, without a device and without an op; and one op as it would be tuned there."""
+    acme("softmax.rows:\n  - {META: {BLOCK_M: 2}, num_warps: 16}\n  - {num_warps: 4}\n")
+    done = cli("tune", "--dry-run", "--chip", "acme")
+    assert done.exit_code == 0, done.output
+    assert rows(done.stdout, "would try on acme: nothing is run")
+    assert rows(done.stdout, "softmax.rows", "BLOCK_M=2 num_warps=16", "acme_tiles") and rows(
+        done.stdout, " num_warps=4 "
+    )
+    assert rows(done.stdout, f"2 configs for 1 of {len(config.tunables)} tunables")
+    done = cli("tune", "softmax", "--dry-run", "--chip", "acme", "--shape", "8x64", "--dtype", "float32")
+    assert rows(done.stdout, "softmax 8x64 float32, as on a chip of acme: nothing is run")
+    assert rows(done.stdout, "*", "threads=256", "heuristics") and rows(done.stdout, "threads=512", "tune_configs")
+    done = cli("tune", "--list", "--chip", "acme")
+    assert rows(done.stdout, " softmax.rows ", "acme_tiles: num_warps", "acme_tiles: 2")
+
+
+def test_a_dry_run_refuses_what_the_kernel_would(cli, acme):
+    acme("softmax.rows:\n  - {num_warps: 7}\n")
+    done = cli("tune", "--dry-run", "--chip", "acme")
+    assert done.exit_code == 2
+    assert re.search(r"tune_configs\.yaml: softmax\.rows: num_warps = 7\. Allowed: a power of two", done.stderr)
 
 
 def test_the_list_says_who_decides(cli):

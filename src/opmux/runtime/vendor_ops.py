@@ -166,7 +166,9 @@ class _Reader:
                 made = method()
             if isinstance(made, str) or _is_row(made):
                 shown = repr(made) if isinstance(made, str) else f"the row of '{made[0]}'"
-                self._warn(f"{name}() returns {shown}, and is read as a tuple of that one: write a comma after it", name)
+                self._warn(
+                    f"{name}() returns {shown}, and is read as a tuple of that one: write a comma after it", name
+                )
                 made = (made,)
             return read(made)
         except MemoryError:
@@ -237,7 +239,9 @@ class _Reader:
         if not found:
             close = _misspelt(name) if callable(value) else None
             if close is not None:
-                self._warn(f"'{name}' is no op, and becomes a new function opmux.ops.{name}; did you mean '{close}'?", name)
+                self._warn(
+                    f"'{name}' is no op, and becomes a new function opmux.ops.{name}; did you mean '{close}'?", name
+                )
             self.found.extras.setdefault(name, value)
             return
         fitting = [spec for spec in found if Fit.of(spec, self._impl(spec.key, value)).refusal is None]
@@ -266,8 +270,8 @@ def _is_row(value: Any) -> bool:
 
 def _misspelt(name: str) -> str | None:
     """The op whose name is one letter off: a new function may have any other name."""
-    close = nearest(name, (k.rpartition("::")[2] for k in specs.by_key))
-    if close is None or len(name) < 5 or any(c.isdigit() for c in name) or close.rstrip("_") == name.rstrip("_"):
+    close = nearest(name, (k.removeprefix("opmux::") for k in specs.by_key if k.startswith("opmux::")))
+    if close is None or len(name) < 5 or any(c.isdigit() for c in name):
         return None
     longer, shorter = (name, close) if len(name) >= len(close) else (close, name)
     if len(longer) == len(shorter):

@@ -194,8 +194,9 @@ def errors(subject: Subject, device: torch.device, tally: Tally) -> None:
     reference."""
     assert subject.spec.errors is not None
     for bad in subject.spec.errors(device):
-        if not bad.typed and subject.spec.space == "tex":
-            continue  # tex takes any object for a flag or for a number that it ignores, as NVIDIA's functions do
+        if not bad.typed and (subject.direct or subject.spec.space == "tex"):
+            # The entry checks types, and a direct call has none; tex takes any object for a flag, as NVIDIA's does.
+            continue
         sample = bound(subject.spec, bad)
         watch = Watch(named(subject.spec, sample))
         with tally.trial(None, bad.id), quiet():

@@ -126,7 +126,7 @@ def agree(name: str, got: Tensor, want: Tensor, place: Place, tol: Mapping[Any, 
             return
         got = got.to(want.dtype) if got.dtype is torch.float32 and want.dtype in LOW else got
     if (got.shape, got.dtype, got.device.type) != (want.shape, want.dtype, place.device.type):
-        raise Wrong(f"{name} is {in_words(got)}, expected {in_words(want)}")
+        raise Wrong(f"{name} is {in_words(got)}, expected {in_words(want).rpartition(' on ')[0]} on {place.device}")
     found = None if tol is None else numbers(name, got, want, _tolerance(want, tol), slack)
     if found is not None:
         raise Wrong(found)

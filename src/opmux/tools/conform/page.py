@@ -30,7 +30,7 @@ COLOURS = {OWN: "#a35bb8", TRITON: "#2f6fde", PLUGIN: "#4aa3b5", NATIVE: "#8a94a
 
 def page(record: Record) -> str:
     facts = "".join(f"<dt>{_text(k)}</dt><dd>{_text(v)}</dd>" for k, v in record.facts.items() if v not in (None, []))
-    notes = "".join(f"<li>{_text(n)}</li>" for n in record.notes)
+    notes = "".join(f"<li>{_text(n)}</li>" for n in (*map(str, record.unchecked), *record.notes))
     return PAGE.format(
         title=_text(f"opmux conform, {record.facts['vendor']}"),
         about=_text(record.facts["where"]),
