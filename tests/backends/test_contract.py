@@ -689,10 +689,10 @@ def test_a_bad_row_costs_that_row(case, row, says):
     assert got.rows == ["mul.Tensor"] and got.y == ORDINARY
 
 
+ADD = "def add(a, b, alpha=1):\n    return a\ndef other(a, b, alpha=1):\n    return b\n"
 LIKELY = {
     "two rows": (
-        "def add(a, b, alpha=1):\n    return a\ndef other(a, b, alpha=1):\n    return b\n"
-        "def get_specific_ops():\n    return (('add.Tensor', add), ('add.Tensor', other))\n",
+        ADD + "def get_specific_ops():\n    return (('add.Tensor', add), ('add.Tensor', other))\n",
         r"ops/__init__.py:5: two rows for aten::add.Tensor: \S+:1 is used, \S+:3 is not",
     ),
     "a misspelt export": (
