@@ -1,0 +1,157 @@
+"""The second document, a new backend for FlagGems whose ops are listed in `__all__`: each promise is one check.
+
+One program uses the folder on a simulated device.
+"""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from vendor_folder import BACKENDS, follow
+
+from opmux.backends import BadVendor, VendorInfoBase
+
+pytest.importorskip("triton")
+pytestmark = pytest.mark.xdist_group("seed_001")  # the program runs once
+
+
+def copied_init() -> str:
+    """`_nvidia/__init__.py` with other properties, and the optional one."""
+    text = (BACKENDS / "_nvidia" / "__init__.py").read_text(encoding="utf-8")
+    for name, value in (("vendor_name", "acme"), ("device_name", "npu"), ("device_query_cmd", "acme-smi")):
+        text, count = re.subn(rf'{name}="[^"]*"', f'{name}="{value}"', text)
+        assert count == 1, name
+    return text.replace("    driver_files=", '    dispatch_key="PrivateUse1",\n    driver_files=')
+
+
+ADD = """
+import torch
+
+calls = []
+
+
+def add(A, B, *, alpha=1):
+    calls.append(alpha)
+    return torch.sub(A, B, alpha=-alpha)
+"""
+
+GELU = """
+import torch
+
+calls = []
+
+
+def gelu(A, *, approximate="none"):
+    calls.append(approximate)
+    if approximate == "tanh":
+        return 0.5 * A * (1 + torch.tanh(0.7978845608028654 * (A + 0.044715 * A**3)))
+    return 0.5 * A * (1 + torch.erf(A * 0.5**0.5))
+"""
+
+OPS = """
+from .add import add
+from .gelu import gelu
+__all__= ["add", "gelu"]
+"""
+
+FOLDER = {
+    "__init__.py": copied_init(),
+    "heuristics_config_utils.py": "HEURISTICS_CONFIGS = {'activation.flat': {'BLOCK': 256}}\n",
+    "tune_configs.yaml": "activation.flat:\n- META:\n    BLOCK: 512\n  num_warps: 4\n",
+    "ops/__init__.py": OPS,
+    "ops/add.py": ADD,
+    "ops/gelu.py": GELU,
+}
+
+PROGRAM = """
+import sys
+import torch.nn.functional as F
+from opmux.backends import VENDOR_REGISTRY
+from opmux.kernels import activation
+from opmux.kernels.lib import config
+from opmux.runtime import devices, tile_files, vendors
+
+info = vendors.get("acme").info
+found["info"] = [info.vendor_name, info.device_name, info.device_query_cmd, info.dispatch_key, info.key]
+found["active"] = VENDOR_REGISTRY["npu"].vendor_name
+chip = devices.Chip("acme", None)
+with config.as_on(chip):
+    look = config.tunables["activation.flat"].look(dtype=torch.float32)
+found["heuristics"] = [look.tiles["BLOCK"], look.source]
+found["autotune"] = tile_files.candidates(chip, "activation.flat").given
+
+has = lambda op: torch._C._dispatch_has_kernel_for_dispatch_key(op, "PrivateUse1")
+before = has("aten::gelu")
+opmux.enable()
+found["registered"] = [before, has("aten::gelu"), has("aten::add.Tensor")]
+from opmux.backends._acme.ops import add, gelu
+adds, gelus = sys.modules[add.__module__].calls, sys.modules[gelu.__module__].calls
+x = torch.linspace(-3, 3, 7, device="npu")
+found["add"] = [(x + x).tolist(), torch.add(x, x, alpha=2).tolist(), list(adds)]
+found["number"] = (x + 1).tolist()
+off = lambda y, **how: (y.cpu() - F.gelu(x.cpu(), **how)).abs().max().item()
+found["erf"], found["tanh"] = off(F.gelu(x)), off(F.gelu(x, approximate="tanh"), approximate="tanh")
+found["module"], found["gelus"] = off(torch.nn.GELU()(x)), list(gelus)
+w = x.clone().requires_grad_()
+F.gelu(w).sum().backward()
+v = x.cpu().requires_grad_()
+F.gelu(v).sum().backward()
+found["gradient"] = (w.grad.cpu() - v.grad).abs().max().item()
+found["chosen"] = {op: opmux.explain(op, *args).chosen.impl_id
+                   for op, args in (("aten::gelu.default", (x,)), ("aten::add.Tensor", (x, x)))}
+"""
+
+
+@pytest.fixture(scope="module")
+def ran(tmp_path_factory):
+    return follow(tmp_path_factory.mktemp("seed"), {"_acme": FOLDER}, PROGRAM, OPMUX_VENDOR="acme")
+
+
+# ---- 2 and 3: the directory -----------------------------------------------------------------------------------------
+
+
+def test_a_directory_named_after_the_vendor_is_a_backend(ran):
+    assert ran.active == "acme" and ran.said == []
+
+
+def test_a_copied_init_needs_only_its_own_properties(ran):
+    assert ran.info[:3] == ["acme", "npu", "acme-smi"]
+
+
+def test_the_dispatch_key_is_where_operators_are_registered(ran):
+    assert ran.info[3:] == ["PrivateUse1", "PrivateUse1"] and ran.registered == [False, True, True]
+
+
+def test_the_dispatch_key_is_optional_and_checked():
+    assert VendorInfoBase("acme", "npu", "acme-smi").key == "PrivateUse1"
+    with pytest.raises(BadVendor, match=r"dispatch_key = 'PrivatUse1'\. Allowed: .*did you mean 'PrivateUse1'\?"):
+        VendorInfoBase("acme", "npu", "acme-smi", dispatch_key="PrivatUse1")
+
+
+def test_heuristics_are_configured_in_their_file(ran):
+    assert ran.heuristics == [256, "heuristics"]
+
+
+def test_autotune_parameters_are_configured_in_their_file(ran):
+    assert ran.autotune == [{"BLOCK": 512, "num_warps": 4}]
+
+
+# ---- 3.4: ops -------------------------------------------------------------------------------------------------------
+
+
+def test_an_exported_add_is_atens_add(ran):
+    double, triple, calls = ran.add
+    assert double == [2.0 * n for n in range(-3, 4)] and triple == [3.0 * n for n in range(-3, 4)]
+    assert calls == [1, 2] and ran.number == [float(n) for n in range(-2, 5)]
+    assert ran.chosen["aten::add.Tensor"] == "default.flagos.acme"
+
+
+def test_an_exported_gelu_is_atens_gelu(ran):
+    """With torch's default, the erf form, and with its option."""
+    assert ran.gelus == ["none", "tanh", "none"] and ran.chosen["aten::gelu.default"] == "default.flagos.acme"
+    assert ran.erf < 1e-6 and ran.tanh < 1e-6 and ran.module < 1e-6
+
+
+def test_an_exported_forward_keeps_torchs_gradient(ran):
+    assert ran.gradient < 1e-5
