@@ -102,7 +102,6 @@ PROGRAM = """
 found["before"] = [m for m in sys.modules if m.startswith("opmux.backends._")]
 from opmux.backends import VENDOR_REGISTRY, infer_device
 from opmux.backends.registry import VendorInfo, register_vendor
-from opmux.core import specs
 found["device"] = infer_device()
 found["registry"] = {d: v.vendor_name for d, v in VENDOR_REGISTRY.items() if d == "acm"}
 found["packages"] = sorted(m for m in sys.modules if m.startswith("opmux.backends._") and m.count(".") == 2)
@@ -132,7 +131,7 @@ found["rms_norm"] = off(opmux.ops.rms_norm(x.detach(), torch.ones(16, device="ac
 from opmux.ops import LigerGELUMulFunction, acme_only, geglu_backward, geglu_forward
 found["names"] = [LigerGELUMulFunction is geglu.LigerGELUMulFunction, geglu_forward is geglu.geglu_forward_vendor]
 found["function"] = off(LigerGELUMulFunction.apply(x, y), want)
-found["added"] = [off(acme_only(x), a + 1), "acme_only" in dir(opmux.ops), hasattr(specs.lookup("acme_only", ("opmux",)), "key")]
+found["added"] = [off(acme_only(x), a + 1), "acme_only" in dir(opmux.ops)]
 found["foreign"] = [m for m in sys.modules if m.startswith("liger_kernel")]
 """
 
@@ -197,4 +196,4 @@ def test_exports_are_in_the_namespace_under_their_names(ran):
 
 
 def test_a_vendor_may_add_operators(ran):
-    assert ran.added == [0.0, True, False]
+    assert ran.added == [0.0, True]

@@ -166,7 +166,7 @@ class OpRegistry:
                 if first is not None:
                     owner = self._origins.get((key, first.impl_id)) or owners.get((key, first.impl_id))
                     raise DuplicateImpl(
-                        f"op '{impl.op_name}' has an impl '{first.impl_id}' already, from {owner or 'opmux'}: "
+                        f"op '{impl.op_name}' has an impl '{impl.impl_id}' already, from {owner or 'opmux'}: "
                         f"pick another impl_id, or unregister the first"
                     )
                 added[key] = (*added.get(key, ()), impl)
