@@ -93,7 +93,7 @@ def test_router(score, pre, groups, group_topk, experts, dtype):
     logits = torch.randn(2048, experts, device=CUDA, dtype=dtype)
     bias = torch.randn(experts, device=CUDA) / 10 if score != "softmax" else None
     spec = specs.find("fused_topk_with_score_function_fwd")
-    for form, dense in ((0, None), (1, None), (0, torch.int32)):
+    for form, dense in ((0, None), (1, None), (0, torch.int32), (0, torch.int16)):
         indices = None if dense is None else torch.zeros(2048, 8, device=CUDA, dtype=dense)
         args = (logits, 8, pre, groups, group_topk, 2.5, score, bias, form, indices)
         with opmux.policy("flagos", strict=True):

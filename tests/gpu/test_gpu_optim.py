@@ -80,6 +80,26 @@ def test_many_sizes_at_many_addresses(kernels, dtype, offset):
     agree(kernels, "multi_tensor_l2norm", (0, flag, [g], True))
 
 
+@pytest.mark.parametrize("dtype", DTYPES[1:], ids=str)
+def test_sgd_rounds_half_precision_twice(kernels, dtype):
+    g, w, m = (torch.randn(1 << 20, device=CUDA).to(dtype) for _ in range(3))
+    numbers = {**optim.SGD, "momentum": 0.0, "wd": 0.0}  # one product: no FMA can change it
+    flag, want = torch.zeros(1, dtype=torch.int32, device=CUDA), w.clone()
+    kernels.multi_tensor_sgd(0, flag, [[g], [w], [m]], *numbers.values())
+    specs.find("tex::multi_tensor_sgd").reference(0, flag, [[g], [want], [m]], *numbers.values())
+    assert torch.equal(w, want)
+
+
+def test_numbers_may_be_numpys(kernels):
+    numpy = pytest.importorskip("numpy")
+    flag = torch.zeros(1, dtype=torch.int32, device=CUDA)
+    of_numpy = {float: numpy.float32, int: numpy.int64, bool: numpy.bool_}
+    make = lambda n: [[torch.rand(9, device=CUDA)] for _ in range(n)]
+    agree(kernels, "multi_tensor_sgd", (0, flag, make(3), *[of_numpy[type(v)](v) for v in SGD]))
+    agree(kernels, "multi_tensor_adam", (0, flag, make(4), *[of_numpy[type(v)](v) for v in ADAM]))
+    agree(kernels, "multi_tensor_scale", (0, flag, make(2), numpy.float32(0.3)))
+
+
 def test_norms_are_the_same_every_time(kernels):
     flag, x = torch.zeros(1, dtype=torch.int32, device=CUDA), model(torch.bfloat16)
     first = kernels.multi_tensor_l2norm(0, flag, [x], True)

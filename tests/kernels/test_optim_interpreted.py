@@ -137,6 +137,27 @@ def test_what_is_not_finite_sets_the_flag(value):
         assert after.item() == 1
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_sgd_rounds_half_precision_as_the_reference_does(dtype):
+    g, w, m = (torch.randn(3000).to(dtype) for _ in range(3))
+    numbers = {**spec.SGD, "momentum": 0.0, "wd": 0.0}  # one product: no FMA can change it
+    flag, want = torch.zeros(1, dtype=torch.int32), w.clone()
+    kernels.multi_tensor_sgd(0, flag, [[g], [w], [m]], *numbers.values())
+    spec.multi_tensor_sgd.reference(0, flag, [[g], [want], [m]], *numbers.values())
+    assert torch.equal(w, want)
+
+
+def test_numpys_numbers_reach_the_kernels_as_pythons():
+    numpy = pytest.importorskip("numpy")
+    flag = torch.zeros(1, dtype=torch.int32)
+    of_numpy = {float: numpy.float32, int: numpy.int64, bool: numpy.bool_}
+    given = {k: of_numpy[type(v)](v) for k, v in spec.SGD.items()}
+    agree("multi_tensor_sgd", (0, flag, [[torch.randn(9)] for _ in range(3)], *given.values()))
+    given = [of_numpy[type(v)](v) for v in spec.ADAM.values()]
+    agree("multi_tensor_adam", (0, flag, [[torch.rand(9)] for _ in range(4)], *given))
+    agree("multi_tensor_scale", (0, flag, [[torch.randn(9)] for _ in range(2)], numpy.float32(0.3)))
+
+
 def test_flags_skip_what_they_should():
     tensors_of = lambda n: [[torch.randn(40).abs()] for _ in range(n)]
     number = lambda v, dtype=torch.float32: torch.tensor([v], dtype=dtype)

@@ -219,6 +219,31 @@ def test_sgd_is_torchs(momentum, dampening, nesterov):
     assert momentum or all((t == 7).all() for t in kept)
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_sgd_rounds_the_step_to_half_precision_before_it_is_subtracted(dtype):
+    generator = torch.Generator().manual_seed(3)
+    g, w = (torch.randn(4096, generator=generator).to(dtype) for _ in range(2))
+    before, lr, scale = w.clone(), 0.3, 0.5
+    optim.multi_tensor_sgd(0, flag(), [[g], [w], [torch.zeros_like(w)]], 0.0, 0.0, 0.0, lr, False, True, False, scale)
+    step = (g.float() * scale * lr).to(dtype)
+    assert torch.equal(w, before - step)
+    assert not torch.equal(w, (before.float() - g.float() * scale * lr).to(dtype))  # rounded once
+
+
+def test_numbers_may_be_numpys():
+    numpy = pytest.importorskip("numpy")
+    of_numpy = {float: numpy.float32, int: numpy.int64, bool: numpy.bool_}
+    for name, numbers in (("multi_tensor_adam", optim.ADAM), ("multi_tensor_sgd", optim.SGD)):
+        given = [of_numpy[type(v)](v) for v in numbers.values()]
+        results = []
+        for values in (given, [v.item() for v in given]):
+            lists = [grads(i, weights()) for i in range(4 if name.endswith("adam") else 3)]
+            lists[-1] = [t.abs() for t in lists[-1]]
+            getattr(optim, name)(0, flag(), lists, *values)
+            results.append(lists)
+        torch.testing.assert_close(*results, rtol=0, atol=0)
+
+
 def test_decay_after_momentum():
     g, w, kept = [torch.tensor([1.0])], [torch.tensor([10.0])], [torch.tensor([4.0])]
     optim.multi_tensor_sgd(0, flag(), [g, w, kept], 0.5, 0.5, 0.0, 0.1, False, False, True, 2.0)

@@ -62,18 +62,19 @@ def test_forward_and_backward(score, pre, groups, group_topk, topk):
     torch.testing.assert_close(out.double(), slope, rtol=1e-4, atol=1e-5)
 
 
-def test_the_three_formats_say_the_same():
+@pytest.mark.parametrize("dtype", [torch.int16, torch.int32, torch.int64], ids=str)
+def test_the_three_formats_say_the_same(dtype):
     logits = torch.randn(2, 3, 21)
     given = (logits, 4, False, None, None, None, "sigmoid", torch.randn(21))
     probs, as_bytes, kept = forward(*given)
     _, bits, _ = forward(*given, 1)
-    dense = torch.zeros(2, 3, 4, dtype=torch.int64)
+    dense = torch.zeros(2, 3, 4, dtype=dtype)
     _, indices, _ = forward(*given, 0, dense)
     assert indices is dense and as_bytes.dtype is torch.bool
     assert bits.dtype is torch.uint8 and bits.shape == (2, 3, 3)
     unpacked = torch.stack([(bits[..., e // 8] >> (e % 8)) & 1 for e in range(21)], -1).bool()
     assert torch.equal(unpacked, as_bytes)
-    assert torch.equal(torch.zeros(2, 3, 21, dtype=torch.bool).scatter(-1, indices, True), as_bytes)
+    assert torch.equal(torch.zeros(2, 3, 21, dtype=torch.bool).scatter(-1, indices.long(), True), as_bytes)
     grads = []
     for routing_map, is_dense, form in ((as_bytes, False, 0), (bits, False, 1), (indices, True, 0)):
         grads.append(torch.empty_like(logits))

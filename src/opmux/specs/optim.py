@@ -155,7 +155,7 @@ class Adam(NamedTuple):
         if isinstance(self.step, Tensor):
             of = lambda beta: 1 - torch.full_like(self.step, beta, dtype=torch.float64) ** self.step
             return of(self.beta1).float().reshape(()), of(self.beta2).float().reshape(())
-        return 1 - self.beta1**self.step, 1 - self.beta2**self.step
+        return 1 - float(self.beta1) ** int(self.step), 1 - float(self.beta2) ** int(self.step)
 
     def moved(self, g: Tensor, w: Tensor, m: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Weight and moments after the step, of float32 tensors."""
@@ -610,6 +610,9 @@ def multi_tensor_sgd(
 ) -> None:
     """One step of SGD, in place; gradients are not written.
 
+    All is computed in float32. lr times the update is rounded to the dtype of the weight before it is subtracted, so a
+    half-precision weight is rounded twice, as by NVIDIA's kernel.
+
     Args:
         chunk_size: not used.
         noop_flag: nothing is written if it is not 0.
@@ -635,7 +638,7 @@ def multi_tensor_sgd(
                 written(kept, moving, skip)
             if wd and wd_after_momentum:
                 value = value + wd * weight
-            weight = weight - lr * value
+            weight = (weight - (lr * value).to(w.dtype).float()).to(w.dtype)
             for t in (w, *copy):
                 written(t, weight, skip)
 

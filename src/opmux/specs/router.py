@@ -15,7 +15,6 @@ from torch import Tensor
 from ..core.contract import (
     AnyTensor,
     Float32,
-    Index,
     Int32,
     Int64,
     at_least,
@@ -37,10 +36,10 @@ RoutingMapFormat = IntEnum("RoutingMapFormat", {"BYTEMAP": 0, "BITMAP_U8": 1})
 HistogramMode = IntEnum("HistogramMode", {"TWO_KERNEL": 0, "FUSED_ATOMIC": 1})
 LOGITS = (torch.float32, torch.float16, torch.bfloat16)
 COUNTS = (torch.int32, torch.int64, torch.float32, torch.bfloat16)
-INTS = (torch.int32, torch.int64)
+INTS = (torch.int16, torch.int32, torch.int64)
 SCORES = ("softmax", "sigmoid", "sqrtsoftplus")
 EPS = 1e-20
-MAPS = {torch.bool: Tol(0, 0), torch.uint8: Tol(0, 0), torch.int32: Tol(0, 0), torch.int64: Tol(0, 0)}
+MAPS = {dtype: Tol(0, 0) for dtype in (torch.bool, torch.uint8, *INTS)}
 
 
 # ---- arguments ------------------------------------------------------------------------------------------------------
@@ -50,7 +49,7 @@ Logits = AnyTensor[Tensor, "*tokens experts", LOW, nonempty(-1)]
 Gradient = AnyTensor[Tensor, "*tokens experts", LOW]
 Saved = Float32[Tensor, "*tokens experts", nonempty(-1)]
 Bias = AnyTensor[Tensor, "experts", LOW]
-Indices = Index[Tensor, "*tokens topk"]
+Indices = AnyTensor[Tensor, "*tokens topk", dtypes(INTS)]
 Probs = AnyTensor[Tensor, "num_rows num_cols", LOW]
 Counts = AnyTensor[Tensor, "num_cols", dtypes(COUNTS)]
 TopK = Annotated[int, up_to_size("logits")]
@@ -186,6 +185,7 @@ ROUTES = (
     Case((2, 3, 24), options={"topk": 4, "score": "sigmoid", "bias": True, "groups": (4, 2), "format": 1}),
     Case((5, 20), options={"topk": 1, "score": "sigmoid", "factor": 0.5, "dense": torch.int64}),
     Case((6, 37), options={"topk": 5, "score": "sqrtsoftplus", "bias": True, "dense": torch.int32}),
+    Case((7, 40), options={"topk": 3, "score": "sigmoid", "dense": torch.int16}),
     Case((3, 12), options={"topk": 12, "score": "sqrtsoftplus", "scale": 30.0, "format": 1}),
     Case((5, 16), options={"topk": 4, "ties": True, "pre": True, "groups": (4, 2)}),
     Case((0, 8), options={"topk": 2}),

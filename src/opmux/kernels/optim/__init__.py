@@ -301,7 +301,7 @@ def multi_tensor_sgd(
 ) -> None:  # fmt: skip
     given = (wd, momentum, dampening, lr, nesterov, first_run, wd_after_momentum, scale)
     check("multi_tensor_sgd", chunk_size, noop_flag, *given)
-    numbers = (float(wd), float(momentum), 1.0 - dampening, float(lr), float(scale))
+    numbers = (float(wd), float(momentum), 1.0 - float(dampening), float(lr), float(scale))
     decay = "none" if not wd else "after" if wd_after_momentum else "before"
     for what in seen("multi_tensor_sgd", tensor_lists, noop_flag):
         constants = {

@@ -290,7 +290,7 @@ def sgd_chunk(
         b_g = b_g + momentum * b_m if NESTEROV else b_m
     if DECAY == "after":
         b_g = b_g + decay * b_w
-    b_w = b_w - lr * b_g
+    b_w = (b_w - (lr * b_g).to(W).to(tl.float32)).to(W).to(tl.float32)
     write(w_ptr, o, n, b_w, WHOLE)
     if LISTS == 4:
         write(part(at[3], start, C, lanes), o, n, b_w, WHOLE)
