@@ -145,6 +145,67 @@ def test_attention_with_a_cache(te):
     torch.testing.assert_close(torch.cat(parts, 1), whole, rtol=1e-5, atol=1e-5)
 
 
+# New tokens of each sequence, step by step: sequences join and leave, and fill several pages out of order.
+PAGED_STEPS = (
+    {0: 5, 1: 9}, {0: 1, 1: 1, 2: 3}, {0: 1, 1: 1, 2: 1}, {0: 1, 2: 1, 3: 6}, {2: 1, 3: 1}, {2: 1, 3: 1},
+)  # fmt: skip
+
+
+@pytest.fixture
+def backend(request, te, monkeypatch):
+    """The layer's attention backend, fused (ours) or unfused (the layer's own torch)."""
+    from transformer_engine.pytorch.attention.dot_product_attention import dot_product_attention as found
+
+    for name, on in (("FUSED", request.param == "fused"), ("UNFUSED", request.param != "fused"), ("FLASH", False)):
+        monkeypatch.setenv(f"NVTE_{name}_ATTN", str(int(on)))
+    found._attention_backends["backend_selection_requires_update"] = True
+    yield request.param
+    found._attention_backends["backend_selection_requires_update"] = True
+
+
+@pytest.mark.parametrize("backend", ["fused", "unfused"], indirect=True)
+@pytest.mark.parametrize("layout", ["bshd", "sbhd", "thd"])
+def test_a_layer_with_a_paged_cache(te, layout, backend):
+    dtype = torch.bfloat16 if backend == "fused" else torch.float32  # fused attention takes halves only
+    layer = te.TransformerLayer(
+        64, 64, 4, num_gqa_groups=2, attention_dropout=0.0, hidden_dropout=0.0, params_dtype=dtype, layer_number=1,
+        self_attn_mask_type="padding_causal", attn_input_format=layout,
+    ).eval()  # fmt: skip
+    totals = {s: sum(step.get(s, 0) for step in PAGED_STEPS) for s in range(4)}
+    generator = torch.Generator().manual_seed(5)
+    tokens = {s: torch.randn(n, 64, generator=generator).to(dtype) for s, n in totals.items()}
+    cache = te.InferenceParams(
+        max_batch_size=3, max_sequence_length=16, num_heads_kv=2, head_dim_k=16, dtype=dtype, is_paged=True,
+        page_size=4, total_num_pages=12, max_ctx_len=16, qkv_format=layout,
+    )  # fmt: skip
+    results, done = {s: [] for s in tokens}, dict.fromkeys(tokens, 0)
+    with torch.no_grad():
+        for step in PAGED_STEPS:
+            cache.pre_step(OrderedDict(step))
+            parts = [tokens[s][done[s] : done[s] + n] for s, n in step.items()]
+            rows = torch.nn.utils.rnn.pad_sequence(parts, batch_first=layout == "bshd")
+            ends = {"cu_seqlens_q": cache.cu_seqlens_q, "cu_seqlens_kv": cache.cu_seqlens_kv}
+            y = layer(
+                torch.cat(parts) if layout == "thd" else rows, self_attn_mask_type="padding_causal",
+                inference_params=cache, max_seqlen_q=max(step.values()), max_seqlen_kv=16,
+                **(ends if layout == "thd" else {}),
+            )  # fmt: skip
+            pieces = y.split(list(step.values())) if layout == "thd" else y.unbind(0 if layout == "bshd" else 1)
+            for (s, n), piece in zip(step.items(), pieces, strict=True):
+                results[s].append(piece[:n])
+                done[s] += n
+        for s, x in tokens.items():
+            if layout == "thd":
+                ends = torch.tensor([0, len(x)], dtype=torch.int32)
+                lengths = {"cu_seqlens_q": ends, "cu_seqlens_kv": ends, "max_seqlen_q": len(x), "max_seqlen_kv": len(x)}
+                whole = layer(x, **lengths)
+            else:
+                at = 0 if layout == "bshd" else 1
+                whole = layer(x.unsqueeze(at), self_attn_mask_type="causal").squeeze(at)
+            tolerance = 2e-2 if dtype is torch.bfloat16 else 1e-5
+            torch.testing.assert_close(torch.cat(results[s]), whole, rtol=tolerance, atol=tolerance)
+
+
 # ---- training -------------------------------------------------------------------------------------------------------
 
 OPTIMIZERS = {

@@ -326,6 +326,24 @@ def test_buffers_follow_usages(kind):
 
 
 @every_kind
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2], ids=str)
+def test_the_dtype_of_an_empty_tensor_may_be_fp8(kind, dtype):
+    """It is the dtype that the tensor reports: the buffers are those of any other."""
+    x, q = torch.randn(32, 64), MADE[kind]()
+    made = tex["create_empty_quantized_tensor"](q, [32, 64], dtype, torch.device("cpu"), False)
+    assert made.dtype is dtype
+    tex["quantize"](x, q, made)
+    want = tex["dequantize"](tex["quantize"](x, MADE[kind]()), torch.float32)
+    assert torch.equal(tex["dequantize"](made, torch.float32), want)
+
+
+def test_fp8_is_transposed_as_bytes():
+    x = torch.randn(4, 6).to(torch.float8_e4m3fn)
+    y = tex["fp8_transpose"](x, torch.float8_e4m3fn, out=None)
+    assert y.dtype is torch.uint8 and torch.equal(y.view(torch.float8_e4m3fn).float(), x.float().t())
+
+
+@every_kind
 def test_a_tensor_without_elements(kind):
     made = tex["quantize"](torch.empty(0, 64, dtype=torch.bfloat16), MADE[kind]())
     back = tex["dequantize"](made, torch.bfloat16)

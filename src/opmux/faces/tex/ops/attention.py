@@ -225,11 +225,14 @@ def stats_of_tokens(job: Job, lse: Tensor) -> Tensor:
 
 
 def tables_of(op: str, layout: Layout, b: int, q: Tensor, table_k: Any, table_v: Any) -> tuple[Any, Any]:
+    """The pages of each sequence. A table may have more rows: Transformer Engine passes that of the largest batch."""
     if not layout.paged:
         return None, None
     for name, table in (("page_table_k", table_k), ("page_table_v", table_v)):
-        check_tensor(op, name, table, dtypes=INTS, shape=(b, None), on=q, of="sequences and pages of each")
-    return table_k, table_v
+        check_tensor(op, name, table, dtypes=INTS, dims=2, on=q)
+        if table.shape[0] < b:
+            raise BadArgument.of(op, name, f"have a row for each of {b} sequences", str(tuple(table.shape)))
+    return table_k[:b], table_v[:b]
 
 
 def as_list(value: Any) -> Any:

@@ -59,10 +59,14 @@ def convert_thd_to_bshd(tensor: AnyTensor[Tensor, "t h d"], cu_seqlens: Ends, b:
 @op(space="tex", out="thd", samples=_one_sample_each(lambda dtype, device: {
     "tensor": _counted((2, 4, 2, 4), dtype, device), "cu_seqlens": _lengths(device, 3, 5), "t": 7,
 }))  # fmt: skip
-def convert_bshd_to_thd(tensor: AnyTensor[Tensor, "b s h d"], cu_seqlens: Index[Tensor, "b+1"], t: Count) -> Tensor:
+def convert_bshd_to_thd(
+    tensor: AnyTensor[Tensor, "b s h d"],
+    cu_seqlens: Index[Tensor, "_", numel(lambda tensor: tensor.shape[0] + 1, "b + 1", least=True)],
+    t: Count,
+) -> Tensor:
     """The sequences concatenated to [t, h, d]; zeros after the last."""
     with torch.no_grad():
-        return packed(tensor, Lengths.of(cu_seqlens), t)
+        return packed(tensor, Lengths.of(cu_seqlens[: tensor.shape[0] + 1]), t)
 
 
 # ---- a cache of keys and values -------------------------------------------------------------------------------------

@@ -177,6 +177,7 @@ def shape_fits(op: str, quantizer: Any, shape: Any) -> None:
 
 Flag = Float32[Tensor, "...", single()]
 FloatDtype = Annotated[torch.dtype, one_of(*FLOATS)]
+NominalDtype = Annotated[torch.dtype, one_of(*FLOATS, *FP8)]
 FP8Dtype = Annotated[torch.dtype, one_of(*FP8)]
 AnyQuantizer = Annotated[State, quantizer_of()]
 Sizes = Annotated[list[int], each(at_least(0))]
@@ -215,9 +216,12 @@ def dequantize(call: Any, input: Annotated[Any, quantized_tensor()], otype: Floa
 
 @op(space="tex", samples=_create, where=shape_fits)
 def create_empty_quantized_tensor(
-    quantizer: AnyQuantizer, shape: Sizes, dtype: FloatDtype, device: Annotated[Any, device_name()], pin_memory: bool
+    quantizer: AnyQuantizer, shape: Sizes, dtype: NominalDtype, device: Annotated[Any, device_name()], pin_memory: bool
 ) -> Any:
-    """A quantized tensor with uninitialized buffers, except for the padding of scales, which is 0."""
+    """A quantized tensor with uninitialized buffers, except for the padding of scales, which is 0.
+
+    dtype is the dtype that the tensor reports; the buffers are the quantizer's.
+    """
     with torch.no_grad():
         return empty(quantizer, shape, dtype, torch.device(device), pin_memory)
 
@@ -304,14 +308,14 @@ def nvfp4_quantize_with_amax(
 @adapt("tex::fp8_transpose", over=bytes_transpose, checks=True, samples=_transpose, mutates=("out",))
 def fp8_transpose(
     call: Any,
-    input: Byte[Tensor, "..."],
+    input: AnyTensor[Tensor, "...", dtypes((torch.uint8, *FP8))],
     dtype: FP8Dtype,
     *,
     out: Byte[Tensor, "...", numel(lambda input: input.numel(), "as many as input's")] | None,
 ) -> Tensor:
-    """Transpose FP8 bytes [..., K] to [K, ...], into out if given."""
+    """Transpose FP8 data [..., K] to bytes [K, ...], into out if given."""
     with torch.no_grad():
-        found = call(input)
+        found = call(input.view(torch.uint8))
         return found if out is None else out.copy_(found.view(out.shape))
 
 
