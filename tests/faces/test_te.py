@@ -291,6 +291,82 @@ def test_weights_kept_in_fp8(te, recipes, recipe):
     assert isinstance(layer.weight, te.QuantizedTensor)
 
 
+@pytest.fixture(scope="module")
+def quantizers(te):
+    """Functions that make a quantizer: of each kind, and for rows and columns of different kinds."""
+    from transformer_engine.pytorch.tensor import hybrid_tensor, identity_tensor
+
+    fp8, nothing, hybrid = te.DType.kFloat8E4M3, identity_tensor.IdentityQuantizer, hybrid_tensor.HybridQuantizer
+    current = lambda: te.Float8CurrentScalingQuantizer(fp8, device=CPU)
+    mxfp8 = lambda: te.MXFP8Quantizer(fp8)
+    return {
+        "delayed": lambda: te.Float8Quantizer(torch.full((1,), 3.0), torch.zeros(1), fp8),
+        "current": current,
+        "block": lambda: te.Float8BlockQuantizer(fp8, rowwise=True, columnwise=True, block_scaling_dim=2),
+        "mxfp8": mxfp8,
+        "none": nothing,
+        "current and none": lambda: hybrid(rowwise_quantizer=current(), columnwise_quantizer=nothing()),
+        "none and current": lambda: hybrid(rowwise_quantizer=nothing(), columnwise_quantizer=current()),
+        "current and mxfp8": lambda: hybrid(rowwise_quantizer=current(), columnwise_quantizer=mxfp8()),
+    }
+
+
+def test_master_weights_of_all_kinds_at_once(te, quantizers):
+    """Each weight is written from its master weight; from a part of it where the layer allows that."""
+    from transformer_engine.pytorch.tensor.utils import quantize_master_weights
+
+    names = [name for name in quantizers if name != "current and mxfp8"]  # the layer does not support that one
+    part = {name: slice(1000, 9000) if " " not in name else slice(0, 128 * 128) for name in names}
+    weights = [quantizers[name]()(torch.zeros(128, 128, dtype=torch.bfloat16)) for name in names]
+    masters = [torch.randn(128 * 128) for _ in names]
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    try:
+        shards = [m[part[name]] for name, m in zip(names, masters, strict=True)]
+        quantize_master_weights(weights, shards, [part[name].start for name in names], None)
+    finally:
+        torch.distributed.destroy_process_group()
+    for name, weight, shard in zip(names, weights, shards, strict=True):
+        found = weight.dequantize(dtype=torch.float32).reshape(-1)
+        error = (found[part[name]] - shard).norm() / shard.norm()
+        assert error < (0.01 if name.startswith("none") else 0.04), (name, error)
+        assert name != "delayed" or not found[: part[name].start].any()
+
+
+def test_quantized_tensors_that_show_torch_no_inner_tensors_are_real(quantizers, monkeypatch):
+    """torch 2.11 asks whether all, and whether any of them are fake, and raises where the answers differ."""
+    from torch._subclasses import fake_tensor
+
+    from opmux.core.tensors import is_real
+
+    def of_torch_2_11(tensor):
+        raise AssertionError("got mixed fake and real tensors!")
+
+    monkeypatch.setattr(fake_tensor, "is_fake", of_torch_2_11)
+    for name in ("none", "current and none", "mxfp8"):
+        assert is_real(quantizers[name]()(torch.zeros(32, 32))), name
+
+
+@pytest.mark.parametrize(
+    "rows, columns, errors",
+    [("current and mxfp8", "mxfp8", (True, True)), ("none and current", "current", (False, True))],
+)
+def test_rows_and_columns_of_different_recipes(te, quantizers, rows, columns, errors):
+    """The forward uses rows, the backward columns; what is not quantized is exact."""
+    from transformer_engine.common.recipe import CustomRecipe
+
+    made = lambda role: quantizers[columns if "grad" in str(getattr(role, "tensor_type", role)) else rows]()
+    layer, results = te.Linear(128, 128, params_dtype=torch.bfloat16), []
+    x = torch.randn(128, 128, dtype=torch.bfloat16, requires_grad=True)
+    dy = torch.randn(128, 128, dtype=torch.bfloat16)
+    for on in (False, True):
+        with te.autocast(enabled=on, recipe=CustomRecipe(qfactory=made)):
+            y = layer(x)
+        results.append((y.detach(), *torch.autograd.grad(y, (x, layer.weight), dy)))
+    for exact, found, inexact in zip(*results, (errors[0], errors[1], errors[1]), strict=True):
+        error = (found.float() - exact.float()).norm() / exact.float().norm()
+        assert 0.02 < error < 0.06 if inexact else error == 0
+
+
 # ---- another chip ---------------------------------------------------------------------------------------------------
 
 SIMULATED = f"""

@@ -10,6 +10,7 @@ import types
 import pytest
 import torch
 
+import opmux
 from opmux.core.spec import specs
 from opmux.faces.tex import fp4
 from opmux.faces.tex import quantized as Q
@@ -335,6 +336,13 @@ def test_the_dtype_of_an_empty_tensor_may_be_fp8(kind, dtype):
     tex["quantize"](x, q, made)
     want = tex["dequantize"](tex["quantize"](x, MADE[kind]()), torch.float32)
     assert torch.equal(tex["dequantize"](made, torch.float32), want)
+
+
+def test_an_empty_amax_is_not_recorded():
+    x, q = torch.randn(32, 64), Q.Float8Quantizer(torch.full((1,), 20.0), torch.empty(0))
+    with_amax = Q.Float8Quantizer(torch.full((1,), 20.0), torch.zeros(1))
+    assert torch.equal(tex["quantize"](x, q)._data, tex["quantize"](x, with_amax)._data)
+    assert torch.equal(opmux.tex.gelu(x, q)._data, opmux.tex.gelu(x, with_amax)._data)
 
 
 def test_fp8_is_transposed_as_bytes():

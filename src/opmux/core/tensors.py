@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 
@@ -68,9 +69,15 @@ def is_real(tensor: Tensor | None) -> bool:
     """Whether a tensor holds data: not a meta tensor, not a fake tensor, not wrapped by functorch."""
     if tensor is None or type(tensor) in _PLAIN:
         return tensor is None or not (tensor.is_meta or _wrapped(tensor))
+    if tensor.is_meta:
+        return False
+    if is_traceable_wrapper_subclass(tensor):  # torch 2.11's is_fake raises if there are no inner tensors
+        names, _ = tensor.__tensor_flatten__()
+        inner = [getattr(tensor, name) for name in names]
+        return all(is_real(t) for t in inner if isinstance(t, Tensor))
     from torch._subclasses.fake_tensor import is_fake
 
-    return not tensor.is_meta and not is_fake(tensor)
+    return not is_fake(tensor)
 
 
 def has_memory(tensor: Tensor) -> bool:

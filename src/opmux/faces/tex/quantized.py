@@ -477,6 +477,8 @@ def can_quantize(op: str, value: Any, quantizer: Any, name: str = "tensor", quan
     if kind == "delayed":
         for part in ("scale", "amax"):
             number: Any = getattr(quantizer, part, None)
+            if part == "amax" and isinstance(number, Tensor) and not number.numel():
+                continue
             check_tensor(op, f"{quantizer_name}.{part}", number, dtypes=(NUMBERS,), on=device_of(value))
             if number.numel() != 1:
                 raise BadArgument.of(op, f"{quantizer_name}.{part}", "be a single number", str(tuple(number.shape)))
@@ -541,8 +543,8 @@ def quantized(call: Any, value: Tensor, quantizer: Any, output: Any = None, noop
         made = _with_needed_buffers(quantizer, kind, output, shape, x.device)
     if kind == "delayed":
         dtype = torch_dtype(quantizer.dtype)
-        scale = quantizer.scale
-        call.fp8_cast_into(x, scale, *_per_tensor(made, shape), made._scale_inv, quantizer.amax, noop, dtype)
+        scale, amax = quantizer.scale, recorded_amax(quantizer)
+        call.fp8_cast_into(x, scale, *_per_tensor(made, shape), made._scale_inv, amax, noop, dtype)
     elif kind == "current":
         _current(call, x, quantizer, made, noop)
     elif kind == "block":
@@ -555,6 +557,12 @@ def quantized(call: Any, value: Tensor, quantizer: Any, output: Any = None, noop
     else:
         _nvfp4(call, x, quantizer, made, noop)
     return made
+
+
+def recorded_amax(quantizer: Any) -> Tensor | None:
+    """Where delayed scaling records amax; None if that is empty, as for casts with a scale that is already known."""
+    amax = quantizer.amax
+    return None if amax is None or not amax.numel() else amax
 
 
 def _per_tensor(made: Any, shape: tuple[int, ...]) -> tuple[Any, Any]:

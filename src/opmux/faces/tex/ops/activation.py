@@ -14,7 +14,7 @@ from ....core.adapter import adapt
 from ....core.spec import State
 from ....specs import activation
 from ....specs.samples import Draw, Maker
-from ..quantized import FUSED_CASTS, can_quantize, fp8_of, fp8_tensor, fuses, quantized
+from ..quantized import FUSED_CASTS, can_quantize, fp8_of, fp8_tensor, fuses, quantized, recorded_amax
 
 Fn = Callable[..., Any]
 
@@ -46,7 +46,7 @@ def forward(check: Fn, part: str, fused: str, act: str) -> Fn:
             check(input=input, quantizer=quantizer)  # before the quantizer's amax is written
             if fuses(quantizer):
                 cast = getattr(call, fused)
-                y, inverse = cast(input, quantizer.scale, quantizer.amax, fp8_of(quantizer), act)
+                y, inverse = cast(input, quantizer.scale, recorded_amax(quantizer), fp8_of(quantizer), act)
                 return fp8_tensor(call, quantizer, y, inverse, input.dtype)
             return quantized(call, compute(input), quantizer)
 
@@ -62,7 +62,7 @@ def backward(check: Fn, part: str, fused: str, act: str) -> Fn:
             check(grad=grad, fwd_input=fwd_input, quantizer=quantizer)
             if fuses(quantizer):
                 cast = getattr(call, fused)
-                dx, inverse = cast(grad, fwd_input, quantizer.scale, quantizer.amax, fp8_of(quantizer), act)
+                dx, inverse = cast(grad, fwd_input, quantizer.scale, recorded_amax(quantizer), fp8_of(quantizer), act)
                 return fp8_tensor(call, quantizer, dx, inverse, fwd_input.dtype)
             return quantized(call, compute(grad, fwd_input), quantizer)
 
@@ -78,7 +78,7 @@ def backward_with_bias(check: Fn, part: str, fused: str, act: str) -> Fn:
                 return [dbias if dbias.dtype is grad.dtype else dbias.to(grad.dtype), dact]
             check(grad=grad, fwd_input=fwd_input, quantizer=quantizer)
             if fuses(quantizer):
-                scale, amax = quantizer.scale, quantizer.amax
+                scale, amax = quantizer.scale, recorded_amax(quantizer)
                 dx, inverse, dbias = getattr(call, fused)(grad, fwd_input, scale, amax, fp8_of(quantizer), act)
                 return [dbias.to(grad.dtype), fp8_tensor(call, quantizer, dx, inverse, fwd_input.dtype)]
             dact, dbias = compute(grad, fwd_input)

@@ -15,7 +15,7 @@ from ....specs import norm
 from ....specs._checks import type_name
 from ....specs.norm import SUMS, layer_bwd_args, rms_args, rms_bwd_args
 from ....specs.samples import OTHER, Case, Draw, rows
-from ..quantized import FUSED_CASTS, can_be_written, can_quantize, fp8_of, fp8_tensor, fuses, quantized
+from ..quantized import FUSED_CASTS, can_be_written, can_quantize, fp8_of, fp8_tensor, fuses, quantized, recorded_amax
 
 # ---- arguments ------------------------------------------------------------------------------------------------------
 
@@ -186,7 +186,7 @@ def rmsnorm_fwd(
         )  # before anything is written
         dtype = input.dtype if otype is None else otype
         if quantizer is not None and ln_out is None and fuses(quantizer):
-            scale, amax = quantizer.scale, quantizer.amax
+            scale, amax = quantizer.scale, recorded_amax(quantizer)
             y, scale_inv, rstd = call.rms_norm_fp8(input, weight, scale, amax, fp8_of(quantizer), eps, offset)
             return [fp8_tensor(call, quantizer, y, scale_inv, dtype), None, _stat(rstd)]
         y, rstd = call.rms_norm(widened(input, dtype), weight, eps, offset)
@@ -275,7 +275,7 @@ def layernorm_fwd(
         )  # before anything is written
         dtype = input.dtype if otype is None else otype
         if quantizer is not None and ln_out is None and fuses(quantizer):
-            numbers = (quantizer.scale, quantizer.amax, fp8_of(quantizer))
+            numbers = (quantizer.scale, recorded_amax(quantizer), fp8_of(quantizer))
             y, scale_inv, mu, rstd = call.layer_norm_fp8(input, weight, bias, *numbers, eps, offset)
             return [fp8_tensor(call, quantizer, y, scale_inv, dtype), _stat(mu), _stat(rstd)]
         y, mu, rstd = call.layer_norm(widened(input, dtype), weight, bias, eps, offset)
