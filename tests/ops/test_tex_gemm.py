@@ -214,20 +214,63 @@ def test_quantized_factors(layout, a_kind, b_kind):
     """What the bytes stand for is multiplied: rowwise or columnwise, as the layout says."""
     (A, B), (transa, transb) = factors(layout, BF16, 160, 96, 288), LAYOUTS[layout]
     a, b = q.quantized(q.OPS, A, QUANTIZERS[a_kind]()), q.quantized(q.OPS, B, QUANTIZERS[b_kind]())
-    want = truth(numbers(a, not transa), numbers(b, transb), layout)
+    want, blocks = truth(numbers(a, not transa), numbers(b, transb), layout), "block" in a_kind and "block" in b_kind
     bias = torch.randn(96, dtype=BF16)
-    close(call(a, b, layout, to=F32)[0], want, "float32")
-    D = call(a, b, layout, to=BF16, bias=bias)[0]
+    close(call(a, b, layout, to=F32, split=blocks)[0], want, "float32")
+    D = call(a, b, layout, to=BF16, bias=bias, split=blocks)[0]
     assert D.dtype is BF16
     close(D, want + bias.double(), "bias")
-    D, _, pre, _ = call(a, b, layout, to=F32, bias=bias, gelu=True)
-    assert pre.dtype is BF16 and D.dtype is F32  # bias_type
-    close(pre, want + bias.double(), "pre")
-    close(D, tanh(want + bias.double()), "gelu")
+    assert torch.equal(call(a, b, layout, to=BF16, bias=bias[None], split=blocks)[0], D)
+    if not blocks:
+        D, _, pre, _ = call(a, b, layout, to=F32, bias=bias, gelu=True)
+        assert pre.dtype is BF16 and D.dtype is F32  # bias_type
+        close(pre, want + bias.double(), "pre")
+        close(D, tanh(want + bias.double()), "gelu")
     main = torch.ones(want.shape)
     assert call(a, b, layout, out=main, to=F32, accumulate=True, split=True)[0] is main
     close(main, want + 1, "accumulated")
-    close(call(a, b, layout, to=F32, alpha=0.5)[0], 0.5 * want, "alpha")
+    close(call(a, b, layout, to=F32, alpha=0.5, split=blocks)[0], 0.5 * want, "alpha")
+
+
+def blocks(dim, shape=(64, 128), dtype=torch.float8_e4m3fn):
+    return q.quantized(q.OPS, torch.randn(shape), q.Float8BlockQuantizer(fp8_dtype=dtype, block_scaling_dim=dim))
+
+
+def test_the_slope_of_gelu_with_blocks():
+    """The one gelu that cuBLAS has for blocks: of a gradient, in bfloat16."""
+    a, b, pre = blocks(2), blocks(1), torch.randn(64, 64, dtype=BF16)
+    D = call(a, b, to=BF16, gelu=True, gelu_in=pre, grad=True, split=True)[0]
+    close(D, truth(numbers(a, False), numbers(b, False), "TN") * slope(pre))
+
+
+E5M2 = torch.float8_e5m2
+
+
+@pytest.mark.parametrize(
+    "a, b, given, says",
+    [
+        ({"dim": 2}, {"dim": 1}, {"split": False}, "use_split_accumulator must be True"),
+        ({"dim": 2}, {"dim": 2}, {}, "B must have blocks of 1 x 128"),
+        ({"dim": 2, "dtype": E5M2}, {"dim": 1, "dtype": E5M2}, {}, "B must be float8_e4m3fn"),
+        ({"dim": 2}, {"dim": 1}, {"grad": True, "bias": torch.ones(64)}, "bias must be None with grad"),
+        ({"dim": 2}, {"dim": 1}, {"gelu": True}, "gelu must be False without grad"),
+        (
+            {"dim": 2}, {"dim": 1}, {"gelu": True, "grad": True, "gelu_in": torch.ones(64, 64)},
+            "output_dtype must be bfloat16 with gelu",
+        ),
+        ({"dim": 2, "shape": (64, 120)}, {"dim": 1, "shape": (64, 120)}, {}, "A must be padded to a multiple of 16"),
+        ({"dim": 2, "shape": (60, 128)}, {"dim": 1}, {}, "A must be padded to a multiple of 8 columns"),
+        ({"dim": 2}, {"dim": 1, "shape": (63, 128)}, {}, "B must be padded to a multiple of 8 rows"),
+    ],
+)  # fmt: skip
+def test_products_of_blocks_that_nvidias_library_refuses(a, b, given, says):
+    with pytest.raises(ValueError, match=f"generic_gemm: {says}.*for blocks of 128"):
+        call(blocks(**a), blocks(**b), **{"to": F32, "split": True, **given})
+
+
+def test_any_number_of_rows_of_square_blocks():
+    a, b = blocks(1), blocks(2, (63, 128))
+    close(call(a, b, to=F32, split=True)[0], truth(numbers(a, False), numbers(b, False), "TN"))
 
 
 def test_one_quantized_factor():

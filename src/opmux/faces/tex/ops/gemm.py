@@ -101,7 +101,8 @@ def check_epilogue(
 ) -> None:
     fits = bias is None or (bias.__class__ in PLAIN and bias.shape == (shape[-1],) and bias.dtype in FLOATS)
     if bias is not None and (not fits or bias.device != device_of(like)):
-        wanted = None if grad else (shape[-1],)  # with grad, the bias only requests its gradient
+        row = isinstance(bias, Tensor) and bias.numel() == shape[-1] == bias.shape[-1]  # [1, n] is read as [n]
+        wanted = None if grad or row else (shape[-1],)  # with grad, the bias only requests its gradient
         check_tensor(op, "bias", bias, shape=wanted, on=device_of(like), of="a number for each column of D")
     if gelu and grad:
         check_tensor(op, "gelu_in", gelu_in, on=device_of(like))
@@ -109,6 +110,32 @@ def check_epilogue(
             raise BadArgument.of(op, "gelu_in", f"have shape {tuple(shape)}, that of D", str(tuple(gelu_in.shape)))
         if bias is not None:
             raise NotSupported(f"{op}: bias must be None with gelu and grad: no gradient of a bias behind a gelu")
+
+
+def refuse_blocks(
+    op: str, A: Any, B: Any, shape: list[int], rows: int, k: int, dtype: torch.dtype, bias: Any, gelu: bool, grad: bool,
+    split: bool,
+) -> None:  # fmt: skip
+    """Raise for products of blocks of 128 that NVIDIA's library refuses, so that a program runs on both or on neither.
+
+    The rules are those of cuBLAS: the sum of a block is always split, one factor must be scaled along its rows, and
+    rows have to be aligned to 16 bytes.
+    """
+    both_e5m2 = torch_dtype(A._fp8_dtype) is torch_dtype(B._fp8_dtype) is torch.float8_e5m2
+    problems = (
+        (not split, "use_split_accumulator", "be True", "False"),
+        (A._is_2D_scaled and B._is_2D_scaled, "B", "have blocks of 1 x 128, as those of {A} are 128 x 128", "128 x 128"),
+        (both_e5m2, "B", "be float8_e4m3fn, as {A} is float8_e5m2", "float8_e5m2"),
+        (grad and bias is not None, "bias", "be None with {grad}: its gradient needs another call", "a Tensor"),
+        (gelu and not grad, "gelu", "be False without {grad}: apply it in another call", "True"),
+        (gelu and dtype is not torch.bfloat16, "output_dtype", "be bfloat16 with {gelu}", dtype_name(dtype)),
+        (k % 16, "A", "be padded to a multiple of 16 in the summed dimension", str(k)),
+        (shape[-1] % 8, "A", "be padded to a multiple of 8 columns of {D}", str(shape[-1])),
+        (rows % 8 and not B._is_2D_scaled, "B", "be padded to a multiple of 8 rows of {D}", str(rows)),
+    )
+    for wrong, argument, expected, got in problems:
+        if wrong:
+            raise BadArgument.of(op, argument, f"{expected}, for blocks of 128", got)
 
 
 # ---- products -------------------------------------------------------------------------------------------------------
@@ -386,6 +413,7 @@ def generic_gemm(
     shape, rows, k = sizes(name, A, transA, B, transB)
     if D is quantizer is comm_overlap is extra_output is None and not (gelu or accumulate or beta) and alpha == 1.0:
         check_epilogue(name, shape, rows, A, bias, False, None, grad)
+        bias = bias if bias is None or grad or bias.dim() == 1 else bias.view(-1)
         if (
             rows and k and shape[-1] and is_plain_product(A, B, output_dtype)
         ):  # the fast path of te.Linear, forward and backward
@@ -401,7 +429,10 @@ def generic_gemm(
         given = D
     elif D is not None and quantizer is None:
         raise BadArgument.of(name, "D", "be a plain Tensor where quantizer is None", type_name(D))
+    if tensor_kind(A) == tensor_kind(B) == "block":
+        refuse_blocks(name, A, B, shape, rows, k, dtype, bias, gelu, grad, use_split_accumulator)
     check_epilogue(name, shape, rows, A, bias, gelu, gelu_in, grad)
+    bias = bias if bias is None or grad or bias.dim() == 1 else bias.view(-1)
     scale = scales(name, alpha, beta, accumulate, given)
     if given is not None and quantizer is comm_overlap is extra_output is None and not gelu and (grad or bias is None):
         if rows and k and shape[-1] and is_plain_product(A, B):  # a weight's gradient
