@@ -74,6 +74,48 @@ def test_members_are_what_they_would_be_alone(name, dims):
     assert group.rowwise_data.dim() == 1 and group.rowwise_data.numel() == size
 
 
+@pytest.mark.parametrize("name", QUANTIZERS)
+@pytest.mark.parametrize("first", [None, (64, 32, 32)], ids=["last", "both"])
+def test_members_of_different_last_dimensions(name, first):
+    """They follow one another in memory: the shape of the whole only says how large it is."""
+    quantizer, last = QUANTIZERS[name](), (64, 32, 128)
+    shapes = list(zip(first or (64,) * 3, last, strict=True))
+    x = [drawn(*shape, seed=i) for i, shape in enumerate(shapes)]
+    flat = torch.cat([t.reshape(-1) for t in x])
+    whole = flat.view(64, -1) if first is None else flat.view(1, -1)
+    group = grouped.group_quantize(whole, quantizer, 3, first and int64(*first), int64(*last))
+    assert group.last_dims.tolist() == list(last) and group.logical_shape == tuple(whole.shape)
+    assert group.tensor_offsets.tolist() == [0, *torch.tensor([t.numel() for t in x]).cumsum(0).tolist()]
+    for member, t in zip(members(group), x, strict=True):
+        assert same(member, quantized(OPS, t, quantizer))
+    back = grouped.group_dequantize(group, torch.float32)
+    want = torch.cat([plain(OPS, quantized(OPS, t, quantizer), torch.float32).view(-1) for t in x])
+    assert torch.equal(back.rowwise_data, want) and back.last_dims is group.last_dims
+
+
+@pytest.mark.parametrize("row, column", [(True, False), (False, True), (True, True)])
+def test_a_group_of_current_scaling_keeps_amaxes_and_scales(row, column):
+    quantizer = Float8CurrentScalingQuantizer(rowwise=row, columnwise=column)
+    x, last = drawn(8, 300), (100, 0, 200)
+    group = grouped.group_quantize(x, quantizer, 3, None, int64(*last))
+    amax = torch.stack(
+        [part.abs().max() if part.numel() else x.new_zeros(()) for part in x.view(-1).split((800, 0, 1600))]
+    )
+    assert torch.equal(group.amax, amax)
+    scale = torch.where(amax == 0, 1.0, torch.full_like(amax, 448.0) / amax)
+    assert torch.equal(group.scale, scale)
+    for held, inverse, wanted in (
+        (group.rowwise_data, group.scale_inv, row), (group.columnwise_data, group.columnwise_scale_inv, column)
+    ):  # fmt: skip
+        assert (held is not None) == (inverse is not None) == wanted
+        assert not wanted or torch.equal(inverse, torch.ones(3) / scale)
+    again = 2 * x
+    grouped.group_quantize(again, quantizer, 3, None, int64(*last), output=group)
+    assert torch.equal(group.amax, 2 * amax)
+    first = members(group)[0]
+    assert (plain(OPS, first, torch.float32) - again.view(-1)[:800].view(8, 100)).abs().max() < 0.3
+
+
 def test_offsets_are_in_elements():
     group = grouped.group_quantize(drawn(128, 64), MXFP8Quantizer(), 3, int64(*DIMS))
     assert group.tensor_offsets.tolist() == [0, 2048, 2048, 8192]
@@ -106,6 +148,8 @@ def test_what_cannot_be_grouped():
         grouped.group_quantize(x, MXFP8Quantizer(), 3, None)
     with pytest.raises(ValueError, match="first_dims must add up to at most 64 rows"):
         grouped.group_quantize(x, MXFP8Quantizer(), 2, int64(64, 32))
+    with pytest.raises(ValueError, match="last_dims must be of at most 2048 elements"):
+        grouped.group_quantize(x, MXFP8Quantizer(), 2, None, int64(32, 32))
     with pytest.raises(ValueError, match="rows and columns in multiples of 32"):
         grouped.group_quantize(x, MXFP8Quantizer(), 2, int64(33, 31))
 

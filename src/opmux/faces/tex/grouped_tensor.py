@@ -1,7 +1,8 @@
-"""Grouped tensors: matrices of one last dimension in one buffer, with the attributes of Transformer Engine's class.
+"""Grouped tensors: matrices in one buffer, with the attributes of Transformer Engine's class.
 
 A group is of Transformer Engine's class if its quantizer is, else of the light class here. Its buffers are the flat
-concatenation of its members' buffers. Scales are never swizzled.
+concatenation of its members' buffers, also where last dimensions differ: `logical_shape` says only how large it is.
+Scales are never swizzled.
 """
 
 import importlib
@@ -73,8 +74,6 @@ def is_grouped(value: Any) -> bool:
 
 def readable(op: str, name: str, value: Any) -> None:
     """Decline groups that are not laid out as ours are."""
-    if value.last_dims is not None:
-        raise NotSupported(f"{op}: {name} must have members of one last dimension; got last_dims")
     if getattr(value, "_with_gemm_swizzled_scales", False):
         raise NotSupported(f"{op}: {name} must have scales that are not swizzled; got _with_gemm_swizzled_scales")
 
@@ -94,16 +93,30 @@ def new_group(like: Any, internal: bool, shape: tuple[int, int], dtype: torch.dt
     return group_class(like, internal)(shape=shape, dtype=dtype, **given)
 
 
-def sizes(op: str, rows: int, num: int, first_dims: Tensor | None, name: str = "first_dims") -> list[int]:
-    """The rows of each member, on the host; synchronizes if they are on a device."""
-    if first_dims is None:
+Shapes = list[tuple[int, int]]
+
+
+def shapes(
+    op: str, whole: tuple[int, int], num: int, first_dims: Tensor | None, last_dims: Tensor | None, prefix: str = ""
+) -> Shapes:
+    """The shape of each member, on the host; synchronizes if dimensions are on a device.
+
+    Without dimensions members share the rows of the group evenly; with `last_dims` alone each has all rows.
+    """
+    rows, columns = whole
+    if first_dims is None and last_dims is None:
         if rows % max(num, 1):
-            raise BadArgument.of(op, name, f"be given where {num} members do not divide {rows} rows", "None")
-        return [rows // num] * num
-    found = first_dims.tolist()
-    if min(found, default=0) < 0 or sum(found) > rows:
-        raise BadArgument.of(op, name, f"add up to at most {rows} rows", str(found))
-    return found
+            expected = f"be given where {num} members do not divide {rows} rows"
+            raise BadArgument.of(op, f"{prefix}first_dims", expected, "None")
+        return [(rows // num, columns)] * num
+    first = [rows] * num if first_dims is None else first_dims.tolist()
+    last = [columns] * num if last_dims is None else last_dims.tolist()
+    made = list(zip(first, last, strict=True))
+    name = "first_dims" if first_dims is not None else "last_dims"
+    if min((min(shape) for shape in made), default=0) < 0 or sum(map(math.prod, made)) > rows * columns:
+        expected = f"add up to at most {rows} rows" if last_dims is None else f"be of at most {rows * columns} elements"
+        raise BadArgument.of(op, f"{prefix}{name}", expected, str(first if last_dims is None else made))
+    return made
 
 
 def fields(quantizer: Any, shape: tuple[int, int], device: torch.device) -> Fields:
@@ -113,25 +126,26 @@ def fields(quantizer: Any, shape: tuple[int, int], device: torch.device) -> Fiel
 def members(group: Any, op: str = "tex", name: str = "tensor") -> list[Any]:
     """The members as views of the buffers; plain tensors if the group has no quantizer."""
     readable(op, name, group)
-    rows, last = group.logical_shape
-    dims = sizes(op, rows, group.num_tensors, group.first_dims, f"{name}.first_dims")
+    of = shapes(op, tuple(group.logical_shape), group.num_tensors, group.first_dims, group.last_dims, f"{name}.")
     at = dict.fromkeys(SLOTS.values(), 0)
 
     def part(slot: str, shape: tuple[int, ...]) -> Tensor:
+        if slot == "scale_inv" and group.scale_inv is None:  # one scale of each member, and columnwise data alone
+            slot = "columnwise_scale_inv"
         start = at[slot]
         at[slot] = start + math.prod(shape)
         return getattr(group, slot).view(-1)[start : at[slot]].view(shape)
 
     if group.quantizer is None:
-        return [part("rowwise_data", (n, last)) for n in dims]
+        return [part("rowwise_data", shape) for shape in of]
     quantizer = with_buffers_of(group)
     device = (group.rowwise_data if group.rowwise_data is not None else group.columnwise_data).device
     facts = FACTS[kind_of(quantizer) or ""]
     made = []
-    for n in dims:
-        wanted = fields(quantizer, (n, last), device).items()
-        held = {f: None if of is None else part(SLOTS[f], of[0]) for f, of in wanted}
-        made.append(new_tensor(quantizer, (n, last), group.fake_dtype, device, {**held, **facts(quantizer)}))
+    for shape in of:
+        wanted = fields(quantizer, shape, device).items()
+        held = {n: None if field is None else part(SLOTS[n], field[0]) for n, field in wanted}
+        made.append(new_tensor(quantizer, shape, group.fake_dtype, device, {**held, **facts(quantizer)}))
     return made
 
 
@@ -143,22 +157,24 @@ def with_buffers_of(group: Any) -> Any:
     return quantizer
 
 
-def empty_group(quantizer: Any, x: Tensor, dims: list[int], **rest: Any) -> Any:
-    """A group with the buffers that the quantizer needs for members with these numbers of rows."""
+def empty_group(quantizer: Any, x: Tensor, of: Shapes, **rest: Any) -> Any:
+    """A group with the buffers that the quantizer needs for members of these shapes."""
     total: dict[str, tuple[int, torch.dtype]] = {}
-    for n in dims:
-        for field, of in fields(quantizer, (n, x.shape[1]), x.device).items():
-            if of is not None:
-                size, _ = total.get(SLOTS[field], (0, None))
-                total[SLOTS[field]] = size + math.prod(of[0]), of[1]
-    spare = (x.shape[0] - sum(dims)) * x.shape[1]  # rows that belong to no member
+    for shape in of:
+        for name, field in fields(quantizer, shape, x.device).items():
+            if field is not None:
+                size, _ = total.get(SLOTS[name], (0, None))
+                total[SLOTS[name]] = size + math.prod(field[0]), field[1]
+    spare = x.numel() - sum(map(math.prod, of))  # elements that belong to no member
     share = 2 if kind_of(quantizer) == "nvfp4" else 1
-    made = {
+    made: dict[str, Tensor | None] = {
         slot: torch.zeros(size + (spare // share if slot.endswith("data") else 0), dtype=dtype, device=x.device)
         for slot, (size, dtype) in total.items()
     }
-    if kind_of(quantizer) == "current" and "columnwise_data" in made:
-        made["columnwise_scale_inv"] = made["scale_inv"]
+    if kind_of(quantizer) == "current":
+        made |= {name: torch.zeros(len(of), device=x.device) for name in ("scale", "amax")}
+        made["columnwise_scale_inv"] = made["scale_inv"] if "columnwise_data" in made else None
+        made["scale_inv"] = made["scale_inv"] if "rowwise_data" in made else None
     shape = (x.shape[0], x.shape[1])
     internal = bool(quantizer.internal)
-    return new_group(quantizer, internal, shape, x.dtype, num_tensors=len(dims), quantizer=quantizer, **rest, **made)
+    return new_group(quantizer, internal, shape, x.dtype, num_tensors=len(of), quantizer=quantizer, **rest, **made)

@@ -124,7 +124,12 @@ def refuse_blocks(
     both_e5m2 = torch_dtype(A._fp8_dtype) is torch_dtype(B._fp8_dtype) is torch.float8_e5m2
     problems = (
         (not split, "use_split_accumulator", "be True", "False"),
-        (A._is_2D_scaled and B._is_2D_scaled, "B", "have blocks of 1 x 128, as those of {A} are 128 x 128", "128 x 128"),
+        (
+            A._is_2D_scaled and B._is_2D_scaled,
+            "B",
+            "have blocks of 1 x 128, as those of {A} are 128 x 128",
+            "128 x 128",
+        ),
         (both_e5m2, "B", "be float8_e4m3fn, as {A} is float8_e5m2", "float8_e5m2"),
         (grad and bias is not None, "bias", "be None with {grad}: its gradient needs another call", "a Tensor"),
         (gelu and not grad, "gelu", "be False without {grad}: apply it in another call", "True"),

@@ -1,8 +1,9 @@
 """tex's GroupedTensor: matrices in one buffer, quantized and multiplied together.
 
-The members are [first_dims[i], last dimension]; with first_dims None all have the same number of rows. These functions
-read first_dims on the host, which synchronizes if it is on a device; `get_cublasLt_version` makes Transformer Engine
-use lists of tensors instead, whose sizes are known. `splits_to_offsets` and the like do not synchronize.
+The members are [first_dims[i], last_dims[i]], one after another in memory. With both None all have the same number of
+rows; with one None all have that dimension of the whole. These functions read the dimensions on the host, which
+synchronizes if they are on a device; `get_cublasLt_version` makes Transformer Engine use lists of tensors instead,
+whose sizes are known. `splits_to_offsets` and the like do not synchronize.
 """
 
 import math
@@ -20,8 +21,9 @@ from ....core.spec import Sample, State, op
 from ....specs._checks import check_int, check_list, check_tensor, type_name
 from ....specs._numeric import wide
 from ....specs.gemm import gemm
+from ....specs.quant import put
 from ..enums import torch_dtype
-from ..grouped_tensor import GroupedTensor, empty_group, members, new_group, readable, sizes, with_buffers_of
+from ..grouped_tensor import GroupedTensor, empty_group, members, new_group, readable, shapes, with_buffers_of
 from ..quantized import (
     CASTS,
     Float8BlockQuantizer,
@@ -31,10 +33,13 @@ from ..quantized import (
     can_quantize,
     format_of,
     fp4_into,
+    fp8_of,
     has_amaxes,
     is_quantized,
+    kind_of,
     plain,
     quantized,
+    shared_amax,
 )
 from ..rules import absent, any_dtype, device_name, grouped, quantizer_of, with_index
 from .scaling import Size, addresses
@@ -62,6 +67,7 @@ def _quantize(dtype: torch.dtype, device: Any) -> Iterator[Sample]:
     yield Sample((x, Float8CurrentScalingQuantizer(), 3, None), id="current")
     yield Sample((x, Float8BlockQuantizer(), 3, varied), id="block")
     yield Sample((x, NVFP4Quantizer(), 3, varied), id="nvfp4")
+    yield Sample((x, Float8CurrentScalingQuantizer(), 3, None, _dims(device, 5, 0, 27)), id="last_dims")
 
 
 def _bgrad(dtype: torch.dtype, device: Any) -> Iterator[Sample]:
@@ -95,43 +101,81 @@ FORMATS = ("current", "block", "mxfp8", "nvfp4")  # formats that can be grouped
 Rows = Float[Tensor, "rows columns"]
 Members = Annotated[int, at_least(1)]
 FirstDims = Int64[Tensor, "num_tensors"] | None
+LastDims = Int64[Tensor, "num_tensors"] | None
 Offsets = Int64[Tensor, "num_tensors+1"] | None
-NoLastDims = Annotated[Tensor, absent("members have one last dimension")] | None
+NoLastDims = Annotated[Tensor, absent("there is a gradient for each column")] | None
 FloatDtype = Annotated[torch.dtype, one_of(*FLOATS)]
 
 
-def output_fits(op: str, tensor: Tensor, num_tensors: int, first_dims: Tensor | None, output: Any) -> None:
+def output_fits(
+    op: str, tensor: Tensor, num_tensors: int, first_dims: Tensor | None, last_dims: Tensor | None, output: Any
+) -> None:
+    """Raise if `output` is not a group of members of these shapes."""
     if output is None:
         return
     shape = tuple(output.logical_shape)
-    if first_dims is not None or shape != tuple(tensor.shape) or output.num_tensors != num_tensors:
-        expected = (
-            f"be of {num_tensors} members of as many rows each, {tuple(tensor.shape)} in all, and first_dims None"
-        )
+    varies = [d is not None for d in (first_dims, last_dims)]
+    if (
+        shape != tuple(tensor.shape)
+        or output.num_tensors != num_tensors
+        or varies != [d is not None for d in (output.first_dims, output.last_dims)]
+    ):
+        expected = f"be of {num_tensors} members, {tuple(tensor.shape)} in all, with the dimensions that are given"
         raise BadArgument.of(op, "output", expected, f"{output.num_tensors} of {shape}")
 
 
-def offsets_of(first_dims: Tensor | None, last: int) -> Tensor | None:
-    return None if first_dims is None else leading_zero(first_dims.cumsum(0) * last)
+def offsets_of(tensor: Tensor, first_dims: Tensor | None, last_dims: Tensor | None) -> Tensor | None:
+    """The offset of each member in elements, and the end of the last; None if members have the same shape."""
+    if first_dims is None and last_dims is None:
+        return None
+    rows, columns = tensor.shape
+    sizes = (rows if first_dims is None else first_dims) * (columns if last_dims is None else last_dims)
+    return leading_zero(sizes.cumsum(0))
 
 
 def leading_zero(sums: Tensor) -> Tensor:
     return torch.cat((sums.new_zeros(1), sums))
 
 
-def parts_to_quantize(op: str, tensor: Tensor, quantizer: Any, num: int, first_dims: Tensor | None) -> list[Tensor]:
-    """The rows of each member; raises if the quantizer does not support their sizes."""
-    parts = list(tensor.split([*(dims := sizes(op, tensor.shape[0], num, first_dims)), tensor.shape[0] - sum(dims)]))
-    for part in parts[:-1]:
+def parts_to_quantize(
+    op: str, tensor: Tensor, quantizer: Any, num: int, first_dims: Tensor | None, last_dims: Tensor | None = None
+) -> list[Tensor]:
+    """The matrix of each member; raises if the quantizer does not support their sizes."""
+    flat, at, parts = tensor.contiguous().view(-1), 0, []
+    for shape in shapes(op, (tensor.shape[0], tensor.shape[1]), num, first_dims, last_dims):
+        n = math.prod(shape)
+        parts.append(flat[at : at + n].view(shape))
+        at += n
+    for part in parts:
         can_quantize(op, part, quantizer)
-    return parts[:-1]
+    return parts
+
+
+def shapes_of(parts: list[Tensor]) -> list[tuple[int, int]]:
+    return [(p.shape[0], p.shape[1]) for p in parts]
 
 
 def filled(call: Any, group: Any, parts: list[Tensor], quantizer: Any, noop: Tensor | None = None) -> Any:
     """The group with its members quantized from these parts."""
+    if kind_of(quantizer) == "current":
+        return filled_current(call, group, parts, quantizer, noop)
     for member, part in zip(members(group), parts, strict=True):
         if part.numel():
             quantized(call, part, quantizer, member, noop)
+    return group
+
+
+def filled_current(call: Any, group: Any, parts: list[Tensor], quantizer: Any, noop: Tensor | None) -> Any:
+    """The same for current scaling, where a group also keeps the amax and the scale of each member."""
+    dtype = fp8_of(quantizer)
+    amax = torch.cat([call.amax_abs(part) for part in parts])
+    amax = shared_amax(amax, quantizer) if quantizer.with_amax_reduction else amax
+    scale = call.fp8_scale(amax, dtype, quantizer.force_pow_2_scales, quantizer.amax_epsilon)
+    for i, (member, part) in enumerate(zip(members(group), parts, strict=True)):
+        buffers = member._data, member._transpose, member._scale_inv
+        call.fp8_cast_into(part, scale[i : i + 1], *buffers, None, noop, dtype)
+    put(group.amax, amax, noop)
+    put(group.scale, scale, noop)
     return group
 
 
@@ -150,21 +194,22 @@ def group_quantize(
     quantizer: Annotated[State, quantizer_of(*FORMATS)],
     num_tensors: Members,
     first_dims: FirstDims,
-    last_dims: NoLastDims = None,
+    last_dims: LastDims = None,
     tensor_offsets: Offsets = None,
     noop_flag: Float32[Tensor, "..."] | None = None,
     output: Annotated[Any, grouped()] | None = None,
 ) -> Any:
-    """Quantize blocks of first_dims[i] rows of a matrix separately: a GroupedTensor.
+    """Quantize matrices of [first_dims[i], last_dims[i]], one after another in memory, separately: a GroupedTensor.
 
-    `output`, if given, is written; its members must have equal numbers of rows. first_dims is read on the host.
+    The shape of `tensor` is that of the group: with one of the two None, members have that dimension of it. `output`,
+    if given, is written; its members must have the same shapes. The dimensions are read on the host.
     """
     with torch.no_grad():
-        parts = parts_to_quantize("group_quantize", tensor, quantizer, num_tensors, first_dims)
+        parts = parts_to_quantize("group_quantize", tensor, quantizer, num_tensors, first_dims, last_dims)
         if output is None:
-            offsets = offsets_of(first_dims, tensor.shape[1]) if tensor_offsets is None else tensor_offsets
-            dims = [len(p) for p in parts]
-            output = empty_group(quantizer, tensor, dims, first_dims=first_dims, tensor_offsets=offsets)
+            offsets = offsets_of(tensor, first_dims, last_dims) if tensor_offsets is None else tensor_offsets
+            dims = {"first_dims": first_dims, "last_dims": last_dims, "tensor_offsets": offsets}
+            output = empty_group(quantizer, tensor, shapes_of(parts), **dims)
         return filled(call, output, parts, with_buffers_of(output), noop_flag)
 
 
@@ -181,9 +226,8 @@ def bgrad_group_quantize(
     """(group_quantize of the rows, the sum of the rows of each member [num_tensors, columns], in tensor's dtype)."""
     with torch.no_grad():
         parts = parts_to_quantize("bgrad_group_quantize", tensor, quantizer, num_tensors, first_dims)
-        offsets = offsets_of(first_dims, tensor.shape[1]) if tensor_offsets is None else tensor_offsets
-        dims = [len(p) for p in parts]
-        group = empty_group(quantizer, tensor, dims, first_dims=first_dims, tensor_offsets=offsets)
+        offsets = offsets_of(tensor, first_dims, None) if tensor_offsets is None else tensor_offsets
+        group = empty_group(quantizer, tensor, shapes_of(parts), first_dims=first_dims, tensor_offsets=offsets)
         dbias = torch.stack([wide(p).sum(0).to(tensor.dtype) for p in parts])
         return filled(call, group, parts, quantizer), dbias
 
@@ -194,17 +238,18 @@ def nvfp4_group_quantize_with_amax(
     quantizer: Annotated[State, quantizer_of("nvfp4")],
     num_tensors: Members,
     first_dims: FirstDims,
-    last_dims: NoLastDims = None,
+    last_dims: LastDims = None,
     rowwise_amax: Float32[Tensor, "num_tensors"] | None = None,
     columnwise_amax: Float32[Tensor, "num_tensors"] | None = None,
     tensor_offsets: Offsets = None,
 ) -> Any:
     """group_quantize to NVFP4 with the amax of each member given; only for the usages that the quantizer has."""
     with torch.no_grad():
-        parts = parts_to_quantize("nvfp4_group_quantize_with_amax", tensor, quantizer, num_tensors, first_dims)
-        offsets = offsets_of(first_dims, tensor.shape[1]) if tensor_offsets is None else tensor_offsets
-        dims = [len(p) for p in parts]
-        group = empty_group(quantizer, tensor, dims, first_dims=first_dims, tensor_offsets=offsets)
+        name = "nvfp4_group_quantize_with_amax"
+        parts = parts_to_quantize(name, tensor, quantizer, num_tensors, first_dims, last_dims)
+        offsets = offsets_of(tensor, first_dims, last_dims) if tensor_offsets is None else tensor_offsets
+        dims = {"first_dims": first_dims, "last_dims": last_dims, "tensor_offsets": offsets}
+        group = empty_group(quantizer, tensor, shapes_of(parts), **dims)
         for i, (member, part) in enumerate(zip(members(group), parts, strict=True)):
             if part.numel():
                 of = (None if a is None else a[i : i + 1] for a in (rowwise_amax, columnwise_amax))
@@ -228,17 +273,18 @@ def group_dequantize(call: Any, input: Annotated[Any, grouped()], otype: FloatDt
             num_tensors=input.num_tensors,
             rowwise_data=values.view(-1),
             first_dims=input.first_dims,
+            last_dims=input.last_dims,
             tensor_offsets=input.tensor_offsets,
         )
 
 
 def whole(call: Any, parts: list[Any], group: Any, dtype: torch.dtype) -> Tensor:
-    """The members concatenated to the matrix that they are rows of; rows of no member are 0."""
-    rows, last = group.logical_shape
-    found = [plain(call, p, dtype).view(-1, last) for p in parts if math.prod(p.size())]
-    missing = rows - sum(len(f) for f in found)
+    """The members one after another, in the shape of the group; elements of no member are 0."""
+    shape = tuple(group.logical_shape)
+    found = [plain(call, p, dtype).reshape(-1) for p in parts if math.prod(p.size())]
+    missing = math.prod(shape) - sum(len(f) for f in found)
     device = (group.rowwise_data if group.rowwise_data is not None else group.columnwise_data).device
-    return torch.cat([*found, torch.zeros(missing, last, dtype=dtype, device=device)])
+    return torch.cat([*found, torch.zeros(missing, dtype=dtype, device=device)]).view(shape)
 
 
 def holds_mxfp8_rows(
@@ -292,10 +338,10 @@ def group_requantize_inplace(
         if missing:
             turning = quantizer.copy()
             turning.rowwise_usage = False
-            parts = parts_to_quantize(name, values, turning, num_tensors, grouped_x.first_dims)
+            parts = parts_to_quantize(name, values, turning, num_tensors, grouped_x.first_dims, grouped_x.last_dims)
             made = filled(
                 call,
-                empty_group(turning, values, [len(p) for p in parts], first_dims=grouped_x.first_dims),
+                empty_group(turning, values, shapes_of(parts), first_dims=grouped_x.first_dims),
                 parts,
                 turning,
             )
