@@ -263,3 +263,29 @@ def near(name: str, te: Any, dtype: torch.dtype, device: str, size: Size, allowe
     assert not off, f"{name}: further off than {allowed}: {off}"
     rounded = max(far["y"], far["dx"])
     assert rounded > 5e-3, f"{name}: only {rounded} off, as if nothing had been quantized"
+
+
+# ---- activations on the host ----------------------------------------------------------------------------------------
+
+
+def choose_attention(chosen: str, setenv: Callable[[str, str], None]) -> None:
+    """Leave the layer one of its attention backends: FUSED (ours) or UNFUSED (the layer's own torch)."""
+    from transformer_engine.pytorch.attention.dot_product_attention import dot_product_attention as found
+
+    for name in ("FUSED", "UNFUSED", "FLASH"):
+        setenv(f"NVTE_{name}_ATTN", str(int(name == chosen)))
+    found._attention_backends["backend_selection_requires_update"] = True
+
+
+def offloaded(te: Any, modules: list[Any], x: Tensor, dy: Tensor, enabled: bool) -> tuple[list[Tensor], float]:
+    """Result and gradients of modules in a row, and how many MB the layer moved to the host in the forward."""
+    context, sync = te.get_cpu_offload_context(enabled=enabled, num_layers=len(modules) - 1, model_layers=len(modules))
+    x = x.detach().clone().requires_grad_()
+    y = x
+    for module in modules:
+        with context:
+            y = module(y)
+        y = sync(y)
+    moved = context.offload_synchronizer.get_offloaded_total_size_mb() if enabled else 0.0
+    parameters = [p for module in modules for p in module.parameters()]
+    return [y.detach(), *torch.autograd.grad(y, (x, *parameters), dy)], moved

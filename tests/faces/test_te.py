@@ -25,7 +25,7 @@ HOME = Path(__file__).parent
 SRC = Path(__file__).parents[2] / "src"
 sys.path.insert(0, str(HOME))
 
-from te_twins import TWINS, Size, agrees, near, run_module, settle  # noqa: E402
+from te_twins import TWINS, Size, agrees, choose_attention, near, offloaded, run_module, settle  # noqa: E402
 
 for needed in ("transformer_engine", "triton", "einops", "pydantic"):
     if importlib.util.find_spec(needed) is None:
@@ -153,20 +153,16 @@ PAGED_STEPS = (
 
 @pytest.fixture
 def backend(request, te, monkeypatch):
-    """The layer's attention backend, fused (ours) or unfused (the layer's own torch)."""
-    from transformer_engine.pytorch.attention.dot_product_attention import dot_product_attention as found
-
-    for name, on in (("FUSED", request.param == "fused"), ("UNFUSED", request.param != "fused"), ("FLASH", False)):
-        monkeypatch.setenv(f"NVTE_{name}_ATTN", str(int(on)))
-    found._attention_backends["backend_selection_requires_update"] = True
+    choose_attention(request.param, monkeypatch.setenv)
     yield request.param
-    found._attention_backends["backend_selection_requires_update"] = True
+    monkeypatch.undo()
+    choose_attention("FUSED", lambda name, value: None)  # what was chosen here is forgotten
 
 
-@pytest.mark.parametrize("backend", ["fused", "unfused"], indirect=True)
+@pytest.mark.parametrize("backend", ["FUSED", "UNFUSED"], indirect=True)
 @pytest.mark.parametrize("layout", ["bshd", "sbhd", "thd"])
 def test_a_layer_with_a_paged_cache(te, layout, backend):
-    dtype = torch.bfloat16 if backend == "fused" else torch.float32  # fused attention takes halves only
+    dtype = torch.bfloat16 if backend == "FUSED" else torch.float32  # fused attention takes halves only
     layer = te.TransformerLayer(
         64, 64, 4, num_gqa_groups=2, attention_dropout=0.0, hidden_dropout=0.0, params_dtype=dtype, layer_number=1,
         self_attn_mask_type="padding_causal", attn_input_format=layout,
@@ -204,6 +200,21 @@ def test_a_layer_with_a_paged_cache(te, layout, backend):
                 whole = layer(x.unsqueeze(at), self_attn_mask_type="causal").squeeze(at)
             tolerance = 2e-2 if dtype is torch.bfloat16 else 1e-5
             torch.testing.assert_close(torch.cat(results[s]), whole, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("backend", ["FUSED"], indirect=True)
+@pytest.mark.parametrize("layout", ["sbhd", "bshd"])
+def test_activations_on_the_host(te, layout, backend):
+    """The layer copies what attention saves, which must be contiguous, from 256 Ki elements on."""
+    made = lambda n: te.MultiheadAttention(
+        128, 4, attention_dropout=0.0, params_dtype=torch.bfloat16, qkv_format=layout, layer_number=n
+    )
+    modules = [made(n + 1) for n in range(2)]
+    x, dy = (torch.randn(128, 16, 128).bfloat16() for _ in range(2))
+    want, _ = offloaded(te, modules, x, dy, enabled=False)
+    found, moved = offloaded(te, modules, x, dy, enabled=True)
+    assert moved > 2  # at least q, k, v and o, of half a MB each
+    assert all(torch.equal(a, b) for a, b in zip(found, want, strict=True))
 
 
 # ---- training -------------------------------------------------------------------------------------------------------

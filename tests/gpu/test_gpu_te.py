@@ -19,7 +19,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "faces"))
 
-from te_twins import TWINS, Size, agrees, near, settle
+from te_twins import TWINS, Size, agrees, choose_attention, near, offloaded, settle
 
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore")]
 
@@ -81,6 +81,37 @@ def test_fp8_is_near(te, recipes, name, recipe):
     if not te.is_fp8_available() or recipe not in recipes:
         pytest.skip("the layer says that this GPU has no such fp8")
     near(name, te, torch.bfloat16, CUDA, SIZE, 0.06 if name == "Linear" else 0.15, recipes[recipe])
+
+
+@pytest.mark.parametrize("backend", ["FUSED", "UNFUSED"])
+def test_activations_on_the_host(te, monkeypatch, backend):
+    choose_attention(backend, monkeypatch.setenv)
+    modules = [layer(te) for _ in range(3)]
+    (x, dy), *_ = batches(1)
+    want, _ = offloaded(te, modules, x, dy, enabled=False)
+    found, moved = offloaded(te, modules, x, dy, enabled=True)
+    assert moved > 10
+    for a, b in zip(found, want, strict=True):  # a library may add gradients of attention in any order
+        torch.testing.assert_close(a, b, rtol=2e-2, atol=2e-2)
+
+
+def test_master_weights_of_current_scaling_and_of_two_kinds(te):
+    """One weight that is scaled by itself, one that is not quantized, one whose rows and columns differ."""
+    from transformer_engine.pytorch.tensor.hybrid_tensor import HybridQuantizer
+    from transformer_engine.pytorch.tensor.identity_tensor import IdentityQuantizer
+    from transformer_engine.pytorch.tensor.utils import quantize_master_weights
+
+    current = lambda: te.Float8CurrentScalingQuantizer(te.DType.kFloat8E4M3, device=torch.device(CUDA))
+    mixed = HybridQuantizer(rowwise_quantizer=current(), columnwise_quantizer=IdentityQuantizer())
+    weights = [q(torch.zeros(128, 256, device=CUDA).bfloat16()) for q in (current(), IdentityQuantizer(), mixed)]
+    masters = [torch.randn(128 * 256, device=CUDA) for _ in weights]
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    try:
+        quantize_master_weights(weights, masters, [0] * len(weights), None)
+    finally:
+        torch.distributed.destroy_process_group()
+    for weight, master in zip(weights, masters, strict=True):
+        assert (weight.dequantize(dtype=torch.float32).view(-1) - master).norm() / master.norm() < 0.04
 
 
 # ---- CUDA graphs ----------------------------------------------------------------------------------------------------

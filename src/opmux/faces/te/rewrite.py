@@ -8,6 +8,7 @@
 | `torch.device(x)`, `f(device=x)` | the same, with x replaced if it is "cuda" or a number at run time |
 | `t.is_cuda` | whether t is on the chip |
 | `t.cuda()` | `t.to(chip)` |
+| `f(pin_memory=x)` | `f(pin_memory=False)`, on a CPU: torch pins memory only for an accelerator |
 | `torch.is_autocast_enabled()` | the same for the chip's device type (the default is CUDA's) |
 | `triton.autotune(configs=x)` | only the first config, on a CPU: the interpreter cannot be timed |
 """
@@ -47,7 +48,7 @@ def _of_torch(node: ast.AST, *names: str) -> bool:
     return _is(node, "torch", *names)
 
 
-_WORDS = re.compile(rb"cuda|device|autocast|configs=")
+_WORDS = re.compile(rb"cuda|device|autocast|configs=|pin_memory=")
 
 
 class _Rewriter(ast.NodeTransformer):
@@ -110,6 +111,8 @@ class _Rewriter(ast.NodeTransformer):
         for keyword in node.keywords:
             if keyword.arg == "configs" and tuned:
                 keyword.value = self._expression(keyword.value, "PART[:1]", keyword.value)
+            if keyword.arg == "pin_memory" and self.device == "cpu":
+                keyword.value = ast.copy_location(ast.Constant(False), keyword.value)
             if keyword.arg == "device" and not isinstance(keyword.value, ast.Constant):
                 keyword.value = self._expression(keyword.value, f"{CHIP}.here(PART)", keyword.value)
         return node

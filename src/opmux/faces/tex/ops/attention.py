@@ -76,6 +76,12 @@ def raise_amax(quantizer: Any, bound: Tensor | float) -> None:
             quantizer.amax.clamp_(min=bound)
 
 
+def own(t: Tensor) -> Tensor:
+    """The tensor, contiguous and no view: Transformer Engine offloads the base of a view, which must be contiguous."""
+    t = t.contiguous()
+    return t if t._base is None else t.data
+
+
 # ---- samples --------------------------------------------------------------------------------------------------------
 
 
@@ -282,7 +288,7 @@ def fused_attn_fwd(
         job = job._replace(how=job.how._replace(dropped=drops, seed=state)) if drops else job
         o, stats, top = forward_of(call, job, q, k, v, tables, bias, sink, fmt, bool(return_max_logit))
 
-        o = o.to(fake_dtype).contiguous()
+        o, stats, top = own(o.to(fake_dtype)), own(stats), None if top is None else own(top)
         raise_amax(s_quantizer, 1.0)
         o = quantized(call, o, o_quantizer) if kind_of(o_quantizer) == "delayed" else o
         echoed = [t for t, used in ((Bias, bias), (SoftmaxOffset, sink)) if used is not None and t is not None]
