@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -140,7 +141,7 @@ def test_a_weights_gradient_is_added_to_float32(dtype):
     close(bias_grad, B.double().sum(0))
 
 
-@pytest.mark.parametrize("alpha, beta", [(0.5, None), (-2.0, 0.25), (1.0, 0.0)])
+@pytest.mark.parametrize("alpha, beta", [(0.5, None), (-2.0, 0.25), (1.0, 0.0), (np.float32(0.5), np.float32(2.0))])
 @pytest.mark.parametrize("epilogue", ["", "bias", "gelu", "dgelu"])
 def test_alpha_and_beta(epilogue, alpha, beta):
     """What cuBLAS does: the epilogue is of the sum."""

@@ -78,6 +78,25 @@ def test_thd_and_bshd():
     assert torch.equal(back[:7], x[:7]) and back[7:].eq(0).all()
 
 
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2], ids=str)
+def test_fp8_is_moved_as_its_bytes_are(dtype):
+    lengths, new = cu(2, 1), drawn(2, 2, H, D).to(dtype)
+    as_bytes = lambda *tensors: [t.view(torch.uint8) for t in tensors]
+    caches = [torch.zeros(4, 2, H, D).to(dtype) for _ in range(2)]
+    table, rest = torch.tensor([[3, 0], [1, 2]], dtype=torch.int32), (FORMATS.NVTE_BSHD, 2, 2, 4, 2, False)
+    bytes_of_caches = [t.clone() for t in as_bytes(*caches)]
+    call("copy_to_kv_cache", new, new, *caches, table, lengths, lengths, *rest)
+    call("copy_to_kv_cache", *as_bytes(new, new), *bytes_of_caches, table, lengths, lengths, *rest)
+    assert all(torch.equal(a, b) for a, b in zip(as_bytes(*caches), bytes_of_caches, strict=True))
+    assert torch.equal(caches[0][3].float(), new[0].float())
+    thd = call("convert_bshd_to_thd", new, lengths, 3)
+    assert thd.dtype is dtype and torch.equal(thd.float(), torch.cat([new[0], new[1, :1]]).float())
+    back = call("convert_thd_to_bshd", thd, lengths, 2, 2)
+    assert back.dtype is dtype and torch.equal(back[0].float(), new[0].float()) and not back[1, 1].float().any()
+    half = call("thd_read_half_tensor", thd[:2], cu(2), 1)
+    assert half.dtype is dtype and torch.equal(half.float(), thd[1:2].float())
+
+
 def test_interleaved_buffers():
     s, b = 4, 3
     whole = drawn(s, b, H, 3 * D)

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..core.contract import either
+from ..core.contract import INTEGRAL, REAL, either
 from ..core.errors import BadArgument
 from ..core.tensors import dtype_name
 from ._numeric import FLOATS
@@ -56,7 +56,7 @@ def check_tensor(
 
 
 def check_int(op: str, name: str, value: Any, least: int | None = None, most: int | None = None) -> None:
-    if isinstance(value, bool) or not isinstance(value, int):
+    if isinstance(value, bool) or not isinstance(value, INTEGRAL):
         raise BadArgument.of(op, name, "be an int", type_name(value), TypeError)
     if (least is not None and value < least) or (most is not None and value > most):
         low, high = "" if least is None else f"at least {least}", "" if most is None else f"at most {most}"
@@ -64,7 +64,7 @@ def check_int(op: str, name: str, value: Any, least: int | None = None, most: in
 
 
 def check_number(op: str, name: str, value: Any) -> None:
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
+    if isinstance(value, bool) or not isinstance(value, REAL):
         raise BadArgument.of(op, name, "be a number", type_name(value), TypeError)
 
 

@@ -439,6 +439,7 @@ def generic_gemm(
     check_epilogue(name, shape, rows, A, bias, gelu, gelu_in, grad)
     bias = bias if bias is None or grad or bias.dim() == 1 else bias.view(-1)
     scale = scales(name, alpha, beta, accumulate, given)
+    alpha = float(alpha)
     if given is not None and quantizer is comm_overlap is extra_output is None and not gelu and (grad or bias is None):
         if rows and k and shape[-1] and is_plain_product(A, B):  # a weight's gradient
             call.gemm_add_(rows_of(given), rows_of(B), rows_of(A), transB, transA, alpha, scale)

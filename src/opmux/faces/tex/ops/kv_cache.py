@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import torch
 from torch import Tensor
 
-from ....core.contract import FLOATS, AnyTensor, Float, Index, at_least, dtypes, each, one_of, same_dtype, shape
+from ....core.contract import FLOATS, FP8, AnyTensor, Float, Index, at_least, dtypes, each, one_of, same_dtype, shape
 from ....core.errors import BadArgument
 from ....core.rules import ndim, numel
 from ....core.spec import Sample, Samples, op
@@ -44,6 +44,11 @@ def _one_sample_each(*builds: Any) -> Samples:
     return made
 
 
+def as_bytes(t: Tensor) -> Tensor:
+    """FP8 as bytes: torch moves FP8 numbers but fills no padding with them."""
+    return t.view(torch.uint8) if t.dtype in FP8 else t
+
+
 # ---- formats --------------------------------------------------------------------------------------------------------
 
 
@@ -53,7 +58,7 @@ def _one_sample_each(*builds: Any) -> Samples:
 def convert_thd_to_bshd(tensor: AnyTensor[Tensor, "t h d"], cu_seqlens: Ends, b: Count, max_seq_len: Count) -> Tensor:
     """Concatenated sequences as [b, max_seq_len, h, d], padded with zeros."""
     with torch.no_grad():
-        return unpacked(tensor, Lengths.of(cu_seqlens[: b + 1]), max_seq_len)
+        return unpacked(as_bytes(tensor), Lengths.of(cu_seqlens[: b + 1]), max_seq_len).view(tensor.dtype)
 
 
 @op(space="tex", out="thd", samples=_one_sample_each(lambda dtype, device: {
@@ -66,7 +71,7 @@ def convert_bshd_to_thd(
 ) -> Tensor:
     """The sequences concatenated to [t, h, d]; zeros after the last."""
     with torch.no_grad():
-        return packed(tensor, Lengths.of(cu_seqlens[: tensor.shape[0] + 1]), t)
+        return packed(as_bytes(tensor), Lengths.of(cu_seqlens[: tensor.shape[0] + 1]), t).view(tensor.dtype)
 
 
 # ---- a cache of keys and values -------------------------------------------------------------------------------------
@@ -125,7 +130,7 @@ CACHE = "[pages, max_seq_len / max_pages_per_seq, h, d]"
 New = AnyTensor[
     Tensor,
     "...",
-    dtypes((*FLOATS, torch.uint8)),
+    dtypes((*FLOATS, *FP8, torch.uint8)),
     shape(new_shape, "[s, b, h, d], [b, s, h, d] or [t, h, d], as kv_format says"),
 ]
 
@@ -167,6 +172,7 @@ def copy_to_kv_cache(
         return
     fmt = FORMATS[int(kv_format)] or ""
     with torch.no_grad():
+        new_k, new_v, k_cache, v_cache = (as_bytes(t) for t in (new_k, new_v, k_cache, v_cache))
         table = page_table.long().reshape(page_table.shape[0], -1)[:b]
         if is_non_paged:
             for cache in (k_cache, v_cache):

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from ....core.contract import (
     FLOATS,
+    FP8,
     AnyTensor,
     Contract,
     Float,
@@ -31,6 +32,7 @@ from ....specs._numeric import wide
 from ....specs._sequences import Lengths, token_places
 
 Moved = AnyTensor[Tensor, "... t h d", dtypes((*FLOATS, torch.uint8)), ndim(3, 4)]
+Read = AnyTensor[Tensor, "... t h d", dtypes((*FLOATS, *FP8, torch.uint8)), ndim(3, 4)]
 Ends = Index[Tensor, "b+1", numel(2, least=True)]  # of sequences: cu_seqlens
 
 
@@ -103,7 +105,7 @@ def _one_sample_each(*builds: Any) -> Samples:
     lambda new, cu: {"tensor": new(12, 2, 4), "cu_seqlens": cu, "half_idx": 1},
     lambda new, cu: {"tensor": new(2, 12, 2, 4), "cu_seqlens": cu, "half_idx": 0},
 ))  # fmt: skip
-def thd_read_half_tensor(tensor: Moved, cu_seqlens: Ends, half_idx: Annotated[int, one_of(0, 1)]) -> Tensor:
+def thd_read_half_tensor(tensor: Read, cu_seqlens: Ends, half_idx: Annotated[int, one_of(0, 1)]) -> Tensor:
     """The first or the second half of every sequence of [t, h, d] or [2, t, h, d], packed."""
     tokens = tensor.shape[-3]
     with torch.no_grad():
