@@ -229,7 +229,7 @@ def convert_bshd_to_thd(tensor: Tensor, cu_seqlens: Tensor, t: int) -> Tensor:
 
     Args:
         tensor (any [b, s, h, d])
-        cu_seqlens (index [b+1])
+        cu_seqlens (index [_], at least b + 1 elements)
         t (at least 0)
     """
 
@@ -257,8 +257,8 @@ def copy_to_kv_cache(new_k: Tensor, new_v: Tensor, k_cache: Tensor, v_cache: Ten
     index of each current sequence: these are moved to the front first.
 
     Args:
-        new_k (float16, bfloat16, float32, float64 or uint8, [s, b, h, d], [b, s, h, d] or [t, h, d], as kv_format says)
-        new_v (float16, bfloat16, float32, float64 or uint8, [s, b, h, d], [b, s, h, d] or [t, h, d], as kv_format says)
+        new_k (float16, bfloat16, float32, float64, float8_e4m3fn, float8_e5m2 or uint8, [s, b, h, d], [b, s, h, d] or [t, h, d], as kv_format says)
+        new_v (float16, bfloat16, float32, float64, float8_e4m3fn, float8_e5m2 or uint8, [s, b, h, d], [b, s, h, d] or [t, h, d], as kv_format says)
         k_cache (any, of the dtype of new_k, [pages, max_seq_len / max_pages_per_seq, h, d])
         v_cache (any, of the dtype of new_v, [pages, max_seq_len / max_pages_per_seq, h, d])
         page_table (index, 1 or 2 dimensions, [b, pages] or [b])
@@ -273,10 +273,12 @@ def copy_to_kv_cache(new_k: Tensor, new_v: Tensor, k_cache: Tensor, v_cache: Ten
 def create_empty_quantized_tensor(quantizer: Any, shape: list[int], dtype: torch.dtype, device: Any, pin_memory: bool) -> Any:
     """A quantized tensor with uninitialized buffers, except for the padding of scales, which is 0.
 
+    dtype is the dtype that the tensor reports; the buffers are the quantizer's.
+
     Args:
         quantizer (of the format delayed, current, block, mxfp8 or nvfp4)
         shape (each at least 0)
-        dtype (one of float16, bfloat16, float32, float64)
+        dtype (one of float16, bfloat16, float32, float64, float8_e4m3fn, float8_e5m2)
         device (a torch.device or its name)
     """
 
@@ -535,10 +537,10 @@ def fp8_block_scaling_partial_cast(inp: Tensor, out: Tensor, scale: Tensor, h: i
     """
 
 def fp8_transpose(input: Tensor, dtype: torch.dtype, *, out: Tensor | None) -> Tensor:
-    """Transpose FP8 bytes [..., K] to [K, ...], into out if given.
+    """Transpose FP8 data [..., K] to bytes [K, ...], into out if given.
 
     Args:
-        input (uint8 [..])
+        input (uint8, float8_e4m3fn or float8_e5m2 [..])
         dtype (one of float8_e4m3fn, float8_e5m2)
         out (uint8 [..], as many as input's elements, optional)
     """
@@ -797,7 +799,7 @@ def fused_topk_with_score_function_fwd(logits: Tensor, topk: int, use_pre_softma
         scaling_factor: multiplies the probabilities.
         expert_bias (float32, float16 or bfloat16 [experts], optional): added to the scores only to choose experts; not with softmax.
         routing_map_format (one of BYTEMAP, BITMAP_U8): of the map: a bool for each expert, or a bit (uint8, the first expert in the lowest).
-        topk_indices (index [*tokens, topk], optional): where to write the chosen experts, the best first; it is then returned instead of the map.
+        topk_indices (int16, int32 or int64 [*tokens, topk], optional): where to write the chosen experts, the best first; it is then returned instead of the map.
 
     Returns:
         The probabilities, like logits, 0 for experts that are not chosen; the routing map; and what the backward
@@ -816,7 +818,7 @@ def fused_topk_with_score_function_qb_fwd(logits: Tensor, topk: int, scaling_fac
         scaling_factor: multiplies the probabilities.
         expert_bias (float32, float16 or bfloat16 [experts]): added to the scores for the choice and the cutoff.
         routing_map_format (one of BYTEMAP, BITMAP_U8): of the map: a bool for each expert, or a bit (uint8, the first expert in the lowest).
-        topk_indices (index [*tokens, topk], optional): where to write the chosen experts, the best first; it is then returned instead of the map.
+        topk_indices (int16, int32 or int64 [*tokens, topk], optional): where to write the chosen experts, the best first; it is then returned instead of the map.
         histogram (int32 [experts, bins], contiguous, at least one element along the last dimension): incremented in place. The bins are equally wide; the first and the last also count values outside.
         bin_bounds (float32 [2]): the start of the first bin, and the end of the last one.
         histogram_mode (one of TWO_KERNEL, FUSED_ATOMIC): accepted and ignored.
@@ -904,16 +906,17 @@ def group_dequantize(input: Any, otype: torch.dtype) -> Any:
     """
 
 def group_quantize(tensor: Tensor, quantizer: Any, num_tensors: int, first_dims: Tensor | None, last_dims: Tensor | None = None, tensor_offsets: Tensor | None = None, noop_flag: Tensor | None = None, output: Any | None = None) -> Any:
-    """Quantize blocks of first_dims[i] rows of a matrix separately: a GroupedTensor.
+    """Quantize matrices of [first_dims[i], last_dims[i]], one after another in memory, separately: a GroupedTensor.
 
-    `output`, if given, is written; its members must have equal numbers of rows. first_dims is read on the host.
+    The shape of `tensor` is that of the group: with one of the two None, members have that dimension of it. `output`,
+    if given, is written; its members must have the same shapes. The dimensions are read on the host.
 
     Args:
         tensor (float [rows, columns])
         quantizer (of the format current, block, mxfp8 or nvfp4)
         num_tensors (at least 1)
         first_dims (int64 [num_tensors], optional)
-        last_dims (None)
+        last_dims (int64 [num_tensors], optional)
         tensor_offsets (int64 [num_tensors+1], optional)
         noop_flag (float32 [..], optional)
         output (a GroupedTensor)
@@ -1161,6 +1164,9 @@ def multi_tensor_scale_tensor(chunk_size: int, is_infinite: Tensor, tensor_lists
 def multi_tensor_sgd(chunk_size: int, noop_flag: Tensor, tensor_lists: list[list[Tensor]], wd: float, momentum: float, dampening: float, lr: float, nesterov: int | bool, first_run: int | bool, wd_after_momentum: int | bool, scale: float) -> None:
     """One step of SGD, in place; gradients are not written.
 
+    All is computed in float32. lr times the update is rounded to the dtype of the weight before it is subtracted, so a
+    half-precision weight is rounded twice, as by NVIDIA's kernel.
+
     Args:
         chunk_size: not used.
         noop_flag (int32 [..], one element): nothing is written if it is not 0.
@@ -1360,7 +1366,7 @@ def nvfp4_group_quantize_with_amax(tensor: Tensor, quantizer: Any, num_tensors: 
         quantizer (of the format nvfp4)
         num_tensors (at least 1)
         first_dims (int64 [num_tensors], optional)
-        last_dims (None)
+        last_dims (int64 [num_tensors], optional)
         rowwise_amax (float32 [num_tensors], optional)
         columnwise_amax (float32 [num_tensors], optional)
         tensor_offsets (int64 [num_tensors+1], optional)
@@ -1793,7 +1799,7 @@ def thd_read_half_tensor(tensor: Tensor, cu_seqlens: Tensor, half_idx: int) -> T
     """The first or the second half of every sequence of [t, h, d] or [2, t, h, d], packed.
 
     Args:
-        tensor (float16, bfloat16, float32, float64 or uint8 [.., t, h, d], 3 or 4 dimensions)
+        tensor (float16, bfloat16, float32, float64, float8_e4m3fn, float8_e5m2 or uint8 [.., t, h, d], 3 or 4 dimensions)
         cu_seqlens (index [b+1], at least 2 elements)
         half_idx (one of 0, 1)
     """

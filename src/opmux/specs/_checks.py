@@ -58,7 +58,7 @@ def check_tensor(
 def check_int(op: str, name: str, value: Any, least: int | None = None, most: int | None = None) -> None:
     if isinstance(value, bool) or not isinstance(value, INTEGRAL):
         raise BadArgument.of(op, name, "be an int", type_name(value), TypeError)
-    if (least is not None and value < least) or (most is not None and value > most):
+    if (least is not None and int(value) < least) or (most is not None and int(value) > most):
         low, high = "" if least is None else f"at least {least}", "" if most is None else f"at most {most}"
         raise BadArgument.of(op, name, f"be {' and '.join(w for w in (low, high) if w)}", str(value))
 

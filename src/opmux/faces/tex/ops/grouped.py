@@ -126,11 +126,9 @@ def output_fits(
 
 def offsets_of(tensor: Tensor, first_dims: Tensor | None, last_dims: Tensor | None) -> Tensor | None:
     """The offset of each member in elements, and the end of the last; None if members have the same shape."""
-    if first_dims is None and last_dims is None:
-        return None
-    rows, columns = tensor.shape
-    sizes = (rows if first_dims is None else first_dims) * (columns if last_dims is None else last_dims)
-    return leading_zero(sizes.cumsum(0))
+    if first_dims is None:
+        return None if last_dims is None else leading_zero((last_dims * tensor.shape[0]).cumsum(0))
+    return leading_zero((first_dims * (tensor.shape[1] if last_dims is None else last_dims)).cumsum(0))
 
 
 def leading_zero(sums: Tensor) -> Tensor:
