@@ -60,6 +60,52 @@ def written(signature):
     return ", ".join(words)
 
 
+# The arguments that NVIDIA's functions declare as optional, or take as any object; every `quantizer` of an activation
+# and of a norm is one too. Not here: D of te_general_grouped_gemm, whose result nobody would get.
+MAY_BE_NONE = """
+    bgrad_group_quantize: first_dims last_dims tensor_offsets
+    bgrad_quantize: quantizer
+    bulk_allocate: device alignments
+    dropout_bwd: grad_input
+    dropout_fwd: out
+    fp8_transpose: out
+    fused_attn_bwd: cu_seqlens_q_padded cu_seqlens_kv_padded s_quantizer dp_quantizer dqkv_quantizer
+    fused_attn_fwd: cu_seqlens_q_padded cu_seqlens_kv_padded page_table_k page_table_v s_quantizer o_quantizer Bias
+    fused_attn_fwd: SoftmaxOffset rng_gen
+    fused_qkv_rope_forward: start_positions
+    fused_rope_backward: start_positions cu_seqlens
+    fused_rope_forward: start_positions cu_seqlens
+    fused_topk_with_score_function_bwd: scaling_factor
+    fused_topk_with_score_function_fwd: num_groups group_topk scaling_factor expert_bias topk_indices
+    fused_topk_with_score_function_qb_fwd: scaling_factor topk_indices
+    generic_gemm: D quantizer output_dtype bias gelu_in comm_overlap comm_type extra_output beta
+    group_quantize: first_dims last_dims tensor_offsets noop_flag output
+    group_requantize_inplace: first_dims tensor_offsets
+    layernorm_fwd: bias ln_out
+    multi_tensor_compute_scale_inv_e8m0: dummy
+    multi_tensor_l2norm: per_tensor
+    multi_tensor_unscale_l2norm: per_tensor
+    nvfp4_data_transpose: out
+    nvfp4_group_quantize_with_amax: first_dims last_dims tensor_offsets
+    quantize: output noop
+    rmsnorm_fwd: ln_out
+    swap_first_dims: out
+    te_general_grouped_gemm_for_discrete_in: bias bias_scale
+    te_general_grouped_gemm_for_discrete_out: bias bias_scale
+    te_general_grouped_gemm_for_grouped_tensor: bias bias_scale
+"""
+
+
+def test_none_is_accepted_where_nvidia_accepts_it():
+    rows = [line.split(": ") for line in MAY_BE_NONE.strip().splitlines()]
+    named = [(name.strip(), argument) for name, arguments in rows for argument in arguments.split()]
+    families = ("tex_activation", "tex_scaled_activation", "tex_norm")
+    named += [(s.name, "quantizer") for s in interface.tex_specs() if s.family in families and "quantizer" in s.names]
+    assert len(named) > 100
+    for name, argument in named:
+        specs.functions[f"tex::{name}"].check(**{argument: None})  # raises BadArgument where it is not
+
+
 # NVIDIA's have parameters without a default after some with one, which Python does not allow.
 TAIL_WITHOUT_DEFAULT = {"nvfp4_group_quantize_with_amax", "ep_initialize"}
 
