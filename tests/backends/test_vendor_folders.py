@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import itertools
 import re
 import shlex
@@ -22,6 +21,7 @@ pytest.importorskip("triton")
 import triton
 
 from opmux.kernels.lib import config, launch, rows
+from opmux.tools.tile_checks import questions
 
 ROOT = Path(__file__).parents[2]
 BF16 = torch.bfloat16
@@ -185,7 +185,6 @@ CHIPS = [
     *(Chip("cambricon", arch) for arch in ("mtp_372", "mtp_592")),
     Chip("tsingmicro", "tx81"),
 ]
-KINDS = {"torch.dtype": (BF16, torch.float32), "bool": (True, False), "int": (1, 40, 1000, 4096, 65536)}
 BUFFERED = [chip for chip in CHIPS if chip.vendor in ("ascend", "cambricon", "tsingmicro")]
 by_chip = {"ids": lambda chip: f"{chip.vendor}-{chip.arch}"}
 
@@ -195,12 +194,6 @@ def tunables(interpreted):
     for family in specs.families:
         specs.load_implementers(family)
     return config.tunables
-
-
-def questions(tunable):
-    kinds = [p.annotation for p in inspect.signature(tunable.default).parameters.values()]
-    for values in itertools.product(*(KINDS[kind] for kind in kinds)):
-        yield dict(zip(tunable.facts, values, strict=True))
 
 
 @pytest.mark.parametrize("chip", CHIPS, **by_chip)

@@ -40,9 +40,15 @@ import os
 import torch
 from opmux.backends import Autograd
 from opmux.core import NotSupported
+from opmux.kernels.lib.config import Tiles, tunable
 from opmux.specs import activation, softmax as family
 
 __all__ = ["silu", "relu", "silu_mul", "softmax", "gelu", "qgelu", "srelu", "not_there"]
+
+
+@tunable("acme.words")
+def of_words(mode: str):
+    return Tiles(threads=128)
 
 
 def mm(self, mat2):
@@ -137,6 +143,8 @@ HEURISTICS_CONFIGS = {"rope.rows": {"num_warps": rows}}
 TRIALS = """
 moe.rows:
   - {num_warps: 7}
+acme.words:
+  - {num_warps: 4}
 router.rowz:
   - {num_warps: 4}
 """
@@ -284,9 +292,12 @@ def test_a_row_is_tried_with_other_strides(found):
 
 def test_what_is_not_checked_is_said(acme):
     said = {u["op"]: u["reason"] for u in acme[1]["unchecked"]}
-    assert said == {"aten::_nnpack_available": "PyTorch has no samples that call this overload"}
+    assert said == {
+        "aten::_nnpack_available": "PyTorch has no samples that call this overload",
+        "acme.words": "its tiles are asked for by something else than torch.dtype, bool, int",
+    }
     assert "not checked: aten::_nnpack_available: PyTorch has no samples" in acme[0].stdout
-    assert "failed as expected" in acme[0].stdout and ", 1 not checked (" in acme[0].stdout
+    assert "failed as expected" in acme[0].stdout and ", 2 not checked (" in acme[0].stdout
     assert "not checked: aten::_nnpack_available" in acme[2]
 
 

@@ -33,10 +33,31 @@ def load() -> None:
 
 
 def questions(tunable: Tunable) -> Iterator[dict[str, Any]]:
-    """Facts that a kernel may ask a tunable by."""
-    kinds = [p.annotation for p in inspect.signature(tunable.default).parameters.values()]
-    for values in itertools.product(*(FACTS[kind] for kind in kinds)):
-        yield dict(zip(tunable.facts, values, strict=True))
+    """Facts that a kernel may ask a tunable by; none if it has parameters of other types than FACTS."""
+    kinds = [_words(p.annotation) for p in inspect.signature(tunable.default).parameters.values()]
+    if all(kind in FACTS for kind in kinds):
+        for values in itertools.product(*(FACTS[kind] for kind in kinds)):
+            yield dict(zip(tunable.facts, values, strict=True))
+
+
+def _words(annotation: Any) -> str:
+    """An annotation as it is written, whether or not the module postpones their evaluation."""
+    if isinstance(annotation, str):
+        return annotation
+    return "torch.dtype" if annotation is torch.dtype else getattr(annotation, "__name__", str(annotation))
+
+
+def unasked(package: Package) -> list[str]:
+    """The tunables in a vendor's files for which there are no typical facts."""
+    named = {name for chip in chips(package) for name in _names(chip)}
+    return sorted(n for n in named if n in config.tunables and not any(True for _ in questions(config.tunables[n])))
+
+
+def _names(chip: Chip) -> list[str]:
+    try:
+        return list(tile_files.names_in_files(chip))
+    except BadTiles:  # `faults` has it
+        return []
 
 
 def chips(package: Package) -> list[Chip]:
@@ -69,6 +90,8 @@ def faults(package: Package) -> list[str]:
 def fault(chip: Chip, tunable: Tunable) -> str | None:
     """The first rule or config of a tunable that its kernel does not accept."""
     for facts in questions(tunable):
+        if not _can_be_asked(tunable, facts):
+            continue
         try:
             with config.as_on(chip):
                 tunable.look(**facts)
@@ -76,6 +99,15 @@ def fault(chip: Chip, tunable: Tunable) -> str | None:
         except BadTiles as error:
             return str(error)
     return None
+
+
+def _can_be_asked(tunable: Tunable, facts: dict[str, Any]) -> bool:
+    """Whether the default has an answer: a kernel never asks by facts for which it raises."""
+    try:
+        tunable.default(**facts)
+    except Exception:  # a vendor's code
+        return False
+    return True
 
 
 def of_vendor(name: str) -> Chip | None:

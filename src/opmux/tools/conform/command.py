@@ -104,7 +104,7 @@ def _run(asked: Asked, place: Place, depth: Depth, heard: Heard) -> int:
     plan = Plan.of(scope.specs, place, depth)
     known = gaps.read(place.package.folder)
     if asked.listing:
-        report.listing(plan, scope.overloads)
+        report.listing(plan, scope.overloads, [r for r in mine if scope.includes(r.name)])
         return 0
     record = Record(_facts(asked, place), notes=[*gaps.unknown_ops(known)])
     if plan.bare:
@@ -114,6 +114,7 @@ def _run(asked: Asked, place: Place, depth: Depth, heard: Heard) -> int:
     for name in () if scope.words else extras_of(place):
         record.unchecked.append(Unchecked(name, place.package.name, "it is no op of opmux, so there is no reference"))
     record.results += heard.loading(place, depth)
+    record.unchecked += _unasked(place) if "load" in depth.checks else []
     try:
         _check(record, plan, scope, [r for r in mine if scope.includes(r.name)], _console(asked))
     finally:
@@ -125,6 +126,16 @@ def _run(asked: Asked, place: Place, depth: Depth, heard: Heard) -> int:
     _console(asked).print(report.report(record, known))
     _keep(record, asked)
     return 1 if record.failures else 0
+
+
+def _unasked(place: Place) -> list[Unchecked]:
+    """Tunables in the vendor's files that cannot be tried without a kernel."""
+    if importlib.util.find_spec("triton") is None:
+        return []
+    from .. import tile_checks
+
+    why = f"its tiles are asked for by something else than {', '.join(tile_checks.FACTS)}"
+    return [Unchecked(name, place.package.name, why) for name in tile_checks.unasked(place.package)]
 
 
 def _check(record: Record, plan: Plan, scope: Scope, mine: list[Row], console: Console) -> None:

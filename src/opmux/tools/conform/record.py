@@ -114,7 +114,8 @@ class Record:
         words = [f"{counts[FAIL]} failed" if counts[FAIL] else "nothing failed"]
         words += [f"{counts[s]} {w}" for s, w in LATER.items() if counts[s]]
         words += [f"{len(self.unchecked)} not checked"] if self.unchecked else []
-        return f"{self.facts['vendor']}: {len(self.results)} checks of {ops} ops, {', '.join(words)}"
+        checks = f"{len(self.results)} check{'s' if len(self.results) != 1 else ''}"
+        return f"{self.facts['vendor']}: {checks} of {ops} op{'s' if ops != 1 else ''}, {', '.join(words)}"
 
     def text(self) -> str:
         data = {"schema": SCHEMA, **asdict(self), "counts": self.counts(), "covered": self.covered()}

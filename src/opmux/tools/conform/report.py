@@ -32,6 +32,7 @@ from .record import (
     Refusal,
     Result,
 )
+from .rows import Row
 
 MARKS = {
     PASS: ("ok", "green"),
@@ -206,12 +207,15 @@ def _failures(record: Record) -> list[Any]:
 # ---- what there is --------------------------------------------------------------------------------------------------
 
 
-def listing(plan: Plan, overloads: Mapping[str, Any]) -> None:
+def listing(plan: Plan, overloads: Mapping[str, Any], rows: Iterable[Row]) -> None:
     """What would be checked."""
     table = screen.table("op", "family", "impl", "checks")
     for subject in plan.subjects:
         who = Text(subject.id, "magenta" if subject.own else "")
         table.add_row(Text(subject.name), subject.spec.family, who, ", ".join(plan.checks(subject)))
+    for row in rows:
+        checks = [c for c in ("values", "mutation") if c in plan.depth.checks]
+        table.add_row(Text(row.name), row.overload.family, Text(row.impl.impl_id, "magenta"), ", ".join(checks))
     console = screen.out()
     console.print(Text(str(plan.place), "bold"), soft_wrap=True)
     console.print(table)
