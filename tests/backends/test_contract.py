@@ -815,6 +815,21 @@ found["vendors"] = error_of(lambda: get_default_manager().registry.register_impl
     assert re.search(r"'default.flagos.acme' already, from opmux \(\S+_acme/ops/__init__.py\): pick", got.vendors)
 
 
+def test_a_package_out_of_the_tree_is_there_from_the_first_call(case):
+    """`opmux.enable()` comes before anything else, and OPMUX_VENDOR may name the package's vendor."""
+    text = "def silu(x):\n    return x\n__all__ = ['silu']\n"
+    code = """
+fake("npu")
+found["first"] = len(opmux.enable())
+found["vendor"] = HERE.vendor_of("npu")
+found["ids"] = [i.impl_id for i in HERE.ops("npu").impls]
+"""
+    package = {"acme": {"__init__.py": info(device="npu"), "ops/__init__.py": text}}
+    for env in ({}, {"OPMUX_VENDOR": "acme"}):
+        got = case(code, package, **env)
+        assert got.first > 100 and (got.vendor, got.ids) == ("acme", ["default.flagos.acme"]) and got.said == []
+
+
 def test_a_misspelt_variable_is_one_warning(case):
     code = "for _ in range(2):\n    opmux.ops.silu(torch.ones(1))\n"
     got = case(code, acme=PLAIN, OPMUX_VENDOR="plain", OPMUX_STRIKT="1", TE_FL_PREFR="vendor")

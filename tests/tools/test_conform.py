@@ -43,7 +43,11 @@ from opmux.core import NotSupported
 from opmux.kernels.lib.config import Tiles, tunable
 from opmux.specs import activation, softmax as family
 
-__all__ = ["silu", "relu", "silu_mul", "softmax", "gelu", "qgelu", "srelu", "not_there"]
+__all__ = ["silu", "relu", "silu_mul", "softmax", "gelu", "qgelu", "srelu", "not_there", "dropout"]
+
+
+def dropout(*args, **kwargs):
+    raise NotSupported("no random numbers")
 
 
 @tunable("acme.words")
@@ -189,7 +193,7 @@ def acme(tmp_path_factory):
     root = tmp_path_factory.mktemp("acme")
     write_vendor(root, entry_point=True)
     ops = "silu relu silu_mul softmax gelu qgelu srelu log_softmax mm bmm addmm native_layer_norm".split()
-    ops += ["_nnpack_available"]
+    ops += ["_nnpack_available", "dropout"]
     checks = "load values mutation errors gradient".split()
     words = [w for o in ops for w in ("--op", o)] + [w for c in checks for w in ("--check", c)]
     done = conform(root, "--vendor", "acme", *words, "--json", "run.json", "--html", "run.html")
@@ -294,10 +298,11 @@ def test_what_is_not_checked_is_said(acme):
     said = {u["op"]: u["reason"] for u in acme[1]["unchecked"]}
     assert said == {
         "aten::_nnpack_available": "PyTorch has no samples that call this overload",
+        "dropout": "the op declares no samples",
         "acme.words": "its tiles are asked for by something else than torch.dtype, bool, int",
     }
     assert "not checked: aten::_nnpack_available: PyTorch has no samples" in acme[0].stdout
-    assert "failed as expected" in acme[0].stdout and ", 2 not checked (" in acme[0].stdout
+    assert "failed as expected" in acme[0].stdout and ", 3 not checked (" in acme[0].stdout
     assert "not checked: aten::_nnpack_available" in acme[2]
 
 

@@ -48,12 +48,21 @@ def candidates(chip: Chip, name: str) -> FileEntry | None:
     return None if found is None else FileEntry(found.file, expand(found.given, f"{found.file}: {name}"))
 
 
-def names_in_files(chip: Chip) -> dict[str, set[Path]]:
-    """Every tunable that a file of this chip's vendor names, and the files."""
+def names_in_files(chip: Chip, unreadable: list[BadTiles] | None = None) -> dict[str, set[Path]]:
+    """Every tunable that a file of this chip's vendor names, and the files.
+
+    A file that cannot be read raises; with `unreadable`, its error is added there and the other files are read.
+    """
     found: dict[str, set[Path]] = {}
     for folder in folders(chip):
         for read in (_rules, _trials):
-            file, table = read(folder)
+            try:
+                file, table = read(folder)
+            except BadTiles as error:
+                if unreadable is None:
+                    raise
+                unreadable.append(error)
+                continue
             for name in table:
                 found.setdefault(name, set()).add(file)
     return found

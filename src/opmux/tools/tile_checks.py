@@ -49,15 +49,8 @@ def _words(annotation: Any) -> str:
 
 def unasked(package: Package) -> list[str]:
     """The tunables in a vendor's files for which there are no typical facts."""
-    named = {name for chip in chips(package) for name in _names(chip)}
+    named = {name for chip in chips(package) for name in tile_files.names_in_files(chip, [])}
     return sorted(n for n in named if n in config.tunables and not any(True for _ in questions(config.tunables[n])))
-
-
-def _names(chip: Chip) -> list[str]:
-    try:
-        return list(tile_files.names_in_files(chip))
-    except BadTiles:  # `faults` has it
-        return []
 
 
 def chips(package: Package) -> list[Chip]:
@@ -72,11 +65,9 @@ def faults(package: Package) -> list[str]:
     """What is wrong with a vendor's tile files: the file, the tunable, the size, and what is allowed; each once."""
     found: dict[str, None] = {}
     for chip in chips(package):
-        try:
-            named = tile_files.names_in_files(chip)
-        except BadTiles as error:
-            found[str(error)] = None
-            continue
+        unreadable: list[BadTiles] = []
+        named = tile_files.names_in_files(chip, unreadable)
+        found |= {str(error): None for error in unreadable}
         for name, files in named.items():
             if name not in config.tunables:
                 close = nearest(name, config.tunables)
@@ -93,9 +84,9 @@ def fault(chip: Chip, tunable: Tunable) -> str | None:
         if not _can_be_asked(tunable, facts):
             continue
         try:
+            tunable.candidates(chip, **facts)
             with config.as_on(chip):
                 tunable.look(**facts)
-            tunable.candidates(chip, **facts)
         except BadTiles as error:
             return str(error)
     return None
