@@ -179,3 +179,22 @@ def test_histories_of_many_tensors():
     update(buffer, histories, scales, "max", E4M3, 0)
     update(buffer.cpu(), there[:300], there[300:], "max", E4M3, 0)
     assert all(torch.equal(a.cpu(), b) for a, b in zip((*histories, *scales), there, strict=True))
+
+
+@pytest.mark.parametrize("row, column", [(True, False), (False, True), (True, True)])
+def test_a_group_whose_members_start_anywhere(row, column):
+    """Members of odd sizes are at addresses that are multiples of nothing, and so are their scales."""
+    specs.load_all()
+    group_quantize = specs.functions["tex::group_quantize"]
+    x, last = numbers((256, 1799)), (513, 1027, 259)
+    q = Q.Float8CurrentScalingQuantizer(rowwise=row, columnwise=column)
+    group = group_quantize(x, q, 3, None, torch.tensor(last, device=DEVICE))
+    parts = x.view(-1).split([256 * n for n in last])
+    for i, (n, part) in enumerate(zip(last, parts, strict=True)):
+        want, at = Q.quantized(Q.OPS, part.view(256, n).clone(), q), 256 * sum(last[:i])
+        for held, alone in ((group.rowwise_data, want._data), (group.columnwise_data, want._transpose)):
+            assert (held is None) == (alone is None)
+            assert held is None or torch.equal(held[at : at + 256 * n], alone.view(-1))
+        inverse = group.scale_inv if row else group.columnwise_scale_inv
+        assert torch.equal(inverse[i : i + 1], want._scale_inv)
+        assert group.amax[i] == part.abs().max().float()

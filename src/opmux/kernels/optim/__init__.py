@@ -218,7 +218,7 @@ def _adam(
     rates = (beta1, 1 - beta1, beta2, 1 - beta2, float(how.epsilon), inv_c1, inv_c2, float(how.weight_decay))
     for what in seen(op, lists, flag):
         constants = {
-            "L2": how.mode == 0, "HOME": home, "CAST": None if fp8 is None else cast_of(fp8), "LISTS": len(lists),
+            "L2": bool(how.mode == 0), "HOME": home, "CAST": None if fp8 is None else cast_of(fp8), "LISTS": len(lists),
             "S": TYPES[what.dtypes[2]], "LANES": lanes(what.dtypes),
         }  # fmt: skip
         launched(adam, what, (held, lr, *rates), constants, "G P")
@@ -305,7 +305,7 @@ def multi_tensor_sgd(
     decay = "none" if not wd else "after" if wd_after_momentum else "before"
     for what in seen("multi_tensor_sgd", tensor_lists, noop_flag):
         constants = {
-            "DECAY": decay, "MOVES": momentum != 0, "NESTEROV": bool(nesterov), "FIRST": bool(first_run),
+            "DECAY": decay, "MOVES": bool(momentum != 0), "NESTEROV": bool(nesterov), "FIRST": bool(first_run),
             "LISTS": len(tensor_lists), "C": TYPES[what.dtypes[-1]], "LANES": lanes(what.dtypes),
         }  # fmt: skip
         launched(sgd, what, (noop_flag, *numbers), constants, "G W M")
