@@ -122,10 +122,18 @@ class DefaultManager(OpManager):
         self._checked_tokens.clear()
         super()._registered(keys)
 
-    def _plan(self, key: str, policy: SelectionPolicy, form: Form, typed: bool, device: str | None = None) -> Plan:
+    def _plan(
+        self,
+        key: str,
+        policy: SelectionPolicy,
+        form: Form,
+        typed: bool,
+        device: str | None = None,
+        as_part: bool = False,
+    ) -> Plan:
         self.load_kernels(specs.get(key))
         self.prepare()
-        return super()._plan(key, policy, form, typed, device)
+        return super()._plan(key, policy, form, typed, device, as_part)
 
     def bind_derived(self, spec: Derived, entry: EntryPoint, device: str) -> None:
         """Bind the entry of a derived op for one device type under the process's policy."""
@@ -211,14 +219,14 @@ class DefaultManager(OpManager):
         order = tuple(dict.fromkeys((token, *policy.rest())))
         inside = policy if orders else replace(policy, per_op_order={**dict(policy.per_op_order), part.key: order})
         form = specs.entries[part.key].form
-        return form.layer(self._plan(part.key, inside, form, typed=True))
+        return form.layer(self._plan(part.key, inside, form, typed=True, as_part=True))
 
-    def _check(self, policy: SelectionPolicy, key: str) -> None:
-        super()._check(policy, key)
+    def check_policy(self, policy: SelectionPolicy, key: str) -> None:
+        super().check_policy(policy, key)
         space = key.partition("::")[0]
         for token in policy.space_order(key):
-            if token is None or (space, token) in self._checked_tokens:
-                continue
+            if token is None or policy.excludes(token) or (space, token) in self._checked_tokens:
+                continue  # what the lists exclude need not exist: the others run
             added_by = extension.of_space(space)
             if added_by is not None and added_by.check_token is not None:
                 added_by.check_token(self, token)

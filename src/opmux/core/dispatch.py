@@ -7,6 +7,7 @@ raises bad arguments, out-of-memory errors and errors of a broken device unchang
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -80,6 +81,17 @@ class Memory:
         found = self.failures.get((key, impl_id))
         return None if found is None else found.get(None) or found.get(case)
 
+    def only_failed(self, key: str, impl_id: str) -> Failure | None:
+        """A failure of an impl that has not succeeded for any other dtype and shape class since; else None.
+
+        The answer for a call whose tensors are not known. Successes are counted only while an impl is on trial, so an
+        impl of ours counts as failed after its first failure.
+        """
+        cases = self.failures.get((key, impl_id))
+        if not cases or any(k == key and i == impl_id and c not in cases for k, i, c, _ in tuple(self.clean)):
+            return None
+        return next(iter(cases.values()))
+
     def forget(self, gone: Callable[[str, str], bool]) -> None:
         self.failures = {k: v for k, v in self.failures.items() if not gone(k[0], k[1])}
         self.clean = {k: v for k, v in self.clean.items() if not gone(k[0], k[1])}
@@ -120,12 +132,19 @@ class Chain:
 
     # -- the entry
 
-    def pair(self) -> Pair:
-        """The target and its recovery. Called when an op is about to run, so it logs the choice."""
+    def pair(self, as_part: bool = False) -> Pair:
+        """The target and its recovery. Called when an op is about to run, so it logs the choice.
+
+        A part of a composition may never run: if messages of that level are shown, its first call logs the choice.
+        """
         if self.barred is not None or not self.candidates:
             return self._refuse, reraise
         first = self.candidates[0]
         conditions = self._conditions(first)
+        if as_part and not conditions:
+            if not logger.isEnabledFor(logging.INFO):
+                return first.call, self.recover
+            conditions = ["True"]
         if conditions:
             return self._guard(first, " and ".join(conditions)), self._raise_final
         self._announce(first.impl)

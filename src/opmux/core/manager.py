@@ -68,19 +68,27 @@ class OpManager:
         return self._open_entry(self._key(op_name)).fn
 
     def resolve_candidates(self, op_name: str) -> list[OpImpl]:
-        """The impls that may run under the current policy, in order. Conditions on tensors are not evaluated."""
+        """The impls that may run under the current policy, in order; those that have only failed so far come last.
+
+        Conditions on tensors are not evaluated.
+        """
         key, policy = self._key(op_name), policies.get_policy()
-        self._check(policy, key)
+        self.check_policy(policy, key)
         ordered, _ = choose(policy, key, self._impls(key, policy))
         device = default_device()
-        return [i for i in ordered if self.static_refusal(key, i, device) is None]
+        able = [i for i in ordered if self.static_refusal(key, i, device) is None]
+        failed = [i for i in able if not policy.strict and self.memory.only_failed(key, i.impl_id) is not None]
+        return [i for i in able if i not in failed] + failed
 
-    def get_selected_impl_id(self, op_name: str) -> str:
-        """The impl_id that comes first."""
-        candidates = self.resolve_candidates(op_name)
-        if not candidates:
-            raise NoImplementation(f"{op_name} not implemented here\n{self.explain(op_name)}")
-        return candidates[0].impl_id
+    def get_selected_impl_id(self, op_name: str, *args: Any, **kwargs: Any) -> str:
+        """The impl_id that a call with these arguments would run now: that of `explain`.
+
+        Without arguments, conditions on tensors are not evaluated, and an impl that has only failed is passed over.
+        """
+        found = self.explain(op_name, *args, **kwargs)
+        if found.chosen is None:
+            raise NoImplementation(f"{op_name} not implemented here\n{found}")
+        return found.chosen.impl_id
 
     # -- explaining
 
@@ -92,7 +100,7 @@ class OpManager:
         if spec is not None and spec.primitive and (args or kwargs):
             args, kwargs = spec.bound(args, kwargs)
         device = default_device() if first is None or first.is_meta else first.device.type
-        self._check(policy, key)
+        self.check_policy(policy, key)
         ordered, refused = choose(policy, key, self._impls(key, policy))
         rows: list[Verdict] = []
         chosen = barred = None
@@ -132,9 +140,12 @@ class OpManager:
                 reason = f"its `when` raised {type(error).__name__}: {error}"
             if reason is not None:
                 return Refused(impl, "when", reason)
-        if first is None or strict:
+        if strict:
             return None
-        known = self.memory.failed(key, impl.impl_id, (first.dtype, tensors.shape_class(first)))
+        if first is None:
+            known = self.memory.only_failed(key, impl.impl_id)
+        else:
+            known = self.memory.failed(key, impl.impl_id, (first.dtype, tensors.shape_class(first)))
         return None if known is None else Refused(impl, "quarantine", known.reason)
 
     def failures(self) -> list[Failure]:
@@ -225,12 +236,20 @@ class OpManager:
                 return plan.table
         return entry.fn, reraise
 
-    def _plan(self, key: str, policy: SelectionPolicy, form: Form, typed: bool, device: str | None = None) -> Plan:
+    def _plan(
+        self,
+        key: str,
+        policy: SelectionPolicy,
+        form: Form,
+        typed: bool,
+        device: str | None = None,
+        as_part: bool = False,
+    ) -> Plan:
         """What an entry of this op is keyed by, and its pair or table of pairs.
 
-        `device` is given if the entry only gets tensors of one device type.
+        `device` is given if the entry only gets tensors of one device type, `as_part` if it is part of a composition.
         """
-        self._check(policy, key)
+        self.check_policy(policy, key)
         ordered, refused = choose(policy, key, self._impls(key, policy))
         chips, here = machine.accelerators(), machine.current()
         by_dtype = any(i.supported_dtypes is not None for i in ordered) or any(map(here.lacks, chips))
@@ -245,7 +264,7 @@ class OpManager:
                 # with one accelerator the key is `is_cpu`: a meta tensor gets the accelerator's pair
                 at = "cpu" if x.is_cpu else chips[0] if len(chips) == 1 else x.device.type
             dtype = x.dtype if by_dtype and x is not None else ...
-            return self._chain(key, policy, ordered, refused, at, dtype, form, typed).pair()
+            return self._chain(key, policy, ordered, refused, at, dtype, form, typed).pair(as_part)
 
         looks = ["device" if len(chips) == 1 else "type"] if by_device else []
         looks += ["dtype"] if by_dtype else []
@@ -451,7 +470,7 @@ class OpManager:
     def _op_names(self) -> list[str]:
         return self.registry.list_operators()
 
-    def _check(self, policy: SelectionPolicy, key: str) -> None:
+    def check_policy(self, policy: SelectionPolicy, key: str) -> None:
         """Check the names in a policy: raise for names from code, warn once for names from settings.
 
         Not while plugins are loading, as an unknown name may still be registered.
@@ -575,6 +594,7 @@ def check_names(policy: SelectionPolicy) -> None:
     A name is known if any live manager or any spec knows it. Vendor lists are shared between machines: they only warn.
     """
     if not (policy.per_op_order or policy.deny_vendors or policy.allow_vendors or ":" in policy.prefer):
+        _warn_excluded(policy)
         return
     impls = [i for m in _live_managers() for i in m.registry.all_impls()]
     vendors = {str(i.vendor).casefold() for i in impls if i.vendor}
@@ -589,6 +609,17 @@ def check_names(policy: SelectionPolicy) -> None:
     for name in (*policy.deny_vendors, *(policy.allow_vendors or ())):
         if name not in vendors:
             _unknown("vendor", name, vendors, lax=True)
+    _warn_excluded(policy)
+
+
+def _warn_excluded(policy: SelectionPolicy) -> None:
+    """Warn once about a vendor that is preferred for the ops of a namespace, and excluded by the same policy."""
+    for space, order in policy.by_space:
+        for token in order:
+            reason = None if token is None else policy.excludes(token)
+            if reason is not None and (space, token) not in _warned:
+                _warned.add((space, token))
+                logger.warning("'%s' is preferred for %s's ops, but is not used: %s", token, space, reason)
 
 
 def _check_token(token: str, vendors: set[str], ids: set[str], lax: bool) -> None:

@@ -96,6 +96,11 @@ class SelectionPolicy:
         changed = self.space_order(f"{space}::")._replace(**tokens)
         return replace(self, by_space={**dict(self.by_space), space: changed})
 
+    def preferring(self, space: str, token: str) -> SelectionPolicy:
+        """This policy with a token first for all ops of a namespace, instead of orders for single ops of it."""
+        kept = tuple((op, order) for op, order in self.per_op_order if not _is_of(op, space))
+        return replace(self, per_op_order=kept).with_space_order(space, first=token)
+
     def rest(self) -> tuple[str, ...]:
         return ORDERS.get(self.prefer) or (self.prefer, *ORDERS["flagos"])
 
@@ -104,6 +109,11 @@ class SelectionPolicy:
         if impl.vendor is None:
             return None
         return self._barred(impl.vendor, impl.kind is BackendImplKind.VENDOR)
+
+    def excludes(self, token: str) -> str | None:
+        """Why the lists exclude the libraries of the vendor that a token names, or None."""
+        head, _, vendor = token.partition(":")
+        return self._barred(vendor, library=True) if head == "vendor" and vendor else None
 
     def _barred(self, vendor: str, library: bool) -> str | None:
         name = vendor.casefold()
@@ -219,9 +229,7 @@ def _overridden(base: SelectionPolicy, value_of: Callable[[knobs.Knob[Any]], Any
             base = base.with_space_order(space, first=None)
     for extension_ in extension.extensions():
         order = SpaceOrder() if extension_.order is None else extension_.order(value_of)
-        if order.first:
-            kept = tuple((op, o) for op, o in base.per_op_order if not _is_of(op, extension_.space))
-            base = replace(base, per_op_order=kept)
+        base = base.preferring(extension_.space, order.first) if order.first else base
         given = {name: token for name, token in order._asdict().items() if token}
         base = base.with_space_order(extension_.space, **given) if given else base
     orders = {op.strip().casefold(): order for op, order in (value_of(knobs.PER_OP) or {}).items()}

@@ -1,30 +1,28 @@
-"""Whether a backend that a setting names can compute tex's ops on this machine."""
+"""Whether a backend can compute tex's ops: the answer for settings that name one, and for the list of backends."""
 
 from __future__ import annotations
 
-from ...core.errors import BackendNotFound
 from ...core.manager import OpManager, default_device
-from ...core.policy import matches
-from ...core.registry import BackendImplKind
+from ...core.policy import SelectionPolicy, matches
+from ...core.registry import BackendImplKind, OpImpl
 from ...core.spec import Spec, specs
-from .names import backend_name
 
 
-def check(manager: OpManager, token: str) -> None:
-    """Raise BackendNotFound if a backend cannot run here; the message lists those that can."""
-    why = refusal(manager, token)
-    if why is None:
-        return
-    keys = {k for s in _specs() for k in (s.key, *s.parts)}
-    impls = [i for k in keys for i in manager.registry.impls(k) if i.vendor and i.kind is BackendImplKind.VENDOR]
-    tokens = ("flagos", "reference", *{f"vendor:{str(i.vendor).casefold()}" for i in impls})
-    have = sorted(backend_name(t) for t in tokens if refusal(manager, t) is None)
-    raise BackendNotFound(f"Backend '{backend_name(token)}' not found. Available backends: {have}. {why}")
+def vendors(manager: OpManager) -> list[OpImpl]:
+    """For each vendor with libraries for tex's ops or for the primitives that those call, its impl of most priority."""
+    found: dict[str, OpImpl] = {}
+    for key in {key for spec in _specs() for key in (spec.key, *spec.parts)}:
+        for impl in manager.registry.impls(key):
+            if impl.vendor and impl.kind is BackendImplKind.VENDOR:
+                best = found.setdefault(impl.vendor.casefold(), impl)
+                found[impl.vendor.casefold()] = max(best, impl, key=lambda i: i.priority)
+    return list(found.values())
 
 
-def refusal(manager: OpManager, token: str) -> str | None:
-    """Why a backend cannot run on this machine, or None: at least one of its impls of tex's ops must be able to.
+def refusal(manager: OpManager, token: str, policy: SelectionPolicy | None = None) -> str | None:
+    """Why a backend cannot run, or None: at least one of its impls of tex's ops must be able to.
 
+    Without a policy: on this machine. With one, its lists of vendors and failures of earlier calls count too.
     A vendor whose library for tex cannot be loaded is unavailable, even if it has other impls. A vendor without such a
     library, and flagos, compute tex's ops by their impls of the primitives.
     """
@@ -36,13 +34,28 @@ def refusal(manager: OpManager, token: str) -> str | None:
             manager.prepare()
             for key in spec.parts if of_parts else (spec.key,):
                 for impl in (i for i in manager.registry.impls(key) if matches(token, i)):
-                    refused = manager.static_refusal(key, impl, device)
+                    refused = _impl_refusal(manager, key, impl, device, policy)
                     if refused is None:
                         return None
-                    reason = reason or refused.reason
+                    reason = reason or refused
         if reason is not None and token.startswith("vendor:"):
             return reason
-    return reason or "No impl of a tex op is registered for it: install its package, or name another backend"
+    return reason or "no impl of a tex op is registered for it: install its package, or name another backend"
+
+
+def _impl_refusal(
+    manager: OpManager, key: str, impl: OpImpl, device: str, policy: SelectionPolicy | None
+) -> str | None:
+    excluded = None if policy is None else policy.filtered(impl)
+    if excluded is not None:
+        return excluded
+    refused = manager.static_refusal(key, impl, device)
+    if refused is not None:
+        return refused.reason
+    failed = None if policy is None or policy.strict else manager.memory.only_failed(key, impl.impl_id)
+    if failed is None:
+        return None
+    return f"{failed.op} failed ({failed.reason}) and is skipped; get_default_manager().clear_quarantine() retries it"
 
 
 def _specs() -> list[Spec]:

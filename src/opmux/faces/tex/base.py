@@ -38,6 +38,10 @@ class TEXBackendBase:
     def is_available(self) -> bool:
         return True
 
+    def why_unavailable(self) -> str | None:
+        """The reason to show if `is_available` returns False."""
+        return None
+
     def __repr__(self) -> str:
         return f"<tex backend '{self.name}', priority {self.priority}>"
 

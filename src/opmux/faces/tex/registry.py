@@ -8,6 +8,7 @@ kernels, and the references.
 from __future__ import annotations
 
 import inspect
+import sys
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -16,11 +17,12 @@ from ...core.default import get_default_manager, policy
 from ...core.errors import BackendNotFound, BadImpl, NotSupported, nearest
 from ...core.loading import on_failure
 from ...core.log import logger
+from ...core.policy import matches
 from ...core.registry import BackendImplKind, OpImpl, Origin
 from ...core.spec import specs
 from . import availability
 from .base import METHODS, TEXBackendBase
-from .names import backend_token
+from .names import backend_name, backend_token
 
 T = TypeVar("T", bound=type[TEXBackendBase])
 
@@ -44,22 +46,46 @@ class Backend:
         return self.made
 
     def refusal(self) -> str | None:
-        """Why it does not work on this machine, or None."""
+        """Why no function of tex would run on it now, or None: under the current policy, after the calls so far."""
+        current = policies.get_policy()
+        return current.excludes(self.token) or self.missing(current)
+
+    def missing(self, under: policies.SelectionPolicy | None = None) -> str | None:
+        """Why it does not work on this machine or, with a policy, under that policy; else None."""
+        return self.own_refusal() or availability.refusal(get_default_manager(), self.token, under)
+
+    def own_refusal(self) -> str | None:
+        """What its `is_available` says, asked once. A view has no library of its own."""
+        if issubclass(self.cls, ViewOfImpls):
+            return None
         if "refusal" not in self.known:
-            self.known["refusal"] = self._refusal()
+            self.known["refusal"] = self._ask()
         return self.known["refusal"]
 
-    def _refusal(self) -> str | None:
+    def _ask(self) -> str | None:
         try:
             answer = self.instance().is_available()
+            if answer is True or (answer and not isinstance(answer, str)):
+                return None
+            return answer or self.instance().why_unavailable() or "its is_available() returned False"
         except Exception as error:  # any exception means that the backend is unavailable
             return f"its is_available() raised {type(error).__name__}: {error}"
-        if isinstance(answer, str):
-            return answer
-        return None if answer else "its is_available() returned False"
 
     def available(self) -> bool | str:
-        return self.refusal() or True
+        return self.own_refusal() or True
+
+    def fits(self, token: str) -> bool:
+        """Whether a token of a policy's order may select this backend."""
+        if token.startswith("impl:"):
+            return any(matches(token, i) and self.has(i) for i in get_default_manager().registry.all_impls())
+        if token == "vendor":
+            return self.token.startswith("vendor:")
+        return self.token == ("flagos" if token == "cpp" else token)
+
+    def has(self, impl: OpImpl) -> bool:
+        if impl.kind is BackendImplKind.VENDOR:
+            return self.token == f"vendor:{str(impl.vendor).casefold()}"
+        return self.token == ("reference" if impl.kind is BackendImplKind.REFERENCE else "flagos")
 
     def row(self) -> dict[str, Any]:
         fields = {"name": self.cls.NAME, "vendor": self.cls.NAME, "priority": self.cls.PRIORITY}
@@ -89,7 +115,8 @@ def register_backend(cls: T) -> T:
     if backend.token.startswith("vendor:"):
         own = [name for name in METHODS if getattr(cls, name) is not getattr(TEXBackendBase, name)]
         backend.impls = [_impl(backend, name) for name in own]
-        origin = Origin(f"tex backend {cls.NAME}", file=inspect.getsourcefile(cls))
+        # None for a class from the prompt or `python -c`, for which inspect.getsourcefile raises.
+        origin = Origin(f"tex backend {cls.NAME}", file=getattr(sys.modules.get(cls.__module__), "__file__", None))
         try:
             get_default_manager().registry.register_many(backend.impls, origin=origin)
         except BaseException:
@@ -129,6 +156,7 @@ def _impl(backend: Backend, name: str) -> OpImpl:
 
     made: Any = call
     made.__name__ = made.__qualname__ = name
+    made.__module__ = backend.cls.__module__  # where the impl comes from: results of code outside opmux are checked
     made.__signature__ = method.replace(parameters=list(method.parameters.values())[1:])
     cls = backend.cls
     impl_id = getattr(cls, "IMPL_ID", f"vendor.{cls.NAME.casefold()}")
@@ -155,17 +183,15 @@ def _class_property(cls: type, name: str, default: Any) -> Any:
 
 
 def _all() -> list[Backend]:
-    """Every backend: the built-in ones, registered classes, and vendors that have impls of tex's ops but no class."""
+    """Every backend: the built-in ones, registered classes, and vendors whose impls compute tex's ops without one."""
     from . import backends
 
     backends.load()
     manager = get_default_manager()
     manager.prepare()
     found = dict(_backends)
-    for key in [k for k in manager.registry if k.startswith("tex::")]:
-        for impl in manager.registry.impls(key):
-            if impl.kind is BackendImplKind.VENDOR and str(impl.vendor).casefold() not in found:
-                found[str(impl.vendor).casefold()] = Backend(_view(str(impl.vendor), impl.priority))
+    for impl in availability.vendors(manager):
+        found.setdefault(str(impl.vendor).casefold(), Backend(_view(str(impl.vendor), impl.priority)))
     return sorted(found.values(), key=lambda b: (-_priority(b.cls), b.cls.NAME))
 
 
@@ -177,8 +203,11 @@ def _view(vendor: str, rank: int) -> type:
 class ViewOfImpls(TEXBackendBase):
     """A backend that is a name for impls in the registry: its methods call only those."""
 
-    def is_available(self) -> Any:
-        return availability.refusal(get_default_manager(), backend_token(self.NAME)) or True
+    def is_available(self) -> bool:
+        return self.why_unavailable() is None
+
+    def why_unavailable(self) -> str | None:
+        return availability.refusal(get_default_manager(), backend_token(self.NAME))
 
 
 def _calls_impl(name: str) -> Any:
@@ -204,32 +233,56 @@ def list_backends() -> list[dict[str, Any]]:
 
 
 def get_backend() -> Any:
-    """The preferred backend for tex's functions under the current policy."""
-    order = policies.get_policy().order_for("tex::")
+    """The backend that comes first for tex's functions, under the current policy and after the calls so far."""
+    current = policies.get_policy()
+    get_default_manager().check_policy(current, "tex::")  # raises what a call would raise
     backends = _all()
-    for token in order:
+    for token in current.order_for("tex::"):
         for backend in backends:
-            fits = token == "vendor" and backend.token.startswith("vendor:")
-            if (fits or backend.token == token) and backend.refusal() is None:
+            if backend.fits(token) and backend.refusal() is None:
                 return backend.instance()
     raise BackendNotFound(f"no tex backend is available under policy {policies.get_policy()}: {_names(backends)}")
 
 
 def set_backend(name: str) -> None:
     """Prefer a backend for tex's functions, in the whole process; functions that it lacks fall back to the others."""
-    backends = _all()
-    folded = str(name).strip().casefold() if isinstance(name, str) else name
-    found = next((b for b in backends if folded in (b.cls.NAME.casefold(), *_aliases(b))), None)
-    if found is None or found.refusal() is not None:
-        have = [b.cls.NAME for b in backends if b.refusal() is None]
-        why = "no such backend is registered" if found is None else found.refusal()
-        raise BackendNotFound(f"Backend '{name}' not found. Available backends: {have}. {why}")
-    policies.set_global_policy(policies.get_global_policy().with_space_order("tex", first=found.token))
+    found = _find(name)
+    why = _unregistered(name) if found is None else found.refusal()
+    if found is None or why is not None:
+        raise _not_found(name, why)
+    policies.set_global_policy(policies.get_global_policy().preferring("tex", found.token))
+
+
+def check(token: str) -> None:
+    """Raise if a backend that a setting names cannot run on this machine."""
+    name = backend_name(token)
+    found = _find(name)
+    why = _unregistered(name) if found is None else found.missing()
+    if why is not None:
+        raise _not_found(name, why)
+
+
+def _find(name: Any) -> Backend | None:
+    folded = name.strip().casefold() if isinstance(name, str) else name
+    return next((b for b in _all() if folded in (b.cls.NAME.casefold(), b.token, *_aliases(b))), None)
 
 
 def _aliases(backend: Backend) -> tuple[str, ...]:
     """A backend's `name`, if it is not NAME."""
-    return () if backend.refusal() is not None else (str(backend.instance().name).casefold(),)
+    return () if backend.own_refusal() is not None else (str(backend.instance().name).casefold(),)
+
+
+def _not_found(name: Any, why: str | None) -> BackendNotFound:
+    have = [b.cls.NAME for b in _all() if b.refusal() is None]
+    return BackendNotFound(f"Backend '{name}' not found. Available backends: {have}. {why}")
+
+
+def _unregistered(name: Any) -> str:
+    """Why no backend has this name: the files of backends that could not be imported may be the reason."""
+    from . import backends
+
+    failed = "".join(f"; {file} could not be imported: {error}" for file, error in backends.failed.items())
+    return f"no backend of this name is registered{failed}"
 
 
 def _names(backends: list[Backend]) -> str:

@@ -39,9 +39,9 @@ def _space_order(value_of: Callable[[knobs.Knob[Any]], Any]) -> SpaceOrder:
 
 
 def _check_token(manager: OpManager, token: str) -> None:
-    from .availability import check
+    from .registry import check
 
-    check(manager, token)
+    check(token)
 
 
 EXTENSION = Extension(

@@ -1,17 +1,31 @@
-"""The built-in backends of tex. A vendor's file here needs one more guarded import below.
+"""The backends of tex in this folder: each module but `template.py`, imported when the backends are first needed.
 
-Copy `template.py` to start. A backend in its own package needs no change here: it registers itself when its module is
-imported, through an entry point of the group `opmux.backends` or through `OPMUX_PLUGIN_MODULES`.
+Copy `template.py` to start. A guarded import of the copy in this file is allowed, and not needed. A backend in its own
+package registers itself when its module is imported, through an entry point of the group `opmux.backends` or through
+`OPMUX_PLUGIN_MODULES`.
 """
 
 from __future__ import annotations
 
 import importlib
+import pkgutil
+
+from ....core.log import logger
 
 BUILT_IN = ("flaggems", "nvidia", "torch_backend")
 
+failed: dict[str, str] = {}  # modules that could not be imported, and why; shown if a backend is not found
+
 
 def load() -> None:
-    """Register the built-in backends by importing their modules."""
+    """Register the backends by importing their modules. A vendor's module that fails leaves the others usable."""
     for name in BUILT_IN:
         importlib.import_module(f"{__name__}.{name}")
+    for found in pkgutil.iter_modules(__path__):
+        if found.name in ("template", *BUILT_IN, *failed):
+            continue
+        try:
+            importlib.import_module(f"{__name__}.{found.name}")
+        except Exception as error:  # the vendor's library may be missing here, or broken
+            failed[found.name] = f"{type(error).__name__}: {error}"
+            logger.debug("tex backend %s/%s: %s", __path__[0], found.name, failed[found.name])

@@ -110,7 +110,10 @@ class NVIDIABackend(Forwards):
     def vendor(self) -> str:
         return "NVIDIA"
 
-    def is_available(self) -> Any:
+    def is_available(self) -> bool:
+        return self.why_unavailable() is None
+
+    def why_unavailable(self) -> str | None:
         if find() is None:
             return f"{EXTENSION} is not installed"
-        return torch.cuda.is_available() or "there is no CUDA device"
+        return None if torch.cuda.is_available() else "there is no CUDA device"
