@@ -15,6 +15,7 @@ import os
 import sys
 
 LAYER = "transformer_engine"
+PLUGINS = (f"{LAYER}.plugin", f"{LAYER}.plugins")  # on top of NVIDIA's own build of the layer too
 EXTENSIONS = ("transformer-engine-cu12", "transformer-engine-cu13", "transformer-engine-torch")  # NVIDIA's
 
 
@@ -23,6 +24,8 @@ class Finder:
 
     @classmethod
     def find_spec(cls, name, path=None, target=None):
+        if name in PLUGINS:
+            return find_plugins(name, path)
         if name != LAYER:
             return None
         from importlib import machinery
@@ -61,6 +64,17 @@ class BackendUtils:
             return None
         file = Path(next(iter(ours.submodule_search_locations)), "backends", "backend_utils.py")
         return util.spec_from_file_location(name, file) if file.is_file() else None
+
+
+def find_plugins(name, path):
+    """Our modules below the layer's name, unless the installed layer has some of its own."""
+    from opmux.runtime.te_plugins import PluginNames
+
+    made = PluginNames()
+    found = made.find_spec(name, path)
+    if found is not None:
+        made.install()
+    return found
 
 
 def has_extension(layer: str) -> bool:

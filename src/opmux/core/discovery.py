@@ -130,8 +130,18 @@ def _load_staged(
         plugin = fetch()
         _check_api(found, plugin)
         origin = Origin(found.name, found.distribution, found.version, getattr(plugin, "__file__", None))
-        if not machine.current().register_vendor(plugin, origin) or callable(getattr(plugin, "register", None)):
-            _register(found, plugin)(staged)
+        of_vendor = machine.current().register_vendor(plugin, origin)
+        by_import = _registered_by_import(found, registry)
+        if not of_vendor or callable(getattr(plugin, "register", None)):
+            register = _register(plugin)
+            if register is None and not by_import and not loading.tagged:
+                raise PluginError(
+                    f"plugin '{found.name}' ({found.target}) is {type(plugin).__name__}: expected a module or an "
+                    f"object with register(registry), a callable that takes the registry, or a module whose import "
+                    f"registers impls or backends"
+                )
+            if register is not None:
+                register(staged)
     for row in loading.tagged:
         staged.register_impl(row.impl)
     after = _contents(staged)
@@ -144,7 +154,10 @@ def _load_staged(
         staged._origins[key, impl.impl_id] = Origin(
             found.name, found.distribution, found.version, staged.origin(key, impl.impl_id).file
         )
-    made = replace(found, status="loaded", impls=tuple(f"{specs.short_name(k)}={i.impl_id}" for k, i in added))
+    for key, impl in by_import:
+        registry.set_origin(key, impl.impl_id, Origin(found.name, found.distribution, found.version, origin.file))
+    impls = tuple(f"{specs.short_name(k)}={i.impl_id}" for k, i in (*added, *by_import))
+    made = replace(found, status="loaded", impls=impls)
     loading.note(lambda: done.pop((found.name, found.target), None), None)
     registry.adopt(staged)
     done[found.name, found.target] = made
@@ -182,6 +195,13 @@ def _restore(settings: dict[str, str | None]) -> None:
 
 def _contents(registry: OpRegistry) -> dict[tuple[str, str], OpImpl]:
     return {(key, impl.impl_id): impl for key in registry for impl in registry.impls(key)}
+
+
+def _registered_by_import(found: Plugin, registry: OpRegistry) -> list[tuple[str, OpImpl]]:
+    """The impls that modules of the plugin's package have registered themselves, by a decorator, while imported."""
+    own = _module(found).partition(".")[0]
+    rows = ((key, impl) for key in registry for impl in registry.impls(key))
+    return [(key, impl) for key, impl in rows if _module_of(impl.fn).partition(".")[0] == own]
 
 
 def _module_of(value: Any) -> str:
@@ -257,18 +277,13 @@ def _check_api(found: Plugin, plugin: Any) -> None:
         )
 
 
-def _register(found: Plugin, plugin: Any) -> Callable[[OpRegistry], Any]:
+def _register(plugin: Any) -> Callable[[OpRegistry], Any] | None:
     """A plugin is a module, a class or an object with `register(registry)`, or a callable that takes the registry."""
     for name in (*(n for e in extensions() for n in e.register_names), "register"):
         method = getattr(plugin, name, None)
         if callable(method):
             return method
-    if callable(plugin) and not isinstance(plugin, type):
-        return plugin
-    raise PluginError(
-        f"plugin '{found.name}' ({found.target}) is {type(plugin).__name__}: expected a module or an object with "
-        f"register(registry), or a callable that takes the registry"
-    )
+    return plugin if callable(plugin) and not isinstance(plugin, type) else None
 
 
 def _log_new_ops(found: Plugin, keys: list[str]) -> None:

@@ -461,8 +461,14 @@ class OpManager:
             derived = next((k for k in (key, f"aten::{key}") if k in specs.derived), None)
             if derived is not None:
                 return derived
-            raise UnknownName("op", op, self._op_names())
+            raise UnknownName("op", op, self._op_names(), self._hint(op))
         return key
+
+    def _hint(self, op: str) -> str:
+        """For an op that only the default manager has impls of."""
+        if specs.lookup(op, NAME_LOOKUP["impl"]) is None:
+            return ""
+        return "(this registry has only what was registered in it; opmux's impls are in get_default_manager())"
 
     def _name(self, key: str) -> str:
         return specs.short_name(key)

@@ -250,6 +250,10 @@ class OpRegistry:
     def vendors(self) -> list[str]:
         return sorted({i.vendor for i in self.all_impls() if i.vendor})
 
+    def set_origin(self, key: str, impl_id: str, origin: Origin) -> None:
+        """Record where an impl comes from, once it is known: a plugin's name is not known to what it imports."""
+        self._origins[key, impl_id] = origin
+
     def origin(self, key: str, impl_id: str) -> Origin:
         return self._origins.get((key, impl_id), Origin())
 

@@ -14,10 +14,11 @@ import importlib.machinery
 import importlib.util
 import sys
 import types
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from ..core.errors import OpmuxError, UnknownName
+from ..runtime import te_plugins
 
 HOLDER = "opmux.compat"
 
@@ -30,28 +31,9 @@ def _tex() -> types.ModuleType:
     return importlib.import_module("opmux.tex")
 
 
-def _ours(name: str) -> Callable[[], types.ModuleType]:
-    return lambda: importlib.import_module(f"opmux.{name}")
-
-
-# Submodules of `transformer_engine.plugin` and its alias `transformer_engine.plugins`.
-BELOW_PLUGINS: dict[str, Callable[[], types.ModuleType]] = {
-    "core": _ours("core"),
-    "tex": _tex,
-    "tex_interface": _ours("faces.tex"),
-    "transformer_engine_fl_torch": _tex,
-}
-
-# Library -> foreign module -> our module; None is an empty parent package.
-SERVED: dict[str, dict[str, Callable[[], types.ModuleType] | None]] = {
-    "transformer_engine": {
-        "transformer_engine_torch": _tex,
-        **{
-            f"transformer_engine.{plugins}{dot}{below}": serves
-            for plugins in ("plugin", "plugins")
-            for dot, below, serves in (("", "", None), *((".", n, s) for n, s in BELOW_PLUGINS.items()))
-        },
-    },
+# Library -> foreign module -> our module. The modules below `transformer_engine.plugin(s)` have a finder.
+SERVED: dict[str, dict[str, Callable[[], types.ModuleType]]] = {
+    "transformer_engine": {"transformer_engine_torch": _tex},
 }
 
 
@@ -122,20 +104,17 @@ def installed() -> tuple[str, ...]:
 def _serve(library: str, done: Installed, shadow: bool) -> None:
     taken = {name: where for name in SERVED[library] if (where := _taken(name)) is not None}
     for name, where in () if shadow else taken.items():
-        if name.partition(".")[0] != library:
-            raise CannotServe(
-                f"'{name}' is installed ({where}) and keeps its name: uninstall it, or pass shadow=True "
-                f"(opmux run --shadow)"
-            )
+        raise CannotServe(
+            f"'{name}' is installed ({where}) and keeps its name: uninstall it, or pass shadow=True (opmux run --shadow)"
+        )
     done.displaced |= {name: sys.modules[name] for name in taken if name in sys.modules}
     _root(library, done, shadow)
     for name, serves in SERVED[library].items():
-        if name in taken and not shadow:  # keep the installed module
-            continue
-        module = serves() if serves is not None else _package(name, f"Modules of {library}, provided by opmux.")
-        _put(name, module, done)
-        if serves is not None:
-            _with_submodules(name, module, done)
+        _put(name, serves(), done)
+    if library == te_plugins.LAYER:
+        names = te_plugins.PluginNames(shadow)
+        names.install()
+        done.undo.append(names.remove)
 
 
 def _root(library: str, done: Installed, shadow: bool) -> None:
@@ -177,12 +156,7 @@ def _taken(name: str) -> str | None:
         return (
             None if getattr(there, "__name__", "").startswith("opmux") else getattr(there, "__file__", None) or "loaded"
         )
-    top, _, below = name.partition(".")
-    found = importlib.machinery.PathFinder.find_spec(top)
-    for part in below.split(".") if below else ():
-        if found is None or not found.submodule_search_locations:
-            return None
-        found = importlib.machinery.PathFinder.find_spec(f"{found.name}.{part}", found.submodule_search_locations)
+    found = importlib.machinery.PathFinder.find_spec(name)
     return None if found is None else str(found.origin)
 
 
@@ -195,19 +169,3 @@ def _put(name: str, module: types.ModuleType, done: Installed) -> None:
     if parent is not None and last not in parent.__dict__:
         setattr(parent, last, module)
         done.attributes.append((parent, last))
-
-
-def _with_submodules(name: str, module: types.ModuleType, done: Installed) -> None:
-    """Add our module's submodules under the foreign name too: a second import would create second copies of them."""
-    own = module.__name__
-    for full, below in _loaded_below(own):
-        _put(name + full.removeprefix(own), below, done)
-
-
-def _loaded_below(own: str) -> Iterable[tuple[str, types.ModuleType]]:
-    if own == "opmux.faces.tex":
-        for part in ("base", "registry", "backends"):
-            importlib.import_module(f"{own}.{part}")
-    return [
-        (n, m) for n, m in sorted(sys.modules.items()) if n.startswith(f"{own}.") and isinstance(m, types.ModuleType)
-    ]

@@ -19,6 +19,7 @@ from .. import core
 from ..core.loading import on_failure
 from ..core.lock import lock
 from ..core.log import logger
+from .te_plugins import PluginNames
 
 # Modules that packages written for other libraries import -> our modules.
 SERVED = {
@@ -72,11 +73,13 @@ class _ForeignModules:
         for name, ours in SERVED.items():
             _add_foreign_module(name, importlib.import_module(ours), self.added)
         self.root = _Installed(TEFL.partition(".")[0], self.added)
+        self.plugins = PluginNames()  # the others below TEFL's package
 
     def put(self) -> None:
         _ForeignModules.live = self
         sys.modules.update(self.added)
         sys.meta_path.insert(0, self.root)
+        self.plugins.install()
         self.root.complete()
 
     @classmethod
@@ -88,6 +91,7 @@ class _ForeignModules:
         if live.root in sys.meta_path:
             sys.meta_path.remove(live.root)
         live.root.restore()
+        live.plugins.remove()
         for name, module in live.added.items():
             if sys.modules.get(name) is module:
                 del sys.modules[name]

@@ -29,6 +29,7 @@ from typing import Any
 import torch
 
 from ...core import machine
+from ...runtime.te_plugins import PluginNames
 from ..tex import interface
 from . import rewrite
 from .chip import Chip
@@ -42,6 +43,7 @@ REWRITTEN = ("pytorch", "debug", "common.triton")  # modules that are rewritten;
 INSTALL_HINT = "pip install opmux[te]"
 
 _finder: Finder | None = None
+_plugins = PluginNames()  # `transformer_engine.plugins` on top of the layer
 _holders: set[str] = set()  # the callers of `install` that have not called `uninstall`
 
 
@@ -56,6 +58,7 @@ def install(holder: str = "opmux.te") -> None:
     check_layer(tex)
     _finder = Finder(chip_here())
     sys.meta_path.insert(0, _finder)
+    _plugins.install()
     sys.modules[EXTENSION] = tex
     if f"{LAYER}.common" in sys.modules:  # already imported, without its torch part
         _skip_extension(sys.modules[f"{LAYER}.common"])
@@ -72,6 +75,7 @@ def uninstall(holder: str = "opmux.te") -> None:
     if _finder is None or _holders:
         return
     sys.meta_path.remove(_finder)
+    _plugins.remove()
     _finder = None
     for name in [n for n in sys.modules if n == EXTENSION or n.partition(".")[0] == LAYER]:
         del sys.modules[name]

@@ -14,3 +14,39 @@
 | backends/ | the built-in backends, and `template.py` to copy |
 | overlap.py | the classes for communication overlap, over torch.distributed |
 """
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .backends.flaggems import FlagGemsBackend
+    from .backends.nvidia import NVIDIABackend
+    from .backends.torch_backend import TorchBackend
+    from .base import TEXBackendBase
+    from .registry import get_backend, list_backends, register_backend, set_backend, unregister_backend
+
+__all__ = [
+    "FlagGemsBackend", "NVIDIABackend", "TEXBackendBase", "TorchBackend", "get_backend", "list_backends",
+    "register_backend", "set_backend", "unregister_backend",
+]  # fmt: skip
+
+# The module of each name, imported on first access: core reads the settings of this package, and needs no more of it.
+_MODULE_OF = dict.fromkeys(
+    ("get_backend", "list_backends", "register_backend", "set_backend", "unregister_backend"), "registry"
+)
+_MODULE_OF |= {"TEXBackendBase": "base", "FlagGemsBackend": "backends.flaggems", "NVIDIABackend": "backends.nvidia"}
+_MODULE_OF |= {"TorchBackend": "backends.torch_backend"}
+
+
+def __getattr__(name: str) -> Any:
+    import importlib
+
+    if name in _MODULE_OF:
+        found = globals()[name] = getattr(importlib.import_module(f"{__name__}.{_MODULE_OF[name]}"), name)
+        return found
+    raise AttributeError(f"module '{__name__}' has no attribute '{name}'")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
