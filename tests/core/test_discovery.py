@@ -532,6 +532,17 @@ def test_a_second_load_starts_anew(site, name_modules):
     assert len(discovery.plugins()) == 1
 
 
+def test_a_module_without_register_whose_import_registers(site, name_modules, log):
+    """By @impl; a class by @register_backend is in tests/seeds. One that registers nothing is still an error."""
+    tagged = "from opmux.core import impl\n\n@impl('rms_norm', id='vendor.tag', kind='vendor', vendor='tag')\n"
+    site.module("tags", tagged + "def rms_norm(x, weight, eps, offset):\n    return x, x\n")
+    site.module("empty", "")
+    name_modules("tags", "empty")
+    assert ids(load()) == ["vendor.tag"]
+    assert states() == {"tags": "loaded", "empty": "broken"}
+    assert "or a module whose import registers impls or backends" in problems(log)[0]
+
+
 # ---- the foreign name -----------------------------------------------------------------------------------------------
 
 FOREIGN = REGISTER.replace("opmux.core", "transformer_engine.plugin.core")

@@ -67,7 +67,7 @@ HOLDERS = """
 
     def state():
         return [opmux.te.installed(), sys.modules.get("transformer_engine_torch") is opmux.tex,
-                "transformer_engine.plugin.core" in sys.modules]
+                any(type(f).__name__ == "PluginNames" for f in sys.meta_path)]
 
     seen = []
     do = {"C": lambda: opmux.compat.install("transformer_engine", shadow=True), "c": opmux.compat.uninstall,
@@ -92,7 +92,33 @@ def test_each_installer_takes_back_its_own(script):
     for so_far, te, tex, plugins in json.loads(done.stdout):
         te_wants, compat_wants = ("T" in so_far and "t" not in so_far), ("C" in so_far and "c" not in so_far)
         assert te == tex == (te_wants or compat_wants), so_far  # as long as one of them wants the layer
-        assert plugins == compat_wants, so_far
+        assert plugins == te, so_far
+
+
+WITHOUT_LAYER = """
+    import importlib.machinery, sys
+    sys.meta_path[:] = [f for f in sys.meta_path if getattr(f, "__module__", "") != "opmux_startup"]
+    find = importlib.machinery.PathFinder.find_spec
+    importlib.machinery.PathFinder.find_spec = lambda n, *rest: None if n == "transformer_engine" else find(n, *rest)
+    import opmux.compat
+    opmux.compat.install("transformer_engine")
+    from transformer_engine.plugins.tex_interface import TEXBackendBase
+    for name in ("transformer_engine.pytorch", "transformer_engine.plugins.no_such", "opmux.te"):
+        try:
+            importlib.import_module(name)
+        except ImportError as error:
+            print(error)
+        opmux.compat.uninstall() if "no_such" in name else None
+    print("transformer_engine" in sys.modules)
+"""
+
+
+def test_without_the_layer_errors_say_what_to_install(script):
+    done = run("run", script(WITHOUT_LAYER))
+    layer, plugin, te, left = done.stdout.splitlines()
+    assert layer.startswith("No module named 'transformer_engine.pytorch'") and layer.endswith("pip install opmux[te]")
+    assert plugin == "No module named 'transformer_engine.plugins.no_such'"
+    assert te == "transformer_engine is not installed: pip install opmux[te]" and left == "False"
 
 
 def test_an_unknown_library():
@@ -100,40 +126,6 @@ def test_an_unknown_library():
         compat.install("transformer_engin")
 
 
-# The programs of seed 003 and 004, as their readers write them.
-INTREE = """
-    import torch
-    from transformer_engine.plugin.core import OpRegistry, OpManager, OpImpl, BackendImplKind
-
-    def my_rmsnorm(input, weight, eps=1e-5, **kwargs):
-        scale = torch.rsqrt(input.square().mean(-1, keepdim=True) + eps)
-        return input * scale * weight, scale
-
-    registry = OpRegistry()
-    registry.register_impl(OpImpl(op_name="rmsnorm_fwd", impl_id="vendor.mybackend", kind=BackendImplKind.VENDOR,
-                                  vendor="mybackend", fn=my_rmsnorm, priority=200))
-    manager = OpManager(registry)
-    output, rsigma = manager.call("rmsnorm_fwd", torch.randn(4, 8), torch.ones(8))
-    print(tuple(output.shape), tuple(rsigma.shape))
-"""
-TESTING = """
-    import torch
-    import transformer_engine_fl_torch as tex
-
-    tex.set_backend("torch")
-    x = torch.randn(32, 1024, dtype=torch.bfloat16)
-    weight = torch.ones(1024, dtype=torch.bfloat16)
-    output, _, rsigma = tex.rmsnorm_fwd(x, weight, 1e-5, None, None, torch.bfloat16, 0, False)
-    print(f"RMSNorm output shape: {tuple(output.shape)}", rsigma.dtype, tuple(rsigma.shape))
-    A = torch.randn(1024, 512, dtype=torch.bfloat16)
-    B = torch.randn(512, 2048, dtype=torch.bfloat16)
-    D = torch.empty(1024, 2048, dtype=torch.bfloat16)
-    workspace = torch.empty(1024 * 1024, dtype=torch.uint8)
-    result = tex.generic_gemm(A, False, B, False, D, None, torch.bfloat16, None, None, False, None, False, workspace,
-                              1024 * 1024, False, False)
-    torch.testing.assert_close(D, A @ B, rtol=1.6e-2, atol=1e-2)
-    print(f"GEMM output shape: {tuple(D.shape)}")
-"""
 PLUGINS = """
     from transformer_engine.plugins import tex
     from transformer_engine.plugins.transformer_engine_fl_torch import *
@@ -151,19 +143,6 @@ def script(tmp_path):
         return path
 
     return write
-
-
-def test_the_core_of_te_fl(script):
-    done = run("run", "--as", "transformer_engine", script(INTREE), TEFL_LOG_LEVEL="INFO")
-    assert done.returncode == 0 and done.stdout.split("\n")[0] == "(4, 8) (4, 1)", done.stderr
-    assert "Op 'rmsnorm_fwd' using 'vendor.mybackend' (kind=vendor, vendor=mybackend)" in done.stderr
-
-
-def test_the_testing_section_of_tex(script):
-    done = run("run", script(TESTING))
-    assert done.returncode == 0, done.stderr
-    assert "RMSNorm output shape: (32, 1024) torch.float32 (32,)" in done.stdout
-    assert "GEMM output shape: (1024, 2048)" in done.stdout
 
 
 def test_arguments_and_exit_code(script):

@@ -39,10 +39,13 @@ def test_the_layer_and_its_finders_work_with_nothing_imported_before():
         BEFORE
         + """
 import torch
+from transformer_engine.plugins import tex as plugin
+from transformer_engine.plugins.tex_interface.registry import register_backend
 import transformer_engine.pytorch as te
 state["shape"] = list(te.Linear(8, 4)(torch.randn(2, 8)).shape)
 import transformer_engine_torch, opmux.tex
 state["tex"] = transformer_engine_torch is opmux.tex or "opmux" in transformer_engine_torch.__name__
+state["plugins"] = plugin is opmux.tex and register_backend is opmux.tex.register_backend
 import accelerate, peft
 from transformers import Trainer
 state["trainer"] = Trainer.__name__
@@ -57,6 +60,7 @@ print(json.dumps(state))
         "found_only": False,
         "shape": [2, 4],
         "tex": True,
+        "plugins": True,
         "trainer": "Trainer",
     }
 
@@ -84,6 +88,24 @@ def test_nvidias_own_extension_comes_first(tmp_path):
         sys.modules.pop("transformer_engine_torch", None)
         if known is not None:
             sys.modules["transformer_engine_torch"] = known
+
+
+@pytest.mark.parametrize("has_plugins", [False, True])
+def test_plugins_are_served_on_top_of_nvidias_own_build(tmp_path, has_plugins):
+    """Unless the installed layer has a package of that name."""
+    import opmux_startup
+    from opmux.runtime.te_plugins import PluginNames
+
+    if has_plugins:
+        (tmp_path / "plugins").mkdir()
+        (tmp_path / "plugins" / "__init__.py").touch()
+    before = sys.meta_path[:]
+    try:
+        found = opmux_startup.Finder.find_spec("transformer_engine.plugins", [str(tmp_path)])
+        assert (found is None) == has_plugins
+        assert sum(isinstance(f, PluginNames) for f in sys.meta_path if f not in before) == (not has_plugins)
+    finally:
+        sys.meta_path[:] = before
 
 
 def test_another_package_of_that_name_is_left_alone(tmp_path):

@@ -1,13 +1,10 @@
-"""tex's backends: two doors to one registry, the settings that choose, and what is said when one is not there."""
+"""tex's backends: two doors to one registry, and what is said when one is not there.
 
-import os
-import shutil
-import sys
-import textwrap
+The settings that choose, and a vendor's file in the tree: tests/seeds/test_seed_004.py.
+"""
+
 from importlib.machinery import EXTENSION_SUFFIXES
-from pathlib import Path
 
-import fresh
 import pytest
 import torch
 
@@ -21,7 +18,6 @@ from opmux.faces.tex.backends.nvidia import nvidia
 from opmux.faces.tex.base import METHODS, TEXBackendBase
 
 tex = interface.module()
-SRC = Path(__file__).parents[2] / "src"
 
 
 @pytest.fixture(autouse=True)
@@ -309,62 +305,3 @@ def test_nvidia_is_unavailable_without_its_extension():
     assert nvidia.find() is None
     with pytest.raises(RuntimeError, match="Backend 'nvidia' not found.*transformer_engine_torch is not installed"):
         tex.set_backend("nvidia")
-
-
-# ---- settings, each in a process of its own -------------------------------------------------------------------------
-
-FIRST = """
-    import torch, transformer_engine_fl_torch as tex
-    print(tex.get_backend().name)
-    tex.rmsnorm_fwd(torch.randn(3, 8), torch.ones(8), 1e-5, None, None, None, 0, False)
-"""
-
-
-def python(code, path=SRC, fails=False, **env):
-    clean = {k: v for k, v in os.environ.items() if not k.startswith(("OPMUX", "TE_", "TEFL", "TRITON"))}
-    done = fresh.run(
-        [sys.executable, "-c", textwrap.dedent(code)], env=clean | {"PYTHONPATH": str(path), **env}, timeout=240
-    )
-    assert (done.returncode != 0) == fails, done.stdout + done.stderr
-    return done.stdout, done.stderr
-
-
-def test_te_backend():
-    assert python(FIRST, TE_BACKEND="torch")[0].split() == ["torch"]
-
-
-def test_te_plugin_is_the_same_and_weaker():
-    assert python(FIRST, TE_PLUGIN="torch")[0].split() == ["torch"]
-    assert python(FIRST, TE_PLUGIN="torch", TE_BACKEND="flaggems", TE_FL_SKIP_CUDA="1")[0].split() == ["flaggems"]
-
-
-def test_te_backend_that_is_not_there():
-    _out, err = python(FIRST, fails=True, TE_BACKEND="hygon")
-    assert "RuntimeError" in err or "BackendNotFound" in err
-    assert "Backend 'hygon' not found. Available backends: [" in err
-
-
-def test_te_fl_debug_and_fallback():
-    _, err = python(FIRST, TE_FL_DEBUG="1", TE_FALLBACK_BACKEND="torch")
-    assert "Op 'rmsnorm_fwd' using" in err and "opmux" in err
-
-
-def test_the_template_copied_to_a_vendors_file(tmp_path):
-    """The steps of the vendors' guide: copy, rename, one guarded import, choose."""
-    shutil.copytree(SRC, tmp_path / "src", ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
-    backends = tmp_path / "src" / "opmux" / "faces" / "tex" / "backends"
-    text = (backends / "template.py").read_text()
-    (backends / "hygon.py").write_text(text.replace("TemplateBackend", "HygonBackend").replace('"template"', '"hygon"'))
-    with (backends / "__init__.py").open("a") as init:
-        init.write("\ntry:\n    from . import hygon\nexcept ImportError:\n    pass\n")
-    code = """
-        import torch, transformer_engine_fl_torch as tex
-        tex.set_backend("hygon")
-        x, w = torch.randn(3, 8), torch.ones(8)
-        got = tex.rmsnorm_fwd(x, w, 1e-5, None, None, torch.float32, 0, False)
-        torch.testing.assert_close(got[0], torch.nn.functional.rms_norm(x, (8,), w, 1e-5))
-        print(tex.get_backend().name, [r["name"] for r in tex.list_backends()])
-    """
-    out, err = python(code, path=tmp_path / "src", TEFL_LOG_LEVEL="INFO")
-    assert out.startswith("hygon ['flaggems', 'nvidia', 'hygon', 'torch']")
-    assert "Op 'rmsnorm_fwd' using 'vendor.hygon' (kind=vendor, vendor=hygon)" in err

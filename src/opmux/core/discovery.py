@@ -131,7 +131,7 @@ def _load_staged(
         _check_api(found, plugin)
         origin = Origin(found.name, found.distribution, found.version, getattr(plugin, "__file__", None))
         of_vendor = machine.current().register_vendor(plugin, origin)
-        by_import = _registered_by_import(found, registry)
+        by_import = _registered_by_import(found, registry, {plugin.name for plugin in done.values()})
         if not of_vendor or callable(getattr(plugin, "register", None)):
             register = _register(plugin)
             if register is None and not by_import and not loading.tagged:
@@ -197,11 +197,15 @@ def _contents(registry: OpRegistry) -> dict[tuple[str, str], OpImpl]:
     return {(key, impl.impl_id): impl for key in registry for impl in registry.impls(key)}
 
 
-def _registered_by_import(found: Plugin, registry: OpRegistry) -> list[tuple[str, OpImpl]]:
-    """The impls that modules of the plugin's package have registered themselves, by a decorator, while imported."""
-    own = _module(found).partition(".")[0]
+def _registered_by_import(found: Plugin, registry: OpRegistry, others: set[str]) -> list[tuple[str, OpImpl]]:
+    """The impls that modules of the plugin's package have registered by a decorator when they were imported.
+
+    Other plugins of the same package have their own.
+    """
+    package = _module(found).partition(".")[0]
     rows = ((key, impl) for key in registry for impl in registry.impls(key))
-    return [(key, impl) for key, impl in rows if _module_of(impl.fn).partition(".")[0] == own]
+    own = ((key, impl) for key, impl in rows if _module_of(impl.fn).partition(".")[0] == package)
+    return [(key, impl) for key, impl in own if registry.origin(key, impl.impl_id).plugin not in others]
 
 
 def _module_of(value: Any) -> str:

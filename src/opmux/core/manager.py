@@ -621,8 +621,8 @@ def check_names(policy: SelectionPolicy) -> None:
 def _warn_excluded(policy: SelectionPolicy) -> None:
     """Warn once about a vendor that is preferred for the ops of a namespace, and excluded by the same policy."""
     for space, order in policy.by_space:
-        for token in order:
-            reason = None if token is None else policy.excludes(token)
+        for token in filter(None, order):
+            reason = policy.excludes(token)
             if reason is not None and (space, token) not in _warned:
                 _warned.add((space, token))
                 logger.warning("'%s' is preferred for %s's ops, but is not used: %s", token, space, reason)

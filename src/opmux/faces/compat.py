@@ -10,12 +10,13 @@ shadow the package.
 from __future__ import annotations
 
 import importlib
+import importlib.abc
 import importlib.machinery
-import importlib.util
 import sys
 import types
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 from ..core.errors import OpmuxError, UnknownName
 from ..runtime import te_plugins
@@ -103,9 +104,11 @@ def installed() -> tuple[str, ...]:
 
 def _serve(library: str, done: Installed, shadow: bool) -> None:
     taken = {name: where for name in SERVED[library] if (where := _taken(name)) is not None}
-    for name, where in () if shadow else taken.items():
+    if taken and not shadow:
+        name, where = next(iter(taken.items()))
         raise CannotServe(
-            f"'{name}' is installed ({where}) and keeps its name: uninstall it, or pass shadow=True (opmux run --shadow)"
+            f"'{name}' is installed ({where}) and keeps its name: uninstall it, or pass shadow=True "
+            f"(opmux run --shadow)"
         )
     done.displaced |= {name: sys.modules[name] for name in taken if name in sys.modules}
     _root(library, done, shadow)
@@ -127,11 +130,31 @@ def _root(library: str, done: Installed, shadow: bool) -> None:
         return
     if importlib.machinery.PathFinder.find_spec(library) is None:
         _put(library, _package(library, "Modules of a library that is not installed, provided by opmux."), done)
+        missing = NotInstalled(library)
+        sys.meta_path.append(missing)  # last: asked about what no other finder has
+        done.undo.append(lambda: sys.meta_path.remove(missing))
     elif library == "transformer_engine":
         from .tex.backends.nvidia import nvidia
 
         if shadow or nvidia.find() is None:
             _boot(done)
+
+
+class NotInstalled(importlib.abc.MetaPathFinder):
+    """Says how to install a library of which only our modules are there."""
+
+    def __init__(self, library: str):
+        self.library = library
+
+    def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> None:
+        if fullname.startswith(f"{self.library}.") and not fullname.startswith(te_plugins.ROOTS):
+            from .te.boot import INSTALL_HINT
+
+            raise ModuleNotFoundError(
+                f"No module named '{fullname}': {self.library} is not installed, and opmux replaces only its compiled "
+                f"extension and its plugins: {INSTALL_HINT}",
+                name=fullname,
+            )
 
 
 def _boot(done: Installed) -> None:

@@ -32,7 +32,7 @@ __all__ = [
 ]  # fmt: skip
 
 # The module of each name, imported on first access: core reads the settings of this package, and needs no more of it.
-_MODULE_OF = dict.fromkeys(
+_MODULE_OF: dict[str, str] = dict.fromkeys(
     ("get_backend", "list_backends", "register_backend", "set_backend", "unregister_backend"), "registry"
 )
 _MODULE_OF |= {"TEXBackendBase": "base", "FlagGemsBackend": "backends.flaggems", "NVIDIABackend": "backends.nvidia"}

@@ -14,8 +14,8 @@ raise `NotImplementedError` before the first write: the next backend gets the ca
     import transformer_engine_fl_torch as tex
     tex.set_backend("template")
 
-In this folder, add to `__init__.py`: `try: from . import <vendor>` / `except ImportError: pass`. In a package of your
-own, import this module from your entry point. `opmux explain tex::rmsnorm_fwd` shows which backend runs, and why.
+A copy in this folder is found by itself (a guarded import in `__init__.py` does no harm). In a package of your own,
+import this module from your entry point. `opmux explain tex::rmsnorm_fwd` shows which backend runs, and why.
 """
 
 from __future__ import annotations
