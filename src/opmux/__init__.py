@@ -44,10 +44,11 @@ def _manager() -> OpManager:
 
 
 def _extensions() -> tuple[Extension, ...]:
+    from .faces.aten import extension as aten
     from .faces.tex import settings as tex
     from .runtime import settings as runtime
 
-    return runtime.EXTENSION, tex.EXTENSION
+    return runtime.EXTENSION, tex.EXTENSION, aten.EXTENSION
 
 
 wiring.op_packages.register(lambda: ({"opmux.specs": "", "opmux.faces.tex.ops": "tex_"}, ("opmux.kernels",)))

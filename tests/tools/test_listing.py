@@ -1,5 +1,6 @@
 """`opmux`, `opmux list` and `opmux explain`: what they say, and how they fail."""
 
+import io
 import json
 import re
 
@@ -7,7 +8,8 @@ import pytest
 import torch
 
 import opmux
-from opmux.core import BackendImplKind, OpImpl, specs
+from opmux.core import BackendImplKind, OpImpl, knobs, specs
+from opmux.tools import completion, doctor, explain, listing
 from opmux.tools.explain import in_words, takes_shape
 
 QUICK = """
@@ -78,7 +80,7 @@ def test_no_line_of_the_log_unless_asked(cli, shell):
 
 
 def test_list_has_a_table_a_family_and_a_line_an_op(cli):
-    done = cli("list")
+    done = cli("list", "*")
     assert done.exit_code == 0
     for family in specs.families:
         number = sum(s.family == family for s in specs)
@@ -114,9 +116,92 @@ def test_list_picks_families_and_names(cli):
     assert {o["key"].partition("::")[0] for o in by_key} == {"tex"}
 
 
+def test_list_takes_families_ops_and_globs(cli):
+    names = lambda *words: {o["op"] for o in json.loads(cli("list", *words, "--json").stdout)["ops"]}
+    norm = {s.name for s in specs if s.family == "norm"}
+    assert names("norm") == names("family:norm") == names("--family", "norm") == norm
+    assert names("rms_norm", "softmax_bwd") == {"rms_norm", "softmax_bwd"}
+    assert names("rms_norm*") == {n for n in norm if n.startswith("rms_norm")}
+    assert names("tex_n*") == {s.name for s in specs if s.family in ("tex_norm", "tex_nvfp4")}
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+@pytest.fixture
+def terminal(monkeypatch, capfd):
+    """What `show` writes to a terminal of 80 x 24, and what it writes to the pager instead."""
+
+    def of(show, pager="cat"):
+        screen = Terminal()
+        settings = {"COLUMNS": "80", "LINES": "24", "TERM": "dumb", "PAGER": pager}
+        with monkeypatch.context() as patch:
+            for name, value in settings.items():
+                patch.setenv(name, value)
+            patch.setattr("sys.stdout", screen)
+            show()
+        return screen.getvalue(), capfd.readouterr().out
+
+    return of
+
+
+def test_list_fits_a_screen(terminal):
+    shown, paged = terminal(lambda: listing.run([], None, None, False))
+    assert paged == ""
+    assert len(shown.splitlines()) < 24 and max(map(len, shown.splitlines())) <= 80
+    assert all(re.search(rf"\b{family}\b", shown) for family in specs.families)
+
+
+def test_tables_keep_names_whole_on_80_columns(terminal):
+    for show in (
+        lambda: listing.run(["norm", "tex_softmax", "random"], None, None, False),
+        lambda: explain.run("rms_norm", "float32", None, None, False, "nvidia:sm_90"),
+    ):
+        shown, _ = terminal(show)
+        assert max(map(len, shown.splitlines())) <= 80
+        words = set(shown.replace("*", "").split())
+        assert {"default.flagos", "reference.torch"} <= words
+        if "tex_softmax" in shown:
+            assert {s.name for s in specs if s.family in ("norm", "tex_softmax", "random")} <= words
+    shown, _ = terminal(lambda: doctor.run(False))
+    assert max(map(len, shown.splitlines())) <= 80
+    assert {knob.name for knob in knobs.all_knobs()} <= set(shown.split())
+
+
+def test_what_is_longer_than_the_terminal_goes_to_a_pager(terminal):
+    shown, paged = terminal(lambda: listing.run(["pointwise"], None, None, False), "sed s/^/paged:/")
+    assert shown == "" and paged.startswith("paged:pointwise: 192 ops")
+    shown, paged = terminal(lambda: listing.run(["scan"], None, None, False), "no-such-pager")
+    assert paged == "" and "scan: 10 ops" in shown
+
+
+COMPLETE = """
+import os, sys
+os.environ |= {"_OPMUX_COMPLETE": "complete_bash", "COMP_WORDS": sys.argv[1], "COMP_CWORD": sys.argv[2]}
+sys.argv[1:] = []
+from opmux.tools import cli
+try:
+    cli.main()
+finally:
+    print("torch" in sys.modules)
+"""
+
+
+def test_the_shell_completes_commands_ops_and_families(shell):
+    assert shell("opmux exp", "1", script=COMPLETE, bare=True).stdout.split() == ["explain", "False"]
+    done = shell("opmux list rms_norm_f", "2", script=COMPLETE, bare=True)
+    assert done.stdout.split() == ["rms_norm_fp8", "False"]
+    assert completion.families("") == sorted(specs.families)
+    known = {s.name if s.space != "tex" else f"tex::{s.name}" for s in specs if s.space in ("opmux", "tex")}
+    assert set(completion.ops("")) >= {n for n in known if n.startswith(("tex::rmsnorm", "rms_norm", "softmax"))}
+
+
 @pytest.mark.parametrize(
     ("words", "says"),
     [
+        (("norms",), "opmux: unknown op or family 'norms': did you mean 'norm'?"),
         (("--family", "norms"), "opmux: unknown family 'norms': did you mean 'norm'?"),
         (("--op", "rms_nrom"), "opmux: unknown op 'rms_nrom': did you mean 'rms_norm'?"),
     ],
@@ -129,7 +214,8 @@ def test_list_of_what_is_not_there(cli, words, says):
 
 def test_ops_without_a_spec_are_listed(cli, register):
     register(OpImpl("acme_magic", "magic", BackendImplKind.VENDOR, "acme", lambda x: x))
-    done = cli("list")
+    assert any(line.split() == ["(no", "spec)", "1", "acme_magic"] for line in cli("list").stdout.splitlines())
+    done = cli("list", "acme_*")
     assert "(no spec): 1 op" in [line.strip() for line in done.stdout.splitlines()]
     (line,) = lines(done.stdout, "acme_magic")
     assert "*magic (vendor acme, from code" in line
@@ -241,3 +327,65 @@ def test_a_bad_option_says_what_is_allowed(cli, words, says):
     (line,) = done.stderr.splitlines()
     assert line.startswith("opmux: ")
     assert says in line
+
+
+# ---- explain of torch's own ops -------------------------------------------------------------------------------------
+
+ATEN = """
+import torch, opmux
+x = torch.randn(4, 8)
+before = opmux.explain("add.Tensor", x, x)
+assert before.chosen.impl_id == "native", before
+assert "torch's own kernel" in str(before)
+for name in ("_softmax", "_softmax.default", "aten::_softmax"):
+    assert opmux.explain(name, x, -1, False).key == "aten::_softmax.default"
+try:
+    opmux.explain("add.Tensr", x, x)
+except opmux.core.UnknownName as error:
+    print(error)
+softmax = opmux.explain("_softmax", x, -1, False)
+assert softmax.chosen.impl_id == "native" or "not enabled" in softmax.remark, softmax
+on = opmux.enable()
+assert torch.equal(x + x, 2 * x)
+assert opmux.explain("add.Tensor", x, x).chosen.impl_id == "native"
+for name in on:
+    found = opmux.explain(name)
+    assert found.chosen is not None and found.chosen.impl_id != "native" and found.remark == "", found
+opmux.disable()
+print(len(on))
+"""
+
+
+def test_explain_knows_torchs_ops_before_enable(shell):
+    done = shell(script=ATEN)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("unknown op 'add.Tensr'")
+
+
+def test_explain_of_torchs_op_on_the_command_line(cli):
+    done = cli("explain", "add.Tensor", "--device", "cpu")
+    assert done.exit_code == 0
+    assert "runs       native" in done.stdout and "native is torch's own kernel" in done.stdout
+
+
+NO_TRITON = """
+import importlib.abc, sys
+class Missing(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] == "triton":
+            raise ModuleNotFoundError(f"No module named {name!r}", name="triton")
+sys.meta_path.insert(0, Missing())
+import importlib.util
+real = importlib.util.find_spec
+importlib.util.find_spec = lambda name, package=None: None if name == "triton" else real(name, package)
+from opmux.tools.cli import app
+app(sys.argv[1:], prog_name="opmux")
+"""
+
+
+def test_explain_for_a_chip_says_that_triton_is_missing(shell):
+    hint = "triton is not installed, so our Triton kernels are not among the candidates: pip install triton"
+    done = shell("explain", "softmax", "--assume", "nvidia:sm_90", script=NO_TRITON)
+    assert hint in done.stdout, done.stderr
+    assert "runs       reference.torch" in done.stdout
+    assert hint not in shell("explain", "softmax", "--assume", "nvidia:sm_90").stdout

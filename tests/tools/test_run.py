@@ -8,8 +8,10 @@ import textwrap
 from pathlib import Path
 
 import pytest
+import torch
 
 from opmux.tools import run as command
+from opmux.tools.device_translation import translated, translating
 
 SRC = Path(__file__).parents[2] / "src"
 
@@ -95,3 +97,69 @@ def test_a_module_and_a_folder(script, capfd):
     Path("empty").mkdir()
     assert run("empty") == 1
     assert capfd.readouterr().err == "opmux run: can't find '__main__' module in 'empty'\n"
+
+
+# ---- --device -------------------------------------------------------------------------------------------------------
+
+SAYS_CUDA = """
+import sys, torch
+device = torch.device("cuda")
+model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 4, device="cuda")).to(device)
+other = torch.nn.Linear(4, 4).cuda()
+x = torch.randn(2, 4, device="cuda:0", pin_memory=False) + torch.ones(2, 4).to("cuda") + torch.zeros(4).cuda(0)
+start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+start.record()
+with torch.autocast("cuda", dtype=torch.bfloat16):
+    y = other(model(x))
+assert y.dtype is torch.bfloat16
+scaler = torch.amp.GradScaler("cuda")
+scaler.scale(y.float().sum()).backward()
+end.record()
+torch.cuda.synchronize()
+assert start.elapsed_time(end) > 0
+with torch.device("cuda"):
+    assert torch.empty(2).device.type == WANTED
+torch.set_default_device("cuda")
+assert torch.empty(2).device.type == WANTED
+torch.set_default_device(None)
+torch.save(model.state_dict(), "weights.pt")
+assert {v.device.type for v in torch.load("weights.pt", map_location="cuda").values()} == {WANTED}
+noise = torch.Generator(device="cuda").manual_seed(1)
+assert isinstance(noise, torch.Generator)
+assert torch.randn(2, generator=noise, device="cuda").device.type == WANTED
+assert torch.cuda.max_memory_allocated() == 0
+assert torch.ones(1, device=f"cuda:{torch.cuda.current_device()}").device.type == WANTED
+assert {p.device.type for p in model.parameters()} == {x.device.type} == {WANTED}
+assert torch.ones(2).pin_memory().device.type == WANTED
+print("ran", sys.argv[1:])
+"""
+
+
+def test_a_program_that_says_cuda_runs_on_the_cpu(script, capfd):
+    script("WANTED = 'cpu'\n" + SAYS_CUDA)
+    torch_load, autocast = torch.load, torch.autocast.__init__
+    with translating("cpu"):
+        assert run("program.py", "--device", "cuda") == 0, capfd.readouterr().err
+    assert capfd.readouterr().out == "ran ['--device', 'cuda']\n"
+    # nothing stays patched
+    assert torch.load is torch_load and torch.autocast.__init__ is autocast
+    if not torch.cuda.is_available():
+        with pytest.raises((AssertionError, RuntimeError)):
+            torch.ones(2, device="cuda")
+
+
+@pytest.mark.parametrize(
+    ("value", "target", "wanted"),
+    [("cuda", "cpu", "cpu"), ("cuda:1", "cpu", "cpu"), ("cuda:1", "xpu:0", "xpu:1"), ("cuda", "xpu:1", "xpu:1"),
+     ("cudalike", "cpu", "cudalike"), (3, "cpu", 3), ("meta", "cpu", "meta")],
+)  # fmt: skip
+def test_which_devices_are_translated(value, target, wanted):
+    assert translated(value, torch.device(target)) == wanted
+    if isinstance(value, str) and value != "cudalike":
+        assert translated(torch.device(value), torch.device(target)) == torch.device(wanted)
+
+
+def test_a_device_that_is_not_here(cli, script):
+    done = cli("run", "--device", "nope", script("print('ran')"))
+    assert done.exit_code == 2 and done.stdout == ""
+    assert done.stderr.startswith("opmux: --device 'nope' is not on this machine")

@@ -10,7 +10,7 @@ from typing import Any
 from . import discovery, extension, knobs
 from . import policy as policies
 from .entry import EntryPoint, Form, Pair, Plan, reraise
-from .errors import BadPolicy, OpmuxError
+from .errors import BadPolicy, OpmuxError, UnknownName
 from .explain import Explanation
 from .lock import lock
 from .log import logger
@@ -106,7 +106,19 @@ class DefaultManager(OpManager):
         # before the registry is read: load the family, its references and its kernels
         spec = specs.lookup(op, NAME_LOOKUP["impl"]) if isinstance(op, str) else getattr(op, "spec", op)
         self.load_kernels(spec if isinstance(spec, Spec) else None)
-        return super()._key(op)
+        try:
+            return super()._key(op)
+        except UnknownName:
+            for added_by in extension.extensions():
+                if isinstance(op, str) and (key := added_by.find_derived(op)) is not None:
+                    self.load_kernels(specs.get(key))
+                    return key
+            raise
+
+    def _remark(self, key: str, device: str, chosen: str | None) -> str:
+        if key not in specs.derived:
+            return ""
+        return next(filter(None, (e.remark(key, device, chosen) for e in extension.extensions())), "")
 
     def resolve(self, op_name: str) -> Callable[..., Any]:
         """The op as a function that can be kept; for a primitive, the one in `opmux.ops`."""

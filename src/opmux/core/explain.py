@@ -28,10 +28,12 @@ class Explanation:
     device: str
     chosen: OpImpl | None
     verdicts: tuple[Verdict, ...]
+    remark: str = ""
 
     def __str__(self) -> str:
         head = f"{self.op} ({self.key}) on {self.device}, policy {self.policy}\n"
         head += f"-> {self.chosen}" if self.chosen else "-> nothing can run"
+        head += f"\n   {self.remark}" if self.remark else ""
         marks = {"chosen": "*", "next": " ", "refused": "x"}
         width = max((len(v.impl.impl_id) for v in self.verdicts), default=0)
         lines = [

@@ -56,7 +56,6 @@ def _drop_output() -> None:
 app = typer.Typer(
     cls=Commands,
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
     help="Operators for PyTorch: list them, see which implementation runs and why, benchmark and tune.",
@@ -64,10 +63,24 @@ app = typer.Typer(
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, and nothing else, on stdout.")]
 # Explicit option names: some versions of typer mistake a metavar that is the upper-case parameter for the option.
-Dtype = Annotated[str, typer.Option("--dtype", metavar="DTYPE", help="float32, bfloat16, ...")]
+Dtype = Annotated[str, typer.Option("--dtype", metavar="DTYPE", help="Dtype of the tensors: float32, bfloat16, ...")]
 Device = Annotated[
-    str | None, typer.Option("--device", metavar="DEVICE", help="cpu, cuda, cuda:1, ... [default: this machine's]")
+    str | None,
+    typer.Option("--device", metavar="DEVICE", help="Device to use: cpu, cuda, cuda:1, ... [default: this machine's]"),
 ]
+
+
+def _op_names(incomplete: str) -> list[str]:
+    """For shell completion, the ops whose names begin so; from the type stubs, as importing torch takes seconds."""
+    from . import completion
+
+    return completion.ops(incomplete)
+
+
+def _op_and_family_names(incomplete: str) -> list[str]:
+    from . import completion
+
+    return [*completion.families(incomplete), *completion.ops(incomplete)]
 
 
 def _version(asked: bool) -> None:
@@ -94,31 +107,49 @@ def options(
 
 @app.command("list")
 def list_ops(
-    family: Annotated[str | None, typer.Option(metavar="NAME", help="Only this family.")] = None,
-    op: Annotated[str | None, typer.Option(metavar="GLOB", help="Only ops with such a name, e.g. '*norm*'.")] = None,
+    named: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[NAME]...", help="Families, ops, or globs such as '*norm*'.", autocompletion=_op_and_family_names
+        ),
+    ] = None,
+    family: Annotated[str | None, typer.Option(metavar="NAME", help="List only this family.")] = None,
+    op: Annotated[
+        str | None, typer.Option(metavar="GLOB", help="List only ops with such a name, e.g. '*norm*'.")
+    ] = None,
     json: AsJson = False,
 ) -> None:
-    """Every op and its implementations, in the order of choice under the policy that holds."""
+    """List the families of ops; with a NAME, its ops and their implementations in the order of choice."""
     from . import listing, screen
 
     screen.show_log()
-    listing.run(family, op, json)
+    listing.run(named or [], family, op, json)
 
 
 @app.command()
 def explain(
-    op: Annotated[str, typer.Argument(metavar="OP", help="rms_norm, tex::rmsnorm_fwd, ...")],
+    op: Annotated[
+        str,
+        typer.Argument(
+            metavar="OP",
+            help="An op of ours or of torch: rms_norm, tex::rmsnorm_fwd, add.Tensor, ...",
+            autocompletion=_op_names,
+        ),
+    ],
     dtype: Dtype = "float32",
-    shape: Annotated[str | None, typer.Option(metavar="SIZES", help="Of the first tensor, e.g. 4096x4096.")] = None,
+    shape: Annotated[
+        str | None, typer.Option(metavar="SIZES", help="Shape of the first tensor, e.g. 4096x4096.")
+    ] = None,
     device: Device = None,
     assume: Annotated[
-        str | None, typer.Option(metavar="CHIP", help="As on a chip that is not here: nvidia:sm_90, ascend, ...")
+        str | None,
+        typer.Option(metavar="CHIP", help="Explain for a chip that is not here: nvidia:sm_90, ascend, ..."),
     ] = None,
     json: AsJson = False,
 ) -> None:
     """Show which implementation of an op would run, with which tiles, and why the others do not.
 
-    Exit code 1 if none can.
+    The exit code is 1 if none can.
     """
     from . import explain, screen
 
@@ -128,19 +159,23 @@ def explain(
 
 @app.command()
 def tune(
-    op: Annotated[str | None, typer.Argument(metavar="[OP]", help="rms_norm, softmax, ...")] = None,
+    op: Annotated[
+        str | None,
+        typer.Argument(metavar="[OP]", help="The op to tune: rms_norm, softmax, ...", autocompletion=_op_names),
+    ] = None,
     shape: Annotated[
         list[str] | None,
-        typer.Option(metavar="SIZES", help="Of the first tensor; may be repeated. [default: 4096x8192]"),
+        typer.Option(metavar="SIZES", help="Shape of the first tensor; may be repeated. [default: 4096x8192]"),
     ] = None,
     dtype: Annotated[
-        list[str] | None, typer.Option("--dtype", metavar="DTYPE", help="May be repeated. [default: bfloat16]")
+        list[str] | None,
+        typer.Option("--dtype", metavar="DTYPE", help="Dtype of the tensors; may be repeated. [default: bfloat16]"),
     ] = None,
     device: Device = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would be tried, without running it.")] = False,
     chip: Annotated[
         str | None,
-        typer.Option(metavar="CHIP", help="With --dry-run or --list: as on sm_80, sm_90, ..., or on a vendor's chip."),
+        typer.Option(metavar="CHIP", help="With --dry-run or --list: assume sm_80, sm_90, ..., or a vendor's chip."),
     ] = None,
     listing: Annotated[bool, typer.Option("--list", help="List every tunable, and the source of its values.")] = False,
     clear: Annotated[bool, typer.Option("--clear", help="Forget all that was tuned, on any chip.")] = False,
@@ -163,7 +198,10 @@ def tune(
 
 @app.command()
 def doctor(json: AsJson = False) -> None:
-    """Versions, devices, vendors, plugins and every setting with its source. Exit code 1 if something is broken."""
+    """Show versions, devices, vendors, plugins and every setting with its source.
+
+    The exit code is 1 if something is broken.
+    """
     from . import doctor
 
     raise typer.Exit(doctor.run(json))
@@ -171,12 +209,17 @@ def doctor(json: AsJson = False) -> None:
 
 @app.command()
 def demo(
-    steps: Annotated[int, typer.Option(min=1, help="Training steps, of each of the two models.")] = 100,
+    steps: Annotated[int, typer.Option(min=1, help="Number of training steps of each of the two models.")] = 100,
     device: Device = None,
     dtype: Dtype = "float32",
-    seed: Annotated[int, typer.Option(min=-(2**63), max=2**64 - 1, help="Of the initial weights and the batches.")] = 0,
+    seed: Annotated[
+        int, typer.Option(min=-(2**63), max=2**64 - 1, help="Seed of the initial weights and the batches.")
+    ] = 0,
 ) -> None:
-    """Train a small Llama twice, in plain torch and through opmux, and compare. Exit code 1 if they disagree."""
+    """Train a small Llama twice, in plain torch and through opmux, and compare.
+
+    The exit code is 1 if they disagree.
+    """
     from . import demo, screen
 
     screen.show_log()
@@ -186,25 +229,45 @@ def demo(
 @app.command()
 def bench(
     ops: Annotated[
-        list[str] | None, typer.Argument(metavar="OP", help="Names, family:NAME, or globs such as '*norm*'.")
+        list[str] | None,
+        typer.Argument(
+            metavar="OP",
+            help="Ops to measure: names, family:NAME, or globs: '*norm*'.",
+            autocompletion=_op_names,
+        ),
     ] = None,
-    shape: Annotated[list[str] | None, typer.Option(metavar="SIZES", help="Of the first tensor; may repeat.")] = None,
+    shape: Annotated[
+        list[str] | None, typer.Option(metavar="SIZES", help="Shape of the first tensor; may be repeated.")
+    ] = None,
     dtype: Annotated[
-        list[str] | None, typer.Option("--dtype", metavar="DTYPE", help="bfloat16, ...; may repeat.")
+        list[str] | None,
+        typer.Option("--dtype", metavar="DTYPE", help="Dtype of the tensors: bfloat16, ...; may be repeated."),
     ] = None,
     providers: Annotated[
-        str | None, typer.Option(metavar="NAMES", help="ours,native,compile,reference,liger,flaggems, ids of impls.")
+        str | None,
+        typer.Option(
+            metavar="NAMES", help="Whom to measure: ours,native,compile,reference,liger,flaggems, ids of impls."
+        ),
     ] = None,
-    preset: Annotated[str | None, typer.Option(metavar="NAME", help="memory-bound, quick or host.")] = None,
+    preset: Annotated[
+        str | None, typer.Option(metavar="NAME", help="A set of cases: memory-bound, quick or host.")
+    ] = None,
     device: Device = None,
-    json: Annotated[str | None, typer.Option(metavar="FILE", help="Keep the run here; - is stdout.")] = None,
-    html: Annotated[Path | None, typer.Option(metavar="FILE", help="Draw it: one page that loads nothing.")] = None,
-    mib: Annotated[int, typer.Option(min=1, help="Size of one tensor, if no shape is given.")] = 256,
-    dynamic: Annotated[bool, typer.Option("--dynamic", help="Compile for any shape instead of each.")] = False,
-    listing: Annotated[bool, typer.Option("--list", help="Say what would be measured, and stop.")] = False,
-    source: Annotated[Path | None, typer.Option("--from", metavar="FILE", help="Show a run that was kept.")] = None,
+    json: Annotated[str | None, typer.Option(metavar="FILE", help="Write the run to this file; - is stdout.")] = None,
+    html: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write a report with charts: one page that loads nothing.")
+    ] = None,
+    mib: Annotated[int, typer.Option(min=1, help="Size of one tensor in MiB, if no shape is given.")] = 256,
+    dynamic: Annotated[bool, typer.Option("--dynamic", help="Compile once for any shape, not for each shape.")] = False,
+    listing: Annotated[bool, typer.Option("--list", help="Print what would be measured, and stop.")] = False,
+    source: Annotated[
+        Path | None, typer.Option("--from", metavar="FILE", help="Show a run that --json wrote, without measuring.")
+    ] = None,
 ) -> None:
-    """Check, then time, every way to compute an op: ours, torch, torch.compile. Exit code 1 if ours is wrong."""
+    """Check, then time, every way to compute an op: ours, torch, torch.compile.
+
+    The exit code is 1 if ours is wrong.
+    """
     from .bench.command import Asked, run
 
     asked = Asked(
@@ -215,13 +278,13 @@ def bench(
 
 @app.command("new-backend")
 def new_backend(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="Of the vendor: small letters, digits and _.")],
-    device: Annotated[str, typer.Option("--device", metavar="DEVICE", help="Its device type: npu, mlu, ...")],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the vendor: small letters, digits and _.")],
+    device: Annotated[str, typer.Option("--device", metavar="DEVICE", help="Device type of the chip: npu, mlu, ...")],
     out: Annotated[
-        Path | None, typer.Option("--out", metavar="DIR", help="Where opmux-NAME is put. [default: here]")
+        Path | None, typer.Option("--out", metavar="DIR", help="Folder to write opmux-NAME to. [default: here]")
     ] = None,
     in_tree: Annotated[
-        bool, typer.Option("--in-tree", help="A folder of opmux itself; --out is then a checkout of it.")
+        bool, typer.Option("--in-tree", help="Write a folder of opmux itself; --out is then a checkout of it.")
     ] = False,
 ) -> None:
     """Generate a package for a vendor's chip that can be installed and passes `opmux conform` unchanged."""
@@ -233,39 +296,54 @@ def new_backend(
 @app.command()
 def conform(
     vendor: Annotated[
-        str | None, typer.Option(metavar="NAME", help="nvidia, ascend, ... [default: that of this machine]")
+        str | None, typer.Option(metavar="NAME", help="Vendor to check: nvidia, ascend, ... [default: this machine's]")
     ] = None,
     op: Annotated[
-        list[str] | None, typer.Option(metavar="NAME", help="A name, family:NAME, or a glob; may repeat.")
+        list[str] | None,
+        typer.Option(metavar="NAME", help="Check only this op, family:NAME, or glob; may be repeated."),
     ] = None,
     dtype: Annotated[
-        list[str] | None, typer.Option("--dtype", metavar="DTYPE", help="bfloat16, ...; may repeat.")
+        list[str] | None,
+        typer.Option("--dtype", metavar="DTYPE", help="Check only this dtype: bfloat16, ...; may be repeated."),
     ] = None,
     device: Annotated[
-        str | None, typer.Option("--device", metavar="DEVICE", help="The vendor's, or cpu: functions, interpreted.")
+        str | None,
+        typer.Option(
+            "--device", metavar="DEVICE", help="The vendor's device, or cpu: its functions and interpreted kernels."
+        ),
     ] = None,
-    json: Annotated[str | None, typer.Option(metavar="FILE", help="Keep the run here; - is stdout.")] = None,
-    html: Annotated[Path | None, typer.Option(metavar="FILE", help="Draw it: one page that loads nothing.")] = None,
-    full: Annotated[bool, typer.Option("--full/--quick", help="All samples of all ops, or a few.")] = False,
+    json: Annotated[str | None, typer.Option(metavar="FILE", help="Write the run to this file; - is stdout.")] = None,
+    html: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write a report with charts: one page that loads nothing.")
+    ] = None,
+    full: Annotated[bool, typer.Option("--full/--quick", help="Check all samples of all ops, or a few.")] = False,
     check: Annotated[
-        list[str] | None, typer.Option(metavar="NAME", help="values, gradient, ...; may repeat. [default: all]")
+        list[str] | None,
+        typer.Option(metavar="NAME", help="Run this check: values, gradient, ...; may be repeated. [default: all]"),
     ] = None,
-    sample: Annotated[str | None, typer.Option(metavar="ID", help="Only samples with such an id.")] = None,
-    listing: Annotated[bool, typer.Option("--list", help="Say what would be checked, and stop.")] = False,
+    sample: Annotated[str | None, typer.Option(metavar="ID", help="Check only samples with such an id.")] = None,
+    listing: Annotated[bool, typer.Option("--list", help="Print what would be checked, and stop.")] = False,
     real: Annotated[
-        bool, typer.Option("--real", help="Our kernels at the shapes of real models, against float64, on --device.")
+        bool,
+        typer.Option("--real", help="Check our kernels at the shapes of real models, against float64, on --device."),
     ] = False,
     model: Annotated[
-        list[str] | None, typer.Option(metavar="NAME", help="With --real: shapes of this model; a glob; may repeat.")
+        list[str] | None,
+        typer.Option(metavar="NAME", help="With --real: take the shapes of this model, or glob; may be repeated."),
     ] = None,
     seconds: Annotated[
-        float | None, typer.Option(metavar="N", min=1, help="With --real: stop then. [default: 420, on a CPU 60]")
+        float | None,
+        typer.Option(metavar="N", min=1, help="With --real: stop after this time. [default: 420, on a CPU 60]"),
     ] = None,
     jobs: Annotated[
-        int | None, typer.Option(metavar="N", min=1, help="With --real: processes. [default: up to 8, on a CPU 1]")
+        int | None,
+        typer.Option(metavar="N", min=1, help="With --real: number of processes. [default: up to 8, on a CPU 1]"),
     ] = None,
 ) -> None:
-    """Check a vendor's impls against the references, on its device or a simulated one. Exit code 1 if one fails."""
+    """Check a vendor's impls against the references, on its device or a simulated one.
+
+    The exit code is 1 if one fails.
+    """
     from .conform.command import Asked, run
 
     asked = Asked(
@@ -279,19 +357,28 @@ def conform(
     "run", context_settings={"allow_interspersed_args": False, "ignore_unknown_options": True}, no_args_is_help=True
 )
 def run_program(
-    program: Annotated[list[str] | None, typer.Argument(metavar="SCRIPT [ARGS]", help="As python takes them.")] = None,
+    program: Annotated[
+        list[str] | None, typer.Argument(metavar="SCRIPT [ARGS]", help="The program, as python takes it.")
+    ] = None,
     serve: Annotated[
         list[str] | None,
-        typer.Option("--as", metavar="NAME", help="A library that opmux replaces: transformer_engine; may repeat."),
+        typer.Option(
+            "--as", metavar="NAME", help="Replace this library by opmux: transformer_engine, ...; may be repeated."
+        ),
     ] = None,
-    module: Annotated[bool, typer.Option("-m", help="SCRIPT is the name of a module.")] = False,
-    shadow: Annotated[bool, typer.Option("--shadow", help="Even if that library is installed.")] = False,
+    module: Annotated[bool, typer.Option("-m", help="SCRIPT is the name of a module, as for python -m.")] = False,
+    shadow: Annotated[bool, typer.Option("--shadow", help="Replace that library even if it is installed.")] = False,
+    device: Annotated[
+        str | None,
+        typer.Option("--device", metavar="DEVICE", help="Where the program says cuda, use this device: cpu, npu, ..."),
+    ] = None,
 ) -> None:
     """Run an unchanged program, with opmux in place of other libraries' modules. Exits with the program's exit code."""
-    from . import run, screen
+    from . import device_translation, run, screen
 
     screen.show_log()
-    raise typer.Exit(run.run(program or [], serve or [], shadow, module))
+    with device_translation.translating(device):
+        raise typer.Exit(run.run(program or [], serve or [], shadow, module))
 
 
 def main() -> None:

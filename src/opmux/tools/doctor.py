@@ -55,7 +55,8 @@ def run(as_json: bool) -> int:
     if as_json:
         screen.print_json(asdict(report))
     else:
-        show(report, screen.out())
+        with screen.paged() as console:
+            show(report, console)
     return 1 if report.broken else 0
 
 
@@ -194,7 +195,7 @@ def show(report: Report, console: Console) -> None:
     console.print(screen.pairs(_vendor_rows(report), title="\nimplementations"))
     console.print(_title("plugins", _plugin_table(report) if report.plugins else "  none"))
     console.print(_title("settings", None))
-    console.print(_settings_table(report))
+    console.print(_settings_table(report, console.width))
     for stranger in report.strangers:
         console.print(Text(f"  ! {stranger}", "yellow"))
     console.print(screen.pairs(_state_rows(report)))
@@ -250,14 +251,17 @@ def _plugin_table(report: Report) -> Any:
     return table
 
 
-def _settings_table(report: Report) -> Any:
-    table = screen.table("setting", "value", "source", ("meaning", {"style": "dim"}))
+def _settings_table(report: Report, width: int) -> Any:
+    value = ("value", {"max_width": width // 3})  # a long path must not push the meaning aside
+    table = screen.table(("setting", {"no_wrap": True}), value, ("meaning", {"style": "dim"}))
     for s in report.settings:
         unset = s["source"].startswith("default")
         style = "bold red" if s["error"] else "dim" if unset else "bold"
         value = Text(_shown(s["value"]), style)
+        if not unset:
+            value.append(f" ({s['source']})", "dim")
         meaning = Text(s["error"], "red") if s["error"] else Text(s["doc"])
-        table.add_row(Text(s["name"], "" if unset else style), value, Text(s["source"], style), meaning)
+        table.add_row(Text(s["name"], "" if unset else style), value, meaning)
     return table
 
 

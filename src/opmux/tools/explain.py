@@ -68,12 +68,22 @@ def _run(op: str, dtype: str, shape: str | None, device: str | None, as_json: bo
     spec = specs.get(key)
     sample, note = nearest_sample(spec, key, sizes, *asked)
     found = manager.explain(key, *sample.args, **sample.kwargs)
+    notes = [n for n in (note, found.remark, _without_triton(found)) if n]
     tiles = [] if found.chosen is None or spec is None else tiles_of(found.chosen, spec, sample, chip)
     if as_json:
-        screen.print_json(as_data(found, spec, sample) | {"tiles": tiles, "note": note})
+        screen.print_json(as_data(found, spec, sample) | {"tiles": tiles, "note": note, "notes": notes})
     else:
-        _show(found, spec, sample, tiles, note)
+        _show(found, spec, sample, tiles, notes)
     return 0 if found.chosen is not None else 1
+
+
+def _without_triton(found: Explanation) -> str | None:
+    """A hint where our kernels are missing from the candidates for want of triton."""
+    if found.device == "cpu" or importlib.util.find_spec("triton") is not None:
+        return None
+    if any(v.impl.kind is BackendImplKind.DEFAULT for v in found.verdicts):
+        return None
+    return "triton is not installed, so our Triton kernels are not among the candidates: pip install triton"
 
 
 def tiles_of(impl: OpImpl, spec: Spec, sample: Sample, chip: Chip | None) -> list[dict[str, str]]:
@@ -181,7 +191,7 @@ def as_data(found: Explanation, spec: Spec | None, sample: Sample) -> dict[str, 
     }
 
 
-def _show(found: Explanation, spec: Spec | None, sample: Sample, tiles: list[dict[str, str]], note: str | None) -> None:
+def _show(found: Explanation, spec: Spec | None, sample: Sample, tiles: list[dict[str, str]], notes: list[str]) -> None:
     console = screen.out()
     arch = machine.arch_of(found.device)
     assumed = devices.assumed()
@@ -191,16 +201,19 @@ def _show(found: Explanation, spec: Spec | None, sample: Sample, tiles: list[dic
     console.print(title)
     facts_shown = [
         ("arguments", given or "none: the op declares no samples; --shape gives it one tensor"),
-        *([("note", note)] if note else []),
+        *(("note", note) for note in notes),
         ("device", (f"{found.device} ({arch})" if arch else found.device) + here),
         ("policy", found.policy),
         ("runs", _chosen(found)),
         *((f"tiles of {t['tunable'].partition('[')[0]}", f"{t['tiles']} ({t['from']})") for t in tiles),
     ]
     console.print(screen.pairs(facts_shown))
-    table = screen.table("", "implementation", "kind", "vendor", ("priority", {"justify": "right"}), "verdict", "from")
+    whole = {"no_wrap": True}  # a cut id could not be copied
+    columns = ("", ("implementation", whole), ("kind", whole), ("priority", {"justify": "right", **whole}))
+    outside = any(v.origin.plugin != "opmux" for v in found.verdicts)
+    table = screen.table(*columns, ("verdict", {"min_width": 16}), *(["from"] if outside else []))
     for verdict in found.verdicts:
-        table.add_row(*_row(verdict))
+        table.add_row(*_row(verdict)[: len(table.columns)])
     console.print(table)
 
 
@@ -219,8 +232,7 @@ def _row(verdict: Verdict) -> list[Text]:
     return [
         Text({"chosen": "*", "next": "", "refused": "x"}[status], "bold green" if status == "chosen" else "red"),
         Text(impl.impl_id, style),
-        Text(str(impl.kind), screen.KIND_STYLES[impl.kind.value]),
-        Text(impl.vendor or ""),
+        Text(f"{impl.kind} {impl.vendor or ''}".rstrip(), screen.KIND_STYLES[impl.kind.value]),
         Text(str(impl.priority)),
         Text(words, "yellow" if status == "refused" else style),
         Text(str(verdict.origin) if verdict.origin.plugin != "opmux" else "opmux", "dim"),

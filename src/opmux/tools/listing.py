@@ -1,14 +1,17 @@
-"""`opmux list`: every op, and its implementations in the order of choice; then the vendors that are known."""
+"""`opmux list`: the families of ops and the vendors that are known; of named ops, the implementations in order."""
 
 from __future__ import annotations
 
+import functools
 import inspect
 from dataclasses import asdict, dataclass
 from fnmatch import fnmatchcase
 from typing import Any
 
+from rich.console import Console
 from rich.text import Text
 
+from ..core import extension
 from ..core import policy as policies
 from ..core.default import get_default_manager
 from ..core.errors import UnknownName
@@ -31,7 +34,11 @@ class Row:
     key: str
     family: str
     spec: Spec | None
-    found: Explanation
+    manager: OpManager
+
+    @functools.cached_property
+    def found(self) -> Explanation:
+        return self.manager.explain(self.key)  # imports the family's kernels
 
     @property
     def space(self) -> str:
@@ -48,67 +55,111 @@ class Row:
 
 def rows(manager: OpManager) -> list[Row]:
     """Every op that has an impl, by family, in the order of declaration; ops without a spec come last."""
-    manager.registry.list_operators()  # loads the families and the plugins
+    manager.prepare()  # loads the plugins
     keys = [*(s.key for s in specs), *sorted(k for k in manager.registry if k not in specs.by_key)]
     made = []
     for key in dict.fromkeys(keys):
         spec = specs.by_key.get(key)
-        family = spec.family if spec is not None else NO_SPEC
-        made.append(Row(specs.short_name(key), key, family, spec, manager.explain(key)))
+        made.append(Row(specs.short_name(key), key, NO_SPEC if spec is None else spec.family, spec, manager))
     return sorted(made, key=lambda r: (r.spec is None, r.family))
 
 
-def select(found: list[Row], family: str | None, glob: str | None) -> list[Row]:
-    """The rows of a family, and of ops whose short name or key matches."""
+def select(found: list[Row], named: list[str], family: str | None, glob: str | None) -> list[Row]:
+    """The rows that `named` lists (families, ops, globs of either), those of a family, and of ops that match a glob."""
+    if named:
+        wanted = {row.key for name in named for row in _named(found, name)}
+        found = [r for r in found if r.key in wanted]
     if family is not None:
         families = [r.family for r in found]
         if family.casefold() not in families:
             raise UnknownName("family", family, families)
         found = [r for r in found if r.family == family.casefold()]
     if glob is not None:
-        pattern = glob.casefold()
         names = [r.name for r in found]
-        found = [r for r in found if any(fnmatchcase(n.casefold(), pattern) for n in (r.name, r.key))]
+        found = [r for r in found if _matches(glob, r.name, r.key)]
         if not found:
             raise UnknownName("op", glob, names)
     return found
 
 
-def run(family: str | None, glob: str | None, as_json: bool) -> None:
-    found = select(rows(get_default_manager()), family, glob)
+def _named(found: list[Row], name: str) -> list[Row]:
+    wanted = name.strip().casefold().removeprefix("family:")
+    for hits in (
+        [r for r in found if r.family == wanted],
+        [r for r in found if _matches(wanted, r.name, r.key, r.family)],
+    ):
+        if hits:
+            return hits
+    raise UnknownName("op or family", name, [*{r.family for r in found}, *(r.name for r in found)])
+
+
+def _matches(glob: str, *names: str) -> bool:
+    return any(fnmatchcase(n.casefold(), glob.casefold()) for n in names)
+
+
+def run(named: list[str], family: str | None, glob: str | None, as_json: bool) -> None:
+    every = rows(get_default_manager())
+    found = select(every, named, family, glob)
     policy = str(policies.get_policy())
-    device = found[0].found.device if found else "cpu"
     if as_json:
+        device = found[0].found.device if found else "cpu"
         data = {"policy": policy, "device": device, "ops": [as_data(r) for r in found], "vendors": vendor_rows()}
         screen.print_json(data)
         return
-    console = screen.out()
-    for name in dict.fromkeys(r.family for r in found):
-        console.print(_table(name, [r for r in found if r.family == name]))
-    if family is None and glob is None:
-        console.print(_vendor_table())
-    impls = sum(len(r.found.verdicts) for r in found)
-    console.print(f"{count(len(found), 'op')}, {count(impls, 'implementation')}; policy {policy}, on {device}")
-    console.print("*runs; the others follow from left to right; (no: why) cannot run here", style="dim")
+    with screen.paged() as console:
+        if not named and family is None and glob is None:
+            _show_families(found, console)
+            return
+        for name in dict.fromkeys(r.family for r in found):
+            console.print(_table(name, [r for r in found if r.family == name], console.width))
+        device = found[0].found.device
+        impls = sum(len(r.found.verdicts) for r in found)
+        ops = screen.count(len(found), "op")
+        console.print(f"{ops}, {screen.count(impls, 'implementation')}; policy {policy}, on {device}")
+        console.print("*runs; the others follow from left to right; (no: why) cannot run here", style="dim")
 
 
-def _table(family: str, found: list[Row]) -> Any:
-    columns = ("op", ("space", {"style": "dim"}), ("arguments -> results", {"style": "dim"}), "backward")
-    table = screen.table(*columns, "implementations, in order", title=f"{family}: {count(len(found), 'op')}")
+def _show_families(found: list[Row], console: Console) -> None:
+    """One line a family; those of an extension's space, such as tex, in one line together."""
+    by_family: dict[str, list[Row]] = {}
     for row in found:
-        impls = Text("  ").join(impl_text(v) for v in row.found.verdicts)
-        table.add_row(Text(row.name), row.space, Text(row.call), Text(row.grad), impls)
-    return table
+        by_family.setdefault(row.family, []).append(row)
+    spaces: dict[str, list[str]] = {}
+    for name, ops in by_family.items():
+        if ops[0].space in extension.spaces():
+            spaces.setdefault(ops[0].space, []).append(f"{name} {len(ops)}")
+    shown = [(n, ops) for n, ops in by_family.items() if ops[0].space not in spaces]
+    made = screen.pairs([(f"{n:<13}{len(ops):>4}", _examples(ops, min(console.width, 100) - 24)) for n, ops in shown])
+    console.print(made)
+    for space, families in spaces.items():
+        console.print(Text.assemble((f"  {space}: ", "dim"), ", ".join(families)))
+    here = [v["vendor"] for v in vendor_rows() if v["here"]]
+    others = [v["vendor"] for v in vendor_rows() if not v["here"]]
+    console.print(Text.assemble(("  vendors: ", "dim"), f"{', '.join(here)} (here), {', '.join(others)}"))
+    counts = f"{screen.count(len(found), 'op')}, {screen.count(len(by_family), 'family')}"
+    console.print(f"{counts}. opmux list norm, rms_norm or '*_bwd' shows their implementations")
 
 
-def _vendor_table() -> Any:
-    known = vendor_rows()
-    table = screen.table("vendor", "device", "here", ("from", {"style": "dim"}), title=f"vendors: {len(known)}")
-    for v in known:
-        dist = f"{v['distribution']} {v['version']}" if v["distribution"] else v["plugin"]
-        table.add_row(
-            Text(v["vendor"]), v["device"], Text("yes", "green") if v["here"] else "", Text(f"{dist} ({v['folder']})")
-        )
+def _examples(ops: list[Row], width: int) -> str:
+    """As many names as fit, the first ones first."""
+    names = [r.name.rpartition("::")[2] for r in ops]
+    kept = [n for i, n in enumerate(names) if len(", ".join(names[: i + 1])) <= width - 5]
+    return ", ".join(kept) + (", ..." if len(kept) < len(names) else "")
+
+
+def _table(family: str, found: list[Row], width: int) -> Any:
+    """On a screen of 80 columns without the space and the backward op: names and ids of impls stay whole."""
+    wide = width >= 120
+    name, arguments = ("op", {"no_wrap": True}), ("arguments -> results", {"style": "dim"})
+    more = [("space", {"style": "dim"})] if wide else []
+    longest = max((len(t) for r in found for v in r.found.verdicts for t in impl_text(v).plain.split()), default=0)
+    impls = ("implementations, in order", {"min_width": min(longest, 30)})
+    columns = [name, *more, arguments, *(["backward"] if wide else []), impls]
+    table = screen.table(*columns, title=f"{family}: {screen.count(len(found), 'op')}")
+    for row in found:
+        cells = [Text(row.name), row.space, Text(row.call), Text(row.grad)]
+        texts = Text("  ").join(impl_text(v) for v in row.found.verdicts)
+        table.add_row(*(cells if wide else cells[::2]), texts)
     return table
 
 
@@ -131,10 +182,6 @@ def vendor_rows() -> list[dict[str, Any]]:
 def _is_here(package: Package) -> bool:
     """Only for available devices: finding out a device's vendor may run a query command."""
     return package.device in HERE.devices() and devices.vendor_of(package.device) == package
-
-
-def count(number: int, noun: str) -> str:
-    return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 def impl_text(verdict: Verdict) -> Text:

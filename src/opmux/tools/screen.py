@@ -5,6 +5,10 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import os
+import shlex
+import shutil
+import subprocess
 import sys
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -37,6 +41,31 @@ def _console(stream: Any, stderr: bool) -> Console:
     return Console(stderr=stderr, width=None if terminal else WIDE, highlight=False, soft_wrap=False)
 
 
+@contextlib.contextmanager
+def paged() -> Iterator[Console]:
+    """A console whose output goes through a pager if it is longer than the terminal; a file or pipe gets it at once."""
+    console = out()
+    if not console.is_terminal:
+        yield console
+        return
+    with console.capture() as captured:
+        yield console
+    text = captured.get()
+    if text.count("\n") < console.height or not _page(text):
+        sys.stdout.write(text)
+
+
+def _page(text: str) -> bool:
+    """Show the text in $PAGER, else in less; False if there is no such program."""
+    words = shlex.split(os.environ.get("PAGER", "")) or ["less"]
+    if words[0] in ("", "cat") or shutil.which(words[0]) is None:
+        return False
+    env = {"LESS": "-FRX", **os.environ}  # colours; stay on the screen after the last line
+    with contextlib.suppress(BrokenPipeError, KeyboardInterrupt):  # the reader has seen enough
+        subprocess.run(words, input=text, encoding="utf-8", env=env, check=False)
+    return True
+
+
 def show_log() -> None:
     """Log lines from WARNING on, unless the settings name a level."""
     log.show("WARNING")
@@ -50,6 +79,12 @@ def print_json(data: Any) -> None:
 def takes_unicode() -> bool:
     """Whether stdout can be given any character."""
     return "utf" in (sys.stdout.encoding or "").casefold()
+
+
+def count(number: int, noun: str) -> str:
+    """`1 op`, `2 ops`, `2 families`."""
+    several = f"{noun[:-1]}ies" if noun.endswith("y") else f"{noun}s"
+    return f"{number} {noun if number == 1 else several}"
 
 
 def table(*columns: str | tuple[str, dict[str, Any]], title: str | None = None) -> Table:

@@ -147,11 +147,11 @@ class Device:
             for i in impls
         )
 
-    def register(self, wanted: Iterable[Overload]) -> None:
-        """Register overrides for these overloads on the device's dispatch key, unless they exist."""
+    def register(self, wanted: Iterable[Overload]) -> bool:
+        """Register overrides for these overloads on the device's dispatch key; False if they exist already."""
         new = [o for o in wanted if o.name not in self.entries]
         if not new:
-            return
+            return False
         before, self.entries = self.entries, dict(self.entries)
         lib = torch.library.Library("aten", "IMPL")
         try:
@@ -164,6 +164,7 @@ class Device:
             self._destroy([lib], [o.name for o in new])
             self.entries = before
             raise
+        return True
 
     def _register_one(self, overload: Overload, lib: torch.library.Library) -> None:
         """Register an override on the device's key; also above autograd if a kernel below it would change gradients."""
@@ -262,10 +263,12 @@ def register(names: Iterable[str]) -> None:
     if wanted & set(native.DELEGATES.values()):
         wanted |= set(native.DELEGATES)
     with lock.held:
-        for device, overloads in chosen.items():
-            if device in _devices:  # its vendor may have been removed meanwhile
-                _devices[device].register([o for n, o in overloads.items() if n in wanted])
-        if library.reference_guard is None:
+        new = [
+            _devices[device].register([o for n, o in overloads.items() if n in wanted])
+            for device, overloads in chosen.items()
+            if device in _devices  # its vendor may have been removed meanwhile
+        ]
+        if any(new) or library.reference_guard is None:
             library.reference_guard = off_inside
             get_default_manager().invalidate("ATen's ops are overridden")
 
@@ -297,6 +300,12 @@ vendors.on_change(forget)
 def registered(name: str) -> bool:
     """Whether an overload has an override, enabled or not, on some device."""
     return any(name in device.entries for device in _devices.values())
+
+
+def is_on(name: str, device: str) -> bool:
+    """Whether calls of an overload on a device type run our choice."""
+    found = _devices.get(device)
+    return name in STATE.wanted and found is not None and name in found.entries
 
 
 def native_of(name: str, device: str) -> Callable[..., Any] | None:

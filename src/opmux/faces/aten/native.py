@@ -20,6 +20,11 @@ _NOT_PROMOTING = ("condition", "mask")  # tensors that do not affect type promot
 DELEGATES = {"pow.Scalar": "pow.Tensor_Tensor", "pow.Scalar_out": "pow.Tensor_Tensor_out"}
 
 
+def key_of(device: str) -> str:
+    """torch's dispatch key of a device type."""
+    return torch._C._dispatch_key_for_device(device)
+
+
 def exists(shape: Shape, key: str) -> bool:
     """Whether torch can run an overload on a dispatch key: by a kernel, a composition or a backend's fallback."""
     return torch._C._dispatch_has_computed_kernel_for_dispatch_key(f"aten::{shape.name}", key)

@@ -26,6 +26,7 @@ from ...core.lock import lock
 from ...core.registry import BackendImplKind, Fit, OpImpl
 from ...core.spec import Derived, Spec, specs
 from ...runtime.machine import HERE
+from . import native
 from .schema import Shape, inplace_name, overloads, siblings
 
 
@@ -74,9 +75,11 @@ class Overload(Derived):
                     self.key, impl.impl_id, impl.kind, impl.vendor, fn, impl.priority,
                     impl.supported_dtypes, impl.min_arch, None, impl.devices, impl.outside, impl.available,
                 )  # fmt: skip
-        for device, native in self.natives.items():
+        # Where the overload is not overridden, torch's op is torch's kernel.
+        torchs = {d: self.shape.op for d in HERE.devices() if native.exists(self.shape, native.key_of(d))}
+        for device, kernel in (torchs | self.natives).items():
             kind, devices = BackendImplKind.REFERENCE, frozenset({device})
-            yield OpImpl(self.key, "native", kind, None, native, 10, devices=devices, as_passed=True)
+            yield OpImpl(self.key, "native", kind, None, kernel, 10, devices=devices, as_passed=True)
 
 
 # ---- impls of an op as impls of an overload -------------------------------------------------------------------------
