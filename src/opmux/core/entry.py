@@ -78,7 +78,7 @@ def {name}({params}):{ask}
     try:
         return _t({passed})
     except Exception as _e:
-        return _r(_e, {packed})
+        return {recover}_e, {packed})
 """
 
 
@@ -138,6 +138,7 @@ class Form:
     check: Callable[[tuple, dict], None] = lambda args, kwargs: None  # raises for an argument that is not a tensor
     gate: str = ""  # an early return at the start of the function: "if x not in y: return z"
     traced: Callable[..., Any] | None = None  # called instead if torch must see the op
+    recast: Callable[..., Any] | None = None  # wraps `recover` of the public function (see autocast.py)
     codes: dict[tuple[bool, str, bool, str], types.CodeType] = field(default_factory=dict)
 
     @classmethod
@@ -226,6 +227,7 @@ class Form:
             ask=self._ask(tracers),
             passed=self.passed,
             packed=self.packed,
+            recover="_r(" if self.recast is None or not grad else "_recast(_r, ",
             miss=f"{self.first}) if _s is None else _s.miss(_k" if scoped else self.first,
             look="\n".join("        " + line for line in lines),
         )
@@ -273,6 +275,7 @@ class Form:
             "_transforms": transforms_active,
             "_traced": self.traced,
             "_reraise": reraise,
+            "_recast": self.recast,
             "_bad": self.check,
             **more,
         }

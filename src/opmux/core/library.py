@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from .. import wiring
-from . import autograd, codegen
+from . import autocast, autograd, codegen
 from .entry import EntryPoint, Form, dispatch_modes, forward_ad, transforms_active
 from .tensors import is_real, tensors_in
 
@@ -48,6 +48,8 @@ def make_entry(spec: Spec, entries: Mapping[str, EntryPoint]) -> EntryPoint:
     native = spec.space == "aten"
     form = Form.of(spec.name, spec.signature, differentiable=native or spec.grad is not None)
     form.native, form.check, form.traced = native, spec.check, traced
+    if spec.primitive and not native:
+        form.recast = autocast.recovering(spec, lambda: entry.fn)
     form.asks = spec.primitive and not dynamo_has_hooks()
     entry = EntryPoint(form, bind, under, spec.reference if native else differentiable)
     return entry

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import _disable_current_modes
 
 from .. import wiring
 from . import codegen, extension, library
@@ -436,7 +437,8 @@ class Specs:
         if family in self._loaded:
             return
         try:
-            module = importlib.import_module(self._modules[family])
+            with _disable_current_modes():  # a tracer must not record, or fake, the constants of a module
+                module = importlib.import_module(self._modules[family])
         except BaseException:
             self.sweep()
             raise
@@ -456,7 +458,8 @@ class Specs:
             if importlib.util.find_spec(root) is None or importlib.util.find_spec(f"{root}.{family}") is None:
                 continue
             try:
-                importlib.import_module(f"{root}.{family}")
+                with _disable_current_modes():
+                    importlib.import_module(f"{root}.{family}")
             except ModuleNotFoundError as error:
                 if error.name != "triton":
                     raise

@@ -62,6 +62,13 @@ def room(like: Tensor, dim: int | None = None) -> Tensor:
     return torch.empty_permuted(shape, order(like), dtype=like.dtype, device=like.device)
 
 
+def laid_out_as(like: Tensor, made: Tensor) -> Tensor:
+    """The same values in dtype and memory layout like a tensor; by ops that a DTensor supports, unlike `room`."""
+    at = order(like)
+    packed = made.to(like.dtype).permute(at).clone(memory_format=torch.contiguous_format)
+    return packed.permute([at.index(i) for i in range(4)])
+
+
 def _grouped(t: Tensor, kv_heads: int) -> Tensor:
     """[batch, kv heads, heads of each, seq, dim] of q, o or do; [batch, kv heads, 1, seq, dim] of k or v."""
     return t.reshape(t.shape[0], kv_heads, t.shape[1] // kv_heads, t.shape[2], t.shape[3])
@@ -195,7 +202,7 @@ def attention(q: Q, k: K, v: V, causal: bool = False, scale: float | None = None
     s = _scores(x, y, causal, scale_of(q, scale))
     lse = torch.logsumexp(s, -1)
     o = _probabilities(s, lse) @ z
-    return room(q, v.shape[3]).copy_(o.flatten(1, 2)), rounded(lse.flatten(1, 2), lse.dtype)
+    return laid_out_as(q, o.flatten(1, 2)), rounded(lse.flatten(1, 2), lse.dtype)
 
 
 def _bwd_args(d: Draw) -> dict[str, Any]:
@@ -266,7 +273,7 @@ def attention_bwd(
     total = (g * _grouped(o.to(x.dtype), groups)).sum(-1, keepdim=True)
     ds = p * (g @ z.mT - total) * factor
     dq, dk, dv = ds @ y, (ds.mT @ x).sum(2), (p.mT @ g).sum(2)
-    return room(q).copy_(dq.flatten(1, 2)), room(k).copy_(dk), room(v).copy_(dv)
+    return laid_out_as(q, dq.flatten(1, 2)), laid_out_as(k, dk), laid_out_as(v, dv)
 
 
 # ---- sequences one after another ------------------------------------------------------------------------------------

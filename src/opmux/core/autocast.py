@@ -1,0 +1,54 @@
+"""Autocast: an op that refuses tensors of mixed dtypes is called again with them cast, as torch's own ops cast theirs.
+
+An op of ours takes one dtype, and a norm's weights in another, so most calls need no cast and pay nothing: autocast is
+looked at after a refusal. Ops that are bound by arithmetic (they declare `flops`) run in autocast's dtype, the others
+in the widest dtype of their arguments.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from .errors import BadArgument
+from .tensors import tensors_in
+
+if TYPE_CHECKING:
+    from .spec import Spec
+
+CASTABLE = (torch.float16, torch.bfloat16, torch.float32)  # autocast leaves float64 alone
+
+
+def recovering(spec: Spec, again: Callable[[], Callable[..., Any]]) -> Callable[..., Any]:
+    """The `recover` of an op's public function: `again()`, which casts differentiably, is called on cast arguments."""
+
+    def recover(before: Callable[..., Any], error: Exception, args: tuple, kwargs: dict) -> Any:
+        try:
+            return before(error, args, kwargs)
+        except BadArgument:
+            dtype = _common_dtype(spec, args, kwargs)
+            if dtype is None:
+                raise
+        return again()(*(_cast(a, dtype) for a in args), **{k: _cast(v, dtype) for k, v in kwargs.items()})
+
+    return recover
+
+
+def _common_dtype(spec: Spec, args: tuple, kwargs: dict) -> torch.dtype | None:
+    """What to cast to; None if autocast is off, or dtypes are not what is wrong."""
+    found = [t for t in tensors_in((args, kwargs)) if t.is_floating_point()]
+    if not found or spec.mutates or not torch.is_autocast_enabled(found[0].device.type):
+        return None
+    dtypes = {t.dtype for t in found}
+    if len(dtypes) < 2 or not dtypes <= set(CASTABLE):
+        return None
+    if spec.flops is not None:
+        return torch.get_autocast_dtype(found[0].device.type)
+    return torch.float32  # also the widest of float16 and bfloat16
+
+
+def _cast(value: Any, dtype: torch.dtype) -> Any:
+    return value.to(dtype) if isinstance(value, Tensor) and value.dtype in CASTABLE else value
