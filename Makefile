@@ -30,8 +30,8 @@ setup: .venv/.ready  ## make .venv with everything in it (PYTHON=... picks the i
 	fi
 	@echo "[2/4] installing $(TORCH) (one to five minutes the first time)"
 	@$(PIP) install -c constraints.txt $(TORCH)
-	@echo "[3/4] installing opmux, its test tools and Transformer Engine's Python layer (about a minute)"
-	@$(PIP) install -c constraints.txt -e ".[test,te]"
+	@echo "[3/4] installing opmux, its tools for tests and pages, and Transformer Engine's Python layer (about a minute)"
+	@$(PIP) install -c constraints.txt -e ".[test,te,docs]"
 	@echo "[4/4] installing triton (under a minute)"
 	@$(PIP) install -c constraints.txt triton || \
 	  echo "triton could not be installed (reason above): going on without it, ops run on their PyTorch references"
@@ -76,8 +76,7 @@ docs: .venv/.ready  ## write the pages of docs/ that follow from the code
 	$(RUN) opmux.tools.docs
 
 site: docs  ## build the documentation as web pages in site/
-	@$(PIP) install -c constraints.txt -e ".[docs]"
-	$(RUN) mkdocs build --strict
+	NO_MKDOCS_2_WARNING=1 $(RUN) mkdocs build --strict
 
 clean:  ## remove what was built; .venv stays
 	rm -rf build dist site .pytest_cache .ruff_cache .hypothesis src/*.egg-info

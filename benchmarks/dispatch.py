@@ -219,14 +219,14 @@ def show(rows: list[dict]) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--json", type=Path, help="keep the figures in this file")
-    parser.add_argument("--quick", action="store_true", help="fewer repeats, for a look")
+    parser.add_argument("--quick", action="store_true", help="fewer repeats and few ops, for a look")
     options = parser.parse_args()
-    repeats, loops = (7, 5_000) if options.quick else (25, 20_000)
+    repeats, loops = (5, 1_000) if options.quick else (25, 20_000)
     reset_global_policy()
     declare_ops()
     registry = opmux.core.get_default_manager().registry
     rows = []
-    for count in (10, 140, 500):
+    for count in (10,) if options.quick else (10, 140, 500):
         register(count, registry)
         rows += measure(repeats, loops, len(registry), 1)
     rows += with_neighbour(lambda: measure(repeats, loops, len(registry), 2))

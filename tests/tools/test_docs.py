@@ -1,7 +1,13 @@
-"""The pages that follow from the code are up to date, and the check can tell."""
+"""The pages that follow from the code are up to date, and the check can tell; the site and `make bench` work."""
 
+import sys
 from pathlib import Path
 
+import fresh
+
+from opmux.core import knobs
+from opmux.faces.tex import versions
+from opmux.runtime import vendors
 from opmux.tools import docs
 
 ROOT = Path(__file__).parents[2]
@@ -35,3 +41,38 @@ def test_the_stubs_know_every_op(tmp_path):
         assert known <= there, known - there
         modules = {"tex", "grouped_mlp_experimental"}  # of tex: itself, and a module inside
         assert there - known <= modules, there - known - modules
+
+
+def test_examples_of_settings_are_valid(monkeypatch):
+    for knob in knobs.all_knobs():
+        monkeypatch.setenv(knob.name, knob.example)
+        assert knob.look().source == f"env {knob.name}"
+    examples = {knob.name: knob.example for knob in knobs.all_knobs()}
+    assert examples["OPMUX_VENDOR"] in vendors.known()
+    assert versions.served() == examples["OPMUX_TEX_VERSION"]
+    assert "cuda" not in examples["OPMUX_CACHE_DIR"]
+
+
+BUILD = """
+import sys
+from mkdocs.commands.build import build
+from mkdocs.config import load_config
+build(load_config(sys.argv[1], strict=True, site_dir=sys.argv[2]))
+"""
+
+
+def test_the_site_builds_strictly(tmp_path):
+    """Links into the tree outside of docs/ are rewritten, code is highlighted, the home page is there."""
+    done = fresh.run([sys.executable, "-c", BUILD, str(ROOT / "mkdocs.yml"), str(tmp_path / "site")])
+    assert done.returncode == 0, done.stderr
+    home = (tmp_path / "site" / "index.html").read_text(encoding="utf-8")
+    assert '<span class="kn">import</span>' in home
+    assert len(list((tmp_path / "site" / "results").glob("*.html"))) == 1
+    pages = [p for p in (tmp_path / "site").rglob("index.html") if "results" not in p.parts]
+    assert len(pages) == len(list((ROOT / "docs").glob("*.md")))
+    assert not any('href="../../src' in p.read_text(encoding="utf-8") for p in pages)
+
+
+def test_make_bench(tmp_path):
+    done = fresh.run([sys.executable, str(ROOT / "benchmarks" / "dispatch.py"), "--quick"], cwd=tmp_path, timeout=200)
+    assert "opmux.ops.x" in done.stdout and "Traceback" not in done.stderr, done.stderr

@@ -59,6 +59,11 @@ class Knob(Generic[T]):
     in_file: bool = True
     blank: bool = False  # whether a blank variable is an empty list; if not, it counts as unset
     trusted: bool = False  # whether an opmux.toml found in the current directory is ignored for it
+    own_example: str = ""  # a valid value, if the kind's example is not one
+
+    @property
+    def example(self) -> str:
+        return self.own_example or self.kind.example
 
     @property
     def key(self) -> str:
@@ -74,14 +79,14 @@ class Knob(Generic[T]):
         for name in (self.name, *self.aliases):
             text = os.environ.get(name)
             if text is not None and (text.strip() or self.blank):  # blank counts as unset
-                return Setting(self._read(text, name, f"{name}={self.kind.example}"), f"env {name}")
+                return Setting(self._read(text, name, f"{name}={self.example}"), f"env {name}")
         for path, table, found_here in files() if self.in_file else ():
             if self.key not in table:
                 continue
             if self.trusted and found_here:
                 self._refuse(path)
                 continue
-            example = f'{self.key} = "{self.kind.example}"'
+            example = f'{self.key} = "{self.example}"'
             return Setting(self._read(table[self.key], f"{path}: {self.key}", example), f"file {path}")
         return Setting(self.default, "default")
 
@@ -269,9 +274,10 @@ def knob(
     in_file: bool = True,
     blank: bool = False,
     trusted: bool = False,
+    example: str = "",
 ) -> Knob[T]:
     """Declare a setting; a layer above core lists its own in its extension."""
-    return Knob(name, kind, default, doc, in_file, blank, trusted)
+    return Knob(name, kind, default, doc, in_file, blank, trusted, example)
 
 
 # ---- the settings ---------------------------------------------------------------------------------------------------
@@ -288,6 +294,6 @@ BLOCK_PLUGINS = knob("OPMUX_BLOCK_PLUGINS", modules, default=(), doc="never load
 LOG_LEVEL = knob("OPMUX_LOG_LEVEL", level, doc="show log lines of this level and above")
 DEBUG = knob("OPMUX_DEBUG", flag, default=False, doc="1 is OPMUX_LOG_LEVEL=DEBUG")
 CONFIG = knob("OPMUX_CONFIG", toml, doc="a TOML file of settings, instead of ./opmux.toml", in_file=False)
-COMMIT = knob("OPMUX_COMMIT", word, doc="the commit to record with measurements, outside of a git checkout", in_file=False)
+COMMIT = knob("OPMUX_COMMIT", word, doc="the commit to record with measurements, outside of a git checkout", in_file=False, example="1a2b3c4")
 # fmt: on
 OWN: tuple[Knob[Any], ...] = tuple(value for value in vars().values() if isinstance(value, Knob))

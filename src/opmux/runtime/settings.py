@@ -7,13 +7,19 @@ from collections.abc import Mapping
 from ..core.extension import Extension
 from ..core.knobs import flag, knob, path, word
 
-VENDOR = knob("OPMUX_VENDOR", word, doc="the chip's vendor, if it should not be detected: nvidia, ascend, ...")
+VENDOR = knob(
+    "OPMUX_VENDOR",
+    word,
+    doc="the chip's vendor, if it should not be detected: nvidia, ascend, ...",
+    example="nvidia",
+)
 SKIP_CUDA = knob("OPMUX_SKIP_CUDA", flag, default=False, doc="1 disables NVIDIA's own libraries; Triton on CUDA stays")
 CACHE_DIR = knob(
     "OPMUX_CACHE_DIR",
     path,
     doc="where tuning results and compiled C++ are stored; unset: opmux in $XDG_CACHE_HOME or ~/.cache",
     in_file=False,
+    example="/var/cache/opmux",
 )
 CUDA_HOME = knob("CUDA_HOME", path, doc="the path of the CUDA toolkit; shown, never changed", in_file=False)
 CUDA_PATH = knob("CUDA_PATH", path, doc="as CUDA_HOME", in_file=False)

@@ -24,24 +24,36 @@ from . import stubs
 
 def ops_page() -> str:
     """Every op: signature, meaning, backward; one table a family."""
-    lines = ["# Ops", "", "Made by `make docs` from the specs; do not edit.", ""]
-    lines += ["`opmux.ops.<name>`. Ops of the space `tex` have NVIDIA's names and signatures.", ""]
+    lines = [
+        "# Ops",
+        "",
+        "Each op is a function `opmux.ops.<name>`; `help(opmux.ops.rms_norm)` says what its arguments",
+    ]
+    lines += ["are. Ops marked (tex) have NVIDIA's names and signatures, and are in [`opmux.tex`](tex.md).", ""]
+    lines += ["Made by `make docs` from the specs; do not edit.", ""]
     for family in specs.families:
         specs.load(family)
         rows = [s for s in specs.by_key.values() if s.family == family]
-        lines += [f"## {family}", "", "| op | meaning | returns | backward | writes |", "|---|---|---|---|---|"]
-        lines += [_op_row(s) for s in rows] + [""]
+        lines += [f"## {family}", "", *_op_table(rows), ""]
     return "\n".join(lines)
 
 
-def _op_row(spec: Spec) -> str:
+def _op_table(rows: list[Spec]) -> list[str]:
+    """Without the columns that are empty in this family."""
+    cells = [_op_row(s) for s in rows]
+    names = ("op", "meaning", "returns", "backward", "writes")
+    kept = [i for i in range(len(names)) if any(row[i] for row in cells)]
+    table = [[names[i] for i in kept], ["---" for _ in kept], *([row[i] for i in kept] for row in cells)]
+    return [f"| {' | '.join(row)} |" if row[0] != "---" else f"|{'|'.join(row)}|" for row in table]
+
+
+def _op_row(spec: Spec) -> tuple[str, ...]:
     params = []
     for p in spec.signature.parameters.values():
         params.append(p.name if p.default is inspect.Parameter.empty else f"{p.name}={p.default!r}")
     call = f"`{spec.name}({', '.join(params)})`" + (" (tex)" if spec.space == "tex" else "")
     doc = re.sub(r"\s+", " ", spec.summary).replace("|", "\\|")
-    writes = ", ".join(spec.mutates)
-    return f"| {call} | {doc} | {', '.join(spec.out)} | {f'`{spec.grad}`' if spec.grad else ''} | {writes} |"
+    return call, doc, ", ".join(spec.out), f"`{spec.grad}`" if spec.grad else "", ", ".join(spec.mutates)
 
 
 def settings_page() -> str:
@@ -66,7 +78,7 @@ def settings_page() -> str:
     for k in knobs.all_knobs():
         also = ", ".join(f"`{a}`" for a in k.aliases)
         default = "" if k.default is None or k.default == () else str(k.default)
-        example = k.kind.example.replace("|", "\\|")
+        example = k.example.replace("|", "\\|")
         doc = k.doc.replace("|", "\\|")
         lines.append(f"| `{k.name}` | {also} | {k.kind.name} | `{example}` | {default} | {doc} |")
     lines += [

@@ -23,6 +23,7 @@ TEX_VERSION = knob(
     "OPMUX_TEX_VERSION",
     word,
     doc="the version of tex's interface: 2.9 or 2.20 [default: that of the installed transformer_engine, else 2.20]",
+    example="2.20",
 )
 TE_STARTUP = knob(
     "OPMUX_TE_STARTUP",

@@ -1,0 +1,157 @@
+"""Every code block of README and docs works as it stands.
+
+Python blocks of a page are run in order, in one namespace. A block whose first line is `# needs a GPU` or
+`# needs the network` is compiled only, and counted here. Shell lines are parsed by the command that they call; TOML,
+YAML and JSON are read.
+"""
+
+import json
+import re
+import shlex
+import sys
+import tomllib
+from pathlib import Path
+from typing import NamedTuple
+
+import fresh
+import pytest
+import typer.main
+import yaml
+
+from opmux.core import knobs
+from opmux.tools.cli import app
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+FENCE = re.compile(r"^( *)```(\w*)[^\n]*\n(.*?)^ *```", re.MULTILINE | re.DOTALL)
+NEEDS = ("# needs a GPU", "# needs the network")
+NOT_RUN: dict[str, int] = {}  # page -> blocks with such a first line
+# A drawing, a tree of files, or output, not code.
+PLAIN = {"text", ""}
+
+
+class Block(NamedTuple):
+    page: Path
+    line: int  # of its first line of code
+    language: str
+    code: str
+
+    @property
+    def needs(self) -> bool:
+        return self.code.startswith(NEEDS)
+
+    @property
+    def where(self) -> str:
+        return f"{self.page.relative_to(ROOT)}:{self.line}"
+
+
+def blocks(page: Path) -> list[Block]:
+    text = page.read_text(encoding="utf-8")
+    found = []
+    for match in FENCE.finditer(text):
+        indent, language, code = match.groups()
+        code = re.sub(rf"^{indent}", "", code, flags=re.MULTILINE)
+        found.append(Block(page, text.count("\n", 0, match.start()) + 2, language, code))
+    return found
+
+
+def of(*languages: str) -> list[Block]:
+    return [b for page in PAGES for b in blocks(page) if b.language in languages]
+
+
+def test_every_block_says_its_language():
+    known = {"python", "bash", "toml", "yaml", "json", "text"}
+    assert [b.where for page in PAGES for b in blocks(page) if b.language not in known] == []
+
+
+def test_how_many_blocks_are_not_run():
+    found: dict[str, int] = {}
+    for block in of("python"):
+        if block.needs:
+            found[block.page.name] = found.get(block.page.name, 0) + 1
+    assert found == NOT_RUN
+
+
+@pytest.mark.parametrize(
+    "page", [p for p in PAGES if any(b.language == "python" for b in blocks(p))], ids=lambda p: p.stem
+)
+def test_python(page, tmp_path):
+    """In a process of its own, as a reader would start one; an error names the page and its line."""
+    made = [b for b in blocks(page) if b.language == "python"]
+    for block in made:
+        compile(block.code, block.where, "exec")
+    ran = [("\n" * (b.line - 1) + b.code, str(page)) for b in made if not b.needs]
+    program = f"for code, page in {ran!r}:\n    exec(compile(code, page, 'exec'))\n"
+    (tmp_path / "program.py").write_text(program, encoding="utf-8")
+    done = fresh.run([sys.executable, "program.py"], cwd=tmp_path, timeout=200)
+    assert done.returncode == 0, done.stderr
+
+
+# ---- shell ----------------------------------------------------------------------------------------------------------
+
+
+def commands() -> list[tuple[str, list[str]]]:
+    """Every line of a shell block, as words, without comments."""
+    found = []
+    for block in of("bash"):
+        for i, line in enumerate(block.code.replace("\\\n", "  ").splitlines()):
+            words = shlex.split(line, comments=True)
+            if words:
+                found.append((f"{block.page.name}:{block.line + i}: {line.strip()}", words))
+    return found
+
+
+@pytest.mark.parametrize("words", [pytest.param(words, id=where) for where, words in commands()])
+def test_shell(words, monkeypatch):
+    while words and (words[0] == "export" or re.fullmatch(r"[A-Z_]+=.*", words[0])):
+        name, equals, value = words[0].partition("=")
+        if equals:
+            check_setting(name, value, monkeypatch)
+        words = words[1:]
+    if not words:
+        return
+    program = Path(words[0]).name
+    if program == "opmux":
+        parse(words[1:])
+    elif program == "make":
+        targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
+        assert {w for w in words[1:] if "=" not in w} <= set(targets)
+    elif program in ("python", "python3", "pytest"):
+        for word in words[1:]:
+            if re.fullmatch(r"[\w/]+\.py|tests/[\w/]+", word) and "/" in word:
+                assert (ROOT / word).exists(), word
+    else:
+        assert program in ("pip", "git", "cd", "torchrun", "source"), words
+
+
+def parse(words: list[str]) -> None:
+    """Raises if the command or an option does not exist, or an argument is missing."""
+    group = typer.main.get_command(app)
+    if words[0].startswith("--"):
+        assert words[0] in {name for option in group.params for name in option.opts}
+        return
+    command = group.commands[words[0]]
+    command.make_context(f"opmux {words[0]}", [w for w in words[1:] if w not in ("...",)])
+
+
+def check_setting(name: str, value: str, monkeypatch) -> None:
+    known = {n: k for k in knobs.all_knobs() for n in (k.name, *k.aliases)}
+    if name not in known:
+        assert not name.startswith(("OPMUX_", "TE_FL_", "TEFL_")), f"{name} is no setting"
+        return
+    monkeypatch.setenv(name, value)
+    known[name].look()
+
+
+# ---- files ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("block", of("toml", "yaml", "json"), ids=lambda b: b.where)
+def test_files_can_be_read(block, tmp_path, monkeypatch):
+    read = {"toml": tomllib.loads, "yaml": yaml.safe_load, "json": json.loads}
+    found = read[block.language](block.code)
+    if block.code.startswith("# opmux.toml"):
+        (tmp_path / "opmux.toml").write_text(block.code, encoding="utf-8")
+        monkeypatch.setenv("OPMUX_CONFIG", str(tmp_path / "opmux.toml"))
+        assert set(found) <= {k.key for k in knobs.all_knobs()}
+        assert {k.key for k in knobs.all_knobs() if k.look().from_file} == set(found)
