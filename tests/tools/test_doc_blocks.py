@@ -1,8 +1,8 @@
 """Every code block of README and docs works as it stands.
 
-Python blocks of a page are run in order, in one namespace. A block whose first line is `# needs a GPU` or
-`# needs the network` is compiled only, and counted here. Shell lines are parsed by the command that they call; TOML,
-YAML and JSON are read.
+Python blocks of a page are run in order, in one namespace; those of the vendors' page are files of a package, or
+programs. A block whose first line is `# needs a GPU` or `# needs the network` is compiled only, and counted here. Shell
+lines are parsed by the command that they call; TOML, YAML and JSON are read.
 """
 
 import json
@@ -19,15 +19,16 @@ import typer.main
 import yaml
 
 from opmux.core import knobs
+from opmux.tools import scaffold
 from opmux.tools.cli import app
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [p for p in PAGES if p.stem not in ("conform", "tuning", "new-backend")]
 FENCE = re.compile(r"^( *)```(\w*)[^\n]*\n(.*?)^ *```", re.MULTILINE | re.DOTALL)
 NEEDS = ("# needs a GPU", "# needs the network")
 NOT_RUN: dict[str, int] = {}  # page -> blocks with such a first line
-# A drawing, a tree of files, or output, not code.
-PLAIN = {"text", ""}
+FILES = {"new-backend"}  # pages whose blocks are files of a vendor's package, or programs of their own
 
 
 class Block(NamedTuple):
@@ -39,6 +40,12 @@ class Block(NamedTuple):
     @property
     def needs(self) -> bool:
         return self.code.startswith(NEEDS)
+
+    @property
+    def file(self) -> str:
+        """The file that a block is, if its first line says so: `# ops/tanh.py`."""
+        found = re.match(r"# ([\w/]+\.py)\n", self.code)
+        return found[1] if found else ""
 
     @property
     def where(self) -> str:
@@ -72,19 +79,41 @@ def test_how_many_blocks_are_not_run():
     assert found == NOT_RUN
 
 
-@pytest.mark.parametrize(
-    "page", [p for p in PAGES if any(b.language == "python" for b in blocks(p))], ids=lambda p: p.stem
-)
+WITH_PYTHON = [p for p in PAGES if any(b.language == "python" for b in blocks(p))]
+
+
+@pytest.mark.parametrize("page", WITH_PYTHON, ids=lambda p: p.stem)
 def test_python(page, tmp_path):
     """In a process of its own, as a reader would start one; an error names the page and its line."""
     made = [b for b in blocks(page) if b.language == "python"]
     for block in made:
         compile(block.code, block.where, "exec")
-    ran = [("\n" * (b.line - 1) + b.code, str(page)) for b in made if not b.needs]
-    program = f"for code, page in {ran!r}:\n    exec(compile(code, page, 'exec'))\n"
-    (tmp_path / "program.py").write_text(program, encoding="utf-8")
-    done = fresh.run([sys.executable, "program.py"], cwd=tmp_path, timeout=200)
+    ran = [b for b in made if not b.needs]
+    if page.stem in FILES:
+        files = scaffold_with([b for b in ran if b.file], tmp_path)
+        programs = [[b] for b in ran if not b.file]
+    else:
+        files, programs = [], [ran]
+    for program in programs:
+        run([("\n" * (b.line - 1) + b.code, str(page)) for b in program], tmp_path)
+    if files:
+        run([("import sys; sys.path.insert(0, 'opmux-acme/src')", ""), *((f"import {f}", f) for f in files)], tmp_path)
+
+
+def run(codes: list[tuple[str, str]], folder: Path) -> None:
+    text = f"for code, page in {codes!r}:\n    exec(compile(code, page, 'exec'))\n"
+    (folder / "program.py").write_text(text, encoding="utf-8")
+    done = fresh.run([sys.executable, "program.py"], cwd=folder, timeout=200)
     assert done.returncode == 0, done.stderr
+
+
+def scaffold_with(files: list[Block], folder: Path) -> list[str]:
+    """A vendor's package as `opmux new-backend` makes it, with these files put in; their modules' names."""
+    scaffold.run("acme", "npu", folder, False)
+    (package,) = folder.glob("opmux-acme/**/opmux_acme")
+    for block in files:
+        (package / block.file).write_text(block.code, encoding="utf-8")
+    return [f"opmux_acme.{b.file.removesuffix('.py').removesuffix('/__init__').replace('/', '.')}" for b in files]
 
 
 # ---- shell ----------------------------------------------------------------------------------------------------------
