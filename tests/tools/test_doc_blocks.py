@@ -24,7 +24,6 @@ from opmux.tools.cli import app
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
-PAGES = [p for p in PAGES if p.stem not in ("conform", "tuning", "new-backend")]
 FENCE = re.compile(r"^( *)```(\w*)[^\n]*\n(.*?)^ *```", re.MULTILINE | re.DOTALL)
 NEEDS = ("# needs a GPU", "# needs the network")
 NOT_RUN: dict[str, int] = {}  # page -> blocks with such a first line
