@@ -20,6 +20,7 @@ RUNS = ("notjson", "bytes", "list.json", "object.json", "nested.json", "folder",
 
 # A command with a hole, and what does not belong there.
 TABLE = {
+    ("list", ...): ("", "extra", "--nope", "--family", *NAMES[3:6]),
     ("list", "--family", ...): FEW,
     ("list", "--op", ...): FEW,
     ("explain", ...): NAMES,
@@ -56,9 +57,9 @@ TABLE = {
     ("new-backend", "ok", "--device", "npu", "--in-tree", "--out", ...): ("folder", "missing", "notjson", LONG),
     ("run", ...): ("", " ", "nope", LONG, "a\nb"),
     ("run", "--as", ..., "program.py"): FEW,
+    ("run", "--device", ..., "program.py"): DEVICES,
     (...,): ("nope", "--nope", "lst"),
     ("doctor", ...): ("extra", "--nope"),
-    ("list", ...): ("extra", "--nope", "--family"),
     ("tune", "softmax", ...): ("--list", "--clear", "extra"),
     ("explain", "softmax", "--device", "cpu", "--assume", ...): ("nvidia",),
 }
