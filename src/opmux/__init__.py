@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from . import wiring
 
 if TYPE_CHECKING:
-    from . import backends, compat, core, ops, tex
+    from . import backends, compat, core, functional, ops, tex
     from .core.default import explain, policy, set_policy
     from .core.extension import Extension
     from .core.machine import Machine
@@ -17,15 +17,15 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 __all__ = [
-    "__version__", "backends", "compat", "core", "digest", "disable", "enable", "enabled_ops", "explain", "native",
-    "ops", "policy", "set_policy", "sync", "tex", "use",
+    "__version__", "backends", "compat", "core", "digest", "disable", "enable", "enabled_ops", "explain", "functional",
+    "native", "ops", "policy", "set_policy", "sync", "tex", "use",
 ]  # fmt: skip
 
 # The module of each public name, imported on first access: `import opmux` alone is cheap and has no side effects.
 _MODULE_OF = {"explain": "core.default", "policy": "core.default", "set_policy": "core.default"}
 _MODULE_OF |= {"digest": "core.ranks", "sync": "core.ranks"}
 _MODULE_OF |= dict.fromkeys(("disable", "enable", "enabled_ops", "native", "use"), "faces.aten.switch")
-_MODULES = ("backends", "compat", "core", "faces", "ops", "runtime", "specs", "te", "tex", "tools")
+_MODULES = ("backends", "compat", "core", "faces", "functional", "ops", "runtime", "specs", "te", "tex", "tools")
 
 
 # ---- what core needs from the layers above it; each function imports its layer on first use -------------------------

@@ -3250,6 +3250,14 @@ def rsqrt(self: Tensor) -> Tensor:
 def rsub(self: Tensor, other: Tensor | int | float, *, alpha: int | float = 1) -> Tensor:
     """torch.ops.aten.rsub, elementwise."""
 
+def scale_(x: Tensor, factor: Tensor) -> None:
+    """x = x * factor in place, for a factor that is on the device: if it is 1, x is neither read nor written.
+
+    Args:
+        x (float [..], contiguous): is multiplied.
+        factor (float [..], one element): one element.
+    """
+
 def scaled_aligned_causal_masked_softmax_backward(output_grads: Tensor, softmax_results: Tensor, scale_factor: float) -> Tensor:
     """The gradient of scaled_aligned_causal_masked_softmax_forward's input, in a new tensor.
 
@@ -4197,6 +4205,62 @@ def threshold(self: Tensor, threshold: int | float, value: int | float) -> Tenso
 
 def threshold_backward(grad_output: Tensor, self: Tensor, threshold: int | float) -> Tensor:
     """torch.ops.aten.threshold_backward, elementwise."""
+
+def token_cross_entropy(logits: Tensor, target: Tensor, weight: Tensor | None = None, ignore_index: int = -100, label_smoothing: float = 0.0, z_loss: float = 0.0, softcap: float | None = None) -> tuple[Tensor, Tensor, Tensor]:
+    """The cross entropy of each row of logits x with its class t.
+
+    loss = (1 - s) * w[t] * (lse - x[t]) + s / n * sum(w * (lse - x)) + z_loss * lse^2,
+    lse = log(sum(exp(x))), s = label_smoothing; x is softcap * tanh(logits / softcap) if softcap is given.
+
+    Args:
+        logits (float [*rows, n]): the scores of n classes for each row.
+        target (index [*rows]): the class of each row.
+        weight (float [n], optional): the weight w of each class; 1 if it is None.
+        ignore_index: rows with this class have loss 0, and no gradient.
+        label_smoothing (between 0 and 1): the share of the target that is spread over all classes.
+        z_loss (at least 0): the weight of lse^2, which keeps logits near 0.
+        softcap (greater than 0): the limit of the logits (Gemma 2).
+
+    Returns:
+        loss and lse, float32 [*rows] (float64 for float64), and predicted, int64 [*rows]: the class of the largest
+        logit. loss is differentiable in logits, the others are not. A class that is neither from 0 to n - 1 nor
+        ignore_index gives a loss of NaN; rows of no columns are not allowed.
+    """
+
+def token_cross_entropy_bwd(dloss: Tensor, logits: Tensor, target: Tensor, lse: Tensor, weight: Tensor | None = None, ignore_index: int = -100, label_smoothing: float = 0.0, z_loss: float = 0.0, softcap: float | None = None) -> Tensor:
+    """The gradient of token_cross_entropy.
+
+    p = exp(x - lse): dx = dloss * ((1 - s) * w[t] * (p - [t]) + s / n * (sum(w) * p - w) + 2 * z_loss * lse * p)
+
+    Args:
+        dloss (float [*rows]): the gradient of loss.
+        logits (float [*rows, n]): the input of the forward.
+        target (index [*rows]): as in the forward.
+        lse (float [*rows]): the second result of the forward.
+        weight (float [n], optional): as in the forward.
+        ignore_index: as in the forward.
+        label_smoothing (between 0 and 1): as in the forward.
+        z_loss (at least 0): as in the forward.
+        softcap (greater than 0): as in the forward.
+
+    Returns:
+        dlogits, like logits: dx, times the slope of the cap if there is one.
+    """
+
+def token_cross_entropy_bwd_(logits: Tensor, dloss: Tensor, target: Tensor, lse: Tensor, weight: Tensor | None = None, ignore_index: int = -100, label_smoothing: float = 0.0, z_loss: float = 0.0, softcap: float | None = None) -> None:
+    """token_cross_entropy_bwd that overwrites the logits with their gradient.
+
+    Args:
+        logits (float [*rows, n], contiguous): the input of the forward; on return its gradient.
+        dloss (float [*rows]): the gradient of loss.
+        target (index [*rows]): as in the forward.
+        lse (float [*rows]): the second result of the forward.
+        weight (float [n], optional): as in the forward.
+        ignore_index: as in the forward.
+        label_smoothing (between 0 and 1): as in the forward.
+        z_loss (at least 0): as in the forward.
+        softcap (greater than 0): as in the forward.
+    """
 
 def true_divide(self: Tensor, other: Tensor | int | float) -> Tensor:
     """torch.ops.aten.true_divide, elementwise."""

@@ -1,0 +1,161 @@
+"""Cross entropy and a linear layer with cross entropy on a GPU: time, memory and error against torch's.
+
+    python benchmarks/losses.py [--rows 8192] [--hidden 4096] [--classes 128256] [--json FILE]
+
+Times are medians of forward and backward, of all providers in turn in one run. A share is the bytes that must move
+(logits read twice, their gradient written once), over the time, of what a copy moves in the same run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+from collections.abc import Callable
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+import opmux.functional as ours
+
+BF16 = torch.bfloat16
+GIB = 2**30
+
+
+def milliseconds(call: Callable[[], object], repeat: int = 200) -> float:
+    from triton.testing import do_bench
+
+    return do_bench(call, warmup=100, rep=repeat, return_mode="median")
+
+
+def copy_speed() -> float:
+    """Bytes a second, read and written, of a copy of 512 MiB."""
+    a, b = (torch.empty(2**28, dtype=BF16, device="cuda") for _ in range(2))
+    return 2 * a.nbytes / milliseconds(lambda: b.copy_(a)) * 1e3
+
+
+def peak(call: Callable[[], object]) -> float:
+    """GiB that a call adds to what is there before it."""
+    call()
+    torch.cuda.synchronize()
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    call()
+    torch.cuda.synchronize()
+    return (torch.cuda.max_memory_allocated() - before) / GIB
+
+
+def gradients(fn: Callable[..., Tensor], *leaves: Tensor) -> Callable[[], tuple[Tensor, ...]]:
+    def call() -> tuple[Tensor, ...]:
+        return torch.autograd.grad(fn(*leaves), leaves)
+
+    return call
+
+
+def of_logits(rows: int, classes: int) -> dict[str, Any]:
+    x = (torch.randn(rows, classes, device="cuda") * 2).to(BF16).requires_grad_()
+    target = torch.randint(classes, (rows,), device="cuda")
+    target[::17] = -100
+    torches = lambda x: F.cross_entropy(x.float(), target)
+    providers = {
+        "ours": lambda x: ours.cross_entropy(x, target),
+        "torch": lambda x: F.cross_entropy(x, target),
+        "torch, float32": torches,
+        "torch.compile": torch.compile(torches),
+    }
+    want = gradients(torches, x)()[0]
+    torch.testing.assert_close(gradients(providers["ours"], x)()[0], want, rtol=2e-2, atol=1e-7)
+    copy = copy_speed()
+    found: dict[str, Any] = {"copy_GBps": round(copy / 1e9, 1)}
+    for name, fn in providers.items():
+        ms = milliseconds(gradients(fn, x))
+        found[name] = {"ms": round(ms, 3), "share": round(3 * x.nbytes / ms * 1e3 / copy, 3)}
+    found["ours"]["forward_ms"] = round(milliseconds(lambda: ours.cross_entropy(x.detach(), target)), 3)
+    return found
+
+
+def products(x: Tensor, w: Tensor) -> float:
+    """Milliseconds of the three products that any way must compute."""
+    logits = torch.empty(1024, w.shape[0], dtype=x.dtype, device=x.device)
+
+    def call() -> None:
+        for at in range(0, x.shape[0] // 1024 * 1024, 1024):
+            torch.mm(x[at : at + 1024], w.t(), out=logits)
+            torch.mm(logits, w)
+            torch.mm(logits.t(), x[at : at + 1024])
+
+    return milliseconds(call, 500)
+
+
+def of_hidden(rows: int, hidden: int, classes: int) -> dict[str, Any]:
+    torch.manual_seed(0)
+    x = torch.randn(rows, hidden, device="cuda").to(BF16).requires_grad_()
+    w = (torch.randn(classes, hidden, device="cuda") * hidden**-0.5).to(BF16).requires_grad_()
+    target = torch.randint(classes, (rows,), device="cuda")
+    torches = lambda x, w: F.cross_entropy(F.linear(x, w).float(), target)
+    providers: dict[str, Callable[..., Tensor]] = {
+        "ours": lambda x, w: ours.fused_linear_cross_entropy(x, w, target),
+        "ours, float32 sums": lambda x, w: ours.fused_linear_cross_entropy(x, w, target, accum_dtype=torch.float32),
+        "torch": lambda x, w: F.cross_entropy(F.linear(x, w), target),
+        "torch, float32": torches,
+        "torch.compile": torch.compile(torches),
+    }
+    if hasattr(F, "linear_cross_entropy"):
+        providers["torch's linear_cross_entropy"] = lambda x, w: F.linear_cross_entropy(x, w, target)
+    doubles = [t.detach().double().requires_grad_() for t in (x, w)]
+    true = gradients(lambda x, w: F.cross_entropy(x @ w.t(), target), *doubles)()
+    found = {}
+    for name, fn in providers.items():
+        call = gradients(fn, x, w)
+        errors = [((g.double() - t).abs().mean() / t.abs().mean()).item() for g, t in zip(call(), true, strict=True)]
+        found[name] = {"error_dx": round(errors[0], 5), "error_dw": round(errors[1], 5)}
+    del true, doubles
+    found["the products alone"] = {"ms": round(products(x.detach(), w.detach()), 2)}
+    for name, fn in providers.items():
+        call = gradients(fn, x, w)
+        for _ in range(3):
+            call()
+        found[name] |= {"GiB": round(peak(call), 2), "ms": round(milliseconds(call, 500), 2)}
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rows", type=int, default=8192)
+    parser.add_argument("--hidden", type=int, default=4096)
+    parser.add_argument("--classes", type=int, default=128256)
+    parser.add_argument("--json", type=Path)
+    asked = parser.parse_args()
+    import triton
+
+    commit = (
+        os.environ.get("OPMUX_COMMIT")
+        or subprocess.run(
+            ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, cwd=Path(__file__).parent
+        ).stdout.strip()
+    )
+    found: dict[str, Any] = {
+        "chip": torch.cuda.get_device_name(), "torch": torch.__version__, "triton": triton.__version__,
+        "date": date.today().isoformat(), "commit": commit, "rows": asked.rows, "hidden": asked.hidden,
+        "classes": asked.classes,
+    }  # fmt: skip
+    print(found)
+    found["cross_entropy"] = of_logits(asked.rows, asked.classes)
+    for name, row in found["cross_entropy"].items():
+        print(f"  {name:24} {row}")
+    torch.cuda.empty_cache()
+    found["fused_linear_cross_entropy"] = of_hidden(asked.rows, asked.hidden, asked.classes)
+    for name, row in found["fused_linear_cross_entropy"].items():
+        print(f"  {name:24} {row}")
+    if asked.json:
+        asked.json.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,225 @@
+"""Cross entropy of tokens, one loss a row: with class weights, label smoothing, a z-loss and capped logits.
+
+`opmux.functional` has the losses that reduce them. They compute in float32 (float64 for float64 logits).
+"""
+
+from typing import Annotated, Any
+
+import torch
+from torch import Tensor
+
+from ..core.contract import Float, Grad, Index, at_least, between, contiguous, single
+from ..core.spec import op
+from ._numeric import rounded, wide
+from .samples import Case, Draw, Maker
+
+Smoothing = Annotated[float, between(0, 1)]
+Cap = Annotated[float, between(0, open=True)] | None
+
+# Options: those of the op; weight is "same" or "other" (its dtype), ids the dtype of the target, bad a target.
+CASES = (
+    Case((5, 64)),
+    Case((1, 1)),
+    Case((37,)),
+    Case((2, 3, 17)),
+    Case((0, 37)),
+    Case((37, 1000), options={"ids": torch.int32}),
+    Case((3, 9000)),
+    Case((5, 64), options={"weight": "same"}),
+    Case((5, 64), options={"weight": "other", "label_smoothing": 0.1}),
+    Case((5, 37), options={"label_smoothing": 0.3}),
+    Case((3, 9000), options={"label_smoothing": 0.1, "z_loss": 1e-3}),
+    Case((5, 17), options={"softcap": 5.0}),
+    Case((5, 70), options={"softcap": 2.0, "z_loss": 0.5, "weight": "same", "label_smoothing": 0.25}),
+    Case((5, 64), options={"ignore_index": 3}),
+    Case((4, 8), options={"ignored": True}),
+    Case((3, 16), options={"bad": 16}),
+    Case((37, 64), "t"),
+    Case((2, 3, 64), "swapped"),
+    Case((5, 64), "step"),
+    Case((5, 37), "sliced"),
+    Case((5, 64), "expanded"),
+)
+
+
+def _args(d: Draw) -> dict[str, Any]:
+    logits = d.full(3.0)
+    n = d.case.shape[-1]
+    generator = torch.Generator().manual_seed(logits.numel())
+    target = torch.randint(n, d.case.shape[:-1], generator=generator)
+    ignore_index = d.option("ignore_index", -100)
+    if d.option("ignored"):
+        target.fill_(ignore_index)
+    elif target.numel() > 2:
+        target.view(-1)[1] = ignore_index
+    if d.option("bad") is not None:
+        target.view(-1)[0] = d.option("bad")
+    options = {name: d.option(name, 0.0) for name in ("label_smoothing", "z_loss")}
+    return {
+        "logits": logits,
+        "target": target.to(d.device, d.option("ids", torch.int64)),
+        "weight": d.cols().abs() + 0.1 if d.option("weight") else None,
+        "ignore_index": ignore_index,
+        **options,
+        "softcap": d.option("softcap"),
+    }
+
+
+def capped(x: Tensor, softcap: float | None) -> Tensor:
+    return x if softcap is None else softcap * torch.tanh(x / softcap)
+
+
+def _classes(logits: Tensor, target: Tensor, ignore_index: int) -> tuple[Tensor, Tensor, Tensor]:
+    """The class of each row (0 for rows without a valid one), whether the row counts, and whether it is valid."""
+    counts = target != ignore_index
+    valid = (target >= 0) & (target < logits.shape[-1])
+    return torch.where(counts & valid, target, 0).long(), counts, valid
+
+
+@op(out="loss lse predicted", grad="token_cross_entropy_bwd", samples=Maker(_args, CASES))
+def token_cross_entropy(
+    logits: Float[Tensor, "*rows n"],
+    target: Index[Tensor, "*rows"],
+    weight: Float[Tensor, "n"] | None = None,
+    ignore_index: int = -100,
+    label_smoothing: Smoothing = 0.0,
+    z_loss: Annotated[float, at_least(0)] = 0.0,
+    softcap: Cap = None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The cross entropy of each row of logits x with its class t.
+
+    loss = (1 - s) * w[t] * (lse - x[t]) + s / n * sum(w * (lse - x)) + z_loss * lse^2,
+    lse = log(sum(exp(x))), s = label_smoothing; x is softcap * tanh(logits / softcap) if softcap is given.
+
+    Args:
+        logits: the scores of n classes for each row.
+        target: the class of each row.
+        weight: the weight w of each class; 1 if it is None.
+        ignore_index: rows with this class have loss 0, and no gradient.
+        label_smoothing: the share of the target that is spread over all classes.
+        z_loss: the weight of lse^2, which keeps logits near 0.
+        softcap: the limit of the logits (Gemma 2).
+
+    Returns:
+        loss and lse, float32 [*rows] (float64 for float64), and predicted, int64 [*rows]: the class of the largest
+        logit. loss is differentiable in logits, the others are not. A class that is neither from 0 to n - 1 nor
+        ignore_index gives a loss of NaN; rows of no columns are not allowed.
+    """
+    x = capped(wide(logits), softcap)
+    at, counts, valid = _classes(logits, target, ignore_index)
+    lse = torch.logsumexp(x, -1)
+    w = x.new_ones(x.shape[-1]) if weight is None else weight.to(x.dtype)
+    own = w[at]
+    loss = (1 - label_smoothing) * own * (lse - x.gather(-1, at[..., None])[..., 0]) + z_loss * lse * lse
+    if label_smoothing:
+        loss = loss + label_smoothing / x.shape[-1] * (w * (lse[..., None] - x)).sum(-1)
+    loss = torch.where(valid, loss, torch.nan).masked_fill(~counts, 0.0)
+    return rounded(loss, x.dtype), rounded(lse, x.dtype), x.argmax(-1)
+
+
+def _bwd_args(d: Draw) -> dict[str, Any]:
+    of = _args(d)
+    loss, lse, _ = token_cross_entropy.reference(**of)
+    dloss = torch.full((), 0.5, device=d.device).expand(loss.shape) if d.case.layout == "expanded" else loss.cos()
+    return {"dloss": dloss.nan_to_num(), "logits": of.pop("logits"), "target": of.pop("target"), "lse": lse, **of}
+
+
+@op(out="dlogits", samples=Maker(_bwd_args, CASES))
+def token_cross_entropy_bwd(
+    dloss: Grad[Tensor, "*rows"],
+    logits: Float[Tensor, "*rows n"],
+    target: Index[Tensor, "*rows"],
+    lse: Float[Tensor, "*rows"],
+    weight: Float[Tensor, "n"] | None = None,
+    ignore_index: int = -100,
+    label_smoothing: Smoothing = 0.0,
+    z_loss: Annotated[float, at_least(0)] = 0.0,
+    softcap: Cap = None,
+) -> Tensor:
+    """The gradient of token_cross_entropy.
+
+    p = exp(x - lse): dx = dloss * ((1 - s) * w[t] * (p - [t]) + s / n * (sum(w) * p - w) + 2 * z_loss * lse * p)
+
+    Args:
+        dloss: the gradient of loss.
+        logits: the input of the forward.
+        target: as in the forward.
+        lse: the second result of the forward.
+        weight: as in the forward.
+        ignore_index: as in the forward.
+        label_smoothing: as in the forward.
+        z_loss: as in the forward.
+        softcap: as in the forward.
+
+    Returns:
+        dlogits, like logits: dx, times the slope of the cap if there is one.
+    """
+    x = capped(wide(logits), softcap)
+    at, counts, valid = _classes(logits, target, ignore_index)
+    p = torch.exp(x - lse.to(x.dtype)[..., None])
+    w = x.new_ones(x.shape[-1]) if weight is None else weight.to(x.dtype)
+    own = (1 - label_smoothing) * w[at][..., None]
+    dx = own * p + 2 * z_loss * lse.to(x.dtype)[..., None] * p
+    if label_smoothing:
+        dx = dx + label_smoothing / x.shape[-1] * (w.sum() * p - w)
+    dx = dx.scatter_add(-1, at[..., None], -own.expand(*at.shape, 1))
+    if softcap is not None:
+        dx = dx * (1 - (x / softcap) ** 2)
+    dx = dx * dloss.to(x.dtype)[..., None]
+    dx = torch.where(valid[..., None], dx, torch.nan).masked_fill(~counts[..., None], 0.0)
+    return rounded(dx, logits.dtype)
+
+
+def _bwd_in_place_args(d: Draw) -> dict[str, Any]:
+    of = _bwd_args(d)
+    return {"logits": of["logits"].contiguous(), **{n: v for n, v in of.items() if n != "logits"}}
+
+
+@op(out="", mutates=("logits",), samples=Maker(_bwd_in_place_args, CASES))
+def token_cross_entropy_bwd_(
+    logits: Float[Tensor, "*rows n", contiguous()],
+    dloss: Grad[Tensor, "*rows"],
+    target: Index[Tensor, "*rows"],
+    lse: Float[Tensor, "*rows"],
+    weight: Float[Tensor, "n"] | None = None,
+    ignore_index: int = -100,
+    label_smoothing: Smoothing = 0.0,
+    z_loss: Annotated[float, at_least(0)] = 0.0,
+    softcap: Cap = None,
+) -> None:
+    """token_cross_entropy_bwd that overwrites the logits with their gradient.
+
+    Args:
+        logits: the input of the forward; on return its gradient.
+        dloss: the gradient of loss.
+        target: as in the forward.
+        lse: the second result of the forward.
+        weight: as in the forward.
+        ignore_index: as in the forward.
+        label_smoothing: as in the forward.
+        z_loss: as in the forward.
+        softcap: as in the forward.
+    """
+    logits.copy_(
+        token_cross_entropy_bwd.reference(
+            dloss, logits, target, lse, weight, ignore_index, label_smoothing, z_loss, softcap
+        )
+    )
+
+
+SCALED = (Case((37,)), Case((5, 64)), Case((2, 3, 17), options={"factor": 1.0}), Case((0,)), Case((1000, 37)))
+
+
+def _scale_args(d: Draw) -> dict[str, Any]:
+    return {"x": d.full(), "factor": torch.tensor(d.option("factor", -0.3), device=d.device)}
+
+
+@op(out="", mutates=("x",), samples=Maker(_scale_args, SCALED))
+def scale_(x: Float[Tensor, "...", contiguous()], factor: Float[Tensor, "...", single()]) -> None:
+    """x = x * factor in place, for a factor that is on the device: if it is 1, x is neither read nor written.
+
+    Args:
+        x: is multiplied.
+        factor: one element.
+    """
+    x.copy_(wide(x) * factor.reshape(()).to(wide(x).dtype))
