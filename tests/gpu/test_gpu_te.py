@@ -60,10 +60,10 @@ def recipes(te):
 
 
 def test_torch_is_not_changed(te):
-    from opmux.faces.te import boot, reading
+    from opmux.faces.te import boot, rewrite
 
     assert boot.chip_here() is None
-    assert not hasattr(sys.modules["transformer_engine.pytorch.utils"], reading.CHIP)
+    assert not hasattr(sys.modules["transformer_engine.pytorch.utils"], rewrite.CHIP)
     assert sys.modules["transformer_engine_torch"] is importlib.import_module("opmux.tex")
 
 
