@@ -120,24 +120,28 @@ def run(named: list[str], family: str | None, glob: str | None, as_json: bool) -
 
 
 def _show_families(found: list[Row], console: Console) -> None:
-    """One line a family; those of an extension's space, such as tex, in one line together."""
+    """One line a family; small ones, and those of an extension's space, such as tex, in one line together."""
     by_family: dict[str, list[Row]] = {}
     for row in found:
         by_family.setdefault(row.family, []).append(row)
-    spaces: dict[str, list[str]] = {}
+    short: dict[str, list[str]] = {}
+    shown = []
     for name, ops in by_family.items():
         if ops[0].space in extension.spaces():
-            spaces.setdefault(ops[0].space, []).append(f"{name} {len(ops)}")
-    shown = [(n, ops) for n, ops in by_family.items() if ops[0].space not in spaces]
+            short.setdefault(ops[0].space, []).append(f"{name} {len(ops)}")
+        elif len(ops) < 3 and name != NO_SPEC:
+            short.setdefault("also", []).append(f"{name} {len(ops)}")
+        else:
+            shown.append((name, ops))
     made = screen.pairs([(f"{n:<13}{len(ops):>4}", _examples(ops, min(console.width, 100) - 24)) for n, ops in shown])
     console.print(made)
-    for space, families in spaces.items():
-        console.print(Text.assemble((f"  {space}: ", "dim"), ", ".join(families)))
+    for what, families in sorted(short.items()):
+        console.print(Text.assemble((f"  {what}: ", "dim"), ", ".join(families)))
     here = [v["vendor"] for v in vendor_rows() if v["here"]]
     others = [v["vendor"] for v in vendor_rows() if not v["here"]]
     console.print(Text.assemble(("  vendors: ", "dim"), f"{', '.join(here)} (here), {', '.join(others)}"))
     counts = f"{screen.count(len(found), 'op')}, {screen.count(len(by_family), 'family')}"
-    console.print(f"{counts}. opmux list norm, rms_norm or '*_bwd' shows their implementations")
+    console.print(f"{counts}; opmux list norm, rms_norm or '*_bwd' shows implementations")
 
 
 def _examples(ops: list[Row], width: int) -> str:
