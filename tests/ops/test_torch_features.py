@@ -79,6 +79,8 @@ def mesh(tmp_path_factory):
 
 @pytest.mark.parametrize("name", CALLS)
 def test_dtensor(name, mesh):
+    if name == "cumsum" and torch.__version__.startswith("2.11."):
+        pytest.skip("torch 2.11 has no sharding strategy for aten.flip, of which the gradient is made")
     call, given = CALLS[name]
     plain = [t.clone().requires_grad_() for t in given]
     spread = [

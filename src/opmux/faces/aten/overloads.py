@@ -76,9 +76,10 @@ class Overload(Derived):
                     impl.supported_dtypes, impl.min_arch, None, impl.devices, impl.outside, impl.available,
                 )  # fmt: skip
         # Where the overload is not overridden, torch's op is torch's kernel.
-        torchs = {d: self.shape.op for d in HERE.devices() if native.exists(self.shape, native.key_of(d))}
-        for device, kernel in (torchs | self.natives).items():
-            kind, devices = BackendImplKind.REFERENCE, frozenset({device})
+        kernels = [(frozenset({device}), kernel) for device, kernel in self.natives.items()]
+        left = {d for d in HERE.devices() if d not in self.natives and native.exists(self.shape, native.key_of(d))}
+        for devices, kernel in (*kernels, *([(frozenset(left), self.shape.op)] if left else [])):
+            kind = BackendImplKind.REFERENCE
             yield OpImpl(self.key, "native", kind, None, kernel, 10, devices=devices, as_passed=True)
 
 
