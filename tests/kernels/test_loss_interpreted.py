@@ -1,0 +1,41 @@
+"""The kernels of losses, interpreted, where no sample can lead: targets that are no class, logits without a maximum."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+from opmux.kernels import loss as kernels
+from opmux.specs import loss as spec
+
+MODE = "interpret"
+HOW = (None, -100, 0.0, 0.0, None)
+
+
+def both(x, target):
+    """Loss, lse and gradient of the kernel and of the reference."""
+    for forward, backward in (
+        (kernels.token_cross_entropy, kernels.token_cross_entropy_bwd),
+        (spec.token_cross_entropy.reference, spec.token_cross_entropy_bwd.reference),
+    ):
+        made, lse, _ = forward(x, target, *HOW)
+        yield made, lse, backward(torch.ones_like(made), x, target, lse, *HOW)
+
+
+@pytest.mark.parametrize("bad", [16, -1, 2**40])
+def test_a_target_that_is_no_class(bad):
+    for made, _, dx in both(torch.randn(3, 16), torch.tensor([1, bad, -100])):
+        assert made[1].isnan() and dx[1].isnan().all()
+        assert made[0].isfinite() and dx[0].isfinite().all() and made[2] == 0 and not dx[2].any()
+
+
+def test_logits_of_minus_infinity():
+    x = torch.randn(3, 5000)
+    x[0, :4500] = x[1, 100:] = -math.inf  # whole pieces of a row
+    found = list(both(x, torch.tensor([4999, 3, 7])))
+    for a, b in zip(*found, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
+    assert all(t.isfinite().all() for t in found[0])
