@@ -40,14 +40,20 @@ def recovering(spec: Spec, again: Callable[[], Callable[..., Any]]) -> Callable[
 def _common_dtype(spec: Spec, args: tuple, kwargs: dict) -> torch.dtype | None:
     """What to cast to; None if autocast is off, or dtypes are not what is wrong."""
     found = [t for t in tensors_in((args, kwargs)) if t.is_floating_point()]
-    if not found or spec.mutates or not torch.is_autocast_enabled(found[0].device.type):
-        return None
     dtypes = {t.dtype for t in found}
-    if len(dtypes) < 2 or not dtypes <= set(CASTABLE):
+    if spec.mutates or len(dtypes) < 2 or not dtypes <= set(CASTABLE):
         return None
-    if spec.flops is not None:
-        return torch.get_autocast_dtype(found[0].device.type)
+    dtype = dtype_on(found[0].device.type)
+    if dtype is None or spec.flops is not None:
+        return dtype
     return torch.float32  # also the widest of float16 and bfloat16
+
+
+def dtype_on(device: str) -> torch.dtype | None:
+    """Autocast's dtype on a device type; None if autocast is off there, or the device has none, as meta."""
+    if not torch.amp.is_autocast_available(device) or not torch.is_autocast_enabled(device):
+        return None
+    return torch.get_autocast_dtype(device)
 
 
 def _cast(value: Any, dtype: torch.dtype) -> Any:

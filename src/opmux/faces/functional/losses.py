@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from ...core import autocast
 from ...core.errors import BadArgument
 from ...specs import gemm, loss
 
@@ -134,9 +135,8 @@ def fused_linear_cross_entropy(
         raise BadArgument.of(name, "target", expected, str(tuple(target.shape)), ValueError)
     if accum_dtype not in (None, torch.float32, input.dtype):
         raise BadArgument.of(name, "accum_dtype", "be None or torch.float32", str(accum_dtype), TypeError)
-    device = input.device.type
-    if torch.is_autocast_enabled(device):
-        dtype = torch.get_autocast_dtype(device)
+    dtype = autocast.dtype_on(input.device.type)
+    if dtype is not None:
         input, weight, bias = input.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype)
     _assert_classes(name, target, weight.shape[0], ignore_index)
     how = _How(ignore_index, label_smoothing, z_loss, softcap)
