@@ -23,10 +23,6 @@ by_name = {"ids": lambda s: s.name}
 every_op = pytest.mark.parametrize("spec", DIFFERENTIABLE, **by_name)
 
 
-# torch.vmap refuses what these do (a `copy_` into a tensor that is not batched), and says so.
-NOT_BATCHED = {"attention"}
-
-
 class Case:
     """An op as a function of its differentiable inputs, called as the public op and as its reference."""
 
@@ -119,10 +115,6 @@ def test_reverse_mode_by_functorch(spec):
 @every_op
 def test_vmap_keeps_values_and_gradients(spec):
     for case in cases(spec, 1):
-        if spec.name in NOT_BATCHED:
-            with pytest.raises(RuntimeError, match="vmap: "):
-                torch.vmap(case.ours)(*(torch.stack([t, t]) for t in case.inputs))
-            continue
         batch = [torch.stack([t, t.flip(0) if t.dim() else t, t]).requires_grad_() for t in case.inputs]
         got = torch.vmap(case.ours)(*batch)
         expected = torch.vmap(case.reference)(*batch)

@@ -479,6 +479,7 @@ FIRST = {
     "enable": lambda: len(opmux_().enable(include=["softmax"])) > 0,
     "enabled_ops": lambda: opmux_().enabled_ops() == [],
     "explain": lambda: str(opmux_().explain("silu_mul", ones(), ones()).chosen.vendor) == VENDOR,
+    "functional": lambda: opmux_().functional.cross_entropy(torch.ones(2, 4), torch.tensor([0, 3])).item() > 0,
     "native": lambda: opmux_().native("silu")(ones()).shape == (2,),
     "ops": lambda: opmux_().ops.silu_mul(ones(), ones()).shape == (2,),
     "policy": lambda: opmux_().policy("vendor", deny=["acme"]).__enter__().prefer == "vendor",

@@ -106,7 +106,7 @@ def token_cross_entropy(
     at, counts, valid = _classes(logits, target, ignore_index)
     lse = torch.logsumexp(x, -1)
     w = x.new_ones(x.shape[-1]) if weight is None else weight.to(x.dtype)
-    own = w[at]
+    own = w.take(at)
     loss = (1 - label_smoothing) * own * (lse - x.gather(-1, at[..., None])[..., 0]) + z_loss * lse * lse
     if label_smoothing:
         loss = loss + label_smoothing / x.shape[-1] * (w * (lse[..., None] - x)).sum(-1)
@@ -155,7 +155,7 @@ def token_cross_entropy_bwd(
     at, counts, valid = _classes(logits, target, ignore_index)
     p = torch.exp(x - lse.to(x.dtype)[..., None])
     w = x.new_ones(x.shape[-1]) if weight is None else weight.to(x.dtype)
-    own = (1 - label_smoothing) * w[at][..., None]
+    own = (1 - label_smoothing) * w.take(at)[..., None]
     dx = own * p + 2 * z_loss * lse.to(x.dtype)[..., None] * p
     if label_smoothing:
         dx = dx + label_smoothing / x.shape[-1] * (w.sum() * p - w)

@@ -16,6 +16,7 @@ from triton import knobs
 
 from ..core.default import get_default_manager, policy
 from ..core.errors import OpmuxError
+from ..core.machine import split_arch
 from ..core.registry import BackendImplKind, OpImpl
 from ..core.spec import NAME_LOOKUP, Sample, Spec, specs
 from ..core.tensors import dtype_name
@@ -360,6 +361,11 @@ def _load(chip: str | None) -> None:
     """Import every kernel, and those of the chip's vendor, so that all tunables are declared."""
     tile_checks.load()
     of_vendor = None if chip is None else tile_checks.of_vendor(chip)
+    if of_vendor is not None and of_vendor.arch is not None:
+        try:
+            split_arch(of_vendor.arch)
+        except ValueError as error:
+            raise arguments.BadArgument(f"--chip {chip}: {error}") from None
     if of_vendor is not None:
         for folder in tile_files.folders(of_vendor):
             vendor_ops.load(folder)
