@@ -3,5 +3,25 @@
 from .faces.functional.losses import CrossEntropyOutput as CrossEntropyOutput
 from .faces.functional.losses import cross_entropy as cross_entropy
 from .faces.functional.losses import fused_linear_cross_entropy as fused_linear_cross_entropy
+from .faces.functional.preference import KTOOutput as KTOOutput
+from .faces.functional.preference import PreferenceOutput as PreferenceOutput
+from .faces.functional.preference import fused_linear_cpo as fused_linear_cpo
+from .faces.functional.preference import fused_linear_dpo as fused_linear_dpo
+from .faces.functional.preference import fused_linear_kto as fused_linear_kto
+from .faces.functional.preference import fused_linear_orpo as fused_linear_orpo
+from .faces.functional.preference import fused_linear_simpo as fused_linear_simpo
+from .faces.functional.preference import linear_log_probs as linear_log_probs
 
-__all__ = ["CrossEntropyOutput", "cross_entropy", "fused_linear_cross_entropy"]
+__all__ = [
+    "CrossEntropyOutput",
+    "cross_entropy",
+    "fused_linear_cross_entropy",
+    "KTOOutput",
+    "PreferenceOutput",
+    "fused_linear_cpo",
+    "fused_linear_dpo",
+    "fused_linear_kto",
+    "fused_linear_orpo",
+    "fused_linear_simpo",
+    "linear_log_probs",
+]

@@ -1,0 +1,353 @@
+"""Preference losses over hidden states: against the papers' formulas in float64, and against Liger-Kernel's numbers."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+import opmux.functional as ours
+from opmux.faces.functional import losses
+
+B, T, H, V = 4, 3, 4, 7
+LABELS = torch.tensor([True, False, False, True])
+
+
+def wave(*shape, phase=0.0, dtype=torch.float64):
+    """Numbers that need no generator: those below were computed from them by another library."""
+    return torch.sin(torch.arange(math.prod(shape), dtype=dtype) * 1.7 + phase).view(shape)
+
+
+class Data:
+    def __init__(self, dtype=torch.float64, tokens=T):
+        new = lambda *shape, phase, scale=1: (scale * wave(*shape, phase=phase)).to(dtype)
+        self.leaves = [new(B, tokens, H, phase=0.0), new(V, H, phase=1.0, scale=2), new(V, phase=2.0)]
+        self.x, self.w, self.b = (leaf.requires_grad_() for leaf in self.leaves)
+        self.ref = [new(B, tokens, H, phase=3.0), new(V, H, phase=4.0, scale=2), new(V, phase=5.0)]
+        self.target = torch.arange(B * tokens).mul(5).remainder(V).view(B, tokens)
+        self.target[0, 0] = self.target[3, -1] = -100
+
+    def grads(self, y):
+        return torch.autograd.grad(y, self.leaves, retain_graph=True)
+
+
+def log_probs(x, w, b, target, average=False):
+    counts = target != -100
+    tokens = torch.log_softmax(x @ w.T + b, -1).gather(-1, target.clamp(min=0)[..., None])[..., 0] * counts
+    return tokens.sum(-1) / counts.sum(-1) if average else tokens.sum(-1)
+
+
+def same(got, want, data, tol=None):
+    tol = tol or dict(rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(got, want, **tol)
+    for a, b in zip(data.grads(got), data.grads(want), strict=True):
+        torch.testing.assert_close(a, b, **tol)
+
+
+@pytest.fixture(params=[1, 5, 1 << 20], ids=["a row at a time", "in parts", "at once"])
+def parts(request, monkeypatch):
+    monkeypatch.setattr(losses, "CHUNK", request.param * V * 8)
+
+
+# ---- formulas -------------------------------------------------------------------------------------------------------
+
+log_sigmoid = lambda x: -torch.log1p(torch.exp(-x))
+sigmoid = lambda x: 1 / (1 + torch.exp(-x))
+BETA, EPS, TAU = 0.3, 0.1, 0.05
+
+
+def exo(c, r):
+    f = torch.stack([c, r]).mul(BETA).softmax(0)
+    labels = torch.tensor([1 - EPS, EPS], dtype=f.dtype)[:, None]
+    return (f * (f / labels).log()).sum(0)
+
+
+def discopop(c, r):
+    m = BETA * (c - r)
+    return (1 - sigmoid(m / TAU)) * -log_sigmoid(m) + sigmoid(m / TAU) * torch.exp(-m)
+
+
+def dpo_term(m):
+    return -log_sigmoid(BETA * m)
+
+
+DPO = {  # of the log-ratios of a pair
+    "sigmoid": lambda c, r: (1 - EPS) * dpo_term(c - r) + EPS * dpo_term(r - c),
+    "hinge": lambda c, r: (1 - BETA * (c - r)).clamp(min=0),
+    "ipo": lambda c, r: ((c - r) - 1 / (2 * BETA)) ** 2,
+    "exo_pair": exo,
+    "nca_pair": lambda c, r: dpo_term(c) + (dpo_term(-c) + dpo_term(-r)) / 2,
+    "robust": lambda c, r: ((1 - EPS) * dpo_term(c - r) - EPS * dpo_term(r - c)) / (1 - 2 * EPS),
+    "bco_pair": lambda c, r: dpo_term(c) + dpo_term(-r),
+    "sppo_hard": lambda c, r: (c - 1 / (2 * BETA)) ** 2 + (r + 1 / (2 * BETA)) ** 2,
+    "apo_zero": lambda c, r: 1 - sigmoid(BETA * c) + sigmoid(BETA * r),
+    "apo_down": lambda c, r: sigmoid(BETA * c) + 1 - sigmoid(BETA * (c - r)),
+    "discopop": discopop,
+}
+
+
+@pytest.mark.parametrize("kind", DPO)
+@pytest.mark.parametrize("average", [False, True], ids=["sum", "mean"])
+def test_dpo(kind, average):
+    d = Data()
+    made = ours.fused_linear_dpo(
+        d.x, d.w, d.target, d.b, *d.ref, loss_type=kind, beta=BETA, label_smoothing=EPS, average_log_prob=average
+    )
+    mean = average or kind == "ipo"
+    ratios = log_probs(d.x, d.w, d.b, d.target, mean) - log_probs(*d.ref, d.target, mean)
+    same(made.loss, DPO[kind](*ratios.chunk(2)).mean(), d)
+
+
+def test_all_kinds_of_dpo_are_tested():
+    from opmux.faces.functional.preference import DPO_LOSSES
+
+    assert set(DPO_LOSSES) == set(DPO)
+
+
+def test_without_a_reference_model(parts):
+    d = Data()
+    made = ours.fused_linear_dpo(d.x, d.w, d.target, d.b, beta=BETA)
+    c, r = log_probs(d.x, d.w, d.b, d.target).chunk(2)
+    same(made.loss, dpo_term(c - r).mean(), d)
+
+
+def test_cpo_simpo_and_orpo(parts):
+    d = Data()
+    chosen = d.target[:2] != -100
+    nll = -log_probs(d.x, d.w, d.b, d.target)[:2].sum() / chosen.sum()
+    c, r = log_probs(d.x, d.w, d.b, d.target).chunk(2)
+    mc, mr = log_probs(d.x, d.w, d.b, d.target, average=True).chunk(2)
+
+    made = ours.fused_linear_cpo(d.x, d.w, d.target, d.b, beta=BETA, label_smoothing=EPS, alpha=0.7)
+    same(made.loss, DPO["sigmoid"](c, r).mean() + 0.7 * nll, d)
+    made = ours.fused_linear_cpo(d.x, d.w, d.target, d.b, beta=BETA, compute_nll_loss=False, average_log_prob=True)
+    same(made.loss, dpo_term(mc - mr).mean(), d)
+    assert made.nll_loss == 0
+
+    made = ours.fused_linear_simpo(d.x, d.w, d.target, d.b, beta=BETA, gamma=0.4)
+    same(made.loss, -log_sigmoid(BETA * (mc - mr) - 0.4).mean(), d)
+
+    odds = lambda x: torch.exp(x) / (1 - torch.exp(x))
+    made = ours.fused_linear_orpo(d.x, d.w, d.target, d.b, beta=BETA)
+    same(made.loss, nll - BETA * log_sigmoid(torch.log(odds(mc) / odds(mr))).mean(), d)
+    torch.testing.assert_close(made.log_odds_chosen, torch.log(odds(mc) / odds(mr)).mean().detach())
+
+
+@pytest.mark.parametrize("kl", [None, torch.tensor(0.2), torch.tensor([0.2]), wave(B)], ids=["", "0-d", "1", "batch"])
+def test_kto(kl, parts):
+    d = Data()
+    made = ours.fused_linear_kto(d.x, d.w, d.target, LABELS, d.b, *d.ref, kl, beta=BETA)
+    gain = log_probs(d.x, d.w, d.b, d.target) - log_probs(*d.ref, d.target) - (0.0 if kl is None else kl)
+    value = torch.stack([sigmoid(BETA * g) if label else sigmoid(-BETA * g) for g, label in zip(gain, LABELS)])
+    same(made.loss, (1 - value).mean(), d)
+
+
+def test_what_else_is_returned():
+    d = Data()
+    logits, both = d.x @ d.w.T + d.b, log_probs(d.x, d.w, d.b, d.target)
+    made = ours.fused_linear_dpo(d.x, d.w, d.target, d.b, *d.ref, compute_nll_loss=True)
+    rewards = 0.1 * (both - log_probs(*d.ref, d.target))
+    nll = -both[:2].sum() / (d.target[:2] != -100).sum()
+    want = [*both.chunk(2), logits[:2].mean(), logits[2:].mean(), nll, *rewards.chunk(2)]
+    for got, one in zip(made[1:8], want, strict=True):
+        torch.testing.assert_close(got, one.detach())
+        assert not got.requires_grad
+    made = ours.fused_linear_kto(d.x, d.w, d.target, LABELS, d.b, *d.ref)
+    want = [v[kind].sum() for v in (both, logits, rewards) for kind in (LABELS, ~LABELS)]
+    for got, one in zip(made[1:], want, strict=True):
+        torch.testing.assert_close(got, one.detach())
+        assert not got.requires_grad
+
+
+# ---- Liger-Kernel's numbers -----------------------------------------------------------------------------------------
+# Its own chunked losses, version 0.8.2, compiled=False, float32 on a CPU with torch 2.13, for Data(torch.float32):
+# [loss, sum(abs(gradient)) of input, weight and bias], and the sum of each auxiliary value.
+
+LOGGED = [-22.449215, -22.914675, 0.54654, -0.578516, 4.489843, -0.614043, 0.4123]
+LIGER_DPO = {
+    "sigmoid": [3.228313, 7.700248, 3.50179, 1.631354],
+    "hinge": [3.758093, 10.789693, 4.791007, 2.285602],
+    "exo_pair": [3.063823, 7.776052, 3.532398, 1.639796],
+    "nca_pair": [3.795272, 5.265026, 2.627736, 1.079575],
+    "robust": [3.292459, 8.725204, 3.93002, 1.852259],
+    "bco_pair": [3.923627, 7.258363, 3.369503, 1.513589],
+    "sppo_hard": [16.722471, 145.458221, 68.819183, 30.307364],
+    "apo_zero": [3.370224, 4.560428, 2.308965, 0.991651],
+    "apo_down": [3.294964, 3.580842, 1.694477, 0.751796],
+    "discopop": [3.228387, 7.68814, 3.49682, 1.629404],
+}
+LIGER = {
+    "orpo": (
+        [4.604182, 5.803982, 3.637081, 1.294012],
+        [-9.476619, -9.481142, 0.54654, -0.578516, 4.489843, -0.947662, -0.948114, -1.143391, 0.007234],
+    ),
+    "orpo nll_target": (
+        [4.495003, 6.434976, 3.689957, 1.323921],
+        [-9.476619, -9.481142, 0.54654, -0.578516, 4.380664, -0.947662, -0.948114, -1.143391, 0.007234],
+    ),
+    "cpo": (
+        [2.928969, 3.669514, 2.02824, 0.810799],
+        [-22.449215, -22.914675, 0.54654, -0.578516, 4.489843, -2.244922, -2.291467],
+    ),
+    "simpo": (
+        [6.737714, 16.677904, 7.644894, 3.746135],
+        [-9.476619, -9.481142, 0.54654, -0.578516, 4.489843, -18.953238, -18.962284],
+    ),
+    "kto": (
+        [0.49595, 0.340023, 0.110723, 0.058586],
+        [-23.018787, -22.3451, -60.005226, 58.662212, -0.001374, -0.065874],
+    ),
+}
+
+
+def as_liger(made, data, numbers, logged):
+    got = [made[0].item(), *(g.abs().sum().item() for g in data.grads(made[0]))]
+    assert got == pytest.approx(numbers, rel=2e-5, abs=2e-6)
+    assert [v.sum().item() for v in made[1:] if v is not None] == pytest.approx(logged, rel=2e-5, abs=2e-5)
+
+
+@pytest.mark.parametrize("kind", LIGER_DPO)
+def test_dpo_as_liger(kind):
+    d, smoothing = Data(torch.float32), 0.1 if kind in ("exo_pair", "robust") else 0.0
+    made = ours.fused_linear_dpo(
+        d.x, d.w, d.target, d.b, *d.ref, loss_type=kind, beta=0.3, label_smoothing=smoothing, compute_nll_loss=True,
+        alpha=0.5,
+    )  # fmt: skip
+    as_liger(made, d, LIGER_DPO[kind], LOGGED)
+
+
+def test_others_as_liger():
+    d = Data(torch.float32)
+    args = d.x, d.w, d.target, d.b
+    other = torch.where(d.target < 0, d.target, (d.target + 1) % V)
+    as_liger(ours.fused_linear_orpo(*args), d, *LIGER["orpo"])
+    as_liger(ours.fused_linear_orpo(*args, other), d, *LIGER["orpo nll_target"])
+    as_liger(ours.fused_linear_cpo(*args, label_smoothing=0.1, alpha=0.5), d, *LIGER["cpo"])
+    made = ours.fused_linear_simpo(*args, beta=2.0, label_smoothing=0.1, compute_nll_loss=True)
+    as_liger(made, d, *LIGER["simpo"])
+    made = ours.fused_linear_kto(d.x, d.w, d.target, LABELS, d.b, *d.ref, torch.tensor(0.2))
+    as_liger(made, d, *LIGER["kto"])
+
+
+# ---- what must not happen -------------------------------------------------------------------------------------------
+
+
+def test_linear_log_probs(parts):
+    d = Data()
+    got = ours.linear_log_probs(d.x, d.w, d.target, d.b, temperature=0.7)
+    want = log_probs(d.x / 0.7, d.w, d.b / 0.7, d.target)
+    assert got.shape == (B, T) and (got[d.target == -100] == 0).all()
+    same(got.sum(-1).sin().sum(), want.sin().sum(), d)
+
+
+class Largest(TorchDispatchMode):
+    """The most elements that a tensor has which is made under it."""
+
+    def __init__(self):
+        super().__init__()
+        self.numel = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        made = func(*args, **(kwargs or {}))
+        self.numel = max([self.numel, *(t.numel() for t in tree_leaves(made) if torch.is_tensor(t))])
+        return made
+
+
+def test_the_logits_are_never_whole(monkeypatch):
+    monkeypatch.setattr(losses, "CHUNK", 4 * V * 4)
+    d = Data(torch.float32, tokens=64)
+    with Largest() as seen:
+        d.grads(ours.fused_linear_dpo(d.x, d.w, d.target, d.b, *d.ref).loss)
+    assert B * 64 * H <= seen.numel < B * 64 * V
+
+
+def test_frozen_arguments_and_no_writes():
+    for frozen in range(3):
+        d = Data()
+        leaves = d.leaves[frozen].requires_grad_(False), *(t for i, t in enumerate(d.leaves) if i != frozen)
+        kept = [t.detach().clone() for t in (*d.leaves, *d.ref, d.target)]
+        for t in d.ref:
+            t.requires_grad_()
+        loss = ours.fused_linear_dpo(d.x, d.w, d.target, d.b, *d.ref).loss
+        first = torch.autograd.grad(loss, leaves[1:], retain_graph=True)
+        loss.backward()  # a second one
+        assert leaves[0].grad is None and all(t.grad is None for t in d.ref)
+        assert all(torch.equal(a, leaf.grad) for a, leaf in zip(first, leaves[1:], strict=True))
+        assert all(torch.equal(a, b) for a, b in zip(kept, (*d.leaves, *d.ref, d.target), strict=True))
+
+
+def test_sequences_without_tokens_and_batches_without_sequences():
+    d = Data()
+    for ignored in (0, 2, slice(None)):
+        target = d.target.clone()
+        target[ignored] = -100
+        for made in (
+            ours.fused_linear_dpo(d.x, d.w, target, d.b, *d.ref, average_log_prob=True),
+            ours.fused_linear_simpo(d.x, d.w, target, d.b),
+            ours.fused_linear_orpo(d.x, d.w, target, d.b, compute_nll_loss=False),
+            ours.fused_linear_kto(d.x, d.w, target, LABELS, d.b, average_log_prob=True),
+        ):
+            assert all(t.isfinite().all() for t in (made[0], *d.grads(made[0])))
+    made = ours.fused_linear_cpo(d.x[:0], d.w, d.target[:0], d.b, compute_nll_loss=False)
+    assert made.loss.isnan() and made.chosen_log_probs.shape == (0,)  # the mean of nothing, as torch's
+    assert not any(g.any() for g in d.grads(made.chosen_log_probs.sum() + made.loss.nan_to_num()))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_half_precision(dtype):
+    d, exact = Data(dtype), Data()
+    made = ours.fused_linear_dpo(d.x, d.w, d.target, d.b, *d.ref, accum_dtype=torch.float32)
+    want = ours.fused_linear_dpo(exact.x, exact.w, exact.target, exact.b, *exact.ref)
+    assert made.loss.dtype is torch.float32
+    torch.testing.assert_close(made.loss.double(), want.loss, rtol=0.02, atol=0.02)
+    for a, b in zip(d.grads(made.loss), exact.grads(want.loss), strict=True):
+        assert a.dtype is dtype
+        torch.testing.assert_close(a.double(), b, rtol=0.1, atol=0.03)
+
+
+def test_autocast_and_other_layouts():
+    d = Data(torch.float32)
+    want = ours.fused_linear_cpo(d.x, d.w, d.target, d.b)
+    turned = d.x.detach().transpose(1, 2).contiguous().transpose(1, 2).requires_grad_()
+    w = d.w.detach().t().contiguous().t()
+    made = ours.fused_linear_cpo(turned, w, d.target.t().contiguous().t(), d.b)
+    torch.testing.assert_close(torch.autograd.grad(made.loss, turned)[0], torch.autograd.grad(want.loss, d.x)[0])
+    with torch.autocast("cpu", torch.bfloat16):
+        made = ours.fused_linear_cpo(d.x, d.w, d.target, d.b)
+    assert made.loss.dtype is torch.float32
+    torch.testing.assert_close(made.loss, ours.fused_linear_cpo(d.x, d.w, d.target, d.b).loss, rtol=0.02, atol=0.02)
+
+
+WRONG = {
+    "kind": (dict(loss_type="sigmoyd"), "loss_type must be one of 'sigmoid', 'hinge'.*; got 'sigmoyd'"),
+    "exo": (dict(loss_type="exo_pair"), "label_smoothing must be greater than 0 .*'exo_pair'.*; got 0.0"),
+    "robust": (dict(loss_type="robust", label_smoothing=0.5), "label_smoothing must be at least 0 .*; got 0.5"),
+    "beta": (dict(loss_type="ipo", beta=0.0), "beta must be greater than 0 for 'ipo'; got 0.0"),
+    "odd": (dict(target=torch.zeros(3, T).long()), r"target must have an even batch.*; got \(3, 3\)"),
+    "flat": (dict(target=torch.zeros(4).long()), r"target must have shape \(batch, sequence\); got \(4,\)"),
+    "shape": (dict(target=torch.zeros(4, 9).long()), r"target must have shape \(4, 3\)"),
+    "class": (dict(target=torch.full((4, T), V)), f"target must be from 0 to {V - 1}, or -100"),
+    "reference": (dict(ref_weight=None), "ref_weight must be given, as ref_input is; got None"),
+    "reference's": (dict(ref_weight=torch.zeros(V, 9)), r"fused_linear_dpo: ref_weight must have shape \(classes, 4\)"),
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+def test_bad_arguments(wrong):
+    d, (change, words) = Data(), WRONG[wrong]
+    given = dict(target=d.target, bias=d.b, ref_input=d.ref[0], ref_weight=d.ref[1]) | change
+    with pytest.raises((ValueError, RuntimeError), match=words):
+        ours.fused_linear_dpo(d.x, d.w, **given)
+
+
+def test_bad_arguments_of_kto_and_log_probs():
+    d = Data()
+    with pytest.raises(ValueError, match=r"preference_labels must have shape \(4,\).*; got \(2,\)"):
+        ours.fused_linear_kto(d.x, d.w, d.target, LABELS[:2])
+    with pytest.raises(ValueError, match=r"kl must have one element, or shape \(4,\); got \(2,\)"):
+        ours.fused_linear_kto(d.x, d.w, d.target, LABELS, kl=torch.zeros(2))
+    with pytest.raises(ValueError, match="linear_log_probs: temperature must be greater than 0; got 0"):
+        ours.linear_log_probs(d.x, d.w, d.target, temperature=0.0)
