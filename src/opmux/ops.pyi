@@ -4224,7 +4224,7 @@ def token_cross_entropy(logits: Tensor, target: Tensor, weight: Tensor | None = 
     Returns:
         loss and lse, float32 [*rows] (float64 for float64), and predicted, int64 [*rows]: the class of the largest
         logit. loss is differentiable in logits, the others are not. A class that is neither from 0 to n - 1 nor
-        ignore_index gives a loss of NaN; rows of no columns are not allowed.
+        ignore_index gives a loss of NaN.
     """
 
 def token_cross_entropy_bwd(dloss: Tensor, logits: Tensor, target: Tensor, lse: Tensor, weight: Tensor | None = None, ignore_index: int = -100, label_smoothing: float = 0.0, z_loss: float = 0.0, softcap: float | None = None) -> Tensor:

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 
 import opmux.functional as ours
-from opmux.faces.functional import losses
+from opmux.faces.functional import chunked, losses
 
 V, H = 50, 16
 
@@ -90,7 +90,7 @@ def test_what_else_is_returned():
 
 @pytest.fixture(params=[1, 5, 1 << 20], ids=["a row at a time", "in parts", "at once"])
 def parts(request, monkeypatch):
-    monkeypatch.setattr(losses, "CHUNK", request.param * V * 8)
+    monkeypatch.setattr(chunked, "CHUNK", request.param * V * 8)
 
 
 @over_options
@@ -149,13 +149,13 @@ def test_a_second_backward():
     made = ours.fused_linear_cross_entropy(x, w, target, reduction="none").sum()
     first, second = (torch.autograd.grad(made, x, retain_graph=True)[0] for _ in range(2))
     assert torch.equal(first, second)
-    with pytest.raises(RuntimeError, match="does not require grad|once_differentiable"):
+    with pytest.raises(RuntimeError, match="cannot be differentiated again"):
         (g,) = torch.autograd.grad(ours.fused_linear_cross_entropy(x, w, target), x, create_graph=True)
         g.sum().backward()
 
 
 def test_gradients_of_halves_added_up_in_float32(monkeypatch):
-    monkeypatch.setattr(losses, "CHUNK", 8 * V * 2)
+    monkeypatch.setattr(chunked, "CHUNK", 8 * V * 2)
     x, w, target = torch.randn(256, H).bfloat16(), torch.randn(V + 1, H).bfloat16(), tokens(256)
     leaf = w.double().requires_grad_()
     F.cross_entropy(x.double() @ leaf.T, target).backward()

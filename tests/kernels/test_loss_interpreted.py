@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
 import torch
 
@@ -39,3 +40,10 @@ def test_logits_of_minus_infinity():
     for a, b in zip(*found, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
     assert all(t.isfinite().all() for t in found[0])
+
+
+def test_numbers_of_numpy():
+    x, target = torch.randn(3, 16), torch.tensor([1, 5, -100])
+    made = kernels.token_cross_entropy(x, target, None, -100, np.float32(0.25), np.float64(0.5), np.float32(4))
+    for a, b in zip(made, spec.token_cross_entropy.reference(x, target, None, -100, 0.25, 0.5, 4.0), strict=True):
+        torch.testing.assert_close(a, b)

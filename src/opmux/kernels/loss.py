@@ -152,11 +152,13 @@ def scale_tiles(n: int, dtype: torch.dtype) -> Tiles:
     return Tiles(256, BLOCK_N=16384 // max(dtype.itemsize, 2))
 
 
-Smoothing, Cap = float, float | None
-
-
 def _plan(
-    logits: Tensor, tensors: dict[str, Any], label_smoothing: Smoothing, z_loss: float, softcap: Cap, result: str = ""
+    logits: Tensor,
+    tensors: dict[str, Any],
+    label_smoothing: float,
+    z_loss: float,
+    softcap: float | None,
+    result: str = "",
 ) -> Plan:
     """A forward or, for a result that the gradient is written to, a backward."""
     back = bool(result)
@@ -186,7 +188,7 @@ def _plan(
 
 @planned(spec.token_cross_entropy)
 def token_cross_entropy(
-    logits: Tensor, target: Tensor, weight: Tensor | None, label_smoothing: Smoothing, z_loss: float, softcap: Cap
+    logits: Tensor, target: Tensor, weight: Tensor | None, label_smoothing: float, z_loss: float, softcap: float | None
 ) -> Plan:
     return _plan(logits, dict(target=target, weight=weight), label_smoothing, z_loss, softcap)
 
@@ -194,7 +196,7 @@ def token_cross_entropy(
 @planned(spec.token_cross_entropy_bwd)
 def token_cross_entropy_bwd(
     dloss: Tensor, logits: Tensor, target: Tensor, lse: Tensor, weight: Tensor | None,
-    label_smoothing: Smoothing, z_loss: float, softcap: Cap,
+    label_smoothing: float, z_loss: float, softcap: float | None,
 ) -> Plan:  # fmt: skip
     tensors = dict(dloss=dloss, target=target, lse=lse, weight=weight)
     return _plan(logits, tensors, label_smoothing, z_loss, softcap, "dlogits")
@@ -203,7 +205,7 @@ def token_cross_entropy_bwd(
 @planned(spec.token_cross_entropy_bwd_)
 def token_cross_entropy_bwd_(
     logits: Tensor, dloss: Tensor, target: Tensor, lse: Tensor, weight: Tensor | None,
-    label_smoothing: Smoothing, z_loss: float, softcap: Cap,
+    label_smoothing: float, z_loss: float, softcap: float | None,
 ) -> Plan:  # fmt: skip
     tensors = dict(dloss=dloss, target=target, lse=lse, weight=weight)
     return _plan(logits, tensors, label_smoothing, z_loss, softcap, "logits")

@@ -3,13 +3,15 @@
 `opmux.functional` has the losses that reduce them. They compute in float32 (float64 for float64 logits).
 """
 
+from collections.abc import Iterator
 from typing import Annotated, Any
 
 import torch
 from torch import Tensor
 
 from ..core.contract import Float, Grad, Index, at_least, between, contiguous, single
-from ..core.spec import op
+from ..core.errors import BadArgument
+from ..core.spec import BadSample, BadSamples, op
 from ._numeric import rounded, wide
 from .samples import Case, Draw, Maker
 
@@ -62,6 +64,24 @@ def _args(d: Draw) -> dict[str, Any]:
     }
 
 
+def has_classes(op: str, logits: Tensor) -> None:
+    """A row of no classes has no log-sum-exp, and no largest logit."""
+    if not logits.shape[-1]:
+        raise BadArgument.of(op, "logits", "have at least 1 column", str(tuple(logits.shape)), ValueError)
+
+
+def no_classes(good: Maker) -> BadSamples:
+    """Bad samples: rows of no columns."""
+
+    def bad(device: torch.device) -> Iterator[BadSample]:
+        args = good.named(Case((5, 64)), torch.float32, device)
+        args["logits"] = args["logits"][:, :0].contiguous()
+        says = r"logits must have at least 1 column; got \(5, 0\)"
+        yield BadSample(tuple(args.values()), ValueError, says, id="no columns")
+
+    return bad
+
+
 def capped(x: Tensor, softcap: float | None) -> Tensor:
     return x if softcap is None else softcap * torch.tanh(x / softcap)
 
@@ -73,7 +93,16 @@ def _classes(logits: Tensor, target: Tensor, ignore_index: int) -> tuple[Tensor,
     return torch.where(counts & valid, target, 0).long(), counts, valid
 
 
-@op(out="loss lse predicted", grad="token_cross_entropy_bwd", samples=Maker(_args, CASES))
+TOKENS = Maker(_args, CASES)
+
+
+@op(
+    out="loss lse predicted",
+    grad="token_cross_entropy_bwd",
+    samples=TOKENS,
+    errors=no_classes(TOKENS),
+    where=has_classes,
+)
 def token_cross_entropy(
     logits: Float[Tensor, "*rows n"],
     target: Index[Tensor, "*rows"],
@@ -100,7 +129,7 @@ def token_cross_entropy(
     Returns:
         loss and lse, float32 [*rows] (float64 for float64), and predicted, int64 [*rows]: the class of the largest
         logit. loss is differentiable in logits, the others are not. A class that is neither from 0 to n - 1 nor
-        ignore_index gives a loss of NaN; rows of no columns are not allowed.
+        ignore_index gives a loss of NaN.
     """
     x = capped(wide(logits), softcap)
     at, counts, valid = _classes(logits, target, ignore_index)
@@ -121,7 +150,10 @@ def _bwd_args(d: Draw) -> dict[str, Any]:
     return {"dloss": dloss, "logits": of.pop("logits"), "target": of.pop("target"), "lse": lse, **of}
 
 
-@op(out="dlogits", samples=Maker(_bwd_args, CASES))
+TOKENS_BWD = Maker(_bwd_args, CASES)
+
+
+@op(out="dlogits", samples=TOKENS_BWD, errors=no_classes(TOKENS_BWD), where=has_classes)
 def token_cross_entropy_bwd(
     dloss: Grad[Tensor, "*rows"],
     logits: Float[Tensor, "*rows n"],
@@ -172,7 +204,10 @@ def _bwd_in_place_args(d: Draw) -> dict[str, Any]:
     return {"logits": of["logits"].contiguous(), **{n: v for n, v in of.items() if n != "logits"}}
 
 
-@op(out="", mutates=("logits",), samples=Maker(_bwd_in_place_args, CASES))
+TOKENS_IN_PLACE = Maker(_bwd_in_place_args, CASES)
+
+
+@op(out="", mutates=("logits",), samples=TOKENS_IN_PLACE, errors=no_classes(TOKENS_IN_PLACE), where=has_classes)
 def token_cross_entropy_bwd_(
     logits: Float[Tensor, "*rows n", contiguous()],
     dloss: Grad[Tensor, "*rows"],

@@ -11,14 +11,12 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
-from ...core import autocast
 from ...core.errors import BadArgument
-from ...specs import gemm, loss
+from ...specs import loss
+from . import chunked
 
 REDUCTIONS = ("mean", "sum", "none")
-CHUNK = 256 * 2**20  # bytes of logits at a time: a product of 1024 rows by a vocabulary of 128k in 16 bits
 
 
 class CrossEntropyOutput(NamedTuple):
@@ -127,22 +125,15 @@ def fused_linear_cross_entropy(
     """
     name = "fused_linear_cross_entropy"
     _check_reduction(name, reduction)
-    if input.shape[-1:] != weight.shape[1:]:
-        expected = f"have shape (classes, {input.shape[-1]}), as input is {tuple(input.shape)}"
-        raise BadArgument.of(name, "weight", expected, str(tuple(weight.shape)), ValueError)
-    if target.shape != input.shape[:-1]:
-        expected = f"have shape {tuple(input.shape[:-1])}, as input is {tuple(input.shape)}"
-        raise BadArgument.of(name, "target", expected, str(tuple(target.shape)), ValueError)
-    if accum_dtype not in (None, torch.float32, input.dtype):
-        raise BadArgument.of(name, "accum_dtype", "be None or torch.float32", str(accum_dtype), TypeError)
-    dtype = autocast.dtype_on(input.device.type)
-    if dtype is not None:
-        input, weight, bias = input.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype)
+    chunked.check_linear(name, input, weight, accum_dtype)
+    chunked.check_rows(name, "target", target, input)
+    x, w, b = chunked.autocasted(input.device, input.reshape(-1, input.shape[-1]), weight, bias)
+    assert x is not None and w is not None
     _assert_classes(name, target, weight.shape[0], ignore_index)
     how = _How(ignore_index, label_smoothing, z_loss, softcap)
     losses, lse, predicted = _LinearCrossEntropy.apply(
-        input.reshape(-1, input.shape[-1]), weight, bias, target.reshape(-1), ce_weight, how, reduction,
-        accum_dtype or weight.dtype, use_token_scaling,
+        x, w, b, target.reshape(-1), ce_weight, how, reduction, accum_dtype or w.dtype, use_token_scaling,
+        torch.is_grad_enabled(),
     )  # fmt: skip
     total = losses.view(target.shape) if reduction == "none" else losses
     wanted = return_z_loss, return_token_accuracy, return_predicted_tokens
@@ -174,7 +165,7 @@ def _count(target: Tensor, weight: Tensor | None, ignore_index: int, dtype: torc
     counts = target != ignore_index
     if weight is None:
         return counts.sum(dtype=dtype)
-    return (weight.to(dtype)[torch.where(counts, target, 0).long()] * counts).sum()
+    return (weight.to(dtype).take(torch.where(counts, target, 0).long()) * counts).sum()
 
 
 def _reduced(losses: Tensor, target: Tensor, weight: Tensor | None, ignore_index: int, reduction: str) -> Tensor:
@@ -204,92 +195,6 @@ def _output(
 # ---- a part of the logits at a time ---------------------------------------------------------------------------------
 
 
-class _WeightSum:
-    """The gradient of a weight [classes, hidden], added up in a dtype that may be wider than its own.
-
-    A wide sum is in two halves, so that the gradient fits into the memory of the first: a copy would need half as much
-    memory again.
-    """
-
-    def __init__(self, weight: Tensor, dtype: torch.dtype):
-        self.like, count = weight, weight.shape[0]
-        ends = [count] if dtype is weight.dtype else [-(-count // 2), count]
-        self.slices = [slice(a, b) for a, b in zip([0, *ends], ends, strict=False)]
-        new = functools.partial(torch.empty, dtype=dtype, device=weight.device)
-        self.sums = [new(s.stop - s.start, weight.shape[1]) for s in self.slices]
-
-    def add(self, dlogits: Tensor, x: Tensor, beta: float) -> None:
-        for columns, total in zip(self.slices, self.sums, strict=True):
-            gemm.gemm_add_(total, dlogits[:, columns], x, True, False, 1.0, beta)
-
-    def zero(self) -> None:
-        for total in self.sums:
-            total.zero_()
-
-    def result(self, factor: Tensor | None) -> Tensor:
-        if factor is not None:
-            for total in self.sums:
-                loss.scale_(total, factor)
-        first, *rest = self.sums
-        if not rest:
-            return first
-        made = first.view(-1).view(self.like.dtype)[: self.like.numel()].view(self.like.shape)
-        _narrow(first, made[self.slices[0]])
-        made[self.slices[1]] = rest[0]
-        return made
-
-
-def _narrow(wide: Tensor, to: Tensor) -> None:
-    """Round a tensor into the first half of its own memory."""
-    source, target, at, end = wide.view(-1), to.view(-1), 0, min(wide.numel(), 2**20)
-    while at < wide.numel():
-        part = source[at:end]
-        target[at:end] = part.clone() if at == 0 else part  # later parts are written to memory that was read before
-        at, end = end, min(2 * end, wide.numel())
-
-
-class _Sums:
-    """The gradients of a linear layer, added up over parts of its rows."""
-
-    def __init__(self, x: Tensor, weight: Tensor, bias: Tensor | None, needs: tuple[bool, ...], dtype: torch.dtype):
-        self.x, self.weight, self.bias = x, weight, bias
-        self.dx = torch.empty_like(x, memory_format=torch.contiguous_format) if needs[0] else None
-        self.dweight = _WeightSum(weight, dtype) if needs[1] else None
-        self.dbias = torch.zeros(weight.shape[0], dtype=torch.float32, device=x.device) if needs[2] else None
-        self.first = True
-        if self.dweight is not None and not x.shape[0]:
-            self.dweight.zero()
-
-    def add(self, rows: slice, dlogits: Tensor) -> None:
-        if self.dx is not None:
-            torch.mm(dlogits, self.weight, out=self.dx[rows])
-        if self.dweight is not None:
-            self.dweight.add(dlogits, self.x[rows], 0.0 if self.first else 1.0)
-        if self.dbias is not None:
-            self.dbias += dlogits.sum(0, dtype=torch.float32)
-        self.first = False
-
-    def results(self, factor: Tensor | None = None) -> tuple[Tensor | None, ...]:
-        """The gradients, times a factor; the sums are used up."""
-        for made in (self.dx, self.dbias):
-            if made is not None and factor is not None:
-                loss.scale_(made, factor)
-        dweight = None if self.dweight is None else self.dweight.result(factor)
-        dbias = None if self.dbias is None or self.bias is None else self.dbias.to(self.bias.dtype)
-        return self.dx, dweight, dbias
-
-
-def _parts(x: Tensor, weight: Tensor) -> list[slice]:
-    """The rows whose logits are in memory at a time."""
-    rows = max(1, CHUNK // max(1, weight.shape[0] * x.element_size()))
-    rows = rows // 128 * 128 or rows
-    return [slice(at, min(at + rows, x.shape[0])) for at in range(0, x.shape[0], rows)]
-
-
-def _logits(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    return torch.mm(x, weight.t()) if bias is None else torch.addmm(bias, x, weight.t())
-
-
 def _probability(logits: Tensor, target: Tensor, lse: Tensor, how: _How) -> Tensor:
     """The probability of each target; of an ignored one that of class 0, which its loss of 0 is multiplied by."""
     at = torch.where(target == how.ignore_index, 0, target).long()
@@ -299,72 +204,113 @@ def _probability(logits: Tensor, target: Tensor, lse: Tensor, how: _How) -> Tens
     return torch.exp(own - lse)
 
 
+@torch.library.custom_op("opmux::_linear_cross_entropy", mutates_args=())
+def _linear_cross_entropy(
+    x: Tensor, weight: Tensor, bias: Tensor | None, target: Tensor, ce_weight: Tensor | None, ignore_index: int,
+    label_smoothing: float, z_loss: float, softcap: float | None, reduction: str, accum_dtype: torch.dtype,
+    token_scaling: bool, needs: list[bool],
+) -> tuple[Tensor, Tensor, Tensor, Tensor, list[Tensor]]:  # fmt: skip
+    """The losses, reduced or not; lse, predicted class and scale of each row; the gradients of a reduced loss.
+
+    One opaque op, so that torch.compile neither unrolls the loop nor plans its memory.
+    """
+    how = _How(ignore_index, label_smoothing, z_loss, softcap)
+    losses, lse, predicted, scales = _rows_like(x, token_scaling)
+    sums = chunked.LinearSums(x, weight, needs, accum_dtype)
+    factor = torch.ones((), dtype=losses.dtype, device=x.device)
+    if reduction == "mean":
+        factor = factor / _count(target, ce_weight, ignore_index, losses.dtype)
+    for rows in chunked.parts(x, weight):
+        logits = chunked.logits_of(x[rows], weight, bias)
+        losses[rows], lse[rows], predicted[rows] = loss.token_cross_entropy(logits, target[rows], ce_weight, *how)
+        dloss = factor.expand(logits.shape[0])
+        if token_scaling:
+            scales[rows] = _probability(logits, target[rows], lse[rows], how)
+            dloss = factor * scales[rows]
+        if any(needs):
+            loss.token_cross_entropy_bwd_(logits, dloss, target[rows], lse[rows], ce_weight, *how)
+            sums.add(rows, logits)
+        del logits  # before the next part is computed
+    if token_scaling:
+        losses = losses * scales
+    if reduction != "none":
+        losses = losses.sum() * factor
+    return losses, lse, predicted, scales, sums.tensors()
+
+
+@_linear_cross_entropy.register_fake
+def _(x, weight, bias, target, ce_weight, ignore_index, label_smoothing, z_loss, softcap, reduction, accum_dtype,
+      token_scaling, needs):  # fmt: skip
+    losses, lse, predicted, scales = _rows_like(x, token_scaling)
+    sums = chunked.LinearSums(x, weight, needs, accum_dtype).tensors()
+    return losses if reduction == "none" else losses.new_empty(()), lse, predicted, scales, sums
+
+
+def _rows_like(x: Tensor, token_scaling: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Room for losses, lse, predicted classes and scales."""
+    wide = torch.float64 if x.dtype is torch.float64 else torch.float32
+    new = functools.partial(torch.empty, x.shape[0], device=x.device)
+    scales = new(dtype=wide) if token_scaling else torch.empty(0, dtype=wide, device=x.device)
+    return new(dtype=wide), new(dtype=wide), new(dtype=torch.int64), scales
+
+
+@torch.library.custom_op("opmux::_linear_cross_entropy_bwd", mutates_args=())
+def _linear_cross_entropy_bwd(
+    dlosses: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, target: Tensor, ce_weight: Tensor | None,
+    lse: Tensor, ignore_index: int, label_smoothing: float, z_loss: float, softcap: float | None,
+    accum_dtype: torch.dtype, needs: list[bool],
+) -> list[Tensor]:  # fmt: skip
+    """The gradients of the losses of each row; the logits are computed again."""
+    how = _How(ignore_index, label_smoothing, z_loss, softcap)
+    sums = chunked.LinearSums(x, weight, needs, accum_dtype)
+    for rows in chunked.parts(x, weight):
+        logits = chunked.logits_of(x[rows], weight, bias)
+        loss.token_cross_entropy_bwd_(logits, dlosses[rows], target[rows], lse[rows], ce_weight, *how)
+        sums.add(rows, logits)
+        del logits
+    return sums.tensors()
+
+
+@_linear_cross_entropy_bwd.register_fake
+def _(dlosses, x, weight, bias, target, ce_weight, lse, ignore_index, label_smoothing, z_loss, softcap, accum_dtype,
+      needs):  # fmt: skip
+    return chunked.LinearSums(x, weight, needs, accum_dtype).tensors()
+
+
 class _LinearCrossEntropy(torch.autograd.Function):
     """The losses (reduced or not), and for each row lse and the predicted class."""
 
     @staticmethod
     def forward(
         ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, target: Tensor, ce_weight: Tensor | None, how: _How,
-        reduction: str, accum_dtype: torch.dtype, token_scaling: bool,
+        reduction: str, accum_dtype: torch.dtype, token_scaling: bool, with_grad: bool,
     ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-        wide = torch.float64 if x.dtype is torch.float64 else torch.float32
-        new = functools.partial(torch.empty, x.shape[0], device=x.device)
-        losses, lse, predicted = new(dtype=wide), new(dtype=wide), new(dtype=torch.int64)
-        needs = tuple(ctx.needs_input_grad[:3])
-        now = reduction != "none" and any(needs)
-        sums = _Sums(x, weight, bias, needs, accum_dtype) if now else None
-        factor = torch.ones((), dtype=wide, device=x.device)
-        if reduction == "mean":
-            factor = factor / _count(target, ce_weight, how.ignore_index, wide)
-        scales = new(dtype=wide) if token_scaling else None
-        for rows in _parts(x, weight):
-            logits = _logits(x[rows], weight, bias)
-            losses[rows], lse[rows], predicted[rows] = loss.token_cross_entropy(logits, target[rows], ce_weight, *how)
-            dloss = factor.expand(logits.shape[0])
-            if scales is not None:
-                scales[rows] = _probability(logits, target[rows], lse[rows], how)
-                dloss = factor * scales[rows]
-            if sums is not None:
-                loss.token_cross_entropy_bwd_(logits, dloss, target[rows], lse[rows], ce_weight, *how)
-                sums.add(rows, logits)
-            del logits  # before the next part is computed
-        if scales is not None:
-            losses = losses * scales
-        ctx.how, ctx.reduction, ctx.accum_dtype, ctx.scales = how, reduction, accum_dtype, scales
-        ctx.sums = sums
-        if reduction == "none":
-            ctx.save_for_backward(x, weight, bias, target, ce_weight, lse)
+        ctx.needs = [with_grad and needed for needed in ctx.needs_input_grad[:3]]
+        ctx.dtypes = x.dtype, weight.dtype, weight.dtype if bias is None else bias.dtype
+        ctx.how, ctx.accum_dtype, ctx.token_scaling = how, accum_dtype, token_scaling
+        now = [needed and reduction != "none" for needed in ctx.needs]
+        losses, lse, predicted, scales, sums = _linear_cross_entropy(
+            x, weight, bias, target, ce_weight, *how, reduction, accum_dtype, token_scaling, now
+        )
+        ctx.reduced, ctx.sums = reduction != "none", sums
+        if not ctx.reduced:
+            ctx.save_for_backward(x, weight, bias, target, ce_weight, lse, scales)
         ctx.mark_non_differentiable(lse, predicted)
         ctx.set_materialize_grads(False)
-        return losses if reduction == "none" else losses.sum() * factor, lse, predicted
+        return losses, lse, predicted
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, *grads: Any) -> tuple[Any, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
         dlosses = grads[0]
         if dlosses is None:
-            return (None,) * 9
-        if ctx.reduction == "none":
-            made = _recomputed(ctx, dlosses)
+            return (None,) * 10
+        chunked.refuse_graph("fused_linear_cross_entropy")
+        if ctx.reduced:
+            sums = chunked.handed_over("fused_linear_cross_entropy", ctx)
+            made = chunked.gradients(sums, ctx.needs, ctx.dtypes, dlosses)
         else:
-            if ctx.sums is None:
-                raise RuntimeError(
-                    "fused_linear_cross_entropy: a second backward through one loss: its gradients were handed over "
-                    "in the first. Call it again, or use reduction='none', which recomputes them"
-                )
-            sums, ctx.sums = ctx.sums, None
-            made = sums.results(dlosses)
-        return (*made, *(None,) * 6)
-
-
-def _recomputed(ctx: Any, dlosses: Tensor) -> tuple[Tensor | None, ...]:
-    """The gradients of the losses of each row."""
-    x, weight, bias, target, ce_weight, lse = ctx.saved_tensors
-    dlosses = dlosses if ctx.scales is None else dlosses * ctx.scales
-    sums = _Sums(x, weight, bias, tuple(ctx.needs_input_grad[:3]), ctx.accum_dtype)
-    for rows in _parts(x, weight):
-        logits = _logits(x[rows], weight, bias)
-        loss.token_cross_entropy_bwd_(logits, dlosses[rows], target[rows], lse[rows], ce_weight, *ctx.how)
-        sums.add(rows, logits)
-        del logits
-    return sums.results()
+            *saved, scales = ctx.saved_tensors
+            dlosses = dlosses * scales if ctx.token_scaling else dlosses
+            sums = _linear_cross_entropy_bwd(dlosses, *saved, *ctx.how, ctx.accum_dtype, ctx.needs)
+            made = chunked.gradients(sums, ctx.needs, ctx.dtypes)
+        return (*made, *(None,) * 7)

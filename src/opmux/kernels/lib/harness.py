@@ -122,7 +122,7 @@ def _functions(
     def flat(*args: Any) -> Callable[..., Any]:
         given = dict(zip(decides, args, strict=True))
         spec.contract.check(given)
-        return compiled(spec, make(*args), given)
+        return compiled(spec, make(*map(_builtin, args)), given)
 
     calls = {name: f"_{name}()" for name in state}
     names = table(flat) | {f"_{name}": fn for name, fn in state.items()}
@@ -133,6 +133,11 @@ def _functions(
         fn.__name__ = fn.__qualname__ = spec.name
         fn.__module__, fn.__doc__ = make.__module__, make.__doc__
     return fns
+
+
+def _builtin(value: Any) -> Any:
+    """A number of numpy's as Python's: Triton takes no other as a constexpr."""
+    return value.item() if type(value).__module__ == "numpy" else value
 
 
 def compiled(spec: Spec, plan: Plan, given: Mapping[str, Any]) -> Callable[..., Any]:

@@ -1,0 +1,144 @@
+"""A linear layer followed by a loss, with a part of the logits in memory at a time: what such losses share.
+
+The gradients of the layer are added up part by part in the forward, where the logits are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...core import autocast
+from ...core.errors import BadArgument
+from ...specs import gemm, loss
+
+CHUNK = 256 * 2**20  # bytes of logits at a time: a product of 1024 rows by a vocabulary of 128k in 16 bits
+
+
+def check_linear(name: str, input: Tensor, weight: Tensor, accum_dtype: torch.dtype | None, prefix: str = "") -> None:
+    """weight is [classes, hidden] for an input [..., hidden], and the dtype to add up in is one of ours."""
+    if weight.dim() != 2 or input.shape[-1:] != weight.shape[1:]:
+        expected = f"have shape (classes, {input.shape[-1]}), as {prefix}input is {tuple(input.shape)}"
+        raise BadArgument.of(name, f"{prefix}weight", expected, str(tuple(weight.shape)), ValueError)
+    if accum_dtype not in (None, torch.float32, input.dtype):
+        raise BadArgument.of(name, "accum_dtype", "be None or torch.float32", str(accum_dtype), TypeError)
+
+
+def check_rows(name: str, argument: str, value: Tensor, input: Tensor, of: str = "input") -> None:
+    """One value for each row of input."""
+    if value.shape != input.shape[:-1]:
+        expected = f"have shape {tuple(input.shape[:-1])}, as {of} is {tuple(input.shape)}"
+        raise BadArgument.of(name, argument, expected, str(tuple(value.shape)), ValueError)
+
+
+def autocasted(device: torch.device, *tensors: Tensor | None) -> list[Tensor | None]:
+    """The arguments of a product in autocast's dtype, as torch's own linear casts them."""
+    dtype = autocast.dtype_on(device.type)
+    return [t if t is None or dtype is None else t.to(dtype) for t in tensors]
+
+
+def parts(x: Tensor, weight: Tensor, tensors: int = 1) -> list[slice]:
+    """The rows whose logits are in memory at a time, where that many tensors of their size are."""
+    rows = max(1, CHUNK // max(1, tensors * weight.shape[0] * x.element_size()))
+    rows = rows // 128 * 128 or rows
+    return [slice(at, min(at + rows, x.shape[0])) for at in range(0, x.shape[0], rows)]
+
+
+def logits_of(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    return torch.mm(x, weight.t()) if bias is None else torch.addmm(bias, x, weight.t())
+
+
+class LinearSums:
+    """The gradients of input, weight and bias that are needed, added up over parts of the rows.
+
+    The weight's is added up in a dtype that may be wider than its own. A wide sum is in two halves, so that the
+    gradient fits into the memory of the first: a copy would need half as much memory again.
+    """
+
+    def __init__(self, x: Tensor, weight: Tensor, needs: Sequence[bool], dtype: torch.dtype):
+        self.x, self.weight, self.first = x, weight, True
+        count, hidden = weight.shape
+        self.dx = [torch.empty_like(x, memory_format=torch.contiguous_format)] if needs[0] else []
+        ends = [count] if dtype is weight.dtype else [-(-count // 2), count]
+        self.slices = [slice(a, b) for a, b in zip([0, *ends], ends, strict=False)] if needs[1] else []
+        new = torch.empty if x.shape[0] else torch.zeros
+        self.dweight = [new(s.stop - s.start, hidden, dtype=dtype, device=x.device) for s in self.slices]
+        self.dbias = [torch.zeros(count, dtype=torch.float32, device=x.device)] if needs[2] else []
+
+    def add(self, rows: slice, dlogits: Tensor) -> None:
+        for dx in self.dx:
+            torch.mm(dlogits, self.weight, out=dx[rows])
+        for columns, total in zip(self.slices, self.dweight, strict=True):
+            gemm.gemm_add_(total, dlogits[:, columns], self.x[rows], True, False, 1.0, 0.0 if self.first else 1.0)
+        for dbias in self.dbias:
+            dbias += dlogits.sum(0, dtype=torch.float32)
+        self.first = False
+
+    def tensors(self) -> list[Tensor]:
+        return [*self.dx, *self.dweight, *self.dbias]
+
+
+def gradients(
+    sums: list[Tensor], needs: Sequence[bool], dtypes: Sequence[torch.dtype], factor: Tensor | None = None
+) -> list[Tensor | None]:
+    """The gradients of input, weight and bias from `LinearSums.tensors()`, times a factor; the sums are used up."""
+    found: list[Tensor | None] = [None, None, None]
+    if factor is not None:
+        if torch.compiler.is_compiling():  # the compiler fuses it with what follows, and plans memory itself
+            sums = [(t * factor).to(t.dtype) for t in sums]
+        else:
+            for total in sums:
+                loss.scale_(total, factor)
+    if needs[0]:
+        found[0], *sums = sums
+    if needs[2]:
+        *sums, dbias = sums
+        found[2] = dbias.to(dtypes[2])
+    if needs[1]:
+        found[1] = _joined(sums, dtypes[1])
+    return found
+
+
+def _joined(halves: list[Tensor], dtype: torch.dtype) -> Tensor:
+    first, *rest = halves
+    if not rest:
+        return first
+    if torch.compiler.is_compiling():
+        return torch.cat(halves).to(dtype)
+    count = first.shape[0] + rest[0].shape[0]
+    made = first.view(-1).view(dtype)[: count * first.shape[1]].view(count, first.shape[1])
+    _narrow(first, made[: first.shape[0]])
+    made[first.shape[0] :] = rest[0]
+    return made
+
+
+def _narrow(wide: Tensor, to: Tensor) -> None:
+    """Round a tensor into the first half of its own memory."""
+    source, target, at, end = wide.view(-1), to.view(-1), 0, min(wide.numel(), 2**20)
+    while at < wide.numel():
+        part = source[at:end]
+        target[at:end] = part.clone() if at == 0 else part  # later parts are written to memory that was read before
+        at, end = end, min(2 * end, wide.numel())
+
+
+def handed_over(name: str, ctx: Any) -> list[Tensor]:
+    """The sums that a forward left in its context. They become the gradients, so they can be had once."""
+    sums, ctx.sums = ctx.sums, None
+    if sums is None:
+        raise RuntimeError(
+            f"{name}: a second backward through one loss: its gradients were handed over in the first. Call it again, "
+            "or use losses of each token, which are recomputed"
+        )
+    return sums
+
+
+def refuse_graph(name: str) -> None:
+    """Raise where a backward is asked for a graph of itself: gradients would be taken for constants."""
+    if torch.is_grad_enabled() and not torch.compiler.is_compiling():
+        raise RuntimeError(
+            f"{name}: its gradients cannot be differentiated again (create_graph=True). Use the loss of "
+            "torch.nn.functional.linear(input, weight)"
+        )

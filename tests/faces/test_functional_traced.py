@@ -1,0 +1,129 @@
+"""Losses of `opmux.functional` where torch traces them, and what they allocate."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+import opmux.functional as ours
+from opmux.faces.functional import chunked, losses
+
+V, H = 50, 16
+
+
+class Largest(TorchDispatchMode):
+    """The elements of the largest tensor that an op made."""
+
+    def __init__(self):
+        super().__init__()
+        self.elements = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        made = func(*args, **(kwargs or {}))
+        self.elements = max([self.elements, *(t.numel() for t in tree_leaves(made) if isinstance(t, torch.Tensor))])
+        return made
+
+
+def drawn(dtype=torch.float32):
+    torch.manual_seed(0)
+    x, w = (torch.randn(n, H, dtype=dtype, requires_grad=True) for n in (6, V))
+    return x, w, torch.tensor([1, 4, -100, 0, 9, V - 1])
+
+
+COMPILED = {
+    "mean, wide sums": {"accum_dtype": torch.float32},
+    "each token, scaled": {"reduction": "none", "use_token_scaling": True, "softcap": 3.0},
+}
+
+
+@pytest.mark.parametrize("case", COMPILED)
+def test_fused_linear_compiled_whole(case):
+    x, w, target = drawn(torch.bfloat16)
+    fn = lambda a, b, t: ours.fused_linear_cross_entropy(a, b, t, **COMPILED[case]).sum() * 2
+    traced = torch.compile(fn, fullgraph=True, backend="aot_eager", dynamic=True)
+    for rows in (6, 5):  # the second has no new graph: the parts are not unrolled
+        leaf, own = x.detach()[:rows].clone().requires_grad_(), target[:rows].clone()
+        with torch.compiler.set_stance("fail_on_recompile" if rows == 5 else "default"):
+            got = traced(leaf, w, own)
+        want = fn(leaf, w, own)
+        torch.testing.assert_close(got, want)
+        grads = [torch.autograd.grad(y, (leaf, w)) for y in (got, want)]
+        torch.testing.assert_close(*grads)
+
+
+def test_cross_entropy_compiled_whole():
+    x, _, target = drawn()
+    weight = torch.rand(H) + 0.1
+    fn = lambda a, t: ours.cross_entropy(a, t.clamp(max=H - 1), weight, label_smoothing=0.1)
+    got = torch.compile(fn, fullgraph=True, backend="aot_eager")(x, target)
+    grads = [torch.autograd.grad(y, x)[0] for y in (got, fn(x, target))]
+    torch.testing.assert_close(*grads)
+
+
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+def test_fake_tensors(reduction):
+    with FakeTensorMode():
+        x, w = (torch.empty(n, H, requires_grad=True) for n in (6, V))
+        target, weight = torch.zeros(6, dtype=torch.int64), torch.ones(V)
+        for made in (
+            ours.fused_linear_cross_entropy(x, w, target, None, weight, reduction=reduction),
+            ours.cross_entropy(x @ w.t(), target, weight, reduction=reduction),
+        ):
+            assert made.shape == (() if reduction == "mean" else (6,)) and made.dtype is torch.float32
+            dx, dw = torch.autograd.grad(made.sum(), (x, w))
+            assert dx.shape == x.shape and dw.shape == w.shape
+
+
+def test_numbers_of_numpy():
+    x, w, target = drawn()
+    options = dict(label_smoothing=np.float32(0.25), z_loss=np.float64(0.5), softcap=np.float32(4))
+    plain = {name: float(value) for name, value in options.items()}
+    for fn, args in ((ours.cross_entropy, (x @ w.t(), target)), (ours.fused_linear_cross_entropy, (x, w, target))):
+        torch.testing.assert_close(fn(*args, **options), fn(*args, **plain))
+
+
+def test_forward_mode_and_second_derivatives():
+    x, w, target = drawn()
+    tangent = torch.randn_like(w)
+    wanted = torch.func.jvp(lambda w: F.cross_entropy(x @ w.t(), target), (w,), (tangent,))
+    torch.testing.assert_close(
+        torch.func.jvp(lambda w: ours.cross_entropy(x @ w.t(), target), (w,), (tangent,)), wanted
+    )
+    with pytest.raises((NotImplementedError, RuntimeError), match="jvp|setup_context"):
+        torch.func.jvp(lambda w: ours.fused_linear_cross_entropy(x, w, target), (w,), (tangent,))
+    twice = [
+        torch.autograd.grad(torch.autograd.grad(fn(x @ w.t(), target), x, create_graph=True)[0].square().sum(), w)[0]
+        for fn in (ours.cross_entropy, F.cross_entropy)
+    ]
+    torch.testing.assert_close(*twice)
+    for reduction in ("sum", "none"):
+        made = ours.fused_linear_cross_entropy(x, w, target, reduction=reduction).sum()
+        with pytest.raises(RuntimeError, match="cannot be differentiated again"):
+            torch.autograd.grad(made, x, create_graph=True)
+
+
+def test_no_gradient_is_computed_where_none_is_recorded(monkeypatch):
+    x, w, target = drawn()
+    monkeypatch.setattr(chunked.LinearSums, "add", lambda *_: pytest.fail("a gradient was computed"))
+    with torch.no_grad():
+        assert ours.fused_linear_cross_entropy(x, w, target).isfinite()
+
+
+def test_logits_are_never_whole(monkeypatch):
+    monkeypatch.setattr(chunked, "CHUNK", 4 * V * 4)
+    for name in ("_linear_cross_entropy", "_linear_cross_entropy_bwd"):  # a mode does not see inside a custom op
+        monkeypatch.setattr(losses, name, getattr(losses, name)._init_fn)
+    x, w = torch.randn(64, 3, requires_grad=True), torch.randn(V, 3, requires_grad=True)
+    target = torch.randint(V, (64,))
+    with Largest() as largest:
+        ours.fused_linear_cross_entropy(x, w, target).backward()
+        ours.fused_linear_cross_entropy(x, w, target, reduction="none").sum().backward()
+    assert largest.elements == 4 * V
+    with Largest() as largest:
+        F.cross_entropy(x @ w.t(), target)
+    assert largest.elements == 64 * V
