@@ -1,5 +1,9 @@
 """Functions for model code, with gradients: `import opmux.functional as F`."""
 
+from .faces.functional.grpo import GRPOOutput as GRPOOutput
+from .faces.functional.grpo import fused_linear_grpo as fused_linear_grpo
+from .faces.functional.grpo import grpo_loss as grpo_loss
+from .faces.functional.grpo import token_log_probs as token_log_probs
 from .faces.functional.losses import CrossEntropyOutput as CrossEntropyOutput
 from .faces.functional.losses import cross_entropy as cross_entropy
 from .faces.functional.losses import fused_linear_cross_entropy as fused_linear_cross_entropy
@@ -24,4 +28,8 @@ __all__ = [
     "fused_linear_orpo",
     "fused_linear_simpo",
     "linear_log_probs",
+    "GRPOOutput",
+    "fused_linear_grpo",
+    "grpo_loss",
+    "token_log_probs",
 ]

@@ -232,6 +232,223 @@ def test_others_as_liger():
     as_liger(made, d, *LIGER["kto"])
 
 
+# ---- GRPO -----------------------------------------------------------------------------------------------------------
+
+MASK = torch.arange(B * T).view(B, T) % 5 != 4
+ADVANTAGES = torch.tensor([0.7, -1.2, 0.4, -0.3])
+OLD, RATIO = -1.5 + 0.5 * wave(B, T, phase=6.0), 1 + 0.3 * wave(B, T, phase=7.0)
+GRPO = ["grpo", "dapo", "bnpo", "dr_grpo", "luspo", "cispo", "sapo", "vespo"]
+UNCLIPPED = ("cispo", "sapo", "vespo")
+
+
+def policy_term(kind, x, ratio, phi, A):
+    """The loss of one token, without its divergence from the reference."""
+    if kind == "cispo":
+        return -ratio.detach().clamp(max=1.3) * A * x
+    if kind == "sapo":
+        tau = 1.0 if A > 0 else 1.05
+        return -4 / tau * sigmoid(tau * (ratio - 1)) * A
+    if kind == "vespo":
+        return -phi * A * x
+    return -min(min(ratio, 1.6) * A, min(max(ratio, 0.8), 1.3) * A)
+
+
+def grpo_truth(kind, level, x, ref):
+    """Token by token, from the log-probabilities x; the options are those of grpo_options."""
+    of_sequences, lengths = [], MASK.sum(-1)
+    for b in range(B):
+        A, at = ADVANTAGES[b].double(), [t for t in range(T) if MASK[b, t]]
+        log_ratio = x[b] - OLD[b]
+        mean = sum(log_ratio[t] for t in at) / len(at)
+        w = sum(log_ratio[t].detach() + RATIO[b, t].log() for t in at).exp()
+        k, slope = (2.0, 3.0) if A >= 0 else (3.0, 2.0)
+        phi = math.exp(slope) * w**k * torch.exp(-slope * w)
+        total = 0.0
+        for t in at:
+            ratio, off = torch.exp(mean if level == "sequence" else log_ratio[t]), ref[b, t] - x[b, t]
+            term = policy_term(kind, x[b, t], ratio, phi, A) * (1.0 if kind == "vespo" else RATIO[b, t])
+            total = total + term + 0.04 * (torch.exp(off) - off - 1) * ratio
+        of_sequences.append(total)
+    if kind in ("grpo", "sapo"):
+        return sum(s / n for s, n in zip(of_sequences, lengths)) / B
+    if kind == "luspo" and level == "token":
+        return sum(s * n for s, n in zip(of_sequences, lengths)) / (B * T)
+    return sum(of_sequences) / {"dr_grpo": B * 5, "luspo": B}.get(kind, MASK.sum())
+
+
+def grpo_options(kind, level):
+    delta, high = (None, 1.3 if kind == "cispo" else 0.3) if kind in UNCLIPPED else (1.6, 0.3)
+    return dict(
+        loss_type=kind, importance_sampling_level=level, temperature=0.8, beta=0.04, eps_high=high, delta=delta,
+        use_bias_correction_kl=True, max_completion_length=5,
+    )  # fmt: skip
+
+
+LEVELS = [
+    (kind, level) for kind in GRPO for level in ("token", "sequence") if level == "token" or kind not in UNCLIPPED
+]
+over_levels = pytest.mark.parametrize(("kind", "level"), LEVELS, ids=[" ".join(one) for one in LEVELS])
+
+
+@over_levels
+def test_grpo(kind, level):
+    d = Data()
+    ids = d.target.clamp(min=0)
+    logits = lambda x, w, b: (x @ w.T + b) / 0.8
+    logp = lambda y: torch.log_softmax(y, -1).gather(-1, ids[..., None])[..., 0]
+    want = grpo_truth(kind, level, logp(logits(*d.leaves)), logp(logits(*d.ref)))
+    padded = lambda t: torch.where(MASK, t, torch.nan)  # what is outside of the mask does not matter
+    ref, options = padded(logp(logits(*d.ref))), grpo_options(kind, level)
+    others = ADVANTAGES, MASK
+    given = ours.fused_linear_grpo(
+        d.x, d.w, torch.where(MASK, ids, -7), *others, d.b, padded(OLD), ref, vllm_is_ratio=padded(RATIO), **options
+    )
+    same(given.loss, want, d)
+    made = ours.fused_linear_grpo(d.x, d.w, ids, *others, d.b, OLD, None, *d.ref, RATIO, **options)
+    torch.testing.assert_close(made, given)
+    y = torch.nn.functional.pad((d.x @ d.w.T + d.b).detach(), (0, 0, 0, 1), value=torch.nan).requires_grad_()
+    made = ours.grpo_loss(y, OLD, ref, ids, *others, RATIO, **options)
+    torch.testing.assert_close(made, given)
+    (got,) = torch.autograd.grad(made.loss, y)
+    z = y.detach()[:, :-1].requires_grad_()
+    want = grpo_truth(kind, level, logp(z / 0.8), logp(logits(*d.ref)))
+    torch.testing.assert_close(got[:, :-1], torch.autograd.grad(want, z)[0])
+    assert not got[:, -1].any()
+
+
+def test_grpo_of_each_token():
+    d = Data()
+    ids, options = d.target.clamp(min=0), grpo_options("bnpo", "token")
+    made = ours.fused_linear_grpo(d.x, d.w, ids, ADVANTAGES, MASK, d.b, OLD, None, *d.ref, reduction="none", **options)
+    whole = ours.fused_linear_grpo(d.x, d.w, ids, ADVANTAGES, MASK, d.b, OLD, None, *d.ref, **options)
+    for each, mean in zip(made, whole, strict=True):
+        assert each.shape == (B, T) and not each[~MASK].any()
+        torch.testing.assert_close(each.sum().double() / MASK.sum(), mean)
+    same(made.loss.sum() / MASK.sum(), whole.loss, d)
+    each = ADVANTAGES[:, None].expand(B, T)
+    torch.testing.assert_close(
+        ours.fused_linear_grpo(d.x, d.w, ids, each, MASK, d.b, OLD, None, *d.ref, **options), whole
+    )
+
+
+def test_grpo_options():
+    d = Data()
+    ids = d.target.clamp(min=0)
+    of = lambda **options: ours.fused_linear_grpo(d.x, d.w, ids, ADVANTAGES, MASK, d.b, OLD, **options)
+    plain = of()
+    assert plain.kl is None and of(reduction="none").clipped.dtype is torch.bool
+    for items in (40, torch.tensor(40)):
+        torch.testing.assert_close(of(num_items_in_batch=items).loss, plain.loss * MASK.sum() / 40)
+    for ratio in (torch.full((B, T), 0.5), torch.full((B, 1), 0.5), torch.full((B,), 0.5)):
+        torch.testing.assert_close(of(vllm_is_ratio=ratio).loss, plain.loss / 2)
+    vespo = of(loss_type="vespo").loss
+    for ratio in (torch.ones(B, T), torch.ones(B, 1), torch.ones(B)):
+        torch.testing.assert_close(of(loss_type="vespo", vllm_is_ratio=ratio).loss, vespo)
+    now = ours.fused_linear_grpo(d.x, d.w, ids, ADVANTAGES, MASK, d.b)  # the ratio is 1, its gradient is not 0
+    torch.testing.assert_close(now.loss, -(ADVANTAGES[:, None] * MASK).sum().double() / MASK.sum())
+    assert all(g.any() for g in d.grads(now.loss))
+    nothing = ours.fused_linear_grpo(d.x, d.w, ids, ADVANTAGES, torch.zeros(B, T), d.b, OLD)
+    assert nothing.loss == 0 and not any(g.any() for g in d.grads(nothing.loss))
+    none = ours.fused_linear_grpo(d.x[:0], d.w, ids[:0], ADVANTAGES[:0], loss_type="bnpo")
+    assert none.loss == 0
+
+
+LIGER_GRPO = {  # as LIGER; ours is compared where Liger counts no padding (its luspo does)
+    ("grpo", "token"): ([0.342162, 0.258841, 0.198198, 0.070085], [0.67454, 0.3]),
+    ("grpo", "sequence"): ([0.362662, 0.622209, 1.525623, 0.590867], [0.235707, 0.2]),
+    ("dapo", "token"): ([0.229385, 0.237979, 0.210008, 0.077884], [0.67454, 0.3]),
+    ("dapo", "sequence"): ([0.288116, 0.530575, 1.22945, 0.475972], [0.235707, 0.2]),
+    ("bnpo", "token"): ([0.229385, 0.237979, 0.210008, 0.077884], [0.67454, 0.3]),
+    ("bnpo", "sequence"): ([0.288116, 0.530575, 1.22945, 0.475972], [0.235707, 0.2]),
+    ("dr_grpo", "token"): ([0.114692, 0.118989, 0.105004, 0.038942], [0.67454, 0.3]),
+    ("dr_grpo", "sequence"): ([0.144058, 0.265288, 0.614725, 0.237986], [0.235707, 0.2]),
+    ("luspo", "token"): ([0.936081, 0.597, 0.525243, 0.194183], [0.563319, 0.416667]),
+    ("luspo", "sequence"): ([0.925454, 0.268256, 0.152549, 0.057438], [0.142659, 0.5]),
+    ("cispo", "token"): ([-0.211246, 0.728811, 1.201068, 0.39206], [0.67454, 0.1]),
+    ("sapo", "token"): ([0.269078, 0.860354, 1.650171, 0.56728], [0.67454, 0.0]),
+    ("vespo", "token"): ([-0.360599, 0.6037, 1.36985, 0.500295], [0.67454, 0.0]),
+}
+
+
+@over_levels
+def test_grpo_as_liger(kind, level):
+    d, options = Data(torch.float32), grpo_options(kind, level)
+    mask = torch.ones(B, T) if kind == "luspo" else MASK
+    made = ours.fused_linear_grpo(
+        d.x, d.w, d.target.clamp(min=0), ADVANTAGES, mask, d.b, OLD, None, *d.ref, None if kind == "vespo" else RATIO,
+        **options | dict(eps_high=1.1 if kind == "cispo" else 0.3),
+    )  # fmt: skip
+    as_liger(made, d, *LIGER_GRPO[kind, level])
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_token_log_probs(temperature, monkeypatch):
+    from opmux.faces.functional import grpo
+
+    monkeypatch.setattr(grpo, "PART", 2 * V)  # two rows at a time
+    target = Data().target
+    for dtype in (torch.float64, torch.bfloat16):
+        x = (3 * wave(B, T + 1, V)).to(dtype).requires_grad_()
+        kept = x.detach().clone()
+        got = ours.token_log_probs(x, target, temperature)
+        exact = (x.double() / temperature).log_softmax(-1)[:, :-1]
+        want = exact.gather(-1, target.clamp(min=0)[..., None])[..., 0] * (target != -100)
+        torch.testing.assert_close(got.double(), want, rtol=1e-5, atol=1e-5)
+        (grad,) = torch.autograd.grad(got.sin().sum(), x, retain_graph=True)
+        assert torch.equal(grad, torch.autograd.grad(got.sin().sum(), x)[0])  # a second backward
+        (expected,) = torch.autograd.grad(want.sin().sum(), x)
+        torch.testing.assert_close(grad, expected, rtol=1e-2 if dtype is torch.bfloat16 else 1e-6, atol=1e-6)
+        assert torch.equal(x, kept)
+
+        y = x * 1
+        loss = ours.token_log_probs(y, target, temperature, in_place=True).sin().sum()
+        assert torch.equal(y, kept)
+        (written,) = torch.autograd.grad(loss, y, retain_graph=True)
+        assert torch.equal(written, grad) and written.data_ptr() == y.data_ptr()
+        with pytest.raises(RuntimeError, match="a second backward with in_place=True"):
+            loss.backward()
+
+
+def test_in_place_is_noticed_by_who_needs_the_logits():
+    x = wave(B, T + 1, V).requires_grad_()
+    y = x.tanh()  # its backward needs y
+    loss = ours.grpo_loss(y, None, None, Data().target.clamp(min=0), ADVANTAGES, in_place=True).loss
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+
+
+WRONG_GRPO = {
+    "loss_type": (dict(loss_type="ppo"), "loss_type must be one of 'grpo', .*; got 'ppo'"),
+    "level": (dict(importance_sampling_level="batch"), "importance_sampling_level must be one of 'token', 'sequence'"),
+    "both": (
+        dict(loss_type="sapo", importance_sampling_level="sequence"),
+        "must be 'token' for 'sapo'; got 'sequence'",
+    ),
+    "delta": (dict(loss_type="cispo", delta=2.0), "delta must be None for 'cispo'; got 2.0"),
+    "sapo": (dict(loss_type="sapo", sapo_temperature_neg=0), "sapo_temperature_neg must be greater than 0; got 0"),
+    "beta": (dict(beta=0.1), "ref_logp must be given for beta = 0.1; got None"),
+    "reduction": (dict(reduction="sum"), "reduction must be one of 'mean', 'none'; got 'sum'"),
+    "temperature": (dict(temperature=0.0), "temperature must be greater than 0; got 0.0"),
+    "advantages": (dict(advantages=torch.ones(3)), r"advantages must have shape \(4,\) or \(4, 3\), .*; got \(3,\)"),
+    "old": (dict(old_logp=torch.ones(4, 4)), r"old_logp must have shape \(4, 3\), .*; got \(4, 4\)"),
+    "ids": (dict(completion_ids=torch.ones(4).long()), r"completion_ids must have shape \(batch, length\); got \(4,\)"),
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG_GRPO)
+def test_bad_arguments_of_grpo(wrong):
+    d, (change, words) = Data(), WRONG_GRPO[wrong]
+    given = dict(completion_ids=d.target.clamp(min=0), advantages=ADVANTAGES, old_logp=None) | change
+    with pytest.raises(ValueError, match=f"fused_linear_grpo: .*{words}"):
+        ours.fused_linear_grpo(d.x, d.w, **given)
+    with pytest.raises(ValueError, match=f"grpo_loss: .*{words}"):
+        ours.grpo_loss(wave(B, T + 1, V), ref_logp=None, **given)
+    with pytest.raises(ValueError, match=r"fused_linear_grpo: completion_ids must have shape \(4, 3\)"):
+        ours.fused_linear_grpo(d.x, d.w, d.target[:, :2], ADVANTAGES)
+    with pytest.raises(ValueError, match=r"grpo_loss: logits must have shape \(batch, length, classes\)"):
+        ours.grpo_loss(wave(B, T - 1, V), None, None, d.target, ADVANTAGES)
+
+
 # ---- what must not happen -------------------------------------------------------------------------------------------
 
 

@@ -79,19 +79,20 @@ def linear_log_probs(
     Returns:
         The log-probabilities, float32 [...] (float64 for float64), differentiable in input, weight and bias.
     """
-    rows = _Rows("linear_log_probs", temperature, ignore_index, accum_dtype)
-    return rows.log_probs(input, weight, target, bias)
+    model = LogProbs("linear_log_probs", temperature, ignore_index, accum_dtype)
+    return model.tokens(input, weight, target, bias)
 
 
-class _Rows(NamedTuple):
+class LogProbs(NamedTuple):
     """How log-probabilities are computed, for the function `name`."""
 
     name: str
     temperature: float = 1.0
     ignore_index: int = -100
     accum_dtype: torch.dtype | None = None
+    target: str = "target"  # the argument's name there
 
-    def log_probs(self, input: Tensor, weight: Tensor, target: Tensor, bias: Tensor | None, prefix: str = "") -> Tensor:
+    def tokens(self, input: Tensor, weight: Tensor, target: Tensor, bias: Tensor | None, prefix: str = "") -> Tensor:
         """Of each target; `prefix` is that of the arguments' names in errors."""
         if not self.temperature > 0:
             raise BadArgument.of(self.name, "temperature", "be greater than 0", str(self.temperature))
@@ -101,7 +102,8 @@ class _Rows(NamedTuple):
         try:
             losses = fused_linear_cross_entropy(input, weight, target, bias, reduction="none", **options)
         except BadArgument as error:
-            raise error.renamed(self.name, {a: prefix + a for a in ("input", "weight")}) from None
+            names = {"input": prefix + "input", "weight": prefix + "weight", "target": self.target}
+            raise error.renamed(self.name, names) from None
         return -cast(Tensor, losses)
 
     def reference(
@@ -114,23 +116,23 @@ class _Rows(NamedTuple):
                 raise BadArgument.of(self.name, one, f"be given, as {other} is", "None")
             return None
         with torch.no_grad():
-            return self.log_probs(input, weight, target, bias, "ref_")
+            return self.tokens(input, weight, target, bias, "ref_")
 
 
 class _Batch:
     """The log-probabilities of a batch of sequences, and of the reference model's if there is one."""
 
     def __init__(
-        self, rows: _Rows, average: bool, input: Tensor, weight: Tensor, target: Tensor, bias: Tensor | None,
+        self, model: LogProbs, average: bool, input: Tensor, weight: Tensor, target: Tensor, bias: Tensor | None,
         *reference: Tensor | None,
     ):  # fmt: skip
         if target.dim() != 2:
-            raise BadArgument.of(rows.name, "target", "have shape (batch, sequence)", str(tuple(target.shape)))
-        self.tokens = rows.log_probs(input, weight, target, bias)
-        self.counts = (target != rows.ignore_index).sum(-1).clamp(min=1)  # a sequence of no tokens has probability 1
+            raise BadArgument.of(model.name, "target", "have shape (batch, sequence)", str(tuple(target.shape)))
+        self.tokens = model.tokens(input, weight, target, bias)
+        self.counts = (target != model.ignore_index).sum(-1).clamp(min=1)  # a sequence of no tokens has probability 1
         of_sequences = lambda tokens: tokens.sum(-1) / self.counts if average else tokens.sum(-1)
         self.log_probs = of_sequences(self.tokens)
-        of_reference = rows.reference(target, *reference)
+        of_reference = model.reference(target, *reference)
         self.log_ratios = self.log_probs if of_reference is None else self.log_probs - of_sequences(of_reference)
         with torch.no_grad():  # the sum of all logits needs none of them: sum(x @ w.T) = sum(x) @ sum(w).T
             dtype = self.tokens.dtype
@@ -145,7 +147,7 @@ class _Batch:
 class _Pairs(NamedTuple):
     """The options that all losses of pairs have."""
 
-    rows: _Rows
+    model: LogProbs
     beta: float
     nll: bool  # the loss has alpha * the cross entropy of the chosen sequences in it
     alpha: float = 1.0
@@ -158,11 +160,11 @@ def _pair_loss(
     bias: Tensor | None, *reference: Tensor | None, nll_target: Tensor | None = None,
 ) -> PreferenceOutput:  # fmt: skip
     """formula: the loss of each pair from the log-ratios of its chosen and its rejected sequence."""
-    rows, pairs = how.rows, target.shape[0] // 2
+    model, pairs = how.model, target.shape[0] // 2
     if target.shape[0] % 2:
         expected = "have an even batch: the chosen sequences, then the rejected ones"
-        raise BadArgument.of(rows.name, "target", expected, str(tuple(target.shape)))
-    made = _Batch(rows, how.average, input, weight, target, bias, *reference)
+        raise BadArgument.of(model.name, "target", expected, str(tuple(target.shape)))
+    made = _Batch(model, how.average, input, weight, target, bias, *reference)
     ratios = made.log_ratios / made.counts if how.average_ratio and not how.average else made.log_ratios
     loss = formula(ratios[:pairs], ratios[pairs:]).mean()
     nll = loss.new_zeros(())
@@ -170,8 +172,8 @@ def _pair_loss(
         labels, tokens = target[:pairs], made.tokens[:pairs]
         if nll_target is not None:
             labels = nll_target[:pairs]
-            tokens = rows.log_probs(input[:pairs], weight, labels, bias)
-        nll = -tokens.sum() / (labels != rows.ignore_index).sum()
+            tokens = model.tokens(input[:pairs], weight, labels, bias)
+        nll = -tokens.sum() / (labels != model.ignore_index).sum()
         loss = loss + how.alpha * nll
     rewards = how.beta * made.log_ratios.detach()
     log_probs, logits = made.log_probs.detach(), made.logits_sum / (target.shape[1] * weight.shape[0])
@@ -285,8 +287,8 @@ def fused_linear_dpo(
         expected = "be at least 0 and less than 0.5 for 'robust'"
         raise BadArgument.of(name, "label_smoothing", expected, str(label_smoothing))
     formula, options = DPO_LOSSES[loss_type], _DPO(beta, label_smoothing, discopop_tau)
-    rows = _Rows(name, 1.0, ignore_index, accum_dtype)
-    how = _Pairs(rows, beta, compute_nll_loss, alpha, average_log_prob, average_ratio=loss_type == "ipo")
+    model = LogProbs(name, 1.0, ignore_index, accum_dtype)
+    how = _Pairs(model, beta, compute_nll_loss, alpha, average_log_prob, average_ratio=loss_type == "ipo")
     of = lambda c, r: formula(c, r, options)
     return _pair_loss(how, of, input, weight, target, bias, ref_input, ref_weight, ref_bias)
 
@@ -325,8 +327,8 @@ def fused_linear_cpo(
     Returns:
         A PreferenceOutput. Only its loss has a gradient.
     """
-    rows = _Rows("fused_linear_cpo", 1.0, ignore_index, accum_dtype)
-    how = _Pairs(rows, beta, compute_nll_loss, alpha, average_log_prob)
+    model = LogProbs("fused_linear_cpo", 1.0, ignore_index, accum_dtype)
+    how = _Pairs(model, beta, compute_nll_loss, alpha, average_log_prob)
     return _pair_loss(how, lambda c, r: _smoothed(beta * (c - r), label_smoothing), input, weight, target, bias)
 
 
@@ -364,8 +366,8 @@ def fused_linear_simpo(
     Returns:
         A PreferenceOutput. Only its loss has a gradient.
     """
-    rows = _Rows("fused_linear_simpo", 1.0, ignore_index, accum_dtype)
-    how = _Pairs(rows, beta, compute_nll_loss, alpha, average=True)
+    model = LogProbs("fused_linear_simpo", 1.0, ignore_index, accum_dtype)
+    how = _Pairs(model, beta, compute_nll_loss, alpha, average=True)
     of = lambda c, r: _smoothed(beta * (c - r) - gamma, label_smoothing)
     return _pair_loss(how, of, input, weight, target, bias)
 
@@ -403,7 +405,7 @@ def fused_linear_orpo(
         A PreferenceOutput with log_odds_ratio and log_odds_chosen. Only its loss has a gradient.
     """
     log_odds = lambda c, r: _log_odds(c) - _log_odds(r)
-    how = _Pairs(_Rows("fused_linear_orpo", 1.0, ignore_index, accum_dtype), beta, compute_nll_loss, average=True)
+    how = _Pairs(LogProbs("fused_linear_orpo", 1.0, ignore_index, accum_dtype), beta, compute_nll_loss, average=True)
     of = lambda c, r: -beta * logsigmoid(log_odds(c, r))
     made = _pair_loss(how, of, input, weight, target, bias, nll_target=nll_target)
     odds = log_odds(made.chosen_log_probs, made.rejected_log_probs)
@@ -464,8 +466,8 @@ def fused_linear_kto(
     if kl is not None and kl.numel() != 1 and kl.shape != target.shape[:1]:
         expected = f"have one element, or shape {tuple(target.shape[:1])}"
         raise BadArgument.of(name, "kl", expected, str(tuple(kl.shape)))
-    rows = _Rows(name, 1.0, ignore_index, accum_dtype)
-    made = _Batch(rows, average_log_prob, input, weight, target, bias, ref_input, ref_weight, ref_bias)
+    model = LogProbs(name, 1.0, ignore_index, accum_dtype)
+    made = _Batch(model, average_log_prob, input, weight, target, bias, ref_input, ref_weight, ref_bias)
     chosen = preference_labels.bool()
     gain = made.log_ratios
     if kl is not None:

@@ -1,0 +1,466 @@
+"""GRPO and the losses that came from it, over hidden states (fused_linear_grpo) or over logits (grpo_loss).
+
+Both compute the log-probability of each token of the completions, and then the same formulas. Tokens outside of the
+mask have no loss and no gradient, whatever is in the other tensors at their places.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from ...core.errors import BadArgument
+from ...specs import loss
+from .preference import LogProbs
+
+LOSS_TYPES = ("grpo", "dapo", "bnpo", "dr_grpo", "luspo", "cispo", "sapo", "vespo")
+UNCLIPPED = ("cispo", "sapo", "vespo")  # those whose ratios are not clipped from both sides
+LEVELS = ("token", "sequence")
+PART = 2**26  # elements of logits at a time that are divided by a temperature, and of their gradient
+
+
+class GRPOOutput(NamedTuple):
+    """The loss, and without a gradient the divergence from the reference (None without one) and what was clipped.
+
+    Reduced: one element each, means over the tokens of the mask. With reduction="none": [batch, length] each, 0 or
+    False outside of the mask.
+    """
+
+    loss: Tensor
+    kl: Tensor | None
+    clipped: Tensor
+
+
+class _How(NamedTuple):
+    """The options of the formulas, for the function `name`."""
+
+    name: str
+    loss_type: str
+    beta: float
+    eps_low: float
+    eps_high: float
+    delta: float | None
+    importance_sampling_level: str
+    use_bias_correction_kl: bool
+    sapo_temperature_pos: float
+    sapo_temperature_neg: float
+    vespo_k_pos: float
+    vespo_lambda_pos: float
+    vespo_k_neg: float
+    vespo_lambda_neg: float
+    max_completion_length: int | None
+    num_items_in_batch: Tensor | float | None
+    reduction: str
+
+
+class _Tokens(NamedTuple):
+    """What is known of each token of the completions."""
+
+    ids: Tensor
+    mask: Tensor | None
+    advantages: Tensor
+    old: Tensor | None
+    ref: Tensor | None
+    vllm_is_ratio: Tensor | None
+
+    def targets(self) -> Tensor:
+        """The token ids; -100 outside of the mask."""
+        return self.ids if self.mask is None else torch.where(self.mask != 0, self.ids, -100)
+
+
+def fused_linear_grpo(
+    input: Tensor,
+    weight: Tensor,
+    completion_ids: Tensor,
+    advantages: Tensor,
+    completion_mask: Tensor | None = None,
+    bias: Tensor | None = None,
+    old_logp: Tensor | None = None,
+    ref_logp: Tensor | None = None,
+    ref_input: Tensor | None = None,
+    ref_weight: Tensor | None = None,
+    ref_bias: Tensor | None = None,
+    vllm_is_ratio: Tensor | None = None,
+    *,
+    loss_type: str = "dapo",
+    beta: float = 0.0,
+    eps_low: float = 0.2,
+    eps_high: float = 0.2,
+    delta: float | None = None,
+    temperature: float = 1.0,
+    importance_sampling_level: str = "token",
+    use_bias_correction_kl: bool = False,
+    sapo_temperature_pos: float = 1.0,
+    sapo_temperature_neg: float = 1.05,
+    vespo_k_pos: float = 2.0,
+    vespo_lambda_pos: float = 3.0,
+    vespo_k_neg: float = 3.0,
+    vespo_lambda_neg: float = 2.0,
+    max_completion_length: int | None = None,
+    num_items_in_batch: Tensor | float | None = None,
+    reduction: str = "mean",
+    accum_dtype: torch.dtype | None = None,
+) -> GRPOOutput:
+    """Group relative policy optimization over hidden states, with a part of the logits in memory at a time.
+
+    With the log-probability x of a token, ratio = exp(x - old) and its advantage A, the loss of the token is
+    -min(min(ratio, delta) * A, clip(ratio, 1 - eps_low, 1 + eps_high) * A) * vllm_is_ratio
+    + beta * (exp(ref - x) - (ref - x) - 1).
+
+    Other types have in place of the first line:
+    cispo: -min(ratio, eps_high) * A * x * vllm_is_ratio, with the ratio as a constant (eps_high is the bound itself);
+    sapo: -4 / t * sigmoid(t * (ratio - 1)) * A * vllm_is_ratio, t = sapo_temperature_pos if A > 0 else
+    sapo_temperature_neg;
+    vespo: -phi * A * x, phi = e^l * w^k * e^(-l * w) as a constant, where w is the ratio of the whole sequence, times
+    vllm_is_ratio, and k, l are those for A >= 0 or A < 0.
+
+    The tokens' losses are reduced to: grpo and sapo, the mean over sequences of their means; bnpo, the mean over all
+    tokens; dapo, cispo and vespo, the sum over num_items_in_batch; dr_grpo, the sum over batch *
+    max_completion_length; luspo, the mean of losses times the length of their sequence, over sequences if the
+    importance sampling is by sequence (as in its paper), else over all batch * length places.
+
+    Args:
+        input: float [batch, length, hidden]: input[b, t] predicts completion_ids[b, t].
+        weight: float [classes, hidden], of the dtype of input.
+        completion_ids: int32 or int64 [batch, length].
+        advantages: float [batch], or [batch, length].
+        completion_mask: [batch, length], 0 where there is no token; all are tokens if it is None.
+        bias: float [classes].
+        old_logp: the log-probabilities of the policy that made the completions, [batch, length]; those of now, as
+            constants, if it is None.
+        ref_logp: the log-probabilities of the reference model, [batch, length]. Or, in its place:
+        ref_input: the hidden states of the reference model,
+        ref_weight: its last layer's weight,
+        ref_bias: and its bias.
+        vllm_is_ratio: a correction for completions that another engine made: [batch, length], [batch, 1] or [batch].
+        loss_type: "grpo", "dapo", "bnpo", "dr_grpo", "luspo", "cispo", "sapo" or "vespo".
+        beta: the weight of the divergence from the reference model, which must then be given.
+        eps_low: as above.
+        eps_high: as above.
+        delta: as above, if it is not None (two-sided clipping); not for cispo, sapo, vespo.
+        temperature: what the logits are divided by, those of the reference model too.
+        importance_sampling_level: "token", or "sequence": the ratio is exp(mean(x - old)) over a sequence (GSPO); not
+            for cispo, sapo, vespo.
+        use_bias_correction_kl: multiply the divergence by the ratio.
+        sapo_temperature_pos: as above.
+        sapo_temperature_neg: as above.
+        vespo_k_pos: as above.
+        vespo_lambda_pos: as above.
+        vespo_k_neg: as above.
+        vespo_lambda_neg: as above.
+        max_completion_length: for dr_grpo; length if it is None.
+        num_items_in_batch: for dapo, cispo and vespo: the tokens of all micro-batches and processes, which is divided
+            by the number of processes; if it is None, the tokens of this batch, averaged over the processes (with
+            torch.distributed, an all_reduce: every process must call).
+        reduction: "mean" (by loss_type), or "none": the loss of each token.
+        accum_dtype: as in linear_log_probs.
+
+    Returns:
+        A GRPOOutput. Only its loss has a gradient, for input, weight and bias.
+    """
+    how = _How(
+        "fused_linear_grpo", loss_type, beta, eps_low, eps_high, delta, importance_sampling_level,
+        use_bias_correction_kl, sapo_temperature_pos, sapo_temperature_neg, vespo_k_pos, vespo_lambda_pos, vespo_k_neg,
+        vespo_lambda_neg, max_completion_length, num_items_in_batch, reduction,
+    )  # fmt: skip
+    tokens = _Tokens(completion_ids, completion_mask, advantages, old_logp, ref_logp, vllm_is_ratio)
+    _check(how, tokens, referenced=ref_logp is not None or ref_input is not None)
+    model, target = LogProbs(how.name, temperature, accum_dtype=accum_dtype, target="completion_ids"), tokens.targets()
+    if ref_logp is None and beta:
+        tokens = tokens._replace(ref=model.reference(target, ref_input, ref_weight, ref_bias))
+    return _loss(how, tokens, model.tokens(input, weight, target, bias))
+
+
+def grpo_loss(
+    logits: Tensor,
+    old_logp: Tensor | None,
+    ref_logp: Tensor | None,
+    completion_ids: Tensor,
+    advantages: Tensor,
+    completion_mask: Tensor | None = None,
+    vllm_is_ratio: Tensor | None = None,
+    *,
+    loss_type: str = "dapo",
+    beta: float = 0.0,
+    eps_low: float = 0.2,
+    eps_high: float = 0.2,
+    delta: float | None = None,
+    temperature: float = 1.0,
+    importance_sampling_level: str = "token",
+    use_bias_correction_kl: bool = False,
+    sapo_temperature_pos: float = 1.0,
+    sapo_temperature_neg: float = 1.05,
+    vespo_k_pos: float = 2.0,
+    vespo_lambda_pos: float = 3.0,
+    vespo_k_neg: float = 3.0,
+    vespo_lambda_neg: float = 2.0,
+    max_completion_length: int | None = None,
+    num_items_in_batch: Tensor | float | None = None,
+    reduction: str = "mean",
+    in_place: bool = False,
+) -> GRPOOutput:
+    """Group relative policy optimization over logits. For the formulas see fused_linear_grpo.
+
+    Args:
+        logits: float [batch, length + 1, classes]: logits[b, t] predicts completion_ids[b, t]. The last ones predict
+            nothing; [batch, length, classes] is taken too.
+        old_logp: as in fused_linear_grpo.
+        ref_logp: as in fused_linear_grpo.
+        completion_ids: as in fused_linear_grpo.
+        advantages: as in fused_linear_grpo.
+        completion_mask: as in fused_linear_grpo.
+        vllm_is_ratio: as in fused_linear_grpo.
+        loss_type: as in fused_linear_grpo.
+        beta: as in fused_linear_grpo.
+        eps_low: as in fused_linear_grpo.
+        eps_high: as in fused_linear_grpo.
+        delta: as in fused_linear_grpo.
+        temperature: what the logits are divided by.
+        importance_sampling_level: as in fused_linear_grpo.
+        use_bias_correction_kl: as in fused_linear_grpo.
+        sapo_temperature_pos: as in fused_linear_grpo.
+        sapo_temperature_neg: as in fused_linear_grpo.
+        vespo_k_pos: as in fused_linear_grpo.
+        vespo_lambda_pos: as in fused_linear_grpo.
+        vespo_k_neg: as in fused_linear_grpo.
+        vespo_lambda_neg: as in fused_linear_grpo.
+        max_completion_length: as in fused_linear_grpo.
+        num_items_in_batch: as in fused_linear_grpo.
+        reduction: as in fused_linear_grpo.
+        in_place: the backward writes the gradient over the logits instead of into new memory; a second one raises.
+
+    Returns:
+        A GRPOOutput. Only its loss has a gradient, for logits.
+    """
+    how = _How(
+        "grpo_loss", loss_type, beta, eps_low, eps_high, delta, importance_sampling_level, use_bias_correction_kl,
+        sapo_temperature_pos, sapo_temperature_neg, vespo_k_pos, vespo_lambda_pos, vespo_k_neg, vespo_lambda_neg,
+        max_completion_length, num_items_in_batch, reduction,
+    )  # fmt: skip
+    tokens = _Tokens(completion_ids, completion_mask, advantages, old_logp, ref_logp, vllm_is_ratio)
+    _check(how, tokens, referenced=ref_logp is not None)
+    return _loss(how, tokens, _token_log_probs(how.name, logits, tokens.targets(), temperature, -100, in_place))
+
+
+def token_log_probs(
+    logits: Tensor,
+    target: Tensor,
+    temperature: float = 1.0,
+    ignore_index: int = -100,
+    *,
+    in_place: bool = False,
+) -> Tensor:
+    """The log-probability of each target under softmax(logits / temperature).
+
+    Args:
+        logits: float [batch, length, classes]. It may be longer than target: the rest has a gradient of 0.
+        target: int32 or int64 [batch, length].
+        temperature: what the logits are divided by, in float32.
+        ignore_index: targets with this value have log-probability 0, and no gradient.
+        in_place: the backward writes the gradient over the logits instead of into new memory; a second one raises.
+
+    Returns:
+        The log-probabilities, float32 [batch, length] (float64 for float64), differentiable in logits.
+    """
+    return _token_log_probs("token_log_probs", logits, target, temperature, ignore_index, in_place)
+
+
+# ---- arguments ------------------------------------------------------------------------------------------------------
+
+
+def _check(how: _How, tokens: _Tokens, referenced: bool) -> None:
+    for argument, value, allowed in (
+        ("loss_type", how.loss_type, LOSS_TYPES),
+        ("importance_sampling_level", how.importance_sampling_level, LEVELS),
+        ("reduction", how.reduction, ("mean", "none")),
+    ):
+        if value not in allowed:
+            raise BadArgument.of(how.name, argument, f"be one of {', '.join(map(repr, allowed))}", repr(value))
+    if how.loss_type in UNCLIPPED and how.importance_sampling_level != "token":
+        raise BadArgument.of(how.name, "importance_sampling_level", f"be 'token' for {how.loss_type!r}", "'sequence'")
+    if how.loss_type in UNCLIPPED and how.delta is not None:
+        raise BadArgument.of(how.name, "delta", f"be None for {how.loss_type!r}", str(how.delta))
+    for argument in ("sapo_temperature_pos", "sapo_temperature_neg"):
+        if not getattr(how, argument) > 0:
+            raise BadArgument.of(how.name, argument, "be greater than 0", str(getattr(how, argument)))
+    if how.beta and not referenced:
+        raise BadArgument.of(how.name, "ref_logp", f"be given for beta = {how.beta}", "None")
+    shape = tuple(tokens.ids.shape)
+    if len(shape) != 2:
+        raise BadArgument.of(how.name, "completion_ids", "have shape (batch, length)", str(shape))
+    sequence, each = shape[:1], (shape[0], 1)
+    for argument, value, allowed in (
+        ("completion_mask", tokens.mask, (shape,)),
+        ("advantages", tokens.advantages, (sequence, shape)),
+        ("old_logp", tokens.old, (shape,)),
+        ("ref_logp", tokens.ref, (shape,)),
+        ("vllm_is_ratio", tokens.vllm_is_ratio, (shape, each, sequence)),
+    ):
+        if value is not None and tuple(value.shape) not in allowed:
+            expected = f"have shape {' or '.join(map(str, allowed))}, as completion_ids is {shape}"
+            raise BadArgument.of(how.name, argument, expected, str(tuple(value.shape)))
+
+
+# ---- formulas -------------------------------------------------------------------------------------------------------
+
+
+def _loss(how: _How, tokens: _Tokens, x: Tensor) -> GRPOOutput:
+    """From the log-probability of each token."""
+    mask = torch.ones_like(x) if tokens.mask is None else tokens.mask.to(x.dtype)
+    keep = mask != 0
+    constant = lambda value: value.detach().to(x.dtype)
+    at = lambda value, other=0.0: torch.where(keep, constant(value), other)  # the padding may hold anything; x is 0
+    advantage = at(tokens.advantages) if tokens.advantages.dim() == 2 else constant(tokens.advantages)[:, None]
+    log_ratio = x - (x.detach() if tokens.old is None else at(tokens.old))
+    if how.importance_sampling_level == "sequence":
+        log_ratio = (log_ratio * mask).sum(-1, keepdim=True) / mask.sum(-1, keepdim=True).clamp(min=1)
+    ratio = log_ratio.exp()
+    correction, given = None, tokens.vllm_is_ratio
+    if given is not None:
+        correction = at(given, 1.0) if given.shape == x.shape else constant(given).reshape(-1, 1)
+    clipped = torch.zeros_like(keep)
+    if how.loss_type == "cispo":
+        made = -ratio.detach().clamp(max=how.eps_high) * advantage * x
+        clipped = (ratio > how.eps_high) & (advantage > 0)
+    elif how.loss_type == "sapo":
+        slope = _chosen(advantage > 0, how.sapo_temperature_pos, how.sapo_temperature_neg, x.dtype)
+        made = -4 / slope * torch.sigmoid(slope * (ratio - 1)) * advantage
+    elif how.loss_type == "vespo":
+        made = -_vespo_weight(how, log_ratio.detach(), advantage, correction) * advantage * x
+        correction = None  # it is in the weight
+    else:
+        low, high = 1 - how.eps_low, 1 + how.eps_high
+        bounded = ratio if how.delta is None else ratio.clamp(max=how.delta)
+        made = -torch.minimum(bounded * advantage, ratio.clamp(low, high) * advantage)
+        clipped = ((ratio < low) & (advantage < 0)) | ((ratio > high) & (advantage > 0))
+    if correction is not None:
+        made = made * correction
+    kl = None
+    if how.beta and tokens.ref is not None:
+        off = at(tokens.ref) - x
+        kl = torch.expm1(off) - off  # exp(off) - off - 1, without its rounding error near 0
+        kl = kl * ratio if how.use_bias_correction_kl else kl
+        made = made + how.beta * kl
+    made, clipped = made * mask, clipped & keep  # of sequences: now of their tokens
+    kl = None if kl is None else kl.detach() * mask
+    if how.reduction == "none":
+        return GRPOOutput(made, kl, clipped)
+    count = mask.sum().clamp(min=1)
+    means = None if kl is None else kl.sum() / count, (clipped * mask).sum() / count
+    return GRPOOutput(_reduced(how, made, mask), *means)
+
+
+def _vespo_weight(how: _How, log_ratio: Tensor, advantage: Tensor, correction: Tensor | None) -> Tensor:
+    """phi(w) = e^l * w^k * e^(-l * w), which is 1 for w = 1; the bounds are those of TRL's trainer."""
+    least = math.log(1e-8)
+    log_w = log_ratio.clamp(-20.0, 20.0).sum(-1, keepdim=True)
+    if correction is not None:
+        log_w = log_w + correction.log().clamp(least, 20.0).sum(-1, keepdim=True)
+    log_w = log_w.clamp(least, 20.0)
+    k = _chosen(advantage >= 0, how.vespo_k_pos, how.vespo_k_neg, log_w.dtype)
+    slope = _chosen(advantage >= 0, how.vespo_lambda_pos, how.vespo_lambda_neg, log_w.dtype).clamp(min=1e-4)
+    return torch.exp(slope + k * log_w - slope * log_w.exp())
+
+
+def _chosen(condition: Tensor, yes: float, no: float, dtype: torch.dtype) -> Tensor:
+    """torch.where, whose result for two numbers would be of the default dtype."""
+    return torch.where(condition, torch.full_like(condition, yes, dtype=dtype), no)
+
+
+def _reduced(how: _How, losses: Tensor, mask: Tensor) -> Tensor:
+    batch, length = losses.shape
+    lengths = mask.sum(-1, keepdim=True)
+    if how.loss_type in ("grpo", "sapo"):
+        return (losses / lengths.clamp(min=1)).sum() / batch
+    if how.loss_type == "bnpo":
+        return losses.sum() / lengths.sum().clamp(min=1)
+    if how.loss_type == "dr_grpo":
+        return losses.sum() / (batch * (length if how.max_completion_length is None else how.max_completion_length))
+    if how.loss_type == "luspo":
+        if how.importance_sampling_level == "sequence":
+            return losses.sum() / batch  # the mean over a sequence's tokens, times their number
+        return (losses * lengths).sum() / (batch * length)
+    return losses.sum() / _tokens_of_a_process(lengths.sum(), how.num_items_in_batch)
+
+
+def _tokens_of_a_process(here: Tensor, of_all: Tensor | float | None) -> Tensor | float:
+    """The mean over processes of the tokens in a batch, at least 1."""
+    distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
+    processes = torch.distributed.get_world_size() if distributed else 1
+    if of_all is None:
+        of_all = here.clone()
+        if distributed:
+            torch.distributed.all_reduce(of_all)
+    if isinstance(of_all, Tensor):
+        return (of_all.to(here) / processes).clamp(min=1)
+    return max(of_all / processes, 1.0)  # a number stays one: a copy to the device would wait for it
+
+
+# ---- log-probabilities of logits ------------------------------------------------------------------------------------
+
+
+def _token_log_probs(
+    name: str, logits: Tensor, target: Tensor, temperature: float, ignore_index: int, in_place: bool
+) -> Tensor:
+    if logits.dim() != 3 or logits.shape[:1] != target.shape[:1] or logits.shape[1] < target.shape[-1]:
+        expected = f"have shape (batch, length, classes) with a target {tuple(target.shape)}"
+        raise BadArgument.of(name, "logits", expected, str(tuple(logits.shape)))
+    if not temperature > 0:
+        raise BadArgument.of(name, "temperature", "be greater than 0", str(temperature))
+    if target.is_floating_point():
+        raise BadArgument.of(name, "target", "be int32 or int64", str(target.dtype), TypeError)
+    if target.numel() and target.device.type != "meta":
+        fits = ((target >= 0) & (target < logits.shape[-1])) | (target == ignore_index)
+        torch._assert_async(fits.all(), f"{name}: target must be from 0 to {logits.shape[-1] - 1}, or {ignore_index}")
+    return _TokenLogProbs.apply(name, logits, target, temperature, ignore_index, in_place)
+
+
+def _parts(logits: Tensor, target: Tensor) -> Iterator[tuple[int, slice]]:
+    """Rows of one sequence each, of which a copy may be made."""
+    rows = max(1, PART // max(1, logits.shape[-1]))
+    for b in range(target.shape[0]):
+        for at in range(0, target.shape[1], rows):
+            yield b, slice(at, min(at + rows, target.shape[1]))
+
+
+def _divided(logits: Tensor, temperature: float) -> Tensor:
+    if temperature == 1.0:
+        return logits
+    return logits.to(torch.float64 if logits.dtype is torch.float64 else torch.float32) / temperature
+
+
+class _TokenLogProbs(torch.autograd.Function):
+    """token_log_probs; a composition would copy the logits to cut off the last, and could not write in place."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, name: str, logits: Tensor, target: Tensor, temperature: float, ignore_index: int, in_place: bool
+    ) -> Tensor:
+        wide = torch.float64 if logits.dtype is torch.float64 else torch.float32
+        losses, lse = (torch.empty(target.shape, dtype=wide, device=logits.device) for _ in range(2))
+        for part in _parts(logits, target):
+            rows = _divided(logits[part], temperature)
+            losses[part], lse[part], _ = loss.token_cross_entropy(rows, target[part], None, ignore_index)
+        ctx.how, ctx.written = (name, temperature, ignore_index, in_place), False
+        ctx.save_for_backward(logits, target, lse)
+        return -losses
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        name, temperature, ignore_index, in_place = ctx.how
+        if ctx.written:
+            raise RuntimeError(f"{name}: a second backward with in_place=True: the first wrote over the logits")
+        logits, target, lse = ctx.saved_tensors
+        made = logits.detach() if in_place else torch.empty_like(logits)
+        dlosses, ctx.written = -grad / temperature, in_place
+        for part in _parts(logits, target):
+            rows = _divided(logits[part], temperature)
+            made[part] = loss.token_cross_entropy_bwd(dlosses[part], rows, target[part], lse[part], None, ignore_index)
+        made[:, target.shape[1] :] = 0
+        return None, made, None, None, None, None
