@@ -41,7 +41,7 @@ def log_probs(x, w, b, target, average=False):
 
 
 def same(got, want, data, tol=None):
-    tol = tol or dict(rtol=1e-6, atol=1e-6)
+    tol = tol or dict(rtol=1e-9, atol=1e-9)
     torch.testing.assert_close(got, want, **tol)
     for a, b in zip(data.grads(got), data.grads(want), strict=True):
         torch.testing.assert_close(a, b, **tol)

@@ -66,7 +66,8 @@ class LinearSums:
         self.slices = [slice(a, b) for a, b in zip([0, *ends], ends, strict=False)] if needs[1] else []
         new = torch.empty if x.shape[0] else torch.zeros
         self.dweight = [new(s.stop - s.start, hidden, dtype=dtype, device=x.device) for s in self.slices]
-        self.dbias = [torch.zeros(count, dtype=torch.float32, device=x.device)] if needs[2] else []
+        wide = torch.promote_types(x.dtype, torch.float32)
+        self.dbias = [torch.zeros(count, dtype=wide, device=x.device)] if needs[2] else []
 
     def add(self, rows: slice, dlogits: Tensor) -> None:
         for dx in self.dx:
@@ -74,7 +75,7 @@ class LinearSums:
         for columns, total in zip(self.slices, self.dweight, strict=True):
             gemm.gemm_add_(total, dlogits[:, columns], self.x[rows], True, False, 1.0, 0.0 if self.first else 1.0)
         for dbias in self.dbias:
-            dbias += dlogits.sum(0, dtype=torch.float32)
+            dbias += dlogits.sum(0, dtype=dbias.dtype)
         self.first = False
 
     def tensors(self) -> list[Tensor]:
