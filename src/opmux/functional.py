@@ -15,8 +15,18 @@ from .faces.functional.preference import fused_linear_kto as fused_linear_kto
 from .faces.functional.preference import fused_linear_orpo as fused_linear_orpo
 from .faces.functional.preference import fused_linear_simpo as fused_linear_simpo
 from .faces.functional.preference import linear_log_probs as linear_log_probs
+from .faces.functional.rope import apply_multimodal_rotary_pos_emb as apply_multimodal_rotary_pos_emb
+from .faces.functional.rope import apply_rotary_emb as apply_rotary_emb
+from .faces.functional.rope import apply_rotary_pos_emb as apply_rotary_pos_emb
+from .faces.functional.rope import apply_rotary_pos_emb_interleaved as apply_rotary_pos_emb_interleaved
+from .faces.functional.rope import apply_rotary_pos_emb_vision as apply_rotary_pos_emb_vision
+from .faces.functional.rope import rope as rope
 
 __all__ = [
+    "GRPOOutput",
+    "fused_linear_grpo",
+    "grpo_loss",
+    "token_log_probs",
     "CrossEntropyOutput",
     "cross_entropy",
     "fused_linear_cross_entropy",
@@ -28,8 +38,10 @@ __all__ = [
     "fused_linear_orpo",
     "fused_linear_simpo",
     "linear_log_probs",
-    "GRPOOutput",
-    "fused_linear_grpo",
-    "grpo_loss",
-    "token_log_probs",
+    "apply_multimodal_rotary_pos_emb",
+    "apply_rotary_emb",
+    "apply_rotary_pos_emb",
+    "apply_rotary_pos_emb_interleaved",
+    "apply_rotary_pos_emb_vision",
+    "rope",
 ]

@@ -3210,6 +3210,39 @@ def rope_fwd(x: Tensor, angles: Tensor, sin: Tensor | None = None, starts: Tenso
         A contiguous tensor of x's shape and dtype. Where the table has no row for a position, x is copied.
     """
 
+def rope_qk(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, layout: str = 'bhsd', memory: str = 'bhsd', interleaved: bool = False, per_pair: bool = False) -> tuple[Tensor, Tensor]:
+    """Rotary embedding of q and k by one table of cosines and sines, in one launch.
+
+    Rotates the first d2 elements of each head and copies the others. A pair (u, v) becomes
+    (u cos - v sin, v cos + u sin), with the columns of u in the first and those of v in the second sum.
+
+    Args:
+        q (float [_, _, _, _]): [batch, heads, length, d] for the layout "bhsd", [batch, length, heads, d] for "bshd"; any strides.
+        k (float [_, _, _, _], of the dtype of q): the same, with its own number of heads.
+        cos (float [*lead, columns]): one row for each position: [length, columns], [1, length, columns] or [batch, length, columns]. There are
+            d2 columns, an even number; d2/2 if `per_pair`. No gradient is computed.
+        sin (float [*lead, columns], of the dtype of cos): like cos.
+        layout (one of 'bhsd', 'bshd'): what the dimensions of q and k are: b(atch), h(eads), s(equence), d (a head's elements).
+        memory (one of 'bhsd', 'bshd'): the order of dimensions in the memory of the results: "bshd" for heads that a linear layer returned.
+        interleaved: pairs are neighbours; by default (i, i + d2/2).
+        per_pair: cos and sin have one column for each pair.
+
+    Returns:
+        q_out and k_out, of the shapes and the dtype of q and k, dense in the order of `memory`. They are computed in
+        float32 (float64 for float64) and rounded once.
+    """
+
+def rope_qk_bwd(dq_out: Tensor, dk_out: Tensor, cos: Tensor, sin: Tensor, layout: str = 'bhsd', memory: str = 'bhsd', interleaved: bool = False, per_pair: bool = False) -> tuple[Tensor, Tensor]:
+    """The gradient of rope_qk: the transposed rotation.
+
+    Args:
+        dq_out (float [_, _, _, _]): the gradient of q_out.
+        dk_out (float [_, _, _, _], of the dtype of dq_out): the gradient of k_out; the other arguments are those of rope_qk.
+
+    Returns:
+        dq and dk, of the shapes and the dtype of dq_out and dk_out, dense in the order of `memory`.
+    """
+
 def rope_qkv_bwd(dq: Tensor, dk: Tensor, dv: Tensor, q_angles: Tensor, k_angles: Tensor, split: list[int], starts: Tensor | None = None, layout: str = 'sbhd', interleaved: bool = False, cp_size: int = 1, cp_rank: int = 0) -> Tensor:
     """The gradient of rope_qkv_fwd's qkv.
 

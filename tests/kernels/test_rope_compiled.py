@@ -29,12 +29,15 @@ def calls(dtype):
     yield lambda: kernels.rope_qkv_fwd(
         empty(64, 2, 4, 384, dtype=dtype), angles, angles, [192, 96, 96], None, "sbhd", False, 1, 0
     )
+    q, k = empty(2, 256, 12, 128, dtype=dtype), empty(2, 256, 4, 128, dtype=dtype)
+    yield lambda: kernels.rope_qk(q, k, table[:, :96], table[:, :96], "bshd", "bhsd", True, False)
+    yield lambda: kernels.rope_qk_bwd(q, k, empty(2, 256, 64), empty(2, 256, 64), "bshd", "bshd", False, True)
 
 
 @pytest.mark.parametrize("number, chip", list(enumerate(CHIPS)), ids=list(CHIPS))
 def test_every_chip(number, chip, slow):
     """Each call on two chips, the dtypes in turn; on all of them with --slow."""
-    for turn in range(5) if slow else range(number % 2, 5, 2):
+    for turn in range(7) if slow else range(number % 2, 7, 2):
         with compiling_for(chip) as built:
             list(calls(DTYPES[(number + turn) % 4]))[turn]()
         assert built and all(kernel.shared <= CHIPS[chip][1] for kernel in built)
@@ -79,3 +82,17 @@ def test_loads_are_wide_nothing_spills_and_a_sine_is_computed_once(layout, inter
     assert kernel.spills() == 0
     # 2 over pi, with which an angle's quadrant is found: of 128 angles 256 threads have two, as there are two loads
     assert sum("0f3F22F983" in line for line in lines) == 2
+
+
+@pytest.mark.parametrize("way", ["rope_qk", "rope_qk_bwd"])
+def test_q_and_k_are_one_launch_of_wide_loads(way):
+    """Heads as a linear layer returns them, in training; and of one position, in decoding."""
+    for length in (2048, 1):
+        q, k = (empty(4, length, heads, 64).transpose(1, 2) for heads in (32, 8))
+        table = empty(1, length, 64)
+        with compiling_for("sm_90") as built:
+            getattr(kernels, way)(q, k, table, table, "bhsd", "bshd", False, False)
+        (kernel,) = built
+        lines = kernel.asm["ptx"].splitlines()
+        assert sum("st.global.v4.b32" in line for line in lines) == 4 and kernel.spills() == 0
+        assert not any("ld.global.b16" in line or "st.global.b16" in line for line in lines)

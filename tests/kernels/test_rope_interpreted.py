@@ -93,3 +93,30 @@ def test_edges_are_ignored_where_the_format_has_none():
     x, freqs = torch.randn(4, 2, 3, 8), torch.randn(4, 1, 1, 8)
     edges = torch.tensor([0, 4, 8], dtype=torch.int32)
     same(tex.fused_rope_forward, x, freqs, None, 0, False, edges, 1, 0)
+
+
+@pytest.mark.parametrize("op, dtype", [(spec.rope_qk, torch.float32), (spec.rope_qk_bwd, torch.bfloat16)])
+def test_q_and_k_with_results_in_another_order(op, dtype):
+    """Every sample with heads and sequence exchanged in the memory of its results."""
+    for sample in op.spec.samples(dtype, CPU):
+        q, k, cos, sin, layout, _, *how = sample.args
+        args = q, k, cos, sin, layout, "bshd" if layout == "bhsd" else "bhsd", *how
+        for x, got, want in zip((q, k), ours(op)(*args), op.spec.reference(*args), strict=True):
+            torch.testing.assert_close(got, want, rtol=op.spec.tol[dtype].rtol, atol=op.spec.tol[dtype].atol)
+            assert got.transpose(1, 2).is_contiguous() and got.shape == x.shape and got.dtype is dtype
+
+
+def test_many_heads_are_several_programs():
+    """More rows than a block: of q and of k, neither a power of two; sequences with tables of their own, and one."""
+    q, k = torch.randn(3, 2, 40, 128), torch.randn(3, 2, 5, 128)
+    for b in (1, 3):
+        cos, sin = torch.randn(b, 2, 96), torch.randn(b, 2, 96)
+        args = q, k, cos, sin, "bshd", "bshd", False, False
+        torch.testing.assert_close(kernels.rope_qk(*args), spec.rope_qk.reference(*args))
+
+
+def test_tables_with_strides_of_their_own():
+    q, k, cos = torch.randn(2, 3, 4, 8), torch.randn(2, 1, 4, 8), torch.randn(1, 4, 8)
+    sin = torch.randn(1, 8, 4).transpose(1, 2)
+    args = q, k, cos, sin, "bhsd", "bhsd", False, False
+    torch.testing.assert_close(kernels.rope_qk(*args), spec.rope_qk.reference(*args))

@@ -72,6 +72,54 @@ def _turned(b_u, b_v, b_ca, b_sa, b_cb, b_sb, BACK: tl.constexpr):
         return b_u * b_ca - b_v * b_sa, b_v * b_cb + b_u * b_sb
 
 
+@triton.jit
+def _read(
+    x_ptr, o_x, m_r, PAIRS: tl.constexpr, HALF: tl.constexpr, STEP: tl.constexpr, BLOCK_R: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+):  # fmt: skip
+    """The two elements of each pair."""
+    if PAIRS:
+        o_p = tl.arange(0, 2 * BLOCK_D)[None, :]
+        m = m_r & (o_p >= 0) if HALF == BLOCK_D else m_r & (o_p < 2 * HALF)
+        b_x = tl.load(x_ptr + o_x + o_p * STEP, mask=m, other=0.0)
+        b_u, b_v = tl.split(tl.reshape(b_x, [BLOCK_R, BLOCK_D, 2]))
+        return b_u, b_v
+    else:
+        o_p = tl.arange(0, BLOCK_D)[None, :]
+        m = m_r & (o_p >= 0) if HALF == BLOCK_D else m_r & (o_p < HALF)
+        b_u = tl.load(x_ptr + o_x + o_p * STEP, mask=m, other=0.0)
+        b_v = tl.load(x_ptr + o_x + (o_p + HALF) * STEP, mask=m, other=0.0)
+        return b_u, b_v
+
+
+@triton.jit
+def _write(
+    y_ptr, o_y, m_r, b_u, b_v, PAIRS: tl.constexpr, HALF: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_D: tl.constexpr
+):
+    """Store the two elements of each pair."""
+    if PAIRS:
+        o_p = tl.arange(0, 2 * BLOCK_D)[None, :]
+        m = m_r & (o_p >= 0) if HALF == BLOCK_D else m_r & (o_p < 2 * HALF)
+        b_y = tl.reshape(tl.join(b_u, b_v), [BLOCK_R, 2 * BLOCK_D])
+        tl.store(y_ptr + o_y + o_p, b_y.to(y_ptr.dtype.element_ty), mask=m)
+    else:
+        o_p = tl.arange(0, BLOCK_D)[None, :]
+        m = m_r & (o_p >= 0) if HALF == BLOCK_D else m_r & (o_p < HALF)
+        tl.store(y_ptr + o_y + o_p, b_u.to(y_ptr.dtype.element_ty), mask=m)
+        tl.store(y_ptr + o_y + o_p + HALF, b_v.to(y_ptr.dtype.element_ty), mask=m)
+
+
+@triton.jit
+def _copy_rest(
+    x_ptr, y_ptr, o_x, o_y, m_r, HALF: tl.constexpr, REST: tl.constexpr, STEP: tl.constexpr, BLOCK_E: tl.constexpr
+):
+    """Copy what is not turned."""
+    if REST > 0:
+        o_e = 2 * HALF + tl.arange(0, BLOCK_E)[None, :]
+        m = m_r & (o_e < 2 * HALF + REST)
+        tl.store(y_ptr + o_y + o_e, tl.load(x_ptr + o_x + o_e * STEP, mask=m), mask=m)
+
+
 def _rope(
     x_ptr, y_ptr, angles_ptr, sin_ptr, starts_ptr, cu_seqlens_ptr,
     xo, xs, xb, xh, xg, yo, ys, yb, yh, yg, ab, ar, length, rows, heads, n_places, n_edges, cp_rank,
@@ -99,32 +147,15 @@ def _rope(
         o_d = tl.arange(0, BLOCK_D)
         m_d = tl.full([BLOCK_D], 1, tl.int1) if HALF == BLOCK_D else o_d < HALF
         # what is to be turned is on its way before angles are looked at
-        if PAIRS:
-            o_p = tl.arange(0, 2 * BLOCK_D)[None, :]
-            m = m_r & (o_p >= 0) if HALF == BLOCK_D else m_r & (o_p < 2 * HALF)
-            b_x = tl.load(x_ptr + o_x + o_p * STEP, mask=m, other=0.0)
-            b_u, b_v = tl.split(tl.reshape(b_x, [BLOCK_R, BLOCK_D, 2]))
-        else:
-            m = m_r & m_d[None, :]
-            o_p = o_d[None, :]
-            b_u = tl.load(x_ptr + o_x + o_p * STEP, mask=m, other=0.0)
-            b_v = tl.load(x_ptr + o_x + (o_p + HALF) * STEP, mask=m, other=0.0)
+        b_u, b_v = _read(x_ptr, o_x, m_r, PAIRS, HALF, STEP, BLOCK_R, BLOCK_D)
         place = _place(starts_ptr, cu_seqlens_ptr, i_b, i_s, length, n_edges, cp_rank, CP, BLOCK_B)
         there = (place >= 0) & (place < n_places)
         at = tl.where(there, place, 0) * ar + i_b * ab
         b_ca, b_sa = _table(angles_ptr, sin_ptr, at + (o_d * 2 if PAIRS else o_d), m_d & there, WIDE)
         b_cb, b_sb = _table(angles_ptr, sin_ptr, at + (o_d * 2 + 1 if PAIRS else o_d + HALF), m_d & there, WIDE)
         b_u, b_v = _turned(b_u.to(WIDE), b_v.to(WIDE), b_ca, b_sa, b_cb, b_sb, BACK)
-        if PAIRS:
-            b_y = tl.reshape(tl.join(b_u, b_v), [BLOCK_R, 2 * BLOCK_D])
-            tl.store(y_ptr + o_y + o_p, b_y.to(y_ptr.dtype.element_ty), mask=m)
-        else:
-            tl.store(y_ptr + o_y + o_p, b_u.to(y_ptr.dtype.element_ty), mask=m)
-            tl.store(y_ptr + o_y + o_p + HALF, b_v.to(y_ptr.dtype.element_ty), mask=m)
-    if REST > 0:
-        o_e = 2 * HALF + tl.arange(0, BLOCK_E)[None, :]
-        m = m_r & (o_e < 2 * HALF + REST)
-        tl.store(y_ptr + o_y + o_e, tl.load(x_ptr + o_x + o_e * STEP, mask=m), mask=m)
+        _write(y_ptr, o_y, m_r, b_u, b_v, PAIRS, HALF, BLOCK_R, BLOCK_D)
+    _copy_rest(x_ptr, y_ptr, o_x, o_y, m_r, HALF, REST, STEP, BLOCK_E)
 
 
 rope_kernel = Launcher(_rope, sizes="xo xs xb xh xg yo ys yb yh yg ab ar")
@@ -227,6 +258,141 @@ def rope_bwd(
 ) -> Plan:  # fmt: skip
     form = dict(interleaved=interleaved, cp_size=cp_size, cp_rank=cp_rank, back=True)
     return _rotated(dy, angles, sin, starts, cu_seqlens, layout, {"x": "dy", "y": "dx"}, **form)
+
+
+# ---- q and k together -----------------------------------------------------------------------------------------------
+
+
+@triton.jit
+def _offsets(heads, rows, o_r, xb, xh, yb, yh, FULL: tl.constexpr):
+    """Of these rows (a head of a sequence each): offsets in x and in y, and which there are."""
+    i_b, i_h = (o_r // heads).to(tl.int64), (o_r % heads).to(tl.int64)
+    m_r = tl.full(o_r.shape, 1, tl.int1) if FULL else o_r < rows
+    return (i_b * xb + i_h * xh)[:, None], (i_b * yb + i_h * yh)[:, None], m_r[:, None]
+
+
+def _rope_qk(
+    q_ptr, k_ptr, q_out_ptr, k_out_ptr, cos_ptr, sin_ptr,
+    qs, qb, qh, ks, kb, kh, qos, qob, qoh, kos, kob, koh, cb, cs, length, q_rows, q_heads, k_rows, k_heads,
+    BACK: tl.constexpr, PAIRS: tl.constexpr, PER_PAIR: tl.constexpr, HALF: tl.constexpr, REST: tl.constexpr,
+    Q_STEP: tl.constexpr, K_STEP: tl.constexpr, C_STEP: tl.constexpr, APART: tl.constexpr, Q_FULL: tl.constexpr,
+    K_FULL: tl.constexpr, WIDE: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_D: tl.constexpr,
+    BLOCK_E: tl.constexpr,
+):  # fmt: skip
+    """Program (i, j): the j-th rows of q and of k at position i of all sequences; APART, of one sequence."""
+    i_s = tl.program_id(0).to(tl.int64)
+    i_b = i_s * 0
+    if APART:
+        i_b = i_s // length
+        i_s = i_s % length
+    q_ptr += i_s * qs + i_b * qb
+    k_ptr += i_s * ks + i_b * kb
+    q_out_ptr += i_s * qos + i_b * qob
+    k_out_ptr += i_s * kos + i_b * kob
+    o_q = tl.program_id(1) * BLOCK_Q + tl.arange(0, BLOCK_Q)
+    o_k = tl.program_id(1) * BLOCK_K + tl.arange(0, BLOCK_K)
+    o_q, o_qo, m_q = _offsets(q_heads, q_rows, o_q, qb, qh, qob, qoh, Q_FULL)
+    o_k, o_ko, m_k = _offsets(k_heads, k_rows, o_k, kb, kh, kob, koh, K_FULL)
+    if HALF > 0:
+        # all of q and k is on its way before the first sum
+        b_qu, b_qv = _read(q_ptr, o_q, m_q, PAIRS, HALF, Q_STEP, BLOCK_Q, BLOCK_D)
+        b_ku, b_kv = _read(k_ptr, o_k, m_k, PAIRS, HALF, K_STEP, BLOCK_K, BLOCK_D)
+        o_d = tl.arange(0, BLOCK_D)
+        m_d = tl.full([BLOCK_D], 1, tl.int1) if HALF == BLOCK_D else o_d < HALF
+        at = i_s * cs + i_b * cb
+        o_a = at + (o_d * 2 if PAIRS and not PER_PAIR else o_d) * C_STEP
+        b_ca, b_sa = _table(cos_ptr, sin_ptr, o_a, m_d, WIDE)
+        b_cb, b_sb = b_ca, b_sa
+        if not PER_PAIR:
+            b_cb, b_sb = _table(cos_ptr, sin_ptr, o_a + (1 if PAIRS else HALF) * C_STEP, m_d, WIDE)
+        b_qu, b_qv = _turned(b_qu.to(WIDE), b_qv.to(WIDE), b_ca, b_sa, b_cb, b_sb, BACK)
+        _write(q_out_ptr, o_qo, m_q, b_qu, b_qv, PAIRS, HALF, BLOCK_Q, BLOCK_D)
+        b_ku, b_kv = _turned(b_ku.to(WIDE), b_kv.to(WIDE), b_ca, b_sa, b_cb, b_sb, BACK)
+        _write(k_out_ptr, o_ko, m_k, b_ku, b_kv, PAIRS, HALF, BLOCK_K, BLOCK_D)
+    _copy_rest(q_ptr, q_out_ptr, o_q, o_qo, m_q, HALF, REST, Q_STEP, BLOCK_E)
+    _copy_rest(k_ptr, k_out_ptr, o_k, o_ko, m_k, HALF, REST, K_STEP, BLOCK_E)
+
+
+rope_qk_kernel = Launcher(_rope_qk, sizes="qs qb qh ks kb kh qos qob qoh kos kob koh cb cs")
+
+
+@tunable("rope_qk.rows", free="BLOCK_R")
+def qk_tiles(rows: int, width: int, dtype: torch.dtype) -> Tiles:
+    """So many heads of q and k a program: more of them share a sine, fewer allow more programs."""
+    width = triton.next_power_of_2(width)
+    most = max(2, 8192 // (width * max(1, dtype.itemsize // 2)))
+    block = min(triton.next_power_of_2(rows), most)
+    return Tiles(min(256, max(32, block * width // 64)), BLOCK_R=block)
+
+
+def _strides(shape: tuple[int, ...], strides: tuple[int, ...], layout: str) -> tuple[int, int, int]:
+    """Strides of sequence, batch and head; 0 for a dimension of one element, which may have any."""
+    by = {name: s if n > 1 else 0 for name, n, s in zip(layout, shape, strides, strict=True)}
+    return by["s"], by["b"], by["h"]
+
+
+def _both(
+    q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, layout: str, memory: str, interleaved: bool, per_pair: bool,
+    back: bool, names: Mapping[str, str],
+) -> Plan:  # fmt: skip
+    """q and k rotated. `names`: what the op calls them and the results."""
+    makes: dict[str, OutputSpec] = {}
+    numbers: dict[str, int] = {}
+    sizes = dict(zip(layout, q.shape, strict=True))
+    for name, x in (("q", q), ("k", k)):
+        output = OutputSpec.of(x.shape, x.dtype)
+        if memory != layout:
+            a, s, h, d = OutputSpec.of((x.shape[0], x.shape[2], x.shape[1], x.shape[3]), x.dtype).stride
+            output = output._replace(stride=(a, h, s, d))
+        makes[names[f"{name}_out"]] = output
+        reads, writes = (_strides(tuple(x.shape), strides, layout) for strides in (x.stride(), output.stride))
+        numbers |= dict(zip((f"{name}s", f"{name}b", f"{name}h"), reads, strict=True))
+        numbers |= dict(zip((f"{name}os", f"{name}ob", f"{name}oh"), writes, strict=True))
+    if not q.numel() and not k.numel():
+        return Plan(makes)
+    apart = sizes["b"] > 1 and cos.dim() == 3 and cos.shape[0] > 1
+    q_heads, k_heads = (x.shape[layout.index("h")] for x in (q, k))
+    times = 1 if apart else sizes["b"]
+    q_rows, k_rows = q_heads * times, k_heads * times
+    half = cos.shape[-1] if per_pair else cos.shape[-1] // 2
+    rest = sizes["d"] - 2 * half
+    blocks = dict(BLOCK_D=triton.next_power_of_2(max(half, 1)), BLOCK_E=triton.next_power_of_2(max(rest, 1)))
+    width = 2 * blocks["BLOCK_D"] * (half > 0) + blocks["BLOCK_E"] * (rest > 0)
+    tile = qk_tiles(rows=q_rows + k_rows, width=width, dtype=q.dtype)
+    # as many programs for the heads of q as for those of k, which are fewer: each has its share of both
+    programs = triton.next_power_of_2(-(-(q_rows + k_rows) // tile["BLOCK_R"]))
+    block = lambda rows: triton.next_power_of_2(max(1, -(-rows // programs)))
+    q_block, k_block = block(q_rows), block(k_rows)
+    strided = ["cos", "sin"] if cos.stride() != sin.stride() else []
+    table = OutputSpec.of(cos.shape, cos.dtype).stride if strided else cos.stride()
+    config = Tiles(tile.threads, tile.stages).config(
+        BACK=back, PAIRS=bool(interleaved), PER_PAIR=bool(per_pair), HALF=half, REST=rest, Q_STEP=q.stride(-1),
+        K_STEP=k.stride(-1), C_STEP=table[-1], APART=apart, Q_FULL=q_rows == programs * q_block,
+        K_FULL=k_rows == programs * k_block, WIDE=wide_of(q.dtype), BLOCK_Q=q_block, BLOCK_K=k_block, **blocks,
+    )  # fmt: skip
+    grid = (sizes["s"] * (sizes["b"] if apart else 1), programs)
+    if grid[0] >= 2**31 or grid[1] >= 2**16:
+        raise NotSupported(f"a grid of {grid[0]} x {grid[1]} programs is more than a launch can have")
+    numbers |= dict(cb=table[0] if apart else 0, cs=table[-2] if sizes["s"] > 1 else 0, length=sizes["s"])
+    numbers |= dict(q_rows=q_rows, q_heads=max(1, q_heads), k_rows=k_rows, k_heads=max(1, k_heads))
+    return Plan(makes, [Launch(rope_qk_kernel, grid, config, numbers, names)], strided)
+
+
+@planned(spec.rope_qk)
+def rope_qk(
+    q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, layout: str, memory: str, interleaved: bool, per_pair: bool
+) -> Plan:
+    names = {"q_out": "q_out", "k_out": "k_out"}
+    return _both(q, k, cos, sin, layout, memory, interleaved, per_pair, False, names)
+
+
+@planned(spec.rope_qk_bwd)
+def rope_qk_bwd(
+    dq_out: Tensor, dk_out: Tensor, cos: Tensor, sin: Tensor, layout: str, memory: str, interleaved: bool,
+    per_pair: bool,
+) -> Plan:  # fmt: skip
+    names = {"q": "dq_out", "k": "dk_out", "q_out": "dq", "k_out": "dk"}
+    return _both(dq_out, dk_out, cos, sin, layout, memory, interleaved, per_pair, True, names)
 
 
 # ---- packed q, k and v ----------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Rotary embedding of q or k, and of packed q, k and v; forward and backward.
+"""Rotary embedding of q or k, of q and k together, and of packed q, k and v; forward and backward.
 
 The first d2 numbers of a head are turned in pairs, the rest is copied. The pairs are (i, i + d2/2), or neighbours if
 `interleaved`. With (u, v) a pair and a, b the angles of its two places: u cos a - v sin a, v cos b + u sin b. Models
@@ -15,7 +15,7 @@ from ..core.contract import Float, Index, at_least, below, each, one_of, same_dt
 from ..core.errors import BadArgument
 from ..core.spec import BadSample, BadSamples, op
 from ._numeric import rounded, wide
-from .samples import Case, Draw, Maker
+from .samples import OTHER, Case, Draw, Maker
 
 # A layout -> the places of batch and sequence among the dimensions of x; heads and their numbers are the others.
 LAYOUTS = {"sbhd": (1, 0), "bshd": (0, 1), "bhsd": (0, 2), "thd": (None, 0)}
@@ -291,6 +291,196 @@ def rope_bwd(
     """
     at = positions(dy, starts, cu_seqlens, layout, cp_size, cp_rank)
     return _turn(dy, angles, sin, at, layout, interleaved, True)
+
+
+# ---- q and k together -----------------------------------------------------------------------------------------------
+
+Columns = Float[Tensor, "*lead columns"]
+SinColumns = Float[Tensor, "*lead columns", same_dtype("cos")]
+HeadsLayout = Annotated[str, one_of("bhsd", "bshd")]
+
+
+def pair_fits(op: str, names: tuple[str, str], q: Tensor, k: Tensor, cos: Tensor, layout: str, per_pair: bool) -> None:
+    """Raise unless q and k have one batch, length and head size, and cos a row for each position."""
+    (batch, length), shape = LAYOUTS[layout], tuple(q.shape)
+    lead, other = names
+    for dim, word in ((batch, "batch"), (length, "length"), (3, "head size")):
+        if k.shape[dim] != q.shape[dim]:
+            expected = f"have the {word} of {{{lead}}} {shape}, {q.shape[dim]}, in dimension {dim}"
+            raise BadArgument.of(op, other, expected, shown(k))
+    sizes = (q.shape[batch], q.shape[length])
+    if not (
+        (cos.dim() == 2 and cos.shape[0] == sizes[1])
+        or (cos.dim() == 3 and cos.shape[1] == sizes[1] and cos.shape[0] in (1, sizes[0]))
+    ):
+        expected = f"have {sizes[1]} rows, the length of {{{lead}}} {shape}, or that for 1 or {sizes[0]} sequences"
+        raise BadArgument.of(op, "cos", expected, shown(cos))
+    width = q.shape[-1] // 2 if per_pair else q.shape[-1]
+    if cos.shape[-1] > width or (not per_pair and cos.shape[-1] % 2):
+        expected = f"have at most {width} columns" if per_pair else f"have an even number of columns, at most {width}"
+        raise BadArgument.of(op, "cos", f"{expected}, as {{{lead}}} is {shape}", shown(cos))
+
+
+def q_and_k_fit(op: str, q: Tensor, k: Tensor, cos: Tensor, layout: str, per_pair: bool) -> None:
+    pair_fits(op, ("q", "k"), q, k, cos, layout, per_pair)
+
+
+def dq_and_dk_fit(op: str, dq_out: Tensor, dk_out: Tensor, cos: Tensor, layout: str, per_pair: bool) -> None:
+    pair_fits(op, ("dq_out", "dk_out"), dq_out, dk_out, cos, layout, per_pair)
+
+
+# Options: those of the op; kv is the number of k's heads, d2 that of columns; "other": tables of another dtype, "rows":
+# tables of two dimensions, "strided": the two parts of complex numbers; "transposed": q and k are views of
+# [b, s, h, d], as in transformers. Results are contiguous in all samples; tests of the op have the other order.
+PAIR_CASES = (
+    Case((2, 4, 5, 16), options={"transposed": True}),
+    Case((2, 5, 3, 16), options={"layout": "bshd", "interleaved": True, "batched": True}),
+    Case((2, 6, 5, 18), "sliced", {"kv": 3, "d2": 10, "batched": True}),
+    Case((3, 4, 1, 12), "step", {"d2": 8, "interleaved": True, "rows": True}),
+    Case((1, 2, 7, 20), "t", {"kv": 5, "per_pair": True, "other": True}),
+    Case((2, 5, 3, 8), options={"layout": "bshd", "per_pair": True, "interleaved": True, "strided": True}),
+    Case((2, 2, 3, 6), "expanded", {"d2": 0}),
+    Case((2, 2, 0, 8)),
+    Case((0, 2, 3, 8)),
+)
+
+
+def pair_args(d: Draw) -> dict[str, Any]:
+    layout, shape = d.option("layout", "bhsd"), list(d.case.shape)
+    batch, length = LAYOUTS[layout]
+    heads = 3 - length
+    shape[heads] = d.option("kv", max(1, shape[heads] // 4))
+    other = Draw(Case(tuple(shape), d.case.layout, {"of": d.case.id}), d.dtype, d.device)
+    q, k = d.full(), other.full()
+    if d.option("transposed"):
+        q, k = (t.transpose(1, 2).contiguous().transpose(1, 2) for t in (q, k))
+    d2 = d.option("d2", shape[-1] // 2 * 2)
+    columns = d2 // 2 if d.option("per_pair") else d2
+    lead = () if d.option("rows") else (shape[batch or 0] if d.option("batched") else 1,)
+    dtype = OTHER[d.dtype] if d.option("other") else d.dtype
+    drawn = Draw(Case((*lead, shape[length], columns), options={"of": d.case.id, "name": "angles"}), dtype, d.device)
+    angles = drawn.full()
+    cos, sin = angles.cos(), angles.sin()
+    if d.option("strided"):
+        cos, sin = torch.stack([cos, sin], -1).unbind(-1)
+    return {
+        "q": q,
+        "k": k,
+        "cos": cos,
+        "sin": sin,
+        "layout": layout,
+        "memory": layout,
+        "interleaved": d.option("interleaved", False),
+        "per_pair": d.option("per_pair", False),
+    }
+
+
+def _pair_bwd_args(d: Draw) -> dict[str, Any]:
+    of = pair_args(d)
+    return {"dq_out": of.pop("q"), "dk_out": of.pop("k"), **of}
+
+
+PAIR, PAIR_BWD = Maker(pair_args, PAIR_CASES), Maker(_pair_bwd_args, PAIR_CASES)
+
+
+def _pair_ways(other: str) -> Ways:
+    return (
+        (other, lambda t: t[:1], "must have the batch of"),
+        (other, lambda t: t[:, :, 1:], "must have the length of"),
+        ("cos", lambda t: t[:, 1:], "must have 5 rows"),
+        ("cos", lambda t: t.expand(3, -1, -1), "must have 5 rows"),
+        ("cos", lambda t: torch.cat([t, t], -1), "must have an even number of columns, at most 16"),
+        ("cos", lambda t: t[..., 1:], "must have an even number of columns, at most 16"),
+    )
+
+
+def _pair_spoiled(good: Maker, ways: Ways) -> BadSamples:
+    """Spoiled samples; sin is spoiled with cos, as the two have one shape."""
+
+    def samples(device: torch.device) -> Iterator[BadSample]:
+        for number, (name, spoil, says) in enumerate(ways):
+            args = good.named(PAIR_CASES[0], torch.float32, device)
+            for spoiled_name in ("cos", "sin") if name == "cos" else (name,):
+                args[spoiled_name] = spoil(args[spoiled_name])
+            yield BadSample(tuple(args.values()), ValueError, f"{name} {says}", id=f"{name} {number}")
+
+    return samples
+
+
+def _pair_turn(
+    x: Tensor, cos: Tensor, sin: Tensor, layout: str, memory: str, interleaved: bool, per_pair: bool, back: bool
+) -> Tensor:
+    cos, sin = (t.to(torch.float64 if x.dtype is torch.float64 else torch.float32) for t in (cos, sin))
+    if per_pair:
+        cos, sin = (t.repeat_interleave(2, -1) if interleaved else torch.cat([t, t], -1) for t in (cos, sin))
+    cos, sin = (t.unsqueeze(-3 if layout == "bhsd" else -2) for t in (cos, sin))
+    y = turned(x, cos, sin, interleaved, back)
+    return y if memory == layout else y.transpose(1, 2).contiguous().transpose(1, 2).clone()
+
+
+@op(
+    out="q_out k_out",
+    grad="rope_qk_bwd",
+    samples=PAIR,
+    errors=_pair_spoiled(PAIR, _pair_ways("k")),
+    where=q_and_k_fit,
+)
+def rope_qk(
+    q: Float[Tensor, "_ _ _ _"],
+    k: Float[Tensor, "_ _ _ _", same_dtype("q")],
+    cos: Columns,
+    sin: SinColumns,
+    layout: HeadsLayout = "bhsd",
+    memory: HeadsLayout = "bhsd",
+    interleaved: bool = False,
+    per_pair: bool = False,
+) -> tuple[Tensor, Tensor]:
+    """Rotary embedding of q and k by one table of cosines and sines, in one launch.
+
+    Rotates the first d2 elements of each head and copies the others. A pair (u, v) becomes
+    (u cos - v sin, v cos + u sin), with the columns of u in the first and those of v in the second sum.
+
+    Args:
+        q: [batch, heads, length, d] for the layout "bhsd", [batch, length, heads, d] for "bshd"; any strides.
+        k: the same, with its own number of heads.
+        cos: one row for each position: [length, columns], [1, length, columns] or [batch, length, columns]. There are
+            d2 columns, an even number; d2/2 if `per_pair`. No gradient is computed.
+        sin: like cos.
+        layout: what the dimensions of q and k are: b(atch), h(eads), s(equence), d (a head's elements).
+        memory: the order of dimensions in the memory of the results: "bshd" for heads that a linear layer returned.
+        interleaved: pairs are neighbours; by default (i, i + d2/2).
+        per_pair: cos and sin have one column for each pair.
+
+    Returns:
+        q_out and k_out, of the shapes and the dtype of q and k, dense in the order of `memory`. They are computed in
+        float32 (float64 for float64) and rounded once.
+    """
+    turn = lambda x: _pair_turn(x, cos, sin, layout, memory, interleaved, per_pair, False)
+    return turn(q), turn(k)
+
+
+@op(out="dq dk", samples=PAIR_BWD, errors=_pair_spoiled(PAIR_BWD, _pair_ways("dk_out")), where=dq_and_dk_fit)
+def rope_qk_bwd(
+    dq_out: Float[Tensor, "_ _ _ _"],
+    dk_out: Float[Tensor, "_ _ _ _", same_dtype("dq_out")],
+    cos: Columns,
+    sin: SinColumns,
+    layout: HeadsLayout = "bhsd",
+    memory: HeadsLayout = "bhsd",
+    interleaved: bool = False,
+    per_pair: bool = False,
+) -> tuple[Tensor, Tensor]:
+    """The gradient of rope_qk: the transposed rotation.
+
+    Args:
+        dq_out: the gradient of q_out.
+        dk_out: the gradient of k_out; the other arguments are those of rope_qk.
+
+    Returns:
+        dq and dk, of the shapes and the dtype of dq_out and dk_out, dense in the order of `memory`.
+    """
+    turn = lambda x: _pair_turn(x, cos, sin, layout, memory, interleaved, per_pair, True)
+    return turn(dq_out), turn(dk_out)
 
 
 # ---- packed q, k and v ----------------------------------------------------------------------------------------------
