@@ -43,14 +43,14 @@ def _layer_norm_bwd(dy, x, weight, mean, rstd, offset):
     return LAYER_BWD(dy, x, x.shape[-1:], *stats, weight, weight, [True] * 3)
 
 
-def _add_rms_norm(x, residual, weight, eps, offset):
+def _add_rms_norm(x, residual, weight, eps, offset, casting):
     s = x + residual
     return F.rms_norm(s, s.shape[-1:], weight, eps), s
 
 
 # What a torch programmer would write. Backwards without an op of ATen's own have the reference alone.
 ATEN: dict[str, Callable[..., Any]] = {
-    "rms_norm": lambda x, weight, eps, offset: F.rms_norm(x, x.shape[-1:], weight, eps),
+    "rms_norm": lambda x, weight, eps, offset, casting: F.rms_norm(x, x.shape[-1:], weight, eps),
     "add_rms_norm": _add_rms_norm,
     "layer_norm": lambda x, weight, bias, eps, offset: torch.native_layer_norm(x, x.shape[-1:], weight, bias, eps),
     "layer_norm_bwd": _layer_norm_bwd,

@@ -58,7 +58,7 @@ def act_fp8(x: Tensor, scale: Tensor, amax: Tensor | None, dtype: torch.dtype, a
 def add(self: Tensor, other: Tensor | int | float, *, alpha: int | float = 1) -> Tensor:
     """torch.ops.aten.add, elementwise."""
 
-def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float = 1e-06, offset: float = 0.0) -> tuple[Tensor, Tensor, Tensor]:
+def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float = 1e-06, offset: float = 0.0, casting: str = 'gemma') -> tuple[Tensor, Tensor, Tensor]:
     """RMS norm of a sum, which is returned too.
 
     s = x + residual, in x's dtype; y = s * rstd * (weight + offset), rstd = rsqrt(mean(s^2) + eps)
@@ -69,12 +69,13 @@ def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float = 1e-06
         weight (float [n]): the scale of each column.
         eps: added to the mean square.
         offset: added to the weight; 1.0 for a zero-centred weight.
+        casting (one of 'gemma', 'llama', 'none'): as in rms_norm.
 
     Returns:
         y and s, like x, and rstd, float32 [*rows] (float64 for float64).
     """
 
-def add_rms_norm_bwd(dy: Tensor, ds: Tensor, s: Tensor, weight: Tensor, rstd: Tensor, offset: float = 0.0) -> tuple[Tensor, Tensor, Tensor]:
+def add_rms_norm_bwd(dy: Tensor, ds: Tensor, s: Tensor, weight: Tensor, rstd: Tensor, offset: float = 0.0, casting: str = 'gemma') -> tuple[Tensor, Tensor, Tensor]:
     """The gradients of add_rms_norm.
 
     dx = dresidual = ds + (the dx of rms_norm_bwd at s), in two tensors; dweight as there
@@ -3095,7 +3096,7 @@ def relu_mul_bwd(dy: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
 def remainder(self: Tensor | int | float, other: Tensor | int | float) -> Tensor:
     """torch.ops.aten.remainder, elementwise."""
 
-def rms_norm(x: Tensor, weight: Tensor, eps: float = 1e-06, offset: float = 0.0) -> tuple[Tensor, Tensor]:
+def rms_norm(x: Tensor, weight: Tensor, eps: float = 1e-06, offset: float = 0.0, casting: str = 'gemma') -> tuple[Tensor, Tensor]:
     """RMS norm over the last dimension: y = x * rstd * (weight + offset), rstd = rsqrt(mean(x^2) + eps).
 
     Args:
@@ -3103,14 +3104,17 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float = 1e-06, offset: float = 0.0)
         weight (float [n]): the scale of each column.
         eps: added to the mean square.
         offset: added to the weight; 1.0 for a zero-centred weight (Gemma, Transformer Engine).
+        casting (one of 'gemma', 'llama', 'none'): "gemma" computes in float32 and rounds once. "llama" also rounds x * rstd to x's dtype, before it is
+            multiplied by weight + offset. "none" rounds every step to x's dtype, as the formula in torch does. float32
+            and float64 are the same in all of them.
 
     Returns:
         y, like x, and rstd, float32 [*rows] (float64 for float64).
 
-    Computed in float32 (float64 for float64) and rounded once. y is differentiable in x and weight; rstd is not.
+    Computed in float32 (float64 for float64). y is differentiable in x and weight; rstd is not.
     """
 
-def rms_norm_bwd(dy: Tensor, x: Tensor, weight: Tensor, rstd: Tensor, offset: float = 0.0) -> tuple[Tensor, Tensor]:
+def rms_norm_bwd(dy: Tensor, x: Tensor, weight: Tensor, rstd: Tensor, offset: float = 0.0, casting: str = 'gemma') -> tuple[Tensor, Tensor]:
     """The gradients of rms_norm.
 
     g = dy * (weight + offset), x' = x * rstd: dx = rstd * (g - x' * mean(g * x')), dweight = sum(dy * x')
@@ -3121,12 +3125,15 @@ def rms_norm_bwd(dy: Tensor, x: Tensor, weight: Tensor, rstd: Tensor, offset: fl
         weight (float [n]): as in the forward.
         rstd (float [*rows]): the second result of the forward.
         offset: as in the forward.
+        casting (one of 'gemma', 'llama', 'none'): as in the forward: unless it is "gemma", dweight is a sum of values x' that were rounded.
 
     Returns:
         dx, like x, and dweight, like weight.
+
+    Computed in float32 (float64 for float64) and rounded once, whatever the casting.
     """
 
-def rms_norm_bwd_add(dy: Tensor, x: Tensor, add: Tensor, weight: Tensor, rstd: Tensor, offset: float = 0.0) -> tuple[Tensor, Tensor]:
+def rms_norm_bwd_add(dy: Tensor, x: Tensor, add: Tensor, weight: Tensor, rstd: Tensor, offset: float = 0.0, casting: str = 'gemma') -> tuple[Tensor, Tensor]:
     """The gradients of rms_norm, with another gradient added to dx before it is rounded.
 
     dx = add + (the dx of rms_norm_bwd); dweight as there

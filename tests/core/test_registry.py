@@ -125,7 +125,7 @@ def fit(fn, op="rms_norm"):
     (lambda x, weight, eps, offset, more=5: (x, weight, eps, offset, more), (1, 2, 3, 4, 5)),
 ])  # fmt: skip
 def test_slots_are_filled_in_order_and_the_rest_by_keyword(fn, expected):
-    assert fit(fn).call(1, 2, 3, 4) == expected
+    assert fit(fn).call(1, 2, 3, 4, "gemma") == expected
 
 
 @pytest.mark.parametrize("fn, words", [
@@ -153,6 +153,21 @@ def test_every_call_path_fills_the_ops_defaults(plug):
                 assert torch.equal(y, x * 1e-6) and rstd.item() == 0
         assert opmux.explain("rms_norm", x, w).chosen.impl_id == "vendor.exact"
         assert opmux.explain("rms_norm", weight=w, x=x).chosen.impl_id == "vendor.exact"
+
+
+@pytest.mark.parametrize("when", [None, lambda x, weight, eps, offset: eps == 1e-6], ids=["always", "when"])
+def test_an_impl_without_an_added_argument_gets_the_calls_with_its_default(plug, when):
+    mine = lambda x, weight, eps, offset: (torch.full_like(x, 7.0), x.new_ones(x.shape[:-1], dtype=torch.float32))
+    plug("rms_norm", "vendor.acme", VENDOR, mine, vendor="acme", when=when)
+    x, weight = torch.randn(3, 8, dtype=torch.bfloat16), torch.randn(8, dtype=torch.bfloat16)
+    with opmux.policy("vendor"):
+        assert opmux.ops.rms_norm(x, weight)[0].eq(7).all()
+        found = opmux.explain("rms_norm", x, weight, casting="llama")
+        assert found.chosen.impl_id != "vendor.acme" and "takes no casting, casting='llama' was given" in str(found)
+        assert not opmux.ops.rms_norm(x, weight, casting="llama")[0].eq(7).any()
+        if when is not None:
+            assert not opmux.ops.rms_norm(x, weight, 1e-5)[0].eq(7).any()
+    assert not get_default_manager().failures()
 
 
 def test_keyword_only_parameters_of_an_op():

@@ -95,24 +95,27 @@ def test_refuses_what_the_reference_refuses(spec, impl):
             impl.fn(*bad.args)
 
 
-@pytest.mark.parametrize("n, dtype", [(9000, torch.float64), (9000, torch.float32), (17000, torch.bfloat16),
-                                       (17000, torch.float32), (33000, torch.bfloat16)])  # fmt: skip
-def test_rows_too_long_for_registers(n, dtype, monkeypatch):
+@pytest.mark.parametrize("n, dtype, casting", [
+    (9000, torch.float64, "gemma"), (9000, torch.float32, "gemma"), (17000, torch.bfloat16, "none"),
+    (17000, torch.float32, "gemma"), (33000, torch.bfloat16, "llama"),
+])  # fmt: skip
+def test_rows_too_long_for_registers(n, dtype, casting, monkeypatch):
     """Each of the ways a norm is computed: whole rows, without shares, in pieces; a mean far from zero."""
     # sums of columns in a few programs: the interpreter takes 10 ms for each of 500
     monkeypatch.setattr(column_sum.tiles_of, "default", lambda n, dtype: Tiles(128, BLOCK_M=64, BLOCK_N=4096))
     plans.forget()
     x, dy = torch.randn(3, n, dtype=dtype) * 2 + 3, torch.randn(3, n, dtype=dtype)
     w, b = torch.randn(n, dtype=dtype), torch.randn(n, dtype=dtype)
-    given = {"rms_norm": (x, w, 1e-6, 0.0), "layer_norm": (x, w, b, 1e-6, 1.0), "add_rms_norm": (x, dy, w, 1e-6, 0.0)}
+    given = {"rms_norm": (x, w, 1e-6, 0.0, casting), "layer_norm": (x, w, b, 1e-6, 1.0),
+             "add_rms_norm": (x, dy, w, 1e-6, 0.0, casting)}  # fmt: skip
     for name, args in given.items():
         spec, back = specs.find(name), specs.find(f"{name}_bwd")
         expected = spec.reference(*args)
         agree(spec, getattr(norm, name)(*args), expected, n)
         saved = {
-            "rms_norm": lambda e=expected: (dy, x, w, e[1], 0.0),
+            "rms_norm": lambda e=expected: (dy, x, w, e[1], 0.0, casting),
             "layer_norm": lambda e=expected: (dy, x, w, e[1], e[2], 1.0),
-            "add_rms_norm": lambda e=expected: (dy, dy, e[1], w, e[2], 0.0),
+            "add_rms_norm": lambda e=expected: (dy, dy, e[1], w, e[2], 0.0, casting),
         }[name]()
         agree(back, getattr(norm, f"{name}_bwd")(*saved), back.reference(*saved), n)
 
@@ -145,7 +148,7 @@ def test_launching_on_meta_is_declined():
     from opmux.core import NotSupported
 
     with pytest.raises(NotSupported, match="meta tensor has no memory"):
-        norm.rms_norm(torch.empty(3, 64, device="meta"), torch.empty(64, device="meta"), 1e-6, 0.0)
+        norm.rms_norm(torch.empty(3, 64, device="meta"), torch.empty(64, device="meta"), 1e-6, 0.0, "gemma")
 
 
 @pytest.fixture

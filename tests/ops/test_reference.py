@@ -34,9 +34,9 @@ every_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=lambda d: str(d).remo
 
 
 def each_sample(spec, few):
-    """All samples of float32, four of each other dtype; all of them with --slow."""
+    """All samples of float32, four of each other dtype; all of them with --slow. Rounding twice: test_norm_casting."""
     for dtype in DTYPES:
-        found = list(spec.samples(dtype, CPU))
+        found = [s for s in spec.samples(dtype, CPU) if dtype.itemsize > 2 or "casting" not in s.id]
         yield from found if dtype is torch.float32 else few(found, 4)
 
 
@@ -47,7 +47,7 @@ def row_mean(x):
     return x.sum(-1) / max(x.shape[-1], 1)
 
 
-def true_rms_norm(x, weight, eps=1e-6, offset=0.0):
+def true_rms_norm(x, weight, eps=1e-6, offset=0.0, casting="gemma"):
     y = F.rms_norm(x, x.shape[-1:], weight + offset, eps) if x.numel() else x * weight
     return y, (row_mean(x**2) + eps) ** -0.5
 

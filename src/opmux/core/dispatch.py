@@ -21,7 +21,7 @@ from .entry import Form, Pair, dispatch_modes, forward_ad, reraise, transforms_a
 from .errors import BadArgument, DispatchError, NoImplementation, NotSupported, WrongResult
 from .log import logger
 from .policy import Refused, SelectionPolicy
-from .registry import BackendImplKind, OpImpl
+from .registry import BackendImplKind, OpImpl, When
 from .spec import Derived, Spec
 from .tensors import dtype_name, first_tensor, is_plain, is_real, shape_class, tensors_in
 
@@ -46,6 +46,7 @@ Case = tuple[Any, tuple[int, ...]]  # dtype and shape class of the first tensor
 class Candidate:
     impl: OpImpl
     call: Callable[..., Any]  # the impl, with the signature that this chain's entry uses
+    when: When | None = None  # its condition, with that signature
 
     @property
     def own_gradient(self) -> bool:
@@ -158,7 +159,7 @@ class Chain:
         if self.spec is not None or self.barred is not None or not self.candidates:
             return None
         first = self.candidates[0]
-        one_condition = first.impl.when is None and len(self._conditions(first)) == 1
+        one_condition = first.when is None and len(self._conditions(first)) == 1
         return (first.call, self._seen[True]) if one_condition else None
 
     def _raise_final(self, error: Exception, args: tuple, kwargs: dict) -> Any:
@@ -175,7 +176,7 @@ class Chain:
             conditions.append(f"{self._call_key_text()} in {self._seen_text()}")
         elif self.spec is not None and self.spec.writes and not alone:
             conditions.append(f"({self._writes_nothing_text()} or {self._call_key_text()} in _seen_writing)")
-        if first.impl.when is not None:
+        if first.when is not None:
             conditions.append(f"((_answer := _when({self.form.passed})) is True or _answer is None)")
         return conditions
 
@@ -205,7 +206,7 @@ class Chain:
     def _guard(self, first: Candidate, ask: str) -> Callable[..., Any]:
         """A function with the entry's signature that tests `ask` first, and falls back if it is false."""
         names: dict[str, Any] = {
-            "_when": first.impl.when,
+            "_when": first.when,
             "_call": first.call,
             "_seen": self._seen[False],
             "_seen_writing": self._seen[True],
@@ -234,7 +235,7 @@ class Chain:
             impl = candidate.impl
             if not self.policy.strict and self.manager.memory.failed(self.key, impl.impl_id, case) is not None:
                 continue
-            if impl.when is not None and refusal_of(impl.when(*args, **kwargs)) is not None:
+            if candidate.when is not None and refusal_of(candidate.when(*args, **kwargs)) is not None:
                 continue
             return (candidate.call, index) if candidate.own_gradient else None
         return None
@@ -415,9 +416,9 @@ class Fallback:
         impl = candidate.impl
         known = None if self.strict else self.memory.failed(self.chain.key, impl.impl_id, self.case)
         refusal = None if known is None else Refused(impl, "quarantine", known.reason)
-        if refusal is None and impl.when is not None:
+        if refusal is None and candidate.when is not None:
             try:
-                reason = refusal_of(impl.when(*self.args, **self.kwargs))
+                reason = refusal_of(candidate.when(*self.args, **self.kwargs))
             except Exception as error:
                 self.failed(candidate, error)
                 return True

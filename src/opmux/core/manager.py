@@ -20,7 +20,7 @@ from .loading import Once
 from .lock import lock
 from .log import logger
 from .policy import Refused, SelectionPolicy, choose
-from .registry import BackendImplKind, Fit, OpImpl, OpRegistry
+from .registry import BackendImplKind, Fit, OpImpl, OpRegistry, when_of
 from .spec import NAME_LOOKUP, Spec, specs
 
 _managers: list[weakref.ref[OpManager]] = []
@@ -138,9 +138,10 @@ class OpManager:
             refusal = _dtype_refusal(impl, first.dtype, first.device.type)
             if refusal is not None:
                 return refusal
-        if impl.when is not None and (args or kwargs):
+        when = when_of(specs.get(key), impl)
+        if when is not None and (args or kwargs):
             try:
-                reason = refusal_of(impl.when(*args, **kwargs))
+                reason = refusal_of(when(*args, **kwargs))
             except Exception as error:
                 reason = f"its `when` raised {type(error).__name__}: {error}"
             if reason is not None:
@@ -322,7 +323,8 @@ class OpManager:
                 assert call is not None
                 made_of_torch = impl.kind is BackendImplKind.REFERENCE and impl.impl_id != "native"
                 guard = library.reference_guard if made_of_torch else None
-                candidates.append(Candidate(impl, call if guard is None else guard(call)))
+                when = when_of(spec, impl) if typed else impl.when
+                candidates.append(Candidate(impl, call if guard is None else guard(call), when))
             else:
                 out.append(refusal)
         return Chain(self, key, self._name(key), spec, policy, tuple(candidates), tuple(out), barred, form, typed)

@@ -324,17 +324,11 @@ class Fit:
 
     @classmethod
     def of(cls, spec: Spec, impl: OpImpl) -> Fit:
-        if impl.as_passed or impl.fn is spec.reference:
-            return cls(impl.call)
-        target: Any = getattr(impl.fn, "forward", None) if isinstance(impl.fn, type) else impl.fn
-        try:
-            signature = inspect.signature(target)
-        except (TypeError, ValueError):  # a builtin without a signature: assume that it fits
-            return cls(_finish(impl.call, spec))
-        params = list(signature.parameters.values())
-        if target is not impl.fn:
-            params = params[1:]  # autograd's ctx
-        plan = _plan_call(spec, params)
+        params = _parameters(spec, impl)
+        if params is None:
+            return cls(impl.call if impl.as_passed or impl.fn is spec.reference else _finish(impl.call, spec))
+        lacks = _lacks(spec, params)
+        plan = _plan_call(spec, params, [n for n in spec.names if n not in lacks])
         if isinstance(plan, _Refusal):
             return cls(refusal=plan)
         own = spec.signature.parameters.values()
@@ -350,7 +344,44 @@ class Fit:
         return cls(codegen.function(text, name, f"{spec.name} by {impl.impl_id}", names))
 
 
-def _plan_call(spec: Spec, params: list[inspect.Parameter]) -> str:
+def when_of(spec: Spec | None, impl: OpImpl) -> When | None:
+    """An impl's `when`, for calls with all of the op's arguments.
+
+    An added argument that the impl lacks must have its default.
+    """
+    params = None if spec is None or not spec.added else _parameters(spec, impl)
+    lacks = [] if spec is None or params is None else _lacks(spec, params)
+    if spec is None or not lacks:
+        return impl.when
+    defaults = {n: p.default for n, p in spec.signature.parameters.items() if p.default is not p.empty}
+    names = {"_when": impl.when, **{f"_default_{n}": value for n, value in defaults.items()}}
+    text = f"def when({', '.join(f'{n}=_default_{n}' if n in defaults else n for n in spec.names)}):\n"
+    for n in lacks:
+        text += f"    if {n} != _default_{n}:\n        return f'takes no {n}, {n}={{{n}!r}} was given'\n"
+    given = ", ".join(n for n in spec.names if n not in lacks)
+    text += "    return True\n" if impl.when is None else f"    return _when({given})\n"
+    return codegen.function(text, "when", f"when of {spec.name} by {impl.impl_id}", names)
+
+
+def _parameters(spec: Spec, impl: OpImpl) -> list[inspect.Parameter] | None:
+    """The parameters of an impl that are compared with its op's; None if they are taken to fit."""
+    if impl.as_passed or impl.fn is spec.reference:
+        return None
+    target: Any = getattr(impl.fn, "forward", None) if isinstance(impl.fn, type) else impl.fn
+    try:
+        params = list(inspect.signature(target).parameters.values())
+    except (TypeError, ValueError):  # a builtin without a signature
+        return None
+    return params if target is impl.fn else params[1:]  # without autograd's ctx
+
+
+def _lacks(spec: Spec, params: list[inspect.Parameter]) -> list[str]:
+    """The added arguments of an op for which an impl has no parameter. `*args` may be passed on to what has none."""
+    known = {p.name for p in params}
+    return [n for n in spec.added if n not in known]
+
+
+def _plan_call(spec: Spec, params: list[inspect.Parameter], names: list[str]) -> str:
     """The argument list, as source, for an impl with these parameters, or a _Refusal with the reason.
 
     Positional parameters are filled in order, whatever their names; an impl with the op's own names in another order is
@@ -359,7 +390,6 @@ def _plan_call(spec: Spec, params: list[inspect.Parameter]) -> str:
     slots = [p for p in params if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
     by_keyword = {p.name: p for p in params if p.kind is p.KEYWORD_ONLY}
     takes_rest = any(p.kind is p.VAR_KEYWORD for p in params)
-    names = list(spec.names)
     known = [p.name for p in slots]
     if any(p.kind is p.VAR_POSITIONAL for p in params):
         order, left = [n for n in names if n not in by_keyword], [n for n in names if n in by_keyword]

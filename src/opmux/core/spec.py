@@ -126,6 +126,8 @@ class Spec:
     recompute: Callable[..., tuple] | None = None  # the results again, from the values saved for backward, by name
     where: tuple[Where, ...] = ()  # checks of the arguments beyond their annotations
     adapter: Adapter | None = None  # for a function with a foreign signature: the ops it calls
+    # Arguments that the op did not always have. An impl without a parameter of that name gets calls with the default.
+    added: tuple[str, ...] = ()
 
     @property
     def key(self) -> str:
@@ -543,6 +545,7 @@ def op(
     recompute: Callable[..., tuple] | None = None,
     where: Where | tuple[Where, ...] = (),
     adapter: Adapter | None = None,
+    added: str = "",
     space: str = "opmux",
     name: str | None = None,
 ) -> Callable[..., Any]:
@@ -560,6 +563,7 @@ def op(
             name or reference.__name__, space, reference, tuple(out.split()), grad, tuple(mutates),
             samples, errors, {**TOL, **(tol or {})}, traffic, flops, schema, fake, result, tuple(looks.split()),
             compared, recompute, where if isinstance(where, tuple) else (where,), adapter,
+            tuple(added.split()),
         )  # fmt: skip
         _check_declaration(spec)
         if spec.checked:
@@ -628,6 +632,9 @@ def _check_declaration(spec: Spec) -> None:
         raise BadSpec(f"{spec.key} mutates {missing}, which it does not take; it takes {spec.names}")
     if len(set(spec.out)) != len(spec.out) or not all(o.isidentifier() for o in spec.out):
         raise BadSpec(f"{spec.key}: out={' '.join(spec.out)!r} must be distinct names separated by spaces")
+    missing = [n for n in spec.added if spec.signature.parameters[n].default is inspect.Parameter.empty]
+    if missing:
+        raise BadSpec(f"{spec.key}: added arguments must have a default; {missing} have none")
     for p in spec.signature.parameters.values():
         if p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD, p.POSITIONAL_ONLY):
             raise BadSpec(f"{spec.key}: parameter {p} must be named and passable by keyword")

@@ -32,13 +32,25 @@ def _add_pairs(a, b, c, d):
     return a + c, b + d
 
 
+@triton.jit
+def _round_to(b, DTYPE: tl.constexpr):
+    """As rounded to a dtype; unchanged if there is none."""
+    if DTYPE is None:
+        return b
+    else:
+        return b.to(DTYPE).to(b.dtype)
+
+
 def _fwd(
     x_ptr, residual_ptr, weight_ptr, bias_ptr, y_ptr, s_ptr, mean_ptr, rstd_ptr, scale_ptr, amax_ptr, scale_inv_ptr,
     x_stride, residual_stride, n_rows, n, eps, offset,
-    CENTRED: tl.constexpr, CAST: tl.constexpr, WIDE: tl.constexpr, FULL: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    CENTRED: tl.constexpr, CAST: tl.constexpr, WIDE: tl.constexpr, ROUND: tl.constexpr, STEP: tl.constexpr,
+    FULL: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """Whole rows: y = norm(x [+ r]) * (w + offset) [+ b]; with CAST in float8, its largest magnitude in amax."""
+    """Whole rows: y = norm(x [+ r]) * (w + offset) [+ b]; with CAST in float8, its largest magnitude in amax.
+
+    ROUND: the dtype that norm(x) is rounded to; STEP: the one that every step is rounded to.
+    """
     i_m = tl.program_id(0).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)[:, None]
     o_n = tl.arange(0, BLOCK_N)[None, :]
     m_m, m_n = i_m < n_rows, inside(o_n, n, FULL)
@@ -53,9 +65,11 @@ def _fwd(
         mean = tl.sum(b_x, 1)[:, None] / n
         tl.store(mean_ptr + i_m, mean, mask=m_m)
         b_x = tl.where(m_n, b_x - mean, 0.0)
-    rstd = 1.0 / tl.sqrt(tl.sum(b_x * b_x, 1)[:, None] / n + eps)
+    var = _round_to(tl.sum(_round_to(b_x * b_x, STEP), 1)[:, None] / n, STEP)
+    rstd = _round_to(1.0 / tl.sqrt(_round_to(var + eps, STEP)), STEP)
     tl.store(rstd_ptr + i_m, rstd, mask=m_m)
-    b_y = b_x * rstd * (tl.load(weight_ptr + o_n, mask=m_n, other=0.0).to(WIDE) + offset)
+    b_w = _round_to(tl.load(weight_ptr + o_n, mask=m_n, other=0.0).to(WIDE) + offset, STEP)
+    b_y = _round_to(b_x * rstd, ROUND) * b_w
     if bias_ptr is not None:
         b_y += tl.load(bias_ptr + o_n, mask=m_n, other=0.0).to(WIDE)
     top = put(y_ptr + i_m * n + o_n, b_y, m, scale_ptr, CAST)
@@ -66,7 +80,8 @@ def _fwd(
 def _fwd_pieces(
     x_ptr, residual_ptr, weight_ptr, bias_ptr, y_ptr, s_ptr, mean_ptr, rstd_ptr, scale_ptr, amax_ptr, scale_inv_ptr,
     x_stride, residual_stride, n_rows, n, eps, offset,
-    CENTRED: tl.constexpr, CAST: tl.constexpr, WIDE: tl.constexpr, HOLD: tl.constexpr, BLOCK_N: tl.constexpr,
+    CENTRED: tl.constexpr, CAST: tl.constexpr, WIDE: tl.constexpr, ROUND: tl.constexpr, STEP: tl.constexpr,
+    HOLD: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """A row too long for registers: its first HOLD elements stay in them, the rest is read again, out of L2."""
     row = tl.program_id(0).to(tl.int64)
@@ -97,18 +112,19 @@ def _fwd_pieces(
         if CENTRED:
             b_x = tl.where(m, b_x - shift, 0.0)
             b_1 += b_x
-        b_2 += b_x * b_x
+        b_2 += _round_to(b_x * b_x, STEP)
     b_d = b_h.to(WIDE) - shift
     mean = tl.zeros([], WIDE)
-    var = (tl.sum(b_2, 0) + tl.sum(b_d * b_d, 0)) / n
+    var = _round_to((tl.sum(b_2, 0) + tl.sum(_round_to(b_d * b_d, STEP), 0)) / n, STEP)
     if CENTRED:
         mean = tl.sum(b_1, 0) / n
         var = tl.maximum(var - mean * mean, 0.0, propagate_nan=tl.PropagateNan.ALL)
         mean += shift
         tl.store(mean_ptr + row, mean)
-    rstd = 1.0 / tl.sqrt(var + eps)
+    rstd = _round_to(1.0 / tl.sqrt(_round_to(var + eps, STEP)), STEP)
     tl.store(rstd_ptr + row, rstd)
-    b_o = (b_h.to(WIDE) - mean) * rstd * (tl.load(weight_ptr + o_h).to(WIDE) + offset)
+    b_w = _round_to(tl.load(weight_ptr + o_h).to(WIDE) + offset, STEP)
+    b_o = _round_to((b_h.to(WIDE) - mean) * rstd, ROUND) * b_w
     if bias_ptr is not None:
         b_o += tl.load(bias_ptr + o_h).to(WIDE)
     top = put(y_ptr + o_h, b_o, inside(o_h, n, True), scale_ptr, CAST)
@@ -120,8 +136,8 @@ def _fwd_pieces(
             b_x = tl.load(s_ptr + at + o_n, mask=m, other=0.0, eviction_policy="evict_first").to(WIDE)
         else:
             b_x = tl.load(x_ptr + at + o_n, mask=m, other=0.0, eviction_policy="evict_first").to(WIDE)
-        b_w = tl.load(weight_ptr + at + o_n, mask=m, other=0.0).to(WIDE) + offset
-        b_y = (b_x - mean) * rstd * b_w
+        b_w = _round_to(tl.load(weight_ptr + at + o_n, mask=m, other=0.0).to(WIDE) + offset, STEP)
+        b_y = _round_to((b_x - mean) * rstd, ROUND) * b_w
         if bias_ptr is not None:
             b_y += tl.load(bias_ptr + at + o_n, mask=m, other=0.0).to(WIDE)
         more = put(y_ptr + at + o_n, b_y, m, scale_ptr, CAST)
@@ -135,8 +151,8 @@ def _fwd_cooperative(
     x_ptr, residual_ptr, weight_ptr, bias_ptr, y_ptr, s_ptr, mean_ptr, rstd_ptr, scale_ptr, amax_ptr, scale_inv_ptr,
     exchange_ptr,
     x_stride, residual_stride, n_rows, n, eps, offset,
-    CENTRED: tl.constexpr, CAST: tl.constexpr, WIDE: tl.constexpr, GROUP: tl.constexpr, FULL: tl.constexpr,
-    BLOCK_N: tl.constexpr,
+    CENTRED: tl.constexpr, CAST: tl.constexpr, WIDE: tl.constexpr, ROUND: tl.constexpr, STEP: tl.constexpr,
+    GROUP: tl.constexpr, FULL: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """Long rows, each held in registers by a group of programs; the next row is on its way meanwhile."""
     member, group, n_groups = place(GROUP)
@@ -169,16 +185,17 @@ def _fwd_cooperative(
                 b_means -= mean
                 total = tl.sum(b_parts + b_means * b_means * b_owns, 0)
         else:
-            total = tl.sum(b_x * b_x, 0)
+            total = tl.sum(_round_to(b_x * b_x, STEP), 0)
             if GROUP > 1:
                 post(exchange_at + member, total)
                 total = tl.sum(gather(exchange_at, GROUP), 0)
-        rstd = 1.0 / tl.sqrt(total / n + eps)
+        rstd = _round_to(1.0 / tl.sqrt(_round_to(_round_to(total / n, STEP) + eps, STEP)), STEP)
         if member == 0:
             tl.store(rstd_ptr + row, rstd)
             if CENTRED:
                 tl.store(mean_ptr + row, mean)
-        b_y = (b_x - mean) * rstd * (tl.load(weight_ptr + o_n, mask=m, other=0.0).to(WIDE) + offset)
+        b_w = _round_to(tl.load(weight_ptr + o_n, mask=m, other=0.0).to(WIDE) + offset, STEP)
+        b_y = _round_to((b_x - mean) * rstd, ROUND) * b_w
         if bias_ptr is not None:
             b_y += tl.load(bias_ptr + o_n, mask=m, other=0.0).to(WIDE)
         more = put(y_ptr + row * n + o_n, b_y, m, scale_ptr, CAST)
@@ -194,8 +211,8 @@ def _fwd_cooperative(
 def _bwd(
     dy_ptr, ds_ptr, x_ptr, weight_ptr, mean_ptr, rstd_ptr, dx_ptr, dresidual_ptr, dw_ptr, db_ptr,
     dy_stride, ds_stride, x_stride, n_rows, n, offset,
-    CENTRED: tl.constexpr, WIDE: tl.constexpr, FULL: tl.constexpr, SHARES: tl.constexpr, BIAS: tl.constexpr,
-    STAGES: tl.constexpr, PAIRS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    CENTRED: tl.constexpr, WIDE: tl.constexpr, ROUND: tl.constexpr, FULL: tl.constexpr, SHARES: tl.constexpr,
+    BIAS: tl.constexpr, STAGES: tl.constexpr, PAIRS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """Rows pid, pid + P, ...: dx of each and, with SHARES and BIAS, this program's part of dw and db.
 
@@ -221,7 +238,7 @@ def _bwd(
             b_x = tl.where(m, b_x - tl.load(mean_ptr + i_m, mask=m_m, other=0.0).to(WIDE), 0.0)
         b_x *= rstd
         if SHARES:
-            b_dw += b_dy * b_x
+            b_dw += b_dy * _round_to(b_x, ROUND)
         if BIAS:
             b_db += b_dy
         if STAGES == 1:
@@ -251,8 +268,8 @@ def _bwd(
 def _bwd_cooperative(
     dy_ptr, ds_ptr, x_ptr, weight_ptr, mean_ptr, rstd_ptr, dx_ptr, dresidual_ptr, dw_ptr, db_ptr, exchange_ptr,
     dy_stride, ds_stride, x_stride, n_rows, n, offset,
-    CENTRED: tl.constexpr, WIDE: tl.constexpr, GROUP: tl.constexpr, FULL: tl.constexpr, PAIRS: tl.constexpr,
-    BLOCK_N: tl.constexpr,
+    CENTRED: tl.constexpr, WIDE: tl.constexpr, ROUND: tl.constexpr, GROUP: tl.constexpr, FULL: tl.constexpr,
+    PAIRS: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """A long row shared by a group: a member keeps to its columns, so the shares of dw and db stay in registers."""
     member, group, n_groups = place(GROUP)
@@ -274,7 +291,7 @@ def _bwd_cooperative(
             b_x = tl.where(m, b_x - tl.load(mean_ptr + row).to(WIDE), 0.0)
             b_db += b_dy
         b_x *= rstd
-        b_dw += b_dy * b_x
+        b_dw += b_dy * _round_to(b_x, ROUND)
         b_dy *= b_w.to(WIDE) + offset
         c_1 = tl.zeros([], WIDE)
         exchange_at = exchange_ptr + row * GROUP * 2
@@ -308,7 +325,7 @@ def _bwd_cooperative(
 def _bwd_pieces(
     dy_ptr, ds_ptr, x_ptr, weight_ptr, mean_ptr, rstd_ptr, dx_ptr, dresidual_ptr, dw_ptr, db_ptr,
     dy_stride, ds_stride, x_stride, n_rows, n, offset,
-    CENTRED: tl.constexpr, WIDE: tl.constexpr, BLOCK_N: tl.constexpr,
+    CENTRED: tl.constexpr, WIDE: tl.constexpr, ROUND: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """The dx of a row too long for registers; dw and db are `_bwd_columns`'."""
     row = tl.program_id(0).to(tl.int64)
@@ -345,7 +362,7 @@ def _bwd_pieces(
 def _bwd_columns(
     dy_ptr, x_ptr, mean_ptr, rstd_ptr, dw_ptr, db_ptr,
     dy_stride, x_stride, n_rows, n,
-    WIDE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    WIDE: tl.constexpr, ROUND: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """Shares of dw, of db, or of both: program (i, j) adds up the columns of block i over every P-th block of rows."""
     o_n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)[None, :]
@@ -363,7 +380,8 @@ def _bwd_columns(
             b_x = tl.load(x_ptr + i_m * x_stride + o_n, mask=m, other=0.0).to(WIDE)
             if mean_ptr is not None:
                 b_x -= tl.load(mean_ptr + i_m, mask=m_m, other=0.0).to(WIDE)
-            b_dw += b_dy * b_x * tl.load(rstd_ptr + i_m, mask=m_m, other=0.0).to(WIDE)
+            rstd = tl.load(rstd_ptr + i_m, mask=m_m, other=0.0).to(WIDE)
+            b_dw += b_dy * _round_to(b_x * rstd, ROUND)
     at = tl.program_id(1).to(tl.int64) * n + tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     m = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N) < n
     if dw_ptr is not None:
@@ -450,6 +468,12 @@ def column_tiles(n: int, dtype: torch.dtype) -> Tiles:
 # ---- plans ----------------------------------------------------------------------------------------------------------
 
 
+def _rounding(casting: str, dtype: torch.dtype) -> dict[str, tl.dtype | None]:
+    """The kernels' ROUND and STEP. Wide dtypes have none, so that all castings share one compiled kernel."""
+    narrow = {torch.float16: tl.float16, torch.bfloat16: tl.bfloat16}.get(dtype)
+    return {"ROUND": None if casting == "gemma" else narrow, "STEP": narrow if casting == "none" else None}
+
+
 def _forward(
     x: Tensor,
     weight: Tensor,
@@ -459,6 +483,7 @@ def _forward(
     centred: bool = False,
     fp8: torch.dtype | None = None,
     keepdim: bool = False,
+    casting: str = "gemma",
 ) -> Plan:
     n, dtype, wide = x.shape[-1], x.dtype, wide_of(x.dtype)
     column = OutputSpec.of((*x.shape[:-1], *([1] if keepdim else [])), share_of(dtype))
@@ -474,7 +499,7 @@ def _forward(
         return Plan(makes, [rstd_of_nothing, *([inverse_of_scale] if fp8 else [])])
     rows = RowSizes.of(x=x, residual=residual)
     copied = [*rows.strided, *strided(weight=weight, bias=bias)]
-    constants: dict[str, Any] = dict(CENTRED=centred, CAST=fp8 and cast_of(fp8), WIDE=wide)
+    constants: dict[str, Any] = dict(CENTRED=centred, CAST=fp8 and cast_of(fp8), WIDE=wide, **_rounding(casting, dtype))
     if n > fits(FORWARD_TEAM // 2 if centred else FORWARD_TEAM, dtype) and can_cooperate(wide):
         tiles = forward_cooperative_tiles(n=n, dtype=dtype, centred=centred)
         group = CooperativeRows.of(tiles, x.device, rows, 2, **constants)
@@ -504,6 +529,7 @@ def _backward(
     *,
     twice: bool = False,
     names: Mapping[str, str] = {},
+    casting: str = "gemma",
 ) -> Plan:
     """`twice`: dx is the gradient of a residual too; `names`: what the op calls x and ds."""
     n, dtype, centred, wide = x.shape[-1], x.dtype, mean is not None, wide_of(x.dtype)
@@ -516,7 +542,8 @@ def _backward(
     rows = RowSizes.of(dy=dy, ds=ds, x=x)
     copied = [names.get(name, name) for name in (*rows.strided, *strided(weight=weight, mean=mean, rstd=rstd))]
     sizes: dict[str, Any] = dict(n=n, dtype=dtype)
-    constants: dict[str, Any] = dict(CENTRED=centred, WIDE=wide)
+    rounding = _rounding(casting, dtype)["ROUND"]
+    constants: dict[str, Any] = dict(CENTRED=centred, WIDE=wide, ROUND=rounding)
     group = None
     if n > fits(BACKWARD_TEAM // 2 if centred else BACKWARD_TEAM, dtype) and can_cooperate(wide):
         tiles = backward_cooperative_tiles(**sizes, centred=centred)
@@ -540,7 +567,7 @@ def _backward(
     apart = [name for name, inside in zip(partial, together) if not inside and (centred or name == "dw")]
     if apart:
         columns = column_tiles(**sizes)
-        launch = rows.launch(bwd_columns, columns, -(-n // columns["BLOCK_N"]), by_column, WIDE=wide)
+        launch = rows.launch(bwd_columns, columns, -(-n // columns["BLOCK_N"]), by_column, WIDE=wide, ROUND=rounding)
         steps.append(launch.named(**names, **{name: None for name in partial if name not in apart}))
     for name, total in zip(partial, totals):
         makes[name] = OutputSpec.of((partial[name], n), share_of(dtype))
@@ -573,7 +600,7 @@ def _aten_rms_norm(x: Tensor, normalized_shape: Sequence[int], weight: Tensor | 
     launch = _plan_aten.below(x, weight, None, False, normalized_shape[0])
     if launch is None:
         return None
-    return launch(x, weight, spec.TORCH_EPS.get(x.dtype, 0.0) if eps is None else float(eps), 0.0)
+    return launch(x, weight, spec.TORCH_EPS.get(x.dtype, 0.0) if eps is None else float(eps), 0.0, "gemma")
 
 
 def _aten_layer_norm(
@@ -586,8 +613,8 @@ def _aten_layer_norm(
 
 
 @planned(spec.rms_norm, aten={"_fused_rms_norm": _aten_rms_norm})
-def rms_norm(x: Tensor, weight: Tensor) -> Plan:
-    return _forward(x, weight)
+def rms_norm(x: Tensor, weight: Tensor, casting: str) -> Plan:
+    return _forward(x, weight, casting=casting)
 
 
 @planned(spec.layer_norm, aten={"native_layer_norm": _aten_layer_norm})
@@ -596,8 +623,8 @@ def layer_norm(x: Tensor, weight: Tensor, bias: Tensor | None) -> Plan:
 
 
 @planned(spec.add_rms_norm)
-def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor) -> Plan:
-    return _forward(x, weight, residual=residual)
+def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, casting: str) -> Plan:
+    return _forward(x, weight, residual=residual, casting=casting)
 
 
 @planned(spec.rms_norm_fp8)
@@ -613,18 +640,18 @@ def layer_norm_fp8(
 
 
 @planned(spec.rms_norm_bwd)
-def rms_norm_bwd(dy: Tensor, x: Tensor, weight: Tensor, rstd: Tensor) -> Plan:
-    return _backward(dy, x, weight, rstd)
+def rms_norm_bwd(dy: Tensor, x: Tensor, weight: Tensor, rstd: Tensor, casting: str) -> Plan:
+    return _backward(dy, x, weight, rstd, casting=casting)
 
 
 @planned(spec.rms_norm_bwd_add)
-def rms_norm_bwd_add(dy: Tensor, x: Tensor, add: Tensor, weight: Tensor, rstd: Tensor) -> Plan:
-    return _backward(dy, x, weight, rstd, ds=add, names={"ds": "add"})
+def rms_norm_bwd_add(dy: Tensor, x: Tensor, add: Tensor, weight: Tensor, rstd: Tensor, casting: str) -> Plan:
+    return _backward(dy, x, weight, rstd, ds=add, names={"ds": "add"}, casting=casting)
 
 
 @planned(spec.add_rms_norm_bwd)
-def add_rms_norm_bwd(dy: Tensor, ds: Tensor, s: Tensor, weight: Tensor, rstd: Tensor) -> Plan:
-    return _backward(dy, s, weight, rstd, ds=ds, twice=True, names={"x": "s"})
+def add_rms_norm_bwd(dy: Tensor, ds: Tensor, s: Tensor, weight: Tensor, rstd: Tensor, casting: str) -> Plan:
+    return _backward(dy, s, weight, rstd, ds=ds, twice=True, names={"x": "s"}, casting=casting)
 
 
 @planned(spec.layer_norm_bwd)

@@ -1,16 +1,16 @@
 """Normalisation over the last dimension: RMS norm, layer norm, RMS norm of a sum. tex's norms are in faces/tex/ops.
 
-All of them compute in float32 (float64 for float64 inputs) and round once, into fresh contiguous results. Leading
-dimensions are rows: none is one row, and there may be zero of them. `offset` is added to the weight: 1.0 is what
-others call a zero-centred gamma.
+All of them compute in float32 (float64 for float64 inputs) and round once, into fresh contiguous results; RMS norms
+may round as models in half precision do (`casting`). Leading dimensions are rows: none is one row, and there may be
+zero of them. `offset` is added to the weight: 1.0 is what others call a zero-centred gamma.
 """
 
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor
 
-from ..core.contract import Float, Grad, same_dtype
+from ..core.contract import Float, Grad, one_of, same_dtype
 from ..core.spec import Tol, op
 from . import _fp8
 from ._numeric import rounded, wide
@@ -32,16 +32,32 @@ def row_mean(x: Tensor) -> Tensor:
 # ---- RMS norm -------------------------------------------------------------------------------------------------------
 
 
-def rms_parts(x: Tensor, weight: Tensor, eps: float, offset: float) -> tuple[Tensor, Tensor]:
-    rstd = torch.rsqrt(row_mean(x * x) + eps)
-    return x * rstd[..., None] * (weight.to(x.dtype) + offset), rstd
+# Where an RMS norm of half precision rounds, by the models that do so.
+Casting = Annotated[str, one_of("gemma", "llama", "none")]
 
 
-def _rms_grad(dy: Tensor, x: Tensor, weight: Tensor, rstd: Tensor, offset: float) -> tuple[Tensor, Tensor]:
-    dy, weight, rstd = dy.to(x.dtype), weight.to(x.dtype), rstd.to(x.dtype)[..., None]
-    xhat = x * rstd
+def rms_parts(x: Tensor, weight: Tensor, eps: float, offset: float, casting: str = "gemma") -> tuple[Tensor, Tensor]:
+    """The wide y and rstd."""
+    v = wide(x)
+    step = (lambda t: t.to(x.dtype).to(v.dtype)) if casting == "none" else (lambda t: t)
+    rstd = step(torch.rsqrt(step(step(row_mean(step(v * v))) + eps)))
+    xhat = v * rstd[..., None]
+    if casting != "gemma":
+        xhat = xhat.to(x.dtype).to(v.dtype)
+    return xhat * step(weight.to(v.dtype) + offset), rstd
+
+
+def _rms_grad(
+    dy: Tensor, x: Tensor, weight: Tensor, rstd: Tensor, offset: float, casting: str
+) -> tuple[Tensor, Tensor]:
+    v = wide(x)
+    dy, weight, rstd = dy.to(v.dtype), weight.to(v.dtype), rstd.to(v.dtype)[..., None]
+    xhat = v * rstd
     g = dy * (weight + offset)
-    return rstd * (g - xhat * row_mean(g * xhat)[..., None]), (dy * xhat).sum_to_size(weight.shape)
+    dx = rstd * (g - xhat * row_mean(g * xhat)[..., None])
+    if casting != "gemma":
+        xhat = xhat.to(x.dtype).to(v.dtype)
+    return dx, (dy * xhat).sum_to_size(weight.shape)
 
 
 def rms_args(d: Draw) -> dict[str, Any]:
@@ -53,16 +69,30 @@ def rms_args(d: Draw) -> dict[str, Any]:
     }
 
 
-RMS = rows(rms_args)
+def _rms_args(d: Draw) -> dict[str, Any]:
+    return {**rms_args(d), "casting": d.option("casting", "gemma")}
+
+
+CASTINGS = (
+    Case((5, 64), options={"casting": "llama"}),
+    Case((2, 3, 37), options={"casting": "llama", "offset": 1.0, "weight": "other"}),
+    Case((5, 64), options={"casting": "none"}),
+)
+RMS = rows(_rms_args, *CASTINGS)
 
 
 @op(
     out="y rstd",
     grad="rms_norm_bwd",
     samples=RMS,
+    added="casting",
 )
 def rms_norm(
-    x: Float[Tensor, "*rows n"], weight: Float[Tensor, "n"], eps: float = 1e-6, offset: float = 0.0
+    x: Float[Tensor, "*rows n"],
+    weight: Float[Tensor, "n"],
+    eps: float = 1e-6,
+    offset: float = 0.0,
+    casting: Casting = "gemma",
 ) -> tuple[Tensor, Tensor]:
     """RMS norm over the last dimension: y = x * rstd * (weight + offset), rstd = rsqrt(mean(x^2) + eps).
 
@@ -71,13 +101,16 @@ def rms_norm(
         weight: the scale of each column.
         eps: added to the mean square.
         offset: added to the weight; 1.0 for a zero-centred weight (Gemma, Transformer Engine).
+        casting: "gemma" computes in float32 and rounds once. "llama" also rounds x * rstd to x's dtype, before it is
+            multiplied by weight + offset. "none" rounds every step to x's dtype, as the formula in torch does. float32
+            and float64 are the same in all of them.
 
     Returns:
         y, like x, and rstd, float32 [*rows] (float64 for float64).
 
-    Computed in float32 (float64 for float64) and rounded once. y is differentiable in x and weight; rstd is not.
+    Computed in float32 (float64 for float64). y is differentiable in x and weight; rstd is not.
     """
-    y, rstd = rms_parts(wide(x), weight, eps, offset)
+    y, rstd = rms_parts(x, weight, eps, offset, casting)
     return rounded(y, x.dtype), rounded(rstd, rstd.dtype)
 
 
@@ -87,13 +120,18 @@ def rms_bwd_args(d: Draw) -> dict[str, Any]:
     return {"dy": d.grad(), "x": of["x"], "weight": of["weight"], "rstd": rstd, "offset": of["offset"]}
 
 
-RMS_BWD = rows(rms_bwd_args)
+def _rms_bwd_args(d: Draw) -> dict[str, Any]:
+    return {**rms_bwd_args(d), "casting": d.option("casting", "gemma")}
+
+
+RMS_BWD = rows(_rms_bwd_args, *CASTINGS)
 
 
 @op(
     out="dx dweight",
     samples=RMS_BWD,
     tol=SUMS,
+    added="casting",
 )
 def rms_norm_bwd(
     dy: Grad[Tensor, "*rows n"],
@@ -101,6 +139,7 @@ def rms_norm_bwd(
     weight: Float[Tensor, "n"],
     rstd: Float[Tensor, "*rows"],
     offset: float = 0.0,
+    casting: Casting = "gemma",
 ) -> tuple[Tensor, Tensor]:
     """The gradients of rms_norm.
 
@@ -112,26 +151,30 @@ def rms_norm_bwd(
         weight: as in the forward.
         rstd: the second result of the forward.
         offset: as in the forward.
+        casting: as in the forward: unless it is "gemma", dweight is a sum of values x' that were rounded.
 
     Returns:
         dx, like x, and dweight, like weight.
+
+    Computed in float32 (float64 for float64) and rounded once, whatever the casting.
     """
-    dx, dweight = _rms_grad(dy, wide(x), weight, rstd, offset)
+    dx, dweight = _rms_grad(dy, x, weight, rstd, offset, casting)
     return rounded(dx, x.dtype), rounded(dweight, weight.dtype)
 
 
 def _rms_bwd_add_args(d: Draw) -> dict[str, Any]:
-    of = rms_bwd_args(d)
+    of = _rms_bwd_args(d)
     return {"dy": of.pop("dy"), "x": of.pop("x"), "add": d.full(), **of}
 
 
-RMS_BWD_ADD = rows(_rms_bwd_add_args)
+RMS_BWD_ADD = rows(_rms_bwd_add_args, *CASTINGS)
 
 
 @op(
     out="dx dweight",
     samples=RMS_BWD_ADD,
     tol=SUMS,
+    added="casting",
 )
 def rms_norm_bwd_add(
     dy: Grad[Tensor, "*rows n"],
@@ -140,6 +183,7 @@ def rms_norm_bwd_add(
     weight: Float[Tensor, "n"],
     rstd: Float[Tensor, "*rows"],
     offset: float = 0.0,
+    casting: Casting = "gemma",
 ) -> tuple[Tensor, Tensor]:
     """The gradients of rms_norm, with another gradient added to dx before it is rounded.
 
@@ -151,7 +195,7 @@ def rms_norm_bwd_add(
     Returns:
         dx, like x, and dweight, like weight.
     """
-    dx, dweight = _rms_grad(dy, wide(x), weight, rstd, offset)
+    dx, dweight = _rms_grad(dy, x, weight, rstd, offset, casting)
     return rounded(dx + add.to(dx.dtype), x.dtype), rounded(dweight, weight.dtype)
 
 
@@ -159,15 +203,17 @@ def rms_norm_bwd_add(
 
 
 def _add_rms_args(d: Draw) -> dict[str, Any]:
-    of = rms_args(d)
+    of = _rms_args(d)
     return {"x": of.pop("x"), "residual": d.full(), **of}
 
 
-ADD_RMS = rows(_add_rms_args)
+ADD_RMS = rows(_add_rms_args, *CASTINGS)
 
 
-def _add_rms_again(s: Tensor, weight: Tensor, eps: float, offset: float, **_: Any) -> tuple[Tensor, Tensor, Tensor]:
-    y, rstd = rms_parts(wide(s), weight, eps, offset)
+def _add_rms_again(
+    s: Tensor, weight: Tensor, eps: float, offset: float, casting: str, **_: Any
+) -> tuple[Tensor, Tensor, Tensor]:
+    y, rstd = rms_parts(s, weight, eps, offset, casting)
     return y, s, rstd
 
 
@@ -176,6 +222,7 @@ def _add_rms_again(s: Tensor, weight: Tensor, eps: float, offset: float, **_: An
     grad="add_rms_norm_bwd",
     recompute=_add_rms_again,
     samples=ADD_RMS,
+    added="casting",
 )
 def add_rms_norm(
     x: Float[Tensor, "*rows n"],
@@ -183,6 +230,7 @@ def add_rms_norm(
     weight: Float[Tensor, "n"],
     eps: float = 1e-6,
     offset: float = 0.0,
+    casting: Casting = "gemma",
 ) -> tuple[Tensor, Tensor, Tensor]:
     """RMS norm of a sum, which is returned too.
 
@@ -194,28 +242,30 @@ def add_rms_norm(
         weight: the scale of each column.
         eps: added to the mean square.
         offset: added to the weight; 1.0 for a zero-centred weight.
+        casting: as in rms_norm.
 
     Returns:
         y and s, like x, and rstd, float32 [*rows] (float64 for float64).
     """
     s = rounded(wide(x) + wide(residual), x.dtype)
     # From the rounded sum, which the backward gets.
-    y, rstd = rms_parts(wide(s), weight, eps, offset)
+    y, rstd = rms_parts(s, weight, eps, offset, casting)
     return rounded(y, x.dtype), s, rounded(rstd, rstd.dtype)
 
 
 def _add_rms_bwd_args(d: Draw) -> dict[str, Any]:
-    of = rms_bwd_args(d)
+    of = _rms_bwd_args(d)
     return {"dy": of.pop("dy"), "ds": d.grad(), "s": of.pop("x"), **of}
 
 
-ADD_RMS_BWD = rows(_add_rms_bwd_args)
+ADD_RMS_BWD = rows(_add_rms_bwd_args, *CASTINGS)
 
 
 @op(
     out="dx dresidual dweight",
     samples=ADD_RMS_BWD,
     tol=SUMS,
+    added="casting",
 )
 def add_rms_norm_bwd(
     dy: Grad[Tensor, "*rows n"],
@@ -224,6 +274,7 @@ def add_rms_norm_bwd(
     weight: Float[Tensor, "n"],
     rstd: Float[Tensor, "*rows"],
     offset: float = 0.0,
+    casting: Casting = "gemma",
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The gradients of add_rms_norm.
 
@@ -234,7 +285,7 @@ def add_rms_norm_bwd(
         ds: the gradient of s.
         s: the sum, as the forward returned it.
     """
-    dx, dweight = _rms_grad(dy, wide(s), weight, rstd, offset)
+    dx, dweight = _rms_grad(dy, s, weight, rstd, offset, casting)
     dx = dx + ds.to(dx.dtype)
     return rounded(dx, s.dtype), rounded(dx, s.dtype), rounded(dweight, weight.dtype)
 
@@ -362,7 +413,7 @@ def rms_norm_fp8(
     offset: float = 0.0,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """rms_norm with y in float8."""
-    y, rstd = rms_parts(wide(x), weight, eps, offset)
+    y, rstd = rms_parts(x, weight, eps, offset)
     return *_fp8.cast(y, scale, amax, dtype), rounded(rstd, rstd.dtype)
 
 

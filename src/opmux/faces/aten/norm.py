@@ -141,7 +141,7 @@ def rms_norm(call: Fn, input: Tensor, normalized_shape: Sequence[int], weight: T
         raise NotSupported("empty rows, or channels-last ones")
     given = ones(n, input.dtype, input) if weight is None else _flat(weight, n)
     x = input.reshape(*lead, n)
-    y, rstd = call(x, given, eps, 0.0)
+    y, rstd = call(x, given, eps, 0.0, "gemma")
     return y.reshape(input.shape), rstd.reshape(*lead, *(1 for _ in normalized_shape))
 
 
@@ -166,7 +166,7 @@ def rms_norm_backward(
     given = ones(n, input.dtype, input) if weight is None else _flat(weight, n)
     dy, x = (grad_out, input) if len(normalized_shape) == 1 else (grad_out.reshape(shape), input.reshape(shape))
     (rows,) = _stats(lead, rstd)
-    dx, dweight = call(dy, x, given, rows, 0.0)
+    dx, dweight = call(dy, x, given, rows, 0.0, "gemma")
     if len(normalized_shape) > 1:
         dx, dweight = dx.view(input.shape), dweight.view(*normalized_shape)
     return dx if want_x else None, dweight if want_w else None

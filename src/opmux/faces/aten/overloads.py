@@ -23,7 +23,7 @@ from ...core.adapter import ADAPTERS, Adapter
 from ...core.dispatch import is_fatal
 from ...core.errors import NotSupported
 from ...core.lock import lock
-from ...core.registry import BackendImplKind, Fit, OpImpl
+from ...core.registry import BackendImplKind, Fit, OpImpl, When, when_of
 from ...core.spec import Derived, Spec, specs
 from ...runtime.machine import HERE
 from . import native
@@ -89,10 +89,11 @@ class Overload(Derived):
 def fitted(shape: Shape, base: Spec, adapter: Adapter | None, impl: OpImpl) -> Callable[..., Any]:
     """The impl as a function of the overload's arguments."""
     names: dict[str, Any] = {"_f": impl.below or impl.call, "_store": store}
-    if impl.when is not None:
-        names["_f"] = _with_when(base, impl)
-    direct = None if adapter is None or impl.when is not None else impl.aten.get(adapter.name)
-    if impl.into is not None and shape.written and adapter is None and impl.when is None:
+    when = when_of(base, impl)
+    if when is not None:
+        names["_f"] = _with_when(when, base, impl)
+    direct = None if adapter is None or when is not None else impl.aten.get(adapter.name)
+    if impl.into is not None and shape.written and adapter is None and when is None:
         names["_into"] = impl.into
         call = f"_into({', '.join([shape.written[0], *_expressions(shape, base).values()])})"
     else:
@@ -178,10 +179,9 @@ def declining_numbers(shape: Shape, call: Callable[..., Any]) -> Callable[..., A
     return row
 
 
-def _with_when(base: Spec, impl: OpImpl) -> Callable[..., Any]:
+def _with_when(when: When, base: Spec, impl: OpImpl) -> Callable[..., Any]:
     """An impl with a `when`, as a function that raises NotSupported if it refuses."""
-    when, run = impl.when, Fit.of(base, impl).call or impl.call
-    assert when is not None
+    run = Fit.of(base, impl).call or impl.call
 
     def call(*args: Any, **kwargs: Any) -> Any:
         answer = when(*args, **kwargs)

@@ -112,12 +112,12 @@ def _is_random(way: Native | Backward) -> bool:
 
 # ---- other libraries ------------------------------------------------------------------------------------------------
 
-# op -> (function of liger_kernel.transformers.functional, how it takes the op's arguments, what it gives). "gemma" is
-# the casting that rounds once, as ours does; in_place would write the gradient over dy.
+# op -> (function of liger_kernel.transformers.functional, how it takes the op's arguments, what it gives). Not in
+# place, which would write the gradient over dy.
 LIGER: dict[str, tuple[str, Callable[..., tuple], str]] = {
-    "rms_norm": ("liger_rms_norm", lambda x, w, eps, offset: (x, w, eps, offset, "gemma", False), "y"),
+    "rms_norm": ("liger_rms_norm", lambda x, w, eps, offset, casting: (x, w, eps, offset, casting, False), "y"),
     "add_rms_norm": (
-        "liger_fused_add_rms_norm", lambda x, r, w, eps, offset: (x, r, w, eps, offset, "gemma", False), "y s",
+        "liger_fused_add_rms_norm", lambda x, r, w, eps, offset, casting: (x, r, w, eps, offset, casting, False), "y s",
     ),
     "layer_norm": ("liger_layer_norm", lambda x, w, b, eps, offset: (x, w + offset if offset else w, b, eps), "y"),
     "softmax": ("liger_softmax", lambda x, dim: (x,), "y"),

@@ -15,7 +15,7 @@ from ...core.default import get_default_manager, policy
 from ...core.dispatch import refusal_of
 from ...core.errors import NoImplementation, OpmuxError
 from ...core.explain import Verdict
-from ...core.registry import BackendImplKind, Fit, OpImpl
+from ...core.registry import BackendImplKind, Fit, OpImpl, when_of
 from ...core.spec import NAME_LOOKUP, Sample, Spec, specs
 from ...core.tensors import dtype_name
 from ...runtime import vendor_ops
@@ -101,7 +101,8 @@ class Subject:
             if first is not None and takes is not None and first.dtype not in takes:
                 named = ", ".join(sorted(map(dtype_name, takes)))
                 return Declined(self.id, "dtype", f"takes {named}; the first tensor is {dtype_name(first.dtype)}")
-            reason = None if self.impl.when is None else refusal_of(self.impl.when(*args, **kwargs))
+            when = when_of(self.spec, self.impl)
+            reason = None if when is None else refusal_of(when(*args, **kwargs))
             return None if reason is None else Declined(self.id, "when", reason)
         found = get_default_manager().explain(self.spec.key, *sample.args, **sample.kwargs).verdicts
         mine = next((v for v in found if v.impl.impl_id == self.id), None)

@@ -50,10 +50,10 @@ ALL = (F64, F32, F16, BF16)
 
 # Op -> its parameters, and its number of results.
 OPS = {
-    "rms_norm": ("x, weight, eps=1e-6, offset=0.0", 2),
-    "rms_norm_bwd": ("dy, x, weight, rstd, offset=0.0", 2),
-    "add_rms_norm": ("x, residual, weight, eps=1e-6, offset=0.0", 3),
-    "add_rms_norm_bwd": ("dy, ds, s, weight, rstd, offset=0.0", 3),
+    "rms_norm": ("x, weight, eps=1e-6, offset=0.0, casting='gemma'", 2),
+    "rms_norm_bwd": ("dy, x, weight, rstd, offset=0.0, casting='gemma'", 2),
+    "add_rms_norm": ("x, residual, weight, eps=1e-6, offset=0.0, casting='gemma'", 3),
+    "add_rms_norm_bwd": ("dy, ds, s, weight, rstd, offset=0.0, casting='gemma'", 3),
     "layer_norm": ("x, weight, bias=None, eps=1e-5, offset=0.0", 3),
     "layer_norm_bwd": ("dy, x, weight, mean, rstd, offset=0.0", 3),
     "softmax": ("x, dim=-1", 1),

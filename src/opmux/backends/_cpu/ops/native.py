@@ -98,6 +98,7 @@ def load(name: str) -> Callable[..., Any]:
 # Without *args: packing and unpacking them takes as long as everything else here.
 TEXT = """\
 def {name}({params}):
+    {ask}
     try:
         found = run({args})
     except NotSupported:
@@ -122,8 +123,11 @@ def function(name: str, params: str, results: int, dtypes: Iterable[torch.dtype]
         return NotSupported(f"{name}: not evenly spaced rows of one float type along the last dimension: {looks}")
 
     scope: dict[str, Any] = {"NotSupported": NotSupported, "run": first, "declined": declined}
-    args = ", ".join(p.partition("=")[0].strip() for p in params.split(","))
-    text = TEXT.format(name=name, params=params, args=args, first="found" if results == 1 else "found[0]")
+    taken = [p.partition("=")[0].strip() for p in params.split(",")]
+    args, ask = ", ".join(n for n in taken if n != "casting"), "pass"
+    if "casting" in taken:
+        ask = "if casting != 'gemma': raise NotSupported('rounds once, as casting=\"gemma\"')"
+    text = TEXT.format(name=name, params=params, args=args, ask=ask, first="found" if results == 1 else "found[0]")
     made: Any = codegen.function(text, name, f"cpu kernel {name}", scope)
     made.__module__, made.__doc__ = __name__, f"{name}, in C++."
     made.kind, made.impl_id = BackendImplKind.CPP, "cpp.cpu"

@@ -179,7 +179,7 @@ def rmsnorm_fwd(
     with torch.no_grad():
         offset = 1.0 if zero_centered_gamma else 0.0
         if quantizer is None and ln_out is None and (otype is None or otype is input.dtype):
-            y, rstd = call.rms_norm(input, weight, eps, offset)
+            y, rstd = call.rms_norm(input, weight, eps, offset, "gemma")
             return [y, None, _stat(rstd)]
         rmsnorm_fwd.check(
             input=input, weight=weight, eps=eps, ln_out=ln_out, quantizer=quantizer, otype=otype
@@ -189,7 +189,7 @@ def rmsnorm_fwd(
             scale, amax = quantizer.scale, recorded_amax(quantizer)
             y, scale_inv, rstd = call.rms_norm_fp8(input, weight, scale, amax, fp8_of(quantizer), eps, offset)
             return [fp8_tensor(call, quantizer, y, scale_inv, dtype), None, _stat(rstd)]
-        y, rstd = call.rms_norm(widened(input, dtype), weight, eps, offset)
+        y, rstd = call.rms_norm(widened(input, dtype), weight, eps, offset, "gemma")
         return [as_requested(call, y, ln_out, quantizer, dtype), None, _stat(rstd)]
 
 
@@ -214,7 +214,7 @@ def rmsnorm_bwd(
     """[dx, dgamma] of rms_norm_bwd; rsigma has one number for each row of x."""
     with torch.no_grad():
         rstd = per_row("rmsnorm_bwd", x, "rsigma", rsigma)
-        return list(call(dz, x, gamma, rstd, 1.0 if zero_centered_gamma else 0.0))
+        return list(call(dz, x, gamma, rstd, 1.0 if zero_centered_gamma else 0.0, "gemma"))
 
 
 @adapt(
@@ -239,7 +239,7 @@ def rmsnorm_bwd_add(
     """[dx + add, dgamma] of rms_norm_bwd, added before the rounding; rsigma has one number for each row of x."""
     with torch.no_grad():
         rstd = per_row("rmsnorm_bwd_add", x, "rsigma", rsigma)
-        return list(call(dz, x, add, gamma, rstd, 1.0 if zero_centered_gamma else 0.0))
+        return list(call(dz, x, add, gamma, rstd, 1.0 if zero_centered_gamma else 0.0, "gemma"))
 
 
 @adapt(

@@ -1,0 +1,135 @@
+"""Norms. They compute in float32 (float64 for float64), with any strides and any number of rows; no argument is written.
+
+Gradients are the same in every run, and a second backward through the same result gives the same gradients.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from ...core.errors import BadArgument
+from ...specs import channel_norm, norm
+
+NAMES = {"x": "input"}  # what an op's error calls the argument, and what it is called here
+
+
+def rms_norm(
+    input: Tensor, weight: Tensor | None = None, eps: float = 1e-6, offset: float = 0.0, casting: str = "llama"
+) -> Tensor:
+    """RMS norm over the last dimension: input * rsqrt(mean(input^2) + eps) * (weight + offset).
+
+    Args:
+        input: float [..., n].
+        weight: float [n]; absent, it is 1, and the offset is added to it all the same.
+        eps: added to the mean square.
+        offset: added to the weight; 1.0 for a zero-centred weight (Gemma).
+        casting: where half precision is rounded. "llama": the normalised value before it is multiplied by the weight,
+            and the product; as transformers' Llama, Mistral and Qwen do. "gemma": once, at the end. "none": every step.
+
+    Returns:
+        A tensor of the shape and dtype of input.
+    """
+    if weight is None:
+        weight = _ones(input)
+    try:
+        return norm.rms_norm(input, weight, eps, offset, casting)[0]
+    except BadArgument as error:
+        raise error.renamed("rms_norm", NAMES) from None
+
+
+def add_rms_norm(
+    input: Tensor,
+    residual: Tensor,
+    weight: Tensor | None = None,
+    eps: float = 1e-6,
+    offset: float = 0.0,
+    casting: str = "llama",
+) -> tuple[Tensor, Tensor]:
+    """rms_norm(input + residual), and the sum, in one kernel.
+
+    Args:
+        input: float [..., n], the output of a block.
+        residual: what it is added to, of the shape and dtype of input.
+        weight: as in rms_norm.
+        eps: as in rms_norm.
+        offset: as in rms_norm.
+        casting: as in rms_norm.
+
+    Returns:
+        The normalised sum and the sum, both of the shape and dtype of input.
+    """
+    if weight is None:
+        weight = _ones(input)
+    try:
+        y, s, _ = norm.add_rms_norm(input, residual, weight, eps, offset, casting)
+    except BadArgument as error:
+        raise error.renamed("add_rms_norm", NAMES) from None
+    return y, s
+
+
+def layer_norm(
+    input: Tensor,
+    normalized_shape: Sequence[int],
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
+) -> Tensor:
+    """`torch.nn.functional.layer_norm`: (input - mean) * rsqrt(var + eps) * weight + bias over the last dimensions.
+
+    Args:
+        input: float [..., *normalized_shape].
+        normalized_shape: the last dimensions of input.
+        weight: float of that shape; absent, it is 1.
+        bias: float of that shape.
+        eps: added to the variance.
+
+    Returns:
+        A tensor of the shape and dtype of input.
+    """
+    dims = tuple(normalized_shape)
+    if not dims or input.shape[-len(dims) :] != dims:
+        expected = f"be the last dimensions of {{input}}, {tuple(input.shape)}"
+        raise BadArgument.of("layer_norm", "normalized_shape", expected, str(dims), ValueError)
+    n = math.prod(dims)
+    lead = input.shape[: input.dim() - len(dims)]
+    given = _ones(input, n) if weight is None else _flat("weight", weight, dims)
+    bias = None if bias is None else _flat("bias", bias, dims)
+    try:
+        y = norm.layer_norm(input.reshape(*lead, n), given, bias, eps)[0]
+    except BadArgument as error:
+        raise error.renamed("layer_norm", NAMES) from None
+    return y.view(input.shape)
+
+
+def group_norm(
+    input: Tensor, num_groups: int, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5
+) -> Tensor:
+    """`torch.nn.functional.group_norm`: the statistics are of each group of channels of each sample.
+
+    Args:
+        input: float [samples, channels, ...].
+        num_groups: divides the channels.
+        weight: float [channels]; absent, it is 1.
+        bias: float [channels].
+        eps: added to the variance.
+
+    Returns:
+        A tensor of the shape and dtype of input.
+    """
+    try:
+        return channel_norm.group_norm(input, num_groups, weight, bias, eps)[0]
+    except BadArgument as error:
+        raise error.renamed("group_norm", NAMES) from None
+
+
+def _ones(x: Tensor, n: int | None = None) -> Tensor:
+    return x.new_ones(x.shape[-1:] if n is None else (n,))
+
+
+def _flat(name: str, given: Tensor, dims: tuple[int, ...]) -> Tensor:
+    if given.shape != dims:
+        raise BadArgument.of("layer_norm", name, f"have shape {dims}", str(tuple(given.shape)), ValueError)
+    return given.reshape(-1)
