@@ -7,6 +7,10 @@ from .faces.functional.grpo import token_log_probs as token_log_probs
 from .faces.functional.losses import CrossEntropyOutput as CrossEntropyOutput
 from .faces.functional.losses import cross_entropy as cross_entropy
 from .faces.functional.losses import fused_linear_cross_entropy as fused_linear_cross_entropy
+from .faces.functional.norms import add_rms_norm as add_rms_norm
+from .faces.functional.norms import group_norm as group_norm
+from .faces.functional.norms import layer_norm as layer_norm
+from .faces.functional.norms import rms_norm as rms_norm
 from .faces.functional.preference import KTOOutput as KTOOutput
 from .faces.functional.preference import PreferenceOutput as PreferenceOutput
 from .faces.functional.preference import fused_linear_cpo as fused_linear_cpo
@@ -44,4 +48,8 @@ __all__ = [
     "apply_rotary_pos_emb_interleaved",
     "apply_rotary_pos_emb_vision",
     "rope",
+    "rms_norm",
+    "add_rms_norm",
+    "layer_norm",
+    "group_norm",
 ]

@@ -1,4 +1,4 @@
-"""Norms. They compute in float32 (float64 for float64), with any strides and any number of rows; no argument is written.
+"""Norms, in float32 (float64 for float64), of tensors with any strides and any number of rows. No argument is written.
 
 Gradients are the same in every run, and a second backward through the same result gives the same gradients.
 """
