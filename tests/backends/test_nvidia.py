@@ -18,8 +18,9 @@ import torch
 
 from opmux.backends._nvidia.hopper.ops import cudnn as hopper
 from opmux.backends._nvidia.ops import cublas, cudnn, flash, providers
-from opmux.core import BackendImplKind, OpManager, OpRegistry, get_default_manager, specs
+from opmux.core import BackendImplKind, OpImpl, OpManager, OpRegistry, get_default_manager, specs
 from opmux.core.errors import NotSupported
+from opmux.core.registry import Fit, when_of
 from opmux.runtime import vendor_ops, vendors
 from opmux.specs import attention as attention_spec
 
@@ -380,13 +381,15 @@ def tried(name, dtypes=(F32, BF16), least=4):
     """Run an impl on the op's samples that it takes, against the reference; the callers' tensors are not written."""
     fn = made(name)
     spec, taken = specs.find(fn.op), 0
+    impl = OpImpl(fn.op, name, BackendImplKind.VENDOR, "nvidia", fn, when=fn.when)
+    when, fit = when_of(spec, impl), Fit.of(spec, impl).call
     for dtype in dtypes:
         for sample in spec.samples(dtype, CPU):
-            if fn.when(*sample.args) is not True:
+            if when(*sample.args) is not True:
                 continue
             tensors = [t for t in sample.args if torch.is_tensor(t)]
             before = [t.clone() for t in tensors]
-            got = fn(*sample.args)
+            got = fit(*sample.args)
             agree(spec, spec.result(got) if spec.result else got, sample.args, f"{name} {sample.id} {dtype}")
             if "ln_out" not in sample.id:
                 assert all(torch.equal(a, b) for a, b in zip(tensors, before, strict=True)), (
