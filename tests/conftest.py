@@ -146,6 +146,21 @@ def _beyond_few(items):
     return left_out
 
 
+@pytest.fixture
+def setenv(monkeypatch):
+    """Set variables, and have the process's policy read again; both are undone after the test."""
+    from opmux.core import reset_global_policy
+
+    def set_all(**variables):
+        for name, value in variables.items():
+            monkeypatch.setenv(name, value)
+        reset_global_policy()
+
+    yield set_all
+    monkeypatch.undo()
+    reset_global_policy()
+
+
 @pytest.fixture(autouse=True)
 def clean_env(monkeypatch):
     """What the developer has exported must not decide a test."""

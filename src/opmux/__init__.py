@@ -7,6 +7,9 @@ from typing import TYPE_CHECKING, Any
 from . import wiring
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from types import ModuleType
+
     from . import backends, compat, core, functional, ops, tex
     from .core.default import explain, policy, set_policy
     from .core.extension import Extension
@@ -28,7 +31,7 @@ _MODULE_OF |= dict.fromkeys(("disable", "enable", "enabled_ops", "native", "use"
 _MODULES = ("backends", "compat", "core", "faces", "functional", "ops", "runtime", "specs", "te", "tex", "tools")
 
 
-# ---- what core needs from the layers above it; each function imports its layer on first use -------------------------
+# ---- what core and runtime need from the layers above; each function imports its layer on first use ------------------
 
 
 def _machine() -> Machine:
@@ -51,10 +54,17 @@ def _extensions() -> tuple[Extension, ...]:
     return runtime.EXTENSION, tex.EXTENSION, aten.EXTENSION
 
 
+def _foreign_modules() -> Mapping[str, Callable[[], ModuleType]]:
+    from .faces.liger.names import SERVED
+
+    return SERVED
+
+
 wiring.op_packages.register(lambda: ({"opmux.specs": "", "opmux.faces.tex.ops": "tex_"}, ("opmux.kernels",)))
 wiring.machine.register(_machine)
 wiring.manager.register(_manager)
 wiring.extensions.register(_extensions)
+wiring.foreign_modules.register(_foreign_modules)
 
 
 # ---- the public names ------------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Dependency injection between layers: what core needs from the layers above it, without importing them.
+"""Dependency injection between layers: what core and runtime need from the layers above, without importing them.
 
 `opmux/__init__.py` registers how each is made; core calls it when it first needs it. This file imports nothing, so that
 every layer may import it.
@@ -10,6 +10,8 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 if TYPE_CHECKING:
+    from types import ModuleType
+
     from .core.extension import Extension
     from .core.machine import Machine
     from .core.manager import OpManager
@@ -39,3 +41,5 @@ op_packages: Provider[tuple[Mapping[str, str], tuple[str, ...]]] = Provider("the
 machine: Provider[Machine] = Provider("the machine")
 manager: Provider[OpManager] = Provider("the default manager")
 extensions: Provider[tuple[Extension, ...]] = Provider("the extensions of core")
+# Modules of other libraries that vendors' packages and plugins import -> ours.
+foreign_modules: Provider[Mapping[str, Callable[[], ModuleType]]] = Provider("modules under foreign names")

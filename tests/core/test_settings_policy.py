@@ -45,18 +45,6 @@ def elsewhere(tmp_path, monkeypatch):
     monkeypatch.setattr(manager, "_warned", set())
 
 
-@pytest.fixture
-def setenv(monkeypatch):
-    """Set variables, and have the process's policy read anew."""
-
-    def set_all(**env):
-        for name, value in env.items():
-            monkeypatch.setenv(name, value)
-        reset_global_policy()
-
-    return set_all
-
-
 def toml(text):
     Path("opmux.toml").write_text(text)
 

@@ -6,22 +6,11 @@ has it. One program uses it on a simulated device of the type that the folder na
 
 from __future__ import annotations
 
-import re
-
 import pytest
-from vendor_folder import BACKENDS, follow
+from vendor_folder import BACKENDS, copied_init, follow
 
 pytest.importorskip("triton")
 pytestmark = pytest.mark.xdist_group("seed_000")  # the program runs once
-
-
-def copied_init() -> str:
-    """`_nvidia/__init__.py`; the only change is in VendorInfoBase."""
-    text = (BACKENDS / "_nvidia" / "__init__.py").read_text(encoding="utf-8")
-    for name, value in (("vendor_name", "acme"), ("device_name", "npu"), ("device_query_cmd", "acme-smi")):
-        text, count = re.subn(rf'{name}="[^"]*"', f'{name}="{value}"', text)
-        assert count == 1, name
-    return text
 
 
 HEURISTICS = """

@@ -5,24 +5,13 @@ One program uses the folder on a simulated device.
 
 from __future__ import annotations
 
-import re
-
 import pytest
-from vendor_folder import BACKENDS, follow
+from vendor_folder import copied_init, follow
 
 from opmux.backends import BadVendor, VendorInfoBase
 
 pytest.importorskip("triton")
 pytestmark = pytest.mark.xdist_group("seed_001")  # the program runs once
-
-
-def copied_init() -> str:
-    """`_nvidia/__init__.py` with other properties, and the optional one."""
-    text = (BACKENDS / "_nvidia" / "__init__.py").read_text(encoding="utf-8")
-    for name, value in (("vendor_name", "acme"), ("device_name", "npu"), ("device_query_cmd", "acme-smi")):
-        text, count = re.subn(rf'{name}="[^"]*"', f'{name}="{value}"', text)
-        assert count == 1, name
-    return text.replace("    driver_files=", '    dispatch_key="PrivateUse1",\n    driver_files=')
 
 
 ADD = """
@@ -56,7 +45,7 @@ __all__= ["add", "gelu"]
 """
 
 FOLDER = {
-    "__init__.py": copied_init(),
+    "__init__.py": copied_init().replace("    driver_files=", '    dispatch_key="PrivateUse1",\n    driver_files='),
     "heuristics_config_utils.py": "HEURISTICS_CONFIGS = {'activation.flat': {'BLOCK': 256}}\n",
     "tune_configs.yaml": "activation.flat:\n- META:\n    BLOCK: 512\n  num_warps: 4\n",
     "ops/__init__.py": OPS,

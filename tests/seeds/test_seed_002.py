@@ -1,7 +1,7 @@
 """The third document, a vendor backend for Liger: each promise is one check.
 
-`liger_kernel.ops` is `opmux.ops` here, and its `infer_device` opmux's; the modules of Liger that a vendor's package
-imports have their own names. One program uses the folder on a simulated device that no vendor of the tree has.
+The program uses Liger's own names, which `opmux.compat.install` provides. It runs once, on a simulated device that no
+vendor of the tree has.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ register_vendor(
 
 GEGLU = '''
 import torch
+from liger_kernel.ops.utils import ensure_contiguous
 
 calls = []
 
@@ -46,6 +47,7 @@ class LigerGELUMulFunction(torch.autograd.Function):
         return geglu_forward_vendor(a, b)
 
     @staticmethod
+    @ensure_contiguous
     def backward(ctx, dc):
         calls.append("backward")
         return geglu_backward_vendor(*ctx.saved_tensors, dc)
@@ -78,11 +80,11 @@ Acme-specific operator implementations.
 
 from .geglu import (
     LigerGELUMulFunction,
-    LigerGELUMulFunction as gelu_tanh_mul,
     geglu_forward_vendor as geglu_forward,   # Rename to match default API
     geglu_backward_vendor as geglu_backward,
     silu_mul_vendor as silu_mul,
     acme_only,
+    acme_only as swiglu_foward,
 )
 
 # Explicitly declare what to export (recommended)
@@ -90,48 +92,78 @@ __all__ = [
     "LigerGELUMulFunction",
     "geglu_forward",
     "geglu_backward",
-    "gelu_tanh_mul",
     "silu_mul",
     "acme_only",
+    "swiglu_foward",
 ]
 '''
 
 FOLDER = {"__init__.py": INIT, "ops/__init__.py": OPS, "ops/geglu.py": GEGLU}
 
 PROGRAM = """
-found["before"] = [m for m in sys.modules if m.startswith("opmux.backends._")]
-from opmux.backends import VENDOR_REGISTRY, infer_device
-from opmux.backends.registry import VendorInfo, register_vendor
+found["before"] = [m for m in sys.modules if m.startswith(("opmux.backends._", "liger_kernel"))]
+opmux.compat.install("liger_kernel")
+import liger_kernel.ops.backends
+from liger_kernel.ops.backends.registry import VENDOR_REGISTRY, VendorInfo, register_vendor
+from liger_kernel.utils import infer_device
 found["device"] = infer_device()
 found["registry"] = {d: v.vendor_name for d, v in VENDOR_REGISTRY.items() if d == "acm"}
 found["packages"] = sorted(m for m in sys.modules if m.startswith("opmux.backends._") and m.count(".") == 2)
 
 a, b = torch.randn(2, 5, 16, generator=torch.Generator().manual_seed(0))
 on = lambda t: t.to("acm").requires_grad_()
-from opmux.backends._acme.ops import geglu
+from liger_kernel.ops.backends._acme.ops import geglu
+import opmux.backends._acme.ops.geglu
+found["one copy"] = geglu is opmux.backends._acme.ops.geglu
 
 # overrides, under the default's names
-x, y = on(a), on(b)
-z = opmux.ops.gelu_tanh_mul(x, y)
-z.sum().backward()
+def gradients(call):
+    x, y = on(a), on(b)
+    z = call(x, y)
+    z.sum().backward()
+    return [off(z, want), off(x.grad, want_a.grad), off(y.grad, want_b.grad)]
+
 want_a, want_b = a.clone().requires_grad_(), b.clone().requires_grad_()
 want = torch.nn.functional.gelu(want_a, approximate="tanh") * want_b
 want.sum().backward()
 off = lambda got, exact: (got.detach().cpu() - exact.detach()).abs().max().item()
-found["override"] = [off(z, want), off(x.grad, want_a.grad), off(y.grad, want_b.grad)]
-found["silu_mul"] = off(opmux.ops.silu_mul(x.detach(), y.detach()), torch.nn.functional.silu(a) * b)
+x, y = on(a), on(b)
+found["override"] = gradients(opmux.ops.gelu_tanh_mul)
 found["calls"] = list(geglu.calls)
-found["chosen"] = {op: opmux.explain(op).chosen.impl_id for op in ("opmux::silu_mul", "opmux::rms_norm")}
+found["silu_mul"] = off(opmux.ops.silu_mul(x.detach(), y.detach()), torch.nn.functional.silu(a) * b)
+ops = ("opmux::gelu_tanh_mul", "opmux::silu_mul", "opmux::rms_norm")
+found["chosen"] = {op: opmux.explain(op).chosen.impl_id for op in ops}
+
+# the namespace: Liger's functions and modules use what it has
+import liger_kernel.transformers.functional as F
+from liger_kernel.ops import LigerGELUMulFunction, LigerSiLUMulFunction, acme_only, geglu_backward, geglu_forward
+from liger_kernel.ops.geglu import LigerGELUMulFunction as default
+found["names"] = [LigerGELUMulFunction is geglu.LigerGELUMulFunction, geglu_forward is geglu.geglu_forward_vendor,
+                  default is not LigerGELUMulFunction, "acme" not in LigerSiLUMulFunction.__module__]
+geglu.calls.clear()
+found["by name"] = [gradients(LigerGELUMulFunction.apply), gradients(F.liger_geglu), gradients(default.apply)]
+found["by name calls"] = list(geglu.calls)
+found["swiglu"] = off(F.liger_swiglu(x, y), torch.nn.functional.silu(a) * b)
+found["added"] = [off(acme_only(x), a + 1), "acme_only" in dir(liger_kernel.ops), "acme_only" in dir(opmux.ops)]
 
 # what the vendor does not implement
 found["rms_norm"] = off(opmux.ops.rms_norm(x.detach(), torch.ones(16, device="acm"))[0],
                         torch.nn.functional.rms_norm(a, (16,), eps=1e-6))
 
-# names in the namespace
-from opmux.ops import LigerGELUMulFunction, acme_only, geglu_backward, geglu_forward
-found["names"] = [LigerGELUMulFunction is geglu.LigerGELUMulFunction, geglu_forward is geglu.geglu_forward_vendor]
-found["function"] = off(LigerGELUMulFunction.apply(x, y), want)
-found["added"] = [off(acme_only(x), a + 1), "acme_only" in dir(opmux.ops)]
+# taken out of the tree, its functions are gone
+import opmux.runtime.vendors
+opmux.runtime.vendors.forget("acme")
+liger_kernel.ops._replace_with_vendor_ops()
+found["default again"] = liger_kernel.ops.LigerGELUMulFunction is default and not hasattr(liger_kernel.ops, "acme_only")
+opmux.compat.uninstall("liger_kernel")
+found["foreign"] = [m for m in sys.modules if m.startswith("liger_kernel")]
+"""
+
+# Without Liger's names installed: they are there while the package is imported.
+WITHOUT = """
+a, b = torch.randn(2, 5, 16, device="acm")
+opmux.ops.gelu_tanh_mul(a, b)
+found["calls"] = sys.modules["opmux.backends._acme.ops.geglu"].calls
 found["foreign"] = [m for m in sys.modules if m.startswith("liger_kernel")]
 """
 
@@ -167,8 +199,8 @@ def test_vendor_packages_are_imported_when_they_are_needed(ran):
 
 
 def test_a_package_registers_itself_by_ligers_names(ran):
-    assert ran.registry["acm"] == "acme" and ran.said == []
-    assert ran.foreign == []  # gone once the package is imported
+    assert ran.registry["acm"] == "acme" and getattr(ran, "one copy")
+    assert ran.foreign == []  # gone once they are uninstalled
 
 
 def test_the_current_device_is_detected(ran):
@@ -179,21 +211,38 @@ def test_the_current_device_is_detected(ran):
 
 
 def test_an_autograd_function_replaces_forward_and_backward(ran):
-    assert max(ran.override) < 1e-5 and ran.calls[:2] == ["forward", "backward"]
+    assert max(ran.override) < 1e-5 and ran.calls == ["forward", "backward"]
+    assert ran.chosen["opmux::gelu_tanh_mul"] == "default.flagos.acme"
 
 
 def test_a_renamed_function_replaces_the_default(ran):
-    assert ran.silu_mul < 1e-6 and "silu_mul" in ran.calls
-    assert ran.chosen["opmux::silu_mul"] == "default.flagos.acme"
+    assert ran.silu_mul < 1e-6 and ran.chosen["opmux::silu_mul"] == "default.flagos.acme"
 
 
 def test_unimplemented_operators_use_the_default(ran):
     assert ran.rms_norm < 1e-5 and ran.chosen["opmux::rms_norm"] == "default.flagos"
 
 
-def test_exports_are_in_the_namespace_under_their_names(ran):
-    assert ran.names == [True, True] and ran.function < 1e-5
+def test_exports_replace_the_names_of_the_namespace(ran):
+    assert ran.names == [True, True, True, True]
+    assert max(max(each) for each in getattr(ran, "by name")) < 1e-5
+    assert getattr(ran, "by name calls") == ["forward", "backward"] * 3  # our Function calls the vendor's op
+    assert ran.swiglu < 1e-6
 
 
 def test_a_vendor_may_add_operators(ran):
-    assert ran.added == [0.0, True]
+    assert ran.added == [0.0, True, True]
+
+
+def test_a_vendor_that_is_removed_takes_its_names_along(ran):
+    assert getattr(ran, "default again")
+
+
+def test_a_name_that_is_nearly_right_is_said_once(ran):
+    (said,) = ran.said
+    assert "'swiglu_foward' is no op" in said and "did you mean 'swiglu_forward'" in said
+
+
+def test_a_package_for_liger_needs_nothing_installed(tmp_path):
+    ran = follow(tmp_path, {"_acme": FOLDER}, WITHOUT, device="acm")
+    assert ran.calls == ["forward"] and ran.foreign == []

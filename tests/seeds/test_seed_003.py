@@ -14,7 +14,7 @@ import fresh
 import pytest
 import torch
 
-from opmux.core import BackendImplKind, OpImpl, OpManager, OpRegistry, get_default_manager, reset_global_policy
+from opmux.core import BackendImplKind, OpImpl, OpManager, OpRegistry, get_default_manager
 from opmux.core.errors import UnknownName
 from opmux.faces.tex import interface
 
@@ -31,18 +31,6 @@ def run(*words, path=(), **variables):
     done = fresh.run([sys.executable, *map(str, words)], env=env, timeout=240)
     assert done.returncode == 0, done.stderr
     return done
-
-
-@pytest.fixture
-def setenv(monkeypatch):
-    def set_all(**variables):
-        for name, value in variables.items():
-            monkeypatch.setenv(name, value)
-        reset_global_policy()
-
-    yield set_all
-    monkeypatch.undo()
-    reset_global_policy()
 
 
 @pytest.fixture

@@ -45,18 +45,6 @@ def as_it_was():
     reset_global_policy()
 
 
-@pytest.fixture
-def setenv(monkeypatch):
-    def set_all(**variables):
-        for name, value in variables.items():
-            monkeypatch.setenv(name, value)
-        reset_global_policy()
-
-    yield set_all
-    monkeypatch.undo()
-    reset_global_policy()
-
-
 def norm(of=tex, rows=3):
     return of.rmsnorm_fwd(torch.ones(rows, 8), torch.ones(8), 1e-5, None, None, torch.float32, 0, False)
 

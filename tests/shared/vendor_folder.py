@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -33,6 +34,15 @@ class Said(logging.Handler):
 logging.getLogger("opmux").addHandler(Said(logging.WARNING))
 """
 END = "\nprint(json.dumps({**found, 'said': said}, default=str))\n"
+
+
+def copied_init() -> str:
+    """The text of `_nvidia/__init__.py` as a vendor `acme` copies it: only VendorInfoBase is changed."""
+    text = (BACKENDS / "_nvidia" / "__init__.py").read_text(encoding="utf-8")
+    for name, value in (("vendor_name", "acme"), ("device_name", "npu"), ("device_query_cmd", "acme-smi")):
+        text, count = re.subn(rf'{name}="[^"]*"', f'{name}="{value}"', text)
+        assert count == 1, name
+    return text
 
 
 def write(folder: Path, texts: Mapping[str, str]) -> None:

@@ -20,6 +20,7 @@ from typing import Any
 
 from ..core.errors import OpmuxError, UnknownName
 from ..runtime import te_plugins
+from .liger import names as liger
 
 HOLDER = "opmux.compat"
 
@@ -35,6 +36,7 @@ def _tex() -> types.ModuleType:
 # Library -> foreign module -> our module. The modules below `transformer_engine.plugin(s)` have a finder.
 SERVED: dict[str, dict[str, Callable[[], types.ModuleType]]] = {
     "transformer_engine": {"transformer_engine_torch": _tex},
+    liger.LIBRARY: liger.SERVED,
 }
 
 
@@ -111,13 +113,13 @@ def _serve(library: str, done: Installed, shadow: bool) -> None:
             f"(opmux run --shadow)"
         )
     done.displaced |= {name: sys.modules[name] for name in taken if name in sys.modules}
-    _root(library, done, shadow)
+    if library == te_plugins.LAYER:
+        _root(library, done, shadow)
     for name, serves in SERVED[library].items():
         _put(name, serves(), done)
-    if library == te_plugins.LAYER:
-        names = te_plugins.PluginNames(shadow)
-        names.install()
-        done.undo.append(names.remove)
+    names = te_plugins.PluginNames(shadow) if library == te_plugins.LAYER else liger.VendorFolders()
+    names.install()
+    done.undo.append(names.remove)
 
 
 def _root(library: str, done: Installed, shadow: bool) -> None:
@@ -173,13 +175,13 @@ def _package(name: str, doc: str) -> types.ModuleType:
 
 
 def _taken(name: str) -> str | None:
-    """The location of a foreign module, unless it is ours."""
+    """The location of a foreign module, unless it is ours; of a module of a package, that of the package."""
     there = sys.modules.get(name)
     if there is not None:
         return (
             None if getattr(there, "__name__", "").startswith("opmux") else getattr(there, "__file__", None) or "loaded"
         )
-    found = importlib.machinery.PathFinder.find_spec(name)
+    found = importlib.machinery.PathFinder.find_spec(name.partition(".")[0])
     return None if found is None else str(found.origin)
 
 

@@ -15,25 +15,22 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from .. import core
+from .. import core, wiring
 from ..core.loading import on_failure
 from ..core.lock import lock
 from ..core.log import logger
 from .te_plugins import PluginNames
 
-# Modules that packages written for other libraries import -> our modules.
-SERVED = {
-    "backend_utils": "opmux.backends.backend_utils",
-    "liger_kernel.ops.backends.registry": "opmux.backends.registry",
-}
+FLAGGEMS = "backend_utils"  # what packages written for FlagGems import
 
 
 @contextmanager
 def foreign_names() -> Iterator[None]:
     """While a plugin is imported, module names of the libraries that it may be written for refer to our modules.
 
-    `transformer_engine.plugin.core` is opmux.core; for the others see SERVED. An installed library keeps its name; if
-    it is installed but cannot be imported (NVIDIA's, without its extension), an empty module replaces it.
+    `transformer_engine.plugin.core` is opmux.core, `backend_utils` that of FlagGems, `liger_kernel` that of
+    `faces/liger`. An installed library keeps its name; if it is installed but cannot be imported (NVIDIA's, without its
+    extension), an empty module replaces it.
     """
     me, made = threading.get_ident(), _ForeignModules()
     depth = _importing.get(me, 0)
@@ -70,8 +67,9 @@ class _ForeignModules:
             # Its submodules too: a second import under the other name would create a second OpImpl.
             for name in core.MODULES if TEFL in self.added else ():
                 self.added[f"{TEFL}.{name}"] = importlib.import_module(f"opmux.core.{name}")
-        for name, ours in SERVED.items():
-            _add_foreign_module(name, importlib.import_module(ours), self.added)
+        _add_foreign_module(FLAGGEMS, importlib.import_module(f"opmux.backends.{FLAGGEMS}"), self.added)
+        for name, ours in wiring.foreign_modules().items():
+            _add_foreign_module(name, ours(), self.added)
         self.root = _Installed(TEFL.partition(".")[0], self.added)
         self.plugins = PluginNames()  # the others below TEFL's package
 
@@ -113,9 +111,9 @@ TEFL = "transformer_engine.plugin.core"
 def _add_foreign_module(full: str, module: types.ModuleType, added: dict[str, types.ModuleType]) -> None:
     """Add a module under a foreign name, with its parent packages, unless the name is taken."""
     parts = full.split(".")
-    if full in sys.modules or (len(parts) == 1 and _is_anothers(full, module)):
+    if full in sys.modules or (len(parts) == 1 and _provided_elsewhere(full, module)):
         return
-    if len(parts) > 1 and full != TEFL and parts[0] not in sys.modules and importlib.util.find_spec(parts[0]):
+    if len(parts) > 1 and full != TEFL and parts[0] not in added:  # the library itself is installed
         return
     for n in range(1, len(parts)):
         name = ".".join(parts[:n])
@@ -133,10 +131,10 @@ def _add_foreign_module(full: str, module: types.ModuleType, added: dict[str, ty
             setattr(parent, parts[n], child)
 
 
-def _is_anothers(name: str, ours: types.ModuleType) -> bool:
+def _provided_elsewhere(name: str, ours: types.ModuleType) -> bool:
     """Whether another library provides a module of this name; the start-up finder finds ours."""
     found = importlib.util.find_spec(name)
-    return found is not None and found.origin != ours.__file__
+    return found is not None and found.origin != getattr(ours, "__file__", None)
 
 
 class _Installed(importlib.abc.MetaPathFinder, importlib.abc.Loader):

@@ -5,6 +5,9 @@
 torch should run, `get_preferred_ops()` the ops for which the vendor's libraries come before our kernels, and why. An
 invalid entry is skipped and logged once with its file and line.
 
+An autograd.Function under one of Liger's names (`LigerGELUMulFunction`) is the forward and backward of the op that it
+computes, if its arguments fit, and an extra name: `liger_kernel.ops` has it too.
+
 Attributes of an exported function become fields of its `OpImpl`: see TAGS. `kind` and `impl_id` are for a vendor with
 several kernels for one op. `op` is the op that the function implements, if that is not its name: several exports may
 implement one op.
@@ -29,7 +32,7 @@ from ..core.log import logger
 from ..core.machine import Preferred
 from ..core.registry import BackendImplKind, Fit, OpImpl, Origin, check_fit
 from ..core.spec import NAME_LOOKUP, Spec, specs
-from . import vendors
+from . import liger_names, vendors
 from .devices import Chip
 from .foreign import foreign_names
 from .tile_files import folders
@@ -65,7 +68,7 @@ class AtenRow:
     def call(self) -> Callable[..., Any]:
         """The function to call; for an autograd.Function, its `apply`."""
         fn: Any = self.fn
-        return fn.apply if isinstance(fn, type) and issubclass(fn, torch.autograd.Function) else fn
+        return fn.apply if _is_autograd_function(fn) else fn
 
 
 @dataclass
@@ -233,6 +236,9 @@ class _Reader:
         self.found.preferred.setdefault(spec.key, why)
 
     def _export(self, name: str, value: Any) -> None:
+        if name in liger_names.NAMES:
+            self._liger(name, value)
+            return
         op = getattr(value, "op", name) if callable(value) else name
         named = [] if not callable(value) else [specs.lookup(op, (space,)) for space in NAME_LOOKUP["export"]]
         found = [spec for spec in named if spec is not None and op in (spec.name, spec.key)]
@@ -250,6 +256,21 @@ class _Reader:
         check_fit(spec, made)
         self._add(made)
 
+    def _liger(self, name: str, value: Any) -> None:
+        """A name of `liger_kernel.ops`; an autograd.Function may be an op as well."""
+        self.found.extras.setdefault(name, value)
+        op = liger_names.FUNCTION_OPS.get(name)
+        if op is None or not _is_autograd_function(value):
+            return
+        spec = specs.lookup(op, ("opmux",))
+        assert spec is not None, op
+        made = self._impl(spec.key, value)
+        refusal = Fit.of(spec, made).refusal
+        if refusal is None:
+            self._add(made)
+        else:
+            self._warn(f"'{name}' is used in liger_kernel.ops alone, and not as {op}: {refusal}", name)
+
     def _impl(self, key: str, fn: Any) -> OpImpl:
         """The function as an OpImpl, with its attributes as fields."""
         is_library = getattr(fn, "kind", None) in (BackendImplKind.VENDOR, BackendImplKind.VENDOR.value)
@@ -264,13 +285,18 @@ class _Reader:
             self.found.impls.append(made)
 
 
+def _is_autograd_function(value: Any) -> bool:
+    return isinstance(value, type) and issubclass(value, torch.autograd.Function)
+
+
 def _is_row(value: Any) -> bool:
     return isinstance(value, tuple) and len(value) in (2, 3) and isinstance(value[0], str) and callable(value[1])
 
 
 def _misspelt(name: str) -> str | None:
-    """The op whose name is one letter off: a new function may have any other name."""
-    close = nearest(name, (k.removeprefix("opmux::") for k in specs.by_key if k.startswith("opmux::")))
+    """The op, or the name of Liger's, that is one letter off: a new function may have any other name."""
+    ours = (k.removeprefix("opmux::") for k in specs.by_key if k.startswith("opmux::"))
+    close = nearest(name, (*ours, *liger_names.NAMES))
     if close is None or len(name) < 5 or any(c.isdigit() for c in name):
         return None
     longer, shorter = (name, close) if len(name) >= len(close) else (close, name)
@@ -302,7 +328,7 @@ def misfit(fn: Callable[..., Any], overload: str) -> str:
     """Why a function cannot be called with the arguments of an overload, by their names or in their order; or ""."""
     packet, _, name = overload.partition(".")
     arguments = getattr(getattr(torch.ops.aten, packet), name or "default")._schema.arguments
-    is_class = isinstance(fn, type) and issubclass(fn, torch.autograd.Function)
+    is_class = _is_autograd_function(fn)
     try:
         signature = inspect.signature(fn.forward if is_class else fn)
     except (TypeError, ValueError):  # a builtin without a signature: assume that it fits
@@ -328,7 +354,7 @@ def aten_names() -> list[str]:
 
 def _has_all_parameters(spec: Spec, fn: Any) -> bool:
     """Whether an op has every parameter of a function: `gelu(x, *, approximate)` is ATen's gelu, not ours of one x."""
-    is_class = isinstance(fn, type) and issubclass(fn, torch.autograd.Function)
+    is_class = _is_autograd_function(fn)
     try:
         params = list(inspect.signature(fn.forward if is_class else fn).parameters.values())[is_class:]
     except (TypeError, ValueError):  # a builtin without a signature: assume that it has

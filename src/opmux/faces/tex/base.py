@@ -7,6 +7,7 @@ are generated from the specs: `help(TEXBackendBase)` shows every one with its si
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable
 from typing import Any
 
 from ...core.errors import NotSupported
@@ -62,3 +63,14 @@ def _method(spec: Spec) -> Any:
 METHODS = tuple(sorted(s.name for s in specs if s.space == "tex"))
 for _name in METHODS:
     setattr(TEXBackendBase, _name, _method(specs.by_key[f"tex::{_name}"]))
+
+
+def methods_of(backend: TEXBackendBase, module: str) -> Callable[[str], Any]:
+    """The `__getattr__` of a module that has every function of tex as this backend computes it."""
+
+    def method(name: str) -> Any:
+        if name in METHODS:
+            return getattr(backend, name)
+        raise AttributeError(f"module '{module}' has no attribute '{name}'")
+
+    return method

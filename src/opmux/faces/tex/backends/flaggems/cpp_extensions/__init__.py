@@ -4,16 +4,8 @@ The kernels are not in this folder, because `opmux.ops` and torch's ops run on t
 `opmux/kernels`, C++ for the CPU in `opmux/backends/_cpu`. `opmux/faces/tex/ops` has NVIDIA's signatures over them.
 """
 
-from typing import Any
-
-from ....base import METHODS
+from ....base import METHODS, methods_of
 from ..flaggems import FlagGemsBackend
 
-_backend = FlagGemsBackend()
 __all__ = list(METHODS)  # pyright: ignore[reportUnsupportedDunderAll]
-
-
-def __getattr__(name: str) -> Any:
-    if name in METHODS:
-        return getattr(_backend, name)
-    raise AttributeError(f"module '{__name__}' has no attribute '{name}'")
+__getattr__ = methods_of(FlagGemsBackend(), __name__)

@@ -4,16 +4,8 @@ The references are not in this folder, because each is also the specification of
 functions that have no primitive, `opmux/faces/tex/ops`.
 """
 
-from typing import Any
-
-from ....base import METHODS
+from ....base import METHODS, methods_of
 from ..torch_backend import TorchBackend
 
-_backend = TorchBackend()
 __all__ = list(METHODS)  # pyright: ignore[reportUnsupportedDunderAll]
-
-
-def __getattr__(name: str) -> Any:
-    if name in METHODS:
-        return getattr(_backend, name)
-    raise AttributeError(f"module '{__name__}' has no attribute '{name}'")
+__getattr__ = methods_of(TorchBackend(), __name__)

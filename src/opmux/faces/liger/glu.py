@@ -1,0 +1,176 @@
+"""Gated activations and the MLPs around them: `liger_kernel`'s geglu and swiglu."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor, nn
+
+from ...core.errors import BadArgument
+from ...specs import activation
+from .function import LigerFunction
+from .names import ops
+
+# ---- functions -------------------------------------------------------------------------------------------------------
+
+
+class LigerGELUMulFunction(LigerFunction):
+    """gelu(a) * b, gelu in its tanh form."""
+
+    @staticmethod
+    def apply(a: Tensor, b: Tensor) -> Tensor:
+        return activation.gelu_tanh_mul(a, b)
+
+
+def geglu_forward(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """(a, b, gelu(a) * b)."""
+    return a, b, activation.gelu_tanh_mul(a, b)
+
+
+def geglu_backward(a: Tensor, b: Tensor, dc: Tensor) -> tuple[Tensor, Tensor]:
+    """The gradients of a and b."""
+    return activation.gelu_tanh_mul_bwd(dc, a, b)
+
+
+class LigerSiLUMulFunction(LigerFunction):
+    """silu(a * gate_multiplier) * b * down_multiplier."""
+
+    @staticmethod
+    def apply(a: Tensor, b: Tensor, gate_multiplier: float = 1.0, down_multiplier: float = 1.0) -> Tensor:
+        gate = a if gate_multiplier == 1.0 else a * gate_multiplier
+        made = activation.silu_mul(gate, b)
+        return made if down_multiplier == 1.0 else made * down_multiplier
+
+
+def swiglu_forward(a: Tensor, b: Tensor, gate_multiplier: float = 1.0) -> tuple[Tensor, Tensor, Tensor]:
+    """(a, b, silu(a * gate_multiplier) * b)."""
+    return a, b, LigerSiLUMulFunction.apply(a, b, gate_multiplier)
+
+
+def swiglu_backward(a: Tensor, b: Tensor, dc: Tensor, gate_multiplier: float = 1.0) -> tuple[Tensor, Tensor]:
+    """The gradients of a and b."""
+    if gate_multiplier == 1.0:
+        return activation.silu_mul_bwd(dc, a, b)
+    da, db = activation.silu_mul_bwd(dc, a * gate_multiplier, b)
+    return da * gate_multiplier, db
+
+
+def liger_geglu(a: Tensor, b: Tensor) -> Tensor:
+    return ops.LigerGELUMulFunction.apply(a, b)
+
+
+def liger_swiglu(a: Tensor, b: Tensor) -> Tensor:
+    return ops.LigerSiLUMulFunction.apply(a, b)
+
+
+# ---- modules ---------------------------------------------------------------------------------------------------------
+
+
+class GatedMLP(nn.Module):
+    """down_proj(function(gate_proj(x), up_proj(x)))."""
+
+    function = "LigerSiLUMulFunction"
+    activations = ("silu", "swish")
+
+    def __init__(self, config: Any, width: int | None = None, bias: bool = False):
+        super().__init__()
+        check_activation(self, config)
+        self.config = config
+        self.hidden_size = config.hidden_size
+        self.intermediate_size = width = config.intermediate_size if width is None else width
+        self.gate_proj = nn.Linear(self.hidden_size, width, bias=bias)
+        self.up_proj = nn.Linear(self.hidden_size, width, bias=bias)
+        self.down_proj = nn.Linear(width, self.hidden_size, bias=bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down_proj(getattr(ops, self.function).apply(self.gate_proj(x), self.up_proj(x)))
+
+
+def check_activation(module: Any, config: Any) -> None:
+    given = getattr(config, "hidden_act", None)
+    if given is not None and given not in module.activations:
+        allowed = " or ".join(map(repr, module.activations))
+        raise BadArgument.of(type(module).__name__, "config.hidden_act", f"be {allowed}", repr(given))
+
+
+class LigerSwiGLUMLP(GatedMLP):
+    def __init__(self, config: Any):
+        super().__init__(config)
+
+
+class LigerQwen3MoeSwiGLUMLP(GatedMLP):
+    def __init__(self, config: Any, intermediate_size: int | None = None):
+        super().__init__(config, intermediate_size)
+
+
+class LigerHunyuanV1SwiGLUMLP(GatedMLP):
+    def __init__(self, config: Any, layer_idx: int | None = None, is_shared_mlp: bool = False):
+        super().__init__(config)
+        self.layer_idx = layer_idx
+
+
+class LigerFalconH1SwiGLUMLP(GatedMLP):
+    """With a factor on the gate and one on the product."""
+
+    def __init__(self, config: Any):
+        super().__init__(config, bias=getattr(config, "mlp_bias", False))
+        self.gate_multiplier, self.down_multiplier = map(float, config.mlp_multipliers)
+
+    def forward(self, x: Tensor) -> Tensor:
+        multipliers = self.gate_multiplier, self.down_multiplier
+        return self.down_proj(ops.LigerSiLUMulFunction.apply(self.gate_proj(x), self.up_proj(x), *multipliers))
+
+
+class LigerGEGLUMLP(GatedMLP):
+    function = "LigerGELUMulFunction"
+    activations = ("gelu_pytorch_tanh", "gelu_new", "gelu_tanh", "gelu", "gelu_fast")
+
+    def __init__(self, config: Any):
+        super().__init__(config)
+
+
+class LigerGEGLUMLPForGemma4(GatedMLP):
+    """Twice as wide in the layers that share keys and values, if the configuration says so."""
+
+    function, activations = LigerGEGLUMLP.function, LigerGEGLUMLP.activations
+
+    def __init__(self, config: Any, layer_idx: int | None = None):
+        shared = getattr(config, "num_kv_shared_layers", 0)
+        is_shared = layer_idx is not None and shared and layer_idx >= config.num_hidden_layers - shared
+        double = is_shared and getattr(config, "use_double_wide_mlp", False)
+        super().__init__(config, 2 * config.intermediate_size if double else None)
+
+
+class LigerBlockSparseTop2MLP(nn.Module):
+    """w2(silu(w1(x)) * w3(x)), an expert of Mixtral."""
+
+    activations = GatedMLP.activations
+
+    def __init__(self, config: Any):
+        super().__init__()
+        check_activation(self, config)
+        self.ffn_dim, self.hidden_dim = config.intermediate_size, config.hidden_size
+        self.w1 = nn.Linear(self.hidden_dim, self.ffn_dim, bias=False)
+        self.w2 = nn.Linear(self.ffn_dim, self.hidden_dim, bias=False)
+        self.w3 = nn.Linear(self.hidden_dim, self.ffn_dim, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.w2(ops.LigerSiLUMulFunction.apply(self.w1(x), self.w3(x)))
+
+
+class LigerPhi3SwiGLUMLP(nn.Module):
+    """Gate and up projection in one product."""
+
+    activations = GatedMLP.activations
+
+    def __init__(self, config: Any):
+        super().__init__()
+        check_activation(self, config)
+        self.config = config
+        self.hidden_size, self.intermediate_size = config.hidden_size, config.intermediate_size
+        self.gate_up_proj = nn.Linear(self.hidden_size, 2 * self.intermediate_size, bias=False)
+        self.down_proj = nn.Linear(self.intermediate_size, self.hidden_size, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        gate, up = self.gate_up_proj(x).chunk(2, dim=-1)
+        return self.down_proj(ops.LigerSiLUMulFunction.apply(gate, up))

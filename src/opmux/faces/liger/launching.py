@@ -1,0 +1,93 @@
+"""`liger_kernel.ops.utils`: what kernels written for Liger import. opmux's own kernels do not use it."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...core.errors import BadArgument
+from ...runtime import devices
+
+MAX_BLOCK = 65536  # elements of a row that Liger's kernels hold at once
+NPU_CORES = 20
+
+
+def is_hip() -> bool:
+    return torch.version.hip is not None
+
+
+def device_context(device: torch.device) -> AbstractContextManager[Any]:
+    """The device is the current one in the block, as Triton needs it on a machine with several."""
+    if device.type == "cpu":
+        return contextlib.nullcontext()
+    return torch.get_device_module(device.type).device(device)
+
+
+def ensure_contiguous(fn: Callable[..., Any]) -> Callable[..., Any]:
+    """A forward or backward of an autograd.Function, with its tensors made contiguous."""
+
+    def contiguous(value: Any) -> Any:
+        return value.contiguous() if isinstance(value, Tensor) else value
+
+    @functools.wraps(fn)
+    def wrapper(ctx: Any, *args: Any, **kwargs: Any) -> Any:
+        return fn(ctx, *map(contiguous, args), **{name: contiguous(value) for name, value in kwargs.items()})
+
+    return wrapper
+
+
+def calculate_settings(n: int) -> tuple[int, int]:
+    """(BLOCK_SIZE, num_warps) for a kernel that holds a row of n elements in one block."""
+    block = 1 << max(n - 1, 0).bit_length()
+    if block > MAX_BLOCK:
+        raise BadArgument.of("calculate_settings", "n", f"be at most {MAX_BLOCK}, for a row in one block", str(n))
+    if block >= 32768:
+        return block, 16 if is_hip() else 32
+    return block, 16 if block >= 8192 else 8 if block >= 2048 else 4
+
+
+def compare_version(package: str, operator: Callable[[Any, Any], bool], target: str) -> bool:
+    """`compare_version("triton", operator.ge, "3.0.0")`; False if the package is not installed."""
+    from packaging.version import Version
+
+    try:
+        found = importlib.import_module(package)
+    except ImportError:
+        return False
+    return operator(Version(found.__version__), Version(target))
+
+
+def get_amp_custom_fwd_bwd() -> tuple[Callable[..., Any], Callable[..., Any]]:
+    """`torch.amp.custom_fwd` and `custom_bwd` for the device of this machine."""
+    device = devices.infer_device()
+    return (
+        functools.partial(torch.amp.custom_fwd, device_type=device),
+        functools.partial(torch.amp.custom_bwd, device_type=device),
+    )
+
+
+def get_npu_core_count(default: int = NPU_CORES) -> int:
+    """The vector cores of an NPU, if torch or its vendor tells."""
+    return (devices.cores("npu") if devices.is_available("npu") else None) or default
+
+
+def set_large_grf_mode(kernel_args: dict[str, Any]) -> None:
+    """Ask Intel's compiler for the large register file."""
+    kernel_args["grf_mode"] = "256"
+
+
+def __getattr__(name: str) -> Any:
+    if name in ("amp_custom_fwd", "amp_custom_bwd"):
+        return get_amp_custom_fwd_bwd()[name == "amp_custom_bwd"]
+    if name == "torch_to_triton_dtype":
+        import triton.language as tl
+
+        return {torch.float32: tl.float32, torch.float16: tl.float16, torch.bfloat16: tl.bfloat16}
+    raise AttributeError(f"module '{__name__}' has no attribute '{name}'")

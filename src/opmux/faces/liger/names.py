@@ -1,0 +1,202 @@
+"""Liger's modules as tables: for each the file of this package and the names it has.
+
+The modules are objects without code: an attribute is imported on first access, so that `import liger_kernel` costs
+nothing, and a vendor's package may import `liger_kernel.ops` while opmux loads vendors.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.abc
+import importlib.machinery
+import importlib.util
+import sys
+import types
+from collections.abc import Callable
+from typing import Any
+
+from ...core import machine
+from ...core.default import get_default_manager
+from ...core.errors import nearest
+from ...runtime import liger_names, vendors
+
+LIBRARY = "liger_kernel"
+VERSION = "0.8.2"  # of Liger-Kernel, whose interface this is
+
+# A file of this package -> the modules of liger_kernel.ops and liger_kernel.transformers that it has the names of.
+FILES = {
+    "norms": "layer_norm group_norm",
+    "rows": "relu_squared softmax",
+    "glu": "geglu swiglu",
+    "losses": "cross_entropy fused_linear_cross_entropy",
+}
+
+# Module below liger_kernel.ops -> names that liger_kernel.ops does not have.
+OPS_BELOW: dict[str, str] = {}
+
+# Module below liger_kernel.transformers -> its modules; the package has those before the | too.
+TRANSFORMERS = {
+    "cross_entropy": "LigerCrossEntropyLoss",
+    "fused_linear_cross_entropy": "LigerFusedLinearCrossEntropyLoss",
+    "geglu": "LigerGEGLUMLP | LigerGEGLUMLPForGemma4",
+    "group_norm": "| LigerGroupNorm",
+    "layer_norm": "LigerLayerNorm",
+    "relu_squared": "LigerReLUSquared",
+    "softmax": "LigerSoftmax",
+    "swiglu": (
+        "LigerSwiGLUMLP LigerBlockSparseTop2MLP LigerPhi3SwiGLUMLP LigerQwen3MoeSwiGLUMLP LigerFalconH1SwiGLUMLP "
+        "| LigerHunyuanV1SwiGLUMLP"
+    ),
+}
+
+# File of this package -> its names in liger_kernel.transformers.functional.
+FUNCTIONAL = {
+    "norms": "liger_layer_norm liger_group_norm",
+    "rows": "liger_relu_squared liger_softmax",
+    "glu": "liger_geglu liger_swiglu",
+    "losses": "CrossEntropyOutput liger_cross_entropy liger_fused_linear_cross_entropy",
+}
+
+DEVICES = (
+    "get_total_gpu_memory infer_comm_backend infer_device infer_device_arch is_npu_available is_peft_available "
+    "transformers_version_dispatch"
+)
+LAUNCHING = (
+    "amp_custom_bwd amp_custom_fwd calculate_settings compare_version device_context ensure_contiguous "
+    "get_amp_custom_fwd_bwd get_npu_core_count is_hip set_large_grf_mode torch_to_triton_dtype"
+)
+
+Homes = dict[str, str]  # name -> the file of this package that has it
+
+
+def _homes(names: str, file: str) -> Homes:
+    return dict.fromkeys(names.replace("|", " ").split(), file)
+
+
+def _file_of(module: str) -> str:
+    return next(file for file, modules in FILES.items() if module in modules.split())
+
+
+def _tables() -> dict[str, Homes]:
+    """Module of Liger -> its names."""
+    made: dict[str, Homes] = {
+        "": {},
+        "ops": {"_replace_with_vendor_ops": "names"},
+        "transformers": {"is_transformers_available": "patching"},
+    }
+    for module, names in liger_names.OPS.items():
+        homes = _homes(names, _file_of(module))
+        made["ops"] |= homes
+        made[f"ops.{module}"] = homes | _homes(OPS_BELOW.get(module, ""), _file_of(module))
+    for module, names in TRANSFORMERS.items():
+        exported, _, rest = names.partition("|")
+        made["transformers"] |= _homes(exported, _file_of(module))
+        made[f"transformers.{module}"] = _homes(exported + rest, _file_of(module))
+    made["transformers.functional"] = {n: f for f, names in FUNCTIONAL.items() for n in names.split()}
+    made["utils"] = _homes(DEVICES, "devices")
+    made["ops.utils"] = _homes(LAUNCHING, "launching")
+    return made
+
+
+class Served(types.ModuleType):
+    """A module of Liger; `homes` has the file of each of its names."""
+
+    def __init__(self, name: str, homes: Homes):
+        super().__init__(name, f"Liger-Kernel's {name}, provided by opmux.")
+        self.__path__: list[str] = []
+        self.__spec__ = importlib.machinery.ModuleSpec(name, None, is_package=True)
+        self.__all__ = sorted(n for n in homes if not n.startswith("_"))
+        self.__dict__["homes"], self.__dict__["resolved"] = homes, set()
+
+    def __getattr__(self, name: str) -> Any:
+        if name not in self.homes:
+            close = None if name.startswith("__") else nearest(name, dir(self))
+            hint = f"; did you mean '{close}'?" if close else ""
+            raise AttributeError(f"module '{self.__name__}' of opmux has no attribute '{name}'{hint}")
+        return self.keep(name, getattr(importlib.import_module(f"{__package__}.{self.homes[name]}"), name))
+
+    def keep(self, name: str, value: Any) -> Any:
+        self.resolved.add(name)
+        self.__dict__[name] = value
+        return value
+
+    def forget(self) -> None:
+        """Look names up again on next access."""
+        for name in self.resolved:
+            self.__dict__.pop(name, None)
+        self.resolved.clear()
+
+    def __dir__(self) -> list[str]:
+        below = f"{self.__name__}."
+        children = (m.removeprefix(below) for m in MODULES if m.startswith(below))
+        return sorted({*self.homes, *(c for c in children if "." not in c)})
+
+
+class Ops(Served):
+    """`liger_kernel.ops`: our functions, and those of the vendor of this machine instead of them and beside them."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") or name == "_replace_with_vendor_ops":
+            return super().__getattr__(name)
+        complete = get_default_manager().prepare()
+        theirs = machine.current().extras()
+        found = self.keep(name, theirs[name]) if name in theirs else super().__getattr__(name)
+        if not complete:  # vendors are being loaded: the next access may find a function of one
+            self.forget()
+        return found
+
+    def __dir__(self) -> list[str]:
+        return sorted({*super().__dir__(), *machine.current().extras()})
+
+
+def _replace_with_vendor_ops() -> None:
+    """Let the functions of this machine's vendor replace ours in `liger_kernel.ops`, and add its new ones.
+
+    It happens by itself: a name is looked up on first access, and again after a vendor was registered.
+    """
+    ops.forget()
+
+
+def _made() -> dict[str, Served]:
+    """Every module of Liger that opmux provides, by its full name."""
+    names = {f"{LIBRARY}.{module}" if module else LIBRARY: homes for module, homes in _tables().items()}
+    made = {name: (Ops if name == f"{LIBRARY}.ops" else Served)(name, homes) for name, homes in names.items()}
+    made[LIBRARY].__dict__["__version__"] = VERSION
+    return made
+
+
+MODULES = _made()
+ops: Any = MODULES[f"{LIBRARY}.ops"]
+vendors.on_change(ops.forget)
+
+# Full name -> the module. The registry of vendors is opmux's own.
+SERVED: dict[str, Callable[[], types.ModuleType]] = {name: lambda m=module: m for name, module in MODULES.items()}
+SERVED[f"{LIBRARY}.ops.backends"] = lambda: importlib.import_module("opmux.backends")
+SERVED[f"{LIBRARY}.ops.backends.registry"] = lambda: importlib.import_module("opmux.backends.registry")
+
+
+class VendorFolders(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """Finds `liger_kernel.ops.backends._acme` and what is below it: the modules of `opmux.backends._acme`."""
+
+    def __init__(self) -> None:
+        self._given: dict[str, types.ModuleType] = {}  # what was put in sys.modules
+
+    def install(self) -> None:
+        sys.meta_path.insert(0, self)
+
+    def remove(self) -> None:
+        """Stop finding them, and forget those that were imported."""
+        sys.meta_path.remove(self)
+        for name, module in self._given.items():
+            if sys.modules.get(name) is module:
+                del sys.modules[name]
+
+    def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> importlib.machinery.ModuleSpec | None:
+        ours = fullname.removeprefix(LIBRARY + ".ops.")
+        if not ours.startswith("backends._") or importlib.util.find_spec(f"opmux.{ours}") is None:
+            return None
+        return importlib.machinery.ModuleSpec(fullname, self, is_package=True)
+
+    def exec_module(self, module: types.ModuleType) -> None:
+        name = module.__name__
+        sys.modules[name] = self._given[name] = importlib.import_module(f"opmux.{name.removeprefix(LIBRARY + '.ops.')}")

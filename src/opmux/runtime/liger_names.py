@@ -1,0 +1,27 @@
+"""The names of `liger_kernel.ops`: vendors' packages written for Liger export implementations under them."""
+
+from __future__ import annotations
+
+# An autograd.Function of Liger -> the op of ours that has the same arguments: a vendor's class of that name is the
+# op's forward and backward on the vendor's device.
+FUNCTION_OPS = {
+    "LigerGELUMulFunction": "gelu_tanh_mul",
+    "LigerReLUSquaredFunction": "srelu",
+    "LigerSiLUMulFunction": "silu_mul",
+}
+
+# Module below liger_kernel.ops -> its names that liger_kernel.ops has too.
+OPS = {
+    "cross_entropy": "LigerCrossEntropyFunction cross_entropy_forward cross_entropy_backward",
+    "fused_linear_cross_entropy": (
+        "LigerFusedLinearCrossEntropyFunction fused_linear_cross_entropy_forward fused_linear_cross_entropy_backward"
+    ),
+    "geglu": "LigerGELUMulFunction geglu_forward geglu_backward",
+    "group_norm": "LigerGroupNormFunction group_norm_forward group_norm_backward",
+    "layer_norm": "LigerLayerNormFunction layer_norm_forward layer_norm_backward",
+    "relu_squared": "LigerReLUSquaredFunction relu_squared_forward relu_squared_backward",
+    "softmax": "LigerSoftmaxFunction",
+    "swiglu": "LigerSiLUMulFunction swiglu_forward swiglu_backward",
+}
+
+NAMES = frozenset(name for names in OPS.values() for name in names.split())
