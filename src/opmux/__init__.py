@@ -55,9 +55,11 @@ def _extensions() -> tuple[Extension, ...]:
 
 
 def _foreign_modules() -> Mapping[str, Callable[[], ModuleType]]:
+    import importlib
+
     from .faces.liger.names import SERVED
 
-    return SERVED
+    return {"backend_utils": lambda: importlib.import_module("opmux.backends.backend_utils"), **SERVED}
 
 
 wiring.op_packages.register(lambda: ({"opmux.specs": "", "opmux.faces.tex.ops": "tex_"}, ("opmux.kernels",)))

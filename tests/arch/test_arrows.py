@@ -27,7 +27,7 @@ TABLE = {
     "wiring": Row(("core",), ()),  # types of core in annotations alone: test_cycles watches that
     "core": Row(("core", "=wiring"), ("torch",)),
     "specs": Row(("core", "specs"), ("torch",)),
-    "runtime": Row(("core", "runtime"), ("torch", "yaml")),
+    "runtime": Row(("core", "runtime", "=wiring"), ("torch", "yaml")),
     "kernels": Row(("core", "specs", "runtime", "kernels.lib", "{own}"), ANY),
     "kernels.lib": Row(("core", "specs", "runtime", "kernels.lib"), ANY),
     "backends": Row(

@@ -21,8 +21,6 @@ from ..core.lock import lock
 from ..core.log import logger
 from .te_plugins import PluginNames
 
-FLAGGEMS = "backend_utils"  # what packages written for FlagGems import
-
 
 @contextmanager
 def foreign_names() -> Iterator[None]:
@@ -67,7 +65,6 @@ class _ForeignModules:
             # Its submodules too: a second import under the other name would create a second OpImpl.
             for name in core.MODULES if TEFL in self.added else ():
                 self.added[f"{TEFL}.{name}"] = importlib.import_module(f"opmux.core.{name}")
-        _add_foreign_module(FLAGGEMS, importlib.import_module(f"opmux.backends.{FLAGGEMS}"), self.added)
         for name, ours in wiring.foreign_modules().items():
             _add_foreign_module(name, ours(), self.added)
         self.root = _Installed(TEFL.partition(".")[0], self.added)

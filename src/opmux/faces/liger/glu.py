@@ -77,7 +77,8 @@ class GatedMLP(nn.Module):
         check_activation(self, config)
         self.config = config
         self.hidden_size = config.hidden_size
-        self.intermediate_size = width = config.intermediate_size if width is None else width
+        width = int(config.intermediate_size if width is None else width)
+        self.intermediate_size = width
         self.gate_proj = nn.Linear(self.hidden_size, width, bias=bias)
         self.up_proj = nn.Linear(self.hidden_size, width, bias=bias)
         self.down_proj = nn.Linear(width, self.hidden_size, bias=bias)

@@ -103,7 +103,7 @@ class Served(types.ModuleType):
 
     def __init__(self, name: str, homes: Homes):
         super().__init__(name, f"Liger-Kernel's {name}, provided by opmux.")
-        self.__path__: list[str] = []
+        self.__path__ = []
         self.__spec__ = importlib.machinery.ModuleSpec(name, None, is_package=True)
         self.__all__ = sorted(n for n in homes if not n.startswith("_"))
         self.__dict__["homes"], self.__dict__["resolved"] = homes, set()

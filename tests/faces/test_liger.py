@@ -1,0 +1,373 @@
+"""`liger_kernel` as opmux provides it: Liger's names and signatures, and each function against torch's formula.
+
+`liger_signatures.txt` has the public signatures of Liger-Kernel 0.8.2, without annotations.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from opmux.faces import compat
+from opmux.faces.liger import names
+
+TABLE = [line.split(" ", 2) for line in (Path(__file__).parent / "liger_signatures.txt").read_text().splitlines()]
+
+# Of what Liger has, what opmux does not provide: parts of its kernels, and classes to derive from.
+LEFT_OUT: set[str] = set()
+# Of what opmux provides, what has no signature in the table: attributes, and what the document on vendors describes.
+MORE = {"CrossEntropyOutput", "_replace_with_vendor_ops", "amp_custom_bwd", "amp_custom_fwd", "torch_to_triton_dtype"}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def liger():
+    compat.install("liger_kernel")
+    yield
+    compat.uninstall("liger_kernel")
+
+
+def served():
+    """(module, name) of everything that opmux provides."""
+    modules = {n.removeprefix(names.LIBRARY).lstrip("."): m for n, m in names.MODULES.items()}
+    return {(module, name) for module, at in modules.items() for name in at.homes}
+
+
+def plain(signature):
+    """A signature without annotations and without its first parameter if that is the object."""
+    params = [p.replace(annotation=p.empty) for p in signature.parameters.values()]
+    params = params[1:] if params and params[0].name in ("self", "cls") else params
+    return str(inspect.Signature(params))
+
+
+@pytest.mark.parametrize("module", sorted({module for module, _ in served() if module}))
+def test_signatures_are_ligers(module):
+    at = importlib.import_module(f"liger_kernel.{module}")
+    rows = {name: text for where, name, text in TABLE if where == module}
+    wrong = {}
+    for name, text in rows.items():
+        first, _, member = name.partition(".")
+        if (module, first) not in served():
+            continue
+        found = getattr(at, first)
+        found = getattr(found, member) if member else found
+        if (signature := plain(inspect.signature(found))) != text:
+            wrong[name] = signature, text
+    assert not wrong
+
+
+def test_every_name_is_ligers():
+    """No name of our own under Liger's modules, and every name can be imported."""
+    known = {name.partition(".")[0] for _, name, _ in TABLE} | MORE
+    ours = served()
+    assert {name for _, name in ours} - known == set()
+    for module, name in sorted(ours):
+        getattr(importlib.import_module(f"liger_kernel.{module}".rstrip(".")), name)
+
+
+# ---- functions against torch's formulas -----------------------------------------------------------------------------
+
+
+def normal(*shape, seed=0):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed + sum(shape)))
+
+
+def labels(n, classes, ignored=1):
+    target = torch.randint(classes, (n,), generator=torch.Generator().manual_seed(n))
+    target[:ignored] = -100
+    return target
+
+
+def capped(x, cap):
+    return cap * torch.tanh(x / cap)
+
+
+def cross_entropy(x, target, weight, ignore, z, smoothing, reduction, cap):
+    logits, weight = x if cap is None else capped(x, cap), None if weight is None else weight.detach()
+    losses = F.cross_entropy(logits, target, weight, ignore_index=ignore, reduction="none", label_smoothing=smoothing)
+    losses = losses + z * torch.logsumexp(logits, -1) ** 2 * (target != ignore)
+    counts = (target != ignore).sum() if weight is None else weight[target[target != ignore]].sum()
+    return {"none": losses, "sum": losses.sum(), "mean": losses.sum() / counts}[reduction]
+
+
+CASES = {
+    "LigerGELUMulFunction": [
+        ((normal(2, 3, 5), normal(2, 3, 5, seed=1)), lambda a, b: F.gelu(a, approximate="tanh") * b)
+    ],
+    "LigerSiLUMulFunction": [
+        ((normal(2, 3, 5), normal(2, 3, 5, seed=1)), lambda a, b: F.silu(a) * b),
+        ((normal(4, 5), normal(4, 5, seed=1), 0.5, 3.0), lambda a, b, g, d: F.silu(a * g) * b * d),
+    ],
+    "LigerReLUSquaredFunction": [((normal(3, 7),), lambda x: F.relu(x) ** 2)],
+    "LigerSoftmaxFunction": [((normal(*shape),), lambda x: x.softmax(-1)) for shape in ((2, 3, 7), (1, 70000))],
+    "LigerLayerNormFunction": [
+        ((normal(2, 3, 8), normal(8), normal(8, seed=1), 1e-5), lambda x, w, b, eps: F.layer_norm(x, (8,), w, b, eps))
+    ],
+    "LigerGroupNormFunction": [
+        (
+            (normal(2, 6, 5), normal(6), normal(6, seed=1), 6, 3, 1e-5),
+            lambda x, w, b, c, groups, eps: F.group_norm(x, groups, w, b, eps),
+        )
+    ],
+    "LigerCrossEntropyFunction": [
+        ((normal(6, 17), labels(6, 17), None, -100, 0.0, 0.0, "mean", None), cross_entropy),
+        ((normal(6, 17), labels(6, 17), normal(17).abs(), -100, 0.1, 0.2, "sum", 5.0), cross_entropy),
+        ((normal(6, 17), labels(6, 17), None, -100, 1e-2, 0.0, "none", None), cross_entropy),
+    ],
+    "LigerFusedLinearCrossEntropyFunction": [
+        (
+            (normal(6, 8), normal(17, 8), labels(6, 17), normal(17), None, -100, 0.1, 0.2, reduction, 5.0),
+            lambda x, w, t, b, ce, *rest: cross_entropy(F.linear(x, w, b), t, ce, *rest),
+        )
+        for reduction in ("mean", "none")
+    ],
+}  # fmt: skip
+
+
+def gradients(call, args, twice=False):
+    """Results, and gradients of all floating-point tensors; no argument and no incoming gradient may be written."""
+    own = [a.clone().requires_grad_() if torch.is_tensor(a) and a.is_floating_point() else a for a in args]
+    made = call(*own)
+    made = [t for t in (made if isinstance(made, tuple) else (made,)) if t is not None]
+    incoming = [normal(*t.shape, seed=7).to(t.dtype) for t in made]
+    wanted = [a for a in own if torch.is_tensor(a) and a.requires_grad]
+    found = ()
+    for last in range(1 + twice):
+        found = torch.autograd.grad(made, wanted, incoming, retain_graph=last < twice, allow_unused=True)
+    assert all(torch.equal(a, b) for a, b in zip(own, args, strict=True) if torch.is_tensor(a))
+    assert all(torch.equal(t, normal(*t.shape, seed=7).to(t.dtype)) for t in incoming)
+    return [t.detach() for t in made], found
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_functions_compute_their_formula(name):
+    from liger_kernel import ops
+
+    for args, formula in CASES[name]:
+        ours, theirs = gradients(getattr(ops, name).apply, args), gradients(formula, args)
+        torch.testing.assert_close(ours[0], theirs[0], rtol=1e-4, atol=1e-5)
+        for got, want in zip(ours[1], theirs[1], strict=True):
+            assert (got is None) == (want is None)
+            if want is not None:
+                torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)
+
+
+def test_every_function_has_a_case():
+    from liger_kernel import ops
+
+    assert {n for n in ops.homes if n.endswith("Function")} == set(CASES)
+
+
+def test_the_gradients_of_plain_functions():
+    """`x_forward` and `x_backward` are the forward and backward of `x`."""
+    from liger_kernel import ops
+
+    for name, function in (("geglu", "LigerGELUMulFunction"), ("swiglu", "LigerSiLUMulFunction")):
+        a, b, dc = normal(2, 3, 4), normal(2, 3, 4, seed=1), normal(2, 3, 4, seed=2)
+        own = [t.clone().requires_grad_() for t in (a, b)]
+        want = getattr(ops, function).apply(*own)
+        _, _, got = getattr(ops, f"{name}_forward")(a, b)
+        torch.testing.assert_close(got, want)
+        torch.testing.assert_close(getattr(ops, f"{name}_backward")(a, b, dc), torch.autograd.grad(want, own, dc))
+    x, dy = normal(3, 5), normal(3, 5, seed=1)
+    torch.testing.assert_close(ops.relu_squared_backward(x, dy), 2 * F.relu(x) * dy)
+    x, w, b, dy = normal(4, 6), normal(6), normal(6, seed=1), normal(4, 6, seed=2)
+    _, _, mean, rstd, *_ = ops.layer_norm_forward(x, w, b, 1e-5)
+    own = [t.clone().requires_grad_() for t in (x, w, b)]
+    want = torch.autograd.grad(F.layer_norm(own[0], (6,), *own[1:], 1e-5), own, dy)
+    torch.testing.assert_close(ops.layer_norm_backward(dy, x, w, b, mean, rstd), want)
+    x, dy = normal(2, 6, 4), normal(2, 6, 4, seed=2)
+    _, _, mean, rstd, _ = ops.group_norm_forward(x, 6, 3, w, b, 1e-5)
+    own = [t.clone().requires_grad_() for t in (x, w, b)]
+    want = torch.autograd.grad(F.group_norm(own[0], 3, *own[1:], 1e-5), own, dy)
+    torch.testing.assert_close(ops.group_norm_backward(dy, x, w, b, mean, rstd, 6, 3), want)
+
+
+def test_losses_with_their_gradients():
+    """The forwards of losses return the gradient, in a tensor of its own."""
+    from liger_kernel import ops
+
+    x, target = normal(5, 9), labels(5, 9)
+    own = x.clone().requires_grad_()
+    want = F.cross_entropy(own, target)
+    loss, z, accuracy, tokens, grad = ops.cross_entropy_forward(x, target, None, -100, 0.0, 0.0, "mean", None, False)
+    torch.testing.assert_close(loss, want.detach())
+    assert z is accuracy is tokens is None
+    torch.testing.assert_close(
+        ops.cross_entropy_backward(grad, torch.tensor(3.0)), torch.autograd.grad(want, own, torch.tensor(3.0))[0]
+    )
+    hidden, head = normal(5, 4), normal(9, 4)
+    own = [hidden.clone(), head.clone().requires_grad_()]
+    want = F.cross_entropy(F.linear(*own), target)
+    loss, *_, dx, dw, db = ops.fused_linear_cross_entropy_forward(own[0], own[1], target)
+    torch.testing.assert_close(loss, want.detach())
+    assert dx is db is None  # neither needs a gradient
+    made = ops.fused_linear_cross_entropy_backward(torch.tensor(2.0), dx, dw, db)
+    torch.testing.assert_close(made[1], torch.autograd.grad(want, own[1])[0] * 2)
+    each = normal(5, seed=3)
+    loss, *_, dw, _ = ops.fused_linear_cross_entropy_forward(*own, target, reduction="none", token_grad_output=each)
+    want = F.cross_entropy(F.linear(*own), target, reduction="none")
+    torch.testing.assert_close(loss, want.detach())
+    torch.testing.assert_close(dw, torch.autograd.grad(want, own[1], each)[0])
+
+
+def test_what_losses_return_beside_the_loss():
+    from liger_kernel.transformers import LigerCrossEntropyLoss, LigerFusedLinearCrossEntropyLoss
+    from liger_kernel.transformers.functional import CrossEntropyOutput
+
+    hidden, head, target = normal(6, 4), normal(9, 4), labels(6, 9)
+    logits = F.linear(hidden, head)
+    wanted = {"return_z_loss": True, "return_token_accuracy": True, "return_predicted_tokens": True}
+    for made in (
+        LigerCrossEntropyLoss(lse_square_scale=0.1, **wanted)(logits, target),
+        LigerFusedLinearCrossEntropyLoss(lse_square_scale=0.1, **wanted)(head, hidden, target),
+    ):
+        assert isinstance(made, CrossEntropyOutput)
+        counts = target != -100
+        z = 0.1 * (torch.logsumexp(logits, -1) ** 2)[counts].mean()
+        torch.testing.assert_close(made.z_loss, z)
+        torch.testing.assert_close(made.loss, F.cross_entropy(logits, target) + z)
+        best = logits.argmax(-1)
+        torch.testing.assert_close(made.token_accuracy, (best == target)[counts].float().mean())
+        assert made.predicted_tokens.tolist() == torch.where(counts, best, -1).tolist()
+    each = LigerCrossEntropyLoss(reduction="none", return_token_accuracy=True)(logits, target)
+    assert each.token_accuracy.tolist() == (best == target).float().tolist() and each.predicted_tokens is None
+    assert LigerCrossEntropyLoss()(logits.bfloat16(), target).dtype is torch.bfloat16  # as torch's
+
+
+# ---- modules --------------------------------------------------------------------------------------------------------
+
+CONFIG = SimpleNamespace(
+    hidden_size=8, intermediate_size=12, hidden_act="silu", mlp_multipliers=(0.5, 2.0), num_hidden_layers=4,
+    num_kv_shared_layers=2, use_double_wide_mlp=True,
+)  # fmt: skip
+GELU = SimpleNamespace(**{**vars(CONFIG), "hidden_act": "gelu_pytorch_tanh"})
+
+
+def test_mlps_compute_their_formula():
+    from liger_kernel.transformers import swiglu
+    from liger_kernel.transformers.geglu import LigerGEGLUMLP, LigerGEGLUMLPForGemma4
+
+    x = normal(2, 3, 8)
+    for name in ("LigerSwiGLUMLP", "LigerQwen3MoeSwiGLUMLP", "LigerHunyuanV1SwiGLUMLP"):
+        m = getattr(swiglu, name)(CONFIG)
+        torch.testing.assert_close(m(x), m.down_proj(F.silu(m.gate_proj(x)) * m.up_proj(x)))
+    assert swiglu.LigerQwen3MoeSwiGLUMLP(CONFIG, 6).down_proj.in_features == 6
+    m = swiglu.LigerFalconH1SwiGLUMLP(CONFIG)
+    torch.testing.assert_close(m(x), m.down_proj(F.silu(m.gate_proj(x) * 0.5) * m.up_proj(x) * 2))
+    m = swiglu.LigerBlockSparseTop2MLP(CONFIG)
+    torch.testing.assert_close(m(x), m.w2(F.silu(m.w1(x)) * m.w3(x)))
+    m = swiglu.LigerPhi3SwiGLUMLP(CONFIG)
+    gate, up = m.gate_up_proj(x).chunk(2, -1)
+    torch.testing.assert_close(m(x), m.down_proj(F.silu(gate) * up))
+    for m in (LigerGEGLUMLP(GELU), LigerGEGLUMLPForGemma4(GELU, 3)):
+        torch.testing.assert_close(m(x), m.down_proj(F.gelu(m.gate_proj(x), approximate="tanh") * m.up_proj(x)))
+    assert [LigerGEGLUMLPForGemma4(GELU, i).intermediate_size for i in (None, 1, 2)] == [12, 12, 24]
+    with pytest.raises(ValueError, match="config.hidden_act must be 'silu' or 'swish'; got 'gelu_pytorch_tanh'"):
+        swiglu.LigerSwiGLUMLP(GELU)
+
+
+# ---- what is wrong in Liger-Kernel, and must not be here ------------------------------------------------------------
+
+
+def test_a_softcap_counts_no_padding():
+    from liger_kernel.transformers.functional import liger_cross_entropy
+
+    x, target = normal(4, 17), labels(4, 17, 0)
+    torch.testing.assert_close(liger_cross_entropy(x, target, softcap=5.0), F.cross_entropy(capped(x, 5.0), target))
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+def test_a_frozen_input_leaves_the_weights_gradient(reduction):
+    from liger_kernel.transformers.functional import liger_fused_linear_cross_entropy
+
+    x, w, target = normal(5, 4), normal(9, 4).requires_grad_(), labels(5, 9)
+    liger_fused_linear_cross_entropy(x, w, target, reduction=reduction).sum().backward()
+    want = torch.autograd.grad(F.cross_entropy(F.linear(x, w), target, reduction=reduction).sum(), w)[0]
+    torch.testing.assert_close(w.grad, want)
+
+
+def test_a_second_backward_is_right():
+    from liger_kernel import ops
+
+    for name in ("LigerGELUMulFunction", "LigerSiLUMulFunction"):
+        args = CASES[name][0][0]
+        once, again = (gradients(getattr(ops, name).apply, args, twice)[1] for twice in (False, True))
+        torch.testing.assert_close(once, again, rtol=0, atol=0)
+
+
+def test_cross_entropy_writes_no_logits_and_takes_empty_batches():
+    from liger_kernel.transformers.functional import liger_cross_entropy
+
+    x, target = normal(4, 9), labels(4, 9, 2)
+    before = x.clone()
+    for own in (x, x.requires_grad_()):
+        liger_cross_entropy(own, target)
+        assert torch.equal(own, before)
+    assert liger_cross_entropy(x, torch.full((4,), -100)).isnan()  # as torch's
+    assert liger_cross_entropy(x[:0], target[:0], reduction="sum") == 0
+    assert liger_cross_entropy(x[:0], target[:0], reduction="none").shape == (0,)
+
+
+def test_norms_have_a_repr_and_start_without_a_bias():
+    from liger_kernel.transformers import LigerLayerNorm
+    from liger_kernel.transformers.group_norm import LigerGroupNorm
+
+    for m in (LigerLayerNorm(8, bias=True), LigerGroupNorm(8, 2, bias=True)):
+        assert repr(m) and not m.bias.any() and m.weight.eq(1).all()
+    torch.testing.assert_close(LigerGroupNorm(6, 3)(normal(2, 6, 4)), F.group_norm(normal(2, 6, 4), 3, eps=1e-6))
+
+
+# ---- the modules themselves -----------------------------------------------------------------------------------------
+
+
+def test_an_unknown_name_suggests_the_nearest():
+    import liger_kernel.ops
+
+    with pytest.raises(
+        AttributeError,
+        match="'liger_kernel.ops' of opmux has no attribute 'LigerGELUMulFunctio'; did you mean 'LigerGELUMulFunction'",
+    ):
+        liger_kernel.ops.LigerGELUMulFunctio  # noqa: B018
+    with pytest.raises(TypeError, match="have `apply` alone"):
+
+        class Mine(liger_kernel.ops.LigerGELUMulFunction):
+            @staticmethod
+            def forward(ctx, a, b):
+                return a
+
+
+def test_the_machine():
+    from liger_kernel import utils
+    from liger_kernel.ops.utils import calculate_settings, device_context, ensure_contiguous
+
+    import opmux.backends
+
+    assert utils.infer_device() == opmux.backends.infer_device() and utils.is_npu_available() is False
+    if utils.infer_device() == "cpu":
+        assert (utils.infer_device_arch(), utils.infer_comm_backend()) == ("cpu", "gloo")
+        with pytest.raises(RuntimeError, match="no accelerator"):
+            utils.get_total_gpu_memory()
+    assert utils.transformers_version_dispatch("1.0", None, lambda x: x, after_args=(3,)) == 3
+    assert [calculate_settings(n) for n in (1, 100, 3000, 40000)] == [(1, 4), (128, 4), (4096, 8), (65536, 32)]
+    with pytest.raises(ValueError, match="n must be at most 65536"):
+        calculate_settings(65537)
+    with device_context(torch.device("cpu")):
+        assert ensure_contiguous(lambda ctx, x: x.is_contiguous())(None, normal(3, 4).t())
+
+
+def test_transformers_finds_it():
+    """`Trainer(use_liger_kernel=True)` asks for a package with a version."""
+    pytest.importorskip("transformers")
+    from transformers.utils import import_utils
+
+    import_utils.is_liger_kernel_available.cache_clear()
+    try:
+        assert import_utils.is_liger_kernel_available()
+    finally:
+        import_utils.is_liger_kernel_available.cache_clear()
