@@ -7,6 +7,7 @@ from .faces.functional.grpo import token_log_probs as token_log_probs
 from .faces.functional.losses import CrossEntropyOutput as CrossEntropyOutput
 from .faces.functional.losses import cross_entropy as cross_entropy
 from .faces.functional.losses import fused_linear_cross_entropy as fused_linear_cross_entropy
+from .faces.functional.moe import fused_moe as fused_moe
 from .faces.functional.norms import add_rms_norm as add_rms_norm
 from .faces.functional.norms import group_norm as group_norm
 from .faces.functional.norms import layer_norm as layer_norm
@@ -52,4 +53,5 @@ __all__ = [
     "add_rms_norm",
     "layer_norm",
     "group_norm",
+    "fused_moe",
 ]

@@ -1,5 +1,6 @@
 """Modules for model code: `import opmux.nn as nn`."""
 
+from .faces.nn.moe import Experts as Experts
 from .faces.nn.norms import AddRMSNorm as AddRMSNorm
 from .faces.nn.norms import GroupNorm as GroupNorm
 from .faces.nn.norms import LayerNorm as LayerNorm
@@ -10,4 +11,5 @@ __all__ = [
     "AddRMSNorm",
     "LayerNorm",
     "GroupNorm",
+    "Experts",
 ]

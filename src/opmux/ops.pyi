@@ -1795,6 +1795,35 @@ def group_requantize_inplace(grouped_x: Any, quantizer: Any, num_tensors: int, f
         tensor_offsets (int64 [num_tensors+1], optional)
     """
 
+def grouped_mm(a: Tensor, b: Tensor, ends: Tensor, trans_b: bool = False) -> Tensor:
+    """The product of each row with the matrix of its group: y[r] = a[r] b[g], or a[r] b[g]^T with trans_b.
+
+    Args:
+        a (float [rows, _]): [rows, k], in order of their groups.
+        b (float [groups, _, _], of the dtype of a): a matrix [k, n] for each group; [n, k] with trans_b.
+        ends (int32 [groups]): where each group ends: ascending, and at most the number of rows.
+        trans_b: use the transposes of b.
+
+    Returns:
+        y [rows, n], of a's dtype: added up in float32 (float64 for float64) and rounded once. Rows after the last group
+        are undefined.
+    """
+
+def grouped_mm_wgrad(a: Tensor, b: Tensor, ends: Tensor) -> Tensor:
+    """The gradient of the matrices of grouped_mm: c[g] = a_g^T b_g, where a_g and b_g are the rows of group g.
+
+    For y = grouped_mm(x, w, ends): dw = grouped_mm_wgrad(x, dy, ends); with trans_b, grouped_mm_wgrad(dy, x, ends).
+
+    Args:
+        a (float [rows, m]): [rows, m], in order of their groups.
+        b (float [rows, n], of the dtype of a): [rows, n].
+        ends (int32 [groups]): where each group ends, as in grouped_mm.
+
+    Returns:
+        c [groups, m, n], of a's dtype: added up in float32 (float64 for float64) and rounded once; zeros for groups
+        without rows.
+    """
+
 def grouped_swizzle_for_gemm(tensor: Any, rowwise: bool, columnwise: bool) -> None:
     """No-op: our gemms read unswizzled scales, so `_with_gemm_swizzled_scales` stays False.
 
@@ -2151,23 +2180,24 @@ def mish(self: Tensor) -> Tensor:
 def mish_backward(grad_output: Tensor, self: Tensor) -> Tensor:
     """torch.ops.aten.mish_backward, elementwise."""
 
-def moe_collect(x: Tensor, row_map: Tensor, probs: Tensor | None = None, topk: int = 1) -> Tensor:
+def moe_collect(x: Tensor, row_map: Tensor, probs: Tensor | None = None, topk: int = 1, round_once: bool = False) -> Tensor:
     """Add up the rows of each token: y[t] = the sum of probs[t, k] * x[row_map[k * tokens + t]] over k.
 
-    Dropped copies are left out. As NVIDIA's: probs are rounded to x's dtype first, and so is every product and every
-    sum. Of float8 that dtype is float16, and without probs the sum is divided by topk.
+    Dropped copies are left out. As NVIDIA's, unless round_once is set: probs are rounded to x's dtype first, and so is
+    every product and every sum. Of float8 that dtype is float16, and without probs the sum is divided by topk.
 
     Args:
         x (float16, bfloat16, float32, float64, float8_e4m3fn or float8_e5m2 [rows, n]): the rows, in order of experts.
         row_map (int32 [topk*tokens]): the result of moe_row_map.
         probs (float [tokens, topk], optional): multiplies each copy; None for 1.
         topk (at least 1): how many copies a token has.
+        round_once: compute in float32 (float64 for float64), and round the sum alone.
 
     Returns:
         y [tokens, n], of x's dtype.
     """
 
-def moe_collect_bwd(dy: Tensor, x: Tensor, row_map: Tensor, probs: Tensor | None = None, topk: int = 1) -> tuple[Tensor, Tensor]:
+def moe_collect_bwd(dy: Tensor, x: Tensor, row_map: Tensor, probs: Tensor | None = None, topk: int = 1, round_once: bool = False) -> tuple[Tensor, Tensor]:
     """The gradients of moe_collect.
 
     With r = row_map[k * tokens + t]: dx[r] = probs[t, k] * dy[t], dprobs[t, k] = dy[t] . x[r], added up in float32.
@@ -2178,6 +2208,7 @@ def moe_collect_bwd(dy: Tensor, x: Tensor, row_map: Tensor, probs: Tensor | None
         row_map (int32 [topk*tokens]): as in the forward.
         probs (float [tokens, topk], optional): as in the forward.
         topk (at least 1): as in the forward.
+        round_once: as in the forward.
 
     Returns:
         dx, like x, 0 in rows of no token, and dprobs [tokens, topk], of probs' dtype, 0 for copies that were dropped;

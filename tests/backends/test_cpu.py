@@ -70,7 +70,7 @@ def test_parameters_are_those_of_the_op(name):
 
 
 def test_what_wins_is_exported():
-    assert set(ops.__all__) <= set(NAMES)
+    assert set(ops.__all__) <= {*NAMES, *ops.TORCH}
     for name in OURS:
         assert getattr(ops, name).dtypes == set(ops.DTYPES[name]) != set()
     assert "'reference.torch'" in str(opmux.explain("opmux::relu", torch.randn(3)))

@@ -24,9 +24,9 @@ def build(chip, n, topk, dtype):
     with compiling_for(chip) as built:
         kernels.moe_row_map(empty(tokens, topk, dtype=torch.int32), 0)
         kernels.moe_spread(x, row_map, topk, 0)
-        kernels.moe_collect(rows, row_map, probs, topk)
+        kernels.moe_collect(rows, row_map, probs, topk, False)
         kernels.moe_spread_bwd(rows, row_map, topk)
-        kernels.moe_collect_bwd(x, rows, row_map, probs, topk)
+        kernels.moe_collect_bwd(x, rows, row_map, probs, topk, False)
         kernels.moe_pad_into(x, empty(256, n, dtype=dtype), [32] * 4, [64] * 4)
     assert len(built) == 6
     assert all(kernel.shared <= CHIPS[chip][1] for kernel in built)

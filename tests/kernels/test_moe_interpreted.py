@@ -36,18 +36,18 @@ def test_there_and_back(topk, kept):
     x, probs = torch.randn(12, 40), torch.rand(12, topk)
     y = same(spec.moe_spread, x, row_map, topk, kept)
     same(spec.moe_spread_bwd, y, row_map, topk)
-    same(spec.moe_collect, y, row_map, probs, topk)
-    same(spec.moe_collect_bwd, x, y, row_map, probs, topk)
-    same(spec.moe_collect_bwd, x, y, row_map, None, topk)
+    same(spec.moe_collect, y, row_map, probs, topk, False)
+    same(spec.moe_collect_bwd, x, y, row_map, probs, topk, False)
+    same(spec.moe_collect_bwd, x, y, row_map, None, topk, False)
 
 
 def test_a_row_that_is_not_there_is_none():
     """A map that names rows beyond the tensor: nothing outside of it is read or written."""
     x, dy, probs = torch.randn(6, 8), torch.randn(4, 8), torch.rand(4, 2)
     row_map = torch.tensor([0, 9, 1, 2, 3, -1, 6, 4], dtype=torch.int32)
-    same(spec.moe_collect, x, row_map, probs, 2)
-    same(spec.moe_collect, x, row_map, None, 2)
-    got, _ = kernels.moe_collect_bwd(dy, x, row_map, probs, 2)
+    same(spec.moe_collect, x, row_map, probs, 2, False)
+    same(spec.moe_collect, x, row_map, None, 2, False)
+    got, _ = kernels.moe_collect_bwd(dy, x, row_map, probs, 2, False)
     torch.testing.assert_close(got[:5], spec.moe_collect_bwd.reference(dy, x, row_map, probs, 2)[0][:5])
     got = kernels.moe_spread(dy, row_map, 2, 6)
     assert torch.equal(got[:5], spec.moe_spread.reference(dy, row_map, 2, 6)[:5])
@@ -58,8 +58,9 @@ def test_every_sum_is_rounded():
     x = torch.tensor([[1.0]] + [[2.0**-9]] * 7, dtype=torch.bfloat16)
     row_map = torch.arange(8, dtype=torch.int32)
     for give in (kernels.moe_collect, spec.moe_collect.reference):
-        assert give(x, row_map, None, 8).item() == 1.0
-        assert give(x.float(), row_map, None, 8).item() == 1.0 + 7 * 2.0**-9
+        assert give(x, row_map, None, 8, False).item() == 1.0
+        assert give(x.float(), row_map, None, 8, False).item() == 1.0 + 7 * 2.0**-9
+        assert give(x, row_map, None, 8, True) == torch.tensor(1.0 + 7 * 2.0**-9).bfloat16() != 1.0
 
 
 @pytest.mark.parametrize("op", [spec.moe_pad_into, spec.moe_unpad_into])

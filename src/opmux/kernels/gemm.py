@@ -24,30 +24,10 @@ from .lib.harness import Launch, Plan, planned, strided
 from .lib.interpret import interpreting
 from .lib.launch import Launcher
 from .lib.plans import checks
+from .lib.products import BLOCK_K, at, precision, tile
 from .lib.rows import DEVICES, OutputSpec, wide_of
 
 # ---- the kernels ----------------------------------------------------------------------------------------------------
-
-
-@triton.jit
-def tile(m, n, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, GROUP: tl.constexpr):
-    """The tile of this program: down GROUP tiles, then to the right, so that what runs together shares its factors."""
-    program = tl.program_id(0)
-    down = tl.cdiv(m, BLOCK_M)
-    wide = tl.cdiv(n, BLOCK_N)
-    first = program // (GROUP * wide) * GROUP
-    rows = tl.minimum(down - first, GROUP)
-    place = program % (GROUP * wide)
-    return first + place % rows, place // rows
-
-
-@triton.jit
-def at(ptr, i_r, o_k, ld, TURNED: tl.constexpr):
-    """Where the elements of a factor are: rows down, K to the right. TURNED: K is what is ld apart."""
-    if TURNED:
-        return ptr + o_k.to(tl.int64) * ld + i_r
-    else:
-        return ptr + i_r.to(tl.int64) * ld + o_k
 
 
 @triton.jit
@@ -167,8 +147,6 @@ blocks = Launcher(_blocks, sizes="m n k lda ldb")
 
 # ---- tiles ----------------------------------------------------------------------------------------------------------
 
-BLOCK_K = {1: 64, 2: 64, 4: 32, 8: 16}  # by the bytes of an element
-
 
 @tunable("gemm.tiles", free="BLOCK_M BLOCK_N BLOCK_K")
 def gemm_tiles(m: int, n: int, k: int, dtype: torch.dtype) -> Tiles:
@@ -216,11 +194,6 @@ def multiplies_fp8() -> bool:
         return True
     told = triton.runtime.driver.active.get_current_target()
     return told.backend == "cuda" and isinstance(told.arch, int) and told.arch >= 89
-
-
-def precision() -> str:
-    """What torch's setting lets float32 factors be rounded to."""
-    return "tf32" if torch.backends.cuda.matmul.allow_tf32 else "ieee"
 
 
 Kinds = tuple[torch.dtype, torch.dtype]  # of two factors of bytes

@@ -55,59 +55,62 @@ def _spread(x_ptr, row_map_ptr, y_ptr, x_stride, n, tokens, rows, TOPK: tl.const
 
 
 @triton.jit
-def _one(x_ptr, row_map_ptr, probs_ptr, token, k, tokens, rows, x_stride, o, m, TOPK: tl.constexpr, WIDE: tl.constexpr):
-    """A piece of a token's k-th row, times its probability, rounded."""
+def _one(
+    x_ptr, row_map_ptr, probs_ptr, token, k, tokens, rows, x_stride, o, m,
+    TOPK: tl.constexpr, KEPT: tl.constexpr, WIDE: tl.constexpr,
+):  # fmt: skip
+    """A piece of a token's k-th row, times its probability, rounded to KEPT."""
     row = _row(row_map_ptr, token, k, tokens, rows)
     b_x = tl.load(x_ptr + row * x_stride + o, mask=m & (row >= 0), other=0.0)
     b_y = b_x.to(WIDE)
     if probs_ptr is not None:
-        p = tl.load(probs_ptr + token * TOPK + k).to(b_x.dtype).to(WIDE)
-        b_y = tl.where(row >= 0, b_y * p, 0.0).to(b_x.dtype).to(WIDE)
+        p = tl.load(probs_ptr + token * TOPK + k).to(KEPT).to(WIDE)
+        b_y = tl.where(row >= 0, b_y * p, 0.0).to(KEPT).to(WIDE)
     return b_y
 
 
 def _collect(
     x_ptr, row_map_ptr, probs_ptr, y_ptr, x_stride, n, tokens, rows,
-    TOPK: tl.constexpr, WIDE: tl.constexpr, BLOCK_N: tl.constexpr,
+    TOPK: tl.constexpr, ONCE: tl.constexpr, WIDE: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """A piece of a token, the sum of its rows; each addition is rounded, as NVIDIA's."""
+    """A piece of a token, the sum of its rows; each addition is rounded, as NVIDIA's, unless only the sum is (ONCE)."""
     token = tl.program_id(0).to(tl.int64)
     o = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
     m = o < n
-    kind = x_ptr.dtype.element_ty
-    b_y = _one(x_ptr, row_map_ptr, probs_ptr, token, 0, tokens, rows, x_stride, o, m, TOPK, WIDE)
+    kept: tl.constexpr = WIDE if ONCE else x_ptr.dtype.element_ty
+    b_y = _one(x_ptr, row_map_ptr, probs_ptr, token, 0, tokens, rows, x_stride, o, m, TOPK, kept, WIDE)
     if TOPK <= UNROLLED:
         for k in tl.static_range(1, TOPK):
-            b_x = _one(x_ptr, row_map_ptr, probs_ptr, token, k, tokens, rows, x_stride, o, m, TOPK, WIDE)
-            b_y = (b_y + b_x).to(kind).to(WIDE)
+            b_x = _one(x_ptr, row_map_ptr, probs_ptr, token, k, tokens, rows, x_stride, o, m, TOPK, kept, WIDE)
+            b_y = (b_y + b_x).to(kept).to(WIDE)
     else:
         for k in range(1, TOPK):
-            b_x = _one(x_ptr, row_map_ptr, probs_ptr, token, k, tokens, rows, x_stride, o, m, TOPK, WIDE)
-            b_y = (b_y + b_x).to(kind).to(WIDE)
-    tl.store(y_ptr + token * n + o, b_y.to(kind), mask=m)
+            b_x = _one(x_ptr, row_map_ptr, probs_ptr, token, k, tokens, rows, x_stride, o, m, TOPK, kept, WIDE)
+            b_y = (b_y + b_x).to(kept).to(WIDE)
+    tl.store(y_ptr + token * n + o, b_y.to(y_ptr.dtype.element_ty), mask=m)
 
 
 def _collect_bwd(
     dy_ptr, x_ptr, row_map_ptr, probs_ptr, dx_ptr, dprobs_ptr, dy_stride, x_stride, n, tokens, rows,
-    TOPK: tl.constexpr, WIDE: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_N: tl.constexpr,
+    TOPK: tl.constexpr, ONCE: tl.constexpr, WIDE: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """A token's gradient, written to its rows, and its products with them."""
     token = tl.program_id(0).to(tl.int64)
     o_k = tl.arange(0, BLOCK_K)
     b_row = tl.load(row_map_ptr + o_k * tokens + token, mask=o_k < TOPK, other=-1).to(tl.int64)[:, None]
     b_dot = tl.zeros([BLOCK_K], WIDE)
-    kind = dx_ptr.dtype.element_ty
+    kept: tl.constexpr = WIDE if ONCE else dx_ptr.dtype.element_ty
     for at in range(0, n, BLOCK_N):
         o = at + tl.arange(0, BLOCK_N)[None, :]
         m = (b_row >= 0) & (b_row < rows) & (o < n)
         b_g = tl.load(dy_ptr + token * dy_stride + o, mask=o < n, other=0.0).to(WIDE)
         b_dx = tl.broadcast_to(b_g, [BLOCK_K, BLOCK_N])
         if probs_ptr is not None:
-            b_p = tl.load(probs_ptr + token * TOPK + o_k, mask=o_k < TOPK, other=0.0).to(kind).to(WIDE)
+            b_p = tl.load(probs_ptr + token * TOPK + o_k, mask=o_k < TOPK, other=0.0).to(kept).to(WIDE)
             b_dx = b_g * b_p[:, None]
             b_x = tl.load(x_ptr + b_row * x_stride + o, mask=m, other=0.0).to(WIDE)
             b_dot += tl.sum(b_g * b_x, 1)
-        tl.store(dx_ptr + b_row * n + o, b_dx.to(kind), mask=m)
+        tl.store(dx_ptr + b_row * n + o, b_dx.to(dx_ptr.dtype.element_ty), mask=m)
     tl.store(dprobs_ptr + token * TOPK + o_k, b_dot.to(dprobs_ptr.dtype.element_ty), mask=o_k < TOPK)
 
 
@@ -189,7 +192,7 @@ def moe_spread(x: Tensor, row_map: Tensor, topk: int, rows: int) -> Plan:
 
 
 def _collected(
-    op: str, x: Tensor, row_map: Tensor, probs: Tensor | None, topk: int, names: Mapping[str, str] = {}
+    op: str, x: Tensor, row_map: Tensor, probs: Tensor | None, topk: int, once: bool, names: Mapping[str, str] = {}
 ) -> Plan:
     """`names`: what the op calls x and y."""
     _refuse_fp8(op, x)
@@ -200,23 +203,23 @@ def _collected(
     _refuse_strided(row_map, probs)
     tiles, sizes = row_tiles(n=n, dtype=x.dtype), RowSizes.of(x=x)
     grid = _grid(tokens, -(-n // tiles["BLOCK_N"]))
-    launch = sizes.launch(collect, tiles, *grid, TOPK=topk, WIDE=wide_of(x.dtype))
+    launch = sizes.launch(collect, tiles, *grid, TOPK=topk, ONCE=once, WIDE=wide_of(x.dtype))
     launch = launch.given(tokens=tokens, rows=x.shape[0]).named(**names)
     return Plan(makes, [launch], [names.get(name, name) for name in sizes.strided])
 
 
 @planned(spec.moe_collect)
-def moe_collect(x: Tensor, row_map: Tensor, probs: Tensor | None, topk: int) -> Plan:
-    return _collected("moe_collect", x, row_map, probs, topk)
+def moe_collect(x: Tensor, row_map: Tensor, probs: Tensor | None, topk: int, round_once: bool) -> Plan:
+    return _collected("moe_collect", x, row_map, probs, topk, round_once)
 
 
 @planned(spec.moe_spread_bwd)
 def moe_spread_bwd(dy: Tensor, row_map: Tensor, topk: int) -> Plan:
-    return _collected("moe_spread_bwd", dy, row_map, None, topk, {"x": "dy", "y": "dx"})
+    return _collected("moe_spread_bwd", dy, row_map, None, topk, False, {"x": "dy", "y": "dx"})
 
 
 @planned(spec.moe_collect_bwd)
-def moe_collect_bwd(dy: Tensor, x: Tensor, row_map: Tensor, probs: Tensor | None, topk: int) -> Plan:
+def moe_collect_bwd(dy: Tensor, x: Tensor, row_map: Tensor, probs: Tensor | None, topk: int, round_once: bool) -> Plan:
     _refuse_fp8("moe_collect_bwd", x)
     tokens, n = row_map.shape[0] // topk, x.shape[1]
     dx = _zeros_from(row_map.shape[0], OutputSpec.of(x.shape, x.dtype))
@@ -226,7 +229,7 @@ def moe_collect_bwd(dy: Tensor, x: Tensor, row_map: Tensor, probs: Tensor | None
     _refuse_strided(row_map, probs)
     sizes = RowSizes.of(dy=dy, x=x)
     tiles = dot_tiles(n=n, topk=topk, dtype=x.dtype)
-    launch = sizes.launch(collect_bwd, tiles, *_grid(tokens), TOPK=topk, WIDE=wide_of(x.dtype))
+    launch = sizes.launch(collect_bwd, tiles, *_grid(tokens), TOPK=topk, ONCE=round_once, WIDE=wide_of(x.dtype))
     return Plan(makes, [launch.given(tokens=tokens, rows=x.shape[0])], sizes.strided)
 
 

@@ -27,6 +27,7 @@ from ..core.contract import (
 from ..core.errors import BadArgument
 from ..core.rules import same_len
 from ..core.spec import BadSample, BadSamples, Tol, op
+from ._numeric import wide
 from .quant import FP8_MAX
 from .samples import Case, Draw, Maker
 
@@ -64,6 +65,7 @@ TOKENS = (
     Case((6, 100), "step", {"topk": 2, "rows": 8}),
     Case((4, 16), "t", {"topk": 2, "probs": True}),
     Case((5, 40), "sliced", {"topk": 3, "rows": 9, "probs": True}),
+    Case((6, 40), options={"topk": 5, "probs": True, "round_once": True}),
     Case((1, 1), options={"probs": True}),
     Case((0, 8), options={"topk": 2}),
     Case((3, 0), options={"topk": 2, "probs": True}),
@@ -88,7 +90,8 @@ def collect_args(d: Draw) -> dict[str, Any]:
     ).full()
     x = drawn("rows", (rows, d.case.shape[1]), d.case.layout)
     probs = drawn("probs", (tokens, topk), "packed").float().abs() if d.option("probs") else None
-    return {"x": x, "row_map": moe_row_map.reference(**_map_args(d)), "probs": probs, "topk": topk}
+    once = bool(d.option("round_once"))
+    return {"x": x, "row_map": moe_row_map.reference(**_map_args(d)), "probs": probs, "topk": topk, "round_once": once}
 
 
 def _spread_bwd_args(d: Draw) -> dict[str, Any]:
@@ -176,35 +179,43 @@ def moe_spread_bwd(dy: Rows, row_map: RowMap, topk: TopK = 1) -> Tensor:
     Returns:
         dx [tokens, n], of dy's dtype.
     """
-    return collected(dy, row_map, None, topk)
+    return collected(dy, row_map, None, topk, False)
 
 
 @op(grad="moe_collect_bwd", samples=COLLECTS, tol=SUMS)
-def moe_collect(x: Rows, row_map: RowMap, probs: Probs | None = None, topk: TopK = 1) -> Tensor:
+def moe_collect(
+    x: Rows, row_map: RowMap, probs: Probs | None = None, topk: TopK = 1, round_once: bool = False
+) -> Tensor:
     """Add up the rows of each token: y[t] = the sum of probs[t, k] * x[row_map[k * tokens + t]] over k.
 
-    Dropped copies are left out. As NVIDIA's: probs are rounded to x's dtype first, and so is every product and every
-    sum. Of float8 that dtype is float16, and without probs the sum is divided by topk.
+    Dropped copies are left out. As NVIDIA's, unless round_once is set: probs are rounded to x's dtype first, and so is
+    every product and every sum. Of float8 that dtype is float16, and without probs the sum is divided by topk.
 
     Args:
         x: the rows, in order of experts.
         row_map: the result of moe_row_map.
         probs: multiplies each copy; None for 1.
         topk: how many copies a token has.
+        round_once: compute in float32 (float64 for float64), and round the sum alone.
 
     Returns:
         y [tokens, n], of x's dtype.
     """
-    return collected(x, row_map, probs, topk)
+    return collected(x, row_map, probs, topk, round_once)
 
 
 def working(dtype: torch.dtype) -> torch.dtype:
     return torch.float16 if dtype in FP8 else dtype
 
 
+def _working(x: Tensor, round_once: bool) -> torch.dtype:
+    """What a sum of rows is computed in."""
+    return wide(x).dtype if round_once else working(x.dtype)
+
+
 def finished(x: Tensor, dtype: torch.dtype) -> Tensor:
     """A result in its dtype; clamped for float8, which has no infinity."""
-    return x.clamp(-FP8_MAX[dtype], FP8_MAX[dtype]).to(dtype) if dtype in FP8 else x
+    return x.clamp(-FP8_MAX[dtype], FP8_MAX[dtype]).to(dtype) if dtype in FP8 else x.to(dtype)
 
 
 def _picked(x: Tensor, rows: Tensor) -> Tensor:
@@ -215,10 +226,10 @@ def _picked(x: Tensor, rows: Tensor) -> Tensor:
     return torch.where(_missing(rows, x.shape[0])[:, None], 0, found)
 
 
-def collected(x: Tensor, row_map: Tensor, probs: Tensor | None, topk: int) -> Tensor:
+def collected(x: Tensor, row_map: Tensor, probs: Tensor | None, topk: int, round_once: bool) -> Tensor:
     total = None
     for k, rows in enumerate(row_map.view(topk, -1)):
-        one = _picked(x, rows)
+        one = _picked(x, rows).to(_working(x, round_once))
         if probs is not None:
             weighted = one * probs[:, k : k + 1].to(one.dtype)
             one = torch.where(_missing(rows, x.shape[0])[:, None], 0, weighted)
@@ -236,6 +247,7 @@ def moe_collect_bwd(
     row_map: RowMap,
     probs: Probs | None = None,
     topk: TopK = 1,
+    round_once: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """The gradients of moe_collect.
 
@@ -247,12 +259,13 @@ def moe_collect_bwd(
         row_map: as in the forward.
         probs: as in the forward.
         topk: as in the forward.
+        round_once: as in the forward.
 
     Returns:
         dx, like x, 0 in rows of no token, and dprobs [tokens, topk], of probs' dtype, 0 for copies that were dropped;
         without probs float32 zeros.
     """
-    tokens, dtype = row_map.shape[0] // topk, working(x.dtype)
+    tokens, dtype = row_map.shape[0] // topk, _working(x, round_once)
     dx, slopes = torch.zeros_like(_raw(x), memory_format=torch.contiguous_format), []
     spare = torch.cat([dx, dx.new_zeros(1, x.shape[1])])
     g = dy.to(dtype)
@@ -261,8 +274,7 @@ def moe_collect_bwd(
         at = torch.where(_missing(rows, x.shape[0]), x.shape[0], rows).long()
         spare = spare.index_copy(0, at, _raw(finished(one, x.dtype)))
         if probs is not None:
-            wider = torch.float64 if dtype is torch.float64 else torch.float32
-            slopes.append((g.to(wider) * _picked(x, rows).to(wider)).sum(-1))
+            slopes.append((wide(g) * wide(_picked(x, rows))).sum(-1))
     dx = _as(spare[:-1].contiguous(), x.dtype)
     if probs is None:
         return dx, torch.zeros(tokens, topk, dtype=torch.float32, device=x.device)

@@ -1,15 +1,16 @@
 """Ops for NVIDIA's chips by libraries: torch's cuBLAS, cuDNN and flash attention, and other installed libraries."""
 
-from . import cublas, providers
+from . import cublas, grouped, providers
 from .cudnn import batch_norm, batch_norm_bwd
 from .flash import attention, attention_bwd, attention_varlen, attention_varlen_bwd
 
-globals().update(cublas.IMPLS | providers.IMPLS)
+globals().update(cublas.IMPLS | grouped.IMPLS | providers.IMPLS)
 
 
 def get_preferred_ops():
-    """cuBLAS comes before our gemm kernels, which run only if a policy names them."""
-    return dict.fromkeys((fn.op for fn in cublas.IMPLS.values()), cublas.faster)
+    """cuBLAS comes before our gemm kernels, which run only if a policy names them; so do torch's grouped products."""
+    ours = {cublas.faster: cublas.IMPLS, grouped.faster: grouped.IMPLS}
+    return {fn.op: faster for faster, impls in ours.items() for fn in impls.values()}
 
 
 __all__ = [
@@ -20,4 +21,4 @@ __all__ = [
     "batch_norm",
     "batch_norm_bwd",
 ]
-__all__ += [*cublas.IMPLS, *providers.IMPLS]
+__all__ += [*cublas.IMPLS, *grouped.IMPLS, *providers.IMPLS]

@@ -205,7 +205,7 @@ def unpermuted(
         x = typed(fn, "input", input, dtype)
         if row_id_map.shape != (tokens * topk,):
             fn.check(row_id_map=row_id_map, num_tokens=tokens, topK=topk)
-        y = call(x, row_id_map, given_or_none(fn, prob), topk)
+        y = call(x, row_id_map, given_or_none(fn, prob), topk, False)
         return y if y.dtype is input.dtype else y.view(input.dtype)
 
 
@@ -298,7 +298,7 @@ def moe_unpermute_bwd(
         x = typed(moe_unpermute_bwd, "input_fwd", input_fwd, dtype)
         dy = typed(moe_unpermute_bwd, "input_bwd", input_bwd, dtype)
         probs = given_or_none(moe_unpermute_bwd, prob)
-        dx, dprobs = call(dy, x, row_id_map, probs, 1 if probs is None else probs.shape[1])
+        dx, dprobs = call(dy, x, row_id_map, probs, 1 if probs is None else probs.shape[1], False)
         return dx if dx.dtype is input_bwd.dtype else dx.view(input_bwd.dtype), dprobs
 
 

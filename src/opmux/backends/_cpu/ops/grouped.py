@@ -1,0 +1,38 @@
+"""Products of groups of rows, one after another: on the CPU the ends of groups can be read without waiting."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from ....kernels.lib.plans import checks
+from ....specs import grouped as spec
+
+check_grouped_mm, check_grouped_mm_wgrad = checks(spec.grouped_mm), checks(spec.grouped_mm_wgrad)
+
+
+def _groups(rows: int, ends: Tensor) -> Iterator[tuple[int, slice]]:
+    """The groups that have rows, and which rows."""
+    begin = 0
+    for group, end in enumerate(ends.tolist()):
+        if min(end, rows) > begin:
+            yield group, slice(begin, min(end, rows))
+            begin = min(end, rows)
+
+
+def grouped_mm(a: Tensor, b: Tensor, ends: Tensor, trans_b: bool = False) -> Tensor:
+    check_grouped_mm(a, b, ends, trans_b)
+    y = a.new_zeros(a.shape[0], b.shape[1 if trans_b else 2])
+    for group, rows in _groups(a.shape[0], ends):
+        torch.mm(a[rows], b[group].t() if trans_b else b[group], out=y[rows])
+    return y
+
+
+def grouped_mm_wgrad(a: Tensor, b: Tensor, ends: Tensor) -> Tensor:
+    check_grouped_mm_wgrad(a, b, ends)
+    c = a.new_zeros(ends.shape[0], a.shape[1], b.shape[1])
+    for group, rows in _groups(a.shape[0], ends):
+        torch.mm(a[rows].t(), b[rows], out=c[group])
+    return c

@@ -1,0 +1,183 @@
+"""A mixture of experts: each token through its gated MLPs, and their weighted sum.
+
+Nothing is read on the host: how many tokens an expert has stays on the device. Gradients are added up in a fixed order.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from ...core import autocast
+from ...core.errors import BadArgument
+from ...specs import activation as gates
+from ...specs import grouped, moe
+
+ACTIVATIONS = tuple(gates.ACTS)
+
+
+def fused_moe(
+    x: Tensor,
+    gate_up_proj: Tensor,
+    down_proj: Tensor,
+    top_k_index: Tensor,
+    top_k_weights: Tensor,
+    activation: str = "silu",
+) -> Tensor:
+    """The weighted sum of each token's experts: y[t] = sum over k of w[t, k] * expert[i[t, k]](x[t]).
+
+    expert[e](x) = down_proj[e] (f(a) * b), with a and b the halves of gate_up_proj[e] x and f the activation.
+
+    Saved for backward are the input and gate_up_proj's products; the rest is recomputed, and no argument is written to.
+
+    Args:
+        x: the tokens, float [..., hidden].
+        gate_up_proj: float [experts, 2 * intermediate, hidden], of the dtype of x.
+        down_proj: float [experts, hidden, intermediate], of the dtype of x.
+        top_k_index: the experts i of each token, int32 or int64 [..., k], from 0 to experts - 1. A copy of a token with
+            the number of experts for its expert is dropped: it adds nothing (expert parallelism marks the tokens of
+            other ranks so). Any other value raises: at once on the CPU, as a device-side assertion on a GPU.
+        top_k_weights: the weights w, float [..., k].
+        activation: "silu", "gelu", "gelu_tanh", "relu", "srelu" (relu squared), "qgelu" or "sigmoid".
+
+    Returns:
+        y, like x. Products add up in float32 (float64 for float64) and are rounded to the dtype of x; so is the sum.
+        It is differentiable in x, both projections and top_k_weights, once.
+    """
+    _check(x, gate_up_proj, down_proj, top_k_index, top_k_weights, activation)
+    dtype = autocast.dtype_on(x.device.type)
+    if dtype is not None:
+        x, gate_up_proj, down_proj = x.to(dtype), gate_up_proj.to(dtype), down_proj.to(dtype)
+    topk = top_k_index.shape[-1]
+    rows, index, weights = x.reshape(-1, x.shape[-1]), top_k_index.reshape(-1, topk), top_k_weights.reshape(-1, topk)
+    return _Experts.apply(rows, gate_up_proj, down_proj, index, weights, activation).view(x.shape)
+
+
+def _check(x: Tensor, gate_up: Tensor, down: Tensor, index: Tensor, weights: Tensor, activation: str) -> None:
+    name = "fused_moe"
+    if activation not in ACTIVATIONS:
+        allowed = f"be one of {', '.join(map(repr, ACTIVATIONS))}"
+        raise BadArgument.of(name, "activation", allowed, repr(activation))
+    if index.is_floating_point() or index.dtype not in (torch.int32, torch.int64):
+        raise BadArgument.of(name, "top_k_index", "be int32 or int64", str(index.dtype), TypeError)
+    forms = {
+        "x": (x, x.dim() > 0 and x.shape[-1] > 0, "[..., hidden]"),
+        "gate_up_proj": (gate_up, gate_up.dim() == 3 and gate_up.numel() > 0, "[experts, 2 * intermediate, hidden]"),
+        "down_proj": (down, down.dim() == 3 and down.numel() > 0, "[experts, hidden, intermediate]"),
+        "top_k_index": (index, index.dim() > 0 and index.shape[-1] > 0, "[..., k]"),
+    }
+    for argument, (given, fits, form) in forms.items():
+        if not fits:
+            raise BadArgument.of(name, argument, f"be {form}, not empty", str(tuple(given.shape)), ValueError)
+    hidden, experts = x.shape[-1], gate_up.shape[0]
+    wanted = {
+        "gate_up_proj": (gate_up, (experts, 2 * down.shape[-1], hidden)),
+        "down_proj": (down, (experts, hidden, down.shape[-1])),
+        "top_k_index": (index, (*x.shape[:-1], *index.shape[-1:])),
+        "top_k_weights": (weights, tuple(index.shape)),
+    }
+    for argument, (given, shape) in wanted.items():
+        if tuple(given.shape) != shape:
+            expected = f"have shape {shape}, with {{x}} {tuple(x.shape)} and {{down_proj}} {tuple(down.shape)}"
+            raise BadArgument.of(name, argument, expected, str(tuple(given.shape)), ValueError)
+    if index.numel() and index.device.type != "meta":
+        known = ((index >= 0) & (index <= experts)).all()
+        torch._assert_async(known, f"{name}: top_k_index must be from 0 to {experts - 1}, or {experts} for no expert")
+
+
+class _Routes(NamedTuple):
+    """Where the copies of tokens go: rows in order of experts, and where the rows of each expert end."""
+
+    order: Tensor  # the copy t * k + j that a row is from
+    row_map: Tensor  # the row of a copy, int32 [k * tokens] as of moe_row_map; -1 for one that is dropped
+    ends: Tensor
+
+    @classmethod
+    def of(cls, index: Tensor, experts: int) -> _Routes:
+        tokens, topk = index.shape
+        sorted_experts, order = torch.sort(index.reshape(-1).int(), stable=True)
+        each = torch.arange(experts, device=index.device, dtype=torch.int32)
+        ends = torch.searchsorted(sorted_experts, each, right=True, out_int32=True)
+        row_map = moe.row_map_of(order, tokens, topk, 0)
+        return cls(order, torch.where(row_map < ends[-1:], row_map, -1), ends)
+
+    def of_rows(self, weights: Tensor) -> Tensor:
+        """The weight of each row."""
+        return weights.reshape(-1)[self.order]
+
+    def of_copies(self, values: Tensor, topk: int) -> Tensor:
+        """What each token has in its rows [tokens, k]; 0 for copies that are dropped."""
+        found = values[self.row_map.clamp(min=0).long()]
+        return torch.where(self.row_map < 0, 0, found).view(topk, -1).t()
+
+
+class _Experts(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, gate_up: Tensor, down: Tensor, index: Tensor, weights: Tensor, activation: str
+    ) -> Tensor:
+        topk = index.shape[1]
+        routes = _Routes.of(index, gate_up.shape[0])
+        rows = moe.moe_spread(x, routes.row_map, topk)
+        products = grouped.grouped_mm(rows, gate_up, routes.ends, True)
+        scales = routes.of_rows(weights)
+        y = grouped.grouped_mm(_gated(products, scales, activation), down, routes.ends, True)
+        ctx.save_for_backward(x, gate_up, down, products, scales, *routes)
+        ctx.topk, ctx.activation, ctx.dtype = topk, activation, weights.dtype
+        return moe.moe_collect(y, routes.row_map, None, topk, True)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Any) -> tuple[Any, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        (dy,) = grads
+        x, gate_up, down, products, scales, *found = ctx.saved_tensors
+        routes, topk = _Routes(*found), ctx.topk
+        needs_x, needs_gate_up, needs_down, _, needs_weights, _ = ctx.needs_input_grad
+        dx = dgate_up = ddown = dweights = None
+        drows = moe.moe_spread(dy, routes.row_map, topk)
+        if needs_down:
+            gated = _gated(products, scales, ctx.activation)
+            ddown = grouped.grouped_mm_wgrad(drows, gated, routes.ends)
+        if needs_x or needs_gate_up or needs_weights:
+            dgated = grouped.grouped_mm(drows, down, routes.ends, False)
+            dproducts, dscales = _gated_bwd(dgated, products, scales, ctx.activation)
+            if needs_weights:
+                dweights = routes.of_copies(dscales, topk).to(ctx.dtype)
+            if needs_gate_up:
+                rows = moe.moe_spread(x, routes.row_map, topk)
+                dgate_up = grouped.grouped_mm_wgrad(dproducts, rows, routes.ends)
+            if needs_x:
+                back = grouped.grouped_mm(dproducts, gate_up, routes.ends, False)
+                dx = moe.moe_collect(back, routes.row_map, None, topk, True)
+        return dx, dgate_up, ddown, None, dweights, None
+
+
+# The weight of a row multiplies the gated values, before the second product: its gradient is then a sum over the
+# intermediate size, and that product need not be saved.
+
+
+def _gated(products: Tensor, scales: Tensor, activation: str) -> Tensor:
+    """s * f(a) * b of each row."""
+    if activation == "silu":
+        return gates.silu_glu_scaled(products, scales)
+    return _scaled(_glu(products, activation), scales)
+
+
+def _gated_bwd(dy: Tensor, products: Tensor, scales: Tensor, activation: str) -> tuple[Tensor, Tensor]:
+    """The gradients of products and scales."""
+    if activation == "silu":
+        return gates.silu_glu_scaled_bwd(dy, products, scales)
+    y, g = (t.to(torch.promote_types(t.dtype, torch.float32)) for t in (_glu(products, activation), dy))
+    return getattr(gates, f"{activation}_glu_bwd")(_scaled(dy, scales), products), (g * y).sum(-1)
+
+
+def _glu(products: Tensor, activation: str) -> Tensor:
+    return getattr(gates, f"{activation}_glu")(products)
+
+
+def _scaled(x: Tensor, scales: Tensor) -> Tensor:
+    """Rows times their scales, in the wider dtype of both, rounded once."""
+    return (x * scales[:, None]).to(x.dtype)

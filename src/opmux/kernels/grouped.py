@@ -1,0 +1,183 @@
+"""Products of groups of rows: a program finds the group of its tile from the ends of all groups, on the device.
+
+The host knows how many rows and groups there are, not how long a group is. A group of s rows has ceil(s / BLOCK_M)
+tiles, so all together have at most ceil(rows / BLOCK_M) + groups, and that many are launched: one that finds no group
+for itself is done.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from ..core.errors import NotSupported
+from ..specs import grouped as spec
+from .lib.config import Tiles, tunable
+from .lib.harness import Launch, Plan, RowSizes, planned, strided
+from .lib.launch import Launcher
+from .lib.products import BLOCK_K, at, precision, tile
+from .lib.rows import OutputSpec, wide_of
+
+# ---- the kernels ----------------------------------------------------------------------------------------------------
+
+
+@triton.jit
+def rows_of(ends_ptr, i_tile, n_groups, BLOCK_M: tl.constexpr, GROUPS: tl.constexpr):
+    """The group of a tile, its first row, and the end of the group; the number of groups where there is none."""
+    o = tl.arange(0, GROUPS)
+    b_begin = tl.maximum(tl.load(ends_ptr + o - 1, mask=(o > 0) & (o < n_groups), other=0), 0)
+    b_end = tl.load(ends_ptr + o, mask=o < n_groups, other=0)
+    b_tiles = tl.cdiv(tl.maximum(b_end - b_begin, 0), BLOCK_M)
+    b_last = tl.cumsum(b_tiles, 0)
+    group = tl.sum(((b_last <= i_tile) & (o < n_groups)).to(tl.int32), 0)
+    mine = o == group
+    first = tl.sum(tl.where(mine, b_begin + (i_tile - b_last + b_tiles) * BLOCK_M, 0), 0)
+    return group, first, tl.sum(tl.where(mine, b_end, 0), 0)
+
+
+def _product(
+    a_ptr, b_ptr, ends_ptr, y_ptr, m, n, k, n_rows, n_groups, a_stride, b_group, b_stride,
+    B_TURNED: tl.constexpr, WIDE: tl.constexpr, PRECISION: tl.constexpr, FULL: tl.constexpr, GROUPS: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP: tl.constexpr,
+):  # fmt: skip
+    i_tile, j_tile = tile(m, n, BLOCK_M, BLOCK_N, GROUP)
+    group, first, end = rows_of(ends_ptr, i_tile, n_groups, BLOCK_M, GROUPS)
+    if group < n_groups:
+        i_m = first + tl.arange(0, BLOCK_M)
+        i_n = j_tile * BLOCK_N + tl.arange(0, BLOCK_N)
+        o_k = tl.arange(0, BLOCK_K)
+        m_m, m_n = (i_m < tl.minimum(end, n_rows))[:, None], (i_n < n)[None, :]
+        pa = at(a_ptr, i_m[:, None], o_k[None, :], a_stride, False)
+        pb = at(b_ptr + group.to(tl.int64) * b_group, i_n[None, :], o_k[:, None], b_stride, B_TURNED)
+        step_b = BLOCK_K * b_stride if B_TURNED else BLOCK_K
+        b_y = tl.zeros([BLOCK_M, BLOCK_N], WIDE)
+        for begin in range(0, k, BLOCK_K):
+            if FULL:
+                b_a, b_b = tl.load(pa, mask=m_m, other=0.0), tl.load(pb, mask=m_n, other=0.0)
+            else:
+                m_k = begin + o_k < k
+                b_a = tl.load(pa, mask=m_m & m_k[None, :], other=0.0)
+                b_b = tl.load(pb, mask=m_n & m_k[:, None], other=0.0)
+            b_y = tl.dot(b_a, b_b, b_y, input_precision=PRECISION, out_dtype=WIDE)
+            pa += BLOCK_K
+            pb += step_b
+        o_y = i_m.to(tl.int64)[:, None] * n + i_n[None, :]
+        tl.store(y_ptr + o_y, b_y.to(y_ptr.dtype.element_ty), mask=m_m & m_n)
+
+
+def _wgrad(
+    a_ptr, b_ptr, ends_ptr, c_ptr, m, n, n_rows, a_stride, b_stride, WIDE: tl.constexpr, PRECISION: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP: tl.constexpr,
+):  # fmt: skip
+    """A tile of the sum over a group's rows. One program adds it up, so that it is the same in every run."""
+    group = tl.program_id(1)
+    i_tile, j_tile = tile(m, n, BLOCK_M, BLOCK_N, GROUP)
+    i_m = i_tile * BLOCK_M + tl.arange(0, BLOCK_M)
+    i_n = j_tile * BLOCK_N + tl.arange(0, BLOCK_N)
+    m_m, m_n = (i_m < m)[:, None], (i_n < n)[None, :]
+    first = tl.maximum(tl.load(ends_ptr + group - 1, mask=group > 0, other=0), 0)
+    end = tl.minimum(tl.load(ends_ptr + group), n_rows)
+    b_c = tl.zeros([BLOCK_M, BLOCK_N], WIDE)
+    for begin in range(first, end, BLOCK_K):
+        o_k = begin + tl.arange(0, BLOCK_K)
+        pa = at(a_ptr, i_m[:, None], o_k[None, :], a_stride, True)
+        pb = at(b_ptr, i_n[None, :], o_k[:, None], b_stride, True)
+        b_a = tl.load(pa, mask=m_m & (o_k < end)[None, :], other=0.0)
+        b_b = tl.load(pb, mask=m_n & (o_k < end)[:, None], other=0.0)
+        b_c = tl.dot(b_a, b_b, b_c, input_precision=PRECISION, out_dtype=WIDE)
+    o_c = (group.to(tl.int64) * m + i_m.to(tl.int64)[:, None]) * n + i_n[None, :]
+    tl.store(c_ptr + o_c, b_c.to(c_ptr.dtype.element_ty), mask=m_m & m_n)
+
+
+product = Launcher(_product, sizes="n k a_stride b_group b_stride")
+wgrad = Launcher(_wgrad, sizes="m n a_stride b_stride")
+
+
+# ---- tiles ----------------------------------------------------------------------------------------------------------
+
+
+def _side(length: int, dtype: torch.dtype) -> int:
+    return min(64 if dtype.itemsize > 4 else 128, max(16, triton.next_power_of_2(length)))
+
+
+@tunable("grouped.product", free="BLOCK_M BLOCK_N BLOCK_K")
+def product_tiles(rows: int, n: int, k: int, groups: int, dtype: torch.dtype) -> Tiles:
+    """A tile as high as groups are on average: higher ones would be filled with rows of no group."""
+    block_m, block_n = _side(-(-rows // max(groups, 1)), dtype), _side(n, dtype)
+    threads = 128 if block_m * block_n <= 64 * 128 else 256
+    stages = 3 if dtype.itemsize == 2 else 2
+    return Tiles(threads, stages, BLOCK_M=block_m, BLOCK_N=block_n, BLOCK_K=BLOCK_K[dtype.itemsize], GROUP=8)
+
+
+@tunable("grouped.wgrad", free="BLOCK_M BLOCK_N BLOCK_K")
+def wgrad_tiles(rows: int, m: int, n: int, groups: int, dtype: torch.dtype) -> Tiles:
+    block_m, block_n = _side(m, dtype), _side(n, dtype)
+    threads = 128 if block_m * block_n <= 64 * 128 else 256
+    stages = 3 if dtype.itemsize == 2 else 2
+    return Tiles(threads, stages, BLOCK_M=block_m, BLOCK_N=block_n, BLOCK_K=BLOCK_K[dtype.itemsize], GROUP=8)
+
+
+# ---- the ops --------------------------------------------------------------------------------------------------------
+
+
+class Matrices(NamedTuple):
+    """How the kernel reads matrices [groups, n, k]: the steps from group to group, and from row (or column) to row."""
+
+    group: int
+    step: int
+    turned: bool  # whether it is columns that lie in one piece
+    copied: bool = False
+
+    @classmethod
+    def of(cls, b: Tensor, turned: bool) -> Matrices:
+        """Of matrices that the kernel reads as b, or as their transposes where `turned`."""
+        _, rows, columns = b.shape
+        group, down, right = b.stride()
+        if right == 1 or columns == 1:
+            return cls(group, down, turned)
+        if down == 1 or rows == 1:
+            return cls(group, right, not turned)
+        return cls(rows * columns, columns, turned, True)
+
+
+@planned(spec.grouped_mm, state={"precision": precision})
+def grouped_mm(a: Tensor, b: Tensor, ends: Tensor, trans_b: bool, precision: str) -> Plan:
+    sizes, groups = RowSizes.of(a=a), b.shape[0]
+    rows, k, n = sizes.count, sizes.n, b.shape[1 if trans_b else 2]
+    makes = {"y": OutputSpec.of((rows, n), a.dtype)}
+    if not (rows and n and groups):
+        return Plan(makes)
+    matrices = Matrices.of(b, not trans_b)
+    tiles = product_tiles(rows=rows, n=n, k=k, groups=groups, dtype=a.dtype)
+    config = tiles.config(
+        B_TURNED=matrices.turned, WIDE=wide_of(a.dtype), FULL=k % tiles["BLOCK_K"] == 0,
+        PRECISION=precision if a.dtype is torch.float32 else "ieee", GROUPS=triton.next_power_of_2(groups),
+    )  # fmt: skip
+    most = -(-rows // tiles["BLOCK_M"]) + groups
+    numbers = dict(
+        m=most * tiles["BLOCK_M"], n=n, k=k, n_rows=rows, n_groups=groups,
+        a_stride=sizes.strides["a"], b_group=matrices.group, b_stride=matrices.step,
+    )  # fmt: skip
+    launch = Launch(product, (most * -(-n // tiles["BLOCK_N"]),), config, numbers)
+    return Plan(makes, [launch], [*sizes.strided, *(["b"] if matrices.copied else []), *strided(ends=ends)])
+
+
+@planned(spec.grouped_mm_wgrad, state={"precision": precision})
+def grouped_mm_wgrad(a: Tensor, b: Tensor, ends: Tensor, precision: str) -> Plan:
+    (rows, m), n, groups = a.shape, b.shape[1], ends.shape[0]
+    makes = {"c": OutputSpec.of((groups, m, n), a.dtype)}
+    if not (groups and m and n):
+        return Plan(makes)
+    if groups >= 2**16:
+        raise NotSupported(f"{groups} groups are more than a launch can have")
+    of_a, of_b = RowSizes.of(a=a), RowSizes.of(b=b)
+    tiles = wgrad_tiles(rows=rows, m=m, n=n, groups=groups, dtype=a.dtype)
+    config = tiles.config(WIDE=wide_of(a.dtype), PRECISION=precision if a.dtype is torch.float32 else "ieee")
+    numbers = dict(m=m, n=n, n_rows=rows, a_stride=of_a.strides["a"], b_stride=of_b.strides["b"])
+    grid = (-(-m // tiles["BLOCK_M"]) * -(-n // tiles["BLOCK_N"]), groups)
+    launch = Launch(wgrad, grid, config, numbers)
+    return Plan(makes, [launch], [*of_a.strided, *of_b.strided, *strided(ends=ends)])

@@ -1,0 +1,158 @@
+"""Matrix products of groups of rows, each with a matrix of its own: the layers of a mixture of experts.
+
+Rows are in order of their groups. Group g has the rows from ends[g - 1] (0 for the first) to ends[g] - 1, and may be
+empty. `ends` stays on the device: no implementation reads it on the host of another device.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..core.contract import Float, Int32, same_dtype
+from ..core.errors import BadArgument
+from ..core.spec import BadSample, BadSamples, op
+from ._numeric import rounded, wide
+from .gemm import SUMS
+from .samples import Case, Draw, Maker
+
+# ---- samples --------------------------------------------------------------------------------------------------------
+
+# Options: groups, out (columns of the product), tb (trans_b).
+CASES = (
+    Case((7, 16)),
+    Case((37, 100), options={"groups": 5, "out": 24, "tb": True}),
+    Case((150, 64), options={"groups": 3, "out": 40}),
+    Case((20, 17), options={"groups": 70, "out": 5, "tb": True}),
+    Case((1, 1), options={"groups": 1, "out": 1}),
+    Case((0, 8), options={"tb": True}),
+    Case((5, 0), options={"out": 3}),
+    Case((5, 8), options={"out": 0}),
+    Case((24, 64), "t", {"tb": True}),
+    Case((9, 32), "step"),
+    Case((9, 37), "sliced", {"tb": True}),
+    Case((6, 16), "expanded"),
+)
+
+
+def _drawn(d: Draw, name: str, shape: tuple[int, ...], scale: float = 1.0) -> Tensor:
+    return Draw(Case(shape, d.case.layout, {"of": d.case.id, "name": name}), d.dtype, d.device).full(scale)
+
+
+def _ends(d: Draw) -> Tensor:
+    """Cuts at random; of three groups or more, the second is empty."""
+    rows, groups = d.case.shape[0], d.option("groups", 4)
+    cuts = torch.randint(rows + 1, (groups - 1,), generator=torch.Generator().manual_seed(rows)).sort().values
+    if groups > 2:
+        cuts[1] = cuts[0]
+    return torch.cat([cuts, torch.tensor([rows])]).to(d.device, torch.int32)
+
+
+def _args(d: Draw) -> dict[str, Any]:
+    k, n, groups = d.case.shape[1], d.option("out", 24), d.option("groups", 4)
+    turned = bool(d.option("tb"))
+    b = _drawn(d, "b", (groups, n, k) if turned else (groups, k, n), max(k, 1) ** -0.5)
+    return {"a": d.full(), "b": b, "ends": _ends(d), "trans_b": turned}
+
+
+def _wgrad_args(d: Draw) -> dict[str, Any]:
+    return {"a": d.full(), "b": _drawn(d, "b", (d.case.shape[0], d.option("out", 24))), "ends": _ends(d)}
+
+
+PRODUCTS, WGRADS = Maker(_args, CASES), Maker(_wgrad_args, CASES)
+
+
+# ---- products -------------------------------------------------------------------------------------------------------
+
+
+def factors_fit(op: str, a: Tensor, b: Tensor, trans_b: bool) -> None:
+    """The rows of a are as long as b takes them; which dimension that is depends on `trans_b`."""
+    groups, rows, columns = b.shape
+    k = a.shape[1]
+    if (columns if trans_b else rows) != k:
+        wanted = (groups, rows, k) if trans_b else (groups, k, columns)
+        expected = f"have shape {wanted}, with trans_b={trans_b} and {{a}} {tuple(a.shape)}"
+        raise BadArgument.of(op, "b", expected, str(tuple(b.shape)))
+
+
+def _unfit(device: torch.device) -> Iterator[BadSample]:
+    for turned, says in (
+        (True, r"b must have shape \(4, 24, 64\), with trans_b=True and a \(5, 64\); got \(4, 24, 63\)"),
+        (False, r"b must have shape \(4, 64, 24\), with trans_b=False and a \(5, 64\); got \(4, 63, 24\)"),
+    ):
+        args = PRODUCTS.named(Case((5, 64), options={"tb": turned}), torch.float32, device)
+        args["b"] = args["b"][:, :, :-1] if turned else args["b"][:, :-1]
+        yield BadSample(tuple(args.values()), ValueError, says, id=f"b short, trans_b={turned}")
+
+
+UNFIT: BadSamples = _unfit
+
+
+def _groups_of(rows: int, ends: Tensor) -> Tensor:
+    """The group of each row; the number of groups for rows after the last group."""
+    at = torch.arange(rows, device=ends.device, dtype=ends.dtype)
+    return (at[:, None] >= ends).sum(1)
+
+
+@op(
+    samples=PRODUCTS,
+    errors=UNFIT,
+    where=factors_fit,
+    tol=SUMS,
+    flops=lambda a, b, ends, trans_b=False: 2 * a.shape[0] * b.shape[1] * b.shape[2],
+)
+def grouped_mm(
+    a: Float[Tensor, "rows _"],
+    b: Float[Tensor, "groups _ _", same_dtype("a")],
+    ends: Int32[Tensor, "groups"],
+    trans_b: bool = False,
+) -> Tensor:
+    """The product of each row with the matrix of its group: y[r] = a[r] b[g], or a[r] b[g]^T with trans_b.
+
+    Args:
+        a: [rows, k], in order of their groups.
+        b: a matrix [k, n] for each group; [n, k] with trans_b.
+        ends: where each group ends: ascending, and at most the number of rows.
+        trans_b: use the transposes of b.
+
+    Returns:
+        y [rows, n], of a's dtype: added up in float32 (float64 for float64) and rounded once. Rows after the last group
+        are undefined.
+    """
+    v, group = wide(a), _groups_of(a.shape[0], ends)
+    y = v.new_zeros(a.shape[0], b.shape[1 if trans_b else 2])
+    for g in range(b.shape[0]):
+        w = b[g].to(v.dtype)
+        y = torch.where((group == g)[:, None], v @ (w.mT if trans_b else w), y)
+    return rounded(y, a.dtype)
+
+
+@op(
+    out="c",
+    samples=WGRADS,
+    tol=SUMS,
+    flops=lambda a, b, ends: 2 * a.shape[0] * a.shape[1] * b.shape[1],
+)
+def grouped_mm_wgrad(
+    a: Float[Tensor, "rows m"], b: Float[Tensor, "rows n", same_dtype("a")], ends: Int32[Tensor, "groups"]
+) -> Tensor:
+    """The gradient of the matrices of grouped_mm: c[g] = a_g^T b_g, where a_g and b_g are the rows of group g.
+
+    For y = grouped_mm(x, w, ends): dw = grouped_mm_wgrad(x, dy, ends); with trans_b, grouped_mm_wgrad(dy, x, ends).
+
+    Args:
+        a: [rows, m], in order of their groups.
+        b: [rows, n].
+        ends: where each group ends, as in grouped_mm.
+
+    Returns:
+        c [groups, m, n], of a's dtype: added up in float32 (float64 for float64) and rounded once; zeros for groups
+        without rows.
+    """
+    v, w, group = wide(a), wide(b), _groups_of(a.shape[0], ends)
+    made = []
+    for g in range(ends.shape[0]):
+        own = (group == g)[:, None]
+        made.append(torch.where(own, v, 0.0).mT @ torch.where(own, w, 0.0))
+    return rounded(torch.stack(made) if made else v.new_zeros(0, a.shape[1], b.shape[1]), a.dtype)

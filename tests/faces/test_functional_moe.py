@@ -1,0 +1,170 @@
+"""A mixture of experts against a loop over experts, and against the experts of transformers."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import opmux
+import opmux.functional as ours
+import opmux.nn
+from opmux.core.errors import BadArgument
+
+T, H, I, E, K = 11, 16, 12, 6, 3
+ACTS = {
+    "silu": F.silu, "gelu": F.gelu, "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"), "relu": F.relu,
+    "srelu": lambda x: F.relu(x) ** 2, "qgelu": lambda x: x * torch.sigmoid(1.702 * x), "sigmoid": torch.sigmoid,
+}  # fmt: skip
+
+
+def truth(x, gate_up, down, index, weights, activation="silu"):
+    y = torch.zeros_like(x)
+    for e in range(gate_up.shape[0]):
+        a, b = (x @ gate_up[e].T).chunk(2, -1)
+        of = (weights * (index == e)).sum(-1, keepdim=True)
+        y = y + of * ((ACTS[activation](a) * b) @ down[e].T)
+    return y
+
+
+def drawn(dtype=torch.float64, scale=0.5):
+    torch.manual_seed(0)
+    new = lambda *shape: (torch.randn(shape, dtype=dtype) * scale).requires_grad_()
+    index = torch.rand(T, E).argsort(-1)[:, :K]
+    index[index == 2] = E  # dropped, so that expert 2 has no tokens
+    weights = torch.rand(T, K, dtype=dtype, requires_grad=True)
+    return new(T, H), new(E, 2 * I, H), new(E, H, I), index, weights
+
+
+def leaves(args):
+    return [a for a in args if torch.is_tensor(a) and a.is_floating_point()]
+
+
+def same(got, want, args, **tolerance):
+    torch.testing.assert_close(got, want, **tolerance)
+    for a, b in zip(*(torch.autograd.grad(y.sin().sum(), leaves(args)) for y in (got, want)), strict=True):
+        torch.testing.assert_close(a, b, **tolerance)
+
+
+@pytest.mark.parametrize("activation", ACTS)
+def test_gradients_of_a_loop_over_experts(activation):
+    args = drawn()
+    kept = [a.detach().clone() for a in args]
+    same(ours.fused_moe(*args, activation), truth(*args, activation), args)
+    assert all(torch.equal(a, b) for a, b in zip(args, kept, strict=True))
+
+
+def test_half_precision_rounds_once():
+    """Weights in float32, as routers have them; compared with the same numbers in float64."""
+    for dtype, most in ((torch.float32, 1e-5), (torch.bfloat16, 2e-2), (torch.float16, 3e-3)):
+        args = [a.to(dtype) if i < 3 else a for i, a in enumerate(drawn(torch.float32))]
+        wide = [a.double() if a.is_floating_point() else a for a in args]
+        for given in (args, wide):
+            for a in leaves(given):
+                a.detach_().requires_grad_()
+        made, want = ours.fused_moe(*args), truth(*wide)
+        assert made.dtype is dtype
+        grads = [torch.autograd.grad(y.sum(), leaves(a)) for y, a in ((made, args), (want, wide))]
+        for a, b in [(made, want), *zip(*grads, strict=True)]:
+            assert (a.double() - b).abs().max() <= most * b.abs().max()
+
+
+def test_only_what_is_needed():
+    args = drawn()
+    want = torch.autograd.grad(truth(*args).sum(), leaves(args))
+    for only in range(4):
+        given = [a.detach().requires_grad_(a is leaves(args)[only]) if a.is_floating_point() else a for a in args]
+        ours.fused_moe(*given).sum().backward()
+        made = [a.grad for a in leaves(given)]
+        assert [g is None for g in made] == [i != only for i in range(4)]
+        torch.testing.assert_close(made[only], want[only])
+
+
+def test_twice_backward_and_other_shapes():
+    x, gate_up, down, index, weights = args = drawn()
+    y = ours.fused_moe(*args)
+    first, second = (torch.autograd.grad(y.sin().sum(), leaves(args), retain_graph=True) for _ in range(2))
+    assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
+    turned = lambda t: t.detach().mT.contiguous().mT.requires_grad_()
+    given = (x, turned(gate_up), turned(down), index.t().contiguous().t().int(), turned(weights))
+    same(ours.fused_moe(*given), truth(*given), given)
+    three = ours.fused_moe(x[:10].view(2, 5, H), gate_up, down, index[:10].view(2, 5, K), weights[:10].view(2, 5, K))
+    assert torch.equal(three.view(10, H), y[:10])
+
+
+def test_no_tokens():
+    x, gate_up, down, index, weights = drawn()
+    y = ours.fused_moe(x[:0], gate_up, down, index[:0], weights[:0])
+    y.sum().backward()
+    assert y.shape == (0, H) and not gate_up.grad.any() and not down.grad.any() and x.grad.shape == x.shape
+    none = torch.full_like(index, E)
+    assert not ours.fused_moe(x, gate_up, down, none, weights).any()
+
+
+def test_one_graph():
+    """Traced without a break: nothing is read on the host."""
+    args = drawn()
+    same(torch.compile(ours.fused_moe, backend="aot_eager", fullgraph=True)(*args), truth(*args), args)
+
+
+def test_the_cpu_multiplies_each_row_once():
+    """The reference would multiply every row by every expert's matrix."""
+    x, gate_up, *_ = drawn(torch.float32)
+    ends = torch.tensor([2, 4, 6, 8, 10, T], dtype=torch.int32)
+    assert opmux.explain("grouped_mm", x, gate_up, ends, True).chosen.vendor == "cpu"
+
+
+def test_autocast():
+    args = drawn(torch.float32)
+    with torch.autocast("cpu", torch.bfloat16):
+        y = ours.fused_moe(*args)
+    y.sum().backward()
+    assert y.dtype is torch.bfloat16 and all(a.grad.dtype is torch.float32 for a in leaves(args))
+    torch.testing.assert_close(y.float(), truth(*args), rtol=0.05, atol=0.05)
+
+
+@pytest.mark.parametrize(
+    "change, says",
+    [
+        ({0: torch.randn(T, H + 1)}, "gate_up_proj must have shape"),
+        ({1: torch.randn(2 * I, H)}, "gate_up_proj must be .experts, 2"),
+        ({2: torch.randn(E + 1, H, I)}, "down_proj must have shape"),
+        ({3: torch.zeros(T, K)}, "top_k_index must be int32 or int64"),
+        ({3: torch.zeros(T, 0, dtype=torch.int64)}, "top_k_index must be"),
+        ({4: torch.zeros(T, K + 1)}, "top_k_weights must have shape"),
+        ({5: "swish"}, "activation must be one of"),
+    ],
+)
+def test_mistakes(change, says):
+    args = [*drawn(torch.float32), "silu"]
+    for at, value in change.items():
+        args[at] = value
+    with pytest.raises(BadArgument, match=says):
+        ours.fused_moe(*args)
+
+
+def test_an_expert_that_is_not_there():
+    x, gate_up, down, index, weights = drawn()
+    for wrong in (-1, E + 1):
+        with pytest.raises(RuntimeError, match="top_k_index must be from 0 to 5, or 6 for no expert"):
+            ours.fused_moe(x, gate_up, down, torch.full_like(index, wrong), weights)
+
+
+def test_experts_of_transformers():
+    """The same state dict, call and results."""
+    modeling = pytest.importorskip("transformers.models.mixtral.modeling_mixtral")
+    config = modeling.MixtralConfig(hidden_size=H, intermediate_size=I, num_local_experts=E, num_experts_per_tok=K)
+    config._experts_implementation = "eager"
+    theirs, mine = modeling.MixtralExperts(config), opmux.nn.Experts(E, H, I)
+    with torch.no_grad():
+        for p in theirs.parameters():
+            p.normal_(std=0.3)
+    mine.load_state_dict(theirs.state_dict())
+    x, _, _, index, weights = drawn(torch.float32)
+    index = index.clamp(max=E - 1)
+    made, want = mine(x, index, weights), theirs(x, index, weights)
+    torch.testing.assert_close(made, want, rtol=1e-5, atol=1e-5)
+    of = lambda y, module: torch.autograd.grad(y.sum(), [x, weights, *module.parameters()])
+    for a, b in zip(of(made, mine), of(want, theirs), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)
+    assert "6, 16, 12" in repr(mine)

@@ -1,0 +1,103 @@
+"""Grouped products and mixtures of experts on a real GPU, at sizes of real models."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import opmux
+import opmux.functional as ours
+from opmux.core import get_default_manager, specs
+
+pytestmark = pytest.mark.gpu
+pytest.importorskip("triton")
+CUDA = torch.device("cuda")
+OPS = ("grouped_mm", "grouped_mm_wgrad")
+SIZES = {"mixtral": (4096, 4096, 3584, 8, 2), "qwen3-moe": (8192, 2048, 768, 128, 8)}  # tokens, hidden, inner, E, k
+
+
+@pytest.fixture(autouse=True)
+def full_precision():
+    before = torch.backends.cuda.matmul.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = False
+    yield
+    torch.backends.cuda.matmul.allow_tf32 = before
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64], ids=str)
+@pytest.mark.parametrize("op", OPS)
+def test_samples(op, dtype):
+    spec = specs.find(op)
+    for impl in get_default_manager().registry.get_implementations(op):
+        for sample in spec.samples(dtype, CUDA) if impl.devices is None or "cpu" not in impl.devices else ():
+            if impl.when is not None and impl.when(*sample.args) is not True:
+                continue
+            got, want = impl.fn(*sample.args), spec.reference(*sample.args)
+            tol = spec.tol[dtype]
+            said = lambda m, s=sample, i=impl: f"{i.impl_id} {s.id}: {m}"
+            torch.testing.assert_close(got, want, rtol=tol.rtol, atol=tol.atol, msg=said)
+
+
+def drawn(tokens, hidden, inner, experts, topk, dtype=torch.bfloat16):
+    torch.manual_seed(0)
+    new = lambda *shape: (torch.randn(shape, device=CUDA) * shape[-1] ** -0.5).to(dtype).requires_grad_()
+    weights, index = torch.randn(tokens, experts, device=CUDA).softmax(-1).topk(topk)
+    x = torch.randn(tokens, hidden, device=CUDA).to(dtype).requires_grad_()
+    return x, new(experts, 2 * inner, hidden), new(experts, hidden, inner), index, weights.requires_grad_()
+
+
+def loop(x, gate_up, down, index, weights):
+    """As transformers' eager experts do it."""
+    y = torch.zeros_like(x)
+    for e in range(gate_up.shape[0]):
+        token, k = torch.where(index == e)
+        a, b = F.linear(x[token], gate_up[e]).chunk(2, -1)
+        y = y.index_add(0, token, (F.linear(F.silu(a) * b, down[e]) * weights[token, k, None]).to(y.dtype))
+    return y
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_gradients(size):
+    args = drawn(*SIZES[size])
+    leaves = [a for a in args if a.is_floating_point()]
+    wide = [a.detach().float().requires_grad_() if a.is_floating_point() else a for a in args]
+    truths = [a for a in wide if a.is_floating_point()]
+    got, want = ours.fused_moe(*args), loop(*wide)
+    g = torch.randn_like(want)
+    made = [got, *torch.autograd.grad(got, leaves, g.to(got.dtype))]
+    true = [want, *torch.autograd.grad(want, truths, g)]
+    for a, b in zip(made, true, strict=True):
+        assert (a.float() - b).norm() <= 0.02 * b.norm()
+    again = torch.autograd.grad(ours.fused_moe(*args), leaves, g.to(got.dtype))
+    assert all(torch.equal(a, b) for a, b in zip(made[1:], again, strict=True))
+
+
+@pytest.mark.parametrize("policy", [{}, {"order": ("impl:default.flagos",)}], ids=["preferred", "ours"])
+def test_never_waits(policy):
+    args = drawn(1024, 512, 256, 16, 4)
+    args[3][:, 0] = 3  # most experts have few tokens, this one all
+    with opmux.policy(**policy):
+        ours.fused_moe(*args).sum().backward()  # kernels are compiled
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            ours.fused_moe(*args).sum().backward()
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_no_slower_than_a_loop(size):
+    args = drawn(*SIZES[size])
+
+    def timed(fn):
+        fn(*args).sum().backward()
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin.record()
+        for _ in range(5):
+            fn(*args).sum().backward()
+        end.record()
+        end.synchronize()
+        return begin.elapsed_time(end)
+
+    assert timed(ours.fused_moe) <= timed(loop)
