@@ -11,7 +11,7 @@ import opmux.functional as ours
 import opmux.nn
 from opmux.core.errors import BadArgument
 
-T, H, I, E, K = 11, 16, 12, 6, 3
+T, H, INNER, E, K = 11, 16, 12, 6, 3
 ACTS = {
     "silu": F.silu, "gelu": F.gelu, "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"), "relu": F.relu,
     "srelu": lambda x: F.relu(x) ** 2, "qgelu": lambda x: x * torch.sigmoid(1.702 * x), "sigmoid": torch.sigmoid,
@@ -33,7 +33,7 @@ def drawn(dtype=torch.float64, scale=0.5):
     index = torch.rand(T, E).argsort(-1)[:, :K]
     index[index == 2] = E  # dropped, so that expert 2 has no tokens
     weights = torch.rand(T, K, dtype=dtype, requires_grad=True)
-    return new(T, H), new(E, 2 * I, H), new(E, H, I), index, weights
+    return new(T, H), new(E, 2 * INNER, H), new(E, H, INNER), index, weights
 
 
 def leaves(args):
@@ -127,8 +127,8 @@ def test_autocast():
     "change, says",
     [
         ({0: torch.randn(T, H + 1)}, "gate_up_proj must have shape"),
-        ({1: torch.randn(2 * I, H)}, "gate_up_proj must be .experts, 2"),
-        ({2: torch.randn(E + 1, H, I)}, "down_proj must have shape"),
+        ({1: torch.randn(2 * INNER, H)}, "gate_up_proj must be .experts, 2"),
+        ({2: torch.randn(E + 1, H, INNER)}, "down_proj must have shape"),
         ({3: torch.zeros(T, K)}, "top_k_index must be int32 or int64"),
         ({3: torch.zeros(T, 0, dtype=torch.int64)}, "top_k_index must be"),
         ({4: torch.zeros(T, K + 1)}, "top_k_weights must have shape"),
@@ -153,9 +153,9 @@ def test_an_expert_that_is_not_there():
 def test_experts_of_transformers():
     """The same state dict, call and results."""
     modeling = pytest.importorskip("transformers.models.mixtral.modeling_mixtral")
-    config = modeling.MixtralConfig(hidden_size=H, intermediate_size=I, num_local_experts=E, num_experts_per_tok=K)
+    config = modeling.MixtralConfig(hidden_size=H, intermediate_size=INNER, num_local_experts=E, num_experts_per_tok=K)
     config._experts_implementation = "eager"
-    theirs, mine = modeling.MixtralExperts(config), opmux.nn.Experts(E, H, I)
+    theirs, mine = modeling.MixtralExperts(config), opmux.nn.Experts(E, H, INNER)
     with torch.no_grad():
         for p in theirs.parameters():
             p.normal_(std=0.3)
