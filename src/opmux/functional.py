@@ -1,5 +1,8 @@
 """Functions for model code, with gradients: `import opmux.functional as F`."""
 
+from .faces.functional.glu import fused_gate_up_swiglu as fused_gate_up_swiglu
+from .faces.functional.glu import geglu as geglu
+from .faces.functional.glu import swiglu as swiglu
 from .faces.functional.grpo import GRPOOutput as GRPOOutput
 from .faces.functional.grpo import fused_linear_grpo as fused_linear_grpo
 from .faces.functional.grpo import grpo_loss as grpo_loss
@@ -7,6 +10,9 @@ from .faces.functional.grpo import token_log_probs as token_log_probs
 from .faces.functional.losses import CrossEntropyOutput as CrossEntropyOutput
 from .faces.functional.losses import cross_entropy as cross_entropy
 from .faces.functional.losses import fused_linear_cross_entropy as fused_linear_cross_entropy
+from .faces.functional.mlp import geglu_mlp as geglu_mlp
+from .faces.functional.mlp import swiglu_mlp as swiglu_mlp
+from .faces.functional.mlp import tiled_mlp as tiled_mlp
 from .faces.functional.moe import fused_moe as fused_moe
 from .faces.functional.norms import add_rms_norm as add_rms_norm
 from .faces.functional.norms import group_norm as group_norm
@@ -28,6 +34,9 @@ from .faces.functional.rope import apply_rotary_pos_emb_vision as apply_rotary_p
 from .faces.functional.rope import rope as rope
 
 __all__ = [
+    "fused_gate_up_swiglu",
+    "geglu",
+    "swiglu",
     "GRPOOutput",
     "fused_linear_grpo",
     "grpo_loss",
@@ -35,6 +44,14 @@ __all__ = [
     "CrossEntropyOutput",
     "cross_entropy",
     "fused_linear_cross_entropy",
+    "geglu_mlp",
+    "swiglu_mlp",
+    "tiled_mlp",
+    "fused_moe",
+    "add_rms_norm",
+    "group_norm",
+    "layer_norm",
+    "rms_norm",
     "KTOOutput",
     "PreferenceOutput",
     "fused_linear_cpo",
@@ -49,9 +66,4 @@ __all__ = [
     "apply_rotary_pos_emb_interleaved",
     "apply_rotary_pos_emb_vision",
     "rope",
-    "rms_norm",
-    "add_rms_norm",
-    "layer_norm",
-    "group_norm",
-    "fused_moe",
 ]

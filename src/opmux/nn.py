@@ -1,5 +1,10 @@
 """Modules for model code: `import opmux.nn as nn`."""
 
+from .faces.nn.mlp import GEGLUMLP as GEGLUMLP
+from .faces.nn.mlp import GateUpSwiGLUMLP as GateUpSwiGLUMLP
+from .faces.nn.mlp import SwiGLUMLP as SwiGLUMLP
+from .faces.nn.mlp import TiledGEGLUMLP as TiledGEGLUMLP
+from .faces.nn.mlp import TiledSwiGLUMLP as TiledSwiGLUMLP
 from .faces.nn.moe import Experts as Experts
 from .faces.nn.norms import AddRMSNorm as AddRMSNorm
 from .faces.nn.norms import GroupNorm as GroupNorm
@@ -7,9 +12,14 @@ from .faces.nn.norms import LayerNorm as LayerNorm
 from .faces.nn.norms import RMSNorm as RMSNorm
 
 __all__ = [
-    "RMSNorm",
-    "AddRMSNorm",
-    "LayerNorm",
-    "GroupNorm",
+    "GEGLUMLP",
+    "GateUpSwiGLUMLP",
+    "SwiGLUMLP",
+    "TiledGEGLUMLP",
+    "TiledSwiGLUMLP",
     "Experts",
+    "AddRMSNorm",
+    "GroupNorm",
+    "LayerNorm",
+    "RMSNorm",
 ]

@@ -1,0 +1,62 @@
+"""Gated linear units: the activation of a gate times a value.
+
+Forward and backward are one kernel launch each and allocate only their results; in between the inputs are saved, and
+nothing is written over, so a second backward is right.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from ...core.errors import BadArgument
+from ...specs import activation
+
+
+def swiglu(gate: Tensor, up: Tensor, gate_multiplier: float = 1.0, down_multiplier: float = 1.0) -> Tensor:
+    """silu(gate * gate_multiplier) * up * down_multiplier.
+
+    Args:
+        gate: float [...].
+        up: like gate.
+        gate_multiplier: a factor of the gate (Falcon-H1). Each factor other than 1 is one more launch.
+        down_multiplier: a factor of the result.
+
+    Returns:
+        A tensor like gate, computed in float32 (float64 for float64) and rounded once, and once for each factor.
+    """
+    if gate_multiplier != 1.0:
+        gate = gate * gate_multiplier
+    y = activation.silu_mul(gate, up)
+    return y if down_multiplier == 1.0 else y * down_multiplier
+
+
+def geglu(gate: Tensor, up: Tensor, approximate: str = "tanh") -> Tensor:
+    """gelu(gate) * up.
+
+    Args:
+        gate: float [...].
+        up: like gate.
+        approximate: "tanh" (Gemma) or "none", as in torch's gelu.
+
+    Returns:
+        A tensor like gate, computed in float32 (float64 for float64) and rounded once.
+    """
+    check_approximate("geglu", approximate)
+    return (activation.gelu_tanh_mul if approximate == "tanh" else activation.gelu_mul)(gate, up)
+
+
+def fused_gate_up_swiglu(input: Tensor) -> Tensor:
+    """silu(gate) * up, with gate and up the halves of the last dimension, as one linear layer returns them (Phi-3).
+
+    Args:
+        input: float [..., 2n], the gate first.
+
+    Returns:
+        float [..., n], computed in float32 (float64 for float64) and rounded once. The gradient is one tensor too.
+    """
+    return activation.silu_glu(input)
+
+
+def check_approximate(name: str, approximate: str) -> None:
+    if approximate not in ("tanh", "none"):
+        raise BadArgument.of(name, "approximate", "be 'tanh' or 'none'", repr(approximate))

@@ -1,0 +1,222 @@
+"""Gated MLPs of language models; state dicts have the names of the modules of transformers that they replace."""
+
+from __future__ import annotations
+
+from typing import Any, Self
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.module import _has_any_global_hook
+
+from ...core.errors import BadArgument
+from ..functional import glu, mlp
+
+SILU = ("silu", "swish")
+GELU = {"gelu_pytorch_tanh": "tanh", "gelu_tanh": "tanh", "gelu": "none"}
+
+
+def _weights(*layers: nn.Module) -> tuple[Tensor, ...] | None:
+    """The weights, if calling these layers is a product with them and nothing more: no adapter, hook or bias.
+
+    None as well where nothing is saved for a backward, or the compiler decides what is.
+    """
+    if not torch.is_grad_enabled() or torch.compiler.is_compiling():
+        return None
+    found = []
+    for layer in layers:
+        if type(layer) is not nn.Linear or layer.bias is not None or type(layer.weight) is not nn.Parameter:
+            return None
+        if layer._forward_hooks or layer._forward_pre_hooks or layer._backward_hooks or layer._backward_pre_hooks:
+            return None
+        found.append(layer.weight)
+    return None if _has_any_global_hook() else tuple(found)
+
+
+def swiglu_forward(module: Any, x: Tensor, gate_multiplier: float = 1.0, down_multiplier: float = 1.0) -> Tensor:
+    """The forward of any module with gate_proj, up_proj and down_proj, as LlamaMLP.
+
+    Layers that are not plain (a bias, an adapter, hooks, quantized weights) are called as they are.
+    """
+    layers = module.gate_proj, module.up_proj, module.down_proj
+    weights = _weights(*layers)
+    if weights is not None:
+        return mlp.swiglu_mlp(x, *weights, gate_multiplier=gate_multiplier, down_multiplier=down_multiplier)
+    gate, up, down = layers
+    y = down(glu.swiglu(gate(x), up(x), gate_multiplier))
+    return y if down_multiplier == 1.0 else y * down_multiplier
+
+
+def geglu_forward(module: Any, x: Tensor, approximate: str = "tanh") -> Tensor:
+    """The same for GEGLU, as GemmaMLP."""
+    layers = module.gate_proj, module.up_proj, module.down_proj
+    weights = _weights(*layers)
+    if weights is not None:
+        return mlp.geglu_mlp(x, *weights, approximate=approximate)
+    gate, up, down = layers
+    return down(glu.geglu(gate(x), up(x), approximate))
+
+
+def gate_up_swiglu_forward(module: Any, x: Tensor) -> Tensor:
+    """The forward of any module with gate_up_proj and down_proj, as Phi3MLP."""
+    return module.down_proj(glu.fused_gate_up_swiglu(module.gate_up_proj(x)))
+
+
+def _activation(name: str, config: Any, allowed: tuple[str, ...]) -> str:
+    """The activation of a config, which models call hidden_act or hidden_activation."""
+    found = getattr(config, "hidden_activation", None) or getattr(config, "hidden_act", None)
+    if found not in allowed:
+        expected = f"have a hidden_act of {' or '.join(map(repr, allowed))}"
+        raise BadArgument.of(name, "config", expected, repr(found))
+    return found
+
+
+class SwiGLUMLP(nn.Module):
+    """down_proj(silu(gate_proj(x)) * up_proj(x)), with few tensors saved for the backward.
+
+    Args:
+        hidden_size: the size of inputs and results.
+        intermediate_size: the size of gate and up.
+        bias: whether the three layers have one.
+        gate_multiplier: a factor of the gate before its activation (Falcon-H1).
+        down_multiplier: a factor of the result.
+        device: where parameters are made.
+        dtype: that of the parameters.
+    """
+
+    def __init__(
+        self,
+        hidden_size: int,
+        intermediate_size: int,
+        bias: bool = False,
+        gate_multiplier: float = 1.0,
+        down_multiplier: float = 1.0,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ):
+        super().__init__()
+        self.hidden_size, self.intermediate_size = hidden_size, intermediate_size
+        self.gate_multiplier, self.down_multiplier = gate_multiplier, down_multiplier
+        self.gate_proj = nn.Linear(hidden_size, intermediate_size, bias, device, dtype)
+        self.up_proj = nn.Linear(hidden_size, intermediate_size, bias, device, dtype)
+        self.down_proj = nn.Linear(intermediate_size, hidden_size, bias, device, dtype)
+
+    @classmethod
+    def from_config(cls, config: Any, intermediate_size: int | None = None, **options: Any) -> Self:
+        """From a model's config: hidden_size, intermediate_size, hidden_act (silu), mlp_bias, mlp_multipliers."""
+        _activation(cls.__name__, config, SILU)
+        gate, down = getattr(config, "mlp_multipliers", None) or (1.0, 1.0)
+        options = {"bias": getattr(config, "mlp_bias", False), **options}
+        options = {"gate_multiplier": gate, "down_multiplier": down, **options}
+        return cls(config.hidden_size, intermediate_size or config.intermediate_size, **options)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return swiglu_forward(self, x, self.gate_multiplier, self.down_multiplier)
+
+
+class GEGLUMLP(nn.Module):
+    """down_proj(gelu(gate_proj(x)) * up_proj(x)), with few tensors saved for the backward.
+
+    Args:
+        hidden_size: the size of inputs and results.
+        intermediate_size: the size of gate and up.
+        bias: whether the three layers have one.
+        approximate: "tanh" (Gemma) or "none", as in torch's gelu.
+        device: where parameters are made.
+        dtype: that of the parameters.
+    """
+
+    def __init__(
+        self,
+        hidden_size: int,
+        intermediate_size: int,
+        bias: bool = False,
+        approximate: str = "tanh",
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ):
+        super().__init__()
+        glu.check_approximate(type(self).__name__, approximate)
+        self.hidden_size, self.intermediate_size, self.approximate = hidden_size, intermediate_size, approximate
+        self.gate_proj = nn.Linear(hidden_size, intermediate_size, bias, device, dtype)
+        self.up_proj = nn.Linear(hidden_size, intermediate_size, bias, device, dtype)
+        self.down_proj = nn.Linear(intermediate_size, hidden_size, bias, device, dtype)
+
+    @classmethod
+    def from_config(cls, config: Any, intermediate_size: int | None = None, **options: Any) -> Self:
+        """From a model's config: hidden_size, intermediate_size, and hidden_activation or hidden_act (a gelu)."""
+        act = _activation(cls.__name__, config, tuple(GELU))
+        options = {"bias": getattr(config, "mlp_bias", False), "approximate": GELU[act], **options}
+        return cls(config.hidden_size, intermediate_size or config.intermediate_size, **options)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return geglu_forward(self, x, self.approximate)
+
+
+class GateUpSwiGLUMLP(nn.Module):
+    """down_proj(silu(gate) * up), with gate and up the halves of gate_up_proj(x) (Phi-3).
+
+    Args:
+        hidden_size: the size of inputs and results.
+        intermediate_size: the size of gate and up.
+        bias: whether the two layers have one.
+        device: where parameters are made.
+        dtype: that of the parameters.
+    """
+
+    def __init__(
+        self,
+        hidden_size: int,
+        intermediate_size: int,
+        bias: bool = False,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ):
+        super().__init__()
+        self.hidden_size, self.intermediate_size = hidden_size, intermediate_size
+        self.gate_up_proj = nn.Linear(hidden_size, 2 * intermediate_size, bias, device, dtype)
+        self.down_proj = nn.Linear(intermediate_size, hidden_size, bias, device, dtype)
+
+    @classmethod
+    def from_config(cls, config: Any, intermediate_size: int | None = None, **options: Any) -> Self:
+        """From a model's config: hidden_size, intermediate_size and hidden_act (silu)."""
+        _activation(cls.__name__, config, SILU)
+        return cls(config.hidden_size, intermediate_size or config.intermediate_size, **options)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return gate_up_swiglu_forward(self, x)
+
+
+class TiledSwiGLUMLP(SwiGLUMLP):
+    """SwiGLUMLP in shards along the sequence, each computed again in the backward: memory of one shard.
+
+    Args:
+        num_shards: how many; by default as many as the sequence is times as long as hidden_size.
+        hidden_size: the others are those of SwiGLUMLP.
+    """
+
+    def __init__(
+        self, hidden_size: int, intermediate_size: int, *args: Any, num_shards: int | None = None, **kwargs: Any
+    ):
+        super().__init__(hidden_size, intermediate_size, *args, **kwargs)
+        self.num_shards = num_shards
+
+    def forward(self, x: Tensor) -> Tensor:
+        return mlp.tiled_mlp(SwiGLUMLP.forward, self, x, self.num_shards)
+
+
+class TiledGEGLUMLP(GEGLUMLP):
+    """GEGLUMLP in shards along the sequence, each computed again in the backward: memory of one shard.
+
+    Args:
+        num_shards: how many; by default as many as the sequence is times as long as hidden_size.
+        hidden_size: the others are those of GEGLUMLP.
+    """
+
+    def __init__(
+        self, hidden_size: int, intermediate_size: int, *args: Any, num_shards: int | None = None, **kwargs: Any
+    ):
+        super().__init__(hidden_size, intermediate_size, *args, **kwargs)
+        self.num_shards = num_shards
+
+    def forward(self, x: Tensor) -> Tensor:
+        return mlp.tiled_mlp(GEGLUMLP.forward, self, x, self.num_shards)
