@@ -1,5 +1,7 @@
 """Functions for model code, with gradients: `import opmux.functional as F`."""
 
+from .faces.functional.distillation import DistillationOutput as DistillationOutput
+from .faces.functional.distillation import fused_linear_distillation as fused_linear_distillation
 from .faces.functional.glu import fused_gate_up_swiglu as fused_gate_up_swiglu
 from .faces.functional.glu import geglu as geglu
 from .faces.functional.glu import swiglu as swiglu
@@ -66,4 +68,6 @@ __all__ = [
     "apply_rotary_pos_emb_interleaved",
     "apply_rotary_pos_emb_vision",
     "rope",
+    "DistillationOutput",
+    "fused_linear_distillation",
 ]

@@ -10,6 +10,14 @@ from .faces.nn.norms import AddRMSNorm as AddRMSNorm
 from .faces.nn.norms import GroupNorm as GroupNorm
 from .faces.nn.norms import LayerNorm as LayerNorm
 from .faces.nn.norms import RMSNorm as RMSNorm
+from .faces.nn.preference import CosineDistillationLoss as CosineDistillationLoss
+from .faces.nn.preference import FusedLinearCPOLoss as FusedLinearCPOLoss
+from .faces.nn.preference import FusedLinearDPOLoss as FusedLinearDPOLoss
+from .faces.nn.preference import FusedLinearGRPOLoss as FusedLinearGRPOLoss
+from .faces.nn.preference import FusedLinearKTOLoss as FusedLinearKTOLoss
+from .faces.nn.preference import FusedLinearORPOLoss as FusedLinearORPOLoss
+from .faces.nn.preference import FusedLinearSimPOLoss as FusedLinearSimPOLoss
+from .faces.nn.preference import JSDDistillationLoss as JSDDistillationLoss
 
 __all__ = [
     "GEGLUMLP",
@@ -22,4 +30,12 @@ __all__ = [
     "GroupNorm",
     "LayerNorm",
     "RMSNorm",
+    "CosineDistillationLoss",
+    "FusedLinearCPOLoss",
+    "FusedLinearDPOLoss",
+    "FusedLinearGRPOLoss",
+    "FusedLinearKTOLoss",
+    "FusedLinearORPOLoss",
+    "FusedLinearSimPOLoss",
+    "JSDDistillationLoss",
 ]

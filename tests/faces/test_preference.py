@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 
 import pytest
@@ -10,7 +11,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 import opmux.functional as ours
-from opmux.faces.functional import chunked, losses
+import opmux.nn
+from opmux.faces.functional import chunked, distillation, losses
 
 B, T, H, V = 4, 3, 4, 7
 LABELS = torch.tensor([True, False, False, True])
@@ -449,6 +451,164 @@ def test_bad_arguments_of_grpo(wrong):
         ours.grpo_loss(wave(B, T - 1, V), None, None, d.target, ADVANTAGES)
 
 
+# ---- distillation ---------------------------------------------------------------------------------------------------
+
+KL = lambda p, q: (p * (p.log() - q.log())).sum(-1)
+
+
+def distillation_truth(kind, d, beta, temperature=1.5, hard=0.3, soft=0.7):
+    s, t = d.x @ d.w.T + d.b, d.ref[0] @ d.ref[1].T + d.ref[2]
+    counts = d.target != -100
+    q, p = (s / temperature).softmax(-1), (t / temperature).softmax(-1)
+    m = beta * p + (1 - beta) * q
+    if kind == "cosine":
+        rows = beta * (1 - (s * t).sum(-1) / (s.norm(dim=-1) * t.norm(dim=-1)))
+    else:
+        rows = {0.0: KL(p, q), 1.0: KL(q, p)}.get(beta, beta * KL(p, m) + (1 - beta) * KL(q, m))
+    nll = -log_probs(d.x, d.w, d.b, d.target).sum() / counts.sum()
+    distance = (rows * counts).sum() / counts.sum()
+    return hard * nll + soft * distance, distance, nll
+
+
+DISTILL = [(kind, beta) for kind in ("jsd", "cosine") for beta in (0.0, 0.3, 1.0)]
+over_kinds = pytest.mark.parametrize(("kind", "beta"), DISTILL, ids=[f"{kind} {beta}" for kind, beta in DISTILL])
+
+
+def distilled(d, kind, beta, **options):
+    options = dict(temperature=1.5, weight_hard_loss=0.3, weight_soft_loss=0.7) | options
+    teacher = d.ref[0], d.ref[1], d.target, d.b, d.ref[2]
+    return ours.fused_linear_distillation(d.x, d.w, *teacher, kind=kind, beta=beta, **options)
+
+
+@over_kinds
+def test_distillation(kind, beta, parts):
+    d = Data()
+    kept = [t.detach().clone() for t in (*d.leaves, *d.ref)]
+    made, want = distilled(d, kind, beta), distillation_truth(kind, d, beta)
+    for got, one in zip(made[1:], want[1:], strict=True):
+        torch.testing.assert_close(got, one.detach())
+        assert not got.requires_grad
+    torch.testing.assert_close(made.loss, want[0])
+    for a, b in zip(torch.autograd.grad(made.loss * 2, d.leaves), d.grads(want[0] * 2), strict=True):
+        torch.testing.assert_close(a, b)
+    assert all(torch.equal(a, b) for a, b in zip(kept, (*d.leaves, *d.ref), strict=True))
+
+
+LIGER_DISTILLATION = {  # as LIGER; cosine without ignored labels, which Liger counts
+    ("jsd", 0.0): ([1.587983, 1.663295, 1.231933, 0.499806], [0.32438, 4.536388]),
+    ("jsd", 0.3): ([1.407082, 1.627343, 0.874057, 0.256682], [0.065951, 4.536388]),
+    ("jsd", 1.0): ([1.593565, 1.595369, 1.13644, 0.459849], [0.332355, 4.536388]),
+    ("cosine", 0.0): ([1.149009, 1.468585, 0.713561, 0.165777], [0.0, 3.830031]),
+    ("cosine", 0.3): ([1.173661, 1.454716, 0.70304, 0.190948], [0.035216, 3.830031]),
+    ("cosine", 1.0): ([1.23118, 1.430576, 0.680102, 0.255498], [0.117386, 3.830031]),
+}
+
+
+@over_kinds
+def test_distillation_as_liger(kind, beta):
+    d = Data(torch.float32)
+    d.target = d.target.clamp(min=0) if kind == "cosine" else d.target
+    as_liger(distilled(d, kind, beta), d, *LIGER_DISTILLATION[kind, beta])
+
+
+def test_distillation_from_a_longer_vocabulary_and_another_hidden_size(parts):
+    d = Data()
+    d.ref = [wave(B, T, H + 2, phase=3.0), 2 * wave(V + 4, H + 2, phase=4.0), wave(V + 4, phase=5.0)]
+    made = distilled(d, "jsd", 0.3, temperature=1.0, weight_hard_loss=0.0, weight_soft_loss=1.0)
+    s, t = torch.nn.functional.pad(d.x @ d.w.T + d.b, (0, 4)), d.ref[0] @ d.ref[1].T + d.ref[2]
+    q, p = s.softmax(-1), t.softmax(-1)
+    m = 0.3 * p + 0.7 * q
+    counts = d.target != -100
+    want = ((0.3 * KL(p, m) + 0.7 * KL(q, m)) * counts).sum() / counts.sum()
+    torch.testing.assert_close(made.loss, want)
+    for a, b in zip(torch.autograd.grad(made.loss, d.leaves), d.grads(want), strict=True):
+        torch.testing.assert_close(a, b)
+
+
+def test_distillation_of_halves_frozen_weights_and_no_rows():
+    d, exact = Data(torch.bfloat16), Data()
+    made = distilled(d, "jsd", 0.5, accum_dtype=torch.float32)
+    want = distillation_truth("jsd", exact, 0.5)
+    assert made.loss.dtype is torch.float32
+    torch.testing.assert_close(made.loss.double(), want[0], rtol=0.02, atol=0.02)
+    for a, b in zip(torch.autograd.grad(made.loss, d.leaves), exact.grads(want[0]), strict=True):
+        assert a.dtype is torch.bfloat16
+        torch.testing.assert_close(a.double(), b, rtol=0.1, atol=0.02)
+    d = Data()
+    for t in (d.x, *d.ref[:2]):
+        t.requires_grad_(t is not d.x)
+    loss = distilled(d, "cosine", 0.5).loss
+    loss.backward(retain_graph=True)
+    assert d.x.grad is None and d.ref[0].grad is None and d.w.grad.any() and d.b.grad.any()
+    with pytest.raises(RuntimeError, match="fused_linear_distillation: a second backward through one loss"):
+        loss.backward()
+    for kind in ("jsd", "cosine"):
+        d = Data()
+        d.target.fill_(-100)
+        made = distilled(d, kind, 0.5)
+        assert made.loss == 0 and not any(g.any() for g in torch.autograd.grad(made.loss, d.leaves))
+        empty = [t[:0] for t in (d.x, d.ref[0], d.target)]
+        made = ours.fused_linear_distillation(empty[0], d.w, empty[1], d.ref[1], empty[2], kind=kind)
+        assert made.loss == 0 and not torch.autograd.grad(made.loss, d.w)[0].any()
+
+
+WRONG_DISTILLATION = {
+    "kind": (dict(kind="kl"), "kind must be one of 'jsd', 'cosine'; got 'kl'"),
+    "beta": (dict(beta=1.5), "beta must be from 0 to 1 for 'jsd'; got 1.5"),
+    "temperature": (dict(temperature=0.0), "temperature must be greater than 0; got 0.0"),
+    "teacher": (dict(teacher_weight=torch.ones(V - 1, H).double()), "teacher_weight must have at least 7 rows"),
+    "rows": (dict(teacher_input=torch.ones(B, 9, H)), r"true_labels must have shape \(4, 9\), as teacher_input is"),
+    "labels": (dict(true_labels=torch.full((B, T), V)), f"true_labels must be from 0 to {V - 1}, or -100"),
+    "weight": (dict(student_weight=torch.ones(V, 9)), r"student_weight must have shape \(classes, 4\)"),
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG_DISTILLATION)
+def test_bad_arguments_of_distillation(wrong):
+    d, (change, words) = Data(), WRONG_DISTILLATION[wrong]
+    given = dict(
+        student_input=d.x, student_weight=d.w, teacher_input=d.ref[0], teacher_weight=d.ref[1], true_labels=d.target
+    )
+    with pytest.raises((ValueError, RuntimeError), match=f"fused_linear_distillation: {words}"):
+        ours.fused_linear_distillation(**given | change)
+
+
+# ---- modules --------------------------------------------------------------------------------------------------------
+
+
+def test_modules():
+    d = Data()
+    pairs, teacher = (d.x, d.w, d.target, d.b), (d.x, d.w, d.ref[0], d.ref[1], d.target)
+    tokens = d.x, d.w, d.target.clamp(min=0), ADVANTAGES
+    for made, want in (
+        (
+            opmux.nn.FusedLinearDPOLoss(loss_type="ipo")(*pairs, *d.ref),
+            ours.fused_linear_dpo(*pairs, *d.ref, loss_type="ipo"),
+        ),
+        (opmux.nn.FusedLinearORPOLoss(beta=0.3)(*pairs), ours.fused_linear_orpo(*pairs, beta=0.3)),
+        (opmux.nn.FusedLinearCPOLoss(alpha=0.3)(*pairs), ours.fused_linear_cpo(*pairs, alpha=0.3)),
+        (opmux.nn.FusedLinearSimPOLoss(gamma=0.1)(*pairs), ours.fused_linear_simpo(*pairs, gamma=0.1)),
+        (
+            opmux.nn.FusedLinearKTOLoss()(*pairs[:3], LABELS, kl=torch.tensor(0.2)),
+            ours.fused_linear_kto(*pairs[:3], LABELS, kl=torch.tensor(0.2)),
+        ),
+        (
+            opmux.nn.FusedLinearGRPOLoss(loss_type="bnpo")(*tokens, num_items_in_batch=3),
+            ours.fused_linear_grpo(*tokens, loss_type="bnpo"),
+        ),
+        (opmux.nn.JSDDistillationLoss(beta=0.1)(*teacher), ours.fused_linear_distillation(*teacher, beta=0.1)),
+        (opmux.nn.CosineDistillationLoss()(*teacher), ours.fused_linear_distillation(*teacher, kind="cosine")),
+    ):
+        torch.testing.assert_close([t for t in made if t is not None], [t for t in want if t is not None])
+    assert (
+        str(opmux.nn.FusedLinearDPOLoss(beta=0.2, loss_type="ipo")) == "FusedLinearDPOLoss(loss_type='ipo', beta=0.2)"
+    )
+    assert opmux.nn.FusedLinearSimPOLoss().gamma == 0.5
+    with pytest.raises(TypeError, match="FusedLinearCPOLoss: unknown option 'gamma'; its options are beta, "):
+        opmux.nn.FusedLinearCPOLoss(gamma=0.5)
+    assert "kind" not in inspect.signature(opmux.nn.CosineDistillationLoss).parameters
+
+
 # ---- what must not happen -------------------------------------------------------------------------------------------
 
 
@@ -475,12 +635,35 @@ class Largest(TorchDispatchMode):
 
 def test_the_logits_are_never_whole(monkeypatch):
     monkeypatch.setattr(chunked, "CHUNK", 4 * V * 4)
-    for name in ("_linear_cross_entropy", "_linear_cross_entropy_bwd"):  # a mode does not see inside a custom op
-        monkeypatch.setattr(losses, name, getattr(losses, name)._init_fn)
+    bodies = (
+        (losses, "_linear_cross_entropy"),
+        (losses, "_linear_cross_entropy_bwd"),
+        (distillation, "_linear_distillation"),
+    )
+    for module, name in bodies:  # a mode does not see inside a custom op
+        monkeypatch.setattr(module, name, getattr(module, name)._init_fn)
     d = Data(torch.float32, tokens=64)
     with Largest() as seen:
         d.grads(ours.fused_linear_dpo(d.x, d.w, d.target, d.b, *d.ref).loss)
+        d.grads(ours.fused_linear_grpo(d.x, d.w, d.target.clamp(min=0), ADVANTAGES, None, d.b).loss)
+        torch.autograd.grad(distilled(d, "jsd", 0.5).loss, d.leaves)
     assert B * 64 * H <= seen.numel < B * 64 * V
+
+
+COMPILED = {
+    "dpo": lambda d: ours.fused_linear_dpo(d.x, d.w, d.target, d.b, *d.ref),
+    "grpo": lambda d: ours.fused_linear_grpo(d.x, d.w, d.target.clamp(min=0), ADVANTAGES, MASK, d.b, OLD),
+    "distillation": lambda d: distilled(d, "jsd", 0.5),
+}
+
+
+@pytest.mark.parametrize("name", COMPILED)
+def test_compiled_whole(name):
+    d, want = Data(torch.float32), Data(torch.float32)
+    got, loss = torch.compile(COMPILED[name], fullgraph=True, backend="aot_eager")(d).loss, COMPILED[name](want).loss
+    torch.testing.assert_close(got, loss)
+    for a, b in zip(torch.autograd.grad(got, d.leaves), torch.autograd.grad(loss, want.leaves), strict=True):
+        torch.testing.assert_close(a, b)
 
 
 def test_frozen_arguments_and_no_writes():

@@ -1,0 +1,214 @@
+"""Distillation of a teacher's logits, over hidden states and last layers of both, with a part of them in memory.
+
+The gradients are computed in the forward, where the logits are, as for a reduced fused_linear_cross_entropy. All of it
+is torch's ops on a part of the rows: the products take most of the time.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ...core.errors import BadArgument
+from ...specs import loss
+from . import chunked
+
+NAME = "fused_linear_distillation"
+TENSORS = 4  # of the size of a part, by which parts are smaller than those of a cross entropy
+
+
+class DistillationOutput(NamedTuple):
+    """The loss, and without a gradient its parts: from the teacher (soft) and from the labels (hard)."""
+
+    loss: Tensor
+    soft_loss: Tensor
+    hard_loss: Tensor
+
+
+def fused_linear_distillation(
+    student_input: Tensor,
+    student_weight: Tensor,
+    teacher_input: Tensor,
+    teacher_weight: Tensor,
+    true_labels: Tensor,
+    student_bias: Tensor | None = None,
+    teacher_bias: Tensor | None = None,
+    *,
+    kind: str = "jsd",
+    weight_hard_loss: float = 0.5,
+    weight_soft_loss: float = 0.5,
+    beta: float = 0.5,
+    temperature: float = 1.0,
+    ignore_index: int = -100,
+    accum_dtype: torch.dtype | None = None,
+) -> DistillationOutput:
+    """weight_hard_loss * cross entropy with the labels + weight_soft_loss * distance from the teacher.
+
+    With the logits s of the student and t of the teacher, both divided by temperature, q = softmax(s), p = softmax(t):
+    "jsd" is beta * KL(p, m) + (1 - beta) * KL(q, m), m = beta * p + (1 - beta) * q; KL(p, q) for beta = 0 and KL(q, p)
+    for beta = 1. "cosine" is beta * (1 - cosine of s and t). Both are means over the rows that count, and so is the
+    cross entropy, of logits that are not divided. A teacher may have more classes: the student's logits are 0 there.
+
+    The gradients are computed in the forward, and its buffers become the gradients: a second backward raises.
+
+    Args:
+        student_input: float [..., hidden].
+        student_weight: float [classes, hidden], of the dtype of student_input.
+        teacher_input: float [..., hidden of the teacher], with the rows of student_input.
+        teacher_weight: float [classes or more, hidden of the teacher], of the dtype of teacher_input.
+        true_labels: the class of each row, int32 or int64 [...].
+        student_bias: float [classes].
+        teacher_bias: float, as long as teacher_weight.
+        kind: "jsd" or "cosine".
+        weight_hard_loss: as above.
+        weight_soft_loss: as above.
+        beta: as above, from 0 to 1 for "jsd".
+        temperature: as above.
+        ignore_index: rows with this label do not count, in either loss.
+        accum_dtype: torch.float32 adds the weight's gradient up in float32; else it is added up in its own dtype.
+
+    Returns:
+        A DistillationOutput, float32 (float64 for float64); 0 if no row counts. Its loss has a gradient for
+        student_input, student_weight and student_bias.
+    """
+    if kind not in KINDS:
+        raise BadArgument.of(NAME, "kind", f"be one of {', '.join(map(repr, KINDS))}", repr(kind))
+    if kind == "jsd" and not 0 <= beta <= 1:
+        raise BadArgument.of(NAME, "beta", "be from 0 to 1 for 'jsd'", str(beta))
+    if not temperature > 0:
+        raise BadArgument.of(NAME, "temperature", "be greater than 0", str(temperature))
+    chunked.check_linear(NAME, student_input, student_weight, accum_dtype, "student_")
+    chunked.check_linear(NAME, teacher_input, teacher_weight, None, "teacher_")
+    if teacher_weight.shape[0] < student_weight.shape[0]:
+        expected = f"have at least {student_weight.shape[0]} rows, as student_weight has"
+        raise BadArgument.of(NAME, "teacher_weight", expected, str(tuple(teacher_weight.shape)))
+    chunked.check_rows(NAME, "true_labels", true_labels, student_input, "student_input")
+    chunked.check_rows(NAME, "true_labels", true_labels, teacher_input, "teacher_input")
+    _assert_labels(true_labels, student_weight.shape[0], ignore_index)
+    inputs = (t.reshape(-1, t.shape[-1]) for t in (student_input, teacher_input.detach()))
+    x, y, w, v, b, c = chunked.autocasted(
+        student_input.device, *inputs, student_weight, teacher_weight.detach(), student_bias,
+        None if teacher_bias is None else teacher_bias.detach(),
+    )  # fmt: skip
+    assert w is not None
+    how = _How(kind, weight_hard_loss, weight_soft_loss, beta, temperature, ignore_index, accum_dtype or w.dtype)
+    made = _LinearDistillation.apply(x, w, b, y, v, c, true_labels.reshape(-1), how, torch.is_grad_enabled())
+    return DistillationOutput(*made)
+
+
+def _assert_labels(labels: Tensor, classes: int, ignore_index: int) -> None:
+    if labels.is_floating_point():
+        raise BadArgument.of(NAME, "true_labels", "be int32 or int64", str(labels.dtype), TypeError)
+    if labels.numel() and labels.device.type != "meta":
+        fits = ((labels >= 0) & (labels < classes)) | (labels == ignore_index)
+        torch._assert_async(fits.all(), f"{NAME}: true_labels must be from 0 to {classes - 1}, or {ignore_index}")
+
+
+class _How(NamedTuple):
+    """The options."""
+
+    kind: str
+    hard: float
+    soft: float
+    beta: float
+    temperature: float
+    ignore_index: int
+    accum_dtype: torch.dtype
+
+
+# ---- the distance of each row from the teacher's, and its gradient for the student's logits --------------------------
+
+
+def _jsd(student: Tensor, teacher: Tensor, beta: float) -> tuple[Tensor, Tensor]:
+    log_q, log_p = torch.log_softmax(student, -1), torch.log_softmax(teacher, -1)
+    q = log_q.exp()
+    if beta == 0:
+        p = log_p.exp()
+        return (p * (log_p - log_q)).sum(-1), q.sub_(p)
+    if beta == 1:
+        slope = log_q - log_p
+        losses = (q * slope).sum(-1)
+    else:
+        log_m = torch.logaddexp(log_q + math.log(1 - beta), log_p + math.log(beta))
+        losses = beta * (log_p.exp() * (log_p - log_m)).sum(-1)
+        slope = log_q.sub_(log_m).mul_(1 - beta)  # of the loss in q: the terms of m cancel
+        losses += (q * slope).sum(-1)
+    return losses, slope.sub_((q * slope).sum(-1, keepdim=True)).mul_(q)
+
+
+def _cosine(student: Tensor, teacher: Tensor, beta: float) -> tuple[Tensor, Tensor]:
+    norm, other = (torch.linalg.vector_norm(t, dim=-1, keepdim=True).clamp(min=1e-12) for t in (student, teacher))
+    unit = student / norm
+    toward = teacher / other
+    cosine = (unit * toward).sum(-1, keepdim=True)
+    return beta * (1 - cosine[:, 0]), toward.sub_(unit.mul_(cosine)).mul_(-beta / norm)
+
+
+KINDS: dict[str, Callable[[Tensor, Tensor, float], tuple[Tensor, Tensor]]] = {"jsd": _jsd, "cosine": _cosine}
+
+
+# ---- a part of the logits at a time ---------------------------------------------------------------------------------
+
+
+@torch.library.custom_op("opmux::_linear_distillation", mutates_args=())
+def _linear_distillation(
+    x: Tensor, weight: Tensor, bias: Tensor | None, y: Tensor, teacher: Tensor, teacher_bias: Tensor | None,
+    labels: Tensor, kind: str, hard: float, soft: float, beta: float, temperature: float, ignore_index: int,
+    accum_dtype: torch.dtype, needs: list[bool],
+) -> tuple[Tensor, Tensor, list[Tensor]]:  # fmt: skip
+    """The soft and the hard loss, and the sums of gradients of `soft` and `hard` of them: an op for torch.compile."""
+    wide = torch.promote_types(x.dtype, torch.float32)
+    classes, more = weight.shape[0], teacher.shape[0] - weight.shape[0]
+    counts = labels != ignore_index
+    factor = 1 / counts.sum(dtype=wide).clamp(min=1)
+    soft_losses, hard_losses = (torch.empty(x.shape[0], dtype=wide, device=x.device) for _ in range(2))
+    sums = chunked.LinearSums(x, weight, needs, accum_dtype)
+    for rows in chunked.parts(x, teacher, TENSORS):
+        logits = chunked.logits_of(x[rows], weight, bias).to(wide)
+        hard_losses[rows], lse, _ = loss.token_cross_entropy(logits, labels[rows], None, ignore_index)
+        others = chunked.logits_of(y[rows], teacher, teacher_bias).to(wide).div_(temperature)
+        soft_losses[rows], slope = KINDS[kind](F.pad(logits / temperature, (0, more)), others, beta)
+        del others
+        if any(needs):
+            dhard = (hard * factor).expand(logits.shape[0])
+            loss.token_cross_entropy_bwd_(logits, dhard, labels[rows], lse, None, ignore_index)
+            logits += slope[:, :classes].mul_((soft / temperature * factor * counts[rows])[:, None])
+            sums.add(rows, logits.to(x.dtype))
+        del logits, slope  # before the next part is computed
+    return (soft_losses * counts).sum() * factor, hard_losses.sum() * factor, sums.tensors()
+
+
+@_linear_distillation.register_fake
+def _(x, weight, bias, y, teacher, teacher_bias, labels, kind, hard, soft, beta, temperature, ignore_index, accum_dtype,
+      needs):  # fmt: skip
+    new = torch.empty((), dtype=torch.promote_types(x.dtype, torch.float32), device=x.device)
+    return new, new.clone(), chunked.LinearSums(x, weight, needs, accum_dtype).tensors()
+
+
+class _LinearDistillation(torch.autograd.Function):
+    """The loss, and its soft and hard part."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, y: Tensor, teacher: Tensor,
+        teacher_bias: Tensor | None, labels: Tensor, how: _How, with_grad: bool,
+    ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+        ctx.needs = [with_grad and needed for needed in ctx.needs_input_grad[:3]]
+        ctx.dtypes = x.dtype, weight.dtype, weight.dtype if bias is None else bias.dtype
+        soft, hard, ctx.sums = _linear_distillation(x, weight, bias, y, teacher, teacher_bias, labels, *how, ctx.needs)
+        ctx.mark_non_differentiable(soft, hard)
+        ctx.set_materialize_grads(False)
+        return how.hard * hard + how.soft * soft, soft, hard
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> tuple[Any, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        if grads[0] is None:
+            return (None,) * 9
+        chunked.refuse_graph(NAME)
+        made = chunked.gradients(chunked.handed_over(NAME, ctx), ctx.needs, ctx.dtypes, grads[0])
+        return (*made, *(None,) * 6)

@@ -1,0 +1,77 @@
+"""Losses of preferences, policies and distillation as modules: options at construction, tensors in the call.
+
+A module has no parameters: the last layer's weight is an argument, as of the function that it calls.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+from torch import nn
+
+from ..functional import distillation, grpo, preference
+
+
+class _Loss(nn.Module):
+    """Calls `function`, whose keyword-only arguments are attributes, except for those that a subclass fixes."""
+
+    function: ClassVar[Callable[..., Any]]
+    fixed: ClassVar[dict[str, Any]]
+    defaults: ClassVar[dict[str, Any]]
+
+    def __init_subclass__(cls, function: Callable[..., Any], **fixed: Any) -> None:
+        parameters = inspect.signature(function).parameters.values()
+        options = [p for p in parameters if p.kind is p.KEYWORD_ONLY and p.name not in fixed]
+        cls.function, cls.fixed, cls.defaults = staticmethod(function), fixed, {p.name: p.default for p in options}
+        cls.__signature__ = inspect.Signature(options)  # pyright: ignore[reportAttributeAccessIssue]
+
+    def __init__(self, **options: Any):
+        super().__init__()
+        for name in options.keys() - self.defaults.keys():
+            known = ", ".join(self.defaults)
+            raise TypeError(f"{type(self).__name__}: unknown option {name!r}; its options are {known}")
+        for name, default in self.defaults.items():
+            setattr(self, name, options.get(name, default))
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """What the function returns for these arguments; an option may be given here too."""
+        options = {name: getattr(self, name) for name in self.defaults}
+        return self.function(*args, **{**options, **self.fixed, **kwargs})
+
+    def extra_repr(self) -> str:
+        changed = ((n, getattr(self, n)) for n, default in self.defaults.items() if getattr(self, n) != default)
+        return ", ".join(f"{name}={value!r}" for name, value in changed)
+
+
+class FusedLinearDPOLoss(_Loss, function=preference.fused_linear_dpo):
+    """`opmux.functional.fused_linear_dpo`, with its options as attributes."""
+
+
+class FusedLinearORPOLoss(_Loss, function=preference.fused_linear_orpo):
+    """`opmux.functional.fused_linear_orpo`, with its options as attributes."""
+
+
+class FusedLinearCPOLoss(_Loss, function=preference.fused_linear_cpo):
+    """`opmux.functional.fused_linear_cpo`, with its options as attributes."""
+
+
+class FusedLinearSimPOLoss(_Loss, function=preference.fused_linear_simpo):
+    """`opmux.functional.fused_linear_simpo`, with its options as attributes."""
+
+
+class FusedLinearKTOLoss(_Loss, function=preference.fused_linear_kto):
+    """`opmux.functional.fused_linear_kto`, with its options as attributes."""
+
+
+class FusedLinearGRPOLoss(_Loss, function=grpo.fused_linear_grpo):
+    """`opmux.functional.fused_linear_grpo`, with its options as attributes."""
+
+
+class JSDDistillationLoss(_Loss, function=distillation.fused_linear_distillation, kind="jsd"):
+    """`opmux.functional.fused_linear_distillation` of kind "jsd", with its other options as attributes."""
+
+
+class CosineDistillationLoss(_Loss, function=distillation.fused_linear_distillation, kind="cosine"):
+    """`opmux.functional.fused_linear_distillation` of kind "cosine", with its other options as attributes."""

@@ -1,0 +1,146 @@
+"""Losses of preferences, policies and distillation on a real GPU, at sizes of real models, against torch in float32."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import opmux.functional as ours
+
+pytestmark = pytest.mark.gpu
+pytest.importorskip("triton")
+CUDA = torch.device("cuda")
+BATCH, LENGTH, HIDDEN, CLASSES = 4, 600, 1024, 128256
+LOGITS = BATCH * LENGTH * CLASSES * 2  # bytes of all logits
+
+
+def drawn():
+    torch.manual_seed(0)
+    hidden = lambda: torch.randn(BATCH, LENGTH, HIDDEN, device=CUDA).bfloat16()
+    head = lambda: (torch.randn(CLASSES, HIDDEN, device=CUDA) * 0.03).bfloat16()
+    target = torch.randint(CLASSES, (BATCH, LENGTH), device=CUDA)
+    target[1, 400:] = target[2, :100] = -100
+    return hidden().requires_grad_(), head().requires_grad_(), target, hidden(), head()
+
+
+def token_log_probs(x, w, target):
+    """A sequence at a time, so that float32 logits fit."""
+    rows = [-F.cross_entropy(a.float() @ w.float().t(), t, reduction="none") for a, t in zip(x, target, strict=True)]
+    return torch.stack(rows)
+
+
+ADVANTAGES = torch.tensor([0.5, -1.0, 1.5, -0.2])
+
+
+def dpo(x, w, target, ref_x, ref_w):
+    return ours.fused_linear_dpo(x, w, target, None, ref_x, ref_w).loss
+
+
+def dpo_truth(x, w, target, ref_x, ref_w):
+    with torch.no_grad():
+        reference = token_log_probs(ref_x, ref_w, target).sum(-1)
+    c, r = (token_log_probs(x, w, target).sum(-1) - reference).chunk(2)
+    return -F.logsigmoid(0.1 * (c - r)).mean()
+
+
+def grpo(x, w, target, *_):
+    return ours.fused_linear_grpo(x, w, target.clamp(min=0), ADVANTAGES.to(x.device), target != -100).loss
+
+
+def grpo_truth(x, w, target, *_):
+    logp, counts = token_log_probs(x, w, target), target != -100
+    ratio = torch.exp(logp - logp.detach())
+    return -(ratio * ADVANTAGES.to(x.device)[:, None] * counts).sum() / counts.sum()
+
+
+def distillation(x, w, target, ref_x, ref_w):
+    return ours.fused_linear_distillation(x, w, ref_x, ref_w, target, beta=0.0).loss
+
+
+def distillation_truth(x, w, target, ref_x, ref_w):
+    counts, total = (target != -100).sum(), 0.0
+    for a, b, t in zip(x, ref_x, target, strict=True):
+        log_q = torch.log_softmax(a.float() @ w.float().t(), -1)
+        log_p = torch.log_softmax(b.float() @ ref_w.float().t(), -1)
+        rows = F.kl_div(log_q, log_p, log_target=True, reduction="none").sum(-1) * (t != -100)
+        total = total + 0.5 * F.nll_loss(log_q, t, reduction="sum") + 0.5 * rows.sum()
+    return total / counts
+
+
+LOSSES = {"dpo": (dpo, dpo_truth), "grpo": (grpo, grpo_truth), "distillation": (distillation, distillation_truth)}
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_against_torch(name):
+    mine, truth = LOSSES[name]
+    x, w, *others = drawn()
+    got = mine(x, w, *others)
+    grads = torch.autograd.grad(got, (x, w))
+    want = truth(x, w, *others)
+    torch.testing.assert_close(got, want, rtol=2e-2, atol=2e-2)
+    for a, b in zip(grads, torch.autograd.grad(want, (x, w)), strict=True):
+        assert a.isfinite().all()
+        error = (a.float() - b.float()).norm() / b.float().norm()
+        assert error < 0.05
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_never_waits_and_needs_little_memory(name):
+    mine, _ = LOSSES[name]
+    x, w, *others = drawn()
+    torch.autograd.grad(mine(x, w, *others), (x, w))  # kernels are compiled
+    torch.cuda.synchronize()
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        first = torch.autograd.grad(mine(x, w, *others), (x, w))
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    used = torch.cuda.max_memory_allocated() - before
+    gradients = sum(g.nbytes for g in first)
+    if name == "distillation":  # the logits of both in float32, and some more tensors of that size
+        assert used < gradients + 2.5 * 2**30
+    else:
+        assert used < gradients + LOGITS
+    second = torch.autograd.grad(mine(x, w, *others), (x, w))
+    assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_grpo_of_logits_in_place(temperature):
+    torch.manual_seed(0)
+    batch, length, classes = 3, 300, 128256
+    x = (torch.randn(batch, length + 1, classes, device=CUDA) * 3).bfloat16()
+    ids = torch.randint(classes, (batch, length), device=CUDA)
+    mask = torch.ones(batch, length, device=CUDA)
+    mask[1, 200:] = 0
+    advantages = ADVANTAGES[:batch].to(CUDA)
+    old = torch.full((batch, length), -14.0, device=CUDA)
+    leaf = x.clone().requires_grad_()
+    made = ours.grpo_loss(leaf, old, None, ids, advantages, mask, loss_type="cispo", temperature=temperature)
+    made.loss.backward()
+    assert torch.equal(leaf, x)
+    exact = x.float().requires_grad_()
+    logp = -F.cross_entropy((exact[:, :-1] / temperature).transpose(1, 2), ids, reduction="none")
+    weight = torch.exp(logp - old).clamp(max=0.2).detach() * advantages[:, None] * mask
+    want = -(weight * logp).sum() / mask.sum()
+    torch.testing.assert_close(made.loss, want, rtol=1e-3, atol=1e-3)
+    (expected,) = torch.autograd.grad(want, exact)
+    torch.testing.assert_close(leaf.grad.float(), expected, rtol=2e-2, atol=1e-7)
+    over = x.clone().requires_grad_()
+    options = dict(loss_type="cispo", temperature=temperature, in_place=True)
+    loss = ours.grpo_loss(over, old, None, ids, advantages, mask, **options).loss
+    loss.backward()
+    assert torch.equal(over.grad, leaf.grad) and torch.equal(over, leaf.grad)
+
+
+def test_longer_than_a_grid_may_be():
+    """One program for each row would need more than 65535 in a second grid dimension."""
+    length, classes = 70000, 64
+    x = torch.randn(1, length + 1, classes, device=CUDA)
+    ids = torch.randint(classes, (1, length), device=CUDA)
+    got = ours.token_log_probs(x, ids)
+    want = torch.log_softmax(x[:, :-1], -1).gather(-1, ids[..., None])[..., 0]
+    torch.testing.assert_close(got, want)
