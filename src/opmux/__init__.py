@@ -10,25 +10,27 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from types import ModuleType
 
-    from . import backends, compat, core, functional, ops, tex
+    from . import backends, compat, core, functional, nn, ops, tex
     from .core.default import explain, policy, set_policy
     from .core.extension import Extension
     from .core.machine import Machine
     from .core.manager import OpManager
     from .core.ranks import digest, sync
     from .faces.aten.switch import disable, enable, enabled_ops, native, use
+    from .faces.models.patch import patch_model, unpatch_model
 
 __version__ = "0.1.0"
 __all__ = [
     "__version__", "backends", "compat", "core", "digest", "disable", "enable", "enabled_ops", "explain", "functional",
-    "native", "ops", "policy", "set_policy", "sync", "tex", "use",
+    "native", "nn", "ops", "patch_model", "policy", "set_policy", "sync", "tex", "unpatch_model", "use",
 ]  # fmt: skip
 
 # The module of each public name, imported on first access: `import opmux` alone is cheap and has no side effects.
 _MODULE_OF = {"explain": "core.default", "policy": "core.default", "set_policy": "core.default"}
 _MODULE_OF |= {"digest": "core.ranks", "sync": "core.ranks"}
 _MODULE_OF |= dict.fromkeys(("disable", "enable", "enabled_ops", "native", "use"), "faces.aten.switch")
-_MODULES = ("backends", "compat", "core", "faces", "functional", "ops", "runtime", "specs", "te", "tex", "tools")
+_MODULE_OF |= dict.fromkeys(("patch_model", "unpatch_model"), "faces.models.patch")
+_MODULES = ("backends", "compat", "core", "faces", "functional", "nn", "ops", "runtime", "specs", "te", "tex", "tools")
 
 
 # ---- what core and runtime need from the layers above; each function imports its layer on first use ------------------

@@ -469,6 +469,12 @@ def asks_for_a_group(sync):
     except (ValueError, RuntimeError) as error:
         return "process group" in str(error)
 
+def refuses(patch, model):
+    try:
+        patch(model)
+    except ValueError as error:
+        return "nothing of Linear can be replaced" in str(error)
+
 ones = lambda: torch.ones(2, device=HERE)
 FIRST = {
     "backends": lambda: opmux_().backends.infer_device() == HERE,
@@ -480,6 +486,9 @@ FIRST = {
     "enabled_ops": lambda: opmux_().enabled_ops() == [],
     "explain": lambda: str(opmux_().explain("silu_mul", ones(), ones()).chosen.vendor) == VENDOR,
     "functional": lambda: opmux_().functional.cross_entropy(torch.ones(2, 4), torch.tensor([0, 3])).item() > 0,
+    "nn": lambda: opmux_().nn.RMSNorm(2)(torch.ones(2)).shape == (2,),
+    "patch_model": lambda: refuses(opmux_().patch_model, torch.nn.Linear(2, 2)),
+    "unpatch_model": lambda: opmux_().unpatch_model(torch.nn.Linear(2, 2)) is None,
     "native": lambda: opmux_().native("silu")(ones()).shape == (2,),
     "ops": lambda: opmux_().ops.silu_mul(ones(), ones()).shape == (2,),
     "policy": lambda: opmux_().policy("vendor", deny=["acme"]).__enter__().prefer == "vendor",

@@ -1,0 +1,180 @@
+"""A Llama of 1.2 billion parameters on a GPU: training and decoding, as it is, patched, compiled, and both.
+
+    python benchmarks/llama.py [--steps 50] [--only native,patched] [--liger] [--json FILE]
+
+Each way trains a fresh model from the same weights on the same tokens (4 x 2048, bfloat16, fused AdamW, eager unless
+compiled). Times are medians of steps after the first; the peak of memory is that of a step. Decoding is one sequence,
+token by token, with `generate`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import os
+import statistics
+import subprocess
+import time
+from collections.abc import Callable
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import opmux
+
+GIB = 2**30
+BATCH, LENGTH = 4, 2048
+
+
+def built(layers: int = 16) -> Any:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        hidden_size=2048,
+        intermediate_size=8192,
+        num_hidden_layers=layers,
+        num_attention_heads=32,
+        num_key_value_heads=8,
+        vocab_size=128256,
+        max_position_embeddings=4096,
+        rope_parameters={"rope_type": "default", "rope_theta": 500000.0},
+        tie_word_embeddings=True,
+        use_cache=True,
+        attn_implementation="sdpa",
+    )
+    with torch.device("cuda"):
+        model = LlamaForCausalLM(config)
+    return model.to(torch.bfloat16)
+
+
+def native(model: Any) -> Any:
+    return model
+
+
+def patched(model: Any) -> Any:
+    opmux.patch_model(model)
+    return model
+
+
+def liger(model: Any) -> Any:
+    from liger_kernel.transformers import apply_liger_kernel_to_llama
+
+    apply_liger_kernel_to_llama(model=model)
+    return model
+
+
+WAYS: dict[str, Callable[[Any], Any]] = {
+    "native": native,
+    "patched": patched,
+    "compiled": torch.compile,
+    "patched, compiled": lambda model: torch.compile(patched(model)),
+}
+
+
+def train(way: Callable[[Any], Any], steps: int) -> dict[str, Any]:
+    model = built().train()
+    model.config.use_cache = False
+    run = way(model)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
+    tokens = torch.randint(0, 128256, (4, BATCH, LENGTH), generator=torch.Generator().manual_seed(1)).cuda()
+    losses, times = [], []
+    for step in range(steps):
+        torch.cuda.synchronize()
+        if step == 3:
+            torch.cuda.reset_peak_memory_stats()
+        start = time.perf_counter()
+        ids = tokens[step % len(tokens)]
+        loss = run(input_ids=ids, labels=ids).loss
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        torch.cuda.synchronize()
+        times.append(time.perf_counter() - start)
+        losses.append(loss.detach())
+    took = statistics.median(times[3:])
+    return {
+        "tokens_per_s": round(BATCH * LENGTH / took),
+        "ms_per_step": round(1e3 * took, 2),
+        "peak_gib": round(torch.cuda.max_memory_allocated() / GIB, 2),
+        "losses": [round(float(loss), 4) for loss in losses],
+    }
+
+
+def decode(way: Callable[[Any], Any], tokens: int = 64, rounds: int = 3) -> dict[str, Any]:
+    model = way(built().eval())
+    ids = torch.randint(0, 128256, (1, 32), generator=torch.Generator().manual_seed(1)).cuda()
+    options = {"attention_mask": torch.ones_like(ids), "do_sample": False, "pad_token_id": 0, "eos_token_id": None}
+    best = float("inf")
+    for _ in range(rounds + 1):
+        times = []
+        for count in (tokens // 2, tokens):
+            torch.cuda.synchronize()
+            start = time.perf_counter()
+            model.generate(ids, max_new_tokens=count, min_new_tokens=count, **options)
+            torch.cuda.synchronize()
+            times.append(time.perf_counter() - start)
+        best = min(best, (times[1] - times[0]) / (tokens - tokens // 2))  # without the prompt
+    return {"ms_per_token": round(1e3 * best, 3)}
+
+
+def freed() -> None:
+    torch._dynamo.reset()
+    gc.collect()
+    torch.cuda.empty_cache()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--steps", type=int, default=50)
+    parser.add_argument("--only", default="")
+    parser.add_argument("--liger", action="store_true", help="also Liger's patch, last: it cannot be undone")
+    parser.add_argument("--json", type=Path)
+    given = parser.parse_args()
+    ways = dict(WAYS) | ({"liger": liger} if given.liger else {})
+    chosen = [name.strip() for name in given.only.split(";")] if given.only else list(ways)
+    results: dict[str, Any] = {name: {} for name in chosen}
+    for name in chosen:
+        results[name] |= train(ways[name], given.steps)
+        freed()
+        print(name, {k: v for k, v in results[name].items() if k != "losses"}, flush=True)
+    for name in chosen:
+        if "compiled" not in name:
+            results[name] |= decode(ways[name])
+            freed()
+            print(name, results[name]["ms_per_token"], "ms a token", flush=True)
+    report(results)
+    if given.json:
+        import transformers
+        import triton
+
+        commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True).stdout.strip()
+        about = {
+            "chip": torch.cuda.get_device_name(),
+            "torch": torch.__version__,
+            "triton": triton.__version__,
+            "transformers": transformers.__version__,
+            "date": date.today().isoformat(),
+            "commit": os.environ.get("COMMIT") or commit,
+        }
+        given.json.write_text(json.dumps({"about": about, "results": results}, indent=1) + "\n")
+
+
+def report(results: dict[str, Any]) -> None:
+    base = results.get("native", {})
+    print(f"{'':20}{'tokens/s':>10}{'x':>7}{'GiB':>8}{'last loss':>11}{'largest gap':>13}{'ms/token':>10}{'x':>7}")
+    for name, found in results.items():
+        gap = max((abs(a - b) for a, b in zip(found["losses"], base.get("losses", []), strict=False)), default=0.0)
+        speed = found["tokens_per_s"] / base.get("tokens_per_s", found["tokens_per_s"])
+        each = found.get("ms_per_token")
+        slow = "" if each is None else f"{each:10.3f}{each / base.get('ms_per_token', each):7.2f}"
+        print(
+            f"{name:20}{found['tokens_per_s']:10}{speed:7.2f}{found['peak_gib']:8.2f}{found['losses'][-1]:11.4f}{gap:13.4f}{slow}"
+        )
+
+
+if __name__ == "__main__":
+    main()

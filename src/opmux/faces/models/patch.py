@@ -1,0 +1,247 @@
+"""`patch_model` and `unpatch_model`: fused functions in models of `transformers`."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import types
+import weakref
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+
+from ...core.default import explain
+from ...core.errors import OpmuxError, UnknownName
+from ...core.spec import specs
+from . import loss
+from .forms import form
+from .replacements import NAMES, REPLACEMENTS, Forward, Replacement, rotating
+
+# Names of classes that one would expect to be replaced: the report says why they are not.
+EXPECTED = ("RMSNorm", "MLP", "DecoderLayer", "Experts")
+MODELS = ("ForCausalLM", "ForConditionalGeneration")
+LOSS_OPS = ("token_cross_entropy", "token_cross_entropy_bwd_")
+
+
+class CannotPatch(OpmuxError, ValueError):
+    """A model of which no part is known."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """A class of modules in a report."""
+
+    module: str  # the class
+    count: int  # the modules of that class; 0 if a class was patched
+    name: str = ""  # what replaced its forward
+    ops: tuple[str, ...] = ()
+    reason: str = ""  # why it was left
+
+
+@dataclass(frozen=True)
+class Report:
+    """What `patch_model` did. `str()` of it is a table."""
+
+    of: str
+    rows: tuple[Row, ...]
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    dtype: torch.dtype = torch.float32
+
+    @property
+    def replaced(self) -> tuple[Row, ...]:
+        return tuple(row for row in self.rows if row.name)
+
+    @property
+    def left(self) -> tuple[Row, ...]:
+        return tuple(row for row in self.rows if not row.name)
+
+    def runs(self, op: str) -> str:
+        """The implementation of an op that runs for tensors of the model's device and dtype."""
+        return _implementation(op, self.device, self.dtype)
+
+    def __str__(self) -> str:
+        lines = [(row.module, str(row.count or ""), row.name, ", ".join(f"{op}: {self.runs(op)}" for op in row.ops))
+                 for row in self.replaced]  # fmt: skip
+        table = _table([("module", "", "replaced by", "runs"), *lines])
+        kept = _table(
+            [("left", "", "why", ""), *((row.module, str(row.count or ""), row.reason, "") for row in self.left)]
+        )
+        return f"{self.of}\n{table}" + (f"\n\n{kept}" if self.left else "")
+
+    __repr__ = __str__
+
+
+def _table(rows: list[tuple[str, ...]]) -> str:
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return "\n".join("  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)).rstrip() for row in rows)
+
+
+@functools.cache
+def _implementation(op: str, device: torch.device, dtype: torch.dtype) -> str:
+    samples = specs.find(op).samples
+    assert samples is not None  # all ops of ours have
+    sample = next(iter(samples(dtype, device)))
+    chosen = explain(op, *sample.args, **sample.kwargs).chosen
+    return "nothing" if chosen is None else chosen.impl_id
+
+
+# ---- what is patched ------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Change:
+    """An attribute of a module or a class that was set."""
+
+    owner: Any
+    attribute: str
+    before: Any = None  # the value that it had; None if it had none of its own
+
+    def undo(self) -> None:
+        if self.before is None:
+            delattr(self.owner, self.attribute)
+        else:
+            setattr(self.owner, self.attribute, self.before)
+
+
+_models: weakref.WeakKeyDictionary[nn.Module, list[Change]] = weakref.WeakKeyDictionary()
+_types: dict[str, list[Change]] = {}  # by the name of the module of their classes
+
+
+def patch_model(
+    model: nn.Module | type[nn.Module] | str,
+    include: Iterable[str] | None = None,
+    exclude: Iterable[str] | None = None,
+) -> Report:
+    """Replace parts of a model of `transformers` by fused functions, in place.
+
+    Replaced are RMS norms ("rms_norm"), the residual sum with the norm after it ("add_rms_norm"), gated MLPs ("glu"),
+    rotary embeddings ("rope"), experts ("moe"), and in training the logits and their loss ("loss"), so that the logits
+    are never in memory and `outputs.logits` is None.
+
+    A part is replaced only if its source computes what ours does: a model or a version of `transformers` that computes
+    something else keeps its own code, and the report says so. Parameters and state dicts do not change.
+
+    Args:
+        model: a model, also one wrapped by PEFT; or a model type ("llama") or class, whose models are then made from
+            patched classes.
+        include: replace only these.
+        exclude: do not replace these.
+
+    Returns:
+        A report: which modules were replaced, by what, which implementation will run, and what was left and why.
+    """
+    wanted = _wanted(include, exclude)
+    unpatch_model(model)
+    if isinstance(model, nn.Module):
+        modules = list(model.modules())
+        of, counts = type(model).__name__, Counter(type(module) for module in modules)
+        rows, forwards = _plan(of, counts, wanted)
+        replaced = [_set_on(module, forwards[type(module)]) for module in modules if type(module) in forwards]
+        _models[model] = [change for change in replaced if change is not None]
+        where = next(model.parameters(), torch.empty(0))
+        return Report(of, rows, where.device, where.dtype)
+    home = _home(model)
+    of = home.__name__.rpartition(".")[2].removeprefix("modeling_")
+    rows, forwards = _plan(of, Counter(dict.fromkeys(_classes(home), 0)), wanted)
+    _types[home.__name__] = [_set_on_class(cls, forward) for cls, forward in forwards.items()]
+    return Report(of, rows)
+
+
+def unpatch_model(model: nn.Module | type[nn.Module] | str) -> None:
+    """Undo `patch_model`: of a model, or of a model type or class."""
+    if isinstance(model, nn.Module):
+        _restore(_models.pop(model, []))
+    else:
+        _restore(_types.pop(_home(model).__name__, []))
+
+
+def _restore(changes: list[Change]) -> None:
+    for change in reversed(changes):
+        change.undo()
+
+
+def _wanted(include: Iterable[str] | None, exclude: Iterable[str] | None) -> frozenset[str]:
+    given = [[names] if isinstance(names, str) else list(names or ()) for names in (include, exclude)]
+    for name in (*given[0], *given[1]):
+        if name not in NAMES:
+            raise UnknownName("part of a model", name, NAMES, "(what patch_model replaces)")
+    return frozenset(NAMES if include is None else given[0]) - frozenset(given[1])
+
+
+def _home(model: type[nn.Module] | str) -> types.ModuleType:
+    """The module of `transformers` with the classes of a model type."""
+    if isinstance(model, type):
+        return importlib.import_module(model.__module__)
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES, model_type_to_module_name
+
+    if model not in CONFIG_MAPPING_NAMES:
+        raise UnknownName("model type", model, CONFIG_MAPPING_NAMES, "(of the installed transformers)")
+    folder = model_type_to_module_name(model)
+    return importlib.import_module(f"transformers.models.{folder}.modeling_{folder}")
+
+
+def _classes(home: types.ModuleType) -> Iterator[type[nn.Module]]:
+    for value in vars(home).values():
+        if isinstance(value, type) and issubclass(value, nn.Module) and value.__module__ == home.__name__:
+            yield value
+
+
+# ---- what replaces what ---------------------------------------------------------------------------------------------
+
+
+@functools.cache
+def _known(cls: type[nn.Module]) -> tuple[Forward, Replacement] | str | None:
+    """The forward that replaces that of a class; why there is none, if one is expected; else None."""
+    original = cls.forward
+    if (found := REPLACEMENTS.get(form(original, cls) or "")) is not None:
+        return found.make(original), found
+    if (found := rotating(original)) is not None:
+        return found.make(original), found
+    if cls.__name__.endswith(MODELS):
+        try:
+            head = loss.head_of(original)
+        except loss.Unknown as error:
+            return f"its loss is left: {error}"
+        return loss.without_logits(head, original), Replacement("loss", lambda original: original, LOSS_OPS)
+    return "its forward is not one that is known" if cls.__name__.endswith(EXPECTED) else None
+
+
+def _plan(
+    of: str, counts: Counter[type[nn.Module]], wanted: frozenset[str]
+) -> tuple[tuple[Row, ...], dict[type[nn.Module], Forward]]:
+    """The rows of the report, and the new forward of each class that gets one; raises if none does."""
+    rows, forwards = [], {}
+    for cls, count in counts.items():
+        known = _known(cls)
+        if isinstance(known, tuple) and known[1].name in wanted:
+            forwards[cls], found = known
+            rows.append(Row(cls.__name__, count, found.name, found.ops))
+        elif known is not None:
+            reason = known if isinstance(known, str) else f"{known[1].name} is excluded"
+            rows.append(Row(cls.__name__, count, reason=reason))
+    if not forwards:
+        reasons = "; ".join(f"{row.module}: {row.reason}" for row in rows) or "no class of it is known"
+        raise CannotPatch(f"patch_model: nothing of {of} can be replaced, and it is as it was: {reasons}")
+    return tuple(rows), forwards
+
+
+def _set_on(module: nn.Module, forward: Forward) -> Change | None:
+    """Replace the forward of one module; not if someone else did."""
+    own, name = vars(module), "forward"
+    if "_hf_hook" in own and "_old_forward" in own:
+        name = "_old_forward"  # accelerate's forward calls it
+    elif name in own:
+        return None
+    before = own.get(name)
+    setattr(module, name, types.MethodType(forward, module))
+    return Change(module, name, before)
+
+
+def _set_on_class(cls: type[nn.Module], forward: Forward) -> Change:
+    before = vars(cls).get("forward")
+    cls.forward = forward
+    return Change(cls, "forward", before)

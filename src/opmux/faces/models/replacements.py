@@ -1,0 +1,307 @@
+"""The forwards that replace those of `transformers`, by form.
+
+Each is made from the original, which still runs where ours would compute something else (a weight of another dtype).
+Modules are called as before, so that hooks, adapters (PEFT) and sharded parameters (FSDP) work.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import types
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from torch import Tensor, nn
+
+from ...specs import activation
+from ..functional import moe, norms, rope
+from .forms import form
+
+Forward = Callable[..., Any]
+
+
+class Replacement(NamedTuple):
+    """What replaces a function of a form."""
+
+    name: str  # for `include` and `exclude`
+    make: Callable[[Forward], Forward]  # the original -> ours
+    ops: tuple[str, ...]  # the ops that do the work
+
+
+# ---- norms ----------------------------------------------------------------------------------------------------------
+
+
+class Norm(NamedTuple):
+    """An RMS norm: the attribute that holds eps, what is added to the weight, and where it rounds."""
+
+    eps: str
+    offset: float
+    casting: str
+
+    def fits(self, module: Any, x: Tensor) -> bool:
+        """Whether the module has a weight, and its result the dtype of x."""
+        weight = getattr(module, "weight", None)
+        return weight is not None and (self.casting == "gemma" or weight.dtype is x.dtype)
+
+    def options(self, module: Any) -> tuple[Any, ...]:
+        return module.weight, getattr(module, self.eps), self.offset, self.casting
+
+
+NORMS = {
+    "14571db77a71": Norm("variance_epsilon", 0.0, "llama"),  # Llama and most others
+    "2eea69638a1d": Norm("eps", 0.0, "llama"),  # Llama 4
+    "f62091d7e851": Norm("eps", 1.0, "gemma"),  # Gemma 1 to 3, Qwen3-Next
+    "2b17a1741160": Norm("variance_epsilon", 0.0, "gemma"),  # OLMo 2 and 3, GPT-OSS
+    "a3d4488eb42a": Norm("variance_epsilon", 0.0, "gemma"),  # Helium, Nemotron-H
+    "75af0543fe47": Norm("eps", 0.0, "gemma"),  # Gemma 3n and 4
+    "b5d8fc7b063a": Norm("eps", 0.0, "gemma"),  # Moshi
+}
+
+
+def rms_norm(norm: Norm, original: Forward) -> Forward:
+    @functools.wraps(original)
+    def forward(self: Any, hidden_states: Tensor) -> Tensor:
+        if not norm.fits(self, hidden_states):
+            return original(self, hidden_states)
+        return norms.rms_norm(hidden_states, *norm.options(self))
+
+    return forward
+
+
+@functools.cache
+def norm_of(cls: type[nn.Module]) -> Norm | None:
+    """How a class normalises, if it is an RMS norm of a known form."""
+    return NORMS.get(form(cls.forward, cls) or "")
+
+
+def _fused(module: nn.Module, x: Tensor) -> Norm | None:
+    """How to compute a norm outside its module; None if it must be called, as it has hooks or another form."""
+    norm = norm_of(type(module))
+    if norm is None or module._forward_hooks or module._forward_pre_hooks or not norm.fits(module, x):
+        return None
+    return norm
+
+
+# ---- layers: the sum with the residual and the norm after it are one op ---------------------------------------------
+
+
+def _passed_on(original: Forward) -> dict[str, Any]:
+    """The arguments after hidden_states, which a layer hands to its attention, with their defaults."""
+    parameters = list(inspect.signature(original).parameters.values())[2:]
+    return {p.name: p.default for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD}
+
+
+def pre_norm_layer(original: Forward) -> Forward:
+    """x + attention(norm(x)), then y + mlp(norm(y))."""
+    defaults = _passed_on(original)
+
+    @functools.wraps(original)
+    def forward(self: Any, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        norm = _fused(self.post_attention_layernorm, hidden_states)
+        if args or norm is None:
+            return original(self, hidden_states, *args, **kwargs)
+        attended, _ = self.self_attn(hidden_states=self.input_layernorm(hidden_states), **{**defaults, **kwargs})
+        if attended.dtype is not hidden_states.dtype:  # under autocast
+            total = hidden_states + attended
+            return total + self.mlp(self.post_attention_layernorm(total))
+        normed, total = norms.add_rms_norm(attended, hidden_states, *norm.options(self.post_attention_layernorm))
+        return total + self.mlp(normed)
+
+    return forward
+
+
+def sandwich_layer(original: Forward) -> Forward:
+    """x + norm(attention(norm(x))), then y + norm(mlp(norm(y)))."""
+    defaults = _passed_on(original)
+
+    @functools.wraps(original)
+    def forward(self: Any, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        norm = _fused(self.pre_feedforward_layernorm, hidden_states)
+        if args or norm is None:
+            return original(self, hidden_states, *args, **kwargs)
+        attended, _ = self.self_attn(hidden_states=self.input_layernorm(hidden_states), **{**defaults, **kwargs})
+        attended = self.post_attention_layernorm(attended)
+        if attended.dtype is not hidden_states.dtype:  # under autocast
+            total = hidden_states + attended
+            normed = self.pre_feedforward_layernorm(total)
+        else:
+            normed, total = norms.add_rms_norm(attended, hidden_states, *norm.options(self.pre_feedforward_layernorm))
+        return total + self.post_feedforward_layernorm(self.mlp(normed))
+
+    return forward
+
+
+# ---- gated MLPs -----------------------------------------------------------------------------------------------------
+
+# Classes of activations, of torch and of `transformers` -> the names of our ops.
+ACTIVATIONS = {
+    "SiLU": "silu",
+    "SiLUActivation": "silu",
+    "GELUTanh": "gelu_tanh",
+    "PytorchGELUTanh": "gelu_tanh",
+    "GELUActivation": "gelu",
+}
+GATES = {"silu": activation.silu_mul, "gelu_tanh": activation.gelu_tanh_mul, "gelu": activation.gelu_mul}
+
+
+def gate_of(act: Any) -> Callable[[Tensor, Tensor], Tensor] | None:
+    """The op that computes act(a) * b."""
+    return GATES.get(ACTIVATIONS.get(type(act).__name__, ""))
+
+
+def gated_mlp(original: Forward) -> Forward:
+    """down(act(gate(x)) * up(x))."""
+
+    @functools.wraps(original)
+    def forward(self: Any, x: Tensor) -> Tensor:
+        gate = gate_of(self.act_fn)
+        return original(self, x) if gate is None else self.down_proj(gate(self.gate_proj(x), self.up_proj(x)))
+
+    return forward
+
+
+def packed_mlp(original: Forward) -> Forward:
+    """down(act(gate) * up), where one layer computes gate and up."""
+
+    @functools.wraps(original)
+    def forward(self: Any, hidden_states: Tensor) -> Tensor:
+        gate = gate_of(self.activation_fn)
+        if gate is None:
+            return original(self, hidden_states)
+        return self.down_proj(gate(*self.gate_up_proj(hidden_states).chunk(2, dim=-1)))
+
+    return forward
+
+
+def experts(original: Forward) -> Forward:
+    """The weighted sum of a token's experts, each a gated MLP."""
+
+    @functools.wraps(original)
+    def forward(self: Any, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
+        name = ACTIVATIONS.get(type(self.act_fn).__name__)
+        if name is None:
+            return original(self, hidden_states, top_k_index, top_k_weights)
+        return moe.fused_moe(hidden_states, self.gate_up_proj, self.down_proj, top_k_index, top_k_weights, name)
+
+    return forward
+
+
+# ---- rotary embeddings ----------------------------------------------------------------------------------------------
+
+
+def turned(rotate: Forward, original: Forward, widens: bool = False) -> Forward:
+    """A rotary embedding by tables of cosines and sines.
+
+    Where torch's result is wider than q if the tables are (`widens`), tables of another dtype are left to it.
+    """
+
+    @functools.wraps(original)
+    def apply(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        if widens and cos.dtype is not q.dtype:
+            return original(q, k, cos, sin, *args, **kwargs)
+        return rotate(q, k, cos, sin, *args, **kwargs)
+
+    return apply
+
+
+def _of_pairs(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, unsqueeze_dim: int = 1) -> Any:
+    return rope.rope(q, k, cos, sin, layout=_layout(unsqueeze_dim), per_pair=True)
+
+
+def _of_neighbours(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, unsqueeze_dim: int = 1) -> Any:
+    return rope.rope(q, k, cos, sin, layout=_layout(unsqueeze_dim), interleaved=True)
+
+
+def _layout(unsqueeze_dim: int) -> str:
+    return "bhsd" if unsqueeze_dim == 1 else "bshd"
+
+
+def one_turned(original: Forward) -> Forward:
+    """The rotary embedding of q or of k."""
+
+    @functools.wraps(original)
+    def apply(x: Tensor, cos: Tensor, sin: Tensor, unsqueeze_dim: int = 1) -> Tensor:
+        if cos.dtype is not x.dtype:
+            return original(x, cos, sin, unsqueeze_dim)
+        return rope.rope(x, None, cos, sin, layout=_layout(unsqueeze_dim))[0]
+
+    return apply
+
+
+def complex_turned(unsqueeze_dim: int, original: Forward) -> Forward:
+    """The rotary embedding by complex numbers."""
+
+    @functools.wraps(original)
+    def apply(xq: Tensor, xk: Tensor, freqs_cis: Tensor) -> tuple[Tensor, Tensor]:
+        return rope.apply_rotary_emb(xq, xk, freqs_cis.to(xq.device), unsqueeze_dim)
+
+    return apply
+
+
+def _by_tables(rotate: Forward, widens: bool = False) -> tuple[Callable[[Forward], Forward], str]:
+    return functools.partial(turned, rotate, widens=widens), "rope_qk"
+
+
+# Forms of rotary embeddings -> how ours is made from the original, and its op.
+ROPES: dict[str, tuple[Callable[[Forward], Forward], str]] = {
+    "4c3f0b3ce7a4": _by_tables(rope.apply_rotary_pos_emb, widens=True),  # Llama and most others
+    "99b60b4acac4": _by_tables(rope.apply_rotary_pos_emb, widens=True),  # a part of each head: GLM-4.5, Qwen3-Next
+    "a0fafaa254f8": _by_tables(rope.apply_rotary_pos_emb, widens=True),  # the same: Phi-3
+    "4b19c01086c8": _by_tables(rope.apply_rotary_pos_emb, widens=True),  # the same: Nemotron
+    "a3a41b193d23": _by_tables(rope.apply_rotary_pos_emb),  # OLMo
+    "a76f2182d841": _by_tables(_of_neighbours),  # Cohere
+    "4e4c8336d005": _by_tables(rope.apply_rotary_pos_emb_interleaved, widens=True),  # GLM-4
+    "628b3b3c64db": _by_tables(rope.apply_rotary_pos_emb_interleaved, widens=True),  # Helium
+    "60fa71a5c4a0": _by_tables(rope.apply_rotary_pos_emb_interleaved),  # Ernie
+    "80e421f44bb7": _by_tables(_of_pairs, widens=True),  # GPT-OSS
+    "f1342eed6e24": _by_tables(rope.apply_rotary_pos_emb_vision),  # vision towers of Qwen-VL and others
+    "e0ee85963f41": (one_turned, "rope_fwd"),  # Gemma 3n and 4
+    "5f5a64244d61": (functools.partial(complex_turned, 2), "rope_qk"),  # Llama 4
+    "ef0857d20eb8": (functools.partial(complex_turned, 1), "rope_qk"),  # DeepSeek-V2
+}
+
+
+def rotating(original: Forward) -> Replacement | None:
+    """What replaces a forward that calls a rotary embedding of a known form; None if it does not."""
+    if not inspect.isfunction(original):
+        return None
+    called = {name: original.__globals__.get(name) for name in original.__code__.co_names}
+    found = {
+        name: (fn, ROPES[form(fn) or ""]) for name, fn in called.items() if inspect.isfunction(fn) and form(fn) in ROPES
+    }
+    if not found:
+        return None
+    ours = {name: make(fn) for name, (fn, (make, _)) in found.items()}
+    ops = tuple(dict.fromkeys(op for _, (_, op) in found.values()))
+    return Replacement("rope", lambda original: _with_globals(original, ours), ops)
+
+
+def _with_globals(original: Any, values: dict[str, Any]) -> Forward:
+    """A copy of a function that sees these values as globals; what it calls stays as it is for other models."""
+    # Without __name__, torch.compile reads these globals, and not those of the module of that name.
+    known = {name: value for name, value in original.__globals__.items() if name != "__name__"}
+    made = types.FunctionType(
+        original.__code__, known | values, original.__name__, original.__defaults__, original.__closure__
+    )
+    made.__kwdefaults__ = original.__kwdefaults__
+    return functools.update_wrapper(made, original)
+
+
+# ---- by form --------------------------------------------------------------------------------------------------------
+
+REPLACEMENTS: dict[str, Replacement] = {
+    **{
+        known: Replacement("rms_norm", functools.partial(rms_norm, norm), ("rms_norm",))
+        for known, norm in NORMS.items()
+    },
+    "c3f0e0ba1b0c": Replacement("add_rms_norm", pre_norm_layer, ("add_rms_norm",)),  # Llama and most others
+    "5c3da0679365": Replacement("add_rms_norm", pre_norm_layer, ("add_rms_norm",)),  # Mixtral
+    "5764296cdaea": Replacement("add_rms_norm", sandwich_layer, ("add_rms_norm",)),  # Gemma 2 and 3
+    "fab599dfa88c": Replacement("glu", gated_mlp, ("silu_mul",)),  # Llama and most others
+    "8f737011e74d": Replacement("glu", gated_mlp, ("silu_mul",)),  # Qwen2
+    "bfe0db06d67e": Replacement("glu", packed_mlp, ("silu_mul",)),  # Phi-3, GLM-4
+    "1d0f59c7624d": Replacement("moe", experts, ("grouped_mm",)),  # Mixtral and most others
+    "88d3c92d0b34": Replacement("moe", experts, ("grouped_mm",)),  # the same in transformers 5.17
+}
+NAMES = ("rms_norm", "add_rms_norm", "glu", "rope", "moe", "loss")

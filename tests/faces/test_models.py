@@ -1,0 +1,392 @@
+"""patch_model: patched models of `transformers` compute what the originals do, and are restored exactly."""
+
+import copy
+import inspect
+
+import pytest
+import torch
+from torch import nn
+
+import opmux
+from opmux.core.errors import UnknownName
+from opmux.faces.models import loss
+from opmux.faces.models.forms import form
+from opmux.faces.models.patch import CannotPatch
+
+transformers = pytest.importorskip("transformers")
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING  # noqa: E402
+
+# Sizes of tiny models, by the names that configurations have for them.
+SIZES = {
+    "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "head_dim": 8, "vocab_size": 97, "max_position_embeddings": 64, "pad_token_id": 0,
+    "bos_token_id": 1, "eos_token_id": 2, "sliding_window": 16, "num_experts": 4, "num_local_experts": 4,
+    "n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "shared_expert_intermediate_size": 16,
+    "n_shared_experts": 1, "n_group": 1, "topk_group": 1, "first_k_dense_replace": 1, "q_lora_rank": 16,
+    "kv_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 8, "v_head_dim": 8, "moe_topk": 2,
+    "vocab_size_per_layer_input": 97, "hidden_size_per_layer_input": 8, "mamba_d_ssm": 64, "mamba_n_heads": 8,
+    "mamba_d_head": 8, "mamba_d_state": 8,
+}  # fmt: skip
+LLAMA = {"rms_norm", "add_rms_norm", "glu", "rope", "loss"}
+
+# Model types -> what must be replaced in them.
+TYPES: dict[str, set[str]] = {
+    "llama": LLAMA,
+    "mistral": LLAMA,
+    "ministral": LLAMA,
+    "mixtral": LLAMA - {"glu"} | {"moe"},
+    "qwen2": LLAMA,
+    "qwen3": LLAMA,
+    "qwen3_moe": LLAMA - {"glu"} | {"moe"},
+    "qwen2_moe": LLAMA | {"moe"},
+    "gemma": LLAMA,
+    "gemma2": LLAMA,
+    "gemma3_text": LLAMA,
+    "gemma4_text": {"rms_norm", "glu", "rope", "loss"},
+    "phi3": LLAMA - {"add_rms_norm"},
+    "olmo2": {"rms_norm", "glu", "rope", "loss"},
+    "olmo3": {"rms_norm", "glu", "rope", "loss"},
+    "glm4": {"rms_norm", "glu", "rope", "loss"},
+    "glm4_moe": LLAMA | {"moe"},
+    "granite": {"rms_norm", "glu", "rope", "loss"},
+    "deepseek_v2": {"rms_norm", "add_rms_norm", "glu", "rope", "loss", "moe"},
+    "deepseek_v3": {"rms_norm", "add_rms_norm", "glu", "loss", "moe"},
+    "gpt_oss": {"rms_norm", "rope", "loss"},
+    "smollm3": LLAMA,
+    "llama4_text": {"rms_norm", "rope", "loss"},
+    "exaone4": {"rms_norm", "glu", "rope", "loss"},
+    "hunyuan_v1_dense": LLAMA,
+    "hunyuan_v1_moe": LLAMA | {"moe"},
+    "qwen3_next": {"rms_norm", "glu", "rope", "loss", "moe"},
+    "cohere2": {"glu", "rope", "loss"},
+    "nemotron": {"rope", "loss"},
+    "helium": LLAMA,
+    "seed_oss": LLAMA - {"glu"},
+}
+MORE = {"deepseek_v2": {"num_key_value_heads": 4}, "deepseek_v3": {"num_key_value_heads": 4}}
+MORE["qwen3_next"] = {"num_hidden_layers": 4}
+
+
+def tiny(kind: str, **more) -> nn.Module:
+    cls = CONFIG_MAPPING[kind]
+    names = set(inspect.signature(cls.__init__).parameters) | set(getattr(cls, "__dataclass_fields__", {}))
+    sizes = {**SIZES, **MORE.get(kind, {}), **more}
+    torch.manual_seed(0)
+    config = cls(**{name: value for name, value in sizes.items() if name in names})
+    return transformers.AutoModelForCausalLM.from_config(config)
+
+
+def batch(rows=2, length=9):
+    ids = torch.randint(3, 97, (rows, length), generator=torch.Generator().manual_seed(1))
+    labels = ids.clone()
+    labels[0, :3] = -100
+    return {"input_ids": ids, "labels": labels}
+
+
+def trained(model, **more):
+    """The loss and the gradients of one step."""
+    model.train()
+    model.zero_grad()
+    torch.manual_seed(2)
+    out = model(**batch(), **more)
+    out.loss.backward()
+    return out, {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+
+
+def answers(model):
+    model.eval()
+    with torch.no_grad():
+        return model(**batch())
+
+
+def close(ours, theirs, tol=2e-5):
+    torch.testing.assert_close(ours, theirs, rtol=tol, atol=tol)
+
+
+@pytest.mark.parametrize("kind", [kind for kind in TYPES if kind in CONFIG_MAPPING])
+def test_a_patched_model_computes_what_the_model_does(kind):
+    model = tiny(kind)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    plain, (loss, grads) = answers(model), trained(model)
+    report = opmux.patch_model(model)
+    assert {row.name for row in report.replaced} >= TYPES[kind], report
+    patched, (ours, found) = answers(model), trained(model)
+    assert ours.logits is None and patched.logits is not None
+    close(patched.logits, plain.logits)
+    close(patched.loss, plain.loss)
+    close(ours.loss, loss.loss)
+    assert found.keys() == grads.keys()
+    for name, grad in grads.items():
+        close(found[name], grad)
+    assert model.state_dict().keys() == before.keys()
+    opmux.unpatch_model(model)
+    assert not any("forward" in module.__dict__ for module in model.modules())
+    again, restored = trained(model)
+    assert again.logits is not None and torch.equal(again.loss, loss.loss)
+    assert all(torch.equal(restored[name], grad) for name, grad in grads.items())
+
+
+def test_in_bfloat16_norms_round_as_the_models_own():
+    for kind in ("llama", "gemma2", "olmo2"):
+        model = tiny(kind).to(torch.bfloat16)
+        plain = answers(model).logits
+        opmux.patch_model(model, include=["rms_norm"])
+        assert torch.equal(answers(model).logits, plain), kind
+
+
+def test_a_type_is_patched_before_models_are_made_and_restored():
+    from transformers.models.llama import modeling_llama as home
+
+    originals = {
+        name: vars(cls)["forward"] for name, cls in vars(home).items() if "forward" in getattr(cls, "__dict__", {})
+    }
+    expected, _ = trained(tiny("llama"))
+    report = opmux.patch_model("llama")
+    try:
+        assert {row.name for row in report.replaced} == LLAMA
+        out, _ = trained(tiny("llama"))
+        assert out.logits is None
+        close(out.loss, expected.loss)
+    finally:
+        opmux.unpatch_model(home.LlamaForCausalLM)  # the class stands for its type
+    assert {name: vars(vars(home)[name])["forward"] for name in originals} == originals
+    out, _ = trained(tiny("llama"))
+    assert torch.equal(out.loss, expected.loss) and out.logits is not None
+
+
+def test_other_models_of_the_type_are_left_alone():
+    model, other = tiny("llama"), tiny("llama")
+    opmux.patch_model(model)
+    assert answers(other).logits is not None and trained(other)[0].logits is not None
+    assert not any("forward" in module.__dict__ for module in other.modules())
+
+
+def test_include_and_exclude():
+    model = tiny("llama")
+    assert {row.name for row in opmux.patch_model(model, include=["rope", "glu"]).replaced} == {"rope", "glu"}
+    report = opmux.patch_model(model, exclude="loss")
+    assert {row.name for row in report.replaced} == LLAMA - {"loss"}
+    assert trained(model)[0].logits is not None
+    assert any(row.reason == "loss is excluded" for row in report.left)
+    with pytest.raises(UnknownName, match="rms_nrm.*rms_norm"):
+        opmux.patch_model(model, include=["rms_nrm"])
+    with pytest.raises(UnknownName, match="lama.*llama"):
+        opmux.patch_model("lama")
+
+
+def test_the_report_says_what_runs():
+    text = str(opmux.patch_model(tiny("llama")))
+    assert "LlamaRMSNorm" in text and "rms_norm: " in text and "cpu" in text, text
+
+
+def test_an_unknown_model_is_left_as_it_was():
+    model = transformers.GPT2LMHeadModel(transformers.GPT2Config(n_embd=16, n_layer=1, n_head=2, vocab_size=50))
+    with pytest.raises(CannotPatch, match="nothing of GPT2LMHeadModel can be replaced"):
+        opmux.patch_model(model)
+    assert not any("forward" in module.__dict__ for module in model.modules())
+
+
+def test_a_changed_model_keeps_what_changed():
+    from transformers.models.llama.modeling_llama import LlamaMLP, LlamaRMSNorm
+
+    class HalvedRMSNorm(LlamaRMSNorm):
+        def forward(self, hidden_states):
+            return self.weight * hidden_states / 2
+
+    class Again(LlamaMLP):
+        def forward(self, x):
+            down_proj = self.down_proj(self.act_fn(self.gate_proj(x)) * self.up_proj(x))
+            return down_proj
+
+    model = tiny("llama")
+    model.model.norm.__class__ = HalvedRMSNorm
+    model.model.layers[0].mlp.__class__ = Again  # another name and the same computation
+    report = opmux.patch_model(model)
+    assert [row.reason for row in report.left if row.module == "HalvedRMSNorm"] == [
+        "its forward is not one that is known"
+    ]
+    assert "forward" not in model.model.norm.__dict__ and "forward" in model.model.layers[0].mlp.__dict__
+
+
+def test_forms_ignore_names_and_see_helpers():
+    def half(x):
+        return x / 2
+
+    def one(self, a: int = 1):
+        """Doc."""
+        b: int = half(a)
+        return b + self.n
+
+    def two(me, value=1):
+        other = half(value)
+        return other + me.n
+
+    def three(self, a=1):
+        b = half(a)
+        return b - self.n
+
+    assert form(one) == form(two) != form(three)
+
+
+@pytest.mark.parametrize(
+    "lines, head",
+    [
+        ("logits = self.lm_head(x)", loss.Head()),
+        ("logits = self.lm_head(x).float()", loss.Head()),
+        ("logits = self.lm_head(x) * self.config.scale", loss.Head(times="self.config.scale")),
+        ("logits = self.lm_head(x); logits = logits / self.scale", loss.Head(over="self.scale")),
+        ("logits = self.lm_head(x); logits = logits + self.bias", None),
+        ("logits = self.lm_head(x[:, 1:]); logits = logits[..., :7]", None),
+        ("logits = self.lm_head(x); logits = self.lm_head(logits)", None),
+        ("logits = self.head(x)", None),
+    ],
+)
+def test_what_a_model_does_with_its_logits(lines, head, tmp_path):
+    source = "def forward(self, x, labels=None, **kwargs):\n    " + lines.replace("; ", "\n    ")
+    source += "\n    return self.loss_function(logits=logits, labels=labels, vocab_size=7, **kwargs)\n"
+    path = tmp_path / "model.py"
+    path.write_text(source)
+    space: dict = {}
+    exec(compile(source, str(path), "exec"), space)
+    if head is None:
+        with pytest.raises(loss.Unknown):
+            loss.head_of(space["forward"])
+    else:
+        assert loss.head_of(space["forward"]) == head
+
+
+# ---- training as people do it ---------------------------------------------------------------------------------------
+
+
+def test_gradient_accumulation_counts_tokens_of_the_whole_batch():
+    model = tiny("llama")
+    count = torch.tensor(40)
+    expected, grads = trained(model, num_items_in_batch=count)
+    opmux.patch_model(model)
+    out, found = trained(model, num_items_in_batch=count)
+    close(out.loss, expected.loss)
+    close(found["lm_head.weight"], grads["lm_head.weight"])
+
+
+def test_router_losses_are_added():
+    model = tiny("mixtral")
+    expected, _ = trained(model, output_router_logits=True)
+    opmux.patch_model(model)
+    out, _ = trained(model, output_router_logits=True)
+    assert expected.aux_loss is not None and expected.loss != trained(model)[0].loss
+    close(out.loss, expected.loss)
+
+
+def test_gradient_checkpointing_and_tuples():
+    model = tiny("llama")
+    expected, grads = trained(model)
+    opmux.patch_model(model)
+    model.gradient_checkpointing_enable()
+    out, found = trained(model)
+    close(out.loss, expected.loss)
+    close(found["model.embed_tokens.weight"], grads["model.embed_tokens.weight"])
+    loss, *_ = model(**batch(), return_dict=False)
+    close(loss, expected.loss)
+
+
+def test_autocast():
+    model = tiny("llama")
+    with torch.autocast("cpu", torch.bfloat16):
+        expected, grads = trained(model)
+        opmux.patch_model(model)
+        out, found = trained(model)
+    close(out.loss, expected.loss, 2e-2)
+    close(found["model.embed_tokens.weight"], grads["model.embed_tokens.weight"], 2e-2)
+
+
+def test_decoding():
+    model = tiny("llama").eval()
+    ids = batch()["input_ids"][:, :4]
+    more = {"max_new_tokens": 6, "do_sample": False, "attention_mask": torch.ones_like(ids)}
+    expected = model.generate(ids, **more)
+    opmux.patch_model(model)
+    assert torch.equal(model.generate(ids, **more), expected)
+
+
+def test_peft():
+    peft = pytest.importorskip("peft")
+    model = tiny("llama")
+    adapted = peft.get_peft_model(
+        model,
+        peft.LoraConfig(target_modules=["q_proj", "gate_proj"], modules_to_save=["lm_head"], init_lora_weights=False),
+    )
+    expected, grads = trained(adapted)
+    report = opmux.patch_model(adapted)
+    assert {row.name for row in report.replaced} == LLAMA
+    out, found = trained(adapted)
+    assert out.logits is None
+    close(out.loss, expected.loss)
+    assert found.keys() == grads.keys()
+    for name, grad in grads.items():
+        close(found[name], grad)
+
+
+def test_a_head_that_is_not_a_plain_linear_layer_keeps_its_logits():
+    peft = pytest.importorskip("peft")
+    adapted = peft.get_peft_model(tiny("llama"), peft.LoraConfig(target_modules=["lm_head"], init_lora_weights=False))
+    expected, _ = trained(adapted)
+    opmux.patch_model(adapted)
+    out, _ = trained(adapted)
+    assert out.logits is not None
+    close(out.loss, expected.loss)
+
+
+def test_a_loss_of_ones_own_is_kept():
+    model = tiny("llama")
+    model.loss_function = lambda logits, labels, vocab_size, **kwargs: logits.sum()
+    opmux.patch_model(model)
+    out, _ = trained(model)
+    close(out.loss, out.logits.sum())
+
+
+def test_compiled():
+    model = tiny("llama")
+    expected, grads = trained(model)
+    opmux.patch_model(model)
+    out, found = trained(torch.compile(model, backend="aot_eager"))
+    close(out.loss, expected.loss)
+    for name, grad in grads.items():
+        close(found[f"_orig_mod.{name}"], grad)
+
+
+def test_hooks_of_norms_are_called():
+    model = tiny("llama")
+    seen = []
+    model.model.layers[0].post_attention_layernorm.register_forward_hook(lambda *args: seen.append(1))
+    opmux.patch_model(model)
+    answers(model)
+    assert seen == [1]
+
+
+def test_a_copy_of_a_patched_model_is_patched():
+    model = tiny("llama")
+    opmux.patch_model(model)
+    twin = copy.deepcopy(model)
+    with torch.no_grad():
+        twin.model.norm.weight.zero_()
+    assert not torch.equal(answers(twin).logits, answers(model).logits)
+    assert trained(twin)[0].logits is None
+
+
+def test_trainer(tmp_path):
+    pytest.importorskip("accelerate")
+    expected = None
+    for patched in (False, True):
+        model = tiny("llama")
+        if patched:
+            opmux.patch_model(model)
+        args = transformers.TrainingArguments(
+            str(tmp_path), max_steps=3, per_device_train_batch_size=2, gradient_accumulation_steps=2, report_to=[],
+            logging_steps=1, disable_tqdm=True, use_cpu=True, save_strategy="no", seed=3,
+        )  # fmt: skip
+        rows = [{name: value[0] for name, value in batch(1, 8).items()} for _ in range(12)]
+        trainer = transformers.Trainer(model=model, args=args, train_dataset=rows)
+        trainer.train()
+        losses = torch.tensor([entry["loss"] for entry in trainer.state.log_history if "loss" in entry])
+        expected = losses if expected is None else expected
+        close(losses, expected, 1e-4)
