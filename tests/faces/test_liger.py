@@ -95,6 +95,56 @@ def cross_entropy(x, target, weight, ignore, z, smoothing, reduction, cap):
     return {"none": losses, "sum": losses.sum(), "mean": losses.sum() / counts}[reduction]
 
 
+def rms_norm(x, w, eps, offset, mode, dtype=torch.float32):
+    """Where Liger's modes round: llama the normalised value and the product, gemma once."""
+    y = x.float() * torch.rsqrt(x.float().pow(2).mean(-1, keepdim=True) + eps)
+    if mode == "llama":
+        y = y.to(x.dtype)
+    return y if w is None else (y * (offset + w)).to(x.dtype)
+
+
+def rotated(x, cos, sin):
+    half = torch.cat([-x[..., x.shape[-1] // 2 :], x[..., : x.shape[-1] // 2]], -1)
+    return x * cos[:, None] + half * sin[:, None]
+
+
+def rope(q, k, cos, sin, *_):
+    return rotated(q, cos, sin), rotated(k, cos, sin)
+
+
+def mrope(q, k, cos, sin, sections):
+    pick = lambda t: torch.cat([p[i % 3] for i, p in enumerate(t.split(sections * 2, -1))], -1)
+    return rope(q, k, pick(cos), pick(sin))
+
+
+def llama4_rope(q, k, freqs, block):
+    turn = lambda x: torch.view_as_real(torch.view_as_complex(x.unflatten(-1, (-1, 2))) * freqs[:, None]).flatten(3)
+    return turn(q), turn(k)
+
+
+def angles(*shape):
+    half = normal(*shape)
+    return torch.cat([half, half], -1).cos().detach(), torch.cat([half, half], -1).sin().detach()
+
+
+def constant(*tensors):
+    """Tensors that are not differentiated."""
+    return tuple(Constant(t) for t in tensors)
+
+
+class Constant:
+    def __init__(self, value):
+        self.value = value
+
+
+def grpo(logits, old, ref, ids, advantages, mask, temperature, beta, low, high, inplace):
+    x = (logits[:, :-1] / temperature).log_softmax(-1).gather(-1, ids[..., None])[..., 0]
+    ratio, a = (x - old).exp(), advantages[:, None]
+    made = -torch.minimum(ratio * a, ratio.clamp(1 - low, 1 + high) * a)
+    made = made + beta * ((ref - x).exp() - (ref - x) - 1)
+    return ((made * mask).sum(-1) / mask.sum(-1)).mean()
+
+
 CASES = {
     "LigerGELUMulFunction": [
         ((normal(2, 3, 5), normal(2, 3, 5, seed=1)), lambda a, b: F.gelu(a, approximate="tanh") * b)
@@ -112,6 +162,32 @@ CASES = {
         (
             (normal(2, 6, 5), normal(6), normal(6, seed=1), 6, 3, 1e-5),
             lambda x, w, b, c, groups, eps: F.group_norm(x, groups, w, b, eps),
+        )
+    ],
+    "LigerRMSNormFunction": [
+        ((normal(2, 3, 8), normal(8), 1e-5, 1.0, mode), rms_norm) for mode in ("llama", "gemma", "none")
+    ] + [((normal(3, 8), None, 1e-5, 1.0, "llama"), rms_norm)],
+    "LigerFusedAddRMSNormFunction": [
+        (
+            (normal(2, 3, 8), normal(2, 3, 8, seed=1), normal(8), 1e-5, 0.0, "llama"),
+            lambda x, r, w, eps, offset, mode: (rms_norm(x + r, w, eps, offset, mode), x + r),
+        )
+    ],
+    "LigerRopeFunction": [((normal(2, 3, 5, 8), normal(2, 1, 5, 8), *constant(*angles(1, 5, 4))), rope)],
+    "LigerQwen2VLMRopeFunction": [
+        ((normal(2, 3, 5, 8), normal(2, 1, 5, 8), *constant(*angles(3, 2, 5, 4)), [2, 1, 1]), mrope)
+    ],
+    "LigerLlama4RopeFunction": [
+        ((normal(2, 5, 3, 8), normal(2, 5, 1, 8), torch.polar(torch.ones(5, 4), normal(5, 4)), 64), llama4_rope)
+    ],
+    "GrpoLossFunction": [
+        (
+            (
+                normal(2, 4, 9), *constant(-normal(2, 3).abs(), -normal(2, 3, seed=1).abs()),
+                labels(6, 9, 0).view(2, 3), *constant(normal(2), torch.tensor([[1, 1, 1], [1, 1, 0]])),
+                0.9, 0.04, 0.2, 0.4, False,
+            ),
+            grpo,
         )
     ],
     "LigerCrossEntropyFunction": [
@@ -132,8 +208,10 @@ CASES = {
 def gradients(call, args, twice=False):
     """Results, and gradients of all floating-point tensors; no argument and no incoming gradient may be written."""
     own = [a.clone().requires_grad_() if torch.is_tensor(a) and a.is_floating_point() else a for a in args]
+    own = [a.value.clone() if isinstance(a, Constant) else a for a in own]
+    args = [a.value if isinstance(a, Constant) else a for a in args]
     made = call(*own)
-    made = [t for t in (made if isinstance(made, tuple) else (made,)) if t is not None]
+    made = [t for t in (made if isinstance(made, tuple) else (made,)) if t is not None and t.requires_grad]
     incoming = [normal(*t.shape, seed=7).to(t.dtype) for t in made]
     wanted = [a for a in own if torch.is_tensor(a) and a.requires_grad]
     found = ()
@@ -186,6 +264,30 @@ def test_the_gradients_of_plain_functions():
     own = [t.clone().requires_grad_() for t in (x, w, b)]
     want = torch.autograd.grad(F.group_norm(own[0], 3, *own[1:], 1e-5), own, dy)
     torch.testing.assert_close(ops.group_norm_backward(dy, x, w, b, mean, rstd, 6, 3), want)
+    x, r, w, dy, ds = (normal(3, 8), normal(3, 8, seed=1), normal(8), normal(3, 8, seed=2), normal(3, 8, seed=3))
+    own = [t.clone().requires_grad_() for t in (x, w)]
+    want = torch.autograd.grad(rms_norm(*own, 1e-5, 1.0, "gemma"), own, dy)
+    _, _, rstd, *block, mode = ops.rms_norm_forward(x, w, 1e-5, 1.0, 1, None)
+    torch.testing.assert_close(ops.rms_norm_backward(dy, x, w, rstd, 1.0, mode, *block, True, None), want)
+    own = [t.clone().requires_grad_() for t in (x, r, w)]
+    total = own[0] + own[1]
+    want = torch.autograd.grad([rms_norm(total, own[2], 1e-5, 0.0, "llama"), total], own, [dy, ds])
+    _, total, rstd, *block, mode = ops.fused_add_rms_norm_forward(x, r, w, 1e-5, 0.0, "llama")
+    torch.testing.assert_close(ops.fused_add_rms_norm_backward(dy, ds, total, w, rstd, 0.0, mode, *block, True), want)
+    q, k, (cos, sin) = normal(2, 3, 5, 8), normal(2, 1, 5, 8), angles(1, 5, 4)
+    turned = ops.rope_forward(q, k, cos, sin)
+    torch.testing.assert_close(turned[:2], rope(q, k, cos, sin))
+    torch.testing.assert_close(ops.rope_backward(*turned), (q, k))  # a rotation's transpose undoes it
+    from liger_kernel.ops.llama4_rope import llama4_rope_forward
+    from liger_kernel.ops.qwen2vl_mrope import qwen2vl_mrope_backward, qwen2vl_mrope_forward
+
+    cos, sin = angles(3, 2, 5, 4)
+    turned = qwen2vl_mrope_forward(q, k, cos, sin, [2, 1, 1])
+    torch.testing.assert_close(qwen2vl_mrope_backward(*turned, [2, 1, 1]), (q, k))
+    q, k, freqs = normal(2, 5, 3, 8), normal(2, 5, 1, 8), torch.polar(torch.ones(9, 4), normal(9, 4))
+    turned = llama4_rope_forward(q, k, freqs)  # of which the first 5 rows are used
+    torch.testing.assert_close(turned, llama4_rope(q, k, freqs[:5], None))
+    torch.testing.assert_close(llama4_rope_forward(*turned, torch.view_as_real(freqs), imag_sign=-1.0), (q, k))
 
 
 def test_losses_with_their_gradients():
@@ -240,6 +342,62 @@ def test_what_losses_return_beside_the_loss():
     assert LigerCrossEntropyLoss()(logits.bfloat16(), target).dtype is torch.bfloat16  # as torch's
 
 
+def log_probs(x, w, target):
+    counts = target != -100
+    each = F.linear(x, w).log_softmax(-1).gather(-1, target.clamp(min=0)[..., None])[..., 0] * counts
+    return each.sum(-1)
+
+
+def test_losses_of_chunks():
+    """Liger's orders of arguments, its options, and how many values there are beside the loss."""
+    from liger_kernel import chunked_loss
+    from liger_kernel.chunked_loss import functional
+
+    x, ref = normal(4, 5, 8).requires_grad_(), normal(4, 5, 8, seed=1)
+    w, ref_w, target = normal(9, 8).requires_grad_(), normal(9, 8, seed=1), labels(20, 9, 3).view(4, 5)
+    ratio = log_probs(x, w, target) - log_probs(ref, ref_w, target)
+    dpo = -F.logsigmoid(0.2 * (ratio[:2] - ratio[2:])).mean()
+    loss, more = chunked_loss.LigerFusedLinearDPOLoss(beta=0.2)(w, x, target, None, ref, ref_w)
+    torch.testing.assert_close(loss, dpo)
+    torch.testing.assert_close(more[0], log_probs(x, w, target)[:2].detach())
+    torch.testing.assert_close(more[-1], 0.2 * ratio[2:].detach())
+    torch.testing.assert_close(torch.autograd.grad(loss, (x, w)), torch.autograd.grad(dpo, (x, w)))
+    alone, _ = chunked_loss.LigerFusedLinearDPOLoss(beta=0.2, use_ref_model=False)(w, x, target, None, ref, ref_w)
+    torch.testing.assert_close(alone, functional.liger_fused_linear_dpo(x, w, target, beta=0.2)[0])
+    for name, count in (("CPO", 7), ("SimPO", 7), ("ORPO", 9)):
+        made = getattr(chunked_loss, f"LigerFusedLinear{name}Loss")()(w, x, target)
+        assert made[0].requires_grad and len(made[1]) == count and more[4] == 0 != made[1][4]  # the NLL
+    chosen = torch.tensor([True, False, True, False])
+    kto = torch.where(chosen, 1 - torch.sigmoid(0.1 * ratio), 1 - torch.sigmoid(-0.1 * ratio)).mean()
+    loss, more = chunked_loss.LigerFusedLinearKTOLoss(use_ref_model=True)(x, w, target, None, chosen, ref, ref_w)
+    torch.testing.assert_close(loss, kto)
+    assert len(more) == 6
+    ids, mask = target.clamp(min=0), torch.ones(4, 5)
+    for beta, count in ((0.1, 2), (0.0, 1)):
+        made = chunked_loss.LigerFusedLinearGRPOLoss(beta=beta, loss_type="bnpo")
+        loss, more = made(x, w, ids, mask, torch.ones(4), ref_input=ref, ref_weight=ref_w)
+        assert loss.requires_grad and len(more) == count
+
+
+def test_grpo_of_logits():
+    from liger_kernel.ops.grpo_loss import fused_selective_log_softmax
+    from liger_kernel.transformers.grpo_loss import triton_grpo_loss
+
+    logits, ids = normal(2, 4, 9).requires_grad_(), labels(10, 9, 0).view(2, 5)
+    mask = torch.tensor([[1, 1, 1, 1, 0], [1, 1, 1, 1, 1]])
+    got = fused_selective_log_softmax(logits, ids, 0.5, mask)
+    want = (logits[:, :-1] / 0.5).log_softmax(-1).gather(-1, ids[:, 2:, None])[..., 0] * mask[:, 2:]
+    torch.testing.assert_close(got, want.detach())
+    each = triton_grpo_loss(logits, None, got, ids[:, 2:], torch.ones(2), mask[:, 2:], temperature=0.5)
+    assert [t.shape for t in each] == [(2, 3)] * 3 and each[0].requires_grad
+    before = logits.detach().clone()
+    loss, more = triton_grpo_loss(
+        logits, None, None, ids[:, 2:], torch.ones(2), mask[:, 2:], beta=0.0, reduce=True, loss_type="vespo"
+    )
+    loss.backward()
+    assert len(more) == 1 and torch.equal(logits, before)  # not in place, which is Liger's default
+
+
 # ---- modules --------------------------------------------------------------------------------------------------------
 
 CONFIG = SimpleNamespace(
@@ -247,6 +405,27 @@ CONFIG = SimpleNamespace(
     num_kv_shared_layers=2, use_double_wide_mlp=True,
 )  # fmt: skip
 GELU = SimpleNamespace(**{**vars(CONFIG), "hidden_act": "gelu_pytorch_tanh"})
+
+
+def test_norms_are_ligers():
+    from liger_kernel.transformers import LigerFusedAddRMSNorm
+    from liger_kernel.transformers import rms_norm as at
+
+    x = normal(2, 3, 8).bfloat16()
+    for name in ("", "ForGemma", "ForGemma2", "ForGemma3", "ForGemma4", "ForGlm4", "ForOlmo2", "ForQwen3Next"):
+        m = getattr(at, f"LigerRMSNorm{name}")(8).bfloat16()
+        zero_centred = name in ("ForGemma", "ForGemma2", "ForGemma3", "ForQwen3Next")
+        assert list(m.state_dict()) == ["weight"] and m.weight.eq(0 if zero_centred else 1).all() and repr(m)
+        torch.testing.assert_close(m(x), rms_norm(x, m.weight, 1e-6, float(zero_centred), m.casting_mode))
+    for m in (at.LigerRMSNormForGemma4(8, with_scale=False), at.LigerRMSNorm(8, elementwise_affine=False)):
+        assert m.weight is None and repr(m)
+        torch.testing.assert_close(m(x.float()), rms_norm(x.float(), None, 1e-6, 0.0, "llama"))
+    m = LigerFusedAddRMSNorm(8)
+    torch.testing.assert_close(
+        m(x.float(), x.float()), (rms_norm(2 * x.float(), m.weight, 1e-6, 0.0, "llama"), 2 * x.float())
+    )
+    with pytest.raises(ValueError, match="casting_mode must be one of 'llama', 'gemma', 'none', 0, 1, -1; got 'bert'"):
+        at.LigerRMSNorm(8, casting_mode="bert")
 
 
 def test_mlps_compute_their_formula():
@@ -321,6 +500,13 @@ def test_norms_have_a_repr_and_start_without_a_bias():
     for m in (LigerLayerNorm(8, bias=True), LigerGroupNorm(8, 2, bias=True)):
         assert repr(m) and not m.bias.any() and m.weight.eq(1).all()
     torch.testing.assert_close(LigerGroupNorm(6, 3)(normal(2, 6, 4)), F.group_norm(normal(2, 6, 4), 3, eps=1e-6))
+
+
+def test_rms_norm_of_float64_has_a_gradient():
+    from liger_kernel.transformers.functional import liger_rms_norm
+
+    x, w = normal(3, 8).double().requires_grad_(), normal(8).double().requires_grad_()
+    assert torch.autograd.gradcheck(lambda x, w: liger_rms_norm(x, w, 1e-6), (x, w))
 
 
 # ---- the modules themselves -----------------------------------------------------------------------------------------

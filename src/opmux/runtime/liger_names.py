@@ -13,13 +13,19 @@ FUNCTION_OPS = {
 # Module below liger_kernel.ops -> its names that liger_kernel.ops has too.
 OPS = {
     "cross_entropy": "LigerCrossEntropyFunction cross_entropy_forward cross_entropy_backward",
+    "fused_add_rms_norm": "LigerFusedAddRMSNormFunction fused_add_rms_norm_forward fused_add_rms_norm_backward",
     "fused_linear_cross_entropy": (
         "LigerFusedLinearCrossEntropyFunction fused_linear_cross_entropy_forward fused_linear_cross_entropy_backward"
     ),
     "geglu": "LigerGELUMulFunction geglu_forward geglu_backward",
     "group_norm": "LigerGroupNormFunction group_norm_forward group_norm_backward",
+    "grpo_loss": "GrpoLossFunction",
     "layer_norm": "LigerLayerNormFunction layer_norm_forward layer_norm_backward",
+    "llama4_rope": "LigerLlama4RopeFunction",
+    "qwen2vl_mrope": "LigerQwen2VLMRopeFunction",
     "relu_squared": "LigerReLUSquaredFunction relu_squared_forward relu_squared_backward",
+    "rms_norm": "LigerRMSNormFunction rms_norm_forward rms_norm_backward",
+    "rope": "LigerRopeFunction rope_forward rope_backward",
     "softmax": "LigerSoftmaxFunction",
     "swiglu": "LigerSiLUMulFunction swiglu_forward swiglu_backward",
 }

@@ -25,23 +25,40 @@ VERSION = "0.8.2"  # of Liger-Kernel, whose interface this is
 
 # A file of this package -> the modules of liger_kernel.ops and liger_kernel.transformers that it has the names of.
 FILES = {
-    "norms": "layer_norm group_norm",
+    "norms": "rms_norm fused_add_rms_norm layer_norm group_norm",
+    "rope": "rope qwen2vl_mrope llama4_rope",
     "rows": "relu_squared softmax",
     "glu": "geglu swiglu",
     "losses": "cross_entropy fused_linear_cross_entropy",
+    "policy": "grpo_loss",
 }
 
 # Module below liger_kernel.ops -> names that liger_kernel.ops does not have.
-OPS_BELOW: dict[str, str] = {}
+OPS_BELOW = {
+    "grpo_loss": "fused_selective_log_softmax",
+    "llama4_rope": "llama4_rope_forward",
+    "qwen2vl_mrope": "qwen2vl_mrope_forward qwen2vl_mrope_backward",
+}
 
 # Module below liger_kernel.transformers -> its modules; the package has those before the | too.
 TRANSFORMERS = {
     "cross_entropy": "LigerCrossEntropyLoss",
+    "fused_add_rms_norm": "LigerFusedAddRMSNorm",
     "fused_linear_cross_entropy": "LigerFusedLinearCrossEntropyLoss",
     "geglu": "LigerGEGLUMLP | LigerGEGLUMLPForGemma4",
     "group_norm": "| LigerGroupNorm",
+    "grpo_loss": "| triton_grpo_loss",
     "layer_norm": "LigerLayerNorm",
+    "llama4_rope": (
+        "liger_llama4_text_rotary_pos_emb liger_llama4_vision_rotary_pos_emb | apply_liger_llama4_rope_full"
+    ),
+    "qwen2vl_mrope": "| liger_multimodal_rotary_pos_emb",
     "relu_squared": "LigerReLUSquared",
+    "rms_norm": (
+        "LigerRMSNorm | LigerRMSNormForGemma LigerRMSNormForGemma2 LigerRMSNormForGemma3 LigerRMSNormForGemma4 "
+        "LigerRMSNormForGlm4 LigerRMSNormForOlmo2 LigerRMSNormForQwen3Next"
+    ),
+    "rope": "liger_rotary_pos_emb | liger_rotary_pos_emb_vision",
     "softmax": "LigerSoftmax",
     "swiglu": (
         "LigerSwiGLUMLP LigerBlockSparseTop2MLP LigerPhi3SwiGLUMLP LigerQwen3MoeSwiGLUMLP LigerFalconH1SwiGLUMLP "
@@ -51,10 +68,21 @@ TRANSFORMERS = {
 
 # File of this package -> its names in liger_kernel.transformers.functional.
 FUNCTIONAL = {
-    "norms": "liger_layer_norm liger_group_norm",
+    "norms": "liger_rms_norm liger_fused_add_rms_norm liger_layer_norm liger_group_norm",
+    "rope": "liger_rope liger_qwen2vl_mrope",
     "rows": "liger_relu_squared liger_softmax",
     "glu": "liger_geglu liger_swiglu",
     "losses": "CrossEntropyOutput liger_cross_entropy liger_fused_linear_cross_entropy",
+}
+
+# What liger_kernel.chunked_loss has of each loss, below it in <first>_loss.
+CHUNKED = {
+    "cpo": "CPO",
+    "dpo": "DPO",
+    "grpo": "GRPO",
+    "kto": "KTO",
+    "orpo": "ORPO",
+    "simpo": "SimPO",
 }
 
 DEVICES = (
@@ -93,6 +121,12 @@ def _tables() -> dict[str, Homes]:
         made["transformers"] |= _homes(exported, _file_of(module))
         made[f"transformers.{module}"] = _homes(exported + rest, _file_of(module))
     made["transformers.functional"] = {n: f for f, names in FUNCTIONAL.items() for n in names.split()}
+    made |= {"chunked_loss": {}, "chunked_loss.functional": {}}
+    for name, word in CHUNKED.items():
+        loss, function = f"LigerFusedLinear{word}Loss", f"LigerFusedLinear{word}Function"
+        made["chunked_loss"][loss] = "chunked"
+        made["chunked_loss.functional"][f"liger_fused_linear_{name}"] = "chunked"
+        made[f"chunked_loss.{name}_loss"] = _homes(f"{loss} {function}", "chunked")
     made["utils"] = _homes(DEVICES, "devices")
     made["ops.utils"] = _homes(LAUNCHING, "launching")
     return made

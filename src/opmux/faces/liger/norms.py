@@ -1,4 +1,4 @@
-"""Normalizations: `liger_kernel`'s layer_norm and group_norm.
+"""Normalizations: `liger_kernel`'s rms_norm and its relatives, layer_norm and group_norm.
 
 `in_place=True`, Liger's default, allows a gradient to overwrite the incoming one. opmux never does.
 """
@@ -10,11 +10,143 @@ from torch import Tensor, nn
 
 from ...core.errors import BadArgument
 from ...specs import channel_norm, norm
+from ..functional import norms
 from .function import LigerFunction
 from .names import ops
 
 # The block and warps that Liger's forwards return for their backwards; opmux's kernels choose their own.
 NO_BLOCK = None, None
+
+
+# ---- RMS norm --------------------------------------------------------------------------------------------------------
+
+CASTINGS = {"llama": "llama", "gemma": "gemma", "none": "none", 0: "llama", 1: "gemma", -1: "none"}
+
+
+def casting_of(name: str, mode: str | int) -> str:
+    """A casting mode by its name or Liger's number."""
+    if mode not in CASTINGS:
+        raise BadArgument.of(name, "casting_mode", f"be one of {', '.join(map(repr, CASTINGS))}", repr(mode))
+    return CASTINGS[mode]
+
+
+class LigerRMSNormFunction(LigerFunction):
+    """X * rsqrt(mean(X^2) + eps) * (offset + W); without W, times 1. `row_mode` has no effect."""
+
+    @staticmethod
+    def apply(
+        X: Tensor,
+        W: Tensor | None,
+        eps: float,
+        offset: float = 0.0,
+        casting_mode: str | int = "llama",
+        in_place: bool = True,
+        row_mode: bool | None = None,
+    ) -> Tensor:
+        casting = casting_of("LigerRMSNormFunction", casting_mode)
+        return norms.rms_norm(X, W, eps, 0.0 if W is None else offset, casting)
+
+
+def rms_norm_forward(
+    X: Tensor, W: Tensor | None, eps: float, offset: float, casting_mode: str | int, row_mode: bool | None
+) -> tuple[Tensor, Tensor, Tensor, None, None, str]:
+    """(Y, X, rstd, None, None, casting_mode)."""
+    casting = casting_of("rms_norm_forward", casting_mode)
+    weight, offset = _affine(X, W, offset)
+    y, rstd = norm.rms_norm(X, weight, eps, offset, casting)
+    return y, X, rstd, *NO_BLOCK, casting
+
+
+def rms_norm_backward(
+    dY: Tensor,
+    X: Tensor,
+    W: Tensor | None,
+    RSTD: Tensor,
+    offset: float,
+    casting_mode: str | int,
+    BLOCK_SIZE: int | None,
+    num_warps: int | None,
+    in_place: bool,
+    row_mode: bool | None,
+) -> tuple[Tensor, Tensor | None]:
+    """The gradients of X and W."""
+    weight, offset = _affine(X, W, offset)
+    dx, dw = norm.rms_norm_bwd(dY, X, weight, RSTD, offset, casting_of("rms_norm_backward", casting_mode))
+    return dx, None if W is None else dw
+
+
+def _affine(x: Tensor, weight: Tensor | None, offset: float) -> tuple[Tensor, float]:
+    return (x.new_ones(x.shape[-1:]), 0.0) if weight is None else (weight, offset)
+
+
+class LigerFusedAddRMSNormFunction(LigerFunction):
+    """The RMS norm of X + R, and X + R."""
+
+    @staticmethod
+    def apply(
+        X: Tensor,
+        R: Tensor,
+        W: Tensor,
+        eps: float,
+        offset: float = 0.0,
+        casting_mode: str | int = "llama",
+        in_place: bool = False,
+    ) -> tuple[Tensor, Tensor]:
+        return norms.add_rms_norm(X, R, W, eps, offset, casting_of("LigerFusedAddRMSNormFunction", casting_mode))
+
+
+def fused_add_rms_norm_forward(
+    X: Tensor, R: Tensor, W: Tensor, eps: float, offset: float, casting_mode: str | int
+) -> tuple[Tensor, Tensor, Tensor, None, None, None, str]:
+    """(Y, X + R, rstd, None, None, None, casting_mode)."""
+    casting = casting_of("fused_add_rms_norm_forward", casting_mode)
+    y, total, rstd = norm.add_rms_norm(X, R, W, eps, offset, casting)
+    return y, total, rstd, *NO_BLOCK, None, casting
+
+
+def fused_add_rms_norm_backward(
+    dY: Tensor,
+    dS_out: Tensor,
+    S: Tensor,
+    W: Tensor,
+    RSTD: Tensor,
+    offset: float,
+    casting_mode: str | int,
+    BLOCK_SIZE: int | None,
+    num_warps: int | None,
+    num_stages: int | None,
+    in_place: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The gradients of X, R and W; the first two are equal."""
+    casting = casting_of("fused_add_rms_norm_backward", casting_mode)
+    dx, dr, dw = norm.add_rms_norm_bwd(dY, dS_out, S, W, RSTD, offset, casting)
+    return dx, dr, dw
+
+
+def liger_rms_norm(
+    X: Tensor,
+    W: Tensor | None,
+    eps: float,
+    offset: float = 0.0,
+    casting_mode: str | int = "llama",
+    in_place: bool = True,
+) -> Tensor:
+    return ops.LigerRMSNormFunction.apply(X, W, eps, offset, casting_mode, in_place)
+
+
+def liger_fused_add_rms_norm(
+    X: Tensor,
+    R: Tensor,
+    W: Tensor,
+    eps: float,
+    offset: float = 0.0,
+    casting_mode: str | int = "llama",
+    in_place: bool = True,
+) -> tuple[Tensor, Tensor]:
+    return ops.LigerFusedAddRMSNormFunction.apply(X, R, W, eps, offset, casting_mode, in_place)
+
+
+# ---- layer and group norm --------------------------------------------------------------------------------------------
 
 
 class LigerLayerNormFunction(LigerFunction):
@@ -103,6 +235,140 @@ def initial(name: str, init_fn: str, size: int) -> nn.Parameter:
     if init_fn not in ("ones", "zeros"):
         raise BadArgument.of(name, "init_fn", "be 'ones' or 'zeros'", repr(init_fn))
     return nn.Parameter(torch.ones(size) if init_fn == "ones" else torch.zeros(size))
+
+
+class LigerRMSNorm(nn.Module):
+    def __init__(
+        self,
+        hidden_size: int,
+        eps: float = 1e-6,
+        offset: float = 0.0,
+        casting_mode: str = "llama",
+        init_fn: str = "ones",
+        in_place: bool = True,
+        row_mode: bool | None = None,
+        elementwise_affine: bool = True,
+    ):
+        super().__init__()
+        casting_of(type(self).__name__, casting_mode)
+        self.elementwise_affine = elementwise_affine
+        weight = initial(type(self).__name__, init_fn, hidden_size)
+        self.register_parameter("weight", weight if elementwise_affine else None)
+        self.variance_epsilon, self.offset, self.casting_mode = eps, offset, casting_mode
+        self.in_place, self.row_mode = in_place, row_mode
+
+    def forward(self, hidden_states: Tensor) -> Tensor:
+        options = self.variance_epsilon, self.offset, self.casting_mode, self.in_place, self.row_mode
+        return ops.LigerRMSNormFunction.apply(hidden_states, self.weight, *options)
+
+    def extra_repr(self) -> str:
+        shape = None if self.weight is None else tuple(self.weight.shape)
+        return f"weight_shape={shape}, eps={self.variance_epsilon}, offset={self.offset}"
+
+
+class LigerRMSNormForGemma(LigerRMSNorm):
+    def __init__(
+        self,
+        hidden_size: int,
+        eps: float = 1e-6,
+        offset: float = 1.0,
+        casting_mode: str = "gemma",
+        init_fn: str = "zeros",
+        in_place: bool = True,
+        row_mode: bool | None = None,
+    ):
+        super().__init__(hidden_size, eps, offset, casting_mode, init_fn, in_place, row_mode)
+
+
+class LigerRMSNormForGemma2(LigerRMSNorm):
+    def __init__(
+        self,
+        hidden_size: int,
+        eps: float = 1e-6,
+        offset: float = 1.0,
+        casting_mode: str = "gemma",
+        init_fn: str = "zeros",
+        in_place: bool = False,
+        row_mode: bool | None = None,
+    ):
+        super().__init__(hidden_size, eps, offset, casting_mode, init_fn, in_place, row_mode)
+
+
+class LigerRMSNormForQwen3Next(LigerRMSNormForGemma2):
+    pass
+
+
+class LigerRMSNormForGemma3(LigerRMSNorm):
+    def __init__(
+        self,
+        dim: int,
+        eps: float = 1e-6,
+        offset: float = 1.0,
+        casting_mode: str = "gemma",
+        init_fn: str = "zeros",
+        in_place: bool = False,
+    ):
+        super().__init__(dim, eps, offset, casting_mode, init_fn, in_place)
+
+
+class LigerRMSNormForGemma4(LigerRMSNorm):
+    """`with_scale=False` for no weight."""
+
+    def __init__(
+        self,
+        dim: int,
+        eps: float = 1e-6,
+        offset: float = 0.0,
+        casting_mode: str = "gemma",
+        init_fn: str = "ones",
+        in_place: bool = False,
+        with_scale: bool = True,
+    ):
+        super().__init__(dim, eps, offset, casting_mode, init_fn, in_place, elementwise_affine=with_scale)
+        self.with_scale = with_scale
+
+
+class LigerRMSNormForOlmo2(LigerRMSNorm):
+    def __init__(
+        self,
+        hidden_size: int,
+        eps: float = 1e-6,
+        offset: float = 0.0,
+        casting_mode: str = "llama",
+        init_fn: str = "ones",
+        in_place: bool = False,
+        row_mode: bool | None = None,
+    ):
+        super().__init__(hidden_size, eps, offset, casting_mode, init_fn, in_place, row_mode)
+
+
+class LigerRMSNormForGlm4(LigerRMSNormForOlmo2):
+    pass
+
+
+class LigerFusedAddRMSNorm(nn.Module):
+    """The RMS norm of hidden_states + residual, and their sum."""
+
+    def __init__(
+        self,
+        hidden_size: int,
+        eps: float = 1e-6,
+        offset: float = 0.0,
+        casting_mode: str = "llama",
+        init_fn: str = "ones",
+        in_place: bool = False,
+    ):
+        super().__init__()
+        casting_of("LigerFusedAddRMSNorm", casting_mode)
+        self.weight = initial("LigerFusedAddRMSNorm", init_fn, hidden_size)
+        self.variance_epsilon, self.offset, self.casting_mode, self.in_place = eps, offset, casting_mode, in_place
+
+    def forward(self, hidden_states: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
+        options = self.variance_epsilon, self.offset, self.casting_mode, self.in_place
+        return ops.LigerFusedAddRMSNormFunction.apply(hidden_states, residual, self.weight, *options)
+
+    def extra_repr(self) -> str:
+        return f"{tuple(self.weight.shape)}, eps={self.variance_epsilon}, offset={self.offset}"
 
 
 class LigerLayerNorm(nn.Module):

@@ -1,0 +1,120 @@
+"""Rotary embeddings: `liger_kernel`'s rope, qwen2vl_mrope and llama4_rope. q and k are not written to."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..functional import rope
+from .function import LigerFunction
+from .names import ops
+
+Pair = tuple[Tensor, Tensor]
+
+
+class LigerRopeFunction(LigerFunction):
+    """q and k rotated by halves, as in transformers. `position_ids` has no effect."""
+
+    @staticmethod
+    def apply(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, position_ids: Any = None, unsqueeze_dim: int = 1) -> Pair:
+        return rope.apply_rotary_pos_emb(q, k, cos, sin, unsqueeze_dim)
+
+
+def rope_forward(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """(q, k, cos, sin), q and k rotated."""
+    return *rope.apply_rotary_pos_emb(q, k, cos, sin), cos, sin
+
+
+def rope_backward(dq: Tensor, dk: Tensor, cos: Tensor, sin: Tensor) -> Pair:
+    """The gradients of q and k: rotated back."""
+    return rope.apply_rotary_pos_emb(dq, dk, cos, -sin)
+
+
+def liger_rope(
+    q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, position_ids: Any = None, unsqueeze_dim: int = 1
+) -> Pair:
+    return ops.LigerRopeFunction.apply(q, k, cos, sin, position_ids, unsqueeze_dim)
+
+
+def liger_rotary_pos_emb(
+    q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, position_ids: Any = None, unsqueeze_dim: int = 1
+) -> Pair:
+    return ops.LigerRopeFunction.apply(q, k, cos, sin, position_ids, unsqueeze_dim)
+
+
+def liger_rotary_pos_emb_vision(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> Pair:
+    """For q and k [patches, heads, d]."""
+    return rope.apply_rotary_pos_emb_vision(q, k, cos, sin)
+
+
+class LigerQwen2VLMRopeFunction(LigerFunction):
+    """q and k rotated by tables of time, height and width."""
+
+    @staticmethod
+    def apply(
+        q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, mrope_section: Sequence[int], unsqueeze_dim: int = 1
+    ) -> Pair:
+        return rope.apply_multimodal_rotary_pos_emb(q, k, cos, sin, mrope_section, unsqueeze_dim)
+
+
+def qwen2vl_mrope_forward(
+    q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, mrope_section: Sequence[int]
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """(q, k, cos, sin), q and k rotated."""
+    return *rope.apply_multimodal_rotary_pos_emb(q, k, cos, sin, mrope_section), cos, sin
+
+
+def qwen2vl_mrope_backward(dq: Tensor, dk: Tensor, cos: Tensor, sin: Tensor, mrope_section: Sequence[int]) -> Pair:
+    """The gradients of q and k: rotated back."""
+    return rope.apply_multimodal_rotary_pos_emb(dq, dk, cos, -sin, mrope_section)
+
+
+def liger_qwen2vl_mrope(
+    q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, mrope_section: Sequence[int], unsqueeze_dim: int = 1
+) -> Pair:
+    return ops.LigerQwen2VLMRopeFunction.apply(q, k, cos, sin, mrope_section, unsqueeze_dim)
+
+
+def liger_multimodal_rotary_pos_emb(
+    q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, mrope_section: Sequence[int], unsqueeze_dim: int = 1
+) -> Pair:
+    return ops.LigerQwen2VLMRopeFunction.apply(q, k, cos, sin, mrope_section, unsqueeze_dim)
+
+
+class LigerLlama4RopeFunction(LigerFunction):
+    """q and k [batch, length, heads, d] as complex numbers, times freqs_cis. `BLOCK_SIZE` has no effect."""
+
+    @staticmethod
+    def apply(q: Tensor, k: Tensor, freqs_cis: Tensor, BLOCK_SIZE: int | None = None) -> Pair:
+        return llama4_rope_forward(q, k, freqs_cis)
+
+
+def llama4_rope_forward(
+    q: Tensor, k: Tensor, freqs_cis: Tensor, BLOCK_SIZE: int | None = None, imag_sign: float = 1.0
+) -> Pair:
+    """freqs_cis is complex, or has (cos, sin) as its last dimension. With imag_sign=-1.0, the rotation back."""
+    freqs = freqs_cis if freqs_cis.is_complex() else torch.view_as_complex(freqs_cis.float())
+    length, batch = q.shape[1], q.shape[0]
+    rows = freqs.numel() // freqs.shape[-1]
+    if rows > length and rows != batch * length:  # a table that is longer than the sequence
+        freqs = freqs.reshape(rows, -1)[:length]
+    return rope.apply_rotary_emb(q, k, freqs if imag_sign > 0 else freqs.conj().resolve_conj())
+
+
+def liger_llama4_text_rotary_pos_emb(xq: Tensor, xk: Tensor, freqs_cis: Tensor) -> Pair:
+    return ops.LigerLlama4RopeFunction.apply(xq, xk, freqs_cis)
+
+
+def liger_llama4_vision_rotary_pos_emb(query: Tensor, key: Tensor, freqs_ci: Tensor) -> Pair:
+    """freqs_ci may be real, where a cast of the model has dropped the imaginary part: transformers takes that too."""
+    freqs = freqs_ci if freqs_ci.is_complex() else torch.complex(freqs_ci.float(), torch.zeros_like(freqs_ci.float()))
+    return ops.LigerLlama4RopeFunction.apply(query, key, freqs.to(query.device))
+
+
+def apply_liger_llama4_rope_full(modeling_module: Any) -> None:
+    """Set both functions in transformers' module of Llama 4."""
+    modeling_module.apply_rotary_emb = liger_llama4_text_rotary_pos_emb
+    modeling_module.vision_apply_rotary_emb = liger_llama4_vision_rotary_pos_emb
