@@ -1,6 +1,7 @@
 """`liger_kernel` as opmux provides it: Liger's names and signatures, and each function against torch's formula.
 
-`liger_signatures.txt` has the public signatures of Liger-Kernel 0.8.2, without annotations.
+`liger_signatures.txt` has the public signatures of Liger-Kernel 0.8.2 (those of mlp are of the version after it),
+without annotations.
 """
 
 from __future__ import annotations
@@ -145,6 +146,12 @@ def grpo(logits, old, ref, ids, advantages, mask, temperature, beta, low, high, 
     return ((made * mask).sum(-1) / mask.sum(-1)).mean()
 
 
+def experts(x, gate_up, down, index, weights):
+    halves = torch.einsum("th,tkih->tki", x, gate_up[index]).chunk(2, -1)
+    made = torch.einsum("tki,tkhi->tkh", F.silu(halves[0]) * halves[1], down[index])
+    return (made * weights[..., None]).sum(1)
+
+
 CASES = {
     "LigerGELUMulFunction": [
         ((normal(2, 3, 5), normal(2, 3, 5, seed=1)), lambda a, b: F.gelu(a, approximate="tanh") * b)
@@ -152,6 +159,24 @@ CASES = {
     "LigerSiLUMulFunction": [
         ((normal(2, 3, 5), normal(2, 3, 5, seed=1)), lambda a, b: F.silu(a) * b),
         ((normal(4, 5), normal(4, 5, seed=1), 0.5, 3.0), lambda a, b, g, d: F.silu(a * g) * b * d),
+    ],
+    "LigerFusedGateUpSiLUMulFunction": [
+        ((normal(2, 3, 10), in_place), lambda y, _: F.silu(y[..., :5]) * y[..., 5:]) for in_place in (False, True)
+    ],
+    "LigerMLPFunction": [
+        (
+            (normal(2, 3, 4), normal(6, 4), normal(6, 4, seed=1), normal(4, 6, seed=2), 0.5, 3.0),
+            lambda x, g, u, d, by, over: F.linear(F.silu(F.linear(x, g) * by) * F.linear(x, u), d) * over,
+        )
+    ],
+    "LigerFusedMoEFunction": [
+        (
+            (
+                normal(5, 4), normal(3, 12, 4), normal(3, 4, 6), torch.tensor([[0, 2], [2, 1], [0, 1], [2, 0], [1, 2]]),
+                normal(5, 2).softmax(-1),
+            ),
+            experts,
+        )
     ],
     "LigerReLUSquaredFunction": [((normal(3, 7),), lambda x: F.relu(x) ** 2)],
     "LigerSoftmaxFunction": [((normal(*shape),), lambda x: x.softmax(-1)) for shape in ((2, 3, 7), (1, 70000))],
@@ -238,7 +263,8 @@ def test_functions_compute_their_formula(name):
 def test_every_function_has_a_case():
     from liger_kernel import ops
 
-    assert {n for n in ops.homes if n.endswith("Function")} == set(CASES)
+    functions = {n for n in ops.homes if n.endswith("Function")}
+    assert functions - {"LigerTiledMLPFunction"} == set(CASES)  # that one has a test of its own
 
 
 def test_the_gradients_of_plain_functions():
@@ -252,6 +278,12 @@ def test_the_gradients_of_plain_functions():
         _, _, got = getattr(ops, f"{name}_forward")(a, b)
         torch.testing.assert_close(got, want)
         torch.testing.assert_close(getattr(ops, f"{name}_backward")(a, b, dc), torch.autograd.grad(want, own, dc))
+    from liger_kernel.ops.swiglu import swiglu_fused_gate_up_backward, swiglu_fused_gate_up_forward
+
+    y, dc = normal(2, 3, 8).requires_grad_(), normal(2, 3, 4)
+    want = F.silu(y[..., :4]) * y[..., 4:]
+    torch.testing.assert_close(swiglu_fused_gate_up_forward(y.detach())[1], want.detach())
+    torch.testing.assert_close(swiglu_fused_gate_up_backward(y.detach(), dc), torch.autograd.grad(want, y, dc)[0])
     x, dy = normal(3, 5), normal(3, 5, seed=1)
     torch.testing.assert_close(ops.relu_squared_backward(x, dy), 2 * F.relu(x) * dy)
     x, w, b, dy = normal(4, 6), normal(6), normal(6, seed=1), normal(4, 6, seed=2)
@@ -429,7 +461,7 @@ def test_norms_are_ligers():
 
 
 def test_mlps_compute_their_formula():
-    from liger_kernel.transformers import swiglu
+    from liger_kernel.transformers import LigerFalconH1MLP, LigerMLP, LigerTiledGEGLUMLP, LigerTiledSwiGLUMLP, swiglu
     from liger_kernel.transformers.geglu import LigerGEGLUMLP, LigerGEGLUMLPForGemma4
 
     x = normal(2, 3, 8)
@@ -444,11 +476,34 @@ def test_mlps_compute_their_formula():
     m = swiglu.LigerPhi3SwiGLUMLP(CONFIG)
     gate, up = m.gate_up_proj(x).chunk(2, -1)
     torch.testing.assert_close(m(x), m.down_proj(F.silu(gate) * up))
-    for m in (LigerGEGLUMLP(GELU), LigerGEGLUMLPForGemma4(GELU, 3)):
+    m = LigerFalconH1MLP(CONFIG)
+    torch.testing.assert_close(m(x), m.down_proj(F.silu(m.gate_proj(x) * 0.5) * m.up_proj(x)) * 2)
+    for m in (LigerMLP(CONFIG), LigerTiledSwiGLUMLP(CONFIG, 2)):
+        own = x.clone().requires_grad_()
+        want = m.down_proj(F.silu(m.gate_proj(own)) * m.up_proj(own))
+        wanted = [own, *m.parameters()]
+        torch.testing.assert_close(m(own), want)
+        made = torch.autograd.grad(m(own).sum(), wanted), torch.autograd.grad(want.sum(), wanted)
+        torch.testing.assert_close(*made)
+    for m in (LigerGEGLUMLP(GELU), LigerGEGLUMLPForGemma4(GELU, 3), LigerTiledGEGLUMLP(GELU)):
         torch.testing.assert_close(m(x), m.down_proj(F.gelu(m.gate_proj(x), approximate="tanh") * m.up_proj(x)))
     assert [LigerGEGLUMLPForGemma4(GELU, i).intermediate_size for i in (None, 1, 2)] == [12, 12, 24]
     with pytest.raises(ValueError, match="config.hidden_act must be 'silu' or 'swish'; got 'gelu_pytorch_tanh'"):
         swiglu.LigerSwiGLUMLP(GELU)
+
+
+def test_experts_have_the_parameters_of_transformers():
+    from liger_kernel.transformers import LigerExperts
+
+    m = LigerExperts(SimpleNamespace(**vars(CONFIG), num_local_experts=3))
+    for p in m.parameters():
+        torch.nn.init.normal_(p)
+    assert {n: tuple(p.shape) for n, p in m.named_parameters()} == {
+        "gate_up_proj": (3, 24, 8), "down_proj": (3, 8, 12)
+    }  # fmt: skip
+    x, index, weights = normal(2, 2, 8), torch.tensor([[0, 2], [2, 1], [0, 1], [2, 0]]), normal(4, 2).softmax(-1)
+    want = experts(x.view(4, 8), m.gate_up_proj, m.down_proj, index, weights).view(2, 2, 8)
+    torch.testing.assert_close(m(x, index.view(2, 2, 2), weights.view(2, 2, 2)), want)
 
 
 # ---- what is wrong in Liger-Kernel, and must not be here ------------------------------------------------------------

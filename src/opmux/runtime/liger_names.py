@@ -17,17 +17,20 @@ OPS = {
     "fused_linear_cross_entropy": (
         "LigerFusedLinearCrossEntropyFunction fused_linear_cross_entropy_forward fused_linear_cross_entropy_backward"
     ),
+    "fused_moe": "LigerFusedMoEFunction",
     "geglu": "LigerGELUMulFunction geglu_forward geglu_backward",
     "group_norm": "LigerGroupNormFunction group_norm_forward group_norm_backward",
     "grpo_loss": "GrpoLossFunction",
     "layer_norm": "LigerLayerNormFunction layer_norm_forward layer_norm_backward",
     "llama4_rope": "LigerLlama4RopeFunction",
+    "mlp": "LigerMLPFunction",
     "qwen2vl_mrope": "LigerQwen2VLMRopeFunction",
     "relu_squared": "LigerReLUSquaredFunction relu_squared_forward relu_squared_backward",
     "rms_norm": "LigerRMSNormFunction rms_norm_forward rms_norm_backward",
     "rope": "LigerRopeFunction rope_forward rope_backward",
     "softmax": "LigerSoftmaxFunction",
-    "swiglu": "LigerSiLUMulFunction swiglu_forward swiglu_backward",
+    "swiglu": "LigerSiLUMulFunction LigerFusedGateUpSiLUMulFunction swiglu_forward swiglu_backward",
+    "tiled_mlp": "LigerTiledMLPFunction apply_tiled_mlp",
 }
 
 NAMES = frozenset(name for names in OPS.values() for name in names.split())

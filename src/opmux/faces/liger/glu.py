@@ -1,13 +1,16 @@
-"""Gated activations and the MLPs around them: `liger_kernel`'s geglu and swiglu."""
+"""Gated activations and the MLPs around them: `liger_kernel`'s geglu, swiglu, mlp and tiled_mlp."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from ...core.errors import BadArgument
 from ...specs import activation
+from ..functional import glu, mlp
 from .function import LigerFunction
 from .names import ops
 
@@ -19,7 +22,7 @@ class LigerGELUMulFunction(LigerFunction):
 
     @staticmethod
     def apply(a: Tensor, b: Tensor) -> Tensor:
-        return activation.gelu_tanh_mul(a, b)
+        return glu.geglu(a, b)
 
 
 def geglu_forward(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -37,14 +40,12 @@ class LigerSiLUMulFunction(LigerFunction):
 
     @staticmethod
     def apply(a: Tensor, b: Tensor, gate_multiplier: float = 1.0, down_multiplier: float = 1.0) -> Tensor:
-        gate = a if gate_multiplier == 1.0 else a * gate_multiplier
-        made = activation.silu_mul(gate, b)
-        return made if down_multiplier == 1.0 else made * down_multiplier
+        return glu.swiglu(a, b, gate_multiplier, down_multiplier)
 
 
 def swiglu_forward(a: Tensor, b: Tensor, gate_multiplier: float = 1.0) -> tuple[Tensor, Tensor, Tensor]:
     """(a, b, silu(a * gate_multiplier) * b)."""
-    return a, b, LigerSiLUMulFunction.apply(a, b, gate_multiplier)
+    return a, b, glu.swiglu(a, b, gate_multiplier)
 
 
 def swiglu_backward(a: Tensor, b: Tensor, dc: Tensor, gate_multiplier: float = 1.0) -> tuple[Tensor, Tensor]:
@@ -53,6 +54,65 @@ def swiglu_backward(a: Tensor, b: Tensor, dc: Tensor, gate_multiplier: float = 1
         return activation.silu_mul_bwd(dc, a, b)
     da, db = activation.silu_mul_bwd(dc, a * gate_multiplier, b)
     return da * gate_multiplier, db
+
+
+class LigerFusedGateUpSiLUMulFunction(LigerFunction):
+    """silu(gate) * up for y = [..., gate, up]. `in_place` has no effect: y is not written to."""
+
+    @staticmethod
+    def apply(y: Tensor, in_place: bool = False) -> Tensor:
+        return glu.fused_gate_up_swiglu(y)
+
+
+def swiglu_fused_gate_up_forward(y: Tensor) -> tuple[Tensor, Tensor]:
+    """(y, silu(gate) * up)."""
+    return y, activation.silu_glu(y)
+
+
+def swiglu_fused_gate_up_backward(y: Tensor, dc: Tensor, in_place: bool = False) -> Tensor:
+    """The gradient of y."""
+    return activation.silu_glu_bwd(dc, y)
+
+
+class LigerMLPFunction(LigerFunction):
+    """A whole SwiGLU MLP."""
+
+    @staticmethod
+    def apply(
+        input: Tensor,
+        gate_weight: Tensor,
+        up_weight: Tensor,
+        down_weight: Tensor,
+        gate_multiplier: float = 1.0,
+        down_multiplier: float = 1.0,
+    ) -> Tensor:
+        return mlp.swiglu_mlp(input, gate_weight, up_weight, down_weight, gate_multiplier, down_multiplier)
+
+
+class LigerTiledMLPFunction(LigerFunction):
+    """fn(mlp_module, x) in shards of the sequence. `compute_params` has no effect: all parameters have gradients."""
+
+    @staticmethod
+    def apply(
+        fn: Callable[[Any, Tensor], Tensor],
+        mlp_module: nn.Module,
+        x: Tensor,
+        shards: int,
+        compute_params: Sequence[nn.Parameter] | None = None,
+    ) -> Tensor:
+        return mlp.tiled_mlp(fn, mlp_module, x, shards)
+
+
+def apply_tiled_mlp(
+    fn: Callable[[Any, Tensor], Tensor],
+    mlp_module: nn.Module,
+    x: Tensor,
+    num_shards: int | None = None,
+    compute_params: Sequence[nn.Parameter] | None = None,
+) -> Tensor:
+    """fn(mlp_module, x) in shards of the sequence; by default as many as it is times as long as x is wide."""
+    shards = -(-x.shape[-2] // x.shape[-1]) if num_shards is None else num_shards
+    return ops.LigerTiledMLPFunction.apply(fn, mlp_module, x, shards, compute_params)
 
 
 def liger_geglu(a: Tensor, b: Tensor) -> Tensor:
@@ -173,5 +233,62 @@ class LigerPhi3SwiGLUMLP(nn.Module):
         self.down_proj = nn.Linear(self.intermediate_size, self.hidden_size, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        gate, up = self.gate_up_proj(x).chunk(2, dim=-1)
-        return self.down_proj(ops.LigerSiLUMulFunction.apply(gate, up))
+        return self.down_proj(ops.LigerFusedGateUpSiLUMulFunction.apply(self.gate_up_proj(x)))
+
+
+class LigerTiledSwiGLUMLP(GatedMLP):
+    """In shards of the sequence, each of which is computed again in the backward."""
+
+    def __init__(self, config: Any, num_shards: int | None = None):
+        super().__init__(config)
+        self.num_shards = num_shards
+
+    def forward(self, x: Tensor) -> Tensor:
+        return ops.apply_tiled_mlp(GatedMLP.forward, self, x, self.num_shards)
+
+
+class LigerTiledGEGLUMLP(LigerTiledSwiGLUMLP):
+    function, activations = LigerGEGLUMLP.function, LigerGEGLUMLP.activations
+
+
+class LigerMLP(GatedMLP):
+    """As LigerSwiGLUMLP, and saves less for the backward."""
+
+    def __init__(self, config: Any):
+        super().__init__(config)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return ops.LigerMLPFunction.apply(x, self.gate_proj.weight, self.up_proj.weight, self.down_proj.weight)
+
+
+class LigerFalconH1MLP(GatedMLP):
+    """As LigerFalconH1SwiGLUMLP, without biases; saves less for the backward."""
+
+    def __init__(self, config: Any):
+        super().__init__(config)
+        self.gate_multiplier, self.down_multiplier = map(float, config.mlp_multipliers)
+
+    def forward(self, x: Tensor) -> Tensor:
+        weights = self.gate_proj.weight, self.up_proj.weight, self.down_proj.weight
+        return ops.LigerMLPFunction.apply(x, *weights, self.gate_multiplier, self.down_multiplier)
+
+
+class LigerExperts(nn.Module):
+    """The experts of a mixture, with the parameters of those of transformers."""
+
+    activations = GatedMLP.activations
+
+    def __init__(self, config: Any):
+        super().__init__()
+        check_activation(self, config)
+        self.num_experts = config.num_experts if hasattr(config, "num_experts") else config.num_local_experts
+        self.intermediate_dim = getattr(config, "moe_intermediate_size", None) or config.intermediate_size
+        self.hidden_dim = config.hidden_size
+        self.gate_up_proj = nn.Parameter(torch.empty(self.num_experts, 2 * self.intermediate_dim, self.hidden_dim))
+        self.down_proj = nn.Parameter(torch.empty(self.num_experts, self.hidden_dim, self.intermediate_dim))
+
+    def forward(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
+        rows = hidden_states.reshape(-1, self.hidden_dim)
+        index, weights = (t.reshape(-1, t.shape[-1]) for t in (top_k_index, top_k_weights))
+        made = ops.LigerFusedMoEFunction.apply(rows, self.gate_up_proj, self.down_proj, index.int(), weights)
+        return made.view(hidden_states.shape)

@@ -28,7 +28,8 @@ FILES = {
     "norms": "rms_norm fused_add_rms_norm layer_norm group_norm",
     "rope": "rope qwen2vl_mrope llama4_rope",
     "rows": "relu_squared softmax",
-    "glu": "geglu swiglu",
+    "glu": "geglu swiglu mlp tiled_mlp",
+    "moe": "fused_moe",
     "losses": "cross_entropy fused_linear_cross_entropy",
     "policy": "grpo_loss",
 }
@@ -38,6 +39,7 @@ OPS_BELOW = {
     "grpo_loss": "fused_selective_log_softmax",
     "llama4_rope": "llama4_rope_forward",
     "qwen2vl_mrope": "qwen2vl_mrope_forward qwen2vl_mrope_backward",
+    "swiglu": "swiglu_fused_gate_up_forward swiglu_fused_gate_up_backward",
 }
 
 # Module below liger_kernel.transformers -> its modules; the package has those before the | too.
@@ -52,6 +54,7 @@ TRANSFORMERS = {
     "llama4_rope": (
         "liger_llama4_text_rotary_pos_emb liger_llama4_vision_rotary_pos_emb | apply_liger_llama4_rope_full"
     ),
+    "mlp": "LigerMLP LigerFalconH1MLP",
     "qwen2vl_mrope": "| liger_multimodal_rotary_pos_emb",
     "relu_squared": "LigerReLUSquared",
     "rms_norm": (
@@ -62,8 +65,9 @@ TRANSFORMERS = {
     "softmax": "LigerSoftmax",
     "swiglu": (
         "LigerSwiGLUMLP LigerBlockSparseTop2MLP LigerPhi3SwiGLUMLP LigerQwen3MoeSwiGLUMLP LigerFalconH1SwiGLUMLP "
-        "| LigerHunyuanV1SwiGLUMLP"
+        "LigerExperts | LigerHunyuanV1SwiGLUMLP"
     ),
+    "tiled_mlp": "LigerTiledSwiGLUMLP LigerTiledGEGLUMLP",
 }
 
 # File of this package -> its names in liger_kernel.transformers.functional.
