@@ -411,6 +411,29 @@ def test_losses_of_chunks():
         assert loss.requires_grad and len(more) == count
 
 
+def test_losses_of_a_student():
+    from liger_kernel import chunked_loss
+
+    x, w, teacher, teacher_w = normal(5, 4), normal(9, 4).requires_grad_(), normal(5, 6), normal(9, 6)
+    target = labels(5, 9)
+    counts = target != -100
+    s, t = (F.linear(*pair)[counts] for pair in ((x, w), (teacher, teacher_w)))
+    hard = F.cross_entropy(F.linear(x, w), target)
+    q, p = (F.log_softmax(each / 2, -1) for each in (s, t))
+    m = torch.logaddexp(q, p) - torch.tensor(2.0).log()
+    jsd = (F.kl_div(m, p, log_target=True, reduction="sum") + F.kl_div(m, q, log_target=True, reduction="sum")) / 2
+    soft = {"JSD": jsd / counts.sum(), "CosineSimilarity": 0.5 * (1 - F.cosine_similarity(s, t)).mean()}
+    for name, each in soft.items():
+        made = getattr(chunked_loss, f"LigerFusedLinear{name}Loss")
+        options = {"weight_hard_loss": 0.3, "weight_soft_loss": 0.7, "temperature": 2.0}
+        got = made(**options, return_soft_hard_loss=True)(x, w, teacher, teacher_w, target)
+        torch.testing.assert_close(got, (0.3 * hard + 0.7 * each, each.detach(), hard.detach()))
+        loss = made(**options)(x, w, teacher, teacher_w, target)
+        torch.testing.assert_close(
+            torch.autograd.grad(loss, w), torch.autograd.grad(0.3 * hard + 0.7 * each, w, retain_graph=True)
+        )
+
+
 def test_grpo_of_logits():
     from liger_kernel.ops.grpo_loss import fused_selective_log_softmax
     from liger_kernel.transformers.grpo_loss import triton_grpo_loss

@@ -1,4 +1,4 @@
-"""`liger_kernel.chunked_loss`: preference and policy losses over hidden states.
+"""`liger_kernel.chunked_loss`: preference, policy and distillation losses over hidden states.
 
 `compiled` and `chunk_size` have no effect: nothing is compiled, and parts of the logits have a size of their own.
 """
@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from ..functional import grpo, preference
+from ..functional import distillation, grpo, preference
 from .function import LigerFunction
 
 Results = tuple[Tensor, tuple[Any, ...]]
@@ -422,3 +422,87 @@ class LigerFusedLinearGRPOLoss(ChunkedLoss):
         return self.applied(
             _input, lin_weight, selected_token_ids, attention_mask, advantages, bias, *reference, **more
         )
+
+
+# ---- distillation ----------------------------------------------------------------------------------------------------
+
+
+class Distillation(LigerFunction):
+    """The loss of a student; with `return_soft_hard_loss`, (loss, soft loss, hard loss)."""
+
+    kind = ""
+
+    @classmethod
+    def apply(
+        cls,
+        student_input: Tensor,
+        student_weight: Tensor,
+        teacher_input: Tensor,
+        teacher_weight: Tensor,
+        true_labels: Tensor,
+        student_bias: Tensor | None,
+        teacher_bias: Tensor | None,
+        weight_hard_loss: float = 0.5,
+        weight_soft_loss: float = 0.5,
+        beta: float = 0.5,
+        ignore_index: int = -100,
+        temperature: float = 1.0,
+        compiled: bool = True,
+        chunk_size: int = 1024,
+        return_soft_hard_loss: bool = False,
+    ) -> Tensor | tuple[Tensor, Tensor, Tensor]:
+        made = distillation.fused_linear_distillation(
+            student_input, student_weight, teacher_input, teacher_weight, true_labels, student_bias, teacher_bias,
+            kind=cls.kind, weight_hard_loss=weight_hard_loss, weight_soft_loss=weight_soft_loss, beta=beta,
+            temperature=temperature, ignore_index=ignore_index,
+        )  # fmt: skip
+        return (made.loss, made.soft_loss, made.hard_loss) if return_soft_hard_loss else made.loss
+
+
+class LigerFusedLinearJSDFunction(Distillation):
+    kind = "jsd"
+
+
+class LigerFusedLinearCosineSimilarityFunction(Distillation):
+    kind = "cosine"
+
+
+liger_fused_linear_jsd = LigerFusedLinearJSDFunction.apply
+liger_fused_linear_cosine = LigerFusedLinearCosineSimilarityFunction.apply
+
+
+class LigerFusedLinearJSDLoss(ChunkedLoss):
+    function = LigerFusedLinearJSDFunction
+
+    def __init__(
+        self,
+        weight_hard_loss: float = 0.5,
+        weight_soft_loss: float = 0.5,
+        beta: float = 0.5,
+        ignore_index: int = -100,
+        temperature: float = 1.0,
+        compiled: bool = True,
+        chunk_size: int = 1024,
+        return_soft_hard_loss: bool = False,
+    ):
+        super().__init__(
+            weight_hard_loss=weight_hard_loss, weight_soft_loss=weight_soft_loss, beta=beta, ignore_index=ignore_index,
+            temperature=temperature, return_soft_hard_loss=return_soft_hard_loss,
+        )  # fmt: skip
+
+    def forward(
+        self,
+        student_input: Tensor,
+        student_weight: Tensor,
+        teacher_input: Tensor,
+        teacher_weight: Tensor,
+        true_labels: Tensor,
+        student_bias: Tensor | None = None,
+        teacher_bias: Tensor | None = None,
+    ) -> Tensor | tuple[Tensor, Tensor, Tensor]:
+        biases = student_bias, teacher_bias
+        return self.applied(student_input, student_weight, teacher_input, teacher_weight, true_labels, *biases)
+
+
+class LigerFusedLinearCosineSimilarityLoss(LigerFusedLinearJSDLoss):
+    function = LigerFusedLinearCosineSimilarityFunction

@@ -79,14 +79,16 @@ FUNCTIONAL = {
     "losses": "CrossEntropyOutput liger_cross_entropy liger_fused_linear_cross_entropy",
 }
 
-# What liger_kernel.chunked_loss has of each loss, below it in <first>_loss.
+# Function of liger_kernel.chunked_loss.functional -> the module of its loss and the name in LigerFusedLinear<name>Loss.
 CHUNKED = {
-    "cpo": "CPO",
-    "dpo": "DPO",
-    "grpo": "GRPO",
-    "kto": "KTO",
-    "orpo": "ORPO",
-    "simpo": "SimPO",
+    "liger_fused_linear_cosine": ("cosine_similarity_loss", "CosineSimilarity"),
+    "liger_fused_linear_cpo": ("cpo_loss", "CPO"),
+    "liger_fused_linear_dpo": ("dpo_loss", "DPO"),
+    "liger_fused_linear_grpo": ("grpo_loss", "GRPO"),
+    "liger_fused_linear_jsd": ("jsd_loss", "JSD"),
+    "liger_fused_linear_kto": ("kto_loss", "KTO"),
+    "liger_fused_linear_orpo": ("orpo_loss", "ORPO"),
+    "liger_fused_linear_simpo": ("simpo_loss", "SimPO"),
 }
 
 DEVICES = (
@@ -126,11 +128,10 @@ def _tables() -> dict[str, Homes]:
         made[f"transformers.{module}"] = _homes(exported + rest, _file_of(module))
     made["transformers.functional"] = {n: f for f, names in FUNCTIONAL.items() for n in names.split()}
     made |= {"chunked_loss": {}, "chunked_loss.functional": {}}
-    for name, word in CHUNKED.items():
+    for name, (module, word) in CHUNKED.items():
         loss, function = f"LigerFusedLinear{word}Loss", f"LigerFusedLinear{word}Function"
-        made["chunked_loss"][loss] = "chunked"
-        made["chunked_loss.functional"][f"liger_fused_linear_{name}"] = "chunked"
-        made[f"chunked_loss.{name}_loss"] = _homes(f"{loss} {function}", "chunked")
+        made["chunked_loss"][loss] = made["chunked_loss.functional"][name] = "chunked"
+        made[f"chunked_loss.{module}"] = _homes(f"{loss} {function}", "chunked")
     made["utils"] = _homes(DEVICES, "devices")
     made["ops.utils"] = _homes(LAUNCHING, "launching")
     return made
