@@ -141,6 +141,7 @@ def test_complex(dtype):
     for b in (1, 2):
         freqs = torch.complex(*(t[..., :8].contiguous() for t in tables(b, 5, 16)))
         same(F.apply_rotary_emb, modeling("llama4").apply_rotary_emb, q, k, freqs)
+    same(F.apply_rotary_emb, modeling("llama4").apply_rotary_emb, q, k, freqs.conj())
     vision = modeling("llama4").vision_apply_rotary_emb
     same(F.apply_rotary_emb, vision, q, k, freqs[0].clone())
     first = lambda q, k, freqs: modeling("deepseek_v2").apply_rotary_emb(q, k, freqs)

@@ -157,7 +157,7 @@ def apply_rotary_emb(q: Tensor, k: Tensor, freqs_cis: Tensor, unsqueeze_dim: int
         expected = f"have a row for each of {length} positions, or for each of {batch} x {length}"
         raise BadArgument.of(name, "freqs_cis", expected, str(tuple(freqs_cis.shape)))
     lead = 1 if freqs_cis.numel() == length * pairs else batch
-    cos, sin = torch.view_as_real(freqs_cis.reshape(lead, length, pairs)).unbind(-1)
+    cos, sin = torch.view_as_real(freqs_cis.resolve_conj().reshape(lead, length, pairs)).unbind(-1)
     return _rotated(q, k, cos, sin, layout, True, True)
 
 
@@ -167,10 +167,10 @@ def _layout(name: str, unsqueeze_dim: int) -> str:
     return "bhsd" if unsqueeze_dim == 1 else "bshd"
 
 
-def _memory(q: Tensor, layout: str) -> str:
+def _memory(x: Tensor, layout: str) -> str:
     """The order of dimensions in memory."""
-    heads = layout.index("h")
-    return "bshd" if q.stride(heads) <= q.stride(3 - heads) else "bhsd"
+    strides, heads = x.stride(), 1 if layout == "bhsd" else 2
+    return "bshd" if len(strides) == 4 and strides[heads] <= strides[3 - heads] else "bhsd"
 
 
 def _learned(cos: Tensor, sin: Tensor) -> bool:
@@ -181,9 +181,8 @@ def _learned(cos: Tensor, sin: Tensor) -> bool:
 def _rotated(
     q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, layout: str, interleaved: bool, per_pair: bool
 ) -> tuple[Tensor, Tensor]:
-    memory = _memory(q, layout) if q.dim() == 4 else layout
     op = spec.rope_qk.reference if _learned(cos, sin) else spec.rope_qk
-    return op(q, k, cos, sin, layout, memory, interleaved, per_pair)
+    return op(q, k, cos, sin, layout, _memory(q, layout), interleaved, per_pair)
 
 
 def _alone(x: Tensor, cos: Tensor, sin: Tensor, layout: str, interleaved: bool, per_pair: bool) -> Tensor:
