@@ -264,20 +264,20 @@ def rope_bwd(
 
 
 @triton.jit
-def _offsets(heads, rows, o_r, xb, xh, yb, yh, FULL: tl.constexpr):
+def _offsets(o_r, rows, xb, xh, yb, yh, HEADS: tl.constexpr, FULL: tl.constexpr):
     """Of these rows (a head of a sequence each): offsets in x and in y, and which there are."""
-    i_b, i_h = (o_r // heads).to(tl.int64), (o_r % heads).to(tl.int64)
+    i_b, i_h = (o_r // HEADS).to(tl.int64), (o_r % HEADS).to(tl.int64)
     m_r = tl.full(o_r.shape, 1, tl.int1) if FULL else o_r < rows
     return (i_b * xb + i_h * xh)[:, None], (i_b * yb + i_h * yh)[:, None], m_r[:, None]
 
 
 def _rope_qk(
     q_ptr, k_ptr, q_out_ptr, k_out_ptr, cos_ptr, sin_ptr,
-    qs, qb, qh, ks, kb, kh, qos, qob, qoh, kos, kob, koh, cb, cs, length, q_rows, q_heads, k_rows, k_heads,
-    BACK: tl.constexpr, PAIRS: tl.constexpr, PER_PAIR: tl.constexpr, HALF: tl.constexpr, REST: tl.constexpr,
-    Q_STEP: tl.constexpr, K_STEP: tl.constexpr, C_STEP: tl.constexpr, APART: tl.constexpr, Q_FULL: tl.constexpr,
-    K_FULL: tl.constexpr, WIDE: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_D: tl.constexpr,
-    BLOCK_E: tl.constexpr,
+    qs, qb, qh, ks, kb, kh, qos, qob, qoh, kos, kob, koh, cb, cs, length, q_rows, k_rows,
+    Q_HEADS: tl.constexpr, K_HEADS: tl.constexpr, BACK: tl.constexpr, PAIRS: tl.constexpr, PER_PAIR: tl.constexpr,
+    HALF: tl.constexpr, REST: tl.constexpr, Q_STEP: tl.constexpr, K_STEP: tl.constexpr, C_STEP: tl.constexpr,
+    APART: tl.constexpr, Q_FULL: tl.constexpr, K_FULL: tl.constexpr, WIDE: tl.constexpr, BLOCK_Q: tl.constexpr,
+    BLOCK_K: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_E: tl.constexpr,
 ):  # fmt: skip
     """Program (i, j): the j-th rows of q and of k at position i of all sequences; APART, of one sequence."""
     i_s = tl.program_id(0).to(tl.int64)
@@ -291,8 +291,8 @@ def _rope_qk(
     k_out_ptr += i_s * kos + i_b * kob
     o_q = tl.program_id(1) * BLOCK_Q + tl.arange(0, BLOCK_Q)
     o_k = tl.program_id(1) * BLOCK_K + tl.arange(0, BLOCK_K)
-    o_q, o_qo, m_q = _offsets(q_heads, q_rows, o_q, qb, qh, qob, qoh, Q_FULL)
-    o_k, o_ko, m_k = _offsets(k_heads, k_rows, o_k, kb, kh, kob, koh, K_FULL)
+    o_q, o_qo, m_q = _offsets(o_q, q_rows, qb, qh, qob, qoh, Q_HEADS, Q_FULL)
+    o_k, o_ko, m_k = _offsets(o_k, k_rows, kb, kh, kob, koh, K_HEADS, K_FULL)
     if HALF > 0:
         # all of q and k is on its way before the first sum
         b_qu, b_qv = _read(q_ptr, o_q, m_q, PAIRS, HALF, Q_STEP, BLOCK_Q, BLOCK_D)
@@ -366,15 +366,16 @@ def _both(
     strided = ["cos", "sin"] if cos.stride() != sin.stride() else []
     table = OutputSpec.of(cos.shape, cos.dtype).stride if strided else cos.stride()
     config = Tiles(tile.threads, tile.stages).config(
-        BACK=back, PAIRS=bool(interleaved), PER_PAIR=bool(per_pair), HALF=half, REST=rest, Q_STEP=q.stride(-1),
-        K_STEP=k.stride(-1), C_STEP=table[-1], APART=apart, Q_FULL=q_rows == programs * q_block,
-        K_FULL=k_rows == programs * k_block, WIDE=wide_of(q.dtype), BLOCK_Q=q_block, BLOCK_K=k_block, **blocks,
+        Q_HEADS=max(1, q_heads), K_HEADS=max(1, k_heads), BACK=back, PAIRS=bool(interleaved), PER_PAIR=bool(per_pair),
+        HALF=half, REST=rest, Q_STEP=q.stride(-1), K_STEP=k.stride(-1), C_STEP=table[-1], APART=apart,
+        Q_FULL=q_rows == programs * q_block, K_FULL=k_rows == programs * k_block, WIDE=wide_of(q.dtype),
+        BLOCK_Q=q_block, BLOCK_K=k_block, **blocks,
     )  # fmt: skip
     grid = (sizes["s"] * (sizes["b"] if apart else 1), programs)
     if grid[0] >= 2**31 or grid[1] >= 2**16:
         raise NotSupported(f"a grid of {grid[0]} x {grid[1]} programs is more than a launch can have")
-    numbers |= dict(cb=table[0] if apart else 0, cs=table[-2] if sizes["s"] > 1 else 0, length=sizes["s"])
-    numbers |= dict(q_rows=q_rows, q_heads=max(1, q_heads), k_rows=k_rows, k_heads=max(1, k_heads))
+    numbers |= dict(cb=table[0] if apart else 0, cs=table[-2] if sizes["s"] > 1 else 0)
+    numbers |= dict(length=sizes["s"], q_rows=q_rows, k_rows=k_rows)
     return Plan(makes, [Launch(rope_qk_kernel, grid, config, numbers, names)], strided)
 
 
