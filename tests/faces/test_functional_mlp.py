@@ -216,6 +216,13 @@ def test_compiles_without_a_break():
     torch.testing.assert_close(*(torch.autograd.grad(y.sin().sum(), leaves) for y in (got, mlp(x))))
 
 
+def test_transforms(tensors):
+    x, *weights = tensors
+    gradient = lambda fn: torch.func.grad(lambda x, w: fn(x, w, *weights[1:]).sin().sum())
+    got, want = (torch.func.vmap(gradient(fn), (0, None))(x, weights[0]) for fn in (ours.swiglu_mlp, of_torch(F.silu)))
+    torch.testing.assert_close(got, want)
+
+
 def test_autocast_computes_in_its_dtype():
     mlp, x = modules.SwiGLUMLP(8, 12), torch.randn(3, 8, requires_grad=True)
     with torch.autocast("cpu", torch.bfloat16):

@@ -11,6 +11,7 @@ from torch.nn.functional import linear
 from torch.utils.checkpoint import checkpoint
 
 from ...core import autocast
+from ...core.entry import transforms_active
 from ...core.errors import BadArgument
 from ...specs import activation
 from .glu import check_approximate
@@ -107,7 +108,8 @@ def _mlp(
         if weight.shape != shape:
             given = f"as input is {tuple(x.shape)} and gate_weight has {gate.shape[0]} rows"
             raise BadArgument.of(name, word, f"have shape {shape}, {given}", str(tuple(weight.shape)))
-    if torch.compiler.is_compiling():  # the compiler decides itself what to compute again
+    # the compiler decides itself what to compute again; torch.func needs ops that it can transform
+    if torch.compiler.is_compiling() or transforms_active():
         y = _composed(act, gate_multiplier, x, gate, up, down)
     else:
         dtype = autocast.dtype_on(x.device.type)
