@@ -23,7 +23,14 @@ TABLE = [line.split(" ", 2) for line in (Path(__file__).parent / "liger_signatur
 # Of what Liger has, what opmux does not provide: parts of its kernels, and classes to derive from.
 LEFT_OUT: set[str] = set()
 # Of what opmux provides, what has no signature in the table: attributes, and what the document on vendors describes.
-MORE = {"CrossEntropyOutput", "_replace_with_vendor_ops", "amp_custom_bwd", "amp_custom_fwd", "torch_to_triton_dtype"}
+MORE = {
+    "CrossEntropyOutput",
+    "MODEL_TYPE_TO_APPLY_LIGER_FN",
+    "_replace_with_vendor_ops",
+    "amp_custom_bwd",
+    "amp_custom_fwd",
+    "torch_to_triton_dtype",
+}
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -588,6 +595,90 @@ def test_rms_norm_of_float64_has_a_gradient():
 
 
 # ---- the modules themselves -----------------------------------------------------------------------------------------
+
+
+# ---- models ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def llama():
+    """A tiny model, and a batch with labels."""
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    config = transformers.LlamaConfig(
+        vocab_size=53, hidden_size=16, intermediate_size=24, num_hidden_layers=1, num_attention_heads=2,
+        num_key_value_heads=1,
+    )  # fmt: skip
+    ids = torch.randint(53, (2, 6), generator=torch.Generator().manual_seed(1))
+    return SimpleNamespace(config=config, make=transformers.LlamaForCausalLM, batch={"input_ids": ids, "labels": ids})
+
+
+def loss_and_gradients(model, batch):
+    model.zero_grad()
+    out = model.train()(**batch)
+    out.loss.backward()
+    return out, out.loss.detach(), {n: p.grad.clone() for n, p in model.named_parameters()}
+
+
+def patched(model):
+    """Classes of the modules whose forward is not that of their class."""
+    return {type(m).__name__.removeprefix("Llama") for m in model.modules() if "forward" in vars(m)}
+
+
+def test_a_model_is_patched(llama):
+    """Only what the flags say, of this model alone, with the same loss and gradients."""
+    from liger_kernel.transformers import _apply_liger_kernel_to_instance, apply_liger_kernel_to_llama
+
+    import opmux
+
+    model = llama.make(llama.config)
+    plain, *want = loss_and_gradients(model, llama.batch)
+    assert patched(model) == set() and plain.logits is not None
+    apply_liger_kernel_to_llama(model=model)
+    assert {"RMSNorm", "MLP", "ForCausalLM"} <= patched(model) and patched(llama.make(llama.config)) == set()
+    out, *got = loss_and_gradients(model, llama.batch)
+    torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)
+    assert out.logits is None
+    apply_liger_kernel_to_llama(rope=False, fused_linear_cross_entropy=False, rms_norm=False, model=model)
+    assert patched(model) == {"MLP"}
+    _apply_liger_kernel_to_instance(model, swiglu=False, rope=False, fused_linear_cross_entropy=False, no_such_flag=1)
+    assert "RMSNorm" in patched(model) and "MLP" not in patched(model)
+    opmux.unpatch_model(model)
+    assert patched(model) == set()
+    with pytest.raises(ValueError, match="cross_entropy must be False if fused_linear_cross_entropy is True"):
+        apply_liger_kernel_to_llama(cross_entropy=True)
+    with pytest.raises(TypeError, match=r"apply_liger_kernel_to_llama\(\) got an unexpected keyword argument 'geglu'"):
+        apply_liger_kernel_to_llama(geglu=True)
+
+
+def test_a_model_is_made_patched(llama):
+    from liger_kernel.transformers import AutoLigerKernelForCausalLM, _apply_liger_kernel, apply_liger_kernel_to_llama
+
+    import opmux
+
+    model = AutoLigerKernelForCausalLM.from_config(llama.config, rope=False, swiglu=False)
+    assert "RMSNorm" in patched(model) and "MLP" not in patched(model)
+    before = llama.make.forward
+    try:
+        apply_liger_kernel_to_llama()
+        assert llama.make.forward is not before  # models that are made later
+        assert loss_and_gradients(llama.make(llama.config), llama.batch)[0].logits is None
+    finally:
+        opmux.unpatch_model("llama")
+    assert llama.make.forward is before
+    _apply_liger_kernel("bert")  # has no patch
+    _apply_liger_kernel("llama", rope=False, rms_norm=False, swiglu=False, fused_linear_cross_entropy=False)
+    assert llama.make.forward is before
+
+
+def test_a_model_without_a_patch_is_as_it_was():
+    """Where Liger raises a KeyError."""
+    transformers = pytest.importorskip("transformers")
+    from liger_kernel.transformers import AutoLigerKernelForCausalLM
+
+    config = transformers.GPT2Config(vocab_size=11, n_positions=8, n_embd=8, n_layer=1, n_head=2)
+    model = AutoLigerKernelForCausalLM.from_config(config)
+    assert type(model) is transformers.GPT2LMHeadModel and patched(model) == set()
 
 
 def test_an_unknown_name_suggests_the_nearest():

@@ -19,6 +19,7 @@ from ...core import machine
 from ...core.default import get_default_manager
 from ...core.errors import nearest
 from ...runtime import liger_names, vendors
+from .patched_models import MODELS
 
 LIBRARY = "liger_kernel"
 VERSION = "0.8.2"  # of Liger-Kernel, whose interface this is
@@ -91,6 +92,11 @@ CHUNKED = {
     "liger_fused_linear_simpo": ("simpo_loss", "SimPO"),
 }
 
+PATCHING = (
+    "_apply_liger_kernel _apply_liger_kernel_to_instance "
+    f"{' '.join(f'apply_liger_kernel_to_{model}' for models in MODELS.values() for model in models.split())}"
+)
+
 DEVICES = (
     "get_total_gpu_memory infer_comm_backend infer_device infer_device_arch is_npu_available is_peft_available "
     "transformers_version_dispatch"
@@ -116,8 +122,12 @@ def _tables() -> dict[str, Homes]:
     made: dict[str, Homes] = {
         "": {},
         "ops": {"_replace_with_vendor_ops": "names"},
-        "transformers": {"is_transformers_available": "patching"},
+        "transformers": _homes(f"is_transformers_available {PATCHING}", "patching"),
+        "transformers.auto_model": _homes("AutoLigerKernelForCausalLM", "auto_model"),
+        "transformers.monkey_patch": _homes(f"MODEL_TYPE_TO_APPLY_LIGER_FN {PATCHING}", "patching"),
+        "transformers.trainer_integration": _homes("_apply_liger_kernel", "patching"),
     }
+    made["transformers"] |= made["transformers.auto_model"]
     for module, names in liger_names.OPS.items():
         homes = _homes(names, _file_of(module))
         made["ops"] |= homes
@@ -144,7 +154,9 @@ class Served(types.ModuleType):
         super().__init__(name, f"Liger-Kernel's {name}, provided by opmux.")
         self.__path__ = []
         self.__spec__ = importlib.machinery.ModuleSpec(name, None, is_package=True)
-        self.__all__ = sorted(n for n in homes if not n.startswith("_"))
+        self.__all__ = sorted(
+            n for n in homes if not n.startswith("_") and homes[n] != "auto_model"
+        )  # has transformers
         self.__dict__["homes"], self.__dict__["resolved"] = homes, set()
 
     def __getattr__(self, name: str) -> Any:

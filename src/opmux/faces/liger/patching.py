@@ -1,9 +1,104 @@
-"""`liger_kernel.transformers`: what depends on the library transformers."""
+"""`liger_kernel.transformers`: `apply_liger_kernel_to_<model>`, by `opmux.patch_model`.
+
+A model that is given is patched alone, and the library's classes are not; without one the classes are, for models that
+are made later. `opmux.unpatch_model` undoes either. Parts whose code is not known stay as they are.
+"""
 
 from __future__ import annotations
 
 import importlib.util
+import inspect
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from ...core.errors import BadArgument
+from ...core.log import logger
+from ..models.patch import CannotPatch, patch_model
+from .patched_models import MODELS, TYPES
+
+# A flag of Liger -> the parts of a model that patch_model replaces. `layer_norm` has none, and neither has
+# `cross_entropy`: the loss of logits stays the model's own.
+PARTS = {
+    "rope": ("rope",),
+    "rms_norm": ("rms_norm", "add_rms_norm"),
+    "swiglu": ("glu", "moe"),
+    "geglu": ("glu", "moe"),
+    "relu_squared": ("glu",),
+    "fused_linear_cross_entropy": ("loss",),
+}
 
 
 def is_transformers_available() -> bool:
     return importlib.util.find_spec("transformers") is not None
+
+
+def _signature(arguments: str) -> inspect.Signature:
+    """The signature of `rope=True, model=None, **kwargs`."""
+    values = {"True": True, "False": False, "None": None}
+    made = []
+    for argument in arguments.split(", "):
+        name, is_given, value = argument.partition("=")
+        if is_given:
+            made.append(inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD, default=values[value]))
+        else:
+            made.append(inspect.Parameter(name.lstrip("*"), inspect.Parameter.VAR_KEYWORD))
+    return inspect.Signature(made)
+
+
+def _patcher(model_type: str, arguments: str) -> Callable[..., None]:
+    """`apply_liger_kernel_to_<model type>` with these arguments."""
+    signature = _signature(arguments)
+    name = f"apply_liger_kernel_to_{model_type}"
+
+    def apply(*args: Any, **kwargs: Any) -> None:
+        try:
+            given = signature.bind(*args, **kwargs)
+        except TypeError as error:
+            raise TypeError(f"{name}() {error}") from None
+        given.apply_defaults()
+        flags = given.arguments
+        if flags.get("cross_entropy") and flags.get("fused_linear_cross_entropy"):
+            raise BadArgument.of(name, "cross_entropy", "be False if fused_linear_cross_entropy is True", "True")
+        parts = {part for flag, parts in PARTS.items() if flags.get(flag) for part in parts}
+        if not parts:
+            return
+        patch_model(model_type if flags["model"] is None else flags["model"], include=sorted(parts))
+
+    made: Any = apply
+    made.__signature__, made.__name__, made.__qualname__ = signature, name, name
+    made.__doc__ = f"Replace parts of {model_type}: of `model`, or of all that are made later."
+    return made
+
+
+def _patchers() -> Iterator[tuple[str, Callable[..., None]]]:
+    for arguments, models in MODELS.items():
+        for model in models.split():
+            yield model, _patcher(model, arguments)
+
+
+_MADE = dict(_patchers())
+MODEL_TYPE_TO_APPLY_LIGER_FN = _MADE | {model_type: _MADE[model] for model_type, model in TYPES.items()}
+globals().update({made.__name__: made for made in _MADE.values()})
+
+
+def _apply(model_type: str | None, model: Any, options: dict[str, Any]) -> None:
+    """Patch a model or a type, if it is known; options that it does not have are ignored."""
+    made = MODEL_TYPE_TO_APPLY_LIGER_FN.get(model_type or "")
+    if made is None:
+        logger.info("liger_kernel: nothing is patched: the model type is %r, which has no patch", model_type)
+        return
+    known = inspect.signature(made).parameters
+    try:
+        made(**{name: value for name, value in options.items() if name in known}, model=model)
+    except CannotPatch as error:
+        logger.warning("%s", error)
+
+
+def _apply_liger_kernel(model_type: str, **kwargs: Any) -> None:
+    """Patch the classes of a model type, before a model is made."""
+    _apply(model_type, None, kwargs)
+
+
+def _apply_liger_kernel_to_instance(model: Any, **kwargs: Any) -> None:
+    """Patch a model."""
+    _apply(getattr(getattr(model, "config", None), "model_type", None), model, kwargs)

@@ -1,0 +1,36 @@
+"""`AutoLigerKernelForCausalLM`: a model of `transformers` that is patched after it is made."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+from transformers import AutoModelForCausalLM
+
+from .patching import MODEL_TYPE_TO_APPLY_LIGER_FN, _apply_liger_kernel_to_instance
+
+FLAGS = {
+    name
+    for made in MODEL_TYPE_TO_APPLY_LIGER_FN.values()
+    for name, parameter in inspect.signature(made).parameters.items()
+    if parameter.kind is not parameter.VAR_KEYWORD and name != "model"
+}
+
+
+class AutoLigerKernelForCausalLM(AutoModelForCausalLM):
+    """`AutoModelForCausalLM`, patched. A model without a patch is as transformers makes it."""
+
+    @classmethod
+    def from_pretrained(cls, pretrained_model_name_or_path: Any, *model_args: Any, **kwargs: Any) -> Any:
+        flags = {name: kwargs.pop(name) for name in FLAGS & set(kwargs)}
+        return _patched(super().from_pretrained(pretrained_model_name_or_path, *model_args, **kwargs), flags)
+
+    @classmethod
+    def from_config(cls, config: Any, **kwargs: Any) -> Any:
+        flags = {name: kwargs.pop(name) for name in FLAGS & set(kwargs)}
+        return _patched(super().from_config(config, **kwargs), flags)
+
+
+def _patched(model: Any, flags: dict[str, Any]) -> Any:
+    _apply_liger_kernel_to_instance(model, **flags)
+    return model
