@@ -132,7 +132,8 @@ def _linear(model: Any) -> nn.Linear | None:
     copies = getattr(layer, "modules_to_save", None)  # of PEFT, which trains a copy of the layer
     if copies is not None and len(layer.active_adapters) == 1 and layer.active_adapters[0] in copies:
         layer = copies[layer.active_adapters[0]]
-    return layer if type(layer) is nn.Linear and "forward" not in layer.__dict__ else None
+    plain = type(layer).forward is nn.Linear.forward and "forward" not in layer.__dict__  # FSDP's class inherits it
+    return layer if plain else None
 
 
 @contextlib.contextmanager
