@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -33,6 +35,11 @@ def token_log_probs(x, w, target):
 ADVANTAGES = torch.tensor([0.5, -1.0, 1.5, -0.2])
 
 
+@functools.cache
+def advantages_on(device: torch.device) -> torch.Tensor:
+    return ADVANTAGES.to(device)  # a copy waits for the device
+
+
 def dpo(x, w, target, ref_x, ref_w):
     return ours.fused_linear_dpo(x, w, target, None, ref_x, ref_w).loss
 
@@ -45,13 +52,13 @@ def dpo_truth(x, w, target, ref_x, ref_w):
 
 
 def grpo(x, w, target, *_):
-    return ours.fused_linear_grpo(x, w, target.clamp(min=0), ADVANTAGES.to(x.device), target != -100).loss
+    return ours.fused_linear_grpo(x, w, target.clamp(min=0), advantages_on(x.device), target != -100).loss
 
 
 def grpo_truth(x, w, target, *_):
     logp, counts = token_log_probs(x, w, target), target != -100
     ratio = torch.exp(logp - logp.detach())
-    return -(ratio * ADVANTAGES.to(x.device)[:, None] * counts).sum() / counts.sum()
+    return -(ratio * advantages_on(x.device)[:, None] * counts).sum() / counts.sum()
 
 
 def distillation(x, w, target, ref_x, ref_w):
