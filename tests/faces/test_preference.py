@@ -355,6 +355,18 @@ def test_grpo_options():
     assert none.loss == 0
 
 
+def test_tokens_are_averaged_over_processes(monkeypatch):
+    d = Data()
+    of = lambda **options: ours.fused_linear_grpo(d.x, d.w, d.target.clamp(min=0), ADVANTAGES, MASK, **options).loss
+    alone = of()
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 2)
+    monkeypatch.setattr(torch.distributed, "all_reduce", lambda count: count.add_(30))  # the tokens of the other one
+    torch.testing.assert_close(of(), alone * MASK.sum() / ((MASK.sum() + 30) / 2))
+    for items in (40, torch.tensor(40)):
+        torch.testing.assert_close(of(num_items_in_batch=items), alone * MASK.sum() / 20)
+
+
 LIGER_GRPO = {  # as LIGER; ours is compared where Liger counts no padding (its luspo does)
     ("grpo", "token"): ([0.342162, 0.258841, 0.198198, 0.070085], [0.67454, 0.3]),
     ("grpo", "sequence"): ([0.362662, 0.622209, 1.525623, 0.590867], [0.235707, 0.2]),
@@ -720,7 +732,8 @@ def test_autocast_and_other_layouts():
     with torch.autocast("cpu", torch.bfloat16):
         made = ours.fused_linear_cpo(d.x, d.w, d.target, d.b)
     assert made.loss.dtype is torch.float32
-    torch.testing.assert_close(made.loss, ours.fused_linear_cpo(d.x, d.w, d.target, d.b).loss, rtol=0.02, atol=0.02)
+    torch.testing.assert_close(made.loss, want.loss, rtol=0.02, atol=0.02)
+    torch.testing.assert_close(made.chosen_mean_logit, want.chosen_mean_logit)
 
 
 WRONG = {

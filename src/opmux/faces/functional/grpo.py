@@ -397,7 +397,7 @@ def _tokens_of_a_process(here: Tensor, of_all: Tensor | float | None) -> Tensor 
         if distributed:
             torch.distributed.all_reduce(of_all)
     if isinstance(of_all, Tensor):
-        return (of_all.to(here) / processes).clamp(min=1)
+        return (of_all.to(here, non_blocking=True) / processes).clamp(min=1)
     return max(of_all / processes, 1.0)  # a number stays one: a copy to the device would wait for it
 
 

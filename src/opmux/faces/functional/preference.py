@@ -136,7 +136,8 @@ class _Batch:
         self.log_ratios = self.log_probs if of_reference is None else self.log_probs - of_sequences(of_reference)
         with torch.no_grad():  # the sum of all logits needs none of them: sum(x @ w.T) = sum(x) @ sum(w).T
             dtype = self.tokens.dtype
-            self.logits_sum = input.sum(1, dtype=dtype) @ weight.sum(0, dtype=dtype)
+            products = input.sum(1, dtype=dtype) * weight.sum(0, dtype=dtype)  # autocast would round those of matmul
+            self.logits_sum = products.sum(-1)
             if bias is not None:
                 self.logits_sum += target.shape[1] * bias.sum(dtype=dtype)
 
