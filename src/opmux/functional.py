@@ -1,5 +1,13 @@
 """Functions for model code, with gradients: `import opmux.functional as F`."""
 
+from .faces.functional.attention import attn_res as attn_res
+from .faces.functional.attention import mhc_apply as mhc_apply
+from .faces.functional.attention import mhc_coeffs as mhc_coeffs
+from .faces.functional.attention import mhc_forward as mhc_forward
+from .faces.functional.attention import mhc_post_res as mhc_post_res
+from .faces.functional.attention import mhc_pre as mhc_pre
+from .faces.functional.attention import multi_token_attention as multi_token_attention
+from .faces.functional.attention import neighborhood_attention as neighborhood_attention
 from .faces.functional.distillation import DistillationOutput as DistillationOutput
 from .faces.functional.distillation import fused_linear_distillation as fused_linear_distillation
 from .faces.functional.glu import fused_gate_up_swiglu as fused_gate_up_swiglu
@@ -70,4 +78,12 @@ __all__ = [
     "rope",
     "DistillationOutput",
     "fused_linear_distillation",
+    "attn_res",
+    "mhc_apply",
+    "mhc_coeffs",
+    "mhc_forward",
+    "mhc_post_res",
+    "mhc_pre",
+    "multi_token_attention",
+    "neighborhood_attention",
 ]

@@ -1,5 +1,8 @@
 """Modules for model code: `import opmux.nn as nn`."""
 
+from .faces.nn.attention import MHC as MHC
+from .faces.nn.attention import MultiTokenAttention as MultiTokenAttention
+from .faces.nn.attention import NeighborhoodAttention as NeighborhoodAttention
 from .faces.nn.mlp import GEGLUMLP as GEGLUMLP
 from .faces.nn.mlp import GateUpSwiGLUMLP as GateUpSwiGLUMLP
 from .faces.nn.mlp import SwiGLUMLP as SwiGLUMLP
@@ -38,4 +41,7 @@ __all__ = [
     "FusedLinearORPOLoss",
     "FusedLinearSimPOLoss",
     "JSDDistillationLoss",
+    "MHC",
+    "MultiTokenAttention",
+    "NeighborhoodAttention",
 ]

@@ -307,6 +307,39 @@ def attention_varlen_bwd(do: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor,
         dq, like q, dk, like k, and dv, like v.
     """
 
+def attn_res(v: Tensor, w_query: Tensor, w_norm: Tensor, eps: float = 1e-06) -> tuple[Tensor, Tensor, Tensor]:
+    """The sum of the outputs of blocks, weighted by attention: y = sum over i of alpha_i v_i.
+
+    alpha = softmax over i of sum(w_query * w_norm * v_i * rstd_i), rstd_i = 1 / sqrt(mean(v_i^2) + eps).
+
+    Args:
+        v (float [blocks, *rows, n], at least one element along dimension 0, at least one element along the last dimension): the output of each block.
+        w_query (float [n]): the query, the same for all rows.
+        w_norm (float [n]): the weight of the norm of the keys.
+        eps (at least 0): added to the mean square.
+
+    Returns:
+        y [*rows, n], of v's dtype; alpha and rstd, float32 [blocks, *rows] (float64 for float64), without gradients.
+    """
+
+def attn_res_bwd(dy: Tensor, v: Tensor, w_query: Tensor, w_norm: Tensor, alpha: Tensor, rstd: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The gradients of attn_res.
+
+    With q = w_query * w_norm and t_i = alpha_i * (dy . v_i - sum over j of alpha_j dy . v_j):
+    dv_i = alpha_i dy + t_i rstd_i (q - rstd_i^2 (q . v_i) / n v_i), dq = sum of t_i rstd_i v_i over rows and blocks.
+
+    Args:
+        dy (float [*rows, n]): the gradient of y.
+        v (float [blocks, *rows, n], at least one element along dimension 0, at least one element along the last dimension): the input of the forward.
+        w_query (float [n]): as in the forward.
+        w_norm (float [n]): as in the forward.
+        alpha (float [blocks, *rows]): the second result of the forward.
+        rstd (float [blocks, *rows]): the third result of the forward.
+
+    Returns:
+        dv, like v, dw_query = dq * w_norm, like w_query, and dw_norm = dq * w_query, like w_norm.
+    """
+
 def batch_norm(x: Tensor, weight: Tensor | None = None, bias: Tensor | None = None, running_mean: Tensor | None = None, running_var: Tensor | None = None, momentum: float = 0.1, eps: float = 1e-05) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Batch norm: y = (x - mean) * rstd * weight + bias, rstd = rsqrt(var(x) + eps), with the biased variance.
 
@@ -2151,6 +2184,59 @@ def mean_bwd(dy: Tensor, x: Tensor, dim: int | list[int] | None = None, keepdim:
         keepdim: keep the reduced dimensions, with size 1.
     """
 
+def mhc_post_res(x: Tensor, f: Tensor, h_post: Tensor, h_res: Tensor) -> Tensor:
+    """Streams mixed, and the output of a layer added to each: y_o = sum over i of h_res[o, i] x_i + h_post[o] f.
+
+    Args:
+        x (float [*rows, streams, n], at least one element along dimension -2, at least one element along the last dimension): the streams of each row.
+        f (float [*rows, n]): the output of the layer.
+        h_post (float [*rows, streams]): how much of it each stream gets.
+        h_res (float [*rows, streams, streams]): how streams are mixed.
+
+    Returns:
+        y, like x.
+    """
+
+def mhc_post_res_bwd(dy: Tensor, x: Tensor, f: Tensor, h_post: Tensor, h_res: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The gradients of mhc_post_res.
+
+    dx_i = sum over o of h_res[o, i] dy_o, df = sum over o of h_post[o] dy_o, dh_post[o] = dy_o . f,
+    dh_res[o, i] = dy_o . x_i.
+
+    Args:
+        dy (float [*rows, streams, n]): the gradient of y.
+        x (float [*rows, streams, n], at least one element along dimension -2, at least one element along the last dimension): as in the forward.
+        f (float [*rows, n]): as in the forward.
+        h_post (float [*rows, streams]): as in the forward.
+        h_res (float [*rows, streams, streams]): as in the forward.
+
+    Returns:
+        dx, df, dh_post and dh_res, each like its argument.
+    """
+
+def mhc_pre(x: Tensor, h: Tensor) -> Tensor:
+    """One stream from several: y = sum over i of h_i x_i.
+
+    Args:
+        x (float [*rows, streams, n], at least one element along dimension -2, at least one element along the last dimension): the streams of each row.
+        h (float [*rows, streams]): their coefficients.
+
+    Returns:
+        y [*rows, n], of x's dtype.
+    """
+
+def mhc_pre_bwd(dy: Tensor, x: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
+    """The gradients of mhc_pre: dx_i = h_i dy, dh_i = dy . x_i.
+
+    Args:
+        dy (float [*rows, n]): the gradient of y.
+        x (float [*rows, streams, n], at least one element along dimension -2, at least one element along the last dimension): as in the forward.
+        h (float [*rows, streams]): as in the forward.
+
+    Returns:
+        dx, like x, and dh, like h.
+    """
+
 def min_dim(x: Tensor, dim: int, keepdim: bool = False) -> tuple[Tensor, Tensor]:
     """The smallest element along dim and its first index.
 
@@ -2598,6 +2684,43 @@ def neg(self: Tensor) -> Tensor:
 
 def negative(self: Tensor) -> Tensor:
     """torch.ops.aten.negative, elementwise."""
+
+def neighborhood_attention(q: Tensor, k: Tensor, v: Tensor, kernel_size: int = 7, dilation: int = 1, scale: float | None = None) -> tuple[Tensor, Tensor]:
+    """Attention of each position i to the positions i + dilation * s that exist, |s| <= kernel_size // 2.
+
+    o_i = sum over j of p_ij v_j, p_i = softmax over j of scale * q_i . k_j. Time and memory grow with length times
+    kernel_size.
+
+    Args:
+        q (float [batch, heads, length, d]): the queries.
+        k (float [batch, heads, length, d], of the dtype of q): the keys.
+        v (float [batch, heads, length, d], of the dtype of q): the values.
+        kernel_size (at least 1, odd): how many neighbors a position has, itself included.
+        dilation (at least 1): the distance between neighbors.
+        scale: multiplies the scores; 1 / sqrt(d) if it is None.
+
+    Returns:
+        o, like q, contiguous: computed in float32 (float64 for float64) and rounded once; lse, float32
+        [batch, heads, length] (float64 for float64), the logarithm of the sum of the exponents, without a gradient.
+    """
+
+def neighborhood_attention_bwd(do: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, kernel_size: int = 7, dilation: int = 1, scale: float | None = None) -> tuple[Tensor, Tensor, Tensor]:
+    """The gradients of neighborhood_attention; probabilities are computed again from lse.
+
+    Args:
+        do (float [batch, heads, length, d]): the gradient of o.
+        q (float [batch, heads, length, d]): as in the forward.
+        k (float [batch, heads, length, d], of the dtype of q): as in the forward.
+        v (float [batch, heads, length, d], of the dtype of q): as in the forward.
+        o (float [batch, heads, length, d], of the dtype of q): the first result of the forward.
+        lse (float [batch, heads, length]): the second result of the forward.
+        kernel_size (at least 1, odd): as in the forward.
+        dilation (at least 1): as in the forward.
+        scale: as in the forward.
+
+    Returns:
+        dq, dk and dv, like q, contiguous.
+    """
 
 def newton_schulz(ctx_ptr: int, m: int, n: int, x: Tensor, num_iterations: int, coefficients: list[float]) -> None:
     """Iterate x = a x + b (x x') x + c (x x')(x x') x in place, for each triple of coefficients.

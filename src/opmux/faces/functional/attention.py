@@ -1,0 +1,310 @@
+"""Rarer forms of attention and residual connections: over blocks, streams, tokens side by side, and neighbors.
+
+No argument is written to, and nothing waits for the device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from ...core.errors import BadArgument
+from ...specs import gemm, neighborhood, residual, softmax
+
+# ---- attention residual ---------------------------------------------------------------------------------------------
+
+
+def attn_res(V: Tensor | Sequence[Tensor], w_query: Tensor, w_norm: Tensor, eps: float = 1e-6) -> Tensor:
+    """Attention over the outputs of earlier blocks instead of their sum: h = sum over i of alpha_i V_i.
+
+    alpha = softmax over i of w_query . RMSNorm(V_i) (https://arxiv.org/abs/2603.15031).
+
+    Args:
+        V: the outputs of N blocks, float [N, ..., hidden], or a list of N tensors [..., hidden].
+        w_query: float [hidden].
+        w_norm: the weight of the norm, float [hidden].
+        eps: added to the mean square in the norm.
+
+    Returns:
+        h [..., hidden], of the dtype of V: computed in float32 (float64 for float64) and rounded once.
+    """
+    if not isinstance(V, Tensor):
+        if not V:
+            raise BadArgument.of("attn_res", "V", "have at least one block", "none", ValueError)
+        V = torch.stack(tuple(V))
+    return residual.attn_res(V, w_query, w_norm, eps)[0]
+
+
+# ---- hyper-connections ----------------------------------------------------------------------------------------------
+
+
+def mhc_coeffs(
+    x: Tensor,
+    phi: Tensor,
+    b: Tensor,
+    alpha_pre: Tensor,
+    alpha_post: Tensor,
+    alpha_res: Tensor,
+    *,
+    tmax: int = 20,
+    rms_eps: float = 1e-6,
+    pre_eps: float = 0.0,
+    sinkhorn_eps: float = 1e-6,
+    post_mult: float = 2.0,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The coefficients of manifold-constrained hyper-connections (https://arxiv.org/abs/2512.24880).
+
+    With m = flat(x) phi / rms(flat(x)), in three parts of S, S and S * S columns:
+    h_pre = sigmoid(alpha_pre m_pre + b_pre) + pre_eps, h_post = post_mult * sigmoid(alpha_post m_post + b_post),
+    h_res = Sinkhorn(alpha_res m_res + b_res): a softmax of rows, then columns and rows divided by their sums in turn.
+
+    Args:
+        x: the streams of each token, float [..., S, C].
+        phi: float [S * C, S * S + 2 * S].
+        b: float [S * S + 2 * S].
+        alpha_pre: one element.
+        alpha_post: one element.
+        alpha_res: one element.
+        tmax: how often columns are divided by their sums.
+        rms_eps: added to the mean square of x.
+        pre_eps: added to h_pre.
+        sinkhorn_eps: added to the first matrix, and to each sum.
+        post_mult: multiplies h_post.
+
+    Returns:
+        h_pre and h_post [..., S], h_res [..., S, S], row = stream that is written: float32 (float64 for float64).
+    """
+    _check_streams("mhc_coeffs", x)
+    *lead, streams, channels = x.shape
+    size = streams * streams + 2 * streams
+    if tuple(phi.shape) != (streams * channels, size):
+        expected = f"have shape {(streams * channels, size)}, as {{x}} is {tuple(x.shape)}"
+        raise BadArgument.of("mhc_coeffs", "phi", expected, str(tuple(phi.shape)), ValueError)
+    if tuple(b.shape) != (size,):
+        raise BadArgument.of("mhc_coeffs", "b", f"have shape {(size,)}", str(tuple(b.shape)), ValueError)
+    if tmax < 1:
+        raise BadArgument.of("mhc_coeffs", "tmax", "be at least 1", str(tmax), ValueError)
+    mix = _normed_product(x.reshape(-1, streams * channels), phi, rms_eps)
+    pre, post, mixed = mix.split([streams, streams, streams * streams], -1)
+    b_pre, b_post, b_res = b.to(mix.dtype).split([streams, streams, streams * streams])
+    a_pre, a_post, a_res = (a.reshape(()).to(mix.dtype) for a in (alpha_pre, alpha_post, alpha_res))
+    h_pre = torch.sigmoid(pre * a_pre + b_pre) + pre_eps
+    h_post = torch.sigmoid(post * a_post + b_post) * post_mult
+    logits = (mixed * a_res + b_res).view(-1, streams, streams)
+    h_res = _sinkhorn(logits, tmax, sinkhorn_eps)
+    return h_pre.view(*lead, streams), h_post.view(*lead, streams), h_res.view(*lead, streams, streams)
+
+
+def mhc_pre(x: Tensor, h_pre: Tensor) -> Tensor:
+    """One stream from several: sum over i of h_pre[..., i] x[..., i, :].
+
+    Args:
+        x: float [..., S, C].
+        h_pre: float [..., S].
+
+    Returns:
+        [..., C], of the dtype of x.
+    """
+    return residual.mhc_pre(x, h_pre)
+
+
+def mhc_post_res(x: Tensor, f_out: Tensor, h_post: Tensor, h_res: Tensor) -> Tensor:
+    """Streams mixed, and a layer's output added: y_o = sum over i of h_res[..., o, i] x_i + h_post[..., o] f_out.
+
+    Args:
+        x: float [..., S, C].
+        f_out: float [..., C].
+        h_post: float [..., S].
+        h_res: float [..., S, S].
+
+    Returns:
+        y, like x.
+    """
+    return residual.mhc_post_res(x, f_out, h_post, h_res)
+
+
+def mhc_apply(
+    x: Tensor, f_out: Tensor, h_pre: Tensor, h_post: Tensor, h_res: Tensor, *, return_x_in: bool = False
+) -> Tensor | tuple[Tensor, Tensor]:
+    """mhc_post_res(x, f_out, h_post, h_res); with return_x_in, mhc_pre(x, h_pre) too."""
+    y = mhc_post_res(x, f_out, h_post, h_res)
+    return (y, mhc_pre(x, h_pre)) if return_x_in else y
+
+
+def mhc_forward(
+    x: Tensor,
+    layer: Callable[[Tensor], Tensor],
+    phi: Tensor,
+    b: Tensor,
+    alpha_pre: Tensor,
+    alpha_post: Tensor,
+    alpha_res: Tensor,
+    *,
+    tmax: int = 20,
+    rms_eps: float = 1e-6,
+    pre_eps: float = 0.0,
+    sinkhorn_eps: float = 1e-6,
+    post_mult: float = 2.0,
+    return_coeffs: bool = False,
+) -> Tensor | tuple[Tensor, tuple[Tensor, Tensor, Tensor]]:
+    """A layer between streams: mhc_coeffs, mhc_pre, the layer, mhc_post_res.
+
+    Args:
+        x: float [..., S, C].
+        layer: takes and returns [..., C]; the input is cast to the dtype of its parameters, if it has any.
+        phi: as in mhc_coeffs, and so are the others.
+        b: as in mhc_coeffs.
+        alpha_pre: as in mhc_coeffs.
+        alpha_post: as in mhc_coeffs.
+        alpha_res: as in mhc_coeffs.
+        tmax: as in mhc_coeffs.
+        rms_eps: as in mhc_coeffs.
+        pre_eps: as in mhc_coeffs.
+        sinkhorn_eps: as in mhc_coeffs.
+        post_mult: as in mhc_coeffs.
+        return_coeffs: return the coefficients too.
+
+    Returns:
+        The new streams, like x; with return_coeffs, and (h_pre, h_post, h_res).
+    """
+    coeffs = h_pre, h_post, h_res = mhc_coeffs(
+        x, phi, b, alpha_pre, alpha_post, alpha_res,
+        tmax=tmax, rms_eps=rms_eps, pre_eps=pre_eps, sinkhorn_eps=sinkhorn_eps, post_mult=post_mult,
+    )  # fmt: skip
+    x_in = mhc_pre(x, h_pre)
+    first = next(layer.parameters(), None) if isinstance(layer, torch.nn.Module) else None
+    y = mhc_post_res(x, layer(x_in if first is None else x_in.to(first.dtype)), h_post, h_res)
+    return (y, coeffs) if return_coeffs else y
+
+
+def _check_streams(name: str, x: Tensor) -> None:
+    if x.dim() < 2 or 0 in x.shape[-2:]:
+        raise BadArgument.of(name, "x", "be [..., streams, channels], not empty", str(tuple(x.shape)), ValueError)
+
+
+def _sinkhorn(logits: Tensor, tmax: int, eps: float) -> Tensor:
+    """A matrix whose rows and columns have nearly the sum 1."""
+    h = logits.softmax(-1) + eps
+    h = h / (h.sum(-2, keepdim=True) + eps)
+    for _ in range(tmax - 1):
+        h = h / (h.sum(-1, keepdim=True) + eps)
+        h = h / (h.sum(-2, keepdim=True) + eps)
+    return h
+
+
+def _normed_product(x: Tensor, phi: Tensor, eps: float) -> Tensor:
+    """x phi / rms(x) of rows, in float32 (float64 for float64), without a float32 copy of x."""
+    if x.dtype is not phi.dtype:
+        x, phi = (t.to(torch.promote_types(torch.promote_types(x.dtype, phi.dtype), torch.float32)) for t in (x, phi))
+    return _NormedProduct.apply(x, phi, eps)
+
+
+class _NormedProduct(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, phi: Tensor, eps: float) -> Tensor:
+        wide = torch.promote_types(x.dtype, torch.float32)
+        norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=wide)
+        rstd = (norm * norm / x.shape[-1] + eps).rsqrt()
+        mix = gemm.gemm(x, phi, out_dtype=wide) * rstd
+        ctx.save_for_backward(x, phi, mix, rstd)
+        return mix
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Any) -> tuple[Any, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        x, phi, mix, rstd = ctx.saved_tensors
+        (dmix,) = grads
+        dz = (dmix * rstd).to(x.dtype)
+        dx = dphi = None
+        if ctx.needs_input_grad[0]:
+            along = (dmix * mix).sum(-1, keepdim=True) * rstd * rstd / x.shape[-1]
+            dx = (gemm.gemm(dz, phi, trans_b=True, out_dtype=mix.dtype) - along * x).to(x.dtype)
+        if ctx.needs_input_grad[1]:
+            dphi = gemm.gemm(x, dz, trans_a=True)
+        return dx, dphi, None
+
+
+# ---- several tokens at a time ---------------------------------------------------------------------------------------
+
+
+def multi_token_attention(
+    scores: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: int | tuple[int, int] = 1,
+    padding: int | tuple[int, int] = 0,
+    dilation: int | tuple[int, int] = 1,
+    groups: int = 1,
+    sparse: bool = False,
+) -> Tensor:
+    """Attention weights that see their neighbors: tril(conv2d(softmax(causal scores))).
+
+    The scores of a query to later keys are masked before the softmax; so is the result, to 0
+    (https://arxiv.org/abs/2504.00927).
+
+    Args:
+        scores: float [batch, channels, queries, keys].
+        weight: float [out, channels / groups, height, width], of the convolution.
+        bias: float [out].
+        stride: as in torch's conv2d.
+        padding: as in torch's conv2d.
+        dilation: as in torch's conv2d.
+        groups: as in torch's conv2d.
+        sparse: sparsemax instead of softmax.
+
+    Returns:
+        [batch, out, queries', keys'], of the dtype of scores. Probabilities are computed in float32 (float64 for
+        float64) and rounded, the convolution is torch's.
+    """
+    if scores.dim() != 4 or scores.shape[-1] != scores.shape[-2]:
+        expected = "have shape [batch, channels, length, length]"
+        raise BadArgument.of("multi_token_attention", "scores", expected, str(tuple(scores.shape)), ValueError)
+    if sparse:
+        later = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).triu(1)
+        probs = _sparsemax(scores.masked_fill(later, -torch.inf))
+    else:
+        probs = softmax.scaled_softmax(scores, causal=True)
+    return F.conv2d(probs, weight, bias, stride, padding, dilation, groups).tril()
+
+
+def _sparsemax(x: Tensor) -> Tensor:
+    """The nearest point of the simplex to each row: max(x - t, 0), where t makes the sum 1."""
+    z = x.to(torch.promote_types(x.dtype, torch.float32))
+    z = z - z.detach().amax(-1, keepdim=True)  # the result is the same for any shift
+    ordered = z.sort(-1, descending=True).values
+    ranks = torch.arange(1, x.shape[-1] + 1, device=x.device, dtype=z.dtype)
+    sums = ordered.masked_fill(ordered == -torch.inf, 0.0).cumsum(-1)
+    kept = 1 + ranks * ordered > sums
+    count = kept.sum(-1, keepdim=True)
+    t = (sums.gather(-1, count - 1) - 1) / count
+    return (z - t).clamp(min=0.0).to(x.dtype)
+
+
+# ---- neighbors ------------------------------------------------------------------------------------------------------
+
+
+def neighborhood_attention(
+    query: Tensor, key: Tensor, value: Tensor, kernel_size: int = 7, dilation: int = 1, scale: float | None = None
+) -> Tensor:
+    """Attention of each position to a window of neighbors (https://arxiv.org/abs/2504.16922, in one dimension).
+
+    Position i attends to i + dilation * s, |s| <= kernel_size // 2; at the ends of the sequence the window is cut off.
+    Time and memory grow with length * kernel_size, not with length^2.
+
+    Args:
+        query: float [batch, heads, length, d].
+        key: like query.
+        value: like query.
+        kernel_size: the size of the window, odd.
+        dilation: the distance between neighbors.
+        scale: multiplies the scores; 1 / sqrt(d) if it is None.
+
+    Returns:
+        [batch, heads, length, d], of the dtype of query: computed in float32 (float64 for float64), rounded once.
+    """
+    return neighborhood.neighborhood_attention(query, key, value, kernel_size, dilation, scale)[0]

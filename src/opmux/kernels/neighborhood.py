@@ -1,0 +1,201 @@
+"""Attention to neighbors: a tile of positions a program, and the tiles of keys that their windows reach.
+
+Positions whose distance is no multiple of the dilation never meet. So a sequence is as many shorter ones as the
+dilation says, whose windows have no gaps. Softmax is computed piece by piece, as in flash attention: no scores are
+kept. The backward computes them again, once for dq and once for dk and dv, each added up by one program.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from ..core.errors import NotSupported
+from ..specs import neighborhood as spec
+from .lib.config import Tiles, tunable
+from .lib.harness import Launch, Plan, planned, strided
+from .lib.launch import Launcher
+from .lib.products import precision
+from .lib.rows import OutputSpec, wide_of
+
+WIDEST = 256  # columns that a tile has
+
+
+@triton.jit
+def _place(length, dilation, BLOCK: tl.constexpr):
+    """The head, the first position of the shorter sequence, how many it has, and the first of this program's."""
+    tiles = tl.cdiv(tl.cdiv(length, dilation), BLOCK)
+    program = tl.program_id(0)
+    head = (program // tiles // dilation).to(tl.int64)
+    first = program // tiles % dilation
+    return head, first, (length - first + dilation - 1) // dilation, program % tiles * BLOCK
+
+
+@triton.jit
+def _rows(i, head, first, length, dilation):
+    """Where the positions i of a shorter sequence are."""
+    return head * length + first + i.to(tl.int64) * dilation
+
+
+@triton.jit
+def _load(ptr, i_rows, m_rows, d, BLOCK_D: tl.constexpr):
+    o_d = tl.arange(0, BLOCK_D)
+    return tl.load(ptr + i_rows[:, None] * d + o_d[None, :], mask=m_rows[:, None] & (o_d < d)[None, :], other=0.0)
+
+
+@triton.jit
+def _store(ptr, b, i_rows, m_rows, d, BLOCK_D: tl.constexpr):
+    o_d = tl.arange(0, BLOCK_D)
+    inside = m_rows[:, None] & (o_d < d)[None, :]
+    tl.store(ptr + i_rows[:, None] * d + o_d[None, :], b.to(ptr.dtype.element_ty), mask=inside)
+
+
+def _fwd(
+    q_ptr, k_ptr, v_ptr, o_ptr, lse_ptr, length, dilation, half, d, scale,
+    WIDE: tl.constexpr, PRECISION: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
+):  # fmt: skip
+    head, first, count, begin = _place(length, dilation, BLOCK_M)
+    i_m = begin + tl.arange(0, BLOCK_M)
+    r_m, m_m = _rows(i_m, head, first, length, dilation), i_m < count
+    b_q = _load(q_ptr, r_m, m_m, d, BLOCK_D)
+    b_top = tl.full([BLOCK_M], -float("inf"), WIDE)
+    b_sum = tl.zeros([BLOCK_M], WIDE)
+    b_o = tl.zeros([BLOCK_M, BLOCK_D], WIDE)
+    for at in range(tl.maximum(begin - half, 0), tl.minimum(begin + BLOCK_M + half, count), BLOCK_N):
+        i_n = at + tl.arange(0, BLOCK_N)
+        r_n, m_n = _rows(i_n, head, first, length, dilation), i_n < count
+        b_k, b_v = _load(k_ptr, r_n, m_n, d, BLOCK_D), _load(v_ptr, r_n, m_n, d, BLOCK_D)
+        apart = i_m[:, None] - i_n[None, :]
+        near = (apart <= half) & (-apart <= half) & m_n[None, :]
+        b_s = tl.dot(b_q, tl.trans(b_k), input_precision=PRECISION, out_dtype=WIDE) * scale
+        b_s = tl.where(near, b_s, -float("inf"))
+        b_new = tl.maximum(b_top, tl.max(b_s, 1))
+        b_to = tl.where(b_new == -float("inf"), 0.0, b_new)  # inf - inf would be NaN
+        b_p = tl.exp(b_s - b_to[:, None])
+        b_less = tl.exp(b_top - b_to)
+        b_sum = b_sum * b_less + tl.sum(b_p, 1)
+        b_o = tl.dot(b_p.to(b_v.dtype), b_v, b_o * b_less[:, None], input_precision=PRECISION, out_dtype=WIDE)
+        b_top = b_new
+    b_sum = tl.where(m_m, b_sum, 1.0)
+    _store(o_ptr, b_o / b_sum[:, None], r_m, m_m, d, BLOCK_D)
+    tl.store(lse_ptr + r_m, b_top + tl.log(b_sum), mask=m_m)
+
+
+def _bwd_q(
+    do_ptr, q_ptr, k_ptr, v_ptr, o_ptr, lse_ptr, dq_ptr, delta_ptr, length, dilation, half, d, scale,
+    WIDE: tl.constexpr, PRECISION: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
+):  # fmt: skip
+    """dq, and delta = do . o of each position, which the other kernel needs too."""
+    head, first, count, begin = _place(length, dilation, BLOCK_M)
+    i_m = begin + tl.arange(0, BLOCK_M)
+    r_m, m_m = _rows(i_m, head, first, length, dilation), i_m < count
+    b_q, b_g = _load(q_ptr, r_m, m_m, d, BLOCK_D), _load(do_ptr, r_m, m_m, d, BLOCK_D)
+    b_delta = tl.sum(b_g.to(WIDE) * _load(o_ptr, r_m, m_m, d, BLOCK_D).to(WIDE), 1)
+    tl.store(delta_ptr + r_m, b_delta, mask=m_m)
+    b_lse = tl.load(lse_ptr + r_m, mask=m_m, other=0.0).to(WIDE)
+    b_dq = tl.zeros([BLOCK_M, BLOCK_D], WIDE)
+    for at in range(tl.maximum(begin - half, 0), tl.minimum(begin + BLOCK_M + half, count), BLOCK_N):
+        i_n = at + tl.arange(0, BLOCK_N)
+        r_n, m_n = _rows(i_n, head, first, length, dilation), i_n < count
+        b_k, b_v = _load(k_ptr, r_n, m_n, d, BLOCK_D), _load(v_ptr, r_n, m_n, d, BLOCK_D)
+        apart = i_m[:, None] - i_n[None, :]
+        near = (apart <= half) & (-apart <= half) & m_n[None, :] & m_m[:, None]
+        b_s = tl.dot(b_q, tl.trans(b_k), input_precision=PRECISION, out_dtype=WIDE) * scale
+        b_p = tl.where(near, tl.exp(b_s - b_lse[:, None]), 0.0)
+        b_dp = tl.dot(b_g, tl.trans(b_v), input_precision=PRECISION, out_dtype=WIDE)
+        b_ds = (b_p * (b_dp - b_delta[:, None]) * scale).to(b_k.dtype)
+        b_dq = tl.dot(b_ds, b_k, b_dq, input_precision=PRECISION, out_dtype=WIDE)
+    _store(dq_ptr, b_dq, r_m, m_m, d, BLOCK_D)
+
+
+def _bwd_kv(
+    do_ptr, q_ptr, k_ptr, v_ptr, lse_ptr, delta_ptr, dk_ptr, dv_ptr, length, dilation, half, d, scale,
+    WIDE: tl.constexpr, PRECISION: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
+):  # fmt: skip
+    """A tile of keys, and the tiles of positions whose windows reach it."""
+    head, first, count, begin = _place(length, dilation, BLOCK_M)
+    i_m = begin + tl.arange(0, BLOCK_M)
+    r_m, m_m = _rows(i_m, head, first, length, dilation), i_m < count
+    b_k, b_v = _load(k_ptr, r_m, m_m, d, BLOCK_D), _load(v_ptr, r_m, m_m, d, BLOCK_D)
+    b_dk = tl.zeros([BLOCK_M, BLOCK_D], WIDE)
+    b_dv = tl.zeros([BLOCK_M, BLOCK_D], WIDE)
+    for at in range(tl.maximum(begin - half, 0), tl.minimum(begin + BLOCK_M + half, count), BLOCK_N):
+        i_n = at + tl.arange(0, BLOCK_N)
+        r_n, m_n = _rows(i_n, head, first, length, dilation), i_n < count
+        b_q, b_g = _load(q_ptr, r_n, m_n, d, BLOCK_D), _load(do_ptr, r_n, m_n, d, BLOCK_D)
+        b_lse = tl.load(lse_ptr + r_n, mask=m_n, other=0.0).to(WIDE)
+        b_delta = tl.load(delta_ptr + r_n, mask=m_n, other=0.0).to(WIDE)
+        apart = i_m[:, None] - i_n[None, :]
+        near = (apart <= half) & (-apart <= half) & m_n[None, :] & m_m[:, None]
+        b_s = tl.dot(b_k, tl.trans(b_q), input_precision=PRECISION, out_dtype=WIDE) * scale
+        b_p = tl.where(near, tl.exp(b_s - b_lse[None, :]), 0.0)
+        b_dv = tl.dot(b_p.to(b_g.dtype), b_g, b_dv, input_precision=PRECISION, out_dtype=WIDE)
+        b_dp = tl.dot(b_v, tl.trans(b_g), input_precision=PRECISION, out_dtype=WIDE)
+        b_ds = (b_p * (b_dp - b_delta[None, :]) * scale).to(b_q.dtype)
+        b_dk = tl.dot(b_ds, b_q, b_dk, input_precision=PRECISION, out_dtype=WIDE)
+    _store(dk_ptr, b_dk, r_m, m_m, d, BLOCK_D)
+    _store(dv_ptr, b_dv, r_m, m_m, d, BLOCK_D)
+
+
+fwd, bwd_q, bwd_kv = (Launcher(kernel, sizes="d") for kernel in (_fwd, _bwd_q, _bwd_kv))
+
+
+@tunable("neighborhood", free="BLOCK_M BLOCK_N")
+def tiles_of(length: int, window: int, d: int, dtype: torch.dtype) -> Tiles:
+    """Tiles of positions as large as the window at least, so that most of what is multiplied is inside."""
+    most = 64 if d * dtype.itemsize <= 256 else 32 if d * dtype.itemsize <= 512 else 16
+    side = lambda n: min(most, max(16, triton.next_power_of_2(n)))
+    threads = 128 if d <= 64 else 256  # with fewer, dk and dv of 128 columns do not fit the registers
+    return Tiles(threads, 2, BLOCK_M=side(length), BLOCK_N=side(min(length, window)))
+
+
+def _launch(kernel: Launcher, q: Tensor, window: int, dilation: int, scale: float | None, precision: str) -> Launch:
+    batch, heads, length, d = q.shape
+    shorter = -(-length // dilation)
+    tiles = tiles_of(length=shorter, window=window, d=d, dtype=q.dtype)
+    config = tiles.config(
+        WIDE=wide_of(q.dtype), PRECISION=precision if q.dtype is torch.float32 else "ieee",
+        BLOCK_D=max(16, triton.next_power_of_2(d)),
+    )  # fmt: skip
+    numbers = dict(length=length, dilation=dilation, half=min(window // 2, length), d=d, scale=spec.scale_of(q, scale))
+    return Launch(kernel, (batch * heads * dilation * -(-shorter // tiles["BLOCK_M"]),), config, numbers)
+
+
+def _step(q: Tensor, dilation: int) -> int:
+    """The dilation; one beyond the end of the sequence leaves a position to itself, as the length does."""
+    if q.shape[3] > WIDEST:
+        raise NotSupported(f"heads of {q.shape[3]} columns; up to {WIDEST} fit")
+    return max(1, min(dilation, q.shape[2]))
+
+
+def _lse(q: Tensor) -> OutputSpec:
+    return OutputSpec.of(q.shape[:3], torch.float64 if q.dtype is torch.float64 else torch.float32)
+
+
+@planned(spec.neighborhood_attention, state={"precision": precision})
+def neighborhood_attention(
+    q: Tensor, k: Tensor, v: Tensor, kernel_size: int, dilation: int, scale: float | None, precision: str
+) -> Plan:
+    makes = {"o": OutputSpec.of(q.shape, q.dtype), "lse": _lse(q)}
+    step = _step(q, dilation)
+    if not q.numel():
+        return Plan(makes)
+    return Plan(makes, [_launch(fwd, q, kernel_size, step, scale, precision)], strided(q=q, k=k, v=v))
+
+
+@planned(spec.neighborhood_attention_bwd, state={"precision": precision})
+def neighborhood_attention_bwd(
+    do: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, kernel_size: int, dilation: int,
+    scale: float | None, precision: str,
+) -> Plan:  # fmt: skip
+    makes = {name: OutputSpec.of(q.shape, q.dtype) for name in ("dq", "dk", "dv")}
+    step = _step(q, dilation)
+    if not q.numel():
+        return Plan(makes)
+    if do.dtype is not q.dtype:
+        raise NotSupported(f"a gradient of {do.dtype} for queries of {q.dtype}")
+    how = q, kernel_size, step, scale, precision
+    given = strided(do=do, q=q, k=k, v=v, o=o, lse=lse)
+    return Plan({**makes, "delta": _lse(q)}, [_launch(bwd_q, *how), _launch(bwd_kv, *how)], given)
