@@ -10,6 +10,10 @@ from .faces.functional.attention import multi_token_attention as multi_token_att
 from .faces.functional.attention import neighborhood_attention as neighborhood_attention
 from .faces.functional.distillation import DistillationOutput as DistillationOutput
 from .faces.functional.distillation import fused_linear_distillation as fused_linear_distillation
+from .faces.functional.divergences import fused_linear_jsd as fused_linear_jsd
+from .faces.functional.divergences import jsd as jsd
+from .faces.functional.divergences import kl_div as kl_div
+from .faces.functional.divergences import tvd as tvd
 from .faces.functional.glu import fused_gate_up_swiglu as fused_gate_up_swiglu
 from .faces.functional.glu import geglu as geglu
 from .faces.functional.glu import swiglu as swiglu
@@ -42,6 +46,11 @@ from .faces.functional.rope import apply_rotary_pos_emb as apply_rotary_pos_emb
 from .faces.functional.rope import apply_rotary_pos_emb_interleaved as apply_rotary_pos_emb_interleaved
 from .faces.functional.rope import apply_rotary_pos_emb_vision as apply_rotary_pos_emb_vision
 from .faces.functional.rope import rope as rope
+from .faces.functional.scaled_cross_entropy import ScaledCrossEntropyOutput as ScaledCrossEntropyOutput
+from .faces.functional.scaled_cross_entropy import (
+    fused_linear_scaled_cross_entropy as fused_linear_scaled_cross_entropy,
+)
+from .faces.functional.vocab_parallel import vocab_parallel_cross_entropy as vocab_parallel_cross_entropy
 
 __all__ = [
     "fused_gate_up_swiglu",
@@ -86,4 +95,11 @@ __all__ = [
     "mhc_pre",
     "multi_token_attention",
     "neighborhood_attention",
+    "fused_linear_jsd",
+    "jsd",
+    "kl_div",
+    "tvd",
+    "ScaledCrossEntropyOutput",
+    "fused_linear_scaled_cross_entropy",
+    "vocab_parallel_cross_entropy",
 ]

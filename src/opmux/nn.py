@@ -3,6 +3,13 @@
 from .faces.nn.attention import MHC as MHC
 from .faces.nn.attention import MultiTokenAttention as MultiTokenAttention
 from .faces.nn.attention import NeighborhoodAttention as NeighborhoodAttention
+from .faces.nn.losses import JSD as JSD
+from .faces.nn.losses import CrossEntropyLoss as CrossEntropyLoss
+from .faces.nn.losses import FusedLinearCrossEntropyLoss as FusedLinearCrossEntropyLoss
+from .faces.nn.losses import FusedLinearJSD as FusedLinearJSD
+from .faces.nn.losses import KLDivLoss as KLDivLoss
+from .faces.nn.losses import TVDLoss as TVDLoss
+from .faces.nn.losses import VocabParallelCrossEntropy as VocabParallelCrossEntropy
 from .faces.nn.mlp import GEGLUMLP as GEGLUMLP
 from .faces.nn.mlp import GateUpSwiGLUMLP as GateUpSwiGLUMLP
 from .faces.nn.mlp import SwiGLUMLP as SwiGLUMLP
@@ -44,4 +51,11 @@ __all__ = [
     "MHC",
     "MultiTokenAttention",
     "NeighborhoodAttention",
+    "CrossEntropyLoss",
+    "FusedLinearCrossEntropyLoss",
+    "FusedLinearJSD",
+    "JSD",
+    "KLDivLoss",
+    "TVDLoss",
+    "VocabParallelCrossEntropy",
 ]

@@ -4456,6 +4456,179 @@ def token_cross_entropy_bwd_(logits: Tensor, dloss: Tensor, target: Tensor, lse:
         softcap (greater than 0): as in the forward.
     """
 
+def token_jsd(input: Tensor, target: Tensor, labels: Tensor | None = None, beta: float = 0.5, ignore_index: int = -100) -> Tensor:
+    """The generalized Jensen-Shannon divergence of each row, of q = exp(input) and p = exp(target).
+
+    loss = beta * KL(p || m) + (1 - beta) * KL(q || m), m = beta * p + (1 - beta) * q;
+    for beta = 0 it is KL(p || q), for beta = 1 KL(q || p).
+
+    Args:
+        input (float [*rows, n]): logarithms of the student's probabilities.
+        target (float [*rows, n]): logarithms of the teacher's probabilities.
+        labels (index [*rows], optional): the class of each row; rows with ignore_index have loss 0, and no gradient.
+        beta (between 0 and 1): the weight of the teacher in m.
+        ignore_index: the label of rows that do not count.
+
+    Returns:
+        loss, float32 [*rows] (float64 for float64 input). It is differentiable in input, not in target. What has
+        probability 0 adds 0.
+    """
+
+def token_jsd_bwd(dloss: Tensor, input: Tensor, target: Tensor, labels: Tensor | None = None, beta: float = 0.5, ignore_index: int = -100) -> Tensor:
+    """The gradient of token_jsd: dinput = dloss * (1 - beta) * q * (input - log(m)); see the forward.
+
+    Args:
+        dloss (float [*rows]): the gradient of loss.
+        input (float [*rows, n]): the input of the forward.
+        target (float [*rows, n]): as in the forward.
+        labels (index [*rows], optional): as in the forward.
+        beta (between 0 and 1): as in the forward.
+        ignore_index: as in the forward.
+
+    Returns:
+        dinput, like input; for beta = 0 it is -dloss * p, for beta = 1 dloss * q * (input - target + 1).
+    """
+
+def token_kl_div(input: Tensor, target: Tensor, log_target: bool = False, eps: float = 1e-10) -> Tensor:
+    """The Kullback-Leibler divergence of each row: loss = sum(p * (log(max(p, eps)) - input)), p = target.
+
+    Args:
+        input (float [*rows, n]): logarithms of probabilities.
+        target (float [*rows, n]): probabilities; their logarithms if log_target is set.
+        log_target: whether target has logarithms: loss = sum(exp(target) * (target - input)).
+        eps (at least 0): the least p that a logarithm is taken of; unused for logarithms.
+
+    Returns:
+        loss, float32 [*rows] (float64 for float64 input). It is differentiable in input, not in target. What has
+        probability 0 adds 0.
+    """
+
+def token_kl_div_bwd(dloss: Tensor, input: Tensor, target: Tensor, log_target: bool = False, eps: float = 1e-10) -> Tensor:
+    """The gradient of token_kl_div: dinput = -dloss * p.
+
+    Args:
+        dloss (float [*rows]): the gradient of loss.
+        input (float [*rows, n]): the input of the forward, of which only the dtype matters.
+        target (float [*rows, n]): as in the forward.
+        log_target: as in the forward.
+        eps (at least 0): as in the forward; unused.
+
+    Returns:
+        dinput, like input.
+    """
+
+def token_logits_jsd(student: Tensor, teacher: Tensor, labels: Tensor | None = None, beta: float = 0.5, temperature: float = 1.0, ignore_index: int = -100) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """token_jsd of log_softmax(student / temperature) and log_softmax(teacher / temperature).
+
+    Args:
+        student (float [*rows, n]): logits.
+        teacher (float [*rows, n]): logits.
+        labels (index [*rows], optional): the class of each row; rows with ignore_index have loss 0, and no gradient.
+        beta (between 0 and 1): as in token_jsd.
+        temperature (greater than 0): logits are divided by it.
+        ignore_index: the label of rows that do not count.
+
+    Returns:
+        loss, student_lse, teacher_lse and slope, float32 [*rows] (float64 for float64 students): the divergence,
+        log(sum(exp(logits / temperature))) of both, and the sum of the gradient of token_jsd.
+    """
+
+def token_logits_jsd_bwd_(student: Tensor, teacher: Tensor, dloss: Tensor, student_lse: Tensor, teacher_lse: Tensor, slope: Tensor, labels: Tensor | None = None, beta: float = 0.5, temperature: float = 1.0, ignore_index: int = -100) -> None:
+    """The gradient of token_logits_jsd, which overwrites the student's logits.
+
+    dstudent = dloss * (g - q * slope) / temperature, where g is the gradient of token_jsd.
+
+    Args:
+        student (float [*rows, n], contiguous): the logits of the forward; on return their gradient.
+        teacher (float [*rows, n]): as in the forward.
+        dloss (float [*rows]): the gradient of loss.
+        student_lse (float [*rows]): the second result of the forward.
+        teacher_lse (float [*rows]): the third result of the forward.
+        slope (float [*rows]): the fourth result of the forward.
+        labels (index [*rows], optional): as in the forward.
+        beta (between 0 and 1): as in the forward.
+        temperature (greater than 0): as in the forward.
+        ignore_index: as in the forward.
+    """
+
+def token_nll_entropy(logits: Tensor, target: Tensor, ignore_index: int = -100, temperature: float = 1.0) -> tuple[Tensor, Tensor, Tensor]:
+    """The negative log-probability of each row's class t and the entropy of the row, for x = logits / temperature.
+
+    nll = lse - x[t], entropy = lse - sum(p * x), p = exp(x - lse), lse = log(sum(exp(x)))
+
+    Args:
+        logits (float [*rows, n]): the scores of n classes for each row.
+        target (index [*rows]): the class of each row.
+        ignore_index: rows with this class have nll 0, entropy 0, and no gradient.
+        temperature (greater than 0): logits are divided by it.
+
+    Returns:
+        nll, entropy and lse, float32 [*rows] (float64 for float64). A class that is neither from 0 to n - 1 nor
+        ignore_index gives NaN.
+    """
+
+def token_nll_entropy_bwd_(logits: Tensor, target: Tensor, dnll: Tensor, dentropy: Tensor, entropy: Tensor, lse: Tensor, ignore_index: int = -100, temperature: float = 1.0) -> None:
+    """The gradient of token_nll_entropy, which overwrites the logits.
+
+    dlogits = (dnll * (p - [t]) - dentropy * p * (log(p) + entropy)) / temperature
+
+    Args:
+        logits (float [*rows, n], contiguous): the input of the forward; on return its gradient.
+        target (index [*rows]): as in the forward.
+        dnll (float [*rows]): the gradient of nll.
+        dentropy (float [*rows]): the gradient of entropy.
+        entropy (float [*rows]): the second result of the forward.
+        lse (float [*rows]): the third result of the forward.
+        ignore_index: as in the forward.
+        temperature (greater than 0): as in the forward.
+    """
+
+def token_shard_cross_entropy_bwd(dloss: Tensor, logits: Tensor, target: Tensor, lse: Tensor, first: int = 0, ignore_index: int = -100, own: float = 1.0, spread: float = 0.0) -> Tensor:
+    """The gradient of a cross entropy over more classes than these n: those from `first` on.
+
+    dlogits = dloss * (exp(logits - lse) - own * [target] - spread)
+
+    Args:
+        dloss (float [*rows]): the gradient of the loss of each row.
+        logits (float [*rows, n]): the scores of the classes from first to first + n - 1.
+        target (index [*rows]): the class of each row, of all classes.
+        lse (float [*rows]): log(sum(exp(logits))) over all classes.
+        first (at least 0): the class of the first column.
+        ignore_index: rows with this class have no gradient.
+        own: what is taken from the target's probability; 1 without label smoothing.
+        spread: what is taken from each class by label smoothing.
+
+    Returns:
+        dlogits, like logits.
+    """
+
+def token_tvd(input: Tensor, target: Tensor, labels: Tensor | None = None, ignore_index: int = -100) -> Tensor:
+    """The total variation distance of each row: loss = sum(|input - target|) / 2.
+
+    Args:
+        input (float [*rows, n]): probabilities.
+        target (float [*rows, n]): probabilities.
+        labels (index [*rows], optional): the class of each row; rows with ignore_index have loss 0, and no gradient.
+        ignore_index: the label of rows that do not count.
+
+    Returns:
+        loss, float32 [*rows] (float64 for float64 input). It is differentiable in input, not in target.
+    """
+
+def token_tvd_bwd(dloss: Tensor, input: Tensor, target: Tensor, labels: Tensor | None = None, ignore_index: int = -100) -> Tensor:
+    """The gradient of token_tvd: dinput = dloss * sign(input - target) / 2.
+
+    Args:
+        dloss (float [*rows]): the gradient of loss.
+        input (float [*rows, n]): the input of the forward.
+        target (float [*rows, n]): as in the forward.
+        labels (index [*rows], optional): as in the forward.
+        ignore_index: as in the forward.
+
+    Returns:
+        dinput, like input; 0 where both are equal.
+    """
+
 def true_divide(self: Tensor, other: Tensor | int | float) -> Tensor:
     """torch.ops.aten.true_divide, elementwise."""
 

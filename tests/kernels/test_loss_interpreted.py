@@ -47,3 +47,31 @@ def test_numbers_of_numpy():
     made = kernels.token_cross_entropy(x, target, None, -100, np.float32(0.25), np.float64(0.5), np.float32(4))
     for a, b in zip(made, spec.token_cross_entropy.reference(x, target, None, -100, 0.25, 0.5, 4.0), strict=True):
         torch.testing.assert_close(a, b)
+
+
+def test_padding_is_not_capped_into_the_sum():
+    """A lane beyond the row that is capped to -softcap adds exp(-softcap): visible where n is not a power of two."""
+    x, target = torch.randn(3, 17), torch.tensor([1, 5, -100])
+    made, lse, _ = kernels.token_cross_entropy(x, target, None, -100, 0.0, 0.0, 5.0)
+    capped = 5 * torch.tanh(x / 5)
+    torch.testing.assert_close(lse, torch.logsumexp(capped, -1))
+    torch.testing.assert_close(made, torch.nn.functional.cross_entropy(capped, target, reduction="none"))
+
+
+def test_logits_are_not_written():
+    x, target = torch.randn(4, 70), torch.tensor([1, -100, 5, -100])
+    kept = x.clone()
+    made, lse, _ = kernels.token_cross_entropy(x, target, *HOW)
+    dx = kernels.token_cross_entropy_bwd(torch.ones_like(made), x, target, lse, *HOW)
+    assert torch.equal(x, kept) and not dx[1::2].any() and dx[::2].any(1).all()
+
+
+def test_entropy_of_logits_of_minus_infinity():
+    x = torch.randn(2, 5000)
+    x[0, :4500] = x[1, 100:] = -math.inf
+    for run in (kernels.token_nll_entropy, spec.token_nll_entropy.reference):
+        nll, entropy, lse = run(x, torch.tensor([4999, 3]), -100, 0.5)
+        rows = [x[0, 4500:] * 2, x[1, :100] * 2]
+        want = [torch.distributions.Categorical(logits=row).entropy() for row in rows]
+        torch.testing.assert_close(entropy, torch.stack(want), rtol=1e-5, atol=1e-5)
+        assert nll.isfinite().all() and lse.isfinite().all()

@@ -1,6 +1,6 @@
 """Cross entropy of tokens: a row a program, piece by piece; float32 inside (float64 for float64)."""
 
-from __future__ import annotations
+# Annotations are not postponed: Triton reads that of temperature, which would be a float32 without it.
 
 from typing import Any
 
@@ -119,6 +119,78 @@ def _bwd(
     tl.store(dlogits_ptr + row * n + o_n, b_dx.to(dlogits_ptr.dtype.element_ty), mask=m)
 
 
+def _entropy_fwd(
+    logits_ptr, target_ptr, nll_ptr, entropy_ptr, lse_ptr,
+    logits_stride, n_rows, n, ignore_index, temperature: tl.float64,
+    WIDE: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64)
+    logits_ptr += row * logits_stride
+    heat = tl.full([], temperature, WIDE)
+    o_n = tl.arange(0, BLOCK_N)
+    top = tl.full([], -float("inf"), WIDE)
+    total = tl.zeros([], WIDE)
+    moment = tl.zeros([], WIDE)  # sum(exp(x - top) * (x - top))
+    for at in range(0, n, BLOCK_N):
+        b_x = tl.load(logits_ptr + at + o_n, mask=at + o_n < n, other=-float("inf")).to(WIDE) / heat
+        new = tl.maximum(top, tl.max(b_x, 0))
+        to = tl.where(new == -float("inf"), 0.0, new)  # inf - inf would be NaN
+        fall = tl.where(top == -float("inf"), 0.0, top - to)
+        b_e = tl.exp(b_x - to)
+        moment = (moment + total * fall) * tl.exp(fall) + tl.sum(b_e * tl.where(b_e > 0.0, b_x - to, 0.0), 0)
+        total = total * tl.exp(fall) + tl.sum(b_e, 0)
+        top = new
+    lse = tl.where(top == -float("inf"), 0.0, top) + tl.log(total)
+    entropy = tl.log(total) - moment / total
+    target = tl.load(target_ptr + row).to(tl.int64)
+    valid = (target >= 0) & (target < n)
+    nll = lse - tl.load(logits_ptr + target, mask=valid, other=0.0).to(WIDE) / heat
+    ignored = target == ignore_index
+    tl.store(nll_ptr + row, tl.where(ignored, 0.0, tl.where(valid, nll, float("nan"))))
+    tl.store(entropy_ptr + row, tl.where(ignored, 0.0, tl.where(valid, entropy, float("nan"))))
+    tl.store(lse_ptr + row, lse)
+
+
+def _entropy_bwd(
+    logits_ptr, target_ptr, dnll_ptr, dentropy_ptr, entropy_ptr, lse_ptr,
+    logits_stride, n_rows, n, ignore_index, temperature: tl.float64,
+    WIDE: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64)
+    logits_ptr += row * logits_stride
+    heat = tl.full([], temperature, WIDE)
+    o_n = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
+    m = o_n < n
+    target = tl.load(target_ptr + row).to(tl.int64)
+    b_dx = tl.zeros([BLOCK_N], WIDE)
+    if target != ignore_index:
+        b_l = tl.load(logits_ptr + o_n, mask=m, other=0.0).to(WIDE) / heat - tl.load(lse_ptr + row).to(WIDE)
+        b_p = tl.exp(b_l)
+        dnll = tl.load(dnll_ptr + row).to(WIDE)
+        b_h = b_p * tl.where(b_p > 0.0, b_l + tl.load(entropy_ptr + row).to(WIDE), 0.0)
+        b_dx = dnll * (b_p - tl.where(o_n == target, 1.0, 0.0)) - tl.load(dentropy_ptr + row).to(WIDE) * b_h
+        b_dx = tl.where((target >= 0) & (target < n), b_dx / heat, float("nan"))
+    tl.store(logits_ptr + o_n, b_dx.to(logits_ptr.dtype.element_ty), mask=m)
+
+
+def _shard_bwd(
+    dloss_ptr, logits_ptr, target_ptr, lse_ptr, dlogits_ptr,
+    logits_stride, n_rows, n, first, ignore_index, own: tl.float64, spread: tl.float64,
+    WIDE: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64)
+    o_n = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
+    m = o_n < n
+    target = tl.load(target_ptr + row).to(tl.int64)
+    b_dx = tl.zeros([BLOCK_N], WIDE)
+    if target != ignore_index:
+        b_x = tl.load(logits_ptr + row * logits_stride + o_n, mask=m, other=0.0).to(WIDE)
+        b_dx = tl.exp(b_x - tl.load(lse_ptr + row).to(WIDE)) - tl.full([], spread, WIDE)
+        b_dx -= tl.where(o_n == target - first, tl.full([], own, WIDE), 0.0)
+        b_dx *= tl.load(dloss_ptr + row).to(WIDE)
+    tl.store(dlogits_ptr + row * n + o_n, b_dx.to(dlogits_ptr.dtype.element_ty), mask=m)
+
+
 def _scale(x_ptr, factor_ptr, n, WIDE: tl.constexpr, BLOCK_N: tl.constexpr):
     factor = tl.load(factor_ptr).to(WIDE)
     if factor != 1.0:
@@ -131,6 +203,9 @@ def _scale(x_ptr, factor_ptr, n, WIDE: tl.constexpr, BLOCK_N: tl.constexpr):
 scale = Launcher(_scale, sizes="n")
 fwd = Launcher(_fwd, sizes="logits_stride n")
 bwd = Launcher(_bwd, sizes="logits_stride n")
+entropy_fwd = Launcher(_entropy_fwd, sizes="logits_stride n")
+entropy_bwd = Launcher(_entropy_bwd, sizes="logits_stride n")
+shard_bwd = Launcher(_shard_bwd, sizes="logits_stride n")
 
 
 @tunable("loss.forward")
@@ -209,6 +284,44 @@ def token_cross_entropy_bwd_(
 ) -> Plan:  # fmt: skip
     tensors = dict(dloss=dloss, target=target, lse=lse, weight=weight)
     return _plan(logits, tensors, label_smoothing, z_loss, softcap, "logits")
+
+
+@planned(spec.token_nll_entropy)
+def token_nll_entropy(logits: Tensor, target: Tensor) -> Plan:
+    rows = RowSizes.of(logits=logits)
+    wide = torch.float64 if logits.dtype is torch.float64 else torch.float32
+    makes = {name: OutputSpec.of(logits.shape[:-1], wide) for name in ("nll", "entropy", "lse")}
+    if not rows.count:
+        return Plan(makes)
+    tiles = forward_tiles(n=rows.n, dtype=logits.dtype)
+    launch = rows.launch(entropy_fwd, tiles, rows.count, WIDE=wide_of(logits.dtype))
+    return Plan(makes, [launch], [*rows.strided, *strided(target=target)])
+
+
+@planned(spec.token_nll_entropy_bwd_)
+def token_nll_entropy_bwd_(
+    logits: Tensor, target: Tensor, dnll: Tensor, dentropy: Tensor, entropy: Tensor, lse: Tensor
+) -> Plan:
+    rows = RowSizes.of(logits=logits)
+    if not rows.count:
+        return Plan({})
+    tiles = backward_tiles(n=rows.n, dtype=logits.dtype)
+    grid = rows.count, -(-rows.n // tiles["BLOCK_N"])
+    launch = rows.launch(entropy_bwd, tiles, *grid, WIDE=wide_of(logits.dtype))
+    others = dict(target=target, dnll=dnll, dentropy=dentropy, entropy=entropy, lse=lse)
+    return Plan({}, [launch], [*rows.strided, *strided(**others)])
+
+
+@planned(spec.token_shard_cross_entropy_bwd)
+def token_shard_cross_entropy_bwd(dloss: Tensor, logits: Tensor, target: Tensor, lse: Tensor) -> Plan:
+    rows = RowSizes.of(logits=logits)
+    makes = {"dlogits": OutputSpec.of(logits.shape, logits.dtype)}
+    if not rows.count or not rows.n:
+        return Plan(makes)
+    tiles = backward_tiles(n=rows.n, dtype=logits.dtype)
+    grid = rows.count, -(-rows.n // tiles["BLOCK_N"])
+    launch = rows.launch(shard_bwd, tiles, *grid, WIDE=wide_of(logits.dtype))
+    return Plan(makes, [launch], [*rows.strided, *strided(dloss=dloss, target=target, lse=lse)])
 
 
 @planned(spec.scale_)

@@ -239,6 +239,167 @@ def token_cross_entropy_bwd_(
     )
 
 
+# ---- with the entropy of the row ------------------------------------------------------------------------------------
+
+Temperature = Annotated[float, between(0, open=True)]
+ENTROPY_CASES = (
+    *(case for case in CASES if not {"weight", "label_smoothing", "z_loss", "softcap"} & set(case.options)),
+    Case((5, 64), options={"temperature": 0.7}),
+    Case((3, 9000), options={"temperature": 2.0, "ids": torch.int32}),
+)
+
+
+def _entropy_args(d: Draw) -> dict[str, Any]:
+    of = _args(d)
+    given = {name: of[name] for name in ("logits", "target", "ignore_index")}
+    return {**given, "temperature": d.option("temperature", 1.0)}
+
+
+ENTROPY = Maker(_entropy_args, ENTROPY_CASES)
+
+
+@op(out="nll entropy lse", samples=ENTROPY, errors=no_classes(ENTROPY), where=has_classes)
+def token_nll_entropy(
+    logits: Float[Tensor, "*rows n"],
+    target: Index[Tensor, "*rows"],
+    ignore_index: int = -100,
+    temperature: Temperature = 1.0,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The negative log-probability of each row's class t and the entropy of the row, for x = logits / temperature.
+
+    nll = lse - x[t], entropy = lse - sum(p * x), p = exp(x - lse), lse = log(sum(exp(x)))
+
+    Args:
+        logits: the scores of n classes for each row.
+        target: the class of each row.
+        ignore_index: rows with this class have nll 0, entropy 0, and no gradient.
+        temperature: logits are divided by it.
+
+    Returns:
+        nll, entropy and lse, float32 [*rows] (float64 for float64). A class that is neither from 0 to n - 1 nor
+        ignore_index gives NaN.
+    """
+    x = wide(logits) / temperature
+    at, counts, valid = _classes(logits, target, ignore_index)
+    lse = torch.logsumexp(x, -1)
+    log_p = x - lse[..., None]
+    p = log_p.exp()
+    entropy = -(p * log_p.masked_fill(p == 0, 0.0)).sum(-1)
+    nll = -log_p.gather(-1, at[..., None])[..., 0]
+    shown = (torch.where(valid, row, torch.nan).masked_fill(~counts, 0.0) for row in (nll, entropy))
+    nll, entropy = (rounded(row, x.dtype) for row in shown)
+    return nll, entropy, rounded(lse, x.dtype)
+
+
+def _entropy_bwd_args(d: Draw) -> dict[str, Any]:
+    of = _entropy_args(d)
+    nll, entropy, lse = token_nll_entropy.reference(**of)
+    given = {"logits": of.pop("logits").contiguous(), "target": of.pop("target")}
+    return {**given, "dnll": nll.cos(), "dentropy": nll.sin() + 0.5, "entropy": entropy, "lse": lse, **of}
+
+
+ENTROPY_BWD = Maker(_entropy_bwd_args, ENTROPY_CASES)
+
+
+@op(out="", mutates=("logits",), samples=ENTROPY_BWD, errors=no_classes(ENTROPY_BWD), where=has_classes)
+def token_nll_entropy_bwd_(
+    logits: Float[Tensor, "*rows n", contiguous()],
+    target: Index[Tensor, "*rows"],
+    dnll: Grad[Tensor, "*rows"],
+    dentropy: Grad[Tensor, "*rows"],
+    entropy: Float[Tensor, "*rows"],
+    lse: Float[Tensor, "*rows"],
+    ignore_index: int = -100,
+    temperature: Temperature = 1.0,
+) -> None:
+    """The gradient of token_nll_entropy, which overwrites the logits.
+
+    dlogits = (dnll * (p - [t]) - dentropy * p * (log(p) + entropy)) / temperature
+
+    Args:
+        logits: the input of the forward; on return its gradient.
+        target: as in the forward.
+        dnll: the gradient of nll.
+        dentropy: the gradient of entropy.
+        entropy: the second result of the forward.
+        lse: the third result of the forward.
+        ignore_index: as in the forward.
+        temperature: as in the forward.
+    """
+    x = wide(logits) / temperature
+    at, counts, valid = _classes(logits, target, ignore_index)
+    dnll, dentropy, entropy, lse = (row.to(x.dtype)[..., None] for row in (dnll, dentropy, entropy, lse))
+    log_p = x - lse
+    p = log_p.exp()
+    dx = dnll * p - dentropy * p * (log_p.masked_fill(p == 0, 0.0) + entropy)
+    dx = dx.scatter_add(-1, at[..., None], -dnll.expand(*at.shape, 1)) / temperature
+    logits.copy_(torch.where(valid[..., None], dx, torch.nan).masked_fill(~counts[..., None], 0.0))
+
+
+# ---- classes that are spread over processes -------------------------------------------------------------------------
+
+
+def _shard_args(d: Draw) -> dict[str, Any]:
+    of = _args(d)
+    lse = torch.logsumexp(wide(of["logits"]), -1) + 0.5  # of more columns than these
+    first = d.option("first", 0)
+    dloss = torch.full((), 0.5, device=d.device).expand(lse.shape) if d.case.layout == "expanded" else lse.cos()
+    given = {"dloss": dloss, "logits": of["logits"], "target": of["target"], "lse": lse, "first": first}
+    return {**given, "ignore_index": of["ignore_index"], "own": d.option("own", 1.0), "spread": d.option("spread", 0.0)}
+
+
+SHARDS = Maker(
+    _shard_args,
+    (
+        *(case for case in ENTROPY_CASES if "temperature" not in case.options),
+        Case((5, 64), options={"first": 30}),
+        Case((5, 64), options={"first": 64, "own": 0.9, "spread": 0.01}),
+        Case((3, 9000), options={"first": 100, "own": 0.9, "spread": 0.01}),
+    ),
+)
+
+
+@op(out="dlogits", samples=SHARDS)
+def token_shard_cross_entropy_bwd(
+    dloss: Grad[Tensor, "*rows"],
+    logits: Float[Tensor, "*rows n"],
+    target: Index[Tensor, "*rows"],
+    lse: Float[Tensor, "*rows"],
+    first: Annotated[int, at_least(0)] = 0,
+    ignore_index: int = -100,
+    own: float = 1.0,
+    spread: float = 0.0,
+) -> Tensor:
+    """The gradient of a cross entropy over more classes than these n: those from `first` on.
+
+    dlogits = dloss * (exp(logits - lse) - own * [target] - spread)
+
+    Args:
+        dloss: the gradient of the loss of each row.
+        logits: the scores of the classes from first to first + n - 1.
+        target: the class of each row, of all classes.
+        lse: log(sum(exp(logits))) over all classes.
+        first: the class of the first column.
+        ignore_index: rows with this class have no gradient.
+        own: what is taken from the target's probability; 1 without label smoothing.
+        spread: what is taken from each class by label smoothing.
+
+    Returns:
+        dlogits, like logits.
+    """
+    x = wide(logits)
+    at = target.long() - first
+    here = (at >= 0) & (at < x.shape[-1])
+    dx = torch.exp(x - lse.to(x.dtype)[..., None]) - spread
+    if x.shape[-1]:
+        taken = torch.where(here, -own, 0.0).to(x.dtype)
+        dx = dx.scatter_add(-1, torch.where(here, at, 0)[..., None], taken[..., None])
+    dx = dx * dloss.to(x.dtype)[..., None]
+    return rounded(dx.masked_fill((target == ignore_index)[..., None], 0.0), logits.dtype)
+
+
+# ---- a factor on the device -----------------------------------------------------------------------------------------
+
 SCALED = (Case((37,)), Case((5, 64)), Case((2, 3, 17), options={"factor": 1.0}), Case((0,)), Case((1000, 37)))
 
 

@@ -34,8 +34,8 @@ def check_rows(name: str, argument: str, value: Tensor, input: Tensor, of: str =
         raise BadArgument.of(name, argument, expected, str(tuple(value.shape)), ValueError)
 
 
-def autocasted(device: torch.device, *tensors: Tensor | None) -> list[Tensor | None]:
-    """The arguments of a product in autocast's dtype, as torch's own linear casts them."""
+def autocasted(device: torch.device, *tensors: Tensor | None) -> list[Any]:
+    """The arguments of a product in autocast's dtype, as torch's own linear casts them; None stays None."""
     dtype = autocast.dtype_on(device.type)
     return [t if t is None or dtype is None else t.to(dtype) for t in tensors]
 

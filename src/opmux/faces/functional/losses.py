@@ -70,9 +70,9 @@ def cross_entropy(
         The loss, in float32 (float64 for float64); a CrossEntropyOutput if more is asked for. The mean of no targets
         is NaN, as torch's.
     """
-    _check_reduction("cross_entropy", reduction)
+    check_reduction("cross_entropy", reduction)
     logits = input if input.dim() < 3 else input.movedim(1, -1)
-    _assert_classes("cross_entropy", target, logits.shape[-1], ignore_index)
+    assert_classes("cross_entropy", target, logits.shape[-1], ignore_index)
     how = _How(ignore_index, label_smoothing, z_loss, softcap)
     losses, lse, predicted = loss.token_cross_entropy(logits, target, weight, *how)
     total = _reduced(losses, target, weight, ignore_index, reduction)
@@ -124,12 +124,11 @@ def fused_linear_cross_entropy(
         As cross_entropy.
     """
     name = "fused_linear_cross_entropy"
-    _check_reduction(name, reduction)
+    check_reduction(name, reduction)
     chunked.check_linear(name, input, weight, accum_dtype)
     chunked.check_rows(name, "target", target, input)
     x, w, b = chunked.autocasted(input.device, input.reshape(-1, input.shape[-1]), weight, bias)
-    assert x is not None and w is not None
-    _assert_classes(name, target, weight.shape[0], ignore_index)
+    assert_classes(name, target, weight.shape[0], ignore_index)
     how = _How(ignore_index, label_smoothing, z_loss, softcap)
     losses, lse, predicted = _LinearCrossEntropy.apply(
         x, w, b, target.reshape(-1), ce_weight, how, reduction, accum_dtype or w.dtype, use_token_scaling,
@@ -144,12 +143,12 @@ def fused_linear_cross_entropy(
 # ---- reductions -----------------------------------------------------------------------------------------------------
 
 
-def _check_reduction(name: str, reduction: str) -> None:
-    if reduction not in REDUCTIONS:
-        raise BadArgument.of(name, "reduction", f"be one of {', '.join(map(repr, REDUCTIONS))}", repr(reduction))
+def check_reduction(name: str, reduction: str, allowed: tuple[str, ...] = REDUCTIONS) -> None:
+    if reduction not in allowed:
+        raise BadArgument.of(name, "reduction", f"be one of {', '.join(map(repr, allowed))}", repr(reduction))
 
 
-def _assert_classes(name: str, target: Tensor, classes: int, ignore_index: int) -> None:
+def assert_classes(name: str, target: Tensor, classes: int, ignore_index: int) -> None:
     if target.is_floating_point() or target.is_complex():
         raise BadArgument.of(
             name, "target", "be int32 or int64 classes; for probabilities use torch's", str(target.dtype), TypeError

@@ -1,0 +1,243 @@
+"""Distances between distributions: Kullback-Leibler, Jensen-Shannon, total variation; and the second after two linear
+layers, which never has all logits in memory.
+
+No argument is written to, nothing waits for the device, and no tensor of the size of the input is saved beside it.
+Kernels give the gradient of the first argument. Where the second needs one too, or elements are wanted, the loss is
+composed from torch's ops.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...core.errors import BadArgument
+from ...specs import divergence
+from ...specs._numeric import wide
+from . import chunked
+from .losses import check_reduction
+
+REDUCTIONS = ("mean", "batchmean", "sum", "none")
+
+
+def kl_div(
+    input: Tensor, target: Tensor, reduction: str = "mean", log_target: bool = False, eps: float = 1e-10
+) -> Tensor:
+    """`torch.nn.functional.kl_div`: sum(target * (log(max(target, eps)) - input)).
+
+    Args:
+        input: logarithms of probabilities, float [..., classes].
+        target: probabilities of that shape; their logarithms if log_target is set.
+        reduction: "mean" (over all elements), "batchmean" (over the first dimension), "sum" or "none".
+        log_target: whether target has logarithms.
+        eps: the least probability that a logarithm is taken of.
+
+    Returns:
+        The loss, in float32 (float64 for float64). What has probability 0 adds 0.
+    """
+    check_reduction("kl_div", reduction, REDUCTIONS)
+    if reduction == "none" or _wants_gradient(target):
+        divergence.token_kl_div.spec.contract.check(dict(input=input, target=target, eps=eps))
+        x = wide(input)
+        elements = divergence.kl_elements(x, target.to(x.dtype), log_target, eps)
+        if reduction == "none":
+            return elements
+        total = elements.sum()
+    else:
+        total = divergence.token_kl_div(input, target, log_target, eps).sum()
+    if reduction == "sum":
+        return total
+    return total / (input.numel() if reduction == "mean" else input.shape[0])
+
+
+def jsd(
+    input: Tensor,
+    target: Tensor,
+    shift_labels: Tensor | None = None,
+    beta: float = 0.5,
+    ignore_index: int = -100,
+) -> Tensor:
+    """The generalized Jensen-Shannon divergence of q = exp(input) and p = exp(target), the mean over rows.
+
+    beta * KL(p || m) + (1 - beta) * KL(q || m), m = beta * p + (1 - beta) * q. beta = 0 is KL(p || q), beta = 1 is
+    KL(q || p).
+
+    Args:
+        input: logarithms of the student's probabilities, float [..., classes].
+        target: logarithms of the teacher's probabilities, of that shape.
+        shift_labels: the class of each row, int32 or int64 [...]; rows with ignore_index do not count.
+        beta: the weight of the teacher in m, from 0 to 1.
+        ignore_index: the label of rows that do not count.
+
+    Returns:
+        The loss, in float32 (float64 for float64); 0 where no row counts. What has probability 0 adds 0.
+    """
+    if _wants_gradient(target):
+        given = dict(input=input, target=target, labels=shift_labels, beta=beta)
+        divergence.token_jsd.spec.contract.check(given)
+        x = wide(input)
+        rows = divergence.jsd_elements(x, target.to(x.dtype), beta).sum(-1)
+        rows = divergence.counted(shift_labels, ignore_index, rows)
+    else:
+        rows = divergence.token_jsd(input, target, shift_labels, beta, ignore_index)
+    return rows.sum() / _count(shift_labels, ignore_index, rows)
+
+
+def tvd(
+    p: Tensor,
+    q: Tensor,
+    shift_labels: Tensor | None = None,
+    reduction: str = "batchmean",
+    ignore_index: int = -100,
+) -> Tensor:
+    """The total variation distance of two distributions: sum(|p - q|) / 2.
+
+    Args:
+        p: probabilities, float [..., classes].
+        q: probabilities of that shape.
+        shift_labels: the class of each row, int32 or int64 [...]; rows with ignore_index do not count.
+        reduction: "batchmean" (over the rows that count), "mean" (over their elements), "sum" or "none".
+        ignore_index: the label of rows that do not count.
+
+    Returns:
+        The loss, in float32 (float64 for float64); a mean is 0 where no row counts.
+    """
+    check_reduction("tvd", reduction, REDUCTIONS)
+    if reduction == "none" or _wants_gradient(q):
+        divergence.token_tvd.spec.contract.check(dict(input=p, target=q, labels=shift_labels))
+        x = wide(p)
+        elements = divergence.counted(shift_labels, ignore_index, (x - q.to(x.dtype)).abs() / 2)
+        if reduction == "none":
+            return elements
+        rows = elements.sum(-1)
+    else:
+        rows = divergence.token_tvd(p, q, shift_labels, ignore_index)
+    if reduction == "sum":
+        return rows.sum()
+    count = _count(shift_labels, ignore_index, rows)
+    return rows.sum() / (count * max(1, p.shape[-1]) if reduction == "mean" else count)
+
+
+def fused_linear_jsd(
+    student_input: Tensor,
+    student_weight: Tensor,
+    teacher_input: Tensor,
+    teacher_weight: Tensor,
+    shift_labels: Tensor | None = None,
+    jsd_beta: float = 0.5,
+    ignore_index: int = -100,
+    temperature: float = 1.0,
+    accum_dtype: torch.dtype | None = None,
+) -> Tensor:
+    """jsd of log_softmax(input @ weight.T / temperature) of student and teacher, with a part of the logits in memory.
+
+    The gradients of the student are computed in the forward, and its buffers become the gradients: a second backward
+    through the same loss raises. The teacher gets none.
+
+    Args:
+        student_input: float [..., hidden].
+        student_weight: float [classes, hidden].
+        teacher_input: float [..., the teacher's hidden], as many rows as student_input.
+        teacher_weight: float [classes, the teacher's hidden].
+        shift_labels: as in jsd.
+        jsd_beta: beta of jsd.
+        ignore_index: as in jsd.
+        temperature: logits are divided by it.
+        accum_dtype: torch.float32 adds the weight's gradient up in float32; else it is added up in its own dtype.
+
+    Returns:
+        The loss, in float32 (float64 for float64); 0 where no row counts.
+    """
+    name = "fused_linear_jsd"
+    chunked.check_linear(name, student_input, student_weight, accum_dtype, "student_")
+    chunked.check_linear(name, teacher_input, teacher_weight, None, "teacher_")
+    if teacher_weight.shape[0] != student_weight.shape[0]:
+        expected = f"have {student_weight.shape[0]} rows, as student_weight"
+        raise BadArgument.of(name, "teacher_weight", expected, str(teacher_weight.shape[0]), ValueError)
+    if teacher_input.shape[:-1] != student_input.shape[:-1]:
+        expected = f"have as many rows as student_input, {tuple(student_input.shape[:-1])}"
+        raise BadArgument.of(name, "teacher_input", expected, str(tuple(teacher_input.shape[:-1])), ValueError)
+    if shift_labels is not None:
+        chunked.check_rows(name, "shift_labels", shift_labels, student_input, "student_input")
+        shift_labels = shift_labels.reshape(-1)
+    layers = (
+        student_input.reshape(-1, student_input.shape[-1]), student_weight,
+        teacher_input.reshape(-1, teacher_input.shape[-1]), teacher_weight,
+    )  # fmt: skip
+    layers = chunked.autocasted(student_input.device, *layers)
+    return _LinearJSD.apply(
+        *layers, shift_labels, jsd_beta, temperature, ignore_index, accum_dtype or layers[1].dtype,
+        torch.is_grad_enabled(),
+    )  # fmt: skip
+
+
+# ---- what they share ------------------------------------------------------------------------------------------------
+
+
+def _wants_gradient(target: Tensor) -> bool:
+    return target.requires_grad and torch.is_grad_enabled()
+
+
+def _count(labels: Tensor | None, ignore_index: int, rows: Tensor) -> Tensor | int:
+    """The rows that count, at least 1."""
+    if labels is None:
+        return max(1, rows.numel())
+    return (labels != ignore_index).sum(dtype=rows.dtype).clamp(min=1)
+
+
+# ---- a part of the logits at a time ---------------------------------------------------------------------------------
+
+
+@torch.library.custom_op("opmux::_linear_jsd", mutates_args=())
+def _linear_jsd(
+    x: Tensor, weight: Tensor, teacher_x: Tensor, teacher_weight: Tensor, labels: Tensor | None, beta: float,
+    temperature: float, ignore_index: int, accum_dtype: torch.dtype, needs: list[bool],
+) -> tuple[Tensor, list[Tensor]]:  # fmt: skip
+    """The loss and the gradients of the student; an opaque op, as that of cross entropy."""
+    losses = _losses_like(x)
+    sums = chunked.LinearSums(x, weight, [*needs, False], accum_dtype)
+    factor = torch.ones((), dtype=losses.dtype, device=x.device) / _count(labels, ignore_index, losses)
+    for rows in chunked.parts(x, weight, tensors=2):
+        student = chunked.logits_of(x[rows], weight)
+        teacher = chunked.logits_of(teacher_x[rows], teacher_weight)
+        own = None if labels is None else labels[rows]
+        losses[rows], *kept = divergence.token_logits_jsd(student, teacher, own, beta, temperature, ignore_index)
+        if any(needs):
+            divergence.token_logits_jsd_bwd_(
+                student, teacher, factor.expand(student.shape[0]), *kept, own, beta, temperature, ignore_index
+            )
+            sums.add(rows, student)
+        del student, teacher  # before the next part is computed
+    return losses.sum() * factor, sums.tensors()
+
+
+@_linear_jsd.register_fake
+def _(x, weight, teacher_x, teacher_weight, labels, beta, temperature, ignore_index, accum_dtype, needs):
+    return _losses_like(x).new_empty(()), chunked.LinearSums(x, weight, [*needs, False], accum_dtype).tensors()
+
+
+def _losses_like(x: Tensor) -> Tensor:
+    return torch.empty(x.shape[0], dtype=torch.float64 if x.dtype is torch.float64 else torch.float32, device=x.device)
+
+
+class _LinearJSD(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor, teacher_x: Tensor, teacher_weight: Tensor, labels: Tensor | None,
+        beta: float, temperature: float, ignore_index: int, accum_dtype: torch.dtype, with_grad: bool,
+    ) -> Tensor:  # fmt: skip
+        ctx.needs = [with_grad and needed for needed in ctx.needs_input_grad[:2]]
+        ctx.dtypes = x.dtype, weight.dtype, weight.dtype
+        loss, ctx.sums = _linear_jsd(
+            x, weight, teacher_x, teacher_weight, labels, beta, temperature, ignore_index, accum_dtype, ctx.needs
+        )
+        return loss
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> tuple[Any, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        chunked.refuse_graph("fused_linear_jsd")
+        sums = chunked.handed_over("fused_linear_jsd", ctx)
+        dx, dweight, _ = chunked.gradients(sums, [*ctx.needs, False], ctx.dtypes, grads[0])
+        return dx, dweight, *(None,) * 8

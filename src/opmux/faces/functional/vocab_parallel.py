@@ -1,0 +1,124 @@
+"""Cross entropy of logits whose classes are spread over the processes of a group (tensor parallelism)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from ...core.errors import BadArgument
+from ...specs import loss
+from ...specs._numeric import wide
+from . import chunked
+from .losses import REDUCTIONS, assert_classes, check_reduction
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+
+FORMULAS = ("pytorch", "megatron")
+MODES = ("global", "partition")
+
+
+class _Smoothing(NamedTuple):
+    """`share` is spread over `classes` classes."""
+
+    share: float
+    classes: int
+    everywhere: bool  # whether those are the classes of all processes
+
+
+def vocab_parallel_cross_entropy(
+    logits: Tensor,
+    target: Tensor,
+    group: ProcessGroup | None = None,
+    ignore_index: int = -100,
+    label_smoothing: float = 0.0,
+    formula: str = "pytorch",
+    mode: str = "global",
+    reduction: str = "none",
+) -> Tensor:
+    """Cross entropy where each process of a group has the logits of some of the classes, as many as each other.
+
+    One all-gather of three numbers for each row in the forward, nothing in the backward. All processes get the same
+    loss (but for mode "partition"), and each the gradient of its own logits.
+
+    Args:
+        logits: float [..., classes / size of the group]: classes from rank * logits.shape[-1] on.
+        target: the class of each row, of all classes, int32 or int64 [...]; the same on all processes.
+        group: the processes; None for logits of all classes.
+        ignore_index: targets with this value have no loss.
+        label_smoothing: the share of the target that is spread over classes.
+        formula: "pytorch" spreads label_smoothing over all classes; "megatron" over all but the target.
+        mode: "global" spreads it over the classes of all processes; "partition" over those of each process alone, as
+            Megatron-LM does, whose losses then differ between processes.
+        reduction: "none", "mean" (over targets that are not ignored) or "sum".
+
+    Returns:
+        The loss, in float32 (float64 for float64).
+    """
+    name = "vocab_parallel_cross_entropy"
+    check_reduction(name, reduction, REDUCTIONS)
+    chunked.check_rows(name, "target", target, logits, "logits")
+    for argument, value, allowed in (("formula", formula, FORMULAS), ("mode", mode, MODES)):
+        if value not in allowed:
+            raise BadArgument.of(name, argument, f"be one of {', '.join(map(repr, allowed))}", repr(value), ValueError)
+    if not 0 <= label_smoothing <= 1:
+        raise BadArgument.of(name, "label_smoothing", "be between 0 and 1", repr(label_smoothing), ValueError)
+    columns = logits.shape[-1]
+    total = columns * (1 if group is None else dist.get_world_size(group))
+    assert_classes(name, target, total, ignore_index)
+    classes = total if mode == "global" else columns
+    share = label_smoothing
+    if formula == "megatron" and classes > 1:
+        share = label_smoothing * classes / (classes - 1)
+    smoothing = _Smoothing(share, classes, mode == "global")
+    losses = _VocabParallel.apply(logits.reshape(-1, columns), target.reshape(-1), group, ignore_index, smoothing)
+    if reduction == "none":
+        return losses.view(target.shape)
+    return losses.sum() if reduction == "sum" else losses.sum() / (target != ignore_index).sum()
+
+
+class _VocabParallel(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, logits: Tensor, target: Tensor, group: Any, ignore_index: int, smoothing: _Smoothing
+    ) -> Tensor:
+        columns = logits.shape[-1]
+        first = 0 if group is None else columns * dist.get_rank(group)
+        at = target.long() - first
+        here = (at >= 0) & (at < columns)
+        at = torch.where(here, at, 0)
+        # a smoothing of 1 makes the loss lse - mean(logits)
+        loss_of_mean, lse, _ = loss.token_cross_entropy(logits, at, None, -100, 1.0 if smoothing.share else 0.0)
+        own = wide(logits.gather(-1, at[:, None])[:, 0]).masked_fill(~here, 0.0)
+        each = _gathered(torch.stack([lse, own, lse - loss_of_mean]), group)
+        lse, own = torch.logsumexp(each[:, 0], 0), each[:, 1].sum(0)
+        losses = lse - own
+        if smoothing.share:
+            mean = each[:, 2].mean(0) if smoothing.everywhere else each[first // columns, 2]
+            losses = (1 - smoothing.share) * losses + smoothing.share * (lse - mean)
+        ctx.save_for_backward(logits, target, lse)
+        ctx.first, ctx.ignore_index, ctx.smoothing = first, ignore_index, smoothing
+        return losses.masked_fill(target == ignore_index, 0.0)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> tuple[Any, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        chunked.refuse_graph("vocab_parallel_cross_entropy")
+        logits, target, lse = ctx.saved_tensors
+        share, classes, _ = ctx.smoothing
+        dlogits = loss.token_shard_cross_entropy_bwd(
+            grads[0], logits, target, lse, ctx.first, ctx.ignore_index, 1 - share, share / classes
+        )
+        return dlogits, None, None, None, None
+
+
+def _gathered(rows: Tensor, group: Any) -> Tensor:
+    """[processes, *rows.shape], the same on every process."""
+    if group is None:
+        return rows[None]
+    made = rows.new_empty(dist.get_world_size(group), *rows.shape)
+    if rows.numel():
+        dist.all_gather(list(made.unbind()), rows, group=group)
+    return made
