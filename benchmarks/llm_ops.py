@@ -98,10 +98,10 @@ def torch_add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor) -> tuple[Ten
 def cases() -> list[Case]:
     found = []
     rope_bwd = lambda dq, dk, q, k, cos, sin: opmux.ops.rope_qk_bwd(dq, dk, cos, sin, "bhsd", "bshd")
-    for dim in (64, 128):
-        q, k = heads(4, 32, 2048, dim), heads(4, 8, 2048, dim)
-        name = f"rope 4 x (32 + 8) x 2048 x {dim}"
-        found.append(Case(name, ours.apply_rotary_pos_emb, torch_rope, (q, k), tables(2048, dim), rope_bwd))
+    for length, dim in ((2048, 64), (2048, 128), (8192, 128)):
+        q, k = heads(4, 32, length, dim), heads(4, 8, length, dim)
+        name = f"rope 4 x (32 + 8) x {length} x {dim}"
+        found.append(Case(name, ours.apply_rotary_pos_emb, torch_rope, (q, k), tables(length, dim), rope_bwd))
     for columns in (8192, 14336):
         a, b = drawn(8192, columns), drawn(8192, columns)
         units = {
@@ -112,7 +112,7 @@ def cases() -> list[Case]:
         }  # fmt: skip
         for name, (mine, torchs, backward) in units.items():
             found.append(Case(f"{name} 8192 x {columns}", mine, torchs, (a, b), (), backward))
-    for columns in (2048, 4096):
+    for columns in (2048, 4096, 8192):
         add = lambda x, r, w: opmux.ops.add_rms_norm(x, r, w, 1e-6)[:2]
         given = drawn(8192, columns), drawn(8192, columns)
         found.append(Case(f"add_rms_norm 8192 x {columns}", add, torch_add_rms_norm, given, (drawn(columns),)))

@@ -19,7 +19,7 @@ from ...core.errors import OpmuxError, UnknownName
 from ...core.spec import specs
 from . import loss
 from .forms import form
-from .replacements import NAMES, REPLACEMENTS, Forward, Replacement, rotating
+from .replacements import NAMES, REPLACEMENTS, Forward, Replacement, remember_norm, rotating
 
 # Names of classes that one would expect to be replaced: the report says why they are not.
 EXPECTED = ("RMSNorm", "MLP", "DecoderLayer", "Experts")
@@ -216,6 +216,7 @@ def _plan(
     """The rows of the report, and the new forward of each class that gets one; raises if none does."""
     rows, forwards = [], {}
     for cls, count in counts.items():
+        remember_norm(cls)
         known = _known(cls)
         if isinstance(known, tuple) and known[1].name in wanted:
             forwards[cls], found = known

@@ -69,15 +69,19 @@ def rms_norm(norm: Norm, original: Forward) -> Forward:
     return forward
 
 
-@functools.cache
-def norm_of(cls: type[nn.Module]) -> Norm | None:
-    """How a class normalises, if it is an RMS norm of a known form."""
-    return NORMS.get(form(cls.forward, cls) or "")
+_norm_of: dict[type[nn.Module], Norm] = {}  # filled before a forward runs: torch.compile traces the reading of a dict
+
+
+def remember_norm(cls: type[nn.Module]) -> None:
+    """Keep how a class normalises, if it is an RMS norm of a known form."""
+    norm = NORMS.get(form(cls.forward, cls) or "")
+    if norm is not None:
+        _norm_of[cls] = norm
 
 
 def _fused(module: nn.Module, x: Tensor) -> Norm | None:
     """How to compute a norm outside its module; None if it must be called, as it has hooks or another form."""
-    norm = norm_of(type(module))
+    norm = _norm_of.get(type(module))
     if norm is None or module._forward_hooks or module._forward_pre_hooks or not norm.fits(module, x):
         return None
     return norm
