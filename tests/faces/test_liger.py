@@ -159,6 +159,37 @@ def experts(x, gate_up, down, index, weights):
     return (made * weights[..., None]).sum(1)
 
 
+def attn_res(v, query, weight, eps):
+    normed = v * torch.rsqrt(v.pow(2).mean(-1, keepdim=True) + eps) * weight
+    return ((normed @ query).softmax(0)[..., None] * v).sum(0)
+
+
+def multi_token(scores, weight, bias, stride, padding):
+    future = torch.ones(scores.shape[-2:]).triu(1).bool()
+    made = F.conv2d(scores.masked_fill(future, -1e9).softmax(-1), weight, bias, stride, padding)
+    return made.tril()
+
+
+def neighborhood(q, k, v, size, dilation, scale):
+    at = torch.arange(q.shape[2])
+    apart = at[:, None] - at
+    near = (apart % dilation == 0) & (apart.abs() <= size // 2 * dilation)
+    return ((q @ k.mT) * scale).masked_fill(~near, -torch.inf).softmax(-1) @ v
+
+
+def mhc_coeffs(x, phi, b, pre, post, res, allow, tmax, rms_eps, pre_eps, sinkhorn_eps, post_mult):
+    s, flat = x.shape[-2], x.flatten(-2)
+    m = (flat @ phi) * torch.rsqrt(flat.pow(2).mean(-1, keepdim=True) + rms_eps)
+    first, second, third = m.split([s, s, s * s], -1)
+    b0, b1, b2 = b.split([s, s, s * s])
+    h = (third * res + b2).unflatten(-1, (s, s)).softmax(-1) + sinkhorn_eps
+    h = h / (h.sum(-2, keepdim=True) + sinkhorn_eps)
+    for _ in range(tmax - 1):
+        h = h / (h.sum(-1, keepdim=True) + sinkhorn_eps)
+        h = h / (h.sum(-2, keepdim=True) + sinkhorn_eps)
+    return torch.sigmoid(first * pre + b0) + pre_eps, post_mult * torch.sigmoid(second * post + b1), h
+
+
 CASES = {
     "LigerGELUMulFunction": [
         ((normal(2, 3, 5), normal(2, 3, 5, seed=1)), lambda a, b: F.gelu(a, approximate="tanh") * b)
@@ -211,6 +242,26 @@ CASES = {
     ],
     "LigerLlama4RopeFunction": [
         ((normal(2, 5, 3, 8), normal(2, 5, 1, 8), torch.polar(torch.ones(5, 4), normal(5, 4)), 64), llama4_rope)
+    ],
+    "LigerAttnResFunction": [((normal(3, 2, 4, 8), normal(8), normal(8, seed=1), 1e-6), attn_res)],
+    "LigerMultiTokenAttentionFunction": [((normal(2, 4, 6, 6), normal(4, 4, 3, 3), normal(4), 1, 1), multi_token)],
+    "LigerFusedNeighborhoodAttentionFunction": [
+        ((normal(2, 2, 9, 4), normal(2, 2, 9, 4, seed=1), normal(2, 2, 9, 4, seed=2), 3, 2, 0.5), neighborhood)
+    ],
+    "LigerMHCCoeffsFunction": [
+        (
+            (
+                normal(3, 2, 8), 0.1 * normal(16, 8), normal(8), *torch.tensor([1.1, 0.9, 0.8]), True, 5, 1e-6, 0.1, 1e-6, 2.0,
+            ),
+            mhc_coeffs,
+        )
+    ],
+    "LigerMHCPreFunction": [((normal(3, 2, 8), normal(3, 2)), lambda x, h: (h[..., None] * x).sum(-2))],
+    "LigerMHCPostResFunction": [
+        (
+            (normal(3, 2, 8), normal(3, 8), normal(3, 2), normal(3, 2, 2)),
+            lambda x, f, post, res: res @ x + post[..., None] * f[:, None],
+        )
     ],
     "GrpoLossFunction": [
         (
@@ -536,6 +587,30 @@ def test_experts_have_the_parameters_of_transformers():
     torch.testing.assert_close(m(x, index.view(2, 2, 2), weights.view(2, 2, 2)), want)
 
 
+def test_attention_modules():
+    from liger_kernel.transformers import LigerMHC, LigerMultiTokenAttention, functional
+    from liger_kernel.transformers import fused_neighborhood_attention as at
+
+    x = normal(2, 9, 8)
+    layer = at.LigerFusedNeighborhoodAttentionLayer(8, 2, kernel_size=3)
+    heads = [p(layer.layer_norm(x)).unflatten(-1, (2, 4)).transpose(1, 2)
+             for p in (layer.attention.q_proj, layer.attention.k_proj, layer.attention.v_proj)]  # fmt: skip
+    want = x + layer.attention.out_proj(neighborhood(*heads, 3, 1, 0.5).transpose(1, 2).flatten(2))
+    torch.testing.assert_close(layer(x), want)
+    with pytest.raises(ValueError, match="attention_mask must be None"):
+        layer(x, torch.ones(9))
+    assert at.LigerFusedNeighborhoodAttentionConfig(dropout=0.1).to_dict()["dropout"] == 0.1
+    m, scores = LigerMultiTokenAttention(4, 4, 3, padding=1), normal(2, 4, 6, 6)
+    torch.testing.assert_close(m(scores), multi_token(scores, m.weight, m.bias, 1, 1))
+    m = LigerMHC(torch.nn.Linear(8, 8), hc=2, c=8, phi_dtype=torch.float32)
+    x, own = normal(3, 2, 8), (m.phi, m.b, m.alpha_pre, m.alpha_post, m.alpha_res)
+    pre, post, res = functional.liger_mhc_coeffs(x, *own)
+    inside = functional.liger_mhc_pre(x, pre)
+    want = functional.liger_mhc_apply(x, m.layer(inside), pre, post, res, return_x_in=True)
+    torch.testing.assert_close((m(x), inside), want)
+    torch.testing.assert_close(functional.liger_mhc_forward(x, m.layer, *own), m(x))
+
+
 # ---- what is wrong in Liger-Kernel, and must not be here ------------------------------------------------------------
 
 
@@ -585,6 +660,20 @@ def test_norms_have_a_repr_and_start_without_a_bias():
     for m in (LigerLayerNorm(8, bias=True), LigerGroupNorm(8, 2, bias=True)):
         assert repr(m) and not m.bias.any() and m.weight.eq(1).all()
     torch.testing.assert_close(LigerGroupNorm(6, 3)(normal(2, 6, 4)), F.group_norm(normal(2, 6, 4), 3, eps=1e-6))
+
+
+def test_blocks_may_be_a_list():
+    from liger_kernel.ops import attn_res_backward, attn_res_forward
+    from liger_kernel.transformers.functional import liger_attn_res
+
+    v, query, weight = normal(3, 2, 4, 8).requires_grad_(), normal(8), normal(8, seed=1)
+    want = attn_res(v, query, weight, 1e-6)
+    torch.testing.assert_close(liger_attn_res(list(v), query, weight), want)
+    h, *saved = attn_res_forward(list(v.detach()), query, weight)
+    torch.testing.assert_close(h, want.detach())
+    dh = normal(2, 4, 8)
+    dv, *_ = attn_res_backward(dh, saved[0], query, weight, *saved[1:])
+    torch.testing.assert_close(dv.view(3, 2, 4, 8), torch.autograd.grad(want, v, dh)[0])
 
 
 def test_rms_norm_of_float64_has_a_gradient():

@@ -5,6 +5,7 @@ from __future__ import annotations
 # An autograd.Function of Liger -> the op of ours that has the same arguments: a vendor's class of that name is the
 # op's forward and backward on the vendor's device.
 FUNCTION_OPS = {
+    "attn_res": "LigerAttnResFunction attn_res_forward attn_res_backward",
     "LigerGELUMulFunction": "gelu_tanh_mul",
     "LigerReLUSquaredFunction": "srelu",
     "LigerSiLUMulFunction": "silu_mul",
@@ -12,18 +13,22 @@ FUNCTION_OPS = {
 
 # Module below liger_kernel.ops -> its names that liger_kernel.ops has too.
 OPS = {
+    "attn_res": "LigerAttnResFunction attn_res_forward attn_res_backward",
     "cross_entropy": "LigerCrossEntropyFunction cross_entropy_forward cross_entropy_backward",
     "fused_add_rms_norm": "LigerFusedAddRMSNormFunction fused_add_rms_norm_forward fused_add_rms_norm_backward",
     "fused_linear_cross_entropy": (
         "LigerFusedLinearCrossEntropyFunction fused_linear_cross_entropy_forward fused_linear_cross_entropy_backward"
     ),
     "fused_moe": "LigerFusedMoEFunction",
+    "fused_neighborhood_attention": "LigerFusedNeighborhoodAttentionFunction",
     "geglu": "LigerGELUMulFunction geglu_forward geglu_backward",
     "group_norm": "LigerGroupNormFunction group_norm_forward group_norm_backward",
     "grpo_loss": "GrpoLossFunction",
     "layer_norm": "LigerLayerNormFunction layer_norm_forward layer_norm_backward",
     "llama4_rope": "LigerLlama4RopeFunction",
+    "mhc": "LigerMHCCoeffsFunction LigerMHCPreFunction LigerMHCPostResFunction",
     "mlp": "LigerMLPFunction",
+    "multi_token_attention": "LigerMultiTokenAttentionFunction",
     "qwen2vl_mrope": "LigerQwen2VLMRopeFunction",
     "relu_squared": "LigerReLUSquaredFunction relu_squared_forward relu_squared_backward",
     "rms_norm": "LigerRMSNormFunction rms_norm_forward rms_norm_backward",

@@ -33,6 +33,7 @@ FILES = {
     "moe": "fused_moe",
     "losses": "cross_entropy fused_linear_cross_entropy",
     "policy": "grpo_loss",
+    "attention": "attn_res mhc multi_token_attention fused_neighborhood_attention",
 }
 
 # Module below liger_kernel.ops -> names that liger_kernel.ops does not have.
@@ -48,6 +49,9 @@ TRANSFORMERS = {
     "cross_entropy": "LigerCrossEntropyLoss",
     "fused_add_rms_norm": "LigerFusedAddRMSNorm",
     "fused_linear_cross_entropy": "LigerFusedLinearCrossEntropyLoss",
+    "fused_neighborhood_attention": (
+        "| LigerFusedNeighborhoodAttention LigerFusedNeighborhoodAttentionLayer LigerFusedNeighborhoodAttentionConfig"
+    ),
     "geglu": "LigerGEGLUMLP | LigerGEGLUMLPForGemma4",
     "group_norm": "| LigerGroupNorm",
     "grpo_loss": "| triton_grpo_loss",
@@ -55,7 +59,9 @@ TRANSFORMERS = {
     "llama4_rope": (
         "liger_llama4_text_rotary_pos_emb liger_llama4_vision_rotary_pos_emb | apply_liger_llama4_rope_full"
     ),
+    "mhc": "LigerMHC",
     "mlp": "LigerMLP LigerFalconH1MLP",
+    "multi_token_attention": "LigerMultiTokenAttention",
     "qwen2vl_mrope": "| liger_multimodal_rotary_pos_emb",
     "relu_squared": "LigerReLUSquared",
     "rms_norm": (
@@ -77,6 +83,10 @@ FUNCTIONAL = {
     "rope": "liger_rope liger_qwen2vl_mrope",
     "rows": "liger_relu_squared liger_softmax",
     "glu": "liger_geglu liger_swiglu",
+    "attention": (
+        "liger_attn_res liger_mhc_coeffs liger_mhc_pre liger_mhc_post_res liger_mhc_apply liger_mhc_forward "
+        "liger_multi_token_attention liger_fused_neighborhood_attention"
+    ),
     "losses": "CrossEntropyOutput liger_cross_entropy liger_fused_linear_cross_entropy",
 }
 

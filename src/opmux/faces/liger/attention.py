@@ -1,0 +1,319 @@
+"""Attention residual, hyper-connections, multi-token and neighborhood attention of `liger_kernel`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ...core.errors import BadArgument
+from ...specs import residual
+from ..functional import attention
+from ..nn.attention import MHC, MultiTokenAttention, NeighborhoodAttention
+from .function import LigerFunction
+from .names import ops
+
+Size = int | tuple[int, int]
+
+# ---- attention residual ----------------------------------------------------------------------------------------------
+
+
+class LigerAttnResFunction(LigerFunction):
+    """Attention over the outputs of blocks, [N, ..., D] or a list of N."""
+
+    @staticmethod
+    def apply(V_stacked: Tensor | Sequence[Tensor], w_query: Tensor, w_norm: Tensor, eps: float) -> Tensor:
+        return attention.attn_res(V_stacked, w_query, w_norm, eps)
+
+
+def attn_res_forward(
+    blocks: Tensor | Sequence[Tensor], w_query: Tensor, w_norm: Tensor, eps: float = 1e-6
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """(h, the blocks as [N, tokens, D], the weights [tokens, N], rstd [tokens, N])."""
+    v = blocks if isinstance(blocks, Tensor) else torch.stack(tuple(blocks))
+    rows = v.reshape(v.shape[0], -1, v.shape[-1])
+    h, alpha, rstd = residual.attn_res(rows, w_query, w_norm, eps)
+    return h.view(v.shape[1:]), rows, alpha.t(), rstd.t()
+
+
+def attn_res_backward(
+    dh: Tensor, V_3d: Tensor, w_query: Tensor, w_norm: Tensor, Alpha: Tensor, RSTD: Tensor, eps: float = 1e-6
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The gradients of the blocks [N, tokens, D], of w_query and of w_norm."""
+    dy = dh.reshape(-1, dh.shape[-1])
+    dv, dquery, dnorm = residual.attn_res_bwd(dy, V_3d, w_query, w_norm, Alpha.t().contiguous(), RSTD.t().contiguous())
+    return dv, dquery, dnorm
+
+
+def liger_attn_res(V: Tensor | Sequence[Tensor], w_query: Tensor, w_norm: Tensor, eps: float = 1e-6) -> Tensor:
+    return ops.LigerAttnResFunction.apply(V, w_query, w_norm, eps)
+
+
+# ---- hyper-connections -----------------------------------------------------------------------------------------------
+
+
+class LigerMHCCoeffsFunction(LigerFunction):
+    """(h_pre, h_post, h_res). `allow_fp32` has no effect: float32 is allowed."""
+
+    @staticmethod
+    def apply(
+        x: Tensor,
+        phi: Tensor,
+        b: Tensor,
+        alpha_pre: Tensor,
+        alpha_post: Tensor,
+        alpha_res: Tensor,
+        allow_fp32: bool,
+        tmax: int,
+        rms_eps: float,
+        pre_eps: float,
+        sinkhorn_eps: float,
+        post_mult: float,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        return attention.mhc_coeffs(
+            x, phi, b, alpha_pre, alpha_post, alpha_res, tmax=tmax, rms_eps=rms_eps, pre_eps=pre_eps,
+            sinkhorn_eps=sinkhorn_eps, post_mult=post_mult,
+        )  # fmt: skip
+
+
+class LigerMHCPreFunction(LigerFunction):
+    """One stream from several."""
+
+    @staticmethod
+    def apply(x: Tensor, h_pre: Tensor) -> Tensor:
+        return attention.mhc_pre(x, h_pre)
+
+
+class LigerMHCPostResFunction(LigerFunction):
+    """Streams mixed, and a layer's output added."""
+
+    @staticmethod
+    def apply(x: Tensor, f_out: Tensor, h_post: Tensor, h_res: Tensor) -> Tensor:
+        return attention.mhc_post_res(x, f_out, h_post, h_res)
+
+
+def liger_mhc_coeffs(
+    x: Tensor,
+    phi: Tensor,
+    b: Tensor,
+    alpha_pre: Tensor,
+    alpha_post: Tensor,
+    alpha_res: Tensor,
+    *,
+    allow_fp32: bool = False,
+    tmax: int = 20,
+    rms_eps: float = 1e-6,
+    pre_eps: float = 0.0,
+    sinkhorn_eps: float = 1e-6,
+    post_mult: float = 2.0,
+) -> tuple[Tensor, Tensor, Tensor]:
+    options = allow_fp32, tmax, rms_eps, pre_eps, sinkhorn_eps, post_mult
+    return ops.LigerMHCCoeffsFunction.apply(x, phi, b, alpha_pre, alpha_post, alpha_res, *options)
+
+
+def liger_mhc_pre(x: Tensor, h_pre: Tensor) -> Tensor:
+    return ops.LigerMHCPreFunction.apply(x, h_pre)
+
+
+def liger_mhc_post_res(x: Tensor, f_out: Tensor, h_post: Tensor, h_res: Tensor) -> Tensor:
+    return ops.LigerMHCPostResFunction.apply(x, f_out, h_post, h_res)
+
+
+def liger_mhc_apply(
+    x: Tensor, f_out: Tensor, h_pre: Tensor, h_post: Tensor, h_res: Tensor, *, return_x_in: bool = False
+) -> Tensor | tuple[Tensor, Tensor]:
+    made = liger_mhc_post_res(x, f_out, h_post, h_res)
+    return (made, liger_mhc_pre(x, h_pre)) if return_x_in else made
+
+
+def liger_mhc_forward(
+    x: Tensor,
+    layer: Callable[[Tensor], Tensor],
+    phi: Tensor,
+    b: Tensor,
+    alpha_pre: Tensor,
+    alpha_post: Tensor,
+    alpha_res: Tensor,
+    *,
+    allow_fp32: bool = False,
+    tmax: int = 20,
+    rms_eps: float = 1e-6,
+    pre_eps: float = 0.0,
+    sinkhorn_eps: float = 1e-6,
+    post_mult: float = 2.0,
+    return_coeffs: bool = False,
+) -> Tensor | tuple[Tensor, tuple[Tensor, Tensor, Tensor]]:
+    return attention.mhc_forward(
+        x, layer, phi, b, alpha_pre, alpha_post, alpha_res, tmax=tmax, rms_eps=rms_eps, pre_eps=pre_eps,
+        sinkhorn_eps=sinkhorn_eps, post_mult=post_mult, return_coeffs=return_coeffs,
+    )  # fmt: skip
+
+
+class LigerMHC(MHC):
+    """A layer between several residual streams. `allow_fp32` has no effect: float32 is allowed."""
+
+    def __init__(
+        self,
+        layer: nn.Module,
+        *,
+        hc: int,
+        c: int,
+        tmax: int = 20,
+        rms_eps: float = 1e-6,
+        pre_eps: float = 0.0,
+        sinkhorn_eps: float = 1e-6,
+        post_mult: float = 2.0,
+        phi_dtype: torch.dtype = torch.float16,
+        allow_fp32: bool = False,
+    ):
+        super().__init__(
+            layer, streams=hc, channels=c, tmax=tmax, rms_eps=rms_eps, pre_eps=pre_eps, sinkhorn_eps=sinkhorn_eps,
+            post_mult=post_mult, phi_dtype=phi_dtype,
+        )  # fmt: skip
+        self.hc, self.c, self.allow_fp32 = hc, c, allow_fp32
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x)
+
+
+# ---- multi-token and neighborhood attention --------------------------------------------------------------------------
+
+
+class LigerMultiTokenAttentionFunction(LigerFunction):
+    """The convolution of causal attention weights."""
+
+    @staticmethod
+    def apply(
+        scores: Tensor,
+        weight: Tensor,
+        bias: Tensor | None = None,
+        stride: Size = 1,
+        padding: Size = 0,
+        dilation: Size = 1,
+        groups: int = 1,
+        sparse: bool = False,
+    ) -> Tensor:
+        return attention.multi_token_attention(scores, weight, bias, stride, padding, dilation, groups, sparse)
+
+
+def liger_multi_token_attention(
+    scores: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: Size = 1,
+    padding: Size = 0,
+    dilation: Size = 1,
+    groups: int = 1,
+    sparse: bool = False,
+) -> Tensor:
+    options = stride, padding, dilation, groups, sparse
+    return ops.LigerMultiTokenAttentionFunction.apply(scores, weight, bias, *options)
+
+
+class LigerMultiTokenAttention(MultiTokenAttention):
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        kernel_size: Size,
+        stride: Size = 1,
+        padding: Size = 0,
+        dilation: Size = 1,
+        groups: int = 1,
+        bias: bool = True,
+        sparse: bool = False,
+    ):
+        super().__init__(in_channels, out_channels, kernel_size, stride, padding, dilation, groups, bias, sparse)
+
+    def forward(self, scores: Tensor) -> Tensor:
+        options = self.stride, self.padding, self.dilation, self.groups, self.sparse
+        return ops.LigerMultiTokenAttentionFunction.apply(scores, self.weight, self.bias, *options)
+
+
+class LigerFusedNeighborhoodAttentionFunction(LigerFunction):
+    """Attention of each position to a window of neighbors."""
+
+    @staticmethod
+    def apply(
+        query: Tensor, key: Tensor, value: Tensor, kernel_size: int = 7, dilation: int = 1, scale: float | None = None
+    ) -> Tensor:
+        return attention.neighborhood_attention(query, key, value, kernel_size, dilation, scale)
+
+
+def liger_fused_neighborhood_attention(
+    query: Tensor, key: Tensor, value: Tensor, kernel_size: int = 7, dilation: int = 1, scale: float | None = None
+) -> Tensor:
+    return ops.LigerFusedNeighborhoodAttentionFunction.apply(query, key, value, kernel_size, dilation, scale)
+
+
+class LigerFusedNeighborhoodAttention(NeighborhoodAttention):
+    """Self-attention to a window of neighbors, with projections."""
+
+    def __init__(
+        self,
+        hidden_size: int,
+        num_heads: int,
+        kernel_size: int = 7,
+        dilation: int = 1,
+        bias: bool = True,
+        dropout: float = 0.0,
+        scale: float | None = None,
+    ):
+        super().__init__(hidden_size, num_heads, kernel_size, dilation, bias, dropout, scale)
+
+    def forward(self, hidden_states: Tensor, attention_mask: Tensor | None = None) -> Tensor:
+        if attention_mask is not None:
+            raise BadArgument.of(type(self).__name__, "attention_mask", "be None: there are no masks", "a mask")
+        return super().forward(hidden_states)
+
+
+class LigerFusedNeighborhoodAttentionLayer(nn.Module):
+    """hidden_states + attention(layer_norm(hidden_states))."""
+
+    def __init__(
+        self,
+        hidden_size: int,
+        num_heads: int,
+        kernel_size: int = 7,
+        dilation: int = 1,
+        bias: bool = True,
+        dropout: float = 0.0,
+        layer_norm_eps: float = 1e-5,
+        scale: float | None = None,
+    ):
+        super().__init__()
+        options = kernel_size, dilation, bias, dropout, scale
+        self.attention = LigerFusedNeighborhoodAttention(hidden_size, num_heads, *options)
+        self.layer_norm = nn.LayerNorm(hidden_size, eps=layer_norm_eps)
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, hidden_states: Tensor, attention_mask: Tensor | None = None) -> Tensor:
+        return hidden_states + self.dropout(self.attention(self.layer_norm(hidden_states), attention_mask))
+
+
+class LigerFusedNeighborhoodAttentionConfig:
+    """Options of a LigerFusedNeighborhoodAttentionLayer."""
+
+    def __init__(
+        self,
+        hidden_size: int = 768,
+        num_heads: int = 12,
+        kernel_size: int = 7,
+        dilation: int = 1,
+        bias: bool = True,
+        dropout: float = 0.0,
+        layer_norm_eps: float = 1e-5,
+        scale: float | None = None,
+    ):
+        self.hidden_size, self.num_heads, self.kernel_size, self.dilation = (
+            hidden_size,
+            num_heads,
+            kernel_size,
+            dilation,
+        )
+        self.bias, self.dropout, self.layer_norm_eps, self.scale = bias, dropout, layer_norm_eps, scale
+
+    def to_dict(self) -> dict[str, Any]:
+        return dict(vars(self))
