@@ -7,7 +7,10 @@ without annotations.
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import inspect
+import sys
+import types
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -190,6 +193,19 @@ def mhc_coeffs(x, phi, b, pre, post, res, allow, tmax, rms_eps, pre_eps, sinkhor
     return torch.sigmoid(first * pre + b0) + pre_eps, post_mult * torch.sigmoid(second * post + b1), h
 
 
+def jsd(log_q, log_p, marked, beta):
+    m = torch.logaddexp(log_p + torch.tensor(beta).log(), log_q + torch.tensor(1 - beta).log())
+    kl = lambda a: (a.exp() * (a - m)).sum(-1)
+    counts = marked != -100
+    return ((beta * kl(log_p) + (1 - beta) * kl(log_q)) * counts).sum() / counts.sum()
+
+
+def scaled_loss(x, w, target, temperature, ignore, tiles, entropy):
+    log_p, counts = F.linear(x, w).div(temperature).log_softmax(-1), target != ignore
+    nll = -log_p.gather(-1, target.clamp(min=0)[:, None])[:, 0]
+    return nll * counts, -(log_p.exp() * log_p).sum(-1) * counts
+
+
 CASES = {
     "LigerGELUMulFunction": [
         ((normal(2, 3, 5), normal(2, 3, 5, seed=1)), lambda a, b: F.gelu(a, approximate="tanh") * b)
@@ -251,7 +267,8 @@ CASES = {
     "LigerMHCCoeffsFunction": [
         (
             (
-                normal(3, 2, 8), 0.1 * normal(16, 8), normal(8), *torch.tensor([1.1, 0.9, 0.8]), True, 5, 1e-6, 0.1, 1e-6, 2.0,
+                normal(3, 2, 8), 0.1 * normal(16, 8), normal(8), *torch.tensor([1.1, 0.9, 0.8]), True, 5, 1e-6, 0.1,
+                1e-6, 2.0,
             ),
             mhc_coeffs,
         )
@@ -261,6 +278,43 @@ CASES = {
         (
             (normal(3, 2, 8), normal(3, 8), normal(3, 2), normal(3, 2, 2)),
             lambda x, f, post, res: res @ x + post[..., None] * f[:, None],
+        )
+    ],
+    "LigerKLDivLossFunction": [
+        (
+            (normal(4, 9).log_softmax(-1), *constant(normal(4, 9, seed=1).softmax(-1)), reduction),
+            lambda q, p, reduction: F.kl_div(q, p, reduction=reduction),
+        )
+        for reduction in ("batchmean", "sum", "none")
+    ],
+    "LigerTVDLossFunction": [
+        (
+            (normal(4, 9).softmax(-1), *constant(normal(4, 9, seed=1).softmax(-1)), labels(4, 9), "batchmean"),
+            lambda p, q, marked, _: 0.5 * (p - q)[marked != -100].abs().sum() / (marked != -100).sum(),
+        )
+    ],
+    "LigerJSDFunction": [
+        (
+            (normal(4, 9).log_softmax(-1), *constant(normal(4, 9, seed=1).log_softmax(-1)), labels(4, 9), beta),
+            jsd,
+        )
+        for beta in (0.5, 0.1)
+    ],
+    "LigerFusedLinearJSDFunction": [
+        (
+            (normal(4, 8), normal(9, 8), *constant(normal(4, 6), normal(9, 6)), labels(4, 9), 0.3, -100, 2.0),
+            lambda x, w, y, v, marked, beta, _, t: jsd(
+                (x @ w.T / t).log_softmax(-1), (y @ v.T / t).log_softmax(-1), marked, beta
+            ),
+        )
+    ],
+    "LigerFusedLinearScaledCrossEntropyFunction": [
+        ((normal(5, 8), normal(9, 8), labels(5, 9), 0.7, -100, 1, True), scaled_loss)
+    ],
+    "LigerVocabParallelCEFunction": [
+        (
+            (normal(3, 2, 9), labels(6, 9).view(3, 2), None, -100, 0.1, "pytorch", "global"),
+            lambda x, t, *_: F.cross_entropy(x.movedim(-1, 1), t, reduction="none", label_smoothing=0.1),
         )
     ],
     "GrpoLossFunction": [
@@ -490,6 +544,107 @@ def test_losses_of_a_student():
         torch.testing.assert_close(
             torch.autograd.grad(loss, w), torch.autograd.grad(0.3 * hard + 0.7 * each, w, retain_graph=True)
         )
+
+
+def test_divergences_with_their_gradients():
+    from liger_kernel import ops
+    from liger_kernel.transformers import LigerFusedLinearJSD, LigerJSD, LigerKLDIVLoss, LigerTVDLoss
+
+    q, p, marked = normal(4, 9).log_softmax(-1), normal(4, 9, seed=1).log_softmax(-1), labels(4, 9)
+    own = q.clone().requires_grad_()
+    want, by = jsd(own, p, marked, 0.5), torch.tensor(3.0)
+    loss, dx = ops.jsd_forward(q, p, marked, 0.5, -100, True)
+    torch.testing.assert_close((loss, LigerJSD()(q, p, marked)), (want.detach(), want.detach()))
+    torch.testing.assert_close(ops.jsd_backward(dx, by), torch.autograd.grad(want, own, by)[0])
+    x, w, y, v = normal(4, 8), normal(9, 8).requires_grad_(), normal(4, 6), normal(9, 6)
+    want = jsd((x @ w.T).log_softmax(-1), (y @ v.T).log_softmax(-1), marked, 0.5)
+    loss, dx, dw = ops.fused_linear_jsd_forward(x, w, y, v, marked, 0.5, -100, True, 1.0)
+    torch.testing.assert_close(LigerFusedLinearJSD()(x, w, y, v, marked), want)
+    assert dx is None  # a frozen input
+    torch.testing.assert_close(ops.fused_linear_jsd_backward(by, dx, dw)[1], torch.autograd.grad(want, w, by)[0])
+    torch.testing.assert_close(
+        LigerKLDIVLoss(1e-10, reduction="sum")(q, p.exp()), F.kl_div(q, p.exp(), reduction="sum")
+    )
+    torch.testing.assert_close(LigerTVDLoss("sum")(q.exp(), p.exp()), (q.exp() - p.exp()).abs().sum() / 2)
+
+
+# ---- Megatron -------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def megatron(monkeypatch):
+    """The parts of megatron-core that are replaced."""
+
+    def module(name, **names):
+        made = types.ModuleType(f"megatron.core.{name}")
+        vars(made).update(names)
+        monkeypatch.setitem(sys.modules, f"megatron.core.{name}", made)
+        return made
+
+    class WrappedTorchNorm:
+        def __init__(self, config, hidden_size, eps=1e-5):
+            pass
+
+    class LocalSpecProvider:
+        def layer_norm(self, rms_norm=False, for_qk=False, has_residual=False):
+            return "theirs"
+
+    class SwiGLUFunction:
+        @staticmethod
+        def apply(y, fp8_input_store, cpu_offload_input):
+            return "theirs"
+
+    for name in ("megatron", "megatron.core"):
+        monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
+    module("transformer.torch_norm", WrappedTorchNorm=WrappedTorchNorm)
+    return SimpleNamespace(
+        backends=module("models.backends", LocalSpecProvider=LocalSpecProvider),
+        block=module("transformer.transformer_block", LayerNormImpl=WrappedTorchNorm),
+        fused=module("fusions.fused_cross_entropy", fused_vocab_parallel_cross_entropy=None),
+        loss=module("tensor_parallel.cross_entropy", vocab_parallel_cross_entropy=None),
+        swiglu=module("fusions.fused_bias_swiglu", SwiGLUFunction=SwiGLUFunction),
+    )
+
+
+RMS = SimpleNamespace(normalization="RMSNorm", layernorm_zero_centered_gamma=True, sequence_parallel=True)
+
+
+def test_megatron_is_patched(megatron):
+    from liger_kernel.megatron import LigerMegatronRMSNorm, apply_liger_kernel_to_megatron
+
+    for _ in range(2):  # the second time changes nothing
+        apply_liger_kernel_to_megatron(rms_norm=True, cross_entropy=True, swiglu=True)
+    local = megatron.backends.LocalSpecProvider()
+    assert local.layer_norm(rms_norm=True) is LigerMegatronRMSNorm and local.layer_norm(has_residual=True) == "theirs"
+    assert type(megatron.block.LayerNormImpl(RMS, 8)) is LigerMegatronRMSNorm
+    assert (
+        type(megatron.block.LayerNormImpl(SimpleNamespace(normalization="LayerNorm"), 8)).__name__ == "WrappedTorchNorm"
+    )
+    x, target = normal(3, 2, 9), labels(6, 9, 0).view(3, 2)
+    want = F.cross_entropy(x.flatten(0, 1), target.flatten(), reduction="none").view(3, 2)
+    torch.testing.assert_close(megatron.fused.fused_vocab_parallel_cross_entropy(x, target, None), want)
+    torch.testing.assert_close(megatron.loss.vocab_parallel_cross_entropy(x, target), want)
+    torch.testing.assert_close(
+        megatron.swiglu.SwiGLUFunction.apply(x[..., :8], False, False), F.silu(x[..., :4]) * x[..., 4:8]
+    )
+    assert megatron.swiglu.SwiGLUFunction.apply(x, True, False) == "theirs"  # fp8
+
+
+def test_modules_of_megatron():
+    from liger_kernel.megatron import LigerMegatronRMSNorm, LigerMegatronSwiGLU, apply_liger_kernel_to_megatron
+
+    x, m = normal(3, 8), LigerMegatronRMSNorm(RMS, 8)
+    assert m.weight.sequence_parallel and not m.weight.any() and repr(m)
+    torch.testing.assert_close(m(x), rms_norm(x, m.weight, 1e-5, 1.0, "llama"))
+    with pytest.raises(ValueError, match="config.normalization must be 'RMSNorm'; got 'LayerNorm'"):
+        LigerMegatronRMSNorm(SimpleNamespace(normalization="LayerNorm"), 8)
+    torch.testing.assert_close(LigerMegatronSwiGLU()(x), F.silu(x[:, :4]) * x[:, 4:])
+    assert LigerMegatronSwiGLU(lambda *given: len(given))(x, normal(8)) == 4
+    with pytest.raises(RuntimeError, match="a bias, which it does not support; pass fallback_impl"):
+        LigerMegatronSwiGLU()(x, normal(8))
+    if importlib.util.find_spec("megatron") is None:
+        with pytest.raises(ImportError, match="Is megatron-core installed"):
+            apply_liger_kernel_to_megatron()
 
 
 def test_grpo_of_logits():

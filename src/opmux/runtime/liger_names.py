@@ -19,11 +19,15 @@ OPS = {
     "fused_linear_cross_entropy": (
         "LigerFusedLinearCrossEntropyFunction fused_linear_cross_entropy_forward fused_linear_cross_entropy_backward"
     ),
+    "fused_linear_jsd": "LigerFusedLinearJSDFunction fused_linear_jsd_forward fused_linear_jsd_backward",
+    "fused_linear_scaled_cross_entropy": "LigerFusedLinearScaledCrossEntropyFunction",
     "fused_moe": "LigerFusedMoEFunction",
     "fused_neighborhood_attention": "LigerFusedNeighborhoodAttentionFunction",
     "geglu": "LigerGELUMulFunction geglu_forward geglu_backward",
     "group_norm": "LigerGroupNormFunction group_norm_forward group_norm_backward",
     "grpo_loss": "GrpoLossFunction",
+    "jsd": "LigerJSDFunction jsd_forward jsd_backward",
+    "kl_div": "LigerKLDivLossFunction",
     "layer_norm": "LigerLayerNormFunction layer_norm_forward layer_norm_backward",
     "llama4_rope": "LigerLlama4RopeFunction",
     "mhc": "LigerMHCCoeffsFunction LigerMHCPreFunction LigerMHCPostResFunction",
@@ -36,6 +40,8 @@ OPS = {
     "softmax": "LigerSoftmaxFunction",
     "swiglu": "LigerSiLUMulFunction LigerFusedGateUpSiLUMulFunction swiglu_forward swiglu_backward",
     "tiled_mlp": "LigerTiledMLPFunction apply_tiled_mlp",
+    "tvd": "LigerTVDLossFunction",
+    "vocab_parallel_cross_entropy": "LigerVocabParallelCEFunction",
 }
 
 NAMES = frozenset(name for names in OPS.values() for name in names.split())

@@ -32,6 +32,7 @@ FILES = {
     "glu": "geglu swiglu mlp tiled_mlp",
     "moe": "fused_moe",
     "losses": "cross_entropy fused_linear_cross_entropy",
+    "divergences": "kl_div jsd tvd fused_linear_jsd fused_linear_scaled_cross_entropy vocab_parallel_cross_entropy",
     "policy": "grpo_loss",
     "attention": "attn_res mhc multi_token_attention fused_neighborhood_attention",
 }
@@ -42,6 +43,7 @@ OPS_BELOW = {
     "llama4_rope": "llama4_rope_forward",
     "qwen2vl_mrope": "qwen2vl_mrope_forward qwen2vl_mrope_backward",
     "swiglu": "swiglu_fused_gate_up_forward swiglu_fused_gate_up_backward",
+    "vocab_parallel_cross_entropy": "validate_formula_and_mode",
 }
 
 # Module below liger_kernel.transformers -> its modules; the package has those before the | too.
@@ -49,12 +51,15 @@ TRANSFORMERS = {
     "cross_entropy": "LigerCrossEntropyLoss",
     "fused_add_rms_norm": "LigerFusedAddRMSNorm",
     "fused_linear_cross_entropy": "LigerFusedLinearCrossEntropyLoss",
+    "fused_linear_jsd": "LigerFusedLinearJSD",
     "fused_neighborhood_attention": (
         "| LigerFusedNeighborhoodAttention LigerFusedNeighborhoodAttentionLayer LigerFusedNeighborhoodAttentionConfig"
     ),
     "geglu": "LigerGEGLUMLP | LigerGEGLUMLPForGemma4",
     "group_norm": "| LigerGroupNorm",
     "grpo_loss": "| triton_grpo_loss",
+    "jsd": "LigerJSD",
+    "kl_div": "LigerKLDIVLoss",
     "layer_norm": "LigerLayerNorm",
     "llama4_rope": (
         "liger_llama4_text_rotary_pos_emb liger_llama4_vision_rotary_pos_emb | apply_liger_llama4_rope_full"
@@ -75,6 +80,8 @@ TRANSFORMERS = {
         "LigerExperts | LigerHunyuanV1SwiGLUMLP"
     ),
     "tiled_mlp": "LigerTiledSwiGLUMLP LigerTiledGEGLUMLP",
+    "tvd": "LigerTVDLoss",
+    "vocab_parallel_cross_entropy": "LigerVocabParallelCrossEntropy",
 }
 
 # File of this package -> its names in liger_kernel.transformers.functional.
@@ -87,6 +94,7 @@ FUNCTIONAL = {
         "liger_attn_res liger_mhc_coeffs liger_mhc_pre liger_mhc_post_res liger_mhc_apply liger_mhc_forward "
         "liger_multi_token_attention liger_fused_neighborhood_attention"
     ),
+    "divergences": "liger_kl_div liger_jsd liger_tvd liger_fused_linear_jsd",
     "losses": "CrossEntropyOutput liger_cross_entropy liger_fused_linear_cross_entropy",
 }
 
@@ -100,6 +108,14 @@ CHUNKED = {
     "liger_fused_linear_kto": ("kto_loss", "KTO"),
     "liger_fused_linear_orpo": ("orpo_loss", "ORPO"),
     "liger_fused_linear_simpo": ("simpo_loss", "SimPO"),
+}
+
+# Module below liger_kernel.megatron -> its name.
+MEGATRON = {
+    "cross_entropy": "LigerMegatronCrossEntropy",
+    "monkey_patch": "apply_liger_kernel_to_megatron",
+    "rms_norm": "LigerMegatronRMSNorm",
+    "swiglu": "LigerMegatronSwiGLU",
 }
 
 PATCHING = (
@@ -152,6 +168,8 @@ def _tables() -> dict[str, Homes]:
         loss, function = f"LigerFusedLinear{word}Loss", f"LigerFusedLinear{word}Function"
         made["chunked_loss"][loss] = made["chunked_loss.functional"][name] = "chunked"
         made[f"chunked_loss.{module}"] = _homes(f"{loss} {function}", "chunked")
+    made["megatron"] = _homes(" ".join(MEGATRON.values()), "megatron")
+    made |= {f"megatron.{module}": _homes(name, "megatron") for module, name in MEGATRON.items()}
     made["utils"] = _homes(DEVICES, "devices")
     made["ops.utils"] = _homes(LAUNCHING, "launching")
     return made
