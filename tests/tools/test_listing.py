@@ -87,7 +87,7 @@ def test_list_has_a_table_a_family_and_a_line_an_op(cli):
         assert f"{family}: {number} op{'' if number == 1 else 's'}" in done.stdout
     for spec in specs:
         assert len(lines(done.stdout, spec.name)) == 1, spec.name
-    assert "x, weight [eps, offset] -> y rstd" in done.stdout
+    assert "x, weight [eps, offset, casting] -> y rstd" in done.stdout
     assert "…" not in done.stdout
 
 
