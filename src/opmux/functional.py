@@ -29,8 +29,11 @@ from .faces.functional.mlp import swiglu_mlp as swiglu_mlp
 from .faces.functional.mlp import tiled_mlp as tiled_mlp
 from .faces.functional.moe import fused_moe as fused_moe
 from .faces.functional.norms import add_rms_norm as add_rms_norm
+from .faces.functional.norms import dyt as dyt
 from .faces.functional.norms import group_norm as group_norm
 from .faces.functional.norms import layer_norm as layer_norm
+from .faces.functional.norms import modulated_rms_norm as modulated_rms_norm
+from .faces.functional.norms import poly_norm as poly_norm
 from .faces.functional.norms import rms_norm as rms_norm
 from .faces.functional.preference import KTOOutput as KTOOutput
 from .faces.functional.preference import PreferenceOutput as PreferenceOutput
@@ -46,10 +49,12 @@ from .faces.functional.rope import apply_rotary_pos_emb as apply_rotary_pos_emb
 from .faces.functional.rope import apply_rotary_pos_emb_interleaved as apply_rotary_pos_emb_interleaved
 from .faces.functional.rope import apply_rotary_pos_emb_vision as apply_rotary_pos_emb_vision
 from .faces.functional.rope import rope as rope
-from .faces.functional.scaled_cross_entropy import ScaledCrossEntropyOutput as ScaledCrossEntropyOutput
+from .faces.functional.rows import embedding as embedding
+from .faces.functional.rows import relu_squared as relu_squared
+from .faces.functional.rows import softmax as softmax
+from .faces.functional.rows import sparsemax as sparsemax
 from .faces.functional.scaled_cross_entropy import (
-    fused_linear_scaled_cross_entropy as fused_linear_scaled_cross_entropy,
-)
+from .faces.functional.scaled_cross_entropy import ScaledCrossEntropyOutput as ScaledCrossEntropyOutput
 from .faces.functional.vocab_parallel import vocab_parallel_cross_entropy as vocab_parallel_cross_entropy
 
 __all__ = [
@@ -102,4 +107,11 @@ __all__ = [
     "ScaledCrossEntropyOutput",
     "fused_linear_scaled_cross_entropy",
     "vocab_parallel_cross_entropy",
+    "modulated_rms_norm",
+    "poly_norm",
+    "dyt",
+    "softmax",
+    "sparsemax",
+    "relu_squared",
+    "embedding",
 ]

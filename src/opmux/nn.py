@@ -17,8 +17,11 @@ from .faces.nn.mlp import TiledGEGLUMLP as TiledGEGLUMLP
 from .faces.nn.mlp import TiledSwiGLUMLP as TiledSwiGLUMLP
 from .faces.nn.moe import Experts as Experts
 from .faces.nn.norms import AddRMSNorm as AddRMSNorm
+from .faces.nn.norms import DyT as DyT
 from .faces.nn.norms import GroupNorm as GroupNorm
 from .faces.nn.norms import LayerNorm as LayerNorm
+from .faces.nn.norms import ModulatedRMSNorm as ModulatedRMSNorm
+from .faces.nn.norms import PolyNorm as PolyNorm
 from .faces.nn.norms import RMSNorm as RMSNorm
 from .faces.nn.preference import CosineDistillationLoss as CosineDistillationLoss
 from .faces.nn.preference import FusedLinearCPOLoss as FusedLinearCPOLoss
@@ -28,6 +31,10 @@ from .faces.nn.preference import FusedLinearKTOLoss as FusedLinearKTOLoss
 from .faces.nn.preference import FusedLinearORPOLoss as FusedLinearORPOLoss
 from .faces.nn.preference import FusedLinearSimPOLoss as FusedLinearSimPOLoss
 from .faces.nn.preference import JSDDistillationLoss as JSDDistillationLoss
+from .faces.nn.rows import Embedding as Embedding
+from .faces.nn.rows import ReLUSquared as ReLUSquared
+from .faces.nn.rows import Softmax as Softmax
+from .faces.nn.rows import Sparsemax as Sparsemax
 
 __all__ = [
     "GEGLUMLP",
@@ -58,4 +65,11 @@ __all__ = [
     "KLDivLoss",
     "TVDLoss",
     "VocabParallelCrossEntropy",
+    "ModulatedRMSNorm",
+    "PolyNorm",
+    "DyT",
+    "Softmax",
+    "Sparsemax",
+    "ReLUSquared",
+    "Embedding",
 ]

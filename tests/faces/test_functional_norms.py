@@ -125,3 +125,79 @@ def test_traced_as_one_graph():
     x = leaf(3, N, dtype=torch.float32)
     compiled = torch.compile(module, backend="aot_eager", fullgraph=True)
     torch.testing.assert_close(compiled(x), module(x))
+
+
+# ---- in the place of a norm -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("shape", [(N,), (1, N), (4, N), (12, N), (4, 3, N)], ids=str)
+def test_modulated_rms_norm(shape):
+    """For all rows, each sample, or each row."""
+    x, weight, scale, shift = leaf(4, 3, N), leaf(N), leaf(*shape), leaf(*shape)
+    for_rows = lambda t: t[:, None] if shape == (4, N) else t.view(4, 3, N) if shape == (12, N) else t
+    want = plain_rms(x, weight, 1e-6, 0.5) * (1 + for_rows(scale)) + for_rows(shift)
+    same(ours.modulated_rms_norm(x, weight, scale, shift, offset=0.5), want, [x, weight, scale, shift])
+    same(ours.modulated_rms_norm(x, None, scale), plain_rms(x, None) * (1 + for_rows(scale)), [x, scale])
+
+
+def test_modulations_that_do_not_fit():
+    x = torch.ones(4, 3, N)
+    with pytest.raises(BadArgument, match=r"modulated_rms_norm: scale must have a number of rows that divides 12"):
+        ours.modulated_rms_norm(x, None, torch.ones(5, N))
+    with pytest.raises(BadArgument, match=r"modulated_rms_norm: shift must have the shape of scale, \(4, 24\)"):
+        ours.modulated_rms_norm(x, None, torch.ones(4, N), torch.ones(N))
+
+
+def test_poly_norm():
+    x, weight, bias = leaf(2, 3, N), leaf(3), leaf(1)
+    powers = sum(w * plain_rms(x**k, None) for w, k in zip(weight, (3, 2, 1), strict=True))
+    same(ours.poly_norm(x, weight, bias), powers + bias, [x, weight, bias])
+    module = opmux.nn.PolyNorm()
+    torch.testing.assert_close(module.weight.detach(), torch.full((3,), 1 / 3))
+    assert module.bias.item() == 1 and module(x.float()).shape == x.shape and repr(module)
+
+
+def test_dyt():
+    x, alpha, gamma, beta = leaf(2, 3, N), leaf(1), leaf(N), leaf(N)
+    same(ours.dyt(x, alpha, gamma, beta), torch.tanh(alpha * x) * gamma + beta, [x, alpha, gamma, beta])
+    same(ours.dyt(x, alpha, gamma), torch.tanh(alpha * x) * gamma, [x, alpha, gamma])
+    same(ours.dyt(x[:0], alpha, gamma, beta), torch.tanh(alpha * x[:0]) * gamma + beta, [x, alpha, gamma, beta])
+    assert list(opmux.nn.DyT(N).state_dict()) == ["alpha", "gamma", "beta"]
+    bare = opmux.nn.DyT(N, beta=False, init_alpha=0.25)
+    torch.testing.assert_close(bare(x.float()), torch.tanh(0.25 * x.float()))
+
+
+def plain_sparsemax(x, dim):
+    """By a sort, and a mask that is a constant for autograd."""
+    ordered = x.movedim(dim, -1).sort(-1, descending=True).values
+    count = torch.arange(1, ordered.shape[-1] + 1)
+    size = (1 + count * ordered > ordered.cumsum(-1)).sum(-1, keepdim=True)
+    tau = (ordered.cumsum(-1).gather(-1, size - 1) - 1) / size
+    return F.relu(x.movedim(dim, -1) - tau).movedim(-1, dim)
+
+
+@pytest.mark.parametrize("dim", [0, 1, -1])
+def test_sparsemax_and_softmax(dim):
+    x = leaf(4, 5, N)
+    same(ours.sparsemax(x, dim), plain_sparsemax(x, dim), [x])
+    same(ours.softmax(x, dim), torch.softmax(x, dim), [x])
+    assert torch.equal(opmux.nn.Sparsemax(dim)(x), ours.sparsemax(x, dim))
+    assert torch.equal(opmux.nn.Softmax(dim)(x), ours.softmax(x, dim))
+
+
+def test_rows_beyond_65536_columns():
+    x = leaf(2, 70_001) * 3
+    same(ours.softmax(x), torch.softmax(x, -1), [x])
+    same(ours.sparsemax(x), plain_sparsemax(x, -1), [x])
+    with pytest.raises(BadArgument, match=r"sparsemax: dim must be a dimension of input, \(2, 70001\); got 2"):
+        ours.sparsemax(x, 2)
+
+
+def test_relu_squared_and_embedding():
+    x = leaf(3, N)
+    same(ours.relu_squared(x), F.relu(x).square(), [x])
+    assert torch.equal(opmux.nn.ReLUSquared()(x), ours.relu_squared(x))
+    table, rows = leaf(10, N), torch.tensor([[1, 2, 1], [0, 9, 2]])
+    same(ours.embedding(rows, table, 2), F.embedding(rows, table, 2), [table])
+    module = opmux.nn.Embedding(10, N, padding_idx=0)
+    assert torch.equal(module(rows), F.embedding(rows, module.weight, 0)) and list(module.state_dict()) == ["weight"]

@@ -33,7 +33,7 @@ def _add_pairs(a, b, c, d):
 
 
 @triton.jit
-def _round_to(b, DTYPE: tl.constexpr):
+def round_to(b, DTYPE: tl.constexpr):
     """As rounded to a dtype; unchanged if there is none."""
     if DTYPE is None:
         return b
@@ -65,11 +65,11 @@ def _fwd(
         mean = tl.sum(b_x, 1)[:, None] / n
         tl.store(mean_ptr + i_m, mean, mask=m_m)
         b_x = tl.where(m_n, b_x - mean, 0.0)
-    var = _round_to(tl.sum(_round_to(b_x * b_x, STEP), 1)[:, None] / n, STEP)
-    rstd = _round_to(1.0 / tl.sqrt(_round_to(var + eps, STEP)), STEP)
+    var = round_to(tl.sum(round_to(b_x * b_x, STEP), 1)[:, None] / n, STEP)
+    rstd = round_to(1.0 / tl.sqrt(round_to(var + eps, STEP)), STEP)
     tl.store(rstd_ptr + i_m, rstd, mask=m_m)
-    b_w = _round_to(tl.load(weight_ptr + o_n, mask=m_n, other=0.0).to(WIDE) + offset, STEP)
-    b_y = _round_to(b_x * rstd, ROUND) * b_w
+    b_w = round_to(tl.load(weight_ptr + o_n, mask=m_n, other=0.0).to(WIDE) + offset, STEP)
+    b_y = round_to(b_x * rstd, ROUND) * b_w
     if bias_ptr is not None:
         b_y += tl.load(bias_ptr + o_n, mask=m_n, other=0.0).to(WIDE)
     top = put(y_ptr + i_m * n + o_n, b_y, m, scale_ptr, CAST)
@@ -112,19 +112,19 @@ def _fwd_pieces(
         if CENTRED:
             b_x = tl.where(m, b_x - shift, 0.0)
             b_1 += b_x
-        b_2 += _round_to(b_x * b_x, STEP)
+        b_2 += round_to(b_x * b_x, STEP)
     b_d = b_h.to(WIDE) - shift
     mean = tl.zeros([], WIDE)
-    var = _round_to((tl.sum(b_2, 0) + tl.sum(_round_to(b_d * b_d, STEP), 0)) / n, STEP)
+    var = round_to((tl.sum(b_2, 0) + tl.sum(round_to(b_d * b_d, STEP), 0)) / n, STEP)
     if CENTRED:
         mean = tl.sum(b_1, 0) / n
         var = tl.maximum(var - mean * mean, 0.0, propagate_nan=tl.PropagateNan.ALL)
         mean += shift
         tl.store(mean_ptr + row, mean)
-    rstd = _round_to(1.0 / tl.sqrt(_round_to(var + eps, STEP)), STEP)
+    rstd = round_to(1.0 / tl.sqrt(round_to(var + eps, STEP)), STEP)
     tl.store(rstd_ptr + row, rstd)
-    b_w = _round_to(tl.load(weight_ptr + o_h).to(WIDE) + offset, STEP)
-    b_o = _round_to((b_h.to(WIDE) - mean) * rstd, ROUND) * b_w
+    b_w = round_to(tl.load(weight_ptr + o_h).to(WIDE) + offset, STEP)
+    b_o = round_to((b_h.to(WIDE) - mean) * rstd, ROUND) * b_w
     if bias_ptr is not None:
         b_o += tl.load(bias_ptr + o_h).to(WIDE)
     top = put(y_ptr + o_h, b_o, inside(o_h, n, True), scale_ptr, CAST)
@@ -136,8 +136,8 @@ def _fwd_pieces(
             b_x = tl.load(s_ptr + at + o_n, mask=m, other=0.0, eviction_policy="evict_first").to(WIDE)
         else:
             b_x = tl.load(x_ptr + at + o_n, mask=m, other=0.0, eviction_policy="evict_first").to(WIDE)
-        b_w = _round_to(tl.load(weight_ptr + at + o_n, mask=m, other=0.0).to(WIDE) + offset, STEP)
-        b_y = _round_to((b_x - mean) * rstd, ROUND) * b_w
+        b_w = round_to(tl.load(weight_ptr + at + o_n, mask=m, other=0.0).to(WIDE) + offset, STEP)
+        b_y = round_to((b_x - mean) * rstd, ROUND) * b_w
         if bias_ptr is not None:
             b_y += tl.load(bias_ptr + at + o_n, mask=m, other=0.0).to(WIDE)
         more = put(y_ptr + at + o_n, b_y, m, scale_ptr, CAST)
@@ -185,17 +185,17 @@ def _fwd_cooperative(
                 b_means -= mean
                 total = tl.sum(b_parts + b_means * b_means * b_owns, 0)
         else:
-            total = tl.sum(_round_to(b_x * b_x, STEP), 0)
+            total = tl.sum(round_to(b_x * b_x, STEP), 0)
             if GROUP > 1:
                 post(exchange_at + member, total)
                 total = tl.sum(gather(exchange_at, GROUP), 0)
-        rstd = _round_to(1.0 / tl.sqrt(_round_to(_round_to(total / n, STEP) + eps, STEP)), STEP)
+        rstd = round_to(1.0 / tl.sqrt(round_to(round_to(total / n, STEP) + eps, STEP)), STEP)
         if member == 0:
             tl.store(rstd_ptr + row, rstd)
             if CENTRED:
                 tl.store(mean_ptr + row, mean)
-        b_w = _round_to(tl.load(weight_ptr + o_n, mask=m, other=0.0).to(WIDE) + offset, STEP)
-        b_y = _round_to((b_x - mean) * rstd, ROUND) * b_w
+        b_w = round_to(tl.load(weight_ptr + o_n, mask=m, other=0.0).to(WIDE) + offset, STEP)
+        b_y = round_to((b_x - mean) * rstd, ROUND) * b_w
         if bias_ptr is not None:
             b_y += tl.load(bias_ptr + o_n, mask=m, other=0.0).to(WIDE)
         more = put(y_ptr + row * n + o_n, b_y, m, scale_ptr, CAST)
@@ -238,7 +238,7 @@ def _bwd(
             b_x = tl.where(m, b_x - tl.load(mean_ptr + i_m, mask=m_m, other=0.0).to(WIDE), 0.0)
         b_x *= rstd
         if SHARES:
-            b_dw += b_dy * _round_to(b_x, ROUND)
+            b_dw += b_dy * round_to(b_x, ROUND)
         if BIAS:
             b_db += b_dy
         if STAGES == 1:
@@ -291,7 +291,7 @@ def _bwd_cooperative(
             b_x = tl.where(m, b_x - tl.load(mean_ptr + row).to(WIDE), 0.0)
             b_db += b_dy
         b_x *= rstd
-        b_dw += b_dy * _round_to(b_x, ROUND)
+        b_dw += b_dy * round_to(b_x, ROUND)
         b_dy *= b_w.to(WIDE) + offset
         c_1 = tl.zeros([], WIDE)
         exchange_at = exchange_ptr + row * GROUP * 2
@@ -381,7 +381,7 @@ def _bwd_columns(
             if mean_ptr is not None:
                 b_x -= tl.load(mean_ptr + i_m, mask=m_m, other=0.0).to(WIDE)
             rstd = tl.load(rstd_ptr + i_m, mask=m_m, other=0.0).to(WIDE)
-            b_dw += b_dy * _round_to(b_x * rstd, ROUND)
+            b_dw += b_dy * round_to(b_x * rstd, ROUND)
     at = tl.program_id(1).to(tl.int64) * n + tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     m = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N) < n
     if dw_ptr is not None:
@@ -468,7 +468,7 @@ def column_tiles(n: int, dtype: torch.dtype) -> Tiles:
 # ---- plans ----------------------------------------------------------------------------------------------------------
 
 
-def _rounding(casting: str, dtype: torch.dtype) -> dict[str, tl.dtype | None]:
+def rounding(casting: str, dtype: torch.dtype) -> dict[str, tl.dtype | None]:
     """The kernels' ROUND and STEP. Wide dtypes have none, so that all castings share one compiled kernel."""
     narrow = {torch.float16: tl.float16, torch.bfloat16: tl.bfloat16}.get(dtype)
     return {"ROUND": None if casting == "gemma" else narrow, "STEP": narrow if casting == "none" else None}
@@ -499,7 +499,7 @@ def _forward(
         return Plan(makes, [rstd_of_nothing, *([inverse_of_scale] if fp8 else [])])
     rows = RowSizes.of(x=x, residual=residual)
     copied = [*rows.strided, *strided(weight=weight, bias=bias)]
-    constants: dict[str, Any] = dict(CENTRED=centred, CAST=fp8 and cast_of(fp8), WIDE=wide, **_rounding(casting, dtype))
+    constants: dict[str, Any] = dict(CENTRED=centred, CAST=fp8 and cast_of(fp8), WIDE=wide, **rounding(casting, dtype))
     if n > fits(FORWARD_TEAM // 2 if centred else FORWARD_TEAM, dtype) and can_cooperate(wide):
         tiles = forward_cooperative_tiles(n=n, dtype=dtype, centred=centred)
         group = CooperativeRows.of(tiles, x.device, rows, 2, **constants)
@@ -542,8 +542,8 @@ def _backward(
     rows = RowSizes.of(dy=dy, ds=ds, x=x)
     copied = [names.get(name, name) for name in (*rows.strided, *strided(weight=weight, mean=mean, rstd=rstd))]
     sizes: dict[str, Any] = dict(n=n, dtype=dtype)
-    rounding = _rounding(casting, dtype)["ROUND"]
-    constants: dict[str, Any] = dict(CENTRED=centred, WIDE=wide, ROUND=rounding)
+    rounded = rounding(casting, dtype)["ROUND"]
+    constants: dict[str, Any] = dict(CENTRED=centred, WIDE=wide, ROUND=rounded)
     group = None
     if n > fits(BACKWARD_TEAM // 2 if centred else BACKWARD_TEAM, dtype) and can_cooperate(wide):
         tiles = backward_cooperative_tiles(**sizes, centred=centred)
@@ -567,7 +567,7 @@ def _backward(
     apart = [name for name, inside in zip(partial, together) if not inside and (centred or name == "dw")]
     if apart:
         columns = column_tiles(**sizes)
-        launch = rows.launch(bwd_columns, columns, -(-n // columns["BLOCK_N"]), by_column, WIDE=wide, ROUND=rounding)
+        launch = rows.launch(bwd_columns, columns, -(-n // columns["BLOCK_N"]), by_column, WIDE=wide, ROUND=rounded)
         steps.append(launch.named(**names, **{name: None for name in partial if name not in apart}))
     for name, total in zip(partial, totals):
         makes[name] = OutputSpec.of((partial[name], n), share_of(dtype))

@@ -79,8 +79,15 @@ class Draw:
 
     def cols(self) -> Tensor:
         """One number for each column; the option `weight` = "other" gives them another dtype."""
-        dtype = OTHER[self.dtype] if self.option("weight") == "other" else self.dtype
-        return self._laid(self.case.layout, self.case.shape[-1:], dtype)
+        return self._laid(self.case.layout, self.case.shape[-1:], self._of_weights)
+
+    def weights(self, *shape: int) -> Tensor:
+        """A contiguous tensor of any shape, of the dtype of `cols`."""
+        return self._new(shape, self._of_weights)
+
+    @property
+    def _of_weights(self) -> torch.dtype:
+        return OTHER[self.dtype] if self.option("weight") == "other" else self.dtype
 
     def _laid(self, layout: str, shape: Shape, dtype: torch.dtype, scale: float = 1.0) -> Tensor:
         return LAYOUTS[layout](lambda packed: self._new(packed, dtype, scale), shape)

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from ...core.errors import BadArgument
-from ...specs import channel_norm, norm
+from ...specs import channel_norm, norm, norm_variant
 
 NAMES = {"x": "input"}  # what an op's error calls the argument, and what it is called here
 
@@ -133,3 +133,81 @@ def _flat(name: str, given: Tensor, dims: tuple[int, ...]) -> Tensor:
     if given.shape != dims:
         raise BadArgument.of("layer_norm", name, f"have shape {dims}", str(tuple(given.shape)), ValueError)
     return given.reshape(-1)
+
+
+# ---- in the place of a norm -----------------------------------------------------------------------------------------
+
+
+def modulated_rms_norm(
+    input: Tensor,
+    weight: Tensor | None,
+    scale: Tensor,
+    shift: Tensor | None = None,
+    eps: float = 1e-6,
+    offset: float = 0.0,
+    casting: str = "llama",
+) -> Tensor:
+    """rms_norm(input, weight) * (1 + scale) + shift, for conditioned models (AdaLN).
+
+    Args:
+        input: float [..., n].
+        weight: as in rms_norm.
+        scale: float [n] or [1, n] for all rows, [batch, n] for each sample of input [batch, ..., n], or [rows, n] (or
+            the shape of input) for each row.
+        shift: of the shape and dtype of scale.
+        eps: as in rms_norm.
+        offset: as in rms_norm.
+        casting: as in rms_norm; the modulation is rounded once, unless it is "none".
+
+    Returns:
+        A tensor of the shape and dtype of input.
+    """
+    if weight is None:
+        weight = _ones(input)
+    if shift is not None and shift.shape != scale.shape:
+        expected = f"have the shape of {{scale}}, {tuple(scale.shape)}"
+        raise BadArgument.of("modulated_rms_norm", "shift", expected, str(tuple(shift.shape)), ValueError)
+    by_group = lambda t: t.reshape(-1, t.shape[-1]) if t.dim() else t
+    given = by_group(scale), None if shift is None else by_group(shift)
+    try:
+        return norm_variant.modulated_rms_norm(input, weight, *given, eps, offset, casting)[0]
+    except BadArgument as error:
+        raise error.renamed("modulated_rms_norm", NAMES) from None
+
+
+def poly_norm(input: Tensor, weight: Tensor, bias: Tensor, eps: float = 1e-6) -> Tensor:
+    """PolyNorm: weight[0] * n(input^3) + weight[1] * n(input^2) + weight[2] * n(input) + bias.
+
+    n(p) = p * rsqrt(mean(p^2) + eps), over the last dimension.
+
+    Args:
+        input: float [..., n].
+        weight: float [3].
+        bias: one element, of weight's dtype.
+        eps: added to the mean squares.
+
+    Returns:
+        A tensor of the shape and dtype of input.
+    """
+    try:
+        return norm_variant.poly_norm(input, weight, bias, eps)[0]
+    except BadArgument as error:
+        raise error.renamed("poly_norm", NAMES) from None
+
+
+def dyt(input: Tensor, alpha: Tensor, gamma: Tensor, beta: Tensor | None = None) -> Tensor:
+    """Dynamic tanh: tanh(alpha * input) * gamma + beta.
+
+    Args:
+        input: float [..., n].
+        alpha: one element.
+        gamma: float [n].
+        beta: float [n], of gamma's dtype.
+
+    Returns:
+        A tensor of the shape and dtype of input.
+    """
+    try:
+        return norm_variant.dyt(input, alpha, gamma, beta)
+    except BadArgument as error:
+        raise error.renamed("dyt", NAMES) from None

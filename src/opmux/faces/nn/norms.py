@@ -86,3 +86,62 @@ class GroupNorm(nn.GroupNorm):
 
     def forward(self, input: Tensor) -> Tensor:
         return norms.group_norm(input, self.num_groups, self.weight, self.bias, self.eps)
+
+
+class ModulatedRMSNorm(_RowNorm):
+    """`opmux.functional.modulated_rms_norm` with a weight. The arguments are RMSNorm's."""
+
+    def forward(self, input: Tensor, scale: Tensor, shift: Tensor | None = None) -> Tensor:
+        return norms.modulated_rms_norm(input, self.weight, scale, shift, self.eps, self.offset, self.casting)
+
+
+class PolyNorm(nn.Module):
+    """`opmux.functional.poly_norm` with three weights, at first 1/3, and a bias, at first 1."""
+
+    def __init__(self, eps: float = 1e-6, device: Any = None, dtype: torch.dtype | None = None):
+        super().__init__()
+        self.eps = eps
+        self.weight = nn.Parameter(torch.empty(3, device=device, dtype=dtype))
+        self.bias = nn.Parameter(torch.empty(1, device=device, dtype=dtype))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        nn.init.constant_(self.weight, 1 / 3)
+        nn.init.ones_(self.bias)
+
+    def forward(self, input: Tensor) -> Tensor:
+        return norms.poly_norm(input, self.weight, self.bias, self.eps)
+
+    def extra_repr(self) -> str:
+        return f"eps={self.eps}"
+
+
+class DyT(nn.Module):
+    """`opmux.functional.dyt` with alpha [1], gamma [hidden_size] (ones) and, unless beta is False, beta (zeros)."""
+
+    def __init__(
+        self,
+        hidden_size: int,
+        beta: bool = True,
+        init_alpha: float = 0.5,
+        device: Any = None,
+        dtype: torch.dtype | None = None,
+    ):
+        super().__init__()
+        self.hidden_size, self.init_alpha = hidden_size, init_alpha
+        new = lambda n: nn.Parameter(torch.empty(n, device=device, dtype=dtype))
+        self.alpha, self.gamma = new(1), new(hidden_size)
+        self.register_parameter("beta", new(hidden_size) if beta else None)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        nn.init.constant_(self.alpha, self.init_alpha)
+        nn.init.ones_(self.gamma)
+        if self.beta is not None:
+            nn.init.zeros_(self.beta)
+
+    def forward(self, input: Tensor) -> Tensor:
+        return norms.dyt(input, self.alpha, self.gamma, self.beta)
+
+    def extra_repr(self) -> str:
+        return f"{self.hidden_size}, init_alpha={self.init_alpha}, beta={self.beta is not None}"
