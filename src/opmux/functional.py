@@ -53,8 +53,10 @@ from .faces.functional.rows import embedding as embedding
 from .faces.functional.rows import relu_squared as relu_squared
 from .faces.functional.rows import softmax as softmax
 from .faces.functional.rows import sparsemax as sparsemax
-from .faces.functional.scaled_cross_entropy import (
 from .faces.functional.scaled_cross_entropy import ScaledCrossEntropyOutput as ScaledCrossEntropyOutput
+from .faces.functional.scaled_cross_entropy import (
+    fused_linear_scaled_cross_entropy as fused_linear_scaled_cross_entropy,
+)
 from .faces.functional.vocab_parallel import vocab_parallel_cross_entropy as vocab_parallel_cross_entropy
 
 __all__ = [

@@ -918,6 +918,32 @@ def dswiglu(grad: Tensor, fwd_input: Tensor, quantizer: Any) -> Any:
         fwd_input (float [*rows, 2*n])
     """
 
+def dyt(x: Tensor, alpha: Tensor, gamma: Tensor, beta: Tensor | None = None) -> Tensor:
+    """Dynamic tanh, in the place of a norm: y = tanh(alpha * x) * gamma + beta.
+
+    Args:
+        x (float [*rows, n]): the rows.
+        alpha (float [..], one element): one number.
+        gamma (float [n]): the scale of each column.
+        beta (float [n], of the dtype of gamma, optional): added to each column.
+
+    Returns:
+        y, like x.
+    """
+
+def dyt_bwd(dy: Tensor, x: Tensor, alpha: Tensor, gamma: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The gradients of dyt.
+
+    t = tanh(alpha * x), s = dy * gamma * (1 - t^2): dx = s * alpha, dalpha = sum(s * x), dgamma = sum(dy * t),
+    dbeta = sum(dy), in gamma's dtype
+
+    Args:
+        dy (float [*rows, n]): the gradient of y.
+        x (float [*rows, n]): the input of the forward.
+        alpha (float [..], one element): as in the forward.
+        gamma (float [n]): as in the forward.
+    """
+
 def elu(self: Tensor, alpha: int | float = 1, scale: int | float = 1, input_scale: int | float = 1) -> Tensor:
     """torch.ops.aten.elu, elementwise."""
 
@@ -2266,6 +2292,41 @@ def mish(self: Tensor) -> Tensor:
 def mish_backward(grad_output: Tensor, self: Tensor) -> Tensor:
     """torch.ops.aten.mish_backward, elementwise."""
 
+def modulated_rms_norm(x: Tensor, weight: Tensor, scale: Tensor, shift: Tensor | None = None, eps: float = 1e-06, offset: float = 0.0, casting: str = 'gemma') -> tuple[Tensor, Tensor]:
+    """RMS norm with a scale and a shift for each group of rows: y = rms_norm(x, weight) * (1 + scale) + shift.
+
+    Args:
+        x (float [*rows, n]): the rows to normalise. With k groups, the first of k equal parts is the first group, and so on.
+        weight (float [n]): the scale of each column for all rows.
+        scale (float [groups, n]): for each group (a sample of a batch, or each row) and column.
+        shift (float [groups, n], of the dtype of scale, optional): added to the product.
+        eps: added to the mean square.
+        offset: added to the weight.
+        casting (one of 'gemma', 'llama', 'none'): as in rms_norm; the modulation is rounded once, unless it is "none".
+
+    Returns:
+        y, like x, and rstd, float32 [*rows] (float64 for float64).
+    """
+
+def modulated_rms_norm_bwd(dy: Tensor, x: Tensor, weight: Tensor, scale: Tensor, rstd: Tensor, offset: float = 0.0, casting: str = 'gemma') -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The gradients of modulated_rms_norm.
+
+    x' = x * rstd, w = weight + offset, g = dy * (1 + scale) * w: dx = rstd * (g - x' * mean(g * x')),
+    dweight = sum(dy * (1 + scale) * x'), dscale = sum(dy * w * x') and dshift = sum(dy) of each group
+
+    Args:
+        dy (float [*rows, n]): the gradient of y.
+        x (float [*rows, n]): the input of the forward.
+        weight (float [n]): as in the forward.
+        scale (float [groups, n]): as in the forward.
+        rstd (float [*rows]): the second result of the forward.
+        offset: as in the forward.
+        casting (one of 'gemma', 'llama', 'none'): as in the forward: unless it is "gemma", the sums are of values x' that were rounded.
+
+    Returns:
+        dx, like x, dweight, like weight, and dscale and dshift, like scale.
+    """
+
 def moe_collect(x: Tensor, row_map: Tensor, probs: Tensor | None = None, topk: int = 1, round_once: bool = False) -> Tensor:
     """Add up the rows of each token: y[t] = the sum of probs[t, k] * x[row_map[k * tokens + t]] over k.
 
@@ -2996,6 +3057,35 @@ def philox_uniform(like: Tensor, seed: Tensor, low: float = 0.0, high: float = 1
         seed (any [2], int64, a key and a counter, on the same device or on the CPU): the same seed gives the same numbers.
         low: the least number.
         high: the bound above.
+    """
+
+def poly_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float = 1e-06) -> tuple[Tensor, Tensor]:
+    """A polynomial of normalised powers: y = w0 * norm(x^3) + w1 * norm(x^2) + w2 * norm(x) + bias.
+
+    norm(p) = p * rsqrt(mean(p^2) + eps), over the last dimension.
+
+    Args:
+        x (float [*rows, n]): the rows.
+        weight (float [3]): w0, w1 and w2.
+        bias (float [..], one element, of the dtype of weight): added to all elements.
+        eps: added to each mean square.
+
+    Returns:
+        y, like x, and rstd, float32 [*rows, 3] (float64 for float64): the factors of x^3, x^2 and x.
+    """
+
+def poly_norm_bwd(dy: Tensor, x: Tensor, weight: Tensor, bias: Tensor, rstd: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The gradients of poly_norm.
+
+    p = x^k, p' = p * rstd: dx = sum over k of w * rstd * (dy - p' * mean(dy * p')) * k * x^(k - 1),
+    dweight = sum(dy * p'), dbias = sum(dy)
+
+    Args:
+        dy (float [*rows, n]): the gradient of y.
+        x (float [*rows, n]): the input of the forward.
+        weight (float [3]): as in the forward.
+        bias (float [..], one element, of the dtype of weight): as in the forward.
+        rstd (float [*rows, 3]): the second result of the forward.
     """
 
 def pow(self: Tensor | int | float, exponent: Tensor | int | float) -> Tensor:
@@ -3880,6 +3970,24 @@ def softshrink(self: Tensor, lambd: int | float = 0.5) -> Tensor:
 
 def softshrink_backward(grad_output: Tensor, self: Tensor, lambd: int | float) -> Tensor:
     """torch.ops.aten.softshrink_backward, elementwise."""
+
+def sparsemax(x: Tensor) -> Tensor:
+    """Sparsemax over the last dimension: y = max(x - tau, 0), with the tau of each row that makes sum(y) = 1.
+
+    Args:
+        x (float [*rows, n]): the rows, of any length.
+
+    Returns:
+        y, like x.
+    """
+
+def sparsemax_bwd(dy: Tensor, y: Tensor) -> Tensor:
+    """The gradient of sparsemax: dx = dy - mean(dy over the row's y > 0) where y > 0, else 0.
+
+    Args:
+        dy (float [*rows, n]): the gradient of y.
+        y (float [*rows, n]): the result of the forward.
+    """
 
 def special_bessel_j0(self: Tensor) -> Tensor:
     """torch.ops.aten.special_bessel_j0, elementwise."""

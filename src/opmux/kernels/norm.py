@@ -123,8 +123,8 @@ def _fwd_pieces(
         tl.store(mean_ptr + row, mean)
     rstd = round_to(1.0 / tl.sqrt(round_to(var + eps, STEP)), STEP)
     tl.store(rstd_ptr + row, rstd)
-    b_w = round_to(tl.load(weight_ptr + o_h).to(WIDE) + offset, STEP)
-    b_o = round_to((b_h.to(WIDE) - mean) * rstd, ROUND) * b_w
+    b_o = round_to((b_h.to(WIDE) - mean) * rstd, ROUND)
+    b_o *= round_to(tl.load(weight_ptr + o_h).to(WIDE) + offset, STEP)
     if bias_ptr is not None:
         b_o += tl.load(bias_ptr + o_h).to(WIDE)
     top = put(y_ptr + o_h, b_o, inside(o_h, n, True), scale_ptr, CAST)

@@ -47,8 +47,7 @@ def _of_rows(t: Tensor, x: Tensor) -> Tensor:
 def _modulated_args(d: Draw) -> dict[str, Any]:
     x = d.full()
     count, n = math.prod(x.shape[:-1]), x.shape[-1]
-    wanted = d.option("groups", 1)
-    groups = {"rows": max(count, 1)}.get(wanted, wanted)
+    groups = max(count, 1) if d.option("groups") == "rows" else d.option("groups", 1)
     return {
         "x": x,
         "weight": d.cols(),
