@@ -119,6 +119,8 @@ class PolyNorm(nn.Module):
 class DyT(nn.Module):
     """`opmux.functional.dyt` with alpha [1], gamma [hidden_size] (ones) and, unless beta is False, beta (zeros)."""
 
+    beta: nn.Parameter | None
+
     def __init__(
         self,
         hidden_size: int,
