@@ -21,6 +21,7 @@ from .lib.cooperative import CooperativeRows, can_cooperate, gather, gather_pair
 from .lib.fp8 import ONE, cast_of, inverse_of_scale, note, put
 from .lib.harness import Plan, RowSizes, Step, Zeros, compiled, planned, strided
 from .lib.launch import Launcher
+from .lib.norms import round_to, rounding, rstd_of_nothing
 from .lib.plans import plans
 from .lib.rows import OutputSpec, fits, inside, programs, wide_of
 
@@ -30,15 +31,6 @@ from .lib.rows import OutputSpec, fits, inside, programs, wide_of
 @triton.jit
 def _add_pairs(a, b, c, d):
     return a + c, b + d
-
-
-@triton.jit
-def round_to(b, DTYPE: tl.constexpr):
-    """As rounded to a dtype; unchanged if there is none."""
-    if DTYPE is None:
-        return b
-    else:
-        return b.to(DTYPE).to(b.dtype)
 
 
 def _fwd(
@@ -468,12 +460,6 @@ def column_tiles(n: int, dtype: torch.dtype) -> Tiles:
 # ---- plans ----------------------------------------------------------------------------------------------------------
 
 
-def rounding(casting: str, dtype: torch.dtype) -> dict[str, tl.dtype | None]:
-    """The kernels' ROUND and STEP. Wide dtypes have none, so that all castings share one compiled kernel."""
-    narrow = {torch.float16: tl.float16, torch.bfloat16: tl.bfloat16}.get(dtype)
-    return {"ROUND": None if casting == "gemma" else narrow, "STEP": narrow if casting == "none" else None}
-
-
 def _forward(
     x: Tensor,
     weight: Tensor,
@@ -512,11 +498,6 @@ def _forward(
         tiles = forward_piece_tiles(n=n, dtype=dtype, centred=centred)
         launch = rows.launch(fwd_pieces, tiles, rows.count, **constants)
     return Plan(makes, [launch], copied)
-
-
-def rstd_of_nothing(rstd: Tensor, eps: float) -> None:
-    """Rows without elements have a mean of 0."""
-    rstd.fill_(eps**-0.5 if eps else float("inf"))
 
 
 def _backward(

@@ -18,8 +18,8 @@ from .lib.config import Tiles, tunable
 from .lib.harness import Launch, Plan, RowSizes, Zeros, planned, strided
 from .lib.launch import Launcher
 from .lib.maths import library
+from .lib.norms import round_to, rounding, rstd_of_nothing
 from .lib.rows import OutputSpec, fits, programs, wide_of
-from .norm import round_to, rounding, rstd_of_nothing
 
 tanh = library("tanh")
 

@@ -1,0 +1,28 @@
+"""What kernels of norms share: where half precision is rounded, and the statistics of empty rows."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+
+@triton.jit
+def round_to(b, DTYPE: tl.constexpr):
+    """As rounded to a dtype; unchanged if there is none."""
+    if DTYPE is None:
+        return b
+    else:
+        return b.to(DTYPE).to(b.dtype)
+
+
+def rounding(casting: str, dtype: torch.dtype) -> dict[str, tl.dtype | None]:
+    """The kernels' ROUND and STEP. Wide dtypes have none, so that all castings share one compiled kernel."""
+    narrow = {torch.float16: tl.float16, torch.bfloat16: tl.bfloat16}.get(dtype)
+    return {"ROUND": None if casting == "gemma" else narrow, "STEP": narrow if casting == "none" else None}
+
+
+def rstd_of_nothing(rstd: Tensor, eps: float) -> None:
+    """Rows without elements have a mean of 0."""
+    rstd.fill_(eps**-0.5 if eps else float("inf"))
