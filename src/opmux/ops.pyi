@@ -1865,7 +1865,21 @@ def grouped_mm(a: Tensor, b: Tensor, ends: Tensor, trans_b: bool = False) -> Ten
 
     Returns:
         y [rows, n], of a's dtype: added up in float32 (float64 for float64) and rounded once. Rows after the last group
-        are undefined.
+        are undefined; so is their gradient.
+    """
+
+def grouped_mm_bwd(dy: Tensor, a: Tensor, b: Tensor, ends: Tensor, trans_b: bool = False) -> tuple[Tensor, Tensor]:
+    """The gradients of grouped_mm: da[r] = dy[r] b[g]^T, db[g] = a_g^T dy_g; with trans_b their transposes' products.
+
+    Args:
+        dy (float [rows, _]): the gradient of y.
+        a (float [rows, _]): as in the forward.
+        b (float [groups, _, _], of the dtype of a): as in the forward.
+        ends (int32 [groups]): as in the forward.
+        trans_b: as in the forward.
+
+    Returns:
+        da, like a, and db, like b.
     """
 
 def grouped_mm_wgrad(a: Tensor, b: Tensor, ends: Tensor) -> Tensor:
@@ -3904,6 +3918,34 @@ def sinc(self: Tensor) -> Tensor:
 
 def sinh(self: Tensor) -> Tensor:
     """torch.ops.aten.sinh, elementwise."""
+
+def sinkhorn(logits: Tensor, iterations: int = 20, eps: float = 1e-06) -> Tensor:
+    """Matrices whose rows and columns have nearly the sum 1: a softmax of rows, then sums divided out in turn.
+
+    h = softmax(logits) + eps, then h / (sum of each column + eps); iterations - 1 times the same with rows, then
+    columns.
+
+    Args:
+        logits (float [*rows, n, n], at least one element along the last dimension): the matrices.
+        iterations (at least 1): how often columns are divided by their sums.
+        eps (at least 0): added to the softmax, and to each sum.
+
+    Returns:
+        h, like logits: computed in float32 (float64 for float64) and rounded once.
+    """
+
+def sinkhorn_bwd(dh: Tensor, logits: Tensor, iterations: int = 20, eps: float = 1e-06) -> Tensor:
+    """The gradient of sinkhorn; the matrices on the way are computed again.
+
+    Args:
+        dh (float [*rows, n, n]): the gradient of h.
+        logits (float [*rows, n, n], at least one element along the last dimension): as in the forward.
+        iterations (at least 1): as in the forward.
+        eps (at least 0): as in the forward.
+
+    Returns:
+        dlogits, like logits.
+    """
 
 def situ_glu(x: Tensor, scales: Tensor | None = None, beta1: float = 4.0, beta2: float = 25.0, interleave: int = 0) -> Tensor:
     """y = s * f(a) * u(b), f(a) = beta1 * tanh(a / beta1) * sigmoid(a), u(b) = beta2 * tanh(b / beta2).

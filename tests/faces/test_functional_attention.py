@@ -87,6 +87,14 @@ def test_mhc_coeffs(options):
     torch.testing.assert_close(h_res.sum(-1), torch.ones(B, T, S, dtype=torch.float64), rtol=0, atol=1e-3)
 
 
+def test_transforms():
+    leaves = new(B, T, S, D), *coefficients()
+    loss = lambda fn: lambda *given: sum(h.sin().sum() for h in fn(*given))
+    want = torch.autograd.grad(loss(plain_coeffs)(*leaves), leaves)
+    for a, b in zip(torch.func.grad(loss(ours.mhc_coeffs), tuple(range(6)))(*leaves), want, strict=True):
+        torch.testing.assert_close(a, b)
+
+
 def plain_post(x, f, h_post, h_res):
     return torch.einsum("...oi,...ic->...oc", h_res, x) + h_post[..., None] * f[..., None, :]
 

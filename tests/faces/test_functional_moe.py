@@ -101,6 +101,15 @@ def test_no_tokens():
     assert not ours.fused_moe(x, gate_up, down, none, weights).any()
 
 
+def test_transforms():
+    args = drawn()
+    index = args[3]
+    want = torch.autograd.grad(truth(*args).sin().sum(), leaves(args))
+    loss = lambda x, gate_up, down, weights: ours.fused_moe(x, gate_up, down, index, weights).sin().sum()
+    for a, b in zip(torch.func.grad(loss, (0, 1, 2, 3))(*leaves(args)), want, strict=True):
+        torch.testing.assert_close(a, b)
+
+
 def test_one_graph():
     """Traced without a break: nothing is read on the host."""
     args = drawn()

@@ -16,7 +16,7 @@ pytest.importorskip("triton")
 CUDA = torch.device("cuda")
 OPS = [
     name + suffix
-    for name in ("attn_res", "mhc_pre", "mhc_post_res", "neighborhood_attention")
+    for name in ("attn_res", "mhc_pre", "mhc_post_res", "sinkhorn", "neighborhood_attention")
     for suffix in ("", "_bwd")
 ]
 

@@ -37,7 +37,9 @@ def test_residual(chip):
         residual.mhc_post_res(x, y, h, h_res)
         residual.mhc_post_res_bwd(x, x, y, h, h_res)
         residual.attn_res_bwd(y, v, w, w, of_blocks, of_blocks)
-    check(chip, built, 8)
+        residual.sinkhorn(h_res, 20, 1e-6)
+        residual.sinkhorn_bwd(h_res, h_res, 20, 1e-6)
+    check(chip, built, 10)
 
 
 @over_chips

@@ -15,12 +15,14 @@ import triton.language as tl
 from torch import Tensor
 
 from ..core.errors import NotSupported
+from ..core.registry import impl
 from ..specs import grouped as spec
 from .lib.config import Tiles, tunable
 from .lib.harness import Launch, Plan, RowSizes, planned, strided
 from .lib.launch import Launcher
+from .lib.plans import checks
 from .lib.products import BLOCK_K, at, precision, tile
-from .lib.rows import OutputSpec, wide_of
+from .lib.rows import DEVICES, OutputSpec, wide_of
 
 # ---- the kernels ----------------------------------------------------------------------------------------------------
 
@@ -181,3 +183,14 @@ def grouped_mm_wgrad(a: Tensor, b: Tensor, ends: Tensor, precision: str) -> Plan
     grid = (-(-m // tiles["BLOCK_M"]) * -(-n // tiles["BLOCK_N"]), groups)
     launch = Launch(wgrad, grid, config, numbers)
     return Plan(makes, [launch], [*of_a.strided, *of_b.strided, *strided(ends=ends)])
+
+
+check_bwd = checks(spec.grouped_mm_bwd)
+
+
+@impl(spec.grouped_mm_bwd, devices=DEVICES)
+def grouped_mm_bwd(dy: Tensor, a: Tensor, b: Tensor, ends: Tensor, trans_b: bool) -> tuple[Tensor, Tensor]:
+    check_bwd(dy, a, b, ends, trans_b)
+    g = dy.to(a.dtype)
+    db = grouped_mm_wgrad(g, a, ends) if trans_b else grouped_mm_wgrad(a, g, ends)
+    return grouped_mm(g, b, ends, not trans_b), db

@@ -10,6 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from ..core.errors import NotSupported
 from ..specs import residual as spec
 from .lib.column_sum import column_sum, share_of
 from .lib.config import Tiles, tunable
@@ -286,3 +287,104 @@ def mhc_post_res(x: Tensor, f: Tensor, h_post: Tensor, h_res: Tensor) -> Plan:
 def mhc_post_res_bwd(dy: Tensor, x: Tensor, f: Tensor, h_post: Tensor, h_res: Tensor) -> Plan:
     makes = {"dx": _like(x), "df": _like(f), "dh_post": _like(h_post), "dh_res": _like(h_res)}
     return _streams(post_bwd, makes, x, True, True, dy=dy, f=f, h_post=h_post, h_res=h_res)
+
+
+# ---- Sinkhorn -------------------------------------------------------------------------------------------------------
+
+# Some matrices a program, all in registers. The backward computes the matrix before each step from the start again:
+# for 20 iterations that is ten times the forward's arithmetic, and still less than the time to keep them in memory.
+
+
+@triton.jit
+def _sums(b, m, eps, AXIS: tl.constexpr):
+    """The sums along an axis plus eps; 1 where there is no matrix."""
+    return tl.where(tl.max(m.to(tl.int32), AXIS, keep_dims=True) > 0, tl.sum(b, AXIS, keep_dims=True) + eps, 1.0)
+
+
+@triton.jit
+def _softmax(b_logits, m):
+    """Of the last axis; 0 where there is no matrix."""
+    b_top = tl.max(tl.where(m, b_logits, -float("inf")), 2, keep_dims=True)
+    b_e = tl.where(m, tl.exp(b_logits - tl.where(b_top == -float("inf"), 0.0, b_top)), 0.0)
+    return b_e / tl.where(tl.max(m.to(tl.int32), 2, keep_dims=True) > 0, tl.sum(b_e, 2, keep_dims=True), 1.0)
+
+
+@triton.jit
+def _after(b_p, m, steps, eps):
+    """The matrix after some steps: columns, then rows and columns."""
+    b_h = tl.where(m, b_p + eps, 0.0)
+    b_h = b_h / _sums(b_h, m, eps, 1)
+    for _ in range(steps):
+        b_h = b_h / _sums(b_h, m, eps, 2)
+        b_h = b_h / _sums(b_h, m, eps, 1)
+    return b_h
+
+
+@triton.jit
+def _offsets(n_rows, n, BLOCK_M: tl.constexpr, SIDE: tl.constexpr):
+    i_m = (tl.program_id(0).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M))[:, None, None]
+    o_r, o_c = tl.arange(0, SIDE)[None, :, None], tl.arange(0, SIDE)[None, None, :]
+    return (i_m * n + o_r) * n + o_c, (i_m < n_rows) & (o_r < n) & (o_c < n)
+
+
+def _sinkhorn(
+    logits_ptr, h_ptr, n_rows, n, iterations, eps, WIDE: tl.constexpr, SIDE: tl.constexpr, BLOCK_M: tl.constexpr
+):  # fmt: skip
+    o, m = _offsets(n_rows, n, BLOCK_M, SIDE)
+    b_p = _softmax(tl.load(logits_ptr + o, mask=m, other=0.0).to(WIDE), m)
+    tl.store(h_ptr + o, _after(b_p, m, iterations - 1, eps).to(h_ptr.dtype.element_ty), mask=m)
+
+
+def _sinkhorn_bwd(
+    dh_ptr, logits_ptr, dlogits_ptr, n_rows, n, iterations, eps,
+    WIDE: tl.constexpr, SIDE: tl.constexpr, BLOCK_M: tl.constexpr,
+):  # fmt: skip
+    o, m = _offsets(n_rows, n, BLOCK_M, SIDE)
+    b_p = _softmax(tl.load(logits_ptr + o, mask=m, other=0.0).to(WIDE), m)
+    b_g = tl.load(dh_ptr + o, mask=m, other=0.0).to(WIDE)
+    for done in range(1, iterations):
+        b_h = _after(b_p, m, iterations - 1 - done, eps)
+        b_by_row = _sums(b_h, m, eps, 2)
+        b_row = b_h / b_by_row
+        b_by_column = _sums(b_row, m, eps, 1)
+        b_column = b_row / b_by_column
+        b_g = (b_g - tl.sum(b_g * b_column, 1, keep_dims=True)) / b_by_column
+        b_g = (b_g - tl.sum(b_g * b_row, 2, keep_dims=True)) / b_by_row
+    b_h = tl.where(m, b_p + eps, 0.0)
+    b_by = _sums(b_h, m, eps, 1)
+    b_g = (b_g - tl.sum(b_g * (b_h / b_by), 1, keep_dims=True)) / b_by
+    b_g = b_p * (b_g - tl.sum(b_g * b_p, 2, keep_dims=True))
+    tl.store(dlogits_ptr + o, b_g.to(dlogits_ptr.dtype.element_ty), mask=m)
+
+
+balance, balance_bwd = Launcher(_sinkhorn, sizes=""), Launcher(_sinkhorn_bwd, sizes="")
+LARGEST = 32  # rows of a matrix that registers hold
+
+
+@tunable("residual.sinkhorn", free="BLOCK_M")
+def square_tiles(n: int, dtype: torch.dtype) -> Tiles:
+    side = triton.next_power_of_2(n)
+    return Tiles(128, BLOCK_M=max(1, 1024 // (side * side)))
+
+
+def _balanced(kernel: Launcher, name: str, x: Tensor, iterations: int, **given: Tensor) -> Plan:
+    n, rows = x.shape[-1], x.shape[:-2].numel()
+    makes = {name: _like(x)}
+    if n > LARGEST:
+        raise NotSupported(f"matrices of {n} rows; up to {LARGEST} fit")
+    if not rows:
+        return Plan(makes)
+    tiles = square_tiles(n=n, dtype=x.dtype)
+    config = tiles.config(WIDE=wide_of(x.dtype), SIDE=triton.next_power_of_2(n))
+    numbers = dict(n_rows=rows, n=n, iterations=iterations)
+    return Plan(makes, [Launch(kernel, (-(-rows // tiles["BLOCK_M"]),), config, numbers)], strided(logits=x, **given))
+
+
+@planned(spec.sinkhorn)
+def sinkhorn(logits: Tensor, iterations: int) -> Plan:
+    return _balanced(balance, "h", logits, iterations)
+
+
+@planned(spec.sinkhorn_bwd)
+def sinkhorn_bwd(dh: Tensor, logits: Tensor, iterations: int) -> Plan:
+    return _balanced(balance_bwd, "dlogits", logits, iterations, dh=dh)

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..core.contract import Float, Int32, same_dtype
+from ..core.contract import Float, Grad, Int32, same_dtype, shape
 from ..core.errors import BadArgument
 from ..core.spec import BadSample, BadSamples, op
 from ._numeric import rounded, wide
@@ -60,7 +60,11 @@ def _wgrad_args(d: Draw) -> dict[str, Any]:
     return {"a": d.full(), "b": _drawn(d, "b", (d.case.shape[0], d.option("out", 24))), "ends": _ends(d)}
 
 
-PRODUCTS, WGRADS = Maker(_args, CASES), Maker(_wgrad_args, CASES)
+def _bwd_args(d: Draw) -> dict[str, Any]:
+    return {"dy": _drawn(d, "dy", (d.case.shape[0], d.option("out", 24))), **_args(d)}
+
+
+PRODUCTS, WGRADS, PRODUCTS_BWD = (Maker(args, CASES) for args in (_args, _wgrad_args, _bwd_args))
 
 
 # ---- products -------------------------------------------------------------------------------------------------------
@@ -96,6 +100,7 @@ def _groups_of(rows: int, ends: Tensor) -> Tensor:
 
 
 @op(
+    grad="grouped_mm_bwd",
     samples=PRODUCTS,
     errors=UNFIT,
     where=factors_fit,
@@ -118,7 +123,7 @@ def grouped_mm(
 
     Returns:
         y [rows, n], of a's dtype: added up in float32 (float64 for float64) and rounded once. Rows after the last group
-        are undefined.
+        are undefined; so is their gradient.
     """
     v, group = wide(a), _groups_of(a.shape[0], ends)
     y = v.new_zeros(a.shape[0], b.shape[1 if trans_b else 2])
@@ -156,3 +161,38 @@ def grouped_mm_wgrad(
         own = (group == g)[:, None]
         made.append(torch.where(own, v, 0.0).mT @ torch.where(own, w, 0.0))
     return rounded(torch.stack(made) if made else v.new_zeros(0, a.shape[1], b.shape[1]), a.dtype)
+
+
+def _product_shape(a: Tensor, b: Tensor, trans_b: bool) -> tuple[int, ...]:
+    return a.shape[0], b.shape[1 if trans_b else 2]
+
+
+@op(
+    out="da db",
+    samples=PRODUCTS_BWD,
+    where=factors_fit,
+    tol=SUMS,
+    flops=lambda dy, a, b, ends, trans_b=False: 4 * a.shape[0] * b.shape[1] * b.shape[2],
+)
+def grouped_mm_bwd(
+    dy: Grad[Tensor, "rows _", shape(_product_shape)],
+    a: Float[Tensor, "rows _"],
+    b: Float[Tensor, "groups _ _", same_dtype("a")],
+    ends: Int32[Tensor, "groups"],
+    trans_b: bool = False,
+) -> tuple[Tensor, Tensor]:
+    """The gradients of grouped_mm: da[r] = dy[r] b[g]^T, db[g] = a_g^T dy_g; with trans_b their transposes' products.
+
+    Args:
+        dy: the gradient of y.
+        a: as in the forward.
+        b: as in the forward.
+        ends: as in the forward.
+        trans_b: as in the forward.
+
+    Returns:
+        da, like a, and db, like b.
+    """
+    g = dy.to(a.dtype)
+    db = grouped_mm_wgrad.reference(g, a, ends) if trans_b else grouped_mm_wgrad.reference(a, g, ends)
+    return grouped_mm.reference(g, b, ends, not trans_b), db

@@ -250,3 +250,87 @@ def mhc_post_res_bwd(
     df = (post[..., None] * g).sum(-2)
     dpost, dres = (g * layer[..., None, :]).sum(-1), (g[..., :, None, :] * v[..., None, :, :]).sum(-1)
     return rounded(dx, x.dtype), rounded(df, f.dtype), rounded(dpost, h_post.dtype), rounded(dres, h_res.dtype)
+
+
+# ---- Sinkhorn -------------------------------------------------------------------------------------------------------
+
+# The shape is [*rows, n, n].
+SQUARES = (
+    Case((5, 4, 4)),
+    Case((2, 3, 3, 3), options={"iterations": 1}),
+    Case((40, 2, 2), options={"iterations": 5, "eps": 1e-2}),
+    Case((3, 1, 1)),
+    Case((7, 7), options={"iterations": 3, "eps": 0.0}),
+    Case((0, 4, 4)),
+    Case((3, 4, 4), "t"),
+    Case((3, 4, 4), "sliced"),
+    Case((3, 4, 4), "expanded"),
+)
+
+
+def _sinkhorn_args(d: Draw) -> dict[str, Any]:
+    return {"logits": d.full(), "iterations": d.option("iterations", 20), "eps": d.option("eps", 1e-6)}
+
+
+def _sinkhorn_bwd_args(d: Draw) -> dict[str, Any]:
+    return {"dh": _drawn(d, "dh", d.case.shape), **_sinkhorn_args(d)}
+
+
+Squares = Float[Tensor, "*rows n n", nonempty(-1)]
+Iterations = Annotated[int, at_least(1)]
+Added = Annotated[float, at_least(0)]
+
+
+@op(out="h", grad="sinkhorn_bwd", samples=Maker(_sinkhorn_args, SQUARES), tol=SUMS)
+def sinkhorn(logits: Squares, iterations: Iterations = 20, eps: Added = 1e-6) -> Tensor:
+    """Matrices whose rows and columns have nearly the sum 1: a softmax of rows, then sums divided out in turn.
+
+    h = softmax(logits) + eps, then h / (sum of each column + eps); iterations - 1 times the same with rows, then
+    columns.
+
+    Args:
+        logits: the matrices.
+        iterations: how often columns are divided by their sums.
+        eps: added to the softmax, and to each sum.
+
+    Returns:
+        h, like logits: computed in float32 (float64 for float64) and rounded once.
+    """
+    h = wide(logits).softmax(-1) + eps
+    h = h / (h.sum(-2, keepdim=True) + eps)
+    for _ in range(iterations - 1):
+        h = h / (h.sum(-1, keepdim=True) + eps)
+        h = h / (h.sum(-2, keepdim=True) + eps)
+    return rounded(h, logits.dtype)
+
+
+def _divided(x: Tensor, dim: int, eps: float) -> tuple[Tensor, Tensor]:
+    """x divided by its sums along a dimension, and what it was divided by."""
+    by = x.sum(dim, keepdim=True) + eps
+    return x / by, by
+
+
+@op(out="dlogits", samples=Maker(_sinkhorn_bwd_args, SQUARES), tol=SUMS)
+def sinkhorn_bwd(
+    dh: Grad[Tensor, "*rows n n"], logits: Squares, iterations: Iterations = 20, eps: Added = 1e-6
+) -> Tensor:
+    """The gradient of sinkhorn; the matrices on the way are computed again.
+
+    Args:
+        dh: the gradient of h.
+        logits: as in the forward.
+        iterations: as in the forward.
+        eps: as in the forward.
+
+    Returns:
+        dlogits, like logits.
+    """
+    p = wide(logits).softmax(-1)
+    dims = [-2, *(-1, -2) * (iterations - 1)]
+    made = [_divided(p + eps, -2, eps)]
+    for dim in dims[1:]:
+        made.append(_divided(made[-1][0], dim, eps))
+    g = dh.to(p.dtype)
+    for dim, (x, by) in zip(reversed(dims), reversed(made), strict=True):
+        g = (g - (g * x).sum(dim, keepdim=True)) / by
+    return rounded(p * (g - (g * p).sum(-1, keepdim=True)), logits.dtype)

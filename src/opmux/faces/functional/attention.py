@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from ...core.entry import transforms_active
 from ...core.errors import BadArgument
 from ...specs import gemm, neighborhood, residual, softmax
 
@@ -96,7 +97,7 @@ def mhc_coeffs(
     h_pre = torch.sigmoid(pre * a_pre + b_pre) + pre_eps
     h_post = torch.sigmoid(post * a_post + b_post) * post_mult
     logits = (mixed * a_res + b_res).view(-1, streams, streams)
-    h_res = _sinkhorn(logits, tmax, sinkhorn_eps)
+    h_res = residual.sinkhorn(logits, tmax, sinkhorn_eps)
     return h_pre.view(*lead, streams), h_post.view(*lead, streams), h_res.view(*lead, streams, streams)
 
 
@@ -187,20 +188,13 @@ def _check_streams(name: str, x: Tensor) -> None:
         raise BadArgument.of(name, "x", "be [..., streams, channels], not empty", str(tuple(x.shape)), ValueError)
 
 
-def _sinkhorn(logits: Tensor, tmax: int, eps: float) -> Tensor:
-    """A matrix whose rows and columns have nearly the sum 1."""
-    h = logits.softmax(-1) + eps
-    h = h / (h.sum(-2, keepdim=True) + eps)
-    for _ in range(tmax - 1):
-        h = h / (h.sum(-1, keepdim=True) + eps)
-        h = h / (h.sum(-2, keepdim=True) + eps)
-    return h
-
-
 def _normed_product(x: Tensor, phi: Tensor, eps: float) -> Tensor:
     """x phi / rms(x) of rows, in float32 (float64 for float64), without a float32 copy of x."""
     if x.dtype is not phi.dtype:
         x, phi = (t.to(torch.promote_types(torch.promote_types(x.dtype, phi.dtype), torch.float32)) for t in (x, phi))
+    if transforms_active():  # torch.func needs what it can transform
+        v = x.to(torch.promote_types(x.dtype, torch.float32))
+        return (v @ phi.to(v.dtype)) * (v.square().mean(-1, keepdim=True) + eps).rsqrt()
     return _NormedProduct.apply(x, phi, eps)
 
 

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from ...core import autocast
+from ...core.entry import transforms_active
 from ...core.errors import BadArgument
 from ...specs import activation as gates
 from ...specs import grouped, moe
@@ -53,7 +54,9 @@ def fused_moe(
         x, gate_up_proj, down_proj = x.to(dtype), gate_up_proj.to(dtype), down_proj.to(dtype)
     topk = top_k_index.shape[-1]
     rows, index, weights = x.reshape(-1, x.shape[-1]), top_k_index.reshape(-1, topk), top_k_weights.reshape(-1, topk)
-    return _Experts.apply(rows, gate_up_proj, down_proj, index, weights, activation).view(x.shape)
+    args = rows, gate_up_proj, down_proj, index, weights, activation
+    # torch.func needs ops that it can transform
+    return (_forward(*args)[0] if transforms_active() else _Experts.apply(*args)).view(x.shape)
 
 
 def _check(x: Tensor, gate_up: Tensor, down: Tensor, index: Tensor, weights: Tensor, activation: str) -> None:
@@ -114,20 +117,28 @@ class _Routes(NamedTuple):
         return torch.where(self.row_map < 0, 0, found).view(topk, -1).t()
 
 
+def _forward(
+    x: Tensor, gate_up: Tensor, down: Tensor, index: Tensor, weights: Tensor, activation: str
+) -> tuple[Tensor, Tensor, Tensor, _Routes]:
+    """The result, and what the backward needs."""
+    topk = index.shape[1]
+    routes = _Routes.of(index, gate_up.shape[0])
+    rows = moe.moe_spread(x, routes.row_map, topk)
+    products = grouped.grouped_mm(rows, gate_up, routes.ends, True)
+    scales = routes.of_rows(weights)
+    y = grouped.grouped_mm(_gated(products, scales, activation), down, routes.ends, True)
+    return moe.moe_collect(y, routes.row_map, None, topk, True), products, scales, routes
+
+
 class _Experts(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, x: Tensor, gate_up: Tensor, down: Tensor, index: Tensor, weights: Tensor, activation: str
     ) -> Tensor:
-        topk = index.shape[1]
-        routes = _Routes.of(index, gate_up.shape[0])
-        rows = moe.moe_spread(x, routes.row_map, topk)
-        products = grouped.grouped_mm(rows, gate_up, routes.ends, True)
-        scales = routes.of_rows(weights)
-        y = grouped.grouped_mm(_gated(products, scales, activation), down, routes.ends, True)
+        y, products, scales, routes = _forward(x, gate_up, down, index, weights, activation)
         ctx.save_for_backward(x, gate_up, down, products, scales, *routes)
-        ctx.topk, ctx.activation, ctx.dtype = topk, activation, weights.dtype
-        return moe.moe_collect(y, routes.row_map, None, topk, True)
+        ctx.topk, ctx.activation, ctx.dtype = index.shape[1], activation, weights.dtype
+        return y
 
     @staticmethod
     @once_differentiable

@@ -44,6 +44,7 @@ from __future__ import annotations
 import torch
 
 from .grouped import grouped_mm as grouped_mm
+from .grouped import grouped_mm_bwd as grouped_mm_bwd
 from .grouped import grouped_mm_wgrad as grouped_mm_wgrad
 from .native import function
 
@@ -83,5 +84,9 @@ DTYPES = {name: tuple(d for d in ALL if d not in LEFT.get(name, ())) for name in
 
 __all__ = sorted(name for name in OPS if DTYPES[name])
 globals().update({name: function(name, *OPS[name], DTYPES[name]) for name in __all__})
-TORCH = ("grouped_mm", "grouped_mm_wgrad")  # calls of torch: the reference multiplies all rows by all matrices
+TORCH = (
+    "grouped_mm",
+    "grouped_mm_bwd",
+    "grouped_mm_wgrad",
+)  # calls of torch: the reference multiplies all rows by all matrices
 __all__ += TORCH

@@ -11,6 +11,7 @@ from ....kernels.lib.plans import checks
 from ....specs import grouped as spec
 
 check_grouped_mm, check_grouped_mm_wgrad = checks(spec.grouped_mm), checks(spec.grouped_mm_wgrad)
+check_grouped_mm_bwd = checks(spec.grouped_mm_bwd)
 
 
 def _groups(rows: int, ends: Tensor) -> Iterator[tuple[int, slice]]:
@@ -26,7 +27,7 @@ def grouped_mm(a: Tensor, b: Tensor, ends: Tensor, trans_b: bool = False) -> Ten
     check_grouped_mm(a, b, ends, trans_b)
     y = a.new_zeros(a.shape[0], b.shape[1 if trans_b else 2])
     for group, rows in _groups(a.shape[0], ends):
-        torch.mm(a[rows], b[group].t() if trans_b else b[group], out=y[rows])
+        y[rows] = torch.mm(a[rows], b[group].t() if trans_b else b[group])
     return y
 
 
@@ -34,5 +35,12 @@ def grouped_mm_wgrad(a: Tensor, b: Tensor, ends: Tensor) -> Tensor:
     check_grouped_mm_wgrad(a, b, ends)
     c = a.new_zeros(ends.shape[0], a.shape[1], b.shape[1])
     for group, rows in _groups(a.shape[0], ends):
-        torch.mm(a[rows].t(), b[rows], out=c[group])
+        c[group] = torch.mm(a[rows].t(), b[rows])
     return c
+
+
+def grouped_mm_bwd(dy: Tensor, a: Tensor, b: Tensor, ends: Tensor, trans_b: bool = False) -> tuple[Tensor, Tensor]:
+    check_grouped_mm_bwd(dy, a, b, ends, trans_b)
+    g = dy.to(a.dtype)
+    db = grouped_mm_wgrad(g, a, ends) if trans_b else grouped_mm_wgrad(a, g, ends)
+    return grouped_mm(g, b, ends, not trans_b), db

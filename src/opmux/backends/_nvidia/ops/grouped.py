@@ -14,6 +14,7 @@ from ....specs import grouped as spec
 from .tags import library
 
 check_grouped_mm, check_grouped_mm_wgrad = checks(spec.grouped_mm), checks(spec.grouped_mm_wgrad)
+check_grouped_mm_bwd = checks(spec.grouped_mm_bwd)
 _grouped_mm: Any = getattr(torch, "_grouped_mm", None)
 BF16 = frozenset({torch.bfloat16})
 MOST = 1024  # groups: torch prepares them in one block of threads
@@ -69,4 +70,16 @@ def grouped_mm_wgrad(a: Tensor, b: Tensor, ends: Tensor) -> Tensor:
     return _grouped_mm(_plain(a).t(), _plain(b), offs=ends.contiguous())
 
 
-IMPLS: dict[str, Any] = {made.__name__: made for made in (grouped_mm, grouped_mm_wgrad)}
+def bwd_when(dy: Tensor, a: Tensor, b: Tensor, ends: Tensor, trans_b: bool = False) -> bool | str:
+    check_grouped_mm_bwd(dy, a, b, ends, trans_b)
+    return _limits(a, dy.shape[1], b.shape[0])
+
+
+@library("grouped_mm_bwd", "cutlass", min_arch="sm_90", when=bwd_when)
+def grouped_mm_bwd(dy: Tensor, a: Tensor, b: Tensor, ends: Tensor, trans_b: bool = False) -> tuple[Tensor, Tensor]:
+    g = dy.to(a.dtype)
+    db = grouped_mm_wgrad(g, a, ends) if trans_b else grouped_mm_wgrad(a, g, ends)
+    return grouped_mm(g, b, ends, not trans_b), db
+
+
+IMPLS: dict[str, Any] = {made.__name__: made for made in (grouped_mm, grouped_mm_wgrad, grouped_mm_bwd)}
