@@ -348,7 +348,7 @@ def test_compiled():
     model = tiny("llama")
     expected, grads = trained(model)
     opmux.patch_model(model)
-    out, found = trained(torch.compile(model, backend="aot_eager"))
+    out, found = trained(torch.compile(model, backend="aot_eager", fullgraph=True))
     close(out.loss, expected.loss)
     for name, grad in grads.items():
         close(found[f"_orig_mod.{name}"], grad)

@@ -19,6 +19,8 @@ from .tensors import tensors_in
 if TYPE_CHECKING:
     from .spec import Spec
 
+# Whether a device type has autocast: torch.compile can read a dict, and torch 2.11 cannot trace the question.
+_available = {device: torch.amp.is_autocast_available(device) for device in ("cpu", "cuda", "xpu")}
 CASTABLE = (torch.float16, torch.bfloat16, torch.float32)  # autocast leaves float64 alone
 
 
@@ -51,7 +53,9 @@ def _common_dtype(spec: Spec, args: tuple, kwargs: dict) -> torch.dtype | None:
 
 def dtype_on(device: str) -> torch.dtype | None:
     """Autocast's dtype on a device type; None if autocast is off there, or the device has none, as meta."""
-    if not torch.amp.is_autocast_available(device) or not torch.is_autocast_enabled(device):
+    if device not in _available:
+        _available[device] = torch.amp.is_autocast_available(device)
+    if not _available[device] or not torch.is_autocast_enabled(device):
         return None
     return torch.get_autocast_dtype(device)
 

@@ -1,6 +1,6 @@
 """The loss of a language model without its logits: the head computes the loss of its input.
 
-The model's own forward runs. While it does, the head (a linear layer) returns the loss of the hidden states instead of
+The model's own forward runs. In training its head (a linear layer) returns the loss of the hidden states instead of
 their logits, and the model's loss function returns that loss. So what gathers the head's weight (FSDP, ZeRO-3), the
 model's other losses (of routers) and its outputs stay as they are.
 """
@@ -8,9 +8,9 @@ model's other losses (of routers) and its outputs stay as they are.
 from __future__ import annotations
 
 import ast
-import contextlib
 import functools
-from collections.abc import Callable, Iterator
+import weakref
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 import torch
@@ -107,55 +107,85 @@ def _getter(text: str) -> Callable[[Any], Any]:
     return eval(f"lambda self: {text}")  # an expression of the model's own forward
 
 
+class Pending:
+    """A loss that a head is to compute, and what it computed; shared by a model, its head and its loss function."""
+
+    def __init__(self):
+        self.loss_of: Callable[[Tensor, nn.Linear], Tensor] | None = None
+        self.loss: Tensor | None = None
+
+
+def _head_forward(pending: Pending, layer: nn.Linear, input: Tensor) -> Tensor:
+    """The forward of a head: logits, or the loss of a model that waits for one."""
+    if pending.loss_of is None:
+        return nn.functional.linear(input, layer.weight, layer.bias)
+    pending.loss = pending.loss_of(input, layer)
+    return pending.loss
+
+
+def _loss_function(pending: Pending, before: Forward, *args: Any, **kwargs: Any) -> Tensor:
+    """The loss function of a model: what its head computed, if it did."""
+    return before(*args, **kwargs) if pending.loss is None else pending.loss
+
+
+_prepared: weakref.WeakSet[nn.Module] = weakref.WeakSet()
+
+
+def _prepare(model: Any) -> Pending | None:
+    """Let a model's head compute its loss; None if the head or the loss is not the usual one."""
+    found = vars(model).get("_loss_function")
+    if isinstance(found, functools.partial) and found.func is _loss_function:
+        return found.args[0]
+    layer = model.lm_head
+    copies = getattr(layer, "modules_to_save", None)  # of PEFT, which trains a copy of the layer
+    if copies is not None and len(layer.active_adapters) == 1 and layer.active_adapters[0] in copies:
+        layer = copies[layer.active_adapters[0]]
+    before = model.loss_function
+    plain = type(layer).forward is nn.Linear.forward and "forward" not in vars(layer)  # FSDP's class inherits it
+    if not plain or getattr(before, "__name__", "") != "ForCausalLMLoss":
+        return None
+    pending = Pending()
+    layer.forward = functools.partial(_head_forward, pending, layer)
+    model.loss_function = functools.partial(_loss_function, pending, before)
+    if not torch.compiler.is_compiling():
+        _prepared.add(model)
+    return pending
+
+
+def restore(*models: nn.Module) -> None:
+    """Undo what the forward of `without_logits` set on these models and their heads."""
+    for module in models:
+        own = vars(module)
+        for name, ours in (("forward", _head_forward), ("_loss_function", _loss_function)):
+            if isinstance(own.get(name), functools.partial) and own[name].func is ours:
+                delattr(module, name)
+
+
+def restore_all(classes: Iterable[type[nn.Module]]) -> None:
+    """`restore` of the models of these classes that are known."""
+    for model in [model for model in _prepared if isinstance(model, tuple(classes))]:
+        restore(*model.modules())
+
+
 def without_logits(head: Head, original: Forward) -> Forward:
     """A model's forward that computes the loss of labels in training without logits; its outputs have none."""
 
     @functools.wraps(original)
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
-        layer = _linear(self) if self.training and kwargs.get("labels") is not None else None
-        if layer is None:
+        pending = _prepare(self) if self.training and kwargs.get("labels") is not None else None
+        if pending is None:
             return original(self, *args, **kwargs)
         as_tuple = kwargs.pop("return_dict", self.config.return_dict) is False
-        with _loss_in_head(self, layer, head, kwargs):
+        pending.loss_of = lambda hidden, layer: _loss(self, layer, head, hidden, kwargs)
+        try:
             outputs = original(self, *args, **kwargs, return_dict=True)
-        outputs.logits = None
+            if pending.loss is not None:
+                outputs.logits = None
+        finally:
+            pending.loss_of = pending.loss = None
         return outputs.to_tuple() if as_tuple else outputs
 
     return forward
-
-
-def _linear(model: Any) -> nn.Linear | None:
-    """The model's head, if it is a plain linear layer and the loss is that of next tokens."""
-    if getattr(model.loss_function, "__name__", "") != "ForCausalLMLoss":
-        return None
-    layer = model.lm_head
-    copies = getattr(layer, "modules_to_save", None)  # of PEFT, which trains a copy of the layer
-    if copies is not None and len(layer.active_adapters) == 1 and layer.active_adapters[0] in copies:
-        layer = copies[layer.active_adapters[0]]
-    plain = type(layer).forward is nn.Linear.forward and "forward" not in layer.__dict__  # FSDP's class inherits it
-    return layer if plain else None
-
-
-@contextlib.contextmanager
-def _loss_in_head(model: Any, layer: nn.Linear, head: Head, kwargs: dict[str, Any]) -> Iterator[None]:
-    """While a forward runs: the head returns the loss, and the loss function what the head returned."""
-    made: list[Tensor] = []
-
-    def loss_of(input: Tensor) -> Tensor:
-        made.append(_loss(model, layer, head, input, kwargs))
-        return made[0]
-
-    before = model.__dict__.get("_loss_function")
-    layer.forward = loss_of
-    model._loss_function = lambda *args, **kwargs: made[0]
-    try:
-        yield
-    finally:
-        del layer.forward
-        if before is None:
-            del model._loss_function
-        else:
-            model._loss_function = before
 
 
 def _loss(model: Any, layer: nn.Linear, head: Head, hidden: Tensor, kwargs: dict[str, Any]) -> Tensor:

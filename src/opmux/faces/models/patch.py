@@ -155,8 +155,11 @@ def unpatch_model(model: nn.Module | type[nn.Module] | str) -> None:
     """Undo `patch_model`: of a model, or of a model type or class."""
     if isinstance(model, nn.Module):
         _restore(_models.pop(model, []))
+        loss.restore(*model.modules())
     else:
-        _restore(_types.pop(_home(model).__name__, []))
+        home = _home(model)
+        _restore(_types.pop(home.__name__, []))
+        loss.restore_all(_classes(home))
 
 
 def _restore(changes: list[Change]) -> None:
