@@ -396,10 +396,7 @@ def test_grpo_as_liger(kind, level):
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
-def test_token_log_probs(temperature, monkeypatch):
-    from opmux.faces.functional import grpo
-
-    monkeypatch.setattr(grpo, "PART", 2 * V)  # two rows at a time
+def test_token_log_probs(temperature):
     target = Data().target
     for dtype in (torch.float64, torch.bfloat16):
         x = (3 * wave(B, T + 1, V)).to(dtype).requires_grad_()
@@ -501,6 +498,8 @@ def test_distillation(kind, beta, parts):
         torch.testing.assert_close(got, one.detach())
         assert not got.requires_grad
     torch.testing.assert_close(made.loss, want[0])
+    with torch.no_grad():
+        torch.testing.assert_close(distilled(d, kind, beta), made)
     for a, b in zip(torch.autograd.grad(made.loss * 2, d.leaves), d.grads(want[0] * 2), strict=True):
         torch.testing.assert_close(a, b)
     assert all(torch.equal(a, b) for a, b in zip(kept, (*d.leaves, *d.ref), strict=True))
@@ -630,6 +629,11 @@ def test_linear_log_probs(parts):
     want = log_probs(d.x / 0.7, d.w, d.b / 0.7, d.target)
     assert got.shape == (B, T) and (got[d.target == -100] == 0).all()
     same(got.sum(-1).sin().sum(), want.sin().sum(), d)
+    d = Data()
+    d.b.requires_grad_(False).zero_()
+    d.leaves.pop()
+    got = ours.linear_log_probs(d.x, d.w, d.target, temperature=0.7)  # without a bias by another way
+    same(got.sum(-1).sin().sum(), log_probs(d.x / 0.7, d.w, d.b, d.target).sin().sum(), d)
 
 
 class Largest(TorchDispatchMode):
@@ -764,5 +768,11 @@ def test_bad_arguments_of_kto_and_log_probs():
         ours.fused_linear_kto(d.x, d.w, d.target, LABELS[:2])
     with pytest.raises(ValueError, match=r"kl must have one element, or shape \(4,\); got \(2,\)"):
         ours.fused_linear_kto(d.x, d.w, d.target, LABELS, kl=torch.zeros(2))
+    turned = wave(B, V, T).transpose(1, 2)
+    got = ours.token_log_probs(turned.requires_grad_(), d.target)
+    assert torch.equal(got, ours.token_log_probs(turned.detach().contiguous(), d.target))
+    assert torch.autograd.grad(got.sum(), turned)[0].shape == turned.shape
+    with pytest.raises(ValueError, match=r"token_log_probs: logits must be contiguous for in_place=True; got strides"):
+        ours.token_log_probs(turned, d.target, in_place=True)
     with pytest.raises(ValueError, match="linear_log_probs: temperature must be greater than 0; got 0"):
         ours.linear_log_probs(d.x, d.w, d.target, temperature=0.0)

@@ -1,12 +1,11 @@
 """Distillation of a teacher's logits, over hidden states and last layers of both, with a part of them in memory.
 
-The gradients are computed in the forward, where the logits are, as for a reduced fused_linear_cross_entropy. All of it
-is torch's ops on a part of the rows: the products take most of the time.
+The gradients are computed in the forward, where the logits are, as for a reduced fused_linear_cross_entropy: four
+products. Those of both losses are added in float32 before they are rounded.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -15,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ...core.errors import BadArgument
-from ...specs import loss
+from ...specs import divergence, loss
 from . import chunked
 
 NAME = "fused_linear_distillation"
@@ -121,35 +120,31 @@ class _How(NamedTuple):
     accum_dtype: torch.dtype
 
 
-# ---- the distance of each row from the teacher's, and its gradient for the student's logits --------------------------
+# ---- the distance of each row from the teacher's --------------------------------------------------------------------
+# Unless dloss is None, the gradient of the student's logits is written over them. They are overwritten in any case.
 
 
-def _jsd(student: Tensor, teacher: Tensor, beta: float) -> tuple[Tensor, Tensor]:
-    log_q, log_p = torch.log_softmax(student, -1), torch.log_softmax(teacher, -1)
-    q = log_q.exp()
-    if beta == 0:
-        p = log_p.exp()
-        return (p * (log_p - log_q)).sum(-1), q.sub_(p)
-    if beta == 1:
-        slope = log_q - log_p
-        losses = (q * slope).sum(-1)
-    else:
-        log_m = torch.logaddexp(log_q + math.log(1 - beta), log_p + math.log(beta))
-        losses = beta * (log_p.exp() * (log_p - log_m)).sum(-1)
-        slope = log_q.sub_(log_m).mul_(1 - beta)  # of the loss in q: the terms of m cancel
-        losses += (q * slope).sum(-1)
-    return losses, slope.sub_((q * slope).sum(-1, keepdim=True)).mul_(q)
+def _jsd(student: Tensor, teacher: Tensor, labels: Tensor, dloss: Tensor | None, how: _How) -> Tensor:
+    options = labels, how.beta, how.temperature, how.ignore_index
+    losses, *kept = divergence.token_logits_jsd(student, teacher, *options)
+    if dloss is not None:
+        divergence.token_logits_jsd_bwd_(student, teacher, dloss, *kept, *options)
+    return losses
 
 
-def _cosine(student: Tensor, teacher: Tensor, beta: float) -> tuple[Tensor, Tensor]:
-    norm, other = (torch.linalg.vector_norm(t, dim=-1, keepdim=True).clamp(min=1e-12) for t in (student, teacher))
-    unit = student / norm
-    toward = teacher / other
+def _cosine(student: Tensor, teacher: Tensor, labels: Tensor, dloss: Tensor | None, how: _How) -> Tensor:
+    # torch's ops: one kernel would save little beside the products. The temperature cancels in a cosine of logits.
+    norm = torch.linalg.vector_norm(student, dim=-1, keepdim=True).clamp(min=1e-12)
+    unit, toward = student.div_(norm), F.normalize(teacher.to(student.dtype), dim=-1)
     cosine = (unit * toward).sum(-1, keepdim=True)
-    return beta * (1 - cosine[:, 0]), toward.sub_(unit.mul_(cosine)).mul_(-beta / norm)
+    counts = (labels != how.ignore_index)[:, None]
+    if dloss is not None:
+        factor = torch.where(counts, how.beta * dloss[:, None] / norm, 0.0)
+        unit.mul_(cosine).sub_(toward).mul_(factor)
+    return (how.beta * (1 - cosine) * counts)[:, 0]
 
 
-KINDS: dict[str, Callable[[Tensor, Tensor, float], tuple[Tensor, Tensor]]] = {"jsd": _jsd, "cosine": _cosine}
+KINDS: dict[str, Callable[[Tensor, Tensor, Tensor, Tensor | None, _How], Tensor]] = {"jsd": _jsd, "cosine": _cosine}
 
 
 # ---- a part of the logits at a time ---------------------------------------------------------------------------------
@@ -162,25 +157,24 @@ def _linear_distillation(
     accum_dtype: torch.dtype, needs: list[bool],
 ) -> tuple[Tensor, Tensor, list[Tensor]]:  # fmt: skip
     """The soft and the hard loss, and the sums of gradients of `soft` and `hard` of them: an op for torch.compile."""
+    how = _How(kind, hard, soft, beta, temperature, ignore_index, accum_dtype)
     wide = torch.promote_types(x.dtype, torch.float32)
     classes, more = weight.shape[0], teacher.shape[0] - weight.shape[0]
-    counts = labels != ignore_index
-    factor = 1 / counts.sum(dtype=wide).clamp(min=1)
+    factor = 1 / (labels != ignore_index).sum(dtype=wide).clamp(min=1)
     soft_losses, hard_losses = (torch.empty(x.shape[0], dtype=wide, device=x.device) for _ in range(2))
     sums = chunked.LinearSums(x, weight, needs, accum_dtype)
     for rows in chunked.parts(x, teacher, TENSORS):
         logits = chunked.logits_of(x[rows], weight, bias).to(wide)
-        hard_losses[rows], lse, _ = loss.token_cross_entropy(logits, labels[rows], None, ignore_index)
-        others = chunked.logits_of(y[rows], teacher, teacher_bias).to(wide).div_(temperature)
-        soft_losses[rows], slope = KINDS[kind](F.pad(logits / temperature, (0, more)), others, beta)
-        del others
+        others, own = chunked.logits_of(y[rows], teacher, teacher_bias), labels[rows]
+        dhard, dsoft = (f.expand(logits.shape[0]) for f in (hard * factor, soft * factor))
+        dsoft_logits = F.pad(logits, (0, more)) if more else logits.clone()
+        soft_losses[rows] = KINDS[kind](dsoft_logits, others, own, dsoft if any(needs) else None, how)
+        hard_losses[rows], lse, _ = loss.token_cross_entropy(logits, own, None, ignore_index)
         if any(needs):
-            dhard = (hard * factor).expand(logits.shape[0])
-            loss.token_cross_entropy_bwd_(logits, dhard, labels[rows], lse, None, ignore_index)
-            logits += slope[:, :classes].mul_((soft / temperature * factor * counts[rows])[:, None])
-            sums.add(rows, logits.to(x.dtype))
-        del logits, slope  # before the next part is computed
-    return (soft_losses * counts).sum() * factor, hard_losses.sum() * factor, sums.tensors()
+            loss.token_cross_entropy_bwd_(logits, dhard, own, lse, None, ignore_index)
+            sums.add(rows, logits.add_(dsoft_logits[:, :classes]).to(x.dtype))
+        del logits, others, dsoft_logits  # before the next part is computed
+    return soft_losses.sum() * factor, hard_losses.sum() * factor, sums.tensors()
 
 
 @_linear_distillation.register_fake

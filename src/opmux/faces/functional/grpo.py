@@ -7,7 +7,6 @@ mask have no loss and no gradient, whatever is in the other tensors at their pla
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -16,12 +15,12 @@ from torch.autograd.function import once_differentiable
 
 from ...core.errors import BadArgument
 from ...specs import loss
+from .losses import assert_classes
 from .preference import LogProbs
 
 LOSS_TYPES = ("grpo", "dapo", "bnpo", "dr_grpo", "luspo", "cispo", "sapo", "vespo")
 UNCLIPPED = ("cispo", "sapo", "vespo")  # those whose ratios are not clipped from both sides
 LEVELS = ("token", "sequence")
-PART = 2**26  # elements of logits at a time that are divided by a temperature, and of their gradient
 
 
 class GRPOOutput(NamedTuple):
@@ -232,7 +231,8 @@ def grpo_loss(
         max_completion_length: as in fused_linear_grpo.
         num_items_in_batch: as in fused_linear_grpo.
         reduction: as in fused_linear_grpo.
-        in_place: the backward writes the gradient over the logits instead of into new memory; a second one raises.
+        in_place: the backward writes the gradient over the logits, which must be contiguous, instead of into new
+            memory; a second one raises.
 
     Returns:
         A GRPOOutput. Only its loss has a gradient, for logits.
@@ -262,7 +262,8 @@ def token_log_probs(
         target: int32 or int64 [batch, length].
         temperature: what the logits are divided by, in float32.
         ignore_index: targets with this value have log-probability 0, and no gradient.
-        in_place: the backward writes the gradient over the logits instead of into new memory; a second one raises.
+        in_place: the backward writes the gradient over the logits, which must be contiguous, instead of into new
+            memory; a second one raises.
 
     Returns:
         The log-probabilities, float32 [batch, length] (float64 for float64), differentiable in logits.
@@ -412,40 +413,23 @@ def _token_log_probs(
         raise BadArgument.of(name, "logits", expected, str(tuple(logits.shape)))
     if not temperature > 0:
         raise BadArgument.of(name, "temperature", "be greater than 0", str(temperature))
-    if target.is_floating_point():
-        raise BadArgument.of(name, "target", "be int32 or int64", str(target.dtype), TypeError)
-    if target.numel() and target.device.type != "meta":
-        fits = ((target >= 0) & (target < logits.shape[-1])) | (target == ignore_index)
-        torch._assert_async(fits.all(), f"{name}: target must be from 0 to {logits.shape[-1] - 1}, or {ignore_index}")
+    if in_place and not logits.is_contiguous():
+        raise BadArgument.of(name, "logits", "be contiguous for in_place=True", f"strides {logits.stride()}")
+    assert_classes(name, target, logits.shape[-1], ignore_index)
     return _TokenLogProbs.apply(name, logits, target, temperature, ignore_index, in_place)
 
 
-def _parts(logits: Tensor, target: Tensor) -> Iterator[tuple[int, slice]]:
-    """Rows of one sequence each, of which a copy may be made."""
-    rows = max(1, PART // max(1, logits.shape[-1]))
-    for b in range(target.shape[0]):
-        for at in range(0, target.shape[1], rows):
-            yield b, slice(at, min(at + rows, target.shape[1]))
-
-
-def _divided(logits: Tensor, temperature: float) -> Tensor:
-    if temperature == 1.0:
-        return logits
-    return logits.to(torch.float64 if logits.dtype is torch.float64 else torch.float32) / temperature
-
-
 class _TokenLogProbs(torch.autograd.Function):
-    """token_log_probs; a composition would copy the logits to cut off the last, and could not write in place."""
+    """token_log_probs, by sequences: cutting off the last logits of all of them at once would copy the others."""
 
     @staticmethod
     def forward(
         ctx: Any, name: str, logits: Tensor, target: Tensor, temperature: float, ignore_index: int, in_place: bool
     ) -> Tensor:
-        wide = torch.float64 if logits.dtype is torch.float64 else torch.float32
+        wide = torch.promote_types(logits.dtype, torch.float32)
         losses, lse = (torch.empty(target.shape, dtype=wide, device=logits.device) for _ in range(2))
-        for part in _parts(logits, target):
-            rows = _divided(logits[part], temperature)
-            losses[part], lse[part], _ = loss.token_cross_entropy(rows, target[part], None, ignore_index)
+        for b, own in enumerate(target):
+            losses[b], _, lse[b] = loss.token_nll_entropy(logits[b, : len(own)], own, ignore_index, temperature)
         ctx.how, ctx.written = (name, temperature, ignore_index, in_place), False
         ctx.save_for_backward(logits, target, lse)
         return -losses
@@ -457,10 +441,10 @@ class _TokenLogProbs(torch.autograd.Function):
         if ctx.written:
             raise RuntimeError(f"{name}: a second backward with in_place=True: the first wrote over the logits")
         logits, target, lse = ctx.saved_tensors
-        made = logits.detach() if in_place else torch.empty_like(logits)
-        dlosses, ctx.written = -grad / temperature, in_place
-        for part in _parts(logits, target):
-            rows = _divided(logits[part], temperature)
-            made[part] = loss.token_cross_entropy_bwd(dlosses[part], rows, target[part], lse[part], None, ignore_index)
+        made = logits.detach() if in_place else logits.clone(memory_format=torch.contiguous_format)
+        ctx.written, none = in_place, torch.zeros_like(lse)  # the entropy has no gradient
+        for b, own in enumerate(target):
+            rows = made[b, : len(own)]
+            loss.token_nll_entropy_bwd_(rows, own, -grad[b], none[b], none[b], lse[b], ignore_index, temperature)
         made[:, target.shape[1] :] = 0
         return None, made, None, None, None, None

@@ -21,6 +21,7 @@ from torch.nn.functional import logsigmoid
 
 from ...core.errors import BadArgument
 from .losses import fused_linear_cross_entropy
+from .scaled_cross_entropy import fused_linear_scaled_cross_entropy
 
 
 class PreferenceOutput(NamedTuple):
@@ -96,11 +97,14 @@ class LogProbs(NamedTuple):
         """Of each target; `prefix` is that of the arguments' names in errors."""
         if not self.temperature > 0:
             raise BadArgument.of(self.name, "temperature", "be greater than 0", str(self.temperature))
-        if self.temperature != 1.0:
-            input, bias = input / self.temperature, None if bias is None else bias / self.temperature
         options: dict[str, Any] = dict(ignore_index=self.ignore_index, accum_dtype=self.accum_dtype)
         try:
-            losses = fused_linear_cross_entropy(input, weight, target, bias, reduction="none", **options)
+            if self.temperature != 1.0 and bias is None:
+                losses = fused_linear_scaled_cross_entropy(input, weight, target, self.temperature, **options)
+            else:
+                if self.temperature != 1.0:  # with a bias the input is divided: in half precision it is rounded again
+                    input, bias = input / self.temperature, None if bias is None else bias / self.temperature
+                losses = fused_linear_cross_entropy(input, weight, target, bias, reduction="none", **options)
         except BadArgument as error:
             names = {"input": prefix + "input", "weight": prefix + "weight", "target": self.target}
             raise error.renamed(self.name, names) from None
