@@ -146,6 +146,18 @@ def script(tmp_path):
     return write
 
 
+LIGER = """
+    import sys, torch
+    from liger_kernel.transformers import LigerRMSNorm
+    print(tuple(LigerRMSNorm(4)(torch.ones(2, 4)).shape), LigerRMSNorm.__module__, "transformers" in sys.modules)
+"""
+
+
+def test_liger_kernel_is_served(script):
+    done = run("run", "--as", "liger_kernel", script(LIGER))
+    assert done.stdout.splitlines() == ["(2, 4) opmux.faces.liger.norms False"], done.stderr
+
+
 def test_arguments_and_exit_code(script):
     done = run("run", "--as", "transformer_engine", script(PLUGINS), "--one", "two")
     assert (done.returncode, done.stdout, done.stderr) == (3, "True ['--one', 'two']\n", "")

@@ -15,6 +15,8 @@ FUNCTION_OPS = {
 OPS = {
     "attn_res": "LigerAttnResFunction attn_res_forward attn_res_backward",
     "cross_entropy": "LigerCrossEntropyFunction cross_entropy_forward cross_entropy_backward",
+    "dyt": "LigerDyTFunction",
+    "experimental.embedding": "LigerEmbeddingFunction",
     "fused_add_rms_norm": "LigerFusedAddRMSNormFunction fused_add_rms_norm_forward fused_add_rms_norm_backward",
     "fused_linear_cross_entropy": (
         "LigerFusedLinearCrossEntropyFunction fused_linear_cross_entropy_forward fused_linear_cross_entropy_backward"
@@ -32,12 +34,15 @@ OPS = {
     "llama4_rope": "LigerLlama4RopeFunction",
     "mhc": "LigerMHCCoeffsFunction LigerMHCPreFunction LigerMHCPostResFunction",
     "mlp": "LigerMLPFunction",
+    "modulated_rms_norm": "LigerModulatedRMSNormFunction modulated_rms_norm_forward modulated_rms_norm_backward",
     "multi_token_attention": "LigerMultiTokenAttentionFunction",
+    "poly_norm": "LigerPolyNormFunction poly_norm_forward poly_norm_backward",
     "qwen2vl_mrope": "LigerQwen2VLMRopeFunction",
     "relu_squared": "LigerReLUSquaredFunction relu_squared_forward relu_squared_backward",
     "rms_norm": "LigerRMSNormFunction rms_norm_forward rms_norm_backward",
     "rope": "LigerRopeFunction rope_forward rope_backward",
     "softmax": "LigerSoftmaxFunction",
+    "sparsemax": "LigerSparsemaxFunction",
     "swiglu": "LigerSiLUMulFunction LigerFusedGateUpSiLUMulFunction swiglu_forward swiglu_backward",
     "tiled_mlp": "LigerTiledMLPFunction apply_tiled_mlp",
     "tvd": "LigerTVDLossFunction",

@@ -363,7 +363,9 @@ def run_program(
     serve: Annotated[
         list[str] | None,
         typer.Option(
-            "--as", metavar="NAME", help="Replace this library by opmux: transformer_engine, ...; may be repeated."
+            "--as",
+            metavar="NAME",
+            help="Replace this library by opmux: transformer_engine, liger_kernel; may be repeated.",
         ),
     ] = None,
     module: Annotated[bool, typer.Option("-m", help="SCRIPT is the name of a module, as for python -m.")] = False,

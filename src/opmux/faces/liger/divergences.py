@@ -129,7 +129,7 @@ class LigerFusedLinearScaledCrossEntropyFunction(LigerFunction):
         made = scaled_cross_entropy.fused_linear_scaled_cross_entropy(
             _input, weight, target, temperature, ignore_index, return_entropy
         )
-        return made if isinstance(made, Tensor) else tuple(made)
+        return made if isinstance(made, Tensor) else (made.nll, made.entropy)
 
 
 class LigerVocabParallelCEFunction(LigerFunction):

@@ -26,9 +26,9 @@ VERSION = "0.8.2"  # of Liger-Kernel, whose interface this is
 
 # A file of this package -> the modules of liger_kernel.ops and liger_kernel.transformers that it has the names of.
 FILES = {
-    "norms": "rms_norm fused_add_rms_norm layer_norm group_norm",
+    "norms": "rms_norm fused_add_rms_norm modulated_rms_norm layer_norm group_norm poly_norm dyt",
     "rope": "rope qwen2vl_mrope llama4_rope",
-    "rows": "relu_squared softmax",
+    "rows": "relu_squared softmax sparsemax experimental.embedding",
     "glu": "geglu swiglu mlp tiled_mlp",
     "moe": "fused_moe",
     "losses": "cross_entropy fused_linear_cross_entropy",
@@ -39,6 +39,7 @@ FILES = {
 
 # Module below liger_kernel.ops -> names that liger_kernel.ops does not have.
 OPS_BELOW = {
+    "dyt": "liger_dyt_fwd liger_dyt_bwd",
     "grpo_loss": "fused_selective_log_softmax",
     "llama4_rope": "llama4_rope_forward",
     "qwen2vl_mrope": "qwen2vl_mrope_forward qwen2vl_mrope_backward",
@@ -49,6 +50,8 @@ OPS_BELOW = {
 # Module below liger_kernel.transformers -> its modules; the package has those before the | too.
 TRANSFORMERS = {
     "cross_entropy": "LigerCrossEntropyLoss",
+    "dyt": "LigerDyT",
+    "experimental.embedding": "| LigerEmbedding",
     "fused_add_rms_norm": "LigerFusedAddRMSNorm",
     "fused_linear_cross_entropy": "LigerFusedLinearCrossEntropyLoss",
     "fused_linear_jsd": "LigerFusedLinearJSD",
@@ -66,7 +69,9 @@ TRANSFORMERS = {
     ),
     "mhc": "LigerMHC",
     "mlp": "LigerMLP LigerFalconH1MLP",
+    "modulated_rms_norm": "LigerModulatedRMSNorm",
     "multi_token_attention": "LigerMultiTokenAttention",
+    "poly_norm": "LigerPolyNorm",
     "qwen2vl_mrope": "| liger_multimodal_rotary_pos_emb",
     "relu_squared": "LigerReLUSquared",
     "rms_norm": (
@@ -75,6 +80,7 @@ TRANSFORMERS = {
     ),
     "rope": "liger_rotary_pos_emb | liger_rotary_pos_emb_vision",
     "softmax": "LigerSoftmax",
+    "sparsemax": "LigerSparsemax",
     "swiglu": (
         "LigerSwiGLUMLP LigerBlockSparseTop2MLP LigerPhi3SwiGLUMLP LigerQwen3MoeSwiGLUMLP LigerFalconH1SwiGLUMLP "
         "LigerExperts | LigerHunyuanV1SwiGLUMLP"
@@ -86,9 +92,12 @@ TRANSFORMERS = {
 
 # File of this package -> its names in liger_kernel.transformers.functional.
 FUNCTIONAL = {
-    "norms": "liger_rms_norm liger_fused_add_rms_norm liger_layer_norm liger_group_norm",
+    "norms": (
+        "liger_rms_norm liger_fused_add_rms_norm liger_modulated_rms_norm liger_layer_norm liger_group_norm "
+        "liger_poly_norm liger_dyt"
+    ),
     "rope": "liger_rope liger_qwen2vl_mrope",
-    "rows": "liger_relu_squared liger_softmax",
+    "rows": "liger_relu_squared liger_softmax liger_sparsemax",
     "glu": "liger_geglu liger_swiglu",
     "attention": (
         "liger_attn_res liger_mhc_coeffs liger_mhc_pre liger_mhc_post_res liger_mhc_apply liger_mhc_forward "
@@ -170,6 +179,7 @@ def _tables() -> dict[str, Homes]:
         made[f"chunked_loss.{module}"] = _homes(f"{loss} {function}", "chunked")
     made["megatron"] = _homes(" ".join(MEGATRON.values()), "megatron")
     made |= {f"megatron.{module}": _homes(name, "megatron") for module, name in MEGATRON.items()}
+    made |= {"ops.experimental": {}, "transformers.experimental": made["transformers.experimental.embedding"]}
     made["utils"] = _homes(DEVICES, "devices")
     made["ops.utils"] = _homes(LAUNCHING, "launching")
     return made

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from ...core.errors import BadArgument
-from ...specs import channel_norm, norm
+from ...specs import channel_norm, norm, norm_variant
 from ..functional import norms
 from .function import LigerFunction
 from .names import ops
@@ -146,6 +146,141 @@ def liger_fused_add_rms_norm(
     return ops.LigerFusedAddRMSNormFunction.apply(X, R, W, eps, offset, casting_mode, in_place)
 
 
+# ---- modulated RMS norm, PolyNorm, dynamic tanh ----------------------------------------------------------------------
+
+
+class LigerModulatedRMSNormFunction(LigerFunction):
+    """The RMS norm of X, times 1 + scale, plus shift. The rows of scale divide those of X into equal parts."""
+
+    @staticmethod
+    def apply(
+        X: Tensor,
+        W: Tensor | None,
+        scale: Tensor,
+        shift: Tensor | None,
+        eps: float,
+        offset: float = 0.0,
+        casting_mode: str | int = "llama",
+        in_place: bool = True,
+    ) -> Tensor:
+        casting = casting_of("LigerModulatedRMSNormFunction", casting_mode)
+        weight, offset = _affine(X, W, offset)
+        return norm_variant.modulated_rms_norm(X, weight, *_groups(X, scale, shift), eps, offset, casting)[0]
+
+
+def _groups(x: Tensor, scale: Tensor, shift: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    n = x.shape[-1]
+    return scale.reshape(-1, n), None if shift is None else shift.reshape(-1, n)
+
+
+def modulated_rms_norm_forward(
+    X: Tensor,
+    W: Tensor | None,
+    scale: Tensor,
+    shift: Tensor | None,
+    eps: float,
+    offset: float,
+    casting_mode: str | int,
+) -> tuple[Tensor, Tensor, None, None, str, int]:
+    """(Y, rstd, None, None, casting_mode, rows of X for each row of scale)."""
+    casting = casting_of("modulated_rms_norm_forward", casting_mode)
+    weight, offset = _affine(X, W, offset)
+    y, rstd = norm_variant.modulated_rms_norm(X, weight, *_groups(X, scale, shift), eps, offset, casting)
+    return y, rstd, *NO_BLOCK, casting, X.numel() // max(1, scale.numel())
+
+
+def modulated_rms_norm_backward(
+    dY: Tensor,
+    X: Tensor,
+    W: Tensor | None,
+    scale: Tensor,
+    shift: Tensor | None,
+    RSTD: Tensor,
+    offset: float,
+    casting_mode: str | int,
+    BLOCK_SIZE: int | None,
+    num_warps: int | None,
+    rows_per_modulation: int,
+    in_place: bool,
+) -> tuple[Tensor, Tensor | None, Tensor, Tensor | None]:
+    """The gradients of X, W, scale and shift."""
+    casting = casting_of("modulated_rms_norm_backward", casting_mode)
+    weight, offset = _affine(X, W, offset)
+    groups, _ = _groups(X, scale, None)
+    dx, dw, dscale, dshift = norm_variant.modulated_rms_norm_bwd(dY, X, weight, groups, RSTD, offset, casting)
+    dshift = None if shift is None else dshift.view(shift.shape)
+    return dx, None if W is None else dw, dscale.view(scale.shape), dshift
+
+
+def liger_modulated_rms_norm(
+    X: Tensor,
+    W: Tensor | None,
+    scale: Tensor,
+    shift: Tensor | None = None,
+    eps: float = 1e-6,
+    offset: float = 0.0,
+    casting_mode: str | int = "llama",
+    in_place: bool = True,
+) -> Tensor:
+    return ops.LigerModulatedRMSNormFunction.apply(X, W, scale, shift, eps, offset, casting_mode, in_place)
+
+
+class LigerPolyNormFunction(LigerFunction):
+    """W[0] * n(X^3) + W[1] * n(X^2) + W[2] * n(X) + B, with n an RMS norm."""
+
+    @staticmethod
+    def apply(X: Tensor, W: Tensor, B: Tensor, eps: float = 1e-6, in_place: bool = True) -> Tensor:
+        return norms.poly_norm(X, W, B, eps)
+
+
+def poly_norm_forward(X: Tensor, W: Tensor, B: Tensor, eps: float = 1e-6) -> tuple[Tensor, Tensor, Tensor, None, None]:
+    """(Y, X, rstd, None, None)."""
+    y, rstd = norm_variant.poly_norm(X, W, B, eps)
+    return y, X, rstd, *NO_BLOCK
+
+
+def poly_norm_backward(
+    dY: Tensor,
+    X: Tensor,
+    W: Tensor,
+    RSTD: Tensor,
+    BLOCK_SIZE: int | None,
+    num_warps: int | None,
+    in_place: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The gradients of X, W and B."""
+    dx, dw, db = norm_variant.poly_norm_bwd(dY, X, W, W.new_zeros(()), RSTD)
+    return dx, dw, db
+
+
+def liger_poly_norm(X: Tensor, W: Tensor, B: Tensor, eps: float = 1e-6, in_place: bool = True) -> Tensor:
+    return ops.LigerPolyNormFunction.apply(X, W, B, eps, in_place)
+
+
+class LigerDyTFunction(LigerFunction):
+    """tanh(alpha * x) * gamma + beta."""
+
+    @staticmethod
+    def apply(x: Tensor, alpha: Tensor, gamma: Tensor, beta: Tensor | None) -> Tensor:
+        return norms.dyt(x, alpha, gamma, beta)
+
+
+def liger_dyt_fwd(x: Tensor, alpha: Tensor, gamma: Tensor, beta: Tensor | None) -> Tensor:
+    return norm_variant.dyt(x, alpha, gamma, beta)
+
+
+def liger_dyt_bwd(
+    dy: Tensor, x: Tensor, alpha: Tensor, gamma: Tensor, beta: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+    """The gradients of x, alpha, gamma and beta."""
+    dx, dalpha, dgamma, dbeta = norm_variant.dyt_bwd(dy, x, alpha, gamma)
+    return dx, dalpha, dgamma, None if beta is None else dbeta
+
+
+def liger_dyt(x: Tensor, alpha: Tensor, gamma: Tensor, beta: Tensor | None) -> Tensor:
+    return ops.LigerDyTFunction.apply(x, alpha, gamma, beta)
+
+
 # ---- layer and group norm --------------------------------------------------------------------------------------------
 
 
@@ -238,6 +373,8 @@ def initial(name: str, init_fn: str, size: int) -> nn.Parameter:
 
 
 class LigerRMSNorm(nn.Module):
+    weight: nn.Parameter | None
+
     def __init__(
         self,
         hidden_size: int,
@@ -369,6 +506,57 @@ class LigerFusedAddRMSNorm(nn.Module):
 
     def extra_repr(self) -> str:
         return f"{tuple(self.weight.shape)}, eps={self.variance_epsilon}, offset={self.offset}"
+
+
+class LigerModulatedRMSNorm(nn.Module):
+    """The RMS norm of hidden_states, times 1 + scale, plus shift."""
+
+    def __init__(
+        self,
+        hidden_size: int,
+        eps: float = 1e-6,
+        offset: float = 0.0,
+        casting_mode: str = "llama",
+        init_fn: str = "ones",
+        in_place: bool = True,
+        elementwise_affine: bool = True,
+    ):
+        super().__init__()
+        casting_of("LigerModulatedRMSNorm", casting_mode)
+        weight = initial("LigerModulatedRMSNorm", init_fn, hidden_size)
+        self.register_parameter("weight", weight if elementwise_affine else None)
+        self.variance_epsilon, self.offset, self.casting_mode, self.in_place = eps, offset, casting_mode, in_place
+
+    def forward(self, hidden_states: Tensor, scale: Tensor, shift: Tensor | None = None) -> Tensor:
+        options = self.variance_epsilon, self.offset, self.casting_mode, self.in_place
+        return ops.LigerModulatedRMSNormFunction.apply(hidden_states, self.weight, scale, shift, *options)
+
+
+class LigerPolyNorm(nn.Module):
+    def __init__(self, eps: float = 1e-6, in_place: bool = True):
+        super().__init__()
+        self.weight = nn.Parameter(torch.full((3,), 1 / 3))
+        self.bias = nn.Parameter(torch.tensor(1.0))
+        self.variance_epsilon, self.in_place = eps, in_place
+
+    def forward(self, hidden_states: Tensor) -> Tensor:
+        options = self.variance_epsilon, self.in_place
+        return ops.LigerPolyNormFunction.apply(hidden_states, self.weight, self.bias, *options)
+
+
+class LigerDyT(nn.Module):
+    def __init__(self, hidden_size: int, beta: bool = True, init_alpha: float = 0.5):
+        super().__init__()
+        self.hidden_size, self.init_alpha = hidden_size, init_alpha
+        self.alpha = nn.Parameter(torch.full((1,), init_alpha))
+        self.gamma = nn.Parameter(torch.ones(hidden_size))
+        self.register_parameter("beta", nn.Parameter(torch.zeros(hidden_size)) if beta else None)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return ops.LigerDyTFunction.apply(x, self.alpha, self.gamma, self.beta)
+
+    def extra_repr(self) -> str:
+        return f"{self.hidden_size}, init_alpha={self.init_alpha}, beta={self.beta is not None}"
 
 
 class LigerLayerNorm(nn.Module):

@@ -1,10 +1,12 @@
-"""Functions of each element or each row: `liger_kernel`'s relu_squared and softmax."""
+"""Functions of each element or each row: `liger_kernel`'s relu_squared, softmax, sparsemax and embedding."""
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor, nn
 
-from ...specs import activation, softmax
+from ...specs import activation
+from ..functional import rows
 from .function import LigerFunction
 from .names import ops
 
@@ -14,7 +16,7 @@ class LigerReLUSquaredFunction(LigerFunction):
 
     @staticmethod
     def apply(X: Tensor) -> Tensor:
-        return activation.srelu(X)
+        return rows.relu_squared(X)
 
 
 def relu_squared_forward(X: Tensor) -> Tensor:
@@ -42,7 +44,7 @@ class LigerSoftmaxFunction(LigerFunction):
 
     @staticmethod
     def apply(input_: Tensor) -> Tensor:
-        return softmax.softmax(input_)
+        return rows.softmax(input_)
 
 
 def liger_softmax(x: Tensor) -> Tensor:
@@ -55,3 +57,48 @@ class LigerSoftmax(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return ops.LigerSoftmaxFunction.apply(x)
+
+
+class LigerSparsemaxFunction(LigerFunction):
+    """Sparsemax along a dimension, of any length."""
+
+    @staticmethod
+    def apply(x: Tensor, dim: int) -> Tensor:
+        return rows.sparsemax(x, dim)
+
+
+def liger_sparsemax(input: Tensor, dim: int = -1) -> Tensor:
+    return ops.LigerSparsemaxFunction.apply(input, dim)
+
+
+class LigerSparsemax(nn.Module):
+    def __init__(self, dim: int = -1):
+        super().__init__()
+        self.dim = dim
+
+    def forward(self, x: Tensor) -> Tensor:
+        return ops.LigerSparsemaxFunction.apply(x, self.dim)
+
+
+class LigerEmbeddingFunction(LigerFunction):
+    """Rows of a table."""
+
+    @staticmethod
+    def apply(embeddings: Tensor, indices: Tensor) -> Tensor:
+        return rows.embedding(indices, embeddings)
+
+
+class LigerEmbedding(nn.Module):
+    """The row of `padding_idx` is 0 and has no gradient."""
+
+    def __init__(self, num_embeddings: int, embedding_dim: int, padding_idx: int | None = None):
+        super().__init__()
+        self.num_embeddings, self.embedding_dim, self.padding_idx = num_embeddings, embedding_dim, padding_idx
+        self.weight = nn.Parameter(torch.randn(num_embeddings, embedding_dim))
+        if padding_idx is not None:
+            with torch.no_grad():
+                self.weight[padding_idx] = 0
+
+    def forward(self, indices: Tensor) -> Tensor:
+        made = ops.LigerEmbeddingFunction.apply(self.weight, indices)
+        return made if self.padding_idx is None else made.masked_fill((indices == self.padding_idx)[..., None], 0.0)
