@@ -15,7 +15,7 @@ from torch.autograd.function import once_differentiable
 
 from ...core.entry import transforms_active
 from ...core.errors import BadArgument
-from ...specs import gemm, neighborhood, residual, softmax
+from ...specs import gemm, neighborhood, residual, softmax, sparsemax
 
 # ---- attention residual ---------------------------------------------------------------------------------------------
 
@@ -260,23 +260,10 @@ def multi_token_attention(
         raise BadArgument.of("multi_token_attention", "scores", expected, str(tuple(scores.shape)), ValueError)
     if sparse:
         later = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).triu(1)
-        probs = _sparsemax(scores.masked_fill(later, -torch.inf))
+        probs = sparsemax.sparsemax(scores.masked_fill(later, -torch.inf))
     else:
         probs = softmax.scaled_softmax(scores, causal=True)
     return F.conv2d(probs, weight, bias, stride, padding, dilation, groups).tril()
-
-
-def _sparsemax(x: Tensor) -> Tensor:
-    """The nearest point of the simplex to each row: max(x - t, 0), where t makes the sum 1."""
-    z = x.to(torch.promote_types(x.dtype, torch.float32))
-    z = z - z.detach().amax(-1, keepdim=True)  # the result is the same for any shift
-    ordered = z.sort(-1, descending=True).values
-    ranks = torch.arange(1, x.shape[-1] + 1, device=x.device, dtype=z.dtype)
-    sums = ordered.masked_fill(ordered == -torch.inf, 0.0).cumsum(-1)
-    kept = 1 + ranks * ordered > sums
-    count = kept.sum(-1, keepdim=True)
-    t = (sums.gather(-1, count - 1) - 1) / count
-    return (z - t).clamp(min=0.0).to(x.dtype)
 
 
 # ---- neighbors ------------------------------------------------------------------------------------------------------
