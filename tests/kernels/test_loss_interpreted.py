@@ -9,6 +9,7 @@ import pytest
 import torch
 
 pytest.importorskip("triton")
+from opmux.kernels import divergence
 from opmux.kernels import loss as kernels
 from opmux.specs import loss as spec
 
@@ -47,6 +48,21 @@ def test_numbers_of_numpy():
     made = kernels.token_cross_entropy(x, target, None, -100, np.float32(0.25), np.float64(0.5), np.float32(4))
     for a, b in zip(made, spec.token_cross_entropy.reference(x, target, None, -100, 0.25, 0.5, 4.0), strict=True):
         torch.testing.assert_close(a, b)
+    made = kernels.token_nll_entropy(x, target, -100, np.float32(0.5))
+    for a, b in zip(made, spec.token_nll_entropy.reference(x, target, -100, 0.5), strict=True):
+        torch.testing.assert_close(a, b)
+
+
+def test_numbers_out_of_range():
+    x, target = torch.randn(3, 16), torch.tensor([1, 5, -100])
+    for run in (
+        lambda: kernels.token_nll_entropy(x, target, -100, 0.0),
+        lambda: divergence.token_logits_jsd(x, x, None, 0.5, 0.0, -100),
+    ):
+        with pytest.raises(ValueError, match="temperature must be greater than 0; got 0.0"):
+            run()
+    with pytest.raises(ValueError, match="eps must be at least 0; got -1.0"):
+        divergence.token_kl_div(x, x.exp(), False, -1.0)
 
 
 def test_padding_is_not_capped_into_the_sum():

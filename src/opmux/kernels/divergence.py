@@ -197,6 +197,9 @@ def backward_tiles(n: int, dtype: torch.dtype) -> Tiles:
     return Tiles(min(128, max(32, block // 16)), BLOCK_N=block)
 
 
+# Numbers that a plan does not use are parameters where they have a range: only what a plan is asked for is checked.
+
+
 def _plan(input: Tensor, target: Tensor, others: dict[str, Any], eps: float | None = None, **constants: Any) -> Plan:
     """A forward or, where dloss is among the others, a backward."""
     back = "dloss" in others
@@ -217,7 +220,7 @@ def _plan(input: Tensor, target: Tensor, others: dict[str, Any], eps: float | No
 
 
 @planned(spec.token_kl_div)
-def token_kl_div(input: Tensor, target: Tensor, log_target: bool) -> Plan:
+def token_kl_div(input: Tensor, target: Tensor, log_target: bool, eps: float) -> Plan:
     return _plan(input, target, {}, KIND="kl_log" if log_target else "kl", BETA=0.0)
 
 
@@ -247,7 +250,7 @@ def token_tvd_bwd(dloss: Tensor, input: Tensor, target: Tensor, labels: Tensor |
 
 
 @planned(spec.token_logits_jsd)
-def token_logits_jsd(student: Tensor, teacher: Tensor, labels: Tensor | None, beta: float) -> Plan:
+def token_logits_jsd(student: Tensor, teacher: Tensor, labels: Tensor | None, beta: float, temperature: float) -> Plan:
     rows = RowSizes.of(student=student, teacher=teacher)
     wide = torch.float64 if student.dtype is torch.float64 else torch.float32
     names = ("loss", "student_lse", "teacher_lse", "slope")
@@ -262,7 +265,7 @@ def token_logits_jsd(student: Tensor, teacher: Tensor, labels: Tensor | None, be
 @planned(spec.token_logits_jsd_bwd_)
 def token_logits_jsd_bwd_(
     student: Tensor, teacher: Tensor, dloss: Tensor, student_lse: Tensor, teacher_lse: Tensor, slope: Tensor,
-    labels: Tensor | None, beta: float,
+    labels: Tensor | None, beta: float, temperature: float,
 ) -> Plan:  # fmt: skip
     rows = RowSizes.of(student=student, teacher=teacher)
     if not rows.count or not rows.n:

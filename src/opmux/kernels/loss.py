@@ -287,7 +287,7 @@ def token_cross_entropy_bwd_(
 
 
 @planned(spec.token_nll_entropy)
-def token_nll_entropy(logits: Tensor, target: Tensor) -> Plan:
+def token_nll_entropy(logits: Tensor, target: Tensor, temperature: float) -> Plan:  # which is checked
     rows = RowSizes.of(logits=logits)
     wide = torch.float64 if logits.dtype is torch.float64 else torch.float32
     makes = {name: OutputSpec.of(logits.shape[:-1], wide) for name in ("nll", "entropy", "lse")}
@@ -300,7 +300,7 @@ def token_nll_entropy(logits: Tensor, target: Tensor) -> Plan:
 
 @planned(spec.token_nll_entropy_bwd_)
 def token_nll_entropy_bwd_(
-    logits: Tensor, target: Tensor, dnll: Tensor, dentropy: Tensor, entropy: Tensor, lse: Tensor
+    logits: Tensor, target: Tensor, dnll: Tensor, dentropy: Tensor, entropy: Tensor, lse: Tensor, temperature: float
 ) -> Plan:
     rows = RowSizes.of(logits=logits)
     if not rows.count:
@@ -313,7 +313,7 @@ def token_nll_entropy_bwd_(
 
 
 @planned(spec.token_shard_cross_entropy_bwd)
-def token_shard_cross_entropy_bwd(dloss: Tensor, logits: Tensor, target: Tensor, lse: Tensor) -> Plan:
+def token_shard_cross_entropy_bwd(dloss: Tensor, logits: Tensor, target: Tensor, lse: Tensor, first: int) -> Plan:
     rows = RowSizes.of(logits=logits)
     makes = {"dlogits": OutputSpec.of(logits.shape, logits.dtype)}
     if not rows.count or not rows.n:

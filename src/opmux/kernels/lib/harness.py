@@ -126,13 +126,18 @@ def _functions(
 
     calls = {name: f"_{name}()" for name in state}
     names = table(flat) | {f"_{name}": fn for name, fn in state.items()}
-    shown = {n: f"float({n})" if p.annotation is float else n for n, p in spec.signature.parameters.items()}
+    shown = {n: f"float({n})" if _is_float(p.annotation) else n for n, p in spec.signature.parameters.items()}
     call = f"({', '.join(shown.values())})"
     fns = [codegen.lookup(make, look, names, then=call, params=shown, calls=calls) for look in (LOOK, BELOW)]
     for fn in fns:
         fn.__name__ = fn.__qualname__ = spec.name
         fn.__module__, fn.__doc__ = make.__module__, make.__doc__
     return fns
+
+
+def _is_float(annotation: Any) -> bool:
+    """float, or Annotated[float, ...]: a number of numpy's is converted at each call, as Triton takes none."""
+    return annotation is float or getattr(annotation, "__origin__", None) is float
 
 
 def _builtin(value: Any) -> Any:
