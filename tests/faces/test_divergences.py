@@ -195,11 +195,13 @@ def test_no_buffer_of_the_size_of_all_logits(monkeypatch):
     assert largest.elements == 8 * V
 
 
-@pytest.mark.parametrize("fused", ["jsd", "scaled"])
+@pytest.mark.parametrize("fused", ["jsd", "scaled", "composed"])
 def test_compiled_whole(fused):
     x, w, labels = torch.randn(6, H, requires_grad=True), torch.randn(V, H, requires_grad=True), LABELS[:6].clone()
     if fused == "jsd":
         fn = lambda x, w: ours.fused_linear_jsd(x, w, x.detach() + 1, w.detach(), labels)
+    elif fused == "composed":  # with gradients of both arguments, and of one by kernels
+        fn = lambda x, w: ours.jsd(x, w[:6], labels) + ours.kl_div(x, w[:6], "none").sum() + ours.tvd(w[:6], x.detach())
     else:
         fn = lambda x, w: sum(ours.fused_linear_scaled_cross_entropy(x, w, labels, 0.5, return_entropy=True)).sum()
     got = torch.compile(fn, fullgraph=True, backend="aot_eager")(x, w)
