@@ -31,7 +31,7 @@ LLAMA = {"rms_norm", "add_rms_norm", "glu", "rope", "loss"}
 
 # Model types -> what must be replaced in them.
 TYPES: dict[str, set[str]] = {
-    "llama": LLAMA,
+    "llama": LLAMA | {"mask"},
     "mistral": LLAMA,
     "ministral": LLAMA,
     "mixtral": LLAMA - {"glu"} | {"moe"},
@@ -143,7 +143,7 @@ def test_a_type_is_patched_before_models_are_made_and_restored():
     expected, _ = trained(tiny("llama"))
     report = opmux.patch_model("llama")
     try:
-        assert {row.name for row in report.replaced} == LLAMA
+        assert {row.name for row in report.replaced} == LLAMA | {"mask"}
         out, _ = trained(tiny("llama"))
         assert out.logits is None
         close(out.loss, expected.loss)
@@ -165,7 +165,7 @@ def test_include_and_exclude():
     model = tiny("llama")
     assert {row.name for row in opmux.patch_model(model, include=["rope", "glu"]).replaced} == {"rope", "glu"}
     report = opmux.patch_model(model, exclude="loss")
-    assert {row.name for row in report.replaced} == LLAMA - {"loss"}
+    assert {row.name for row in report.replaced} == LLAMA - {"loss"} | {"mask"}
     assert trained(model)[0].logits is not None
     assert any(row.reason == "loss is excluded" for row in report.left)
     with pytest.raises(UnknownName, match="rms_nrm.*rms_norm"):
@@ -317,7 +317,7 @@ def test_peft():
     )
     expected, grads = trained(adapted)
     report = opmux.patch_model(adapted)
-    assert {row.name for row in report.replaced} == LLAMA
+    assert {row.name for row in report.replaced} == LLAMA | {"mask"}
     out, found = trained(adapted)
     assert out.logits is None
     close(out.loss, expected.loss)
@@ -352,6 +352,27 @@ def test_compiled():
     close(out.loss, expected.loss)
     for name, grad in grads.items():
         close(found[f"_orig_mod.{name}"], grad)
+
+
+def test_no_mask_is_made_where_attention_needs_none(monkeypatch):
+    """Of whole sequences in training; sequences packed into one row, and padded ones, have theirs."""
+    model = tiny("llama", num_hidden_layers=1)
+    packed = torch.tensor([[0, 1, 2, 3, 0, 1, 2, 3, 4]] * 2)
+    padded = (torch.arange(9) < torch.tensor([[9], [5]])).long()
+    ways = ({}, {"position_ids": packed}, {"attention_mask": padded})
+    expected = [trained(model, **way)[0].loss for way in ways]
+    opmux.patch_model(model)
+    for way, loss_ in zip(ways, expected, strict=True):
+        close(trained(model, **way)[0].loss, loss_)
+    assert expected[0] != expected[1] != expected[2]
+    seen = []
+    attend = torch.nn.functional.scaled_dot_product_attention
+    monkeypatch.setattr(
+        torch.nn.functional, "scaled_dot_product_attention",
+        lambda *args, attn_mask=None, **kwargs: seen.append(attn_mask) or attend(*args, attn_mask=attn_mask, **kwargs),
+    )  # fmt: skip
+    trained(torch.compile(model, backend="eager", fullgraph=False))
+    assert seen == [None]
 
 
 def test_hooks_of_norms_are_called():

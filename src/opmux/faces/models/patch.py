@@ -19,7 +19,16 @@ from ...core.errors import OpmuxError, UnknownName
 from ...core.spec import specs
 from . import loss
 from .forms import form
-from .replacements import NAMES, REPLACEMENTS, Forward, Replacement, remember_norm, rotating
+from .replacements import (
+    NAMES,
+    REPLACEMENTS,
+    Forward,
+    Replacement,
+    makes_a_causal_mask,
+    remember_norm,
+    rotating,
+    without_mask,
+)
 
 # Names of classes that one would expect to be replaced: the report says why they are not.
 EXPECTED = ("RMSNorm", "MLP", "DecoderLayer", "Experts")
@@ -119,8 +128,8 @@ def patch_model(
     """Replace parts of a model of `transformers` by fused functions, in place.
 
     Replaced are RMS norms ("rms_norm"), the residual sum with the norm after it ("add_rms_norm"), gated MLPs ("glu"),
-    rotary embeddings ("rope"), experts ("moe"), and in training the logits and their loss ("loss"), so that the logits
-    are never in memory and `outputs.logits` is None.
+    rotary embeddings ("rope"), experts ("moe"), and in training a causal mask that torch's attention does not need
+    ("mask"), and the logits with their loss ("loss"): they are never in memory, and `outputs.logits` is None.
 
     A part is replaced only if its source computes what ours does: a model or a version of `transformers` that computes
     something else keeps its own code, and the report says so. Parameters and state dicts do not change.
@@ -210,6 +219,8 @@ def _known(cls: type[nn.Module]) -> tuple[Forward, Replacement] | str | None:
         except loss.Unknown as error:
             return f"its loss is left: {error}"
         return loss.without_logits(head, original), Replacement("loss", lambda original: original, LOSS_OPS)
+    if makes_a_causal_mask(original):
+        return without_mask(original), Replacement("mask", without_mask, ())
     return "its forward is not one that is known" if cls.__name__.endswith(EXPECTED) else None
 
 

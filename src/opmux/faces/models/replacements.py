@@ -283,13 +283,45 @@ def rotating(original: Forward) -> Replacement | None:
 
 def _with_globals(original: Any, values: dict[str, Any]) -> Forward:
     """A copy of a function that sees these values as globals; what it calls stays as it is for other models."""
-    # Without __name__, torch.compile reads these globals, and not those of the module of that name.
-    known = {name: value for name, value in original.__globals__.items() if name != "__name__"}
-    made = types.FunctionType(
-        original.__code__, known | values, original.__name__, original.__defaults__, original.__closure__
-    )
+    known, closure = original.__globals__, original.__closure__
+    inner = getattr(original, "__wrapped__", None)
+    if inner is None:
+        # Without __name__, torch.compile reads these globals, and not those of the module of that name.
+        known = {name: value for name, value in known.items() if name != "__name__"} | values
+    else:  # a decorator, which has the function in its closure
+        copy = _with_globals(inner, values)
+        closure = tuple(types.CellType(copy) if cell.cell_contents is inner else cell for cell in closure or ())
+    made = types.FunctionType(original.__code__, known, original.__name__, original.__defaults__, closure)
     made.__kwdefaults__ = original.__kwdefaults__
     return functools.update_wrapper(made, original)
+
+
+# ---- the causal mask ------------------------------------------------------------------------------------------------
+
+MASKING = "create_causal_mask"
+
+
+def makes_a_causal_mask(original: Any) -> bool:
+    """Whether a forward makes a causal mask and no other."""
+    names = getattr(getattr(inspect.unwrap(original), "__code__", None), "co_names", ())
+    return [name for name in names if "mask" in name and name.startswith("create")] == [MASKING]
+
+
+def without_mask(original: Forward) -> Forward:
+    """In training on whole sequences torch's attention is told that it is causal, and needs no mask.
+
+    transformers does the same, but not under torch.compile: there it cannot see that positions are those of one
+    sequence. Here none are given.
+    """
+    maskless = _with_globals(original, {MASKING: lambda *args, **kwargs: None})
+    given = ("attention_mask", "position_ids", "past_key_values")
+
+    @functools.wraps(original)
+    def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
+        whole = self.training and len(args) < 2 and all(kwargs.get(name) is None for name in given)
+        return (maskless if whole and self.config._attn_implementation == "sdpa" else original)(self, *args, **kwargs)
+
+    return forward
 
 
 # ---- by form --------------------------------------------------------------------------------------------------------
@@ -308,4 +340,4 @@ REPLACEMENTS: dict[str, Replacement] = {
     "1d0f59c7624d": Replacement("moe", experts, ("grouped_mm",)),  # Mixtral and most others
     "88d3c92d0b34": Replacement("moe", experts, ("grouped_mm",)),  # the same in transformers 5.17
 }
-NAMES = ("rms_norm", "add_rms_norm", "glu", "rope", "moe", "loss")
+NAMES = ("rms_norm", "add_rms_norm", "glu", "rope", "moe", "mask", "loss")
