@@ -18,8 +18,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from opmux.core import BackendImplKind, OpImpl, specs
+from opmux.core.registry import Fit
 from opmux.faces import compat
 from opmux.faces.liger import names
+from opmux.runtime import liger_names
 
 TABLE = [line.split(" ", 2) for line in (Path(__file__).parent / "liger_signatures.txt").read_text().splitlines()]
 
@@ -932,6 +935,22 @@ def test_rms_norm_of_float64_has_a_gradient():
 
 
 # ---- the modules themselves -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", liger_names.FUNCTION_OPS)
+def test_a_vendors_function_fits_its_op(name):
+    """A class with Liger's arguments can be called as the op."""
+    from liger_kernel import ops
+
+    def forward(*args):
+        raise NotImplementedError
+
+    ctx = inspect.Parameter("ctx", inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    params = inspect.signature(getattr(ops, name).apply).parameters.values()
+    forward.__signature__ = inspect.Signature([ctx, *params])
+    made = type(name, (torch.autograd.Function,), {"forward": staticmethod(forward)})
+    spec = specs.lookup(liger_names.FUNCTION_OPS[name], ("opmux",))
+    assert Fit.of(spec, OpImpl(spec.key, "vendor.acme", BackendImplKind.VENDOR, vendor="acme", fn=made)).refusal is None
 
 
 # ---- models ---------------------------------------------------------------------------------------------------------

@@ -5,8 +5,11 @@ from __future__ import annotations
 # An autograd.Function of Liger -> the op of ours that has the same arguments: a vendor's class of that name is the
 # op's forward and backward on the vendor's device.
 FUNCTION_OPS = {
-    "attn_res": "LigerAttnResFunction attn_res_forward attn_res_backward",
+    "LigerDyTFunction": "dyt",
+    "LigerFusedGateUpSiLUMulFunction": "silu_glu",
     "LigerGELUMulFunction": "gelu_tanh_mul",
+    "LigerMHCPostResFunction": "mhc_post_res",
+    "LigerMHCPreFunction": "mhc_pre",
     "LigerReLUSquaredFunction": "srelu",
     "LigerSiLUMulFunction": "silu_mul",
 }
