@@ -307,7 +307,7 @@ def test_arch_folders(arch, folders):
     )
 
 
-KINDS = {"torch.dtype": (BF16, torch.float32), "bool": (True, False), "int": (37, 4096, 65536)}
+KINDS = {torch.dtype: (BF16, torch.float32), bool: (True, False), int: (37, 4096, 65536)}
 
 
 @pytest.mark.parametrize("arch", ["sm_86", "sm_90", "sm_100"])
@@ -316,7 +316,7 @@ def test_nvidias_candidates_and_heuristics_are_well_formed(ours, arch):
     chip = Chip.of_arch(arch)
     tried = 0
     for one in ours.values():
-        kinds = [p.annotation for p in inspect.signature(one.default).parameters.values()]
+        kinds = [p.annotation for p in inspect.signature(one.default, eval_str=True).parameters.values()]
         for values in itertools.product(*(KINDS[kind] for kind in kinds)):
             facts = dict(zip(one.facts, values, strict=True))
             with config.as_on(chip):
