@@ -53,8 +53,9 @@ def _store(ptr, b, i_rows, m_rows, d, BLOCK_D: tl.constexpr):
 
 
 def _fwd(
-    q_ptr, k_ptr, v_ptr, o_ptr, lse_ptr, length, dilation, half, d, scale,
-    WIDE: tl.constexpr, PRECISION: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
+    q_ptr, k_ptr, v_ptr, o_ptr, lse_ptr, length, dilation, half, d,
+    SCALE: tl.constexpr, WIDE: tl.constexpr, PRECISION: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     head, first, count, begin = _place(length, dilation, BLOCK_M)
     i_m = begin + tl.arange(0, BLOCK_M)
@@ -69,7 +70,7 @@ def _fwd(
         b_k, b_v = _load(k_ptr, r_n, m_n, d, BLOCK_D), _load(v_ptr, r_n, m_n, d, BLOCK_D)
         apart = i_m[:, None] - i_n[None, :]
         near = (apart <= half) & (-apart <= half) & m_n[None, :]
-        b_s = tl.dot(b_q, tl.trans(b_k), input_precision=PRECISION, out_dtype=WIDE) * scale
+        b_s = tl.dot(b_q, tl.trans(b_k), input_precision=PRECISION, out_dtype=WIDE) * SCALE
         b_s = tl.where(near, b_s, -float("inf"))
         b_new = tl.maximum(b_top, tl.max(b_s, 1))
         b_to = tl.where(b_new == -float("inf"), 0.0, b_new)  # inf - inf would be NaN
@@ -84,8 +85,9 @@ def _fwd(
 
 
 def _bwd_q(
-    do_ptr, q_ptr, k_ptr, v_ptr, o_ptr, lse_ptr, dq_ptr, delta_ptr, length, dilation, half, d, scale,
-    WIDE: tl.constexpr, PRECISION: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
+    do_ptr, q_ptr, k_ptr, v_ptr, o_ptr, lse_ptr, dq_ptr, delta_ptr, length, dilation, half, d,
+    SCALE: tl.constexpr, WIDE: tl.constexpr, PRECISION: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     """dq, and delta = do . o of each position, which the other kernel needs too."""
     head, first, count, begin = _place(length, dilation, BLOCK_M)
@@ -102,17 +104,18 @@ def _bwd_q(
         b_k, b_v = _load(k_ptr, r_n, m_n, d, BLOCK_D), _load(v_ptr, r_n, m_n, d, BLOCK_D)
         apart = i_m[:, None] - i_n[None, :]
         near = (apart <= half) & (-apart <= half) & m_n[None, :] & m_m[:, None]
-        b_s = tl.dot(b_q, tl.trans(b_k), input_precision=PRECISION, out_dtype=WIDE) * scale
+        b_s = tl.dot(b_q, tl.trans(b_k), input_precision=PRECISION, out_dtype=WIDE) * SCALE
         b_p = tl.where(near, tl.exp(b_s - b_lse[:, None]), 0.0)
         b_dp = tl.dot(b_g, tl.trans(b_v), input_precision=PRECISION, out_dtype=WIDE)
-        b_ds = (b_p * (b_dp - b_delta[:, None]) * scale).to(b_k.dtype)
+        b_ds = (b_p * (b_dp - b_delta[:, None]) * SCALE).to(b_k.dtype)
         b_dq = tl.dot(b_ds, b_k, b_dq, input_precision=PRECISION, out_dtype=WIDE)
     _store(dq_ptr, b_dq, r_m, m_m, d, BLOCK_D)
 
 
 def _bwd_kv(
-    do_ptr, q_ptr, k_ptr, v_ptr, lse_ptr, delta_ptr, dk_ptr, dv_ptr, length, dilation, half, d, scale,
-    WIDE: tl.constexpr, PRECISION: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
+    do_ptr, q_ptr, k_ptr, v_ptr, lse_ptr, delta_ptr, dk_ptr, dv_ptr, length, dilation, half, d,
+    SCALE: tl.constexpr, WIDE: tl.constexpr, PRECISION: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     """A tile of keys, and the tiles of positions whose windows reach it."""
     head, first, count, begin = _place(length, dilation, BLOCK_M)
@@ -129,11 +132,11 @@ def _bwd_kv(
         b_delta = tl.load(delta_ptr + r_n, mask=m_n, other=0.0).to(WIDE)
         apart = i_m[:, None] - i_n[None, :]
         near = (apart <= half) & (-apart <= half) & m_n[None, :] & m_m[:, None]
-        b_s = tl.dot(b_k, tl.trans(b_q), input_precision=PRECISION, out_dtype=WIDE) * scale
+        b_s = tl.dot(b_k, tl.trans(b_q), input_precision=PRECISION, out_dtype=WIDE) * SCALE
         b_p = tl.where(near, tl.exp(b_s - b_lse[None, :]), 0.0)
         b_dv = tl.dot(b_p.to(b_g.dtype), b_g, b_dv, input_precision=PRECISION, out_dtype=WIDE)
         b_dp = tl.dot(b_v, tl.trans(b_g), input_precision=PRECISION, out_dtype=WIDE)
-        b_ds = (b_p * (b_dp - b_delta[None, :]) * scale).to(b_q.dtype)
+        b_ds = (b_p * (b_dp - b_delta[None, :]) * SCALE).to(b_q.dtype)
         b_dk = tl.dot(b_ds, b_q, b_dk, input_precision=PRECISION, out_dtype=WIDE)
     _store(dk_ptr, b_dk, r_m, m_m, d, BLOCK_D)
     _store(dv_ptr, b_dv, r_m, m_m, d, BLOCK_D)
@@ -156,10 +159,10 @@ def _launch(kernel: Launcher, q: Tensor, window: int, dilation: int, scale: floa
     shorter = -(-length // dilation)
     tiles = tiles_of(length=shorter, window=window, d=d, dtype=q.dtype)
     config = tiles.config(
-        WIDE=wide_of(q.dtype), PRECISION=precision if q.dtype is torch.float32 else "ieee",
-        BLOCK_D=max(16, triton.next_power_of_2(d)),
+        SCALE=spec.scale_of(q, scale), WIDE=wide_of(q.dtype),
+        PRECISION=precision if q.dtype is torch.float32 else "ieee", BLOCK_D=max(16, triton.next_power_of_2(d)),
     )  # fmt: skip
-    numbers = dict(length=length, dilation=dilation, half=min(window // 2, length), d=d, scale=spec.scale_of(q, scale))
+    numbers = dict(length=length, dilation=dilation, half=min(window // 2, length), d=d)
     return Launch(kernel, (batch * heads * dilation * -(-shorter // tiles["BLOCK_M"]),), config, numbers)
 
 
