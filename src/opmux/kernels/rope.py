@@ -320,9 +320,9 @@ rope_qk_kernel = Launcher(_rope_qk, sizes="qs qb qh ks kb kh qos qob qoh kos kob
 def qk_tiles(rows: int, width: int, dtype: torch.dtype) -> Tiles:
     """So many heads of q and k a program: more of them share a sine, fewer allow more programs."""
     width = triton.next_power_of_2(width)
-    most = max(2, 8192 // (width * max(1, dtype.itemsize // 2)))
+    most = max(2, min(64, 8192 // (width * max(1, dtype.itemsize // 2))))
     block = min(triton.next_power_of_2(rows), most)
-    return Tiles(min(256, max(32, block * width // 64)), BLOCK_R=block)
+    return Tiles(min(256, max(32, block * width // 32)), BLOCK_R=block)
 
 
 def _strides(shape: tuple[int, ...], strides: tuple[int, ...], layout: str) -> tuple[int, int, int]:
