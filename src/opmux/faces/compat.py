@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..core.errors import OpmuxError, UnknownName
-from ..runtime import te_plugins
+from ..runtime import finders, te_plugins
 from .liger import names as liger
 
 HOLDER = "opmux.compat"
@@ -133,8 +133,8 @@ def _root(library: str, done: Installed, shadow: bool) -> None:
     if importlib.machinery.PathFinder.find_spec(library) is None:
         _put(library, _package(library, "Modules of a library that is not installed, provided by opmux."), done)
         missing = NotInstalled(library)
-        sys.meta_path.append(missing)  # last: asked about what no other finder has
-        done.undo.append(lambda: sys.meta_path.remove(missing))
+        finders.add(missing, last=True)  # last: asked about what no other finder has
+        done.undo.append(lambda: finders.remove(missing))
     elif library == "transformer_engine":
         from .tex.backends.nvidia import nvidia
 

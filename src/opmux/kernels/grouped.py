@@ -191,6 +191,4 @@ check_bwd = checks(spec.grouped_mm_bwd)
 @impl(spec.grouped_mm_bwd, devices=DEVICES)
 def grouped_mm_bwd(dy: Tensor, a: Tensor, b: Tensor, ends: Tensor, trans_b: bool) -> tuple[Tensor, Tensor]:
     check_bwd(dy, a, b, ends, trans_b)
-    g = dy.to(a.dtype)
-    db = grouped_mm_wgrad(g, a, ends) if trans_b else grouped_mm_wgrad(a, g, ends)
-    return grouped_mm(g, b, ends, not trans_b), db
+    return spec.backward_of(grouped_mm, grouped_mm_wgrad, dy, a, b, ends, trans_b)

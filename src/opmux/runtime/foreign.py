@@ -19,6 +19,7 @@ from .. import core, wiring
 from ..core.loading import on_failure
 from ..core.lock import lock
 from ..core.log import logger
+from . import finders
 from .te_plugins import PluginNames
 
 
@@ -73,7 +74,7 @@ class _ForeignModules:
     def put(self) -> None:
         _ForeignModules.live = self
         sys.modules.update(self.added)
-        sys.meta_path.insert(0, self.root)
+        finders.add(self.root)
         self.plugins.install()
         self.root.complete()
 
@@ -83,8 +84,7 @@ class _ForeignModules:
         if cls.live is None or _importing:
             return
         live = cls.live
-        if live.root in sys.meta_path:
-            sys.meta_path.remove(live.root)
+        finders.remove(live.root)
         live.root.restore()
         live.plugins.remove()
         for name, module in live.added.items():

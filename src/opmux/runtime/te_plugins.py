@@ -14,6 +14,8 @@ import sys
 import types
 from typing import Any
 
+from . import finders
+
 LAYER = "transformer_engine"
 ROOTS = (f"{LAYER}.plugin", f"{LAYER}.plugins")  # one package under two names
 SERVED = {
@@ -32,12 +34,11 @@ class PluginNames(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         self._given: dict[str, Any] = {}  # what was put in sys.modules
 
     def install(self) -> None:
-        sys.meta_path.insert(0, self)
+        finders.add(self)
 
     def remove(self) -> None:
         """Stop serving the names, and forget those that were imported."""
-        if self in sys.meta_path:
-            sys.meta_path.remove(self)
+        finders.remove(self)
         for name, module in self._given.items():
             if sys.modules.get(name) is module:
                 del sys.modules[name]

@@ -4,7 +4,7 @@ Rows are in order of their groups. Group g has the rows from ends[g - 1] (0 for 
 empty. `ends` stays on the device: no implementation reads it on the host of another device.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -167,6 +167,21 @@ def _product_shape(a: Tensor, b: Tensor, trans_b: bool) -> tuple[int, ...]:
     return a.shape[0], b.shape[1 if trans_b else 2]
 
 
+def backward_of(
+    mm: Callable[..., Tensor],
+    wgrad: Callable[..., Tensor],
+    dy: Tensor,
+    a: Tensor,
+    b: Tensor,
+    ends: Tensor,
+    trans_b: bool,
+) -> tuple[Tensor, Tensor]:
+    """The gradients of grouped_mm by an implementation's two products."""
+    g = dy.to(a.dtype)
+    db = wgrad(g, a, ends) if trans_b else wgrad(a, g, ends)
+    return mm(g, b, ends, not trans_b), db
+
+
 @op(
     out="da db",
     samples=PRODUCTS_BWD,
@@ -193,6 +208,4 @@ def grouped_mm_bwd(
     Returns:
         da, like a, and db, like b.
     """
-    g = dy.to(a.dtype)
-    db = grouped_mm_wgrad.reference(g, a, ends) if trans_b else grouped_mm_wgrad.reference(a, g, ends)
-    return grouped_mm.reference(g, b, ends, not trans_b), db
+    return backward_of(grouped_mm.reference, grouped_mm_wgrad.reference, dy, a, b, ends, trans_b)

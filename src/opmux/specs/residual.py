@@ -218,7 +218,7 @@ def mhc_post_res(
     """
     v = wide(x)
     mixed = (h_res.to(v.dtype)[..., None] * v[..., None, :, :]).sum(-2)
-    return rounded(mixed + h_post.to(v.dtype)[..., None] * f.to(v.dtype)[..., None, :], x.dtype)
+    return rounded(mixed + h_post.to(v.dtype)[..., None] @ f.to(v.dtype)[..., None, :], x.dtype)
 
 
 @op(out="dx df dh_post dh_res", samples=POST_BWD, tol=SUMS)

@@ -18,7 +18,7 @@ from typing import Any
 from ...core import machine
 from ...core.default import get_default_manager
 from ...core.errors import nearest
-from ...runtime import liger_names, vendors
+from ...runtime import finders, liger_names, vendors
 from .patched_models import MODELS
 
 LIBRARY = "liger_kernel"
@@ -271,11 +271,11 @@ class VendorFolders(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         self._given: dict[str, types.ModuleType] = {}  # what was put in sys.modules
 
     def install(self) -> None:
-        sys.meta_path.insert(0, self)
+        finders.add(self)
 
     def remove(self) -> None:
         """Stop finding them, and forget those that were imported."""
-        sys.meta_path.remove(self)
+        finders.remove(self)
         for name, module in self._given.items():
             if sys.modules.get(name) is module:
                 del sys.modules[name]

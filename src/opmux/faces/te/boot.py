@@ -29,6 +29,7 @@ from typing import Any
 import torch
 
 from ...core import machine
+from ...runtime import finders
 from ...runtime.te_plugins import PluginNames
 from ..tex import interface
 from . import rewrite
@@ -57,7 +58,7 @@ def install(holder: str = "opmux.te") -> None:
     tex = interface.module()
     check_layer(tex)
     _finder = Finder(chip_here())
-    sys.meta_path.insert(0, _finder)
+    finders.add(_finder)
     _plugins.install()
     sys.modules[EXTENSION] = tex
     if f"{LAYER}.common" in sys.modules:  # already imported, without its torch part
@@ -74,7 +75,7 @@ def uninstall(holder: str = "opmux.te") -> None:
     _holders.discard(holder)
     if _finder is None or _holders:
         return
-    sys.meta_path.remove(_finder)
+    finders.remove(_finder)
     _plugins.remove()
     _finder = None
     for name in [n for n in sys.modules if n == EXTENSION or n.partition(".")[0] == LAYER]:

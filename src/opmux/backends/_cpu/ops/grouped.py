@@ -10,8 +10,7 @@ from torch import Tensor
 from ....kernels.lib.plans import checks
 from ....specs import grouped as spec
 
-check_grouped_mm, check_grouped_mm_wgrad = checks(spec.grouped_mm), checks(spec.grouped_mm_wgrad)
-check_grouped_mm_bwd = checks(spec.grouped_mm_bwd)
+check = {op.spec.name: checks(op) for op in (spec.grouped_mm, spec.grouped_mm_wgrad, spec.grouped_mm_bwd)}
 
 
 def _groups(rows: int, ends: Tensor) -> Iterator[tuple[int, slice]]:
@@ -24,7 +23,7 @@ def _groups(rows: int, ends: Tensor) -> Iterator[tuple[int, slice]]:
 
 
 def grouped_mm(a: Tensor, b: Tensor, ends: Tensor, trans_b: bool = False) -> Tensor:
-    check_grouped_mm(a, b, ends, trans_b)
+    check["grouped_mm"](a, b, ends, trans_b)
     y = a.new_zeros(a.shape[0], b.shape[1 if trans_b else 2])
     for group, rows in _groups(a.shape[0], ends):
         y[rows] = torch.mm(a[rows], b[group].t() if trans_b else b[group])
@@ -32,7 +31,7 @@ def grouped_mm(a: Tensor, b: Tensor, ends: Tensor, trans_b: bool = False) -> Ten
 
 
 def grouped_mm_wgrad(a: Tensor, b: Tensor, ends: Tensor) -> Tensor:
-    check_grouped_mm_wgrad(a, b, ends)
+    check["grouped_mm_wgrad"](a, b, ends)
     c = a.new_zeros(ends.shape[0], a.shape[1], b.shape[1])
     for group, rows in _groups(a.shape[0], ends):
         c[group] = torch.mm(a[rows].t(), b[rows])
@@ -40,7 +39,5 @@ def grouped_mm_wgrad(a: Tensor, b: Tensor, ends: Tensor) -> Tensor:
 
 
 def grouped_mm_bwd(dy: Tensor, a: Tensor, b: Tensor, ends: Tensor, trans_b: bool = False) -> tuple[Tensor, Tensor]:
-    check_grouped_mm_bwd(dy, a, b, ends, trans_b)
-    g = dy.to(a.dtype)
-    db = grouped_mm_wgrad(g, a, ends) if trans_b else grouped_mm_wgrad(a, g, ends)
-    return grouped_mm(g, b, ends, not trans_b), db
+    check["grouped_mm_bwd"](dy, a, b, ends, trans_b)
+    return spec.backward_of(grouped_mm, grouped_mm_wgrad, dy, a, b, ends, trans_b)

@@ -77,9 +77,7 @@ def bwd_when(dy: Tensor, a: Tensor, b: Tensor, ends: Tensor, trans_b: bool = Fal
 
 @library("grouped_mm_bwd", "cutlass", min_arch="sm_90", when=bwd_when)
 def grouped_mm_bwd(dy: Tensor, a: Tensor, b: Tensor, ends: Tensor, trans_b: bool = False) -> tuple[Tensor, Tensor]:
-    g = dy.to(a.dtype)
-    db = grouped_mm_wgrad(g, a, ends) if trans_b else grouped_mm_wgrad(a, g, ends)
-    return grouped_mm(g, b, ends, not trans_b), db
+    return spec.backward_of(grouped_mm, grouped_mm_wgrad, dy, a, b, ends, trans_b)
 
 
 IMPLS: dict[str, Any] = {made.__name__: made for made in (grouped_mm, grouped_mm_wgrad, grouped_mm_bwd)}
