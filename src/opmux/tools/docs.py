@@ -1,5 +1,6 @@
 """Writes the pages that follow from the code: `docs/ops.md` and `docs/tex.md` from the specs, `docs/settings.md` from
-the knobs, and `docs/new-backend.md` from the guide that lies beside the vendors.
+the knobs, `docs/new-backend.md` from the guide that lies beside the vendors, and `docs/aten_coverage.md` from the
+schemas of ATen.
 
     python -m opmux.tools.docs [--check] [DIR]
 
@@ -19,7 +20,7 @@ from typing import Any
 
 from ..core import knobs
 from ..core.spec import Spec, specs
-from . import stubs
+from . import aten_coverage, stubs
 
 
 def ops_page() -> str:
@@ -166,7 +167,13 @@ def _from_docs(link: str) -> str:
     return page if page != link else f"../src/opmux/backends/{link}"
 
 
-PAGES = {"ops.md": ops_page, "settings.md": settings_page, "new-backend.md": vendor_page, "tex.md": tex_page}
+PAGES = {
+    "ops.md": ops_page,
+    "settings.md": settings_page,
+    "new-backend.md": vendor_page,
+    "tex.md": tex_page,
+    "aten_coverage.md": aten_coverage.page,
+}
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -87,6 +87,12 @@ class Shape:
         """Whether ATen composes the op from others and differentiates those: an override would lose the gradient."""
         return self.has("CompositeImplicitAutograd") and not self.has("Autograd")
 
+    @property
+    def view(self) -> bool:
+        """Whether a result shares memory with an argument that is not written."""
+        found = [r.alias_info for r in self.op._schema.returns]
+        return any(alias is not None and not alias.is_write for alias in found)
+
 
 def python_name(name: str) -> str:
     return f"{name}_" if keyword.iskeyword(name) else name

@@ -1,0 +1,603 @@
+"""Overloads of ATen that opmux does not override, and why.
+
+    composition   ATen computes the op by calling other ops; those are overridden
+    view          it changes sizes and strides and runs no kernel
+    LEFT          any other reason, one row each
+    NOT_YET       overloads without a kernel of ours that are to get one
+
+`docs/aten_coverage.md` lists them; `opmux.explain` gives the reason.
+"""
+
+from __future__ import annotations
+
+from .overloads import table
+from .schema import Shape, overloads
+
+# Op, or one overload of it -> why torch's own kernel runs.
+_FACTORISATION = "a factorisation or solver of dense linear algebra: torch calls cuSOLVER, MAGMA or LAPACK"
+_CUDNN = "an entry point of cuDNN, which torch calls by this name"
+_MIOPEN = "an entry point of MIOpen, for AMD only"
+_METADATA = "changes or checks sizes and storage on the host; no kernel runs"
+_SYMBOLIC = "a marker for tracers about symbolic sizes; no kernel runs"
+_NESTED = "for nested tensors, which opmux leaves to torch"
+_SPARSE = "for sparse tensors, which opmux leaves to torch"
+_NO_CUDA = "torch has no kernel for it on GPUs"
+
+LEFT: dict[str, str] = {
+    # linear algebra
+    "_cholesky_solve_helper": _FACTORISATION,
+    "_linalg_eigvals": _FACTORISATION,
+    "cholesky_inverse": _FACTORISATION,
+    "cholesky_solve": _FACTORISATION,
+    "linalg_householder_product": _FACTORISATION,
+    "linalg_ldl_factor_ex": _FACTORISATION,
+    "linalg_ldl_solve": _FACTORISATION,
+    "linalg_lstsq": _FACTORISATION,
+    "linalg_lu": _FACTORISATION,
+    "linalg_lu_factor_ex": _FACTORISATION,
+    "linalg_solve_triangular": _FACTORISATION,
+    "lu_unpack": "unpacks the result of an LU factorisation, which is torch's",
+    "ormqr": _FACTORISATION,
+    # vendors' libraries
+    "_cudnn_attention_forward": _CUDNN,
+    "_scaled_dot_product_cudnn_attention": _CUDNN,
+    "_scaled_dot_product_cudnn_attention_backward": _CUDNN,
+    "cudnn_batch_norm_backward": _CUDNN,
+    "cudnn_convolution": _CUDNN,
+    "miopen_batch_norm_backward": _MIOPEN,
+    "_scaled_dot_product_fused_attention_overrideable": "the entry point for backends outside torch; they implement it",
+    # other devices, layouts and tensor types
+    "_dyn_quant_pack_4bit_weight": _NO_CUDA,
+    "_weight_int4pack_mm_with_scales_and_zeros": _NO_CUDA,
+    "_jagged_to_padded_dense_forward": _NESTED,
+    "_nested_view_from_buffer_copy": _NESTED,
+    "linear": "ATen composes it from addmm and matmul; its own kernels are for nested tensors, MKL-DNN and MPS",
+    "linear_backward": "its kernels are for nested tensors and MPS; elsewhere autograd differentiates addmm",
+    "_sparse_semi_structured_mm": _SPARSE,
+    "sparse_sampled_addmm": _SPARSE,
+    # the host's work
+    "_has_compatible_shallow_copy_type": "compares the types of two tensors on the host; no kernel runs",
+    "choose_qparams_optimized": "a search that runs on the host",
+    "is_nonzero": "reads one number on the host",
+    "sym_storage_offset": _METADATA,
+    "_functional_sym_constrain_range": _SYMBOLIC,
+    "_functional_sym_constrain_range_for_size": _SYMBOLIC,
+    "_make_dep_token": _SYMBOLIC,
+    "_resize_output": _METADATA,
+    "_resize_output_": _METADATA,
+    "_unsafe_view": _METADATA,
+    "empty_permuted": "allocates memory; no kernel runs",
+    "lift": _METADATA,
+    "resize": _METADATA,
+    "resize_": _METADATA,
+    "resize_as": _METADATA,
+    "resize_as_": _METADATA,
+    "unsqueeze_": _METADATA,
+}
+
+# Overloads without a kernel of ours, by family, one name a line. A family that gets kernels deletes its lines.
+NOT_YET: dict[str, str] = {
+    "index": """
+        _embedding_bag_dense_backward
+        _embedding_bag_per_sample_weights_backward
+        _index_put_impl_
+        _unsafe_masked_index
+        _unsafe_masked_index_put_accumulate
+        embedding
+        embedding_dense_backward
+        gather
+        index.Tensor
+        index_add
+        index_add_
+        index_copy
+        index_copy_
+        index_fill.int_Scalar
+        index_fill.int_Tensor
+        index_fill_.int_Scalar
+        index_fill_.int_Tensor
+        index_put
+        index_put_
+        index_reduce_
+        index_select
+        masked_scatter
+        masked_scatter_
+        masked_scatter_backward
+        masked_select
+        nonzero
+        nonzero_static
+        nonzero_static.out
+        scatter.reduce
+        scatter.src
+        scatter_.reduce
+        scatter_.src
+        scatter_add
+        scatter_add_
+        scatter_reduce.two
+        scatter_reduce.two_out
+        scatter_reduce_.two
+        take
+        take.out
+        value_selecting_reduction_backward
+    """,
+    "sorting": """
+        _assert_async
+        _functional_assert_async.msg
+        _cummin_helper
+        _segment_reduce_backward
+        _segment_reduce_backward.out
+        _unique2
+        allclose
+        bincount
+        bucketize.Tensor
+        equal
+        histc
+        isin.Scalar_Tensor
+        isin.Tensor_Scalar
+        isin.Tensor_Tensor
+        kthvalue
+        linalg_cross
+        linalg_cross.out
+        median
+        median.dim
+        median.dim_values
+        median.out
+        mode
+        multinomial
+        nanmedian
+        nanmedian.dim
+        nanmedian.dim_values
+        nanmedian.out
+        randperm
+        searchsorted.Scalar
+        searchsorted.Scalar_out
+        searchsorted.Tensor
+        searchsorted.Tensor_out
+        segment_reduce
+        segment_reduce.out
+        sort
+        sort.stable
+        topk
+        unique_consecutive
+        unique_dim
+    """,
+    "layout": """
+        _chunk_cat
+        _conj_copy
+        _conj_copy.out
+        _to_copy
+        alias_copy
+        as_strided_copy
+        as_strided_copy.out
+        as_strided_scatter
+        block_diag
+        cat
+        cat.out
+        channel_shuffle
+        constant_pad_nd
+        copy_
+        diag_embed
+        diagonal_backward
+        diagonal_copy
+        diagonal_scatter
+        expand_copy
+        flip
+        lift_fresh_copy
+        narrow_copy
+        permute_copy
+        pixel_shuffle
+        pixel_unshuffle
+        pixel_unshuffle.out
+        polar
+        repeat
+        repeat_interleave.Tensor
+        roll
+        rot90
+        select_backward
+        select_scatter
+        slice_backward
+        slice_scatter
+        split_with_sizes_copy
+        squeeze_copy
+        stack
+        t_copy
+        t_copy.out
+        trace
+        tril
+        tril.out
+        tril_
+        triu
+        triu_
+        unfold_backward
+        unfold_copy
+        view_copy
+    """,
+    "creation": """
+        arange
+        arange.start
+        arange.start_step
+        blackman_window
+        blackman_window.periodic
+        eye
+        eye.m
+        fill.Scalar
+        fill.Scalar_out
+        fill.Tensor
+        fill.Tensor_out
+        fill_.Scalar
+        fill_.Tensor
+        full
+        full_like
+        linspace
+        logspace
+        new_full
+        new_ones
+        ones
+        ones_like
+        range
+        scalar_tensor
+        zero
+        zero.out
+        zero_
+        zeros
+        zeros_like
+    """,
+    "convolution": """
+        _conv_depthwise2d
+        col2im
+        im2col
+    """,
+    "pooling": """
+        _adaptive_avg_pool2d
+        _adaptive_avg_pool2d_backward
+        _adaptive_avg_pool3d_backward
+        adaptive_max_pool2d
+        adaptive_max_pool2d_backward
+        adaptive_max_pool3d_backward
+        avg_pool2d
+        avg_pool2d_backward
+        avg_pool3d
+        avg_pool3d_backward
+        fractional_max_pool2d
+        fractional_max_pool2d_backward
+        max_pool2d_backward
+        max_pool2d_with_indices
+        max_pool2d_with_indices_backward
+        max_pool3d_with_indices
+        max_pool3d_with_indices_backward
+        max_unpool2d
+        max_unpool3d
+    """,
+    "padding": """
+        reflection_pad1d
+        reflection_pad1d.out
+        reflection_pad1d_backward
+        reflection_pad2d
+        reflection_pad2d.out
+        reflection_pad2d_backward
+        reflection_pad3d
+        reflection_pad3d.out
+        reflection_pad3d_backward
+        replication_pad1d
+        replication_pad1d.out
+        replication_pad2d
+        replication_pad2d.out
+        replication_pad2d_backward
+        replication_pad2d_backward.grad_input
+        replication_pad3d
+        replication_pad3d_backward
+    """,
+    "upsample": """
+        grid_sampler_3d_backward
+        _upsample_bicubic2d_aa
+        _upsample_bicubic2d_aa_backward
+        _upsample_bilinear2d_aa
+        _upsample_bilinear2d_aa_backward
+        _upsample_nearest_exact1d
+        _upsample_nearest_exact2d
+        _upsample_nearest_exact2d_backward
+        _upsample_nearest_exact3d
+        affine_grid_generator
+        upsample_bicubic2d
+        upsample_bilinear2d
+        upsample_linear1d
+        upsample_linear1d_backward
+        upsample_nearest1d
+        upsample_nearest2d
+        upsample_nearest3d
+        upsample_trilinear3d
+    """,
+    "rnn": """
+        _thnn_fused_lstm_cell
+        _thnn_fused_lstm_cell_backward_impl
+    """,
+    "losses": """
+        binary_cross_entropy_backward
+        binary_cross_entropy_with_logits
+        binary_cross_entropy
+        binary_cross_entropy.out
+        huber_loss
+        huber_loss.out
+        log_sigmoid_forward
+        log_sigmoid_backward
+        log_sigmoid_backward.grad_input
+        mse_loss
+        mse_loss_backward
+        nll_loss2d_backward
+        nll_loss2d_forward
+        nll_loss_backward
+        nll_loss_forward
+        smooth_l1_loss
+        smooth_l1_loss.out
+        smooth_l1_loss_backward
+        soft_margin_loss
+        soft_margin_loss_backward
+    """,
+    "pointwise": """
+        __ilshift__.Tensor
+        __irshift__.Tensor
+        __rshift__.Scalar
+        __rshift__.Scalar_out
+        __rshift__.Tensor
+        __rshift__.Tensor_out
+        _add_relu.Tensor
+        _add_relu_.Tensor
+        _masked_scale
+        _prelu_kernel_backward
+        addr
+        addr_
+        igamma_
+        igammac_
+        mvlgamma
+        mvlgamma_
+        polygamma
+        polygamma.out
+        polygamma_
+        rrelu_with_noise_backward
+        rrelu_with_noise_functional
+        special_airy_ai
+        special_airy_ai.out
+        special_chebyshev_polynomial_u
+        special_chebyshev_polynomial_u.n_scalar
+        special_chebyshev_polynomial_v
+        special_chebyshev_polynomial_w
+        special_hermite_polynomial_h
+        special_legendre_polynomial_p
+        special_shifted_chebyshev_polynomial_t
+        special_shifted_chebyshev_polynomial_u
+        special_shifted_chebyshev_polynomial_v
+        special_shifted_chebyshev_polynomial_w
+    """,
+    "quantisation": """
+        _convert_weight_to_int4pack
+        _fused_moving_avg_obs_fq_helper
+        dequantize.self
+        fake_quantize_per_channel_affine_cachemask
+        fake_quantize_per_channel_affine_cachemask.out
+        _fake_quantize_learnable_per_tensor_affine
+    """,
+    "reduce": """
+        _cdist_backward
+        _cdist_forward
+        _compute_linear_combination
+        _compute_linear_combination.out
+        _euclidean_dist
+        _is_all_true
+        _pdist_backward
+        _pdist_forward
+        _safe_softmax
+        aminmax
+        dist
+        nansum
+        nansum.out
+        renorm
+        renorm_
+    """,
+    "norm": """
+        _batch_norm_no_update
+        _batch_norm_with_update_functional
+        _native_batch_norm_legit
+        _native_batch_norm_legit.out
+        _native_batch_norm_legit_functional
+    """,
+    "foreach": """
+        _amp_foreach_non_finite_check_and_unscale_
+        _amp_update_scale_
+        _fused_adam
+        _fused_adam_
+    """,
+    "random": """
+        cauchy
+        cauchy_
+        log_normal_
+        normal.Tensor_Tensor
+        normal.Tensor_float
+        normal.float_Tensor
+        poisson
+    """,
+    "matmul": """
+        _grouped_mm
+        _scaled_grouped_mm
+        _scaled_mm
+        _scaled_mm.out
+        addbmm
+        addbmm_
+        addmm
+        addmm.dtype
+        addmm.dtype_out
+        addmm.out
+        addmm_
+        addmv
+        addmv_
+        addmv.out
+        baddbmm
+        baddbmm_
+        baddbmm.out
+        bmm
+        bmm.out
+        dot
+        mm
+        mm.out
+        mv
+        vdot
+    """,
+    "attention": """
+        _efficient_attention_backward
+        _flash_attention_backward
+        _flash_attention_forward
+        _scaled_dot_product_efficient_attention
+        _scaled_dot_product_efficient_attention_backward
+        _scaled_dot_product_flash_attention
+        _scaled_dot_product_flash_attention_backward
+    """,
+}
+
+# Op that ATen composes -> the ops it calls. Recorded from torch 2.13; for the page and for explain.
+COMPOSED: dict[str, str] = {
+    "__and__": "bitwise_and",
+    "__ior__": "bitwise_or_",
+    "__ixor__": "bitwise_xor_",
+    "__or__": "bitwise_or",
+    "__xor__": "bitwise_xor",
+    "_batch_norm_impl_index": "native_batch_norm or cudnn_batch_norm",
+    "_batch_norm_impl_index_backward": "native_batch_norm_backward",
+    "_convolution_double_backward": "convolution and convolution_backward",
+    "_convolution_mode": "convolution",
+    "_scaled_dot_product_attention_math": "matmul and _safe_softmax",
+    "_weight_norm": "_weight_norm_interface",
+    "absolute": "abs",
+    "adaptive_avg_pool1d": "_adaptive_avg_pool2d",
+    "alpha_dropout": "bernoulli_, mul and add",
+    "arccos": "acos",
+    "arccosh": "acosh",
+    "arcsin": "asin",
+    "arcsinh": "asinh",
+    "arctan": "atan",
+    "arctan2": "atan2",
+    "arctanh": "atanh",
+    "argsort": "sort",
+    "avg_pool1d": "avg_pool2d",
+    "bilinear": "_trilinear",
+    "broadcast_tensors": "expand, a view",
+    "broadcast_to": "expand, a view",
+    "cdist": "_cdist_forward",
+    "chalf": "_to_copy",
+    "clip": "clamp",
+    "concat": "cat",
+    "concatenate": "cat",
+    "conj_physical": "_conj_physical; of real numbers it returns its input",
+    "conv1d": "convolution",
+    "conv2d": "convolution",
+    "conv3d": "convolution",
+    "conv_transpose1d": "convolution",
+    "ctc_loss": "_ctc_loss",
+    "cummaxmin_backward": "scatter_add_",
+    "diag": "diagonal_copy or diag_embed",
+    "diff": "sub",
+    "divide": "div",
+    "embedding_backward": "embedding_dense_backward",
+    "expand_as": "expand, a view",
+    "fake_quantize_per_channel_affine": "fake_quantize_per_channel_affine_cachemask",
+    "feature_dropout": "bernoulli_, div_ and mul",
+    "fix": "trunc",
+    "flatten": "view or reshape",
+    "float_power": "_to_copy and pow",
+    "float_power_": "pow_",
+    "gather_backward": "zeros and scatter_add_",
+    "greater": "gt",
+    "greater_equal": "ge",
+    "hstack": "cat",
+    "index_select_backward": "index_add",
+    "isclose": "eq, abs, sub, mul, le and logical ops",
+    "isfinite": "abs, ne, eq and mul",
+    "kron": "mul",
+    "less": "lt",
+    "less_equal": "le",
+    "linalg_cholesky": "linalg_cholesky_ex",
+    "linalg_det": "_linalg_det",
+    "linalg_ldl_factor": "linalg_ldl_factor_ex",
+    "linalg_lu_factor": "linalg_lu_factor_ex",
+    "linalg_matrix_norm": "_linalg_svd and amax",
+    "linalg_slogdet": "_linalg_slogdet",
+    "linalg_svd": "_linalg_svd",
+    "linalg_svdvals": "_linalg_svd",
+    "linalg_vecdot": "mul and sum",
+    "log_sigmoid": "log_sigmoid_forward",
+    "margin_ranking_loss": "sub, neg, mul, add, clamp_min_ and mean",
+    "multiply": "mul",
+    "negative": "neg",
+    "nonzero_numpy": "nonzero and unbind",
+    "not_equal": "ne",
+    "one_hot": "zeros and scatter_",
+    "pad": "constant_pad_nd, reflection_pad* or replication_pad*",
+    "pairwise_distance": "sub, add and norm",
+    "pdist": "_pdist_forward",
+    "prelu": "_prelu_kernel",
+    "quantile": "sort, gather and lerp_",
+    "relu6": "hardtanh",
+    "repeat_interleave.self_Tensor": "repeat_interleave.Tensor and index_select",
+    "repeat_interleave.self_int": "expand and clone",
+    "resolve_conj": "clone, of conjugated tensors only",
+    "resolve_neg": "clone, of negated tensors only",
+    "rms_norm": "_fused_rms_norm",
+    "selu": "elu",
+    "special_digamma": "digamma",
+    "special_erf": "erf",
+    "special_erfc": "erfc",
+    "special_erfinv": "erfinv",
+    "special_exp2": "exp2",
+    "special_expit": "sigmoid",
+    "special_gammainc": "igamma",
+    "special_gammaincc": "igammac",
+    "special_gammaln": "lgamma",
+    "special_log1p": "log1p",
+    "special_log_softmax": "_log_softmax",
+    "special_logsumexp": "logsumexp",
+    "special_multigammaln": "mvlgamma",
+    "special_round": "round",
+    "special_sinc": "sinc",
+    "square": "pow",
+    "subtract": "sub",
+    "svd": "_linalg_svd",
+    "tile": "repeat",
+    "true_divide": "div",
+    "unsafe_chunk": "unsafe_split",
+    "var": "var.correction",
+    "vstack": "cat",
+}
+
+
+def reason(name: str) -> str | None:
+    """Why opmux does not override an overload, as the end of "torch's own kernel runs, because ..."; None if it does.
+
+    `name` is ATen's, `transpose.int` or `relu`; an overload that torch does not know has no reason.
+    """
+    plain = name.removeprefix("aten::").removesuffix(".default")
+    packet = plain.partition(".")[0]
+    if plain in table() or plain not in {s.name for s in overloads(packet)}:
+        return None
+    shape = Shape(plain)
+    if (found := LEFT.get(plain) or LEFT.get(packet)) is not None:
+        return found
+    if shape.composite:
+        return f"ATen composes it from {parts(plain)}"
+    if shape.view:
+        return "it is a view; no kernel runs"
+    return "opmux has no kernel for it"
+
+
+def parts(name: str) -> str:
+    """The ops that ATen composes an op from, in words; of an in-place form, those of its op."""
+    packet = name.partition(".")[0]
+    known = (COMPOSED.get(n) for n in (name, packet, packet.removesuffix("_")))
+    return next((ops for ops in known if ops is not None), "other ops")
+
+
+def stated(name: str) -> bool:
+    """Whether an overload that is not ours is left to torch on purpose."""
+    shape = Shape(name)
+    return name in LEFT or shape.packet in LEFT or shape.composite or shape.view
+
+
+def not_yet() -> dict[str, str]:
+    """Overload -> its family in NOT_YET."""
+    return {name: family for family, names in NOT_YET.items() for name in names.split()}

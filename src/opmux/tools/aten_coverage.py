@@ -1,0 +1,95 @@
+"""`docs/aten_coverage.md`: for each overload that FlagGems registers, whether opmux computes it, and if not, why."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from ..core.spec import specs
+from ..faces.aten import left, overloads
+from ..faces.aten.schema import Shape
+
+OURS, COMPOSED, VIEW, LEFT, NOT_YET = "ours", "composed", "view", "left to torch", "not yet"
+NAMES = Path(overloads.__file__).with_name("flaggems_names.txt")
+
+
+@functools.cache
+def names() -> tuple[str, ...]:
+    """The ATen overloads that FlagGems registers and torch 2.13 has."""
+    return tuple(NAMES.read_text(encoding="utf-8").split())
+
+
+def ours() -> dict[str, overloads.Overload]:
+    """Every overload that our kernels compute; not those that only a vendor of this machine computes."""
+    return {name: o for name, o in overloads.table().items() if o.bases}
+
+
+def status(name: str) -> str:
+    """What becomes of an overload."""
+    if name in ours():
+        return OURS
+    shape = Shape(name)
+    if name in left.LEFT or shape.packet in left.LEFT:
+        return LEFT
+    return COMPOSED if shape.composite else VIEW if shape.view else NOT_YET
+
+
+def page() -> str:
+    found: dict[str, list[str]] = {kind: [] for kind in (OURS, COMPOSED, VIEW, LEFT, NOT_YET)}
+    for name in names():
+        found[status(name)].append(name)
+    mine = ours()
+    lines = [
+        "# Coverage of ATen",
+        "",
+        "The 953 overloads that FlagGems registers and torch 2.13 has, and what `opmux.enable(mode=\"all\")` does with",
+        "each. Made by `make docs` from the schemas and `faces/aten/left.py`; do not edit.",
+        "",
+        "| | overloads |",
+        "|---|---|",
+        f"| computed by kernels of ours | {len(found[OURS])} |",
+        f"| composed by ATen of other ops, which are overridden | {len(found[COMPOSED])} |",
+        f"| views: no kernel runs | {len(found[VIEW])} |",
+        f"| left to torch, for the reason given | {len(found[LEFT])} |",
+        f"| not yet | {len(found[NOT_YET])} |",
+        f"| all | {len(names())} |",
+        "",
+        f"With overloads that are not in FlagGems' list, opmux overrides {len(mine)}.",
+        "An override of a composed op would lose its gradient, so opmux overrides the ops it calls.",
+        "",
+        f"## Ours: {len(found[OURS])}",
+        "",
+        *_table("computed by", found[OURS], lambda n: _primitive(mine[n])),
+        "",
+        f"## Composed by ATen: {len(found[COMPOSED])}",
+        "",
+        *_table("of", found[COMPOSED], left.parts),
+        "",
+        f"## Views: {len(found[VIEW])}",
+        "",
+        " ".join(f"`{name}`" for name in found[VIEW]),
+        "",
+        f"## Left to torch: {len(found[LEFT])}",
+        "",
+        *_table("because", found[LEFT], lambda n: str(left.reason(n))),
+        "",
+        f"## Not yet: {len(found[NOT_YET])}",
+        "",
+        *_table("family", found[NOT_YET], lambda n: left.not_yet().get(n, "")),
+        "",
+    ]  # fmt: skip
+    return "\n".join(lines)
+
+
+def _primitive(overload: overloads.Overload) -> str:
+    spec = specs.by_key[overload.bases[0]]
+    return f"`{spec.name}` ({spec.family})"
+
+
+def _table(about: str, found: Iterable[str], words: Callable[[str], str]) -> list[str]:
+    """One row for overloads of which the same is to be said."""
+    rows: dict[str, list[str]] = {}
+    for name in found:
+        rows.setdefault(words(name), []).append(f"`{name}`")
+    return [f"| overloads | {about} |", "|---|---|", *(f"| {' '.join(names)} | {of} |" for of, names in rows.items())]

@@ -1,0 +1,55 @@
+"""Each overload of FlagGems' list is ours, composed by ATen, a view, or left to torch for a reason that is stated."""
+
+import pytest
+import torch
+
+from opmux.faces.aten import left
+from opmux.faces.aten.schema import Shape, overloads
+from opmux.tools import aten_coverage
+from opmux.tools.aten_coverage import COMPOSED, NOT_YET, OURS
+
+
+def test_each_name_is_accounted_for():
+    found = {name: aten_coverage.status(name) for name in aten_coverage.names() if Shape(name) in overloads(_op(name))}
+    forgotten = sorted(n for n, what in found.items() if what == NOT_YET and n not in left.not_yet())
+    assert not forgotten, f"add a kernel, or a reason in faces/aten/left.py: {forgotten}"
+
+
+def test_what_is_ours_is_not_in_the_tables():
+    ours = aten_coverage.ours()
+    assert not sorted(n for n in left.not_yet() if n in ours), "delete these lines of NOT_YET"
+    both = {row: [n for n in ours if row in (n, _op(n))] for row in left.LEFT}
+    assert not {row: found for row, found in both.items() if found}, "delete these rows of LEFT"
+
+
+@pytest.mark.skipif(torch.__version__ < "2.13", reason="the rows are of torch 2.13; earlier ones have fewer ops")
+def test_rows_name_ops_of_torch():
+    unknown = [n for n in (*left.LEFT, *left.COMPOSED) if not overloads(_op(n))]
+    assert not unknown, unknown
+
+
+def test_composed_ops_say_what_they_call():
+    vague = [n for n in aten_coverage.names() if aten_coverage.status(n) == COMPOSED and left.parts(n) == "other ops"]
+    assert not vague, f"add them to COMPOSED: {vague}"
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("transpose.int", "it is a view; no kernel runs"),
+        ("divide_.Tensor", "ATen composes it from div"),
+        ("repeat_interleave.self_int", "ATen composes it from expand and clone"),
+        ("linalg_lu", left.LEFT["linalg_lu"]),
+        ("linalg_lu.out", left.LEFT["linalg_lu"]),
+        ("_fft_r2c", "opmux has no kernel for it"),
+        ("add.Tensor", None),
+        ("no_such_op", None),
+    ],
+)
+def test_the_reason(name, words):
+    assert left.reason(name) == words
+    assert words is not None or aten_coverage.status("add.Tensor") == OURS
+
+
+def _op(name: str) -> str:
+    return name.partition(".")[0]
