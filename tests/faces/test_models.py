@@ -9,7 +9,7 @@ from torch import nn
 
 import opmux
 from opmux.core.errors import UnknownName
-from opmux.faces.models import loss
+from opmux.faces.models import attention, loss
 from opmux.faces.models.forms import form
 from opmux.faces.models.patch import CannotPatch
 
@@ -27,7 +27,7 @@ SIZES = {
     "vocab_size_per_layer_input": 97, "hidden_size_per_layer_input": 8, "mamba_d_ssm": 64, "mamba_n_heads": 8,
     "mamba_d_head": 8, "mamba_d_state": 8,
 }  # fmt: skip
-LLAMA = {"rms_norm", "add_rms_norm", "glu", "rope", "loss"}
+LLAMA = {"rms_norm", "add_rms_norm", "glu", "rope", "attention", "loss"}
 
 # Model types -> what must be replaced in them.
 TYPES: dict[str, set[str]] = {
@@ -216,8 +216,8 @@ def test_the_report_says_what_runs():
 
 
 def test_an_unknown_model_is_left_as_it_was():
-    model = transformers.GPT2LMHeadModel(transformers.GPT2Config(n_embd=16, n_layer=1, n_head=2, vocab_size=50))
-    with pytest.raises(CannotPatch, match="nothing of GPT2LMHeadModel can be replaced"):
+    model = nn.Sequential(nn.Linear(3, 3), nn.GELU())
+    with pytest.raises(CannotPatch, match="nothing of Sequential can be replaced"):
         opmux.patch_model(model)
     assert not any("forward" in module.__dict__ for module in model.modules())
 
@@ -342,6 +342,80 @@ def test_decoding():
     expected = model.generate(ids, **more)
     opmux.patch_model(model)
     assert torch.equal(model.generate(ids, **more), expected)
+
+
+def test_one_query_is_left_to_flash_attention(monkeypatch):
+    """In `generate`, without padding; the prompt and padded rows have torch's choice."""
+    model = tiny("llama").eval()
+    ids = batch()["input_ids"][:, :4]
+    padded = torch.tensor([[1, 1, 1, 1], [0, 0, 1, 1]])
+    more = {"max_new_tokens": 6, "do_sample": False, "pad_token_id": 0, "eos_token_id": None}
+    ways = [{"attention_mask": torch.ones_like(ids)}, {"attention_mask": padded}, {"cache_implementation": "static"}]
+    expected = [model.generate(ids, **more, **way) for way in ways]
+    seen = []
+
+    def flash(query, key, value, scale):
+        seen.append(tuple(key.shape))
+        return nn.functional.scaled_dot_product_attention(query, key, value, scale=scale, enable_gqa=True), None
+
+    monkeypatch.setattr(attention, "flash", flash)
+    monkeypatch.setattr(attention, "fits", lambda query, key, value: not torch.is_grad_enabled())
+    opmux.patch_model(model)
+    for way, tokens in zip(ways, expected, strict=True):
+        assert torch.equal(model.generate(ids, **more, **way), tokens)
+    layers = 2
+    assert seen == [(2, 2, length, 8) for length in range(5, 10) for _ in range(layers)]  # of the first way
+    opmux.unpatch_model(model)
+    model.generate(ids, **more)
+    assert len(seen) == 5 * layers
+
+
+def test_what_flash_attention_takes(monkeypatch):
+    def heads(count, length, width=64, dtype=torch.bfloat16):
+        return torch.empty(2, count, length, width, dtype=dtype)
+
+    assert not attention.has_flash(torch.device("cpu"))
+    query, key = heads(8, 1), heads(2, 7)
+    with torch.no_grad():
+        assert not attention.fits(query, key, key)
+        monkeypatch.setattr(attention, "has_flash", lambda device: True)
+        assert attention.fits(query, key, key)
+        assert not attention.fits(query.float(), key.float(), key.float())
+        assert not attention.fits(query, key, key.half())
+        assert not attention.fits(query, heads(2, 7, 32), heads(2, 7, 32))
+        assert not attention.fits(query, heads(3, 7), heads(3, 7))
+        assert not attention.fits(query, key[:1], key[:1])
+        assert not attention.fits(heads(8, 1, 12), heads(2, 7, 12), heads(2, 7, 12))
+        assert not attention.fits(heads(8, 1, 264), heads(2, 7, 264), heads(2, 7, 264))
+        strided = heads(2, 64, 7).transpose(2, 3)
+        assert not attention.fits(query, strided, strided)
+        with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
+            assert not attention.fits(query, key, key)
+        torch.set_autocast_enabled("cuda", True)  # torch.autocast asks for a GPU
+        try:
+            assert not attention.fits(query, key, key)
+        finally:
+            torch.set_autocast_enabled("cuda", False)
+    assert not attention.fits(query, key, key)  # a gradient may be needed
+
+
+def test_attention_of_ones_own_is_kept():
+    model = tiny("llama").eval()
+    calls = []
+
+    def own(module, query, key, value, attention_mask, **kwargs):
+        calls.append(1)
+        return transformers.integrations.sdpa_attention.sdpa_attention_forward(
+            module, query, key, value, attention_mask, **kwargs
+        )
+
+    transformers.AttentionInterface.register("own", own)
+    model.set_attn_implementation("own")
+    opmux.patch_model(model)
+    answers(model)
+    assert calls == [1, 1]
+    model.set_attn_implementation("eager")
+    answers(model)
 
 
 def test_peft():

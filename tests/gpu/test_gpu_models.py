@@ -4,6 +4,7 @@ import pytest
 import torch
 
 import opmux
+from opmux.faces.models import attention
 
 pytestmark = pytest.mark.gpu
 transformers = pytest.importorskip("transformers")
@@ -60,6 +61,43 @@ def test_decoding():
     expected = model.generate(prompt, **options)
     opmux.patch_model(model)
     assert torch.equal(model.generate(prompt, **options), expected)
+
+
+@pytest.mark.parametrize("kind", ["llama", "qwen3", "mixtral"])
+def test_attention_of_one_query(kind, monkeypatch):
+    """Flash attention runs for each token, and logits are as near to float32's as those of torch's choice."""
+    prompt, steps = ids(2, 50), ids(2, 6)
+
+    def decoded(model):
+        with torch.no_grad():
+            past = model.eval()(prompt, use_cache=True).past_key_values
+            rows = [model(steps[:, i : i + 1], past_key_values=past, use_cache=True).logits for i in range(6)]
+        return torch.cat(rows, 1)
+
+    truth = decoded(built(kind, torch.float32))
+    model = built(kind)
+    plain = decoded(model)
+    opmux.patch_model(model, include=["attention"])
+    seen, flash = [], attention.flash
+    monkeypatch.setattr(attention, "flash", lambda *args, **kwargs: seen.append(1) or flash(*args, **kwargs))
+    assert error(decoded(model), truth) <= 1.34 * error(plain, truth) + 1e-3
+    assert len(seen) == 6 * model.config.num_hidden_layers
+    opmux.unpatch_model(model)
+    assert torch.equal(decoded(model), plain)
+
+
+def test_attention_of_one_query_in_a_graph():
+    module = built("llama").model.layers[0].self_attn
+    functions = attention.functions_of(type(module).forward)
+    assert functions is not None
+    query, keys = (torch.randn(1, heads, n, 64, device="cuda", dtype=torch.bfloat16) for heads, n in ((8, 1), (2, 99)))
+    with torch.no_grad():
+        eager, _ = functions.ours(module, query, keys, keys, None, scaling=0.125)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            captured, _ = functions.ours(module, query, keys, keys, None, scaling=0.125)
+        graph.replay()
+    assert torch.equal(captured, eager)
 
 
 def test_a_training_step_in_a_graph():

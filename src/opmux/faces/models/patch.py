@@ -9,7 +9,7 @@ import weakref
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -24,6 +24,7 @@ from .replacements import (
     REPLACEMENTS,
     Forward,
     Replacement,
+    attending,
     makes_a_causal_mask,
     remember_norm,
     rotating,
@@ -128,8 +129,9 @@ def patch_model(
     """Replace parts of a model of `transformers` by fused functions, in place.
 
     Replaced are RMS norms ("rms_norm"), the residual sum with the norm after it ("add_rms_norm"), gated MLPs ("glu"),
-    rotary embeddings ("rope"), experts ("moe"), and in training a causal mask that torch's attention does not need
-    ("mask"), and the logits with their loss ("loss"): they are never in memory, and `outputs.logits` is None.
+    rotary embeddings ("rope"), the attention of one new token in `generate` ("attention"), experts ("moe"), and in
+    training a causal mask that torch's attention does not need ("mask"), and the logits with their loss ("loss"): they
+    are never in memory, and `outputs.logits` is None.
 
     A part is replaced only if its source computes what ours does: a model or a version of `transformers` that computes
     something else keeps its own code, and the report says so. Parameters and state dicts do not change.
@@ -205,23 +207,41 @@ def _classes(home: types.ModuleType) -> Iterator[type[nn.Module]]:
 # ---- what replaces what ---------------------------------------------------------------------------------------------
 
 
+class Known(NamedTuple):
+    """What is known of a class: its own forward and what replaces parts of it, or why nothing does."""
+
+    original: Forward
+    parts: tuple[Replacement, ...] = ()
+    reason: str = ""  # if something is expected
+
+
 @functools.cache
-def _known(cls: type[nn.Module]) -> tuple[Forward, Replacement] | str | None:
-    """The forward that replaces that of a class; why there is none, if one is expected; else None."""
+def _known(cls: type[nn.Module]) -> Known:
     original = cls.forward
     if (found := REPLACEMENTS.get(form(original, cls) or "")) is not None:
-        return found.make(original), found
-    if (found := rotating(original)) is not None:
-        return found.make(original), found
+        return Known(original, (found,))
+    parts = tuple(part for part in (rotating(original), attending(original)) if part is not None)
+    if parts:
+        return Known(original, parts)
     if cls.__name__.endswith(MODELS):
         try:
             head = loss.head_of(original)
         except loss.Unknown as error:
-            return f"its loss is left: {error}"
-        return loss.without_logits(head, original), Replacement("loss", lambda original: original, LOSS_OPS)
+            return Known(original, reason=f"its loss is left: {error}")
+        return Known(original, (Replacement("loss", functools.partial(loss.without_logits, head), LOSS_OPS),))
     if makes_a_causal_mask(original):
-        return without_mask(original), Replacement("mask", without_mask, ())
-    return "its forward is not one that is known" if cls.__name__.endswith(EXPECTED) else None
+        return Known(original, (Replacement("mask", without_mask, ()),))
+    return Known(original, reason="its forward is not one that is known" if cls.__name__.endswith(EXPECTED) else "")
+
+
+@functools.cache
+def _forward(cls: type[nn.Module], names: frozenset[str]) -> Forward:
+    """The forward of a class with its parts of these names replaced."""
+    made, parts, _ = _known(cls)
+    for part in parts:
+        if part.name in names:
+            made = part.make(made)
+    return made
 
 
 def _plan(
@@ -232,12 +252,16 @@ def _plan(
     for cls, count in counts.items():
         remember_norm(cls)
         known = _known(cls)
-        if isinstance(known, tuple) and known[1].name in wanted:
-            forwards[cls], found = known
-            rows.append(Row(cls.__name__, count, found.name, found.ops))
-        elif known is not None:
-            reason = known if isinstance(known, str) else f"{known[1].name} is excluded"
-            rows.append(Row(cls.__name__, count, reason=reason))
+        names = wanted & {part.name for part in known.parts}
+        if names:
+            forwards[cls] = _forward(cls, names)
+        for part in known.parts:
+            if part.name in names:
+                rows.append(Row(cls.__name__, count, part.name, part.ops))
+            else:
+                rows.append(Row(cls.__name__, count, reason=f"{part.name} is excluded"))
+        if known.reason:
+            rows.append(Row(cls.__name__, count, reason=known.reason))
     if not forwards:
         reasons = "; ".join(f"{row.module}: {row.reason}" for row in rows) or "no class of it is known"
         raise CannotPatch(f"patch_model: nothing of {of} can be replaced, and it is as it was: {reasons}")

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from ...specs import activation
 from ..functional import moe, norms, rope
+from . import attention
 from .forms import form
 
 Forward = Callable[..., Any]
@@ -39,13 +40,12 @@ class Norm(NamedTuple):
     offset: float
     casting: str
 
-    def fits(self, module: Any, x: Tensor) -> bool:
-        """Whether the module has a weight, and its result the dtype of x."""
+    def options(self, module: Any, x: Tensor) -> tuple[Any, ...] | None:
+        """The arguments after x; None if the module has no weight, or its result another dtype than x."""
         weight = getattr(module, "weight", None)
-        return weight is not None and (self.casting == "gemma" or weight.dtype is x.dtype)
-
-    def options(self, module: Any) -> tuple[Any, ...]:
-        return module.weight, getattr(module, self.eps), self.offset, self.casting
+        if weight is None or (weight.dtype is not x.dtype and self.casting != "gemma"):
+            return None
+        return weight, getattr(module, self.eps), self.offset, self.casting
 
 
 NORMS = {
@@ -62,9 +62,8 @@ NORMS = {
 def rms_norm(norm: Norm, original: Forward) -> Forward:
     @functools.wraps(original)
     def forward(self: Any, hidden_states: Tensor) -> Tensor:
-        if not norm.fits(self, hidden_states):
-            return original(self, hidden_states)
-        return norms.rms_norm(hidden_states, *norm.options(self))
+        options = norm.options(self, hidden_states)
+        return original(self, hidden_states) if options is None else norms.rms_norm(hidden_states, *options)
 
     return forward
 
@@ -79,12 +78,12 @@ def remember_norm(cls: type[nn.Module]) -> None:
         _norm_of[cls] = norm
 
 
-def _fused(module: nn.Module, x: Tensor) -> Norm | None:
-    """How to compute a norm outside its module; None if it must be called, as it has hooks or another form."""
+def _fused(module: nn.Module, x: Tensor) -> tuple[Any, ...] | None:
+    """The options of a norm computed outside its module; None if it must be called: it has hooks or another form."""
     norm = _norm_of.get(type(module))
-    if norm is None or module._forward_hooks or module._forward_pre_hooks or not norm.fits(module, x):
+    if norm is None or module._forward_hooks or module._forward_pre_hooks:
         return None
-    return norm
+    return norm.options(module, x)
 
 
 # ---- layers: the sum with the residual and the norm after it are one op ---------------------------------------------
@@ -102,14 +101,14 @@ def pre_norm_layer(original: Forward) -> Forward:
 
     @functools.wraps(original)
     def forward(self: Any, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        norm = _fused(self.post_attention_layernorm, hidden_states)
-        if args or norm is None:
+        options = _fused(self.post_attention_layernorm, hidden_states)
+        if args or options is None:
             return original(self, hidden_states, *args, **kwargs)
         attended, _ = self.self_attn(hidden_states=self.input_layernorm(hidden_states), **{**defaults, **kwargs})
         if attended.dtype is not hidden_states.dtype:  # under autocast
             total = hidden_states + attended
             return total + self.mlp(self.post_attention_layernorm(total))
-        normed, total = norms.add_rms_norm(attended, hidden_states, *norm.options(self.post_attention_layernorm))
+        normed, total = norms.add_rms_norm(attended, hidden_states, *options)
         return total + self.mlp(normed)
 
     return forward
@@ -121,8 +120,8 @@ def sandwich_layer(original: Forward) -> Forward:
 
     @functools.wraps(original)
     def forward(self: Any, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        norm = _fused(self.pre_feedforward_layernorm, hidden_states)
-        if args or norm is None:
+        options = _fused(self.pre_feedforward_layernorm, hidden_states)
+        if args or options is None:
             return original(self, hidden_states, *args, **kwargs)
         attended, _ = self.self_attn(hidden_states=self.input_layernorm(hidden_states), **{**defaults, **kwargs})
         attended = self.post_attention_layernorm(attended)
@@ -130,7 +129,7 @@ def sandwich_layer(original: Forward) -> Forward:
             total = hidden_states + attended
             normed = self.pre_feedforward_layernorm(total)
         else:
-            normed, total = norms.add_rms_norm(attended, hidden_states, *norm.options(self.pre_feedforward_layernorm))
+            normed, total = norms.add_rms_norm(attended, hidden_states, *options)
         return total + self.post_feedforward_layernorm(self.mlp(normed))
 
     return forward
@@ -284,7 +283,7 @@ def rotating(original: Forward) -> Replacement | None:
 def _with_globals(original: Any, values: dict[str, Any]) -> Forward:
     """A copy of a function that sees these values as globals; what it calls stays as it is for other models."""
     known, closure = original.__globals__, original.__closure__
-    inner = getattr(original, "__wrapped__", None)
+    inner, copy = getattr(original, "__wrapped__", None), None
     if inner is None:
         # Without __name__, torch.compile reads these globals, and not those of the module of that name.
         known = {name: value for name, value in known.items() if name != "__name__"} | values
@@ -293,7 +292,22 @@ def _with_globals(original: Any, values: dict[str, Any]) -> Forward:
         closure = tuple(types.CellType(copy) if cell.cell_contents is inner else cell for cell in closure or ())
     made = types.FunctionType(original.__code__, known, original.__name__, original.__defaults__, closure)
     made.__kwdefaults__ = original.__kwdefaults__
-    return functools.update_wrapper(made, original)
+    functools.update_wrapper(made, original)
+    del made.__wrapped__  # the original: a copy of this copy would look for it in the closure
+    if copy is not None:
+        made.__wrapped__ = copy
+    return made
+
+
+# ---- attention of one new token -------------------------------------------------------------------------------------
+
+
+def attending(original: Forward) -> Replacement | None:
+    """What replaces a forward that gets its attention from transformers and decodes with a cache."""
+    ours = attention.functions_of(original)
+    if ours is None:
+        return None
+    return Replacement("attention", lambda original: _with_globals(original, {attention.FUNCTIONS: ours}), ())
 
 
 # ---- the causal mask ------------------------------------------------------------------------------------------------
@@ -340,4 +354,4 @@ REPLACEMENTS: dict[str, Replacement] = {
     "1d0f59c7624d": Replacement("moe", experts, ("grouped_mm",)),  # Mixtral and most others
     "88d3c92d0b34": Replacement("moe", experts, ("grouped_mm",)),  # the same in transformers 5.17
 }
-NAMES = ("rms_norm", "add_rms_norm", "glu", "rope", "moe", "mask", "loss")
+NAMES = ("rms_norm", "add_rms_norm", "glu", "rope", "attention", "moe", "mask", "loss")

@@ -1,0 +1,109 @@
+"""Attention of one new token, by torch's flash attention.
+
+On a Hopper GPU `F.scaled_dot_product_attention` prefers cuDNN, which builds a plan for every shape that is new: 1.75 ms
+on an H200. In `generate` each token has one key more than the last, so every call builds a plan. Flash attention
+builds none, splits the keys over the whole GPU, and reads grouped keys (GQA) without repeating them.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+Forward = Callable[..., Any]
+
+FUNCTIONS = "ALL_ATTENTION_FUNCTIONS"  # the global of a forward from which it gets its attention function
+# Arguments that change nothing for one query without a mask. With another one the call is left to transformers.
+IGNORED = frozenset(("position_ids", "use_cache", "sliding_window", "is_causal", "cache_position"))
+
+flash: Callable[..., Any] = torch._scaled_dot_product_flash_attention
+
+
+@functools.cache
+def has_flash(device: torch.device) -> bool:
+    """Whether torch's flash attention runs on a device: NVIDIA's, Ampere or newer."""
+    if device.type != "cuda" or torch.version.cuda is None or not torch.backends.cuda.is_flash_attention_available():
+        return False
+    return torch.cuda.get_device_capability(device) >= (8, 0)
+
+
+def fits(query: Tensor, key: Tensor, value: Tensor) -> bool:
+    """Whether flash attention takes these tensors, no gradient is needed, and the user has not turned it off."""
+    batch, heads, _, width = query.shape
+    dtype = query.dtype
+    return (
+        not torch.is_grad_enabled()
+        and has_flash(query.device)
+        and (dtype is torch.bfloat16 or dtype is torch.float16)
+        and key.dtype is dtype
+        and value.dtype is dtype
+        and width <= 256
+        and width % 8 == 0
+        and key.shape == value.shape
+        and key.shape[0] == batch
+        and key.shape[2] > 0
+        and key.shape[3] == width
+        and heads % key.shape[1] == 0
+        and query.stride(3) == key.stride(3) == value.stride(3) == 1
+        and not torch.is_autocast_enabled("cuda")  # which casts before torch's attention
+        and torch.backends.cuda.flash_sdp_enabled()
+    )
+
+
+@functools.cache
+def of_one_query(original: Forward) -> Forward:
+    """transformers' attention by torch's, with another path for one query without a mask."""
+
+    @functools.wraps(original)
+    def attend(
+        module: Any,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attention_mask: Tensor | None,
+        dropout: float = 0.0,
+        scaling: float | None = None,
+        **kwargs: Any,
+    ) -> tuple[Tensor, Tensor | None]:
+        if (
+            attention_mask is None
+            and not torch.compiler.is_compiling()
+            and query.shape[2] == 1
+            and dropout == 0.0
+            and kwargs.keys() <= IGNORED
+            and fits(query, key, value)
+        ):
+            return flash(query, key, value, scale=scaling)[0].transpose(1, 2).contiguous(), None
+        return original(module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **kwargs)
+
+    return attend
+
+
+class Functions:
+    """The attention functions of a model, with ours for transformers' own "sdpa"; others stay as they are."""
+
+    def __init__(self, before: Any):
+        from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+        self.before, self.native = before, sdpa_attention_forward
+        self.ours = of_one_query(sdpa_attention_forward)
+
+    def get_interface(self, name: str, default: Forward) -> Forward:
+        found = self.before.get_interface(name, default)
+        return self.ours if found is self.native else found
+
+
+def functions_of(original: Any) -> Functions | None:
+    """What replaces the attention functions of a forward that decodes with a cache; None if it has none."""
+    inner = inspect.unwrap(original)
+    names = getattr(getattr(inner, "__code__", None), "co_names", ())
+    if FUNCTIONS not in names or "get_interface" not in names:
+        return None
+    if "past_key_values" not in inspect.signature(inner).parameters:
+        return None
+    return Functions(inner.__globals__[FUNCTIONS])
