@@ -290,7 +290,7 @@ def _with_globals(original: Any, values: dict[str, Any]) -> Forward:
     else:  # a decorator, which has the function in its closure
         copy = _with_globals(inner, values)
         closure = tuple(types.CellType(copy) if cell.cell_contents is inner else cell for cell in closure or ())
-    made = types.FunctionType(original.__code__, known, original.__name__, original.__defaults__, closure)
+    made: Any = types.FunctionType(original.__code__, known, original.__name__, original.__defaults__, closure)
     made.__kwdefaults__ = original.__kwdefaults__
     functools.update_wrapper(made, original)
     del made.__wrapped__  # the original: a copy of this copy would look for it in the closure
