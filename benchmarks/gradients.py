@@ -189,7 +189,7 @@ def measure(timer: Timer, sides: Sides, turns: int) -> dict[str, dict[str, float
 def switch(side: str) -> None:
     """`opmux.enable()` for the side of that name, and for no other."""
     if side == "enable":
-        opmux.enable()
+        opmux.enable(mode="all")
     else:
         opmux.disable()
 

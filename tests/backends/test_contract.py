@@ -244,7 +244,7 @@ def test_rows_name_ops_of_aten(case):
 rows = HERE.ops("cpu").rows
 found["rows"] = {name: [r.fn.__name__, r.autograd.name, r.impl_id, r.priority] for name, r in rows.items()}
 a, x = torch.ones(3), torch.ones(3, requires_grad=True)
-with opmux.use():
+with opmux.use(mode="all"):
     found["add"] = (a + a).tolist()
     y = torch.nn.functional.gelu(x)
     y.sum().backward()
@@ -336,7 +336,7 @@ found["keys"] = sorted(i.op_name for i in HERE.ops("cpu").impls)
 def test_a_name_in_two_spaces_is_the_op_that_has_its_parameters(case):
     code = """
 a = torch.ones(3)
-opmux.enable()
+opmux.enable(mode="all")
 found["gelu"] = [torch.nn.functional.gelu(a, approximate=form).tolist() for form in ("none", "tanh")]
 found["keys"] = sorted(i.op_name for i in HERE.ops("cpu").impls)
 """
@@ -510,7 +510,7 @@ def test_a_pointwise_op_by_its_scalar_function(case):
     code = """
 found["y"] = opmux.ops.tanh(torch.ones(2, 3).t()).tolist()
 found["int"] = opmux.ops.tanh(torch.ones(1, dtype=torch.int32)).dtype
-with opmux.use(include="tanh"):
+with opmux.use(include="tanh", mode="all"):
     found["aten"] = torch.ones(1, dtype=torch.bfloat16).tanh().tolist()
 """
     got = case(code, acme={"__init__.py": info(), **ops}, OPMUX_VENDOR="acme")
@@ -753,7 +753,7 @@ def test_a_row_that_takes_tensors_only(case):
         "def get_specific_ops():\n    return (('add.Tensor', add),)\n"
     )
     code = """
-opmux.enable()
+opmux.enable(mode="all")
 x = torch.ones(3)
 found["y"] = [t.tolist() for t in (x + x, x + 1, torch.add(x, 1), 1 + x, x.clone().add_(1))]
 """
@@ -820,7 +820,7 @@ def test_a_package_out_of_the_tree_is_there_from_the_first_call(case):
     text = "def silu(x):\n    return x\n__all__ = ['silu']\n"
     code = """
 fake("npu")
-found["first"] = len(opmux.enable())
+found["first"] = len(opmux.enable(mode="all"))
 found["vendor"] = HERE.vendor_of("npu")
 found["ids"] = [i.impl_id for i in HERE.ops("npu").impls]
 """

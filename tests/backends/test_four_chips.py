@@ -99,7 +99,7 @@ def train(where):
 
 
 said["cpu"] = train("cpu")
-said["enabled"] = len(opmux.enable())
+said["enabled"] = len(opmux.enable(mode="all"))
 with coverage.watch(device) as seen:
     said["ours"] = train(device)
 seen.show()
@@ -120,7 +120,7 @@ said["added"] = agree(opmux.ops.twice(x), x.cpu() * 2), "twice" in dir(opmux.ops
 why = opmux.explain("cumsum", x, -1)
 said["unused"] = why.chosen.impl_id, [v.reason for v in why.verdicts if v.stage == "vendor"]
 calls.clear()
-opmux.enable()
+opmux.enable(mode="all")
 z = x.abs().requires_grad_()
 torch.log1p(z).sum().backward()
 said["row"] = calls[:], agree(z.grad, 1 / (1 + z.detach().cpu())), "sin" in opmux.enabled_ops()

@@ -93,7 +93,7 @@ USES = {
     "tex": lambda: callable(__import__("opmux").tex.gelu),
     "policy": lambda: str(__import__("opmux").policy("reference").__enter__().prefer),
     "explain": lambda: str(__import__("opmux").explain("silu").op),
-    "enable": lambda: len(__import__("opmux").enable(include=["softmax"])) > 0,
+    "enable": lambda: len(__import__("opmux").enable(include=["softmax"], mode="all")) > 0,
     "backends": lambda: len(__import__("opmux").backends.VENDOR_REGISTRY) > 0,
     "infer_device": lambda: importlib.import_module("opmux.runtime.devices").infer_device(),
 }
@@ -203,7 +203,7 @@ def test_nothing_is_imported_and_no_plugin_runs_while_the_lock_is_held(tmp_path)
         opmux.ops.watched_half(x)
     opmux.core.get_default_manager().call("watched_half", x)
     opmux.explain("watched_half", x)
-    opmux.enable(include=["softmax", "add"])
+    opmux.enable(include=["softmax", "add"], mode="all")
     opmux.tex.get_backend()
     from opmux.runtime import devices
     with devices.assume("chippy"):
@@ -354,7 +354,7 @@ BREAKS = {
     """,
     "enabled": """
         import opmux
-        opmux.enable(include=["softmax"])
+        opmux.enable(include=["softmax"], mode="all")
     """,
     "setting": """
         import os
@@ -482,7 +482,7 @@ FIRST = {
     "core": lambda: opmux_().core.get_default_manager().call("silu_mul", ones(), ones()).device.type == HERE,
     "digest": lambda: len(opmux_().digest()) == 32,
     "disable": lambda: opmux_().disable() is None,
-    "enable": lambda: len(opmux_().enable(include=["softmax"])) > 0,
+    "enable": lambda: len(opmux_().enable(include=["softmax"], mode="all")) > 0,
     "enabled_ops": lambda: opmux_().enabled_ops() == [],
     "explain": lambda: str(opmux_().explain("silu_mul", ones(), ones()).chosen.vendor) == VENDOR,
     "functional": lambda: opmux_().functional.cross_entropy(torch.ones(2, 4), torch.tensor([0, 3])).item() > 0,
@@ -495,7 +495,7 @@ FIRST = {
     "set_policy": lambda: opmux_().set_policy("vendor:" + VENDOR) is None,
     "sync": lambda: asks_for_a_group(opmux_().sync),
     "tex": lambda: callable(opmux_().tex.get_backend().gelu),
-    "use": lambda: opmux_().use(include=["silu"]).__enter__() is not None,
+    "use": lambda: opmux_().use(include=["silu"], mode="all").__enter__() is not None,
     "__version__": lambda: bool(opmux_().__version__),
     "VENDOR_REGISTRY": lambda: opmux_().backends.VENDOR_REGISTRY[HERE].vendor_name == VENDOR,
     "infer_device": lambda: importlib.import_module("opmux.runtime.devices").infer_device() == HERE,

@@ -187,7 +187,7 @@ def all_decline() -> dict[str, Any]:
     above._differentiable = lambda overload: decline
     engine.forget()
     get_default_manager().invalidate("a test")
-    on = opmux.enable()
+    on = opmux.enable(mode="all")
     differ = unequal(called, wanted) | unequal(differentiated, gradients, "gradient of ")
     opmux.disable()
     differ |= unequal(called, wanted, "afterwards, ")
@@ -246,13 +246,13 @@ def differentiated(name: str) -> Any:
 
 def crossing() -> dict[str, Any]:
     """The overloads whose results or gradients differ where the forward alone, or the backward alone, is ours."""
-    names = [n for n in opmux.enable() if differentiable(n) and table()[n].family != "random"]
+    names = [n for n in opmux.enable(mode="all") if differentiable(n) and table()[n].family != "random"]
     ours = {n: forward(n) for n in names}
     opmux.disable()
     wanted = {n: differentiated(n) for n in names}
     differ = {f"{n}, forward on": [got, w] for n, w in wanted.items() if not close(got := backward(n, ours[n]), w)}
     torchs = {n: forward(n) for n in names}
-    opmux.enable()
+    opmux.enable(mode="all")
     differ |= {f"{n}, backward on": [got, w] for n, w in wanted.items() if not close(got := backward(n, torchs[n]), w)}
     opmux.disable()
     return {"compared": sum(not failed(w) for w in wanted.values()), "differ": differ}

@@ -61,7 +61,7 @@ def rand(*shape: int, grad: bool = False) -> Tensor:
 @contextmanager
 def ours(*overloads: str, times: int | None = None) -> Iterator[Count]:
     """Our kernels are on, and must have answered calls of these overloads; of none, where none is named."""
-    with Count() as count, opmux.use():
+    with Count() as count, opmux.use(mode="all"):
         yield count
     missing = [n for n in overloads if n not in count.served]
     assert not missing, f"{missing} were not served; served: {dict(count.served)}"
@@ -96,10 +96,10 @@ def both(fn: Callable[[], Any], *overloads: str) -> None:
 @check
 def enable_and_disable() -> None:
     assert opmux.enabled_ops() == []
-    names = opmux.enable()
+    names = opmux.enable(mode="all")
     assert names == opmux.enabled_ops() == sorted(names) and {"add.Tensor", "relu", "relu_", "add.out"} <= set(names)
     assert len(names) > 500
-    assert opmux.enable(include=["relu"]) == ["relu", "relu.out", "relu_"]  # the last one says what is on
+    assert opmux.enable(include=["relu"], mode="all") == ["relu", "relu.out", "relu_"]  # the last one says what is on
     opmux.disable()
     assert opmux.enabled_ops() == []
     x = rand(5)
@@ -108,7 +108,7 @@ def enable_and_disable() -> None:
 
 @check
 def selections() -> None:
-    chosen = lambda **asked: set(opmux.enable(**asked))
+    chosen = lambda **asked: set(opmux.enable(mode="all", **asked))
     assert chosen(include="softmax") == {"_softmax", "_softmax.out"}  # by the name of the op of ours
     assert chosen(include=["aten::add.Tensor", "exp.default"]) == {"add.Tensor", "exp"}
     assert chosen(include=["*softmax*"]) > chosen(include=["softmax"])
@@ -123,26 +123,26 @@ def selections() -> None:
 
 @check
 def unknown_names() -> None:
-    raises(UnknownName, "did you mean '_softmax'", lambda: opmux.enable(include=["_softmx"]))
-    raises(UnknownName, "family:", lambda: opmux.enable(include=["family:sofmax"]))
-    raises(UnknownName, "add.Tensr", lambda: opmux.enable(exclude=["add.Tensr"]))
-    raises(UnknownName, "*nothing*", lambda: opmux.use(include=["*nothing*"]).__enter__())
-    raises(TypeError, "takes names such as", lambda: opmux.enable(include=[torch.add]))
+    raises(UnknownName, "did you mean '_softmax'", lambda: opmux.enable(include=["_softmx"], mode="all"))
+    raises(UnknownName, "family:", lambda: opmux.enable(include=["family:sofmax"], mode="all"))
+    raises(UnknownName, "add.Tensr", lambda: opmux.enable(exclude=["add.Tensr"], mode="all"))
+    raises(UnknownName, "*nothing*", lambda: opmux.use(include=["*nothing*"], mode="all").__enter__())
+    raises(TypeError, "takes names such as", lambda: opmux.enable(include=[torch.add], mode="all"))
     raises(ValueError, "mode = 'fastest'", lambda: opmux.enable(mode="fastest"))
     assert opmux.enabled_ops() == []
 
 
 @check
 def blocks_nest() -> None:
-    inner = opmux.use(include=["relu"])
+    inner = opmux.use(include=["relu"], mode="all")
     on = lambda *names: [n in engine.STATE.on for n in names]
-    with opmux.use(include=["exp"]):
+    with opmux.use(include=["exp"], mode="all"):
         assert on("exp", "relu") == [True, False]
         with inner, inner:  # the innermost decides, and may be entered twice
             assert on("exp", "relu") == [False, True]
         assert on("exp", "relu") == [True, False]
     assert on("exp", "relu") == [False, False]
-    opmux.enable(include=["sin"])
+    opmux.enable(include=["sin"], mode="all")
     with inner:
         assert on("sin", "relu") == [False, True]
     assert on("sin", "relu") == [True, False]
@@ -151,21 +151,21 @@ def blocks_nest() -> None:
 @check
 def blocks_end_by_exceptions_and_by_disable() -> None:
     try:
-        with opmux.use():
+        with opmux.use(mode="all"):
             raise KeyError
     except KeyError:
         assert not switch._stack and opmux.enabled_ops() == []
-    with opmux.use():
+    with opmux.use(mode="all"):
         opmux.disable()
         assert opmux.enabled_ops() == []
         same(torch.exp(torch.ones(2, device=DEVICE)).cpu(), torch.ones(2).exp())
-    with opmux.use(include=["exp"]):  # what was registered is gone, and comes back
+    with opmux.use(include=["exp"], mode="all"):  # what was registered is gone, and comes back
         assert "exp" in opmux.enabled_ops()
 
 
 @check
 def decorators() -> None:
-    @opmux.use(include=["exp"])
+    @opmux.use(include=["exp"], mode="all")
     def inside(x: Tensor) -> Tensor:
         assert opmux.enabled_ops() == ["exp", "exp.out", "exp_"]
         return inside(x - 1) if x > 0 else torch.exp(x)
@@ -178,7 +178,7 @@ def decorators() -> None:
 @check
 def threads_share_the_switch() -> None:
     seen = []
-    with opmux.use():
+    with opmux.use(mode="all"):
         thread = threading.Thread(target=lambda: seen.append("exp" in engine.STATE.on))
         thread.start()
         thread.join()
@@ -194,7 +194,7 @@ def many_threads_flip_and_compute() -> None:
     def work() -> None:
         try:
             for _ in range(15):
-                with opmux.use(include=["exp", "add"]):
+                with opmux.use(include=["exp", "add"], mode="all"):
                     same((x.exp() + x).cpu(), wanted)
                 same((x.exp() + x).cpu(), wanted)
         except BaseException as error:
@@ -212,7 +212,7 @@ def many_threads_flip_and_compute() -> None:
 
 @check
 def a_block_costs_little() -> None:
-    block = opmux.use()
+    block = opmux.use(mode="all")
     with block:
         pass
     best = min(timed(lambda: block.__enter__().__exit__()) for _ in range(200))
@@ -228,12 +228,12 @@ def timed(fn: Callable[[], Any]) -> float:
 @check
 def torch_is_as_it_was() -> None:
     """After many rounds: the kernels of every op we override, word for word."""
-    names = list(opmux.enable())
+    names = list(opmux.enable(mode="all"))
     opmux.disable()
     dump = lambda: {n: torch._C._dispatch_dump(f"aten::{n}") for n in names}
     before = dump()
     for _ in range(100 if THOROUGH else 20):
-        opmux.enable()
+        opmux.enable(mode="all")
         opmux.disable()
     assert dump() == before
     assert len(get_default_manager()._known) < 5 * len(names)  # nothing is kept of each round
@@ -270,7 +270,7 @@ def native_is_torchs_own() -> None:
 @check
 def references_do_not_come_back() -> None:
     x = rand(4, 6)
-    with Count() as count, opmux.use(), opmux.policy("reference"):
+    with Count() as count, opmux.use(mode="all"), opmux.policy("reference"):
         y = opmux.ops.softmax(x)
         z = torch.softmax(x, -1)
         w = opmux.ops.aten_gelu(x) if hasattr(opmux.ops, "aten_gelu") else F.gelu(x)
@@ -289,7 +289,7 @@ def policies_hold_for_atens_ops() -> None:
     with ours(), opmux.policy("impl:native"):
         x.exp()
     raised = []
-    with opmux.use(), opmux.policy(strict=True):
+    with opmux.use(mode="all"), opmux.policy(strict=True):
         try:
             torch.exp(torch.ones(2, dtype=torch.complex64, device=DEVICE))
         except Exception as error:
@@ -300,7 +300,7 @@ def policies_hold_for_atens_ops() -> None:
 @check
 def explanations_name_what_runs() -> None:
     x = rand(4)
-    opmux.enable()
+    opmux.enable(mode="all")
     for op in ("add.Tensor", "relu.default", "aten::relu.default"):
         text = str(opmux.explain(op, x, x) if op.startswith("add") else opmux.explain(op, x))
         assert "chosen" in text and "native" in text and "default.flagos" in text, text
@@ -325,7 +325,7 @@ def a_kernel_that_fails_is_passed_over() -> None:
     try:
         manager.invalidate("a test")
         x = rand(5)
-        with opmux.use():
+        with opmux.use(mode="all"):
             same(x.exp().cpu(), x.cpu().exp())
         assert [f.op for f in manager.failures()] == ["exp.default"]
     finally:
@@ -362,7 +362,7 @@ def numbers_promote_as_they_do_in_torch() -> None:
     for fn, x, value in itertools.islice(itertools.product(PAIRS, tensors, values), 0, None, 1 if THOROUGH else 4):
         for args in ((x, value), (value, x)):
             wanted = outcome(fn, *args)
-            with opmux.use():
+            with opmux.use(mode="all"):
                 got = outcome(fn, *args)
             assert alike(got, wanted), f"{fn.__name__}{args}: {got}, native {wanted}"
             if isinstance(wanted, tuple) and fn.__name__ in ("add", "eq"):
@@ -374,7 +374,7 @@ def numbers_promote_as_they_do_in_torch() -> None:
 def numbers_that_stand_for_the_first_tensor() -> None:
     """As C++ passes them: `2 * x` of a backward."""
     x = rand(3)
-    opmux.enable()
+    opmux.enable(mode="all")
     for name in ("mul.Tensor", "add.Tensor", "sub.Tensor", "atan2", "where.self"):
         op = table()[name].shape.op
         args = (x > 0, 2, x) if name.startswith("where") else (2, x)
@@ -396,7 +396,7 @@ def zero_dim_cpu_tensors() -> None:
     make = lambda: [x + torch.tensor(2.0), x * torch.tensor(3), torch.where(x > 0, x, torch.tensor(0.5))]
     both(make, "add.Tensor", "mul.Tensor", "where.self")
     raises(RuntimeError, "", lambda: x + torch.ones(3, 4))
-    with opmux.use():
+    with opmux.use(mode="all"):
         raises(RuntimeError, "", lambda: x + torch.ones(3, 4))
 
 
@@ -416,7 +416,7 @@ def memory_that_overlaps() -> None:
     for make in (partly, in_itself, lambda x: torch.exp(x[:-1], out=x[1:])):
         x = rand(5)
         wanted = outcome(make, x.clone())
-        with opmux.use():
+        with opmux.use(mode="all"):
             assert alike(outcome(make, x.clone()), wanted)
     x = rand(5)
     y, z, a = x.clone(), x.clone(), x.clone()
@@ -430,7 +430,7 @@ def memory_that_overlaps() -> None:
 @check
 def views_and_leaves() -> None:
     raises(RuntimeError, "leaf", lambda: rand(3, grad=True).add_(1))
-    with opmux.use():
+    with opmux.use(mode="all"):
         raises(RuntimeError, "leaf", lambda: rand(3, grad=True).add_(1))
 
     def through_views() -> list[Tensor]:
@@ -459,7 +459,7 @@ def versions_and_results_of_in_place_ops() -> None:
 @check
 def nothing_is_written_by_who_refuses() -> None:
     x = torch.ones(3, dtype=torch.int32, device=DEVICE)
-    with opmux.use():
+    with opmux.use(mode="all"):
         raises(RuntimeError, "can't be cast", lambda: x.add_(1.5))
         raises(RuntimeError, "", lambda: torch.add(x, x, out=torch.zeros(4, device=DEVICE)[::2].expand(3, 2).t()[0]))
     assert x.tolist() == [1, 1, 1]
@@ -478,7 +478,7 @@ def sparse_and_nested() -> None:
         lambda: [*(nested * 2).unbind(), *torch.softmax(nested, -1).unbind()],
     ):
         wanted = make()
-        with opmux.use():
+        with opmux.use(mode="all"):
             same(make(), wanted)
 
 
@@ -490,7 +490,7 @@ def tensors_of_the_cpu_are_left_alone() -> None:
     nested = torch.nested.nested_tensor([torch.randn(2, 3), torch.randn(4, 3)])
     make = lambda: [x + x, x.exp(), quantized.relu().dequantize(), (sparse * 2).to_dense(), *(nested * 2).unbind()]
     wanted = make()
-    with Count() as count, opmux.use():
+    with Count() as count, opmux.use(mode="all"):
         same(make(), wanted)
     assert not count.served
 
@@ -498,7 +498,7 @@ def tensors_of_the_cpu_are_left_alone() -> None:
 @check
 def meta_tensors() -> None:
     x = torch.empty(3, 4, device="meta")
-    with Count() as count, opmux.use():
+    with Count() as count, opmux.use(mode="all"):
         y = torch.softmax(x + 1, -1).sum(0)
     assert y.is_meta and y.shape == (4,) and not count.served
 
@@ -509,7 +509,7 @@ def other_devices_in_one_call() -> None:
         return
     a, b = rand(3).to(f"{DEVICE}:0"), rand(3).to(f"{DEVICE}:1")
     raises(RuntimeError, "", lambda: a + b)
-    with opmux.use():
+    with opmux.use(mode="all"):
         raises(RuntimeError, "", lambda: a + b)
         assert (b + b).device == b.device and b.sum().device == b.device
 
@@ -542,7 +542,7 @@ def gradients_of_composites() -> None:
             wanted = once()
         except NotImplementedError:  # no gradient on this device
             continue
-        with opmux.use():
+        with opmux.use(mode="all"):
             got = once()
         torch.testing.assert_close(got, wanted, msg=lambda m, at=at: f"op {at}: {m}")
 
@@ -550,7 +550,7 @@ def gradients_of_composites() -> None:
 @check
 def dropout_keeps_its_gradient() -> None:
     x = rand(64, 64, grad=True)
-    with opmux.use():
+    with opmux.use(mode="all"):
         y = F.dropout(x, 0.5)
         y.sum().backward()
     kept = y.detach() != 0
@@ -590,7 +590,7 @@ def second_gradients() -> None:
         return torch.autograd.grad(g.square().sum(), x)[0]
 
     wanted = twice()
-    with opmux.use():
+    with opmux.use(mode="all"):
         torch.testing.assert_close(twice(), wanted, rtol=1e-4, atol=1e-4)
 
 
@@ -607,7 +607,7 @@ def functional_transforms() -> None:
         lambda: torch.func.jacrev(lambda x: torch.tanh(x).sum(-1))(x),
     ):
         wanted = make()
-        with opmux.use():
+        with opmux.use(mode="all"):
             torch.testing.assert_close(make(), wanted)
 
 
@@ -651,7 +651,7 @@ def deterministic_mode() -> None:
 def fake_tensors() -> None:
     from torch._subclasses.fake_tensor import FakeTensorMode
 
-    with Count() as count, opmux.use():
+    with Count() as count, opmux.use(mode="all"):
         with FakeTensorMode() as mode:
             x = mode.from_tensor(rand(3, 4))
             y = torch.softmax(F.gelu(x) + 1, -1).sum(0)
@@ -717,7 +717,7 @@ def dispatch_modes_see_what_they_saw() -> None:
         return seen.names
 
     wanted = names()
-    with opmux.use():
+    with opmux.use(mode="all"):
         got = names()
     assert got == wanted, got ^ wanted
 
@@ -735,7 +735,7 @@ def nothing_recurses() -> None:
     try:
         for fn, t in itertools.product(fns, odd):
             wanted = outcome(fn, t)
-            with opmux.use():
+            with opmux.use(mode="all"):
                 got = outcome(fn, t)
             assert got is wanted or got[:2] == wanted[:2], (got, wanted)  # RecursionError is a RuntimeError
     finally:
@@ -810,7 +810,7 @@ def rows_of_a_vendor() -> None:
 
     def body() -> None:
         x = rand(3, grad=True)
-        opmux.enable()
+        opmux.enable(mode="all")
         same(torch.sin(x).detach(), (x * 2).detach())  # the vendor's, with torch's gradient
         torch.sin(x).sum().backward()
         same(x.grad, x.detach().cos())
@@ -842,7 +842,7 @@ def a_power_of_a_number_with_only_the_tensor_overload_overridden() -> None:
     for include in ("pow.Tensor_Tensor", "pow.Tensor_Tensor_out", "pow"):
         for number in (2.0, 3, 1, 2j):
             plain = number ** x.cpu()
-            with opmux.use(include=[include]):
+            with opmux.use(include=[include], mode="all"):
                 same((number**x).cpu(), plain)
                 same((number ** x[0]).cpu(), plain[0])
                 same(torch.pow(number, x, out=torch.empty(4, dtype=plain.dtype, device=x.device)).cpu(), plain)
@@ -868,7 +868,7 @@ def rows_that_take_tensors_only() -> None:
     def body() -> None:
         x, y = rand(4), rand(4)
         plain = [(x.cpu() + 1), (2 - x.cpu()) * -1 + 3, x.cpu() + y.cpu()]
-        opmux.enable()
+        opmux.enable(mode="all")
         for _ in range(5):  # more often than a failure takes to be remembered, or a row to be trusted
             for made in (x + 1, torch.add(x, 1), 1 + x, x.clone().add_(1)):
                 same(made.cpu(), plain[0])
@@ -893,7 +893,7 @@ def rows_above_autograd_that_fail() -> None:
 
     def body() -> None:
         x = rand(3, grad=True)
-        opmux.enable()
+        opmux.enable(mode="all")
         same(torch.cos(x).detach().cpu(), x.detach().cpu().cos())  # torch's, with torch's gradient
         torch.cos(x).sum().backward()
         same(x.grad.cpu(), -x.detach().cpu().sin())
@@ -920,12 +920,12 @@ def compositions_keep_their_gradient() -> None:
 
     for look in ways:
         wanted = gradient(look)
-        with opmux.use():
+        with opmux.use(mode="all"):
             same(gradient(look), wanted)
-        with opmux.use(), opmux.policy("reference"):
+        with opmux.use(mode="all"), opmux.policy("reference"):
             same(gradient(look), wanted)
         same(gradient(look), wanted)  # registered, and off
-        opmux.enable()
+        opmux.enable(mode="all")
         same(gradient(look, opmux.disable), wanted)
         same(gradient(look, opmux.enable), wanted)
         opmux.disable()
@@ -937,7 +937,7 @@ def compositions_keep_their_gradient() -> None:
         return torch.autograd.grad(g.square().sum(), x)[0]
 
     wanted = twice()
-    with opmux.use():
+    with opmux.use(mode="all"):
         torch.testing.assert_close(twice(), wanted, rtol=1e-4, atol=1e-4)
 
 

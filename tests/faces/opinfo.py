@@ -314,7 +314,7 @@ class Runner:
     def __init__(self, op: Any, report: Report, count: Count, ours: Mapping[str, Any], looks: int | None):
         import opmux
 
-        self.op, self.report, self.count, self.ours, self.on = op, report, count, ours, opmux.use()
+        self.op, self.report, self.count, self.ours, self.on = op, report, count, ours, opmux.use(mode="all")
         self.name, self.device = name_of(op), report.device
         self.looks = looks  # how many kinds of `out` a sample is tried with
         self.dtype, self.at = torch.float32, 0

@@ -115,10 +115,8 @@ class DefaultManager(OpManager):
                     return key
             raise
 
-    def _remark(self, key: str, device: str, chosen: str | None) -> str:
-        if key not in specs.derived:
-            return ""
-        return next(filter(None, (e.remark(key, device, chosen) for e in extension.extensions())), "")
+    def _remark(self, key: str, device: str, chosen: str | None, first: Any) -> str:
+        return next(filter(None, (e.remark(key, device, chosen, first) for e in extension.extensions())), "")
 
     def resolve(self, op_name: str) -> Callable[..., Any]:
         """The op as a function that can be kept; for a primitive, the one in `opmux.ops`."""

@@ -43,8 +43,8 @@ class Extension:
     register_names: tuple[str, ...] = ()  # other names of a plugin's register(registry)
     # The key of a derived op (`Derived`) that the layer makes on demand, from a name; None if it has no such op.
     find_derived: Callable[[str], str | None] = lambda name: None
-    # A remark for `explain` about a derived op: of (key, device type, impl_id of the choice).
-    remark: Callable[[str, str, str | None], str] = lambda key, device, chosen: ""
+    # A remark for `explain` about an op: of (key, device type, impl_id of the choice, first tensor or None).
+    remark: Callable[[str, str, str | None, Any], str] = lambda key, device, chosen, first: ""
 
 
 @functools.cache

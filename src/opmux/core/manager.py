@@ -123,10 +123,10 @@ class OpManager:
         for refusal in refused:
             origin = self.registry.origin(key, refusal.impl.impl_id)
             rows.append(Verdict(refusal.impl, origin, "refused", refusal.stage, refusal.reason))
-        remark = self._remark(key, device, None if chosen is None else chosen.impl_id)
+        remark = self._remark(key, device, None if chosen is None else chosen.impl_id, first)
         return Explanation(self._name(key), key, str(policy), device, chosen, tuple(rows), remark)
 
-    def _remark(self, key: str, device: str, chosen: str | None) -> str:
+    def _remark(self, key: str, device: str, chosen: str | None, first: Any) -> str:
         """What a layer above core has to say about an op and the choice."""
         return ""
 

@@ -266,8 +266,14 @@ def current_chip() -> Chip | None:
     kinds = accelerators()
     if not kinds:
         return None
-    module = torch.get_device_module(kinds[0])
-    return _chip(kinds[0], module.current_device() if hasattr(module, "current_device") else 0)
+    return chip_of(kinds[0])
+
+
+def chip_of(device_type: str) -> Chip:
+    """The chip of the current device of a type."""
+    module = torch.get_device_module(device_type)
+    at = module.current_device() if hasattr(module, "current_device") else 0
+    return _chip(device_type, at if isinstance(at, int) else 0)  # of the CPU it is "cpu"
 
 
 @functools.cache

@@ -106,7 +106,7 @@ def _first(chip: Chip, name: str, read: Callable[[str], tuple[Path, dict[str, An
 
 @functools.cache
 def _rules(folder: str) -> tuple[Path, dict[str, Any]]:
-    file = _place(folder) / f"{RULES}.py"
+    file = place(folder) / f"{RULES}.py"
     if not file.is_file():
         return file, {}
     try:
@@ -121,7 +121,7 @@ def _rules(folder: str) -> tuple[Path, dict[str, Any]]:
 
 @functools.cache
 def _trials(folder: str) -> tuple[Path, dict[str, Any]]:
-    file = _place(folder) / TRIALS
+    file = place(folder) / TRIALS
     if not file.is_file():
         return file, {}
     import yaml
@@ -135,7 +135,7 @@ def _trials(folder: str) -> tuple[Path, dict[str, Any]]:
     return file, table or {}
 
 
-def _place(folder: str) -> Path:
+def place(folder: str) -> Path:
     found = importlib.util.find_spec(folder)
     assert found is not None and found.submodule_search_locations, folder
     return Path(next(iter(found.submodule_search_locations)))

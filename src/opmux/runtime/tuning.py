@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import importlib
 import importlib.metadata
 import json
 import re
@@ -62,19 +61,19 @@ def directory() -> Path | None:
     return None if root is None else root / "tuning"
 
 
-def path(chip: Chip) -> Path | None:
+def path(chip: Chip, prefix: str = "") -> Path | None:
     """The file of a chip for the versions of this process; None for a chip that is not present."""
     folder = directory()
     if folder is None or not chip.name:
         return None
     facts = made_for(chip)
     digest = hashlib.blake2b(json.dumps(facts, sort_keys=True).encode(), digest_size=5).hexdigest()
-    return folder / f"{re.sub(r'[^A-Za-z0-9]+', '_', chip.name).strip('_')}-{digest}.json"
+    return folder / f"{prefix}{re.sub(r'[^A-Za-z0-9]+', '_', chip.name).strip('_')}-{digest}.json"
 
 
 def made_for(chip: Chip) -> dict[str, str]:
     """What a measured time depends on."""
-    ours = importlib.import_module("opmux")  # by name: runtime depends on nothing above it
+    ours = sys.modules["opmux"]  # not imported: runtime depends on nothing above it
     return {
         "chip": chip.name,
         "arch": chip.arch or "",

@@ -12,7 +12,7 @@ import functools
 import threading
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -39,6 +39,7 @@ class State:
     def __init__(self) -> None:
         self.on: Any = frozenset()
         self.wanted: frozenset[str] = frozenset()
+        self.auto = False  # whether only the calls that `decisions` gives to us are ours; applied by the C++ gate
         self.inside: set[int] = set()  # threads that run a reference: overrides are disabled for them
         self.counts: Counter[str] | None = None  # calls of enabled overloads, inside `counted()`
 
@@ -257,20 +258,28 @@ def choosable() -> dict[str, dict[str, Overload]]:
     return dict(_chosen)
 
 
-def register(names: Iterable[str]) -> None:
-    """Register overrides for these overloads on every device that can compute them."""
-    wanted, chosen = set(names), choosable()
-    if wanted & set(native.DELEGATES.values()):
-        wanted |= set(native.DELEGATES)
+def register(names: Mapping[str, Iterable[str]]) -> None:
+    """Register overrides for these overloads, by device type."""
+    chosen = choosable()
     with lock.held:
         new = [
-            _devices[device].register([o for n, o in overloads.items() if n in wanted])
-            for device, overloads in chosen.items()
+            _devices[device].register([o for n, o in chosen[device].items() if n in wanted])
+            for device, wanted in ((d, _with_delegates(n)) for d, n in names.items())
             if device in _devices  # its vendor may have been removed meanwhile
         ]
-        if any(new) or library.reference_guard is None:
+        if any(new) or (library.reference_guard is None and any(d.entries for d in _devices.values())):
             library.reference_guard = off_inside
             get_default_manager().invalidate("ATen's ops are overridden")
+
+
+def _with_delegates(names: Iterable[str]) -> set[str]:
+    wanted = set(names)
+    return wanted | set(native.DELEGATES) if wanted & set(native.DELEGATES.values()) else wanted
+
+
+def leftovers(names: Mapping[str, Iterable[str]]) -> bool:
+    """Whether there are overrides of other overloads than these: each costs a call of Python, even if it is off."""
+    return any(not set(d.entries) <= _with_delegates(names.get(n, ())) for n, d in _devices.items())
 
 
 def remove() -> None:

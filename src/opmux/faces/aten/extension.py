@@ -5,30 +5,100 @@ Core imports this module when it first reads a setting, so it imports the rest o
 
 from __future__ import annotations
 
+import sys
+from typing import Any
+
+import torch
+
+from ...core.errors import UnknownName
 from ...core.extension import Extension
+from ...core.spec import specs
 
 
 def _find_derived(name: str) -> str | None:
-    """The key of an overload of ATen that we or a vendor can compute: `add.Tensor`, `_softmax`, `_softmax.default`."""
+    """The key of an overload of ATen: `add.Tensor`, `_softmax`, `_softmax.default`; for `add_`, its first overload."""
     from . import engine
-    from .overloads import table
+    from .overloads import left_to_torch, table
+    from .schema import overloads
 
     plain = name.strip().removeprefix("aten::").removesuffix(".default")
     if plain not in table():
         engine.choosable()  # adds the overloads that only a vendor computes
     found = table().get(plain)
+    if found is None and plain.isprintable():
+        packet, dot, _ = plain.partition(".")
+        known = [s.name for s in overloads(packet)]
+        if not dot and known and plain not in known:
+            plain = next((n for n in known if n in table()), known[0])
+        if known and plain not in known:
+            raise UnknownName("op", name, known)
+        found = (table().get(plain) or left_to_torch(plain)) if known else None
     return None if found is None else found.key
 
 
-def _remark(key: str, device: str, chosen: str | None) -> str:
-    from . import engine
+def _remark(key: str, device: str, chosen: str | None, first: Any) -> str:
+    if key not in specs.derived:
+        return _of_the_same_name(key, device, first)
+    return "; ".join(filter(None, (_who_runs(key, device, chosen, first), _of_torch_native(key, device))))
+
+
+def _who_runs(key: str, device: str, chosen: str | None, first: Any) -> str:
+    from . import decisions, engine
+    from .overloads import table
 
     name = key.removeprefix("aten::").removesuffix(".default")
+    overload = table().get(name)
+    if overload is None:
+        return f"torch's own kernel runs, because {_reason(name)}"
     if chosen == "native":
         return "native is torch's own kernel"
-    if chosen is None or engine.is_on(name, device):
+    if chosen is None:
         return ""
-    return f"not enabled: torch's own kernel runs; opmux.enable({name!r}) turns this choice on"
+    found = decisions.decide(overload, device)
+    on = engine.is_on(name, device)
+    if on and not engine.STATE.auto:
+        return ""
+    if on:
+        return "" if first is None or found.takes(first) else f"torch's own kernel runs for this size: {found.why}"
+    if found.taken:
+        return f"not enabled: torch's own kernel runs; opmux.enable() turns this choice on, because {found.why}"
+    words = f"torch's own kernel runs, because {found.why}"
+    return f"{words}; opmux.enable({name!r}, mode='all') turns this choice on"
+
+
+def _of_the_same_name(key: str, device: str, first: Any) -> str:
+    """For an op of ours with the name of an overload of ATen: who runs that one."""
+    name = key.rpartition("::")[2]
+    packet = getattr(torch.ops.aten, name, None)
+    if packet is None or "default" not in packet.overloads():
+        return ""
+    from . import engine
+
+    found = engine.choosable().get(device, {}).get(name)
+    words = "" if found is None else _who_runs(found.key, device, "", first)
+    return f"torch.ops.aten.{name}: {words}" if words else ""
+
+
+def _reason(name: str) -> str:
+    """Why nobody here computes an overload."""
+    from .schema import Shape
+
+    if Shape(name).composite:
+        return "ATen composes it of other ops, and those may be ours"
+    return "opmux has no kernel for it"
+
+
+def _of_torch_native(key: str, device: str) -> str:
+    """Overrides that torch itself has registered (`torch._native`, from torch 2.13): they are part of `native`."""
+    registry: Any = sys.modules.get("torch._native.registry")
+    if registry is None:
+        return ""
+    from .native import key_of
+
+    name = key.removeprefix("aten::").removesuffix(".default")
+    nodes = getattr(registry, "_graphs", {}).get((name, key_of(device)), ())
+    theirs = sorted({n.dsl_name for n in nodes if n.active})
+    return f"native includes torch._native's override ({', '.join(theirs)})" if theirs else ""
 
 
 EXTENSION = Extension(find_derived=_find_derived, remark=_remark)

@@ -26,7 +26,7 @@ from ...core.lock import lock
 from ...core.registry import BackendImplKind, Fit, OpImpl, When, when_of
 from ...core.spec import Derived, Spec, specs
 from ...runtime.machine import HERE
-from . import native
+from . import native, record
 from .schema import Shape, inplace_name, overloads, siblings
 
 
@@ -61,6 +61,10 @@ class Overload(Derived):
 
     def lifted(self, impls_of: Callable[[str], tuple[Any, ...]]) -> Iterator[OpImpl]:
         """Vendors' rows, our kernels adapted to the overload, ATen's kernel."""
+        for impl in self._candidates(impls_of):
+            yield record.wrapped(self.name, impl, self.natives) if record.live else impl
+
+    def _candidates(self, impls_of: Callable[[str], tuple[Any, ...]]) -> Iterator[OpImpl]:
         yield from self.rows.values()
         taken = {(r.impl_id, *sorted(r.devices or ())) for r in self.rows.values()}
         rows = [row.fn for device in HERE.devices() for row in HERE.ops(device).rows.values()]
@@ -265,6 +269,13 @@ def vendors_own(name: str) -> Overload:
             found = table().setdefault(name, made)
             specs.derived[found.key] = found
     return found
+
+
+def left_to_torch(name: str) -> Overload:
+    """An overload of ATen that nobody here computes, for `explain`; the table does not have it."""
+    made = _overload(Shape(name), (), None)
+    with lock.held:
+        return specs.derived.setdefault(made.key, made)  # type: ignore[return-value]
 
 
 def _overload(shape: Shape, bases: Iterable[str], adapter: Adapter | None) -> Overload:

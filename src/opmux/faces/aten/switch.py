@@ -9,16 +9,19 @@ from typing import Any
 
 import torch
 
+from ...core.default import get_default_manager
 from ...core.errors import OpmuxError, UnknownName
 from ...core.loading import on_failure
 from ...core.lock import lock
+from ...core.log import logger
 from ...core.tensors import first_tensor
-from . import engine
-from .overloads import Overload
+from . import decisions, engine
+from . import record as recording
+from .overloads import Overload, table
 from .schema import Shape, overloads
 
 Names = str | Iterable[str] | None
-MODES = ("all",)
+MODES = ("auto", "all")
 
 
 class BadMode(OpmuxError, ValueError):
@@ -28,15 +31,18 @@ class BadMode(OpmuxError, ValueError):
 class Selection:
     """What one `enable()` or `use()` turns on."""
 
-    def __init__(self, include: Names, exclude: Names, mode: str):
+    def __init__(self, include: Names, exclude: Names, mode: str, record: recording.Sink | None):
         if mode not in MODES:
             raise BadMode(f"mode = {mode!r}. Allowed: {', '.join(map(repr, MODES))}")
         self.include, self.exclude = _listed(include, "include"), _listed(exclude, "exclude")
-        self.names: frozenset[str] = frozenset()
+        self.auto = mode == "auto"
+        self.recorder = None if record is None else recording.Recorder(record)
+        self.names: frozenset[str] = frozenset()  # the overloads it takes, on some device
+        self.asked: dict[str, frozenset[str]] = {}  # device type -> the overloads that it names and we can compute
         self._of = -1  # the generation of what is registered
 
-    def turn_on(self, apply: Callable[[], Any]) -> None:
-        """Register an override for every overload of this selection, and apply it.
+    def turn_on(self, apply: Callable[[], Any], alone: bool = False) -> None:
+        """Register an override for every overload of this selection, and apply it; `alone`: remove all others.
 
         Overloads are chosen without a lock, as that loads plugins and kernels; if `disable()` is called or a vendor is
         registered meanwhile, they are chosen again.
@@ -44,28 +50,67 @@ class Selection:
         while True:
             generation = engine.generation()
             if self._of != generation:
-                self.names = resolved(self.include, self.exclude)
-                engine.register(self.names)
+                wanted = self._choose()
+                if alone and engine.leftovers(wanted):
+                    engine.remove()
+                    generation = engine.generation()
+                engine.register(wanted)
             with lock.held:
                 if generation == engine.generation():
                     self._of = generation
                     apply()
                     return
 
+    def _choose(self) -> dict[str, frozenset[str]]:
+        """By device type, the overloads to override."""
+        self.asked = resolved(self.include, self.exclude)
+        taken = self.asked
+        if self.auto:
+            taken = {d: frozenset(n for n in names if _decision(n, d).taken) for d, names in self.asked.items()}
+            _say(self.asked, taken)
+        self.names = frozenset().union(*taken.values())
+        return taken if self.recorder is None else self.asked  # calls that torch keeps are counted too
+
+    def every(self) -> frozenset[str]:
+        """Every overload that it names, also those that auto mode leaves to torch."""
+        return frozenset().union(*self.asked.values())
+
+
+def _decision(name: str, device: str) -> decisions.Decision:
+    return decisions.decide(table()[name], device)
+
+
+def _say(asked: dict[str, frozenset[str]], taken: dict[str, frozenset[str]]) -> None:
+    for device, names in asked.items():
+        if (device == "cpu" and len(asked) > 1) or not names:
+            continue
+        left = sorted(names - taken[device])
+        why = f"; torch keeps the others, {left[0]} because {_decision(left[0], device).why}" if left else ""
+        logger.info('mode="auto" takes %d of %d overloads on %s%s', len(taken[device]), len(names), device, why)
+
 
 _base: Selection | None = None
 _stack: list[Selection] = []  # of live `use()` blocks; the innermost decides
 
 
-def enable(include: Names = None, exclude: Names = None, mode: str = "all") -> list[str]:
+def enable(
+    include: Names = None, exclude: Names = None, mode: str = "auto", record: recording.Sink | None = None
+) -> list[str]:
     """Override torch's own ops with our kernels, for the whole process; returns the names of the overloads.
 
-    `include` and `exclude` take ATen's names (`add`: all its overloads and in-place forms; `add.Tensor`: that
-    overload), globs (`*softmax*`) and families (`family:norm`). An unknown name raises. The selection replaces an
-    earlier one.
+    Args:
+        include, exclude: ATen's names (`add`: all its overloads and in-place forms; `add.Tensor`: that overload), globs
+            (`*softmax*`) and families (`family:norm`). An unknown name raises.
+        mode: "auto" takes an op only where it is known to be at least as fast as torch's own kernel on this chip, also
+            of the ops that `include` names: nothing on a chip that was never measured (`opmux tune --aten`). "all"
+            takes every op we have.
+        record: a path or a text file, to which `disable()` or the end of the program writes JSON lines: the overloads
+            that were called, on which implementation, dtype and shapes, how often, and why torch's own kernel ran.
+
+    The selection replaces an earlier one.
     """
-    made = Selection(include, exclude, mode)
-    made.turn_on(lambda: _set_base(made))
+    made = Selection(include, exclude, mode, record)
+    made.turn_on(lambda: _set_base(made), alone=not _stack)
     return enabled_ops()
 
 
@@ -92,11 +137,18 @@ class use:
     """`with opmux.use():` or `@opmux.use(include=["softmax"])`: override torch's ops in a block or function.
 
     It applies to the whole process, because backward passes run on other threads. Blocks nest, and the innermost
-    decides; the same object may be entered again.
+    decides; the same object may be entered again. Takes the arguments of `enable`; `record` is written at the end of
+    the block.
     """
 
-    def __init__(self, include: Names = None, exclude: Names = None, mode: str = "all"):
-        self._selection = Selection(include, exclude, mode)
+    def __init__(
+        self,
+        include: Names = None,
+        exclude: Names = None,
+        mode: str = "auto",
+        record: recording.Sink | None = None,
+    ):
+        self._selection = Selection(include, exclude, mode, record)
 
     def __enter__(self) -> use:
         self._selection.turn_on(lambda: (_stack.append(self._selection), _apply()))
@@ -121,7 +173,8 @@ class use:
 
 def enabled_ops() -> list[str]:
     """The overloads of ATen that currently run our kernels, on some device."""
-    return sorted(n for n in engine.STATE.wanted if engine.registered(n))
+    live = _live()
+    return [] if live is None else sorted(n for n in live.names if engine.registered(n))
 
 
 def native(op: Any) -> Callable[..., Any]:
@@ -160,9 +213,39 @@ def _name_of(op: Any) -> str:
     return name
 
 
+def _live() -> Selection | None:
+    return _stack[-1] if _stack else _base
+
+
 def _apply() -> None:
-    live = _stack[-1] if _stack else _base
-    engine.STATE.want(frozenset() if live is None else live.names)
+    live = _live()
+    _record(live)
+    counting = bool(recording.live)  # then each call comes to Python, where the recorder asks `_left_to_torch`
+    engine.STATE.auto = live is not None and live.auto and not counting
+    engine.STATE.want(frozenset() if live is None else live.names if not counting else live.every())
+
+
+def _record(live: Selection | None) -> None:
+    """Start and stop recorders: those of `enable` and of every live block count."""
+    wanted = {s.recorder: s for s in (_base, *_stack) if s is not None and s.recorder is not None}
+    before = recording.live
+    for recorder in wanted:
+        recording.start(recorder)
+    recording.left_to_torch = _left_to_torch if live is not None and live.auto else lambda name, first: ""
+    for recorder in before:
+        if recorder not in wanted:
+            recording.stop(recorder)
+    if bool(before) != bool(recording.live):
+        get_default_manager().invalidate("calls are recorded" if recording.live else "calls are not recorded")
+
+
+def _left_to_torch(name: str, first: Any) -> str:
+    if first is None:
+        return ""
+    found = _decision(name, first.device.type)
+    if found.takes(first):
+        return ""
+    return found.why if not found.taken else f"below the size that wins: {found.why}"
 
 
 # ---- names ----------------------------------------------------------------------------------------------------------
@@ -177,29 +260,31 @@ def _listed(value: Names, what: str) -> tuple[str, ...] | None:
     return tuple(items)
 
 
-def resolved(include: tuple[str, ...] | None, exclude: tuple[str, ...] | None) -> frozenset[str]:
-    """The overloads of a selection that some device of this machine can compute."""
-    known = {n: o for can in engine.choosable().values() for n, o in can.items()}
+def resolved(include: tuple[str, ...] | None, exclude: tuple[str, ...] | None) -> dict[str, frozenset[str]]:
+    """By device type, the overloads of a selection that the device can compute."""
+    can = engine.choosable()
+    known = {n: o for overloads in can.values() for n, o in overloads.items()}
     chosen = set(known) if include is None else _matching(include, known)
-    return frozenset(chosen - (_matching(exclude, known) if exclude else set()))
+    chosen -= _matching(exclude, known) if exclude else set()
+    return {device: frozenset(chosen & overloads.keys()) for device, overloads in can.items()}
 
 
 def _matching(asked: Iterable[str], known: dict[str, Overload]) -> set[str]:
     found: set[str] = set()
     for name in asked:
         plain = name.strip().removeprefix("aten::")
-        hits = {n for n, o in known.items() if _refers_to(plain, n, o)}
+        hits = {n for n, o in known.items() if refers_to(plain, n, o)}
         if not hits and not _exists(plain):
             raise UnknownName("op or family", name, _names(known))
         found |= hits
     return found
 
 
-def _refers_to(asked: str, name: str, overload: Overload) -> bool:
+def refers_to(asked: str, name: str, overload: Overload) -> bool:
     """Whether a name refers to an overload: by its name, its op (all overloads and the in-place form), our op that
     computes it, a glob, or its family."""
     if asked.startswith("family:"):
-        return overload.family == asked.removeprefix("family:")
+        return overload.family == asked.removeprefix("family:").casefold()
     if asked.endswith(".default"):
         return name == asked.removesuffix(".default")
     packet = overload.shape.packet
@@ -211,9 +296,7 @@ def _refers_to(asked: str, name: str, overload: Overload) -> bool:
 
 def _exists(name: str) -> bool:
     """Whether a name is valid although no kernel of this machine computes it."""
-    from .overloads import table
-
-    if any(_refers_to(name, n, o) for n, o in table().items()):
+    if any(refers_to(name, n, o) for n, o in table().items()):
         return True
     packet, dot, _ = name.partition(".")
     have = overloads(packet)
@@ -221,7 +304,5 @@ def _exists(name: str) -> bool:
 
 
 def _names(known: dict[str, Overload]) -> list[str]:
-    from .overloads import table
-
     packets = {o.shape.packet for o in table().values()}
     return sorted({*known, *packets, *(f"family:{o.family}" for o in table().values())})

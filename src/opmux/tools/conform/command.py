@@ -197,7 +197,7 @@ def _check_aten(record: Record, plan: Plan, scope: Scope) -> None:
         return
     mine = [o for n, o in opinfo.overloads(plan.place).items() if n in scope.overloads]
     infos = opinfo.infos(mine, plan.place)
-    with use():  # the overrides are put in place once, before workers part
+    with use(mode="all"):  # the overrides are put in place once, before workers part
         pass
     names = [f"aten::{i.packet}" for i in infos]
     for at, done in _all("under ATen", [partial(i.run, plan.depth) for i in infos], names, plan.place):

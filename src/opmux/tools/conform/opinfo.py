@@ -109,7 +109,7 @@ class Info:
             return None
 
     def _compare(self, call: Callable[..., Any], sample: Any, grad: bool, told: Told) -> None:
-        with use():
+        with use(mode="all"):
             got = both(call, *_on(sample, self.place.device), grad)
         for what, ours, theirs, slack in zip(("result", "gradient"), got, told, (SLACK, 4 * SLACK)):
             if len(ours) != len(theirs):

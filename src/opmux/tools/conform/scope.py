@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 
 from ...core.errors import UnknownName
 from ...core.spec import specs
 from ...faces.aten.overloads import Overload, table
+from ...faces.aten.switch import refers_to
 from ..bench.cases import select
 from . import opinfo
 
@@ -26,7 +26,7 @@ class Scope:
             return cls([], list(specs), dict(table()))
         found, overloads = {}, {}
         for word in words:
-            names = {n: o for n, o in table().items() if _means(word.strip(), n, o)}
+            names = {n: o for n, o in table().items() if refers_to(word.strip().removeprefix("aten::"), n, o)}
             try:
                 mine = select([word])
             except UnknownName as error:
@@ -42,10 +42,3 @@ class Scope:
     def includes(self, row: str) -> bool:
         """Whether the words mean a vendor's row, by the key of its overload (`aten::mm`)."""
         return not self.words or row.removeprefix("aten::") in self.overloads
-
-
-def _means(word: str, name: str, overload: Overload) -> bool:
-    if word.startswith("family:"):
-        return overload.family == word.removeprefix("family:").casefold()
-    plain = word.removeprefix("aten::")
-    return any(fnmatchcase(n, plain) for n in (name, overload.shape.packet))

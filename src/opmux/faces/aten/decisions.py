@@ -1,0 +1,286 @@
+"""Which overloads `mode="auto"` takes: those measured to be at least as fast as torch's own kernel on this chip.
+
+`opmux tune --aten` measures; a vendor's arch folder ships its results (`aten_speed.json`), and those in the user's
+cache come first. A decision depends on dtype and size: a small call is bound by the host, where torch is faster. The
+C++ gate applies sizes. Without the gate, each call of an overridden op costs a call of Python: then an op is taken only
+if it gains on each of the shipped traces of models (`model_traces.json`).
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import json
+import math
+from bisect import bisect_left
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from ...core.errors import OpmuxError
+from ...core.log import logger
+from ...core.tensors import dtype_name
+from ...runtime import cache_dir, devices, tile_files, tuning, vendors
+from ...runtime.devices import Chip
+from . import above, native
+from .overloads import Overload, table
+
+FORMAT = 1
+FILE = "aten_speed.json"
+TRACES = Path(__file__).with_name("model_traces.json")
+NEVER = -1  # as a size: no call is ours
+
+DTYPES = tuple(sorted({d for d in vars(torch).values() if isinstance(d, torch.dtype)}, key=str))
+SAME_SPEED = {torch.float16: torch.bfloat16}  # dtypes with the same kernels and traffic are measured once
+# A call hides its time on the host if torch's own kernel takes so many times as long on the device.
+HIDDEN = 2.0
+AS_QUICK = 1.1  # of torch's time on the host: then small calls may be ours too
+PYTHON_US = 4.0  # a Python function behind torch's dispatcher, on x86-64; at least
+COMPOSITIONS = ("CompositeExplicitAutograd", "CompositeImplicitAutograd")
+
+
+class BadSpeeds(OpmuxError, ValueError):
+    """A file of measurements that cannot be read; the message names it."""
+
+
+class Times(NamedTuple):
+    """Microseconds on the device for a first tensor of this size."""
+
+    numel: int
+    native: float
+    ours: float
+
+
+@dataclass(frozen=True)
+class Speed:
+    """What was measured of an overload: on the host (torch's time, ours), and on the device by dtype and size."""
+
+    host: tuple[float, float]
+    times: Mapping[torch.dtype, tuple[Times, ...]]
+
+    def of(self, dtype: torch.dtype) -> tuple[Times, ...]:
+        return self.times.get(dtype) or self.times.get(SAME_SPEED.get(dtype, dtype), ())
+
+    def at(self, dtype: torch.dtype, numel: int) -> Times | None:
+        """The times at a size: between two measured ones by the logarithm; beyond the largest in proportion."""
+        known = self.of(dtype)
+        if not known:
+            return None
+        i = bisect_left(known, numel, key=lambda t: t.numel)
+        if i == 0:
+            return Times(numel, known[0].native, known[0].ours)
+        if i == len(known):
+            scale = numel / known[-1].numel
+            return Times(numel, known[-1].native * scale, known[-1].ours * scale)
+        a, b = known[i - 1], known[i]
+        share = math.log(numel / a.numel) / math.log(b.numel / a.numel)
+        between = lambda x, y: x * (y / x) ** share
+        return Times(numel, between(a.native, b.native), between(a.ours, b.ours))
+
+    def smallest(self, dtype: torch.dtype) -> int:
+        """The smallest size from which ours is at least as fast, the host's time included; NEVER if there is none."""
+        known = self.of(dtype)
+        wins = 0
+        while wins < len(known) and known[-1 - wins].ours <= known[-1 - wins].native:
+            wins += 1
+        if not wins:
+            return NEVER
+        first = 0 if wins == len(known) else known[-wins].numel
+        if self.host[1] <= AS_QUICK * self.host[0]:
+            return first
+        return max(first, self._hides(dtype, HIDDEN * self.host[1]))
+
+    def _hides(self, dtype: torch.dtype, us: float) -> int:
+        """The size at which torch's own kernel takes so long."""
+        known = self.of(dtype)
+        for a, b in itertools.pairwise(known):
+            if a.native >= us:
+                return a.numel
+            if b.native >= us:
+                share = math.log(us / a.native) / math.log(b.native / a.native)
+                return math.ceil(a.numel * (b.numel / a.numel) ** share)
+        return math.ceil(known[-1].numel * max(1.0, us / known[-1].native))
+
+    def as_data(self) -> dict[str, Any]:
+        times = {dtype_name(d): [[t.numel, t.native, t.ours] for t in rows] for d, rows in self.times.items()}
+        return {"host": list(self.host), **times}
+
+    @classmethod
+    def of_data(cls, data: Mapping[str, Any]) -> Speed:
+        times = {getattr(torch, n): tuple(Times(*t) for t in rows) for n, rows in data.items() if n != "host"}
+        return cls((data["host"][0], data["host"][1]), times)
+
+
+@dataclass(frozen=True)
+class Decision:
+    """For which calls auto mode takes an overload, and why: by dtype, the smallest size of the first tensor.
+
+    A dtype that is not listed is torch's.
+    """
+
+    why: str
+    limits: Mapping[torch.dtype, int] = field(default_factory=dict)
+    by_size: bool = False  # whether the limits hold only where the C++ gate applies them
+
+    @property
+    def taken(self) -> bool:
+        return any(n != NEVER for n in self.limits.values())
+
+    def takes(self, first: Any) -> bool:
+        """Whether a call with this first tensor is ours."""
+        if not isinstance(first, torch.Tensor):
+            return self.taken
+        limit = self.limits.get(first.dtype, NEVER)
+        return limit != NEVER and first.numel() >= limit
+
+
+ALWAYS = dict.fromkeys(DTYPES, 0)
+
+
+def thresholds(name: str, device: str) -> dict[torch.dtype, int]:
+    """For the C++ gate: by dtype, the smallest size of the first tensor from which a call is ours; -1: never.
+
+    A dtype that is not listed is torch's.
+    """
+    return dict(decide(table()[name], device).limits)
+
+
+def decide(overload: Overload, device: str) -> Decision:
+    """Whether auto mode takes an overload on a device type."""
+    return _decide(overload, device, vendors.generation(), gated())
+
+
+def gated() -> bool:
+    """Whether the C++ gate is there, which decides by size without a call of Python."""
+    return False
+
+
+@functools.cache
+def _decide(overload: Overload, device: str, generation: int, gated: bool) -> Decision:
+    key = native.key_of(device)
+    if device in overload.rows:
+        return Decision("its vendor provides a function for it", ALWAYS)
+    if not has_kernel(overload, key):
+        return Decision("torch has no kernel for it on this device", ALWAYS)
+    chip = chip_of(device)
+    speed = measured(chip).get(overload.name)
+    if speed is None:
+        return Decision(f"it is not measured on {chip}: opmux tune --aten does that")
+    limits = {d: speed.smallest(d) for d in DTYPES if speed.of(d)}
+    if all(n == NEVER for n in limits.values()):
+        return Decision(f"it is not faster on {chip}: {_worst(speed)}")
+    by_size = gated and not above.composed_on(overload.shape, key)
+    if by_size:
+        return Decision(f"it is at least as fast on {chip}: {_from(limits)}", limits, by_size)
+    lost, gained = gains(overload.name, speed)
+    if lost:
+        return Decision(f"without the C++ gate each call goes through Python, and that is slower for {lost}")
+    if not gained:
+        return Decision("without the C++ gate each call goes through Python, and no shipped trace shows a gain")
+    return Decision(f"it gains {gained:.0f} us on the shipped traces of models", ALWAYS)
+
+
+def has_kernel(overload: Overload, key: str) -> bool:
+    """Whether torch has a kernel or a composition for a dispatch key, and does not raise or copy to the CPU."""
+    return native.exists(overload.shape, key) and any(overload.shape.has(k) for k in (key, *COMPOSITIONS))
+
+
+def _worst(speed: Speed) -> str:
+    dtype, t = max(((d, rows[-1]) for d, rows in speed.times.items() if rows), key=lambda x: x[1].ours / x[1].native)
+    return f"{t.ours:.1f} us, torch's {t.native:.1f} us, for {t.numel} elements of {dtype_name(dtype)}"
+
+
+def _from(limits: Mapping[torch.dtype, int]) -> str:
+    words = [f"{dtype_name(d)} from {n} elements" for d, n in limits.items() if n != NEVER]
+    return ", ".join(words)
+
+
+def gains(name: str, speed: Speed) -> tuple[str, float]:
+    """A trace on which an overload loses, or "", and the gain in microseconds on all of them; through Python."""
+    host, total = speed.host[0], 0.0
+    python = max(speed.host[1], host + PYTHON_US)
+    for model, calls in traces().items():
+        gained = 0.0
+        for dtype, numel, count in calls.get(name, ()):
+            t = speed.at(getattr(torch, dtype), numel)
+            gained += count * (host - python if t is None else max(host, t.native) - max(python, t.ours))
+        if gained < 0:
+            return model, gained
+        total += gained
+    return "", total
+
+
+@functools.cache
+def traces() -> dict[str, dict[str, list[tuple[str, int, int]]]]:
+    """For each shipped model: overload -> [dtype, size of the first tensor, calls in a step]."""
+    return json.loads(TRACES.read_text(encoding="utf-8")) if TRACES.is_file() else {}
+
+
+# ---- measurements ---------------------------------------------------------------------------------------------------
+
+
+def chip_of(device: str) -> Chip:
+    """The chip of a device type; also one that is assumed to be here."""
+    if devices.assumed() is not None:
+        package = devices.vendor_of(device)
+        return Chip(None if package is None else package.name, devices.arch_of(device))
+    return devices.chip_of(device)
+
+
+@functools.cache
+def measured(chip: Chip) -> Mapping[str, Speed]:
+    """The speeds that were shipped for a chip, and over them those of the user."""
+    found: dict[str, Speed] = {}
+    for folder in reversed(tile_files.folders(chip)):
+        found |= _read(tile_files.place(folder) / FILE)
+    mine = path(chip)
+    if mine is not None and mine.is_file():
+        try:
+            cache_dir.check(mine.parent)
+            found |= _read(mine)
+        except (OSError, BadSpeeds) as error:  # only speed depends on it
+            logger.warning("%s is ignored: %s", mine, error)
+    return found
+
+
+def _read(file: Path) -> dict[str, Speed]:
+    if not file.is_file():
+        return {}
+    try:
+        data = json.loads(file.read_text(encoding="utf-8"))
+        if data["format"] != FORMAT:
+            raise ValueError(f"format {data['format']}, expected {FORMAT}")
+        return {name: Speed.of_data(one) for name, one in data["ops"].items()}
+    except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
+        raise BadSpeeds(f"{file}: {type(error).__name__}: {error}") from None
+
+
+def path(chip: Chip) -> Path | None:
+    """The user's file for a chip and the versions of this process."""
+    return tuning.path(chip, "aten-")
+
+
+def as_json(chip: Chip, speeds: Mapping[str, Speed], more: Mapping[str, Any]) -> str:
+    """A file of measurements: one line for each overload."""
+    head = {"format": FORMAT, "made_for": tuning.made_for(chip), **more}
+    lines = [f"  {json.dumps(n)}: {json.dumps(speeds[n].as_data())}" for n in sorted(speeds)]
+    return json.dumps(head, indent=1)[:-2] + ',\n "ops": {\n' + ",\n".join(lines) + "\n }\n}\n"
+
+
+def store(chip: Chip, speeds: Mapping[str, Speed], more: Mapping[str, Any]) -> Path | None:
+    """Write the user's file; None if there is no place for it."""
+    file = path(chip)
+    if file is not None:
+        cache_dir.make(file.parent)
+        cache_dir.replace(file, as_json(chip, speeds, more).encode())
+        forget()
+    return file
+
+
+def forget() -> None:
+    """Read the files again on next use."""
+    for cached in (_decide, measured, traces):
+        cached.cache_clear()

@@ -1,0 +1,119 @@
+"""`record=` of `enable` and `use`: which ops ran, on which implementation, how often, on which shapes.
+
+While a recorder is live, each candidate of an overload is wrapped (`Overload.lifted`), and calls that auto mode leaves
+to torch come to Python too, to be counted. Without a recorder nothing is wrapped and nothing is checked.
+"""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import json
+import threading
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from os import PathLike
+from pathlib import Path
+from typing import IO, Any, NamedTuple
+
+from ...core.errors import BadArgument, NotSupported
+from ...core.registry import OpImpl
+from ...core.tensors import dtype_name, first_tensor, tensors_in
+
+Sink = str | PathLike[str] | IO[str]
+
+
+class Call(NamedTuple):
+    """What is counted: calls that are equal in all of this."""
+
+    overload: str
+    impl: str
+    dtype: str | None
+    shapes: tuple[tuple[int, ...], ...]
+    why: str  # why torch's own kernel ran; "" if another one did
+
+
+class Recorder:
+    """Counts calls, and writes them as JSON lines: most frequent first."""
+
+    def __init__(self, sink: Sink):
+        self._file = None if hasattr(sink, "write") else Path(sink)  # type: ignore[arg-type]
+        self._stream: Any = sink if self._file is None else None
+        if self._file is not None:
+            self._file.write_text("", encoding="utf-8")  # now, so that a wrong path is reported before the run
+        self.calls: Counter[Call] = Counter()
+
+    def write(self) -> None:
+        lines = [json.dumps({k: v for k, v in (c._asdict() | {"count": n}).items() if v != ""}) + "\n"
+                 for c, n in self.calls.most_common()]  # fmt: skip
+        if self._file is not None:
+            self._file.write_text("".join(lines), encoding="utf-8")
+        else:
+            self._stream.write("".join(lines))
+            self.calls.clear()  # a stream has them now
+
+
+live: tuple[Recorder, ...] = ()
+# Why the current selection leaves a call of an overload to torch, by its first tensor; "" if it does not.
+left_to_torch: Callable[[str, Any], str] = lambda name, first: ""
+_reason = threading.local()  # why the last candidate of this thread declined
+
+
+def start(recorder: Recorder) -> None:
+    global live
+    if recorder not in live:
+        live = (*live, recorder)
+        atexit.register(recorder.write)
+
+
+def stop(recorder: Recorder) -> None:
+    """End a recording, and write it."""
+    global live
+    if recorder in live:
+        live = tuple(r for r in live if r is not recorder)
+        atexit.unregister(recorder.write)
+        recorder.write()
+
+
+def wrapped(name: str, impl: OpImpl, natives: Mapping[str, Callable[..., Any]]) -> OpImpl:
+    """A candidate of an overload whose calls are counted; `natives` are torch's own kernels, by device type."""
+    fn = _counting(name, impl)
+    if impl.impl_id == "native":
+        return replace(impl, fn=fn)
+
+    @functools.wraps(impl.fn)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        first = first_tensor(args, kwargs)
+        kernel = None if first is None else natives.get(first.device.type)
+        why = left_to_torch(name, first) if kernel is not None else ""
+        if kernel is None or not why:
+            return fn(*args, **kwargs)
+        _count(name, "native", why, args, kwargs)
+        return kernel(*args, **kwargs)
+
+    return replace(impl, fn=call)
+
+
+def _counting(name: str, impl: OpImpl) -> Callable[..., Any]:
+    @functools.wraps(impl.fn)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        native = impl.impl_id == "native"
+        why = getattr(_reason, "of", {}).pop(name, "") if native else ""
+        try:
+            made = impl.fn(*args, **kwargs)
+        except (NotSupported, BadArgument) as error:
+            _reason.of = {name: f"{impl.impl_id}: {error}"}
+            raise
+        _count(name, impl.impl_id, why, args, kwargs)
+        return made
+
+    return call
+
+
+def _count(name: str, impl: str, why: str, args: tuple, kwargs: dict) -> None:
+    given = list(tensors_in((args, kwargs)))
+    dtype = dtype_name(given[0].dtype) if given else None
+    call = Call(name, impl, dtype, tuple(tuple(t.shape) for t in given), why)
+    for recorder in live:
+        recorder.calls[call] += 1

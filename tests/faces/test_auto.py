@@ -1,0 +1,249 @@
+"""`mode="auto"`: decisions by measurements, `record=`, and names that every door takes, on the CPU's own kernels."""
+
+import gc
+import io
+import json
+import tracemalloc
+
+import pytest
+import torch
+
+import opmux
+from opmux.core.errors import UnknownName
+from opmux.faces.aten import decisions, engine, record
+from opmux.faces.aten.decisions import NEVER, Speed, Times
+from opmux.faces.aten.overloads import table
+from opmux.runtime import tile_files
+from opmux.runtime.devices import Chip
+
+pytestmark = pytest.mark.xdist_group("auto")
+
+BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
+SMALL, MIDDLE, LARGE = 2**16, 2**20, 2**24
+
+
+def speed(*ratios, host=(5.0, 9.0), native=(2.0, 6.0, 50.0), dtype=BF16):
+    """Ours takes so many times torch's time at three sizes."""
+    rows = zip((SMALL, MIDDLE, LARGE), native, ratios, strict=True)
+    return Speed(host, {dtype: tuple(Times(n, t, t * r) for n, t, r in rows)})
+
+
+@pytest.fixture
+def measured(monkeypatch):
+    """Measurements and traces of models that auto mode shall know."""
+
+    def know(speeds, traces=None, gated=False):
+        decisions._decide.cache_clear()
+        monkeypatch.setattr(decisions, "measured", lambda chip: speeds)
+        monkeypatch.setattr(decisions, "traces", lambda: traces or {})
+        monkeypatch.setattr(decisions, "gated", lambda: gated)
+
+    yield know
+    opmux.disable()
+    monkeypatch.undo()
+    decisions.forget()
+
+
+@pytest.mark.parametrize(
+    ("found", "size"),
+    [
+        (speed(0.9, 0.9, 0.9, host=(5, 5.2)), 0),
+        (speed(1.2, 0.9, 0.9, host=(5, 5.2)), MIDDLE),
+        (speed(0.9, 1.2, 0.9, host=(5, 5.2)), LARGE),
+        (speed(0.9, 0.9, 1.01, host=(5, 5.2)), NEVER),
+    ],
+)
+def test_size_from_which_ours_is_as_fast(found, size):
+    assert found.smallest(BF16) == found.smallest(FP16) == size
+    assert found.smallest(FP32) == NEVER
+
+
+def test_a_slower_host_must_be_hidden():
+    size = speed(0.9, 0.9, 0.9).smallest(BF16)  # twice 9 us, between 6 and 50
+    assert MIDDLE < size < LARGE
+    assert speed(0.9, 0.9, 0.9).at(BF16, size).native == pytest.approx(18, rel=1e-3)
+    assert speed(0.9, 0.9, 0.9, native=(1, 1, 9)).smallest(BF16) == 2 * LARGE
+    assert speed(0.9, 0.9, 0.9, native=(20, 60, 90)).smallest(BF16) == SMALL
+
+
+def test_times_between_and_beyond_measured_sizes():
+    known = speed(1.0, 1.0, 1.0)
+    assert known.at(BF16, 2) == (2, 2.0, 2.0)
+    assert known.at(BF16, 2**18).native == pytest.approx((2 * 6) ** 0.5)
+    assert known.at(BF16, 2 * LARGE).native == 100
+    assert known.at(FP32, 2) is None
+
+
+def test_nothing_is_taken_where_nothing_is_measured(measured):
+    measured({})
+    assert opmux.enable() == opmux.enabled_ops() == []
+    assert opmux.enable(include="softmax") == []
+    assert opmux.enable(include="softmax", mode="all") == ["_softmax", "_softmax.out"]
+    opmux.enable()
+    assert not engine.registered("_softmax")  # nor is a leftover of the other mode on the path
+
+
+GAIN = {"a model": {"_softmax": [["bfloat16", LARGE, 10], ["bfloat16", MIDDLE, 1]]}}
+LOSS = {"another": {"_softmax": [["bfloat16", SMALL, 1]]}}
+
+
+def test_without_the_gate_each_trace_of_a_model_must_gain(measured):
+    known = {"_softmax": speed(0.5, 0.5, 0.5)}
+    measured(known, GAIN)
+    assert opmux.enable() == ["_softmax"]
+    measured(known, GAIN | LOSS)
+    assert opmux.enable() == []
+    assert "slower for another" in opmux.explain("_softmax", torch.randn(2, 4), -1, False).remark
+    measured(known)
+    assert opmux.enable() == []
+    measured({"_softmax": speed(0.5, 0.5, 1.5)}, GAIN)
+    assert opmux.enable() == []
+    assert "75.0 us, torch's 50.0 us" in opmux.explain("_softmax").remark
+
+
+def test_with_the_gate_sizes_decide(measured):
+    measured({"_softmax": speed(1.5, 0.5, 0.5, host=(5, 5))}, gated=True)
+    assert opmux.enable() == ["_softmax"] and engine.STATE.auto
+    assert decisions.thresholds("_softmax", "cpu") == {BF16: MIDDLE, FP16: MIDDLE}
+    decision = decisions.decide(table()["_softmax"], "cpu")
+    x = torch.empty(MIDDLE, dtype=BF16)
+    assert decision.takes(x) and not decision.takes(x[1:]) and not decision.takes(x.float())
+    assert opmux.explain("_softmax", x, -1, False).remark == ""
+    assert "torch's own kernel runs for this size" in opmux.explain("_softmax", x[1:], -1, False).remark
+    with opmux.use(mode="all"):
+        assert not engine.STATE.auto and len(opmux.enabled_ops()) > 5
+    assert opmux.enabled_ops() == ["_softmax"] and engine.STATE.auto
+
+
+def test_a_file_of_measurements_is_read_as_it_was_written(tmp_path):
+    known = {"_softmax": speed(1.5, 0.5, 0.5), "add.Tensor": speed(1.0, 1.0, 1.0, dtype=FP32)}
+    file = tmp_path / "speeds.json"
+    file.write_text(decisions.as_json(Chip("nvidia", "sm_90"), known, {"seconds": 1}))
+    assert decisions._read(file) == known
+    file.write_text('{"format": 1, "ops": {"add.Tensor": {}}}')
+    with pytest.raises(decisions.BadSpeeds, match=r"speeds\.json"):
+        decisions._read(file)
+
+
+def test_shipped_measurements_can_be_read():
+    for arch in ("sm_80", "sm_90", "sm_100"):
+        for folder in tile_files.folders(Chip("nvidia", arch)):
+            known = decisions._read(tile_files.place(folder) / decisions.FILE)
+            assert not known or any(name in table() for name in known)
+    for calls in decisions.traces().values():
+        assert all(len(row) == 3 and hasattr(torch, row[0]) for rows in calls.values() for row in rows)
+
+
+# ---- record ---------------------------------------------------------------------------------------------------------
+
+
+def lines(text):
+    return [json.loads(line) for line in text.splitlines()]
+
+
+def test_record_counts_who_ran(tmp_path):
+    x, file = torch.randn(2, 4), tmp_path / "calls.jsonl"
+    with opmux.use(mode="all", record=file):
+        torch.softmax(x, -1), torch.softmax(x, -1), torch.softmax(x.double(), 0)
+    first, second = lines(file.read_text())
+    assert first == {
+        "overload": "_softmax", "impl": "cpp.cpu", "dtype": "float32", "shapes": [[2, 4]], "count": 2,
+    }  # fmt: skip
+    assert second["impl"] == "native" and second["dtype"] == "float64" and second["why"].startswith("cpp.cpu: ")
+    assert not record.live
+
+
+def test_record_says_what_auto_leaves_to_torch(measured):
+    measured({"_softmax": speed(1.5, 0.5, 0.5, host=(5, 5), dtype=FP32)}, gated=True)
+    out = io.StringIO()
+    opmux.enable(record=out)
+    assert opmux.enabled_ops() == ["_softmax"]
+    torch.softmax(torch.randn(2, 4), -1), torch.log_softmax(torch.randn(2, 4), -1)
+    opmux.disable()
+    small, other = lines(out.getvalue())
+    assert small["overload"] == "_softmax" and "float32 from 1048576 elements" in small["why"]
+    assert other["overload"] == "_log_softmax" and "not measured" in other["why"]
+
+
+def test_a_recording_ends_with_its_block(tmp_path):
+    block = opmux.use(mode="all", record=tmp_path / "calls")
+    with pytest.raises(KeyError), block:
+        torch.softmax(torch.randn(2, 4), -1)
+        raise KeyError
+    assert not record.live and [c["count"] for c in lines((tmp_path / "calls").read_text())] == [1]
+    with block, opmux.use(mode="all"):  # the outer block counts what the inner one turns on
+        torch.softmax(torch.randn(2, 4), -1)
+    assert [c["count"] for c in lines((tmp_path / "calls").read_text())] == [2]
+    with opmux.use(mode="all"):
+        torch.softmax(torch.randn(2, 4), -1)
+    assert [c["count"] for c in lines((tmp_path / "calls").read_text())] == [2]
+    with pytest.raises(OSError):
+        opmux.use(record=tmp_path / "missing" / "calls")
+
+
+# ---- leaving no trace -----------------------------------------------------------------------------------------------
+
+
+def test_a_hundred_rounds_leave_torch_as_it_was():
+    x = torch.randn(3, 5)
+    names = opmux.enable(mode="all")
+    opmux.disable()
+    told = lambda: [torch._C._dispatch_dump(f"aten::{n}") for n in names]
+    kernel = lambda: torch.library.get_kernel("aten::_softmax", "CPU").call_boxed
+    own = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
+    before, wanted = told(), kernel()(own, x, -1, False)
+
+    def rounds(count):
+        for _ in range(count):
+            opmux.enable(mode="all")
+            opmux.disable()
+        gc.collect()
+
+    rounds(5)
+    tracemalloc.start()
+    try:
+        rounds(1)
+        start = tracemalloc.get_traced_memory()[0]
+        rounds(100)
+        grown = tracemalloc.get_traced_memory()[0] - start
+    finally:
+        tracemalloc.stop()
+    assert told() == before
+    assert torch.equal(kernel()(own, x, -1, False), wanted) and torch.equal(torch.softmax(x, -1), wanted)
+    assert grown < 200_000, f"{grown} bytes are kept of 100 rounds"
+
+
+# ---- names ----------------------------------------------------------------------------------------------------------
+
+
+def test_one_name_for_every_door():
+    from opmux.tools.conform.scope import Scope
+
+    on = opmux.enable(mode="all")
+    opmux.disable()
+    for name in (*on, "aten::_softmax", "_softmax.default"):
+        plain = name.removeprefix("aten::").removesuffix(".default")
+        assert opmux.enable(include=name, mode="all") == ([plain] if "." in name else opmux.enabled_ops())
+        assert plain in opmux.enabled_ops() and plain in Scope.of([name]).overloads
+        after = opmux.explain(name)
+        opmux.disable()
+        before = opmux.explain(name)
+        assert before.key == after.key and before.chosen.impl_id == after.chosen.impl_id != "native"
+        assert after.remark == "" and "torch's own kernel runs, because" in before.remark
+
+
+def test_an_op_left_to_torch_says_why():
+    x = torch.randn(2, 2)
+    assert "torch's own kernel runs, because" in opmux.explain("linalg_cholesky_ex", x).remark
+    assert "composes it" in opmux.explain("broadcast_tensors").remark
+    assert opmux.explain("add_").key == "aten::add_.Tensor"
+    with pytest.raises(UnknownName, match=r"add\.Tensor"):
+        opmux.explain("add.Tensr")
+
+
+def test_torchs_own_registry_is_part_of_native():
+    registry = pytest.importorskip("torch._native.registry")
+    (op, key), nodes = next(iter(registry._graphs.items()))
+    theirs = sorted({n.dsl_name for n in nodes if n.active})
+    shown = opmux.faces.aten.extension._of_torch_native(f"aten::{op}", {"CUDA": "cuda", "CPU": "cpu"}[key])
+    assert not theirs or theirs[0] in shown
