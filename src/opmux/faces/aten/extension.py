@@ -81,11 +81,9 @@ def _of_the_same_name(key: str, device: str, first: Any) -> str:
 
 def _reason(name: str) -> str:
     """Why nobody here computes an overload."""
-    from .schema import Shape
+    from . import left
 
-    if Shape(name).composite:
-        return "ATen composes it of other ops, and those may be ours"
-    return "opmux has no kernel for it"
+    return left.reason(name) or "opmux has no kernel for it"
 
 
 def _of_torch_native(key: str, device: str) -> str:
