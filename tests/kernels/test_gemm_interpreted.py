@@ -17,10 +17,10 @@ CPU = torch.device("cpu")
 F32 = torch.float32
 
 
-@pytest.fixture
-def small_tiles(monkeypatch):
+@pytest.fixture(params=[False, True], ids=["each", "in turn"])
+def small_tiles(monkeypatch, request):
     """Many tiles in few numbers, and groups that the last rows do not fill."""
-    tiles = Tiles(128, 2, BLOCK_M=16, BLOCK_N=16, BLOCK_K=16, GROUP=3)
+    tiles = Tiles(128, 2, BLOCK_M=16, BLOCK_N=16, BLOCK_K=16, GROUP=3, IN_TURN=request.param)
     monkeypatch.setattr(kernels, "gemm_tiles", lambda **facts: tiles)
     forget()
     yield
@@ -41,7 +41,7 @@ def agree(op, *args):
 
 @pytest.mark.parametrize("trans_b", [False, True])
 @pytest.mark.parametrize("trans_a", [False, True])
-@pytest.mark.parametrize("m, n, k", [(1, 70, 37), (60, 37, 40), (37, 1, 70)])
+@pytest.mark.parametrize("m, n, k", [(1, 72, 37), (60, 36, 40), (37, 1, 70), (68, 72, 48)])
 @pytest.mark.few(6)
 def test_tiles_of_any_sizes(m, n, k, trans_a, trans_b, small_tiles):
     a = torch.randn(*((k, m) if trans_a else (m, k))) / k**0.5

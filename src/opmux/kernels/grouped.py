@@ -46,7 +46,7 @@ def _product(
     B_TURNED: tl.constexpr, WIDE: tl.constexpr, PRECISION: tl.constexpr, FULL: tl.constexpr, GROUPS: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP: tl.constexpr,
 ):  # fmt: skip
-    i_tile, j_tile = tile(m, n, BLOCK_M, BLOCK_N, GROUP)
+    i_tile, j_tile = tile(tl.program_id(0), m, n, BLOCK_M, BLOCK_N, GROUP)
     group, first, end = rows_of(ends_ptr, i_tile, n_groups, BLOCK_M, GROUPS)
     if group < n_groups:
         i_m = first + tl.arange(0, BLOCK_M)
@@ -77,7 +77,7 @@ def _wgrad(
 ):  # fmt: skip
     """A tile of the sum over a group's rows. One program adds it up, so that it is the same in every run."""
     group = tl.program_id(1)
-    i_tile, j_tile = tile(m, n, BLOCK_M, BLOCK_N, GROUP)
+    i_tile, j_tile = tile(tl.program_id(0), m, n, BLOCK_M, BLOCK_N, GROUP)
     i_m = i_tile * BLOCK_M + tl.arange(0, BLOCK_M)
     i_n = j_tile * BLOCK_N + tl.arange(0, BLOCK_N)
     m_m, m_n = (i_m < m)[:, None], (i_n < n)[None, :]

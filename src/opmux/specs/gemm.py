@@ -130,8 +130,8 @@ OutDtype = Annotated[torch.dtype, one_of(*FLOATS)]
 
 def sizes_of(a: Tensor, b: Tensor, trans_a: bool, trans_b: bool) -> tuple[int, int, int]:
     """The sizes M, N, K of a product."""
-    m, k = a.shape
-    n = b.shape[0 if trans_b else 1]
+    m, k = a.shape[-2:]
+    n = b.shape[-2 if trans_b else -1]
     return (k, n, m) if trans_a else (m, n, k)
 
 
@@ -260,6 +260,77 @@ def gemm(
         y [m, n].
     """
     return rounded(with_bias(product(a, b, trans_a, trans_b, alpha), bias), out_dtype or a.dtype)
+
+
+def matrices(op: str, a: Tensor) -> None:
+    if a.dim() not in (2, 3):
+        raise BadArgument.of(op, "a", "be a matrix or a batch of matrices: two or three dimensions", str(tuple(a.shape)))
+
+
+def _matmul_args(d: Draw) -> dict[str, Any]:
+    """The case's shape is a's. Options: out, c (a shape that is expanded), alpha, beta, wider."""
+    shape, n = d.case.shape, d.option("out", 24)
+    result = (*shape[:-1], n)
+    beta = d.option("beta", 1.0)
+    c = d.option("c")
+    c = None if c is None else Draw(Case(c, options={"of": d.case.id}), d.dtype, d.device).full().expand(result)
+    return {
+        "a": d.full(max(shape[-1], 1) ** -0.5),
+        "b": Draw(Case((*shape[:-2], shape[-1], n), d.case.layout, {"of": d.case.id}), d.dtype, d.device).full(),
+        "c": c if c is None or beta else torch.full_like(c, float("nan")),
+        "alpha": d.option("alpha", 1.0),
+        "beta": beta,
+        "out_dtype": _wider(d) if d.option("wider") else None,
+    }
+
+
+MATMUL = Maker(
+    _matmul_args,
+    (
+        Case((5, 64)),
+        Case((37, 100), options={"c": (24,), "alpha": 0.5}),
+        Case((3, 17, 37), options={"out": 5, "c": (17, 1), "beta": -1.5}),
+        Case((2, 40, 16), options={"c": (2, 40, 24), "beta": 0.0}),
+        Case((1, 1), options={"out": 1, "c": ()}),
+        Case((2, 5, 64), options={"wider": True, "c": (1, 5, 24)}),
+        Case((0, 37)),
+        Case((0, 5, 8)),
+        Case((5, 0), options={"out": 3, "c": (5, 3)}),
+        Case((5, 8), options={"out": 0}),
+        Case((24, 64), "t"),
+        Case((3, 24, 64), "swapped"),
+        Case((5, 64), "step"),
+        Case((5, 37), "sliced"),
+        Case((2, 5, 64), "expanded"),
+    ),
+)
+
+
+@op(samples=MATMUL, where=matrices, tol=SUMS, flops=lambda a, b, *rest: 2 * a.numel() * b.shape[-1])
+def matmul(
+    a: Float[Tensor, "*batch m k"],
+    b: Float[Tensor, "*batch k n", same_dtype("a")],
+    c: Float[Tensor, "*batch m n"] | None = None,
+    alpha: float = 1.0,
+    beta: float = 1.0,
+    out_dtype: OutDtype | None = None,
+) -> Tensor:
+    """y = alpha * a b + beta * c, of matrices or of batches of matrices, with any strides; rounded once.
+
+    Args:
+        a: [m, k] or [batch, m, k].
+        b: [k, n] or [batch, k, n].
+        c: added to the product; may be expanded.
+        alpha: multiplies the product.
+        beta: multiplies c; with 0, c is ignored even if it contains NaN.
+        out_dtype: the dtype of the result; by default a's.
+
+    Returns:
+        y [m, n] or [batch, m, n].
+    """
+    y = wide(a) @ wide(b)
+    y = y if alpha == 1.0 else y * alpha
+    return rounded(y if c is None or beta == 0.0 else y + c.to(y.dtype) * beta, out_dtype or a.dtype)
 
 
 @op(out="y pre", samples=GEMM, errors=unfit_factors(GEMM), where=factors_fit, tol=SUMS, flops=gemm_flops)

@@ -10,6 +10,7 @@ assumed still holds; in all other cases the call goes through `kernel[grid](...)
 
 from __future__ import annotations
 
+import contextvars
 import functools
 import inspect
 import types
@@ -76,15 +77,15 @@ class Launcher:
 
     `sizes` names the lengths and strides among the numbers. The kernel is compiled in one of two forms: `even` knows
     that all of them are multiples of 16, without which no load under a mask is wide; `odd` assumes nothing. The other
-    numbers matter to neither.
+    numbers matter to neither. `descriptors`: it may make tensor descriptors, for which Triton asks for memory.
     """
 
-    def __init__(self, kernel: Callable[..., Any], *, sizes: str):
+    def __init__(self, kernel: Callable[..., Any], *, sizes: str, descriptors: bool = False):
         found = inspect.signature(kernel).parameters
         constants = [n for n, p in found.items() if "constexpr" in str(p.annotation)]
         self.tensors = [n for n in found if n.endswith("_ptr")]
         self.numbers = [n for n in found if n not in self.tensors and n not in constants]
-        self.constants, self.sizes = constants, sizes.split()
+        self.constants, self.sizes, self.descriptors = constants, sizes.split(), descriptors
         free = [n for n in self.numbers if n not in self.sizes]
         self.even = triton.jit(do_not_specialize=free)(kernel)
         self.odd = triton.jit(do_not_specialize=self.numbers)(kernel)
@@ -157,10 +158,21 @@ class Launcher:
         guard = library.reference_guard if triton.knobs.runtime.interpret else None
         if guard is not None:  # the interpreter is made of torch's ops, which may lead here
             return guard(kernel[grid])(*args, **config.options)
+        run = kernel[grid]
+        if self.descriptors:
+            run = functools.partial(_allocating(first.device).run, run)
         if first.is_cuda and first.get_device() != torch.cuda.current_device():
             with torch.cuda.device(first.device):
-                return _checked(kernel[grid](*args, **config.options))
-        return _checked(kernel[grid](*args, **config.options))
+                return _checked(run(*args, **config.options))
+        return _checked(run(*args, **config.options))
+
+
+def _allocating(device: torch.device) -> contextvars.Context:
+    """A context in which Triton gets the memory that a kernel asks for from torch; outside, its allocator stays."""
+    made = contextvars.copy_context()
+    empty = lambda size, alignment, stream: torch.empty(size, dtype=torch.int8, device=device)
+    made.run(triton.set_allocator, empty)
+    return made
 
 
 _sound: set[str] = set()  # by hash: compiled kernels whose reductions were looked at

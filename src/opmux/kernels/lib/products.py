@@ -10,9 +10,8 @@ BLOCK_K = {1: 64, 2: 64, 4: 32, 8: 16}  # by the bytes of an element
 
 
 @triton.jit
-def tile(m, n, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, GROUP: tl.constexpr):
-    """The tile of this program: down GROUP tiles, then to the right, so that what runs together shares its factors."""
-    program = tl.program_id(0)
+def tile(program, m, n, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, GROUP: tl.constexpr):
+    """The tile of a program: down GROUP tiles, then to the right, so that what runs together shares its factors."""
     down = tl.cdiv(m, BLOCK_M)
     wide = tl.cdiv(n, BLOCK_N)
     first = program // (GROUP * wide) * GROUP

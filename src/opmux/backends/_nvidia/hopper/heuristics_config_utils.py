@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 
@@ -10,4 +11,42 @@ def two_rows_ahead(args: dict[str, Any]) -> int | None:
     return 3 if args["STAGES"] == 2 else None
 
 
-HEURISTICS_CONFIGS = {"norm_bwd.rows": {"STAGES": two_rows_ahead}}
+CORES = 132
+
+
+def product_tiles(m: int, n: int, k: int, dtype: Any, **rest: Any) -> dict[str, Any]:
+    """Tiles of matrix products with factors of 16 bits or fewer, found on an H200 against cuBLAS."""
+    if dtype.itemsize > 2:
+        return {}
+    down, right = lambda size: -(-m // size), lambda size: -(-n // size)
+    deep = 128 // dtype.itemsize
+    if min(m, n) > 64 and down(128) * right(256) >= CORES - 32:
+        return tiles_of(128, 256, deep, warps=8, stages=3, GROUP=16, IN_TURN=True)
+    if min(m, n) > 64 and down(128) * right(128) >= CORES // 2:
+        return tiles_of(128, 128, deep, warps=8, stages=4, IN_TURN=True)
+    # Few tiles: K is split until every core has one.
+    if min(m, n) <= 16:
+        found = tiles_of(16 if m <= 16 else 64, 64 if m <= 16 else 16, 4 * deep, warps=4, stages=3)
+    elif min(m, n) <= 64:
+        found = tiles_of(64, 64, 2 * deep, warps=4, stages=4)
+    else:
+        found = tiles_of(64, 128, deep, warps=4, stages=4)
+    tiles, splits = down(found["BLOCK_M"]) * right(found["BLOCK_N"]), 1
+    while tiles * splits < CORES - 32 and k % (2 * splits * found["BLOCK_K"]) == 0 and k // splits >= 1024:
+        splits *= 2
+    return {**found, "SPLITS": splits}
+
+
+def tiles_of(m: int, n: int, k: int, *, warps: int, stages: int, **sizes: Any) -> dict[str, Any]:
+    return {"BLOCK_M": m, "BLOCK_N": n, "BLOCK_K": k, "num_warps": warps, "num_stages": stages, **sizes}
+
+
+def of_product(name: str) -> Callable[[dict[str, Any]], Any]:
+    return lambda args: product_tiles(**args).get(name)
+
+
+PRODUCT = "BLOCK_M BLOCK_N BLOCK_K GROUP IN_TURN SPLITS num_warps num_stages"
+HEURISTICS_CONFIGS = {
+    "norm_bwd.rows": {"STAGES": two_rows_ahead},
+    "gemm.tiles": {name: of_product(name) for name in PRODUCT.split()},
+}
