@@ -2181,6 +2181,21 @@ def lt(self: Tensor, other: Tensor | int | float) -> Tensor:
 def masked_fill(self: Tensor, mask: Tensor, value: Tensor | int | float) -> Tensor:
     """torch.ops.aten.masked_fill, elementwise."""
 
+def matmul(a: Tensor, b: Tensor, c: Tensor | None = None, alpha: float = 1.0, beta: float = 1.0, out_dtype: torch.dtype | None = None) -> Tensor:
+    """y = alpha * a b + beta * c, of matrices or of batches of matrices, with any strides; rounded once.
+
+    Args:
+        a (float [*batch, m, k]): [m, k] or [batch, m, k].
+        b (float [*batch, k, n], of the dtype of a): [k, n] or [batch, k, n].
+        c (float [*batch, m, n], optional): added to the product; may be expanded.
+        alpha: multiplies the product.
+        beta: multiplies c; with 0, c is ignored even if it contains NaN.
+        out_dtype (one of float16, bfloat16, float32, float64): the dtype of the result; by default a's.
+
+    Returns:
+        y [m, n] or [batch, m, n].
+    """
+
 def max_dim(x: Tensor, dim: int, keepdim: bool = False) -> tuple[Tensor, Tensor]:
     """The largest element along dim and its first index.
 

@@ -23,7 +23,7 @@ BF16, F16, F32, F64 = torch.bfloat16, torch.float16, torch.float32, torch.float6
 OPS = "linear linear_bwd gemm gemm_gelu gemm_dgelu gemm_add_ scaled_gemm block_scaled_gemm".split()
 PLAIN = ("scaled_gemm", "block_scaled_gemm")
 IMPLS = [(op, i) for op in OPS for i in ("default.flagos", "vendor.nvidia.cublas")]
-IMPLS += [(op, "vendor.nvidia.cublas_plain") for op in PLAIN]
+IMPLS += [("matmul", "default.flagos"), *((op, "vendor.nvidia.cublas_plain") for op in PLAIN)]
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
 
 
@@ -210,3 +210,38 @@ def test_who_runs():
     with opmux.policy("impl:default.flagos"):
         assert opmux.explain("gemm", x, w).chosen.impl_id == "default.flagos"
         torch.testing.assert_close(opmux.ops.gemm(x, w), x @ w, rtol=1.6e-2, atol=5e-2)
+
+
+SIZES = [
+    (4096, 4096, 512), (1000, 1544, 264), (8192, 2056, 1024), (16, 8192, 4096), (1, 2048, 8192), (3000, 8, 2048),
+    (129, 257, 100),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("layout", ["nn", "nt", "tn", "tt"])
+@pytest.mark.parametrize("m, n, k", SIZES)
+def test_large_products_are_as_close_as_cublas(m, n, k, layout):
+    """Sizes that take tiles in turn, that split K, and that fill no tile."""
+
+    def factor(rows, cols, turned):
+        x = torch.randn(*((cols, rows) if turned else (rows, cols)), device=CUDA, dtype=BF16)
+        return x.t() if turned else x
+
+    a, b = factor(m, k, layout[0] == "t"), factor(k, n, layout[1] == "t")
+    run = impl_of("matmul", "default.flagos").fn
+    c = torch.randn(n, device=CUDA, dtype=BF16).expand(m, n)
+    exact = a.double() @ b.double()
+    for got, native, want in (
+        (run(a, b, None, 1.0, 1.0, None), torch.mm(a, b), exact),
+        (run(a, b, c, 0.5, 2.0, None), torch.addmm(c, a, b, beta=2.0, alpha=0.5), 0.5 * exact + 2.0 * c.double()),
+    ):
+        ours, theirs = ((y.double() - want).abs().max().item() for y in (got, native))
+        assert ours <= 1.01 * theirs + 1e-3
+
+
+def test_a_factor_that_begins_in_the_middle_of_16_bytes():
+    buffer = torch.randn(4096 * 1024 + 1, device=CUDA, dtype=BF16)
+    a, b = buffer[1:].view(4096, 1024), torch.randn(1024, 4096, device=CUDA, dtype=BF16)
+    run = impl_of("matmul", "default.flagos").fn
+    aligned = run(a.clone(), b, None, 1.0, 1.0, None)
+    assert torch.equal(run(a, b, None, 1.0, 1.0, None), aligned)

@@ -17,10 +17,11 @@ CPU = torch.device("cpu")
 F32 = torch.float32
 
 
-@pytest.fixture(params=[False, True], ids=["each", "in turn"])
+@pytest.fixture(params=[(False, 1), (True, 1), (False, 2)], ids=["each", "in turn", "parts of K"])
 def small_tiles(monkeypatch, request):
     """Many tiles in few numbers, and groups that the last rows do not fill."""
-    tiles = Tiles(128, 2, BLOCK_M=16, BLOCK_N=16, BLOCK_K=16, GROUP=3, IN_TURN=request.param)
+    in_turn, splits = request.param
+    tiles = Tiles(128, 2, BLOCK_M=16, BLOCK_N=16, BLOCK_K=16, GROUP=3, IN_TURN=in_turn, SPLITS=splits)
     monkeypatch.setattr(kernels, "gemm_tiles", lambda **facts: tiles)
     forget()
     yield
@@ -41,8 +42,8 @@ def agree(op, *args):
 
 @pytest.mark.parametrize("trans_b", [False, True])
 @pytest.mark.parametrize("trans_a", [False, True])
-@pytest.mark.parametrize("m, n, k", [(1, 72, 37), (60, 36, 40), (37, 1, 70), (68, 72, 48)])
-@pytest.mark.few(6)
+@pytest.mark.parametrize("m, n, k", [(1, 72, 37), (60, 36, 40), (37, 1, 70), (68, 72, 64)])
+@pytest.mark.few(9)
 def test_tiles_of_any_sizes(m, n, k, trans_a, trans_b, small_tiles):
     a = torch.randn(*((k, m) if trans_a else (m, k))) / k**0.5
     b = torch.randn(*((n, k) if trans_b else (k, n)))

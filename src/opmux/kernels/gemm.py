@@ -176,7 +176,9 @@ def tiles_in_turn(
         halves = tl.split(tl.reshape(b_y, (BLOCK_M, 2, HALF)).permute(0, 2, 1))  # each needs half the shared memory
         for side in tl.static_range(2):
             i_n = first_n + side * HALF + tl.arange(0, HALF)
-            b_h = finish(halves[side], c_ptr, pre_ptr, aux_ptr, i_m, i_n, m, n, c_down, c_right, beta, ACT, C_UNIT, WIDE)
+            b_h = finish(
+                halves[side], c_ptr, pre_ptr, aux_ptr, i_m, i_n, m, n, c_down, c_right, beta, ACT, C_UNIT, WIDE
+            )
             if FRESH:
                 y.store([first_m, first_n + side * HALF], b_h.to(y_ptr.dtype.element_ty))
             else:
@@ -496,9 +498,7 @@ def scaled_gemm(
 ) -> Plan:
     makes, numbers, names = {"y": _result(a, b, False, True, out_dtype)}, {"alpha": 1.0, **ADDED}, {"c": "bias"}
     kinds = (a_dtype, b_dtype)
-    return _product(
-        makes, a, b, False, True, "ieee", c=bias, exact=not fast, kinds=kinds, numbers=numbers, names=names
-    )
+    return _product(makes, a, b, False, True, "ieee", c=bias, exact=not fast, kinds=kinds, numbers=numbers, names=names)
 
 
 @planned(spec.block_scaled_gemm)

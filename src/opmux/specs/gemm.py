@@ -264,7 +264,9 @@ def gemm(
 
 def matrices(op: str, a: Tensor) -> None:
     if a.dim() not in (2, 3):
-        raise BadArgument.of(op, "a", "be a matrix or a batch of matrices: two or three dimensions", str(tuple(a.shape)))
+        raise BadArgument.of(
+            op, "a", "be a matrix or a batch of matrices: two or three dimensions", str(tuple(a.shape))
+        )
 
 
 def _matmul_args(d: Draw) -> dict[str, Any]:
@@ -277,7 +279,7 @@ def _matmul_args(d: Draw) -> dict[str, Any]:
     return {
         "a": d.full(max(shape[-1], 1) ** -0.5),
         "b": Draw(Case((*shape[:-2], shape[-1], n), d.case.layout, {"of": d.case.id}), d.dtype, d.device).full(),
-        "c": c if c is None or beta else torch.full_like(c, float("nan")),
+        "c": c if c is None or beta else torch.full_like(c, float("inf")),
         "alpha": d.option("alpha", 1.0),
         "beta": beta,
         "out_dtype": _wider(d) if d.option("wider") else None,

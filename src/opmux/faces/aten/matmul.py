@@ -1,7 +1,7 @@
 """ATen's matrix products: each is one product of matrices or of batches of them, with something added.
 
-Left to torch: integers and complex numbers; factors of different dtypes. Dot products stay torch's, one kernel there and
-two of ours. `linear`, `matmul` and `einsum` are composed of these by ATen.
+Left to torch: integers and complex numbers; factors of different dtypes. Dot products stay torch's, one kernel there
+and two of ours. `linear`, `matmul` and `einsum` are composed of these by ATen.
 """
 
 from collections.abc import Callable
