@@ -51,6 +51,8 @@ LEFT: dict[str, str] = {
     "_weight_int4pack_mm_with_scales_and_zeros": _NO_CUDA,
     "_jagged_to_padded_dense_forward": _NESTED,
     "_nested_view_from_buffer_copy": _NESTED,
+    "dot": "a single reduction by cuBLAS; ours would be two kernels",
+    "vdot": "a single reduction by cuBLAS; ours would be two kernels",
     "linear": "ATen composes it from addmm and matmul; its own kernels are for nested tensors, MKL-DNN and MPS",
     "linear_backward": "its kernels are for nested tensors and MPS; elsewhere autograd differentiates addmm",
     "_sparse_semi_structured_mm": _SPARSE,
@@ -419,26 +421,6 @@ NOT_YET: dict[str, str] = {
         _scaled_grouped_mm
         _scaled_mm
         _scaled_mm.out
-        addbmm
-        addbmm_
-        addmm
-        addmm.dtype
-        addmm.dtype_out
-        addmm.out
-        addmm_
-        addmv
-        addmv_
-        addmv.out
-        baddbmm
-        baddbmm_
-        baddbmm.out
-        bmm
-        bmm.out
-        dot
-        mm
-        mm.out
-        mv
-        vdot
     """,
     "attention": """
         _efficient_attention_backward
