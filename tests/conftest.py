@@ -43,6 +43,7 @@ def pytest_sessionstart(session):
     if hasattr(session.config, "workerinput") or session.config.option.collectonly:
         return
     from opmux.backends._cpu.ops import native
+    from opmux.faces.aten import gate
     from opmux.runtime import build
     from opmux.tools import simulator
 
@@ -52,7 +53,11 @@ def pytest_sessionstart(session):
         except build.CannotBuild as error:  # a machine without a compiler: tests that need one say so
             print(error)
 
-    made = [("cpu_kernels", native.SOURCES, native.flags()), ("simulator", simulator.sources(), simulator.FLAGS)]
+    made = [
+        ("cpu_kernels", native.SOURCES, native.flags()),
+        ("simulator", simulator.sources(), simulator.FLAGS),
+        ("gate", gate.SOURCES, ()),
+    ]
     _compiling.extend(threading.Thread(target=make, args=args) for args in made)
     for thread in _compiling:
         thread.start()

@@ -56,18 +56,19 @@ def library(name: str, sources: Sequence[Path], *, flags: tuple[str, ...] = ()) 
         return Path(file.name)
 
 
-def load(name: str, sources: Sequence[Path], *, flags: tuple[str, ...] = ()) -> None:
-    """Load the library of these sources into this process, so that the ops it registers are in `torch.ops`."""
+def load(name: str, sources: Sequence[Path], *, flags: tuple[str, ...] = ()) -> ctypes.CDLL:
+    """Load the library of these sources into this process; the ops it registers are then in `torch.ops`."""
     file = _open_library(name, sources, flags)
     # By the descriptor whose bytes were verified: the file at the path may have been replaced since.
     verified = Path("/proc/self/fd", str(file.fileno()))
     try:
-        ctypes.CDLL(str(verified) if verified.exists() else file.name)
+        made = ctypes.CDLL(str(verified) if verified.exists() else file.name)
     except OSError as error:
         file.close()
         raise CannotBuild(f"{file.name} was built, but cannot be loaded: {error}") from error
     # Never closed: the dynamic loader would take another library under the same descriptor number for this one.
     _loaded.append(file)
+    return made
 
 
 def directory() -> Path:

@@ -1,4 +1,4 @@
-"""The settings of this layer: the chip's vendor, the cache directory, and whether NVIDIA's libraries are used."""
+"""The settings of this layer: the chip's vendor, the cache directory, whether NVIDIA's libraries and C++ are used."""
 
 from __future__ import annotations
 
@@ -21,6 +21,12 @@ CACHE_DIR = knob(
     in_file=False,
     example="/var/cache/opmux",
 )
+CPP = knob(
+    "OPMUX_CPP",
+    flag,
+    default=True,
+    doc="0 leaves overrides of torch's ops to Python; else their entry is C++, compiled by the first opmux.enable()",
+)
 CUDA_HOME = knob("CUDA_HOME", path, doc="the path of the CUDA toolkit; shown, never changed", in_file=False)
 CUDA_PATH = knob("CUDA_PATH", path, doc="as CUDA_HOME", in_file=False)
 
@@ -30,4 +36,4 @@ def _left_out() -> Mapping[str, str]:
     return {"nvidia": why, "cuda": why} if SKIP_CUDA.get() else {}
 
 
-EXTENSION = Extension(settings=(VENDOR, SKIP_CUDA, CACHE_DIR, CUDA_HOME, CUDA_PATH), left_out=_left_out)
+EXTENSION = Extension(settings=(VENDOR, SKIP_CUDA, CACHE_DIR, CPP, CUDA_HOME, CUDA_PATH), left_out=_left_out)

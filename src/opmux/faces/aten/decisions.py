@@ -25,7 +25,7 @@ from ...core.log import logger
 from ...core.tensors import dtype_name
 from ...runtime import cache_dir, devices, tile_files, tuning, vendors
 from ...runtime.devices import Chip
-from . import above, native
+from . import above, gate, native
 from .overloads import Overload, table
 
 FORMAT = 1
@@ -154,8 +154,8 @@ def decide(overload: Overload, device: str) -> Decision:
 
 
 def gated() -> bool:
-    """Whether the C++ gate is there, which decides by size without a call of Python."""
-    return False
+    """Whether there is the C++ gate, which decides by size without a call of Python, or can be as far as known."""
+    return gate.possible()
 
 
 @functools.cache

@@ -29,7 +29,7 @@ from ...runtime import devices, vendors
 from ...runtime.machine import HERE
 from ...runtime.vendor_ops import AtenRow
 from ...runtime.vendors import Autograd
-from . import above, native
+from . import above, decisions, gate, native
 from .overloads import Overload, declining_numbers, row_for, table, vendors_own
 
 
@@ -46,6 +46,7 @@ class State:
     def want(self, names: frozenset[str]) -> None:
         self.wanted = names
         self.on = WatchedState(names, self.inside, self.counts) if self.inside or self.counts is not None else names
+        gate.select(names, decisions.thresholds if self.auto else None)
 
 
 class WatchedState:
@@ -89,9 +90,11 @@ def off_inside(fn: Callable[..., Any]) -> Callable[..., Any]:
         with lock.held:
             STATE.inside.add(me)
             STATE.want(STATE.wanted)
+        gate.inside(1)
         try:
             return fn(*args, **kwargs)
         finally:
+            gate.inside(-1)
             with lock.held:
                 STATE.inside.discard(me)
                 STATE.want(STATE.wanted)
@@ -112,6 +115,7 @@ class Device:
         self.entries: dict[str, EntryPoint] = {}  # of the registered overrides
         self._made: dict[str, EntryPoint] = {}  # all entries ever made, for reuse
         self._libraries: list[torch.library.Library] = []  # one for each registration
+        self._gates: dict[str, gate.Gate] = {}  # in front of the registered overrides
 
     def choose(self) -> dict[str, Overload]:
         """The overloads that some impl can compute on this device."""
@@ -188,7 +192,11 @@ class Device:
             if row is not None and row.autograd is Autograd.enable:
                 made = above.of_row(shape, row, overload.rows[self.name].fn, STATE, made)
             lib.impl(shape.name, made, autograd, with_keyset=True)
+        made_gate = gate.make(self.name, shape, self.key) if over is None else None
         lib.impl(shape.name, entry.fn, self.key)
+        if made_gate is not None:
+            self._gates[overload.name] = made_gate
+            made_gate.install()
 
     def remove(self) -> None:
         """Remove the overrides."""
@@ -196,6 +204,9 @@ class Device:
         self.entries = {}
 
     def _destroy(self, libraries: Iterable[torch.library.Library], names: Iterable[str]) -> None:
+        for name in names:
+            if name in self._gates:
+                self._gates.pop(name).remove()
         for lib in tuple(libraries):
             lib._destroy()
         self._libraries = [lib for lib in self._libraries if lib not in libraries]
@@ -261,6 +272,8 @@ def choosable() -> dict[str, dict[str, Overload]]:
 def register(names: Mapping[str, Iterable[str]]) -> None:
     """Register overrides for these overloads, by device type."""
     chosen = choosable()
+    if any(names.values()):
+        gate.available()  # may compile, for which no lock is held
     with lock.held:
         new = [
             _devices[device].register([o for n, o in chosen[device].items() if n in wanted])
@@ -287,6 +300,7 @@ def remove() -> None:
     global _generation
     with lock.held:
         _generation += 1
+        gate.forget()
         for device in _devices.values():
             device.remove()
         if library.reference_guard is not None:

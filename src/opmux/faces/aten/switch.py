@@ -15,7 +15,7 @@ from ...core.loading import on_failure
 from ...core.lock import lock
 from ...core.log import logger
 from ...core.tensors import first_tensor
-from . import decisions, engine
+from . import decisions, engine, gate
 from . import record as recording
 from .overloads import Overload, table
 from .schema import Shape, overloads
@@ -66,10 +66,15 @@ class Selection:
         self.asked = resolved(self.include, self.exclude)
         taken = self.asked
         if self.auto:
-            taken = {d: frozenset(n for n in names if _decision(n, d).taken) for d, names in self.asked.items()}
+            taken = self._taken()
+            if any(taken.values()) and not gate.available():  # compiles it; if that fails, fewer are taken
+                taken = self._taken()
             _say(self.asked, taken)
         self.names = frozenset().union(*taken.values())
         return taken if self.recorder is None else self.asked  # calls that torch keeps are counted too
+
+    def _taken(self) -> dict[str, frozenset[str]]:
+        return {d: frozenset(n for n in names if _decision(n, d).taken) for d, names in self.asked.items()}
 
     def every(self) -> frozenset[str]:
         """Every overload that it names, also those that auto mode leaves to torch."""

@@ -1,0 +1,189 @@
+"""The C++ entry of overrides: a call that is off, or too small to be ours, runs ATen's kernel without Python.
+
+`gate.cpp` is compiled by the first registration of overrides (runtime/build.py), and put in front of each override on
+its dispatch key. Without a compiler, or with OPMUX_CPP=0, the overrides in Python do the same by themselves, except for
+the choice by size.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ...core.lock import ForkSafeLock
+from ...core.log import logger
+from ...runtime import build
+from ...runtime.settings import CPP
+from . import native
+from .schema import Shape
+
+SOURCES = (Path(__file__).with_name("gate.cpp"),)
+NEVER = -1
+
+# c10::ScalarType, whose numbers are part of torch's file format
+_TYPES: dict[torch.dtype, int] = {
+    torch.uint8: 0, torch.int8: 1, torch.int16: 2, torch.int32: 3, torch.int64: 4, torch.float16: 5, torch.float32: 6,
+    torch.float64: 7, torch.complex32: 8, torch.complex64: 9, torch.complex128: 10, torch.bool: 11, torch.bfloat16: 15,
+}  # fmt: skip
+
+
+class _Selection(ctypes.Structure):
+    _fields_ = (("size", ctypes.c_int64), ("rows", ctypes.c_void_p))
+
+
+class _Library:
+    """The functions of gate.cpp."""
+
+    def __init__(self, loaded: ctypes.CDLL):
+        holding = ctypes.PyDLL(None, handle=loaded._handle)  # keeps the GIL: for calls of some nanoseconds
+
+        def function(name: str, returns: Any, *takes: Any, of: ctypes.CDLL = loaded) -> Any:
+            made = getattr(of, f"opmux_gate_{name}")
+            made.restype, made.argtypes = returns, takes
+            return made
+
+        text = ctypes.c_char_p
+        self.error = function("error", text, of=holding)
+        self.new = function("new", ctypes.c_void_p, ctypes.c_int64, text, text, text)
+        self.install = function("install", ctypes.c_int, ctypes.c_void_p)
+        self.delete = function("delete", None, ctypes.c_void_p)
+        self.select = function("select", None, ctypes.c_void_p, of=holding)
+        self.inside = function("inside", None, ctypes.c_int, of=holding)
+        self.types: int = function("types", ctypes.c_int64)()
+
+
+class _State:
+    lock = ForkSafeLock().arm()  # a process may fork while another thread compiles
+    library: _Library | None = None
+    tried = False
+
+
+def available() -> bool:
+    """Whether overrides have the entry in C++; compiles it on first use, unless OPMUX_CPP=0."""
+    with _State.lock.held:
+        if not _State.tried and CPP.get():
+            try:
+                _State.library = _Library(build.load("gate", SOURCES))
+            except build.CannotBuild as error:
+                logger.info("overrides of torch's ops are entered through Python: %s", error)
+        _State.tried = True
+    return _State.library is not None
+
+
+def possible() -> bool:
+    """The same, as far as it is known without compiling."""
+    if _State.tried:
+        return _State.library is not None
+    try:
+        return bool(CPP.get() and build.compiler())
+    except build.CannotBuild:
+        return False
+
+
+# ---- one gate -------------------------------------------------------------------------------------------------------
+
+_slots: dict[tuple[str, str], int] = {}  # (device type, overload) -> its place in a selection; never changes
+
+
+class Gate:
+    """The gate of one overload on one device; `install` puts it in front of the override that is registered by then."""
+
+    def __init__(self, device: str, shape: Shape, key: str):
+        assert _State.library is not None
+        self._library = _State.library
+        packet, _, overload = shape.name.partition(".")
+        slot = _slots.setdefault((device, shape.name), len(_slots))
+        self._made = self._checked(
+            self._library.new(slot, f"aten::{packet}".encode(), overload.encode(), key.encode()), shape
+        )
+        self._shape = shape
+
+    def install(self) -> None:
+        self._checked(self._library.install(self._made), self._shape)
+
+    def remove(self) -> None:
+        made, self._made = self._made, None
+        self._library.delete(made)
+
+    def _checked(self, made: Any, shape: Shape) -> Any:
+        if not made:
+            raise RuntimeError(f"aten::{shape.name} cannot be overridden from C++: {self._library.error().decode()}")
+        return made
+
+
+def make(device: str, shape: Shape, key: str) -> Gate | None:
+    """A gate that has ATen's kernel of now, or None where the override must be entered through Python.
+
+    That is so without the library, and for overloads that have no kernel of ATen's, or one that is in Python.
+    """
+    if _State.library is None or shape.name in native.DELEGATES or not native.exists(shape, key):
+        return None
+    return Gate(device, shape, key)
+
+
+# ---- what is on -----------------------------------------------------------------------------------------------------
+
+Thresholds = Callable[[str, str], Mapping[torch.dtype, int]]
+
+_made: dict[tuple[tuple[int, ...] | None, ...], tuple[Any, ...]] = {}  # by contents; C++ has pointers: never freed
+_selections: dict[tuple[frozenset[str], Thresholds | None, int], Any] = {}  # found again by what was asked for
+
+
+def select(names: frozenset[str], thresholds: Thresholds | None) -> None:
+    """Turn these overloads on, and no others.
+
+    `thresholds(overload, device)` gives, by dtype, the smallest number of elements of the first tensor for which a call
+    is ours: 0 for all calls, NEVER for none, which is also so for a dtype that it does not name. A call without tensors
+    is ours if any is. Without the function all calls are ours.
+    """
+    library = _State.library
+    if library is None:
+        return
+    asked = names, thresholds, len(_slots)
+    found = _selections.get(asked)
+    if found is None:
+        contents = tuple(_row(n, d, thresholds, library.types) if n in names else None for d, n in _slots)
+        if contents not in _made:
+            _made[contents] = _as_c(contents)
+        found = _selections[asked] = ctypes.addressof(_made[contents][0])
+    library.select(found)
+
+
+def forget() -> None:
+    """Ask for thresholds again."""
+    _selections.clear()
+
+
+def _row(name: str, device: str, thresholds: Thresholds | None, types: int) -> tuple[int, ...]:
+    if thresholds is None:
+        return (0,) * types
+    given = thresholds(name, device)
+    row = [NEVER] * types
+    for dtype, least in given.items():
+        if dtype in _TYPES:
+            row[_TYPES[dtype]] = least
+    if any(least != NEVER for least in given.values()):
+        row[-1] = 0
+    return tuple(row)
+
+
+@functools.cache
+def _row_as_c(row: tuple[int, ...]) -> Any:
+    return (ctypes.c_int64 * len(row))(*row)
+
+
+def _as_c(contents: Iterable[tuple[int, ...] | None]) -> tuple[Any, ...]:
+    rows = [None if row is None else ctypes.addressof(_row_as_c(row)) for row in contents]
+    pointers = (ctypes.c_void_p * len(rows))(*rows)
+    return _Selection(len(rows), ctypes.addressof(pointers)), pointers
+
+
+def inside(by: int) -> None:
+    """Count this thread in (1) or out (-1) of references: it gets ATen's kernels while it runs one."""
+    if _State.library is not None:
+        _State.library.inside(by)

@@ -1,0 +1,157 @@
+"""The C++ entry of overrides, on the CPU's dispatch key with overrides that say that they were called."""
+
+import logging
+import warnings
+
+import pytest
+import torch
+
+from opmux.faces.aten import gate
+from opmux.faces.aten.schema import Shape
+from opmux.runtime import build
+
+FREQUENT = ("add.Tensor", "mul.Tensor", "exp", "add_.Tensor", "sum.dim_IntList", "native_layer_norm")
+OTHERS = ("exp.out", "cat", "arange", "native_group_norm")  # of these signatures gate.cpp has no typed entry
+
+
+@pytest.fixture(scope="module")
+def library():
+    if not gate.available():
+        pytest.skip("gate.cpp cannot be compiled here")
+    return gate._State.library
+
+
+@pytest.fixture
+def called(library):
+    """The names of the overrides that were called; each runs ATen's kernel, saved before."""
+    calls, gates = [], []
+    lib = torch.library.Library("aten", "IMPL")
+
+    def override(name):
+        kept = torch.library.get_kernel(f"aten::{name}", "CPU").call_boxed
+        keys = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
+
+        def call(*args, **kwargs):
+            calls.append(name)
+            args = [a if name not in ("add.Tensor", "mul.Tensor") or isinstance(a, torch.Tensor)
+                    else torch.tensor(a) for a in args]  # fmt: skip
+            return kept(keys, *args, **kwargs)
+
+        return call
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for name in (*FREQUENT, *OTHERS):
+            made = gate.make("cpu", Shape(name), "CPU")
+            lib.impl(name, override(name), "CPU")
+            made.install()
+            gates.append(made)
+    yield calls
+    gate.select(frozenset(), None)
+    for made in gates:
+        made.remove()
+    lib._destroy()
+
+
+def program():
+    """Each overload once: with a number in a tensor's place, undefined tensors, a list, none, and a given result."""
+    x = torch.linspace(-1, 1, 24).view(4, 6)
+    made = [x + x, x * 2, 2 * x, torch.exp(x), x.clone().add_(x, alpha=3), x.sum(1), torch.cat([x, x]), torch.arange(5)]
+    made += torch.native_layer_norm(x, (6,), None, None, 1e-5)
+    made += torch.native_group_norm(x, None, None, 4, 6, 1, 2, 1e-5)
+    return [*made, torch.exp(x, out=torch.empty(4, 6))]
+
+
+def test_calls_that_are_off_run_atens_kernels_and_those_that_are_on_the_override(called):
+    wanted = program()
+    assert called == []
+    gate.select(frozenset((*FREQUENT, *OTHERS)), None)
+    got = program()
+    assert sorted(set(called)) == sorted((*FREQUENT, *OTHERS)) and called.count("mul.Tensor") == 2
+    torch.testing.assert_close(got, wanted, rtol=0, atol=0)
+    called.clear()
+    gate.select(frozenset({"exp"}), None)
+    program()
+    assert called == ["exp"]
+
+
+@pytest.mark.parametrize(
+    ("limits", "ours"),
+    [({torch.float32: 24}, True), ({torch.float32: 25}, False), ({torch.float32: gate.NEVER}, False),
+     ({torch.bfloat16: 0}, False), ({torch.float32: 0}, True), ({}, False)],
+)  # fmt: skip
+def test_the_first_tensors_dtype_and_size_decide(called, limits, ours):
+    names = frozenset((*FREQUENT, *OTHERS)) - {"arange"}
+    gate.select(names, lambda name, device: limits)
+    gate.forget()
+    program()
+    assert set(called) == (names if ours else set())
+
+
+def test_a_call_without_tensors_is_ours_if_any_is(called):
+    gate.select(frozenset({"arange"}), lambda name, device: {torch.bfloat16: 1 << 20})
+    torch.arange(3)
+    gate.select(frozenset({"arange"}), lambda name, device: {torch.bfloat16: gate.NEVER})
+    torch.arange(3)
+    assert called == ["arange"]
+
+
+def test_a_thread_that_runs_a_reference_gets_atens_kernels(called):
+    gate.select(frozenset({"exp"}), None)
+    gate.inside(1)
+    try:
+        torch.exp(torch.ones(2))
+    finally:
+        gate.inside(-1)
+    assert called == []
+    torch.exp(torch.ones(2))
+    assert called == ["exp"]
+
+
+def test_removed_gates_leave_nothing(library):
+    dump = lambda: [torch._C._dispatch_dump(f"aten::{n}") for n in FREQUENT]
+    before = dump()
+    for _ in range(3):
+        gates = [gate.make("cpu", Shape(n), "CPU") for n in FREQUENT]
+        for one in gates:
+            one.install()
+        assert "opmux's gate" in dump()[0]
+        for one in gates:
+            one.remove()
+        assert dump() == before
+
+
+def test_frequent_signatures_need_no_stack(library):
+    """The typed entry is found by the words of the schema: a change of torch's would otherwise go unnoticed."""
+    for names, kind in ((FREQUENT, 2), (("gelu", "_softmax", "copy_", "mm", "addmm", "where.self"), 2), (OTHERS, 1)):
+        for name in names:
+            made = gate.make("cpu", Shape(name), "CPU")
+            assert library.install(made._made) == kind, name
+            made.remove()
+
+
+def test_an_overload_that_does_not_exist_is_an_error_with_its_name(library):
+    with pytest.raises(RuntimeError, match="no_such_op"):
+        gate.Gate("cpu", Shape("no_such_op"), "CPU")
+
+
+def test_it_can_be_turned_off_and_a_failed_build_is_one_line(monkeypatch, caplog):
+    monkeypatch.setattr(gate._State, "library", None)
+    monkeypatch.setattr(gate._State, "tried", False)
+    monkeypatch.setenv("OPMUX_CPP", "0")
+    assert not gate.available()
+    assert gate.make("cpu", Shape("exp"), "CPU") is None
+    gate.select(frozenset({"exp"}), None)
+
+    def fail(*args, **kwargs):
+        raise build.CannotBuild("there is no C++ compiler")
+
+    monkeypatch.setattr(gate._State, "tried", False)
+    monkeypatch.delenv("OPMUX_CPP")
+    monkeypatch.setattr(build, "load", fail)
+    with caplog.at_level(logging.INFO, logger="opmux"):
+        assert not gate.available()
+        assert not gate.available()
+    assert [r.getMessage() for r in caplog.records] == [
+        "overrides of torch's ops are entered through Python: there is no C++ compiler"
+    ]
