@@ -147,13 +147,19 @@ def taken(x, first, begin, TURNED: tl.constexpr):
 
 
 @triton.jit
+def halves(b_x):
+    """The left and the right half of a tile."""
+    return tl.split(tl.reshape(b_x, (b_x.shape[0], 2, b_x.shape[1] // 2)).permute(0, 2, 1))
+
+
+@triton.jit
 def tiles_in_turn(
     a_ptr, b_ptr, c_ptr, pre_ptr, a_scale_ptr, b_scale_ptr, y_ptr, aux_ptr,
     m, n, k, lda, ldb, ldy, c_down, c_right, alpha, beta,
     A_TURNED: tl.constexpr, B_TURNED: tl.constexpr, C_UNIT: tl.constexpr,
     ACT: tl.constexpr, WIDE: tl.constexpr, PRECISION: tl.constexpr, EXACT: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP: tl.constexpr,
-    PROGRAMS: tl.constexpr, FRESH: tl.constexpr,
+    PROGRAMS: tl.constexpr, FRESH: tl.constexpr, PARTS: tl.constexpr,
 ):  # fmt: skip
     """A program for each core, which takes tiles in turn: the next tile is on its way while one is written.
 
@@ -161,9 +167,8 @@ def tiles_in_turn(
     """
     a = described(a_ptr, m, k, lda, A_TURNED, BLOCK_M, BLOCK_K)
     b = described(b_ptr, n, k, ldb, B_TURNED, BLOCK_N, BLOCK_K)
-    HALF: tl.constexpr = BLOCK_N // 2
     if FRESH:
-        y = tl.make_tensor_descriptor(y_ptr, [m, n], [ldy, 1], [BLOCK_M, HALF])
+        y = tl.make_tensor_descriptor(y_ptr, [m, n], [ldy, 1], [BLOCK_M, BLOCK_N // PARTS])
     for program in tl.range(tl.program_id(0), tl.cdiv(m, BLOCK_M) * tl.cdiv(n, BLOCK_N), PROGRAMS, flatten=True):
         i_tile, j_tile = tile(program, m, n, BLOCK_M, BLOCK_N, GROUP)
         first_m, first_n = i_tile * BLOCK_M, j_tile * BLOCK_N
@@ -172,17 +177,18 @@ def tiles_in_turn(
             b_a, b_b = taken(a, first_m, begin, A_TURNED), taken(b, first_n, begin, B_TURNED)
             b_y = multiply(b_a, b_b.T, b_y, WIDE, PRECISION, EXACT)
         b_y = scaled(b_y, a_scale_ptr, b_scale_ptr, alpha, WIDE)
-        i_m = first_m + tl.arange(0, BLOCK_M)
-        halves = tl.split(tl.reshape(b_y, (BLOCK_M, 2, HALF)).permute(0, 2, 1))  # each needs half the shared memory
-        for side in tl.static_range(2):
-            i_n = first_n + side * HALF + tl.arange(0, HALF)
-            b_h = finish(
-                halves[side], c_ptr, pre_ptr, aux_ptr, i_m, i_n, m, n, c_down, c_right, beta, ACT, C_UNIT, WIDE
-            )
+        parts = halves(b_y)
+        if PARTS == 4:
+            parts = halves(parts[0]) + halves(parts[1])
+        for part in tl.static_range(PARTS):  # each needs a part of the shared memory that all would
+            first = first_n + part * (BLOCK_N // PARTS)
+            i_m, i_n = first_m + tl.arange(0, BLOCK_M), first + tl.arange(0, BLOCK_N // PARTS)
+            b_p = parts[part]
+            b_p = finish(b_p, c_ptr, pre_ptr, aux_ptr, i_m, i_n, m, n, c_down, c_right, beta, ACT, C_UNIT, WIDE)
             if FRESH:
-                y.store([first_m, first_n + side * HALF], b_h.to(y_ptr.dtype.element_ty))
+                y.store([first_m, first], b_p.to(y_ptr.dtype.element_ty))
             else:
-                write(y_ptr, b_h, i_m, i_n, m, n, ldy)
+                write(y_ptr, b_p, i_m, i_n, m, n, ldy)
 
 
 def _gemm(
@@ -192,7 +198,7 @@ def _gemm(
     A_NUMBERS: tl.constexpr, B_NUMBERS: tl.constexpr,
     ACT: tl.constexpr, WIDE: tl.constexpr, PRECISION: tl.constexpr, EXACT: tl.constexpr,
     FULL: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP: tl.constexpr,
-    IN_TURN: tl.constexpr, SPLITS: tl.constexpr, PROGRAMS: tl.constexpr, FRESH: tl.constexpr,
+    IN_TURN: tl.constexpr, SPLITS: tl.constexpr, PROGRAMS: tl.constexpr, FRESH: tl.constexpr, PARTS: tl.constexpr,
 ):  # fmt: skip
     """The second dimension of the grid is the batch; or parts of K, whose strides the host has made a batch's."""
     batch = tl.program_id(1).to(tl.int64)
@@ -205,7 +211,7 @@ def _gemm(
         tiles_in_turn(
             a_ptr, b_ptr, c_ptr, pre_ptr, a_scale_ptr, b_scale_ptr, y_ptr, aux_ptr,
             m, n, k, lda, ldb, ldy, c_down, c_right, alpha, beta, A_TURNED, B_TURNED, C_UNIT,
-            ACT, WIDE, PRECISION, EXACT, BLOCK_M, BLOCK_N, BLOCK_K, GROUP, PROGRAMS, FRESH,
+            ACT, WIDE, PRECISION, EXACT, BLOCK_M, BLOCK_N, BLOCK_K, GROUP, PROGRAMS, FRESH, PARTS,
         )  # fmt: skip
     else:
         one_tile(
@@ -380,7 +386,8 @@ def _product(
         A_TURNED=factors["a"].turned, B_TURNED=factors["b"].turned, C_UNIT=added[2] == 1, ACT=act,
         WIDE=wide, PRECISION=precision if a.dtype is torch.float32 else "ieee",
         EXACT=exact and bool(views), FULL=k % tiles["BLOCK_K"] == 0,
-        PROGRAMS=running if in_turn else 0, FRESH=y is None and n * of_y % 16 == 0, **read_as,
+        PROGRAMS=running if in_turn else 0, FRESH=y is None and n * of_y % 16 == 0,
+        PARTS=4 if act or c is not None or of_y != 2 else 2, **read_as,
     )  # fmt: skip
     sizes = dict(
         m=m, n=n, k=k, lda=factors["a"].step, ldb=factors["b"].step, ldy=n if y is None else y[1],
