@@ -179,6 +179,16 @@ def tune(
     ] = None,
     listing: Annotated[bool, typer.Option("--list", help="List every tunable, and the source of its values.")] = False,
     clear: Annotated[bool, typer.Option("--clear", help="Forget all that was tuned, on any chip.")] = False,
+    aten: Annotated[
+        bool,
+        typer.Option(
+            "--aten", help="Time torch's own kernels and ours, for opmux.enable() to decide by; OP: only these."
+        ),
+    ] = False,
+    minutes: Annotated[float, typer.Option(metavar="N", help="With --aten: stop after so many minutes.")] = 4.0,
+    json: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="With --aten: write to this file, not to the cache.")
+    ] = None,
 ) -> None:
     """Time a kernel with different tiles on this chip, and store the fastest for later runs."""
     if importlib.util.find_spec("triton") is None:
@@ -187,10 +197,14 @@ def tune(
     from . import arguments, screen, tune
 
     screen.show_log()
+    if aten:
+        from .speed import command
+
+        raise typer.Exit(command.run(device, minutes, json, op.split(",") if op else ()))
     if op is None and dry_run and chip is not None and not listing and not clear:
         raise typer.Exit(tune.show_trials(chip))
     if (op is not None) + listing + clear != 1:
-        raise arguments.BadArgument("tune takes one of: an OP, --list, --clear, or --dry-run with --chip")
+        raise arguments.BadArgument("tune takes one of: an OP, --list, --clear, --aten, or --dry-run with --chip")
     if listing:
         raise typer.Exit(tune.show_list(chip))
     raise typer.Exit(tune.clear() if op is None else tune.run(op, shape or (), dtype or (), device, dry_run, chip))

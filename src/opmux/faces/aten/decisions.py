@@ -170,6 +170,8 @@ def _decide(overload: Overload, device: str, generation: int, gated: bool) -> De
     if speed is None:
         return Decision(f"it is not measured on {chip}: opmux tune --aten does that")
     limits = {d: speed.smallest(d) for d in DTYPES if speed.of(d)}
+    if not any("Tensor" in str(a.type) for a in overload.shape.arguments):  # its size is not that of a tensor
+        limits = {d: 0 if n == 0 else NEVER for d, n in limits.items()}
     if all(n == NEVER for n in limits.values()):
         return Decision(f"it is not faster on {chip}: {_worst(speed)}")
     by_size = gated and not above.composed_on(overload.shape, key)

@@ -1,0 +1,180 @@
+"""`opmux tune --aten`: compile in many processes, measure in one, keep the result, report."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import queue
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from ...faces.aten import decisions, engine
+from ...faces.aten.decisions import Speed
+from ...faces.aten.overloads import table
+from .. import arguments, screen
+
+WARM_SHARE = 0.45  # of the time limit, for compiling
+WORKERS = 12  # processes that compile; each has a context of its own on the device
+SLOW = 0.8  # a ratio below this is listed
+QUIET_S = 120.0  # a child that says nothing for so long is ended
+
+# Functional overloads first, then in-place, then out=: if the time runs out, the rarer ones are not measured.
+ORDER = {"functional": 0, "inplace": 1, "out": 2}
+
+
+def run(device: str | None, minutes: float, file: Path | None, only: Iterable[str]) -> int:
+    """Measure every overload that can be overridden here; the file of the cache, or `file`, gets the result."""
+    at = arguments.device(device).type
+    known = engine.choosable().get(at, {})
+    names = sorted(known, key=lambda n: (ORDER.get(known[n].shape.kind, 3), n))
+    if wanted := list(only):
+        names = [n for n in names if n in wanted or known[n].shape.packet in wanted]
+    if not names:
+        raise arguments.BadArgument(f"there is nothing to measure on {at}: no overload has a kernel of ours there")
+    console, chip, start = screen.out(), decisions.chip_of(at), time.monotonic()
+    until = start + 60 * minutes
+    if at != "cpu" and len(names) > WORKERS:
+        _warm(names, at, start + 60 * minutes * WARM_SHARE)
+    found = _measured(names, at, until)
+    speeds = {n: Speed.of_data(f) for n, f in found.items() if "skipped" not in f}
+    skipped = {n: f["skipped"] for n, f in found.items() if "skipped" in f}
+    skipped |= {n: "the time ran out" for n in names if n not in found}
+    more = {"seconds": round(time.monotonic() - start), "skipped": skipped}
+    if file is not None:
+        file.write_text(decisions.as_json(chip, speeds, more), encoding="utf-8")
+        kept: Path | None = file
+    else:
+        kept = decisions.store(chip, speeds, more)
+    _report(console, speeds, skipped)
+    console.print(f"kept in {kept}" if kept is not None else "not kept: there is no home directory", style="dim")
+    return 0
+
+
+# ---- children -------------------------------------------------------------------------------------------------------
+
+
+class Child:
+    """A process that measures overloads, and its lines."""
+
+    def __init__(self, names: list[str], device: str, warm: bool, lines: queue.Queue[tuple[Child, Any]]):
+        command = [sys.executable, "-c", f"from {__package__}.measure import main; main()"]
+        self._process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+        )
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps({"names": names, "device": device, "warm": warm}))
+        self._process.stdin.close()
+        self._lines = lines
+        threading.Thread(target=self._read, daemon=True).start()
+
+    def _read(self) -> None:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            self._lines.put((self, json.loads(line)))
+        self._lines.put((self, None))
+
+    def end(self) -> None:
+        self._process.kill()
+        self._process.wait()
+
+
+def _warm(names: list[str], device: str, until: float) -> None:
+    """Compile the kernels of all overloads, in many processes at a time; what fails here fails again when measured."""
+    lines: queue.Queue[tuple[Child, Any]] = queue.Queue()
+    count = min(WORKERS, os.cpu_count() or 1)
+    # pieces, not strides: overloads that are neighbours share kernels
+    size = math.ceil(len(names) / count)
+    children = {Child(names[i : i + size], device, True, lines) for i in range(0, len(names), size)}
+    live = set(children)
+    try:
+        with screen.progress("now") as bar:
+            task = bar.add_task("compiling", total=len(names), now="")
+            while live and (left := until - time.monotonic()) > 0:
+                try:
+                    child, line = lines.get(timeout=left)
+                except queue.Empty:
+                    break
+                if line is None:
+                    live.discard(child)
+                elif "name" in line:
+                    bar.update(task, advance=1, now=line["name"])
+    finally:
+        for child in children:
+            child.end()
+
+
+def _measured(names: list[str], device: str, until: float) -> dict[str, Any]:
+    """What one child after the other measured; one that ends early is followed by another, without its overload."""
+    found: dict[str, Any] = {}
+    with screen.progress("now") as bar:
+        task = bar.add_task("measuring", total=len(names), now="")
+        rest = names
+        while rest and time.monotonic() < until:
+            _one_child(rest, device, until, found, lambda now: bar.update(task, completed=len(found), now=now))
+            rest = [n for n in names if n not in found]
+    return found
+
+
+def _one_child(names: list[str], device: str, until: float, found: dict[str, Any], tick: Callable[[str], None]) -> None:
+    lines: queue.Queue[tuple[Child, Any]] = queue.Queue()
+    child, at, why = Child(names, device, False, lines), names[0], "its process ended"
+    try:
+        while (left := until - time.monotonic()) > 0:
+            try:
+                _, line = lines.get(timeout=min(left, QUIET_S))
+            except queue.Empty:
+                why = f"it took over {QUIET_S:.0f} s"
+                break
+            if line is None:
+                break
+            at = line.get("start", at)
+            if "name" in line:
+                found[line.pop("name")] = line
+            tick(at)
+    finally:
+        child.end()
+    if at not in found and until > time.monotonic():
+        found[at] = {"skipped": why}
+
+
+# ---- the report -----------------------------------------------------------------------------------------------------
+
+
+def ratios(speed: Speed) -> list[float]:
+    """Of each dtype at its largest size, torch's time over ours."""
+    return [rows[-1].native / rows[-1].ours for rows in speed.times.values() if rows and rows[-1].ours]
+
+
+def mean(values: Iterable[float]) -> float:
+    logs = [math.log(v) for v in values]
+    return math.exp(sum(logs) / len(logs)) if logs else math.nan
+
+
+def _report(console: Console, speeds: dict[str, Speed], skipped: dict[str, str]) -> None:
+    all_of = {n: mean(ratios(s)) for n, s in speeds.items() if ratios(s)}
+    right = {"justify": "right"}
+    shown = screen.table("family", ("overloads", right), ("torch's time / ours", right), ("below 0.8", right))
+    families: dict[str, list[str]] = {}
+    for name in all_of:
+        families.setdefault(table()[name].family, []).append(name)
+    for family, names in sorted(families.items()):
+        slow = sum(all_of[n] < SLOW for n in names)
+        shown.add_row(family, str(len(names)), f"{mean(all_of[n] for n in names):.3f}", str(slow or ""))
+    console.print(shown)
+    slow = sorted((r, n) for n, r in all_of.items() if r < SLOW)
+    for ratio, name in slow:
+        console.print(f"  {ratio:.2f}  {name}")
+    wins = sum(any(s.smallest(d) != decisions.NEVER for d in s.times) for s in speeds.values())
+    console.print(
+        f"{len(all_of)} overloads, geometric mean {mean(all_of.values()):.3f} on the device at the largest sizes; "
+        f"{len(slow)} below {SLOW}; {wins} can be taken from some size on; {len(skipped)} not measured",
+        style="bold",
+    )

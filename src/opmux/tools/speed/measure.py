@@ -1,0 +1,230 @@
+"""Times of torch's kernels and ours, overload by overload, in a process of its own: a kernel that fails takes no other
+measurement with it.
+
+On the device the median of single calls is taken, with the caches cleared in between; all calls are queued before the
+first one runs, so that the host does not show. The host's time is that of a call on a small tensor.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import torch
+
+from ...core.errors import OpmuxError
+from ...faces.aten import engine, switch
+from ...faces.aten.overloads import Overload, table
+from .cases import REFUSALS, Case, Sources
+
+SIZES = (1 << 16, 1 << 20, 1 << 24, 1 << 27)
+SMALL = 1 << 13  # for the host's time
+DTYPES = ("bfloat16", "float32", "int64")
+SIZES_OF = {"int64": (1 << 20, 1 << 24)}
+CALLS, CYCLES = 7, 1_500_000  # about 1 ms of the device, to queue the calls in
+CLEARED = 128 << 20  # bytes; caches are smaller
+SLOW_US = 30_000.0  # a call over this is not measured at larger sizes
+
+
+class Clock:
+    """Times calls on one device type."""
+
+    def __init__(self, device: str):
+        self.device = device
+        self._clear = torch.empty(CLEARED // 4, dtype=torch.int32, device=device) if device == "cuda" else None
+
+    def wait(self) -> None:
+        if self.device != "cpu":
+            torch.accelerator.synchronize()
+
+    def device_us(self, call: Callable[[], Any]) -> float:
+        call(), call()
+        self.wait()
+        if self._clear is None:  # no events, or no cache that matters
+            return statistics.median(self._elapsed(call) for _ in range(CALLS))
+        pairs = [(torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)) for _ in range(CALLS)]
+        torch.cuda._sleep(CYCLES)
+        for start, end in pairs:
+            self._clear.zero_()
+            start.record()
+            call()
+            end.record()
+        self.wait()
+        return statistics.median(start.elapsed_time(end) for start, end in pairs) * 1e3
+
+    def _elapsed(self, call: Callable[[], Any]) -> float:
+        start = time.perf_counter()
+        call()
+        self.wait()
+        return (time.perf_counter() - start) * 1e6
+
+    def host_us(self, call: Callable[[], Any], loops: int = 40) -> float:
+        """The host's time; of the CPU it is part of the other."""
+        if self.device == "cpu":
+            return 0.0
+        for _ in range(10):
+            call()
+        taken = []
+        for _ in range(5):
+            self.wait()
+            start = time.perf_counter()
+            for _ in range(loops):
+                call()
+            taken.append((time.perf_counter() - start) / loops * 1e6)
+        self.wait()
+        return min(taken)
+
+
+def _alone(overload: Overload) -> str:
+    """A name that means this overload and no other: `relu` also means `relu_`."""
+    return overload.name if "." in overload.name else f"{overload.name}.default"
+
+
+class Switches:
+    """The override of one overload: on, and on with a record of who answered."""
+
+    def __init__(self, overload: Overload):
+        self.name, self._told = overload.name, io.StringIO()
+        self.on = switch.use(include=_alone(overload), mode="all")
+        self._recording = switch.use(include=_alone(overload), mode="all", record=self._told)
+
+    def declined(self, call: Callable[[], Any]) -> str:
+        """Why torch's own kernel runs although the override is on; "" if ours does."""
+        self._told.seek(0)
+        self._told.truncate()
+        with self._recording:
+            call()
+        mine = [r for r in map(json.loads, self._told.getvalue().splitlines()) if r["overload"] == self.name]
+        if not mine:
+            return "the call did not reach the override"
+        return next((r.get("why", "torch's own kernel ran") for r in mine if r["impl"] == "native"), "")
+
+
+def measure(names: Iterable[str], device: str, warm: bool = False) -> Iterator[dict[str, Any]]:
+    """What was measured of each overload; `warm`: run each case once, to compile its kernel."""
+    wanted = list(names)
+    dtypes = [getattr(torch, d) for d in DTYPES]
+    sources, clock = Sources(table(), device, dtypes), Clock(device)
+    for name in wanted:
+        yield {"start": name}
+        overload = table()[name]
+        found: dict[str, Any] = {"name": name}
+        try:
+            found |= _compile(overload, sources) if warm else _overload(overload, sources, clock)
+        except Exception as error:  # anything that a kernel, a compiler or torch raises
+            found["skipped"] = _words(error)
+            if "CUDA error" in str(error):  # it stays: the next overload needs another process
+                yield found
+                return
+            if isinstance(error, torch.OutOfMemoryError):
+                torch.accelerator.empty_cache()
+        yield found
+
+
+def _compile(overload: Overload, sources: Sources) -> dict[str, Any]:
+    with torch.no_grad(), switch.use(include=_alone(overload), mode="all"):
+        for dtype in DTYPES:
+            for numel in SIZES_OF.get(dtype, SIZES[:3]):
+                with switch.use(include=[]):
+                    made = list(_cases(sources, overload, numel, dtype))
+                for case in made:
+                    _attempt(overload, case)
+    return {}
+
+
+def _overload(overload: Overload, sources: Sources, clock: Clock) -> dict[str, Any]:
+    """{"host": [native, ours], dtype: [[size, native, ours], ...]}, or {"skipped": why}."""
+    switches = Switches(overload)
+    out: dict[str, Any] = {}
+    why = "no arguments are known for it"
+    for dtype in DTYPES:
+        rows: list[list[float]] = []
+        for numel in SIZES_OF.get(dtype, SIZES):
+            with torch.no_grad():
+                row, why_not = _worst(overload, sources, clock, numel, dtype, switches)
+            if row is None:
+                why = why_not or why
+                break
+            rows.append(row)
+            if max(row[1:]) > SLOW_US:
+                break
+        if rows:
+            out[dtype] = rows
+    if out:
+        with torch.no_grad():
+            dtype = next(iter(out))
+            out["host"] = _host(overload, sources, clock, dtype, switches) or [0.0, 0.0]
+    return out or {"skipped": why}
+
+
+def _worst(
+    overload: Overload, sources: Sources, clock: Clock, numel: int, dtype: str, switches: Switches
+) -> tuple[list[float] | None, str]:
+    """Of the cases of a size, the one with the worst ratio: [size, native, ours]; or None and why there is none."""
+    rows: list[list[float]] = []
+    why = ""
+    for case in _cases(sources, overload, numel, dtype):
+        call = _call(overload, case)
+        native = clock.device_us(call)
+        if declined := switches.declined(call):
+            why = declined  # this case is torch's, whatever the switch
+            continue
+        with switches.on:
+            ours = clock.device_us(call)
+        rows.append([case.numel, round(native, 2), round(ours, 2)])
+    return (max(rows, key=lambda r: r[2] / r[1]) if rows else None), why
+
+
+def _host(overload: Overload, sources: Sources, clock: Clock, dtype: str, switches: Switches) -> list[float] | None:
+    case = next(_cases(sources, overload, SMALL, dtype), None)
+    if case is None:
+        return None
+    call = _call(overload, case)
+    engine.remove()  # a leftover override would be part of torch's time
+    native = clock.host_us(call)
+    with switches.on:
+        return [round(native, 2), round(clock.host_us(call), 2)]
+
+
+def _cases(sources: Sources, overload: Overload, numel: int, dtype: str) -> Iterator[Case]:
+    """The cases that torch's own kernel accepts."""
+    for case in sources.cases(overload, numel, getattr(torch, dtype)):
+        if _attempt(overload, case) is None:
+            yield case
+
+
+def _attempt(overload: Overload, case: Case) -> Exception | None:
+    try:
+        _call(overload, case)()
+    except (*REFUSALS, OpmuxError) as error:
+        if isinstance(error, torch.OutOfMemoryError) or "CUDA error" in str(error):
+            raise
+        return error
+    return None
+
+
+def _call(overload: Overload, case: Case) -> Callable[[], Any]:
+    op, args, kwargs = overload.shape.op, case.args, case.kwargs
+    return lambda: op(*args, **kwargs)
+
+
+def _words(error: Exception) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+
+
+def main() -> None:
+    """The child of `command.py`: reads {"names", "device", "warm"} from stdin, writes a line for each overload."""
+    asked = json.load(sys.stdin)
+    out, sys.stdout = sys.stdout, sys.stderr  # whatever prints does not break the lines
+    for line in measure(asked["names"], asked["device"], asked["warm"]):
+        out.write(json.dumps(line) + "\n")
+        out.flush()
+
+
+if __name__ == "__main__":
+    main()
