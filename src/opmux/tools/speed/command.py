@@ -67,7 +67,7 @@ class Child:
     def __init__(self, names: list[str], device: str, warm: bool, lines: queue.Queue[tuple[Child, Any]]):
         command = [sys.executable, "-c", f"from {__package__}.measure import main; main()"]
         self._process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, encoding="utf-8"
         )
         assert self._process.stdin is not None
         self._process.stdin.write(json.dumps({"names": names, "device": device, "warm": warm}))
