@@ -27,7 +27,7 @@ SIZES = {
     "vocab_size_per_layer_input": 97, "hidden_size_per_layer_input": 8, "mamba_d_ssm": 64, "mamba_n_heads": 8,
     "mamba_d_head": 8, "mamba_d_state": 8,
 }  # fmt: skip
-LLAMA = {"rms_norm", "add_rms_norm", "glu", "rope", "attention", "loss"}
+LLAMA = {"rms_norm", "add_rms_norm", "glu", "rope", "attention", "loss", "cross_entropy"}
 
 # Model types -> what must be replaced in them.
 TYPES: dict[str, set[str]] = {
@@ -50,10 +50,10 @@ TYPES: dict[str, set[str]] = {
     "glm4_moe": LLAMA | {"moe"},
     "granite": {"rms_norm", "glu", "rope", "loss"},
     "deepseek_v2": {"rms_norm", "add_rms_norm", "glu", "rope", "loss", "moe"},
-    "deepseek_v3": {"rms_norm", "add_rms_norm", "glu", "loss", "moe"},
+    "deepseek_v3": {"rms_norm", "add_rms_norm", "glu", "rope", "loss", "moe"},
     "gpt_oss": {"rms_norm", "rope", "loss"},
     "smollm3": LLAMA,
-    "llama4_text": {"rms_norm", "rope", "loss"},
+    "llama4_text": {"rms_norm", "glu", "rope", "loss"},
     "exaone4": {"rms_norm", "glu", "rope", "loss"},
     "hunyuan_v1_dense": LLAMA,
     "hunyuan_v1_moe": LLAMA | {"moe"},
@@ -61,7 +61,7 @@ TYPES: dict[str, set[str]] = {
     "cohere2": {"glu", "rope", "loss"},
     "nemotron": {"rope", "loss"},
     "helium": LLAMA,
-    "seed_oss": LLAMA - {"glu"},
+    "seed_oss": LLAMA,
 }
 MORE = {"deepseek_v2": {"num_key_value_heads": 4}, "deepseek_v3": {"num_key_value_heads": 4}}
 MORE["qwen3_next"] = {"num_hidden_layers": 4}
@@ -80,7 +80,7 @@ SEEING: dict[str, set[str]] = {
     "mllama": {"rms_norm", "glu", "rope", "loss"},
     "internvl": LLAMA,
     "smolvlm": LLAMA,
-    "llama4": {"rms_norm", "rope"},
+    "llama4": {"rms_norm", "glu", "rope"},
 }
 SIGHT = {
     "hidden_size": 32, "embed_dim": 32, "intermediate_size": 48, "num_hidden_layers": 1, "depth": 1, "num_heads": 4,
@@ -202,8 +202,10 @@ def test_include_and_exclude():
     assert {row.name for row in opmux.patch_model(model, include=["rope", "glu"]).replaced} == {"rope", "glu"}
     report = opmux.patch_model(model, exclude="loss")
     assert {row.name for row in report.replaced} == LLAMA - {"loss"} | {"mask"}
-    assert trained(model)[0].logits is not None
+    assert trained(model)[0].logits is not None and model.loss_function is loss.ForCausalLMLoss
     assert any(row.reason == "loss is excluded" for row in report.left)
+    opmux.patch_model(model, exclude=["loss", "cross_entropy"])
+    assert trained(model)[0].loss is not None and model.loss_function is not loss.ForCausalLMLoss
     with pytest.raises(UnknownName, match="rms_nrm.*rms_norm"):
         opmux.patch_model(model, include=["rms_nrm"])
     with pytest.raises(UnknownName, match="lama.*llama"):
@@ -213,6 +215,13 @@ def test_include_and_exclude():
 def test_the_report_says_what_runs():
     text = str(opmux.patch_model(tiny("llama")))
     assert "LlamaRMSNorm" in text and "rms_norm: " in text and "cpu" in text, text
+
+
+def test_the_report_says_why_parts_are_left():
+    left = {row.module: row.reason for row in opmux.patch_model(tiny("gpt_oss")).left}
+    assert "grouped products" in left["GptOssExperts"], left
+    left = {row.module: row.reason for row in opmux.patch_model(tiny("llama4")).left}
+    assert left["Llama4VisionMLP"] == "it has no gate that could be fused", left
 
 
 def test_an_unknown_model_is_left_as_it_was():
@@ -298,8 +307,23 @@ def test_gradient_accumulation_counts_tokens_of_the_whole_batch():
     model = tiny("llama")
     count = torch.tensor(40)
     expected, grads = trained(model, num_items_in_batch=count)
-    opmux.patch_model(model)
-    out, found = trained(model, num_items_in_batch=count)
+    for parts in ("loss", "cross_entropy"):
+        opmux.patch_model(model, include=[parts])
+        out, found = trained(model, num_items_in_batch=count)
+        assert (out.logits is None) == (parts == "loss")
+        close(out.loss, expected.loss)
+        close(found["lm_head.weight"], grads["lm_head.weight"])
+
+
+def test_ligers_flag_of_cross_entropy():
+    from opmux.faces.liger import patching
+
+    model = tiny("llama")
+    expected, grads = trained(model)
+    apply = patching.MODEL_TYPE_TO_APPLY_LIGER_FN["llama"]
+    apply(model=model, cross_entropy=True, fused_linear_cross_entropy=False)
+    out, found = trained(model)
+    assert model.loss_function is loss.ForCausalLMLoss and out.logits is not None
     close(out.loss, expected.loss)
     close(found["lm_head.weight"], grads["lm_head.weight"])
 
@@ -502,6 +526,38 @@ def test_a_copy_of_a_patched_model_is_patched():
         twin.model.norm.weight.zero_()
     assert not torch.equal(answers(twin).logits, answers(model).logits)
     assert trained(twin)[0].logits is None
+    opmux.unpatch_model(twin)
+    assert not any("forward" in module.__dict__ for module in twin.modules())
+
+
+def test_a_pickled_model_is_not_patched_and_can_be(tmp_path):
+    model = tiny("llama")
+    opmux.patch_model(model)
+    expected, _ = trained(model)
+    torch.save(model, tmp_path / "model.pt")
+    loaded = torch.load(tmp_path / "model.pt", weights_only=False)
+    plain, _ = trained(loaded)
+    assert plain.logits is not None
+    close(plain.loss, expected.loss)
+    assert {row.name for row in opmux.patch_model(loaded).replaced} == LLAMA | {"mask"}
+    again, _ = trained(loaded)
+    assert again.logits is None and torch.equal(again.loss, expected.loss)
+    opmux.unpatch_model(loaded)
+    assert not any("forward" in module.__dict__ for module in loaded.modules())
+
+
+def test_resized_embeddings_keep_the_fused_loss():
+    for tied in (False, True):
+        model = tiny("llama", tie_word_embeddings=tied)
+        opmux.patch_model(model)
+        trained(model)
+        model.resize_token_embeddings(103)
+        out, _ = trained(model)
+        assert out.logits is None
+        opmux.unpatch_model(model)
+        expected, _ = trained(model)
+        assert expected.logits.shape[-1] == 103
+        close(out.loss, expected.loss)
 
 
 def test_trainer(tmp_path):

@@ -18,8 +18,11 @@ from torch import Tensor
 Forward = Callable[..., Any]
 
 FUNCTIONS = "ALL_ATTENTION_FUNCTIONS"  # the global of a forward from which it gets its attention function
-# Arguments that change nothing for one query without a mask. With another one the call is left to transformers.
-IGNORED = frozenset(("position_ids", "use_cache", "sliding_window", "is_causal", "cache_position"))
+# Arguments that change nothing for one query without a mask. With another that is set the call is left to transformers.
+IGNORED = frozenset(
+    "position_ids use_cache sliding_window is_causal cache_position output_router_logits output_hidden_states labels "
+    "image_sizes".split()
+)
 
 flash: Callable[..., Any] = torch._scaled_dot_product_flash_attention
 
@@ -55,6 +58,10 @@ def fits(query: Tensor, key: Tensor, value: Tensor) -> bool:
     )
 
 
+def _asks_for_more(options: dict[str, Any]) -> bool:
+    return any(name not in IGNORED and value is not None and value is not False for name, value in options.items())
+
+
 @functools.cache
 def of_one_query(original: Forward) -> Forward:
     """transformers' attention by torch's, with another path for one query without a mask."""
@@ -75,7 +82,7 @@ def of_one_query(original: Forward) -> Forward:
             and not torch.compiler.is_compiling()
             and query.shape[2] == 1
             and dropout == 0.0
-            and kwargs.keys() <= IGNORED
+            and (kwargs.keys() <= IGNORED or not _asks_for_more(kwargs))
             and fits(query, key, value)
         ):
             return flash(query, key, value, scale=scaling)[0].transpose(1, 2).contiguous(), None

@@ -131,33 +131,47 @@ def _loss_function(pending: Pending, before: Forward, *args: Any, **kwargs: Any)
 _prepared: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 
 
+def _is_usual(model: Any) -> bool:
+    return getattr(model.loss_function, "__name__", "") == "ForCausalLMLoss"
+
+
 def _prepare(model: Any) -> Pending | None:
     """Let a model's head compute its loss; None if the head or the loss is not the usual one."""
-    found = vars(model).get("_loss_function")
-    if isinstance(found, functools.partial) and found.func is _loss_function:
-        return found.args[0]
     layer = model.lm_head
     copies = getattr(layer, "modules_to_save", None)  # of PEFT, which trains a copy of the layer
     if copies is not None and len(layer.active_adapters) == 1 and layer.active_adapters[0] in copies:
         layer = copies[layer.active_adapters[0]]
-    before = model.loss_function
-    plain = type(layer).forward is nn.Linear.forward and "forward" not in vars(layer)  # FSDP's class inherits it
-    if not plain or getattr(before, "__name__", "") != "ForCausalLMLoss":
+    pending, forward = _pending(vars(model).get("_loss_function"), _loss_function), vars(layer).get("forward")
+    if pending is not None and _pending(forward, _head_forward) is pending:
+        return pending
+    if type(layer).forward is not nn.Linear.forward or forward is not None:  # FSDP's class inherits it
         return None
-    pending = Pending()
-    layer.forward = functools.partial(_head_forward, pending, layer)
-    model.loss_function = functools.partial(_loss_function, pending, before)
-    if not torch.compiler.is_compiling():
-        _prepared.add(model)
+    if pending is None:
+        if not _is_usual(model):
+            return None
+        pending = Pending()
+        model.loss_function = functools.partial(_loss_function, pending, model.loss_function)
+    layer.forward = functools.partial(_head_forward, pending, layer)  # also of a new head, if embeddings were resized
+    _remember(model)
     return pending
 
 
+def _pending(function: Any, ours: Forward) -> Pending | None:
+    """What a function that was set on a model shares with it, if it is this one of ours."""
+    return function.args[0] if isinstance(function, functools.partial) and function.func is ours else None
+
+
+def _remember(model: nn.Module) -> None:
+    if not torch.compiler.is_compiling():
+        _prepared.add(model)
+
+
 def restore(*models: nn.Module) -> None:
-    """Undo what the forward of `without_logits` set on these models and their heads."""
+    """Undo what the forwards of `without_logits` and `of_logits` set on these models and their heads."""
     for module in models:
         own = vars(module)
-        for name, ours in (("forward", _head_forward), ("_loss_function", _loss_function)):
-            if isinstance(own.get(name), functools.partial) and own[name].func is ours:
+        for name, ours in (("forward", (_head_forward,)), ("_loss_function", (_loss_function, ForCausalLMLoss))):
+            if name in own and getattr(own[name], "func", own[name]) in ours:
                 delattr(module, name)
 
 
@@ -188,11 +202,62 @@ def without_logits(head: Head, original: Forward) -> Forward:
     return forward
 
 
+def calls_loss_function(forward: Forward) -> bool:
+    """Whether a model's forward calls self.loss_function."""
+    definition = parsed(forward)
+    calls = [] if definition is None else [node for node in ast.walk(definition) if isinstance(node, ast.Call)]
+    return any(ast.unparse(node.func) == "self.loss_function" for node in calls)
+
+
+def of_logits(original: Forward) -> Forward:
+    """A model's forward that computes the loss of logits by our cross entropy, which makes no copy in float32."""
+
+    @functools.wraps(original)
+    def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if kwargs.get("labels") is not None and "_loss_function" not in vars(self) and _is_usual(self):
+            self.loss_function = ForCausalLMLoss
+            _remember(self)
+        return original(self, *args, **kwargs)
+
+    return forward
+
+
+def ForCausalLMLoss(
+    logits: Tensor,
+    labels: Tensor,
+    vocab_size: int,
+    num_items_in_batch: Tensor | int | None = None,
+    ignore_index: int = -100,
+    shift_labels: Tensor | None = None,
+    **kwargs: Any,
+) -> Tensor:
+    """transformers' function of this name."""
+    target = _next(labels, ignore_index) if shift_labels is None else shift_labels
+    logits = logits.reshape(-1, vocab_size)
+    loss = losses.cross_entropy(
+        logits.float() if logits.dtype is torch.float64 else logits,
+        target.reshape(-1).to(logits.device),
+        ignore_index=ignore_index,
+        reduction="mean" if num_items_in_batch is None else "sum",
+    )
+    assert isinstance(loss, Tensor)
+    return _over(loss, num_items_in_batch)
+
+
+def _next(labels: Tensor, ignored: int) -> Tensor:
+    """The label of the next token, for each token."""
+    return nn.functional.pad(labels, (0, 1), value=ignored)[..., 1:]
+
+
+def _over(loss: Tensor, count: Tensor | int | None) -> Tensor:
+    return loss if count is None else loss / (count.to(loss.device) if isinstance(count, Tensor) else count)
+
+
 def _loss(model: Any, layer: nn.Linear, head: Head, hidden: Tensor, kwargs: dict[str, Any]) -> Tensor:
     ignored = kwargs.get("ignore_index", -100)
     target = kwargs.get("shift_labels")
     if target is None:
-        target = nn.functional.pad(kwargs["labels"], (0, 1), value=ignored)[..., 1:]
+        target = _next(kwargs["labels"], ignored)
     if head.times is not None:
         hidden = hidden * _getter(head.times)(model)
     if head.over is not None:
@@ -208,4 +273,4 @@ def _loss(model: Any, layer: nn.Linear, head: Head, hidden: Tensor, kwargs: dict
         softcap=None if head.softcap is None else _getter(head.softcap)(model),
     )
     assert isinstance(loss, Tensor)
-    return loss if count is None else loss / (count.to(loss.device) if torch.is_tensor(count) else count)
+    return _over(loss, count)

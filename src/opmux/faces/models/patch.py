@@ -20,11 +20,13 @@ from ...core.spec import specs
 from . import loss
 from .forms import form
 from .replacements import (
+    LEFT,
     NAMES,
     REPLACEMENTS,
     Forward,
     Replacement,
     attending,
+    has_no_gate,
     makes_a_causal_mask,
     remember_norm,
     rotating,
@@ -119,6 +121,7 @@ class Change:
 
 _models: weakref.WeakKeyDictionary[nn.Module, list[Change]] = weakref.WeakKeyDictionary()
 _types: dict[str, list[Change]] = {}  # by the name of the module of their classes
+_ours: set[Forward] = set()  # the forwards that were made
 
 
 def patch_model(
@@ -131,7 +134,7 @@ def patch_model(
     Replaced are RMS norms ("rms_norm"), the residual sum with the norm after it ("add_rms_norm"), gated MLPs ("glu"),
     rotary embeddings ("rope"), the attention of one new token in `generate` ("attention"), experts ("moe"), and in
     training a causal mask that torch's attention does not need ("mask"), and the logits with their loss ("loss"): they
-    are never in memory, and `outputs.logits` is None.
+    are never in memory, and `outputs.logits` is None. Where logits are computed, so is their loss ("cross_entropy").
 
     A part is replaced only if its source computes what ours does: a model or a version of `transformers` that computes
     something else keeps its own code, and the report says so. Parameters and state dicts do not change.
@@ -167,6 +170,9 @@ def unpatch_model(model: nn.Module | type[nn.Module] | str) -> None:
     if isinstance(model, nn.Module):
         _restore(_models.pop(model, []))
         loss.restore(*model.modules())
+        for module in model.modules():  # of a copy of a patched model
+            if getattr(vars(module).get("forward"), "__func__", None) in _ours:
+                del module.forward
     else:
         home = _home(model)
         _restore(_types.pop(home.__name__, []))
@@ -224,14 +230,32 @@ def _known(cls: type[nn.Module]) -> Known:
     if parts:
         return Known(original, parts)
     if cls.__name__.endswith(MODELS):
-        try:
-            head = loss.head_of(original)
-        except loss.Unknown as error:
-            return Known(original, reason=f"its loss is left: {error}")
-        return Known(original, (Replacement("loss", functools.partial(loss.without_logits, head), LOSS_OPS),))
+        return _with_loss(original)
     if makes_a_causal_mask(original):
         return Known(original, (Replacement("mask", without_mask, ()),))
-    return Known(original, reason="its forward is not one that is known" if cls.__name__.endswith(EXPECTED) else "")
+    return Known(original, reason=_why_left(cls))
+
+
+def _with_loss(original: Forward) -> Known:
+    """What is known of a model that computes a loss. The last part is made last: it sees a call first."""
+    parts, reason = [], ""
+    try:
+        head = loss.head_of(original)
+        parts.append(Replacement("loss", functools.partial(loss.without_logits, head), LOSS_OPS))
+    except loss.Unknown as error:
+        reason = f"its loss is left: {error}"
+    if loss.calls_loss_function(original):
+        parts.append(Replacement("cross_entropy", loss.of_logits, LOSS_OPS))
+    return Known(original, tuple(parts), reason)
+
+
+def _why_left(cls: type[nn.Module]) -> str:
+    """Why nothing of a class is replaced; "" if nothing is expected to be."""
+    if not cls.__name__.endswith(EXPECTED):
+        return ""
+    if cls.__name__.endswith("MLP") and has_no_gate(cls.forward):
+        return "it has no gate that could be fused"
+    return LEFT.get(form(cls.forward, cls) or "", "its forward is not one that is known")
 
 
 @functools.cache
@@ -241,6 +265,7 @@ def _forward(cls: type[nn.Module], names: frozenset[str]) -> Forward:
     for part in parts:
         if part.name in names:
             made = part.make(made)
+    _ours.add(made)
     return made
 
 
@@ -273,11 +298,15 @@ def _set_on(module: nn.Module, forward: Forward) -> Change | None:
     own, name = vars(module), "forward"
     if "_hf_hook" in own and "_old_forward" in own:
         name = "_old_forward"  # accelerate's forward calls it
-    elif name in own:
+    elif own.get(name, _own(module)) != _own(module):  # equal: what a pickle of a patched module has
         return None
-    before = own.get(name)
+    before = own["_old_forward"] if name == "_old_forward" else None
     setattr(module, name, types.MethodType(forward, module))
     return Change(module, name, before)
+
+
+def _own(module: nn.Module) -> Any:
+    return types.MethodType(type(module).forward, module)
 
 
 def _set_on_class(cls: type[nn.Module], forward: Forward) -> Change:

@@ -6,6 +6,7 @@ Modules are called as before, so that hooks, adapters (PEFT) and sharded paramet
 
 from __future__ import annotations
 
+import ast
 import functools
 import inspect
 import types
@@ -17,7 +18,7 @@ from torch import Tensor, nn
 from ...specs import activation
 from ..functional import moe, norms, rope
 from . import attention
-from .forms import form
+from .forms import form, parsed
 
 Forward = Callable[..., Any]
 
@@ -153,13 +154,27 @@ def gate_of(act: Any) -> Callable[[Tensor, Tensor], Tensor] | None:
     return GATES.get(ACTIVATIONS.get(type(act).__name__, ""))
 
 
-def gated_mlp(original: Forward) -> Forward:
+def gated_mlp(original: Forward, act: str = "act_fn") -> Forward:
     """down(act(gate(x)) * up(x))."""
 
     @functools.wraps(original)
     def forward(self: Any, x: Tensor) -> Tensor:
-        gate = gate_of(self.act_fn)
+        gate = gate_of(getattr(self, act))
         return original(self, x) if gate is None else self.down_proj(gate(self.gate_proj(x), self.up_proj(x)))
+
+    return forward
+
+
+def dropped_mlp(original: Forward) -> Forward:
+    """A gated MLP with dropout after it."""
+
+    @functools.wraps(original)
+    def forward(self: Any, x: Tensor) -> Tensor:
+        gate = gate_of(self.act_fn)
+        if gate is None:
+            return original(self, x)
+        y = self.down_proj(gate(self.gate_proj(x), self.up_proj(x)))
+        return nn.functional.dropout(y, p=self.residual_dropout, training=self.training)
 
     return forward
 
@@ -190,6 +205,21 @@ def experts(original: Forward) -> Forward:
     return forward
 
 
+def batched_experts(original: Forward) -> Forward:
+    """Gated MLPs of all experts, each of its own rows."""
+
+    @functools.wraps(original)
+    def forward(self: Any, hidden_states: Tensor) -> Tensor:
+        gate = gate_of(self.act_fn)
+        if gate is None:
+            return original(self, hidden_states)
+        rows = hidden_states.view(self.gate_up_proj.shape[0], -1, self.hidden_size)
+        gated = gate(*rows.bmm(self.gate_up_proj).chunk(2, dim=-1))
+        return gated.bmm(self.down_proj).view(-1, self.hidden_size)
+
+    return forward
+
+
 # ---- rotary embeddings ----------------------------------------------------------------------------------------------
 
 
@@ -214,6 +244,13 @@ def _of_pairs(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, unsqueeze_dim: int
 
 def _of_neighbours(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, unsqueeze_dim: int = 1) -> Any:
     return rope.rope(q, k, cos, sin, layout=_layout(unsqueeze_dim), interleaved=True)
+
+
+def _set_apart(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, position_ids: Any = None, unsqueeze_dim: int = 1) -> Any:
+    """Neighbouring pairs are turned, and set apart: the first elements of all pairs come before the second ones."""
+    q, k = (x.unflatten(-1, (-1, 2)).transpose(-1, -2).flatten(-2) for x in (q, k))
+    pairs = cos.shape[-1] // 2
+    return _of_pairs(q, k, cos[..., :pairs], sin[..., :pairs], unsqueeze_dim)
 
 
 def _layout(unsqueeze_dim: int) -> str:
@@ -258,6 +295,7 @@ ROPES: dict[str, tuple[Callable[[Forward], Forward], str]] = {
     "628b3b3c64db": _by_tables(rope.apply_rotary_pos_emb_interleaved, widens=True),  # Helium
     "60fa71a5c4a0": _by_tables(rope.apply_rotary_pos_emb_interleaved),  # Ernie
     "80e421f44bb7": _by_tables(_of_pairs, widens=True),  # GPT-OSS
+    "787b85c02eaa": _by_tables(_set_apart, widens=True),  # DeepSeek-V3
     "f1342eed6e24": _by_tables(rope.apply_rotary_pos_emb_vision),  # vision towers of Qwen-VL and others
     "e0ee85963f41": (one_turned, "rope_fwd"),  # Gemma 3n and 4
     "5f5a64244d61": (functools.partial(complex_turned, 2), "rope_qk"),  # Llama 4
@@ -338,6 +376,15 @@ def without_mask(original: Forward) -> Forward:
     return forward
 
 
+# ---- what is left ---------------------------------------------------------------------------------------------------
+
+
+def has_no_gate(original: Any) -> bool:
+    """Whether an MLP multiplies nothing: down(act(up(x)))."""
+    definition = parsed(original)
+    return definition is not None and not any(isinstance(node, ast.Mult) for node in ast.walk(definition))
+
+
 # ---- by form --------------------------------------------------------------------------------------------------------
 
 REPLACEMENTS: dict[str, Replacement] = {
@@ -350,8 +397,16 @@ REPLACEMENTS: dict[str, Replacement] = {
     "5764296cdaea": Replacement("add_rms_norm", sandwich_layer, ("add_rms_norm",)),  # Gemma 2 and 3
     "fab599dfa88c": Replacement("glu", gated_mlp, ("silu_mul",)),  # Llama and most others
     "8f737011e74d": Replacement("glu", gated_mlp, ("silu_mul",)),  # Qwen2
+    "2ae30676928b": Replacement("glu", functools.partial(gated_mlp, act="activation_fn"), ("silu_mul",)),  # Llama 4
+    "913b2e3133aa": Replacement("glu", batched_experts, ("silu_mul",)),  # its experts
+    "4858ed3dfd39": Replacement("glu", dropped_mlp, ("silu_mul",)),  # Seed-OSS
     "bfe0db06d67e": Replacement("glu", packed_mlp, ("silu_mul",)),  # Phi-3, GLM-4
     "1d0f59c7624d": Replacement("moe", experts, ("grouped_mm",)),  # Mixtral and most others
     "88d3c92d0b34": Replacement("moe", experts, ("grouped_mm",)),  # the same in transformers 5.17
 }
-NAMES = ("rms_norm", "add_rms_norm", "glu", "rope", "attention", "moe", "mask", "loss")
+# Forms that are known and left -> why.
+LEFT = {
+    # GPT-OSS
+    "1e66fd9afa1d": "its experts have biases and a clamped gate; transformers computes them by grouped products",
+}
+NAMES = ("rms_norm", "add_rms_norm", "glu", "rope", "attention", "moe", "mask", "loss", "cross_entropy")
