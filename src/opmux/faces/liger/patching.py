@@ -16,8 +16,8 @@ from ...core.log import logger
 from ..models.patch import CannotPatch, patch_model
 from .patched_models import MODELS, TYPES
 
-# A flag of Liger -> the parts of a model that patch_model replaces. `layer_norm` has none: at the sizes of vision towers
-# torch's call takes a third of the time of ours (H200, 577 x 1024: 23 and 63 us).
+# A flag of Liger -> the parts of a model that patch_model replaces. `layer_norm` has none: at the sizes of vision
+# towers torch's call takes a third of the time of ours (H200, 577 x 1024: 23 and 63 us).
 PARTS = {
     "rope": ("rope",),
     "rms_norm": ("rms_norm", "add_rms_norm"),
