@@ -1,10 +1,16 @@
 """PyTorch's own samples (OpInfo) through our kernels under ATen, against ATen's kernels on the same device.
 
     python tests/faces/opinfo.py --device npu --dtypes float32 --ops add mul --limit 5
+    python tests/faces/opinfo.py --device cuda --processes 16 --json report.json
 
 Each sample runs twice, natively and under `opmux.use()`, and both must agree: results (dtype, shape, strides, values,
-the name of their gradient), gradients for a fixed cotangent, the in-place form, `out=` of several looks, and the error
-where there is one. What our kernels served is counted by a wrapper about each candidate, which calls it and no other.
+the name of their gradient), gradients for a fixed cotangent, the in-place form, `out=` of several looks, inputs that
+are not contiguous, expanded or empty, warnings, and the error where there is one. What our kernels served is counted
+by a wrapper about each candidate, which calls it and no other.
+
+With `--processes` a worker that crashes, hangs or loses its device is a failure of the op that it ran, by name, and
+another one takes its place. The report is written every few seconds, so that a run which is cut short leaves one too;
+`--resume` goes on with what such a report lacks.
 """
 
 from __future__ import annotations
@@ -14,7 +20,15 @@ import dataclasses
 import functools
 import itertools
 import json
+import os
+import queue
 import random
+import re
+import selectors
+import subprocess
+import sys
+import tempfile
+import threading
 import time
 import warnings
 from collections import Counter
@@ -30,7 +44,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_map
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
-DTYPES = (*FLOATS, torch.int64, torch.int32, torch.bool)
+DTYPES = (*FLOATS, torch.int64, torch.int32, torch.bool, torch.complex64)
+ON_A_GPU = (torch.float32, torch.bfloat16, torch.float16, torch.int64, torch.bool, torch.complex64)
 
 # Failures that are known, by device, op and form, each with its reason.
 OF_THE_CPU = "statistics are as accelerators have them; the natives of a simulated device are the CPU's, with others"
@@ -54,7 +69,7 @@ class Failure:
     op: str
     dtype: str
     sample: int
-    form: str  # "call", "gradient", "in-place", "out", "error", "quarantine"
+    form: str  # "call", "in-place", "out", "error", "quarantine", "device", "crash", "time limit"
     words: str
 
     def __str__(self) -> str:
@@ -79,6 +94,8 @@ class Report:
     declined: Counter[str] = field(default_factory=Counter)
     skipped: dict[str, str] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)
+    units: list[str] = field(default_factory=list)  # "op dtype" that were run, where processes share the work
+    left: list[str] = field(default_factory=list)  # those for which there was no time
 
     def of(self, op: str, dtype: str) -> Tally:
         return self.tallies.setdefault(op, {}).setdefault(dtype, Tally())
@@ -105,7 +122,42 @@ class Report:
         tallies = {op: {d: Tally(**t) for d, t in one.items()} for op, one in found["tallies"].items()}
         failures = [Failure(**f) for f in found["failures"]]
         reached, declined = Counter(found["reached"]), Counter(found["declined"])
-        return cls(found["device"], tallies, failures, reached, declined, found["skipped"], found["seconds"])
+        rest = (found[name] for name in ("skipped", "seconds", "units", "left"))
+        return cls(found["device"], tallies, failures, reached, declined, *rest)
+
+    def add(self, other: Report) -> None:
+        """Take over what another run found."""
+        for op, one in other.tallies.items():
+            for dtype, t in one.items():
+                mine = self.of(op, dtype)
+                mine.run, mine.passed, mine.served = mine.run + t.run, mine.passed + t.passed, mine.served + t.served
+        self.failures += other.failures
+        self.reached.update(other.reached)
+        self.declined.update(other.declined)
+        self.skipped |= other.skipped
+        for op, seconds in other.seconds.items():
+            self.seconds[op] = self.seconds.get(op, 0.0) + seconds
+        self.units += other.units
+
+    def show(self) -> None:
+        """Every failure by name, then the totals."""
+        for op, seconds in sorted(self.seconds.items(), key=lambda item: -item[1])[:12]:
+            print(f"{seconds:6.1f} s {op}")
+        known = [f for f in self.failures if (self.device, f.op, f.form) in EXPECTED]
+        for failure in known:
+            print(f"known: {failure}")
+        for failure in self.unexpected():
+            print(f"FAILED: {failure}")
+        for unit in self.left:
+            print(f"no time for: {unit}")
+        for dtype, total in self.by_dtype().items():
+            print(f"{dtype}: {total.passed} of {total.run} samples pass, {total.served} calls served")
+        run, passed = (sum(getattr(t, what) for t in self.by_dtype().values()) for what in ("run", "passed"))
+        asked = self.reached.keys() | self.declined.keys()
+        print(f"{len(self.tallies)} ops, {len(self.skipped)} left out, {len(asked)} overloads called, "
+              f"{len(self.reached)} of them served")  # fmt: skip
+        print(f"{passed} of {run} samples pass; {len(self.unexpected())} failures, {len(known)} known ones, "
+              f"{len(self.left)} units without time")  # fmt: skip
 
 
 # ---- who answered ---------------------------------------------------------------------------------------------------
@@ -177,6 +229,11 @@ class Outcome:
 
     value: Any = None
     error: Exception | None = None
+    warned: tuple[str, ...] = ()
+
+
+class DeviceLost(BaseException):
+    """The device answers nothing any more: a kernel has read where nothing is, or failed an assertion."""
 
 
 def seed(device: str) -> None:
@@ -190,12 +247,34 @@ def seed(device: str) -> None:
 
 def attempt(fn: Callable[[], Any], device: str = "cpu") -> Outcome:
     seed(device)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
+    with warnings.catch_warnings(record=True) as heard:
+        warnings.simplefilter("always")
         try:
-            return Outcome(fn())
+            made = Outcome(fn())
+            wait(device)
         except Exception as error:
-            return Outcome(error=error)
+            made = Outcome(error=error)
+            try:
+                wait(device)
+            except Exception as lost:
+                raise DeviceLost(f"{type(error).__name__}: {error}") from lost
+    made.warned = tuple(dict.fromkeys(_in_words(w) for w in heard if _of_torch(w)))
+    return made
+
+
+def wait(device: str) -> None:
+    """A kernel's error shows when the device is waited for; every later call would show it again."""
+    if device == "cuda":
+        torch.cuda.synchronize()
+
+
+def _of_torch(warning: warnings.WarningMessage) -> bool:
+    """Not those of Triton's compiler, nor about how Python is used."""
+    return warning.category is UserWarning and "triton" not in warning.filename
+
+
+def _in_words(warning: warnings.WarningMessage) -> str:
+    return re.sub(r"\(Triggered internally at .*", "", str(warning.message)).strip()
 
 
 def leaves(value: Any) -> list[Any]:
@@ -252,7 +331,8 @@ def compare(
             if values:
                 torch.testing.assert_close(x.detach(), y.detach(), equal_nan=True, rtol=rtol, atol=atol)
         except AssertionError as error:
-            if not (y.is_floating_point() and as_true(x, y, truth, at, rtol, atol)):
+            close = (y.is_floating_point() or y.is_complex()) and as_true(x, y, truth, at, rtol, atol)
+            if not close:
                 raise Unequal(f"result {at}: {' '.join(str(error).split())}") from None
 
 
@@ -263,11 +343,12 @@ def as_true(x: Tensor, y: Tensor, truth: Callable[[], Any], at: int, rtol: float
     where the few elements that nearly cancel are held to the error of the largest.
     """
     right = attempt(lambda: leaves(truth())[at].detach())
-    if right.error is not None or right.value.dtype is not torch.float64 or right.value.shape != y.shape:
+    if right.error is not None or right.value.shape != y.shape:
         return False
-    true = right.value.cpu()
+    if right.value.dtype is not (torch.complex128 if y.is_complex() else torch.float64):
+        return False
+    true, ours, native = map(_real, (right.value, x, y))
     some = true.isfinite()
-    ours, native = (t.detach().cpu().double() for t in (x, y))
     if not torch.equal(*(torch.nan_to_num(t[~some], 0.5) for t in (ours, true))):
         return False
     far, fars = ((t - true).abs()[some] for t in (ours, native))
@@ -276,6 +357,12 @@ def as_true(x: Tensor, y: Tensor, truth: Callable[[], Any], at: int, rtol: float
     ulp = torch.finfo(y.dtype).eps * true[some].abs().max()  # what a sum of terms that are rounded to y.dtype may miss
     few = (far > allowed).sum() <= max(2, 0.1 * far.numel())
     return bool(near or (few and far.max() <= 2 * max(fars.max(), ulp if y.dtype in FLOATS[1:3] else 0.0)))
+
+
+def _real(t: Tensor) -> Tensor:
+    """Its numbers in float64, on the CPU; of complex ones both parts."""
+    t = t.detach().cpu().resolve_conj().resolve_neg()
+    return (torch.view_as_real(t) if t.is_complex() else t).double()
 
 
 def look_of(t: Tensor, named: bool) -> tuple:
@@ -293,10 +380,12 @@ def agree(
     if got.error is None and isinstance(wanted.error, NotImplementedError):
         return
     if wanted.error is not None or got.error is not None:
-        if type(got.error) is not type(wanted.error):
+        if type(got.error) is not type(wanted.error) or str(got.error) != str(wanted.error):
             raise Unequal(f"{_words(got)}, native {_words(wanted)}")
         return
     compare(got.value, wanted.value, dtype, truth, values, named)
+    if got.warned != wanted.warned:
+        raise Unequal(f"warns {list(got.warned)}, native {list(wanted.warned)}")
 
 
 def _words(outcome: Outcome) -> str:
@@ -317,12 +406,16 @@ class Runner:
         self.op, self.report, self.count, self.ours, self.on = op, report, count, ours, opmux.use(mode="all")
         self.name, self.device = name_of(op), report.device
         self.looks = looks  # how many kinds of `out` a sample is tried with
-        self.dtype, self.at = torch.float32, 0
+        self.dtype, self.at, self.doing = torch.float32, 0, ""
 
     def sample(self, at: int, sample: Any) -> bool:
         """Whether every form of the call agrees."""
         self.at = at
         good = self._both("call", self._call, sample)
+        looks = list(INPUTS) if self.looks is None else [list(INPUTS)[(place_of(self.op) + at) % len(INPUTS)]]
+        for look in looks if at < VARIED else ():
+            if (other := attempt(lambda look=look: INPUTS[look](sample)).value) is not None:
+                good &= self._both(f"call, {look}", self._call, other)
         if self.op.get_inplace() is not None and isinstance(sample.input, Tensor) and not sample.broadcasts_input:
             good &= self._both("in-place", self._in_place, sample)
         if self.op.supports_out and not sample.broadcasts_input:
@@ -350,7 +443,9 @@ class Runner:
         return differentiable((sample.input, sample.args, sample.kwargs)) if self.op.supports_autograd else []
 
     def _out(self, sample: Any) -> bool:
-        plain = attempt(lambda: self.op.get_op()(sample.input, *sample.args, **sample.kwargs)).value
+        self.doing = "out, native"
+        call = self.op.get_op()
+        plain = attempt(lambda: call(sample.input, *sample.args, **sample.kwargs), self.device).value
         if plain is None or not all(isinstance(t, Tensor) and t.layout is torch.strided for t in leaves(plain)):
             return True
 
@@ -362,7 +457,7 @@ class Runner:
             return all(a is b for a, b in zip(leaves(returned), leaves(out), strict=True)), out
 
         with Seen() as seen:
-            attempt(lambda: written(torch.empty_like, sample))
+            attempt(lambda: written(torch.empty_like, sample), self.device)
         if not seen.names & self.ours.keys():  # torch against itself: some of its kernels crash for a wrong `out`
             return True
         first = 0 if self.looks is None else place_of(self.op) + self.at
@@ -371,8 +466,10 @@ class Runner:
         return all(agreed)
 
     def _both(self, form: str, run: Callable[[Any], Any], sample: Any) -> bool:
+        self.doing = f"{form}, native"
         wanted = attempt(lambda: run(sample), self.device)
         drawn = self._drawn()
+        self.doing = f"{form}, ours"
         with self.on:
             got = attempt(lambda: run(sample), self.device)
         try:
@@ -395,10 +492,51 @@ def widened(sample: Any) -> Any:
     def wide(t: Any) -> Any:
         if t in (torch.float16, torch.bfloat16, torch.float32):
             return torch.float64
-        floats = isinstance(t, Tensor) and t.is_floating_point()
-        return t.detach().double().requires_grad_(t.requires_grad) if floats else t
+        if t is torch.complex64:
+            return torch.complex128
+        if not isinstance(t, Tensor) or not (t.is_floating_point() or t.is_complex()):
+            return t
+        return t.detach().to(torch.complex128 if t.is_complex() else torch.float64).requires_grad_(t.requires_grad)
 
     return sample.transform(wide)
+
+
+def _noncontiguous(sample: Any) -> Any:
+    return sample.noncontiguous()
+
+
+def _expanded(sample: Any) -> Any:
+    """The first element along each tensor's first dimension, as often as the tensor had elements there."""
+    return _changed(sample, lambda t: t[:1].expand(t.shape))
+
+
+def _emptied(sample: Any) -> Any:
+    """Nothing along the first dimension; not beside indices, which would point nowhere."""
+    every = [t for t in leaves((sample.input, sample.args, sample.kwargs)) if isinstance(t, Tensor)]
+    if not all(t.is_floating_point() or t.is_complex() for t in every):
+        return None
+    return _changed(sample, lambda t: t[:0])
+
+
+def _changed(sample: Any, change: Callable[[Tensor], Tensor]) -> Any:
+    """The sample with other numbers in tensors of the input's shape, or None if that says nothing new."""
+    x = sample.input
+    if not isinstance(x, Tensor) or x.layout is not torch.strided or not x.dim() or x.shape[0] < 2:
+        return None
+
+    def changed(t: Any) -> Any:
+        same = isinstance(t, Tensor) and t.shape == x.shape and (t.is_floating_point() or t.is_complex())
+        return change(t.detach()).requires_grad_(t.requires_grad) if same else t
+
+    return sample.transform(changed)
+
+
+VARIED = 6  # samples of an op and dtype that are tried with other inputs too
+INPUTS: dict[str, Callable[[Any], Any]] = {
+    "non-contiguous": _noncontiguous,
+    "expanded": _expanded,
+    "empty": _emptied,
+}
 
 
 def _fixed(t: Any) -> Any:
@@ -428,6 +566,56 @@ OUTS: dict[str, Callable[[Tensor], Tensor]] = {
 # ---- many -----------------------------------------------------------------------------------------------------------
 
 
+class Session:
+    """Runs ops in this process, while our kernels' calls are counted."""
+
+    def __init__(self, device: str):
+        from opmux.core.default import get_default_manager
+        from opmux.faces.aten.overloads import table
+
+        self.device, self.ours, self.count, self.manager = device, table(), Count(), get_default_manager()
+
+    def __enter__(self) -> Session:
+        torch.set_warn_always(True)  # a warning that torch gives once would be given to whoever comes first
+        self.count.__enter__()
+        self._failures = set(map(str, self.manager.failures()))
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        torch.set_warn_always(False)
+        self.count.__exit__(*error)
+
+    def run(self, op: Any, dtypes: Iterable[torch.dtype], limit: int | None, errors: bool = True) -> Report:
+        """The samples of one op, if it reaches an overload of ours."""
+        report, name, started = Report(self.device), name_of(op), time.perf_counter()
+        before = self.count.served.copy(), self.count.declined.copy()
+        runner = Runner(op, report, self.count, self.ours, None if limit is None else 2)
+        try:
+            _run_one(runner, dtypes, limit, errors)
+        except DeviceLost as lost:
+            dtype = str(runner.dtype).removeprefix("torch.")
+            report.failures.append(Failure(name, dtype, runner.at, "device", f"{runner.doing}: {lost}"[:600]))
+            raise Lost(report) from lost
+        finally:
+            report.seconds[name] = time.perf_counter() - started
+            report.reached, report.declined = (
+                now - then for now, then in zip((self.count.served, self.count.declined), before, strict=True)
+            )
+        for failure in self.manager.failures():
+            if str(failure) not in self._failures:
+                self._failures.add(str(failure))
+                report.failures.append(Failure(failure.op, "", 0, "quarantine", str(failure)))
+        return report
+
+
+class Lost(Exception):
+    """The device is lost; what was found until then."""
+
+    def __init__(self, report: Report):
+        super().__init__(str(report.failures[-1]))
+        self.report = report
+
+
 def run(
     device: str,
     dtypes: Iterable[torch.dtype] | Callable[[Any], Iterable[torch.dtype]] = FLOATS,
@@ -436,30 +624,19 @@ def run(
     say: Callable[[str], None] = lambda op: None,
 ) -> Report:
     """Run the samples of every op that reaches an overload of ours; `limit` of each op and dtype, spread evenly."""
-    from opmux.core.default import get_default_manager
-    from opmux.faces.aten.overloads import table
-
-    report, ours = Report(device), table()
-    wanted = None if ops is None else set(ops)
-    before = set(map(str, get_default_manager().failures()))
-    with Count() as count:
+    report, wanted = Report(device), None if ops is None else set(ops)
+    with Session(device) as session:
         for op in database():
-            runner = Runner(op, report, count, ours, None if limit is None else 2)
-            if wanted is None or wanted & {op.name, runner.name}:
-                started = time.perf_counter()
-                say(runner.name)
-                _run_one(runner, dtypes(op) if callable(dtypes) else dtypes, limit)
-                report.seconds[runner.name] = time.perf_counter() - started
-    for failure in get_default_manager().failures():
-        if str(failure) not in before:
-            report.failures.append(Failure(failure.op, "", 0, "quarantine", str(failure)))
-    report.reached, report.declined = count.served, count.declined
+            if wanted is None or wanted & {op.name, name_of(op)}:
+                say(name_of(op))
+                report.add(session.run(op, dtypes(op) if callable(dtypes) else dtypes, limit))
     return report
 
 
-def _run_one(runner: Runner, dtypes: Iterable[torch.dtype], limit: int | None) -> None:
+def _run_one(runner: Runner, dtypes: Iterable[torch.dtype], limit: int | None, errors: bool) -> None:
     op, report, count = runner.op, runner.report, runner.count
-    seen = attempt(lambda: calls(op, runner.device))
+    runner.doing = "native"
+    seen = attempt(lambda: calls(op, runner.device), runner.device)
     if seen.error is not None:
         report.skipped[runner.name] = f"its samples are not to be had: {seen.error}"
         return
@@ -471,7 +648,8 @@ def _run_one(runner: Runner, dtypes: Iterable[torch.dtype], limit: int | None) -
             served = count.served.total()
             tally = _samples(runner, dtype, limit)
             tally.served += count.served.total() - served
-    _errors(runner, limit)
+    if errors:
+        _errors(runner, limit)
 
 
 @functools.cache
@@ -511,7 +689,7 @@ def calls(op: Any, device: str) -> set[str]:
             return gradients(made, differentiable((sample.input, sample.args, sample.kwargs)), dtype)
 
         with found:
-            attempt(once)
+            attempt(once, device)
     return found.names
 
 
@@ -546,36 +724,197 @@ def _errors(runner: Runner, limit: int | None) -> None:
         tally.passed += runner.error(at, error)
 
 
-def main() -> None:
+# ---- many processes -------------------------------------------------------------------------------------------------
+
+
+class Worker:
+    """A process that runs units, "op dtype", one after the other; this is the side that asks it."""
+
+    def __init__(self, device: str, limit: int | None):
+        self._heard = tempfile.TemporaryFile()  # noqa: SIM115  # what it prints, for the words about a crash
+        told = ["--worker", "--device", device, *([] if limit is None else ["--limit", str(limit)])]
+        self._process = subprocess.Popen(
+            [sys.executable, __file__, *told],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._heard, bufsize=0,
+        )  # fmt: skip
+        self._rest = b""
+
+    def ask(self, unit: str) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.write(f"{unit}\n".encode())
+
+    def answer(self, seconds: float) -> str | None:
+        """A line from it, "" if it has ended, or None after that time."""
+        assert self._process.stdout is not None
+        until = time.monotonic() + seconds
+        with selectors.DefaultSelector() as ready:
+            ready.register(self._process.stdout, selectors.EVENT_READ)
+            while b"\n" not in self._rest:
+                if not ready.select(max(0.0, until - time.monotonic())):
+                    return None
+                got = self._process.stdout.read(1 << 16)
+                if not got:
+                    return ""
+                self._rest += got
+        line, _, self._rest = self._rest.partition(b"\n")
+        return line.decode()
+
+    def end(self) -> str:
+        """Its exit status and last words."""
+        self._process.kill() if self._process.poll() is None else None
+        status = self._process.wait()
+        self._heard.seek(0)
+        said = self._heard.read().decode(errors="replace").strip().splitlines()
+        self._heard.close()
+        for pipe in (self._process.stdin, self._process.stdout):
+            assert pipe is not None
+            pipe.close()
+        return f"exit status {status}; {' / '.join(said[-4:])}"[:600]
+
+
+def work(device: str, limit: int | None) -> None:
+    """The worker's side: results go to what was stdout, all that is printed to stderr."""
+    results = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    ops = {name_of(op): op for op in database()}
+    with Session(device) as session:
+        print("ready", file=results, flush=True)
+        for line in sys.stdin:
+            name, _, dtype = line.strip().rpartition(" ")
+            try:
+                errors = dtype == "float32"
+                report = session.run(ops[name], [getattr(torch, dtype)], limit, errors)
+            except Lost as lost:  # this process cannot go on
+                lost.report.units.append(line.strip())
+                print(lost.report.as_json(), file=results, flush=True)
+                os._exit(3)
+            except Exception as error:  # a mistake of this file's or of a sample's maker: of this unit alone
+                report = Report(device)
+                report.failures.append(Failure(name, dtype, 0, "crash", f"{type(error).__name__}: {error}"[:600]))
+            report.units.append(line.strip())
+            print(report.as_json(), file=results, flush=True)
+
+
+class Crew:
+    """Workers that share the units; one thread asks each."""
+
+    def __init__(self, given: argparse.Namespace, units: list[str], report: Report):
+        self.given, self.report, self.until = given, report, time.monotonic() + given.seconds
+        self.waiting: queue.SimpleQueue[str] = queue.SimpleQueue()
+        for unit in units:
+            self.waiting.put(unit)
+        self.all, self.lock = units, threading.Lock()
+
+    def run(self) -> None:
+        threads = [threading.Thread(target=self._ask_one, daemon=True) for _ in range(self.given.processes)]
+        for thread in threads:
+            thread.start()
+        while any(t.is_alive() for t in threads):
+            time.sleep(2)
+            self.write()
+        self.write()
+
+    def _ask_one(self) -> None:
+        worker, failed = None, 0
+        while failed < 3 and time.monotonic() < self.until:
+            if worker is None:
+                worker = Worker(self.given.device, self.given.limit)
+                if worker.answer(min(300.0, self.until - time.monotonic())) != "ready":
+                    words, worker, failed = worker.end(), None, failed + 1
+                    if time.monotonic() < self.until:
+                        self._failed("(start of a worker)", "", "crash", words)
+                    continue
+            try:
+                unit = self.waiting.get_nowait()
+            except queue.Empty:
+                break
+            worker = self._one(worker, unit)
+        if worker is not None:
+            worker.end()
+
+    def _one(self, worker: Worker, unit: str) -> Worker | None:
+        """Run a unit; the worker, if it can go on."""
+        op, _, dtype = unit.rpartition(" ")
+        patience = min(float(self.given.unit_seconds), self.until - time.monotonic())
+        try:
+            worker.ask(unit)
+            line = worker.answer(patience)
+        except BrokenPipeError:
+            line = ""
+        if line:
+            found = Report.from_json(json.loads(line))
+            with self.lock:
+                self.report.add(found)
+            if not any(f.form == "device" for f in found.failures):
+                return worker
+            worker.end()
+            return None
+        words = worker.end()
+        if line == "":
+            self._failed(op, dtype, "crash", words, unit)
+        elif time.monotonic() < self.until:
+            self._failed(op, dtype, "time limit", f"no answer in {patience:.0f} s", unit)
+        return None
+
+    def _failed(self, op: str, dtype: str, form: str, words: str, *units: str) -> None:
+        with self.lock:
+            self.report.failures.append(Failure(op, dtype, 0, form, words))
+            self.report.units += units
+
+    def write(self) -> None:
+        with self.lock:
+            done = set(self.report.units)
+            self.report.left = [unit for unit in self.all if unit not in done]
+            if self.given.json:
+                part = Path(f"{self.given.json}.part")
+                part.write_text(self.report.as_json())
+                part.replace(self.given.json)
+
+
+def _hurry() -> None:
+    """Interpreted kernels take half of the time with what tests/shared has."""
+    sys.path.append(str(Path(__file__).parents[1] / "shared"))
+    import quick_interpreter
+
+    quick_interpreter.install()
+
+
+def main() -> int:
     asked = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     asked.add_argument("--device", default="toy")
-    asked.add_argument("--dtypes", nargs="*", default=["float32"])
+    asked.add_argument("--dtypes", nargs="*", help="float32; with --processes all that a GPU is tried with")
     asked.add_argument("--ops", nargs="*")
-    asked.add_argument("--limit", type=int)
-    asked.add_argument("--share", default="0/1", help="which part of the ops: 0/4 is the first of four")
-    asked.add_argument("--out")
+    asked.add_argument("--limit", type=int, help="samples of each op and dtype")
+    asked.add_argument("--processes", type=int, default=0)
+    asked.add_argument("--seconds", type=float, default=560, help="for all of it, with --processes")
+    asked.add_argument("--unit-seconds", type=float, default=150, help="for one op and dtype, with --processes")
+    asked.add_argument("--json", help="where the report goes")
+    asked.add_argument("--resume", help="a report of an earlier run, whose units are not run again")
+    asked.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     asked.add_argument("--verbose", action="store_true")
     given = asked.parse_args()
-    if given.device not in ("cuda", "cpu"):
+    if given.device not in ("cuda", "cpu") and (given.worker or not given.processes):
         from opmux.tools.simulator import simulate
 
         simulate(given.device)
-    at, of = map(int, given.share.split("/"))
-    ops = given.ops
-    if of > 1:
-        ops = [n for n in map(name_of, database()) if ops is None or n in ops][at::of]
-    dtypes = [getattr(torch, d) for d in given.dtypes]
-    report = run(given.device, dtypes, ops, given.limit, print if given.verbose else str)
-    for failure in report.failures:
-        print(failure)
-    for op, seconds in sorted(report.seconds.items(), key=lambda item: -item[1])[:12]:
-        print(f"{seconds:6.1f} s {op}")
-    for dtype, total in report.by_dtype().items():
-        print(f"{dtype}: {total.passed} of {total.run} samples pass, {total.served} calls served")
-    print(f"{len(report.tallies)} ops, {len(report.skipped)} left out, {len(report.reached)} overloads served")
-    if given.out:
-        Path(given.out).write_text(report.as_json())
+        _hurry()
+    if given.worker:
+        work(given.device, given.limit)
+        return 0
+    if not given.processes:
+        dtypes = [getattr(torch, d) for d in given.dtypes or ["float32"]]
+        report = run(given.device, dtypes, given.ops, given.limit, print if given.verbose else str)
+        if given.json:
+            Path(given.json).write_text(report.as_json())
+    else:
+        report = Report.from_json(json.loads(Path(given.resume).read_text())) if given.resume else Report(given.device)
+        dtypes = given.dtypes or [str(d).removeprefix("torch.") for d in ON_A_GPU]
+        names = [name_of(op) for op in database() if given.ops is None or {op.name, name_of(op)} & set(given.ops)]
+        units = [f"{name} {dtype}" for dtype in dtypes for name in names]
+        Crew(given, [u for u in units if u not in set(report.units)], report).run()
+    report.show()
+    return 1 if report.unexpected() or report.left else 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())
