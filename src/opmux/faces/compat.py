@@ -20,6 +20,7 @@ from typing import Any
 
 from ..core.errors import OpmuxError, UnknownName
 from ..runtime import finders, te_plugins
+from .flag_gems import names as flag_gems
 from .liger import names as liger
 
 HOLDER = "opmux.compat"
@@ -37,6 +38,13 @@ def _tex() -> types.ModuleType:
 SERVED: dict[str, dict[str, Callable[[], types.ModuleType]]] = {
     "transformer_engine": {"transformer_engine_torch": _tex},
     liger.LIBRARY: liger.SERVED,
+    flag_gems.LIBRARY: flag_gems.SERVED,
+}
+
+# Library -> a finder of what is below its modules, given `shadow`.
+FINDERS: dict[str, Callable[[bool], Any]] = {
+    te_plugins.LAYER: te_plugins.PluginNames,
+    liger.LIBRARY: lambda shadow: liger.VendorFolders(),
 }
 
 
@@ -117,9 +125,10 @@ def _serve(library: str, done: Installed, shadow: bool) -> None:
         _root(library, done, shadow)
     for name, serves in SERVED[library].items():
         _put(name, serves(), done)
-    names = te_plugins.PluginNames(shadow) if library == te_plugins.LAYER else liger.VendorFolders()
-    names.install()
-    done.undo.append(names.remove)
+    if library in FINDERS:
+        names = FINDERS[library](shadow)
+        names.install()
+        done.undo.append(names.remove)
 
 
 def _root(library: str, done: Installed, shadow: bool) -> None:

@@ -2,22 +2,13 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Iterable
-from pathlib import Path
 
 from ..core.spec import specs
 from ..faces.aten import left, overloads
 from ..faces.aten.schema import Shape
 
 OURS, COMPOSED, VIEW, LEFT, NOT_YET = "ours", "composed", "view", "left to torch", "not yet"
-NAMES = Path(overloads.__file__).with_name("flaggems_names.txt")
-
-
-@functools.cache
-def names() -> tuple[str, ...]:
-    """The ATen overloads that FlagGems registers and torch 2.13 has."""
-    return tuple(NAMES.read_text(encoding="utf-8").split())
 
 
 def ours() -> dict[str, overloads.Overload]:
@@ -37,7 +28,7 @@ def status(name: str) -> str:
 
 def page() -> str:
     found: dict[str, list[str]] = {kind: [] for kind in (OURS, COMPOSED, VIEW, LEFT, NOT_YET)}
-    for name in names():
+    for name in left.flaggems_names():
         found[status(name)].append(name)
     mine = ours()
     lines = [
@@ -53,7 +44,7 @@ def page() -> str:
         f"| views: no kernel runs | {len(found[VIEW])} |",
         f"| left to torch, for the reason given | {len(found[LEFT])} |",
         f"| not yet | {len(found[NOT_YET])} |",
-        f"| all | {len(names())} |",
+        f"| all | {len(left.flaggems_names())} |",
         "",
         f"With overloads that are not in FlagGems' list, opmux overrides {len(mine)}.",
         "An override of a composed op would lose its gradient, so opmux overrides the ops it calls.",

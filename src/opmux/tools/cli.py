@@ -379,7 +379,7 @@ def run_program(
         typer.Option(
             "--as",
             metavar="NAME",
-            help="Replace this library by opmux: transformer_engine, liger_kernel; may be repeated.",
+            help="Replace this library by opmux: transformer_engine, liger_kernel, flag_gems; may be repeated.",
         ),
     ] = None,
     module: Annotated[bool, typer.Option("-m", help="SCRIPT is the name of a module, as for python -m.")] = False,

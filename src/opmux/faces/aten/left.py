@@ -10,6 +10,9 @@
 
 from __future__ import annotations
 
+import functools
+from pathlib import Path
+
 from .overloads import table
 from .schema import Shape, overloads
 
@@ -546,6 +549,12 @@ COMPOSED: dict[str, str] = {
     "var": "var.correction",
     "vstack": "cat",
 }
+
+
+@functools.cache
+def flaggems_names() -> tuple[str, ...]:
+    """The ATen overloads that FlagGems registers and torch 2.13 has."""
+    return tuple(Path(__file__).with_name("flaggems_names.txt").read_text(encoding="utf-8").split())
 
 
 def reason(name: str) -> str | None:

@@ -1,0 +1,196 @@
+"""`flag_gems.fused`: the fused ops that opmux has too, with FlagGems' names and arguments, and with gradients.
+
+Everything is computed in float32 (float64 for float64) and rounded once.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ...specs import activation
+from ..aten.switch import use
+from ..functional import norms, rope
+from ..functional.glu import check_approximate
+
+__all__ = [
+    "apply_rotary_pos_emb", "cross_entropy_loss", "dgeglu", "dreglu", "dswiglu", "fused_add_rms_norm", "geglu",
+    "gelu_and_mul", "outer", "reglu", "rms_norm", "silu_and_mul", "silu_and_mul_out", "skip_layer_norm", "swiglu",
+    "weight_norm",
+]  # fmt: skip
+
+
+# ---- gated units ----------------------------------------------------------------------------------------------------
+
+
+def silu_and_mul(A: Tensor, B: Tensor) -> Tensor:
+    """silu(A) * B, broadcast against each other."""
+    return activation.silu_mul(*_alike(A, B))
+
+
+def silu_and_mul_out(A: Tensor, B: Tensor, out: Tensor) -> Tensor:
+    """silu(A) * B, written to `out`."""
+    return out.copy_(silu_and_mul(A, B))
+
+
+def gelu_and_mul(x: Tensor, y: Tensor, approximate: str = "none") -> Tensor:
+    """gelu(x) * y, broadcast against each other; `approximate` is "none" or "tanh", as in torch's gelu."""
+    check_approximate("gelu_and_mul", approximate)
+    return (activation.gelu_tanh_mul if approximate == "tanh" else activation.gelu_mul)(*_alike(x, y))
+
+
+def _alike(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    if x.dtype is not y.dtype:
+        wide = torch.promote_types(x.dtype, y.dtype)
+        x, y = x.to(wide), y.to(wide)
+    return (x, y) if x.shape == y.shape else tuple(torch.broadcast_tensors(x, y))  # type: ignore[return-value]
+
+
+def _no_quantizer(name: str, quantizer: Any) -> None:
+    if quantizer is not None:
+        raise NotImplementedError(f"flag_gems.{name}: quantizer must be None; opmux.tex.{name} takes one")
+
+
+def _halves(x: Tensor) -> tuple[Tensor, Tensor]:
+    first, second = x.chunk(2, -1)
+    return first, second
+
+
+def geglu(input_tensor: Tensor, quantizer: Any = None) -> Tensor:
+    """gelu (tanh) of the first half of the last dimension, times the second half."""
+    _no_quantizer("geglu", quantizer)
+    return activation.gelu_tanh_mul(*_halves(input_tensor))
+
+
+def reglu(input_tensor: Tensor, quantizer: Any = None) -> Tensor:
+    """relu of the first half of the last dimension, times the second half."""
+    _no_quantizer("reglu", quantizer)
+    return activation.relu_mul(*_halves(input_tensor))
+
+
+def swiglu(input_tensor: Tensor, quantizer: Any = None) -> Tensor:
+    """silu of the first half of the last dimension, times the second half."""
+    _no_quantizer("swiglu", quantizer)
+    return activation.silu_glu(input_tensor)
+
+
+def dgeglu(grad_output: Tensor, input_tensor: Tensor, quantizer: Any = None) -> Tensor:
+    """The gradient of `geglu`."""
+    return _gradient(geglu, grad_output, input_tensor, quantizer)
+
+
+def dreglu(grad_output: Tensor, input_tensor: Tensor, quantizer: Any = None) -> Tensor:
+    """The gradient of `reglu`."""
+    return _gradient(reglu, grad_output, input_tensor, quantizer)
+
+
+def dswiglu(grad_output: Tensor, input_tensor: Tensor, quantizer: Any = None) -> Tensor:
+    """The gradient of `swiglu`."""
+    return _gradient(swiglu, grad_output, input_tensor, quantizer)
+
+
+def _gradient(fn: Any, grad_output: Tensor, x: Tensor, quantizer: Any) -> Tensor:
+    with torch.enable_grad():
+        x = x.detach().requires_grad_()
+        (made,) = torch.autograd.grad(fn(x, quantizer), x, grad_output)
+    return made
+
+
+# ---- norms ----------------------------------------------------------------------------------------------------------
+
+
+def rms_norm(x: Tensor, normalized_shape: Sequence[int], weight: Tensor, eps: float = 1e-5) -> Tensor:
+    """x * rsqrt(mean(x^2) + eps) * weight, over the last dimensions, which have `normalized_shape`."""
+    rows, n = _rows(x, normalized_shape)
+    return norms.rms_norm(rows, weight.reshape(n), eps, casting="gemma").view(x.shape)
+
+
+def fused_add_rms_norm(
+    x: Tensor, residual: Tensor, normalized_shape: Sequence[int], weight: Tensor, eps: float = 1e-5
+) -> tuple[Tensor, Tensor]:
+    """Writes x + residual to `residual` and its rms_norm to `x`, and returns both. No gradient, as in FlagGems."""
+    with torch.no_grad():
+        rows, n = _rows(x, normalized_shape)
+        y, total = norms.add_rms_norm(rows, residual.reshape(rows.shape), weight.reshape(n), eps, casting="gemma")
+        x.copy_(y.view(x.shape))
+        residual.copy_(total.view(residual.shape))
+    return x, residual
+
+
+def skip_layer_norm(
+    x: Tensor, residual: Tensor, normalized_shape: Sequence[int], weight: Tensor, bias: Tensor, eps: float = 1e-5
+) -> Tensor:
+    """layer_norm(x + residual); FlagGems' has no gradient."""
+    with use(mode="all"):
+        return norms.layer_norm(x + residual, normalized_shape, weight, bias, eps)
+
+
+def weight_norm(v: Tensor, g: Tensor, dim: int = 0) -> Tensor:
+    """v * g / norm(v), with the norm over all dimensions but `dim`."""
+    with use(mode="all"):
+        return torch._weight_norm(v, g, dim)
+
+
+def _rows(x: Tensor, normalized_shape: Sequence[int]) -> tuple[Tensor, int]:
+    dims = tuple(normalized_shape)
+    if not dims or tuple(x.shape[-len(dims) :]) != dims:
+        raise ValueError(f"normalized_shape must be the last dimensions of x {tuple(x.shape)}; got {dims}")
+    n = math.prod(dims)
+    return (x if len(dims) == 1 else x.reshape(*x.shape[: -len(dims)], n)), n
+
+
+# ---- others ---------------------------------------------------------------------------------------------------------
+
+
+def apply_rotary_pos_emb(
+    q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, position_ids: Tensor | None = None,
+    rotary_interleaved: bool = False, inplace: bool = False,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """Rotate q and k by their positions' rows of the tables.
+
+    Args:
+        q: [batch, length, heads, d]; [..., heads, d] with position_ids.
+        k: the same, with its own number of heads.
+        cos: [positions, d/2].
+        sin: like cos.
+        position_ids: int [...], the row of each token; the token's place in its sequence by default.
+        rotary_interleaved: pairs are neighbours; by default (i, i + d/2).
+        inplace: write the results to q and k.
+    """
+    if position_ids is None:
+        if q.dim() != 4:
+            raise ValueError(f"q must have 4 dimensions if there are no position_ids; got {tuple(q.shape)}")
+        rows = cos[: q.shape[1]], sin[: q.shape[1]]
+        tokens = q, k
+    else:
+        at = position_ids.reshape(-1)
+        rows = cos[at], sin[at]
+        tokens = tuple(t.reshape(1, -1, *t.shape[-2:]) for t in (q, k))
+    made = rope.rope(*tokens, *rows, layout="bshd", interleaved=rotary_interleaved, per_pair=True)
+    y, z = made[0].view(q.shape), made[1].view(k.shape)  # type: ignore[union-attr]
+    if not inplace:
+        return y, z
+    with torch.no_grad():
+        return q.copy_(y), k.copy_(z)
+
+
+def cross_entropy_loss(
+    inp: Tensor, target: Tensor, weight: Tensor | None = None, reduction: str = "mean", ignore_index: int = -100,
+    label_smoothing: float = 0.0,
+) -> Tensor:  # fmt: skip
+    """`torch.nn.functional.cross_entropy`, by opmux's kernels."""
+    with use(mode="all"):
+        return F.cross_entropy(
+            inp, target, weight, ignore_index=ignore_index, reduction=reduction, label_smoothing=label_smoothing
+        )
+
+
+def outer(inp: Tensor, weight: Tensor) -> Tensor:
+    """The outer product of two vectors."""
+    with use(mode="all"):
+        return torch.outer(inp, weight)

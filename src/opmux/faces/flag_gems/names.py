@@ -1,0 +1,126 @@
+"""FlagGems' modules, and the names of its functions.
+
+FlagGems selects ops by the names of its Python functions, `add`, `ge_scalar`, `mm_out`, not by ATen's. Most follow from
+the overload by a rule; `IRREGULAR` has the others.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import types
+from collections.abc import Callable, Iterable
+
+from ...core.errors import nearest
+from ..aten import left, overloads
+
+LIBRARY = "flag_gems"
+
+# Module of FlagGems -> ours.
+FILES = {
+    "": "package",
+    "fused": "fused",
+    "modules": "modules",
+    "ops": "ops",
+    "runtime": "runtime",
+    "testing": "testing",
+    "utils": "utils",
+    "utils.libentry": "utils",
+    "utils.shape_utils": "utils",
+    "utils.triton_lang_extension": "utils",
+}
+
+SERVED: dict[str, Callable[[], types.ModuleType]] = {
+    f"{LIBRARY}.{module}".rstrip("."): lambda f=file: importlib.import_module(f"opmux.faces.flag_gems.{f}")
+    for module, file in FILES.items()
+}
+SERVED[f"{LIBRARY}.runtime.backend"] = lambda: importlib.import_module("opmux.backends")
+SERVED[f"{LIBRARY}.runtime.backend.backend_utils"] = lambda: importlib.import_module("opmux.backends.backend_utils")
+
+# Op of ATen -> FlagGems' function, for all its overloads.
+IRREGULAR = {
+    "_flash_attention_forward": "flash_attention_forward",
+    "_grouped_mm": "group_mm",
+    "_log_softmax": "log_softmax",
+    "_log_softmax_backward_data": "log_softmax_backward",
+    "_scaled_mm": "scaled_mm",
+    "_softmax": "softmax",
+    "_softmax_backward_data": "softmax_backward",
+    "_to_copy": "to_copy",
+    "_weight_norm_interface": "weight_norm_interface",
+    "_weight_norm_interface_backward": "weight_norm_interface_backward",
+    "divide": "div",
+    "divide_": "div_",
+    "linalg_vector_norm": "vector_norm",
+    "true_divide": "div",
+    "true_divide_": "div_",
+}
+# Overload -> FlagGems' function.
+IRREGULAR_OVERLOADS = {
+    "arange.start_step": "arange_start",
+    "bernoulli_.float": "bernoulli_",
+    "pow_.Scalar": "pow_tensor_scalar_",
+    "pow_.Tensor": "pow_tensor_tensor_",
+    "prod.dim_int": "prod_dim",
+    "scatter_reduce.two_out": "scatter_reduce_out",
+    "searchsorted.Tensor_out": "searchsorted_out",
+    "std.correction": "std",
+    "sum.IntList_out": "sum_dim_out",
+    "sum.dim_IntList": "sum_dim",
+    "var_mean.correction": "var_mean",
+}
+# Ops of which one function serves all overloads, but for `out`.
+ONE_FUNCTION = frozenset(
+    (
+        "conv1d conv2d conv3d ctc_loss floor_divide index isin masked_fill new_full remainder scatter scatter_reduce"
+    ).split()
+)
+# Ops of which the function for a tensor has that in its name.
+TENSOR_NAMED = frozenset("bitwise_and bitwise_or bitwise_xor clamp fill fmod lerp rsub".split())
+
+
+def function_of(overload: str) -> str:
+    """The name of FlagGems' function for an overload of ATen."""
+    if overload in IRREGULAR_OVERLOADS:
+        return IRREGULAR_OVERLOADS[overload]
+    packet, _, form = overload.partition(".")
+    if packet.startswith("__"):  # __or__, __ior__
+        inner = packet.strip("_")
+        inplace = inner[:1] == "i" and inner[1:] in ("or", "and", "xor", "lshift", "rshift")
+        words = {"or": "bitwise_or", "and": "bitwise_and", "xor": "bitwise_xor"}
+        inner = inner[1:] if inplace else inner
+        packet = words.get(inner, packet) + ("_" if inplace and inner in words else "")
+    packet = IRREGULAR.get(packet, packet).removeprefix("native_")
+    base, end = (packet[:-1], "_") if packet.endswith("_") and not packet.endswith("__") else (packet, "")
+    if base == "div":
+        base, form = ("div_mode", "") if form.endswith("_mode") else ("true_divide", form if form == "out" else "")
+    word = form.lower()
+    if (base in ONE_FUNCTION and word != "out") or (word == "tensor" and base not in TENSOR_NAMED):
+        word = ""
+    return f"{base}_{word}{end}" if word else f"{base}{end}"
+
+
+@functools.cache
+def functions() -> dict[str, tuple[str, ...]]:
+    """FlagGems' function -> the overloads of ATen that it is registered for; ours beyond its list too."""
+    found: dict[str, list[str]] = {}
+    for overload in dict.fromkeys((*left.flaggems_names(), *overloads.table())):
+        found.setdefault(function_of(overload), []).append(overload)
+    return {name: tuple(keys) for name, keys in found.items()}
+
+
+def selected(asked: Iterable[str]) -> tuple[list[str], list[str]]:
+    """The overloads that names stand for, and hints about names that stand for none.
+
+    A name is one of FlagGems' functions or, which FlagGems does not take, an overload or op of ATen.
+    """
+    known, found, unknown = functions(), [], []
+    every = [key for keys in known.values() for key in keys]
+    for name in dict.fromkeys(asked):
+        plain = name.removeprefix("aten::")
+        keys = known.get(plain) or [key for key in every if plain in (key, key.partition(".")[0])]
+        found += keys
+        if not keys:
+            close = nearest(name, [*known, *every])
+            unknown.append(f"'{name}'" + (f" (did you mean '{close}'?)" if close else ""))
+    return list(dict.fromkeys(found)), unknown

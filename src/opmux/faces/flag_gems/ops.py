@@ -1,0 +1,54 @@
+"""`flag_gems.ops`: each op as a function that runs opmux's kernels, whether anything is enabled or not.
+
+`flag_gems.mm(a, b)` is `torch.ops.aten.mm` in a block of `opmux.use(mode="all")`: torch's gradient, and torch's own
+kernel where opmux has none. Arguments are ATen's, by position or by ATen's names.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from ...core.errors import nearest
+from ..aten.schema import Shape
+from ..aten.switch import use
+from . import names
+from .fused import rms_norm as rms_norm
+
+
+@functools.cache
+def everything() -> use:
+    return use(mode="all")
+
+
+@functools.cache
+def function(name: str) -> Callable[..., Any]:
+    """FlagGems' function of this name."""
+    keys = names.functions().get(name)
+    if keys is None:
+        close = nearest(name, names.functions())
+        hint = f"; did you mean '{close}'?" if close else ""
+        raise AttributeError(f"module 'flag_gems.ops' of opmux has no attribute '{name}'{hint}")
+    shape = Shape(keys[0])
+    run = shape.op if len(keys) == 1 else getattr(torch.ops.aten, shape.packet)
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        with everything():
+            return run(*args, **kwargs)
+
+    call.__name__ = call.__qualname__ = name
+    call.__doc__ = f"`torch.ops.aten.{shape.packet}` by opmux's kernels: {', '.join(keys)}."
+    return call
+
+
+def __getattr__(name: str) -> Any:
+    if name.startswith("__"):
+        raise AttributeError(f"module 'flag_gems.ops' of opmux has no attribute '{name}'")
+    return function(name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*names.functions(), "rms_norm"})

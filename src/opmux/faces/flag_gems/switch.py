@@ -1,0 +1,193 @@
+"""`flag_gems.enable`, `only_enable`, `use_gems`: opmux's `enable` and `use` in mode "all", by FlagGems' names."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import logging
+import os
+import warnings
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from ..aten import engine, switch
+from ..aten.overloads import table
+from . import names
+
+DEFAULT = ("softmax", "cumsum")  # what only_enable() takes where nothing is named
+LOG = "~/.flaggems/oplist.log"
+Names = str | Iterable[str] | None
+
+
+def enable(
+    lib: Any = None, unused: Names = None, registrar: Any = None, record: bool = False, once: bool = False,
+    path: str | Path | None = None,
+) -> None:  # fmt: skip
+    """Override every op of torch that opmux has a kernel for, for the whole process; `opmux.disable()` undoes it.
+
+    Args:
+        lib: unused; there is one registration, and it can be undone.
+        unused: names of FlagGems' functions (`add`, `ge_scalar`) to leave to torch; or the path of a YAML file with a
+            list `exclude`. ATen's names (`add.Tensor`) are understood too.
+        registrar: unused.
+        record: log each call to `path`, as FlagGems does.
+        once: log the first call of each op only.
+        path: of the log; ~/.flaggems/oplist.log by default.
+    """
+    _say_unused(lib, registrar)
+    switch.enable(exclude=_overloads(_listed(unused, "exclude"), "unused") or None, mode="all")
+    _recording.close()
+    if record:
+        _recording.enter_context(recorded(path, once))
+
+
+def only_enable(
+    lib: Any = None, include: Names = None, registrar: Any = None, record: bool = False, once: bool = False,
+    path: str | Path | None = None,
+) -> None:  # fmt: skip
+    """`enable` of the ops that are named, and no others.
+
+    Args:
+        lib: as in enable.
+        include: names of FlagGems' functions; or the path of a YAML file with a list `include`; or None or "default":
+            softmax and cumsum. An earlier `enable` is replaced.
+        registrar: as in enable.
+        record: as in enable.
+        once: as in enable.
+        path: as in enable.
+    """
+    _say_unused(lib, registrar)
+    wanted = DEFAULT if include is None or include == "default" else _listed(include, "include")
+    keys = _overloads(wanted, "include")
+    if not keys:
+        warnings.warn("flag_gems.only_enable: none of these ops is known; nothing is enabled", stacklevel=2)
+        return
+    switch.enable(include=keys, mode="all")
+    _recording.close()
+    if record:
+        _recording.enter_context(recorded(path, once))
+
+
+class use_gems:
+    """`with flag_gems.use_gems():` overrides torch's ops in the block. Blocks nest, and the innermost decides.
+
+    Args:
+        exclude: names as in enable.
+        include: names as in only_enable; if given, `exclude` is not used.
+        record: as in enable.
+        once: as in enable.
+        path: as in enable.
+    """
+
+    def __init__(
+        self, exclude: Names = None, include: Names = None, record: bool = False, once: bool = False,
+        path: str | Path | None = None,
+    ):  # fmt: skip
+        wanted, left = _listed(include, "include"), _listed(exclude, "exclude")
+        if wanted:
+            self._use = switch.use(include=_overloads(wanted, "include"), mode="all")
+        else:
+            self._use = switch.use(exclude=_overloads(left, "exclude") or None, mode="all")
+        self._record = (path, once) if record else None
+        self._entered: list[contextlib.ExitStack] = []
+
+    def __enter__(self) -> None:
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(self._use)
+            if self._record is not None:
+                stack.enter_context(recorded(*self._record))
+            self._entered.append(stack.pop_all())
+
+    def __exit__(self, *error: Any) -> None:
+        self._entered.pop().__exit__(*error)
+
+
+def all_registered_keys() -> list[str]:
+    """The overloads of ATen that run opmux's kernels now."""
+    return switch.enabled_ops()
+
+
+def all_registered_ops() -> list[str]:
+    """The same by the names of FlagGems' functions."""
+    return sorted({names.function_of(key) for key in switch.enabled_ops()})
+
+
+def flagtune(include: Names = None) -> None:
+    """FlagGems' switch for a larger search of tiles. Here `opmux tune` searches, and its results are used at once."""
+    listed = [include] if isinstance(include, str) else list(include or ())
+    os.environ["FLAGTUNE_INCLUDE"] = ",".join(listed)
+    warnings.warn("flag_gems.flagtune has no effect: run `opmux tune` to search for tiles", stacklevel=2)
+
+
+def _say_unused(lib: Any, registrar: Any) -> None:
+    for name, value in (("lib", lib), ("registrar", registrar)):
+        if value is not None:
+            warnings.warn(f"flag_gems: {name} is not used; opmux registers its overrides itself", stacklevel=3)
+
+
+def _listed(given: Names, key: str) -> tuple[str, ...]:
+    """Names as given, or from a YAML file."""
+    if given is None or given == "default":
+        return ()
+    if not isinstance(given, str):
+        return tuple(given)
+    import yaml
+
+    found = yaml.safe_load(Path(given).read_text(encoding="utf-8")) or {}
+    if not isinstance(found, dict) or not isinstance(found.get(key, []), list):
+        raise ValueError(f"flag_gems: {given} must be a mapping with a list '{key}'; got {type(found).__name__}")
+    return tuple(found.get(key, []))
+
+
+def _overloads(asked: Iterable[str], what: str) -> list[str]:
+    """The overloads of ours that names stand for; one warning about names that stand for nothing."""
+    keys, unknown = names.selected(asked)
+    if unknown:
+        warnings.warn(f"flag_gems: {what} names ops that do not exist: {', '.join(unknown)}", stacklevel=3)
+    return [key for key in keys if key in table()]
+
+
+# ---- the log --------------------------------------------------------------------------------------------------------
+
+
+class Calls(Counter[str]):
+    """Counts calls of overloads, and logs each in FlagGems' words."""
+
+    def __init__(self, once: bool):
+        super().__init__()
+        self._once = once
+
+    def __setitem__(self, overload: str, count: int) -> None:
+        if not (self._once and overload in self):
+            made = names.function_of(overload)
+            words = f"GEMS {made.strip('_').upper().replace('_', ' ')}"
+            log = logging.getLogger(f"flag_gems.ops.{made}")
+            log.handle(logging.LogRecord(log.name, logging.DEBUG, __file__, 0, words, (), None, made))
+        super().__setitem__(overload, count)
+
+
+@contextlib.contextmanager
+def recorded(path: str | Path | None, once: bool) -> Iterator[None]:
+    """Log the calls of enabled ops to a file, one line each."""
+    where = Path(path or LOG).expanduser()
+    where.parent.mkdir(parents=True, exist_ok=True)
+    log, handler = logging.getLogger("flag_gems"), logging.FileHandler(where, mode="w")
+    handler.setFormatter(logging.Formatter("[%(levelname)s] %(name)s.%(funcName)s: %(message)s"))
+    before = log.level, log.propagate
+    log.setLevel(logging.DEBUG)
+    log.propagate = False
+    log.addHandler(handler)
+    try:
+        with engine.counted(Calls(once)):
+            yield
+    finally:
+        log.removeHandler(handler)
+        handler.close()
+        log.setLevel(before[0])
+        log.propagate = before[1]
+
+
+_recording = contextlib.ExitStack()  # of `enable`
+atexit.register(_recording.close)
