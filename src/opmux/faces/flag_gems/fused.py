@@ -165,14 +165,14 @@ def apply_rotary_pos_emb(
     if position_ids is None:
         if q.dim() != 4:
             raise ValueError(f"q must have 4 dimensions if there are no position_ids; got {tuple(q.shape)}")
-        rows = cos[: q.shape[1]], sin[: q.shape[1]]
-        tokens = q, k
+        cos, sin, y, z = cos[: q.shape[1]], sin[: q.shape[1]], q, k
     else:
         at = position_ids.reshape(-1)
-        rows = cos[at], sin[at]
-        tokens = tuple(t.reshape(1, -1, *t.shape[-2:]) for t in (q, k))
-    made = rope.rope(*tokens, *rows, layout="bshd", interleaved=rotary_interleaved, per_pair=True)
-    y, z = made[0].view(q.shape), made[1].view(k.shape)  # type: ignore[union-attr]
+        cos, sin = cos[at], sin[at]
+        y, z = q.reshape(1, -1, *q.shape[-2:]), k.reshape(1, -1, *k.shape[-2:])
+    y, z = rope.rope(y, z, cos, sin, layout="bshd", interleaved=rotary_interleaved, per_pair=True)
+    assert z is not None
+    y, z = y.reshape(q.shape), z.reshape(k.shape)
     if not inplace:
         return y, z
     with torch.no_grad():

@@ -24,10 +24,10 @@ FILES = {
     "ops": "ops",
     "runtime": "runtime",
     "testing": "testing",
-    "utils": "utils",
-    "utils.libentry": "utils",
-    "utils.shape_utils": "utils",
-    "utils.triton_lang_extension": "utils",
+    "utils": "for_kernels",
+    "utils.libentry": "for_kernels",
+    "utils.shape_utils": "for_kernels",
+    "utils.triton_lang_extension": "for_kernels",
 }
 
 SERVED: dict[str, Callable[[], types.ModuleType]] = {

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
+from .names import FILES
 from .switch import all_registered_keys, all_registered_ops, enable, flagtune, only_enable, use_gems
 
 __version__ = "5.3.4"  # of FlagGems, whose interface this is
@@ -12,7 +13,7 @@ __all__ = ["all_registered_keys", "all_registered_ops", "enable", "flagtune", "o
 __path__: list[str] = []
 
 _DEVICE = {"device": "name", "vendor_name": "vendor_name"}
-_MODULES = ("fused", "modules", "ops", "runtime", "testing", "utils")
+_MODULES = tuple(module for module in FILES if module and "." not in module)
 
 
 def __getattr__(name: str) -> Any:
@@ -36,4 +37,4 @@ def __dir__() -> list[str]:
 
 
 def _module(name: str) -> Any:
-    return importlib.import_module(f"opmux.faces.flag_gems.{name}")
+    return importlib.import_module(f"opmux.faces.flag_gems.{FILES[name]}")
