@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextvars
 import functools
 import inspect
+import math
 import types
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -253,7 +254,7 @@ class _Bound:
     def _hasten(self, compiled: Any, tensors: tuple, first: Tensor) -> None:
         if any(t is not None and (t.data_ptr() % 16 or t.device != first.device) for t in tensors):
             return  # compiled for pointers that are no multiples of 16, or wrong in a way Triton has just said
-        way, names = _entry(compiled)
+        way, names = _entry(compiled, self.grid, first.device)
         if way:
             self.globals |= names | {"_device": first.get_device()}
             self.globals |= {f"_c{i}": self.config.constants[n] for i, n in enumerate(self.launcher.constants)}
@@ -278,10 +279,11 @@ def launch({params}):
     {back}
 """,
 }
+SCRATCH = ", with scratch"  # the kernel makes tensor descriptors, in memory that each launch allocates
 _CALLS = {
-    "generated": "None, None, _packed, None, None, None, {pointers}{numbers}{constants}",
+    "generated": "{scratch}, None, _packed, None, None, None, {pointers}{numbers}{constants}",
     # triton 3.7 and later: one C launcher for all kernels
-    "shared": "_packed, None, None, None, None, None, _notes, _types, ({pointers}{numbers}{constants})",
+    "shared": "_packed, None, None, None, {scratch}, None, _notes, _types, ({pointers}{numbers}{constants})",
 }
 
 
@@ -298,7 +300,8 @@ def _code(way: str, form: _Form, present: str) -> types.CodeType:
         ),
         joined=" | ".join(f"_p{i}" for i in there),
         real=" and ".join(f"_p{i}" for i in there),
-        call=_CALLS.get(way, "").format(
+        call=_CALLS.get(way.removesuffix(SCRATCH), "").format(
+            scratch="_scratch()" if way.endswith(SCRATCH) else "None",
             pointers=listed(f"_p{i}" if i in there else "0" for i in range(len(form.tensors))),
             numbers=listed(form.numbers),  # each by its name: to unpack a tuple costs 0.1 us
             constants=listed(f"_c{i}" for i in range(form.constants)),
@@ -308,7 +311,7 @@ def _code(way: str, form: _Form, present: str) -> types.CodeType:
     return codegen.function(text, "launch", f"launch, {way}", {}).__code__
 
 
-def _entry(compiled: Any) -> tuple[str, dict[str, Any]]:
+def _entry(compiled: Any, grid: Grid, device: torch.device) -> tuple[str, dict[str, Any]]:
     """How to launch a compiled kernel again, and the names that takes; "" where its entry point is not one we know."""
     run, hooks = getattr(compiled, "run", None), triton.knobs.runtime
     enter, leave = hooks.launch_enter_hook, hooks.launch_exit_hook
@@ -320,14 +323,19 @@ def _entry(compiled: Any) -> tuple[str, dict[str, Any]]:
         _entering=enter.calls, _leaving=leave.calls,
         _keep=compiled, _here=torch._C._cuda_getDevice, _stream=torch._C._cuda_getCurrentRawStream,
     )  # fmt: skip
-    if hasattr(run, "arg_annotations"):
-        return "shared", names | {"_notes": run.arg_annotations, "_types": run.kernel_signature}
-    return "generated", names
+    way = "shared" if hasattr(run, "arg_annotations") else "generated"
+    if way == "shared":
+        names |= {"_notes": run.arg_annotations, "_types": run.kernel_signature}
+    if run.global_scratch_size:
+        size = math.prod(grid) * run.num_ctas * run.global_scratch_size
+        names["_scratch"] = functools.partial(torch.empty, size, dtype=torch.int8, device=device)
+        way += SCRATCH
+    return way, names
 
 
 def _plain(run: Any) -> bool:
-    """Whether a launcher needs nothing but its arguments: no scratch memory, no sanitizer."""
-    names = ("global_scratch_size", "profile_scratch_size", "launch_cooperative_grid", "launch_pdl", "launch")
-    if not all(hasattr(run, n) for n in names) or getattr(run, "gsan_enabled", False):
+    """Whether a launcher needs nothing but its arguments and memory for descriptors: no profiler, no sanitizer."""
+    names = "global_scratch_size profile_scratch_size num_ctas launch_cooperative_grid launch_pdl launch"
+    if not all(hasattr(run, n) for n in names.split()) or getattr(run, "gsan_enabled", False):
         return False
-    return run.global_scratch_size == 0 and run.profile_scratch_size == 0
+    return run.profile_scratch_size == 0

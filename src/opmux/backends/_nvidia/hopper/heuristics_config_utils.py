@@ -22,13 +22,11 @@ def product_tiles(m: int, n: int, k: int, dtype: Any, **rest: Any) -> dict[str, 
     deep = 128 // dtype.itemsize
     if min(m, n) > 64 and down(128) * right(256) >= CORES - 32:
         return tiles_of(128, 256, deep, warps=8, stages=3, GROUP=16, IN_TURN=True)
-    if min(m, n) > 64 and down(64) * right(256) >= CORES - 32:
-        return tiles_of(64, 256, deep, warps=4, stages=4, GROUP=16)
     if min(m, n) > 64 and down(128) * right(128) >= CORES // 2:
-        return tiles_of(128, 128, deep, warps=4, stages=4)
+        return tiles_of(128, 128, deep, warps=4, stages=4, IN_TURN=True)
     # Few tiles: K is split until every core has one.
     if min(m, n) <= 16:
-        found = tiles_of(16 if m <= 16 else 64, 64 if m <= 16 else 16, 4 * deep, warps=4, stages=3)
+        found = tiles_of(16 if m <= 16 else 64, 32 if m <= 16 else 16, 4 * deep, warps=4, stages=3)
     elif min(m, n) <= 64:
         found = tiles_of(64, 64, 2 * deep, warps=4, stages=4)
     else:
