@@ -92,6 +92,9 @@ def addcdiv(self: Tensor, tensor1: Tensor, tensor2: Tensor, *, value: int | floa
 def addcmul(self: Tensor, tensor1: Tensor, tensor2: Tensor, *, value: int | float = 1) -> Tensor:
     """torch.ops.aten.addcmul, elementwise."""
 
+def alias_copy(self: Tensor) -> Any:
+    """torch.ops.aten.alias_copy."""
+
 def all(x: Tensor, dim: int | list[int] | None = None, keepdim: bool = False) -> Tensor:
     """Whether no element is zero; a bool for every dtype.
 
@@ -181,6 +184,9 @@ def any(x: Tensor, dim: int | list[int] | None = None, keepdim: bool = False) ->
         keepdim: keep the reduced dimensions, with size 1.
     """
 
+def arange(start: int | float = 0, end: int | float | None = None, step: int | float = 1, *, dtype: torch.dtype | None = None, layout: Any = None, device: Any = None, pin_memory: Any = None) -> Any:
+    """torch.ops.aten.arange."""
+
 def arccos(self: Tensor) -> Tensor:
     """torch.ops.aten.arccos, elementwise."""
 
@@ -219,6 +225,12 @@ def argmin(x: Tensor, dim: int | None = None, keepdim: bool = False) -> Tensor:
         dim (a dimension of x): the dimension to reduce, or None for all.
         keepdim: keep the reduced dimensions, with size 1.
     """
+
+def as_strided_copy(self: Tensor, size: list[int], stride: list[int], storage_offset: int | None = None) -> Any:
+    """torch.ops.aten.as_strided_copy."""
+
+def as_strided_scatter(self: Tensor, src: Tensor, size: list[int], stride: list[int], storage_offset: int | None = None) -> Any:
+    """torch.ops.aten.as_strided_scatter."""
 
 def asin(self: Tensor) -> Tensor:
     """torch.ops.aten.asin, elementwise."""
@@ -444,6 +456,9 @@ def bitwise_right_shift(self: Tensor | int | float, other: Tensor | int | float)
 def bitwise_xor(self: Tensor | int | float, other: Tensor | int | float) -> Tensor:
     """torch.ops.aten.bitwise_xor, elementwise."""
 
+def block_diag(tensors: list[Tensor]) -> Any:
+    """torch.ops.aten.block_diag."""
+
 def block_scaled_gemm(a: Tensor, b: Tensor, a_scale: Tensor, b_scale: Tensor, a_dtype: torch.dtype, b_dtype: torch.dtype, bias: Tensor | None = None, a_rows: int = 1, b_rows: int = 128, out_dtype: torch.dtype = torch.bfloat16) -> Tensor:
     """y = a b^T + bias, of FP8 matrices that have a scale for each block of 1x128 or 128x128.
 
@@ -485,11 +500,17 @@ def bytes_transpose(data: Tensor) -> Tensor:
         data (uint8 [..])
     """
 
+def cat(tensors: list[Tensor], dim: int = 0) -> Any:
+    """torch.ops.aten.cat."""
+
 def ceil(self: Tensor) -> Tensor:
     """torch.ops.aten.ceil, elementwise."""
 
 def celu(self: Tensor, alpha: int | float = 1.0) -> Tensor:
     """torch.ops.aten.celu, elementwise."""
+
+def channel_shuffle(self: Tensor, groups: int) -> Any:
+    """torch.ops.aten.channel_shuffle."""
 
 def clamp(self: Tensor, min: Tensor | int | float | None = None, max: Tensor | int | float | None = None) -> Tensor:
     """torch.ops.aten.clamp, elementwise."""
@@ -543,6 +564,9 @@ def clamped_swiglu(input: Tensor, quantizer: Any, limit: float = 7.0, alpha: flo
 def clip(self: Tensor, min: Tensor | int | float | None = None, max: Tensor | int | float | None = None) -> Tensor:
     """torch.ops.aten.clip, elementwise."""
 
+def clone(self: Tensor, *, memory_format: Any = None) -> Any:
+    """torch.ops.aten.clone."""
+
 def compute_amax(input: Tensor, amax: Tensor) -> None:
     """amax = max |input|, in place.
 
@@ -550,6 +574,9 @@ def compute_amax(input: Tensor, amax: Tensor) -> None:
         input (float [..])
         amax (float32 [..], one element)
     """
+
+def constant_pad_nd(self: Tensor, pad: list[int], value: int | float = 0) -> Any:
+    """torch.ops.aten.constant_pad_nd."""
 
 def convert_bshd_to_thd(tensor: Tensor, cu_seqlens: Tensor, t: int) -> Tensor:
     """The sequences concatenated to [t, h, d]; zeros after the last.
@@ -569,6 +596,9 @@ def convert_thd_to_bshd(tensor: Tensor, cu_seqlens: Tensor, b: int, max_seq_len:
         b (at least 0)
         max_seq_len (at least 0)
     """
+
+def copy(self: Tensor, src: Tensor, non_blocking: bool = False) -> Any:
+    """torch.ops.aten.copy."""
 
 def copy_data_ptrs_to_device(tensors: list[Tensor], device: Any) -> Tensor:
     """The addresses of tensors: int64, on a device.
@@ -768,6 +798,9 @@ def dequantize(input: Any, otype: torch.dtype) -> Tensor:
         otype (one of float16, bfloat16, float32, float64)
     """
 
+def detach_copy(self: Tensor) -> Any:
+    """torch.ops.aten.detach_copy."""
+
 def device_supports_multicast(device_id: int = -1) -> bool:
     """False: multicast is not supported.
 
@@ -798,6 +831,18 @@ def dglu(grad: Tensor, fwd_input: Tensor, quantizer: Any) -> Any:
         grad (float [*rows, n])
         fwd_input (float [*rows, 2*n])
     """
+
+def diag_embed(self: Tensor, offset: int = 0, dim1: int = -2, dim2: int = -1) -> Any:
+    """torch.ops.aten.diag_embed."""
+
+def diagonal_backward(grad_output: Tensor, input_sizes: list[int], offset: int, dim1: int, dim2: int) -> Any:
+    """torch.ops.aten.diagonal_backward."""
+
+def diagonal_copy(self: Tensor, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Any:
+    """torch.ops.aten.diagonal_copy."""
+
+def diagonal_scatter(self: Tensor, src: Tensor, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Any:
+    """torch.ops.aten.diagonal_scatter."""
 
 def digamma(self: Tensor) -> Tensor:
     """torch.ops.aten.digamma, elementwise."""
@@ -998,11 +1043,17 @@ def exp(self: Tensor) -> Tensor:
 def exp2(self: Tensor) -> Tensor:
     """torch.ops.aten.exp2, elementwise."""
 
+def expand_copy(self: Tensor, size: list[int], *, implicit: bool = False) -> Any:
+    """torch.ops.aten.expand_copy."""
+
 def expm1(self: Tensor) -> Tensor:
     """torch.ops.aten.expm1, elementwise."""
 
 def exponential(self: Tensor, lambd: float = 1.0, *, generator: Any | None = None) -> Tensor:
     """Exponential of rate lambd, like self."""
+
+def eye(n: int, m: int | None = None, *, dtype: torch.dtype | None = None, layout: Any = None, device: Any = None, pin_memory: Any = None) -> Any:
+    """torch.ops.aten.eye."""
 
 def fa_prepare_bwd(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """[s, b, n, 3 * h] from three [b, s, n, h]: q, k and v of each head together.
@@ -1020,8 +1071,14 @@ def fa_prepare_fwd(qkvi: Tensor) -> Tensor:
         qkvi (float [s, b, n, h])
     """
 
+def fill(self: Tensor, value: Tensor | int | float) -> Any:
+    """torch.ops.aten.fill."""
+
 def fix(self: Tensor) -> Tensor:
     """torch.ops.aten.fix, elementwise."""
+
+def flip(self: Tensor, dims: list[int]) -> Any:
+    """torch.ops.aten.flip."""
 
 def float_power(self: Tensor | int | float, exponent: Tensor | int | float) -> Tensor:
     """torch.ops.aten.float_power, elementwise."""
@@ -1162,6 +1219,12 @@ def fp8_uncast(data: Tensor, scale_inv: Tensor, dtype: torch.dtype, out_dtype: t
 
 def frac(self: Tensor) -> Tensor:
     """torch.ops.aten.frac, elementwise."""
+
+def full(size: list[int], fill_value: int | float, *, dtype: torch.dtype | None = None, layout: Any = None, device: Any = None, pin_memory: Any = None) -> Any:
+    """torch.ops.aten.full."""
+
+def full_like(self: Tensor, fill_value: int | float, *, dtype: torch.dtype | None = None, layout: Any = None, device: Any = None, pin_memory: Any = None, memory_format: Any = None) -> Any:
+    """torch.ops.aten.full_like."""
 
 def fused_amax_and_scale_update_after_reduction(amax_reduction_buffer: Tensor, amax_histories: list[Tensor], scales: list[Tensor], amax_compute_algo: str, fp8_dtype: torch.dtype, margin: float) -> None:
     """Roll the histories of amax [L, n] by one and update each scale, for all tensors at once.
@@ -2051,6 +2114,9 @@ def less_equal(self: Tensor, other: Tensor | int | float) -> Tensor:
 def lgamma(self: Tensor) -> Tensor:
     """torch.ops.aten.lgamma, elementwise."""
 
+def lift_fresh_copy(self: Tensor) -> Any:
+    """torch.ops.aten.lift_fresh_copy."""
+
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """Linear layer: y = x weight^T + bias, computed in float32 (float64 for float64) and rounded once.
 
@@ -2074,6 +2140,9 @@ def linear_bwd(dy: Tensor, x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor, T
     Returns:
         dx, like x, dweight, like weight, and dbias [n], of weight's dtype.
     """
+
+def linspace(start: int | float, end: int | float, steps: int, *, dtype: torch.dtype | None = None, layout: Any = None, device: Any = None, pin_memory: Any = None) -> Any:
+    """torch.ops.aten.linspace."""
 
 def log(self: Tensor) -> Tensor:
     """torch.ops.aten.log, elementwise."""
@@ -2154,6 +2223,9 @@ def logit(self: Tensor, eps: float | None = None) -> Tensor:
 
 def logit_backward(grad_output: Tensor, self: Tensor, eps: float | None = None) -> Tensor:
     """torch.ops.aten.logit_backward, elementwise."""
+
+def logspace(start: int | float, end: int | float, steps: int, base: float = 10.0, *, dtype: torch.dtype | None = None, layout: Any = None, device: Any = None, pin_memory: Any = None) -> Any:
+    """torch.ops.aten.logspace."""
 
 def logsumexp(x: Tensor, dim: int | list[int] | None = None, keepdim: bool = False) -> Tensor:
     """log(sum(exp(x))), without overflow.
@@ -2760,6 +2832,9 @@ def mxfp8_uncast(data: Tensor, scales: Tensor, dtype: torch.dtype, columnwise: b
 def nan_to_num(self: Tensor, nan: float | None = None, posinf: float | None = None, neginf: float | None = None) -> Tensor:
     """torch.ops.aten.nan_to_num, elementwise."""
 
+def narrow_copy(self: Tensor, dim: int, start: int, length: int) -> Any:
+    """torch.ops.aten.narrow_copy."""
+
 def native_dropout(input: Tensor, p: float, train: bool | None = True) -> tuple[Tensor, Tensor]:
     """dropout, with the mask of kept elements."""
 
@@ -2811,6 +2886,15 @@ def neighborhood_attention_bwd(do: Tensor, q: Tensor, k: Tensor, v: Tensor, o: T
     Returns:
         dq, dk and dv, like q, contiguous.
     """
+
+def new_full(self: Tensor, size: list[int], fill_value: int | float, *, dtype: torch.dtype | None = None, layout: Any = None, device: Any = None, pin_memory: Any = None) -> Any:
+    """torch.ops.aten.new_full."""
+
+def new_ones(self: Tensor, size: list[int], *, dtype: torch.dtype | None = None, layout: Any = None, device: Any = None, pin_memory: Any = None) -> Any:
+    """torch.ops.aten.new_ones."""
+
+def new_zeros(self: Tensor, size: list[int], *, dtype: torch.dtype | None = None, layout: Any = None, device: Any = None, pin_memory: Any = None) -> Any:
+    """torch.ops.aten.new_zeros."""
 
 def newton_schulz(ctx_ptr: int, m: int, n: int, x: Tensor, num_iterations: int, coefficients: list[float]) -> None:
     """Iterate x = a x + b (x x') x + c (x x')(x x') x in place, for each triple of coefficients.
@@ -2993,6 +3077,15 @@ def nvshmem_wait_on_current_stream(signal: Any, wait_kind: Any) -> Any:
 def nvte_built_with_cublasmp() -> bool:
     """False."""
 
+def ones(size: list[int], *, dtype: torch.dtype | None = None, layout: Any = None, device: Any = None, pin_memory: Any = None) -> Any:
+    """torch.ops.aten.ones."""
+
+def ones_like(self: Tensor, *, dtype: torch.dtype | None = None, layout: Any = None, device: Any = None, pin_memory: Any = None, memory_format: Any = None) -> Any:
+    """torch.ops.aten.ones_like."""
+
+def permute_copy(self: Tensor, dims: list[int]) -> Any:
+    """torch.ops.aten.permute_copy."""
+
 def philox_bernoulli(like: Tensor, seed: Tensor, p: float = 0.5) -> Tensor:
     """1 with probability p, else 0, shaped as `like`.
 
@@ -3087,6 +3180,15 @@ def philox_uniform(like: Tensor, seed: Tensor, low: float = 0.0, high: float = 1
         low: the least number.
         high: the bound above.
     """
+
+def pixel_shuffle(self: Tensor, upscale_factor: int) -> Any:
+    """torch.ops.aten.pixel_shuffle."""
+
+def pixel_unshuffle(self: Tensor, downscale_factor: int) -> Any:
+    """torch.ops.aten.pixel_unshuffle."""
+
+def polar(abs: Tensor, angle: Tensor) -> Any:
+    """torch.ops.aten.polar."""
 
 def poly_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float = 1e-06) -> tuple[Tensor, Tensor]:
     """A polynomial of normalised powers: y = w0 * norm(x^3) + w1 * norm(x^2) + w2 * norm(x) + bias.
@@ -3265,6 +3367,9 @@ def randn(size: list[int], *, generator: Any | None = None, dtype: torch.dtype |
 def randn_like(self: Tensor, *, generator: Any | None = None) -> Tensor:
     """Normal, like self."""
 
+def range(start: int | float, end: int | float, step: int | float = 1, *, dtype: torch.dtype | None = None, layout: Any = None, device: Any = None, pin_memory: Any = None) -> Any:
+    """torch.ops.aten.range."""
+
 def reciprocal(self: Tensor) -> Tensor:
     """torch.ops.aten.reciprocal, elementwise."""
 
@@ -3369,6 +3474,12 @@ def relu_mul_bwd(dy: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
 def remainder(self: Tensor | int | float, other: Tensor | int | float) -> Tensor:
     """torch.ops.aten.remainder, elementwise."""
 
+def repeat(self: Tensor, repeats: list[int]) -> Any:
+    """torch.ops.aten.repeat."""
+
+def repeat_interleave(repeats: Tensor, *, output_size: int | None = None) -> Any:
+    """torch.ops.aten.repeat_interleave."""
+
 def rms_norm(x: Tensor, weight: Tensor, eps: float = 1e-06, offset: float = 0.0, casting: str = 'gemma') -> tuple[Tensor, Tensor]:
     """RMS norm over the last dimension: y = x * rstd * (weight + offset), rstd = rsqrt(mean(x^2) + eps).
 
@@ -3457,6 +3568,9 @@ def rmsnorm_fwd(input: Tensor, weight: Tensor, eps: float, ln_out: Any, quantize
         input (float [*rows, n])
         weight (float [n])
     """
+
+def roll(self: Tensor, shifts: list[int], dims: list[int] = ...) -> Any:
+    """torch.ops.aten.roll."""
 
 def rope_bwd(dy: Tensor, angles: Tensor, sin: Tensor | None = None, starts: Tensor | None = None, cu_seqlens: Tensor | None = None, layout: str = 'sbhd', interleaved: bool = False, cp_size: int = 1, cp_rank: int = 0) -> Tensor:
     """The gradient of rope_fwd: the transposed rotation, also if the two angles of a pair differ.
@@ -3554,6 +3668,9 @@ def rope_qkv_fwd(qkv: Tensor, q_angles: Tensor, k_angles: Tensor, split: list[in
         contiguous, of qkv's dtype.
     """
 
+def rot90(self: Tensor, k: int = 1, dims: list[int] = ...) -> Any:
+    """torch.ops.aten.rot90."""
+
 def round(self: Tensor, *, decimals: int | None = None) -> Tensor:
     """torch.ops.aten.round, elementwise."""
 
@@ -3562,6 +3679,9 @@ def rsqrt(self: Tensor) -> Tensor:
 
 def rsub(self: Tensor, other: Tensor | int | float, *, alpha: int | float = 1) -> Tensor:
     """torch.ops.aten.rsub, elementwise."""
+
+def scalar_tensor(s: int | float, *, dtype: torch.dtype | None = None, layout: Any = None, device: Any = None, pin_memory: Any = None) -> Any:
+    """torch.ops.aten.scalar_tensor."""
 
 def scale_(x: Tensor, factor: Tensor) -> None:
     """x = x * factor in place, for a factor that is on the device: if it is 1, x is neither read nor written.
@@ -3749,6 +3869,15 @@ def scaled_upper_triang_masked_softmax_forward(input: Tensor, scale_factor: floa
     Args:
         input (float [batches, n, n])
     """
+
+def select_backward(grad_output: Tensor, input_sizes: list[int], dim: int, index: int) -> Any:
+    """torch.ops.aten.select_backward."""
+
+def select_copy(self: Tensor, dim: int, index: int) -> Any:
+    """torch.ops.aten.select_copy."""
+
+def select_scatter(self: Tensor, src: Tensor, dim: int, index: int) -> Any:
+    """torch.ops.aten.select_scatter."""
 
 def selu(self: Tensor) -> Tensor:
     """torch.ops.aten.selu, elementwise."""
@@ -3993,6 +4122,15 @@ def situglu(input: Tensor, quantizer: Any, beta1: float = 4.0, beta2: float = 25
         input (float [*rows, 2*n])
     """
 
+def slice_backward(grad_output: Tensor, input_sizes: list[int], dim: int, start: int, end: int, step: int) -> Any:
+    """torch.ops.aten.slice_backward."""
+
+def slice_copy(self: Tensor, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1) -> Any:
+    """torch.ops.aten.slice_copy."""
+
+def slice_scatter(self: Tensor, src: Tensor, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1) -> Any:
+    """torch.ops.aten.slice_scatter."""
+
 def softmax(x: Tensor, dim: int = -1) -> Tensor:
     """Softmax along dim: y = exp(x - max(x)) / sum(exp(x - max(x))).
 
@@ -4151,6 +4289,9 @@ def special_xlogy(self: Tensor | int | float, other: Tensor | int | float) -> Te
 def special_zeta(self: Tensor | int | float, other: Tensor | int | float) -> Tensor:
     """torch.ops.aten.special_zeta, elementwise."""
 
+def split_copy(self: Tensor, split_size: int, dim: int = 0) -> Any:
+    """torch.ops.aten.split_copy."""
+
 def split_quantize(tensor: Tensor, split_sections: list[int], quantizer_list: list[Any], disable_bulk_allocation: bool = False) -> list[Any]:
     """The pieces of a tensor along its first dimension, each quantized by its quantizer.
 
@@ -4159,6 +4300,9 @@ def split_quantize(tensor: Tensor, split_sections: list[int], quantizer_list: li
         split_sections (each at least 0)
         quantizer_list (as many as split_sections)
     """
+
+def split_with_sizes_copy(self: Tensor, split_sizes: list[int], dim: int = 0) -> Any:
+    """torch.ops.aten.split_with_sizes_copy."""
 
 def splits_to_offsets(first_dims: Tensor, logical_last_dim: int) -> Tensor:
     """The offset of each member in elements, and the end of the last: int64 [n + 1].
@@ -4182,6 +4326,9 @@ def sqrt(self: Tensor) -> Tensor:
 
 def square(self: Tensor) -> Tensor:
     """torch.ops.aten.square, elementwise."""
+
+def squeeze_copy(self: Tensor, dim: int | list[int] | None = None) -> Any:
+    """torch.ops.aten.squeeze_copy."""
 
 def sreglu(input: Tensor, quantizer: Any) -> Any:
     """f(a) * b, with a and b the halves of the last dimension of input, f(x) = max(x, 0)^2.
@@ -4294,6 +4441,9 @@ def srelu_scaled_bwd(dy: Tensor, x: Tensor, scales: Tensor) -> tuple[Tensor, Ten
         x (float [*rows, n])
         scales (float [..], one element for each row of x)
     """
+
+def stack(tensors: list[Tensor], dim: int = 0) -> Any:
+    """torch.ops.aten.stack."""
 
 def stack3(a: Tensor, b: Tensor, c: Tensor, at: int) -> Tensor:
     """a, b and c stacked along a new dimension, which becomes dimension `at` of the result.
@@ -4410,6 +4560,9 @@ def swizzle_scales_for_gemm_(tensor: Any) -> None:
     Args:
         tensor (a quantized tensor)
     """
+
+def t_copy(self: Tensor) -> Any:
+    """torch.ops.aten.t_copy."""
 
 def tan(self: Tensor) -> Tensor:
     """torch.ops.aten.tan, elementwise."""
@@ -4794,6 +4947,15 @@ def token_tvd_bwd(dloss: Tensor, input: Tensor, target: Tensor, labels: Tensor |
         dinput, like input; 0 where both are equal.
     """
 
+def transpose_copy(self: Tensor, dim0: int, dim1: int) -> Any:
+    """torch.ops.aten.transpose_copy."""
+
+def tril(self: Tensor, diagonal: int = 0) -> Any:
+    """torch.ops.aten.tril."""
+
+def triu(self: Tensor, diagonal: int = 0) -> Any:
+    """torch.ops.aten.triu."""
+
 def true_divide(self: Tensor, other: Tensor | int | float) -> Tensor:
     """torch.ops.aten.true_divide, elementwise."""
 
@@ -4803,8 +4965,20 @@ def trunc(self: Tensor) -> Tensor:
 def ubuf_built_with_mpi() -> bool:
     """False: torch.distributed is used instead of MPI."""
 
+def unbind_copy(self: Tensor, dim: int = 0) -> Any:
+    """torch.ops.aten.unbind_copy."""
+
+def unfold_backward(grad_in: Tensor, input_sizes: list[int], dim: int, size: int, step: int) -> Any:
+    """torch.ops.aten.unfold_backward."""
+
+def unfold_copy(self: Tensor, dimension: int, size: int, step: int) -> Any:
+    """torch.ops.aten.unfold_copy."""
+
 def uniform(self: Tensor, low: float = 0.0, high: float = 1.0, *, generator: Any | None = None) -> Tensor:
     """Uniform in [low, high), like self. (ATen's name `from` is a keyword in Python.)"""
+
+def unsqueeze_copy(self: Tensor, dim: int) -> Any:
+    """torch.ops.aten.unsqueeze_copy."""
 
 def var(x: Tensor, dim: int | list[int] | None = None, keepdim: bool = False, correction: float | None = 1) -> Tensor:
     """The variance: squares are divided by n - correction (None: 1).
@@ -4872,6 +5046,9 @@ def vector_norm_bwd(dy: Tensor, x: Tensor, y: Tensor, ord: float = 2, dim: int |
         keepdim: keep the reduced dimensions, with size 1.
     """
 
+def view_copy(self: Tensor, size: list[int] | None = None, dtype: torch.dtype | None = None) -> Any:
+    """torch.ops.aten.view_copy."""
+
 def weight_norm(v: Tensor, g: Tensor, dim: int | None = 0) -> tuple[Tensor, Tensor]:
     """Weight norm: w = v * g / norm, with the 2-norm over every dimension but dim.
 
@@ -4900,3 +5077,12 @@ def where(condition: Tensor, self: Tensor | int | float, other: Tensor | int | f
 
 def xlogy(self: Tensor | int | float, other: Tensor | int | float) -> Tensor:
     """torch.ops.aten.xlogy, elementwise."""
+
+def zero(self: Tensor) -> Any:
+    """torch.ops.aten.zero."""
+
+def zeros(size: list[int], *, dtype: torch.dtype | None = None, layout: Any = None, device: Any = None, pin_memory: Any = None) -> Any:
+    """torch.ops.aten.zeros."""
+
+def zeros_like(self: Tensor, *, dtype: torch.dtype | None = None, layout: Any = None, device: Any = None, pin_memory: Any = None, memory_format: Any = None) -> Any:
+    """torch.ops.aten.zeros_like."""

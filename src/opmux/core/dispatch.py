@@ -437,7 +437,7 @@ class Fallback:
         """
         trial = self.on_trial(candidate)
         if trial and self.saved is None and not last and not self.strict:
-            self.saved = snapshot.take(self.written, _generators(self.first))
+            self.saved = _by_torchs_kernels(snapshot.take)(self.written, _generators(self.first))
         try:
             result = candidate.call(*self.args, **self.kwargs)
             if trial:
@@ -446,7 +446,7 @@ class Fallback:
             return None, error
         except BaseException:
             if isinstance(self.saved, snapshot.Snapshot):
-                self.saved.restore()
+                _by_torchs_kernels(self.saved.restore)()
             raise
         if trial:
             self.memory.record_success(self.chain.key, candidate.impl.impl_id, self.case, bool(self.written))
@@ -464,7 +464,7 @@ class Fallback:
         first_error = next((e for _, e in self.trail if e is not None and not chain._declines(e)), None)
         if isinstance(self.saved, snapshot.Snapshot):
             try:
-                self.saved.restore()
+                _by_torchs_kernels(self.saved.restore)()
             except Exception as trouble:
                 error.add_note(f"opmux: what '{candidate.impl.impl_id}' wrote cannot be undone: {_summary(trouble)}")
                 raise error from None
@@ -506,6 +506,12 @@ class Fallback:
                 spec.check(self.args, self.kwargs)
             except BadArgument as bad:
                 raise bad.with_traceback(None) from None
+
+
+def _by_torchs_kernels(fn: Callable[..., Any]) -> Callable[..., Any]:
+    """A function that copies tensors, as it is without overrides: one of `copy_` on trial would copy for itself."""
+    guard = library.reference_guard
+    return fn if guard is None else guard(fn)
 
 
 # Tests a condition before it calls the first candidate, and falls back if it is false. A condition that raises (a

@@ -162,6 +162,8 @@ class Form:
                 wants.append(f"{p.name}.requires_grad")
             elif is_tensor(p.annotation, optional=True):
                 wants.append(f"({p.name} is not None and {p.name}.requires_grad)")
+            elif p.annotation == list[torch.Tensor]:
+                wants.append(f"any([t.requires_grad for t in {p.name}])")
             elif torch.Tensor in getattr(p.annotation, "__args__", ()):  # a tensor or a number
                 wants.append(f"_asked({p.name}, 'requires_grad', False)")
         packed = f"({''.join(n + ', ' for n in positional)}), {{{', '.join(f'{n!r}: {n}' for n in keyword)}}}"

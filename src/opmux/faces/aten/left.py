@@ -52,6 +52,7 @@ LEFT: dict[str, str] = {
     # other devices, layouts and tensor types
     "_dyn_quant_pack_4bit_weight": _NO_CUDA,
     "_weight_int4pack_mm_with_scales_and_zeros": _NO_CUDA,
+    "_conj_copy": "for complex tensors, which opmux leaves to torch",
     "_jagged_to_padded_dense_forward": _NESTED,
     "_nested_view_from_buffer_copy": _NESTED,
     "dot": "a single reduction by cuBLAS; ours would be two kernels",
@@ -60,6 +61,7 @@ LEFT: dict[str, str] = {
     "linear_backward": "its kernels are for nested tensors and MPS; elsewhere autograd differentiates addmm",
     "_sparse_semi_structured_mm": _SPARSE,
     "sparse_sampled_addmm": _SPARSE,
+    "blackman_window": "ATen computes it by arange, mul_, cos_ and add_, which are overridden",
     # the host's work
     "_has_compatible_shallow_copy_type": "compares the types of two tensors on the host; no kernel runs",
     "choose_qparams_optimized": "a search that runs on the host",
@@ -164,87 +166,6 @@ NOT_YET: dict[str, str] = {
         topk
         unique_consecutive
         unique_dim
-    """,
-    "layout": """
-        _chunk_cat
-        _conj_copy
-        _conj_copy.out
-        _to_copy
-        alias_copy
-        as_strided_copy
-        as_strided_copy.out
-        as_strided_scatter
-        block_diag
-        cat
-        cat.out
-        channel_shuffle
-        constant_pad_nd
-        copy_
-        diag_embed
-        diagonal_backward
-        diagonal_copy
-        diagonal_scatter
-        expand_copy
-        flip
-        lift_fresh_copy
-        narrow_copy
-        permute_copy
-        pixel_shuffle
-        pixel_unshuffle
-        pixel_unshuffle.out
-        polar
-        repeat
-        repeat_interleave.Tensor
-        roll
-        rot90
-        select_backward
-        select_scatter
-        slice_backward
-        slice_scatter
-        split_with_sizes_copy
-        squeeze_copy
-        stack
-        t_copy
-        t_copy.out
-        trace
-        tril
-        tril.out
-        tril_
-        triu
-        triu_
-        unfold_backward
-        unfold_copy
-        view_copy
-    """,
-    "creation": """
-        arange
-        arange.start
-        arange.start_step
-        blackman_window
-        blackman_window.periodic
-        eye
-        eye.m
-        fill.Scalar
-        fill.Scalar_out
-        fill.Tensor
-        fill.Tensor_out
-        fill_.Scalar
-        fill_.Tensor
-        full
-        full_like
-        linspace
-        logspace
-        new_full
-        new_ones
-        ones
-        ones_like
-        range
-        scalar_tensor
-        zero
-        zero.out
-        zero_
-        zeros
-        zeros_like
     """,
     "convolution": """
         _conv_depthwise2d

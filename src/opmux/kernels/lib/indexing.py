@@ -159,7 +159,7 @@ def _tiles(sizes: list[int], steps: list[Strides], row: int, dtype: torch.dtype)
 def _steps(sizes: list[int], steps: list[Strides], dtype: torch.dtype) -> Indexing:
     tiles = step_tiles(dtype=dtype)
     count = math.prod(sizes)
-    farthest = max(sum((n - 1) * s for n, s in zip(sizes, one, strict=True)) for one in steps)
+    farthest = max(sum((n - 1) * abs(s) for n, s in zip(sizes, one, strict=True)) for one in steps)
     index = "int32" if max(farthest, count + tiles["BLOCK"]) <= LARGEST else "int64"
     free = {"n": count}
     head = [f"i = tl.program_id(0).to(tl.{index}) * BLOCK + tl.arange(0, BLOCK)", "m = i < n"]

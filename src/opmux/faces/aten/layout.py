@@ -1,0 +1,22 @@
+"""ATen's layout ops and factories. `specs.layout` and `specs.creation` have ATen's own names and signatures, so nearly
+all overloads are derived from them; here are those that differ, and those that are left to torch.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...core.adapter import adapt
+from ...core.errors import NotSupported
+from ...specs import reduce
+
+Fn = Callable[..., Any]
+
+
+@adapt("trace", over=reduce.sum)
+def trace(call: Fn, self: Tensor) -> Any:
+    if self.dim() != 2 or self.dtype is torch.bool:
+        raise NotSupported(f"the trace of {self.dtype} with {self.dim()} dimensions")
+    return call(self.diagonal(), None, False, None)

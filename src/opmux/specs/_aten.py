@@ -1,0 +1,67 @@
+"""Ops that are torch's: a table of ATen's names and signatures, with torch's own op as the reference of each."""
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from ..core import codegen
+from ..core.spec import Sample
+from .samples import Case, Draw, Maker
+
+
+@dataclass(frozen=True)
+class RowMaker(Maker):
+    """Samples of an op of which some arguments are passed by keyword."""
+
+    keywords: frozenset[str] = frozenset()
+
+    def __call__(self, dtype: torch.dtype, device: torch.device | str) -> Iterator[Sample]:
+        for case in self.cases:
+            yield self._sample(case, dtype, device)
+
+    def at(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device | str, **options: Any) -> Sample:
+        return self._sample(Case(tuple(shape), options=options), dtype, device)
+
+    def _sample(self, case: Case, dtype: torch.dtype, device: torch.device | str) -> Sample:
+        made = self.named(case, dtype, device)
+        args = tuple(v for n, v in made.items() if n not in self.keywords)
+        return Sample(args, {n: v for n, v in made.items() if n in self.keywords}, case.id)
+
+
+@dataclass(frozen=True)
+class AtenRow:
+    """One op: its arguments as Python source, and how its samples are drawn."""
+
+    name: str
+    args: str
+    build: Callable[[Draw], dict[str, Any]]
+    cases: tuple[Case, ...]
+    tol: Mapping[torch.dtype, Any] = field(default_factory=dict)
+
+    @property
+    def names(self) -> list[str]:
+        return re.findall(r"(\w+):", self.args)
+
+    @property
+    def samples(self) -> RowMaker:
+        keywords = self.args.partition("*, ")[2]
+        return RowMaker(self.build, self.cases, frozenset(re.findall(r"(\w+):", keywords)))
+
+    def reference(self, names: dict[str, Any]) -> Callable[..., Any]:
+        """torch's own op with the row's signature; `names` are the globals of its annotations.
+
+        An argument that is None is not passed: it belongs to another overload, or None is its default.
+        """
+        given = ", ".join(f"{n}={n}" for n in self.names)
+        text = f"def {self.name}({self.args}):\n    return _torchs({self.name!r}, {given})\n"
+        made = codegen.function(text, self.name, f"reference of aten::{self.name}", {**names, "_torchs": _torchs})
+        made.__doc__ = f"torch.ops.aten.{self.name}."
+        return made
+
+
+def _torchs(name: str, **given: Any) -> Any:
+    op = getattr(torch.ops.aten, name)
+    return op(**{n: v for n, v in given.items() if v is not None})

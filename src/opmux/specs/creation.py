@@ -1,0 +1,79 @@
+"""ATen's factories and fills: constants, ranges, identities. torch's own op is the reference of each."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor  # noqa: F401 - an annotation of the rows
+
+from ..core.contract import FLOATS, INTS
+from ..core.spec import Tol, op
+from ._aten import AtenRow
+from .samples import Case, Draw
+
+Number = int | float
+
+EXACT = {dtype: Tol(0, 0) for dtype in (*FLOATS, *INTS, torch.bool)}
+FACTORY = "dtype: torch.dtype | None = None, layout: Any = None, device: Any = None, pin_memory: Any = None"
+LIKE = f"{FACTORY}, memory_format: Any = None"
+SHAPES = (Case((5, 64)), Case((37, 64), "t"), Case((2, 0)))
+
+
+def like(**rest: Any) -> Callable[[Draw], dict[str, Any]]:
+    return lambda d: {"self": d.full(), **rest}
+
+
+def new(**rest: Any) -> Callable[[Draw], dict[str, Any]]:
+    return lambda d: {"self": d.full(), "size": list(d.case.shape), **rest}
+
+
+def sized(**rest: Any) -> Callable[[Draw], dict[str, Any]]:
+    return lambda d: {"size": list(d.case.shape), **rest, **_options(d)}
+
+
+def numbers(**rest: Any) -> Callable[[Draw], dict[str, Any]]:
+    return lambda d: {**rest, **_options(d)}
+
+
+def _options(d: Draw) -> dict[str, Any]:
+    return {"dtype": d.dtype, "layout": None, "device": d.device, "pin_memory": None}
+
+
+# The value of each factory that fills; None: an argument.
+FILLS: dict[str, int | None] = {
+    "fill": None, "zero": 0,
+    "full": None, "ones": 1, "zeros": 0,
+    "full_like": None, "ones_like": 1, "zeros_like": 0,
+    "new_full": None, "new_ones": 1, "new_zeros": 0,
+    "scalar_tensor": None,
+}  # fmt: skip
+
+TABLE = (
+    AtenRow("fill", "self: Tensor, value: Tensor | Number", like(value=2), SHAPES),
+    AtenRow("zero", "self: Tensor", like(), SHAPES),
+    AtenRow("full", f"size: list[int], fill_value: Number, *, {FACTORY}", sized(fill_value=2.0), SHAPES[::2]),
+    *(AtenRow(n, f"size: list[int], *, {FACTORY}", sized(), SHAPES[::2]) for n in ("ones", "zeros")),
+    AtenRow("full_like", f"self: Tensor, fill_value: Number, *, {LIKE}", like(fill_value=2.0), SHAPES),
+    *(AtenRow(n, f"self: Tensor, *, {LIKE}", like(), SHAPES) for n in ("ones_like", "zeros_like")),
+    AtenRow("new_full", f"self: Tensor, size: list[int], fill_value: Number, *, {FACTORY}", new(fill_value=2),
+            SHAPES[:1]),
+    *(AtenRow(n, f"self: Tensor, size: list[int], *, {FACTORY}", new(), SHAPES[:1]) for n in ("new_ones", "new_zeros")),
+    AtenRow("scalar_tensor", f"s: Number, *, {FACTORY}", numbers(s=1.5), SHAPES[:1]),
+    AtenRow("arange", f"start: Number = 0, end: Number | None = None, step: Number = 1, *, {FACTORY}",
+            numbers(start=1, end=40, step=3), SHAPES[:1]),
+    AtenRow("range", f"start: Number, end: Number, step: Number = 1, *, {FACTORY}",
+            numbers(start=1, end=40, step=3), SHAPES[:1]),
+    AtenRow("linspace", f"start: Number, end: Number, steps: int, *, {FACTORY}",
+            numbers(start=-1.0, end=2.0, steps=37), SHAPES[:1]),
+    AtenRow("logspace", f"start: Number, end: Number, steps: int, base: float = 10.0, *, {FACTORY}",
+            numbers(start=-1.0, end=2.0, steps=37, base=2.0), SHAPES[:1]),
+    AtenRow("eye", f"n: int, m: int | None = None, *, {FACTORY}", numbers(n=5, m=37), SHAPES[:1]),
+)  # fmt: skip
+
+ROUNDED = ("linspace", "logspace")
+ops: dict[str, Any] = {}
+for _row in TABLE:
+    _tol = None if _row.name in ROUNDED else EXACT
+    # torch's own new_ones of a sparse tensor has no ones in it, so there is nothing to compare these with
+    _samples = None if _row.name.startswith("new_") else _row.samples
+    ops[_row.name] = op(_row.reference(dict(globals())), space="aten", samples=_samples, tol=_tol)

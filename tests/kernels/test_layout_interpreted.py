@@ -1,0 +1,190 @@
+"""ATen's layout ops and factories, interpreted, against torch's own: values, dtypes, strides, given results."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+from opmux.core.errors import NotSupported
+from opmux.kernels import creation as creation_kernels  # noqa: F401
+from opmux.kernels import layout as layout_kernels  # noqa: F401
+from opmux.kernels.lib import moves
+from opmux.specs import creation, layout
+
+MODE = "interpret"
+OPS = {**layout.ops, **creation.ops}
+SAMPLES = {r.name: r.samples for r in (*layout.TABLE, *layout.LISTS, *layout.ARITHMETIC, *creation.TABLE)}
+DTYPES = (torch.float32, torch.bfloat16, torch.int64, torch.uint8, torch.float64)
+
+
+def impl_of(name):
+    from opmux.core.default import get_default_manager
+
+    manager, spec = get_default_manager(), OPS[name].spec
+    manager.load_kernels(spec)
+    manager.prepare()
+    return next(i for i in manager.registry.impls(spec.key) if i.impl_id == "default.flagos")
+
+
+def listed(results):
+    return list(results) if isinstance(results, (tuple, list)) else [results]
+
+
+def same(got, wanted, what):
+    for a, b in zip(listed(got), listed(wanted), strict=True):
+        assert (a.shape, a.dtype) == (b.shape, b.dtype), what
+        assert not a.numel() or a.stride() == b.stride(), f"{what}: strides {a.stride()}, not {b.stride()}"
+        near = (
+            dict(rtol=0, atol=0)
+            if name_is_exact(what)
+            else dict(rtol=1e-2 if a.dtype.itemsize == 2 else 1e-6, atol=1e-6)
+        )
+        torch.testing.assert_close(a, b, **near, equal_nan=True, msg=lambda m: f"{what}: {m}")
+
+
+def name_is_exact(what):
+    return what.split()[0] not in ("unfold_backward", "polar", "arange", "linspace", "logspace")
+
+
+def agree(name, *args, **kwargs):
+    spec = OPS[name].spec
+    args, kwargs = spec.bound(args, kwargs)
+    same(impl_of(name).fn(*args, **kwargs), spec.reference(*args, **kwargs), f"{name} {args[1:]} {kwargs}")
+
+
+@pytest.mark.parametrize("number, name", list(enumerate(OPS)), ids=list(OPS))
+def test_every_op(number, name):
+    """All samples in one dtype, and one sample in another."""
+    makes = SAMPLES[name]
+    for sample in (*makes(torch.float32, "cpu"), *itertools.islice(makes(DTYPES[1 + number % 4], "cpu"), 1)):
+        try:
+            wanted = OPS[name].spec.reference(*sample.args, **sample.kwargs)
+        except (RuntimeError, NotImplementedError):
+            continue  # torch has no kernel of it for this dtype
+        try:
+            args, kwargs = OPS[name].spec.bound(sample.args, sample.kwargs)
+            got = impl_of(name).fn(*args, **kwargs)
+        except NotSupported:
+            assert name in ("unfold_backward", "linspace", "logspace"), name  # integers
+            continue
+        same(got, wanted, f"{name} {sample.id}")
+
+
+X = torch.arange(60.0).view(3, 4, 5)
+
+
+def test_many_moves_are_several_launches():
+    agree("cat", [X + i for i in range(11)], 1)
+    agree("stack", [X[:, :, i] for i in range(5)], 2)
+
+
+def test_cat_of_dtypes_and_of_nothing():
+    agree("cat", [X, X.to(torch.int64), X.to(torch.float64)], 2)
+    agree("cat", [torch.empty(0), X, X[:0]], 0)
+    agree("cat", [X.to(memory_format=torch.contiguous_format)[:, :, ::2], X.transpose(0, 0)[:, :, 1:3]], -1)
+    twice = [X, X]  # the same tensor twice, and then two that look alike
+    agree("cat", twice, 0)
+    agree("cat", [X, X + 1], 0)
+
+
+@pytest.mark.parametrize("dtype", [torch.bool, torch.int8, torch.uint8, torch.int64, torch.float16, torch.bfloat16])
+def test_copy_converts_as_torch_does(dtype):
+    x = torch.tensor([[0.0, 1.5, -2.7, 100.9], [0.1, -0.0, 3.0, 7.0]])
+    for source in (x, x.double(), x.to(torch.int64), x > 0, x.t().contiguous().t()):
+        agree(
+            "_to_copy", source.abs() if dtype is torch.uint8 and source.dtype is not torch.bool else source, dtype=dtype
+        )
+
+
+def test_copy_into_any_layout():
+    into = impl_of("copy").into
+    for y in (torch.zeros(3, 4, 5), torch.zeros(5, 4, 3).permute(2, 1, 0), torch.zeros(3, 4, 10)[..., ::2]):
+        for src in (X, X[0], X[:, :1, :], torch.tensor(7), X.double()):
+            wanted = torch.zeros(3, 4, 5).copy_(src)
+            assert into(y, y, src, False) is y and torch.equal(y, wanted)
+
+
+def test_shared_memory_is_left_to_torch():
+    into, x = impl_of("copy").into, torch.arange(10.0)
+    with pytest.raises(NotSupported, match="share memory"):
+        into(x[1:], x[1:], x[:-1], False)
+    with pytest.raises(NotSupported, match="share memory"):
+        impl_of("cat").into(x, [x[:5], x[5:]], 0)
+    with pytest.raises(NotSupported, match="share memory"):
+        impl_of("fill").into(x, x, x[3])
+    with pytest.raises(NotSupported, match="share memory"):
+        into(torch.zeros(1).expand(4), torch.zeros(1).expand(4), x[:4], False)
+
+
+@pytest.mark.parametrize("name, diagonal", list(itertools.product(("tril", "triu"), (0, 3, -2, 9))))
+def test_triangles(name, diagonal):
+    matrices = torch.randn(2, 7, 21)
+    for x in (matrices, matrices.mT, matrices[:, ::2], matrices.expand(3, 2, 7, 21)[:, 0]):
+        agree(name, x, diagonal)
+    y = matrices.clone()
+    assert torch.equal(impl_of(name).into(y, y, diagonal), getattr(torch, name)(matrices, diagonal))
+
+
+@pytest.mark.parametrize("pad", [[1, 2], [0, 0, 3, 1], [-1, 2, -2, -1], [1, 1, 1, 1, 1, 1], [2, -2]])
+def test_padding(pad):
+    agree("constant_pad_nd", X, pad, 1.5)
+    agree("constant_pad_nd", X.to(torch.int32).transpose(0, 2), pad, 3)
+
+
+def test_rolls_and_turns():
+    for shifts, dims in (([7], []), ([2, -1, 9], [0, 1, 2]), ([1, 1], [0, 0]), ([0], [1])):
+        agree("roll", X, shifts, dims)
+    for k in range(-1, 4):
+        agree("rot90", X, k, [0, 2])
+    agree("flip", X.transpose(0, 2)[:, ::2], [0, 1])
+    agree("flip", torch.tensor(3.0), [])
+
+
+def test_numbers_that_do_not_fit_are_left_to_torch():
+    for dtype, value in ((torch.int8, 200), (torch.float16, 1e6), (torch.float32, 1e39)):
+        with pytest.raises(NotSupported):
+            moves.number_for(dtype)(value)
+        with pytest.raises(RuntimeError):
+            torch.empty(2, dtype=dtype).fill_(value)
+    for dtype, value in ((torch.int32, 2.7), (torch.float16, float("inf")), (torch.bool, 0.5), (torch.int64, True)):
+        agree("full", [3], value, dtype=dtype)
+
+
+def test_ranges():
+    for args in ((0, 10), (3, -5, -2), (0.5, 4.0), (0, 1, 0.3), (2, 2), (5, 0, -1.5)):
+        agree("arange", *args)
+    agree("arange", 0, 7.5, 2, dtype=torch.int64)
+    agree("arange", 0, 7.5, dtype=torch.int32)
+    agree("linspace", 0, 1, 1)
+    agree("linspace", 0, 1, 0)
+    for bad in ((0, -1, 1), (0, 1, 0), (0, float("nan"), 1)):
+        with pytest.raises(NotSupported):
+            impl_of("arange").fn(*bad)
+    y = torch.empty(10)[::2]
+    assert torch.equal(impl_of("arange").into(y, 0, 5, 1, None, None, None, None), torch.arange(0.0, 5.0))
+    with pytest.raises(NotSupported):  # torch resizes it, and warns
+        impl_of("arange").into(y, 0, 6, 1, None, None, None, None)
+
+
+def test_results_of_another_look_are_left_to_torch():
+    for name, out, args in (
+        ("cat", torch.empty(3), ([X, X], 0)),
+        ("flip", torch.empty(3, 4, 5, dtype=torch.float64), (X, [0])),
+        ("full", torch.empty(2), ([3], 1.0, None, None, None, None)),
+        ("eye", torch.empty(2, 3), (2, None, None, None, None, None)),
+    ):
+        with pytest.raises(NotSupported, match="out is"):
+            impl_of(name).into(out, *args)
+    for name, args in (("cat", ([X, X[0]], 0)), ("flip", (X, [5])), ("t_copy", (X[0].to(torch.complex64),))):
+        with pytest.raises(NotSupported):
+            impl_of(name).fn(*args)
+
+
+def test_indices_repeated():
+    for repeats in ([0, 3, 0, 1], [5], [0, 0]):
+        agree("repeat_interleave", torch.tensor(repeats))
+    with pytest.raises(NotSupported):
+        impl_of("repeat_interleave").fn(torch.tensor([1, -1, 2]))
