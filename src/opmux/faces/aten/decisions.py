@@ -41,6 +41,9 @@ AS_QUICK = 1.1  # of torch's time on the host: then small calls may be ours too
 PYTHON_US = 4.0  # a Python function behind torch's dispatcher, on x86-64; at least
 COMPOSITIONS = ("CompositeExplicitAutograd", "CompositeImplicitAutograd")
 
+# Overloads whose override, or that of an op which calls them, is entered through Python.
+NEEDS_PYTHON = {*native.DELEGATES, *native.DELEGATES.values()}
+
 
 class BadSpeeds(OpmuxError, ValueError):
     """A file of measurements that cannot be read; the message names it."""
@@ -174,7 +177,7 @@ def _decide(overload: Overload, device: str, generation: int, gated: bool) -> De
         limits = {d: 0 if n == 0 else NEVER for d, n in limits.items()}
     if all(n == NEVER for n in limits.values()):
         return Decision(f"it is not faster on {chip}: {_worst(speed)}")
-    by_size = gated and not above.composed_on(overload.shape, key)
+    by_size = gated and not above.composed_on(overload.shape, key) and overload.name not in NEEDS_PYTHON
     if by_size:
         return Decision(f"it is at least as fast on {chip}: {_from(limits)}", limits, by_size)
     lost, gained = gains(overload.name, speed)
@@ -286,3 +289,4 @@ def forget() -> None:
     """Read the files again on next use."""
     for cached in (_decide, measured, traces):
         cached.cache_clear()
+    gate.forget()

@@ -1,0 +1,368 @@
+"""Models of transformers under `opmux.enable()`: training steps against torch's own; a Llama of 1.2B parameters too.
+
+    python benchmarks/models.py [--json FILE] [--traces FILE] [--only gpt2,bert] [--no-llama]
+
+Nine small models with random weights, in float32 and bfloat16, eager. Native, `enable()` and `enable(mode="all")` run
+in turn in one process, several rounds; a ratio is the median over the rounds of native's time over that of the mode, so
+above 1 is faster than native. Gradients are compared with those of the same model in float64. Kernels are compiled
+before, in a process for each model. `--traces` writes what `opmux.enable()` ships to decide without its C++ gate: the
+overloads that a step calls, with dtypes, sizes and counts.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import math
+import os
+import statistics
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import opmux
+
+ROUNDS, STEPS = 5, 4
+MODES = ("native", "auto", "all")
+VOCAB = 8192
+DEVICE = "cuda"
+
+
+# ---- the models -----------------------------------------------------------------------------------------------------
+
+
+def _text(kind: str, config: str, length: int = 128, **sizes: Any) -> Callable[[], tuple[Any, dict[str, Any]]]:
+    def made() -> tuple[Any, dict[str, Any]]:
+        import transformers
+
+        model = getattr(transformers, kind)(getattr(transformers, config)(vocab_size=VOCAB, **sizes))
+        ids = torch.randint(0, VOCAB, (8, length), generator=torch.Generator().manual_seed(1))
+        return model, {"input_ids": ids, "labels": ids}
+
+    return made
+
+
+def _image(kind: str, config: str, **sizes: Any) -> Callable[[], tuple[Any, dict[str, Any]]]:
+    def made() -> tuple[Any, dict[str, Any]]:
+        import transformers
+
+        model = getattr(transformers, kind)(getattr(transformers, config)(num_labels=100, **sizes))
+        seeded = torch.Generator().manual_seed(1)
+        labels = torch.randint(0, 100, (8,), generator=seeded)
+        return model, {"pixel_values": torch.randn(8, 3, 224, 224, generator=seeded), "labels": labels}
+
+    return made
+
+
+def _whisper() -> tuple[Any, dict[str, Any]]:
+    import transformers
+
+    config = transformers.WhisperConfig(
+        vocab_size=VOCAB, d_model=256, encoder_layers=4, decoder_layers=4, encoder_attention_heads=4,
+        decoder_attention_heads=4, encoder_ffn_dim=1024, decoder_ffn_dim=1024, max_source_positions=256,
+        max_target_positions=128, pad_token_id=0, bos_token_id=1, eos_token_id=2, decoder_start_token_id=1,
+        dropout=0.0,
+    )  # fmt: skip
+    seeded = torch.Generator().manual_seed(1)
+    labels = torch.randint(3, VOCAB, (8, 64), generator=seeded)
+    return transformers.WhisperForConditionalGeneration(config), {
+        "input_features": torch.randn(8, 80, 512, generator=seeded), "labels": labels,
+    }  # fmt: skip
+
+
+_DENSE = {
+    "hidden_size": 384, "intermediate_size": 1024, "num_hidden_layers": 6, "num_attention_heads": 6,
+}  # fmt: skip
+_GQA = _DENSE | {"num_key_value_heads": 2, "head_dim": 64}
+
+MODELS: dict[str, Callable[[], tuple[Any, dict[str, Any]]]] = {
+    "gpt2": _text("GPT2LMHeadModel", "GPT2Config", n_layer=6, n_embd=384, n_head=6, n_positions=256, resid_pdrop=0.0,
+                  embd_pdrop=0.0, attn_pdrop=0.0),
+    "bert": _text("BertForMaskedLM", "BertConfig", **_DENSE, hidden_dropout_prob=0.0,
+                  attention_probs_dropout_prob=0.0),
+    "vit": _image("ViTForImageClassification", "ViTConfig", **_DENSE),
+    "resnet": _image("ResNetForImageClassification", "ResNetConfig"),
+    "mixtral": _text("MixtralForCausalLM", "MixtralConfig", hidden_size=256, intermediate_size=512,
+                     num_hidden_layers=4, num_attention_heads=8, num_key_value_heads=2, num_local_experts=4),
+    "qwen3": _text("Qwen3ForCausalLM", "Qwen3Config", **_GQA),
+    "gemma2": _text("Gemma2ForCausalLM", "Gemma2Config", **_GQA),
+    "mamba": _text("MambaForCausalLM", "MambaConfig", length=64, hidden_size=256, num_hidden_layers=3),
+    "whisper": _whisper,
+}  # fmt: skip
+
+
+class Trainer:
+    """A model on the device, and one training step of it."""
+
+    def __init__(self, name: str, dtype: torch.dtype):
+        torch.manual_seed(0)
+        model, inputs = MODELS[name]()
+        self.model = model.to(device=DEVICE, dtype=dtype).train()
+        if dtype is torch.float64 and hasattr(model, "set_experts_implementation"):
+            model.set_experts_implementation("eager")  # torch's grouped products have no float64
+        self.inputs = {k: v.to(DEVICE, dtype if v.is_floating_point() else None) for k, v in inputs.items()}
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-5, foreach=True)
+
+    def backward(self) -> None:
+        self.model(**self.inputs).loss.backward()
+
+    def step(self) -> None:
+        self.backward()
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+
+    def gradients(self) -> dict[str, torch.Tensor]:
+        self.model.zero_grad(set_to_none=True)
+        self.backward()
+        found = {n: p.grad.double() for n, p in self.model.named_parameters() if p.grad is not None}
+        self.model.zero_grad(set_to_none=True)
+        return found
+
+
+def turn(mode: str) -> None:
+    opmux.disable()
+    if mode != "native":
+        opmux.enable(mode=mode)
+
+
+def wait() -> None:
+    if DEVICE != "cpu":
+        torch.accelerator.synchronize()
+
+
+def timed(step: Callable[[], Any], steps: int) -> float:
+    """Milliseconds of one of these steps."""
+    wait()
+    start = time.perf_counter()
+    for _ in range(steps):
+        step()
+    wait()
+    return (time.perf_counter() - start) / steps * 1e3
+
+
+def in_turn(step: Callable[[], Any], rounds: int = ROUNDS, steps: int = STEPS) -> dict[str, Any]:
+    """Native, auto and all, round by round."""
+    times: dict[str, list[float]] = {mode: [] for mode in MODES}
+    for at in range(rounds):
+        for mode in MODES if at % 2 else reversed(MODES):
+            turn(mode)
+            step(), step()
+            times[mode].append(timed(step, steps))
+    turn("native")
+    ratios = {m: statistics.median(a / b for a, b in zip(times["native"], times[m], strict=True)) for m in MODES[1:]}
+    return {"ms": {m: round(statistics.median(t), 3) for m, t in times.items()}} | {
+        m: round(r, 3) for m, r in ratios.items()
+    }
+
+
+def distances(name: str, dtype: torch.dtype) -> dict[str, float]:
+    """Relative distance of all gradients together to those in float64, for each mode."""
+    truth = Trainer(name, torch.float64)
+    tried = Trainer(name, dtype)
+    truth.model.load_state_dict(tried.model.state_dict())
+    want = truth.gradients()
+    size = math.sqrt(sum(float(g.square().sum()) for g in want.values()))
+    found = {}
+    for mode in MODES:
+        turn(mode)
+        got = tried.gradients()
+        off = math.sqrt(sum(float((got[n] - g).square().sum()) for n, g in want.items() if n in got))
+        found[mode] = float(f"{off / size:.3e}")
+    turn("native")
+    return found
+
+
+def measured(name: str, dtype: torch.dtype) -> dict[str, Any]:
+    found = in_turn(Trainer(name, dtype).step)
+    try:
+        return found | {"gradients": distances(name, dtype)}
+    except (RuntimeError, ValueError) as error:  # an op of the model has no float64
+        turn("native")
+        return found | {"gradients": {"error": str(error).splitlines()[0]}}
+
+
+# ---- traces ---------------------------------------------------------------------------------------------------------
+
+
+class Seen(TorchDispatchMode):
+    """Counts calls by overload, dtype and size of the first tensor."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: Counter[tuple[str, str, int]] = Counter()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        from opmux.core.tensors import dtype_name, first_tensor
+
+        first = first_tensor(args, kwargs or {})
+        if first is not None and func.namespace == "aten":
+            name = str(func).removeprefix("aten.").removesuffix(".default")
+            self.calls[name, dtype_name(first.dtype), first.numel()] += 1
+        return func(*args, **(kwargs or {}))
+
+
+def trace(step: Callable[[], Any]) -> dict[str, list[list[Any]]]:
+    """The overloads of a step that we can compute: [dtype, size, calls]."""
+    from opmux.faces.aten.overloads import table
+
+    step()
+    with Seen() as seen:
+        step()
+    found: dict[str, list[list[Any]]] = {}
+    for (name, dtype, numel), count in sorted(seen.calls.items()):
+        if name in table():
+            found.setdefault(name, []).append([dtype, numel, count])
+    return found
+
+
+# ---- a Llama of 1.2 billion parameters ------------------------------------------------------------------------------
+
+
+def llama(traces: dict[str, Any] | None) -> dict[str, Any]:
+    sys.path.insert(0, str(Path(__file__).parent))
+    from llama import BATCH, LENGTH, built
+
+    tokens = torch.randint(0, 128256, (4, BATCH, LENGTH), generator=torch.Generator().manual_seed(1)).cuda()
+
+    def training() -> Callable[[int], torch.Tensor]:
+        model = built().train()
+        model.config.use_cache = False
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
+
+        def step(at: int = 0) -> torch.Tensor:
+            loss = model(input_ids=tokens[at % 4], labels=tokens[at % 4]).loss
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+            return loss.detach()
+
+        return step
+
+    found: dict[str, Any] = {}
+    step = training()
+    found["train"] = in_turn(step, rounds=4, steps=3)
+    if traces is not None:
+        traces["llama 1.2B training"] = trace(step)
+    losses = {}
+    for mode in MODES:
+        del step
+        gc.collect()
+        torch.cuda.empty_cache()
+        step = training()
+        turn(mode)
+        losses[mode] = [round(float(step(at)), 4) for at in range(20)]
+    turn("native")
+    del step
+    gc.collect()
+    torch.cuda.empty_cache()
+    gap = {m: max(abs(a - b) for a, b in zip(losses["native"], losses[m], strict=True)) for m in MODES[1:]}
+    found["losses"] = losses | {"largest gap": gap}
+    model = built().eval()
+    ids = tokens[0, :1, :32]
+    options = {"attention_mask": torch.ones_like(ids), "do_sample": False, "pad_token_id": 0, "eos_token_id": None}
+    generate = lambda: model.generate(ids, max_new_tokens=32, min_new_tokens=32, **options)
+    with torch.inference_mode():
+        found["decode"] = in_turn(generate, rounds=5, steps=1)
+    if traces is not None:
+        with torch.no_grad():
+            traces["llama 1.2B decoding"] = trace(generate)
+    return found
+
+
+# ---- all of it ------------------------------------------------------------------------------------------------------
+
+
+def warm(names: list[str]) -> None:
+    """Compile the kernels of each model, in a process of its own."""
+    command = [sys.executable, __file__, "--device", DEVICE, "--warm"]
+    children = [subprocess.Popen([*command, name], stdout=subprocess.DEVNULL) for name in names]
+    for name, child in zip(names, children, strict=True):
+        if child.wait():
+            print(f"{name}: the process that compiles its kernels ended with {child.returncode}", flush=True)
+
+
+def _mean(values: list[float]) -> float:
+    return round(math.exp(sum(map(math.log, values)) / len(values)), 4) if values else math.nan
+
+
+def main() -> None:
+    global DEVICE
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--traces", type=Path, help="write the traces that auto mode ships")
+    parser.add_argument("--only", default="", help="these models, separated by commas")
+    parser.add_argument("--no-llama", action="store_true")
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--dtypes", default="float32,bfloat16")
+    parser.add_argument("--warm", help=argparse.SUPPRESS)  # the model of a child process
+    given = parser.parse_args()
+    DEVICE = given.device
+    dtypes = [getattr(torch, d) for d in given.dtypes.split(",")]
+    if given.warm:
+        turn("all")
+        for dtype in dtypes:
+            one = Trainer(given.warm, dtype)
+            one.step(), one.step()
+        return
+    names = given.only.split(",") if given.only else list(MODELS)
+    start = time.perf_counter()
+    if DEVICE != "cpu":
+        warm(names)
+        print(f"kernels compiled: {time.perf_counter() - start:.0f} s", flush=True)
+    turn("auto")
+    taken = opmux.enabled_ops()
+    turn("all")
+    every = len(opmux.enabled_ops())
+    turn("native")
+    print(f"auto takes {len(taken)} of {every} overloads", flush=True)
+    results: dict[str, Any] = {}
+    traces: dict[str, Any] | None = {} if given.traces else None
+    for name in names:
+        for dtype in dtypes:
+            key = f"{name} {str(dtype).removeprefix('torch.')}"
+            results[key] = row = measured(name, dtype)
+            if traces is not None:
+                traces[key] = trace(Trainer(name, dtype).step)
+            off = "  ".join(f"{m} {d}" for m, d in row["gradients"].items())
+            speed = f"{row['ms']['native']:8.2f} ms  auto {row['auto']:.3f}  all {row['all']:.3f}"
+            print(f"{key:18} {speed}  to float64: {off}", flush=True)
+            gc.collect()
+    means = {m: _mean([r[m] for r in results.values()]) for m in MODES[1:]}
+    print(f"geometric mean: auto {means['auto']:.3f}, all {means['all']:.3f}", flush=True)
+    big = None if given.no_llama else llama(traces)
+    if big is not None:
+        for what in ("train", "decode"):
+            print(f"llama {what}: {big[what]}", flush=True)
+        print(f"llama losses, largest gap over 20 steps: {big['losses']['largest gap']}", flush=True)
+    if given.traces:
+        rows = [f" {json.dumps(k)}: {json.dumps(v, separators=(',', ':'))}" for k, v in (traces or {}).items()]
+        given.traces.write_text("{\n" + ",\n".join(rows) + "\n}\n", encoding="utf-8")
+    if given.json:
+        import transformers
+        import triton
+
+        about = {
+            "chip": torch.cuda.get_device_name() if DEVICE == "cuda" else DEVICE,
+            "torch": torch.__version__,
+            "triton": triton.__version__,
+            "transformers": transformers.__version__,
+            "date": date.today().isoformat(),
+            "commit": os.environ.get("COMMIT", ""),
+            "overloads": {"auto": len(taken), "all": every},
+            "seconds": round(time.perf_counter() - start),
+        }
+        data = {"about": about, "geometric mean": means, "models": results, "llama 1.2B": big, "taken": taken}
+        given.json.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
