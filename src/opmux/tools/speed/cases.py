@@ -271,6 +271,7 @@ def by_schema(shape: Shape, x: Tensor) -> Case | None:
 
 
 _UNKNOWN = object()
+_INDICES = {"index", "indices", "offsets", "target", "tgt", "bin_width", "sorter", "lengths", "mapping"}
 
 
 def _value(a: Any, x: Tensor, first: bool) -> Any:
@@ -280,6 +281,10 @@ def _value(a: Any, x: Tensor, first: bool) -> Any:
             return x > 0
         if a.name == "value":
             return x.new_ones(())
+        if a.name in _INDICES and not first:  # a wrong one is an error of the device, which ends the process
+            return _UNKNOWN
+        if a.name == "p":
+            return _like(x.float())
         return x if first else _like(x)
     if kind == "List[Tensor]":
         return [x, _like(x)]
@@ -308,7 +313,7 @@ def sized(numel: int, dtype: torch.dtype, device: str) -> Tensor:
     """A matrix of about so many elements, for functions that take any values."""
     columns = 4096 if numel >= 1 << 24 else 1024 if numel >= 1 << 16 else 64
     if not dtype.is_floating_point:
-        return torch.randint(1, 100, (numel // columns, columns), dtype=dtype, device=device)
+        return torch.randint(1, 60, (numel // columns, columns), dtype=dtype, device=device)
     return torch.rand(numel // columns, columns, device=device).mul_(0.7).add_(0.25).to(dtype)
 
 

@@ -8,6 +8,7 @@ import os
 import queue
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterable
@@ -16,6 +17,7 @@ from typing import Any
 
 from rich.console import Console
 
+from ...core.errors import OpmuxError
 from ...faces.aten import decisions, engine
 from ...faces.aten.decisions import Speed
 from ...faces.aten.overloads import table
@@ -66,8 +68,9 @@ class Child:
 
     def __init__(self, names: list[str], device: str, warm: bool, lines: queue.Queue[tuple[Child, Any]]):
         command = [sys.executable, "-c", f"from {__package__}.measure import main; main()"]
+        self._said = tempfile.TemporaryFile()  # noqa: SIM115 - it is closed with this object
         self._process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, encoding="utf-8"
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._said, encoding="utf-8"
         )
         assert self._process.stdin is not None
         self._process.stdin.write(json.dumps({"names": names, "device": device, "warm": warm}))
@@ -80,6 +83,12 @@ class Child:
         for line in self._process.stdout:
             self._lines.put((self, json.loads(line)))
         self._lines.put((self, None))
+
+    def last_words(self) -> str:
+        """The last line that it printed, usually of an error."""
+        self._said.seek(0)
+        lines = self._said.read().decode(errors="replace").strip().splitlines()
+        return lines[-1] if lines else "it printed nothing"
 
     def end(self) -> None:
         self._process.kill()
@@ -125,15 +134,16 @@ def _measured(names: list[str], device: str, until: float) -> dict[str, Any]:
 
 def _one_child(names: list[str], device: str, until: float, found: dict[str, Any], tick: Callable[[str], None]) -> None:
     lines: queue.Queue[tuple[Child, Any]] = queue.Queue()
-    child, at, why = Child(names, device, False, lines), names[0], "its process ended"
+    child, at, why = Child(names, device, False, lines), "", ""
     try:
         while (left := until - time.monotonic()) > 0:
             try:
                 _, line = lines.get(timeout=min(left, QUIET_S))
             except queue.Empty:
-                why = f"it took over {QUIET_S:.0f} s"
+                why = f"it took over {QUIET_S:.0f} s" if time.monotonic() < until else ""
                 break
             if line is None:
+                why = f"its process ended: {child.last_words()}"
                 break
             at = line.get("start", at)
             if "name" in line:
@@ -141,7 +151,9 @@ def _one_child(names: list[str], device: str, until: float, found: dict[str, Any
             tick(at)
     finally:
         child.end()
-    if at not in found and until > time.monotonic():
+    if not at and why:
+        raise OpmuxError(f"measuring cannot start: {why}")
+    if why and at not in found:
         found[at] = {"skipped": why}
 
 

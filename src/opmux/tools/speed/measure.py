@@ -127,10 +127,11 @@ def measure(names: Iterable[str], device: str, warm: bool = False) -> Iterator[d
 
 
 def _compile(overload: Overload, sources: Sources) -> dict[str, Any]:
+    off = switch.use(include=(), mode="all")
     with torch.no_grad(), switch.use(include=_alone(overload), mode="all"):
         for dtype in DTYPES:
             for numel in SIZES_OF.get(dtype, SIZES[:3]):
-                with switch.use(include=[]):
+                with off:
                     made = list(_cases(sources, overload, numel, dtype))
                 for case in made:
                     _attempt(overload, case)
