@@ -124,7 +124,7 @@ SPECIAL = (
     1.5, 2.5, -3.5, 20.5, -20.0, 50.5, 700.0, 0.99999,
 )  # fmt: skip
 # float32 near a cancellation, where two right answers have few digits in common, or a series of ATen's gives up
-RAGGED = set("special_zeta lerp logaddexp2 tanh_backward special_bessel_j0 special_bessel_j1 special_bessel_y0 "
+RAGGED = set("special_zeta igamma igammac polygamma mvlgamma lerp logaddexp2 tanh_backward special_bessel_j0 special_bessel_j1 special_bessel_y0 "
              "special_bessel_y1 special_ndtr gelu gelu_backward softplus_backward".split())  # fmt: skip
 
 
@@ -161,6 +161,8 @@ def test_zeros_infinities_and_nans(name):
         values = values[(values != 0) | ~values.signbit()]
     if name in RAGGED:
         values = values[values.abs() < 1e4]
+    if "_polynomial_" in name:  # recurrences take as many steps as the degree says
+        values = values[values.abs() < 50]
     if name in ("fmod", "remainder"):  # torch's CPU kernels give NaN for a quotient beyond 1e38
         values = values[values.abs() != 3.4e38]
     args = grid_args(name, values)

@@ -719,7 +719,12 @@ FUNCTIONS: dict[str, Any] = {
     "special_modified_bessel_k0": special.k0, "special_modified_bessel_k1": special.k1,
     "special_scaled_modified_bessel_k0": special.scaled_k0, "special_scaled_modified_bessel_k1": special.scaled_k1,
     "special_spherical_bessel_j0": special.spherical_bessel_j0, "special_xlog1py": xlog1py,
-    "special_zeta": special.zeta,
+    "special_zeta": special.zeta, "special_airy_ai": special.airy_ai, "polygamma": special.polygamma,
+    "mvlgamma": special.mvlgamma, "igamma": special.igamma, "igammac": special.igammac,
+    **{
+        f"special_{name}": getattr(special, name.replace("_polynomial", ""))
+        for name in spec.POLYNOMIALS.split()
+    },
     # an alias with other arguments than its row has
     "true_divide": true_divide,
 }  # fmt: skip

@@ -60,6 +60,11 @@ EITHER = "self: Tensor | Number, other: Tensor | Number"
 SCALED = f"{WITH}, *, alpha: Number = 1"
 GRAD = "grad_output: Tensor, self: Tensor"
 
+POLYNOMIALS = """chebyshev_polynomial_t chebyshev_polynomial_u chebyshev_polynomial_v chebyshev_polynomial_w
+shifted_chebyshev_polynomial_t shifted_chebyshev_polynomial_u shifted_chebyshev_polynomial_v
+shifted_chebyshev_polynomial_w hermite_polynomial_h hermite_polynomial_he laguerre_polynomial_l
+legendre_polynomial_p"""
+
 
 def rows(args: str, dtypes: frozenset[torch.dtype], names: str, **fields: Any) -> Iterator[Row]:
     """Rows that differ only in their names; `name@domain` gives the range of its sample values."""
@@ -88,7 +93,10 @@ TABLE = (
     Row("special_scaled_modified_bessel_k0", "x: Tensor", WIDE, "above", tol=LOOSE),
     Row("special_scaled_modified_bessel_k1", "x: Tensor", WIDE, "above", tol=LOOSE),
     *rows("x: Tensor", WIDE, "special_spherical_bessel_j0"),
+    Row("special_airy_ai", "x: Tensor", WIDE, tol=LOOSE),
     # one tensor, and numbers
+    Row("polygamma", "n: int, self: Tensor", WIDE, "above", numbers={"n": 2}, tol=LOOSE),
+    Row("mvlgamma", "self: Tensor, p: int", WIDE, "beyond", numbers={"p": 2}, tol=LOOSE),
     Row("round", "self: Tensor, *, decimals: int | None = None", NUMBERS),
     Row("logit", "self: Tensor, eps: float | None = None", FLOATS, "unit", tol=ROUGH),
     Row("nan_to_num", "self: Tensor, nan: float | None = None, posinf: float | None = None, "
@@ -121,6 +129,9 @@ TABLE = (
     *rows(TWO, INTS, "gcd lcm"),
     *rows(EITHER, FLOATS, "xlogy@above special_xlog1py@above"),
     Row("special_zeta", EITHER, WIDE, "beyond", tol=LOOSE),
+    *rows(TWO, WIDE, "igamma@above igammac@above", tol=LOOSE),
+    *(Row(f"special_{name}", "x: Tensor | Number, n: Tensor | Number", WIDE, "above", tol=LOOSE)
+      for name in POLYNOMIALS.split()),
     Row("heaviside", "self: Tensor, values: Tensor", ALL),
     *rows(EITHER, INTS | BOOL, "bitwise_and bitwise_or bitwise_xor"),
     *rows(EITHER, INTS, "bitwise_left_shift bitwise_right_shift"),
@@ -161,6 +172,8 @@ ALIASES = {
     "digamma": "special_digamma special_psi", "i0": "special_i0", "log1p": "special_log1p", "logit": "special_logit",
     "sinc": "special_sinc", "xlogy": "special_xlogy",
     "bitwise_and": "__and__", "bitwise_or": "__or__", "bitwise_xor": "__xor__",
+    "bitwise_left_shift": "__lshift__", "bitwise_right_shift": "__rshift__",
+    "igamma": "special_gammainc", "igammac": "special_gammaincc",
 }  # fmt: skip
 
 

@@ -217,3 +217,380 @@ def zeta(x, q):
     y = tl.where((q <= 0) & (q == whole), INF, y)
     y = tl.where(x < 1, NAN, tl.where((x != x) | (q != q), NAN, y))
     return tl.where(x == 1, INF, y)
+
+
+# ---- gamma functions ------------------------------------------------------------------------------------------------
+
+
+@triton.jit
+def polygamma(n: tl.constexpr, x):
+    """(-1)^(n+1) n! zeta(n + 1, x)"""
+    if n == 0:
+        y = digamma(x)
+    elif n == 1:
+        y = _trigamma(x)
+    else:
+        order = tl.full([], n + 1.0, x.dtype)
+        sign: tl.constexpr = 1.0 if n % 2 else -1.0
+        y = sign * libdevice.exp(libdevice.lgamma(order)) * zeta(order, x)
+    return y
+
+
+@triton.jit
+def _trigamma(x):
+    """Up to 10 by its recurrence, then the asymptotic series; below 1/2 by reflection."""
+    turned = x < 0.5
+    a = tl.where(turned, 1 - x, x)
+    total = tl.full([], 0.0, x.dtype)
+    for _ in tl.static_range(10):
+        low = a < 10
+        total = total + tl.where(low, div(1.0, a * a), 0.0)
+        a = tl.where(low, a + 1, a)
+    t = div(1.0, a * a)
+    series = tl.full([], 0.0, x.dtype)
+    for k in tl.static_range(8):
+        series = series * t + DIGAMMA[7 - k] * (16 - 2 * k)
+    y = total + div(1.0, a) + 0.5 * t + div(series * t, a)
+    s = libdevice.sin((x - libdevice.rint(x)) * PI)
+    return tl.where(turned, div(PI * PI, s * s) - y, y)
+
+
+@triton.jit
+def mvlgamma(x, p: tl.constexpr):
+    y = tl.full([], 0.25 * p * (p - 1) * 1.1447298858494002, x.dtype)  # log(pi)
+    for k in tl.static_range(p):
+        y = y + libdevice.lgamma(x - 0.5 * k)
+    return y
+
+
+MOST_TERMS = tl.constexpr(20000)  # of a series; enough where a and x are near each other, up to a million
+# B(2k) / (2k (2k - 1)): of Stirling's series
+STIRLING = tl.constexpr((1 / 12, -1 / 360, 1 / 1260, -1 / 1680, 1 / 1188, -691 / 360360, 1 / 156))
+
+
+@triton.jit
+def _epsilon(x):
+    return 1.1920929e-07 if x.dtype == tl.float32 else 2.220446049250313e-16
+
+
+@triton.jit
+def _gamma_density(a, x):
+    """x^a exp(-x) / gamma(a); for large a by Stirling's series, where the exponents would cancel."""
+    near = libdevice.exp(a * libdevice.log(x) - x - libdevice.lgamma(a))
+    b = tl.where(a > 10, a, 10.0)
+    t = div(1.0, b)
+    series = tl.full([], 0.0, x.dtype)
+    for k in tl.static_range(7):
+        series = series * (t * t) + STIRLING[6 - k]
+    mu = div(x - b, b)
+    far = libdevice.exp(b * (libdevice.log1p(mu) - mu) - series * t) * sqrt(b) * INV_SQRT_2PI
+    return tl.where(a > 10, far, near)
+
+
+@triton.jit
+def _lower_series(a, x):
+    """The lower part divided by the density: sum of x^k / (a (a + 1) .. (a + k))."""
+    term = div(1.0, a)
+    total = term
+    k = 0
+    more = tl.max((term > 0).to(tl.int32))
+    while (more > 0) & (k < MOST_TERMS):
+        for _ in tl.static_range(4):
+            k += 1
+            term = div(term * x, a + k)
+            total += term
+        more = tl.max((term > total * _epsilon(x)).to(tl.int32))
+    return total
+
+
+@triton.jit
+def _upper_fraction(a, x):
+    """The upper part divided by the density: Legendre's continued fraction, by Lentz's method."""
+    tiny: tl.constexpr = 1e-30
+    b = x + 1 - a
+    c = tl.full([], 1.0 / tiny, x.dtype) + x * 0
+    d = div(1.0, tl.where(tl.abs(b) < tiny, tiny, b))
+    y = d
+    k = 0
+    more = tl.max((b == b).to(tl.int32))
+    while (more > 0) & (k < MOST_TERMS):
+        step = y
+        for _ in tl.static_range(4):  # between looks at whether all are done
+            k += 1
+            up = -k * (k - a)
+            b += 2
+            d = up * d + b
+            d = div(1.0, tl.where(tl.abs(d) < tiny, tiny, d))
+            c = b + div(up, c)
+            c = tl.where(tl.abs(c) < tiny, tiny, c)
+            step = c * d
+            step = tl.where(tl.abs(step - 1) < 4 * _epsilon(x), 1.0, step)  # else rounding would go on forever
+            y *= step
+        more = tl.max((step != 1).to(tl.int32))
+    return y
+
+
+@triton.jit
+def _upper_near(a, x):
+    """The upper part for x below 1: no cancellation where a is small."""
+    total = tl.full([], 0.0, x.dtype) + x * 0
+    power = total + 1
+    for k in tl.static_range(1, 20):
+        power *= -x / k
+        total += div(power, a + k)
+    log_x = libdevice.log(x)
+    lead = -libdevice.expm1(a * log_x - libdevice.lgamma(1 + a))
+    return lead - libdevice.exp(a * log_x - libdevice.lgamma(a)) * total
+
+
+@triton.jit
+def _gamma_part(a, x, UPPER: tl.constexpr):
+    """The regularised incomplete gamma function, by what converges: a series for small x, a fraction for large."""
+    a, x = tl.broadcast(a, x)
+    sound = (a > 0) & (x > 0) & (a < INF) & (x < INF)
+    b = tl.where(sound, a, 1.0)
+    z = tl.where(sound, x, 1.0)
+    low = (z <= 1) | (z <= b)
+    density = _gamma_density(b, z)
+    lower = density * _lower_series(b, tl.where(low, z, tl.minimum(z, b)))
+    upper = density * _upper_fraction(b, tl.where(low, b + 1 + z, z))
+    if UPPER:
+        y = tl.where(low, 1 - lower, upper)
+        near = (z < 1) & (b < 1)
+        y = tl.where(near, _upper_near(b, tl.where(near, z, 0.5)), y)
+        y = tl.where(x == 0, 1.0, y)
+        y = tl.where(a == 0, 0.0, y)
+        y = tl.where(a == INF, 1.0, y)
+        y = tl.where(x == INF, 0.0, y)
+    else:
+        y = tl.where(low, lower, 1 - upper)
+        y = tl.where(x == 0, 0.0, y)
+        y = tl.where(a == 0, 1.0, y)
+        y = tl.where(a == INF, 0.0, y)
+        y = tl.where(x == INF, 1.0, y)
+    bad = (a < 0) | (x < 0) | (a != a) | (x != x) | ((a == 0) & (x == 0)) | ((a == INF) & (x == INF))
+    return tl.where(bad, NAN, y)
+
+
+@triton.jit
+def igamma(a, x):
+    return _gamma_part(a, x, False)
+
+
+@triton.jit
+def igammac(a, x):
+    return _gamma_part(a, x, True)
+
+
+# ---- Airy's function: rational approximations of Cephes, the highest power first ------------------------------------
+
+AIRY_N = tl.constexpr((
+    3.46538101525629032477e-1, 1.20075952739645805542e1, 7.62796053615234516538e1, 1.68089224934630576269e2,
+    1.59756391350164413639e2, 7.05360906840444183113e1, 1.40264691163389668864e1, 9.99999999999999995305e-1,
+))  # fmt: skip
+AIRY_D = tl.constexpr((
+    5.67594532638770212846e-1, 1.47562562584847203173e1, 8.45138970141474626562e1, 1.77318088145400459522e2,
+    1.64234692871529701831e2, 7.14778400825575695274e1, 1.40959135607834029598e1, 1.00000000000000000470,
+))  # fmt: skip
+AIRY_FN = tl.constexpr((
+    -1.31696323418331795333e-1, -6.26456544431912369773e-1, -6.93158036036933542233e-1, -2.79779981545119124951e-1,
+    -4.91900132609500318020e-2, -4.06265923594885404393e-3, -1.59276496239262096340e-4, -2.77649108155232920844e-6,
+    -1.67787698489114633780e-8,
+))  # fmt: skip
+AIRY_FD = tl.constexpr((
+    1.33560420706553243746e1, 3.26825032795224613948e1, 2.67367040941499554804e1, 9.18707402907259625840,
+    1.47529146771666414581, 1.15687173795188044134e-1, 4.40291641615211203805e-3, 7.54720348287414296618e-5,
+    4.51850092970580378464e-7,
+))  # fmt: skip
+AIRY_GN = tl.constexpr((
+    1.97339932091685679179e-2, 3.91103029615688277255e-1, 1.06579897599595591108, 9.39169229816650230044e-1,
+    3.51465656105547619242e-1, 6.33888919628925490927e-2, 5.85804113048388458567e-3, 2.82851600836737019778e-4,
+    6.98793669997260967291e-6, 8.11789239554389293311e-8, 3.41551784765923618484e-10,
+))  # fmt: skip
+AIRY_GD = tl.constexpr((
+    9.30892908077441974853, 1.98352928718312140417e1, 1.55646628932864612953e1, 5.47686069422975497931,
+    9.54293611618961883998e-1, 8.64580826352392193095e-2, 4.12656523824222607191e-3, 1.01259085116509135510e-4,
+    1.17166733214413521882e-6, 4.91834570062930015649e-9,
+))  # fmt: skip
+
+
+@triton.jit
+def _horner(x, COEFFICIENTS: tl.constexpr, COUNT: tl.constexpr):
+    y = tl.full([], 0.0, x.dtype)
+    for k in tl.static_range(COUNT):
+        y = y * x + COEFFICIENTS[k]
+    return y
+
+
+@triton.jit
+def airy_ai(x):
+    """A power series about 0, asymptotic forms beyond 2.09 on either side."""
+    a = tl.where(tl.abs(x) < 2.09, 2.09, tl.abs(x))
+    root = sqrt(a)
+    zeta_ = 2 * a * root / 3
+    z = div(1.0, zeta_)
+    z2 = z * z
+    far = div(0.5641895835477563, sqrt(root))
+    f = 1 + z2 * div(_horner(z2, AIRY_FN, 9), _horner(z2, AIRY_FD, 9))
+    g = z * div(_horner(z2, AIRY_GN, 11), _horner(z2, AIRY_GD, 10))
+    t = zeta_ + 0.25 * PI
+    left = far * (libdevice.sin(t) * f - libdevice.cos(t) * g)
+    right = far * div(_horner(z, AIRY_N, 8), _horner(z, AIRY_D, 8)) * 0.5 * libdevice.exp(-zeta_)
+    near = tl.where(tl.abs(x) < 2.09, x, 0.0)
+    cube = near * near * near
+    f = tl.full([], 1.0, x.dtype) + near * 0
+    g = near
+    m = f
+    n = near
+    for k in tl.static_range(1, 14):
+        m = m * cube / ((3 * k - 1) * (3 * k))
+        n = n * cube / ((3 * k) * (3 * k + 1))
+        f += m
+        g += n
+    y = 0.3550280538878172 * f - 0.2588194037928068 * g
+    y = tl.where(x < -2.09, left, tl.where(x >= 2.09, right, y))
+    return tl.where((tl.abs(x) == INF) | (x != x), NAN, tl.where(x > 103.892, 0.0, y))
+
+
+# ---- orthogonal polynomials -----------------------------------------------------------------------------------------
+
+
+@triton.jit
+def _polynomial(x, n, first, KIND: tl.constexpr, closed, value):
+    """The n-th of polynomials that start with 1 and `first`, by their recurrence; `value` where `closed`.
+
+    KIND says how two of them make the next one. Elements that have become NaN end early, as in ATen.
+    """
+    p = tl.full([], 1.0, x.dtype) + x * 0
+    q = first
+    k = tl.full([], 1, tl.int64)
+    more = tl.max(((n > 1) & ~closed).to(tl.int32))
+    while more > 0:
+        for _ in tl.static_range(4):
+            if KIND == "chebyshev":
+                r = (x + x) * q - p
+            elif KIND == "hermite_h":
+                r = (x + x) * q - (k + k) * p
+            elif KIND == "hermite_he":
+                r = x * q - k * p
+            elif KIND == "laguerre":
+                r = div((k + k + (1 - x)) * q - k * p, (k + 1).to(x.dtype))
+            else:  # Legendre's
+                r = div((k + k + 1) * x * q - k * p, (k + 1).to(x.dtype))
+            on = (k < n) & (q == q)
+            p = tl.where(on, q, p)
+            q = tl.where(on, r, q)
+            k += 1
+        more = tl.max(((k < n) & (q == q) & ~closed).to(tl.int32))
+    q = tl.where(n == 0, 1.0, q)
+    return tl.where(n < 0, 0.0, tl.where(closed, value, q))
+
+
+@triton.jit
+def _chebyshev_of(x, n, KIND: tl.constexpr, BEYOND: tl.constexpr):
+    """Of the first to fourth kind: t, u, v, w. From degree BEYOND on by the angle, inside of [-1, 1]."""
+    x, n = tl.broadcast(x, n)
+    n = n.to(tl.int64)
+    order = n.to(x.dtype)
+    inside = tl.abs(x) < 1
+    angle = libdevice.acos(tl.where(inside, x, 0.0))
+    sign = tl.where(n % 2 == 0, 1.0, -1.0)
+    many = order + order + 1
+    if KIND == "t":
+        first = x
+        wave = libdevice.cos(order * angle)
+        edge = tl.where(x > 0, 1.0, sign)
+    elif KIND == "u":
+        first = x + x
+        below = libdevice.sin(angle)
+        flat = div((order + 1) * libdevice.cos((order + 1) * angle), tl.where(x == 0, 1.0, x))
+        wave = tl.where(below != 0, div(libdevice.sin((order + 1) * angle), tl.where(below != 0, below, 1.0)), flat)
+        edge = (order + 1) * tl.where(x > 0, 1.0, sign)
+    elif KIND == "v":
+        first = x + x - 1
+        edge = tl.where(x > 0, 1.0, sign * many)
+        wave = div(libdevice.cos((order + 0.5) * angle), libdevice.cos(angle * 0.5))
+        wave = tl.where(libdevice.sin(angle * 0.5) != 1, wave, sign * many)
+    else:
+        first = x + x + 1
+        edge = tl.where(x > 0, many, sign)
+        half = libdevice.sin(angle * 0.5)
+        wave = div(libdevice.sin((order + 0.5) * angle), tl.where(half != 0, half, 1.0))
+        wave = tl.where(libdevice.cos(angle * 0.5) != 1, wave, tl.where(x > 0, many, sign))
+    at_edge = tl.abs(x) == 1
+    by_angle = inside & (n > BEYOND)
+    return _polynomial(x, n, first, "chebyshev", at_edge | by_angle, tl.where(at_edge, edge, wave))
+
+
+@triton.jit
+def chebyshev_t(x, n):
+    return _chebyshev_of(x, n, "t", 6)
+
+
+@triton.jit
+def chebyshev_u(x, n):
+    return _chebyshev_of(x, n, "u", 8)
+
+
+@triton.jit
+def chebyshev_v(x, n):
+    return _chebyshev_of(x, n, "v", 8)
+
+
+@triton.jit
+def chebyshev_w(x, n):
+    return _chebyshev_of(x, n, "w", 8)
+
+
+@triton.jit
+def shifted_chebyshev_t(x, n):
+    return _chebyshev_of(x + x - 1, n, "t", 6)
+
+
+@triton.jit
+def shifted_chebyshev_u(x, n):
+    return _chebyshev_of(x + x - 1, n, "u", 6)
+
+
+@triton.jit
+def shifted_chebyshev_v(x, n):
+    return _chebyshev_of(x + x - 1, n, "v", 6)
+
+
+@triton.jit
+def shifted_chebyshev_w(x, n):
+    return _chebyshev_of(x + x - 1, n, "w", 4)
+
+
+@triton.jit
+def _hermite(x, n, KIND: tl.constexpr):
+    """NaN beyond the degree up to which ATen computes them."""
+    x, n = tl.broadcast(x, n)
+    n = tl.where(tl.abs(n) < INF, n, -1.0).to(tl.int64)
+    most: tl.constexpr = 128 if x.dtype == tl.float32 else 512
+    first = x + x if KIND == "hermite_h" else x
+    return _polynomial(x, n, first, KIND, n > most, NAN)
+
+
+@triton.jit
+def hermite_h(x, n):
+    return _hermite(x, n, "hermite_h")
+
+
+@triton.jit
+def hermite_he(x, n):
+    return _hermite(x, n, "hermite_he")
+
+
+@triton.jit
+def laguerre_l(x, n):
+    x, n = tl.broadcast(x, n)
+    return _polynomial(x, n.to(tl.int64), 1 - x, "laguerre", x == 0, 1.0)
+
+
+@triton.jit
+def legendre_p(x, n):
+    x, n = tl.broadcast(x, n)
+    n = n.to(tl.int64)
+    edge = tl.where((x > 0) | (n % 2 == 0), 1.0, -1.0)
+    return _polynomial(x, n, x, "legendre", tl.abs(x) == 1, edge)

@@ -1,0 +1,536 @@
+"""ATen's losses: one kernel for all forwards, one for all backwards, and three for the negative log likelihood.
+
+A forward that reduces reads its input once: programs leave partial sums, which a second kernel adds up in their order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from ..core.errors import NotSupported
+from ..specs import elementwise_loss as spec
+from .lib.config import Tiles, tunable
+from .lib.harness import Launch, Plan, planned, strided
+from .lib.launch import Launcher
+from .lib.maths import div, libdevice
+from .lib.pointwise import DTYPES
+from .lib.rows import OutputSpec, cores, wide_of
+
+NAN = tl.constexpr(float("nan"))
+
+# ---- the losses: of an element, its target, its weights and a number ------------------------------------------------
+
+
+@triton.jit
+def mse_loss(x, t, w, p, number):
+    return (x - t) * (x - t)
+
+
+@triton.jit
+def mse_loss_backward(x, t, w, p, number):
+    return 2 * (x - t)
+
+
+@triton.jit
+def smooth_l1_loss(x, t, w, p, number):
+    d = tl.abs(x - t)
+    return tl.where(d < number, div(0.5 * d * d, number), d - 0.5 * number)
+
+
+@triton.jit
+def smooth_l1_loss_backward(x, t, w, p, number):
+    d = x - t
+    return tl.where(d < -number, -1.0, tl.where(d > number, 1.0, div(d, number)))
+
+
+@triton.jit
+def huber_loss(x, t, w, p, number):
+    d = tl.abs(x - t)
+    return tl.where(d <= number, 0.5 * d * d, number * (d - 0.5 * number))
+
+
+@triton.jit
+def huber_loss_backward(x, t, w, p, number):
+    d = x - t
+    return tl.where(d <= -number, -number, tl.where(d >= number, number, d))
+
+
+@triton.jit
+def soft_margin_loss(x, t, w, p, number):
+    return libdevice.log1p(libdevice.exp(-t * x))
+
+
+@triton.jit
+def soft_margin_loss_backward(x, t, w, p, number):
+    z = libdevice.exp(-t * x)
+    return -t * div(z, z + 1)
+
+
+@triton.jit
+def binary_cross_entropy(x, t, w, p, number):
+    """Logarithms are at least -100, as in ATen."""
+    one = tl.maximum(libdevice.log(x), -100.0, propagate_nan=tl.PropagateNan.ALL)
+    zero = tl.maximum(libdevice.log1p(-x), -100.0, propagate_nan=tl.PropagateNan.ALL)
+    y = (t - 1) * zero - t * one
+    return y if w is None else y * w
+
+
+@triton.jit
+def binary_cross_entropy_backward(x, t, w, p, number):
+    y = div(x - t, tl.maximum((1 - x) * x, 1e-12, propagate_nan=tl.PropagateNan.ALL))
+    return y if w is None else y * w
+
+
+@triton.jit
+def binary_cross_entropy_with_logits(x, t, w, p, number):
+    soft = libdevice.log1p(libdevice.exp(-tl.abs(x))) + tl.maximum(-x, 0.0, propagate_nan=tl.PropagateNan.ALL)
+    y = (1 - t) * x + (soft if p is None else ((p - 1) * t + 1) * soft)
+    return y if w is None else y * w
+
+
+# ---- the kernels ----------------------------------------------------------------------------------------------------
+
+
+@triton.jit
+def wide(ptr, o, mask, WIDE: tl.constexpr):
+    """A block in WIDE; None where there is no tensor."""
+    if ptr is None:
+        return None
+    else:
+        return tl.load(ptr + o, mask=mask, other=0.0).to(WIDE)
+
+
+@triton.jit
+def loss_at(
+    self_ptr, target_ptr, weight_ptr, pos_weight_ptr, o, mask, number, LOSS: tl.constexpr, WIDE: tl.constexpr
+):  # fmt: skip
+    x, t = wide(self_ptr, o, mask, WIDE), wide(target_ptr, o, mask, WIDE)
+    return LOSS(x, t, wide(weight_ptr, o, mask, WIDE), wide(pos_weight_ptr, o, mask, WIDE), number)
+
+
+def _each(
+    self_ptr, target_ptr, weight_ptr, pos_weight_ptr, y_ptr, n, number: tl.float64, LOSS: tl.constexpr, WIDE: tl.constexpr,
+    BLOCK: tl.constexpr,
+):  # fmt: skip
+    o = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    mask = o < n
+    y = loss_at(
+        self_ptr, target_ptr, weight_ptr, pos_weight_ptr, o, mask, tl.full([], number, WIDE), LOSS, WIDE
+    )  # fmt: skip
+    tl.store(y_ptr + o, y.to(y_ptr.dtype.element_ty), mask=mask)
+
+
+def _reduced(
+    self_ptr, target_ptr, weight_ptr, pos_weight_ptr, y_ptr, n, steps, number: tl.float64, factor: tl.float64,
+    LOSS: tl.constexpr, WIDE: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """The sum over `steps` blocks of a program, times a factor."""
+    number = tl.full([], number, WIDE)
+    o = tl.program_id(0).to(tl.int64) * steps * BLOCK + tl.arange(0, BLOCK)
+    total = tl.zeros([BLOCK], WIDE)
+    for _ in range(steps):
+        mask = o < n
+        y = loss_at(self_ptr, target_ptr, weight_ptr, pos_weight_ptr, o, mask, number, LOSS, WIDE)
+        total += tl.where(mask, y, 0.0)
+        o += BLOCK
+    y = tl.sum(total, 0) * tl.full([], factor, WIDE)
+    tl.store(y_ptr + tl.program_id(0), y.to(y_ptr.dtype.element_ty))
+
+
+def _slope(
+    grad_output_ptr, self_ptr, target_ptr, weight_ptr, dx_ptr, n, number: tl.float64, factor: tl.float64,
+    LOSS: tl.constexpr, WIDE: tl.constexpr, ONE: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """dx. ONE: the gradient is one number."""
+    o = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    mask = o < n
+    if ONE:
+        g = tl.load(grad_output_ptr).to(WIDE)
+    else:
+        g = tl.load(grad_output_ptr + o, mask=mask, other=0.0).to(WIDE)
+    y = loss_at(self_ptr, target_ptr, weight_ptr, None, o, mask, tl.full([], number, WIDE), LOSS, WIDE)
+    y = y * (g * tl.full([], factor, WIDE))
+    tl.store(dx_ptr + o, y.to(dx_ptr.dtype.element_ty), mask=mask)
+
+
+def _total(share_ptr, y_ptr, n, factor: tl.float64, BLOCK: tl.constexpr):
+    """The sum of partial sums."""
+    o = tl.arange(0, BLOCK)
+    total = tl.zeros([BLOCK], share_ptr.dtype.element_ty)
+    for start in range(0, n, BLOCK):
+        total += tl.load(share_ptr + start + o, mask=start + o < n, other=0.0)
+    y = tl.sum(total, 0) * tl.full([], factor, share_ptr.dtype.element_ty)
+    tl.store(y_ptr, y.to(y_ptr.dtype.element_ty))
+
+
+each = Launcher(_each, sizes="n")
+reduced = Launcher(_reduced, sizes="n")
+slope = Launcher(_slope, sizes="n")
+total = Launcher(_total, sizes="")
+
+
+@tunable("elementwise_loss.each")
+def each_tiles(dtype: torch.dtype) -> Tiles:
+    """Two loads of 16 bytes a thread of each tensor."""
+    return Tiles(128, BLOCK=4096 // dtype.itemsize)
+
+
+@tunable("elementwise_loss.reduced")
+def reduced_tiles(dtype: torch.dtype) -> Tiles:
+    return Tiles(256, BLOCK=16384 // max(dtype.itemsize, 4))
+
+
+TOTAL = Tiles(256, BLOCK=1024)
+
+
+def shared(n: int, block: int, chip: torch.device) -> tuple[int, int]:
+    """How many programs add up n elements, and how many blocks each."""
+    blocks = -(-n // block)
+    steps = max(1, -(-blocks // (8 * cores(chip))))
+    return -(-blocks // steps), steps
+
+
+# ---- elementwise losses ---------------------------------------------------------------------------------------------
+
+
+def _check(x: Tensor, *others: Tensor | None) -> None:
+    """Decline what torch promotes, broadcasts, computes from nothing or refuses."""
+    if x.dtype not in DTYPES or not x.dtype.is_floating_point or not x.numel():
+        raise NotSupported(f"a loss of {x.dtype} {tuple(x.shape)}")
+    for t in others:
+        if t is not None and (t.dtype is not x.dtype or t.shape != x.shape or t.device != x.device):
+            raise NotSupported(f"a target or weight of {t.dtype} {tuple(t.shape)} beside {x.dtype} {tuple(x.shape)}")
+
+
+def _forward(name: str, x: Tensor, reduction: int, number: float, before: dict, copied: list[str]) -> Plan:
+    """y of a loss over tensors that are contiguous, or will be."""
+    n, word = x.numel(), wide_of(x.dtype)
+    constants = {"LOSS": globals()[name], "WIDE": word}
+    if reduction == spec.NONE:
+        if not x.is_contiguous():
+            raise NotSupported("losses of each element keep the strides of self")
+        tiles = each_tiles(dtype=x.dtype)
+        launch = Launch(each, (-(-n // tiles["BLOCK"]),), tiles.config(**constants), {"n": n, "number": number})
+        return Plan({"y": OutputSpec.of(x.shape, x.dtype)}, [launch], copied, before)
+    tiles, factor = reduced_tiles(dtype=x.dtype), 1 / n if reduction == spec.MEAN else 1.0
+    count, steps = shared(n, tiles["BLOCK"], x.device)
+    numbers = {"n": n, "steps": steps, "number": number, "factor": factor if count == 1 else 1.0}
+    launch = Launch(reduced, (count,), tiles.config(**constants), numbers)
+    makes = {"y": OutputSpec.of((), x.dtype)}
+    if count == 1:
+        return Plan(makes, [launch], copied, before)
+    makes["share"] = OutputSpec.of((count,), torch.float64 if x.dtype is torch.float64 else torch.float32)
+    last = Launch(total, (1,), TOTAL.config(), {"n": count, "factor": factor})
+    return Plan(makes, [launch.named(y="share"), last], copied, before)
+
+
+def _backward(
+    name: str, grad: Tensor, x: Tensor, target: Tensor, weight: Tensor | None, reduction: int, number: float
+) -> Plan:
+    _check(x, target, weight)
+    if not x.is_contiguous():
+        raise NotSupported("self is not contiguous")
+    one = grad.dim() == 0 and reduction != spec.NONE
+    if grad.dtype is not x.dtype or not (one or grad.shape == x.shape):
+        raise NotSupported(f"a gradient of {grad.dtype} {tuple(grad.shape)}")
+    n, tiles = x.numel(), each_tiles(dtype=x.dtype)
+    config = tiles.config(LOSS=globals()[name], WIDE=wide_of(x.dtype), ONE=one)
+    factor = 1 / n if reduction == spec.MEAN else 1.0
+    launch = Launch(slope, (-(-n // tiles["BLOCK"]),), config, {"n": n, "number": number, "factor": factor})
+    copied = strided(grad_output=grad, target=target, weight=weight)
+    return Plan({"dx": OutputSpec.of(x.shape, x.dtype)}, [launch], copied)
+
+
+def _check_number(name: str, number: float) -> None:
+    if not number > 0:
+        raise NotSupported(f"{name} of {number}: torch judges it")
+
+
+@planned(spec.ops["binary_cross_entropy"])
+def binary_cross_entropy_triton(self: Tensor, target: Tensor, weight: Tensor | None, reduction: int) -> Plan:
+    _check(self, target, weight)
+    copied = strided(self=self, target=target, weight=weight)
+    return _forward("binary_cross_entropy", self, reduction, 0.0, {}, copied)
+
+
+@planned(spec.ops["binary_cross_entropy_with_logits"])
+def binary_cross_entropy_with_logits_triton(
+    self: Tensor, target: Tensor, weight: Tensor | None, pos_weight: Tensor | None, reduction: int
+) -> Plan:
+    """Weights that broadcast are copied to the shape of self."""
+    _check(self, target)
+    before: dict[str, Callable[..., Any]] = {}
+    if weight is not None:
+        _check_spread(weight, self)
+        before["weight"] = lambda weight: weight.expand(self_shape).contiguous()
+    if pos_weight is not None:
+        _check_spread(pos_weight, self)
+        before["pos_weight"] = lambda pos_weight: pos_weight.expand(self_shape).contiguous()
+    self_shape = self.shape
+    copied = strided(self=self, target=target)
+    return _forward("binary_cross_entropy_with_logits", self, reduction, 0.0, before, copied)
+
+
+def _check_spread(w: Tensor, x: Tensor) -> None:
+    shape = x.shape[len(x.shape) - w.dim() :] if w.dim() <= x.dim() else ()
+    if w.dim() > x.dim() or any(a not in (1, b) for a, b in zip(w.shape, shape, strict=True)):
+        raise NotSupported(f"a weight of {tuple(w.shape)}")
+    if w.dtype is not x.dtype or w.device != x.device:
+        raise NotSupported(f"a weight of {w.dtype} on {w.device}")
+
+
+@planned(spec.ops["binary_cross_entropy_backward"])
+def binary_cross_entropy_backward_triton(
+    grad_output: Tensor, self: Tensor, target: Tensor, weight: Tensor | None, reduction: int
+) -> Plan:
+    return _backward("binary_cross_entropy_backward", grad_output, self, target, weight, reduction, 0.0)
+
+
+def declare_plain(name: str) -> None:
+    @planned(spec.ops[name])
+    def forward(self: Tensor, target: Tensor, reduction: int) -> Plan:
+        _check(self, target)
+        return _forward(name, self, reduction, 0.0, {}, strided(self=self, target=target))
+
+    @planned(spec.ops[f"{name}_backward"])
+    def backward(grad_output: Tensor, self: Tensor, target: Tensor, reduction: int) -> Plan:
+        return _backward(f"{name}_backward", grad_output, self, target, None, reduction, 0.0)
+
+
+for _name in ("mse_loss", "soft_margin_loss"):
+    declare_plain(_name)
+
+
+@planned(spec.ops["smooth_l1_loss"])
+def smooth_l1_loss_triton(self: Tensor, target: Tensor, reduction: int, beta: float) -> Plan:
+    _check(self, target)
+    _check_number("beta", beta)
+    return _forward("smooth_l1_loss", self, reduction, beta, {}, strided(self=self, target=target))
+
+
+@planned(spec.ops["smooth_l1_loss_backward"])
+def smooth_l1_loss_backward_triton(
+    grad_output: Tensor, self: Tensor, target: Tensor, reduction: int, beta: float
+) -> Plan:
+    _check_number("beta", beta)
+    return _backward("smooth_l1_loss_backward", grad_output, self, target, None, reduction, beta)
+
+
+@planned(spec.ops["huber_loss"])
+def huber_loss_triton(self: Tensor, target: Tensor, reduction: int, delta: float) -> Plan:
+    _check(self, target)
+    _check_number("delta", delta)
+    return _forward("huber_loss", self, reduction, delta, {}, strided(self=self, target=target))
+
+
+@planned(spec.ops["huber_loss_backward"])
+def huber_loss_backward_triton(grad_output: Tensor, self: Tensor, target: Tensor, reduction: int, delta: float) -> Plan:
+    _check_number("delta", delta)
+    return _backward("huber_loss_backward", grad_output, self, target, None, reduction, delta)
+
+
+# ---- the negative log likelihood ------------------------------------------------------------------------------------
+
+
+@triton.jit
+def picked(self_ptr, target_ptr, weight_ptr, o, mask, ignore, x_n, x_c, x_s, n_classes, inner, WIDE: tl.constexpr):
+    """The loss and the weight of targets. NaN where a target is no class; torch ends the program there."""
+    t = tl.load(target_ptr + o, mask=mask, other=0)
+    counts = mask & (t != ignore)
+    sound = counts & (t >= 0) & (t < n_classes)
+    x = tl.load(self_ptr + o // inner * x_n + t * x_c + o % inner * x_s, mask=sound, other=0.0).to(WIDE)
+    if weight_ptr is None:
+        w = tl.where(counts, 1.0, 0.0).to(WIDE)
+    else:
+        w = tl.load(weight_ptr + t, mask=sound, other=0.0).to(WIDE)
+    return tl.where(counts & ~sound, NAN, -x * w), w
+
+
+def _nll_each(
+    self_ptr, target_ptr, weight_ptr, y_ptr, total_weight_ptr, n, x_n: tl.int64, x_c: tl.int64, x_s: tl.int64, n_classes: tl.int64,
+    inner: tl.int64, ignore_index: tl.int64, WIDE: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    o = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    mask = o < n
+    y, _ = picked(
+        self_ptr, target_ptr, weight_ptr, o, mask, ignore_index, x_n, x_c, x_s, n_classes, inner, WIDE
+    )  # fmt: skip
+    tl.store(y_ptr + o, y.to(y_ptr.dtype.element_ty), mask=mask)
+    if tl.program_id(0) == 0:
+        tl.store(total_weight_ptr, 0.0)
+
+
+def _nll_sum(
+    self_ptr, target_ptr, weight_ptr, y_ptr, total_weight_ptr, n, steps, x_n: tl.int64, x_c: tl.int64, x_s: tl.int64,
+    n_classes: tl.int64, inner: tl.int64, ignore_index: tl.int64, MEAN: tl.constexpr, WIDE: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """The sums over `steps` blocks of a program."""
+    o = tl.program_id(0).to(tl.int64) * steps * BLOCK + tl.arange(0, BLOCK)
+    losses = tl.zeros([BLOCK], WIDE)
+    weights = tl.zeros([BLOCK], WIDE)
+    for _ in range(steps):
+        y, w = picked(
+            self_ptr, target_ptr, weight_ptr, o, o < n, ignore_index, x_n, x_c, x_s, n_classes, inner, WIDE
+        )  # fmt: skip
+        losses += y
+        weights += w
+        o += BLOCK
+    y = tl.sum(losses, 0)
+    w = tl.sum(weights, 0)
+    if MEAN:
+        y = div(y, w)
+    tl.store(y_ptr + tl.program_id(0), y.to(y_ptr.dtype.element_ty))
+    tl.store(total_weight_ptr + tl.program_id(0), w.to(total_weight_ptr.dtype.element_ty))
+
+
+def _nll_total(share_ptr, share_w_ptr, y_ptr, total_weight_ptr, n, MEAN: tl.constexpr, BLOCK: tl.constexpr):
+    """The sums of partial sums."""
+    o = tl.arange(0, BLOCK)
+    losses = tl.zeros([BLOCK], share_ptr.dtype.element_ty)
+    weights = tl.zeros([BLOCK], share_ptr.dtype.element_ty)
+    for start in range(0, n, BLOCK):
+        losses += tl.load(share_ptr + start + o, mask=start + o < n, other=0.0)
+        weights += tl.load(share_w_ptr + start + o, mask=start + o < n, other=0.0)
+    y = tl.sum(losses, 0)
+    w = tl.sum(weights, 0)
+    if MEAN:
+        y = div(y, w)
+    tl.store(y_ptr, y.to(y_ptr.dtype.element_ty))
+    tl.store(total_weight_ptr, w.to(total_weight_ptr.dtype.element_ty))
+
+
+def _nll_slope(
+    grad_output_ptr, target_ptr, weight_ptr, total_weight_ptr, dx_ptr, rows, n, inner, ignore_index: tl.int64,
+    REDUCTION: tl.constexpr, FLAT: tl.constexpr, WIDE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    """All of dx, zeros included. A row has n = classes * inner elements; FLAT: inner is 1."""
+    across = tl.cdiv(n, BLOCK_N)
+    pid = tl.program_id(0)
+    i = (pid // across).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)[:, None]
+    j = pid % across * BLOCK_N + tl.arange(0, BLOCK_N)[None, :]
+    if FLAT:
+        c = j
+        at = i
+        mask = i < rows
+    else:
+        c = j // inner
+        at = i * inner + j % inner
+        mask = (i < rows) & (j < n)
+    t = tl.load(target_ptr + at, mask=mask, other=0)
+    hit = (c == t) & (t != ignore_index)
+    if REDUCTION == 0:
+        g = tl.load(grad_output_ptr + at, mask=mask, other=0.0).to(WIDE)
+    else:
+        g = tl.load(grad_output_ptr).to(WIDE)
+    if weight_ptr is not None:
+        g = g * tl.load(weight_ptr + t, mask=mask & (t != ignore_index), other=0.0).to(WIDE)
+    if REDUCTION == 1:
+        g = div(g, tl.load(total_weight_ptr).to(WIDE))
+    y = tl.where(hit, -g, 0.0)
+    tl.store(dx_ptr + i * n + j, y.to(dx_ptr.dtype.element_ty), mask=(i < rows) & (j < n))
+
+
+nll_each = Launcher(_nll_each, sizes="n")
+nll_sum = Launcher(_nll_sum, sizes="n")
+nll_total = Launcher(_nll_total, sizes="")
+nll_slope = Launcher(_nll_slope, sizes="n")
+
+
+@tunable("elementwise_loss.nll")
+def nll_tiles(dtype: torch.dtype) -> Tiles:
+    return Tiles(128, BLOCK=256)
+
+
+@tunable("elementwise_loss.nll_bwd")
+def nll_bwd_tiles(n: int, dtype: torch.dtype) -> Tiles:
+    """32 bytes a thread to write."""
+    block = min(triton.next_power_of_2(n), 4096 // dtype.itemsize)
+    return Tiles(128, BLOCK_M=max(1, 4096 // dtype.itemsize // block), BLOCK_N=block)
+
+
+def _check_classes(x: Tensor, target: Tensor, weight: Tensor | None, spatial: bool) -> None:
+    if x.dtype not in DTYPES or not x.dtype.is_floating_point or not x.numel() or target.dtype is not torch.int64:
+        raise NotSupported(f"classes of {x.dtype} {tuple(x.shape)} and targets of {target.dtype}")
+    if x.dim() != (4 if spatial else 2) or target.shape != (x.shape[0], *x.shape[2:]) or target.device != x.device:
+        raise NotSupported(f"classes of {tuple(x.shape)} and targets of {tuple(target.shape)} on {target.device}")
+    if weight is not None and (weight.shape != x.shape[1:2] or weight.dtype is not x.dtype):
+        raise NotSupported(f"weights of {weight.dtype} {tuple(weight.shape)}")
+
+
+def _nll_forward(
+    x: Tensor, target: Tensor, weight: Tensor | None, reduction: int, ignore_index: int, spatial: bool
+) -> Plan:
+    _check_classes(x, target, weight, spatial)
+    copied = strided(target=target, weight=weight)
+    n, inner, step = target.numel(), x.shape[2:].numel(), 0
+    x_n, x_c = x.stride()[:2]
+    if spatial:
+        step = x.stride(3)
+        if x.stride(2) != x.shape[3] * step:
+            copied.append("self")
+            x_n, x_c, step = x.shape[1] * inner, inner, 1
+    tiles = nll_tiles(dtype=x.dtype)
+    numbers = {
+        "n": n, "x_n": x_n, "x_c": x_c, "x_s": step, "n_classes": x.shape[1], "inner": inner,
+        "ignore_index": ignore_index,
+    }  # fmt: skip
+    one, word = OutputSpec.of((), x.dtype), wide_of(x.dtype)
+    if reduction == spec.NONE:
+        launch = Launch(nll_each, (-(-n // tiles["BLOCK"]),), tiles.config(WIDE=word), numbers)
+        return Plan({"y": OutputSpec.of(target.shape, x.dtype), "total_weight": one}, [launch], copied)
+    count, steps = shared(n, tiles["BLOCK"], x.device)
+    mean = reduction == spec.MEAN
+    config = tiles.config(MEAN=mean and count == 1, WIDE=word)
+    launch = Launch(nll_sum, (count,), config, {**numbers, "steps": steps})
+    makes = {"y": one, "total_weight": one}
+    if count == 1:
+        return Plan(makes, [launch], copied)
+    share = OutputSpec.of((count,), torch.float64 if x.dtype is torch.float64 else torch.float32)
+    last = Launch(nll_total, (1,), TOTAL.config(MEAN=mean), {"n": count})
+    steps_ = [launch.named(y="share", total_weight="share_w"), last]
+    return Plan({**makes, "share": share, "share_w": share}, steps_, copied)
+
+
+def _nll_backward(
+    grad: Tensor, x: Tensor, target: Tensor, weight: Tensor | None, reduction: int, total_weight: Tensor, spatial: bool
+) -> Plan:
+    _check_classes(x, target, weight, spatial)
+    if grad.dtype is not x.dtype or grad.shape != (target.shape if reduction == spec.NONE else ()):
+        raise NotSupported(f"a gradient of {grad.dtype} {tuple(grad.shape)}")
+    if total_weight.dtype is not x.dtype or total_weight.numel() != 1:
+        raise NotSupported(f"a total weight of {total_weight.dtype} {tuple(total_weight.shape)}")
+    rows, inner = x.shape[0], x.shape[2:].numel()
+    n = x.shape[1] * inner
+    tiles = nll_bwd_tiles(n=n, dtype=x.dtype)
+    config = tiles.config(REDUCTION=reduction, FLAT=inner == 1, WIDE=wide_of(x.dtype))
+    grid = (-(-rows // tiles["BLOCK_M"]) * -(-n // tiles["BLOCK_N"]),)
+    launch = Launch(nll_slope, grid, config, {"rows": rows, "n": n, "inner": inner})
+    copied = strided(grad_output=grad, target=target, weight=weight)
+    return Plan({"dx": OutputSpec.of(x.shape, x.dtype)}, [launch], copied)
+
+
+def declare_classes(name: str, spatial: bool) -> None:
+    @planned(spec.ops[f"{name}_forward"])
+    def forward(self: Tensor, target: Tensor, weight: Tensor | None, reduction: int, ignore_index: int) -> Plan:
+        return _nll_forward(self, target, weight, reduction, ignore_index, spatial)
+
+    @planned(spec.ops[f"{name}_backward"])
+    def backward(
+        grad_output: Tensor,
+        self: Tensor,
+        target: Tensor,
+        weight: Tensor | None,
+        reduction: int,
+        total_weight: Tensor,
+    ) -> Plan:
+        return _nll_backward(grad_output, self, target, weight, reduction, total_weight, spatial)
+
+
+declare_classes("nll_loss", False)
+declare_classes("nll_loss2d", True)

@@ -1,0 +1,37 @@
+"""ATen's losses compiled for chips that are not here: each op on one, wide loads, nothing spilled."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+from test_elementwise_loss_interpreted import impl
+
+from opmux.kernels.lib.compile_only import CHIPS, compiling_for
+from opmux.specs import elementwise_loss as spec
+
+MODE = "compile"
+DTYPES = (torch.bfloat16, torch.float32, torch.float64, torch.float16)
+
+
+def built_for(chip, name, dtype, at):
+    sample = list(spec.ops[name].spec.samples(dtype, "cpu"))[at]
+    with compiling_for(chip) as built:
+        impl(name)(*(a.to("meta") if torch.is_tensor(a) else a for a in sample.args))
+    assert built and all(kernel.shared <= CHIPS[chip][1] and not kernel.spills() for kernel in built)
+    return built
+
+
+@pytest.mark.parametrize("number, name", list(enumerate(spec.ops)), ids=list(spec.ops))
+def test_every_op(number, name):
+    built_for(list(CHIPS)[number % 4], name, DTYPES[number // 4 % 4], number % 3)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("chip", CHIPS)
+@pytest.mark.parametrize("name", spec.ops)
+def test_every_op_on_every_chip(name, chip):
+    for dtype in DTYPES:
+        for at in range(3):
+            built_for(chip, name, dtype, at)
