@@ -6,6 +6,7 @@ import pytest
 import torch
 
 pytest.importorskip("triton")
+from opmux.core import get_default_manager
 from opmux.core.errors import NotSupported
 from opmux.core.registry import BackendImplKind
 from opmux.kernels import elementwise_loss  # noqa: F401 - it registers the impls
@@ -17,9 +18,9 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float64, torch.float16)
 
 
 def impl(name):
-    from opmux.core import get_default_manager
-
-    found = get_default_manager().registry.impls(spec.ops[name].spec.key)
+    manager = get_default_manager()
+    manager.prepare()
+    found = manager.registry.impls(spec.ops[name].spec.key)
     return next(i.fn for i in found if i.kind is BackendImplKind.DEFAULT)
 
 

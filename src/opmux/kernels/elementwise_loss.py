@@ -22,7 +22,7 @@ from .lib.maths import div, libdevice
 from .lib.pointwise import DTYPES
 from .lib.rows import OutputSpec, cores, wide_of
 
-NAN = tl.constexpr(float("nan"))
+INF = tl.constexpr(float("inf"))
 
 # ---- the losses: of an element, its target, its weights and a number ------------------------------------------------
 
@@ -349,7 +349,7 @@ def picked(self_ptr, target_ptr, weight_ptr, o, mask, ignore, x_n, x_c, x_s, n_c
         w = tl.where(counts, 1.0, 0.0).to(WIDE)
     else:
         w = tl.load(weight_ptr + t, mask=sound, other=0.0).to(WIDE)
-    return tl.where(counts & ~sound, NAN, -x * w), w
+    return tl.where(counts & ~sound, INF - INF, -x * w), w
 
 
 def _nll_each(

@@ -10,8 +10,7 @@ import triton.language as tl
 
 from .maths import div, libdevice, sqrt
 
-INF = tl.constexpr(float("inf"))
-NAN = tl.constexpr(float("nan"))
+INF = tl.constexpr(float("inf"))  # NaN is INF - INF: Triton compares globals of nested functions, and NaN is never equal
 PI = tl.constexpr(3.141592653589793)
 SQRT_HALF = tl.constexpr(0.7071067811865476)
 INV_SQRT_2PI = tl.constexpr(0.3989422804014327)
@@ -136,7 +135,7 @@ def k0(x, SCALED: tl.constexpr = False):
     b = tl.where(x > 2, x, 2.0)
     far = div(_chebyshev(div(8.0, b) - 2, K0_FAR, 25), sqrt(b))
     y = tl.where(x <= 2, near * libdevice.exp(a) if SCALED else near, far if SCALED else far * libdevice.exp(-b))
-    return tl.where(x == 0, INF, tl.where((x < 0) | (x != x), NAN, y))
+    return tl.where(x == 0, INF, tl.where((x < 0) | (x != x), INF - INF, y))
 
 
 @triton.jit
@@ -147,7 +146,7 @@ def k1(x, SCALED: tl.constexpr = False):
     b = tl.where(x > 2, x, 2.0)
     far = div(_chebyshev(div(8.0, b) - 2, K1_FAR, 25), sqrt(b))
     y = tl.where(x <= 2, near * libdevice.exp(a) if SCALED else near, far if SCALED else far * libdevice.exp(-b))
-    return tl.where(x == 0, INF, tl.where((x < 0) | (x != x), NAN, y))
+    return tl.where(x == 0, INF, tl.where((x < 0) | (x != x), INF - INF, y))
 
 
 @triton.jit
@@ -177,7 +176,7 @@ def digamma(x):
         series = series * t + DIGAMMA[7 - k]
     y = total + libdevice.log(a) - div(0.5, a) - series * t
     y = tl.where(turned, y - div(PI, libdevice.tan((x - whole) * PI)), y)
-    y = tl.where((x < 0) & (x == whole), NAN, y)
+    y = tl.where((x < 0) & (x == whole), INF - INF, y)
     y = tl.where(x == 0, -libdevice.copysign(tl.full([], INF, x.dtype), x), y)  # -x of 0 is 0 - 0, which is +0
     return tl.where(x == INF, INF, y)
 
@@ -213,9 +212,9 @@ def zeta(x, q):
         left = _zeta_above(x, f) - _zeta_above(x, tl.where(q < 0, 1 - q, 1.0))
         left = tl.where(libdevice.fmod(x, tl.full([], 2.0, x.dtype)) == 1, -left, left)
         y = tl.where(q < 0, _zeta_above(x, 1 - f) + left, y)
-    y = tl.where((q <= 0) & (x != tl.floor(x)), NAN, y)
+    y = tl.where((q <= 0) & (x != tl.floor(x)), INF - INF, y)
     y = tl.where((q <= 0) & (q == whole), INF, y)
-    y = tl.where(x < 1, NAN, tl.where((x != x) | (q != q), NAN, y))
+    y = tl.where(x < 1, INF - INF, tl.where((x != x) | (q != q), INF - INF, y))
     return tl.where(x == 1, INF, y)
 
 
@@ -369,7 +368,7 @@ def _gamma_part(a, x, UPPER: tl.constexpr):
         y = tl.where(a == INF, 0.0, y)
         y = tl.where(x == INF, 1.0, y)
     bad = (a < 0) | (x < 0) | (a != a) | (x != x) | ((a == 0) & (x == 0)) | ((a == INF) & (x == INF))
-    return tl.where(bad, NAN, y)
+    return tl.where(bad, INF - INF, y)
 
 
 @triton.jit
@@ -449,7 +448,7 @@ def airy_ai(x):
         g += n
     y = 0.3550280538878172 * f - 0.2588194037928068 * g
     y = tl.where(x < -2.09, left, tl.where(x >= 2.09, right, y))
-    return tl.where((tl.abs(x) == INF) | (x != x), NAN, tl.where(x > 103.892, 0.0, y))
+    return tl.where((tl.abs(x) == INF) | (x != x), INF - INF, tl.where(x > 103.892, 0.0, y))
 
 
 # ---- orthogonal polynomials -----------------------------------------------------------------------------------------
@@ -569,7 +568,7 @@ def _hermite(x, n, KIND: tl.constexpr):
     n = tl.where(tl.abs(n) < INF, n, -1.0).to(tl.int64)
     most: tl.constexpr = 128 if x.dtype == tl.float32 else 512
     first = x + x if KIND == "hermite_h" else x
-    return _polynomial(x, n, first, KIND, n > most, NAN)
+    return _polynomial(x, n, first, KIND, n > most, INF - INF)
 
 
 @triton.jit

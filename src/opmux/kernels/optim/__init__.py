@@ -22,6 +22,7 @@ from .tables import Seen, chunks_of, seen, table_of
 
 TYPES = {
     torch.float32: tl.float32, torch.float16: tl.float16, torch.bfloat16: tl.bfloat16, torch.int16: tl.int16,
+    torch.float64: tl.float64, torch.int64: tl.int64, torch.int32: tl.int32, torch.int8: tl.int8, torch.bool: tl.int8,
     torch.uint8: tl.uint8, torch.float8_e4m3fn: tl.uint8, torch.float8_e5m2: tl.uint8,
 }  # fmt: skip
 

@@ -45,6 +45,7 @@ class Seen(NamedTuple):
     sizes: tuple[int, ...]
     dtypes: tuple[torch.dtype, ...]
     device: torch.device
+    more: tuple[tuple[int, ...], ...] = ()  # further columns of the table, after all others
 
 
 def seen(op: str, lists: Any, flag: Tensor | None = None) -> list[Seen]:
@@ -66,6 +67,26 @@ def seen(op: str, lists: Any, flag: Tensor | None = None) -> list[Seen]:
         groups.setdefault(tuple(map(_dtype, together)), []).append(i)
         _decline_gaps([t for each, t in zip(form, together, strict=True) if not each.one])
     return [_gathered([[items[i] for i in at] for items in lists]) for at in groups.values()]
+
+
+def seen_alike(lists: Sequence[Sequence[Tensor]], more: tuple[tuple[int, ...], ...] = ()) -> Seen:
+    """Lists of one dtype each, whose tensors have the same shapes at the same places; others are declined."""
+    lead = lists[0]
+    shapes, on = [t.shape for t in lead], _index(lead[0])
+    for items in lists:
+        if set(map(_dtype, items)) != {items[0].dtype} or set(map(_index, items)) != {on}:
+            raise NotSupported("tensors of several dtypes or devices")
+        if items is not lead and [t.shape for t in items] != shapes:
+            raise NotSupported("tensors of different shapes")
+    if not all(all(map(_packed, items)) for items in lists):
+        for together in zip(*lists, strict=True):
+            _decline_gaps(list(together))
+    found = _gathered(lists)._replace(more=more)
+    if on < 0 and not _compiling_only() and len({t.device for t in chain.from_iterable(lists)}) > 1:
+        raise NotSupported("tensors on several devices")
+    if any(map(_absent, found.addresses, lists)):
+        raise NotSupported("a tensor without memory of its own: on meta, or a subclass that wraps others")
+    return found
 
 
 def _alike(form: tuple[spec.Each, ...], lists: Any, flag: Tensor | None) -> Seen | None:
@@ -152,7 +173,7 @@ def chunks_of(what: Seen, size: int) -> Chunks:
 
 def table_of(what: Seen, cut: Chunks) -> Tensor:
     """The rows of the tensors."""
-    key = (what.addresses, what.sizes, cut.firsts)
+    key = (what.addresses, what.sizes, what.more, cut.firsts)
     return _found(_tables, key, what.device, lambda stream: Table(_sent(_cells(what, cut), what.device), stream)).rows
 
 
@@ -192,7 +213,8 @@ def _cells(what: Seen, cut: Chunks) -> array[int]:
     for addresses in what.addresses[1:]:
         joined = map(or_, joined, addresses)
     aligned = [not a & 15 for a in joined]
-    return array("q", chain.from_iterable(zip(*what.addresses, what.sizes, cut.firsts, aligned, strict=True)))
+    columns = (*what.addresses, what.sizes, cut.firsts, aligned, *what.more)
+    return array("q", chain.from_iterable(zip(*columns, strict=True)))
 
 
 _staging: list[Any] = []  # pinned memory for captures, and how much of it is taken

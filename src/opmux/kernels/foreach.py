@@ -1,0 +1,548 @@
+"""ATen's ops over lists of tensors: one launch for all tensors of a list, by the tables of `optim`.
+
+A kernel is generated from a function of one element of each list (`STEP`) and what its other arguments are:
+
+    t  a list of tensors            s  a number for each tensor          n  a number
+    h  a list of one-element ones   p  a tensor of one element           d  a number, in float64 up to STEP
+                                                                         -  absent
+The elementwise ops are the rows of the pointwise table; optimizers have functions of their own.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from array import array
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from ..core.errors import NotSupported
+from ..core.registry import impl
+from ..specs import foreach as spec
+from . import pointwise  # noqa: F401 - it fills ROWS
+from .lib.config import Tiles
+from .lib.jit_source import jit_from_source
+from .lib.launch import Launcher
+from .lib.maths import div, sqrt
+from .lib.pointwise import DTYPES, ROWS
+from .lib.rows import DEVICES, OutputSpec
+from .optim import TYPES, lanes, launched, norm_tiles, planned, scale_lists, squares, squares_of_each
+from .optim import Plan as NormPlan
+from .optim.device import part
+from .optim.tables import MORE, Seen, chunks_of, seen_alike, table_of
+
+INF = tl.constexpr(float("inf"))
+FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+Lists = Sequence[Sequence[Tensor]]
+
+# ---- kernels from functions -----------------------------------------------------------------------------------------
+
+
+class Form(NamedTuple):
+    """What a kernel reads and writes: the kinds of STEP's arguments, and for each result the list it goes to."""
+
+    name: str
+    kinds: str
+    writes: tuple[tuple[int, int], ...]  # (result, list)
+    lists: int  # with lists that are only written
+    constants: tuple[tuple[str, Any], ...] = ()  # further arguments of STEP, by name
+    several: bool = False  # whether STEP has several results
+
+
+_KERNEL = """\
+def {name}({params}):
+    row = table_ptr + tl.load(chunk_ptr + tl.program_id(0)).to(tl.int64) * {width}
+    start = (tl.program_id(0) - tl.load(row + {first})) * BLOCK
+    left = tl.load(row + {size}) - start
+    if skip_ptr is not None:
+        left = tl.where(tl.load(skip_ptr) == 1, 0, left)
+    o = tl.arange(0, BLOCK)
+    {numbers}
+    if (tl.load(row + {aligned}) != 0) & (left >= BLOCK):
+        {whole}
+    else:
+        {masked}
+"""
+
+
+@functools.cache
+def kernel_of(form: Form) -> Launcher:
+    """The kernel, as a person would write it."""
+    params = ["table_ptr", "chunk_ptr"]
+    held = [f"p{i}_ptr" for i, kind in enumerate(form.kinds) if kind == "p"]
+    late = [f'v{i}: "fp64"' for i, kind in enumerate(form.kinds) if kind in "nd"]
+    types = [f"T{i}: tl.constexpr" for i in range(form.lists)]
+    params += [*held, "skip_ptr", *late, "STEP: tl.constexpr", "C: tl.constexpr", *types]
+    params += [f"{name}: tl.constexpr" for name, _ in form.constants]
+    params += ["LANES: tl.constexpr", "BLOCK: tl.constexpr"]
+    column = form.lists + MORE
+    numbers, passed, blocks = ["pass"], [], []
+    for i, kind in enumerate(form.kinds):
+        if kind == "t":
+            blocks.append(len(blocks))
+            passed.append(f"a{blocks[-1]}")
+            continue
+        if kind == "s":
+            numbers.append(f"x{i} = tl.load(row + {column}).to(tl.float64, bitcast=True).to(C)")
+            column += 1
+        elif kind == "h":
+            numbers.append(f"x{i} = tl.load(tl.load(row + {column}).to(tl.pointer_type(tl.float32)))")
+            column += 1
+        elif kind == "p":
+            numbers.append(f"x{i} = tl.load(p{i}_ptr).to(C)")
+        elif kind in "nd":
+            numbers.append(f"x{i} = tl.full([], v{i}, C)" if kind == "n" else f"x{i} = v{i}")
+        passed.append("None" if kind == "-" else f"x{i}")
+    passed += [name for name, _ in form.constants]
+    call = f"STEP({', '.join(passed)})"
+
+    def body(lanes: str, mask: str) -> str:
+        at = lambda i: f"part(tl.load(row + {i}), start, T{i}, {lanes}) + o"
+        lines = [f"a{i} = tl.load({at(i)}{mask}).to(C)" for i in blocks]
+        lines.append(f"r = {call}" if form.several else f"r = ({call},)")
+        lines += [f"tl.store({at(to)}, r[{i}].to(T{to}){mask})" for i, to in form.writes]
+        return "\n        ".join(lines)
+
+    text = _KERNEL.format(
+        name=form.name, params=", ".join(params), width=column, first=form.lists + 1, size=form.lists,
+        aligned=form.lists + 2, numbers="\n    ".join(numbers), whole=body("LANES", ""),
+        masked=body("0", ", mask=o < left"),
+    )  # fmt: skip
+    return Launcher(jit_from_source(text, part=part), sizes="")
+
+
+def run(
+    form: Form, step: Any, what: Seen, given: tuple, skip: Tensor | None = None, wide: torch.dtype | None = None
+) -> None:
+    """Launch; `given`: tensors of one element, then numbers."""
+    held = form.kinds.count("p")
+    dtype = wide or what.dtypes[0]
+    constants = {"STEP": step, "C": DTYPES[dtype][1], **dict(form.constants), "LANES": lanes(what.dtypes)}
+    types = " ".join(f"T{i}" for i in range(form.lists))
+    launched(kernel_of(form), what, (*given[:held], skip, *given[held:]), constants, types)
+
+
+# ---- elementwise ----------------------------------------------------------------------------------------------------
+
+FUNCTIONS = {name: ROWS["true_divide" if name == "div" else name].function for name in spec.ELEMENTWISE}
+# Of ATen's arguments, those that are the same operand in different overloads: the first that is there.
+OPERANDS: dict[str, tuple[tuple[str, ...], ...]] = {
+    **dict.fromkeys(spec.UNARY, (("self",),)),
+    **dict.fromkeys(spec.BINARY, (("self",), ("scalars", "scalar", "other"))),
+    **dict.fromkeys(("add", "sub"), (("self",), ("scalars", "scalar", "other"), ("alpha",))),
+    "round": (("self",), ("decimals",)),
+    "pow": (("self",), ("exponent",)),
+    **dict.fromkeys(("addcmul", "addcdiv"), (("self",), ("tensor1",), ("tensor2",), ("scalars", "value"))),
+    "lerp": (("self",), ("tensors1",), ("weights", "weight")),
+}
+
+
+class Operands(NamedTuple):
+    """The arguments of a call by kind."""
+
+    kinds: str
+    lists: list[Sequence[Tensor]]
+    more: tuple[tuple[int, ...], ...]  # numbers of each tensor, as the bits of float64
+    held: tuple[Tensor, ...]
+    numbers: tuple[float, ...]
+
+
+def operands(values: Sequence[Any], dtype: torch.dtype, count: int) -> Operands:
+    kinds, lists, more, held, numbers = "", [], [], [], []
+    for value in values:
+        kind, value = _kind(value, dtype, count)
+        kinds += kind
+        if kind == "t":
+            lists.append(value)
+        elif kind == "s":
+            more.append(tuple(array("q", array("d", value).tobytes())))
+        elif kind == "p":
+            held.append(value)
+        elif kind == "n":
+            numbers.append(value)
+    return Operands(kinds, lists, tuple(more), tuple(held), tuple(numbers))
+
+
+def _kind(value: Any, dtype: torch.dtype, count: int) -> tuple[str, Any]:
+    if value is None:
+        return "-", None
+    if isinstance(value, (list, tuple)):
+        if len(value) != count:
+            raise NotSupported("lists of different lengths")
+        if isinstance(value[0], Tensor):
+            return "t", value
+        return "s", _real(value)
+    if isinstance(value, Tensor):
+        if value.is_cpu and value.dim() == 1 and value.numel() == count:  # the numbers of an `addcmul.Tensor`
+            return "s", _real(value.tolist())
+        if value.dim():
+            raise NotSupported(f"a tensor of {tuple(value.shape)} for all tensors of a list")
+        if value.dtype is not dtype:
+            raise NotSupported(f"a number of {value.dtype} beside {dtype}")
+        return ("n", float(value.item())) if value.is_cpu else ("p", value)
+    return "n", _real([value])[0]
+
+
+def _real(values: Sequence[Any]) -> list[float]:
+    if any(type(v) not in (int, float) for v in values):
+        raise NotSupported("numbers that are neither integers nor floats")
+    return [float(v) for v in values]
+
+
+def elementwise(name: str) -> tuple[Callable[..., Any], Callable[..., None]]:
+    """The op, as a function that makes new tensors, and one that writes to those given first."""
+    names = spec.ops[f"_foreach_{name}"].spec.names
+    groups = [[names.index(n) for n in group if n in names] for group in OPERANDS[name]]
+    step, row = FUNCTIONS[name], ROWS[name]
+
+    def picked(args: tuple) -> list[Any]:
+        return [next((args[i] for i in group if args[i] is not None), None) for group in groups]
+
+    def write(out: Any, *args: Any) -> None:
+        values = picked(args)
+        lead = next((v for v in values if isinstance(v, (list, tuple)) and v and isinstance(v[0], Tensor)), None)
+        if lead is None or not isinstance(out, (list, tuple)) or len(out) != len(lead):
+            raise NotSupported("no list of tensors")
+        dtype = lead[0].dtype
+        if dtype not in FLOATS or dtype not in row.dtypes:
+            raise NotSupported(f"{name} of {dtype}")
+        given = operands(values, dtype, len(lead))
+        at = next((i for i, items in enumerate(given.lists) if items is out), None)
+        lists = given.lists if at is not None else [*given.lists, out]
+        if any(items[0].dtype is not dtype for items in lists) or any(h.device != lead[0].device for h in given.held):
+            raise NotSupported("tensors of several dtypes or devices")
+        form = Form(f"foreach_{name}", given.kinds, ((0, len(lists) - 1 if at is None else at),), len(lists))
+        run(form, step, seen_alike(lists, given.more), (*given.held, *given.numbers))
+
+    def call(*args: Any, **keywords: Any) -> Any:
+        args = (*args, *(keywords[n] for n in names[len(args) :] if n in keywords))
+        values = picked(args)
+        lead = next((v for v in values if isinstance(v, (list, tuple)) and v and isinstance(v[0], Tensor)), None)
+        if lead is None:
+            raise NotSupported("no list of tensors")
+        out = [torch.empty_like(t) for t in lead]
+        write(out, *args)
+        return out
+
+    return call, write
+
+
+for _name in spec.ELEMENTWISE:
+    _call, _write = elementwise(_name)
+    impl(spec.ops[f"_foreach_{_name}"], devices=DEVICES, into=_write)(_call)
+
+
+# ---- copies and norms -----------------------------------------------------------------------------------------------
+
+
+@triton.jit
+def same(x):
+    return x
+
+
+@triton.jit
+def nothing(x):
+    return tl.zeros_like(x)
+
+
+COPY = Form("foreach_copy", "t", ((0, 1),), 2)
+ZERO = Form("foreach_zero", "t", ((0, 0),), 1)
+
+
+def copy_to(out: Any, self: Any, src: Any, non_blocking: bool = False) -> None:
+    _lists_of(out, src)
+    a, b = src[0].dtype, out[0].dtype
+    if a not in TYPES or b not in TYPES or not (a is b or (a in FLOATS and b in FLOATS)):
+        raise NotSupported(f"a copy from {a} to {b}")
+    wide = torch.int32 if a is torch.bool else a
+    run(COPY, same, seen_alike([src, out]), (), wide=torch.float64 if torch.float64 in (a, b) else wide)
+
+
+def zero_to(out: Any, self: Any) -> None:
+    _lists_of(out)
+    if out[0].dtype not in TYPES:
+        raise NotSupported(f"zeros of {out[0].dtype}")
+    run(ZERO, nothing, seen_alike([out]), (), wide=torch.int32 if out[0].dtype is torch.bool else None)
+
+
+def _lists_of(*lists: Any) -> None:
+    if any(not isinstance(items, (list, tuple)) or not items or len(items) != len(lists[0]) for items in lists):
+        raise NotSupported("no tensors, or lists of different lengths")
+    if any(not isinstance(t, Tensor) or t.layout is not torch.strided for items in lists for t in items):
+        raise NotSupported("no tensors in memory")
+
+
+@impl(spec.ops["_foreach_copy"], devices=DEVICES, into=copy_to)
+def foreach_copy(self: Any, src: Any, non_blocking: bool = False) -> Any:
+    _lists_of(self, src)
+    out = [torch.empty_like(t) for t in self]
+    copy_to(out, self, src)
+    return out
+
+
+@impl(spec.ops["_foreach_zero"], devices=DEVICES, into=zero_to)
+def foreach_zero(self: Any) -> Any:
+    _lists_of(self)
+    out = [torch.empty_like(t) for t in self]
+    zero_to(out, self)
+    return out
+
+
+@impl(spec.ops["_foreach_norm"], devices=DEVICES)
+def foreach_norm(self: Any, ord: Any = 2, dtype: Any = None) -> Any:
+    """Euclidean norms: sums of squares of chunks, then of each tensor, in their order."""
+    _lists_of(self)
+    kind = self[0].dtype
+    if ord != 2 or dtype is not None or kind not in FLOATS[:3]:
+        raise NotSupported(f"norms of order {ord}, of {kind} as {dtype}")
+    what, n = seen_alike([self]), len(self)
+    plan = planned(squares, what, ("foreach_norm",), lambda: _norm_plan(what))
+    if not plan.launches:
+        raise NotSupported("no elements")
+    cut = chunks_of(what, plan.block)
+    table = table_of(what, cut)
+    shares, sums = (OutputSpec.of((k,), torch.float32).empty(self[0]) for k in (cut.count, n))
+    first, second = plan.launches
+    first(table, cut.rows, None, shares)
+    second(table, shares, sums)
+    return list(sums.sqrt_().to(kind).unbind())
+
+
+def _norm_plan(what: Seen) -> NormPlan:
+    tiles = norm_tiles(width=what.dtypes[0].itemsize)
+    count = sum(-(-k // tiles["BLOCK"]) for k in what.sizes)
+    if not count:
+        return NormPlan(tiles["BLOCK"], ())
+    config = tiles.config(I=TYPES[what.dtypes[0]], LANES=lanes(what.dtypes))
+    launches = (
+        squares.ready((count, 1, 1), (), config),
+        squares_of_each.ready((len(what.sizes), 1, 1), (), Tiles(512, BLOCK=4096).config(CHUNK=tiles["BLOCK"])),
+    )
+    return NormPlan(tiles["BLOCK"], launches)
+
+
+# ---- optimizers -----------------------------------------------------------------------------------------------------
+
+
+@triton.jit
+def unscaled(g, scale):
+    return g if scale is None else div(g, scale)
+
+
+@triton.jit
+def adam(
+    p, g, m, v, most, step, lr, beta1, beta2, decay, eps, log1, log2, scale, MAXIMIZE: tl.constexpr,
+    DECOUPLED: tl.constexpr,
+):  # fmt: skip
+    """log1 and log2: of the betas. Bias corrections are computed in float64, as float32 loses the digits of 1 - beta."""
+    kept = unscaled(g, scale)
+    g = -kept if MAXIMIZE else kept
+    lr = lr.to(p.dtype)
+    decay = decay.to(p.dtype)
+    if DECOUPLED:
+        p = p - lr * decay * p
+    else:
+        g = g + decay * p
+    m = m + (1 - beta1).to(p.dtype) * (g - m)
+    v = beta2.to(p.dtype) * v + (1 - beta2).to(p.dtype) * g * g
+    c1 = (1 - tl.exp(step.to(tl.float64) * log1)).to(p.dtype)
+    c2 = sqrt((1 - tl.exp(step.to(tl.float64) * log2)).to(p.dtype))
+    if most is None:
+        top = v
+    else:
+        top = tl.maximum(most, v)
+    p = p - div(lr, c1) * div(m, div(sqrt(top), c2) + eps.to(p.dtype))
+    return p, kept, m, v, top
+
+
+@triton.jit
+def sgd(
+    p, g, b, lr, momentum, dampening, decay, scale, MAXIMIZE: tl.constexpr, NESTEROV: tl.constexpr, FIRST: tl.constexpr
+):  # fmt: skip
+    kept = unscaled(g, scale)
+    g = -kept if MAXIMIZE else kept
+    g = g + decay.to(p.dtype) * p
+    if b is None:
+        moved = g
+        new = g
+    else:
+        new = g if FIRST else momentum.to(p.dtype) * b + (1 - dampening).to(p.dtype) * g
+        moved = g + momentum.to(p.dtype) * new if NESTEROV else new
+    return p - lr.to(p.dtype) * moved, kept, new
+
+
+@triton.jit
+def adagrad(p, g, total, step, lr, lr_decay, decay, eps, scale, MAXIMIZE: tl.constexpr):
+    kept = unscaled(g, scale)
+    g = -kept if MAXIMIZE else kept
+    g = g + decay.to(p.dtype) * p
+    rate = (lr / (1 + (step.to(tl.float64) - 1) * lr_decay)).to(p.dtype)
+    total = total + g * g
+    return p - rate * div(g, sqrt(total) + eps.to(p.dtype)), kept, total
+
+
+def _stepped(
+    name: str,
+    step: Any,
+    lists: Lists,
+    states: Any,
+    numbers: Sequence[Any],
+    grad_scale: Tensor | None,
+    found_inf: Tensor | None,
+    absent: int,
+    **constants: Any,
+) -> None:
+    """A step over lists of one dtype. `states`: a list of one-element tensors, or None; `absent`: lists that are not.
+
+    STEP takes the lists, the states where there are some, the numbers and the scale.
+    """
+    _lists_of(*lists)
+    dtype, home = lists[0][0].dtype, lists[0][0].device
+    if dtype not in FLOATS or any(items[0].dtype is not dtype for items in lists):
+        raise NotSupported("tensors of several dtypes, or of integers")
+    for t in (grad_scale, found_inf):
+        if t is not None and (t.device != home or t.dtype is not torch.float32 or t.numel() != 1):
+            raise NotSupported("a scale or flag on another device")
+    more: tuple[tuple[int, ...], ...] = ()
+    kinds = "t" * len(lists) + "-" * absent
+    if states is not None:
+        if len(states) != len(lists[0]) or any(
+            t.dtype is not torch.float32 or t.device != home or t.numel() != 1 for t in states
+        ):
+            raise NotSupported("step counts that are not float32 numbers on the device")
+        more, kinds = (tuple(t.data_ptr() for t in states),), kinds + "h"
+    held: list[Tensor] = []
+    late: list[float] = []
+    for number in numbers:
+        if isinstance(number, Tensor):
+            if number.dtype is not torch.float32 or number.numel() != 1:
+                raise NotSupported("a learning rate that is no float32 number")
+            if number.is_cpu:
+                number = number.item()
+            elif number.device != home:
+                raise NotSupported("a learning rate on another device")
+        kinds += "p" if isinstance(number, Tensor) else "d"
+        held += [number] if isinstance(number, Tensor) else []
+        late += [] if isinstance(number, Tensor) else [float(number)]
+    kinds += "-" if grad_scale is None else "p"
+    held += [] if grad_scale is None else [grad_scale]
+    writes = tuple((i, i) for i in range(len(lists)) if i != 1 or grad_scale is not None)
+    form = Form(name, kinds, writes, len(lists), tuple(constants.items()), True)
+    run(form, step, seen_alike(lists, more), (*held, *late), found_inf)
+
+
+def _adam(
+    decoupled: bool, self: Any, grads: Any, exp_avgs: Any, exp_avg_sqs: Any, max_exp_avg_sqs: Any, state_steps: Any, *,
+    lr: Any, beta1: float, beta2: float, weight_decay: float, eps: float, amsgrad: bool, maximize: bool,
+    grad_scale: Tensor | None = None, found_inf: Tensor | None = None,
+) -> None:  # fmt: skip
+    lists = [self, grads, exp_avgs, exp_avg_sqs, *([max_exp_avg_sqs] if amsgrad else [])]
+    if not (0 < beta1 < 1 and 0 < beta2 < 1):
+        raise NotSupported(f"betas of {beta1} and {beta2}")
+    numbers = (lr, beta1, beta2, weight_decay, eps, math.log(beta1), math.log(beta2))
+    _stepped(
+        "fused_adam", adam, lists, state_steps, numbers, grad_scale, found_inf, not amsgrad, MAXIMIZE=bool(maximize),
+        DECOUPLED=decoupled,
+    )  # fmt: skip
+
+
+def _sgd(
+    self: Any, grads: Any, momentum_buffer_list: Any, *, weight_decay: float, momentum: float, lr: Any,
+    dampening: float, nesterov: bool, maximize: bool, is_first_step: bool, grad_scale: Tensor | None = None,
+    found_inf: Tensor | None = None,
+) -> None:  # fmt: skip
+    moves = bool(momentum_buffer_list)
+    lists = [self, grads, *([momentum_buffer_list] if moves else [])]
+    numbers = (lr, momentum, dampening, weight_decay)
+    _stepped(
+        "fused_sgd", sgd, lists, None, numbers, grad_scale, found_inf, not moves, MAXIMIZE=bool(maximize),
+        NESTEROV=bool(nesterov), FIRST=bool(is_first_step),
+    )  # fmt: skip
+
+
+def _adagrad(
+    self: Any, grads: Any, state_sums: Any, state_steps: Any, *, lr: Any, lr_decay: float, weight_decay: float,
+    eps: float, maximize: bool, grad_scale: Tensor | None = None, found_inf: Tensor | None = None,
+) -> None:  # fmt: skip
+    lists, numbers = [self, grads, state_sums], (lr, lr_decay, weight_decay, eps)
+    _stepped(
+        "fused_adagrad", adagrad, lists, state_steps, numbers, grad_scale, found_inf, 0, MAXIMIZE=bool(maximize)
+    )  # fmt: skip
+
+
+def mutating(name: str, fn: Callable[..., Any], result: Callable[..., Any] = lambda *args: None) -> None:
+    """Register a function that writes its arguments as the op, and as its in-place overload."""
+    named = spec.ops[name].spec.names
+    positional = [p.name for p in spec.ops[name].spec.signature.parameters.values() if p.kind is not p.KEYWORD_ONLY]
+
+    def call(*args: Any, **keywords: Any) -> Any:
+        fn(*args, **keywords)
+        return result(*args)
+
+    def into(out: Any, *args: Any) -> Any:
+        given = dict(zip(named, args, strict=True))
+        split = len(positional)
+        fn(*args[:split], **{n: given[n] for n in named[split:]})
+        return result(*args)
+
+    impl(spec.ops[name], devices=DEVICES, into=into)(call)
+
+
+mutating("_fused_adam_", functools.partial(_adam, False))
+mutating("_fused_adamw_", functools.partial(_adam, True))
+mutating("_fused_sgd_", _sgd)
+mutating("_fused_adagrad_", _adagrad)
+
+
+# ---- gradient scaling -----------------------------------------------------------------------------------------------
+
+
+def _unscale(self: Any, found_inf: Tensor, inv_scale: Tensor) -> None:
+    """x * inv_scale, in place; the flag is set to 1 where an x is not finite."""
+    _lists_of(self)
+    home = self[0].device
+    if self[0].dtype not in FLOATS[:3]:
+        raise NotSupported(f"gradients of {self[0].dtype}")
+    for t in (found_inf, inv_scale):
+        if t.dtype is not torch.float32 or t.numel() != 1 or t.device != home:
+            raise NotSupported("a flag or scale that is no float32 number on the device")
+    what = seen_alike([self, self])
+    launched(scale_lists, what, (found_inf, inv_scale, 1.0), {"LANES": lanes(what.dtypes)}, "I O")
+
+
+def _grown(scale_ptr, tracker_ptr, found_ptr, growth: tl.float64, backoff: tl.float64, interval):
+    """After overflow the scale backs off; after `interval` steps without, it grows unless it would overflow itself."""
+    scale = tl.load(scale_ptr)
+    count = tl.load(tracker_ptr)
+    found = tl.load(found_ptr) != 0
+    more = count + 1
+    due = more == interval
+    up = (scale * growth).to(tl.float32)
+    up = tl.where(tl.abs(up) < INF, up, scale)
+    tl.store(scale_ptr, tl.where(found, (scale * backoff).to(tl.float32), tl.where(due, up, scale)))
+    tl.store(tracker_ptr, tl.where(found | due, 0, more))
+
+
+grown = Launcher(_grown, sizes="")
+
+
+def _update(
+    self: Tensor, growth_tracker: Tensor, found_inf: Tensor, scale_growth_factor: float, scale_backoff_factor: float,
+    growth_interval: int,
+) -> None:  # fmt: skip
+    kinds = ((self, torch.float32), (growth_tracker, torch.int32), (found_inf, torch.float32))
+    if any(t.numel() != 1 or t.dtype is not kind or t.device != self.device for t, kind in kinds):
+        raise NotSupported("a scale, tracker or flag that is no number on the device")
+    launch = grown.ready((1, 1, 1), (), Tiles(32).config())
+    launch(
+        self, growth_tracker, found_inf, float(scale_growth_factor), float(scale_backoff_factor), int(growth_interval)
+    )  # fmt: skip
+
+
+mutating("_amp_foreach_non_finite_check_and_unscale_", _unscale)
+mutating("_amp_update_scale_", _update, lambda self, *rest: self)
