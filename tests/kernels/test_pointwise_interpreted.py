@@ -124,8 +124,8 @@ SPECIAL = (
     1.5, 2.5, -3.5, 20.5, -20.0, 50.5, 700.0, 0.99999,
 )  # fmt: skip
 # float32 near a cancellation, where two right answers have few digits in common, or a series of ATen's gives up
-RAGGED = set("special_zeta igamma igammac polygamma mvlgamma lerp logaddexp2 tanh_backward special_bessel_j0 special_bessel_j1 special_bessel_y0 "
-             "special_bessel_y1 special_ndtr gelu gelu_backward softplus_backward".split())  # fmt: skip
+RAGGED = set("special_zeta igamma igammac polygamma mvlgamma lerp logaddexp2 tanh_backward special_bessel_j0 "
+             "special_bessel_j1 special_bessel_y0 special_bessel_y1 special_ndtr gelu gelu_backward softplus_backward".split())  # fmt: skip
 
 
 def required(name):

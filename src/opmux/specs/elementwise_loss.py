@@ -99,9 +99,7 @@ def _reference(name: str, args: str) -> Callable[..., Any]:
 
 ops: dict[str, Any] = {}
 for _loss in LOSSES.values():
-    ops[_loss.name] = op(
-        _reference(_loss.name, _loss.args), space="aten", samples=_samples(_loss, False), tol=ROUGH
-    )
+    ops[_loss.name] = op(_reference(_loss.name, _loss.args), space="aten", samples=_samples(_loss, False), tol=ROUGH)
     if _loss.gradient:
         _name = f"{_loss.name}_backward"
         ops[_name] = op(

@@ -59,7 +59,7 @@ def _function(name: str) -> Callable[..., Any]:
             values.pop("alpha", None)
         return getattr(torch.ops.aten, name)(**values)
 
-    made = codegen.function(text, name, f"reference of aten::{name}", {"_call": call, "Any": Any})
+    made = codegen.function(text, name, f"reference of aten::{name}", {"__name__": __name__, "_call": call, "Any": Any})
     made.__doc__ = f"torch.ops.aten.{name}."
     return made
 
@@ -130,8 +130,8 @@ def _steps(name: str) -> Samples:
                     given[n] = [torch.tensor(3.0, device=device) for _ in SIZES]
                 elif n == "max_exp_avg_sqs" and "amsgrad" not in more:
                     given[n] = []
-                elif n in ("self", "grads") or n.endswith(("s", "list")) and n not in numbers:
-                    given[n] = next(lists) if n != "eps" else 1e-8
+                elif n == "self" or (n.endswith(("s", "list")) and n not in numbers):
+                    given[n] = next(lists)
                 else:
                     given[n] = more.get(n, numbers.get(n, False))
             yield Sample(tuple(given.values()), id="scaled" if more else "plain")

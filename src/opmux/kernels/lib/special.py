@@ -10,7 +10,9 @@ import triton.language as tl
 
 from .maths import div, libdevice, sqrt
 
-INF = tl.constexpr(float("inf"))  # NaN is INF - INF: Triton compares globals of nested functions, and NaN is never equal
+INF = tl.constexpr(
+    float("inf")
+)  # NaN is INF - INF: Triton compares globals of nested functions, and NaN is never equal
 PI = tl.constexpr(3.141592653589793)
 SQRT_HALF = tl.constexpr(0.7071067811865476)
 INV_SQRT_2PI = tl.constexpr(0.3989422804014327)

@@ -1,0 +1,51 @@
+"""Ops over lists compiled for chips that are not here: whole chunks are read and written 16 bytes at a time."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+from opmux.core import get_default_manager
+from opmux.core.registry import BackendImplKind
+from opmux.kernels import foreach  # noqa: F401 - it registers the impls
+from opmux.kernels.lib.compile_only import CHIPS, compiling_for
+from opmux.specs import foreach as spec
+
+MODE = "compile"
+NAMES = ["_foreach_sqrt", "_foreach_add", "_foreach_addcdiv", "_foreach_lerp", "_foreach_copy", "_foreach_norm",
+         *spec.STEPS, *spec.SCALING]  # fmt: skip
+
+
+def on_meta(value):
+    if torch.is_tensor(value):
+        return value.to("meta")
+    return [on_meta(v) for v in value] if isinstance(value, (list, tuple)) else value
+
+
+def built_for(chip, name, dtype, at=0):
+    manager = get_default_manager()
+    manager.prepare()
+    fn = next(i.fn for i in manager.registry.impls(spec.ops[name].spec.key) if i.kind is BackendImplKind.DEFAULT)
+    sample = list(spec.ops[name].spec.samples(dtype, "cpu"))[at]
+    params = spec.ops[name].spec.signature.parameters.values()
+    args = [on_meta(a) for a in sample.args]
+    keywords = {p.name: a for p, a in zip(params, args, strict=True) if p.kind is p.KEYWORD_ONLY}
+    with compiling_for(chip) as built:
+        fn(*args[: len(args) - len(keywords)], **keywords)
+    assert built and all(kernel.shared <= CHIPS[chip][1] and not kernel.spills() for kernel in built)
+    return built
+
+
+@pytest.mark.parametrize("number, name", list(enumerate(NAMES)), ids=NAMES)
+def test_every_kind(number, name):
+    built_for(list(CHIPS)[number % 4], name, (torch.float32, torch.bfloat16)[number // 4 % 2])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("chip", CHIPS)
+@pytest.mark.parametrize("name", spec.ops)
+def test_every_op_on_every_chip(name, chip):
+    for dtype in (torch.float32, torch.bfloat16):
+        for at in range(len(list(spec.ops[name].spec.samples(dtype, "cpu")))):
+            built_for(chip, name, dtype, at)
