@@ -438,6 +438,15 @@ def bgrad_quantize(input: Tensor, quantizer: Any) -> list[Any]:
         input (float [..])
     """
 
+def binary_cross_entropy(self: Tensor, target: Tensor, weight: Tensor | None = None, reduction: int = 1) -> Tensor:
+    """torch.ops.aten.binary_cross_entropy. `reduction`: 0 none, 1 the mean, 2 the sum."""
+
+def binary_cross_entropy_backward(grad_output: Tensor, self: Tensor, target: Tensor, weight: Tensor | None = None, reduction: int = 1) -> Tensor:
+    """torch.ops.aten.binary_cross_entropy_backward. `reduction`: 0 none, 1 the mean, 2 the sum."""
+
+def binary_cross_entropy_with_logits(self: Tensor, target: Tensor, weight: Tensor | None = None, pos_weight: Tensor | None = None, reduction: int = 1) -> Tensor:
+    """torch.ops.aten.binary_cross_entropy_with_logits. `reduction`: 0 none, 1 the mean, 2 the sum."""
+
 def bitwise_and(self: Tensor | int | float, other: Tensor | int | float) -> Tensor:
     """torch.ops.aten.bitwise_and, elementwise."""
 
@@ -1997,11 +2006,23 @@ def hardtanh_backward(grad_output: Tensor, self: Tensor, min_val: int | float, m
 def heaviside(self: Tensor, values: Tensor) -> Tensor:
     """torch.ops.aten.heaviside, elementwise."""
 
+def huber_loss(self: Tensor, target: Tensor, reduction: int = 1, delta: float = 1.0) -> Tensor:
+    """torch.ops.aten.huber_loss. `reduction`: 0 none, 1 the mean, 2 the sum."""
+
+def huber_loss_backward(grad_output: Tensor, self: Tensor, target: Tensor, reduction: int, delta: float) -> Tensor:
+    """torch.ops.aten.huber_loss_backward. `reduction`: 0 none, 1 the mean, 2 the sum."""
+
 def hypot(self: Tensor, other: Tensor) -> Tensor:
     """torch.ops.aten.hypot, elementwise."""
 
 def i0(self: Tensor) -> Tensor:
     """torch.ops.aten.i0, elementwise."""
+
+def igamma(self: Tensor, other: Tensor) -> Tensor:
+    """torch.ops.aten.igamma, elementwise."""
+
+def igammac(self: Tensor, other: Tensor) -> Tensor:
+    """torch.ops.aten.igammac, elementwise."""
 
 def init_nvshmem_backend(process_group: Any) -> Any:
     """Not supported: it needs NVSHMEM and several GPUs. Use torch.distributed._symmetric_memory."""
@@ -2578,6 +2599,12 @@ def moe_unpermute_fwd(input: Tensor, dtype: torch.dtype, row_id_map: Tensor, pro
         The tokens, [num_tokens, n], like input.
     """
 
+def mse_loss(self: Tensor, target: Tensor, reduction: int = 1) -> Tensor:
+    """torch.ops.aten.mse_loss. `reduction`: 0 none, 1 the mean, 2 the sum."""
+
+def mse_loss_backward(grad_output: Tensor, self: Tensor, target: Tensor, reduction: int) -> Tensor:
+    """torch.ops.aten.mse_loss_backward. `reduction`: 0 none, 1 the mean, 2 the sum."""
+
 def mul(self: Tensor, other: Tensor | int | float) -> Tensor:
     """torch.ops.aten.mul, elementwise."""
 
@@ -2776,6 +2803,9 @@ def multi_tensor_unscale_l2norm(chunk_size: int, noop_flag: Tensor, tensor_lists
 def multiply(self: Tensor, other: Tensor | int | float) -> Tensor:
     """torch.ops.aten.multiply, elementwise."""
 
+def mvlgamma(self: Tensor, p: int) -> Tensor:
+    """torch.ops.aten.mvlgamma, elementwise."""
+
 def mxfp8_into(x: Tensor, y: Tensor | None, y_scale: Tensor | None, yc: Tensor | None, yc_scale: Tensor | None, noop: Tensor | None, dtype: torch.dtype, two_d: bool = False) -> None:
     """y in FP8 with an E8M0 scale for each 1x32 of x, yc with one for each 32x1; with two_d for each 32x32.
 
@@ -2911,6 +2941,18 @@ def newton_schulz(ctx_ptr: int, m: int, n: int, x: Tensor, num_iterations: int, 
 
 def nextafter(self: Tensor, other: Tensor) -> Tensor:
     """torch.ops.aten.nextafter, elementwise."""
+
+def nll_loss2d_backward(grad_output: Tensor, self: Tensor, target: Tensor, weight: Tensor | None, reduction: int, ignore_index: int, total_weight: Tensor) -> Tensor:
+    """torch.ops.aten.nll_loss2d_backward."""
+
+def nll_loss2d_forward(self: Tensor, target: Tensor, weight: Tensor | None, reduction: int, ignore_index: int) -> tuple[Tensor, Tensor]:
+    """torch.ops.aten.nll_loss2d_forward: the loss, and the sum of the weights of the targets."""
+
+def nll_loss_backward(grad_output: Tensor, self: Tensor, target: Tensor, weight: Tensor | None, reduction: int, ignore_index: int, total_weight: Tensor) -> Tensor:
+    """torch.ops.aten.nll_loss_backward."""
+
+def nll_loss_forward(self: Tensor, target: Tensor, weight: Tensor | None, reduction: int, ignore_index: int) -> tuple[Tensor, Tensor]:
+    """torch.ops.aten.nll_loss_forward: the loss, and the sum of the weights of the targets."""
 
 def normal_functional(self: Tensor, mean: float = 0.0, std: float = 1.0, *, generator: Any | None = None) -> Tensor:
     """Normal, like self."""
@@ -3218,6 +3260,9 @@ def poly_norm_bwd(dy: Tensor, x: Tensor, weight: Tensor, bias: Tensor, rstd: Ten
         bias (float [..], one element, of the dtype of weight): as in the forward.
         rstd (float [*rows, 3]): the second result of the forward.
     """
+
+def polygamma(n: int, self: Tensor) -> Tensor:
+    """torch.ops.aten.polygamma, elementwise."""
 
 def pow(self: Tensor | int | float, exponent: Tensor | int | float) -> Tensor:
     """torch.ops.aten.pow, elementwise."""
@@ -4122,6 +4167,7 @@ def situglu(input: Tensor, quantizer: Any, beta1: float = 4.0, beta2: float = 25
         input (float [*rows, 2*n])
     """
 
+<<<<<<< HEAD
 def slice_backward(grad_output: Tensor, input_sizes: list[int], dim: int, start: int, end: int, step: int) -> Any:
     """torch.ops.aten.slice_backward."""
 
@@ -4130,6 +4176,19 @@ def slice_copy(self: Tensor, dim: int = 0, start: int | None = None, end: int | 
 
 def slice_scatter(self: Tensor, src: Tensor, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1) -> Any:
     """torch.ops.aten.slice_scatter."""
+=======
+def smooth_l1_loss(self: Tensor, target: Tensor, reduction: int = 1, beta: float = 1.0) -> Tensor:
+    """torch.ops.aten.smooth_l1_loss. `reduction`: 0 none, 1 the mean, 2 the sum."""
+
+def smooth_l1_loss_backward(grad_output: Tensor, self: Tensor, target: Tensor, reduction: int, beta: float) -> Tensor:
+    """torch.ops.aten.smooth_l1_loss_backward. `reduction`: 0 none, 1 the mean, 2 the sum."""
+
+def soft_margin_loss(self: Tensor, target: Tensor, reduction: int = 1) -> Tensor:
+    """torch.ops.aten.soft_margin_loss. `reduction`: 0 none, 1 the mean, 2 the sum."""
+
+def soft_margin_loss_backward(grad_output: Tensor, self: Tensor, target: Tensor, reduction: int) -> Tensor:
+    """torch.ops.aten.soft_margin_loss_backward. `reduction`: 0 none, 1 the mean, 2 the sum."""
+>>>>>>> ef35b78 (Tables of lists and their kernels in kernels/lib, for optimizers and _foreach ops alike; coverage rows and tests)
 
 def softmax(x: Tensor, dim: int = -1) -> Tensor:
     """Softmax along dim: y = exp(x - max(x)) / sum(exp(x - max(x))).
@@ -4184,6 +4243,9 @@ def sparsemax_bwd(dy: Tensor, y: Tensor) -> Tensor:
         y (float [*rows, n]): the result of the forward.
     """
 
+def special_airy_ai(x: Tensor) -> Tensor:
+    """torch.ops.aten.special_airy_ai, elementwise."""
+
 def special_bessel_j0(self: Tensor) -> Tensor:
     """torch.ops.aten.special_bessel_j0, elementwise."""
 
@@ -4195,6 +4257,18 @@ def special_bessel_y0(self: Tensor) -> Tensor:
 
 def special_bessel_y1(self: Tensor) -> Tensor:
     """torch.ops.aten.special_bessel_y1, elementwise."""
+
+def special_chebyshev_polynomial_t(x: Tensor | int | float, n: Tensor | int | float) -> Tensor:
+    """torch.ops.aten.special_chebyshev_polynomial_t, elementwise."""
+
+def special_chebyshev_polynomial_u(x: Tensor | int | float, n: Tensor | int | float) -> Tensor:
+    """torch.ops.aten.special_chebyshev_polynomial_u, elementwise."""
+
+def special_chebyshev_polynomial_v(x: Tensor | int | float, n: Tensor | int | float) -> Tensor:
+    """torch.ops.aten.special_chebyshev_polynomial_v, elementwise."""
+
+def special_chebyshev_polynomial_w(x: Tensor | int | float, n: Tensor | int | float) -> Tensor:
+    """torch.ops.aten.special_chebyshev_polynomial_w, elementwise."""
 
 def special_digamma(self: Tensor) -> Tensor:
     """torch.ops.aten.special_digamma, elementwise."""
@@ -4223,8 +4297,20 @@ def special_expit(self: Tensor) -> Tensor:
 def special_expm1(self: Tensor) -> Tensor:
     """torch.ops.aten.special_expm1, elementwise."""
 
+def special_gammainc(self: Tensor, other: Tensor) -> Tensor:
+    """torch.ops.aten.special_gammainc, elementwise."""
+
+def special_gammaincc(self: Tensor, other: Tensor) -> Tensor:
+    """torch.ops.aten.special_gammaincc, elementwise."""
+
 def special_gammaln(self: Tensor) -> Tensor:
     """torch.ops.aten.special_gammaln, elementwise."""
+
+def special_hermite_polynomial_h(x: Tensor | int | float, n: Tensor | int | float) -> Tensor:
+    """torch.ops.aten.special_hermite_polynomial_h, elementwise."""
+
+def special_hermite_polynomial_he(x: Tensor | int | float, n: Tensor | int | float) -> Tensor:
+    """torch.ops.aten.special_hermite_polynomial_he, elementwise."""
 
 def special_i0(self: Tensor) -> Tensor:
     """torch.ops.aten.special_i0, elementwise."""
@@ -4237,6 +4323,12 @@ def special_i1(self: Tensor) -> Tensor:
 
 def special_i1e(self: Tensor) -> Tensor:
     """torch.ops.aten.special_i1e, elementwise."""
+
+def special_laguerre_polynomial_l(x: Tensor | int | float, n: Tensor | int | float) -> Tensor:
+    """torch.ops.aten.special_laguerre_polynomial_l, elementwise."""
+
+def special_legendre_polynomial_p(x: Tensor | int | float, n: Tensor | int | float) -> Tensor:
+    """torch.ops.aten.special_legendre_polynomial_p, elementwise."""
 
 def special_log1p(self: Tensor) -> Tensor:
     """torch.ops.aten.special_log1p, elementwise."""
@@ -4273,6 +4365,18 @@ def special_scaled_modified_bessel_k0(x: Tensor) -> Tensor:
 
 def special_scaled_modified_bessel_k1(x: Tensor) -> Tensor:
     """torch.ops.aten.special_scaled_modified_bessel_k1, elementwise."""
+
+def special_shifted_chebyshev_polynomial_t(x: Tensor | int | float, n: Tensor | int | float) -> Tensor:
+    """torch.ops.aten.special_shifted_chebyshev_polynomial_t, elementwise."""
+
+def special_shifted_chebyshev_polynomial_u(x: Tensor | int | float, n: Tensor | int | float) -> Tensor:
+    """torch.ops.aten.special_shifted_chebyshev_polynomial_u, elementwise."""
+
+def special_shifted_chebyshev_polynomial_v(x: Tensor | int | float, n: Tensor | int | float) -> Tensor:
+    """torch.ops.aten.special_shifted_chebyshev_polynomial_v, elementwise."""
+
+def special_shifted_chebyshev_polynomial_w(x: Tensor | int | float, n: Tensor | int | float) -> Tensor:
+    """torch.ops.aten.special_shifted_chebyshev_polynomial_w, elementwise."""
 
 def special_sinc(self: Tensor) -> Tensor:
     """torch.ops.aten.special_sinc, elementwise."""

@@ -202,8 +202,8 @@ def test_memory_in_another_order():
 
 
 def test_tables_are_kept_by_the_addresses():
+    from opmux.kernels.lib import lists as tables
     from opmux.kernels.lib.plans import forget
-    from opmux.kernels.optim import tables
 
     forget()
     flag, lists = torch.zeros(1, dtype=torch.int32), [[torch.randn(40)], [torch.randn(40)]]
@@ -237,7 +237,7 @@ def test_what_a_captured_graph_reads_is_kept_for_good(monkeypatch):
     """Also where the stream that captures is the one that made it."""
     from types import SimpleNamespace
 
-    from opmux.kernels.optim import tables
+    from opmux.kernels.lib import lists as tables
 
     made = SimpleNamespace(stream=7)
     monkeypatch.setattr(tables, "_stream", lambda index: 7)

@@ -125,7 +125,8 @@ SPECIAL = (
 )  # fmt: skip
 # float32 near a cancellation, where two right answers have few digits in common, or a series of ATen's gives up
 RAGGED = set("special_zeta igamma igammac polygamma mvlgamma lerp logaddexp2 tanh_backward special_bessel_j0 "
-             "special_bessel_j1 special_bessel_y0 special_bessel_y1 special_ndtr gelu gelu_backward softplus_backward".split())  # fmt: skip
+             "special_bessel_j1 special_bessel_y0 special_bessel_y1 "
+             "special_ndtr gelu gelu_backward softplus_backward".split())  # fmt: skip
 
 
 def required(name):

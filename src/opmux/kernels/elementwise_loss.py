@@ -115,8 +115,8 @@ def loss_at(
 
 
 def _each(
-    self_ptr, target_ptr, weight_ptr, pos_weight_ptr, y_ptr, n, number: tl.float64, LOSS: tl.constexpr, WIDE: tl.constexpr,
-    BLOCK: tl.constexpr,
+    self_ptr, target_ptr, weight_ptr, pos_weight_ptr, y_ptr, n, number: tl.float64, LOSS: tl.constexpr,
+    WIDE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     o = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     mask = o < n
@@ -353,8 +353,8 @@ def picked(self_ptr, target_ptr, weight_ptr, o, mask, ignore, x_n, x_c, x_s, n_c
 
 
 def _nll_each(
-    self_ptr, target_ptr, weight_ptr, y_ptr, total_weight_ptr, n, x_n: tl.int64, x_c: tl.int64, x_s: tl.int64, n_classes: tl.int64,
-    inner: tl.int64, ignore_index: tl.int64, WIDE: tl.constexpr, BLOCK: tl.constexpr,
+    self_ptr, target_ptr, weight_ptr, y_ptr, total_weight_ptr, n, x_n: tl.int64, x_c: tl.int64, x_s: tl.int64,
+    n_classes: tl.int64, inner: tl.int64, ignore_index: tl.int64, WIDE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     o = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     mask = o < n
@@ -368,7 +368,8 @@ def _nll_each(
 
 def _nll_sum(
     self_ptr, target_ptr, weight_ptr, y_ptr, total_weight_ptr, n, steps, x_n: tl.int64, x_c: tl.int64, x_s: tl.int64,
-    n_classes: tl.int64, inner: tl.int64, ignore_index: tl.int64, MEAN: tl.constexpr, WIDE: tl.constexpr, BLOCK: tl.constexpr,
+    n_classes: tl.int64, inner: tl.int64, ignore_index: tl.int64, MEAN: tl.constexpr, WIDE: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):  # fmt: skip
     """The sums over `steps` blocks of a program."""
     o = tl.program_id(0).to(tl.int64) * steps * BLOCK + tl.arange(0, BLOCK)

@@ -1,4 +1,4 @@
-"""ATen's ops over lists of tensors: one launch for all tensors of a list, by the tables of `optim`.
+"""ATen's ops over lists of tensors: one launch for all tensors of a list, by the tables of `lib/lists.py`.
 
 A kernel is generated from a function of one element of each list (`STEP`) and what its other arguments are:
 
@@ -23,18 +23,27 @@ from torch import Tensor
 
 from ..core.errors import NotSupported
 from ..core.registry import impl
+from ..core.spec import specs
 from ..specs import foreach as spec
-from . import pointwise  # noqa: F401 - it fills ROWS
 from .lib.config import Tiles
 from .lib.jit_source import jit_from_source
 from .lib.launch import Launcher
+from .lib.list_kernels import (
+    TYPES,
+    Plan,
+    lanes,
+    launched,
+    norm_tiles,
+    part,
+    planned,
+    scale_lists,
+    squares,
+    squares_of_each,
+)
+from .lib.lists import MORE, Seen, chunks_of, seen_alike, table_of
 from .lib.maths import div, sqrt
-from .lib.pointwise import DTYPES, ROWS
+from .lib.pointwise import DTYPES, ROWS, Row
 from .lib.rows import DEVICES, OutputSpec
-from .optim import TYPES, lanes, launched, norm_tiles, planned, scale_lists, squares, squares_of_each
-from .optim import Plan as NormPlan
-from .optim.device import part
-from .optim.tables import MORE, Seen, chunks_of, seen_alike, table_of
 
 INF = tl.constexpr(float("inf"))
 FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
@@ -129,7 +138,13 @@ def run(
 
 # ---- elementwise ----------------------------------------------------------------------------------------------------
 
-FUNCTIONS = {name: ROWS["true_divide" if name == "div" else name].function for name in spec.ELEMENTWISE}
+
+def row_of(name: str) -> Row:
+    """The op of one tensor, from the table that the pointwise family fills."""
+    specs.load_implementers("pointwise")
+    return ROWS["true_divide" if name == "div" else name]
+
+
 # Of ATen's arguments, those that are the same operand in different overloads: the first that is there.
 OPERANDS: dict[str, tuple[tuple[str, ...], ...]] = {
     **dict.fromkeys(spec.UNARY, (("self",),)),
@@ -198,7 +213,7 @@ def elementwise(name: str) -> tuple[Callable[..., Any], Callable[..., None]]:
     """The op, as a function that makes new tensors, and one that writes to those given first."""
     names = spec.ops[f"_foreach_{name}"].spec.names
     groups = [[names.index(n) for n in group if n in names] for group in OPERANDS[name]]
-    step, row = FUNCTIONS[name], ROWS[name]
+    found: list[Row] = []
 
     def picked(args: tuple) -> list[Any]:
         return [next((args[i] for i in group if args[i] is not None), None) for group in groups]
@@ -209,7 +224,9 @@ def elementwise(name: str) -> tuple[Callable[..., Any], Callable[..., None]]:
         if lead is None or not isinstance(out, (list, tuple)) or len(out) != len(lead):
             raise NotSupported("no list of tensors")
         dtype = lead[0].dtype
-        if dtype not in FLOATS or dtype not in row.dtypes:
+        if not found:
+            found.append(row_of(name))
+        if dtype not in FLOATS or dtype not in found[0].dtypes:
             raise NotSupported(f"{name} of {dtype}")
         given = operands(values, dtype, len(lead))
         at = next((i for i, items in enumerate(given.lists) if items is out), None)
@@ -217,7 +234,7 @@ def elementwise(name: str) -> tuple[Callable[..., Any], Callable[..., None]]:
         if any(items[0].dtype is not dtype for items in lists) or any(h.device != lead[0].device for h in given.held):
             raise NotSupported("tensors of several dtypes or devices")
         form = Form(f"foreach_{name}", given.kinds, ((0, len(lists) - 1 if at is None else at),), len(lists))
-        run(form, step, seen_alike(lists, given.more), (*given.held, *given.numbers))
+        run(form, found[0].function, seen_alike(lists, given.more), (*given.held, *given.numbers))
 
     def call(*args: Any, **keywords: Any) -> Any:
         args = (*args, *(keywords[n] for n in names[len(args) :] if n in keywords))
@@ -313,17 +330,17 @@ def foreach_norm(self: Any, ord: Any = 2, dtype: Any = None) -> Any:
     return list(sums.sqrt_().to(kind).unbind())
 
 
-def _norm_plan(what: Seen) -> NormPlan:
+def _norm_plan(what: Seen) -> Plan:
     tiles = norm_tiles(width=what.dtypes[0].itemsize)
     count = sum(-(-k // tiles["BLOCK"]) for k in what.sizes)
     if not count:
-        return NormPlan(tiles["BLOCK"], ())
+        return Plan(tiles["BLOCK"], ())
     config = tiles.config(I=TYPES[what.dtypes[0]], LANES=lanes(what.dtypes))
     launches = (
         squares.ready((count, 1, 1), (), config),
         squares_of_each.ready((len(what.sizes), 1, 1), (), Tiles(512, BLOCK=4096).config(CHUNK=tiles["BLOCK"])),
     )
-    return NormPlan(tiles["BLOCK"], launches)
+    return Plan(tiles["BLOCK"], launches)
 
 
 # ---- optimizers -----------------------------------------------------------------------------------------------------
@@ -339,7 +356,7 @@ def adam(
     p, g, m, v, most, step, lr, beta1, beta2, decay, eps, log1, log2, scale, MAXIMIZE: tl.constexpr,
     DECOUPLED: tl.constexpr,
 ):  # fmt: skip
-    """log1 and log2: of the betas. Bias corrections are computed in float64, as float32 loses the digits of 1 - beta."""
+    """log1, log2: of the betas. Bias corrections are computed in float64: float32 loses the digits of 1 - beta."""
     kept = unscaled(g, scale)
     g = -kept if MAXIMIZE else kept
     lr = lr.to(p.dtype)

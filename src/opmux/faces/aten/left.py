@@ -62,6 +62,23 @@ LEFT: dict[str, str] = {
     "_sparse_semi_structured_mm": _SPARSE,
     "sparse_sampled_addmm": _SPARSE,
     "blackman_window": "ATen computes it by arange, mul_, cos_ and add_, which are overridden",
+    "_add_relu": _NO_CUDA,
+    "_add_relu_": _NO_CUDA,
+    "dequantize": "for quantized tensors, which opmux leaves to torch",
+    "_compute_linear_combination": "a part of matrix_exp, which is torch's",
+    # composed below autograd
+    "_batch_norm_no_update": "ATen composes it from native_batch_norm or cudnn_batch_norm",
+    "_batch_norm_with_update_functional": "ATen composes it from _batch_norm_with_update and copies",
+    "_native_batch_norm_legit_functional": "ATen composes it from _native_batch_norm_legit and copies",
+    "_euclidean_dist": "ATen composes it from matmul and pointwise ops",
+    "_fused_adam": "ATen composes it from _fused_adam_ and copies",
+    "_is_all_true": "ATen composes it from all",
+    "_safe_softmax": "ATen composes it from _softmax, eq, all and where",
+    "dist": "ATen composes it from sub and norm",
+    "renorm": "ATen composes it from linalg_vector_norm and mul",
+    "renorm_": "ATen composes it from linalg_vector_norm and mul",
+    "rrelu_with_noise_backward": "ATen composes it from mul or leaky_relu_backward",
+    "rrelu_with_noise_functional": "ATen composes it from rrelu_with_noise, which is torch's, and copies",
     # the host's work
     "_has_compatible_shallow_copy_type": "compares the types of two tensors on the host; no kernel runs",
     "choose_qparams_optimized": "a search that runs on the host",
@@ -236,67 +253,12 @@ NOT_YET: dict[str, str] = {
         _thnn_fused_lstm_cell
         _thnn_fused_lstm_cell_backward_impl
     """,
-    "losses": """
-        binary_cross_entropy_backward
-        binary_cross_entropy_with_logits
-        binary_cross_entropy
-        binary_cross_entropy.out
-        huber_loss
-        huber_loss.out
-        log_sigmoid_forward
-        log_sigmoid_backward
-        log_sigmoid_backward.grad_input
-        mse_loss
-        mse_loss_backward
-        nll_loss2d_backward
-        nll_loss2d_forward
-        nll_loss_backward
-        nll_loss_forward
-        smooth_l1_loss
-        smooth_l1_loss.out
-        smooth_l1_loss_backward
-        soft_margin_loss
-        soft_margin_loss_backward
-    """,
     "pointwise": """
-        __ilshift__.Tensor
-        __irshift__.Tensor
-        __rshift__.Scalar
-        __rshift__.Scalar_out
-        __rshift__.Tensor
-        __rshift__.Tensor_out
-        _add_relu.Tensor
-        _add_relu_.Tensor
-        _masked_scale
         _prelu_kernel_backward
-        addr
-        addr_
-        igamma_
-        igammac_
-        mvlgamma
-        mvlgamma_
-        polygamma
-        polygamma.out
-        polygamma_
-        rrelu_with_noise_backward
-        rrelu_with_noise_functional
-        special_airy_ai
-        special_airy_ai.out
-        special_chebyshev_polynomial_u
-        special_chebyshev_polynomial_u.n_scalar
-        special_chebyshev_polynomial_v
-        special_chebyshev_polynomial_w
-        special_hermite_polynomial_h
-        special_legendre_polynomial_p
-        special_shifted_chebyshev_polynomial_t
-        special_shifted_chebyshev_polynomial_u
-        special_shifted_chebyshev_polynomial_v
-        special_shifted_chebyshev_polynomial_w
     """,
     "quantisation": """
         _convert_weight_to_int4pack
         _fused_moving_avg_obs_fq_helper
-        dequantize.self
         fake_quantize_per_channel_affine_cachemask
         fake_quantize_per_channel_affine_cachemask.out
         _fake_quantize_learnable_per_tensor_affine
@@ -304,32 +266,15 @@ NOT_YET: dict[str, str] = {
     "reduce": """
         _cdist_backward
         _cdist_forward
-        _compute_linear_combination
-        _compute_linear_combination.out
-        _euclidean_dist
-        _is_all_true
         _pdist_backward
         _pdist_forward
-        _safe_softmax
         aminmax
-        dist
         nansum
         nansum.out
-        renorm
-        renorm_
     """,
     "norm": """
-        _batch_norm_no_update
-        _batch_norm_with_update_functional
         _native_batch_norm_legit
         _native_batch_norm_legit.out
-        _native_batch_norm_legit_functional
-    """,
-    "foreach": """
-        _amp_foreach_non_finite_check_and_unscale_
-        _amp_update_scale_
-        _fused_adam
-        _fused_adam_
     """,
     "random": """
         cauchy

@@ -301,6 +301,14 @@ def native_dropout(call: Fn, input: Tensor, p: float, train: bool | None) -> Any
     return random.laid(input, lambda x: call(x, seed(x, None), p))
 
 
+@adapt("_masked_scale", over=random.dropout_mask_bwd)
+def masked_scale(call: Fn, self: Tensor, mask: Tensor, scale: float) -> Any:
+    """The gradient of `_fused_dropout`: the mask is bytes of 0 and 1."""
+    if not (self.is_contiguous() and mask.is_contiguous()) or mask.dtype not in (torch.bool, torch.uint8):
+        raise NotSupported("tensors that are not contiguous, or another mask")
+    return native_dropout_backward(call, self, mask.view(torch.bool), scale)
+
+
 @adapt("native_dropout_backward", over=random.dropout_mask_bwd)
 def native_dropout_backward(call: Fn, grad_output: Tensor, mask: Tensor, scale: float) -> Any:
     """Accepts contiguous or channels-last tensors; ATen keeps the format."""

@@ -3,88 +3,39 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
-import triton.language as tl
 from torch import Tensor
 
 from ...core.errors import NotSupported
 from ...core.registry import impl
 from ...specs import optim as spec
-from ..lib.config import Tiles, tunable
+from ..lib.config import Tiles
 from ..lib.fp8 import cast_of
 from ..lib.launch import Launcher
+from ..lib.list_kernels import (
+    TYPES,
+    Plan,
+    lanes,
+    launched,
+    norm_tiles,
+    planned,
+    scale_lists,
+    squares,
+    squares_of_each,
+)
+from ..lib.lists import Seen, chunks_of, seen, table_of
 from ..lib.plans import keep
 from ..lib.rows import DEVICES, OutputSpec
 from . import device
-from .tables import Seen, chunks_of, seen, table_of
 
-TYPES = {
-    torch.float32: tl.float32, torch.float16: tl.float16, torch.bfloat16: tl.bfloat16, torch.int16: tl.int16,
-    torch.float64: tl.float64, torch.int64: tl.int64, torch.int32: tl.int32, torch.int8: tl.int8, torch.bool: tl.int8,
-    torch.uint8: tl.uint8, torch.float8_e4m3fn: tl.uint8, torch.float8_e5m2: tl.uint8,
-}  # fmt: skip
-
-scale_lists = Launcher(device.scale_lists, sizes="")
-squares = Launcher(device.squares, sizes="")
-squares_of_each = Launcher(device.squares_of_each, sizes="")
 norms = Launcher(device.norms, sizes="")
 adam = Launcher(device.adam, sizes="")
 hold = Launcher(device.hold, sizes="")
 sgd = Launcher(device.sgd, sizes="")
 scales = Launcher(device.scales, sizes="")
 e8m0 = Launcher(device.e8m0, sizes="")
-
-
-@tunable("optim.step")
-def step_tiles(lists: int, width: int) -> Tiles:
-    """Of `lists` tensors whose elements together have `width` bytes. Eight elements a thread leave room for many."""
-    return Tiles(128, BLOCK=1024)
-
-
-@tunable("optim.norm")
-def norm_tiles(width: int) -> Tiles:
-    """Nothing but reading: 64 bytes a thread and more on their way."""
-    return Tiles(256, BLOCK=8192)
-
-
-class Plan(NamedTuple):
-    """What follows from sizes and dtypes: the length of a chunk, and launches that wait for tensors and numbers."""
-
-    block: int
-    launches: tuple[Callable[..., Any], ...]  # none where there is nothing to do
-
-
-_plans: dict[Any, Plan] = keep({})
-
-
-def planned(kernel: Launcher, what: Seen, constants: tuple, make: Callable[[], Plan]) -> Plan:
-    """The plan of a kernel for such tensors and constants."""
-    key = (kernel, what.sizes, what.dtypes, what.device, constants)
-    plan = _plans.get(key)
-    if plan is None:
-        if len(_plans) >= 1024:
-            _plans.clear()
-        plan = _plans[key] = make()
-    return plan
-
-
-def launched(kernel: Launcher, what: Seen, given: tuple, constants: dict[str, Any], types: str = "") -> None:
-    """One program a chunk. `given` follows the tables; `types` names the constants that say what the tensors hold."""
-
-    def make() -> Plan:
-        tiles = step_tiles(lists=len(what.dtypes), width=sum(d.itemsize for d in what.dtypes))
-        count = sum(-(-n // tiles["BLOCK"]) for n in what.sizes)
-        known = constants | dict(zip(types.split(), (TYPES[d] for d in what.dtypes), strict=False))
-        config = tiles.config(**known)
-        return Plan(tiles["BLOCK"], (kernel.ready((count, 1, 1), (), config),) if count else ())
-
-    # a launch is made for what is absent, too
-    plan = planned(kernel, what, (*constants.values(), *(g is None for g in given)), make)
-    for launch in plan.launches:
-        cut = chunks_of(what, plan.block)
-        launch(table_of(what, cut), cut.rows, *given)
 
 
 _checked: dict[Any, None] = keep({})
@@ -116,11 +67,6 @@ def check(op: str, *given: Any) -> None:
     if len(_checked) >= 1024:
         _checked.clear()
     _checked[key] = None
-
-
-def lanes(dtypes: tuple[torch.dtype, ...]) -> int:
-    """Elements to an access: 16 bytes of the widest."""
-    return 16 // max(d.itemsize for d in dtypes)
 
 
 # ---- scale and norm -------------------------------------------------------------------------------------------------

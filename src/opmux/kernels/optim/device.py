@@ -1,129 +1,14 @@
-"""The kernels over lists of tensors: a program does a chunk of one of them, which it finds in a table.
-
-A chunk that is whole, of tensors whose addresses are multiples of 16, is read and written without masks, LANES elements
-to an access: as many as 16 bytes hold of the widest of its tensors, for all of them. With more for the narrow ones
-threads would hold different elements of each, and exchange them through shared memory.
-"""
+"""The kernels of tex's optimizers, over lists of tensors (`lib/list_kernels.py`)."""
 
 from __future__ import annotations
 
 import triton
 import triton.language as tl
 
-from .tables import MORE
+from ..lib.list_kernels import part, place, read, write
 
-COLUMNS = tl.constexpr(MORE)
 INF = tl.constexpr(float("inf"))
 FLOAT_MAX = tl.constexpr(3.4028234663852886e38)
-
-
-# ---- finding one's work ---------------------------------------------------------------------------------------------
-
-
-@triton.jit
-def place(table_ptr, chunk_ptr, LISTS: tl.constexpr, BLOCK: tl.constexpr):
-    """The addresses of this program's tensors, the start of its chunk, what is left from there, and if it is whole."""
-    chunk = tl.program_id(0)
-    row_ptr = table_ptr + tl.load(chunk_ptr + chunk).to(tl.int64) * (LISTS + COLUMNS)
-    at = ()
-    for i in tl.static_range(LISTS):
-        at += (tl.load(row_ptr + i),)
-    n = tl.load(row_ptr + LISTS)
-    start = (chunk - tl.load(row_ptr + LISTS + 1)) * BLOCK
-    whole = (tl.load(row_ptr + LISTS + 2) != 0) & (n - start >= BLOCK)
-    return at, start, n - start, whole
-
-
-@triton.jit
-def part(at, start, DTYPE: tl.constexpr, LANES: tl.constexpr):
-    """A chunk of the tensor at an address. LANES of 0: nothing is known of the address."""
-    ptr = at.to(tl.pointer_type(DTYPE))
-    if LANES > 0:
-        ptr = tl.multiple_of(ptr, LANES * DTYPE.primitive_bitwidth // 8)
-    return ptr + start
-
-
-@triton.jit
-def read(ptr, o, n, WHOLE: tl.constexpr):
-    if WHOLE:
-        return tl.load(ptr + o).to(tl.float32)
-    else:
-        return tl.load(ptr + o, mask=o < n, other=0).to(tl.float32)
-
-
-@triton.jit
-def write(ptr, o, n, value, WHOLE: tl.constexpr):
-    value = value.to(ptr.dtype.element_ty)
-    if WHOLE:
-        tl.store(ptr + o, value)
-    else:
-        tl.store(ptr + o, value, mask=o < n)
-
-
-# ---- scale ----------------------------------------------------------------------------------------------------------
-
-
-@triton.jit
-def scale_chunk(
-    at, start, n, flag_ptr, scale, I: tl.constexpr, O: tl.constexpr, LANES: tl.constexpr, BLOCK: tl.constexpr,
-    WHOLE: tl.constexpr,
-):  # fmt: skip
-    o = tl.arange(0, BLOCK)
-    b_x = read(part(at[0], start, I, LANES if WHOLE else 0), o, n, WHOLE)
-    write(part(at[1], start, O, LANES if WHOLE else 0), o, n, b_x * scale, WHOLE)
-    bad = tl.max((~(tl.abs(b_x) < INF)).to(tl.int32), 0)
-    tl.store(flag_ptr, 1, mask=bad != 0)
-
-
-def scale_lists(
-    table_ptr, chunk_ptr, flag_ptr, scale_ptr, scale, I: tl.constexpr, O: tl.constexpr, LANES: tl.constexpr,
-    BLOCK: tl.constexpr,
-):  # fmt: skip
-    at, start, n, whole = place(table_ptr, chunk_ptr, 2, BLOCK)
-    if scale_ptr is not None:
-        scale = tl.load(scale_ptr)
-    if whole:
-        scale_chunk(at, start, n, flag_ptr, scale, I, O, LANES, BLOCK, True)
-    else:
-        scale_chunk(at, start, n, flag_ptr, scale, I, O, LANES, BLOCK, False)
-
-
-# ---- norm -----------------------------------------------------------------------------------------------------------
-
-
-@triton.jit
-def squares_chunk(
-    at, start, n, scale, I: tl.constexpr, LANES: tl.constexpr, BLOCK: tl.constexpr, WHOLE: tl.constexpr
-):  # fmt: skip
-    b_x = read(part(at[0], start, I, LANES if WHOLE else 0), tl.arange(0, BLOCK), n, WHOLE) * scale
-    return tl.sum(b_x * b_x, 0)
-
-
-def squares(
-    table_ptr, chunk_ptr, scale_ptr, share_ptr, I: tl.constexpr, LANES: tl.constexpr, BLOCK: tl.constexpr
-):  # fmt: skip
-    """The sum of squares of every chunk."""
-    at, start, n, whole = place(table_ptr, chunk_ptr, 1, BLOCK)
-    scale = 1.0
-    if scale_ptr is not None:
-        scale = tl.load(scale_ptr)
-    if whole:
-        total = squares_chunk(at, start, n, scale, I, LANES, BLOCK, True)
-    else:
-        total = squares_chunk(at, start, n, scale, I, LANES, BLOCK, False)
-    tl.store(share_ptr + tl.program_id(0), total)
-
-
-def squares_of_each(table_ptr, share_ptr, square_ptr, CHUNK: tl.constexpr, BLOCK: tl.constexpr):
-    """The sum of squares of every tensor, of its chunks in their order."""
-    row_ptr = table_ptr + tl.program_id(0).to(tl.int64) * (1 + COLUMNS)
-    count = tl.cdiv(tl.load(row_ptr + 1), CHUNK)
-    share_ptr += tl.load(row_ptr + 2)
-    o = tl.arange(0, BLOCK)
-    b_sum = tl.zeros([BLOCK], tl.float32)
-    for at in range(0, count, BLOCK):
-        b_sum += tl.load(share_ptr + at + o, mask=at + o < count, other=0.0)
-    tl.store(square_ptr + tl.program_id(0), tl.sum(b_sum, 0))
 
 
 def norms(square_ptr, flag_ptr, norm_ptr, each_ptr, n, BLOCK: tl.constexpr):

@@ -1,7 +1,4 @@
-"""ATen's log-sigmoid as one kernel with its gradient. The losses themselves are ops with ATen's own names.
-
-Left to torch: losses over several classes with margins, and CTC.
-"""
+"""ATen's ops that rows of the pointwise table compute with other arguments: log-sigmoid and its gradient, addr."""
 
 import math
 from collections.abc import Callable
@@ -31,3 +28,15 @@ def log_sigmoid_backward(call: Fn, grad_output: Tensor, self: Tensor, buffer: Te
     if grad_output.dtype is not self.dtype:
         raise NotSupported("a gradient of another dtype")
     return call(grad_output, self, -1, math.inf)
+
+
+@adapt("addr", over=pointwise.ops["addcmul"])
+def addr(call: Fn, self: Tensor, vec1: Tensor, vec2: Tensor, *, beta: Any = 1, alpha: Any = 1) -> Any:
+    """self + alpha * vec1 vec2^T; where self is scaled too, the call is left to torch."""
+    if beta != 1 or vec1.dim() != 1 or vec2.dim() != 1 or self.shape != (vec1.numel(), vec2.numel()):
+        raise NotSupported("beta is not 1, or shapes are broadcast")
+    if not self.is_floating_point() or vec1.dtype is not self.dtype or vec2.dtype is not self.dtype:
+        raise NotSupported("integers or several dtypes")
+    if not self.is_contiguous():
+        raise NotSupported("self is not contiguous, and torch's result is")
+    return call(self, vec1[:, None], vec2, value=alpha)

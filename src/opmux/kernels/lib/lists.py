@@ -24,8 +24,8 @@ from torch import Tensor
 
 from ...core.errors import NotSupported
 from ...specs import optim as spec
-from ..lib.launch import _compiling_only
-from ..lib.plans import keep, refuse_negated
+from .launch import _compiling_only
+from .plans import keep, refuse_negated
 
 MORE = 3  # columns after the addresses: elements, first chunk, aligned
 MOST = 64  # tables to be kept: gradients that never come back at the same place must not fill the memory

@@ -1,0 +1,201 @@
+"""Kernels over lists of tensors: a program does a chunk of one of them, which it finds in a table (`lists.py`).
+
+A chunk that is whole, of tensors whose addresses are multiples of 16, is read and written without masks, LANES elements
+to an access: as many as 16 bytes hold of the widest of its tensors, for all of them. With more for the narrow ones
+threads would hold different elements of each, and exchange them through shared memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+
+from .config import Tiles, tunable
+from .launch import Launcher
+from .lists import MORE, Seen, chunks_of, table_of
+from .plans import keep
+
+COLUMNS = tl.constexpr(MORE)
+INF = tl.constexpr(float("inf"))
+
+TYPES = {
+    torch.float32: tl.float32, torch.float16: tl.float16, torch.bfloat16: tl.bfloat16, torch.int16: tl.int16,
+    torch.float64: tl.float64, torch.int64: tl.int64, torch.int32: tl.int32, torch.int8: tl.int8, torch.bool: tl.int8,
+    torch.uint8: tl.uint8, torch.float8_e4m3fn: tl.uint8, torch.float8_e5m2: tl.uint8,
+}  # fmt: skip
+
+
+# ---- finding one's work ---------------------------------------------------------------------------------------------
+
+
+@triton.jit
+def place(table_ptr, chunk_ptr, LISTS: tl.constexpr, BLOCK: tl.constexpr):
+    """The addresses of this program's tensors, the start of its chunk, what is left from there, and if it is whole."""
+    chunk = tl.program_id(0)
+    row_ptr = table_ptr + tl.load(chunk_ptr + chunk).to(tl.int64) * (LISTS + COLUMNS)
+    at = ()
+    for i in tl.static_range(LISTS):
+        at += (tl.load(row_ptr + i),)
+    n = tl.load(row_ptr + LISTS)
+    start = (chunk - tl.load(row_ptr + LISTS + 1)) * BLOCK
+    whole = (tl.load(row_ptr + LISTS + 2) != 0) & (n - start >= BLOCK)
+    return at, start, n - start, whole
+
+
+@triton.jit
+def part(at, start, DTYPE: tl.constexpr, LANES: tl.constexpr):
+    """A chunk of the tensor at an address. LANES of 0: nothing is known of the address."""
+    ptr = at.to(tl.pointer_type(DTYPE))
+    if LANES > 0:
+        ptr = tl.multiple_of(ptr, LANES * DTYPE.primitive_bitwidth // 8)
+    return ptr + start
+
+
+@triton.jit
+def read(ptr, o, n, WHOLE: tl.constexpr):
+    if WHOLE:
+        return tl.load(ptr + o).to(tl.float32)
+    else:
+        return tl.load(ptr + o, mask=o < n, other=0).to(tl.float32)
+
+
+@triton.jit
+def write(ptr, o, n, value, WHOLE: tl.constexpr):
+    value = value.to(ptr.dtype.element_ty)
+    if WHOLE:
+        tl.store(ptr + o, value)
+    else:
+        tl.store(ptr + o, value, mask=o < n)
+
+
+# ---- scale ----------------------------------------------------------------------------------------------------------
+
+
+@triton.jit
+def scale_chunk(
+    at, start, n, flag_ptr, scale, I: tl.constexpr, O: tl.constexpr, LANES: tl.constexpr, BLOCK: tl.constexpr,
+    WHOLE: tl.constexpr,
+):  # fmt: skip
+    o = tl.arange(0, BLOCK)
+    b_x = read(part(at[0], start, I, LANES if WHOLE else 0), o, n, WHOLE)
+    write(part(at[1], start, O, LANES if WHOLE else 0), o, n, b_x * scale, WHOLE)
+    bad = tl.max((~(tl.abs(b_x) < INF)).to(tl.int32), 0)
+    tl.store(flag_ptr, 1, mask=bad != 0)
+
+
+def _scale_lists(
+    table_ptr, chunk_ptr, flag_ptr, scale_ptr, scale, I: tl.constexpr, O: tl.constexpr, LANES: tl.constexpr,
+    BLOCK: tl.constexpr,
+):  # fmt: skip
+    at, start, n, whole = place(table_ptr, chunk_ptr, 2, BLOCK)
+    if scale_ptr is not None:
+        scale = tl.load(scale_ptr)
+    if whole:
+        scale_chunk(at, start, n, flag_ptr, scale, I, O, LANES, BLOCK, True)
+    else:
+        scale_chunk(at, start, n, flag_ptr, scale, I, O, LANES, BLOCK, False)
+
+
+# ---- norm -----------------------------------------------------------------------------------------------------------
+
+
+@triton.jit
+def squares_chunk(
+    at, start, n, scale, I: tl.constexpr, LANES: tl.constexpr, BLOCK: tl.constexpr, WHOLE: tl.constexpr
+):  # fmt: skip
+    b_x = read(part(at[0], start, I, LANES if WHOLE else 0), tl.arange(0, BLOCK), n, WHOLE) * scale
+    return tl.sum(b_x * b_x, 0)
+
+
+def _squares(
+    table_ptr, chunk_ptr, scale_ptr, share_ptr, I: tl.constexpr, LANES: tl.constexpr, BLOCK: tl.constexpr
+):  # fmt: skip
+    """The sum of squares of every chunk."""
+    at, start, n, whole = place(table_ptr, chunk_ptr, 1, BLOCK)
+    scale = 1.0
+    if scale_ptr is not None:
+        scale = tl.load(scale_ptr)
+    if whole:
+        total = squares_chunk(at, start, n, scale, I, LANES, BLOCK, True)
+    else:
+        total = squares_chunk(at, start, n, scale, I, LANES, BLOCK, False)
+    tl.store(share_ptr + tl.program_id(0), total)
+
+
+def _squares_of_each(table_ptr, share_ptr, square_ptr, CHUNK: tl.constexpr, BLOCK: tl.constexpr):
+    """The sum of squares of every tensor, of its chunks in their order."""
+    row_ptr = table_ptr + tl.program_id(0).to(tl.int64) * (1 + COLUMNS)
+    count = tl.cdiv(tl.load(row_ptr + 1), CHUNK)
+    share_ptr += tl.load(row_ptr + 2)
+    o = tl.arange(0, BLOCK)
+    b_sum = tl.zeros([BLOCK], tl.float32)
+    for at in range(0, count, BLOCK):
+        b_sum += tl.load(share_ptr + at + o, mask=at + o < count, other=0.0)
+    tl.store(square_ptr + tl.program_id(0), tl.sum(b_sum, 0))
+
+
+scale_lists = Launcher(_scale_lists, sizes="")
+squares = Launcher(_squares, sizes="")
+squares_of_each = Launcher(_squares_of_each, sizes="")
+
+
+# ---- launches -------------------------------------------------------------------------------------------------------
+
+
+@tunable("optim.step")
+def step_tiles(lists: int, width: int) -> Tiles:
+    """Of `lists` tensors whose elements together have `width` bytes. Eight elements a thread leave room for many."""
+    return Tiles(128, BLOCK=1024)
+
+
+@tunable("optim.norm")
+def norm_tiles(width: int) -> Tiles:
+    """Nothing but reading: 64 bytes a thread and more on their way."""
+    return Tiles(256, BLOCK=8192)
+
+
+class Plan(NamedTuple):
+    """What follows from sizes and dtypes: the length of a chunk, and launches that wait for tensors and numbers."""
+
+    block: int
+    launches: tuple[Callable[..., Any], ...]  # none where there is nothing to do
+
+
+_plans: dict[Any, Plan] = keep({})
+
+
+def planned(kernel: Launcher, what: Seen, constants: tuple, make: Callable[[], Plan]) -> Plan:
+    """The plan of a kernel for such tensors and constants."""
+    key = (kernel, what.sizes, what.dtypes, what.device, constants)
+    plan = _plans.get(key)
+    if plan is None:
+        if len(_plans) >= 1024:
+            _plans.clear()
+        plan = _plans[key] = make()
+    return plan
+
+
+def launched(kernel: Launcher, what: Seen, given: tuple, constants: dict[str, Any], types: str = "") -> None:
+    """One program a chunk. `given` follows the tables; `types` names the constants that say what the tensors hold."""
+
+    def make() -> Plan:
+        tiles = step_tiles(lists=len(what.dtypes), width=sum(d.itemsize for d in what.dtypes))
+        count = sum(-(-n // tiles["BLOCK"]) for n in what.sizes)
+        known = constants | dict(zip(types.split(), (TYPES[d] for d in what.dtypes), strict=False))
+        config = tiles.config(**known)
+        return Plan(tiles["BLOCK"], (kernel.ready((count, 1, 1), (), config),) if count else ())
+
+    # a launch is made for what is absent, too
+    plan = planned(kernel, what, (*constants.values(), *(g is None for g in given)), make)
+    for launch in plan.launches:
+        cut = chunks_of(what, plan.block)
+        launch(table_of(what, cut), cut.rows, *given)
+
+
+def lanes(dtypes: tuple[torch.dtype, ...]) -> int:
+    """Elements to an access: 16 bytes of the widest."""
+    return 16 // max(d.itemsize for d in dtypes)
