@@ -1,4 +1,4 @@
-"""Ops over lists and optimizers on a real GPU: as close to float64 as torch's own, a tensor of more than 2^31 elements."""
+"""Ops over lists and optimizers on a real GPU against torch's own; a tensor of more than 2^31 elements."""
 
 from __future__ import annotations
 

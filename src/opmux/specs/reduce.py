@@ -56,6 +56,7 @@ class Rule(NamedTuple):
 INF, NAN = math.inf, math.nan
 RULES = {
     "sum": Rule(whole=True, empty=0),
+    "nansum": Rule(whole=True, empty=0),
     "mean": Rule(empty=NAN),
     "prod": Rule(whole=True, empty=1),
     "amax": Rule(),
@@ -166,6 +167,11 @@ def sum_(x: Number[Tensor, "..."], dim: Dim = None, keepdim: bool = False, dtype
     """The sum; of integers in int64."""
     asked = asked_of("sum", x, dim, dtype)
     return _fresh(torch.sum(_wide(x, asked.cast), asked.dims, keepdim, dtype=_sum_dtype(asked.cast)), asked.gives)
+
+
+def nansum(x: Number[Tensor, "..."], dim: Dim = None, keepdim: bool = False, dtype: RealDtype | None = None) -> Tensor:
+    """The sum of what is not NaN; of integers in int64."""
+    return sum_(torch.where(x != x, 0, x), dim, keepdim, dtype)
 
 
 def _sum_dtype(cast: torch.dtype) -> torch.dtype | None:
@@ -328,6 +334,12 @@ def sum_bwd(dy: DY, x: X, dim: Dim = None, keepdim: bool = False) -> Tensor:
     return _like(opened(dy, x, dims, keepdim), x)
 
 
+def nansum_bwd(dy: DY, x: X, dim: Dim = None, keepdim: bool = False) -> Tensor:
+    """dx = dy, 0 where x is NaN."""
+    dims = dims_of(x, dim)
+    return _like(opened(dy, x, dims, keepdim) * (x == x), x)
+
+
 def mean_bwd(dy: DY, x: X, dim: Dim = None, keepdim: bool = False) -> Tensor:
     """dx = dy / n."""
     dims = dims_of(x, dim)
@@ -466,14 +478,14 @@ TO = {
 
 
 def _drawn(name: str, d: Draw) -> Tensor:
-    """x: for products near 1; with zeros where the case says so."""
+    """x: for products near 1; with zeros where the case says so, which for `nansum` are NaN."""
     x = d.full(d.option("scale", 1.0))
     zeros = d.option("zeros", 0)
     if name == "prod":
         x = 1 + x / 10
     if zeros:
         x = x.contiguous()
-        x.view(-1)[:: x.shape[-1] // zeros] = 0
+        x.view(-1)[:: x.shape[-1] // zeros] = NAN if name == "nansum" else 0
     return x
 
 
@@ -608,6 +620,10 @@ NORMS = tuple(
 FEW = tuple(c for c in SHAPES if c.shape not in ((3, 2, 2, 5, 2), (2, 3, 4, 17)) or c.options["dim"] == (0, 2))
 
 _backward(_forward("sum", sum_, more=(*NOTHING, WIDER), grad="sum_bwd"), sum_bwd, looks="x")
+_backward(
+    _forward("nansum", nansum, more=(*NOTHING, WIDER, *ZEROS), cases=FEW, grad="nansum_bwd"),
+    nansum_bwd, more=ZEROS, cases=FEW,
+)  # fmt: skip
 _backward(
     _forward("mean", mean, more=(WIDER,), bad=NO_INTS, where=is_float, grad="mean_bwd"), mean_bwd, looks="x"
 )  # fmt: skip

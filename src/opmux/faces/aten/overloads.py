@@ -105,7 +105,7 @@ def fitted(shape: Shape, base: Spec, adapter: Adapter | None, impl: OpImpl) -> C
         if direct is not None and adapter is not None:
             names["_direct"] = direct
             call = f"(_made if (_made := _direct({_for_adapter(shape, adapter)})) is not None else {call})"
-        if shape.written:
+        if shape.written and shape.kind != "other":
             call = f"_store({call}, {', '.join(shape.outs or ('self',))})"
         elif adapter is None and _same_parameters(shape, base):
             return names["_f"]
@@ -255,7 +255,8 @@ def _make_table() -> dict[str, Overload]:
     _load_adapters()
     found: dict[str, Overload] = {}
     for shape, bases, adapter in (*_by_adapter(), *_by_spec()):  # adapters override the table of pointwise ops
-        if shape.name not in found and not shape.composite and shape.kind != "other":
+        writes_itself = shape.kind != "other" or adapter is not None  # it writes arguments that are no results
+        if shape.name not in found and not shape.composite and writes_itself:
             found[shape.name] = _overload(shape, bases, adapter)
     return found
 

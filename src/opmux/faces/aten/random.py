@@ -2,8 +2,8 @@
 them from in-place ops, which would write the memory twice.
 
 On the CPU everything is left to torch, because users rely on its exact numbers. Also left to torch: distributions
-without a primitive (`cauchy_`, `geometric_`, `log_normal_`, `poisson`, `multinomial`, `randperm`, `normal` with tensor
-parameters), bounds about which torch warns, and an exponential of infinite rate, which is 0.
+without a primitive (`cauchy_`, `geometric_`, `poisson`, `multinomial`, `randperm`), bounds about which torch warns, and
+an exponential of infinite rate, which is 0.
 """
 
 import math
@@ -64,6 +64,42 @@ def uniform(call: Fn, self: Tensor, from_: float = 0.0, to: float = 1.0, *, gene
 def normal(call: Fn, self: Tensor, mean: float = 0.0, std: float = 1.0, *, generator: Gen = None) -> Any:
     random.fits("normal_functional", self.dtype, mean=mean, std=std)
     return random.laid(self, lambda x: call(x, seed(x, generator), mean, std))
+
+
+@adapt("log_normal", "log_normal_", over=random.philox_normal)
+def log_normal(call: Fn, self: Tensor, mean: float = 1.0, std: float = 2.0, *, generator: Gen = None) -> Any:
+    """exp of a normal distribution; of 16 bits exp would see rounded numbers, and is left to torch."""
+    if self.dtype not in (torch.float32, torch.float64) or not std > 0:
+        raise NotSupported(f"{self.dtype} or a deviation of {std} is left to torch")
+    return normal(call, self, mean, std, generator=generator).exp_()
+
+
+def _normal_of(call: Fn, like: Tensor, mean: Any, std: Any, generator: Gen) -> Any:
+    """mean + std * z, where one or both are tensors. torch checks the deviations on the host, and so do we."""
+    tensors = [t for t in (mean, std) if isinstance(t, Tensor)]
+    if any(t.dtype not in DIGITS or t.dtype is not like.dtype or t.device != like.device for t in tensors):
+        raise NotSupported("means or deviations of several dtypes or devices")
+    if any(not t.is_contiguous() or t.shape != like.shape for t in tensors):
+        raise NotSupported("means or deviations that are broadcast or not contiguous")
+    least = std.min().item() if isinstance(std, Tensor) and std.numel() else 0.0 if isinstance(std, Tensor) else std
+    if not least >= 0:
+        raise NotSupported(f"a deviation of {least}")
+    return normal(call, like, 0.0, 1.0, generator=generator).mul_(std).add_(mean)
+
+
+@adapt("normal.Tensor_Tensor", over=random.philox_normal)
+def normal_tensors(call: Fn, mean: Tensor, std: Tensor, *, generator: Gen = None) -> Any:
+    return _normal_of(call, mean, mean, std, generator)
+
+
+@adapt("normal.Tensor_float", over=random.philox_normal)
+def normal_means(call: Fn, mean: Tensor, std: float = 1, *, generator: Gen = None) -> Any:
+    return _normal_of(call, mean, mean, std, generator)
+
+
+@adapt("normal.float_Tensor", over=random.philox_normal)
+def normal_deviations(call: Fn, mean: float, std: Tensor, *, generator: Gen = None) -> Any:
+    return _normal_of(call, std, mean, std, generator)
 
 
 @adapt("exponential", "exponential_", over=random.philox_exponential)

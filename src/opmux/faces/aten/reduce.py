@@ -2,8 +2,8 @@
 
 Results are contiguous for any strides of x, like the primitives'.
 
-Left to torch: `aminmax`, which would read x twice as two of our reductions; `nansum`, which has no primitive. Ops that
-ATen composes from these (`var.dim`, `linalg_norm`, `_is_all_true`) call the overrides here.
+Left to torch: `aminmax`, which would read x twice as two of our reductions. Ops that ATen composes from these
+(`var.dim`, `linalg_norm`, `_is_all_true`) call the overrides here.
 """
 
 import math
@@ -92,6 +92,7 @@ def norm(
 
 for _make, _op, _overloads in (
     (cast, "sum", "sum sum.dim_IntList"),
+    (cast, "nansum", "nansum"),
     (cast, "mean", "mean mean.dim"),
     (cast, "prod", "prod prod.dim_int"),
     (plain, "amax", "amax max"),

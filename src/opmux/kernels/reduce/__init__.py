@@ -80,6 +80,7 @@ NORMS = {
 POWER = Op("add", device.give_power, device.power)
 OPS = {
     "sum": Op("add", device.give_value),
+    "nansum": Op("add", device.give_value, device.no_nan),
     "mean": Op("add", device.give_mean),
     "prod": Op("mul", device.give_value),
     "amax": Op("most", device.give_value),
@@ -376,7 +377,7 @@ def decline(name: str, asked: spec.Asked, extra: float, x: Tensor, op: Op) -> No
         raise NotSupported(f"torch reduces tensors of 64 dimensions at most; got {x.dim()}")
     if name == "logsumexp" and not x.is_floating_point():
         raise NotSupported("the kernel takes floats, not integers")
-    if asked.cast is torch.bool and op.form in ("add", "mul") and op.map is device.same:
+    if asked.cast is torch.bool and op.form in ("add", "mul") and op.map in (device.same, device.no_nan):
         raise NotSupported("the kernel adds up no bools as bools")
     if asked.cast is torch.float64 and not short(extra):
         raise NotSupported(f"the kernel takes numbers of 32 bits; got {extra}")
@@ -487,7 +488,7 @@ def _one(correction: float | None) -> float:
 
 mean = declare_cast("mean")
 for _declare, _names in (
-    (declare_cast, "sum prod"),
+    (declare_cast, "sum prod nansum"),
     (declare_plain, "amax amin any all logsumexp argmax argmin max_dim min_dim"),
     (declare_moments, "var std var_mean std_mean"),
 ):

@@ -36,6 +36,11 @@ def size(x, extra):
 
 
 @triton.jit
+def no_nan(x, extra):
+    return tl.where(x == x, x, 0)
+
+
+@triton.jit
 def truth(x, extra):
     return x != 0
 
