@@ -2862,6 +2862,26 @@ def mxfp8_uncast(data: Tensor, scales: Tensor, dtype: torch.dtype, columnwise: b
 def nan_to_num(self: Tensor, nan: float | None = None, posinf: float | None = None, neginf: float | None = None) -> Tensor:
     """torch.ops.aten.nan_to_num, elementwise."""
 
+def nansum(x: Tensor, dim: int | list[int] | None = None, keepdim: bool = False, dtype: torch.dtype | None = None) -> Tensor:
+    """The sum of what is not NaN; of integers in int64.
+
+    Args:
+        x (float, int or bool [..]): the tensor to reduce.
+        dim: the dimension to reduce, several of them, or None for all.
+        keepdim: keep the reduced dimensions, with size 1.
+        dtype (one of float16, bfloat16, float32, float64, int8, uint8, int16, int32, int64, bool): x is cast to it first, and the result has it.
+    """
+
+def nansum_bwd(dy: Tensor, x: Tensor, dim: int | list[int] | None = None, keepdim: bool = False) -> Tensor:
+    """dx = dy, 0 where x is NaN.
+
+    Args:
+        dy (float [..]): the gradient of y.
+        x (float [..]): the tensor to reduce.
+        dim: the dimension to reduce, several of them, or None for all.
+        keepdim: keep the reduced dimensions, with size 1.
+    """
+
 def narrow_copy(self: Tensor, dim: int, start: int, length: int) -> Any:
     """torch.ops.aten.narrow_copy."""
 
@@ -4167,7 +4187,6 @@ def situglu(input: Tensor, quantizer: Any, beta1: float = 4.0, beta2: float = 25
         input (float [*rows, 2*n])
     """
 
-<<<<<<< HEAD
 def slice_backward(grad_output: Tensor, input_sizes: list[int], dim: int, start: int, end: int, step: int) -> Any:
     """torch.ops.aten.slice_backward."""
 
@@ -4176,7 +4195,7 @@ def slice_copy(self: Tensor, dim: int = 0, start: int | None = None, end: int | 
 
 def slice_scatter(self: Tensor, src: Tensor, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1) -> Any:
     """torch.ops.aten.slice_scatter."""
-=======
+
 def smooth_l1_loss(self: Tensor, target: Tensor, reduction: int = 1, beta: float = 1.0) -> Tensor:
     """torch.ops.aten.smooth_l1_loss. `reduction`: 0 none, 1 the mean, 2 the sum."""
 
@@ -4188,7 +4207,6 @@ def soft_margin_loss(self: Tensor, target: Tensor, reduction: int = 1) -> Tensor
 
 def soft_margin_loss_backward(grad_output: Tensor, self: Tensor, target: Tensor, reduction: int) -> Tensor:
     """torch.ops.aten.soft_margin_loss_backward. `reduction`: 0 none, 1 the mean, 2 the sum."""
->>>>>>> ef35b78 (Tables of lists and their kernels in kernels/lib, for optimizers and _foreach ops alike; coverage rows and tests)
 
 def softmax(x: Tensor, dim: int = -1) -> Tensor:
     """Softmax along dim: y = exp(x - max(x)) / sum(exp(x - max(x))).

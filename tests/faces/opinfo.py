@@ -52,6 +52,8 @@ OF_THE_CPU = "statistics are as accelerators have them; the natives of a simulat
 EXPECTED: dict[tuple[str, str, str], str] = {
     ("toy", "native_batch_norm", "call"): OF_THE_CPU,  # float32 beside halves, and some where nothing was learnt
     ("toy", "native_batch_norm", "out"): OF_THE_CPU,
+    ("toy", "_native_batch_norm_legit", "call"): OF_THE_CPU,
+    ("toy", "_native_batch_norm_legit", "out"): OF_THE_CPU,
     ("toy", "native_layer_norm", "call"): OF_THE_CPU,
     ("toy", "narrow_copy", "out"): "the CPU's kernel ignores the strides of `out`",
     ("toy", "nn.functional.batch_norm", "call"): OF_THE_CPU,  # the CPU's backward refuses float32 beside halves
