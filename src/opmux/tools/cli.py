@@ -185,7 +185,7 @@ def tune(
             "--aten", help="Time torch's own kernels and ours, for opmux.enable() to decide by; OP: only these."
         ),
     ] = False,
-    minutes: Annotated[float, typer.Option(metavar="N", help="With --aten: stop after so many minutes.")] = 4.0,
+    minutes: Annotated[float, typer.Option(metavar="N", help="With --aten: stop after so many minutes.")] = 5.0,
     json: Annotated[
         Path | None, typer.Option(metavar="FILE", help="With --aten: write to this file, not to the cache.")
     ] = None,

@@ -24,7 +24,7 @@ from ...faces.aten.overloads import table
 from .. import arguments, screen
 
 WARM_SHARE = 0.45  # of the time limit, for compiling
-WORKERS = 12  # processes that compile; each has a context of its own on the device
+WORKERS = 16  # processes that compile; each has a context of its own on the device
 SLOW = 0.8  # a ratio below this is listed
 QUIET_S = 120.0  # a child that says nothing for so long is ended
 
@@ -99,9 +99,7 @@ def _warm(names: list[str], device: str, until: float) -> None:
     """Compile the kernels of all overloads, in many processes at a time; what fails here fails again when measured."""
     lines: queue.Queue[tuple[Child, Any]] = queue.Queue()
     count = min(WORKERS, os.cpu_count() or 1)
-    # pieces, not strides: overloads that are neighbours share kernels
-    size = math.ceil(len(names) / count)
-    children = {Child(names[i : i + size], device, True, lines) for i in range(0, len(names), size)}
+    children = {Child(names[i::count], device, True, lines) for i in range(count)}  # each the most important first
     live = set(children)
     try:
         with screen.progress("now") as bar:
