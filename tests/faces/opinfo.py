@@ -175,6 +175,7 @@ class Count:
 
     def __enter__(self) -> Count:
         from opmux.core.default import get_default_manager
+        from opmux.faces.aten import gate
         from opmux.faces.aten.overloads import Overload
 
         self._lifted = lifted = Overload.lifted
@@ -185,6 +186,7 @@ class Count:
                 yield dataclasses.replace(impl, fn=self._about(overload.name, impl.fn)) if ours else impl
 
         Overload.lifted = counted
+        gate.pause("counted by a test", True)
         get_default_manager().invalidate("calls are counted")
         return self
 
@@ -205,9 +207,11 @@ class Count:
 
     def __exit__(self, *error: Any) -> None:
         from opmux.core.default import get_default_manager
+        from opmux.faces.aten import gate
         from opmux.faces.aten.overloads import Overload
 
         Overload.lifted = self._lifted
+        gate.pause("counted by a test", False)
         get_default_manager().invalidate("calls are not counted")
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import threading
 import types
 
 import pytest
+import torch
 
 pytest.importorskip("triton")
 from opmux.kernels.lib import launch
@@ -38,7 +40,7 @@ def quick(request):
     names = dict(
         _x=1, _y=2, _z=3, _k0=7, _k1=8, _c0="C", _function="F", _packed="P", _cooperative=False,
         _pdl=False, _notes="N", _types="S", _hooks=hooks, _enter=hooks.launch_enter_hook, _leave=hooks.launch_exit_hook,
-        _entering=hooks.launch_enter_hook.calls, _leaving=hooks.launch_exit_hook.calls,
+        _entering=hooks.launch_enter_hook.calls, _leaving=hooks.launch_exit_hook.calls, _recording={},
         _device=0, _here=lambda: 0, _stream=lambda device: 99, _entry=lambda *given: entered.append(given),
         _slow=lambda tensors, late: stood_back.append((tensors, late)),
     )  # fmt: skip
@@ -66,6 +68,32 @@ def test_another_device_is_current(quick):
     quick.names["_here"] = lambda: 1
     quick.call()
     assert not quick.entered and len(quick.stood_back) == 1
+
+
+def test_somebody_records(quick):
+    quick.names["_recording"][1] = []
+    quick.call()
+    assert not quick.entered and len(quick.stood_back) == 1
+
+
+def test_a_launch_is_recorded_for_its_thread():
+    import triton
+
+    from opmux.core import launches
+    from opmux.kernels.norm import rms_norm
+
+    if not triton.knobs.runtime.interpret:
+        pytest.skip("the kernel runs on a CPU in the interpreter alone")
+    x, w = torch.ones(4, 16), torch.ones(16)
+    rms_norm(x, w, 1e-6, 0.0, "llama")
+    launches.recording[threading.get_ident()] = mine = []
+    launches.recording[-1] = others = []
+    try:
+        rms_norm(x, w, 1e-6, 0.0, "llama")
+    finally:
+        launches.recording.clear()
+    (made,) = mine
+    assert made.args["x_ptr"] is x and made.args["eps"] == 1e-6 and len(made.grid) == 3 and not others
 
 
 @pytest.mark.parametrize("name", ["launch_enter_hook", "launch_exit_hook"])

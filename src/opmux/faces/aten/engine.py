@@ -29,7 +29,7 @@ from ...runtime import devices, vendors
 from ...runtime.machine import HERE
 from ...runtime.vendor_ops import AtenRow
 from ...runtime.vendors import Autograd
-from . import above, decisions, gate, native
+from . import above, decisions, gate, native, record
 from .overloads import Overload, declining_numbers, row_for, table, vendors_own
 
 
@@ -46,6 +46,7 @@ class State:
     def want(self, names: frozenset[str]) -> None:
         self.wanted = names
         self.on = WatchedState(names, self.inside, self.counts) if self.inside or self.counts is not None else names
+        gate.pause("counted", self.counts is not None or bool(record.live))
         gate.select(names, decisions.thresholds if self.auto else None)
 
 
@@ -192,7 +193,7 @@ class Device:
             if row is not None and row.autograd is Autograd.enable:
                 made = above.of_row(shape, row, overload.rows[self.name].fn, STATE, made)
             lib.impl(shape.name, made, autograd, with_keyset=True)
-        made_gate = gate.make(self.name, shape, self.key) if over is None else None
+        made_gate = gate.make(self.name, shape, self.key, overload.family) if over is None else None
         lib.impl(shape.name, entry.fn, self.key)
         if made_gate is not None:
             self._gates[overload.name] = made_gate
@@ -214,6 +215,18 @@ class Device:
             table()[name].natives.pop(self.name, None)
 
 
+class Override(EntryPoint):
+    """An entry that tells the C++ gate, which launches kernels by itself, when another one may be chosen."""
+
+    def unbind(self) -> None:
+        super().unbind()
+        gate.clear()
+
+    def watch_scopes(self, scoped: bool) -> None:
+        gate.pause("policy", scoped)
+        super().watch_scopes(scoped)
+
+
 def _entry_point(overload: Overload, device: str) -> EntryPoint:
     """The function that torch calls for an overload on a device."""
     form = _form(overload)
@@ -228,7 +241,7 @@ def _entry_point(overload: Overload, device: str) -> EntryPoint:
         assert isinstance(manager, DefaultManager)
         return manager.derived_pair(overload, entry, policy, device)
 
-    entry = EntryPoint(form, bind, under)
+    entry = Override(form, bind, under)
     entry.globals.update(_state=STATE, _Tensor=Tensor)
     entry.watch_scopes(False)  # select the code variant with the gate
     return entry

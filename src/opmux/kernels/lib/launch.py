@@ -14,6 +14,7 @@ import contextvars
 import functools
 import inspect
 import math
+import threading
 import types
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -23,7 +24,7 @@ import torch
 import triton
 from torch import Tensor
 
-from ...core import codegen, library
+from ...core import codegen, launches, library
 from ...core.errors import NotSupported
 from . import layouts
 
@@ -148,6 +149,13 @@ class Launcher:
 
     def __call__(self, grid: Grid, args: tuple, config: Config) -> Any:
         """Launch by the public path."""
+        compiled = self._launch(grid, args, config)
+        if launches.recording and (mine := launches.recording.get(threading.get_ident())) is not None:
+            given = zip((*self.tensors, *self.numbers), args, strict=True)
+            mine.append(launches.Launch(compiled, tuple(grid), dict(given)))
+        return compiled
+
+    def _launch(self, grid: Grid, args: tuple, config: Config) -> Any:
         tensors = [t for t in args[: len(self.tensors)] if t is not None]
         first = tensors[0]
         if not _compiling_only():
@@ -275,6 +283,8 @@ def launch({params}):
         return _slow(({tensors}), ({late}))
     if _entering or _leaving or _enter is not _hooks.launch_enter_hook or _leave is not _hooks.launch_exit_hook:
         return _slow(({tensors}), ({late}))
+    if _recording:
+        return _slow(({tensors}), ({late}))
     _entry(_x, _y, _z, _stream(_device), _function, _cooperative, _pdl, {call})
     {back}
 """,
@@ -320,7 +330,7 @@ def _entry(compiled: Any, grid: Grid, device: torch.device) -> tuple[str, dict[s
     names = dict(
         _entry=run.launch, _function=compiled.function, _packed=compiled.packed_metadata,
         _cooperative=run.launch_cooperative_grid, _pdl=run.launch_pdl, _hooks=hooks, _enter=enter, _leave=leave,
-        _entering=enter.calls, _leaving=leave.calls,
+        _entering=enter.calls, _leaving=leave.calls, _recording=launches.recording,
         _keep=compiled, _here=torch._C._cuda_getDevice, _stream=torch._C._cuda_getCurrentRawStream,
     )  # fmt: skip
     way = "shared" if hasattr(run, "arg_annotations") else "generated"

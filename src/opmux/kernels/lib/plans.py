@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 from torch import Tensor
 
-from ...core import codegen
+from ...core import codegen, launches
 from ...core.errors import NotSupported
 from ...core.spec import specs
 
@@ -19,7 +19,7 @@ _forgetting: list[Callable[[], None]] = []
 
 def forget() -> None:
     """Drop all that depends on the chip kernels are made for, or on how they are tuned."""
-    for clear in _forgetting:
+    for clear in (*_forgetting, *launches.on_forget):
         clear()
 
 

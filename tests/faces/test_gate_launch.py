@@ -1,0 +1,330 @@
+"""Launches from C++, with a driver in Python on the CPU's dispatch key: kernels that add two tensors, or a number."""
+
+import ctypes
+import threading
+import types
+import warnings
+
+import pytest
+import torch
+
+from opmux.core import launches
+from opmux.faces.aten import gate
+from opmux.faces.aten.schema import Shape
+
+UINT = ctypes.c_uint
+LAUNCH = ctypes.CFUNCTYPE(
+    ctypes.c_int, ctypes.c_void_p, UINT, UINT, UINT, UINT, UINT, UINT, UINT, ctypes.c_void_p,
+    ctypes.POINTER(ctypes.c_void_p), ctypes.c_void_p,
+)  # fmt: skip
+SIGHTINGS = 6
+FUNCTION = {"add.Tensor": 7, "add_.Tensor": 8, "exp": 9}
+
+
+class CudaLauncher:
+    """By its name Triton's: that is how a plain launch is told."""
+
+    launch_cooperative_grid = launch_pdl = False
+    global_scratch_size = profile_scratch_size = 0
+
+
+def floats(address, n):
+    return (ctypes.c_float * n).from_address(address)
+
+
+class World:
+    """Overrides that launch kernels of their own, and the driver that C++ launches them by."""
+
+    def __init__(self):
+        self.from_python, self.from_cpp = [], []
+        self.status = 0  # what the driver returns
+        self.extra = None  # what an override does besides, with its first tensor
+        self.names = list(FUNCTION)
+
+    def kernel(self, name, x, other, y, n, scale):
+        """What the kernel of an override computes: y = x + scale * other."""
+        a = floats(x, n)
+        b = floats(other, n) if other else [0.0] * n
+        floats(y, n)[:] = [p + scale * q for p, q in zip(a, b, strict=True)]
+
+    def launch(self, name, x, other, y, scale):
+        """As `Launcher.__call__` of kernels/lib/launch.py."""
+        self.from_python.append(name)
+        self.kernel(name, x.data_ptr(), other.data_ptr() if other is not None else 0, y.data_ptr(), x.numel(), scale)
+        signature = {"x_ptr": "*fp32", "o_ptr": "*fp32" if other is not None else "constexpr", "y_ptr": "*fp32",
+                     "n": "i32", "scale": "fp64", "BLOCK": "constexpr"}  # fmt: skip
+        function = FUNCTION[name] + (0 if other is None else 100)
+        compiled = types.SimpleNamespace(
+            run=CudaLauncher(), packed_metadata=(4, 1, 256), function=function,
+            src=types.SimpleNamespace(signature=signature),
+        )  # fmt: skip
+        mine = launches.recording.get(threading.get_ident())
+        if mine is not None:
+            args = {"x_ptr": x, "o_ptr": other, "y_ptr": y, "n": x.numel(), "scale": scale}
+            mine.append(launches.Launch(compiled, (3, 1, 1), args))
+
+    def override(self, name):
+        def new(x, other=None, *rest, alpha=1, **_):
+            if self.extra is not None:
+                self.extra(x)
+            second = other if isinstance(other, torch.Tensor) else None
+            scale = float(alpha) if second is not None else float(other) if isinstance(other, (int, float)) else 1.0
+            y = x if name.startswith("add_") else torch.empty_strided(x.shape, x.stride())
+            self.launch(name, x, second, y, scale)
+            return y
+
+        return new
+
+    def drive(self, function, gx, gy, gz, bx, by, bz, shared, stream, params, extra):
+        name = next(n for n, f in FUNCTION.items() if f == function % 100)
+        self.from_cpp.append((name, (gx, gy, gz), (bx, by, bz), shared))
+        if self.status:
+            return self.status
+        word = lambda i, kind: ctypes.cast(params[i], ctypes.POINTER(kind))[0]
+        pointers = 3 if function > 100 else 2
+        at = [word(i, ctypes.c_uint64) for i in range(pointers)]
+        n, scale = word(pointers, ctypes.c_int32), word(pointers + 1, ctypes.c_double)
+        assert not word(pointers + 2, ctypes.c_uint64) and not word(pointers + 3, ctypes.c_uint64)  # scratch memories
+        self.kernel(name, at[0], at[1] if pointers == 3 else 0, at[-1], n, scale)
+        return 0
+
+
+@pytest.fixture
+def world():
+    if not gate.available():
+        pytest.skip("gate.cpp cannot be compiled here")
+    library, before, made = gate._State.library, gate._State.driver, World()
+    keep = LAUNCH(made.drive)
+    driver = gate._Driver(ctypes.cast(keep, ctypes.c_void_p), None, gate._BEGIN(gate._begin), gate._END(gate._end))
+    gate.drive(library, driver)
+    lib = torch.library.Library("aten", "IMPL")
+    gates = []
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for name in made.names:
+            one = gate.Gate("cpu", Shape(name), "CPU", launches=True)
+            lib.impl(name, made.override(name), "CPU")
+            one.install()
+            gates.append(one)
+    gate.select(frozenset(made.names), None)
+    yield made
+    gate.select(frozenset(), None)
+    for one in gates:
+        one.remove()
+    lib._destroy()
+    gate.clear()
+    KEPT.extend((keep, driver))  # C++ may still read it
+    gate._State.driver = before
+    library.driver(None if before is None else ctypes.addressof(before))
+    library.launch(before is not None)
+
+
+KEPT: list[object] = []
+
+
+def often(world, call, times=SIGHTINGS):
+    """Call it so often that it is recorded, and once more."""
+    for _ in range(times):
+        call()
+    assert not world.from_cpp
+    call()
+
+
+def test_calls_that_look_the_same_are_launched_from_cpp(world):
+    x, y = torch.rand(4, 8), torch.rand(4, 8)
+    with torch.no_grad():
+        first = torch.add(x, y, alpha=2)
+        often(world, lambda: torch.add(x, y, alpha=2), SIGHTINGS - 1)
+        a, b = torch.rand(4, 8), torch.rand(4, 8)
+        made = torch.add(a, b, alpha=2)
+    assert world.from_cpp == [("add.Tensor", (3, 1, 1), (128, 1, 1), 256)] * 2
+    assert len(world.from_python) == SIGHTINGS
+    assert torch.allclose(made, a.sub(b, alpha=-2))
+    assert made.stride() == first.stride() and made.dtype == torch.float32 and not made.requires_grad
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        lambda x, y: torch.add(x[:2], y[:2], alpha=2),  # a shape
+        lambda x, y: torch.add(x, y, alpha=3),  # a number
+        lambda x, y: torch.add(x, x, alpha=2),  # one tensor twice
+        lambda x, y: torch.add(
+            torch.rand(40).view(-1)[3:35].view(4, 8), y, alpha=2
+        ),  # a pointer that is no multiple of 16
+    ],
+)
+def test_a_call_that_looks_otherwise_goes_to_python(world, other):
+    x, y = torch.rand(4, 8), torch.rand(4, 8)
+    often(world, lambda: torch.add(x, y, alpha=2))
+    world.from_python.clear()
+    world.from_cpp.clear()
+    other(x, y)
+    assert world.from_python == ["add.Tensor"] and not world.from_cpp
+
+
+def test_numbers_that_stand_for_tensors_are_part_of_the_look(world):
+    x = torch.rand(4, 8)
+    often(world, lambda: x + 2.5)
+    assert torch.allclose(x + 2.5, x)  # the kernel here adds nothing without a second tensor
+    assert len(world.from_cpp) == 2
+    x + 3.5
+    x + 2
+    assert len(world.from_cpp) == 2
+
+
+def test_in_place(world):
+    x, y = torch.ones(4, 8), torch.ones(4, 8)
+    same = x.add_(y)
+    often(world, lambda: x.add_(y), SIGHTINGS - 1)
+    assert world.from_cpp[0][0] == "add_.Tensor"
+    z = torch.zeros(4, 8)
+    assert z.add_(y) is z and same is x
+    assert torch.equal(z, y) and len(world.from_cpp) == 2
+    both = torch.zeros(5, 8)
+    both[:4].add_(both[1:])  # they overlap: Python decides
+    assert len(world.from_cpp) == 2
+
+
+def test_a_gradient_and_a_view_make_no_difference_below_autograd(world):
+    x, y = torch.rand(4, 8).requires_grad_(), torch.rand(4, 8)
+    often(world, lambda: torch.add(x, y))
+    z = torch.add(x, y)
+    assert z.grad_fn is not None and len(world.from_cpp) == 2
+
+
+@pytest.mark.parametrize(
+    "extra", [lambda x: x.clone(), lambda x: x.mul(2), lambda x: torch.zeros(3)], ids=["clone", "mul", "zeros"]
+)
+def test_an_override_that_does_more_than_launch_stays_in_python(world, extra):
+    world.extra = extra
+    x = torch.rand(4, 8)
+    for _ in range(3 * SIGHTINGS):
+        torch.exp(x)
+    assert not world.from_cpp and len(world.from_python) == 3 * SIGHTINGS
+
+
+def test_views_and_allocations_are_no_work(world):
+    world.extra = lambda x: (x.view(-1), torch.empty(4), x.t())
+    x = torch.rand(4, 8)
+    often(world, lambda: torch.exp(x))
+    assert len(world.from_cpp) == 1
+
+
+def test_two_launches_stay_in_python(world):
+    world.extra = lambda x: world.launch("exp", x, None, torch.empty_like(x), 1.0)
+    x = torch.rand(4, 8)
+    for _ in range(3 * SIGHTINGS):
+        torch.exp(x)
+    assert not world.from_cpp
+
+
+def test_a_result_that_no_launch_wrote_stays_in_python(world):
+    world.launch = lambda name, x, other, y, scale: World.launch(world, name, x, other, torch.empty_like(x), scale)
+    x = torch.rand(4, 8)
+    for _ in range(3 * SIGHTINGS):
+        torch.exp(x)
+    assert not world.from_cpp
+
+
+def test_what_was_recorded_can_be_forgotten_and_paused(world):
+    x = torch.rand(4, 8)
+    often(world, lambda: torch.exp(x))
+    gate.pause("counted", True)
+    torch.exp(x)
+    gate.pause("counted", False)
+    assert len(world.from_cpp) == 1
+    torch.exp(x)
+    assert len(world.from_cpp) == 2
+    gate.clear()
+    for _ in range(SIGHTINGS):
+        torch.exp(x)
+    assert len(world.from_cpp) == 2
+    torch.exp(x)
+    assert len(world.from_cpp) == 3
+    gate.inside(1)
+    try:
+        assert not torch.equal(torch.exp(x), x)  # ATen's: the kernel here copies
+    finally:
+        gate.inside(-1)
+    assert len(world.from_cpp) == 3
+
+
+def test_a_launch_that_fails_goes_to_python(world):
+    x = torch.rand(4, 8)
+    often(world, lambda: torch.exp(x))
+    world.status, world.from_python = 700, []
+    assert torch.equal(torch.exp(x), x)  # the kernel here copies
+    assert world.from_python == ["exp"]
+
+
+def test_settings_of_torch_are_part_of_the_look(world):
+    x = torch.rand(4, 8)
+    often(world, lambda: torch.exp(x))
+    torch.use_deterministic_algorithms(True)
+    try:
+        torch.exp(x)
+    finally:
+        torch.use_deterministic_algorithms(False)
+    torch.set_default_dtype(torch.float64)
+    try:
+        torch.exp(x)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert len(world.from_cpp) == 1
+    torch.exp(x)
+    assert len(world.from_cpp) == 2
+
+
+def test_an_override_that_raises_ends_the_recording(world):
+    def fail(x):
+        raise ValueError("my own")
+
+    x = torch.rand(4, 8)
+    for _ in range(SIGHTINGS - 1):
+        torch.exp(x)
+    world.extra = fail
+    with pytest.raises(ValueError, match="my own"):
+        torch.exp(x)
+    assert not launches.recording and not gate._watches
+    assert torch._C._len_torch_dispatch_stack() == 0
+
+
+def test_threads_launch_at_once(world):
+    x = torch.rand(4, 8)
+    often(world, lambda: torch.exp(x))
+    wrong = []
+
+    def work():
+        for _ in range(50):
+            z = torch.rand(4, 8)
+            if not torch.equal(torch.exp(z), z):
+                wrong.append(z)
+
+    workers = [threading.Thread(target=work) for _ in range(4)]
+    for w in workers:
+        w.start()
+    for w in workers:
+        w.join()
+    assert not wrong and len(world.from_cpp) == 201
+
+
+def test_launches_that_are_not_plain_are_not_described():
+    def described(**changed):
+        given = {
+            "function": 1,
+            "packed_metadata": (4, 1, 0),
+            "run": CudaLauncher(),
+            "signature": {"n": "i32"},
+        } | changed
+        src = types.SimpleNamespace(signature=given.pop("signature"))
+        return gate.describe(launches.Launch(types.SimpleNamespace(src=src, **given), (1,), {"n": -2}), gate._Seen())
+
+    assert described()
+    cooperative = CudaLauncher()
+    cooperative.launch_cooperative_grid = True
+    assert not described(run=cooperative)
+    assert not described(run=object())
+    assert not described(packed_metadata=(4, 2, 0))
+    assert not described(signature={"n": "tensordesc<fp16[64, 64]>"})
+    assert not described(signature={"m": "i32"})
