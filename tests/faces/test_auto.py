@@ -66,6 +66,14 @@ def test_a_slower_host_must_be_hidden():
     assert speed(0.9, 0.9, 0.9, native=(20, 60, 90)).smallest(BF16) == SMALL
 
 
+def test_a_first_tensor_that_does_not_tell_the_size():
+    """`addmm` has its bias first: all calls are ours, or none."""
+    rows = lambda *ratios: {BF16: tuple(Times(64, t, t * r) for t, r in zip((2.0, 50.0), ratios, strict=True))}
+    assert Speed((5, 5), rows(0.9, 0.9)).smallest(BF16) == 0
+    assert Speed((5, 9), rows(0.9, 0.9)).smallest(BF16) == NEVER
+    assert Speed((5, 5), rows(1.1, 0.9)).smallest(BF16) == NEVER
+
+
 def test_times_between_and_beyond_measured_sizes():
     known = speed(1.0, 1.0, 1.0)
     assert known.at(BF16, 2) == (2, 2.0, 2.0)

@@ -45,6 +45,12 @@ class Case:
             made *= int(n)
         return made
 
+    @property
+    def total(self) -> int:
+        """The elements of all tensors, or of what a factory makes."""
+        given = [t.numel() for t in tensors_in((self.args, self.kwargs))]
+        return sum(given) if given else self.numel
+
 
 class Calls(TorchDispatchMode):
     """Keeps the arguments of each overload that is called, as they were passed."""
@@ -147,17 +153,6 @@ def _adam(x: Tensor) -> None:
         fn(*held, steps, **options)
 
 
-def _losses(x: Tensor) -> None:
-    y, share = torch.randn_like(x), torch.sigmoid(x.detach())
-    for name in ("mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss", "soft_margin_loss"):
-        getattr(F, name)(x, y.sign() if "margin" in name else y)
-    (
-        F.kl_div(x, share, reduction="batchmean"),
-        F.binary_cross_entropy(share, share),
-        F.binary_cross_entropy_with_logits(x, share),
-    )
-
-
 PROGRAMS: tuple[Make, ...] = (
     *map(_both, (
         lambda x: F.layer_norm(x, x.shape[-1:], _weight(x), _weight(x)),
@@ -198,7 +193,12 @@ PROGRAMS: tuple[Make, ...] = (
         *(lambda x, m=m: F.interpolate(_image(x), scale_factor=2, mode=m) for m in ("nearest", "bilinear", "bicubic")),
         lambda x: F.pixel_shuffle(_image(x), 2), lambda x: F.pixel_unshuffle(_image(x), 2),
         lambda x: torch.cdist(x[:64], x[:64]), lambda x: F.cosine_similarity(x, x + 1),
-        _losses,
+        *(lambda x, f=f: getattr(F, f)(x, torch.rand_like(x)) for f in (
+            "mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss", "binary_cross_entropy_with_logits",
+        )),
+        lambda x: F.kl_div(x, torch.rand_like(x), reduction="batchmean"),
+        lambda x: F.binary_cross_entropy(torch.sigmoid(x), torch.rand_like(x)),
+        lambda x: F.soft_margin_loss(x, torch.randn_like(x).sign()),
         lambda x: x.scatter_add(1, _columns(x), x.detach()), lambda x: x.index_add(0, _index(x), x.detach()),
         *(lambda x, f=f, d=d: getattr(torch, f)(x, d) for d in (-1, 0) for f in (
             "sum", "mean", "var", "std", "amax", "amin", "prod", "logsumexp", "cumsum", "cumprod", "logcumsumexp",
@@ -339,7 +339,9 @@ def derived(overload: Overload, case: Case, native: Callable[..., Any]) -> Case 
         if len(outs) != len(shape.outs) or not all(isinstance(o, Tensor) for o in outs):
             return None
         return Case(case.args, case.kwargs | dict(zip(shape.outs, outs, strict=True)))
-    return Case((case.args[0].clone(), *case.args[1:]), case.kwargs)
+    first = case.args[0]
+    written = [t.clone() for t in first] if isinstance(first, (list, tuple)) else first.clone()
+    return Case((written, *case.args[1:]), case.kwargs)
 
 
 class Sources:
@@ -370,7 +372,7 @@ class Sources:
             return
         for program in self.programs.get((dtype, overload.name), ()):
             found = self._run(program, self._sized(numel, dtype)).get(overload.name, ())
-            yield from (case for case in found if 8 * case.numel >= numel)
+            yield from (case for case in found if 8 * case.total >= numel)
         if (dtype, overload.name) in self.programs:
             return
         if plain is not None:
