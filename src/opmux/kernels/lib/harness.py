@@ -76,13 +76,16 @@ class Plan:
     # changes an argument, or makes a value from those named as the function's parameters
     before: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
     after: Mapping[str, Callable[..., Any]] = field(default_factory=dict)  # changes a result
-    returns: Sequence[str] | None = None  # the results, where one has another name than in the op
+    # the results, where one has another name than in the op; "None" where one is not computed
+    returns: Sequence[str] | None = None
 
     @property
     def single(self) -> Launch | None:
         """The launch, where the plan is one launch over tensors as they are."""
         steps = list(self.steps)
         if len(steps) != 1 or not isinstance(steps[0], Launch) or self.strided or self.before or self.after:
+            return None
+        if "None" in (self.returns or ()):
             return None
         whole = all(name in _tensors(steps[0]) and not isinstance(o, Zeros) for name, o in self.makes.items())
         return steps[0] if whole and not any(map(callable, steps[0].numbers.values())) else None

@@ -1,0 +1,497 @@
+"""Convolutions of one to three dimensions, also transposed and in groups, and their gradients.
+
+Large groups are implicit matrix products: rows are the positions of the result, columns its channels, and the factors
+are gathered for each tap of the kernel; nothing is unfolded in memory. The gradient of the input is a transposed
+convolution of dy, and that of a transposed one a plain convolution, so one kernel serves all four. The gradient of the
+weight is a product over all positions, in shares that are added in a fixed order. Groups of few channels (depthwise)
+are computed directly, an element per lane.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from ..core.errors import NotSupported
+from ..specs import convolution as spec
+from .lib.column_sum import column_sum, share_of
+from .lib.config import Tiles, tunable
+from .lib.harness import Launch, Plan, Step, planned
+from .lib.launch import Launcher
+from .lib.planes import (
+    Planes,
+    check_floats,
+    constants,
+    described,
+    lanes,
+    per_axis,
+    place,
+    plane,
+    plane_tiles,
+    sizes_of,
+    spread,
+)
+from .lib.products import BLOCK_K, tile
+from .lib.rows import OutputSpec, cores, wide_of
+
+# ---- positions ------------------------------------------------------------------------------------------------------
+
+
+@triton.jit
+def source(at, tap, n_in, S: tl.constexpr, P: tl.constexpr, D: tl.constexpr, TRANSPOSED: tl.constexpr):
+    """The index that a result reads for a tap, and whether it exists."""
+    if TRANSPOSED:
+        there = at + P - tap * D
+        whole = there // S
+        return whole, (there >= 0) & (there % S == 0) & (whole < n_in)
+    else:
+        there = at * S - P + tap * D
+        return there, (there >= 0) & (there < n_in)
+
+
+@triton.jit
+def position(m, o_z, o_y, o_x, RANK: tl.constexpr):
+    """Batch, z, y and x of the m-th position."""
+    x = m % o_x
+    m = m // o_x
+    y = m * 0
+    z = m * 0
+    if RANK > 1:
+        y = m % o_y
+        m = m // o_y
+    if RANK > 2:
+        z = m % o_z
+        m = m // o_z
+    return m, z, y, x
+
+
+@triton.jit
+def split(t, KY: tl.constexpr, KX: tl.constexpr):
+    """z, y and x of a tap."""
+    return t // (KX * KY), (t // KX) % KY, t % KX
+
+
+# ---- kernels --------------------------------------------------------------------------------------------------------
+
+
+def _conv(a_ptr, w_ptr, bias_ptr, y_ptr, n_m, n_out, n_red, o_z, o_y, o_x, i_z, i_y, i_x,
+          a_sn, a_sc, a_sz, a_sy, a_sx, w_out, w_red, w_sz, w_sy, w_sx, w_group, y_sn, y_sc, y_sz, y_sy, y_sx,
+          KZ: tl.constexpr, KY: tl.constexpr, KX: tl.constexpr, SZ: tl.constexpr, SY: tl.constexpr, SX: tl.constexpr,
+          PZ: tl.constexpr, PY: tl.constexpr, PX: tl.constexpr, DZ: tl.constexpr, DY: tl.constexpr, DX: tl.constexpr,
+          TRANSPOSED: tl.constexpr, RANK: tl.constexpr, A_LAST: tl.constexpr, W_LAST: tl.constexpr,
+          FLAT: tl.constexpr, INDEX: tl.constexpr, PRECISION: tl.constexpr, WIDE: tl.constexpr,
+          BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP: tl.constexpr):  # fmt: skip
+    """One tile of the result of a group. With channels last, positions are rows; else they are columns, so that
+    neighbouring lanes always read and write neighbouring memory. FLAT: channels and taps are one dimension, for few
+    channels."""
+    i_m, i_n = tile(n_m, n_out, BLOCK_M, BLOCK_N, GROUP)
+    g = tl.program_id(1)
+    m = i_m.to(INDEX) * BLOCK_M + tl.arange(0, BLOCK_M)
+    m = m[:, None] if A_LAST else m[None, :]
+    b, z, y, x = position(m, o_z, o_y, o_x, RANK)
+    o = i_n * BLOCK_N + tl.arange(0, BLOCK_N)
+    o = o[None, :] if A_LAST else o[:, None]
+    in_m = m < n_m
+    base = a_ptr + b * a_sn + (g * n_red).to(INDEX) * (1 if A_LAST else a_sc)
+    w_base = w_ptr + g.to(INDEX) * w_group
+    steps = tl.cdiv(n_red, BLOCK_K)
+    count = tl.cdiv(n_red * KZ * KY * KX, BLOCK_K) if FLAT else steps * KZ * KY * KX
+    if A_LAST:
+        acc = tl.zeros([BLOCK_M, BLOCK_N], WIDE)
+    else:
+        acc = tl.zeros([BLOCK_N, BLOCK_M], WIDE)
+    for i in range(count):
+        if FLAT:
+            k = i * BLOCK_K + tl.arange(0, BLOCK_K)
+            c = k % n_red
+            in_k = k < n_red * KZ * KY * KX
+            t_z, t_y, t_x = split((k // n_red)[None, :] if A_LAST else (k // n_red)[:, None], KY, KX)
+            u_z, u_y, u_x = split((k // n_red)[:, None] if A_LAST else (k // n_red)[None, :], KY, KX)
+        else:
+            c = (i % steps) * BLOCK_K + tl.arange(0, BLOCK_K)
+            in_k = c < n_red
+            t_z, t_y, t_x = split(i // steps, KY, KX)
+            u_z, u_y, u_x = split(i // steps, KY, KX)
+        p_x, there = source(x, t_x, i_x, SX, PX, DX, TRANSPOSED)
+        at = base + p_x * a_sx
+        if RANK > 1:
+            p_y, in_y = source(y, t_y, i_y, SY, PY, DY, TRANSPOSED)
+            there = there & in_y
+            at += p_y * a_sy
+        if RANK > 2:
+            p_z, in_z = source(z, t_z, i_z, SZ, PZ, DZ, TRANSPOSED)
+            there = there & in_z
+            at += p_z * a_sz
+        w_at = w_base + o * w_out + u_z * w_sz + u_y * w_sy + u_x * w_sx
+        if A_LAST:
+            a = tl.load(at + c[None, :], mask=there & in_m & in_k[None, :], other=0.0)
+            c_w = c[:, None] if W_LAST else c[:, None] * w_red
+            w = tl.load(w_at + c_w, mask=in_k[:, None] & (o < n_out), other=0.0)
+            acc = tl.dot(a, w, acc, input_precision=PRECISION, out_dtype=WIDE)
+        else:
+            a = tl.load(at + c[:, None].to(INDEX) * a_sc, mask=there & in_m & in_k[:, None], other=0.0)
+            c_w = c[None, :] if W_LAST else c[None, :] * w_red
+            w = tl.load(w_at + c_w, mask=in_k[None, :] & (o < n_out), other=0.0)
+            acc = tl.dot(w, a, acc, input_precision=PRECISION, out_dtype=WIDE)
+    o_all = g * n_out + o
+    if bias_ptr is not None:
+        acc += tl.load(bias_ptr + o_all, mask=o < n_out, other=0.0).to(WIDE)
+    at = y_ptr + b * y_sn + o_all.to(INDEX) * y_sc + z * y_sz + y * y_sy + x * y_sx
+    tl.store(at, acc, mask=in_m & (o < n_out))
+
+
+def _direct(a_ptr, w_ptr, bias_ptr, y_ptr, n, n_c, n_z, n_y, n_x, n_out, n_red, i_z, i_y, i_x,
+            a_sn, a_sc, a_sz, a_sy, a_sx, w_out, w_red, w_sz, w_sy, w_sx, w_group,
+            KZ: tl.constexpr, KY: tl.constexpr, KX: tl.constexpr, SZ: tl.constexpr, SY: tl.constexpr,
+            SX: tl.constexpr, PZ: tl.constexpr, PY: tl.constexpr, PX: tl.constexpr,
+            DZ: tl.constexpr, DY: tl.constexpr, DX: tl.constexpr, TRANSPOSED: tl.constexpr, RANK: tl.constexpr,
+            LAST: tl.constexpr, TIGHT: tl.constexpr, INDEX: tl.constexpr, FULL: tl.constexpr,
+            WIDE: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
+    """An element of the result per lane: for groups of few channels."""
+    o, inside = lanes(n, INDEX, FULL, BLOCK)
+    b, c, z, y, x = place(o, n_c, n_z, n_y, n_x, RANK, LAST)
+    g = c // n_out
+    w_base = w_ptr + g * w_group + (c % n_out) * w_out
+    acc = tl.full([BLOCK], 0, WIDE)
+    for r in range(n_red):
+        base = a_ptr + plane(b, g * n_red + r, a_sn, a_sc, TIGHT)
+        for t_z in range(KZ):
+            p_z, in_z = source(z, t_z, i_z, SZ, PZ, DZ, TRANSPOSED)
+            for t_y in range(KY):
+                p_y, in_y = source(y, t_y, i_y, SY, PY, DY, TRANSPOSED)
+                for t_x in range(KX):
+                    p_x, in_x = source(x, t_x, i_x, SX, PX, DX, TRANSPOSED)
+                    m = inside & in_z & in_y & in_x
+                    a = tl.load(base + p_z * a_sz + p_y * a_sy + p_x * a_sx, mask=m, other=0.0).to(WIDE)
+                    w = tl.load(w_base + r * w_red + t_z * w_sz + t_y * w_sy + t_x * w_sx, mask=inside, other=0.0)
+                    acc += a * w.to(WIDE)
+    if bias_ptr is not None:
+        acc += tl.load(bias_ptr + c, mask=inside, other=0.0).to(WIDE)
+    tl.store(y_ptr + o, acc, mask=inside)
+
+
+def _conv_dw(p_ptr, q_ptr, part_ptr, n_m, n_row, n_col, n_w, span, o_z, o_y, o_x, i_z, i_y, i_x,
+             p_sn, p_sc, p_sz, p_sy, p_sx, q_sn, q_sc, q_sz, q_sy, q_sx, w_row, w_col, w_sz, w_sy, w_sx,
+             KZ: tl.constexpr, KY: tl.constexpr, KX: tl.constexpr, SZ: tl.constexpr, SY: tl.constexpr,
+             SX: tl.constexpr, PZ: tl.constexpr, PY: tl.constexpr, PX: tl.constexpr,
+             DZ: tl.constexpr, DY: tl.constexpr, DX: tl.constexpr, RANK: tl.constexpr, P_LAST: tl.constexpr,
+             INDEX: tl.constexpr, PRECISION: tl.constexpr, WIDE: tl.constexpr,
+             BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP: tl.constexpr):  # fmt: skip
+    """A share of dw[row, col, tap]: the sum over positions of p[row] times q[col] where the tap reads it."""
+    i_m, i_n = tile(n_row, n_col * KZ * KY * KX, BLOCK_M, BLOCK_N, GROUP)
+    g = tl.program_id(1)
+    share = tl.program_id(2)
+    row = i_m * BLOCK_M + tl.arange(0, BLOCK_M)
+    col = i_n * BLOCK_N + tl.arange(0, BLOCK_N)
+    in_col = col < n_col * KZ * KY * KX
+    c = col % n_col
+    t_z, t_y, t_x = split(col // n_col, KY, KX)
+    p_base = p_ptr + (g * n_row + row).to(INDEX) * p_sc
+    q_base = q_ptr + (g * n_col + c).to(INDEX) * q_sc
+    acc = tl.zeros([BLOCK_M, BLOCK_N], WIDE)
+    begin = share.to(INDEX) * span
+    for m_0 in range(begin, tl.minimum(begin + span, n_m), BLOCK_K):
+        m = m_0 + tl.arange(0, BLOCK_K)
+        in_m = m < n_m
+        b, z, y, x = position(m, o_z, o_y, o_x, RANK)
+        at = b * p_sn + z * p_sz + y * p_sy + x * p_sx
+        # the dimension along which memory is contiguous is the last one, of positions or of channels
+        if P_LAST:
+            p = tl.load(p_base[None, :] + at[:, None], mask=in_m[:, None] & (row < n_row)[None, :], other=0.0)
+            p = tl.trans(p)
+        else:
+            p = tl.load(p_base[:, None] + at[None, :], mask=in_m[None, :] & (row < n_row)[:, None], other=0.0)
+        r_z, in_z = source(z[None, :], t_z[:, None], i_z, SZ, PZ, DZ, False)
+        r_y, in_y = source(y[None, :], t_y[:, None], i_y, SY, PY, DY, False)
+        r_x, in_x = source(x[None, :], t_x[:, None], i_x, SX, PX, DX, False)
+        there = in_m[None, :] & in_col[:, None] & in_z & in_y & in_x
+        q_at = q_base[:, None] + b[None, :] * q_sn + r_z * q_sz + r_y * q_sy + r_x * q_sx
+        q = tl.load(q_at, mask=there, other=0.0)
+        acc = tl.dot(p, tl.trans(q), acc, input_precision=PRECISION, out_dtype=WIDE)
+    w_at = (g * n_row + row).to(INDEX)[:, None] * w_row + (c * w_col + t_z * w_sz + t_y * w_sy + t_x * w_sx)[None, :]
+    tl.store(part_ptr + share.to(INDEX) * n_w + w_at, acc, mask=(row < n_row)[:, None] & in_col[None, :])
+
+
+def _direct_dw(p_ptr, q_ptr, part_ptr, n_m, n_row, n_col, n_w, span, o_z, o_y, o_x, i_z, i_y, i_x,
+               p_sn, p_sc, p_sz, p_sy, p_sx, q_sn, q_sc, q_sz, q_sy, q_sx, w_row, w_col, w_sz, w_sy, w_sx,
+               KZ: tl.constexpr, KY: tl.constexpr, KX: tl.constexpr, SZ: tl.constexpr, SY: tl.constexpr,
+               SX: tl.constexpr, PZ: tl.constexpr, PY: tl.constexpr, PX: tl.constexpr,
+               DZ: tl.constexpr, DY: tl.constexpr, DX: tl.constexpr, RANK: tl.constexpr,
+               INDEX: tl.constexpr, WIDE: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
+    """A share of one element of dw: for groups of few channels."""
+    i = tl.program_id(0)
+    share = tl.program_id(1)
+    t_z, t_y, t_x = split(i % (KZ * KY * KX), KY, KX)
+    i = i // (KZ * KY * KX)
+    c = i % n_col
+    row = i // n_col
+    p_base = p_ptr + row.to(INDEX) * p_sc
+    q_base = q_ptr + ((row // n_row) * n_col + c).to(INDEX) * q_sc
+    acc = tl.full([BLOCK], 0, WIDE)
+    begin = share.to(INDEX) * span
+    for m_0 in range(begin, tl.minimum(begin + span, n_m), BLOCK):
+        m = m_0 + tl.arange(0, BLOCK)
+        b, z, y, x = position(m, o_z, o_y, o_x, RANK)
+        r_z, in_z = source(z, t_z, i_z, SZ, PZ, DZ, False)
+        r_y, in_y = source(y, t_y, i_y, SY, PY, DY, False)
+        r_x, in_x = source(x, t_x, i_x, SX, PX, DX, False)
+        there = (m < n_m) & in_z & in_y & in_x
+        p = tl.load(p_base + b * p_sn + z * p_sz + y * p_sy + x * p_sx, mask=there, other=0.0).to(WIDE)
+        q = tl.load(q_base + b * q_sn + r_z * q_sz + r_y * q_sy + r_x * q_sx, mask=there, other=0.0).to(WIDE)
+        acc += p * q
+    w_at = row.to(INDEX) * w_row + c * w_col + t_z * w_sz + t_y * w_sy + t_x * w_sx
+    tl.store(part_ptr + share.to(INDEX) * n_w + w_at, tl.sum(acc, 0))
+
+
+conv = Launcher(_conv, sizes="n_out n_red a_sn a_sz a_sy a_sx w_out w_sz w_sy w_sx w_group")
+direct = Launcher(_direct, sizes="n n_c a_sn a_sz a_sy a_sx")
+conv_dw = Launcher(_conv_dw, sizes="n_row n_col n_w")
+direct_dw = Launcher(_direct_dw, sizes="n_m")
+
+
+# ---- tiles ----------------------------------------------------------------------------------------------------------
+
+
+@tunable("convolution", free="BLOCK_M BLOCK_N BLOCK_K GROUP")
+def conv_tiles(n_m: int, n_out: int, n_red: int, dtype: torch.dtype) -> Tiles:
+    columns = 128 if n_out > 64 else 64 if n_out > 32 else max(16, triton.next_power_of_2(n_out))
+    rows = 128 if n_m >= 16384 else 64 if n_m >= 1024 else 32
+    if dtype.itemsize == 8:
+        rows, columns = min(rows, 32), min(columns, 32)
+    return Tiles(
+        256 if rows * columns >= 16384 else 128, 3,
+        BLOCK_M=rows, BLOCK_N=columns, BLOCK_K=min(BLOCK_K[dtype.itemsize], 32), GROUP=8,
+    )  # fmt: skip
+
+
+@tunable("convolution.dweight", free="BLOCK_M BLOCK_N BLOCK_K GROUP")
+def weight_tiles(n_row: int, n_col: int, dtype: torch.dtype) -> Tiles:
+    """n_col: channels times taps."""
+    side = 32 if dtype.itemsize == 8 else 64
+    size = lambda n: min(side, max(16, triton.next_power_of_2(n)))
+    return Tiles(128, 3, BLOCK_M=size(n_row), BLOCK_N=size(n_col), BLOCK_K=min(BLOCK_K[dtype.itemsize], 32), GROUP=8)
+
+
+@tunable("convolution.direct_dweight")
+def direct_weight_tiles(dtype: torch.dtype) -> Tiles:
+    return Tiles(128, BLOCK=1024)
+
+
+# ---- plans ----------------------------------------------------------------------------------------------------------
+
+FEW = 8  # channels of a group: below that it is computed directly
+SHARES = 64  # of a weight's gradient, at most
+
+
+class Conv(NamedTuple):
+    """What a convolution has apart from its tensors."""
+
+    rank: int
+    stride: tuple[int, int, int]
+    padding: tuple[int, int, int]
+    dilation: tuple[int, int, int]
+    kernel: tuple[int, int, int]
+    transposed: bool
+    groups: int
+
+    @classmethod
+    def of(
+        cls,
+        weight: Tensor,
+        stride: Sequence[int],
+        padding: Sequence[int],
+        dilation: Sequence[int],
+        transposed: bool,
+        groups: int,
+    ) -> Conv:
+        rank = weight.dim() - 2
+        if rank not in (1, 2, 3):
+            raise NotSupported(f"a weight of {weight.dim()} dimensions")
+        sizes = [spread(v, rank, m) for v, m in ((stride, 1), (padding, 0), (dilation, 1))]
+        return cls(rank, *sizes, spread(list(weight.shape[2:]), rank, 1), transposed, groups)  # type: ignore[arg-type]
+
+    @property
+    def constants(self) -> dict[str, Any]:
+        axes = zip("KSPD", (self.kernel, self.stride, self.padding, self.dilation), strict=True)
+        return {k: v for letter, values in axes for k, v in per_axis(letter, values).items()} | {"RANK": self.rank}
+
+
+def precision() -> str:
+    """What torch's setting lets the factors of convolutions be rounded to."""
+    return "tf32" if torch.backends.cudnn.allow_tf32 else "ieee"
+
+
+def _format(rank: int, *tensors: Tensor) -> torch.memory_format:
+    """Channels-last if one of the tensors is, as cuDNN's results are."""
+    wanted = {2: torch.channels_last, 3: torch.channels_last_3d}.get(rank)
+    if wanted is not None and any(t.is_contiguous(memory_format=wanted) and not t.is_contiguous() for t in tensors):
+        return wanted
+    return torch.contiguous_format
+
+
+def _laid(shape: Sequence[int], dtype: torch.dtype, format: torch.memory_format) -> OutputSpec:
+    like = torch.empty(tuple(shape), dtype=dtype, device="meta", memory_format=format)
+    return OutputSpec(tuple(shape), like.stride(), dtype)
+
+
+def _applied(
+    to: Conv, a: Tensor, weight: Tensor, out: OutputSpec, transposed: bool, precise: str, names: dict[str, str | None]
+) -> Launch:
+    """A convolution of `a` with the result `out`, plain or transposed, by a weight that is stored for either."""
+    x, y, w = Planes.of(a, to.rank), Planes.of(out, to.rank), Planes.of(weight, to.rank)
+    # a weight is [out, in, ...] for a plain convolution and [in, out, ...] for a transposed one
+    reads = 0 if transposed else 1
+    n_red, n_out = a.shape[1] // to.groups, out.shape[1] // to.groups
+    numbers = {
+        "n_out": n_out, "n_red": n_red, **x.numbers("a"), **per_axis("i_", x.space),
+        "w_out": w.strides[1 - reads], "w_red": w.strides[reads], **per_axis("w_s", w.strides[2:]),
+        "w_group": w.strides[0] * (w.sizes[0] // to.groups),
+    }  # fmt: skip
+    shared = {**to.constants, "TRANSPOSED": transposed, "WIDE": wide_of(a.dtype)}
+    if to.groups > 1 and min(n_red, n_out) < FEW:
+        tiles = plane_tiles(last=y.last, dtype=a.dtype)
+        config = tiles.config(**shared | constants(y, tiles, to.rank, x))
+        return Launch(direct, (-(-y.count // tiles["BLOCK"]),), config, {**numbers, **sizes_of(y)}, names)
+    n_m = y.count // out.shape[1]
+    tiles = conv_tiles(n_m=n_m, n_out=n_out, n_red=n_red, dtype=a.dtype)
+    large = max(x.reach, y.reach, n_m + tiles["BLOCK_M"]) >= 1 << 31
+    config = tiles.config(
+        **shared, A_LAST=x.strides[1] == 1 and x.last, W_LAST=numbers["w_red"] == 1, FLAT=n_red < 16,
+        INDEX=tl.int64 if large else tl.int32, PRECISION=precise,
+    )  # fmt: skip
+    numbers |= {"n_m": n_m, **per_axis("o_", y.space), **y.numbers("y")}
+    programs = -(-n_m // tiles["BLOCK_M"]) * -(-n_out // tiles["BLOCK_N"])
+    return Launch(conv, (programs, to.groups), config, numbers, names)
+
+
+def _weight_gradient(
+    to: Conv, dy: Tensor, x: Tensor, weight: OutputSpec, precise: str
+) -> tuple[dict[str, OutputSpec], list[Step]]:
+    """Launches for dweight: rows of the weight are channels of dy, or of x where it is transposed."""
+    rows, cols = (x, dy) if to.transposed else (dy, x)
+    p, q, w = Planes.of(rows, to.rank), Planes.of(cols, to.rank), Planes.of(weight, to.rank)
+    n_row, n_col, n_w = weight.shape[0] // to.groups, weight.shape[1], torch.Size(weight.shape).numel()
+    taps, n_m = torch.Size(to.kernel).numel(), p.count // rows.shape[1]
+    shared = {**to.constants, "WIDE": wide_of(dy.dtype)}
+    few = to.groups > 1 and min(n_row, n_col) < FEW
+    if few:
+        tiles = direct_weight_tiles(dtype=dy.dtype)
+        work, piece = (n_w,), tiles["BLOCK"]
+    else:
+        tiles = weight_tiles(n_row=n_row, n_col=n_col * taps, dtype=dy.dtype)
+        work = (-(-n_row // tiles["BLOCK_M"]) * -(-(n_col * taps) // tiles["BLOCK_N"]), to.groups)
+        piece = tiles["BLOCK_K"]
+    shares = max(1, min(4 * cores(dy.device) // torch.Size(work).numel(), n_m // (8 * piece), SHARES))
+    span = -(-n_m // shares // piece) * piece
+    shares = -(-n_m // span)
+    large = max(p.reach, q.reach, n_m + span, shares * n_w) >= 1 << 31
+    constant = {**shared, "INDEX": tl.int64 if large else tl.int32}
+    if not few:
+        constant |= {"P_LAST": p.last and p.strides[1] == 1, "PRECISION": precise}
+    numbers = {
+        "n_m": n_m, "n_row": n_row, "n_col": n_col, "n_w": n_w, "span": span,
+        **per_axis("o_", p.space), **per_axis("i_", q.space), **p.numbers("p"), **q.numbers("q"),
+        "w_row": w.strides[0], "w_col": w.strides[1], **per_axis("w_s", w.strides[2:]),
+    }  # fmt: skip
+    names = {"p": "input" if to.transposed else "grad_output", "q": "grad_output" if to.transposed else "input"}
+    launch = Launch(direct_dw if few else conv_dw, (*work, shares), tiles.config(**constant), numbers, names)
+    if shares == 1:
+        return {"dweight": weight}, [launch.named(part="dweight")]
+    part = OutputSpec.of((shares, n_w), share_of(dy.dtype))
+    added = column_sum("part", "dweight", shares, n_w, dy.dtype)
+    return {"dweight": weight, "part": part}, [launch.named(part="part"), added]
+
+
+def _check(*tensors: Tensor | None) -> None:
+    check_floats(*tensors)
+    if any(t is not None and not t.numel() for t in tensors):
+        raise NotSupported("an empty tensor")
+
+
+@planned(spec.ops["convolution"], state={"precise": precision})
+def convolution(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    stride: list[int],
+    padding: list[int],
+    dilation: list[int],
+    transposed: bool,
+    output_padding: list[int],
+    groups: int,
+    precise: str,
+) -> Plan:
+    _check(input, weight, bias)
+    to = Conv.of(weight, stride, padding, dilation, transposed, groups)
+    if input.dim() != weight.dim() or (bias is not None and bias.dim() != 1):
+        raise NotSupported("a tensor without a batch")
+    arguments = (bias, stride, padding, dilation, transposed, output_padding, groups)
+    (found,) = described(torch.ops.aten.convolution, input, weight, *arguments)
+    _check_channels(to, input.shape[1], weight, bias)
+    made = _laid(found.shape, input.dtype, _format(to.rank, input, weight))
+    if 0 in made.shape:
+        raise NotSupported("an empty result")
+    names = {"a": "input", "w": "weight", "bias": None if bias is None else "bias"}
+    launch = _applied(to, input, weight, made, transposed, precise, names)
+    return Plan({"y": made}, [launch], [] if bias is None or bias.is_contiguous() else ["bias"])
+
+
+def _check_channels(to: Conv, channels: int, weight: Tensor, bias: Tensor | None = None) -> None:
+    """Decline what torch raises an error for."""
+    wanted = weight.shape[0] if to.transposed else weight.shape[1] * to.groups
+    out = weight.shape[1] * to.groups if to.transposed else weight.shape[0]
+    if channels != wanted or weight.shape[0] % to.groups or (bias is not None and bias.shape != (out,)):
+        raise NotSupported("channels of input, weight and bias do not fit")
+    if min(*to.padding, *(s - 1 for s in to.stride), *(d - 1 for d in to.dilation)) < 0:
+        raise NotSupported("negative padding, or a stride or dilation of 0")
+
+
+@planned(spec.ops["convolution_backward"], state={"precise": precision})
+def convolution_backward(
+    grad_output: Tensor,
+    input: Tensor,
+    weight: Tensor,
+    bias_sizes: list[int] | None,
+    stride: list[int],
+    padding: list[int],
+    dilation: list[int],
+    transposed: bool,
+    output_padding: list[int],
+    groups: int,
+    output_mask: list[bool],
+    precise: str,
+) -> Plan:
+    _check(grad_output, input, weight)
+    to = Conv.of(weight, stride, padding, dilation, transposed, groups)
+    if not (input.dim() == weight.dim() == grad_output.dim()):
+        raise NotSupported("a tensor without a batch")
+    arguments = (None, stride, padding, dilation, transposed, output_padding, groups)
+    (found,) = described(torch.ops.aten.convolution, input, weight, *arguments)
+    _check_channels(to, input.shape[1], weight)
+    if found.shape != grad_output.shape:
+        raise NotSupported(f"grad_output has shape {tuple(grad_output.shape)}; expected {found.shape}")
+    format = _format(to.rank, input, weight)
+    makes: dict[str, OutputSpec] = {}
+    steps: list[Step] = []
+    returns = [n if wanted else "None" for n, wanted in zip(("dinput", "dweight", "dbias"), output_mask, strict=True)]
+    if output_mask[0]:
+        makes["dinput"] = made = _laid(input.shape, input.dtype, format)
+        names: dict[str, str | None] = {"a": "grad_output", "w": "weight", "bias": None, "y": "dinput"}
+        steps.append(_applied(to, grad_output, weight, made, not transposed, precise, names))
+    if output_mask[1]:
+        made, more = _weight_gradient(to, grad_output, input, _laid(weight.shape, weight.dtype, format), precise)
+        makes, steps = makes | made, [*steps, *more]
+    if output_mask[2]:
+        makes["dbias"] = OutputSpec.of((grad_output.shape[1],), grad_output.dtype)
+        dims = [0, *range(2, grad_output.dim())]
+
+        def add(grad_output: Tensor, dbias: Tensor) -> None:
+            torch.sum(grad_output, dims, out=dbias)
+
+        steps.append(add)
+    return Plan(makes, steps, returns=returns)

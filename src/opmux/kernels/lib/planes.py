@@ -1,0 +1,180 @@
+"""Tensors of channels and one to three spatial dimensions: sizes, strides and index arithmetic.
+
+Kernels compute one result element per lane, in the order in which results lie in memory, and read inputs by strides:
+contiguous, channels-last and sliced inputs need no copy. Missing spatial dimensions have size 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from ...core.errors import NotSupported
+from .config import Tiles, tunable
+from .rows import OutputSpec
+
+FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+AXES = "zyx"
+
+
+# ---- on the host ----------------------------------------------------------------------------------------------------
+
+
+def described(op: Any, *args: Any) -> list[OutputSpec]:
+    """Shape, strides and dtype of the results of torch's own op. A call that torch refuses is left to it."""
+    like = lambda t: torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device="meta")
+    try:
+        made = op(*(like(a) if isinstance(a, Tensor) else a for a in args))
+    except (RuntimeError, ValueError, TypeError, IndexError, NotImplementedError) as error:
+        raise NotSupported(f"torch refuses it: {error}") from None
+    results = made if isinstance(made, tuple) else (made,)
+    return [OutputSpec(tuple(t.shape), tuple(t.stride()), t.dtype) for t in results]
+
+
+def check_floats(*tensors: Tensor | None) -> None:
+    """Decline other dtypes than floats, and several of them in one call."""
+    found = {t.dtype for t in tensors if t is not None}
+    if len(found) != 1 or not found <= {*FLOATS}:
+        raise NotSupported(f"{', '.join(map(str, found))}: expected floats of one dtype")
+
+
+def spread(values: int | Sequence[int], rank: int, missing: int = 0) -> tuple[int, int, int]:
+    """A value for each of z, y and x, from one for each spatial dimension, or one for all."""
+    given = [values] if isinstance(values, int) else list(values)
+    given = given * rank if len(given) == 1 else given
+    if len(given) != rank:
+        raise NotSupported(f"expected {rank} values, got {given}")
+    return (*[missing] * (3 - rank), *given)  # type: ignore[return-value]
+
+
+class Planes(NamedTuple):
+    """The sizes and strides of a tensor [n, c, z, y, x]; a tensor without a batch has n = 1."""
+
+    sizes: tuple[int, int, int, int, int]
+    strides: tuple[int, int, int, int, int]
+
+    @classmethod
+    def of(cls, t: Tensor | OutputSpec, rank: int) -> Planes:
+        shape = tuple(t.shape)
+        stride = t.stride() if isinstance(t, Tensor) else t.stride
+        batch = len(shape) == rank + 2
+        if not batch and len(shape) != rank + 1:
+            raise NotSupported(f"{len(shape)} dimensions, {rank} of them spatial")
+        lead, missing = (shape[:2], stride[:2]) if batch else ((1, shape[0]), (0, stride[0])), 3 - rank
+        at = len(shape) - rank
+        sizes = (*lead[0], *[1] * missing, *shape[at:])
+        return cls(sizes, (*lead[1], *[0] * missing, *stride[at:]))  # type: ignore[arg-type]
+
+    @property
+    def count(self) -> int:
+        n, c, z, y, x = self.sizes
+        return n * c * z * y * x
+
+    @property
+    def space(self) -> tuple[int, int, int]:
+        return self.sizes[2:]
+
+    @property
+    def last(self) -> bool:
+        """Whether the channels of a position are adjacent, and positions follow one another."""
+        _, c, z, y, x = self.sizes
+        return self.dense((z * y * x * c, 1, y * x * c, x * c, c))
+
+    @property
+    def contiguous(self) -> bool:
+        _, c, z, y, x = self.sizes
+        return self.dense((c * z * y * x, z * y * x, y * x, x, 1))
+
+    def dense(self, strides: tuple[int, ...]) -> bool:
+        return all(a == b or n == 1 for a, b, n in zip(self.strides, strides, self.sizes, strict=True))
+
+    def numbers(self, name: str) -> dict[str, int]:
+        """The strides, as a kernel's arguments."""
+        return {f"{name}_s{axis}": s for axis, s in zip("nczyx", self.strides, strict=True)}
+
+    @property
+    def reach(self) -> int:
+        """One more than the largest offset."""
+        return 1 + sum((n - 1) * s for n, s in zip(self.sizes, self.strides, strict=True)) if self.count else 0
+
+
+@tunable("planes")
+def plane_tiles(last: bool, dtype: torch.dtype) -> Tiles:
+    """Result elements of a program: with adjacent channels, loads of 16 bytes."""
+    return Tiles(128, BLOCK=128 * (max(2, 16 // dtype.itemsize) if last else 4))
+
+
+def constants(out: Planes, tiles: Tiles, rank: int, *inputs: Planes) -> dict[str, Any]:
+    """The constants that say how results and inputs lie in memory; declines results that are not dense."""
+    last = out.last and not out.contiguous
+    if not (last or out.contiguous):
+        raise NotSupported("results are neither contiguous nor channels-last")
+    # with adjacent channels, a constant stride of 1 keeps loads wide
+    tight = last and all(p.strides[1] == 1 for p in inputs)
+    large = max(p.reach for p in (out, *inputs)) + tiles["BLOCK"] >= 1 << 31
+    return {
+        "RANK": rank, "LAST": last, "TIGHT": tight, "INDEX": tl.int64 if large else tl.int32,
+        "FULL": out.count % tiles["BLOCK"] == 0,
+    }  # fmt: skip
+
+
+def sizes_of(out: Planes) -> dict[str, int]:
+    """How many results there are, as a kernel's arguments."""
+    _, c, z, y, x = out.sizes
+    return {"n": out.count, "n_c": c, "n_z": z, "n_y": y, "n_x": x}
+
+
+def per_axis(name: str, values: Iterable[Any]) -> dict[str, Any]:
+    """Arguments for z, y and x: `per_axis("S", (1, 2, 2))` gives SZ, SY and SX; `per_axis("i_", ...)` i_z, ..."""
+    upper = name.isupper()
+    return {f"{name}{a.upper() if upper else a}": v for a, v in zip(AXES, values, strict=True)}
+
+
+# ---- in kernels -----------------------------------------------------------------------------------------------------
+
+
+@triton.jit
+def lanes(n, INDEX: tl.constexpr, FULL: tl.constexpr, BLOCK: tl.constexpr):
+    """The result elements of this program, and which of them exist."""
+    o = tl.program_id(0).to(INDEX) * BLOCK + tl.arange(0, BLOCK)
+    if FULL:
+        inside = tl.full([BLOCK], 1, tl.int1)
+    else:
+        inside = o < n
+    return o, inside
+
+
+@triton.jit
+def place(o, n_c, n_z, n_y, n_x, RANK: tl.constexpr, LAST: tl.constexpr):
+    """Batch, channel, z, y and x of elements in memory order."""
+    if LAST:
+        c = o % n_c
+        o = o // n_c
+    x = o % n_x
+    o = o // n_x
+    y = o * 0
+    z = o * 0
+    if RANK > 1:
+        y = o % n_y
+        o = o // n_y
+    if RANK > 2:
+        z = o % n_z
+        o = o // n_z
+    if not LAST:
+        c = o % n_c
+        o = o // n_c
+    return o, c, z, y, x
+
+
+@triton.jit
+def plane(b, c, s_n, s_c, TIGHT: tl.constexpr):
+    """The offset of a batch's channel."""
+    if TIGHT:
+        return b * s_n + c
+    else:
+        return b * s_n + c * s_c

@@ -1,0 +1,72 @@
+"""Ops of torch under ATen's names and signatures, declared from ATen's schema; torch's own op is the reference."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..core import codegen
+from ..core.spec import Tol, op
+from .samples import Maker
+
+# Types of schemas, as annotations; an argument that may be absent adds `| None`.
+TYPES = {
+    "Tensor": "Tensor", "int": "int", "float": "float", "bool": "bool",
+    "List[int]": "list[int]", "List[bool]": "list[bool]", "List[float]": "list[float]",
+}  # fmt: skip
+
+# Where ATen's CPU kernels add in 16 bits what ours, and those of CUDA, add in 32.
+ROUGH: Mapping[torch.dtype, Tol] = {torch.float16: Tol(1e-2, 1e-2), torch.bfloat16: Tol(5e-2, 5e-2)}
+
+
+def declare(
+    name: str,
+    doc: str,
+    samples: Maker,
+    *,
+    out: str = "y",
+    tol: Mapping[torch.dtype, Tol] | None = None,
+    reference: Callable[..., Any] | None = None,
+) -> Any:
+    """Declare torch.ops.aten.<name>, with the arguments of its functional overload.
+
+    `reference` computes it where torch has no kernel on the CPU.
+    """
+    schema = getattr(torch.ops.aten, name).default._schema
+    arguments = [f"{a.name}: {_annotation(a)}{_default(a)}" for a in schema.arguments]
+    passed = ", ".join(a.name for a in schema.arguments)
+    result = "Tensor" if len(schema.returns) == 1 else f"tuple[{', '.join(['Tensor'] * len(schema.returns))}]"
+    text = f"def {name}({', '.join(arguments)}) -> {result}:\n    return _torchs({passed})\n"
+    names = {"Tensor": Tensor, "_torchs": reference or _any_float(getattr(torch.ops.aten, name))}
+    made = codegen.function(text, name, f"reference of aten::{name}", names)
+    made.__doc__, made.__module__ = doc, samples.build.__module__
+    return op(made, space="aten", samples=samples, out=out, tol=tol)
+
+
+def _any_float(torchs: Any) -> Callable[..., Any]:
+    """torch's op; where it has no kernel for 16-bit floats, as on the CPU, it computes in float32."""
+
+    def call(*args: Any) -> Any:
+        try:
+            return torchs(*args)
+        except NotImplementedError:
+            halves = {a.dtype for a in args if isinstance(a, Tensor)} & {torch.float16, torch.bfloat16}
+            if len(halves) != 1:
+                raise
+        (half,) = halves
+        made = torchs(*(a.float() if isinstance(a, Tensor) and a.dtype is half else a for a in args))
+        narrow = lambda t: t.to(half) if isinstance(t, Tensor) and t.dtype is torch.float32 else t
+        return tuple(map(narrow, made)) if isinstance(made, tuple) else narrow(made)
+
+    return call
+
+
+def _annotation(argument: Any) -> str:
+    text = str(argument.type)
+    inner = text.removeprefix("Optional[").removesuffix("]") if text.startswith("Optional") else text
+    return TYPES[inner] + (" | None" if inner is not text else "")
+
+
+def _default(argument: Any) -> str:
+    return f" = {argument.default_value!r}" if argument.has_default_value() else ""

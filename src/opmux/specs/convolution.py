@@ -1,0 +1,74 @@
+"""ATen's convolution of one to three dimensions, plain and transposed, in groups, with bias; and its gradients.
+
+The ops are torch's, with its names and signatures, and its own op is the reference. Products are added in float32
+(float64 for float64); whether a chip may round float32 factors to TF32 is torch.backends.cudnn.allow_tf32.
+"""
+
+from typing import Any
+
+import torch
+
+from ..core.spec import Tol
+from ._schema import declare
+from .samples import Case, Draw, Maker
+
+# Sums of up to a few hundred products, of samples of size 1, in another order; a CPU rounds halves more often.
+TOLS = {
+    torch.float32: Tol(1e-4, 1e-4),
+    torch.float16: Tol(1e-2, 3e-2),
+    torch.bfloat16: Tol(5e-2, 0.25),
+    torch.float64: Tol(1e-7, 1e-7),
+}
+
+CASES = (
+    Case((2, 5, 6, 7), options={"out": 6, "kernel": (3, 2), "stride": 2, "padding": 1}),
+    Case((2, 20, 5, 6), options={"out": 18, "kernel": (3, 3), "padding": 1, "dilation": 2, "last": True}),
+    Case((2, 3, 19), options={"out": 4, "kernel": (5,), "stride": 2}),
+    Case((2, 6, 4, 4, 3), options={"out": 4, "kernel": (2, 1, 3), "padding": 1, "groups": 2}),
+    Case((2, 6, 7, 5), "step", {"out": 6, "kernel": (3, 3), "padding": 1, "groups": 6, "bias": False}),
+    Case((2, 6, 23), options={"out": 12, "kernel": (4,), "padding": 3, "groups": 6}),
+    Case((2, 6, 4, 5), options={"out": 5, "kernel": (3, 2), "stride": 2, "padding": 1, "transposed": True, "more": 1}),
+    Case((2, 4, 4, 5), options={"out": 4, "kernel": (3, 3), "groups": 4, "transposed": True, "bias": False}),
+    Case((2, 20, 9), options={"out": 40, "kernel": (3,), "groups": 2, "transposed": True}),
+)
+
+
+def _arguments(d: Draw) -> dict[str, Any]:
+    x, kernel, groups = d.full(), d.option("kernel", (3, 3)), d.option("groups", 1)
+    rank, channels, out, transposed = len(kernel), x.shape[1], d.option("out", 64), d.option("transposed", False)
+    weight = d.weights(*((channels, out // groups) if transposed else (out, channels // groups)), *kernel)
+    if d.option("last"):
+        x = x.contiguous(memory_format=torch.channels_last)
+    return {
+        "input": x, "weight": weight, "bias": d.weights(out) if d.option("bias", True) else None,
+        "stride": [d.option("stride", 1)] * rank, "padding": [d.option("padding", 0)] * rank,
+        "dilation": [d.option("dilation", 1)] * rank, "transposed": transposed,
+        "output_padding": [d.option("more", 0)] * rank, "groups": groups,
+    }  # fmt: skip
+
+
+def _backward(d: Draw) -> dict[str, Any]:
+    made = _arguments(d)
+    bias = made.pop("bias")
+    y = torch.ops.aten.convolution(made["input"], made["weight"], None, *list(made.values())[2:])
+    dy = torch.empty_like(y).copy_(d.weights(*y.shape))
+    sizes = None if bias is None else [*bias.shape]
+    rest = {n: v for n, v in made.items() if n not in ("input", "weight")}
+    return {
+        "grad_output": dy, "input": made["input"], "weight": made["weight"], "bias_sizes": sizes, **rest,
+        "output_mask": [True, True, bias is not None],
+    }  # fmt: skip
+
+
+ops: dict[str, Any] = {
+    "convolution": declare(
+        "convolution", "The convolution of an input with a weight, plus a bias.", Maker(_arguments, CASES), tol=TOLS
+    ),
+    "convolution_backward": declare(
+        "convolution_backward",
+        "The gradients of a convolution's input, weight and bias; None for those that output_mask does not ask for.",
+        Maker(_backward, CASES),
+        out="dinput dweight dbias",
+        tol=TOLS,
+    ),
+}

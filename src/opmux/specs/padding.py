@@ -1,0 +1,50 @@
+"""ATen's padding by reflection and by replication, of one to three dimensions, and its gradients.
+
+The ops are torch's, with its names and signatures, and its own op is the reference of each.
+"""
+
+from typing import Any
+
+from ._schema import ROUGH, declare
+from .samples import Case, Draw, Maker
+
+ops: dict[str, Any] = {}
+
+PLANE = (3, 5, 7)
+PADS = ((3, 1), (1, 2), (0, 2))  # before and after, the last dimension first; at most the plane's sizes less one
+
+
+def _cases(rank: int) -> tuple[Case, ...]:
+    plane = PLANE[-rank:]
+    batch = Case((2, 3, *plane))
+    return (batch, Case((3, *plane), "step"), Case((2, 3, *plane), options={"crop": True}))
+
+
+def _padding(d: Draw, rank: int) -> list[int]:
+    pads = [p for pair in PADS[:rank] for p in pair]
+    return [-1, *pads[1:]] if d.option("crop") else pads
+
+
+def _forward(rank: int) -> Maker:
+    def build(d: Draw) -> dict[str, Any]:
+        return {"self": d.full(), "padding": _padding(d, rank)}
+
+    return Maker(build, _cases(rank))
+
+
+def _backward(rank: int) -> Maker:
+    def build(d: Draw) -> dict[str, Any]:
+        x, padding = d.full(), _padding(d, rank)
+        grown = [n + padding[2 * i] + padding[2 * i + 1] for i, n in zip(range(rank - 1, -1, -1), x.shape[-rank:])]
+        return {"grad_output": d.weights(*x.shape[:-rank], *grown), "self": x, "padding": padding}
+
+    return Maker(build, _cases(rank))
+
+
+for _how, _says in (("reflection", "mirrored at its edges"), ("replication", "continued with its edges")):
+    for _r in (1, 2, 3):
+        _name = f"{_how}_pad{_r}d"
+        ops[_name] = declare(_name, f"The input, {_says}.", _forward(_r), tol=ROUGH)
+        ops[f"{_name}_backward"] = declare(
+            f"{_name}_backward", f"The gradient of a {_how} padding's input.", _backward(_r), out="dx", tol=ROUGH
+        )

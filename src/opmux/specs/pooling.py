@@ -1,0 +1,170 @@
+"""ATen's pooling: averages and maxima over windows of one to three dimensions, their gradients, and unpooling.
+
+The ops are torch's, with its names and signatures, and its own op is the reference of each. Sums are accumulated in
+float32 (float64 for float64). Of equal maxima the first one's index is kept, and NaN is larger than any number.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ._schema import ROUGH, declare
+from .samples import Case, Draw, Maker
+
+ops: dict[str, Any] = {}
+
+
+# ---- samples --------------------------------------------------------------------------------------------------------
+
+
+def _x(d: Draw) -> Tensor:
+    """The input; with the option `last`, channels-last."""
+    x = d.full()
+    format = {4: torch.channels_last, 5: torch.channels_last_3d}.get(x.dim(), torch.contiguous_format)
+    return x.contiguous(memory_format=format) if d.option("last") else x
+
+
+def _windows(d: Draw, rank: int) -> tuple[list[int], list[int], list[int]]:
+    kernel = d.option("kernel", 3)
+    return [kernel] * rank, [d.option("stride", 2)] * rank, [d.option("padding", 1)] * rank
+
+
+def _plane(rank: int) -> tuple[int, ...]:
+    return (9, 11) if rank == 2 else (4, 5, 6)
+
+
+def _cases(rank: int, *options: dict[str, Any]) -> tuple[Case, ...]:
+    plane = _plane(rank)
+    made = [Case((2, 3, *plane), options=o) for o in options]
+    return (*made, Case((2, 16, *plane), options={**options[0], "last": True}), Case((3, *plane), "step", options[0]))
+
+
+AVG = (
+    {},
+    {"ceil_mode": True, "count": False},
+    {"kernel": 2, "padding": 0, "divisor": 3},
+    {"kernel": 4, "stride": 1, "padding": 2},
+)
+MAX = ({}, {"ceil_mode": True}, {"dilation": 2, "stride": 1}, {"kernel": 2, "padding": 0})
+ADAPTIVE = ({"out": 4}, {"out": 1}, {"out": 12})
+
+
+def _avg(rank: int) -> Maker:
+    def build(d: Draw) -> dict[str, Any]:
+        kernel, stride, padding = _windows(d, rank)
+        return {
+            "self": _x(d), "kernel_size": kernel, "stride": stride, "padding": padding,
+            "ceil_mode": d.option("ceil_mode", False), "count_include_pad": d.option("count", True),
+            "divisor_override": d.option("divisor"),
+        }  # fmt: skip
+
+    return Maker(build, _cases(rank, *AVG))
+
+
+def _max(rank: int) -> Maker:
+    def build(d: Draw) -> dict[str, Any]:
+        kernel, stride, padding = _windows(d, rank)
+        return {
+            "self": _x(d), "kernel_size": kernel, "stride": stride, "padding": padding,
+            "dilation": [d.option("dilation", 1)] * rank, "ceil_mode": d.option("ceil_mode", False),
+        }  # fmt: skip
+
+    return Maker(build, _cases(rank, *MAX))
+
+
+def _adaptive(rank: int) -> Maker:
+    def build(d: Draw) -> dict[str, Any]:
+        return {"self": _x(d), "output_size": [d.option("out", 4)] * rank}
+
+    return Maker(build, _cases(rank, *ADAPTIVE))
+
+
+def _fractional(d: Draw) -> dict[str, Any]:
+    x = d.full()
+    samples = d.weights(*((1, 1, 1, 1, *x.shape)[-4:-2]), 2).sigmoid()
+    return {"self": x, "kernel_size": [2, 3], "output_size": [d.option("out", 4)] * 2, "random_samples": samples}
+
+
+FRACTIONAL = Maker(_fractional, (Case((2, 3, 9, 11)), Case((2, 3, 9, 11), options={"out": 7}), Case((3, 9, 11))))
+
+
+def _backward(forward: str, makes: Maker, *names: str) -> Maker:
+    """The gradient of a forward's samples: names, in order, are those of the backward's arguments."""
+
+    def build(d: Draw) -> dict[str, Any]:
+        given = makes.build(d)
+        result = ops[forward].reference(**given)
+        y, indices = result if isinstance(result, tuple) else (result, None)
+        given |= {"grad_output": torch.empty_like(y).copy_(d.weights(*y.shape)), "indices": indices}
+        return {name: given[name] for name in names}
+
+    return Maker(build, makes.cases)
+
+
+def _unpool(rank: int) -> Maker:
+    def build(d: Draw) -> dict[str, Any]:
+        x = d.full().contiguous()
+        pooled = getattr(torch.ops.aten, f"max_pool{rank}d_with_indices")
+        y, indices = pooled(x, [2] * rank, [2] * rank)
+        more = {} if rank == 2 else {"stride": [2] * 3, "padding": [0] * 3}
+        return {"self": y, "indices": indices, "output_size": list(x.shape[-rank:]), **more}
+
+    plane = _plane(rank)
+    return Maker(build, (Case((2, 3, *plane)), Case((3, *plane))))
+
+
+# ---- the ops --------------------------------------------------------------------------------------------------------
+
+
+def _declare(name: str, doc: str, samples: Maker, out: str = "y") -> None:
+    ops[name] = declare(name, doc, samples, out=out, tol=ROUGH)
+
+
+for _r in (2, 3):
+    _a, _m, _d = _avg(_r), _max(_r), _adaptive(_r)
+    _grad = ("grad_output", "self")
+    _sizes = ("kernel_size", "stride", "padding")
+    _declare(f"avg_pool{_r}d", "The average of each window.", _a)
+    _declare(
+        f"avg_pool{_r}d_backward",
+        "The gradient of an average pooling's input.",
+        _backward(f"avg_pool{_r}d", _a, *_grad, *_sizes, "ceil_mode", "count_include_pad", "divisor_override"),
+        "dx",
+    )
+    _declare(f"max_pool{_r}d_with_indices", "The maximum of each window, and its index in the plane.", _m, "y indices")
+    _declare(
+        f"max_pool{_r}d_with_indices_backward",
+        "The gradient of a maximum pooling's input.",
+        _backward(f"max_pool{_r}d_with_indices", _m, *_grad, *_sizes, "dilation", "ceil_mode", "indices"),
+        "dx",
+    )
+    _declare(f"_adaptive_avg_pool{_r}d", "The averages of windows that divide the input evenly.", _d)
+    _declare(
+        f"_adaptive_avg_pool{_r}d_backward",
+        "The gradient of an adaptive average pooling's input.",
+        _backward(f"_adaptive_avg_pool{_r}d", _d, *_grad),
+        "dx",
+    )
+    _declare(
+        f"adaptive_max_pool{_r}d", "The maxima of windows that divide the input evenly, and their indices.",
+        _d, "y indices",
+    )  # fmt: skip
+    _declare(
+        f"adaptive_max_pool{_r}d_backward",
+        "The gradient of an adaptive maximum pooling's input.",
+        _backward(f"adaptive_max_pool{_r}d", _d, *_grad, "indices"),
+        "dx",
+    )
+    _declare(f"max_unpool{_r}d", "Zeros, with each element at its index in the plane.", _unpool(_r))
+
+_declare(
+    "fractional_max_pool2d", "The maxima of windows at pseudo-random distances, and their indices in the plane.",
+    FRACTIONAL, "y indices",
+)  # fmt: skip
+_declare(
+    "fractional_max_pool2d_backward",
+    "The gradient of a fractional maximum pooling's input.",
+    _backward("fractional_max_pool2d", FRACTIONAL, "grad_output", "self", "kernel_size", "output_size", "indices"),
+    "dx",
+)

@@ -1,0 +1,79 @@
+"""ATen's resampling of one to three dimensions and its gradients: nearest, linear, cubic, and with antialiasing.
+
+The ops are torch's, with its names and signatures, and its own op is the reference of each. Positions and weights are
+computed in float32 (float64 for float64; for nearest always float32), and so are sums.
+"""
+
+from typing import Any
+
+import torch
+
+from ._schema import ROUGH, declare
+from .samples import Case, Draw, Maker
+
+ops: dict[str, Any] = {}
+
+# name -> spatial dimensions, and how it resamples
+MODES = {
+    **{f"upsample_nearest{r}d": (r, "nearest") for r in (1, 2, 3)},
+    **{f"_upsample_nearest_exact{r}d": (r, "exact") for r in (1, 2, 3)},
+    "upsample_linear1d": (1, "linear"),
+    "upsample_bilinear2d": (2, "linear"),
+    "upsample_trilinear3d": (3, "linear"),
+    "upsample_bicubic2d": (2, "cubic"),
+    "_upsample_bilinear2d_aa": (2, "smooth linear"),
+    "_upsample_bicubic2d_aa": (2, "smooth cubic"),
+}
+SCALES = {1: ("scales",), 2: ("scales_h", "scales_w"), 3: ("scales_d", "scales_h", "scales_w")}
+
+
+def _cases(rank: int, mode: str) -> tuple[Case, ...]:
+    plane = ((11,), (5, 7), (3, 4, 5))[rank - 1]
+    if mode.startswith("smooth"):
+        return Case((1, 2, 3, 4), options={"by": 2.3}), Case((1, 16, 4, 3), options={"by": 0.6, "last": True})
+    made = [Case((2, 3, *plane), options={"by": 2.3 if rank < 3 else 1.5}), Case((2, 3, *plane), options={"by": 0.4})]
+    if rank < 3:
+        made.append(Case((2, 3, *plane), "step", {"by": 1.7, "given": True}))
+    if mode in ("linear", "cubic"):
+        made.append(Case((2, 3, *plane), options={"by": 1.5, "align": True}))
+    if rank == 2:
+        made.append(Case((2, 16, *plane), options={"by": 2.0, "last": True}))
+    return tuple(made)
+
+
+def _arguments(d: Draw, name: str) -> dict[str, Any]:
+    """All that forward and backward take, by name."""
+    rank, _ = MODES[name]
+    x, by = d.full(), d.option("by", 2.0)
+    if d.option("last"):
+        x = x.contiguous(memory_format=torch.channels_last)
+    size = [int(n * by) for n in x.shape[2:]]
+    made: dict[str, Any] = {"self": x, "output_size": size, "input_size": list(x.shape)}
+    if "nearest" not in name:
+        made["align_corners"] = d.option("align", False)
+    return made | dict.fromkeys(SCALES[rank], by if d.option("given") else None)
+
+
+def _forward(name: str) -> Maker:
+    def build(d: Draw) -> dict[str, Any]:
+        made = _arguments(d, name)
+        del made["input_size"]
+        return made
+
+    return Maker(build, _cases(*MODES[name]))
+
+
+def _backward(name: str) -> Maker:
+    def build(d: Draw) -> dict[str, Any]:
+        made = _arguments(d, name)
+        x = made.pop("self")
+        dy = d.weights(*x.shape[:2], *made["output_size"])
+        return {"grad_output": dy.contiguous(memory_format=torch.channels_last) if d.option("last") else dy, **made}
+
+    return Maker(build, _cases(*MODES[name]))
+
+
+for _name, (_rank, _mode) in MODES.items():
+    ops[_name] = declare(_name, f"The input at another size: {_mode} resampling.", _forward(_name), tol=ROUGH)
+    _doc = f"The gradient of the input of a {_mode} resampling."
+    ops[f"{_name}_backward"] = declare(f"{_name}_backward", _doc, _backward(_name), out="dx", tol=ROUGH)
