@@ -55,6 +55,18 @@ def act_fp8(x: Tensor, scale: Tensor, amax: Tensor | None, dtype: torch.dtype, a
         y, the bytes of the result, uint8 in x's shape, and scale_inv = 1 / scale.
     """
 
+def adaptive_max_pool2d(self: Tensor, output_size: list[int]) -> tuple[Tensor, Tensor]:
+    """The maxima of windows that divide the input evenly, and their indices."""
+
+def adaptive_max_pool2d_backward(grad_output: Tensor, self: Tensor, indices: Tensor) -> Tensor:
+    """The gradient of an adaptive maximum pooling's input."""
+
+def adaptive_max_pool3d(self: Tensor, output_size: list[int]) -> tuple[Tensor, Tensor]:
+    """The maxima of windows that divide the input evenly, and their indices."""
+
+def adaptive_max_pool3d_backward(grad_output: Tensor, self: Tensor, indices: Tensor) -> Tensor:
+    """The gradient of an adaptive maximum pooling's input."""
+
 def add(self: Tensor, other: Tensor | int | float, *, alpha: int | float = 1) -> Tensor:
     """torch.ops.aten.add, elementwise."""
 
@@ -352,6 +364,18 @@ def attn_res_bwd(dy: Tensor, v: Tensor, w_query: Tensor, w_norm: Tensor, alpha: 
         dv, like v, dw_query = dq * w_norm, like w_query, and dw_norm = dq * w_query, like w_norm.
     """
 
+def avg_pool2d(self: Tensor, kernel_size: list[int], stride: list[int] = ..., padding: list[int] = ..., ceil_mode: bool = False, count_include_pad: bool = True, divisor_override: int | None = None) -> Tensor:
+    """The average of each window."""
+
+def avg_pool2d_backward(grad_output: Tensor, self: Tensor, kernel_size: list[int], stride: list[int], padding: list[int], ceil_mode: bool, count_include_pad: bool, divisor_override: int | None) -> Tensor:
+    """The gradient of an average pooling's input."""
+
+def avg_pool3d(self: Tensor, kernel_size: list[int], stride: list[int] = ..., padding: list[int] = ..., ceil_mode: bool = False, count_include_pad: bool = True, divisor_override: int | None = None) -> Tensor:
+    """The average of each window."""
+
+def avg_pool3d_backward(grad_output: Tensor, self: Tensor, kernel_size: list[int], stride: list[int], padding: list[int], ceil_mode: bool, count_include_pad: bool, divisor_override: int | None) -> Tensor:
+    """The gradient of an average pooling's input."""
+
 def batch_norm(x: Tensor, weight: Tensor | None = None, bias: Tensor | None = None, running_mean: Tensor | None = None, running_var: Tensor | None = None, momentum: float = 0.1, eps: float = 1e-05) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Batch norm: y = (x - mean) * rstd * weight + bias, rstd = rsqrt(var(x) + eps), with the biased variance.
 
@@ -605,6 +629,12 @@ def convert_thd_to_bshd(tensor: Tensor, cu_seqlens: Tensor, b: int, max_seq_len:
         b (at least 0)
         max_seq_len (at least 0)
     """
+
+def convolution(input: Tensor, weight: Tensor, bias: Tensor | None, stride: list[int], padding: list[int], dilation: list[int], transposed: bool, output_padding: list[int], groups: int) -> Tensor:
+    """The convolution of an input with a weight, plus a bias."""
+
+def convolution_backward(grad_output: Tensor, input: Tensor, weight: Tensor, bias_sizes: list[int] | None, stride: list[int], padding: list[int], dilation: list[int], transposed: bool, output_padding: list[int], groups: int, output_mask: list[bool]) -> tuple[Tensor, Tensor, Tensor]:
+    """The gradients of a convolution's input, weight and bias; None for those that output_mask does not ask for."""
 
 def copy(self: Tensor, src: Tensor, non_blocking: bool = False) -> Any:
     """torch.ops.aten.copy."""
@@ -1228,6 +1258,12 @@ def fp8_uncast(data: Tensor, scale_inv: Tensor, dtype: torch.dtype, out_dtype: t
 
 def frac(self: Tensor) -> Tensor:
     """torch.ops.aten.frac, elementwise."""
+
+def fractional_max_pool2d(self: Tensor, kernel_size: list[int], output_size: list[int], random_samples: Tensor) -> tuple[Tensor, Tensor]:
+    """The maxima of windows at pseudo-random distances, and their indices in the plane."""
+
+def fractional_max_pool2d_backward(grad_output: Tensor, self: Tensor, kernel_size: list[int], output_size: list[int], indices: Tensor) -> Tensor:
+    """The gradient of a fractional maximum pooling's input."""
 
 def full(size: list[int], fill_value: int | float, *, dtype: torch.dtype | None = None, layout: Any = None, device: Any = None, pin_memory: Any = None) -> Any:
     """torch.ops.aten.full."""
@@ -2308,6 +2344,24 @@ def max_dim_bwd(dvalues: Tensor, x: Tensor, indices: Tensor, dim: int, keepdim: 
         dim (a dimension of x): the dimension to reduce.
         keepdim: keep the reduced dimensions, with size 1.
     """
+
+def max_pool2d_with_indices(self: Tensor, kernel_size: list[int], stride: list[int] = ..., padding: list[int] = ..., dilation: list[int] = ..., ceil_mode: bool = False) -> tuple[Tensor, Tensor]:
+    """The maximum of each window, and its index in the plane."""
+
+def max_pool2d_with_indices_backward(grad_output: Tensor, self: Tensor, kernel_size: list[int], stride: list[int], padding: list[int], dilation: list[int], ceil_mode: bool, indices: Tensor) -> Tensor:
+    """The gradient of a maximum pooling's input."""
+
+def max_pool3d_with_indices(self: Tensor, kernel_size: list[int], stride: list[int] = ..., padding: list[int] = ..., dilation: list[int] = ..., ceil_mode: bool = False) -> tuple[Tensor, Tensor]:
+    """The maximum of each window, and its index in the plane."""
+
+def max_pool3d_with_indices_backward(grad_output: Tensor, self: Tensor, kernel_size: list[int], stride: list[int], padding: list[int], dilation: list[int], ceil_mode: bool, indices: Tensor) -> Tensor:
+    """The gradient of a maximum pooling's input."""
+
+def max_unpool2d(self: Tensor, indices: Tensor, output_size: list[int]) -> Tensor:
+    """Zeros, with each element at its index in the plane."""
+
+def max_unpool3d(self: Tensor, indices: Tensor, output_size: list[int], stride: list[int], padding: list[int]) -> Tensor:
+    """Zeros, with each element at its index in the plane."""
 
 def maximum(self: Tensor, other: Tensor) -> Tensor:
     """torch.ops.aten.maximum, elementwise."""
@@ -3438,6 +3492,24 @@ def range(start: int | float, end: int | float, step: int | float = 1, *, dtype:
 def reciprocal(self: Tensor) -> Tensor:
     """torch.ops.aten.reciprocal, elementwise."""
 
+def reflection_pad1d(self: Tensor, padding: list[int]) -> Tensor:
+    """The input, mirrored at its edges."""
+
+def reflection_pad1d_backward(grad_output: Tensor, self: Tensor, padding: list[int]) -> Tensor:
+    """The gradient of a reflection padding's input."""
+
+def reflection_pad2d(self: Tensor, padding: list[int]) -> Tensor:
+    """The input, mirrored at its edges."""
+
+def reflection_pad2d_backward(grad_output: Tensor, self: Tensor, padding: list[int]) -> Tensor:
+    """The gradient of a reflection padding's input."""
+
+def reflection_pad3d(self: Tensor, padding: list[int]) -> Tensor:
+    """The input, mirrored at its edges."""
+
+def reflection_pad3d_backward(grad_output: Tensor, self: Tensor, padding: list[int]) -> Tensor:
+    """The gradient of a reflection padding's input."""
+
 def reglu(input: Tensor, quantizer: Any) -> Any:
     """f(a) * b, with a and b the halves of the last dimension of input, f(x) = max(x, 0).
 
@@ -3544,6 +3616,24 @@ def repeat(self: Tensor, repeats: list[int]) -> Any:
 
 def repeat_interleave(repeats: Tensor, *, output_size: int | None = None) -> Any:
     """torch.ops.aten.repeat_interleave."""
+
+def replication_pad1d(self: Tensor, padding: list[int]) -> Tensor:
+    """The input, continued with its edges."""
+
+def replication_pad1d_backward(grad_output: Tensor, self: Tensor, padding: list[int]) -> Tensor:
+    """The gradient of a replication padding's input."""
+
+def replication_pad2d(self: Tensor, padding: list[int]) -> Tensor:
+    """The input, continued with its edges."""
+
+def replication_pad2d_backward(grad_output: Tensor, self: Tensor, padding: list[int]) -> Tensor:
+    """The gradient of a replication padding's input."""
+
+def replication_pad3d(self: Tensor, padding: list[int]) -> Tensor:
+    """The input, continued with its edges."""
+
+def replication_pad3d_backward(grad_output: Tensor, self: Tensor, padding: list[int]) -> Tensor:
+    """The gradient of a replication padding's input."""
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float = 1e-06, offset: float = 0.0, casting: str = 'gemma') -> tuple[Tensor, Tensor]:
     """RMS norm over the last dimension: y = x * rstd * (weight + offset), rstd = rsqrt(mean(x^2) + eps).
@@ -5101,6 +5191,48 @@ def uniform(self: Tensor, low: float = 0.0, high: float = 1.0, *, generator: Any
 
 def unsqueeze_copy(self: Tensor, dim: int) -> Any:
     """torch.ops.aten.unsqueeze_copy."""
+
+def upsample_bicubic2d(self: Tensor, output_size: list[int], align_corners: bool, scales_h: float | None = None, scales_w: float | None = None) -> Tensor:
+    """The input at another size: cubic resampling."""
+
+def upsample_bicubic2d_backward(grad_output: Tensor, output_size: list[int], input_size: list[int], align_corners: bool, scales_h: float | None = None, scales_w: float | None = None) -> Tensor:
+    """The gradient of the input of a cubic resampling."""
+
+def upsample_bilinear2d(self: Tensor, output_size: list[int], align_corners: bool, scales_h: float | None = None, scales_w: float | None = None) -> Tensor:
+    """The input at another size: linear resampling."""
+
+def upsample_bilinear2d_backward(grad_output: Tensor, output_size: list[int], input_size: list[int], align_corners: bool, scales_h: float | None = None, scales_w: float | None = None) -> Tensor:
+    """The gradient of the input of a linear resampling."""
+
+def upsample_linear1d(self: Tensor, output_size: list[int], align_corners: bool, scales: float | None = None) -> Tensor:
+    """The input at another size: linear resampling."""
+
+def upsample_linear1d_backward(grad_output: Tensor, output_size: list[int], input_size: list[int], align_corners: bool, scales: float | None = None) -> Tensor:
+    """The gradient of the input of a linear resampling."""
+
+def upsample_nearest1d(self: Tensor, output_size: list[int], scales: float | None = None) -> Tensor:
+    """The input at another size: nearest resampling."""
+
+def upsample_nearest1d_backward(grad_output: Tensor, output_size: list[int], input_size: list[int], scales: float | None = None) -> Tensor:
+    """The gradient of the input of a nearest resampling."""
+
+def upsample_nearest2d(self: Tensor, output_size: list[int], scales_h: float | None = None, scales_w: float | None = None) -> Tensor:
+    """The input at another size: nearest resampling."""
+
+def upsample_nearest2d_backward(grad_output: Tensor, output_size: list[int], input_size: list[int], scales_h: float | None = None, scales_w: float | None = None) -> Tensor:
+    """The gradient of the input of a nearest resampling."""
+
+def upsample_nearest3d(self: Tensor, output_size: list[int], scales_d: float | None = None, scales_h: float | None = None, scales_w: float | None = None) -> Tensor:
+    """The input at another size: nearest resampling."""
+
+def upsample_nearest3d_backward(grad_output: Tensor, output_size: list[int], input_size: list[int], scales_d: float | None = None, scales_h: float | None = None, scales_w: float | None = None) -> Tensor:
+    """The gradient of the input of a nearest resampling."""
+
+def upsample_trilinear3d(self: Tensor, output_size: list[int], align_corners: bool, scales_d: float | None = None, scales_h: float | None = None, scales_w: float | None = None) -> Tensor:
+    """The input at another size: linear resampling."""
+
+def upsample_trilinear3d_backward(grad_output: Tensor, output_size: list[int], input_size: list[int], align_corners: bool, scales_d: float | None = None, scales_h: float | None = None, scales_w: float | None = None) -> Tensor:
+    """The gradient of the input of a linear resampling."""
 
 def var(x: Tensor, dim: int | list[int] | None = None, keepdim: bool = False, correction: float | None = 1) -> Tensor:
     """The variance: squares are divided by n - correction (None: 1).

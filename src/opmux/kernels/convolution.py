@@ -89,7 +89,7 @@ def _conv(a_ptr, w_ptr, bias_ptr, y_ptr, n_m, n_out, n_red, o_z, o_y, o_x, i_z, 
     """One tile of the result of a group. With channels last, positions are rows; else they are columns, so that
     neighbouring lanes always read and write neighbouring memory. FLAT: channels and taps are one dimension, for few
     channels."""
-    i_m, i_n = tile(n_m, n_out, BLOCK_M, BLOCK_N, GROUP)
+    i_m, i_n = tile(tl.program_id(0), n_m, n_out, BLOCK_M, BLOCK_N, GROUP)
     g = tl.program_id(1)
     m = i_m.to(INDEX) * BLOCK_M + tl.arange(0, BLOCK_M)
     m = m[:, None] if A_LAST else m[None, :]
@@ -183,7 +183,7 @@ def _conv_dw(p_ptr, q_ptr, part_ptr, n_m, n_row, n_col, n_w, span, o_z, o_y, o_x
              INDEX: tl.constexpr, PRECISION: tl.constexpr, WIDE: tl.constexpr,
              BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP: tl.constexpr):  # fmt: skip
     """A share of dw[row, col, tap]: the sum over positions of p[row] times q[col] where the tap reads it."""
-    i_m, i_n = tile(n_row, n_col * KZ * KY * KX, BLOCK_M, BLOCK_N, GROUP)
+    i_m, i_n = tile(tl.program_id(0), n_row, n_col * KZ * KY * KX, BLOCK_M, BLOCK_N, GROUP)
     g = tl.program_id(1)
     share = tl.program_id(2)
     row = i_m * BLOCK_M + tl.arange(0, BLOCK_M)

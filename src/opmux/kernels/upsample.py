@@ -161,7 +161,7 @@ def weight_of(at, o, scale, n_in, T, MODE: tl.constexpr, ALIGN: tl.constexpr, WI
 
 
 def _resample(x_ptr, y_ptr, n, n_c, n_z, n_y, n_x, i_z, i_y, i_x, x_sn, x_sc, x_sz, x_sy, x_sx,
-              scale_z: fp64, scale_y: fp64, scale_x: fp64,
+              scale_z: tl.float64, scale_y: tl.float64, scale_x: tl.float64,
               TZ: tl.constexpr, TY: tl.constexpr, TX: tl.constexpr, MODE: tl.constexpr, ALIGN: tl.constexpr,
               RANK: tl.constexpr, LAST: tl.constexpr, TIGHT: tl.constexpr, INDEX: tl.constexpr, FULL: tl.constexpr,
               WIDE: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
@@ -212,7 +212,7 @@ def _resample(x_ptr, y_ptr, n, n_c, n_z, n_y, n_x, i_z, i_y, i_x, x_sn, x_sc, x_
 
 
 def _resample_bwd(dy_ptr, dx_ptr, n, n_c, n_z, n_y, n_x, o_z, o_y, o_x, dy_sn, dy_sc, dy_sz, dy_sy, dy_sx,
-                  scale_z: fp64, scale_y: fp64, scale_x: fp64,
+                  scale_z: tl.float64, scale_y: tl.float64, scale_x: tl.float64,
                   TZ: tl.constexpr, TY: tl.constexpr, TX: tl.constexpr, MODE: tl.constexpr, ALIGN: tl.constexpr,
                   RANK: tl.constexpr, LAST: tl.constexpr, TIGHT: tl.constexpr, INDEX: tl.constexpr,
                   FULL: tl.constexpr, WIDE: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip

@@ -57,6 +57,7 @@ LEFT: dict[str, str] = {
     "_nested_view_from_buffer_copy": _NESTED,
     "dot": "a single reduction by cuBLAS; ours would be two kernels",
     "vdot": "a single reduction by cuBLAS; ours would be two kernels",
+    "affine_grid_generator": "ATen computes it by linspace, copies and a matrix product of small sizes",
     "linear": "ATen composes it from addmm and matmul; its own kernels are for nested tensors, MKL-DNN and MPS",
     "linear_backward": "its kernels are for nested tensors and MPS; elsewhere autograd differentiates addmm",
     "_sparse_semi_structured_mm": _SPARSE,
@@ -187,69 +188,11 @@ NOT_YET: dict[str, str] = {
         unique_dim
     """,
     "convolution": """
-        _conv_depthwise2d
         col2im
         im2col
     """,
-    "pooling": """
-        _adaptive_avg_pool2d
-        _adaptive_avg_pool2d_backward
-        _adaptive_avg_pool3d_backward
-        adaptive_max_pool2d
-        adaptive_max_pool2d_backward
-        adaptive_max_pool3d_backward
-        avg_pool2d
-        avg_pool2d_backward
-        avg_pool3d
-        avg_pool3d_backward
-        fractional_max_pool2d
-        fractional_max_pool2d_backward
-        max_pool2d_backward
-        max_pool2d_with_indices
-        max_pool2d_with_indices_backward
-        max_pool3d_with_indices
-        max_pool3d_with_indices_backward
-        max_unpool2d
-        max_unpool3d
-    """,
-    "padding": """
-        reflection_pad1d
-        reflection_pad1d.out
-        reflection_pad1d_backward
-        reflection_pad2d
-        reflection_pad2d.out
-        reflection_pad2d_backward
-        reflection_pad3d
-        reflection_pad3d.out
-        reflection_pad3d_backward
-        replication_pad1d
-        replication_pad1d.out
-        replication_pad2d
-        replication_pad2d.out
-        replication_pad2d_backward
-        replication_pad2d_backward.grad_input
-        replication_pad3d
-        replication_pad3d_backward
-    """,
     "upsample": """
         grid_sampler_3d_backward
-        _upsample_bicubic2d_aa
-        _upsample_bicubic2d_aa_backward
-        _upsample_bilinear2d_aa
-        _upsample_bilinear2d_aa_backward
-        _upsample_nearest_exact1d
-        _upsample_nearest_exact2d
-        _upsample_nearest_exact2d_backward
-        _upsample_nearest_exact3d
-        affine_grid_generator
-        upsample_bicubic2d
-        upsample_bilinear2d
-        upsample_linear1d
-        upsample_linear1d_backward
-        upsample_nearest1d
-        upsample_nearest2d
-        upsample_nearest3d
-        upsample_trilinear3d
     """,
     "rnn": """
         _thnn_fused_lstm_cell

@@ -1,0 +1,38 @@
+"""ATen's pooling ops that are not declared under their own names: gradients that are computed by another op.
+
+`avg_pool1d`, `max_pool1d` and `adaptive_*_pool1d` are compositions of the ops of two dimensions.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from torch import Tensor
+
+from ...core import get_default_manager
+from ...core.adapter import adapt
+from ...specs import pooling
+
+Fn = Callable[..., Any]
+
+
+@adapt("max_pool2d_backward", over=pooling.ops["max_pool2d_with_indices_backward"])
+def max_pool2d_backward(
+    call: Fn,
+    grad_output: Tensor,
+    self: Tensor,
+    kernel_size: Sequence[int],
+    stride: Sequence[int] = (),
+    padding: Sequence[int] = (0, 0),
+    dilation: Sequence[int] = (1, 1),
+    ceil_mode: bool = False,
+) -> Any:
+    """Indices are not passed: they are found again."""
+    sizes = (list(kernel_size), list(stride), list(padding), list(dilation), ceil_mode)
+    key = pooling.ops["max_pool2d_with_indices"].spec.key
+    _, indices = get_default_manager().call(key, self, *sizes)
+    return call(grad_output, self, *sizes, indices)
+
+
+@adapt("adaptive_avg_pool3d_backward.grad_input", over=pooling.ops["_adaptive_avg_pool3d_backward"])
+def adaptive_avg_pool3d_backward(call: Fn, grad_output: Tensor, self: Tensor) -> Any:
+    return call(grad_output, self)

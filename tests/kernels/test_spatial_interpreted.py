@@ -1,0 +1,100 @@
+"""Convolution, pooling, padding and resampling in the interpreter, against torch's own ops: values, dtypes, strides."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from opmux.core import BackendImplKind, get_default_manager, specs
+
+pytest.importorskip("triton")
+
+MODE = "interpret"
+CPU = torch.device("cpu")
+FAMILIES = ("convolution", "padding", "pooling", "upsample")
+DTYPES = (torch.bfloat16, torch.float16, torch.float64)
+
+
+def collect():
+    for family in FAMILIES:
+        specs.load_implementers(family)
+    manager = get_default_manager()
+    manager.prepare()
+    for spec in specs:
+        if spec.family in FAMILIES:
+            impls = manager.registry.get_implementations(spec.key) or []
+            ours = [i for i in impls if i.kind is BackendImplKind.DEFAULT and i.vendor is None]
+            assert len(ours) == 1, f"{spec.name} has no kernel"
+            yield spec, ours[0]
+
+
+OPS = list(collect())
+
+
+def strides(t):
+    """Those of dimensions with one element say nothing."""
+    return [s for s, n in zip(t.stride(), t.shape, strict=True) if n > 1]
+
+
+def agrees(spec, impl, sample):
+    got, want = (r if isinstance(r, tuple) else (r,) for r in (impl.fn(*sample.args), spec.reference(*sample.args)))
+    for a, b in zip(got, want, strict=True):
+        if b is None:
+            assert a is None
+            continue
+        assert a.dtype == b.dtype and strides(a) == strides(b)
+        tol = spec.tol.get(b.dtype)  # indices are equal
+        close = dict(rtol=tol.rtol, atol=tol.atol) if tol else dict(rtol=0, atol=0)
+        torch.testing.assert_close(a, b, **close, msg=lambda m: f"{spec.name} {sample.id}: {m}")
+
+
+@pytest.mark.parametrize("number, op", list(enumerate(OPS)), ids=[s.name for s, _ in OPS])
+def test_agrees_with_torch(number, op, slow):
+    """Two samples in float32 and one in another dtype, in turn; all samples and dtypes with --slow."""
+    spec, impl = op
+    for dtype in (torch.float32, *(DTYPES if slow else [DTYPES[number % 3]])):
+        samples = list(spec.samples(dtype, CPU))
+        few = [samples[number % len(samples)], samples[-1]] if dtype is torch.float32 else samples[:1]
+        for sample in samples if slow else few:
+            agrees(spec, impl, sample)
+
+
+def find(name):
+    return next(row for row in OPS if row[0].name == name)
+
+
+@pytest.mark.parametrize("name", ["max_pool2d_with_indices", "adaptive_max_pool2d"])
+def test_maxima_of_nan_and_infinities(name):
+    """NaN is the maximum; of windows that have nothing but -inf, the first index counts."""
+    x = torch.full((1, 2, 4, 4), float("-inf"))
+    x[0, 0, 1, 2] = float("nan")
+    x[0, 1, 2, 3] = float("inf")
+    spec, impl = find(name)
+    args = (x, [2, 2], [2, 2], [0, 0], [1, 1], False) if "with" in name else (x, [2, 2])
+    for a, b in zip(impl.fn(*args), spec.reference(*args), strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=0, equal_nan=True)
+
+
+def test_results_that_are_not_asked_for():
+    """Each gradient of a convolution by itself."""
+    spec, impl = find("convolution_backward")
+    *args, _ = next(iter(spec.samples(torch.float32, CPU))).args
+    want = spec.reference(*args, [True, True, True])
+    for i in range(3):
+        got = impl.fn(*args, [k == i for k in range(3)])
+        assert [t is None for t in got] == [k != i for k in range(3)]
+        torch.testing.assert_close(got[i], want[i], rtol=1e-4, atol=1e-4)
+
+
+def test_what_torch_refuses_is_declined():
+    from opmux.core.errors import NotSupported
+
+    x = torch.randn(1, 2, 4, 4)
+    for name, args in {
+        "reflection_pad2d": (x, [4, 0, 0, 0]),
+        "avg_pool2d": (x, [2, 2], [2, 2], [2, 2], False, True, None),
+        "convolution": (x, torch.randn(3, 5, 1, 1), None, [1, 1], [0, 0], [1, 1], False, [0, 0], 1),
+        "max_pool2d_with_indices": (x.to(torch.int32), [2, 2], [2, 2], [0, 0], [1, 1], False),
+    }.items():
+        with pytest.raises(NotSupported):
+            find(name)[1].fn(*args)
