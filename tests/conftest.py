@@ -2,7 +2,11 @@
 
 import functools
 import os
+import subprocess
+import sys
+import tempfile
 import threading
+from pathlib import Path
 
 import pytest
 import torch
@@ -23,6 +27,7 @@ def pytest_addoption(parser):
 
 
 def pytest_configure(config):
+    _keep_bytecode()
     # Before anything imports triton: it decides at import what its decorators make.
     os.environ.pop("TRITON_INTERPRET", None)
     if config.getoption("--triton") == "interpret":
@@ -31,6 +36,31 @@ def pytest_configure(config):
     if hasattr(config, "workerinput"):
         torch.set_num_threads(1)
         os.environ.setdefault("OMP_NUM_THREADS", "1")  # of the programs that tests start
+
+
+def _keep_bytecode():
+    """Tests start hundreds of programs, and each would compile our sources again: what is compiled stays, elsewhere."""
+    where = Path(tempfile.gettempdir()) / f"opmux-tests-bytecode-{os.getuid()}"
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+    os.environ["PYTHONPYCACHEPREFIX"] = sys.pycache_prefix = str(where)
+    sys.dont_write_bytecode = False
+
+
+@functools.cache
+def _turn():
+    """A number that changes from commit to commit; TEST_TURN sets it."""
+    given = os.environ.get("TEST_TURN")
+    if given is None:
+        asked = ["git", "rev-parse", "HEAD"]
+        done = subprocess.run(asked, cwd=Path(__file__).parent, capture_output=True, encoding="utf-8")
+        given = str(int(done.stdout[:6], 16)) if done.returncode == 0 else "0"
+    return int(given)
+
+
+def pytest_report_header(config):
+    if not config.getoption("--slow"):
+        return f"turn {_turn()}: tests marked rotates(n) run one case in n; TEST_TURN={_turn()} selects the same ones"
+    return None
 
 
 def pytest_ignore_collect(collection_path):
@@ -128,7 +158,7 @@ def pytest_collection_modifyitems(config, items):
         slow = [item for item in items if item.get_closest_marker("slow")]
         config.hook.pytest_deselected(items=slow)
         items[:] = [item for item in items if not item.get_closest_marker("slow")]
-        left_out = _beyond_few(items)
+        left_out = _beyond_few(items) | (set() if _are_named(config) else _not_in_turn(items))
         config.hook.pytest_deselected(items=[item for item in items if item in left_out])
         items[:] = [item for item in items if item not in left_out]
     if not torch.cuda.is_available():
@@ -148,6 +178,24 @@ def _beyond_few(items):
         n = found[0].get_closest_marker("few").args[0]
         kept = {i * len(found) // n for i in range(n)} if len(found) > n else range(len(found))
         left_out.update(item for i, item in enumerate(found) if i not in kept)
+    return left_out
+
+
+def _are_named(config):
+    """Whether somebody has asked for certain cases, and not for whole files."""
+    return bool(config.option.keyword) or any("::" in arg for arg in config.args)
+
+
+def _not_in_turn(items):
+    """The cases of tests marked `rotates(n)` but one in n, others from commit to commit."""
+    cases = {}
+    for item in items:
+        if item.get_closest_marker("rotates"):
+            cases.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    left_out = set()
+    for found in cases.values():
+        n = found[0].get_closest_marker("rotates").args[0]
+        left_out.update(item for i, item in enumerate(found) if len(found) > n and (i + _turn()) % n)
     return left_out
 
 
@@ -183,6 +231,12 @@ def seeded():
 def slow(pytestconfig):
     """Whether the run takes its time (--slow)."""
     return pytestconfig.getoption("--slow")
+
+
+@pytest.fixture(scope="session")
+def turn():
+    """A number that changes from commit to commit, for tests that run other cases then."""
+    return _turn()
 
 
 @pytest.fixture(scope="session")

@@ -53,6 +53,7 @@ def test_rows(turn, width, slow):
 
 
 @pytest.mark.parametrize("number, key", list(enumerate(ACTIVATIONS)), ids=ACTIVATIONS)
+@pytest.mark.rotates(3)
 def test_activations(number, key):
     """Each row on one chip, in turn; all of them on all chips with --slow."""
     chip = list(CHIPS)[number % len(CHIPS)]

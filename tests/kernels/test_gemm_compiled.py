@@ -85,6 +85,7 @@ def test_a_product_with_all_that_may_follow_on_every_chip(chip):
 
 
 @pytest.mark.parametrize("number, name", list(enumerate(CALLS)), ids=list(CALLS))
+@pytest.mark.rotates(2)
 def test_the_others_in_turn(number, name):
     build(list(CHIPS)[number % len(CHIPS)], name)
 

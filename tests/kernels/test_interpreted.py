@@ -1,6 +1,7 @@
 """Every kernel of ours, interpreted on the CPU, against its reference, in four dtypes, with poisoned results.
 
-Of float32 four samples, of the halves two, of float64 one; all samples of all dtypes with --slow.
+Of float32 four samples, of the halves two, of float64 one, and a third of the kernels in turn; all samples of all
+dtypes with --slow.
 """
 
 from __future__ import annotations
@@ -69,6 +70,7 @@ def test_there_are_kernels():
 
 
 @pytest.mark.parametrize("spec, impl", KERNELS, ids=[s.name for s, _ in KERNELS])
+@pytest.mark.rotates(3)
 def test_agrees_with_the_reference(spec, impl, few):
     for dtype in DTYPES:
         for sample in few(spec.samples(dtype, CPU), MOST[dtype]):

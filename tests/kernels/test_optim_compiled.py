@@ -66,6 +66,7 @@ def compiled(name, chip):
 
 
 @pytest.mark.parametrize("number, name", list(enumerate(CALLS)), ids=list(CALLS))
+@pytest.mark.rotates(2)
 def test_every_kernel(number, name):
     """Each on one chip, in turn, and on the first; all of them on all chips with --slow."""
     for kernel in compiled(name, list(CHIPS)[number % len(CHIPS)]):

@@ -34,6 +34,7 @@ def sample(name, dtype):
 
 
 @pytest.mark.parametrize("number, name", list(enumerate(OWN)), ids=OWN)
+@pytest.mark.rotates(3)
 def test_each_row(number, name):
     """On one chip and in one dtype, in turn; all of them on all chips with --slow."""
     fits = [d for d in ORDER if d in spec.ROWS[name].dtypes]

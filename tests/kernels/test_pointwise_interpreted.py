@@ -82,6 +82,7 @@ def args_in_short(args):
 
 
 @pytest.mark.parametrize("name", OWN)
+@pytest.mark.rotates(3)
 def test_every_row_agrees_with_torch(name):
     """One dtype through every layout; each of the others once."""
     makes = spec.ops[name].spec.samples
@@ -198,6 +199,7 @@ def traps(name, a, b, dtype):
 @pytest.mark.parametrize(
     "name", [n for n in OWN if spec.ROWS[n].dtypes & spec.INTS and len(required(n)) <= 2 and n != "clamp"]
 )
+@pytest.mark.rotates(3)
 def test_integers_to_the_last_bit(name, dtype):
     if dtype not in spec.ROWS[name].dtypes:
         pytest.skip("not an op of this dtype")

@@ -40,6 +40,7 @@ def compiled(name, chip, dtype=torch.bfloat16, seed=HOST, shape=()):
 
 
 @pytest.mark.parametrize("number, name", list(enumerate(CALLS)), ids=list(CALLS))
+@pytest.mark.rotates(2)
 def test_every_kernel(number, name, few):
     """Even and odd sizes, the seed here and there; chips and dtypes in turn."""
     chips = list(CHIPS)
