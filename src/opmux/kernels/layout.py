@@ -192,18 +192,12 @@ def _of_channels(x: Tensor, r: int) -> Tensor:
 # ---- copies of views ------------------------------------------------------------------------------------------------
 
 
-def _viewed(x: Tensor, size: list[int] | None, dtype: torch.dtype | None) -> Tensor:
-    if size is None:
-        raise NotSupported("a view as another dtype")
-    return x.view(size)
-
-
 VIEWS: dict[str, Callable[..., Tensor]] = {
     "alias_copy": lambda x: x,
     "detach_copy": lambda x: x,
     "lift_fresh_copy": lambda x: x,
     "t_copy": torch.t,
-    "view_copy": _viewed,
+    "view_copy": Tensor.view,
     "permute_copy": torch.permute,
     "transpose_copy": torch.transpose,
     "expand_copy": lambda x, size, implicit: x.expand(size),

@@ -39,15 +39,6 @@ def _options(d: Draw) -> dict[str, Any]:
     return {"dtype": d.dtype, "layout": None, "device": d.device, "pin_memory": None}
 
 
-# The value of each factory that fills; None: an argument.
-FILLS: dict[str, int | None] = {
-    "fill": None, "zero": 0,
-    "full": None, "ones": 1, "zeros": 0,
-    "full_like": None, "ones_like": 1, "zeros_like": 0,
-    "new_full": None, "new_ones": 1, "new_zeros": 0,
-    "scalar_tensor": None,
-}  # fmt: skip
-
 TABLE = (
     AtenRow("fill", "self: Tensor, value: Tensor | Number", like(value=2), SHAPES),
     AtenRow("zero", "self: Tensor", like(), SHAPES),

@@ -349,7 +349,7 @@ class _Tensors:
         found = self._places.get(view.untyped_storage()._cdata)
         if found is None:
             raise NotSupported("a part that is no view of an argument")
-        if view.storage_offset() * view.element_size() + _span(view) > _span(self.metas[found]):
+        if view.storage_offset() * view.element_size() + span(view) > span(self.metas[found]):
             raise NotSupported("a part that is not within its tensor")  # torch does not check that of meta tensors
         return found
 
@@ -498,9 +498,9 @@ class _Function:
 
     def _into(self) -> list[str]:
         self.globals["_apart"] = apart
-        ys = [f"y[{i}]" for i in range(len(self.natural))] if self.many else ["y"]
-        read = [self.tensors.sources[p] for p in sorted(self.read - self.written)]
-        checks = [f"_apart({y}, {x})" for x in read for y in ys]
+        spans = [(source, span(meta)) for source, meta in zip(self.tensors.sources, self.tensors.metas, strict=True)]
+        pairs = [(y, x) for x in sorted(self.read - self.written) for y in sorted(self.written)]
+        checks = ["_apart({}, {}, {}, {})".format(*spans[y], *spans[x]) for y, x in pairs]
         return [*checks, *self._calls(), "return None" if self.many else "return y"]
 
     def _calls(self) -> list[str]:
@@ -521,16 +521,14 @@ class _Function:
         return f"_launch_{i}({', '.join(passed)})"
 
 
-def apart(y: Tensor, x: Tensor) -> None:
+def apart(y: Tensor, y_span: int, x: Tensor, x_span: int) -> None:
     """Decline to write y where it overlaps x, which is still to be read: torch knows what happens then."""
     start, other = y.data_ptr(), x.data_ptr()
-    if start and other and other < start + _span(y) and start < other + _span(x):
+    if start and other and other < start + y_span and start < other + x_span:
         raise NotSupported("out and an argument share memory")
 
 
-def _span(t: Tensor) -> int:
+def span(t: Tensor) -> int:
     """Bytes from its first element to the end of its last."""
-    if t.is_contiguous():
-        return t.nbytes
     last = sum((n - 1) * s for n, s in zip(t.shape, t.stride(), strict=True))
     return (last + 1) * t.element_size() if t.numel() else 0
