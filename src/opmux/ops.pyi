@@ -5300,7 +5300,7 @@ def vector_norm_bwd(dy: Tensor, x: Tensor, y: Tensor, ord: float = 2, dim: int |
         keepdim: keep the reduced dimensions, with size 1.
     """
 
-def view_copy(self: Tensor, size: list[int] | None = None, dtype: torch.dtype | None = None) -> Any:
+def view_copy(self: Tensor, size: list[int]) -> Any:
     """torch.ops.aten.view_copy."""
 
 def weight_norm(v: Tensor, g: Tensor, dim: int | None = 0) -> tuple[Tensor, Tensor]:
