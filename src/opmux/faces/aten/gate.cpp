@@ -5,6 +5,7 @@
 // same are launched from here. See gate.py.
 
 #include <ATen/Context.h>
+#include <ATen/core/IListRef.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <c10/core/DefaultDtype.h>
@@ -151,7 +152,7 @@ struct Look {
     if (t.unsafeGetTensorImpl()->is_wrapped_number()) {
       return wrapped(t);
     }
-    if (tensors == kMostTensors || t.is_neg() || t.is_conj() || (tensors != 0 && t.device() != tensor[0]->device())) {
+    if (tensors == kMostTensors || !t.has_storage() || t.is_neg() || t.is_conj() || (tensors != 0 && t.device() != tensor[0]->device())) {
       ok = false;
       return;
     }
@@ -231,6 +232,10 @@ struct Look {
       ok = ok && !n.is_heap_allocated();
       add(n.is_heap_allocated() ? 0 : n.as_int_unchecked());
     }
+  }
+  template <class Other>
+  void look(const Other&) {  // a type that no launch was made for yet
+    ok = false;
   }
   void look(const std::array<bool, 3>& values) { add(values[0] | values[1] << 1 | values[2] << 2); }
 };
@@ -490,6 +495,10 @@ const at::Tensor* first_tensor(const T& argument, const Rest&... rest) {
     if (has_size(argument)) {
       return &argument;
     }
+  } else if constexpr (std::is_same_v<T, at::ITensorListRef>) {
+    if (argument.size() != 0) {
+      return &*argument.begin();
+    }
   }
   return first_tensor(rest...);
 }
@@ -631,13 +640,25 @@ inline constexpr const char* kWord<c10::SymIntArrayRef> = "SymInt[]";
 template <>
 inline constexpr const char* kWord<std::array<bool, 3>> = "bool[]";
 template <>
+inline constexpr const char* kWord<c10::SymInt> = "SymInt";
+template <>
+inline constexpr const char* kWord<std::optional<bool>> = "bool?";
+template <>
+inline constexpr const char* kWord<std::optional<at::Layout>> = "Layout?";
+template <>
+inline constexpr const char* kWord<std::optional<at::Device>> = "Device?";
+template <>
+inline constexpr const char* kWord<std::optional<at::MemoryFormat>> = "MemoryFormat?";
+template <>
+inline constexpr const char* kWord<const at::ITensorListRef&> = "Tensor[]";
+template <>
 inline constexpr const char* kWord<std::tuple<at::Tensor, at::Tensor>> = "Tensor Tensor";
 template <>
 inline constexpr const char* kWord<std::tuple<at::Tensor, at::Tensor, at::Tensor>> = "Tensor Tensor Tensor";
 
 struct Made {
   c10::KernelFunction kernel;
-  std::optional<c10::impl::CppSignature> signature;  // the dispatcher compares it with that of ATen's kernels
+  c10::impl::CppSignature signature;  // the dispatcher compares it with that of ATen's kernels
 };
 
 using Maker = Made (*)(const std::shared_ptr<Gate>&);
@@ -681,6 +702,11 @@ const std::unordered_map<std::string, Maker>& frequent() {
       T(In, int64_t, std::optional<at::ScalarType>), T(In, int64_t, In),              // cumsum, index_select
       T(In, int64_t, In, bool), T(In, In, In, Number, Number),                        // gather, addmm
       T(In, std::string_view), T(In, In, std::string_view),                           // gelu and its backward
+      T(In, std::optional<at::MemoryFormat>), T(In, In, c10::SymInt, bool, bool),     // clone, embedding
+      T(In, std::optional<at::ScalarType>, std::optional<at::Layout>, std::optional<at::Device>, std::optional<bool>,
+        bool, std::optional<at::MemoryFormat>),                                       // _to_copy
+      T(const at::ITensorListRef&, int64_t), T(In, int64_t),                          // cat, tril
+      std::tuple<T, T>(In, double, std::optional<bool>),                              // native_dropout
       std::tuple<T, T, T>(In, c10::SymIntArrayRef, Maybe, Maybe, double),             // native_layer_norm
       std::tuple<T, T, T>(In, In, c10::SymIntArrayRef, In, In, Maybe, Maybe, std::array<bool, 3>),
       std::tuple<T, T>(In, at::IntArrayRef, Maybe, std::optional<double>)             // _fused_rms_norm
@@ -751,15 +777,22 @@ int opmux_gate_install(Registration* made) {
     c10::WarningUtils::WarningHandlerGuard quiet(&silent);
     Gate& gate = *made->gate;
     gate.override = kernel_of(gate.op.getComputedKernelForDispatchKey(gate.key));
-    auto found = frequent().find(words(gate.op.schema()));
-    const bool typed = found != frequent().end();
-    auto [kernel, signature] = typed ? found->second(made->gate) : Made{};
-    made->handle.emplace(c10::Dispatcher::singleton().registerImpl(
-        gate.op.operator_name(), gate.key,
-        typed ? std::move(kernel)
-              : c10::KernelFunction::makeFromBoxedFunctor(std::make_unique<Boxed>(made->gate)),
-        signature, nullptr, "opmux's gate"));
-    return typed ? 2 : 1;
+    const auto install = [&](c10::KernelFunction kernel, std::optional<c10::impl::CppSignature> signature) {
+      made->handle.emplace(c10::Dispatcher::singleton().registerImpl(
+          gate.op.operator_name(), gate.key, std::move(kernel), std::move(signature), nullptr, "opmux's gate"));
+    };
+    const auto found = frequent().find(words(gate.op.schema()));
+    if (found != frequent().end()) {
+      try {
+        auto [kernel, signature] = found->second(made->gate);
+        install(std::move(kernel), std::move(signature));
+        return 2;
+      } catch (const c10::Error&) {
+        // this torch has another C++ type for these words
+      }
+    }
+    install(c10::KernelFunction::makeFromBoxedFunctor(std::make_unique<Boxed>(made->gate)), std::nullopt);
+    return 1;
   });
 }
 

@@ -76,6 +76,7 @@ class _State:
     library: _Library | None = None
     tried = False
     driver: _Driver | None = None  # C++ has its address
+    drives: bool | None = None  # whether there is one for CUDA; None: not tried
     recorded = False  # whether anything was, since it was last cleared
     paused: set[str] = set()  # why no kernel is launched from C++ now: each call goes to Python
 
@@ -235,7 +236,7 @@ class _Driver(ctypes.Structure):
 def _drives(library: _Library) -> bool:
     """Whether the gate can launch on CUDA: it has cuLaunchKernel and torch's current stream."""
     with _State.lock.held:
-        if _State.driver is None:
+        if _State.drives is None:
             address = lambda of, name: ctypes.cast(getattr(of, name), ctypes.c_void_p)
             try:
                 cuda = ctypes.CDLL("libcuda.so.1")
@@ -244,11 +245,12 @@ def _drives(library: _Library) -> bool:
                     address(cuda, "cuLaunchKernel"), address(of_torch, "aoti_torch_get_current_cuda_stream"),
                     _BEGIN(_begin), _END(_end),
                 )  # fmt: skip
+                drive(library, made)
+                _State.drives = True
             except (OSError, AttributeError) as error:
-                logger.debug("kernels are not launched from C++: %s", error)
-                return False
-            drive(library, made)
-    return True
+                logger.info("kernels are launched from Python: %s", error)
+                _State.drives = False
+        return _State.drives
 
 
 def drive(library: _Library, with_: _Driver) -> None:
