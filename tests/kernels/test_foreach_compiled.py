@@ -27,7 +27,7 @@ def built_for(chip, name, dtype, at=0):
     manager = get_default_manager()
     manager.prepare()
     fn = next(i.fn for i in manager.registry.impls(spec.ops[name].spec.key) if i.kind is BackendImplKind.DEFAULT)
-    sample = list(spec.ops[name].spec.samples(dtype, "cpu"))[at]
+    sample = list(spec.SAMPLES[name](dtype, "cpu"))[at]
     params = spec.ops[name].spec.signature.parameters.values()
     args = [on_meta(a) for a in sample.args]
     keywords = {p.name: a for p, a in zip(params, args, strict=True) if p.kind is p.KEYWORD_ONLY}
@@ -47,5 +47,5 @@ def test_every_kind(number, name):
 @pytest.mark.parametrize("name", spec.ops)
 def test_every_op_on_every_chip(name, chip):
     for dtype in (torch.float32, torch.bfloat16):
-        for at in range(len(list(spec.ops[name].spec.samples(dtype, "cpu")))):
+        for at in range(len(list(spec.SAMPLES[name](dtype, "cpu")))):
             built_for(chip, name, dtype, at)

@@ -62,7 +62,7 @@ def agree(got, want, tol):
 def test_every_sample_agrees_with_torch(number, name):
     dtype = DTYPES[number % 3]
     tol = spec.ops[name].spec.tol[dtype]
-    for sample in spec.ops[name].spec.samples(dtype, CPU):
+    for sample in spec.SAMPLES[name](dtype, CPU):
         ours, theirs = copy.deepcopy(sample.args), tuple(wide(a) for a in sample.args)
         got, want = call(impl(name).fn, name, ours), call(spec.ops[name].reference, name, theirs)
         agree([got, ours], [want, theirs], tol)
@@ -72,7 +72,7 @@ def test_every_sample_agrees_with_torch(number, name):
     "name", ["_foreach_add", "_foreach_sqrt", "_foreach_addcmul", "_foreach_copy", "_foreach_zero"]
 )
 def test_in_place(name):
-    for sample in spec.ops[name].spec.samples(torch.float32, CPU):
+    for sample in spec.SAMPLES[name](torch.float32, CPU):
         want = call(spec.ops[name].reference, name, copy.deepcopy(sample.args))
         assert impl(name).into(sample.args[0], *sample.args) is None
         agree(sample.args[0], want, spec.ops[name].spec.tol[torch.float32])
@@ -108,7 +108,7 @@ def test_tensors_that_are_dense_but_not_contiguous():
 
 
 def test_a_step_is_skipped_after_overflow():
-    sample = next(iter(spec.ops["_fused_adam_"].spec.samples(torch.float32, CPU)))
+    sample = next(iter(spec.SAMPLES["_fused_adam_"](torch.float32, CPU)))
     args = (*sample.args[:-1], torch.tensor(1.0))
     before = copy.deepcopy(args)
     call(impl("_fused_adam_").fn, "_fused_adam_", args)

@@ -157,19 +157,26 @@ def _scaling(name: str) -> Samples:
 # ---- the ops --------------------------------------------------------------------------------------------------------
 
 ops: dict[str, Any] = {}
-for _name in ELEMENTWISE:
-    _full = f"_foreach_{_name}"
-    ops[_full] = op(_function(_full), space="aten", samples=_elementwise(_name), tol=ROUGH)
-for _full in OTHERS:
-    ops[_full] = op(_function(_full), space="aten", samples=_other(_full), tol=ROUGH)
+# Samples by op: all arguments in order. Not part of the ops, as tools take an argument to be a tensor or a number.
+SAMPLES: dict[str, Samples] = {
+    **{f"_foreach_{name}": _elementwise(name) for name in ELEMENTWISE},
+    **{name: _other(name) for name in OTHERS},
+    **{name: _steps(name) for name in STEPS},
+    **{name: _scaling(name) for name in SCALING},
+}
 
 
 def _writes(name: str) -> tuple[str, ...]:
-    packet = getattr(torch.ops.aten, name)
-    arguments = packet.default._schema.arguments
+    arguments = getattr(torch.ops.aten, name).default._schema.arguments
     return tuple(a.name for a in arguments if a.alias_info is not None and a.alias_info.is_write)
 
 
-for _full in (*STEPS, *SCALING):
-    _samples = _steps(_full) if _full in STEPS else _scaling(_full)
-    ops[_full] = op(_function(_full), space="aten", out="", mutates=_writes(_full), samples=_samples, tol=ROUGH)
+for _name in SAMPLES:
+    _mutates = _name in (*STEPS, *SCALING)
+    ops[_name] = op(
+        _function(_name),
+        space="aten",
+        out="" if _mutates else "y",
+        mutates=_writes(_name) if _mutates else (),
+        tol=ROUGH,
+    )
