@@ -36,6 +36,11 @@ DRAWS = {
     "uniform_": ((like(),), 0.5, 1 / math.sqrt(12)),
     "normal_": ((like(), 2.0, 3.0), 2.0, 3.0),
     "normal_functional": ((like(),), 0.0, 1.0),
+    "log_normal": ((like(), 0.0, 0.25), math.exp(1 / 32), math.exp(1 / 32) * math.sqrt(math.expm1(1 / 16))),
+    "log_normal_": ((like(), 0.0, 0.25), math.exp(1 / 32), math.exp(1 / 32) * math.sqrt(math.expm1(1 / 16))),
+    "normal.Tensor_Tensor": ((torch.full((N,), 2.0), torch.full((N,), 3.0)), 2.0, 3.0),
+    "normal.Tensor_float": ((torch.full((N,), 2.0), 3.0), 2.0, 3.0),
+    "normal.float_Tensor": ((2.0, torch.full((N,), 3.0)), 2.0, 3.0),
     "exponential": ((like(), 0.5), 2.0, 2.0),
     "exponential_": ((like(),), 1.0, 1.0),
     "bernoulli": ((torch.full((N,), 0.25),), 0.25, math.sqrt(3) / 4),
@@ -71,7 +76,21 @@ HERE = [n for n in DRAWS if random.known(n)]
 
 def test_signatures(adapters):
     assert adapters.signatures_are_atens()
-    assert set(adapters.table) == {*HERE, "native_dropout", "native_dropout_backward"}
+    others = "native_dropout native_dropout_backward _masked_scale cauchy cauchy_".split()
+    assert set(adapters.table) == {*HERE, *others}
+
+
+def test_cauchy(adapters):
+    """It has no moments: a quarter lies below the median minus sigma, and a half between."""
+    y = adapters.run("cauchy_", like(), 2.0, 0.5)
+    quarters = torch.quantile(y, torch.tensor([0.25, 0.5, 0.75]))
+    torch.testing.assert_close(quarters, torch.tensor([1.5, 2.0, 2.5]), rtol=0, atol=0.1)
+    assert y.isfinite().all()
+
+
+def test_masked_scale(adapters):
+    x, mask = torch.randn(5, 7), torch.rand(5, 7) > 0.5
+    torch.testing.assert_close(adapters.run("_masked_scale", x, mask.to(torch.uint8), 2.0), x * mask * 2)
 
 
 def test_overloads_this_torch_lacks_are_left_out():

@@ -23,6 +23,7 @@ CALLS = {
     "mask_bwd": lambda x, seed: kernels.dropout_mask_bwd(x, meta(torch.bool, *x.shape), 0.25),
     "uniform": lambda x, seed: kernels.philox_uniform(x, seed, 0.0, 1.0),
     "normal": lambda x, seed: kernels.philox_normal(x, seed, 0.0, 1.0),
+    "cauchy": lambda x, seed: kernels.philox_cauchy(x, seed, 0.0, 1.0),
     "exponential": lambda x, seed: kernels.philox_exponential(x, seed, 1.0),
     "bernoulli": lambda x, seed: kernels.philox_bernoulli(x, seed, 0.25),
     "bernoulli_of": lambda x, seed: kernels.philox_bernoulli_of(x, seed),

@@ -23,6 +23,7 @@ ARGS = {
     "philox_dropout_mask": (0.25,),
     "philox_uniform": (-1.0, 2.0),
     "philox_normal": (0.5, 2.0),
+    "philox_cauchy": (0.5, 2.0),
     "philox_exponential": (2.0,),
     "philox_bernoulli": (0.25,),
     "philox_bernoulli_of": (),

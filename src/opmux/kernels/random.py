@@ -19,6 +19,7 @@ from ..specs import random as spec
 from .lib.config import Tiles, Tunable, tunable
 from .lib.harness import Launch, Plan, Zeros, planned, strided
 from .lib.launch import Launcher
+from .lib.maths import div
 from .lib.philox import interleave2, interleave4, pair, seeded, with_seed, words
 from .lib.rows import OutputSpec, wide_of
 
@@ -106,6 +107,18 @@ def waited(r, a, b, c):
 @triton.jit
 def exponential(r, q, a, b, c):
     return waited(r, a, b, c), waited(q, a, b, c)
+
+
+@triton.jit
+def tangent(r, a, b, c):
+    """Half a turn is enough, as the tangent has that period."""
+    cos, sin = turn(r >> 1)
+    return tl.minimum(tl.maximum(div(sin, cos) * a + b, -c), c)
+
+
+@triton.jit
+def cauchy(r, q, a, b, c):
+    return tangent(r, a, b, c), tangent(q, a, b, c)
 
 
 # One raw number to an integer.
@@ -376,6 +389,11 @@ def philox_uniform(like: Tensor, seed: Tensor, low: float, high: float) -> Plan:
 @planned(spec.philox_normal)
 def philox_normal(like: Tensor, seed: Tensor, mean: float, std: float) -> Plan:
     return _floats_drawn(normal, like, seed, float(std), float(mean), 0.0)
+
+
+@planned(spec.philox_cauchy)
+def philox_cauchy(like: Tensor, seed: Tensor, median: float, sigma: float) -> Plan:
+    return _floats_drawn(cauchy, like, seed, float(sigma), float(median), torch.finfo(like.dtype).max)
 
 
 @planned(spec.philox_exponential)

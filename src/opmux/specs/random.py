@@ -161,6 +161,7 @@ PRIMITIVES = {
     "native_dropout": "philox_dropout_mask",
     **dict.fromkeys(("uniform", "rand", "rand_like"), "philox_uniform"),
     **dict.fromkeys(("normal_functional", "randn", "randn_like"), "philox_normal"),
+    "cauchy": "philox_cauchy",
     "exponential": "philox_exponential",
     "bernoulli": "philox_bernoulli",
     **dict.fromkeys(("randint", "randint_like"), "philox_randint"),
@@ -355,6 +356,7 @@ BOUNDS = (
 )
 UNIFORM = _maker("like", *BOUNDS, low=0.0, high=1.0)
 NORMAL = _maker("like", Case((5, 64), options={"mean": -1.0, "std": 3.0}), mean=0.0, std=1.0)
+CAUCHY = _maker("like", Case((5, 64), options={"median": -1.0, "sigma": 3.0}), median=0.0, sigma=1.0)
 EXPONENTIAL = _maker("like", Case((5, 64), options={"lambd": 0.25}), lambd=1.0)
 BERNOULLI = _maker("like", *PS, Case((5, 64), options={"dtype": torch.bool}), p=0.25)
 BERNOULLI_OF = _maker("prob")
@@ -406,6 +408,28 @@ def philox_normal(
     turn = bits[:, 1::2].double() * (2 * math.pi * 2.0 ** (-64 if pairs else -32))
     z = torch.stack([radius * torch.cos(turn), radius * torch.sin(turn)], 2)
     return _shaped(z * std + mean, like)
+
+
+@op(samples=CAUCHY, fake=_like, traffic=_written)
+def philox_cauchy(
+    like: Float[Tensor, "..."],
+    seed: Seed,
+    median: float = 0.0,
+    sigma: Annotated[float, between(0, open=True)] = 1.0,
+) -> Tensor:
+    """Cauchy with that median and half width, shaped as `like`; finite.
+
+    Args:
+        like: gives the shape, dtype and device of the result; its values are not read.
+        seed: the same seed gives the same numbers.
+        median: added to the numbers.
+        sigma: multiplies the numbers.
+    """
+    pairs = is_double(like)
+    bits = (_bits(like, seed, pairs) >> 1) & ((1 << 63) - 1)  # half a turn: the tangent has that period
+    tangent = torch.tan(bits.double() * (2 * math.pi * 2.0 ** (-64 if pairs else -32)))
+    most = torch.finfo(like.dtype).max
+    return _shaped((tangent * sigma + median).clamp(-most, most), like)
 
 
 @op(samples=EXPONENTIAL, fake=_like, traffic=_written)

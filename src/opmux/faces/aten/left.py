@@ -215,8 +215,6 @@ NOT_YET: dict[str, str] = {
         _pdist_forward
     """,
     "random": """
-        cauchy
-        cauchy_
         poisson
     """,
     "matmul": """

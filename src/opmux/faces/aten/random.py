@@ -2,7 +2,7 @@
 them from in-place ops, which would write the memory twice.
 
 On the CPU everything is left to torch, because users rely on its exact numbers. Also left to torch: distributions
-without a primitive (`cauchy_`, `geometric_`, `poisson`, `multinomial`, `randperm`), bounds about which torch warns, and
+without a primitive (`geometric_`, `poisson`, `multinomial`, `randperm`), bounds about which torch warns, and
 an exponential of infinite rate, which is 0.
 """
 
@@ -100,6 +100,14 @@ def normal_means(call: Fn, mean: Tensor, std: float = 1, *, generator: Gen = Non
 @adapt("normal.float_Tensor", over=random.philox_normal)
 def normal_deviations(call: Fn, mean: float, std: Tensor, *, generator: Gen = None) -> Any:
     return _normal_of(call, std, mean, std, generator)
+
+
+@adapt("cauchy", "cauchy_", over=random.philox_cauchy)
+def cauchy(call: Fn, self: Tensor, median: float = 0.0, sigma: float = 1.0, *, generator: Gen = None) -> Any:
+    if not (0 < sigma < math.inf and math.isfinite(median)):
+        raise NotSupported(f"a median of {median} and a sigma of {sigma} are left to torch")
+    random.fits("cauchy", self.dtype, median=median, sigma=sigma)
+    return random.laid(self, lambda x: call(x, seed(x, generator), median, sigma))
 
 
 @adapt("exponential", "exponential_", over=random.philox_exponential)
