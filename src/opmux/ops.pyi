@@ -3219,6 +3219,16 @@ def philox_bernoulli_of(prob: Tensor, seed: Tensor) -> Tensor:
         seed (any [2], int64, a key and a counter, on the same device or on the CPU): the same seed gives the same numbers.
     """
 
+def philox_cauchy(like: Tensor, seed: Tensor, median: float = 0.0, sigma: float = 1.0) -> Tensor:
+    """Cauchy with that median and half width, shaped as `like`; finite.
+
+    Args:
+        like (float [..]): gives the shape, dtype and device of the result; its values are not read.
+        seed (any [2], int64, a key and a counter, on the same device or on the CPU): the same seed gives the same numbers.
+        median: added to the numbers.
+        sigma (greater than 0): multiplies the numbers.
+    """
+
 def philox_dropout(x: Tensor, seed: Tensor, p: float) -> Tensor:
     """y = x / (1 - p), or 0 with probability p.
 
