@@ -61,7 +61,15 @@ NAMED: dict[str, Any] = {
     "train": True, "dim": 1, "rounding_mode": "floor", "approximate": "none", "input_dtype": torch.float32,
     "std": 1.0, "high": 9, "low": 2, "to": 9, "from": 2,
 }  # fmt: skip
-PLAIN = {"number": 2, "int": 1, "float": 0.5, "bool": False, "List[int]": [1], "ScalarType": torch.float32}
+PLAIN = {
+    "number": 2,
+    "int": 1,
+    "float": 0.5,
+    "bool": False,
+    "List[int]": [1],
+    "List[number]": [2, 3],
+    "ScalarType": torch.float32,
+}
 INTEGERS = ("bitwise", "gcd", "lcm", "__")
 FLAGS = ("any", "all", "signbit", "isnan", "isinf", "isposinf", "isneginf")
 PLACES = ("argmax", "argmin", "count_nonzero")
@@ -92,6 +100,8 @@ def value_of(argument: Any, shape: Shape, gradient: bool) -> Any:
     kind = str(argument.type)
     if kind in ("Tensor", "Optional[Tensor]"):
         return tensor(asked, shape, gradient)
+    if kind == "List[Tensor]":
+        return [tensor(asked, shape, gradient) for _ in range(2)]
     if argument.name == "dtype" and kind == "int":  # how schemas call a ScalarType
         return torch.float32
     if isinstance(asked, int) and "List" in kind:
@@ -106,7 +116,8 @@ def arguments(shape: Shape, gradient: bool = False) -> tuple[list[Any], dict[str
     args, kwargs = [], {}
     for argument in shape.arguments:
         if argument.name in shape.outs:
-            kwargs[argument.name] = torch.empty(0, dtype=dtype_of_out(shape, len(kwargs)), device=DEVICE)
+            out = torch.empty(0, dtype=dtype_of_out(shape, len(kwargs)), device=DEVICE)
+            kwargs[argument.name] = [out, torch.empty_like(out)] if "List" in str(argument.type) else out
         elif argument.kwarg_only and argument.name == "device":
             kwargs["device"] = torch.device(DEVICE)
         elif argument.kwarg_only:
