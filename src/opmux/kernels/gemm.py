@@ -371,7 +371,8 @@ def _product(
     tiles = gemm_tiles(m=m, n=n, k=k, dtype=a.dtype)
     views, read_as = _read_as(kinds)
     # The copy engine takes what begins and is spaced by multiples of 16 bytes, and no bytes that become numbers.
-    engine = all(f.step * a.element_size() % 16 == 0 for f in factors.values()) and read_as["A_NUMBERS"] is None
+    spaced = all((f.step | f.batch) * a.element_size() % 16 == 0 for f in factors.values())
+    engine = spaced and read_as["A_NUMBERS"] is None
     in_turn = tiles["IN_TURN"] and engine and k > 0
     splits = tiles["SPLITS"]
     if in_turn or act or kinds or batch > 1 or k % (splits * tiles["BLOCK_K"]) or not k:
@@ -386,7 +387,7 @@ def _product(
         A_TURNED=factors["a"].turned, B_TURNED=factors["b"].turned, C_UNIT=added[2] == 1, ACT=act,
         WIDE=wide, PRECISION=precision if a.dtype is torch.float32 else "ieee",
         EXACT=exact and bool(views), FULL=k % tiles["BLOCK_K"] == 0,
-        PROGRAMS=running if in_turn else 0, FRESH=y is None and n * of_y % 16 == 0,
+        PROGRAMS=running if in_turn else 0, FRESH=y is None and n * of_y % 16 == 0 and (batch == 1 or m * n * of_y % 16 == 0),
         PARTS=4 if act or c is not None or of_y != 2 else 2, **read_as,
     )  # fmt: skip
     sizes = dict(
