@@ -381,13 +381,14 @@ def _product(
     count = -(-m // tiles["BLOCK_M"]) * -(-n // tiles["BLOCK_N"])
     running = programs(a.device, count, 1) if in_turn else count
     of_y = next(iter(makes.values())).dtype.itemsize if makes else 0
+    fresh = y is None and n * of_y % 16 == 0 and (batch == 1 or m * n * of_y % 16 == 0)
     added = (0, 0, 0) if c is None else (0,) * (3 - c.dim()) + c.stride()
     wide = wide_of(a.dtype)
     config = tiles.config(
         A_TURNED=factors["a"].turned, B_TURNED=factors["b"].turned, C_UNIT=added[2] == 1, ACT=act,
         WIDE=wide, PRECISION=precision if a.dtype is torch.float32 else "ieee",
         EXACT=exact and bool(views), FULL=k % tiles["BLOCK_K"] == 0,
-        PROGRAMS=running if in_turn else 0, FRESH=y is None and n * of_y % 16 == 0 and (batch == 1 or m * n * of_y % 16 == 0),
+        PROGRAMS=running if in_turn else 0, FRESH=fresh,
         PARTS=4 if act or c is not None or of_y != 2 else 2, **read_as,
     )  # fmt: skip
     sizes = dict(

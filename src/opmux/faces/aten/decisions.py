@@ -37,6 +37,7 @@ DTYPES = tuple(sorted({d for d in vars(torch).values() if isinstance(d, torch.dt
 SAME_SPEED = {torch.float16: torch.bfloat16}  # dtypes with the same kernels and traffic are measured once
 # A call hides its time on the host if torch's own kernel takes so many times as long on the device.
 HIDDEN = 2.0
+NOISE = 1.01  # between two measurements of the same kernel
 AS_QUICK = 1.1  # of torch's time on the host: then small calls may be ours too
 PYTHON_US = 4.0  # a Python function behind torch's dispatcher, on x86-64; at least
 COMPOSITIONS = ("CompositeExplicitAutograd", "CompositeImplicitAutograd")
@@ -87,7 +88,7 @@ class Speed:
         """The smallest size from which ours is at least as fast, the host's time included; NEVER if there is none."""
         known = self.of(dtype)
         wins = 0
-        while wins < len(known) and known[-1 - wins].ours <= known[-1 - wins].native:
+        while wins < len(known) and known[-1 - wins].ours <= NOISE * known[-1 - wins].native:
             wins += 1
         if not wins:
             return NEVER
