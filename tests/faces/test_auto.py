@@ -50,7 +50,8 @@ def measured(monkeypatch):
         (speed(0.9, 0.9, 0.9, host=(5, 5.2)), 0),
         (speed(1.2, 0.9, 0.9, host=(5, 5.2)), MIDDLE),
         (speed(0.9, 1.2, 0.9, host=(5, 5.2)), LARGE),
-        (speed(0.9, 0.9, 1.01, host=(5, 5.2)), NEVER),
+        (speed(0.9, 0.9, 1.005, host=(5, 5.2)), 0),
+        (speed(0.9, 0.9, 1.02, host=(5, 5.2)), NEVER),
     ],
 )
 def test_size_from_which_ours_is_as_fast(found, size):
