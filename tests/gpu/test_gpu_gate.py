@@ -116,7 +116,6 @@ def test_calls_that_python_must_see():
     with torch.no_grad():
         check(torch.exp, lambda: [rand(64 * 256 + 1)[1:]], launched=False)  # a pointer that is no multiple of 16
         check(torch.exp, lambda: [rand(0, 256)], launched=False)
-        check(lambda a: a[:-1].add_(a[1:]), lambda: [rand(257)], launched=False)
         for _ in range(TIMES):
             torch.exp(x)
         before = gate.launched()
