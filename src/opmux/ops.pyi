@@ -600,6 +600,9 @@ def clip(self: Tensor, min: Tensor | int | float | None = None, max: Tensor | in
 def clone(self: Tensor, *, memory_format: Any = None) -> Any:
     """torch.ops.aten.clone."""
 
+def col2im(self: Tensor, output_size: list[int], kernel_size: list[int], dilation: list[int], padding: list[int], stride: list[int]) -> Tensor:
+    """The sum of windows, each given as a column."""
+
 def compute_amax(input: Tensor, amax: Tensor) -> None:
     """amax = max |input|, in place.
 
@@ -1891,6 +1894,18 @@ def greater(self: Tensor, other: Tensor | int | float) -> Tensor:
 def greater_equal(self: Tensor, other: Tensor | int | float) -> Tensor:
     """torch.ops.aten.greater_equal, elementwise."""
 
+def grid_sampler_2d(input: Tensor, grid: Tensor, interpolation_mode: int, padding_mode: int, align_corners: bool) -> Tensor:
+    """The input at the positions of a grid, from -1 to 1."""
+
+def grid_sampler_2d_backward(grad_output: Tensor, input: Tensor, grid: Tensor, interpolation_mode: int, padding_mode: int, align_corners: bool, output_mask: list[bool]) -> tuple[Tensor, Tensor]:
+    """The gradients of a sampling's input and grid; None for the input if output_mask does not ask for it."""
+
+def grid_sampler_3d(input: Tensor, grid: Tensor, interpolation_mode: int, padding_mode: int, align_corners: bool) -> Tensor:
+    """The input at the positions of a grid, from -1 to 1."""
+
+def grid_sampler_3d_backward(grad_output: Tensor, input: Tensor, grid: Tensor, interpolation_mode: int, padding_mode: int, align_corners: bool, output_mask: list[bool]) -> tuple[Tensor, Tensor]:
+    """The gradients of a sampling's input and grid; None for the input if output_mask does not ask for it."""
+
 def group_dequantize(input: Any, otype: torch.dtype) -> Any:
     """The dequantized GroupedTensor, in a dtype. first_dims is read on the host.
 
@@ -2059,6 +2074,9 @@ def igamma(self: Tensor, other: Tensor) -> Tensor:
 
 def igammac(self: Tensor, other: Tensor) -> Tensor:
     """torch.ops.aten.igammac, elementwise."""
+
+def im2col(self: Tensor, kernel_size: list[int], dilation: list[int], padding: list[int], stride: list[int]) -> Tensor:
+    """The windows of an input, each as a column."""
 
 def init_nvshmem_backend(process_group: Any) -> Any:
     """Not supported: it needs NVSHMEM and several GPUs. Use torch.distributed._symmetric_memory."""

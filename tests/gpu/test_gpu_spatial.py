@@ -11,7 +11,7 @@ from opmux.core import BackendImplKind, get_default_manager, specs
 
 pytestmark = pytest.mark.gpu
 
-FAMILIES = ("convolution", "padding", "pooling", "upsample")
+FAMILIES = ("convolution", "grid_sampler", "padding", "pooling", "rnn", "upsample")
 DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 
 

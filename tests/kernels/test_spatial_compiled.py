@@ -57,6 +57,25 @@ CALLS = {
         "convolution",
         lambda: conv(x(4, 256, 32, 32), x(256, 128, 2, 2), 2, transposed=True),
     ),
+    "lstm": (
+        "_thnn_fused_lstm_cell",
+        lambda: (x(64, 4096), x(64, 4096), x(64, 1024), x(4096), x(4096)),
+    ),
+    "im2col": ("im2col", lambda: (x(8, 64, 56, 56), [3, 3], [1, 1], [1, 1], [1, 1])),
+    "col2im": ("col2im", lambda: (x(8, 576, 3136), [56, 56], [3, 3], [1, 1], [1, 1], [1, 1])),
+    "grid": ("grid_sampler_2d", lambda: (x(8, 64, 56, 56), x(8, 32, 32, 2), 0, 2, False)),
+    "grid gradient": (
+        "grid_sampler_3d_backward",
+        lambda: (
+            x(2, 8, 8, 16, 16, dtype=torch.float32),
+            x(2, 8, 8, 32, 32, dtype=torch.float32),
+            x(2, 8, 16, 16, 3, dtype=torch.float32),
+            0,
+            0,
+            False,
+            [True, True],
+        ),
+    ),
     "max pool": ("max_pool2d_with_indices", lambda: (x(32, 64, 112, 112), [3, 3], [2, 2], [1, 1], [1, 1], False)),
     "max pool gradient": (
         "max_pool2d_with_indices_backward",

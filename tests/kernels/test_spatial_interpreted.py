@@ -11,7 +11,7 @@ pytest.importorskip("triton")
 
 MODE = "interpret"
 CPU = torch.device("cpu")
-FAMILIES = ("convolution", "padding", "pooling", "upsample")
+FAMILIES = ("convolution", "grid_sampler", "padding", "pooling", "rnn", "upsample")
 DTYPES = (torch.bfloat16, torch.float16, torch.float64)
 
 

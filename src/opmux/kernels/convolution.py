@@ -495,3 +495,103 @@ def convolution_backward(
 
         steps.append(add)
     return Plan(makes, steps, returns=returns)
+
+
+# ---- windows as columns ---------------------------------------------------------------------------------------------
+
+
+def _im2col(x_ptr, y_ptr, n, n_c, n_l, o_x, i_y, i_x, x_sn, x_sc, x_sy, x_sx,
+            KY: tl.constexpr, KX: tl.constexpr, SY: tl.constexpr, SX: tl.constexpr, PY: tl.constexpr,
+            PX: tl.constexpr, DY: tl.constexpr, DX: tl.constexpr, INDEX: tl.constexpr,
+            BLOCK: tl.constexpr):  # fmt: skip
+    """[batch, channel, tap, window]: the input under each tap of each window."""
+    o = tl.program_id(0).to(INDEX) * BLOCK + tl.arange(0, BLOCK)
+    inside = o < n
+    at = o // n_l
+    t = at % (KY * KX)
+    at = at // (KY * KX)
+    y, in_y = source((o % n_l) // o_x, t // KX, i_y, SY, PY, DY, False)
+    x, in_x = source((o % n_l) % o_x, t % KX, i_x, SX, PX, DX, False)
+    there = (at // n_c) * x_sn + (at % n_c) * x_sc + y * x_sy + x * x_sx
+    v = tl.load(x_ptr + there, mask=inside & in_y & in_x, other=0.0)
+    tl.store(y_ptr + o, v, mask=inside)
+
+
+def _col2im(x_ptr, y_ptr, n, n_c, n_y, n_x, o_y, o_x, x_sn, x_sr, x_sl,
+            KY: tl.constexpr, KX: tl.constexpr, SY: tl.constexpr, SX: tl.constexpr, PY: tl.constexpr,
+            PX: tl.constexpr, DY: tl.constexpr, DX: tl.constexpr, INDEX: tl.constexpr, WIDE: tl.constexpr,
+            BLOCK: tl.constexpr):  # fmt: skip
+    """For each pixel, the sum over the windows that hold it: the columns are [batch, channel and tap, window]."""
+    o = tl.program_id(0).to(INDEX) * BLOCK + tl.arange(0, BLOCK)
+    inside = o < n
+    b, c, _, y, x = place(o, n_c, 1, n_y, n_x, 2, False)
+    acc = tl.full([BLOCK], 0, WIDE)
+    for t_y in range(KY):
+        w_y, in_y = source(y, t_y, o_y, SY, PY, DY, True)
+        for t_x in range(KX):
+            w_x, in_x = source(x, t_x, o_x, SX, PX, DX, True)
+            at = b * x_sn + ((c * KY + t_y) * KX + t_x) * x_sr + (w_y * o_x + w_x) * x_sl
+            acc += tl.load(x_ptr + at, mask=inside & in_y & in_x, other=0.0).to(WIDE)
+    tl.store(y_ptr + o, acc, mask=inside)
+
+
+unfold = Launcher(_im2col, sizes="n x_sn")
+fold = Launcher(_col2im, sizes="n x_sn")
+
+
+def _windows(
+    kernel: Sequence[int], stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int]
+) -> dict[str, Any]:
+    """The constants of both kernels, for y and x."""
+    sizes = {"K": (kernel, 1), "S": (stride, 1), "P": (padding, 0), "D": (dilation, 1)}
+    found = {k: v for name, (given, none) in sizes.items() for k, v in per_axis(name, spread(given, 2, none)).items()}
+    return {name: value for name, value in found.items() if name[1] != "Z"}
+
+
+@planned(spec.ops["im2col"])
+def im2col(self: Tensor, kernel_size: list[int], dilation: list[int], padding: list[int], stride: list[int]) -> Plan:
+    _check(self)
+    (made,) = described(torch.ops.aten.im2col, self, kernel_size, dilation, padding, stride)
+    made = OutputSpec.of(made.shape, self.dtype)
+    x, at = Planes.of(self, 2), _windows(kernel_size, stride, padding, dilation)
+    _, _, _, i_y, i_x = x.sizes
+    count = torch.Size(made.shape).numel()
+    o_x = (i_x + 2 * at["PX"] - at["DX"] * (at["KX"] - 1) - 1) // at["SX"] + 1
+    tiles = plane_tiles(last=False, dtype=self.dtype)
+    large = max(count + tiles["BLOCK"], x.reach) >= 1 << 31
+    numbers = {
+        "n": count, "n_c": x.sizes[1], "n_l": made.shape[-1], "o_x": o_x, "i_y": i_y, "i_x": i_x, **x.numbers("x"),
+    }  # fmt: skip
+    config = tiles.config(INDEX=tl.int64 if large else tl.int32, **at)
+    return Plan({"y": made}, [Launch(unfold, (-(-count // tiles["BLOCK"]),), config, numbers, {"x": "self"})])
+
+
+@planned(spec.ops["col2im"])
+def col2im(
+    self: Tensor,
+    output_size: list[int],
+    kernel_size: list[int],
+    dilation: list[int],
+    padding: list[int],
+    stride: list[int],
+) -> Plan:
+    _check(self)
+    (made,) = described(torch.ops.aten.col2im, self, output_size, kernel_size, dilation, padding, stride)
+    made = OutputSpec.of(made.shape, self.dtype)
+    out, at = Planes.of(made, 2), _windows(kernel_size, stride, padding, dilation)
+    windows = lambda n, a: (n + 2 * at[f"P{a}"] - at[f"D{a}"] * (at[f"K{a}"] - 1) - 1) // at[f"S{a}"] + 1
+    _, n_c, _, n_y, n_x = out.sizes
+    tiles = plane_tiles(last=False, dtype=self.dtype)
+    stride_n, stride_r, stride_l = self.stride() if self.dim() == 3 else (0, *self.stride())
+    large = (
+        max(
+            out.count + tiles["BLOCK"], self.numel() and 1 + sum((k - 1) * s for k, s in zip(self.shape, self.stride()))
+        )
+        >= 1 << 31
+    )
+    numbers = {
+        "n": out.count, "n_c": n_c, "n_y": n_y, "n_x": n_x, "o_y": windows(n_y, "Y"), "o_x": windows(n_x, "X"),
+        "x_sn": stride_n, "x_sr": stride_r, "x_sl": stride_l,
+    }  # fmt: skip
+    config = tiles.config(INDEX=tl.int64 if large else tl.int32, WIDE=wide_of(self.dtype), **at)
+    return Plan({"y": made}, [Launch(fold, (-(-out.count // tiles["BLOCK"]),), config, numbers, {"x": "self"})])

@@ -18,6 +18,7 @@ from ..core.errors import NotSupported
 from ..specs import pooling as spec
 from .lib.harness import Launch, Plan, Zeros, planned
 from .lib.launch import Launcher
+from .lib.maths import div
 from .lib.planes import (
     Planes,
     check_floats,
@@ -39,7 +40,7 @@ from .lib.rows import OutputSpec, wide_of
 @triton.jit
 def fractional_start(at, sample, n_in, n_out, K: tl.constexpr):
     """Where a window of a pseudo-random sequence begins; the last one ends where the input ends."""
-    alpha = (n_in - K).to(sample.dtype) / tl.maximum(n_out - 1, 1).to(sample.dtype)
+    alpha = div((n_in - K).to(sample.dtype), tl.maximum(n_out - 1, 1).to(sample.dtype))
     begin = ((at.to(sample.dtype) + sample) * alpha).to(tl.int32) - (sample * alpha).to(tl.int32)
     return tl.where(at == n_out - 1, n_in - K, begin.to(at.dtype))
 

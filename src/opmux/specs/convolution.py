@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from ..core.spec import Tol
-from ._schema import declare
+from ._schema import ROUGH, declare
 from .samples import Case, Draw, Maker
 
 # Sums of up to a few hundred products, of samples of size 1, in another order; a CPU rounds halves more often.
@@ -72,3 +72,31 @@ ops: dict[str, Any] = {
         tol=TOLS,
     ),
 }
+
+
+# ---- windows as columns ---------------------------------------------------------------------------------------------
+
+WINDOWS = (
+    Case((2, 3, 6, 7), options={"kernel": [3, 2], "stride": 2, "padding": 1}),
+    Case((3, 6, 7), "step", {"kernel": [2, 2], "dilation": 2}),
+    Case((2, 4, 5, 5), options={"kernel": [3, 3], "padding": 1}),
+)
+
+
+def _unfolded(d: Draw) -> dict[str, Any]:
+    pair = lambda name, none: [d.option(name, none)] * 2
+    return {
+        "self": d.full(), "kernel_size": d.option("kernel", [3, 3]), "dilation": pair("dilation", 1),
+        "padding": pair("padding", 0), "stride": pair("stride", 1),
+    }  # fmt: skip
+
+
+def _folded(d: Draw) -> dict[str, Any]:
+    made = _unfolded(d)
+    x = made.pop("self")
+    columns = torch.ops.aten.im2col(x.float(), *made.values())
+    return {"self": d.weights(*columns.shape), "output_size": list(x.shape[-2:]), **made}
+
+
+ops["im2col"] = declare("im2col", "The windows of an input, each as a column.", Maker(_unfolded, WINDOWS))
+ops["col2im"] = declare("col2im", "The sum of windows, each given as a column.", Maker(_folded, WINDOWS), tol=ROUGH)

@@ -187,17 +187,6 @@ NOT_YET: dict[str, str] = {
         unique_consecutive
         unique_dim
     """,
-    "convolution": """
-        col2im
-        im2col
-    """,
-    "upsample": """
-        grid_sampler_3d_backward
-    """,
-    "rnn": """
-        _thnn_fused_lstm_cell
-        _thnn_fused_lstm_cell_backward_impl
-    """,
     "pointwise": """
         _prelu_kernel_backward
     """,

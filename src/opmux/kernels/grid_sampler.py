@@ -1,0 +1,240 @@
+"""Sampling at the positions of a grid: gathered forwards; backwards, the input's gradient is added by atomics.
+
+Where a position reads is known only from the grid, so a gradient of the input cannot be gathered. torch adds by atomics
+too, and its kernel runs where deterministic algorithms are asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from ..core.errors import NotSupported
+from ..specs import grid_sampler as spec
+from .lib.harness import Launch, Plan, Zeros, planned
+from .lib.launch import Launcher
+from .lib.maths import libdevice
+from .lib.planes import Planes, check_floats, constants, lanes, per_axis, place, plane, plane_tiles, sizes_of
+from .lib.rows import OutputSpec, wide_of
+
+
+@triton.jit
+def clipped(u, slope, n_in):
+    """A coordinate within the input; outside of it the slope is 0."""
+    last = (n_in - 1).to(u.dtype)
+    slope = tl.where((u > 0) & (u < last), slope, 0.0)
+    return tl.minimum(tl.maximum(u, 0.0), last), slope
+
+
+@triton.jit
+def coordinate(v, n_in, PADDING: tl.constexpr, ALIGN: tl.constexpr):
+    """Where in the input a coordinate from -1 to 1 lies, and the slope of that."""
+    length = tl.full(v.shape, n_in, v.dtype)
+    if ALIGN:
+        u = (v + 1) * 0.5 * (length - 1)
+        slope = 0.5 * (length - 1)
+    else:
+        u = ((v + 1) * length - 1) * 0.5
+        slope = 0.5 * length
+    if PADDING == 1:
+        u, slope = clipped(u, slope, n_in)
+    elif PADDING == 2:
+        low = 0.0 if ALIGN else -0.5
+        span = length - 1 if ALIGN else length
+        far = tl.abs(u - low)
+        slope = tl.where(u < low, -slope, slope)
+        flips = tl.floor(far / tl.maximum(span, 1.0))
+        rest = far - flips * span
+        even = flips - 2 * tl.floor(flips * 0.5) == 0
+        u = tl.where(even, rest + low, span - rest + low)
+        slope = tl.where(even, slope, -slope)
+        u, slope = clipped(u, slope, n_in)
+    return tl.where(tl.abs(u) < 1e9, u, -100.0), slope  # neither NaN nor infinity reads anything
+
+
+@triton.jit
+def tap(u, k, n_in, NEAREST: tl.constexpr):
+    """The k-th index that a coordinate reads, its weight, the sign of the weight's slope, and whether it exists."""
+    if NEAREST:
+        at = libdevice.rint(u).to(tl.int32)
+        weight = tl.full(u.shape, 1, u.dtype)
+        sign = 0.0
+    else:
+        low = tl.floor(u)
+        at = low.to(tl.int32) + k
+        weight = 1 - (u - low) if k == 0 else u - low
+        sign = -1.0 if k == 0 else 1.0
+    return at, weight, sign, (at >= 0) & (at < n_in)
+
+
+def _sample(x_ptr, grid_ptr, y_ptr, n, n_c, n_z, n_y, n_x, i_z, i_y, i_x, x_sn, x_sc, x_sz, x_sy, x_sx,
+            g_sn, g_sz, g_sy, g_sx, g_sk, NEAREST: tl.constexpr, PADDING: tl.constexpr, ALIGN: tl.constexpr,
+            RANK: tl.constexpr, LAST: tl.constexpr, TIGHT: tl.constexpr, INDEX: tl.constexpr, FULL: tl.constexpr,
+            WIDE: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
+    o, inside = lanes(n, INDEX, FULL, BLOCK)
+    b, c, z, y, x = place(o, n_c, n_z, n_y, n_x, RANK, LAST)
+    at = grid_ptr + b * g_sn + z * g_sz + y * g_sy + x * g_sx
+    u_x, _s_x = coordinate(tl.load(at, mask=inside, other=0.0).to(WIDE), i_x, PADDING, ALIGN)
+    u_y, _s_y = coordinate(tl.load(at + g_sk, mask=inside, other=0.0).to(WIDE), i_y, PADDING, ALIGN)
+    u_z = u_x
+    if RANK > 2:
+        u_z, _s_z = coordinate(tl.load(at + 2 * g_sk, mask=inside, other=0.0).to(WIDE), i_z, PADDING, ALIGN)
+    base = x_ptr + plane(b, c, x_sn, x_sc, TIGHT)
+    acc = tl.full([BLOCK], 0, WIDE)
+    for k_z in tl.static_range(1 if NEAREST or RANK < 3 else 2):
+        row_z = base
+        in_z = inside
+        w_z = tl.full([BLOCK], 1, WIDE)
+        if RANK > 2:
+            q_z, w_z, _d_z, in_z = tap(u_z, k_z, i_z, NEAREST)
+            row_z = base + q_z * x_sz
+            in_z = in_z & inside
+        for k_y in tl.static_range(1 if NEAREST else 2):
+            q_y, w_y, _d_y, in_y = tap(u_y, k_y, i_y, NEAREST)
+            for k_x in tl.static_range(1 if NEAREST else 2):
+                q_x, w_x, _d_x, in_x = tap(u_x, k_x, i_x, NEAREST)
+                v = tl.load(row_z + q_y * x_sy + q_x * x_sx, mask=in_z & in_y & in_x, other=0.0).to(WIDE)
+                acc += w_z * w_y * w_x * v
+    tl.store(y_ptr + o, acc, mask=inside)
+
+
+def _sample_bwd(dy_ptr, x_ptr, grid_ptr, dx_ptr, dgrid_ptr, n, n_c, n_z, n_y, n_x, i_z, i_y, i_x,
+                dy_sn, dy_sc, dy_sz, dy_sy, dy_sx, x_sn, x_sc, x_sz, x_sy, x_sx, dx_sn, dx_sc, dx_sz, dx_sy, dx_sx,
+                g_sn, g_sz, g_sy, g_sx, g_sk, NEAREST: tl.constexpr, PADDING: tl.constexpr, ALIGN: tl.constexpr,
+                RANK: tl.constexpr, INDEX: tl.constexpr, WIDE: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
+    """A position of the grid per lane, over all channels."""
+    o = tl.program_id(0).to(INDEX) * BLOCK + tl.arange(0, BLOCK)
+    inside = o < n
+    b, _, z, y, x = place(o, 1, n_z, n_y, n_x, RANK, False)
+    at = grid_ptr + b * g_sn + z * g_sz + y * g_sy + x * g_sx
+    u_x, s_x = coordinate(tl.load(at, mask=inside, other=0.0).to(WIDE), i_x, PADDING, ALIGN)
+    u_y, s_y = coordinate(tl.load(at + g_sk, mask=inside, other=0.0).to(WIDE), i_y, PADDING, ALIGN)
+    u_z = u_x
+    s_z = s_x
+    if RANK > 2:
+        u_z, s_z = coordinate(tl.load(at + 2 * g_sk, mask=inside, other=0.0).to(WIDE), i_z, PADDING, ALIGN)
+    dg_x = tl.full([BLOCK], 0, WIDE)
+    dg_y = tl.full([BLOCK], 0, WIDE)
+    dg_z = tl.full([BLOCK], 0, WIDE)
+    for k_c in range(n_c):
+        c = o * 0 + k_c
+        g_at = b * dy_sn + z * dy_sz + y * dy_sy + x * dy_sx + c * dy_sc
+        g = tl.load(dy_ptr + g_at, mask=inside, other=0.0).to(WIDE)
+        x_base = x_ptr + b * x_sn + c * x_sc
+        dx_base = b * dx_sn + c * dx_sc
+        for k_z in tl.static_range(1 if NEAREST or RANK < 3 else 2):
+            q_z = z * 0
+            in_z = inside
+            w_z = tl.full([BLOCK], 1, WIDE)
+            d_z = 0.0
+            if RANK > 2:
+                q_z, w_z, d_z, in_z = tap(u_z, k_z, i_z, NEAREST)
+                in_z = in_z & inside
+            for k_y in tl.static_range(1 if NEAREST else 2):
+                q_y, w_y, d_y, in_y = tap(u_y, k_y, i_y, NEAREST)
+                for k_x in tl.static_range(1 if NEAREST else 2):
+                    q_x, w_x, d_x, in_x = tap(u_x, k_x, i_x, NEAREST)
+                    m = in_z & in_y & in_x
+                    if dx_ptr is not None:
+                        dx_at = dx_base + q_z * dx_sz + q_y * dx_sy + q_x * dx_sx
+                        tl.atomic_add(dx_ptr + dx_at, w_z * w_y * w_x * g, mask=m, sem="relaxed")
+                    if not NEAREST:
+                        v = tl.load(x_base + q_z * x_sz + q_y * x_sy + q_x * x_sx, mask=m, other=0.0).to(WIDE) * g
+                        dg_x += d_x * w_y * w_z * v
+                        dg_y += d_y * w_x * w_z * v
+                        dg_z += d_z * w_x * w_y * v
+    tl.store(dgrid_ptr + o * RANK, dg_x * s_x, mask=inside)
+    tl.store(dgrid_ptr + o * RANK + 1, dg_y * s_y, mask=inside)
+    if RANK > 2:
+        tl.store(dgrid_ptr + o * RANK + 2, dg_z * s_z, mask=inside)
+
+
+sample = Launcher(_sample, sizes="n n_c")
+sample_bwd = Launcher(_sample_bwd, sizes="n")
+
+
+def _check(rank: int, x: Tensor, grid: Tensor, mode: int, padding: int) -> tuple[Planes, dict[str, int]]:
+    """The input, and the strides of the grid; declines cubic sampling and what does not fit."""
+    check_floats(x, grid)
+    if mode not in (spec.LINEAR, spec.NEAREST) or padding not in (spec.ZEROS, spec.BORDER, spec.REFLECTION):
+        raise NotSupported(f"interpolation_mode {mode}, padding_mode {padding}")
+    fits = x.dim() == grid.dim() == rank + 2 and grid.shape[-1] == rank and grid.shape[0] == x.shape[0]
+    if not fits or not x.numel() or not grid.numel():
+        raise NotSupported(f"an input of shape {tuple(x.shape)}, a grid of shape {tuple(grid.shape)}")
+    strides = (*[0] * (3 - rank), *grid.stride()[1:-1])
+    return Planes.of(x, rank), {"g_sn": grid.stride(0), **per_axis("g_s", strides), "g_sk": grid.stride(-1)}
+
+
+def _reach(t: Tensor) -> int:
+    return 1 + sum((n - 1) * s for n, s in zip(t.shape, t.stride(), strict=True))
+
+
+def _forward(rank: int) -> Callable[..., Plan]:
+    def plan(input: Tensor, grid: Tensor, interpolation_mode: int, padding_mode: int, align_corners: bool) -> Plan:
+        x, strides = _check(rank, input, grid, interpolation_mode, padding_mode)
+        made = OutputSpec.of((*input.shape[:2], *grid.shape[1:-1]), input.dtype)
+        out, tiles = Planes.of(made, rank), plane_tiles(last=False, dtype=input.dtype)
+        config = tiles.config(
+            NEAREST=interpolation_mode == spec.NEAREST, PADDING=padding_mode, ALIGN=align_corners,
+            WIDE=wide_of(input.dtype), **constants(out, tiles, rank, x),
+        )  # fmt: skip
+        if _reach(grid) >= 1 << 31:
+            raise NotSupported("a grid of more than 2^31 elements")
+        numbers = {**sizes_of(out), **per_axis("i_", x.space), **x.numbers("x"), **strides}
+        grid_size = (-(-out.count // tiles["BLOCK"]),)
+        return Plan({"y": made}, [Launch(sample, grid_size, config, numbers, {"x": "input"})])
+
+    return plan
+
+
+def _backward(rank: int) -> Callable[..., Plan]:
+    def plan(
+        grad_output: Tensor,
+        input: Tensor,
+        grid: Tensor,
+        interpolation_mode: int,
+        padding_mode: int,
+        align_corners: bool,
+        output_mask: list[bool],
+        deterministic: bool,
+    ) -> Plan:
+        if deterministic and output_mask[0]:
+            raise NotSupported("atomics, where deterministic algorithms are asked for")
+        x, strides = _check(rank, input, grid, interpolation_mode, padding_mode)
+        check_floats(input, grad_output)
+        if input.dtype.itemsize < 4:
+            raise NotSupported("torch computes gradients of 16-bit positions in 16 bits, with other results")
+        if grad_output.shape != (*input.shape[:2], *grid.shape[1:-1]):
+            raise NotSupported(f"grad_output has shape {tuple(grad_output.shape)}")
+        dy, tiles = Planes.of(grad_output, rank), plane_tiles(last=False, dtype=input.dtype)
+        dinput = OutputSpec.of(input.shape, input.dtype)
+        count = grid.numel() // rank
+        large = max(x.reach, dy.reach, _reach(grid), input.numel(), grid.numel() + tiles["BLOCK"] * rank) >= 1 << 31
+        config = tiles.config(
+            NEAREST=interpolation_mode == spec.NEAREST, PADDING=padding_mode, ALIGN=align_corners, RANK=rank,
+            WIDE=wide_of(input.dtype), INDEX=tl.int64 if large else tl.int32,
+        )  # fmt: skip
+        numbers = {
+            **sizes_of(dy), "n": count, **per_axis("i_", x.space), **dy.numbers("dy"), **x.numbers("x"),
+            **Planes.of(dinput, rank).numbers("dx"), **strides,
+        }  # fmt: skip
+        wanted = output_mask[0]
+        names = {"dy": "grad_output", "x": "input", "dx": "dinput" if wanted else None}
+        launch = Launch(sample_bwd, (-(-count // tiles["BLOCK"]),), config, numbers, names)
+        makes: dict[str, OutputSpec | Zeros] = {"dgrid": OutputSpec.of(grid.shape, grid.dtype)}
+        if not wanted:
+            return Plan(makes, [launch], returns=["None", "dgrid"])
+        return Plan({"dinput": Zeros(dinput), **makes}, [launch])
+
+    return plan
+
+
+for _rank in (2, 3):
+    planned(spec.ops[f"grid_sampler_{_rank}d"])(_forward(_rank))
+    planned(
+        spec.ops[f"grid_sampler_{_rank}d_backward"], state={"deterministic": torch.are_deterministic_algorithms_enabled}
+    )(_backward(_rank))

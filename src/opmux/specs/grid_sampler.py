@@ -1,0 +1,68 @@
+"""ATen's sampling of images and volumes at the positions of a grid, and its gradients: nearest and linear.
+
+The ops are torch's, with its names and signatures, and its own op is the reference of each. Positions, weights and sums
+are computed in float32 (float64 for float64).
+"""
+
+from typing import Any
+
+import torch
+
+from ..core.spec import Tol
+from ._schema import ROUGH, declare
+from .samples import Case, Draw, Maker
+
+ops: dict[str, Any] = {}
+
+# interpolation_mode and padding_mode, as ATen numbers them
+LINEAR, NEAREST = 0, 1
+ZEROS, BORDER, REFLECTION = 0, 1, 2
+
+
+def _cases(rank: int) -> tuple[Case, ...]:
+    plane = (5, 7) if rank == 2 else (3, 4, 5)
+    options = (
+        {},
+        {"padding": BORDER, "align": True},
+        {"padding": REFLECTION},
+        {"mode": NEAREST, "padding": REFLECTION},
+    )
+    return tuple(Case((2, 3, *plane), options=o) for o in options)
+
+
+def _forward(rank: int) -> Maker:
+    def build(d: Draw) -> dict[str, Any]:
+        x = d.full()
+        # positions around the edges too; of few bits, so that halves have them as well
+        grid = (d.weights(x.shape[0], *(4, 3, 2)[:rank], rank) * 8).round() / 8 + 1 / 32
+        return {
+            "input": x, "grid": grid, "interpolation_mode": d.option("mode", LINEAR),
+            "padding_mode": d.option("padding", ZEROS), "align_corners": d.option("align", False),
+        }  # fmt: skip
+
+    return Maker(build, _cases(rank))
+
+
+def _backward(rank: int) -> Maker:
+    forward = _forward(rank)
+
+    def build(d: Draw) -> dict[str, Any]:
+        """Not in 16 bits: torch's kernels then compute positions in 16 bits too."""
+        made = forward.build(Draw(d.case, torch.promote_types(d.dtype, torch.float32), d.device))
+        x, grid = made["input"], made["grid"]
+        dy = d.weights(*x.shape[:2], *grid.shape[1:-1]).to(x.dtype)
+        return {"grad_output": dy, **made, "output_mask": [True, True]}
+
+    return Maker(build, forward.cases)
+
+
+for _rank in (2, 3):
+    _name = f"grid_sampler_{_rank}d"
+    ops[_name] = declare(_name, "The input at the positions of a grid, from -1 to 1.", _forward(_rank), tol=ROUGH)
+    ops[f"{_name}_backward"] = declare(
+        f"{_name}_backward",
+        "The gradients of a sampling's input and grid; None for the input if output_mask does not ask for it.",
+        _backward(_rank),
+        out="dinput dgrid",
+        tol={**ROUGH, torch.float32: Tol(1e-4, 1e-4)},
+    )

@@ -1,0 +1,78 @@
+"""ATen's fused cell of an LSTM, and its gradient: everything but the two matrix products.
+
+The ops are torch's, with its names and signatures. torch has them on GPUs only, so the references are formulas; they
+and the kernels compute in float32 (float64 for float64).
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ._numeric import wide
+from ._schema import declare
+from .samples import Case, Draw, Maker
+
+CASES = (Case((5, 37)), Case((3, 64), options={"bias": True}), Case((1, 1), options={"bias": True}))
+
+
+def _forward(
+    input_gates: Tensor, hidden_gates: Tensor, cx: Tensor, input_bias: Tensor | None, hidden_bias: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor]:
+    gates = wide(input_gates) + wide(hidden_gates)
+    if input_bias is not None and hidden_bias is not None:
+        gates = gates + wide(input_bias) + wide(hidden_bias)
+    i, f, g, o = gates.chunk(4, 1)
+    i, f, g, o = i.sigmoid(), f.sigmoid(), g.tanh(), o.sigmoid()
+    cy = f * wide(cx) + i * g
+    return (o * cy.tanh()).to(cx.dtype), cy.to(cx.dtype), torch.cat([i, f, g, o], 1).to(cx.dtype)
+
+
+def _backward(
+    grad_hy: Tensor | None, grad_cy: Tensor | None, cx: Tensor, cy: Tensor, workspace: Tensor, has_bias: bool
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    i, f, g, o = wide(workspace).chunk(4, 1)
+    dh = torch.zeros_like(i) if grad_hy is None else wide(grad_hy)
+    dc = torch.zeros_like(i) if grad_cy is None else wide(grad_cy)
+    t = wide(cy).tanh()
+    dc = dc + dh * o * (1 - t * t)
+    parts = (dc * g * i * (1 - i), dc * wide(cx) * f * (1 - f), dc * i * (1 - g * g), dh * t * o * (1 - o))
+    gates = torch.cat(parts, 1).to(cx.dtype)
+    return gates, (dc * f).to(cx.dtype), gates.sum(0) if has_bias else None
+
+
+def _gates(d: Draw) -> dict[str, Any]:
+    n, h = d.case.shape
+    bias = lambda: d.weights(4 * h) if d.option("bias") else None
+    return {
+        "input_gates": d.weights(n, 4 * h), "hidden_gates": d.weights(n, 4 * h), "cx": d.full(),
+        "input_bias": bias(), "hidden_bias": bias(),
+    }  # fmt: skip
+
+
+def _grads(d: Draw) -> dict[str, Any]:
+    given = _gates(d)
+    _, cy, workspace = _forward(**given)
+    dh, dc = d.weights(*d.case.shape), d.weights(*d.case.shape)
+    return {
+        "grad_hy": dh, "grad_cy": dc if d.option("bias") else None, "cx": given["cx"], "cy": cy,
+        "workspace": workspace, "has_bias": d.option("bias", False),
+    }  # fmt: skip
+
+
+ops: dict[str, Any] = {
+    "_thnn_fused_lstm_cell": declare(
+        "_thnn_fused_lstm_cell",
+        "The new hidden and cell state of an LSTM, and its four gates, from the products of input and hidden state.",
+        Maker(_gates, CASES),
+        out="hy cy workspace",
+        reference=_forward,
+    ),
+    "_thnn_fused_lstm_cell_backward_impl": declare(
+        "_thnn_fused_lstm_cell_backward_impl",
+        "The gradients of an LSTM cell's gates, of its cell state and, with has_bias, of its bias.",
+        Maker(_grads, CASES),
+        out="dgates dcx dbias",
+        reference=_backward,
+    ),
+}
