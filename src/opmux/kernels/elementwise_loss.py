@@ -98,20 +98,18 @@ def binary_cross_entropy_with_logits(x, t, w, p, number):
 
 
 @triton.jit
-def wide(ptr, o, mask, WIDE: tl.constexpr):
-    """A block in WIDE; None where there is no tensor."""
-    if ptr is None:
-        return None
-    else:
-        return tl.load(ptr + o, mask=mask, other=0.0).to(WIDE)
-
-
-@triton.jit
 def loss_at(
     self_ptr, target_ptr, weight_ptr, pos_weight_ptr, o, mask, number, LOSS: tl.constexpr, WIDE: tl.constexpr
 ):  # fmt: skip
-    x, t = wide(self_ptr, o, mask, WIDE), wide(target_ptr, o, mask, WIDE)
-    return LOSS(x, t, wide(weight_ptr, o, mask, WIDE), wide(pos_weight_ptr, o, mask, WIDE), number)
+    x = tl.load(self_ptr + o, mask=mask, other=0.0).to(WIDE)
+    t = tl.load(target_ptr + o, mask=mask, other=0.0).to(WIDE)
+    w = None
+    p = None
+    if weight_ptr is not None:
+        w = tl.load(weight_ptr + o, mask=mask, other=0.0).to(WIDE)
+    if pos_weight_ptr is not None:
+        p = tl.load(pos_weight_ptr + o, mask=mask, other=0.0).to(WIDE)
+    return LOSS(x, t, w, p, number)
 
 
 def _each(
