@@ -1,0 +1,357 @@
+"""Kernels that read or write x at places that other tensors give, one text for every rank and number of indices.
+
+`Cells` describes a loop over a shape: where the elements of x are (its strides, 0 along a dimension whose place an index
+gives), and the indices. Dimensions are merged where all tensors allow it. If no index varies along the last dimension,
+it is a row: an index is loaded once for a row, and rows are read at full width. Else each element has its own index.
+
+Indices out of range: reads give NaN (0 for integers), writes are dropped.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from ...core import library
+from ...core.errors import NotSupported
+from ..lib.config import Tiles, tunable
+from ..lib.indexing import LARGEST, Strides, collapsed
+from ..lib.jit_source import jit_from_source
+from ..lib.launch import Launcher, Output
+from ..lib.plans import plans
+from ..lib.pointwise import DTYPES
+
+INDICES = (torch.int64, torch.int32)
+
+
+class Index(NamedTuple):
+    """A tensor of indices along one dimension of x."""
+
+    strides: Strides  # over the shape of the cells
+    limit: int  # the size of that dimension
+    step: int  # the stride of x there
+
+
+class Cells(NamedTuple):
+    shape: tuple[int, ...]
+    x: Strides
+    indices: tuple[Index, ...]
+    wraps: bool = False  # whether negative indices count from the end
+
+    @property
+    def count(self) -> int:
+        return functools.reduce(int.__mul__, self.shape, 1)
+
+
+@tunable("index.rows", free="BLOCK_M BLOCK_N")
+def row_tiles(n: int, dtype: torch.dtype) -> Tiles:
+    """Rows of n elements: two loads of 16 bytes a thread."""
+    across = min(triton.next_power_of_2(n), 4096 // dtype.itemsize)
+    return Tiles(128, BLOCK_M=max(1, 4096 // dtype.itemsize // across), BLOCK_N=across)
+
+
+@tunable("index.elements", free="BLOCK_M")
+def element_tiles(dtype: torch.dtype) -> Tiles:
+    """An index for each element: as many loads at once as a thread's registers allow."""
+    return Tiles(128, BLOCK_M=1024)
+
+
+# ---- the loop -------------------------------------------------------------------------------------------------------
+
+
+class Loop:
+    """Names, numbers and lines of a kernel's loop over cells; `at(strides)` is an operand's offset, as source."""
+
+    def __init__(self, cells: Cells, others: Sequence[Strides], dtypes: Iterable[torch.dtype]):
+        operands = [cells.x, *(k.strides for k in cells.indices), *others]
+        self.sizes, steps = collapsed(cells.shape, operands)
+        self.x, self.indices, self.others = steps[0], steps[1 : 1 + len(cells.indices)], steps[1 + len(cells.indices) :]
+        self.rows = bool(self.sizes) and all(s[-1] == 0 for s in self.indices) and self.sizes[-1] > 1
+        self.n = self.sizes[-1] if self.rows else 1
+        self.outer = len(self.sizes) - self.rows
+        self.m = functools.reduce(int.__mul__, self.sizes[: self.outer], 1)
+        dtype = max(dtypes, key=lambda d: d.itemsize)
+        self.tiles = row_tiles(n=self.n, dtype=dtype) if self.rows else element_tiles(dtype=dtype)
+        self.numbers: dict[str, int] = {}
+        self.used: set[int] = set()
+        far = [sum((n - 1) * s for n, s in zip(self.sizes, one, strict=True)) for one in steps]
+        far += [self.m * self.n + 4096, far[0] + sum((k.limit - 1) * k.step for k in cells.indices)]
+        self.type = tl.int32 if max(far) <= LARGEST else tl.int64
+
+    @property
+    def grid(self) -> tuple[int, int, int]:
+        across = -(-self.n // self.tiles["BLOCK_N"]) if self.rows else 1
+        return (-(-self.m // self.tiles["BLOCK_M"]) * across, 1, 1)
+
+    @property
+    def mask(self) -> str:
+        return "m_ij" if self.rows else "m_i"
+
+    def at(self, name: str, strides: Strides, inner: bool = True) -> str:
+        """An operand's offset, for every element of the block; without `inner`, for every row."""
+        outer, terms = strides[: self.outer], []
+        if all(a == b * n for a, b, n in zip(outer, outer[1:], self.sizes[1:])):
+            terms.append(self._term("i", f"{name}_i", outer[-1]) if outer else "")
+        else:
+            self.used |= {d for d, s in enumerate(outer) if s}
+            terms += [self._term(f"i_{d}", f"{name}_{d}", s) for d, s in enumerate(outer)]
+        terms = terms if any(terms) else ["i * 0"]
+        if self.rows and inner:
+            terms.append(self._term("j", f"{name}_j", strides[-1]) or "j * 0")
+        return " + ".join(t for t in terms if t)
+
+    def _term(self, index: str, name: str, step: int) -> str:
+        """One term of an offset. A stride of 1 is no number: Triton must see that elements lie side by side."""
+        if step in (0, 1):
+            return index if step else ""
+        self.numbers[name] = step
+        return f"{index} * {name}"
+
+    def head(self) -> list[str]:
+        """The lines that compute i and j; after all offsets are asked for."""
+        lines = ["pid = tl.program_id(0)"]
+        column = ""
+        if self.rows:
+            column = "[:, None]"
+            lines += [
+                "across = tl.cdiv(n, BLOCK_N)",
+                "j = (pid % across).to(I) * BLOCK_N + tl.arange(0, BLOCK_N)[None, :]",
+                "pid = pid // across",
+            ]
+        lines += [f"i = pid.to(I) * BLOCK_M + tl.arange(0, BLOCK_M){column}", "m_i = i < m"]
+        lines += ["m_ij = m_i & (j < n)"] if self.rows else []
+        if self.used:
+            lines.append("r = i")
+            for d in reversed(range(1, self.outer)):
+                lines += [f"i_{d} = r % n_{d}", f"r = r // n_{d}"]
+                self.numbers[f"n_{d}"] = self.sizes[d]
+            lines.append("i_0 = r")
+        return lines
+
+    def places(self, cells: Cells, guard: str = "") -> list[str]:
+        """The lines that load the indices, and make `o`, the offset in x, and `ok`, its mask."""
+        lines, sums, checks = [], [self.at("x", self.x)], [self.mask, *([guard] if guard else [])]
+        for k, (index, strides) in enumerate(zip(cells.indices, self.indices, strict=True)):
+            lines.append(f"k{k} = tl.load(k{k}_ptr + {self.at(f'k{k}', strides, inner=False)}, mask=m_i, other=0)")
+            lines += [f"k{k} = tl.where(k{k} < 0, k{k} + l{k}, k{k})"] if cells.wraps else []
+            checks.append(f"(k{k} >= 0) & (k{k} < l{k})")
+            self.numbers[f"l{k}"] = index.limit
+            sums.append(self._term(f"k{k}.to(I)", f"t{k}", index.step))
+        return [*lines, f"ok = {' & '.join(checks)}", f"o = {' + '.join(s for s in sums if s)}"]
+
+    def launcher(self, name: str, pointers: Sequence[str], body: Sequence[str], late: Sequence[str] = ()) -> Launcher:
+        """The kernel of these lines. Sizes that make loads wide: those of rows, or the number of elements."""
+        lines = [*self.head(), *body]
+        self.numbers |= {"m": self.m, **({"n": self.n} if self.rows else {})}
+        wide = [n for n in self.numbers if n == "n" or n[:1] in "xyst"] if self.rows else ["m"]
+        order = [*wide, *(n for n in self.numbers if n not in wide)]
+        self.numbers = {n: self.numbers[n] for n in order}
+        constants = ["I: tl.constexpr", *(f"{n}: tl.constexpr" for n in self.tiles.sizes)]
+        params = ", ".join([*(f"{p}_ptr" for p in pointers), *order, *late, *constants])
+        text = f"def {name}({params}):\n" + "".join(f"    {line}\n" for line in lines)
+        return _launcher(text, " ".join(wide))
+
+    def ready(self, launcher: Launcher, makes: Mapping[int, Output] | None = None) -> Callable[..., Any]:
+        even = all(self.numbers[n] % 16 == 0 for n in launcher.sizes)
+        config = self.tiles.config(even=even, I=self.type)
+        return launcher.ready(self.grid, tuple(self.numbers.values()), config, makes)
+
+
+@functools.cache
+def _launcher(text: str, sizes: str) -> Launcher:
+    return Launcher(jit_from_source(text), sizes=sizes)
+
+
+# ---- reads and writes -----------------------------------------------------------------------------------------------
+
+
+def take(cells: Cells, x: Tensor, y: Any, makes: bool, mask: Strides | None = None) -> Callable[..., Any]:
+    """A launch that reads y from x: launch(x, *indices), and y where it is not made. y is an OutputSpec or a tensor.
+
+    `mask`: strides of a mask over the cells; launch(x, *indices, mask, fill), and y is `fill` where it is false.
+    """
+    strides = (y.stride if makes else y.stride()) or (1,) * len(cells.shape)  # a number is a row of one
+    loop = Loop(cells, [*([] if mask is None else [mask]), strides], [x.dtype])
+    pointers, late, body = ["x", *(f"k{k}" for k in range(len(cells.indices)))], [], []
+    if mask is not None:
+        pointers.append("g")
+        late.append('fill: "fp64"' if x.dtype.is_floating_point else 'fill: "i64"')
+        body.append(f"g = tl.load(g_ptr + {loop.at('g', loop.others[0])}, mask={loop.mask}, other=0) != 0")
+    nothing = 'float("nan")' if x.dtype.is_floating_point else "0"
+    body += loop.places(cells, "" if mask is None else "g")
+    body.append(f"v = tl.load(x_ptr + o, mask=ok, other={nothing})")
+    if mask is not None:
+        body.append("v = tl.where(g, v, tl.full([], fill, v.dtype))")
+    body.append(f"tl.store(y_ptr + {loop.at('y', loop.others[-1])}, v, mask={loop.mask})")
+    launcher = loop.launcher("take", [*pointers, "y"], body, late)
+    return loop.ready(launcher, {len(pointers): y} if makes else None)
+
+
+def put(
+    cells: Cells, x: Tensor, source: Strides | None, dtype: torch.dtype, add: bool = False, scaled: bool = False
+) -> Callable[..., Any]:
+    """A launch that writes into x, or adds to it: launch(x, *indices, source[, alpha]), or (x, *indices, number)."""
+    contiguous = _contiguous(cells.shape)
+    loop = Loop(cells, [contiguous if source is None else source], [x.dtype, dtype])
+    body, number = loop.places(cells), '"fp64"' if x.dtype.is_floating_point else '"i64"'
+    pointers, late = ["x", *(f"k{k}" for k in range(len(cells.indices)))], []
+    if source is None:
+        late.append(f"v: {number}")
+        body += [f"v = tl.full([BLOCK_M{', BLOCK_N' if loop.rows else ''}], v, x_ptr.dtype.element_ty)"]
+    else:
+        pointers.append("s")
+        body += [f"v = tl.load(s_ptr + {loop.at('s', loop.others[0])}, mask={loop.mask})"]
+    if scaled:
+        late.append(f"alpha: {number}")
+        body += ["v = v * tl.full([], alpha, v.dtype)"]
+    if add:
+        body += ['tl.atomic_add(x_ptr + o, v, mask=ok, sem="relaxed")']
+    else:
+        body += ["tl.store(x_ptr + o, v, mask=ok)"]
+    return loop.ready(loop.launcher("put", pointers, body, late))
+
+
+def _contiguous(shape: Sequence[int]) -> Strides:
+    made, step = [], 1
+    for n in reversed(shape):
+        made.append(step)
+        step *= n
+    return tuple(reversed(made))
+
+
+# ---- plans ----------------------------------------------------------------------------------------------------------
+
+
+class Refusal:
+    """A plan for arguments that are left to torch, which follows from their look alone."""
+
+    def __init__(self, reason: str):
+        self.reason = reason
+
+    def __call__(self, *args: Any) -> Any:
+        raise NotSupported(self.reason)
+
+
+def decided(make: Callable[..., Any]) -> Callable[..., Any]:
+    """`plans`, which also remembers a refusal."""
+
+    @functools.wraps(make)
+    def made(*args: Any) -> Any:
+        try:
+            return make(*args)
+        except NotSupported as error:
+            return Refusal(str(error))
+
+    return plans(made)
+
+
+def willing(plan: Callable[..., Any]) -> Callable[..., Any]:
+    """The plan; raises now, before anything is written, where it would refuse."""
+    if plan.__class__ is Refusal:
+        plan()
+    return plan
+
+
+def torchs(op: Any, *args: Any, **kwargs: Any) -> Any:
+    """What torch's op makes of meta tensors that look like these; NotSupported where it raises: torch says it best."""
+    meta = lambda t: torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device="meta")
+    seen = lambda a: meta(a) if isinstance(a, Tensor) else [seen(b) for b in a] if isinstance(a, (list, tuple)) else a
+    call = op if library.reference_guard is None else library.reference_guard(op)
+    try:
+        with torch.no_grad():
+            return call(*map(seen, args), **{name: seen(a) for name, a in kwargs.items()})
+    except Exception as error:
+        raise NotSupported(f"torch refuses: {error}") from error
+
+
+def check_tensors(x: Tensor, *others: Tensor, indices: Iterable[Tensor] = ()) -> None:
+    """Decline dtypes, layouts and devices that the kernels do not take."""
+    for t in (x, *others, *indices):
+        if t.layout is not torch.strided or t.device != x.device or t.is_neg() or t.is_conj():
+            raise NotSupported(f"tensors on {x.device} and {t.device}, {t.layout}")
+    for t in (x, *others):
+        if t.dtype not in DTYPES:
+            raise NotSupported(f"a tensor of {t.dtype}")
+    for t in indices:
+        if t.dtype not in INDICES:
+            raise NotSupported(f"an index of {t.dtype}")
+
+
+def check_written(y: Tensor, *read: Tensor) -> None:
+    """Decline to write a tensor whose elements share memory, with each other or with what is read."""
+    if torch._debug_has_internal_overlap(y) == 1:
+        raise NotSupported("elements of the result share memory")
+    if any(torch._C._is_alias_of(y, t) for t in read):
+        raise NotSupported("the result and an argument share memory")
+
+
+# ---- cells of the ops -----------------------------------------------------------------------------------------------
+
+
+def _sizes(x: Tensor) -> tuple[tuple[int, ...], Strides]:
+    """Shape and strides; a number counts as a row of one."""
+    return (tuple(x.shape), x.stride()) if x.dim() else ((1,), (1,))
+
+
+def _without(strides: Strides, dim: int) -> Strides:
+    return (*strides[:dim], 0, *strides[dim + 1 :])
+
+
+def of_gather(x: Tensor, dim: int, index: Tensor) -> Cells:
+    """x[i][index[i, j]] along dim: an index for each element."""
+    (sizes, strides), (shape, steps) = _sizes(x), _sizes(index)
+    dim %= len(sizes)
+    return Cells(shape, _without(strides, dim), (Index(steps, sizes[dim], strides[dim]),))
+
+
+def of_select(x: Tensor, dim: int, index: Tensor) -> Cells:
+    """x[:, index] along dim: an index for each slice."""
+    sizes, strides = _sizes(x)
+    dim %= len(sizes)
+    along = [0] * len(sizes)
+    along[dim] = index.stride(0) if index.dim() else 0
+    shape = (*sizes[:dim], index.numel(), *sizes[dim + 1 :])
+    return Cells(shape, _without(strides, dim), (Index(tuple(along), sizes[dim], strides[dim]),))
+
+
+def of_rows(x: Tensor, indices: Tensor) -> Cells:
+    """x[indices]: a row for each index."""
+    index = Index((*indices.stride(), 0), x.shape[0], x.stride(0))
+    return Cells((*indices.shape, x.shape[1]), (*[0] * indices.dim(), x.stride(1)), (index,))
+
+
+def of_flat(x: Tensor, index: Tensor) -> Cells:
+    """x.view(-1)[index]"""
+    if not x.is_contiguous():
+        raise NotSupported("a flat index of a tensor with gaps")
+    shape, steps = _sizes(index)
+    return Cells(shape, (0,) * len(shape), (Index(steps, x.numel(), 1),), wraps=True)
+
+
+def of_index(x: Tensor, at: Sequence[int], indices: Sequence[Tensor]) -> Cells:
+    """x[indices], those along the dimensions `at`."""
+    if not indices or len(at) > x.dim() or at[-1] >= x.dim():
+        raise NotSupported("no index, or more than x has dimensions")
+    try:
+        shape = torch.broadcast_shapes(*(t.shape for t in indices))
+    except RuntimeError as error:
+        raise NotSupported(str(error)) from None
+    together = at[-1] - at[0] == len(at) - 1
+    before = [d for d in range(x.dim()) if d not in at and (together and d < at[0])]
+    after = [d for d in range(x.dim()) if d not in at and d not in before]
+    sizes = lambda dims: [x.shape[d] for d in dims]
+    steps = lambda dims: [x.stride(d) for d in dims]
+    zeros = [0] * len(shape)
+    wide = lambda t: (*[0] * len(before), *t.expand(shape).stride(), *[0] * len(after))
+    return Cells(
+        (*sizes(before), *shape, *sizes(after)),
+        (*steps(before), *zeros, *steps(after)),
+        tuple(Index(wide(t), x.shape[d], x.stride(d)) for d, t in zip(at, indices, strict=True)),
+        wraps=True,
+    )

@@ -1,0 +1,74 @@
+"""ATen's ops that read or write where other tensors say: index, gather, scatter, embedding, masks.
+
+Each is torch's own op, under ATen's name and with the arguments of all its overloads; torch's op is the reference. An
+index out of range is undefined, where torch on a GPU stops the process: reads give NaN (0 for integers), and writes are
+dropped. Where several elements are written to one place, which one stays is undefined, as in torch.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..core import codegen
+from ..core.spec import op
+
+Number = bool | int | float
+Indices = Sequence[Tensor | None]
+
+AT = "self: Tensor, indices: Indices"
+ALONG = "self: Tensor, dim: int, index: Tensor"
+
+# The arguments of all overloads of an op; those that only some overloads have are None by default.
+TABLE = {
+    # reads
+    "index": AT,
+    "_unsafe_index": AT,
+    "_unsafe_masked_index": "self: Tensor, mask: Tensor, indices: Indices, fill: Number",
+    "index_select": ALONG,
+    "gather": f"{ALONG}, *, sparse_grad: bool = False",
+    "take": "self: Tensor, index: Tensor",
+    "embedding": "weight: Tensor, indices: Tensor, padding_idx: int = -1, scale_grad_by_freq: bool = False, "
+    "sparse: bool = False",
+    # writes
+    "index_put": f"{AT}, values: Tensor, accumulate: bool = False",
+    "_unsafe_index_put": f"{AT}, values: Tensor, accumulate: bool = False",
+    "_index_put_impl": f"{AT}, values: Tensor, accumulate: bool = False, unsafe: bool = False",
+    "put": "self: Tensor, index: Tensor, source: Tensor, accumulate: bool = False",
+    "index_copy": f"{ALONG}, source: Tensor",
+    "index_fill": f"{ALONG}, value: Tensor | Number",
+    "index_add": f"{ALONG}, source: Tensor, *, alpha: Number = 1",
+    "scatter": f"{ALONG}, src: Tensor | None = None, value: Number | None = None, *, reduce: str | None = None",
+    "scatter_add": f"{ALONG}, src: Tensor",
+    # masks
+    "nonzero": "self: Tensor",
+    "nonzero_static": "self: Tensor, *, size: int, fill_value: int = -1",
+    "masked_select": "self: Tensor, mask: Tensor",
+    "masked_scatter": "self: Tensor, mask: Tensor, source: Tensor",
+    "masked_scatter_backward": "grad_output: Tensor, mask: Tensor, sizes: Sequence[int]",
+}
+
+
+def reference(name: str, args: str, scope: dict[str, Any]) -> Callable[..., Any]:
+    """torch's own op as a function of these arguments; those that are None are left out, which finds the overload."""
+    text = f"def {name}({args}) -> Any:\n    return _call(_op, locals())\n"
+    names = {"_op": getattr(torch.ops.aten, name), "_call": _call, **scope}
+    made = codegen.function(text, name, f"reference of aten::{name}", names)
+    made.__doc__, made.__module__ = f"torch.ops.aten.{name}.", scope["__name__"]
+    return made
+
+
+def _call(op: Any, given: dict[str, Any]) -> Any:
+    return op(**{name: value for name, value in given.items() if value is not None})
+
+
+def declare(table: dict[str, str], scope: dict[str, Any], outs: dict[str, str] | None = None) -> dict[str, Any]:
+    """The ops of a table, by name."""
+    outs = outs or {}
+    return {
+        name: op(reference(name, args, scope), space="aten", out=outs.get(name, "y")) for name, args in table.items()
+    }
+
+
+ops = declare(TABLE, globals())
