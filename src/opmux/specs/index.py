@@ -41,6 +41,10 @@ TABLE = {
     "index_add": f"{ALONG}, source: Tensor, *, alpha: Number = 1",
     "scatter": f"{ALONG}, src: Tensor | None = None, value: Number | None = None, *, reduce: str | None = None",
     "scatter_add": f"{ALONG}, src: Tensor",
+    "scatter_reduce": f"{ALONG}, src: Tensor, reduce: str, *, include_self: bool = True",
+    "index_reduce": f"{ALONG}, source: Tensor, reduce: str, *, include_self: bool = True",
+    "embedding_dense_backward": "grad_output: Tensor, indices: Tensor, num_weights: int, padding_idx: int, "
+    "scale_grad_by_freq: bool",
     # masks
     "nonzero": "self: Tensor",
     "nonzero_static": "self: Tensor, *, size: int, fill_value: int = -1",

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import torch
 import triton
@@ -19,11 +18,11 @@ from ...core.errors import NotSupported
 from ...core.registry import impl
 from ...specs import index as spec
 from .. import scan
+from ..lib.cells import check_tensors, check_written, decided
 from ..lib.config import Tiles, tunable
 from ..lib.jit_source import jit_from_source
 from ..lib.launch import Launcher
 from ..lib.rows import DEVICES, OutputSpec
-from .cells import check_tensors, check_written, decided
 
 
 @triton.jit

@@ -12,12 +12,22 @@ from torch._prims_common import compute_elementwise_output_strides
 from ...core.errors import NotSupported
 from ...core.registry import impl
 from ...specs import index as spec
+from ..lib.cells import (
+    Cells,
+    check_tensors,
+    check_written,
+    decided,
+    of_flat,
+    of_gather,
+    of_index,
+    of_rows,
+    of_select,
+    torchs,
+)
+from ..lib.cells import take as launch_take
 from ..lib.indexing import spread
+from ..lib.numbers import representable
 from ..lib.rows import DEVICES, OutputSpec
-from .cells import Cells, check_tensors, check_written, decided, of_flat, of_gather, of_index, of_rows, of_select
-from .cells import take as launch_take
-from .cells import torchs
-from .numbers import representable
 
 CELLS: dict[str, Callable[..., Cells]] = {"select": of_select, "gather": of_gather}
 

@@ -39,6 +39,7 @@ def install() -> None:
     _give_casts(interpreter, small)
     _give_dot(interpreter, small)
     _give_reductions(interpreter, small)
+    _give_pairs(interpreter)
     _give_scans(interpreter)
     _patch_once_per_launch(interpreter)
     _installed = True
@@ -164,6 +165,23 @@ def _give_reductions(interpreter: Any, small: dict[tl.dtype, np.dtype]) -> None:
         return tuple(back(t) for t in result) if isinstance(result, tuple) else back(result)
 
     interpreter.ReduceOps.min_max = min_max
+
+
+def _give_pairs(interpreter: Any) -> None:
+    """A reduction of pairs, of which sorting is made, combines whole blocks instead of two numbers at a time."""
+    stock = interpreter.ReduceOps.generic_reduce
+
+    def generic_reduce(self: Any, given: Any) -> Any:
+        axis = self.axis
+        if axis is None or given[0].handle.data.shape[axis] != 2:
+            return stock(self, given)
+        halves = [self.to_tensor(t.handle.data.take(i, axis), t.dtype) for i in (0, 1) for t in given]
+        found = self.combine_fn.fn(*halves)
+        blocks = [t.handle.data for t in (found if isinstance(found, tuple) else (found,))]
+        blocks = [np.expand_dims(b, axis) for b in blocks] if self.keep_dims else blocks
+        return [self.to_tensor(b, t.dtype) for b, t in zip(blocks, given, strict=True)]
+
+    interpreter.ReduceOps.generic_reduce = generic_reduce
 
 
 def _give_scans(interpreter: Any) -> None:

@@ -1,8 +1,9 @@
 """Kernels that read or write x at places that other tensors give, one text for every rank and number of indices.
 
-`Cells` describes a loop over a shape: where the elements of x are (its strides, 0 along a dimension whose place an index
-gives), and the indices. Dimensions are merged where all tensors allow it. If no index varies along the last dimension,
-it is a row: an index is loaded once for a row, and rows are read at full width. Else each element has its own index.
+`Cells` describes a loop over a shape: where the elements of x are (its strides, 0 along a dimension whose place an
+index gives), and the indices. Dimensions are merged where all tensors allow it. If no index varies along the last
+dimension, it is a row: an index is loaded once for a row, and rows are read at full width. Else each element has its
+own index.
 
 Indices out of range: reads give NaN (0 for integers), writes are dropped.
 """
@@ -20,12 +21,13 @@ from torch import Tensor
 
 from ...core import library
 from ...core.errors import NotSupported
-from ..lib.config import Tiles, tunable
-from ..lib.indexing import LARGEST, Strides, collapsed
-from ..lib.jit_source import jit_from_source
-from ..lib.launch import Launcher, Output
-from ..lib.plans import plans
-from ..lib.pointwise import DTYPES
+from .config import Tiles, tunable
+from .indexing import LARGEST, Strides, collapsed
+from .jit_source import jit_from_source
+from .launch import Launcher, Output
+from .plans import plans
+from .pointwise import DTYPES
+from .rows import OutputSpec
 
 INDICES = (torch.int64, torch.int32)
 
@@ -68,11 +70,11 @@ def element_tiles(dtype: torch.dtype) -> Tiles:
 class Loop:
     """Names, numbers and lines of a kernel's loop over cells; `at(strides)` is an operand's offset, as source."""
 
-    def __init__(self, cells: Cells, others: Sequence[Strides], dtypes: Iterable[torch.dtype]):
+    def __init__(self, cells: Cells, others: Sequence[Strides], dtypes: Iterable[torch.dtype], flat: bool = False):
         operands = [cells.x, *(k.strides for k in cells.indices), *others]
         self.sizes, steps = collapsed(cells.shape, operands)
         self.x, self.indices, self.others = steps[0], steps[1 : 1 + len(cells.indices)], steps[1 + len(cells.indices) :]
-        self.rows = bool(self.sizes) and all(s[-1] == 0 for s in self.indices) and self.sizes[-1] > 1
+        self.rows = not flat and bool(self.sizes) and all(s[-1] == 0 for s in self.indices) and self.sizes[-1] > 1
         self.n = self.sizes[-1] if self.rows else 1
         self.outer = len(self.sizes) - self.rows
         self.m = functools.reduce(int.__mul__, self.sizes[: self.outer], 1)
@@ -134,9 +136,10 @@ class Loop:
             lines.append("i_0 = r")
         return lines
 
-    def places(self, cells: Cells, guard: str = "") -> list[str]:
-        """The lines that load the indices, and make `o`, the offset in x, and `ok`, its mask."""
-        lines, sums, checks = [], [self.at("x", self.x)], [self.mask, *([guard] if guard else [])]
+    def places(self, cells: Cells, guard: str = "", rows: bool = False) -> list[str]:
+        """The lines that load the indices, and make `o`, the offset in x, and `ok`, its mask; with `rows`, of rows."""
+        lines, sums = [], [self.at("x", self.x, inner=not rows)]
+        checks = ["m_i" if rows else self.mask, *([guard] if guard else [])]
         for k, (index, strides) in enumerate(zip(cells.indices, self.indices, strict=True)):
             lines.append(f"k{k} = tl.load(k{k}_ptr + {self.at(f'k{k}', strides, inner=False)}, mask=m_i, other=0)")
             lines += [f"k{k} = tl.where(k{k} < 0, k{k} + l{k}, k{k})"] if cells.wraps else []
@@ -215,6 +218,22 @@ def put(
     else:
         body += ["tl.store(x_ptr + o, v, mask=ok)"]
     return loop.ready(loop.launcher("put", pointers, body, late))
+
+
+def keys(cells: Cells, x: Tensor, skips: bool = False, flat: bool = False) -> tuple[Callable[..., Tensor], Loop, int]:
+    """A launch (x, *indices[, skip]) that returns where each row of the cells is in x (with `flat`, each element), the
+    loop, and the first offset that is none. It stands for indices out of range, and with `skips` for those equal to
+    the number `skip`."""
+    loop = Loop(cells, [_contiguous(cells.shape)], [x.dtype], flat)
+    beyond = 1 + sum((n - 1) * s for n, s in zip(cells.shape, cells.x, strict=True))
+    beyond += sum((k.limit - 1) * k.step for k in cells.indices)
+    dtype = torch.int32 if beyond < LARGEST else torch.int64
+    pointers = ["x", *(f"k{k}" for k in range(len(cells.indices)))]
+    body = loop.places(cells, "(k0 != skip)" if skips else "", rows=True)
+    body.append("tl.store(y_ptr + i, tl.where(ok, o, beyond), mask=m_i)")
+    loop.numbers["beyond"] = beyond
+    launcher = loop.launcher("keys", [*pointers, "y"], body, ['skip: "i64"'] if skips else [])
+    return loop.ready(launcher, {len(pointers): OutputSpec.of((loop.m,), dtype)}), loop, beyond
 
 
 def _contiguous(shape: Sequence[int]) -> Strides:

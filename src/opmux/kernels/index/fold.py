@@ -1,0 +1,171 @@
+"""Writes of several elements to one place, in a fixed order: sorted by place, then folded one after another.
+
+For what atomic additions cannot do: 8 and 16 bits, products and extremes, sums that torch promises to add in order
+(`index_put` with accumulate, the gradient of `embedding`), and `torch.use_deterministic_algorithms`. Sums of floats are
+float32 (float64 for float64) inside.
+"""
+
+# Annotations are not postponed: Triton reads that of alpha, which would be a float32 without it.
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from ...core.errors import NotSupported
+from ..lib.cells import Cells, keys
+from ..lib.config import Tiles, tunable
+from ..lib.launch import Launcher
+from ..sorting import radix
+from ..sorting import rows as short
+
+# ---- how two are combined -------------------------------------------------------------------------------------------
+
+
+@triton.jit
+def add(a, b):
+    return a + b
+
+
+@triton.jit
+def multiply(a, b):
+    return a * b
+
+
+@triton.jit
+def larger(a, b):
+    return tl.where((b > a) | (b != b), b, a)
+
+
+@triton.jit
+def smaller(a, b):
+    return tl.where((b < a) | (b != b), b, a)
+
+
+COMBINE = {"sum": add, "mean": add, "prod": multiply, "amax": larger, "amin": smaller}
+
+
+# ---- kernels --------------------------------------------------------------------------------------------------------
+
+
+def _rows(
+    key_ptr, order_ptr, source_ptr, x_ptr, count, n, x_step, beyond, alpha: tl.float64,
+    MEAN: tl.constexpr, SELF: tl.constexpr, WIDE: tl.constexpr, RUN: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    """The sum, or mean, of the rows that have a place, by the program of the first of them."""
+    across = tl.cdiv(n, BLOCK_N)
+    at = tl.program_id(0) // across
+    o_n = (tl.program_id(0) % across).to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N)
+    m_n = o_n < n
+    key = tl.load(key_ptr + at)
+    if (key < beyond) & (tl.load(key_ptr + at - 1, mask=at > 0, other=-1) != key):
+        total = tl.zeros([BLOCK_N], WIDE)
+        seen, same, o_r = 0, RUN, tl.arange(0, RUN)
+        while same == RUN:
+            m_r = (at + o_r < count) & (tl.load(key_ptr + at + o_r, mask=at + o_r < count, other=-1) == key)
+            row = tl.load(order_ptr + at + o_r, mask=m_r, other=0)
+            b = tl.load(source_ptr + row[:, None] * n + o_n[None, :], mask=m_r[:, None] & m_n[None, :], other=0)
+            total += tl.sum(b.to(WIDE), 0)
+            same = tl.sum(m_r.to(tl.int32), 0)
+            seen += same
+            at += RUN
+        total = total * tl.full([], alpha, WIDE)
+        if MEAN:
+            total = total / seen.to(WIDE)
+        x_ptr += key.to(tl.int64) + o_n * x_step
+        if SELF:
+            total += tl.load(x_ptr, mask=m_n).to(WIDE)
+        tl.store(x_ptr, total.to(x_ptr.dtype.element_ty), mask=m_n)
+
+
+def _elements(
+    key_ptr, order_ptr, source_ptr, x_ptr, count, beyond,
+    COMBINE: tl.constexpr, MEAN: tl.constexpr, SELF: tl.constexpr, WIDE: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Each lane folds the elements of one place, if it is the first of them."""
+    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    key = tl.load(key_ptr + at, mask=at < count, other=beyond)
+    first = (at < count) & (key < beyond) & (tl.load(key_ptr + at - 1, mask=(at > 0) & (at < count), other=-1) != key)
+    if SELF:
+        total = tl.load(x_ptr + key, mask=first, other=0).to(WIDE)
+        seen = tl.full([BLOCK], 1, tl.int32)
+    else:
+        total = tl.load(source_ptr + tl.load(order_ptr + at, mask=first, other=0), mask=first, other=0).to(WIDE)
+        seen = tl.full([BLOCK], 1, tl.int32)
+        at += 1
+    live = first & (tl.load(key_ptr + at, mask=first & (at < count), other=-1) == key)
+    while tl.max(live.to(tl.int32), 0) > 0:
+        b = tl.load(source_ptr + tl.load(order_ptr + at, mask=live, other=0), mask=live, other=0).to(WIDE)
+        total = tl.where(live, COMBINE(total, b), total)
+        seen += live.to(tl.int32)
+        at += 1
+        live = live & (tl.load(key_ptr + at, mask=live & (at < count), other=-1) == key)
+    if MEAN:
+        total = total / seen.to(WIDE)
+    tl.store(x_ptr + key, total.to(x_ptr.dtype.element_ty), mask=first)
+
+
+fold_rows = Launcher(_rows, sizes="n")
+fold_elements = Launcher(_elements, sizes="count")
+
+
+@tunable("index.fold_rows", free="RUN BLOCK_N")
+def row_tiles(n: int, dtype: torch.dtype) -> Tiles:
+    """Eight rows at once, so that frequent places do not wait for one row after another."""
+    return Tiles(128, RUN=8, BLOCK_N=min(512, triton.next_power_of_2(n)))
+
+
+@tunable("index.fold_elements")
+def element_tiles(dtype: torch.dtype) -> Tiles:
+    return Tiles(128, BLOCK=256)
+
+
+# ---- plans ----------------------------------------------------------------------------------------------------------
+
+WIDE = {torch.float16: tl.float32, torch.bfloat16: tl.float32, torch.float32: tl.float32, torch.float64: tl.float64}
+
+
+def sorted_keys(found: Tensor, beyond: int) -> tuple[Tensor, Tensor]:
+    """Keys from 0 to `beyond` in order, and where they were."""
+    found = found.view(1, -1)
+    if found.shape[1] <= short.LONGEST:
+        return short.sorter(found, False)(found)
+    order = radix.order(found, beyond.bit_length())(found)
+    return found.view(-1)[order.view(-1)], order
+
+
+def folder(
+    cells: Cells, x: Tensor, how: str, include_self: bool, *, skips: bool = False, dtype: torch.dtype | None = None
+) -> Callable[..., None]:
+    """A function (x, indices, source, alpha=1.0, *skip) that folds `source`, contiguous and of the shape of the cells,
+    into x. `how`: sum, mean, prod, amax or amin; without `include_self`, what x had there counts for nothing."""
+    dtype = x.dtype if dtype is None else dtype
+    if dtype is torch.bool or (how == "mean" and not dtype.is_floating_point):
+        raise NotSupported(f"the {how} of {dtype}")
+    wide = WIDE.get(dtype, tl.int64)
+    whole = dtype.is_floating_point and (how == "sum" or (how == "mean" and not include_self))  # rows at once
+    find, loop, beyond = keys(cells, x, skips, flat=not whole)
+    whole = loop.rows
+    if whole:
+        tiles = row_tiles(n=loop.n, dtype=dtype)
+        config = tiles.config(even=loop.n % 16 == 0, MEAN=how == "mean", SELF=include_self, WIDE=wide)
+        grid = (loop.m * -(-loop.n // tiles["BLOCK_N"]), 1, 1)
+        launch = fold_rows.ready(grid, (loop.m, loop.n, loop.x[-1], beyond), config)
+    else:
+        tiles = element_tiles(dtype=dtype)
+        config = tiles.config(
+            even=loop.m % 16 == 0, COMBINE=COMBINE[how], MEAN=how == "mean", SELF=include_self, WIDE=wide
+        )
+        launch = fold_elements.ready((-(-loop.m // tiles["BLOCK"]), 1, 1), (loop.m, beyond), config)
+
+    def run(x: Tensor, indices: Any, source: Tensor, alpha: float = 1.0, *skip: int) -> None:
+        found, order = sorted_keys(find(x, *indices, *skip), beyond)
+        if whole:
+            launch(found, order, source, x, alpha)
+        else:
+            launch(found, order, source if alpha == 1 else source * alpha, x)
+
+    return run

@@ -1,0 +1,182 @@
+"""Ops over sorted rows: sort, topk, kthvalue, median."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...core.errors import NotSupported
+from ...core.registry import impl
+from ...specs import sorting as spec
+from ..lib.cells import check_tensors, decided, of_gather, take, torchs
+from ..lib.rows import DEVICES, OutputSpec
+from . import radix, rows
+
+Pair = tuple[Tensor, Tensor]
+
+
+def rows_of(x: Tensor, dim: int) -> Tensor:
+    """x as contiguous rows along a dimension; a number is a row of one."""
+    n = x.shape[dim] if x.dim() else 1
+    return (x.movedim(dim, -1) if x.dim() else x).contiguous().view(-1, n)
+
+
+@decided
+def _picker(x: Tensor, at: Tensor) -> Callable[[Tensor, Tensor], Tensor]:
+    return take(of_gather(x, 1, at), x, OutputSpec.of(at.shape, x.dtype), True)
+
+
+def picked(x: Tensor, at: Tensor) -> Tensor:
+    """Elements of rows [rows, n] at int64 indices [rows, k]."""
+    return _picker(x, at)(x, at)
+
+
+def sort_rows(x: Tensor, descending: bool) -> Pair:
+    """Contiguous rows [rows, n] in order, stable; and int64 indices."""
+    if x.shape[1] <= rows.LONGEST:
+        values, indices = rows.sorter(x, descending)(x)
+        return values.view(x.dtype), indices
+    indices = radix.sorter(x, descending)(x)
+    return picked(x, indices), indices
+
+
+def first_rows(x: Tensor, k: int, descending: bool) -> Pair:
+    """The first k of contiguous rows [rows, n], in order."""
+    if x.element_size() < 8 and k <= rows.MOST:
+        values, indices = rows.chooser(x, k, descending)(x)
+        return values.view(x.dtype), indices
+    values, indices = sort_rows(x, descending)
+    return values[:, :k].contiguous(), indices[:, :k].contiguous()
+
+
+def _back(y: Tensor, like: Tensor, dim: int) -> Tensor:
+    """Rows as a tensor of the shape and strides of `like`."""
+    if not like.dim():
+        return y.view(())
+    moved = like.movedim(dim, -1)
+    y = y.view(moved.shape)
+    if moved.is_contiguous():
+        return y.movedim(-1, dim)
+    made = torch.empty_strided(like.shape, like.stride(), dtype=y.dtype, device=y.device)
+    return made.copy_(y.movedim(-1, dim))
+
+
+def _check_dim(x: Tensor, dim: int) -> int:
+    rank = max(x.dim(), 1)
+    if not -rank <= dim < rank:
+        raise NotSupported(f"no dimension {dim}")
+    return dim % rank
+
+
+# ---- sort -----------------------------------------------------------------------------------------------------------
+
+
+@decided
+def _sort(x: Tensor, dim: int, descending: bool) -> Callable[[Tensor], Pair]:
+    check_tensors(x)
+    values, indices = torchs(torch.ops.aten.sort, x, dim, descending)
+    dim = _check_dim(x, dim)
+    if not x.numel():
+        raise NotSupported("nothing to sort")
+
+    def run(x: Tensor) -> Pair:
+        y, at = sort_rows(rows_of(x, dim), descending)
+        return _back(y, values, dim), _back(at, indices, dim)
+
+    return run
+
+
+@impl(spec.ops["sort"], devices=DEVICES)
+def sort(self: Tensor, dim: int = -1, descending: bool = False, *, stable: bool | None = None) -> Pair:
+    return _sort(self, dim, descending)(self)
+
+
+# ---- selection ------------------------------------------------------------------------------------------------------
+# Which of equal elements torch returns is undefined, and differs between its devices: of integers, where elements are
+# often equal, indices are left to torch.
+
+
+def _check_unequal(x: Tensor) -> None:
+    if not x.is_floating_point():
+        raise NotSupported("of equal integers torch has its own choice")
+
+
+@decided
+def _topk(x: Tensor, k: int, dim: int, largest: bool) -> Callable[[Tensor], Pair]:
+    check_tensors(x)
+    _check_unequal(x)
+    values, indices = torchs(torch.ops.aten.topk, x, k, dim, largest)
+    dim = _check_dim(x, dim)
+    if not values.numel():
+        raise NotSupported("nothing to select")
+
+    def run(x: Tensor) -> Pair:
+        y, at = first_rows(rows_of(x, dim), k, largest)
+        return _back(y, values, dim), _back(at, indices, dim)
+
+    return run
+
+
+@impl(spec.ops["topk"], devices=DEVICES)
+def topk(self: Tensor, k: int, dim: int = -1, largest: bool = True, sorted: bool = True) -> Pair:
+    return _topk(self, k, dim, largest)(self)
+
+
+@decided
+def _kthvalue(x: Tensor, k: int, dim: int, keepdim: bool) -> Callable[[Tensor], Pair]:
+    check_tensors(x)
+    _check_unequal(x)
+    values, indices = torchs(torch.ops.aten.kthvalue, x, k, dim, keepdim)
+    dim = _check_dim(x, dim)
+    if not x.numel():
+        raise NotSupported("nothing to select")
+    return lambda x: tuple(  # type: ignore[return-value]
+        t[:, k - 1].contiguous().view(values.shape) for t in sort_rows(rows_of(x, dim), False)
+    )
+
+
+@impl(spec.ops["kthvalue"], devices=DEVICES)
+def kthvalue(self: Tensor, k: int, dim: int = -1, keepdim: bool = False) -> Pair:
+    return _kthvalue(self, k, dim, keepdim)(self)
+
+
+# ---- medians --------------------------------------------------------------------------------------------------------
+
+
+@decided
+def _median(x: Tensor, ignore_nan: bool, dim: int | None, keepdim: bool) -> Callable[[Tensor], Any]:
+    """The lower of the two in the middle. NaN is sorted last: if there is one, it is the median, or counts for nothing."""
+    check_tensors(x)
+    whole = dim is None
+    own = torch.ops.aten.nanmedian if ignore_nan else torch.ops.aten.median
+    made = torchs(own, x) if whole else torchs(own, x, dim, keepdim)[0]
+    dim = 0 if dim is None else _check_dim(x, dim)
+    if not x.numel():
+        raise NotSupported("nothing to select")
+    if not whole:
+        _check_unequal(x)
+    n = x.numel() if whole else x.shape[dim] if x.dim() else 1
+
+    def run(x: Tensor) -> Any:
+        y, at = sort_rows(x.reshape(1, -1) if whole else rows_of(x, dim), False)
+        k = torch.full((y.shape[0], 1), (n - 1) // 2, dtype=torch.int64, device=x.device)
+        if x.is_floating_point():
+            nans = y.isnan().sum(1, keepdim=True)
+            k = (n - nans - 1).clamp(min=0) // 2 if ignore_nan else torch.where(nans > 0, n - nans, k)
+        values = picked(y, k).reshape(made.shape)
+        return values if whole else (values, picked(at, k).reshape(made.shape))
+
+    return run
+
+
+@impl(spec.ops["median"], devices=DEVICES)
+def median(self: Tensor, dim: int | None = None, keepdim: bool | None = None) -> Any:
+    return _median(self, False, dim, bool(keepdim))(self)
+
+
+@impl(spec.ops["nanmedian"], devices=DEVICES)
+def nanmedian(self: Tensor, dim: int | None = None, keepdim: bool | None = None) -> Any:
+    return _median(self, True, dim, bool(keepdim))(self)

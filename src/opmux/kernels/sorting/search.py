@@ -1,0 +1,135 @@
+"""Numbers looked up in sorted rows: searchsorted, bucketize. Each element searches by bisection."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import triton.language as tl
+from torch import Tensor
+
+from ...core.errors import NotSupported
+from ...core.registry import impl
+from ...specs import sorting as spec
+from ..lib.cells import check_tensors, check_written, decided, torchs
+from ..lib.config import Tiles, tunable
+from ..lib.launch import Launcher
+from ..lib.numbers import representable
+from ..lib.pointwise import DTYPES
+from ..lib.rows import DEVICES, OutputSpec
+
+Number = bool | int | float
+
+
+def _search(
+    x_ptr, rows_ptr, sorter_ptr, y_ptr, n, length, each,
+    RIGHT: tl.constexpr, STEPS: tl.constexpr, SHARED: tl.constexpr, TYPE: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """How many elements of a row are smaller than x; with RIGHT, or equal. `each`: elements of x that share a row."""
+    o = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    m = o < n
+    x = tl.load(x_ptr + o, mask=m, other=0).to(TYPE)
+    row = tl.zeros_like(o) if SHARED else (o // each) * length
+    low, high = tl.zeros_like(o), tl.zeros_like(o) + length
+    for _ in range(STEPS):
+        middle = (low + high) // 2
+        live = m & (low < high)
+        at = middle
+        if sorter_ptr is not None:
+            at = tl.load(sorter_ptr + row + middle, mask=live, other=0)
+        r = tl.load(rows_ptr + row + at, mask=live, other=0).to(TYPE)
+        before = ~(r > x) if RIGHT else ~(r >= x)  # a NaN is beyond all, as torch compares
+        low = tl.where(live & before, middle + 1, low)
+        high = tl.where(live & ~before, middle, high)
+    tl.store(y_ptr + o, low.to(y_ptr.dtype.element_ty), mask=m)
+
+
+search = Launcher(_search, sizes="n")
+
+
+@tunable("sorting.search")
+def search_tiles(dtype: torch.dtype) -> Tiles:
+    return Tiles(128, BLOCK=512)
+
+
+@decided
+def _searcher(
+    x: Tensor, rows: Tensor, sorter: Tensor | None, out: Tensor | None, right: bool, dtype: torch.dtype
+) -> Callable[..., Tensor]:
+    """A launch (x, rows, sorter) -> y, or (x, rows, sorter, out)."""
+    given = [t for t in (x, rows, sorter, out) if t is not None]
+    check_tensors(x, rows)
+    if any(not t.is_contiguous() for t in given):
+        raise NotSupported("torch warns about tensors with gaps")
+    torchs(torch.ops.aten.searchsorted.Tensor, rows, x, sorter=sorter)
+    if rows.dtype is not x.dtype or rows.dtype is torch.bool:
+        raise NotSupported(f"{rows.dtype} and {x.dtype}")
+    if rows.dim() > 1 and (rows.dim() != x.dim() or rows.shape[:-1] != x.shape[:-1]):
+        raise NotSupported("rows that do not fit")
+    if not rows.dim() or (sorter is not None and (sorter.dtype is not torch.int64 or sorter.shape != rows.shape)):
+        raise NotSupported("a sequence of no dimensions, or a sorter that does not fit")
+    if out is not None and (out.shape != x.shape or out.dtype is not dtype or out.device != x.device):
+        raise NotSupported(f"out is {out.dtype} {tuple(out.shape)}")
+    if not x.numel() or not rows.numel():
+        raise NotSupported("nothing to look up")
+    tiles, n, length = search_tiles(dtype=x.dtype), x.numel(), rows.shape[-1]
+    config = tiles.config(
+        even=n % 16 == 0, RIGHT=right, STEPS=length.bit_length(), SHARED=rows.dim() == 1, TYPE=DTYPES[x.dtype][1]
+    )
+    makes = {3: OutputSpec.of(x.shape, dtype)} if out is None else {}
+    numbers = (n, length, x.shape[-1] if x.dim() else 1)
+    return search.ready((-(-n // tiles["BLOCK"]), 1, 1), numbers, config, makes)
+
+
+def _lookup(
+    out: Tensor | None, rows: Tensor, x: Tensor | Number, out_int32: bool, right: bool, sorter: Tensor | None = None
+) -> Tensor:
+    if not isinstance(x, Tensor):
+        if not representable(x, rows.dtype) or isinstance(x, bool):
+            raise NotSupported(f"{x} is no {rows.dtype}")
+        x = torch.full((), x, dtype=rows.dtype, device=rows.device)
+    dtype = torch.int32 if out_int32 else torch.int64
+    if out is None:
+        return _searcher(x, rows, sorter, None, right, dtype)(x, rows, sorter)
+    check_written(out, x, rows)
+    _searcher(x, rows, sorter, out, right, dtype)(x, rows, sorter, out)
+    return out
+
+
+def _side(right: bool, side: str | None) -> bool:
+    """Whether to look to the right of equals."""
+    if side is not None and (side not in ("left", "right") or (right and side == "left")):
+        raise NotSupported(f"side={side!r} and right={right}")
+    return right or side == "right"
+
+
+def _searchsorted_into(out: Tensor, sorted_sequence: Tensor, self: Any, *rest: Any) -> Tensor:
+    out_int32, right, side, sorter = rest
+    return _lookup(out, sorted_sequence, self, out_int32, _side(right, side), sorter)
+
+
+@impl(spec.ops["searchsorted"], devices=DEVICES, into=_searchsorted_into)
+def searchsorted(
+    sorted_sequence: Tensor,
+    self: Tensor | Number,
+    *,
+    out_int32: bool = False,
+    right: bool = False,
+    side: str | None = None,
+    sorter: Tensor | None = None,
+) -> Tensor:
+    return _lookup(None, sorted_sequence, self, out_int32, _side(right, side), sorter)
+
+
+def _bucketize_into(out: Tensor, self: Any, boundaries: Tensor, out_int32: bool, right: bool) -> Tensor:
+    if boundaries.dim() != 1:
+        raise NotSupported("boundaries of several dimensions")
+    return _lookup(out, boundaries, self, out_int32, right)
+
+
+@impl(spec.ops["bucketize"], devices=DEVICES, into=_bucketize_into)
+def bucketize(self: Tensor | Number, boundaries: Tensor, *, out_int32: bool = False, right: bool = False) -> Tensor:
+    if boundaries.dim() != 1:
+        raise NotSupported("boundaries of several dimensions")
+    return _lookup(None, boundaries, self, out_int32, right)

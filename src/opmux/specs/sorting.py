@@ -1,0 +1,30 @@
+"""ATen's ops that sort, select and search: sort, topk, kthvalue, median, unique, searchsorted, bincount.
+
+Each is torch's own op, under ATen's name and with the arguments of all its overloads; torch's op is the reference. NaN
+is larger than any number. Of equal elements, those with the smallest index come first, where torch may choose any.
+"""
+
+from collections.abc import Sequence  # noqa: F401  # for the table
+from typing import Any  # noqa: F401
+
+from .index import (
+    Number,  # noqa: F401
+    declare,
+)
+
+KEPT = "dim: int = -1, keepdim: bool = False"
+SEARCH = "*, out_int32: bool = False, right: bool = False"
+
+TABLE = {
+    "sort": "self: Tensor, dim: int = -1, descending: bool = False, *, stable: bool | None = None",
+    "topk": "self: Tensor, k: int, dim: int = -1, largest: bool = True, sorted: bool = True",
+    "kthvalue": f"self: Tensor, k: int, {KEPT}",
+    "median": "self: Tensor, dim: int | None = None, keepdim: bool | None = None",
+    "nanmedian": "self: Tensor, dim: int | None = None, keepdim: bool | None = None",
+    "searchsorted": f"sorted_sequence: Tensor, self: Tensor | Number, {SEARCH}, side: str | None = None, "
+    "sorter: Tensor | None = None",
+    "bucketize": f"self: Tensor | Number, boundaries: Tensor, {SEARCH}",
+}
+TWO = dict.fromkeys(("sort", "topk", "kthvalue"), "values indices")
+
+ops = declare(TABLE, globals(), TWO)
