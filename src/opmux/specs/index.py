@@ -54,12 +54,15 @@ TABLE = {
 }
 
 
-def reference(name: str, args: str, scope: dict[str, Any]) -> Callable[..., Any]:
+TYPES = {"Any": Any, "Tensor": Tensor, "Sequence": Sequence, "Number": Number, "Indices": Indices}
+
+
+def reference(name: str, args: str, module: str) -> Callable[..., Any]:
     """torch's own op as a function of these arguments; those that are None are left out, which finds the overload."""
     text = f"def {name}({args}) -> Any:\n    return _call(_op, locals())\n"
-    names = {"_op": getattr(torch.ops.aten, name), "_call": _call, **scope}
+    names = {"_op": getattr(torch.ops.aten, name), "_call": _call, "__name__": module, **TYPES}
     made = codegen.function(text, name, f"reference of aten::{name}", names)
-    made.__doc__, made.__module__ = f"torch.ops.aten.{name}.", scope["__name__"]
+    made.__doc__, made.__module__ = f"torch.ops.aten.{name}.", module
     return made
 
 
@@ -67,12 +70,12 @@ def _call(op: Any, given: dict[str, Any]) -> Any:
     return op(**{name: value for name, value in given.items() if value is not None})
 
 
-def declare(table: dict[str, str], scope: dict[str, Any], outs: dict[str, str] | None = None) -> dict[str, Any]:
-    """The ops of a table, by name."""
+def declare(table: dict[str, str], module: str, outs: dict[str, str] | None = None) -> dict[str, Any]:
+    """The ops of a table, by name; `outs`: names of results, where there are several."""
     outs = outs or {}
     return {
-        name: op(reference(name, args, scope), space="aten", out=outs.get(name, "y")) for name, args in table.items()
+        name: op(reference(name, args, module), space="aten", out=outs.get(name, "y")) for name, args in table.items()
     }
 
 
-ops = declare(TABLE, globals())
+ops = declare(TABLE, __name__)

@@ -4,13 +4,7 @@ Each is torch's own op, under ATen's name and with the arguments of all its over
 is larger than any number. Of equal elements, those with the smallest index come first, where torch may choose any.
 """
 
-from collections.abc import Sequence  # noqa: F401  # for the table
-from typing import Any  # noqa: F401
-
-from .index import (
-    Number,  # noqa: F401
-    declare,
-)
+from .index import declare
 
 KEPT = "dim: int = -1, keepdim: bool = False"
 SEARCH = "*, out_int32: bool = False, right: bool = False"
@@ -27,4 +21,4 @@ TABLE = {
 }
 TWO = dict.fromkeys(("sort", "topk", "kthvalue"), "values indices")
 
-ops = declare(TABLE, globals(), TWO)
+ops = declare(TABLE, __name__, TWO)

@@ -19,8 +19,8 @@ from ...core.errors import NotSupported
 from ..lib.cells import Cells, keys
 from ..lib.config import Tiles, tunable
 from ..lib.launch import Launcher
-from ..sorting import radix
-from ..sorting import rows as short
+from ..lib.sorting import radix
+from ..lib.sorting import rows as short
 
 # ---- how two are combined -------------------------------------------------------------------------------------------
 
@@ -75,10 +75,10 @@ def _rows(
         total = total * tl.full([], alpha, WIDE)
         if MEAN:
             total = total / seen.to(WIDE)
-        x_ptr += key.to(tl.int64) + o_n * x_step
+        o_x = key.to(tl.int64) + o_n * x_step
         if SELF:
-            total += tl.load(x_ptr, mask=m_n).to(WIDE)
-        tl.store(x_ptr, total.to(x_ptr.dtype.element_ty), mask=m_n)
+            total += tl.load(x_ptr + o_x, mask=m_n).to(WIDE)
+        tl.store(x_ptr + o_x, total.to(x_ptr.dtype.element_ty), mask=m_n)
 
 
 def _elements(

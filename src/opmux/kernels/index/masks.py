@@ -17,7 +17,7 @@ from torch import Tensor
 from ...core.errors import NotSupported
 from ...core.registry import impl
 from ...specs import index as spec
-from .. import scan
+from ...specs import scan
 from ..lib.cells import check_tensors, check_written, decided
 from ..lib.config import Tiles, tunable
 from ..lib.jit_source import jit_from_source
@@ -104,7 +104,7 @@ def _ends(g: Tensor) -> Callable[[Tensor], Tensor]:
     launch = count.ready(
         (blocks, 1, 1), (n,), tiles.config(even=n % 16 == 0), {1: OutputSpec.of((blocks,), torch.int64)}
     )
-    return lambda g: scan.cumsum(launch(g), 0, None) if blocks > 1 else launch(g)
+    return lambda g: scan.cumsum(launch(g), 0) if blocks > 1 else launch(g)
 
 
 @decided

@@ -32,7 +32,7 @@ from ..lib.cells import put as launch_put
 from ..lib.indexing import spread
 from ..lib.numbers import representable
 from ..lib.rows import DEVICES, OutputSpec
-from . import fold
+from .fold import COMBINE, folder
 from .reads import split
 
 Number = bool | int | float
@@ -93,8 +93,8 @@ FORMS: dict[str, tuple[Any, Callable[..., Cells], str | None]] = {
     "scatter_add": (torch.ops.aten.scatter_add, of_gather, "sum"),
     "scatter.add": (torch.ops.aten.scatter, of_gather, "sum"),
     "scatter.multiply": (torch.ops.aten.scatter, of_gather, "prod"),
-    **{f"scatter_reduce.{how}": (torch.ops.aten.scatter_reduce, of_gather, how) for how in fold.COMBINE},
-    **{f"index_reduce.{how}": (torch.ops.aten.index_reduce, of_select, how) for how in fold.COMBINE if how != "sum"},
+    **{f"scatter_reduce.{how}": (torch.ops.aten.scatter_reduce, of_gather, how) for how in COMBINE},
+    **{f"index_reduce.{how}": (torch.ops.aten.index_reduce, of_select, how) for how in COMBINE if how != "sum"},
 }
 
 
@@ -136,7 +136,7 @@ def _along(
             return launch_put(cells, x, None, x.dtype, how is not None)
         steps = source.stride() if source.dim() else (0,) * len(cells.shape)
         return launch_put(cells, x, steps, source.dtype, how is not None, scaled)
-    run, shape = fold.folder(cells, x, how, own), cells.shape
+    run, shape = folder(cells, x, how, own), cells.shape
 
     def folded(x: Tensor, index: Tensor, source: Any, alpha: Number = 1) -> None:
         if not isinstance(source, Tensor):
@@ -308,7 +308,7 @@ def _put_at(x: Tensor, at: Any, values: Tensor | None, accumulate: bool, *indice
     if not cells.count:
         return _nothing
     if accumulate:
-        run = fold.folder(cells, x, "sum", True)
+        run = folder(cells, x, "sum", True)
         return lambda x, *rest: run(x, rest[:-1], _spread(rest[-1], x, cells.shape))
     steps = None if values is None else spread(values.shape, values.stride(), cells.shape)
     return launch_put(cells, x, steps, x.dtype)
@@ -417,7 +417,7 @@ def _embedding_bwd(dy: Tensor, indices: Tensor, weights: int, mean: bool) -> Cal
     like = torch.empty_strided(look.shape, look.stride, dtype=dy.dtype, device="meta")
     if not dy.numel():
         return lambda dy, indices, padding_idx: look.empty(dy).zero_()
-    run = fold.folder(of_rows(like, indices), like, "mean" if mean else "sum", False, skips=True)
+    run = folder(of_rows(like, indices), like, "mean" if mean else "sum", False, skips=True)
 
     def backward(dy: Tensor, indices: Tensor, padding_idx: int) -> Tensor:
         dx = look.empty(dy).zero_()

@@ -10,6 +10,7 @@ Indices out of range: reads give NaN (0 for integers), writes are dropped.
 
 from __future__ import annotations
 
+import copy
 import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -136,10 +137,9 @@ class Loop:
             lines.append("i_0 = r")
         return lines
 
-    def places(self, cells: Cells, guard: str = "", rows: bool = False) -> list[str]:
-        """The lines that load the indices, and make `o`, the offset in x, and `ok`, its mask; with `rows`, of rows."""
-        lines, sums = [], [self.at("x", self.x, inner=not rows)]
-        checks = ["m_i" if rows else self.mask, *([guard] if guard else [])]
+    def places(self, cells: Cells, guard: str = "") -> list[str]:
+        """The lines that load the indices, and make `o`, the offset in x, and `ok`, its mask."""
+        lines, sums, checks = [], [self.at("x", self.x)], [self.mask, *([guard] if guard else [])]
         for k, (index, strides) in enumerate(zip(cells.indices, self.indices, strict=True)):
             lines.append(f"k{k} = tl.load(k{k}_ptr + {self.at(f'k{k}', strides, inner=False)}, mask=m_i, other=0)")
             lines += [f"k{k} = tl.where(k{k} < 0, k{k} + l{k}, k{k})"] if cells.wraps else []
@@ -229,11 +229,13 @@ def keys(cells: Cells, x: Tensor, skips: bool = False, flat: bool = False) -> tu
     beyond += sum((k.limit - 1) * k.step for k in cells.indices)
     dtype = torch.int32 if beyond < LARGEST else torch.int64
     pointers = ["x", *(f"k{k}" for k in range(len(cells.indices)))]
-    body = loop.places(cells, "(k0 != skip)" if skips else "", rows=True)
+    lanes = copy.copy(loop)
+    lanes.rows, lanes.tiles = False, element_tiles(dtype=dtype)
+    body = lanes.places(cells, "(k0 != skip)" if skips else "")
     body.append("tl.store(y_ptr + i, tl.where(ok, o, beyond), mask=m_i)")
-    loop.numbers["beyond"] = beyond
-    launcher = loop.launcher("keys", [*pointers, "y"], body, ['skip: "i64"'] if skips else [])
-    return loop.ready(launcher, {len(pointers): OutputSpec.of((loop.m,), dtype)}), loop, beyond
+    lanes.numbers["beyond"] = beyond
+    launcher = lanes.launcher("keys", [*pointers, "y"], body, ['skip: "i64"'] if skips else [])
+    return lanes.ready(launcher, {len(pointers): OutputSpec.of((loop.m,), dtype)}), loop, beyond
 
 
 def _contiguous(shape: Sequence[int]) -> Strides:

@@ -13,7 +13,7 @@ from ...core.registry import impl
 from ...specs import sorting as spec
 from ..lib.cells import check_tensors, decided, of_gather, take, torchs
 from ..lib.rows import DEVICES, OutputSpec
-from . import radix, rows
+from ..lib.sorting import radix, rows
 
 Pair = tuple[Tensor, Tensor]
 
@@ -129,7 +129,7 @@ def topk(self: Tensor, k: int, dim: int = -1, largest: bool = True, sorted: bool
 def _kthvalue(x: Tensor, k: int, dim: int, keepdim: bool) -> Callable[[Tensor], Pair]:
     check_tensors(x)
     _check_unequal(x)
-    values, indices = torchs(torch.ops.aten.kthvalue, x, k, dim, keepdim)
+    values, _ = torchs(torch.ops.aten.kthvalue, x, k, dim, keepdim)
     dim = _check_dim(x, dim)
     if not x.numel():
         raise NotSupported("nothing to select")
@@ -148,7 +148,7 @@ def kthvalue(self: Tensor, k: int, dim: int = -1, keepdim: bool = False) -> Pair
 
 @decided
 def _median(x: Tensor, ignore_nan: bool, dim: int | None, keepdim: bool) -> Callable[[Tensor], Any]:
-    """The lower of the two in the middle. NaN is sorted last: if there is one, it is the median, or counts for nothing."""
+    """The lower of the two in the middle. NaN is sorted last; if there is one it is the median, or is ignored."""
     check_tensors(x)
     whole = dim is None
     own = torch.ops.aten.nanmedian if ignore_nan else torch.ops.aten.median

@@ -1,7 +1,8 @@
 """Rows that one program holds: a key and its index in one integer, sorted by a bitonic network.
 
-Of elements of up to 16 bits the integer has 32, of wider ones 64; elements of 64 bits are sorted twice, by their low and
-their high half. `chooser` keeps the first k of a row; a long row is cut into chunks, whose candidates are rows again.
+Of elements of up to 16 bits the integer has 32, of wider ones 64; elements of 64 bits are sorted twice, by their low
+and their high half. `chooser` keeps the first k of a row; a long row is cut into chunks, whose candidates are rows
+again.
 """
 
 from __future__ import annotations
@@ -13,10 +14,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..lib.cells import decided
-from ..lib.config import Tiles, tunable
-from ..lib.launch import Launcher
-from ..lib.rows import OutputSpec
+from ..cells import decided
+from ..config import Tiles, tunable
+from ..launch import Launcher
+from ..rows import OutputSpec
 from .keys import as_bits, bits_of, key_of
 
 LONGEST = 4096  # elements of a row that one program sorts

@@ -1,7 +1,7 @@
 """Long rows: a stable radix sort, eight bits a pass from the lowest.
 
-A pass: blocks count their digits; a scan of the counts, digit by digit and block by block, says where each digit of each
-block begins; then the blocks order their elements by digit, so that equal digits are written side by side.
+A pass: blocks count their digits; a scan of the counts, digit by digit and block by block, says where each digit of
+each block begins; then the blocks order their elements by digit, so that equal digits are written side by side.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ...core.errors import NotSupported
-from .. import scan
-from ..lib.cells import decided
-from ..lib.config import Tiles, tunable
-from ..lib.launch import Launcher
-from ..lib.rows import OutputSpec
+from ....core.errors import NotSupported
+from ....specs import scan
+from ..cells import decided
+from ..config import Tiles, tunable
+from ..launch import Launcher
+from ..rows import OutputSpec
 from .keys import as_bits, bits_of, key_of
 
 DIGITS = 256
@@ -119,7 +119,7 @@ def order(keys: Tensor, bits: int) -> Callable[[Tensor], Tensor]:
         at = None
         for counting, moving, ends in steps:
             found, starts = counting(keys)
-            summed = scan.cumsum(found, 1, None)
+            summed = scan.cumsum(found, 1)
             if ends:
                 return moving(keys, at, found, summed, starts, None)
             keys, at = moving(keys, at, found, summed, starts)
