@@ -6,7 +6,8 @@ import pytest
 import torch
 
 pytest.importorskip("triton")
-from opmux.kernels.index import fold, masks, reads, writes
+from opmux.kernels.index import fold, reads, writes
+from opmux.kernels.lib import compaction
 from opmux.kernels.lib.cells import of_rows
 from opmux.kernels.lib.compile_only import CHIPS, compiling_for
 from opmux.kernels.lib.sorting import radix, rows
@@ -47,7 +48,7 @@ CALLS = {
         meta(64, 256, dtype=f32), 0, meta(7, dtype=i64), meta(7, 256, dtype=f32), alpha=2.0
     ),
     "scatter, a number": lambda: writes.scatter(meta(64, 100), 1, meta(64, 7, dtype=i64), value=2.0),
-    "counts of a mask": lambda: masks._ends(meta(100, 1000, dtype=torch.bool))(meta(100, 1000, dtype=torch.bool)),
+    "counts of a mask": lambda: compaction.ends(meta(100, 1000, dtype=torch.bool))(meta(100, 1000, dtype=torch.bool)),
     "fold of rows": fold_rows,
     "fold of elements": fold_elements,
     "short rows": lambda: rows.sorter(meta(64, 1000), False)(meta(64, 1000)),

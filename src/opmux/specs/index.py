@@ -35,6 +35,7 @@ TABLE = {
     "index_put": f"{AT}, values: Tensor, accumulate: bool = False",
     "_unsafe_index_put": f"{AT}, values: Tensor, accumulate: bool = False",
     "_index_put_impl": f"{AT}, values: Tensor, accumulate: bool = False, unsafe: bool = False",
+    "_unsafe_masked_index_put_accumulate": "self: Tensor, mask: Tensor, indices: Indices, values: Tensor",
     "put": "self: Tensor, index: Tensor, source: Tensor, accumulate: bool = False",
     "index_copy": f"{ALONG}, source: Tensor",
     "index_fill": f"{ALONG}, value: Tensor | Number",
@@ -45,6 +46,9 @@ TABLE = {
     "index_reduce": f"{ALONG}, source: Tensor, reduce: str, *, include_self: bool = True",
     "embedding_dense_backward": "grad_output: Tensor, indices: Tensor, num_weights: int, padding_idx: int, "
     "scale_grad_by_freq: bool",
+    "_embedding_bag_dense_backward": "grad: Tensor, indices: Tensor, offset2bag: Tensor, bag_size: Tensor, "
+    "maximum_indices: Tensor, num_weights: int, scale_grad_by_freq: bool, mode: int, "
+    "per_sample_weights: Tensor | None, padding_idx: int = -1",
     # masks
     "nonzero": "self: Tensor",
     "nonzero_static": "self: Tensor, *, size: int, fill_value: int = -1",

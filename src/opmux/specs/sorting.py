@@ -17,8 +17,19 @@ TABLE = {
     "nanmedian": "self: Tensor, dim: int | None = None, keepdim: bool | None = None",
     "searchsorted": f"sorted_sequence: Tensor, self: Tensor | Number, {SEARCH}, side: str | None = None, "
     "sorter: Tensor | None = None",
+    "isin": "elements: Tensor | None = None, test_elements: Tensor | None = None, "
+    "element: Number | None = None, test_element: Number | None = None, *, assume_unique: bool = False, "
+    "invert: bool = False",
+    "_unique2": "self: Tensor, sorted: bool = True, return_inverse: bool = False, return_counts: bool = False",
+    "unique_consecutive": "self: Tensor, return_inverse: bool = False, return_counts: bool = False, "
+    "dim: int | None = None",
+    "bincount": "self: Tensor, weights: Tensor | None = None, minlength: int = 0",
+    "equal": "self: Tensor, other: Tensor",
     "bucketize": f"self: Tensor | Number, boundaries: Tensor, {SEARCH}",
 }
-TWO = dict.fromkeys(("sort", "topk", "kthvalue"), "values indices")
+OUTS = {
+    **dict.fromkeys(("sort", "topk", "kthvalue"), "values indices"),
+    **dict.fromkeys(("_unique2", "unique_consecutive"), "values inverse counts"),
+}
 
-ops = declare(TABLE, __name__, TWO)
+ops = declare(TABLE, __name__, OUTS)

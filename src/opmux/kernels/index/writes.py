@@ -369,6 +369,16 @@ def _index_put_impl(
     return _index_put_new(self, indices, values, accumulate, unsafe)
 
 
+@impl(spec.ops["_unsafe_masked_index_put_accumulate"], devices=DEVICES)
+def _unsafe_masked_index_put_accumulate(
+    self: Tensor, mask: Tensor, indices: Sequence[Tensor | None], values: Tensor
+) -> Tensor:
+    """Adds where the mask is true; elsewhere indices may be out of range, and 0 is added."""
+    if mask.dtype is not torch.bool or not isinstance(values, Tensor) or not self.dim():
+        raise NotSupported("a mask of another dtype, or a number")
+    return _index_put_new(self, indices, values.masked_fill(~mask, 0), True)
+
+
 # ---- put ------------------------------------------------------------------------------------------------------------
 
 
@@ -432,3 +442,30 @@ def embedding_dense_backward(
     grad_output: Tensor, indices: Tensor, num_weights: int, padding_idx: int, scale_grad_by_freq: bool
 ) -> Tensor:
     return _embedding_bwd(grad_output, indices, num_weights, scale_grad_by_freq)(grad_output, indices, padding_idx)
+
+
+SUM, MEAN = 0, 1  # modes of embedding_bag
+
+
+@impl(spec.ops["_embedding_bag_dense_backward"], devices=DEVICES)
+def _embedding_bag_dense_backward(
+    grad: Tensor,
+    indices: Tensor,
+    offset2bag: Tensor,
+    bag_size: Tensor,
+    maximum_indices: Tensor,
+    num_weights: int,
+    scale_grad_by_freq: bool,
+    mode: int,
+    per_sample_weights: Tensor | None,
+    padding_idx: int = -1,
+) -> Tensor:
+    """Each index has the gradient of its bag; a mean's is divided by the size of the bag."""
+    if mode not in (SUM, MEAN) or not grad.is_floating_point() or not indices.numel():
+        raise NotSupported(f"mode {mode}, or no index")
+    if mode == MEAN:
+        grad = grad / bag_size.clamp(min=1).to(grad.dtype)[:, None]
+    dy = grad.index_select(0, offset2bag)
+    if per_sample_weights is not None:
+        dy = dy * per_sample_weights[:, None]
+    return _embedding_bwd(dy, indices, num_weights, scale_grad_by_freq)(dy, indices, padding_idx)

@@ -1,4 +1,4 @@
 """Sorting, selection and search, over kernels/lib/sorting: ops.py has the ops over sorted rows, search.py those that
-look numbers up."""
+look numbers up, unique.py distinct and counted elements."""
 
-from . import ops, search  # noqa: F401
+from . import ops, search, unique  # noqa: F401

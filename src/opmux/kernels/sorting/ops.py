@@ -11,9 +11,9 @@ from torch import Tensor
 from ...core.errors import NotSupported
 from ...core.registry import impl
 from ...specs import sorting as spec
-from ..lib.cells import check_tensors, decided, of_gather, take, torchs
-from ..lib.rows import DEVICES, OutputSpec
-from ..lib.sorting import radix, rows
+from ..lib.cells import check_tensors, decided, torchs
+from ..lib.rows import DEVICES
+from ..lib.sorting.whole import first_rows, picked, sort_rows
 
 Pair = tuple[Tensor, Tensor]
 
@@ -22,34 +22,6 @@ def rows_of(x: Tensor, dim: int) -> Tensor:
     """x as contiguous rows along a dimension; a number is a row of one."""
     n = x.shape[dim] if x.dim() else 1
     return (x.movedim(dim, -1) if x.dim() else x).contiguous().view(-1, n)
-
-
-@decided
-def _picker(x: Tensor, at: Tensor) -> Callable[[Tensor, Tensor], Tensor]:
-    return take(of_gather(x, 1, at), x, OutputSpec.of(at.shape, x.dtype), True)
-
-
-def picked(x: Tensor, at: Tensor) -> Tensor:
-    """Elements of rows [rows, n] at int64 indices [rows, k]."""
-    return _picker(x, at)(x, at)
-
-
-def sort_rows(x: Tensor, descending: bool) -> Pair:
-    """Contiguous rows [rows, n] in order, stable; and int64 indices."""
-    if x.shape[1] <= rows.LONGEST:
-        values, indices = rows.sorter(x, descending)(x)
-        return values.view(x.dtype), indices
-    indices = radix.sorter(x, descending)(x)
-    return picked(x, indices), indices
-
-
-def first_rows(x: Tensor, k: int, descending: bool) -> Pair:
-    """The first k of contiguous rows [rows, n], in order."""
-    if x.element_size() < 8 and k <= rows.MOST:
-        values, indices = rows.chooser(x, k, descending)(x)
-        return values.view(x.dtype), indices
-    values, indices = sort_rows(x, descending)
-    return values[:, :k].contiguous(), indices[:, :k].contiguous()
 
 
 def _back(y: Tensor, like: Tensor, dim: int) -> Tensor:

@@ -18,15 +18,18 @@ from ..lib.launch import Launcher
 from ..lib.numbers import representable
 from ..lib.pointwise import DTYPES
 from ..lib.rows import DEVICES, OutputSpec
+from ..lib.sorting.whole import sort_rows
 
 Number = bool | int | float
 
 
 def _search(
     x_ptr, rows_ptr, sorter_ptr, y_ptr, n, length, each,
-    RIGHT: tl.constexpr, STEPS: tl.constexpr, SHARED: tl.constexpr, TYPE: tl.constexpr, BLOCK: tl.constexpr,
+    RIGHT: tl.constexpr, STEPS: tl.constexpr, SHARED: tl.constexpr, MEMBER: tl.constexpr, TYPE: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """How many elements of a row are smaller than x; with RIGHT, or equal. `each`: elements of x that share a row."""
+    """How many elements of a row are smaller than x; with RIGHT, or equal. `each`: elements of x that share a row.
+    MEMBER: whether x is (1) or is not (-1) one of them."""
     o = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     m = o < n
     x = tl.load(x_ptr + o, mask=m, other=0).to(TYPE)
@@ -42,6 +45,9 @@ def _search(
         before = ~(r > x) if RIGHT else ~(r >= x)  # a NaN is beyond all, as torch compares
         low = tl.where(live & before, middle + 1, low)
         high = tl.where(live & ~before, middle, high)
+    if MEMBER != 0:
+        r = tl.load(rows_ptr + row + low, mask=m & (low < length), other=0).to(TYPE)
+        low = ((low < length) & (r == x)) == (MEMBER > 0)
     tl.store(y_ptr + o, low.to(y_ptr.dtype.element_ty), mask=m)
 
 
@@ -55,15 +61,22 @@ def search_tiles(dtype: torch.dtype) -> Tiles:
 
 @decided
 def _searcher(
-    x: Tensor, rows: Tensor, sorter: Tensor | None, out: Tensor | None, right: bool, dtype: torch.dtype
+    x: Tensor,
+    rows: Tensor,
+    sorter: Tensor | None,
+    out: Tensor | None,
+    right: bool,
+    dtype: torch.dtype,
+    member: int,
 ) -> Callable[..., Tensor]:
     """A launch (x, rows, sorter) -> y, or (x, rows, sorter, out)."""
     given = [t for t in (x, rows, sorter, out) if t is not None]
     check_tensors(x, rows)
     if any(not t.is_contiguous() for t in given):
         raise NotSupported("torch warns about tensors with gaps")
-    torchs(torch.ops.aten.searchsorted.Tensor, rows, x, sorter=sorter)
-    if rows.dtype is not x.dtype or rows.dtype is torch.bool:
+    if not member:
+        torchs(torch.ops.aten.searchsorted.Tensor, rows, x, sorter=sorter)
+    if rows.dtype is not x.dtype or (rows.dtype is torch.bool and not member):
         raise NotSupported(f"{rows.dtype} and {x.dtype}")
     if rows.dim() > 1 and (rows.dim() != x.dim() or rows.shape[:-1] != x.shape[:-1]):
         raise NotSupported("rows that do not fit")
@@ -75,7 +88,12 @@ def _searcher(
         raise NotSupported("nothing to look up")
     tiles, n, length = search_tiles(dtype=x.dtype), x.numel(), rows.shape[-1]
     config = tiles.config(
-        even=n % 16 == 0, RIGHT=right, STEPS=length.bit_length(), SHARED=rows.dim() == 1, TYPE=DTYPES[x.dtype][1]
+        even=n % 16 == 0,
+        RIGHT=right,
+        STEPS=length.bit_length(),
+        SHARED=rows.dim() == 1,
+        MEMBER=member,
+        TYPE=DTYPES[x.dtype][1],
     )
     makes = {3: OutputSpec.of(x.shape, dtype)} if out is None else {}
     numbers = (n, length, x.shape[-1] if x.dim() else 1)
@@ -91,9 +109,9 @@ def _lookup(
         x = torch.full((), x, dtype=rows.dtype, device=rows.device)
     dtype = torch.int32 if out_int32 else torch.int64
     if out is None:
-        return _searcher(x, rows, sorter, None, right, dtype)(x, rows, sorter)
+        return _searcher(x, rows, sorter, None, right, dtype, 0)(x, rows, sorter)
     check_written(out, x, rows)
-    _searcher(x, rows, sorter, out, right, dtype)(x, rows, sorter, out)
+    _searcher(x, rows, sorter, out, right, dtype, 0)(x, rows, sorter, out)
     return out
 
 
@@ -133,3 +151,37 @@ def bucketize(self: Tensor | Number, boundaries: Tensor, *, out_int32: bool = Fa
     if boundaries.dim() != 1:
         raise NotSupported("boundaries of several dimensions")
     return _lookup(None, boundaries, self, out_int32, right)
+
+
+# ---- isin -----------------------------------------------------------------------------------------------------------
+
+
+def _tensor(value: Tensor | Number | None, like: Tensor) -> Tensor:
+    if isinstance(value, Tensor):
+        return value
+    if not representable(value, like.dtype):
+        raise NotSupported(f"{value} is no {like.dtype}")
+    return torch.full((), value, dtype=like.dtype, device=like.device)  # type: ignore[arg-type]
+
+
+@impl(spec.ops["isin"], devices=DEVICES)
+def isin(
+    elements: Tensor | None = None,
+    test_elements: Tensor | None = None,
+    element: Number | None = None,
+    test_element: Number | None = None,
+    *,
+    assume_unique: bool = False,
+    invert: bool = False,
+) -> Tensor:
+    """Each element is looked up in the sorted others."""
+    like = elements if elements is not None else test_elements
+    if like is None:
+        raise NotSupported("no tensor")
+    x = _tensor(element if elements is None else elements, like).contiguous()
+    among = _tensor(test_element if test_elements is None else test_elements, like)
+    if x.dtype is not among.dtype or not x.numel() or not among.numel():
+        raise NotSupported(f"{x.dtype} among {among.dtype}, or nothing to look up")
+    among, _ = sort_rows(among.reshape(1, -1), False)
+    member = -1 if invert else 1
+    return _searcher(x, among.view(-1), None, None, False, torch.bool, member)(x, among.view(-1), None)

@@ -1,0 +1,123 @@
+"""The elements that a mask selects, side by side, and back.
+
+Blocks of elements count what they select, a scan of the counts says where each block begins, and the blocks write.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from ...specs import scan
+from .cells import check_tensors, decided
+from .config import Tiles, tunable
+from .jit_source import jit_from_source
+from .launch import Launcher
+from .rows import OutputSpec
+
+
+@triton.jit
+def _selected(g_ptr, begin, n, BLOCK: tl.constexpr):
+    """Offsets of a block, and which of them are selected, as int32."""
+    o = begin + tl.arange(0, BLOCK)
+    return o, (tl.load(g_ptr + o, mask=o < n, other=0) != 0).to(tl.int32)
+
+
+def _count(g_ptr, count_ptr, n, BLOCK: tl.constexpr):
+    pid = tl.program_id(0).to(tl.int64)
+    _, chosen = _selected(g_ptr, pid * BLOCK, n, BLOCK)
+    tl.store(count_ptr + pid, tl.sum(chosen, 0).to(tl.int64))
+
+
+@triton.jit
+def _begin(end_ptr, pid):
+    """How many elements the blocks before this one select."""
+    return tl.load(end_ptr + pid - 1, mask=pid > 0, other=0)
+
+
+def _compact(g_ptr, x_ptr, end_ptr, y_ptr, n, limit, BLOCK: tl.constexpr):
+    """y[k] = the k-th selected element of x, for the first `limit`."""
+    pid = tl.program_id(0).to(tl.int64)
+    o, chosen = _selected(g_ptr, pid * BLOCK, n, BLOCK)
+    to = _begin(end_ptr, pid) + tl.cumsum(chosen, 0) - chosen
+    x = tl.load(x_ptr + o, mask=chosen != 0)
+    tl.store(y_ptr + to, x, mask=(chosen != 0) & (to < limit))
+
+
+def _expand(g_ptr, x_ptr, end_ptr, y_ptr, n, limit, BLOCK: tl.constexpr):
+    """y at the k-th selected place = x[k], for the first `limit`; other places are left."""
+    pid = tl.program_id(0).to(tl.int64)
+    o, chosen = _selected(g_ptr, pid * BLOCK, n, BLOCK)
+    at = _begin(end_ptr, pid) + tl.cumsum(chosen, 0) - chosen
+    m = (chosen != 0) & (at < limit)
+    tl.store(y_ptr + o, tl.load(x_ptr + at, mask=m), mask=m)
+
+
+_PLACES = """\
+def places(g_ptr, end_ptr, y_ptr, n, limit, row, column, {sizes}BLOCK: tl.constexpr):
+    pid = tl.program_id(0).to(tl.int64)
+    o, chosen = _selected(g_ptr, pid * BLOCK, n, BLOCK)
+    to = _begin(end_ptr, pid) + tl.cumsum(chosen, 0) - chosen
+    m = (chosen != 0) & (to < limit)
+    y_ptr += to * row
+"""
+
+
+@functools.cache
+def _places(rank: int) -> Launcher:
+    """y[k] = the indices of the k-th selected element, one a dimension."""
+    text = _PLACES.format(sizes="".join(f"n_{d}, " for d in range(1, rank)))
+    for d in reversed(range(rank)):
+        text += f"    tl.store(y_ptr + {d} * column, {f'o % n_{d}' if d else 'o'}, mask=m)\n"
+        text += f"    o = o // n_{d}\n" if d else ""
+    return Launcher(jit_from_source(text, _selected=_selected, _begin=_begin), sizes="n")
+
+
+count = Launcher(_count, sizes="n")
+compact = Launcher(_compact, sizes="n")
+expand = Launcher(_expand, sizes="n")
+
+
+@tunable("index.masks")
+def mask_tiles(dtype: torch.dtype) -> Tiles:
+    return Tiles(128, BLOCK=2048)
+
+
+# ---- plans ----------------------------------------------------------------------------------------------------------
+
+
+@decided
+def ends(g: Tensor) -> Callable[[Tensor], Tensor]:
+    """A function of a contiguous mask: how many elements each block and those before it select."""
+    check_tensors(g)
+    tiles, n = mask_tiles(dtype=g.dtype), g.numel()
+    blocks = -(-n // tiles["BLOCK"])
+    launch = count.ready(
+        (blocks, 1, 1), (n,), tiles.config(even=n % 16 == 0), {1: OutputSpec.of((blocks,), torch.int64)}
+    )
+    return lambda g: scan.cumsum(launch(g), 0) if blocks > 1 else launch(g)
+
+
+@decided
+def mover(kernel: str, g: Tensor, x: Tensor) -> Callable[..., None]:
+    """A launch (g, x, ends, y, limit)."""
+    check_tensors(g, x)
+    tiles, n = mask_tiles(dtype=g.dtype), g.numel()
+    return {"compact": compact, "expand": expand}[kernel].ready(
+        (-(-n // tiles["BLOCK"]), 1, 1), (n,), tiles.config(even=n % 16 == 0)
+    )
+
+
+@decided
+def placer(g: Tensor) -> Callable[..., None]:
+    """A launch (g, ends, y, limit, row, column): y[k, d] is at k * row + d * column."""
+    check_tensors(g)
+    tiles, n = mask_tiles(dtype=g.dtype), g.numel()
+    launch = _places(g.dim()).ready((-(-n // tiles["BLOCK"]), 1, 1), (n,), tiles.config(even=n % 16 == 0))
+    sizes = tuple(g.shape[1:])
+    return lambda g, ends, y, limit, row, column: launch(g, ends, y, limit, row, column, *sizes)

@@ -1,0 +1,163 @@
+"""Distinct and counted elements: unique, bincount; and whether two tensors are equal."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+import triton.language as tl
+from torch import Tensor
+
+from ...core.errors import NotSupported
+from ...core.registry import impl
+from ...specs import sorting as spec
+from ..lib.cells import check_tensors, decided, of_flat, put
+from ..lib.compaction import ends as ends_of
+from ..lib.compaction import mover, placer
+from ..lib.config import Tiles, tunable
+from ..lib.launch import Launcher
+from ..lib.rows import DEVICES, OutputSpec
+from ..lib.sorting.whole import sort_rows
+
+Three = tuple[Tensor, Tensor, Tensor]
+INTS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
+
+
+def _starts(x_ptr, g_ptr, n, BLOCK: tl.constexpr):
+    """Where an element is not equal to the one before it."""
+    o = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    x = tl.load(x_ptr + o, mask=o < n)
+    before = tl.load(x_ptr + o - 1, mask=(o > 0) & (o < n))
+    tl.store(g_ptr + o, (o == 0) | (x != before), mask=o < n)
+
+
+def _ranks(g_ptr, at_ptr, y_ptr, n, BLOCK: tl.constexpr):
+    """y[at[i]] = ranks of runs, counted from 0; g has how many runs there are up to i."""
+    o = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    rank = tl.load(g_ptr + o, mask=o < n, other=1) - 1
+    if at_ptr is not None:
+        o_y = tl.load(at_ptr + o, mask=o < n, other=0)
+    else:
+        o_y = o
+    tl.store(y_ptr + o_y, rank, mask=o < n)
+
+
+def _differ(x_ptr, y_ptr, flag_ptr, n, BLOCK: tl.constexpr):
+    o = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    other = tl.load(x_ptr + o, mask=o < n, other=0) != tl.load(y_ptr + o, mask=o < n, other=0)
+    if tl.max(other.to(tl.int32), 0) > 0:
+        tl.store(flag_ptr, 1)
+
+
+starts = Launcher(_starts, sizes="n")
+ranks = Launcher(_ranks, sizes="n")
+differ = Launcher(_differ, sizes="n")
+
+
+@tunable("sorting.unique")
+def unique_tiles(dtype: torch.dtype) -> Tiles:
+    return Tiles(128, BLOCK=1024)
+
+
+def _over(kernel: Launcher, x: Tensor, makes: dict[int, OutputSpec] | None = None) -> Callable[..., Tensor]:
+    """A launch over the elements of a contiguous tensor."""
+    tiles, n = unique_tiles(dtype=x.dtype), x.numel()
+    return kernel.ready((-(-n // tiles["BLOCK"]), 1, 1), (n,), tiles.config(even=n % 16 == 0), makes)
+
+
+@decided
+def _starter(x: Tensor) -> Callable[[Tensor], Tensor]:
+    check_tensors(x)
+    return _over(starts, x, {1: OutputSpec.of(x.shape, torch.bool)})
+
+
+@decided
+def _ranker(g: Tensor) -> Callable[[Tensor, Tensor | None], Tensor]:
+    return _over(ranks, g, {2: OutputSpec.of(g.shape, torch.int64)})
+
+
+@decided
+def _comparer(x: Tensor, y: Tensor) -> Callable[..., None]:
+    check_tensors(x, y)
+    return _over(differ, x)  # type: ignore[return-value]
+
+
+def _runs(x: Tensor, at: Tensor | None, return_inverse: bool, return_counts: bool) -> Three:
+    """Elements of x [n] that differ from the one before, to which of them each belongs, and how many do."""
+    n, nothing = x.numel(), torch.empty(0, dtype=torch.int64, device=x.device)
+    g = _starter(x)(x)
+    ends = ends_of(g)(g)
+    found = int(ends[-1].item())
+    values = torch.empty(found, dtype=x.dtype, device=x.device)
+    mover("compact", g, x)(g, x, ends, values, found)
+    inverse = counts = nothing
+    if return_inverse:
+        upto = g.cumsum(0)
+        inverse = _ranker(upto)(upto, at)
+    if return_counts:
+        first = torch.full((found + 1,), n, dtype=torch.int64, device=x.device)
+        placer(g)(g, ends, first, found, 1, 1)
+        counts = first[1:] - first[:-1]
+    return values, inverse, counts
+
+
+@impl(spec.ops["_unique2"], devices=DEVICES)
+def _unique2(self: Tensor, sorted: bool = True, return_inverse: bool = False, return_counts: bool = False) -> Three:
+    if not self.numel() or not sorted:
+        raise NotSupported("no elements, or in any order")
+    check_tensors(self)
+    x, at = sort_rows(self.reshape(1, -1), False)
+    values, inverse, counts = _runs(x.view(-1), at.view(-1), return_inverse, return_counts)
+    return values, inverse.view(self.shape) if return_inverse else inverse, counts
+
+
+@impl(spec.ops["unique_consecutive"], devices=DEVICES)
+def unique_consecutive(
+    self: Tensor, return_inverse: bool = False, return_counts: bool = False, dim: int | None = None
+) -> Three:
+    if not self.numel() or (dim is not None and self.dim() != 1):
+        raise NotSupported("no elements, or whole slices")
+    if dim is not None and dim not in (0, -1):
+        raise NotSupported(f"no dimension {dim}")
+    values, inverse, counts = _runs(self.reshape(-1).contiguous(), None, return_inverse, return_counts)
+    return values, inverse.view(self.shape) if return_inverse else inverse, counts
+
+
+# ---- counts ---------------------------------------------------------------------------------------------------------
+
+
+@decided
+def _counter(y: Tensor, x: Tensor, weights: Tensor | None) -> Callable[..., None]:
+    """A launch (y, x, weights), or (y, x, 1), that adds to y[x]."""
+    check_tensors(y, indices=(x,))
+    return put(of_flat(y, x), y, None if weights is None else weights.stride(), y.dtype, add=True)
+
+
+@impl(spec.ops["bincount"], devices=DEVICES)
+def bincount(self: Tensor, weights: Tensor | None = None, minlength: int = 0) -> Tensor:
+    if self.dim() != 1 or not self.numel() or self.dtype not in INTS or minlength < 0:
+        raise NotSupported("torch counts non-negative integers of one dimension")
+    if weights is not None and (weights.shape != self.shape or weights.dtype.is_complex):
+        raise NotSupported("weights of another shape")
+    if weights is not None and torch.are_deterministic_algorithms_enabled():
+        raise NotSupported("atomic additions have no order")
+    least, most = (int(t.item()) for t in torch.aminmax(self))
+    if least < 0:
+        raise NotSupported("torch refuses negative integers")
+    if weights is not None and weights.dtype is not torch.float32:
+        weights = weights.to(torch.float64)
+    x = self if self.dtype is torch.int64 else self.to(torch.int64)
+    dtype = torch.int64 if weights is None else weights.dtype
+    y = torch.zeros(max(most + 1, minlength), dtype=dtype, device=self.device)
+    _counter(y, x, weights)(y, x, 1 if weights is None else weights)
+    return y
+
+
+@impl(spec.ops["equal"], devices=DEVICES)
+def equal(self: Tensor, other: Tensor) -> bool:
+    if self.shape != other.shape or self.dtype is not other.dtype or self.device != other.device or not self.numel():
+        raise NotSupported("other shapes, dtypes or devices, or no elements")
+    x, y = self.contiguous(), other.contiguous()
+    compare, flag = _comparer(x, y), torch.zeros(1, dtype=torch.int32, device=self.device)
+    compare(x, y, flag)
+    return not flag.item()
