@@ -76,7 +76,7 @@ def _searcher(
         raise NotSupported("torch warns about tensors with gaps")
     if not member:
         torchs(torch.ops.aten.searchsorted.Tensor, rows, x, sorter=sorter)
-    if rows.dtype is not x.dtype or (rows.dtype is torch.bool and not member):
+    if rows.dtype is not x.dtype or rows.dtype is torch.bool:
         raise NotSupported(f"{rows.dtype} and {x.dtype}")
     if rows.dim() > 1 and (rows.dim() != x.dim() or rows.shape[:-1] != x.shape[:-1]):
         raise NotSupported("rows that do not fit")
@@ -180,7 +180,7 @@ def isin(
         raise NotSupported("no tensor")
     x = _tensor(element if elements is None else elements, like).contiguous()
     among = _tensor(test_element if test_elements is None else test_elements, like)
-    if x.dtype is not among.dtype or not x.numel() or not among.numel():
+    if x.dtype is not among.dtype or x.dtype is torch.bool or not x.numel() or not among.numel():
         raise NotSupported(f"{x.dtype} among {among.dtype}, or nothing to look up")
     among, _ = sort_rows(among.reshape(1, -1), False)
     member = -1 if invert else 1

@@ -1,0 +1,198 @@
+"""Kernels of index and sorting against torch's own ops on the CPU; test_opinfo.py has PyTorch's samples of them."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+from opmux.core.errors import NotSupported
+from opmux.kernels import wrappers
+from opmux.kernels.lib.sorting import rows
+
+MODE = "interpret"
+CALLS = wrappers()
+NAN = float("nan")
+
+
+def both(name, *args, **kwargs):
+    """Our kernel's results and torch's, which must look alike."""
+    got, want = CALLS[f"aten::{name}"](*args, **kwargs), getattr(torch.ops.aten, name)(*args, **kwargs)
+    pairs = list(zip(got, want, strict=True)) if isinstance(want, (tuple, list)) else [(got, want)]
+    for a, b in pairs:
+        assert (a.shape, a.dtype, a.stride()) == (b.shape, b.dtype, b.stride())
+    return pairs
+
+
+def exact(name, *args, **kwargs):
+    for a, b in both(name, *args, **kwargs):
+        torch.testing.assert_close(a, b, rtol=0, atol=0, equal_nan=True)
+
+
+def close(name, *args, **kwargs):
+    for a, b in both(name, *args, **kwargs):
+        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5)
+
+
+# ---- reads ----------------------------------------------------------------------------------------------------------
+
+X = torch.randn(6, 5, 8)
+I3, I9 = torch.tensor([4, 0, 3]), torch.tensor([0, 3, 3, 1, 4, 0, 0, 2, 3])
+WRAPPED = torch.tensor([[0, -1, 2], [1, 2, 3]])
+LISTS = {
+    "first": [WRAPPED],
+    "second": [None, I3],
+    "apart": [I3, None, I3],
+    "together": [None, I3, I3],
+    "broadcast": [WRAPPED[:, :1], WRAPPED[:1]],
+    "turned": [WRAPPED.t()],
+}
+
+
+@pytest.mark.parametrize("indices", LISTS.values(), ids=LISTS)
+def test_index(indices):
+    exact("index", X, indices)
+    exact("index", X.permute(2, 1, 0), indices)
+
+
+def test_gather_and_its_kin():
+    exact("index_select", X, 1, I3)
+    exact("gather", X, 1, torch.randint(0, 5, (6, 4, 8)))
+    exact("gather", X.transpose(0, 2), 0, torch.randint(0, 8, (3, 4, 6)))
+    exact("take", X, torch.tensor([[1, -1], [239, 17]]))
+    exact("embedding", torch.randn(50, 16).bfloat16(), torch.randint(0, 50, (4, 7)))
+    exact("_unsafe_masked_index", X, torch.tensor([True, False, True])[:, None, None], [I3], 5.0)
+
+
+def test_an_index_out_of_range_reads_nothing_and_writes_nothing():
+    far = torch.tensor([1, 7, -9])
+    assert CALLS["aten::index_select"](X, 1, far)[:, 1:].isnan().all()
+    got = CALLS["aten::index_fill"](X, 1, far, 2.0)
+    assert (got[:, 1] == 2).all() and torch.equal(got[:, 2:], X[:, 2:])
+
+
+# ---- writes ---------------------------------------------------------------------------------------------------------
+
+
+def test_writes():
+    one = torch.stack([torch.randperm(5)[:4] for _ in range(6)])[:, :, None].expand(6, 4, 8)
+    exact("scatter", X, 1, one, torch.randn(6, 4, 8))
+    exact("scatter", X, 1, one, 3.0)
+    exact("index_copy", X, 1, I3, torch.randn(6, 3, 8))
+    exact("index_fill", X, 1, I3, 2)
+    exact("index_put", X, [None, I3], torch.ones(8))
+    exact("index_put", X, [I3, I3], torch.randn(3, 8))
+    exact("put", X, torch.tensor([1, -3, 7]), torch.randn(3))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int16], ids=str)
+def test_sums(dtype):
+    x, s = (X * 4).to(dtype), (torch.randn(6, 9, 8) * 3).to(dtype)
+    g = torch.randint(0, 5, (6, 9, 8))
+    close("index_add", x, 1, I9, s, alpha=2)
+    close("scatter_add", x, 1, g, s)
+    close("index_put", x, [None, I9], s, True)
+    close("index_put", x, [I9, I9], s[0], True)
+
+
+@pytest.mark.parametrize("include_self", [True, False])
+@pytest.mark.parametrize("reduce", ["sum", "prod", "mean", "amax", "amin"])
+def test_reductions(reduce, include_self):
+    s = torch.randn(6, 9, 8)
+    s[0, 2, 3] = NAN
+    for a, b in both("scatter_reduce", X, 1, torch.randint(0, 5, (6, 9, 8)), s, reduce, include_self=include_self):
+        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5, equal_nan=True)
+
+
+@pytest.mark.parametrize("scaled", [True, False])
+def test_the_gradient_of_embedding(scaled):
+    indices = torch.tensor([[3, 1, 1, 7], [2, 2, 3, 1]])
+    close("embedding_dense_backward", torch.randn(2, 4, 16), indices, 20, 2, scaled)
+
+
+def test_sums_in_a_fixed_order_of_many_rows(monkeypatch):
+    """More rows than one program sorts, and indices of more than a byte."""
+    monkeypatch.setattr(rows, "LONGEST", 16)
+    indices = torch.randint(0, 600, (100,))
+    close("embedding_dense_backward", torch.randn(100, 2), indices, 600, -1, False)
+
+
+def test_writes_into_memory_that_overlaps_are_declined():
+    from opmux.kernels.index import writes
+
+    x = torch.zeros(5)
+    with pytest.raises(NotSupported, match="share memory"):
+        writes._scatter_into(x, x, 0, I3, x[:3], None, None)
+    with pytest.raises(NotSupported, match="share memory"):
+        y = torch.zeros(1).expand(5)
+        writes._index_fill_into(y, y, 0, I3, 1.0)
+
+
+# ---- masks ----------------------------------------------------------------------------------------------------------
+
+
+def test_masks_of_several_blocks():
+    mask, x = torch.rand(50, 100) > 0.5, torch.randn(50, 100)
+    exact("nonzero", mask)
+    exact("nonzero_static", mask, size=10)
+    exact("masked_select", x, mask)
+    exact("masked_select", x[:1], mask)
+    exact("masked_scatter", x, mask, torch.arange(5000.0))
+    exact("masked_scatter_backward", x, mask, [5000])
+
+
+# ---- sorting --------------------------------------------------------------------------------------------------------
+
+DTYPES = (torch.float32, torch.bfloat16, torch.float64, torch.int64, torch.int32, torch.uint8, torch.bool)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_sort(dtype):
+    x = torch.randn(3, 2, 37) * 3
+    if dtype.is_floating_point:
+        x.view(-1)[::7], x.view(-1)[1::5], x.view(-1)[2::5] = NAN, 0.0, -0.0
+    x = x > 0 if dtype is torch.bool else x.abs().to(dtype) if dtype is torch.uint8 else x.to(dtype)
+    for descending in (False, True):
+        exact("sort", x, stable=True, dim=-1, descending=descending)
+        exact("sort", x, stable=True, dim=0, descending=descending)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.int8], ids=str)
+def test_long_rows_are_sorted_by_their_digits(dtype):
+    exact("sort", (torch.randn(1, 4500) * 30).to(dtype), stable=True, dim=1, descending=True)
+
+
+@pytest.mark.parametrize("n, k", [(37, 5), (4500, 20)])
+@pytest.mark.parametrize("largest", [True, False])
+def test_topk(n, k, largest):
+    exact("topk", torch.randn(2, n), k, 1, largest)
+
+
+def test_medians():
+    x = torch.randn(4, 9, 5)
+    x[0, 3, 2] = NAN
+    exact("kthvalue", x, 3, 1)
+    for dim in (0, 2):
+        exact("median", x, dim, True)
+        exact("nanmedian", x, dim)
+    exact("median", x)
+    exact("nanmedian", x)
+
+
+def test_search():
+    sequences, x = torch.randn(4, 9).sort(1).values, torch.randn(4, 6)
+    x[0, 0], x[1, 1] = NAN, sequences[1, 4]
+    for right in (False, True):
+        exact("searchsorted", sequences, x, right=right)
+        exact("bucketize", x, sequences[0], right=right, out_int32=True)
+    exact("searchsorted", sequences.flip(1), x, sorter=torch.arange(8, -1, -1).expand(4, 9).contiguous())
+    exact("isin", I9, I3, invert=True)
+
+
+def test_distinct_and_counted():
+    for x in (torch.randint(0, 9, (5, 11)), torch.randn(30).round()):
+        exact("_unique2", x, True, True, True)
+        exact("unique_consecutive", x, True, True)
+    exact("bincount", I9)
+    exact("bincount", I9, torch.ones(9), 12)
+    assert CALLS["aten::equal"](X, X.clone()) and not CALLS["aten::equal"](X, X + 1)
