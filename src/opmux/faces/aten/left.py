@@ -82,6 +82,14 @@ LEFT: dict[str, str] = {
     "renorm_": "ATen composes it from linalg_vector_norm and mul",
     "rrelu_with_noise_backward": "ATen composes it from mul or leaky_relu_backward",
     "rrelu_with_noise_functional": "ATen composes it from rrelu_with_noise, which is torch's, and copies",
+    # inner steps and checks
+    "_assert_async": "checks one number on the device; nothing is computed",
+    "_functional_assert_async": "checks one number on the device; nothing is computed",
+    "_cummin_helper": "the inner step of cummin, which is overridden itself",
+    "_cummax_helper": "the inner step of cummax, which is overridden itself",
+    "allclose": "ATen composes it from isclose and all, and reads the result on the host",
+    "multinomial": "one draw is exponential_, a division and argmax or topk, which are overridden; many are torch's",
+    "value_selecting_reduction_backward": "ATen composes it from zeros and scatter_, which is overridden",
     # the host's work
     "_has_compatible_shallow_copy_type": "compares the types of two tensors on the host; no kernel runs",
     "choose_qparams_optimized": "a search that runs on the host",
@@ -105,86 +113,18 @@ LEFT: dict[str, str] = {
 # Overloads without a kernel of ours, by family, one name a line. A family that gets kernels deletes its lines.
 NOT_YET: dict[str, str] = {
     "index": """
-        _embedding_bag_dense_backward
         _embedding_bag_per_sample_weights_backward
-        _index_put_impl_
-        _unsafe_masked_index
-        _unsafe_masked_index_put_accumulate
-        embedding
-        embedding_dense_backward
-        gather
-        index.Tensor
-        index_add
-        index_add_
-        index_copy
-        index_copy_
-        index_fill.int_Scalar
-        index_fill.int_Tensor
-        index_fill_.int_Scalar
-        index_fill_.int_Tensor
-        index_put
-        index_put_
-        index_reduce_
-        index_select
-        masked_scatter
-        masked_scatter_
-        masked_scatter_backward
-        masked_select
-        nonzero
-        nonzero_static
-        nonzero_static.out
-        scatter.reduce
-        scatter.src
-        scatter_.reduce
-        scatter_.src
-        scatter_add
-        scatter_add_
-        scatter_reduce.two
-        scatter_reduce.two_out
-        scatter_reduce_.two
-        take
-        take.out
-        value_selecting_reduction_backward
     """,
     "sorting": """
-        _assert_async
-        _functional_assert_async.msg
-        _cummin_helper
         _segment_reduce_backward
         _segment_reduce_backward.out
-        _unique2
-        allclose
-        bincount
-        bucketize.Tensor
-        equal
         histc
-        isin.Scalar_Tensor
-        isin.Tensor_Scalar
-        isin.Tensor_Tensor
-        kthvalue
         linalg_cross
         linalg_cross.out
-        median
-        median.dim
-        median.dim_values
-        median.out
         mode
-        multinomial
-        nanmedian
-        nanmedian.dim
-        nanmedian.dim_values
-        nanmedian.out
         randperm
-        searchsorted.Scalar
-        searchsorted.Scalar_out
-        searchsorted.Tensor
-        searchsorted.Tensor_out
         segment_reduce
         segment_reduce.out
-        sort
-        sort.stable
-        topk
-        unique_consecutive
         unique_dim
     """,
     "pointwise": """
