@@ -110,6 +110,14 @@ def test_the_gradient_of_embedding(scaled):
     close("embedding_dense_backward", torch.randn(2, 4, 16), indices, 20, 2, scaled)
 
 
+@pytest.mark.parametrize("mode", [0, 1], ids=["sum", "mean"])
+def test_the_gradient_of_embedding_bag(mode):
+    indices, bags = torch.tensor([3, 1, 1, 7, 2]), torch.tensor([0, 0, 1, 1, 1])
+    weights = torch.rand(5) if mode == 0 else None
+    rest = (torch.tensor([2, 3]), torch.empty(0, dtype=torch.int64), 20, False, mode, weights, 2)
+    close("_embedding_bag_dense_backward", torch.randn(2, 16), indices, bags, *rest)
+
+
 def test_sums_in_a_fixed_order_of_many_rows(monkeypatch):
     """More rows than one program sorts, and indices of more than a byte."""
     monkeypatch.setattr(rows, "LONGEST", 16)

@@ -129,7 +129,7 @@ def _show_families(found: list[Row], console: Console) -> None:
     for name, ops in by_family.items():
         if ops[0].space in extension.spaces():
             short.setdefault(ops[0].space, []).append(f"{name} {len(ops)}")
-        elif len(ops) < 10 and name != NO_SPEC:
+        elif len(ops) < 20 and name != NO_SPEC:
             short.setdefault("also", []).append(f"{name} {len(ops)}")
         else:
             shown.append((name, ops))
