@@ -471,6 +471,9 @@ def binary_cross_entropy_backward(grad_output: Tensor, self: Tensor, target: Ten
 def binary_cross_entropy_with_logits(self: Tensor, target: Tensor, weight: Tensor | None = None, pos_weight: Tensor | None = None, reduction: int = 1) -> Tensor:
     """torch.ops.aten.binary_cross_entropy_with_logits. `reduction`: 0 none, 1 the mean, 2 the sum."""
 
+def bincount(self: Tensor, weights: Tensor | None = None, minlength: int = 0) -> Any:
+    """torch.ops.aten.bincount."""
+
 def bitwise_and(self: Tensor | int | float, other: Tensor | int | float) -> Tensor:
     """torch.ops.aten.bitwise_and, elementwise."""
 
@@ -510,6 +513,9 @@ def block_scaled_gemm(a: Tensor, b: Tensor, a_scale: Tensor, b_scale: Tensor, a_
     Returns:
         y [m, n].
     """
+
+def bucketize(self: Tensor | bool | int | float, boundaries: Tensor, *, out_int32: bool = False, right: bool = False) -> Any:
+    """torch.ops.aten.bucketize."""
 
 def bulk_allocate(shapes: list[list[int]], dtypes: list[Any], device: Any | None = None, alignments: list[int] | None = None) -> list[Tensor]:
     """Tensors of these shapes and dtypes, in one buffer, each at a multiple of its alignment (its element's size).
@@ -1037,6 +1043,12 @@ def elu(self: Tensor, alpha: int | float = 1, scale: int | float = 1, input_scal
 def elu_backward(grad_output: Tensor, alpha: int | float, scale: int | float, input_scale: int | float, is_result: bool, self_or_result: Tensor) -> Tensor:
     """torch.ops.aten.elu_backward, elementwise."""
 
+def embedding(weight: Tensor, indices: Tensor, padding_idx: int = -1, scale_grad_by_freq: bool = False, sparse: bool = False) -> Any:
+    """torch.ops.aten.embedding."""
+
+def embedding_dense_backward(grad_output: Tensor, indices: Tensor, num_weights: int, padding_idx: int, scale_grad_by_freq: bool) -> Any:
+    """torch.ops.aten.embedding_dense_backward."""
+
 def ep_combine(handle_mem: Any, expert_out: Any, result: Any) -> Any:
     """Not supported: it needs NCCL's expert parallel library (2.30.4) and several GPUs. Use torch.distributed.all_to_all_single, with moe_permute_fwd and moe_unpermute_fwd on each rank."""
 
@@ -1069,6 +1081,9 @@ def ep_zero_copy_supported() -> bool:
 
 def eq(self: Tensor, other: Tensor | int | float) -> Tensor:
     """torch.ops.aten.eq, elementwise."""
+
+def equal(self: Tensor, other: Tensor) -> Any:
+    """torch.ops.aten.equal."""
 
 def erf(self: Tensor) -> Tensor:
     """torch.ops.aten.erf, elementwise."""
@@ -1558,6 +1573,9 @@ def fused_topk_with_score_function_qb_fwd(logits: Tensor, topk: int, scaling_fac
         The results of fused_topk_with_score_function_fwd, the cutoff, float32 with an element for each token, and
         histogram.
     """
+
+def gather(self: Tensor, dim: int, index: Tensor, *, sparse_grad: bool = False) -> Any:
+    """torch.ops.aten.gather."""
 
 def gcd(self: Tensor, other: Tensor) -> Tensor:
     """torch.ops.aten.gcd, elementwise."""
@@ -2078,6 +2096,27 @@ def igammac(self: Tensor, other: Tensor) -> Tensor:
 def im2col(self: Tensor, kernel_size: list[int], dilation: list[int], padding: list[int], stride: list[int]) -> Tensor:
     """The windows of an input, each as a column."""
 
+def index(self: Tensor, indices: list[Tensor | None]) -> Any:
+    """torch.ops.aten.index."""
+
+def index_add(self: Tensor, dim: int, index: Tensor, source: Tensor, *, alpha: bool | int | float = 1) -> Any:
+    """torch.ops.aten.index_add."""
+
+def index_copy(self: Tensor, dim: int, index: Tensor, source: Tensor) -> Any:
+    """torch.ops.aten.index_copy."""
+
+def index_fill(self: Tensor, dim: int, index: Tensor, value: Tensor | bool | int | float) -> Any:
+    """torch.ops.aten.index_fill."""
+
+def index_put(self: Tensor, indices: list[Tensor | None], values: Tensor, accumulate: bool = False) -> Any:
+    """torch.ops.aten.index_put."""
+
+def index_reduce(self: Tensor, dim: int, index: Tensor, source: Tensor, reduce: str, *, include_self: bool = True) -> Any:
+    """torch.ops.aten.index_reduce."""
+
+def index_select(self: Tensor, dim: int, index: Tensor) -> Any:
+    """torch.ops.aten.index_select."""
+
 def init_nvshmem_backend(process_group: Any) -> Any:
     """Not supported: it needs NVSHMEM and several GPUs. Use torch.distributed._symmetric_memory."""
 
@@ -2086,6 +2125,9 @@ def isclose(self: Tensor, other: Tensor, rtol: float = 1e-05, atol: float = 1e-0
 
 def isfinite(self: Tensor) -> Tensor:
     """torch.ops.aten.isfinite, elementwise."""
+
+def isin(elements: Tensor | None = None, test_elements: Tensor | None = None, element: bool | int | float | None = None, test_element: bool | int | float | None = None, *, assume_unique: bool = False, invert: bool = False) -> Any:
+    """torch.ops.aten.isin."""
 
 def isinf(self: Tensor) -> Tensor:
     """torch.ops.aten.isinf, elementwise."""
@@ -2098,6 +2140,9 @@ def isneginf(self: Tensor) -> Tensor:
 
 def isposinf(self: Tensor) -> Tensor:
     """torch.ops.aten.isposinf, elementwise."""
+
+def kthvalue(self: Tensor, k: int, dim: int = -1, keepdim: bool = False) -> Any:
+    """torch.ops.aten.kthvalue."""
 
 def layer_norm(x: Tensor, weight: Tensor, bias: Tensor | None = None, eps: float = 1e-05, offset: float = 0.0) -> tuple[Tensor, Tensor, Tensor]:
     """Layer norm over the last dimension: y = (x - mean) * rstd * (weight + offset) + bias.
@@ -2328,6 +2373,15 @@ def lt(self: Tensor, other: Tensor | int | float) -> Tensor:
 def masked_fill(self: Tensor, mask: Tensor, value: Tensor | int | float) -> Tensor:
     """torch.ops.aten.masked_fill, elementwise."""
 
+def masked_scatter(self: Tensor, mask: Tensor, source: Tensor) -> Any:
+    """torch.ops.aten.masked_scatter."""
+
+def masked_scatter_backward(grad_output: Tensor, mask: Tensor, sizes: list[int]) -> Any:
+    """torch.ops.aten.masked_scatter_backward."""
+
+def masked_select(self: Tensor, mask: Tensor) -> Any:
+    """torch.ops.aten.masked_select."""
+
 def matmul(a: Tensor, b: Tensor, c: Tensor | None = None, alpha: float = 1.0, beta: float = 1.0, out_dtype: torch.dtype | None = None) -> Tensor:
     """y = alpha * a b + beta * c, of matrices or of batches of matrices, with any strides; rounded once.
 
@@ -2403,6 +2457,9 @@ def mean_bwd(dy: Tensor, x: Tensor, dim: int | list[int] | None = None, keepdim:
         dim: the dimension to reduce, several of them, or None for all.
         keepdim: keep the reduced dimensions, with size 1.
     """
+
+def median(self: Tensor, dim: int | None = None, keepdim: bool | None = None) -> Any:
+    """torch.ops.aten.median."""
 
 def mhc_post_res(x: Tensor, f: Tensor, h_post: Tensor, h_res: Tensor) -> Tensor:
     """Streams mixed, and the output of a layer added to each: y_o = sum over i of h_res[o, i] x_i + h_post[o] f.
@@ -2934,6 +2991,9 @@ def mxfp8_uncast(data: Tensor, scales: Tensor, dtype: torch.dtype, columnwise: b
 def nan_to_num(self: Tensor, nan: float | None = None, posinf: float | None = None, neginf: float | None = None) -> Tensor:
     """torch.ops.aten.nan_to_num, elementwise."""
 
+def nanmedian(self: Tensor, dim: int | None = None, keepdim: bool | None = None) -> Any:
+    """torch.ops.aten.nanmedian."""
+
 def nansum(x: Tensor, dim: int | list[int] | None = None, keepdim: bool = False, dtype: torch.dtype | None = None) -> Tensor:
     """The sum of what is not NaN; of integers in int64.
 
@@ -3045,6 +3105,12 @@ def nll_loss_backward(grad_output: Tensor, self: Tensor, target: Tensor, weight:
 
 def nll_loss_forward(self: Tensor, target: Tensor, weight: Tensor | None, reduction: int, ignore_index: int) -> tuple[Tensor, Tensor]:
     """torch.ops.aten.nll_loss_forward: the loss, and the sum of the weights of the targets."""
+
+def nonzero(self: Tensor) -> Any:
+    """torch.ops.aten.nonzero."""
+
+def nonzero_static(self: Tensor, *, size: int, fill_value: int = -1) -> Any:
+    """torch.ops.aten.nonzero_static."""
 
 def normal_functional(self: Tensor, mean: float = 0.0, std: float = 1.0, *, generator: Any | None = None) -> Tensor:
     """Normal, like self."""
@@ -3388,6 +3454,9 @@ def prod_bwd(dy: Tensor, x: Tensor, dim: int | list[int] | None = None, keepdim:
         dim: the dimension to reduce, several of them, or None for all.
         keepdim: keep the reduced dimensions, with size 1.
     """
+
+def put(self: Tensor, index: Tensor, source: Tensor, accumulate: bool = False) -> Any:
+    """torch.ops.aten.put."""
 
 def qgeglu(input: Tensor, quantizer: Any) -> Any:
     """f(a) * b, with a and b the halves of the last dimension of input, f(x) = x * sigmoid(1.702 x).
@@ -4053,6 +4122,18 @@ def scaled_upper_triang_masked_softmax_forward(input: Tensor, scale_factor: floa
         input (float [batches, n, n])
     """
 
+def scatter(self: Tensor, dim: int, index: Tensor, src: Tensor | None = None, value: bool | int | float | None = None, *, reduce: str | None = None) -> Any:
+    """torch.ops.aten.scatter."""
+
+def scatter_add(self: Tensor, dim: int, index: Tensor, src: Tensor) -> Any:
+    """torch.ops.aten.scatter_add."""
+
+def scatter_reduce(self: Tensor, dim: int, index: Tensor, src: Tensor, reduce: str, *, include_self: bool = True) -> Any:
+    """torch.ops.aten.scatter_reduce."""
+
+def searchsorted(sorted_sequence: Tensor, self: Tensor | bool | int | float, *, out_int32: bool = False, right: bool = False, side: str | None = None, sorter: Tensor | None = None) -> Any:
+    """torch.ops.aten.searchsorted."""
+
 def select_backward(grad_output: Tensor, input_sizes: list[int], dim: int, index: int) -> Any:
     """torch.ops.aten.select_backward."""
 
@@ -4360,6 +4441,9 @@ def softshrink(self: Tensor, lambd: int | float = 0.5) -> Tensor:
 
 def softshrink_backward(grad_output: Tensor, self: Tensor, lambd: int | float) -> Tensor:
     """torch.ops.aten.softshrink_backward, elementwise."""
+
+def sort(self: Tensor, dim: int = -1, descending: bool = False, *, stable: bool | None = None) -> Any:
+    """torch.ops.aten.sort."""
 
 def sparsemax(x: Tensor) -> Tensor:
     """Sparsemax over the last dimension: y = max(x - tau, 0), with the tau of each row that makes sum(y) = 1.
@@ -4804,6 +4888,9 @@ def swizzle_scales_for_gemm_(tensor: Any) -> None:
 def t_copy(self: Tensor) -> Any:
     """torch.ops.aten.t_copy."""
 
+def take(self: Tensor, index: Tensor) -> Any:
+    """torch.ops.aten.take."""
+
 def tan(self: Tensor) -> Tensor:
     """torch.ops.aten.tan, elementwise."""
 
@@ -5187,6 +5274,9 @@ def token_tvd_bwd(dloss: Tensor, input: Tensor, target: Tensor, labels: Tensor |
         dinput, like input; 0 where both are equal.
     """
 
+def topk(self: Tensor, k: int, dim: int = -1, largest: bool = True, sorted: bool = True) -> Any:
+    """torch.ops.aten.topk."""
+
 def transpose_copy(self: Tensor, dim0: int, dim1: int) -> Any:
     """torch.ops.aten.transpose_copy."""
 
@@ -5216,6 +5306,9 @@ def unfold_copy(self: Tensor, dimension: int, size: int, step: int) -> Any:
 
 def uniform(self: Tensor, low: float = 0.0, high: float = 1.0, *, generator: Any | None = None) -> Tensor:
     """Uniform in [low, high), like self. (ATen's name `from` is a keyword in Python.)"""
+
+def unique_consecutive(self: Tensor, return_inverse: bool = False, return_counts: bool = False, dim: int | None = None) -> Any:
+    """torch.ops.aten.unique_consecutive."""
 
 def unsqueeze_copy(self: Tensor, dim: int) -> Any:
     """torch.ops.aten.unsqueeze_copy."""

@@ -122,6 +122,7 @@ NOT_YET: dict[str, str] = {
         linalg_cross
         linalg_cross.out
         mode
+        randperm
         segment_reduce
         segment_reduce.out
         unique_dim

@@ -2,8 +2,8 @@
 them from in-place ops, which would write the memory twice.
 
 On the CPU everything is left to torch, because users rely on its exact numbers. Also left to torch: distributions
-without a primitive (`geometric_`, `poisson`, `multinomial`), bounds about which torch warns, and an exponential of
-infinite rate, which is 0.
+without a primitive (`geometric_`, `poisson`, `multinomial`, `randperm`), bounds about which torch warns, and
+an exponential of infinite rate, which is 0.
 """
 
 import math
@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ...core.adapter import adapt
 from ...core.errors import NotSupported
-from ...specs import random, sorting
+from ...specs import random
 from ...specs._numeric import FLOATS
 from ...specs.channel_norm import memory_format as format_of
 
@@ -264,29 +264,6 @@ def randint(
     pin_memory: Any = None,
 ) -> Any:
     return _integers(call, _sized(size, dtype, layout, device, pin_memory), 0, high, generator)
-
-
-@adapt("randperm", "randperm.generator", over=random.philox_randint)
-def randperm(
-    call: Fn,
-    n: int,
-    *,
-    generator: Gen = None,
-    dtype: Any = torch.int64,
-    layout: Any = None,
-    device: Any = None,
-    pin_memory: Any = None,
-) -> Any:
-    """Declines a dtype that does not hold every integer below n: torch raises."""
-    dtype = torch.int64 if dtype is None else dtype
-    if dtype not in DIGITS and (dtype.is_complex or dtype is torch.bool):
-        raise NotSupported(f"{dtype} is left to torch")
-    most = 2 ** DIGITS[dtype] if dtype in DIGITS else torch.iinfo(dtype).max
-    if not 0 < n <= most:
-        raise NotSupported(f"{n} integers of {dtype}")
-    like = _sized((n,), torch.int64, layout, device, pin_memory)
-    keys = _integers(call, like, -(2**63), 2**63 - 1, generator)
-    return sorting.ops["sort"](keys)[1].to(dtype)
 
 
 # ---- factories: *_like ----------------------------------------------------------------------------------------------
