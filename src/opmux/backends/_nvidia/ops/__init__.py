@@ -1,6 +1,6 @@
 """Ops for NVIDIA's chips by libraries: torch's cuBLAS, cuDNN and flash attention, and other installed libraries."""
 
-from . import cublas, grouped, providers
+from . import cublas, flash, grouped, providers
 from .cudnn import batch_norm, batch_norm_bwd
 from .flash import attention, attention_bwd, attention_varlen, attention_varlen_bwd
 
@@ -8,8 +8,8 @@ globals().update(cublas.IMPLS | grouped.IMPLS | providers.IMPLS)
 
 
 def get_preferred_ops():
-    """cuBLAS comes before our gemm kernels, which run only if a policy names them; so do torch's grouped products."""
-    ours = {cublas.faster: cublas.IMPLS, grouped.faster: grouped.IMPLS}
+    """torch's products and attention come before our kernels, which run only if a policy names them."""
+    ours = {cublas.faster: cublas.IMPLS, grouped.faster: grouped.IMPLS, flash.faster: flash.IMPLS}
     return {fn.op: faster for faster, impls in ours.items() for fn in impls.values()}
 
 

@@ -171,3 +171,15 @@ def attention_varlen_bwd(
     rows = (after(q, cu_q), after(k, cu_k), after(v, cu_k))
     dq, dk, dv = (t.contiguous().masked_fill_(m[:, None, None], 0.0) for t, m in zip(found, rows, strict=True))
     return dq, dk, dv
+
+
+def faster() -> str | None:
+    """Why torch's attention comes before our kernels; None if kernels are interpreted or only compiled."""
+    from ....kernels.lib.launch import runs_on_chip  # there is Triton where this is asked
+
+    return "flash attention is faster" if runs_on_chip() else None
+
+
+IMPLS: dict[str, Any] = {
+    made.__name__: made for made in (attention, attention_bwd, attention_varlen, attention_varlen_bwd)
+}

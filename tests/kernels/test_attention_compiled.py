@@ -1,0 +1,52 @@
+"""The attention kernels, through their wrappers on meta tensors, compiled for four chips down to machine code."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+from opmux.kernels import attention as kernels
+from opmux.kernels.lib.compile_only import CHIPS, compiling_for
+
+MODE = "compile"
+META = torch.device("meta")
+
+
+def new(*shape, dtype=torch.bfloat16):
+    return torch.empty(shape, dtype=dtype, device=META)
+
+
+def dense(dim, dtype):
+    q, k, lse = (
+        new(2, 8, 1024, dim, dtype=dtype),
+        new(2, 2, 1024, dim, dtype=dtype),
+        new(2, 8, 1024, dtype=torch.float32),
+    )
+    kernels.attention(q, k, k, True, None)
+    kernels.attention_bwd(q, q, k, k, q, lse, True, None)
+
+
+def packed(dim, dtype):
+    q, k, lse = new(1000, 8, dim, dtype=dtype), new(900, 2, dim, dtype=dtype), new(8, 1000, dtype=torch.float32)
+    cu = new(4, dtype=torch.int32)
+    kernels.attention_varlen(q, k, k, cu, cu, 500, 400, 64, 0, None)
+    kernels.attention_varlen_bwd(q, q, k, k, q, lse, cu, cu, 500, 400, 64, 0, None)
+
+
+@pytest.mark.parametrize("chip", CHIPS)
+@pytest.mark.parametrize("call", [dense, packed])
+def test_fits_the_chip(chip, call):
+    with compiling_for(chip) as built:
+        call(128, torch.bfloat16)
+    assert {k.name for k in built} == {"_fwd", "_bwd_q", "_bwd_kv"}
+    for kernel in built:
+        assert kernel.shared <= CHIPS[chip][1]
+        assert kernel.on_matrix_unit()
+
+
+@pytest.mark.parametrize(("dim", "dtype"), [(40, torch.float16), (256, torch.bfloat16), (64, torch.float32)])
+def test_other_heads(dim, dtype):
+    with compiling_for("sm_90") as built:
+        dense(dim, dtype)
+    assert all(kernel.shared <= CHIPS["sm_90"][1] for kernel in built)
