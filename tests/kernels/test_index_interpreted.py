@@ -183,8 +183,9 @@ def test_medians():
     for dim in (0, 2):
         exact("median", x, dim, True)
         exact("nanmedian", x, dim)
-    exact("median", x)
-    exact("nanmedian", x)
+    for whole in (x, x.view(-1)[::2]):
+        exact("median", whole)
+        exact("nanmedian", whole)
 
 
 def test_search():
@@ -198,7 +199,7 @@ def test_search():
 
 
 def test_distinct_and_counted():
-    for x in (torch.randint(0, 9, (5, 11)), torch.randn(30).round()):
+    for x in (torch.randint(0, 9, (5, 11)), torch.randn(30).round(), torch.randint(0, 5, (40,))[::2]):
         exact("_unique2", x, True, True, True)
         exact("unique_consecutive", x, True, True)
     exact("bincount", I9)

@@ -6,6 +6,7 @@ torch's are; all other sums and reductions are in a fixed order (fold.py).
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -36,6 +37,7 @@ from .fold import COMBINE, folder
 from .reads import split
 
 Number = bool | int | float
+BETA = "index_reduce() is in beta and the API may change at any time."  # as torch warns
 ATOMIC = (torch.float32, torch.float64, torch.int32, torch.int64)
 
 
@@ -280,14 +282,18 @@ def scatter_reduce(
 def _index_reduce_into(
     out: Tensor, self: Tensor, dim: int, index: Tensor, source: Tensor, reduce: str, include_self: bool
 ) -> Tensor:
-    return _into(_reduction("index_reduce", reduce), out, self, dim, index, source, None, include_self)
+    y = _into(_reduction("index_reduce", reduce), out, self, dim, index, source, None, include_self)
+    warnings.warn(BETA, stacklevel=2)
+    return y
 
 
 @impl(spec.ops["index_reduce"], devices=DEVICES, into=_index_reduce_into)
 def index_reduce(
     self: Tensor, dim: int, index: Tensor, source: Tensor, reduce: str, *, include_self: bool = True
 ) -> Tensor:
-    return _new(_reduction("index_reduce", reduce), self, dim, index, source, None, include_self)
+    y = _new(_reduction("index_reduce", reduce), self, dim, index, source, None, include_self)
+    warnings.warn(BETA, stacklevel=2)
+    return y
 
 
 # ---- index_put ------------------------------------------------------------------------------------------------------

@@ -133,7 +133,7 @@ def _median(x: Tensor, ignore_nan: bool, dim: int | None, keepdim: bool) -> Call
     n = x.numel() if whole else x.shape[dim] if x.dim() else 1
 
     def run(x: Tensor) -> Any:
-        y, at = sort_rows(x.reshape(1, -1) if whole else rows_of(x, dim), False)
+        y, at = sort_rows(x.reshape(1, -1).contiguous() if whole else rows_of(x, dim), False)
         k = torch.full((y.shape[0], 1), (n - 1) // 2, dtype=torch.int64, device=x.device)
         if x.is_floating_point():
             nans = y.isnan().sum(1, keepdim=True)

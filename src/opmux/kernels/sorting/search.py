@@ -182,6 +182,6 @@ def isin(
     among = _tensor(test_element if test_elements is None else test_elements, like)
     if x.dtype is not among.dtype or x.dtype is torch.bool or not x.numel() or not among.numel():
         raise NotSupported(f"{x.dtype} among {among.dtype}, or nothing to look up")
-    among, _ = sort_rows(among.reshape(1, -1), False)
+    among, _ = sort_rows(among.reshape(1, -1).contiguous(), False)
     member = -1 if invert else 1
     return _searcher(x, among.view(-1), None, None, False, torch.bool, member)(x, among.view(-1), None)

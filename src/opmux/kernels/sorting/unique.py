@@ -106,7 +106,7 @@ def _unique2(self: Tensor, sorted: bool = True, return_inverse: bool = False, re
     if not self.numel() or not sorted:
         raise NotSupported("no elements, or in any order")
     check_tensors(self)
-    x, at = sort_rows(self.reshape(1, -1), False)
+    x, at = sort_rows(self.reshape(1, -1).contiguous(), False)
     values, inverse, counts = _runs(x.view(-1), at.view(-1), return_inverse, return_counts)
     return values, inverse.view(self.shape) if return_inverse else inverse, counts
 
