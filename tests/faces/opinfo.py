@@ -61,6 +61,8 @@ EXPECTED: dict[tuple[str, str, str], str] = {
     ("toy", "nn.functional.batch_norm", "call"): OF_THE_CPU,  # the CPU's backward refuses float32 beside halves
     ("toy", "nn.functional.avg_pool3d", "out"): "the CPU writes an `out` of other strides as if it were contiguous",
     ("cuda", "__rmod__", "call"): "the samples divide integers by zero, which is undefined on CUDA",
+    ("cuda", "median", "error"): "torch's kernel takes at most 25 dimensions, ours any number",
+    ("cuda", "torch.ops.aten._efficient_attention_forward", "call"): "without dropout its seed is memory as it was",
     ("cuda", "special.bessel_j0", "call"): "in float64 torch's series is 4e-7 off beyond 5",
     ("cuda", "special.bessel_j0", "out"): "in float64 torch's series is 4e-7 off beyond 5",
     ("cuda", "_native_batch_norm_legit", "out"): "torch raises for an `out` of statistics with gaps, ours writes it",
@@ -591,6 +593,7 @@ class Session:
         self.device, self.ours, self.count, self.manager = device, table(), Count(), get_default_manager()
 
     def __enter__(self) -> Session:
+        torch.backends.cudnn.allow_tf32 = False  # two kernels round to TF32 and then add in different orders
         torch.set_warn_always(True)  # a warning that torch gives once would be given to whoever comes first
         self.count.__enter__()
         self._failures = set(map(str, self.manager.failures()))

@@ -239,14 +239,22 @@ def _replaced(y: Tensor, of: Tensor | int, part: Tensor, src: Tensor) -> Stages:
     return [[(y, of)], [(part, src)]]
 
 
+def _fits(part: Tensor, src: Tensor) -> None:
+    """torch refuses other shapes; before 2.12 its meta kernels do not."""
+    if part.shape != src.shape:
+        raise NotSupported(f"a part of shape {tuple(part.shape)} and a source of shape {tuple(src.shape)}")
+
+
 def _selected(y: Tensor, of: Tensor | int, src: Tensor, dim: int, index: int) -> Stages:
     dim, part = dim % y.dim(), y.select(dim, index)
+    _fits(part, src)
     return [[*_around(y, dim, index % y.shape[dim], 1, of), (part, src)]]
 
 
 def _sliced(y: Tensor, of: Tensor | int, src: Tensor, dim: int, start: Any, end: Any, step: int) -> Stages:
     dim, part = dim % y.dim(), torch.ops.aten.slice.Tensor(y, dim, start, end, step)
-    if step != 1 or tuple(part.shape) != tuple(src.shape):
+    _fits(part, src)
+    if step != 1:
         return _replaced(y, of, part, src)
     first = range(y.shape[dim])[slice(start, end)].start
     return [[*_around(y, dim, first, part.shape[dim], of), (part, src)]]

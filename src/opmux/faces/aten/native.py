@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ...runtime import devices
 from .schema import Shape
 
 _CATEGORY = {bool: 0, int: 1, float: 2, complex: 3}
@@ -21,8 +22,9 @@ DELEGATES = {"pow.Scalar": "pow.Tensor_Tensor", "pow.Scalar_out": "pow.Tensor_Te
 
 
 def key_of(device: str) -> str:
-    """torch's dispatch key of a device type."""
-    return torch._C._dispatch_key_for_device(device)
+    """torch's dispatch key of a device type; of a vendor's, also where torch does not know the device."""
+    package = devices.vendor_of(device)
+    return torch._C._dispatch_key_for_device(device) if package is None else package.info.key
 
 
 def exists(shape: Shape, key: str) -> bool:
