@@ -152,7 +152,7 @@ def test_a_chip_that_is_not_here(simulated, package, device):
     assert said["ours"] == pytest.approx(said["cpu"], rel=1e-5)
     ours = {op for op, where in said["ran on"].items() if where in ("default Triton", "the chip's own kernels")}
     assert {"_softmax", "_fused_rms_norm", "silu", "mul.Tensor", "_log_softmax_backward_data"} <= ours
-    assert said["ran on"]["mm.out"].startswith("CPU")
+    assert "mm" in ours, said["ran on"]
     assert said["overridden"] == [True, ["silu_mul of two" if arch else "silu_mul"]]
     assert said["added"] == [True, True]
     chosen, reasons = said["unused"]

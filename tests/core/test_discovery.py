@@ -410,11 +410,11 @@ def test_the_right_interface_version(site, name_modules, log):
 
 
 def test_an_op_of_its_own(site, name_modules, log):
-    name_modules(site.module("own", REGISTER.replace("made()", "made('acme_warp_shuffle', fn=lambda *a: a)")))
+    name_modules(site.module("own", REGISTER.replace("made()", "made('acme_zigzag_quux', fn=lambda *a: a)")))
     registry = load()
-    assert registry.list_operators() == ["acme_warp_shuffle"]
+    assert registry.list_operators() == ["acme_zigzag_quux"]
     assert problems(log) == []
-    assert "plugin 'own' adds an op of its own, 'acme_warp_shuffle'" in log.text
+    assert "plugin 'own' adds an op of its own, 'acme_zigzag_quux'" in log.text
 
 
 def test_a_near_miss_is_worth_a_warning(site, name_modules, log):

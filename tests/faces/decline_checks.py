@@ -50,13 +50,22 @@ SPECIAL: dict[str, dict[str, Any]] = {
     "clamp": {"min": -0.5},
     "clamp.out": {"min": -0.5},
     "clamp_": {"min": -0.5},
+    "addr": {"vec1": (3,), "vec2": (4,)},
+    "addr_": {"vec1": (3,), "vec2": (4,)},
+    **{f"normal.{kinds}_Tensor{out}": {"std": "fraction"} for kinds in ("Tensor", "float") for out in ("", "_out")},
     "masked_fill.Tensor": {"value": ()},
     "masked_fill_.Tensor": {"value": ()},
 }  # fmt: skip
+for _how in ("reflection", "replication"):
+    for _rank in (1, 2, 3):
+        _x = ((3, 4), (2, 3, 4), (1, 2, 3, 4))[_rank - 1]
+        _grown = (_x[0], *(n + 2 for n in _x[1:]))
+        SPECIAL[f"{_how}_pad{_rank}d"] = {"self": _x, "padding": [1] * 2 * _rank}
+        SPECIAL[f"{_how}_pad{_rank}d_backward"] = {"grad_output": _grown, "self": _x, "padding": [1] * 2 * _rank}
 SPECIAL |= {"bernoulli.Tensor_out": SPECIAL["bernoulli.Tensor"], "masked_fill.Tensor_out": {"value": ()}}
 SPECIAL |= {"clamp.Tensor": {"min": (4,)}, "clamp.Tensor_out": {"min": (4,)}, "clamp_.Tensor": {"min": (4,)}}
 NAMED: dict[str, Any] = {
-    "mask": "mask", "weight": (4,), "bias": (4,), "running_mean": (4,), "running_var": (4,), "save_mean": (4,),
+    "mask": "mask", "index": "index", "indices": "index", "reduce": "amax", "weight": (4,), "bias": (4,), "running_mean": (4,), "running_var": (4,), "save_mean": (4,),
     "save_invstd": (4,), "normalized_shape": [4], "size": [3, 4], "output_mask": [True] * 3, "training": True,
     "train": True, "dim": 1, "rounding_mode": "floor", "approximate": "none", "input_dtype": torch.float32,
     "std": 1.0, "high": 9, "low": 2, "to": 9, "from": 2,
@@ -86,6 +95,8 @@ def tensor(asked: Any, shape: Shape, gradient: bool) -> Tensor:
     made = torch.randn(asked if isinstance(asked, tuple) else (3, 4), generator=torch.Generator().manual_seed(7))
     if asked == "mask":
         return (made > 0).to(DEVICE)
+    if asked == "index":
+        return made.mul(8).abs().to(torch.int64).remainder(3).to(DEVICE)
     if asked == "fraction":
         made = made.sigmoid()
     if shape.packet.startswith(INTEGERS):
@@ -100,6 +111,8 @@ def value_of(argument: Any, shape: Shape, gradient: bool) -> Any:
     kind = str(argument.type)
     if kind in ("Tensor", "Optional[Tensor]"):
         return tensor(asked, shape, gradient)
+    if kind == "List[Optional[Tensor]]":
+        return [tensor("index", shape, False)]
     if kind == "List[Tensor]":
         return [tensor(asked, shape, gradient) for _ in range(2)]
     if argument.name == "dtype" and kind == "int":  # how schemas call a ScalarType

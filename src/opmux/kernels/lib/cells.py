@@ -333,6 +333,8 @@ def of_gather(x: Tensor, dim: int, index: Tensor) -> Cells:
 
 def of_select(x: Tensor, dim: int, index: Tensor) -> Cells:
     """x[:, index] along dim: an index for each slice."""
+    if index.dim() > 1:
+        raise NotSupported("an index that is no vector")
     sizes, strides = _sizes(x)
     dim %= len(sizes)
     along = [0] * len(sizes)
