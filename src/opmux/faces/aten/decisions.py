@@ -172,6 +172,8 @@ def _decide(overload: Overload, device: str, generation: int, gated: bool) -> De
         return Decision("its vendor provides a function for it", ALWAYS)
     if not has_kernel(overload, key):
         return Decision("torch has no kernel for it on this device", ALWAYS)
+    if overload.shape.packet.startswith("_foreach_"):
+        return Decision("the host's time depends on how long its lists are, and is not known for lists of models")
     chip = chip_of(device)
     speed = measured(chip).get(overload.name)
     if speed is None:
