@@ -1,0 +1,88 @@
+"""Small models of transformers on one device: a training step under `opmux.enable(mode="all")` against torch's own.
+
+python tests/faces/model_steps.py cpu
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Any
+
+import torch
+
+import opmux
+from opmux.faces.aten import engine
+
+
+def gpt2() -> tuple[Any, dict[str, Any]]:
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    sizes = dict(n_layer=1, n_embd=16, n_head=2, vocab_size=50, n_positions=16, bos_token_id=0, eos_token_id=0)
+    drops = dict(resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0)
+    ids = torch.randint(0, 50, (2, 7))
+    return GPT2LMHeadModel(GPT2Config(**sizes, **drops)), {"input_ids": ids, "labels": ids}
+
+
+def bert() -> tuple[Any, dict[str, Any]]:
+    from transformers import BertConfig, BertForSequenceClassification
+
+    sizes = dict(num_hidden_layers=1, hidden_size=16, num_attention_heads=2, intermediate_size=24, vocab_size=50)
+    drops = dict(hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
+    given = {"input_ids": torch.randint(0, 50, (2, 7)), "labels": torch.tensor([0, 1])}
+    return BertForSequenceClassification(BertConfig(**sizes, **drops)), given
+
+
+def vit() -> tuple[Any, dict[str, Any]]:
+    from transformers import ViTConfig, ViTForImageClassification
+
+    sizes = dict(num_hidden_layers=1, hidden_size=16, num_attention_heads=2, intermediate_size=24, image_size=16)
+    drops = dict(hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
+    given = {"pixel_values": torch.randn(2, 3, 16, 16), "labels": torch.tensor([0, 1])}
+    return ViTForImageClassification(ViTConfig(patch_size=8, num_labels=2, **sizes, **drops)), given
+
+
+def resnet() -> tuple[Any, dict[str, Any]]:
+    """The 50 layers of a ResNet-50, with few channels."""
+    from transformers import ResNetConfig, ResNetForImageClassification
+
+    sizes = dict(embedding_size=4, hidden_sizes=[8, 8, 16, 16], depths=[3, 4, 6, 3], layer_type="bottleneck")
+    given = {"pixel_values": torch.randn(2, 3, 32, 32), "labels": torch.tensor([0, 1])}
+    return ResNetForImageClassification(ResNetConfig(num_labels=2, **sizes)), given
+
+
+MODELS = {made.__name__: made for made in (gpt2, bert, vit, resnet)}
+
+
+def step(model: Any, given: dict[str, Any]) -> list[torch.Tensor]:
+    """The loss and all gradients of a training step, on the CPU."""
+    model.zero_grad(set_to_none=True)
+    loss = model(**given).loss
+    loss.backward()
+    return [loss.detach().cpu(), *(p.grad.cpu() for p in model.parameters() if p.grad is not None)]
+
+
+def compared(name: str, device: str) -> dict[str, Any]:
+    torch.manual_seed(0)
+    model, given = MODELS[name]()
+    model.train().double().to(device)  # in float32 a batch norm of two numbers makes noise of any size
+    given = {k: (v.double() if v.is_floating_point() else v).to(device) for k, v in given.items()}
+    state = {k: v.clone() for k, v in model.state_dict().items()}
+    native = step(model, given)
+    model.load_state_dict(state)  # running statistics
+    opmux.enable(mode="all")
+    try:
+        with engine.counted() as calls:
+            ours = step(model, given)
+    finally:
+        opmux.disable()
+    far = max(float((a - b).norm() / (b.norm() + 1e-6)) for a, b in zip(ours, native, strict=True))
+    return {"tensors": len(native), "largest distance": far, "overloads": len(calls), "calls": sum(calls.values())}
+
+
+def main(device: str) -> dict[str, Any]:
+    return {name: compared(name, device) for name in MODELS}
+
+
+if __name__ == "__main__":
+    print(json.dumps(main(sys.argv[1]), indent=1))

@@ -1,0 +1,30 @@
+"""Training steps of small models with every op of ours under torch's, on a simulated device: model_steps.py."""
+
+from pathlib import Path
+
+import pytest
+
+from opmux.runtime import build
+from opmux.tools import simulator
+
+pytest.importorskip("triton")
+pytest.importorskip("transformers")
+HOME = Path(__file__).parent
+CODE = f"""
+import json, sys
+sys.path[:0] = [{str(HOME)!r}, {str(HOME.parent / "shared")!r}]
+import model_steps, quick_interpreter
+quick_interpreter.install()
+print(json.dumps(model_steps.compared({{name!r}}, "toy")))
+"""
+
+
+@pytest.mark.parametrize("name", ["gpt2", "bert", "vit", "resnet"])
+def test_losses_and_gradients_are_torchs(name):
+    try:
+        build.compiler()
+    except build.CannotBuild as error:
+        pytest.skip(str(error))
+    found = simulator.run("toy", CODE.format(name=name), env={"OMP_NUM_THREADS": "1"})
+    assert found["largest distance"] < 1e-6, found
+    assert found["overloads"] > 20 and found["calls"] > 100, found
