@@ -172,7 +172,7 @@ def test_tables_keep_names_whole_on_80_columns(terminal):
 
 def test_what_is_longer_than_the_terminal_goes_to_a_pager(terminal):
     shown, paged = terminal(lambda: listing.run(["pointwise"], None, None, False), "sed s/^/paged:/")
-    assert shown == "" and paged.startswith("paged:pointwise: 192 ops")
+    assert shown == "" and paged.startswith("paged:pointwise: 213 ops")
     shown, paged = terminal(lambda: listing.run(["scan"], None, None, False), "no-such-pager")
     assert paged == "" and "scan: 10 ops" in shown
 
