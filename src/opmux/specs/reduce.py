@@ -370,9 +370,10 @@ def _extreme_bwd() -> Callable[..., Tensor]:
 def _pick_bwd() -> Callable[..., Tensor]:
     def reference(dvalues: DY, x: X, indices: Indices, dim: OneDim, keepdim: bool = False) -> Tensor:
         dims = dims_of(x, dim)
-        dx = torch.zeros(x.shape, dtype=x.dtype, device=x.device)
         g, at = (opened(t, x, dims, keepdim) for t in (dvalues.to(x.dtype), indices))
-        return dx.scatter_(dims[0], at, g)
+        place = torch.arange(x.shape[dims[0]] if x.dim() else 1, device=x.device)
+        place = place.view([-1 if d == dims[0] else 1 for d in range(x.dim())])
+        return torch.where(place == at, g, torch.zeros_like(g))  # scatter_ crashes on a gradient of MKL-DNN's
 
     return reference
 
