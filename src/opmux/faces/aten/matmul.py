@@ -30,14 +30,19 @@ def _fit(a: Tensor, b: Tensor, rank: int, c: Tensor | None = None) -> None:
         raise NotSupported(f"{c.dtype} is not added to a product of {a.dtype}")
 
 
-def _added(self: Tensor, result: tuple[int, ...], beta: Any, alpha: Any) -> tuple[Tensor, float, float]:
-    """What is added, in the shape of the result, and both factors as floats."""
+def _sum(
+    call: Fn, self: Tensor, a: Tensor, b: Tensor, beta: Any, alpha: Any, out_dtype: torch.dtype | None = None
+) -> Any:
+    """alpha a b + beta self; self is expanded to the shape of the product."""
+    if out_dtype is None and self.dtype is not a.dtype:
+        raise NotSupported("self has another dtype than the factors")
     if isinstance(beta, complex) or isinstance(alpha, complex):
         raise NotSupported("complex factors")
+    result = (*a.shape[:-1], b.shape[-1])
     behind = zip(reversed(self.shape), reversed(result))
     if self.dim() > len(result) or any(own not in (1, wanted) for own, wanted in behind):
         raise NotSupported(f"self of shape {tuple(self.shape)} is added to a product of shape {result}")
-    return self.expand(result), float(alpha), float(beta)
+    return call(a, b, self.expand(result), float(alpha), float(beta), out_dtype)
 
 
 def product(rank: int) -> Fn:
@@ -48,52 +53,32 @@ def product(rank: int) -> Fn:
     return mm
 
 
+Dtype = torch.dtype | None
+
+
 @adapt("addmm", "addmm.dtype", over=gemm.matmul)
 def addmm(
-    call: Fn,
-    self: Tensor,
-    mat1: Tensor,
-    mat2: Tensor,
-    out_dtype: torch.dtype | None = None,
-    *,
-    beta: Any = 1,
-    alpha: Any = 1,
+    call: Fn, self: Tensor, mat1: Tensor, mat2: Tensor, out_dtype: Dtype = None, *, beta: Any = 1, alpha: Any = 1
 ) -> Any:
     _fit(mat1, mat2, 2, self)
-    if self.dtype is not (out_dtype or mat1.dtype) and out_dtype is None:
-        raise NotSupported("self has another dtype than the factors")
-    added, alpha, beta = _added(self, (mat1.shape[0], mat2.shape[1]), beta, alpha)
-    return call(mat1, mat2, added, alpha, beta, out_dtype)
+    return _sum(call, self, mat1, mat2, beta, alpha, out_dtype)
 
 
 @adapt("baddbmm", "baddbmm.dtype", over=gemm.matmul)
 def baddbmm(
-    call: Fn,
-    self: Tensor,
-    batch1: Tensor,
-    batch2: Tensor,
-    out_dtype: torch.dtype | None = None,
-    *,
-    beta: Any = 1,
-    alpha: Any = 1,
+    call: Fn, self: Tensor, batch1: Tensor, batch2: Tensor, out_dtype: Dtype = None, *, beta: Any = 1, alpha: Any = 1
 ) -> Any:
     _fit(batch1, batch2, 3, self)
-    if self.dtype is not (out_dtype or batch1.dtype) and out_dtype is None:
-        raise NotSupported("self has another dtype than the factors")
-    added, alpha, beta = _added(self, (*batch1.shape[:2], batch2.shape[2]), beta, alpha)
-    return call(batch1, batch2, added, alpha, beta, out_dtype)
+    return _sum(call, self, batch1, batch2, beta, alpha, out_dtype)
 
 
 @adapt("addbmm", over=gemm.matmul)
 def addbmm(call: Fn, self: Tensor, batch1: Tensor, batch2: Tensor, *, beta: Any = 1, alpha: Any = 1) -> Any:
     """A sum of products is one product over all of K: [m, batch k] by [batch k, n]."""
     _fit(batch1, batch2, 3, self)
-    if self.dtype is not batch1.dtype:
-        raise NotSupported("self has another dtype than the factors")
     (batch, m, k), n = batch1.shape, batch2.shape[2]
-    added, alpha, beta = _added(self, (m, n), beta, alpha)
     wide = batch1.transpose(0, 1).reshape(m, batch * k)
-    return call(wide, batch2.reshape(batch * k, n), added, alpha, beta, None)
+    return _sum(call, self, wide, batch2.reshape(batch * k, n), beta, alpha)
 
 
 @adapt("mv", over=gemm.matmul)
@@ -110,12 +95,9 @@ def mv(call: Fn, self: Tensor, vec: Tensor) -> Any:
 def addmv(call: Fn, self: Tensor, mat: Tensor, vec: Tensor, *, beta: Any = 1, alpha: Any = 1) -> Any:
     if vec.dim() != 1 or mat.dim() != 2 or self.dim() > 1:
         raise NotSupported("not a vector, a matrix and a vector")
-    row = vec[None]
-    _fit(row, mat.t(), 2, self)
-    if self.dtype is not mat.dtype:
-        raise NotSupported("self has another dtype than the factors")
-    added, alpha, beta = _added(self, (1, mat.shape[0]), beta, alpha)
-    return call(row, mat.t(), added, alpha, beta, None).view(mat.shape[0])
+    row, turned = vec[None], mat.t()
+    _fit(row, turned, 2, self)
+    return _sum(call, self, row, turned, beta, alpha).view(mat.shape[0])
 
 
 for _rank, _overloads in ((2, "mm mm.dtype"), (3, "bmm bmm.dtype")):

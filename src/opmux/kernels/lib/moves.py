@@ -32,7 +32,7 @@ from .indexing import Indexing, choose_indexing
 from .jit_source import jit_from_source
 from .launch import Config, Launcher
 from .plans import BELOW, LOOK, keep, refuse_negated
-from .pointwise import DTYPES, MOST
+from .pointwise import DOOR, DTYPES, MOST
 from .rows import DEVICES, OutputSpec
 
 MOST_MOVES = 8  # in one launch: each is a branch of the kernel
@@ -245,19 +245,6 @@ def moves(op: Any, unless: str = "") -> Callable[[Callable[..., Iterable[Stage]]
     return declare
 
 
-_DOOR = """\
-def {name}({params}):
-    {unless}
-    try:
-        _call = _found[{key},]
-    except KeyError:
-        _call = _make(({key},), ({args}), {out})
-    except RuntimeError:
-        raise _NotSupported("a tensor without strides")
-    return _call({passed})
-"""
-
-
 def role_of(annotation: Any) -> str:
     """What an argument is to a plan: "tensor", "tensors", "number" (passed at the call), "list" or "choice"."""
     parts = typing.get_args(annotation) or (annotation,)
@@ -306,10 +293,10 @@ def doors(spec: Any, make: Callable[..., Callable[..., Any]], unless: str = "") 
     text = ""
     for name, look in ((spec.name, LOOK), (f"{spec.name}_below", BELOW)):
         key = ", ".join(_key(role, n, look) for n, role in roles.items())
-        text += _DOOR.format(name=name, params=listed, key=key, out="None", passed=passed, **fields)
+        text += DOOR.format(name=name, params=listed, key=key, out="None", passed=passed, **fields)
     seen = [f"_y is {n} or ({_key(r, n, LOOK)})" if r == "tensor" else _key(r, n, LOOK) for n, r in roles.items()]
     several = f"({_key('tensors', '_y', LOOK)}) if _y.__class__ is list else ({LOOK.format('_y')})"
-    text += _DOOR.format(
+    text += DOOR.format(
         name=f"{spec.name}_into", params=f"_y, {passed}", key=", ".join([several, *seen]), out="_y",
         passed=f"_y, {passed}", **fields,
     )  # fmt: skip

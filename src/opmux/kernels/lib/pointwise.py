@@ -109,7 +109,7 @@ def _keys(look: str) -> dict[str, str]:
     }
 
 
-_DOOR = """\
+DOOR = """\
 def {name}({params}):
     {unless}
     try:
@@ -155,12 +155,12 @@ def _doors(row: Row) -> tuple[Callable[..., Tensor], ...]:
     text = ""
     params, passed = ", ".join(params), ", ".join(row.names)
     for name, look in ((row.name, LOOK), (f"{row.name}_below", BELOW)):
-        text += _DOOR.format(name=name, params=params, key=", ".join(key(look)), out="None", passed=passed, **fields)
+        text += DOOR.format(name=name, params=params, key=", ".join(key(look)), out="None", passed=passed, **fields)
     first = row.names[0]
     seen = [
         f"_y is {first} or ({k})" if n == first and kinds[0] == "tensor" else k for n, k in zip(row.names, key(LOOK))
     ]
-    text += _DOOR.format(
+    text += DOOR.format(
         name=f"{row.name}_to", params=", ".join(["_y", *row.names]), key=", ".join([LOOK.format("_y"), *seen]),
         out="_y", passed=", ".join([*row.names, "_y"]), **fields,
     )  # fmt: skip
