@@ -8,6 +8,7 @@ import warnings
 import pytest
 import torch
 
+import opmux
 from opmux.core import launches
 from opmux.faces.aten import gate
 from opmux.faces.aten.schema import Shape
@@ -90,9 +91,10 @@ class World:
 
 
 @pytest.fixture
-def world():
+def world(monkeypatch):
     if not gate.available():
         pytest.skip("gate.cpp cannot be compiled here")
+    monkeypatch.setattr(gate._State, "paused", set())  # a context of another test may still refer to a policy scope
     library, before, made = gate._State.library, gate._State.driver, World()
     keep = LAUNCH(made.drive)
     driver = gate._Driver(ctypes.cast(keep, ctypes.c_void_p), None, gate._BEGIN(gate._begin), gate._END(gate._end))
@@ -250,10 +252,22 @@ def test_what_was_recorded_can_be_forgotten_and_paused(world):
     assert len(world.from_cpp) == 3
 
 
+def test_a_policy_scope_sends_calls_to_python_until_it_is_freed(world):
+    """Also where no override is left that could be told of it."""
+    x = torch.rand(4, 8)
+    often(world, lambda: torch.exp(x))
+    with opmux.policy("reference"):
+        torch.exp(x)
+        assert len(world.from_cpp) == 1
+    torch.exp(x)
+    assert len(world.from_cpp) == 2
+
+
 def test_a_launch_that_fails_goes_to_python(world):
     x = torch.rand(4, 8)
     often(world, lambda: torch.exp(x))
     world.status, world.from_python = 700, []
+    assert len(world.from_cpp) == 1
     assert torch.equal(torch.exp(x), x)  # the kernel here copies
     assert world.from_python == ["exp"]
 

@@ -597,7 +597,7 @@ def _after_fork() -> None:
 
 
 policies.on_change(_policy_changed)
-policies._watchers.append(_watch_all)
+policies.on_scopes(_watch_all)
 lock.after_fork.append(_after_fork)
 
 

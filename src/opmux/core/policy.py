@@ -394,11 +394,18 @@ _tables: dict[SelectionPolicy, PairTable] = {}
 _every_table: weakref.WeakSet[PairTable] = weakref.WeakSet()
 _forgotten = 0  # counts how often all tables were emptied
 _live: dict[int, weakref.ref[Scope]] = {}  # the scopes that some context refers to, by id
-_watchers: list[Callable[[bool], None]] = []  # called when the first scope is created, and when the last is freed
+_watchers: list[Callable[[bool], None]] = []  # see on_scopes
 
 
 def live_scopes() -> int:
     return sum(ref() is not None for ref in tuple(_live.values()))
+
+
+def on_scopes(watch: Callable[[bool], None]) -> None:
+    """Call `watch` with whether any scope is live: now, when the first is created, and when the last is freed."""
+    with lock.held:
+        _watchers.append(watch)
+        watch(live_scopes() > 0)
 
 
 def _track(node: Scope) -> Scope:

@@ -23,7 +23,6 @@ from ...core.default import DefaultManager, get_default_manager
 from ...core.entry import EntryPoint, Form
 from ...core.lock import lock
 from ...core.log import logger
-from ...core.policy import live_scopes
 from ...core.registry import BackendImplKind, OpImpl
 from ...core.spec import specs
 from ...runtime import devices, vendors
@@ -222,10 +221,6 @@ class Override(EntryPoint):
     def unbind(self) -> None:
         super().unbind()
         gate.clear()
-
-    def watch_scopes(self, scoped: bool) -> None:
-        gate.pause("policy", scoped or live_scopes() > 0)
-        super().watch_scopes(scoped)
 
 
 def _entry_point(overload: Overload, device: str) -> EntryPoint:

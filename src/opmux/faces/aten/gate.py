@@ -25,6 +25,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from ...core import launches
 from ...core.lock import ForkSafeLock
 from ...core.log import logger
+from ...core.policy import on_scopes
 from ...runtime import build
 from ...runtime.settings import CPP
 from . import native
@@ -362,3 +363,6 @@ def describe(launch: launches.Launch, seen: _Seen) -> bool:
             return False
     _kernels[compiled.function] = compiled
     return True
+
+
+on_scopes(functools.partial(pause, "policy"))
