@@ -10,9 +10,12 @@ from opmux.faces.aten import gate
 from opmux.faces.aten.schema import Shape
 from opmux.runtime import build
 
-FREQUENT = ("add.Tensor", "mul.Tensor", "exp", "add_.Tensor", "sum.dim_IntList", "native_layer_norm", "cat")
+FREQUENT = ("add.Tensor", "mul.Tensor", "exp", "add_.Tensor", "sum.dim_IntList", "native_layer_norm", "cat",
+            "_foreach_neg_", "_foreach_div.List")  # fmt: skip
 OTHERS = ("exp.out", "arange", "native_group_norm")  # of these signatures gate.cpp has no typed entry
-MORE = ("gelu", "_softmax", "copy_", "mm", "addmm", "where.self", "clone", "embedding", "_to_copy", "native_dropout")
+MORE = ("gelu", "_softmax", "copy_", "mm", "addmm", "where.self", "clone", "embedding", "_to_copy", "native_dropout",
+        "_foreach_lerp_.Scalar", "_foreach_addcmul_.Scalar", "_foreach_addcdiv_.ScalarList", "_foreach_sqrt",
+        "_foreach_norm.Scalar", "_foreach_copy_", "_foreach_div_.ScalarList", "_fused_adamw_")  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -55,12 +58,14 @@ def called(library):
 
 
 def program():
-    """Each overload once: with a number in a tensor's place, undefined tensors, a list, none, and a given result."""
+    """Each overload once: with a number in a tensor's place, undefined tensors, lists, none, and a given result."""
     x = torch.linspace(-1, 1, 24).view(4, 6)
     made = [x + x, x * 2, 2 * x, torch.exp(x), x.clone().add_(x, alpha=3), x.sum(1), torch.cat([x, x]), torch.arange(5)]
     made += torch.native_layer_norm(x, (6,), None, None, 1e-5)
     made += torch.native_group_norm(x, None, None, 4, 6, 1, 2, 1e-5)
-    return [*made, torch.exp(x, out=torch.empty(4, 6))]
+    many = [x.clone(), x[0].clone()]
+    torch._foreach_neg_(many)
+    return [*made, *many, *torch._foreach_div(many, many), torch.exp(x, out=torch.empty(4, 6))]
 
 
 def test_calls_that_are_off_run_atens_kernels_and_those_that_are_on_the_override(called):

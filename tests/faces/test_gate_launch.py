@@ -175,6 +175,19 @@ def test_numbers_that_stand_for_tensors_are_part_of_the_look(world):
     assert len(world.from_cpp) == 2
 
 
+def test_how_far_a_pointer_is_from_a_multiple_of_16_is_part_of_the_look(world):
+    """Triton compiles one kernel for multiples and another for the rest."""
+    memory = torch.rand(41)
+    often(world, lambda: torch.exp(memory[:32]))
+    assert len(world.from_cpp) == 1
+    for _ in range(SIGHTINGS):
+        torch.exp(memory[1:33])
+    assert len(world.from_cpp) == 1
+    assert torch.equal(torch.exp(memory[1:33]), memory[1:33])  # the kernel here copies
+    torch.exp(memory[5:37])  # as far
+    assert len(world.from_cpp) == 3
+
+
 def test_in_place(world):
     x, y = torch.ones(4, 8), torch.ones(4, 8)
     same = x.add_(y)

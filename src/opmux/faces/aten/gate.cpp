@@ -152,21 +152,23 @@ struct Look {
     if (t.unsafeGetTensorImpl()->is_wrapped_number()) {
       return wrapped(t);
     }
-    if (tensors == kMostTensors || !t.has_storage() || t.is_neg() || t.is_conj() || (tensors != 0 && t.device() != tensor[0]->device())) {
+    if (tensors == kMostTensors || !t.has_storage() || t.is_neg() || t.is_conj() ||
+        (tensors != 0 && t.device() != tensor[0]->device())) {
       ok = false;
       return;
     }
     const char* at = static_cast<const char*>(written ? t.mutable_data_ptr() : t.const_data_ptr());
-    if (at == nullptr || (reinterpret_cast<uintptr_t>(at) & 15) != 0) {
-      ok = false;  // empty, or compiled for pointers that are multiples of 16
+    if (at == nullptr) {
+      ok = false;  // empty
       return;
     }
+    const uint64_t beyond_16 = reinterpret_cast<uintptr_t>(at) & 15;  // kernels are compiled for multiples of 16 or not
     uint64_t same = 0;
     for (int i = 0; i < tensors && same == 0; ++i) {
       same = pointer[i] == at ? i + 1 : 0;
     }
     add(3 | static_cast<uint64_t>(t.scalar_type()) << 8 | static_cast<uint64_t>(t.dim()) << 16 | same << 24 |
-        static_cast<uint64_t>(static_cast<uint8_t>(t.device().index())) << 32);
+        static_cast<uint64_t>(static_cast<uint8_t>(t.device().index())) << 32 | beyond_16 << 40);
     for (int64_t n : t.sizes()) {
       add(n);
     }
@@ -495,7 +497,7 @@ const at::Tensor* first_tensor(const T& argument, const Rest&... rest) {
     if (has_size(argument)) {
       return &argument;
     }
-  } else if constexpr (std::is_same_v<T, at::ITensorListRef>) {
+  } else if constexpr (std::is_same_v<T, at::ITensorListRef> || std::is_same_v<T, at::TensorList>) {
     if (argument.size() != 0) {
       return &*argument.begin();
     }
@@ -511,25 +513,28 @@ struct Typed<Result(Args...)> final : c10::OperatorKernel {
   explicit Typed(std::shared_ptr<Gate> made) : gate(std::move(made)) {}
 
   static constexpr bool kInPlace = std::is_same_v<Result, at::Tensor&>;
+  static constexpr bool kOfLists = std::is_void_v<Result> || std::is_same_v<Result, std::vector<at::Tensor>>;
 
   Result operator()(DispatchKeySet keys, Args... args) {
     if (!gate->is_ours(first_tensor(args...))) {
       return gate->native.template call<Result, Args...>(gate->op, keys, std::forward<Args>(args)...);
     }
-    if (gate->launches && launching.load(std::memory_order_relaxed)) {
-      Look call;
-      call.add(at::globalContext().deterministicAlgorithms());
-      call.add(static_cast<uint64_t>(c10::get_default_dtype_as_scalartype()));
-      (look_at<Args>(call, args), ...);
-      if (call.ok && call.tensors > 0 && !(kInPlace && call.overlaps())) {
-        const uint64_t hash = call.hash();
-        if (const Recipe* recipe = gate->recipes.find(call, hash)) {
-          Results made;
-          if (run(*recipe, call, gate->key, made)) {
-            return as_result(made, args...);
+    if constexpr (!kOfLists) {
+      if (gate->launches && launching.load(std::memory_order_relaxed)) {
+        Look call;
+        call.add(at::globalContext().deterministicAlgorithms());
+        call.add(static_cast<uint64_t>(c10::get_default_dtype_as_scalartype()));
+        (look_at<Args>(call, args), ...);
+        if (call.ok && call.tensors > 0 && !(kInPlace && call.overlaps())) {
+          const uint64_t hash = call.hash();
+          if (const Recipe* recipe = gate->recipes.find(call, hash)) {
+            Results made;
+            if (run(*recipe, call, gate->key, made)) {
+              return as_result(made, args...);
+            }
+          } else if (gate->recipes.is_due(hash)) {
+            return recorded(keys, call, hash, args...);
           }
-        } else if (gate->recipes.is_due(hash)) {
-          return recorded(keys, call, hash, args...);
         }
       }
     }
@@ -652,6 +657,12 @@ inline constexpr const char* kWord<std::optional<at::MemoryFormat>> = "MemoryFor
 template <>
 inline constexpr const char* kWord<const at::ITensorListRef&> = "Tensor[]";
 template <>
+inline constexpr const char* kWord<at::TensorList> = "Tensor[]";
+template <>
+inline constexpr const char* kWord<std::vector<at::Tensor>> = "Tensor[]";
+template <>
+inline constexpr const char* kWord<at::ArrayRef<at::Scalar>> = "Scalar[]";
+template <>
 inline constexpr const char* kWord<std::tuple<at::Tensor, at::Tensor>> = "Tensor Tensor";
 template <>
 inline constexpr const char* kWord<std::tuple<at::Tensor, at::Tensor, at::Tensor>> = "Tensor Tensor Tensor";
@@ -671,7 +682,8 @@ struct Row<Result(Args...)> {
   static std::string words() {
     std::string made;
     ((made += kWord<Args>, made += ' '), ...);
-    return made + "-> " + kWord<Result>;
+    made += "->";
+    return std::is_void_v<Result> ? made : made + ' ' + kWord<Result>;
   }
 
   static Made make(const std::shared_ptr<Gate>& gate) {
@@ -690,6 +702,9 @@ using T = at::Tensor;
 using In = const at::Tensor&;
 using Maybe = const std::optional<at::Tensor>&;
 using Number = const at::Scalar&;
+using Many = at::TensorList;
+using Numbers = at::ArrayRef<at::Scalar>;
+using Ts = std::vector<at::Tensor>;
 
 const std::unordered_map<std::string, Maker>& frequent() {
   static const auto made = makers<
@@ -709,7 +724,14 @@ const std::unordered_map<std::string, Maker>& frequent() {
       std::tuple<T, T>(In, double, std::optional<bool>),                              // native_dropout
       std::tuple<T, T, T>(In, c10::SymIntArrayRef, Maybe, Maybe, double),             // native_layer_norm
       std::tuple<T, T, T>(In, In, c10::SymIntArrayRef, In, In, Maybe, Maybe, std::array<bool, 3>),
-      std::tuple<T, T>(In, at::IntArrayRef, Maybe, std::optional<double>)             // _fused_rms_norm
+      std::tuple<T, T>(In, at::IntArrayRef, Maybe, std::optional<double>),            // _fused_rms_norm
+      // of lists: a stack of some hundred tensors costs tens of microseconds
+      Ts(Many), Ts(Many, Number), Ts(Many, Numbers), Ts(Many, In), Ts(Many, Many), Ts(Many, Many, Number),
+      Ts(Many, Many, Many, Number), Ts(Many, Many, Many, Numbers), Ts(Many, Number, std::optional<at::ScalarType>),
+      void(Many), void(Many, Number), void(Many, Numbers), void(Many, In), void(Many, Many), void(Many, Many, Number),
+      void(Many, In, Number), void(Many, Many, bool), void(Many, Many, Many), void(Many, Many, Many, Number),
+      void(Many, Many, Many, Numbers), void(Many, T&, In),
+      void(Many, Many, Many, Many, Many, Many, double, double, double, double, double, bool, bool, Maybe, Maybe)
       >();
   return made;
 }
@@ -717,8 +739,10 @@ const std::unordered_map<std::string, Maker>& frequent() {
 std::string words(const c10::FunctionSchema& schema) {
   std::string made;
   const auto add = [&made](const c10::Argument& one) {
-    made += one.real_type()->str();
-    made += one.alias_info() != nullptr && one.alias_info()->isWrite() ? "!" : "";
+    const auto type = one.real_type();
+    made += type->str();
+    const bool written = one.alias_info() != nullptr && one.alias_info()->isWrite();
+    made += written && type->kind() == c10::TypeKind::TensorType ? "!" : "";  // a list's C++ type is always the same
   };
   for (const auto& one : schema.arguments()) {
     add(one);
