@@ -26,15 +26,17 @@ from .lib.launch import Launcher
 from .lib.planes import (
     Planes,
     check_floats,
-    constants,
-    described,
+    index_dtype,
     lanes,
+    output_specs,
     per_axis,
-    place,
+    per_element,
     plane,
     plane_tiles,
-    sizes_of,
+    reach,
     spread,
+    unravel,
+    unravel_positions,
 )
 from .lib.products import BLOCK_K, tile
 from .lib.rows import OutputSpec, cores, wide_of
@@ -52,22 +54,6 @@ def source(at, tap, n_in, S: tl.constexpr, P: tl.constexpr, D: tl.constexpr, TRA
     else:
         there = at * S - P + tap * D
         return there, (there >= 0) & (there < n_in)
-
-
-@triton.jit
-def position(m, o_z, o_y, o_x, RANK: tl.constexpr):
-    """Batch, z, y and x of the m-th position."""
-    x = m % o_x
-    m = m // o_x
-    y = m * 0
-    z = m * 0
-    if RANK > 1:
-        y = m % o_y
-        m = m // o_y
-    if RANK > 2:
-        z = m % o_z
-        m = m // o_z
-    return m, z, y, x
 
 
 @triton.jit
@@ -93,7 +79,7 @@ def _conv(a_ptr, w_ptr, bias_ptr, y_ptr, n_m, n_out, n_red, o_z, o_y, o_x, i_z, 
     g = tl.program_id(1)
     m = i_m.to(INDEX) * BLOCK_M + tl.arange(0, BLOCK_M)
     m = m[:, None] if A_LAST else m[None, :]
-    b, z, y, x = position(m, o_z, o_y, o_x, RANK)
+    b, z, y, x = unravel_positions(m, o_z, o_y, o_x, RANK)
     o = i_n * BLOCK_N + tl.arange(0, BLOCK_N)
     o = o[None, :] if A_LAST else o[:, None]
     in_m = m < n_m
@@ -154,7 +140,7 @@ def _direct(a_ptr, w_ptr, bias_ptr, y_ptr, n, n_c, n_z, n_y, n_x, n_out, n_red, 
             WIDE: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
     """An element of the result per lane: for groups of few channels."""
     o, inside = lanes(n, INDEX, FULL, BLOCK)
-    b, c, z, y, x = place(o, n_c, n_z, n_y, n_x, RANK, LAST)
+    b, c, z, y, x = unravel(o, n_c, n_z, n_y, n_x, RANK, LAST)
     g = c // n_out
     w_base = w_ptr + g * w_group + (c % n_out) * w_out
     acc = tl.full([BLOCK], 0, WIDE)
@@ -198,7 +184,7 @@ def _conv_dw(p_ptr, q_ptr, part_ptr, n_m, n_row, n_col, n_w, span, o_z, o_y, o_x
     for m_0 in range(begin, tl.minimum(begin + span, n_m), BLOCK_K):
         m = m_0 + tl.arange(0, BLOCK_K)
         in_m = m < n_m
-        b, z, y, x = position(m, o_z, o_y, o_x, RANK)
+        b, z, y, x = unravel_positions(m, o_z, o_y, o_x, RANK)
         at = b * p_sn + z * p_sz + y * p_sy + x * p_sx
         # the dimension along which memory is contiguous is the last one, of positions or of channels
         if P_LAST:
@@ -236,7 +222,7 @@ def _direct_dw(p_ptr, q_ptr, part_ptr, n_m, n_row, n_col, n_w, span, o_z, o_y, o
     begin = share.to(INDEX) * span
     for m_0 in range(begin, tl.minimum(begin + span, n_m), BLOCK):
         m = m_0 + tl.arange(0, BLOCK)
-        b, z, y, x = position(m, o_z, o_y, o_x, RANK)
+        b, z, y, x = unravel_positions(m, o_z, o_y, o_x, RANK)
         r_z, in_z = source(z, t_z, i_z, SZ, PZ, DZ, False)
         r_y, in_y = source(y, t_y, i_y, SY, PY, DY, False)
         r_x, in_x = source(x, t_x, i_x, SX, PX, DX, False)
@@ -354,15 +340,12 @@ def _applied(
     }  # fmt: skip
     shared = {**to.constants, "TRANSPOSED": transposed, "WIDE": wide_of(a.dtype)}
     if to.groups > 1 and min(n_red, n_out) < FEW:
-        tiles = plane_tiles(last=y.last, dtype=a.dtype)
-        config = tiles.config(**shared | constants(y, tiles, to.rank, x))
-        return Launch(direct, (-(-y.count // tiles["BLOCK"]),), config, {**numbers, **sizes_of(y)}, names)
+        return per_element(direct, to.rank, a.dtype, y, {"a": x}, numbers, names, **shared)
     n_m = y.count // out.shape[1]
     tiles = conv_tiles(n_m=n_m, n_out=n_out, n_red=n_red, dtype=a.dtype)
-    large = max(x.reach, y.reach, n_m + tiles["BLOCK_M"]) >= 1 << 31
     config = tiles.config(
         **shared, A_LAST=x.strides[1] == 1 and x.last, W_LAST=numbers["w_red"] == 1, FLAT=n_red < 16,
-        INDEX=tl.int64 if large else tl.int32, PRECISION=precise,
+        INDEX=index_dtype(x.reach, y.reach, n_m + tiles["BLOCK_M"]), PRECISION=precise,
     )  # fmt: skip
     numbers |= {"n_m": n_m, **per_axis("o_", y.space), **y.numbers("y")}
     programs = -(-n_m // tiles["BLOCK_M"]) * -(-n_out // tiles["BLOCK_N"])
@@ -389,8 +372,7 @@ def _weight_gradient(
     shares = max(1, min(4 * cores(dy.device) // torch.Size(work).numel(), n_m // (8 * piece), SHARES))
     span = -(-n_m // shares // piece) * piece
     shares = -(-n_m // span)
-    large = max(p.reach, q.reach, n_m + span, shares * n_w) >= 1 << 31
-    constant = {**shared, "INDEX": tl.int64 if large else tl.int32}
+    constant = {**shared, "INDEX": index_dtype(p.reach, q.reach, n_m + span, shares * n_w)}
     if not few:
         constant |= {"P_LAST": p.last and p.strides[1] == 1, "PRECISION": precise}
     numbers = {
@@ -431,7 +413,7 @@ def convolution(
     if input.dim() != weight.dim() or (bias is not None and bias.dim() != 1):
         raise NotSupported("a tensor without a batch")
     arguments = (bias, stride, padding, dilation, transposed, output_padding, groups)
-    (found,) = described(torch.ops.aten.convolution, input, weight, *arguments)
+    (found,) = output_specs(torch.ops.aten.convolution, input, weight, *arguments)
     _check_channels(to, input.shape[1], weight, bias)
     made = _laid(found.shape, input.dtype, _format(to.rank, input, weight))
     if 0 in made.shape:
@@ -471,7 +453,7 @@ def convolution_backward(
     if not (input.dim() == weight.dim() == grad_output.dim()):
         raise NotSupported("a tensor without a batch")
     arguments = (None, stride, padding, dilation, transposed, output_padding, groups)
-    (found,) = described(torch.ops.aten.convolution, input, weight, *arguments)
+    (found,) = output_specs(torch.ops.aten.convolution, input, weight, *arguments)
     _check_channels(to, input.shape[1], weight)
     if found.shape != grad_output.shape:
         raise NotSupported(f"grad_output has shape {tuple(grad_output.shape)}; expected {found.shape}")
@@ -505,8 +487,7 @@ def _im2col(x_ptr, y_ptr, n, n_c, n_l, o_x, i_y, i_x, x_sn, x_sc, x_sy, x_sx,
             PX: tl.constexpr, DY: tl.constexpr, DX: tl.constexpr, INDEX: tl.constexpr,
             BLOCK: tl.constexpr):  # fmt: skip
     """[batch, channel, tap, window]: the input under each tap of each window."""
-    o = tl.program_id(0).to(INDEX) * BLOCK + tl.arange(0, BLOCK)
-    inside = o < n
+    o, inside = lanes(n, INDEX, False, BLOCK)
     at = o // n_l
     t = at % (KY * KX)
     at = at // (KY * KX)
@@ -522,9 +503,8 @@ def _col2im(x_ptr, y_ptr, n, n_c, n_y, n_x, o_y, o_x, x_sn, x_sr, x_sl,
             PX: tl.constexpr, DY: tl.constexpr, DX: tl.constexpr, INDEX: tl.constexpr, WIDE: tl.constexpr,
             BLOCK: tl.constexpr):  # fmt: skip
     """For each pixel, the sum over the windows that hold it: the columns are [batch, channel and tap, window]."""
-    o = tl.program_id(0).to(INDEX) * BLOCK + tl.arange(0, BLOCK)
-    inside = o < n
-    b, c, _, y, x = place(o, n_c, 1, n_y, n_x, 2, False)
+    o, inside = lanes(n, INDEX, False, BLOCK)
+    b, c, _, y, x = unravel(o, n_c, 1, n_y, n_x, 2, False)
     acc = tl.full([BLOCK], 0, WIDE)
     for t_y in range(KY):
         w_y, in_y = source(y, t_y, o_y, SY, PY, DY, True)
@@ -548,22 +528,25 @@ def _windows(
     return {name: value for name, value in found.items() if name[1] != "Z"}
 
 
+def _count(n: int, at: dict[str, Any], axis: str) -> int:
+    """The number of windows along a dimension of n elements."""
+    return (n + 2 * at[f"P{axis}"] - at[f"D{axis}"] * (at[f"K{axis}"] - 1) - 1) // at[f"S{axis}"] + 1
+
+
 @planned(spec.ops["im2col"])
 def im2col(self: Tensor, kernel_size: list[int], dilation: list[int], padding: list[int], stride: list[int]) -> Plan:
     _check(self)
-    (made,) = described(torch.ops.aten.im2col, self, kernel_size, dilation, padding, stride)
+    (made,) = output_specs(torch.ops.aten.im2col, self, kernel_size, dilation, padding, stride)
     made = OutputSpec.of(made.shape, self.dtype)
     x, at = Planes.of(self, 2), _windows(kernel_size, stride, padding, dilation)
-    _, _, _, i_y, i_x = x.sizes
-    count = torch.Size(made.shape).numel()
-    o_x = (i_x + 2 * at["PX"] - at["DX"] * (at["KX"] - 1) - 1) // at["SX"] + 1
-    tiles = plane_tiles(last=False, dtype=self.dtype)
-    large = max(count + tiles["BLOCK"], x.reach) >= 1 << 31
+    _, n_c, _, i_y, i_x = x.sizes
+    n, tiles = torch.Size(made.shape).numel(), plane_tiles(last=False, dtype=self.dtype)
     numbers = {
-        "n": count, "n_c": x.sizes[1], "n_l": made.shape[-1], "o_x": o_x, "i_y": i_y, "i_x": i_x, **x.numbers("x"),
+        "n": n, "n_c": n_c, "n_l": made.shape[-1], "o_x": _count(i_x, at, "X"), "i_y": i_y, "i_x": i_x,
+        **x.numbers("x"),
     }  # fmt: skip
-    config = tiles.config(INDEX=tl.int64 if large else tl.int32, **at)
-    return Plan({"y": made}, [Launch(unfold, (-(-count // tiles["BLOCK"]),), config, numbers, {"x": "self"})])
+    config = tiles.config(INDEX=index_dtype(n + tiles["BLOCK"], x.reach), **at)
+    return Plan({"y": made}, [Launch(unfold, (-(-n // tiles["BLOCK"]),), config, numbers, {"x": "self"})])
 
 
 @planned(spec.ops["col2im"])
@@ -576,22 +559,16 @@ def col2im(
     stride: list[int],
 ) -> Plan:
     _check(self)
-    (made,) = described(torch.ops.aten.col2im, self, output_size, kernel_size, dilation, padding, stride)
+    (made,) = output_specs(torch.ops.aten.col2im, self, output_size, kernel_size, dilation, padding, stride)
     made = OutputSpec.of(made.shape, self.dtype)
     out, at = Planes.of(made, 2), _windows(kernel_size, stride, padding, dilation)
-    windows = lambda n, a: (n + 2 * at[f"P{a}"] - at[f"D{a}"] * (at[f"K{a}"] - 1) - 1) // at[f"S{a}"] + 1
     _, n_c, _, n_y, n_x = out.sizes
     tiles = plane_tiles(last=False, dtype=self.dtype)
     stride_n, stride_r, stride_l = self.stride() if self.dim() == 3 else (0, *self.stride())
-    large = (
-        max(
-            out.count + tiles["BLOCK"], self.numel() and 1 + sum((k - 1) * s for k, s in zip(self.shape, self.stride()))
-        )
-        >= 1 << 31
-    )
     numbers = {
-        "n": out.count, "n_c": n_c, "n_y": n_y, "n_x": n_x, "o_y": windows(n_y, "Y"), "o_x": windows(n_x, "X"),
+        "n": out.count, "n_c": n_c, "n_y": n_y, "n_x": n_x, "o_y": _count(n_y, at, "Y"), "o_x": _count(n_x, at, "X"),
         "x_sn": stride_n, "x_sr": stride_r, "x_sl": stride_l,
     }  # fmt: skip
-    config = tiles.config(INDEX=tl.int64 if large else tl.int32, WIDE=wide_of(self.dtype), **at)
+    index = index_dtype(out.count + tiles["BLOCK"], reach(self.shape, self.stride()))
+    config = tiles.config(INDEX=index, WIDE=wide_of(self.dtype), **at)
     return Plan({"y": made}, [Launch(fold, (-(-out.count // tiles["BLOCK"]),), config, numbers, {"x": "self"})])

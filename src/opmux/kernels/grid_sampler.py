@@ -18,7 +18,20 @@ from ..specs import grid_sampler as spec
 from .lib.harness import Launch, Plan, Zeros, planned
 from .lib.launch import Launcher
 from .lib.maths import libdevice
-from .lib.planes import Planes, check_floats, constants, lanes, per_axis, place, plane, plane_tiles, sizes_of
+from .lib.planes import (
+    Planes,
+    check_floats,
+    index_dtype,
+    lanes,
+    per_axis,
+    per_element,
+    plane,
+    plane_tiles,
+    reach,
+    sizes_of,
+    unravel,
+    unravel_positions,
+)
 from .lib.rows import OutputSpec, wide_of
 
 
@@ -76,7 +89,7 @@ def _sample(x_ptr, grid_ptr, y_ptr, n, n_c, n_z, n_y, n_x, i_z, i_y, i_x, x_sn, 
             RANK: tl.constexpr, LAST: tl.constexpr, TIGHT: tl.constexpr, INDEX: tl.constexpr, FULL: tl.constexpr,
             WIDE: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
     o, inside = lanes(n, INDEX, FULL, BLOCK)
-    b, c, z, y, x = place(o, n_c, n_z, n_y, n_x, RANK, LAST)
+    b, c, z, y, x = unravel(o, n_c, n_z, n_y, n_x, RANK, LAST)
     at = grid_ptr + b * g_sn + z * g_sz + y * g_sy + x * g_sx
     u_x, _s_x = coordinate(tl.load(at, mask=inside, other=0.0).to(WIDE), i_x, PADDING, ALIGN)
     u_y, _s_y = coordinate(tl.load(at + g_sk, mask=inside, other=0.0).to(WIDE), i_y, PADDING, ALIGN)
@@ -107,9 +120,8 @@ def _sample_bwd(dy_ptr, x_ptr, grid_ptr, dx_ptr, dgrid_ptr, n, n_c, n_z, n_y, n_
                 g_sn, g_sz, g_sy, g_sx, g_sk, NEAREST: tl.constexpr, PADDING: tl.constexpr, ALIGN: tl.constexpr,
                 RANK: tl.constexpr, INDEX: tl.constexpr, WIDE: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
     """A position of the grid per lane, over all channels."""
-    o = tl.program_id(0).to(INDEX) * BLOCK + tl.arange(0, BLOCK)
-    inside = o < n
-    b, _, z, y, x = place(o, 1, n_z, n_y, n_x, RANK, False)
+    o, inside = lanes(n, INDEX, False, BLOCK)
+    b, z, y, x = unravel_positions(o, n_z, n_y, n_x, RANK)
     at = grid_ptr + b * g_sn + z * g_sz + y * g_sy + x * g_sx
     u_x, s_x = coordinate(tl.load(at, mask=inside, other=0.0).to(WIDE), i_x, PADDING, ALIGN)
     u_y, s_y = coordinate(tl.load(at + g_sk, mask=inside, other=0.0).to(WIDE), i_y, PADDING, ALIGN)
@@ -169,24 +181,18 @@ def _check(rank: int, x: Tensor, grid: Tensor, mode: int, padding: int) -> tuple
     return Planes.of(x, rank), {"g_sn": grid.stride(0), **per_axis("g_s", strides), "g_sk": grid.stride(-1)}
 
 
-def _reach(t: Tensor) -> int:
-    return 1 + sum((n - 1) * s for n, s in zip(t.shape, t.stride(), strict=True))
-
-
 def _forward(rank: int) -> Callable[..., Plan]:
     def plan(input: Tensor, grid: Tensor, interpolation_mode: int, padding_mode: int, align_corners: bool) -> Plan:
         x, strides = _check(rank, input, grid, interpolation_mode, padding_mode)
         made = OutputSpec.of((*input.shape[:2], *grid.shape[1:-1]), input.dtype)
-        out, tiles = Planes.of(made, rank), plane_tiles(last=False, dtype=input.dtype)
-        config = tiles.config(
-            NEAREST=interpolation_mode == spec.NEAREST, PADDING=padding_mode, ALIGN=align_corners,
-            WIDE=wide_of(input.dtype), **constants(out, tiles, rank, x),
-        )  # fmt: skip
-        if _reach(grid) >= 1 << 31:
+        if reach(grid.shape, grid.stride()) >= 1 << 31:
             raise NotSupported("a grid of more than 2^31 elements")
-        numbers = {**sizes_of(out), **per_axis("i_", x.space), **x.numbers("x"), **strides}
-        grid_size = (-(-out.count // tiles["BLOCK"]),)
-        return Plan({"y": made}, [Launch(sample, grid_size, config, numbers, {"x": "input"})])
+        launch = per_element(
+            sample, rank, input.dtype, Planes.of(made, rank), {"x": x}, per_axis("i_", x.space) | strides,
+            {"x": "input"}, NEAREST=interpolation_mode == spec.NEAREST, PADDING=padding_mode, ALIGN=align_corners,
+            WIDE=wide_of(input.dtype),
+        )  # fmt: skip
+        return Plan({"y": made}, [launch])
 
     return plan
 
@@ -213,10 +219,10 @@ def _backward(rank: int) -> Callable[..., Plan]:
         dy, tiles = Planes.of(grad_output, rank), plane_tiles(last=False, dtype=input.dtype)
         dinput = OutputSpec.of(input.shape, input.dtype)
         count = grid.numel() // rank
-        large = max(x.reach, dy.reach, _reach(grid), input.numel(), grid.numel() + tiles["BLOCK"] * rank) >= 1 << 31
+        ends = (x.reach, dy.reach, reach(grid.shape, grid.stride()), input.numel())
         config = tiles.config(
             NEAREST=interpolation_mode == spec.NEAREST, PADDING=padding_mode, ALIGN=align_corners, RANK=rank,
-            WIDE=wide_of(input.dtype), INDEX=tl.int64 if large else tl.int32,
+            WIDE=wide_of(input.dtype), INDEX=index_dtype(*ends, grid.numel() + tiles["BLOCK"] * rank),
         )  # fmt: skip
         numbers = {
             **sizes_of(dy), "n": count, **per_axis("i_", x.space), **dy.numbers("dy"), **x.numbers("x"),

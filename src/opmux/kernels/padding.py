@@ -14,20 +14,9 @@ from torch import Tensor
 
 from ..core.errors import NotSupported
 from ..specs import padding as spec
-from .lib.harness import Launch, Plan, planned
+from .lib.harness import Plan, planned
 from .lib.launch import Launcher
-from .lib.planes import (
-    Planes,
-    check_floats,
-    constants,
-    described,
-    lanes,
-    per_axis,
-    place,
-    plane,
-    plane_tiles,
-    sizes_of,
-)
+from .lib.planes import Planes, check_floats, lanes, output_specs, per_axis, per_element, plane, unravel
 from .lib.rows import OutputSpec, wide_of
 
 
@@ -70,7 +59,7 @@ def _pad(x_ptr, y_ptr, n, n_c, n_z, n_y, n_x, i_z, i_y, i_x, x_sn, x_sc, x_sz, x
          REFLECT: tl.constexpr, RANK: tl.constexpr, LAST: tl.constexpr, TIGHT: tl.constexpr, INDEX: tl.constexpr,
          FULL: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
     o, inside = lanes(n, INDEX, FULL, BLOCK)
-    b, c, z, y, x = place(o, n_c, n_z, n_y, n_x, RANK, LAST)
+    b, c, z, y, x = unravel(o, n_c, n_z, n_y, n_x, RANK, LAST)
     at = plane(b, c, x_sn, x_sc, TIGHT) + source(x, p_x, i_x, REFLECT) * x_sx
     if RANK > 1:
         at += source(y, p_y, i_y, REFLECT) * x_sy
@@ -83,7 +72,7 @@ def _pad_bwd(dy_ptr, dx_ptr, n, n_c, n_z, n_y, n_x, o_z, o_y, o_x, dy_sn, dy_sc,
              REFLECT: tl.constexpr, RANK: tl.constexpr, LAST: tl.constexpr, TIGHT: tl.constexpr,
              INDEX: tl.constexpr, FULL: tl.constexpr, WIDE: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
     o, inside = lanes(n, INDEX, FULL, BLOCK)
-    b, c, z, y, x = place(o, n_c, n_z, n_y, n_x, RANK, LAST)
+    b, c, z, y, x = unravel(o, n_c, n_z, n_y, n_x, RANK, LAST)
     base = plane(b, c, dy_sn, dy_sc, TIGHT)
     acc = tl.full([BLOCK], 0, WIDE)
     for k_z in range(copies(z, p_z, n_z, o_z, REFLECT) if RANK > 2 else 1):
@@ -116,15 +105,14 @@ def _forward(name: str, rank: int) -> Callable[..., Plan]:
 
     def plan(self: Tensor, padding: list[int]) -> Plan:
         check_floats(self)
-        (made,) = described(torchs, self, padding)
+        (made,) = output_specs(torchs, self, padding)
         x, out = Planes.of(self, rank), Planes.of(made, rank)
         _check_format(x)
         if not out.count:
             return Plan({"y": made})
-        tiles = plane_tiles(last=out.last, dtype=self.dtype)
-        config = tiles.config(REFLECT="reflection" in name, **constants(out, tiles, rank, x))
-        numbers = {**sizes_of(out), **per_axis("i_", x.space), **x.numbers("x"), **_before(padding, rank)}
-        return Plan({"y": made}, [Launch(pad, (-(-out.count // tiles["BLOCK"]),), config, numbers, {"x": "self"})])
+        numbers, reflect = per_axis("i_", x.space) | _before(padding, rank), "reflection" in name
+        launch = per_element(pad, rank, self.dtype, out, {"x": x}, numbers, {"x": "self"}, REFLECT=reflect)
+        return Plan({"y": made}, [launch])
 
     return plan
 
@@ -134,20 +122,18 @@ def _backward(name: str, rank: int) -> Callable[..., Plan]:
 
     def plan(grad_output: Tensor, self: Tensor, padding: list[int]) -> Plan:
         check_floats(grad_output, self)
-        described(torchs, grad_output, self, padding)
+        output_specs(torchs, grad_output, self, padding)
         x, dy = Planes.of(self, rank), Planes.of(grad_output, rank)
         _check_format(x)
         made = OutputSpec.of(self.shape, self.dtype)
         if not x.count:
             return Plan({"dx": made})
-        out = Planes.of(made, rank)
-        tiles = plane_tiles(last=False, dtype=self.dtype)
-        config = tiles.config(
-            REFLECT="reflection" in name, WIDE=wide_of(self.dtype), **constants(out, tiles, rank, dy)
+        numbers, reflect = per_axis("o_", dy.space) | _before(padding, rank), "reflection" in name
+        launch = per_element(
+            pad_bwd, rank, self.dtype, Planes.of(made, rank), {"dy": dy}, numbers, {"dy": "grad_output"},
+            REFLECT=reflect, WIDE=wide_of(self.dtype),
         )  # fmt: skip
-        numbers = {**sizes_of(out), **per_axis("o_", dy.space), **dy.numbers("dy"), **_before(padding, rank)}
-        names = {"dy": "grad_output"}
-        return Plan({"dx": made}, [Launch(pad_bwd, (-(-out.count // tiles["BLOCK"]),), config, numbers, names)])
+        return Plan({"dx": made}, [launch])
 
     return plan
 

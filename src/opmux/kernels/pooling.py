@@ -6,7 +6,7 @@ gradients need no atomics and do not depend on the order of programs. Windows of
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -16,21 +16,21 @@ from torch import Tensor
 
 from ..core.errors import NotSupported
 from ..specs import pooling as spec
-from .lib.harness import Launch, Plan, Zeros, planned
+from .lib.harness import Launch, Plan, Zeros, planned, planned_by
 from .lib.launch import Launcher
 from .lib.maths import div
 from .lib.planes import (
     Planes,
     check_floats,
-    constants,
-    described,
+    index_dtype,
     lanes,
+    output_specs,
     per_axis,
-    place,
+    per_element,
     plane,
     plane_tiles,
-    sizes_of,
     spread,
+    unravel,
 )
 from .lib.rows import OutputSpec, wide_of
 
@@ -98,7 +98,7 @@ def _pool(x_ptr, y_ptr, index_ptr, sample_ptr, n, n_c, n_z, n_y, n_x, i_z, i_y, 
           WIDE: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
     """The average or the maximum of each window; K: the longest window along a dimension."""
     o, inside = lanes(n, INDEX, FULL, BLOCK)
-    b, c, z, y, x = place(o, n_c, n_z, n_y, n_x, RANK, LAST)
+    b, c, z, y, x = unravel(o, n_c, n_z, n_y, n_x, RANK, LAST)
     u_y = tl.full([BLOCK], 0, WIDE)
     u_x = tl.full([BLOCK], 0, WIDE)
     if WINDOW == "fractional":  # samples are [n, c, (x, y)]
@@ -162,7 +162,7 @@ def _pool_bwd(dy_ptr, index_ptr, dx_ptr, n, n_c, n_z, n_y, n_x, o_z, o_y, o_x,
               WIDE: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
     """The gradient of each input element: the sum over the windows that hold it, at most W along a dimension."""
     o, inside = lanes(n, INDEX, FULL, BLOCK)
-    b, c, z, y, x = place(o, n_c, n_z, n_y, n_x, RANK, LAST)
+    b, c, z, y, x = unravel(o, n_c, n_z, n_y, n_x, RANK, LAST)
     own = (z * n_y + y) * n_x + x
     f_z, l_z = windows(z, n_z, o_z, WINDOW, KZ, SZ, PZ, DZ)
     f_y, l_y = windows(y, n_y, o_y, WINDOW, KY, SY, PY, DY)
@@ -200,8 +200,7 @@ def _pool_bwd(dy_ptr, index_ptr, dx_ptr, n, n_c, n_z, n_y, n_x, o_z, o_y, o_x,
 
 def _unpool(x_ptr, index_ptr, y_ptr, n, per_in, per_out, INDEX: tl.constexpr, BLOCK: tl.constexpr):
     """Write each element to its index in a plane of zeros."""
-    o = tl.program_id(0).to(INDEX) * BLOCK + tl.arange(0, BLOCK)
-    inside = o < n
+    o, inside = lanes(n, INDEX, False, BLOCK)
     at = tl.load(index_ptr + o, mask=inside, other=-1)
     v = tl.load(x_ptr + o, mask=inside)
     tl.store(y_ptr + (o // per_in) * per_out + at, v, mask=inside & (at >= 0) & (at < per_out))
@@ -216,254 +215,94 @@ unpool = Launcher(_unpool, sizes="n")
 # ---- plans ----------------------------------------------------------------------------------------------------------
 
 
-def _forward(
-    kind: str,
-    rank: int,
-    x: Tensor,
-    made: Sequence[OutputSpec],
-    shape: dict[str, Any],
-    *,
-    maximum: bool,
-    count_pad: bool = False,
-    divisor: int = 0,
-) -> Plan:
+def _kind(name: str) -> tuple[str, int]:
+    """How an op places its windows, and the number of spatial dimensions, from its name."""
+    kind = next((k for k in ("adaptive", "fractional") if k in name), "strided")
+    return kind, next(rank for rank in (2, 3) if f"{rank}d" in name)
+
+
+def _windows(
+    name: str, n_in: Sequence[int], n_out: Sequence[int], given: dict[str, Any]
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Constants of the windows: K, S, P, D (kernel, stride, padding, dilation); W, the most that hold an element."""
+    kind, rank = _kind(name)
+    if kind == "strided":
+        kernel, padding = spread(given["kernel_size"], rank, 1), spread(given["padding"], rank, 0)
+        stride = spread(given["stride"], rank, 1) if given["stride"] else kernel
+        dilation = spread(given.get("dilation", 1), rank, 1)
+        held = [(k - 1) * d // s + 1 for k, s, d in zip(kernel, stride, dilation)]
+    else:
+        stride, padding, dilation = (1, 1, 1), (0, 0, 0), (1, 1, 1)
+        most = lambda n, m: max(-(-(o + 1) * n // m) - o * n // m for o in range(m)) if m else 1
+        kernel, held = [*map(most, n_in, n_out)], [*map(most, n_out, n_in)]
+    if kind == "fractional":
+        kernel = spread(given["kernel_size"], 2, 1)
+        # with those that rounding may add
+        held = [min(o, (k + 2) * (o - 1) // max(n - k, 1) + 6) for k, n, o in zip(kernel, n_in, n_out)]
+    sizes = {**per_axis("K", kernel), **per_axis("S", stride), **per_axis("P", padding), **per_axis("D", dilation)}
+    return sizes, per_axis("W", held)
+
+
+def _counted(given: dict[str, Any]) -> tuple[bool, int]:
+    """Whether an average counts the padding, and what it divides by; 0: by the elements of each window."""
+    return given.get("count_include_pad", False), given.get("divisor_override") or 0
+
+
+def _forward(name: str, self: Tensor, random_samples: Tensor | None = None, **given: Any) -> Plan:
+    kind, rank = _kind(name)
+    check_floats(self, random_samples)
+    samples = () if random_samples is None else (random_samples,)
+    made = output_specs(getattr(torch.ops.aten, name), self, *given.values(), *samples)
+    if random_samples is not None and random_samples.numel() != 2 * self.shape[:-2].numel():
+        raise NotSupported("more random samples than planes")
     outputs = dict(zip(("y", "indices"), made))
-    source, out = Planes.of(x, rank), Planes.of(made[0], rank)
+    x, out = Planes.of(self, rank), Planes.of(made[0], rank)
+    windows, _ = _windows(name, x.space, out.space, given)
     if not out.count:
         return Plan(outputs)
-    if any(o.stride != made[0].stride for o in made) or not source.count:
+    if any(o.stride != made[0].stride for o in made) or not x.count:
         raise NotSupported("an empty input, or results in different layouts")
-    tiles = plane_tiles(last=out.last, dtype=x.dtype)
-    config = tiles.config(
-        MAX=maximum, WINDOW=kind, COUNT_PAD=count_pad, WIDE=wide_of(x.dtype), **shape,
-        **constants(out, tiles, rank, source),
-    )  # fmt: skip
-    numbers = {**sizes_of(out), **per_axis("i_", source.space), **source.numbers("x"), "divisor": divisor}
+    count_pad, divisor = _counted(given)
+    numbers = {**per_axis("i_", x.space), "divisor": divisor}
     names = {
         "x": "self",
-        "index": "indices" if maximum else None,
-        "sample": "random_samples" if kind == "fractional" else None,
+        "index": "indices" if "indices" in outputs else None,
+        "sample": None if random_samples is None else "random_samples",
     }
-    launch = Launch(pool, (-(-out.count // tiles["BLOCK"]),), config, numbers, names)
-    return Plan(outputs, [launch], ["random_samples"] if kind == "fractional" else [])
+    launch = per_element(
+        pool, rank, self.dtype, out, {"x": x}, numbers, names,
+        MAX="indices" in outputs, WINDOW=kind, COUNT_PAD=count_pad, WIDE=wide_of(self.dtype), **windows,
+    )  # fmt: skip
+    return Plan(outputs, [launch], [] if random_samples is None else ["random_samples"])
 
 
-def _backward(
-    kind: str,
-    rank: int,
-    dy: Tensor,
-    indices: Tensor | None,
-    made: OutputSpec,
-    shape: dict[str, Any],
-    *,
-    count_pad: bool = False,
-    divisor: int = 0,
-) -> Plan:
-    source, out = Planes.of(dy, rank), Planes.of(made, rank)
+def _backward(name: str, grad_output: Tensor, self: Tensor, indices: Tensor | None = None, **given: Any) -> Plan:
+    kind, rank = _kind(name)
+    check_floats(grad_output, self)
+    if indices is not None:
+        _check_indices(indices, grad_output)
+    more = () if indices is None else (indices,)
+    (made,) = output_specs(getattr(torch.ops.aten, name), grad_output, self, *given.values(), *more)
+    dy, out = Planes.of(grad_output, rank), Planes.of(made, rank)
+    windows, held = _windows(name, Planes.of(self, rank).space, dy.space, given)
     if not out.count:
         return Plan({"dx": made})
-    if not source.count:
+    if not dy.count:
         raise NotSupported("an empty gradient")
-    at = source if indices is None else Planes.of(indices, rank)
-    tiles = plane_tiles(last=out.last, dtype=dy.dtype)
-    config = tiles.config(
-        MAX=indices is not None, WINDOW=kind, COUNT_PAD=count_pad, WIDE=wide_of(dy.dtype), **shape,
-        **constants(out, tiles, rank, source, at),
-    )  # fmt: skip
-    numbers = {
-        **sizes_of(out), **per_axis("o_", source.space), **source.numbers("dy"), **at.numbers("index"),
-        "divisor": divisor,
-    }  # fmt: skip
+    count_pad, divisor = _counted(given)
+    inputs = {"dy": dy, "index": dy if indices is None else Planes.of(indices, rank)}
+    numbers = {**per_axis("o_", dy.space), "divisor": divisor}
     names = {"dy": "grad_output", "index": None if indices is None else "indices"}
-    return Plan({"dx": made}, [Launch(pool_bwd, (-(-out.count // tiles["BLOCK"]),), config, numbers, names)])
-
-
-def _strided(
-    rank: int, kernel: Sequence[int], stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int] = (1,)
-) -> dict[str, Any]:
-    """The constants of windows at even distances."""
-    k, p, d = spread(kernel, rank, 1), spread(padding, rank, 0), spread(dilation, rank, 1)
-    s = spread(stride, rank, 1) if stride else k
-    return {**per_axis("K", k), **per_axis("S", s), **per_axis("P", p), **per_axis("D", d)}
-
-
-def _holding(shape: dict[str, Any]) -> dict[str, Any]:
-    """... and how many windows hold an element, at most."""
-    return shape | {f"W{a}": (shape[f"K{a}"] - 1) * shape[f"D{a}"] // shape[f"S{a}"] + 1 for a in "ZYX"}
-
-
-def _adaptive(sizes: Sequence[int], outputs: Sequence[int]) -> dict[str, Any]:
-    """The constants of windows that divide each dimension evenly; K: the longest, W: the most that hold an index."""
-    most = lambda n, m: max(-(-(o + 1) * n // m) - o * n // m for o in range(m)) if m else 1
-    none = {**per_axis("S", (1, 1, 1)), **per_axis("P", (0, 0, 0)), **per_axis("D", (1, 1, 1))}
-    return per_axis("K", map(most, sizes, outputs)) | none | per_axis("W", map(most, outputs, sizes))
-
-
-# ---- ops ------------------------------------------------------------------------------------------------------------
-
-
-def _rank(name: str) -> int:
-    """The number of spatial dimensions, from the op's name."""
-    return next(i for i in (1, 2, 3) if f"{i}d" in name)
-
-
-def avg_pool(name: str) -> Callable[..., Plan]:
-    torchs, rank = getattr(torch.ops.aten, name), _rank(name)
-
-    def plan(
-        self: Tensor,
-        kernel_size: list[int],
-        stride: list[int],
-        padding: list[int],
-        ceil_mode: bool,
-        count_include_pad: bool,
-        divisor_override: int | None,
-    ) -> Plan:
-        check_floats(self)
-        made = described(torchs, self, kernel_size, stride, padding, ceil_mode, count_include_pad, divisor_override)
-        shape, divisor = _strided(rank, kernel_size, stride, padding), divisor_override or 0
-        return _forward("strided", rank, self, made, shape, maximum=False, count_pad=count_include_pad, divisor=divisor)
-
-    return plan
-
-
-def avg_pool_backward(name: str) -> Callable[..., Plan]:
-    torchs, rank = getattr(torch.ops.aten, name), _rank(name)
-
-    def plan(
-        grad_output: Tensor,
-        self: Tensor,
-        kernel_size: list[int],
-        stride: list[int],
-        padding: list[int],
-        ceil_mode: bool,
-        count_include_pad: bool,
-        divisor_override: int | None,
-    ) -> Plan:
-        check_floats(grad_output, self)
-        sizes = (kernel_size, stride, padding, ceil_mode, count_include_pad, divisor_override)
-        (made,) = described(torchs, grad_output, self, *sizes)
-        shape, divisor = _holding(_strided(rank, kernel_size, stride, padding)), divisor_override or 0
-        return _backward("strided", rank, grad_output, None, made, shape, count_pad=count_include_pad, divisor=divisor)
-
-    return plan
-
-
-def max_pool(name: str) -> Callable[..., Plan]:
-    torchs, rank = getattr(torch.ops.aten, name), _rank(name)
-
-    def plan(
-        self: Tensor,
-        kernel_size: list[int],
-        stride: list[int],
-        padding: list[int],
-        dilation: list[int],
-        ceil_mode: bool,
-    ) -> Plan:
-        check_floats(self)
-        made = described(torchs, self, kernel_size, stride, padding, dilation, ceil_mode)
-        shape = _strided(rank, kernel_size, stride, padding, dilation)
-        return _forward("strided", rank, self, made, shape, maximum=True)
-
-    return plan
-
-
-def max_pool_backward(name: str) -> Callable[..., Plan]:
-    torchs, rank = getattr(torch.ops.aten, name), _rank(name)
-
-    def plan(
-        grad_output: Tensor,
-        self: Tensor,
-        kernel_size: list[int],
-        stride: list[int],
-        padding: list[int],
-        dilation: list[int],
-        ceil_mode: bool,
-        indices: Tensor,
-    ) -> Plan:
-        check_floats(grad_output, self)
-        _check_indices(indices, grad_output)
-        sizes = (kernel_size, stride, padding, dilation, ceil_mode)
-        (made,) = described(torchs, grad_output, self, *sizes, indices)
-        shape = _holding(_strided(rank, kernel_size, stride, padding, dilation))
-        return _backward("strided", rank, grad_output, indices, made, shape)
-
-    return plan
+    launch = per_element(
+        pool_bwd, rank, grad_output.dtype, out, inputs, numbers, names,
+        MAX=indices is not None, WINDOW=kind, COUNT_PAD=count_pad, WIDE=wide_of(self.dtype), **windows, **held,
+    )  # fmt: skip
+    return Plan({"dx": made}, [launch])
 
 
 def _check_indices(indices: Tensor, like: Tensor) -> None:
     if indices.dtype is not torch.int64 or indices.shape != like.shape:
         raise NotSupported(f"indices {indices.dtype} {tuple(indices.shape)}")
-
-
-def adaptive_pool(name: str) -> Callable[..., Plan]:
-    torchs, rank = getattr(torch.ops.aten, name), _rank(name)
-
-    def plan(self: Tensor, output_size: list[int]) -> Plan:
-        check_floats(self)
-        made = described(torchs, self, output_size)
-        shape = _adaptive(Planes.of(self, rank).space, Planes.of(made[0], rank).space)
-        return _forward("adaptive", rank, self, made, _without_holding(shape), maximum="max" in name)
-
-    return plan
-
-
-def _without_holding(shape: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in shape.items() if name[0] != "W"}
-
-
-def adaptive_avg_pool_backward(name: str) -> Callable[..., Plan]:
-    torchs, rank = getattr(torch.ops.aten, name), _rank(name)
-
-    def plan(grad_output: Tensor, self: Tensor) -> Plan:
-        check_floats(grad_output, self)
-        (made,) = described(torchs, grad_output, self)
-        shape = _adaptive(Planes.of(self, rank).space, Planes.of(grad_output, rank).space)
-        return _backward("adaptive", rank, grad_output, None, made, shape)
-
-    return plan
-
-
-def adaptive_max_pool_backward(name: str) -> Callable[..., Plan]:
-    torchs, rank = getattr(torch.ops.aten, name), _rank(name)
-
-    def plan(grad_output: Tensor, self: Tensor, indices: Tensor) -> Plan:
-        check_floats(grad_output, self)
-        _check_indices(indices, grad_output)
-        (made,) = described(torchs, grad_output, self, indices)
-        shape = _adaptive(Planes.of(self, rank).space, Planes.of(grad_output, rank).space)
-        return _backward("adaptive", rank, grad_output, indices, made, shape)
-
-    return plan
-
-
-def _fractional(kernel: Sequence[int], sizes: Sequence[int], outputs: Sequence[int]) -> dict[str, Any]:
-    k = spread(kernel, 2, 1)
-    # windows that may hold an index, with those that rounding may add
-    held = [min(o, (n_k + 2) * (o - 1) // max(n - n_k, 1) + 6) for n_k, n, o in zip(k, sizes, outputs)]
-    return _adaptive(sizes, outputs) | per_axis("K", k) | per_axis("W", held)
-
-
-@planned(spec.ops["fractional_max_pool2d"])
-def fractional_max_pool2d(self: Tensor, kernel_size: list[int], output_size: list[int], random_samples: Tensor) -> Plan:
-    check_floats(self, random_samples)
-    made = described(torch.ops.aten.fractional_max_pool2d, self, kernel_size, output_size, random_samples)
-    if random_samples.numel() != 2 * self.shape[:-2].numel():
-        raise NotSupported("more random samples than planes")
-    shape = _fractional(kernel_size, Planes.of(self, 2).space, Planes.of(made[0], 2).space)
-    return _forward("fractional", 2, self, made, _without_holding(shape), maximum=True)
-
-
-@planned(spec.ops["fractional_max_pool2d_backward"])
-def fractional_max_pool2d_backward(
-    grad_output: Tensor, self: Tensor, kernel_size: list[int], output_size: list[int], indices: Tensor
-) -> Plan:
-    check_floats(grad_output, self)
-    _check_indices(indices, grad_output)
-    torchs = torch.ops.aten.fractional_max_pool2d_backward
-    (made,) = described(torchs, grad_output, self, kernel_size, output_size, indices)
-    shape = _fractional(kernel_size, Planes.of(self, 2).space, Planes.of(grad_output, 2).space)
-    return _backward("fractional", 2, grad_output, indices, made, shape)
 
 
 def _unpooled(rank: int, x: Tensor, indices: Tensor, output_size: Sequence[int]) -> Plan:
@@ -478,8 +317,7 @@ def _unpooled(rank: int, x: Tensor, indices: Tensor, output_size: Sequence[int])
     planes = x.shape[:-rank].numel()
     per_in, per_out = x.shape[-rank:].numel(), torch.Size(output_size).numel()
     tiles = plane_tiles(last=False, dtype=x.dtype)
-    large = max(x.numel(), planes * per_out) + tiles["BLOCK"] >= 1 << 31
-    config = tiles.config(INDEX=tl.int64 if large else tl.int32)
+    config = tiles.config(INDEX=index_dtype(max(x.numel(), planes * per_out) + tiles["BLOCK"]))
     numbers = {"n": x.numel(), "per_in": per_in, "per_out": per_out}
     launch = Launch(unpool, (-(-x.numel() // tiles["BLOCK"]),), config, numbers, {"x": "self", "index": "indices"})
     return Plan({"y": Zeros(made)}, [launch])
@@ -493,18 +331,10 @@ def max_unpool2d(self: Tensor, indices: Tensor, output_size: list[int]) -> Plan:
 @planned(spec.ops["max_unpool3d"])
 def max_unpool3d(self: Tensor, indices: Tensor, output_size: list[int], stride: list[int], padding: list[int]) -> Plan:
     """Stride and padding are checked by torch and matter to nothing else."""
-    described(torch.ops.aten.max_unpool3d, self, indices, output_size, stride, padding)
+    output_specs(torch.ops.aten.max_unpool3d, self, indices, output_size, stride, padding)
     return _unpooled(3, self, indices, output_size)
 
 
-for _make, _names in (
-    (avg_pool, "avg_pool2d avg_pool3d"),
-    (avg_pool_backward, "avg_pool2d_backward avg_pool3d_backward"),
-    (max_pool, "max_pool2d_with_indices max_pool3d_with_indices"),
-    (max_pool_backward, "max_pool2d_with_indices_backward max_pool3d_with_indices_backward"),
-    (adaptive_pool, "_adaptive_avg_pool2d _adaptive_avg_pool3d adaptive_max_pool2d adaptive_max_pool3d"),
-    (adaptive_avg_pool_backward, "_adaptive_avg_pool2d_backward _adaptive_avg_pool3d_backward"),
-    (adaptive_max_pool_backward, "adaptive_max_pool2d_backward adaptive_max_pool3d_backward"),
-):
-    for _name in _names.split():
-        planned(spec.ops[_name])(_make(_name))
+for _name, _op in spec.ops.items():
+    if "unpool" not in _name:
+        planned_by(_backward if "backward" in _name else _forward, _op)

@@ -6,7 +6,7 @@ without atomics. Weights are computed where they are used: a table of them would
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -16,20 +16,9 @@ from torch import Tensor
 
 from ..core.errors import NotSupported
 from ..specs import upsample as spec
-from .lib.harness import Launch, Plan, planned
+from .lib.harness import Plan, planned_by
 from .lib.launch import Launcher
-from .lib.planes import (
-    Planes,
-    check_floats,
-    constants,
-    described,
-    lanes,
-    per_axis,
-    place,
-    plane,
-    plane_tiles,
-    sizes_of,
-)
+from .lib.planes import Planes, check_floats, lanes, output_specs, per_axis, per_element, plane, unravel
 from .lib.rows import wide_of
 
 # ---- indices and weights --------------------------------------------------------------------------------------------
@@ -170,7 +159,7 @@ def _resample(x_ptr, y_ptr, n, n_c, n_z, n_y, n_x, i_z, i_y, i_x, x_sn, x_sc, x_
     scale_z = tl.full([BLOCK], scale_z, WIDE)
     scale_y = tl.full([BLOCK], scale_y, WIDE)
     scale_x = tl.full([BLOCK], scale_x, WIDE)
-    b, c, z, y, x = place(o, n_c, n_z, n_y, n_x, RANK, LAST)
+    b, c, z, y, x = unravel(o, n_c, n_z, n_y, n_x, RANK, LAST)
     base = plane(b, c, x_sn, x_sc, TIGHT)
     at_z = position(z, scale_z, MODE, ALIGN, WIDE)
     at_y = position(y, scale_y, MODE, ALIGN, WIDE)
@@ -220,7 +209,7 @@ def _resample_bwd(dy_ptr, dx_ptr, n, n_c, n_z, n_y, n_x, o_z, o_y, o_x, dy_sn, d
     scale_z = tl.full([BLOCK], scale_z, WIDE)
     scale_y = tl.full([BLOCK], scale_y, WIDE)
     scale_x = tl.full([BLOCK], scale_x, WIDE)
-    b, c, z, y, x = place(o, n_c, n_z, n_y, n_x, RANK, LAST)
+    b, c, z, y, x = unravel(o, n_c, n_z, n_y, n_x, RANK, LAST)
     base = plane(b, c, dy_sn, dy_sc, TIGHT)
     f_x, l_x = results(x, scale_x, n_x, o_x, MODE, ALIGN, WIDE)
     f_y, l_y = results(y, scale_y, n_y, o_y, MODE, ALIGN, WIDE)
@@ -300,16 +289,17 @@ def _forward(name: str, self: Tensor, output_size: list[int], align_corners: boo
     if not moved:
         check_floats(self)
     more = () if mode in ("nearest", "exact") else (align_corners,)
-    (made,) = described(getattr(torch.ops.aten, name), self, output_size, *more, *scales.values())
+    (made,) = output_specs(getattr(torch.ops.aten, name), self, output_size, *more, *scales.values())
     x, out = Planes.of(self, rank), Planes.of(made, rank)
     if not out.count or not x.count:
         raise NotSupported("an empty tensor")
     wide = _wide(mode, self.dtype)
     shared, numbers = _shared(mode, rank, wide, x.space, out.space, align_corners, list(scales.values()))
-    tiles = plane_tiles(last=out.last, dtype=self.dtype)
-    config = tiles.config(WIDE=wide_of(self.dtype), **shared, **constants(out, tiles, rank, x))
-    numbers |= {**sizes_of(out), **per_axis("i_", x.space), **x.numbers("x")}
-    return Plan({"y": made}, [Launch(resample, (-(-out.count // tiles["BLOCK"]),), config, numbers, {"x": "self"})])
+    launch = per_element(
+        resample, rank, self.dtype, out, {"x": x}, numbers | per_axis("i_", x.space), {"x": "self"},
+        WIDE=wide_of(self.dtype), **shared,
+    )  # fmt: skip
+    return Plan({"y": made}, [launch])
 
 
 def _backward(
@@ -321,33 +311,21 @@ def _backward(
     **scales: Any,
 ) -> Plan:
     check_floats(grad_output)
-    rank, mode = spec.MODES[name]
+    rank, mode = spec.MODES[name.removesuffix("_backward")]
     more = () if mode in ("nearest", "exact") else (align_corners,)
-    torchs = getattr(torch.ops.aten, f"{name}_backward")
-    (made,) = described(torchs, grad_output, output_size, input_size, *more, *scales.values())
+    (made,) = output_specs(getattr(torch.ops.aten, name), grad_output, output_size, input_size, *more, *scales.values())
     dy, out = Planes.of(grad_output, rank), Planes.of(made, rank)
     if not out.count or not dy.count:
         raise NotSupported("an empty tensor")
     wide = _wide(mode, grad_output.dtype)
     shared, numbers = _shared(mode, rank, wide, out.space, dy.space, align_corners, list(scales.values()))
-    tiles = plane_tiles(last=out.last, dtype=grad_output.dtype)
-    config = tiles.config(WIDE=wide_of(grad_output.dtype), **shared, **constants(out, tiles, rank, dy))
-    numbers |= {**sizes_of(out), **per_axis("o_", dy.space), **dy.numbers("dy")}
-    names = {"dy": "grad_output"}
-    return Plan({"dx": made}, [Launch(resample_bwd, (-(-out.count // tiles["BLOCK"]),), config, numbers, names)])
-
-
-def _for_all_arguments(op: Any, name: str, make: Callable[..., Plan]) -> Callable[..., Plan]:
-    """A planning function with the op's signature, which differs in the names of scales."""
-
-    def plan(*args: Any) -> Plan:
-        return make(name, **dict(zip(op.spec.names, args, strict=True)))
-
-    plan.__signature__ = op.spec.signature  # type: ignore[attr-defined]
-    return plan
+    launch = per_element(
+        resample_bwd, rank, grad_output.dtype, out, {"dy": dy}, numbers | per_axis("o_", dy.space),
+        {"dy": "grad_output"}, WIDE=wide_of(grad_output.dtype), **shared,
+    )  # fmt: skip
+    return Plan({"dx": made}, [launch])
 
 
 for _name in spec.MODES:
-    planned(spec.ops[_name])(_for_all_arguments(spec.ops[_name], _name, _forward))
-    _op = spec.ops[f"{_name}_backward"]
-    planned(_op)(_for_all_arguments(_op, _name, _backward))
+    planned_by(_forward, spec.ops[_name])
+    planned_by(_backward, spec.ops[f"{_name}_backward"])

@@ -109,6 +109,17 @@ def planned(
     return declare
 
 
+def planned_by(make: Callable[..., Plan], op: Any) -> Callable[..., Any]:
+    """`planned` for ops of different signatures that one function plans: it takes an op's name and its arguments."""
+
+    def plan(*args: Any) -> Plan:
+        return make(op.spec.name, **dict(zip(op.spec.names, args, strict=True)))
+
+    plan.__signature__ = op.spec.signature  # type: ignore[attr-defined]
+    plan.__module__, plan.__doc__ = make.__module__, make.__doc__
+    return planned(op)(plan)
+
+
 def host_code(
     op: Any, *, state: Mapping[str, Callable[[], Any]] = {}
 ) -> Callable[[Callable[..., Plan]], Callable[..., Any]]:

@@ -6,7 +6,7 @@ contiguous, channels-last and sliced inputs need no copy. Missing spatial dimens
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -16,6 +16,8 @@ from torch import Tensor
 
 from ...core.errors import NotSupported
 from .config import Tiles, tunable
+from .harness import Launch
+from .launch import Launcher
 from .rows import OutputSpec
 
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
@@ -25,13 +27,13 @@ AXES = "zyx"
 # ---- on the host ----------------------------------------------------------------------------------------------------
 
 
-def described(op: Any, *args: Any) -> list[OutputSpec]:
-    """Shape, strides and dtype of the results of torch's own op. A call that torch refuses is left to it."""
+def output_specs(op: Any, *args: Any) -> list[OutputSpec]:
+    """The output specs of torch's own op for these arguments. Declines what torch raises an error for."""
     like = lambda t: torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device="meta")
     try:
         made = op(*(like(a) if isinstance(a, Tensor) else a for a in args))
     except (RuntimeError, ValueError, TypeError, IndexError, NotImplementedError) as error:
-        raise NotSupported(f"torch refuses it: {error}") from None
+        raise NotSupported(f"torch raises: {error}") from None
     results = made if isinstance(made, tuple) else (made,)
     return [OutputSpec(tuple(t.shape), tuple(t.stride()), t.dtype) for t in results]
 
@@ -99,8 +101,17 @@ class Planes(NamedTuple):
 
     @property
     def reach(self) -> int:
-        """One more than the largest offset."""
-        return 1 + sum((n - 1) * s for n, s in zip(self.sizes, self.strides, strict=True)) if self.count else 0
+        return reach(self.sizes, self.strides)
+
+
+def reach(sizes: Sequence[int], strides: Sequence[int]) -> int:
+    """One more than the largest offset of an element."""
+    return 1 + sum((n - 1) * s for n, s in zip(sizes, strides, strict=True)) if 0 not in sizes else 0
+
+
+def index_dtype(*counts: int) -> tl.dtype:
+    """The dtype of indices below these counts."""
+    return tl.int64 if max(counts) >= 1 << 31 else tl.int32
 
 
 @tunable("planes")
@@ -116,17 +127,32 @@ def constants(out: Planes, tiles: Tiles, rank: int, *inputs: Planes) -> dict[str
         raise NotSupported("results are neither contiguous nor channels-last")
     # with adjacent channels, a constant stride of 1 keeps loads wide
     tight = last and all(p.strides[1] == 1 for p in inputs)
-    large = max(p.reach for p in (out, *inputs)) + tiles["BLOCK"] >= 1 << 31
-    return {
-        "RANK": rank, "LAST": last, "TIGHT": tight, "INDEX": tl.int64 if large else tl.int32,
-        "FULL": out.count % tiles["BLOCK"] == 0,
-    }  # fmt: skip
+    index = index_dtype(max(p.reach for p in (out, *inputs)) + tiles["BLOCK"])
+    return {"RANK": rank, "LAST": last, "TIGHT": tight, "INDEX": index, "FULL": out.count % tiles["BLOCK"] == 0}
 
 
 def sizes_of(out: Planes) -> dict[str, int]:
-    """How many results there are, as a kernel's arguments."""
+    """The number of result elements and the sizes of the result, as a kernel's arguments."""
     _, c, z, y, x = out.sizes
     return {"n": out.count, "n_c": c, "n_z": z, "n_y": y, "n_x": x}
+
+
+def per_element(
+    kernel: Launcher,
+    rank: int,
+    dtype: torch.dtype,
+    out: Planes,
+    inputs: Mapping[str, Planes],
+    numbers: Mapping[str, Any],
+    names: Mapping[str, str | None],
+    **constexprs: Any,
+) -> Launch:
+    """A launch with one lane per element of the result. `inputs` are the tensors that the kernel reads by strides."""
+    tiles = plane_tiles(last=out.last, dtype=dtype)
+    strides = {k: v for name, planes in inputs.items() for k, v in planes.numbers(name).items()}
+    config = tiles.config(**constexprs | constants(out, tiles, rank, *inputs.values()))
+    grid = (-(-out.count // tiles["BLOCK"]),)
+    return Launch(kernel, grid, config, {**sizes_of(out), **strides, **numbers}, names)
 
 
 def per_axis(name: str, values: Iterable[Any]) -> dict[str, Any]:
@@ -150,11 +176,8 @@ def lanes(n, INDEX: tl.constexpr, FULL: tl.constexpr, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def place(o, n_c, n_z, n_y, n_x, RANK: tl.constexpr, LAST: tl.constexpr):
-    """Batch, channel, z, y and x of elements in memory order."""
-    if LAST:
-        c = o % n_c
-        o = o // n_c
+def unravel_positions(o, n_z, n_y, n_x, RANK: tl.constexpr):
+    """Batch, z, y and x of the o-th position."""
     x = o % n_x
     o = o // n_x
     y = o * 0
@@ -165,10 +188,20 @@ def place(o, n_c, n_z, n_y, n_x, RANK: tl.constexpr, LAST: tl.constexpr):
     if RANK > 2:
         z = o % n_z
         o = o // n_z
-    if not LAST:
+    return o, z, y, x
+
+
+@triton.jit
+def unravel(o, n_c, n_z, n_y, n_x, RANK: tl.constexpr, LAST: tl.constexpr):
+    """Batch, channel, z, y and x of elements in memory order."""
+    if LAST:
         c = o % n_c
-        o = o // n_c
-    return o, c, z, y, x
+        b, z, y, x = unravel_positions(o // n_c, n_z, n_y, n_x, RANK)
+    else:
+        o, z, y, x = unravel_positions(o, n_z, n_y, n_x, RANK)
+        c = o % n_c
+        b = o // n_c
+    return b, c, z, y, x
 
 
 @triton.jit
