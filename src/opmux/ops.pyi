@@ -3095,16 +3095,16 @@ def nextafter(self: Tensor, other: Tensor) -> Tensor:
     """torch.ops.aten.nextafter, elementwise."""
 
 def nll_loss2d_backward(grad_output: Tensor, self: Tensor, target: Tensor, weight: Tensor | None, reduction: int, ignore_index: int, total_weight: Tensor) -> Tensor:
-    """torch.ops.aten.nll_loss2d_backward."""
+    """torch.ops.aten.nll_loss2d_backward. `reduction`: 0 none, 1 the mean, 2 the sum."""
 
 def nll_loss2d_forward(self: Tensor, target: Tensor, weight: Tensor | None, reduction: int, ignore_index: int) -> tuple[Tensor, Tensor]:
-    """torch.ops.aten.nll_loss2d_forward: the loss, and the sum of the weights of the targets."""
+    """torch.ops.aten.nll_loss2d_forward. `reduction`: 0 none, 1 the mean, 2 the sum."""
 
 def nll_loss_backward(grad_output: Tensor, self: Tensor, target: Tensor, weight: Tensor | None, reduction: int, ignore_index: int, total_weight: Tensor) -> Tensor:
-    """torch.ops.aten.nll_loss_backward."""
+    """torch.ops.aten.nll_loss_backward. `reduction`: 0 none, 1 the mean, 2 the sum."""
 
 def nll_loss_forward(self: Tensor, target: Tensor, weight: Tensor | None, reduction: int, ignore_index: int) -> tuple[Tensor, Tensor]:
-    """torch.ops.aten.nll_loss_forward: the loss, and the sum of the weights of the targets."""
+    """torch.ops.aten.nll_loss_forward. `reduction`: 0 none, 1 the mean, 2 the sum."""
 
 def nonzero(self: Tensor) -> Any:
     """torch.ops.aten.nonzero."""

@@ -6,10 +6,9 @@ import pytest
 import torch
 
 pytest.importorskip("triton")
-from opmux.core import get_default_manager
+from impls import triton_impl
+
 from opmux.core.errors import NotSupported
-from opmux.core.registry import BackendImplKind
-from opmux.kernels import elementwise_loss  # noqa: F401 - it registers the impls
 from opmux.specs import elementwise_loss as spec
 
 MODE = "interpret"
@@ -18,10 +17,7 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float64, torch.float16)
 
 
 def impl(name):
-    manager = get_default_manager()
-    manager.prepare()
-    found = manager.registry.impls(spec.ops[name].spec.key)
-    return next(i.fn for i in found if i.kind is BackendImplKind.DEFAULT)
+    return triton_impl(spec.ops[name]).fn
 
 
 def results(value):

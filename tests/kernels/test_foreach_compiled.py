@@ -6,9 +6,8 @@ import pytest
 import torch
 
 pytest.importorskip("triton")
-from opmux.core import get_default_manager
-from opmux.core.registry import BackendImplKind
-from opmux.kernels import foreach  # noqa: F401 - it registers the impls
+from impls import triton_impl
+
 from opmux.kernels.lib.compile_only import CHIPS, compiling_for
 from opmux.specs import foreach as spec
 
@@ -24,15 +23,12 @@ def on_meta(value):
 
 
 def built_for(chip, name, dtype, at=0):
-    manager = get_default_manager()
-    manager.prepare()
-    fn = next(i.fn for i in manager.registry.impls(spec.ops[name].spec.key) if i.kind is BackendImplKind.DEFAULT)
     sample = list(spec.SAMPLES[name](dtype, "cpu"))[at]
     params = spec.ops[name].spec.signature.parameters.values()
     args = [on_meta(a) for a in sample.args]
     keywords = {p.name: a for p, a in zip(params, args, strict=True) if p.kind is p.KEYWORD_ONLY}
     with compiling_for(chip) as built:
-        fn(*args[: len(args) - len(keywords)], **keywords)
+        triton_impl(spec.ops[name]).fn(*args[: len(args) - len(keywords)], **keywords)
     assert built and all(kernel.shared <= CHIPS[chip][1] and not kernel.spills() for kernel in built)
     return built
 

@@ -9,10 +9,9 @@ import pytest
 import torch
 
 pytest.importorskip("triton")
-from opmux.core import get_default_manager
+from impls import triton_impl
+
 from opmux.core.errors import NotSupported
-from opmux.core.registry import BackendImplKind
-from opmux.kernels import foreach  # noqa: F401 - it registers the impls
 from opmux.specs import foreach as spec
 
 MODE = "interpret"
@@ -27,10 +26,7 @@ def numpy_is_quiet():
 
 
 def impl(name):
-    manager = get_default_manager()
-    manager.prepare()
-    found = manager.registry.impls(spec.ops[name].spec.key)
-    return next(i for i in found if i.kind is BackendImplKind.DEFAULT)
+    return triton_impl(spec.ops[name])
 
 
 def call(fn, name, args):

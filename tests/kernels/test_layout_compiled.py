@@ -6,6 +6,8 @@ import pytest
 import torch
 
 pytest.importorskip("triton")
+from impls import triton_impl
+
 from opmux.kernels import creation, layout  # noqa: F401 - they register their kernels
 from opmux.kernels.lib.compile_only import CHIPS, compiling_for
 from opmux.specs import creation as creation_spec
@@ -21,15 +23,9 @@ def meta(*shape, dtype=torch.bfloat16):
 
 def built_for(chip, name, *args, **kwargs):
     """An op's kernels, through its real function, on tensors without memory."""
-    from opmux.core.default import get_default_manager
-
-    manager, op = get_default_manager(), OPS[name].spec
-    manager.load_kernels(op)
-    manager.prepare()
-    impl = next(i for i in manager.registry.impls(op.key) if i.impl_id == "default.flagos")
-    args, kwargs = op.bound(args, kwargs)
+    args, kwargs = OPS[name].spec.bound(args, kwargs)
     with compiling_for(chip) as built:
-        impl.fn(*args, **kwargs)
+        triton_impl(OPS[name]).fn(*args, **kwargs)
     assert built and all(kernel.shared <= CHIPS[chip][1] for kernel in built)
     assert name == "polar" or not any(kernel.spills() for kernel in built)  # the library's cosine takes stack
     return built

@@ -8,6 +8,8 @@ import pytest
 import torch
 
 pytest.importorskip("triton")
+from impls import triton_impl
+
 from opmux.core.errors import NotSupported
 from opmux.kernels import creation as creation_kernels  # noqa: F401
 from opmux.kernels import layout as layout_kernels  # noqa: F401
@@ -21,12 +23,7 @@ DTYPES = (torch.float32, torch.bfloat16, torch.int64, torch.uint8, torch.float64
 
 
 def impl_of(name):
-    from opmux.core.default import get_default_manager
-
-    manager, spec = get_default_manager(), OPS[name].spec
-    manager.load_kernels(spec)
-    manager.prepare()
-    return next(i for i in manager.registry.impls(spec.key) if i.impl_id == "default.flagos")
+    return triton_impl(OPS[name])
 
 
 def listed(results):

@@ -22,18 +22,17 @@ from ..specs import convolution as spec
 from .lib.column_sum import column_sum, share_of
 from .lib.config import Tiles, tunable
 from .lib.harness import Launch, Plan, Step, planned
+from .lib.indexing import index_dtype, reach
 from .lib.launch import Launcher
+from .lib.meta import output_specs
 from .lib.planes import (
     Planes,
     check_floats,
-    index_dtype,
     lanes,
-    output_specs,
     per_axis,
     per_element,
     plane,
     plane_tiles,
-    reach,
     spread,
     unravel,
     unravel_positions,
@@ -322,7 +321,7 @@ def _format(rank: int, *tensors: Tensor) -> torch.memory_format:
 
 def _laid(shape: Sequence[int], dtype: torch.dtype, format: torch.memory_format) -> OutputSpec:
     like = torch.empty(tuple(shape), dtype=dtype, device="meta", memory_format=format)
-    return OutputSpec(tuple(shape), like.stride(), dtype)
+    return OutputSpec.like(like)
 
 
 def _applied(

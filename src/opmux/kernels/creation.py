@@ -14,9 +14,10 @@ from ..core.errors import NotSupported
 from ..core.registry import impl
 from ..specs import creation as spec
 from .lib.config import Tiles, tunable
+from .lib.indexing import bytes_of
 from .lib.launch import Launcher, runs_on_chip
 from .lib.maths import libdevice
-from .lib.moves import Late, Piece, apart, launching, number_for, span
+from .lib.moves import Late, Piece, apart, launching, number_for
 from .lib.plans import plans
 from .lib.pointwise import DTYPES
 from .lib.rows import DEVICES
@@ -65,7 +66,7 @@ def _fill_into(y: Tensor, self: Tensor, value: Any) -> Tensor:
         return filled(y, value.item())
     if value.device != y.device:
         raise NotSupported("a value on another device")
-    apart(y, span(y), value, value.element_size())
+    apart(y, bytes_of(y), value, value.element_size())
     return _spreading.below(y, value)(value, y)
 
 

@@ -5,7 +5,6 @@ A forward that reduces reads its input once: programs leave partial sums, which 
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -16,7 +15,7 @@ from torch import Tensor
 from ..core.errors import NotSupported
 from ..specs import elementwise_loss as spec
 from .lib.config import Tiles, tunable
-from .lib.harness import Launch, Plan, planned, strided
+from .lib.harness import Launch, Plan, planned, planned_by, strided
 from .lib.launch import Launcher
 from .lib.maths import div, libdevice
 from .lib.pointwise import DTYPES
@@ -141,7 +140,7 @@ def _reduced(
     tl.store(y_ptr + tl.program_id(0), y.to(y_ptr.dtype.element_ty))
 
 
-def _slope(
+def _each_bwd(
     grad_output_ptr, self_ptr, target_ptr, weight_ptr, dx_ptr, n, number: tl.float64, factor: tl.float64,
     LOSS: tl.constexpr, WIDE: tl.constexpr, ONE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
@@ -169,7 +168,7 @@ def _total(share_ptr, y_ptr, n, factor: tl.float64, BLOCK: tl.constexpr):
 
 each = Launcher(_each, sizes="n")
 reduced = Launcher(_reduced, sizes="n")
-slope = Launcher(_slope, sizes="n")
+each_bwd = Launcher(_each_bwd, sizes="n")
 total = Launcher(_total, sizes="")
 
 
@@ -228,33 +227,46 @@ def _forward(name: str, x: Tensor, reduction: int, number: float, before: dict, 
     return Plan(makes, [launch.named(y="share"), last], copied, before)
 
 
-def _backward(
-    name: str, grad: Tensor, x: Tensor, target: Tensor, weight: Tensor | None, reduction: int, number: float
-) -> Plan:
-    _check(x, target, weight)
-    if not x.is_contiguous():
-        raise NotSupported("self is not contiguous")
-    one = grad.dim() == 0 and reduction != spec.NONE
-    if grad.dtype is not x.dtype or not (one or grad.shape == x.shape):
-        raise NotSupported(f"a gradient of {grad.dtype} {tuple(grad.shape)}")
-    n, tiles = x.numel(), each_tiles(dtype=x.dtype)
-    config = tiles.config(LOSS=globals()[name], WIDE=wide_of(x.dtype), ONE=one)
-    factor = 1 / n if reduction == spec.MEAN else 1.0
-    launch = Launch(slope, (-(-n // tiles["BLOCK"]),), config, {"n": n, "number": number, "factor": factor})
-    copied = strided(grad_output=grad, target=target, weight=weight)
-    return Plan({"dx": OutputSpec.of(x.shape, x.dtype)}, [launch], copied)
+def _number(**given: float) -> float:
+    """beta or delta; 0 for a loss without one."""
+    for name, value in given.items():
+        if not value > 0:  # torch raises an error, or has another formula
+            raise NotSupported(f"{name} = {value}")
+    return sum(given.values())
 
 
-def _check_number(name: str, number: float) -> None:
-    if not number > 0:
-        raise NotSupported(f"{name} of {number}: torch judges it")
-
-
-@planned(spec.ops["binary_cross_entropy"])
-def binary_cross_entropy_triton(self: Tensor, target: Tensor, weight: Tensor | None, reduction: int) -> Plan:
+def _loss(name: str, self: Tensor, target: Tensor, reduction: int, weight: Tensor | None = None, **number: Any) -> Plan:
     _check(self, target, weight)
     copied = strided(self=self, target=target, weight=weight)
-    return _forward("binary_cross_entropy", self, reduction, 0.0, {}, copied)
+    return _forward(name, self, reduction, _number(**number), {}, copied)
+
+
+def _loss_backward(
+    name: str,
+    grad_output: Tensor,
+    self: Tensor,
+    target: Tensor,
+    reduction: int,
+    weight: Tensor | None = None,
+    **number: Any,
+) -> Plan:
+    _check(self, target, weight)
+    if not self.is_contiguous():
+        raise NotSupported("self is not contiguous")
+    one = grad_output.dim() == 0 and reduction != spec.NONE
+    if grad_output.dtype is not self.dtype or not (one or grad_output.shape == self.shape):
+        raise NotSupported(f"a gradient of {grad_output.dtype} {tuple(grad_output.shape)}")
+    n, tiles = self.numel(), each_tiles(dtype=self.dtype)
+    config = tiles.config(LOSS=globals()[name], WIDE=wide_of(self.dtype), ONE=one)
+    numbers = {"n": n, "number": _number(**number), "factor": 1 / n if reduction == spec.MEAN else 1.0}
+    launch = Launch(each_bwd, (-(-n // tiles["BLOCK"]),), config, numbers)
+    copied = strided(grad_output=grad_output, target=target, weight=weight)
+    return Plan({"dx": OutputSpec.of(self.shape, self.dtype)}, [launch], copied)
+
+
+for _name in ("mse_loss", "soft_margin_loss", "smooth_l1_loss", "huber_loss", "binary_cross_entropy"):
+    planned_by(_loss, spec.ops[_name])
+    planned_by(_loss_backward, spec.ops[f"{_name}_backward"])
 
 
 @planned(spec.ops["binary_cross_entropy_with_logits"])
@@ -263,74 +275,20 @@ def binary_cross_entropy_with_logits_triton(
 ) -> Plan:
     """Weights that broadcast are copied to the shape of self."""
     _check(self, target)
-    before: dict[str, Callable[..., Any]] = {}
-    if weight is not None:
-        _check_spread(weight, self)
-        before["weight"] = lambda weight: weight.expand(self_shape).contiguous()
-    if pos_weight is not None:
-        _check_spread(pos_weight, self)
-        before["pos_weight"] = lambda pos_weight: pos_weight.expand(self_shape).contiguous()
-    self_shape = self.shape
-    copied = strided(self=self, target=target)
-    return _forward("binary_cross_entropy_with_logits", self, reduction, 0.0, before, copied)
+    shape, before = self.shape, {}
+    for name, w in (("weight", weight), ("pos_weight", pos_weight)):
+        if w is not None:
+            _check_broadcast(w, self)
+            before[name] = lambda w: w.expand(shape).contiguous()
+    return _forward("binary_cross_entropy_with_logits", self, reduction, 0.0, before, strided(self=self, target=target))
 
 
-def _check_spread(w: Tensor, x: Tensor) -> None:
+def _check_broadcast(w: Tensor, x: Tensor) -> None:
     shape = x.shape[len(x.shape) - w.dim() :] if w.dim() <= x.dim() else ()
     if w.dim() > x.dim() or any(a not in (1, b) for a, b in zip(w.shape, shape, strict=True)):
         raise NotSupported(f"a weight of {tuple(w.shape)}")
     if w.dtype is not x.dtype or w.device != x.device:
         raise NotSupported(f"a weight of {w.dtype} on {w.device}")
-
-
-@planned(spec.ops["binary_cross_entropy_backward"])
-def binary_cross_entropy_backward_triton(
-    grad_output: Tensor, self: Tensor, target: Tensor, weight: Tensor | None, reduction: int
-) -> Plan:
-    return _backward("binary_cross_entropy_backward", grad_output, self, target, weight, reduction, 0.0)
-
-
-def declare_plain(name: str) -> None:
-    @planned(spec.ops[name])
-    def forward(self: Tensor, target: Tensor, reduction: int) -> Plan:
-        _check(self, target)
-        return _forward(name, self, reduction, 0.0, {}, strided(self=self, target=target))
-
-    @planned(spec.ops[f"{name}_backward"])
-    def backward(grad_output: Tensor, self: Tensor, target: Tensor, reduction: int) -> Plan:
-        return _backward(f"{name}_backward", grad_output, self, target, None, reduction, 0.0)
-
-
-for _name in ("mse_loss", "soft_margin_loss"):
-    declare_plain(_name)
-
-
-@planned(spec.ops["smooth_l1_loss"])
-def smooth_l1_loss_triton(self: Tensor, target: Tensor, reduction: int, beta: float) -> Plan:
-    _check(self, target)
-    _check_number("beta", beta)
-    return _forward("smooth_l1_loss", self, reduction, beta, {}, strided(self=self, target=target))
-
-
-@planned(spec.ops["smooth_l1_loss_backward"])
-def smooth_l1_loss_backward_triton(
-    grad_output: Tensor, self: Tensor, target: Tensor, reduction: int, beta: float
-) -> Plan:
-    _check_number("beta", beta)
-    return _backward("smooth_l1_loss_backward", grad_output, self, target, None, reduction, beta)
-
-
-@planned(spec.ops["huber_loss"])
-def huber_loss_triton(self: Tensor, target: Tensor, reduction: int, delta: float) -> Plan:
-    _check(self, target)
-    _check_number("delta", delta)
-    return _forward("huber_loss", self, reduction, delta, {}, strided(self=self, target=target))
-
-
-@planned(spec.ops["huber_loss_backward"])
-def huber_loss_backward_triton(grad_output: Tensor, self: Tensor, target: Tensor, reduction: int, delta: float) -> Plan:
-    _check_number("delta", delta)
-    return _backward("huber_loss_backward", grad_output, self, target, None, reduction, delta)
 
 
 # ---- the negative log likelihood ------------------------------------------------------------------------------------
@@ -404,7 +362,7 @@ def _nll_total(share_ptr, share_w_ptr, y_ptr, total_weight_ptr, n, MEAN: tl.cons
     tl.store(total_weight_ptr, w.to(total_weight_ptr.dtype.element_ty))
 
 
-def _nll_slope(
+def _nll_bwd(
     grad_output_ptr, target_ptr, weight_ptr, total_weight_ptr, dx_ptr, rows, n, inner, ignore_index: tl.int64,
     REDUCTION: tl.constexpr, FLAT: tl.constexpr, WIDE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
@@ -438,7 +396,7 @@ def _nll_slope(
 nll_each = Launcher(_nll_each, sizes="n")
 nll_sum = Launcher(_nll_sum, sizes="n")
 nll_total = Launcher(_nll_total, sizes="")
-nll_slope = Launcher(_nll_slope, sizes="n")
+nll_bwd = Launcher(_nll_bwd, sizes="n")
 
 
 @tunable("elementwise_loss.nll")
@@ -509,7 +467,7 @@ def _nll_backward(
     tiles = nll_bwd_tiles(n=n, dtype=x.dtype)
     config = tiles.config(REDUCTION=reduction, FLAT=inner == 1, WIDE=wide_of(x.dtype))
     grid = (-(-rows // tiles["BLOCK_M"]) * -(-n // tiles["BLOCK_N"]),)
-    launch = Launch(nll_slope, grid, config, {"rows": rows, "n": n, "inner": inner})
+    launch = Launch(nll_bwd, grid, config, {"rows": rows, "n": n, "inner": inner})
     copied = strided(grad_output=grad, target=target, weight=weight)
     return Plan({"dx": OutputSpec.of(x.shape, x.dtype)}, [launch], copied)
 

@@ -16,18 +16,17 @@ from torch import Tensor
 from ..core.errors import NotSupported
 from ..specs import grid_sampler as spec
 from .lib.harness import Launch, Plan, Zeros, planned
+from .lib.indexing import LARGEST, index_dtype, reach
 from .lib.launch import Launcher
 from .lib.maths import libdevice
 from .lib.planes import (
     Planes,
     check_floats,
-    index_dtype,
     lanes,
     per_axis,
     per_element,
     plane,
     plane_tiles,
-    reach,
     sizes_of,
     unravel,
     unravel_positions,
@@ -185,7 +184,7 @@ def _forward(rank: int) -> Callable[..., Plan]:
     def plan(input: Tensor, grid: Tensor, interpolation_mode: int, padding_mode: int, align_corners: bool) -> Plan:
         x, strides = _check(rank, input, grid, interpolation_mode, padding_mode)
         made = OutputSpec.of((*input.shape[:2], *grid.shape[1:-1]), input.dtype)
-        if reach(grid.shape, grid.stride()) >= 1 << 31:
+        if reach(grid.shape, grid.stride()) > LARGEST:
             raise NotSupported("a grid of more than 2^31 elements")
         launch = per_element(
             sample, rank, input.dtype, Planes.of(made, rank), {"x": x}, per_axis("i_", x.space) | strides,

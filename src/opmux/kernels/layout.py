@@ -22,6 +22,7 @@ from ..specs import layout as spec
 from .lib.config import Tiles, tunable
 from .lib.launch import Launcher
 from .lib.maths import libdevice
+from .lib.meta import call_torch
 from .lib.moves import Flipped, Job, Late, Source, Stage, moves
 from .lib.plans import plans
 from .lib.rows import DEVICES, OutputSpec, wide_of
@@ -240,7 +241,7 @@ def _replaced(y: Tensor, of: Tensor | int, part: Tensor, src: Tensor) -> Stages:
 
 
 def _fits(part: Tensor, src: Tensor) -> None:
-    """torch refuses other shapes; before 2.12 its meta kernels do not."""
+    """Decline other shapes: torch raises an error, but before 2.12 not on meta tensors."""
     if part.shape != src.shape:
         raise NotSupported(f"a part of shape {tuple(part.shape)} and a source of shape {tuple(src.shape)}")
 
@@ -437,10 +438,7 @@ fold = Launcher(_fold, sizes="total")
 @plans
 def _folded(grad: Tensor, input_sizes: list[int], dim: int, size: int, step: int) -> Callable[..., Any]:
     shape = torch.Size(input_sizes)
-    try:
-        unfolded = torch.empty(shape, device="meta").unfold(dim, size, step).shape
-    except (RuntimeError, IndexError) as error:
-        raise NotSupported(f"torch refuses: {error}") from error
+    unfolded = call_torch(lambda: torch.empty(shape, device="meta").unfold(dim, size, step).shape)
     if unfolded != grad.shape or not grad.is_floating_point() or not len(shape):
         raise NotSupported(f"a gradient of {grad.dtype} {tuple(grad.shape)}")
     output = OutputSpec.of(shape, grad.dtype)

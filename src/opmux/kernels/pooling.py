@@ -17,14 +17,14 @@ from torch import Tensor
 from ..core.errors import NotSupported
 from ..specs import pooling as spec
 from .lib.harness import Launch, Plan, Zeros, planned, planned_by
+from .lib.indexing import index_dtype
 from .lib.launch import Launcher
 from .lib.maths import div
+from .lib.meta import output_specs
 from .lib.planes import (
     Planes,
     check_floats,
-    index_dtype,
     lanes,
-    output_specs,
     per_axis,
     per_element,
     plane,

@@ -18,7 +18,8 @@ from ..core.errors import NotSupported
 from ..specs import upsample as spec
 from .lib.harness import Plan, planned_by
 from .lib.launch import Launcher
-from .lib.planes import Planes, check_floats, lanes, output_specs, per_axis, per_element, plane, unravel
+from .lib.meta import output_specs
+from .lib.planes import Planes, check_floats, lanes, per_axis, per_element, plane, unravel
 from .lib.rows import wide_of
 
 # ---- indices and weights --------------------------------------------------------------------------------------------

@@ -8,8 +8,15 @@ from typing import Any
 import torch
 
 from ..core import codegen
-from ..core.spec import Sample
+from ..core.contract import FLOATS, INTS
+from ..core.spec import Sample, Tol
 from .samples import Case, Draw, Maker
+
+# Elements are moved, not computed.
+EXACT = {dtype: Tol(0, 0) for dtype in (*FLOATS, *INTS, torch.bool)}
+
+# The options of factories.
+FACTORY = "dtype: torch.dtype | None = None, layout: Any = None, device: Any = None, pin_memory: Any = None"
 
 
 @dataclass(frozen=True)
@@ -51,17 +58,20 @@ class AtenRow:
         return RowMaker(self.build, self.cases, frozenset(re.findall(r"(\w+):", keywords)))
 
     def reference(self, names: dict[str, Any]) -> Callable[..., Any]:
-        """torch's own op with the row's signature; `names` are the globals of its annotations.
-
-        An argument that is None is not passed: it belongs to another overload, or None is its default.
-        """
-        given = ", ".join(f"{n}={n}" for n in self.names)
-        text = f"def {self.name}({self.args}):\n    return _torchs({self.name!r}, {given})\n"
-        made = codegen.function(text, self.name, f"reference of aten::{self.name}", {**names, "_torchs": _torchs})
-        made.__doc__ = f"torch.ops.aten.{self.name}."
-        return made
+        return reference(self.name, self.args, names)
 
 
-def _torchs(name: str, **given: Any) -> Any:
-    op = getattr(torch.ops.aten, name)
-    return op(**{n: v for n, v in given.items() if v is not None})
+def reference(name: str, args: str, names: dict[str, Any], result: str = "Any") -> Callable[..., Any]:
+    """torch's own op as a function of these arguments, which are Python source; `names` are its globals.
+
+    An argument that is None is not passed: it belongs to another overload, or None is its default.
+    """
+    text = f"def {name}({args}) -> {result}:\n    return _call(_op, locals())\n"
+    names = {**names, "_op": getattr(torch.ops.aten, name), "_call": _call}
+    made = codegen.function(text, name, f"reference of aten::{name}", names)
+    made.__doc__ = f"torch.ops.aten.{name}."
+    return made
+
+
+def _call(op: Any, given: dict[str, Any]) -> Any:
+    return op(**{name: value for name, value in given.items() if value is not None})

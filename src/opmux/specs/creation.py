@@ -3,18 +3,15 @@
 from collections.abc import Callable
 from typing import Any
 
-import torch
+import torch  # noqa: F401 - an annotation of the rows
 from torch import Tensor  # noqa: F401 - an annotation of the rows
 
-from ..core.contract import FLOATS, INTS
-from ..core.spec import Tol, op
-from ._aten import AtenRow
+from ..core.spec import op
+from ._aten import EXACT, FACTORY, AtenRow
 from .samples import Case, Draw
 
 Number = int | float
 
-EXACT = {dtype: Tol(0, 0) for dtype in (*FLOATS, *INTS, torch.bool)}
-FACTORY = "dtype: torch.dtype | None = None, layout: Any = None, device: Any = None, pin_memory: Any = None"
 LIKE = f"{FACTORY}, memory_format: Any = None"
 SHAPES = (Case((5, 64)), Case((37, 64), "t"), Case((2, 0)))
 

@@ -1,18 +1,16 @@
 """ATen's losses under ATen's names and signatures; torch's own op is the reference of each.
 
-A loss is a function of an element and its target, and a reduction: 0 none, 1 the mean, 2 the sum. `LOSSES` says how
-each is called. `nll_loss` picks one class of each row.
+A loss is a function of an element and its target, and a reduction: 0 none, 1 the mean, 2 the sum. `nll_loss` picks one
+class of each row.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
 
-from ..core import codegen
-from ..core.spec import Tol, op
+from ..core.spec import Tol
+from ._schema import declare
 from .pointwise import DOMAINS
 from .samples import Case, Draw, Maker
 
@@ -22,26 +20,13 @@ NONE, MEAN, SUM = 0, 1, 2
 
 @dataclass(frozen=True)
 class Loss:
-    """How a loss and its gradient are called; `number` has a default in the loss only."""
+    """How a loss and its gradient are called."""
 
     name: str
     weights: tuple[str, ...] = ()  # optional tensors
     number: str = ""
     domain: str = ""  # the range of self in samples, a name of DOMAINS
     gradient: bool = True  # whether ATen has an op for it
-
-    @property
-    def args(self) -> str:
-        weights = "".join(f", {w}: Tensor | None = None" for w in self.weights)
-        number = f", {self.number}: float = 1.0" if self.number else ""
-        return f"self: Tensor, target: Tensor{weights}, reduction: int = {MEAN}{number}"
-
-    @property
-    def gradient_args(self) -> str:
-        start = "grad_output: Tensor, self: Tensor, target: Tensor"
-        if self.weights:
-            return start + "".join(f", {w}: Tensor | None = None" for w in self.weights) + f", reduction: int = {MEAN}"
-        return start + ", reduction: int" + (f", {self.number}: float" if self.number else "")
 
 
 LOSSES = {
@@ -88,23 +73,18 @@ def _samples(loss: Loss, gradient: bool) -> Maker:
 # ---- the ops --------------------------------------------------------------------------------------------------------
 
 
-def _reference(name: str, args: str) -> Callable[..., Any]:
-    """torch's own op as a function with ATen's signature."""
-    passed = ", ".join(a.partition(":")[0] for a in args.split(", "))
-    text = f"def {name}({args}) -> Tensor:\n    return torch.ops.aten.{name}({passed})\n"
-    made = codegen.function(text, name, f"reference of aten::{name}", dict(globals()))
-    made.__doc__ = f"torch.ops.aten.{name}. `reduction`: 0 none, 1 the mean, 2 the sum."
-    return made
-
-
+REDUCTION = "`reduction`: 0 none, 1 the mean, 2 the sum."
 ops: dict[str, Any] = {}
+
+
+def _declare(name: str, samples: Maker, out: str = "y") -> None:
+    ops[name] = declare(name, f"torch.ops.aten.{name}. {REDUCTION}", samples, out=out, tol=ROUGH)
+
+
 for _loss in LOSSES.values():
-    ops[_loss.name] = op(_reference(_loss.name, _loss.args), space="aten", samples=_samples(_loss, False), tol=ROUGH)
+    _declare(_loss.name, _samples(_loss, False))
     if _loss.gradient:
-        _name = f"{_loss.name}_backward"
-        ops[_name] = op(
-            _reference(_name, _loss.gradient_args), space="aten", out="dx", samples=_samples(_loss, True), tol=ROUGH
-        )
+        _declare(f"{_loss.name}_backward", _samples(_loss, True), "dx")
 
 
 # ---- the negative log likelihood ------------------------------------------------------------------------------------
@@ -136,33 +116,6 @@ def _classes(spatial: bool, gradient: bool) -> Maker:
     return Maker(build, cases)
 
 
-def _nll(name: str, spatial: bool) -> None:
-    """nll_loss of [n, c], or nll_loss2d of [n, c, h, w], and its gradient."""
-
-    def forward(
-        self: Tensor, target: Tensor, weight: Tensor | None, reduction: int, ignore_index: int
-    ) -> tuple[Tensor, Tensor]:
-        return getattr(torch.ops.aten, f"{name}_forward")(self, target, weight, reduction, ignore_index)
-
-    def backward(
-        grad_output: Tensor,
-        self: Tensor,
-        target: Tensor,
-        weight: Tensor | None,
-        reduction: int,
-        ignore_index: int,
-        total_weight: Tensor,
-    ) -> Tensor:
-        fn = getattr(torch.ops.aten, f"{name}_backward")
-        return fn(grad_output, self, target, weight, reduction, ignore_index, total_weight)
-
-    forward.__doc__ = f"torch.ops.aten.{name}_forward: the loss, and the sum of the weights of the targets."
-    backward.__doc__ = f"torch.ops.aten.{name}_backward."
-    for fn, out in ((forward, "y total_weight"), (backward, "dx")):
-        full = f"{name}_{fn.__name__}"
-        fn.__qualname__ = full
-        ops[full] = op(fn, name=full, space="aten", out=out, samples=_classes(spatial, fn is backward), tol=ROUGH)
-
-
-_nll("nll_loss", False)
-_nll("nll_loss2d", True)
+for _name, _spatial in (("nll_loss", False), ("nll_loss2d", True)):  # of [n, c] and of [n, c, h, w]
+    _declare(f"{_name}_forward", _classes(_spatial, False), "y total_weight")
+    _declare(f"{_name}_backward", _classes(_spatial, True), "dx")

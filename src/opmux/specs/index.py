@@ -5,14 +5,13 @@ index out of range is undefined, where torch on a GPU stops the process: reads g
 dropped. Where several elements are written to one place, which one stays is undefined, as in torch.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-import torch
 from torch import Tensor
 
-from ..core import codegen
 from ..core.spec import op
+from ._aten import reference
 
 Number = bool | int | float
 Indices = Sequence[Tensor | None]
@@ -61,24 +60,11 @@ TABLE = {
 TYPES = {"Any": Any, "Tensor": Tensor, "Sequence": Sequence, "Number": Number, "Indices": Indices}
 
 
-def reference(name: str, args: str, module: str) -> Callable[..., Any]:
-    """torch's own op as a function of these arguments; those that are None are left out, which finds the overload."""
-    text = f"def {name}({args}) -> Any:\n    return _call(_op, locals())\n"
-    names = {"_op": getattr(torch.ops.aten, name), "_call": _call, "__name__": module, **TYPES}
-    made = codegen.function(text, name, f"reference of aten::{name}", names)
-    made.__doc__, made.__module__ = f"torch.ops.aten.{name}.", module
-    return made
-
-
-def _call(op: Any, given: dict[str, Any]) -> Any:
-    return op(**{name: value for name, value in given.items() if value is not None})
-
-
 def declare(table: dict[str, str], module: str, outs: dict[str, str] | None = None) -> dict[str, Any]:
     """The ops of a table, by name; `outs`: names of results, where there are several."""
-    outs = outs or {}
+    outs, names = outs or {}, {**TYPES, "__name__": module}
     return {
-        name: op(reference(name, args, module), space="aten", out=outs.get(name, "y")) for name, args in table.items()
+        name: op(reference(name, args, names), space="aten", out=outs.get(name, "y")) for name, args in table.items()
     }
 
 

@@ -10,17 +10,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..core.contract import FLOATS, INTS
-from ..core.spec import Tol, op
-from ._aten import AtenRow
+from ..core.spec import op
+from ._aten import EXACT, FACTORY, AtenRow
 from .samples import Case, Draw
 
 Number = int | float
 
-# Elements are moved, not computed.
-EXACT = {dtype: Tol(0, 0) for dtype in (*FLOATS, *INTS, torch.bool)}
-
-FACTORY = "dtype: torch.dtype | None = None, layout: Any = None, device: Any = None, pin_memory: Any = None"
 MATRICES = (Case((5, 64)), Case((37, 64), "t"), Case((3, 5, 20), "swapped"))
 
 

@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..core import codegen
 from ..core.spec import Tol, op
+from ._aten import reference
 from .samples import Case, Draw, Maker
 
 Number = int | float
@@ -261,22 +261,8 @@ def samples_of(row: Row) -> Maker:
 # ---- the ops --------------------------------------------------------------------------------------------------------
 
 
-def _reference(row: Row) -> Callable[..., Any]:
-    """torch's own op as a function with the row's signature."""
-    by_keyword = row.args.partition("*")[2]
-    keywords = [n for n in row.names if f" {n}:" in by_keyword]
-    passed = [n for n in row.names if n not in keywords]
-    left_out = [n for n in keywords if f"{n}:" in by_keyword and "None = None" in by_keyword]
-    short = ", ".join(passed + [f"{n}={n}" for n in keywords if n not in left_out])
-    full = ", ".join(passed + [f"{n}={n}" for n in keywords])
-    text = f"def {row.name}({row.args}) -> Tensor:\n    "
-    text += f"if {left_out[0]} is None:\n        return torch.ops.aten.{row.name}({short})\n    " if left_out else ""
-    text += f"return torch.ops.aten.{row.name}({full})\n"
-    made = codegen.function(text, row.name, f"reference of aten::{row.name}", dict(globals()))
-    made.__doc__ = f"torch.ops.aten.{row.name}, elementwise."
-    return made
-
-
 ops: dict[str, Any] = {}
 for _row in ROWS.values():
-    ops[_row.name] = op(_reference(_row), space="aten", samples=samples_of(_row), tol=_row.tol)
+    _reference = reference(_row.name, _row.args, dict(globals()), "Tensor")
+    _reference.__doc__ = f"torch.ops.aten.{_row.name}, elementwise."
+    ops[_row.name] = op(_reference, space="aten", samples=samples_of(_row), tol=_row.tol)

@@ -12,21 +12,12 @@ from torch._prims_common import compute_elementwise_output_strides
 from ...core.errors import NotSupported
 from ...core.registry import impl
 from ...specs import index as spec
-from ..lib.cells import (
-    Cells,
-    check_tensors,
-    check_written,
-    decided,
-    of_flat,
-    of_gather,
-    of_index,
-    of_rows,
-    of_select,
-    torchs,
-)
+from ..lib.cells import Cells, check_tensors, check_written, of_flat, of_gather, of_index, of_rows, of_select
 from ..lib.cells import take as launch_take
 from ..lib.indexing import spread
+from ..lib.meta import on_meta
 from ..lib.numbers import representable
+from ..lib.plans import decided
 from ..lib.rows import DEVICES, OutputSpec
 
 CELLS: dict[str, Callable[..., Cells]] = {"select": of_select, "gather": of_gather}
@@ -36,7 +27,7 @@ def _read(cells: Cells, x: Tensor, made: Tensor, out: Tensor | None, mask: Any =
     """A function (x, *indices[, mask][, out][, fill]) -> y; `made` is what torch would return, on meta."""
     if out is not None and (out.shape != made.shape or out.dtype is not x.dtype or out.device != x.device):
         raise NotSupported(f"out is {out.dtype} {tuple(out.shape)}, the result {x.dtype} {tuple(made.shape)}")
-    output = OutputSpec(tuple(made.shape), tuple(made.stride()), x.dtype)
+    output = OutputSpec.like(made)
     if not made.numel():
         return (lambda x, *rest: output.empty(x)) if out is None else lambda *rest: out_of(rest)
     if out is None:
@@ -62,7 +53,7 @@ def out_of(args: Sequence[Any]) -> Tensor:
 def _along(form: str, x: Tensor, dim: int, index: Tensor, out: Tensor | None) -> Callable[..., Tensor]:
     check_tensors(x, indices=(index,))
     own = torch.ops.aten.index_select if form == "select" else torch.ops.aten.gather
-    made = torchs(own, x, dim, index)
+    made = on_meta(own, x, dim, index)
     if form == "gather" and index.dtype is not torch.int64:
         raise NotSupported("torch takes an index of int64")
     if not x.numel():
@@ -97,11 +88,11 @@ def _simple(form: str, x: Tensor, index: Tensor, out: Tensor | None) -> Callable
     if not x.numel():
         raise NotSupported("nothing to read")
     if form == "take":
-        made = torchs(torch.ops.aten.take, x, index)
+        made = on_meta(torch.ops.aten.take, x, index)
         if index.dtype is not torch.int64:
             raise NotSupported("torch takes an index of int64")
         return _read(of_flat(x, index), x, made, out)
-    made = torchs(torch.ops.aten.embedding, x, index)
+    made = on_meta(torch.ops.aten.embedding, x, index)
     return _read(of_rows(x, index), x, made, out)
 
 
@@ -152,7 +143,7 @@ def indexed(x: Tensor, cells: Cells) -> Tensor:
 @decided
 def _index(x: Tensor, at: Any, out: Tensor | None, *indices: Tensor) -> Callable[..., Tensor]:
     check_tensors(x, indices=indices)
-    torchs(torch.ops.aten.index.Tensor, x, listed(at, indices))
+    on_meta(torch.ops.aten.index.Tensor, x, listed(at, indices))
     cells = of_index(x, at, indices)
     if not x.numel():
         raise NotSupported("nothing to read")
@@ -183,7 +174,7 @@ def _unsafe_index(self: Tensor, indices: Sequence[Tensor | None]) -> Tensor:
 @decided
 def _masked_index(x: Tensor, at: Any, mask: Tensor, *indices: Tensor) -> Callable[..., Tensor]:
     check_tensors(x, mask, indices=indices)
-    torchs(torch.ops.aten._unsafe_masked_index, x, mask, listed(at, indices), 0)
+    on_meta(torch.ops.aten._unsafe_masked_index, x, mask, listed(at, indices), 0)
     cells = of_index(x, at, indices)
     if mask.dtype is not torch.bool or not x.numel() or mask.dim() > len(cells.shape):
         raise NotSupported("a mask of another dtype, or nothing to read")

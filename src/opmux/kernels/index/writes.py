@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -16,22 +16,12 @@ from torch import Tensor
 from ...core.errors import NotSupported
 from ...core.registry import impl
 from ...specs import index as spec
-from ..lib.cells import (
-    Cells,
-    check_tensors,
-    check_written,
-    decided,
-    of_flat,
-    of_gather,
-    of_index,
-    of_rows,
-    of_select,
-    torchs,
-    willing,
-)
+from ..lib.cells import Cells, check_tensors, check_written, of_flat, of_gather, of_index, of_rows, of_select
 from ..lib.cells import put as launch_put
 from ..lib.indexing import spread
+from ..lib.meta import on_meta
 from ..lib.numbers import representable
+from ..lib.plans import decided, willing
 from ..lib.rows import DEVICES, OutputSpec
 from .fold import COMBINE, folder
 from .reads import split
@@ -75,10 +65,6 @@ def _number(value: Any, dtype: torch.dtype) -> Number:
     return found
 
 
-def _look(made: Tensor) -> OutputSpec:
-    return OutputSpec(tuple(made.shape), tuple(made.stride()), made.dtype)
-
-
 def _nothing(*args: Any) -> None:
     pass
 
@@ -101,18 +87,18 @@ FORMS: dict[str, tuple[Any, Callable[..., Cells], str | None]] = {
 
 
 def _asked(form: str, x: Tensor, dim: int, index: Tensor, source: Tensor | None) -> Tensor:
-    """What torch makes of meta tensors; declines what it refuses."""
+    """What torch returns for meta tensors; declines what it raises an error for."""
     op, _, reduce = form.partition(".")
     args = (x, dim, index, 0 if source is None else source)
     if op == "scatter" and reduce:
-        return torchs(FORMS[form][0], *args, reduce=reduce)
-    return torchs(FORMS[form][0], *args, *([reduce] if reduce else []))
+        return on_meta(FORMS[form][0], *args, reduce=reduce)
+    return on_meta(FORMS[form][0], *args, *([reduce] if reduce else []))
 
 
 @decided
 def _look_along(form: str, x: Tensor, dim: int, index: Tensor, source: Tensor | None) -> Callable[[], OutputSpec]:
     """What the functional op returns."""
-    look = _look(_asked(form, x, dim, index, source))
+    look = OutputSpec.like(_asked(form, x, dim, index, source))
     return lambda: look
 
 
@@ -150,150 +136,104 @@ def _along(
     return folded
 
 
-def _write_along(
-    form: str, out: Tensor, dim: int, index: Tensor, source: Any, alpha: Number | None = None, own: bool = True
-) -> Tensor:
-    given = source if isinstance(source, Tensor) else None
-    launch = _along(form, out, dim, index, given, alpha is not None, _ordered(out.dtype), own)
-    launch(out, index, source) if alpha is None else launch(out, index, source, alpha)
-    return out
+class Write(NamedTuple):
+    """What an op writes along a dimension."""
+
+    form: str
+    source: Tensor | Number
+    alpha: Number | None = None  # a factor of the source
+    own: bool = True  # whether self takes part in a reduction
 
 
-def _new(
-    form: str, self: Tensor, dim: int, index: Tensor, source: Any, alpha: Number | None = None, own: bool = True
-) -> Tensor:
-    given = source if isinstance(source, Tensor) else None
-    willing(_along(form, self, dim, index, given, alpha is not None, _ordered(self.dtype), own))
-    y = _copied(self, _look_along(form, self, dim, index, given)())
-    return _write_along(form, y, dim, index, source, alpha, own)
+def _plan_of(write: Write, x: Tensor, dim: int, index: Tensor) -> Callable[..., None]:
+    given = write.source if isinstance(write.source, Tensor) else None
+    return _along(write.form, x, dim, index, given, write.alpha is not None, _ordered(x.dtype), write.own)
 
 
-def _into(
-    form: str, out: Tensor, self: Tensor, dim: int, index: Tensor, source: Any, alpha: Any = None, own: bool = True
-) -> Tensor:
-    given = source if isinstance(source, Tensor) else None
-    willing(_along(form, self, dim, index, given, alpha is not None, _ordered(self.dtype), own))
-    target = _target(out, self, index, *([] if given is None else [given]))
-    return _write_along(form, target, dim, index, source, alpha, own)
+def _apply(write: Write, target: Tensor, dim: int, index: Tensor) -> Tensor:
+    scale = () if write.alpha is None else (write.alpha,)
+    _plan_of(write, target, dim, index)(target, index, write.source, *scale)
+    return target
 
 
-def _index_copy_into(out: Tensor, self: Tensor, dim: int, index: Tensor, source: Tensor) -> Tensor:
+def writes(name: str, warning: str = "") -> Callable[[Callable[..., Write]], Callable[..., Tensor]]:
+    """An op (self, dim, index, ...), from a function of self and the arguments after index."""
+
+    def declare(of: Callable[..., Write]) -> Callable[..., Tensor]:
+        def new(self: Tensor, dim: int, index: Tensor, *rest: Any, **options: Any) -> Tensor:
+            write = of(self, *rest, **options)
+            willing(_plan_of(write, self, dim, index))
+            given = write.source if isinstance(write.source, Tensor) else None
+            y = _apply(write, _copied(self, _look_along(write.form, self, dim, index, given)()), dim, index)
+            if warning:
+                warnings.warn(warning, stacklevel=2)
+            return y
+
+        def into(out: Tensor, self: Tensor, dim: int, index: Tensor, *rest: Any) -> Tensor:
+            write = of(self, *rest)
+            willing(_plan_of(write, self, dim, index))
+            given = [write.source] if isinstance(write.source, Tensor) else []
+            y = _apply(write, _target(out, self, index, *given), dim, index)
+            if warning:
+                warnings.warn(warning, stacklevel=2)
+            return y
+
+        return impl(spec.ops[name], devices=DEVICES, into=into)(new)
+
+    return declare
+
+
+@writes("index_copy")
+def index_copy(self: Tensor, source: Tensor) -> Write:
     _check_order()
-    return _into("index_copy", out, self, dim, index, source)
+    return Write("index_copy", source)
 
 
-@impl(spec.ops["index_copy"], devices=DEVICES, into=_index_copy_into)
-def index_copy(self: Tensor, dim: int, index: Tensor, source: Tensor) -> Tensor:
-    _check_order()
-    return _new("index_copy", self, dim, index, source)
+@writes("index_fill")
+def index_fill(self: Tensor, value: Tensor | Number) -> Write:
+    """A 0-dim tensor of the device is read by the kernel."""
+    if not isinstance(value, Tensor) or value.is_cpu:
+        return Write("index_fill", _number(value, self.dtype))
+    if value.dim():
+        raise NotSupported("torch takes a value of no dimensions")
+    return Write("index_fill", value)
 
 
-def _index_fill_into(out: Tensor, self: Tensor, dim: int, index: Tensor, value: Tensor | Number) -> Tensor:
-    return _into("index_fill", out, self, dim, index, _filling(self, value))
+@writes("index_add")
+def index_add(self: Tensor, source: Tensor, alpha: Number = 1) -> Write:
+    one = type(alpha) is int and alpha == 1  # needs no product
+    return Write("index_add", source, None if one else _number(alpha, self.dtype))
 
 
-@impl(spec.ops["index_fill"], devices=DEVICES, into=_index_fill_into)
-def index_fill(self: Tensor, dim: int, index: Tensor, value: Tensor | Number) -> Tensor:
-    return _new("index_fill", self, dim, index, _filling(self, value))
-
-
-def _filling(self: Tensor, value: Tensor | Number) -> Tensor | Number:
-    """The number to fill with; a 0-dim tensor of the device is read by the kernel."""
-    if isinstance(value, Tensor) and not value.is_cpu:
-        if value.dim():
-            raise NotSupported("torch takes a value of no dimensions")
-        return value
-    return _number(value, self.dtype)
-
-
-def _scale(alpha: Number, dtype: torch.dtype) -> Number | None:
-    """alpha for the kernel; None for 1, which needs no product."""
-    return None if type(alpha) is int and alpha == 1 else _number(alpha, dtype)
-
-
-def _index_add_into(out: Tensor, self: Tensor, dim: int, index: Tensor, source: Tensor, alpha: Number) -> Tensor:
-    return _into("index_add", out, self, dim, index, source, _scale(alpha, self.dtype))
-
-
-@impl(spec.ops["index_add"], devices=DEVICES, into=_index_add_into)
-def index_add(self: Tensor, dim: int, index: Tensor, source: Tensor, *, alpha: Number = 1) -> Tensor:
-    return _new("index_add", self, dim, index, source, _scale(alpha, self.dtype))
-
-
-def _scatter(self: Tensor, src: Tensor | None, value: Number | None, reduce: str | None) -> tuple[str, Tensor | Number]:
-    """The form of a scatter, and what it writes."""
+@writes("scatter")
+def scatter(self: Tensor, src: Tensor | None = None, value: Number | None = None, reduce: str | None = None) -> Write:
     if reduce not in (None, "add", "multiply"):
         raise NotSupported(f"reduce={reduce!r}")
     if src is not None and reduce is None:
         _check_order()
     form = "scatter" if reduce is None else f"scatter.{reduce}"
-    return form, _number(value, self.dtype) if src is None else src
+    return Write(form, _number(value, self.dtype) if src is None else src)
 
 
-def _scatter_into(
-    out: Tensor, self: Tensor, dim: int, index: Tensor, src: Tensor | None, value: Number | None, reduce: str | None
-) -> Tensor:
-    form, source = _scatter(self, src, value, reduce)
-    return _into(form, out, self, dim, index, source)
+@writes("scatter_add")
+def scatter_add(self: Tensor, src: Tensor) -> Write:
+    return Write("scatter_add", src)
 
 
-@impl(spec.ops["scatter"], devices=DEVICES, into=_scatter_into)
-def scatter(
-    self: Tensor,
-    dim: int,
-    index: Tensor,
-    src: Tensor | None = None,
-    value: Number | None = None,
-    *,
-    reduce: str | None = None,
-) -> Tensor:
-    form, source = _scatter(self, src, value, reduce)
-    return _new(form, self, dim, index, source)
-
-
-def _scatter_add_into(out: Tensor, self: Tensor, dim: int, index: Tensor, src: Tensor) -> Tensor:
-    return _into("scatter_add", out, self, dim, index, src)
-
-
-@impl(spec.ops["scatter_add"], devices=DEVICES, into=_scatter_add_into)
-def scatter_add(self: Tensor, dim: int, index: Tensor, src: Tensor) -> Tensor:
-    return _new("scatter_add", self, dim, index, src)
-
-
-def _reduction(op: str, reduce: str) -> str:
+def _reduction(op: str, source: Tensor, reduce: str, include_self: bool) -> Write:
     if f"{op}.{reduce}" not in FORMS:
         raise NotSupported(f"reduce={reduce!r}")
-    return f"{op}.{reduce}"
+    return Write(f"{op}.{reduce}", source, own=include_self)
 
 
-def _scatter_reduce_into(
-    out: Tensor, self: Tensor, dim: int, index: Tensor, src: Tensor, reduce: str, include_self: bool
-) -> Tensor:
-    return _into(_reduction("scatter_reduce", reduce), out, self, dim, index, src, None, include_self)
+@writes("scatter_reduce")
+def scatter_reduce(self: Tensor, src: Tensor, reduce: str, include_self: bool = True) -> Write:
+    return _reduction("scatter_reduce", src, reduce, include_self)
 
 
-@impl(spec.ops["scatter_reduce"], devices=DEVICES, into=_scatter_reduce_into)
-def scatter_reduce(
-    self: Tensor, dim: int, index: Tensor, src: Tensor, reduce: str, *, include_self: bool = True
-) -> Tensor:
-    return _new(_reduction("scatter_reduce", reduce), self, dim, index, src, None, include_self)
-
-
-def _index_reduce_into(
-    out: Tensor, self: Tensor, dim: int, index: Tensor, source: Tensor, reduce: str, include_self: bool
-) -> Tensor:
-    y = _into(_reduction("index_reduce", reduce), out, self, dim, index, source, None, include_self)
-    warnings.warn(BETA, stacklevel=2)
-    return y
-
-
-@impl(spec.ops["index_reduce"], devices=DEVICES, into=_index_reduce_into)
-def index_reduce(
-    self: Tensor, dim: int, index: Tensor, source: Tensor, reduce: str, *, include_self: bool = True
-) -> Tensor:
-    y = _new(_reduction("index_reduce", reduce), self, dim, index, source, None, include_self)
-    warnings.warn(BETA, stacklevel=2)
-    return y
+@writes("index_reduce", warning=BETA)
+def index_reduce(self: Tensor, source: Tensor, reduce: str, include_self: bool = True) -> Write:
+    return _reduction("index_reduce", source, reduce, include_self)
 
 
 # ---- index_put ------------------------------------------------------------------------------------------------------
@@ -391,7 +331,7 @@ def _unsafe_masked_index_put_accumulate(
 @decided
 def _put(x: Tensor, index: Tensor, source: Tensor, accumulate: bool) -> Callable[..., None]:
     check_tensors(x, source, indices=(index,))
-    torchs(torch.ops.aten.put, x, index, source, accumulate)
+    on_meta(torch.ops.aten.put, x, index, source, accumulate)
     if index.dtype is not torch.int64 or source.dtype is not x.dtype or source.numel() != index.numel():
         raise NotSupported("torch takes an index of int64, and as many elements of self's dtype")
     if accumulate and _ordered(x.dtype):

@@ -17,16 +17,13 @@ from typing import Any, NamedTuple
 
 import torch
 import triton
-import triton.language as tl
 from torch import Tensor
 
-from ...core import library
 from ...core.errors import NotSupported
 from .config import Tiles, tunable
-from .indexing import LARGEST, Strides, collapsed
+from .indexing import LARGEST, Strides, collapsed, index_dtype, reach
 from .jit_source import jit_from_source
 from .launch import Launcher, Output
-from .plans import plans
 from .pointwise import DTYPES
 from .rows import OutputSpec
 
@@ -83,9 +80,9 @@ class Loop:
         self.tiles = row_tiles(n=self.n, dtype=dtype) if self.rows else element_tiles(dtype=dtype)
         self.numbers: dict[str, int] = {}
         self.used: set[int] = set()
-        far = [sum((n - 1) * s for n, s in zip(self.sizes, one, strict=True)) for one in steps]
-        far += [self.m * self.n + 4096, far[0] + sum((k.limit - 1) * k.step for k in cells.indices)]
-        self.type = tl.int32 if max(far) <= LARGEST else tl.int64
+        ends = [reach(self.sizes, one) for one in steps]
+        ends += [self.m * self.n + 4096, ends[0] + sum((k.limit - 1) * k.step for k in cells.indices)]
+        self.type = index_dtype(*ends)
 
     @property
     def grid(self) -> tuple[int, int, int]:
@@ -225,8 +222,7 @@ def keys(cells: Cells, x: Tensor, skips: bool = False, flat: bool = False) -> tu
     loop, and the first offset that is none. It stands for indices out of range, and with `skips` for those equal to
     the number `skip`."""
     loop = Loop(cells, [_contiguous(cells.shape)], [x.dtype], flat)
-    beyond = 1 + sum((n - 1) * s for n, s in zip(cells.shape, cells.x, strict=True))
-    beyond += sum((k.limit - 1) * k.step for k in cells.indices)
+    beyond = reach(cells.shape, cells.x) + sum((k.limit - 1) * k.step for k in cells.indices)
     dtype = torch.int32 if beyond < LARGEST else torch.int64
     pointers = ["x", *(f"k{k}" for k in range(len(cells.indices)))]
     lanes = copy.copy(loop)
@@ -246,49 +242,7 @@ def _contiguous(shape: Sequence[int]) -> Strides:
     return tuple(reversed(made))
 
 
-# ---- plans ----------------------------------------------------------------------------------------------------------
-
-
-class Refusal:
-    """A plan for arguments that are left to torch, which follows from their look alone."""
-
-    def __init__(self, reason: str):
-        self.reason = reason
-
-    def __call__(self, *args: Any) -> Any:
-        raise NotSupported(self.reason)
-
-
-def decided(make: Callable[..., Any]) -> Callable[..., Any]:
-    """`plans`, which also remembers a refusal."""
-
-    @functools.wraps(make)
-    def made(*args: Any) -> Any:
-        try:
-            return make(*args)
-        except NotSupported as error:
-            return Refusal(str(error))
-
-    return plans(made)
-
-
-def willing(plan: Callable[..., Any]) -> Callable[..., Any]:
-    """The plan; raises now, before anything is written, where it would refuse."""
-    if plan.__class__ is Refusal:
-        plan()
-    return plan
-
-
-def torchs(op: Any, *args: Any, **kwargs: Any) -> Any:
-    """What torch's op makes of meta tensors that look like these; NotSupported where it raises: torch says it best."""
-    meta = lambda t: torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device="meta")
-    seen = lambda a: meta(a) if isinstance(a, Tensor) else [seen(b) for b in a] if isinstance(a, (list, tuple)) else a
-    call = op if library.reference_guard is None else library.reference_guard(op)
-    try:
-        with torch.no_grad():
-            return call(*map(seen, args), **{name: seen(a) for name, a in kwargs.items()})
-    except Exception as error:
-        raise NotSupported(f"torch refuses: {error}") from error
+# ---- checks ---------------------------------------------------------------------------------------------------------
 
 
 def check_tensors(x: Tensor, *others: Tensor, indices: Iterable[Tensor] = ()) -> None:

@@ -14,10 +14,11 @@ import triton.language as tl
 from torch import Tensor
 
 from ...specs import scan
-from .cells import check_tensors, decided
+from .cells import check_tensors
 from .config import Tiles, tunable
 from .jit_source import jit_from_source
 from .launch import Launcher
+from .plans import decided
 from .rows import OutputSpec
 
 

@@ -20,6 +20,8 @@ from typing import NamedTuple
 
 import torch
 import triton
+import triton.language as tl
+from torch import Tensor
 
 from .config import Tiles, tunable
 
@@ -75,6 +77,21 @@ def spread(shape: Sequence[int], stride: Sequence[int], to: Sequence[int]) -> St
     """The strides of a tensor seen in a larger shape: 0 where it is broadcast."""
     missing = len(to) - len(shape)
     return (*[0] * missing, *(0 if n == 1 else s for n, s in zip(shape, stride, strict=True)))
+
+
+def reach(shape: Sequence[int], strides: Sequence[int]) -> int:
+    """One more than the largest offset of an element; 0 if there is none."""
+    return 1 + sum((n - 1) * s for n, s in zip(shape, strides, strict=True)) if 0 not in shape else 0
+
+
+def bytes_of(t: Tensor) -> int:
+    """Bytes from the first element to the end of the last."""
+    return reach(t.shape, t.stride()) * t.element_size()
+
+
+def index_dtype(*counts: int) -> tl.dtype:
+    """The dtype of indices below these counts."""
+    return tl.int64 if max(counts) > LARGEST else tl.int32
 
 
 def collapsed(shape: Sequence[int], strides: Sequence[Strides]) -> tuple[list[int], list[Strides]]:

@@ -9,7 +9,7 @@ meta tensors in place of tensors; `y` is what torch's own op returns for them, o
 stages, one after another; each is a `Job`, or a list of moves (part of the result, source) in any order. A source is a
 view of an argument, the same `Flipped`, or a number. Up to eight moves are one launch: each program belongs to a move.
 
-Everything torch refuses on meta tensors is left to torch, which raises its own error.
+What torch raises an error for on meta tensors is left to torch.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ...core import codegen, library
+from ...core import codegen
 from ...core.errors import NotSupported
 from ...core.registry import impl
-from .indexing import Indexing, choose_indexing
+from .indexing import LARGEST, Indexing, bytes_of, choose_indexing
 from .jit_source import jit_from_source
 from .launch import Config, Launcher
-from .plans import BELOW, LOOK, keep, refuse_negated
-from .pointwise import DOOR, DTYPES, MOST
+from .meta import as_meta, call_torch
+from .plans import BELOW, LOOK, or_refusal, refuse_negated, table
+from .pointwise import DOOR, DTYPES
 from .rows import DEVICES, OutputSpec
 
 MOST_MOVES = 8  # in one launch: each is a branch of the kernel
-LARGEST = 2**31
 
 
 class Flipped(NamedTuple):
@@ -104,7 +104,7 @@ def _part_text(name: str, indexing: Indexing, step: int, numbers: dict[str, int]
     for number, value in numbers.items():
         if number in indexing.free or value % step:
             continue
-        wide = ".to(tl.int64)" if value >= LARGEST else ""
+        wide = ".to(tl.int64)" if value > LARGEST else ""
         lines.append(f"{number} = {number}{wide} * {step}")
     lines += [f"{p}_ptr += {p}_offset" for p in ("x", "y") if f"{p}_offset" in numbers]
     lines += [line.replace("tl.program_id(0)", "pid") for line in indexing.head]
@@ -269,23 +269,11 @@ def _key(role: str, name: str, look: str) -> str:
 
 def doors(spec: Any, make: Callable[..., Callable[..., Any]], unless: str = "") -> tuple[Callable[..., Any], ...]:
     """The op as a function, the same for callers that are kernels of ATen, and the same into a given result."""
-    found: dict[Any, Callable[..., Any]] = keep({})
-
-    def first(key: Any, args: tuple, out: Any) -> Callable[..., Any]:
-        if len(found) >= MOST:
-            found.clear()
-        try:
-            made = make(args, out)
-        except NotSupported as error:  # it follows from the key alone: asking again would cost much more
-            made = _refusing(str(error))
-        found[key] = made
-        return made
-
     params = list(spec.signature.parameters.values())
     roles = {p.name: role_of(p.annotation) for p in params}
     plain = [p.name for p in params if p.kind is not p.KEYWORD_ONLY]
     keyword = [p.name for p in params if p.kind is p.KEYWORD_ONLY]
-    names: dict[str, Any] = {"_found": found, "_make": first, "_NotSupported": NotSupported}
+    names: dict[str, Any] = {**table(or_refusal(make)), "_NotSupported": NotSupported}
     passed = ", ".join(roles)
     judged = f"if {unless}:\n        raise _NotSupported('left to torch')" if unless else ""
     fields = {"unless": judged, "args": f"{passed},"}
@@ -302,13 +290,6 @@ def doors(spec: Any, make: Callable[..., Callable[..., Any]], unless: str = "") 
     )  # fmt: skip
     codegen.function(text, spec.name, f"call of aten::{spec.name}", names)
     return names[spec.name], names[f"{spec.name}_below"], names[f"{spec.name}_into"]
-
-
-def _refusing(reason: str) -> Callable[..., Any]:
-    def call(*args: Any) -> Any:
-        raise NotSupported(reason)
-
-    return call
 
 
 class _Tensors:
@@ -330,13 +311,13 @@ class _Tensors:
     def alike(self, source: str, t: Tensor) -> Tensor:
         if t.dtype not in DTYPES or t.layout is not torch.strided:
             raise NotSupported(f"a tensor of {t.dtype}, {t.layout}")
-        return self.add(source, torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device="meta"), t)
+        return self.add(source, as_meta(t), t)
 
     def place(self, view: Tensor) -> int:
         found = self._places.get(view.untyped_storage()._cdata)
         if found is None:
             raise NotSupported("a part that is no view of an argument")
-        if view.storage_offset() * view.element_size() + span(view) > span(self.metas[found]):
+        if view.storage_offset() * view.element_size() + bytes_of(view) > bytes_of(self.metas[found]):
             raise NotSupported("a part that is not within its tensor")  # torch does not check that of meta tensors
         return found
 
@@ -384,13 +365,7 @@ def _on_meta(spec: Any, params: list[inspect.Parameter], asked: list[Any]) -> An
     """What torch's own op returns for meta tensors."""
     plain = [v for p, v in zip(params, asked, strict=True) if p.kind is not p.KEYWORD_ONLY]
     keyword = {p.name: v for p, v in zip(params, asked, strict=True) if p.kind is p.KEYWORD_ONLY}
-    guard = library.reference_guard
-    reference = spec.reference if guard is None else guard(spec.reference)
-    try:
-        with torch.no_grad():
-            return reference(*plain, **keyword)
-    except Exception as error:  # the caller's mistake: torch's own kernel says it best
-        raise NotSupported(f"torch refuses: {error}") from error
+    return call_torch(spec.reference, *plain, **keyword)
 
 
 def _results(tensors: _Tensors, natural: Any, out: Any, like: Tensor) -> Any:
@@ -470,7 +445,7 @@ class _Function:
 
     def _new(self) -> list[str]:
         like = next(s for s, t in zip(self.tensors.sources, self.tensors.reals, strict=True) if t is not None)
-        specs = [OutputSpec(tuple(t.shape), tuple(t.stride()), t.dtype) for t in self.natural]
+        specs = [OutputSpec.like(t) for t in self.natural]
         if len(self.launches) == 1 and not self.many:
             (one,) = self.launches
             (y,) = [p for p in one.places if p is not None and self.tensors.reals[p] is None]
@@ -478,14 +453,14 @@ class _Function:
                 self._launch(0, one, {one.places.index(y): specs[0]})
                 return [f"return {self._call(0, one, without=y)}"]
         for i, spec in enumerate(specs):
-            self.globals[f"_room_{i}"] = spec
-        made = ", ".join(f"_room_{i}.empty({like})" for i in range(len(specs)))
+            self.globals[f"_output_{i}"] = spec
+        made = ", ".join(f"_output_{i}.empty({like})" for i in range(len(specs)))
         lines = [f"y = [{made}]" if self.many else f"y = {made}"]
         return [*lines, *self._calls(), "return y"]
 
     def _into(self) -> list[str]:
         self.globals["_apart"] = apart
-        spans = [(source, span(meta)) for source, meta in zip(self.tensors.sources, self.tensors.metas, strict=True)]
+        spans = list(zip(self.tensors.sources, map(bytes_of, self.tensors.metas), strict=True))
         pairs = [(y, x) for x in sorted(self.read - self.written) for y in sorted(self.written)]
         checks = ["_apart({}, {}, {}, {})".format(*spans[y], *spans[x]) for y, x in pairs]
         return [*checks, *self._calls(), "return None" if self.many else "return y"]
@@ -513,9 +488,3 @@ def apart(y: Tensor, y_span: int, x: Tensor, x_span: int) -> None:
     start, other = y.data_ptr(), x.data_ptr()
     if start and other and other < start + y_span and start < other + x_span:
         raise NotSupported("out and an argument share memory")
-
-
-def span(t: Tensor) -> int:
-    """Bytes from its first element to the end of its last."""
-    last = sum((n - 1) * s for n, s in zip(t.shape, t.stride(), strict=True))
-    return (last + 1) * t.element_size() if t.numel() else 0

@@ -17,6 +17,7 @@ from torch import Tensor
 from ...core.errors import NotSupported
 from .config import Tiles, tunable
 from .harness import Launch
+from .indexing import index_dtype, reach
 from .launch import Launcher
 from .rows import OutputSpec
 
@@ -25,17 +26,6 @@ AXES = "zyx"
 
 
 # ---- on the host ----------------------------------------------------------------------------------------------------
-
-
-def output_specs(op: Any, *args: Any) -> list[OutputSpec]:
-    """The output specs of torch's own op for these arguments. Declines what torch raises an error for."""
-    like = lambda t: torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device="meta")
-    try:
-        made = op(*(like(a) if isinstance(a, Tensor) else a for a in args))
-    except (RuntimeError, ValueError, TypeError, IndexError, NotImplementedError) as error:
-        raise NotSupported(f"torch raises: {error}") from None
-    results = made if isinstance(made, tuple) else (made,)
-    return [OutputSpec(tuple(t.shape), tuple(t.stride()), t.dtype) for t in results]
 
 
 def check_floats(*tensors: Tensor | None) -> None:
@@ -101,17 +91,8 @@ class Planes(NamedTuple):
 
     @property
     def reach(self) -> int:
+        """One more than the largest offset."""
         return reach(self.sizes, self.strides)
-
-
-def reach(sizes: Sequence[int], strides: Sequence[int]) -> int:
-    """One more than the largest offset of an element."""
-    return 1 + sum((n - 1) * s for n, s in zip(sizes, strides, strict=True)) if 0 not in sizes else 0
-
-
-def index_dtype(*counts: int) -> tl.dtype:
-    """The dtype of indices below these counts."""
-    return tl.int64 if max(counts) >= 1 << 31 else tl.int32
 
 
 @tunable("planes")

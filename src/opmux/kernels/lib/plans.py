@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -60,6 +61,41 @@ def plans(make: Callable[..., P]) -> Callable[..., P]:
     names = table(make)
     plan, plan.below = (codegen.lookup(make, look, names) for look in (LOOK, BELOW))
     plan.__doc__, plan.__module__, plan.__wrapped__ = make.__doc__, make.__module__, make
+    return plan
+
+
+class Refusal:
+    """A plan for arguments that are left to torch."""
+
+    def __init__(self, reason: str):
+        self.reason = reason
+
+    def __call__(self, *args: Any) -> Any:
+        raise NotSupported(self.reason)
+
+
+def or_refusal(make: Callable[..., Any]) -> Callable[..., Any]:
+    """`make`, with a `Refusal` where it raises NotSupported: looking that up costs less than asking again."""
+
+    @functools.wraps(make)
+    def made(*args: Any) -> Any:
+        try:
+            return make(*args)
+        except NotSupported as error:
+            return Refusal(str(error))
+
+    return made
+
+
+def decided(make: Callable[..., Any]) -> Callable[..., Any]:
+    """`plans`, which also remembers a refusal."""
+    return plans(or_refusal(make))
+
+
+def willing(plan: Callable[..., Any]) -> Callable[..., Any]:
+    """The plan; raises now, before anything is written, where it would refuse."""
+    if plan.__class__ is Refusal:
+        plan()
     return plan
 
 

@@ -27,12 +27,13 @@ import torch
 import triton.language as tl
 from torch import Tensor
 
-from ...core import codegen, library
+from ...core import codegen
 from ...core.errors import NotSupported
-from .indexing import Indexing, choose_indexing, spread
+from .indexing import Indexing, bytes_of, choose_indexing, spread
 from .jit_source import jit_from_source
 from .launch import Launcher, Output
-from .plans import BELOW, LOOK, keep, refuse_negated
+from .meta import as_meta, call_torch
+from .plans import BELOW, LOOK, or_refusal, refuse_negated, table
 from .rows import OutputSpec
 
 # dtype -> what Triton calls it, and what it is computed in
@@ -48,7 +49,6 @@ DTYPES = {
     torch.float32: (tl.float32, tl.float32),
     torch.float64: (tl.float64, tl.float64),
 }
-MOST = 4096  # plans of a row; beyond that all are dropped, as shapes seem never to come back
 MASKS = ("condition", "mask")  # arguments that choose, and take no part in promotion
 
 ROWS: dict[str, Row] = {}  # by ATen's name
@@ -131,22 +131,10 @@ def _role(annotation: Any) -> str:
 
 def _doors(row: Row) -> tuple[Callable[..., Tensor], ...]:
     """The functions of exact arity that look a plan up, and call it."""
-    found: dict[Any, Callable[..., Tensor]] = keep({})
-
-    def make(key: Any, args: tuple, out: Tensor | None) -> Callable[..., Tensor]:
-        if len(found) >= MOST:
-            found.clear()
-        try:
-            made = _plan(row, args, out)
-        except NotSupported as error:  # it follows from the look of the arguments alone: asking again costs 200 us
-            made = _refusing(str(error))
-        found[key] = made
-        return made
-
     judged = f"if {row.unless}:\n        raise _NotSupported('torch judges these numbers')" if row.unless else ""
     params = [n for n in row.names if n not in row.keywords] + (["*", *row.keywords] if row.keywords else [])
     names: dict[str, Any] = {
-        "_found": found, "_make": make, "_Tensor": Tensor, "_NotSupported": NotSupported,
+        **table(or_refusal(functools.partial(_plan, row))), "_Tensor": Tensor, "_NotSupported": NotSupported,
         "_baked": next(iter(row.baked.values()), ()),
     }  # fmt: skip
     fields = {"unless": judged, "args": "".join(f"{n}, " for n in row.names)}
@@ -166,13 +154,6 @@ def _doors(row: Row) -> tuple[Callable[..., Tensor], ...]:
     )  # fmt: skip
     codegen.function(text, row.name, f"call of aten::{row.name}", names)
     return names[row.name], names[f"{row.name}_to"], names[f"{row.name}_below"]
-
-
-def _refusing(reason: str) -> Callable[..., Tensor]:
-    def call(*args: Any) -> Tensor:
-        raise NotSupported(reason)
-
-    return call
 
 
 # ---- a plan ---------------------------------------------------------------------------------------------------------
@@ -207,7 +188,7 @@ def _plan(row: Row, args: tuple, out: Tensor | None) -> Callable[..., Tensor]:
         given = [a._replace(read=f"_near({a.read})") if a.kind == "f" else a for a in given]
     if out is not None:
         _check_out(out, result, like, in_place=out is args[0])
-    output = OutputSpec(tuple(result.shape), tuple(result.stride()), result.dtype)
+    output = OutputSpec.like(result)
     makes = {len(tensors): output} if out is None else {}
     launch = _launch(row, given, types, out if out is not None else result, makes) if result.numel() else None
     return _caller(given, output, launch, out)
@@ -259,14 +240,13 @@ def _on_meta(row: Row, args: tuple) -> Tensor:
     real = not any(isinstance(a, Tensor) and a.is_meta for a in args)
     one = next((d for d in (torch.float32, torch.float64, torch.int32) if real and d in row.dtypes), None)
 
-    def as_meta(t: Tensor, name: str) -> Tensor:
-        dtype = t.dtype if one is None or name in MASKS else one
-        return torch.empty_strided(t.shape, t.stride(), dtype=dtype, device="meta")
+    def without_contents(t: Tensor, name: str) -> Tensor:
+        return as_meta(t, None if name in MASKS else one)
 
     def as_few(t: Tensor, name: str) -> Tensor:
         return torch.ones([int(n == 1) for n in t.shape], dtype=t.dtype, device=t.device)
 
-    result = _ask(row, args, as_meta)
+    result = _ask(row, args, without_contents)
     if not real:
         return result
     dtype = _ask(row, args, as_few).dtype
@@ -276,13 +256,7 @@ def _on_meta(row: Row, args: tuple) -> Tensor:
 def _ask(row: Row, args: tuple, instead: Callable[[Tensor, str], Tensor]) -> Tensor:
     given = [instead(a, n) if isinstance(a, Tensor) else a for a, n in zip(args, row.names, strict=True)]
     split = len(given) - len(row.keywords)
-    guard = library.reference_guard  # torch's own op is asked, which may be ours by now
-    reference = row.reference if guard is None else guard(row.reference)
-    try:
-        with torch.no_grad():
-            return reference(*given[:split], **dict(zip(row.keywords, given[split:], strict=True)))
-    except Exception as error:  # the caller's mistake: torch's own kernel says it best
-        raise NotSupported(f"torch refuses: {error}") from error
+    return call_torch(row.reference, *given[:split], **dict(zip(row.keywords, given[split:], strict=True)))
 
 
 def _promoted(given: list[Arg], result: torch.dtype) -> torch.dtype:
@@ -305,7 +279,7 @@ def _check_out(out: Tensor, result: Tensor, like: Tensor, in_place: bool) -> Non
 
 _CALLS = {
     "new": "def call({args}):\n    return _launch({tensors}{late})\n",
-    "new empty": "def call({args}):\n    return _room.empty({like})\n",
+    "new empty": "def call({args}):\n    return _output.empty({like})\n",
     "out": "def call({args}, y):\n    {apart}\n    _launch({tensors}y, {late})\n    return y\n",
     "out empty": "def call({args}, y):\n    return y\n",
 }
@@ -329,9 +303,9 @@ def _caller(given: list[Arg], output: OutputSpec, launch: Callable[..., None] | 
         ),
     )
     near = functools.lru_cache(maxsize=64)(lambda number: torch.tensor(number, dtype=output.dtype).item())
-    spans = {f"_span_{a.read}": _span(a.value) for a in tensors} if out is not None else {}
-    spans |= {"_span_y": _span(out)} if out is not None else {}
-    names = {"_room": output, "_launch": launch, "_apart": _apart, "_near": near, **spans}
+    spans = {f"_span_{a.read}": bytes_of(a.value) for a in tensors} if out is not None else {}
+    spans |= {"_span_y": bytes_of(out)} if out is not None else {}
+    names = {"_output": output, "_launch": launch, "_apart": _apart, "_near": near, **spans}
     return types.FunctionType(_compiled(text), names)
 
 
@@ -346,13 +320,6 @@ def _apart(y: Tensor, x: Tensor) -> None:
         return
     if x.data_ptr() != y.data_ptr() or x.dtype != y.dtype or x.shape != y.shape or x.stride() != y.stride():
         raise NotSupported("out and an argument share memory")
-
-
-def _span(t: Tensor) -> int:
-    """Bytes from its first element to the end of its last."""
-    return (
-        (sum((n - 1) * s for n, s in zip(t.shape, t.stride(), strict=True)) + 1) * t.element_size() if t.numel() else 0
-    )
 
 
 # ---- a kernel -------------------------------------------------------------------------------------------------------

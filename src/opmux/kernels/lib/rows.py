@@ -79,6 +79,11 @@ class OutputSpec(NamedTuple):
             step *= max(n, 1)
         return cls(tuple(shape), tuple(reversed(stride)), dtype)
 
+    @classmethod
+    def like(cls, t: Tensor) -> OutputSpec:
+        """A result of the same shape, strides and dtype."""
+        return cls(tuple(t.shape), tuple(t.stride()), t.dtype)
+
     def empty(self, like: Tensor) -> Tensor:
         """A tensor like this on the device of another one; its contents are undefined."""
         if like.is_cuda and empty_cuda is not None and like.get_device() == _here():

@@ -11,7 +11,9 @@ from torch import Tensor
 from ...core.errors import NotSupported
 from ...core.registry import impl
 from ...specs import sorting as spec
-from ..lib.cells import check_tensors, decided, torchs
+from ..lib.cells import check_tensors
+from ..lib.meta import on_meta
+from ..lib.plans import decided
 from ..lib.rows import DEVICES
 from ..lib.sorting.whole import first_rows, picked, sort_rows
 
@@ -49,7 +51,7 @@ def _check_dim(x: Tensor, dim: int) -> int:
 @decided
 def _sort(x: Tensor, dim: int, descending: bool) -> Callable[[Tensor], Pair]:
     check_tensors(x)
-    values, indices = torchs(torch.ops.aten.sort, x, dim, descending)
+    values, indices = on_meta(torch.ops.aten.sort, x, dim, descending)
     dim = _check_dim(x, dim)
     if not x.numel():
         raise NotSupported("nothing to sort")
@@ -80,7 +82,7 @@ def _check_unequal(x: Tensor) -> None:
 def _topk(x: Tensor, k: int, dim: int, largest: bool) -> Callable[[Tensor], Pair]:
     check_tensors(x)
     _check_unequal(x)
-    values, indices = torchs(torch.ops.aten.topk, x, k, dim, largest)
+    values, indices = on_meta(torch.ops.aten.topk, x, k, dim, largest)
     dim = _check_dim(x, dim)
     if not values.numel():
         raise NotSupported("nothing to select")
@@ -101,7 +103,7 @@ def topk(self: Tensor, k: int, dim: int = -1, largest: bool = True, sorted: bool
 def _kthvalue(x: Tensor, k: int, dim: int, keepdim: bool) -> Callable[[Tensor], Pair]:
     check_tensors(x)
     _check_unequal(x)
-    values, _ = torchs(torch.ops.aten.kthvalue, x, k, dim, keepdim)
+    values, _ = on_meta(torch.ops.aten.kthvalue, x, k, dim, keepdim)
     dim = _check_dim(x, dim)
     if not x.numel():
         raise NotSupported("nothing to select")
@@ -124,7 +126,7 @@ def _median(x: Tensor, ignore_nan: bool, dim: int | None, keepdim: bool) -> Call
     check_tensors(x)
     whole = dim is None
     own = torch.ops.aten.nanmedian if ignore_nan else torch.ops.aten.median
-    made = torchs(own, x) if whole else torchs(own, x, dim, keepdim)[0]
+    made = on_meta(own, x) if whole else on_meta(own, x, dim, keepdim)[0]
     dim = 0 if dim is None else _check_dim(x, dim)
     if not x.numel():
         raise NotSupported("nothing to select")

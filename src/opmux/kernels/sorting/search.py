@@ -12,10 +12,12 @@ from torch import Tensor
 from ...core.errors import NotSupported
 from ...core.registry import impl
 from ...specs import sorting as spec
-from ..lib.cells import check_tensors, check_written, decided, torchs
+from ..lib.cells import check_tensors, check_written
 from ..lib.config import Tiles, tunable
 from ..lib.launch import Launcher
+from ..lib.meta import on_meta
 from ..lib.numbers import representable
+from ..lib.plans import decided
 from ..lib.pointwise import DTYPES
 from ..lib.rows import DEVICES, OutputSpec
 from ..lib.sorting.whole import sort_rows
@@ -75,7 +77,7 @@ def _searcher(
     if any(not t.is_contiguous() for t in given):
         raise NotSupported("torch warns about tensors with gaps")
     if not member:
-        torchs(torch.ops.aten.searchsorted.Tensor, rows, x, sorter=sorter)
+        on_meta(torch.ops.aten.searchsorted.Tensor, rows, x, sorter=sorter)
     if rows.dtype is not x.dtype or rows.dtype is torch.bool:
         raise NotSupported(f"{rows.dtype} and {x.dtype}")
     if rows.dim() > 1 and (rows.dim() != x.dim() or rows.shape[:-1] != x.shape[:-1]):

@@ -11,11 +11,12 @@ from torch import Tensor
 from ...core.errors import NotSupported
 from ...core.registry import impl
 from ...specs import sorting as spec
-from ..lib.cells import check_tensors, decided, of_flat, put
+from ..lib.cells import check_tensors, of_flat, put
 from ..lib.compaction import ends as ends_of
 from ..lib.compaction import mover, placer
 from ..lib.config import Tiles, tunable
 from ..lib.launch import Launcher
+from ..lib.plans import decided
 from ..lib.rows import DEVICES, OutputSpec
 from ..lib.sorting.whole import sort_rows
 

@@ -16,9 +16,9 @@ from torch import Tensor
 
 from ....core.errors import NotSupported
 from ....specs import scan
-from ..cells import decided
 from ..config import Tiles, tunable
 from ..launch import Launcher
+from ..plans import decided
 from ..rows import OutputSpec
 from .keys import as_bits, bits_of, key_of
 

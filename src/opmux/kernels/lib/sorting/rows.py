@@ -14,9 +14,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..cells import decided
 from ..config import Tiles, tunable
 from ..launch import Launcher
+from ..plans import decided
 from ..rows import OutputSpec
 from .keys import as_bits, bits_of, key_of
 

@@ -6,7 +6,8 @@ from collections.abc import Callable
 
 from torch import Tensor
 
-from ..cells import decided, of_gather, take
+from ..cells import of_gather, take
+from ..plans import decided
 from ..rows import OutputSpec
 from .radix import sorter as radix_sorter
 from .rows import LONGEST, MOST, chooser, sorter

@@ -1,0 +1,16 @@
+"""The implementations of an op, for tests that call one below dispatch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from opmux.core import get_default_manager
+from opmux.core.registry import OpImpl
+
+
+def triton_impl(op: Any) -> OpImpl:
+    """Our Triton implementation of an op."""
+    manager = get_default_manager()
+    manager.load_kernels(op.spec)
+    manager.prepare()
+    return next(i for i in manager.registry.impls(op.spec.key) if i.impl_id == "default.flagos")
