@@ -31,9 +31,8 @@ from torch import Tensor
 
 from .errors import BadArgument
 from .shapes import Dims, Size
-from .tensors import dtype_name
+from .tensors import FLOATS, dtype_name
 
-FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 FP8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 INTS = (torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64)
 

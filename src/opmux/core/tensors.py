@@ -10,7 +10,12 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
+FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+
+
+def opmath_dtype(dtype: torch.dtype) -> torch.dtype:
+    """The dtype that floats are computed in: float32, or float64 for float64."""
+    return torch.float64 if dtype is torch.float64 else torch.float32
 
 
 def tensors_in(value: Any) -> Iterator[Tensor]:

@@ -18,8 +18,9 @@ import triton.language as tl
 from torch import Tensor
 
 from ..core.errors import NotSupported
+from ..core.tensors import opmath_dtype
 from ..specs import convolution as spec
-from .lib.column_sum import column_sum, share_of
+from .lib.column_sum import column_sum
 from .lib.config import Tiles, tunable
 from .lib.harness import Launch, Plan, Step, planned
 from .lib.indexing import index_dtype, reach
@@ -383,7 +384,7 @@ def _weight_gradient(
     launch = Launch(direct_dw if few else conv_dw, (*work, shares), tiles.config(**constant), numbers, names)
     if shares == 1:
         return {"dweight": weight}, [launch.named(part="dweight")]
-    part = OutputSpec.of((shares, n_w), share_of(dy.dtype))
+    part = OutputSpec.of((shares, n_w), opmath_dtype(dy.dtype))
     added = column_sum("part", "dweight", shares, n_w, dy.dtype)
     return {"dweight": weight, "part": part}, [launch.named(part="part"), added]
 

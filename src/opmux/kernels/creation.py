@@ -10,6 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from ..core.contract import FLOATS
 from ..core.errors import NotSupported
 from ..core.registry import impl
 from ..specs import creation as spec
@@ -21,8 +22,6 @@ from .lib.moves import Late, Piece, apart, launching, number_for
 from .lib.plans import plans
 from .lib.pointwise import DTYPES
 from .lib.rows import DEVICES
-
-FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 # ---- constants ------------------------------------------------------------------------------------------------------
 

@@ -9,6 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from ..core.tensors import opmath_dtype
 from ..specs import divergence as spec
 from .lib.config import Tiles, tunable
 from .lib.harness import Plan, RowSizes, planned, strided
@@ -204,7 +205,7 @@ def _plan(input: Tensor, target: Tensor, others: dict[str, Any], eps: float | No
     """A forward or, where dloss is among the others, a backward."""
     back = "dloss" in others
     rows = RowSizes.of(input=input, target=target)
-    wide = torch.float64 if input.dtype is torch.float64 else torch.float32
+    wide = opmath_dtype(input.dtype)
     makes = {"loss": OutputSpec.of(input.shape[:-1], wide)}
     if back:
         makes = {"dinput": OutputSpec.of(input.shape, input.dtype)}
@@ -252,7 +253,7 @@ def token_tvd_bwd(dloss: Tensor, input: Tensor, target: Tensor, labels: Tensor |
 @planned(spec.token_logits_jsd)
 def token_logits_jsd(student: Tensor, teacher: Tensor, labels: Tensor | None, beta: float, temperature: float) -> Plan:
     rows = RowSizes.of(student=student, teacher=teacher)
-    wide = torch.float64 if student.dtype is torch.float64 else torch.float32
+    wide = opmath_dtype(student.dtype)
     names = ("loss", "student_lse", "teacher_lse", "slope")
     makes = {name: OutputSpec.of(student.shape[:-1], wide) for name in names}
     if not rows.count:

@@ -13,6 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 from ..core.errors import NotSupported
+from ..core.tensors import opmath_dtype
 from ..specs import elementwise_loss as spec
 from .lib.config import Tiles, tunable
 from .lib.harness import Launch, Plan, planned, planned_by, strided
@@ -222,7 +223,7 @@ def _forward(name: str, x: Tensor, reduction: int, number: float, before: dict, 
     makes = {"y": OutputSpec.of((), x.dtype)}
     if count == 1:
         return Plan(makes, [launch], copied, before)
-    makes["share"] = OutputSpec.of((count,), torch.float64 if x.dtype is torch.float64 else torch.float32)
+    makes["share"] = OutputSpec.of((count,), opmath_dtype(x.dtype))
     last = Launch(total, (1,), TOTAL.config(), {"n": count, "factor": factor})
     return Plan(makes, [launch.named(y="share"), last], copied, before)
 
@@ -448,7 +449,7 @@ def _nll_forward(
     makes = {"y": one, "total_weight": one}
     if count == 1:
         return Plan(makes, [launch], copied)
-    share = OutputSpec.of((count,), torch.float64 if x.dtype is torch.float64 else torch.float32)
+    share = OutputSpec.of((count,), opmath_dtype(x.dtype))
     last = Launch(nll_total, (1,), TOTAL.config(MEAN=mean), {"n": count})
     steps_ = [launch.named(y="share", total_weight="share_w"), last]
     return Plan({**makes, "share": share, "share_w": share}, steps_, copied)

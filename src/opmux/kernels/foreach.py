@@ -21,6 +21,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from ..core.contract import FLOATS
 from ..core.errors import NotSupported
 from ..core.registry import impl
 from ..core.spec import specs
@@ -46,7 +47,6 @@ from .lib.pointwise import DTYPES, ROWS, Row
 from .lib.rows import DEVICES, OutputSpec
 
 INF = tl.constexpr(float("inf"))
-FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 Lists = Sequence[Sequence[Tensor]]
 
 # ---- kernels from functions -----------------------------------------------------------------------------------------

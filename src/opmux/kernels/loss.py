@@ -9,6 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from ..core.tensors import opmath_dtype
 from ..specs import loss as spec
 from .lib.config import Tiles, tunable
 from .lib.harness import Launch, Plan, RowSizes, planned, strided
@@ -238,7 +239,7 @@ def _plan(
     """A forward or, for a result that the gradient is written to, a backward."""
     back = bool(result)
     rows = RowSizes.of(logits=logits)
-    wide = torch.float64 if logits.dtype is torch.float64 else torch.float32
+    wide = opmath_dtype(logits.dtype)
     lead = logits.shape[:-1]
     makes: dict[str, Any] = {"dlogits": OutputSpec.of(logits.shape, logits.dtype)} if result == "dlogits" else {}
     if not back:
@@ -289,7 +290,7 @@ def token_cross_entropy_bwd_(
 @planned(spec.token_nll_entropy)
 def token_nll_entropy(logits: Tensor, target: Tensor, temperature: float) -> Plan:  # which is checked
     rows = RowSizes.of(logits=logits)
-    wide = torch.float64 if logits.dtype is torch.float64 else torch.float32
+    wide = opmath_dtype(logits.dtype)
     makes = {name: OutputSpec.of(logits.shape[:-1], wide) for name in ("nll", "entropy", "lse")}
     if not rows.count:
         return Plan(makes)

@@ -13,6 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 from ..core.errors import NotSupported
+from ..core.tensors import opmath_dtype
 from ..specs import neighborhood as spec
 from .lib.config import Tiles, tunable
 from .lib.harness import Launch, Plan, planned, strided
@@ -174,7 +175,7 @@ def _step(q: Tensor, dilation: int) -> int:
 
 
 def _lse(q: Tensor) -> OutputSpec:
-    return OutputSpec.of(q.shape[:3], torch.float64 if q.dtype is torch.float64 else torch.float32)
+    return OutputSpec.of(q.shape[:3], opmath_dtype(q.dtype))
 
 
 @planned(spec.neighborhood_attention, state={"precision": precision})

@@ -14,8 +14,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from ..core.tensors import opmath_dtype
 from ..specs import norm as spec
-from .lib.column_sum import column_sum, share_of
+from .lib.column_sum import column_sum
 from .lib.config import Tiles, tunable
 from .lib.cooperative import CooperativeRows, can_cooperate, gather, gather_pairs, place, post
 from .lib.fp8 import ONE, cast_of, inverse_of_scale, note, put
@@ -472,7 +473,7 @@ def _forward(
     casting: str = "gemma",
 ) -> Plan:
     n, dtype, wide = x.shape[-1], x.dtype, wide_of(x.dtype)
-    column = OutputSpec.of((*x.shape[:-1], *([1] if keepdim else [])), share_of(dtype))
+    column = OutputSpec.of((*x.shape[:-1], *([1] if keepdim else [])), opmath_dtype(dtype))
     makes: dict[str, Any] = {"y": OutputSpec.of(x.shape, dtype if fp8 is None else torch.uint8), "rstd": column}
     if residual is not None:
         makes["s"] = makes["y"]
@@ -551,7 +552,7 @@ def _backward(
         launch = rows.launch(bwd_columns, columns, -(-n // columns["BLOCK_N"]), by_column, WIDE=wide, ROUND=rounded)
         steps.append(launch.named(**names, **{name: None for name in partial if name not in apart}))
     for name, total in zip(partial, totals):
-        makes[name] = OutputSpec.of((partial[name], n), share_of(dtype))
+        makes[name] = OutputSpec.of((partial[name], n), opmath_dtype(dtype))
         steps.append(column_sum(name, total, partial[name], n, dtype))
     return Plan(makes, steps, copied)
 

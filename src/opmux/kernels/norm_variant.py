@@ -12,8 +12,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from ..core.tensors import opmath_dtype
 from ..specs import norm_variant as spec
-from .lib.column_sum import column_sum, share_of
+from .lib.column_sum import column_sum
 from .lib.config import Tiles, tunable
 from .lib.harness import Launch, Plan, RowSizes, Zeros, planned, strided
 from .lib.launch import Launcher
@@ -159,7 +160,7 @@ modulated_sums = Launcher(_modulated_sums, sizes="dy_stride x_stride n")
 @planned(spec.modulated_rms_norm)
 def modulated_rms_norm(x: Tensor, weight: Tensor, scale: Tensor, shift: Tensor | None, casting: str) -> Plan:
     n, dtype = x.shape[-1], x.dtype
-    makes = {"y": OutputSpec.of(x.shape, dtype), "rstd": OutputSpec.of(x.shape[:-1], share_of(dtype))}
+    makes = {"y": OutputSpec.of(x.shape, dtype), "rstd": OutputSpec.of(x.shape[:-1], opmath_dtype(dtype))}
     if not x.numel():
         return Plan(makes, [rstd_of_nothing])
     rows, tiles = RowSizes.of(x=x), row_tiles(n=n, dtype=dtype)
@@ -183,7 +184,7 @@ def modulated_rms_norm_bwd(dy: Tensor, x: Tensor, weight: Tensor, scale: Tensor,
     dx = rows.launch(modulated_dx, tiles, rows.count, WIDE=wide, WHOLE=n <= tiles["BLOCK_N"])
     grid = (groups * parts, -(-n // columns["BLOCK_N"]))
     add = rows.launch(modulated_sums, columns, *grid, WIDE=wide, ROUND=rounding(casting, dtype)["ROUND"])
-    partial = OutputSpec.of((groups, parts, n), share_of(dtype))
+    partial = OutputSpec.of((groups, parts, n), opmath_dtype(dtype))
 
     def finish(
         product: Tensor, total: Tensor, weight: Tensor, scale: Tensor, offset: float,
@@ -306,7 +307,7 @@ poly_bwd = Launcher(_poly_bwd, sizes="dy_stride x_stride n")
 @planned(spec.poly_norm)
 def poly_norm(x: Tensor, weight: Tensor, bias: Tensor) -> Plan:
     n, dtype = x.shape[-1], x.dtype
-    makes = {"y": OutputSpec.of(x.shape, dtype), "rstd": OutputSpec.of((*x.shape[:-1], 3), share_of(dtype))}
+    makes = {"y": OutputSpec.of(x.shape, dtype), "rstd": OutputSpec.of((*x.shape[:-1], 3), opmath_dtype(dtype))}
     if not x.numel():
         return Plan(makes, [rstd_of_nothing])
     rows, tiles = RowSizes.of(x=x), row_tiles(n=n, dtype=dtype)
@@ -328,7 +329,7 @@ def poly_norm_bwd(dy: Tensor, x: Tensor, weight: Tensor, bias: Tensor, rstd: Ten
         dweight.copy_(total[:3])
         dbias.copy_(total[3].reshape(dbias.shape))
 
-    makes = {"dx": like(x), **sums, "share": OutputSpec.of((rows.count, 4), share_of(x.dtype))}
+    makes = {"dx": like(x), **sums, "share": OutputSpec.of((rows.count, 4), opmath_dtype(x.dtype))}
     return Plan(makes, [launch, finish], [*rows.strided, *strided(weight=weight, rstd=rstd)])
 
 
@@ -417,7 +418,7 @@ def dyt_bwd(dy: Tensor, x: Tensor, alpha: Tensor, gamma: Tensor) -> Plan:
     blocks = -(-rows.n // tiles["BLOCK_N"])
     count = programs(x.device, -(-rows.count // tiles["BLOCK_M"]), max(1, 8 // blocks))
     launch: Launch = rows.launch(dyt_bwd_kernel, tiles, count, blocks, WIDE=wide_of(x.dtype))
-    partial = OutputSpec.of((count, rows.n), share_of(x.dtype))
+    partial = OutputSpec.of((count, rows.n), opmath_dtype(x.dtype))
 
     def total(da: Tensor, dalpha: Tensor) -> None:
         dalpha.copy_(da.sum().reshape(dalpha.shape))

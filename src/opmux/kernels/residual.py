@@ -11,8 +11,9 @@ import triton.language as tl
 from torch import Tensor
 
 from ..core.errors import NotSupported
+from ..core.tensors import opmath_dtype
 from ..specs import residual as spec
-from .lib.column_sum import column_sum, share_of
+from .lib.column_sum import column_sum
 from .lib.config import Tiles, tunable
 from .lib.harness import Launch, Plan, planned, strided
 from .lib.launch import Launcher
@@ -124,7 +125,7 @@ def sum_tiles(n: int, dtype: torch.dtype) -> Tiles:
 @planned(spec.attn_res)
 def attn_res(v: Tensor, w_query: Tensor, w_norm: Tensor) -> Plan:
     blocks, n, lead = v.shape[0], v.shape[-1], v.shape[1:-1]
-    wide = share_of(v.dtype)
+    wide = opmath_dtype(v.dtype)
     makes = {"y": OutputSpec.of(v.shape[1:], v.dtype)}
     makes |= dict.fromkeys(("alpha", "rstd"), OutputSpec.of((blocks, *lead), wide))
     rows = lead.numel()
@@ -144,7 +145,7 @@ def _weights(dq: Tensor, w_query: Tensor, w_norm: Tensor, dw_query: Tensor, dw_n
 @planned(spec.attn_res_bwd)
 def attn_res_bwd(dy: Tensor, v: Tensor, w_query: Tensor, w_norm: Tensor, alpha: Tensor, rstd: Tensor) -> Plan:
     blocks, n, rows = v.shape[0], v.shape[-1], v.shape[1:-1].numel()
-    wide = share_of(v.dtype)
+    wide = opmath_dtype(v.dtype)
     sums = sum_tiles(n=n, dtype=v.dtype)
     columns = -(-n // sums["BLOCK_N"])
     parts = programs(v.device, max(1, -(-blocks * rows // sums["BLOCK_M"])), max(1, 8 // columns))

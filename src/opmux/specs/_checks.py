@@ -12,8 +12,7 @@ from torch import Tensor
 
 from ..core.contract import INTEGRAL, REAL, either
 from ..core.errors import BadArgument
-from ..core.tensors import dtype_name
-from ._numeric import FLOATS
+from ..core.tensors import FLOATS, dtype_name
 
 
 def type_name(value: Any) -> str:

@@ -3,15 +3,11 @@
 import torch
 from torch import Tensor
 
-FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
-
-
-def dtype_name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
+from ..core.tensors import opmath_dtype
 
 
 def wide(x: Tensor) -> Tensor:
-    return x.to(torch.float64 if x.dtype is torch.float64 else torch.float32)
+    return x.to(opmath_dtype(x.dtype))
 
 
 def rounded(x: Tensor, dtype: torch.dtype) -> Tensor:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from ..core.spec import op
+from ..core.tensors import opmath_dtype
 from ._aten import EXACT, FACTORY, AtenRow
 from .samples import Case, Draw
 
@@ -139,7 +140,7 @@ def _windows(d: Draw) -> dict[str, Any]:
 
 
 def _polar(d: Draw) -> dict[str, Any]:
-    wide = torch.float64 if d.dtype is torch.float64 else torch.float32  # ATen has no others
+    wide = opmath_dtype(d.dtype)  # ATen has no others
     return {"abs": d.full().to(wide).abs(), "angle": d.full().to(wide)}
 
 

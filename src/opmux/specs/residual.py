@@ -11,6 +11,7 @@ from torch import Tensor
 from ..core.contract import Float, Grad, at_least
 from ..core.rules import nonempty
 from ..core.spec import Tol, op
+from ..core.tensors import opmath_dtype
 from ._numeric import rounded, wide
 from .samples import Case, Draw, Maker
 
@@ -135,7 +136,7 @@ STREAMS = (
 
 
 def _coefficients(d: Draw, name: str, shape: tuple[int, ...]) -> Tensor:
-    wider = torch.float64 if d.dtype is torch.float64 else torch.float32
+    wider = opmath_dtype(d.dtype)
     return _drawn(d, name, shape, wider if d.option("weight") == "other" else d.dtype)
 
 

@@ -14,6 +14,7 @@ from torch import Tensor
 from ..core.contract import Float, Index, at_least, below, each, one_of, same_dtype, shown
 from ..core.errors import BadArgument
 from ..core.spec import BadSample, BadSamples, op
+from ..core.tensors import opmath_dtype
 from ._numeric import rounded, wide
 from .samples import OTHER, Case, Draw, Maker
 
@@ -121,7 +122,7 @@ def positions(
 
 def table(x: Tensor, values: Tensor, at: Tensor, layout: str, beyond: float) -> Tensor:
     """The rows at these positions, broadcastable to x; `beyond` for positions without a row."""
-    v = values.to(torch.float64 if x.dtype is torch.float64 else torch.float32)
+    v = values.to(opmath_dtype(x.dtype))
     v = v.squeeze((1, 2)) if v.dim() == 4 else v
     inside = (at >= 0) & (at < v.shape[-2])
     if v.shape[-2] == 0:
@@ -410,7 +411,7 @@ def _pair_spoiled(good: Maker, ways: Ways) -> BadSamples:
 def _pair_turn(
     x: Tensor, cos: Tensor, sin: Tensor, layout: str, memory: str, interleaved: bool, per_pair: bool, back: bool
 ) -> Tensor:
-    cos, sin = (t.to(torch.float64 if x.dtype is torch.float64 else torch.float32) for t in (cos, sin))
+    cos, sin = (t.to(opmath_dtype(x.dtype)) for t in (cos, sin))
     if per_pair:
         cos, sin = (t.repeat_interleave(2, -1) if interleaved else torch.cat([t, t], -1) for t in (cos, sin))
     cos, sin = (t.unsqueeze(-3 if layout == "bhsd" else -2) for t in (cos, sin))

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from ..core.spec import Sample
+from ..core.tensors import opmath_dtype
 
 Shape = tuple[int, ...]
 
@@ -93,7 +94,7 @@ class Draw:
         return LAYOUTS[layout](lambda packed: self._new(packed, dtype, scale), shape)
 
     def _new(self, shape: Shape, dtype: torch.dtype, scale: float = 1.0) -> Tensor:
-        wide = torch.float64 if dtype is torch.float64 else torch.float32
+        wide = opmath_dtype(dtype)
         return torch.randn(shape, generator=self._generator, dtype=wide).mul_(scale).to(self.device, dtype)
 
 

@@ -20,7 +20,7 @@ from ...core import get_default_manager
 from ...core.adapter import adapt
 from ...core.errors import NotSupported
 from ...specs import channel_norm
-from .norm import HALVES, mixed
+from .norm import HALVES, mixed, wanted
 
 Fn = Callable[..., Any]
 
@@ -79,11 +79,10 @@ def group_norm_backward(
         raise NotSupported("a gradient of another dtype is left to torch")
     mixed(input, weight)
     _check_group(input, N, C, HxW)
-    want_x, want_w, want_b = output_mask
-    if weight is None and (want_w or want_b):
+    if weight is None and any(output_mask[1:]):
         raise NotSupported("a gradient of an absent parameter is asked for")
     dx, dweight, dbias = call(grad_out, input, weight, mean, rstd, group)
-    return dx if want_x else None, dweight if want_w else None, dbias if want_b else None
+    return wanted(output_mask, dx, dweight, dbias)
 
 
 # ---- batch norm -----------------------------------------------------------------------------------------------------
@@ -195,15 +194,14 @@ def batch_norm_backward(
     eps: float,
     output_mask: Sequence[bool],
 ) -> Any:
-    want_x, want_w, want_b = output_mask
     if not train or save_mean is None or save_invstd is None or grad_out.dtype is not input.dtype:
         raise NotSupported("in evaluation mode, or without saved statistics, the gradient is left to torch")
-    if weight is None and (want_w or want_b):
+    if weight is None and any(output_mask[1:]):
         raise NotSupported("a gradient of an absent parameter is asked for")
     mixed(input, weight)
     _check_memory_format(input)
     dx, dweight, dbias = call(grad_out, input, weight, save_mean, save_invstd)
-    return dx if want_x else None, dweight if want_w else None, dbias if want_b else None
+    return wanted(output_mask, dx, dweight, dbias)
 
 
 # ---- weight norm ----------------------------------------------------------------------------------------------------

@@ -31,6 +31,11 @@ def mixed(x: Tensor, *params: Tensor | None) -> bool:
     raise NotSupported(f"parameters of {given} beside {x.dtype} are left to torch")
 
 
+def wanted(output_mask: Sequence[bool], *gradients: Tensor) -> tuple[Tensor | None, ...]:
+    """The gradients that autograd asks for."""
+    return tuple(g if asked else None for g, asked in zip(gradients, output_mask, strict=True))
+
+
 _ones: dict[tuple[int, torch.dtype, torch.device], Tensor] = {}
 _MOST = 256
 
@@ -107,7 +112,7 @@ def layer_norm_backward(
     if grad_out.dtype is not input.dtype or (wider and (weight is None or not input.is_cpu)):
         raise NotSupported("dtypes that differ are left to torch")
     lead, n = _rows(input, normalized_shape, weight, bias)
-    want_x, want_w, want_b = output_mask
+    _, want_w, want_b = output_mask
     if n == 0 or (want_w and weight is None) or (want_b and bias is None):
         raise NotSupported("a gradient of an absent parameter is asked for")
     shape = (*lead, n)
@@ -117,7 +122,7 @@ def layer_norm_backward(
     dx, dweight, dbias = call(dy, x, given, *stats, 0.0)
     if len(normalized_shape) > 1:
         dx, dweight, dbias = dx.view(input.shape), dweight.view(*normalized_shape), dbias.view(*normalized_shape)
-    return dx if want_x else None, dweight if want_w else None, dbias if want_b else None
+    return wanted(output_mask, dx, dweight, dbias)
 
 
 def _stats(lead: tuple[int, ...], *stats: Tensor) -> list[Tensor]:
@@ -159,8 +164,7 @@ def rms_norm_backward(
     if grad_out.dtype is not input.dtype or (mixed(input, weight) and not input.is_cpu):
         raise NotSupported("dtypes that differ are left to torch")
     lead, n = _rows(input, normalized_shape, weight)
-    want_x, want_w = output_mask
-    if want_w and weight is None:
+    if output_mask[1] and weight is None:
         raise NotSupported("a gradient of an absent parameter is asked for")
     shape = (*lead, n)
     given = ones(n, input.dtype, input) if weight is None else _flat(weight, n)
@@ -169,4 +173,4 @@ def rms_norm_backward(
     dx, dweight = call(dy, x, given, rows, 0.0, "gemma")
     if len(normalized_shape) > 1:
         dx, dweight = dx.view(input.shape), dweight.view(*normalized_shape)
-    return dx if want_x else None, dweight if want_w else None
+    return wanted(output_mask, dx, dweight)

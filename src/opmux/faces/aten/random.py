@@ -16,8 +16,8 @@ from torch import Tensor
 
 from ...core.adapter import adapt
 from ...core.errors import NotSupported
+from ...core.tensors import FLOATS
 from ...specs import random
-from ...specs._numeric import FLOATS
 from ...specs.channel_norm import memory_format as format_of
 
 Fn = Callable[..., Any]
@@ -201,15 +201,9 @@ def _sized(size: Sequence[int], dtype: Any, layout: Any, device: Any, pin_memory
 
 def new(draw: Fn) -> Fn:
     def fn(
-        call: Fn,
-        size: Sequence[int],
-        *,
-        generator: Gen = None,
-        dtype: Any = None,
-        layout: Any = None,
-        device: Any = None,
-        pin_memory: Any = None,
-    ) -> Any:
+        call: Fn, size: Sequence[int], *, generator: Gen = None,
+        dtype: Any = None, layout: Any = None, device: Any = None, pin_memory: Any = None,
+    ) -> Any:  # fmt: skip
         return draw(call, _sized(size, dtype, layout, device, pin_memory), generator=generator)
 
     return fn
@@ -221,48 +215,25 @@ adapt("randn", "randn.generator", over=random.philox_normal)(new(normal))
 
 @adapt("normal.float_float", over=random.philox_normal)
 def normal_sized(
-    call: Fn,
-    mean: float,
-    std: float,
-    size: Sequence[int],
-    *,
-    generator: Gen = None,
-    dtype: Any = None,
-    layout: Any = None,
-    device: Any = None,
-    pin_memory: Any = None,
-) -> Any:
+    call: Fn, mean: float, std: float, size: Sequence[int], *, generator: Gen = None,
+    dtype: Any = None, layout: Any = None, device: Any = None, pin_memory: Any = None,
+) -> Any:  # fmt: skip
     return normal(call, _sized(size, dtype, layout, device, pin_memory), mean, std, generator=generator)
 
 
 @adapt("randint.low", "randint.low_generator", over=random.philox_randint)
 def randint_low(
-    call: Fn,
-    low: int,
-    high: int,
-    size: Sequence[int],
-    *,
-    generator: Gen = None,
-    dtype: Any = None,
-    layout: Any = None,
-    device: Any = None,
-    pin_memory: Any = None,
-) -> Any:
+    call: Fn, low: int, high: int, size: Sequence[int], *, generator: Gen = None,
+    dtype: Any = None, layout: Any = None, device: Any = None, pin_memory: Any = None,
+) -> Any:  # fmt: skip
     return _integers(call, _sized(size, dtype, layout, device, pin_memory), low, high, generator)
 
 
 @adapt("randint", "randint.generator", over=random.philox_randint)
 def randint(
-    call: Fn,
-    high: int,
-    size: Sequence[int],
-    *,
-    generator: Gen = None,
-    dtype: Any = None,
-    layout: Any = None,
-    device: Any = None,
-    pin_memory: Any = None,
-) -> Any:
+    call: Fn, high: int, size: Sequence[int], *, generator: Gen = None,
+    dtype: Any = None, layout: Any = None, device: Any = None, pin_memory: Any = None,
+) -> Any:  # fmt: skip
     return _integers(call, _sized(size, dtype, layout, device, pin_memory), 0, high, generator)
 
 
@@ -282,16 +253,9 @@ def _like(self: Tensor, dtype: Any, layout: Any, device: Any, pin_memory: Any, m
 
 def new_like(draw: Fn) -> Fn:
     def fn(
-        call: Fn,
-        self: Tensor,
-        *,
-        generator: Gen = None,
-        dtype: Any = None,
-        layout: Any = None,
-        device: Any = None,
-        pin_memory: Any = None,
-        memory_format: Any = None,
-    ) -> Any:
+        call: Fn, self: Tensor, *, generator: Gen = None,
+        dtype: Any = None, layout: Any = None, device: Any = None, pin_memory: Any = None, memory_format: Any = None,
+    ) -> Any:  # fmt: skip
         return draw(call, _like(self, dtype, layout, device, pin_memory, memory_format), generator=generator)
 
     return fn
@@ -303,34 +267,17 @@ adapt(*known("randn_like", "randn_like.generator"), over=random.philox_normal)(n
 
 @adapt(*known("randint_like.low_dtype", "randint_like.low_generator_dtype"), over=random.philox_randint)
 def randint_like_low(
-    call: Fn,
-    self: Tensor,
-    low: int,
-    high: int,
-    *,
-    generator: Gen = None,
-    dtype: Any = None,
-    layout: Any = None,
-    device: Any = None,
-    pin_memory: Any = None,
-    memory_format: Any = None,
-) -> Any:
+    call: Fn, self: Tensor, low: int, high: int, *, generator: Gen = None,
+    dtype: Any = None, layout: Any = None, device: Any = None, pin_memory: Any = None, memory_format: Any = None,
+) -> Any:  # fmt: skip
     return _integers(call, _like(self, dtype, layout, device, pin_memory, memory_format), low, high, generator)
 
 
 @adapt(*known("randint_like", "randint_like.generator"), over=random.philox_randint)
 def randint_like(
-    call: Fn,
-    self: Tensor,
-    high: int,
-    *,
-    generator: Gen = None,
-    dtype: Any = None,
-    layout: Any = None,
-    device: Any = None,
-    pin_memory: Any = None,
-    memory_format: Any = None,
-) -> Any:
+    call: Fn, self: Tensor, high: int, *, generator: Gen = None,
+    dtype: Any = None, layout: Any = None, device: Any = None, pin_memory: Any = None, memory_format: Any = None,
+) -> Any:  # fmt: skip
     return _integers(call, _like(self, dtype, layout, device, pin_memory, memory_format), 0, high, generator)
 
 

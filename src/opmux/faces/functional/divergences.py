@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from ...core.errors import BadArgument
+from ...core.tensors import opmath_dtype
 from ...specs import divergence
 from ...specs._numeric import wide
 from . import chunked
@@ -224,7 +225,7 @@ def _(x, weight, teacher_x, teacher_weight, labels, beta, temperature, ignore_in
 
 
 def _losses_like(x: Tensor) -> Tensor:
-    return torch.empty(x.shape[0], dtype=torch.float64 if x.dtype is torch.float64 else torch.float32, device=x.device)
+    return torch.empty(x.shape[0], dtype=opmath_dtype(x.dtype), device=x.device)
 
 
 class _LinearJSD(torch.autograd.Function):

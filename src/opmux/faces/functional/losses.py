@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from ...core.errors import BadArgument
+from ...core.tensors import opmath_dtype
 from ...specs import loss
 from . import chunked
 
@@ -247,7 +248,7 @@ def _(x, weight, bias, target, ce_weight, ignore_index, label_smoothing, z_loss,
 
 def _rows_like(x: Tensor, token_scaling: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Room for losses, lse, predicted classes and scales."""
-    wide = torch.float64 if x.dtype is torch.float64 else torch.float32
+    wide = opmath_dtype(x.dtype)
     new = functools.partial(torch.empty, x.shape[0], device=x.device)
     scales = new(dtype=wide) if token_scaling else torch.empty(0, dtype=wide, device=x.device)
     return new(dtype=wide), new(dtype=wide), new(dtype=torch.int64), scales

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from ...core.errors import BadArgument
+from ...core.tensors import opmath_dtype
 from ...specs import loss
 from . import chunked
 from .losses import assert_classes
@@ -80,7 +81,7 @@ def _(x, weight, target, ignore_index, temperature):
 
 
 def _rows_like(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    wide = torch.float64 if x.dtype is torch.float64 else torch.float32
+    wide = opmath_dtype(x.dtype)
     one, two, three = (torch.empty(x.shape[0], dtype=wide, device=x.device) for _ in range(3))
     return one, two, three
 

@@ -13,6 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from ...core.tensors import opmath_dtype
 from ...specs import activation as spec
 from ..lib.activation_math import (
     clamp,
@@ -28,7 +29,7 @@ from ..lib.activation_math import (
     srelu_slope,
     tile,
 )  # fmt: skip
-from ..lib.column_sum import column_sum, share_of
+from ..lib.column_sum import column_sum
 from ..lib.config import Tiles, tunable
 from ..lib.fp8 import ONE, cast_of, inverse_of_scale, note, put
 from ..lib.harness import Launch, Plan, RowSizes, Zeros, planned, strided
@@ -336,7 +337,7 @@ def _bias_bwd(act: str, dy: Tensor, x: Tensor, bias: Tensor | None, fp8: torch.d
     across = -(-n // tiles["BLOCK_N"])
     parts = max(1, min(-(-rows.count // tiles["BLOCK_M"]), cores(x.device) * PER_CORE // across))
     launch = rows.launch(biased_bwd, tiles, across, parts, WIDE=wide_of(dtype), **functions(act, "SLOPE", fp8))
-    makes |= {"dbias": dbias, "share": OutputSpec.of((parts, n), share_of(dtype))}
+    makes |= {"dbias": dbias, "share": OutputSpec.of((parts, n), opmath_dtype(dtype))}
     return Plan(makes, [launch, column_sum("share", "dbias", parts, n, dtype)], [*rows.strided, *strided(bias=bias)])
 
 

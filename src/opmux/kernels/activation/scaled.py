@@ -13,6 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from ...core.tensors import opmath_dtype
 from ...specs import activation as spec
 from ..lib.activation_math import (
     clamp,
@@ -236,7 +237,7 @@ def _gate(gate: str, interleave: int, dy: Tensor | None, x: Tensor, scales: Tens
     n = x.shape[-1] // (1 if up is None else 2)
     makes: dict[str, Any] = {"y": OutputSpec.of((*x.shape[:-1], n), x.dtype)}
     if dy is not None:
-        empty = OutputSpec.of((0,), torch.float64 if x.dtype is torch.float64 else torch.float32)
+        empty = OutputSpec.of((0,), opmath_dtype(x.dtype))
         makes = {
             "dx": OutputSpec.of(x.shape, x.dtype),
             "dscales": empty if scales is None else OutputSpec.of(scales.shape, scales.dtype),

@@ -16,8 +16,8 @@ import triton
 from torch import Tensor
 
 from ...core.spec import Spec
+from ...core.tensors import opmath_dtype
 from ...specs import channel_norm as spec
-from ..lib.column_sum import share_of
 from ..lib.config import Tiles, tunable
 from ..lib.harness import Launch, Plan, Step, Zeros, planned, strided
 from ..lib.launch import Launcher
@@ -366,7 +366,7 @@ def _forward(
     running_var: Tensor | None = None,
 ) -> Plan:
     at, shape, y, form = _look(op.spec.name, size, x)
-    stat = OutputSpec.of(shape, share_of(x.dtype))
+    stat = OutputSpec.of(shape, opmath_dtype(x.dtype))
     makes: dict[str, Any] = {"w": y, "norm": stat} if op is spec.weight_norm else {"y": y, "mean": stat, "rstd": stat}
     if op is spec.batch_norm:
         for name, running in (("new_mean", running_mean), ("new_var", running_var)):
@@ -423,7 +423,7 @@ def _backward(
 ) -> Plan:
     """`given`: what the op calls its statistic."""
     at, _, dx, form = _look(op.spec.name, size, x)
-    wide = share_of(x.dtype)
+    wide = opmath_dtype(x.dtype)
     of_weight = OutputSpec.of((at.c,), wide) if weight is None else OutputSpec.of(weight.shape, weight.dtype)
     if given == "norm":
         makes: dict[str, Any] = {"dv": dx, "dg": of_weight}

@@ -37,8 +37,3 @@ def column_sum(partial: str, total: str, n_parts: int, n: int, dtype: torch.dtyp
     tiles = tiles_of(n=n, dtype=dtype)
     grid, numbers = (-(-n // tiles["BLOCK_N"]),), {"n_parts": n_parts, "n": n}
     return Launch(add_up, grid, tiles.config(WIDE=wide_of(dtype)), numbers, {"share": partial, "total": total})
-
-
-def share_of(dtype: torch.dtype) -> torch.dtype:
-    """What shares are kept in: the wide type that tensors of this dtype are computed in."""
-    return torch.float64 if dtype is torch.float64 else torch.float32

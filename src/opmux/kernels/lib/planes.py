@@ -14,6 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from ...core.contract import FLOATS
 from ...core.errors import NotSupported
 from .config import Tiles, tunable
 from .harness import Launch
@@ -21,7 +22,6 @@ from .indexing import index_dtype, reach
 from .launch import Launcher
 from .rows import OutputSpec
 
-FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 AXES = "zyx"
 
 

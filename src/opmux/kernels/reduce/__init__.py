@@ -20,6 +20,7 @@ import triton.language as tl
 from torch import Tensor
 
 from ...core.errors import NotSupported
+from ...core.tensors import opmath_dtype
 from ...specs import reduce as spec
 from ..lib.config import Tiles, tunable
 from ..lib.harness import Launch, Plan, planned, strided
@@ -429,7 +430,7 @@ def _gradient(name: str, x: Tensor, dim: Dim, extra: float, names: Mapping[str, 
     launch = Launch(spread, grid, config, numbers, {"h": None, "y": None, **names})
     before: dict[str, Callable[..., Tensor]] = {}
     if slope in CENTRED:
-        wide = torch.float64 if x.dtype is torch.float64 else torch.float32
+        wide = opmath_dtype(x.dtype)
         before["mean"] = lambda x: mean(x, dims, False, wide)
     if order is None:
         return Plan({"dx": OutputSpec.of(x.shape, x.dtype)}, [launch], strided(**per_name), before)
