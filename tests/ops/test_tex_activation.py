@@ -7,41 +7,21 @@ import inspect
 import pytest
 import torch
 import torch.nn.functional as F
+from tex_quantized import QUANTIZERS, same
 
 from opmux.core import specs
 from opmux.faces.tex.ops import activation as tex_activation
 from opmux.faces.tex.ops import scaled_activation as tex_scaled_activation
 from opmux.faces.tex.quantized import (
     OPS,
-    Float8BlockQuantizer,
-    Float8CurrentScalingQuantizer,
     Float8Quantizer,
     MXFP8Quantizer,
-    NVFP4Quantizer,
     quantized,
 )
 
 CPU = torch.device("cpu")
 DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
-QUANTIZERS = {
-    "delayed": lambda: Float8Quantizer(torch.full((1,), 7.0), torch.full((1,), 0.25)),
-    "current": Float8CurrentScalingQuantizer,
-    "block": Float8BlockQuantizer,
-    "mxfp8": MXFP8Quantizer,
-    "nvfp4": NVFP4Quantizer,
-}
 every_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=lambda d: str(d).removeprefix("torch."))
-
-
-def held(value):
-    return {n: t for n, t in vars(value).items() if isinstance(t, torch.Tensor)}
-
-
-def same(got, want):
-    assert type(got) is type(want) and got.shape == want.shape and got.dtype == want.dtype
-    assert held(got).keys() == held(want).keys() and held(got)
-    for name, t in held(got).items():
-        assert torch.equal(t, held(want)[name]), name
 
 
 # ---- quantized outputs ----------------------------------------------------------------------------------------------

@@ -4,28 +4,18 @@ from __future__ import annotations
 
 import pytest
 import torch
+from tex_quantized import QUANTIZERS, held, same
 
-from opmux.core import NotSupported
 from opmux.faces.tex.ops import norm as tex_norm
 from opmux.faces.tex.quantized import (
     OPS,
-    Float8BlockQuantizer,
-    Float8CurrentScalingQuantizer,
     Float8Quantizer,
     MXFP8Quantizer,
-    NVFP4Quantizer,
     quantized,
 )
 
 DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
-QUANTIZERS = {
-    "delayed": lambda: Float8Quantizer(torch.full((1,), 7.0), torch.full((1,), 0.25)),
-    "current": Float8CurrentScalingQuantizer,
-    "block": Float8BlockQuantizer,
-    "mxfp8": MXFP8Quantizer,
-    "nvfp4": NVFP4Quantizer,
-}
 every_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=lambda d: str(d).removeprefix("torch."))
 every_quantizer = pytest.mark.parametrize("kind", QUANTIZERS)
 
@@ -41,18 +31,6 @@ def forward(name, x, w, b, *, eps=1e-5, ln_out=None, quantizer=None, otype=None,
     return getattr(tex_norm, name)(x, w, *between, eps, ln_out, quantizer, otype, 0, zero_centered)
 
 
-def held(value):
-    """The buffers of a quantized tensor, by name."""
-    return {n: t for n, t in vars(value).items() if isinstance(t, torch.Tensor)}
-
-
-def same(got, want):
-    assert type(got) is type(want) and got.shape == want.shape and got.dtype == want.dtype
-    assert held(got).keys() == held(want).keys() and held(got)
-    for name, t in held(got).items():
-        assert torch.equal(t, held(want)[name]), name
-
-
 def wide_result(name, x, w, b, **more):
     """The result before any rounding."""
     return forward(name, x.float(), w.float(), b.float(), **more)[0]
@@ -66,11 +44,8 @@ norms = pytest.mark.parametrize("name", ["rmsnorm_fwd", "layernorm_fwd"])
 def test_every_quantizer_is_taken(name, kind):
     x, w, b = tensors()
     quantizer, again = QUANTIZERS[kind](), QUANTIZERS[kind]()
-    try:
-        y = wide_result(name, x, w, b) if kind == "delayed" else forward(name, x, w, b)[0]
-        want = quantized(OPS, y, again)
-    except NotSupported:
-        pytest.skip(f"{kind} is not there yet")
+    y = wide_result(name, x, w, b) if kind == "delayed" else forward(name, x, w, b)[0]
+    want = quantized(OPS, y, again)
     out, mu, rsigma = forward(name, x, w, b, quantizer=quantizer, otype=torch.bfloat16)
     if kind == "delayed":
         want._dtype = torch.bfloat16  # of the fused kernel: cast from float32, called bfloat16
@@ -113,10 +88,7 @@ def test_usages_of_delayed_scaling(rows, cols):
 def test_ln_out_may_be_a_quantized_tensor(name, kind):
     x, w, b = tensors()
     quantizer = QUANTIZERS[kind]()
-    try:
-        target = quantized(OPS, torch.zeros_like(x), quantizer)
-    except NotSupported:
-        pytest.skip(f"{kind} is not there yet")
+    target = quantized(OPS, torch.zeros_like(x), quantizer)
     buffers = {n: t.data_ptr() for n, t in held(target).items()}
     out = forward(name, x, w, b, quantizer=quantizer, ln_out=target)[0]
     assert out is target and {n: t.data_ptr() for n, t in held(out).items()} == buffers

@@ -34,9 +34,9 @@ from .lib.planes import (
     per_element,
     plane,
     plane_tiles,
-    spread,
     unravel,
     unravel_positions,
+    zyx,
 )
 from .lib.products import BLOCK_K, tile
 from .lib.rows import OutputSpec, cores, wide_of
@@ -274,8 +274,8 @@ FEW = 8  # channels of a group: below that it is computed directly
 SHARES = 64  # of a weight's gradient, at most
 
 
-class Conv(NamedTuple):
-    """What a convolution has apart from its tensors."""
+class Geometry(NamedTuple):
+    """A convolution without its tensors."""
 
     rank: int
     stride: tuple[int, int, int]
@@ -294,12 +294,12 @@ class Conv(NamedTuple):
         dilation: Sequence[int],
         transposed: bool,
         groups: int,
-    ) -> Conv:
+    ) -> Geometry:
         rank = weight.dim() - 2
         if rank not in (1, 2, 3):
             raise NotSupported(f"a weight of {weight.dim()} dimensions")
-        sizes = [spread(v, rank, m) for v, m in ((stride, 1), (padding, 0), (dilation, 1))]
-        return cls(rank, *sizes, spread(list(weight.shape[2:]), rank, 1), transposed, groups)  # type: ignore[arg-type]
+        sizes = [zyx(v, rank, m) for v, m in ((stride, 1), (padding, 0), (dilation, 1))]
+        return cls(rank, *sizes, zyx(list(weight.shape[2:]), rank, 1), transposed, groups)  # type: ignore[arg-type]
 
     @property
     def constants(self) -> dict[str, Any]:
@@ -320,27 +320,33 @@ def _format(rank: int, *tensors: Tensor) -> torch.memory_format:
     return torch.contiguous_format
 
 
-def _laid(shape: Sequence[int], dtype: torch.dtype, format: torch.memory_format) -> OutputSpec:
+def _spec_of(shape: Sequence[int], dtype: torch.dtype, format: torch.memory_format) -> OutputSpec:
     like = torch.empty(tuple(shape), dtype=dtype, device="meta", memory_format=format)
     return OutputSpec.like(like)
 
 
-def _applied(
-    to: Conv, a: Tensor, weight: Tensor, out: OutputSpec, transposed: bool, precise: str, names: dict[str, str | None]
+def _convolve(
+    geo: Geometry,
+    a: Tensor,
+    weight: Tensor,
+    out: OutputSpec,
+    transposed: bool,
+    precise: str,
+    names: dict[str, str | None],
 ) -> Launch:
     """A convolution of `a` with the result `out`, plain or transposed, by a weight that is stored for either."""
-    x, y, w = Planes.of(a, to.rank), Planes.of(out, to.rank), Planes.of(weight, to.rank)
+    x, y, w = Planes.of(a, geo.rank), Planes.of(out, geo.rank), Planes.of(weight, geo.rank)
     # a weight is [out, in, ...] for a plain convolution and [in, out, ...] for a transposed one
     reads = 0 if transposed else 1
-    n_red, n_out = a.shape[1] // to.groups, out.shape[1] // to.groups
+    n_red, n_out = a.shape[1] // geo.groups, out.shape[1] // geo.groups
     numbers = {
         "n_out": n_out, "n_red": n_red, **x.numbers("a"), **per_axis("i_", x.space),
         "w_out": w.strides[1 - reads], "w_red": w.strides[reads], **per_axis("w_s", w.strides[2:]),
-        "w_group": w.strides[0] * (w.sizes[0] // to.groups),
+        "w_group": w.strides[0] * (w.sizes[0] // geo.groups),
     }  # fmt: skip
-    shared = {**to.constants, "TRANSPOSED": transposed, "WIDE": wide_of(a.dtype)}
-    if to.groups > 1 and min(n_red, n_out) < FEW:
-        return per_element(direct, to.rank, a.dtype, y, {"a": x}, numbers, names, **shared)
+    shared = {**geo.constants, "TRANSPOSED": transposed, "WIDE": wide_of(a.dtype)}
+    if geo.groups > 1 and min(n_red, n_out) < FEW:
+        return per_element(direct, geo.rank, a.dtype, y, {"a": x}, numbers, names, **shared)
     n_m = y.count // out.shape[1]
     tiles = conv_tiles(n_m=n_m, n_out=n_out, n_red=n_red, dtype=a.dtype)
     config = tiles.config(
@@ -349,25 +355,25 @@ def _applied(
     )  # fmt: skip
     numbers |= {"n_m": n_m, **per_axis("o_", y.space), **y.numbers("y")}
     programs = -(-n_m // tiles["BLOCK_M"]) * -(-n_out // tiles["BLOCK_N"])
-    return Launch(conv, (programs, to.groups), config, numbers, names)
+    return Launch(conv, (programs, geo.groups), config, numbers, names)
 
 
 def _weight_gradient(
-    to: Conv, dy: Tensor, x: Tensor, weight: OutputSpec, precise: str
+    geo: Geometry, dy: Tensor, x: Tensor, weight: OutputSpec, precise: str
 ) -> tuple[dict[str, OutputSpec], list[Step]]:
     """Launches for dweight: rows of the weight are channels of dy, or of x where it is transposed."""
-    rows, cols = (x, dy) if to.transposed else (dy, x)
-    p, q, w = Planes.of(rows, to.rank), Planes.of(cols, to.rank), Planes.of(weight, to.rank)
-    n_row, n_col, n_w = weight.shape[0] // to.groups, weight.shape[1], torch.Size(weight.shape).numel()
-    taps, n_m = torch.Size(to.kernel).numel(), p.count // rows.shape[1]
-    shared = {**to.constants, "WIDE": wide_of(dy.dtype)}
-    few = to.groups > 1 and min(n_row, n_col) < FEW
+    rows, cols = (x, dy) if geo.transposed else (dy, x)
+    p, q, w = Planes.of(rows, geo.rank), Planes.of(cols, geo.rank), Planes.of(weight, geo.rank)
+    n_row, n_col, n_w = weight.shape[0] // geo.groups, weight.shape[1], torch.Size(weight.shape).numel()
+    taps, n_m = torch.Size(geo.kernel).numel(), p.count // rows.shape[1]
+    shared = {**geo.constants, "WIDE": wide_of(dy.dtype)}
+    few = geo.groups > 1 and min(n_row, n_col) < FEW
     if few:
         tiles = direct_weight_tiles(dtype=dy.dtype)
         work, piece = (n_w,), tiles["BLOCK"]
     else:
         tiles = weight_tiles(n_row=n_row, n_col=n_col * taps, dtype=dy.dtype)
-        work = (-(-n_row // tiles["BLOCK_M"]) * -(-(n_col * taps) // tiles["BLOCK_N"]), to.groups)
+        work = (-(-n_row // tiles["BLOCK_M"]) * -(-(n_col * taps) // tiles["BLOCK_N"]), geo.groups)
         piece = tiles["BLOCK_K"]
     shares = max(1, min(4 * cores(dy.device) // torch.Size(work).numel(), n_m // (8 * piece), SHARES))
     span = -(-n_m // shares // piece) * piece
@@ -380,7 +386,7 @@ def _weight_gradient(
         **per_axis("o_", p.space), **per_axis("i_", q.space), **p.numbers("p"), **q.numbers("q"),
         "w_row": w.strides[0], "w_col": w.strides[1], **per_axis("w_s", w.strides[2:]),
     }  # fmt: skip
-    names = {"p": "input" if to.transposed else "grad_output", "q": "grad_output" if to.transposed else "input"}
+    names = {"p": "input" if geo.transposed else "grad_output", "q": "grad_output" if geo.transposed else "input"}
     launch = Launch(direct_dw if few else conv_dw, (*work, shares), tiles.config(**constant), numbers, names)
     if shares == 1:
         return {"dweight": weight}, [launch.named(part="dweight")]
@@ -409,27 +415,27 @@ def convolution(
     precise: str,
 ) -> Plan:
     _check(input, weight, bias)
-    to = Conv.of(weight, stride, padding, dilation, transposed, groups)
+    geo = Geometry.of(weight, stride, padding, dilation, transposed, groups)
     if input.dim() != weight.dim() or (bias is not None and bias.dim() != 1):
         raise NotSupported("a tensor without a batch")
     arguments = (bias, stride, padding, dilation, transposed, output_padding, groups)
     (found,) = output_specs(torch.ops.aten.convolution, input, weight, *arguments)
-    _check_channels(to, input.shape[1], weight, bias)
-    made = _laid(found.shape, input.dtype, _format(to.rank, input, weight))
+    _check_channels(geo, input.shape[1], weight, bias)
+    made = _spec_of(found.shape, input.dtype, _format(geo.rank, input, weight))
     if 0 in made.shape:
         raise NotSupported("an empty result")
     names = {"a": "input", "w": "weight", "bias": None if bias is None else "bias"}
-    launch = _applied(to, input, weight, made, transposed, precise, names)
+    launch = _convolve(geo, input, weight, made, transposed, precise, names)
     return Plan({"y": made}, [launch], [] if bias is None or bias.is_contiguous() else ["bias"])
 
 
-def _check_channels(to: Conv, channels: int, weight: Tensor, bias: Tensor | None = None) -> None:
+def _check_channels(geo: Geometry, channels: int, weight: Tensor, bias: Tensor | None = None) -> None:
     """Decline what torch raises an error for."""
-    wanted = weight.shape[0] if to.transposed else weight.shape[1] * to.groups
-    out = weight.shape[1] * to.groups if to.transposed else weight.shape[0]
-    if channels != wanted or weight.shape[0] % to.groups or (bias is not None and bias.shape != (out,)):
+    wanted = weight.shape[0] if geo.transposed else weight.shape[1] * geo.groups
+    out = weight.shape[1] * geo.groups if geo.transposed else weight.shape[0]
+    if channels != wanted or weight.shape[0] % geo.groups or (bias is not None and bias.shape != (out,)):
         raise NotSupported("channels of input, weight and bias do not fit")
-    if min(*to.padding, *(s - 1 for s in to.stride), *(d - 1 for d in to.dilation)) < 0:
+    if min(*geo.padding, *(s - 1 for s in geo.stride), *(d - 1 for d in geo.dilation)) < 0:
         raise NotSupported("negative padding, or a stride or dilation of 0")
 
 
@@ -449,24 +455,24 @@ def convolution_backward(
     precise: str,
 ) -> Plan:
     _check(grad_output, input, weight)
-    to = Conv.of(weight, stride, padding, dilation, transposed, groups)
+    geo = Geometry.of(weight, stride, padding, dilation, transposed, groups)
     if not (input.dim() == weight.dim() == grad_output.dim()):
         raise NotSupported("a tensor without a batch")
     arguments = (None, stride, padding, dilation, transposed, output_padding, groups)
     (found,) = output_specs(torch.ops.aten.convolution, input, weight, *arguments)
-    _check_channels(to, input.shape[1], weight)
+    _check_channels(geo, input.shape[1], weight)
     if found.shape != grad_output.shape:
         raise NotSupported(f"grad_output has shape {tuple(grad_output.shape)}; expected {found.shape}")
-    format = _format(to.rank, input, weight)
+    format = _format(geo.rank, input, weight)
     makes: dict[str, OutputSpec] = {}
     steps: list[Step] = []
     returns = [n if wanted else "None" for n, wanted in zip(("dinput", "dweight", "dbias"), output_mask, strict=True)]
     if output_mask[0]:
-        makes["dinput"] = made = _laid(input.shape, input.dtype, format)
+        makes["dinput"] = made = _spec_of(input.shape, input.dtype, format)
         names: dict[str, str | None] = {"a": "grad_output", "w": "weight", "bias": None, "y": "dinput"}
-        steps.append(_applied(to, grad_output, weight, made, not transposed, precise, names))
+        steps.append(_convolve(geo, grad_output, weight, made, not transposed, precise, names))
     if output_mask[1]:
-        made, more = _weight_gradient(to, grad_output, input, _laid(weight.shape, weight.dtype, format), precise)
+        made, more = _weight_gradient(geo, grad_output, input, _spec_of(weight.shape, weight.dtype, format), precise)
         makes, steps = makes | made, [*steps, *more]
     if output_mask[2]:
         makes["dbias"] = OutputSpec.of((grad_output.shape[1],), grad_output.dtype)
@@ -524,7 +530,7 @@ def _windows(
 ) -> dict[str, Any]:
     """The constants of both kernels, for y and x."""
     sizes = {"K": (kernel, 1), "S": (stride, 1), "P": (padding, 0), "D": (dilation, 1)}
-    found = {k: v for name, (given, none) in sizes.items() for k, v in per_axis(name, spread(given, 2, none)).items()}
+    found = {k: v for name, (given, none) in sizes.items() for k, v in per_axis(name, zyx(given, 2, none)).items()}
     return {name: value for name, value in found.items() if name[1] != "Z"}
 
 

@@ -261,10 +261,6 @@ def _ranging(y: Tensor, both: bool, power: bool) -> Callable[..., Any]:
     return count_up.ready(grid, numbers, tiles.config(even=even, **packed))
 
 
-def _one_dimension(y: Tensor, n: int) -> Tensor:
-    return _given(y, (n,))
-
-
 def _length(start: Any, end: Any, step: Any, dtype: torch.dtype, closed: bool) -> int:
     """Elements of arange (of range, where the end is part of it); declines what torch refuses."""
     values = (start, end, step)
@@ -299,7 +295,7 @@ def _range_dtype(start: Any, end: Any, step: Any) -> torch.dtype:
 
 
 def _arange_into(y: Tensor, start: Any, end: Any, step: Any, *options: Any) -> Tensor:
-    return _ranged(_one_dimension(y, _length(start, end, step, y.dtype, closed=False)), start, step)
+    return _ranged(_given(y, (_length(start, end, step, y.dtype, closed=False),)), start, step)
 
 
 @impl(spec.ops["arange"], devices=DEVICES, into=_arange_into)
@@ -315,7 +311,7 @@ def arange(
 
 
 def _range_into(y: Tensor, start: Any, end: Any, step: Any, *options: Any) -> Tensor:
-    return _ranged(_one_dimension(y, _length(start, end, step, y.dtype, closed=True)), start, step)
+    return _ranged(_given(y, (_length(start, end, step, y.dtype, closed=True),)), start, step)
 
 
 @impl(spec.ops["range"], devices=DEVICES, into=_range_into)
@@ -342,7 +338,7 @@ def _spaced(y: Tensor, start: Any, end: Any, base: float | None) -> Tensor:
 
 
 def _linspace_into(y: Tensor, start: Any, end: Any, steps: int, *options: Any) -> Tensor:
-    return _spaced(_one_dimension(y, steps), start, end, None)
+    return _spaced(_given(y, (steps,)), start, end, None)
 
 
 @impl(spec.ops["linspace"], devices=DEVICES, into=_linspace_into)
@@ -356,7 +352,7 @@ def linspace(
 
 
 def _logspace_into(y: Tensor, start: Any, end: Any, steps: int, base: float, *options: Any) -> Tensor:
-    return _spaced(_one_dimension(y, steps), start, end, base)
+    return _spaced(_given(y, (steps,)), start, end, base)
 
 
 @impl(spec.ops["logspace"], devices=DEVICES, into=_logspace_into)

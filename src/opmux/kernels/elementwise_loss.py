@@ -187,7 +187,7 @@ def reduced_tiles(dtype: torch.dtype) -> Tiles:
 TOTAL = Tiles(256, BLOCK=1024)
 
 
-def shared(n: int, block: int, chip: torch.device) -> tuple[int, int]:
+def split(n: int, block: int, chip: torch.device) -> tuple[int, int]:
     """How many programs add up n elements, and how many blocks each."""
     blocks = -(-n // block)
     steps = max(1, -(-blocks // (8 * cores(chip))))
@@ -208,8 +208,8 @@ def _check(x: Tensor, *others: Tensor | None) -> None:
 
 def _forward(name: str, x: Tensor, reduction: int, number: float, before: dict, copied: list[str]) -> Plan:
     """y of a loss over tensors that are contiguous, or will be."""
-    n, word = x.numel(), wide_of(x.dtype)
-    constants = {"LOSS": globals()[name], "WIDE": word}
+    n, wide = x.numel(), wide_of(x.dtype)
+    constants = {"LOSS": globals()[name], "WIDE": wide}
     if reduction == spec.NONE:
         if not x.is_contiguous():
             raise NotSupported("losses of each element keep the strides of self")
@@ -217,7 +217,7 @@ def _forward(name: str, x: Tensor, reduction: int, number: float, before: dict, 
         launch = Launch(each, (-(-n // tiles["BLOCK"]),), tiles.config(**constants), {"n": n, "number": number})
         return Plan({"y": OutputSpec.of(x.shape, x.dtype)}, [launch], copied, before)
     tiles, factor = reduced_tiles(dtype=x.dtype), 1 / n if reduction == spec.MEAN else 1.0
-    count, steps = shared(n, tiles["BLOCK"], x.device)
+    count, steps = split(n, tiles["BLOCK"], x.device)
     numbers = {"n": n, "steps": steps, "number": number, "factor": factor if count == 1 else 1.0}
     launch = Launch(reduced, (count,), tiles.config(**constants), numbers)
     makes = {"y": OutputSpec.of((), x.dtype)}
@@ -438,13 +438,13 @@ def _nll_forward(
         "n": n, "x_n": x_n, "x_c": x_c, "x_s": step, "n_classes": x.shape[1], "inner": inner,
         "ignore_index": ignore_index,
     }  # fmt: skip
-    one, word = OutputSpec.of((), x.dtype), wide_of(x.dtype)
+    one, wide = OutputSpec.of((), x.dtype), wide_of(x.dtype)
     if reduction == spec.NONE:
-        launch = Launch(nll_each, (-(-n // tiles["BLOCK"]),), tiles.config(WIDE=word), numbers)
+        launch = Launch(nll_each, (-(-n // tiles["BLOCK"]),), tiles.config(WIDE=wide), numbers)
         return Plan({"y": OutputSpec.of(target.shape, x.dtype), "total_weight": one}, [launch], copied)
-    count, steps = shared(n, tiles["BLOCK"], x.device)
+    count, steps = split(n, tiles["BLOCK"], x.device)
     mean = reduction == spec.MEAN
-    config = tiles.config(MEAN=mean and count == 1, WIDE=word)
+    config = tiles.config(MEAN=mean and count == 1, WIDE=wide)
     launch = Launch(nll_sum, (count,), config, {**numbers, "steps": steps})
     makes = {"y": one, "total_weight": one}
     if count == 1:

@@ -209,6 +209,14 @@ def _real(values: Sequence[Any]) -> list[float]:
     return [float(v) for v in values]
 
 
+def _first_list(values: Sequence[Any]) -> Sequence[Tensor]:
+    """The first argument that is a list of tensors."""
+    for value in values:
+        if isinstance(value, (list, tuple)) and value and isinstance(value[0], Tensor):
+            return value
+    raise NotSupported("no list of tensors")
+
+
 def elementwise(name: str) -> tuple[Callable[..., Any], Callable[..., None]]:
     """The op, as a function that makes new tensors, and one that writes to those given first."""
     names = spec.ops[f"_foreach_{name}"].spec.names
@@ -220,9 +228,9 @@ def elementwise(name: str) -> tuple[Callable[..., Any], Callable[..., None]]:
 
     def write(out: Any, *args: Any) -> None:
         values = picked(args)
-        lead = next((v for v in values if isinstance(v, (list, tuple)) and v and isinstance(v[0], Tensor)), None)
-        if lead is None or not isinstance(out, (list, tuple)) or len(out) != len(lead):
-            raise NotSupported("no list of tensors")
+        lead = _first_list(values)
+        if not isinstance(out, (list, tuple)) or len(out) != len(lead):
+            raise NotSupported("out is no list of as many tensors")
         dtype = lead[0].dtype
         if not found:
             found.append(row_of(name))
@@ -238,11 +246,7 @@ def elementwise(name: str) -> tuple[Callable[..., Any], Callable[..., None]]:
 
     def call(*args: Any, **keywords: Any) -> Any:
         args = (*args, *(keywords[n] for n in names[len(args) :] if n in keywords))
-        values = picked(args)
-        lead = next((v for v in values if isinstance(v, (list, tuple)) and v and isinstance(v[0], Tensor)), None)
-        if lead is None:
-            raise NotSupported("no list of tensors")
-        out = [torch.empty_like(t) for t in lead]
+        out = [torch.empty_like(t) for t in _first_list(picked(args))]
         write(out, *args)
         return out
 
@@ -272,7 +276,7 @@ ZERO = Form("foreach_zero", "t", ((0, 0),), 1)
 
 
 def copy_to(out: Any, self: Any, src: Any, non_blocking: bool = False) -> None:
-    _lists_of(out, src)
+    _check_lists(out, src)
     a, b = src[0].dtype, out[0].dtype
     if a not in TYPES or b not in TYPES or not (a is b or (a in FLOATS and b in FLOATS)):
         raise NotSupported(f"a copy from {a} to {b}")
@@ -281,22 +285,22 @@ def copy_to(out: Any, self: Any, src: Any, non_blocking: bool = False) -> None:
 
 
 def zero_to(out: Any, self: Any) -> None:
-    _lists_of(out)
+    _check_lists(out)
     if out[0].dtype not in TYPES:
         raise NotSupported(f"zeros of {out[0].dtype}")
     run(ZERO, nothing, seen_alike([out]), (), wide=torch.int32 if out[0].dtype is torch.bool else None)
 
 
-def _lists_of(*lists: Any) -> None:
+def _check_lists(*lists: Any) -> None:
     if any(not isinstance(items, (list, tuple)) or not items or len(items) != len(lists[0]) for items in lists):
         raise NotSupported("no tensors, or lists of different lengths")
     if any(not isinstance(t, Tensor) or t.layout is not torch.strided for items in lists for t in items):
-        raise NotSupported("no tensors in memory")
+        raise NotSupported("a list of something else than strided tensors")
 
 
 @impl(spec.ops["_foreach_copy"], devices=DEVICES, into=copy_to)
 def foreach_copy(self: Any, src: Any, non_blocking: bool = False) -> Any:
-    _lists_of(self, src)
+    _check_lists(self, src)
     out = [torch.empty_like(t) for t in self]
     copy_to(out, self, src)
     return out
@@ -304,7 +308,7 @@ def foreach_copy(self: Any, src: Any, non_blocking: bool = False) -> Any:
 
 @impl(spec.ops["_foreach_zero"], devices=DEVICES, into=zero_to)
 def foreach_zero(self: Any) -> Any:
-    _lists_of(self)
+    _check_lists(self)
     out = [torch.empty_like(t) for t in self]
     zero_to(out, self)
     return out
@@ -313,7 +317,7 @@ def foreach_zero(self: Any) -> Any:
 @impl(spec.ops["_foreach_norm"], devices=DEVICES)
 def foreach_norm(self: Any, ord: Any = 2, dtype: Any = None) -> Any:
     """Euclidean norms: sums of squares of chunks, then of each tensor, in their order."""
-    _lists_of(self)
+    _check_lists(self)
     kind = self[0].dtype
     if ord != 2 or dtype is not None or kind not in FLOATS[:3]:
         raise NotSupported(f"norms of order {ord}, of {kind} as {dtype}")
@@ -418,7 +422,7 @@ def _stepped(
 
     STEP takes the lists, the states where there are some, the numbers and the scale.
     """
-    _lists_of(*lists)
+    _check_lists(*lists)
     dtype, home = lists[0][0].dtype, lists[0][0].device
     if dtype not in FLOATS or any(items[0].dtype is not dtype for items in lists):
         raise NotSupported("tensors of several dtypes, or of integers")
@@ -521,7 +525,7 @@ mutating("_fused_adagrad_", _adagrad)
 
 def _unscale(self: Any, found_inf: Tensor, inv_scale: Tensor) -> None:
     """x * inv_scale, in place; the flag is set to 1 where an x is not finite."""
-    _lists_of(self)
+    _check_lists(self)
     home = self[0].device
     if self[0].dtype not in FLOATS[:3]:
         raise NotSupported(f"gradients of {self[0].dtype}")
@@ -532,7 +536,7 @@ def _unscale(self: Any, found_inf: Tensor, inv_scale: Tensor) -> None:
     launched(scale_lists, what, (found_inf, inv_scale, 1.0), {"LANES": lanes(what.dtypes)}, "I O")
 
 
-def _grown(scale_ptr, tracker_ptr, found_ptr, growth: tl.float64, backoff: tl.float64, interval):
+def _update_scale(scale_ptr, tracker_ptr, found_ptr, growth: tl.float64, backoff: tl.float64, interval):
     """After overflow the scale backs off; after `interval` steps without, it grows unless it would overflow itself."""
     scale = tl.load(scale_ptr)
     count = tl.load(tracker_ptr)
@@ -545,7 +549,7 @@ def _grown(scale_ptr, tracker_ptr, found_ptr, growth: tl.float64, backoff: tl.fl
     tl.store(tracker_ptr, tl.where(found | due, 0, more))
 
 
-grown = Launcher(_grown, sizes="")
+update_scale = Launcher(_update_scale, sizes="")
 
 
 def _update(
@@ -555,7 +559,7 @@ def _update(
     kinds = ((self, torch.float32), (growth_tracker, torch.int32), (found_inf, torch.float32))
     if any(t.numel() != 1 or t.dtype is not kind or t.device != self.device for t, kind in kinds):
         raise NotSupported("a scale, tracker or flag that is no number on the device")
-    launch = grown.ready((1, 1, 1), (), Tiles(32).config())
+    launch = update_scale.ready((1, 1, 1), (), Tiles(32).config())
     launch(
         self, growth_tracker, found_inf, float(scale_growth_factor), float(scale_backoff_factor), int(growth_interval)
     )  # fmt: skip

@@ -29,8 +29,8 @@ from .lib.planes import (
     per_element,
     plane,
     plane_tiles,
-    spread,
     unravel,
+    zyx,
 )
 from .lib.rows import OutputSpec, wide_of
 
@@ -227,16 +227,16 @@ def _windows(
     """Constants of the windows: K, S, P, D (kernel, stride, padding, dilation); W, the most that hold an element."""
     kind, rank = _kind(name)
     if kind == "strided":
-        kernel, padding = spread(given["kernel_size"], rank, 1), spread(given["padding"], rank, 0)
-        stride = spread(given["stride"], rank, 1) if given["stride"] else kernel
-        dilation = spread(given.get("dilation", 1), rank, 1)
+        kernel, padding = zyx(given["kernel_size"], rank, 1), zyx(given["padding"], rank, 0)
+        stride = zyx(given["stride"], rank, 1) if given["stride"] else kernel
+        dilation = zyx(given.get("dilation", 1), rank, 1)
         held = [(k - 1) * d // s + 1 for k, s, d in zip(kernel, stride, dilation)]
     else:
         stride, padding, dilation = (1, 1, 1), (0, 0, 0), (1, 1, 1)
         most = lambda n, m: max(-(-(o + 1) * n // m) - o * n // m for o in range(m)) if m else 1
         kernel, held = [*map(most, n_in, n_out)], [*map(most, n_out, n_in)]
     if kind == "fractional":
-        kernel = spread(given["kernel_size"], 2, 1)
+        kernel = zyx(given["kernel_size"], 2, 1)
         # with those that rounding may add
         held = [min(o, (k + 2) * (o - 1) // max(n - k, 1) + 6) for k, n, o in zip(kernel, n_in, n_out)]
     sizes = {**per_axis("K", kernel), **per_axis("S", stride), **per_axis("P", padding), **per_axis("D", dilation)}

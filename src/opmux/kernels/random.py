@@ -98,7 +98,7 @@ def normal(r, q, a, b, c):
 
 
 @triton.jit
-def waited(r, a, b, c):
+def exponential_of(r, a, b, c):
     u = above_zero(r)
     e = tl.maximum(-tl.log(u), TINY_32 if r.dtype == tl.uint32 else TINY_64)
     return tl.minimum(tl.maximum(e * a, b), c)
@@ -106,11 +106,11 @@ def waited(r, a, b, c):
 
 @triton.jit
 def exponential(r, q, a, b, c):
-    return waited(r, a, b, c), waited(q, a, b, c)
+    return exponential_of(r, a, b, c), exponential_of(q, a, b, c)
 
 
 @triton.jit
-def tangent(r, a, b, c):
+def cauchy_of(r, a, b, c):
     """Half a turn is enough, as the tangent has that period."""
     cos, sin = turn(r >> 1)
     return tl.minimum(tl.maximum(div(sin, cos) * a + b, -c), c)
@@ -118,7 +118,7 @@ def tangent(r, a, b, c):
 
 @triton.jit
 def cauchy(r, q, a, b, c):
-    return tangent(r, a, b, c), tangent(q, a, b, c)
+    return cauchy_of(r, a, b, c), cauchy_of(q, a, b, c)
 
 
 # One raw number to an integer.

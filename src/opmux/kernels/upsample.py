@@ -35,8 +35,8 @@ def cubic(x, A: tl.constexpr):
 
 
 @triton.jit
-def smoothed(x, MODE: tl.constexpr):
-    if MODE == "smooth cubic":
+def antialiasing_weight(x, MODE: tl.constexpr):
+    if MODE == "antialiased cubic":
         return cubic(x, -0.5)
     else:
         return tl.maximum(1 - tl.abs(x), 0.0)
@@ -49,7 +49,7 @@ def position(at, scale, MODE: tl.constexpr, ALIGN: tl.constexpr, WIDE: tl.conste
         return at.to(tl.float32) * scale.to(tl.float32)
     elif MODE == "exact":
         return (at.to(tl.float32) + 0.5) * scale.to(tl.float32)
-    elif MODE == "smooth linear" or MODE == "smooth cubic":
+    elif MODE == "antialiased linear" or MODE == "antialiased cubic":
         return (at.to(WIDE) + 0.5) * scale
     elif ALIGN:
         return at.to(WIDE) * scale
@@ -61,7 +61,7 @@ def position(at, scale, MODE: tl.constexpr, ALIGN: tl.constexpr, WIDE: tl.conste
 @triton.jit
 def span(there, scale, n_in, MODE: tl.constexpr, WIDE: tl.constexpr):
     """With antialiasing: the first input index that a result reads, and the index after the last."""
-    half = (2.0 if MODE == "smooth cubic" else 1.0) * tl.maximum(scale, 1.0)
+    half = (2.0 if MODE == "antialiased cubic" else 1.0) * tl.maximum(scale, 1.0)
     first = tl.maximum((there - half + 0.5).to(tl.int32), 0)
     return first, tl.minimum((there + half + 0.5).to(tl.int32), n_in)
 
@@ -74,7 +74,7 @@ def total(there, scale, n_in, T, MODE: tl.constexpr, WIDE: tl.constexpr):
     for k in range(T):
         at = first + k
         by = (at.to(WIDE) - there + 0.5) / tl.maximum(scale, 1.0)
-        found += tl.where(at < end, smoothed(by, MODE), 0.0)
+        found += tl.where(at < end, antialiasing_weight(by, MODE), 0.0)
     return tl.where(end > first, found, 1.0)
 
 
@@ -96,7 +96,7 @@ def tap(there, k, scale, n_in, whole, MODE: tl.constexpr, WIDE: tl.constexpr):
         first, end = span(there, scale, n_in, MODE, WIDE)
         at = first + k
         by = (at.to(WIDE) - there + 0.5) / tl.maximum(scale, 1.0)
-        weight = smoothed(by, MODE) / whole
+        weight = antialiasing_weight(by, MODE) / whole
         return tl.minimum(at, n_in - 1), tl.where(at < end, weight, 0.0)
 
 
@@ -118,7 +118,7 @@ def results(at, scale, n_in, n_out, MODE: tl.constexpr, ALIGN: tl.constexpr, WID
         low = 2.0
         high = 2.0
     else:
-        low = (2.0 if MODE == "smooth cubic" else 1.0) * tl.maximum(scale, 1.0)
+        low = (2.0 if MODE == "antialiased cubic" else 1.0) * tl.maximum(scale, 1.0)
         high = low + 1.0
     step = tl.maximum(scale, 1e-9)
     first = (at.to(WIDE) - low + b) / step - a
@@ -134,11 +134,11 @@ def results(at, scale, n_in, n_out, MODE: tl.constexpr, ALIGN: tl.constexpr, WID
 def weight_of(at, o, scale, n_in, T, MODE: tl.constexpr, ALIGN: tl.constexpr, WIDE: tl.constexpr):
     """The weight of an input index in a result."""
     there = position(o, scale, MODE, ALIGN, WIDE)
-    if MODE == "smooth linear" or MODE == "smooth cubic":
+    if MODE == "antialiased linear" or MODE == "antialiased cubic":
         first, end = span(there, scale, n_in, MODE, WIDE)
         by = (at.to(WIDE) - there + 0.5) / tl.maximum(scale, 1.0)
         whole = total(there, scale, n_in, T, MODE, WIDE)
-        return tl.where((at >= first) & (at < end), smoothed(by, MODE) / whole, 0.0)
+        return tl.where((at >= first) & (at < end), antialiasing_weight(by, MODE) / whole, 0.0)
     else:
         found = tl.full(there.shape, 0, WIDE)
         for k in range(T):
@@ -179,7 +179,7 @@ def _resample(x_ptr, y_ptr, n, n_c, n_z, n_y, n_x, i_z, i_y, i_x, x_sn, x_sc, x_
         acc = tl.full([BLOCK], 0, WIDE)
         all_y = tl.full([BLOCK], 1, WIDE)
         all_x = tl.full([BLOCK], 1, WIDE)
-        if MODE == "smooth linear" or MODE == "smooth cubic":
+        if MODE == "antialiased linear" or MODE == "antialiased cubic":
             all_y = total(at_y, scale_y, i_y, TY, MODE, WIDE)
             all_x = total(at_x, scale_x, i_x, TX, MODE, WIDE)
         for k_z in range(TZ):
@@ -269,7 +269,7 @@ def _shared(
     given: Sequence[Any],
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Constants and numbers of both kernels."""
-    if mode.startswith("smooth") and align:
+    if mode.startswith("antialiased") and align:
         raise NotSupported("antialiasing with aligned corners")
     scales = [_scale(i, o, align, g, wide) for i, o, g in zip(n_in, n_out, (*[None] * (3 - rank), *given))]
     if mode in TAPS:

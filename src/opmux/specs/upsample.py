@@ -21,15 +21,15 @@ MODES = {
     "upsample_bilinear2d": (2, "linear"),
     "upsample_trilinear3d": (3, "linear"),
     "upsample_bicubic2d": (2, "cubic"),
-    "_upsample_bilinear2d_aa": (2, "smooth linear"),
-    "_upsample_bicubic2d_aa": (2, "smooth cubic"),
+    "_upsample_bilinear2d_aa": (2, "antialiased linear"),
+    "_upsample_bicubic2d_aa": (2, "antialiased cubic"),
 }
 SCALES = {1: ("scales",), 2: ("scales_h", "scales_w"), 3: ("scales_d", "scales_h", "scales_w")}
 
 
 def _cases(rank: int, mode: str) -> tuple[Case, ...]:
     plane = ((11,), (5, 7), (3, 4, 5))[rank - 1]
-    if mode.startswith("smooth"):
+    if mode.startswith("antialiased"):
         return Case((1, 2, 3, 4), options={"by": 2.3}), Case((1, 16, 4, 3), options={"by": 0.6, "last": True})
     made = [Case((2, 3, *plane), options={"by": 2.3 if rank < 3 else 1.5}), Case((2, 3, *plane), options={"by": 0.4})]
     if rank < 3:

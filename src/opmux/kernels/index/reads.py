@@ -14,7 +14,7 @@ from ...core.registry import impl
 from ...specs import index as spec
 from ..lib.cells import Cells, check_tensors, check_written, of_flat, of_gather, of_index, of_rows, of_select
 from ..lib.cells import take as launch_take
-from ..lib.indexing import spread
+from ..lib.indexing import broadcast_strides
 from ..lib.meta import on_meta
 from ..lib.numbers import representable
 from ..lib.plans import decided
@@ -178,7 +178,7 @@ def _masked_index(x: Tensor, at: Any, mask: Tensor, *indices: Tensor) -> Callabl
     cells = of_index(x, at, indices)
     if mask.dtype is not torch.bool or not x.numel() or mask.dim() > len(cells.shape):
         raise NotSupported("a mask of another dtype, or nothing to read")
-    return _read(cells, x, indexed(x, cells), None, spread(mask.shape, mask.stride(), cells.shape))
+    return _read(cells, x, indexed(x, cells), None, broadcast_strides(mask.shape, mask.stride(), cells.shape))
 
 
 @impl(spec.ops["_unsafe_masked_index"], devices=DEVICES)

@@ -18,7 +18,7 @@ from ...core.registry import impl
 from ...specs import index as spec
 from ..lib.cells import Cells, check_tensors, check_written, of_flat, of_gather, of_index, of_rows, of_select
 from ..lib.cells import put as launch_put
-from ..lib.indexing import spread
+from ..lib.indexing import broadcast_strides
 from ..lib.meta import on_meta
 from ..lib.numbers import representable
 from ..lib.plans import decided, willing
@@ -255,12 +255,12 @@ def _put_at(x: Tensor, at: Any, values: Tensor | None, accumulate: bool, *indice
         return _nothing
     if accumulate:
         run = folder(cells, x, "sum", True)
-        return lambda x, *rest: run(x, rest[:-1], _spread(rest[-1], x, cells.shape))
-    steps = None if values is None else spread(values.shape, values.stride(), cells.shape)
+        return lambda x, *rest: run(x, rest[:-1], _expanded(rest[-1], x, cells.shape))
+    steps = None if values is None else broadcast_strides(values.shape, values.stride(), cells.shape)
     return launch_put(cells, x, steps, x.dtype)
 
 
-def _spread(values: Any, x: Tensor, shape: Sequence[int]) -> Tensor:
+def _expanded(values: Any, x: Tensor, shape: Sequence[int]) -> Tensor:
     """Values, or a number, as a contiguous tensor of that shape."""
     if not isinstance(values, Tensor):
         return torch.full(shape, values, dtype=x.dtype, device=x.device)

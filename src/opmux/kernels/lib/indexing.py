@@ -73,7 +73,7 @@ def step_tiles(dtype: torch.dtype) -> Tiles:
 # ---- dimensions -----------------------------------------------------------------------------------------------------
 
 
-def spread(shape: Sequence[int], stride: Sequence[int], to: Sequence[int]) -> Strides:
+def broadcast_strides(shape: Sequence[int], stride: Sequence[int], to: Sequence[int]) -> Strides:
     """The strides of a tensor seen in a larger shape: 0 where it is broadcast."""
     missing = len(to) - len(shape)
     return (*[0] * missing, *(0 if n == 1 else s for n, s in zip(shape, stride, strict=True)))

@@ -35,7 +35,7 @@ def check_floats(*tensors: Tensor | None) -> None:
         raise NotSupported(f"{', '.join(map(str, found))}: expected floats of one dtype")
 
 
-def spread(values: int | Sequence[int], rank: int, missing: int = 0) -> tuple[int, int, int]:
+def zyx(values: int | Sequence[int], rank: int, missing: int = 0) -> tuple[int, int, int]:
     """A value for each of z, y and x, from one for each spatial dimension, or one for all."""
     given = [values] if isinstance(values, int) else list(values)
     given = given * rank if len(given) == 1 else given

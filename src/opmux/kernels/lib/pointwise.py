@@ -29,7 +29,7 @@ from torch import Tensor
 
 from ...core import codegen
 from ...core.errors import NotSupported
-from .indexing import Indexing, bytes_of, choose_indexing, spread
+from .indexing import Indexing, broadcast_strides, bytes_of, choose_indexing
 from .jit_source import jit_from_source
 from .launch import Launcher, Output
 from .meta import as_meta, call_torch
@@ -327,7 +327,7 @@ def _apart(y: Tensor, x: Tensor) -> None:
 
 def _launch(row: Row, given: list[Arg], types: Types, y: Tensor, makes: dict[int, Output]) -> Callable[..., Any]:
     tensors = [a.value for a in given if a.kind == "t"]
-    strides = [spread(t.shape, t.stride(), y.shape) for t in tensors]
+    strides = [broadcast_strides(t.shape, t.stride(), y.shape) for t in tensors]
     indexing = choose_indexing(y.shape, [*strides, tuple(y.stride())], [*(t.dtype for t in tensors), y.dtype])
     baked = any(a.kind == "c" and a.name in row.baked for a in given)
     constants = {
