@@ -31,11 +31,10 @@ GIB = 2**30
 BATCH, LENGTH = 4, 2048
 
 
-def built(layers: int = 16) -> Any:
-    from transformers import LlamaConfig, LlamaForCausalLM
+def config(layers: int = 16) -> Any:
+    from transformers import LlamaConfig
 
-    torch.manual_seed(0)
-    config = LlamaConfig(
+    return LlamaConfig(
         hidden_size=2048,
         intermediate_size=8192,
         num_hidden_layers=layers,
@@ -48,8 +47,14 @@ def built(layers: int = 16) -> Any:
         use_cache=True,
         attn_implementation="sdpa",
     )
+
+
+def built(layers: int = 16) -> Any:
+    from transformers import LlamaForCausalLM
+
+    torch.manual_seed(0)
     with torch.device("cuda"):
-        model = LlamaForCausalLM(config)
+        model = LlamaForCausalLM(config(layers))
     return model.to(torch.bfloat16)
 
 

@@ -1,12 +1,13 @@
 """Models of transformers under `opmux.enable()`: training steps against torch's own; a Llama of 1.2B parameters too.
 
-    python benchmarks/models.py [--json FILE] [--traces FILE] [--only gpt2,bert] [--no-llama]
+    python benchmarks/models.py [--json FILE] [--only gpt2,bert] [--no-llama]
+    python benchmarks/models.py --traces src/opmux/faces/aten/model_traces.json
 
 Nine small models with random weights, in float32 and bfloat16, eager. Native, `enable()` and `enable(mode="all")` run
 in turn in one process, several rounds; a ratio is the median over the rounds of native's time over that of the mode, so
 above 1 is faster than native. Gradients are compared with those of the same model in float64. Kernels are compiled
-before, in a process for each model. `--traces` writes what `opmux.enable()` ships to decide without its C++ gate: the
-overloads that a step calls, with dtypes, sizes and counts.
+before, in a process for each model. `--traces` measures nothing, needs no GPU, and writes what `opmux.enable()` ships
+to decide without its C++ gate: the overloads that a step calls, with dtypes, sizes and counts.
 """
 
 from __future__ import annotations
@@ -31,7 +32,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import opmux
 
+sys.path.insert(0, str(Path(__file__).parent))
+from llama import BATCH, LENGTH, built, config
+
 ROUNDS, STEPS = 5, 4
+WARM = 8  # calls of a kind that come once in a step are launched from C++ after six
 MODES = ("native", "auto", "all")
 VOCAB = 8192
 DEVICE = "cuda"
@@ -149,13 +154,16 @@ def timed(step: Callable[[], Any], steps: int) -> float:
     return (time.perf_counter() - start) / steps * 1e3
 
 
-def in_turn(step: Callable[[], Any], rounds: int = ROUNDS, steps: int = STEPS) -> dict[str, Any]:
+def in_turn(
+    step: Callable[[], Any], rounds: int = ROUNDS, steps: int = STEPS, warm_steps: int = WARM
+) -> dict[str, Any]:
     """Native, auto and all, round by round."""
     times: dict[str, list[float]] = {mode: [] for mode in MODES}
     for at in range(rounds):
         for mode in MODES if at % 2 else reversed(MODES):
             turn(mode)
-            step(), step()
+            for _ in range(warm_steps):
+                step()
             times[mode].append(timed(step, steps))
     turn("native")
     ratios = {m: statistics.median(a / b for a, b in zip(times["native"], times[m], strict=True)) for m in MODES[1:]}
@@ -214,7 +222,7 @@ def trace(step: Callable[[], Any]) -> dict[str, list[list[Any]]]:
     """The overloads of a step that we can compute: [dtype, size, calls]."""
     from opmux.faces.aten.overloads import table
 
-    step()
+    step()  # the optimizer makes its state
     with Seen() as seen:
         step()
     found: dict[str, list[list[Any]]] = {}
@@ -224,13 +232,40 @@ def trace(step: Callable[[], Any]) -> dict[str, list[list[Any]]]:
     return found
 
 
+def write_traces(file: Path, names: list[str], dtypes: list[torch.dtype]) -> None:
+    """The small models run on the CPU; the Llama with tensors that have no memory."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+    from transformers import LlamaForCausalLM
+
+    found = {}
+    for name in names:
+        for dtype in dtypes:
+            key = f"{name} {str(dtype).removeprefix('torch.')}"
+            found[key] = trace(Trainer(name, dtype).step)
+            print(f"{key:18} {sum(len(rows) for rows in found[key].values())} rows", flush=True)
+    with FakeTensorMode():
+        model = LlamaForCausalLM._from_config(config(), dtype=torch.bfloat16)  # a fake tensor is not converted in place
+        tokens = torch.ones(BATCH, LENGTH, dtype=torch.int64)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
+
+        def step() -> None:
+            model(input_ids=tokens, labels=tokens, use_cache=False).loss.backward()
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+
+        found["llama 1.2B training"] = trace(step)
+        with torch.no_grad():
+            before = model(input_ids=tokens[:1, :64], use_cache=True).past_key_values
+            decode = lambda: model(input_ids=tokens[:1, :1], past_key_values=before, use_cache=True)
+            found["llama 1.2B decoding"] = trace(decode)
+    rows = [f" {json.dumps(k)}: {json.dumps(v, separators=(',', ':'))}" for k, v in found.items()]
+    file.write_text("{\n" + ",\n".join(rows) + "\n}\n", encoding="utf-8")
+
+
 # ---- a Llama of 1.2 billion parameters ------------------------------------------------------------------------------
 
 
-def llama(traces: dict[str, Any] | None) -> dict[str, Any]:
-    sys.path.insert(0, str(Path(__file__).parent))
-    from llama import BATCH, LENGTH, built
-
+def llama() -> dict[str, Any]:
     tokens = torch.randint(0, 128256, (4, BATCH, LENGTH), generator=torch.Generator().manual_seed(1)).cuda()
 
     def training() -> Callable[[int], torch.Tensor]:
@@ -249,9 +284,7 @@ def llama(traces: dict[str, Any] | None) -> dict[str, Any]:
 
     found: dict[str, Any] = {}
     step = training()
-    found["train"] = in_turn(step, rounds=4, steps=3)
-    if traces is not None:
-        traces["llama 1.2B training"] = trace(step)
+    found["train"] = in_turn(step, rounds=4, steps=3, warm_steps=4)
     losses = {}
     for mode in MODES:
         del step
@@ -271,10 +304,7 @@ def llama(traces: dict[str, Any] | None) -> dict[str, Any]:
     options = {"attention_mask": torch.ones_like(ids), "do_sample": False, "pad_token_id": 0, "eos_token_id": None}
     generate = lambda: model.generate(ids, max_new_tokens=32, min_new_tokens=32, **options)
     with torch.inference_mode():
-        found["decode"] = in_turn(generate, rounds=5, steps=1)
-    if traces is not None:
-        with torch.no_grad():
-            traces["llama 1.2B decoding"] = trace(generate)
+        found["decode"] = in_turn(generate, rounds=5, steps=1, warm_steps=1)
     return found
 
 
@@ -298,7 +328,7 @@ def main() -> None:
     global DEVICE
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", type=Path)
-    parser.add_argument("--traces", type=Path, help="write the traces that auto mode ships")
+    parser.add_argument("--traces", type=Path, help="only write the traces that auto mode ships")
     parser.add_argument("--only", default="", help="these models, separated by commas")
     parser.add_argument("--no-llama", action="store_true")
     parser.add_argument("--device", default="cuda")
@@ -314,6 +344,10 @@ def main() -> None:
             one.step(), one.step()
         return
     names = given.only.split(",") if given.only else list(MODELS)
+    if given.traces:
+        DEVICE = "cpu"
+        write_traces(given.traces, names, dtypes)
+        return
     start = time.perf_counter()
     if DEVICE != "cpu":
         warm(names)
@@ -325,27 +359,21 @@ def main() -> None:
     turn("native")
     print(f"auto takes {len(taken)} of {every} overloads", flush=True)
     results: dict[str, Any] = {}
-    traces: dict[str, Any] | None = {} if given.traces else None
     for name in names:
         for dtype in dtypes:
             key = f"{name} {str(dtype).removeprefix('torch.')}"
             results[key] = row = measured(name, dtype)
-            if traces is not None:
-                traces[key] = trace(Trainer(name, dtype).step)
             off = "  ".join(f"{m} {d}" for m, d in row["gradients"].items())
             speed = f"{row['ms']['native']:8.2f} ms  auto {row['auto']:.3f}  all {row['all']:.3f}"
             print(f"{key:18} {speed}  to float64: {off}", flush=True)
             gc.collect()
     means = {m: _mean([r[m] for r in results.values()]) for m in MODES[1:]}
     print(f"geometric mean: auto {means['auto']:.3f}, all {means['all']:.3f}", flush=True)
-    big = None if given.no_llama else llama(traces)
+    big = None if given.no_llama else llama()
     if big is not None:
         for what in ("train", "decode"):
             print(f"llama {what}: {big[what]}", flush=True)
         print(f"llama losses, largest gap over 20 steps: {big['losses']['largest gap']}", flush=True)
-    if given.traces:
-        rows = [f" {json.dumps(k)}: {json.dumps(v, separators=(',', ':'))}" for k, v in (traces or {}).items()]
-        given.traces.write_text("{\n" + ",\n".join(rows) + "\n}\n", encoding="utf-8")
     if given.json:
         import transformers
         import triton
