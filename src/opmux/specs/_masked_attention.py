@@ -1,4 +1,4 @@
-"""Attention in plain PyTorch, with all features of tex's fused attention: masks, windows, biases, dropout, sinks.
+"""Attention in plain PyTorch, with all options: masks, windows, biases, ALiBi, soft-cap, dropout, sinks.
 
 It materializes the matrix of scores in float32 (float64 for float64); it runs if no library's kernel supports the call.
 Tensors are [batch, heads, seq, dim], as in `attention`.
@@ -8,6 +8,7 @@ import math
 from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from ._numeric import wide
@@ -33,6 +34,8 @@ class Masking(NamedTuple):
     kv_sizes: Tensor | None = None
     dropped: float = 0.0
     seed: Tensor | None = None
+    slopes: Tensor | None = None  # [heads]: ALiBi's, instead of the usual ones
+    softcap: float = 0.0  # 0: none
 
     def shift(self, queries: int, keys: int, at_end: bool) -> Tensor | int:
         """The key on the diagonal of query 0."""
@@ -82,27 +85,38 @@ def _grouped(t: Tensor, groups: int) -> Tensor:
     return t.unsqueeze(1) if t.shape[1] == 1 else t.unflatten(1, (groups, t.shape[1] // groups))
 
 
-def _scores(x: Tensor, y: Tensor, how: Masking, bias: Tensor | None) -> Tensor:
-    """The scores of grouped q and k; -inf where a key is masked."""
+def _scores(x: Tensor, y: Tensor, how: Masking, bias: Tensor | None) -> tuple[Tensor, Tensor | float]:
+    """The scores of grouped q and k, -inf where a key is masked; and their slope by q k^T * scale."""
     groups, per, queries, keys = x.shape[1], x.shape[2], x.shape[3], y.shape[3]
     s = x @ y.mT
     if how.bias == PRE_SCALE and bias is not None:
         s = s + _grouped(bias.to(s.dtype), groups)
-    s = s * how.scale
+    s, slope = s * how.scale, 1.0
+    if how.softcap:
+        level = torch.tanh(s / how.softcap)
+        s, slope = how.softcap * level, 1 - level.square()
     if how.bias == POST_SCALE and bias is not None:
         s = s + _grouped(bias.to(s.dtype), groups)
-    if how.bias == ALIBI:
+    if how.bias == ALIBI or how.slopes is not None:
         i = torch.arange(queries, device=s.device)[:, None] + how.shift(queries, keys, how.at_end)
         away = (torch.arange(keys, device=s.device) - i).abs().to(s.dtype)  # [queries, keys], or of each sequence
-        slopes = alibi_slopes(groups * per, s.device).to(s.dtype).view(1, groups, per, 1, 1)
-        s = s - slopes * (away[:, None, None] if away.dim() == 3 else away)
+        slopes = alibi_slopes(groups * per, s.device) if how.slopes is None else how.slopes
+        s = s - slopes.to(s.dtype).view(1, groups, per, 1, 1) * (away[:, None, None] if away.dim() == 3 else away)
     hidden = how.hidden(queries, keys, s.device)
-    return s if hidden is None else s.masked_fill(hidden[:, None, None], -math.inf)
+    return (s if hidden is None else s.masked_fill(hidden[:, None, None], -math.inf)), slope
 
 
 def _probabilities(s: Tensor, lse: Tensor) -> Tensor:
     """exp(s - lse); 0 in fully masked rows, where both are -inf."""
     return torch.exp(s - lse.masked_fill(lse == -math.inf, 0.0)[..., None])
+
+
+def _dropped(p: Tensor, how: Masking, dropout: Any) -> Tensor:
+    """Philox's dropout, with its elements counted as if the number of keys were a multiple of 4.
+
+    So a group of four words is of one query, and a kernel needs one group for four keys.
+    """
+    return dropout(F.pad(p, (0, -p.shape[-1] % 4)), how.seed, how.dropped)[..., : p.shape[-1]]
 
 
 def masked_forward(
@@ -115,14 +129,14 @@ def masked_forward(
     groups = k.shape[1]
     x = _grouped(how.kept(q, how.q_sizes), groups)
     y, z = (_grouped(how.kept(t, how.kv_sizes), groups) for t in (k, v))
-    s = _scores(x, y, how, bias)
+    s, _ = _scores(x, y, how, bias)
     top = s.amax(-1) if s.shape[-1] else s.new_full(s.shape[:-1], -math.inf)
     lse = torch.logsumexp(s, -1)
     if sink is not None:
         lse = torch.logaddexp(lse, sink.to(s.dtype).view(1, groups, -1, 1))
     p = _probabilities(s, lse)
     if how.dropped and how.seed is not None:
-        p = call.philox_dropout(p, how.seed, how.dropped)
+        p = _dropped(p, how, call.philox_dropout)
     return (p @ z).flatten(1, 2), lse.flatten(1, 2), top.flatten(1, 2)
 
 
@@ -143,14 +157,14 @@ def masked_backward(
     x, g, out = (_grouped(how.kept(t, how.q_sizes), groups) for t in (q, do, o))
     y, z = (_grouped(how.kept(t, how.kv_sizes), groups) for t in (k, v))
     g, out, lse = g.to(x.dtype), out.to(x.dtype), _grouped(lse.to(x.dtype), groups)
-    p = _probabilities(_scores(x, y, how, bias), lse)
+    s, slope = _scores(x, y, how, bias)
+    p = _probabilities(s, lse)
     dp, dropped = g @ z.mT, p
     if how.dropped and how.seed is not None:
-        dp = call.philox_dropout_bwd(dp, how.seed, how.dropped)
-        dropped = call.philox_dropout(p, how.seed, how.dropped)
+        dp, dropped = _dropped(dp, how, call.philox_dropout_bwd), _dropped(p, how, call.philox_dropout)
     total = (g * out).sum(-1)
     ds = p * (dp - total[..., None])
-    scaled = ds * how.scale
+    scaled = ds * slope * how.scale
     dbias = None
     if bias is not None:
         dbias = (scaled if how.bias == PRE_SCALE else ds).flatten(1, 2).sum_to_size(bias.shape)

@@ -1,0 +1,383 @@
+"""Attention with every option: windows, bias, ALiBi, soft-cap, sinks, dropout, sequences of different lengths.
+
+`attention` is the small op that a vendor implements first; this one takes what that one does not. The order in which
+options apply to a score: s = q k^T * scale, then softcap * tanh(s / softcap), then + bias, then ALiBi, then the window.
+
+Sequences of different lengths, in two forms that can be combined:
+
+- packed: the batch is 1, and its sequences are one after another along `queries` and `keys`. `cu_q` and `cu_k` say
+  where each begins. A [tokens, heads, dim] tensor is passed as the view t.transpose(0, 1)[None].
+- padded: `q_sizes` and `k_sizes` give the length of each sequence; what follows it is padding.
+"""
+
+from collections.abc import Iterator
+from typing import Annotated, Any
+
+import torch
+from torch import Tensor
+
+from ..core.contract import Float, Grad, Index, at_least, same_dtype
+from ..core.errors import BadArgument
+from ..core.spec import BadSample, BadSamples, op
+from . import random
+from ._masked_attention import NO_BIAS, POST_SCALE, Masking, masked_backward, masked_forward
+from ._sequences import Lengths, packed, unpacked
+from .attention import TOL, K, Q, V, heads_divide, laid_out_as, room, scale_of
+from .random import Probability, Seed
+from .samples import Case, Draw, Maker
+
+Bias = Float[Tensor, "_ _ _ _"]
+PerHead = Float[Tensor, "heads"]
+Begins = Index[Tensor, "sequences+1"]
+Sizes = Index[Tensor, "sequences"]
+Window = Annotated[int, at_least(-1)]
+Length = Annotated[int, at_least(0)]
+Cap = Annotated[float, at_least(0)]
+
+
+# ---- arguments ------------------------------------------------------------------------------------------------------
+
+
+def longest(q: Tensor, k: Tensor, cu_q: Tensor | None, max_q: int, max_k: int) -> tuple[int, int, int]:
+    """The number of sequences, and the most queries and keys of one."""
+    if cu_q is None:
+        return q.shape[0], q.shape[2], k.shape[2]
+    return cu_q.shape[0] - 1, max_q, max_k
+
+
+def packed_right(op: str, q: Tensor, cu_q: Tensor | None, cu_k: Tensor | None) -> None:
+    if (cu_q is None) != (cu_k is None):
+        raise BadArgument.of(op, "cu_k", "be given if {cu_q} is, and only then", "one of them", ValueError)
+    if cu_q is not None and not cu_q.shape[0]:
+        raise BadArgument.of(op, "cu_q", "have at least one element, where the last sequence ends", "(0,)", ValueError)
+    if cu_q is not None and q.shape[0] != 1:
+        raise BadArgument.of(op, "q", "have a batch of 1, as {cu_q} is given", str(tuple(q.shape)), ValueError)
+
+
+def sizes_right(op: str, q: Tensor, cu_q: Tensor | None, q_sizes: Tensor | None, k_sizes: Tensor | None) -> None:
+    if (q_sizes is None) != (k_sizes is None):
+        raise BadArgument.of(op, "k_sizes", "be given if {q_sizes} is, and only then", "one of them", ValueError)
+    if q_sizes is not None and cu_q is None and q_sizes.shape[0] != q.shape[0]:
+        expected = f"have a length for each of {q.shape[0]} sequences"
+        raise BadArgument.of(op, "q_sizes", expected, str(tuple(q_sizes.shape)), ValueError)
+
+
+def bias_right(
+    op: str, q: Tensor, k: Tensor, bias: Tensor | None, cu_q: Tensor | None, max_q: int, max_k: int
+) -> None:
+    if bias is None:
+        return
+    b, sq, sk = longest(q, k, cu_q, max_q, max_k)
+    if bias.shape[3] != sk or any(n not in (1, most) for n, most in zip(bias.shape[:3], (b, q.shape[1], sq))):
+        expected = f"have shape ({b}, {q.shape[1]}, {sq}, {sk}), or 1 in one of the first three places"
+        raise BadArgument.of(op, "bias", expected, str(tuple(bias.shape)), ValueError)
+
+
+def seed_given(op: str, seed: Tensor | None, dropout_p: float) -> None:
+    if dropout_p and seed is None:
+        raise BadArgument.of(op, "seed", "be given, as {dropout_p} is not 0", "None", ValueError)
+
+
+WHERE = (heads_divide, packed_right, sizes_right, bias_right, seed_given)
+
+
+# ---- the reference --------------------------------------------------------------------------------------------------
+
+
+class Arrangement:
+    """Tensors of a call as [sequences, heads, length, dim] and back."""
+
+    def __init__(
+        self, q: Tensor, k: Tensor, cu_q: Tensor | None, cu_k: Tensor | None, q_sizes: Tensor | None,
+        k_sizes: Tensor | None, max_q: int, max_k: int,
+    ):  # fmt: skip
+        self.packed = cu_q is not None
+        self.lengths: list[Lengths | None] = [_lengths(cu_q, q_sizes), _lengths(cu_k, k_sizes)]
+        self.longest = longest(q, k, cu_q, max_q, max_k)[1:]
+        self.sizes = (q_sizes, k_sizes) if not self.packed else (None, None)
+
+    def apart(self, t: Tensor, of: int) -> Tensor:
+        """[b, h, s, ...] with padding, from the queries (`of` = 0) or the keys (1) of a call."""
+        lengths = self.lengths[of]
+        return t if lengths is None else unpacked(t[0].transpose(0, 1), lengths, self.longest[of]).transpose(1, 2)
+
+    def together(self, t: Tensor, of: int, tokens: int) -> Tensor:
+        """The inverse: 0 for padding."""
+        lengths, sizes = self.lengths[of], self.sizes[of]
+        if lengths is not None:
+            return packed(t.transpose(1, 2), lengths, tokens).transpose(0, 1)[None]
+        if sizes is None:
+            return t
+        after = torch.arange(tokens, device=t.device) >= sizes.long()[:, None]
+        return t.masked_fill(after.view(t.shape[0], 1, tokens, *[1] * (t.dim() - 3)), 0.0)
+
+    def masking(
+        self, q: Tensor, bias: Tensor | None, slopes: Tensor | None, seed: Tensor | None, left: int, right: int,
+        at_end: bool, softcap: float, dropout_p: float, scale: float | None,
+    ) -> Masking:  # fmt: skip
+        found = [
+            s.long() if s is not None else None if n is None else n.sizes
+            for s, n in zip(self.sizes, self.lengths, strict=True)
+        ]
+        return Masking(
+            scale_of(q, scale), left=left, right=right, at_end=at_end, bias=NO_BIAS if bias is None else POST_SCALE,
+            q_sizes=found[0], kv_sizes=found[1], dropped=dropout_p, seed=seed, slopes=slopes, softcap=softcap,
+        )  # fmt: skip
+
+
+def _lengths(cu: Tensor | None, sizes: Tensor | None) -> Lengths | None:
+    if cu is None:
+        return None
+    found = Lengths.of(cu)
+    return found if sizes is None else found._replace(sizes=sizes.long())
+
+
+class Dropout:
+    """The references of Philox's dropout, which `masked_forward` and `masked_backward` call."""
+
+    philox_dropout = staticmethod(random.philox_dropout.reference)
+    philox_dropout_bwd = staticmethod(random.philox_dropout_bwd.reference)
+
+
+# ---- samples --------------------------------------------------------------------------------------------------------
+
+
+def _drawn(d: Draw, name: str, shape: tuple[int, ...], dtype: torch.dtype | None = None) -> Tensor:
+    return Draw(Case(shape, options={"of": d.case.id, "name": name}), dtype or d.dtype, d.device).full()
+
+
+def _ints(d: Draw, values: Any) -> Tensor | None:
+    return None if values is None else torch.tensor(values, dtype=torch.int32, device=d.device)
+
+
+def _args(d: Draw) -> dict[str, Any]:
+    """Options: kv_heads, keys (their number), dim_v, bias (its first three sizes), and arguments of the op by name."""
+    b, h, s, dim = d.case.shape
+    kv_heads, keys = d.option("kv_heads", h), d.option("keys", s)
+    longest_k = d.option("max_k", keys)
+    other = torch.float64 if d.dtype is torch.float64 else torch.float32
+    return {
+        "q": d.full(),
+        "k": _drawn(d, "k", (b, kv_heads, keys, dim)),
+        "v": _drawn(d, "v", (b, kv_heads, keys, d.option("dim_v", dim))),
+        "bias": _drawn(d, "bias", (*d.option("bias"), longest_k)) if d.option("bias") else None,
+        "slopes": _drawn(d, "slopes", (h,), other).abs() if d.option("slopes") else None,
+        "sink": _drawn(d, "sink", (h,), other) if d.option("sink") else None,
+        "seed": torch.tensor([7, 3], device="cpu" if d.option("host") else d.device) if d.option("dropout_p") else None,
+        "cu_q": _ints(d, d.option("cu_q")),
+        "cu_k": _ints(d, d.option("cu_k")),
+        "q_sizes": _ints(d, d.option("q_sizes")),
+        "k_sizes": _ints(d, d.option("k_sizes")),
+        **{n: d.option(n, 0) for n in ("max_q", "max_k")},
+        **{n: d.option(n, -1) for n in ("left", "right")},
+        "at_end": d.option("at_end", True),
+        "softcap": d.option("softcap", 0.0),
+        "dropout_p": d.option("dropout_p", 0.0),
+        "scale": d.option("scale"),
+        "bias_grad": bool(d.option("bias")),
+    }
+
+
+CASES = (
+    Case((1, 2, 20, 16), options={"kv_heads": 1, "left": 3, "right": 2, "at_end": False, "keys": 24}),
+    Case((2, 2, 18, 16), options={"bias": (1, 2, 18), "sink": True, "right": 0}),
+    Case((2, 2, 5, 24), options={"bias": (2, 1, 1), "keys": 22, "softcap": 2.0, "dim_v": 16}),
+    Case((1, 2, 17, 8), options={"slopes": True, "keys": 9, "dropout_p": 0.3, "kv_heads": 1}),
+    Case((2, 1, 19, 16), options={"q_sizes": (19, 5), "k_sizes": (3, 19), "sink": True, "right": 0, "bias": (1, 1, 19)}),
+    Case((1, 2, 14, 16), options={
+        "cu_q": (0, 5, 13), "cu_k": (0, 6, 11), "keys": 12, "max_q": 8, "max_k": 6, "dropout_p": 0.5, "host": True,
+        "slopes": True, "softcap": 3.0, "left": 4,
+    }),
+    Case((2, 2, 3, 8), "swapped", {"scale": 0.3, "sink": True}),
+    Case((1, 2, 8, 16), "step", {"right": 0, "at_end": False, "keys": 3}),
+    Case((2, 2, 0, 8), options={"sink": True, "bias": (1, 2, 1), "keys": 4}),
+    Case((2, 2, 4, 8), options={"keys": 0, "sink": True}),
+)  # fmt: skip
+GENERAL = Maker(_args, CASES)
+
+
+def _wrong(good: Maker) -> BadSamples:
+    """Bad samples: heads, offsets, lengths, a bias or a seed that do not fit."""
+
+    def bad(device: torch.device) -> Iterator[BadSample]:
+        made = lambda **options: good.named(Case((2, 4, 6, 8), options=options), torch.float32, device)
+        cu, ints = torch.tensor([0, 6], dtype=torch.int32, device=device), torch.tensor([3], device=device)
+        for word, text, args, changes in (
+            ("heads", "k must have heads that divide the 4 of q; got 3", made(kv_heads=3), {}),
+            ("one offset", "cu_k must be given if cu_q is, and only then", made(), {"cu_q": cu}),
+            ("batch", "q must have a batch of 1, as cu_q is given", made(), {"cu_q": cu, "cu_k": cu}),
+            ("no offsets", "cu_q must have at least one element", made(), {"cu_q": cu[:0], "cu_k": cu[:0]}),
+            ("one length", "k_sizes must be given if q_sizes is, and only then", made(), {"q_sizes": ints}),
+            ("lengths", "q_sizes must have a length for each of 2", made(), {"q_sizes": ints, "k_sizes": ints}),
+            ("bias", "bias must have shape (2, 4, 6, 6), or 1", made(), {"bias": torch.zeros(2, 3, 6, 6, device=device)}),
+            ("seed", "seed must be given, as dropout_p is not 0", made(), {"dropout_p": 0.5}),
+        ):  # fmt: skip
+            yield BadSample(tuple({**args, **changes}.values()), ValueError, text, id=word)
+
+    return bad
+
+
+# ---- the ops --------------------------------------------------------------------------------------------------------
+
+
+def stats_dtype(q: Tensor) -> torch.dtype:
+    return torch.float64 if q.dtype is torch.float64 else torch.float32
+
+
+def _fake(q: Tensor, k: Tensor, v: Tensor, *rest: Any, **named: Any) -> tuple[Tensor, Tensor]:
+    attention_general.check(**dict(zip(attention_general.spec.names, (q, k, v, *rest))), **named)
+    return room(q, v.shape[3]), torch.empty(q.shape[:3], dtype=stats_dtype(q), device=q.device)
+
+
+@op(
+    out="o lse",
+    grad="attention_general_bwd",
+    samples=GENERAL,
+    errors=_wrong(GENERAL),
+    where=WHERE,
+    tol=TOL,
+    fake=_fake,
+)
+def attention_general(
+    q: Q,
+    k: K,
+    v: V,
+    bias: Bias | None = None,
+    slopes: PerHead | None = None,
+    sink: PerHead | None = None,
+    seed: Seed | None = None,
+    cu_q: Begins | None = None,
+    cu_k: Begins | None = None,
+    q_sizes: Sizes | None = None,
+    k_sizes: Sizes | None = None,
+    max_q: Length = 0,
+    max_k: Length = 0,
+    left: Window = -1,
+    right: Window = -1,
+    at_end: bool = True,
+    softcap: Cap = 0.0,
+    dropout_p: Probability = 0.0,
+    scale: float | None = None,
+    bias_grad: bool = False,
+) -> tuple[Tensor, Tensor]:
+    """Attention with every option: o = dropout(softmax(s)) v, lse = log(sum(exp(s))).
+
+    s = cap(q k^T * scale) + bias - slopes * |distance|, cap(x) = softcap * tanh(x / softcap), -inf outside the window
+
+    Args:
+        q: the queries.
+        k: the keys; each head serves heads / kv_heads adjacent heads of q.
+        v: the values.
+        bias: added to the scores: [sequences or 1, heads or 1, queries or 1, keys]; -inf masks a key.
+        slopes: ALiBi's slope of each head; the distance is that of a key to a query's own place.
+        sink: a further score of each head, with a value of 0: exp(sink) is part of the sum of the softmax, and of lse.
+        seed: the same seed drops the same probabilities.
+        cu_q: where each packed sequence of q begins, and where the last one ends; the batch is 1.
+        cu_k: the same for k and v.
+        q_sizes: the length of each sequence of q; the rest is padding.
+        k_sizes: the same for k and v.
+        max_q: at least the length of the longest sequence of q, if they are packed.
+        max_k: at least the length of the longest sequence of k, if they are packed.
+        left: how many keys before its own place a query sees; -1 is all.
+        right: how many keys after its own place a query sees; -1 is all, 0 is causal.
+        at_end: the last query is at the place of the last key; if not, the first is at that of the first key.
+        softcap: the limit of the scores; 0 is none.
+        dropout_p: how probable it is that a probability is dropped; the others are divided by 1 - dropout_p.
+        scale: multiplies q k^T; by default 1 / sqrt(dim).
+        bias_grad: whether the backward computes the gradient of the bias.
+
+    Returns:
+        o [batch, heads, queries, dim_v], of q's dtype and in its memory layout, and lse, float32 [batch, heads,
+        queries] (float64 for float64). Both are 0 for padding. A query that sees no key gives o = 0, and as lse the
+        sink, or -inf.
+    """
+    where = Arrangement(q, k, cu_q, cu_k, q_sizes, k_sizes, max_q, max_k)
+    how = where.masking(q, bias, slopes, seed, left, right, at_end, softcap, dropout_p, scale)
+    x, y, z = where.apart(q, 0), where.apart(k, 1), where.apart(v, 1)
+    o, lse, _ = masked_forward(x, y, z, how, bias, sink, Dropout)
+    tokens = q.shape[2]
+    return laid_out_as(q, where.together(o, 0, tokens)), where.together(lse, 0, tokens).contiguous().to(stats_dtype(q))
+
+
+def _bwd_args(d: Draw) -> dict[str, Any]:
+    of = _args(d)
+    o, lse = attention_general.reference(**of)
+    return {"do": _drawn(d, "do", tuple(o.shape)), **{n: of.pop(n) for n in "qkv"}, "o": o, "lse": lse, **of}
+
+
+GENERAL_BWD = Maker(_bwd_args, CASES)
+OF_FORWARD = tuple(attention_general.spec.names[3:])
+
+
+def absent(like: Tensor) -> Tensor:
+    """The gradient of an argument that has none: no elements."""
+    return torch.empty((0,), dtype=like.dtype, device=like.device)
+
+
+def _fake_bwd(
+    do: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, *rest: Any
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    named = dict(zip(OF_FORWARD, rest, strict=True))
+    attention_general_bwd.check(do=do, q=q, k=k, v=v, o=o, lse=lse, **named)
+    bias, sink = named["bias"] if named["bias_grad"] else None, named["sink"]
+    dbias, dsink = (absent(q) if t is None else t.new_empty(t.shape) for t in (bias, sink))
+    return room(q), room(k), room(v), dbias, dsink
+
+
+@op(
+    out="dq dk dv dbias dsink",
+    samples=GENERAL_BWD,
+    errors=_wrong(GENERAL_BWD),
+    where=WHERE,
+    tol=TOL,
+    fake=_fake_bwd,
+)
+def attention_general_bwd(
+    do: Grad[Tensor, "batch heads queries dim_v"],
+    q: Q,
+    k: K,
+    v: V,
+    o: Float[Tensor, "batch heads queries dim_v", same_dtype("q")],
+    lse: Float[Tensor, "batch heads queries"],
+    bias: Bias | None,
+    slopes: PerHead | None,
+    sink: PerHead | None,
+    seed: Seed | None,
+    cu_q: Begins | None,
+    cu_k: Begins | None,
+    q_sizes: Sizes | None,
+    k_sizes: Sizes | None,
+    max_q: Length,
+    max_k: Length,
+    left: Window,
+    right: Window,
+    at_end: bool,
+    softcap: Cap,
+    dropout_p: Probability,
+    scale: float | None,
+    bias_grad: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """The gradients of attention_general, as in attention_bwd; 0 for padding. They are the same bits in every run.
+
+    dbias = ds before the soft-cap, summed over the dimensions in which the bias has size 1;
+    dsink = -sum(exp(sink - lse) * sum(do * o)) of each head
+
+    Args:
+        do: the gradient of o.
+        o: the first result of the forward.
+        lse: the second result of the forward.
+
+    Returns:
+        dq, dk, dv, dbias and dsink, like q, k, v, bias and sink. dbias and dsink have no elements where there is no
+        such argument; dbias also unless bias_grad is set.
+    """
+    where = Arrangement(q, k, cu_q, cu_k, q_sizes, k_sizes, max_q, max_k)
+    how = where.masking(q, bias, slopes, seed, left, right, at_end, softcap, dropout_p, scale)
+    g, x, out, rows = (where.apart(t, 0) for t in (do, q, o, lse))
+    y, z = where.apart(k, 1), where.apart(v, 1)
+    found = masked_backward(g, x, y, z, out, rows, how, bias, sink, Dropout)
+    of = ((found.dq, 0, q), (found.dk, 1, k), (found.dv, 1, v))
+    dq, dk, dv = (laid_out_as(like, where.together(t, i, like.shape[2])) for t, i, like in of)
+    dbias = absent(q) if bias is None or not bias_grad or found.dbias is None else found.dbias.to(bias.dtype)
+    dsink = absent(q) if sink is None or found.dsink is None else found.dsink.to(sink.dtype)
+    return dq, dk, dv, dbias, dsink
