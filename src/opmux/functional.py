@@ -57,6 +57,7 @@ from .faces.functional.scaled_cross_entropy import ScaledCrossEntropyOutput as S
 from .faces.functional.scaled_cross_entropy import (
     fused_linear_scaled_cross_entropy as fused_linear_scaled_cross_entropy,
 )
+from .faces.functional.scaled_dot_product import attention as attention
 from .faces.functional.vocab_parallel import vocab_parallel_cross_entropy as vocab_parallel_cross_entropy
 
 __all__ = [
@@ -94,6 +95,7 @@ __all__ = [
     "rope",
     "DistillationOutput",
     "fused_linear_distillation",
+    "attention",
     "attn_res",
     "mhc_apply",
     "mhc_coeffs",

@@ -297,6 +297,55 @@ def attention_bwd(do: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: T
         dq, like q, dk, like k, and dv, like v.
     """
 
+def attention_general(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None = None, slopes: Tensor | None = None, sink: Tensor | None = None, seed: Tensor | None = None, cu_q: Tensor | None = None, cu_k: Tensor | None = None, q_sizes: Tensor | None = None, k_sizes: Tensor | None = None, max_q: int = 0, max_k: int = 0, left: int = -1, right: int = -1, at_end: bool = True, softcap: float = 0.0, dropout_p: float = 0.0, scale: float | None = None, bias_grad: bool = False) -> tuple[Tensor, Tensor]:
+    """Attention with every option: o = dropout(softmax(s)) v, lse = log(sum(exp(s))).
+
+    s = cap(q k^T * scale) + bias - slopes * |distance|, cap(x) = softcap * tanh(x / softcap), -inf outside the window
+
+    Args:
+        q (float [batch, heads, queries, dim]): the queries.
+        k (float [batch, kv_heads, keys, dim], of the dtype of q): the keys; each head serves heads / kv_heads adjacent heads of q.
+        v (float [batch, kv_heads, keys, dim_v], of the dtype of q): the values.
+        bias (float [_, _, _, _], optional): added to the scores: [sequences or 1, heads or 1, queries or 1, keys]; -inf masks a key.
+        slopes (float [heads], optional): ALiBi's slope of each head; the distance is that of a key to a query's own place.
+        sink (float [heads], optional): a further score of each head, with a value of 0: exp(sink) is part of the sum of the softmax, and of lse.
+        seed (any [2], int64, a key and a counter, on the same device or on the CPU, optional): the same seed drops the same probabilities.
+        cu_q (index [sequences+1], optional): where each packed sequence of q begins, and where the last one ends; the batch is 1.
+        cu_k (index [sequences+1], optional): the same for k and v.
+        q_sizes (index [sequences], optional): the length of each sequence of q; the rest is padding.
+        k_sizes (index [sequences], optional): the same for k and v.
+        max_q (at least 0): at least the length of the longest sequence of q, if they are packed.
+        max_k (at least 0): at least the length of the longest sequence of k, if they are packed.
+        left (at least -1): how many keys before its own place a query sees; -1 is all.
+        right (at least -1): how many keys after its own place a query sees; -1 is all, 0 is causal.
+        at_end: the last query is at the place of the last key; if not, the first is at that of the first key.
+        softcap (at least 0): the limit of the scores; 0 is none.
+        dropout_p (between 0 and 1): how probable it is that a probability is dropped; the others are divided by 1 - dropout_p.
+        scale: multiplies q k^T; by default 1 / sqrt(dim).
+        bias_grad: whether the backward computes the gradient of the bias.
+
+    Returns:
+        o [batch, heads, queries, dim_v], of q's dtype and in its memory layout, and lse, float32 [batch, heads,
+        queries] (float64 for float64). Both are 0 for padding. A query that sees no key gives o = 0, and as lse the
+        sink, or -inf.
+    """
+
+def attention_general_bwd(do: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, bias: Tensor | None, slopes: Tensor | None, sink: Tensor | None, seed: Tensor | None, cu_q: Tensor | None, cu_k: Tensor | None, q_sizes: Tensor | None, k_sizes: Tensor | None, max_q: int, max_k: int, left: int, right: int, at_end: bool, softcap: float, dropout_p: float, scale: float | None, bias_grad: bool) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """The gradients of attention_general, as in attention_bwd; 0 for padding. They are the same bits in every run.
+
+    dbias = ds before the soft-cap, summed over the dimensions in which the bias has size 1;
+    dsink = -sum(exp(sink - lse) * sum(do * o)) of each head
+
+    Args:
+        do (float [batch, heads, queries, dim_v]): the gradient of o.
+        o (float [batch, heads, queries, dim_v], of the dtype of q): the first result of the forward.
+        lse (float [batch, heads, queries]): the second result of the forward.
+
+    Returns:
+        dq, dk, dv, dbias and dsink, like q, k, v, bias and sink. dbias and dsink have no elements where there is no
+        such argument; dbias also unless bias_grad is set.
+    """
+
 def attention_varlen(q: Tensor, k: Tensor, v: Tensor, cu_q: Tensor, cu_k: Tensor, max_q: int, max_k: int, left: int = -1, right: int = -1, scale: float | None = None) -> tuple[Tensor, Tensor]:
     """Attention of sequences of different lengths, packed one after another.
 

@@ -7,6 +7,7 @@ import torch
 
 pytest.importorskip("triton")
 from opmux.kernels import attention as kernels
+from opmux.kernels import attention_general as general_kernels
 from opmux.kernels.lib.compile_only import CHIPS, compiling_for
 
 MODE = "compile"
@@ -32,6 +33,35 @@ def packed(dim, dtype):
     cu = new(4, dtype=torch.int32)
     kernels.attention_varlen(q, k, k, cu, cu, 500, 400, 64, 0, None)
     kernels.attention_varlen_bwd(q, q, k, k, q, lse, cu, cu, 500, 400, 64, 0, None)
+
+
+def general(dim, dtype, bias=True):
+    """Every option at once; without a bias, sequences of different lengths."""
+    q, k, lse = (
+        new(2, 8, 1024, dim, dtype=dtype),
+        new(2, 2, 1024, dim, dtype=dtype),
+        new(2, 8, 1024, dtype=torch.float32),
+    )
+    heads, seed = new(8, dtype=torch.float32), new(2, dtype=torch.int64)
+    lengths = None if bias else new(2, dtype=torch.int32)
+    more = (new(1, 8, 1024, 1024, dtype=dtype) if bias else None, heads, heads, seed, None, None, lengths, lengths)
+    options = (0, 0, 128, 0, False, 30.0, 0.1, None, bias)
+    general_kernels.attention_general(q, k, k, *more, *options)
+    general_kernels.attention_general_bwd(q, q, k, k, q, lse, *more, *options)
+
+
+@pytest.mark.parametrize("chip", CHIPS)
+def test_options_fit_the_chip(chip):
+    with compiling_for(chip) as built:
+        general(128, torch.bfloat16)
+    assert {k.name for k in built} == {"_fwd", "_bwd_q", "_bwd_kv", "_bwd_bias", "_bwd_sink"}
+    assert all(kernel.shared <= CHIPS[chip][1] for kernel in built)
+
+
+def test_lengths_with_options():
+    with compiling_for("sm_90") as built:
+        general(64, torch.float16, bias=False)
+    assert {k.name for k in built} == {"_fwd", "_bwd_q", "_bwd_kv", "_bwd_sink"}
 
 
 @pytest.mark.parametrize("chip", CHIPS)

@@ -48,8 +48,6 @@ def longest(q: Tensor, k: Tensor, cu_q: Tensor | None, max_q: int, max_k: int) -
 def packed_right(op: str, q: Tensor, cu_q: Tensor | None, cu_k: Tensor | None) -> None:
     if (cu_q is None) != (cu_k is None):
         raise BadArgument.of(op, "cu_k", "be given if {cu_q} is, and only then", "one of them", ValueError)
-    if cu_q is not None and not cu_q.shape[0]:
-        raise BadArgument.of(op, "cu_q", "have at least one element, where the last sequence ends", "(0,)", ValueError)
     if cu_q is not None and q.shape[0] != 1:
         raise BadArgument.of(op, "q", "have a batch of 1, as {cu_q} is given", str(tuple(q.shape)), ValueError)
 
@@ -62,9 +60,7 @@ def sizes_right(op: str, q: Tensor, cu_q: Tensor | None, q_sizes: Tensor | None,
         raise BadArgument.of(op, "q_sizes", expected, str(tuple(q_sizes.shape)), ValueError)
 
 
-def bias_right(
-    op: str, q: Tensor, k: Tensor, bias: Tensor | None, cu_q: Tensor | None, max_q: int, max_k: int
-) -> None:
+def bias_right(op: str, q: Tensor, k: Tensor, bias: Tensor | None, cu_q: Tensor | None, max_q: int, max_k: int) -> None:
     if bias is None:
         return
     b, sq, sk = longest(q, k, cu_q, max_q, max_k)
@@ -183,7 +179,9 @@ CASES = (
     Case((2, 2, 18, 16), options={"bias": (1, 2, 18), "sink": True, "right": 0}),
     Case((2, 2, 5, 24), options={"bias": (2, 1, 1), "keys": 22, "softcap": 2.0, "dim_v": 16}),
     Case((1, 2, 17, 8), options={"slopes": True, "keys": 9, "dropout_p": 0.3, "kv_heads": 1}),
-    Case((2, 1, 19, 16), options={"q_sizes": (19, 5), "k_sizes": (3, 19), "sink": True, "right": 0, "bias": (1, 1, 19)}),
+    Case((2, 1, 19, 16), options={
+        "q_sizes": (19, 5), "k_sizes": (3, 19), "sink": True, "right": 0, "bias": (1, 1, 19),
+    }),
     Case((1, 2, 14, 16), options={
         "cu_q": (0, 5, 13), "cu_k": (0, 6, 11), "keys": 12, "max_q": 8, "max_k": 6, "dropout_p": 0.5, "host": True,
         "slopes": True, "softcap": 3.0, "left": 4,
@@ -200,17 +198,18 @@ def _wrong(good: Maker) -> BadSamples:
     """Bad samples: heads, offsets, lengths, a bias or a seed that do not fit."""
 
     def bad(device: torch.device) -> Iterator[BadSample]:
-        made = lambda **options: good.named(Case((2, 4, 6, 8), options=options), torch.float32, device)
+        args = good.named(Case((2, 4, 6, 8)), torch.float32, device)
         cu, ints = torch.tensor([0, 6], dtype=torch.int32, device=device), torch.tensor([3], device=device)
-        for word, text, args, changes in (
-            ("heads", "k must have heads that divide the 4 of q; got 3", made(kv_heads=3), {}),
-            ("one offset", "cu_k must be given if cu_q is, and only then", made(), {"cu_q": cu}),
-            ("batch", "q must have a batch of 1, as cu_q is given", made(), {"cu_q": cu, "cu_k": cu}),
-            ("no offsets", "cu_q must have at least one element", made(), {"cu_q": cu[:0], "cu_k": cu[:0]}),
-            ("one length", "k_sizes must be given if q_sizes is, and only then", made(), {"q_sizes": ints}),
-            ("lengths", "q_sizes must have a length for each of 2", made(), {"q_sizes": ints, "k_sizes": ints}),
-            ("bias", "bias must have shape (2, 4, 6, 6), or 1", made(), {"bias": torch.zeros(2, 3, 6, 6, device=device)}),
-            ("seed", "seed must be given, as dropout_p is not 0", made(), {"dropout_p": 0.5}),
+        three = torch.zeros(2, 3, 6, 6, device=device)
+        fewer = {"k": args["k"][:, :3], "v": args["v"][:, :3]}
+        for word, text, changes in (
+            ("heads", "k must have heads that divide the 4 of q; got 3", fewer),
+            ("one offset", "cu_k must be given if cu_q is, and only then", {"cu_q": cu}),
+            ("batch", "q must have a batch of 1, as cu_q is given", {"cu_q": cu, "cu_k": cu}),
+            ("one length", "k_sizes must be given if q_sizes is, and only then", {"q_sizes": ints}),
+            ("lengths", "q_sizes must have a length for each of 2", {"q_sizes": ints, "k_sizes": ints}),
+            ("bias", "bias must have shape .2, 4, 6, 6., or 1", {"bias": three}),
+            ("seed", "seed must be given, as dropout_p is not 0", {"dropout_p": 0.5}),
         ):  # fmt: skip
             yield BadSample(tuple({**args, **changes}.values()), ValueError, text, id=word)
 

@@ -64,12 +64,24 @@ def seeded(seed_ptr, key, counter):
 
 
 @triton.jit
+def words_at(key, counter, group):
+    """Four words of each group, an int64 tensor."""
+    c2, c3 = halves(group)
+    return rounds(key, counter, c2, c3)
+
+
+@triton.jit
 def words(key, counter, group, GROUPS: tl.constexpr):
     """Four words each for GROUPS groups from `group` on, which is a multiple of GROUPS: no carry to the high word."""
-    k0, k1 = halves(key)
-    c0, c1 = halves(counter)
     c2, c3 = halves(group)
     c2 += tl.arange(0, GROUPS).to(tl.uint32)
+    return rounds(key, counter, c2, c3)
+
+
+@triton.jit
+def rounds(key, counter, c2, c3):
+    k0, k1 = halves(key)
+    c0, c1 = halves(counter)
     for _ in tl.static_range(ROUNDS):
         high0, low0 = product(c0, M0)
         high1, low1 = product(c2, M1)

@@ -1,0 +1,148 @@
+"""Scaled dot product attention with every option, for model code."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...core.errors import BadArgument
+from ...specs import attention as small
+from ...specs._masked_attention import alibi_slopes
+from ...specs.attention_general import attention_general
+from ...specs.random import next_seed
+
+NAME = "attention"
+# where batch, heads and sequence are in each layout
+PLACES = {"bhsd": (0, 1, 2, 3), "bshd": (0, 2, 1, 3), "sbhd": (1, 2, 0, 3)}
+BACK = {"bhsd": (0, 1, 2, 3), "bshd": (0, 2, 1, 3), "sbhd": (2, 0, 1, 3)}
+# names of the ops' arguments in this function
+OURS = {
+    "cu_q": "cu_seqlens_q", "cu_k": "cu_seqlens_k", "q_sizes": "seqlens_q", "k_sizes": "seqlens_k",
+    "max_q": "max_seqlen_q", "max_k": "max_seqlen_k", "slopes": "alibi",
+}  # fmt: skip
+
+
+def attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    causal: bool = False,
+    window: tuple[int, int] = (-1, -1),
+    top_left: bool = False,
+    bias: Tensor | None = None,
+    alibi: Tensor | bool = False,
+    softcap: float = 0.0,
+    sink: Tensor | float | None = None,
+    dropout_p: float = 0.0,
+    scale: float | None = None,
+    layout: str = "bhsd",
+    cu_seqlens_q: Tensor | None = None,
+    cu_seqlens_k: Tensor | None = None,
+    max_seqlen_q: int | None = None,
+    max_seqlen_k: int | None = None,
+    seqlens_q: Tensor | None = None,
+    seqlens_k: Tensor | None = None,
+    generator: torch.Generator | None = None,
+    return_lse: bool = False,
+) -> Any:
+    """Scaled dot product attention: o = dropout(softmax(s)) v, s = softcap(q k^T * scale) + bias - alibi * |distance|.
+
+    Memory grows with the length of the sequences, not with its square. Any strides are read in place, except along the
+    last dimension. Gradients are the same bits in every run where our kernels compute them.
+
+    Args:
+        q: the queries, in `layout`; [tokens, heads, dim] with cu_seqlens_q.
+        k: the keys, with heads that divide those of q.
+        v: the values; their dim may be another one.
+        causal: a query sees no key after its own place.
+        window: how many keys before and after its own place a query sees; -1 is all.
+        top_left: the place of the first query is that of the first key; by default the last query is at the last key.
+        bias: added to the scores, [batch or 1, heads or 1, queries or 1, keys]; a bool is a mask, False hides a key.
+            Leading dimensions may be absent. With cu_seqlens_q the sizes are sequences, heads, max_seqlen_q and
+            max_seqlen_k.
+        alibi: the slope of each head, [heads]; True for the usual ones.
+        softcap: limits scores to softcap * tanh(score / softcap); 0 is none.
+        sink: a score of each head whose value is 0, [heads], or one for all: 0.0 is the off-by-one softmax.
+        dropout_p: the probability that a probability is dropped. In eval mode pass 0.
+        scale: multiplies q k^T; by default 1 / sqrt(dim).
+        layout: "bhsd", "bshd" or "sbhd": the order of batch, heads and sequence.
+        cu_seqlens_q: int32 or int64 [sequences + 1]: where each packed sequence of q begins, and the last one ends.
+        cu_seqlens_k: the same for k and v; by default those of q.
+        max_seqlen_q: at least the longest sequence of q, with cu_seqlens_q; by default the number of tokens, which
+            launches programs that find nothing to do.
+        max_seqlen_k: the same for k.
+        seqlens_q: int32 or int64 [sequences]: the length of each sequence of q; what follows is padding, and 0 in o.
+        seqlens_k: the same for k and v; by default those of q.
+        generator: for dropout; by default that of the device.
+        return_lse: return the logarithm of each softmax's sum too; it has no gradient.
+
+    Returns:
+        o, like q but for v's dim; with return_lse, and lse, float32 [batch, heads, queries], or [heads, tokens] with
+        cu_seqlens_q. A query that sees no key gives o = 0 and lse = -inf (or the sink).
+    """
+    if layout not in PLACES:
+        raise BadArgument.of(NAME, "layout", "be 'bhsd', 'bshd' or 'sbhd'", repr(layout), ValueError)
+    packed = cu_seqlens_q is not None
+    rank = 3 if packed else 4
+    for name, t in (("q", q), ("k", k), ("v", v)):
+        if t.dim() != rank:
+            shape = "[tokens, heads, dim]" if packed else f"[{', '.join(layout)}]"
+            raise BadArgument.of(NAME, name, f"be {shape}", str(tuple(t.shape)), ValueError)
+    left, right = window
+    right = 0 if causal and right < 0 else min(0, right) if causal else right
+    if packed:
+        cu_seqlens_k = cu_seqlens_q if cu_seqlens_k is None else cu_seqlens_k
+        max_seqlen_q = q.shape[0] if max_seqlen_q is None else max_seqlen_q
+        max_seqlen_k = k.shape[0] if max_seqlen_k is None else max_seqlen_k
+    seqlens_k = seqlens_q if seqlens_k is None else seqlens_k
+    heads = q.shape[1 if packed else PLACES[layout][1]]
+    slopes = alibi_slopes(heads, q.device) if alibi is True else None if alibi is False else alibi
+    if isinstance(sink, (int, float)):
+        sink = torch.full((heads,), float(sink), dtype=torch.float32, device=q.device)
+    plain = bias is None and slopes is None and sink is None and seqlens_q is None and not softcap and not dropout_p
+    try:
+        if packed:
+            x, y, z = (t.transpose(0, 1)[None] for t in (q, k, v))
+        else:
+            x, y, z = (t.permute(PLACES[layout]) for t in (q, k, v))
+        square = not packed and x.shape[2] == y.shape[2]
+        if plain and packed and not top_left:
+            o, lse = small.attention_varlen(
+                q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, left, right, scale
+            )  # fmt: skip
+            return (o, lse) if return_lse else o
+        if plain and not packed and left < 0 and right <= 0 and (right < 0 or square or not top_left):
+            o, lse = small.attention(x, y, z, right == 0, scale)
+        else:
+            wanted = bias is not None and bias.requires_grad and torch.is_grad_enabled()
+            o, lse = attention_general(
+                x, y, z, _bias(x, y, bias, max_seqlen_k), slopes, sink, _seed(q, generator) if dropout_p else None,
+                cu_seqlens_q, cu_seqlens_k, seqlens_q, seqlens_k, max_seqlen_q or 0, max_seqlen_k or 0, left, right,
+                not top_left, softcap, dropout_p, scale, wanted,
+            )  # fmt: skip
+    except BadArgument as error:
+        raise error.renamed(NAME, OURS) from None
+    if packed:
+        return (o[0].transpose(0, 1), lse[0]) if return_lse else o[0].transpose(0, 1)
+    o = o.permute(BACK[layout])
+    return (o, lse) if return_lse else o
+
+
+def _bias(q: Tensor, k: Tensor, bias: Tensor | None, keys: int | None) -> Tensor | None:
+    """A bias of four dimensions and all keys; a mask as -inf and 0."""
+    if bias is None:
+        return None
+    if bias.dtype is torch.bool:
+        bias = torch.zeros((), dtype=q.dtype, device=q.device).masked_fill(~bias, -torch.inf)
+    bias = bias[(None,) * max(4 - bias.dim(), 0)]
+    keys = k.shape[2] if keys is None else keys
+    return bias.expand(*bias.shape[:-1], keys) if bias.dim() == 4 and bias.shape[-1] == 1 != keys else bias
+
+
+def _seed(q: Tensor, generator: torch.Generator | None) -> Tensor:
+    if torch.compiler.is_compiling():  # the generator's state on the host would be a constant of the compiled code
+        return torch.randint(-(2**63), 2**63 - 1, (2,), dtype=torch.int64, device=q.device)
+    return next_seed(q, generator)
