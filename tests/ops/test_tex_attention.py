@@ -248,7 +248,8 @@ def check(call: Call) -> None:
 
     keep = None
     if call.dropout:
-        ones = torch.ones(len(SQ), call.heads, *call.room, dtype=F64)
+        queries, keys = call.room
+        ones = torch.ones(len(SQ), call.heads, queries, -(-keys // 4) * 4, dtype=F64)  # four keys to a group of Philox
         keep = philox_dropout_mask(ones, state, call.dropout)[1]
     leaves = [t.detach().double().requires_grad_() for t in (*qkv, bias, offset) if t is not None]
     true_qkv = leaves[:3]

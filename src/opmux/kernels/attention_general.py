@@ -9,16 +9,17 @@ from torch import Tensor
 
 from ..core.errors import NotSupported
 from ..specs import attention_general as spec
-from .attention import (
+from ..specs.attention import stats_dtype
+from .lib.attention import (
     Layout,
     Options,
     Problem,
-    _backward,
-    _forward,
-    _like,
     backward_bias,
+    backward_plan,
     backward_sink,
     bwd_q_tiles,
+    forward_plan,
+    like,
     sink_tiles,
 )
 from .lib.harness import Launch, Plan, Zeros, planned, strided
@@ -74,8 +75,8 @@ def attention_general(
     )  # fmt: skip
     heads, rows = q.shape[1:3]
     padded = cu_q is not None or q_sizes is not None
-    makes = _room(padded, o=_like(q, p.dim_v), lse=OutputSpec.of(q.shape[:3], spec.stats_dtype(q)))
-    plan = _forward(p, q, k, v, makes, (heads * rows, rows))
+    makes = _room(padded, o=like(q, p.dim_v), lse=OutputSpec.of(q.shape[:3], stats_dtype(q)))
+    plan = forward_plan(p, q, k, v, makes, (heads * rows, rows))
     small = strided(slopes=slopes, sink=sink, cu_q=cu_q, cu_k=cu_k, q_sizes=q_sizes, k_sizes=k_sizes)
     return _finished(plan, q, seed if p.options.dropout_p else None, [*copied, *small])
 
@@ -92,13 +93,13 @@ def attention_general_bwd(
     )  # fmt: skip
     heads, rows = q.shape[1:3]
     padded = cu_q is not None or q_sizes is not None
-    makes = _room(padded, dq=_like(q), dk=_like(k), dv=_like(v))
+    makes = _room(padded, dq=like(q), dk=like(k), dv=like(v))
     none = OutputSpec.of((0,), q.dtype)
     makes["dbias"] = none if bias is None or not bias_grad else OutputSpec.of(bias.shape, bias.dtype)
     makes["dsink"] = none if sink is None else OutputSpec.of(sink.shape, sink.dtype)
-    stats = OutputSpec.of(q.shape[:3], spec.stats_dtype(q))
+    stats = OutputSpec.of(q.shape[:3], stats_dtype(q))
     given = {"do": do, "q": q, "k": k, "v": v, "o": o}
-    plan = _backward(p, given, makes, Zeros(stats) if padded else stats, (heads * rows, rows), strided(lse=lse))
+    plan = backward_plan(p, given, makes, Zeros(stats) if padded else stats, (heads * rows, rows), strided(lse=lse))
     makes, steps = dict(plan.makes), list(plan.steps)
     if bias is not None and bias_grad:
         if p.empty or not p.keys:

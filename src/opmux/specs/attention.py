@@ -74,6 +74,10 @@ def _grouped(t: Tensor, kv_heads: int) -> Tensor:
     return t.reshape(t.shape[0], kv_heads, t.shape[1] // kv_heads, t.shape[2], t.shape[3])
 
 
+def stats_dtype(q: Tensor) -> torch.dtype:
+    return torch.float64 if q.dtype is torch.float64 else torch.float32
+
+
 def scale_of(q: Tensor, scale: float | None) -> float:
     return torch.sym_max(q.shape[-1], 1) ** -0.5 if scale is None else scale
 
@@ -167,9 +171,7 @@ def _flops_fwd(q: Tensor, k: Tensor, v: Tensor, causal: bool = False, scale: flo
 def _fake(q: Tensor, k: Tensor, v: Tensor, causal: bool = False, scale: float | None = None) -> tuple[Tensor, Tensor]:
     """Shape and dtype of the results: a tracer need not follow the maths."""
     attention.check(q=q, k=k, v=v)
-    return room(q, v.shape[3]), torch.empty(
-        q.shape[:3], dtype=torch.float64 if q.dtype is torch.float64 else torch.float32, device=q.device
-    )
+    return room(q, v.shape[3]), torch.empty(q.shape[:3], dtype=stats_dtype(q), device=q.device)
 
 
 @op(
@@ -348,8 +350,7 @@ def _fake_varlen(
     right: int = -1, scale: float | None = None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     attention_varlen.check(q=q, k=k, v=v, cu_q=cu_q, cu_k=cu_k)
-    stats = torch.float64 if q.dtype is torch.float64 else torch.float32
-    return q.new_empty((*q.shape[:2], v.shape[2])), q.new_empty((q.shape[1], q.shape[0]), dtype=stats)
+    return q.new_empty((*q.shape[:2], v.shape[2])), q.new_empty((q.shape[1], q.shape[0]), dtype=stats_dtype(q))
 
 
 @op(

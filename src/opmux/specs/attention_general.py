@@ -22,7 +22,7 @@ from ..core.spec import BadSample, BadSamples, op
 from . import random
 from ._masked_attention import NO_BIAS, POST_SCALE, Masking, masked_backward, masked_forward
 from ._sequences import Lengths, packed, unpacked
-from .attention import TOL, K, Q, V, heads_divide, laid_out_as, room, scale_of
+from .attention import TOL, K, Q, V, heads_divide, laid_out_as, room, scale_of, stats_dtype
 from .random import Probability, Seed
 from .samples import Case, Draw, Maker
 
@@ -217,10 +217,6 @@ def _wrong(good: Maker) -> BadSamples:
 
 
 # ---- the ops --------------------------------------------------------------------------------------------------------
-
-
-def stats_dtype(q: Tensor) -> torch.dtype:
-    return torch.float64 if q.dtype is torch.float64 else torch.float32
 
 
 def _fake(q: Tensor, k: Tensor, v: Tensor, *rest: Any, **named: Any) -> tuple[Tensor, Tensor]:
