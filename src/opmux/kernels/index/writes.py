@@ -41,8 +41,8 @@ def _ordered(dtype: torch.dtype) -> bool:
     return dtype not in ATOMIC or torch.are_deterministic_algorithms_enabled()
 
 
-def _copied(self: Tensor, look: OutputSpec) -> Tensor:
-    return look.empty(self).copy_(self)
+def _copied(self: Tensor, output: OutputSpec) -> Tensor:
+    return output.empty(self).copy_(self)
 
 
 def _target(out: Tensor, self: Tensor, *read: Tensor) -> Tensor:
@@ -86,7 +86,7 @@ FORMS: dict[str, tuple[Any, Callable[..., Cells], str | None]] = {
 }
 
 
-def _asked(form: str, x: Tensor, dim: int, index: Tensor, source: Tensor | None) -> Tensor:
+def _torchs_result(form: str, x: Tensor, dim: int, index: Tensor, source: Tensor | None) -> Tensor:
     """What torch returns for meta tensors; declines what it raises an error for."""
     op, _, reduce = form.partition(".")
     args = (x, dim, index, 0 if source is None else source)
@@ -96,10 +96,10 @@ def _asked(form: str, x: Tensor, dim: int, index: Tensor, source: Tensor | None)
 
 
 @decided
-def _look_along(form: str, x: Tensor, dim: int, index: Tensor, source: Tensor | None) -> Callable[[], OutputSpec]:
+def _output_along(form: str, x: Tensor, dim: int, index: Tensor, source: Tensor | None) -> Callable[[], OutputSpec]:
     """What the functional op returns."""
-    look = OutputSpec.like(_asked(form, x, dim, index, source))
-    return lambda: look
+    output = OutputSpec.like(_torchs_result(form, x, dim, index, source))
+    return lambda: output
 
 
 @decided
@@ -111,7 +111,7 @@ def _along(
     check_tensors(x, *([] if source is None else [source]), indices=(index,))
     if index.dtype is not torch.int64 and form != "index_add":
         raise NotSupported("torch takes an index of int64")
-    _asked(form, x, dim, index, source)
+    _torchs_result(form, x, dim, index, source)
     if source is not None and source.dtype is not x.dtype:
         raise NotSupported(f"a source of {source.dtype} for {x.dtype}")
     if how is not None and x.dtype is torch.bool:
@@ -164,7 +164,7 @@ def writes(name: str, warning: str = "") -> Callable[[Callable[..., Write]], Cal
             write = of(self, *rest, **options)
             willing(_plan_of(write, self, dim, index))
             given = write.source if isinstance(write.source, Tensor) else None
-            y = _apply(write, _copied(self, _look_along(write.form, self, dim, index, given)()), dim, index)
+            y = _apply(write, _copied(self, _output_along(write.form, self, dim, index, given)()), dim, index)
             if warning:
                 warnings.warn(warning, stacklevel=2)
             return y
@@ -369,14 +369,14 @@ def _embedding_bwd(dy: Tensor, indices: Tensor, weights: int, mean: bool) -> Cal
     check_tensors(dy, indices=(indices,))
     if dy.shape[:-1] != indices.shape or not dy.is_floating_point():
         raise NotSupported("a gradient of another shape or dtype")
-    look = OutputSpec.of((weights, dy.shape[-1]), dy.dtype)
-    like = torch.empty_strided(look.shape, look.stride, dtype=dy.dtype, device="meta")
+    output = OutputSpec.of((weights, dy.shape[-1]), dy.dtype)
+    like = torch.empty_strided(output.shape, output.stride, dtype=dy.dtype, device="meta")
     if not dy.numel():
-        return lambda dy, indices, padding_idx: look.empty(dy).zero_()
+        return lambda dy, indices, padding_idx: output.empty(dy).zero_()
     run = folder(of_rows(like, indices), like, "mean" if mean else "sum", False, skips=True)
 
     def backward(dy: Tensor, indices: Tensor, padding_idx: int) -> Tensor:
-        dx = look.empty(dy).zero_()
+        dx = output.empty(dy).zero_()
         run(dx, (indices,), dy.contiguous(), 1.0, padding_idx)
         return dx
 

@@ -1,4 +1,4 @@
-"""What is worked out once, by what tensors look like; and how to forget it."""
+"""Caches of plans, by dtype, shape, strides and device of tensors."""
 
 from __future__ import annotations
 
