@@ -10,7 +10,8 @@ import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
 from typing import Any
 
 from rich import box
@@ -39,6 +40,30 @@ def err() -> Console:
 def _console(stream: Any, stderr: bool) -> Console:
     terminal = stream.isatty()
     return Console(stderr=stderr, width=None if terminal else WIDE, highlight=False, soft_wrap=False)
+
+
+def beside(json: str | None) -> Console:
+    """The console of a command that may write a JSON file: stderr if that goes to stdout, `-`."""
+    return err() if json == "-" else out()
+
+
+def keep(record: Any, json: str | None, html: Path | None = None, page: Callable[[Any], str] | None = None) -> None:
+    """Write a record as the files that were asked for."""
+    said = err()
+    if json == "-":
+        sys.stdout.write(record.text() + "\n")
+    elif json is not None:
+        write(Path(json), record.text() + "\n")
+        said.print(Text(f"written: {json}", "dim"))
+    if html is not None and page is not None:
+        write(html, page(record))
+        said.print(Text(f"written: {html}", "dim"))
+
+
+def write(path: Path, text: str) -> None:
+    """Write a file, in a folder that need not exist yet."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text, encoding="utf-8")
 
 
 @contextlib.contextmanager

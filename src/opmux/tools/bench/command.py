@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -53,7 +52,7 @@ def run(asked: Asked) -> int:
             raise arguments.BadArgument(f"{option} '{path}' is a folder. Name a file")
     if asked.source is not None:
         record = Record.load(asked.source)
-        console = _console(asked)
+        console = screen.beside(asked.json)
         _show_again(record, console)
     else:
         at = arguments.device(asked.device)
@@ -74,7 +73,7 @@ def run(asked: Asked) -> int:
             return 0
         record = Record(facts(at, todo.preset.name or None, asked.mib, asked.dynamic), {}, notes=notes)
         _measure(record, Bench(at, Limits(at), choice), todo.cases, asked)
-    _keep(record, asked)
+    screen.keep(record, asked.json, asked.html, page.page)
     return 1 if record.ours_is_broken() else 0
 
 
@@ -83,29 +82,12 @@ def _split(words: list[str]) -> Iterator[str]:
     return (part for word in words for part in word.split())
 
 
-def _console(asked: Asked) -> Console:
-    return screen.err() if asked.json == "-" else screen.out()
-
-
-def _keep(record: Record, asked: Asked) -> None:
-    said = screen.err()
-    if asked.json == "-":
-        sys.stdout.write(record.text() + "\n")
-    elif asked.json is not None:
-        record.save(Path(asked.json))
-        said.print(Text(f"written: {asked.json}", "dim"))
-    if asked.html is not None:
-        asked.html.parent.mkdir(parents=True, exist_ok=True)
-        asked.html.write_text(page.page(record), encoding="utf-8")
-        said.print(Text(f"written: {asked.html}", "dim"))
-
-
 # ---- measuring ------------------------------------------------------------------------------------------------------
 
 
 def _measure(record: Record, bench: Bench, cases: list[Case], asked: Asked) -> None:
     """Fill in the record, with a line on the screen for each case as it is done."""
-    console = _console(asked)
+    console = screen.beside(asked.json)
     console.file = console.file  # fix the current stream: the bar replaces sys.stdout
     columns = {p.name: None for c in {c.spec.key: c for c in cases}.values() for p in bench.choice.of_op(c.spec)}
     with screen.progress("now") as bar:
@@ -125,7 +107,7 @@ def _measure(record: Record, bench: Bench, cases: list[Case], asked: Asked) -> N
             record.limits = limits_data(bench.limits)
             lines.add(made)
             if asked.json not in (None, "-"):
-                record.save(Path(asked.json))  # keeps the results of an interrupted run
+                screen.write(Path(asked.json), record.text() + "\n")  # keeps the results of an interrupted run
             bar.update(task, advance=1)
         bar.update(task, now="done")
     console.print(report.summary(record))

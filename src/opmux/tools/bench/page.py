@@ -205,10 +205,10 @@ def page(record: Record) -> str:
         if v is not None
     )
     notes = "".join(f"<li>{_text(n)}</li>" for n in record.notes)
-    return PAGE.format(
+    return (HEAD + PAGE).format(
         title=_text(f"opmux bench, {record.facts.get('chip', '')}"),
         headline=_text(record.headline()),
-        where=_text(f"{record.facts.get('chip')}, {record.facts.get('date')}"),
+        where=_text(f"opmux bench · {record.facts.get('chip')}, {record.facts.get('date')}"),
         about=_text(_about(record)),
         legend=legend,
         charts=drawn,
@@ -289,7 +289,7 @@ const order=(a,b)=>a===''?1:b===''?-1:typeof a!==typeof b?(typeof a==='number'?-
 rows.sort((a,b)=>order(a[0],b[0]));body.append(...rows.map(r=>r[1]))});
 """
 
-PAGE = """<!doctype html>
+HEAD = """<!doctype html>
 <html lang="en">
 <head>
 <meta charset="utf-8">
@@ -298,7 +298,10 @@ PAGE = """<!doctype html>
 <style>{style}</style>
 </head>
 <body>
-<header><small>opmux bench · {where}</small><h1>{headline}</h1><p class="about">{about}</p></header>
+<header><small>{where}</small><h1>{headline}</h1><p class="about">{about}</p></header>
+"""
+
+PAGE = """\
 <div class="legend">{legend}</div>
 <main><div class="charts">{charts}</div>
 <div class="scroll"><table><thead><tr>{heads}</tr></thead><tbody>{rows}</tbody></table></div></main>

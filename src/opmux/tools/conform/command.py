@@ -116,15 +116,15 @@ def _run(asked: Asked, place: Place, depth: Depth, heard: Heard) -> int:
     record.results += heard.loading(place, depth)
     record.unchecked += _unasked(place) if "load" in depth.checks else []
     try:
-        _check(record, plan, scope, [r for r in mine if scope.includes(r.name)], _console(asked))
+        _check(record, plan, scope, [r for r in mine if scope.includes(r.name)], screen.beside(asked.json))
     finally:
         disable()
     for result in record.failures:
         result.reproduce = _reproduce(asked, place, result)
     gaps.apply(known, record.results)
     record.seconds = round(time.perf_counter() - start, 2)
-    _console(asked).print(report.report(record, known))
-    _keep(record, asked)
+    screen.beside(asked.json).print(report.report(record, known))
+    screen.keep(record, asked.json, asked.html, page.page)
     return 1 if record.failures else 0
 
 
@@ -301,23 +301,3 @@ class Heard(logging.Handler):
         if mine:
             result.status, result.reason = FAIL, "; ".join(mine)
         yield result
-
-
-# ---- out ------------------------------------------------------------------------------------------------------------
-
-
-def _console(asked: Asked) -> Console:
-    return screen.err() if asked.json == "-" else screen.out()
-
-
-def _keep(record: Record, asked: Asked) -> None:
-    said = screen.err()
-    if asked.json == "-":
-        sys.stdout.write(record.text() + "\n")
-    elif asked.json is not None:
-        record.save(Path(asked.json))
-        said.print(Text(f"written: {asked.json}", "dim"))
-    if asked.html is not None:
-        asked.html.parent.mkdir(parents=True, exist_ok=True)
-        asked.html.write_text(page.page(record), encoding="utf-8")
-        said.print(Text(f"written: {asked.html}", "dim"))

@@ -6,7 +6,7 @@ import html
 from collections.abc import Mapping
 from typing import Any
 
-from ..bench.page import STYLE
+from ..bench.page import HEAD, STYLE
 from .record import (
     CHECKS,
     CPU,
@@ -31,10 +31,10 @@ COLOURS = {OWN: "#a35bb8", TRITON: "#2f6fde", PLUGIN: "#4aa3b5", NATIVE: "#8a94a
 def page(record: Record) -> str:
     facts = "".join(f"<dt>{_text(k)}</dt><dd>{_text(v)}</dd>" for k, v in record.facts.items() if v not in (None, []))
     notes = "".join(f"<li>{_text(n)}</li>" for n in (*map(str, record.unchecked), *record.notes))
-    return PAGE.format(
+    return (HEAD + PAGE).format(
         title=_text(f"opmux conform, {record.facts['vendor']}"),
         about=_text(record.facts["where"]),
-        where=_text(f"{record.facts['depth']} run, {record.facts['date']}, {record.seconds:.0f} s"),
+        where=_text(f"opmux conform · {record.facts['depth']} run, {record.facts['date']}, {record.seconds:.0f} s"),
         headline=_text(record.headline()),
         failures="".join(_failure(r, too) for r, too in failures(record)),
         gaps=_gaps(record),
@@ -165,16 +165,7 @@ find.oninput=()=>{const words=find.value.toLowerCase().split(/\\s+/);
 for(const r of body.rows){const t=r.textContent.toLowerCase();r.hidden=!words.every(w=>t.includes(w))}}});
 """
 
-PAGE = """<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width,initial-scale=1">
-<title>{title}</title>
-<style>{style}</style>
-</head>
-<body>
-<header><small>opmux conform · {where}</small><h1>{headline}</h1><p class="about">{about}</p></header>
+PAGE = """\
 <main>{failures}{gaps}
 <h2>What was checked</h2>{results}
 <h2>Where ops run</h2>{coverage}</main>

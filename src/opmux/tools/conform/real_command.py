@@ -5,13 +5,11 @@ from __future__ import annotations
 import json
 import os
 import shlex
-import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from datetime import date
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -54,7 +52,7 @@ class Record:
 def run(asked: Any) -> int:
     """What `asked` (a `command.Asked`) says, on one device; 1 where a case fails."""
     device = _device(asked.device)
-    console = screen.err() if asked.json == "-" else screen.out()
+    console = screen.beside(asked.json)
     with settled():
         wanted = wanted_by(asked)
         found = cases(wanted, device)
@@ -68,7 +66,7 @@ def run(asked: Any) -> int:
         _check(record, asked, found, device)
     for line in _report(record, asked):
         console.print(line, soft_wrap=True)
-    _keep(record, asked)
+    screen.keep(record, asked.json)
     return 1 if record.failures else 0
 
 
@@ -161,13 +159,3 @@ def _facts(device: torch.device, asked: Any) -> dict[str, Any]:
         "commit": commit(),
         "date": date.today().isoformat(),
     }
-
-
-def _keep(record: Record, asked: Any) -> None:
-    if asked.json == "-":
-        sys.stdout.write(record.text() + "\n")
-    elif asked.json is not None:
-        path = Path(asked.json)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(record.text() + "\n", encoding="utf-8")
-        screen.err().print(Text(f"written: {asked.json}", "dim"))

@@ -6,7 +6,6 @@ import json
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from typing import Any
 
 SCHEMA = 1
@@ -120,10 +119,6 @@ class Record:
     def text(self) -> str:
         data = {"schema": SCHEMA, **asdict(self), "counts": self.counts(), "covered": self.covered()}
         return json.dumps(data, indent=1, ensure_ascii=False, allow_nan=False)
-
-    def save(self, path: Path) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(self.text() + "\n", encoding="utf-8")
 
 
 LATER = {REFUSED: "refused", EXPECTED: "failed as expected", UNEXPECTED: "passed against expectation"}
