@@ -5,6 +5,7 @@ Each check is a function; `run(device)` calls them all, and says which failed an
 
 from __future__ import annotations
 
+import gc
 import itertools
 import json
 import operator
@@ -25,7 +26,7 @@ from torch import Tensor, nn
 import opmux
 from opmux.core.default import get_default_manager
 from opmux.core.errors import UnknownName
-from opmux.faces.aten import engine, switch
+from opmux.faces.aten import engine, gate, switch
 from opmux.faces.aten.overloads import table
 
 CHECKS: dict[str, Callable[[], None]] = {}
@@ -237,6 +238,66 @@ def torch_is_as_it_was() -> None:
         opmux.disable()
     assert dump() == before
     assert len(get_default_manager()._known) < 5 * len(names)  # nothing is kept of each round
+
+
+@check
+def a_hundred_rounds_of_a_training_step_leave_nothing() -> None:
+    """On and off around each step: losses and gradients are torch's, and neither overrides nor memory add up."""
+    model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2)).to(DEVICE)
+    x, names = rand(3, 4), ["relu", "threshold_backward", "sum"]
+
+    def step() -> list[Tensor]:
+        model.zero_grad()
+        loss = model(x).sum()
+        loss.backward()
+        return [loss.detach(), *(p.grad for p in model.parameters() if p.grad is not None)]
+
+    def rounds(count: int) -> None:
+        for _ in range(count):
+            opmux.enable(include=names, mode="all")
+            torch.testing.assert_close(step(), native, atol=1e-5, rtol=1e-4)
+            opmux.disable()
+        gc.collect()
+
+    native = step()
+    rounds(2)
+    with ours("relu", "threshold_backward", "sum"):
+        step()
+    opmux.disable()
+    kept = lambda: (
+        {n: torch._C._dispatch_dump(f"aten::{n}") for n in table()},
+        [len(d._libraries) + len(d._gates) + len(d.entries) for d in engine._devices.values()],
+        [len(one) for one in (gate._slots, gate._made, gate._selections, gate._State.paused)],
+    )
+    rounds(10)
+    before, objects = kept(), len(gc.get_objects())
+    rounds(90)
+    grown = len(gc.get_objects()) - objects
+    after = kept()
+    assert after == before, f"{before[1:]}, then {after[1:]}"
+    assert grown < 90, f"{grown} objects are kept of 90 rounds"
+
+
+@check
+def an_out_of_other_strides_is_written_element_by_element() -> None:
+    """torch's own kernels on CUDA write some of these as if they were contiguous: the truth is the call without out."""
+    x = rand(2, 3, 8, 8)
+    calls: dict[str, Callable[..., Any]] = {
+        "avg_pool2d.out": lambda **out: torch._C._nn.avg_pool2d(x, 3, **out),
+        "split_with_sizes_copy.out": lambda **out: torch.split_with_sizes_copy(x, [3, 5], 2, **out),
+    }
+    for name, call in calls.items():
+        wanted = call()
+        several = [*wanted] if isinstance(wanted, (list, tuple)) else [wanted]
+        for turned in (False, True):
+            shape = lambda t: tuple(reversed(t.shape)) if turned else (*t.shape, 2)  # noqa: B023
+            memory = [torch.full(shape(t), 7.0, device=DEVICE) for t in several]
+            outs = [m.permute(3, 2, 1, 0) if turned else m[..., 0] for m in memory]
+            with ours(name):
+                call(out=outs if len(outs) > 1 else outs[0])
+            for m, out, y in zip(memory, outs, several, strict=True):
+                same(out.contiguous(), y)
+                assert turned or bool((m[..., 1] == 7).all()), f"{name} writes between the elements of out"
 
 
 # ---- who runs -------------------------------------------------------------------------------------------------------

@@ -1,6 +1,8 @@
 """Launches from C++, with a driver in Python on the CPU's dispatch key: kernels that add two tensors, or a number."""
 
 import ctypes
+import io
+import json
 import threading
 import types
 import warnings
@@ -10,6 +12,8 @@ import torch
 
 import opmux
 from opmux.core import launches
+from opmux.core.default import get_default_manager
+from opmux.core.registry import BackendImplKind, OpImpl
 from opmux.faces.aten import gate
 from opmux.faces.aten.schema import Shape
 
@@ -274,6 +278,42 @@ def test_a_policy_scope_sends_calls_to_python_until_it_is_freed(world):
         assert len(world.from_cpp) == 1
     torch.exp(x)
     assert len(world.from_cpp) == 2
+
+
+def test_a_record_counts_each_call_that_was_launched_from_cpp(world, monkeypatch):
+    """`record=` with a real override: while a record is live, C++ launches nothing, and every call is counted."""
+
+    def softmax(x, dim=-1):
+        y = torch.empty_strided(x.shape, x.stride())
+        world.launch("exp", x, None, y, 1.0)  # the kernel here copies
+        return y
+
+    registry = get_default_manager().registry
+    impl = OpImpl("opmux::softmax", "test.copies", BackendImplKind.DEFAULT, None, softmax, 1000, devices={"cpu"})
+    monkeypatch.setattr(
+        gate, "make", lambda device, shape, key, family="": gate.Gate(device, shape, key, launches=True)
+    )
+    registry.register_impl(impl)
+    x, out = torch.rand(4, 8), io.StringIO()
+    call = lambda: torch.ops.aten._softmax(x, -1, False)
+    try:
+        opmux.enable(include=["_softmax"], mode="all")
+        often(world, call)
+        assert torch.equal(call(), x) and len(world.from_cpp) == 2
+        world.from_python.clear()
+        with opmux.use(include=["_softmax"], mode="all", record=out):
+            call(), call(), call()
+        assert len(world.from_cpp) == 2 and len(world.from_python) == 3
+        (counted,) = [json.loads(line) for line in out.getvalue().splitlines()]
+        assert counted["overload"] == "_softmax" and counted["impl"] == "test.copies" and counted["count"] == 3
+        for _ in range(SIGHTINGS):  # what was recorded before may be another implementation's: it is forgotten
+            call()
+        assert len(world.from_cpp) == 2
+        call()
+        assert len(world.from_cpp) == 3
+    finally:
+        opmux.disable()
+        registry.unregister("opmux::softmax", "test.copies")
 
 
 def test_a_launch_that_fails_goes_to_python(world):
