@@ -1177,6 +1177,12 @@ def fa_prepare_fwd(qkvi: Tensor) -> Tensor:
         qkvi (float [s, b, n, h])
     """
 
+def fake_quantize_per_channel_affine_cachemask(self: Tensor, scale: Tensor, zero_point: Tensor, axis: int, quant_min: int, quant_max: int) -> Any:
+    """torch.ops.aten.fake_quantize_per_channel_affine_cachemask."""
+
+def fake_quantize_per_tensor_affine_cachemask(self: Tensor, scale: float, zero_point: int, quant_min: int, quant_max: int) -> Any:
+    """torch.ops.aten.fake_quantize_per_tensor_affine_cachemask."""
+
 def fill(self: Tensor, value: Tensor | int | float) -> Any:
     """torch.ops.aten.fill."""
 
@@ -2124,6 +2130,9 @@ def hardtanh_backward(grad_output: Tensor, self: Tensor, min_val: int | float, m
 def heaviside(self: Tensor, values: Tensor) -> Tensor:
     """torch.ops.aten.heaviside, elementwise."""
 
+def histc(self: Tensor, bins: int = 100, min: bool | int | float = 0, max: bool | int | float = 0) -> Any:
+    """torch.ops.aten.histc."""
+
 def huber_loss(self: Tensor, target: Tensor, reduction: int = 1, delta: float = 1.0) -> Tensor:
     """torch.ops.aten.huber_loss. `reduction`: 0 none, 1 the mean, 2 the sum."""
 
@@ -2285,6 +2294,9 @@ def lgamma(self: Tensor) -> Tensor:
 
 def lift_fresh_copy(self: Tensor) -> Any:
     """torch.ops.aten.lift_fresh_copy."""
+
+def linalg_cross(self: Tensor, other: Tensor, *, dim: int = -1) -> Any:
+    """torch.ops.aten.linalg_cross."""
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """Linear layer: y = x weight^T + bias, computed in float32 (float64 for float64) and rounded once.
@@ -2591,6 +2603,9 @@ def mish(self: Tensor) -> Tensor:
 
 def mish_backward(grad_output: Tensor, self: Tensor) -> Tensor:
     """torch.ops.aten.mish_backward, elementwise."""
+
+def mode(self: Tensor, dim: int = -1, keepdim: bool = False) -> Any:
+    """torch.ops.aten.mode."""
 
 def modulated_rms_norm(x: Tensor, weight: Tensor, scale: Tensor, shift: Tensor | None = None, eps: float = 1e-06, offset: float = 0.0, casting: str = 'gemma') -> tuple[Tensor, Tensor]:
     """RMS norm with a scale and a shift for each group of rows: y = rms_norm(x, weight) * (1 + scale) + shift.
@@ -3420,6 +3435,14 @@ def philox_normal(like: Tensor, seed: Tensor, mean: float = 0.0, std: float = 1.
         std (at least 0): multiplies the numbers.
     """
 
+def philox_poisson(rate: Tensor, seed: Tensor) -> Tensor:
+    """Numbers of a Poisson distribution, element by element, in the dtype of rate; NaN where a rate is no number >= 0.
+
+    Args:
+        rate (float [..]): the mean of each element's distribution.
+        seed (any [2], int64, a key and a counter, on the same device or on the CPU): the same seed gives the same numbers, but for rounding of exp and log.
+    """
+
 def philox_randint(like: Tensor, seed: Tensor, low: int, high: int) -> Tensor:
     """Integers from low to high - 1, shaped as `like`, equally probable to within 2^-12.
 
@@ -4182,6 +4205,9 @@ def scatter_reduce(self: Tensor, dim: int, index: Tensor, src: Tensor, reduce: s
 
 def searchsorted(sorted_sequence: Tensor, self: Tensor | bool | int | float, *, out_int32: bool = False, right: bool = False, side: str | None = None, sorter: Tensor | None = None) -> Any:
     """torch.ops.aten.searchsorted."""
+
+def segment_reduce(data: Tensor, reduce: str, *, lengths: Tensor | None = None, indices: Tensor | None = None, offsets: Tensor | None = None, axis: int = 0, unsafe: bool = False, initial: bool | int | float | None = None) -> Any:
+    """torch.ops.aten.segment_reduce."""
 
 def select_backward(grad_output: Tensor, input_sizes: list[int], dim: int, index: int) -> Any:
     """torch.ops.aten.select_backward."""
@@ -5358,6 +5384,9 @@ def uniform(self: Tensor, low: float = 0.0, high: float = 1.0, *, generator: Any
 
 def unique_consecutive(self: Tensor, return_inverse: bool = False, return_counts: bool = False, dim: int | None = None) -> Any:
     """torch.ops.aten.unique_consecutive."""
+
+def unique_dim(self: Tensor, dim: int, sorted: bool = True, return_inverse: bool = False, return_counts: bool = False) -> Any:
+    """torch.ops.aten.unique_dim."""
 
 def unsqueeze_copy(self: Tensor, dim: int) -> Any:
     """torch.ops.aten.unsqueeze_copy."""

@@ -47,6 +47,7 @@ DRAWS = {
     "bernoulli.p": ((like(), 0.25), 0.25, math.sqrt(3) / 4),
     "bernoulli_.float": ((like(torch.int32),), 0.5, 0.5),
     "bernoulli_.Tensor": ((like(), torch.tensor(0.25)), 0.25, math.sqrt(3) / 4),
+    "poisson": ((torch.full((N,), 4.0),), 4.0, 2.0),
     "random": ((like(torch.bool),), 0.5, 0.5),
     "random_": ((like(torch.int8),), 63.5, math.sqrt((128**2 - 1) / 12)),
     "random.to": ((like(torch.int32), 10), 4.5, math.sqrt(99 / 12)),
@@ -76,7 +77,7 @@ HERE = [n for n in DRAWS if random.known(n)]
 
 def test_signatures(adapters):
     assert adapters.signatures_are_atens()
-    others = "native_dropout native_dropout_backward _masked_scale cauchy cauchy_".split()
+    others = "native_dropout native_dropout_backward _masked_scale cauchy cauchy_ randperm randperm.generator".split()
     assert set(adapters.table) == {*HERE, *others}
 
 
@@ -86,6 +87,17 @@ def test_cauchy(adapters):
     quarters = torch.quantile(y, torch.tensor([0.25, 0.5, 0.75]))
     torch.testing.assert_close(quarters, torch.tensor([1.5, 2.0, 2.5]), rtol=0, atol=0.1)
     assert y.isfinite().all()
+
+
+def test_permutations(adapters):
+    torch.manual_seed(3)
+    first, second = (adapters.run("randperm", 100, dtype=d) for d in (torch.int64, torch.float16))
+    again = adapters.run("randperm.generator", 100, generator=torch.Generator().manual_seed(3))
+    assert torch.equal(first, again) and not torch.equal(first, second.long()) and second.dtype is torch.float16
+    assert torch.equal(first.sort().values, torch.arange(100)) and not torch.equal(first, torch.arange(100))
+    for n, dtype in ((0, torch.int64), (300, torch.uint8), (300, torch.bfloat16), (2, torch.bool)):
+        with pytest.raises(NotSupported):
+            adapters.run("randperm", n, dtype=dtype)
 
 
 def test_masked_scale(adapters):

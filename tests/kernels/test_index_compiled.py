@@ -1,4 +1,4 @@
-"""Kernels of index and sorting compiled for four chips, through their real wrappers on tensors without memory."""
+"""Kernels of index, sorting and distances compiled for four chips, through their wrappers on tensors without memory."""
 
 from __future__ import annotations
 
@@ -6,12 +6,13 @@ import pytest
 import torch
 
 pytest.importorskip("triton")
-from opmux.kernels.index import fold, reads, writes
+from opmux.kernels import distance, elementwise
+from opmux.kernels.index import bags, fold, reads, writes
 from opmux.kernels.lib import compaction
 from opmux.kernels.lib.cells import of_rows
 from opmux.kernels.lib.compile_only import CHIPS, compiling_for
 from opmux.kernels.lib.sorting import radix, rows
-from opmux.kernels.sorting import search
+from opmux.kernels.sorting import histogram, ops, search, segments
 
 MODE = "compile"
 f32, bf16, i64 = torch.float32, torch.bfloat16, torch.int64
@@ -37,7 +38,50 @@ def long_fold():
     radix.order(keys, 17)(keys)
 
 
+def sums(reduce, *shape):
+    x, lengths = meta(*shape), meta(64, dtype=i64)
+    return segments._forward(x, reduce, lengths, False, 0, False)(x, lengths, lengths, 0.0)
+
+
+def gradients(reduce, *shape):
+    x, lengths, y = meta(*shape), meta(64, dtype=i64), meta(64, *shape[1:])
+    segments._backward(y, y, x, reduce, lengths, False, 0)(y, y, x, lengths, lengths, meta(*shape), 1.0)
+
+
+def counts(bins, dtype):
+    x = meta(1000, 1000, dtype=dtype)
+    histogram._counter(x, bins)(x, meta(bins, dtype=i64), 0.0, 1.0)
+
+
+def distances(p, dtype):
+    x = meta(512, 64, dtype=dtype)
+    y = distance._pdist_forward(x, p)
+    distance._pdist_backward(y, x, p, y)
+
+
+def quantized():
+    x, zero = meta(64, 256, 14, 14), meta(256, dtype=torch.int32)
+    elementwise._per_channel(x, meta(256, dtype=f32), zero, 1)(x, meta(256, dtype=f32), zero, -128, 127)
+
+
 CALLS = {
+    "segments": lambda: sums("sum", 4096, 512),
+    "segments of numbers": lambda: sums("prod", 4096),
+    "gradients of segments": lambda: gradients("max", 4096, 512),
+    "gradients of products": lambda: gradients("prod", 4096),
+    "histogram": lambda: counts(100, f32),
+    "histogram of many bins": lambda: counts(5000, i64),
+    "mode": lambda: ops._mode(meta(64, 1000), 1, False)(meta(64, 1000)),
+    "weights of samples": lambda: bags._samples(
+        meta(64, 128), meta(5000, 128), meta(4096, dtype=i64), meta(4096, dtype=i64)
+    )(meta(64, 128), meta(5000, 128), meta(4096, dtype=i64), meta(4096, dtype=i64), -1),
+    "distances": lambda: distances(1.5, f32),
+    "distances of float64": lambda: distances(float("inf"), torch.float64),
+    "cross products": lambda: elementwise.linalg_cross(meta(4096, 3, dtype=f32), meta(4096, 3, dtype=f32)),
+    "gradient of prelu": lambda: elementwise._prelu_kernel_backward(
+        meta(64, 256, 196), meta(64, 256, 196), meta(1, 256, 1)
+    ),
+    "fake quantization": quantized,
     "embedding": lambda: reads.embedding(meta(32000, 4096), meta(4, 512, dtype=i64)),
     "gather": lambda: reads.gather(meta(64, 1000), 1, meta(64, 7, dtype=i64)),
     "index, two": lambda: reads.index(meta(64, 100, 48), [meta(5, 1, dtype=i64), meta(6, dtype=i64)]),

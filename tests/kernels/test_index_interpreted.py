@@ -10,7 +10,9 @@ from impls import triton_impl
 
 from opmux.core.errors import NotSupported
 from opmux.kernels import wrappers
+from opmux.kernels.lib.plans import forget
 from opmux.kernels.lib.sorting import rows
+from opmux.kernels.sorting import ops
 from opmux.specs import index as spec
 
 MODE = "interpret"
@@ -206,3 +208,62 @@ def test_distinct_and_counted():
     exact("bincount", I9)
     exact("bincount", I9, torch.ones(9), 12)
     assert CALLS["aten::equal"](X, X.clone()) and not CALLS["aten::equal"](X, X + 1)
+
+
+def test_mode_takes_the_smallest_value_and_its_last_index(monkeypatch):
+    x = torch.tensor([[3, 1, 2, 1, 3, 5], [4, 4, 7, 7, 7, 0], [9, 8, 7, 6, 5, 4]])
+    for _ in range(2):
+        values, indices = CALLS["aten::mode"](x, 1)
+        assert values.tolist() == [1, 7, 4] and indices.tolist() == [3, 4, 5]
+        values, indices = CALLS["aten::mode"](x.t().double(), 0, True)
+        assert values.tolist() == [[1, 7, 4]] and indices.tolist() == [[3, 4, 5]]
+        monkeypatch.setattr(ops, "LONGEST", 4)
+        forget()  # the same by rows that no program can hold
+    assert CALLS["aten::mode"](torch.tensor([NAN, 1.0, NAN, 2.0]))[0] == 1
+
+
+def test_distinct_slices():
+    x = torch.randint(0, 3, (40, 2))
+    for given, dim in ((x, 0), (x.t(), 1), (x.float().view(20, 2, 2), 0), (x.view(2, 20, 2), 1)):
+        exact("unique_dim", given, dim, True, True, True)
+    with pytest.raises(NotSupported, match="one more sort"):
+        CALLS["aten::unique_dim"](torch.randn(4, 9), 0)
+
+
+@pytest.mark.parametrize("given", [{}, {"bins": 7, "min": -1, "max": 2}, {"bins": 2000}], ids=str)
+def test_histogram(given):
+    x = torch.randn(50, 70)
+    exact("histc", x, **given)
+    y = CALLS["aten::histc"]((x * 10).long(), **given)
+    assert y.dtype is torch.int64 and torch.equal(y, torch.histc((x * 10).trunc(), **given).long())
+
+
+LENGTHS = torch.tensor([3, 0, 5, 2])
+
+
+@pytest.mark.parametrize("reduce", ["sum", "mean", "max", "min", "prod"])
+@pytest.mark.parametrize("initial", [None, 2.0])
+def test_segments(reduce, initial):
+    x, offsets = torch.randn(10, 3).round(), torch.tensor([0, 3, 3, 8, 10])
+    x[9, 0] = NAN
+    for parts in ({"lengths": LENGTHS}, {"offsets": offsets}):
+        pairs = both("segment_reduce", x, reduce, initial=initial, **parts)
+        torch.testing.assert_close(*pairs[0], equal_nan=True)
+        y = pairs[0][1]
+        pairs = both("_segment_reduce_backward", torch.randn_like(y), y, x, reduce, initial=initial, **parts)
+        torch.testing.assert_close(*pairs[0], equal_nan=True)
+
+
+def test_segments_of_batches():
+    lengths = torch.stack([LENGTHS, torch.tensor([10, 0, 0, 0])])
+    close("segment_reduce", torch.randn(2, 10, 3), "sum", lengths=lengths, axis=1)
+    close("segment_reduce", torch.randn(2, 10), "max", lengths=lengths.int(), axis=1)
+    with pytest.raises(NotSupported, match="add up"):
+        CALLS["aten::segment_reduce"](torch.randn(2, 10), "max", lengths=lengths + 1, axis=1)
+
+
+def test_weights_of_samples():
+    bags = torch.tensor([0, 0, 1, 1, 1])
+    given = (torch.randn(2, 40), torch.randn(10, 40), torch.tensor([1, 2, 3, 9, 2]), torch.tensor([0, 2]), bags, 0)
+    close("_embedding_bag_per_sample_weights_backward", *given)
+    close("_embedding_bag_per_sample_weights_backward", *given, 2)

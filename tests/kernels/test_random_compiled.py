@@ -27,6 +27,7 @@ CALLS = {
     "exponential": lambda x, seed: kernels.philox_exponential(x, seed, 1.0),
     "bernoulli": lambda x, seed: kernels.philox_bernoulli(x, seed, 0.25),
     "bernoulli_of": lambda x, seed: kernels.philox_bernoulli_of(x, seed),
+    "poisson": lambda x, seed: kernels.philox_poisson(x, seed),
     "randint": lambda x, seed: kernels.philox_randint(x, seed, 0, 100),
     "randint of 64 bits": lambda x, seed: kernels.philox_randint(meta(torch.int64, *x.shape), seed, 0, 2**40),
 }
@@ -63,7 +64,8 @@ def test_every_kernel_on_every_chip(name, chip):
 def test_nothing_moves_between_threads_and_nothing_spills(name):
     for dtype, shape in ((torch.bfloat16, ()), (torch.float32, (64, 64))):
         kernel = compiled(name, "sm_90", dtype, shape=shape)
-        assert kernel.shared == 0 and "bar.sync" not in kernel.asm["ptx"]
+        if name != "poisson":  # a program goes on until its last element is done
+            assert kernel.shared == 0 and "bar.sync" not in kernel.asm["ptx"]
         assert kernel.spills() == 0
 
 

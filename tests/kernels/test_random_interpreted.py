@@ -27,6 +27,7 @@ ARGS = {
     "philox_exponential": (2.0,),
     "philox_bernoulli": (0.25,),
     "philox_bernoulli_of": (),
+    "philox_poisson": (),
     "philox_randint": (-5, 5),
 }
 

@@ -141,6 +141,26 @@ def test_bernoulli_of_probabilities(dtype):
     assert ((rates - p).abs() <= 5 * (p * (1 - p) / (N // 5)).sqrt()).all()
 
 
+@pytest.mark.parametrize("rate", [0.0, 0.3, 4.0, 9.9, 10.0, 60.0, 3000.0])
+def test_poisson(rate):
+    y = ops.philox_poisson(torch.full((N,), rate, dtype=torch.float64), SEED)
+    assert torch.equal(y, y.round()) and y.min() >= 0
+    assert abs(y.mean() - rate) <= 5 * math.sqrt(rate / N)
+    assert abs(y.var() - rate) <= 5 * math.sqrt((rate + 2 * rate**2) / N)  # the variance of a variance
+    if 0 < rate <= 60:
+        expected = (torch.arange(200) * math.log(rate) - rate - torch.arange(1.0, 201).lgamma()).exp()
+        found = torch.bincount(y.long(), minlength=200)[:200] / N
+        assert ((found - expected).abs() <= 5 * (expected / N).sqrt() + 2 / N).all()
+
+
+@every_float
+def test_poisson_in_every_dtype(dtype):
+    rate = torch.tensor([0.0, 2.0, 30.0, math.nan, -1.0, math.inf], dtype=dtype).repeat(N // 20, 1)
+    y = ops.philox_poisson(rate, SEED).double()
+    assert y.isnan()[:, 3:].all() and (y[:, 0] == 0).all()
+    assert ((y[:, 1:3].mean(0) - rate[0, 1:3].double()).abs() <= 5 * (rate[0, 1:3].double() / len(y)).sqrt()).all()
+
+
 @pytest.mark.parametrize("dtype", INTS, ids=str)
 def test_randint_is_even(dtype):
     low, high = (0, 7) if dtype is torch.uint8 else (-3, 4)

@@ -7,6 +7,7 @@ result.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -136,6 +137,93 @@ def scaled(r, low, span):
 @triton.jit
 def below(r, low, span):
     return (r.to(tl.int64) < low).to(tl.int64)
+
+
+# ---- Poisson: as in the spec ----------------------------------------------------------------------------------------
+
+FEW = tl.constexpr(spec.FEW)
+NEGLIGIBLE_32, NEGLIGIBLE_64 = (tl.constexpr(spec.NEGLIGIBLE[wide]) for wide in (False, True))
+ATTEMPTS = tl.constexpr(spec.ATTEMPTS)
+TWO_PI = tl.constexpr(2 * math.pi)
+
+
+@triton.jit
+def attempt(key, counter, first, WIDE: tl.constexpr, BLOCK: tl.constexpr):
+    """Two raw numbers for each element."""
+    w0, w1, w2, w3 = words(key, counter, first, BLOCK)
+    if WIDE == tl.float64:
+        return pair(w0, w1), pair(w2, w3)
+    else:
+        return w0, w1
+
+
+@triton.jit
+def inverted(u, rate, NEGLIGIBLE: tl.constexpr):
+    """The smallest k whose cumulative probability is above u."""
+    k = tl.zeros_like(u)
+    p = tl.exp(-rate)
+    total = p
+    live = u >= total
+    while tl.max(live.to(tl.int32), 0) > 0:
+        k = tl.where(live, k + 1, k)
+        p = tl.where(live, div(p * rate, tl.maximum(k, 1.0)), p)
+        total = tl.where(live, total + p, total)
+        live = live & (u >= total) & ((p > NEGLIGIBLE) | (k < rate))
+    return k
+
+
+@triton.jit
+def log_probability(k, rate):
+    """log(rate^k e^-rate / k!) without the difference of large numbers."""
+    at = tl.maximum(k, 1.0)
+    v = div(at - rate, at + rate)
+    z = v * v
+    near = (at - rate) * v + 2 * at * v * z * (1 / 3 + z * (1 / 5 + z * (1 / 7 + z * (1 / 9))))
+    apart = tl.where(tl.abs(v) < 0.1, near, at * tl.log(div(at, rate)) + rate - at)
+    r = div(tl.zeros_like(at) + 1.0, at)
+    error = r * (1 / 12 - r * r * (1 / 360 - r * r * (1 / 1260)))
+    return tl.where(k < 1, -rate, -0.5 * tl.log(at * TWO_PI) - error - apart)
+
+
+@triton.jit
+def rejected(key, counter, first, rate, live, WIDE: tl.constexpr, BLOCK: tl.constexpr):
+    """Transformed rejection with squeeze, of the elements that are live."""
+    one = tl.zeros_like(rate) + 1.0
+    b = 0.931 + 2.53 * tl.sqrt(rate)
+    a = -0.059 + 0.02483 * b
+    inverse = 1.1239 + div(1.1328 * one, b - 3.4)
+    quick = 0.9277 - div(3.6224 * one, b - 2)
+    y = tl.zeros_like(rate)
+    t = 0
+    while (t < ATTEMPTS) & (tl.max(live.to(tl.int32), 0) > 0):
+        r, q = attempt(key, counter, first + (tl.full([], t, tl.int64) << 40), WIDE, BLOCK)
+        u = unit(r) - 0.5
+        v = above_zero(q)
+        near = 0.5 - tl.abs(u)
+        k = tl.floor((div(2 * a, near) + b) * u + rate + 0.43)
+        right = (near >= 0.07) & (v <= quick)
+        wrong = (k < 0) | ((near < 0.013) & (v > near))
+        right = right | (~wrong & (tl.log(div(v * inverse, div(a, near * near) + b)) <= log_probability(k, rate)))
+        y = tl.where(right & live, k, y)
+        live = live & ~right
+        t += 1
+    return y
+
+
+def _poisson(
+    rate_ptr, seed_ptr, y_ptr, n, key: tl.int64, counter: tl.int64, WIDE: tl.constexpr, BLOCK: tl.constexpr
+):  # fmt: skip
+    first = tl.program_id(0).to(tl.int64) * BLOCK
+    o = first + tl.arange(0, BLOCK)
+    rate = tl.load(rate_ptr + o, mask=o < n, other=0.0).to(WIDE)
+    key, counter = seeded(seed_ptr, key, counter)
+    r, _ = attempt(key, counter, first, WIDE, BLOCK)
+    few = (rate >= 0) & (rate < FEW)
+    many = (rate >= FEW) & (rate < float("inf"))
+    y = inverted(unit(r), tl.where(few, rate, 0.0), NEGLIGIBLE_64 if WIDE == tl.float64 else NEGLIGIBLE_32)
+    if tl.max(many.to(tl.int32), 0) > 0:
+        y = tl.where(many, rejected(key, counter, first, tl.where(many, rate, FEW), many, WIDE, BLOCK), y)
+    put(y_ptr, o, n, tl.where(few | many, y, float("nan")))
 
 
 # ---- the kernels ----------------------------------------------------------------------------------------------------
@@ -273,6 +361,7 @@ mask_bwd = Launcher(_mask_bwd, sizes="n")
 bernoulli_of = Launcher(_bernoulli_of, sizes="n")
 floats = Launcher(_floats, sizes="n")
 integers = Launcher(_integers, sizes="n")
+poisson = Launcher(_poisson, sizes="n")
 
 
 # ---- tiles ----------------------------------------------------------------------------------------------------------
@@ -297,6 +386,12 @@ def fill_tiles(n: int, dtype: torch.dtype) -> Tiles:
 def mask_bwd_tiles(dtype: torch.dtype) -> Tiles:
     """One wide load of the gradient a thread: with more, the mask would have another layout."""
     return Tiles(128, TILES=2, BLOCK=128 * 16 // max(dtype.itemsize, 2))
+
+
+@tunable("random.poisson", free="BLOCK")
+def poisson_tiles(n: int, dtype: torch.dtype) -> Tiles:
+    """One warp: all of a program wait for the element with the most attempts."""
+    return Tiles(32, BLOCK=128)
 
 
 # ---- plans ----------------------------------------------------------------------------------------------------------
@@ -416,3 +511,13 @@ def philox_bernoulli(like: Tensor, seed: Tensor, p: float) -> Plan:
 def philox_bernoulli_of(prob: Tensor, seed: Tensor) -> Plan:
     pairs = spec.is_double(prob)
     return _drawn(bernoulli_of, pairs, prob, seed, {}, strided(prob=prob), PAIRS=pairs)
+
+
+@planned(spec.philox_poisson)
+def philox_poisson(rate: Tensor, seed: Tensor) -> Plan:
+    makes, n = {"y": OutputSpec.of(rate.shape, rate.dtype)}, rate.numel()
+    if not n:
+        return Plan(makes)
+    tiles = poisson_tiles(n=n, dtype=rate.dtype)
+    launch = Launch(poisson, (-(-n // tiles["BLOCK"]),), tiles.config(WIDE=wide_of(rate.dtype)), {"n": n})
+    return with_seed(makes, launch, rate, seed, strided(rate=rate))

@@ -48,6 +48,8 @@ TABLE = {
     "_embedding_bag_dense_backward": "grad: Tensor, indices: Tensor, offset2bag: Tensor, bag_size: Tensor, "
     "maximum_indices: Tensor, num_weights: int, scale_grad_by_freq: bool, mode: int, "
     "per_sample_weights: Tensor | None, padding_idx: int = -1",
+    "_embedding_bag_per_sample_weights_backward": "grad: Tensor, weight: Tensor, indices: Tensor, offsets: Tensor, "
+    "offset2bag: Tensor, mode: int, padding_idx: int = -1",
     # masks
     "nonzero": "self: Tensor",
     "nonzero_static": "self: Tensor, *, size: int, fill_value: int = -1",

@@ -1,4 +1,4 @@
-"""Random numbers: dropout, uniform, normal, exponential, bernoulli, randint.
+"""Random numbers: dropout, uniform, normal, exponential, bernoulli, poisson, randint.
 
 Two layers. The primitives, `philox_*`, are functions: the same arguments give the same bits on any chip, for any tiles,
 in the reference and in every kernel, so they are tested, compiled and differentiated like all others. Their randomness
@@ -8,7 +8,8 @@ and code being compiled, where the compiler fuses its own generator into the nei
 
 How bits are numbered: Philox4x32-10 with the key of the seed. Counter words 0 and 1 are the seed's counter, 2 and 3 a
 group, and the four words that come out belong to the elements 4 * group to 4 * group + 3. Where an element takes 64
-bits, two words, a group has two elements. Tiles and threads have no part in it; groups are counted in 64 bits.
+bits, two words, a group has two elements. Tiles and threads have no part in it; groups are counted in 64 bits. An
+element of a Poisson distribution takes a group for each attempt: attempt t of element i takes group i + 2^40 t.
 
 Torch's own CUDA kernels use key and counter alike: seed, offset / 4, thread. So a call takes one step (4) of the
 generator's offset as theirs do, and bits are never used twice. Dropout keeps no mask: its backward makes it again.
@@ -210,7 +211,9 @@ def _maker(lead: str, *more: Case, **params: Any) -> Maker:
 
     def build(d: Draw) -> dict[str, Any]:
         x = d.grad() if lead == "dy" else d.full()
-        x = x.abs().clamp(max=1) if lead == "prob" else x.to(d.option("dtype", d.dtype))
+        x = {"prob": lambda: x.abs().clamp(max=1), "rate": lambda: x.abs() * 12}.get(
+            lead, lambda: x.to(d.option("dtype", d.dtype))
+        )()
         return {lead: x, "seed": _seed(d), **{n: d.option(n, v) for n, v in params.items()}}
 
     return Maker(build, (*CASES, *more))
@@ -360,6 +363,7 @@ CAUCHY = _maker("like", Case((5, 64), options={"median": -1.0, "sigma": 3.0}), m
 EXPONENTIAL = _maker("like", Case((5, 64), options={"lambd": 0.25}), lambd=1.0)
 BERNOULLI = _maker("like", *PS, Case((5, 64), options={"dtype": torch.bool}), p=0.25)
 BERNOULLI_OF = _maker("prob")
+POISSON = _maker("rate")
 RANGES = (
     Case((5, 64), options={"low": -5, "high": 2}),
     Case((5, 64), options={"low": -(2**40), "high": 2**40, "dtype": torch.int64}),
@@ -472,6 +476,83 @@ def philox_bernoulli_of(prob: Float[Tensor, "..."], seed: Seed) -> Tensor:
     pairs = is_double(prob)
     u = _unit(_bits(prob, seed, pairs), pairs).reshape(-1)[: prob.numel()].reshape(prob.shape)
     return rounded(u < wide(prob), prob.dtype)
+
+
+# Poisson: below this rate one uniform number is compared with cumulative probabilities, else attempts are rejected.
+FEW = 10.0
+NEGLIGIBLE = {False: 2.0**-26, True: 2.0**-56}  # a probability beyond the resolution of uniform numbers
+ATTEMPTS = 64  # one fails with a probability below 0.2
+
+
+def _attempt(rate: Tensor, seed: Tensor, t: int, pairs: bool) -> tuple[Tensor, Tensor]:
+    """Two raw numbers for each element: attempt t."""
+    group = torch.arange(rate.numel(), dtype=torch.int64, device=rate.device) + (t << 40)
+    halves = lambda x: (x & LOW, (x >> 32) & LOW)
+    counter = (w + torch.zeros_like(group) for w in halves(seed[1]))
+    w0, w1, w2, w3 = philox((*counter, *halves(group)), halves(seed[0]))
+    return (w0 | (w1 << 32), w2 | (w3 << 32)) if pairs else (w0, w1)
+
+
+def _inverted(u: Tensor, rate: Tensor, negligible: float) -> Tensor:
+    """The smallest k whose cumulative probability is above u, for small rates."""
+    k, p = torch.zeros_like(u), (-rate).exp()
+    total, live = p, u >= p
+    while bool(live.any()):
+        k = torch.where(live, k + 1, k)
+        p = torch.where(live, p * rate / k, p)
+        total = torch.where(live, total + p, total)
+        live = live & (u >= total) & ((p > negligible) | (k < rate))
+    return k
+
+
+def _log_probability(k: Tensor, rate: Tensor) -> Tensor:
+    """log(rate^k e^-rate / k!) without the difference of large numbers (Loader, 2000)."""
+    at = k.clamp(min=1)
+    v = (at - rate) / (at + rate)
+    z = v * v
+    near = (at - rate) * v + 2 * at * v * z * (1 / 3 + z * (1 / 5 + z * (1 / 7 + z / 9)))
+    apart = torch.where(v.abs() < 0.1, near, at * (at / rate).log() + rate - at)
+    r = 1 / at
+    error = r * (1 / 12 - r * r * (1 / 360 - r * r / 1260))
+    return torch.where(k < 1, -rate, -0.5 * (2 * math.pi * at).log() - error - apart)
+
+
+def _rejected(rate: Tensor, seed: Tensor, pairs: bool) -> Tensor:
+    """Transformed rejection with squeeze (Hoermann, 1993), for rates from FEW on."""
+    b = 0.931 + 2.53 * rate.sqrt()
+    a = -0.059 + 0.02483 * b
+    inverse = 1.1239 + 1.1328 / (b - 3.4)
+    quick = 0.9277 - 3.6224 / (b - 2)
+    y, done = torch.zeros_like(rate), torch.zeros_like(rate, dtype=torch.bool)
+    for t in range(ATTEMPTS):
+        if bool(done.all()):
+            break
+        r, q = _attempt(rate, seed, t, pairs)
+        u, v = _unit(r, pairs) - 0.5, _above_zero(q, pairs)
+        near = 0.5 - u.abs()
+        k = ((2 * a / near + b) * u + rate + 0.43).floor()
+        right = (near >= 0.07) & (v <= quick)
+        wrong = (k < 0) | ((near < 0.013) & (v > near))
+        right = right | (~wrong & ((v * inverse / (a / (near * near) + b)).log() <= _log_probability(k, rate)))
+        y, done = torch.where(right & ~done, k, y), done | right
+    return y
+
+
+@op(samples=POISSON, fake=_like)
+def philox_poisson(rate: Float[Tensor, "..."], seed: Seed) -> Tensor:
+    """Numbers of a Poisson distribution, element by element, in the dtype of rate; NaN where a rate is no number >= 0.
+
+    Args:
+        rate: the mean of each element's distribution.
+        seed: the same seed gives the same numbers, but for rounding of exp and log.
+    """
+    pairs, lam = is_double(rate), wide(rate).reshape(-1)
+    u = _unit(_attempt(lam, seed, 0, pairs)[0], pairs)
+    few = (lam >= 0) & (lam < FEW)
+    many = (lam >= FEW) & (lam < math.inf)
+    y = _inverted(u, torch.where(few, lam, 0.0), NEGLIGIBLE[pairs])
+    y = torch.where(many, _rejected(torch.where(many, lam, FEW), seed, pairs), y)
+    return rounded(torch.where(few | many, y, math.nan).reshape(rate.shape), rate.dtype)
 
 
 def _high_product(a: Tensor, b: int) -> Tensor:

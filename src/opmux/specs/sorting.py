@@ -1,4 +1,4 @@
-"""ATen's ops that sort, select and search: sort, topk, kthvalue, median, unique, searchsorted, bincount.
+"""ATen's ops that sort, select, search and count: sort, topk, mode, median, unique, searchsorted, histograms, segments.
 
 Each is torch's own op, under ATen's name and with the arguments of all its overloads; torch's op is the reference. NaN
 is larger than any number. Of equal elements, those with the smallest index come first, where torch may choose any.
@@ -24,12 +24,20 @@ TABLE = {
     "unique_consecutive": "self: Tensor, return_inverse: bool = False, return_counts: bool = False, "
     "dim: int | None = None",
     "bincount": "self: Tensor, weights: Tensor | None = None, minlength: int = 0",
+    "histc": "self: Tensor, bins: int = 100, min: Number = 0, max: Number = 0",
+    "mode": f"self: Tensor, {KEPT}",
+    "unique_dim": "self: Tensor, dim: int, sorted: bool = True, return_inverse: bool = False, "
+    "return_counts: bool = False",
+    "segment_reduce": "data: Tensor, reduce: str, *, lengths: Tensor | None = None, indices: Tensor | None = None, "
+    "offsets: Tensor | None = None, axis: int = 0, unsafe: bool = False, initial: Number | None = None",
+    "_segment_reduce_backward": "grad: Tensor, output: Tensor, data: Tensor, reduce: str, *, "
+    "lengths: Tensor | None = None, offsets: Tensor | None = None, axis: int = 0, initial: Number | None = None",
     "equal": "self: Tensor, other: Tensor",
     "bucketize": f"self: Tensor | Number, boundaries: Tensor, {SEARCH}",
 }
 OUTS = {
-    **dict.fromkeys(("sort", "topk", "kthvalue"), "values indices"),
-    **dict.fromkeys(("_unique2", "unique_consecutive"), "values inverse counts"),
+    **dict.fromkeys(("sort", "topk", "kthvalue", "mode"), "values indices"),
+    **dict.fromkeys(("_unique2", "unique_consecutive", "unique_dim"), "values inverse counts"),
 }
 
 ops = declare(TABLE, __name__, OUTS)

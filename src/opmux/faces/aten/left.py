@@ -50,6 +50,7 @@ LEFT: dict[str, str] = {
     "miopen_batch_norm_backward": _MIOPEN,
     "_scaled_dot_product_fused_attention_overrideable": "the entry point for backends outside torch; they implement it",
     # other devices, layouts and tensor types
+    "_convert_weight_to_int4pack": "writes a layout that only torch's own _weight_int4pack_mm reads, once for a model",
     "_dyn_quant_pack_4bit_weight": _NO_CUDA,
     "_weight_int4pack_mm_with_scales_and_zeros": _NO_CUDA,
     "_conj_copy": "for complex tensors, which opmux leaves to torch",
@@ -82,6 +83,8 @@ LEFT: dict[str, str] = {
     "renorm_": "ATen composes it from linalg_vector_norm and mul",
     "rrelu_with_noise_backward": "ATen composes it from mul or leaky_relu_backward",
     "rrelu_with_noise_functional": "ATen composes it from rrelu_with_noise, which is torch's, and copies",
+    "_fused_moving_avg_obs_fq_helper": "ATen composes it from aminmax, fake_quantize_*_cachemask, which are overridden "
+    "where they are ours, and kernels over a number for each channel",
     # inner steps and checks
     "_assert_async": "checks one number on the device; nothing is computed",
     "_functional_assert_async": "checks one number on the device; nothing is computed",
@@ -112,40 +115,6 @@ LEFT: dict[str, str] = {
 
 # Overloads without a kernel of ours, by family, one name a line. A family that gets kernels deletes its lines.
 NOT_YET: dict[str, str] = {
-    "index": """
-        _embedding_bag_per_sample_weights_backward
-    """,
-    "sorting": """
-        _segment_reduce_backward
-        _segment_reduce_backward.out
-        histc
-        linalg_cross
-        linalg_cross.out
-        mode
-        randperm
-        segment_reduce
-        segment_reduce.out
-        unique_dim
-    """,
-    "pointwise": """
-        _prelu_kernel_backward
-    """,
-    "quantisation": """
-        _convert_weight_to_int4pack
-        _fused_moving_avg_obs_fq_helper
-        fake_quantize_per_channel_affine_cachemask
-        fake_quantize_per_channel_affine_cachemask.out
-        _fake_quantize_learnable_per_tensor_affine
-    """,
-    "reduce": """
-        _cdist_backward
-        _cdist_forward
-        _pdist_backward
-        _pdist_forward
-    """,
-    "random": """
-        poisson
-    """,
     "matmul": """
         _grouped_mm
         _scaled_grouped_mm

@@ -2,8 +2,8 @@
 them from in-place ops, which would write the memory twice.
 
 On the CPU everything is left to torch, because users rely on its exact numbers. Also left to torch: distributions
-without a primitive (`geometric_`, `poisson`, `multinomial`, `randperm`), bounds about which torch warns, and
-an exponential of infinite rate, which is 0.
+without a primitive (`geometric_`, `multinomial`), bounds about which torch warns, and an exponential of infinite rate,
+which is 0.
 """
 
 import math
@@ -17,7 +17,7 @@ from torch import Tensor
 from ...core.adapter import adapt
 from ...core.errors import NotSupported
 from ...core.tensors import FLOATS
-from ...specs import random
+from ...specs import random, sorting
 from ...specs.channel_norm import memory_format as format_of
 
 Fn = Callable[..., Any]
@@ -131,6 +131,12 @@ def bernoulli(call: Fn, self: Tensor, *, generator: Gen = None) -> Any:
     return call(self, seed(self, generator))
 
 
+@adapt("poisson", over=random.philox_poisson)
+def poisson(call: Fn, self: Tensor, generator: Gen = None) -> Any:
+    _check_float(self)
+    return call(self, seed(self, generator))
+
+
 @adapt("bernoulli_.Tensor", over=random.philox_bernoulli_of)
 def bernoulli_tensor(call: Fn, self: Tensor, p: Tensor, *, generator: Gen = None) -> Any:
     """Declines probabilities of another dtype than self: the primitive's results have their dtype."""
@@ -235,6 +241,23 @@ def randint(
     dtype: Any = None, layout: Any = None, device: Any = None, pin_memory: Any = None,
 ) -> Any:  # fmt: skip
     return _integers(call, _sized(size, dtype, layout, device, pin_memory), 0, high, generator)
+
+
+@adapt("randperm", "randperm.generator", over=random.philox_randint)
+def randperm(
+    call: Fn, n: int, *, generator: Gen = None,
+    dtype: Any = torch.int64, layout: Any = None, device: Any = None, pin_memory: Any = None,
+) -> Any:  # fmt: skip
+    """The order of random numbers of 64 bits. Declines a dtype that cannot hold all integers below n: torch raises."""
+    dtype = torch.int64 if dtype is None else dtype
+    if dtype not in DIGITS and dtype not in INTS:
+        raise NotSupported(f"{dtype} is left to torch")
+    most = 2 ** DIGITS[dtype] if dtype in DIGITS else torch.iinfo(dtype).max
+    if not 0 < n <= most:
+        raise NotSupported(f"{n} integers of {dtype}")
+    like = _sized((n,), torch.int64, layout, device, pin_memory)
+    keys = _integers(call, like, -(2**63), 2**63 - 1, generator)
+    return sorting.ops["sort"](keys)[1].to(dtype)
 
 
 # ---- factories: *_like ----------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Ops over sorted rows: sort, topk, kthvalue, median."""
+"""Ops over sorted rows: sort, topk, kthvalue, median, mode."""
 
 from __future__ import annotations
 
@@ -6,15 +6,20 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+import triton
+import triton.language as tl
 from torch import Tensor
 
 from ...core.errors import NotSupported
 from ...core.registry import impl
 from ...specs import sorting as spec
 from ..lib.cells import check_tensors
+from ..lib.config import Tiles, tunable
+from ..lib.launch import Launcher
 from ..lib.meta import on_meta
 from ..lib.plans import decided
-from ..lib.rows import DEVICES
+from ..lib.rows import DEVICES, OutputSpec
+from ..lib.sorting.rows import LONGEST
 from ..lib.sorting.whole import first_rows, picked, sort_rows
 
 Pair = tuple[Tensor, Tensor]
@@ -154,3 +159,74 @@ def median(self: Tensor, dim: int | None = None, keepdim: bool | None = None) ->
 @impl(spec.ops["nanmedian"], devices=DEVICES)
 def nanmedian(self: Tensor, dim: int | None = None, keepdim: bool | None = None) -> Any:
     return _median(self, True, dim, bool(keepdim))(self)
+
+
+# ---- mode -----------------------------------------------------------------------------------------------------------
+# Of the values that occur most often the smallest, and its largest index: torch's choice for rows of up to 2048.
+
+
+@triton.jit
+def _later(a, b):
+    return tl.maximum(a, b)
+
+
+def _most_frequent(x_ptr, at_ptr, y_ptr, i_ptr, n, n_rows, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
+    """The value of the longest run of each sorted row, and the index of its last element."""
+    row = tl.program_id(0).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)[:, None]
+    o = tl.arange(0, BLOCK_N)[None, :] + tl.zeros([BLOCK_M, 1], tl.int32)
+    m = (row < n_rows) & (o < n)
+    x = tl.load(x_ptr + row * n + o, mask=m)
+    before = tl.load(x_ptr + row * n + o - 1, mask=m & (o > 0))
+    begin = tl.associative_scan(tl.where((o == 0) | (x != before), o, 0), 1, _later)
+    # the longest run, of several the first: the length above, the distance from the end below
+    longest = tl.max(tl.where(m, ((o - begin + 1).to(tl.int64) << 32) | (BLOCK_N - 1 - o).to(tl.int64), 0), 1)
+    last = (BLOCK_N - 1 - (longest & 0xFFFFFFFF))[:, None]
+    inside = row < n_rows
+    tl.store(y_ptr + row, tl.load(x_ptr + row * n + last, mask=inside), mask=inside)
+    tl.store(i_ptr + row, tl.load(at_ptr + row * n + last, mask=inside), mask=inside)
+
+
+most_frequent = Launcher(_most_frequent, sizes="n")
+
+
+@tunable("sorting.mode", free="BLOCK_M")
+def mode_tiles(n: int, dtype: torch.dtype) -> Tiles:
+    across = max(triton.next_power_of_2(n), 16)
+    down = max(1, 512 // across)
+    return Tiles(max(32, min(256, down * across // 8)), BLOCK_M=down, BLOCK_N=across)
+
+
+@decided
+def _mode(x: Tensor, dim: int, keepdim: bool) -> Callable[[Tensor], Pair]:
+    check_tensors(x)
+    made, _ = on_meta(torch.ops.aten.mode, x, dim, keepdim)
+    dim = _check_dim(x, dim)
+    if not x.numel():
+        raise NotSupported("nothing to select")
+    n = x.shape[dim] if x.dim() else 1
+    rows = x.numel() // n
+    tiles = mode_tiles(n=min(n, LONGEST), dtype=x.dtype)
+    outputs = {2: OutputSpec.of((rows, 1), x.dtype), 3: OutputSpec.of((rows, 1), torch.int64)}
+    grid = (-(-rows // tiles["BLOCK_M"]), 1, 1)
+    launch = most_frequent.ready(grid, (n, rows), tiles.config(even=n % 16 == 0), outputs)
+
+    def run(x: Tensor) -> Pair:
+        y, at = sort_rows(rows_of(x, dim), False)
+        values, indices = launch(y, at) if n <= LONGEST else long(y, at)
+        return values.view(made.shape), indices.view(made.shape)
+
+    return run
+
+
+def long(y: Tensor, at: Tensor) -> Pair:
+    """The same of sorted rows that no program can hold: where each run begins, then the longest."""
+    place = torch.arange(y.shape[1], device=y.device)
+    starts = torch.zeros_like(at)
+    starts[:, 1:] = torch.where(y[:, 1:] != y[:, :-1], place[1:], 0)
+    last = (place - starts.cummax(1).values).argmax(1, keepdim=True)
+    return picked(y, last), picked(at, last)
+
+
+@impl(spec.ops["mode"], devices=DEVICES)
+def mode(self: Tensor, dim: int = -1, keepdim: bool = False) -> Pair:
+    return _mode(self, dim, keepdim)(self)

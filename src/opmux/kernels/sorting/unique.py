@@ -85,8 +85,12 @@ def _comparer(x: Tensor, y: Tensor) -> Callable[..., None]:
 
 def _runs(x: Tensor, at: Tensor | None, return_inverse: bool, return_counts: bool) -> Three:
     """Elements of x [n] that differ from the one before, to which of them each belongs, and how many do."""
+    return _runs_of(_starter(x)(x), x, at, return_inverse, return_counts)
+
+
+def _runs_of(g: Tensor, x: Tensor, at: Tensor | None, return_inverse: bool, return_counts: bool) -> Three:
+    """Elements of x [n] where a run begins (g), to which run each belongs, and how many do."""
     n, nothing = x.numel(), torch.empty(0, dtype=torch.int64, device=x.device)
-    g = _starter(x)(x)
     ends = ends_of(g)(g)
     found = int(ends[-1].item())
     values = torch.empty(found, dtype=x.dtype, device=x.device)
@@ -122,6 +126,36 @@ def unique_consecutive(
         raise NotSupported(f"no dimension {dim}")
     values, inverse, counts = _runs(self.reshape(-1).contiguous(), None, return_inverse, return_counts)
     return values, inverse.view(self.shape) if return_inverse else inverse, counts
+
+
+FEW = 8  # elements of a slice, each of which is one more sort
+
+
+@impl(spec.ops["unique_dim"], devices=DEVICES)
+def unique_dim(
+    self: Tensor, dim: int, sorted: bool = True, return_inverse: bool = False, return_counts: bool = False
+) -> Three:
+    """Distinct slices along a dimension, in order: sorted by their last element first, then stably by those before.
+
+    Slices of many elements are left to torch, which compares whole slices.
+    """
+    check_tensors(self)
+    if not self.dim() or not self.numel() or not -self.dim() <= dim < self.dim():
+        raise NotSupported("nothing to look at")
+    moved = self.movedim(dim, 0)
+    columns = moved.reshape(moved.shape[0], -1).t().contiguous()
+    if columns.shape[0] > FEW:
+        raise NotSupported(f"slices of {columns.shape[0]} elements, each of which would be one more sort")
+    at = None
+    for column in reversed(columns.unbind(0)):
+        _, order = sort_rows((column if at is None else column[at]).view(1, -1), False)
+        at = order.view(-1) if at is None else at[order.view(-1)]
+    assert at is not None
+    rows = columns[:, at]
+    g = torch.ones(rows.shape[1], dtype=torch.bool, device=self.device)
+    torch.any(rows[:, 1:] != rows[:, :-1], 0, out=g[1:])
+    first, inverse, counts = _runs_of(g, at, at, return_inverse, return_counts)
+    return moved.index_select(0, first).movedim(0, dim), inverse, counts
 
 
 # ---- counts ---------------------------------------------------------------------------------------------------------

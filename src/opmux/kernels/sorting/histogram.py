@@ -1,0 +1,102 @@
+"""histc: how many elements are in each of some intervals of equal length.
+
+A program counts its elements in registers and adds its counts to those in memory; of many bins each element adds to
+memory. Counts are integers, so the order of additions does not matter.
+"""
+
+# Annotations are not postponed: Triton reads those of low and high, which would be float32 without them.
+
+from collections.abc import Callable
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from ...core.errors import NotSupported
+from ...core.registry import impl
+from ...specs import sorting as spec
+from ..lib.cells import check_tensors
+from ..lib.config import Tiles, tunable
+from ..lib.launch import Launcher
+from ..lib.maths import div
+from ..lib.plans import decided
+from ..lib.pointwise import DTYPES
+from ..lib.rows import DEVICES, programs
+
+Number = bool | int | float
+FEW = 1024  # bins that a program counts by itself
+
+
+def _histogram(
+    x_ptr, count_ptr, n, steps, bins, low: tl.float64, high: tl.float64,
+    TYPE: tl.constexpr, SLOTS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """SLOTS: a power of two above the number of bins; 0 where there are too many. Elements outside, and NaN, are not
+    counted."""
+    first = tl.program_id(0).to(tl.int64) * steps * BLOCK
+    low = tl.full([BLOCK], low, TYPE)
+    high = tl.full([BLOCK], high, TYPE)
+    if SLOTS:
+        counts = tl.zeros([SLOTS], tl.int32)
+    for step in range(steps):
+        o = first + step * BLOCK + tl.arange(0, BLOCK)
+        x = tl.load(x_ptr + o, mask=o < n, other=0).to(TYPE)
+        inside = (o < n) & (x >= low) & (x <= high)
+        scaled = (tl.where(inside, x, low) - low) * bins.to(TYPE)
+        if TYPE == tl.int64:
+            bin = (scaled // (high - low)).to(tl.int32)
+        else:
+            bin = div(scaled, high - low).to(tl.int32)
+        bin = tl.minimum(bin, bins - 1)
+        if SLOTS:
+            counts += tl.histogram(tl.where(inside, bin, SLOTS - 1), SLOTS)
+        else:
+            tl.atomic_add(count_ptr + bin, tl.full([BLOCK], 1, tl.int64), mask=inside, sem="relaxed")
+    if SLOTS:
+        o_b = tl.arange(0, SLOTS)
+        tl.atomic_add(count_ptr + o_b, counts.to(tl.int64), mask=(o_b < bins) & (counts > 0), sem="relaxed")
+
+
+histogram = Launcher(_histogram, sizes="n")
+
+
+@tunable("sorting.histogram")
+def histogram_tiles(dtype: torch.dtype) -> Tiles:
+    return Tiles(256, BLOCK=2048)
+
+
+@decided
+def _counter(x: Tensor, bins: int) -> Callable[..., None]:
+    """A launch (x, counts, low, high) over a contiguous tensor."""
+    check_tensors(x)
+    if x.dtype in (torch.float16, torch.bfloat16, torch.bool) or not x.numel() or not 0 < bins < 2**31 - 1:
+        raise NotSupported(f"{bins} bins of {x.dtype}, or nothing to count")
+    tiles, n = histogram_tiles(dtype=x.dtype), x.numel()
+    blocks = -(-n // tiles["BLOCK"])
+    steps = -(-blocks // programs(x.device, blocks, 8))
+    whole = tl.int64 if not x.dtype.is_floating_point else DTYPES[x.dtype][1]
+    slots = triton.next_power_of_2(bins + 1) if bins < FEW else 0
+    config = tiles.config(even=n % 16 == 0, TYPE=whole, SLOTS=slots)
+    return histogram.ready((-(-blocks // steps), 1, 1), (n, steps, bins), config)
+
+
+@impl(spec.ops["histc"], devices=DEVICES)
+def histc(self: Tensor, bins: int = 100, min: Number = 0, max: Number = 0) -> Tensor:
+    """Where min is max, the range is that of the elements, which is read on the host, as torch does."""
+    if torch.are_deterministic_algorithms_enabled():
+        raise NotSupported("torch raises where deterministic algorithms are asked for")
+    x = self.contiguous()
+    run = _counter(x, bins)
+    low, high = float(min), float(max)
+    if low == high:
+        low, high = map(float, torch.stack(torch.aminmax(x)).tolist())
+    if low == high:
+        low, high = low - 1, high + 1
+    if not (-torch.inf < low < high < torch.inf) or (
+        not self.is_floating_point() and not -(2**53) < low < high < 2**53
+    ):
+        raise NotSupported(f"a range from {low} to {high}")
+    counts = torch.zeros(bins, dtype=torch.int64, device=self.device)
+    run(x, counts, low, high)
+    return counts.to(self.dtype)

@@ -1,0 +1,253 @@
+"""segment_reduce and its gradient: reductions of parts of a dimension, whose lengths or offsets are given.
+
+A program has one segment and a block of columns, and reads the segment's rows in order. Sums and products are float32
+(float64 for float64) inside.
+"""
+
+# Annotations are not postponed: Triton reads that of initial, which would be a float32 without it.
+
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from ...core.errors import NotSupported
+from ...core.registry import impl
+from ...specs import sorting as spec
+from ..lib.cells import check_tensors
+from ..lib.config import Tiles, tunable
+from ..lib.launch import Launcher
+from ..lib.maths import div
+from ..lib.plans import decided
+from ..lib.rows import DEVICES, OutputSpec, wide_of
+
+Number = bool | int | float
+EMPTY = {"sum": 0.0, "mean": 0.0, "max": -math.inf, "min": math.inf, "prod": 1.0}  # the result of no elements
+
+
+@triton.jit
+def _product(a, b):
+    return a * b
+
+
+@triton.jit
+def bounds(part_ptr, end_ptr, row, count, OFFSETS: tl.constexpr):
+    """Where a segment begins and ends; `part` has offsets, or lengths, whose running sums are `end`."""
+    batch = row // count
+    if OFFSETS:
+        begin = tl.load(part_ptr + row + batch)
+        end = tl.load(part_ptr + row + batch + 1)
+    else:
+        end = tl.load(end_ptr + row)
+        begin = end - tl.load(part_ptr + row)
+    return batch, begin.to(tl.int64), end.to(tl.int64)
+
+
+def _reduced(
+    x_ptr, part_ptr, end_ptr, y_ptr, n, size, count, initial: tl.float64,
+    HOW: tl.constexpr, GIVEN: tl.constexpr, OFFSETS: tl.constexpr, WIDE: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    """y of a segment; GIVEN: the caller has given the initial value."""
+    across = tl.cdiv(n, BLOCK_N)
+    row = (tl.program_id(0) // across).to(tl.int64)
+    o_n = (tl.program_id(0) % across) * BLOCK_N + tl.arange(0, BLOCK_N)
+    batch, begin, end = bounds(part_ptr, end_ptr, row, count, OFFSETS)
+    x_ptr += batch * size * n + o_n[None, :]
+    o_m = tl.arange(0, BLOCK_M)[:, None]
+    start = tl.full([], initial, WIDE)
+    total = tl.zeros([BLOCK_N], WIDE) + start
+    nans = tl.zeros([BLOCK_N], tl.int32)
+    for at in range(begin, end, BLOCK_M):
+        m = (at + o_m < end) & (o_n < n)[None, :]
+        x = tl.load(x_ptr + (at + o_m) * n, mask=m, other=0.0).to(WIDE)
+        if HOW == "max":
+            total = tl.maximum(total, tl.max(tl.where(m, x, float("-inf")), 0))
+            nans += tl.sum((m & (x != x)).to(tl.int32), 0)
+        elif HOW == "min":
+            total = tl.minimum(total, tl.min(tl.where(m, x, float("inf")), 0))
+            nans += tl.sum((m & (x != x)).to(tl.int32), 0)
+        elif HOW == "prod":
+            total *= tl.reduce(tl.where(m, x, 1.0), 0, _product)
+        else:
+            total += tl.sum(tl.where(m, x, 0.0), 0)
+    total = tl.where(nans > 0, float("nan"), total)
+    if HOW == "mean":
+        if end > begin:
+            total = div(total, tl.zeros([BLOCK_N], WIDE) + (end - begin).to(WIDE))
+        elif not GIVEN:
+            total = tl.zeros([BLOCK_N], WIDE) + float("nan")
+    tl.store(y_ptr + row * n + o_n, total.to(y_ptr.dtype.element_ty), mask=o_n < n)
+
+
+def _gradient(
+    dy_ptr, y_ptr, x_ptr, part_ptr, end_ptr, dx_ptr, n, size, count, initial: tl.float64,
+    HOW: tl.constexpr, OFFSETS: tl.constexpr, WIDE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    """dx of the rows of a segment. Equal extremes share a gradient if it is positive, as in torch."""
+    across = tl.cdiv(n, BLOCK_N)
+    row = (tl.program_id(0) // across).to(tl.int64)
+    o_n = (tl.program_id(0) % across) * BLOCK_N + tl.arange(0, BLOCK_N)
+    m_n = o_n < n
+    batch, begin, end = bounds(part_ptr, end_ptr, row, count, OFFSETS)
+    x_ptr += batch * size * n + o_n[None, :]
+    dx_ptr += batch * size * n + o_n[None, :]
+    o_m = tl.arange(0, BLOCK_M)[:, None]
+    g = tl.load(dy_ptr + row * n + o_n, mask=m_n, other=0.0).to(WIDE)
+    if HOW == "mean":
+        g = div(g, tl.zeros([BLOCK_N], WIDE) + tl.maximum(end - begin, 1).to(WIDE))
+    elif HOW != "sum":
+        y = tl.load(y_ptr + row * n + o_n, mask=m_n, other=0.0).to(WIDE)
+        zeros = tl.zeros([BLOCK_N], tl.int32)  # of an extreme, the elements that have it
+        nans = tl.zeros([BLOCK_N], tl.int32)
+        rest = tl.zeros([BLOCK_N], WIDE) + tl.full([], initial, WIDE)  # the product of all others
+        for at in range(begin, end, BLOCK_M):
+            m = (at + o_m < end) & m_n[None, :]
+            x = tl.load(x_ptr + (at + o_m) * n, mask=m, other=1.0).to(WIDE)
+            if HOW == "prod":
+                zeros += tl.sum((m & (x == 0)).to(tl.int32), 0)
+                nans += tl.sum((m & (x != x)).to(tl.int32), 0)
+                rest *= tl.reduce(tl.where(m & (x == x) & (x != 0), x, 1.0), 0, _product)
+            else:
+                zeros += tl.sum((m & ((x == y[None, :]) | (x != x))).to(tl.int32), 0)
+        if HOW != "prod":
+            shared = (zeros > 1) & (g > 0)
+            g = tl.where(shared, div(g, tl.maximum(zeros, 1).to(WIDE)), g)
+    for at in range(begin, end, BLOCK_M):
+        m = (at + o_m < end) & m_n[None, :]
+        dx = g[None, :] + tl.zeros([BLOCK_M, BLOCK_N], WIDE)
+        if HOW == "max" or HOW == "min":
+            x = tl.load(x_ptr + (at + o_m) * n, mask=m, other=0.0).to(WIDE)
+            dx = tl.where((x == y[None, :]) | (x != x), dx, 0.0)
+        elif HOW == "prod":
+            x = tl.load(x_ptr + (at + o_m) * n, mask=m, other=1.0).to(WIDE)
+            special = (x == 0) | (x != x)
+            without = rest[None, :] * tl.where(zeros[None, :] - (x == 0).to(tl.int32) > 0, 0.0, 1.0)
+            without = tl.where(nans[None, :] - (x != x).to(tl.int32) > 0, float("nan"), without)
+            dx = tl.where(special, dx * without, div(dx * y[None, :], tl.where(special, 1.0, x)))
+        tl.store(dx_ptr + (at + o_m) * n, dx.to(dx_ptr.dtype.element_ty), mask=m)
+
+
+reduced = Launcher(_reduced, sizes="n")
+gradient = Launcher(_gradient, sizes="n")
+
+
+@tunable("sorting.segments", free="BLOCK_M BLOCK_N")
+def segment_tiles(n: int, dtype: torch.dtype) -> Tiles:
+    """Of narrow rows many at once."""
+    across = min(128, triton.next_power_of_2(n))
+    return Tiles(128, BLOCK_M=1024 // across, BLOCK_N=across)
+
+
+# ---- plans ----------------------------------------------------------------------------------------------------------
+
+
+class Segments(NamedTuple):
+    count: int  # of each batch
+    rows: int  # of all batches
+    size: int  # elements along the dimension
+    n: int  # columns
+
+
+def _segments(data: Tensor, reduce: str, part: Tensor, offsets: bool, axis: int) -> Segments:
+    """torch takes the last dimension of lengths or offsets for the axis."""
+    check_tensors(data, indices=(part,))
+    axis %= max(data.dim(), 1)
+    if reduce not in EMPTY or not data.is_floating_point() or axis != part.dim() - 1 or not data.dim():
+        raise NotSupported(f"{reduce} of {data.dtype} along dimension {axis}")
+    count, batches = part.shape[axis] - offsets, math.prod(part.shape[:axis])
+    n = math.prod(data.shape[axis + 1 :])
+    if part.shape[:axis] != data.shape[:axis] or count < 1 or not data.numel():
+        raise NotSupported("no segments, or other batches than those of the data")
+    return Segments(count, count * batches, data.shape[axis], n)
+
+
+def _parts(lengths: Tensor | None, offsets: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    """Offsets as they are, or lengths and their running sums."""
+    if (lengths is None) == (offsets is None):
+        raise NotSupported("either lengths or offsets")
+    if offsets is not None:
+        return offsets.contiguous(), None
+    assert lengths is not None
+    lengths = lengths.contiguous()
+    return lengths, lengths.cumsum(-1)
+
+
+def _grid(s: Segments, tiles: Tiles) -> tuple[int, int, int]:
+    return (s.rows * -(-s.n // tiles["BLOCK_N"]), 1, 1)
+
+
+@decided
+def _forward(data: Tensor, reduce: str, part: Tensor, offsets: bool, axis: int, given: bool) -> Callable[..., Tensor]:
+    """A launch (data, part, ends, initial) -> y of contiguous tensors."""
+    s = _segments(data, reduce, part, offsets, axis)
+    tiles = segment_tiles(n=s.n, dtype=data.dtype)
+    config = tiles.config(even=s.n % 16 == 0, HOW=reduce, GIVEN=given, OFFSETS=offsets, WIDE=wide_of(data.dtype))
+    at = part.dim() - 1
+    y = OutputSpec.of((*data.shape[:at], s.count, *data.shape[at + 1 :]), data.dtype)
+    return reduced.ready(_grid(s, tiles), (s.n, s.size, s.count), config, {3: y})
+
+
+@impl(spec.ops["segment_reduce"], devices=DEVICES)
+def segment_reduce(
+    data: Tensor,
+    reduce: str,
+    *,
+    lengths: Tensor | None = None,
+    indices: Tensor | None = None,
+    offsets: Tensor | None = None,
+    axis: int = 0,
+    unsafe: bool = False,
+    initial: Number | None = None,
+) -> Tensor:
+    """Unless `unsafe`, lengths are read on the host, as torch does: their sum must be the size of the dimension."""
+    if indices is not None:
+        raise NotSupported("torch has no reduction by indices")
+    part, ends = _parts(lengths, offsets)
+    run = _forward(data.contiguous(), reduce, part, ends is None, axis, initial is not None)
+    if ends is not None and not unsafe:
+        wrong = (part < 0).any() | (ends[..., -1] != data.shape[part.dim() - 1]).any()
+        if bool(wrong):
+            raise NotSupported("lengths that do not add up to the size of the dimension")
+    return run(data.contiguous(), part, ends, float(EMPTY[reduce] if initial is None else initial))
+
+
+@decided
+def _backward(
+    dy: Tensor, y: Tensor, data: Tensor, reduce: str, part: Tensor, offsets: bool, axis: int
+) -> Callable[..., Any]:
+    """A launch (dy, y, data, part, ends, dx, initial)."""
+    s = _segments(data, reduce, part, offsets, axis)
+    at = part.dim() - 1
+    if dy.shape != (*data.shape[:at], s.count, *data.shape[at + 1 :]) or y.shape != dy.shape:
+        raise NotSupported("a gradient of another shape")
+    if not dy.dtype == y.dtype == data.dtype or not dy.device == y.device == data.device:
+        raise NotSupported("tensors of several dtypes or devices")
+    tiles = segment_tiles(n=s.n, dtype=data.dtype)
+    config = tiles.config(even=s.n % 16 == 0, HOW=reduce, OFFSETS=offsets, WIDE=wide_of(data.dtype))
+    return gradient.ready(_grid(s, tiles), (s.n, s.size, s.count), config)
+
+
+@impl(spec.ops["_segment_reduce_backward"], devices=DEVICES)
+def _segment_reduce_backward(
+    grad: Tensor,
+    output: Tensor,
+    data: Tensor,
+    reduce: str,
+    *,
+    lengths: Tensor | None = None,
+    offsets: Tensor | None = None,
+    axis: int = 0,
+    initial: Number | None = None,
+) -> Tensor:
+    """Rows that belong to no segment have a gradient of zero."""
+    part, ends = _parts(lengths, offsets)
+    dy, y, x = grad.contiguous(), output.contiguous(), data.contiguous()
+    run = _backward(dy, y, x, reduce, part, ends is None, axis)
+    dx = torch.zeros(data.shape, dtype=grad.dtype, device=grad.device)
+    run(dy, y, x, part, ends, dx, 1.0 if initial is None else float(initial))
+    return dx
