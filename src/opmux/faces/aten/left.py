@@ -125,10 +125,6 @@ NOT_YET: dict[str, str] = {
         _efficient_attention_backward
         _flash_attention_backward
         _flash_attention_forward
-        _scaled_dot_product_efficient_attention
-        _scaled_dot_product_efficient_attention_backward
-        _scaled_dot_product_flash_attention
-        _scaled_dot_product_flash_attention_backward
     """,
 }
 
