@@ -2,6 +2,8 @@ PYTHON ?= python3
 
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
+# pip would compile all modules of all packages, one after another: over a minute, for a few that are imported.
+INSTALL := $(PIP) install --no-compile -c constraints.txt
 RUN := $(BIN)/python -m
 TORCH := $(shell sed -n 's/^torch==/&/p' constraints.txt)
 MODERN := -c 'import sys; sys.exit(sys.version_info < (3, 11))'
@@ -9,7 +11,7 @@ JOBS ?= 2
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo lint style types format test test-all interpreted interpreted-all bench docs site clean
+.PHONY: help setup libraries demo lint style types format test test-all interpreted interpreted-all bench docs site clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-9s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -17,7 +19,7 @@ help:  ## list the targets
 setup: .venv/.ready  ## make .venv with everything in it (PYTHON=... picks the interpreter)
 
 # torch goes in alone and pinned: resolved together with the rest, pip may settle on a build with all of CUDA.
-.venv/.ready: pyproject.toml constraints.txt
+.venv/.torch: constraints.txt
 	@$(PYTHON) $(MODERN) 2>/dev/null || { \
 	  echo "opmux needs Python 3.11 or newer; '$(PYTHON)' is $$($(PYTHON) -V 2>/dev/null || echo not there)."; \
 	  echo "Name another one: make PYTHON=/path/to/python3.11 $(MAKECMDGOALS)"; exit 1; }
@@ -29,14 +31,21 @@ setup: .venv/.ready  ## make .venv with everything in it (PYTHON=... picks the i
 	    echo "Neither venv nor virtualenv works with $(PYTHON). On Debian and Ubuntu: apt install python3-venv"; exit 1; }; \
 	fi
 	@echo "[2/4] installing $(TORCH) (one to five minutes the first time)"
-	@$(PIP) install -c constraints.txt $(TORCH)
+	@$(INSTALL) $(TORCH) setuptools
+	@touch $@
+
+.venv/.ready: .venv/.torch pyproject.toml
 	@echo "[3/4] installing opmux, its tools for tests and pages, and Transformer Engine's Python layer (about a minute)"
-	@$(PIP) install -c constraints.txt -e ".[test,te,docs]"
+	@$(INSTALL) --no-build-isolation -e ".[test,te,docs]"
 	@echo "[4/4] installing triton (under a minute)"
-	@$(PIP) install -c constraints.txt triton || \
+	@$(INSTALL) triton || \
 	  echo "triton could not be installed (reason above): going on without it, ops run on their PyTorch references"
 	@touch $@
 	@echo "ready"
+
+# Needs no more than torch, and keeps the second core busy while pip installs the rest.
+libraries: .venv/.torch
+	@PYTHONPATH=src:tests/shared $(BIN)/python tests/shared/libraries.py
 
 demo: .venv/.ready  ## set everything up and run the demo
 	@$(BIN)/opmux demo
@@ -55,11 +64,15 @@ format: .venv/.ready  ## let ruff fix and format
 	$(RUN) ruff format .
 
 # The type checker has one thread: it runs beside the first tests.
-test: style  ## lint, and the tests that should fit in 10 minutes on two cores
+test:  ## lint, and the tests that should fit in 10 minutes on two cores
+	@$(MAKE) --no-print-directory -j 2 setup libraries
+	@$(MAKE) --no-print-directory style
 	@$(MAKE) --no-print-directory -j 2 types interpreted
 	$(RUN) pytest -n $(JOBS) --triton compile tests/kernels
 
-test-all: style  ## lint, and every test, the slow ones too
+test-all:  ## lint, and every test, the slow ones too
+	@$(MAKE) --no-print-directory -j 2 setup libraries
+	@$(MAKE) --no-print-directory style
 	@$(MAKE) --no-print-directory -j 2 types interpreted-all
 	$(RUN) pytest -n $(JOBS) --triton compile --slow tests/kernels
 

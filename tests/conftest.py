@@ -3,8 +3,6 @@
 import functools
 import os
 import subprocess
-import sys
-import tempfile
 import threading
 from pathlib import Path
 
@@ -27,7 +25,9 @@ def pytest_addoption(parser):
 
 
 def pytest_configure(config):
-    _keep_bytecode()
+    import bytecode
+
+    bytecode.keep()
     # Before anything imports triton: it decides at import what its decorators make.
     os.environ.pop("TRITON_INTERPRET", None)
     if config.getoption("--triton") == "interpret":
@@ -36,14 +36,6 @@ def pytest_configure(config):
     if hasattr(config, "workerinput"):
         torch.set_num_threads(1)
         os.environ.setdefault("OMP_NUM_THREADS", "1")  # of the programs that tests start
-
-
-def _keep_bytecode():
-    """Tests start hundreds of programs, and each would compile our sources again: what is compiled stays, elsewhere."""
-    where = Path(tempfile.gettempdir()) / f"opmux-tests-bytecode-{os.getuid()}"
-    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
-    os.environ["PYTHONPYCACHEPREFIX"] = sys.pycache_prefix = str(where)
-    sys.dont_write_bytecode = False
 
 
 @functools.cache
@@ -72,25 +64,9 @@ def pytest_sessionstart(session):
     """Compile what is compiled on first use before any test: none is to wait for it, or to see it said."""
     if hasattr(session.config, "workerinput") or session.config.option.collectonly:
         return
-    from opmux.backends._cpu.ops import native
-    from opmux.faces.aten import gate
-    from opmux.runtime import build
-    from opmux.tools import simulator
+    import libraries
 
-    def make(name, sources, flags):
-        try:
-            build.library(name, sources, flags=flags)
-        except build.CannotBuild as error:  # a machine without a compiler: tests that need one say so
-            print(error)
-
-    made = [
-        ("cpu_kernels", native.SOURCES, native.flags()),
-        ("simulator", simulator.sources(), simulator.FLAGS),
-        ("gate", gate.SOURCES, ()),
-    ]
-    _compiling.extend(threading.Thread(target=make, args=args) for args in made)
-    for thread in _compiling:
-        thread.start()
+    _compiling.extend(libraries.start())
 
 
 _compiling: list[threading.Thread] = []
