@@ -51,6 +51,7 @@ def general(dim, dtype, bias=True):
 
 
 @pytest.mark.parametrize("chip", CHIPS)
+@pytest.mark.rotates(2)
 def test_options_fit_the_chip(chip):
     with compiling_for(chip) as built:
         general(128, torch.bfloat16)
@@ -66,6 +67,7 @@ def test_lengths_with_options():
 
 @pytest.mark.parametrize("chip", CHIPS)
 @pytest.mark.parametrize("call", [dense, packed])
+@pytest.mark.rotates(2)
 def test_fits_the_chip(chip, call):
     with compiling_for(chip) as built:
         call(128, torch.bfloat16)
@@ -76,6 +78,7 @@ def test_fits_the_chip(chip, call):
 
 
 @pytest.mark.parametrize(("dim", "dtype"), [(40, torch.float16), (256, torch.bfloat16), (64, torch.float32)])
+@pytest.mark.rotates(2)
 def test_other_heads(dim, dtype):
     with compiling_for("sm_90") as built:
         dense(dim, dtype)
