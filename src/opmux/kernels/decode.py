@@ -23,13 +23,12 @@ from ..core.contract import FP8
 from ..core.errors import NotSupported
 from ..specs import decode as spec
 from ..specs.attention import scale_of
-from .gemm import NUMBERS, multiplies_fp8
 from .lib.config import Tiles, tunable
 from .lib.fp8 import cast_of, has_casts
 from .lib.harness import Launch, Plan, planned, strided
 from .lib.interpret import interpreting
 from .lib.launch import Config, Launcher
-from .lib.products import precision
+from .lib.products import NUMBERS, multiplies_fp8, precision
 from .lib.rows import OutputSpec, cores, wide_of
 
 LOG2_E = math.log2(math.e)  # scores are exponents of 2, which chips have as an instruction
@@ -78,14 +77,14 @@ def with_sink(b_lse, b_sink):
 def _decode(
     q_ptr, k_ptr, v_ptr, lengths_ptr, table_ptr, sinks_ptr, k_scale_ptr, v_scale_ptr, o_ptr, lse_ptr,
     queries, heads, group, tiles, capacity, q_batch, q_row, q_head, k_page, k_row, k_head, v_page, v_row, v_head,
-    table_row, k_scale_step, v_scale_step, part, dim, dim_v, scale, cap, window,
-    PAGE: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr, CAP: tl.constexpr, FULL: tl.constexpr,
+    table_row, k_scale_step, v_scale_step, dim, dim_v, scale, cap, window,
+    PART: tl.constexpr, PAGE: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr, CAP: tl.constexpr, FULL: tl.constexpr,
     NUMBERS: tl.constexpr, WIDE: tl.constexpr, PRECISION: tl.constexpr, SPLITS: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_E: tl.constexpr,
 ):  # fmt: skip
     """A share of the keys of a sequence, for the queries of one head of k.
 
-    A row of k is `part` columns, in BLOCK_D, and the rest, in BLOCK_R: 576 are 512 and 64. Without v_ptr the first part
+    A row of k is PART columns, in BLOCK_D, and the rest, in BLOCK_R: 576 are 512 and 64. Without v_ptr the first part
     is the value too. With SPLITS > 1 o and lse are partial results, [batch, splits, heads, queries], lse to base 2.
     """
     kv, tile = tl.program_id(0) // tiles, tl.program_id(0) % tiles
@@ -105,9 +104,9 @@ def _decode(
     b_sum = tl.zeros([BLOCK_M], WIDE)
     b_o = tl.zeros([BLOCK_M, BLOCK_E], WIDE)
     o_q = z * q_batch + query.to(tl.int64) * q_row + head.to(tl.int64) * q_head
-    b_q = columns(q_ptr, o_q, inside, 0, part, None, BLOCK_D, FULL)
+    b_q = columns(q_ptr, o_q, inside, 0, PART, None, BLOCK_D, FULL)
     if BLOCK_R:
-        b_qr = columns(q_ptr, o_q, inside, part, dim - part, None, BLOCK_R, FULL)
+        b_qr = columns(q_ptr, o_q, inside, PART, dim - PART, None, BLOCK_R, FULL)
     factor = scale
     if k_scale_ptr is not None:
         factor = scale * tl.load(k_scale_ptr + kv * k_scale_step)
@@ -126,10 +125,10 @@ def _decode(
         if table_ptr is not None:
             here = (i_n % PAGE).to(tl.int64)
         o_k = page * k_page + here * k_row
-        b_k = columns(k_ptr, o_k, there, 0, part, NUMBERS, BLOCK_D, FULL).to(b_q.dtype)
+        b_k = columns(k_ptr, o_k, there, 0, PART, NUMBERS, BLOCK_D, FULL).to(b_q.dtype)
         b_s = tl.dot(b_q, tl.trans(b_k), input_precision=PRECISION, out_dtype=WIDE)
         if BLOCK_R:
-            b_r = columns(k_ptr, o_k, there, part, dim - part, NUMBERS, BLOCK_R, FULL).to(b_q.dtype)
+            b_r = columns(k_ptr, o_k, there, PART, dim - PART, NUMBERS, BLOCK_R, FULL).to(b_q.dtype)
             b_s = tl.dot(b_qr, tl.trans(b_r), b_s, input_precision=PRECISION, out_dtype=WIDE)
         if v_ptr is not None:
             o_v = page * v_page + here * v_row
@@ -264,7 +263,11 @@ def _write(
 
 decode = Launcher(_decode, sizes="q_batch q_row q_head k_page k_row k_head v_page v_row v_head dim_v")
 combine = Launcher(_combine, sizes="dim_v")
-write = Launcher(_write, sizes="k_head v_head k_cache_head v_cache_head dim dim_v")
+write = Launcher(
+    _write,
+    sizes="k_batch k_row k_head v_batch v_row v_head k_cache_page k_cache_row k_cache_head v_cache_page v_cache_row "
+    "v_cache_head dim dim_v",
+)
 
 
 # ---- tiles ----------------------------------------------------------------------------------------------------------
@@ -273,8 +276,8 @@ write = Launcher(_write, sizes="k_head v_head k_cache_head v_cache_head dim dim_
 def splits_for(programs: int, keys: int, slots: int) -> int:
     """The fewest parts of the keys that fill the chip almost as well as any number of parts can.
 
-    `programs` there are without a split, `slots` run at a time; `keys` are blocks of them. The last round of programs
-    should not leave most of the chip idle.
+    There are `programs` without a split, and `slots` run at a time; `keys` are blocks of them. The last round of
+    programs should not leave most of the chip idle.
     """
     most = max(1, min(MOST_SPLITS, keys, -(-2 * slots // max(programs, 1))))
     rounds = lambda splits: programs * splits / slots
@@ -282,19 +285,17 @@ def splits_for(programs: int, keys: int, slots: int) -> int:
     return next(splits for splits, share in full.items() if share >= 0.9 * max(full.values()))
 
 
-@tunable("decode.keys", free="BLOCK_M BLOCK_N SPLITS")
-def key_tiles(rows: int, keys: int, programs: int, dim: int, dtype: torch.dtype, kept: torch.dtype, cores: int) -> Tiles:
-    """Rows of a tile (heads and queries of one head of k), keys a step, and among how many programs keys are split.
+@tunable("decode.keys", free="BLOCK_M BLOCK_N PER_CORE")
+def key_tiles(rows: int, keys: int, dim: int, dtype: torch.dtype, kept: torch.dtype) -> Tiles:
+    """Rows of a tile (heads and queries of one head of k), keys a step, and programs that a core runs at a time.
 
-    `keys` is what the cache can hold for a sequence, `programs` what there are without a split, one tile each; `kept`
-    is the dtype of the cache.
+    `keys` is what the cache can hold for a sequence, `dim` the larger one of k's and v's, `kept` the cache's dtype.
+    Keys are split among programs until every core has PER_CORE.
     """
-    wide, size = dim > 256, dtype.itemsize
-    block_n = {1: 64, 2: 64, 4: 32, 8: 16}[size] // (2 if dim > 128 else 1) // (2 if wide and size > 2 else 1)
-    block_m = min(16 if wide else 64, max(16, triton.next_power_of_2(rows)))
-    tiles = -(-rows // block_m)
-    splits = splits_for(programs * tiles, -(-keys // block_n), 2 * cores)
-    return Tiles(128, 2, BLOCK_M=block_m, BLOCK_N=max(16, block_n), SPLITS=splits)
+    size = dtype.itemsize
+    block_n = {2: 64, 4: 32, 8: 16}[size] // (2 if dim > 128 else 1) // (2 if dim > 256 and size > 2 else 1)
+    block_m = min(16 if dim > 256 or size > 4 else 64, max(16, triton.next_power_of_2(rows)))
+    return Tiles(128 if size <= 2 else 256, 2, BLOCK_M=block_m, BLOCK_N=max(16, block_n), PER_CORE=2)
 
 
 # ---- plans ----------------------------------------------------------------------------------------------------------
@@ -337,8 +338,7 @@ class Problem(NamedTuple):
     @property
     def parts(self) -> tuple[int, int]:
         """How a row of k is read: columns that are a power of two, or also values, and the rest."""
-        part = self.dim_v if self.shared else 1 << max(self.dim.bit_length() - 1, 0)
-        part = self.dim if self.dim < 16 else part
+        part = self.dim_v if self.shared else self.dim if self.dim < 16 else 1 << (self.dim.bit_length() - 1)
         return part, self.dim - part
 
     @property
@@ -371,25 +371,26 @@ def _plan(
         raise NotSupported("keys of no numbers")
     group = p.heads // p.kv_heads
     rows, (part, rest), blocks = group * p.queries, p.parts, p.blocks
-    tiles = key_tiles(
-        rows=rows, keys=p.capacity, programs=p.batch * p.kv_heads, dim=max(p.dim, p.dim_v), dtype=q.dtype,
-        kept=k.dtype, cores=cores(q.device),
-    )  # fmt: skip
-    splits, wide = tiles["SPLITS"], wide_of(q.dtype)
-    views, numbers_of = _viewed(k, *(names.get(n, n) or n for n in (("k",) if v is None else ("k", "v"))))
-    config = tiles.config(
-        PAGE=p.page, CAUSAL=p.queries > 1, WINDOW=window >= 0, CAP=softcap > 0,
+    tiles = key_tiles(rows=rows, keys=p.capacity, dim=max(p.dim, p.dim_v), dtype=q.dtype, kept=k.dtype)
+    sizes = {name: size for name, size in tiles.sizes.items() if name != "PER_CORE"}
+    count = p.batch * p.kv_heads * -(-rows // tiles["BLOCK_M"])
+    splits = splits_for(count, -(-p.capacity // tiles["BLOCK_N"]), cores(q.device) * tiles["PER_CORE"])
+    wide = wide_of(q.dtype)
+    views, numbers_of = _viewed(k, *dict.fromkeys(names.get(n, n) or n for n in (("k",) if v is None else ("k", "v"))))
+    config = Config(dict(
+        PART=part, PAGE=p.page, CAUSAL=p.queries > 1, WINDOW=window >= 0, CAP=softcap > 0,
         FULL=(part, rest, p.dim_v) == (blocks["BLOCK_D"], blocks["BLOCK_R"], blocks["BLOCK_E"]),
-        NUMBERS=numbers_of, WIDE=wide, PRECISION=precision if q.dtype is torch.float32 else "ieee", **blocks,
-    )  # fmt: skip
+        NUMBERS=numbers_of, WIDE=wide, PRECISION=precision if q.dtype is torch.float32 else "ieee", SPLITS=splits,
+        **sizes, **blocks,
+    ), tiles.threads, tiles.stages)  # fmt: skip
     factor = scale_of(q, scale)
     each = lambda scale: int(scale is not None and scale.numel() > 1)
     packed = lambda name, t: torch.empty(t.shape, device="meta") if name in copied else t
     numbers = dict(
         queries=p.queries, heads=p.heads, group=group, tiles=-(-rows // tiles["BLOCK_M"]), capacity=p.capacity,
         **_steps("q", packed("q", q), "batch row head"), **_steps("k", packed(names.get("k", "k"), k)),
-        **_steps("v", None if v is None else packed("v", v)), table_row=0 if table is None else table.shape[1],
-        k_scale_step=each(scales[0]), v_scale_step=each(scales[1]), part=part, dim=p.dim, dim_v=p.dim_v,
+        **_steps("v", None if v is None else packed(names.get("v") or "v", v)), table_row=0 if table is None else table.shape[1],
+        k_scale_step=each(scales[0]), v_scale_step=each(scales[1]), dim=p.dim, dim_v=p.dim_v,
         scale=factor * LOG2_E if not softcap else 2 * factor / softcap * LOG2_E, cap=softcap * LOG2_E, window=window,
     )  # fmt: skip
     grid = (p.kv_heads * numbers["tiles"], splits, p.batch)
@@ -433,10 +434,16 @@ def mla_decode(
     scale: float | None, precision: str,
 ) -> Plan:  # fmt: skip
     capacity, page = _page(cache, table)
-    p = Problem(*q.shape[:3], 1, capacity, page, q.shape[3], rank, True)
+    # Values that are read from the same tile as the keys: not float8, which Triton keeps apart in shared memory for
+    # the two products, and then does not load ahead (3.6, sm_90). A second load is one from L2.
+    shared = cache.dtype not in FP8
+    p = Problem(*q.shape[:3], 1, capacity, page, q.shape[3], rank, shared)
     copied = [*_loose(q=q, cache=cache), *strided(cache_scale=cache_scale)]
-    names = {"k": "cache", "v": None, "sinks": None, "k_scale": "cache_scale", "v_scale": "cache_scale"}
-    return _plan(p, q, cache, None, lengths, table, (cache_scale, cache_scale), scale, 0.0, -1, precision, names, copied)
+    names = {"k": "cache", "v": None if shared else "cache", "sinks": None, "k_scale": "cache_scale"}
+    names["v_scale"] = "cache_scale"
+    one_head, scales = cache.unsqueeze(2), (cache_scale, cache_scale)
+    v = None if shared else one_head[..., :rank]
+    return _plan(p, q, one_head, v, lengths, table, scales, scale, 0.0, -1, precision, names, copied)
 
 
 @planned(spec.write_kv_cache)

@@ -45,8 +45,27 @@ def of_product(name: str) -> Callable[[dict[str, Any]], Any]:
     return lambda args: product_tiles(**args).get(name)
 
 
+def decode_tiles(rows: int, dim: int, dtype: Any, kept: Any, **rest: Any) -> dict[str, Any]:
+    """Keys of several blocks on their way, in as much shared memory as leaves two programs to a core, or three.
+
+    Rows of more than 256 numbers are MLA's: 128 heads are two tiles of the matrix unit's height.
+    """
+    if dtype.itemsize > 2:
+        return {}
+    if dim <= 256:
+        return {"num_stages": 4, "PER_CORE": 3 if dim * kept.itemsize <= 128 else 2}
+    if rows > 32:
+        return {"BLOCK_M": 64, "num_warps": 8, "num_stages": 3, "PER_CORE": 1}
+    return {"BLOCK_M": 32 if rows > 16 else 16, "num_warps": 8, "num_stages": 3}
+
+
+def of_decoding(name: str) -> Callable[[dict[str, Any]], Any]:
+    return lambda args: decode_tiles(**args).get(name)
+
+
 PRODUCT = "BLOCK_M BLOCK_N BLOCK_K GROUP IN_TURN SPLITS num_warps num_stages"
 HEURISTICS_CONFIGS = {
     "norm_bwd.rows": {"STAGES": two_rows_ahead},
     "gemm.tiles": {name: of_product(name) for name in PRODUCT.split()},
+    "decode.keys": {name: of_decoding(name) for name in "BLOCK_M PER_CORE num_warps num_stages".split()},
 }
