@@ -8,6 +8,9 @@ from .faces.functional.attention import mhc_post_res as mhc_post_res
 from .faces.functional.attention import mhc_pre as mhc_pre
 from .faces.functional.attention import multi_token_attention as multi_token_attention
 from .faces.functional.attention import neighborhood_attention as neighborhood_attention
+from .faces.functional.decode import attention_decode as attention_decode
+from .faces.functional.decode import mla_decode as mla_decode
+from .faces.functional.decode import write_kv_cache as write_kv_cache
 from .faces.functional.distillation import DistillationOutput as DistillationOutput
 from .faces.functional.distillation import fused_linear_distillation as fused_linear_distillation
 from .faces.functional.divergences import fused_linear_jsd as fused_linear_jsd
@@ -96,6 +99,9 @@ __all__ = [
     "DistillationOutput",
     "fused_linear_distillation",
     "attention",
+    "attention_decode",
+    "mla_decode",
+    "write_kv_cache",
     "attn_res",
     "mhc_apply",
     "mhc_coeffs",

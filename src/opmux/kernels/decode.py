@@ -419,13 +419,14 @@ def _page(k: Tensor, table: Tensor | None) -> tuple[int, int]:
 
 @planned(spec.attention_decode, state={"precision": precision})
 def attention_decode(
-    q: Tensor, k: Tensor, v: Tensor, lengths: Tensor, table: Tensor | None, sinks: Tensor | None,
+    q: Tensor, k_cache: Tensor, v_cache: Tensor, lengths: Tensor, table: Tensor | None, sinks: Tensor | None,
     k_scale: Tensor | None, v_scale: Tensor | None, window: int, softcap: float, scale: float | None, precision: str,
 ) -> Plan:  # fmt: skip
-    capacity, page = _page(k, table)
-    p = Problem(*q.shape[:3], k.shape[2], capacity, page, q.shape[3], v.shape[3], False)
-    copied = [*_loose(q=q, k=k, v=v), *strided(sinks=sinks, k_scale=k_scale, v_scale=v_scale)]
-    return _plan(p, q, k, v, lengths, table, (k_scale, v_scale), scale, softcap, window, precision, {}, copied)
+    capacity, page = _page(k_cache, table)
+    p = Problem(*q.shape[:3], k_cache.shape[2], capacity, page, q.shape[3], v_cache.shape[3], False)
+    copied = [*_loose(q=q, k_cache=k_cache, v_cache=v_cache), *strided(sinks=sinks, k_scale=k_scale, v_scale=v_scale)]
+    names, scales = {"k": "k_cache", "v": "v_cache"}, (k_scale, v_scale)
+    return _plan(p, q, k_cache, v_cache, lengths, table, scales, scale, softcap, window, precision, names, copied)
 
 
 @planned(spec.mla_decode, state={"precision": precision})

@@ -50,13 +50,14 @@ def check_scale(op: str, name: str, scale: Tensor | None, heads: int) -> None:
 
 
 def cache_fits(
-    op: str, q: Tensor, k: Tensor, lengths: Tensor, table: Tensor | None, k_scale: Tensor | None, v_scale: Tensor | None
-) -> None:
-    kept_as(op, "k", k, q, "q")
-    check_pages(op, "k", k, table, lengths.shape[0])
-    heads, kv_heads = q.shape[2], k.shape[2]
+    op: str, q: Tensor, k_cache: Tensor, lengths: Tensor, table: Tensor | None, k_scale: Tensor | None,
+    v_scale: Tensor | None,
+) -> None:  # fmt: skip
+    kept_as(op, "k_cache", k_cache, q, "q")
+    check_pages(op, "k_cache", k_cache, table, lengths.shape[0])
+    heads, kv_heads = q.shape[2], k_cache.shape[2]
     if not kv_heads or heads % kv_heads:
-        raise BadArgument.of(op, "k", f"have heads that divide the {heads} of {{q}}", str(kv_heads))
+        raise BadArgument.of(op, "k_cache", f"have heads that divide the {heads} of {{q}}", str(kv_heads))
     check_scale(op, "k_scale", k_scale, kv_heads)
     check_scale(op, "v_scale", v_scale, kv_heads)
 
@@ -169,8 +170,8 @@ def _decode_args(d: Draw) -> dict[str, Any]:
     k_scale, v_scale = _scales(d, kv_heads)
     return {
         "q": d.full(),
-        "k": _drawn(d, "k", (*cache, kv_heads, dim), kind),
-        "v": _drawn(d, "v", (*cache, kv_heads, d.option("dim_v", dim)), kind),
+        "k_cache": _drawn(d, "k", (*cache, kv_heads, dim), kind),
+        "v_cache": _drawn(d, "v", (*cache, kv_heads, d.option("dim_v", dim)), kind),
         "lengths": lengths,
         "table": table,
         "sinks": _drawn(d, "sinks", (heads,)) if d.option("sinks") else None,
@@ -234,15 +235,16 @@ DECODE = Maker(_decode_args, (
 ))  # fmt: skip
 MLA = Maker(_mla_args, (
     Case((2, 1, 4, 40), options={"page": 16, "rank": 32}),
-    Case((1, 2, 20, 48), options={"lengths": [70], "rank": 32, "cache": "e4m3", "scales": "one"}),
     Case((2, 1, 2, 72), options={"page": 64, "lengths": [130, 3], "rank": 40, "scale": 0.2}),
     Case((1, 1, 2, 24), "step", {"lengths": [5], "rank": 24}),
+    Case((1, 2, 20, 48), options={"lengths": [70], "rank": 32, "cache": "e4m3", "scales": "one"}),
     Case((0, 1, 2, 24), options={"keys": 3}),
 ))  # fmt: skip
 WRITE = Maker(_write_args, (
-    Case((2, 1, 2, 16), options={"page": 16, "cache": "e4m3", "scales": "each", "large": 300.0}),
+    Case((2, 1, 2, 16), options={"page": 16, "scales": "each"}),
     Case((2, 3, 2, 24), options={"lengths": [5, 2], "keys": 6, "dim_v": 16, "counts": [3, 1]}),
     Case((3, 4, 1, 40), options={"page": 4, "lengths": [9, 3, 0], "latent": True}),
+    Case((2, 1, 2, 16), options={"page": 16, "cache": "e4m3", "scales": "each", "large": 300.0}),
     Case((1, 2, 3, 8), "step", {"lengths": [7], "cache": "e5m2", "scales": "one"}),
     Case((2, 2, 2, 16), "swapped", {"page": 2, "lengths": [6, 9], "pages": 4}),
     Case((0, 1, 2, 8), options={"keys": 3}),
@@ -278,11 +280,11 @@ def _fake_results(q: Tensor, dim_v: int) -> tuple[Tensor, Tensor]:
 
 
 def _fake_decode(
-    q: Tensor, k: Tensor, v: Tensor, lengths: Tensor, table: Tensor | None = None, sinks: Tensor | None = None,
-    k_scale: Tensor | None = None, v_scale: Tensor | None = None, window: int = -1, softcap: float = 0.0,
-    scale: float | None = None,
+    q: Tensor, k_cache: Tensor, v_cache: Tensor, lengths: Tensor, table: Tensor | None = None,
+    sinks: Tensor | None = None, k_scale: Tensor | None = None, v_scale: Tensor | None = None, window: int = -1,
+    softcap: float = 0.0, scale: float | None = None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    return _fake_results(q, v.shape[3])
+    return _fake_results(q, v_cache.shape[3])
 
 
 @op(
@@ -290,9 +292,9 @@ def _fake_decode(
     samples=DECODE,
     errors=_wrong(
         DECODE,
-        ("k", lambda k: k.double(), TypeError, "k must be float32, the dtype of q, float8_e4m3fn or float8_e5m2"),
-        ("table", lambda table: None, ValueError, "k must have 2 sequences, as lengths has, or table must be given"),
-        ("q", lambda q: q[:, :, :3], ValueError, "k must have heads that divide the 3 of q; got 2"),
+        ("table", lambda table: None, ValueError, "k_cache must have 2 sequences, as lengths has, or table must be"),
+        ("q", lambda q: q.double(), TypeError, "k_cache must be float64, the dtype of q, float8_e4m3fn or float8_e5m2"),
+        ("k_scale", lambda scale: scale.repeat(2), ValueError, "k_scale must have one element, or one for each of 2"),
         ("v_scale", lambda scale: scale.repeat(2), ValueError, "v_scale must have one element, or one for each of 2"),
     ),
     where=cache_fits,
@@ -301,8 +303,8 @@ def _fake_decode(
 )
 def attention_decode(
     q: Query,
-    k: AnyTensor[Tensor, "pages page_size kv_heads dim", Cached],
-    v: AnyTensor[Tensor, "pages page_size kv_heads dim_v", same_dtype("k")],
+    k_cache: AnyTensor[Tensor, "pages page_size kv_heads dim", Cached],
+    v_cache: AnyTensor[Tensor, "pages page_size kv_heads dim_v", same_dtype("k_cache")],
     lengths: Lengths,
     table: Table | None = None,
     sinks: Float[Tensor, "heads"] | None = None,
@@ -319,14 +321,14 @@ def attention_decode(
 
     Args:
         q: the queries of the last tokens, which are in the cache already.
-        k: the keys: paged, or without a table [batch, max_len, kv_heads, dim]; of q's dtype or float8. Each head
-            serves heads / kv_heads adjacent heads of q.
-        v: the values, in the same way.
+        k_cache: the keys: paged, or without a table [batch, max_len, kv_heads, dim]; of q's dtype or float8. Each
+            head serves heads / kv_heads adjacent heads of q.
+        v_cache: the values, in the same way.
         lengths: the tokens of each sequence, the new ones included; what the cache cannot hold is not there.
         table: the pages of each sequence, in order; entries after its last page are not read.
         sinks: a score for each head that counts in the sum of the softmax, and has no value.
-        k_scale: multiplies k: one element, or one for each head of it.
-        v_scale: multiplies v, in the same way.
+        k_scale: multiplies the keys: one element, or one for each head of them.
+        v_scale: multiplies the values, in the same way.
         window: how many keys before its own place a query sees; -1 is all.
         softcap: scores become softcap * tanh(s / softcap); 0 leaves them as they are.
         scale: multiplies the scores; by default 1 / sqrt(dim).
@@ -335,7 +337,7 @@ def attention_decode(
         o [batch, queries, heads, dim_v], of q's dtype, and lse, float32 [batch, heads, queries] (float64 for float64),
         the logarithm of the sum of the softmax. Computed in float32, rounded once. There is no gradient.
     """
-    keys, values = _cached(k, table, k_scale, q, lengths), _cached(v, table, v_scale, q, lengths)
+    keys, values = _cached(k_cache, table, k_scale, q, lengths), _cached(v_cache, table, v_scale, q, lengths)
     return _attended(q, keys, values, lengths, sinks, window, softcap, scale)
 
 
@@ -409,10 +411,10 @@ def written(new: Tensor, dtype: torch.dtype, scale: Tensor | None) -> Tensor:
         WRITE,
         ("v", lambda v: None, ValueError, "v must be given, as v_cache is"),
         ("table", lambda table: None, ValueError, "k_cache must have 2 sequences"),
-        ("k_cache", lambda cache: cache.to(torch.bfloat16), TypeError, "k_cache must be float32, the dtype of k, float8"),
+        ("k_scale", lambda scale: scale.repeat(2), ValueError, "k_scale must have one element, or one for each of 2"),
     ),
     where=tokens_fit,
-)  # fmt: skip
+)
 def write_kv_cache(
     k: AnyTensor[Tensor, "batch tokens kv_heads dim", Moved],
     v: AnyTensor[Tensor, "batch tokens kv_heads dim_v", same_dtype("k")] | None,

@@ -1,0 +1,135 @@
+"""Decoding with a cache of keys and values, contiguous or paged; for inference, without gradients.
+
+Nothing waits for the device: lengths and tables stay there. `write_kv_cache` writes to the caches, nothing else does.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ...core.errors import BadArgument
+from ...specs import decode as ops
+
+
+def attention_decode(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    lengths: Tensor,
+    *,
+    table: Tensor | None = None,
+    sinks: Tensor | None = None,
+    k_scale: Tensor | None = None,
+    v_scale: Tensor | None = None,
+    window: int | None = None,
+    softcap: float = 0.0,
+    scale: float | None = None,
+    return_lse: bool = False,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """Attention of the last tokens of each sequence to a cache: o = softmax(s) v, s = q k^T * scale.
+
+    Query i of n is token lengths - n + i of its sequence, and sees the keys up to its own. Keys and values of the new
+    tokens must be in the cache: see `write_kv_cache`.
+
+    Args:
+        q: float [batch, queries, heads, dim], with one query or a few.
+        k_cache: [batch, max_len, kv_heads, dim], or with a table [pages, page_size, kv_heads, dim]; of q's dtype or
+            float8. Each head serves heads / kv_heads adjacent heads of q.
+        v_cache: [.., dim_v], in the same way.
+        lengths: int [batch], the tokens of each sequence, the new ones included.
+        table: int [batch, max_pages], the pages of each sequence, in order.
+        sinks: float [heads], a score for each head that counts in the sum of the softmax and has no value.
+        k_scale: float32, multiplies the keys: one element, or one for each head of them.
+        v_scale: float32, multiplies the values, in the same way.
+        window: how many keys before its own place a query sees; None is all.
+        softcap: scores become softcap * tanh(s / softcap); 0 leaves them as they are.
+        scale: multiplies the scores; by default 1 / sqrt(dim).
+        return_lse: whether to return lse too.
+
+    Returns:
+        o [batch, queries, heads, dim_v], of q's dtype; 0 for a query that sees no key. With return_lse also the
+        logarithm of the sum of the softmax, float32 [batch, heads, queries] (float64 for float64).
+    """
+    _need_no_gradient("attention_decode", q=q, k_cache=k_cache, v_cache=v_cache, sinks=sinks)
+    left = -1 if window is None else window
+    o, lse = ops.attention_decode(q, k_cache, v_cache, lengths, table, sinks, k_scale, v_scale, left, softcap, scale)
+    return (o, lse) if return_lse else o
+
+
+def mla_decode(
+    q: Tensor,
+    cache: Tensor,
+    lengths: Tensor,
+    rank: int = 512,
+    *,
+    table: Tensor | None = None,
+    cache_scale: Tensor | None = None,
+    scale: float | None = None,
+    return_lse: bool = False,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """Multi-head latent attention of the last tokens of each sequence, with absorbed up-projections (DeepSeek).
+
+    All heads share one cache of latents: keys are its rows, values their first `rank` columns, read once.
+
+    Args:
+        q: float [batch, queries, heads, dim]: queries times the up-projection of the keys, then the part with rope.
+        cache: [batch, max_len, dim], or with a table [pages, page_size, dim]; of q's dtype or float8.
+        lengths: int [batch], the tokens of each sequence, the new ones included.
+        rank: the columns of the cache that are values too.
+        table: int [batch, max_pages], the pages of each sequence, in order.
+        cache_scale: float32, multiplies the cache; one element.
+        scale: multiplies the scores: the model's own, as 1 / sqrt(dim), the default, is not that of absorbed heads.
+        return_lse: whether to return lse too.
+
+    Returns:
+        o [batch, queries, heads, rank], of q's dtype, to be multiplied by the up-projection of the values. With
+        return_lse also lse, float32 [batch, heads, queries] (float64 for float64).
+    """
+    _need_no_gradient("mla_decode", q=q, cache=cache)
+    o, lse = ops.mla_decode(q, cache, lengths, rank, table, cache_scale, scale)
+    return (o, lse) if return_lse else o
+
+
+def write_kv_cache(
+    k: Tensor,
+    v: Tensor | None,
+    k_cache: Tensor,
+    v_cache: Tensor | None,
+    lengths: Tensor,
+    *,
+    table: Tensor | None = None,
+    counts: Tensor | None = None,
+    k_scale: Tensor | None = None,
+    v_scale: Tensor | None = None,
+) -> None:
+    """Append the new tokens of each sequence to a cache, in place.
+
+    Token i of n new ones becomes token lengths - n + i of its sequence; one that the cache cannot hold is not written.
+
+    Args:
+        k: [batch, tokens, kv_heads, dim]; [batch, tokens, dim] for the cache of `mla_decode`.
+        v: [batch, tokens, kv_heads, dim_v]; None for the cache of `mla_decode`.
+        k_cache: is written: [batch, max_len, kv_heads, dim], or with a table [pages, page_size, kv_heads, dim]; of k's
+            dtype or float8, where values beyond the largest become the largest.
+        v_cache: is written, in the same way.
+        lengths: int [batch], the tokens of each sequence, the new ones included.
+        table: int [batch, max_pages], the pages of each sequence, in order. No two may write to one page.
+        counts: int [batch], how many of the tokens are new ones, the first of them; by default all.
+        k_scale: float32, k is divided by it: one element, or one for each head.
+        v_scale: float32, v is divided by it, in the same way.
+    """
+    _need_no_gradient("write_kv_cache", k=k, v=v, k_cache=k_cache, v_cache=v_cache)
+    if k.dim() == 3 and k_cache.dim() == 3 and v is None:
+        k, k_cache = k.unsqueeze(2), k_cache.unsqueeze(2)
+    ops.write_kv_cache(k, v, k_cache, v_cache, lengths, table, counts, k_scale, v_scale)
+
+
+def _need_no_gradient(op: str, **tensors: Tensor | None) -> None:
+    """Raise where autograd would record the call: there is no backward, and no gradient must not mean a gradient of 0."""
+    if not torch.is_grad_enabled():
+        return
+    for name, t in tensors.items():
+        if t is not None and t.requires_grad:
+            expected = "need no gradient, as there is none: call it under torch.no_grad()"
+            raise BadArgument.of(op, name, expected, "requires_grad=True")
