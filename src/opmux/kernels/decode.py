@@ -11,7 +11,7 @@ The latent cache of MLA is one head of keys whose first columns are the values: 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -76,16 +76,16 @@ def with_sink(b_lse, b_sink):
 
 def _decode(
     q_ptr, k_ptr, v_ptr, lengths_ptr, table_ptr, sinks_ptr, k_scale_ptr, v_scale_ptr, o_ptr, lse_ptr,
-    queries, heads, group, tiles, capacity, q_batch, q_row, q_head, k_page, k_row, k_head, v_page, v_row, v_head,
-    table_row, k_scale_step, v_scale_step, dim, dim_v, scale, cap, window,
-    PART: tl.constexpr, PAGE: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr, CAP: tl.constexpr, FULL: tl.constexpr,
-    NUMBERS: tl.constexpr, WIDE: tl.constexpr, PRECISION: tl.constexpr, SPLITS: tl.constexpr,
+    queries, heads, group, tiles, splits, capacity, q_batch, q_row, q_head, k_page, k_row, k_head,
+    v_page, v_row, v_head, table_row, k_scale_step, v_scale_step, dim, dim_v, scale, cap, window,
+    PART: tl.constexpr, PAGE: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr, CAP: tl.constexpr,
+    FULL: tl.constexpr, NUMBERS: tl.constexpr, WIDE: tl.constexpr, PRECISION: tl.constexpr, PARTIAL: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_E: tl.constexpr,
 ):  # fmt: skip
     """A share of the keys of a sequence, for the queries of one head of k.
 
     A row of k is PART columns, in BLOCK_D, and the rest, in BLOCK_R: 576 are 512 and 64. Without v_ptr the first part
-    is the value too. With SPLITS > 1 o and lse are partial results, [batch, splits, heads, queries], lse to base 2.
+    is the value too. PARTIAL: o and lse are partial results, [batch, splits, heads, queries], lse to base 2.
     """
     kv, tile = tl.program_id(0) // tiles, tl.program_id(0) % tiles
     split, z = tl.program_id(1), tl.program_id(2).to(tl.int64)
@@ -96,7 +96,7 @@ def _decode(
     first = 0
     if WINDOW:
         first = tl.maximum(length - queries - window, 0) // BLOCK_N * BLOCK_N
-    each = tl.cdiv(tl.cdiv(tl.maximum(length - first, 0), SPLITS), BLOCK_N) * BLOCK_N
+    each = tl.cdiv(tl.cdiv(tl.maximum(length - first, 0), splits), BLOCK_N) * BLOCK_N
     begin = first + split * each
     end = tl.minimum(begin + each, length)
 
@@ -164,7 +164,7 @@ def _decode(
     inside_o = inside[:, None]
     if not FULL:
         inside_o &= (o_e < dim_v)[None, :]
-    if SPLITS == 1:
+    if not PARTIAL:
         if sinks_ptr is not None:
             b_sink = tl.load(sinks_ptr + head, mask=inside, other=0.0).to(WIDE) * 1.4426950408889634
             b_lse, b_share = with_sink(b_lse, b_sink)
@@ -173,16 +173,16 @@ def _decode(
         o_o = (z * queries + query) * heads + head
         tl.store(lse_ptr + o_lse, b_lse * 0.6931471805599453, mask=inside)
     else:
-        o_o = ((z * SPLITS + split) * heads + head) * queries + query
+        o_o = ((z * splits + split) * heads + head) * queries + query
         tl.store(lse_ptr + o_o, b_lse, mask=inside)
-    if SPLITS == 1 or begin < end:  # what is not read need not be written
+    if not PARTIAL or begin < end:  # what is not read need not be written
         o_ptrs = o_ptr + o_o[:, None] * dim_v + o_e[None, :]
         tl.store(o_ptrs, (b_o * b_times[:, None]).to(o_ptr.dtype.element_ty), mask=inside_o)
 
 
 def _combine(
-    parts_ptr, part_lse_ptr, sinks_ptr, o_ptr, lse_ptr, queries, heads, dim_v,
-    SPLITS: tl.constexpr, WIDE: tl.constexpr, BLOCK_S: tl.constexpr, BLOCK_E: tl.constexpr,
+    parts_ptr, part_lse_ptr, sinks_ptr, o_ptr, lse_ptr, queries, heads, splits, dim_v,
+    WIDE: tl.constexpr, BLOCK_S: tl.constexpr, BLOCK_E: tl.constexpr,
 ):  # fmt: skip
     """o and lse of a query and head, from those of its splits: each weighed by its share of the sum."""
     row = tl.program_id(0).to(tl.int64)
@@ -191,8 +191,8 @@ def _combine(
     head, query = place // queries, place % queries
     i_s = tl.arange(0, BLOCK_S)
     o_e = tl.program_id(1) * BLOCK_E + tl.arange(0, BLOCK_E)
-    o_s = (z * SPLITS + i_s) * rows + place
-    b_lse = tl.load(part_lse_ptr + o_s, mask=i_s < SPLITS, other=-float("inf"))
+    o_s = (z * splits + i_s) * rows + place
+    b_lse = tl.load(part_lse_ptr + o_s, mask=i_s < splits, other=-float("inf"))
     some = b_lse != -float("inf")
     m = some[:, None] & (o_e < dim_v)[None, :]
     b_parts = tl.load(parts_ptr + o_s[:, None] * dim_v + o_e[None, :], mask=m, other=0.0)
@@ -245,13 +245,14 @@ def _write(
         count = tl.load(counts_ptr + z)
     at = tl.load(lengths_ptr + z).to(tl.int64) - count + token
     if (token < count) & (at >= 0) & (at < capacity):
-        page = z
+        page, here = z, at
         if table_ptr is not None:
             page = tl.load(table_ptr + z * table_row + at // PAGE).to(tl.int64)
-        here = at % PAGE
+            here = at % PAGE
         put(
             k_ptr, k_cache_ptr, k_scale_ptr, z * k_batch + token.to(tl.int64) * k_row,
-            page * k_cache_page + here * k_cache_row, k_head, k_cache_head, k_scale_step, i_h, heads, dim, CAST, BLOCK_D,
+            page * k_cache_page + here * k_cache_row, k_head, k_cache_head, k_scale_step, i_h, heads, dim, CAST,
+            BLOCK_D,
         )  # fmt: skip
         if v_ptr is not None:
             put(
@@ -301,9 +302,20 @@ def key_tiles(rows: int, keys: int, dim: int, dtype: torch.dtype, kept: torch.dt
 # ---- plans ----------------------------------------------------------------------------------------------------------
 
 
-def _steps(name: str, t: Tensor | None, words: str = "page row head") -> dict[str, int]:
-    """The strides of a [pages, page_size, heads, dim] or [batch, tokens, heads, dim], by name."""
-    return {f"{name}_{word}": 0 if t is None else t.stride(i) for i, word in enumerate(words.split())}
+CACHE, TOKENS = ("page", "row", "head"), ("batch", "row", "head")  # the dimensions before the last
+
+
+def _steps(name: str, t: Tensor | None, copied: bool = False, dims: tuple[str, ...] = CACHE) -> dict[str, int]:
+    """The strides of a tensor by name, or those of its contiguous copy; 0 where there is none."""
+    if t is None:
+        return {f"{name}_{dim}": 0 for dim in dims}
+    strides = OutputSpec.of(t.shape, t.dtype).stride if copied else t.stride()
+    return {f"{name}_{dim}": stride for dim, stride in zip(dims, strides)}
+
+
+def _each(scale: Tensor | None) -> int:
+    """How far apart the scales of heads are: 0 where one is for all."""
+    return int(scale is not None and scale.numel() > 1)
 
 
 def _loose(**tensors: Tensor | None) -> list[str]:
@@ -311,7 +323,7 @@ def _loose(**tensors: Tensor | None) -> list[str]:
     return [name for name, t in tensors.items() if t is not None and t.stride(-1) != 1 and t.shape[-1] > 1]
 
 
-def _viewed(cache: Tensor, *names: str) -> tuple[dict[str, Callable[[Tensor], Tensor]], Any]:
+def _viewed(cache: Tensor, names: Collection[str]) -> tuple[dict[str, Callable[[Tensor], Tensor]], Any]:
     """A float8 cache as bytes, and the function that makes numbers of them, where the chip has no such type."""
     if cache.dtype not in FP8 or multiplies_fp8():
         return {}, None
@@ -376,21 +388,19 @@ def _plan(
     count = p.batch * p.kv_heads * -(-rows // tiles["BLOCK_M"])
     splits = splits_for(count, -(-p.capacity // tiles["BLOCK_N"]), cores(q.device) * tiles["PER_CORE"])
     wide = wide_of(q.dtype)
-    views, numbers_of = _viewed(k, *dict.fromkeys(names.get(n, n) or n for n in (("k",) if v is None else ("k", "v"))))
+    views, numbers_of = _viewed(k, [name for name in dict.fromkeys((names["k"], names["v"])) if name])
     config = Config(dict(
         PART=part, PAGE=p.page, CAUSAL=p.queries > 1, WINDOW=window >= 0, CAP=softcap > 0,
         FULL=(part, rest, p.dim_v) == (blocks["BLOCK_D"], blocks["BLOCK_R"], blocks["BLOCK_E"]),
-        NUMBERS=numbers_of, WIDE=wide, PRECISION=precision if q.dtype is torch.float32 else "ieee", SPLITS=splits,
+        NUMBERS=numbers_of, WIDE=wide, PRECISION=precision if q.dtype is torch.float32 else "ieee", PARTIAL=splits > 1,
         **sizes, **blocks,
     ), tiles.threads, tiles.stages)  # fmt: skip
     factor = scale_of(q, scale)
-    each = lambda scale: int(scale is not None and scale.numel() > 1)
-    packed = lambda name, t: torch.empty(t.shape, device="meta") if name in copied else t
     numbers = dict(
-        queries=p.queries, heads=p.heads, group=group, tiles=-(-rows // tiles["BLOCK_M"]), capacity=p.capacity,
-        **_steps("q", packed("q", q), "batch row head"), **_steps("k", packed(names.get("k", "k"), k)),
-        **_steps("v", None if v is None else packed(names.get("v") or "v", v)), table_row=0 if table is None else table.shape[1],
-        k_scale_step=each(scales[0]), v_scale_step=each(scales[1]), dim=p.dim, dim_v=p.dim_v,
+        queries=p.queries, heads=p.heads, group=group, tiles=-(-rows // tiles["BLOCK_M"]), splits=splits,
+        capacity=p.capacity, **_steps("q", q, "q" in copied, TOKENS), **_steps("k", k, names["k"] in copied),
+        **_steps("v", v, names["v"] in copied), table_row=0 if table is None else table.shape[1],
+        k_scale_step=_each(scales[0]), v_scale_step=_each(scales[1]), dim=p.dim, dim_v=p.dim_v,
         scale=factor * LOG2_E if not softcap else 2 * factor / softcap * LOG2_E, cap=softcap * LOG2_E, window=window,
     )  # fmt: skip
     grid = (p.kv_heads * numbers["tiles"], splits, p.batch)
@@ -406,15 +416,15 @@ def _plan(
     block_e = min(max(16, triton.next_power_of_2(p.dim_v)), max(32, 4096 // block_s))
     last = Launch(
         combine, (p.batch * p.heads * p.queries, -(-p.dim_v // block_e)),
-        Config(dict(SPLITS=splits, WIDE=wide, BLOCK_S=block_s, BLOCK_E=block_e)), numbers,
-        {"sinks": names.get("sinks", "sinks")},
+        Config(dict(WIDE=wide, BLOCK_S=block_s, BLOCK_E=block_e)), numbers,
+        {"sinks": names["sinks"]},
     )  # fmt: skip
     return Plan(makes, [launch.named(o="parts", lse="part_lse", sinks=None), last], copied, views)
 
 
 def _page(k: Tensor, table: Tensor | None) -> tuple[int, int]:
-    """The keys that fit for a sequence, and those of a page."""
-    return k.shape[1] * (1 if table is None else table.shape[1]), max(k.shape[1], 1)
+    """The keys that fit for a sequence, and those of a page; 1 without pages, so that a length compiles nothing."""
+    return (k.shape[1], 1) if table is None else (k.shape[1] * table.shape[1], max(k.shape[1], 1))
 
 
 @planned(spec.attention_decode, state={"precision": precision})
@@ -423,9 +433,10 @@ def attention_decode(
     k_scale: Tensor | None, v_scale: Tensor | None, window: int, softcap: float, scale: float | None, precision: str,
 ) -> Plan:  # fmt: skip
     capacity, page = _page(k_cache, table)
-    p = Problem(*q.shape[:3], k_cache.shape[2], capacity, page, q.shape[3], v_cache.shape[3], False)
+    batch, queries, heads, dim = q.shape
+    p = Problem(batch, queries, heads, k_cache.shape[2], capacity, page, dim, v_cache.shape[3], False)
     copied = [*_loose(q=q, k_cache=k_cache, v_cache=v_cache), *strided(sinks=sinks, k_scale=k_scale, v_scale=v_scale)]
-    names, scales = {"k": "k_cache", "v": "v_cache"}, (k_scale, v_scale)
+    names, scales = {"k": "k_cache", "v": "v_cache", "sinks": "sinks"}, (k_scale, v_scale)
     return _plan(p, q, k_cache, v_cache, lengths, table, scales, scale, softcap, window, precision, names, copied)
 
 
@@ -438,7 +449,8 @@ def mla_decode(
     # Values that are read from the same tile as the keys: not float8, which Triton keeps apart in shared memory for
     # the two products, and then does not load ahead (3.6, sm_90). A second load is one from L2.
     shared = cache.dtype not in FP8
-    p = Problem(*q.shape[:3], 1, capacity, page, q.shape[3], rank, shared)
+    batch, queries, heads, dim = q.shape
+    p = Problem(batch, queries, heads, 1, capacity, page, dim, rank, shared)
     copied = [*_loose(q=q, cache=cache), *strided(cache_scale=cache_scale)]
     names = {"k": "cache", "v": None if shared else "cache", "sinks": None, "k_scale": "cache_scale"}
     names["v_scale"] = "cache_scale"
@@ -466,7 +478,7 @@ def write_kv_cache(
         raise NotSupported("a cache whose rows are not in one piece")
     casts = k_cache.dtype in FP8 and k.dtype not in FP8
     views = {}
-    if k_cache.dtype in FP8 and not (has_casts() or interpreting()) or k.dtype in FP8:
+    if k.dtype in FP8 or (casts and not (has_casts() or interpreting())):
         moved = ("k", "v", "k_cache", "v_cache") if k.dtype in FP8 else ("k_cache", "v_cache")
         views = {name: _bytes for name in moved if v is not None or name[0] == "k"}
     block = lambda size: max(16, triton.next_power_of_2(size))
@@ -475,14 +487,12 @@ def write_kv_cache(
         PAGE=page, CAST=cast_of(k_cache.dtype) if casts else None, BLOCK_H=block_h, BLOCK_D=block(dim),
         BLOCK_E=block(dim_v),
     ))  # fmt: skip
-    each = lambda scale: int(scale is not None and scale.numel() > 1)
     copied = _loose(k=k, v=v)
-    packed = lambda name, t: torch.empty(t.shape, device="meta") if name in copied else t
     numbers = dict(
-        tokens=tokens, heads=heads, capacity=capacity, **_steps("k", packed("k", k), "batch row head"),
-        **_steps("v", None if v is None else packed("v", v), "batch row head"), **_steps("k_cache", k_cache),
-        **_steps("v_cache", v_cache), table_row=0 if table is None else table.shape[1], k_scale_step=each(k_scale),
-        v_scale_step=each(v_scale), dim=dim, dim_v=dim_v,
+        tokens=tokens, heads=heads, capacity=capacity, **_steps("k", k, "k" in copied, TOKENS),
+        **_steps("v", v, "v" in copied, TOKENS), **_steps("k_cache", k_cache), **_steps("v_cache", v_cache),
+        table_row=0 if table is None else table.shape[1], k_scale_step=_each(k_scale), v_scale_step=_each(v_scale),
+        dim=dim, dim_v=dim_v,
     )  # fmt: skip
     others = strided(lengths=lengths, table=table, counts=counts, k_scale=k_scale, v_scale=v_scale)
     grid = (tokens, batch, -(-heads // block_h))

@@ -1,0 +1,162 @@
+"""Decoding on a GPU: attention to a cache, paged and contiguous, and MLA; time against what a copy takes.
+
+    python benchmarks/decode.py [--json FILE] [--quick]
+
+Times are medians of device time with a cold cache. A share is the bytes of keys and values that are read, over the
+time, of what a copy moves (read and written) in the same run: the aim is 0.8. `torch` is its flash attention with the
+same keys and values contiguous: it takes neither pages nor float8. An error is the largest distance to float64, in
+units of the largest number of the result.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+from collections.abc import Callable
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+import torch
+import triton
+from torch import Tensor
+from triton.testing import do_bench
+
+import opmux
+import opmux.functional as ours
+from opmux.core import specs
+
+BF16, E4M3 = torch.bfloat16, torch.float8_e4m3fn
+HEADS, KV_HEADS, DIM, PAGE = 32, 8, 128, 64
+MOST = 24 << 30  # bytes of a cache
+# batch, keys, page (0: contiguous), dtype of the cache
+CASES = [
+    *((batch, keys, PAGE, BF16) for batch in (1, 16, 64) for keys in (1024, 8192, 32768)),
+    *((16, 8192, page, BF16) for page in (0, 16, 256)),
+    *((batch, keys, PAGE, E4M3) for batch in (1, 16, 64) for keys in (1024, 32768)),
+    (16, 8192, 16, E4M3),
+]
+LATENT = [(batch, keys, heads, BF16) for batch in (1, 64) for keys in (1024, 8192) for heads in (16, 128)]
+LATENT += [(64, 8192, 16, E4M3)]
+
+
+def microseconds(call: Callable[[], object], rep: int = 40) -> float:
+    return 1e3 * float(do_bench(call, warmup=10, rep=rep, return_mode="median"))
+
+
+def copy_speed() -> float:
+    """Bytes a microsecond, read and written, of a copy of 1 GiB."""
+    a, b = (torch.empty(2**29, dtype=BF16, device="cuda") for _ in range(2))
+    return 2 * a.nbytes / microseconds(lambda: b.copy_(a))
+
+
+def drawn(*shape: int, dtype: torch.dtype = BF16) -> Tensor:
+    made = torch.empty(shape, dtype=BF16, device="cuda").normal_()
+    return made if dtype is BF16 else made.to(dtype)
+
+
+def pages_of(batch: int, keys: int, page: int) -> Tensor | None:
+    if not page:
+        return None
+    return torch.randperm(batch * keys // page, device="cuda").view(batch, -1).int()
+
+
+def first_of(cache: Tensor, table: Tensor | None) -> Tensor:
+    """The first sequence of a cache, contiguous."""
+    if table is None:
+        return cache[:1]
+    return cache.view(torch.uint8)[table[0].long()].view(cache.dtype).flatten(0, 1)[None]
+
+
+def error_of(got: Tensor, name: str, *args: Any) -> float:
+    """Of the first sequence."""
+    wide = [a.double() if torch.is_tensor(a) and a.dtype is BF16 else a for a in args]
+    want = specs.find(name).reference(*wide)[0]
+    return ((got[:1].double() - want).abs().max() / want.abs().max()).item()
+
+
+def row(shape: list[int], about: dict[str, Any], us: float, moved: int, speed: float, error: float) -> dict[str, Any]:
+    figures = {"us": round(us, 1), "share": round(moved / us / speed, 3), "error": float(f"{error:.2g}")}
+    return {"shape": shape, **about, **figures}
+
+
+def of_attention(batch: int, keys: int, page: int, kept: torch.dtype, speed: float) -> dict[str, Any]:
+    cache = (batch * keys // page, page) if page else (batch, keys)
+    q, lengths, table = (
+        drawn(batch, 1, HEADS, DIM),
+        torch.full((batch,), keys, device="cuda"),
+        pages_of(batch, keys, page),
+    )
+    k, v = (drawn(*cache, KV_HEADS, DIM, dtype=kept) for _ in range(2))
+    call = lambda: ours.attention_decode(q, k, v, lengths, table=table)
+    k_rows, v_rows = (first_of(t, table) for t in (k, v))
+    rest = (lengths[:1], None, None, None, None, -1, 0.0, None)
+    error = error_of(call(), "attention_decode", q[:1], k_rows, v_rows, *rest)
+    about: dict[str, Any] = {"op": "attention", "page": page, "cache": str(kept).removeprefix("torch.")}
+    found = row([batch, keys, HEADS, KV_HEADS, DIM], about, microseconds(call), k.nbytes + v.nbytes, speed, error)
+    if kept is BF16:
+        flat = [t.view(batch, keys, KV_HEADS, DIM).transpose(1, 2) for t in (k, v)]
+        flash: Any = torch._scaled_dot_product_flash_attention
+        found["torch_us"] = round(microseconds(lambda: flash(q.transpose(1, 2), *flat)), 1)
+    return found
+
+
+def of_mla(batch: int, keys: int, heads: int, kept: torch.dtype, speed: float) -> dict[str, Any]:
+    q, cache = drawn(batch, 1, heads, 576), drawn(batch * keys // PAGE, PAGE, 576, dtype=kept)
+    lengths, table = torch.full((batch,), keys, device="cuda"), pages_of(batch, keys, PAGE)
+    call = lambda: ours.mla_decode(q, cache, lengths, table=table)
+    error = error_of(call(), "mla_decode", q[:1], first_of(cache, table), lengths[:1], 512, None, None, None)
+    about: dict[str, Any] = {"op": "mla", "page": PAGE, "cache": str(kept).removeprefix("torch.")}
+    us = microseconds(call)
+    found = row([batch, keys, heads, 1, 576], about, us, cache.nbytes, speed, error)
+    return {**found, "tflops": round(2e-6 * batch * keys * heads * (576 + 512) / us, 1)}
+
+
+def of_writing(batch: int, kept: torch.dtype, speed: float) -> dict[str, Any]:
+    k, cache = drawn(batch, 1, KV_HEADS, DIM), drawn(batch * 16, PAGE, KV_HEADS, DIM, dtype=kept)
+    lengths, table = torch.full((batch,), 1000, device="cuda"), pages_of(batch, 16 * PAGE, PAGE)
+    us = microseconds(lambda: ours.write_kv_cache(k, k, cache, cache, lengths, table=table))
+    about: dict[str, Any] = {"op": "write", "page": PAGE, "cache": str(kept).removeprefix("torch.")}
+    moved = 2 * k.numel() * (2 + kept.itemsize)
+    return row([batch, 1, KV_HEADS, KV_HEADS, DIM], about, us, moved, speed, 0.0)
+
+
+def shown(rows: list[dict[str, Any]]) -> None:
+    names = list(dict.fromkeys(name for found in rows for name in found))
+    table = [names, *([str(found.get(name, "")) for name in names] for found in rows)]
+    wide = [max(len(line[i]) for line in table) for i in range(len(names))]
+    for line in table:
+        print("  ".join(word.rjust(size) for word, size in zip(line, wide)))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--quick", action="store_true", help="every third case")
+    given = parser.parse_args()
+    every, rows, speed = 3 if given.quick else 1, [], copy_speed()
+    with opmux.policy("flagos", strict=True):
+        for batch, keys, page, kept in CASES[::every]:
+            if 2 * batch * keys * KV_HEADS * DIM * kept.itemsize <= MOST:
+                rows.append(of_attention(batch, keys, page, kept, speed))
+        rows += [of_mla(*case, speed) for case in LATENT[::every]]
+        rows += [of_writing(64, kept, speed) for kept in (BF16, E4M3)]
+    if given.json:
+        commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True).stdout.strip()
+        about = {
+            "chip": torch.cuda.get_device_name(),
+            "copy_gb_per_s": round(speed / 1e3),
+            "torch": torch.__version__,
+            "triton": triton.__version__,
+            "date": date.today().isoformat(),
+            "commit": os.environ.get("COMMIT") or commit,
+        }
+        given.json.write_text(json.dumps({"about": about, "results": rows}, indent=1) + "\n")
+    print(f"{torch.cuda.get_device_name()}: a copy moves {speed / 1e3:.0f} GB/s")
+    shown(rows)
+
+
+if __name__ == "__main__":
+    main()
