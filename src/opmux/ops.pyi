@@ -297,6 +297,31 @@ def attention_bwd(do: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: T
         dq, like q, dk, like k, and dv, like v.
     """
 
+def attention_decode(q: Tensor, k_cache: Tensor, v_cache: Tensor, lengths: Tensor, table: Tensor | None = None, sinks: Tensor | None = None, k_scale: Tensor | None = None, v_scale: Tensor | None = None, window: int = -1, softcap: float = 0.0, scale: float | None = None) -> tuple[Tensor, Tensor]:
+    """Attention of the last tokens of each sequence to a cache: o = softmax(s) v, s = q k^T * scale.
+
+    Query i of n is token lengths - n + i of its sequence, and sees the keys up to its own. One that sees none gives
+    o = 0 and lse = -inf.
+
+    Args:
+        q (float [batch, queries, heads, dim]): the queries of the last tokens, which are in the cache already.
+        k_cache (float16, bfloat16, float32, float64, float8_e4m3fn or float8_e5m2 [pages, page_size, kv_heads, dim]): the keys: paged, or without a table [batch, max_len, kv_heads, dim]; of q's dtype or float8. Each
+            head serves heads / kv_heads adjacent heads of q.
+        v_cache (any [pages, page_size, kv_heads, dim_v], of the dtype of k_cache): the values, in the same way.
+        lengths (index [batch]): the tokens of each sequence, the new ones included; what the cache cannot hold is not there.
+        table (index [batch, max_pages], optional): the pages of each sequence, in order; entries after its last page are not read.
+        sinks (float [heads], optional): a score for each head that counts in the sum of the softmax, and has no value.
+        k_scale (float32 [..], optional): multiplies the keys: one element, or one for each head of them.
+        v_scale (float32 [..], optional): multiplies the values, in the same way.
+        window (at least -1): how many keys before its own place a query sees; -1 is all.
+        softcap (at least 0): scores become softcap * tanh(s / softcap); 0 leaves them as they are.
+        scale: multiplies the scores; by default 1 / sqrt(dim).
+
+    Returns:
+        o [batch, queries, heads, dim_v], of q's dtype, and lse, float32 [batch, heads, queries] (float64 for float64),
+        the logarithm of the sum of the softmax. Computed in float32, rounded once. There is no gradient.
+    """
+
 def attention_general(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None = None, slopes: Tensor | None = None, sink: Tensor | None = None, seed: Tensor | None = None, cu_q: Tensor | None = None, cu_k: Tensor | None = None, q_sizes: Tensor | None = None, k_sizes: Tensor | None = None, max_q: int = 0, max_k: int = 0, left: int = -1, right: int = -1, at_end: bool = True, softcap: float = 0.0, dropout_p: float = 0.0, scale: float | None = None, bias_grad: bool = False) -> tuple[Tensor, Tensor]:
     """Attention with every option: o = dropout(softmax(s)) v, lse = log(sum(exp(s))).
 
@@ -2603,6 +2628,25 @@ def mish(self: Tensor) -> Tensor:
 
 def mish_backward(grad_output: Tensor, self: Tensor) -> Tensor:
     """torch.ops.aten.mish_backward, elementwise."""
+
+def mla_decode(q: Tensor, cache: Tensor, lengths: Tensor, rank: int, table: Tensor | None = None, cache_scale: Tensor | None = None, scale: float | None = None) -> tuple[Tensor, Tensor]:
+    """Multi-head latent attention of the last tokens of each sequence, in the form that absorbs the up-projections.
+
+    All heads share one cache of latents: keys are its rows, values their first `rank` columns (DeepSeek: 512 of 576).
+
+    Args:
+        q (float [batch, queries, heads, dim]): the queries, times the up-projection of the keys, followed by the part with rope.
+        cache (float16, bfloat16, float32, float64, float8_e4m3fn or float8_e5m2 [pages, page_size, dim]): the latents and rope parts: paged, or without a table [batch, max_len, dim]; of q's dtype or float8.
+        lengths (index [batch]): the tokens of each sequence, the new ones included.
+        rank (at least 1): the columns of the cache that are values too.
+        table (index [batch, max_pages], optional): the pages of each sequence, in order; entries after its last page are not read.
+        cache_scale (float32 [..], optional): multiplies the cache; one element.
+        scale: multiplies the scores; by default 1 / sqrt(dim), which is not the scale of the model that was absorbed.
+
+    Returns:
+        o [batch, queries, heads, rank], of q's dtype, and lse, float32 [batch, heads, queries] (float64 for float64).
+        Computed in float32, rounded once. There is no gradient.
+    """
 
 def mode(self: Tensor, dim: int = -1, keepdim: bool = False) -> Any:
     """torch.ops.aten.mode."""
@@ -5527,6 +5571,24 @@ def weight_norm_bwd(dw: Tensor, v: Tensor, g: Tensor, norm: Tensor, dim: int | N
 
 def where(condition: Tensor, self: Tensor | int | float, other: Tensor | int | float) -> Tensor:
     """torch.ops.aten.where, elementwise."""
+
+def write_kv_cache(k: Tensor, v: Tensor | None, k_cache: Tensor, v_cache: Tensor | None, lengths: Tensor, table: Tensor | None = None, counts: Tensor | None = None, k_scale: Tensor | None = None, v_scale: Tensor | None = None) -> None:
+    """Append the new tokens of each sequence to a cache, in place.
+
+    Token i of n new ones becomes token lengths - n + i of its sequence. A token before the first or beyond what the
+    cache can hold is not written.
+
+    Args:
+        k (float16, bfloat16, float32, float64, float8_e4m3fn, float8_e5m2 or uint8 [batch, tokens, kv_heads, dim]): the keys of the new tokens.
+        v (any [batch, tokens, kv_heads, dim_v], of the dtype of k, optional): their values; None where the cache has only one part (that of `mla_decode`).
+        k_cache (float16, bfloat16, float32, float64, float8_e4m3fn, float8_e5m2 or uint8 [pages, page_size, kv_heads, dim]): is written: paged, or without a table [batch, max_len, kv_heads, dim]; of k's dtype or float8.
+        v_cache (any [pages, page_size, kv_heads, dim_v], of the dtype of k_cache, optional): is written, in the same way.
+        lengths (index [batch]): the tokens of each sequence, the new ones included.
+        table (index [batch, max_pages], optional): the pages of each sequence, in order. No two sequences may write to one page.
+        counts (index [batch], optional): how many of the tokens of each sequence are new ones, the first of them; by default all.
+        k_scale (float32 [..], optional): k is divided by it: one element, or one for each head.
+        v_scale (float32 [..], optional): v is divided by it, in the same way.
+    """
 
 def xlogy(self: Tensor | int | float, other: Tensor | int | float) -> Tensor:
     """torch.ops.aten.xlogy, elementwise."""
