@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import opmux
-from opmux.core import launches
+from opmux.core import launches, policy
 from opmux.core.default import get_default_manager
 from opmux.core.registry import BackendImplKind, OpImpl
 from opmux.faces.aten import gate
@@ -98,7 +98,9 @@ class World:
 def world(monkeypatch):
     if not gate.available():
         pytest.skip("gate.cpp cannot be compiled here")
-    monkeypatch.setattr(gate._State, "paused", set())  # a context of another test may still refer to a policy scope
+    # A context of another test may still refer to a policy scope.
+    monkeypatch.setattr(policy, "_live", {})
+    monkeypatch.setattr(gate._State, "paused", set())
     library, before, made = gate._State.library, gate._State.driver, World()
     keep = LAUNCH(made.drive)
     driver = gate._Driver(ctypes.cast(keep, ctypes.c_void_p), None, gate._BEGIN(gate._begin), gate._END(gate._end))
