@@ -51,12 +51,13 @@ CALLS = {
     "turned": gemm(new(K, M, dtype=F16), new(N, K, dtype=F16), None, True, True),
     "fp8 exact": scaled(E4M3, False, F32),
     "fp8 mixed": scaled(E5M2, False, F32),
+    "few rows": gemm(new(3, 4096), new(N, 4096), new(N), False, True),
     "odd": gemm(new(37, 101), new(101, 17), new(17, dtype=F32), False, False, 0.5, F32),
     "float64": gemm(new(64, 64, dtype=F64), new(64, 64, dtype=F64)),
     "two blocks": blocks(1, 1),
     "ieee": gemm(new(M, K, dtype=F32), new(N, K, dtype=F32), None, False, True),
 }
-ANYHOW = {"odd", "ieee", "float64", "tf32"}  # where a chip or Triton may not have the matrix unit for it
+ANYHOW = {"odd", "ieee", "float64", "tf32", "few rows"}  # where a chip or Triton may not have the matrix unit for it
 
 
 @pytest.fixture(autouse=True)
@@ -101,6 +102,20 @@ def test_every_kernel_on_every_chip(name, chip):
 def test_fp8_is_multiplied_as_fp8(name):
     ptx = build("sm_90", name).asm["ptx"]
     assert any("wgmma" in line and "e4m3" in line for line in ptx.splitlines())
+
+
+def test_few_rows_read_the_matrix_widely():
+    """Also where the number of rows is odd; and nothing is exchanged between threads before the sums are."""
+    kernel = build("sm_90", "few rows")
+    assert "ld.global.v4" in kernel.asm["ptx"]
+    loop = kernel.asm["ttgir"].partition("scf.for")[2].partition("scf.yield")[0]
+    assert "tt.load" in loop and "convert_layout" not in loop
+
+
+def test_an_odd_number_of_rows_does_not_make_loads_narrow(monkeypatch):
+    monkeypatch.setitem(CALLS, "odd rows", gemm(new(37, 4096), new(4096, 4096), None, False, True))
+    copies = [line for line in build("sm_80", "odd rows").asm["ptx"].splitlines() if "cp.async.c" in line]
+    assert copies and all("0x10" in line for line in copies)
 
 
 def test_factors_are_read_where_they_lie(monkeypatch):

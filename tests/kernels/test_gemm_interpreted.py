@@ -58,6 +58,24 @@ def test_tiles_of_any_sizes(m, n, k, trans_a, trans_b, small_tiles):
     assert torch.equal(wide[:, n:], before[:, n:])
 
 
+@pytest.mark.parametrize("m, n", [(1, 40), (3, 33), (40, 1), (50, 2)])
+@pytest.mark.parametrize("layout", ["nt", "nn", "tn"])
+@pytest.mark.few(5)
+def test_few_rows(m, n, layout, monkeypatch):
+    """By rows of both, by columns of a matrix and K in parts, and as the columns of the result."""
+    tiles = Tiles(128, 2, BLOCK_N=16, BLOCK_K=16, SPLITS=2)
+    monkeypatch.setattr(kernels, "few_tiles", lambda **facts: tiles)
+    forget()
+    k = 70
+    a, b = torch.randn(m, k) / k**0.5, torch.randn(k, n)
+    a = a.t().contiguous().t() if layout[0] == "t" else a
+    b = b.t().contiguous().t() if layout[1] == "t" else b
+    agree(spec.matmul, a, b, torch.randn(m, n).t().contiguous().t(), 0.5, 2.0, None)
+    agree(spec.gemm_gelu, a, b, torch.randn(n), False, False, 1.0, None)
+    agree(spec.gemm_add_, torch.randn(m, n), a, b, False, False, 1.0, 0.5)
+    forget()
+
+
 @pytest.mark.parametrize("op", [spec.scaled_gemm, spec.block_scaled_gemm], ids=lambda op: op.spec.name)
 def test_fp8_where_a_chip_does_not_multiply_it(op, monkeypatch):
     monkeypatch.setattr(kernels, "multiplies_fp8", lambda: False)

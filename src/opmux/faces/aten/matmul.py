@@ -24,7 +24,8 @@ def _fit(a: Tensor, b: Tensor, rank: int, c: Tensor | None = None) -> None:
         raise NotSupported(f"matrices that do not fit: {tuple(a.shape)} and {tuple(b.shape)}")
     if a.dtype not in FLOATS or b.dtype is not a.dtype or a.device != b.device:
         raise NotSupported(f"products of {a.dtype} and {b.dtype} are left to torch")
-    if a.is_cuda and a.dtype is torch.float32 and not torch.backends.cuda.matmul.allow_tf32:
+    exact = a.dtype is torch.float32 and not torch.backends.cuda.matmul.allow_tf32
+    if a.is_cuda and exact and a.shape[-2] != 1 and b.shape[-1] != 1:
         raise NotSupported("float32 products without TF32 are left to cuBLAS, which is twice as fast")
     if c is not None and (c.dtype not in (a.dtype, torch.float32) or c.device != a.device):
         raise NotSupported(f"{c.dtype} is not added to a product of {a.dtype}")

@@ -9,86 +9,18 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-import triton
 import triton.language as tl
 from torch import Tensor
 
 from ...core.tensors import opmath_dtype
 from ...specs import activation as spec
-from ..lib.activation_math import (
-    clamp,
-    gate_slope,
-    gelu_tanh,
-    gelu_tanh_slope,
-    least_gap,
-    per_program,
-    sigmoid,
-    silu,
-    silu_slope,
-    srelu,
-    srelu_slope,
-    tile,
-)  # fmt: skip
+from ..lib.activation_math import MATHS, least_gap, per_program, tile
 from ..lib.column_sum import column_sum
 from ..lib.config import Tiles, tunable
 from ..lib.fp8 import ONE, cast_of, inverse_of_scale, note, put
 from ..lib.harness import Launch, Plan, RowSizes, Zeros, planned, strided
 from ..lib.launch import Launcher
 from ..lib.rows import OutputSpec, cores, wide_of
-
-SQRT_HALF = tl.constexpr(0.7071067811865476)
-INV_SQRT_2PI = tl.constexpr(0.3989422804014327)
-
-
-# ---- the maths, on values that are already wide ---------------------------------------------------------------------
-
-
-@triton.jit
-def gelu(x):
-    return x * (0.5 + 0.5 * tl.erf(x * SQRT_HALF))
-
-
-@triton.jit
-def gelu_slope(x):
-    return 0.5 + 0.5 * tl.erf(x * SQRT_HALF) + x * tl.exp(-0.5 * x * x) * INV_SQRT_2PI
-
-
-@triton.jit
-def qgelu(x):
-    return x * sigmoid(1.702 * x)
-
-
-@triton.jit
-def qgelu_slope(x):
-    x = clamp(x)
-    return gate_slope(x, 1.702 * x, 1.702)
-
-
-@triton.jit
-def relu(x):
-    return tl.where(x < 0, 0.0, x)
-
-
-@triton.jit
-def relu_slope(x):
-    return tl.where(x > 0, 1.0, 0.0)
-
-
-@triton.jit
-def sigmoid_slope(x):
-    return sigmoid(x) * sigmoid(-x)
-
-
-MATHS = {
-    "gelu_tanh": (gelu_tanh, gelu_tanh_slope),
-    "gelu": (gelu, gelu_slope),
-    "silu": (silu, silu_slope),
-    "qgelu": (qgelu, qgelu_slope),
-    "relu": (relu, relu_slope),
-    "srelu": (srelu, srelu_slope),
-    "sigmoid": (sigmoid, sigmoid_slope),
-}
-
 
 # ---- the kernels ----------------------------------------------------------------------------------------------------
 

@@ -11,6 +11,8 @@ from ...specs import activation as spec
 FAR = tl.constexpr(spec.FAR)
 K1 = tl.constexpr(spec.K1)
 K3 = tl.constexpr(spec.K3)
+SQRT_HALF = tl.constexpr(0.7071067811865476)
+INV_SQRT_2PI = tl.constexpr(0.3989422804014327)
 
 
 @triton.jit
@@ -62,6 +64,53 @@ def srelu(x):
 @triton.jit
 def srelu_slope(x):
     return 2 * tl.where(x < 0, 0.0, x)
+
+
+@triton.jit
+def gelu(x):
+    return x * (0.5 + 0.5 * tl.erf(x * SQRT_HALF))
+
+
+@triton.jit
+def gelu_slope(x):
+    return 0.5 + 0.5 * tl.erf(x * SQRT_HALF) + x * tl.exp(-0.5 * x * x) * INV_SQRT_2PI
+
+
+@triton.jit
+def qgelu(x):
+    return x * sigmoid(1.702 * x)
+
+
+@triton.jit
+def qgelu_slope(x):
+    x = clamp(x)
+    return gate_slope(x, 1.702 * x, 1.702)
+
+
+@triton.jit
+def relu(x):
+    return tl.where(x < 0, 0.0, x)
+
+
+@triton.jit
+def relu_slope(x):
+    return tl.where(x > 0, 1.0, 0.0)
+
+
+@triton.jit
+def sigmoid_slope(x):
+    return sigmoid(x) * sigmoid(-x)
+
+
+MATHS = {
+    "gelu_tanh": (gelu_tanh, gelu_tanh_slope),
+    "gelu": (gelu, gelu_slope),
+    "silu": (silu, silu_slope),
+    "qgelu": (qgelu, qgelu_slope),
+    "relu": (relu, relu_slope),
+    "srelu": (srelu, srelu_slope),
+    "sigmoid": (sigmoid, sigmoid_slope),
+}
 
 
 @triton.jit

@@ -1,0 +1,418 @@
+"""Matrix products: tiles of the result, each added up over K by one program; what follows the product at the end.
+
+A matrix is read in place, by rows or by columns, so a transposition is a constant of the kernel and no copy. FP8
+is multiplied as it is where the chip has such products, else converted to bfloat16.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from ...core.errors import NotSupported
+from ...core.registry import impl
+from ...specs import gemm as spec
+from ..lib.activation_math import MATHS
+from ..lib.config import Tiles, tunable
+from ..lib.harness import Launch, Plan, planned, strided
+from ..lib.interpret import interpreting
+from ..lib.launch import Config
+from ..lib.plans import checks
+from ..lib.products import BLOCK_K, precision
+from ..lib.rows import DEVICES, OutputSpec, programs, wide_of
+from .device import add_up, blocks, e4m3_numbers, e5m2_numbers, few, product
+
+# ---- tiles ----------------------------------------------------------------------------------------------------------
+
+
+@tunable("gemm.tiles", free="BLOCK_M BLOCK_N BLOCK_K GROUP SPLITS")
+def gemm_tiles(m: int, n: int, k: int, dtype: torch.dtype) -> Tiles:
+    """Tiles that fit 64 KiB of shared memory twice over.
+
+    IN_TURN: a program for each core takes tiles in turn. SPLITS: parts of K that are added up by a second kernel, for
+    results of few tiles.
+    """
+    most = 64 if dtype.itemsize > 4 else 128
+    side = lambda length: min(most, max(16, triton.next_power_of_2(length)))
+    block_m, block_n = side(m), side(n)
+    threads = 128 if block_m * block_n <= 64 * 128 else 256
+    return Tiles(
+        threads, 2, BLOCK_M=block_m, BLOCK_N=block_n, BLOCK_K=BLOCK_K[dtype.itemsize], GROUP=8, IN_TURN=False, SPLITS=1
+    )
+
+
+FEW = 4  # rows that are multiplied without the matrix unit; one, where the columns of the matrix are contiguous
+
+
+@tunable("gemm.few", free="BLOCK_N BLOCK_K SPLITS")
+def few_tiles(rows: int, n: int, k: int, turned: bool, dtype: torch.dtype) -> Tiles:
+    """Tiles of a matrix of n rows that few rows are multiplied by: 64 sums a thread, and loads of 16 bytes.
+
+    `turned`: its columns are contiguous, so a tile has many rows of K, and K is split until there are enough programs.
+    """
+    threads, wide = 128, max(16 // dtype.itemsize, 2)
+    each = max(1, 64 // wide // triton.next_power_of_2(rows))  # loads of a thread
+    up = triton.next_power_of_2
+    if not turned:
+        across = max(16, min(threads * wide, up(k)))
+        down = min(each * threads * wide // across, up(n))
+        while down > 1 and n < 1024 * down:
+            down //= 2
+        return Tiles(threads, 2, BLOCK_N=down, BLOCK_K=across, SPLITS=1)
+    across = max(16, min(8 * wide, up(n)))
+    down = max(16, min(each * threads * wide // across, up(k)))
+    splits = 1
+    while -(-n // across) * splits < 1024 and k % (2 * splits) == 0 and k >= 4 * splits * down:
+        splits *= 2
+    return Tiles(threads, 2, BLOCK_N=across, BLOCK_K=down, SPLITS=splits)
+
+
+@tunable("gemm.blocks", free="BLOCK_M BLOCK_N")
+def block_tiles(m: int, n: int, k: int) -> Tiles:
+    side = lambda length: min(64, max(16, triton.next_power_of_2(length)))
+    return Tiles(128, 2, BLOCK_M=side(m), BLOCK_N=side(n), GROUP=8, IN_TURN=False)
+
+
+# ---- plans ----------------------------------------------------------------------------------------------------------
+
+NUMBERS: dict[torch.dtype, Any] = {torch.float8_e4m3fn: e4m3_numbers, torch.float8_e5m2: e5m2_numbers}
+
+
+class Factor(NamedTuple):
+    """How the kernel reads a factor [rows, K], or a batch of them."""
+
+    step: int  # from row to row; from column to column where it is turned
+    turned: bool
+    batch: int = 0  # from matrix to matrix
+    copied: bool = False  # whether it has to be made contiguous first
+
+    @classmethod
+    def of(cls, x: Tensor, turned: bool) -> Factor:
+        """Of matrices that the kernel reads as x, or as x^T where `turned`."""
+        rows, cols = x.shape[-2:]
+        down, right = x.stride()[-2:]
+        batch = x.stride(0) if x.dim() == 3 else 0
+        if (right == 1 or cols == 1) and (down >= cols or rows == 1):
+            return cls(max(down, cols), turned, batch)
+        if (down == 1 or rows == 1) and (right >= rows or cols == 1):
+            return cls(max(right, rows), not turned, batch)
+        return cls(cols, turned, rows * cols if x.dim() == 3 else 0, True)
+
+
+def multiplies_fp8() -> bool:
+    """Whether the chip that kernels are compiled for has products of FP8 (as torch's dtypes are)."""
+    if interpreting():
+        return True
+    told = triton.runtime.driver.active.get_current_target()
+    return told.backend == "cuda" and isinstance(told.arch, int) and told.arch >= 89
+
+
+Kinds = tuple[torch.dtype, torch.dtype]  # of two factors of bytes
+
+
+def _view_as(dtype: torch.dtype) -> Callable[[Tensor], Tensor]:
+    return lambda x: x.view(dtype)
+
+
+def _read_as(kinds: Kinds | None) -> tuple[dict[str, Callable[[Tensor], Tensor]], dict[str, Any]]:
+    """Bytes as FP8 where the chip multiplies it; else the functions that make numbers of them, as constants."""
+    if kinds is None:
+        return {}, {"A_NUMBERS": None, "B_NUMBERS": None}
+    if multiplies_fp8():
+        return {"a": _view_as(kinds[0]), "b": _view_as(kinds[1])}, {"A_NUMBERS": None, "B_NUMBERS": None}
+    return {}, {"A_NUMBERS": NUMBERS[kinds[0]], "B_NUMBERS": NUMBERS[kinds[1]]}
+
+
+class After(NamedTuple):
+    """What follows a product."""
+
+    c: Tensor | None = None  # added, times beta; of the shape of the result, or a row of it
+    act: str = ""  # an activation of MATHS
+    slope: str = ""  # of which the product is multiplied by the derivative at `pre`
+    glu: bool = False  # the second half of b's rows makes what the activation is multiplied by
+    residual: Tensor | None = None  # added last
+
+
+def _product(
+    makes: Mapping[str, OutputSpec], a: Tensor, b: Tensor, trans_a: bool, trans_b: bool, precision: str,
+    after: After, *, pre: Tensor | None = None, exact: bool = False, y: tuple[int, int] | None = None,
+    kinds: Kinds | None = None, each: tuple[bool, bool] = (False, False), numbers: Mapping[str, float] = {},
+    names: Mapping[str, str | None] = {},
+) -> Plan:  # fmt: skip
+    """The product of matrices, or of batches of them.
+
+    y: the steps (from matrix to matrix, from row to row) of a result that is an argument. `each`: whether a and b have
+    a scale for each row. `numbers`: alpha and beta where they are no arguments of the op; `names`: tensors of other
+    names there.
+    """
+    m, n, k = spec.sizes_of(a, b, trans_a, trans_b)
+    n //= 2 if after.glu else 1
+    batch = a.shape[0] if a.dim() == 3 else 1
+    if not (m and n and batch):
+        return Plan(makes)
+    if batch >= 2**16:
+        raise NotSupported(f"{batch} matrices are more than a launch can have")
+    factors = {"a": Factor.of(a, trans_a), "b": Factor.of(b, not trans_b)}
+    views, read_as = _read_as(kinds)
+    c = after.c
+    steps = (0, 0, 0) if c is None else (0,) * (3 - c.dim()) + c.stride()
+    wide = wide_of(a.dtype)
+    constants = dict(
+        C_UNIT=steps[2] == 1, ACT=MATHS[after.act][0] if after.act else None,
+        SLOPE=MATHS[after.slope][1] if after.slope else None, A_EACH=each[0], B_EACH=each[1], WIDE=wide,
+    )  # fmt: skip
+    sizes = dict(
+        m=m, n=n, k=k, lda=factors["a"].step, ldb=factors["b"].step, ldy=n if y is None else y[1],
+        a_batch=factors["a"].batch, b_batch=factors["b"].batch, y_batch=m * n if y is None else y[0],
+        c_batch=steps[0], c_down=steps[1], c_right=steps[2], **numbers,
+    )  # fmt: skip
+    named = {"c": None, **names} if c is None else dict(names)
+    here = lambda name: named.get(name, name) or name
+    copied = [*(here(name) for name, f in factors.items() if f.copied), *strided(pre=pre, residual=after.residual)]
+    before = {here(name): view for name, view in views.items()}
+    whole = not (after.act or after.slope or after.residual is not None or kinds or batch > 1)
+    across = factors["a" if m > n else "b"].turned
+    if min(m, n) <= (1 if across else FEW) and k and not after.glu:
+        launch, splits = _few_rows(factors, sizes, constants, read_as, a.dtype, batch, named, whole)
+    else:
+        made = next(iter(makes.values())).dtype.itemsize if makes and y is None else 0
+        launch, splits = _many_rows(factors, sizes, constants, read_as, a, batch, made, named, precision, exact, after)
+        if launch.config.constants["IN_TURN"]:
+            before |= {here(name): _aligned(views.get(name)) for name, f in factors.items() if not f.copied}
+    if splits == 1:
+        return Plan(makes, [launch], copied, before)
+    # Parts of K are a batch.
+    along = {name: k // splits * (f.step if f.turned else 1) for name, f in factors.items()}
+    parts = {"k": k // splits, "a_batch": along["a"], "b_batch": along["b"], "y_batch": m * n, "ldy": n, "alpha": 1.0}
+    parts |= {"x_batch": along["b" if m > n else "a"], "w_batch": along["a" if m > n else "b"], "beta": 0.0}
+    first = launch._replace(grid=(launch.grid[0], splits)).given(**parts).named(y="parts", c=None)
+    sums = Config(dict(C_UNIT=steps[2] == 1, SPLITS=splits, WIDE=wide, BLOCK=256))
+    last = Launch(add_up, (-(-m * n // 256),), sums, {**sizes, "size": m * n}, named)
+    workspace = {"parts": OutputSpec.of((splits, m, n), torch.float64 if wide is tl.float64 else torch.float32)}
+    return Plan({**makes, **workspace}, [first, last], copied, before)
+
+
+def _many_rows(
+    factors: Mapping[str, Factor], sizes: Mapping[str, Any], constants: Mapping[str, Any], read_as: Mapping[str, Any],
+    a: Tensor, batch: int, made: int, named: Mapping[str, str | None], precision: str, exact: bool, after: After,
+) -> tuple[Launch, int]:  # fmt: skip
+    """Tiles by the matrix unit, and how many parts of K. `made`: the bytes of an element of a new result; 0: given."""
+    m, n, k = (sizes[name] for name in "mnk")
+    tiles = gemm_tiles(m=m, n=2 * n if after.glu else n, k=k, dtype=a.dtype)
+    # The copy engine takes what begins and is spaced by multiples of 16 bytes, and no bytes that become numbers.
+    spaced = all((f.step | f.batch) * a.element_size() % 16 == 0 for f in factors.values())
+    in_turn = tiles["IN_TURN"] and spaced and read_as["A_NUMBERS"] is None and k > 0
+    splits = tiles["SPLITS"]
+    plain = not (after.act or after.slope or after.glu or after.residual is not None)
+    one_byte = a.element_size() == 1  # it has scales, which parts would need too
+    if in_turn or not plain or one_byte or batch > 1 or k % (splits * tiles["BLOCK_K"]) or not k:
+        splits = 1
+    changes = {"IN_TURN": in_turn, "SPLITS": splits}
+    if after.glu:  # two tiles of half the width
+        changes["BLOCK_N"] = max(tiles["BLOCK_N"] // 2, 16)
+    tiles = tiles.changed(changes, "gemm.tiles")
+    count = -(-m // tiles["BLOCK_M"]) * -(-n // tiles["BLOCK_N"])
+    running = programs(a.device, count, 1) if in_turn else count
+    aligned = lambda length: length * made % 16 == 0
+    fresh = bool(made) and aligned(n) and (batch == 1 or aligned(m * n))
+    # m is no size that a load follows, unless a's columns are contiguous: one more token must not make loads narrow
+    even = not factors["a"].turned and all(sizes[name] % 16 == 0 for name in product.sizes if name != "m")
+    config = tiles.config(
+        even=even, A_TURNED=factors["a"].turned, B_TURNED=factors["b"].turned, GLU=after.glu,
+        PRECISION=precision if a.dtype is torch.float32 else "ieee",
+        EXACT=exact and read_as["A_NUMBERS"] is None, FULL=k % tiles["BLOCK_K"] == 0,
+        PROGRAMS=running if in_turn else 0, FRESH=fresh,
+        PARTS=2 if plain and after.c is None and made == 2 else 4, **constants, **read_as,
+    )  # fmt: skip
+    names = {**named, "r": "residual"}
+    return Launch(product, (running, batch), config, sizes, names), splits
+
+
+def _few_rows(
+    factors: Mapping[str, Factor], sizes: Mapping[str, Any], constants: Mapping[str, Any], read_as: Mapping[str, Any],
+    dtype: torch.dtype, batch: int, named: Mapping[str, str | None], whole: bool,
+) -> tuple[Launch, int]:  # fmt: skip
+    """A matrix by a few rows, and how many parts of K: 1 unless parts are the `whole` result but for a sum."""
+    m, n, k = (sizes[name] for name in "mnk")
+    swapped = m > n
+    x, w = ("b", "a") if swapped else ("a", "b")
+    many = max(m, n)
+    tiles = few_tiles(rows=min(m, n), n=many, k=k, turned=factors[w].turned, dtype=dtype)
+    splits = tiles["SPLITS"] if whole and k % tiles["SPLITS"] == 0 else 1
+    tiles = tiles.changed({"SPLITS": splits}, "gemm.few")
+    moved = {
+        "ldx": factors[x].step, "ldw": factors[w].step, "x_batch": factors[x].batch, "w_batch": factors[w].batch,
+    }  # fmt: skip
+    along = many if factors[w].turned else k // splits
+    numbers = {f"{part}_NUMBERS": read_as[f"{name.upper()}_NUMBERS"] for part, name in (("X", x), ("W", w))}
+    config = tiles.config(
+        even=(along | moved["ldw"] | moved["w_batch"]) % 16 == 0, ROWS=min(m, n), SWAPPED=swapped,
+        X_TURNED=factors[x].turned, W_TURNED=factors[w].turned, FULL=k // splits % tiles["BLOCK_K"] == 0,
+        **constants, **numbers,
+    )  # fmt: skip
+    here = lambda name: named.get(name, name)
+    names = {**named, "x": here(x), "w": here(w), "r": "residual"}
+    grid = (-(-many // tiles["BLOCK_N"]), batch)
+    return Launch(few, grid, config, {**sizes, **moved}, names), splits
+
+
+def _aligned(view: Callable[[Tensor], Tensor] | None) -> Callable[[Tensor], Tensor]:
+    """A function that copies a tensor which does not begin at a multiple of 16 bytes, after viewing it so."""
+
+    def aligned(x: Tensor) -> Tensor:
+        x = x if view is None else view(x)
+        return x if x.data_ptr() % 16 == 0 else x.clone()
+
+    return aligned
+
+
+def _result(a: Tensor, b: Tensor, trans_a: bool, trans_b: bool, dtype: torch.dtype | None) -> OutputSpec:
+    m, n, _ = spec.sizes_of(a, b, trans_a, trans_b)
+    return OutputSpec.of((m, n), dtype or a.dtype)
+
+
+# ---- the ops --------------------------------------------------------------------------------------------------------
+
+ADDED = {"beta": 1.0}  # what is added is added as it is
+
+
+@planned(spec.gemm, state={"precision": precision})
+def gemm(
+    a: Tensor,
+    b: Tensor,
+    bias: Tensor | None,
+    trans_a: bool,
+    trans_b: bool,
+    out_dtype: torch.dtype | None,
+    precision: str,
+) -> Plan:
+    makes = {"y": _result(a, b, trans_a, trans_b, out_dtype)}
+    return _product(makes, a, b, trans_a, trans_b, precision, After(bias), numbers=ADDED, names={"c": "bias"})
+
+
+@planned(spec.matmul, state={"precision": precision})
+def matmul(a: Tensor, b: Tensor, c: Tensor | None, beta: float, out_dtype: torch.dtype | None, precision: str) -> Plan:
+    makes = {"y": OutputSpec.of((*a.shape[:-1], b.shape[-1]), out_dtype or a.dtype)}
+    return _product(makes, a, b, False, False, precision, After(c if beta != 0.0 else None))
+
+
+@planned(spec.gemm_gelu, state={"precision": precision})
+def gemm_gelu(
+    a: Tensor,
+    b: Tensor,
+    bias: Tensor | None,
+    trans_a: bool,
+    trans_b: bool,
+    out_dtype: torch.dtype | None,
+    precision: str,
+) -> Plan:
+    makes = dict.fromkeys(("y", "pre"), _result(a, b, trans_a, trans_b, out_dtype))
+    names = {"c": "bias", "pre": None, "aux": "pre"}  # pre is written
+    return _product(makes, a, b, trans_a, trans_b, precision, After(bias, act="gelu_tanh"), numbers=ADDED, names=names)
+
+
+@planned(spec.gemm_dgelu, state={"precision": precision})
+def gemm_dgelu(
+    a: Tensor,
+    b: Tensor,
+    pre: Tensor,
+    trans_a: bool,
+    trans_b: bool,
+    out_dtype: torch.dtype | None,
+    precision: str,
+) -> Plan:
+    makes = {"y": _result(a, b, trans_a, trans_b, out_dtype)}
+    return _product(makes, a, b, trans_a, trans_b, precision, After(slope="gelu_tanh"), pre=pre, numbers=ADDED)
+
+
+@planned(spec.gemm_add_, state={"precision": precision})
+def gemm_add_(c: Tensor, a: Tensor, b: Tensor, trans_a: bool, trans_b: bool, beta: float, precision: str) -> Plan:
+    if c.stride(1) != 1 and c.shape[1] > 1:
+        raise NotSupported("gemm_add_: c must have its rows in one piece")
+    step = c.stride(0) if c.shape[0] > 1 else c.shape[1]
+    added = c if beta != 0.0 else None
+    return _product({}, a, b, trans_a, trans_b, precision, After(added), y=(0, step), names={"y": "c"})
+
+
+@planned(spec.scaled_gemm)
+def scaled_gemm(
+    a: Tensor,
+    b: Tensor,
+    a_scale: Tensor,
+    b_scale: Tensor,
+    a_dtype: torch.dtype,
+    b_dtype: torch.dtype,
+    bias: Tensor | None,
+    out_dtype: torch.dtype,
+    fast: bool,
+) -> Plan:
+    makes, numbers, names = {"y": _result(a, b, False, True, out_dtype)}, {"alpha": 1.0, **ADDED}, {"c": "bias"}
+    kinds = (a_dtype, b_dtype)
+    return _product(
+        makes, a, b, False, True, "ieee", After(bias), exact=not fast, kinds=kinds, numbers=numbers, names=names
+    )
+
+
+@planned(spec.block_scaled_gemm)
+def block_scaled_gemm(
+    a: Tensor,
+    b: Tensor,
+    a_scale: Tensor,
+    b_scale: Tensor,
+    a_dtype: torch.dtype,
+    b_dtype: torch.dtype,
+    bias: Tensor | None,
+    a_rows: int,
+    b_rows: int,
+    out_dtype: torch.dtype,
+) -> Plan:
+    m, n, k = spec.sizes_of(a, b, False, True)
+    makes = {"y": OutputSpec.of((m, n), out_dtype)}
+    if not (m and n):
+        return Plan(makes)
+    tiles = block_tiles(m=m, n=n, k=k)
+    views, read_as = _read_as((a_dtype, b_dtype))
+    in_turn = tiles["IN_TURN"] and read_as["A_NUMBERS"] is None and k > 0 and k % 16 == 0
+    tiles = tiles.changed({"IN_TURN": in_turn}, "gemm.blocks")
+    steps = zip(("a_down", "a_right", "b_down", "b_right"), (*a_scale.stride(), *b_scale.stride()))
+    count = -(-m // tiles["BLOCK_M"]) * -(-n // tiles["BLOCK_N"])
+    running = programs(a.device, count, 1) if in_turn else count
+    even = k % 16 == 0 and n % 16 == 0  # as many rows as there are
+    config = tiles.config(
+        even=even, A_ROWS=a_rows, B_ROWS=b_rows, WIDE=wide_of(out_dtype), BLOCK_K=spec.BLOCK,
+        PROGRAMS=running if in_turn else 0, **read_as,
+    )  # fmt: skip
+    launch = Launch(blocks, (running,), config, dict(m=m, n=n, k=k, lda=k, ldb=k, **dict(steps)))
+    before = {name: _aligned(view) for name, view in views.items()} if in_turn else views
+    return Plan(makes, [launch], strided(a=a, b=b, bias=bias), before)
+
+
+# The products below see rows, and know the arguments by other names.
+check_linear, check_linear_bwd = checks(spec.linear), checks(spec.linear_bwd)
+
+
+@impl(spec.linear, devices=DEVICES)
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    check_linear(x, weight, bias)
+    if x.dim() == 2:
+        return gemm(x, weight, bias, False, True, 1.0, None)
+    y = gemm(x.reshape(math.prod(x.shape[:-1]), x.shape[-1]), weight, bias, False, True, 1.0, None)
+    return torch.ops.aten._unsafe_view(y, (*x.shape[:-1], weight.shape[0]))
+
+
+@impl(spec.linear_bwd, devices=DEVICES)
+def linear_bwd(dy: Tensor, x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    check_linear_bwd(dy, x, weight)
+    m, (n, k) = math.prod(x.shape[:-1]), weight.shape
+    g = dy.to(x.dtype).reshape(m, n)
+    dx = gemm(g, weight, None, False, False, 1.0, None)
+    dweight = gemm(g, x.reshape(m, k), None, True, False, 1.0, None)
+    if x.dim() != 2:
+        dx = torch.ops.aten._unsafe_view(dx, x.shape)
+    return dx, dweight, g.sum(0)

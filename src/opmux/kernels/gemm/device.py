@@ -1,0 +1,426 @@
+"""The kernels of matrix products: tiles one by one or in turn, FP8 in blocks, few rows, and the sum of parts of K.
+
+What may follow a product is in `finish`: a sum, an activation or its slope, a gate, a residual.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from ..lib.launch import Launcher
+from ..lib.products import at, tile
+from ..lib.rows import inside
+
+
+@triton.jit
+def e4m3_numbers(x):
+    """The bfloat16 numbers of bytes: shifted, their exponent is 120 too small; a product with 2^120 is exact."""
+    b = x.to(tl.int16)
+    magnitude = ((b & 0x7F) << 4).to(tl.bfloat16, bitcast=True).to(tl.float32) * 1.329227995784916e36
+    magnitude = tl.where((b & 0x7F) == 0x7F, float("nan"), magnitude)
+    return tl.where((b & 0x80) != 0, -magnitude, magnitude).to(tl.bfloat16)
+
+
+@triton.jit
+def e5m2_numbers(x):
+    return (x.to(tl.int16) << 8).to(tl.float16, bitcast=True).to(tl.float32).to(tl.bfloat16)
+
+
+@triton.jit
+def factor(ptr, m, NUMBERS: tl.constexpr):
+    if NUMBERS is None:
+        return tl.load(ptr, mask=m, other=0.0)
+    else:
+        return NUMBERS(tl.load(ptr, mask=m, other=0))
+
+
+@triton.jit
+def multiply(b_a, b_b, b_y, WIDE: tl.constexpr, PRECISION: tl.constexpr, EXACT: tl.constexpr):
+    """b_y + b_a b_b; EXACT: every 32 products of FP8 are added in float32 (NVIDIA's 9.x keep fewer bits else)."""
+    if EXACT:
+        return tl.dot(b_a, b_b, b_y, input_precision=PRECISION, max_num_imprecise_acc=32, out_dtype=WIDE)
+    else:
+        return tl.dot(b_a, b_b, b_y, input_precision=PRECISION, out_dtype=WIDE)
+
+
+@triton.jit
+def finish(
+    b_y, b_u, c_ptr, pre_ptr, r_ptr, aux_ptr, i_m, i_n, m, n, c_down, c_right, beta,
+    ACT: tl.constexpr, SLOPE: tl.constexpr, GLU: tl.constexpr, C_UNIT: tl.constexpr, WIDE: tl.constexpr,
+):  # fmt: skip
+    """What is done to a tile that is added up: + beta c, written to aux, ACT, times SLOPE(pre), times the other half of
+    a GLU, + r. b_u is that half, n columns to the right; pre, r and aux are contiguous.
+    """
+    i_m, i_n = i_m.to(tl.int64)[:, None], i_n[None, :]
+    there = (i_m < m) & (i_n < n)
+    if c_ptr is not None:
+        o_c = i_m * c_down + (i_n if C_UNIT else i_n * c_right)
+        b_y += beta * tl.load(c_ptr + o_c, mask=there, other=0.0).to(WIDE)
+        if GLU:
+            b_u += beta * tl.load(c_ptr + o_c + (n if C_UNIT else n * c_right), mask=there, other=0.0).to(WIDE)
+    if aux_ptr is not None:
+        o_aux = i_m * (2 * n if GLU else n) + i_n
+        tl.store(aux_ptr + o_aux, b_y.to(aux_ptr.dtype.element_ty), mask=there)
+        if GLU:
+            tl.store(aux_ptr + o_aux + n, b_u.to(aux_ptr.dtype.element_ty), mask=there)
+    if ACT is not None:
+        b_y = ACT(b_y)
+    if SLOPE is not None:
+        b_y *= SLOPE(tl.load(pre_ptr + i_m * n + i_n, mask=there, other=0.0).to(WIDE))
+    if GLU:
+        b_y *= b_u
+    if r_ptr is not None:
+        b_y += tl.load(r_ptr + i_m * n + i_n, mask=there, other=0.0).to(WIDE)
+    return b_y
+
+
+@triton.jit
+def write(y_ptr, b_y, i_m, i_n, m, n, ldy):
+    i_m, i_n = i_m.to(tl.int64)[:, None], i_n[None, :]
+    tl.store(y_ptr + i_m * ldy + i_n, b_y.to(y_ptr.dtype.element_ty), mask=(i_m < m) & (i_n < n))
+
+
+@triton.jit
+def scaled(
+    b_y, a_scale_ptr, b_scale_ptr, i_m, i_n, m, n, alpha,
+    A_EACH: tl.constexpr, B_EACH: tl.constexpr, WIDE: tl.constexpr,
+):  # fmt: skip
+    """Times alpha and the scales of the factors: one for all of a factor, or one for EACH of its rows."""
+    b_y *= alpha
+    if a_scale_ptr is not None:
+        if A_EACH:
+            b_y *= tl.load(a_scale_ptr + i_m, mask=i_m < m, other=0.0).to(WIDE)[:, None]
+        else:
+            b_y *= tl.load(a_scale_ptr).to(WIDE)
+        if B_EACH:
+            b_y *= tl.load(b_scale_ptr + i_n, mask=i_n < n, other=0.0).to(WIDE)[None, :]
+        else:
+            b_y *= tl.load(b_scale_ptr).to(WIDE)
+    return b_y
+
+
+@triton.jit
+def one_tile(
+    a_ptr, b_ptr, c_ptr, pre_ptr, r_ptr, a_scale_ptr, b_scale_ptr, y_ptr, aux_ptr,
+    m, n, k, lda, ldb, ldy, c_down, c_right, alpha, beta,
+    A_TURNED: tl.constexpr, B_TURNED: tl.constexpr, C_UNIT: tl.constexpr,
+    A_NUMBERS: tl.constexpr, B_NUMBERS: tl.constexpr, A_EACH: tl.constexpr, B_EACH: tl.constexpr,
+    ACT: tl.constexpr, SLOPE: tl.constexpr, GLU: tl.constexpr,
+    WIDE: tl.constexpr, PRECISION: tl.constexpr, EXACT: tl.constexpr,
+    FULL: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP: tl.constexpr,
+):  # fmt: skip
+    i_tile, j_tile = tile(tl.program_id(0), m, n, BLOCK_M, BLOCK_N, GROUP)
+    i_m = i_tile * BLOCK_M + tl.arange(0, BLOCK_M)
+    i_n = j_tile * BLOCK_N + tl.arange(0, BLOCK_N)
+    o_k = tl.arange(0, BLOCK_K)
+    pa = at(a_ptr, i_m[:, None], o_k[None, :], lda, A_TURNED)
+    pb = at(b_ptr, i_n[None, :], o_k[:, None], ldb, B_TURNED)
+    m_m, m_n = (i_m < m)[:, None], (i_n < n)[None, :]
+    step_a = BLOCK_K * lda if A_TURNED else BLOCK_K
+    step_b = BLOCK_K * ldb if B_TURNED else BLOCK_K
+    b_y = tl.zeros([BLOCK_M, BLOCK_N], WIDE)
+    b_u = b_y
+    to_u = n.to(tl.int64) if B_TURNED else n.to(tl.int64) * ldb
+    for begin in range(0, k, BLOCK_K):
+        if FULL:
+            m_a, m_b = m_m, m_n
+        else:
+            m_k = begin + o_k < k
+            m_a, m_b = m_m & m_k[None, :], m_n & m_k[:, None]
+        b_a = factor(pa, m_a, A_NUMBERS)
+        b_y = multiply(b_a, factor(pb, m_b, B_NUMBERS), b_y, WIDE, PRECISION, EXACT)
+        if GLU:
+            b_u = multiply(b_a, factor(pb + to_u, m_b, B_NUMBERS), b_u, WIDE, PRECISION, EXACT)
+        pa += step_a
+        pb += step_b
+    b_y = scaled(b_y, a_scale_ptr, b_scale_ptr, i_m, i_n, m, n, alpha, A_EACH, B_EACH, WIDE)
+    b_y = finish(
+        b_y, b_u, c_ptr, pre_ptr, r_ptr, aux_ptr, i_m, i_n, m, n, c_down, c_right, beta, ACT, SLOPE, GLU, C_UNIT, WIDE
+    )
+    write(y_ptr, b_y, i_m, i_n, m, n, ldy)
+
+
+@triton.jit
+def described(ptr, rows, k, ld, TURNED: tl.constexpr, BLOCK: tl.constexpr, BLOCK_K: tl.constexpr):
+    """A factor for the chip's copy engine (TMA), which needs no masks and no threads to wait for it."""
+    if TURNED:
+        return tl.make_tensor_descriptor(ptr, [k, rows], [ld, 1], [BLOCK_K, BLOCK])
+    else:
+        return tl.make_tensor_descriptor(ptr, [rows, k], [ld, 1], [BLOCK, BLOCK_K])
+
+
+@triton.jit
+def taken(x, first, begin, TURNED: tl.constexpr):
+    """A tile of a factor, rows down."""
+    if TURNED:
+        return x.load([begin, first]).T
+    else:
+        return x.load([first, begin])
+
+
+@triton.jit
+def halves(b_x):
+    """The left and the right half of a tile."""
+    return tl.split(tl.reshape(b_x, (b_x.shape[0], 2, b_x.shape[1] // 2)).permute(0, 2, 1))
+
+
+@triton.jit
+def pieces(b_x, PARTS: tl.constexpr):
+    """A tile as PARTS (2 or 4) tiles side by side."""
+    parts = halves(b_x)
+    if PARTS == 4:
+        parts = halves(parts[0]) + halves(parts[1])
+    return parts
+
+
+@triton.jit
+def tiles_in_turn(
+    a_ptr, b_ptr, c_ptr, pre_ptr, r_ptr, a_scale_ptr, b_scale_ptr, y_ptr, aux_ptr,
+    m, n, k, lda, ldb, ldy, c_down, c_right, alpha, beta,
+    A_TURNED: tl.constexpr, B_TURNED: tl.constexpr, C_UNIT: tl.constexpr, A_EACH: tl.constexpr, B_EACH: tl.constexpr,
+    ACT: tl.constexpr, SLOPE: tl.constexpr, GLU: tl.constexpr,
+    WIDE: tl.constexpr, PRECISION: tl.constexpr, EXACT: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP: tl.constexpr,
+    PROGRAMS: tl.constexpr, FRESH: tl.constexpr, PARTS: tl.constexpr,
+):  # fmt: skip
+    """A program for each core, which takes tiles in turn: the next tile is on its way while one is written.
+
+    Factors must begin, and their rows be spaced, by multiples of 16 bytes; so must y where it is FRESH.
+    """
+    a = described(a_ptr, m, k, lda, A_TURNED, BLOCK_M, BLOCK_K)
+    b = described(b_ptr, 2 * n if GLU else n, k, ldb, B_TURNED, BLOCK_N, BLOCK_K)
+    if FRESH:
+        y = tl.make_tensor_descriptor(y_ptr, [m, n], [ldy, 1], [BLOCK_M, BLOCK_N // PARTS])
+    for program in tl.range(tl.program_id(0), tl.cdiv(m, BLOCK_M) * tl.cdiv(n, BLOCK_N), PROGRAMS, flatten=True):
+        i_tile, j_tile = tile(program, m, n, BLOCK_M, BLOCK_N, GROUP)
+        first_m, first_n = i_tile * BLOCK_M, j_tile * BLOCK_N
+        b_y = tl.zeros([BLOCK_M, BLOCK_N], WIDE)
+        if GLU:
+            b_u = tl.zeros([BLOCK_M, BLOCK_N], WIDE)
+        for begin in range(0, k, BLOCK_K):
+            b_a, b_b = taken(a, first_m, begin, A_TURNED), taken(b, first_n, begin, B_TURNED)
+            b_y = multiply(b_a, b_b.T, b_y, WIDE, PRECISION, EXACT)
+            if GLU:
+                b_u = multiply(b_a, taken(b, n + first_n, begin, B_TURNED).T, b_u, WIDE, PRECISION, EXACT)
+        all_m, all_n = first_m + tl.arange(0, BLOCK_M), first_n + tl.arange(0, BLOCK_N)
+        b_y = scaled(b_y, a_scale_ptr, b_scale_ptr, all_m, all_n, m, n, alpha, A_EACH, B_EACH, WIDE)
+        parts = pieces(b_y, PARTS)
+        others = pieces(b_u, PARTS) if GLU else parts
+        for part in tl.static_range(PARTS):  # each needs a part of the shared memory that all would
+            first = first_n + part * (BLOCK_N // PARTS)
+            i_m, i_n = first_m + tl.arange(0, BLOCK_M), first + tl.arange(0, BLOCK_N // PARTS)
+            b_p = finish(
+                parts[part], others[part], c_ptr, pre_ptr, r_ptr, aux_ptr, i_m, i_n, m, n, c_down, c_right, beta,
+                ACT, SLOPE, GLU, C_UNIT, WIDE,
+            )  # fmt: skip
+            if FRESH:
+                y.store([first_m, first], b_p.to(y_ptr.dtype.element_ty))
+            else:
+                write(y_ptr, b_p, i_m, i_n, m, n, ldy)
+
+
+def _gemm(
+    a_ptr, b_ptr, c_ptr, pre_ptr, r_ptr, a_scale_ptr, b_scale_ptr, y_ptr, aux_ptr,
+    m, n, k, lda, ldb, ldy, c_down, a_batch, b_batch, c_batch, y_batch, c_right, alpha, beta,
+    A_TURNED: tl.constexpr, B_TURNED: tl.constexpr, C_UNIT: tl.constexpr,
+    A_NUMBERS: tl.constexpr, B_NUMBERS: tl.constexpr, A_EACH: tl.constexpr, B_EACH: tl.constexpr,
+    ACT: tl.constexpr, SLOPE: tl.constexpr, GLU: tl.constexpr,
+    WIDE: tl.constexpr, PRECISION: tl.constexpr, EXACT: tl.constexpr,
+    FULL: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP: tl.constexpr,
+    IN_TURN: tl.constexpr, SPLITS: tl.constexpr, PROGRAMS: tl.constexpr, FRESH: tl.constexpr, PARTS: tl.constexpr,
+):  # fmt: skip
+    """The second dimension of the grid is the batch; or parts of K, whose strides the host has made a batch's."""
+    batch = tl.program_id(1).to(tl.int64)
+    a_ptr += batch * a_batch
+    b_ptr += batch * b_batch
+    y_ptr += batch * y_batch
+    if c_ptr is not None:
+        c_ptr += batch * c_batch
+    if IN_TURN:
+        tiles_in_turn(
+            a_ptr, b_ptr, c_ptr, pre_ptr, r_ptr, a_scale_ptr, b_scale_ptr, y_ptr, aux_ptr,
+            m, n, k, lda, ldb, ldy, c_down, c_right, alpha, beta, A_TURNED, B_TURNED, C_UNIT, A_EACH, B_EACH,
+            ACT, SLOPE, GLU, WIDE, PRECISION, EXACT, BLOCK_M, BLOCK_N, BLOCK_K, GROUP, PROGRAMS, FRESH, PARTS,
+        )  # fmt: skip
+    else:
+        one_tile(
+            a_ptr, b_ptr, c_ptr, pre_ptr, r_ptr, a_scale_ptr, b_scale_ptr, y_ptr, aux_ptr,
+            m, n, k, lda, ldb, ldy, c_down, c_right, alpha, beta, A_TURNED, B_TURNED, C_UNIT, A_NUMBERS, B_NUMBERS,
+            A_EACH, B_EACH, ACT, SLOPE, GLU, WIDE, PRECISION, EXACT, FULL, BLOCK_M, BLOCK_N, BLOCK_K, GROUP,
+        )  # fmt: skip
+
+
+def _few(
+    x_ptr, w_ptr, c_ptr, pre_ptr, r_ptr, a_scale_ptr, b_scale_ptr, y_ptr, aux_ptr,
+    m, n, k, ldx, ldw, ldy, c_down, x_batch, w_batch, c_batch, y_batch, c_right, alpha, beta,
+    ROWS: tl.constexpr, SWAPPED: tl.constexpr, X_TURNED: tl.constexpr, W_TURNED: tl.constexpr, C_UNIT: tl.constexpr,
+    X_NUMBERS: tl.constexpr, W_NUMBERS: tl.constexpr, A_EACH: tl.constexpr, B_EACH: tl.constexpr,
+    ACT: tl.constexpr, SLOPE: tl.constexpr, WIDE: tl.constexpr, FULL: tl.constexpr,
+    BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, SPLITS: tl.constexpr,
+):  # fmt: skip
+    """A product of ROWS rows of x by many of w, which is read once and added up without the matrix unit.
+
+    SWAPPED: the few rows are the columns of the result. The second dimension of the grid is as in _gemm.
+    """
+    batch = tl.program_id(1).to(tl.int64)
+    x_ptr += batch * x_batch
+    w_ptr += batch * w_batch
+    y_ptr += batch * y_batch
+    if c_ptr is not None:
+        c_ptr += batch * c_batch
+    many = m if SWAPPED else n
+    i_n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+    o_k = tl.arange(0, BLOCK_K)
+    # A tile has the contiguous dimension of w last: wide loads, and x is read as it is laid out over the threads.
+    if W_TURNED:
+        r_n, c_k = i_n[None, :], o_k[:, None]
+    else:
+        r_n, c_k = i_n[:, None], o_k[None, :]
+    pw = at(w_ptr, r_n, c_k, ldw, W_TURNED)
+    px = x_ptr + c_k.to(tl.int64) * (ldx if X_TURNED else 1)
+    step_w = BLOCK_K * ldw if W_TURNED else BLOCK_K
+    step_x = BLOCK_K * ldx if X_TURNED else BLOCK_K
+    m_n = r_n < many
+    sums = ()
+    for _ in tl.static_range(ROWS):
+        sums = sums + (tl.zeros([BLOCK_K, BLOCK_N] if W_TURNED else [BLOCK_N, BLOCK_K], WIDE),)  # noqa: RUF005
+    for begin in range(0, k, BLOCK_K):
+        m_k = inside(c_k, k - begin, FULL)
+        b_w = factor(pw, m_n & m_k, W_NUMBERS).to(WIDE)
+        more = ()
+        for row in tl.static_range(ROWS):
+            b_x = factor(px + row * (1 if X_TURNED else ldx), m_k, X_NUMBERS).to(WIDE)
+            more = more + (sums[row] + b_w * b_x,)  # noqa: RUF005
+        sums = more
+        pw += step_w
+        px += step_x
+    for row in tl.static_range(ROWS):
+        b_y = tl.sum(sums[row], 0 if W_TURNED else 1)
+        i_few = row + tl.arange(0, 1)
+        if SWAPPED:
+            b_y, i_down, i_right = b_y[:, None], i_n, i_few
+        else:
+            b_y, i_down, i_right = b_y[None, :], i_few, i_n
+        b_y = scaled(b_y, a_scale_ptr, b_scale_ptr, i_down, i_right, m, n, alpha, A_EACH, B_EACH, WIDE)
+        b_y = finish(
+            b_y, b_y, c_ptr, pre_ptr, r_ptr, aux_ptr, i_down, i_right, m, n, c_down, c_right, beta,
+            ACT, SLOPE, False, C_UNIT, WIDE,
+        )  # fmt: skip
+        write(y_ptr, b_y, i_down, i_right, m, n, ldy)
+
+
+# ---- FP8 in blocks --------------------------------------------------------------------------------------------------
+
+
+@triton.jit
+def scales_at(ptr, first, down, ROWS: tl.constexpr, BLOCK: tl.constexpr):
+    """Where the scales of a tile's rows are: one scale where a block of 128 rows holds the tile."""
+    if ROWS >= BLOCK:
+        return ptr + (first // ROWS).to(tl.int64) * down
+    else:
+        return ptr + ((first + tl.arange(0, BLOCK)) // ROWS).to(tl.int64) * down
+
+
+@triton.jit
+def scales(ptr, first, rows, ROWS: tl.constexpr, BLOCK: tl.constexpr):
+    if ROWS >= BLOCK:
+        return tl.load(ptr)
+    else:
+        return tl.load(ptr, mask=first + tl.arange(0, BLOCK) < rows, other=0.0)
+
+
+@triton.jit
+def blocks_of_tile(
+    b_p, b_y, a_scale, b_scale, A_ONE: tl.constexpr, B_ONE: tl.constexpr, WIDE: tl.constexpr
+):  # fmt: skip
+    """b_y + b_p with the scales of its 128 products."""
+    if A_ONE and B_ONE:
+        return b_y + b_p.to(WIDE) * (a_scale * b_scale)
+    elif B_ONE:
+        return b_y + b_p.to(WIDE) * (a_scale * b_scale)[:, None]
+    elif A_ONE:
+        return b_y + b_p.to(WIDE) * (a_scale * b_scale)[None, :]
+    else:
+        return b_y + b_p.to(WIDE) * (a_scale[:, None] * b_scale[None, :])
+
+
+def _blocks(
+    a_ptr, b_ptr, bias_ptr, a_scale_ptr, b_scale_ptr, y_ptr, m, n, k, lda, ldb, a_down, a_right, b_down, b_right,
+    A_NUMBERS: tl.constexpr, B_NUMBERS: tl.constexpr, A_ROWS: tl.constexpr, B_ROWS: tl.constexpr, WIDE: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP: tl.constexpr,
+    IN_TURN: tl.constexpr, PROGRAMS: tl.constexpr,
+):  # fmt: skip
+    """a b^T of FP8 with a scale for each 1x128 or 128x128: BLOCK_K is 128, and each product has scales of its own.
+
+    IN_TURN: as tiles_in_turn.
+    """
+    A_ONE: tl.constexpr = A_ROWS >= BLOCK_M
+    B_ONE: tl.constexpr = B_ROWS >= BLOCK_N
+    if IN_TURN:
+        a = tl.make_tensor_descriptor(a_ptr, [m, k], [lda, 1], [BLOCK_M, BLOCK_K])
+        b = tl.make_tensor_descriptor(b_ptr, [n, k], [ldb, 1], [BLOCK_N, BLOCK_K])
+        for program in tl.range(tl.program_id(0), tl.cdiv(m, BLOCK_M) * tl.cdiv(n, BLOCK_N), PROGRAMS):
+            i_tile, j_tile = tile(program, m, n, BLOCK_M, BLOCK_N, GROUP)
+            first_m, first_n = i_tile * BLOCK_M, j_tile * BLOCK_N
+            sa = scales_at(a_scale_ptr, first_m, a_down, A_ROWS, BLOCK_M)
+            sb = scales_at(b_scale_ptr, first_n, b_down, B_ROWS, BLOCK_N)
+            b_y = tl.zeros([BLOCK_M, BLOCK_N], WIDE)
+            for begin in range(0, k, BLOCK_K):
+                b_sa = scales(sa, first_m, m, A_ROWS, BLOCK_M)
+                b_sb = scales(sb, first_n, n, B_ROWS, BLOCK_N)
+                b_p = tl.dot(a.load([first_m, begin]), b.load([first_n, begin]).T)
+                b_y = blocks_of_tile(b_p, b_y, b_sa, b_sb, A_ONE, B_ONE, WIDE)
+                sa += a_right
+                sb += b_right
+            i_m, i_n = first_m + tl.arange(0, BLOCK_M), first_n + tl.arange(0, BLOCK_N)
+            b_y = finish(b_y, b_y, bias_ptr, None, None, None, i_m, i_n, m, n, 0, 1, 1.0, None, None, False, True, WIDE)
+            write(y_ptr, b_y, i_m, i_n, m, n, n)
+    else:
+        i_tile, j_tile = tile(tl.program_id(0), m, n, BLOCK_M, BLOCK_N, GROUP)
+        first_m, first_n = i_tile * BLOCK_M, j_tile * BLOCK_N
+        i_m, i_n = first_m + tl.arange(0, BLOCK_M), first_n + tl.arange(0, BLOCK_N)
+        o_k = tl.arange(0, BLOCK_K)
+        pa = at(a_ptr, i_m[:, None], o_k[None, :], lda, False)
+        pb = at(b_ptr, i_n[None, :], o_k[:, None], ldb, False)
+        sa = scales_at(a_scale_ptr, first_m, a_down, A_ROWS, BLOCK_M)
+        sb = scales_at(b_scale_ptr, first_n, b_down, B_ROWS, BLOCK_N)
+        m_m, m_n = i_m < m, i_n < n
+        b_y = tl.zeros([BLOCK_M, BLOCK_N], WIDE)
+        for begin in range(0, k, BLOCK_K):
+            m_k = begin + o_k < k
+            b_a = factor(pa, m_m[:, None] & m_k[None, :], A_NUMBERS)
+            b_b = factor(pb, m_n[None, :] & m_k[:, None], B_NUMBERS)
+            b_sa, b_sb = scales(sa, first_m, m, A_ROWS, BLOCK_M), scales(sb, first_n, n, B_ROWS, BLOCK_N)
+            b_y = blocks_of_tile(tl.dot(b_a, b_b), b_y, b_sa, b_sb, A_ONE, B_ONE, WIDE)
+            pa += BLOCK_K
+            pb += BLOCK_K
+            sa += a_right
+            sb += b_right
+        b_y = finish(b_y, b_y, bias_ptr, None, None, None, i_m, i_n, m, n, 0, 1, 1.0, None, None, False, True, WIDE)
+        write(y_ptr, b_y, i_m, i_n, m, n, n)
+
+
+def _add_up(
+    parts_ptr, c_ptr, y_ptr, size, n, ldy, c_down, c_right, alpha, beta,
+    C_UNIT: tl.constexpr, SPLITS: tl.constexpr, WIDE: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """y = alpha (the sum of parts, each [size / n, n]) + beta c."""
+    o = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    there = o < size
+    b_y = tl.zeros([BLOCK], WIDE)
+    for part in range(SPLITS):
+        b_y += tl.load(parts_ptr + part * size + o, mask=there, other=0.0)
+    b_y *= alpha
+    row, col = o // n, o % n
+    if c_ptr is not None:
+        o_c = row * c_down + (col if C_UNIT else col * c_right)
+        b_y += beta * tl.load(c_ptr + o_c, mask=there, other=0.0).to(WIDE)
+    tl.store(y_ptr + row * ldy + col, b_y.to(y_ptr.dtype.element_ty), mask=there)
+
+
+SIZES = "m n k lda ldb ldy c_down a_batch b_batch c_batch y_batch"
+product = Launcher(_gemm, sizes=SIZES, descriptors=True)
+few = Launcher(_few, sizes="m n k ldx ldw ldy c_down x_batch w_batch c_batch y_batch")
+blocks = Launcher(_blocks, sizes="m n k lda ldb", descriptors=True)
+add_up = Launcher(_add_up, sizes="size n ldy c_down")
